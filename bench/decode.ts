@@ -1,0 +1,65 @@
+import { createEngine } from '../src/index.ts'
+import type { GenerateRequest, RolloutEngine } from '../src/index.ts'
+import { machine, median, transformers } from './lib/baseline.ts'
+import { randomModel } from './lib/random-model.ts'
+import { report } from './lib/table.ts'
+
+// Decode at batch 1 against the machine's read bandwidth, decode at batch 16 and prefill of 512 tokens against transformers on torch.
+// All through the engine as a server uses it: worker thread, scheduler, events. usage: node dist/bench/decode.js
+
+const THREADS = Number(process.env.REFIT_THREADS ?? 2)
+const folder = randomModel()
+const engine = await createEngine(folder, { threads: THREADS, maxTotalTokens: 16384, contextLength: 4096, maxPrefillTokens: 512 })
+
+const bytes = engine.info.weightBytes
+await run(engine, 1, 32, 8)
+const single = await run(engine, 1, 32, 48)
+const memory = machine('read', bytes, THREADS)
+const again = await run(engine, 1, 32, 48)
+const decodeMs = Math.min(median(single), median(again))
+const gbs = bytes / decodeMs / 1e6
+
+const batchMs = median(await run(engine, 16, 32, 24))
+const prefillMs = median(await prefill(engine, 512, 5))
+await engine.close()
+const torch = transformers(folder, THREADS, 'prefill', 'decode')
+
+report('decode', [
+  { figure: `decode, batch 1, ${(bytes / 1e9).toFixed(2)} GB of bf16`, ours: `${decodeMs.toFixed(1)} ms/token, ${gbs.toFixed(1)} GB/s`, other: `${memory.bestGBs} GB/s, best ${THREADS}-thread read`, ratio: gbs / memory.bestGBs, goal: 0.85 },
+  { figure: 'decode, batch 16', ours: `${batchMs.toFixed(1)} ms/step`, other: `${torch.decode!.toFixed(1)} ms/step, transformers`, ratio: torch.decode! / batchMs, goal: 2 },
+  { figure: 'prefill, 512 tokens', ours: `${prefillMs.toFixed(0)} ms`, other: `${torch.prefill!.toFixed(0)} ms, transformers`, ratio: torch.prefill! / prefillMs, goal: 0.8 }
+])
+
+/** Milliseconds between the tokens of the first of `batch` requests, once all are running. */
+async function run (engine: RolloutEngine, batch: number, prompt: number, tokens: number): Promise<number[]> {
+  const times: number[] = []
+  await Promise.all(Array.from({ length: batch }, async (_, index) => {
+    for await (const event of engine.generate(request(prompt, tokens))) if (index === 0 && event.tokens.length > 0) times.push(performance.now())
+  }))
+  return times.map((time, i) => time - times[i - 1]!).slice(Math.min(4, times.length - 2))
+}
+
+/** Milliseconds from the request to its one token. */
+async function prefill (engine: RolloutEngine, prompt: number, rounds: number): Promise<number[]> {
+  const times: number[] = []
+  for (let round = 0; round < rounds; round++) {
+    const start = performance.now()
+    for await (const event of engine.generate(request(prompt, 1))) if (event.tokens.length > 0) times.push(performance.now() - start)
+  }
+  return times
+}
+
+let requests = 0
+function request (prompt: number, tokens: number): GenerateRequest {
+  const id = requests++
+  return {
+    rid: `bench-${id}`,
+    // Another prompt each time: the prefix cache must not help.
+    inputIds: Int32Array.from({ length: prompt }, (_, i) => (id * 7907 + i * 104729) % 32000),
+    sampling: {
+      maxNewTokens: tokens, minNewTokens: 0, temperature: 0, topP: 1, topK: 0, minP: 0, frequencyPenalty: 0, presencePenalty: 0,
+      repetitionPenalty: 1, stopTokenIds: [], ignoreEos: true, logitBias: [], seed: 1n
+    },
+    logprobs: null
+  }
+}

@@ -1,0 +1,94 @@
+#include "binding/env_state.h"
+
+#include <exception>
+#include <utility>
+
+namespace refit::binding {
+
+void EnvState::attach(Napi::Env env) { env.SetInstanceData(new EnvState(env)); }
+
+EnvState& EnvState::of(Napi::Env env) { return *env.GetInstanceData<EnvState>(); }
+
+EnvState::EnvState(Napi::Env env) : port_(std::make_shared<Port>()) {
+  // The queue is unbounded, but each call in it belongs to a promise that somebody waits for.
+  port_->tsfn = Tsfn::New(env, "refit", 0, 1);
+  // Only while promises are pending may it keep the process alive.
+  port_->tsfn.Unref(env);
+  // Hooks run last in, first out: this one before the thread-safe function's own.
+  napi_add_env_cleanup_hook(env, shut, this);
+}
+
+Napi::Promise EnvState::submit(Napi::Env env, const std::shared_ptr<Core>& core, std::shared_ptr<Task> task,
+                               std::vector<Napi::Reference<Napi::Value>> held) {
+  const uint64_t id = next_id_++;
+  Core* const raw = core.get();  // it joins its thread before it dies
+  core->post([raw, port = port_, id, task = std::move(task)] {
+    if (!port->begin(*task)) return;
+    try {
+      raw->with_device([&](Device& device) { task->run(device, port->cancel); });
+    } catch (const std::exception& e) {
+      task->error = e.what();
+    } catch (...) {
+      task->error = "a native exception was thrown";
+    }
+    port->end(std::unique_ptr<Ticket>(new Ticket{id, task}));
+  });
+  if (pending_.empty()) port_->tsfn.Ref(env);
+  auto deferred = Napi::Promise::Deferred::New(env);
+  pending_.emplace(id, Pending{deferred, std::move(held)});
+  return deferred.Promise();
+}
+
+bool EnvState::Port::begin(const Task& task) {
+  const std::lock_guard lock(mutex);
+  if (closed) return false;
+  if (task.borrows) borrowing++;
+  return true;
+}
+
+void EnvState::Port::end(std::unique_ptr<Ticket> ticket) {
+  const std::lock_guard lock(mutex);
+  // Notified under the lock: the waiter goes on to free the memory.
+  if (ticket->task->borrows && --borrowing == 0) idle.notify_all();
+  if (closed) return;
+  // Under the lock too, so that `shut` cannot release the function meanwhile. It never blocks: the queue has no bound.
+  if (tsfn.NonBlockingCall(ticket.get()) == napi_ok) static_cast<void>(ticket.release());
+}
+
+void EnvState::call_js(Napi::Env env, Napi::Function, void*, Ticket* ticket) {
+  const std::unique_ptr<Ticket> owned(ticket);
+  if (static_cast<napi_env>(env) == nullptr) return;  // the environment is gone; nobody waits
+  EnvState::of(env).settle(env, *owned);
+}
+
+void EnvState::settle(Napi::Env env, const Ticket& ticket) {
+  const auto found = pending_.find(ticket.id);
+  if (found == pending_.end()) return;
+  const Pending pending = std::move(found->second);
+  pending_.erase(found);
+  if (pending_.empty()) port_->tsfn.Unref(env);
+  if (!ticket.task->error.empty()) {
+    pending.deferred.Reject(Napi::Error::New(env, ticket.task->error).Value());
+    return;
+  }
+  try {
+    pending.deferred.Resolve(ticket.task->result(env, pending.held));
+  } catch (const Napi::Error& e) {
+    pending.deferred.Reject(e.Value());
+  }
+}
+
+void EnvState::shut(void* self) {
+  EnvState& state = *static_cast<EnvState*>(self);
+  Port& port = *state.port_;
+  {
+    std::unique_lock lock(port.mutex);
+    port.closed = true;
+    port.cancel.store(true);
+    port.idle.wait(lock, [&] { return port.borrowing == 0; });
+  }
+  state.pending_.clear();
+  port.tsfn.Abort();
+}
+
+}  // namespace refit::binding

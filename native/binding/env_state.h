@@ -1,0 +1,83 @@
+// What one JavaScript environment (the main thread, or a worker) has under way in cores, and its way back from their threads.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "binding/core.h"
+#include "binding/napi_setup.h"
+
+namespace refit::binding {
+
+// One operation on a core's writer thread. It owns native data only: a task may be freed on any thread, and after its
+// environment.
+class Task {
+ public:
+  virtual ~Task() = default;
+  // Writer thread: no N-API. What it throws rejects the promise. `cancel` is set when the environment ends.
+  virtual void run(Device& device, const std::atomic<bool>& cancel) = 0;
+  // JavaScript thread: what the promise resolves to; `held` is what was passed to submit.
+  virtual Napi::Value result(Napi::Env env, const std::vector<Napi::Reference<Napi::Value>>& held) = 0;
+
+  // True where `run` touches memory of JavaScript objects: the environment then waits for it before it ends.
+  bool borrows = false;
+  // Set when run threw.
+  std::string error;
+};
+
+class EnvState {
+ public:
+  // Makes the environment's state (its instance data).
+  static void attach(Napi::Env env);
+  static EnvState& of(Napi::Env env);
+
+  explicit EnvState(Napi::Env env);
+  ~EnvState() = default;
+
+  // JavaScript thread. Queues the task; `held` keeps JavaScript objects alive until it has ended.
+  Napi::Promise submit(Napi::Env env, const std::shared_ptr<Core>& core, std::shared_ptr<Task> task,
+                       std::vector<Napi::Reference<Napi::Value>> held);
+
+ private:
+  // References may only be dropped on their JavaScript thread, so they stay here and the task travels alone.
+  struct Pending {
+    Napi::Promise::Deferred deferred;
+    std::vector<Napi::Reference<Napi::Value>> held;
+  };
+
+  // A task on its way; also the payload of the call into JavaScript.
+  struct Ticket {
+    uint64_t id = 0;
+    std::shared_ptr<Task> task;
+  };
+
+  static void call_js(Napi::Env env, Napi::Function callback, void* context, Ticket* ticket);
+  using Tsfn = Napi::TypedThreadSafeFunction<void, Ticket, &EnvState::call_js>;
+
+  // Shared with the writer threads, and outlives the environment for as long as one of them holds it. After `closed` nothing
+  // calls into JavaScript and nothing starts to read its memory.
+  struct Port {
+    std::mutex mutex;
+    std::condition_variable idle;
+    bool closed = false;
+    int borrowing = 0;
+    std::atomic<bool> cancel = false;
+    Tsfn tsfn;
+
+    bool begin(const Task& task);
+    void end(std::unique_ptr<Ticket> ticket);
+  };
+
+  // Environment cleanup hook, JavaScript thread: runs before the environment frees its buffers.
+  static void shut(void* self);
+  void settle(Napi::Env env, const Ticket& ticket);
+
+  std::shared_ptr<Port> port_;
+  std::unordered_map<uint64_t, Pending> pending_;
+  uint64_t next_id_ = 1;
+};
+
+}  // namespace refit::binding

@@ -1,0 +1,16 @@
+#pragma once
+#include "binding/napi_setup.h"
+
+namespace refit::binding {
+
+constexpr bool kFaults =
+#ifdef REFIT_FAULTS
+    true;
+#else
+    false;
+#endif
+
+// Test builds: sets armFault of src/native.ts. Product builds: nothing.
+void export_faults(Napi::Env env, Napi::Object exports);
+
+}  // namespace refit::binding

@@ -1,0 +1,152 @@
+#include "binding/weights.h"
+
+#include <stdexcept>
+#include <utility>
+
+#include "binding/core.h"
+#include "binding/env_state.h"
+#include "binding/fields.h"
+#include "binding/write_job.h"
+#include "core/write_check.h"
+
+namespace refit::binding {
+namespace {
+
+using Held = std::vector<Napi::Reference<Napi::Value>>;
+
+// A Uint8Array's length is bounded by 2^32 on the oldest supported Node.
+constexpr uint64_t kMaxRead = uint64_t{1} << 32;
+
+std::shared_ptr<Core> core_of(const Napi::CallbackInfo& info) {
+  return find_core(static_cast<int>(to_integer(info[0], "handle", 0, 0x7fffffff)));
+}
+
+class WriteTask : public Task {
+ public:
+  void run(Device& device, const std::atomic<bool>& cancel) override {
+    owned.job.cancel = &cancel;
+    outcome_ = device.write(owned.job);
+  }
+
+  Napi::Value result(Napi::Env env, const Held&) override {
+    Napi::Object out = Napi::Object::New(env);
+    out.Set("states", from_vector(env, outcome_.states));
+    out.Set("bytes", static_cast<double>(outcome_.bytes));
+    if (!outcome_.error.empty()) {
+      Napi::Object error = Napi::Object::New(env);
+      error.Set("message", outcome_.error);
+      error.Set("tensor", outcome_.error_tensor);
+      out.Set("error", error);
+    }
+    return out;
+  }
+
+  OwnedJob owned;
+
+ private:
+  WriteOutcome outcome_;
+};
+
+// Copies straight into the array that the promise will resolve to.
+class ReadTask : public Task {
+ public:
+  ReadTask(uint8_t* out, int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols)
+      : out_(out), rank_(rank), param_(param), row_(row), col_(col), rows_(rows), cols_(cols) {
+    borrows = true;
+  }
+
+  void run(Device& device, const std::atomic<bool>&) override {
+    device.read(rank_, param_, row_, col_, rows_, cols_, out_);
+  }
+
+  Napi::Value result(Napi::Env, const Held& held) override { return held[0].Value(); }
+
+ private:
+  uint8_t* const out_;
+  const int rank_, param_;
+  const int64_t row_, col_, rows_, cols_;
+};
+
+class ChecksumTask : public Task {
+ public:
+  void run(Device& device, const std::atomic<bool>&) override { sums_ = device.checksum(rects, tensor_cols); }
+  Napi::Value result(Napi::Env env, const Held&) override { return from_vector(env, sums_); }
+
+  std::vector<Rect> rects;
+  std::vector<int64_t> tensor_cols;
+
+ private:
+  std::vector<uint64_t> sums_;
+};
+
+class ScrambleTask : public Task {
+ public:
+  explicit ScrambleTask(uint64_t seed) : seed_(seed) {}
+  void run(Device& device, const std::atomic<bool>&) override { device.scramble(seed_); }
+  Napi::Value result(Napi::Env env, const Held&) override { return env.Undefined(); }
+
+ private:
+  const uint64_t seed_;
+};
+
+}  // namespace
+
+Napi::Value write(const Napi::CallbackInfo& info) {
+  const auto core = core_of(info);
+  auto task = std::make_shared<WriteTask>();
+  Held held;
+  parse_job(info[1], task->owned, held);
+  check_write(task->owned.job, core->config().ranks, core->config().params);
+  task->borrows = !held.empty();
+  return EnvState::of(info.Env()).submit(info.Env(), core, std::move(task), std::move(held));
+}
+
+Napi::Value read(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto core = core_of(info);
+  const int rank = static_cast<int>(to_integer(info[1], "rank", 0, 0x7fffffff));
+  const int param = static_cast<int>(to_integer(info[2], "param", 0, 0x7fffffff));
+  const int64_t row = to_integer(info[3], "row", 0, kMaxSafe);
+  const int64_t col = to_integer(info[4], "col", 0, kMaxSafe);
+  const int64_t rows = to_integer(info[5], "rows", 0, kMaxSafe);
+  const int64_t cols = to_integer(info[6], "cols", 0, kMaxSafe);
+  check_read(rank, param, row, col, rows, cols, core->config().ranks, core->config().params);
+  // Inside a parameter that exists, so the product fits.
+  const uint64_t bytes = static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols) * size_of(core->config().dtype);
+  if (bytes >= kMaxRead) {
+    throw std::invalid_argument("read: " + std::to_string(bytes) + " bytes asked for, expected fewer than " +
+                                std::to_string(kMaxRead) + "; read fewer rows at a time");
+  }
+  Napi::Uint8Array array = Napi::Uint8Array::New(env, static_cast<size_t>(bytes));
+  Held held;
+  held.push_back(Napi::Reference<Napi::Value>::New(array, 1));
+  auto task = std::make_shared<ReadTask>(array.Data(), rank, param, row, col, rows, cols);
+  return EnvState::of(env).submit(env, core, std::move(task), std::move(held));
+}
+
+Napi::Value checksum(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto core = core_of(info);
+  auto task = std::make_shared<ChecksumTask>();
+  task->rects = parse_rects(info[1], "rects");
+  const auto cols = to_span<double>(info[2], "tensorCols");
+  for (size_t i = 0; i < cols.size(); i++) {
+    task->tensor_cols.push_back(exact_integer(env, cols[i], kMaxSafe, "tensorCols", i, ""));
+  }
+  check_checksum(task->rects, task->tensor_cols, core->config().ranks, core->config().params);
+  return EnvState::of(env).submit(env, core, std::move(task), {});
+}
+
+Napi::Value scramble(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto core = core_of(info);
+  if (!info[1].IsBigInt()) {
+    throw Napi::TypeError::New(env, "seed: expected a bigint, got " + describe(info[1]));
+  }
+  bool lossless = false;
+  const uint64_t seed = info[1].As<Napi::BigInt>().Uint64Value(&lossless);
+  if (!lossless) throw Napi::RangeError::New(env, "seed: expected a bigint from 0 to 2^64 - 1");
+  return EnvState::of(env).submit(env, core, std::make_shared<ScrambleTask>(seed), {});
+}
+
+}  // namespace refit::binding

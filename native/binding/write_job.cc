@@ -1,0 +1,117 @@
+#include "binding/write_job.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+
+#include "binding/fields.h"
+
+namespace refit::binding {
+namespace {
+
+constexpr size_t kTensorFields = 6;
+constexpr size_t kRectFields = 9;
+constexpr int64_t kMaxInt = 0x7fffffff;
+
+size_t record_count(Napi::Env env, size_t length, size_t fields, const std::string& name) {
+  if (length % fields == 0) return length / fields;
+  throw Napi::RangeError::New(
+      env, name + ": expected a multiple of " + std::to_string(fields) + " entries, got " + std::to_string(length));
+}
+
+Source parse_source(const Napi::Value& value, const std::string& path,
+                    std::vector<Napi::Reference<Napi::Value>>& held) {
+  const Napi::Env env = value.Env();
+  const Napi::Object object = to_object(value, path);
+  const Napi::Value fd = object.Get("fd");
+  const Napi::Value buffer = object.Get("buffer");
+  if (fd.IsUndefined() == buffer.IsUndefined()) {
+    throw Napi::TypeError::New(env, path + ": expected either fd or buffer");
+  }
+  Source source;
+  if (!fd.IsUndefined()) {
+    const int number = static_cast<int>(to_integer(fd, path + ".fd", 0, kMaxInt));
+    source.fd = fcntl(number, F_DUPFD_CLOEXEC, 3);
+    if (source.fd < 0) {
+      throw Napi::Error::New(env, path + ".fd: cannot use file descriptor " + std::to_string(number) + ": " +
+                                      strerror(errno));
+    }
+    return source;
+  }
+  const auto bytes = to_span<uint8_t>(buffer, path + ".buffer");
+  // Memory must stay where it is while other threads read it. Detaching it during the write cannot be prevented here.
+  const Napi::ArrayBuffer memory = buffer.As<Napi::TypedArray>().ArrayBuffer();
+  if (memory.Get("resizable").ToBoolean() || memory.Get("growable").ToBoolean()) {
+    throw Napi::TypeError::New(env, path + ".buffer: expected memory of fixed size, got a resizable buffer");
+  }
+  if (memory.IsArrayBuffer() && memory.IsDetached()) {
+    throw Napi::TypeError::New(env, path + ".buffer: its ArrayBuffer is detached");
+  }
+  source.data = bytes.data();
+  source.bytes = bytes.size();
+  held.push_back(Napi::Reference<Napi::Value>::New(buffer, 1));
+  return source;
+}
+
+}  // namespace
+
+OwnedJob::~OwnedJob() {
+  for (const Source& source : job.sources) {
+    if (source.fd >= 0) close(source.fd);
+  }
+}
+
+int64_t exact_integer(Napi::Env env, double value, int64_t max, const std::string& name, size_t index,
+                      const char* field) {
+  if (value >= 0 && value <= static_cast<double>(max) && value == std::floor(value)) return static_cast<int64_t>(value);
+  throw Napi::RangeError::New(env, name + "[" + std::to_string(index) + "]" + (*field != 0 ? "." : "") + field +
+                                       ": expected an integer from 0 to " + std::to_string(max) + ", got " +
+                                       describe(Napi::Number::New(env, value)));
+}
+
+std::vector<Rect> parse_rects(const Napi::Value& value, const std::string& name) {
+  const Napi::Env env = value.Env();
+  const auto numbers = to_span<double>(value, name);
+  std::vector<Rect> rects(record_count(env, numbers.size(), kRectFields, name));
+  for (size_t i = 0; i < rects.size(); i++) {
+    const double* at = numbers.data() + i * kRectFields;
+    const auto small = [&](int k, const char* field) {
+      return static_cast<int>(exact_integer(env, at[k], kMaxInt, name, i, field));
+    };
+    const auto large = [&](int k, const char* field) { return exact_integer(env, at[k], kMaxSafe, name, i, field); };
+    rects[i] = {small(0, "tensor"), small(1, "rank"), small(2, "param"),  large(3, "srcRow"), large(4, "srcCol"),
+                large(5, "rows"),   large(6, "cols"), large(7, "dstRow"), large(8, "dstCol")};
+  }
+  return rects;
+}
+
+void parse_job(const Napi::Value& value, OwnedJob& out, std::vector<Napi::Reference<Napi::Value>>& held) {
+  const Napi::Env env = value.Env();
+  const Napi::Object object = to_object(value, "job");
+  const Napi::Array sources = to_array(object.Get("sources"), "job.sources");
+  out.job.sources.reserve(sources.Length());
+  for (uint32_t i = 0; i < sources.Length(); i++) {
+    const Napi::HandleScope scope(env);
+    out.job.sources.push_back(parse_source(sources[i], "job.sources[" + std::to_string(i) + "]", held));
+  }
+  const std::string name = "job.tensors";
+  const auto numbers = to_span<double>(object.Get("tensors"), name);
+  out.job.tensors.resize(record_count(env, numbers.size(), kTensorFields, name));
+  for (size_t i = 0; i < out.job.tensors.size(); i++) {
+    const double* at = numbers.data() + i * kTensorFields;
+    Tensor& tensor = out.job.tensors[i];
+    tensor.source = static_cast<int>(exact_integer(env, at[0], kMaxInt, name, i, "source"));
+    tensor.offset = static_cast<uint64_t>(exact_integer(env, at[1], kMaxSafe, name, i, "offset"));
+    tensor.dtype = static_cast<DType>(
+        exact_integer(env, at[2], static_cast<int64_t>(DType::kFloat32), name, i, "dtype"));
+    tensor.rows = exact_integer(env, at[3], kMaxSafe, name, i, "rows");
+    tensor.cols = exact_integer(env, at[4], kMaxSafe, name, i, "cols");
+    tensor.row_bytes = static_cast<uint64_t>(exact_integer(env, at[5], kMaxSafe, name, i, "rowBytes"));
+  }
+  out.job.rects = parse_rects(object.Get("rects"), "job.rects");
+}
+
+}  // namespace refit::binding

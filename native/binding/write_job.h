@@ -1,0 +1,30 @@
+// A WriteJob of src/native.ts as the core wants it.
+#pragma once
+#include <vector>
+
+#include "binding/napi_setup.h"
+#include "core/write.h"
+
+namespace refit::binding {
+
+// A job that owns its file descriptors: duplicates, so that closing the caller's during the write cannot let another file
+// take the number.
+struct OwnedJob {
+  WriteJob job;
+
+  OwnedJob() = default;
+  ~OwnedJob();
+  OwnedJob(const OwnedJob&) = delete;
+  OwnedJob& operator=(const OwnedJob&) = delete;
+};
+
+// Adds the buffers of memory sources to `held`. Fields are checked for type and range, not against each other.
+void parse_job(const Napi::Value& value, OwnedJob& out, std::vector<Napi::Reference<Napi::Value>>& held);
+
+// Float64Array of RECT_FIELDS per rectangle.
+std::vector<Rect> parse_rects(const Napi::Value& value, const std::string& name);
+
+// Entry i of a Float64Array as an integer in [0, max].
+int64_t exact_integer(Napi::Env env, double value, int64_t max, const std::string& name, size_t index, const char* field);
+
+}  // namespace refit::binding

@@ -1,0 +1,38 @@
+// One anonymous mapping that is carved from the front and never moves: parameters live here for the life of a core.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace refit {
+
+class Arena {
+ public:
+  static constexpr size_t kAlignment = 64;
+
+  Arena() = default;
+  // Zeroed pages, huge ones where the system gives them. Throws std::bad_alloc.
+  explicit Arena(size_t bytes);
+  ~Arena();
+  Arena(Arena&& other) noexcept;
+  Arena& operator=(Arena&& other) noexcept;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // The next `bytes`, aligned to kAlignment. Throws std::bad_alloc when the arena is full.
+  void* carve(size_t bytes);
+
+  uint8_t* data() const { return data_; }
+  size_t used() const { return used_; }
+  // Reserved, including what is not carved yet.
+  size_t bytes() const { return bytes_; }
+
+  // What `carve(bytes)` takes at most.
+  static constexpr size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t bytes_ = 0;
+  size_t used_ = 0;
+};
+
+}  // namespace refit

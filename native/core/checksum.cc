@@ -1,0 +1,128 @@
+#include "core/checksum.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "core/store.h"
+
+namespace refit {
+namespace {
+
+constexpr int64_t kTaskElements = 1 << 18;
+
+template <typename T>
+inline __attribute__((always_inline)) uint64_t sum_run(const T* data, uint64_t first, int64_t n) {
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < n; i++) {
+    sum += splitmix64_mix((first + 1 + static_cast<uint64_t>(i)) * kGolden ^ static_cast<uint64_t>(data[i]));
+  }
+  return sum;
+}
+
+template <typename T>
+uint64_t sum_base(const T* data, uint64_t first, int64_t n) {
+  return sum_run(data, first, n);
+}
+
+#if defined(__x86_64__)
+template <typename T>
+__attribute__((target("avx2"))) uint64_t sum_avx2(const T* data, uint64_t first, int64_t n) {
+  return sum_run(data, first, n);
+}
+
+// AVX-512 DQ multiplies 64-bit lanes in one instruction.
+template <typename T>
+__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl"))) uint64_t sum_avx512(const T* data, uint64_t first,
+                                                                                   int64_t n) {
+  return sum_run(data, first, n);
+}
+#endif
+
+template <typename T>
+uint64_t sum_best(const T* data, uint64_t first, int64_t n) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
+    return sum_avx512(data, first, n);
+  }
+  if (__builtin_cpu_supports("avx2")) return sum_avx2(data, first, n);
+#endif
+  return sum_base(data, first, n);
+}
+
+// In [-1, 1): 24 random bits, signed, over 2^23; exact in fp32.
+inline float noise(uint64_t key, int64_t index) {
+  const uint64_t bits = splitmix64_mix(key + static_cast<uint64_t>(index + 1) * kGolden);
+  return static_cast<float>(static_cast<int32_t>(bits >> 32) >> 8) * 0x1p-23f;
+}
+
+// A run of `rows` rows of one rectangle, as one unit of work.
+struct Task {
+  size_t rect;
+  int64_t row, rows;
+};
+
+}  // namespace
+
+uint64_t checksum_run(const void* data, DType dtype, uint64_t first, int64_t n) {
+  if (size_of(dtype) == 2) return sum_best(static_cast<const uint16_t*>(data), first, n);
+  return sum_best(static_cast<const uint32_t*>(data), first, n);
+}
+
+std::vector<uint64_t> Store::checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
+                                      Pool& pool) const {
+  std::vector<Task> tasks;
+  for (size_t i = 0; i < rects.size(); i++) {
+    if (rects[i].cols == 0) continue;
+    const int64_t height = std::max<int64_t>(1, kTaskElements / rects[i].cols);
+    for (int64_t r = 0; r < rects[i].rows; r += height) tasks.push_back({i, r, std::min(height, rects[i].rows - r)});
+  }
+  const auto sums = std::make_unique<std::atomic<uint64_t>[]>(rects.size());
+  pool.parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t index, int) {
+    const Task& task = tasks[index];
+    const Rect& rect = rects[task.rect];
+    const uint64_t src_cols = static_cast<uint64_t>(tensor_cols[rect.tensor]);
+    const uint64_t dst_cols = static_cast<uint64_t>(shapes_[rect.param].cols);
+    const uint8_t* data = addresses_[address_index(rect.rank, rect.param)] +
+                          (static_cast<uint64_t>(rect.dst_row + task.row) * dst_cols + rect.dst_col) * size_of(dtype_);
+    const uint64_t first = static_cast<uint64_t>(rect.src_row + task.row) * src_cols + rect.src_col;
+    uint64_t sum = 0;
+    if (src_cols == dst_cols && src_cols == static_cast<uint64_t>(rect.cols)) {
+      sum = checksum_run(data, dtype_, first, task.rows * rect.cols);
+    } else {
+      for (int64_t r = 0; r < task.rows; r++) {
+        const uint64_t row = static_cast<uint64_t>(r);
+        sum += checksum_run(data + row * dst_cols * size_of(dtype_), dtype_, first + row * src_cols, rect.cols);
+      }
+    }
+    sums[task.rect].fetch_add(sum, std::memory_order_relaxed);
+  });
+  return {sums.get(), sums.get() + rects.size()};
+}
+
+void Store::scramble(uint64_t seed, Pool& pool) {
+  struct Part {
+    size_t address;
+    int64_t from, count;
+  };
+  std::vector<Part> parts;
+  for (size_t a = 0; a < addresses_.size(); a++) {
+    const Param& shape = shapes_[a % shapes_.size()];
+    const int64_t elements = shape.rows * shape.cols;
+    for (int64_t e = 0; e < elements; e += kTaskElements) parts.push_back({a, e, std::min(kTaskElements, elements - e)});
+  }
+  pool.parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t index, int) {
+    const Part& part = parts[index];
+    const uint64_t key = splitmix64_mix(seed ^ (part.address + 1) * kGolden);
+    if (dtype_ == DType::kFloat32) {
+      float* out = reinterpret_cast<float*>(addresses_[part.address]) + part.from;
+      for (int64_t i = 0; i < part.count; i++) out[i] = noise(key, part.from + i);
+    } else {
+      uint16_t* out = reinterpret_cast<uint16_t*>(addresses_[part.address]) + part.from;
+      for (int64_t i = 0; i < part.count; i++) out[i] = float_to_bf16(noise(key, part.from + i));
+    }
+  });
+}
+
+}  // namespace refit

@@ -1,0 +1,24 @@
+// Fault points of test builds: a named place fails, stalls or ends the process at its k-th pass. A product build
+// (REFIT_FAULTS not defined) has no trace of them.
+#pragma once
+
+#ifdef REFIT_FAULTS
+#include <cstdint>
+
+namespace refit::fault {
+
+enum class Point : uint8_t { kRead, kCopy, kAlloc };
+enum class Action : uint8_t { kFail, kStall, kDie };
+
+// Arms one fault, in place of any other: `at` counts passes of `point` from now on, the first is 1. It acts once.
+void arm(Point point, int64_t at, Action action, int stall_ms);
+void disarm();
+// One pass. True when the caller must fail; stalls or ends the process by itself.
+bool pass(Point point);
+
+}  // namespace refit::fault
+
+#define REFIT_FAULT(point) (::refit::fault::pass(::refit::fault::Point::point))
+#else
+#define REFIT_FAULT(point) (false)
+#endif

@@ -1,0 +1,52 @@
+// The parameters of all ranks: fused, sharded, zeroed at the start, at fixed addresses. The only writer of weights.
+//
+// Threads: one caller at a time; the work itself is spread over the pool that is passed in.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/arena.h"
+#include "core/model.h"
+#include "core/pool.h"
+#include "core/write.h"
+
+namespace refit {
+
+class Store {
+ public:
+  // Allocates every parameter of every rank (config.ranks x config.params, dtype config.dtype).
+  // Throws std::bad_alloc; std::invalid_argument for a size that is negative or overflows.
+  explicit Store(const CoreConfig& config);
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  int ranks() const { return static_cast<int>(arenas_.size()); }
+  int params() const { return static_cast<int>(shapes_.size()); }
+  DType dtype() const { return dtype_; }
+  const Param& shape(int param) const { return shapes_[param]; }
+  // Row-major [shape.rows, shape.cols], aligned to 64 bytes, fixed for life.
+  void* param(int rank, int param) { return addresses_[address_index(rank, param)]; }
+  const void* param(int rank, int param) const { return addresses_[address_index(rank, param)]; }
+  // Of all ranks, alignment included.
+  uint64_t bytes() const;
+
+  // The job must have passed check_write (core/write_check.h). Reads every needed byte of a source once for all ranks. Never throws for a fault on
+  // the way: the outcome tells how far it came, tensor by tensor.
+  WriteOutcome write(const WriteJob& job, Pool& pool);
+  // Row-major stored bytes of [row, row + rows) x [col, col + cols).
+  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) const;
+  // Per rectangle the partial checksum of docs/checksum.md.
+  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols, Pool& pool) const;
+  // Finite noise in [-1, 1] that depends on seed, rank, parameter and position.
+  void scramble(uint64_t seed, Pool& pool);
+
+ private:
+  size_t address_index(int rank, int param) const { return static_cast<size_t>(rank) * shapes_.size() + param; }
+
+  DType dtype_;
+  std::vector<Param> shapes_;
+  std::vector<Arena> arenas_;        // one per rank
+  std::vector<uint8_t*> addresses_;  // rank-major
+};
+
+}  // namespace refit

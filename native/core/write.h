@@ -1,0 +1,55 @@
+// A weight write: tensors somewhere in sources, and the rectangles of them that go into parameters (src/native.ts: WriteJob).
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace refit {
+
+// A file (fd >= 0) or memory.
+struct Source {
+  int fd = -1;
+  const uint8_t* data = nullptr;
+  uint64_t bytes = 0;  // of memory; files are bounded by their own end
+};
+
+struct Tensor {
+  int source = 0;
+  uint64_t offset = 0;  // bytes, of element [0, 0]
+  DType dtype = DType::kBFloat16;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  uint64_t row_bytes = 0;  // from row to row
+};
+
+// rows x cols elements of tensor, from [src_row, src_col], to [dst_row, dst_col] of one rank's parameter.
+struct Rect {
+  int tensor = 0;
+  int rank = 0;
+  int param = 0;
+  int64_t src_row = 0, src_col = 0;
+  int64_t rows = 0, cols = 0;
+  int64_t dst_row = 0, dst_col = 0;
+};
+
+struct WriteJob {
+  std::vector<Source> sources;
+  std::vector<Tensor> tensors;
+  std::vector<Rect> rects;  // sorted by tensor
+  // Set by another thread: the write stops soon and fails. May be null; outlives the write.
+  const std::atomic<bool>* cancel = nullptr;
+};
+
+enum class TensorState : uint8_t { kUntouched = 0, kPartial = 1, kWritten = 2 };
+
+struct WriteOutcome {
+  std::vector<uint8_t> states;  // TensorState of each tensor
+  uint64_t bytes = 0;           // taken from sources
+  std::string error;            // empty: all written
+  int error_tensor = -1;
+};
+
+}  // namespace refit

@@ -1,0 +1,43 @@
+// The paged KV cache of all ranks, in the engine's dtype.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace refit::cpu {
+
+struct KvShape {
+  int ranks, layers, pages, page_size, kv_heads, head_dim;  // kv_heads of one rank
+};
+
+// Per rank [layer][page][kv_head] { K [head_dim][page_size], V [page_size][head_dim] }. K lies transposed, so that the scores of
+// neighbouring tokens are neighbours in a vector. Memory is reserved, not committed: a page costs nothing until it is written.
+class KvCache {
+ public:
+  // Throws std::invalid_argument, std::bad_alloc.
+  KvCache(const KvShape& shape, DType dtype);
+  ~KvCache();
+  KvCache(const KvCache&) = delete;
+  KvCache& operator=(const KvCache&) = delete;
+
+  uint64_t bytes() const { return rank_bytes_ * bases_.size(); }
+  int page_size() const { return shape_.page_size; }
+  int pages() const { return shape_.pages; }
+  uint8_t* k(int rank, int layer, int page, int head) const {
+    const uint64_t block = (static_cast<uint64_t>(layer) * shape_.pages + page) * shape_.kv_heads + head;
+    return bases_[rank] + block * 2 * half_bytes_;
+  }
+  uint8_t* v(int rank, int layer, int page, int head) const { return k(rank, layer, page, head) + half_bytes_; }
+  // Stores one token's K and V [kv_heads * head_dim] in its slot of a page. With bf16 the values are already rounded.
+  void write(int rank, int layer, int page, int slot, const float* k_row, const float* v_row) const;
+
+ private:
+  KvShape shape_;
+  DType dtype_;
+  uint64_t half_bytes_;  // K (or V) of one page and head
+  uint64_t rank_bytes_;
+  std::vector<uint8_t*> bases_;
+};
+
+}  // namespace refit::cpu

@@ -1,0 +1,33 @@
+// A mixture of experts in the order of Hugging Face's Qwen3Moe: each token's experts are summed by ascending expert id.
+#pragma once
+#include <vector>
+
+#include "cpu/forward_mlp.h"
+#include "cpu/forward_model.h"
+
+namespace refit::cpu {
+
+class Moe {
+ public:
+  explicit Moe(const Model& model) : model_(model) {}
+
+  // x: [rows, hidden]. y: [rows, hidden], summed over experts and ranks, rounded.
+  void run(const Context& ctx, const LayerParams& layer, const float* x, float* y, int64_t rows);
+
+ private:
+  struct Choice {
+    int32_t token;
+    float weight;
+  };
+
+  void route(const Context& ctx, const LayerParams& layer, const float* x, int64_t rows);
+
+  const Model& model_;
+  std::vector<int32_t> chosen_;                // [rows, experts_per_token]
+  std::vector<float> weights_;                 // the same
+  std::vector<std::vector<Choice>> by_expert_;  // tokens in order
+  Buffer logits_, gathered_, part_, sum_;
+  MlpScratch mlp_;
+};
+
+}  // namespace refit::cpu

@@ -1,0 +1,11 @@
+// Gumbel-max sampling: argmax of z - max + noise is a draw from softmax(z).
+#pragma once
+#include <cstdint>
+
+namespace refit::cpu {
+
+// Draws from the tokens with prob > 0. prob[i] = exp(z[i] - max), 0 where dropped; best: the best token, never dropped.
+// Ties go to the lower id.
+int sample_gumbel(const float* z, float max, const float* prob, int n, int best, uint64_t seed, int32_t position);
+
+}  // namespace refit::cpu

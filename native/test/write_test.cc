@@ -1,0 +1,479 @@
+// Every test writes position-coded data and compares whole parameters with a plain loop over the rectangles.
+#include "core/write.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/fault.h"
+#include "core/store.h"
+#include "core/write_check.h"
+#include "core/write_convert.h"
+#include "core/write_plan.h"
+#include "test/check.h"
+
+using namespace refit;
+
+namespace {
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 2 + 1) {}
+  uint64_t next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return (state_ ^ (state_ >> 29)) >> 3;
+  }
+  // In [0, n).
+  int64_t below(int64_t n) { return static_cast<int64_t>(next() % static_cast<uint64_t>(n)); }
+
+ private:
+  uint64_t state_;
+};
+
+// The bits of an element: any pattern, NaN and infinities among them.
+uint32_t coded(int tensor, int64_t index, DType dtype) {
+  const uint64_t z = (static_cast<uint64_t>(tensor) << 40) + static_cast<uint64_t>(index) + 1;
+  const uint64_t mixed = (z * 0x9E3779B97F4A7C15u) ^ ((z * 0xBF58476D1CE4E5B9u) >> 31);
+  return static_cast<uint32_t>(size_of(dtype) == 2 ? mixed >> 48 : mixed >> 32);
+}
+
+// One element from dtype to dtype, by core/dtype.h.
+uint32_t converted(uint32_t bits, DType from, DType to) {
+  if (from == to) return bits;
+  const float value = from == DType::kFloat32    ? std::bit_cast<float>(bits)
+                      : from == DType::kBFloat16 ? bf16_to_float(static_cast<uint16_t>(bits))
+                                                 : fp16_to_float(static_cast<uint16_t>(bits));
+  return to == DType::kFloat32 ? std::bit_cast<uint32_t>(value) : float_to_bf16(value);
+}
+
+// A job with its sources, in files or in memory.
+struct Fixture {
+  CoreConfig config;
+  WriteJob job;
+  std::vector<std::vector<uint8_t>> bytes;  // of each source
+  std::vector<int> fds;
+
+  ~Fixture() {
+    for (const int fd : fds) close(fd);
+  }
+
+  // Appends a tensor to source 0, after `gap` bytes.
+  int add_tensor(DType dtype, int64_t rows, int64_t cols, uint64_t gap, uint64_t extra_pitch) {
+    if (bytes.empty()) bytes.emplace_back();
+    const int index = static_cast<int>(job.tensors.size());
+    Tensor tensor{0, bytes[0].size() + gap, dtype, rows, cols,
+                  static_cast<uint64_t>(cols) * size_of(dtype) + extra_pitch};
+    job.tensors.push_back(tensor);
+    bytes[0].resize(tensor.offset + static_cast<uint64_t>(rows) * tensor.row_bytes, 0xEE);
+    for (int64_t r = 0; r < rows; r++) {
+      for (int64_t c = 0; c < cols; c++) {
+        const uint32_t bits = coded(index, r * cols + c, dtype);
+        std::memcpy(&bytes[0][tensor.offset + static_cast<uint64_t>(r) * tensor.row_bytes +
+                              static_cast<uint64_t>(c) * size_of(dtype)],
+                    &bits, size_of(dtype));
+      }
+    }
+    return index;
+  }
+
+  void in_memory() {
+    job.sources.clear();
+    for (const auto& b : bytes) job.sources.push_back({-1, b.data(), b.size()});
+  }
+
+  void in_files() {
+    job.sources.clear();
+    for (const auto& b : bytes) {
+      const int fd = memfd_create("refit-test", MFD_CLOEXEC);
+      CHECK(write(fd, b.data(), b.size()) == static_cast<ssize_t>(b.size()));
+      fds.push_back(fd);
+      job.sources.push_back({fd, nullptr, 0});
+    }
+  }
+
+  // Every parameter as it is to be when the tensors in `written` are, on top of `before`.
+  std::vector<std::vector<uint8_t>> expected(const std::vector<std::vector<uint8_t>>& before,
+                                             const std::vector<bool>& written) const {
+    auto out = before;
+    const size_t element = size_of(config.dtype);
+    for (const Rect& rect : job.rects) {
+      if (!written[rect.tensor]) continue;
+      const Tensor& tensor = job.tensors[rect.tensor];
+      const Param& param = config.params[rect.param];
+      for (int64_t r = 0; r < rect.rows; r++) {
+        for (int64_t c = 0; c < rect.cols; c++) {
+          const int64_t from = (rect.src_row + r) * tensor.cols + rect.src_col + c;
+          const int64_t to = (rect.dst_row + r) * param.cols + rect.dst_col + c;
+          const uint32_t bits = converted(coded(rect.tensor, from, tensor.dtype), tensor.dtype, config.dtype);
+          std::memcpy(&out[rect.rank * config.params.size() + rect.param][static_cast<size_t>(to) * element], &bits,
+                      element);
+        }
+      }
+    }
+    return out;
+  }
+};
+
+std::vector<std::vector<uint8_t>> contents(const Store& store) {
+  std::vector<std::vector<uint8_t>> out;
+  for (int rank = 0; rank < store.ranks(); rank++) {
+    for (int p = 0; p < store.params(); p++) {
+      const auto* data = static_cast<const uint8_t*>(store.param(rank, p));
+      const size_t bytes = static_cast<size_t>(store.shape(p).rows * store.shape(p).cols) * size_of(store.dtype());
+      out.emplace_back(data, data + bytes);
+    }
+  }
+  return out;
+}
+
+// A column-split, a row-split, a replicated, a vector and an expert-like tensor over `ranks` ranks.
+std::unique_ptr<Fixture> model_like(DType store, DType file, int ranks, int64_t scale, uint64_t gap) {
+  auto f = std::make_unique<Fixture>();
+  f->config.dtype = store;
+  f->config.ranks = ranks;
+  const int64_t n = 8 * scale;
+  f->config.params = {{"rows", n, n}, {"cols", n, n}, {"copy", n, 3}, {"vector", n * ranks, 1}, {"experts", 4 * n, n}};
+  const int rows = f->add_tensor(file, n * ranks, n, gap, 0);
+  const int cols = f->add_tensor(file, n, n * ranks, gap, 0);
+  const int copy = f->add_tensor(file, n, 3, gap, 0);
+  const int vector = f->add_tensor(file, n * ranks, 1, gap, 0);
+  const int experts = f->add_tensor(file, 4 * n, n * ranks, gap, 0);
+  for (int r = 0; r < ranks; r++) f->job.rects.push_back({rows, r, 0, r * n, 0, n, n, 0, 0});
+  for (int r = 0; r < ranks; r++) f->job.rects.push_back({cols, r, 1, 0, r * n, n, n, 0, 0});
+  for (int r = 0; r < ranks; r++) f->job.rects.push_back({copy, r, 2, 0, 0, n, 3, 0, 0});
+  for (int r = 0; r < ranks; r++) f->job.rects.push_back({vector, r, 3, 0, 0, n * ranks, 1, 0, 0});
+  for (int e = 3; e >= 0; e--) {
+    for (int r = 0; r < ranks; r++) f->job.rects.push_back({experts, r, 4, e * n, r * n, n, n, (3 - e) * n, 0});
+  }
+  return f;
+}
+
+void check_all(const Fixture& f, Store& store, Pool& pool, const char* what) {
+  check_write(f.job, f.config.ranks, f.config.params);
+  store.scramble(11, pool);
+  const auto before = contents(store);
+  const WriteOutcome outcome = store.write(f.job, pool);
+  CHECKF(outcome.error.empty(), "%s: %s", what, outcome.error.c_str());
+  bool written = true;
+  for (const uint8_t state : outcome.states) written = written && state == static_cast<uint8_t>(TensorState::kWritten);
+  CHECKF(written, "%s", what);
+  CHECKF(contents(store) == f.expected(before, std::vector<bool>(f.job.tensors.size(), true)), "%s", what);
+}
+
+void every_dtype_layout_and_offset_is_written_exactly() {
+  for (const DType to : {DType::kBFloat16, DType::kFloat32}) {
+    for (const DType from : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+      for (const int ranks : {1, 2, 4}) {
+        for (const uint64_t gap : {0, 1, 3}) {
+          for (const int threads : {1, 3}) {
+            const auto f = model_like(to, from, ranks, 5, gap);
+            Store store(f->config);
+            Pool pool(threads);
+            f->in_memory();
+            check_all(*f, store, pool, "memory");
+            f->in_files();
+            check_all(*f, store, pool, "file");
+          }
+        }
+      }
+    }
+  }
+}
+
+void large_tensors_are_cut_into_chunks_and_read_once() {
+  const auto f = model_like(DType::kBFloat16, DType::kBFloat16, 2, 100, 1);
+  f->in_files();
+  Store store(f->config);
+  Pool pool(2);
+  check_all(*f, store, pool, "large");
+  uint64_t bytes = 0;
+  for (const Tensor& t : f->job.tensors) bytes += static_cast<uint64_t>(t.rows) * t.row_bytes;
+  const WriteOutcome outcome = store.write(f->job, pool);
+  CHECKF(outcome.bytes == bytes, "%lu of %lu", static_cast<unsigned long>(outcome.bytes),
+         static_cast<unsigned long>(bytes));
+  const WritePlan plan = plan_write(f->job, f->config.params, f->config.dtype);
+  int64_t straight = 0;
+  for (const Chunk& chunk : plan.chunks) {
+    straight += chunk.straight;
+    // Row splits, replicas and vectors need no staging; column splits do.
+    CHECK(chunk.straight == (chunk.tensor != 1 && chunk.tensor != 4));
+  }
+  CHECK(straight > 3 && plan.chunks.size() > 15 && plan.scratch <= (512 << 10));
+}
+
+void a_single_long_row_is_cut_by_columns() {
+  for (const DType from : {DType::kBFloat16, DType::kFloat32}) {
+    Fixture f;
+    f.config.ranks = 2;
+    f.config.params = {{"a", 1, 5000001}, {"b", 3, 1000}};
+    const int t = f.add_tensor(from, 2, 5000011, 1, 0);
+    f.job.rects = {{t, 0, 0, 0, 5, 1, 5000001, 0, 0}, {t, 1, 0, 1, 0, 1, 4000000, 0, 7}, {t, 1, 1, 1, 4999999, 1, 12, 2, 100}};
+    f.in_files();
+    Store store(f.config);
+    Pool pool(2);
+    check_all(f, store, pool, "long row");
+    const WritePlan plan = plan_write(f.job, f.config.params, f.config.dtype);
+    CHECK(plan.chunks.size() > 4 && plan.scratch <= (5 << 20));
+    if (from == DType::kBFloat16) {
+      f.job.rects.resize(1);
+      CHECK(store.write(f.job, pool).bytes == 5000001u * 2);
+    }
+  }
+}
+
+void rows_that_nobody_needs_are_not_read() {
+  Fixture f;
+  f.config.params = {{"a", 30, 1000}};
+  const int t = f.add_tensor(DType::kBFloat16, 100, 1000, 0, 0);
+  f.job.rects = {{t, 0, 0, 90, 0, 10, 1000, 0, 0}, {t, 0, 0, 20, 0, 15, 1000, 10, 0}, {t, 0, 0, 40, 500, 5, 500, 25, 0}};
+  f.in_files();
+  Store store(f.config);
+  Pool pool(2);
+  check_all(f, store, pool, "sparse rows");
+  CHECK(store.write(f.job, pool).bytes == 25 * 2000 + 4 * 2000 + 1000);
+}
+
+void random_rectangles_arrive(uint64_t seed) {
+  Random random(seed);
+  Fixture f;
+  const DType dtypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
+  f.config.dtype = random.below(2) == 0 ? DType::kBFloat16 : DType::kFloat32;
+  f.config.ranks = static_cast<int>(1 + random.below(3));
+  const int params = static_cast<int>(1 + random.below(4));
+  for (int p = 0; p < params; p++) f.config.params.push_back({"p", 1 + random.below(60), 1 + random.below(90)});
+  // Grids over the parameters, each cell out of a random place of a random tensor.
+  std::vector<std::vector<Rect>> of_tensor;
+  const int tensors = static_cast<int>(1 + random.below(4));
+  for (int t = 0; t < tensors; t++) {
+    f.add_tensor(dtypes[random.below(3)], 1 + random.below(70), 1 + random.below(100), static_cast<uint64_t>(random.below(5)),
+                 static_cast<uint64_t>(random.below(2) * random.below(7)));
+    of_tensor.emplace_back();
+  }
+  for (int rank = 0; rank < f.config.ranks; rank++) {
+    for (int p = 0; p < params; p++) {
+      const int64_t grid_rows = 1 + random.below(4), grid_cols = 1 + random.below(3);
+      const Param& param = f.config.params[p];
+      for (int64_t i = 0; i < grid_rows; i++) {
+        for (int64_t j = 0; j < grid_cols; j++) {
+          if (random.below(5) == 0) continue;
+          const int t = static_cast<int>(random.below(tensors));
+          const Tensor& tensor = f.job.tensors[t];
+          Rect rect{t, rank, p, 0, 0, 0, 0, param.rows * i / grid_rows, param.cols * j / grid_cols};
+          rect.rows = std::min(tensor.rows, param.rows * (i + 1) / grid_rows - rect.dst_row);
+          rect.cols = std::min(tensor.cols, param.cols * (j + 1) / grid_cols - rect.dst_col);
+          rect.src_row = random.below(tensor.rows - rect.rows + 1);
+          rect.src_col = random.below(tensor.cols - rect.cols + 1);
+          of_tensor[t].push_back(rect);
+        }
+      }
+    }
+  }
+  for (const auto& rects : of_tensor) f.job.rects.insert(f.job.rects.end(), rects.begin(), rects.end());
+  Store store(f.config);
+  Pool pool(static_cast<int>(1 + random.below(3)));
+  f.in_memory();
+  check_all(f, store, pool, "random, memory");
+  f.in_files();
+  check_all(f, store, pool, "random, file");
+}
+
+void conversions_agree_with_dtype_h_on_every_bit_pattern() {
+  std::vector<uint8_t> src((size_t{1} << 16) * 4 + 1);
+  std::vector<uint32_t> dst(size_t{1} << 16);
+  for (const DType from : {DType::kBFloat16, DType::kFloat16}) {
+    for (const int misaligned : {0, 1}) {
+      for (uint32_t i = 0; i < 65536; i++) std::memcpy(&src[misaligned + 2 * i], &i, 2);
+      for (const DType to : {DType::kBFloat16, DType::kFloat32}) {
+        converter(from, to)(src.data() + misaligned, reinterpret_cast<uint8_t*>(dst.data()), 65536);
+        for (uint32_t i = 0; i < 65536; i++) {
+          const uint32_t got = to == DType::kFloat32 ? dst[i] : reinterpret_cast<const uint16_t*>(dst.data())[i];
+          CHECKF(got == converted(i, from, to), "from %d to %d: %04x gave %08x", static_cast<int>(from),
+                 static_cast<int>(to), i, got);
+        }
+      }
+    }
+  }
+  // fp32 to bf16: every exponent and sign with the mantissas around ties.
+  std::vector<uint32_t> bits;
+  for (uint32_t high = 0; high < 65536; high++) {
+    for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) bits.push_back(high << 16 | low);
+  }
+  std::vector<uint16_t> out(bits.size());
+  for (const size_t tail : {size_t{0}, size_t{1}, size_t{7}, size_t{31}}) {
+    converter(DType::kFloat32, DType::kBFloat16)(reinterpret_cast<const uint8_t*>(bits.data() + tail),
+                                                 reinterpret_cast<uint8_t*>(out.data() + tail),
+                                                 static_cast<int64_t>(bits.size() - tail));
+    for (size_t i = tail; i < bits.size(); i++) {
+      CHECKF(out[i] == float_to_bf16(std::bit_cast<float>(bits[i])), "%08x gave %04x", bits[i], out[i]);
+    }
+  }
+}
+
+void a_file_that_ends_early_says_where() {
+  const auto f = model_like(DType::kBFloat16, DType::kBFloat16, 2, 5, 1);
+  f->in_files();
+  Pool pool(2);
+  Store store(f->config);
+  const Tensor& last = f->job.tensors[4];
+  const uint64_t end = last.offset + static_cast<uint64_t>(last.rows) * last.row_bytes;
+  for (const uint64_t cut : {end - 1, last.offset + 1, last.offset, f->job.tensors[2].offset + 5, uint64_t{0}}) {
+    CHECK(ftruncate(f->fds[0], static_cast<off_t>(cut)) == 0);
+    const WriteOutcome outcome = store.write(f->job, pool);
+    CHECKF(outcome.error.find("file ended at byte ") == 0 && outcome.error.find(", expected ") != std::string::npos,
+           "%s", outcome.error.c_str());
+    CHECK(outcome.error_tensor >= 0 && outcome.bytes <= cut);
+    if (cut + 1 == end) {
+      CHECK(outcome.error == "file ended at byte " + std::to_string(cut) + ", expected " + std::to_string(end));
+      CHECK(outcome.error_tensor == 4);
+    }
+    for (size_t t = 0; t < outcome.states.size(); t++) {
+      const Tensor& tensor = f->job.tensors[t];
+      const bool whole = tensor.offset + static_cast<uint64_t>(tensor.rows) * tensor.row_bytes <= cut;
+      CHECK(whole || outcome.states[t] != static_cast<uint8_t>(TensorState::kWritten));
+    }
+  }
+}
+
+void errors_of_the_system_are_named_and_leave_all_untouched() {
+  const auto f = model_like(DType::kBFloat16, DType::kBFloat16, 1, 5, 0);
+  Pool pool(2);
+  Store store(f->config);
+  store.scramble(1, pool);
+  const auto before = contents(store);
+  const int directory = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  int ends[2];
+  CHECK(pipe(ends) == 0);
+  for (const int fd : {directory, ends[0], 1000000}) {
+    f->job.sources = {{fd, nullptr, 0}};
+    const WriteOutcome outcome = store.write(f->job, pool);
+    CHECKF(outcome.error.find("read at byte ") == 0, "%s", outcome.error.c_str());
+    for (const uint8_t state : outcome.states) CHECK(state == static_cast<uint8_t>(TensorState::kUntouched));
+    CHECK(contents(store) == before && outcome.bytes == 0);
+  }
+  close(directory);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+void a_cancelled_write_stops() {
+  const auto f = model_like(DType::kBFloat16, DType::kBFloat16, 1, 5, 0);
+  f->in_memory();
+  Pool pool(2);
+  Store store(f->config);
+  const auto before = contents(store);
+  const std::atomic<bool> cancel = true;
+  f->job.cancel = &cancel;
+  const WriteOutcome outcome = store.write(f->job, pool);
+  CHECK(outcome.error == "the write was cancelled" && contents(store) == before);
+}
+
+void an_empty_job_and_empty_tensors_are_written() {
+  Fixture f;
+  f.config.params = {{"a", 4, 4}};
+  Pool pool(2);
+  Store store(f.config);
+  CHECK(store.write(f.job, pool).error.empty());
+  f.add_tensor(DType::kFloat32, 0, 4, 0, 0);
+  f.add_tensor(DType::kFloat32, 4, 4, 0, 0);
+  f.job.rects = {{0, 0, 0, 0, 0, 0, 4, 0, 0}, {1, 0, 0, 1, 1, 0, 3, 0, 0}};
+  f.in_files();
+  const WriteOutcome outcome = store.write(f.job, pool);
+  CHECK(outcome.error.empty() && outcome.states == std::vector<uint8_t>({2, 2}) && outcome.bytes == 0);
+}
+
+#ifdef REFIT_FAULTS
+// At every pass of a point: what the states claim is what the parameters hold.
+void states_are_exact_at_every_fault(fault::Point point, int threads) {
+  const auto f = model_like(DType::kBFloat16, point == fault::Point::kCopy ? DType::kFloat32 : DType::kBFloat16, 2, 60, 1);
+  f->in_files();
+  Pool pool(threads);
+  Store store(f->config);
+  store.scramble(5, pool);
+  const auto before = contents(store);
+  int fired = 0;
+  for (int64_t k = 1;; k++) {
+    for (int rank = 0; rank < 2; rank++) {
+      for (int p = 0; p < store.params(); p++) {
+        const auto& was = before[static_cast<size_t>(rank * store.params() + p)];
+        std::memcpy(store.param(rank, p), was.data(), was.size());
+      }
+    }
+    fault::arm(point, k, fault::Action::kFail, 0);
+    const WriteOutcome outcome = store.write(f->job, pool);
+    fault::disarm();
+    const auto after = contents(store);
+    std::vector<bool> written(f->job.tensors.size());
+    int partial = 0;
+    for (size_t t = 0; t < written.size(); t++) {
+      written[t] = outcome.states[t] == static_cast<uint8_t>(TensorState::kWritten);
+      partial += outcome.states[t] == static_cast<uint8_t>(TensorState::kPartial);
+    }
+    if (outcome.error.empty()) {
+      CHECK(after == f->expected(before, std::vector<bool>(written.size(), true)));
+      break;
+    }
+    fired++;
+    CHECK(outcome.error.find("injected fault") == 0);
+    CHECK(!written[static_cast<size_t>(outcome.error_tensor)]);
+    // Each tensor has a parameter of its own here, so tensors can be told apart by parameter.
+    const auto whole = f->expected(before, written);
+    for (size_t i = 0; i < after.size(); i++) {
+      const size_t t = i % f->config.params.size();
+      const bool is_partial = outcome.states[t] == static_cast<uint8_t>(TensorState::kPartial);
+      if (is_partial) continue;
+      CHECKF(after[i] == whole[i], "k=%ld tensor=%zu", static_cast<long>(k), t);
+    }
+    for (size_t t = 0; t < written.size(); t++) {
+      if (outcome.states[t] != static_cast<uint8_t>(TensorState::kPartial)) continue;
+      // Partial is no guess: something did change.
+      const bool changed = after[t] != before[t] || after[t + f->config.params.size()] != before[t + f->config.params.size()];
+      CHECKF(changed, "k=%ld tensor=%zu", static_cast<long>(k), t);
+    }
+    CHECK(partial <= 2 * threads);
+  }
+  CHECKF(fired > 10, "%d", fired);
+}
+
+void no_memory_for_read_buffers_is_a_refusal() {
+  const auto f = model_like(DType::kBFloat16, DType::kFloat32, 2, 5, 0);
+  f->in_files();
+  Pool pool(2);
+  Store store(f->config);
+  const auto before = contents(store);
+  fault::arm(fault::Point::kAlloc, 1, fault::Action::kFail, 0);
+  const WriteOutcome outcome = store.write(f->job, pool);
+  fault::disarm();
+  CHECK(outcome.error == "no memory for read buffers" && outcome.error_tensor == -1);
+  for (const uint8_t state : outcome.states) CHECK(state == 0);
+  CHECK(contents(store) == before);
+}
+#endif
+
+}  // namespace
+
+int main() {
+  conversions_agree_with_dtype_h_on_every_bit_pattern();
+  every_dtype_layout_and_offset_is_written_exactly();
+  large_tensors_are_cut_into_chunks_and_read_once();
+  a_single_long_row_is_cut_by_columns();
+  rows_that_nobody_needs_are_not_read();
+  for (uint64_t seed = 0; seed < 300; seed++) random_rectangles_arrive(seed);
+  a_file_that_ends_early_says_where();
+  errors_of_the_system_are_named_and_leave_all_untouched();
+  a_cancelled_write_stops();
+  an_empty_job_and_empty_tensors_are_written();
+#ifdef REFIT_FAULTS
+  for (const int threads : {1, 2}) {
+    states_are_exact_at_every_fault(fault::Point::kRead, threads);
+    states_are_exact_at_every_fault(fault::Point::kCopy, threads);
+  }
+  no_memory_for_read_buffers_is_a_refusal();
+#endif
+  return refit::test::finish("write_test");
+}

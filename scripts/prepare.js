@@ -1,0 +1,29 @@
+import { spawnSync } from 'node:child_process'
+import { existsSync } from 'node:fs'
+import { createRequire } from 'node:module'
+import { dirname, join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+
+// Run by npm after `npm ci` in a checkout, and before `npm pack`; never where the package is a dependency, which arrives built.
+
+process.chdir(join(dirname(fileURLToPath(import.meta.url)), '..'))
+run([join('scripts', 'build-native.js')])
+const typescript = findTypeScript()
+if (typescript !== undefined) run([typescript, '-p', 'tsconfig.build.json'])
+else if (!existsSync(join('dist', 'src', 'main.js'))) {
+  console.error('refit: the TypeScript is not compiled, because its compiler is a devDependency and those were left out. To get a build without them:\n' +
+    '  npm ci && npm prune --omit=dev --ignore-scripts')
+}
+
+function findTypeScript () {
+  try {
+    return createRequire(import.meta.url).resolve('typescript/bin/tsc')
+  } catch {
+    return undefined
+  }
+}
+
+function run (args) {
+  const { status } = spawnSync(process.execPath, args, { stdio: 'inherit' })
+  if (status !== 0) process.exit(status ?? 1)
+}

@@ -1,0 +1,88 @@
+import { spawnSync } from 'node:child_process'
+import { existsSync, readFileSync, readdirSync, rmSync, statSync } from 'node:fs'
+import { dirname, join, relative, resolve } from 'node:path'
+import { fileURLToPath } from 'node:url'
+
+// npm test [-- test/folder test/file.test.ts --option-of-tap]
+// Compiles everything into build/test and runs the compiled tests: types are checked on the way, and worker threads start in
+// milliseconds, which they don't under a TypeScript loader. A run that finds no tests, or a file that asserts nothing, fails.
+
+const root = join(dirname(fileURLToPath(import.meta.url)), '..')
+process.chdir(root)
+const OUT = join('build', 'test')
+const RESULTS = join('build', 'test-results.tap')
+/** They need what a plain machine lacks, and are run by name: a Python with torch, a GPU, a registry. */
+const APART = ['interop', 'gpu', 'package', 'fixtures', 'helpers']
+
+const options = process.argv.slice(2).filter(argument => argument.startsWith('-'))
+const named = process.argv.slice(2).filter(argument => !argument.startsWith('-'))
+const sources = (named.length > 0 ? named : ['test']).flatMap(path => find(resolve(path), named.length > 0))
+if (sources.length === 0) fail(`no test files in ${named.join(', ') || 'test'}`)
+
+run(process.execPath, [join('scripts', 'build-native.js'), '--faults'])
+rmSync(OUT, { recursive: true, force: true })
+run(process.execPath, [join('node_modules', 'typescript', 'bin', 'tsc'), '-p', 'tsconfig.test.json'])
+
+const compiled = sources.map(source => join(OUT, relative(root, source).replace(/\.ts$/, '.js')))
+for (const file of compiled) if (!existsSync(file)) fail(`${file} was not compiled: does tsconfig.test.json include it?`)
+const coverage = options.includes('--coverage') ? [] : ['--disable-coverage']
+// A terminal gets tap's own display. Elsewhere it would be repainted line after line, so the results are told from the file.
+const { status } = spawnSync(process.execPath, [join('node_modules', 'tap', 'dist', 'esm', 'run.mjs'), ...coverage,
+  `--output-file=${RESULTS}`, ...options.filter(option => option !== '--coverage'), ...compiled], { stdio: ['inherit', process.stdout.isTTY ? 'inherit' : 'ignore', 'inherit'] })
+const results = readFileSync(RESULTS, 'utf8')
+if (!process.stdout.isTTY) tell(results)
+const counts = count(results)
+for (const file of compiled) if (!(counts.files.get(file) > 0)) fail(`${file} ran no test`)
+console.log(`${counts.passed} passed, ${counts.failed} failed${counts.skipped > 0 ? `, ${counts.skipped} skipped` : ''}`)
+process.exit(status === 0 && counts.failed === 0 ? 0 : status || 1)
+
+function find (path, isNamed) {
+  if (!existsSync(path)) fail(`${path} does not exist`)
+  if (statSync(path).isFile()) return path.endsWith('.test.ts') ? [path] : []
+  return readdirSync(path, { withFileTypes: true }).flatMap(entry => {
+    if (entry.isDirectory() && !isNamed && APART.includes(entry.name)) return []
+    return find(join(path, entry.name), isNamed)
+  })
+}
+
+/** One line a file; of a file that failed, all but what passed. */
+function tell (tap) {
+  for (const section of tap.split(/^(?=# Subtest: )/m)) {
+    const name = /^# Subtest: (.*)/.exec(section)?.[1]
+    if (name === undefined) continue
+    const [, not, ms] = /^(not )?ok \d+ - .*?(?:# time=([\d.]+)ms)?$/m.exec(section) ?? [undefined, 'not ', undefined]
+    console.log(`${not === undefined ? 'ok    ' : 'FAILED'} ${name}${ms === undefined ? '' : ` (${(ms / 1000).toFixed(1)} s)`}`)
+    if (not !== undefined) console.log(section.split('\n').filter(line => line.trim() !== '' && !/^ +(ok \d|1\.\.\d)/.test(line)).join('\n'))
+  }
+}
+
+/** Tests (named ones, not single assertions) by outcome, and assertions by file. */
+function count (tap) {
+  const files = new Map()
+  let file
+  let passed = 0
+  let failed = 0
+  let skipped = 0
+  for (const line of tap.split('\n')) {
+    const subtest = /^# Subtest: (.+)$/.exec(line)
+    if (subtest !== null) file = subtest[1]
+    const point = /^( +)(not )?ok \d+/.exec(line)
+    if (point === null) continue
+    if (file !== undefined) files.set(file, (files.get(file) ?? 0) + 1)
+    if (point[1].length !== 4) continue
+    if (/# (SKIP|TODO)/i.test(line)) skipped++
+    else if (point[2] === undefined) passed++
+    else failed++
+  }
+  return { files, passed, failed, skipped }
+}
+
+function run (command, args) {
+  const { status, signal } = spawnSync(command, args, { stdio: 'inherit' })
+  if (status !== 0) fail(`${args.join(' ')} failed (${signal ?? status})`)
+}
+
+function fail (message) {
+  console.error(`npm test: ${message}`)
+  process.exit(1)
+}

@@ -1,0 +1,39 @@
+import type { EngineStats, RolloutEngine } from '../engine/rollout-engine.ts'
+
+const EVERY_MS = 10_000
+
+/** Logs one line every 10 s in which the engine had work. Returns what ends it. */
+export function logStats (engine: Pick<RolloutEngine, 'stats'>, log: (fields: object, line: string) => void, everyMs = EVERY_MS): () => void {
+  let before = engine.stats
+  let since = performance.now()
+  const timer = setInterval(() => {
+    const stats = engine.stats
+    const now = performance.now()
+    if (stats.running > 0 || stats.queued > 0 || stats.steps !== before.steps) log(...statsLine(before, stats, (now - since) / 1000))
+    before = stats
+    since = now
+  }, everyMs)
+  timer.unref()
+  return () => clearInterval(timer)
+}
+
+/** What happened between two readings that lie `seconds` apart. */
+export function statsLine (before: EngineStats, after: EngineStats, seconds: number): [fields: object, line: string] {
+  const prompt = after.promptTokens - before.promptTokens
+  const hits = after.prefixHitTokens - before.prefixHitTokens
+  const fields = {
+    running: after.running,
+    queued: after.queued,
+    generatedPerSecond: round((after.generationTokens - before.generationTokens) / seconds),
+    promptPerSecond: round(prompt / seconds),
+    kvUsedPercent: round(100 * after.usedTokens / Math.max(1, after.totalTokens)),
+    prefixHitPercent: round(100 * hits / Math.max(1, prompt)),
+    retractions: after.retractions - before.retractions
+  }
+  return [fields, `${fields.running} running, ${fields.queued} queued, ${fields.generatedPerSecond} tok/s generated, ${fields.promptPerSecond} tok/s of prompts, ` +
+    `KV cache ${fields.kvUsedPercent} % used, prefix hits ${fields.prefixHitPercent} %${after.paused === null ? '' : `, paused (${after.paused})`}`]
+}
+
+function round (value: number): number {
+  return Math.round(value * 10) / 10
+}

@@ -1,0 +1,246 @@
+import type { Option, OptionValue } from './config/option.ts'
+
+// The one table of options. Flags, environment variables, keys of the config file, defaults, types, `--help` and
+// docs/configuration.md come from it; src/config/load-config.ts reads values by it.
+
+export const OPTIONS = {
+  model: {
+    type: 'string',
+    default: null,
+    group: 'model',
+    value: 'MODEL',
+    aliases: ['model-path'],
+    help: 'A folder with config.json and safetensors files, or a name (org/name) in the local Hugging Face cache. Also the first argument without a flag.',
+    unset: 'required'
+  },
+  revision: {
+    type: 'string',
+    default: 'main',
+    group: 'model',
+    value: 'NAME',
+    help: 'Branch, tag or commit of a model that is taken from the Hugging Face cache.'
+  },
+  servedModelName: {
+    type: 'string',
+    default: null,
+    group: 'model',
+    value: 'NAME',
+    help: 'Name of the model in replies and in /v1/models.',
+    unset: 'MODEL as it was given'
+  },
+  tokenizerPath: {
+    type: 'string',
+    default: null,
+    group: 'model',
+    value: 'PATH',
+    help: 'Folder that holds tokenizer.json and tokenizer_config.json.',
+    unset: "the model's folder"
+  },
+  skipTokenizerInit: {
+    type: 'boolean',
+    default: false,
+    group: 'model',
+    help: 'Serve token ids only: no tokenizer is loaded, text prompts are refused.'
+  },
+  weightVersion: {
+    type: 'string',
+    default: 'default',
+    group: 'model',
+    value: 'LABEL',
+    help: 'Label of the weights that are loaded at start.'
+  },
+  modelRoot: {
+    type: 'list',
+    default: [],
+    group: 'model',
+    value: 'FOLDER',
+    help: 'Folder from which weights may be loaded by request; may be given several times.',
+    unset: 'the folder that holds the served model'
+  },
+  device: {
+    type: 'choice',
+    default: 'cpu',
+    group: 'engine',
+    choices: ['cpu'],
+    refused: { cuda: 'this version computes on the CPU only; leave --device out, or use --device cpu' },
+    help: 'Where the model computes.'
+  },
+  dtype: {
+    type: 'choice',
+    default: 'auto',
+    group: 'engine',
+    choices: ['auto', 'bfloat16', 'float32'],
+    spellings: { bf16: 'bfloat16', fp32: 'float32', f32: 'float32', float: 'float32' },
+    refused: { float16: 'nothing computes in float16 here (checkpoints in float16 are converted on load); use bfloat16 or float32', half: 'nothing computes in float16 here (checkpoints in float16 are converted on load); use bfloat16 or float32' },
+    help: 'Dtype of weights and KV cache. auto: bfloat16, or float32 where the checkpoint is float32.'
+  },
+  tp: {
+    type: 'integer',
+    default: 1,
+    min: 1,
+    max: 64,
+    group: 'engine',
+    aliases: ['tp-size', 'tensor-parallel-size'],
+    help: 'Tensor-parallel ranks; on a CPU they are virtual and share its threads.'
+  },
+  threads: {
+    type: 'integer',
+    default: null,
+    min: 1,
+    max: 1024,
+    group: 'engine',
+    help: 'Threads that compute.',
+    unset: 'one per available core'
+  },
+  contextLength: {
+    type: 'integer',
+    default: null,
+    min: 1,
+    max: 2 ** 24,
+    group: 'engine',
+    value: 'TOKENS',
+    help: 'Longest sequence, prompt and generated tokens together.',
+    unset: "the model's own"
+  },
+  maxRunningRequests: {
+    type: 'integer',
+    default: 64,
+    min: 1,
+    max: 65536,
+    group: 'engine',
+    help: 'Most requests that compute at the same time.'
+  },
+  maxQueuedRequests: {
+    type: 'integer',
+    default: 4096,
+    min: 0,
+    max: 2 ** 24,
+    group: 'engine',
+    help: 'Most requests that wait; one more is answered 503 with Retry-After.'
+  },
+  maxTotalTokens: {
+    type: 'integer',
+    default: null,
+    min: 16,
+    max: 2 ** 31,
+    group: 'engine',
+    value: 'TOKENS',
+    help: 'Tokens that the KV cache holds.',
+    unset: 'from --mem-fraction'
+  },
+  memFraction: {
+    type: 'number',
+    default: 0.5,
+    min: 0.01,
+    max: 0.95,
+    group: 'engine',
+    aliases: ['mem-fraction-static'],
+    value: 'FRACTION',
+    help: 'Share of the free memory for weights and KV cache. No more is taken than --max-running-requests can fill.'
+  },
+  maxPrefillTokens: {
+    type: 'integer',
+    default: 512,
+    min: 16,
+    max: 2 ** 20,
+    group: 'engine',
+    aliases: ['chunked-prefill-size'],
+    value: 'TOKENS',
+    help: 'Most new tokens computed in one step; a longer prompt is taken in chunks.'
+  },
+  pageSize: {
+    type: 'integer',
+    default: 16,
+    min: 1,
+    max: 1024,
+    group: 'engine',
+    value: 'TOKENS',
+    help: 'Tokens per page of the KV cache; prefixes are shared by whole pages.'
+  },
+  randomSeed: {
+    type: 'integer',
+    default: null,
+    min: 0,
+    max: Number.MAX_SAFE_INTEGER,
+    group: 'engine',
+    help: 'Seed from which requests without a seed of their own draw theirs.',
+    unset: 'a random one'
+  },
+  updateDeadline: {
+    type: 'number',
+    default: 300,
+    min: 1,
+    max: 86400,
+    group: 'engine',
+    value: 'SECONDS',
+    help: 'Longest that a weight update waits for running requests and for updates before it.'
+  },
+  host: {
+    type: 'string',
+    default: '127.0.0.1',
+    group: 'server',
+    help: 'Address to listen on. One that others can reach needs --api-key or --admin-api-key, or --insecure.'
+  },
+  port: {
+    type: 'integer',
+    default: 30000,
+    min: 0,
+    max: 65535,
+    group: 'server',
+    help: 'Port to listen on; 0 takes a free one.'
+  },
+  apiKey: {
+    type: 'string',
+    default: null,
+    group: 'server',
+    secret: true,
+    value: 'KEY',
+    help: 'Key that clients send as "Authorization: Bearer KEY". Others on the machine can see flags: prefer the variable.',
+    unset: 'no key is asked for'
+  },
+  adminApiKey: {
+    type: 'string',
+    default: null,
+    group: 'server',
+    secret: true,
+    value: 'KEY',
+    help: 'Key for the routes that change weights or the state of the engine.',
+    unset: 'the same as --api-key'
+  },
+  insecure: {
+    type: 'boolean',
+    default: false,
+    group: 'server',
+    help: 'Listen on an address that others can reach without any key.'
+  },
+  shutdownTimeout: {
+    type: 'number',
+    default: 10,
+    min: 0,
+    max: 3600,
+    group: 'server',
+    value: 'SECONDS',
+    help: 'How long running requests may go on after Ctrl-C or SIGTERM before they are aborted.'
+  },
+  logLevel: {
+    type: 'choice',
+    default: 'info',
+    choices: ['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent'],
+    spellings: { warning: 'warn', critical: 'fatal' },
+    group: 'server',
+    help: 'Least severe level that is logged.'
+  },
+  config: {
+    type: 'string',
+    default: null,
+    group: 'server',
+    value: 'FILE',
+    help: 'JSON file with options, keyed by their names here without dashes in front.',
+    unset: 'none'
+  }
+} as const satisfies Record<string, Option>
+
+export type OptionKey = keyof typeof OPTIONS
+
+/** Every option with its value; null where an option has no default and was not set. */
+export type Config = { readonly [K in OptionKey]: OptionValue<typeof OPTIONS[K]> }

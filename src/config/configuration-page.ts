@@ -1,0 +1,55 @@
+import { OPTIONS } from '../config.ts'
+import type { Option } from './option.ts'
+import { flagName, variableName } from './option.ts'
+import { GROUPS, defaultText } from './help.ts'
+import { expected } from './parse-value.ts'
+
+/** The text of docs/configuration.md; `npm run docs` writes it and a test compares. */
+export function configurationPage (): string {
+  const sections = Object.entries(GROUPS).map(([group, title]) => {
+    const rows = Object.entries<Option>(OPTIONS).filter(([, option]) => option.group === group).map(([key, option]) => row(key, option))
+    return `## ${title}\n\n| flag | variable | takes | default | meaning |\n|---|---|---|---|---|\n${rows.join('\n')}\n`
+  })
+  return `# Configuration
+
+<!-- Written by "npm run docs" from src/config.ts: change it there. -->
+
+\`refit serve MODEL [options]\` takes each option from the first of these places that has it:
+
+1. the command line: \`--port 8000\`, \`--port=8000\`, \`--insecure\`, \`--no-insecure\`
+2. the environment: \`REFIT_PORT=8000\`; switches take true, false, 1 or 0; an empty variable counts as unset
+3. the JSON file that \`--config FILE\` names: \`{ "port": 8000, "model-root": ["/checkpoints"] }\`
+4. the default
+
+A wrong type, a value out of range and an unknown flag or key stop the start with exit code 2 and a message that says what would work.
+The configuration in force is logged at start, keys as \`***\`.
+
+${sections.join('\n')}
+## The model
+
+MODEL is a folder, or \`org/name\` as \`hf download org/name\` left it in the local Hugging Face cache: \`$HF_HUB_CACHE\`, else \`$HF_HOME/hub\`,
+else \`~/.cache/huggingface/hub\`. Nothing is ever downloaded. Weights that are loaded by request must lie inside the folders of \`--model-root\`;
+without the option that is the folder that holds the model's folder (the model's folder itself where that would be \`/\`), or the model's own part of the Hugging Face cache.
+
+## Other variables
+
+| variable | meaning |
+|---|---|
+| \`REFIT_NATIVE\` | path of the native addon, instead of the one that was built for this platform |
+| \`HF_HUB_CACHE\`, \`HF_HOME\`, \`XDG_CACHE_HOME\` | where the Hugging Face cache is |
+`
+}
+
+function row (key: string, option: Option): string {
+  const names = [flagName(key), ...option.aliases ?? []].map(name => `\`--${name}\``).join(' ')
+  const preset = defaultText(option)
+  const isLiteral = option.default !== null && !Array.isArray(option.default)
+  const cells = [names, `\`${variableName(key)}\``, takes(option), preset === null ? 'off' : isLiteral ? `\`${preset}\`` : preset, option.help]
+  return `| ${cells.map(cell => cell.replaceAll('|', '\\|')).join(' | ')} |`
+}
+
+function takes (option: Option): string {
+  if (option.type === 'choice') return option.choices!.map(choice => `\`${choice}\``).join(', ')
+  if (option.type === 'list') return 'paths; in the variable with `:` between them'
+  return option.type === 'string' ? 'a string' : expected(option)
+}

@@ -1,0 +1,55 @@
+import { OPTIONS } from '../config.ts'
+import type { Option } from './option.ts'
+import { flagName } from './option.ts'
+
+export const GROUPS = { model: 'Model', engine: 'Engine', server: 'Server' } as const
+
+/** `--host HOST`, `--insecure`: the flag with the name of its value. */
+export function usage (key: string, option: Option): string {
+  if (option.type === 'boolean') return `--${flagName(key)}`
+  return `--${flagName(key)} ${option.value ?? (option.type === 'choice' ? option.choices!.join('|') : option.type === 'integer' ? 'N' : 'VALUE')}`
+}
+
+/** The default in words, or null for a switch that is off. */
+export function defaultText (option: Option): string | null {
+  if (option.default === null || (Array.isArray(option.default) && option.default.length === 0)) return option.unset ?? null
+  return option.default === false ? null : String(option.default)
+}
+
+/** The text of `refit serve --help`, wrapped to `width` columns. */
+export function serveHelp (width = 100): string {
+  const lines = [
+    'Usage: refit serve MODEL [options]', '',
+    ...wrap('MODEL is a folder with config.json and safetensors files, or a name in the local Hugging Face cache.', '', width),
+    ...wrap('Every option is also an environment variable (--max-running-requests: REFIT_MAX_RUNNING_REQUESTS) and a key of the ' +
+      'JSON file that --config names. Flags come before variables, variables before the file.', '', width)
+  ]
+  for (const [group, title] of Object.entries(GROUPS)) {
+    lines.push('', `${title}:`)
+    for (const [key, option] of Object.entries<Option>(OPTIONS)) {
+      if (option.group === group && key !== 'model') lines.push(`  ${usage(key, option)}`, ...wrap(describe(option), '      ', width))
+    }
+  }
+  return lines.join('\n') + '\n'
+}
+
+function describe (option: Option): string {
+  const notes = []
+  const preset = defaultText(option)
+  if (preset !== null) notes.push(`default: ${preset}`)
+  if (option.aliases !== undefined) notes.push('also: ' + option.aliases.map(alias => '--' + alias).join(', '))
+  return option.help + (notes.length === 0 ? '' : ` (${notes.join('; ')})`)
+}
+
+function wrap (text: string, indent: string, width: number): string[] {
+  const lines: string[] = []
+  let line = ''
+  for (const word of text.split(' ')) {
+    if (line !== '' && indent.length + line.length + 1 + word.length > width) {
+      lines.push(indent + line)
+      line = ''
+    }
+    line += line === '' ? word : ' ' + word
+  }
+  return [...lines, indent + line]
+}

@@ -1,0 +1,51 @@
+import { isIP } from 'node:net'
+import { OPTIONS } from '../config.ts'
+import type { Config, OptionKey } from '../config.ts'
+import type { Option } from './option.ts'
+import type { Environment } from './parse-environment.ts'
+import { parseArguments } from './parse-arguments.ts'
+import { parseEnvironment } from './parse-environment.ts'
+import { readConfigFile } from './read-config-file.ts'
+import { RefitError } from '../errors.ts'
+
+export interface LoadedConfig {
+  config: Config
+  /** Where each value that is not a default came from. */
+  sources: Partial<Record<OptionKey, 'flag' | 'environment' | 'file'>>
+  warnings: string[]
+}
+
+/** Flags over environment over file over defaults. Throws RefitError CONFIG that names the flag, variable or key at fault. */
+export function loadConfig (args: readonly string[], environment: Environment): LoadedConfig {
+  const flags = parseArguments(args)
+  const { values: variables, warnings } = parseEnvironment(environment)
+  const path = flags.config ?? variables.config
+  const file = typeof path === 'string' ? readConfigFile(path) : {}
+  const sources: LoadedConfig['sources'] = {}
+  const merged = Object.fromEntries(Object.entries<Option>(OPTIONS).map(([name, option]) => {
+    const key = name as OptionKey
+    for (const [source, values] of [['flag', flags], ['environment', variables], ['file', file]] as const) {
+      if (values[key] === undefined) continue
+      sources[key] = source
+      return [key, values[key]]
+    }
+    return [key, option.default]
+  }))
+  const config = merged as Config
+  checkAddress(config)
+  return { config, sources, warnings }
+}
+
+/** True for an address that only this machine can reach. */
+export function isLoopback (host: string): boolean {
+  const address = host.replace(/^\[(.*)\]$/, '$1').toLowerCase()
+  if (address === 'localhost' || address === '::1' || address === '0:0:0:0:0:0:0:1') return true
+  const mapped = address.startsWith('::ffff:') ? address.slice('::ffff:'.length) : address
+  return isIP(mapped) === 4 && mapped.startsWith('127.')
+}
+
+function checkAddress ({ host, apiKey, adminApiKey, insecure }: Config): void {
+  if (isLoopback(host) || apiKey !== null || adminApiKey !== null || insecure) return
+  throw new RefitError('CONFIG', `--host ${host} can be reached by others, who could replace the weights: set --api-key or --admin-api-key (REFIT_API_KEY, REFIT_ADMIN_API_KEY), ` +
+    'or say --insecure if the network is trusted', { param: '--host' })
+}

@@ -1,0 +1,66 @@
+import { OPTIONS } from '../config.ts'
+import type { OptionKey } from '../config.ts'
+import type { Option } from './option.ts'
+import { flagName } from './option.ts'
+import { checkValue, parseText } from './parse-value.ts'
+import { suggest } from './suggest.ts'
+import { RefitError } from '../errors.ts'
+
+/** Every spelling of every flag, without dashes, aliases included. */
+export const FLAGS: ReadonlyMap<string, OptionKey> = new Map(Object.entries<Option>(OPTIONS).flatMap(
+  ([key, option]) => [flagName(key), ...option.aliases ?? []].map(name => [name, key as OptionKey] as const)))
+
+export type Values = Partial<Record<OptionKey, unknown>>
+
+/** Reads `--name value`, `--name=value`, `--flag`, `--no-flag` and at most one word without dashes (MODEL). A later value replaces an earlier one; a list grows. */
+export function parseArguments (args: readonly string[]): Values {
+  const values: Values = {}
+  const words: string[] = []
+  for (let i = 0; i < args.length; i++) {
+    const argument = args[i]!
+    if (argument === '--') {
+      words.push(...args.slice(i + 1))
+      break
+    }
+    if (!argument.startsWith('-') || argument === '-') {
+      words.push(argument)
+      continue
+    }
+    const { key, name, inline, negated } = readFlag(argument)
+    const option: Option = OPTIONS[key]
+    let text = inline
+    if (option.type === 'boolean') text ??= negated ? 'false' : 'true'
+    else if (text === undefined) {
+      text = args[++i]
+      if (text === undefined || text.startsWith('--')) throw new RefitError('CONFIG', `${name} needs a value: ${name} ${option.value ?? 'VALUE'}`, { param: name })
+    }
+    values[key] = option.type === 'list'
+      ? [...values[key] as string[] ?? [], ...checkValue(option, [text], name) as string[]]
+      : parseText(option, text, name)
+  }
+  return takeModel(values, words)
+}
+
+function readFlag (argument: string): { key: OptionKey, name: string, inline: string | undefined, negated: boolean } {
+  const equals = argument.indexOf('=')
+  const name = equals < 0 ? argument : argument.slice(0, equals)
+  const inline = equals < 0 ? undefined : argument.slice(equals + 1)
+  const bare = name.replace(/^--/, '')
+  const key = FLAGS.get(bare)
+  if (key !== undefined && name.startsWith('--')) return { key, name, inline, negated: false }
+  const positive = bare.startsWith('no-') ? FLAGS.get(bare.slice(3)) : undefined
+  if (positive !== undefined && OPTIONS[positive].type === 'boolean' && inline === undefined) return { key: positive, name, inline, negated: true }
+  const near = suggest(bare.replace(/^-/, '').replaceAll('_', '-').toLowerCase(), FLAGS.keys())
+  throw new RefitError('CONFIG', `${name}: unknown option${near === undefined ? '; "refit serve --help" lists them all' : `; did you mean --${near}?`}`, { param: name })
+}
+
+function takeModel (values: Values, words: string[]): Values {
+  const [model, extra] = words
+  if (extra !== undefined) throw new RefitError('CONFIG', `one MODEL is served at a time, got ${JSON.stringify(model)} and ${JSON.stringify(extra)}`, { param: 'MODEL' })
+  if (model === undefined) return values
+  if (values.model !== undefined && values.model !== model) {
+    throw new RefitError('CONFIG', `MODEL is given twice: ${JSON.stringify(model)} and --model ${JSON.stringify(values.model)}`, { param: 'MODEL' })
+  }
+  if (model === '') throw new RefitError('CONFIG', 'MODEL: expected a folder or a name, got ""', { param: 'MODEL' })
+  return { ...values, model }
+}

@@ -1,0 +1,32 @@
+import { OPTIONS } from '../config.ts'
+import type { OptionKey } from '../config.ts'
+import type { Option } from './option.ts'
+import type { Values } from './parse-arguments.ts'
+import { variableName } from './option.ts'
+import { parseText } from './parse-value.ts'
+import { suggest } from './suggest.ts'
+
+export type Environment = Readonly<Record<string, string | undefined>>
+
+/** Variables that refit reads elsewhere: the addon's path, and what to build. */
+const OTHERS = ['REFIT_NATIVE', 'REFIT_CUDA']
+
+/**
+ * Reads `REFIT_<FLAG>`; an empty variable counts as unset. A variable that is almost one of ours is only warned of, never refused:
+ * Kubernetes sets REFIT_SERVICE_HOST and the like for a Service named refit.
+ */
+export function parseEnvironment (environment: Environment): { values: Values, warnings: string[] } {
+  const values: Values = {}
+  const known = new Map(Object.entries<Option>(OPTIONS).map(([key, option]) => [variableName(key), { key: key as OptionKey, option }]))
+  const warnings: string[] = []
+  for (const [name, text] of Object.entries(environment)) {
+    if (!name.startsWith('REFIT_') || text === undefined || text === '') continue
+    const found = known.get(name)
+    if (found !== undefined) values[found.key] = parseText(found.option, text, name)
+    else if (!OTHERS.includes(name)) {
+      const near = suggest(name, known.keys())
+      if (near !== undefined) warnings.push(`${name} is not a variable that refit reads; did you mean ${near}?`)
+    }
+  }
+  return { values, warnings }
+}

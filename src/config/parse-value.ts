@@ -1,0 +1,93 @@
+import type { Option } from './option.ts'
+import { delimiter } from 'node:path'
+import { RefitError } from '../errors.ts'
+import { suggest } from './suggest.ts'
+
+type Value = string | number | boolean | string[]
+
+/** Reads a value as it stands on the command line or in the environment; `where` names it in errors (`--port`, `REFIT_PORT`). */
+export function parseText (option: Option, text: string, where: string): Value {
+  switch (option.type) {
+    case 'boolean':
+      return parseBoolean(text, where)
+    case 'integer':
+    case 'number': {
+      const number = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(text.trim()) ? Number(text) : NaN
+      return checkValue(option, Number.isNaN(number) ? text : number, where)
+    }
+    case 'list':
+      return checkValue(option, text.split(delimiter).filter(part => part !== ''), where)
+    default:
+      return checkValue(option, text, where)
+  }
+}
+
+/** Checks a value that already has a type, as a JSON file gives it. */
+export function checkValue (option: Option, value: unknown, where: string): Value {
+  switch (option.type) {
+    case 'boolean':
+      if (typeof value === 'boolean') return value
+      break
+    case 'integer':
+    case 'number':
+      if (typeof value === 'number' && inRange(option, value)) return value
+      break
+    case 'list':
+      if (typeof value === 'string' && value !== '') return [value]
+      if (Array.isArray(value) && value.every(part => typeof part === 'string' && part !== '')) return value
+      break
+    case 'choice':
+      if (typeof value === 'string') return checkChoice(option, value, where)
+      break
+    case 'string':
+      if (typeof value === 'string' && value !== '') return value
+  }
+  throw wrong(option, value, where)
+}
+
+/** What an option takes, in words. */
+export function expected (option: Option): string {
+  switch (option.type) {
+    case 'boolean': return 'true or false'
+    case 'integer': return 'an integer' + range(option)
+    case 'number': return 'a number' + range(option)
+    case 'list': return 'a path, or a list of paths'
+    case 'choice': return 'one of ' + option.choices!.join(', ')
+    case 'string': return 'a string that is not empty'
+  }
+}
+
+function parseBoolean (text: string, where: string): boolean {
+  const word = text.trim().toLowerCase()
+  if (['true', '1', 'yes', 'on'].includes(word)) return true
+  if (['false', '0', 'no', 'off'].includes(word)) return false
+  throw new RefitError('CONFIG', `${where}: expected true, false, 1 or 0, got ${JSON.stringify(text)}`, { param: where })
+}
+
+function checkChoice (option: Option, value: string, where: string): string {
+  const word = value.toLowerCase()
+  const meant = option.spellings?.[word] ?? word
+  if (option.choices!.includes(meant)) return meant
+  const reason = option.refused?.[word]
+  if (reason !== undefined) throw new RefitError('CONFIG', `${where}: ${JSON.stringify(value)} is not supported: ${reason}`, { param: where })
+  const near = suggest(word, option.choices!)
+  throw wrong(option, value, where, near === undefined ? '' : `; did you mean ${near}?`)
+}
+
+function inRange (option: Option, value: number): boolean {
+  return Number.isFinite(value) && (option.type === 'number' || Number.isInteger(value)) &&
+    value >= (option.min ?? -Infinity) && value <= (option.max ?? Infinity)
+}
+
+function range ({ min, max }: Option): string {
+  if (min !== undefined && max !== undefined) return ` from ${min} to ${max}`
+  if (min !== undefined) return ` of at least ${min}`
+  return max === undefined ? '' : ` of at most ${max}`
+}
+
+function wrong (option: Option, value: unknown, where: string, hint = ''): RefitError {
+  const got = option.secret === true ? `${typeof value} (not shown)` : JSON.stringify(value)
+  // Kubernetes sets <SERVICE>_PORT for every Service that it knows.
+  if (where === 'REFIT_PORT' && typeof value === 'string' && value.startsWith('tcp://')) hint = '; Kubernetes sets this variable for a Service named refit: give the Service another name'
+  return new RefitError('CONFIG', `${where}: expected ${expected(option)}, got ${got}${hint}`, { param: where })
+}

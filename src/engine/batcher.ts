@@ -1,0 +1,311 @@
+import type { StepResult } from '../native.ts'
+import type { ErrorCode } from '../errors.ts'
+import { KvMemory } from './kv-memory.ts'
+import { NewTokenRatio } from './new-token-ratio.ts'
+import { PrefillSharing } from './prefill-sharing.ts'
+import { ResultCursor } from './result-cursor.ts'
+import type { FinishReason, TokenEvent } from './rollout-engine.ts'
+import type { Sequence } from './sequence.ts'
+import type { SchedulerOptions } from './step-device.ts'
+import { StepBuilder } from './step-builder.ts'
+import { tokenEvent } from './token-event.ts'
+import { WaitingQueue } from './waiting-queue.ts'
+
+/** Continuous batching: who runs, who waits, what each step computes. Whether steps may run at all is the Scheduler's matter. */
+export class Batcher {
+  /** Label of the weights in use. */
+  version: string
+  readonly kv: KvMemory
+  readonly running: Sequence[] = []
+  /** Waiting sequences that have run before (retracted). */
+  startedWaiting = 0
+  readonly counters = { promptTokens: 0, generationTokens: 0, prefixHitTokens: 0, retractions: 0, steps: 0, stepMs: 0 }
+
+  readonly #options: SchedulerOptions
+  readonly #queue = new WaitingQueue()
+  readonly #live = new Map<number, Sequence>()
+  readonly #sharing: PrefillSharing
+  readonly #ratio = new NewTokenRatio()
+  readonly #builder = new StepBuilder()
+  readonly #maxBatchTokens: number
+  #parked = 0
+
+  constructor (options: SchedulerOptions) {
+    this.#options = options
+    this.version = options.version
+    this.kv = new KvMemory(options.pages, options.pageSize)
+    this.#sharing = new PrefillSharing(this.kv)
+    // All running requests and one page of a prefill always fit a step, so neither can starve the other.
+    this.#maxBatchTokens = Math.max(options.maxBatchTokens, options.maxRunningRequests + options.pageSize)
+  }
+
+  get waiting (): number {
+    return this.#queue.size + this.#parked
+  }
+
+  get idle (): boolean {
+    return this.#live.size === 0
+  }
+
+  get (id: number): Sequence | undefined {
+    return this.#live.get(id)
+  }
+
+  /** All live sequences, in order of arrival. */
+  all (): Sequence[] {
+    return [...this.#live.values()]
+  }
+
+  add (seq: Sequence): void {
+    this.#live.set(seq.id, seq)
+    this.#queue.insert(seq)
+  }
+
+  /** Ends a sequence with what it has. */
+  end (seq: Sequence, finish: FinishReason): void {
+    this.#leave(seq, true)
+    this.#options.sink.event(seq.id, tokenEvent(seq, this.version, finish))
+  }
+
+  fail (seq: Sequence, code: ErrorCode, message: string): void {
+    this.#leave(seq, false)
+    this.#options.sink.error(seq.id, code, message)
+  }
+
+  /** Runs one step; false if there was nothing to compute. With `startedOnly`, no request is begun that has not run before. */
+  step (startedOnly: boolean): boolean {
+    this.#admit(startedOnly)
+    this.#plan()
+    const { sequences } = this.#builder
+    if (sequences.length === 0) return false
+    const { now, device } = this.#options
+    const start = now()
+    let result: StepResult
+    try {
+      result = device.step(this.#builder.batch())
+    } catch (error) {
+      // What the device wrote before it failed is unknown, so nothing of these sequences is kept.
+      for (const seq of [...sequences]) this.fail(seq, 'INTERNAL', `the device failed in a step: ${error instanceof Error ? error.message : String(error)}`)
+      return true
+    }
+    this.#apply(result)
+    this.#ratio.decay()
+    this.counters.steps++
+    this.counters.stepMs = now() - start
+    return true
+  }
+
+  /** Takes all pages from all running sequences; they wait, with the tokens they have, to be computed again. */
+  retractAll (): void {
+    for (const seq of [...this.running].reverse()) this.#retract(seq)
+  }
+
+  /** Weights have changed (`changed`) or the cache is to be dropped. Running sequences keep their pages, but give them to no one. */
+  dropCache (changed: boolean): void {
+    this.kv.clear(this.running)
+    if (!changed) return
+    for (const seq of [...this.running].reverse()) {
+      // A prefill that is not done has shown nothing yet: begun again, it is of one kind of weights.
+      if (seq.prefilling) this.#suspend(seq)
+      else seq.mixed = true
+    }
+    for (let seq = this.#queue.first; seq !== null; seq = seq.next) seq.resetScores()
+  }
+
+  flush (): void {
+    this.kv.clear(this.running)
+  }
+
+  /** Throws where pages or lists do not add up. For tests. */
+  check (): void {
+    this.kv.check(this.running)
+    let queued = 0
+    for (let seq = this.#queue.first; seq !== null; seq = seq.next, queued++) {
+      if (seq.state !== 'queued' || seq.pageCount > 0) throw new Error('a waiting sequence is not as it should be')
+      if (seq.next !== null && seq.next.arrival < seq.arrival) throw new Error('the queue is out of order')
+    }
+    if (queued !== this.#queue.size || queued + this.#parked + this.running.length !== this.#live.size) throw new Error('sequences are lost')
+    const started = this.all().filter((seq) => seq.started && seq.state !== 'running').length
+    if (started !== this.startedWaiting) throw new Error('the count of retracted sequences is wrong')
+  }
+
+  #admit (startedOnly: boolean): void {
+    if (startedOnly && this.startedWaiting === 0) return
+    const { maxRunningRequests } = this.#options
+    let prefill = 0
+    let expected = 0
+    for (const seq of this.running) {
+      if (seq.prefilling) prefill += seq.length - seq.computed
+      expected += this.#ratio.estimate(seq)
+    }
+    if (this.running.length === 0) this.#ratio.reset()
+    for (let seq = this.#queue.first, next; seq !== null; seq = next) {
+      next = seq.next
+      if (this.running.length >= maxRunningRequests || prefill >= this.#maxBatchTokens) return
+      if (startedOnly && !seq.started) continue
+      this.kv.attach(seq)
+      const leader = this.#sharing.leaderOf(seq)
+      if (leader !== undefined) {
+        this.kv.release(seq)
+        this.#queue.remove(seq)
+        seq.state = 'parked'
+        this.#parked++
+        leader.waiters.push(seq)
+        continue
+      }
+      const { pageSize, available } = this.kv
+      const need = this.kv.pagesFor(seq.length) - seq.pageCount
+      expected += this.#ratio.estimate(seq)
+      // A sequence alone always fits (checkRequest), whatever it is expected to generate.
+      if (need > available || (this.running.length > 0 && need * pageSize + expected > available * pageSize)) {
+        this.kv.release(seq)
+        return
+      }
+      this.#start(seq)
+      prefill += seq.length - seq.computed
+    }
+  }
+
+  #start (seq: Sequence): void {
+    this.#queue.remove(seq)
+    this.kv.reserve(seq, seq.length)
+    seq.state = 'running'
+    seq.prefilling = true
+    if (seq.completion === 0) seq.cachedTokens = seq.computed
+    if (seq.started) this.startedWaiting--
+    else {
+      seq.started = true
+      this.counters.promptTokens += seq.promptLength
+      this.counters.prefixHitTokens += seq.computed
+    }
+    this.running.push(seq)
+    this.#sharing.lead(seq)
+  }
+
+  /** Decodes first, one token each; then prefills in turn, as far as the step's tokens go, in chunks that end at a page. */
+  #plan (): void {
+    const builder = this.#builder
+    const { kv } = this
+    builder.clear()
+    this.#growDecodes()
+    for (const seq of this.running) if (!seq.prefilling) builder.add(seq, 1, seq.pageCount)
+    for (const seq of this.running) {
+      if (!seq.prefilling) continue
+      const room = this.#maxBatchTokens - builder.tokens
+      const rest = seq.length - seq.computed
+      const take = rest <= room ? rest : Math.floor((seq.computed + room) / kv.pageSize) * kv.pageSize - seq.computed
+      if (take <= 0) return
+      builder.add(seq, take, kv.pagesFor(seq.computed + take))
+    }
+  }
+
+  /** A page for every decode that begins one; sequences are retracted, least progress first, until there are enough. */
+  #growDecodes (): void {
+    for (;;) {
+      let need = 0
+      for (const seq of this.running) if (!seq.prefilling && this.kv.pagesFor(seq.length) > seq.pageCount) need++
+      if (need === 0) return
+      if (need <= this.kv.available) break
+      let least = this.running[0]!
+      for (const seq of this.running) {
+        if (seq.completion < least.completion || (seq.completion === least.completion && seq.arrival > least.arrival)) least = seq
+      }
+      this.#retract(least)
+      this.#ratio.retracted(this.running)
+    }
+    for (const seq of this.running) if (!seq.prefilling) this.kv.reserve(seq, seq.length)
+  }
+
+  #apply (result: StepResult): void {
+    const { sequences, takes, rowSequences, rowPositions } = this.#builder
+    const cursor = new ResultCursor(result)
+    let row = 0
+    for (let i = 0; i < sequences.length; i++) {
+      const seq = sequences[i]!
+      const { request } = seq
+      let event: TokenEvent | null = null
+      seq.computed += takes[i]!
+      const prefilled = seq.prefilling && seq.computed === seq.length
+      if (prefilled) this.#prefilled(seq)
+      for (; rowSequences[row] === seq; row++) {
+        const token = result.tokens[row]!
+        const logprob = result.logprobs[row]!
+        const top = cursor.top(request)
+        const ids = cursor.ids(request)
+        if (rowPositions[row]! >= 0) {
+          seq.input!.logprobs.push([logprob, token])
+          seq.input!.top.push(top)
+          seq.input!.ids.push(ids)
+          continue
+        }
+        const finish = seq.append(token)
+        this.counters.generationTokens++
+        event = tokenEvent(seq, this.version, finish)
+        event.tokens.push(token)
+        if (request.logprobs !== null) {
+          event.logprobs.push([logprob, token])
+          event.top.push(top)
+          event.ids.push(ids)
+        }
+      }
+      // Nothing to sample: the prompt was only to be scored.
+      if (prefilled && event === null) event = tokenEvent(seq, this.version, { type: 'length', length: seq.completion })
+      if (event === null) continue
+      event.input = seq.input
+      seq.input = null
+      if (event.finish !== null) this.#leave(seq, true)
+      this.#options.sink.event(seq.id, event)
+    }
+  }
+
+  #prefilled (seq: Sequence): void {
+    seq.prefilling = false
+    this.kv.keep(seq)
+    this.#requeue(this.#sharing.end(seq))
+  }
+
+  #retract (seq: Sequence): void {
+    this.kv.keep(seq)
+    this.#suspend(seq)
+    seq.retractions++
+    this.counters.retractions++
+  }
+
+  /** From running back to waiting, without pages. */
+  #suspend (seq: Sequence): void {
+    this.#stop(seq)
+    seq.state = 'queued'
+    this.startedWaiting++
+    this.#queue.insert(seq)
+  }
+
+  #stop (seq: Sequence): void {
+    this.running.splice(this.running.indexOf(seq), 1)
+    this.kv.release(seq)
+    seq.prefilling = false
+    this.#requeue(this.#sharing.end(seq))
+  }
+
+  #leave (seq: Sequence, keep: boolean): void {
+    if (seq.state === 'running') {
+      if (keep) this.kv.keep(seq)
+      this.#stop(seq)
+    } else {
+      if (seq.state === 'queued') this.#queue.remove(seq)
+      else this.#parked--
+      if (seq.started) this.startedWaiting--
+    }
+    seq.state = 'done'
+    this.#live.delete(seq.id)
+  }
+
+  /** From the last to the first, so that each finds its place at the front of the queue. */
+  #requeue (waiters: Sequence[]): void {
+    for (let i = waiters.length - 1; i >= 0; i--) {
+      const seq = waiters[i]!
+      seq.state = 'queued'
+      this.#parked--
+      this.#queue.insert(seq)
+    }
+  }
+}

@@ -1,0 +1,50 @@
+import { RefitError } from '../errors.ts'
+import type { GenerateRequest } from './rollout-engine.ts'
+
+export interface RequestLimits {
+  vocabSize: number
+  contextLength: number
+  pages: number
+  pageSize: number
+}
+
+/** Throws on a request that could never run, or whose token ids would lead outside of the model's tables. */
+export function checkRequest (request: GenerateRequest, limits: RequestLimits): void {
+  const { inputIds, sampling, logprobs } = request
+  if (inputIds.length === 0) throw new RefitError('INVALID_REQUEST', 'input_ids is empty; at least one token is needed', { param: 'input_ids' })
+  checkIds(inputIds, limits.vocabSize, 'input_ids')
+  checkIds(sampling.logitBias.map(([id]) => id), limits.vocabSize, 'logit_bias')
+  if (logprobs !== null) {
+    checkIds(logprobs.ids, limits.vocabSize, 'token_ids_logprob')
+    if (!(logprobs.top >= 0 && logprobs.top <= limits.vocabSize)) {
+      throw new RefitError('INVALID_REQUEST', `top_logprobs_num is ${logprobs.top}; expected 0 to the vocabulary's ${limits.vocabSize}`, { param: 'top_logprobs_num' })
+    }
+    if (logprobs.startLen !== null && !(logprobs.startLen >= 0 && logprobs.startLen <= inputIds.length)) {
+      throw new RefitError('INVALID_REQUEST', `logprob_start_len is ${logprobs.startLen}; expected 0 to the prompt's ${inputIds.length} tokens`, { param: 'logprob_start_len' })
+    }
+  }
+  checkFit(inputIds.length, sampling.maxNewTokens, limits)
+}
+
+function checkFit (prompt: number, maxNewTokens: number, { contextLength, pages, pageSize }: RequestLimits): void {
+  if (prompt > contextLength || (prompt === contextLength && maxNewTokens > 0)) {
+    throw new RefitError('PROMPT_TOO_LONG',
+      `The input (${prompt} tokens) is longer than the model's context length (${contextLength} tokens, of which one must be left to generate).`, { param: 'input_ids' })
+  }
+  // The last token that is generated needs no KV.
+  const most = Math.max(prompt, Math.min(prompt + maxNewTokens, contextLength) - 1)
+  if (Math.ceil(most / pageSize) > pages) {
+    throw new RefitError('PROMPT_TOO_LONG',
+      `The input (${prompt} tokens) and max_new_tokens (${maxNewTokens}) need ${most} tokens of KV cache, which holds ${pages * pageSize}. ` +
+      'Lower max_new_tokens, shorten the input, or start the server with a larger KV cache.', { param: 'max_new_tokens' })
+  }
+}
+
+function checkIds (ids: ArrayLike<number>, vocabSize: number, param: string): void {
+  for (let i = 0; i < ids.length; i++) {
+    const id = ids[i]!
+    if (!(Number.isInteger(id) && id >= 0 && id < vocabSize)) {
+      throw new RefitError('INVALID_REQUEST', `${param}[${i}] is ${id}; expected a token id from 0 to ${vocabSize - 1}`, { param })
+    }
+  }
+}

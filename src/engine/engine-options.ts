@@ -1,0 +1,40 @@
+import type { RefitError } from '../errors.ts'
+
+/** How an engine is made. Everything has a default; names and meanings are those of the command line (docs/configuration.md). */
+export interface EngineOptions {
+  /** Name in replies; default the model path. */
+  servedModelName?: string
+  /** Label of the weights that are loaded at start; default "default". */
+  weightVersion?: string
+  device?: 'cpu'
+  /** `auto` (default): bfloat16, or float32 where the checkpoint is float32. */
+  dtype?: 'auto' | 'bfloat16' | 'float32'
+  /** Tensor-parallel ranks; default 1. */
+  tp?: number
+  /** Threads that compute; default one per available core. */
+  threads?: number
+  /** Force a kernel set; default the best this CPU has. */
+  isa?: string
+  /** Longest sequence; default the model's own. */
+  contextLength?: number
+  maxRunningRequests?: number
+  maxQueuedRequests?: number
+  /** Size of the KV cache in tokens; default from `memFraction`. */
+  maxTotalTokens?: number
+  /** Share of the free memory for weights and KV cache; default one half. */
+  memFraction?: number
+  /** New tokens per step; a longer prompt is computed in chunks. Default 512. */
+  maxPrefillTokens?: number
+  /** Tokens per KV page; default 16. */
+  pageSize?: number
+  /** Seed from which requests without one draw theirs; default a random one. */
+  randomSeed?: bigint | number
+  /** Longest that a weight update waits for running requests and for updates before it. */
+  updateDeadlineMs?: number
+  /** Folders that files of the model may lie in, symlinks followed; default the model's own (and, in a Hugging Face cache, its blobs). */
+  modelRoots?: readonly string[]
+  /** Called while the weights are loaded, with bytes done and bytes in all. */
+  onProgress?: (done: number, total: number) => void
+  /** Called once when the engine has failed on its own; all requests have failed by then. */
+  onFailure?: (error: RefitError) => void
+}

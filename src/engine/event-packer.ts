@@ -1,0 +1,81 @@
+import type { ErrorCode } from '../errors.ts'
+import type { EventBatch, EventDetail } from './messages.ts'
+import type { TokenEvent } from './rollout-engine.ts'
+import type { SchedulerStats } from './scheduler.ts'
+
+/**
+ * Worker's side of an EventBatch: gathers events in columns, so that the message of a step costs little however many requests run.
+ * A step brings at most one token per request.
+ */
+export class EventPacker {
+  #batch = emptyColumns()
+  /** Retractions last told of requests that had any. */
+  readonly #retractions = new Map<number, number>()
+  readonly #begun = new Set<number>()
+
+  event (id: number, event: TokenEvent): void {
+    const batch = this.#batch
+    if (batch.ids.length === 0) batch.version = event.weightVersion
+    const detail: EventDetail = { at: batch.ids.length }
+    let special = false
+    if (event.weightVersion !== batch.version) {
+      detail.version = event.weightVersion
+      special = true
+    }
+    if (!this.#begun.has(id)) {
+      this.#begun.add(id)
+      detail.start = { promptTokens: event.promptTokens, cachedTokens: event.cachedTokens, seed: event.seed }
+      special = true
+    }
+    if (event.retractions !== (this.#retractions.get(id) ?? 0)) {
+      this.#retractions.set(id, event.retractions)
+      detail.retractions = event.retractions
+      special = true
+    }
+    const [top] = event.top
+    const [ids] = event.ids
+    if (top !== undefined && top.length > 0) {
+      detail.top = top
+      special = true
+    }
+    if (ids !== undefined && ids.length > 0) {
+      detail.ids = ids
+      special = true
+    }
+    if (event.input !== null) {
+      detail.input = event.input
+      special = true
+    }
+    if (event.finish !== null) {
+      detail.finish = event.finish
+      special = true
+      this.#forget(id)
+    }
+    const logprob = event.logprobs[0]?.[0] ?? null
+    if (logprob !== null) batch.logprobs ??= new Array<null>(batch.ids.length).fill(null)
+    batch.logprobs?.push(logprob)
+    batch.ids.push(id)
+    batch.tokens.push(event.tokens[0] ?? -1)
+    if (special) batch.details.push(detail)
+  }
+
+  error (id: number, code: ErrorCode, message: string): void {
+    this.#batch.errors.push({ id, code, message })
+    this.#forget(id)
+  }
+
+  take (stats: SchedulerStats): EventBatch {
+    const batch = { ...this.#batch, stats }
+    this.#batch = emptyColumns()
+    return batch
+  }
+
+  #forget (id: number): void {
+    this.#begun.delete(id)
+    this.#retractions.delete(id)
+  }
+}
+
+function emptyColumns (): Omit<EventBatch, 'stats'> {
+  return { version: '', ids: [], tokens: [], logprobs: null, details: [], errors: [] }
+}

@@ -1,0 +1,82 @@
+import { PageAllocator } from './pages.ts'
+import { PrefixCache } from './prefix-cache.ts'
+import type { Sequence } from './sequence.ts'
+
+/** The KV pages of the engine: which sequence holds which, and what of it stays in the prefix cache. */
+export class KvMemory {
+  readonly pageSize: number
+  readonly allocator: PageAllocator
+  readonly cache: PrefixCache
+
+  constructor (pages: number, pageSize: number) {
+    this.pageSize = pageSize
+    this.allocator = new PageAllocator(pages)
+    this.cache = new PrefixCache(this.allocator, pageSize)
+  }
+
+  /** Pages that `reserve` can hand out. */
+  get available (): number {
+    return this.allocator.free + this.cache.evictable
+  }
+
+  pagesFor (tokens: number): number {
+    return Math.ceil(tokens / this.pageSize)
+  }
+
+  /** Gives a sequence without pages the longest cached beginning of its tokens. */
+  attach (seq: Sequence): void {
+    const end = this.cache.match(seq.tokens, seq.matchLimit, seq.request.cacheSalt ?? '')
+    this.cache.lock(end)
+    seq.node = end
+    while (seq.pageCount < end.depth) seq.addPage(0)
+    for (let node = end; node.parent !== null; node = node.parent) {
+      this.allocator.retain(node.page)
+      seq.pages[node.depth - 1] = node.page
+    }
+    seq.computed = end.depth * this.pageSize
+  }
+
+  /** Takes pages for the first `tokens` tokens, evicting from the cache where none are free. The caller has compared with `available`. */
+  reserve (seq: Sequence, tokens: number): void {
+    const need = this.pagesFor(tokens) - seq.pageCount
+    if (need > this.allocator.free) this.cache.evict(need - this.allocator.free)
+    for (let i = 0; i < need; i++) seq.addPage(this.allocator.allocate())
+  }
+
+  /** Puts the full pages of what has been computed into the prefix cache, and shares them from there. */
+  keep (seq: Sequence): void {
+    const full = Math.floor(seq.computed / this.pageSize)
+    if (seq.mixed || full <= (seq.node?.depth ?? 0)) return
+    const old = seq.node
+    const end = this.cache.extend(old ?? this.cache.root(seq.request.cacheSalt ?? ''), seq.tokens, seq.pages, full)
+    this.cache.lock(end)
+    if (old !== null) this.cache.unlock(old)
+    seq.node = end
+  }
+
+  /** Takes all pages from a sequence. */
+  release (seq: Sequence): void {
+    for (let i = 0; i < seq.pageCount; i++) this.allocator.release(seq.pages[i]!)
+    if (seq.node !== null) this.cache.unlock(seq.node)
+    seq.node = null
+    seq.pageCount = seq.computed = 0
+    seq.mixed = false
+  }
+
+  /** Empties the prefix cache; `holders`, the sequences that have pages, keep theirs. */
+  clear (holders: readonly Sequence[]): void {
+    this.cache.clear()
+    for (const seq of holders) seq.node = null
+  }
+
+  /** Throws unless the pages of `holders` and of the cache account for every page. O(pages): for tests. */
+  check (holders: readonly Sequence[]): void {
+    this.allocator.check()
+    const refs = new Int32Array(this.allocator.total)
+    this.cache.check((page) => { refs[page]!++ })
+    for (const seq of holders) for (let i = 0; i < seq.pageCount; i++) refs[seq.pages[i]!]!++
+    for (let page = 0; page < refs.length; page++) {
+      if (refs[page] !== this.allocator.refs(page)) throw new Error(`KV page ${page} has ${refs[page]} holders but ${this.allocator.refs(page)} references`)
+    }
+  }
+}

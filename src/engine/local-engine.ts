@@ -1,0 +1,97 @@
+import type { WeightState } from './rollout-engine.ts'
+import type { EngineInfo, EngineStats, GenerateRequest, PauseMode, RolloutEngine, TensorChecksum, TokenEvent, UpdateOptions, WeightUpdate } from './rollout-engine.ts'
+import type { SchedulerClient } from './scheduler-client.ts'
+import { seedSource } from './seed-source.ts'
+
+/** What the engine asks of the owner of its weights (WeightStore). */
+export interface WeightKeeper {
+  readonly weightVersion: string
+  readonly epoch: number
+  readonly state: WeightState
+  update: (options?: UpdateOptions) => Promise<WeightUpdate>
+  label: (version: string) => void
+  readTensor: (name: string, maxRows?: number) => Promise<{ shape: number[], values: Float32Array }>
+  checksums: () => Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }>
+  scramble: (seed: bigint) => Promise<void>
+}
+
+/** The engine in this process: a scheduler on its worker thread, and the weights that both threads share. */
+export class LocalEngine implements RolloutEngine {
+  readonly info: EngineInfo
+  readonly #scheduler: SchedulerClient
+  readonly #weights: WeightKeeper
+
+  constructor (info: EngineInfo, scheduler: SchedulerClient, weights: WeightKeeper) {
+    this.info = info
+    this.#scheduler = scheduler
+    this.#weights = weights
+  }
+
+  get stats (): EngineStats {
+    return this.#scheduler.stats
+  }
+
+  get weightVersion (): string {
+    return this.#weights.weightVersion
+  }
+
+  get epoch (): number {
+    return this.#weights.epoch
+  }
+
+  get weights (): WeightState {
+    return this.#weights.state
+  }
+
+  get ready (): boolean {
+    return this.#scheduler.closed === null && this.#weights.state.state === 'current' && this.#scheduler.stats.paused === null
+  }
+
+  generate (request: GenerateRequest): AsyncIterable<TokenEvent> {
+    return this.#scheduler.generate(request)
+  }
+
+  abort (rid: string): boolean {
+    return this.#scheduler.abort(rid)
+  }
+
+  abortAll (): number {
+    return this.#scheduler.abortAll()
+  }
+
+  async pause (mode: PauseMode): Promise<void> {
+    await this.#scheduler.pause(mode)
+  }
+
+  async resume (): Promise<void> {
+    await this.#scheduler.resume()
+  }
+
+  async flushCache (timeoutMs = 0): Promise<boolean> {
+    return await this.#scheduler.flush(timeoutMs)
+  }
+
+  setWeightVersion (version: string): void {
+    this.#weights.label(version)
+  }
+
+  async update (options?: UpdateOptions): Promise<WeightUpdate> {
+    return await this.#weights.update(options)
+  }
+
+  async readWeight (name: string, maxRows?: number): Promise<{ shape: number[], values: Float32Array }> {
+    return await this.#weights.readTensor(name, maxRows)
+  }
+
+  async checksums (): Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }> {
+    return await this.#weights.checksums()
+  }
+
+  async scrambleWeights (): Promise<void> {
+    await this.#weights.scramble(seedSource(null)())
+  }
+
+  async close (): Promise<void> {
+    await this.#scheduler.close()
+  }
+}

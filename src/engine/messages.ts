@@ -1,0 +1,66 @@
+import type { CoreConfig } from '../native.ts'
+import type { ErrorCode } from '../errors.ts'
+import type { FinishReason, GenerateRequest, InputLogprobs, PauseMode, Scored } from './rollout-engine.ts'
+import type { SchedulerOptions } from './step-device.ts'
+import type { SchedulerStats } from './scheduler.ts'
+
+// What the main thread and the scheduler's worker thread say to each other. Requests and calls carry numbers that the main thread
+// chose; both directions keep their order. Everything here survives a structured clone.
+
+/** What the worker starts with. */
+export interface WorkerData {
+  core: CoreConfig
+  scheduler: Omit<SchedulerOptions, 'device' | 'sink' | 'now' | 'drawSeed' | 'pages' | 'pageSize'>
+  /** Where requests without a seed draw theirs from; null for random ones. */
+  randomSeed: bigint | null
+}
+
+export type ToWorker =
+  | { type: 'add', id: number, request: GenerateRequest }
+  | { type: 'abort', id: number }
+  | { type: 'abortAll' }
+  | { type: 'pause', call: number, mode: PauseMode }
+  | { type: 'resume', call: number }
+  | { type: 'flush', call: number }
+  | { type: 'cancelFlush', call: number }
+  | { type: 'shut', call: number, abort: boolean }
+  | { type: 'cancelShut', call: number }
+  | { type: 'open', call: number, epoch: number, version: string, flushCache: boolean, torn: string | null }
+  | { type: 'relabel', version: string }
+  /** Fails all requests, frees the core and ends the thread. */
+  | { type: 'close' }
+
+export type FromWorker =
+  | { type: 'ready', core: number }
+  | { type: 'failed', code: ErrorCode, message: string }
+  | ({ type: 'batch' } & EventBatch)
+  | { type: 'reply', call: number, done: boolean }
+  | { type: 'closed' }
+
+/** All events since the last batch, at most one step's. One entry of `ids` and `tokens` per event; what is rare stands in `details`. */
+export interface EventBatch {
+  /** Label of the weights, for all events without one of their own. */
+  version: string
+  ids: number[]
+  /** -1 for an event without a token. */
+  tokens: number[]
+  /** Of events with a token and logprobs wanted; null where no event of the batch has any. */
+  logprobs: (number | null)[] | null
+  details: EventDetail[]
+  errors: { id: number, code: ErrorCode, message: string }[]
+  stats: SchedulerStats
+}
+
+export interface EventDetail {
+  /** Index of the event. */
+  at: number
+  version?: string
+  /** On the first event of a request. */
+  start?: { promptTokens: number, cachedTokens: number, seed: bigint }
+  /** Where it is not that of the event before. */
+  retractions?: number
+  top?: Scored[]
+  ids?: Scored[]
+  input?: InputLogprobs
+  finish?: FinishReason
+}

@@ -1,0 +1,39 @@
+import type { Sequence } from './sequence.ts'
+
+// Admission with overcommit, as SGLang does it: of what a request may still generate, only a share is counted as needed. The share
+// falls with every step and jumps when a retraction shows that it was too low.
+const START = 0.7
+const LEAST = START * 0.14
+const DECAY = (START - LEAST) / 600
+/** Longest output that is planned for. */
+const CLIP = 4096
+/** After a retraction, plan for so many more tokens per running request at least. */
+const RETRACT_STEPS = 20
+
+export class NewTokenRatio {
+  value = START
+
+  /** Tokens that `seq` is expected to generate yet. */
+  estimate (seq: Sequence): number {
+    return this.value * Math.min(seq.maxLength - seq.length, CLIP)
+  }
+
+  decay (): void {
+    this.value = Math.max(LEAST, this.value - DECAY)
+  }
+
+  /** Nothing runs: start anew. */
+  reset (): void {
+    this.value = START
+  }
+
+  retracted (running: readonly Sequence[]): void {
+    let generated = 0
+    let most = 0
+    for (const seq of running) {
+      generated += seq.completion + RETRACT_STEPS
+      most += seq.maxLength - seq.promptLength
+    }
+    if (most > 0) this.value = Math.max(this.value, Math.min(1, generated / most))
+  }
+}

@@ -1,0 +1,29 @@
+import type { StepResult } from '../native.ts'
+import type { GenerateRequest, Scored } from './rollout-engine.ts'
+
+/** Reads the ragged lists of a step's result, row after row. */
+export class ResultCursor {
+  readonly #result: StepResult
+  #top = 0
+  #id = 0
+
+  constructor (result: StepResult) {
+    this.#result = result
+  }
+
+  /** Best alternatives of the next row; to be called once per row, in order. */
+  top (request: GenerateRequest): Scored[] {
+    const { topIds, topLogprobs } = this.#result
+    const count = request.logprobs?.top ?? 0
+    const scored: Scored[] = []
+    for (let i = 0; i < count; i++, this.#top++) scored.push([topLogprobs[this.#top]!, topIds[this.#top]!])
+    return scored
+  }
+
+  /** Logprobs of the ids asked for, of the next row; to be called once per row, in order. */
+  ids (request: GenerateRequest): Scored[] {
+    const scored: Scored[] = []
+    if (request.logprobs !== null) for (const id of request.logprobs.ids) scored.push([this.#result.idLogprobs[this.#id++]!, id])
+    return scored
+  }
+}

@@ -1,0 +1,189 @@
+import type { WeightSource, WriteReport } from '../weights/source.ts'
+
+// The interface that the plugin is written against; remote engines implement it too. Token ids in, token ids out:
+// text is laid over it by src/engine/text-generation.ts.
+
+/** Checked sampling parameters; null or absent fields of requests have already become these defaults. */
+export interface SamplingParams {
+  /** Most tokens to generate; 0 scores the prompt only. */
+  maxNewTokens: number
+  /** No stop token is obeyed before this many tokens. */
+  minNewTokens: number
+  /** 0 is greedy. */
+  temperature: number
+  topP: number
+  /** 0 is off. */
+  topK: number
+  minP: number
+  /** On generated tokens, -2 to 2. */
+  frequencyPenalty: number
+  presencePenalty: number
+  /** On prompt and generated tokens, (0, 2]. */
+  repetitionPenalty: number
+  /** Stops besides the model's own eos ids. */
+  stopTokenIds: number[]
+  /** Do not stop at eos ids. */
+  ignoreEos: boolean
+  logitBias: [id: number, bias: number][]
+  /** Seed of the counter-based noise; null draws one. */
+  seed: bigint | null
+}
+
+export interface LogprobOptions {
+  /** First prompt position to score (its logprob given what stands before it), or null for none. */
+  startLen: number | null
+  /** How many best alternatives per position. */
+  top: number
+  /** Token ids to report per position. */
+  ids: number[]
+  /** Before temperature, penalties and bias, instead of after. */
+  raw: boolean
+}
+
+export interface GenerateRequest {
+  /** Unique among the engine's live requests. */
+  rid: string
+  inputIds: Int32Array
+  sampling: SamplingParams
+  logprobs: LogprobOptions | null
+  /** A key that keeps prefix-cache entries of different callers apart. */
+  cacheSalt?: string
+}
+
+/** [logprob, id] */
+export type Scored = [logprob: number, id: number]
+
+/** Logprobs of prompt positions from `startLen` on; the very first position of a prompt has none (null). */
+export interface InputLogprobs {
+  logprobs: [logprob: number | null, id: number][]
+  top: (Scored[] | null)[]
+  ids: (Scored[] | null)[]
+}
+
+export type FinishReason =
+  | { type: 'stop', matched: number | string | null }
+  | { type: 'length', length: number }
+  | { type: 'abort', message: string }
+
+/** What one step brought for one request. All tokens of an event come from the same weights. */
+export interface TokenEvent {
+  /** New tokens since the last event. */
+  tokens: number[]
+  /** With logprobs wanted: one entry per token. */
+  logprobs: Scored[]
+  top: Scored[][]
+  ids: Scored[][]
+  /** On the event that ends the prefill, if asked for. */
+  input: InputLogprobs | null
+  /** Label of the weights that made these tokens. */
+  weightVersion: string
+  promptTokens: number
+  /** Prompt tokens taken from the prefix cache. */
+  cachedTokens: number
+  /** Generated so far. */
+  completionTokens: number
+  retractions: number
+  /** The seed in use. */
+  seed: bigint
+  /** Set on the last event. */
+  finish: FinishReason | null
+}
+
+export type PauseMode = 'abort' | 'retract' | 'in_place'
+
+/** State of the bytes; see docs/updates.md. */
+export type WeightState = { state: 'current' } | { state: 'torn', tensors: string[], reason: string }
+
+export interface EngineInfo {
+  modelPath: string
+  servedModelName: string
+  architecture: string
+  modelType: string
+  vocabSize: number
+  contextLength: number
+  eosTokenIds: number[]
+  device: string
+  isa: string
+  ranks: number
+  threads: number
+  dtype: 'bfloat16' | 'float32'
+  weightBytes: number
+  kvBytes: number
+  kvTokens: number
+  maxRunningRequests: number
+  maxQueuedRequests: number
+}
+
+/** Numbers that move; read without waiting for the engine. */
+export interface EngineStats {
+  running: number
+  queued: number
+  paused: PauseMode | null
+  /** Tokens held in KV pages by requests and by the prefix cache, and how many there are room for. */
+  usedTokens: number
+  cachedTokens: number
+  totalTokens: number
+  promptTokens: number
+  generationTokens: number
+  prefixHitTokens: number
+  retractions: number
+  steps: number
+  /** Of the last step. */
+  stepMs: number
+  /** Generated tokens per second over about the last second. */
+  tokensPerSecond: number
+}
+
+export interface UpdateOptions {
+  /** End running requests instead of waiting for them. */
+  abortAllRequests?: boolean
+  /** Most milliseconds to wait for the gate and the queue before it. */
+  deadlineMs?: number
+  /** Refuse names that the model does not have (default true). */
+  strictNames?: boolean
+  /** Identity of the call: one that runs already under the same key is joined, not repeated. */
+  key?: string
+}
+
+/** An update under way. The gate is shut from the first write until commit or abort. */
+export interface WeightUpdate {
+  /** Checks all of the source, then writes all of it. Throws before the first byte is written, or WEIGHTS_TORN after. */
+  write: (source: WeightSource) => Promise<WriteReport>
+  /** Moves the label (if given), drops the caches, opens the gate. `requireAll` demands that every name was written. */
+  commit: (options: { version?: string, flushCache?: boolean, requireAll?: boolean }) => Promise<void>
+  /** Opens the gate without moving the label. What is torn stays torn. */
+  abort: (reason: string) => Promise<void>
+}
+
+/** Checksum of one checkpoint tensor as the engine holds it (docs/checksum.md), 16 hex digits, and the same per rank that holds a part. */
+export interface TensorChecksum { name: string, checksum: string }
+
+export interface RolloutEngine {
+  readonly info: EngineInfo
+  readonly stats: EngineStats
+  /** Label of the weights in use; "default" at start. */
+  readonly weightVersion: string
+  /** Moves with every write. */
+  readonly epoch: number
+  readonly weights: WeightState
+  /** True while requests are taken and steps can run. */
+  readonly ready: boolean
+  /** Ends when the request does; leaving the loop early aborts the request and frees its pages. */
+  generate: (request: GenerateRequest) => AsyncIterable<TokenEvent>
+  /** Ends one request (false: unknown) or all, each with what it has so far. */
+  abort: (rid: string) => boolean
+  abortAll: () => number
+  pause: (mode: PauseMode) => Promise<void>
+  resume: () => Promise<void>
+  /** Drops the prefix cache. False, and nothing done, unless the engine is or becomes idle within `timeoutMs`. */
+  flushCache: (timeoutMs?: number) => Promise<boolean>
+  setWeightVersion: (version: string) => void
+  update: (options?: UpdateOptions) => Promise<WeightUpdate>
+  /** One checkpoint tensor as the engine holds it, as float32 values, row-major; at most `maxRows` rows. */
+  readWeight: (name: string, maxRows?: number) => Promise<{ shape: number[], values: Float32Array }>
+  /** Of every checkpoint tensor, in the table's order; `perRank` also of each rank's share. */
+  checksums: () => Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }>
+  /** Fills all weights with noise and declares them torn: what is not written afterwards is found. */
+  scrambleWeights: () => Promise<void>
+  close: () => Promise<void>
+}

@@ -1,0 +1,245 @@
+import { Worker } from 'node:worker_threads'
+import { RefitError } from '../errors.ts'
+import type { Gate, GateKeeper } from '../weights/gate.ts'
+import { EventUnpacker } from './event-unpacker.ts'
+import type { EventBatch, FromWorker, ToWorker, WorkerData } from './messages.ts'
+import { RateMeter } from './rate-meter.ts'
+import type { EngineStats, GenerateRequest, PauseMode, TokenEvent } from './rollout-engine.ts'
+import type { SchedulerStats } from './scheduler.ts'
+import { TokenStream } from './token-stream.ts'
+
+export interface ClientOptions {
+  /** Called once if the worker ends without being asked to; all requests have failed by then. */
+  onFailure?: (error: RefitError) => void
+  /** The worker's file. */
+  url?: URL
+}
+
+interface Live { id: number, rid: string, stream: TokenStream, unpacker: EventUnpacker }
+
+type Call = ToWorker extends infer M ? M extends { call: number } ? Omit<M, 'call'> : never : never
+
+// A URL inside `new URL` is not rewritten when TypeScript is compiled, so the extension is that of this very file. Run from sources,
+// the worker inherits the process's loader (`--import` of tap, or Node's own type stripping).
+const WORKER = new URL(`./worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
+
+const LONGEST_TIMER_MS = 2 ** 31 - 1
+
+/** The main thread's side of the scheduler: streams of requests, calls, and the gate. Keeps the process alive until `close`. */
+export class SchedulerClient implements GateKeeper {
+  readonly #worker: Worker
+  readonly #options: ClientOptions
+  readonly #live = new Map<number, Live>()
+  readonly #byRid = new Map<string, Live>()
+  readonly #calls = new Map<number, { resolve: (done: boolean) => void, reject: (error: RefitError) => void }>()
+  readonly #rate = new RateMeter()
+  #stats: SchedulerStats
+  #core = -1
+  #numbers = 0
+  #starting: { resolve: () => void, reject: (error: RefitError) => void } | null = null
+  #closed: RefitError | null = null
+  #closing: Promise<void> | null = null
+
+  /** Starts the worker and waits until its core stands. Throws what the core said where it could not be made. */
+  static async start (data: WorkerData, options: ClientOptions = {}): Promise<SchedulerClient> {
+    const client = new SchedulerClient(data, options)
+    await new Promise<void>((resolve, reject) => { client.#starting = { resolve, reject } })
+    return client
+  }
+
+  private constructor (data: WorkerData, options: ClientOptions) {
+    this.#options = options
+    const totalTokens = data.core.pages * data.core.pageSize
+    this.#stats = { running: 0, queued: 0, paused: null, usedTokens: 0, cachedTokens: 0, totalTokens, promptTokens: 0, generationTokens: 0, prefixHitTokens: 0, retractions: 0, steps: 0, stepMs: 0 }
+    this.#worker = new Worker(options.url ?? WORKER, { workerData: data, name: 'refit scheduler' })
+    this.#worker.on('message', (message: FromWorker) => { this.#receive(message) })
+    this.#worker.on('messageerror', (error) => { this.#fail(`a message of the scheduler could not be read: ${error.message}`, error) })
+    this.#worker.on('error', (error) => { this.#fail(`the scheduler failed: ${error.message}`, error) })
+    this.#worker.on('exit', (code) => { this.#fail(`the scheduler ended with code ${code}`, undefined) })
+  }
+
+  /** Handle of the native core that the worker made. */
+  get core (): number {
+    return this.#core
+  }
+
+  /** Null while the engine works. */
+  get closed (): RefitError | null {
+    return this.#closed
+  }
+
+  get stats (): EngineStats {
+    return { ...this.#stats, tokensPerSecond: this.#rate.perSecond }
+  }
+
+  /** See RolloutEngine. The request is sent with the first read. */
+  generate (request: GenerateRequest): AsyncIterableIterator<TokenEvent> {
+    const { rid } = request
+    const id = this.#numbers++
+    return new TokenStream({
+      begin: (stream) => {
+        this.#demandOpen()
+        if (this.#byRid.has(rid)) throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${rid}; it belongs to a request that is still running`, { param: 'rid' })
+        const live = { id, rid, stream, unpacker: new EventUnpacker(request.logprobs !== null) }
+        const { inputIds } = request
+        // Of a view, a structured clone would copy the whole buffer under it.
+        const whole = inputIds.byteLength === inputIds.buffer.byteLength
+        this.#post({ type: 'add', id, request: whole ? request : { ...request, inputIds: inputIds.slice() } })
+        this.#live.set(id, live)
+        this.#byRid.set(rid, live)
+      },
+      leave: () => {
+        this.#forget(id)
+        if (this.#closed === null) this.#post({ type: 'abort', id })
+      }
+    })
+  }
+
+  abort (rid: string): boolean {
+    const live = this.#byRid.get(rid)
+    if (live === undefined || this.#closed !== null) return false
+    this.#post({ type: 'abort', id: live.id })
+    return true
+  }
+
+  abortAll (): number {
+    const count = this.#live.size
+    if (count > 0 && this.#closed === null) this.#post({ type: 'abortAll' })
+    return count
+  }
+
+  /** Resolves when the pause holds, with `abort` when all requests have ended. */
+  async pause (mode: PauseMode): Promise<void> {
+    await this.#call({ type: 'pause', mode })
+  }
+
+  async resume (): Promise<void> {
+    await this.#call({ type: 'resume' })
+  }
+
+  async flush (timeoutMs: number): Promise<boolean> {
+    return await this.#call({ type: 'flush' }, { type: 'cancelFlush', afterMs: timeoutMs })
+  }
+
+  async shut ({ abort, deadlineMs }: { abort: boolean, deadlineMs: number }): Promise<Gate> {
+    const done = await this.#call({ type: 'shut', abort }, { type: 'cancelShut', afterMs: deadlineMs })
+    if (!done) throw new RefitError('DEADLINE', `running requests were not finished within ${Math.round(deadlineMs)} ms`)
+    let shut = true
+    return {
+      open: async (options) => {
+        if (!shut) throw new RefitError('INTERNAL', 'the gate is opened twice')
+        shut = false
+        await this.#call({ type: 'open', ...options })
+      }
+    }
+  }
+
+  relabel (version: string): void {
+    if (this.#closed === null) this.#post({ type: 'relabel', version })
+  }
+
+  /** Fails all requests, frees the core and ends the worker. Not while weights are written. */
+  async close (): Promise<void> {
+    this.#closing ??= this.#close()
+    await this.#closing
+  }
+
+  async #close (): Promise<void> {
+    if (this.#closed !== null) return
+    this.#post({ type: 'close' })
+    await new Promise((resolve) => this.#worker.once('exit', resolve))
+  }
+
+  /** Sends a call and waits for its reply; `cancel` is sent when the reply takes longer than that. The reply decides. */
+  async #call (message: Call, cancel?: { type: 'cancelFlush' | 'cancelShut', afterMs: number }): Promise<boolean> {
+    this.#demandOpen()
+    const call = this.#numbers++
+    const reply = new Promise<boolean>((resolve, reject) => { this.#calls.set(call, { resolve, reject }) })
+    this.#post({ ...message, call } as ToWorker)
+    if (cancel === undefined) return await reply
+    const { type, afterMs } = cancel
+    const timer = setTimeout(() => { if (this.#closed === null) this.#post({ type, call }) }, Math.min(afterMs, LONGEST_TIMER_MS))
+    return await reply.finally(() => { clearTimeout(timer) })
+  }
+
+  #post (message: ToWorker): void {
+    this.#worker.postMessage(message)
+  }
+
+  #demandOpen (): void {
+    if (this.#closed !== null) throw this.#closed
+    if (this.#closing !== null) throw new RefitError('ENGINE_CLOSED', 'the engine is shutting down')
+  }
+
+  #receive (message: FromWorker): void {
+    switch (message.type) {
+      case 'batch': return this.#deliver(message)
+      case 'reply': {
+        this.#calls.get(message.call)?.resolve(message.done)
+        this.#calls.delete(message.call)
+        return
+      }
+      case 'ready': {
+        this.#core = message.core
+        this.#starting?.resolve()
+        this.#starting = null
+        return
+      }
+      case 'failed': {
+        this.#closed = new RefitError(message.code, message.message)
+        this.#starting?.reject(this.#closed)
+        this.#starting = null
+      }
+    }
+  }
+
+  #deliver (batch: EventBatch): void {
+    this.#stats = batch.stats
+    let tokens = 0
+    let next = 0
+    for (let i = 0; i < batch.ids.length; i++) {
+      const detail = batch.details[next]?.at === i ? batch.details[next++] : undefined
+      if (batch.tokens[i]! >= 0) tokens++
+      const live = this.#live.get(batch.ids[i]!)
+      // A reader that left early gets nothing more.
+      if (live === undefined) continue
+      const event = live.unpacker.event(batch, i, detail)
+      if (event.finish !== null) this.#forget(live.id)
+      live.stream.push(event)
+    }
+    if (tokens > 0) this.#rate.add(tokens)
+    for (const { id, code, message } of batch.errors) {
+      const live = this.#live.get(id)
+      if (live === undefined) continue
+      this.#forget(id)
+      live.stream.fail(new RefitError(code, message))
+    }
+  }
+
+  #forget (id: number): void {
+    const live = this.#live.get(id)
+    if (live === undefined) return
+    this.#live.delete(id)
+    this.#byRid.delete(live.rid)
+  }
+
+  /** The worker is gone: nothing that is open can be answered any more. */
+  #fail (message: string, cause: unknown): void {
+    if (this.#closed !== null) return
+    if (this.#starting !== null) {
+      this.#closed = new RefitError('INTERNAL', `the scheduler could not be started: ${message}`, { cause })
+      this.#starting.reject(this.#closed)
+      this.#starting = null
+      return
+    }
+    const wanted = this.#closing !== null
+    this.#closed = new RefitError('ENGINE_CLOSED', wanted ? 'the engine is shut down' : message, { cause })
+    for (const { id, stream } of [...this.#live.values()]) {
+      this.#forget(id)
+      stream.fail(this.#closed)
+    }
+    for (const { reject } of this.#calls.values()) reject(this.#closed)
+    this.#calls.clear()
+    if (!wanted) this.#options.onFailure?.(this.#closed)
+  }
+}

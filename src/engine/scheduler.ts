@@ -1,0 +1,186 @@
+import { RefitError } from '../errors.ts'
+import type { ErrorCode } from '../errors.ts'
+import { Batcher } from './batcher.ts'
+import { checkRequest } from './check-request.ts'
+import type { EngineStats, GenerateRequest, PauseMode } from './rollout-engine.ts'
+import { Sequence } from './sequence.ts'
+import type { SchedulerOptions } from './step-device.ts'
+
+export type SchedulerStats = Omit<EngineStats, 'tokensPerSecond'>
+
+/**
+ * The scheduler: takes requests, decides whether steps may run (pause, gate, torn weights) and runs them. A plain class without
+ * thread or timer: its owner calls `step` while `busy`, and everything else between two steps.
+ */
+export class Scheduler {
+  readonly #options: SchedulerOptions
+  readonly #batcher: Batcher
+  #arrivals = 0
+  #epoch: number
+  #torn: string | null
+  #paused: PauseMode | null = null
+  #gateShut = false
+  /** Calls that wait for the gate, and for an idle moment to flush. */
+  readonly #shuts: number[] = []
+  #flushes: number[] = []
+
+  constructor (options: SchedulerOptions) {
+    this.#options = options
+    this.#batcher = new Batcher(options)
+    this.#epoch = options.epoch
+    this.#torn = options.torn
+  }
+
+  /** A step would compute something. */
+  get busy (): boolean {
+    return !this.#gateShut && this.#paused === null && this.#torn === null && !this.#batcher.idle
+  }
+
+  /** Queues a request under a number that is not in use. A request that cannot be taken fails at once through the sink. */
+  add (id: number, request: GenerateRequest): void {
+    const { sink, maxQueuedRequests, drawSeed } = this.#options
+    try {
+      if (this.#torn !== null) throw new RefitError('ENGINE_TORN', this.#torn)
+      checkRequest(request, this.#options)
+      if (this.#batcher.waiting >= maxQueuedRequests) {
+        throw new RefitError('QUEUE_FULL', `${maxQueuedRequests} requests are waiting, as many as --max-queued-requests allows; try again later`)
+      }
+    } catch (error) {
+      if (!(error instanceof RefitError)) throw error
+      sink.error(id, error.code, error.message)
+      return
+    }
+    this.#batcher.add(new Sequence(id, request, this.#arrivals++, request.sampling.seed ?? drawSeed(), this.#options))
+  }
+
+  /** Ends one request with what it has; false if it is not known. */
+  abort (id: number): boolean {
+    const seq = this.#batcher.get(id)
+    if (seq === undefined) return false
+    this.#abort(seq)
+    this.#settle()
+    return true
+  }
+
+  /** Ends all requests with what they have. */
+  abortAll (): void {
+    for (const seq of this.#batcher.all()) this.#abort(seq)
+    this.#settle()
+  }
+
+  /** Fails all requests. */
+  failAll (code: ErrorCode, message: string): void {
+    for (const seq of this.#batcher.all()) this.#batcher.fail(seq, code, message)
+    this.#settle()
+  }
+
+  /**
+   * No step runs until `resume`; new requests wait. `abort` ends all requests, `retract` takes the KV of running ones (they are
+   * computed again afterwards), `in_place` leaves them as they are.
+   */
+  pause (mode: PauseMode): void {
+    this.#paused = mode
+    if (mode === 'abort') this.abortAll()
+    if (mode === 'retract') this.#batcher.retractAll()
+    this.#settle()
+  }
+
+  resume (): void {
+    this.#paused = null
+    this.#settle()
+  }
+
+  /** Drops the prefix cache as soon as no request is running or waiting; replies true then, or false when cancelled before. */
+  flush (call: number): void {
+    this.#flushes.push(call)
+    this.#settle()
+  }
+
+  cancelFlush (call: number): void {
+    const at = this.#flushes.indexOf(call)
+    if (at < 0) return
+    this.#flushes.splice(at, 1)
+    this.#options.sink.reply(call, false)
+  }
+
+  /**
+   * Shuts the gate: replies true once no step runs until `open`. Paused, that is now. Else no request is begun that has not run
+   * yet, and running ones (retracted ones too) are finished first. `abort` ends all requests, waiting ones too. Further calls
+   * wait for `open`, in order.
+   */
+  shut (call: number, abort: boolean): void {
+    if (abort) this.abortAll()
+    this.#shuts.push(call)
+    this.#settle()
+  }
+
+  /** Replies false and goes on as before, unless the gate is shut for this call already. */
+  cancelShut (call: number): void {
+    const at = this.#shuts.indexOf(call)
+    if (at < 0) return
+    this.#shuts.splice(at, 1)
+    this.#options.sink.reply(call, false)
+  }
+
+  /** Opens the gate; see Gate in src/weights/gate.ts. */
+  open ({ epoch, version, flushCache, torn }: { epoch: number, version: string, flushCache: boolean, torn: string | null }): void {
+    if (!this.#gateShut) throw new Error('the gate is opened but not shut')
+    this.#gateShut = false
+    if (epoch !== this.#epoch || flushCache) this.#batcher.dropCache(epoch !== this.#epoch)
+    this.#epoch = epoch
+    this.#batcher.version = version
+    this.#torn = torn
+    if (torn !== null) this.failAll('ENGINE_TORN', torn)
+    this.#settle()
+  }
+
+  /** Moves the label alone. */
+  setVersion (version: string): void {
+    this.#batcher.version = version
+  }
+
+  /** Runs one step, if there is something to compute and nothing forbids it. */
+  step (): boolean {
+    if (!this.busy) return false
+    const worked = this.#batcher.step(this.#shuts.length > 0)
+    this.#settle()
+    return worked
+  }
+
+  stats (): SchedulerStats {
+    const { kv, running, waiting, counters } = this.#batcher
+    const { pageSize, allocator, cache } = kv
+    return {
+      running: running.length,
+      queued: waiting,
+      paused: this.#paused,
+      usedTokens: (allocator.total - allocator.free) * pageSize,
+      cachedTokens: cache.size * pageSize,
+      totalTokens: allocator.total * pageSize,
+      ...counters
+    }
+  }
+
+  /** Throws where pages or lists do not add up. For tests. */
+  check (): void {
+    this.#batcher.check()
+  }
+
+  #abort (seq: Sequence): void {
+    this.#batcher.end(seq, { type: 'abort', message: seq.started ? 'Aborted' : 'Abort in waiting queue' })
+  }
+
+  /** Grants what waits for a moment like this. */
+  #settle (): void {
+    const { running, startedWaiting } = this.#batcher
+    if (this.#shuts.length > 0 && !this.#gateShut && (this.#paused !== null || running.length + startedWaiting === 0)) {
+      this.#gateShut = true
+      this.#options.sink.reply(this.#shuts.shift()!, true)
+    }
+    if (this.#flushes.length > 0 && this.#batcher.idle) {
+      this.#batcher.flush()
+      for (const call of this.#flushes) this.#options.sink.reply(call, true)
+      this.#flushes = []
+    }
+  }
+}

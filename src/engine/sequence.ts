@@ -1,0 +1,124 @@
+import { ROW_FLOATS, ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../native.ts'
+import type { CacheNode } from './prefix-cache.ts'
+import type { FinishReason, GenerateRequest, InputLogprobs } from './rollout-engine.ts'
+
+export interface ModelLimits { contextLength: number, vocabSize: number, eosTokenIds: number[] }
+
+/** A request in the scheduler: its tokens, its pages, and how far it has come. */
+export class Sequence {
+  readonly id: number
+  readonly request: GenerateRequest
+  /** Order of arrival: requests are admitted by it, also after a retraction. */
+  readonly arrival: number
+  readonly seed: bigint
+  readonly promptLength: number
+  /** The sequence ends when it has so many tokens. */
+  readonly maxLength: number
+
+  /** Prompt and output. The last token of the output has no KV yet. */
+  tokens: Int32Array
+  length: number
+  /** Tokens whose KV stands in `pages`. */
+  computed = 0
+  pages = new Int32Array(8)
+  pageCount = 0
+  /** Locked end of the path in the prefix cache that `pages` begins with. */
+  node: CacheNode | null = null
+  /** KV of more than one weight epoch: its pages must not enter the prefix cache. */
+  mixed = false
+
+  state: 'queued' | 'parked' | 'running' | 'done' = 'queued'
+  /** Running, and not all of `tokens` computed once. */
+  prefilling = false
+  /** Has been running before; a retracted request counts as running where updates wait for running ones. */
+  started = false
+  retractions = 0
+  /** Prompt tokens taken from the prefix cache when it first ran. */
+  cachedTokens = 0
+  /** Scores of prompt positions so far, until they are sent. */
+  input: InputLogprobs | null = null
+  /** Requests that wait for this one's prefill. */
+  waiters: Sequence[] = []
+  /** Key of the page that waiters wait for; see PrefillSharing. */
+  leads: { hash: number, node: CacheNode } | null = null
+  /** Neighbours in the waiting queue. */
+  previous: Sequence | null = null
+  next: Sequence | null = null
+
+  /** Fields of the row that samples; see ROW_FLOATS. */
+  readonly floats: Float32Array
+  readonly logprobFlags: number
+  readonly penalties: boolean
+  readonly biasTokens: Int32Array
+  readonly biasValues: Float32Array
+  /** Ids that end the sequence, and those of them that may be banned by a bias while it is too short. */
+  readonly stops: ReadonlySet<number>
+  readonly bans: readonly number[]
+
+  constructor (id: number, request: GenerateRequest, arrival: number, seed: bigint, limits: ModelLimits) {
+    const { sampling: s, inputIds, logprobs } = request
+    this.id = id
+    this.request = request
+    this.arrival = arrival
+    this.seed = BigInt.asUintN(64, seed)
+    this.promptLength = this.length = inputIds.length
+    this.maxLength = Math.min(inputIds.length + s.maxNewTokens, limits.contextLength)
+    this.tokens = new Int32Array(Math.min(this.maxLength, inputIds.length + 64))
+    this.tokens.set(inputIds)
+    this.floats = new Float32Array(ROW_FLOATS)
+    this.floats.set([s.temperature, s.topP, s.minP, s.frequencyPenalty, s.presencePenalty, s.repetitionPenalty])
+    this.logprobFlags = logprobs === null ? 0 : ROW_WANT_LOGPROB | (logprobs.raw ? ROW_RAW_LOGPROB : 0)
+    this.penalties = s.frequencyPenalty !== 0 || s.presencePenalty !== 0 || s.repetitionPenalty !== 1
+    this.biasTokens = Int32Array.from(s.logitBias, ([token]) => token)
+    this.biasValues = Float32Array.from(s.logitBias, ([, bias]) => bias)
+    this.stops = new Set(s.ignoreEos ? s.stopTokenIds : [...limits.eosTokenIds, ...s.stopTokenIds])
+    this.bans = s.minNewTokens > 0 ? [...this.stops].filter((token) => token >= 0 && token < limits.vocabSize) : []
+    if (logprobs !== null && logprobs.startLen !== null) this.input = noScores(request)
+  }
+
+  get completion (): number {
+    return this.length - this.promptLength
+  }
+
+  /** First prompt position that still wants a score; `promptLength` when none does. */
+  get nextScore (): number {
+    return this.input === null ? this.promptLength : this.request.logprobs!.startLen! + this.input.logprobs.length
+  }
+
+  /** Most tokens to take from the prefix cache: the last one must be computed, and the one before each position to score. */
+  get matchLimit (): number {
+    const score = this.nextScore
+    return Math.max(0, score < this.promptLength ? Math.max(score, 1) - 1 : this.length - 1)
+  }
+
+  /** Forgets scores that were computed under weights that are gone. */
+  resetScores (): void {
+    if (this.input !== null) this.input = noScores(this.request)
+  }
+
+  /** Appends a token and tells whether, and why, it is the last. */
+  append (token: number): FinishReason | null {
+    if (this.length === this.tokens.length) {
+      const tokens = new Int32Array(Math.min(this.maxLength, this.length * 2))
+      tokens.set(this.tokens)
+      this.tokens = tokens
+    }
+    this.tokens[this.length++] = token
+    if (this.stops.has(token) && this.completion > this.request.sampling.minNewTokens) return { type: 'stop', matched: token }
+    return this.length >= this.maxLength ? { type: 'length', length: this.completion } : null
+  }
+
+  addPage (page: number): void {
+    if (this.pageCount === this.pages.length) {
+      const pages = new Int32Array(this.pageCount * 2)
+      pages.set(this.pages)
+      this.pages = pages
+    }
+    this.pages[this.pageCount++] = page
+  }
+}
+
+/** Nothing stands before the first position of a prompt: its score is null. */
+function noScores ({ inputIds, logprobs }: GenerateRequest): InputLogprobs {
+  return logprobs!.startLen === 0 ? { logprobs: [[null, inputIds[0]!]], top: [null], ids: [null] } : { logprobs: [], top: [], ids: [] }
+}

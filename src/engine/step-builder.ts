@@ -1,0 +1,128 @@
+import type { StepBatch } from '../native.ts'
+import { ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../native.ts'
+import { floatList, intList } from './growable.ts'
+import type { Sequence } from './sequence.ts'
+
+const NO_IDS: number[] = []
+
+/** Gathers one step's batch in arrays that are reused from step to step. */
+export class StepBuilder {
+  /** Sequences of the step, and how many tokens of each are computed. */
+  readonly sequences: Sequence[] = []
+  readonly takes: number[] = []
+  /** Per row: whose it is, and the prompt position that it scores, or -1 where it samples. */
+  readonly rowSequences: Sequence[] = []
+  readonly rowPositions: number[] = []
+
+  readonly #tokens = intList()
+  readonly #seqOffsets = intList()
+  readonly #startPos = intList()
+  readonly #pageOffsets = intList()
+  readonly #pages = intList()
+  readonly #rowInts = intList()
+  readonly #rowFloats = floatList()
+  #rowSeeds = new BigUint64Array(64)
+  readonly #historyOffsets = intList()
+  readonly #history = intList()
+  readonly #biasOffsets = intList()
+  readonly #biasTokens = intList()
+  readonly #biasValues = floatList()
+  readonly #idOffsets = intList()
+  readonly #ids = intList()
+
+  clear (): void {
+    this.sequences.length = this.takes.length = this.rowSequences.length = this.rowPositions.length = 0
+    for (const list of [this.#tokens, this.#seqOffsets, this.#startPos, this.#pageOffsets, this.#pages, this.#rowInts, this.#rowFloats,
+      this.#historyOffsets, this.#history, this.#biasOffsets, this.#biasTokens, this.#biasValues, this.#idOffsets, this.#ids]) list.clear()
+    for (const list of [this.#seqOffsets, this.#pageOffsets, this.#historyOffsets, this.#biasOffsets, this.#idOffsets]) list.push(0)
+  }
+
+  get tokens (): number {
+    return this.#tokens.length
+  }
+
+  /** Adds the next `take` tokens of a sequence, with rows for the prompt positions to score and, where it ends, for its next token. */
+  add (seq: Sequence, take: number, pages: number): void {
+    const start = seq.computed
+    const end = start + take
+    const base = this.#tokens.length - start
+    this.sequences.push(seq)
+    this.takes.push(take)
+    this.#tokens.append(seq.tokens, start, end)
+    this.#seqOffsets.push(this.#tokens.length)
+    this.#startPos.push(start)
+    this.#pages.append(seq.pages, 0, pages)
+    this.#pageOffsets.push(this.#pages.length)
+    for (let position = Math.max(seq.nextScore, 1); position <= end && position < seq.promptLength; position++) {
+      this.#scoreRow(seq, base + position - 1, position)
+    }
+    if (end === seq.length && seq.length < seq.maxLength) this.#sampleRow(seq, base + end - 1)
+  }
+
+  batch (): StepBatch {
+    return {
+      tokens: this.#tokens.view(),
+      seqOffsets: this.#seqOffsets.view(),
+      startPos: this.#startPos.view(),
+      pageOffsets: this.#pageOffsets.view(),
+      pages: this.#pages.view(),
+      rowInts: this.#rowInts.view(),
+      rowFloats: this.#rowFloats.view(),
+      rowSeeds: this.#rowSeeds.subarray(0, this.rowSequences.length),
+      historyOffsets: this.#historyOffsets.view(),
+      history: this.#history.view(),
+      biasOffsets: this.#biasOffsets.view(),
+      biasTokens: this.#biasTokens.view(),
+      biasValues: this.#biasValues.view(),
+      idOffsets: this.#idOffsets.view(),
+      ids: this.#ids.view()
+    }
+  }
+
+  /** Prompt positions are scored at temperature 1, without penalties or bias. */
+  #scoreRow (seq: Sequence, index: number, position: number): void {
+    this.#row(seq, position, index, seq.tokens[position]!, 0, ROW_WANT_LOGPROB | ROW_RAW_LOGPROB, 0)
+    for (let i = 0; i < 6; i++) this.#rowFloats.push(i === 0 || i === 1 || i === 5 ? 1 : 0)
+    this.#biasOffsets.push(this.#biasTokens.length)
+    this.#historyOffsets.push(this.#history.length)
+  }
+
+  #sampleRow (seq: Sequence, index: number): void {
+    const { sampling } = seq.request
+    this.#row(seq, -1, index, -1, sampling.topK, seq.logprobFlags, seq.penalties ? seq.promptLength : 0)
+    this.#rowFloats.append(seq.floats, 0, seq.floats.length)
+    this.#biasTokens.append(seq.biasTokens, 0, seq.biasTokens.length)
+    this.#biasValues.append(seq.biasValues, 0, seq.biasValues.length)
+    if (seq.completion < sampling.minNewTokens) {
+      for (const token of seq.bans) {
+        this.#biasTokens.push(token)
+        this.#biasValues.push(-Infinity)
+      }
+    }
+    this.#biasOffsets.push(this.#biasTokens.length)
+    if (seq.penalties) this.#history.append(seq.tokens, 0, seq.length)
+    this.#historyOffsets.push(this.#history.length)
+  }
+
+  #row (seq: Sequence, position: number, index: number, target: number, topK: number, flags: number, historyPrompt: number): void {
+    const row = this.rowSequences.length
+    this.rowSequences.push(seq)
+    this.rowPositions.push(position)
+    const ints = this.#rowInts
+    ints.push(index)
+    ints.push(target)
+    ints.push(topK)
+    ints.push(seq.request.logprobs?.top ?? 0)
+    ints.push(flags)
+    ints.push(historyPrompt)
+    if (row === this.#rowSeeds.length) {
+      const seeds = new BigUint64Array(row * 2)
+      seeds.set(this.#rowSeeds)
+      this.#rowSeeds = seeds
+    }
+    this.#rowSeeds[row] = seq.seed
+    const ids = seq.request.logprobs?.ids ?? NO_IDS
+    for (let i = 0; i < ids.length; i++) this.#ids.push(ids[i]!)
+    this.#idOffsets.push(this.#ids.length)
+  }
+}

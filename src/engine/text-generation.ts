@@ -1,0 +1,63 @@
+import type { Detokenizer } from '../text/tokenizer.ts'
+import type { FinishReason, GenerateRequest, RolloutEngine, TokenEvent } from './rollout-engine.ts'
+import { StopMatcher } from './stop-matcher.ts'
+
+export interface TextStopOptions {
+  /** Strings that end the text, wherever tokens cut them. */
+  stop: readonly string[]
+  /** Leave the stop string, or the text of the stop token, in the text. */
+  noStopTrim: boolean
+}
+
+/** A token event with the text that it brought; text that may be the beginning of a stop string comes with a later event. */
+export type TextEvent = TokenEvent & { text: string }
+
+/**
+ * Text laid over the token events of one request. A stop string ends the request with the token that completes it: later tokens are
+ * cut from the output, and the engine's request is aborted. It is not obeyed before `minNewTokens` tokens, and wins over an end by length at
+ * the same token. Without a detokenizer, all text is empty and stop strings cannot match.
+ */
+export async function * generateText (engine: Pick<RolloutEngine, 'generate'>, request: GenerateRequest, detokenizer: Detokenizer | null, options: TextStopOptions): AsyncGenerator<TextEvent, void, undefined> {
+  const matcher = new StopMatcher(options.stop, options.noStopTrim)
+  const { minNewTokens } = request.sampling
+  for await (const event of engine.generate(request)) {
+    const { tokens, finish } = event
+    const before = event.completionTokens - tokens.length
+    let text = ''
+    for (let i = 0; i < tokens.length; i++) {
+      if (i === tokens.length - 1 && !options.noStopTrim && endsAtToken(finish)) break
+      const outcome = matcher.push(detokenizer?.push([tokens[i]!]) ?? '', before + i + 1 >= minNewTokens)
+      text += outcome.text
+      if (outcome.matched !== null) {
+        yield { ...cut(event, i + 1), text, finish: { type: 'stop', matched: outcome.matched } }
+        return
+      }
+    }
+    if (finish === null) {
+      yield { ...event, text }
+      continue
+    }
+    // Characters that were never finished, and what was held back in vain.
+    const last = matcher.push(detokenizer?.flush() ?? '')
+    if (last.matched !== null) yield { ...event, text: text + last.text, finish: { type: 'stop', matched: last.matched } }
+    else yield { ...event, text: text + last.text + matcher.flush() }
+    return
+  }
+}
+
+function endsAtToken (finish: FinishReason | null): boolean {
+  return finish?.type === 'stop' && typeof finish.matched === 'number'
+}
+
+/** The event with its first `count` tokens only. */
+function cut (event: TokenEvent, count: number): TokenEvent {
+  if (count === event.tokens.length) return event
+  return {
+    ...event,
+    tokens: event.tokens.slice(0, count),
+    logprobs: event.logprobs.slice(0, count),
+    top: event.top.slice(0, count),
+    ids: event.ids.slice(0, count),
+    completionTokens: event.completionTokens - event.tokens.length + count
+  }
+}

@@ -1,0 +1,20 @@
+import type { FinishReason, TokenEvent } from './rollout-engine.ts'
+import type { Sequence } from './sequence.ts'
+
+/** An event without tokens; the caller adds what the step brought. */
+export function tokenEvent (seq: Sequence, weightVersion: string, finish: FinishReason | null): TokenEvent {
+  return {
+    tokens: [],
+    logprobs: [],
+    top: [],
+    ids: [],
+    input: null,
+    weightVersion,
+    promptTokens: seq.promptLength,
+    cachedTokens: seq.cachedTokens,
+    completionTokens: seq.completion,
+    retractions: seq.retractions,
+    seed: seq.seed,
+    finish
+  }
+}

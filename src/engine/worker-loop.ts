@@ -1,0 +1,112 @@
+import { receiveMessageOnPort } from 'node:worker_threads'
+import type { MessagePort } from 'node:worker_threads'
+import { EventPacker } from './event-packer.ts'
+import type { FromWorker, ToWorker } from './messages.ts'
+import { Scheduler } from './scheduler.ts'
+import type { SchedulerOptions } from './step-device.ts'
+
+/** Longest time that steps follow each other without a turn of the event loop, which frees what finalizers must free. */
+const TURN_MS = 20
+
+/**
+ * Drives a scheduler from a message port. While there is work it steps and polls the port in between; without work, or while the
+ * gate is shut, it sleeps in the event loop until a message comes. One message leaves per step.
+ */
+export class WorkerLoop {
+  readonly #port: MessagePort
+  readonly #packer = new EventPacker()
+  readonly #scheduler: Scheduler
+  readonly #onClose: () => void
+  /** Replies wait until the events before them have left. */
+  #replies: FromWorker[] = []
+  #scheduled = false
+  #closed = false
+  /** Something that stats show has changed since the last message. */
+  #changed = false
+
+  /** `onClose` is called once, when the main thread has asked for it and all requests have been told. */
+  constructor (port: MessagePort, options: Omit<SchedulerOptions, 'sink'>, onClose: () => void) {
+    this.#port = port
+    this.#onClose = onClose
+    this.#scheduler = new Scheduler({
+      ...options,
+      sink: {
+        event: (id, event) => { this.#packer.event(id, event) },
+        error: (id, code, message) => { this.#packer.error(id, code, message) },
+        reply: (call, done) => { this.#replies.push({ type: 'reply', call, done }) }
+      }
+    })
+    port.on('message', (message: ToWorker) => {
+      this.#handle(message)
+      if (this.#scheduled) this.#send()
+      else this.#turn()
+    })
+  }
+
+  #turn (): void {
+    this.#scheduled = false
+    const until = performance.now() + TURN_MS
+    while (!this.#closed) {
+      for (let received; (received = receiveMessageOnPort(this.#port)) !== undefined && !this.#closed;) this.#handle(received.message as ToWorker)
+      const worked = this.#scheduler.step()
+      if (worked) this.#changed = true
+      this.#send()
+      if (!worked) return
+      if (performance.now() > until) {
+        this.#scheduled = true
+        setImmediate(() => { this.#turn() })
+        return
+      }
+    }
+  }
+
+  #handle (message: ToWorker): void {
+    const scheduler = this.#scheduler
+    this.#changed = true
+    switch (message.type) {
+      case 'add': return scheduler.add(message.id, message.request)
+      case 'abort': {
+        scheduler.abort(message.id)
+        return
+      }
+      case 'abortAll': return scheduler.abortAll()
+      case 'pause': {
+        scheduler.pause(message.mode)
+        this.#replies.push({ type: 'reply', call: message.call, done: true })
+        return
+      }
+      case 'resume': {
+        scheduler.resume()
+        this.#replies.push({ type: 'reply', call: message.call, done: true })
+        return
+      }
+      case 'flush': return scheduler.flush(message.call)
+      case 'cancelFlush': return scheduler.cancelFlush(message.call)
+      case 'shut': return scheduler.shut(message.call, message.abort)
+      case 'cancelShut': return scheduler.cancelShut(message.call)
+      case 'open': {
+        scheduler.open(message)
+        this.#replies.push({ type: 'reply', call: message.call, done: true })
+        return
+      }
+      case 'relabel': return scheduler.setVersion(message.version)
+      case 'close': {
+        scheduler.failAll('ENGINE_CLOSED', 'the engine is shutting down')
+        this.#send()
+        this.#closed = true
+        this.#onClose()
+      }
+    }
+  }
+
+  #send (): void {
+    if (this.#changed) this.#post({ type: 'batch', ...this.#packer.take(this.#scheduler.stats()) })
+    this.#changed = false
+    for (const reply of this.#replies) this.#post(reply)
+    this.#replies = []
+  }
+
+  #post (message: FromWorker): void {
+    this.#port.postMessage(message)
+  }
+}

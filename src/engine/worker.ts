@@ -1,0 +1,43 @@
+import { parentPort, workerData } from 'node:worker_threads'
+import { RefitError } from '../errors.ts'
+import { native } from '../native.ts'
+import type { FromWorker, WorkerData } from './messages.ts'
+import { seedSource } from './seed-source.ts'
+import { WorkerLoop } from './worker-loop.ts'
+
+// The scheduler's thread. It makes the core, steps it and, when told to, frees it; the main thread attaches to it by its handle.
+
+const port = parentPort!
+const { core: config, scheduler, randomSeed } = workerData as WorkerData
+
+function post (message: FromWorker): void {
+  port.postMessage(message)
+}
+
+function start (): void {
+  const addon = native()
+  const core = addon.createCore(config)
+  const loop = new WorkerLoop(port, {
+    ...scheduler,
+    pages: config.pages,
+    pageSize: config.pageSize,
+    device: { step: (batch) => addon.step(core, batch) },
+    now: () => performance.now(),
+    drawSeed: seedSource(randomSeed)
+  }, () => {
+    addon.closeCore(core)
+    post({ type: 'closed' })
+    // Without a listener the thread has nothing to wait for and ends.
+    port.close()
+  })
+  void loop
+  post({ type: 'ready', core })
+}
+
+try {
+  start()
+} catch (error) {
+  const code = error instanceof RefitError ? error.code : 'CONFIG'
+  post({ type: 'failed', code, message: `the engine could not be started: ${error instanceof Error ? error.message : String(error)}` })
+  port.close()
+}

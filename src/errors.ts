@@ -1,0 +1,50 @@
+// Every error code of the project, with the HTTP status that it answers with and what it means. Codes are public: they stand in
+// `error.code` of replies and in the log, and never change their meaning.
+
+const CODES = {
+  INVALID_REQUEST: [400, 'a field of the request is missing, of the wrong type or out of range'],
+  PROMPT_TOO_LONG: [400, 'prompt and requested tokens do not fit the context length'],
+  UNSUPPORTED: [400, 'known, but not supported here'],
+  UNAUTHORIZED: [401, 'no key, or a wrong one'],
+  FORBIDDEN: [403, 'the key does not reach this route'],
+  NOT_FOUND: [404, 'no such route, model or name'],
+  CONFLICT: [409, 'another update or a state of the engine stands against it'],
+  BODY_TOO_LARGE: [413, 'the body exceeds the limit of its route'],
+  QUEUE_FULL: [503, 'as many requests wait as --max-queued-requests allows'],
+  ENGINE_TORN: [503, 'weights are torn: an update failed midway and has not been repeated'],
+  ENGINE_PAUSED: [503, 'generation is paused'],
+  ENGINE_CLOSED: [503, 'the engine is shutting down or has failed'],
+  DEADLINE: [504, 'a deadline passed'],
+  MODEL_CONFIG: [400, 'config.json does not describe a model that refit can run'],
+  CHECKPOINT_PATH: [400, 'the path is not a readable checkpoint inside the allowed roots'],
+  CHECKPOINT_FORMAT: [400, 'a safetensors file or index breaks its format'],
+  CHECKPOINT_CHANGED: [400, 'a file changed while it was read'],
+  WEIGHTS_UNKNOWN_NAME: [400, 'a tensor name that the model does not have'],
+  WEIGHTS_MISMATCH: [400, 'a tensor of another shape or dtype than the model expects'],
+  WEIGHTS_INCOMPLETE: [400, 'tensors are missing where all are demanded'],
+  WEIGHTS_TORN: [500, 'a write failed midway; the named tensors are torn'],
+  CONFIG: [400, 'a flag, variable or key of the configuration is wrong'],
+  NATIVE_MISSING: [500, 'the native addon is not built'],
+  INTERNAL: [500, 'a defect of refit']
+} as const
+
+export type ErrorCode = keyof typeof CODES
+
+/** The table, for documentation and tests. */
+export const ERROR_CODES: Readonly<Record<ErrorCode, readonly [status: number, meaning: string]>> = CODES
+
+/** The only error class: a code of the table, a message that says what was wrong, expected and got, and the field at fault. */
+export class RefitError extends Error {
+  override readonly name = 'RefitError'
+  readonly code: ErrorCode
+  readonly statusCode: number
+  /** The request field, flag or tensor at fault. */
+  readonly param: string | undefined
+
+  constructor (code: ErrorCode, message: string, options: { param?: string, cause?: unknown } = {}) {
+    super(message, options.cause === undefined ? undefined : { cause: options.cause })
+    this.code = code
+    this.statusCode = CODES[code][0]
+    this.param = options.param
+  }
+}

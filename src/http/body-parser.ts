@@ -1,0 +1,76 @@
+import type { IncomingMessage } from 'node:http'
+import type { FastifyInstance, FastifyRequest } from 'fastify'
+import { RefitError } from '../errors.ts'
+import { BODY_LIMIT } from './limits.ts'
+
+/**
+ * refit's own parsers, in its own scope: a host may have parsers for the same types, and Fastify's refuse empty bodies, which
+ * trainers send. Bodies without a content type are read as JSON; other types are refused before they are read.
+ */
+export function installBodyParsers (app: FastifyInstance): void {
+  const options = { parseAs: 'string', bodyLimit: BODY_LIMIT } as const
+  app.removeAllContentTypeParsers()
+  for (const type of ['application/json', '*']) {
+    app.addContentTypeParser(type, options, async (_request: FastifyRequest, body: string) => parseJson(body))
+  }
+  app.addHook('preParsing', async request => {
+    const { 'content-type': type = '', 'content-length': length } = request.headers
+    if (type === '' || length === '0' || request.method === 'GET' || request.method === 'HEAD' || isJson(type)) return
+    const message = `content type ${JSON.stringify(type.slice(0, 100))} is not taken here; send JSON with "content-type: application/json"`
+    throw Object.assign(new Error(message), { statusCode: 415, code: 'FST_ERR_CTP_INVALID_MEDIA_TYPE' })
+  })
+  app.addHook('preValidation', async request => {
+    if (request.body === undefined && request.routeOptions.schema?.body !== undefined) request.body = {}
+  })
+}
+
+/** JSON text, empty meaning `{}`. A key that would reach a prototype is refused, not dropped. */
+export function parseJson (text: string): unknown {
+  if (text.trim() === '') return {}
+  let value: unknown
+  try {
+    value = JSON.parse(text)
+  } catch (error) {
+    const hint = /[:[,]\s*(NaN|-?Infinity)\b/.test(text) ? '; NaN and Infinity are no JSON, send null' : ''
+    throw new RefitError('INVALID_REQUEST', `the body is not valid JSON (${(error as Error).message.slice(0, 200)}${hint})`)
+  }
+  if (/__proto__|\\u/.test(text)) refusePrototypeKeys(value)
+  return value
+}
+
+/** The body of a GET, which Fastify leaves alone; `{}` without one. */
+export async function readJsonBody (request: FastifyRequest): Promise<unknown> {
+  const { 'content-length': length = '0', 'transfer-encoding': encoding } = request.headers
+  if (encoding === undefined && length === '0') return {}
+  return parseJson(await readText(request.raw, request.routeOptions.bodyLimit))
+}
+
+function isJson (type: string): boolean {
+  return /^\s*application\/([\w.-]+\+)?json\s*(;|$)/i.test(type)
+}
+
+async function readText (raw: IncomingMessage, limit: number): Promise<string> {
+  return await new Promise((resolve, reject) => {
+    const chunks: Buffer[] = []
+    let size = 0
+    raw.on('data', (chunk: Buffer) => {
+      size += chunk.length
+      if (size <= limit) chunks.push(chunk)
+      // Not destroyed: the reply still has to go out on the socket.
+      else reject(new RefitError('BODY_TOO_LARGE', `the body is larger than the ${limit} bytes that this route takes`))
+    })
+    raw.once('end', () => resolve(Buffer.concat(chunks).toString('utf8')))
+    raw.once('error', reject)
+  })
+}
+
+// Iterative: a body may nest deeper than the stack.
+function refusePrototypeKeys (root: unknown): void {
+  const open = [root]
+  while (open.length > 0) {
+    const value = open.pop()
+    if (typeof value !== 'object' || value === null) continue
+    if (Object.hasOwn(value, '__proto__')) throw new RefitError('INVALID_REQUEST', 'the body has a field "__proto__"', { param: '__proto__' })
+    for (const inner of Object.values(value)) if (typeof inner === 'object') open.push(inner)
+  }
+}

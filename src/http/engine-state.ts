@@ -1,0 +1,31 @@
+import { Type } from 'typebox'
+import type { RolloutEngine } from '../engine/rollout-engine.ts'
+import { nullable } from './schemas.ts'
+
+export const EngineState = Type.Object({
+  status: Type.Union([Type.Literal('ok'), Type.Literal('paused'), Type.Literal('torn'), Type.Literal('unavailable')]),
+  weights: Type.Object({
+    state: Type.Union([Type.Literal('current'), Type.Literal('torn')]),
+    reason: Type.Optional(Type.String()),
+    tensors: Type.Optional(Type.Array(Type.String(), { description: 'Torn tensors, at most 100.' })),
+    torn_count: Type.Optional(Type.Integer())
+  }),
+  weight_version: Type.String(),
+  paused: nullable(Type.String(), 'The mode of the pause.')
+}, { title: 'EngineState', description: 'State of the engine.' })
+
+type EngineState = Type.Static<typeof EngineState>
+
+const SHOWN = 100
+
+/** The state in the words of the health endpoints. */
+export function engineState (engine: RolloutEngine): EngineState {
+  const { weights } = engine
+  const { paused } = engine.stats
+  return {
+    status: weights.state === 'torn' ? 'torn' : paused !== null ? 'paused' : engine.ready ? 'ok' : 'unavailable',
+    weights: weights.state === 'current' ? weights : { state: 'torn', reason: weights.reason, tensors: weights.tensors.slice(0, SHOWN), torn_count: weights.tensors.length },
+    weight_version: engine.weightVersion,
+    paused
+  }
+}

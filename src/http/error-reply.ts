@@ -1,0 +1,63 @@
+import { STATUS_CODES } from 'node:http'
+import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
+import { RefitError } from '../errors.ts'
+import { RETRY_AFTER_SECONDS } from './limits.ts'
+
+/**
+ * Shape of a route's refusals. `sglang`: flat fields and `error.message`, so readers of either find the text; `weights`: `success: false`
+ * with the message; `openai`: an `error` object.
+ */
+export type ErrorDialect = 'sglang' | 'weights' | 'openai'
+
+declare module 'fastify' {
+  interface FastifyContextConfig {
+    /** Shape of this route's refusals (default `sglang`). */
+    errors?: ErrorDialect
+  }
+}
+
+export interface Refusal {
+  status: number
+  /** A code of src/errors.ts, or Fastify's own (FST_ERR_…) where it refused first. */
+  code: string
+  message: string
+  param: string | null
+}
+
+const OPENAI_TYPES: Record<number, string> = {
+  401: 'authentication_error', 403: 'permission_error', 404: 'not_found_error', 409: 'conflict_error', 503: 'unavailable_error', 504: 'timeout_error'
+}
+
+/** What a client is told of an error; a defect's own words stay in the log. */
+export function refusalOf (error: unknown): Refusal {
+  if (error instanceof RefitError) return { status: error.statusCode, code: error.code, message: error.message, param: error.param ?? null }
+  const { statusCode = 500, code = 'INTERNAL', message = '' } = error as Partial<FastifyError>
+  if (statusCode < 400 || statusCode >= 500) return { status: 500, code: 'INTERNAL', message: 'internal error; the server\'s log says more', param: null }
+  if (code === 'FST_ERR_CTP_BODY_TOO_LARGE') return { status: 413, code: 'BODY_TOO_LARGE', message: 'the body is larger than this route takes', param: null }
+  return { status: statusCode, code, message, param: null }
+}
+
+export function refusalBody (dialect: ErrorDialect, refusal: Refusal): Record<string, unknown> {
+  const { status, code, message, param } = refusal
+  if (dialect === 'openai') {
+    const type = OPENAI_TYPES[status] ?? (status < 500 ? 'invalid_request_error' : 'server_error')
+    return { error: { message, type, param, code } }
+  }
+  // SGLang's whole body for these two.
+  if (status === 401 || status === 403) return { error: status === 401 ? 'Unauthorized' : 'Forbidden' }
+  if (dialect === 'weights') return { success: false, message, error: { message, code } }
+  return { object: 'error', message, type: STATUS_CODES[status] ?? String(status), param, code: status, error: { message, code } }
+}
+
+export function dialectOf (request: FastifyRequest): ErrorDialect {
+  return request.routeOptions.config.errors ?? 'sglang'
+}
+
+export function errorHandler (error: unknown, request: FastifyRequest, reply: FastifyReply): FastifyReply {
+  const refusal = refusalOf(error)
+  if (refusal.status >= 500) request.log.error({ err: error }, refusal.message)
+  else request.log.info({ code: refusal.code, param: refusal.param }, refusal.message)
+  if (refusal.status === 503) reply.header('retry-after', RETRY_AFTER_SECONDS)
+  if (refusal.status === 401) reply.header('www-authenticate', 'Bearer')
+  return reply.code(refusal.status).send(refusalBody(dialectOf(request), refusal))
+}

@@ -1,0 +1,95 @@
+import type { ServerResponse } from 'node:http'
+import { RefitError } from '../errors.ts'
+import type { LogprobOptions, SamplingParams } from '../engine/rollout-engine.ts'
+import type { RouteContext } from './context.ts'
+import { duplicate } from './live-requests.ts'
+import { Sample } from './sample.ts'
+import type { TextOptions } from './sampling.ts'
+import { textEvents } from './text-events.ts'
+
+/** One sample to make. */
+export interface SamplePlan {
+  /** The engine's id for it. */
+  rid: string
+  /** What the client called it; several samples may share a name. */
+  names: string[]
+  promptIds: Int32Array
+  sampling: SamplingParams
+  logprobs: LogprobOptions | null
+  text: TextOptions
+  cacheSalt: string | undefined
+}
+
+/** The engine requests behind one HTTP request: they run side by side, and one that fails ends them all. */
+export class Generation {
+  readonly samples: Sample[]
+  readonly #plans: SamplePlan[]
+  readonly #context: RouteContext
+  #aborted = false
+
+  constructor (context: RouteContext, plans: SamplePlan[]) {
+    this.#context = context
+    this.#plans = plans
+    this.samples = plans.map(plan => new Sample(plan.rid, plan.promptIds, context.engine.weightVersion))
+  }
+
+  /** Ends when all samples have; `onEvent` tells which of them has news. */
+  async run (onEvent: (index: number) => void = () => {}): Promise<void> {
+    const { engine, live } = this.#context
+    if (engine.weights.state === 'torn') throw new RefitError('ENGINE_TORN', `weights are torn: ${engine.weights.reason}`)
+    const release = live.claim(this.#names())
+    try {
+      const outcomes = await Promise.allSettled(this.samples.map(async (_, index) => {
+        try {
+          await this.#runOne(index, onEvent)
+        } catch (error) {
+          this.abort()
+          throw error
+        }
+      }))
+      const failed = outcomes.find(outcome => outcome.status === 'rejected')
+      if (failed !== undefined) throw failed.reason
+    } finally {
+      release()
+    }
+  }
+
+  /** Ends what still runs, with what it has so far. */
+  abort (): void {
+    this.#aborted = true
+    for (const sample of this.samples) {
+      if (sample.finish === null) this.#context.engine.abort(sample.rid)
+    }
+  }
+
+  async #runOne (index: number, onEvent: (index: number) => void): Promise<void> {
+    if (this.#aborted) return
+    const sample = this.samples[index]!
+    const { metrics } = this.#context
+    for await (const event of textEvents(this.#context, this.#plans[index]!)) {
+      const before = { tokens: sample.tokens.length, at: sample.lastTokenAt }
+      sample.take(event)
+      metrics.observeEvent(sample, before)
+      onEvent(index)
+    }
+    if (sample.finish === null) throw new RefitError('ENGINE_CLOSED', `request ${sample.rid} ended without a reason`)
+  }
+
+  #names (): Map<string, string[]> {
+    const names = new Map<string, string[]>()
+    const rids = new Set<string>()
+    for (const { rid, names: known } of this.#plans) {
+      if (rids.has(rid)) throw duplicate(rid)
+      rids.add(rid)
+      for (const name of new Set([rid, ...known])) names.set(name, [...names.get(name) ?? [], rid])
+    }
+    return names
+  }
+}
+
+/** Aborts when the client is gone before it has its whole reply: nobody would read the tokens. */
+export function abortOnHangup (raw: ServerResponse, generation: Generation): void {
+  const abort = (): void => { if (!raw.writableFinished) generation.abort() }
+  if (raw.destroyed) abort()
+  else raw.once('close', abort)
+}

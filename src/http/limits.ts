@@ -1,0 +1,16 @@
+/** Of bodies: flattened handles and lists of a hundred thousand names reach tens of megabytes. */
+export const BODY_LIMIT = 64 * 1024 * 1024
+
+/** What a client that got 503 is told to wait. */
+export const RETRY_AFTER_SECONDS = 1
+
+/** Prompts of one request times its samples. */
+export const MAX_BATCH = 4096
+
+/** Longest request id; they are echoed, logged and kept. */
+export const MAX_RID_LENGTH = 256
+
+export const MAX_TOP_LOGPROBS = 1024
+
+/** Bytes of a stream that may wait in a slow reader's queue before events are merged instead. */
+export const STREAM_HIGH_WATER = 64 * 1024

@@ -1,0 +1,69 @@
+import type { FinishReason, InputLogprobs, Scored } from '../engine/rollout-engine.ts'
+import type { TextEvent } from '../engine/text-generation.ts'
+
+/** Tokens [start, end) of the output were made by weights of this label. */
+export interface VersionSpan { version: string, start: number, end: number }
+
+/** What one engine request has brought so far. */
+export class Sample {
+  readonly rid: string
+  readonly promptIds: Int32Array
+  text = ''
+  readonly tokens: number[] = []
+  readonly logprobs: Scored[] = []
+  readonly top: Scored[][] = []
+  readonly ids: Scored[][] = []
+  input: InputLogprobs | null = null
+  readonly spans: VersionSpan[] = []
+  /** The engine's label until a token says its own. */
+  weightVersion: string
+  promptTokens: number
+  cachedTokens = 0
+  retractions = 0
+  seed: bigint | null = null
+  finish: FinishReason | null = null
+  readonly startedAt = performance.now()
+  firstTokenAt: number | null = null
+  lastTokenAt = 0
+  endedAt: number | null = null
+
+  constructor (rid: string, promptIds: Int32Array, weightVersion: string) {
+    this.rid = rid
+    this.promptIds = promptIds
+    this.promptTokens = promptIds.length
+    this.weightVersion = weightVersion
+  }
+
+  take (event: TextEvent): void {
+    const now = performance.now()
+    if (event.tokens.length > 0) {
+      this.firstTokenAt ??= now
+      this.lastTokenAt = now
+      this.#extendSpan(event.weightVersion, event.tokens.length)
+    }
+    // Not push(...list): a first event can carry more logprobs than a call takes arguments.
+    for (const token of event.tokens) this.tokens.push(token)
+    for (const logprob of event.logprobs) this.logprobs.push(logprob)
+    for (const row of event.top) this.top.push(row)
+    for (const row of event.ids) this.ids.push(row)
+    this.text += event.text
+    this.input = event.input ?? this.input
+    this.weightVersion = event.weightVersion
+    this.promptTokens = event.promptTokens
+    this.cachedTokens = event.cachedTokens
+    this.retractions = event.retractions
+    this.seed = event.seed
+    if (event.finish === null) return
+    this.finish = event.finish
+    this.endedAt = now
+  }
+
+  get seconds (): number { return ((this.endedAt ?? performance.now()) - this.startedAt) / 1000 }
+
+  #extendSpan (version: string, count: number): void {
+    const start = this.tokens.length
+    const last = this.spans.at(-1)
+    if (last?.version === version) last.end += count
+    else this.spans.push({ version, start, end: start + count })
+  }
+}

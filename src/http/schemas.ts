@@ -1,0 +1,54 @@
+import { Type } from 'typebox'
+import type { TSchema } from 'typebox'
+
+/** A field that may be left out or be null, both meaning its default. */
+export function nullable<T extends TSchema> (schema: T, description?: string) {
+  return Type.Optional(Type.Union([schema, Type.Null()], description === undefined ? {} : { description }))
+}
+
+/** A field that is taken and has no effect here. */
+export function unused (description = 'Taken and without effect here.') {
+  return Type.Optional(Type.Unknown({ description }))
+}
+
+/** A field of servers with features that refit does not have: refused by name when it is set to something. */
+export function refused (feature: string) {
+  return Type.Optional(Type.Unknown({ description: `Not supported (${feature}): refused unless null or empty.` }))
+}
+
+export const TokenIds = Type.Array(Type.Integer(), { description: 'Token ids.' })
+
+export const Refusal = Type.Object({
+  object: Type.Optional(Type.Literal('error')),
+  message: Type.Optional(Type.String()),
+  type: Type.Optional(Type.String()),
+  param: Type.Optional(Type.Union([Type.String(), Type.Null()], { description: 'The field at fault.' })),
+  code: Type.Optional(Type.Integer({ description: 'The HTTP status.' })),
+  error: Type.Union([
+    Type.Object({ message: Type.String(), code: Type.String({ description: 'A stable code, such as INVALID_REQUEST.' }) }),
+    Type.String({ description: '"Unauthorized" or "Forbidden".' })
+  ])
+}, { title: 'Refusal', description: 'Refused; nothing has changed.' })
+
+export const WeightsRefusal = Type.Object({
+  success: Type.Optional(Type.Literal(false)),
+  message: Type.Optional(Type.String()),
+  error: Type.Union([
+    Type.Object({ message: Type.String(), code: Type.String({ description: 'A stable code, such as CHECKPOINT_PATH.' }) }),
+    Type.String({ description: '"Unauthorized" or "Forbidden".' })
+  ])
+}, { title: 'WeightsRefusal', description: 'Refused or failed.' })
+
+export const OpenAiRefusal = Type.Object({
+  error: Type.Object({
+    message: Type.String(),
+    type: Type.String(),
+    param: Type.Union([Type.String(), Type.Null()]),
+    code: Type.Union([Type.String(), Type.Null()])
+  })
+}, { title: 'OpenAiRefusal', description: 'Refused.' })
+
+/** The 4xx and 5xx replies of a route, for its response schema. */
+export function refusals (schema: TSchema = Refusal) {
+  return { '4xx': schema, '5xx': schema }
+}

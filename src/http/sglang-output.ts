@@ -1,0 +1,57 @@
+import type { FinishReason, Scored } from '../engine/rollout-engine.ts'
+import type { Tokenizer } from '../text/tokenizer.ts'
+import type { Sample } from './sample.ts'
+
+export interface OutputOptions {
+  /** Null for a reply without text. */
+  tokenizer: Tokenizer | null
+  logprobs: boolean
+  top: boolean
+  ids: boolean
+  /** Texts of tokens beside their logprobs. */
+  texts: boolean
+  promptIds: boolean
+}
+
+/** [logprob, token id, text or null]; JSON has no -Infinity, so a banned token's logprob is null. */
+type WireLogprob = [number | null, number, string | null]
+
+/** One sample as `/generate` answers it; while it runs, all of it so far. */
+export function sglangOutput (sample: Sample, options: OutputOptions): Record<string, unknown> {
+  return {
+    ...options.tokenizer === null ? {} : { text: sample.text },
+    output_ids: sample.tokens.slice(),
+    ...options.promptIds ? { prompt_token_ids: Array.from(sample.promptIds) } : {},
+    meta_info: {
+      id: sample.rid,
+      finish_reason: finishReason(sample.finish),
+      prompt_tokens: sample.promptTokens,
+      weight_version: sample.weightVersion,
+      weight_versions: sample.spans.map(span => ({ ...span })),
+      num_retractions: sample.retractions,
+      ...options.logprobs ? logprobs(sample, options) : {},
+      reasoning_tokens: 0,
+      completion_tokens: sample.tokens.length,
+      cached_tokens: sample.cachedTokens,
+      seed: sample.seed === null ? null : String(sample.seed),
+      ...sample.finish === null ? {} : { e2e_latency: sample.seconds, response_sent_to_client_ts: Date.now() / 1000 }
+    }
+  }
+}
+
+function finishReason (finish: FinishReason | null): unknown {
+  return finish?.type === 'abort' ? { ...finish, status_code: null, err_type: null } : finish
+}
+
+function logprobs (sample: Sample, { tokenizer, top, ids, texts }: OutputOptions): Record<string, unknown> {
+  const text = (id: number): string | null => texts && tokenizer !== null ? tokenizer.idToText(id) : null
+  const wire = ([logprob, id]: readonly [number | null, number]): WireLogprob => [logprob, id, text(id)]
+  const rows = (list: (Scored[] | null)[] = []): unknown[] => list.map(row => row === null ? null : row.map(wire))
+  return {
+    input_token_logprobs: sample.input?.logprobs.map(wire) ?? [],
+    output_token_logprobs: sample.logprobs.map(wire),
+    output_token_logprobs_length: sample.logprobs.length,
+    ...top ? { input_top_logprobs: rows(sample.input?.top), output_top_logprobs: rows(sample.top) } : {},
+    ...ids ? { input_token_ids_logprobs: rows(sample.input?.ids), output_token_ids_logprobs: rows(sample.ids) } : {}
+  }
+}

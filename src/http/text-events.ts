@@ -1,0 +1,16 @@
+import { generateText } from '../engine/text-generation.ts'
+import type { TextEvent } from '../engine/text-generation.ts'
+import type { RouteContext } from './context.ts'
+import type { SamplePlan } from './generation.ts'
+
+/** Events of one sample with their text. */
+export function textEvents ({ engine, tokenizer }: RouteContext, plan: SamplePlan): AsyncIterable<TextEvent> {
+  const { rid, promptIds: inputIds, sampling, logprobs, cacheSalt, text } = plan
+  const request = { rid, inputIds, sampling, logprobs, ...cacheSalt === undefined ? {} : { cacheSalt } }
+  const detokenizer = tokenizer?.detokenizer({
+    skipSpecialTokens: text.skipSpecialTokens,
+    spacesBetweenSpecialTokens: text.spacesBetweenSpecialTokens,
+    context: inputIds
+  }) ?? null
+  return generateText(engine, request, detokenizer, text)
+}

@@ -1,0 +1,18 @@
+// The package's front door. Importing it loads no native code: the addon is opened when an engine is made.
+
+export { default } from './plugin.ts'
+export { default as refit } from './plugin.ts'
+export type { RefitPluginOptions } from './plugin.ts'
+export { buildServer, createServer } from './server.ts'
+export type { ServerOptions } from './server.ts'
+export { createEngine } from './engine/create-engine.ts'
+export type { EngineOptions } from './engine/engine-options.ts'
+export { RefitClient } from './client.ts'
+export type { ClientOptions, GenerateMeta, GenerateOutput, UpdateReport, WireLogprob } from './client.ts'
+export { ClientError } from './client-error.ts'
+export { ERROR_CODES, RefitError } from './errors.ts'
+export type { ErrorCode } from './errors.ts'
+export { loadTokenizer } from './text/load-tokenizer.ts'
+export type * from './text/tokenizer.ts'
+export type * from './engine/rollout-engine.ts'
+export type { AnnouncedTensor, WeightSource, WriteReport } from './weights/source.ts'

@@ -1,0 +1,69 @@
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { serveHelp } from './config/help.ts'
+import { suggest } from './config/suggest.ts'
+import { RefitError } from './errors.ts'
+import { packageRoot } from './root.ts'
+
+// The command line. Exit codes: 0 done · 1 failed · 2 asked for wrongly.
+
+interface Command { summary: string, help: () => string, run: (args: string[]) => Promise<void> }
+
+const COMMANDS: Record<string, Command> = {
+  serve: {
+    summary: 'serve MODEL   Load a model and serve it over HTTP.',
+    help: () => serveHelp(Math.min(process.stdout.columns ?? 100, 120)),
+    // What a command needs is loaded with it: `--help` answers at once.
+    run: async args => await (await import('./cli/serve.ts')).serve(args)
+  }
+}
+
+const HELP = `refit: a rollout server whose weights can be replaced while it runs.
+
+Usage: refit COMMAND [options]
+
+Commands:
+${Object.values(COMMANDS).map(({ summary }) => '  ' + summary).join('\n')}
+
+refit COMMAND --help lists the options of a command; refit --version prints the version.
+`
+
+async function main (args: string[]): Promise<void> {
+  const [name, ...rest] = args
+  if (name === undefined) {
+    process.stderr.write(HELP)
+    process.exitCode = 2
+    return
+  }
+  if (['--version', '-v', '-V', 'version'].includes(name)) return print(version() + '\n')
+  if (['--help', '-h', 'help'].includes(name)) return print(rest[0] === undefined ? HELP : find(rest[0]).help())
+  const command = find(name)
+  const options = rest.includes('--') ? rest.slice(0, rest.indexOf('--')) : rest
+  if (options.includes('--help') || options.includes('-h')) return print(command.help())
+  await command.run(rest)
+}
+
+function find (name: string): Command {
+  const command = Object.hasOwn(COMMANDS, name) ? COMMANDS[name] : undefined
+  if (command !== undefined) return command
+  const near = suggest(name, Object.keys(COMMANDS))
+  const hint = near !== undefined ? `did you mean "refit ${near}"?` : name.startsWith('-') ? `options come after a command: "refit serve MODEL ${name}"` : `to serve a model: "refit serve ${name}"`
+  throw new RefitError('CONFIG', `unknown command ${JSON.stringify(name)}; ${hint}`, { param: name })
+}
+
+function version (): string {
+  return (JSON.parse(readFileSync(join(packageRoot, 'package.json'), 'utf8')) as { version: string }).version
+}
+
+function print (text: string): void {
+  process.stdout.write(text)
+}
+
+try {
+  await main(process.argv.slice(2))
+} catch (error) {
+  // What the user can put right is said in words; the stack is for defects.
+  const isKnown = error instanceof RefitError && error.code !== 'INTERNAL'
+  process.stderr.write(`refit: ${isKnown ? error.message : error instanceof Error ? error.stack : String(error)}\n`)
+  process.exit(error instanceof RefitError && error.code === 'CONFIG' ? 2 : 1)
+}

@@ -1,0 +1,109 @@
+import { collectDefaultMetrics, Counter, Gauge, Histogram, Registry } from 'prom-client'
+import type { RolloutEngine } from './engine/rollout-engine.ts'
+import type { Sample } from './http/sample.ts'
+import type { WriteReport } from './weights/source.ts'
+
+const TOKEN_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5]
+const REQUEST_BUCKETS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600]
+const UPDATE_BUCKETS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300]
+
+/** Prometheus metrics of one plugin instance, in a registry of its own: a host's default registry stays the host's. */
+export class Metrics {
+  readonly registry = new Registry()
+  readonly #engine: RolloutEngine
+  readonly #finished: Counter<'finished_reason'>
+  readonly #firstToken: Histogram
+  readonly #interToken: Histogram
+  readonly #request: Histogram
+  readonly #decode: Histogram
+  readonly #updates: Counter<'outcome'>
+  readonly #updateSeconds: Histogram<'phase'>
+  readonly #updateBytes: Counter
+  #pausedMs = 0
+  #pausedSince: number | null = null
+
+  constructor (engine: RolloutEngine) {
+    this.#engine = engine
+    const registers = [this.registry]
+    this.registry.setDefaultLabels({ model_name: engine.info.servedModelName })
+    collectDefaultMetrics({ register: this.registry })
+    this.#readEngine()
+
+    this.#finished = new Counter({ name: 'refit:request_success_total', help: 'Requests that ended, by reason', labelNames: ['finished_reason'], registers })
+    this.#firstToken = new Histogram({ name: 'refit:time_to_first_token_seconds', help: 'From the request to its first token', buckets: REQUEST_BUCKETS, registers })
+    this.#interToken = new Histogram({ name: 'refit:inter_token_latency_seconds', help: 'From one token to the next', buckets: TOKEN_BUCKETS, registers })
+    this.#request = new Histogram({ name: 'refit:e2e_request_latency_seconds', help: 'From the request to its last token', buckets: REQUEST_BUCKETS, registers })
+    this.#decode = new Histogram({ name: 'refit:request_decode_time_seconds', help: 'From the first token to the last', buckets: REQUEST_BUCKETS, registers })
+    this.#updates = new Counter({ name: 'refit:weight_updates_total', help: 'Weight updates, by outcome', labelNames: ['outcome'], registers })
+    this.#updateSeconds = new Histogram({ name: 'refit:weight_update_seconds', help: 'Time of weight updates, by phase', labelNames: ['phase'], buckets: UPDATE_BUCKETS, registers })
+    this.#updateBytes = new Counter({ name: 'refit:weight_update_bytes_total', help: 'Bytes taken from sources', registers })
+    for (const outcome of ['success', 'refused', 'torn']) this.#updates.inc({ outcome }, 0)
+  }
+
+  /** `before`: the sample's tokens and the time of its last one before the event that it just took. */
+  observeEvent (sample: Sample, before: { tokens: number, at: number }): void {
+    const count = sample.tokens.length - before.tokens
+    if (count > 0 && before.tokens === 0) this.#firstToken.observe((sample.firstTokenAt! - sample.startedAt) / 1000)
+    else if (count > 0) this.#interToken.observe((sample.lastTokenAt - before.at) / 1000 / count)
+    if (sample.finish === null) return
+    this.#finished.inc({ finished_reason: sample.finish.type })
+    this.#request.observe(sample.seconds)
+    if (sample.firstTokenAt !== null) this.#decode.observe((sample.lastTokenAt - sample.firstTokenAt) / 1000)
+  }
+
+  observeUpdate (report: WriteReport): void {
+    this.#updates.inc({ outcome: 'success' })
+    this.#updateBytes.inc(report.bytes)
+    for (const [phase, ms] of Object.entries(report.ms)) this.#updateSeconds.observe({ phase }, ms / 1000)
+  }
+
+  observeFailedUpdate (torn: boolean): void { this.#updates.inc({ outcome: torn ? 'torn' : 'refused' }) }
+
+  pauseBegan (): void { this.#pausedSince ??= performance.now() }
+
+  pauseEnded (): void {
+    if (this.#pausedSince !== null) this.#pausedMs += performance.now() - this.#pausedSince
+    this.#pausedSince = null
+  }
+
+  close (): void { this.registry.clear() }
+
+  /** What the engine knows is read when somebody asks. */
+  #readEngine (): void {
+    const engine = this.#engine
+    this.#gauge('num_requests_running', 'Requests that generate', () => engine.stats.running)
+    this.#gauge('num_requests_waiting', 'Requests that wait to run', () => engine.stats.queued)
+    this.#gauge('kv_cache_usage_perc', 'Share of the KV cache in use by requests, 0 to 1', () => ratio(engine.stats.usedTokens, engine.stats.totalTokens))
+    this.#gauge('weight_version', 'The weight version, where it is a number', () => numeric(engine.weightVersion))
+    this.#gauge('weight_epoch', 'Moves with every write of weights', () => engine.epoch)
+    this.#gauge('weights_torn', '1 while weights are torn', () => Number(engine.weights.state === 'torn'))
+    this.#gauge('generation_paused', '1 while generation is paused', () => Number(engine.stats.paused !== null))
+    this.#gauge('engine_step_seconds', 'Time of the last step', () => engine.stats.stepMs / 1000)
+    this.#counter('prompt_tokens_total', 'Prompt tokens', () => engine.stats.promptTokens)
+    this.#counter('generation_tokens_total', 'Generated tokens', () => engine.stats.generationTokens)
+    this.#counter('prefix_cache_hits_total', 'Prompt tokens taken from the prefix cache', () => engine.stats.prefixHitTokens)
+    this.#counter('num_preemptions_total', 'Retractions of running requests', () => engine.stats.retractions)
+    this.#counter('engine_steps_total', 'Forward steps', () => engine.stats.steps)
+    this.#counter('generation_pause_seconds_total', 'Time spent paused through the pause endpoints', () => {
+      return (this.#pausedMs + (this.#pausedSince === null ? 0 : performance.now() - this.#pausedSince)) / 1000
+    })
+  }
+
+  #gauge (name: string, help: string, read: () => number): void {
+    const gauge: Gauge = new Gauge({ name: `refit:${name}`, help, registers: [this.registry], collect: () => gauge.set(read()) })
+  }
+
+  #counter (name: string, help: string, read: () => number): void {
+    const counter: Counter = new Counter({
+      name: `refit:${name}`,
+      help,
+      registers: [this.registry],
+      collect: () => { counter.reset(); counter.inc(read()) }
+    })
+  }
+}
+
+function ratio (part: number, whole: number): number { return whole === 0 ? 0 : part / whole }
+
+// A gauge without a value would be left out; NaN is Prometheus's word for "not a number".
+function numeric (version: string): number { return /^\d+(\.\d+)?$/.test(version) ? Number(version) : NaN }

@@ -1,0 +1,20 @@
+// Wrappers of torch that leave their mark in the middle of names: FSDP, activation checkpointing, torch.compile, PEFT.
+const WRAPPERS = /_fsdp_wrapped_module\.|_checkpoint_wrapped_module\.|_orig_mod\.|(?<=\.)base_layer\./g
+// DataParallel and Megatron, PEFT, and the language half of a vision-language model.
+const PREFIX = /^(?:module\.|base_model\.model\.|(?:model\.)?language_model\.)/
+const BARE = /^(?:layers|embed_tokens|norm)\./
+const BUFFER = /(?:^|\.)rotary_emb\.(?:inv_freq|original_inv_freq|cos_cached|sin_cached)$/
+
+/** The name that a checkpoint would have, for one as trainers send it; `known` tells the names of the model. Else the name as it came. */
+export function canonicalName (name: string, known: (name: string) => boolean): string {
+  if (known(name)) return name
+  let bare = name.replace(WRAPPERS, '')
+  for (let match = PREFIX.exec(bare); match !== null; match = PREFIX.exec(bare)) bare = bare.slice(match[0].length)
+  if (BARE.test(bare)) bare = 'model.' + bare
+  return known(bare) ? bare : name
+}
+
+/** Buffers that checkpoints of older libraries carry and that config.json already says. */
+export function isBuffer (name: string): boolean {
+  return BUFFER.test(name)
+}

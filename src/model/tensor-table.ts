@@ -1,0 +1,105 @@
+import type { Architecture, Param, TensorPlan } from './architecture.ts'
+import type { RankSizes } from './rank-sizes.ts'
+import { colShares, gateUpShares, replicated, rowShares, vocabShares } from './slices.ts'
+import type { Slices } from './slices.ts'
+
+/**
+ * Every checkpoint name of an architecture, as Hugging Face has it, with its rectangles on all ranks. Slices follow SGLang:
+ * q, k, v, gate and up by rows, o and down by columns, the vocabulary by rows; norms, routers and the bias of o whole.
+ */
+export function tensorTable (arch: Architecture, sizes: RankSizes, params: Param[]): Map<string, TensorPlan> {
+  return new TensorTable(arch, sizes, params).build()
+}
+
+class TensorTable {
+  readonly #arch: Architecture
+  readonly #sizes: RankSizes
+  readonly #ids: Map<string, number>
+  readonly #tensors = new Map<string, TensorPlan>()
+
+  constructor (arch: Architecture, sizes: RankSizes, params: Param[]) {
+    this.#arch = arch
+    this.#sizes = sizes
+    this.#ids = new Map(params.map((param, id) => [param.name, id]))
+  }
+
+  build (): Map<string, TensorPlan> {
+    const { hiddenSize, vocabSize, layers, moe, tieWordEmbeddings } = this.#arch
+    const { ranks, vocab } = this.#sizes
+    this.#add('model.embed_tokens.weight', [vocabSize, hiddenSize], vocabShares(ranks, { param: this.#id('embed') }, vocab))
+    for (let i = 0; i < layers; i++) {
+      this.#attention(i)
+      if (moe?.sparse[i] === true) this.#experts(i, moe.experts, moe.intermediateSize)
+      else this.#mlp(i)
+    }
+    this.#add('model.norm.weight', [hiddenSize], replicated(ranks, { param: this.#id('norm') }))
+    if (!tieWordEmbeddings) {
+      this.#add('lm_head.weight', [vocabSize, hiddenSize], vocabShares(ranks, { param: this.#id('lm_head') }, vocab))
+    }
+    return this.#tensors
+  }
+
+  #id (name: string): number {
+    return this.#ids.get(name)!
+  }
+
+  #add (name: string, shape: number[], slices: Slices, alternative = false): void {
+    const cols = shape.length === 1 ? 1 : shape.at(-1)!
+    const rows = shape.reduce((product, n) => product * n, 1) / cols
+    this.#tensors.set(name, { name, shape, rows, cols, rects: slices(rows, cols), alternative })
+  }
+
+  #attention (i: number): void {
+    const { hiddenSize, heads, kvHeads, headDim, qkvBias, oBias, qkNorm } = this.#arch
+    const { ranks, kvReplicas, ...local } = this.#sizes
+    const from = `model.layers.${i}.`
+    const to = `layers.${i}.`
+    const whole = (param: string): Slices => replicated(ranks, { param: this.#id(to + param) })
+    const kvRow = local.heads * headDim
+    const parts = [
+      { name: 'q', rows: heads * headDim, dstRow: 0, replicas: 1 },
+      { name: 'k', rows: kvHeads * headDim, dstRow: kvRow, replicas: kvReplicas },
+      { name: 'v', rows: kvHeads * headDim, dstRow: kvRow + local.kvHeads * headDim, replicas: kvReplicas }
+    ]
+    this.#add(from + 'input_layernorm.weight', [hiddenSize], whole('ln1'))
+    for (const { name, rows, dstRow, replicas } of parts) {
+      const shares = (param: string): Slices => rowShares(ranks, { param: this.#id(to + param), dstRow }, replicas)
+      this.#add(`${from}self_attn.${name}_proj.weight`, [rows, hiddenSize], shares('qkv'))
+      if (qkvBias) this.#add(`${from}self_attn.${name}_proj.bias`, [rows], shares('qkv_bias'))
+    }
+    if (qkNorm) {
+      this.#add(from + 'self_attn.q_norm.weight', [headDim], whole('q_norm'))
+      this.#add(from + 'self_attn.k_norm.weight', [headDim], whole('k_norm'))
+    }
+    this.#add(from + 'self_attn.o_proj.weight', [hiddenSize, heads * headDim], colShares(ranks, { param: this.#id(to + 'o') }))
+    if (oBias) this.#add(from + 'self_attn.o_proj.bias', [hiddenSize], whole('o_bias'))
+    this.#add(from + 'post_attention_layernorm.weight', [hiddenSize], whole('ln2'))
+  }
+
+  #mlp (i: number): void {
+    const { hiddenSize, intermediateSize } = this.#arch
+    const { ranks, intermediate } = this.#sizes
+    const from = `model.layers.${i}.mlp.`
+    const gateUp = this.#id(`layers.${i}.gate_up`)
+    this.#add(from + 'gate_proj.weight', [intermediateSize, hiddenSize], rowShares(ranks, { param: gateUp }))
+    this.#add(from + 'up_proj.weight', [intermediateSize, hiddenSize], rowShares(ranks, { param: gateUp, dstRow: intermediate }))
+    this.#add(from + 'down_proj.weight', [hiddenSize, intermediateSize], colShares(ranks, { param: this.#id(`layers.${i}.down`) }))
+  }
+
+  #experts (i: number, experts: number, width: number): void {
+    const { hiddenSize } = this.#arch
+    const { ranks, expertIntermediate } = this.#sizes
+    const from = `model.layers.${i}.mlp.`
+    const [router, w13, w2] = ['router', 'w13', 'w2'].map(name => this.#id(`layers.${i}.${name}`)) as [number, number, number]
+    this.#add(from + 'gate.weight', [experts, hiddenSize], replicated(ranks, { param: router }))
+    for (let e = 0; e < experts; e++) {
+      const gate = e * 2 * expertIntermediate
+      this.#add(`${from}experts.${e}.gate_proj.weight`, [width, hiddenSize], rowShares(ranks, { param: w13, dstRow: gate }))
+      this.#add(`${from}experts.${e}.up_proj.weight`, [width, hiddenSize], rowShares(ranks, { param: w13, dstRow: gate + expertIntermediate }))
+      this.#add(`${from}experts.${e}.down_proj.weight`, [hiddenSize, width], colShares(ranks, { param: w2, dstRow: e * hiddenSize }))
+    }
+    // transformers 5 keeps the experts of a layer in two tensors, and trainers send those.
+    this.#add(from + 'experts.gate_up_proj', [experts, 2 * width, hiddenSize], gateUpShares(ranks, { param: w13 }, experts), true)
+    this.#add(from + 'experts.down_proj', [experts, hiddenSize, width], colShares(ranks, { param: w2 }), true)
+  }
+}

@@ -1,0 +1,91 @@
+import { basename, dirname, resolve } from 'node:path'
+import type { FastifyInstance } from 'fastify'
+import control from '../routes/control.ts'
+import generate from '../routes/generate.ts'
+import health from '../routes/health.ts'
+import info from '../routes/info.ts'
+import metricsRoutes from '../routes/metrics.ts'
+import chat from '../routes/openai-chat.ts'
+import completions from '../routes/openai-completions.ts'
+import models from '../routes/openai-models.ts'
+import tokenize from '../routes/tokenize.ts'
+import weights from '../routes/weights.ts'
+import { guard } from './auth.ts'
+import type { RolloutEngine } from './engine/rollout-engine.ts'
+import { installBodyParsers } from './http/body-parser.ts'
+import type { RouteContext, Routes } from './http/context.ts'
+import { errorHandler, refusalBody, refusalOf } from './http/error-reply.ts'
+import { BODY_LIMIT, MAX_BATCH } from './http/limits.ts'
+import { LiveRequests } from './http/live-requests.ts'
+import { logUnknownFields } from './http/unknown-fields.ts'
+import { validatorCompiler } from './http/validation.ts'
+import { packageVersion } from './http/version.ts'
+import { Metrics } from './metrics.ts'
+import { openDiskSource } from './sources/disk.ts'
+// TEMP
+import type { Tokenizer } from './text/tokenizer.ts'
+
+export interface RefitPluginOptions {
+  engine: RolloutEngine
+  /** Null: token ids only. Left out: the one in the model's folder, if there is one. */
+  tokenizer?: Tokenizer | null
+  /** Wanted of every caller, but for health and metrics. */
+  apiKey?: string | undefined
+  /** Wanted instead on the routes that change weights or the state of the engine. */
+  adminApiKey?: string | undefined
+  /** Folders from which weights may be loaded by request (default: the one that holds the model's folder). Symlinks may not lead out. */
+  modelRoots?: string[]
+  /** Most samples of one request. */
+  maxBatch?: number
+}
+
+const ROUTES: Routes[] = [generate, health, info, control, weights, completions, chat, models, tokenize, metricsRoutes]
+
+/**
+ * A rollout server as a Fastify plugin: `app.register(refit, { engine, prefix: '/rollout' })`. Encapsulated: validators, parsers,
+ * error handler and hooks are its own, and a host's routes see none of them. The engine stays the caller's, who closes it.
+ */
+export default async function refit (app: FastifyInstance, options: RefitPluginOptions): Promise<void> {
+  const { engine } = options
+  if (engine === undefined) throw new TypeError('refit needs an engine: app.register(refit, { engine: await createEngine(model) })')
+  const roots = options.modelRoots ?? defaultRoots(engine.info.modelPath)
+  const context: RouteContext = {
+    engine,
+    tokenizer: options.tokenizer ?? null,
+    live: new LiveRequests(engine),
+    metrics: new Metrics(engine),
+    maxBatch: options.maxBatch ?? MAX_BATCH,
+    openCheckpoint: async path => await openDiskSource(path, { roots }),
+    loaded: { modelPath: engine.info.modelPath, loadFormat: 'auto' },
+    version: packageVersion(),
+    startedAt: Date.now() / 1000
+  }
+
+  app.setValidatorCompiler(validatorCompiler)
+  // Schemas of replies are documentation; writing by them would drop fields, and fail on what JSON cannot hold.
+  app.setSerializerCompiler(() => serialize)
+  app.setReplySerializer(serialize)
+  app.setErrorHandler(errorHandler)
+  // Without the charset that Fastify adds: there are clients that compare the whole value.
+  app.addHook('onSend', async (_request, reply, payload) => {
+    if (reply.getHeader('content-type') === 'application/json; charset=utf-8') reply.header('content-type', 'application/json')
+    return payload
+  })
+  installBodyParsers(app)
+  guard(app, options)
+  logUnknownFields(app)
+  app.addHook('onRoute', route => { route.bodyLimit ??= BODY_LIMIT })
+  app.addHook('onClose', async () => { context.metrics.close() })
+  for (const routes of ROUTES) await app.register(routes, { context })
+}
+
+// An error comes here only where a hook of a host failed after the error handler had its turn.
+function serialize (data: unknown): string {
+  return JSON.stringify(data instanceof Error ? refusalBody('sglang', refusalOf(data)) : data)
+}
+
+function defaultRoots (modelPath: string): string[] {
+  const holder = dirname(resolve(modelPath))
+  // Files in a Hugging Face cache are links from snapshots/<revision> to blobs beside it.
+  return [basename(holder) === 'snapshots' ? dirname(holder) : holder]
+}

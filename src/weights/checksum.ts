@@ -1,0 +1,56 @@
+import { RefitError } from '../errors.ts'
+import { RECT_FIELDS } from '../native.ts'
+import type { Rect, TensorPlan } from '../model/architecture.ts'
+import type { TensorChecksum } from '../engine/rollout-engine.ts'
+import type { WeightStore } from './weight-store.ts'
+import { packRects } from './plan.ts'
+
+/**
+ * Checksums of all checkpoint tensors as the engine holds them, and of each rank's share (docs/checksum.md). A tensor's checksum is
+ * the sum of its rectangles'; what several ranks hold alike counts once, and must be alike unless the tensor is torn: INTERNAL otherwise.
+ */
+export async function checksums (store: WeightStore): Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }> {
+  const plans = [...store.table.tensors.values()].filter(plan => !plan.alternative)
+  const rects = new Float64Array(plans.reduce((sum, plan) => sum + plan.rects.length, 0) * RECT_FIELDS)
+  let at = 0
+  for (const [index, plan] of plans.entries()) at = packRects(plan, index, rects, at)
+  const sums = await store.addon.checksum(store.core, rects, Float64Array.from(plans, plan => plan.cols))
+
+  const { state } = store
+  const torn = new Set(state.state === 'torn' ? state.tensors : [])
+  const ranks: TensorChecksum[][] = Array.from({ length: store.table.ranks }, () => [])
+  const tensors: TensorChecksum[] = []
+  let next = 0
+  for (const plan of plans) {
+    const shares = sums.subarray(next, next += plan.rects.length)
+    tensors.push({ name: plan.name, checksum: hex(total(plan, shares, torn.has(plan.name))) })
+    for (const [rank, share] of perRank(plan, shares)) ranks[rank]!.push({ name: plan.name, checksum: hex(share) })
+  }
+  return { tensors, ranks }
+}
+
+function total (plan: TensorPlan, shares: BigUint64Array, torn: boolean): bigint {
+  const seen = new Map<string, bigint>()
+  let sum = 0n
+  for (const [index, rect] of plan.rects.entries()) {
+    const region = regionOf(rect)
+    const before = seen.get(region)
+    if (before === undefined) {
+      seen.set(region, shares[index]!)
+      sum += shares[index]!
+    } else if (before !== shares[index] && !torn) {
+      throw new RefitError('INTERNAL', `rank ${rect.rank} holds other bytes of ${plan.name} than the ranks before it`)
+    }
+  }
+  return BigInt.asUintN(64, sum)
+}
+
+function perRank (plan: TensorPlan, shares: BigUint64Array): Map<number, bigint> {
+  const sums = new Map<number, bigint>()
+  for (const [index, rect] of plan.rects.entries()) sums.set(rect.rank, BigInt.asUintN(64, (sums.get(rect.rank) ?? 0n) + shares[index]!))
+  return sums
+}
+
+function regionOf (rect: Rect): string { return `${rect.srcRow},${rect.srcCol},${rect.rows},${rect.cols}` }
+
+function hex (value: bigint): string { return value.toString(16).padStart(16, '0') }

@@ -1,0 +1,47 @@
+import type { ModelTable, Rect, TensorPlan } from '../model/architecture.ts'
+
+/**
+ * The names whose weights a tensor brings, in the table's first spelling: itself, or for an alternative spelling (fused experts)
+ * every tensor whose rectangles lie inside its own. States and reports speak of these names alone.
+ */
+export class Coverage {
+  readonly #table: ModelTable
+  #byParam: Map<number, TensorPlan[]> | undefined
+  readonly #known = new Map<TensorPlan, string[]>()
+
+  constructor (table: ModelTable) { this.#table = table }
+
+  names (plan: TensorPlan): string[] {
+    if (!plan.alternative) return [plan.name]
+    let names = this.#known.get(plan)
+    if (names === undefined) this.#known.set(plan, names = this.#inside(plan))
+    return names
+  }
+
+  #inside (plan: TensorPlan): string[] {
+    const params = new Set(plan.rects.map(rect => rect.param))
+    const candidates = new Set([...params].flatMap(param => this.#plansOf(param)))
+    return [...candidates].filter(inner => inner.rects.every(rect => plan.rects.some(outer => contains(outer, rect)))).map(inner => inner.name)
+  }
+
+  #plansOf (param: number): TensorPlan[] {
+    if (this.#byParam === undefined) {
+      this.#byParam = new Map()
+      for (const plan of this.#table.tensors.values()) {
+        if (plan.alternative) continue
+        for (const id of new Set(plan.rects.map(rect => rect.param))) {
+          const list = this.#byParam.get(id)
+          if (list === undefined) this.#byParam.set(id, [plan])
+          else list.push(plan)
+        }
+      }
+    }
+    return this.#byParam.get(param) ?? []
+  }
+}
+
+function contains (outer: Rect, inner: Rect): boolean {
+  return outer.rank === inner.rank && outer.param === inner.param &&
+    outer.dstRow <= inner.dstRow && inner.dstRow + inner.rows <= outer.dstRow + outer.rows &&
+    outer.dstCol <= inner.dstCol && inner.dstCol + inner.cols <= outer.dstCol + outer.cols
+}

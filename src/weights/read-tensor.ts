@@ -1,0 +1,49 @@
+import { RefitError } from '../errors.ts'
+import type { Rect, TensorPlan } from '../model/architecture.ts'
+import type { WeightStore } from './weight-store.ts'
+
+/** A checkpoint tensor, gathered from the ranks that hold it, as float32; of at most `maxRows` rows (of elements for a vector). NOT_FOUND for a name that the model does not have. */
+export async function readTensor (store: WeightStore, name: string, maxRows = Infinity): Promise<{ shape: number[], values: Float32Array }> {
+  const plan = find(store, name)
+  const rows = Math.min(plan.rows, maxRows)
+  const values = new Float32Array(rows * plan.cols)
+  const seen = new Set<string>()
+  for (const rect of plan.rects) {
+    const count = Math.min(rect.rows, rows - rect.srcRow)
+    const region = `${rect.srcRow},${rect.srcCol}`
+    if (count <= 0 || seen.has(region)) continue
+    seen.add(region)
+    const bytes = await store.addon.read(store.core, rect.rank, rect.param, rect.dstRow, rect.dstCol, count, rect.cols)
+    place(decode(bytes, store.dtype), rect, count, plan.cols, values)
+  }
+  return { shape: shapeOf(plan, rows), values }
+}
+
+function find (store: WeightStore, name: string): TensorPlan {
+  const { table } = store
+  const plan = table.tensors.get(table.canonical(name)) ??
+    // A tied head is the embedding.
+    (table.canonical(name) === 'lm_head.weight' ? table.tensors.get('model.embed_tokens.weight') : undefined)
+  if (plan === undefined) throw new RefitError('NOT_FOUND', `the model has no tensor "${name}"`, { param: 'name' })
+  return plan
+}
+
+function shapeOf (plan: TensorPlan, rows: number): number[] {
+  if (plan.shape.length === 1) return [rows]
+  return plan.shape.length === 2 || rows !== plan.rows ? [rows, plan.cols] : [...plan.shape]
+}
+
+function place (part: Float32Array, rect: Rect, count: number, cols: number, into: Float32Array): void {
+  for (let row = 0; row < count; row++) {
+    into.set(part.subarray(row * rect.cols, (row + 1) * rect.cols), (rect.srcRow + row) * cols + rect.srcCol)
+  }
+}
+
+function decode (bytes: Uint8Array, dtype: 'bfloat16' | 'float32'): Float32Array {
+  if (dtype === 'float32') return new Float32Array(bytes.buffer, bytes.byteOffset, bytes.byteLength / 4)
+  const stored = new Uint16Array(bytes.buffer, bytes.byteOffset, bytes.byteLength / 2)
+  const values = new Float32Array(stored.length)
+  const bits = new Uint32Array(values.buffer)
+  for (let i = 0; i < stored.length; i++) bits[i] = stored[i]! << 16
+  return values
+}

@@ -1,0 +1,76 @@
+import { TENSOR_FIELDS, RECT_FIELDS, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../native.ts'
+import type { NativeAddon, WriteJob, WriteOutcome } from '../native.ts'
+import type { WritePlan } from './plan.ts'
+
+/** Called as a write proceeds, with bytes done and bytes in all. */
+export type Progress = (done: number, total: number) => void
+
+/** Which tensors of a plan arrived whole, which did not, and whether anything was touched at all. */
+export interface ScatterOutcome {
+  whole: number[]
+  rest: number[]
+  touched: boolean
+  bytes: number
+  error: { message: string, tensor: number } | undefined
+}
+
+/** A slice of a large write is at least this long, so that its start and end cost nothing to speak of. */
+const SLICE_BYTES = 256 << 20
+
+/** Runs a planned write on the device: in one go, or in slices where somebody watches. Never throws for a fault on the way. */
+export async function scatter (addon: NativeAddon, core: number, plan: WritePlan, progress?: Progress): Promise<ScatterOutcome> {
+  const states = new Uint8Array(plan.tensors.length)
+  let bytes = 0
+  let error: WriteOutcome['error']
+  for (const [first, last] of progress === undefined ? [[0, plan.tensors.length] as const] : slices(plan)) {
+    const outcome = await addon.write(core, slice(plan.job, first, last))
+    states.set(outcome.states, first)
+    bytes += outcome.bytes
+    progress?.(bytes, plan.bytes)
+    if (outcome.error !== undefined) {
+      error = { message: outcome.error.message, tensor: outcome.error.tensor + first }
+      break
+    }
+  }
+  const whole: number[] = []
+  const rest: number[] = []
+  for (const [tensor, state] of states.entries()) (state === TENSOR_WRITTEN ? whole : rest).push(tensor)
+  return { whole, rest, touched: states.some(state => state !== TENSOR_UNTOUCHED), bytes, error }
+}
+
+function * slices (plan: WritePlan): Generator<readonly [number, number]> {
+  let first = 0
+  let bytes = 0
+  for (const index of plan.tensors.keys()) {
+    const at = index * TENSOR_FIELDS
+    bytes += plan.job.tensors[at + 3]! * plan.job.tensors[at + 5]!
+    if (bytes < SLICE_BYTES) continue
+    yield [first, index + 1]
+    first = index + 1
+    bytes = 0
+  }
+  if (first < plan.tensors.length) yield [first, plan.tensors.length]
+}
+
+function slice (job: WriteJob, first: number, last: number): WriteJob {
+  const tensors = job.tensors.subarray(first * TENSOR_FIELDS, last * TENSOR_FIELDS)
+  const count = job.rects.length / RECT_FIELDS
+  if (tensors.length === job.tensors.length) return job
+  const from = lowerBound(job.rects, count, first)
+  const to = lowerBound(job.rects, count, last)
+  const rects = job.rects.slice(from * RECT_FIELDS, to * RECT_FIELDS)
+  for (let at = 0; at < rects.length; at += RECT_FIELDS) rects[at]! -= first
+  return { sources: job.sources, tensors, rects }
+}
+
+/** First rectangle (they are sorted by tensor) that belongs to `tensor` or a later one. */
+function lowerBound (rects: Float64Array, count: number, tensor: number): number {
+  let low = 0
+  let high = count
+  while (low < high) {
+    const middle = (low + high) >> 1
+    if (rects[middle * RECT_FIELDS]! < tensor) low = middle + 1
+    else high = middle
+  }
+  return low
+}

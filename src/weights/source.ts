@@ -1,0 +1,41 @@
+import type { DType, NativeSource } from '../native.ts'
+
+/** A tensor that a source brings: where its bytes lie in one of the source's files or buffers. Row-major, little-endian. */
+export interface AnnouncedTensor {
+  name: string
+  dtype: DType
+  shape: number[]
+  /** Index in `WeightSource.sources`. */
+  source: number
+  /** Byte offset of the first element. */
+  offset: number
+}
+
+/**
+ * A way in: announces tensors, keeps their bytes readable until `close`, and says after the write whether they held still.
+ * Making one (opening, reading headers, checking the format) needs no gate and changes nothing.
+ */
+export interface WeightSource {
+  /** Transport, for reports and metrics. */
+  readonly kind: 'disk' | 'memory'
+  readonly tensors: readonly AnnouncedTensor[]
+  readonly sources: readonly NativeSource[]
+  /** Throws CHECKPOINT_CHANGED when the bytes may have moved under the write. */
+  verify: () => Promise<void>
+  close: () => Promise<void>
+}
+
+/** What one write did. Times in milliseconds, bytes as taken from the source. */
+export interface WriteReport {
+  source: WeightSource['kind']
+  tensors: number
+  bytes: number
+  /** Names of the model that this write did not bring (at most 100; the count is whole). */
+  missing: string[]
+  missingCount: number
+  /** Names that were brought and are known to be of no use (tied head, rotary buffers). */
+  ignored: string[]
+  ms: { plan: number, gate: number, write: number, verify: number, total: number }
+  /** bytes / write time, in 1e9 bytes per second. */
+  gbPerSecond: number
+}

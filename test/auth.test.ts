@@ -1,0 +1,123 @@
+import Fastify from 'fastify'
+import type { RouteOptions } from 'fastify'
+import t from 'tap'
+import { guard } from '../src/auth.ts'
+import refit from '../src/plugin.ts'
+import { ByteTokenizer } from './helpers/byte-tokenizer.ts'
+import { FakeEngine } from './helpers/fake-engine.ts'
+import { call, routeApp } from './helpers/route-app.ts'
+
+/** Every route and who may call it. A new route belongs in this list. */
+const LEVELS: Record<string, 'public' | 'normal' | 'admin'> = {
+  'GET /': 'normal',
+  'GET /health': 'public',
+  'GET /health_generate': 'public',
+  'GET /ready': 'public',
+  'GET /metrics': 'public',
+  'GET /ping': 'normal',
+  'POST /generate': 'normal',
+  'PUT /generate': 'normal',
+  'GET /model_info': 'normal',
+  'GET /get_model_info': 'normal',
+  'GET /server_info': 'normal',
+  'GET /get_server_info': 'normal',
+  'GET /weight_version': 'normal',
+  'GET /get_weight_version': 'normal',
+  'GET /capabilities': 'normal',
+  'GET /get_load': 'normal',
+  'GET /v1/loads': 'normal',
+  'GET /v1/models': 'normal',
+  'GET /v1/models/*': 'normal',
+  'POST /v1/completions': 'normal',
+  'POST /v1/chat/completions': 'normal',
+  'POST /tokenize': 'normal',
+  'POST /detokenize': 'normal',
+  'POST /v1/tokenize': 'normal',
+  'POST /v1/detokenize': 'normal',
+  'GET /flush_cache': 'admin',
+  'POST /flush_cache': 'admin',
+  'POST /pause_generation': 'admin',
+  'POST /continue_generation': 'admin',
+  'POST /abort_request': 'admin',
+  'GET /get_weights_by_name': 'admin',
+  'POST /get_weights_by_name': 'admin',
+  'GET /weights_checker': 'admin',
+  'POST /weights_checker': 'admin',
+  'POST /update_weight_version': 'admin',
+  'POST /update_weights_from_disk': 'admin'
+}
+
+t.test('every route declares the level that it is meant to have', async t => {
+  const app = Fastify()
+  const found: Record<string, unknown> = {}
+  app.addHook('onRoute', (route: RouteOptions) => {
+    for (const method of [route.method].flat()) {
+      if (method !== 'HEAD') found[`${method} ${route.url.replace(/(?<=.)\/$/, '')}`] = route.config?.auth
+      // A HEAD that Fastify adds must be no way round.
+      else t.ok(route.config?.auth, `HEAD ${route.url}`)
+    }
+  })
+  await app.register(refit, { engine: new FakeEngine(), tokenizer: null })
+  await app.ready()
+  t.same(found, LEVELS)
+  await app.close()
+})
+
+t.test('a route without a level cannot be registered', async t => {
+  const app = Fastify()
+  guard(app, {})
+  t.throws(() => app.get('/open', async () => ''), /route GET \/open declares no auth level/)
+  t.throws(() => app.get('/odd', { config: { auth: 'everybody' as never } }, async () => ''), /declares no auth level/)
+})
+
+const API = 'api-key'
+const ADMIN = 'admin-key'
+/** SGLang's table: which of no key, the API key and the admin key get through. */
+const TABLE: [name: string, keys: { apiKey?: string, adminApiKey?: string }, normal: [boolean, boolean, boolean], admin: [boolean, boolean, boolean]][] = [
+  ['no keys', {}, [true, true, true], [true, true, true]],
+  ['the API key alone', { apiKey: API }, [false, true, false], [false, true, false]],
+  ['the admin key alone', { adminApiKey: ADMIN }, [true, true, true], [false, false, true]],
+  ['both keys', { apiKey: API, adminApiKey: ADMIN }, [false, true, false], [false, false, true]]
+]
+
+for (const [name, keys, normal, admin] of TABLE) {
+  t.test(`with ${name} set, levels let through whom SGLang lets through`, async t => {
+    const { url } = await routeApp(t, keys)
+    for (const [level, path, expected] of [['normal', '/model_info', normal], ['admin', '/flush_cache', admin], ['public', '/health', [true, true, true]], ['public', '/metrics', [true, true, true]]] as const) {
+      for (const [i, key] of [undefined, API, ADMIN].entries()) {
+        const { status, json } = await call(url + path, undefined, key === undefined ? {} : { headers: { authorization: `Bearer ${key}` } })
+        t.equal(status, expected[i] ? 200 : 401, `${level} route with ${key ?? 'no key'}`)
+        if (!expected[i]) t.same(json, { error: 'Unauthorized' })
+      }
+    }
+  })
+}
+
+t.test('the scheme is case-insensitive, the key is not, and parts of it do not do', async t => {
+  const { url } = await routeApp(t, { apiKey: 'Secret' })
+  const status = async (authorization: string) => (await call(`${url}/model_info`, undefined, { headers: { authorization } })).status
+  for (const good of ['Bearer Secret', 'bearer Secret', 'BEARER  Secret', 'Bearer Secret ']) t.equal(await status(good), 200, good)
+  for (const bad of ['Bearer secret', 'Bearer Secre', 'Bearer Secret2', 'Bearer', 'Bearer ', 'Basic Secret', 'Secret', '']) t.equal(await status(bad), 401, bad)
+})
+
+t.test('OpenAI routes refuse in OpenAI\'s shape, and before the body is looked at', async t => {
+  const { url } = await routeApp(t, { apiKey: API })
+  const { status, json, headers } = await call(`${url}/v1/completions`, { nonsense: 1 })
+  t.equal(status, 401)
+  t.match(json.error, { type: 'authentication_error', code: 'UNAUTHORIZED', message: /authorization: Bearer/ })
+  t.equal(headers.get('www-authenticate'), 'Bearer')
+})
+
+t.test('an engine behind keys is not called by those without', async t => {
+  const { url, engine } = await routeApp(t, { adminApiKey: ADMIN })
+  for (const path of ['/pause_generation', '/continue_generation', '/abort_request', '/weights_checker', '/update_weight_version', '/update_weights_from_disk', '/get_weights_by_name']) {
+    t.equal((await call(url + path, { abort_all: true, new_version: 'x', model_path: '/', name: 'a.weight' })).status, 401, path)
+  }
+  t.same(engine.calls, [])
+  t.equal(engine.weightVersion, 'default')
+})
+
+t.test('the tokenizer option does not open routes', async t => {
+  const { url } = await routeApp(t, { apiKey: API, tokenizer: new ByteTokenizer() })
+  t.equal((await call(`${url}/tokenize`, { prompt: 'a' })).status, 401)
+})

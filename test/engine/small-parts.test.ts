@@ -1,0 +1,47 @@
+import t from 'tap'
+import { kvBytesPerToken, kvPages } from '../../src/engine/kv-budget.ts'
+import type { KvBudgetOptions } from '../../src/engine/kv-budget.ts'
+import { RateMeter } from '../../src/engine/rate-meter.ts'
+import { seedSource } from '../../src/engine/seed-source.ts'
+import type { Architecture } from '../../src/model/architecture.ts'
+
+const ARCH = { layers: 3, kvHeads: 2, headDim: 8 } as unknown as Architecture
+const OPTIONS: KvBudgetOptions = { ranks: 1, elementBytes: 2, pageSize: 16, contextLength: 100, maxRunningRequests: 4, maxTotalTokens: null, memFraction: null, availableBytes: 1e9, weightBytes: 0 }
+
+t.test('the KV cache holds keys and values of every layer, and heads twice where ranks outnumber them', async (t) => {
+  t.equal(kvBytesPerToken(ARCH, 1, 2), 2 * 3 * 2 * 8 * 2)
+  t.equal(kvBytesPerToken(ARCH, 2, 2), 2 * 3 * 2 * 8 * 2)
+  t.equal(kvBytesPerToken(ARCH, 4, 4), 2 * 3 * 4 * 8 * 4)
+})
+
+t.test('KV pages: what running requests can fill, less where memory is short, or as told', async (t) => {
+  t.equal(kvPages(ARCH, OPTIONS), 4 * 7)
+  const page = kvBytesPerToken(ARCH, 1, 2) * 16
+  t.equal(kvPages(ARCH, { ...OPTIONS, availableBytes: 2 * (5 * page + 100), weightBytes: 100 }), 5, 'half of the free memory less the weights')
+  t.equal(kvPages(ARCH, { ...OPTIONS, availableBytes: 10 * page, memFraction: 0.9 }), 9)
+  t.equal(kvPages(ARCH, { ...OPTIONS, maxTotalTokens: 100, availableBytes: 0 }), 6)
+  t.throws(() => kvPages(ARCH, { ...OPTIONS, availableBytes: 1e6, weightBytes: 5e6 }), { code: 'CONFIG', message: /0\.5 of 1\.0 MB free memory holds no KV cache beside 5\.0 MB of weights/ })
+})
+
+t.test('a rate counts about the last second and forgets what came before', async (t) => {
+  let now = 12_345
+  const meter = new RateMeter(() => now)
+  meter.add(5)
+  now += 500
+  meter.add(7)
+  t.equal(meter.perSecond, 12)
+  now += 600
+  t.equal(meter.perSecond, 7)
+  now += 10_000
+  t.equal(meter.perSecond, 0)
+  meter.add(1)
+  t.equal(meter.perSecond, 1)
+})
+
+t.test('seeds drawn from a seed are SplitMix64, and random ones differ', async (t) => {
+  const draw = seedSource(1234567n)
+  // The published test vector of the generator.
+  t.same([draw(), draw(), draw(), draw(), draw()], [6457827717110365317n, 3203168211198807973n, 9817491932198370423n, 4593380528125082431n, 16408922859458223821n])
+  const random = seedSource(null)
+  t.equal(new Set(Array.from({ length: 100 }, random)).size, 100)
+})

@@ -1,0 +1,52 @@
+import t from 'tap'
+import fc from 'fast-check'
+import { StopMatcher } from '../../src/engine/stop-matcher.ts'
+
+function run (stops: string[], pieces: string[], keep = false): { text: string, matched: string | null } {
+  const matcher = new StopMatcher(stops, keep)
+  let text = ''
+  for (const piece of pieces) {
+    const outcome = matcher.push(piece)
+    text += outcome.text
+    if (outcome.matched !== null) return { text, matched: outcome.matched }
+  }
+  return { text: text + matcher.flush(), matched: null }
+}
+
+t.test('a stop string is found across pieces, and trimmed unless it is to be kept', async (t) => {
+  t.same(run(['###'], ['ab#', '#', '#cd']), { text: 'ab', matched: '###' })
+  t.same(run(['###'], ['ab#', '#', '#cd'], true), { text: 'ab###', matched: '###' })
+  t.same(run(['###'], ['ab#', '#x#', '#']), { text: 'ab##x##', matched: null })
+  t.same(run(['aab'], ['aa', 'ab']), { text: 'a', matched: 'aab' }, 'a match that begins inside a failed one')
+})
+
+t.test('only text that may yet become a stop string is held back', async (t) => {
+  const matcher = new StopMatcher(['END', 'NDX'], false)
+  t.same(matcher.push('the E'), { text: 'the ', matched: null })
+  t.same(matcher.push('N'), { text: '', matched: null })
+  t.same(matcher.push('o'), { text: 'ENo', matched: null })
+  t.equal(matcher.flush(), '')
+})
+
+t.test('empty stop strings are no stop strings', async (t) => {
+  t.same(run([''], ['abc']), { text: 'abc', matched: null })
+})
+
+t.test('a long repetitive stop string takes linear time', async (t) => {
+  const stop = 'a'.repeat(20_000) + 'c'
+  t.same(run([stop], Array.from({ length: 3000 }, () => 'a'.repeat(9) + 'b')).matched, null)
+  t.same(run([stop], Array.from({ length: 30_000 }, () => 'a')).text.length, 30_000)
+})
+
+t.test('however text is cut, the stop that is complete first ends it', async () => {
+  const small = fc.string({ unit: fc.constantFrom('a', 'b', '😀'), maxLength: 4 })
+  fc.assert(fc.property(fc.array(small, { maxLength: 3 }), fc.array(fc.string({ unit: fc.constantFrom('a', 'b', '😀'), maxLength: 5 }), { maxLength: 8 }), fc.boolean(), (stops, pieces, keep) => {
+    const whole = pieces.join('')
+    const hits = stops.filter((stop) => stop !== '').map((stop) => ({ stop, end: whole.indexOf(stop) + stop.length })).filter(({ stop }) => whole.includes(stop))
+    hits.sort((a, b) => a.end - b.end || b.stop.length - a.stop.length)
+    const first = hits[0]
+    const expected = first === undefined ? { text: whole, matched: null } : { text: whole.slice(0, keep ? first.end : first.end - first.stop.length), matched: first.stop }
+    const got = run(stops, pieces, keep)
+    if (got.text !== expected.text || got.matched !== expected.matched) throw new Error(`${JSON.stringify(got)}, expected ${JSON.stringify(expected)}`)
+  }), { numRuns: 2000 })
+})

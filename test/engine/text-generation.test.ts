@@ -1,0 +1,137 @@
+import t from 'tap'
+import { generateText } from '../../src/engine/text-generation.ts'
+import type { TextEvent, TextStopOptions } from '../../src/engine/text-generation.ts'
+import type { FinishReason, GenerateRequest, TokenEvent } from '../../src/engine/rollout-engine.ts'
+import { makeRequest } from '../helpers/scheduler-harness.ts'
+
+// Token n is the n-th of these texts; the detokenizer holds half an emoji back, as a real one does.
+const PIECES = ['a', 'b', 'ST', 'OP', '[half', 'half]', '</s>', 'STOPx']
+
+function detokenizer (): { push: (ids: ArrayLike<number>) => string, flush: () => string } {
+  let waiting = ''
+  return {
+    push: (ids) => {
+      let text = ''
+      for (const id of Array.from(ids)) {
+        if (PIECES[id] === '[half') waiting = '[half'
+        else {
+          text += waiting + PIECES[id]!
+          waiting = ''
+        }
+      }
+      return text
+    },
+    flush: () => {
+      const text = waiting === '' ? '' : '\ufffd'
+      waiting = ''
+      return text
+    }
+  }
+}
+
+class ScriptedEngine {
+  left = false
+  readonly #steps: number[][]
+  readonly #finish: FinishReason
+  constructor (steps: number[][], finish: FinishReason) {
+    this.#steps = steps
+    this.#finish = finish
+  }
+
+  async * generate (request: GenerateRequest): AsyncGenerator<TokenEvent> {
+    let completionTokens = 0
+    try {
+      for (const [i, tokens] of this.#steps.entries()) {
+        completionTokens += tokens.length
+        yield {
+          tokens,
+          logprobs: tokens.map((token) => [-token, token]),
+          top: tokens.map((token) => [[-token, token]]),
+          ids: tokens.map(() => []),
+          input: null,
+          weightVersion: 'v',
+          promptTokens: request.inputIds.length,
+          cachedTokens: 0,
+          completionTokens,
+          retractions: 0,
+          seed: 1n,
+          finish: i === this.#steps.length - 1 ? this.#finish : null
+        }
+      }
+    } finally {
+      this.left = true
+    }
+  }
+}
+
+const LENGTH: FinishReason = { type: 'length', length: 9 }
+
+async function run (steps: number[][], finish: FinishReason, options: Partial<TextStopOptions> = {}, minNewTokens = 0): Promise<{ events: TextEvent[], text: string, tokens: number[], finish: FinishReason | null, left: boolean }> {
+  const engine = new ScriptedEngine(steps, finish)
+  const events: TextEvent[] = []
+  for await (const event of generateText(engine, makeRequest([1], { minNewTokens }), detokenizer(), { stop: [], noStopTrim: false, ...options })) events.push(event)
+  return { events, text: events.map((e) => e.text).join(''), tokens: events.flatMap((e) => e.tokens), finish: events.at(-1)!.finish, left: engine.left }
+}
+
+t.test('text comes with the tokens that complete it, broken characters at the end', async (t) => {
+  const got = await run([[0], [4], [5], [1, 4]], LENGTH)
+  t.same(got.events.map((e) => e.text), ['a', '', '[halfhalf]', 'b\ufffd'])
+  t.same(got.finish, LENGTH)
+})
+
+t.test('a stop string ends the request with the token that completes it', async (t) => {
+  const got = await run([[0], [2], [3], [1], [1]], LENGTH, { stop: ['STOP'] })
+  t.same(got.events.map((e) => [e.text, e.tokens]), [['a', [0]], ['', [2]], ['', [3]]])
+  t.same(got.finish, { type: 'stop', matched: 'STOP' })
+  t.ok(got.left, 'the request behind it is given up')
+})
+
+t.test('tokens behind the match are cut from the same event, with their logprobs', async (t) => {
+  const got = await run([[0, 2, 3, 1, 1], [1]], LENGTH, { stop: ['STOP'] })
+  t.same(got.events.length, 1)
+  const [event] = got.events
+  t.same(event!.tokens, [0, 2, 3])
+  t.same(event!.logprobs, [[-0, 0], [-2, 2], [-3, 3]])
+  t.same([event!.top.length, event!.ids.length, event!.completionTokens, event!.text], [3, 3, 3, 'a'])
+})
+
+t.test('the rest of the token that completes a stop string is cut from the text', async (t) => {
+  t.equal((await run([[0], [7], [1]], LENGTH, { stop: ['STOP'] })).text, 'a')
+  t.equal((await run([[0], [7], [1]], LENGTH, { stop: ['STOP'], noStopTrim: true })).text, 'aSTOP')
+})
+
+t.test('text that was held back in vain comes at the end', async (t) => {
+  t.equal((await run([[0], [2]], LENGTH, { stop: ['STOP'] })).text, 'aST')
+  t.equal((await run([[0], [2]], { type: 'abort', message: 'Aborted' }, { stop: ['STOP'] })).text, 'aST')
+})
+
+t.test('the text of a stop token is left out, unless it is wanted', async (t) => {
+  const stop: FinishReason = { type: 'stop', matched: 6 }
+  t.equal((await run([[0], [1, 6]], stop)).text, 'ab')
+  t.same((await run([[0], [1, 6]], stop)).tokens, [0, 1, 6])
+  t.equal((await run([[0], [1, 6]], stop, { noStopTrim: true })).text, 'ab</s>')
+})
+
+t.test('no stop string is obeyed before the least number of tokens', async (t) => {
+  t.same((await run([[2], [3], [0], [2], [3], [0]], LENGTH, { stop: ['STOP'] }, 4)).tokens, [2, 3, 0, 2, 3])
+  t.same((await run([[2], [3], [0]], LENGTH, { stop: ['STOP'] }, 2)).tokens, [2, 3])
+})
+
+t.test('a stop string wins over an end by length at the same token', async (t) => {
+  t.same((await run([[2], [3]], LENGTH, { stop: ['STOP'] })).finish, { type: 'stop', matched: 'STOP' })
+})
+
+t.test('without a detokenizer there is no text, and tokens pass', async (t) => {
+  const events: TextEvent[] = []
+  for await (const event of generateText(new ScriptedEngine([[2], [3]], LENGTH), makeRequest([1]), null, { stop: [], noStopTrim: false })) events.push(event)
+  t.same(events.map((e) => [e.text, e.tokens]), [['', [2]], ['', [3]]])
+})
+
+t.test('leaving early gives the request up', async (t) => {
+  const engine = new ScriptedEngine([[0], [1], [1]], LENGTH)
+  const stream = generateText(engine, makeRequest([1]), detokenizer(), { stop: [], noStopTrim: false })
+  await stream.next()
+  t.notOk(engine.left)
+  await stream.return()
+  t.ok(engine.left)
+})

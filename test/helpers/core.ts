@@ -1,0 +1,42 @@
+import { existsSync } from 'node:fs'
+import { createRequire } from 'node:module'
+import { join } from 'node:path'
+import type { NativeAddon } from '../../src/native.ts'
+import type { Architecture, ModelTable } from '../../src/model/architecture.ts'
+import { buildModelTable } from '../../src/model/model-table.ts'
+import { toNativeArch } from '../../src/model/native-arch.ts'
+import { packageRoot } from '../../src/root.ts'
+import type { Gate, GateKeeper } from '../../src/weights/gate.ts'
+import { WeightStore } from '../../src/weights/weight-store.ts'
+
+/** The addon with fault points. */
+export function faultyAddon (): NativeAddon {
+  const path = join(packageRoot, 'build/faults/refit.node')
+  if (!existsSync(path)) throw new Error(`${path} is missing: run "node scripts/build-native.js --faults"`)
+  return createRequire(import.meta.url)(path) as NativeAddon
+}
+
+/** Gates with nobody behind them: they count, and remember how they were opened. */
+export class CountingGates implements GateKeeper {
+  shutCount = 0
+  openCount = 0
+  last: Parameters<Gate['open']>[0] | undefined
+  labels: string[] = []
+
+  async shut (): Promise<Gate> {
+    if (this.shutCount !== this.openCount) throw new Error('the gate was shut twice')
+    this.shutCount++
+    return { open: async options => { this.openCount++; this.last = options } }
+  }
+
+  relabel (version: string): void { this.labels.push(version) }
+}
+
+/** A real core with a real store, no scheduler. */
+export function storeOf (addon: NativeAddon, arch: Architecture, ranks: number, dtype: 'bfloat16' | 'float32' = 'bfloat16'): { store: WeightStore, gates: CountingGates, table: ModelTable, close: () => void } {
+  const table = buildModelTable(arch, ranks)
+  const core = addon.createCore({ device: 'cpu', ranks, threads: 2, dtype, arch: toNativeArch(arch), params: table.params, pages: 4, pageSize: 16 })
+  const gates = new CountingGates()
+  const store = new WeightStore({ addon, core, table, dtype, gates })
+  return { store, gates, table, close: () => { addon.closeCore(core) } }
+}

@@ -1,0 +1,36 @@
+import { parentPort, workerData } from 'node:worker_threads'
+import type { FromWorker, WorkerData } from '../../src/engine/messages.ts'
+import { WorkerLoop } from '../../src/engine/worker-loop.ts'
+import { FakeDevice } from './fake-device.ts'
+
+// The scheduler's worker with the fake device instead of a native core. A request with a magic seed brings the thread down.
+
+export const EXIT_SEED = 0xdead_0001n
+export const THROW_SEED = 0xdead_0002n
+
+if (parentPort !== null) {
+  const port = parentPort
+  const { core, scheduler } = workerData as WorkerData
+  const device = new FakeDevice(core.pages, core.pageSize, scheduler.vocabSize)
+  const loop = new WorkerLoop(port, {
+    ...scheduler,
+    pages: core.pages,
+    pageSize: core.pageSize,
+    device: {
+      step: (batch) => {
+        if (batch.rowSeeds.includes(EXIT_SEED)) process.exit(7)
+        if (batch.rowSeeds.includes(THROW_SEED)) process.nextTick(() => { throw new Error('the scheduler has a defect') })
+        // A slow step, so that the other thread can act in the middle of a request.
+        Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1)
+        return device.step(batch)
+      }
+    },
+    now: () => performance.now(),
+    drawSeed: () => 99n
+  }, () => {
+    port.postMessage({ type: 'closed' } satisfies FromWorker)
+    port.close()
+  })
+  void loop
+  port.postMessage({ type: 'ready', core: 41 } satisfies FromWorker)
+}

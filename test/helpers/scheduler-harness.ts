@@ -1,0 +1,194 @@
+import { Scheduler } from '../../src/engine/scheduler.ts'
+import type { SchedulerOptions } from '../../src/engine/step-device.ts'
+import type { GenerateRequest, LogprobOptions, SamplingParams, TokenEvent } from '../../src/engine/rollout-engine.ts'
+import { FakeDevice, SCORE_ROW, logprobOf, nextToken } from './fake-device.ts'
+import type { Context } from './fake-device.ts'
+
+export const SAMPLING: SamplingParams = {
+  maxNewTokens: 8,
+  minNewTokens: 0,
+  temperature: 1,
+  topP: 1,
+  topK: 0,
+  minP: 0,
+  frequencyPenalty: 0,
+  presencePenalty: 0,
+  repetitionPenalty: 1,
+  stopTokenIds: [],
+  ignoreEos: false,
+  logitBias: [],
+  seed: 7n
+}
+
+export function makeRequest (inputIds: number[], sampling: Partial<SamplingParams> = {}, logprobs: Partial<LogprobOptions> | null = null, cacheSalt?: string): GenerateRequest {
+  return {
+    rid: 'r',
+    inputIds: Int32Array.from(inputIds),
+    sampling: { ...SAMPLING, ...sampling },
+    logprobs: logprobs === null ? null : { startLen: null, top: 0, ids: [], raw: false, ...logprobs },
+    ...(cacheSalt === undefined ? {} : { cacheSalt })
+  }
+}
+
+/** Everything that came for one request. */
+export interface Outcome { request: GenerateRequest, events: TokenEvent[], error: { code: string, message: string } | null }
+
+export type HarnessOptions = Partial<Pick<SchedulerOptions, 'pages' | 'pageSize' | 'contextLength' | 'vocabSize' | 'eosTokenIds' | 'maxRunningRequests' | 'maxQueuedRequests' | 'maxBatchTokens' | 'torn'>>
+
+/** A scheduler on a fake device, with all that it emits collected by request and call. Weight labels are the numbers of the weights. */
+export class Harness {
+  readonly device: FakeDevice
+  readonly scheduler: Scheduler
+  readonly outcomes = new Map<number, Outcome>()
+  readonly replies = new Map<number, boolean>()
+  readonly options: SchedulerOptions
+  #clock = 0
+  #ids = 0
+
+  constructor (options: HarnessOptions = {}) {
+    const pages = options.pages ?? 64
+    const pageSize = options.pageSize ?? 4
+    const vocabSize = options.vocabSize ?? 100
+    this.device = new FakeDevice(pages, pageSize, vocabSize)
+    this.options = {
+      device: this.device,
+      sink: {
+        event: (id, event) => {
+          const outcome = this.outcomes.get(id)!
+          if (this.ended(id)) throw new Error(`request ${id} got an event after its end`)
+          outcome.events.push(event)
+        },
+        error: (id, code, message) => {
+          if (this.ended(id)) throw new Error(`request ${id} got an error after its end`)
+          this.outcomes.get(id)!.error = { code, message }
+        },
+        reply: (call, done) => {
+          if (this.replies.has(call)) throw new Error(`call ${call} got two replies`)
+          this.replies.set(call, done)
+        }
+      },
+      pages,
+      pageSize,
+      vocabSize,
+      contextLength: 256,
+      eosTokenIds: [0],
+      maxRunningRequests: 8,
+      maxQueuedRequests: 1000,
+      maxBatchTokens: 32,
+      epoch: 0,
+      version: '0',
+      torn: null,
+      now: () => this.#clock++,
+      drawSeed: () => 0x1234567890abcdefn,
+      ...options
+    }
+    this.scheduler = new Scheduler(this.options)
+  }
+
+  add (request: GenerateRequest): number {
+    const id = this.#ids++
+    this.outcomes.set(id, { request, events: [], error: null })
+    this.scheduler.add(id, request)
+    return id
+  }
+
+  ended (id: number): boolean {
+    const { events, error } = this.outcomes.get(id)!
+    return error !== null || (events.at(-1)?.finish ?? null) !== null
+  }
+
+  /** Steps until nothing is left to do, checking pages and lists after each. */
+  drain (limit = 20000): void {
+    for (let i = 0; this.scheduler.busy; i++) {
+      if (i === limit) throw new Error(`still busy after ${limit} steps`)
+      if (!this.scheduler.step()) throw new Error('busy, but nothing was computed')
+      this.scheduler.check()
+    }
+  }
+
+  /** Opens a gate that is shut, with other weights. */
+  openWith (weights: number, options: { flushCache?: boolean, torn?: string | null } = {}): void {
+    this.device.weights = weights
+    this.scheduler.open({ epoch: weights, version: String(weights), flushCache: options.flushCache ?? true, torn: options.torn ?? null })
+  }
+
+  tokens (id: number): number[] {
+    return this.outcomes.get(id)!.events.flatMap((event) => event.tokens)
+  }
+
+  /**
+   * Throws unless everything that came for a request is what the fake device's own function gives for it. Which weights the KV of each
+   * token came from follows from the events: a first prefill, or one after a retraction, is all of the weights of its event.
+   */
+  verify (id: number): void {
+    const { request, events } = this.outcomes.get(id)!
+    const { sampling: s, logprobs, inputIds } = request
+    const fail = (what: string): never => { throw new Error(`request ${id}: ${what}`) }
+    const tokens = [...inputIds]
+    const weights: number[] = inputIds.length === 0 ? [] : new Array<number>(inputIds.length).fill(-1)
+    const stops = [...(s.ignoreEos ? [] : this.options.eosTokenIds), ...s.stopTokenIds]
+    const maxLength = Math.min(inputIds.length + s.maxNewTokens, this.options.contextLength)
+    let retractions = 0
+    let first = true
+    for (const event of events) {
+      const version = Number(event.weightVersion)
+      if (event.tokens.length > 1) fail('more than one token in a step')
+      if (event.tokens.length === 1 || event.input !== null) {
+        if (first || event.retractions > retractions) weights.fill(version)
+        else weights[weights.length - 1] = version
+        if (event.input !== null) this.#verifyInput(request, event, { tokens, weights, current: version })
+        else if (first && logprobs !== null && logprobs.startLen !== null) fail('input logprobs are missing')
+        retractions = event.retractions
+        first = false
+      }
+      const done = tokens.length - inputIds.length
+      if (event.tokens.length === 1) {
+        const context: Context = { tokens, weights, current: version }
+        const penalties = s.frequencyPenalty !== 0 || s.presencePenalty !== 0 || s.repetitionPenalty !== 1
+        const flags = logprobs === null ? 0 : logprobs.raw ? 3 : 1
+        const token = nextToken(context, {
+          topK: s.topK,
+          flags,
+          floats: Float32Array.of(s.temperature, s.topP, s.minP, s.frequencyPenalty, s.presencePenalty, s.repetitionPenalty),
+          seed: event.seed,
+          historyPrompt: penalties ? inputIds.length : 0,
+          history: penalties ? tokens : [],
+          bias: [...s.logitBias, ...(done < s.minNewTokens ? stops.map((id): [number, number] => [id, -Infinity]) : [])]
+        }, this.options.vocabSize)
+        if (token !== event.tokens[0]) fail(`token ${done} is ${event.tokens[0]}, expected ${token}`)
+        if (logprobs !== null) {
+          equal(event.logprobs, [[logprobOf(context, flags, token), token]], 'logprobs')
+          equal(event.top, [Array.from({ length: logprobs.top }, (_, i) => [logprobOf(context, flags, i), i])], 'top')
+          equal(event.ids, [logprobs.ids.map((i) => [logprobOf(context, flags, i), i])], 'ids')
+        }
+        tokens.push(token)
+        weights.push(-1)
+        const expected = stops.includes(token) && done + 1 > s.minNewTokens ? { type: 'stop', matched: token } : tokens.length >= maxLength ? { type: 'length', length: done + 1 } : null
+        if (event.finish?.type !== 'abort') equal(event.finish, expected, 'finish')
+      }
+      if (event.completionTokens !== tokens.length - inputIds.length) fail('completionTokens is wrong')
+      if (event.promptTokens !== inputIds.length) fail('promptTokens is wrong')
+      if (event.cachedTokens % this.options.pageSize !== 0 || event.cachedTokens >= inputIds.length) fail(`cachedTokens is ${event.cachedTokens}`)
+      if (s.seed !== null && event.seed !== s.seed) fail('seed is wrong')
+    }
+
+    function equal (got: unknown, expected: unknown, what: string): void {
+      if (JSON.stringify(got) !== JSON.stringify(expected)) fail(`${what}: got ${JSON.stringify(got)}, expected ${JSON.stringify(expected)}`)
+    }
+  }
+
+  #verifyInput (request: GenerateRequest, event: TokenEvent, whole: Context): void {
+    const { inputIds, logprobs } = request
+    const { startLen, top, ids } = logprobs!
+    const expected: unknown[][] = [[], [], []]
+    for (let p = startLen!; p < inputIds.length; p++) {
+      const context = { tokens: Array.from(inputIds.subarray(0, p)), weights: Array.from(whole.weights).slice(0, p), current: whole.current }
+      const score = (id: number): number => logprobOf(context, SCORE_ROW.flags, id)
+      expected[0]!.push(p === 0 ? [null, inputIds[0]] : [score(inputIds[p]!), inputIds[p]])
+      expected[1]!.push(p === 0 ? null : Array.from({ length: top }, (_, i) => [score(i), i]))
+      expected[2]!.push(p === 0 ? null : ids.map((i) => [score(i), i]))
+    }
+    const got = [event.input!.logprobs, event.input!.top, event.input!.ids]
+    if (JSON.stringify(got) !== JSON.stringify(expected)) throw new Error(`input logprobs: got ${JSON.stringify(got)}, expected ${JSON.stringify(expected)}`)
+  }
+}

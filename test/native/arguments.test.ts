@@ -1,0 +1,112 @@
+import t from 'tap'
+import { native, ROW_FLOATS, ROW_INTS } from '../../src/native.ts'
+import type { CoreConfig, StepBatch } from '../../src/native.ts'
+import { plainModel } from './helpers/plain-core.ts'
+
+const addon = native()
+
+t.test('the product build has no fault points', async t => {
+  t.equal(addon.faults, false)
+  t.equal(addon.armFault, undefined)
+})
+
+t.test('a configuration is refused with the field, what was expected and what came', async t => {
+  const { config } = plainModel()
+  const cases: Array<[Record<string, unknown>, RegExp]> = [
+    [{ device: 'cuda' }, /^config.device: expected "cpu", got "cuda"$/],
+    [{ ranks: 0 }, /^config.ranks: expected an integer from 1 to 1024, got 0$/],
+    [{ ranks: '2' }, /^config.ranks: expected an integer, got "2"$/],
+    [{ threads: 2.5 }, /^config.threads: .* got 2.5$/],
+    [{ dtype: 'float16' }, /^config.dtype: expected "bfloat16" or "float32", got "float16"$/],
+    [{ isa: 7 }, /^config.isa: expected a string, got 7$/],
+    [{ isa: 'sse9' }, /sse9/],
+    [{ pages: undefined }, /^config.pages: expected an integer, got undefined$/],
+    [{ pageSize: 0 }, /^config.pageSize/],
+    [{ arch: null }, /^config.arch: expected an object, got null$/],
+    [{ arch: { ...config.arch, heads: NaN } }, /^config.arch.heads: .* got NaN$/],
+    [{ arch: { ...config.arch, rmsNormEps: Infinity } }, /^config.arch.rmsNormEps: expected a finite number, got Infinity$/],
+    [{ arch: { ...config.arch, ropeInvFreq: [1] } }, /^config.arch.ropeInvFreq: expected Float64Array, got an array$/],
+    [{ arch: { ...config.arch, ropeInvFreq: new Float64Array(7) } }, /^config.arch.ropeInvFreq: expected headDim \/ 2 = 8 entries, got 7$/],
+    [{ arch: { ...config.arch, sparseLayers: new Uint8Array(2) } }, /^config.arch.sparseLayers: expected one entry per layer \(1\), got 2$/],
+    [{ arch: { ...config.arch, normTopkProb: 0 } }, /^config.arch.normTopkProb: expected a boolean, got 0$/],
+    [{ params: {} }, /^config.params: expected an array, got an object$/],
+    [{ params: [null] }, /^config.params\[0\]: expected an object, got null$/],
+    [{ params: [{ name: 'a', rows: -1, cols: 1 }] }, /^config.params\[0\].rows: expected an integer from 0/],
+    [{ params: config.params.slice(1) }, /embed/],
+    [{ params: config.params.map(param => param.name === 'norm' ? { ...param, rows: 63 } : param) }, /norm/]
+  ]
+  for (const [change, message] of cases) t.throws(() => addon.createCore({ ...config, ...change } as CoreConfig), { message })
+  t.throws(() => addon.createCore(undefined as unknown as CoreConfig), { message: 'config: expected an object, got undefined' })
+  t.throws(() => addon.createCore({ ...config, ranks: 1024 }), Error)
+})
+
+t.test('too little memory is said, with sizes', async t => {
+  const vocab = 2 ** 31 - 64
+  const { config } = plainModel({ hidden: 2 ** 20, vocab })
+  t.throws(() => addon.createCore(config), { message: /^not enough memory for \d{9,} MB of weights and 4 KV pages of 16 tokens$/ })
+})
+
+t.test('a handle must be a number of an open core', async t => {
+  for (const handle of [undefined, 'x', -1, 0.5, 2 ** 40]) t.throws(() => addon.coreInfo(handle as number), { message: /^handle: expected an integer/ })
+  t.throws(() => addon.coreInfo(123456), { message: 'no core has handle 123456: it was never created, or closed' })
+})
+
+t.test('a step checks types and lengths of its arrays, and gives fresh ones', async t => {
+  const { config } = plainModel()
+  const core = addon.createCore(config)
+  await addon.scramble(core, 1n)
+  const batch: StepBatch = {
+    tokens: Int32Array.of(1, 2, 3),
+    seqOffsets: Int32Array.of(0, 3),
+    startPos: Int32Array.of(0),
+    pageOffsets: Int32Array.of(0, 1),
+    pages: Int32Array.of(2),
+    rowInts: Int32Array.of(2, -1, 0, 2, 1, 0),
+    rowFloats: new Float32Array(ROW_FLOATS),
+    rowSeeds: BigUint64Array.of(1n),
+    historyOffsets: Int32Array.of(0, 0),
+    history: new Int32Array(0),
+    biasOffsets: Int32Array.of(0, 0),
+    biasTokens: new Int32Array(0),
+    biasValues: new Float32Array(0),
+    idOffsets: Int32Array.of(0, 1),
+    ids: Int32Array.of(5)
+  }
+  batch.rowFloats.set([0, 1, 0, 0, 0, 1])
+  t.equal(batch.rowInts.length, ROW_INTS)
+  const result = addon.step(core, batch)
+  t.equal(result.tokens.length, 1)
+  t.ok(result.tokens[0]! >= 0 && result.tokens[0]! < 128)
+  t.ok(result.logprobs[0]! < 0)
+  t.equal(result.topIds.length, 2)
+  t.equal(result.topIds[0], result.tokens[0], 'greedy takes the best')
+  t.equal(result.topLogprobs[0], result.logprobs[0])
+  t.equal(result.idLogprobs.length, 1)
+  const again = addon.step(core, batch)
+  t.strictSame(again, result)
+  t.not(again.tokens.buffer, result.tokens.buffer)
+  // A view into a larger buffer is taken where it lies.
+  const wide = new Int32Array(8)
+  wide.set(batch.tokens, 4)
+  t.strictSame(addon.step(core, { ...batch, tokens: wide.subarray(4, 7) }), result)
+
+  const changed = (change: object): (() => unknown) => () => addon.step(core, { ...batch, ...change })
+  for (const name of Object.keys(batch)) {
+    t.throws(changed({ [name]: new Uint16Array(4) }), { message: new RegExp(`^batch.${name}: expected \\w+Array, got a typed array of another type$`) })
+    t.throws(changed({ [name]: undefined }), { message: new RegExp(`^batch.${name}: expected \\w+Array, got undefined$`) })
+  }
+  t.throws(changed({ seqOffsets: Int32Array.of(0) }), { message: 'batch.seqOffsets: expected 2 entries (one more than startPos), got 1' })
+  t.throws(changed({ rowInts: new Int32Array(5) }), { message: 'batch.rowInts: expected 6 entries (ROW_INTS for each of rowSeeds), got 5' })
+  t.throws(changed({ rowFloats: new Float32Array(7) }), { message: /^batch.rowFloats: expected 6/ })
+  t.throws(changed({ biasTokens: Int32Array.of(1) }), { message: 'batch.biasValues: expected 1 entries (as many as biasTokens), got 0' })
+  for (const name of ['historyOffsets', 'biasOffsets', 'idOffsets']) t.throws(changed({ [name]: new Int32Array(3) }), { message: new RegExp(`^batch.${name}: expected 2`) })
+  // What the numbers mean is the device's to check: none of these may crash the process.
+  for (const change of [{ tokens: Int32Array.of(1, 2, 128) }, { tokens: Int32Array.of(1, -2, 3) }, { pages: Int32Array.of(4) }, { pages: Int32Array.of(-1) },
+    { seqOffsets: Int32Array.of(0, 4) }, { seqOffsets: Int32Array.of(1, 3) }, { startPos: Int32Array.of(-1) }, { startPos: Int32Array.of(14) }, { startPos: Int32Array.of(2 ** 31 - 1) },
+    { pageOffsets: Int32Array.of(0, 2) }, { pageOffsets: Int32Array.of(1, 0) }, { idOffsets: Int32Array.of(0, 2) }, { ids: Int32Array.of(128) },
+    { rowInts: Int32Array.of(3, -1, 0, 0, 0, 0) }, { rowInts: Int32Array.of(0, 128, 0, 0, 0, 0) }, { historyOffsets: Int32Array.of(0, 1) }, { biasOffsets: Int32Array.of(0, 1) }]) {
+    t.throws(changed(change), Error, JSON.stringify(change))
+  }
+  t.strictSame(addon.step(core, batch), result, 'the core still works')
+  addon.closeCore(core)
+})

@@ -1,0 +1,79 @@
+import t from 'tap'
+import { native } from '../../src/native.ts'
+import { codedBits, codedJob } from './helpers/coded.ts'
+import { plainModel } from './helpers/plain-core.ts'
+import type { PlainTensor } from './helpers/plain-core.ts'
+
+const addon = native()
+const MASK = (1n << 64n) - 1n
+
+/** docs/checksum.md, word by word. */
+function checksum (tensor: PlainTensor, dtype: 'bfloat16' | 'float32'): bigint {
+  let sum = 0n
+  for (let i = 0; i < tensor.rows * tensor.cols; i++) {
+    let z = ((BigInt(i) + 1n) * 0x9E3779B97F4A7C15n & MASK) ^ BigInt(codedBits(tensor.name, i, dtype))
+    z = (z ^ (z >> 30n)) * 0xBF58476D1CE4E5B9n & MASK
+    z = (z ^ (z >> 27n)) * 0x94D049BB133111EBn & MASK
+    sum += z ^ (z >> 31n)
+  }
+  return sum & MASK
+}
+
+/** The checksum of every tensor, by name: copies on several ranks are counted once. */
+async function ofCore (core: number, tensors: PlainTensor[]): Promise<Map<string, bigint>> {
+  const rects = tensors.flatMap((tensor, t) => {
+    const seen = new Set<string>()
+    return tensor.rects.filter(([, , row, col]) => !seen.has(`${row},${col}`) && seen.add(`${row},${col}`)).map(rect => [t, ...rect])
+  })
+  const shares = await addon.checksum(core, Float64Array.from(rects.flat()), Float64Array.from(tensors, tensor => tensor.cols))
+  const sums = new Map(tensors.map(tensor => [tensor.name, 0n]))
+  for (const [i, rect] of rects.entries()) {
+    const { name } = tensors[rect[0]!]!
+    sums.set(name, (sums.get(name)! + shares[i]!) & MASK)
+  }
+  return sums
+}
+
+t.test('shares of ranks add up to the checksum of the tensor, whatever the split and dtype', async t => {
+  for (const dtype of ['bfloat16', 'float32'] as const) {
+    for (const ranks of [1, 2, 4]) {
+      const { config, tensors } = plainModel({ ranks, dtype, hidden: 64 })
+      const core = addon.createCore(config)
+      await addon.write(core, codedJob(tensors, { dtype }).job)
+      const sums = await ofCore(core, tensors)
+      for (const tensor of tensors) t.equal(sums.get(tensor.name), checksum(tensor, dtype), `${tensor.name}, ${dtype}, ${ranks} ranks`)
+      addon.closeCore(core)
+    }
+  }
+})
+
+t.test('scrambled weights have other checksums, which depend on the seed', async t => {
+  const { config, tensors } = plainModel()
+  const core = addon.createCore(config)
+  await addon.write(core, codedJob(tensors).job)
+  const loaded = await ofCore(core, tensors)
+  await addon.scramble(core, 1n)
+  const one = await ofCore(core, tensors)
+  await addon.scramble(core, 2n)
+  const two = await ofCore(core, tensors)
+  await addon.scramble(core, 1n)
+  t.strictSame(await ofCore(core, tensors), one)
+  for (const { name } of tensors) t.equal(new Set([loaded.get(name), one.get(name), two.get(name)]).size, 3, name)
+  addon.closeCore(core)
+})
+
+t.test('rectangles out of bounds are refused by name', async t => {
+  const { config } = plainModel()
+  const core = addon.createCore(config)
+  const of = (rect: number[], cols: number[]) => () => addon.checksum(core, Float64Array.from(rect), Float64Array.from(cols))
+  t.throws(of([1, 0, 0, 0, 0, 1, 1, 0, 0], [64]), { message: 'rectangle 0 (tensor 1): tensorCols has 1 entries' })
+  t.throws(of([0, 0, 0, 0, 60, 1, 5, 0, 0], [64]), { message: "rectangle 0 (tensor 0): columns 60 + 5 exceed the tensor's 64" })
+  t.throws(of([0, 0, 0, 0, 0, 129, 64, 0, 0], [64]), { message: 'rectangle 0 (tensor 0): rows 0 + 129 exceed parameter embed [128, 64]' })
+  t.throws(of([0, 0, 0, 2 ** 52, 0, 1, 64, 0, 0], [2 ** 52]), { message: 'rectangle 0 (tensor 0): rows 4503599627370496 + 1 do not fit 63 bits' })
+  t.throws(of([0, 0, 0, 0, 0, 1, 64, 0, 0], [64.5]), { message: 'tensorCols[0]: expected an integer from 0 to 9007199254740991, got 64.5' })
+  t.throws(of([0, 0], [64]), { message: 'rects: expected a multiple of 9 entries, got 2' })
+  t.throws(() => addon.scramble(core, 5 as unknown as bigint), { message: 'seed: expected a bigint, got 5' })
+  t.throws(() => addon.scramble(core, -1n), { message: 'seed: expected a bigint from 0 to 2^64 - 1' })
+  t.strictSame(await addon.checksum(core, new Float64Array(0), new Float64Array(0)), new BigUint64Array(0))
+  addon.closeCore(core)
+})

@@ -1,0 +1,146 @@
+import { spawnSync } from 'node:child_process'
+import { closeSync } from 'node:fs'
+import { join } from 'node:path'
+import t from 'tap'
+import type { Test } from 'tap'
+import { packageRoot } from '../../src/root.ts'
+import { TENSOR_PARTIAL, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../../src/native.ts'
+import type { DType, Fault, WriteOutcome } from '../../src/native.ts'
+import { faultyAddon } from '../helpers/core.ts'
+import { codedJob, expectedParams } from './helpers/coded.ts'
+import { plainModel, readAll } from './helpers/plain-core.ts'
+
+const addon = faultyAddon()
+const arm = addon.armFault!
+
+/** Fails at pass 1, 2, 3 ... of a point until the write ends well; each time compares every parameter with what the states claim. */
+async function sweep (t: Test, point: Fault['point'], dtype: DType, threads: number): Promise<number> {
+  const model = plainModel({ ranks: 2, threads, hidden: 256, vocab: 2048, inter: 1024 })
+  const core = addon.createCore(model.config)
+  const coded = codedJob(model.tensors, { dtype, gap: 1, folder: t.testdir() })
+  await addon.scramble(core, 5n)
+  const before = await readAll(addon, core, model)
+  const wanted = expectedParams(model, model.tensors, dtype, before)
+  let failed = 0
+  for (let at = 1; ; at++) {
+    await addon.scramble(core, 5n)
+    arm({ point, at, action: 'fail' })
+    const outcome = await addon.write(core, coded.job)
+    arm(null)
+    const after = await readAll(addon, core, model)
+    if (outcome.error === undefined) {
+      t.ok(outcome.states.every(state => state === TENSOR_WRITTEN))
+      t.ok(after.every((bytes, i) => Buffer.compare(bytes, wanted[i]!) === 0))
+      break
+    }
+    failed++
+    t.match(outcome.error.message, /^injected fault: /)
+    t.not(outcome.states[outcome.error.tensor], TENSOR_WRITTEN)
+    check(outcome, at, after)
+  }
+  closeSync(coded.fd!)
+  addon.closeCore(core)
+  return failed
+
+  function check (outcome: WriteOutcome, at: number, after: Uint8Array[]): void {
+    for (const [i, tensor] of model.tensors.entries()) {
+      // Of the parameters, only what this tensor's rectangles cover.
+      const differs = (from: Uint8Array[]): boolean => tensor.rects.some(([rank, param, , , rows, cols, dstRow, dstCol]) => {
+        const index = rank * model.config.params.length + param
+        const width = model.config.params[param]!.cols
+        for (let r = dstRow; r < dstRow + rows; r++) {
+          const [start, end] = [(r * width + dstCol) * 2, (r * width + dstCol + cols) * 2]
+          if (Buffer.compare(after[index]!.subarray(start, end), from[index]!.subarray(start, end)) !== 0) return true
+        }
+        return false
+      })
+      const state = outcome.states[i]
+      if (state === TENSOR_WRITTEN && differs(wanted)) t.fail(`pass ${at}: ${tensor.name} is said to be written and is not`)
+      if (state === TENSOR_UNTOUCHED && differs(before)) t.fail(`pass ${at}: ${tensor.name} is said to be untouched and is not`)
+      if (state === TENSOR_PARTIAL && !differs(before)) t.fail(`pass ${at}: ${tensor.name} is said to be partial and is as it was`)
+    }
+  }
+}
+
+t.test('at every read that fails, the states are what the parameters hold', async t => {
+  t.ok(await sweep(t, 'read', 'bfloat16', 1) > 10)
+})
+
+t.test('the same with two threads', async t => {
+  t.ok(await sweep(t, 'read', 'bfloat16', 2) > 10)
+})
+
+t.test('at every copy that fails, the states are what the parameters hold', async t => {
+  t.ok(await sweep(t, 'copy', 'float32', 2) > 20)
+})
+
+t.test('a failure is cured by writing the same again', async t => {
+  const model = plainModel({ ranks: 2 })
+  const core = addon.createCore(model.config)
+  const before = await readAll(addon, core, model)
+  const coded = codedJob(model.tensors, { folder: t.testdir() })
+  arm({ point: 'read', at: 3, action: 'fail' })
+  t.ok((await addon.write(core, coded.job)).error)
+  t.notOk((await addon.write(core, coded.job)).error, 'a fault acts once')
+  t.strictSame(await readAll(addon, core, model), expectedParams(model, model.tensors, 'bfloat16', before))
+  closeSync(coded.fd!)
+  addon.closeCore(core)
+})
+
+t.test('memory that cannot be had is a refusal of the core, or of the write before it began', async t => {
+  const model = plainModel({ ranks: 2 })
+  arm({ point: 'alloc', at: 2, action: 'fail' })
+  t.throws(() => addon.createCore(model.config), { message: /^not enough memory for \d+ MB of weights and 4 KV pages of 16 tokens$/ })
+  arm(null)
+  const core = addon.createCore(model.config)
+  const before = await readAll(addon, core, model)
+  const coded = codedJob(model.tensors, { dtype: 'float32', folder: t.testdir() })
+  arm({ point: 'alloc', at: 1, action: 'fail' })
+  const outcome = await addon.write(core, coded.job)
+  arm(null)
+  t.strictSame(outcome.error, { message: 'no memory for read buffers', tensor: -1 })
+  t.ok(outcome.states.every(state => state === TENSOR_UNTOUCHED))
+  t.strictSame(await readAll(addon, core, model), before)
+  closeSync(coded.fd!)
+  addon.closeCore(core)
+})
+
+t.test('a stalled read delays the write and neither the event loop nor the outcome', async t => {
+  const model = plainModel()
+  const core = addon.createCore(model.config)
+  const coded = codedJob(model.tensors, { folder: t.testdir() })
+  arm({ point: 'read', at: 2, action: 'stall', stallMs: 300 })
+  let ticks = 0
+  const timer = setInterval(() => ticks++, 5)
+  const started = performance.now()
+  t.notOk((await addon.write(core, coded.job)).error)
+  clearInterval(timer)
+  t.ok(performance.now() - started >= 300)
+  t.ok(ticks > 5, 'timers ran meanwhile')
+  closeSync(coded.fd!)
+  addon.closeCore(core)
+})
+
+t.test('a write can die in its middle, as in a crash', async t => {
+  const model = plainModel()
+  const script = `
+    const addon = require(${JSON.stringify(join(packageRoot, 'build/faults/refit.node'))})
+    const core = addon.createCore(JSON.parse(process.argv[1], (k, v) => v?.f64 ? Float64Array.from(v.f64) : v?.u8 ? Uint8Array.from(v.u8) : v))
+    addon.armFault({ point: 'copy', at: 1, action: 'die' })
+    process.on('exit', () => console.log('exit handlers ran'))
+    addon.write(core, { sources: [{ buffer: new Uint8Array(128) }], tensors: Float64Array.of(0, 0, 0, 64, 1, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 64, 1, 0, 0) })
+    setInterval(() => {}, 1000)`
+  const config = JSON.stringify(model.config, (_, v) => v instanceof Float64Array ? { f64: [...v] } : v instanceof Uint8Array ? { u8: [...v] } : v)
+  const { status, stdout, stderr } = spawnSync(process.execPath, ['-e', script, config], { encoding: 'utf8', timeout: 20000 })
+  t.equal(status, 134, stderr)
+  t.equal(stdout, '')
+})
+
+t.test('armFault says what is wrong with a fault', async t => {
+  const bad = (fault: unknown): () => void => () => arm(fault as Fault)
+  t.throws(bad({ point: 'write', at: 1, action: 'fail' }), { message: 'fault.point: expected one of read, copy, alloc, got "write"' })
+  t.throws(bad({ point: 'read', at: 1, action: 'burn' }), { message: 'fault.action: expected one of fail, stall, die, got "burn"' })
+  t.throws(bad({ point: 'read', at: 0, action: 'fail' }), { message: /^fault.at: expected an integer from 1/ })
+  t.throws(bad({ point: 'read', at: 1, action: 'stall' }), { message: /^fault.stallMs: expected an integer/ })
+  t.throws(bad(undefined), { message: /^fault: expected an object, got undefined$/ })
+})

@@ -1,0 +1,49 @@
+import t from 'tap'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { Turnstile } from '../../src/weights/turnstile.ts'
+import { Joiner } from '../../src/weights/joiner.ts'
+
+t.test('holders enter one at a time and in the order of their arrival', async t => {
+  const turnstile = new Turnstile(10)
+  const order: number[] = []
+  let inside = 0
+  await Promise.all([0, 1, 2, 3, 4].map(async id => {
+    const leave = await turnstile.enter(5000)
+    t.equal(++inside, 1, 'alone inside')
+    order.push(id)
+    await sleep(2)
+    inside--
+    leave()
+  }))
+  t.same(order, [0, 1, 2, 3, 4])
+})
+
+t.test('a full queue is a CONFLICT and an expired wait a DEADLINE, and both leave the queue intact', async t => {
+  const turnstile = new Turnstile(1)
+  const leave = await turnstile.enter(1000)
+  const waiting = turnstile.enter(20)
+  await t.rejects(turnstile.enter(1000), { code: 'CONFLICT' })
+  await t.rejects(waiting, { code: 'DEADLINE' })
+  const next = turnstile.enter(1000)
+  leave()
+  const leaveNext = await next
+  leave()
+  const last = turnstile.enter(1000)
+  let entered = false
+  void last.then(() => { entered = true })
+  await sleep(10)
+  t.notOk(entered, 'leaving twice lets nobody in twice')
+  leaveNext()
+  ;(await last)()
+})
+
+t.test('identical calls share one run and its failure, and run again afterwards', async t => {
+  const joiner = new Joiner<number>()
+  let runs = 0
+  const run = async (): Promise<number> => { await sleep(5); return ++runs }
+  t.same(await Promise.all([joiner.join('a', run), joiner.join('a', run), joiner.join('b', run)]), [1, 1, 2])
+  t.equal(await joiner.join('a', run), 3)
+  const fail = async (): Promise<number> => { await sleep(1); throw new Error('no') }
+  await Promise.all([t.rejects(joiner.join('c', fail)), t.rejects(joiner.join('c', fail))])
+  t.equal(await joiner.join('c', run), 4)
+})

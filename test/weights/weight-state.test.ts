@@ -1,0 +1,51 @@
+import t from 'tap'
+import fc from 'fast-check'
+import { WeightLedger } from '../../src/weights/weight-state.ts'
+
+const NAMES = ['a', 'b', 'c', 'd', 'e']
+
+t.test('a new ledger is torn until every name has been written', async t => {
+  const ledger = new WeightLedger(NAMES, 'v0')
+  t.match(ledger.tornReason, /no weights have been loaded.*a, b, c and 2 more/)
+  ledger.wrote(['a', 'b', 'c', 'd'])
+  t.same(ledger.state, { state: 'torn', tensors: ['e'], reason: 'no weights have been loaded' })
+  ledger.wrote(['e'])
+  t.same(ledger.state, { state: 'current' })
+  t.equal(ledger.tornReason, null)
+})
+
+t.test('random programs agree with a reference that keeps one flag per name', async () => {
+  const names = fc.subarray(NAMES)
+  const command = fc.oneof(
+    fc.record({ do: fc.constant('wrote' as const), names }),
+    fc.record({ do: fc.constant('tore' as const), names, cut: fc.nat({ max: 5 }) }),
+    fc.record({ do: fc.constant('label' as const), version: fc.string() })
+  )
+  fc.assert(fc.property(fc.array(command, { maxLength: 40 }), program => {
+    const ledger = new WeightLedger(NAMES, 'v0')
+    const torn = new Map(NAMES.map(name => [name, true]))
+    const at = new Map<string, number>()
+    let epoch = 0
+    let version = 'v0'
+    for (const step of program) {
+      if (step.do === 'label') {
+        ledger.label(version = step.version)
+      } else {
+        epoch++
+        const whole = step.do === 'wrote' ? step.names : step.names.slice(0, step.cut)
+        const rest = step.do === 'wrote' ? [] : step.names.slice(step.cut)
+        if (step.do === 'wrote') ledger.wrote(whole)
+        else ledger.tore(whole, rest, 'cut')
+        for (const name of whole) { torn.set(name, false); at.set(name, epoch) }
+        for (const name of rest) torn.set(name, true)
+      }
+      const expected = NAMES.filter(name => torn.get(name))
+      const state = ledger.state
+      if (JSON.stringify(state.state === 'torn' ? state.tensors : []) !== JSON.stringify(expected)) return false
+      if (ledger.epoch !== epoch || ledger.version !== version || ledger.torn !== expected.length > 0) return false
+      if ((ledger.tornReason === null) !== (expected.length === 0)) return false
+      if (NAMES.some(name => ledger.writtenAt(name) !== (at.get(name) ?? 0))) return false
+    }
+    return true
+  }), { numRuns: 500 })
+})
