@@ -1,6 +1,6 @@
 import { join } from 'node:path'
 import { Agent, request } from 'undici'
-import { buildServer, createEngine } from '../src/index.ts'
+import { createEngine, createServer } from '../src/index.ts'
 import { packageRoot } from '../src/root.ts'
 import { loadTokenizer } from '../src/text/tokenizer.ts'
 import { median } from './lib/baseline.ts'
@@ -10,7 +10,7 @@ import { report } from './lib/table.ts'
 
 const model = join(packageRoot, 'models/adder')
 const engine = await createEngine(model, { threads: 2 })
-const app = await buildServer({ engine, tokenizer: await loadTokenizer(model), modelRoots: [join(packageRoot, 'models')], logger: false })
+const app = await createServer({ engine, tokenizer: await loadTokenizer(model), modelRoots: [join(packageRoot, 'models')], logger: false })
 const url = await app.listen({ port: 0, host: '127.0.0.1' })
 const dispatcher = new Agent({ pipelining: 1, connections: 1 })
 

@@ -7,7 +7,7 @@ import { abortOnHangup, Generation } from '../src/http/generation.ts'
 import { planGenerate, GenerateBody } from '../src/http/generate-body.ts'
 import type { GeneratePlan } from '../src/http/generate-body.ts'
 import { sglangOutput } from '../src/http/sglang-output.ts'
-import { nullable, refusals } from '../src/http/schemas.ts'
+import { nullable, refusals, streamable } from '../src/http/schemas.ts'
 
 const MetaInfo = Type.Object({
   id: Type.String(),
@@ -30,7 +30,7 @@ const Output = Type.Object({
   meta_info: MetaInfo
 }, { title: 'GenerateOutput', description: 'One sample.' })
 
-const Reply = Type.Union([Output, Type.Array(Output)], { description: 'One sample, or a list for a batch or n above 1. With `stream`, server-sent events, each with all so far.' })
+const Reply = Type.Union([Output, Type.Array(Output)])
 
 /** SGLang's native generation endpoint. */
 const generate: Routes = async (app, { context }) => {
@@ -45,7 +45,7 @@ const generate: Routes = async (app, { context }) => {
         summary: summaries[method],
         tags: ['generation'],
         body: GenerateBody,
-        response: { 200: Reply, ...refusals() }
+        response: { 200: streamable(Reply, 'One sample, or a list for a batch or n above 1. With `stream`, each event has everything so far.'), ...refusals() }
       },
       handler: async (request, reply) => await answer(context, planGenerate(request.body, context), request, reply)
     })

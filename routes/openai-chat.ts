@@ -13,7 +13,7 @@ import { finishOf, openAiChoice, openAiReply, Usage, usageOf, versionOf } from '
 import { checkBatch, encodeText, needTokenizer } from '../src/http/prompts.ts'
 import { invalid, refuseDeep, refuseFormat, refuseUnsupported } from '../src/http/refuse.ts'
 import type { Sample } from '../src/http/sample.ts'
-import { nullable, OpenAiRefusal, refusals, refused, unused } from '../src/http/schemas.ts'
+import { nullable, OpenAiRefusal, refusals, refused, streamable, unused } from '../src/http/schemas.ts'
 
 const Message = Type.Object({ role: Type.String() }, { additionalProperties: true, description: 'What the chat template reads: role, content (text or text parts), and its own fields.' })
 
@@ -52,7 +52,7 @@ const Choice = Type.Object({
 
 const ChatCompletion = Type.Object({
   ...openAiReply, object: Type.Literal('chat.completion'), choices: Type.Array(Choice), usage: Usage, prompt_token_ids: Type.Optional(Type.Array(Type.Integer()))
-}, { title: 'ChatCompletion', description: 'With `stream`, server-sent events of `chat.completion.chunk`.' })
+}, { title: 'ChatCompletion' })
 
 interface Plan {
   body: Body
@@ -66,7 +66,7 @@ interface Plan {
 const chat: Routes = async (app, { context }) => {
   app.post('/v1/chat/completions', {
     config: { auth: 'normal', errors: 'openai' },
-    schema: { operationId: 'createChatCompletion', summary: 'Answer a conversation', tags: ['openai'], body: Body, response: { 200: ChatCompletion, ...refusals(OpenAiRefusal) } }
+    schema: { operationId: 'createChatCompletion', summary: 'Answer a conversation', tags: ['openai'], body: Body, response: { 200: streamable(ChatCompletion, 'n choices. With `stream`, events of `chat.completion.chunk`.'), ...refusals(OpenAiRefusal) } }
   }, async (request, reply) => {
     const plan = read(request.body, context)
     abortOnHangup(reply.raw, plan.generation)

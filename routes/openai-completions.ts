@@ -14,7 +14,7 @@ import { finishOf, openAiChoice, openAiReply, Usage, usageOf, versionOf } from '
 import { checkBatch, encodeText, idsOf, needTokenizer } from '../src/http/prompts.ts'
 import { invalid, refuseFormat, refuseUnsupported } from '../src/http/refuse.ts'
 import type { Sample } from '../src/http/sample.ts'
-import { nullable, OpenAiRefusal, refusals, refused, TokenIds } from '../src/http/schemas.ts'
+import { nullable, OpenAiRefusal, refusals, refused, streamable, TokenIds } from '../src/http/schemas.ts'
 
 const DEFAULT_MAX_TOKENS = 16
 
@@ -34,8 +34,7 @@ type Body = Static<typeof Body>
 
 const Choice = Type.Object({ ...openAiChoice, text: Type.String(), logprobs: nullable(CompletionLogprobs) })
 const Completion = Type.Object({ ...openAiReply, object: Type.Literal('text_completion'), choices: Type.Array(Choice), usage: Usage }, {
-  title: 'Completion',
-  description: 'Choices in the order of prompts, n beside each other. With `stream`, server-sent events of the same form.'
+  title: 'Completion'
 })
 
 interface Plan {
@@ -52,7 +51,7 @@ interface Plan {
 const completions: Routes = async (app, { context }) => {
   app.post('/v1/completions', {
     config: { auth: 'normal', errors: 'openai' },
-    schema: { operationId: 'createCompletion', summary: 'Complete a prompt', tags: ['openai'], body: Body, response: { 200: Completion, ...refusals(OpenAiRefusal) } }
+    schema: { operationId: 'createCompletion', summary: 'Complete a prompt', tags: ['openai'], body: Body, response: { 200: streamable(Completion, 'Choices in the order of prompts, n beside each other. With `stream`, events with what is new.'), ...refusals(OpenAiRefusal) } }
   }, async (request, reply) => {
     const plan = read(request.body, context)
     abortOnHangup(reply.raw, plan.generation)

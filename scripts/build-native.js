@@ -10,6 +10,7 @@ import { parseArgs } from 'node:util'
 //   --faults    also build/faults/refit.node, whose fault points tests can arm
 //   --tests     instead builds and runs native/test/*_test.cc under the address and undefined-behaviour sanitizers (or --sanitize)
 //   --no-cmake  the second way, even where CMake is installed
+//   --commands  only prints the second way's compile commands, one JSON array a line
 //   --verbose   shows what the tools say
 
 const PARALLEL = 2
@@ -19,9 +20,7 @@ const INSTALL = 'on Debian or Ubuntu: apt-get install -y g++ cmake'
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
 process.chdir(root)
-const { values: options } = parseArgs({
-  options: Object.fromEntries(['faults', 'tests', 'sanitize', 'no-cmake', 'verbose'].map(name => [name, { type: 'boolean' }]))
-})
+const options = readOptions()
 const tests = options.tests || options.sanitize
 const started = Date.now()
 
@@ -29,6 +28,12 @@ if (process.platform !== 'linux' || !['x64', 'arm64'].includes(process.arch)) {
   fail(`refit runs on Linux (x64 or arm64), this is ${process.platform} ${process.arch}: use a container or a virtual machine with Linux`)
 }
 const compiler = findCompiler()
+if (options.commands) {
+  for (const { args } of [...kernelUnits('.'), ...coreUnits('.', false), ...coreUnits('.', true), ...bindingUnits('.', false), ...bindingUnits('.', true)]) {
+    console.log(JSON.stringify(args))
+  }
+  process.exit(0)
+}
 const generator = options['no-cmake'] ? undefined : findGenerator()
 const unlock = lock(join('build', 'native.lock'))
 try {
@@ -39,6 +44,15 @@ try {
   fail(error.message)
 }
 unlock()
+
+function readOptions () {
+  const names = ['faults', 'tests', 'sanitize', 'no-cmake', 'commands', 'verbose']
+  try {
+    return parseArgs({ options: Object.fromEntries(names.map(name => [name, { type: 'boolean' }])) }).values
+  } catch {
+    return fail(`unknown argument in "${process.argv.slice(2).join(' ')}": expected any of ${names.map(name => `--${name}`).join(' ')}`)
+  }
+}
 
 async function buildAddons () {
   const wanted = [{ target: 'refit_node', file: 'refit.node', faults: false, to: join('prebuilds', `${process.platform}-${process.arch}`) }]
@@ -111,11 +125,14 @@ function coreUnits (folder, faults) {
   return [...sources('core'), ...sources('transport')].map(file => unit(join(folder, faults ? 'core-faults' : 'core'), file, define))
 }
 
-async function plainAddon (folder, { file, faults }) {
+function bindingUnits (folder, faults) {
   const flags = ['-DNAPI_VERSION=9', ...faults ? ['-DREFIT_FAULTS'] : [],
     ...['node-addon-api', 'node-api-headers'].flatMap(name => ['-isystem', includeFolder(name)])]
-  const binding = sources('binding').map(source => unit(join(folder, faults ? 'binding-faults' : 'binding'), source, flags))
-  await link(join(folder, file), [...kernelUnits(folder), ...coreUnits(folder, faults), ...binding],
+  return sources('binding').map(file => unit(join(folder, faults ? 'binding-faults' : 'binding'), file, flags))
+}
+
+async function plainAddon (folder, { file, faults }) {
+  await link(join(folder, file), [...kernelUnits(folder), ...coreUnits(folder, faults), ...bindingUnits(folder, faults)],
     ['-shared', '-static-libstdc++', '-static-libgcc', '-Wl,-z,nodelete',
       '-Wl,--version-script=native/binding/exports.map', '-pthread'])
 }

@@ -19,7 +19,7 @@ const typescript = names.some(name => name.endsWith('.test.ts'))
 const pytest = names.some(name => /(^|\/)test_[^/]*\.py$/.test(name))
 if (!typescript && !pytest) fail(`there are no tests in ${FOLDER}`)
 
-const env = { ...process.env, REFIT_PYTHON: python }
+const env = { ...process.env, REFIT_PYTHON: python, REFIT_REQUIRE_INTEROP: '1' }
 // One file after another: each may start a Python with torch, which takes memory and cores.
 if (typescript) run(process.execPath, [join('scripts', 'test.js'), FOLDER, '--jobs=1'])
 if (pytest) run(python, ['-m', 'pytest', '-q', FOLDER])

@@ -12,7 +12,7 @@ export type { ClientOptions, GenerateMeta, GenerateOutput, UpdateReport, WireLog
 export { ClientError } from './client-error.ts'
 export { ERROR_CODES, RefitError } from './errors.ts'
 export type { ErrorCode } from './errors.ts'
-export { loadTokenizer } from './text/load-tokenizer.ts'
+export { loadTokenizer } from './text/tokenizer.ts'
 export type * from './text/tokenizer.ts'
 export type * from './engine/rollout-engine.ts'
 export type { AnnouncedTensor, WeightSource, WriteReport } from './weights/source.ts'

@@ -22,7 +22,7 @@ import { validatorCompiler } from './http/validation.ts'
 import { packageVersion } from './http/version.ts'
 import { Metrics } from './metrics.ts'
 import { openDiskSource } from './sources/disk.ts'
-// TEMP
+import { loadTokenizer } from './text/tokenizer.ts'
 import type { Tokenizer } from './text/tokenizer.ts'
 
 export interface RefitPluginOptions {
@@ -51,7 +51,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   const roots = options.modelRoots ?? defaultRoots(engine.info.modelPath)
   const context: RouteContext = {
     engine,
-    tokenizer: options.tokenizer ?? null,
+    tokenizer: options.tokenizer === undefined ? await loadTokenizer(engine.info.modelPath) : options.tokenizer,
     live: new LiveRequests(engine),
     metrics: new Metrics(engine),
     maxBatch: options.maxBatch ?? MAX_BATCH,

@@ -1,4 +1,4 @@
-import Fastify from 'fastify'
+import Fastify, { LogController } from 'fastify'
 import type { FastifyBaseLogger, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { refusalBody } from './http/error-reply.ts'
 import { describeApi } from './openapi.ts'
@@ -31,7 +31,7 @@ export async function createServer (options: ServerOptions): Promise<FastifyInst
   const { logger = false, closeGraceMs = 10_000, host: _host, port: _port, ...plugin } = options
   const app = Fastify({
     ...typeof logger === 'boolean' ? { logger } : { loggerInstance: logger },
-    disableRequestLogging: true,
+    logController: new LogController({ disableRequestLogging: true }),
     // Updates wait for running requests and generation for a pause: only clients know how long is too long.
     requestTimeout: 0,
     connectionTimeout: 0,

@@ -16,9 +16,7 @@
 namespace refit::binding {
 namespace {
 
-int handle_of(const Napi::CallbackInfo& info) {
-  return static_cast<int>(to_integer(info[0], "handle", 0, 0x7fffffff));
-}
+int handle_of(const Napi::CallbackInfo& info) { return static_cast<int>(to_integer(info[0], "handle", 0, 0x7fffffff)); }
 
 Napi::Value isas(const Napi::CallbackInfo& info) {
   const std::vector<std::string> names = cpu::isas();

@@ -24,9 +24,9 @@ Arch parse_arch(const Napi::Object& object) {
   const auto inv_freq = to_span<double>(object.Get("ropeInvFreq"), path + "ropeInvFreq");
   arch.rope_inv_freq.assign(inv_freq.begin(), inv_freq.end());
   if (static_cast<int64_t>(inv_freq.size()) * 2 != arch.head_dim) {
-    throw Napi::RangeError::New(object.Env(), path + "ropeInvFreq: expected headDim / 2 = " +
-                                                  std::to_string(arch.head_dim / 2) + " entries, got " +
-                                                  std::to_string(inv_freq.size()));
+    throw Napi::RangeError::New(object.Env(),
+                                path + "ropeInvFreq: expected headDim / 2 = " + std::to_string(arch.head_dim / 2) +
+                                    " entries, got " + std::to_string(inv_freq.size()));
   }
   arch.rope_scale = to_number(object.Get("ropeScale"), path + "ropeScale");
   const auto sparse = to_span<uint8_t>(object.Get("sparseLayers"), path + "sparseLayers");

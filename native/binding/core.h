@@ -23,7 +23,8 @@ class Core {
 
   const CoreConfig& config() const { return config_; }
   const Device& device() const { return *device_; }
-  // Runs fn with the device to itself. The gate keeps steps and writes apart; should it ever fail to, they take turns here.
+  // Runs fn with the device to itself. The gate keeps steps and writes apart; should it ever fail to, they take turns
+  // here.
   void with_device(const std::function<void(Device&)>& fn);
 
   // Queues a job for the writer thread; jobs run in order and must not throw. Throws std::runtime_error after close().
@@ -46,7 +47,8 @@ class Core {
   std::thread writer_;
 };
 
-// The registry. Any thread. `find` and `remove` throw std::invalid_argument for a handle that is not (or no longer) known.
+// The registry. Any thread. `find` and `remove` throw std::invalid_argument for a handle that is not (or no longer)
+// known.
 int register_core(std::shared_ptr<Core> core);
 std::shared_ptr<Core> find_core(int handle);
 std::shared_ptr<Core> remove_core(int handle);

@@ -1,4 +1,5 @@
-// What one JavaScript environment (the main thread, or a worker) has under way in cores, and its way back from their threads.
+// What one JavaScript environment (the main thread, or a worker) has under way in cores, and its way back from their
+// threads.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -57,8 +58,8 @@ class EnvState {
   static void call_js(Napi::Env env, Napi::Function callback, void* context, Ticket* ticket);
   using Tsfn = Napi::TypedThreadSafeFunction<void, Ticket, &EnvState::call_js>;
 
-  // Shared with the writer threads, and outlives the environment for as long as one of them holds it. After `closed` nothing
-  // calls into JavaScript and nothing starts to read its memory.
+  // Shared with the writer threads, and outlives the environment for as long as one of them holds it. After `closed`
+  // nothing calls into JavaScript and nothing starts to read its memory.
   struct Port {
     std::mutex mutex;
     std::condition_variable idle;

@@ -16,8 +16,8 @@ T choose(const Napi::Object& fault, const char* name, std::initializer_list<std:
     if (text == spelling) return value;
     known += (known.empty() ? "" : ", ") + std::string(spelling);
   }
-  throw Napi::RangeError::New(fault.Env(), std::string("fault.") + name + ": expected one of " + known + ", got \"" +
-                                               text + '"');
+  throw Napi::RangeError::New(fault.Env(),
+                              std::string("fault.") + name + ": expected one of " + known + ", got \"" + text + '"');
 }
 
 void arm_fault(const Napi::CallbackInfo& info) {
@@ -28,7 +28,8 @@ void arm_fault(const Napi::CallbackInfo& info) {
     return;
   }
   const Napi::Object object = to_object(info[0], "fault");
-  const auto point = choose<Point>(object, "point", {{"read", Point::kRead}, {"copy", Point::kCopy}, {"alloc", Point::kAlloc}});
+  const auto point =
+      choose<Point>(object, "point", {{"read", Point::kRead}, {"copy", Point::kCopy}, {"alloc", Point::kAlloc}});
   const auto action =
       choose<Action>(object, "action", {{"fail", Action::kFail}, {"stall", Action::kStall}, {"die", Action::kDie}});
   const int64_t at = to_integer(object.Get("at"), "fault.at", 1, kMaxSafe);

@@ -1,5 +1,5 @@
-// Reading arguments and fields of JavaScript objects. Whatever is wrong throws a TypeError or RangeError that names the field,
-// what was expected and what came.
+// Reading arguments and fields of JavaScript objects. Whatever is wrong throws a TypeError or RangeError that names the
+// field, what was expected and what came.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -57,8 +57,7 @@ std::span<const uint8_t> typed_array_bytes(const Napi::Value& value, const std::
 
 template <typename T>
 std::span<const T> to_span(const Napi::Value& value, const std::string& name) {
-  const std::span<const uint8_t> bytes =
-      typed_array_bytes(value, name, TypedArrayOf<T>::kType, TypedArrayOf<T>::kName);
+  const std::span<const uint8_t> bytes = typed_array_bytes(value, name, TypedArrayOf<T>::kType, TypedArrayOf<T>::kName);
   return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
 }
 

@@ -3,8 +3,8 @@
 
 namespace refit::binding {
 
-// The weight operations of src/native.ts. Malformed arguments throw before anything is queued; the work itself runs on the
-// core's writer thread.
+// The weight operations of src/native.ts. Malformed arguments throw before anything is queued; the work itself runs on
+// the core's writer thread.
 Napi::Value write(const Napi::CallbackInfo& info);
 Napi::Value read(const Napi::CallbackInfo& info);
 Napi::Value checksum(const Napi::CallbackInfo& info);

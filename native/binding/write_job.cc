@@ -36,8 +36,8 @@ Source parse_source(const Napi::Value& value, const std::string& path,
     const int number = static_cast<int>(to_integer(fd, path + ".fd", 0, kMaxInt));
     source.fd = fcntl(number, F_DUPFD_CLOEXEC, 3);
     if (source.fd < 0) {
-      throw Napi::Error::New(env, path + ".fd: cannot use file descriptor " + std::to_string(number) + ": " +
-                                      strerror(errno));
+      throw Napi::Error::New(
+          env, path + ".fd: cannot use file descriptor " + std::to_string(number) + ": " + strerror(errno));
     }
     return source;
   }
@@ -105,8 +105,8 @@ void parse_job(const Napi::Value& value, OwnedJob& out, std::vector<Napi::Refere
     Tensor& tensor = out.job.tensors[i];
     tensor.source = static_cast<int>(exact_integer(env, at[0], kMaxInt, name, i, "source"));
     tensor.offset = static_cast<uint64_t>(exact_integer(env, at[1], kMaxSafe, name, i, "offset"));
-    tensor.dtype = static_cast<DType>(
-        exact_integer(env, at[2], static_cast<int64_t>(DType::kFloat32), name, i, "dtype"));
+    tensor.dtype =
+        static_cast<DType>(exact_integer(env, at[2], static_cast<int64_t>(DType::kFloat32), name, i, "dtype"));
     tensor.rows = exact_integer(env, at[3], kMaxSafe, name, i, "rows");
     tensor.cols = exact_integer(env, at[4], kMaxSafe, name, i, "cols");
     tensor.row_bytes = static_cast<uint64_t>(exact_integer(env, at[5], kMaxSafe, name, i, "rowBytes"));

@@ -7,8 +7,8 @@
 
 namespace refit::binding {
 
-// A job that owns its file descriptors: duplicates, so that closing the caller's during the write cannot let another file
-// take the number.
+// A job that owns its file descriptors: duplicates, so that closing the caller's during the write cannot let another
+// file take the number.
 struct OwnedJob {
   WriteJob job;
 
@@ -25,6 +25,7 @@ void parse_job(const Napi::Value& value, OwnedJob& out, std::vector<Napi::Refere
 std::vector<Rect> parse_rects(const Napi::Value& value, const std::string& name);
 
 // Entry i of a Float64Array as an integer in [0, max].
-int64_t exact_integer(Napi::Env env, double value, int64_t max, const std::string& name, size_t index, const char* field);
+int64_t exact_integer(Napi::Env env, double value, int64_t max, const std::string& name, size_t index,
+                      const char* field);
 
 }  // namespace refit::binding

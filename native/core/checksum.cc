@@ -35,7 +35,7 @@ __attribute__((target("avx2"))) uint64_t sum_avx2(const T* data, uint64_t first,
 // AVX-512 DQ multiplies 64-bit lanes in one instruction.
 template <typename T>
 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl"))) uint64_t sum_avx512(const T* data, uint64_t first,
-                                                                                   int64_t n) {
+                                                                                  int64_t n) {
   return sum_run(data, first, n);
 }
 #endif
@@ -110,7 +110,8 @@ void Store::scramble(uint64_t seed, Pool& pool) {
   for (size_t a = 0; a < addresses_.size(); a++) {
     const Param& shape = shapes_[a % shapes_.size()];
     const int64_t elements = shape.rows * shape.cols;
-    for (int64_t e = 0; e < elements; e += kTaskElements) parts.push_back({a, e, std::min(kTaskElements, elements - e)});
+    for (int64_t e = 0; e < elements; e += kTaskElements)
+      parts.push_back({a, e, std::min(kTaskElements, elements - e)});
   }
   pool.parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t index, int) {
     const Part& part = parts[index];

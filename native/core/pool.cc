@@ -17,7 +17,8 @@ namespace refit {
 
 namespace {
 
-// Between two products of one forward pass lie a few microseconds: a thread that waits this long has nothing to do for a while.
+// Between two products of one forward pass lie a few microseconds: a thread that waits this long has nothing to do for
+// a while.
 constexpr int kSpins = 2000;
 constexpr int kMaxThreads = 1024;
 
@@ -93,8 +94,9 @@ struct Pool::State {
   std::vector<std::thread> workers;
   std::mutex callers;  // held through a whole parallel_for
 
-  // The job. A thread takes an index by lowering `remaining`; who has taken one holds the job open until it has added it to
-  // `done`, so fn and n may be read after a successful take and at no other time. Late wakers find `remaining` at zero.
+  // The job. A thread takes an index by lowering `remaining`; who has taken one holds the job open until it has added
+  // it to `done`, so fn and n may be read after a successful take and at no other time. Late wakers find `remaining` at
+  // zero.
   alignas(64) std::atomic<int64_t> remaining{0};
   const Fn* fn = nullptr;
   int64_t n = 0;
@@ -111,7 +113,8 @@ struct Pool::State {
   bool take(int64_t& rem) {
     rem = remaining.load(std::memory_order_acquire);
     while (rem > 0) {
-      if (remaining.compare_exchange_weak(rem, rem - 1, std::memory_order_acq_rel, std::memory_order_acquire)) return true;
+      if (remaining.compare_exchange_weak(rem, rem - 1, std::memory_order_acq_rel, std::memory_order_acquire))
+        return true;
     }
     return false;
   }

@@ -45,8 +45,8 @@ void Store::read(int rank, int param, int64_t row, int64_t col, int64_t rows, in
   const size_t element = size_of(dtype_);
   const size_t pitch = static_cast<size_t>(shapes_[param].cols) * element;
   const size_t width = static_cast<size_t>(cols) * element;
-  const uint8_t* from = addresses_[address_index(rank, param)] + static_cast<size_t>(row) * pitch +
-                        static_cast<size_t>(col) * element;
+  const uint8_t* from =
+      addresses_[address_index(rank, param)] + static_cast<size_t>(row) * pitch + static_cast<size_t>(col) * element;
   for (int64_t r = 0; r < rows; r++) {
     if (width > 0) std::memcpy(out + static_cast<size_t>(r) * width, from + static_cast<size_t>(r) * pitch, width);
   }

@@ -30,13 +30,14 @@ class Store {
   // Of all ranks, alignment included.
   uint64_t bytes() const;
 
-  // The job must have passed check_write (core/write_check.h). Reads every needed byte of a source once for all ranks. Never throws for a fault on
-  // the way: the outcome tells how far it came, tensor by tensor.
+  // The job must have passed check_write (core/write_check.h). Reads every needed byte of a source once for all ranks.
+  // Never throws for a fault on the way: the outcome tells how far it came, tensor by tensor.
   WriteOutcome write(const WriteJob& job, Pool& pool);
   // Row-major stored bytes of [row, row + rows) x [col, col + cols).
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) const;
   // Per rectangle the partial checksum of docs/checksum.md.
-  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols, Pool& pool) const;
+  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
+                                 Pool& pool) const;
   // Finite noise in [-1, 1] that depends on seed, rank, parameter and position.
   void scramble(uint64_t seed, Pool& pool);
 

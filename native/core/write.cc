@@ -137,8 +137,8 @@ class Writer {
 
   // Where element [row, col] of the tensor goes in the rectangle's parameter.
   uint8_t* at(const Rect& rect, int64_t row, int64_t col) {
-    const int64_t index = (rect.dst_row + row - rect.src_row) * store_.shape(rect.param).cols + rect.dst_col + col -
-                          rect.src_col;
+    const int64_t index =
+        (rect.dst_row + row - rect.src_row) * store_.shape(rect.param).cols + rect.dst_col + col - rect.src_col;
     return static_cast<uint8_t*>(store_.param(rect.rank, rect.param)) +
            static_cast<uint64_t>(index) * size_of(store_.dtype());
   }

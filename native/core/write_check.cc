@@ -19,9 +19,7 @@ bool inside(int64_t from, int64_t count, int64_t size) {
 
 std::string span(int64_t from, int64_t count) { return std::to_string(from) + " + " + std::to_string(count); }
 
-std::string shape(int64_t rows, int64_t cols) {
-  return "[" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
-}
+std::string shape(int64_t rows, int64_t cols) { return "[" + std::to_string(rows) + ", " + std::to_string(cols) + "]"; }
 
 std::string rect_name(size_t index, const Rect& rect) {
   return "rectangle " + std::to_string(index) + " (tensor " + std::to_string(rect.tensor) + ")";

@@ -1,5 +1,5 @@
-// Bounds of a write, a checksum and a read, checked in full before anything is touched. All throw std::invalid_argument with
-// a message that names the tensor or rectangle at fault; none changes anything.
+// Bounds of a write, a checksum and a read, checked in full before anything is touched. All throw std::invalid_argument
+// with a message that names the tensor or rectangle at fault; none changes anything.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -9,9 +9,9 @@
 
 namespace refit {
 
-// Every tensor lies inside its source (files are bounded by their own end, when they are read), every rectangle inside its
-// tensor and its parameter, rectangles are sorted by tensor, and no two of them overlap in a parameter: what such a write
-// leaves would depend on which thread came last.
+// Every tensor lies inside its source (files are bounded by their own end, when they are read), every rectangle inside
+// its tensor and its parameter, rectangles are sorted by tensor, and no two of them overlap in a parameter: what such a
+// write leaves would depend on which thread came last.
 void check_write(const WriteJob& job, int ranks, const std::vector<Param>& params);
 
 // tensor_cols[rect.tensor] bounds the columns; rows have no bound but that indices fit 63 bits.

@@ -6,8 +6,8 @@
 namespace refit {
 namespace {
 
-// Straight reads are long, to spare system calls. Staged ones stay in a core's second-level cache, so that the scatter reads
-// from there and staging costs no memory bandwidth.
+// Straight reads are long, to spare system calls. Staged ones stay in a core's second-level cache, so that the scatter
+// reads from there and staging costs no memory bandwidth.
 constexpr uint64_t kStraightBytes = 2 << 20;
 constexpr uint64_t kStagedBytes = 256 << 10;
 // A single row longer than this is cut by columns.
@@ -70,7 +70,8 @@ class Planner {
     int64_t height = std::clamp<int64_t>(kStraightBytes / pitch, 1, rows);
     if (straight_rect(height, col, end - col) < 0) height = std::clamp<int64_t>(kStagedBytes / pitch, 1, rows);
     const uint64_t width = static_cast<uint64_t>(end - col) * size_of(tensor.dtype);
-    const int64_t step = width > kMaxRowBytes ? static_cast<int64_t>(kStraightBytes / size_of(tensor.dtype)) : end - col;
+    const int64_t step =
+        width > kMaxRowBytes ? static_cast<int64_t>(kStraightBytes / size_of(tensor.dtype)) : end - col;
     for (int64_t r = row; r < row + rows; r += height) {
       const int64_t count = std::min(height, row + rows - r);
       for (int64_t c = col; c < end; c += step) add(r, count, c, std::min(step, end - c));

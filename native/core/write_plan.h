@@ -14,7 +14,8 @@ struct Chunk {
   int64_t row = 0, rows = 0;
   int64_t col = 0, cols = 0;
   size_t first_rect = 0, rects = 0;  // in WritePlan.rects
-  // The file's bytes are the parameter's bytes, in order: read straight into the first rectangle, copy from there to others.
+  // The file's bytes are the parameter's bytes, in order: read straight into the first rectangle, copy from there to
+  // others.
   bool straight = false;
 };
 

@@ -14,12 +14,9 @@ namespace {
 
 constexpr int64_t kSlab = 512;          // rows of x that are converted at a time
 constexpr int64_t kClaimBytes = 65536;  // of weights, in one claim, where M is small
-constexpr int64_t kKBlock = 512;        // words of K in one panel
-constexpr int kPanels = 2;              // side by side
-#ifndef AH2
-#define AH2 0
-#endif
-constexpr int64_t kAhead = 2048;
+constexpr int64_t kKBlock = 256;        // words of K in one panel: 16 KB of the first cache
+constexpr int kPanels = 2;              // packed side by side
+constexpr int64_t kAhead = 2048;        // bytes that a row of w is fetched ahead of its use
 constexpr int kMaxWidth = 16;
 constexpr int64_t kVectorSteps = 4;  // of the widest vector: packing writes whole ones
 
@@ -50,8 +47,8 @@ class Scratch {
 thread_local Scratch tls_rows;    // the caller's: x in words
 thread_local Scratch tls_panels;  // every thread's own
 
-// One slab of rows, shared by the threads that work on it. Its rows are cut into tiles of nearly equal height, its columns
-// into panels; a claim, the unit of work that a thread takes, is some panels by some tiles.
+// One slab of rows, shared by the threads that work on it. Its rows are cut into tiles of nearly equal height, its
+// columns into panels; a claim, the unit of work that a thread takes, is some panels by some tiles.
 struct Job {
   const GemmOps& ops;
   const float* x;
@@ -62,19 +59,21 @@ struct Job {
   int64_t ldy;
   int64_t M, N, K;
 
-  int64_t steps = 0;           // of all of K
+  int64_t steps = 0;  // of all of K
   int64_t tiles = 0;
-  bool direct = false;         // without panels
+  bool direct = false;  // without panels
   int64_t claim_panels = 0;
-  int64_t row_claims = 0;      // per column of claims
+  int64_t row_claims = 0;  // per column of claims
   int64_t claims = 0;
-  uint32_t* words = nullptr;   // x, a tile after the other
+  uint32_t* words = nullptr;  // x, a tile after the other
   std::atomic<int64_t> next{0};
 
   int64_t row_bytes() const { return K * ops.weight_bytes; }
   int64_t tile_row(int64_t tile) const { return M * tile / tiles; }
   // `step` of the tile that begins at `row` and is `rows` high.
-  uint32_t* tile_words(int64_t row, int64_t rows, int64_t step) const { return words + (row * steps + step * rows) * 4; }
+  uint32_t* tile_words(int64_t row, int64_t rows, int64_t step) const {
+    return words + (row * steps + step * rows) * 4;
+  }
   int64_t first_tile(int64_t row_claim) const { return tiles * row_claim / row_claims; }
   const uint8_t* weights(int64_t n, int64_t k) const { return w + n * row_bytes() + k * ops.weight_bytes; }
 
@@ -97,7 +96,8 @@ void plan(Job& job, int threads) {
     job.claim_panels = panels < 6 * threads ? 1 : kPanels;
     // Too few columns for the threads: the rows are cut too, at the price of packing the same panels again.
     const int64_t columns = ceil_div(panels, job.claim_panels);
-    if (threads > 1) job.row_claims = std::clamp<int64_t>(3 * threads / columns, 1, std::max<int64_t>(1, job.tiles / 8));
+    if (threads > 1)
+      job.row_claims = std::clamp<int64_t>(3 * threads / columns, 1, std::max<int64_t>(1, job.tiles / 8));
   }
   job.claims = ceil_div(panels, job.claim_panels) * job.row_claims;
 }
@@ -124,11 +124,14 @@ void load_bias(const Job& job, int64_t n, float* out) {
   }
 }
 
+// The first tile waits for memory, the others find the rows of w in the cache: in their time the next panel's rows
+// come.
 void multiply_direct(const Job& job, int64_t n, const float* bias) {
   for (int64_t t = 0; t < job.tiles; t++) {
     const int64_t row = job.tile_row(t), rows = job.tile_row(t + 1) - row;
+    const int64_t ahead = t == 0 ? kAhead : job.ops.width * job.row_bytes();
     job.ops.direct(static_cast<int>(rows), job.tile_words(row, rows, 0), job.weights(n, 0), job.row_bytes(), job.K,
-                   t == 0 ? kAhead : AH2, job.y + row * job.ldy + n, job.ldy, bias);
+                   ahead, job.y + row * job.ldy + n, job.ldy, bias);
   }
 }
 
@@ -143,14 +146,14 @@ void multiply_packed(const Job& job, int64_t n, int64_t n_end, int64_t t, int64_
     const int64_t k_here = std::min(k_block, job.K - k);
     const int64_t step = k / (4 * ops.per_word), steps = ceil_div(k_here, 4 * ops.per_word);
     for (int64_t c = n, p = 0; c < n_end; c += ops.width, p++) {
-      ops.pack(job.weights(c, k), job.row_bytes(), static_cast<int>(std::min<int64_t>(ops.width, n_end - c)), k_here, kAhead,
-               scratch + p * job.panel_words());
+      ops.pack(job.weights(c, k), job.row_bytes(), static_cast<int>(std::min<int64_t>(ops.width, n_end - c)), k_here,
+               kAhead, scratch + p * job.panel_words());
     }
     for (int64_t i = t; i < t_end; i++) {
       const int64_t row = job.tile_row(i), rows = job.tile_row(i + 1) - row;
       for (int64_t c = n, p = 0; c < n_end; c += ops.width, p++) {
-        ops.tile(static_cast<int>(rows), job.tile_words(row, rows, step), scratch + p * job.panel_words(), steps, k == 0,
-                 k + k_here == job.K, carry + p * job.carry_words() + (row - job.tile_row(t)) * ops.carry,
+        ops.tile(static_cast<int>(rows), job.tile_words(row, rows, step), scratch + p * job.panel_words(), steps,
+                 k == 0, k + k_here == job.K, carry + p * job.carry_words() + (row - job.tile_row(t)) * ops.carry,
                  job.y + row * job.ldy + c, job.ldy, static_cast<int>(std::min<int64_t>(ops.width, n_end - c)),
                  job.bias != nullptr ? bias[p] : nullptr);
       }
@@ -211,12 +214,20 @@ void multiply(Job& job, Pool& pool) {
 
 }  // namespace
 
-void gemm(const GemmOps& ops, Pool& pool, const float* x, int64_t ldx, const void* w, const void* bias, float* y, int64_t ldy,
-          int64_t M, int64_t N, int64_t K) {
+void gemm(const GemmOps& ops, Pool& pool, const float* x, int64_t ldx, const void* w, const void* bias, float* y,
+          int64_t ldy, int64_t M, int64_t N, int64_t K) {
   if (M <= 0 || N <= 0) return;
   for (int64_t m = 0; m < M; m += kSlab) {
-    Job job{ops,         x + m * ldx, ldx, static_cast<const uint8_t*>(w), static_cast<const uint8_t*>(bias),
-            y + m * ldy, ldy,         std::min(kSlab, M - m), N,           std::max<int64_t>(0, K)};
+    Job job{ops,
+            x + m * ldx,
+            ldx,
+            static_cast<const uint8_t*>(w),
+            static_cast<const uint8_t*>(bias),
+            y + m * ldy,
+            ldy,
+            std::min(kSlab, M - m),
+            N,
+            std::max<int64_t>(0, K)};
     multiply(job, pool);
   }
 }

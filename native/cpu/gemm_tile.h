@@ -1,8 +1,8 @@
 // The parts of GemmOps, written once over a vector type V. In an unnamed namespace on purpose: see isa.h.
 //
-// Beside what kernels_vec.h asks of V: a vector is V::W / 4 chunks of four words; transpose swaps rows and chunks of that many
-// vectors; broadcast puts one chunk everywhere; sum_chunks gives the sums of the chunks of four vectors, chunk c of vector v at
-// place 4 c + v. kAccumulators: how many vectors of lanes leave enough registers for the rest.
+// Beside what kernels_vec.h asks of V: a vector is V::W / 4 chunks of four words; transpose swaps rows and chunks of
+// that many vectors; broadcast puts one chunk everywhere; sum_chunks gives the sums of the chunks of four vectors,
+// chunk c of vector v at place 4 c + v. kAccumulators: how many vectors of lanes leave enough registers for the rest.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,9 +12,6 @@
 namespace refit::cpu {
 namespace {
 
-#ifndef S1
-#define S1 4
-#endif
 constexpr int kVectors = 4;  // of a panel, for one step
 
 // Words are floats; a lane takes one product at a time.
@@ -45,7 +42,9 @@ struct LoadWords {  // as they are: fp32, or pairs of bf16
 template <class V>
 struct LoadWiden {  // bf16 to fp32
   static constexpr int kBytes = 2 * V::W;
-  static inline typename V::I full(const uint8_t* p) { return V::bits(V::load_bf16(reinterpret_cast<const uint16_t*>(p))); }
+  static inline typename V::I full(const uint8_t* p) {
+    return V::bits(V::load_bf16(reinterpret_cast<const uint16_t*>(p)));
+  }
   static inline typename V::I part(const uint8_t* p, int bytes) {
     return V::bits(V::loadn_bf16(reinterpret_cast<const uint16_t*>(p), bytes / 2));
   }
@@ -143,8 +142,8 @@ struct Gemm {
   }
 
   template <int MR = 1>
-  static void tile(int rows, const uint32_t* x, const uint32_t* panel, int64_t steps, bool first, bool last, float* carry,
-                   float* y, int64_t ldy, int cols, const float* bias) {
+  static void tile(int rows, const uint32_t* x, const uint32_t* panel, int64_t steps, bool first, bool last,
+                   float* carry, float* y, int64_t ldy, int cols, const float* bias) {
     if (rows > MR) {
       if constexpr (MR < V::kMaxRows) tile<MR + 1>(rows, x, panel, steps, first, last, carry, y, ldy, cols, bias);
       return;
@@ -154,23 +153,26 @@ struct Gemm {
     for (int m = 0; m < MR; m++) finish(carry + m * kCarry, y + m * ldy, cols, bias);
   }
 
-  // Few rows of x: w is read once, kSide * kRows of its rows at a time from one end to the other, which is what hardware
-  // prefetchers know best. `ahead`: bytes from a word that is read to one that will be wanted.
+  // Few rows of x: w is read once, kSide * kRows of its rows at a time from one end to the other, which is what
+  // hardware prefetchers know best. `ahead`: bytes from a word that is read to one that will be wanted.
   template <int MR>
-  static void direct_rows(const uint32_t* x, const uint8_t* w, int64_t row_bytes, int64_t K, int64_t ahead, float* lanes) {
-    constexpr int kSide = side(MR) < 2 ? 1 : MR <= S1 ? 1 : 2;
+  static void direct_rows(const uint32_t* x, const uint8_t* w, int64_t row_bytes, int64_t K, int64_t ahead,
+                          float* lanes) {
+    // A few rows at once are the fastest to come; more of them halve the work on x, which counts when the tile is tall.
+    constexpr int kWanted = (MR <= 4 ? 4 : 8) / kRows;
+    constexpr int kSide = kWanted < side(MR) ? kWanted : side(MR);
     const int64_t step = kVectors * row_bytes;
     const int64_t bytes = K * ElementBytes;
     for (int v0 = 0; v0 < kVectors; v0 += kSide) {
       F acc[MR][kSide];
 #pragma GCC unroll 8
       for (int m = 0; m < MR; m++) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < kSide; v++) acc[m][v] = V::zero();
       }
       const uint32_t* xs = x;
-      const auto take = [&](I (*t)[kRows], int chunks) {
-#pragma GCC unroll 2
+      const auto take = [&](I(*t)[kRows], int chunks) {
+#pragma GCC unroll 4
         for (int v = 0; v < kSide; v++) V::transpose(t[v]);
 #pragma GCC unroll 4
         for (int c = 0; c < kRows; c++) {
@@ -178,7 +180,7 @@ struct Gemm {
 #pragma GCC unroll 8
           for (int m = 0; m < MR; m++) {
             const auto a = Arith::words(V::broadcast(xs + (c * MR + m) * 4));
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int v = 0; v < kSide; v++) acc[m][v] = Arith::step(acc[m][v], a, Arith::words(t[v][c]));
           }
         }
@@ -191,14 +193,15 @@ struct Gemm {
       while (p != full) {
         const uint8_t* q = p;
         const uint8_t* far = p + ahead;
-#pragma GCC unroll 2
+        const bool fetch = (full - p) % 64 < Load::kBytes;  // once per cache line
+#pragma GCC unroll 4
         for (int v = 0; v < kSide; v++) {
           // Keeps the compiler from a pointer of its own for every row: there are not that many registers.
           asm("" : "+r"(q), "+r"(far));
 #pragma GCC unroll 4
           for (int c = 0; c < kRows; c++) {
             t[v][c] = Load::full(q + c * step);
-            __builtin_prefetch(far + c * step, 0, 2);
+            if (Load::kBytes == 64 || fetch) __builtin_prefetch(far + c * step, 0, 2);
           }
           q += row_bytes;
           far += row_bytes;
@@ -215,15 +218,15 @@ struct Gemm {
       }
 #pragma GCC unroll 8
       for (int m = 0; m < MR; m++) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < kSide; v++) V::store(lanes + m * kCarry + (v0 + v) * W, acc[m][v]);
       }
     }
   }
 
   template <int MR = 1>
-  static void direct(int rows, const uint32_t* x, const uint8_t* w, int64_t row_bytes, int64_t K, int64_t ahead, float* y,
-                     int64_t ldy, const float* bias) {
+  static void direct(int rows, const uint32_t* x, const uint8_t* w, int64_t row_bytes, int64_t K, int64_t ahead,
+                     float* y, int64_t ldy, const float* bias) {
     if (rows > MR) {
       if constexpr (MR < V::kMaxRows) direct<MR + 1>(rows, x, w, row_bytes, K, ahead, y, ldy, bias);
       return;
@@ -234,8 +237,8 @@ struct Gemm {
   }
 
   static constexpr GemmOps ops(void (*convert)(const float*, int64_t, uint32_t*, int64_t)) {
-    return {W,         kCarry,      V::kTileRows, V::kDirectRows, V::kMaxRows, V::kMaxDirect, Arith::kPerWord, ElementBytes,
-            convert,   pack,        tile<1>,      direct<1>};
+    return {W,       kCarry, V::kTileRows, V::kDirectRows, V::kMaxRows, V::kMaxDirect, Arith::kPerWord, ElementBytes,
+            convert, pack,   tile<1>,      direct<1>};
   }
 };
 

@@ -8,7 +8,8 @@ namespace {
 
 struct Avx2 {
   static constexpr int W = 8;
-  static constexpr int kAccumulators = 12, kTileRows = 6, kDirectRows = 4, kMaxRows = 6, kMaxDirect = 4;  // see gemm_tile.h, isa.h
+  static constexpr int kAccumulators = 12, kTileRows = 6, kDirectRows = 4, kMaxRows = 6,
+                       kMaxDirect = 8;  // see gemm_tile.h, isa.h
   using F = __m256;
   using I = __m256i;
   using M = __m256i;

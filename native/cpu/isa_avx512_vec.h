@@ -9,7 +9,8 @@ namespace {
 
 struct Avx512 {
   static constexpr int W = 16;
-  static constexpr int kAccumulators = 24, kTileRows = 6, kDirectRows = 8, kMaxRows = 8, kMaxDirect = 48;  // see gemm_tile.h, isa.h
+  static constexpr int kAccumulators = 24, kTileRows = 6, kDirectRows = 8, kMaxRows = 8,
+                       kMaxDirect = 48;  // see gemm_tile.h, isa.h
   using F = __m512;
   using I = __m512i;
   using M = __mmask16;

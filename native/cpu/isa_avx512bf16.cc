@@ -4,8 +4,8 @@
 namespace refit::cpu {
 namespace {
 
-// A word is a pair of bf16. vdpbf16ps adds both products to the fp32 lane; it takes denormals for zero and rounds in its own
-// way, the same for every tile shape.
+// A word is a pair of bf16. vdpbf16ps adds both products to the fp32 lane; it takes denormals for zero and rounds in
+// its own way, the same for every tile shape.
 struct PairArith {
   static constexpr int kPerWord = 2;
   static inline __m512bh words(__m512i x) { return reinterpret_cast<__m512bh>(x); }

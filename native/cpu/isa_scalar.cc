@@ -1,5 +1,6 @@
-// The portable set: four lanes of the compiler's own vectors, which become SSE2 or NEON registers, or plain code elsewhere. On
-// x86 multiply and add round separately (this unit is compiled with -ffp-contract=off), on arm64 they are one fused operation.
+// The portable set: four lanes of the compiler's own vectors, which become SSE2 or NEON registers, or plain code
+// elsewhere. On x86 multiply and add round separately (this unit is compiled with -ffp-contract=off), on arm64 they are
+// one fused operation.
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -14,7 +15,8 @@ namespace {
 
 struct Portable {
   static constexpr int W = 4;
-  static constexpr int kAccumulators = 8, kTileRows = 4, kDirectRows = 4, kMaxRows = 4, kMaxDirect = 4;  // see gemm_tile.h, isa.h
+  static constexpr int kAccumulators = 8, kTileRows = 4, kDirectRows = 4, kMaxRows = 4,
+                       kMaxDirect = 4;  // see gemm_tile.h, isa.h
   typedef float F __attribute__((vector_size(16)));
   typedef int32_t I __attribute__((vector_size(16)));
   typedef uint32_t U __attribute__((vector_size(16)));
@@ -36,8 +38,10 @@ struct Portable {
   static inline void store(float* p, F x) { __builtin_memcpy(p, &x, 16); }
   static inline void storen(float* p, F x, int n) { __builtin_memcpy(p, &x, static_cast<std::size_t>(n) * 4); }
   static inline F load_bf16(const uint16_t* p) {
-    return floats(I{static_cast<int32_t>(static_cast<uint32_t>(p[0]) << 16), static_cast<int32_t>(static_cast<uint32_t>(p[1]) << 16),
-                    static_cast<int32_t>(static_cast<uint32_t>(p[2]) << 16), static_cast<int32_t>(static_cast<uint32_t>(p[3]) << 16)});
+    return floats(I{static_cast<int32_t>(static_cast<uint32_t>(p[0]) << 16),
+                    static_cast<int32_t>(static_cast<uint32_t>(p[1]) << 16),
+                    static_cast<int32_t>(static_cast<uint32_t>(p[2]) << 16),
+                    static_cast<int32_t>(static_cast<uint32_t>(p[3]) << 16)});
   }
   static inline F loadn_bf16(const uint16_t* p, int n) {
     uint16_t full[4] = {};
@@ -107,7 +111,9 @@ struct Portable {
 }  // namespace
 
 constinit const VectorOps kVectorScalar = vector_ops<Portable>();
-constinit const GemmOps kGemmScalarBf16 = Gemm<Portable, FloatArith<Portable>, LoadWiden<Portable>, 2>::ops(convert_floats);
-constinit const GemmOps kGemmScalarF32 = Gemm<Portable, FloatArith<Portable>, LoadWords<Portable>, 4>::ops(convert_floats);
+constinit const GemmOps kGemmScalarBf16 =
+    Gemm<Portable, FloatArith<Portable>, LoadWiden<Portable>, 2>::ops(convert_floats);
+constinit const GemmOps kGemmScalarF32 =
+    Gemm<Portable, FloatArith<Portable>, LoadWords<Portable>, 4>::ops(convert_floats);
 
 }  // namespace refit::cpu

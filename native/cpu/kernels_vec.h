@@ -3,8 +3,8 @@
 // V: W lanes; F floats, I 32-bit integers, M masks; load/store and their `n` forms, which touch only the first n < W
 // elements and read the others as zero.
 //
-// Element i of a reduction belongs to lane i % (4 W), whatever the alignment; the lanes are added pairwise in a fixed tree. A
-// tail goes through the same operations as a full vector, so a value's bits do not depend on where it stands.
+// Element i of a reduction belongs to lane i % (4 W), whatever the alignment; the lanes are added pairwise in a fixed
+// tree. A tail goes through the same operations as a full vector, so a value's bits do not depend on where it stands.
 #pragma once
 #include <cstdint>
 
@@ -161,7 +161,9 @@ template <class V>
 void silu_mul(const float* gate, const float* up, float* out, int64_t n) {
   walk<V>(
       n, [&](int64_t i, int) { V::store(out + i, V::mul(silu<V>(V::load(gate + i)), V::load(up + i))); },
-      [&](int64_t i, int, int m) { V::storen(out + i, V::mul(silu<V>(V::loadn(gate + i, m)), V::loadn(up + i, m)), m); });
+      [&](int64_t i, int, int m) {
+        V::storen(out + i, V::mul(silu<V>(V::loadn(gate + i, m)), V::loadn(up + i, m)), m);
+      });
 }
 
 template <class V>
@@ -220,8 +222,8 @@ float max_of(const float* x, int64_t n) {
 
 template <class V>
 constexpr VectorOps vector_ops() {
-  return {dot<V>,       dot_bf16<V>, axpy<V>,     axpy_bf16<V>, sum_squares<V>, round_bf16<V>,
-          to_bf16<V>,   from_bf16<V>, silu_mul<V>, exp_sum<V>,   max_of<V>};
+  return {dot<V>,     dot_bf16<V>,  axpy<V>,     axpy_bf16<V>, sum_squares<V>, round_bf16<V>,
+          to_bf16<V>, from_bf16<V>, silu_mul<V>, exp_sum<V>,   max_of<V>};
 }
 
 }  // namespace

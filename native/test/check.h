@@ -48,14 +48,14 @@ inline int finish(const char* name) {
 #define CHECK(cond) ::refit::test::report(static_cast<bool>(cond), __FILE__, __LINE__, #cond)
 #define CHECKF(cond, ...) ::refit::test::reportf(static_cast<bool>(cond), __FILE__, __LINE__, #cond, __VA_ARGS__)
 // The expression must throw exactly this type or one derived from it.
-#define CHECK_THROWS(expr, type)                                               \
-  do {                                                                         \
-    bool thrown_ = false;                                                      \
-    try {                                                                      \
-      expr;                                                                    \
-    } catch (const type&) {                                                    \
-      thrown_ = true;                                                          \
-    } catch (...) {                                                            \
-    }                                                                          \
+#define CHECK_THROWS(expr, type)                                                \
+  do {                                                                          \
+    bool thrown_ = false;                                                       \
+    try {                                                                       \
+      expr;                                                                     \
+    } catch (const type&) {                                                     \
+      thrown_ = true;                                                           \
+    } catch (...) {                                                             \
+    }                                                                           \
     ::refit::test::report(thrown_, __FILE__, __LINE__, #expr " throws " #type); \
   } while (0)

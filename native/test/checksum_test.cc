@@ -35,9 +35,12 @@ void a_rectangle_sums_its_elements(DType dtype) {
   Pool pool(2);
   store.scramble(3, pool);
   // Columns slice, whole, vector, rows past others, empty ones, a single row longer than one task, an index past 2^32.
-  const std::vector<Rect> rects = {{0, 1, 0, 5, 7, 20, 60, 10, 31}, {1, 0, 0, 0, 0, 37, 91, 0, 0},
-                                   {2, 1, 1, 9, 0, 2900, 1, 50, 0}, {0, 0, 0, 0, 0, 0, 5, 0, 0},
-                                   {0, 0, 0, 0, 0, 5, 0, 0, 0},     {3, 0, 2, 0, 1, 1, 599999, 0, 0},
+  const std::vector<Rect> rects = {{0, 1, 0, 5, 7, 20, 60, 10, 31},
+                                   {1, 0, 0, 0, 0, 37, 91, 0, 0},
+                                   {2, 1, 1, 9, 0, 2900, 1, 50, 0},
+                                   {0, 0, 0, 0, 0, 0, 5, 0, 0},
+                                   {0, 0, 0, 0, 0, 5, 0, 0, 0},
+                                   {3, 0, 2, 0, 1, 1, 599999, 0, 0},
                                    {0, 0, 0, int64_t{1} << 40, 3, 2, 2, 1, 1}};
   const std::vector<int64_t> cols = {100, 91, 1, 600001};
   const std::vector<uint64_t> sums = store.checksum(rects, cols, pool);
@@ -96,7 +99,8 @@ void one_bit_or_two_exchanged_elements_change_it() {
 }  // namespace
 
 int main() {
-  // The first outputs of splitmix64 with seed 0 (Vigna's splitmix64.c): the finaliser of 1, 2, 3 times the golden gamma.
+  // The first outputs of splitmix64 with seed 0 (Vigna's splitmix64.c): the finaliser of 1, 2, 3 times the golden
+  // gamma.
   CHECK(splitmix64_mix(kGolden) == 0xE220A8397B1DCDAFu);
   CHECK(splitmix64_mix(2 * kGolden) == 0x6E789E6AA1B965F4u);
   CHECK(splitmix64_mix(3 * kGolden) == 0x06C45D188009454Fu);

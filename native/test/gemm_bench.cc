@@ -1,6 +1,6 @@
-// Matrix products beside the plain vectorised read of the same weights: gemm_bench [threads] [isa ...]. Built on demand.
-// The weights (bf16, 4096 x 4096 each, 768 MB in all) do not fit any cache; every figure is the median of several passes over
-// all of them. Reads and products take turns, so that a busy machine slows both alike.
+// Matrix products beside the plain vectorised read of the same weights: gemm_bench [threads] [isa ...]. Built on
+// demand. The weights (bf16, 4096 x 4096 each, 768 MB in all) do not fit any cache; every figure is the median of
+// several passes over all of them. Reads and products take turns, so that a busy machine slows both alike.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -53,7 +53,8 @@ int main(int argc, char** argv) {
   Arena arena(static_cast<size_t>(matrix * count));
   auto* base = static_cast<uint8_t*>(arena.carve(static_cast<size_t>(matrix * count)));
   auto* half = reinterpret_cast<uint16_t*>(base);
-  for (int64_t i = 0; i < N * K * count; i++) half[i] = static_cast<uint16_t>(0x3c00 + (i * 2654435761u >> 20 & 0x80ff));
+  for (int64_t i = 0; i < N * K * count; i++)
+    half[i] = static_cast<uint16_t>(0x3c00 + (i * 2654435761u >> 20 & 0x80ff));
 
   auto read_all = [&] {
     const auto start = Clock::now();
@@ -84,8 +85,8 @@ int main(int argc, char** argv) {
         products.push_back(seconds(start) / static_cast<double>(used));
       }
       const double t = median(products);
-      std::printf("%-11s %5ld %12.3f %10.1f %12.1f", isa.c_str(), static_cast<long>(M), t * 1e3, 2.0 * M * N * K / t / 1e9,
-                  matrix / t / 1e9);
+      std::printf("%-11s %5ld %12.3f %10.1f %12.1f", isa.c_str(), static_cast<long>(M), t * 1e3,
+                  2.0 * M * N * K / t / 1e9, matrix / t / 1e9);
       if (M <= 16) {
         std::printf(" %7.0f%%", 100 * median(reads) / t);
         std::printf("   (read %.1f GB/s)", matrix / median(reads) / 1e9);

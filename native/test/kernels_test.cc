@@ -1,5 +1,5 @@
-// Every kernel set of this machine against double precision, and bit for bit against itself: batch, position, thread count,
-// alignment and tails must not change a result.
+// Every kernel set of this machine against double precision, and bit for bit against itself: batch, position, thread
+// count, alignment and tails must not change a result.
 #include "cpu/kernels.h"
 
 #include <sys/mman.h>
@@ -120,13 +120,16 @@ void gemm_is_right(const Kernels& k, Pool& pool, DType dtype, int64_t M, int64_t
     for (int64_t n = 0; n < N; n++) {
       double sum = 0, magnitude = 0;
       for (int64_t i = 0; i < K; i++) {
-        const double p = static_cast<double>(x[static_cast<size_t>(m * K + i)]) * w.exact[static_cast<size_t>(n * K + i)];
+        const double p =
+            static_cast<double>(x[static_cast<size_t>(m * K + i)]) * w.exact[static_cast<size_t>(n * K + i)];
         sum += p;
         magnitude += std::fabs(p);
       }
       const double b = with_bias ? w.bias[static_cast<size_t>(n)] : 0.0;
       // A chain of K roundings grows like a random walk; this is far below one wrong or missing term.
-      const double bound = 1.2e-7 * (4 + 2 * std::sqrt(static_cast<double>(K))) * (magnitude / std::sqrt(K + 1.0) + std::fabs(sum) + std::fabs(b)) + 1e-6;
+      const double bound = 1.2e-7 * (4 + 2 * std::sqrt(static_cast<double>(K))) *
+                               (magnitude / std::sqrt(K + 1.0) + std::fabs(sum) + std::fabs(b)) +
+                           1e-6;
       const double got = y.as<float>()[m * ldy + n];
       if (!CHECKF(std::fabs(got - (sum + b)) <= bound, "%s %s M=%ld N=%ld K=%ld [%ld, %ld]: %.9g, not %.9g", k.name,
                   name_of(dtype), long(M), long(N), long(K), long(m), long(n), got, sum + b)) {
@@ -137,7 +140,8 @@ void gemm_is_right(const Kernels& k, Pool& pool, DType dtype, int64_t M, int64_t
   }
 }
 
-void gemm_rows_do_not_depend_on_their_batch(const Kernels& k, std::vector<Pool*> pools, DType dtype, int64_t N, int64_t K) {
+void gemm_rows_do_not_depend_on_their_batch(const Kernels& k, std::vector<Pool*> pools, DType dtype, int64_t N,
+                                            int64_t K) {
   const Weights w(dtype, N, K);
   const int64_t most = 200;
   const std::vector<float> x = inputs(w, most);
@@ -152,8 +156,8 @@ void gemm_rows_do_not_depend_on_their_batch(const Kernels& k, std::vector<Pool*>
       for (int64_t from : {int64_t{0}, most - M}) {
         std::vector<float> y(static_cast<size_t>(M * N), kPoison);
         k.gemm(*pool, x.data() + from * K, K, w.data(), dtype, w.bias_data(), y.data(), N, M, N, K);
-        CHECKF(same_bits(y.data(), alone.data() + from * N, M * N), "%s %s threads=%d M=%ld from=%ld N=%ld K=%ld", k.name,
-               name_of(dtype), pool->threads(), long(M), long(from), long(N), long(K));
+        CHECKF(same_bits(y.data(), alone.data() + from * N, M * N), "%s %s threads=%d M=%ld from=%ld N=%ld K=%ld",
+               k.name, name_of(dtype), pool->threads(), long(M), long(from), long(N), long(K));
       }
     }
   }
@@ -165,7 +169,8 @@ void gemm_rows_do_not_depend_on_their_batch(const Kernels& k, std::vector<Pool*>
     std::vector<float> y(static_cast<size_t>(7 * (N - n)));
     k.gemm(*pools.back(), x.data(), K, part, dtype, bias, y.data(), N - n, 7, N - n, K);
     for (int64_t m = 0; m < 7; m++) {
-      CHECKF(same_bits(y.data() + m * (N - n), alone.data() + m * N + n, N - n), "%s %s n=%ld", k.name, name_of(dtype), long(n));
+      CHECKF(same_bits(y.data() + m * (N - n), alone.data() + m * N + n, N - n), "%s %s n=%ld", k.name, name_of(dtype),
+             long(n));
     }
   }
 }
@@ -207,11 +212,14 @@ void gemm_keeps_poison_where_it_belongs(const Kernels& k, Pool& pool, DType dtyp
       const float got = y[static_cast<size_t>(m * N + n)];
       const bool touched = n == 3 || n == 70 || m == 4 || m == 8;
       if (n == 3 || m == 4) {
-        CHECKF(std::isnan(got), "%s %s [%ld, %ld] %g", k.name, name_of(dtype), long(m), long(n), static_cast<double>(got));
+        CHECKF(std::isnan(got), "%s %s [%ld, %ld] %g", k.name, name_of(dtype), long(m), long(n),
+               static_cast<double>(got));
       } else if (touched) {
-        CHECKF(!std::isfinite(got), "%s %s [%ld, %ld] %g", k.name, name_of(dtype), long(m), long(n), static_cast<double>(got));
+        CHECKF(!std::isfinite(got), "%s %s [%ld, %ld] %g", k.name, name_of(dtype), long(m), long(n),
+               static_cast<double>(got));
       } else {
-        CHECKF(same_bits(got, clean[static_cast<size_t>(m * N + n)]), "%s %s [%ld, %ld]", k.name, name_of(dtype), long(m), long(n));
+        CHECKF(same_bits(got, clean[static_cast<size_t>(m * N + n)]), "%s %s [%ld, %ld]", k.name, name_of(dtype),
+               long(m), long(n));
       }
     }
   }
@@ -279,12 +287,14 @@ void reductions(const Kernels& k) {
     at_every_alignment(k, "sum_squares", a, [&](const float* p) { return k.sum_squares(p, n); });
     at_every_alignment(k, "max", a, [&](const float* p) { return k.max(p, n); });
     const float max = k.max(a.data(), n);
-    CHECKF(max == (n == 0 ? -kInf : *std::max_element(a.begin(), a.end())), "%s n=%ld %g", k.name, long(n), static_cast<double>(max));
+    CHECKF(max == (n == 0 ? -kInf : *std::max_element(a.begin(), a.end())), "%s n=%ld %g", k.name, long(n),
+           static_cast<double>(max));
     // What lies behind the end counts for nothing; a NaN within always comes through.
     for (int64_t at = 0; at < n; at += 1 + n / 9) {
       std::vector<float> bad = a;
       bad[static_cast<size_t>(at)] = kNan;
-      CHECKF(std::isnan(k.max(bad.data(), n)) && std::isnan(k.sum_squares(bad.data(), n)) && std::isnan(k.dot(b.data(), bad.data(), n)),
+      CHECKF(std::isnan(k.max(bad.data(), n)) && std::isnan(k.sum_squares(bad.data(), n)) &&
+                 std::isnan(k.dot(b.data(), bad.data(), n)),
              "%s n=%ld at=%ld", k.name, long(n), long(at));
       CHECK(!std::isnan(k.max(bad.data(), at)) && !std::isnan(k.dot(bad.data(), b.data(), at)));
       bad[static_cast<size_t>(at)] = kInf;
@@ -297,7 +307,8 @@ void reductions(const Kernels& k) {
   }
 }
 
-// map(in, out, n): element i of out must be the bits that a call on that element alone gives, and nothing past n is written.
+// map(in, out, n): element i of out must be the bits that a call on that element alone gives, and nothing past n is
+// written.
 template <class Map>
 void map_is_positionless(const Kernels& k, const char* what, const std::vector<float>& in, Map map) {
   for (int64_t n : kLengths) {
@@ -308,7 +319,9 @@ void map_is_positionless(const Kernels& k, const char* what, const std::vector<f
     for (int64_t i = 0; i < n; i++) {
       float one = kPoison;
       map(&in[static_cast<size_t>(i)], &one, 1);
-      if (!CHECKF(same_bits(out[static_cast<size_t>(i)], one), "%s %s n=%ld i=%ld x=%g", k.name, what, long(n), long(i), static_cast<double>(in[static_cast<size_t>(i)]))) break;
+      if (!CHECKF(same_bits(out[static_cast<size_t>(i)], one), "%s %s n=%ld i=%ld x=%g", k.name, what, long(n), long(i),
+                  static_cast<double>(in[static_cast<size_t>(i)])))
+        break;
     }
     for (size_t i = static_cast<size_t>(n); i < out.size(); i++) CHECK(out[i] == kPoison);
   }
@@ -326,9 +339,11 @@ void axpy(const Kernels& k) {
     k.axpy(s, fx.as<float>(), y.data(), n);
     k.axpy_bf16(s, fh.as<uint16_t>(), yh.data(), n);
     for (size_t i = 0; i < x.size(); i++) {
-      const double want = static_cast<double>(s) * x[i] + y0[i], want_h = static_cast<double>(s) * bf16_to_float(h[i]) + y0[i];
+      const double want = static_cast<double>(s) * x[i] + y0[i],
+                   want_h = static_cast<double>(s) * bf16_to_float(h[i]) + y0[i];
       const double bound = 1.3e-7 * (std::fabs(static_cast<double>(s) * x[i]) + std::fabs(static_cast<double>(y0[i])));
-      CHECKF(std::fabs(y[i] - want) <= bound && std::fabs(yh[i] - want_h) <= bound * 1.01, "%s n=%ld i=%zu", k.name, long(n), i);
+      CHECKF(std::fabs(y[i] - want) <= bound && std::fabs(yh[i] - want_h) <= bound * 1.01, "%s n=%ld i=%zu", k.name,
+             long(n), i);
       float one = y0[i], one_h = y0[i];
       k.axpy(s, &x[i], &one, 1);
       k.axpy_bf16(s, &h[i], &one_h, 1);
@@ -342,7 +357,8 @@ void axpy(const Kernels& k) {
 void conversions(const Kernels& k) {
   std::vector<float> in;
   for (uint32_t high = 0; high < 65536; high++) {
-    for (uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) in.push_back(std::bit_cast<float>(high << 16 | low));
+    for (uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
+      in.push_back(std::bit_cast<float>(high << 16 | low));
   }
   in.resize(in.size() - 3);  // a tail
   const int64_t n = static_cast<int64_t>(in.size());
@@ -372,7 +388,8 @@ void conversions(const Kernels& k) {
     k.from_bf16(in_h.as<uint16_t>(), f.data(), m);
     std::memset(out_h.as<void>(), 0, static_cast<size_t>(m) * 2);
     k.to_bf16(f.data(), out_h.as<uint16_t>(), m);
-    CHECKF(m == 0 || std::memcmp(out_h.as<void>(), h.data(), static_cast<size_t>(m) * 2) == 0, "%s m=%ld", k.name, long(m));
+    CHECKF(m == 0 || std::memcmp(out_h.as<void>(), h.data(), static_cast<size_t>(m) * 2) == 0, "%s m=%ld", k.name,
+           long(m));
     for (size_t i = static_cast<size_t>(m); i < f.size(); i++) CHECK(f[i] == kPoison);
   }
 }
@@ -380,7 +397,8 @@ void conversions(const Kernels& k) {
 void exponentials(const Kernels& k) {
   std::vector<float> in;
   for (float x = -110.0f; x < 90.0f; x += 0.0137f) in.push_back(x);
-  for (float x : {0.0f, -0.0f, 1e-30f, -1e-30f, 1e-8f, -kInf, kInf, kNan, -1e30f, 1e30f, -103.97f, -87.3f, -87.4f, 88.7f, 88.8f, 3.4e38f, -3.4e38f}) {
+  for (float x : {0.0f, -0.0f, 1e-30f, -1e-30f, 1e-8f, -kInf, kInf, kNan, -1e30f, 1e30f, -103.97f, -87.3f, -87.4f,
+                  88.7f, 88.8f, 3.4e38f, -3.4e38f}) {
     in.push_back(x);
   }
   for (size_t i = 0; i < in.size(); i++) {
@@ -394,7 +412,8 @@ void exponentials(const Kernels& k) {
     } else if (std::isinf(wantf) || want < 1e-46) {
       CHECKF(y == wantf, "%s exp(%.9g) = %.9g", k.name, static_cast<double>(in[i]), static_cast<double>(y));
     } else {
-      CHECKF(std::fabs(y - want) <= 4e-7 * want + 1.5e-45, "%s exp(%.9g) = %.9g, not %.9g", k.name, static_cast<double>(in[i]), static_cast<double>(y), want);
+      CHECKF(std::fabs(y - want) <= 4e-7 * want + 1.5e-45, "%s exp(%.9g) = %.9g, not %.9g", k.name,
+             static_cast<double>(in[i]), static_cast<double>(y), want);
     }
   }
   std::vector<float> shuffled(in);

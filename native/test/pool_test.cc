@@ -111,11 +111,10 @@ void a_nested_call_runs_inline_under_its_own_thread_number(int threads) {
   CHECK(total == 160);
   CHECK(moved == 0);
   // An exception of the inner call crosses the outer one; afterwards the thread is outside again.
-  CHECK_THROWS(pool.parallel_for(4,
-                                 [&](int64_t, int) {
-                                   pool.parallel_for(3, [](int64_t, int) { throw std::range_error("inner"); });
-                                 }),
-               std::range_error);
+  CHECK_THROWS(
+      pool.parallel_for(
+          4, [&](int64_t, int) { pool.parallel_for(3, [](int64_t, int) { throw std::range_error("inner"); }); }),
+      std::range_error);
   std::atomic<int> after{0};
   pool.parallel_for(100, [&](int64_t, int) { after++; });
   CHECK(after == 100);

@@ -252,17 +252,18 @@ void test_penalties() {
   b.row(row);
   Row plain{.ids = ids};
   b.row(plain);
+  b.row(row);
   cpu::Sampler sampler(cpu::kernels(""), 6, 1);
   StepResult result;
   const StepBatch batch = b.view();
   sampler.begin(batch, result);
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 3; ++i) {
     std::vector<float> copy = z;
     sampler.row(i, 7, copy.data(), 0);
   }
   const StepResult alone = sample(z, plain);
-  CHECK(std::vector<float>(result.id_logprobs.begin() + 6, result.id_logprobs.end()) == alone.id_logprobs);
-  for (int i = 0; i < 6; ++i) CHECK(result.id_logprobs[i] == r.id_logprobs[i]);
+  CHECK(std::vector<float>(result.id_logprobs.begin() + 6, result.id_logprobs.begin() + 12) == alone.id_logprobs);
+  for (int i = 0; i < 6; ++i) CHECK(result.id_logprobs[i] == r.id_logprobs[i] && result.id_logprobs[12 + i] == r.id_logprobs[i]);
 }
 
 void test_poison() {

@@ -67,8 +67,8 @@ struct Fixture {
   int add_tensor(DType dtype, int64_t rows, int64_t cols, uint64_t gap, uint64_t extra_pitch) {
     if (bytes.empty()) bytes.emplace_back();
     const int index = static_cast<int>(job.tensors.size());
-    Tensor tensor{0, bytes[0].size() + gap, dtype, rows, cols,
-                  static_cast<uint64_t>(cols) * size_of(dtype) + extra_pitch};
+    Tensor tensor{
+        0, bytes[0].size() + gap, dtype, rows, cols, static_cast<uint64_t>(cols) * size_of(dtype) + extra_pitch};
     job.tensors.push_back(tensor);
     bytes[0].resize(tensor.offset + static_cast<uint64_t>(rows) * tensor.row_bytes, 0xEE);
     for (int64_t r = 0; r < rows; r++) {
@@ -213,7 +213,8 @@ void a_single_long_row_is_cut_by_columns() {
     f.config.ranks = 2;
     f.config.params = {{"a", 1, 5000001}, {"b", 3, 1000}};
     const int t = f.add_tensor(from, 2, 5000011, 1, 0);
-    f.job.rects = {{t, 0, 0, 0, 5, 1, 5000001, 0, 0}, {t, 1, 0, 1, 0, 1, 4000000, 0, 7}, {t, 1, 1, 1, 4999999, 1, 12, 2, 100}};
+    f.job.rects = {
+        {t, 0, 0, 0, 5, 1, 5000001, 0, 0}, {t, 1, 0, 1, 0, 1, 4000000, 0, 7}, {t, 1, 1, 1, 4999999, 1, 12, 2, 100}};
     f.in_files();
     Store store(f.config);
     Pool pool(2);
@@ -231,7 +232,8 @@ void rows_that_nobody_needs_are_not_read() {
   Fixture f;
   f.config.params = {{"a", 30, 1000}};
   const int t = f.add_tensor(DType::kBFloat16, 100, 1000, 0, 0);
-  f.job.rects = {{t, 0, 0, 90, 0, 10, 1000, 0, 0}, {t, 0, 0, 20, 0, 15, 1000, 10, 0}, {t, 0, 0, 40, 500, 5, 500, 25, 0}};
+  f.job.rects = {
+      {t, 0, 0, 90, 0, 10, 1000, 0, 0}, {t, 0, 0, 20, 0, 15, 1000, 10, 0}, {t, 0, 0, 40, 500, 5, 500, 25, 0}};
   f.in_files();
   Store store(f.config);
   Pool pool(2);
@@ -251,8 +253,8 @@ void random_rectangles_arrive(uint64_t seed) {
   std::vector<std::vector<Rect>> of_tensor;
   const int tensors = static_cast<int>(1 + random.below(4));
   for (int t = 0; t < tensors; t++) {
-    f.add_tensor(dtypes[random.below(3)], 1 + random.below(70), 1 + random.below(100), static_cast<uint64_t>(random.below(5)),
-                 static_cast<uint64_t>(random.below(2) * random.below(7)));
+    f.add_tensor(dtypes[random.below(3)], 1 + random.below(70), 1 + random.below(100),
+                 static_cast<uint64_t>(random.below(5)), static_cast<uint64_t>(random.below(2) * random.below(7)));
     of_tensor.emplace_back();
   }
   for (int rank = 0; rank < f.config.ranks; rank++) {
@@ -390,7 +392,8 @@ void an_empty_job_and_empty_tensors_are_written() {
 #ifdef REFIT_FAULTS
 // At every pass of a point: what the states claim is what the parameters hold.
 void states_are_exact_at_every_fault(fault::Point point, int threads) {
-  const auto f = model_like(DType::kBFloat16, point == fault::Point::kCopy ? DType::kFloat32 : DType::kBFloat16, 2, 60, 1);
+  const auto f =
+      model_like(DType::kBFloat16, point == fault::Point::kCopy ? DType::kFloat32 : DType::kBFloat16, 2, 60, 1);
   f->in_files();
   Pool pool(threads);
   Store store(f->config);
@@ -432,7 +435,8 @@ void states_are_exact_at_every_fault(fault::Point point, int threads) {
     for (size_t t = 0; t < written.size(); t++) {
       if (outcome.states[t] != static_cast<uint8_t>(TensorState::kPartial)) continue;
       // Partial is no guess: something did change.
-      const bool changed = after[t] != before[t] || after[t + f->config.params.size()] != before[t + f->config.params.size()];
+      const bool changed =
+          after[t] != before[t] || after[t + f->config.params.size()] != before[t + f->config.params.size()];
       CHECKF(changed, "k=%ld tensor=%zu", static_cast<long>(k), t);
     }
     CHECK(partial <= 2 * threads);

@@ -11,7 +11,8 @@ namespace {
 // What Linux moves at most in one call.
 constexpr uint64_t kMaxRead = 0x7ffff000;
 
-// Errors of the call itself: nothing was read. After any other (EIO, say) a file system may have filled part of the buffer.
+// Errors of the call itself: nothing was read. After any other (EIO, say) a file system may have filled part of the
+// buffer.
 bool refused(int error) {
   return error == EBADF || error == EINVAL || error == EISDIR || error == ESPIPE || error == EOVERFLOW;
 }

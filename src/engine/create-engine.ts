@@ -9,7 +9,7 @@ import { DTYPE_BYTES, native } from '../native.ts'
 // The one file of this folder that joins engine, weights and a source: the engine itself knows no way in.
 // eslint-disable-next-line @typescript-eslint/no-restricted-imports
 import { openDiskSource } from '../sources/disk.ts'
-import type { WeightSource } from '../weights/source.ts'
+import type { WeightSource, WriteReport } from '../weights/source.ts'
 import { WeightStore } from '../weights/weight-store.ts'
 import type { EngineOptions } from './engine-options.ts'
 import { kvPages } from './kv-budget.ts'
@@ -69,7 +69,7 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
   try {
     const { core } = scheduler
     const store = new WeightStore({ addon, core, table, dtype, gates: scheduler, version: weightVersion, ...options.updateDeadlineMs === undefined ? {} : { deadlineMs: options.updateDeadlineMs } })
-    await load(store, source, options.onProgress)
+    const loadReport = await load(store, source, options.onProgress)
     const native = addon.coreInfo(core)
     return new LocalEngine({
       modelPath,
@@ -89,7 +89,7 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
       kvTokens: pages * pageSize,
       maxRunningRequests,
       maxQueuedRequests
-    }, scheduler, store)
+    }, scheduler, store, loadReport)
   } catch (error) {
     await scheduler.close()
     throw error
@@ -97,11 +97,12 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
 }
 
 /** The first update: every tensor of the model must come with it. */
-async function load (store: WeightStore, source: WeightSource, onProgress: EngineOptions['onProgress']): Promise<void> {
+async function load (store: WeightStore, source: WeightSource, onProgress: EngineOptions['onProgress']): Promise<WriteReport> {
   const update = await store.update()
   try {
-    await update.write(source, onProgress)
+    const report = await update.write(source, onProgress)
     await update.commit({ requireAll: true })
+    return report
   } catch (error) {
     await update.abort('the model could not be loaded')
     throw error

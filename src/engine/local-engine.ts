@@ -1,6 +1,7 @@
 import type { WeightState } from './rollout-engine.ts'
 import type { EngineInfo, EngineStats, GenerateRequest, PauseMode, RolloutEngine, TensorChecksum, TokenEvent, UpdateOptions, WeightUpdate } from './rollout-engine.ts'
 import type { SchedulerClient } from './scheduler-client.ts'
+import type { WriteReport } from '../weights/source.ts'
 import { seedSource } from './seed-source.ts'
 
 /** What the engine asks of the owner of its weights (WeightStore). */
@@ -18,13 +19,16 @@ export interface WeightKeeper {
 /** The engine in this process: a scheduler on its worker thread, and the weights that both threads share. */
 export class LocalEngine implements RolloutEngine {
   readonly info: EngineInfo
+  /** Of the write that loaded the model. */
+  readonly loadReport: WriteReport
   readonly #scheduler: SchedulerClient
   readonly #weights: WeightKeeper
 
-  constructor (info: EngineInfo, scheduler: SchedulerClient, weights: WeightKeeper) {
+  constructor (info: EngineInfo, scheduler: SchedulerClient, weights: WeightKeeper, loadReport: WriteReport) {
     this.info = info
     this.#scheduler = scheduler
     this.#weights = weights
+    this.loadReport = loadReport
   }
 
   get stats (): EngineStats {

@@ -141,8 +141,6 @@ export interface UpdateOptions {
   deadlineMs?: number
   /** Refuse names that the model does not have (default true). */
   strictNames?: boolean
-  /** Identity of the call: one that runs already under the same key is joined, not repeated. */
-  key?: string
 }
 
 /** An update under way. The gate is shut from the first write until commit or abort. */

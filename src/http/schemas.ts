@@ -52,3 +52,9 @@ export const OpenAiRefusal = Type.Object({
 export function refusals (schema: TSchema = Refusal) {
   return { '4xx': schema, '5xx': schema }
 }
+
+/** A 200 that is JSON, or server-sent events where the request asks for a stream. */
+export function streamable (schema: TSchema, description: string) {
+  const events = Type.String({ description: 'Frames `data: <JSON>`, the last one `data: [DONE]`.' })
+  return { description, content: { 'application/json': { schema }, 'text/event-stream': { schema: events } } }
+}

@@ -40,7 +40,7 @@ export class Update implements WeightUpdate {
 
   async commit (options: { version?: string, flushCache?: boolean, requireAll?: boolean }): Promise<void> {
     this.#claim()
-    const { ledger, table } = this.#context.store
+    const { ledger } = this.#context.store
     try {
       if (options.requireAll === true) this.#demandAll()
       if (ledger.torn) throw new RefitError('WEIGHTS_TORN', ledger.tornReason!)
@@ -51,7 +51,7 @@ export class Update implements WeightUpdate {
       throw error
     }
     if (options.version !== undefined) ledger.label(options.version)
-    await this.#end(options.flushCache ?? (this.#written.size > 0 && table.tensors.size > 0))
+    await this.#end(options.flushCache ?? this.#written.size > 0)
   }
 
   async abort (reason: string): Promise<void> {

@@ -2,8 +2,8 @@ import t from 'tap'
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createEngine } from '../../src/engine/create-engine.ts'
-import type { GenerateRequest, RolloutEngine, SamplingParams, Scored } from '../../src/engine/rollout-engine.ts'
 import { packageRoot } from '../../src/root.ts'
+import { rollout, rolloutRequest } from '../helpers/rollout.ts'
 
 // The whole engine (worker, scheduler, native core) against what transformers computed: test/goldens/make.py.
 
@@ -14,29 +14,6 @@ const MODELS = readdirSync(FOLDER, { withFileTypes: true }).filter(entry => entr
 // Below this difference of the two best logits, rounding may turn the order.
 const CLEAR_GAP = { float32: 1e-3, bfloat16: 0.25 }
 
-let made = 0
-function request (inputIds: number[], sampling: Partial<SamplingParams>, startLen: number | null = null): GenerateRequest {
-  return {
-    rid: `golden-${made++}`,
-    inputIds: Int32Array.from(inputIds),
-    sampling: {
-      maxNewTokens: 32, minNewTokens: 0, temperature: 0, topP: 1, topK: 0, minP: 0, frequencyPenalty: 0, presencePenalty: 0, repetitionPenalty: 1,
-      stopTokenIds: [], ignoreEos: true, logitBias: [], seed: 11n, ...sampling
-    },
-    logprobs: { startLen, top: 0, ids: [], raw: false }
-  }
-}
-
-async function generate (engine: RolloutEngine, wanted: GenerateRequest): Promise<{ tokens: number[], logprobs: Scored[], input: (number | null)[] }> {
-  const all = { tokens: [] as number[], logprobs: [] as Scored[], input: [] as (number | null)[] }
-  for await (const event of engine.generate(wanted)) {
-    all.tokens.push(...event.tokens)
-    all.logprobs.push(...event.logprobs)
-    if (event.input !== null) all.input.push(...event.input.logprobs.map(([logprob]) => logprob))
-  }
-  return all
-}
-
 for (const model of MODELS) {
   const golden = JSON.parse(readFileSync(join(FOLDER, model, 'golden.json'), 'utf8')) as { cases: Case[] }
 
@@ -44,7 +21,7 @@ for (const model of MODELS) {
     t.test(`${model} in ${dtype} continues greedily as transformers does`, async t => {
       const engine = await createEngine(join(FOLDER, model), { dtype, threads: 1, maxTotalTokens: 2048 })
       t.teardown(async () => { await engine.close() })
-      const results = await Promise.all(golden.cases.map(async ({ prompt }) => await generate(engine, request(prompt, {}))))
+      const results = await Promise.all(golden.cases.map(async ({ prompt }) => await rollout(engine, rolloutRequest(prompt, { maxNewTokens: 32, temperature: 0 }))))
       for (const [index, { greedy, gaps }] of golden.cases.entries()) {
         const unclear = gaps.findIndex(gap => gap < CLEAR_GAP[dtype])
         const sure = unclear === -1 ? greedy.length : unclear
@@ -57,7 +34,7 @@ for (const model of MODELS) {
     const engine = await createEngine(join(FOLDER, model), { dtype: 'float32', threads: 1, maxTotalTokens: 2048 })
     t.teardown(async () => { await engine.close() })
     for (const { prompt, greedy, logprobs } of golden.cases) {
-      const { input } = await generate(engine, request([...prompt, ...greedy], { maxNewTokens: 0 }, 0))
+      const { input } = await rollout(engine, rolloutRequest([...prompt, ...greedy], { maxNewTokens: 0 }, { startLen: 0 }))
       const expected = logprobs['1.0'] ?? logprobs['1']!
       t.equal(input[0], null)
       t.equal(input.length, prompt.length + greedy.length)

@@ -148,7 +148,7 @@ class Program {
 }
 
 t.test('whatever is asked in whatever order, tokens are right and nothing leaks', async () => {
-  fc.assert(fc.property(setup, fc.array(fc.oneof(...wild), { maxLength: 60 }), (s, commands) => {
+  fc.assert(fc.property(setup, fc.array(fc.oneof(...wild), { maxLength: 60, size: 'max' }), (s, commands) => {
     const program = new Program(s)
     for (const command of commands) program.run(command)
     program.finish()
@@ -156,7 +156,7 @@ t.test('whatever is asked in whatever order, tokens are right and nothing leaks'
 })
 
 t.test('without pauses, all tokens of a request are of one kind of weights', async () => {
-  fc.assert(fc.property(setup, fc.array(fc.oneof(...calm), { maxLength: 60 }), (s, commands) => {
+  fc.assert(fc.property(setup, fc.array(fc.oneof(...calm), { maxLength: 60, size: 'max' }), (s, commands) => {
     const program = new Program(s)
     for (const command of commands) program.run(command as Command)
     program.finish()

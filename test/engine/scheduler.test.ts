@@ -1,4 +1,6 @@
 import t from 'tap'
+import { PageAllocator } from '../../src/engine/pages.ts'
+import { PrefixCache } from '../../src/engine/prefix-cache.ts'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
 const range = (n: number, from = 1): number[] => Array.from({ length: n }, (_, i) => from + i)
@@ -63,6 +65,52 @@ t.test('samples that share less than a page do not wait for each other', async (
   const ids = [1n, 2n].map((seed) => h.add(makeRequest([5, 6, 7], { seed, maxNewTokens: 2, ignoreEos: true })))
   h.scheduler.step()
   for (const id of ids) t.equal(h.tokens(id).length, 1)
+})
+
+t.test('a chunk of a prompt ends at a page', async (t) => {
+  const h = new Harness({ maxBatchTokens: 11, maxRunningRequests: 1 })
+  const id = h.add(makeRequest(range(30), { maxNewTokens: 1 }))
+  h.scheduler.step()
+  t.equal(h.device.computed, 8)
+  h.drain()
+  h.verify(id)
+})
+
+t.test('no more prompts are begun than a step has tokens for', async (t) => {
+  const h = new Harness({ maxBatchTokens: 16 })
+  for (let n = 1; n <= 5; n++) h.add(makeRequest(new Array(40).fill(n), { maxNewTokens: 1 }))
+  h.scheduler.step()
+  t.equal(h.scheduler.stats().running, 1)
+  h.drain()
+})
+
+t.test('a request is not begun where what the running ones may yet generate would not fit', async (t) => {
+  const h = new Harness({ pages: 12, pageSize: 4, maxBatchTokens: 64 })
+  for (let n = 1; n <= 2; n++) h.add(makeRequest([n, n], { maxNewTokens: 40, ignoreEos: true }))
+  h.scheduler.step()
+  t.same([h.scheduler.stats().running, h.scheduler.stats().queued], [1, 1])
+  h.drain()
+  for (const id of h.outcomes.keys()) h.verify(id)
+})
+
+t.test('prompts whose first pages have one hash do not wait for each other', async (t) => {
+  const h = new Harness({ pageSize: 2, vocabSize: 2 ** 31 - 1, maxBatchTokens: 64 })
+  const cache = new PrefixCache(new PageAllocator(1), 2)
+  const root = cache.root('')
+  const seen = new Map<number, number[]>()
+  for (let i = 0; ; i++) {
+    const tokens = [(Math.imul(i, 2654435761) >>> 1) % (2 ** 31 - 1), i]
+    const hash = cache.hash(root, Int32Array.from(tokens))
+    const other = seen.get(hash)
+    seen.set(hash, tokens)
+    if (other === undefined) continue
+    const ids = [other, tokens].map((page) => h.add(makeRequest([...page, 1], { maxNewTokens: 2 })))
+    h.scheduler.step()
+    t.equal(h.scheduler.stats().queued, 0)
+    h.drain()
+    for (const id of ids) h.verify(id)
+    return
+  }
 })
 
 t.test('when the leader of a shared prefill is aborted, those who wait go on', async (t) => {

@@ -69,19 +69,40 @@ t.test('a core belongs to the process: a worker creates it, main writes it, and 
   addon.closeCore(core)
 })
 
+/** Above 32 MiB every allocation is a mapping of its own: memory that is touched after it was freed crashes, it can't pass unseen. */
+const MAPPED = 64 << 20
+
 t.test('a worker that ends with a write under way takes the write with it, and waits until its memory is free', async t => {
   const core = addon.createCore(model.config)
-  addon.armFault!({ point: 'copy', at: 1, action: 'stall', stallMs: 200 })
+  addon.armFault!({ point: 'copy', at: 1, action: 'stall', stallMs: 300 })
   const worker = new Worker(`
     const { parentPort, workerData } = require('node:worker_threads')
     const addon = require(${JSON.stringify(FAULTY)})
-    addon.write(workerData, { sources: [{ buffer: new Uint8Array(1 << 20).fill(7) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) })
+    addon.write(workerData, { sources: [{ buffer: new Uint8Array(${MAPPED}).fill(7) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) })
     addon.write(workerData, ${NORM})
     parentPort.postMessage('under way')
     setInterval(() => {}, 1000)`, { eval: true, workerData: core })
   await once(worker, 'message')
   await worker.terminate()
   t.strictSame(await addon.read(core, 0, 7, 0, 0, 128, 1), new Uint8Array(256).fill(7), 'the first ended, the queued one never began')
+  addon.closeCore(core)
+})
+
+t.test('what a worker had queued when it ended does not touch its memory any more', async t => {
+  const core = addon.createCore(plainModel({ hidden: 512, vocab: MAPPED / 1024 }).config)
+  addon.armFault!({ point: 'copy', at: 1, action: 'stall', stallMs: 800 })
+  // Main's own write holds the thread, so the worker's reads, each into 64 MiB of the worker's, are all queued behind it.
+  const writing = addon.write(core, { sources: [{ buffer: new Uint8Array(2) }], tensors: Float64Array.of(0, 0, 0, 1, 1, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 1, 1, 0, 0) })
+  const worker = new Worker(`
+    const { parentPort, workerData } = require('node:worker_threads')
+    const addon = require(${JSON.stringify(FAULTY)})
+    for (let i = 0; i < 3; i++) addon.read(workerData, 0, 0, 0, 0, ${MAPPED / 1024}, 512)
+    parentPort.postMessage('queued')
+    setInterval(() => {}, 1000)`, { eval: true, workerData: core })
+  await once(worker, 'message')
+  await worker.terminate()
+  t.notOk((await writing).error, 'the write of main is not concerned')
+  t.equal((await addon.read(core, 0, 7, 0, 0, 1, 1)).length, 2)
   addon.closeCore(core)
 })
 
@@ -109,7 +130,7 @@ t.test('a worker that alone loaded the addon may end while native threads run it
 })
 
 t.test('process.exit in the middle of a write ends at once and cleanly', t => {
-  for (const source of ['{ buffer: new Uint8Array(1 << 20) }', '{ fd: fs.openSync("/dev/zero", "r") }']) {
+  for (const source of [`{ buffer: new Uint8Array(${MAPPED}) }`, '{ fd: fs.openSync("/dev/zero", "r") }']) {
     const ran = runScript(model.config, `
       const fs = require('node:fs')
       const core = addon.createCore(config)

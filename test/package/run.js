@@ -38,7 +38,7 @@ function pack () {
     'models/adder-base/model.safetensors', 'models/adder/model.safetensors', 'openapi/openapi.json', 'docs/configuration.md', 'README.md', 'LICENSE', 'CHANGELOG.md']) {
     assert.ok(paths.includes(path), `${path} is missing from the package`)
   }
-  const strangers = paths.filter(path => /(^|\/)(test|\.ci|node_modules|build|__pycache__)\/|\.test\.|\.map$|\.tsbuildinfo$|^dist\/(bench|scripts|examples)|^(src|routes|bench)\//.test(path))
+  const strangers = paths.filter(path => /(^|\/)(test|\.ci|node_modules|build|__pycache__)\/|\.test\.|\.[jt]s\.map$|\.tsbuildinfo$|^dist\/(bench|scripts|examples)|^(src|routes|bench)\//.test(path))
   assert.deepEqual(strangers, [], 'files that a user does not need')
   console.log(`  ${paths.length} files, ${(size / 1e6).toFixed(1)} MB packed`)
   return join(folder, filename)

@@ -119,6 +119,35 @@ t.test('an update that is given up while torn opens the gate with the reason, an
   t.equal(gates.last!.torn, null)
 })
 
+t.test('experts fused into one tensor cannot be mixed with single ones', async t => {
+  const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3MoeForCausalLM'), 2)
+  t.teardown(close)
+  const names = primary(table)
+  await load(store, names, 1)
+  const fused = [...table.tensors.values()].filter(plan => plan.alternative && plan.name.includes('layers.0.')).map(plan => plan.name)
+  t.equal(fused.length, 2)
+  const update = await store.update()
+  await t.rejects(update.write(memorySource(table, [...names, fused[0]!], 1)), { code: 'WEIGHTS_MISMATCH', message: /both bring/ })
+  await update.abort('refused')
+  t.same((await store.checksums()).tensors.map(tensor => tensor.checksum), names.map(name => codedChecksum(table, name, 1)))
+})
+
+t.test('a fused tensor heals exactly the experts that it holds', async t => {
+  const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3MoeForCausalLM'), 2)
+  t.teardown(close)
+  const names = primary(table)
+  const single = names.filter(name => name.includes('layers.0.mlp.experts.'))
+  const rest = names.filter(name => !single.includes(name))
+  const fused = [...table.tensors.values()].filter(plan => plan.alternative && plan.name.includes('layers.0.')).map(plan => plan.name)
+  const update = await store.update()
+  await update.write(memorySource(table, rest, 1))
+  t.match(store.state, { state: 'torn', tensors: [...single].sort() })
+  const report = await update.write(memorySource(table, fused, 1))
+  t.equal(report.missingCount, 0)
+  await update.commit({ requireAll: true })
+  t.same(store.state, { state: 'current' })
+})
+
 t.test('scrambled weights are torn until all of them have been written', async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3MoeForCausalLM'), 2)
   t.teardown(close)

@@ -1,0 +1,140 @@
+import t from 'tap'
+import type { Test } from 'tap'
+import { cpSync, mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { createEngine } from '../../src/engine/create-engine.ts'
+import type { EngineOptions } from '../../src/engine/create-engine.ts'
+import type { LocalEngine } from '../../src/engine/local-engine.ts'
+import { packageRoot } from '../../src/root.ts'
+import { openDiskSource } from '../../src/sources/disk.ts'
+import { prompt, rollout, rolloutRequest } from '../helpers/rollout.ts'
+import type { Rollout } from '../helpers/rollout.ts'
+import { randomValues, writeModelFolder } from '../helpers/make-checkpoint.ts'
+import { tinyConfig } from '../helpers/tiny-config.ts'
+
+// One engine's results may not depend on how the work was cut, ordered or shared. Bit for bit, through the whole engine.
+
+const GOLDENS = join(packageRoot, 'test/goldens')
+const PROMPTS = [5, 40, 17, 64, 33, 1, 90].map((length, i) => prompt(i, length, 320))
+
+async function engineOf (t: Test, model: string, options: EngineOptions): Promise<LocalEngine> {
+  const engine = await createEngine(model, { threads: 1, maxTotalTokens: 4096, ...options })
+  t.teardown(async () => { await engine.close() })
+  return engine
+}
+
+async function together (engine: LocalEngine): Promise<Rollout[]> {
+  return await Promise.all(PROMPTS.map(async ids => await rollout(engine, rolloutRequest(ids, {}, { startLen: 0 }))))
+}
+
+const visible = ({ tokens, logprobs, input }: Rollout): object => ({ tokens, logprobs, input })
+
+for (const model of ['qwen3', 'qwen3-moe', 'llama']) {
+  for (const dtype of ['bfloat16', 'float32'] as const) {
+    t.test(`${model} in ${dtype}: alone, batched, chunked, cached, retracted and on two threads, the bits are the same`, async t => {
+      const folder = join(GOLDENS, model)
+      const plain = await engineOf(t, folder, { dtype })
+      const alone: Rollout[] = []
+      for (const ids of PROMPTS) alone.push(await rollout(plain, rolloutRequest(ids, {}, { startLen: 0 })))
+      const expected = alone.map(visible)
+
+      t.same((await together(plain)).map(visible), expected, 'batched, with a warm prefix cache')
+      const warm = await rollout(plain, rolloutRequest(PROMPTS[6]!))
+      t.ok(warm.last.cachedTokens >= 80, 'the prefix was cached')
+      t.same(warm.tokens, alone[6]!.tokens, 'a prefix hit')
+      t.same(warm.logprobs, alone[6]!.logprobs)
+
+      const chunked = await engineOf(t, folder, { dtype, maxPrefillTokens: 16, maxRunningRequests: 3 })
+      t.same((await together(chunked)).map(visible), expected, 'prefill in chunks of a page')
+
+      const small = await engineOf(t, folder, { dtype, maxTotalTokens: 208 })
+      await small.pause('in_place') // so that all of them are there when the first step is planned
+      const squeezing = together(small)
+      await small.resume()
+      const squeezed = await squeezing
+      t.same(squeezed.map(visible), expected, 'too few pages for all')
+      t.ok(squeezed.some(({ last }) => last.retractions > 0), 'some were retracted')
+
+      const threads = await engineOf(t, folder, { dtype, threads: 2 })
+      t.same((await together(threads)).map(visible), expected, 'two threads')
+    })
+  }
+
+  t.test(`${model} in float32 answers alike on 1, 2 and 4 ranks, within rounding`, async t => {
+    const folder = join(GOLDENS, model)
+    const one = await engineOf(t, folder, { dtype: 'float32' })
+    const ids = [...PROMPTS[3]!, ...(await rollout(one, rolloutRequest(PROMPTS[3]!))).tokens]
+    const expected = await rollout(one, rolloutRequest(ids, { maxNewTokens: 0 }, { startLen: 0 }))
+    for (const tp of [2, 4]) {
+      const many = await engineOf(t, folder, { dtype: 'float32', tp })
+      const got = await rollout(many, rolloutRequest(ids, { maxNewTokens: 0 }, { startLen: 0 }))
+      const worst = Math.max(...got.input.slice(1).map((logprob, i) => Math.abs(logprob! - expected.input[i + 1]!)))
+      t.ok(worst < 1e-4, `tp ${tp}: largest difference ${worst}`)
+    }
+  })
+}
+
+for (const architecture of ['LlamaForCausalLM', 'Qwen2ForCausalLM', 'Qwen3ForCausalLM', 'Qwen3MoeForCausalLM'] as const) {
+  t.test(`${architecture}: an engine updated in place is bit for bit the engine loaded fresh, there and back`, async t => {
+    const root = mkdtempSync(join(tmpdir(), 'refit-fresh-'))
+    t.teardown(() => { rmSync(root, { recursive: true }) })
+    const folders = ['a', 'b'].map((name, i) => {
+      const folder = join(root, name)
+      writeModelFolder(folder, tinyConfig(architecture), { values: randomValues(i + 1), shards: 1 + i })
+      return folder
+    })
+    for (const tp of [1, 2]) {
+      const fresh = await Promise.all(folders.map(async folder => {
+        const engine = await createEngine(folder, { threads: 1, tp, maxTotalTokens: 4096 })
+        const result = { rollouts: (await together(engine)).map(visible), checksums: await engine.checksums() }
+        await engine.close()
+        return result
+      }))
+      t.not(JSON.stringify(fresh[0]!.rollouts), JSON.stringify(fresh[1]!.rollouts), 'two different models')
+      const engine = await engineOf(t, folders[0]!, { tp })
+      for (const turn of [1, 0, 1]) {
+        const source = await openDiskSource(folders[turn]!, { roots: [root] })
+        const update = await engine.update()
+        await update.write(source)
+        await update.commit({ version: String(turn) })
+        await source.close()
+        t.same(await engine.checksums(), fresh[turn]!.checksums)
+        t.same((await together(engine)).map(visible), fresh[turn]!.rollouts, `tp ${tp}, model ${turn}`)
+      }
+    }
+  })
+}
+
+t.test('tokens before and after an update in place are labelled with the weights that made them, and old KV is never hit by new requests', async t => {
+  const root = mkdtempSync(join(tmpdir(), 'refit-inplace-'))
+  t.teardown(() => { rmSync(root, { recursive: true }) })
+  cpSync(join(packageRoot, 'models/adder'), join(root, 'adder'), { recursive: true })
+  cpSync(join(packageRoot, 'models/adder-base'), join(root, 'base'), { recursive: true })
+  const fresh = await engineOf(t, join(root, 'adder'), {})
+  const ids = prompt(9, 60, 250)
+  const expected = await rollout(fresh, rolloutRequest(ids))
+
+  const engine = await engineOf(t, join(root, 'base'), { weightVersion: 'old' })
+  let paused: Promise<void> | undefined
+  const running = rollout(engine, rolloutRequest(ids, { maxNewTokens: 400 }), event => {
+    if (event.completionTokens < 5 || paused !== undefined) return
+    paused = engine.pause('in_place').then(async () => {
+      const source = await openDiskSource(join(root, 'adder'), { roots: [root] })
+      const update = await engine.update()
+      await update.write(source)
+      await update.commit({ version: 'new', flushCache: false })
+      await source.close()
+      await engine.resume()
+    })
+  })
+  const through = await running
+  await paused
+  t.equal(through.tokens.length, 400)
+  const turn = through.versions.indexOf('new')
+  t.ok(turn >= 5 && turn < 400, `the label moved at token ${turn}`)
+  t.same(through.versions, through.versions.map((_, i) => i < turn ? 'old' : 'new'))
+  const after = await rollout(engine, rolloutRequest(ids))
+  t.equal(after.last.cachedTokens, 0, 'nothing of the old epoch was hit')
+  t.same(visible(after), visible(expected))
+})

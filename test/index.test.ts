@@ -1,0 +1,30 @@
+import { join } from 'node:path'
+import Fastify from 'fastify'
+import t from 'tap'
+import refit, * as index from '../src/index.ts'
+import { packageRoot } from '../src/root.ts'
+import { FakeEngine } from './helpers/fake-engine.ts'
+
+t.test('importing the package, and serving another engine, loads no native code', async t => {
+  t.same(Object.keys(index).sort(), ['ClientError', 'ERROR_CODES', 'RefitClient', 'RefitError', 'buildServer', 'createEngine', 'createServer', 'default', 'loadTokenizer', 'refit'])
+  const app = Fastify()
+  await app.register(refit, { engine: new FakeEngine(), tokenizer: null })
+  await app.ready()
+  await app.close()
+  const { sharedObjects } = process.report.getReport() as unknown as { sharedObjects: string[] }
+  t.ok(sharedObjects.length > 0)
+  t.same(sharedObjects.filter(path => path.endsWith('refit.node')), [])
+})
+
+t.test('a model\'s own tokenizer is taken when none is given, and none where there is none', async t => {
+  const modelPath = join(packageRoot, 'models/adder')
+  const status = async (path: string) => {
+    const app = Fastify()
+    await app.register(refit, { engine: new FakeEngine({ info: { modelPath: path, eosTokenIds: [256] } }) })
+    const reply = await app.inject({ method: 'POST', url: '/tokenize', payload: { prompt: '1+2=' } })
+    await app.close()
+    return reply.statusCode
+  }
+  t.equal(await status(modelPath), 200)
+  t.equal(await status('/nowhere'), 400)
+})

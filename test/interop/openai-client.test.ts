@@ -1,0 +1,33 @@
+import { execFile } from 'node:child_process'
+import { fileURLToPath } from 'node:url'
+import { promisify } from 'node:util'
+import t from 'tap'
+import { buildServer } from '../../src/server.ts'
+import { ByteTokenizer } from '../helpers/byte-tokenizer.ts'
+import { FakeEngine } from '../helpers/fake-engine.ts'
+import { until } from '../helpers/route-app.ts'
+
+// Needs Python with the openai package: $REFIT_PYTHON, else python3. Skipped without; with REFIT_REQUIRE_INTEROP=1 that fails.
+
+const run = promisify(execFile)
+const python = process.env['REFIT_PYTHON'] ?? 'python3'
+const script = fileURLToPath(new URL('./openai_client.py', import.meta.url))
+
+const missing = await run(python, ['-c', 'import openai']).then(() => null, (error: Error) => error.message)
+
+if (missing !== null) {
+  t.comment(`NOT TESTED against the openai client: ${python} cannot import it (${missing.trim().split('\n').at(-1)}). Set REFIT_PYTHON.`)
+  if (process.env['REFIT_REQUIRE_INTEROP'] === '1') t.fail('the openai client is required here (REFIT_REQUIRE_INTEROP=1)')
+  else t.pass('the openai client is missing', { skip: true })
+} else {
+  t.test('the official openai client works unchanged', async t => {
+    const engine = new FakeEngine({ stepMs: 1 })
+    const app = await buildServer({ engine, tokenizer: new ByteTokenizer(), port: 0, apiKey: 'secret', closeGraceMs: 100 })
+    t.teardown(async () => await app.close())
+    const { port } = app.server.address() as { port: number }
+    const { stdout } = await run(python, [script, `http://127.0.0.1:${port}`], { timeout: 60_000 })
+    t.match(stdout, /^ok /)
+    await until(() => engine.live === 0)
+    t.equal(engine.live, 0, 'a stream that was closed early has ended')
+  })
+}
