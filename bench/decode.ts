@@ -9,6 +9,7 @@ import { report } from './lib/table.ts'
 
 const THREADS = Number(process.env.REFIT_THREADS ?? 2)
 const folder = randomModel()
+let requests = 0
 const engine = await createEngine(folder, { threads: THREADS, maxTotalTokens: 16384, contextLength: 4096, maxPrefillTokens: 512 })
 
 const bytes = engine.info.weightBytes
@@ -49,7 +50,6 @@ async function prefill (engine: RolloutEngine, prompt: number, rounds: number): 
   return times
 }
 
-let requests = 0
 function request (prompt: number, tokens: number): GenerateRequest {
   const id = requests++
   return {

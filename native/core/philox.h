@@ -1,6 +1,7 @@
-// Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011), and
-// the Gumbel noise made of it. The noise of a token depends on (seed, position, token id) alone: no state, so a sample is the
-// same in any batch, slot, rank count and after any preemption. Integer arithmetic only, shared with device code.
+// Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011),
+// and the Gumbel noise made of it. The noise of a token depends on (seed, position, token id) alone: no state, so a
+// sample is the same in any batch, slot, rank count and after any preemption. Integer arithmetic only, shared with
+// device code.
 #pragma once
 #include <cstdint>
 
@@ -30,11 +31,12 @@ REFIT_HOST_DEVICE inline PhiloxBlock philox4x32_10(PhiloxBlock c, uint32_t key0,
 
 // Word i is the noise of token 4 * block + i. `position` is the absolute position of the sampled token.
 REFIT_HOST_DEVICE inline PhiloxBlock sample_noise(uint64_t seed, uint32_t position, uint32_t block) {
-  return philox4x32_10(PhiloxBlock{{block, position, 0, 0}}, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+  return philox4x32_10(PhiloxBlock{{block, position, 0, 0}}, static_cast<uint32_t>(seed),
+                       static_cast<uint32_t>(seed >> 32));
 }
 
-// A word as a number in [2^-33, 1 - 2^-24]. The Gumbel noise is -log(-log1p(-v)): small v, which make the large noise, are
-// finely resolved, so tokens of tiny probability are drawn as often as they should be.
+// A word as a number in [2^-33, 1 - 2^-24]. The Gumbel noise is -log(-log1p(-v)): small v, which make the large noise,
+// are finely resolved, so tokens of tiny probability are drawn as often as they should be.
 REFIT_HOST_DEVICE inline float noise_uniform(uint32_t word) {
   const float v = (static_cast<float>(word) + 0.5f) * 0x1p-32f;
   return v < 1.0f - 0x1p-24f ? v : 1.0f - 0x1p-24f;

@@ -38,7 +38,8 @@ void Attention::plan(const StepBatch& batch, int threads) {
   }
   // Longest first, so that no thread is left with a long one at the end. Order is of no consequence to the result.
   std::stable_sort(spans_.begin(), spans_.end(), [](const Span& a, const Span& b) {
-    return (a.end - a.begin) * static_cast<int64_t>(a.position + 1) > (b.end - b.begin) * static_cast<int64_t>(b.position + 1);
+    return (a.end - a.begin) * static_cast<int64_t>(a.position + 1) >
+           (b.end - b.begin) * static_cast<int64_t>(b.position + 1);
   });
   scratch_.resize(threads);
 }
@@ -54,15 +55,16 @@ void Attention::run(const Context& ctx, int layer, const StepBatch& batch, const
   ctx.pool.parallel_for(static_cast<int64_t>(spans_.size()) * per_span, item);
 }
 
-void Attention::run_item(const Context& ctx, int layer, const StepBatch& batch, const Item& item, const float* q, int64_t ldq,
-                         float* out, Buffer& scratch) const {
+void Attention::run_item(const Context& ctx, int layer, const StepBatch& batch, const Item& item, const float* q,
+                         int64_t ldq, float* out, Buffer& scratch) const {
   const Span& span = spans_[item.span];
   const int dim = model_.arch.head_dim, group = model_.group, page_size = cache_.page_size();
   const int rows = (span.end - span.begin) * group;
   const bool bf16 = ctx.dtype == DType::kBFloat16;
   const int32_t* pages = batch.pages.data() + batch.page_offsets[span.sequence];
 
-  float* kt = scratch.get(static_cast<int64_t>(kKeyBlock) * (dim + padded_dim_) + static_cast<int64_t>(rows) * (dim + padded_dim_ + 2));
+  float* kt = scratch.get(static_cast<int64_t>(kKeyBlock) * (dim + padded_dim_) +
+                          static_cast<int64_t>(rows) * (dim + padded_dim_ + 2));
   float* v = kt + static_cast<int64_t>(kKeyBlock) * dim;
   float* acc = v + static_cast<int64_t>(kKeyBlock) * padded_dim_;
   float* qs = acc + static_cast<int64_t>(rows) * padded_dim_;
@@ -85,8 +87,8 @@ void Attention::run_item(const Context& ctx, int layer, const StepBatch& batch, 
       const int page = pages[(block + j) / page_size], slot = (block + j) % page_size;
       const int n = std::min(count - j, page_size - slot);
       tile_.load_k(cache_.k(item.rank, layer, page, item.head), bf16, page_size, slot, n, dim, kt, j);
-      tile_.load_v(cache_.v(item.rank, layer, page, item.head) + static_cast<int64_t>(slot) * dim * size_of(ctx.dtype), bf16, n, dim,
-                   v + static_cast<int64_t>(j) * padded_dim_, padded_dim_);
+      tile_.load_v(cache_.v(item.rank, layer, page, item.head) + static_cast<int64_t>(slot) * dim * size_of(ctx.dtype),
+                   bf16, n, dim, v + static_cast<int64_t>(j) * padded_dim_, padded_dim_);
       j += n;
     }
     alignas(64) float s[kTileRows * kKeyBlock];
@@ -94,7 +96,8 @@ void Attention::run_item(const Context& ctx, int layer, const StepBatch& batch, 
       const int tile_rows = std::min(kTileRows, rows - r0);
       int counts[kTileRows];
       float alpha[kTileRows];
-      for (int r = 0; r < tile_rows; ++r) counts[r] = std::clamp(span.position + (r0 + r) / group + 1 - block, 0, count);
+      for (int r = 0; r < tile_rows; ++r)
+        counts[r] = std::clamp(span.position + (r0 + r) / group + 1 - block, 0, count);
       if (counts[tile_rows - 1] == 0) continue;
       tile_.scores(qs + static_cast<int64_t>(r0) * dim, tile_rows, dim, kt, counts[tile_rows - 1], s);
       for (int r = 0; r < tile_rows; ++r) {
@@ -112,7 +115,8 @@ void Attention::run_item(const Context& ctx, int layer, const StepBatch& batch, 
   }
 
   for (int r = 0; r < rows; ++r) {
-    float* to = out + (span.begin + r / group) * model_.q_cols() + static_cast<int64_t>(item.head * group + r % group) * dim;
+    float* to =
+        out + (span.begin + r / group) * model_.q_cols() + static_cast<int64_t>(item.head * group + r % group) * dim;
     const float inverse = 1.0f / sums[r];
     for (int d = 0; d < dim; ++d) to[d] = acc[static_cast<int64_t>(r) * padded_dim_ + d] * inverse;
     ctx.round(to, dim);

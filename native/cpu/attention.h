@@ -1,8 +1,8 @@
 // Grouped-query attention over the paged KV cache.
 //
-// Keys are taken in blocks of kKeyBlock at absolute positions, with a running maximum and sum. The operations that make one output
-// (token, head) and their order depend on the token's absolute position alone: which tokens share the step, how a prompt was
-// cut in chunks and where its pages lie change no bit.
+// Keys are taken in blocks of kKeyBlock at absolute positions, with a running maximum and sum. The operations that make
+// one output (token, head) and their order depend on the token's absolute position alone: which tokens share the step,
+// how a prompt was cut in chunks and where its pages lie change no bit.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -22,8 +22,8 @@ class Attention {
 
   // Plans the work of a step: the same for every layer.
   void plan(const StepBatch& batch, int threads);
-  // q: per rank [tokens, ldq], its first heads * head_dim columns after norm and RoPE; out: per rank [tokens, heads * head_dim].
-  // The K and V of the step's tokens are in the cache already.
+  // q: per rank [tokens, ldq], its first heads * head_dim columns after norm and RoPE; out: per rank [tokens, heads *
+  // head_dim]. The K and V of the step's tokens are in the cache already.
   void run(const Context& ctx, int layer, const StepBatch& batch, const std::vector<float*>& q, int64_t ldq,
            const std::vector<float*>& out);
 
@@ -38,8 +38,8 @@ class Attention {
     int span, rank, head;
   };
 
-  void run_item(const Context& ctx, int layer, const StepBatch& batch, const Item& item, const float* q, int64_t ldq, float* out,
-                Buffer& scratch) const;
+  void run_item(const Context& ctx, int layer, const StepBatch& batch, const Item& item, const float* q, int64_t ldq,
+                float* out, Buffer& scratch) const;
 
   const Model& model_;
   const KvCache& cache_;

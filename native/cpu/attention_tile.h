@@ -13,11 +13,13 @@ constexpr int kTileRows = 6;
 constexpr int kDimAlign = 16;
 
 struct AttentionTile {
-  // Widens K of `tokens` tokens from token `token` of a page [dim][page_size] to kt [dim][kKeyBlock], from column `column` on.
+  // Widens K of `tokens` tokens from token `token` of a page [dim][page_size] to kt [dim][kKeyBlock], from column
+  // `column` on.
   void (*load_k)(const void* page, bool bf16, int page_size, int token, int tokens, int dim, float* kt, int column);
   // Widens V [tokens][dim] to v [tokens][padded].
   void (*load_v)(const void* src, bool bf16, int tokens, int dim, float* v, int padded);
-  // s[r][j] = sum_d q[r][d] * kt[d][j] for r < rows <= kTileRows and j < keys (rounded up to whole vectors). s: [rows][kKeyBlock].
+  // s[r][j] = sum_d q[r][d] * kt[d][j] for r < rows <= kTileRows and j < keys (rounded up to whole vectors). s:
+  // [rows][kKeyBlock].
   void (*scores)(const float* q, int rows, int dim, const float* kt, int keys, float* s);
   // acc[r] = acc[r] * alpha[r] + sum_{j < counts[r]} p[r][j] * v[j], keys in order. acc: [rows][padded].
   void (*mix)(const float* p, const float* alpha, const int* counts, int rows, const float* v, int padded, float* acc);

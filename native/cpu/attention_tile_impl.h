@@ -1,7 +1,9 @@
-// Included once by each attention_<isa>.cc, after it has defined, in an unnamed namespace, `Vec`: a vector of Vec::kWidth floats
-// with load, store, broadcast, widen (bf16), operator* and fma, and kColumns: the vectors that a tile holds per row.
+// Included once by each attention_<isa>.cc, after it has defined, in an unnamed namespace, `Vec`: a vector of
+// Vec::kWidth floats with load, store, broadcast, widen (bf16), operator* and fma, and kColumns: the vectors that a
+// tile holds per row.
 //
-// Everything here has internal linkage: an inline function compiled with one file's instruction set must not serve another's.
+// Everything here has internal linkage: an inline function compiled with one file's instruction set must not serve
+// another's.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -90,12 +92,18 @@ void scores_rows(const float* q, int dim, const float* kt, int keys, float* s) {
 
 void scores(const float* q, int rows, int dim, const float* kt, int keys, float* s) {
   switch (rows) {
-    case 1: return scores_rows<1>(q, dim, kt, keys, s);
-    case 2: return scores_rows<2>(q, dim, kt, keys, s);
-    case 3: return scores_rows<3>(q, dim, kt, keys, s);
-    case 4: return scores_rows<4>(q, dim, kt, keys, s);
-    case 5: return scores_rows<5>(q, dim, kt, keys, s);
-    default: return scores_rows<6>(q, dim, kt, keys, s);
+    case 1:
+      return scores_rows<1>(q, dim, kt, keys, s);
+    case 2:
+      return scores_rows<2>(q, dim, kt, keys, s);
+    case 3:
+      return scores_rows<3>(q, dim, kt, keys, s);
+    case 4:
+      return scores_rows<4>(q, dim, kt, keys, s);
+    case 5:
+      return scores_rows<5>(q, dim, kt, keys, s);
+    default:
+      return scores_rows<6>(q, dim, kt, keys, s);
   }
 }
 
@@ -131,25 +139,39 @@ void mix_tile(const float* p, const float* alpha, int begin, int end, const floa
 template <int R>
 void mix_rows(const float* p, const float* alpha, int begin, int end, const float* v, int padded, float* acc) {
   int d = 0;
-  for (; d + kColumns * kWidth <= padded; d += kColumns * kWidth) mix_tile<R, kColumns>(p, alpha, begin, end, v + d, padded, acc + d);
+  for (; d + kColumns * kWidth <= padded; d += kColumns * kWidth)
+    mix_tile<R, kColumns>(p, alpha, begin, end, v + d, padded, acc + d);
   for (; d < padded; d += kWidth) mix_tile<R, 1>(p, alpha, begin, end, v + d, padded, acc + d);
 }
 
 void mix(const float* p, const float* alpha, const int* counts, int rows, const float* v, int padded, float* acc) {
-  // The keys that all rows see go through the tile; what a later token sees beyond that follows row by row, in the same order. No
-  // row ever multiplies a key that it must not see, not even by zero: that key may be infinite.
+  // The keys that all rows see go through the tile; what a later token sees beyond that follows row by row, in the same
+  // order. No row ever multiplies a key that it must not see, not even by zero: that key may be infinite.
   int common = counts[0];
   for (int r = 1; r < rows; ++r) common = counts[r] < common ? counts[r] : common;
   switch (rows) {
-    case 1: mix_rows<1>(p, alpha, 0, common, v, padded, acc); break;
-    case 2: mix_rows<2>(p, alpha, 0, common, v, padded, acc); break;
-    case 3: mix_rows<3>(p, alpha, 0, common, v, padded, acc); break;
-    case 4: mix_rows<4>(p, alpha, 0, common, v, padded, acc); break;
-    case 5: mix_rows<5>(p, alpha, 0, common, v, padded, acc); break;
-    default: mix_rows<6>(p, alpha, 0, common, v, padded, acc); break;
+    case 1:
+      mix_rows<1>(p, alpha, 0, common, v, padded, acc);
+      break;
+    case 2:
+      mix_rows<2>(p, alpha, 0, common, v, padded, acc);
+      break;
+    case 3:
+      mix_rows<3>(p, alpha, 0, common, v, padded, acc);
+      break;
+    case 4:
+      mix_rows<4>(p, alpha, 0, common, v, padded, acc);
+      break;
+    case 5:
+      mix_rows<5>(p, alpha, 0, common, v, padded, acc);
+      break;
+    default:
+      mix_rows<6>(p, alpha, 0, common, v, padded, acc);
+      break;
   }
   for (int r = 0; r < rows; ++r) {
-    if (counts[r] > common) mix_rows<1>(p + r * kKeyBlock, nullptr, common, counts[r], v, padded, acc + static_cast<int64_t>(r) * padded);
+    if (counts[r] > common)
+      mix_rows<1>(p + r * kKeyBlock, nullptr, common, counts[r], v, padded, acc + static_cast<int64_t>(r) * padded);
   }
 }
 

@@ -8,7 +8,9 @@ namespace cpu {
 namespace {
 
 int positive(const char* name, int value) {
-  if (value < 1) throw std::invalid_argument(std::string("bad configuration: ") + name + " is " + std::to_string(value) + ", expected 1 or more");
+  if (value < 1)
+    throw std::invalid_argument(std::string("bad configuration: ") + name + " is " + std::to_string(value) +
+                                ", expected 1 or more");
   return value;
 }
 
@@ -22,7 +24,10 @@ const CoreConfig& checked(const CoreConfig& config) {
 }  // namespace
 
 CpuDevice::CpuDevice(const CoreConfig& config)
-    : kernels_(kernels(config.isa)), pool_(positive("threads", config.threads)), store_(checked(config)), forward_(config, store_, kernels_, pool_) {}
+    : kernels_(kernels(config.isa)),
+      pool_(positive("threads", config.threads)),
+      store_(checked(config)),
+      forward_(config, store_, kernels_, pool_) {}
 
 DeviceInfo CpuDevice::info() const { return {kernels_.name, pool_.threads(), store_.bytes(), forward_.kv_bytes()}; }
 

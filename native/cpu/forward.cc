@@ -22,7 +22,8 @@ std::vector<float*> pointers(std::vector<Buffer>& buffers, int64_t floats) {
 Forward::Forward(const CoreConfig& config, const Store& store, const Kernels& kernels, Pool& pool)
     : ctx_{kernels, pool, config.dtype},
       model_(config, store),
-      cache_({config.ranks, config.arch.layers, config.pages, config.page_size, model_.kv_heads, config.arch.head_dim}, config.dtype),
+      cache_({config.ranks, config.arch.layers, config.pages, config.page_size, model_.kv_heads, config.arch.head_dim},
+             config.dtype),
       rope_(config.arch, config.dtype),
       attention_(model_, cache_, kernels),
       moe_(model_),
@@ -45,8 +46,9 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
   if (tokens > 0) {
     embed(batch);
     attention_.plan(batch, ctx_.pool.threads());
-    add_and_norm(ctx_, hidden_.get(0), nullptr, 0, nullptr, widened(model_.layers[0].ln1, model_.arch.hidden, norm_weight_), normed_.get(tokens * model_.arch.hidden),
-                 tokens, model_.arch.hidden, model_.arch.rms_eps);
+    add_and_norm(ctx_, hidden_.get(0), nullptr, 0, nullptr,
+                 widened(model_.layers[0].ln1, model_.arch.hidden, norm_weight_),
+                 normed_.get(tokens * model_.arch.hidden), tokens, model_.arch.hidden, model_.arch.rms_eps);
     for (int layer = 0; layer < model_.arch.layers; ++layer) {
       attend(batch, layer);
       mlp(layer, tokens);
@@ -72,7 +74,8 @@ void Forward::embed(const StepBatch& batch) {
   for_blocks(ctx_.pool, tokens, hidden, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t id = batch.tokens[t];
-      ctx_.widen(model_.at(static_cast<int>(id / model_.vocab_rows), model_.embed, id % model_.vocab_rows), h + t * hidden, hidden);
+      ctx_.widen(model_.at(static_cast<int>(id / model_.vocab_rows), model_.embed, id % model_.vocab_rows),
+                 h + t * hidden, hidden);
     }
   });
 }
@@ -93,8 +96,10 @@ void Forward::prepare(const StepBatch& batch, int layer) {
         float* k = q + model_.q_cols();
         float* v = k + static_cast<int64_t>(model_.kv_heads) * dim;
         ctx_.round(q, cols);
-        for (int i = 0; q_norm != nullptr && i < model_.heads; ++i) rms_norm(ctx_, q + i * dim, q_norm, q + i * dim, dim, model_.arch.rms_eps);
-        for (int i = 0; k_norm != nullptr && i < model_.kv_heads; ++i) rms_norm(ctx_, k + i * dim, k_norm, k + i * dim, dim, model_.arch.rms_eps);
+        for (int i = 0; q_norm != nullptr && i < model_.heads; ++i)
+          rms_norm(ctx_, q + i * dim, q_norm, q + i * dim, dim, model_.arch.rms_eps);
+        for (int i = 0; k_norm != nullptr && i < model_.kv_heads; ++i)
+          rms_norm(ctx_, k + i * dim, k_norm, k + i * dim, dim, model_.arch.rms_eps);
         rope_.apply(ctx_, q, rotated, place.position, tmp);  // k follows q
         cache_.write(rank, layer, place.page, place.slot, k, v);
       }
@@ -112,15 +117,17 @@ void Forward::attend(const StepBatch& batch, int layer) {
   float* normed = normed_.get(tokens * hidden);
   for (int rank = 0; rank < model_.ranks; ++rank) {
     const void* bias = p.qkv_bias >= 0 ? model_.at(rank, p.qkv_bias) : nullptr;
-    ctx_.k.gemm(ctx_.pool, normed, hidden, model_.at(rank, p.qkv), ctx_.dtype, bias, qkv[rank], cols, tokens, cols, hidden);
+    ctx_.k.gemm(ctx_.pool, normed, hidden, model_.at(rank, p.qkv), ctx_.dtype, bias, qkv[rank], cols, tokens, cols,
+                hidden);
   }
   prepare(batch, layer);
   attention_.run(ctx_, layer, batch, qkv, cols, attended);
   for (int rank = 0; rank < model_.ranks; ++rank) {
-    ctx_.k.gemm(ctx_.pool, attended[rank], q_cols, model_.at(rank, p.o), ctx_.dtype, nullptr, parts[rank], hidden, tokens, hidden, q_cols);
+    ctx_.k.gemm(ctx_.pool, attended[rank], q_cols, model_.at(rank, p.o), ctx_.dtype, nullptr, parts[rank], hidden,
+                tokens, hidden, q_cols);
   }
-  add_and_norm(ctx_, hidden_.get(0), parts.data(), model_.ranks, widened(p.o_bias, hidden, bias_), widened(p.ln2, hidden, norm_weight_), normed, tokens, hidden,
-               model_.arch.rms_eps);
+  add_and_norm(ctx_, hidden_.get(0), parts.data(), model_.ranks, widened(p.o_bias, hidden, bias_),
+               widened(p.ln2, hidden, norm_weight_), normed, tokens, hidden, model_.arch.rms_eps);
 }
 
 void Forward::mlp(int layer, int64_t tokens) {
@@ -134,13 +141,15 @@ void Forward::mlp(int layer, int64_t tokens) {
     summed = 1;
   } else {
     for (int rank = 0; rank < model_.ranks; ++rank) {
-      gated_mlp(ctx_, normed, model_.at(rank, p.gate_up), model_.at(rank, p.down), parts[rank], tokens, hidden, p.inter, mlp_scratch_);
+      gated_mlp(ctx_, normed, model_.at(rank, p.gate_up), model_.at(rank, p.down), parts[rank], tokens, hidden, p.inter,
+                mlp_scratch_);
     }
   }
   // The next layer's norm; the final one is taken only of the rows that are sampled.
   const bool last = layer + 1 == model_.arch.layers;
   const float* weight = last ? nullptr : widened(model_.layers[layer + 1].ln1, hidden, norm_weight_);
-  add_and_norm(ctx_, hidden_.get(0), parts.data(), summed, nullptr, weight, normed, tokens, hidden, model_.arch.rms_eps);
+  add_and_norm(ctx_, hidden_.get(0), parts.data(), summed, nullptr, weight, normed, tokens, hidden,
+               model_.arch.rms_eps);
 }
 
 void Forward::sample(const StepBatch& batch, StepResult& result) {
@@ -162,7 +171,8 @@ void Forward::sample(const StepBatch& batch, StepResult& result) {
     for (int rank = 0; rank < model_.ranks; ++rank) {
       const int64_t first = rank * model_.vocab_rows, n = std::min(model_.vocab_rows, vocab - first);
       if (n <= 0) break;
-      ctx_.k.gemm(ctx_.pool, x, hidden, model_.at(rank, model_.lm_head), ctx_.dtype, nullptr, logits + first, vocab, count, n, hidden);
+      ctx_.k.gemm(ctx_.pool, x, hidden, model_.at(rank, model_.lm_head), ctx_.dtype, nullptr, logits + first, vocab,
+                  count, n, hidden);
     }
     const auto row = [&](int64_t i, int thread) {
       const int r = begin + static_cast<int>(i);

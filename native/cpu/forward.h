@@ -1,8 +1,8 @@
 // The forward pass of all architectures: what a layer has is told by which parameters exist (cpu/forward_model.h).
 //
-// Virtual ranks are computed one after another with the parts that real ones would hold, and their partial sums are added in rank
-// order in fp32. With bf16 parameters activations are rounded where Hugging Face's bf16 modules hold bf16 tensors, with one exception:
-// logits keep their fp32 accumulators.
+// Virtual ranks are computed one after another with the parts that real ones would hold, and their partial sums are
+// added in rank order in fp32. With bf16 parameters activations are rounded where Hugging Face's bf16 modules hold bf16
+// tensors, with one exception: logits keep their fp32 accumulators.
 #pragma once
 #include <memory>
 #include <vector>

@@ -15,7 +15,8 @@ std::string at(const char* what, int64_t index) { return std::string(what) + " "
 
 void check_length(const char* name, size_t got, size_t expected, const char* formula) {
   if (got != expected) {
-    fail(std::string(name) + " has " + std::to_string(got) + " entries, expected " + std::to_string(expected) + " (" + formula + ")");
+    fail(std::string(name) + " has " + std::to_string(got) + " entries, expected " + std::to_string(expected) + " (" +
+         formula + ")");
   }
 }
 
@@ -25,20 +26,21 @@ void check_offsets(const char* name, std::span<const int32_t> offsets, size_t co
   if (offsets[0] != 0) fail(std::string(name) + " starts at " + std::to_string(offsets[0]) + ", expected 0");
   for (size_t i = 1; i < offsets.size(); ++i) {
     if (offsets[i] < offsets[i - 1]) {
-      fail(std::string(name) + "[" + std::to_string(i) + "] = " + std::to_string(offsets[i]) + " is below the one before it, " +
-           std::to_string(offsets[i - 1]));
+      fail(std::string(name) + "[" + std::to_string(i) + "] = " + std::to_string(offsets[i]) +
+           " is below the one before it, " + std::to_string(offsets[i - 1]));
     }
   }
   if (static_cast<size_t>(offsets.back()) != total) {
-    fail(std::string(name) + " ends at " + std::to_string(offsets.back()) + ", but there are " + std::to_string(total) + " entries");
+    fail(std::string(name) + " ends at " + std::to_string(offsets.back()) + ", but there are " + std::to_string(total) +
+         " entries");
   }
 }
 
 void check_ids(const char* name, std::span<const int32_t> ids, int limit, const char* limit_name) {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= limit) {
-      fail(std::string(name) + "[" + std::to_string(i) + "] = " + std::to_string(ids[i]) + " is outside [0, " + std::to_string(limit) +
-           ") of the " + limit_name);
+      fail(std::string(name) + "[" + std::to_string(i) + "] = " + std::to_string(ids[i]) + " is outside [0, " +
+           std::to_string(limit) + ") of the " + limit_name);
     }
   }
 }
@@ -61,13 +63,14 @@ void check_sequences(const StepBatch& b, const BatchLimits& limits) {
     const int64_t needed = (start + fresh + limits.page_size - 1) / limits.page_size;
     const int64_t held = b.page_offsets[s + 1] - b.page_offsets[s];
     if (held < needed) {
-      fail(at("sequence", s) + " holds " + std::to_string(held) + " pages of " + std::to_string(limits.page_size) + " tokens, but ends at position " +
-           std::to_string(start + fresh) + " and needs " + std::to_string(needed));
+      fail(at("sequence", s) + " holds " + std::to_string(held) + " pages of " + std::to_string(limits.page_size) +
+           " tokens, but ends at position " + std::to_string(start + fresh) + " and needs " + std::to_string(needed));
     }
     for (int64_t i = start / limits.page_size; i < needed; ++i) {
       const int32_t page = b.pages[b.page_offsets[s] + i];
       if (const auto [it, fresh_page] = writer.emplace(page, s); !fresh_page) {
-        fail("page " + std::to_string(page) + " would be written twice, for sequences " + std::to_string(it->second) + " and " + std::to_string(s));
+        fail("page " + std::to_string(page) + " would be written twice, for sequences " + std::to_string(it->second) +
+             " and " + std::to_string(s));
       }
     }
   }
@@ -77,7 +80,8 @@ void check_row(const StepBatch& b, const BatchLimits& limits, int row) {
   const int32_t* ints = b.row_ints.data() + static_cast<size_t>(row) * kRowInts;
   const float* floats = b.row_floats.data() + static_cast<size_t>(row) * kRowFloats;
   const int history = b.history_offsets[row + 1] - b.history_offsets[row];
-  check_range(row, "token index", ints[0], ints[0] >= 0 && static_cast<size_t>(ints[0]) < b.tokens.size(), "an index into tokens");
+  check_range(row, "token index", ints[0], ints[0] >= 0 && static_cast<size_t>(ints[0]) < b.tokens.size(),
+              "an index into tokens");
   check_range(row, "target", ints[1], ints[1] >= -1 && ints[1] < limits.vocab, "-1 or a token of the vocabulary");
   check_range(row, "top_k", ints[2], ints[2] >= 0, "0 (off) or more");
   check_range(row, "top logprobs", ints[3], ints[3] >= 0 && ints[3] <= limits.vocab, "0 to the size of the vocabulary");
@@ -88,7 +92,8 @@ void check_row(const StepBatch& b, const BatchLimits& limits, int row) {
   check_range(row, "min_p", floats[2], floats[2] >= 0 && floats[2] <= 1, "0 to 1");
   check_range(row, "frequency penalty", floats[3], std::isfinite(floats[3]), "a finite number");
   check_range(row, "presence penalty", floats[4], std::isfinite(floats[4]), "a finite number");
-  check_range(row, "repetition penalty", floats[5], floats[5] > 0 && std::isfinite(floats[5]), "a finite number above 0");
+  check_range(row, "repetition penalty", floats[5], floats[5] > 0 && std::isfinite(floats[5]),
+              "a finite number above 0");
 }
 
 }  // namespace

@@ -59,7 +59,8 @@ class Buffer {
   int64_t size_ = 0;
 };
 
-// fn(begin, end, thread) over [0, n) in blocks of about 16K elements, `width` elements per index; small work stays on the caller.
+// fn(begin, end, thread) over [0, n) in blocks of about 16K elements, `width` elements per index; small work stays on
+// the caller.
 template <class Fn>
 void for_blocks(Pool& pool, int64_t n, int64_t width, Fn&& fn) {
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width));

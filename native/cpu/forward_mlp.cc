@@ -8,8 +8,8 @@ constexpr int64_t kMlpRows = 1024;
 
 }  // namespace
 
-void gated_mlp(const Context& ctx, const float* x, const void* gate_up, const void* down, float* y, int64_t rows, int64_t hidden,
-               int64_t inter, MlpScratch& scratch) {
+void gated_mlp(const Context& ctx, const float* x, const void* gate_up, const void* down, float* y, int64_t rows,
+               int64_t hidden, int64_t inter, MlpScratch& scratch) {
   const int64_t most = std::min(rows, kMlpRows);
   float* wide = scratch.gate_up.get(most * 2 * inter);
   float* act = scratch.act.get(most * inter);
@@ -18,7 +18,8 @@ void gated_mlp(const Context& ctx, const float* x, const void* gate_up, const vo
   std::fill_n(ones, inter, 1.0f);
   for (int64_t begin = 0; begin < rows; begin += kMlpRows) {
     const int64_t count = std::min(kMlpRows, rows - begin);
-    ctx.k.gemm(ctx.pool, x + begin * hidden, hidden, gate_up, ctx.dtype, nullptr, wide, 2 * inter, count, 2 * inter, hidden);
+    ctx.k.gemm(ctx.pool, x + begin * hidden, hidden, gate_up, ctx.dtype, nullptr, wide, 2 * inter, count, 2 * inter,
+               hidden);
     for_blocks(ctx.pool, count, 2 * inter, [&](int64_t first, int64_t last, int) {
       for (int64_t row = first; row < last; ++row) {
         float* gate = wide + row * 2 * inter;

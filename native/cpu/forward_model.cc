@@ -11,13 +11,16 @@ void require(bool ok, const std::string& what) {
   if (!ok) throw std::invalid_argument("bad configuration: " + what);
 }
 
-std::string shape_of(int64_t rows, int64_t cols) { return std::string("[") + std::to_string(rows) + ", " + std::to_string(cols) + "]"; }
+std::string shape_of(int64_t rows, int64_t cols) {
+  return std::string("[") + std::to_string(rows) + ", " + std::to_string(cols) + "]";
+}
 
 class Names {
  public:
   explicit Names(const std::vector<Param>& params) : params_(params) {
     for (size_t i = 0; i < params.size(); ++i) {
-      require(ids_.emplace(params[i].name, static_cast<int>(i)).second, "parameter " + params[i].name + " is listed twice");
+      require(ids_.emplace(params[i].name, static_cast<int>(i)).second,
+              "parameter " + params[i].name + " is listed twice");
     }
   }
   int find(const std::string& name) const {
@@ -69,7 +72,8 @@ LayerParams layer_params(const Names& names, const Model& m, int layer, bool spa
   }
   const int64_t e = m.arch.experts;
   require(e > 0 && m.arch.experts_per_token > 0 && m.arch.experts_per_token <= e,
-          "a sparse layer needs 1 <= experts_per_token (" + std::to_string(m.arch.experts_per_token) + ") <= experts (" + std::to_string(e) + ")");
+          "a sparse layer needs 1 <= experts_per_token (" + std::to_string(m.arch.experts_per_token) +
+              ") <= experts (" + std::to_string(e) + ")");
   p.router = names.needed(prefix + "router", e, h);
   p.inter = names.needed(prefix + "w2").cols;
   p.w13 = names.needed(prefix + "w13", e * 2 * p.inter, h);
@@ -80,19 +84,26 @@ LayerParams layer_params(const Names& names, const Model& m, int layer, bool spa
 }  // namespace
 
 Model::Model(const CoreConfig& config, const Store& store) : arch(config.arch), ranks(config.ranks), store_(store) {
-  require(config.dtype == DType::kBFloat16 || config.dtype == DType::kFloat32, "the CPU computes in bfloat16 or float32");
+  require(config.dtype == DType::kBFloat16 || config.dtype == DType::kFloat32,
+          "the CPU computes in bfloat16 or float32");
   require(ranks > 0, "ranks must be positive");
-  require(arch.hidden > 0 && arch.layers > 0 && arch.heads > 0 && arch.kv_heads > 0 && arch.head_dim > 0 && arch.vocab > 0,
-          "hidden, layers, heads, kv_heads, head_dim and vocab must be positive");
+  require(
+      arch.hidden > 0 && arch.layers > 0 && arch.heads > 0 && arch.kv_heads > 0 && arch.head_dim > 0 && arch.vocab > 0,
+      "hidden, layers, heads, kv_heads, head_dim and vocab must be positive");
   require(arch.head_dim % 2 == 0, "head_dim " + std::to_string(arch.head_dim) + " is odd; RoPE rotates halves");
   require(arch.rope_inv_freq.size() == static_cast<size_t>(arch.head_dim / 2),
-          "rope_inv_freq has " + std::to_string(arch.rope_inv_freq.size()) + " entries, expected head_dim / 2 = " + std::to_string(arch.head_dim / 2));
+          "rope_inv_freq has " + std::to_string(arch.rope_inv_freq.size()) +
+              " entries, expected head_dim / 2 = " + std::to_string(arch.head_dim / 2));
   require(arch.sparse_layers.size() == static_cast<size_t>(arch.layers),
-          "sparse_layers has " + std::to_string(arch.sparse_layers.size()) + " entries for " + std::to_string(arch.layers) + " layers");
-  require(arch.heads % arch.kv_heads == 0, "heads " + std::to_string(arch.heads) + " is not a multiple of kv_heads " + std::to_string(arch.kv_heads));
-  require(arch.heads % ranks == 0, "heads " + std::to_string(arch.heads) + " do not divide among " + std::to_string(ranks) + " ranks");
+          "sparse_layers has " + std::to_string(arch.sparse_layers.size()) + " entries for " +
+              std::to_string(arch.layers) + " layers");
+  require(arch.heads % arch.kv_heads == 0,
+          "heads " + std::to_string(arch.heads) + " is not a multiple of kv_heads " + std::to_string(arch.kv_heads));
+  require(arch.heads % ranks == 0,
+          "heads " + std::to_string(arch.heads) + " do not divide among " + std::to_string(ranks) + " ranks");
   require(arch.kv_heads % ranks == 0 || ranks % arch.kv_heads == 0,
-          "kv_heads " + std::to_string(arch.kv_heads) + " neither divide among " + std::to_string(ranks) + " ranks nor replicate evenly");
+          "kv_heads " + std::to_string(arch.kv_heads) + " neither divide among " + std::to_string(ranks) +
+              " ranks nor replicate evenly");
   heads = arch.heads / ranks;
   kv_heads = std::max(1, arch.kv_heads / ranks);
   group = heads / kv_heads;
@@ -101,11 +112,13 @@ Model::Model(const CoreConfig& config, const Store& store) : arch(config.arch), 
   vocab_rows = names.needed("embed").rows;
   embed = names.needed("embed", vocab_rows, arch.hidden);
   require(vocab_rows > 0 && vocab_rows * ranks >= arch.vocab,
-          "embed holds " + std::to_string(vocab_rows) + " rows on each of " + std::to_string(ranks) + " ranks, fewer than the vocabulary of " + std::to_string(arch.vocab));
+          "embed holds " + std::to_string(vocab_rows) + " rows on each of " + std::to_string(ranks) +
+              " ranks, fewer than the vocabulary of " + std::to_string(arch.vocab));
   norm = names.needed("norm", arch.hidden, 1);
   lm_head = names.optional("lm_head", vocab_rows, arch.hidden);
   if (lm_head < 0) lm_head = embed;
-  for (int layer = 0; layer < arch.layers; ++layer) layers.push_back(layer_params(names, *this, layer, arch.sparse_layers[layer] != 0));
+  for (int layer = 0; layer < arch.layers; ++layer)
+    layers.push_back(layer_params(names, *this, layer, arch.sparse_layers[layer] != 0));
 }
 
 const void* Model::at(int rank, int param, int64_t row) const {

@@ -12,15 +12,16 @@ namespace refit::cpu {
 // Parameter ids; -1 where the model has none.
 struct LayerParams {
   int ln1 = -1, qkv = -1, qkv_bias = -1, q_norm = -1, k_norm = -1, o = -1, o_bias = -1, ln2 = -1;
-  int gate_up = -1, down = -1;            // dense
-  int router = -1, w13 = -1, w2 = -1;     // sparse
-  int64_t inter = 0;                      // per rank: of the MLP, or of one expert
+  int gate_up = -1, down = -1;         // dense
+  int router = -1, w13 = -1, w2 = -1;  // sparse
+  int64_t inter = 0;                   // per rank: of the MLP, or of one expert
   bool sparse() const { return router >= 0; }
 };
 
 class Model {
  public:
-  // Throws std::invalid_argument for sizes that do not divide, and for parameters that are missing or have another shape.
+  // Throws std::invalid_argument for sizes that do not divide, and for parameters that are missing or have another
+  // shape.
   Model(const CoreConfig& config, const Store& store);
 
   const Arch arch;

@@ -1,5 +1,6 @@
-// The CPU's kernels behind one table per instruction set, chosen at run time. Every kernel computes each output in an order
-// that depends on nothing but the output's own coordinates, so results are the same bits for any batch, chunking and thread count.
+// The CPU's kernels behind one table per instruction set, chosen at run time. Every kernel computes each output in an
+// order that depends on nothing but the output's own coordinates, so results are the same bits for any batch, chunking
+// and thread count.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,10 +16,11 @@ struct Kernels {
   const char* name;
 
   // y[m, n] = sum_k x[m, k] * w[n, k] (+ bias[n]) in fp32, for rows [0, M) and columns [0, N).
-  // x: float [M, ldx]; with bf16 weights its values are already rounded to bf16 by the caller. w: row-major [N, K] of `dtype`
-  // (bf16 or fp32). y: float [M, ldy]. bias: null, or [N] of `dtype`. Work is split over N (and M), never over K.
-  void (*gemm)(Pool& pool, const float* x, int64_t ldx, const void* w, DType dtype, const void* bias, float* y, int64_t ldy,
-               int64_t M, int64_t N, int64_t K);
+  // x: float [M, ldx]; with bf16 weights its values are already rounded to bf16 by the caller. w: row-major [N, K] of
+  // `dtype` (bf16 or fp32). y: float [M, ldy]. bias: null, or [N] of `dtype`. Work is split over N (and M), never over
+  // K.
+  void (*gemm)(Pool& pool, const float* x, int64_t ldx, const void* w, DType dtype, const void* bias, float* y,
+               int64_t ldy, int64_t M, int64_t N, int64_t K);
 
   // Fixed-order reductions and maps over contiguous floats.
   float (*dot)(const float* a, const float* b, int64_t n);

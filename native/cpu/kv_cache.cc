@@ -10,7 +10,8 @@ namespace refit::cpu {
 namespace {
 
 template <class T, class Convert>
-void write_token(uint8_t* page, uint64_t half_bytes, int page_size, int slot, int dim, const float* k, const float* v, Convert convert) {
+void write_token(uint8_t* page, uint64_t half_bytes, int page_size, int slot, int dim, const float* k, const float* v,
+                 Convert convert) {
   T* kp = reinterpret_cast<T*>(page) + slot;
   for (int d = 0; d < dim; ++d) kp[static_cast<int64_t>(d) * page_size] = convert(k[d]);
   T* vp = reinterpret_cast<T*>(page + half_bytes) + static_cast<int64_t>(slot) * dim;
@@ -20,11 +21,13 @@ void write_token(uint8_t* page, uint64_t half_bytes, int page_size, int slot, in
 }  // namespace
 
 KvCache::KvCache(const KvShape& shape, DType dtype) : shape_(shape), dtype_(dtype) {
-  if (shape.pages <= 0 || shape.page_size <= 0) throw std::invalid_argument("bad configuration: pages and page_size must be positive");
+  if (shape.pages <= 0 || shape.page_size <= 0)
+    throw std::invalid_argument("bad configuration: pages and page_size must be positive");
   half_bytes_ = static_cast<uint64_t>(shape.page_size) * shape.head_dim * size_of(dtype);
   unsigned __int128 total = static_cast<unsigned __int128>(half_bytes_) * 2 * shape.layers * shape.pages;
   total *= shape.kv_heads;
-  if (total > std::numeric_limits<int64_t>::max()) throw std::invalid_argument("bad configuration: the KV cache overflows the address space");
+  if (total > std::numeric_limits<int64_t>::max())
+    throw std::invalid_argument("bad configuration: the KV cache overflows the address space");
   rank_bytes_ = static_cast<uint64_t>(total);
   for (int rank = 0; rank < shape.ranks; ++rank) {
     void* p = mmap(nullptr, rank_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

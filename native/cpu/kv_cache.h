@@ -11,8 +11,9 @@ struct KvShape {
   int ranks, layers, pages, page_size, kv_heads, head_dim;  // kv_heads of one rank
 };
 
-// Per rank [layer][page][kv_head] { K [head_dim][page_size], V [page_size][head_dim] }. K lies transposed, so that the scores of
-// neighbouring tokens are neighbours in a vector. Memory is reserved, not committed: a page costs nothing until it is written.
+// Per rank [layer][page][kv_head] { K [head_dim][page_size], V [page_size][head_dim] }. K lies transposed, so that the
+// scores of neighbouring tokens are neighbours in a vector. Memory is reserved, not committed: a page costs nothing
+// until it is written.
 class KvCache {
  public:
   // Throws std::invalid_argument, std::bad_alloc.

@@ -24,7 +24,8 @@ void top_k(const float* p, int n, int k, int32_t* ids) {
 void Moe::route(const Context& ctx, const LayerParams& layer, const float* x, int64_t rows) {
   const int experts = model_.arch.experts, k = model_.arch.experts_per_token, hidden = model_.arch.hidden;
   float* logits = logits_.get(rows * experts);
-  ctx.k.gemm(ctx.pool, x, hidden, model_.at(0, layer.router), ctx.dtype, nullptr, logits, experts, rows, experts, hidden);
+  ctx.k.gemm(ctx.pool, x, hidden, model_.at(0, layer.router), ctx.dtype, nullptr, logits, experts, rows, experts,
+             hidden);
   chosen_.resize(rows * k);
   weights_.resize(rows * k);
   for_blocks(ctx.pool, rows, experts * 4, [&](int64_t begin, int64_t end, int) {
@@ -47,7 +48,8 @@ void Moe::route(const Context& ctx, const LayerParams& layer, const float* x, in
   by_expert_.resize(experts);
   for (auto& list : by_expert_) list.clear();
   for (int64_t row = 0; row < rows; ++row) {
-    for (int i = 0; i < k; ++i) by_expert_[chosen_[row * k + i]].push_back({static_cast<int32_t>(row), weights_[row * k + i]});
+    for (int i = 0; i < k; ++i)
+      by_expert_[chosen_[row * k + i]].push_back({static_cast<int32_t>(row), weights_[row * k + i]});
   }
 }
 
@@ -64,8 +66,8 @@ void Moe::run(const Context& ctx, const LayerParams& layer, const float* x, floa
     float* sum = sum_.get(count * hidden);
     float* part = model_.ranks > 1 ? part_.get(count * hidden) : nullptr;
     for (int rank = 0; rank < model_.ranks; ++rank) {
-      gated_mlp(ctx, in, model_.at(rank, layer.w13, e * 2 * layer.inter), model_.at(rank, layer.w2, e * hidden), rank == 0 ? sum : part,
-                count, hidden, layer.inter, mlp_);
+      gated_mlp(ctx, in, model_.at(rank, layer.w13, e * 2 * layer.inter), model_.at(rank, layer.w2, e * hidden),
+                rank == 0 ? sum : part, count, hidden, layer.inter, mlp_);
       if (rank == 0) continue;
       for (int64_t i = 0; i < count * hidden; ++i) sum[i] += part[i];
     }

@@ -23,8 +23,8 @@ class Moe {
   void route(const Context& ctx, const LayerParams& layer, const float* x, int64_t rows);
 
   const Model& model_;
-  std::vector<int32_t> chosen_;                // [rows, experts_per_token]
-  std::vector<float> weights_;                 // the same
+  std::vector<int32_t> chosen_;                 // [rows, experts_per_token]
+  std::vector<float> weights_;                  // the same
   std::vector<std::vector<Choice>> by_expert_;  // tokens in order
   Buffer logits_, gathered_, part_, sum_;
   MlpScratch mlp_;

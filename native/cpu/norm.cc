@@ -23,8 +23,8 @@ void rms_norm(const Context& ctx, const float* x, const float* weight, float* ou
   ctx.round(out, n);
 }
 
-void add_and_norm(const Context& ctx, float* h, float* const* parts, int ranks, const float* bias, const float* weight, float* out,
-                  int64_t rows, int64_t n, float eps) {
+void add_and_norm(const Context& ctx, float* h, float* const* parts, int ranks, const float* bias, const float* weight,
+                  float* out, int64_t rows, int64_t n, float eps) {
   for_blocks(ctx.pool, rows, n, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       float* hr = h + row * n;

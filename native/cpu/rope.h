@@ -1,5 +1,5 @@
-// Rotary position embedding, rotate-half form, with Hugging Face's precision: angles in fp32 from fp32 inverse frequencies, cos and
-// sin rounded to the dtype, every product and the sum rounded.
+// Rotary position embedding, rotate-half form, with Hugging Face's precision: angles in fp32 from fp32 inverse
+// frequencies, cos and sin rounded to the dtype, every product and the sum rounded.
 #pragma once
 #include <cstdint>
 #include <vector>

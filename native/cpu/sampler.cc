@@ -46,7 +46,8 @@ void Sampler::begin(const StepBatch& batch, StepResult& result) {
   result_ = &result;
   const int rows = batch.rows();
   top_offsets_.assign(rows + 1, 0);
-  for (int r = 0; r < rows; ++r) top_offsets_[r + 1] = top_offsets_[r] + batch.row_ints[static_cast<size_t>(r) * kRowInts + 3];
+  for (int r = 0; r < rows; ++r)
+    top_offsets_[r + 1] = top_offsets_[r] + batch.row_ints[static_cast<size_t>(r) * kRowInts + 3];
   result.tokens.assign(rows, 0);
   result.logprobs.assign(rows, kNaN);
   result.top_ids.assign(top_offsets_[rows], 0);
@@ -68,7 +69,8 @@ void Sampler::row(int r, int32_t position, float* logits, int thread) {
   scratch.counts.resize(vocab_);
   if (raw) scratch.raw.assign(logits, logits + vocab_);
 
-  apply_penalties(logits, slice(b.history, b.history_offsets, r), ints[5], {floats[3], floats[4], floats[5]}, scratch.counts);
+  apply_penalties(logits, slice(b.history, b.history_offsets, r), ints[5], {floats[3], floats[4], floats[5]},
+                  scratch.counts);
   apply_bias(logits, slice(b.bias_tokens, b.bias_offsets, r), slice(b.bias_values, b.bias_offsets, r));
   if (temperature != 0.0f && temperature != 1.0f) {
     for (int i = 0; i < vocab_; ++i) logits[i] /= temperature;
@@ -110,7 +112,8 @@ void Sampler::report(int r, int token, const float* z, float max, double log_sum
       result_->top_logprobs[top_offsets_[r] + i] = logprob(scratch.order[i]);
     }
   }
-  for (int32_t i = batch_->id_offsets[r]; i < batch_->id_offsets[r + 1]; ++i) result_->id_logprobs[i] = logprob(batch_->ids[i]);
+  for (int32_t i = batch_->id_offsets[r]; i < batch_->id_offsets[r + 1]; ++i)
+    result_->id_logprobs[i] = logprob(batch_->ids[i]);
 }
 
 }  // namespace refit::cpu

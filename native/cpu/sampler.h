@@ -2,10 +2,10 @@
 // penalties -> bias -> temperature -> top-k -> top-p -> min-p -> Gumbel-max with counter-based noise (core/philox.h).
 // A row's result depends on its logits and its own fields alone.
 //
-// Logprobs are log-softmax over the whole vocabulary after penalties, bias and temperature (or of the logits as they came, on
-// request), never renormalised over what top-k, top-p and min-p keep. Temperature 0 means greedy: logprobs are then those of
-// temperature 1. A row with a NaN or without any finite maximum does not fail: it takes the largest logit that is a number, and
-// its logprobs are NaN.
+// Logprobs are log-softmax over the whole vocabulary after penalties, bias and temperature (or of the logits as they
+// came, on request), never renormalised over what top-k, top-p and min-p keep. Temperature 0 means greedy: logprobs are
+// then those of temperature 1. A row with a NaN or without any finite maximum does not fail: it takes the largest logit
+// that is a number, and its logprobs are NaN.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -27,7 +27,8 @@ class Sampler {
 
   // Sizes the result. Batch and result must stay until the last row() of the step.
   void begin(const StepBatch& batch, StepResult& result);
-  // Fills row r of the result. position: absolute, of the token to sample. logits [vocab] are overwritten. Any thread of the pool.
+  // Fills row r of the result. position: absolute, of the token to sample. logits [vocab] are overwritten. Any thread
+  // of the pool.
   void row(int r, int32_t position, float* logits, int thread);
 
  private:

@@ -18,10 +18,12 @@ constexpr float kMargin = 1.0f + 1e-3f;
 }  // namespace
 
 int sample_gumbel(const float* z, float max, const float* prob, int n, int best, uint64_t seed, int32_t position) {
-  const auto word = [&](int token) { return sample_noise(seed, static_cast<uint32_t>(position), static_cast<uint32_t>(token / 4)).x[token % 4]; };
+  const auto word = [&](int token) {
+    return sample_noise(seed, static_cast<uint32_t>(position), static_cast<uint32_t>(token / 4)).x[token % 4];
+  };
   float score = (z[best] - max) + gumbel(noise_uniform(word(best)));
-  // Token i can win only if -log1p(-v) <= exp(z[i] - max - score), and v <= -log1p(-v): so the logarithms, and for most groups of four
-  // even the noise, are taken only of tokens that come near. This changes no result.
+  // Token i can win only if -log1p(-v) <= exp(z[i] - max - score), and v <= -log1p(-v): so the logarithms, and for most
+  // groups of four even the noise, are taken only of tokens that come near. This changes no result.
   float reach = std::exp(-score) * kMargin;
   for (int base = 0; base < n; base += 4) {
     const int end = std::min(4, n - base);

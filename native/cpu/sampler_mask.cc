@@ -8,8 +8,8 @@
 namespace refit::cpu {
 namespace {
 
-// Tokens fall into bins by the leading bits of their order key. Whole bins are kept or dropped; only the bin where the limit
-// lies is sorted.
+// Tokens fall into bins by the leading bits of their order key. Whole bins are kept or dropped; only the bin where the
+// limit lies is sorted.
 constexpr int kShift = 20;
 constexpr int kBins = 1 << (32 - kShift);
 

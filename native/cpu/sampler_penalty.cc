@@ -2,7 +2,8 @@
 
 namespace refit::cpu {
 
-void apply_penalties(float* logits, std::span<const int32_t> history, int prompt, const Penalties& penalties, std::vector<int32_t>& counts) {
+void apply_penalties(float* logits, std::span<const int32_t> history, int prompt, const Penalties& penalties,
+                     std::vector<int32_t>& counts) {
   if (penalties.none()) return;
   for (const int32_t token : history.subspan(prompt)) ++counts[token];
   for (const int32_t token : history) {

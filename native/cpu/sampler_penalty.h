@@ -11,10 +11,11 @@ struct Penalties {
   bool none() const { return frequency == 0.0f && presence == 0.0f && repetition == 1.0f; }
 };
 
-// Repetition counts prompt and generated tokens (a positive logit is divided by it, a negative one multiplied), then frequency (times
-// the count) and presence (once) are subtracted for generated tokens alone. The first `prompt` tokens of history are the prompt.
-// counts: [vocab] zeros, zero again on return.
-void apply_penalties(float* logits, std::span<const int32_t> history, int prompt, const Penalties& penalties, std::vector<int32_t>& counts);
+// Repetition counts prompt and generated tokens (a positive logit is divided by it, a negative one multiplied), then
+// frequency (times the count) and presence (once) are subtracted for generated tokens alone. The first `prompt` tokens
+// of history are the prompt. counts: [vocab] zeros, zero again on return.
+void apply_penalties(float* logits, std::span<const int32_t> history, int prompt, const Penalties& penalties,
+                     std::vector<int32_t>& counts);
 
 void apply_bias(float* logits, std::span<const int32_t> tokens, std::span<const float> values);
 

@@ -1,5 +1,5 @@
-// Tiny random models: their weights, the shards that the ranks of a device hold, and a forward pass in double precision that
-// shares nothing with the engine's.
+// Tiny random models: their weights, the shards that the ranks of a device hold, and a forward pass in double precision
+// that shares nothing with the engine's.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -69,7 +69,8 @@ struct TestModel {
         make(p + "down", h, v.inter, 0, 0.15);
       }
     }
-    arch.hidden = v.hidden, arch.layers = v.layers, arch.heads = v.heads, arch.kv_heads = v.kv_heads, arch.head_dim = v.head_dim;
+    arch.hidden = v.hidden, arch.layers = v.layers, arch.heads = v.heads, arch.kv_heads = v.kv_heads,
+    arch.head_dim = v.head_dim;
     arch.vocab = v.vocab, arch.rms_eps = 1e-5f, arch.rope_scale = v.rope_scale;
     for (int i = 0; i < v.head_dim / 2; ++i) arch.rope_inv_freq.push_back(std::pow(500.0, -2.0 * i / v.head_dim));
     arch.sparse_layers.assign(v.layers, 0);
@@ -100,7 +101,8 @@ struct TestModel {
       }
       return m;
     };
-    const int64_t d = v.head_dim, q = v.heads / ranks * d, kv_heads = std::max(1, v.kv_heads / ranks), kv = kv_heads * d;
+    const int64_t d = v.head_dim, q = v.heads / ranks * d, kv_heads = std::max(1, v.kv_heads / ranks),
+                  kv = kv_heads * d;
     if (name == "embed" || name == "lm_head") {
       const int64_t n = (v.vocab + ranks - 1) / ranks;
       return rows({{rank * n, n}});
@@ -112,7 +114,8 @@ struct TestModel {
     if (name == "o") return cols(q);
     if (name == "down") return cols(v.inter / ranks);
     if (name == "w2") return cols(v.expert_inter / ranks);
-    if (name == "gate_up") return rows({{rank * (v.inter / ranks), v.inter / ranks}, {v.inter + rank * (v.inter / ranks), v.inter / ranks}});
+    if (name == "gate_up")
+      return rows({{rank * (v.inter / ranks), v.inter / ranks}, {v.inter + rank * (v.inter / ranks), v.inter / ranks}});
     if (name == "w13") {
       const int64_t n = v.expert_inter / ranks;
       std::vector<std::pair<int64_t, int64_t>> ranges;
@@ -127,7 +130,8 @@ struct TestModel {
 
   CoreConfig config(int ranks, int threads, const std::string& isa, int pages, int page_size) const {
     CoreConfig c;
-    c.ranks = ranks, c.threads = threads, c.isa = isa, c.dtype = dtype, c.arch = arch, c.pages = pages, c.page_size = page_size;
+    c.ranks = ranks, c.threads = threads, c.isa = isa, c.dtype = dtype, c.arch = arch, c.pages = pages,
+    c.page_size = page_size;
     for (const auto& [name, w] : weights) {
       const Matrix m = shard(name, 0, ranks);
       c.params.push_back({name, m.rows, m.cols});
@@ -177,7 +181,8 @@ struct TestModel {
   void rope(double* x, int position) const {
     const int half = v.head_dim / 2;
     for (int i = 0; i < half; ++i) {
-      const double a = position * arch.rope_inv_freq[i], c = std::cos(a) * arch.rope_scale, s = std::sin(a) * arch.rope_scale;
+      const double a = position * arch.rope_inv_freq[i], c = std::cos(a) * arch.rope_scale,
+                   s = std::sin(a) * arch.rope_scale;
       const double lo = x[i], hi = x[i + half];
       x[i] = lo * c - hi * s;
       x[i + half] = hi * c + lo * s;
@@ -204,7 +209,8 @@ struct TestModel {
     Vec y(v.hidden, 0.0);
     for (int i = 0; i < v.experts_per_token; ++i) {
       const int e = order[i];
-      const Vec out = gated(weights.at(p + "w13"), weights.at(p + "w2"), int64_t{e} * 2 * v.expert_inter, int64_t{e} * v.hidden, v.expert_inter, x);
+      const Vec out = gated(weights.at(p + "w13"), weights.at(p + "w2"), int64_t{e} * 2 * v.expert_inter,
+                            int64_t{e} * v.hidden, v.expert_inter, x);
       for (int j = 0; j < v.hidden; ++j) y[j] += out[j] * logits[e] / (v.norm_topk ? total : sum);
     }
     return y;
@@ -266,8 +272,8 @@ struct TestModel {
 
 // A batch under construction, with storage for what StepBatch only looks at.
 struct BatchBuilder {
-  std::vector<int32_t> tokens, seq_offsets{0}, start_pos, page_offsets{0}, pages, row_ints, history_offsets{0}, history, bias_offsets{0},
-      bias_tokens, id_offsets{0}, ids;
+  std::vector<int32_t> tokens, seq_offsets{0}, start_pos, page_offsets{0}, pages, row_ints, history_offsets{0}, history,
+      bias_offsets{0}, bias_tokens, id_offsets{0}, ids;
   std::vector<float> row_floats, bias_values;
   std::vector<uint64_t> row_seeds;
 
@@ -301,8 +307,8 @@ struct BatchBuilder {
     id_offsets.push_back(static_cast<int32_t>(ids.size()));
   }
   StepBatch view() const {
-    return {tokens,      seq_offsets,     start_pos, page_offsets, pages,       row_ints,    row_floats, row_seeds,
-            history_offsets, history, bias_offsets, bias_tokens, bias_values, id_offsets, ids};
+    return {tokens,          seq_offsets, start_pos,    page_offsets, pages,       row_ints,   row_floats, row_seeds,
+            history_offsets, history,     bias_offsets, bias_tokens,  bias_values, id_offsets, ids};
   }
   StepResult run(Device& device) const {
     StepResult result;

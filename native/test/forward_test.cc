@@ -1,5 +1,6 @@
 // The forward pass against a reference in double precision, and its bitwise invariants. By hand:
-//   for f in core/*.cc cpu/*.cc: g++ -std=c++20 -O2 -I. <flags of cpu/sources.cmake> -c; then link with test/forward_test.cc
+//   for f in core/*.cc cpu/*.cc: g++ -std=c++20 -O2 -I. <flags of cpu/sources.cmake> -c; then link with
+//   test/forward_test.cc
 #include <stdexcept>
 
 #include "cpu/kernels.h"
@@ -52,7 +53,8 @@ std::vector<int32_t> page_list(int pages, std::mt19937* shuffle) {
 // Raw log-softmax of every token of the batch, by token id.
 Logprobs all_logprobs(Device& device, BatchBuilder& b, int vocab) {
   for (size_t t = 0; t < b.tokens.size(); ++t) {
-    BatchBuilder::Row row{.token = static_cast<int32_t>(t), .top = vocab, .flags = kRowWantLogprob | kRowRawLogprob, .temperature = 0};
+    BatchBuilder::Row row{
+        .token = static_cast<int32_t>(t), .top = vocab, .flags = kRowWantLogprob | kRowRawLogprob, .temperature = 0};
     row.target = b.tokens[t];
     b.row(row);
   }
@@ -99,9 +101,11 @@ void test_reference(const Variant& v, const std::string& isa) {
       auto device = model.device(ranks, 2, isa, 200, page_size);
       auto free = page_list(200, &rng);
       const double error = worst(whole(*device, {s.tokens, some_pages(free, 150, page_size)}, v.vocab), expected);
-      // bf16 keeps 8 bits; a few dozen roundings lie between a token and its logits. A router near a tie may choose otherwise.
+      // bf16 keeps 8 bits; a few dozen roundings lie between a token and its logits. A router near a tie may choose
+      // otherwise.
       const double bound = dtype == DType::kFloat32 ? 1e-5 : v.experts > 0 ? 0.3 : 0.06;
-      CHECKF(error <= bound, "%s, %s, dtype %d, %d ranks: error %g", v.name, isa.c_str(), static_cast<int>(dtype), ranks, error);
+      CHECKF(error <= bound, "%s, %s, dtype %d, %d ranks: error %g", v.name, isa.c_str(), static_cast<int>(dtype),
+             ranks, error);
     }
   }
 }
@@ -112,7 +116,8 @@ void test_invariants(const Variant& v, const std::string& isa, DType dtype, int 
   const TestModel model(v, dtype, 5);
   const std::vector<int32_t> tokens = random_tokens(rng, n, v.vocab);
   const auto where = [&](const char* what) {
-    return std::string(v.name) + ", " + isa + ", dtype " + std::to_string(static_cast<int>(dtype)) + ", ranks " + std::to_string(ranks) + ": " + what;
+    return std::string(v.name) + ", " + isa + ", dtype " + std::to_string(static_cast<int>(dtype)) + ", ranks " +
+           std::to_string(ranks) + ": " + what;
   };
   Logprobs first;
   for (const int threads : {1, 2, 3}) {
@@ -134,7 +139,8 @@ void test_invariants(const Variant& v, const std::string& isa, DType dtype, int 
       BatchBuilder b;
       b.sequence({tokens.begin() + begin, tokens.begin() + end}, begin, list);
       const Logprobs got = all_logprobs(*device, b, v.vocab);
-      CHECKF(same(got, Logprobs(first.begin() + begin, first.begin() + end)), "%s chunk %d at %d", where("chunks change bits").c_str(), chunk, begin);
+      CHECKF(same(got, Logprobs(first.begin() + begin, first.begin() + end)), "%s chunk %d at %d",
+             where("chunks change bits").c_str(), chunk, begin);
       begin = end;
     }
   }
@@ -149,13 +155,15 @@ void test_invariants(const Variant& v, const std::string& isa, DType dtype, int 
   before.sequence(other, 0, others);
   before.sequence({tokens.begin(), tokens.begin() + 37}, 0, ours);
   const Logprobs a = all_logprobs(*device, before, v.vocab);
-  CHECKF(same({a.begin() + 130, a.end()}, {first.begin(), first.begin() + 37}), "%s", where("a batch changes bits (prefill)").c_str());
+  CHECKF(same({a.begin() + 130, a.end()}, {first.begin(), first.begin() + 37}), "%s",
+         where("a batch changes bits (prefill)").c_str());
   BatchBuilder then;
   then.sequence(random_tokens(rng, 40, v.vocab), 0, fresh);
   const int at = then.sequence({tokens.begin() + 37, tokens.end()}, 37, ours);
   then.sequence({1}, 130, others);
   const Logprobs c = all_logprobs(*device, then, v.vocab);
-  CHECKF(same({c.begin() + at, c.begin() + at + (n - 37)}, {first.begin() + 37, first.end()}), "%s", where("a batch changes bits (continued)").c_str());
+  CHECKF(same({c.begin() + at, c.begin() + at + (n - 37)}, {first.begin() + 37, first.end()}), "%s",
+         where("a batch changes bits (continued)").c_str());
 }
 
 // A later token with an infinite value must not reach an earlier one.
@@ -213,7 +221,8 @@ void test_refusals() {
   refused("seqOffsets starts at 1", [](BatchBuilder& b) { b.seq_offsets[0] = 1; });
   refused("sequence 1 has no tokens", [](BatchBuilder& b) { b.seq_offsets[1] = 4; });
   refused("sequence 0 starts at position -1", [](BatchBuilder& b) { b.start_pos[0] = -1; });
-  refused("sequence 0 holds 1 pages of 16 tokens, but ends at position 17 and needs 2", [](BatchBuilder& b) { b.start_pos[0] = 14; });
+  refused("sequence 0 holds 1 pages of 16 tokens, but ends at position 17 and needs 2",
+          [](BatchBuilder& b) { b.start_pos[0] = 14; });
   refused("needs 134217729", [](BatchBuilder& b) { b.start_pos[0] = 2147483647; });
   refused("pages[2] = 4 is outside [0, 4)", [](BatchBuilder& b) { b.pages[2] = 4; });
   refused("pages[0] = -1", [](BatchBuilder& b) { b.pages[0] = -1; });
@@ -258,7 +267,8 @@ void test_bad_configuration() {
     return *std::find_if(c.params.begin(), c.params.end(), [&](const Param& p) { return p.name == name; });
   };
   refused("parameter norm is missing", [&](CoreConfig& c) { param(c, "norm").name = "other"; });
-  refused("parameter layers.1.o is [40, 127], expected [40, 128]", [&](CoreConfig& c) { param(c, "layers.1.o").cols = 127; });
+  refused("parameter layers.1.o is [40, 127], expected [40, 128]",
+          [&](CoreConfig& c) { param(c, "layers.1.o").cols = 127; });
   refused("listed twice", [&](CoreConfig& c) { c.params.push_back(c.params[0]); });
   refused("threads is 0", [](CoreConfig& c) { c.threads = 0; });
   refused("ranks is 0", [](CoreConfig& c) { c.ranks = 0; });

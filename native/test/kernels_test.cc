@@ -191,6 +191,22 @@ void gemm_slabs_and_row_claims(const Kernels& k, std::vector<Pool*> pools) {
   }
 }
 
+// Both fuse multiply and add in the same four lanes: a machine without AVX-512 computes what one with it does.
+void gemm_of_avx2_and_avx512_agree(Pool& pool) {
+  const std::vector<std::string> all = cpu::isas();
+  if (std::count(all.begin(), all.end(), "avx512") == 0) return;
+  for (DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    for (int64_t M : {1, 9, 70}) {
+      const Weights w(dtype, 75, 1111);
+      const std::vector<float> x = inputs(w, M);
+      std::vector<float> a(static_cast<size_t>(M * w.N)), b(a.size());
+      cpu::kernels("avx2").gemm(pool, x.data(), w.K, w.data(), dtype, w.bias_data(), a.data(), w.N, M, w.N, w.K);
+      cpu::kernels("avx512").gemm(pool, x.data(), w.K, w.data(), dtype, w.bias_data(), b.data(), w.N, M, w.N, w.K);
+      CHECKF(same_bits(a.data(), b.data(), M * w.N), "%s M=%ld", name_of(dtype), long(M));
+    }
+  }
+}
+
 // A NaN or infinity reaches exactly the outputs that depend on it.
 void gemm_keeps_poison_where_it_belongs(const Kernels& k, Pool& pool, DType dtype) {
   const int64_t M = 9, N = 77, K = 67;
@@ -476,6 +492,7 @@ void names() {
 int main(int argc, char** argv) {
   names();
   Pool one(1), two(2), three(3);
+  gemm_of_avx2_and_avx512_agree(two);
   for (const std::string& isa : cpu::isas()) {
     if (argc > 1 && isa != argv[1]) continue;
     const Kernels& k = cpu::kernels(isa);

@@ -1,10 +1,11 @@
 // The sampler against brute force in double precision. Build as forward_test.cc.
+#include "cpu/sampler.h"
+
 #include <limits>
 #include <set>
 
 #include "core/philox.h"
 #include "cpu/kernels.h"
-#include "cpu/sampler.h"
 #include "cpu/sampler_gumbel.h"
 #include "cpu/sampler_mask.h"
 #include "test/check.h"
@@ -61,8 +62,10 @@ void test_philox() {
     for (int i = 0; i < 4; ++i) CHECKF(got.x[i] == e.x[i], "word %d: %08x, expected %08x", i, got.x[i], e.x[i]);
   };
   is({{0, 0, 0, 0}}, 0, 0, {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}});
-  is({{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}}, 0xffffffff, 0xffffffff, {{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}});
-  is({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822, 0x299f31d0, {{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}});
+  is({{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}}, 0xffffffff, 0xffffffff,
+     {{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}});
+  is({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822, 0x299f31d0,
+     {{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}});
   CHECK(noise_uniform(0) == 0x1p-33f);
   CHECK(noise_uniform(0xffffffff) < 1.0f);
 }
@@ -106,10 +109,12 @@ void test_distribution() {
       const auto p = softmax(widen(z, temperature));
       std::vector<int> count(z.size(), 0);
       for (int i = 0; i < draws; ++i) {
-        ++count[sample(z, {.flags = 0, .temperature = temperature, .seed = by_seed ? 1000u + i : 99u}, by_seed ? 5 : i).tokens[0]];
+        ++count[sample(z, {.flags = 0, .temperature = temperature, .seed = by_seed ? 1000u + i : 99u}, by_seed ? 5 : i)
+                    .tokens[0]];
       }
       double chi = 0;
-      for (size_t i = 0; i < z.size(); ++i) chi += (count[i] - draws * p[i]) * (count[i] - draws * p[i]) / (draws * p[i]);
+      for (size_t i = 0; i < z.size(); ++i)
+        chi += (count[i] - draws * p[i]) * (count[i] - draws * p[i]) / (draws * p[i]);
       // 22 degrees of freedom: above 54 once in 5,000. Seeds are fixed, so this passes or fails for good.
       CHECKF(chi < 54, "chi-square %g, temperature %g", chi, temperature);
     }
@@ -241,11 +246,19 @@ void test_penalties() {
   std::iota(ids.begin(), ids.end(), 0);
   const std::vector<float> z = {2, -2, 1, 0.5f, -1, 3};
   // Prompt 0 1 0, generated 2 1 2: repetition touches 0 1 2; frequency and presence 1 (once) and 2 (twice).
-  Row row{.history_prompt = 3, .temperature = 0.5f, .frequency = 0.25f, .presence = 0.5f, .repetition = 1.5f, .history = {0, 1, 0, 2, 1, 2}, .ids = ids};
+  Row row{.history_prompt = 3,
+          .temperature = 0.5f,
+          .frequency = 0.25f,
+          .presence = 0.5f,
+          .repetition = 1.5f,
+          .history = {0, 1, 0, 2, 1, 2},
+          .ids = ids};
   row.bias = {{3, 2.0f}, {3, 0.5f}, {5, -kInf}};
-  const std::vector<double> expected = softmax({2 / 1.5 / 0.5, (-2 * 1.5 - 0.25 - 0.5) / 0.5, (1 / 1.5 - 0.5 - 0.5) / 0.5, 3 / 0.5, -1 / 0.5, -1e300});
+  const std::vector<double> expected =
+      softmax({2 / 1.5 / 0.5, (-2 * 1.5 - 0.25 - 0.5) / 0.5, (1 / 1.5 - 0.5 - 0.5) / 0.5, 3 / 0.5, -1 / 0.5, -1e300});
   const StepResult r = sample(z, row);
-  for (int i = 0; i < 5; ++i) CHECKF(std::abs(r.id_logprobs[i] - std::log(expected[i])) < 1e-5, "token %d: %g", i, r.id_logprobs[i]);
+  for (int i = 0; i < 5; ++i)
+    CHECKF(std::abs(r.id_logprobs[i] - std::log(expected[i])) < 1e-5, "token %d: %g", i, r.id_logprobs[i]);
   CHECK(r.id_logprobs[5] == -kInf);
   // The counts are cleared: rows of one thread do not see each other's history.
   BatchBuilder b;
@@ -263,11 +276,13 @@ void test_penalties() {
   }
   const StepResult alone = sample(z, plain);
   CHECK(std::vector<float>(result.id_logprobs.begin() + 6, result.id_logprobs.begin() + 12) == alone.id_logprobs);
-  for (int i = 0; i < 6; ++i) CHECK(result.id_logprobs[i] == r.id_logprobs[i] && result.id_logprobs[12 + i] == r.id_logprobs[i]);
+  for (int i = 0; i < 6; ++i)
+    CHECK(result.id_logprobs[i] == r.id_logprobs[i] && result.id_logprobs[12 + i] == r.id_logprobs[i]);
 }
 
 void test_poison() {
-  for (const Row& row : {Row{.top = 2, .temperature = 0, .ids = {0, 1}}, Row{.top_k = 2, .top = 2, .top_p = 0.5f, .min_p = 0.1f, .ids = {0, 1}}}) {
+  for (const Row& row : {Row{.top = 2, .temperature = 0, .ids = {0, 1}},
+                         Row{.top_k = 2, .top = 2, .top_p = 0.5f, .min_p = 0.1f, .ids = {0, 1}}}) {
     StepResult r = sample({kNaN, 1, 3, kNaN, 3}, row);
     CHECK(r.tokens[0] == 2 && std::isnan(r.logprobs[0]) && std::isnan(r.id_logprobs[1]) && r.top_ids[0] == 2);
     CHECK(sample(std::vector<float>(5, kNaN), row).tokens[0] == 0);
@@ -286,7 +301,8 @@ void test_poison() {
   for (int i = 0; i < 100; ++i) CHECK(sample(std::vector<float>(8, 1.0f), only, i).tokens[0] == 5);
 }
 
-// Whole device: tokens and logprobs do not depend on batch, threads or ranks (float32, so ranks differ by rounding only).
+// Whole device: tokens and logprobs do not depend on batch, threads or ranks (float32, so ranks differ by rounding
+// only).
 void test_device() {
   const Variant v{"llama", 64, 2, 4, 2, 16, 96, 101, false, false, false, false};
   const TestModel model(v, DType::kFloat32, 9);
@@ -295,7 +311,12 @@ void test_device() {
     std::vector<int32_t> prompt(5 + i);
     for (int j = 0; j < 5 + i; ++j) prompt[j] = (i * 31 + j * 7) % v.vocab;
     const int32_t first = b.sequence(prompt, 0, {i});
-    b.row({.token = first + 4 + i, .top = i % 3, .temperature = 1.5f, .top_p = 0.95f, .seed = 40u + i % 2, .ids = {1, 2}});
+    b.row({.token = first + 4 + i,
+           .top = i % 3,
+           .temperature = 1.5f,
+           .top_p = 0.95f,
+           .seed = 40u + i % 2,
+           .ids = {1, 2}});
   };
   auto device = model.device(1, 1, "", 16, 16);
   for (int i = 0; i < 10; ++i) {

@@ -17,7 +17,7 @@ const addon = faultyAddon()
 const model = plainModel({ ranks: 2, hidden: 128 })
 
 /** A write of the last parameter, in scripts. */
-const NORM = `{ sources: [{ buffer: new Uint8Array(256) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) }`
+const NORM = '{ sources: [{ buffer: new Uint8Array(256) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) }'
 
 t.test('closing waits for writes under way, and they end well', async t => {
   const core = addon.createCore(model.config)
