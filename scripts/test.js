@@ -1,5 +1,5 @@
 import { spawnSync } from 'node:child_process'
-import { existsSync, readFileSync, readdirSync, rmSync, statSync } from 'node:fs'
+import { cpSync, existsSync, readFileSync, readdirSync, rmSync, statSync } from 'node:fs'
 import { dirname, join, relative, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 
@@ -22,6 +22,8 @@ if (sources.length === 0) fail(`no test files in ${named.join(', ') || 'test'}`)
 run(process.execPath, [join('scripts', 'build-native.js'), '--faults'])
 rmSync(OUT, { recursive: true, force: true })
 run(process.execPath, [join('node_modules', 'typescript', 'bin', 'tsc'), '-p', 'tsconfig.test.json'])
+// What tests read or start by a path of their own.
+cpSync('test', join(OUT, 'test'), { recursive: true, filter: path => !path.endsWith('.ts') })
 
 const compiled = sources.map(source => join(OUT, relative(root, source).replace(/\.ts$/, '.js')))
 for (const file of compiled) if (!existsSync(file)) fail(`${file} was not compiled: does tsconfig.test.json include it?`)

@@ -1,8 +1,8 @@
 // A device: the ranks of one engine with their parameters, KV pages and forward pass. The CPU is one, CUDA another; the
 // binding and everything above it talk to this alone.
 //
-// Threads: `step` is called by the scheduler's thread. `write`, `read`, `checksum` and `scramble` are called by the core's
-// writer thread while the scheduler stands still (the gate). The two never overlap.
+// Threads: `step` is called by the scheduler's thread. `write`, `read`, `checksum` and `scramble` are called by the
+// core's writer thread while the scheduler stands still (the gate). The two never overlap.
 #pragma once
 #include <memory>
 #include <string>

@@ -1,5 +1,5 @@
-// What the native core knows of a model: sizes, and a list of named matrices. The mapping from checkpoint names to these
-// matrices is TypeScript's (src/model); nothing here knows a checkpoint.
+// What the native core knows of a model: sizes, and a list of named matrices. The mapping from checkpoint names to
+// these matrices is TypeScript's (src/model); nothing here knows a checkpoint.
 //
 // Parameters of one rank, by name (local shapes; nq, nkv, I, V are per rank; a vector is [n, 1]):
 //   embed            [V, H]            rows past the vocabulary are zero

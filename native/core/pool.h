@@ -1,5 +1,5 @@
-// A thread pool without OpenMP: the caller takes part, work is handed out by an atomic counter, idle threads spin shortly and
-// then sleep on a futex. One parallel_for at a time per pool (callers on several threads take turns).
+// A thread pool without OpenMP: the caller takes part, work is handed out by an atomic counter, idle threads spin
+// shortly and then sleep on a futex. One parallel_for at a time per pool (callers on several threads take turns).
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,8 +16,8 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   int threads() const;
-  // Calls fn(index, thread) for every index in [0, n), in any order, thread in [0, threads()). Returns when all are done.
-  // The first exception is rethrown here after all threads have stopped.
+  // Calls fn(index, thread) for every index in [0, n), in any order, thread in [0, threads()). Returns when all are
+  // done. The first exception is rethrown here after all threads have stopped.
   void parallel_for(int64_t n, const std::function<void(int64_t index, int thread)>& fn);
 
  private:

@@ -1,4 +1,5 @@
-// One forward step: the views that the binding makes of StepBatch, and the result (field by field as src/native.ts says).
+// One forward step: the views that the binding makes of StepBatch, and the result (field by field as src/native.ts
+// says).
 #pragma once
 #include <cstdint>
 #include <span>

@@ -119,10 +119,10 @@ t.test('updates while clients generate: every answer is of one whole checkpoint,
   expected.set('default', (await ask()).text)
   await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'adder'), weight_version: 'v1' })
   expected.set('v1', (await ask()).text)
-  let stop = false
+  const updating = new AbortController()
   let answers = 0
   const clients = [0, 1, 2].map(async () => {
-    while (!stop) {
+    while (!updating.signal.aborted) {
       const { text, version } = await ask()
       answers++
       for (const [i, label] of version.entries()) t.equal(text[i], expected.get(label)![i], { skip: false })
@@ -132,7 +132,7 @@ t.test('updates while clients generate: every answer is of one whole checkpoint,
     const reply = await server.post('/update_weights_from_disk', { model_path: join(server.folder, turn % 2 === 0 ? 'adder-base' : 'adder'), weight_version: turn % 2 === 0 ? 'default' : 'v1' })
     t.equal(reply.status, 200)
   }
-  stop = true
+  updating.abort()
   await Promise.all(clients)
   t.ok(answers > 2, `${answers} batches in between`)
 })

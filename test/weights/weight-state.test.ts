@@ -42,7 +42,7 @@ t.test('random programs agree with a reference that keeps one flag per name', as
       const expected = NAMES.filter(name => torn.get(name))
       const state = ledger.state
       if (JSON.stringify(state.state === 'torn' ? state.tensors : []) !== JSON.stringify(expected)) return false
-      if (ledger.epoch !== epoch || ledger.version !== version || ledger.torn !== expected.length > 0) return false
+      if (ledger.epoch !== epoch || ledger.version !== version || ledger.torn !== (expected.length > 0)) return false
       if ((ledger.tornReason === null) !== (expected.length === 0)) return false
       if (NAMES.some(name => ledger.writtenAt(name) !== (at.get(name) ?? 0))) return false
     }
