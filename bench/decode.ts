@@ -14,11 +14,13 @@ const engine = await createEngine(folder, { threads: THREADS, maxTotalTokens: 16
 
 const bytes = engine.info.weightBytes
 await run(engine, 1, 32, 8)
-const single = await run(engine, 1, 32, 48)
-const memory = machine('read', bytes, THREADS)
-const again = await run(engine, 1, 32, 48)
-const decodeMs = Math.min(median(single), median(again))
-const gbs = bytes / decodeMs / 1e6
+// In turns, since the machine's own speed drifts: engine, plain read, engine, plain read, ...
+const turns: { ms: number, gbs: number, read: number }[] = []
+while (turns.length < 7) {
+  const ms = median(await run(engine, 1, 32, 36))
+  turns.push({ ms, gbs: bytes / ms / 1e6, read: machine('read', bytes, THREADS).medianGBs })
+}
+const single = turns.sort((a, b) => a.gbs / a.read - b.gbs / b.read)[turns.length >> 1]!
 
 const batchMs = median(await run(engine, 16, 32, 24))
 const prefillMs = median(await prefill(engine, 512, 5))
@@ -26,7 +28,7 @@ await engine.close()
 const torch = transformers(folder, THREADS, 'prefill', 'decode')
 
 report('decode', [
-  { figure: `decode, batch 1, ${(bytes / 1e9).toFixed(2)} GB of bf16`, ours: `${decodeMs.toFixed(1)} ms/token, ${gbs.toFixed(1)} GB/s`, other: `${memory.bestGBs} GB/s, best ${THREADS}-thread read`, ratio: gbs / memory.bestGBs, goal: 0.85 },
+  { figure: `decode, batch 1, ${(bytes / 1e9).toFixed(2)} GB of bf16`, ours: `${single.ms.toFixed(1)} ms/token, ${single.gbs.toFixed(1)} GB/s`, other: `${single.read} GB/s, vectorised ${THREADS}-thread read; median of ${turns.length} turns`, ratio: single.gbs / single.read, goal: 0.85 },
   { figure: 'decode, batch 16', ours: `${batchMs.toFixed(1)} ms/step`, other: `${torch.decode!.toFixed(1)} ms/step, transformers`, ratio: torch.decode! / batchMs, goal: 2 },
   { figure: 'prefill, 512 tokens', ours: `${prefillMs.toFixed(0)} ms`, other: `${torch.prefill!.toFixed(0)} ms, transformers`, ratio: torch.prefill! / prefillMs, goal: 0.8 }
 ])
