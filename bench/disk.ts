@@ -15,37 +15,48 @@ const next = randomModel(2)
 const files = (folder: string): string[] => readdirSync(folder).filter(name => name.endsWith('.safetensors')).map(name => join(folder, name))
 machine('pread', THREADS, ...files(base), ...files(next)) // both in the page cache from here on
 
-const plain = machine('pread', THREADS, ...files(base))
+const pythonBefore = transformers(base, THREADS, 'update')
+// Loads take turns with plain reads, each into an engine of its own.
+const loads: { gbs: number, pread: number }[] = []
+while (loads.length < 5) {
+  const fresh = await createEngine(base, { threads: THREADS, maxTotalTokens: 4096 })
+  loads.push({ gbs: fresh.loadReport.gbPerSecond, pread: machine('pread', THREADS, ...files(base)).medianGBs })
+  await fresh.close()
+}
+
 const before = anonymousBytes()
 const engine = await createEngine(base, { threads: THREADS, maxTotalTokens: 4096, modelRoots: [dirname(base)] })
-const loaded = engine.loadReport
 let peak = anonymousBytes()
 const sampler = setInterval(() => { peak = Math.max(peak, anonymousBytes()) }, 5)
 
-const turns: { ms: number, gbs: number, pread: number }[] = []
-while (turns.length < 8) {
-  const round = turns.length
+const updates: number[] = []
+const preads: number[] = []
+let bytes = 0
+for (let round = 0; round < 20; round++) {
   const start = performance.now()
   const source = await openDiskSource(round % 2 === 0 ? next : base, { roots: [dirname(base)] })
   const update = await engine.update()
-  const { bytes } = await update.write(source)
+  const written = await update.write(source)
   await update.commit({ version: String(round), flushCache: true })
   await source.close()
-  const ms = performance.now() - start
-  turns.push({ ms, gbs: bytes / ms / 1e6, pread: machine('pread', THREADS, ...files(base)).medianGBs })
+  updates.push(performance.now() - start)
+  bytes = written.bytes
+  if (round % 2 === 1) preads.push(machine('pread', THREADS, ...files(base)).medianGBs)
 }
 clearInterval(sampler)
 const { weightBytes, kvBytes } = engine.info
 await engine.close()
-const python = transformers(base, THREADS, 'update')
+const pythonMs = (pythonBefore.update! + transformers(base, THREADS, 'update').update!) / 2
 
-const updateMs = median(turns.map(turn => turn.ms))
-const update = turns.sort((a, b) => a.gbs / a.pread - b.gbs / b.pread)[turns.length >> 1]!
+const updateMs = median(updates)
+const updateGBs = bytes / updateMs / 1e6
+const pread = median(preads)
+const load = loads.sort((a, b) => a.gbs / a.pread - b.gbs / b.pread)[loads.length >> 1]!
 const allowed = weightBytes + kvBytes + 250e6
 report('disk', [
-  { figure: `load of ${(loaded.bytes / 1e9).toFixed(2)} GB`, ours: `${loaded.gbPerSecond.toFixed(2)} GB/s`, other: `${plain.medianGBs} GB/s, plain ${THREADS}-thread pread into faulted memory`, ratio: loaded.gbPerSecond / plain.medianGBs, goal: 0.9 },
-  { figure: 'update_weights_from_disk, whole call', ours: `${update.ms.toFixed(0)} ms, ${update.gbs.toFixed(2)} GB/s`, other: `${update.pread} GB/s, plain pread; median of ${turns.length} turns`, ratio: update.gbs / update.pread, goal: 0.9 },
-  { figure: 'the same update in Python', ours: `${updateMs.toFixed(0)} ms`, other: `${python.update!.toFixed(0)} ms, safetensors + param.copy_`, ratio: python.update! / updateMs, goal: 1.5 },
+  { figure: `load of ${(bytes / 1e9).toFixed(2)} GB, once memory is there`, ours: `${load.gbs.toFixed(2)} GB/s`, other: `${load.pread} GB/s, plain ${THREADS}-thread pread into faulted memory; median of ${loads.length} turns`, ratio: load.gbs / load.pread, goal: 0.9 },
+  { figure: 'update_weights_from_disk, whole call', ours: `${updateMs.toFixed(0)} ms, ${updateGBs.toFixed(2)} GB/s`, other: `${pread} GB/s, plain pread; medians of ${updates.length} and ${preads.length} in turns`, ratio: updateGBs / pread, goal: 0.9 },
+  { figure: 'the same update in Python', ours: `${updateMs.toFixed(0)} ms`, other: `${pythonMs.toFixed(0)} ms, safetensors + param.copy_; mean of before and after`, ratio: pythonMs / updateMs, goal: 1.5 },
   { figure: 'anonymous resident memory, also during updates', ours: `${(peak / 1e6).toFixed(0)} MB (${(before / 1e6).toFixed(0)} before the engine)`, other: `${(allowed / 1e6).toFixed(0)} MB = weights + KV + 250 MB`, ratio: allowed / peak, goal: 1 }
 ])
 

@@ -2,12 +2,17 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <new>
 #include <utility>
 
 #include "core/fault.h"
 
 namespace refit {
+
+// MADV_POPULATE_WRITE of Linux 5.14; the C library's headers may be older than the kernel.
+constexpr int kPopulateWrite = 23;
 
 Arena::Arena(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
@@ -41,6 +46,18 @@ void* Arena::carve(size_t bytes) {
   void* p = data_ + used_;
   used_ += take;
   return p;
+}
+
+void Arena::populate(Pool& pool) {
+  constexpr size_t kStretch = 16 << 20;
+  const auto stretches = static_cast<int64_t>((bytes_ + kStretch - 1) / kStretch);
+  pool.parallel_for(stretches, [&](int64_t index, int) {
+    const size_t from = static_cast<size_t>(index) * kStretch;
+    const size_t bytes = std::min(kStretch, bytes_ - from);
+    if (madvise(data_ + from, bytes, kPopulateWrite) == 0) return;
+    if (errno == ENOMEM || errno == EFAULT) throw std::bad_alloc();
+    for (size_t at = from; at < from + bytes; at += 4096) data_[at] = 0;  // a kernel before 5.14
+  });
 }
 
 }  // namespace refit

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/pool.h"
+
 namespace refit {
 
 class Arena {
@@ -20,6 +22,9 @@ class Arena {
 
   // The next `bytes`, aligned to kAlignment. Throws std::bad_alloc when the arena is full.
   void* carve(size_t bytes);
+
+  // Backs the whole arena with memory now, on all threads of the pool. Throws std::bad_alloc when there is not enough.
+  void populate(Pool& pool);
 
   uint8_t* data() const { return data_; }
   size_t used() const { return used_; }

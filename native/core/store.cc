@@ -35,6 +35,10 @@ Store::Store(const CoreConfig& config) : dtype_(config.dtype), shapes_(config.pa
   }
 }
 
+void Store::populate(Pool& pool) {
+  for (Arena& arena : arenas_) arena.populate(pool);
+}
+
 uint64_t Store::bytes() const {
   uint64_t sum = 0;
   for (const Arena& arena : arenas_) sum += arena.bytes();

@@ -20,6 +20,10 @@ class Store {
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
+  // Puts memory behind all of it: a lack of it then shows here and not in the middle of a write, and the first load
+  // does not wait for page faults. Throws std::bad_alloc.
+  void populate(Pool& pool);
+
   int ranks() const { return static_cast<int>(arenas_.size()); }
   int params() const { return static_cast<int>(shapes_.size()); }
   DType dtype() const { return dtype_; }

@@ -27,7 +27,9 @@ CpuDevice::CpuDevice(const CoreConfig& config)
     : kernels_(kernels(config.isa)),
       pool_(positive("threads", config.threads)),
       store_(checked(config)),
-      forward_(config, store_, kernels_, pool_) {}
+      forward_(config, store_, kernels_, pool_) {
+  store_.populate(pool_);
+}
 
 DeviceInfo CpuDevice::info() const { return {kernels_.name, pool_.threads(), store_.bytes(), forward_.kv_bytes()}; }
 

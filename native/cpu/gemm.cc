@@ -12,11 +12,12 @@ namespace refit::cpu {
 
 namespace {
 
-constexpr int64_t kSlab = 512;          // rows of x that are converted at a time
-constexpr int64_t kClaimBytes = 65536;  // of weights, in one claim, where M is small
-constexpr int64_t kKBlock = 256;        // words of K in one panel: 16 KB of the first cache
-constexpr int kPanels = 2;              // packed side by side
-constexpr int64_t kAhead = 2048;        // bytes that a row of w is fetched ahead of its use
+constexpr int64_t kSlab = 512;  // rows of x that are converted at a time
+constexpr int64_t kClaimBytes =
+    1 << 20;  // of weights, in one claim, where M is small: a panel is fetched while another is used
+constexpr int64_t kKBlock = 256;  // words of K in one panel: 16 KB of the first cache
+constexpr int kPanels = 2;        // packed side by side
+constexpr int64_t kAhead = 2048;  // bytes that a row of w is fetched ahead of its use
 constexpr int kMaxWidth = 16;
 constexpr int64_t kVectorSteps = 4;  // of the widest vector: packing writes whole ones
 

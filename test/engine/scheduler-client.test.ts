@@ -1,3 +1,4 @@
+import { extname } from 'node:path'
 import t from 'tap'
 import type { Test } from 'tap'
 import type { RefitError } from '../../src/errors.ts'
@@ -26,7 +27,7 @@ const DATA: WorkerData = {
 
 async function start (t: Test): Promise<{ client: SchedulerClient, failures: RefitError[] }> {
   const failures: RefitError[] = []
-  const client = await SchedulerClient.start(DATA, { url: new URL('../helpers/fake-worker.ts', import.meta.url), onFailure: (error) => failures.push(error) })
+  const client = await SchedulerClient.start(DATA, { url: new URL(`../helpers/fake-worker${extname(import.meta.url)}`, import.meta.url), onFailure: (error) => failures.push(error) })
   t.teardown(async () => { await client.close() })
   return { client, failures }
 }
