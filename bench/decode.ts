@@ -1,12 +1,13 @@
 import { createEngine } from '../src/index.ts'
 import type { GenerateRequest, RolloutEngine } from '../src/index.ts'
-import { machine, median, transformers } from './lib/baseline.ts'
+import { checkPython, machine, median, transformers } from './lib/baseline.ts'
 import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
 
 // Decode at batch 1 against the machine's read bandwidth, decode at batch 16 and prefill of 512 tokens against transformers on torch.
 // All through the engine as a server uses it: worker thread, scheduler, events. usage: node dist/bench/decode.js
 
+checkPython()
 const THREADS = Number(process.env.REFIT_THREADS ?? 2)
 const folder = randomModel()
 let requests = 0

@@ -6,6 +6,7 @@ import { DiskUpdateBody, updateFromDisk } from '../src/http/disk-update.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../src/http/schemas.ts'
 import { bodyCheck } from '../src/http/validation.ts'
 import { WeightsChecker } from '../src/http/weights-checker.ts'
+import { RefitError } from '../src/errors.ts'
 import { Joiner } from '../src/weights/joiner.ts'
 
 const Report = Type.Object({
@@ -37,6 +38,9 @@ const GetWeightsBody = Type.Object({
   name: Type.String({ minLength: 1, description: 'A checkpoint name.' }),
   truncate_size: Type.Optional(Type.Integer({ minimum: 0, description: 'Most rows (default 100).' }))
 })
+
+/** Of one reply: JSON of about 80 MB. */
+const MAX_VALUES = 1 << 22
 
 const Values = Type.Array(Type.Unknown(), { description: 'Values as float32, rows as lists.' })
 
@@ -95,6 +99,11 @@ const weights: Routes = async (app, { context }) => {
 
   const getSchema = { tags, response: { 200: Values, ...refusals() } }
   const readWeights = async ({ name, truncate_size: rows = 100 }: Type.Static<typeof GetWeightsBody>): Promise<unknown[]> => {
+    const columns = (await engine.readWeight(name, 1)).values.length
+    if (rows * columns > MAX_VALUES) {
+      const most = Math.floor(MAX_VALUES / columns)
+      throw new RefitError('INVALID_REQUEST', `truncate_size: ${rows} rows of ${columns} values are more than one reply holds; at most ${most} rows of ${name}`, { param: 'truncate_size' })
+    }
     const { shape, values } = await engine.readWeight(name, rows)
     return nested(shape, values)
   }

@@ -3,10 +3,12 @@ import type { FastifyInstance, FastifyRequest, RouteOptions } from 'fastify'
 import { RefitError } from './errors.ts'
 
 /**
- * Who may call a route. With no keys set all are open. `normal` wants the API key if one is set; `admin` wants the admin key if
- * one is set (the API key does not do then), else the API key; `public` never wants one.
+ * Who may call a route. With no keys set all but `admin-only` are open. `normal` wants the API key if one is set; `admin` wants the admin key if
+ * one is set (the API key does not do then), else the API key; `public` never wants one. `admin-only` is for routes that must never
+ * be open: without an admin key it refuses everybody (403), else it wants that key. No route of refit uses it yet. `normal`, `admin`
+ * and `admin-only` are SGLang's NORMAL, ADMIN_OPTIONAL and ADMIN_FORCE.
  */
-export type AuthLevel = 'public' | 'normal' | 'admin'
+export type AuthLevel = 'public' | 'normal' | 'admin' | 'admin-only'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -17,7 +19,7 @@ declare module 'fastify' {
 
 export interface Keys { apiKey?: string | undefined, adminApiKey?: string | undefined }
 
-const LEVELS: readonly unknown[] = ['public', 'normal', 'admin'] satisfies AuthLevel[]
+const LEVELS: readonly unknown[] = ['public', 'normal', 'admin', 'admin-only'] satisfies AuthLevel[]
 
 /** Guards all routes registered on `app` after it. */
 export function guard (app: FastifyInstance, keys: Keys): void {
@@ -28,6 +30,7 @@ export function guard (app: FastifyInstance, keys: Keys): void {
   app.addHook('onRequest', async request => {
     const level = request.routeOptions.config.auth
     if (level === 'public') return
+    if (level === 'admin-only' && admin === undefined) throw new RefitError('FORBIDDEN', 'this route is closed: the server has no admin key (--admin-api-key)')
     const wanted = level === 'normal' ? api : admin ?? api
     if (wanted === undefined) return
     const given = bearer(request)
@@ -38,7 +41,7 @@ export function guard (app: FastifyInstance, keys: Keys): void {
 
 function requireLevel (route: RouteOptions): void {
   if (LEVELS.includes(route.config?.auth)) return
-  throw new Error(`route ${String(route.method)} ${route.url} declares no auth level (config: { auth: 'public' | 'normal' | 'admin' })`)
+  throw new Error(`route ${String(route.method)} ${route.url} declares no auth level (config: { auth: 'public' | 'normal' | 'admin' | 'admin-only' })`)
 }
 
 function bearer (request: FastifyRequest): string | undefined {

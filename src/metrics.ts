@@ -1,5 +1,5 @@
 import { collectDefaultMetrics, Counter, Gauge, Histogram, Registry } from 'prom-client'
-import type { RolloutEngine } from './engine/rollout-engine.ts'
+import type { RolloutEngine, StartTimes } from './engine/rollout-engine.ts'
 import type { Sample } from './http/sample.ts'
 import type { WriteReport } from './weights/source.ts'
 
@@ -16,6 +16,8 @@ export class Metrics {
   readonly #interToken: Histogram
   readonly #request: Histogram
   readonly #decode: Histogram
+  readonly #queue: Histogram
+  readonly #prefill: Histogram
   readonly #updates: Counter<'outcome'>
   readonly #updateSeconds: Histogram<'phase'>
   readonly #updateBytes: Counter
@@ -34,6 +36,8 @@ export class Metrics {
     this.#interToken = new Histogram({ name: 'refit:inter_token_latency_seconds', help: 'From one token to the next', buckets: TOKEN_BUCKETS, registers })
     this.#request = new Histogram({ name: 'refit:e2e_request_latency_seconds', help: 'From the request to its last token', buckets: REQUEST_BUCKETS, registers })
     this.#decode = new Histogram({ name: 'refit:request_decode_time_seconds', help: 'From the first token to the last', buckets: REQUEST_BUCKETS, registers })
+    this.#queue = new Histogram({ name: 'refit:request_queue_time_seconds', help: 'From the request\'s arrival in the scheduler until it first ran', buckets: REQUEST_BUCKETS, registers })
+    this.#prefill = new Histogram({ name: 'refit:request_prefill_time_seconds', help: 'From when the request first ran to its first token', buckets: REQUEST_BUCKETS, registers })
     this.#updates = new Counter({ name: 'refit:weight_updates_total', help: 'Weight updates, by outcome', labelNames: ['outcome'], registers })
     this.#updateSeconds = new Histogram({ name: 'refit:weight_update_seconds', help: 'Time of weight updates, by phase', labelNames: ['phase'], buckets: UPDATE_BUCKETS, registers })
     this.#updateBytes = new Counter({ name: 'refit:weight_update_bytes_total', help: 'Bytes taken from sources', registers })
@@ -49,6 +53,12 @@ export class Metrics {
     this.#finished.inc({ finished_reason: sample.finish.type })
     this.#request.observe(sample.seconds)
     if (sample.firstTokenAt !== null) this.#decode.observe((sample.lastTokenAt - sample.firstTokenAt) / 1000)
+  }
+
+  /** Once per request, when its prefill is done. */
+  observeStart ({ queueMs, prefillMs }: StartTimes): void {
+    this.#queue.observe(queueMs / 1000)
+    this.#prefill.observe(prefillMs / 1000)
   }
 
   observeUpdate (report: WriteReport): void {
@@ -74,7 +84,7 @@ export class Metrics {
     this.#gauge('num_requests_running', 'Requests that generate', () => engine.stats.running)
     this.#gauge('num_requests_waiting', 'Requests that wait to run', () => engine.stats.queued)
     this.#gauge('kv_cache_usage_perc', 'Share of the KV cache in use by requests, 0 to 1', () => ratio(engine.stats.usedTokens, engine.stats.totalTokens))
-    this.#gauge('weight_version', 'The weight version, where it is a number', () => numeric(engine.weightVersion))
+    this.#gauge('weight_version', 'The digits that the weight version ends with (42 of "step-42"); NaN where it ends with none', () => trailingNumber(engine.weightVersion))
     this.#gauge('weight_epoch', 'Moves with every write of weights', () => engine.epoch)
     this.#gauge('weights_torn', '1 while weights are torn', () => Number(engine.weights.state === 'torn'))
     this.#gauge('generation_paused', '1 while generation is paused', () => Number(engine.stats.paused !== null))
@@ -106,4 +116,5 @@ export class Metrics {
 function ratio (part: number, whole: number): number { return whole === 0 ? 0 : part / whole }
 
 // A gauge without a value would be left out; NaN is Prometheus's word for "not a number".
-function numeric (version: string): number { return /^\d+(\.\d+)?$/.test(version) ? Number(version) : NaN }
+// The look-behind keeps a long label from being searched again from each of its digits.
+function trailingNumber (version: string): number { return Number(/(?<!\d)\d+$/.exec(version)?.[0] ?? NaN) }

@@ -1,7 +1,9 @@
 import Fastify from 'fastify'
 import type { RouteOptions } from 'fastify'
 import t from 'tap'
+import type { Test } from 'tap'
 import { guard } from '../src/auth.ts'
+import { errorHandler } from '../src/http/error-reply.ts'
 import refit from '../src/plugin.ts'
 import { ByteTokenizer } from './helpers/byte-tokenizer.ts'
 import { FakeEngine } from './helpers/fake-engine.ts'
@@ -72,25 +74,43 @@ t.test('a route without a level cannot be registered', async t => {
 
 const API = 'api-key'
 const ADMIN = 'admin-key'
-/** SGLang's table: which of no key, the API key and the admin key get through. */
-const TABLE: [name: string, keys: { apiKey?: string, adminApiKey?: string }, normal: [boolean, boolean, boolean], admin: [boolean, boolean, boolean]][] = [
-  ['no keys', {}, [true, true, true], [true, true, true]],
-  ['the API key alone', { apiKey: API }, [false, true, false], [false, true, false]],
-  ['the admin key alone', { adminApiKey: ADMIN }, [true, true, true], [false, false, true]],
-  ['both keys', { apiKey: API, adminApiKey: ADMIN }, [false, true, false], [false, false, true]]
+type Statuses = [noKey: number, apiKey: number, adminKey: number]
+/** SGLang's table: what no key, the API key and the admin key are answered. */
+const TABLE: [name: string, keys: { apiKey?: string, adminApiKey?: string }, normal: Statuses, admin: Statuses, adminOnly: Statuses][] = [
+  ['no keys', {}, [200, 200, 200], [200, 200, 200], [403, 403, 403]],
+  ['the API key alone', { apiKey: API }, [401, 200, 401], [401, 200, 401], [403, 403, 403]],
+  ['the admin key alone', { adminApiKey: ADMIN }, [200, 200, 200], [401, 401, 200], [401, 401, 200]],
+  ['both keys', { apiKey: API, adminApiKey: ADMIN }, [401, 200, 401], [401, 401, 200], [401, 401, 200]]
 ]
+const BODIES: Record<number, object> = { 401: { error: 'Unauthorized' }, 403: { error: 'Forbidden' } }
 
-for (const [name, keys, normal, admin] of TABLE) {
+for (const [name, keys, normal, admin, adminOnly] of TABLE) {
   t.test(`with ${name} set, levels let through whom SGLang lets through`, async t => {
     const { url } = await routeApp(t, keys)
-    for (const [level, path, expected] of [['normal', '/model_info', normal], ['admin', '/flush_cache', admin], ['public', '/health', [true, true, true]], ['public', '/metrics', [true, true, true]]] as const) {
+    const closed = await adminOnlyRoute(t, keys)
+    for (const [level, at, expected] of [
+      ['normal', `${url}/model_info`, normal], ['admin', `${url}/flush_cache`, admin], ['admin-only', closed.url, adminOnly],
+      ['public', `${url}/health`, [200, 200, 200]], ['public', `${url}/metrics`, [200, 200, 200]]
+    ] as const) {
       for (const [i, key] of [undefined, API, ADMIN].entries()) {
-        const { status, json } = await call(url + path, undefined, key === undefined ? {} : { headers: { authorization: `Bearer ${key}` } })
-        t.equal(status, expected[i] ? 200 : 401, `${level} route with ${key ?? 'no key'}`)
-        if (!expected[i]) t.same(json, { error: 'Unauthorized' })
+        const { status, json } = await call(at, undefined, key === undefined ? {} : { headers: { authorization: `Bearer ${key}` } })
+        t.equal(status, expected[i], `${level} route with ${key ?? 'no key'}`)
+        if (status !== 200) t.same(json, BODIES[status])
       }
     }
+    t.equal(closed.calls(), adminOnly.filter(status => status === 200).length, 'the admin-only route ran for nobody else')
   })
+}
+
+/** No route of refit is admin-only, so one that is stands here. */
+async function adminOnlyRoute (t: Test, keys: { apiKey?: string, adminApiKey?: string }): Promise<{ url: string, calls: () => number }> {
+  const app = Fastify({ forceCloseConnections: true })
+  let calls = 0
+  app.setErrorHandler(errorHandler)
+  guard(app, keys)
+  app.get('/closed', { config: { auth: 'admin-only' } }, async () => ({ calls: ++calls }))
+  t.teardown(() => app.close())
+  return { url: `${await app.listen({ port: 0 })}/closed`, calls: () => calls }
 }
 
 t.test('the scheme is case-insensitive, the key is not, and parts of it do not do', async t => {

@@ -1,5 +1,5 @@
-import { execFileSync } from 'node:child_process'
-import { mkdirSync } from 'node:fs'
+import { execFileSync, spawnSync } from 'node:child_process'
+import { existsSync, mkdirSync } from 'node:fs'
 import { join } from 'node:path'
 import { packageRoot } from '../../src/root.ts'
 
@@ -16,9 +16,26 @@ export function machine (...args: (string | number)[]): { bestGBs: number, media
   return JSON.parse(execFileSync(binary, args.map(String), { encoding: 'utf8' }))
 }
 
-/** Runs bench/python/transformers_bench.py ($REFIT_PYTHON or python3, with torch and transformers); medians in milliseconds. */
+/** Throws where the Python of the comparisons lacks a library. For the start of a program: the comparisons come after minutes of work. */
+export function checkPython (): void {
+  const name = python()
+  const libraries = 'torch transformers safetensors'
+  const { status, stderr, error } = spawnSync(name, ['-c', `import ${libraries.replaceAll(' ', ', ')}`], { encoding: 'utf8' })
+  if (status === 0) return
+  const reason = error?.message ?? stderr.trim().split('\n').at(-1)
+  throw new Error(`${name} does not have ${libraries} (${reason}). Name another one in REFIT_PYTHON, or make it:\n` +
+    `  python3 -m venv build/venv && build/venv/bin/pip install ${libraries}`)
+}
+
+/** $REFIT_PYTHON, else the project's own environment, else the system's Python. */
+function python (): string {
+  const own = join(packageRoot, 'build/venv/bin/python')
+  return process.env.REFIT_PYTHON ?? (existsSync(own) ? own : 'python3')
+}
+
+/** Runs bench/python/transformers_bench.py (in the Python of `checkPython`); medians in milliseconds. */
 export function transformers (model: string, threads: number, ...what: ('prefill' | 'decode' | 'update')[]): Record<string, number> {
-  const output = execFileSync(process.env.REFIT_PYTHON ?? 'python3', [join(packageRoot, 'bench/python/transformers_bench.py'), model, String(threads), ...what],
+  const output = execFileSync(python(), [join(packageRoot, 'bench/python/transformers_bench.py'), model, String(threads), ...what],
     { encoding: 'utf8', env: { ...process.env, OMP_NUM_THREADS: String(threads) }, stdio: ['ignore', 'pipe', 'inherit'] })
   const rows = output.trim().split('\n').map(line => JSON.parse(line) as { what: string, ms: number[] })
   return Object.fromEntries(rows.map(row => [row.what, median(row.ms)]))

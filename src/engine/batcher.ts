@@ -57,6 +57,7 @@ export class Batcher {
   }
 
   add (seq: Sequence): void {
+    seq.arrivedAt = this.#options.now()
     this.#live.set(seq.id, seq)
     this.#queue.insert(seq)
   }
@@ -175,6 +176,7 @@ export class Batcher {
     if (seq.started) this.startedWaiting--
     else {
       seq.started = true
+      seq.startedAt = this.#options.now()
       this.counters.promptTokens += seq.promptLength
       this.counters.prefixHitTokens += seq.computed
     }
@@ -251,6 +253,8 @@ export class Batcher {
       // Nothing to sample: the prompt was only to be scored.
       if (prefilled && event === null) event = tokenEvent(seq, this.version, { type: 'length', length: seq.completion })
       if (event === null) continue
+      // The first prefill has ended where all tokens so far are of this step.
+      if (seq.completion === event.tokens.length) event.times = { queueMs: seq.startedAt - seq.arrivedAt, prefillMs: this.#options.now() - seq.startedAt }
       event.input = seq.input
       seq.input = null
       if (event.finish !== null) this.#leave(seq, true)

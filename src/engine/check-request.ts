@@ -8,6 +8,9 @@ export interface RequestLimits {
   pageSize: number
 }
 
+/** Each becomes an object of its own on its way to the client, some sixty bytes until the reply has gone. */
+const MAX_SCORES = 1 << 22
+
 /** Throws on a request that could never run, or whose token ids would lead outside of the model's tables. */
 export function checkRequest (request: GenerateRequest, limits: RequestLimits): void {
   const { inputIds, sampling, logprobs } = request
@@ -18,6 +21,11 @@ export function checkRequest (request: GenerateRequest, limits: RequestLimits): 
     checkIds(logprobs.ids, limits.vocabSize, 'token_ids_logprob')
     if (!(logprobs.top >= 0 && logprobs.top <= limits.vocabSize)) {
       throw new RefitError('INVALID_REQUEST', `top_logprobs_num is ${logprobs.top}; expected 0 to the vocabulary's ${limits.vocabSize}`, { param: 'top_logprobs_num' })
+    }
+    const positions = sampling.maxNewTokens + (logprobs.startLen === null ? 0 : Math.max(0, inputIds.length - logprobs.startLen))
+    const scores = (logprobs.top + logprobs.ids.length) * positions
+    if (scores > MAX_SCORES) {
+      throw new RefitError('INVALID_REQUEST', `${logprobs.top} top logprobs and ${logprobs.ids.length} token ids for up to ${positions} positions make ${scores} scores; at most ${MAX_SCORES} are kept for one request: ask for fewer of either`, { param: logprobs.top > logprobs.ids.length ? 'top_logprobs_num' : 'token_ids_logprob' })
     }
     if (logprobs.startLen !== null && !(logprobs.startLen >= 0 && logprobs.startLen <= inputIds.length)) {
       throw new RefitError('INVALID_REQUEST', `logprob_start_len is ${logprobs.startLen}; expected 0 to the prompt's ${inputIds.length} tokens`, { param: 'logprob_start_len' })

@@ -27,6 +27,10 @@ export class EventPacker {
       detail.start = { promptTokens: event.promptTokens, cachedTokens: event.cachedTokens, seed: event.seed }
       special = true
     }
+    if (event.times !== undefined) {
+      detail.times = event.times
+      special = true
+    }
     if (event.retractions !== (this.#retractions.get(id) ?? 0)) {
       this.#retractions.set(id, event.retractions)
       detail.retractions = event.retractions

@@ -31,6 +31,7 @@ export class EventUnpacker {
       completionTokens: this.#completionTokens,
       retractions: this.#retractions,
       seed: this.#start.seed,
+      ...detail?.times === undefined ? {} : { times: detail.times },
       finish: detail?.finish ?? null
     }
   }

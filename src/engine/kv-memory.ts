@@ -19,6 +19,11 @@ export class KvMemory {
     return this.allocator.free + this.cache.evictable
   }
 
+  /** Pages that sequences hold. The rest is free, or only the prefix cache holds it and gives it up on demand. */
+  get held (): number {
+    return this.allocator.total - this.available
+  }
+
   pagesFor (tokens: number): number {
     return Math.ceil(tokens / this.pageSize)
   }
@@ -63,10 +68,16 @@ export class KvMemory {
     seq.mixed = false
   }
 
-  /** Empties the prefix cache; `holders`, the sequences that have pages, keep theirs. */
+  /**
+   * Empties the prefix cache; `holders`, the sequences that have pages, keep theirs. They may share some: a page that one of them
+   * gave to the cache would count as free while another holds it without a lock, so none of them gives its pages away any more.
+   */
   clear (holders: readonly Sequence[]): void {
     this.cache.clear()
-    for (const seq of holders) seq.node = null
+    for (const seq of holders) {
+      seq.node = null
+      seq.mixed = true
+    }
   }
 
   /** Throws unless the pages of `holders` and of the cache account for every page. O(pages): for tests. */

@@ -1,6 +1,6 @@
 import type { CoreConfig } from '../native.ts'
 import type { ErrorCode } from '../errors.ts'
-import type { FinishReason, GenerateRequest, InputLogprobs, PauseMode, Scored } from './rollout-engine.ts'
+import type { FinishReason, GenerateRequest, InputLogprobs, PauseMode, Scored, StartTimes } from './rollout-engine.ts'
 import type { SchedulerOptions } from './step-device.ts'
 import type { SchedulerStats } from './scheduler.ts'
 
@@ -57,6 +57,8 @@ export interface EventDetail {
   version?: string
   /** On the first event of a request. */
   start?: { promptTokens: number, cachedTokens: number, seed: bigint }
+  /** On the event that ends the first prefill of a request. */
+  times?: StartTimes
   /** Where it is not that of the event before. */
   retractions?: number
   top?: Scored[]

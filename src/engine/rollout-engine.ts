@@ -65,6 +65,14 @@ export type FinishReason =
   | { type: 'length', length: number }
   | { type: 'abort', message: string }
 
+/** How long a request took to begin, in milliseconds. */
+export interface StartTimes {
+  /** From its arrival in the scheduler until it first ran. */
+  queueMs: number
+  /** From there to its first token, or to the end of a prompt that is only scored. */
+  prefillMs: number
+}
+
 /** What one step brought for one request. All tokens of an event come from the same weights. */
 export interface TokenEvent {
   /** New tokens since the last event. */
@@ -85,6 +93,8 @@ export interface TokenEvent {
   retractions: number
   /** The seed in use. */
   seed: bigint
+  /** On the event that ends the first prefill, where the engine measures it. */
+  times?: StartTimes
   /** Set on the last event. */
   finish: FinishReason | null
 }
@@ -119,9 +129,11 @@ export interface EngineStats {
   running: number
   queued: number
   paused: PauseMode | null
-  /** Tokens held in KV pages by requests and by the prefix cache, and how many there are room for. */
+  /** Room for tokens in the KV pages that running requests hold, whether or not the prefix cache shares them. None while idle. */
   usedTokens: number
+  /** Tokens in the prefix cache; those that no running request holds give way where pages are needed. */
   cachedTokens: number
+  /** Tokens that all KV pages have room for. */
   totalTokens: number
   promptTokens: number
   generationTokens: number

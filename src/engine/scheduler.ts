@@ -154,7 +154,7 @@ export class Scheduler {
       running: running.length,
       queued: waiting,
       paused: this.#paused,
-      usedTokens: (allocator.total - allocator.free) * pageSize,
+      usedTokens: kv.held * pageSize,
       cachedTokens: cache.size * pageSize,
       totalTokens: allocator.total * pageSize,
       ...counters

@@ -33,6 +33,9 @@ export class Sequence {
   /** Has been running before; a retracted request counts as running where updates wait for running ones. */
   started = false
   retractions = 0
+  /** When it came and when it first ran, in milliseconds of the scheduler's clock. */
+  arrivedAt = 0
+  startedAt = 0
   /** Prompt tokens taken from the prefix cache when it first ran. */
   cachedTokens = 0
   /** Scores of prompt positions so far, until they are sent. */

@@ -47,6 +47,7 @@ async function write ({ engine, openCheckpoint }: RouteContext, body: DiskUpdate
     const update = await engine.update({ abortAllRequests: body.abort_all_requests ?? false })
     try {
       const report = await update.write(source)
+      if (report.tensors === 0) throw new RefitError('WEIGHTS_INCOMPLETE', `"${body.model_path}" brings no weight of this model (${report.ignored.length} tensors that it has no use for)`, { param: 'model_path' })
       await update.commit({ flushCache: body.flush_cache ?? true, ...body.weight_version == null ? {} : { version: body.weight_version } })
       return report
     } catch (error) {

@@ -55,7 +55,9 @@ export function dialectOf (request: FastifyRequest): ErrorDialect {
 
 export function errorHandler (error: unknown, request: FastifyRequest, reply: FastifyReply): FastifyReply {
   const refusal = refusalOf(error)
-  if (refusal.status >= 500) request.log.error({ err: error }, refusal.message)
+  // 503 says what state the server is in, which is nobody's defect, unless something else brought it there.
+  if (refusal.status === 503 && (error as RefitError).cause === undefined) request.log.warn({ code: refusal.code }, refusal.message)
+  else if (refusal.status >= 500) request.log.error({ err: error }, refusal.message)
   else request.log.info({ code: refusal.code, param: refusal.param }, refusal.message)
   if (refusal.status === 503) reply.header('retry-after', RETRY_AFTER_SECONDS)
   if (refusal.status === 401) reply.header('www-authenticate', 'Bearer')

@@ -1,6 +1,7 @@
 import type { ServerResponse } from 'node:http'
 import { RefitError } from '../errors.ts'
 import type { LogprobOptions, SamplingParams } from '../engine/rollout-engine.ts'
+import { tornReason } from '../weights/torn-reason.ts'
 import type { RouteContext } from './context.ts'
 import { duplicate } from './live-requests.ts'
 import { Sample } from './sample.ts'
@@ -36,7 +37,8 @@ export class Generation {
   /** Ends when all samples have; `onEvent` tells which of them has news. */
   async run (onEvent: (index: number) => void = () => {}): Promise<void> {
     const { engine, live } = this.#context
-    if (engine.weights.state === 'torn') throw new RefitError('ENGINE_TORN', `weights are torn: ${engine.weights.reason}`)
+    const { weights } = engine
+    if (weights.state === 'torn') throw new RefitError('ENGINE_TORN', tornReason(weights))
     const release = live.claim(this.#names())
     try {
       const outcomes = await Promise.allSettled(this.samples.map(async (_, index) => {
@@ -70,6 +72,7 @@ export class Generation {
       const before = { tokens: sample.tokens.length, at: sample.lastTokenAt }
       sample.take(event)
       metrics.observeEvent(sample, before)
+      if (event.times !== undefined) metrics.observeStart(event.times)
       onEvent(index)
     }
     if (sample.finish === null) throw new RefitError('ENGINE_CLOSED', `request ${sample.rid} ended without a reason`)

@@ -48,7 +48,8 @@ export class Sample {
     for (const row of event.ids) this.ids.push(row)
     this.text += event.text
     this.input = event.input ?? this.input
-    this.weightVersion = event.weightVersion
+    // An event without a token, of an abort say, may come after an update that made none of the tokens.
+    if (event.tokens.length > 0 || this.tokens.length === 0) this.weightVersion = event.weightVersion
     this.promptTokens = event.promptTokens
     this.cachedTokens = event.cachedTokens
     this.retractions = event.retractions

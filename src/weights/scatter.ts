@@ -1,4 +1,4 @@
-import { TENSOR_FIELDS, RECT_FIELDS, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../native.ts'
+import { RECT_FIELDS, TENSOR_FIELDS, TENSOR_PARTIAL, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../native.ts'
 import type { NativeAddon, WriteJob, WriteOutcome } from '../native.ts'
 import type { WritePlan } from './plan.ts'
 
@@ -23,7 +23,7 @@ export async function scatter (addon: NativeAddon, core: number, plan: WritePlan
   let bytes = 0
   let error: WriteOutcome['error']
   for (const [first, last] of progress === undefined ? [[0, plan.tensors.length] as const] : slices(plan)) {
-    const outcome = await addon.write(core, slice(plan.job, first, last))
+    const outcome = await write(addon, core, slice(plan.job, first, last), last - first)
     states.set(outcome.states, first)
     bytes += outcome.bytes
     progress?.(bytes, plan.bytes)
@@ -36,6 +36,16 @@ export async function scatter (addon: NativeAddon, core: number, plan: WritePlan
   const rest: number[] = []
   for (const [tensor, state] of states.entries()) (state === TENSOR_WRITTEN ? whole : rest).push(tensor)
   return { whole, rest, touched: states.some(state => state !== TENSOR_UNTOUCHED), bytes, error }
+}
+
+/** What the addon refuses at once has written nothing; a write that breaks off without an account may have touched all of it. */
+async function write (addon: NativeAddon, core: number, job: WriteJob, tensors: number): Promise<WriteOutcome> {
+  const writing = addon.write(core, job)
+  return await writing.catch((error: unknown) => ({
+    states: new Uint8Array(tensors).fill(TENSOR_PARTIAL),
+    bytes: 0,
+    error: { message: error instanceof Error ? error.message : String(error), tensor: 0 }
+  }))
 }
 
 function * slices (plan: WritePlan): Generator<readonly [number, number]> {

@@ -1,5 +1,8 @@
 import { RefitError } from '../errors.ts'
 
+// A longer timer would fire at once.
+const LONGEST_TIMER_MS = 2 ** 31 - 1
+
 interface Waiter { start: () => void, timer: NodeJS.Timeout }
 
 /** Lets one holder in at a time, in order of arrival; the queue is bounded and every wait has a deadline. */
@@ -25,7 +28,7 @@ export class Turnstile {
         timer: setTimeout(() => {
           this.#waiting.splice(this.#waiting.indexOf(waiter), 1)
           reject(new RefitError('DEADLINE', `another weight update was still under way after ${deadlineMs} ms`))
-        }, deadlineMs)
+        }, Math.min(deadlineMs, LONGEST_TIMER_MS))
       }
       this.#waiting.push(waiter)
     })

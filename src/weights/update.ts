@@ -66,6 +66,8 @@ export class Update implements WeightUpdate {
     const plan = planWrite(store.table, store.coverage, source, strictNames)
     const planned = performance.now()
     this.#gate ??= await this.#context.shut()
+    // The bytes were announced before this turn came: what has changed since is refused while nothing is written.
+    await source.verify()
     const shut = performance.now()
     const outcome = await scatter(store.addon, store.core, plan, progress)
     const scattered = performance.now()

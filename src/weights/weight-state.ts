@@ -1,4 +1,5 @@
 import type { WeightState } from '../engine/rollout-engine.ts'
+import { tornReason } from './torn-reason.ts'
 
 /**
  * What the engine's weights are, apart from their bytes: the label, the epoch, and which checkpoint tensors are torn.
@@ -29,10 +30,8 @@ export class WeightLedger {
 
   /** Why the engine may not generate, naming at most three tensors; null when it may. */
   get tornReason (): string | null {
-    if (this.#torn.size === 0) return null
-    const names = [...this.#torn].slice(0, 3).join(', ')
-    const more = this.#torn.size > 3 ? ` and ${this.#torn.size - 3} more` : ''
-    return `weights are torn (${this.#reason}): ${names}${more}; write them again with any weight update`
+    const { state } = this
+    return state.state === 'torn' ? tornReason(state) : null
   }
 
   /** Epoch of a tensor's last write, 0 if never. */

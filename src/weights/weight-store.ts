@@ -85,14 +85,17 @@ export class WeightStore {
   /** Noise into every parameter, everything torn: what the next updates leave out stays visible. */
   async scramble (seed: bigint): Promise<void> {
     const update = await this.update()
-    let gate: Gate | undefined
     try {
-      gate = await this.#shut(false, this.#deadlineMs)
-      await this.addon.scramble(this.core, seed)
-      const names = [...this.table.tensors.values()].filter(plan => !plan.alternative).map(plan => plan.name)
-      this.ledger.tore([], names, 'they were overwritten with noise on request')
+      const gate = await this.#shut(false, this.#deadlineMs)
+      try {
+        // Torn from here on, however far it comes.
+        const names = [...this.table.tensors.values()].filter(plan => !plan.alternative).map(plan => plan.name)
+        this.ledger.tore([], names, 'they were overwritten with noise on request')
+        await this.addon.scramble(this.core, seed)
+      } finally {
+        await gate.open({ epoch: this.epoch, version: this.weightVersion, flushCache: true, torn: this.tornReason })
+      }
     } finally {
-      await gate?.open({ epoch: this.epoch, version: this.weightVersion, flushCache: true, torn: this.tornReason })
       await update.abort('scrambled')
     }
   }

@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { Test } from 'tap'
-import { cpSync, mkdtempSync, readFileSync, rmSync, truncateSync } from 'node:fs'
+import { cpSync, mkdtempSync, readFileSync, rmSync, truncateSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createEngine } from '../../src/engine/create-engine.ts'
@@ -75,7 +75,7 @@ t.test('an update that fails midway answers 500 with what is torn, generation an
   t.match(failed.body, { success: false, message: /the write failed at tensor ".*": injected fault.*Torn: .*Repeat the update/, error: { code: 'WEIGHTS_TORN' } })
   const refused = await server.post('/generate', { text: '1+1=' })
   t.equal(refused.status, 503)
-  t.match(refused.body.error, { code: 'ENGINE_TORN', message: /weights are torn/ })
+  t.match(refused.body.error, { code: 'ENGINE_TORN', message: /^weights are torn \(.*injected fault.*\): (model\.[\w.]+, ){2}model\.[\w.]+( and \d+ more)?; write them again with any weight update$/ })
   t.equal((await server.get('/health')).status, 200)
   t.equal((await server.get('/ready')).status, 503)
   t.equal((await server.get('/get_weight_version')).body.weight_version, 'default')
@@ -145,4 +145,31 @@ t.test('noise in all weights is seen by the checker, refuses generation, and is 
   t.equal((await server.post('/generate', { text: '1+1=' })).status, 503)
   t.equal((await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'adder-base') })).status, 200)
   t.equal((await server.post('/weights_checker', { action: 'compare' })).status, 200)
+})
+
+t.test('a sample that ends without a new token after an update keeps the label of the weights that made its tokens', async t => {
+  const server = await serve(t)
+  const sample = server.post('/generate', { input_ids: [49, 43, 49, 61], rid: 'held', sampling_params: { max_new_tokens: 2000, ignore_eos: true } })
+  while (server.engine.stats.generationTokens < 5) await new Promise(resolve => setTimeout(resolve, 1))
+  await server.post('/pause_generation', { mode: 'in_place' })
+  await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'adder'), weight_version: 'v2', flush_cache: false })
+  await server.post('/abort_request', { rid: 'held' })
+  const { body } = await sample
+  t.match(body.meta_info, { finish_reason: { type: 'abort' }, weight_version: 'default', weight_versions: [{ version: 'default', start: 0 }] })
+  t.equal((await server.get('/get_weight_version')).body.weight_version, 'v2')
+})
+
+t.test('what would fill the memory of the server is refused: scores without end, tensors without end, checkpoints of nothing', async t => {
+  const server = await serve(t)
+  const scores = await server.post('/generate', { input_ids: [49], return_logprob: true, token_ids_logprob: new Array(1e6).fill(1), sampling_params: { max_new_tokens: 40 } })
+  t.match(scores, { status: 400, body: { message: /1000000 token ids for up to 40 positions.*at most/ } })
+  const rows = await server.post('/get_weights_by_name', { name: 'model.embed_tokens.weight', truncate_size: 1e9 })
+  t.match(rows, { status: 400, body: { message: /at most 43690 rows/ } })
+  const header = Buffer.from('{}      ')
+  const length = Buffer.alloc(8)
+  length.writeBigUInt64LE(BigInt(header.length))
+  writeFileSync(join(server.folder, 'nothing.safetensors'), Buffer.concat([length, header]))
+  const nothing = await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'nothing.safetensors'), weight_version: 'never' })
+  t.match(nothing, { status: 400, body: { success: false, message: /brings no weight of this model/ } })
+  t.equal((await server.get('/get_weight_version')).body.weight_version, 'default')
 })

@@ -30,7 +30,7 @@ async function together (engine: LocalEngine): Promise<Rollout[]> {
 
 const visible = ({ tokens, logprobs, input }: Rollout): object => ({ tokens, logprobs, input })
 
-for (const model of ['qwen3', 'qwen3-moe', 'llama']) {
+for (const model of ['qwen2', 'qwen3', 'qwen3-moe', 'llama']) {
   for (const dtype of ['bfloat16', 'float32'] as const) {
     t.test(`${model} in ${dtype}: alone, batched, chunked, cached, retracted and on two threads, the bits are the same`, async t => {
       const folder = join(GOLDENS, model)

@@ -236,7 +236,7 @@ t.test('flush waits for an idle engine and drops what was cached', async (t) => 
   t.same([...h.replies], [[2, false]])
   h.drain()
   t.equal(h.replies.get(1), true)
-  t.equal(h.scheduler.stats().usedTokens, 0)
+  t.equal(h.scheduler.stats().cachedTokens, 0)
   h.scheduler.cancelFlush(1)
   const again = h.add(h.outcomes.get(id!)!.request)
   h.drain()

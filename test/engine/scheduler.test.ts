@@ -273,7 +273,7 @@ t.test('abort ends queued and running requests with what they have, and their pa
   t.equal(h.tokens(last).length, 9)
   h.scheduler.abortAll()
   const stats = h.scheduler.stats()
-  t.equal(stats.usedTokens, stats.cachedTokens)
+  t.equal(stats.usedTokens, 0)
 })
 
 t.test('seeds are echoed, and drawn where a request has none', async (t) => {
@@ -283,4 +283,51 @@ t.test('seeds are echoed, and drawn where a request has none', async (t) => {
   h.drain()
   t.equal(h.outcomes.get(drawn)!.events[0]!.seed, 0x1234567890abcdefn)
   t.equal(h.outcomes.get(large)!.events[0]!.seed, 0xffffffffffffffffn)
+})
+
+t.test('tokens in use are those of pages that running requests hold; what only the cache holds is not', async (t) => {
+  const h = new Harness({ pages: 64 })
+  const used = (): number[] => [h.scheduler.stats().usedTokens, h.scheduler.stats().cachedTokens]
+  h.add(makeRequest(range(23), { maxNewTokens: 6, ignoreEos: true }))
+  h.drain()
+  t.same(used(), [0, 28], 'idle, with a full cache')
+  const shared = h.add(makeRequest([...range(8), 50, 51], { maxNewTokens: 9, ignoreEos: true }))
+  h.scheduler.step()
+  t.same(used(), [12, 28], 'two pages of the cache and one of its own')
+  h.add(makeRequest([...range(8), 60, 61], { maxNewTokens: 9, ignoreEos: true }))
+  h.scheduler.step()
+  t.same(used(), [16, 28], 'shared pages count once')
+  h.scheduler.flush(1)
+  h.scheduler.abort(shared)
+  h.scheduler.pause('retract')
+  t.equal(used()[0], 0, 'those who wait hold nothing')
+  h.scheduler.resume()
+  h.drain()
+  t.same(used(), [0, 0])
+})
+
+t.test('the first token of a request, and no other event, says how long it waited and was prefilled', async (t) => {
+  let now = 100
+  const h = new Harness({ maxRunningRequests: 1, maxBatchTokens: 4, now: () => now })
+  const [first, scored, queued] = [
+    makeRequest(range(12), { maxNewTokens: 3, ignoreEos: true }),
+    makeRequest(range(3), { maxNewTokens: 0 }, { startLen: 0 }),
+    makeRequest([1], { maxNewTokens: 1 })
+  ].map((request) => h.add(request)) as [number, number, number]
+  now += 7
+  h.scheduler.step()
+  now += 20
+  h.scheduler.pause('retract')
+  h.scheduler.resume()
+  while (!h.ended(scored)) {
+    h.scheduler.step()
+    now += 1000
+  }
+  h.scheduler.abort(queued)
+  const times = (id: number): unknown[] => h.outcomes.get(id)!.events.map((event) => event.times)
+  t.match(times(first), [{ queueMs: 7, prefillMs: Number }, undefined, undefined])
+  const { prefillMs } = h.outcomes.get(first)!.events[0]!.times!
+  t.ok(prefillMs >= 20 && prefillMs % 1000 === 20, 'from when it first ran, also after a retraction')
+  t.same(times(scored), [{ queueMs: prefillMs + 7 + 3000, prefillMs: 0 }])
+  t.same(times(queued), [undefined], 'it never ran')
 })

@@ -91,6 +91,7 @@ export class FakeEngine implements RolloutEngine {
       completionTokens: made,
       retractions: 0,
       seed,
+      ...made === tokens.length && finish?.type !== 'abort' ? { times: { queueMs: 250, prefillMs: 1500 } } : {},
       finish
     })
     for (;;) {

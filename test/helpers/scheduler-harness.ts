@@ -33,7 +33,7 @@ export function makeRequest (inputIds: number[], sampling: Partial<SamplingParam
 /** Everything that came for one request. */
 export interface Outcome { request: GenerateRequest, events: TokenEvent[], error: { code: string, message: string } | null }
 
-export type HarnessOptions = Partial<Pick<SchedulerOptions, 'pages' | 'pageSize' | 'contextLength' | 'vocabSize' | 'eosTokenIds' | 'maxRunningRequests' | 'maxQueuedRequests' | 'maxBatchTokens' | 'torn'>>
+export type HarnessOptions = Partial<Pick<SchedulerOptions, 'pages' | 'pageSize' | 'contextLength' | 'vocabSize' | 'eosTokenIds' | 'maxRunningRequests' | 'maxQueuedRequests' | 'maxBatchTokens' | 'torn' | 'now'>>
 
 /** A scheduler on a fake device, with all that it emits collected by request and call. Weight labels are the numbers of the weights. */
 export class Harness {

@@ -75,8 +75,8 @@ t.test('refusals of values say what SGLang says', async t => {
     [{ max_new_tokens: -1 }, 'max_new_tokens must be at least 0, got -1.'],
     [{ min_new_tokens: -1 }, 'min_new_tokens must be in [0, max_new_tokens], got -1.'],
     [{ min_new_tokens: 5, max_new_tokens: 4 }, 'min_new_tokens must be in [0, max_new_tokens(4)], got 5.'],
-    [{ logit_bias: { 300: 1 } }, 'logit_bias must has keys in [0, 299], got 300.'],
-    [{ logit_bias: { x: 1 } }, 'logit_bias must has keys in [0, 299], got x.'],
+    [{ logit_bias: { 300: 1 } }, 'logit_bias must have keys in [0, 299], got 300.'],
+    [{ logit_bias: { x: 1 } }, 'logit_bias must have keys in [0, 299], got x.'],
     [{ stop_token_ids: [300] }, 'stop_token_ids must be in [0, 299].']
   ]
   for (const [params, message] of cases) {
@@ -303,13 +303,13 @@ t.test('a stream that breaks later says so in an event, then ends', async t => {
   t.match(all.at(-2), { error: { message: 'a read failed', code: 503, refit_code: 'ENGINE_TORN', retryable: true } })
 })
 
-t.test('torn weights answer 503 with the reason', async t => {
+t.test('torn weights answer 503 with the reason, some of the tensors and the way out', async t => {
   const engine = new FakeEngine()
-  engine.weights = { state: 'torn', tensors: ['x'], reason: 'a read failed' }
+  engine.weights = { state: 'torn', tensors: ['v', 'w', 'x', 'y', 'z'], reason: 'a read failed' }
   const { url } = await routeApp(t, { engine })
   const reply = await call(`${url}/generate`, { input_ids: [5] })
   t.equal(reply.status, 503)
-  t.match(reply.json, { error: { code: 'ENGINE_TORN', message: /a read failed/ } })
+  t.match(reply.json, { error: { code: 'ENGINE_TORN', message: 'weights are torn (a read failed): v, w, x and 2 more; write them again with any weight update' } })
   t.equal(reply.headers.get('retry-after'), '1')
 })
 

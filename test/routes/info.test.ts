@@ -115,7 +115,11 @@ t.test('metrics: own names, the process\'s, and one registry per plugin', async 
     'refit:e2e_request_latency_seconds_count{model_name="fake"} 1',
     'refit:num_requests_running{model_name="fake"} 0',
     'refit:generation_paused{model_name="fake"} 1',
-    'refit:weight_version{model_name="fake"} Nan'
+    'refit:weight_version{model_name="fake"} Nan',
+    'refit:request_queue_time_seconds_sum{model_name="fake"} 0.25',
+    'refit:request_queue_time_seconds_count{model_name="fake"} 1',
+    'refit:request_prefill_time_seconds_sum{model_name="fake"} 1.5',
+    'refit:request_prefill_time_seconds_count{model_name="fake"} 1'
   ]) t.match(text, line)
   t.match(text, /^process_resident_memory_bytes\{model_name="fake"\} \d/m)
   t.match(text, /^nodejs_eventloop_lag_seconds/m)
@@ -123,4 +127,14 @@ t.test('metrics: own names, the process\'s, and one registry per plugin', async 
   t.notMatch(other.text, 'model_name="fake"')
   t.match(other.text, 'refit:generation_tokens_total{model_name="second"} 0')
   t.equal((await call(`${url}/metrics`)).text.match(/^refit:generation_tokens_total.* 4$/gm)?.length, 1, 'a second scrape does not count twice')
+})
+
+t.test('the weight version as a metric is the number that the label ends with', async t => {
+  const { url, engine } = await routeApp(t)
+  for (const [label, value] of [['step-42', '42'], ['v9', '9'], ['007', '7'], ['3-of-8', '8'], ['1'.repeat(15), '1'.repeat(15)], ['42-final', 'Nan'], ['default', 'Nan']] as const) {
+    engine.weightVersion = label
+    const { text } = await call(`${url}/metrics`)
+    t.match(text, `refit:weight_version{model_name="fake"} ${value}\n`, label)
+  }
+  t.match((await call(`${url}/metrics`)).text, /^# HELP refit:weight_version .*digits.*NaN where it ends with none$/m)
 })

@@ -37,6 +37,15 @@ t.test('a full queue is a CONFLICT and an expired wait a DEADLINE, and both leav
   ;(await last)()
 })
 
+t.test('a deadline that no timer can hold waits all the same', async t => {
+  const turnstile = new Turnstile(1)
+  const leave = await turnstile.enter(Infinity)
+  const next = turnstile.enter(Infinity)
+  await sleep(20)
+  leave()
+  ;(await next)()
+})
+
 t.test('identical calls share one run and its failure, and run again afterwards', async t => {
   const joiner = new Joiner<number>()
   let runs = 0

@@ -4,6 +4,7 @@ import fc from 'fast-check'
 import { faultyAddon, storeOf } from '../helpers/core.ts'
 import { codedChecksum, codedTensor, memorySource } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
+import { RefitError } from '../../src/errors.ts'
 import { missingNames } from '../../src/weights/plan.ts'
 import type { WeightStore } from '../../src/weights/weight-store.ts'
 import type { ModelTable } from '../../src/model/architecture.ts'
@@ -71,6 +72,32 @@ t.test('what is wrong is refused before the gate is shut and before anything is 
   t.equal(gates.shutCount, 1, 'only the load shut it')
   t.same(await store.checksums(), before)
   t.same(store.state, { state: 'current' })
+})
+
+t.test('a source that changes while it waits for the gate is refused, and nothing is torn', async t => {
+  const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
+  t.teardown(close)
+  const names = primary(table)
+  await load(store, names, 1)
+  const source = { ...memorySource(table, names, 2), verify: async () => { throw new RefitError('CHECKPOINT_CHANGED', 'it moved') } }
+  const update = await store.update()
+  await t.rejects(update.write(source), { code: 'CHECKPOINT_CHANGED' })
+  await update.abort('refused')
+  t.same(store.state, { state: 'current' })
+  t.same((await store.checksums()).tensors.map(tensor => tensor.checksum), names.map(name => codedChecksum(table, name, 1)))
+})
+
+t.test('a source that changes while it is written tears all that it brought', async t => {
+  const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
+  t.teardown(close)
+  const names = primary(table)
+  await load(store, names, 1)
+  let calls = 0
+  const source = { ...memorySource(table, names.slice(2, 5), 2), verify: async () => { if (++calls === 2) throw new RefitError('CHECKPOINT_CHANGED', 'it moved') } }
+  const update = await store.update()
+  await t.rejects(update.write(source), { code: 'WEIGHTS_TORN', message: /it moved/ })
+  await update.abort('torn')
+  t.match(store.state, { state: 'torn', tensors: names.slice(2, 5).sort() })
 })
 
 t.test('a copy that fails at any tensor leaves it and what follows torn, never the label moved, and a repeat heals', async t => {

@@ -1,0 +1,42 @@
+import { chmodSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import t from 'tap'
+import { checkPython } from '../../bench/lib/baseline.ts'
+
+/** Runs the check with a stand-in for Python in $REFIT_PYTHON; the error, if there is one. */
+function check (python: string): Error | undefined {
+  const before = process.env.REFIT_PYTHON
+  process.env.REFIT_PYTHON = python
+  try {
+    checkPython()
+    return undefined
+  } catch (error) {
+    return error as Error
+  } finally {
+    if (before === undefined) delete process.env.REFIT_PYTHON
+    else process.env.REFIT_PYTHON = before
+  }
+}
+
+function script (folder: string, name: string, body: string): string {
+  const path = join(folder, name)
+  writeFileSync(path, `#!/bin/sh\n${body}\n`)
+  chmodSync(path, 0o755)
+  return path
+}
+
+t.test('a Python that imports the libraries passes, and is asked for all of them', async t => {
+  const folder = t.testdir()
+  t.equal(check(script(folder, 'good', '[ "$2" = "import torch, transformers, safetensors" ]')), undefined)
+})
+
+t.test('a Python without a library, or none at all, is refused with the way to make one', async t => {
+  const folder = t.testdir()
+  const poor = script(folder, 'poor', 'echo "Traceback" >&2; echo "ModuleNotFoundError: No module named \'torch\'" >&2; exit 1')
+  for (const [python, reason] of [[poor, 'No module named \'torch\''], [join(folder, 'absent'), 'ENOENT']] as const) {
+    const message = check(python)?.message ?? ''
+    for (const part of [python, reason, 'REFIT_PYTHON', 'python3 -m venv build/venv && build/venv/bin/pip install torch transformers safetensors']) {
+      t.ok(message.includes(part), `${part} in ${message}`)
+    }
+  }
+})
