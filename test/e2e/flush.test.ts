@@ -11,22 +11,23 @@ t.test('a cache that is dropped under paused requests which share pages loses no
   // The first leaves its prompt in the cache, so that the next two hold the same pages.
   await rollout(engine, rolloutRequest(shared, { maxNewTokens: 1 }))
   let begun = 0
-  const both = [20, 60].map(async maxNewTokens => {
+  let pause = (): void => {}
+  const paused = new Promise<void>((resolve, reject) => { pause = () => { engine.pause('in_place').then(resolve, reject) } })
+  const both = [20, 150].map(async maxNewTokens => {
     let first = true
     return await rollout(engine, rolloutRequest(shared, { maxNewTokens }), () => {
-      if (first) begun++
+      if (first && ++begun === 2) pause()
       first = false
-      if (begun === 2) void engine.pause('in_place')
     })
   })
-  while (engine.stats.paused === null) await new Promise(resolve => setTimeout(resolve, 1))
+  await paused
   const update = await engine.update()
   await update.commit({ version: 'the same weights', flushCache: true })
   await engine.resume()
   const others = [3, 4, 5, 6].map(async seed => await rollout(engine, rolloutRequest(prompt(seed, 100, 250), { maxNewTokens: 80 })))
   const ended = await Promise.all([...both, ...others])
-  t.same(ended.map(({ tokens }) => tokens.length), [20, 60, 80, 80, 80, 80])
+  t.same(ended.map(({ tokens }) => tokens.length), [20, 150, 80, 80, 80, 80])
   t.ok(await engine.flushCache(1000))
-  const again = await rollout(engine, rolloutRequest(shared, { maxNewTokens: 60 }))
+  const again = await rollout(engine, rolloutRequest(shared, { maxNewTokens: 150 }))
   t.same(again.tokens, ended[1]!.tokens, 'and computed the right tokens all along')
 })
