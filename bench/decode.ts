@@ -7,7 +7,7 @@ import { report } from './lib/table.ts'
 // Decode at batch 1 against the machine's read bandwidth, decode at batch 16 and prefill of 512 tokens against transformers on torch.
 // All through the engine as a server uses it: worker thread, scheduler, events. usage: node dist/bench/decode.js
 
-checkPython()
+const rivals = checkPython()
 const THREADS = Number(process.env.REFIT_THREADS ?? 2)
 const folder = randomModel()
 let requests = 0
@@ -35,7 +35,7 @@ report('decode', [
   { figure: `decode, batch 1, ${(bytes / 1e9).toFixed(2)} GB of bf16`, ours: `${single.ms.toFixed(1)} ms/token, ${single.gbs.toFixed(1)} GB/s`, other: `${single.read} GB/s, vectorised ${THREADS}-thread read; median of ${turns.length} turns`, ratio: single.gbs / single.read, goal: 0.85 },
   { figure: 'decode, batch 16', ours: `${batchMs.toFixed(1)} ms/step`, other: `${torch.decode.toFixed(1)} ms/step, transformers`, ratio: torch.decode / batchMs, goal: 2 },
   { figure: 'prefill, 512 tokens', ours: `${prefillMs.toFixed(0)} ms`, other: `${torch.prefill.toFixed(0)} ms, transformers`, ratio: torch.prefill / prefillMs, goal: 0.8 }
-])
+], rivals)
 
 /** Milliseconds between the tokens of the first of `batch` requests, once all are running. */
 async function run (engine: RolloutEngine, batch: number, prompt: number, tokens: number): Promise<number[]> {

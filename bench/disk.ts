@@ -9,7 +9,7 @@ import { report } from './lib/table.ts'
 // Loading and updating from disk (page cache) against plain pread, and against the same update done in Python; and what it costs in memory.
 // usage: node dist/bench/disk.js
 
-checkPython()
+const rivals = checkPython()
 const THREADS = Number(process.env.REFIT_THREADS ?? 2)
 const base = randomModel(1)
 const next = randomModel(2)
@@ -60,7 +60,7 @@ report('disk', [
   { figure: 'update_weights_from_disk, whole call', ours: `${updateMs.toFixed(0)} ms, ${updateGBs.toFixed(2)} GB/s`, other: `${pread} GB/s, plain pread; medians of ${updates.length} and ${preads.length} in turns`, ratio: updateGBs / pread, goal: 0.9 },
   { figure: 'the same update in Python', ours: `${updateMs.toFixed(0)} ms`, other: `${pythonMs.toFixed(0)} ms, safetensors + param.copy_; mean of before and after`, ratio: pythonMs / updateMs, goal: 1.5 },
   { figure: 'anonymous resident memory, also during updates', ours: `${(peak / 1e6).toFixed(0)} MB (${(before / 1e6).toFixed(0)} before the engine)`, other: `${(allowed / 1e6).toFixed(0)} MB = weights + 250 MB`, ratio: allowed / peak, goal: 1 }
-])
+], rivals)
 
 function anonymousBytes (): number {
   return Number(/^RssAnon:\s+(\d+) kB/m.exec(readFileSync('/proc/self/status', 'utf8'))![1]) * 1024

@@ -12,7 +12,6 @@ const CODES = {
   BODY_TOO_LARGE: [413, 'the body exceeds the limit of its route'],
   QUEUE_FULL: [503, 'as many requests wait as --max-queued-requests allows'],
   ENGINE_TORN: [503, 'weights are torn: an update failed midway and has not been repeated'],
-  ENGINE_PAUSED: [503, 'generation is paused'],
   ENGINE_CLOSED: [503, 'the engine is shutting down or has failed'],
   DEADLINE: [504, 'a deadline passed'],
   MODEL_CONFIG: [400, 'config.json does not describe a model that refit can run'],

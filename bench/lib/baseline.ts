@@ -16,12 +16,13 @@ export function machine (...args: (string | number)[]): { bestGBs: number, media
   return JSON.parse(execFileSync(binary, args.map(String), { encoding: 'utf8' }))
 }
 
-/** Throws where the Python of the comparisons lacks a library. For the start of a program: the comparisons come after minutes of work. */
-export function checkPython (): void {
+/** Versions of the libraries that the Python of the comparisons has; throws where one is missing. For the start of a program: the comparisons come after minutes of work. */
+export function checkPython (): string {
   const name = python()
   const libraries = 'torch transformers safetensors'
-  const { status, stderr, error } = spawnSync(name, ['-c', `import ${libraries.replaceAll(' ', ', ')}`], { encoding: 'utf8' })
-  if (status === 0) return
+  const code = `import ${libraries.replaceAll(' ', ', ')}; print(*(f"{m.__name__} {m.__version__}" for m in (${libraries.replaceAll(' ', ', ')})), sep=", ")`
+  const { status, stdout, stderr, error } = spawnSync(name, ['-c', code], { encoding: 'utf8' })
+  if (status === 0) return stdout.trim()
   const reason = error?.message ?? stderr.trim().split('\n').at(-1)
   throw new Error(`${name} does not have ${libraries} (${reason}). Name another one in REFIT_PYTHON, or make it:\n` +
     `  python3 -m venv build/venv && build/venv/bin/pip install ${libraries}`)

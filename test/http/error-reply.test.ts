@@ -17,7 +17,7 @@ const WARN = 40
 const ERROR = 50
 
 t.test('refusals that tell the state of the server are warnings without a stack', async t => {
-  for (const code of ['QUEUE_FULL', 'ENGINE_TORN', 'ENGINE_PAUSED', 'ENGINE_CLOSED'] as const) {
+  for (const code of ['QUEUE_FULL', 'ENGINE_TORN', 'ENGINE_CLOSED'] as const) {
     const line = await logOf(new RefitError(code, 'not now'))
     t.match(line, { level: WARN, code, msg: 'not now' })
     t.notOk('err' in line, code)
