@@ -69,11 +69,13 @@ const control: Routes = async (app, { context }) => {
 
   app.post('/continue_generation', {
     config: { auth: 'admin' },
-    schema: { operationId: 'continueGeneration', summary: 'Continue after a pause', description: 'Opens nothing while weights are torn: waiting requests then fail with the reason.', tags: ['control'], body: ContinueBody, response: { 200: Status, ...refusals() } }
+    schema: { operationId: 'continueGeneration', summary: 'Continue after a pause', description: 'Opens nothing while weights are torn: waiting requests then fail with the reason. While memory is released they wait on.', tags: ['control'], body: ContinueBody, response: { 200: Status, ...refusals() } }
   }, async () => {
     await engine.resume()
     metrics.pauseEnded()
-    if (engine.weights.state === 'torn') return { message: `The pause has ended, but weights are torn and nothing is generated: ${engine.weights.reason}`, status: 'torn' }
+    const { weights } = engine
+    if (weights.state === 'torn') return { message: `The pause has ended, but weights are torn and nothing is generated: ${weights.reason}`, status: 'torn' }
+    if (weights.state === 'asleep') return { message: `The pause has ended, but memory is released (${weights.tags.join(', ')}) and nothing is generated until it is resumed.`, status: 'asleep' }
     return { message: 'Generation continued successfully.', status: 'ok' }
   })
 

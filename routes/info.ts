@@ -94,6 +94,7 @@ function serverInfo (context: RouteContext): Record<string, unknown> {
     skip_tokenizer_init: tokenizer === null,
     context_length: info.contextLength,
     device: info.device,
+    cards: info.cards,
     isa: info.isa,
     threads: info.threads,
     dtype: info.dtype,
@@ -112,8 +113,10 @@ function serverInfo (context: RouteContext): Record<string, unknown> {
     max_queued_requests: info.maxQueuedRequests,
     max_total_num_tokens: info.kvTokens,
     max_req_input_len: info.contextLength - 1,
-    status: engine.ready || stats.paused !== null ? 'ready' : 'not ready',
+    status: engine.closed || engine.weights.state !== 'current' ? 'not ready' : 'ready',
     weights: engine.weights.state,
+    released_memory: engine.releasedMemory,
+    enable_weights_cpu_backup: info.weightsCpuBackup,
     internal_states: [{
       last_gen_throughput: stats.tokensPerSecond,
       memory_usage: { weight: gigabytes(info.weightBytes), kvcache: gigabytes(info.kvBytes), token_capacity: info.kvTokens, graph: 0 },
@@ -146,6 +149,7 @@ function capabilities ({ engine, tokenizer, version, maxBatch }: RouteContext): 
     server: 'refit',
     version,
     weights: { sources: ['disk'], checker: ['checksum', 'snapshot', 'reset_tensors', 'compare'], ranks: engine.info.ranks },
+    memory: { tags: ['weights', 'kv_cache', 'cuda_graph'], weights_cpu_backup: engine.info.weightsCpuBackup },
     pause_modes: ['abort', 'retract', 'in_place'],
     generation: { text: tokenizer !== null, chat: tokenizer?.hasChatTemplate ?? false, logprobs: true, stream: true, batch: maxBatch },
     dialects: ['sglang', 'openai']

@@ -1,24 +1,13 @@
 import { Type } from 'typebox'
-import type { FastifyRequest } from 'fastify'
-import { readJsonBody } from '../src/http/body-parser.ts'
 import type { Routes } from '../src/http/context.ts'
 import { DiskUpdateBody, updateFromDisk } from '../src/http/disk-update.ts'
+import { getBody } from '../src/http/get-body.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../src/http/schemas.ts'
 import { bodyCheck } from '../src/http/validation.ts'
 import { WeightsChecker } from '../src/http/weights-checker.ts'
+import { Report, toReport } from '../src/http/write-report.ts'
 import { RefitError } from '../src/errors.ts'
 import { Joiner } from '../src/weights/joiner.ts'
-
-const Report = Type.Object({
-  source: Type.String(),
-  tensors: Type.Integer(),
-  bytes: Type.Integer(),
-  missing: Type.Array(Type.String(), { description: 'Tensors of the model that were not brought, at most 100.' }),
-  missing_count: Type.Integer(),
-  ignored: Type.Array(Type.String(), { description: 'Tensors that the model has no use for.' }),
-  ms: Type.Record(Type.String(), Type.Number(), { description: 'Milliseconds per phase.' }),
-  gb_per_second: Type.Number({ description: '1e9 bytes per second, of the write alone.' })
-}, { title: 'WriteReport' })
 
 const DiskUpdated = Type.Object({
   success: Type.Literal(true),
@@ -83,8 +72,7 @@ const weights: Routes = async (app, { context }) => {
     }
   }, async request => {
     const { message, report } = await updates.join(identity(request.body), async () => await updateFromDisk(context, request.body))
-    const { missingCount, gbPerSecond, ...rest } = report
-    return { success: true as const, message, num_paused_requests: 0, report: { ...rest, missing_count: missingCount, gb_per_second: gbPerSecond } }
+    return { success: true as const, message, num_paused_requests: 0, report: toReport(report) }
   })
 
   app.post('/update_weight_version', {
@@ -141,15 +129,6 @@ const weights: Routes = async (app, { context }) => {
 /** What makes two calls the same update. */
 function identity ({ model_path: path, load_format: format = null, weight_version: version = null, flush_cache: flush = true, abort_all_requests: abort = false }: DiskUpdateBody): string {
   return JSON.stringify([path, format, version, flush, abort])
-}
-
-/** Fields of a GET: those of its JSON body, which trainers send, over those of its query. */
-async function getBody<T> (request: FastifyRequest<{ Querystring: object }>, check: ReturnType<typeof bodyCheck>): Promise<T> {
-  const body = await readJsonBody(request)
-  const fields = typeof body === 'object' && body !== null && !Array.isArray(body) ? { ...request.query as object, ...body } : body
-  const checked = check(fields)
-  if ('error' in checked) throw checked.error
-  return checked.value as T
 }
 
 /** Flat values as lists: one per row for a matrix (of the leading dimensions together for more), else the values. */

@@ -11,12 +11,20 @@ import { parseArgs } from 'node:util'
 //   --tests     instead builds and runs native/test/*_test.cc under the address and undefined-behaviour sanitizers (or --sanitize)
 //   --no-cmake  the second way, even where CMake is installed
 //   --commands  only prints the second way's compile commands, one JSON array a line
+//   --cuda      only builds the CUDA library, prebuilds/<platform>-<arch>/librefit_cuda.so
+//   --cuda-tests  only builds the test and bench programs of the cards into build/cuda/programs
 //   --verbose   shows what the tools say
+//
+// Without --cuda the CUDA library is built too where nvcc, CMake and a GPU are there, or with REFIT_CUDA=1; never with REFIT_CUDA=0.
+// REFIT_CUDA_ARCHS chooses the cards that it has kernels for: "90", "80;90", or "release"; the default is the cards of this machine.
 
 const PARALLEL = 2
 const MIN_GCC = 11
 const MIN_CLANG = 14
 const INSTALL = 'on Debian or Ubuntu: apt-get install -y g++ cmake'
+const CUDA_SOURCES = join('native', 'cuda')
+/** Every kind of card that a published build serves, and PTX of the newest for those to come. */
+const RELEASE_ARCHS = ['80', '90', '100', '120']
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
 process.chdir(root)
@@ -37,8 +45,12 @@ if (options.commands) {
 const generator = options['no-cmake'] ? undefined : findGenerator()
 const unlock = lock(join('build', 'native.lock'))
 try {
-  if (tests) await runTests()
-  else await buildAddons()
+  if (options.cuda || options['cuda-tests']) await buildCuda()
+  else if (tests) await runTests()
+  else {
+    await buildAddons()
+    await buildCudaIfWanted()
+  }
 } catch (error) {
   unlock()
   fail(error.message)
@@ -46,7 +58,7 @@ try {
 unlock()
 
 function readOptions () {
-  const names = ['faults', 'tests', 'sanitize', 'no-cmake', 'commands', 'verbose']
+  const names = ['faults', 'tests', 'sanitize', 'no-cmake', 'commands', 'cuda', 'cuda-tests', 'verbose']
   try {
     return parseArgs({ options: Object.fromEntries(names.map(name => [name, { type: 'boolean' }])) }).values
   } catch {
@@ -78,11 +90,78 @@ async function runTests () {
   say(`${names.length} native test programs passed under ASan and UBSan in ${((Date.now() - started) / 1000).toFixed(1)} s`)
 }
 
+// --- the CUDA library
+
+/** Where it is not asked for, a machine that cannot build it still gets the engine for its CPU. */
+async function buildCudaIfWanted () {
+  const wanted = process.env.REFIT_CUDA ?? ''
+  if (!existsSync(join(CUDA_SOURCES, 'CMakeLists.txt'))) return
+  if (wanted === '0') return say('no CUDA library: REFIT_CUDA=0')
+  if (wanted !== '' && wanted !== '1') throw new Error(`REFIT_CUDA: expected 1 or 0, got "${wanted}"`)
+  if (wanted === '1') return buildCuda()
+  const missing = !['/dev/nvidiactl', '/proc/driver/nvidia'].some(path => existsSync(path))
+    ? 'there is no NVIDIA GPU here'
+    : findNvcc() === undefined ? 'there is no nvcc' : generator === undefined ? 'there is no CMake >= 3.18' : undefined
+  if (missing !== undefined) return say(`no CUDA library: ${missing} (REFIT_CUDA=1 insists on building it)`)
+  try {
+    await buildCuda()
+  } catch (error) {
+    console.error(`${error.message}\nrefit: the CUDA library was not built (see above); the CPU engine was`)
+  }
+}
+
+async function buildCuda () {
+  const nvcc = findNvcc()
+  if (nvcc === undefined) throw new Error('the CUDA library needs nvcc: install the CUDA toolkit (12.8 or newer), or say in CUDA_HOME where it is')
+  if (generator === undefined) throw new Error(`the CUDA library needs CMake >= 3.18 and make or ninja (${INSTALL})`)
+  const archs = cudaArchs()
+  const folder = buildFolder('cuda')
+  const tests = options['cuda-tests']
+  await cmake(folder, [`-DCMAKE_CUDA_COMPILER=${nvcc}`, `-DCMAKE_CUDA_HOST_COMPILER=${compiler.command}`, `-DCMAKE_CUDA_ARCHITECTURES=${archs}`],
+    [...options.cuda || !tests ? ['refit_cuda'] : [], ...tests ? ['cuda_tests'] : []], CUDA_SOURCES)
+  const seconds = ((Date.now() - started) / 1000).toFixed(1)
+  if (tests) say(`${join(folder, 'programs')} built for ${archs} in ${seconds} s`)
+  if (tests && !options.cuda) return
+  const to = join('prebuilds', `${process.platform}-${process.arch}`, 'librefit_cuda.so')
+  const changed = publish(join(folder, 'librefit_cuda.so'), to, tryCuda)
+  say(`${to} ${changed ? `built for ${archs} in ${seconds} s` : 'is up to date'}`)
+}
+
+function findNvcc () {
+  const candidates = [process.env.CUDA_HOME && join(process.env.CUDA_HOME, 'bin', 'nvcc'), 'nvcc', '/usr/local/cuda/bin/nvcc']
+  return candidates.find(command => command && output(command, ['--version']) !== '')
+}
+
+/** CMake's names: "90-real" has code for one kind of card, "120" PTX as well. */
+function cudaArchs () {
+  const wanted = process.env.REFIT_CUDA_ARCHS ?? ''
+  if (wanted === 'release') return [...RELEASE_ARCHS.slice(0, -1).map(arch => `${arch}-real`), RELEASE_ARCHS.at(-1)].join(';')
+  const archs = wanted !== ''
+    ? wanted.split(/[;, ]+/).filter(arch => arch !== '')
+    : output('nvidia-smi', ['--query-gpu=compute_cap', '--format=csv,noheader']).split('\n').map(line => line.trim().replace('.', '')).filter(arch => /^\d+$/.test(arch))
+  const bad = archs.find(arch => !/^\d{2,3}$/.test(arch) || Number(arch) < 80)
+  if (bad !== undefined) throw new Error(`REFIT_CUDA_ARCHS: expected compute capabilities of 80 or more, like "90" or "80;90;100;120", or "release"; got "${bad}"`)
+  return [...new Set(archs.length === 0 ? ['90'] : archs)].sort((a, b) => Number(a) - Number(b)).map(arch => `${arch}-real`).join(';')
+}
+
+/** The library must open where there is no driver, and say so. */
+function tryCuda (file) {
+  const addon = join(root, 'prebuilds', `${process.platform}-${process.arch}`, 'refit.node')
+  if (!existsSync(addon)) return { status: 0 }
+  const script = `const { runtimeCuda, error } = require(${JSON.stringify(addon)}).cudaCards(); if (runtimeCuda === '') { console.error(error); process.exit(1) }`
+  return spawnSync(process.execPath, ['-e', script], { encoding: 'utf8', env: { ...process.env, REFIT_CUDA_LIBRARY: file } })
+}
+
 // --- with CMake
 
-async function cmake (folder, flags, targets) {
-  if (!existsSync(join(folder, 'CMakeCache.txt'))) {
-    await tool('cmake', ['-S', 'native', '-B', folder, '-G', generator, `-DCMAKE_CXX_COMPILER=${compiler.command}`, ...flags])
+async function cmake (folder, flags, targets, from = 'native') {
+  const configure = ['-S', from, '-B', folder, '-G', generator, `-DCMAKE_CXX_COMPILER=${compiler.command}`, ...flags]
+  // Configured again only for other settings: it takes seconds.
+  const settings = join(folder, 'configured.json')
+  const same = existsSync(join(folder, 'CMakeCache.txt')) && existsSync(settings) && readFileSync(settings, 'utf8') === JSON.stringify(configure)
+  if (!same) {
+    await tool('cmake', configure)
+    writeFileSync(settings, JSON.stringify(configure))
   }
   await tool('cmake', ['--build', folder, '--parallel', String(PARALLEL), ...targets.flatMap(target => ['--target', target])])
 }
@@ -134,14 +213,14 @@ function bindingUnits (folder, faults) {
 async function plainAddon (folder, { file, faults }) {
   await link(join(folder, file), [...kernelUnits(folder), ...coreUnits(folder, faults), ...bindingUnits(folder, faults)],
     ['-shared', '-static-libstdc++', '-static-libgcc', '-Wl,-z,nodelete',
-      '-Wl,--version-script=native/binding/exports.map', '-pthread'])
+      '-Wl,--version-script=native/binding/exports.map', '-pthread', '-ldl'])
 }
 
 async function plainTests (folder) {
   const shared = [...kernelUnits(folder), ...coreUnits(folder, true)]
   for (const source of sources('test').filter(file => file.endsWith('_test.cc'))) {
     await link(join(folder, basename(source, '.cc')), [...shared, unit(join(folder, 'test'), source, ['-DREFIT_FAULTS'])],
-      ['-fsanitize=address,undefined', '-pthread'])
+      ['-fsanitize=address,undefined', '-pthread', '-ldl'])
   }
 }
 
@@ -202,11 +281,15 @@ function sources (folder) {
   return readdirSync(join('native', folder)).filter(file => file.endsWith('.cc')).sort().map(file => join('native', folder, file))
 }
 
+function tryAddon (file) {
+  const script = `const addon = require(${JSON.stringify(file)}); if (addon.isas().length === 0) process.exit(1)`
+  return spawnSync(process.execPath, ['-e', script], { encoding: 'utf8', env: { ...process.env, LD_BIND_NOW: '1' } })
+}
+
 /** Tries the binary in a process of its own, then puts it in place by a rename: a running process keeps the file it has loaded. */
-function publish (from, to) {
+function publish (from, to, trial = tryAddon) {
   if (existsSync(to) && statSync(to).mtimeMs >= statSync(from).mtimeMs) return false
-  const script = `const addon = require(${JSON.stringify(join(root, from))}); if (addon.isas().length === 0) process.exit(1)`
-  const tried = spawnSync(process.execPath, ['-e', script], { encoding: 'utf8', env: { ...process.env, LD_BIND_NOW: '1' } })
+  const tried = trial(join(root, from))
   if (tried.status !== 0) throw new Error(`${from} was built but does not load:\n${tried.stderr}`)
   mkdirSync(dirname(to), { recursive: true })
   const temporary = `${to}.${process.pid}`

@@ -1,7 +1,7 @@
 import { Pool } from 'undici'
 import { ClientError } from './client-error.ts'
 import { sseData } from './sse-reader.ts'
-import type { PauseMode } from './engine/rollout-engine.ts'
+import type { MemoryTag, PauseMode, ReleasedMemory } from './engine/rollout-engine.ts'
 import type { GenerateBody } from './http/generate-body.ts'
 import type { DiskUpdateBody } from './http/disk-update.ts'
 
@@ -129,8 +129,18 @@ export class RefitClient {
     return await this.#json('/server_info') as Record<string, unknown>
   }
 
-  /** The state of the engine; does not throw while it is torn or paused. */
-  async health (): Promise<{ status: 'ok' | 'paused' | 'torn' | 'unavailable', weight_version: string, paused: PauseMode | null, weights: { state: 'current' | 'torn', reason?: string, tensors?: string[] } }> {
+  /** Gives memory back; without tags all of it. Nothing generates until it is resumed. */
+  async releaseMemory (tags: MemoryTag[] = []): Promise<void> {
+    await this.#json('/release_memory_occupation', { method: 'POST', body: { tags }, admin: true })
+  }
+
+  /** Weights come back torn unless the server keeps a copy: write them before anything generates. */
+  async resumeMemory (tags: MemoryTag[] = []): Promise<void> {
+    await this.#json('/resume_memory_occupation', { method: 'POST', body: { tags }, admin: true })
+  }
+
+  /** The state of the engine; does not throw while it is torn, asleep or paused. */
+  async health (): Promise<{ status: 'ok' | 'paused' | 'torn' | 'asleep' | 'unavailable', weight_version: string, paused: PauseMode | null, released_memory: ReleasedMemory, weights: { state: 'current' | 'torn' | 'asleep', tags?: MemoryTag[], reason?: string, tensors?: string[] } }> {
     return await this.#json('/health') as never
   }
 

@@ -58,12 +58,14 @@ export const OPTIONS = {
     unset: 'the folder that holds the served model'
   },
   device: {
-    type: 'choice',
+    type: 'string',
     default: 'cpu',
     group: 'engine',
-    choices: ['cpu'],
-    refused: { cuda: 'this version computes on the CPU only; leave --device out, or use --device cpu' },
-    help: 'Where the model computes.'
+    value: 'cpu|cuda|cuda:N',
+    pattern: /^(cpu|cuda(:\d{1,4})?)$/,
+    takes: 'cpu, cuda or cuda:N',
+    spellings: { gpu: 'cuda', nvidia: 'cuda' },
+    help: 'Where the model computes: on the CPU, or on NVIDIA cards, rank 0 on card 0 (or N) of those that CUDA_VISIBLE_DEVICES shows. "refit devices" lists them.'
   },
   dtype: {
     type: 'choice',
@@ -72,7 +74,7 @@ export const OPTIONS = {
     choices: ['auto', 'bfloat16', 'float32'],
     spellings: { bf16: 'bfloat16', fp32: 'float32', f32: 'float32', float: 'float32' },
     refused: { float16: 'nothing computes in float16 here (checkpoints in float16 are converted on load); use bfloat16 or float32', half: 'nothing computes in float16 here (checkpoints in float16 are converted on load); use bfloat16 or float32' },
-    help: 'Dtype of weights and KV cache. auto: bfloat16, or float32 where the checkpoint is float32.'
+    help: 'Dtype of weights and KV cache. auto: bfloat16, or float32 on a CPU where the checkpoint is float32. Cards take bfloat16 only.'
   },
   tp: {
     type: 'integer',
@@ -81,7 +83,17 @@ export const OPTIONS = {
     max: 64,
     group: 'engine',
     aliases: ['tp-size', 'tensor-parallel-size'],
-    help: 'Tensor-parallel ranks; on a CPU they are virtual and share its threads.'
+    help: 'Tensor-parallel ranks, each on a card of its own; on a CPU they are virtual and share its threads.'
+  },
+  baseGpuId: {
+    type: 'integer',
+    default: null,
+    min: 0,
+    max: 1023,
+    group: 'engine',
+    value: 'N',
+    help: 'Card of rank 0 (as --device cuda:N); the other ranks take those behind it.',
+    unset: 'the one of --device, else 0'
   },
   threads: {
     type: 'integer',
@@ -104,11 +116,12 @@ export const OPTIONS = {
   },
   maxRunningRequests: {
     type: 'integer',
-    default: 64,
+    default: null,
     min: 1,
     max: 65536,
     group: 'engine',
-    help: 'Most requests that compute at the same time.'
+    help: 'Most requests that compute at the same time.',
+    unset: '64, on cards 256'
   },
   maxQueuedRequests: {
     type: 'integer',
@@ -130,23 +143,25 @@ export const OPTIONS = {
   },
   memFraction: {
     type: 'number',
-    default: 0.5,
+    default: null,
     min: 0.01,
     max: 0.95,
     group: 'engine',
     aliases: ['mem-fraction-static'],
     value: 'FRACTION',
-    help: 'Share of the free memory for weights and KV cache. No more is taken than --max-running-requests can fill.'
+    help: 'Share of the memory that is free at the start for weights and KV cache; with cards, of the fullest one. No more is taken than --max-running-requests can fill.',
+    unset: '0.5, on cards 0.85'
   },
   maxPrefillTokens: {
     type: 'integer',
-    default: 512,
+    default: null,
     min: 16,
     max: 2 ** 20,
     group: 'engine',
     aliases: ['chunked-prefill-size'],
     value: 'TOKENS',
-    help: 'Most new tokens computed in one step; a longer prompt is taken in chunks.'
+    help: 'Most new tokens computed in one step; a longer prompt is taken in chunks.',
+    unset: '512, on cards 4096'
   },
   pageSize: {
     type: 'integer',
@@ -173,7 +188,22 @@ export const OPTIONS = {
     max: 86400,
     group: 'engine',
     value: 'SECONDS',
-    help: 'Longest that a weight update waits for running requests and for updates before it.'
+    help: 'Longest that a weight update, or a release of memory, waits for running requests and for updates before it.'
+  },
+  enableWeightsCpuBackup: {
+    type: 'boolean',
+    default: false,
+    group: 'engine',
+    help: 'Weights whose memory is released keep a copy in host memory and come back whole. Else they come back torn, to be written by an update.'
+  },
+  watchdogTimeout: {
+    type: 'number',
+    default: 300,
+    min: 1,
+    max: 86400,
+    group: 'engine',
+    value: 'SECONDS',
+    help: 'Longest that one step may take: then the device counts as lost, requests fail and the process ends with exit code 70.'
   },
   host: {
     type: 'string',

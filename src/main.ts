@@ -5,9 +5,9 @@ import { suggest } from './config/suggest.ts'
 import { RefitError } from './errors.ts'
 import { packageRoot } from './root.ts'
 
-// The command line. Exit codes: 0 done · 1 failed · 2 asked for wrongly.
+// The command line. Exit codes: 0 done · 1 failed · 2 asked for wrongly · 70 a device was lost (src/cli/end-on-failure.ts).
 
-interface Command { summary: string, help: () => string, run: (args: string[]) => Promise<void> }
+interface Command { summary: string, help: () => string | Promise<string>, run: (args: string[]) => Promise<void> }
 
 const COMMANDS: Record<string, Command> = {
   serve: {
@@ -15,6 +15,11 @@ const COMMANDS: Record<string, Command> = {
     help: () => serveHelp(Math.min(process.stdout.columns ?? 100, 120)),
     // What a command needs is loaded with it: `--help` answers at once.
     run: async args => await (await import('./cli/serve.ts')).serve(args)
+  },
+  devices: {
+    summary: 'devices       Show the CUDA cards and libraries that can be used.',
+    help: async () => (await import('./cli/devices.ts')).DEVICES_HELP,
+    run: async args => await (await import('./cli/devices.ts')).devices(args)
   }
 }
 
@@ -36,10 +41,10 @@ async function main (args: string[]): Promise<void> {
     return
   }
   if (['--version', '-v', '-V', 'version'].includes(name)) return print(version() + '\n')
-  if (['--help', '-h', 'help'].includes(name)) return print(rest[0] === undefined ? HELP : find(rest[0]).help())
+  if (['--help', '-h', 'help'].includes(name)) return print(rest[0] === undefined ? HELP : await find(rest[0]).help())
   const command = find(name)
   const options = rest.includes('--') ? rest.slice(0, rest.indexOf('--')) : rest
-  if (options.includes('--help') || options.includes('-h')) return print(command.help())
+  if (options.includes('--help') || options.includes('-h')) return print(await command.help())
   await command.run(rest)
 }
 
@@ -65,5 +70,7 @@ try {
   // What the user can put right is said in words; the stack is for defects.
   const isKnown = error instanceof RefitError && error.code !== 'INTERNAL'
   process.stderr.write(`refit: ${isKnown ? error.message : error instanceof Error ? error.stack : String(error)}\n`)
+  // Every other way to end would wait for threads that are stuck in the device.
+  if (error instanceof RefitError && error.code === 'DEVICE_LOST') (await import('./engine/end-process.ts')).endProcess((await import('./cli/end-on-failure.ts')).LOST_DEVICE_EXIT)
   process.exit(error instanceof RefitError && error.code === 'CONFIG' ? 2 : 1)
 }

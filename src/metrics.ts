@@ -69,6 +69,13 @@ export class Metrics {
 
   observeFailedUpdate (torn: boolean): void { this.#updates.inc({ outcome: torn ? 'torn' : 'refused' }) }
 
+  /** Memory that trainers share: what was opened is closed again, and every reference that they hold for us is given back. */
+  watchShares (counts: Readonly<{ sharesReleased: number, filesOpened: number, filesClosed: number }>): void {
+    this.#counter('tensor_shares_released_total', 'References of tensor senders that were given back', () => counts.sharesReleased)
+    this.#counter('tensor_files_opened_total', 'Files of shared memory that were opened for updates from tensors', () => counts.filesOpened)
+    this.#counter('tensor_files_closed_total', 'Files of shared memory that were closed again', () => counts.filesClosed)
+  }
+
   pauseBegan (): void { this.#pausedSince ??= performance.now() }
 
   pauseEnded (): void {
@@ -87,6 +94,8 @@ export class Metrics {
     this.#gauge('weight_version', 'The digits that the weight version ends with (42 of "step-42"); NaN where it ends with none', () => trailingNumber(engine.weightVersion))
     this.#gauge('weight_epoch', 'Moves with every write of weights', () => engine.epoch)
     this.#gauge('weights_torn', '1 while weights are torn', () => Number(engine.weights.state === 'torn'))
+    this.#gauge('engine_asleep', '1 while memory of any kind is released', () => Number(Object.keys(engine.releasedMemory).length > 0))
+    this.#releasedMemory()
     this.#gauge('generation_paused', '1 while generation is paused', () => Number(engine.stats.paused !== null))
     this.#gauge('engine_step_seconds', 'Time of the last step', () => engine.stats.stepMs / 1000)
     this.#counter('prompt_tokens_total', 'Prompt tokens', () => engine.stats.promptTokens)
@@ -101,6 +110,18 @@ export class Metrics {
 
   #gauge (name: string, help: string, read: () => number): void {
     const gauge: Gauge = new Gauge({ name: `refit:${name}`, help, registers: [this.registry], collect: () => gauge.set(read()) })
+  }
+
+  #releasedMemory (): void {
+    const gauge: Gauge<'tag'> = new Gauge({
+      name: 'refit:memory_released_bytes',
+      help: 'Bytes given back to the system on request, by kind of memory',
+      labelNames: ['tag'],
+      registers: [this.registry],
+      collect: () => {
+        for (const tag of ['weights', 'kv_cache', 'cuda_graph'] as const) gauge.set({ tag }, this.#engine.releasedMemory[tag] ?? 0)
+      }
+    })
   }
 
   #counter (name: string, help: string, read: () => number): void {

@@ -1,5 +1,6 @@
 import { createRequire } from 'node:module'
 import { existsSync } from 'node:fs'
+import { dirname, join } from 'node:path'
 import { packageRoot } from './root.ts'
 import { RefitError } from './errors.ts'
 
@@ -36,12 +37,25 @@ export interface NativeArch {
 }
 
 export interface CoreConfig {
-  device: 'cpu'
+  device: 'cpu' | 'cuda'
   /** Tensor-parallel ranks (virtual ones on a CPU). */
   ranks: number
+  /** CUDA: the card of each rank, an ordinal as `cudaCards` counts them; default 0, 1, ... */
+  cards?: number[]
+  /** CUDA, for tests: several ranks may use one card. */
+  shareCards?: boolean
+  /** CUDA: how long a card may be stuck in one operation before it counts as lost; default `$REFIT_WATCHDOG_SECONDS`, else 60. */
+  watchdogSeconds?: number
+  /**
+   * CUDA: the most new tokens (default 8192) and sequences that one step brings, and the most tokens that a sequence grows to (default
+   * what the pages hold). Activations are sized by them; a step beyond them is refused.
+   */
+  maxStepTokens?: number
+  maxStepSequences?: number
+  maxContext?: number
   /** Threads that compute, the caller of `step` included. */
   threads: number
-  /** Dtype of parameters and KV cache. */
+  /** Dtype of parameters and KV cache; CUDA takes bfloat16 alone. */
   dtype: 'bfloat16' | 'float32'
   /** Force a kernel set (`scalar`, `avx2`, `avx512`, `avx512bf16`); default the best this CPU has. */
   isa?: string
@@ -53,6 +67,7 @@ export interface CoreConfig {
 }
 
 export interface CoreInfo {
+  /** The kernel set of a CPU; of CUDA the cards and what computes on them, in words. */
   isa: string
   threads: number
   /** Bytes reserved for parameters (all ranks) and for the KV cache. */
@@ -121,8 +136,8 @@ export interface StepResult {
 /** Where bytes of a write come from: an open file, or memory that stays referenced until the write has ended. */
 export type NativeSource = { fd: number } | { buffer: Uint8Array }
 
-/** Fields of one tensor in `WriteJob.tensors`: source index · byte offset of element [0, 0] · dtype number · rows · cols · bytes from row to row. */
-export const TENSOR_FIELDS = 6
+/** Fields of one tensor in `WriteJob.tensors`: source index · byte offset of element [0, 0] · dtype number · rows · cols · bytes from row to row · bytes from column to column (the element's size but for transposed and stepped views). */
+export const TENSOR_FIELDS = 7
 /** Fields of one rectangle in `WriteJob.rects` and `checksum`: tensor index · rank · parameter id · srcRow · srcCol · rows · cols · dstRow · dstCol (elements). */
 export const RECT_FIELDS = 9
 
@@ -148,21 +163,97 @@ export interface WriteOutcome {
   error?: { message: string, tensor: number }
 }
 
-/** A fault to arm in a test build: at the k-th pass of the named point. */
-export interface Fault { point: 'read' | 'copy' | 'alloc', at: number, action: 'fail' | 'stall' | 'die', stallMs?: number }
+/** Kinds of memory that can be released apart from each other (bits; the names are SGLang's). */
+export const MEMORY_TAGS = { weights: 1, kv_cache: 2, cuda_graph: 4 } as const
+export type MemoryTag = keyof typeof MEMORY_TAGS
+
+/**
+ * `code` of errors that the addon throws or rejects with, where there is one. DEVICE_LOST: a card can compute no more or a rank is
+ * stuck; the process must end (`endProcess`), and closing the core is not needed. NO_MEMORY: nothing has changed, or stays released.
+ */
+export type NativeErrorCode = 'DEVICE_LOST' | 'NO_MEMORY'
+
+export interface CudaCard {
+  /** As the CUDA runtime counts after CUDA_VISIBLE_DEVICES. */
+  ordinal: number
+  name: string
+  /** `GPU-` and 32 hexadecimal digits in groups, as nvidia-smi prints it. */
+  uuid: string
+  /** `0000:3b:00.0` */
+  pciBusId: string
+  /** `9.0` */
+  computeCapability: string
+  multiprocessors: number
+  totalBytes: number
+  freeBytes: number
+  /** Memory can be released and come back at the same addresses. */
+  virtualMemory: boolean
+  /** The card uses the system's memory. */
+  integrated: boolean
+  /** Why this library cannot compute on it (too old, no kernels for it). */
+  error?: string
+}
+
+/** A library that is looked for at run time. */
+export interface CudaLibrary {
+  name: 'cuBLASLt' | 'NCCL'
+  /** Where it was found, and its version; absent where it is missing. */
+  path?: string
+  version?: string
+  /** Why it is missing: every place tried. */
+  tried?: string
+}
+
+export interface CudaCards {
+  /** Why no card can be used at all, in a sentence with its cure. Then `cards` is empty. */
+  error?: string
+  /** `13.0`: the newest CUDA that the driver knows, and the one that the library was built with. Empty where unknown. */
+  driverCuda: string
+  runtimeCuda: string
+  /** `580.65.06`: the kernel module's version; empty where there is none. */
+  driverVersion: string
+  /** What kernels are there for, `90` or `80, 90, 100, 120, 120 (PTX)`. */
+  architectures: string
+  cards: CudaCard[]
+  /** [from][to] whether a card reaches another's memory. */
+  peerAccess: boolean[][]
+  libraries: CudaLibrary[]
+}
+
+/** What a core with this configuration needs of each of its cards, in bytes. */
+export interface CudaMemoryPlan {
+  weightBytes: number
+  kvBytes: number
+  /** Activations, logits and workspace. */
+  scratchBytes: number
+  /** What is never released: exchange between cards, step blocks, and what the driver and its libraries take (estimated). */
+  fixedBytes: number
+}
+
+/** A fault to arm in a test build: at the k-th pass of the named point. A step that fails is lost with its device. */
+export interface Fault { point: 'read' | 'copy' | 'alloc' | 'step', at: number, action: 'fail' | 'stall' | 'die', stallMs?: number }
 
 export interface NativeAddon {
   /** True in a build with fault points. */
   faults: boolean
   /** Kernel sets this CPU can run, best first. Any thread. */
   isas: () => string[]
+  /**
+   * Any thread. Opens the CUDA library and looks at the cards; what is wrong is said in `error`. A broken driver may crash the
+   * process here: try it in a child process first.
+   */
+  cudaCards: () => CudaCards
+  /** Any thread. Throws as `createCore` does for a bad configuration; touches no card. */
+  cudaMemoryPlan: (config: CoreConfig) => CudaMemoryPlan
+  /** Ends the process at once, without handlers and destructors: those would wait for a card that is stuck. */
+  endProcess: (exitCode: number) => never
   /** Worker thread. Allocates parameters (zeroed) and KV cache; throws Error with a message on bad config or no memory. */
   createCore: (config: CoreConfig) => number
   /** Worker thread; after it the handle is unknown. Waits for writes under way. */
   closeCore: (handle: number) => void
   /** Any thread. */
   coreInfo: (handle: number) => CoreInfo
-  /** Worker thread, synchronous. Throws on a malformed batch. */
+  /** Worker thread, synchronous. Throws on a malformed batch; with code DEVICE_LOST (see NativeErrorCode). */
   step: (handle: number, batch: StepBatch) => StepResult
   /** Main thread, gate shut. Runs on the core's own threads, not on libuv's. */
   write: (handle: number, job: WriteJob) => Promise<WriteOutcome>
@@ -170,21 +261,48 @@ export interface NativeAddon {
   read: (handle: number, rank: number, param: number, row: number, col: number, rows: number, cols: number) => Promise<Uint8Array>
   /**
    * Main thread, gate shut. Per rectangle the partial checksum of docs/checksum.md: the sum over its elements of
-   * mix(index in the checkpoint tensor, stored bits), mod 2^64. `tensorCols` has one entry per tensor named by the rectangles.
+   * stored bits times key(index in the checkpoint tensor), mod 2^64. `tensorCols` has one entry per tensor named by the rectangles.
    */
   checksum: (handle: number, rects: Float64Array, tensorCols: Float64Array) => Promise<BigUint64Array>
   /** Main thread, gate shut. Fills every parameter with position-dependent noise (padding rows stay zero is not promised). */
   scramble: (handle: number, seed: bigint) => Promise<void>
+  /**
+   * Main thread, gate shut. Gives the physical memory behind the tags (MEMORY_TAGS bits) back to the system; addresses stay. With
+   * `keepWeights` the weights' bytes are kept in host memory (NO_MEMORY changes nothing). Tags that are released already are left
+   * alone. Resolves to the bytes given back.
+   */
+  release: (handle: number, tags: number, keepWeights: boolean) => Promise<number>
+  /**
+   * Main thread, gate shut. Puts memory behind the tags again: kept weights have their bytes, all else is undefined. What could not
+   * be had stays released (NO_MEMORY). Resolves to whether weights have their bytes.
+   */
+  resume: (handle: number, tags: number) => Promise<boolean>
+  /**
+   * Any thread. Takes references from the count (int32) at the start of a shared-memory file of torch's, never below 0; returns what is
+   * left. Throws where the file is shorter than its header.
+   */
+  dropFileReferences: (fd: number, references: number) => number
+  /** The same, by one, for a slot of a file that counts CUDA shares (int64 each, from byte 64 on). */
+  dropCudaReference: (fd: number, slot: number) => number
   /** Test builds only. */
   armFault?: (fault: Fault | null) => void
 }
 
 let loaded: NativeAddon | undefined
 
+function addonPath (): string {
+  return process.env.REFIT_NATIVE ?? `${packageRoot}/prebuilds/${process.platform}-${process.arch}/refit.node`
+}
+
+/** The CUDA library that the addon opens on the first request for a card: `$REFIT_CUDA_LIBRARY`, else beside the addon. It need not be there. */
+export function cudaLibraryPath (): string {
+  return process.env.REFIT_CUDA_LIBRARY ?? join(dirname(addonPath()), 'librefit_cuda.so')
+}
+
 /** Loads the addon on first use: `$REFIT_NATIVE`, else the binary that `npm run build:native` made for this platform. */
 export function native (): NativeAddon {
   if (loaded !== undefined) return loaded
-  const path = process.env.REFIT_NATIVE ?? `${packageRoot}/prebuilds/${process.platform}-${process.arch}/refit.node`
+  const path = addonPath()
   if (!existsSync(path)) throw new RefitError('NATIVE_MISSING', `${path} does not exist; run "npm run build:native" in ${packageRoot} (it needs a C++20 compiler)`)
   loaded = createRequire(import.meta.url)(path) as NativeAddon
   return loaded

@@ -4,12 +4,14 @@ import control from '../routes/control.ts'
 import generate from '../routes/generate.ts'
 import health from '../routes/health.ts'
 import info from '../routes/info.ts'
+import memory from '../routes/memory.ts'
 import metricsRoutes from '../routes/metrics.ts'
 import chat from '../routes/openai-chat.ts'
 import completions from '../routes/openai-completions.ts'
 import models from '../routes/openai-models.ts'
 import tokenize from '../routes/tokenize.ts'
 import weights from '../routes/weights.ts'
+import tensors from '../routes/weights-tensor.ts'
 import { guard } from './auth.ts'
 import type { RolloutEngine } from './engine/rollout-engine.ts'
 import { installBodyParsers } from './http/body-parser.ts'
@@ -22,6 +24,7 @@ import { validatorCompiler } from './http/validation.ts'
 import { packageVersion } from './http/version.ts'
 import { Metrics } from './metrics.ts'
 import { openDiskSource } from './sources/disk.ts'
+import { TensorReceiver } from './sources/tensor-receiver.ts'
 import { loadTokenizer } from './text/tokenizer.ts'
 import type { Tokenizer } from './text/tokenizer.ts'
 
@@ -39,7 +42,10 @@ export interface RefitPluginOptions {
   maxBatch?: number
 }
 
-const ROUTES: Routes[] = [generate, health, info, control, weights, completions, chat, models, tokenize, metricsRoutes]
+/** When the thread that reads tensors is started, if no request has been there before. */
+const WARM_AFTER_MS = 1000
+
+const ROUTES: Routes[] = [generate, health, info, control, memory, weights, tensors, completions, chat, models, tokenize, metricsRoutes]
 
 /**
  * A rollout server as a Fastify plugin: `app.register(refit, { engine, prefix: '/rollout' })`. Encapsulated: validators, parsers,
@@ -49,6 +55,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   const { engine } = options
   if (engine === undefined) throw new TypeError('refit needs an engine: app.register(refit, { engine: await createEngine(model) })')
   const roots = options.modelRoots ?? defaultRoots(engine.info.modelPath)
+  const receiver = new TensorReceiver({ ranks: engine.info.ranks, device: engine.info.device })
   const context: RouteContext = {
     engine,
     tokenizer: options.tokenizer === undefined ? await loadTokenizer(engine.info.modelPath) : options.tokenizer,
@@ -56,6 +63,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
     metrics: new Metrics(engine),
     maxBatch: options.maxBatch ?? MAX_BATCH,
     openCheckpoint: async path => await openDiskSource(path, { roots }),
+    tensors: receiver,
     loaded: { modelPath: engine.info.modelPath, loadFormat: 'auto' },
     version: packageVersion(),
     startedAt: Date.now() / 1000
@@ -75,7 +83,14 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   guard(app, options)
   logUnknownFields(app)
   app.addHook('onRoute', route => { route.bodyLimit ??= BODY_LIMIT })
-  app.addHook('onClose', async () => { context.metrics.close() })
+  context.metrics.watchShares(receiver.counts)
+  // Once the start is over; a server that ends before has no use for it.
+  const warming = setTimeout(() => { receiver.start() }, WARM_AFTER_MS).unref()
+  app.addHook('onClose', async () => {
+    clearTimeout(warming)
+    await receiver.close()
+    context.metrics.close()
+  })
   for (const routes of ROUTES) await app.register(routes, { context })
 }
 

@@ -77,6 +77,19 @@ t.test('errors of the server carry status, code and its words, also in mid-strea
   })(), { name: 'ClientError', status: 503, code: 'ENGINE_TORN', message: 'a read failed' })
 })
 
+t.test('memory is released and resumed, and its state read back', async t => {
+  const { url, engine } = await routeApp(t)
+  const client = new RefitClient(url)
+  t.teardown(async () => await client.close())
+  await client.releaseMemory()
+  t.match(await client.health(), { status: 'asleep', weights: { state: 'asleep' }, released_memory: { weights: 1000, kv_cache: 1000, cuda_graph: 1000 } })
+  await t.rejects(client.generate({ input_ids: [5] }), { status: 503, code: 'ENGINE_ASLEEP' })
+  await client.resumeMemory(['weights'])
+  await client.resumeMemory(['kv_cache', 'cuda_graph'])
+  t.match(await client.health(), { status: 'ok', released_memory: {} })
+  t.same(engine.calls, ['release []', 'resume ["weights"]', 'resume ["kv_cache","cuda_graph"]'])
+})
+
 t.test('a server that is not there is an error that names the call', async t => {
   const client = new RefitClient('http://127.0.0.1:1')
   t.teardown(async () => await client.close())

@@ -11,6 +11,7 @@ import { fileURLToPath } from 'node:url'
 import { packageRoot } from '../src/root.ts'
 
 const isSource = import.meta.url.endsWith('.ts')
+const FAULTY = join(packageRoot, 'build/faults/refit.node')
 const MAIN = [...isSource ? process.execArgv : [], fileURLToPath(new URL(`../src/main${isSource ? '.ts' : '.js'}`, import.meta.url))]
 const MODEL = join(packageRoot, 'test', 'goldens', 'qwen3')
 const ENVIRONMENT = { PATH: process.env.PATH, HOME: '/nonexistent' }
@@ -21,8 +22,8 @@ function refit (...args: string[]): { status: number | null, stdout: string, std
   return spawnSync(process.execPath, [...MAIN, ...args], { encoding: 'utf8', env: ENVIRONMENT })
 }
 
-async function serve (t: Test, args: string[], env: Record<string, string> = {}): Promise<Server> {
-  const child = spawn(process.execPath, [...MAIN, 'serve', MODEL, '--port', '0', '--threads', '1', ...args], { env: { ...ENVIRONMENT, ...env }, stdio: ['ignore', 'pipe', 'pipe'] })
+async function serve (t: Test, args: string[], env: Record<string, string> = {}, options: string[] = []): Promise<Server> {
+  const child = spawn(process.execPath, [...options, ...MAIN, 'serve', MODEL, '--port', '0', '--threads', '1', ...args], { env: { ...ENVIRONMENT, ...env }, stdio: ['ignore', 'pipe', 'pipe'] })
   t.teardown(() => child.kill('SIGKILL'))
   const exit = once(child, 'exit')
   const lines: Record<string, any>[] = []
@@ -138,3 +139,36 @@ t.test('a second signal ends at once', async t => {
   t.same(await exit, [1, null])
   t.equal(await waiting, 'cut')
 })
+
+t.test('devices says why no card can be used, in words or JSON, and ends with 1', async t => {
+  const env = { ...ENVIRONMENT, REFIT_CUDA_LIBRARY: '/nonexistent/librefit_cuda.so' }
+  const run = (...args: string[]) => spawnSync(process.execPath, [...MAIN, 'devices', ...args], { encoding: 'utf8', env })
+  t.match(run(), { status: 1, stdout: /^no card can be used: .*\/nonexistent\/librefit_cuda\.so does not exist/, stderr: '' })
+  const { status, stdout } = run('--json')
+  t.equal(status, 1)
+  t.match(JSON.parse(stdout), { cards: [], error: /does not exist/ })
+  t.match(run('--jason'), { status: 2, stderr: /--jason: unknown option/ })
+  t.match(refit('devices', '--help'), { status: 0, stdout: /Usage: refit devices/ })
+  t.match(spawnSync(process.execPath, [...MAIN, 'serve', MODEL, '--device', 'cuda'], { encoding: 'utf8', env }), { status: 2, stderr: /^refit: --device cuda: .*does not exist.*\n$/ })
+})
+
+/** Runs before the program: the k-th step of the engine fails or stalls. */
+function faultAtStep (fault: object): string[] {
+  const source = `import { createRequire } from 'node:module'; createRequire(${JSON.stringify(FAULTY)})(${JSON.stringify(FAULTY)}).armFault(${JSON.stringify(fault)})`
+  return ['--import', `data:text/javascript,${encodeURIComponent(source)}`]
+}
+
+for (const [how, fault, args, message] of [
+  ['fails', { point: 'step', at: 4, action: 'fail' }, [], /^device lost: injected fault: rank 0 is lost in a step; requests in the step: met. Ending with exit code 70$/],
+  ['never ends', { point: 'step', at: 4, action: 'stall', stallMs: 600_000 }, ['--watchdog-timeout', '1'], /^device lost: a step has not ended within 1 s \(--watchdog-timeout\); requests in the step: met. Ending with exit code 70$/]
+] as const) {
+  t.test(`a step that ${how} fails its request in words, is one fatal line, and ends the process with 70`, async t => {
+    const { url, lines, exit } = await serve(t, [...args], { REFIT_NATIVE: FAULTY }, faultAtStep(fault))
+    const reply = await post(`${url}/generate`, { input_ids: [1, 2, 3], rid: 'met', sampling_params: { max_new_tokens: 100, ignore_eos: true } })
+    t.match(reply, { status: 503, body: { error: { code: 'DEVICE_LOST' } } })
+    t.same(await exit, [70, null])
+    const fatal = lines.filter(({ level }) => level === 60)
+    t.equal(fatal.length, 1)
+    t.match(fatal[0], { code: 'DEVICE_LOST', msg: message })
+  })
+}

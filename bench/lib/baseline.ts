@@ -1,6 +1,7 @@
-import { execFileSync, spawnSync } from 'node:child_process'
+import { execFileSync, spawn, spawnSync } from 'node:child_process'
 import { existsSync, mkdirSync } from 'node:fs'
 import { join } from 'node:path'
+import { createInterface } from 'node:readline'
 import { packageRoot } from '../../src/root.ts'
 
 let built = false
@@ -34,8 +35,28 @@ function python (): string {
   return process.env.REFIT_PYTHON ?? (existsSync(own) ? own : 'python3')
 }
 
+/** A Python process that holds the same model and updates it when told to: `update(folder)` answers with its milliseconds. */
+export async function pythonUpdates (model: string, threads: number): Promise<{ update: (folder: string) => Promise<number>, end: () => void }> {
+  const child = spawn(python(), [join(packageRoot, 'bench/python/transformers_bench.py'), model, String(threads), 'turns'],
+    { env: { ...process.env, OMP_NUM_THREADS: String(threads) }, stdio: ['pipe', 'pipe', 'inherit'] })
+  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]()
+  const next = async (): Promise<number[]> => {
+    const { value, done } = await lines.next()
+    if (done === true) throw new Error('the Python process has ended')
+    return (JSON.parse(value) as { ms: number[] }).ms
+  }
+  await next()
+  return {
+    update: async (folder) => {
+      child.stdin.write(`${folder}\n`)
+      return (await next())[0]!
+    },
+    end: () => { child.stdin.end() }
+  }
+}
+
 /** Runs bench/python/transformers_bench.py (in the Python of `checkPython`); medians in milliseconds. */
-export function transformers (model: string, threads: number, ...what: ('prefill' | 'decode' | 'update')[]): Record<string, number> {
+export function transformers (model: string, threads: number, ...what: ('prefill' | 'decode')[]): Record<string, number> {
   const output = execFileSync(python(), [join(packageRoot, 'bench/python/transformers_bench.py'), model, String(threads), ...what],
     { encoding: 'utf8', env: { ...process.env, OMP_NUM_THREADS: String(threads) }, stdio: ['ignore', 'pipe', 'inherit'] })
   const rows = output.trim().split('\n').map(line => JSON.parse(line) as { what: string, ms: number[] })

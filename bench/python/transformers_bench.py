@@ -1,7 +1,8 @@
 """The same model through transformers on torch's CPU kernels: prefill, batched decode, and an update in place.
 
-usage: transformers_bench.py MODEL_DIR THREADS [prefill|decode|update ...]
-Prints one JSON line per measurement: {"what", "ms": [each round]}.
+usage: transformers_bench.py MODEL_DIR THREADS [prefill|decode|turns ...]
+Prints one JSON line per measurement: {"what", "ms": [each round]}. `turns` updates the model once from each folder that
+comes on a line of the standard input, and answers each with a line.
 """
 import glob
 import json
@@ -48,18 +49,17 @@ def decode(batch=16, prompt=32, steps=16):
 
 
 @torch.inference_mode()
-def update(rounds=5):
+def turns():
     parameters = dict(model.named_parameters())
-    times = []
-    for _ in range(rounds + 1):
+    report("ready", [])
+    for line in sys.stdin:
         start = time.perf_counter()
-        for file in sorted(glob.glob(folder + "/*.safetensors")):
+        for file in sorted(glob.glob(line.rstrip("\n") + "/*.safetensors")):
             for name, tensor in load_file(file).items():
                 if name in parameters:
                     parameters[name].copy_(tensor)
-        times.append(time.perf_counter() - start)
-    report("update", times[1:])
+        report("update", [time.perf_counter() - start])
 
 
 for name in wanted:
-    {"prefill": prefill, "decode": decode, "update": update}[name]()
+    {"prefill": prefill, "decode": decode, "turns": turns}[name]()

@@ -1,16 +1,21 @@
 // The exports of the addon: src/native.ts describes each, and which thread may call it.
+#include <unistd.h>
+
 #include <memory>
 #include <new>
-#include <stdexcept>
 
 #include "binding/config.h"
 #include "binding/core.h"
+#include "binding/cuda.h"
 #include "binding/env_state.h"
+#include "binding/error_code.h"
 #include "binding/fault_control.h"
 #include "binding/fields.h"
 #include "binding/napi_setup.h"
+#include "binding/shared.h"
 #include "binding/step.h"
 #include "binding/weights.h"
+#include "core/memory_error.h"
 #include "cpu/kernels.h"
 
 namespace refit::binding {
@@ -25,18 +30,25 @@ Napi::Value isas(const Napi::CallbackInfo& info) {
   return out;
 }
 
+[[noreturn]] void throw_no_memory(const CoreConfig& config) {
+  double bytes = 0;
+  for (const Param& param : config.params) bytes += static_cast<double>(param.rows) * static_cast<double>(param.cols);
+  bytes *= static_cast<double>(size_of(config.dtype)) * config.ranks;
+  throw NoMemory("not enough memory for " + std::to_string(static_cast<uint64_t>(bytes / 1e6)) + " MB of weights and " +
+                 std::to_string(config.pages) + " KV pages of " + std::to_string(config.page_size) + " tokens");
+}
+
 Napi::Value create_core(const Napi::CallbackInfo& info) {
   const CoreConfig config = parse_config(info[0]);
-  try {
-    return Napi::Number::New(info.Env(), register_core(std::make_shared<Core>(config)));
-  } catch (const std::bad_alloc&) {
-    double bytes = 0;
-    for (const Param& param : config.params) bytes += static_cast<double>(param.rows) * static_cast<double>(param.cols);
-    bytes *= static_cast<double>(size_of(config.dtype)) * config.ranks;
-    throw std::runtime_error("not enough memory for " + std::to_string(static_cast<uint64_t>(bytes / 1e6)) +
-                             " MB of weights and " + std::to_string(config.pages) + " KV pages of " +
-                             std::to_string(config.page_size) + " tokens");
-  }
+  return with_error_code(info.Env(), [&]() -> Napi::Value {
+    try {
+      return Napi::Number::New(info.Env(), register_core(std::make_shared<Core>(config)));
+    } catch (const NoMemory&) {
+      throw;  // it says more than we know
+    } catch (const std::bad_alloc&) {
+      throw_no_memory(config);
+    }
+  });
 }
 
 void close_core(const Napi::CallbackInfo& info) { remove_core(handle_of(info))->close(); }
@@ -61,6 +73,8 @@ Napi::Value core_info(const Napi::CallbackInfo& info) {
   return out;
 }
 
+void end_process(const Napi::CallbackInfo& info) { _exit(static_cast<int>(to_integer(info[0], "exitCode", 0, 255))); }
+
 Napi::Object init(Napi::Env env, Napi::Object exports) {
   EnvState::attach(env);
   const auto add = [&](const char* name, auto function) {
@@ -68,6 +82,9 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   };
   exports.Set("faults", kFaults);
   add("isas", isas);
+  add("cudaCards", cuda_cards);
+  add("cudaMemoryPlan", cuda_memory_plan);
+  add("endProcess", end_process);
   add("createCore", create_core);
   add("closeCore", close_core);
   add("coreInfo", core_info);
@@ -76,6 +93,10 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("read", read);
   add("checksum", checksum);
   add("scramble", scramble);
+  add("release", release);
+  add("resume", resume);
+  add("dropFileReferences", drop_file_references);
+  add("dropCudaReference", drop_cuda_reference);
   export_faults(env, exports);
   return exports;
 }

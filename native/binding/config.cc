@@ -49,15 +49,44 @@ DType parse_dtype(const Napi::Value& value) {
   throw Napi::RangeError::New(value.Env(), "config.dtype: expected \"bfloat16\" or \"float32\", got \"" + name + '"');
 }
 
+// The fields that CUDA alone has. All may be absent.
+void parse_cuda(const Napi::Object& object, CoreConfig& config) {
+  const std::string path = "config.";
+  if (const Napi::Value cards = object.Get("cards"); !cards.IsUndefined()) {
+    const Napi::Array list = to_array(cards, "config.cards");
+    for (uint32_t i = 0; i < list.Length(); i++) {
+      const std::string name = "config.cards[" + std::to_string(i) + "]";
+      config.cards.push_back(static_cast<int>(to_integer(list[i], name, 0, 1023)));
+    }
+  }
+  if (const Napi::Value share = object.Get("shareCards"); !share.IsUndefined()) {
+    config.share_cards = to_boolean(share, "config.shareCards");
+  }
+  if (const Napi::Value seconds = object.Get("watchdogSeconds"); !seconds.IsUndefined()) {
+    config.watchdog_seconds = to_number(seconds, "config.watchdogSeconds");
+    if (!(config.watchdog_seconds > 0)) {
+      throw Napi::RangeError::New(object.Env(),
+                                  "config.watchdogSeconds: expected more than 0, got " + describe(seconds));
+    }
+  }
+  const auto limit = [&](const char* name) {
+    return object.Get(name).IsUndefined() ? 0 : integer(object, path, name, 1, kMaxInt);
+  };
+  config.max_step_tokens = limit("maxStepTokens");
+  config.max_step_sequences = limit("maxStepSequences");
+  config.max_context = limit("maxContext");
+}
+
 }  // namespace
 
 CoreConfig parse_config(const Napi::Value& value) {
   const Napi::Object object = to_object(value, "config");
   const std::string device = to_string(object.Get("device"), "config.device");
-  if (device != "cpu") {
-    throw Napi::RangeError::New(value.Env(), "config.device: expected \"cpu\", got \"" + device + '"');
+  if (device != "cpu" && device != "cuda") {
+    throw Napi::RangeError::New(value.Env(), "config.device: expected \"cpu\" or \"cuda\", got \"" + device + '"');
   }
   CoreConfig config;
+  config.device = device;
   config.ranks = integer(object, "config.", "ranks", 1, 1024);
   config.threads = integer(object, "config.", "threads", 1, 1024);
   config.dtype = parse_dtype(object.Get("dtype"));
@@ -76,6 +105,7 @@ CoreConfig parse_config(const Napi::Value& value) {
   }
   config.pages = integer(object, "config.", "pages", 0, kMaxInt);
   config.page_size = integer(object, "config.", "pageSize", 1, 65536);
+  if (device == "cuda") parse_cuda(object, config);
   return config;
 }
 

@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "core/cuda_library.h"
+
 namespace refit::binding {
 namespace {
 
@@ -29,7 +31,9 @@ Registry& registry() {
 
 }  // namespace
 
-Core::Core(CoreConfig config) : config_(std::move(config)), device_(make_cpu_device(config_)) {
+Core::Core(CoreConfig config)
+    : config_(std::move(config)),
+      device_(config_.device == "cuda" ? make_cuda_device(config_) : make_cpu_device(config_)) {
   // Signals belong to the host program's threads.
   sigset_t all;
   sigset_t before;

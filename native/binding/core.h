@@ -14,7 +14,7 @@ namespace refit::binding {
 
 class Core {
  public:
-  // Throws what make_cpu_device throws.
+  // Throws what make_cpu_device or make_cuda_device throws.
   explicit Core(CoreConfig config);
   // Closes. Never on the writer thread itself, so jobs must not own their core.
   ~Core();

@@ -3,6 +3,8 @@
 #include <exception>
 #include <utility>
 
+#include "binding/error_code.h"
+
 namespace refit::binding {
 
 void EnvState::attach(Napi::Env env) { env.SetInstanceData(new EnvState(env)); }
@@ -28,6 +30,7 @@ Napi::Promise EnvState::submit(Napi::Env env, const std::shared_ptr<Core>& core,
       raw->with_device([&](Device& device) { task->run(device, port->cancel); });
     } catch (const std::exception& e) {
       task->error = e.what();
+      task->error_code = error_code(e);
     } catch (...) {
       task->error = "a native exception was thrown";
     }
@@ -68,7 +71,7 @@ void EnvState::settle(Napi::Env env, const Ticket& ticket) {
   pending_.erase(found);
   if (pending_.empty()) port_->tsfn.Unref(env);
   if (!ticket.task->error.empty()) {
-    pending.deferred.Reject(Napi::Error::New(env, ticket.task->error).Value());
+    pending.deferred.Reject(coded_error(env, ticket.task->error, ticket.task->error_code).Value());
     return;
   }
   try {

@@ -25,8 +25,8 @@ class Task {
 
   // True where `run` touches memory of JavaScript objects: the environment then waits for it before it ends.
   bool borrows = false;
-  // Set when run threw.
-  std::string error;
+  // Set when run threw; the code is empty where the error has none (NativeErrorCode in src/native.ts).
+  std::string error, error_code;
 };
 
 class EnvState {

@@ -29,7 +29,8 @@ void arm_fault(const Napi::CallbackInfo& info) {
   }
   const Napi::Object object = to_object(info[0], "fault");
   const auto point =
-      choose<Point>(object, "point", {{"read", Point::kRead}, {"copy", Point::kCopy}, {"alloc", Point::kAlloc}});
+      choose<Point>(object, "point",
+                    {{"read", Point::kRead}, {"copy", Point::kCopy}, {"alloc", Point::kAlloc}, {"step", Point::kStep}});
   const auto action =
       choose<Action>(object, "action", {{"fail", Action::kFail}, {"stall", Action::kStall}, {"die", Action::kDie}});
   const int64_t at = to_integer(object.Get("at"), "fault.at", 1, kMaxSafe);

@@ -1,7 +1,9 @@
 #include "binding/step.h"
 
 #include "binding/core.h"
+#include "binding/error_code.h"
 #include "binding/fields.h"
+#include "core/fault.h"
 #include "core/step.h"
 
 namespace refit::binding {
@@ -57,7 +59,12 @@ Napi::Value step(const Napi::CallbackInfo& info) {
   const auto core = find_core(static_cast<int>(to_integer(info[0], "handle", 0, 0x7fffffff)));
   const StepBatch batch = parse_batch(to_object(info[1], "batch"));
   StepResult result;
-  core->with_device([&](Device& device) { device.step(batch, result); });
+  with_error_code(env, [&] {
+    core->with_device([&](Device& device) {
+      if (REFIT_FAULT(kStep)) throw DeviceLost("injected fault: rank 0 is lost in a step");
+      device.step(batch, result);
+    });
+  });
   Napi::Object out = Napi::Object::New(env);
   out.Set("tokens", from_vector(env, result.tokens));
   out.Set("logprobs", from_vector(env, result.logprobs));

@@ -89,6 +89,35 @@ class ScrambleTask : public Task {
   const uint64_t seed_;
 };
 
+class ReleaseTask : public Task {
+ public:
+  ReleaseTask(uint32_t tags, bool keep_weights) : tags_(tags), keep_weights_(keep_weights) {}
+  void run(Device& device, const std::atomic<bool>&) override { bytes_ = device.release_memory(tags_, keep_weights_); }
+  Napi::Value result(Napi::Env env, const Held&) override {
+    return Napi::Number::New(env, static_cast<double>(bytes_));
+  }
+
+ private:
+  const uint32_t tags_;
+  const bool keep_weights_;
+  uint64_t bytes_ = 0;
+};
+
+class ResumeTask : public Task {
+ public:
+  explicit ResumeTask(uint32_t tags) : tags_(tags) {}
+  void run(Device& device, const std::atomic<bool>&) override { kept_ = device.resume_memory(tags_); }
+  Napi::Value result(Napi::Env env, const Held&) override { return Napi::Boolean::New(env, kept_); }
+
+ private:
+  const uint32_t tags_;
+  bool kept_ = false;
+};
+
+uint32_t to_tags(const Napi::Value& value) {
+  return static_cast<uint32_t>(to_integer(value, "tags", 0, kTagWeights | kTagKvCache | kTagCudaGraph));
+}
+
 }  // namespace
 
 Napi::Value write(const Napi::CallbackInfo& info) {
@@ -147,6 +176,17 @@ Napi::Value scramble(const Napi::CallbackInfo& info) {
   const uint64_t seed = info[1].As<Napi::BigInt>().Uint64Value(&lossless);
   if (!lossless) throw Napi::RangeError::New(env, "seed: expected a bigint from 0 to 2^64 - 1");
   return EnvState::of(env).submit(env, core, std::make_shared<ScrambleTask>(seed), {});
+}
+
+Napi::Value release(const Napi::CallbackInfo& info) {
+  const auto core = core_of(info);
+  auto task = std::make_shared<ReleaseTask>(to_tags(info[1]), to_boolean(info[2], "keepWeights"));
+  return EnvState::of(info.Env()).submit(info.Env(), core, std::move(task), {});
+}
+
+Napi::Value resume(const Napi::CallbackInfo& info) {
+  const auto core = core_of(info);
+  return EnvState::of(info.Env()).submit(info.Env(), core, std::make_shared<ResumeTask>(to_tags(info[1])), {});
 }
 
 }  // namespace refit::binding

@@ -12,7 +12,7 @@
 namespace refit::binding {
 namespace {
 
-constexpr size_t kTensorFields = 6;
+constexpr size_t kTensorFields = 7;
 constexpr size_t kRectFields = 9;
 constexpr int64_t kMaxInt = 0x7fffffff;
 
@@ -110,6 +110,7 @@ void parse_job(const Napi::Value& value, OwnedJob& out, std::vector<Napi::Refere
     tensor.rows = exact_integer(env, at[3], kMaxSafe, name, i, "rows");
     tensor.cols = exact_integer(env, at[4], kMaxSafe, name, i, "cols");
     tensor.row_bytes = static_cast<uint64_t>(exact_integer(env, at[5], kMaxSafe, name, i, "rowBytes"));
+    tensor.col_bytes = static_cast<uint64_t>(exact_integer(env, at[6], kMaxSafe, name, i, "colBytes"));
   }
   out.job.rects = parse_rects(object.Get("rects"), "job.rects");
 }

@@ -1,11 +1,13 @@
 #include "core/arena.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "core/fault.h"
 
@@ -58,6 +60,34 @@ void Arena::populate(Pool& pool) {
     if (errno == ENOMEM || errno == EFAULT) throw std::bad_alloc();
     for (size_t at = from; at < from + bytes; at += 4096) data_[at] = 0;  // a kernel before 5.14
   });
+}
+
+size_t Arena::release() { return bytes_ == 0 ? 0 : drop_memory(data_, bytes_); }
+
+void Arena::resume(Pool& pool) {
+  try {
+    if (REFIT_FAULT(kAlloc)) throw std::bad_alloc();
+    populate(pool);
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+size_t drop_memory(uint8_t* data, size_t bytes) {
+  constexpr size_t kStretch = size_t{1} << 30;
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  size_t pages = 0;
+  std::vector<unsigned char> resident;
+  for (size_t from = 0; from < bytes; from += kStretch) {
+    const size_t length = std::min(kStretch, bytes - from);
+    resident.assign((length + page - 1) / page, 0);
+    // A figure for reports: where it cannot be had, it is left out.
+    if (mincore(data + from, length, resident.data()) != 0) continue;
+    pages += std::count_if(resident.begin(), resident.end(), [](unsigned char state) { return (state & 1) != 0; });
+  }
+  madvise(data, bytes, MADV_DONTNEED);
+  return std::min(pages * page, bytes);
 }
 
 }  // namespace refit

@@ -26,6 +26,12 @@ class Arena {
   // Backs the whole arena with memory now, on all threads of the pool. Throws std::bad_alloc when there is not enough.
   void populate(Pool& pool);
 
+  // Gives the memory behind it back to the system; addresses stay, contents are zero from then on. Returns the bytes
+  // that were in memory.
+  size_t release();
+  // `populate` after `release`: all of it or nothing. Throws std::bad_alloc.
+  void resume(Pool& pool);
+
   uint8_t* data() const { return data_; }
   size_t used() const { return used_; }
   // Reserved, including what is not carved yet.
@@ -39,5 +45,9 @@ class Arena {
   size_t bytes_ = 0;
   size_t used_ = 0;
 };
+
+// Gives the memory behind an anonymous private mapping back to the system; the range stays mapped and reads as zeros.
+// Returns the bytes that were in memory.
+size_t drop_memory(uint8_t* data, size_t bytes);
 
 }  // namespace refit

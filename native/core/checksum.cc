@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -13,12 +14,55 @@ namespace {
 constexpr int64_t kTaskElements = 1 << 18;
 
 template <typename T>
-inline __attribute__((always_inline)) uint64_t sum_run(const T* data, uint64_t first, int64_t n) {
+inline uint64_t sum_few(const T* data, uint64_t first, int64_t n) {
   uint64_t sum = 0;
   for (int64_t i = 0; i < n; i++) {
-    sum += splitmix64_mix((first + 1 + static_cast<uint64_t>(i)) * kGolden ^ static_cast<uint64_t>(data[i]));
+    const uint64_t index = first + static_cast<uint64_t>(i);
+    const uint64_t weight = checksum_weight(static_cast<int>(index % kChecksumGroup));
+    sum += data[i] * (weight * checksum_factor(index / kChecksumGroup));
   }
   return sum;
+}
+
+// Whole groups, eight at a time: lane l of every inner loop is group l, so that compilers make vectors of them.
+template <typename T>
+inline __attribute__((always_inline)) uint64_t sum_groups(const T* data, uint64_t group, int64_t groups) {
+  constexpr int kLanes = 8;
+  constexpr int kWords = static_cast<int>(sizeof(T));  // of 8 bytes, in a group
+  constexpr int kPerWord = kChecksumGroup / kWords;
+  constexpr int kBits = 8 * static_cast<int>(sizeof(T));
+  uint64_t sums[kLanes] = {};
+  int64_t g = 0;
+  for (; g + kLanes <= groups; g += kLanes) {
+    uint64_t words[kLanes * kWords];
+    uint64_t parts[kLanes] = {};
+    std::memcpy(words, data + g * kChecksumGroup, sizeof words);
+    for (int w = 0; w < kWords; w++) {
+      for (int k = 0; k < kPerWord; k++) {
+        const uint64_t weight = checksum_weight(w * kPerWord + k);
+        for (int l = 0; l < kLanes; l++) {
+          parts[l] += static_cast<uint64_t>(static_cast<T>(words[l * kWords + w] >> (k * kBits))) * weight;
+        }
+      }
+    }
+    for (int l = 0; l < kLanes; l++) sums[l] += parts[l] * checksum_factor(group + static_cast<uint64_t>(g + l));
+  }
+  uint64_t sum = 0;
+  for (const uint64_t s : sums) sum += s;
+  const int64_t done = g * kChecksumGroup;
+  return sum +
+         sum_few(data + done, group * kChecksumGroup + static_cast<uint64_t>(done), (groups - g) * kChecksumGroup);
+}
+
+template <typename T>
+inline __attribute__((always_inline)) uint64_t sum_run(const T* data, uint64_t first, int64_t n) {
+  const auto to_group = static_cast<int64_t>((kChecksumGroup - first % kChecksumGroup) % kChecksumGroup);
+  const int64_t head = std::min(n, to_group);
+  const int64_t groups = (n - head) / kChecksumGroup;
+  const int64_t whole = head + groups * kChecksumGroup;
+  return sum_few(data, first, head) +
+         sum_groups(data + head, (first + static_cast<uint64_t>(head)) / kChecksumGroup, groups) +
+         sum_few(data + whole, first + static_cast<uint64_t>(whole), n - whole);
 }
 
 template <typename T>
@@ -49,12 +93,6 @@ uint64_t sum_best(const T* data, uint64_t first, int64_t n) {
   if (__builtin_cpu_supports("avx2")) return sum_avx2(data, first, n);
 #endif
   return sum_base(data, first, n);
-}
-
-// In [-1, 1): 24 random bits, signed, over 2^23; exact in fp32.
-inline float noise(uint64_t key, int64_t index) {
-  const uint64_t bits = splitmix64_mix(key + static_cast<uint64_t>(index + 1) * kGolden);
-  return static_cast<float>(static_cast<int32_t>(bits >> 32) >> 8) * 0x1p-23f;
 }
 
 // A run of `rows` rows of one rectangle, as one unit of work.
@@ -115,13 +153,13 @@ void Store::scramble(uint64_t seed, Pool& pool) {
   }
   pool.parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t index, int) {
     const Part& part = parts[index];
-    const uint64_t key = splitmix64_mix(seed ^ (part.address + 1) * kGolden);
+    const uint64_t key = scramble_key(seed, part.address);
     if (dtype_ == DType::kFloat32) {
       float* out = reinterpret_cast<float*>(addresses_[part.address]) + part.from;
-      for (int64_t i = 0; i < part.count; i++) out[i] = noise(key, part.from + i);
+      for (int64_t i = 0; i < part.count; i++) out[i] = scramble_noise(key, part.from + i);
     } else {
       uint16_t* out = reinterpret_cast<uint16_t*>(addresses_[part.address]) + part.from;
-      for (int64_t i = 0; i < part.count; i++) out[i] = float_to_bf16(noise(key, part.from + i));
+      for (int64_t i = 0; i < part.count; i++) out[i] = float_to_bf16(scramble_noise(key, part.from + i));
     }
   });
 }

@@ -5,6 +5,7 @@
 // core's writer thread while the scheduler stands still (the gate). The two never overlap.
 #pragma once
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -14,11 +15,20 @@
 
 namespace refit {
 
+// Kinds of memory that can be released apart from each other; the names are SGLang's.
+enum MemoryTag : uint32_t { kTagWeights = 1, kTagKvCache = 2, kTagCudaGraph = 4 };
+
 struct DeviceInfo {
   std::string isa;
   int threads = 0;
   uint64_t weight_bytes = 0;
   uint64_t kv_bytes = 0;
+};
+
+// The device can compute no more (a card's sticky error, a rank that is stuck): the process must end. The message names
+// the rank, its card and what it was doing.
+struct DeviceLost : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 class Device {
@@ -36,6 +46,13 @@ class Device {
   // Partial checksum of each rectangle; tensor_cols[rect.tensor] gives the checkpoint tensor's columns.
   virtual std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) = 0;
   virtual void scramble(uint64_t seed) = 0;
+  // Gives physical memory of the tags (MemoryTag bits) back to the system; addresses stay. With `keep_weights` the
+  // bytes of weights are kept in host memory first (std::bad_alloc changes nothing). Tags that are released already are
+  // left alone. Returns the bytes given back.
+  virtual uint64_t release_memory(uint32_t tags, bool keep_weights) = 0;
+  // Puts memory behind the tags again: kept weights have their bytes, else contents are undefined. Throws
+  // std::bad_alloc; what could not be had stays released. Returns true where weights have their bytes.
+  virtual bool resume_memory(uint32_t tags) = 0;
 };
 
 // Throws std::invalid_argument (bad configuration) or std::bad_alloc.

@@ -49,6 +49,7 @@ struct Arch {
 };
 
 struct CoreConfig {
+  std::string device = "cpu";  // or "cuda"
   int ranks = 1;
   int threads = 1;
   DType dtype = DType::kBFloat16;
@@ -57,6 +58,15 @@ struct CoreConfig {
   std::vector<Param> params;
   int pages = 0;
   int page_size = 16;
+
+  // CUDA alone.
+  std::vector<int> cards;       // of each rank, ordinals of the runtime; empty: 0, 1, ...
+  bool share_cards = false;     // for tests: several ranks on one card
+  double watchdog_seconds = 0;  // 0: $REFIT_WATCHDOG_SECONDS, else 60
+  // The most that one step brings, and the most tokens that a sequence grows to; 0: the forward pass's defaults.
+  int max_step_tokens = 0;
+  int max_step_sequences = 0;
+  int max_context = 0;
 };
 
 }  // namespace refit

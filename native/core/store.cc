@@ -1,9 +1,11 @@
 #include "core/store.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace refit {
 namespace {
@@ -18,6 +20,15 @@ size_t param_bytes(const Param& param, DType dtype) {
                                 std::to_string(param.cols) + "]");
   }
   return bytes;
+}
+
+void copy(const Arena& from, Arena& to, Pool& pool) {
+  constexpr size_t kStretch = 4 << 20;
+  const auto stretches = static_cast<int64_t>((from.bytes() + kStretch - 1) / kStretch);
+  pool.parallel_for(stretches, [&](int64_t index, int) {
+    const size_t at = static_cast<size_t>(index) * kStretch;
+    std::memcpy(to.data() + at, from.data() + at, std::min(kStretch, from.bytes() - at));
+  });
 }
 
 }  // namespace
@@ -37,6 +48,37 @@ Store::Store(const CoreConfig& config) : dtype_(config.dtype), shapes_(config.pa
 
 void Store::populate(Pool& pool) {
   for (Arena& arena : arenas_) arena.populate(pool);
+}
+
+uint64_t Store::release(bool keep, Pool& pool) {
+  if (released_) return 0;
+  std::vector<Arena> copies;
+  if (keep) {
+    for (const Arena& arena : arenas_) copies.emplace_back(arena.bytes()).populate(pool);
+    for (size_t i = 0; i < arenas_.size(); i++) copy(arenas_[i], copies[i], pool);
+  }
+  uint64_t bytes = 0;
+  for (Arena& arena : arenas_) bytes += arena.release();
+  kept_ = std::move(copies);
+  released_ = true;
+  return bytes;
+}
+
+bool Store::resume(Pool& pool) {
+  if (!released_) return true;
+  for (size_t i = 0; i < arenas_.size(); i++) {
+    try {
+      arenas_[i].resume(pool);
+    } catch (...) {
+      for (size_t before = 0; before < i; before++) arenas_[before].release();
+      throw;
+    }
+  }
+  released_ = false;
+  if (kept_.empty()) return false;
+  for (size_t i = 0; i < arenas_.size(); i++) copy(kept_[i], arenas_[i], pool);
+  kept_.clear();
+  return true;
 }
 
 uint64_t Store::bytes() const {

@@ -1,6 +1,7 @@
 // The parameters of all ranks: fused, sharded, zeroed at the start, at fixed addresses. The only writer of weights.
 //
-// Threads: one caller at a time; the work itself is spread over the pool that is passed in.
+// Threads: one caller at a time; the work itself is spread over the pool that is passed in. While the memory is
+// released nothing but `resume` may touch it: that is the device's to see to.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -24,6 +25,14 @@ class Store {
   // does not wait for page faults. Throws std::bad_alloc.
   void populate(Pool& pool);
 
+  // Gives the memory of all parameters back to the system; addresses stay. With `keep` the bytes are copied into other
+  // memory first: std::bad_alloc, where there is none, changes nothing. Returns the bytes given back.
+  uint64_t release(bool keep, Pool& pool);
+  // Puts memory behind all of it again: the bytes that were kept, else zeros. Returns whether they were kept. Throws
+  // std::bad_alloc and stays released.
+  bool resume(Pool& pool);
+  bool released() const { return released_; }
+
   int ranks() const { return static_cast<int>(arenas_.size()); }
   int params() const { return static_cast<int>(shapes_.size()); }
   DType dtype() const { return dtype_; }
@@ -31,7 +40,7 @@ class Store {
   // Row-major [shape.rows, shape.cols], aligned to 64 bytes, fixed for life.
   void* param(int rank, int param) { return addresses_[address_index(rank, param)]; }
   const void* param(int rank, int param) const { return addresses_[address_index(rank, param)]; }
-  // Of all ranks, alignment included.
+  // Of all ranks, alignment included; also while released.
   uint64_t bytes() const;
 
   // The job must have passed check_write (core/write_check.h). Reads every needed byte of a source once for all ranks.
@@ -52,6 +61,8 @@ class Store {
   std::vector<Param> shapes_;
   std::vector<Arena> arenas_;        // one per rank
   std::vector<uint8_t*> addresses_;  // rank-major
+  bool released_ = false;
+  std::vector<Arena> kept_;  // while released: a copy of each arena, or nothing
 };
 
 }  // namespace refit

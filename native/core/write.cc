@@ -69,8 +69,7 @@ class Writer {
   bool run_chunk(const Chunk& chunk, int thread) {
     const Tensor& tensor = job_.tensors[chunk.tensor];
     const Source& source = job_.sources[tensor.source];
-    const uint64_t start = tensor.offset + static_cast<uint64_t>(chunk.row) * tensor.row_bytes +
-                           static_cast<uint64_t>(chunk.col) * size_of(tensor.dtype);
+    const uint64_t start = tensor.at(chunk.row, chunk.col);
     const int* rects = plan_.rects.data() + chunk.first_rect;
     Block block;
     if (source.fd < 0) {
@@ -111,8 +110,7 @@ class Writer {
     if (result.error != 0) {
       fail(chunk.tensor, "read at byte " + std::to_string(start + result.bytes) + ": " + strerror(result.error));
     } else {
-      const uint64_t end = tensor.offset + static_cast<uint64_t>(tensor.rows - 1) * tensor.row_bytes +
-                           static_cast<uint64_t>(tensor.cols) * size_of(tensor.dtype);
+      const uint64_t end = tensor.at(tensor.rows - 1, tensor.cols - 1) + size_of(tensor.dtype);
       fail(chunk.tensor,
            "file ended at byte " + std::to_string(start + result.bytes) + ", expected " + std::to_string(end));
     }
@@ -121,18 +119,27 @@ class Writer {
 
   // Copies what the rectangle needs of the chunk.
   void scatter(const Block& block, const Chunk& chunk, const Rect& rect) {
-    const DType from = job_.tensors[chunk.tensor].dtype;
+    const Tensor& tensor = job_.tensors[chunk.tensor];
+    const DType from = tensor.dtype;
     const Convert convert = converter(from, store_.dtype());
+    const int64_t row = std::max(chunk.row, rect.src_row);
+    const int64_t rows = std::min(chunk.row + chunk.rows, rect.src_row + rect.rows) - row;
     const int64_t col = std::max(chunk.col, rect.src_col);
     const int64_t cols = std::min(chunk.col + chunk.cols, rect.src_col + rect.cols) - col;
-    const uint8_t* src = block.data + static_cast<uint64_t>(col - chunk.col) * size_of(from);
-    uint8_t* dst = at(rect, chunk.row, col);
+    const uint8_t* src = block.data + (tensor.at(row, col) - tensor.at(chunk.row, chunk.col));
+    uint8_t* dst = at(rect, row, col);
     const uint64_t dst_pitch = static_cast<uint64_t>(store_.shape(rect.param).cols) * size_of(store_.dtype());
-    if (block.pitch == static_cast<uint64_t>(cols) * size_of(from) && store_.shape(rect.param).cols == cols) {
-      convert(src, dst, chunk.rows * cols);
+    if (!tensor.rows_are_packed()) {
+      for (int64_t r = 0; r < rows; r++) {
+        convert_strided(from, store_.dtype(), src + r * block.pitch, tensor.col_bytes, dst + r * dst_pitch, cols);
+      }
       return;
     }
-    for (int64_t r = 0; r < chunk.rows; r++) convert(src + r * block.pitch, dst + r * dst_pitch, cols);
+    if (block.pitch == static_cast<uint64_t>(cols) * size_of(from) && store_.shape(rect.param).cols == cols) {
+      convert(src, dst, rows * cols);
+      return;
+    }
+    for (int64_t r = 0; r < rows; r++) convert(src + r * block.pitch, dst + r * dst_pitch, cols);
   }
 
   // Where element [row, col] of the tensor goes in the rectangle's parameter.

@@ -10,13 +10,15 @@
 
 namespace refit {
 
-// A file (fd >= 0) or memory.
+// A file (fd >= 0), memory, or memory of a card.
 struct Source {
   int fd = -1;
   const uint8_t* data = nullptr;
   uint64_t bytes = 0;  // of memory; files are bounded by their own end
+  int card = -1;       // the runtime ordinal of the card that `data` is on, for every rank to read; -1: host memory
 };
 
+// A matrix with strides: rows of a file, a transposed or a stepped view.
 struct Tensor {
   int source = 0;
   uint64_t offset = 0;  // bytes, of element [0, 0]
@@ -24,6 +26,13 @@ struct Tensor {
   int64_t rows = 0;
   int64_t cols = 0;
   uint64_t row_bytes = 0;  // from row to row
+  uint64_t col_bytes = 0;  // from column to column: the element's size where a row's elements are neighbours
+
+  bool rows_are_packed() const { return cols <= 1 || col_bytes == size_of(dtype); }
+  // Of element [row, col], from the start of the source.
+  uint64_t at(int64_t row, int64_t col) const {
+    return offset + static_cast<uint64_t>(row) * row_bytes + static_cast<uint64_t>(col) * col_bytes;
+  }
 };
 
 // rows x cols elements of tensor, from [src_row, src_col], to [dst_row, dst_col] of one rank's parameter.

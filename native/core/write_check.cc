@@ -51,19 +51,21 @@ void check_tensor(size_t index, const Tensor& tensor, const std::vector<Source>&
   }
   if (tensor.rows < 0 || tensor.cols < 0) refuse(who + ": negative shape " + shape(tensor.rows, tensor.cols));
   if (tensor.rows == 0 || tensor.cols == 0) return;
-  uint64_t width = 0;
-  uint64_t before_last = 0;
+  const uint64_t element = size_of(tensor.dtype);
+  uint64_t last_col = 0;
+  uint64_t last_row = 0;
   uint64_t end = 0;
-  if (__builtin_mul_overflow(static_cast<uint64_t>(tensor.cols), size_of(tensor.dtype), &width) ||
-      __builtin_mul_overflow(static_cast<uint64_t>(tensor.rows - 1), tensor.row_bytes, &before_last) ||
-      __builtin_add_overflow(tensor.offset, before_last, &end) || __builtin_add_overflow(end, width, &end) ||
-      end > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+  if (__builtin_mul_overflow(static_cast<uint64_t>(tensor.cols - 1), tensor.col_bytes, &last_col) ||
+      __builtin_mul_overflow(static_cast<uint64_t>(tensor.rows - 1), tensor.row_bytes, &last_row) ||
+      __builtin_add_overflow(tensor.offset, last_row, &end) || __builtin_add_overflow(end, last_col, &end) ||
+      __builtin_add_overflow(end, element, &end) || end > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     refuse(who + ": shape " + shape(tensor.rows, tensor.cols) + " at byte " + std::to_string(tensor.offset) +
            " does not fit 63 bits");
   }
-  if (tensor.rows > 1 && tensor.row_bytes < width) {
+  // Strides of a view may be anything, as all of it lies inside the source; packed rows that overlap are a mistake.
+  if (tensor.rows > 1 && tensor.rows_are_packed() && tensor.row_bytes < last_col + element) {
     refuse(who + ": " + std::to_string(tensor.row_bytes) + " bytes from row to row, but a row has " +
-           std::to_string(width));
+           std::to_string(last_col + element));
   }
   const Source& source = sources[tensor.source];
   if (source.fd < 0 && end > source.bytes) {

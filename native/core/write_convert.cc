@@ -1,5 +1,6 @@
 #include "core/write_convert.h"
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -124,12 +125,33 @@ Convert pick() {
 void copy2(const uint8_t* src, uint8_t* dst, int64_t n) { std::memcpy(dst, src, static_cast<size_t>(n) * 2); }
 void copy4(const uint8_t* src, uint8_t* dst, int64_t n) { std::memcpy(dst, src, static_cast<size_t>(n) * 4); }
 
+template <typename T>
+void gather(const uint8_t* src, uint64_t stride, uint8_t* dst, int64_t n) {
+  for (int64_t i = 0; i < n; i++) std::memcpy(dst + i * sizeof(T), src + static_cast<uint64_t>(i) * stride, sizeof(T));
+}
+
 }  // namespace
 
 Convert converter(DType from, DType to) {
   if (from == to) return size_of(from) == 2 ? copy2 : copy4;
   if (to == DType::kFloat32) return from == DType::kBFloat16 ? pick<Bf16ToFloat>() : pick<Fp16ToFloat>();
   return from == DType::kFloat16 ? pick<Fp16ToBf16>() : pick<FloatToBf16>();
+}
+
+void convert_strided(DType from, DType to, const uint8_t* src, uint64_t stride, uint8_t* dst, int64_t n) {
+  const Convert convert = converter(from, to);
+  constexpr int64_t kBlock = 512;
+  alignas(64) uint8_t packed[kBlock * 4];
+  for (int64_t i = 0; i < n; i += kBlock) {
+    const int64_t count = std::min(kBlock, n - i);
+    const uint8_t* at = src + static_cast<uint64_t>(i) * stride;
+    if (size_of(from) == 2) {
+      gather<uint16_t>(at, stride, packed, count);
+    } else {
+      gather<uint32_t>(at, stride, packed, count);
+    }
+    convert(packed, dst + static_cast<uint64_t>(i) * size_of(to), count);
+  }
 }
 
 }  // namespace refit

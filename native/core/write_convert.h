@@ -13,4 +13,7 @@ using Convert = void (*)(const uint8_t* src, uint8_t* dst, int64_t n);
 // `to` is bf16 or fp32. Picked for this CPU; the same pointer at every call.
 Convert converter(DType from, DType to);
 
+// The same for elements `stride` bytes apart.
+void convert_strided(DType from, DType to, const uint8_t* src, uint64_t stride, uint8_t* dst, int64_t n);
+
 }  // namespace refit

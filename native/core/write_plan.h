@@ -29,6 +29,17 @@ struct WritePlan {
 // From the first to the last byte of the chunk in its source.
 uint64_t chunk_span(const Chunk& chunk, const Tensor& tensor);
 
-WritePlan plan_write(const WriteJob& job, const std::vector<Param>& params, DType dtype);
+// Most bytes that a chunk spans, but for a single element's.
+struct ChunkLimits {
+  // Straight reads are long, to spare system calls. Staged ones stay in a core's second-level cache, so that the
+  // scatter reads from there and staging costs no memory bandwidth.
+  uint64_t straight = 2 << 20;
+  uint64_t staged = 256 << 10;
+  // A single row longer than this is cut by columns (into pieces of `straight`).
+  uint64_t row = 4 << 20;
+};
+
+WritePlan plan_write(const WriteJob& job, const std::vector<Param>& params, DType dtype,
+                     const ChunkLimits& limits = {});
 
 }  // namespace refit

@@ -33,12 +33,54 @@ CpuDevice::CpuDevice(const CoreConfig& config)
 
 DeviceInfo CpuDevice::info() const { return {kernels_.name, pool_.threads(), store_.bytes(), forward_.kv_bytes()}; }
 
+void CpuDevice::demand(uint32_t tags) const {
+  const uint32_t missing = tags & released_;
+  if (missing == 0) return;
+  throw std::runtime_error(std::string("the memory of the ") + ((missing & kTagWeights) != 0 ? "weights" : "KV cache") +
+                           " is released; resume it first");
+}
+
+void CpuDevice::step(const StepBatch& batch, StepResult& result) {
+  demand(kTagWeights | kTagKvCache);
+  forward_.step(batch, result);
+}
+
+WriteOutcome CpuDevice::write(const WriteJob& job) {
+  demand(kTagWeights);
+  return store_.write(job, pool_);
+}
+
 void CpuDevice::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {
+  demand(kTagWeights);
   store_.read(rank, param, row, col, rows, cols, out);
 }
 
 std::vector<uint64_t> CpuDevice::checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) {
+  demand(kTagWeights);
   return store_.checksum(rects, tensor_cols, pool_);
+}
+
+void CpuDevice::scramble(uint64_t seed) {
+  demand(kTagWeights);
+  store_.scramble(seed, pool_);
+}
+
+uint64_t CpuDevice::release_memory(uint32_t tags, bool keep_weights) {
+  uint64_t bytes = 0;
+  const uint32_t now = tags & ~released_;
+  // The only one that can fail comes first: then nothing has changed.
+  if ((now & kTagWeights) != 0) bytes += store_.release(keep_weights, pool_);
+  if ((now & kTagKvCache) != 0) bytes += forward_.release_kv();
+  released_ |= now;
+  return bytes;
+}
+
+bool CpuDevice::resume_memory(uint32_t tags) {
+  bool kept = true;
+  if ((tags & released_ & kTagWeights) != 0) kept = store_.resume(pool_);
+  // Pages of the KV cache come back as they are written.
+  released_ &= ~tags;
+  return kept && (released_ & kTagWeights) == 0;
 }
 
 }  // namespace cpu

@@ -14,17 +14,23 @@ class CpuDevice : public Device {
 
   DeviceInfo info() const override;
   const void* address(int rank, int param) const override { return store_.param(rank, param); }
-  void step(const StepBatch& batch, StepResult& result) override { forward_.step(batch, result); }
-  WriteOutcome write(const WriteJob& job) override { return store_.write(job, pool_); }
+  // While memory is released, what would touch it throws std::runtime_error: zeros would pass for weights.
+  void step(const StepBatch& batch, StepResult& result) override;
+  WriteOutcome write(const WriteJob& job) override;
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) override;
   std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) override;
-  void scramble(uint64_t seed) override { store_.scramble(seed, pool_); }
+  void scramble(uint64_t seed) override;
+  uint64_t release_memory(uint32_t tags, bool keep_weights) override;
+  bool resume_memory(uint32_t tags) override;
 
  private:
+  void demand(uint32_t tags) const;
+
   const Kernels& kernels_;
   Pool pool_;
   Store store_;
   Forward forward_;
+  uint32_t released_ = 0;  // MemoryTag bits
 };
 
 }  // namespace refit::cpu

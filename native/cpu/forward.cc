@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cpu/forward_check.h"
+#include "core/step_check.h"
 #include "cpu/norm.h"
 
 namespace refit::cpu {

@@ -25,6 +25,8 @@ class Forward {
 
   void step(const StepBatch& batch, StepResult& result);
   uint64_t kv_bytes() const { return cache_.bytes(); }
+  // See KvCache::release. No step may run until what stood in the pages is not needed any more.
+  uint64_t release_kv() { return cache_.release(); }
 
  private:
   void embed(const StepBatch& batch);

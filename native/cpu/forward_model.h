@@ -1,39 +1,15 @@
-// The parameters of core/model.h, found by name, checked, and addressed.
+// A model's layout with the addresses of its parameters in the store.
 #pragma once
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include "core/model.h"
+#include "core/layout.h"
 #include "core/store.h"
 
 namespace refit::cpu {
 
-// Parameter ids; -1 where the model has none.
-struct LayerParams {
-  int ln1 = -1, qkv = -1, qkv_bias = -1, q_norm = -1, k_norm = -1, o = -1, o_bias = -1, ln2 = -1;
-  int gate_up = -1, down = -1;         // dense
-  int router = -1, w13 = -1, w2 = -1;  // sparse
-  int64_t inter = 0;                   // per rank: of the MLP, or of one expert
-  bool sparse() const { return router >= 0; }
-};
-
-class Model {
+class Model : public Layout {
  public:
-  // Throws std::invalid_argument for sizes that do not divide, and for parameters that are missing or have another
-  // shape.
+  // Throws std::invalid_argument, also for a dtype that the CPU does not compute in.
   Model(const CoreConfig& config, const Store& store);
 
-  const Arch arch;
-  int ranks;
-  // Per rank.
-  int heads, kv_heads, group;
-  int64_t vocab_rows;
-  int embed = -1, norm = -1, lm_head = -1;
-  std::vector<LayerParams> layers;
-
-  int64_t q_cols() const { return static_cast<int64_t>(heads) * arch.head_dim; }
-  int64_t qkv_cols() const { return static_cast<int64_t>(heads + 2 * kv_heads) * arch.head_dim; }
   const void* at(int rank, int param) const { return store_.param(rank, param); }
   // From `row` of the parameter on.
   const void* at(int rank, int param, int64_t row) const;

@@ -62,10 +62,11 @@ struct Job {
 
   int64_t steps = 0;  // of all of K
   int64_t tiles = 0;
-  bool direct = false;  // without panels
-  int64_t claim_panels = 0;
-  int64_t row_claims = 0;  // per column of claims
-  int64_t claims = 0;
+  bool direct = false;       // without panels
+  int64_t claim_panels = 0;  // at most
+  int64_t row_claims = 0;    // per column of claims
+  int64_t claims = 0;        // direct: panels
+  int threads = 1;
   uint32_t* words = nullptr;  // x, a tile after the other
   std::atomic<int64_t> next{0};
 
@@ -100,7 +101,23 @@ void plan(Job& job, int threads) {
     if (threads > 1)
       job.row_claims = std::clamp<int64_t>(3 * threads / columns, 1, std::max<int64_t>(1, job.tiles / 8));
   }
-  job.claims = ceil_div(panels, job.claim_panels) * job.row_claims;
+  job.claims = job.direct ? panels : ceil_div(panels, job.claim_panels) * job.row_claims;
+  job.threads = threads;
+}
+
+// Claims [first, first + count) for the caller; count 0: none is left. Direct work is claimed by many panels at once
+// first and by few at the end, so that the threads end together.
+struct Claim {
+  int64_t first, count;
+};
+Claim take(Job& job) {
+  int64_t first = job.next.load(std::memory_order_relaxed), count = 0;
+  do {
+    const int64_t left = job.claims - first;
+    if (left <= 0) return {0, 0};
+    count = job.direct ? std::clamp<int64_t>(left / (2 * job.threads), 1, job.claim_panels) : 1;
+  } while (!job.next.compare_exchange_weak(first, first + count, std::memory_order_relaxed));
+  return {first, count};
 }
 
 void convert_tile(const Job& job, int64_t tile) {
@@ -169,11 +186,13 @@ void work(Job& job) {
   uint32_t* scratch = tls_panels.words(kPanels * (job.panel_words() + job.carry_words()));
   alignas(64) float bias[kPanels][kMaxWidth];
   for (;;) {
-    const int64_t claim = job.next.fetch_add(1, std::memory_order_relaxed);
-    if (claim >= job.claims) return;
-    const int64_t begin = claim / job.row_claims * job.claim_panels * ops.width;
-    const int64_t end = std::min(job.N, begin + job.claim_panels * ops.width);
-    const int64_t t = job.first_tile(claim % job.row_claims), t_end = job.first_tile(claim % job.row_claims + 1);
+    const Claim claim = take(job);
+    if (claim.count == 0) return;
+    const int64_t first_panel = job.direct ? claim.first : claim.first / job.row_claims * job.claim_panels;
+    const int64_t begin = first_panel * ops.width;
+    const int64_t end = std::min(job.N, begin + (job.direct ? claim.count : job.claim_panels) * ops.width);
+    const int64_t row_claim = claim.first % job.row_claims;
+    const int64_t t = job.first_tile(row_claim), t_end = job.first_tile(row_claim + 1);
     for (int64_t n = begin; n < end;) {
       // The last columns, less than a panel, take the way over a padded one: the bits are the same.
       const bool direct = job.direct && n + ops.width <= end;

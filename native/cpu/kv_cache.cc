@@ -6,6 +6,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "core/arena.h"
+
 namespace refit::cpu {
 namespace {
 
@@ -41,6 +43,12 @@ KvCache::KvCache(const KvShape& shape, DType dtype) : shape_(shape), dtype_(dtyp
 
 KvCache::~KvCache() {
   for (uint8_t* base : bases_) munmap(base, rank_bytes_);
+}
+
+uint64_t KvCache::release() {
+  uint64_t bytes = 0;
+  for (uint8_t* base : bases_) bytes += drop_memory(base, rank_bytes_);
+  return bytes;
 }
 
 void KvCache::write(int rank, int layer, int page, int slot, const float* k_row, const float* v_row) const {

@@ -14,6 +14,8 @@ struct KvShape {
 // Per rank [layer][page][kv_head] { K [head_dim][page_size], V [page_size][head_dim] }. K lies transposed, so that the
 // scores of neighbouring tokens are neighbours in a vector. Memory is reserved, not committed: a page costs nothing
 // until it is written.
+//
+// Released, it holds nothing, and takes nothing until it is written again.
 class KvCache {
  public:
   // Throws std::invalid_argument, std::bad_alloc.
@@ -22,6 +24,10 @@ class KvCache {
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
 
+  // Gives the memory of all pages back to the system; addresses stay. Returns the bytes given back.
+  uint64_t release();
+
+  // Reserved, all ranks.
   uint64_t bytes() const { return rank_bytes_ * bases_.size(); }
   int page_size() const { return shape_.page_size; }
   int pages() const { return shape_.pages; }

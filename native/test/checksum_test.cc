@@ -12,14 +12,19 @@ namespace {
 
 // docs/checksum.md, word by word.
 uint64_t reference(uint64_t index, uint64_t bits) {
-  uint64_t z = ((index + 1) * 0x9E3779B97F4A7C15u) ^ bits;
+  uint64_t z = (index / 8 + 1) * 0x9E3779B97F4A7C15u;
   z ^= z >> 30;
   z *= 0xBF58476D1CE4E5B9u;
   z ^= z >> 27;
   z *= 0x94D049BB133111EBu;
   z ^= z >> 31;
-  return z;
+  z |= 1;
+  for (uint64_t j = 0; j < index % 8; j++) z *= 0xD1342543DE82EF95u;
+  return z * bits;
 }
+
+// Data of any pattern.
+uint64_t noise(uint64_t index) { return splitmix64_mix((index + 1) * kGolden); }
 
 uint64_t bits_at(const Store& store, int rank, int param, int64_t index) {
   if (store.dtype() == DType::kFloat32) return static_cast<const uint32_t*>(store.param(rank, param))[index];
@@ -62,7 +67,7 @@ void a_rectangle_sums_its_elements(DType dtype) {
 
 void every_length_and_start_agree_with_the_definition() {
   std::vector<uint32_t> data(300);
-  for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<uint32_t>(reference(i, 5));
+  for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<uint32_t>(noise(i));
   for (int64_t n = 0; n <= 140; n++) {
     for (int64_t from = 0; from < 18; from++) {
       uint64_t wide = 0, narrow = 0;
@@ -80,7 +85,7 @@ void every_length_and_start_agree_with_the_definition() {
 // What the checksum is for: any element changed, or any two exchanged, shows.
 void one_bit_or_two_exchanged_elements_change_it() {
   std::vector<uint16_t> data(512);
-  for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<uint16_t>(reference(i, 9));
+  for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<uint16_t>(noise(i));
   const uint64_t sum = checksum_run(data.data(), DType::kBFloat16, 0, 512);
   for (size_t i = 0; i < data.size(); i++) {
     for (int bit = 0; bit < 16; bit++) {
@@ -88,11 +93,36 @@ void one_bit_or_two_exchanged_elements_change_it() {
       CHECK(checksum_run(data.data(), DType::kBFloat16, 0, 512) != sum);
       data[i] ^= static_cast<uint16_t>(1 << bit);
     }
-    const size_t other = (i * 7 + 1) % data.size();
-    if (data[i] == data[other]) continue;
-    std::swap(data[i], data[other]);
-    CHECK(checksum_run(data.data(), DType::kBFloat16, 0, 512) != sum);
-    std::swap(data[i], data[other]);
+    // The neighbours, which share a factor, and one far away.
+    for (size_t other = i + 1; other < i + 10; other++) {
+      const size_t o = (other < i + 9 ? other : i * 7 + 1) % data.size();
+      if (data[i] == data[o]) continue;
+      std::swap(data[i], data[o]);
+      CHECK(checksum_run(data.data(), DType::kBFloat16, 0, 512) != sum);
+      std::swap(data[i], data[o]);
+    }
+  }
+}
+
+// Small changes of neighbours are what real faults make; none of those tried may cancel out.
+void small_changes_of_one_group_never_cancel() {
+  uint64_t weights[8];
+  for (int j = 0; j < 8; j++) weights[j] = checksum_weight(j);
+  int deltas[8];
+  for (uint64_t i = 0; i < 1 << 20; i++) {
+    uint64_t sum = 0;
+    bool any = false;
+    for (int j = 0; j < 8; j++) {
+      // In turn: tiny, powers of two, any.
+      const uint64_t z = noise(i * 8 + static_cast<uint64_t>(j));
+      const int size = i % 3 == 0   ? static_cast<int>(z % 5) - 2
+                       : i % 3 == 1 ? (1 << (z % 16)) * (static_cast<int>((z >> 8) % 3) - 1)
+                                    : static_cast<int>(z % 131071) - 65535;
+      deltas[j] = (z >> 32) % 3 == 0 ? 0 : size;
+      any = any || deltas[j] != 0;
+      sum += static_cast<uint64_t>(static_cast<int64_t>(deltas[j])) * weights[j];
+    }
+    CHECK(!any || sum != 0);
   }
 }
 
@@ -108,5 +138,6 @@ int main() {
   a_rectangle_sums_its_elements(DType::kFloat32);
   every_length_and_start_agree_with_the_definition();
   one_bit_or_two_exchanged_elements_change_it();
+  small_changes_of_one_group_never_cancel();
   return refit::test::finish("checksum_test");
 }

@@ -67,8 +67,9 @@ struct Fixture {
   int add_tensor(DType dtype, int64_t rows, int64_t cols, uint64_t gap, uint64_t extra_pitch) {
     if (bytes.empty()) bytes.emplace_back();
     const int index = static_cast<int>(job.tensors.size());
-    Tensor tensor{
-        0, bytes[0].size() + gap, dtype, rows, cols, static_cast<uint64_t>(cols) * size_of(dtype) + extra_pitch};
+    const uint64_t element = size_of(dtype);
+    const Tensor tensor{
+        0, bytes[0].size() + gap, dtype, rows, cols, static_cast<uint64_t>(cols) * element + extra_pitch, element};
     job.tensors.push_back(tensor);
     bytes[0].resize(tensor.offset + static_cast<uint64_t>(rows) * tensor.row_bytes, 0xEE);
     for (int64_t r = 0; r < rows; r++) {

@@ -5,12 +5,14 @@ import { resolveModel } from '../config/resolve-model.ts'
 import type { Config } from '../config.ts'
 import { createEngine } from '../engine/create-engine.ts'
 import type { EngineOptions } from '../engine/create-engine.ts'
+import { endProcess } from '../engine/end-process.ts'
 import type { RolloutEngine } from '../engine/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
 import { buildServer } from '../server.ts'
 import { loadTokenizer } from '../text/tokenizer.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
 import { checkPort, listenError } from './check-port.ts'
+import { endOnFailure } from './end-on-failure.ts'
 import { createLog } from './log.ts'
 import { LoadProgress } from './load-progress.ts'
 import { shutDown } from './shut-down.ts'
@@ -81,35 +83,38 @@ async function load (path: string, config: Config, log: Log): Promise<RolloutEng
   const progress = new LoadProgress(process.stderr, line => log.info(line))
   let engine: RolloutEngine
   try {
-    engine = await createEngine(path, { ...engineOptions(config), onProgress: (done, total) => progress.update(done, total) })
+    engine = await createEngine(path, { ...engineOptions(config, log), onProgress: (done, total) => progress.update(done, total) })
   } finally {
     progress.end()
   }
   const { info } = engine
+  for (const { ordinal, uuid, name } of info.cards) log.info(`card ${ordinal}: ${name}, ${uuid}`)
   log.info({ engine: info }, `loaded in ${((performance.now() - began) / 1000).toFixed(2)} s: ${info.architecture} in ${info.dtype} on ${info.device} (${info.isa}), ` +
     `${info.threads} threads, tp ${info.ranks}, weights ${gigabytes(info.weightBytes)}, KV cache ${gigabytes(info.kvBytes)} for ${info.kvTokens} tokens, context ${info.contextLength}`)
   return engine
 }
 
-function engineOptions (config: Config): EngineOptions {
+function engineOptions (config: Config, log: Log): EngineOptions {
   return {
     servedModelName: config.servedModelName ?? config.model ?? undefined,
     weightVersion: config.weightVersion,
     device: config.device,
+    baseGpuId: config.baseGpuId ?? undefined,
     dtype: config.dtype,
     tp: config.tp,
     threads: config.threads ?? undefined,
     contextLength: config.contextLength ?? undefined,
-    maxRunningRequests: config.maxRunningRequests,
+    maxRunningRequests: config.maxRunningRequests ?? undefined,
     maxQueuedRequests: config.maxQueuedRequests,
     maxTotalTokens: config.maxTotalTokens ?? undefined,
-    memFraction: config.memFraction,
-    maxPrefillTokens: config.maxPrefillTokens,
+    memFraction: config.memFraction ?? undefined,
+    maxPrefillTokens: config.maxPrefillTokens ?? undefined,
     pageSize: config.pageSize,
     randomSeed: config.randomSeed ?? undefined,
     updateDeadlineMs: config.updateDeadline * 1000,
-    // A server whose engine is gone ends, so that whoever watches it can start it again.
-    onFailure: error => setImmediate(() => { throw error })
+    enableWeightsCpuBackup: config.enableWeightsCpuBackup,
+    watchdogMs: config.watchdogTimeout * 1000,
+    onFailure: error => endOnFailure(error, log, endProcess)
   }
 }
 

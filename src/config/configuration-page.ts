@@ -31,11 +31,28 @@ MODEL is a folder, or \`org/name\` as \`hf download org/name\` left it in the lo
 else \`~/.cache/huggingface/hub\`. Nothing is ever downloaded. Weights that are loaded by request must lie inside the folders of \`--model-root\`;
 without the option that is the folder that holds the model's folder (the model's folder itself where that would be \`/\`), or the model's own part of the Hugging Face cache.
 
+## Cards
+
+The ranks of \`--tp\` stand on neighbouring cards, from the one that \`--device cuda:N\` (or \`--base-gpu-id N\`) names. Cards are counted as the CUDA
+runtime counts them: CUDA_VISIBLE_DEVICES, by index or UUID, says which there are and in which order. \`refit devices\` shows them, the driver and the
+libraries that were found, and \`/server_info\` the UUIDs of those in use.
+
+## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | ended on request |
+| 1 | failed; the log says why |
+| 2 | a flag, variable or key is wrong, or the machine does not fit it |
+| 70 | a device was lost or stuck (one fatal line in the log names it and the requests that met it): start the process again |
+
 ## Other variables
 
 | variable | meaning |
 |---|---|
 | \`REFIT_NATIVE\` | path of the native addon, instead of the one that was built for this platform |
+| \`REFIT_CUDA_LIBRARY\` | path of refit's CUDA library, instead of the one beside the addon |
+| \`CUDA_VISIBLE_DEVICES\` | which cards there are, and in which order |
 | \`HF_HUB_CACHE\`, \`HF_HOME\`, \`XDG_CACHE_HOME\` | where the Hugging Face cache is |
 `
 }
@@ -51,5 +68,5 @@ function row (key: string, option: Option): string {
 function takes (option: Option): string {
   if (option.type === 'choice') return option.choices!.map(choice => `\`${choice}\``).join(', ')
   if (option.type === 'list') return 'paths; in the variable with `:` between them'
-  return option.type === 'string' ? 'a string' : expected(option)
+  return option.type === 'string' ? option.takes ?? 'a string' : expected(option)
 }

@@ -11,9 +11,12 @@ export interface Option {
   value?: string
   /** Other spellings of the flag, without dashes. */
   aliases?: readonly string[]
+  /** What a string must look like, in lower case, and the same in words. */
+  pattern?: RegExp
+  takes?: string
   /** Accepted values of a choice. */
   choices?: readonly string[]
-  /** Other spellings of a choice's values. */
+  /** Other spellings of values. */
   spellings?: Readonly<Record<string, string>>
   /** Values that are known but refused, with the reason and what to do instead. */
   refused?: Readonly<Record<string, string>>

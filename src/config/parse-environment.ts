@@ -8,8 +8,8 @@ import { suggest } from './suggest.ts'
 
 export type Environment = Readonly<Record<string, string | undefined>>
 
-/** Variables that refit reads elsewhere: the addon's path, and what to build. */
-const OTHERS = ['REFIT_NATIVE', 'REFIT_CUDA']
+/** Variables that refit reads elsewhere: paths of libraries, and what to build. */
+const OTHERS = ['REFIT_NATIVE', 'REFIT_CUDA', 'REFIT_CUDA_ARCHS', 'REFIT_CUDA_LIBRARY', 'REFIT_CUDA_LIBS', 'REFIT_WATCHDOG_SECONDS']
 
 /**
  * Reads `REFIT_<FLAG>`; an empty variable counts as unset. A variable that is almost one of ours is only warned of, never refused:

@@ -39,8 +39,13 @@ export function checkValue (option: Option, value: unknown, where: string): Valu
     case 'choice':
       if (typeof value === 'string') return checkChoice(option, value, where)
       break
-    case 'string':
-      if (typeof value === 'string' && value !== '') return value
+    case 'string': {
+      if (typeof value !== 'string' || value === '') break
+      if (option.pattern === undefined) return value
+      const word = value.toLowerCase()
+      const meant = option.spellings?.[word] ?? word
+      if (option.pattern.test(meant)) return meant
+    }
   }
   throw wrong(option, value, where)
 }
@@ -53,7 +58,7 @@ export function expected (option: Option): string {
     case 'number': return 'a number' + range(option)
     case 'list': return 'a path, or a list of paths'
     case 'choice': return 'one of ' + option.choices!.join(', ')
-    case 'string': return 'a string that is not empty'
+    case 'string': return option.takes ?? 'a string that is not empty'
   }
 }
 

@@ -1,11 +1,13 @@
 import type { StepResult } from '../native.ts'
 import type { ErrorCode } from '../errors.ts'
 import { KvMemory } from './kv-memory.ts'
+import { isLost, LostDevice } from './lost-device.ts'
 import { NewTokenRatio } from './new-token-ratio.ts'
 import { PrefillSharing } from './prefill-sharing.ts'
 import { ResultCursor } from './result-cursor.ts'
 import type { FinishReason, TokenEvent } from './rollout-engine.ts'
 import type { Sequence } from './sequence.ts'
+import { stepTokens } from './step-device.ts'
 import type { SchedulerOptions } from './step-device.ts'
 import { StepBuilder } from './step-builder.ts'
 import { tokenEvent } from './token-event.ts'
@@ -35,8 +37,7 @@ export class Batcher {
     this.version = options.version
     this.kv = new KvMemory(options.pages, options.pageSize)
     this.#sharing = new PrefillSharing(this.kv)
-    // All running requests and one page of a prefill always fit a step, so neither can starve the other.
-    this.#maxBatchTokens = Math.max(options.maxBatchTokens, options.maxRunningRequests + options.pageSize)
+    this.#maxBatchTokens = stepTokens(options)
   }
 
   get waiting (): number {
@@ -73,21 +74,25 @@ export class Batcher {
     this.#options.sink.error(seq.id, code, message)
   }
 
-  /** Runs one step; false if there was nothing to compute. With `startedOnly`, no request is begun that has not run before. */
+  /** Runs one step; false if there was nothing to compute. With `startedOnly`, no request is begun that has not run before. Throws LostDevice. */
   step (startedOnly: boolean): boolean {
     this.#admit(startedOnly)
     this.#plan()
     const { sequences } = this.#builder
     if (sequences.length === 0) return false
-    const { now, device } = this.#options
+    const { now, device, heartbeat } = this.#options
     const start = now()
     let result: StepResult
+    heartbeat?.begin(sequences)
     try {
       result = device.step(this.#builder.batch())
     } catch (error) {
+      if (isLost(error)) throw new LostDevice(error.message, sequences.map(({ id }) => id))
       // What the device wrote before it failed is unknown, so nothing of these sequences is kept.
       for (const seq of [...sequences]) this.fail(seq, 'INTERNAL', `the device failed in a step: ${error instanceof Error ? error.message : String(error)}`)
       return true
+    } finally {
+      heartbeat?.end()
     }
     this.#apply(result)
     this.#ratio.decay()

@@ -2,23 +2,22 @@ import { RefitError } from '../errors.ts'
 import type { Architecture } from '../model/architecture.ts'
 
 export interface KvBudgetOptions {
-  ranks: number
-  /** Bytes of one element of the KV cache. */
-  elementBytes: number
+  /** Bytes of one page in the memory that is shared out. */
+  pageBytes: number
   pageSize: number
   contextLength: number
   maxRunningRequests: number
   /** Exact size in tokens, whatever memory there is. */
   maxTotalTokens: number | null
-  /** Share of `availableBytes` for weights and KV cache. */
-  memFraction: number | null
-  /** Memory that can be had now, and what the weights will take of it. */
+  /** Share of `availableBytes` that may be taken. */
+  memFraction: number
+  /** Memory that can be had now, and its name in messages. */
   availableBytes: number
+  where: string
+  /** What else goes into the share: weights, and buffers of a step. */
   weightBytes: number
+  otherBytes: number
 }
-
-/** Share that is taken where none is given. */
-const DEFAULT_FRACTION = 0.5
 
 /** Bytes of KV cache per token over all ranks; a rank holds at least one KV head. */
 export function kvBytesPerToken (arch: Architecture, ranks: number, elementBytes: number): number {
@@ -26,14 +25,13 @@ export function kvBytesPerToken (arch: Architecture, ranks: number, elementBytes
 }
 
 /** KV pages: as many as all running requests could fill at full length, less where memory does not allow it. Throws CONFIG with the numbers. */
-export function kvPages (arch: Architecture, options: KvBudgetOptions): number {
-  const { pageSize, contextLength, maxRunningRequests, maxTotalTokens, availableBytes, weightBytes } = options
+export function kvPages (options: KvBudgetOptions): number {
+  const { pageBytes, pageSize, contextLength, maxRunningRequests, maxTotalTokens, availableBytes, memFraction, weightBytes, otherBytes } = options
   if (maxTotalTokens !== null) return Math.max(1, Math.floor(maxTotalTokens / pageSize))
-  const fraction = options.memFraction ?? DEFAULT_FRACTION
-  const pageBytes = kvBytesPerToken(arch, options.ranks, options.elementBytes) * pageSize
-  const fitting = Math.floor((availableBytes * fraction - weightBytes) / pageBytes)
+  const fitting = Math.floor((availableBytes * memFraction - weightBytes - otherBytes) / pageBytes)
   if (fitting < 1) {
-    throw new RefitError('CONFIG', `--mem-fraction: ${fraction} of ${megabytes(availableBytes)} free memory holds no KV cache beside ${megabytes(weightBytes)} of weights ` +
+    const others = otherBytes === 0 ? '' : ` and ${megabytes(otherBytes)} of buffers`
+    throw new RefitError('CONFIG', `--mem-fraction: ${memFraction} of ${megabytes(availableBytes)} ${options.where} holds no KV cache beside ${megabytes(weightBytes)} of weights${others} ` +
       `(a page of ${pageSize} tokens takes ${megabytes(pageBytes)}); raise it, set --max-total-tokens, or free memory`, { param: 'mem-fraction' })
   }
   return Math.min(fitting, maxRunningRequests * Math.ceil(contextLength / pageSize))

@@ -1,5 +1,6 @@
-import type { WeightState } from './rollout-engine.ts'
-import type { EngineInfo, EngineStats, GenerateRequest, PauseMode, RolloutEngine, TensorChecksum, TokenEvent, UpdateOptions, WeightUpdate } from './rollout-engine.ts'
+import type {
+  EngineInfo, EngineStats, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, TensorChecksum, TokenEvent, UpdateOptions, WeightState, WeightUpdate
+} from './rollout-engine.ts'
 import type { SchedulerClient } from './scheduler-client.ts'
 import type { WriteReport } from '../weights/source.ts'
 import { seedSource } from './seed-source.ts'
@@ -9,11 +10,14 @@ export interface WeightKeeper {
   readonly weightVersion: string
   readonly epoch: number
   readonly state: WeightState
+  readonly releasedMemory: ReleasedMemory
   update: (options?: UpdateOptions) => Promise<WeightUpdate>
   label: (version: string) => void
   readTensor: (name: string, maxRows?: number) => Promise<{ shape: number[], values: Float32Array }>
   checksums: () => Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }>
   scramble: (seed: bigint) => Promise<void>
+  release: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
+  resume: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
 }
 
 /** The engine in this process: a scheduler on its worker thread, and the weights that both threads share. */
@@ -47,8 +51,16 @@ export class LocalEngine implements RolloutEngine {
     return this.#weights.state
   }
 
+  get releasedMemory (): ReleasedMemory {
+    return this.#weights.releasedMemory
+  }
+
+  get closed (): boolean {
+    return this.#scheduler.closed !== null
+  }
+
   get ready (): boolean {
-    return this.#scheduler.closed === null && this.#weights.state.state === 'current' && this.#scheduler.stats.paused === null
+    return !this.closed && this.#weights.state.state === 'current' && this.#scheduler.stats.paused === null
   }
 
   generate (request: GenerateRequest): AsyncIterable<TokenEvent> {
@@ -81,6 +93,14 @@ export class LocalEngine implements RolloutEngine {
 
   async update (options?: UpdateOptions): Promise<WeightUpdate> {
     return await this.#weights.update(options)
+  }
+
+  async releaseMemory (tags?: readonly MemoryTag[]): Promise<MemoryReport> {
+    return await this.#weights.release(tags)
+  }
+
+  async resumeMemory (tags?: readonly MemoryTag[]): Promise<MemoryReport> {
+    return await this.#weights.resume(tags)
   }
 
   async readWeight (name: string, maxRows?: number): Promise<{ shape: number[], values: Float32Array }> {

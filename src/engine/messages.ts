@@ -3,17 +3,21 @@ import type { ErrorCode } from '../errors.ts'
 import type { FinishReason, GenerateRequest, InputLogprobs, PauseMode, Scored, StartTimes } from './rollout-engine.ts'
 import type { SchedulerOptions } from './step-device.ts'
 import type { SchedulerStats } from './scheduler.ts'
+import type { GateOpening } from '../weights/gate.ts'
 
 // What the main thread and the scheduler's worker thread say to each other. Requests and calls carry numbers that the main thread
 // chose; both directions keep their order. Everything here survives a structured clone.
 
-/** What the worker starts with. */
-export interface WorkerData {
+/** What the worker is started with. */
+export interface StartData {
   core: CoreConfig
-  scheduler: Omit<SchedulerOptions, 'device' | 'sink' | 'now' | 'drawSeed' | 'pages' | 'pageSize'>
+  scheduler: Omit<SchedulerOptions, 'device' | 'sink' | 'heartbeat' | 'now' | 'drawSeed' | 'pages' | 'pageSize'>
   /** Where requests without a seed draw theirs from; null for random ones. */
   randomSeed: bigint | null
 }
+
+/** What it is handed over; see Heartbeat. */
+export interface WorkerData extends StartData { heartbeat: SharedArrayBuffer }
 
 export type ToWorker =
   | { type: 'add', id: number, request: GenerateRequest }
@@ -25,7 +29,7 @@ export type ToWorker =
   | { type: 'cancelFlush', call: number }
   | { type: 'shut', call: number, abort: boolean }
   | { type: 'cancelShut', call: number }
-  | { type: 'open', call: number, epoch: number, version: string, flushCache: boolean, torn: string | null }
+  | { type: 'open', call: number } & GateOpening
   | { type: 'relabel', version: string }
   /** Fails all requests, frees the core and ends the thread. */
   | { type: 'close' }
@@ -35,6 +39,8 @@ export type FromWorker =
   | { type: 'failed', code: ErrorCode, message: string }
   | ({ type: 'batch' } & EventBatch)
   | { type: 'reply', call: number, done: boolean }
+  /** A step met a device that can compute no more; these were its requests. Nothing follows. */
+  | { type: 'lost', message: string, ids: number[] }
   | { type: 'closed' }
 
 /** All events since the last batch, at most one step's. One entry of `ids` and `tokens` per event; what is rare stands in `details`. */

@@ -1,3 +1,4 @@
+import type { MemoryTag } from '../native.ts'
 import type { WeightSource, WriteReport } from '../weights/source.ts'
 
 // The interface that the plugin is written against; remote engines implement it too. Token ids in, token ids out:
@@ -101,8 +102,16 @@ export interface TokenEvent {
 
 export type PauseMode = 'abort' | 'retract' | 'in_place'
 
-/** State of the bytes; see docs/updates.md. */
-export type WeightState = { state: 'current' } | { state: 'torn', tensors: string[], reason: string }
+/** State of the bytes; see docs/updates.md. Asleep: memory of these kinds is released (docs/memory.md); what is there of weights is whole. */
+export type WeightState = { state: 'current' } | { state: 'torn', tensors: string[], reason: string } | { state: 'asleep', tags: MemoryTag[] }
+
+export type { MemoryTag } from '../native.ts'
+
+/** Bytes given back per kind of memory that is released. */
+export type ReleasedMemory = Readonly<Partial<Record<MemoryTag, number>>>
+
+/** What a release or a resume did. */
+export interface MemoryReport { tags: MemoryTag[], bytes: number, ms: number }
 
 export interface EngineInfo {
   modelPath: string
@@ -113,6 +122,8 @@ export interface EngineInfo {
   contextLength: number
   eosTokenIds: number[]
   device: string
+  /** Of each rank; none on the CPU. */
+  cards: { ordinal: number, uuid: string, name: string, totalBytes: number }[]
   isa: string
   ranks: number
   threads: number
@@ -120,6 +131,8 @@ export interface EngineInfo {
   weightBytes: number
   kvBytes: number
   kvTokens: number
+  /** Released weights keep a copy in host memory. */
+  weightsCpuBackup: boolean
   maxRunningRequests: number
   maxQueuedRequests: number
 }
@@ -159,8 +172,11 @@ export interface UpdateOptions {
 export interface WeightUpdate {
   /** Checks all of the source, then writes all of it. Throws before the first byte is written, or WEIGHTS_TORN after. */
   write: (source: WeightSource) => Promise<WriteReport>
-  /** Moves the label (if given), drops the caches, opens the gate. `requireAll` demands that every name was written. */
-  commit: (options: { version?: string, flushCache?: boolean, requireAll?: boolean }) => Promise<void>
+  /**
+   * Moves the label (if given), drops the caches, opens the gate. `requireAll` demands that every name was written. WEIGHTS_TORN while
+   * anything is torn, unless `allowTorn`: one of many updates that heal the weights together; until the last nothing generates.
+   */
+  commit: (options: { version?: string, flushCache?: boolean, requireAll?: boolean, allowTorn?: boolean }) => Promise<void>
   /** Opens the gate without moving the label. What is torn stays torn. */
   abort: (reason: string) => Promise<void>
 }
@@ -176,6 +192,9 @@ export interface RolloutEngine {
   /** Moves with every write. */
   readonly epoch: number
   readonly weights: WeightState
+  readonly releasedMemory: ReleasedMemory
+  /** Shut down, or failed for good: nothing is ever generated again. */
+  readonly closed: boolean
   /** True while requests are taken and steps can run. */
   readonly ready: boolean
   /** Ends when the request does; leaving the loop early aborts the request and frees its pages. */
@@ -189,6 +208,17 @@ export interface RolloutEngine {
   flushCache: (timeoutMs?: number) => Promise<boolean>
   setWeightVersion: (version: string) => void
   update: (options?: UpdateOptions) => Promise<WeightUpdate>
+  /**
+   * Gives memory back to the system; addresses stay. Waits for running requests as an update does; while paused (not in place, where
+   * the KV cache goes) held requests stay and are computed again. Nothing generates until all of it is back. CONFLICT for a kind that
+   * is released already; without `tags`, all that is left.
+   */
+  releaseMemory: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
+  /**
+   * Takes memory again. Weights come back torn, unless the engine keeps a copy of them meanwhile. CONFLICT for a kind that is not
+   * released; NO_MEMORY where there is not enough, and what could not be had stays released. Without `tags`, all that is released.
+   */
+  resumeMemory: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
   /** One checkpoint tensor as the engine holds it, as float32 values, row-major; at most `maxRows` rows. */
   readWeight: (name: string, maxRows?: number) => Promise<{ shape: number[], values: Float32Array }>
   /** Of every checkpoint tensor, in the table's order; `perRank` also of each rank's share. */

@@ -1,16 +1,21 @@
 import { Worker } from 'node:worker_threads'
 import { RefitError } from '../errors.ts'
+import type { ErrorCode } from '../errors.ts'
 import type { Gate, GateKeeper } from '../weights/gate.ts'
 import { EventUnpacker } from './event-unpacker.ts'
-import type { EventBatch, FromWorker, ToWorker, WorkerData } from './messages.ts'
+import { Heartbeat } from './heartbeat.ts'
+import type { EventBatch, FromWorker, StartData, ToWorker, WorkerData } from './messages.ts'
 import { RateMeter } from './rate-meter.ts'
 import type { EngineStats, GenerateRequest, PauseMode, TokenEvent } from './rollout-engine.ts'
 import type { SchedulerStats } from './scheduler.ts'
 import { TokenStream } from './token-stream.ts'
+import { watch } from './watchdog.ts'
 
 export interface ClientOptions {
-  /** Called once if the worker ends without being asked to; all requests have failed by then. */
+  /** Called once if the worker ends without being asked to, its device is lost or a step does not end; all requests have failed by then. */
   onFailure?: (error: RefitError) => void
+  /** Longest that a step may take. Default: no limit. */
+  watchdogMs?: number
   /** The worker's file. */
   url?: URL
 }
@@ -23,6 +28,7 @@ type Call = ToWorker extends infer M ? M extends { call: number } ? Omit<M, 'cal
 // the worker inherits the process's loader (`--import` of tap, or Node's own type stripping).
 const WORKER = new URL(`./worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
 
+const NAMED_REQUESTS = 20
 const LONGEST_TIMER_MS = 2 ** 31 - 1
 
 /** The main thread's side of the scheduler: streams of requests, calls, and the gate. Keeps the process alive until `close`. */
@@ -33,6 +39,8 @@ export class SchedulerClient implements GateKeeper {
   readonly #byRid = new Map<string, Live>()
   readonly #calls = new Map<number, { resolve: (done: boolean) => void, reject: (error: RefitError) => void }>()
   readonly #rate = new RateMeter()
+  readonly #heartbeat: Heartbeat
+  readonly #endWatch: () => void
   #stats: SchedulerStats
   #core = -1
   #numbers = 0
@@ -41,21 +49,25 @@ export class SchedulerClient implements GateKeeper {
   #closing: Promise<void> | null = null
 
   /** Starts the worker and waits until its core stands. Throws what the core said where it could not be made. */
-  static async start (data: WorkerData, options: ClientOptions = {}): Promise<SchedulerClient> {
+  static async start (data: StartData, options: ClientOptions = {}): Promise<SchedulerClient> {
     const client = new SchedulerClient(data, options)
     await new Promise<void>((resolve, reject) => { client.#starting = { resolve, reject } })
     return client
   }
 
-  private constructor (data: WorkerData, options: ClientOptions) {
+  private constructor (data: StartData, options: ClientOptions) {
     this.#options = options
+    const heartbeat = Heartbeat.allocate(data.scheduler.maxRunningRequests)
+    this.#heartbeat = new Heartbeat(heartbeat)
+    const { watchdogMs } = options
+    this.#endWatch = watchdogMs === undefined ? () => {} : watch(this.#heartbeat, watchdogMs, () => { this.#stuck(watchdogMs) })
     const totalTokens = data.core.pages * data.core.pageSize
     this.#stats = { running: 0, queued: 0, paused: null, usedTokens: 0, cachedTokens: 0, totalTokens, promptTokens: 0, generationTokens: 0, prefixHitTokens: 0, retractions: 0, steps: 0, stepMs: 0 }
-    this.#worker = new Worker(options.url ?? WORKER, { workerData: data, name: 'refit scheduler' })
+    this.#worker = new Worker(options.url ?? WORKER, { workerData: { ...data, heartbeat } satisfies WorkerData, name: 'refit scheduler' })
     this.#worker.on('message', (message: FromWorker) => { this.#receive(message) })
-    this.#worker.on('messageerror', (error) => { this.#fail(`a message of the scheduler could not be read: ${error.message}`, error) })
-    this.#worker.on('error', (error) => { this.#fail(`the scheduler failed: ${error.message}`, error) })
-    this.#worker.on('exit', (code) => { this.#fail(`the scheduler ended with code ${code}`, undefined) })
+    this.#worker.on('messageerror', (error) => { this.#fail('ENGINE_CLOSED', `a message of the scheduler could not be read: ${error.message}`, error) })
+    this.#worker.on('error', (error) => { this.#fail('ENGINE_CLOSED', `the scheduler failed: ${error.message}`, error) })
+    this.#worker.on('exit', (code) => { this.#fail('ENGINE_CLOSED', `the scheduler ended with code ${code}`, undefined) })
   }
 
   /** Handle of the native core that the worker made. */
@@ -126,6 +138,7 @@ export class SchedulerClient implements GateKeeper {
     if (!done) throw new RefitError('DEADLINE', `running requests were not finished within ${Math.round(deadlineMs)} ms`)
     let shut = true
     return {
+      holders: this.#stats.running,
       open: async (options) => {
         if (!shut) throw new RefitError('INTERNAL', 'the gate is opened twice')
         shut = false
@@ -136,6 +149,11 @@ export class SchedulerClient implements GateKeeper {
 
   relabel (version: string): void {
     if (this.#closed === null) this.#post({ type: 'relabel', version })
+  }
+
+  /** See GateKeeper. */
+  lost (message: string): void {
+    this.#lose(message, this.#heartbeat.step === null ? [] : this.#heartbeat.ids)
   }
 
   /** Fails all requests, frees the core and ends the worker. Not while weights are written. */
@@ -179,6 +197,7 @@ export class SchedulerClient implements GateKeeper {
         this.#calls.delete(message.call)
         return
       }
+      case 'lost': return this.#lose(message.message, message.ids)
       case 'ready': {
         this.#core = message.core
         this.#starting?.resolve()
@@ -223,9 +242,30 @@ export class SchedulerClient implements GateKeeper {
     this.#byRid.delete(live.rid)
   }
 
-  /** The worker is gone: nothing that is open can be answered any more. */
-  #fail (message: string, cause: unknown): void {
+  #stuck (watchdogMs: number): void {
+    this.#lose(`a step has not ended within ${watchdogMs / 1000} s (--watchdog-timeout)`, this.#heartbeat.ids)
+    // It cannot be ended, nor may it keep the process alive.
+    this.#worker.unref()
+  }
+
+  #lose (message: string, ids: readonly number[]): void {
     if (this.#closed !== null) return
+    this.#fail('DEVICE_LOST', message + this.#requestsIn(ids), undefined)
+    if (this.#heartbeat.step === null) void this.#worker.terminate()
+  }
+
+  /** In words, the requests that have these numbers (as int32). */
+  #requestsIn (ids: readonly number[]): string {
+    const rids = [...this.#live.values()].filter(({ id }) => ids.includes(id | 0)).map(({ rid }) => rid)
+    if (rids.length === 0) return ''
+    const more = rids.length > NAMED_REQUESTS ? ` and ${rids.length - NAMED_REQUESTS} more` : ''
+    return `; requests in the step: ${rids.slice(0, NAMED_REQUESTS).join(', ')}${more}`
+  }
+
+  /** The worker is gone, or will never answer: nothing that is open can be answered any more. */
+  #fail (code: ErrorCode, message: string, cause: unknown): void {
+    if (this.#closed !== null) return
+    this.#endWatch()
     if (this.#starting !== null) {
       this.#closed = new RefitError('INTERNAL', `the scheduler could not be started: ${message}`, { cause })
       this.#starting.reject(this.#closed)
@@ -233,7 +273,7 @@ export class SchedulerClient implements GateKeeper {
       return
     }
     const wanted = this.#closing !== null
-    this.#closed = new RefitError('ENGINE_CLOSED', wanted ? 'the engine is shut down' : message, { cause })
+    this.#closed = wanted ? new RefitError('ENGINE_CLOSED', 'the engine is shut down', { cause }) : new RefitError(code, message, { cause })
     for (const { id, stream } of [...this.#live.values()]) {
       this.#forget(id)
       stream.fail(this.#closed)

@@ -5,6 +5,7 @@ import { checkRequest } from './check-request.ts'
 import type { EngineStats, GenerateRequest, PauseMode } from './rollout-engine.ts'
 import { Sequence } from './sequence.ts'
 import type { SchedulerOptions } from './step-device.ts'
+import type { GateOpening } from '../weights/gate.ts'
 
 export type SchedulerStats = Omit<EngineStats, 'tokensPerSecond'>
 
@@ -18,6 +19,7 @@ export class Scheduler {
   #arrivals = 0
   #epoch: number
   #torn: string | null
+  #asleep: string | null = null
   #paused: PauseMode | null = null
   #gateShut = false
   /** Calls that wait for the gate, and for an idle moment to flush. */
@@ -33,7 +35,7 @@ export class Scheduler {
 
   /** A step would compute something. */
   get busy (): boolean {
-    return !this.#gateShut && this.#paused === null && this.#torn === null && !this.#batcher.idle
+    return !this.#gateShut && this.#paused === null && this.#torn === null && this.#asleep === null && !this.#batcher.idle
   }
 
   /** Queues a request under a number that is not in use. A request that cannot be taken fails at once through the sink. */
@@ -41,6 +43,7 @@ export class Scheduler {
     const { sink, maxQueuedRequests, drawSeed } = this.#options
     try {
       if (this.#torn !== null) throw new RefitError('ENGINE_TORN', this.#torn)
+      if (this.#asleep !== null) throw new RefitError('ENGINE_ASLEEP', this.#asleep)
       checkRequest(request, this.#options)
       if (this.#batcher.waiting >= maxQueuedRequests) {
         throw new RefitError('QUEUE_FULL', `${maxQueuedRequests} requests are waiting, as many as --max-queued-requests allows; try again later`)
@@ -104,9 +107,9 @@ export class Scheduler {
   }
 
   /**
-   * Shuts the gate: replies true once no step runs until `open`. Paused, that is now. Else no request is begun that has not run
-   * yet, and running ones (retracted ones too) are finished first. `abort` ends all requests, waiting ones too. Further calls
-   * wait for `open`, in order.
+   * Shuts the gate: replies true once no step runs until `open`. Paused or asleep, that is now. Else no request is begun that has
+   * not run yet, and running ones (retracted ones too) are finished first. `abort` ends all requests, waiting ones too. Further
+   * calls wait for `open`, in order.
    */
   shut (call: number, abort: boolean): void {
     if (abort) this.abortAll()
@@ -122,15 +125,15 @@ export class Scheduler {
     this.#options.sink.reply(call, false)
   }
 
-  /** Opens the gate; see Gate in src/weights/gate.ts. */
-  open ({ epoch, version, flushCache, torn }: { epoch: number, version: string, flushCache: boolean, torn: string | null }): void {
+  /** Opens the gate; see GateOpening. */
+  open ({ epoch, version, flushCache, torn, asleep }: GateOpening): void {
     if (!this.#gateShut) throw new Error('the gate is opened but not shut')
     this.#gateShut = false
     if (epoch !== this.#epoch || flushCache) this.#batcher.dropCache(epoch !== this.#epoch)
     this.#epoch = epoch
     this.#batcher.version = version
     this.#torn = torn
-    if (torn !== null) this.failAll('ENGINE_TORN', torn)
+    this.#asleep = asleep
     this.#settle()
   }
 
@@ -139,7 +142,7 @@ export class Scheduler {
     this.#batcher.version = version
   }
 
-  /** Runs one step, if there is something to compute and nothing forbids it. */
+  /** Runs one step, if there is something to compute and nothing forbids it. Throws LostDevice: this scheduler is at its end then. */
   step (): boolean {
     if (!this.busy) return false
     const worked = this.#batcher.step(this.#shuts.length > 0)
@@ -172,8 +175,13 @@ export class Scheduler {
 
   /** Grants what waits for a moment like this. */
   #settle (): void {
+    const stands = this.#paused !== null || this.#asleep !== null
+    // Held requests wait through a release, a resume and the update that heals; nothing else would ever end them here.
+    if (this.#torn !== null && !stands && !this.#gateShut) {
+      for (const seq of this.#batcher.all()) this.#batcher.fail(seq, 'ENGINE_TORN', this.#torn)
+    }
     const { running, startedWaiting } = this.#batcher
-    if (this.#shuts.length > 0 && !this.#gateShut && (this.#paused !== null || running.length + startedWaiting === 0)) {
+    if (this.#shuts.length > 0 && !this.#gateShut && (stands || running.length + startedWaiting === 0)) {
       this.#gateShut = true
       this.#options.sink.reply(this.#shuts.shift()!, true)
     }

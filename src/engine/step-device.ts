@@ -1,5 +1,6 @@
 import type { StepBatch, StepResult } from '../native.ts'
 import type { ErrorCode } from '../errors.ts'
+import type { Heartbeat } from './heartbeat.ts'
 import type { TokenEvent } from './rollout-engine.ts'
 
 /** What the scheduler needs of a device: one forward step, synchronous. Arrays of the batch are reused by the next step. */
@@ -16,6 +17,11 @@ export interface SchedulerSink {
   reply: (call: number, done: boolean) => void
 }
 
+/** New tokens that one step brings at most: all running requests and one page of a prefill always fit, so neither can starve the other. */
+export function stepTokens ({ maxBatchTokens, maxRunningRequests, pageSize }: Pick<SchedulerOptions, 'maxBatchTokens' | 'maxRunningRequests' | 'pageSize'>): number {
+  return Math.max(maxBatchTokens, maxRunningRequests + pageSize)
+}
+
 export interface SchedulerOptions {
   device: StepDevice
   sink: SchedulerSink
@@ -28,12 +34,14 @@ export interface SchedulerOptions {
   eosTokenIds: number[]
   maxRunningRequests: number
   maxQueuedRequests: number
-  /** New tokens per step over all sequences; raised to `maxRunningRequests` plus one page where less. */
+  /** New tokens per step over all sequences; see `stepTokens`. */
   maxBatchTokens: number
   /** At start: number and label of the weights, and why they cannot be used yet. */
   epoch: number
   version: string
   torn: string | null
+  /** Told of every step that begins and ends. */
+  heartbeat?: Pick<Heartbeat, 'begin' | 'end'>
   /** Milliseconds. */
   now: () => number
   /** A fresh 64-bit seed for requests without one. */

@@ -2,6 +2,7 @@ import { receiveMessageOnPort } from 'node:worker_threads'
 import type { MessagePort } from 'node:worker_threads'
 import { EventPacker } from './event-packer.ts'
 import type { FromWorker, ToWorker } from './messages.ts'
+import { LostDevice } from './lost-device.ts'
 import { Scheduler } from './scheduler.ts'
 import type { SchedulerOptions } from './step-device.ts'
 
@@ -37,6 +38,7 @@ export class WorkerLoop {
       }
     })
     port.on('message', (message: ToWorker) => {
+      if (this.#closed) return
       this.#handle(message)
       if (this.#scheduled) this.#send()
       else this.#turn()
@@ -48,7 +50,7 @@ export class WorkerLoop {
     const until = performance.now() + TURN_MS
     while (!this.#closed) {
       for (let received; (received = receiveMessageOnPort(this.#port)) !== undefined && !this.#closed;) this.#handle(received.message as ToWorker)
-      const worked = this.#scheduler.step()
+      const worked = this.#step()
       if (worked) this.#changed = true
       this.#send()
       if (!worked) return
@@ -57,6 +59,19 @@ export class WorkerLoop {
         setImmediate(() => { this.#turn() })
         return
       }
+    }
+  }
+
+  #step (): boolean {
+    try {
+      return this.#scheduler.step()
+    } catch (error) {
+      if (!(error instanceof LostDevice)) throw error
+      this.#send()
+      this.#post({ type: 'lost', message: error.message, ids: error.ids })
+      // Whatever comes now, nobody computes it.
+      this.#closed = true
+      return false
     }
   }
 

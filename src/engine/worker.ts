@@ -1,6 +1,7 @@
 import { parentPort, workerData } from 'node:worker_threads'
 import { RefitError } from '../errors.ts'
 import { native } from '../native.ts'
+import { Heartbeat } from './heartbeat.ts'
 import type { FromWorker, WorkerData } from './messages.ts'
 import { seedSource } from './seed-source.ts'
 import { WorkerLoop } from './worker-loop.ts'
@@ -8,7 +9,7 @@ import { WorkerLoop } from './worker-loop.ts'
 // The scheduler's thread. It makes the core, steps it and, when told to, frees it; the main thread attaches to it by its handle.
 
 const port = parentPort!
-const { core: config, scheduler, randomSeed } = workerData as WorkerData
+const { core: config, scheduler, heartbeat, randomSeed } = workerData as WorkerData
 
 function post (message: FromWorker): void {
   port.postMessage(message)
@@ -21,6 +22,7 @@ function start (): void {
     ...scheduler,
     pages: config.pages,
     pageSize: config.pageSize,
+    heartbeat: new Heartbeat(heartbeat),
     device: { step: (batch) => addon.step(core, batch) },
     now: () => performance.now(),
     drawSeed: seedSource(randomSeed)
@@ -37,7 +39,8 @@ function start (): void {
 try {
   start()
 } catch (error) {
-  const code = error instanceof RefitError ? error.code : 'CONFIG'
+  const native = (error as { code?: unknown }).code
+  const code = error instanceof RefitError ? error.code : native === 'NO_MEMORY' || native === 'DEVICE_LOST' ? native : 'CONFIG'
   post({ type: 'failed', code, message: `the engine could not be started: ${error instanceof Error ? error.message : String(error)}` })
   port.close()
 }

@@ -16,6 +16,11 @@ export interface RouteContext {
   maxBatch: number
   /** Opens a checkpoint inside the allowed roots. */
   openCheckpoint: (path: string) => Promise<WeightSource>
+  /** Opens what trainers share; `discard` gives back what a refused body shares. */
+  tensors: {
+    open: (payload: { entries: readonly string[], loadFormat: string | null }) => Promise<WeightSource>
+    discard: (entries: readonly string[]) => Promise<void>
+  }
   /** Where the weights came from last; SGLang's clients read it back. */
   loaded: { modelPath: string, loadFormat: string }
   /** Of the program, for `/server_info`. */

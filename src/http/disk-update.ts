@@ -2,6 +2,7 @@ import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../errors.ts'
 import type { WriteReport } from '../weights/source.ts'
+import { applySource, labelText, measured, prefixed } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
 import { nullable, unused } from './schemas.ts'
 
@@ -25,41 +26,18 @@ const FORMATS = [null, undefined, 'auto', 'safetensors']
 
 /** Opens, checks and writes a checkpoint, then moves the label. The messages are SGLang's. */
 export async function updateFromDisk (context: RouteContext, body: DiskUpdateBody): Promise<{ message: string, report: WriteReport }> {
-  const { metrics } = context
-  try {
+  return await measured(context.metrics, async () => {
     if (!FORMATS.includes(body.load_format)) {
       throw new RefitError('UNSUPPORTED', `load_format: expected "auto" or "safetensors", got ${JSON.stringify(body.load_format)}`, { param: 'load_format' })
     }
-    const report = await write(context, body)
+    const source = await context.openCheckpoint(body.model_path).catch(error => { throw prefixed('Failed to get weights iterator: ', error) })
+    const report = await applySource(context.engine, source, body, { check: report => { demandWeights(body.model_path, report) } })
     context.loaded = { modelPath: body.model_path, loadFormat: body.load_format ?? context.loaded.loadFormat }
-    metrics.observeUpdate(report)
-    const label = body.weight_version == null ? '' : ` Weight version updated to ${body.weight_version}.`
-    return { message: `Succeeded to update model weights.${label}`, report }
-  } catch (error) {
-    metrics.observeFailedUpdate(error instanceof RefitError && error.code === 'WEIGHTS_TORN')
-    throw error
-  }
+    return { message: `Succeeded to update model weights.${labelText(body.weight_version)}`, report }
+  })
 }
 
-async function write ({ engine, openCheckpoint }: RouteContext, body: DiskUpdateBody): Promise<WriteReport> {
-  const source = await openCheckpoint(body.model_path).catch(error => { throw prefixed('Failed to get weights iterator: ', error) })
-  try {
-    const update = await engine.update({ abortAllRequests: body.abort_all_requests ?? false })
-    try {
-      const report = await update.write(source)
-      if (report.tensors === 0) throw new RefitError('WEIGHTS_INCOMPLETE', `"${body.model_path}" brings no weight of this model (${report.ignored.length} tensors that it has no use for)`, { param: 'model_path' })
-      await update.commit({ flushCache: body.flush_cache ?? true, ...body.weight_version == null ? {} : { version: body.weight_version } })
-      return report
-    } catch (error) {
-      await update.abort(error instanceof Error ? error.message : String(error))
-      throw prefixed('Failed to update weights: ', error)
-    }
-  } finally {
-    await source.close()
-  }
-}
-
-function prefixed (prefix: string, error: unknown): unknown {
-  if (!(error instanceof RefitError)) return error
-  return new RefitError(error.code, prefix + error.message, { cause: error, ...error.param === undefined ? {} : { param: error.param } })
+function demandWeights (path: string, report: WriteReport): void {
+  if (report.tensors > 0) return
+  throw new RefitError('WEIGHTS_INCOMPLETE', `"${path}" brings no weight of this model (${report.ignored.length} tensors that it has no use for)`, { param: 'model_path' })
 }

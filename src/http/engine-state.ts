@@ -3,13 +3,15 @@ import type { RolloutEngine } from '../engine/rollout-engine.ts'
 import { nullable } from './schemas.ts'
 
 export const EngineState = Type.Object({
-  status: Type.Union([Type.Literal('ok'), Type.Literal('paused'), Type.Literal('torn'), Type.Literal('unavailable')]),
+  status: Type.Union([Type.Literal('ok'), Type.Literal('paused'), Type.Literal('torn'), Type.Literal('asleep'), Type.Literal('unavailable')]),
   weights: Type.Object({
-    state: Type.Union([Type.Literal('current'), Type.Literal('torn')]),
+    state: Type.Union([Type.Literal('current'), Type.Literal('torn'), Type.Literal('asleep')]),
+    tags: Type.Optional(Type.Array(Type.String(), { description: 'Kinds of memory that are released.' })),
     reason: Type.Optional(Type.String()),
     tensors: Type.Optional(Type.Array(Type.String(), { description: 'Torn tensors, at most 100.' })),
     torn_count: Type.Optional(Type.Integer())
   }),
+  released_memory: Type.Record(Type.String(), Type.Integer(), { description: 'Bytes given back, per kind of memory that is released.' }),
   weight_version: Type.String(),
   paused: nullable(Type.String(), 'The mode of the pause.')
 }, { title: 'EngineState', description: 'State of the engine.' })
@@ -23,8 +25,9 @@ export function engineState (engine: RolloutEngine): EngineState {
   const { weights } = engine
   const { paused } = engine.stats
   return {
-    status: weights.state === 'torn' ? 'torn' : paused !== null ? 'paused' : engine.ready ? 'ok' : 'unavailable',
-    weights: weights.state === 'current' ? weights : { state: 'torn', reason: weights.reason, tensors: weights.tensors.slice(0, SHOWN), torn_count: weights.tensors.length },
+    status: engine.closed ? 'unavailable' : weights.state !== 'current' ? weights.state : paused !== null ? 'paused' : 'ok',
+    weights: weights.state !== 'torn' ? weights : { state: 'torn', reason: weights.reason, tensors: weights.tensors.slice(0, SHOWN), torn_count: weights.tensors.length },
+    released_memory: engine.releasedMemory,
     weight_version: engine.weightVersion,
     paused
   }

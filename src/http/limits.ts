@@ -1,6 +1,9 @@
 /** Of bodies: flattened handles and lists of a hundred thousand names reach tens of megabytes. */
 export const BODY_LIMIT = 64 * 1024 * 1024
 
+/** Of handles of tensors: a mixture's 19,000 take some 9 MB in base64, and trainers repeat them for every rank. */
+export const TENSOR_BODY_LIMIT = 256 * 1024 * 1024
+
 /** What a client that got 503 is told to wait. */
 export const RETRY_AFTER_SECONDS = 1
 

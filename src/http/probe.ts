@@ -6,10 +6,10 @@ const POLL_MS = 50
 
 /**
  * True once the engine has shown that it computes: it answered a request of one token, or stepped for others meanwhile. Also true when
- * it is paused, since then it stands still on purpose. False when nothing happened in time.
+ * it is paused or asleep, since then it stands still on purpose. False when nothing happened in time.
  */
 export async function computes (engine: RolloutEngine, timeoutMs: number): Promise<boolean> {
-  if (engine.stats.paused !== null) return true
+  if (standsStill(engine)) return true
   const steps = engine.stats.steps
   const rid = `HEALTH_CHECK_${randomBytes(8).toString('hex')}`
   let answered: boolean | undefined
@@ -19,13 +19,17 @@ export async function computes (engine: RolloutEngine, timeoutMs: number): Promi
   try {
     while (performance.now() < deadline) {
       await Promise.race(answered === undefined ? [probe, sleep(POLL_MS)] : [sleep(POLL_MS)])
-      if (answered === true || engine.stats.paused !== null || engine.stats.steps !== steps) return true
+      if (answered === true || standsStill(engine) || engine.stats.steps !== steps) return true
       if (answered === false && engine.stats.running === 0 && engine.stats.queued === 0) return false
     }
     return false
   } finally {
     engine.abort(rid)
   }
+}
+
+function standsStill ({ stats, weights }: RolloutEngine): boolean {
+  return stats.paused !== null || weights.state === 'asleep'
 }
 
 async function ask (engine: RolloutEngine, rid: string): Promise<void> {

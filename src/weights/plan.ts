@@ -1,14 +1,15 @@
 import { DTYPES, DTYPE_BYTES, RECT_FIELDS, TENSOR_FIELDS } from '../native.ts'
 import type { WriteJob } from '../native.ts'
-import { RefitError } from '../errors.ts'
-import type { ModelTable, TensorPlan } from '../model/architecture.ts'
+import type { ModelTable, Rect, TensorPlan } from '../model/architecture.ts'
 import type { Coverage } from './coverage.ts'
-import type { AnnouncedTensor, WeightSource } from './source.ts'
+import { matchTensors } from './match.ts'
+import type { Brought } from './match.ts'
+import type { AnnouncedTensor, TensorPart, WeightSource } from './source.ts'
 
 /** Everything about one write that can be known before its first byte. */
 export interface WritePlan {
   job: WriteJob
-  /** The table's entry of each tensor of the job, in the job's order. */
+  /** The table's entry of each tensor of the job, in the job's order. One that comes in parts, or apart for some ranks, stands several times. */
   tensors: TensorPlan[]
   /** Bytes that the tensors hold in the source. */
   bytes: number
@@ -22,29 +23,8 @@ export interface WritePlan {
  * WEIGHTS_MISMATCH for a shape that differs or a tensor that is brought twice.
  */
 export function planWrite (table: ModelTable, coverage: Coverage, source: WeightSource, strictNames: boolean): WritePlan {
-  const ignored: string[] = []
-  const unknown: string[] = []
-  const brought = new Map<TensorPlan, AnnouncedTensor>()
-  const covered = new Map<string, string>()
-  for (const tensor of source.tensors) {
-    const name = table.canonical(tensor.name)
-    const plan = table.tensors.get(name)
-    if (plan === undefined) {
-      (table.ignored(name) || !strictNames ? ignored : unknown).push(tensor.name)
-      continue
-    }
-    checkShape(tensor, plan)
-    for (const weight of coverage.names(plan)) {
-      const twin = covered.get(weight)
-      if (twin !== undefined) {
-        throw new RefitError('WEIGHTS_MISMATCH', `tensors "${twin}" and "${tensor.name}" both bring ${weight}: bring each weight once`, { param: tensor.name })
-      }
-      covered.set(weight, tensor.name)
-    }
-    brought.set(plan, tensor)
-  }
-  if (unknown.length > 0) throw unknownNames(unknown, table)
-  return { ...layOut(table, source, brought), ignored }
+  const { brought, ignored } = matchTensors(table, coverage, source, strictNames)
+  return { ...layOut(source, brought), ignored }
 }
 
 /** Names of the table (alternative spellings aside) that are not in `written`. */
@@ -54,38 +34,44 @@ export function missingNames (table: ModelTable, written: ReadonlySet<string>): 
   return missing
 }
 
-function checkShape (tensor: AnnouncedTensor, plan: TensorPlan): void {
-  const same = tensor.shape.length === plan.shape.length && tensor.shape.every((size, axis) => size === plan.shape[axis])
-  if (same) return
-  throw new RefitError('WEIGHTS_MISMATCH', `tensor "${tensor.name}" has shape [${tensor.shape.join(', ')}], the model expects [${plan.shape.join(', ')}]`, { param: tensor.name })
-}
+/** One matrix of the job: where it lies in its source and which rectangles it fills. */
+interface Piece { plan: TensorPlan, tensor: AnnouncedTensor, part: TensorPart, rects: Rect[] }
 
-function unknownNames (unknown: string[], table: ModelTable): RefitError {
-  const shown = unknown.slice(0, 5).map(name => `"${name}"`).join(', ')
-  const more = unknown.length > 5 ? ` and ${unknown.length - 5} more` : ''
-  const example = table.tensors.keys().next().value
-  return new RefitError('WEIGHTS_UNKNOWN_NAME', `the model has no tensor ${shown}${more}; its names look like "${example}"`, { param: unknown[0]! })
-}
-
-function layOut (table: ModelTable, source: WeightSource, brought: Map<TensorPlan, AnnouncedTensor>): Omit<WritePlan, 'ignored'> {
-  const tensors = [...brought.keys()]
-  const rectCount = tensors.reduce((sum, plan) => sum + plan.rects.length, 0)
-  const tensorFields = new Float64Array(tensors.length * TENSOR_FIELDS)
-  const rectFields = new Float64Array(rectCount * RECT_FIELDS)
+function layOut (source: WeightSource, brought: Brought[]): Omit<WritePlan, 'ignored'> {
+  const pieces = brought.flatMap(piecesOf)
+  const tensors = new Float64Array(pieces.length * TENSOR_FIELDS)
+  const rects = new Float64Array(pieces.reduce((sum, piece) => sum + piece.rects.length, 0) * RECT_FIELDS)
   let bytes = 0
   let rectAt = 0
-  for (const [index, plan] of tensors.entries()) {
-    const tensor = brought.get(plan)!
-    const rowBytes = plan.cols * DTYPE_BYTES[tensor.dtype]
-    bytes += plan.rows * rowBytes
-    tensorFields.set([tensor.source, tensor.offset, DTYPES[tensor.dtype], plan.rows, plan.cols, rowBytes], index * TENSOR_FIELDS)
-    rectAt = packRects(plan, index, rectFields, rectAt)
+  for (const [index, piece] of pieces.entries()) {
+    const { tensor, part: { rows, cols, offset, rowBytes, colBytes } } = piece
+    bytes += rows * cols * DTYPE_BYTES[tensor.dtype]
+    tensors.set([tensor.source, offset, DTYPES[tensor.dtype], rows, cols, rowBytes, colBytes], index * TENSOR_FIELDS)
+    rectAt = packRects(piece, index, rects, rectAt)
   }
-  return { job: { sources: [...source.sources], tensors: tensorFields, rects: rectFields }, tensors, bytes }
+  return { job: { sources: [...source.sources], tensors, rects }, tensors: pieces.map(({ plan }) => plan), bytes }
+}
+
+function piecesOf ({ plan, tensor, ranks }: Brought): Piece[] {
+  const rects = ranks === null ? plan.rects : plan.rects.filter(({ rank }) => ranks.has(rank))
+  if (tensor.parts === undefined) {
+    const { rows, cols } = plan
+    const colBytes = DTYPE_BYTES[tensor.dtype]
+    return [{ plan, tensor, part: { firstRow: 0, rows, cols, offset: tensor.offset, rowBytes: cols * colBytes, colBytes }, rects }]
+  }
+  if (tensor.parts.length === 1) return [{ plan, tensor, part: tensor.parts[0]!, rects }]
+  return tensor.parts.map(part => ({ plan, tensor, part, rects: rects.flatMap(rect => clip(rect, part)) }))
+}
+
+/** What of a rectangle lies in the rows of a part, whose own rows count from 0. */
+function clip (rect: Rect, { firstRow, rows }: TensorPart): Rect[] {
+  const from = Math.max(rect.srcRow, firstRow)
+  const end = Math.min(rect.srcRow + rect.rows, firstRow + rows)
+  return from < end ? [{ ...rect, srcRow: from - firstRow, rows: end - from, dstRow: rect.dstRow + from - rect.srcRow }] : []
 }
 
 /** Writes a tensor's rectangles into the addon's layout from element `at` on, under the index `tensor`; returns where the next goes. */
-export function packRects (plan: TensorPlan, tensor: number, into: Float64Array, at: number): number {
+export function packRects (plan: { rects: readonly Rect[] }, tensor: number, into: Float64Array, at: number): number {
   for (const r of plan.rects) {
     into.set([tensor, r.rank, r.param, r.srcRow, r.srcCol, r.rows, r.cols, r.dstRow, r.dstCol], at)
     at += RECT_FIELDS

@@ -1,4 +1,4 @@
-import { RECT_FIELDS, TENSOR_FIELDS, TENSOR_PARTIAL, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../native.ts'
+import { DTYPES, RECT_FIELDS, TENSOR_FIELDS, TENSOR_PARTIAL, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../native.ts'
 import type { NativeAddon, WriteJob, WriteOutcome } from '../native.ts'
 import type { WritePlan } from './plan.ts'
 
@@ -53,7 +53,8 @@ function * slices (plan: WritePlan): Generator<readonly [number, number]> {
   let bytes = 0
   for (const index of plan.tensors.keys()) {
     const at = index * TENSOR_FIELDS
-    bytes += plan.job.tensors[at + 3]! * plan.job.tensors[at + 5]!
+    const element = plan.job.tensors[at + 2] === DTYPES.float32 ? 4 : 2
+    bytes += plan.job.tensors[at + 3]! * plan.job.tensors[at + 4]! * element
     if (bytes < SLICE_BYTES) continue
     yield [first, index + 1]
     first = index + 1

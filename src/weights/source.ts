@@ -1,6 +1,10 @@
 import type { DType, NativeSource } from '../native.ts'
+import type { StridedMatrix } from '../wire/torch-matrix.ts'
 
-/** A tensor that a source brings: where its bytes lie in one of the source's files or buffers. Row-major, little-endian. */
+/** Rows of a tensor whose elements lie at fixed distances; offsets are bytes of its source. */
+export type TensorPart = StridedMatrix
+
+/** A tensor that a source brings: where its bytes lie in one of the source's files or buffers. Row-major unless it has parts; little-endian. */
 export interface AnnouncedTensor {
   name: string
   dtype: DType
@@ -9,6 +13,10 @@ export interface AnnouncedTensor {
   source: number
   /** Byte offset of the first element. */
   offset: number
+  /** All of its rows in order, where they do not lie row-major one after another: views, transposed, stepped. */
+  parts?: readonly TensorPart[]
+  /** The ranks that it was brought to (default all). Others take theirs from it where nobody brought them one of their own. */
+  ranks?: readonly number[]
 }
 
 /**
@@ -17,7 +25,9 @@ export interface AnnouncedTensor {
  */
 export interface WeightSource {
   /** Transport, for reports and metrics. */
-  readonly kind: 'disk' | 'memory'
+  readonly kind: 'disk' | 'memory' | 'tensor'
+  /** `checkpoint` (default): whole tensors by their names in checkpoints. `engine`: a rank's own parameters as SGLang names and shapes them, brought to each rank apart. */
+  readonly layout?: 'checkpoint' | 'engine'
   readonly tensors: readonly AnnouncedTensor[]
   readonly sources: readonly NativeSource[]
   /** Throws CHECKPOINT_CHANGED when the bytes may have moved under the write. */

@@ -38,12 +38,12 @@ export class Update implements WeightUpdate {
     }
   }
 
-  async commit (options: { version?: string, flushCache?: boolean, requireAll?: boolean }): Promise<void> {
+  async commit (options: { version?: string, flushCache?: boolean, requireAll?: boolean, allowTorn?: boolean }): Promise<void> {
     this.#claim()
     const { ledger } = this.#context.store
     try {
       if (options.requireAll === true) this.#demandAll()
-      if (ledger.torn) throw new RefitError('WEIGHTS_TORN', ledger.tornReason!)
+      if (ledger.torn && options.allowTorn !== true) throw new RefitError('WEIGHTS_TORN', ledger.tornReason!)
       // A label without a write (an empty update) still needs the gate: tokens of one step carry one label.
       this.#gate ??= await this.#context.shut()
     } catch (error) {
@@ -76,7 +76,7 @@ export class Update implements WeightUpdate {
     const missing = missingNames(store.table, this.#written)
     return {
       source: source.kind,
-      tensors: plan.tensors.length,
+      tensors: new Set(plan.tensors).size,
       bytes: outcome.bytes,
       missing: missing.slice(0, SHOWN_NAMES),
       missingCount: missing.length,
@@ -89,12 +89,15 @@ export class Update implements WeightUpdate {
   /** Says in the ledger what the bytes are now, and throws unless all of them are what was sent. */
   async #settle (plan: WritePlan, outcome: ScatterOutcome, source: WeightSource): Promise<void> {
     const { ledger, coverage } = this.#context.store
-    const names = (tensors: number[]): string[] => tensors.flatMap(tensor => coverage.names(plan.tensors[tensor]!))
+    const names = (tensors: number[]): string[] => [...new Set(tensors.map(tensor => plan.tensors[tensor]!))].flatMap(tensor => coverage.names(tensor))
+    // A tensor in parts is whole when all of them are.
+    const broken = new Set(outcome.rest.map(tensor => plan.tensors[tensor]!))
+    const arrived = outcome.whole.filter(tensor => !broken.has(plan.tensors[tensor]!))
     // A file that moved explains a short read better than the read does; and bytes of a moving file are nobody's.
     const moved = await source.verify().then(() => undefined, (error: unknown) => error)
     const failure = moved ?? outcome.error
     if (failure === undefined) {
-      const whole = names(outcome.whole)
+      const whole = names(arrived)
       if (whole.length > 0) ledger.wrote(whole)
       for (const name of whole) this.#written.add(name)
       return
@@ -105,7 +108,7 @@ export class Update implements WeightUpdate {
       if (failure instanceof RefitError) throw failure
       throw new RefitError('CHECKPOINT_FORMAT', `reading failed${at} before anything was written: ${cause}`)
     }
-    const whole = moved === undefined ? names(outcome.whole) : []
+    const whole = moved === undefined ? names(arrived) : []
     const rest = moved === undefined ? names(outcome.rest) : names([...plan.tensors.keys()])
     ledger.tore(whole, rest, `a write from ${source.kind} failed${at}: ${cause}`)
     for (const name of whole) this.#written.add(name)
@@ -123,7 +126,7 @@ export class Update implements WeightUpdate {
     this.#ended = true
     const { ledger } = this.#context.store
     try {
-      await this.#gate?.open({ epoch: ledger.epoch, version: ledger.version, flushCache, torn: ledger.tornReason })
+      await this.#gate?.open(ledger.opening(flushCache))
     } finally {
       this.#context.leave()
     }

@@ -50,6 +50,14 @@ t.test('spellings that SGLang users know are taken', async t => {
   t.equal(loadConfig(['--tensor-parallel-size=4'], {}).config.tp, 4)
 })
 
+t.test('a device is a word, with a number or without, in any case', async t => {
+  for (const [typed, meant] of [['cpu', 'cpu'], ['CPU', 'cpu'], ['cuda', 'cuda'], ['CUDA:3', 'cuda:3'], ['gpu', 'cuda']] as const) {
+    t.equal(loadConfig(['--device', typed], {}).config.device, meant)
+    t.equal(loadConfig([], { REFIT_DEVICE: typed }).config.device, meant)
+  }
+  t.same(loadConfig([], { REFIT_CUDA_LIBRARY: '/x', REFIT_CUDA_LIBS: '/y', REFIT_CUDA_ARCHS: '90', REFIT_WATCHDOG_SECONDS: '5' }).warnings, [])
+})
+
 t.test('the model is a word of its own anywhere on the line, or a flag, but not two things', async t => {
   t.equal(loadConfig(['--port', '1', 'org/name', '--insecure'], {}).config.model, 'org/name')
   t.equal(loadConfig(['--', '--odd-name'], {}).config.model, '--odd-name')
@@ -103,8 +111,13 @@ t.test('wrong types and ranges say what was expected and what came', async t => 
     [['--host', ''], '--host', /a string that is not empty, got ""/],
     [['--dtype', 'float16'], '--dtype', /"float16" is not supported: .*use bfloat16 or float32/],
     [['--dtype', 'bfloat61'], '--dtype', /one of auto, bfloat16, float32, got "bfloat61"; did you mean bfloat16\?/],
-    [['--device', 'cuda'], '--device', /"cuda" is not supported: this version computes on the CPU only/],
-    [['--device', 'tpu'], '--device', /expected one of cpu, got "tpu"/]
+    [['--device', 'tpu'], '--device', /expected cpu, cuda or cuda:N, got "tpu"/],
+    [['--device', 'cuda:'], '--device', /expected cpu, cuda or cuda:N, got "cuda:"/],
+    [['--device', 'cuda:-1'], '--device', /got "cuda:-1"/],
+    [['--device', 'cuda:0,1'], '--device', /got "cuda:0,1"/],
+    [['--device', ''], '--device', /expected cpu, cuda or cuda:N, got ""/],
+    [['--base-gpu-id', '-1'], '--base-gpu-id', /expected an integer from 0 to 1023, got -1/],
+    [['--watchdog-timeout', '0'], '--watchdog-timeout', /from 1 to 86400, got 0/]
   ]
   for (const [args, param, message] of cases) t.throws(() => loadConfig(args, {}), refused(param, message), args.join(' '))
 })
@@ -173,6 +186,6 @@ function sampleOf (option: Option): string | number | boolean {
     case 'number': return option.max! < 1 ? 0.25 : 2.5
     case 'choice': return option.choices!.at(-1)!
     case 'list': return '/a'
-    case 'string': return 'word'
+    case 'string': return option.pattern === undefined ? 'word' : 'cuda:17'
   }
 }

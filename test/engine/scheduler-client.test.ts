@@ -3,14 +3,15 @@ import t from 'tap'
 import type { Test } from 'tap'
 import type { RefitError } from '../../src/errors.ts'
 import { SchedulerClient } from '../../src/engine/scheduler-client.ts'
-import type { WorkerData } from '../../src/engine/messages.ts'
+import type { ClientOptions } from '../../src/engine/scheduler-client.ts'
+import type { StartData } from '../../src/engine/messages.ts'
 import type { GenerateRequest, TokenEvent } from '../../src/engine/rollout-engine.ts'
-import { EXIT_SEED, THROW_SEED } from '../helpers/fake-worker.ts'
+import { EXIT_SEED, LOST_SEED, STUCK_SEED, THROW_SEED } from '../helpers/fake-worker.ts'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
 // The real client and worker loop over real threads; the device behind them is the fake one.
 
-const DATA: WorkerData = {
+const DATA: StartData = {
   core: {
     device: 'cpu',
     ranks: 1,
@@ -25,9 +26,9 @@ const DATA: WorkerData = {
   randomSeed: null
 }
 
-async function start (t: Test): Promise<{ client: SchedulerClient, failures: RefitError[] }> {
+async function start (t: Test, options: ClientOptions = {}): Promise<{ client: SchedulerClient, failures: RefitError[] }> {
   const failures: RefitError[] = []
-  const client = await SchedulerClient.start(DATA, { url: new URL(`../helpers/fake-worker${extname(import.meta.url)}`, import.meta.url), onFailure: (error) => failures.push(error) })
+  const client = await SchedulerClient.start(DATA, { url: new URL(`../helpers/fake-worker${extname(import.meta.url)}`, import.meta.url), onFailure: (error) => failures.push(error), ...options })
   t.teardown(async () => { await client.close() })
   return { client, failures }
 }
@@ -157,9 +158,9 @@ t.test('the gate: shut after what runs, DEADLINE where that takes too long, open
   const late = collect(client.generate(request('b', [1, 2], { maxNewTokens: 3, ignoreEos: true })))
   await client.resume()
   t.equal(client.stats.queued, 1)
-  await gate.open({ epoch: 1, version: 'new', flushCache: true, torn: null })
+  await gate.open({ epoch: 1, version: 'new', flushCache: true, torn: null, asleep: null })
   t.same((await late).map((event) => event.weightVersion), ['new', 'new', 'new'])
-  await t.rejects(gate.open({ epoch: 1, version: 'new', flushCache: true, torn: null }), { message: /opened twice/ })
+  await t.rejects(gate.open({ epoch: 1, version: 'new', flushCache: true, torn: null, asleep: null }), { message: /opened twice/ })
   client.relabel('newer')
   t.equal((await collect(client.generate(request('c', [1], { maxNewTokens: 1 }))))[0]!.weightVersion, 'newer')
 })
@@ -170,11 +171,11 @@ t.test('torn weights reach readers as ENGINE_TORN, and a later gate heals', asyn
   await client.resume()
   await Promise.all([
     t.rejects(waiting, { code: 'ENGINE_TORN', message: 'norm is torn' }),
-    torn.open({ epoch: 1, version: '0', flushCache: true, torn: 'norm is torn' })
+    torn.open({ epoch: 1, version: '0', flushCache: true, torn: 'norm is torn', asleep: null })
   ])
   await t.rejects(collect(client.generate(request('b', [1]))), { code: 'ENGINE_TORN' })
   const gate = await client.shut({ abort: false, deadlineMs: 60_000 })
-  await gate.open({ epoch: 2, version: '2', flushCache: true, torn: null })
+  await gate.open({ epoch: 2, version: '2', flushCache: true, torn: null, asleep: null })
   t.equal((await collect(client.generate(request('c', [1], { maxNewTokens: 2, ignoreEos: true })))).length, 2)
 })
 
@@ -195,6 +196,54 @@ for (const [how, seed, message] of [['exits', EXIT_SEED, /ended with code 7/], [
     await client.close()
   })
 }
+
+for (const [how, seed, message] of [
+  ['loses its device', LOST_SEED, /^rank 1, card 3 \(H100\): the kernel "attention" failed; requests in the step: .*b/],
+  ['does not end', STUCK_SEED, /^a step has not ended within 0\.4 s \(--watchdog-timeout\); requests in the step: .*b/]
+] as const) {
+  t.test(`a step that ${how} fails every request and call with DEVICE_LOST, once, and names its requests`, async (t) => {
+    const { client, failures } = await start(t, { watchdogMs: 400 })
+    const other = collect(client.generate(request('a', [1], LONG)))
+    const flush = client.flush(60_000)
+    const killer = collect(client.generate(request('b', [1], { ...LONG, seed })))
+    await Promise.all([other, flush, killer].map(async (promise) => { await t.rejects(promise as Promise<unknown>, { code: 'DEVICE_LOST', message }) }))
+    t.equal(failures.length, 1)
+    t.equal(failures[0]!.code, 'DEVICE_LOST')
+    await t.rejects(client.generate(request('c', [1])).next(), { code: 'DEVICE_LOST' })
+    await t.rejects(client.shut({ abort: false, deadlineMs: 1000 }), { code: 'DEVICE_LOST' })
+    client.lost('again')
+    t.equal(failures.length, 1)
+    await client.close()
+  })
+}
+
+t.test('a device that is lost in a write fails what runs too', async (t) => {
+  const { client, failures } = await start(t, { watchdogMs: 60_000 })
+  const running = collect(client.generate(request('a', [1], LONG)))
+  await client.pause('in_place')
+  client.lost('rank 0, card 0 (H100): the copy of a write failed')
+  await t.rejects(running, { code: 'DEVICE_LOST', message: 'rank 0, card 0 (H100): the copy of a write failed' })
+  t.match(failures, [{ code: 'DEVICE_LOST' }])
+})
+
+t.test('the gate tells how many requests hold KV behind it', async (t) => {
+  const events = client.generate(request('a', [1, 2], { maxNewTokens: 50, ignoreEos: true }))
+  await events.next()
+  await client.pause('in_place')
+  const gate = await client.shut({ abort: false, deadlineMs: 60_000 })
+  t.equal(gate.holders, 1)
+  await gate.open({ epoch: 2, version: '2', flushCache: false, torn: null, asleep: null })
+  await client.pause('retract')
+  const free = await client.shut({ abort: false, deadlineMs: 60_000 })
+  t.equal(free.holders, 0)
+  await free.open({ epoch: 2, version: '2', flushCache: false, torn: null, asleep: 'released' })
+  await t.rejects(collect(client.generate(request('b', [1]))), { code: 'ENGINE_ASLEEP', message: 'released' })
+  await client.resume()
+  t.equal(client.stats.queued, 1)
+  const last = await client.shut({ abort: false, deadlineMs: 60_000 })
+  await last.open({ epoch: 2, version: '2', flushCache: false, torn: null, asleep: null })
+  t.equal(tokens(await collect(events)).length, 49)
+})
 
 t.test('close fails what runs, ends the thread and may be called twice', async (t) => {
   const { client, failures } = await start(t)

@@ -6,7 +6,8 @@ import { seedSource } from '../../src/engine/seed-source.ts'
 import type { Architecture } from '../../src/model/architecture.ts'
 
 const ARCH = { layers: 3, kvHeads: 2, headDim: 8 } as unknown as Architecture
-const OPTIONS: KvBudgetOptions = { ranks: 1, elementBytes: 2, pageSize: 16, contextLength: 100, maxRunningRequests: 4, maxTotalTokens: null, memFraction: null, availableBytes: 1e9, weightBytes: 0 }
+const PAGE = 2 * 3 * 2 * 8 * 2 * 16
+const OPTIONS: KvBudgetOptions = { pageBytes: PAGE, pageSize: 16, contextLength: 100, maxRunningRequests: 4, maxTotalTokens: null, memFraction: 0.5, availableBytes: 1e9, where: 'free memory', weightBytes: 0, otherBytes: 0 }
 
 t.test('the KV cache holds keys and values of every layer, and heads twice where ranks outnumber them', async (t) => {
   t.equal(kvBytesPerToken(ARCH, 1, 2), 2 * 3 * 2 * 8 * 2)
@@ -15,12 +16,13 @@ t.test('the KV cache holds keys and values of every layer, and heads twice where
 })
 
 t.test('KV pages: what running requests can fill, less where memory is short, or as told', async (t) => {
-  t.equal(kvPages(ARCH, OPTIONS), 4 * 7)
-  const page = kvBytesPerToken(ARCH, 1, 2) * 16
-  t.equal(kvPages(ARCH, { ...OPTIONS, availableBytes: 2 * (5 * page + 100), weightBytes: 100 }), 5, 'half of the free memory less the weights')
-  t.equal(kvPages(ARCH, { ...OPTIONS, availableBytes: 10 * page, memFraction: 0.9 }), 9)
-  t.equal(kvPages(ARCH, { ...OPTIONS, maxTotalTokens: 100, availableBytes: 0 }), 6)
-  t.throws(() => kvPages(ARCH, { ...OPTIONS, availableBytes: 1e6, weightBytes: 5e6 }), { code: 'CONFIG', message: /0\.5 of 1\.0 MB free memory holds no KV cache beside 5\.0 MB of weights/ })
+  t.equal(kvPages(OPTIONS), 4 * 7)
+  t.equal(kvPages({ ...OPTIONS, availableBytes: 2 * (5 * PAGE + 100), weightBytes: 100 }), 5, 'half of the free memory less the weights')
+  t.equal(kvPages({ ...OPTIONS, availableBytes: 2 * (5 * PAGE + 99), weightBytes: 60, otherBytes: 40 }), 4, 'and less what a step needs')
+  t.equal(kvPages({ ...OPTIONS, availableBytes: 10 * PAGE, memFraction: 0.9 }), 9)
+  t.equal(kvPages({ ...OPTIONS, maxTotalTokens: 100, availableBytes: 0 }), 6)
+  t.throws(() => kvPages({ ...OPTIONS, availableBytes: 1e6, weightBytes: 5e6 }), { code: 'CONFIG', message: /0\.5 of 1\.0 MB free memory holds no KV cache beside 5\.0 MB of weights \(/ })
+  t.throws(() => kvPages({ ...OPTIONS, availableBytes: 1e6, weightBytes: 5e6, otherBytes: 2e6, where: 'free memory of card 3 (H100)' }), { message: /free memory of card 3 \(H100\) holds no KV cache beside 5\.0 MB of weights and 2\.0 MB of buffers/ })
 })
 
 t.test('a rate counts about the last second and forgets what came before', async (t) => {

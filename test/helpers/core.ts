@@ -8,6 +8,7 @@ import { toNativeArch } from '../../src/model/native-arch.ts'
 import { packageRoot } from '../../src/root.ts'
 import type { Gate, GateKeeper } from '../../src/weights/gate.ts'
 import { WeightStore } from '../../src/weights/weight-store.ts'
+import type { WeightStoreOptions } from '../../src/weights/weight-store.ts'
 
 /** The addon with fault points. */
 export function faultyAddon (): NativeAddon {
@@ -22,21 +23,25 @@ export class CountingGates implements GateKeeper {
   openCount = 0
   last: Parameters<Gate['open']>[0] | undefined
   labels: string[] = []
+  losses: string[] = []
+  /** Requests that a pause in place left with KV. */
+  holders = 0
 
   async shut (): Promise<Gate> {
     if (this.shutCount !== this.openCount) throw new Error('the gate was shut twice')
     this.shutCount++
-    return { open: async options => { this.openCount++; this.last = options } }
+    return { holders: this.holders, open: async options => { this.openCount++; this.last = options } }
   }
 
   relabel (version: string): void { this.labels.push(version) }
+  lost (message: string): void { this.losses.push(message) }
 }
 
 /** A real core with a real store, no scheduler. */
-export function storeOf (addon: NativeAddon, arch: Architecture, ranks: number, dtype: 'bfloat16' | 'float32' = 'bfloat16'): { store: WeightStore, gates: CountingGates, table: ModelTable, close: () => void } {
+export function storeOf (addon: NativeAddon, arch: Architecture, ranks: number, dtype: 'bfloat16' | 'float32' = 'bfloat16', options: Partial<WeightStoreOptions> = {}): { store: WeightStore, gates: CountingGates, table: ModelTable, close: () => void } {
   const table = buildModelTable(arch, ranks)
   const core = addon.createCore({ device: 'cpu', ranks, threads: 2, dtype, arch: toNativeArch(arch), params: table.params, pages: 4, pageSize: 16 })
   const gates = new CountingGates()
-  const store = new WeightStore({ addon, core, table, dtype, gates })
+  const store = new WeightStore({ addon, core, table, dtype, gates, ...options })
   return { store, gates, table, close: () => { addon.closeCore(core) } }
 }

@@ -1,6 +1,6 @@
 import { RefitError } from '../../src/errors.ts'
 import type {
-  EngineInfo, EngineStats, FinishReason, GenerateRequest, PauseMode, RolloutEngine, Scored, TokenEvent, UpdateOptions, WeightState, WeightUpdate
+  EngineInfo, EngineStats, FinishReason, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, Scored, TokenEvent, UpdateOptions, WeightState, WeightUpdate
 } from '../../src/engine/rollout-engine.ts'
 import type { WeightSource, WriteReport } from '../../src/weights/source.ts'
 
@@ -24,6 +24,9 @@ export class FakeEngine implements RolloutEngine {
   epoch = 1
   weights: WeightState = { state: 'current' }
   closed = false
+  releasedMemory: ReleasedMemory = {}
+  /** Set to make releases and resumes fail. */
+  memoryFault: RefitError | null = null
   /** What was called, in order. */
   readonly calls: string[] = []
   readonly requests: GenerateRequest[] = []
@@ -42,7 +45,7 @@ export class FakeEngine implements RolloutEngine {
   constructor ({ info = {}, stepMs = 0, tensors = { 'a.weight': [2, 3], 'b.bias': [4] } }: FakeOptions = {}) {
     this.stepMs = stepMs
     this.info = {
-      modelPath: '/models/fake', servedModelName: 'fake', architecture: 'Qwen3ForCausalLM', modelType: 'qwen3', vocabSize: 300, contextLength: 512, eosTokenIds: [2], device: 'cpu', isa: 'scalar', ranks: 2, threads: 1, dtype: 'float32', weightBytes: 1 << 20, kvBytes: 1 << 20, kvTokens: 1 << 16, maxRunningRequests: 256, maxQueuedRequests: 256, ...info
+      modelPath: '/models/fake', servedModelName: 'fake', architecture: 'Qwen3ForCausalLM', modelType: 'qwen3', vocabSize: 300, contextLength: 512, eosTokenIds: [2], device: 'cpu', cards: [], weightsCpuBackup: false, isa: 'scalar', ranks: 2, threads: 1, dtype: 'float32', weightBytes: 1 << 20, kvBytes: 1 << 20, kvTokens: 1 << 16, maxRunningRequests: 256, maxQueuedRequests: 256, ...info
     }
     this.values = new Map(Object.entries(tensors).map(([name, shape]) => {
       const size = shape.reduce((a, b) => a * b, 1)
@@ -181,6 +184,26 @@ export class FakeEngine implements RolloutEngine {
     return {
       source: 'disk', tensors: source.tensors.length, bytes: 64, missing: [], missingCount: 0, ignored: [], ms: { plan: 1, gate: 2, write: 3, verify: 4, total: 10 }, gbPerSecond: 0.5
     }
+  }
+
+  async releaseMemory (tags: readonly MemoryTag[] = []): Promise<MemoryReport> {
+    return await this.#memory('release', tags)
+  }
+
+  async resumeMemory (tags: readonly MemoryTag[] = []): Promise<MemoryReport> {
+    return await this.#memory('resume', tags)
+  }
+
+  async #memory (what: 'release' | 'resume', wanted: readonly MemoryTag[]): Promise<MemoryReport> {
+    this.calls.push(`${what} ${JSON.stringify(wanted)}`)
+    await this.holdUpdate
+    if (this.memoryFault !== null) throw this.memoryFault
+    const all: MemoryTag[] = ['weights', 'kv_cache', 'cuda_graph']
+    const tags = wanted.length === 0 ? all : [...wanted]
+    const left = all.filter(tag => what === 'release' ? tags.includes(tag) || this.releasedMemory[tag] !== undefined : !tags.includes(tag) && this.releasedMemory[tag] !== undefined)
+    this.releasedMemory = Object.fromEntries(left.map(tag => [tag, 1000]))
+    this.weights = left.length === 0 ? { state: 'current' } : { state: 'asleep', tags: left }
+    return { tags, bytes: 1000 * tags.length, ms: 3 }
   }
 
   async readWeight (name: string, maxRows = Infinity): Promise<{ shape: number[], values: Float32Array }> {

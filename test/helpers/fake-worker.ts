@@ -1,4 +1,5 @@
 import { parentPort, workerData } from 'node:worker_threads'
+import { Heartbeat } from '../../src/engine/heartbeat.ts'
 import type { FromWorker, WorkerData } from '../../src/engine/messages.ts'
 import { WorkerLoop } from '../../src/engine/worker-loop.ts'
 import { FakeDevice } from './fake-device.ts'
@@ -7,19 +8,24 @@ import { FakeDevice } from './fake-device.ts'
 
 export const EXIT_SEED = 0xdead_0001n
 export const THROW_SEED = 0xdead_0002n
+export const LOST_SEED = 0xdead_0003n
+export const STUCK_SEED = 0xdead_0004n
 
 if (parentPort !== null) {
   const port = parentPort
-  const { core, scheduler } = workerData as WorkerData
+  const { core, scheduler, heartbeat } = workerData as WorkerData
   const device = new FakeDevice(core.pages, core.pageSize, scheduler.vocabSize)
   const loop = new WorkerLoop(port, {
     ...scheduler,
     pages: core.pages,
     pageSize: core.pageSize,
+    heartbeat: new Heartbeat(heartbeat),
     device: {
       step: (batch) => {
         if (batch.rowSeeds.includes(EXIT_SEED)) process.exit(7)
         if (batch.rowSeeds.includes(THROW_SEED)) process.nextTick(() => { throw new Error('the scheduler has a defect') })
+        if (batch.rowSeeds.includes(LOST_SEED)) throw Object.assign(new Error('rank 1, card 3 (H100): the kernel "attention" failed'), { code: 'DEVICE_LOST' })
+        if (batch.rowSeeds.includes(STUCK_SEED)) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)
         // A slow step, so that the other thread can act in the middle of a request.
         Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1)
         return device.step(batch)

@@ -46,10 +46,12 @@ export function codedChecksum (table: ModelTable, name: string, variant: number)
   const mask = (1n << 64n) - 1n
   let sum = 0n
   for (const [index, bits] of codedTensor(variant, name, plan.rows * plan.cols).entries()) {
-    let z = ((BigInt(index) + 1n) * 0x9E3779B97F4A7C15n & mask) ^ BigInt(bits)
-    z = ((z ^ (z >> 30n)) * 0xBF58476D1CE4E5B9n) & mask
-    z = ((z ^ (z >> 27n)) * 0x94D049BB133111EBn) & mask
-    sum += z ^ (z >> 31n)
+    const group = BigInt(index >> 3)
+    let factor = (group + 1n) * 0x9E3779B97F4A7C15n & mask
+    factor = ((factor ^ (factor >> 30n)) * 0xBF58476D1CE4E5B9n) & mask
+    factor = ((factor ^ (factor >> 27n)) * 0x94D049BB133111EBn) & mask
+    factor = factor ^ (factor >> 31n) | 1n
+    sum += BigInt(bits) * factor * 0xD1342543DE82EF95n ** BigInt(index & 7)
   }
   checksum = (sum & mask).toString(16).padStart(16, '0')
   checksums.set(key, checksum)

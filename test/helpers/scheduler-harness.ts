@@ -107,9 +107,9 @@ export class Harness {
   }
 
   /** Opens a gate that is shut, with other weights. */
-  openWith (weights: number, options: { flushCache?: boolean, torn?: string | null } = {}): void {
+  openWith (weights: number, options: { flushCache?: boolean, torn?: string | null, asleep?: string | null } = {}): void {
     this.device.weights = weights
-    this.scheduler.open({ epoch: weights, version: String(weights), flushCache: options.flushCache ?? true, torn: options.torn ?? null })
+    this.scheduler.open({ epoch: weights, version: String(weights), flushCache: options.flushCache ?? true, torn: options.torn ?? null, asleep: options.asleep ?? null })
   }
 
   tokens (id: number): number[] {

@@ -13,7 +13,7 @@ t.test('the product build has no fault points', async t => {
 t.test('a configuration is refused with the field, what was expected and what came', async t => {
   const { config } = plainModel()
   const cases: Array<[Record<string, unknown>, RegExp]> = [
-    [{ device: 'cuda' }, /^config.device: expected "cpu", got "cuda"$/],
+    [{ device: 'tpu' }, /^config.device: expected "cpu" or "cuda", got "tpu"$/],
     [{ ranks: 0 }, /^config.ranks: expected an integer from 1 to 1024, got 0$/],
     [{ ranks: '2' }, /^config.ranks: expected an integer, got "2"$/],
     [{ threads: 2.5 }, /^config.threads: .* got 2.5$/],

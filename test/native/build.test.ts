@@ -115,6 +115,36 @@ t.test('the fallback compiles, keeps what is fresh, and compiles again what a he
   t.match(broken.stderr, /native\/core\/answer.cc:1:.*error:[^]*failed \(exit 1\)\n$/)
   t.equal(answer(), 'two', 'a failed build leaves the last binary in place')
   t.notOk(existsSync(join(root, 'build/native.lock')))
+
+  // The CUDA library, where its sources are: wanted, unwanted, or left to the machine.
+  write('native/core/answer.cc', '#include "core/answer.h"\nconst char* answer() { return ANSWER; }\n')
+  mkdirSync(join(root, 'native/cuda'))
+  write('native/cuda/CMakeLists.txt', '')
+  const cuda = (wanted: string | undefined): { status: number | null, stdout: string, stderr: string } => {
+    const env = { ...process.env, REFIT_CUDA: wanted }
+    return spawnSync(process.execPath, [join(root, 'scripts/build-native.js'), '--no-cmake'], { encoding: 'utf8', env })
+  }
+  const never = cuda('0')
+  t.equal(never.status, 0, never.stderr)
+  t.match(never.stdout, /\nrefit: no CUDA library: REFIT_CUDA=0\n$/)
+  const wrong = cuda('yes')
+  t.equal(wrong.status, 1)
+  t.equal(wrong.stderr, 'refit: REFIT_CUDA: expected 1 or 0, got "yes"\n')
+  const left = cuda(undefined)
+  t.equal(left.status, 0, left.stderr)
+  t.match(left.stdout, /\nrefit: no CUDA library: there is no (NVIDIA GPU here|nvcc|CMake >= 3.18) \(REFIT_CUDA=1 insists on building it\)\n$/)
+  const insisted = cuda('1')
+  t.equal(insisted.status, 1)
+  t.match(insisted.stderr, /^refit: the CUDA library needs (CMake >= 3.18 and make or ninja|nvcc)/)
+  t.end()
+})
+
+t.test('kinds of cards that refit cannot compute on are refused', { skip: !['nvcc', '/usr/local/cuda/bin/nvcc'].some(nvcc => spawnSync(nvcc, ['--version']).status === 0) && 'no nvcc' }, t => {
+  for (const [archs, bad] of [['70', '70'], ['90;sm_100', 'sm_100'], ['90a', '90a']]) {
+    const { status, stderr } = build(['--cuda'], { ...process.env, REFIT_CUDA_ARCHS: archs })
+    t.equal(status, 1)
+    t.equal(stderr, `refit: REFIT_CUDA_ARCHS: expected compute capabilities of 80 or more, like "90" or "80;90;100;120", or "release"; got "${bad}"\n`)
+  }
   t.end()
 })
 

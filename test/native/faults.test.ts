@@ -128,7 +128,7 @@ t.test('a write can die in its middle, as in a crash', async t => {
     const core = addon.createCore(JSON.parse(process.argv[1], (k, v) => v?.f64 ? Float64Array.from(v.f64) : v?.u8 ? Uint8Array.from(v.u8) : v))
     addon.armFault({ point: 'copy', at: 1, action: 'die' })
     process.on('exit', () => console.log('exit handlers ran'))
-    addon.write(core, { sources: [{ buffer: new Uint8Array(128) }], tensors: Float64Array.of(0, 0, 0, 64, 1, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 64, 1, 0, 0) })
+    addon.write(core, { sources: [{ buffer: new Uint8Array(128) }], tensors: Float64Array.of(0, 0, 0, 64, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 64, 1, 0, 0) })
     setInterval(() => {}, 1000)`
   const config = JSON.stringify(model.config, (_, v) => v instanceof Float64Array ? { f64: [...v] } : v instanceof Uint8Array ? { u8: [...v] } : v)
   const { status, stdout, stderr } = spawnSync(process.execPath, ['-e', script, config], { encoding: 'utf8', timeout: 20000 })
@@ -138,7 +138,7 @@ t.test('a write can die in its middle, as in a crash', async t => {
 
 t.test('armFault says what is wrong with a fault', async t => {
   const bad = (fault: unknown): () => void => () => arm(fault as Fault)
-  t.throws(bad({ point: 'write', at: 1, action: 'fail' }), { message: 'fault.point: expected one of read, copy, alloc, got "write"' })
+  t.throws(bad({ point: 'write', at: 1, action: 'fail' }), { message: 'fault.point: expected one of read, copy, alloc, step, got "write"' })
   t.throws(bad({ point: 'read', at: 1, action: 'burn' }), { message: 'fault.action: expected one of fail, stall, die, got "burn"' })
   t.throws(bad({ point: 'read', at: 0, action: 'fail' }), { message: /^fault.at: expected an integer from 1/ })
   t.throws(bad({ point: 'read', at: 1, action: 'stall' }), { message: /^fault.stallMs: expected an integer/ })

@@ -17,7 +17,7 @@ const addon = faultyAddon()
 const model = plainModel({ ranks: 2, hidden: 128 })
 
 /** A write of the last parameter, in scripts. */
-const NORM = '{ sources: [{ buffer: new Uint8Array(256) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) }'
+const NORM = '{ sources: [{ buffer: new Uint8Array(256) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) }'
 
 t.test('closing waits for writes under way, and they end well', async t => {
   const core = addon.createCore(model.config)
@@ -78,7 +78,7 @@ t.test('a worker that ends with a write under way takes the write with it, and w
   const worker = new Worker(`
     const { parentPort, workerData } = require('node:worker_threads')
     const addon = require(${JSON.stringify(FAULTY)})
-    addon.write(workerData, { sources: [{ buffer: new Uint8Array(${MAPPED}).fill(7) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) })
+    addon.write(workerData, { sources: [{ buffer: new Uint8Array(${MAPPED}).fill(7) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) })
     addon.write(workerData, ${NORM})
     parentPort.postMessage('under way')
     setInterval(() => {}, 1000)`, { eval: true, workerData: core })
@@ -92,7 +92,7 @@ t.test('what a worker had queued when it ended does not touch its memory any mor
   const core = addon.createCore(plainModel({ hidden: 512, vocab: MAPPED / 1024 }).config)
   addon.armFault!({ point: 'copy', at: 1, action: 'stall', stallMs: 800 })
   // Main's own write holds the thread, so the worker's reads, each into 64 MiB of the worker's, are all queued behind it.
-  const writing = addon.write(core, { sources: [{ buffer: new Uint8Array(2) }], tensors: Float64Array.of(0, 0, 0, 1, 1, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 1, 1, 0, 0) })
+  const writing = addon.write(core, { sources: [{ buffer: new Uint8Array(2) }], tensors: Float64Array.of(0, 0, 0, 1, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 1, 1, 0, 0) })
   const worker = new Worker(`
     const { parentPort, workerData } = require('node:worker_threads')
     const addon = require(${JSON.stringify(FAULTY)})

@@ -49,3 +49,49 @@ t.test('random programs agree with a reference that keeps one flag per name', as
     return true
   }), { numRuns: 500 })
 })
+
+t.test('sleep is a state beside the others: what is torn stays torn behind it, and weights without a copy come back all torn', async () => {
+  const tag = fc.constantFrom('weights' as const, 'kv_cache' as const, 'cuda_graph' as const)
+  const command = fc.oneof(
+    fc.record({ do: fc.constant('wrote' as const), names: fc.subarray(NAMES) }),
+    fc.record({ do: fc.constant('tore' as const), names: fc.subarray(NAMES) }),
+    fc.record({ do: fc.constant('slept' as const), tag, bytes: fc.nat() }),
+    fc.record({ do: fc.constant('woke' as const), tag, kept: fc.boolean() })
+  )
+  fc.assert(fc.property(fc.array(command, { maxLength: 40 }), program => {
+    const ledger = new WeightLedger(NAMES, 'v0')
+    const torn = new Set(NAMES)
+    const released = new Map<string, number>()
+    let epoch = 0
+    for (const step of program) {
+      const gone = released.has('weights')
+      if (step.do === 'wrote' && !gone) {
+        ledger.wrote(step.names)
+        for (const name of step.names) torn.delete(name)
+        epoch++
+      } else if (step.do === 'tore' && !gone) {
+        ledger.tore([], step.names, 'cut')
+        for (const name of step.names) torn.add(name)
+        epoch++
+      } else if (step.do === 'slept') {
+        ledger.slept(step.tag, step.bytes)
+        released.set(step.tag, step.bytes)
+      } else if (step.do === 'woke' && released.delete(step.tag)) {
+        ledger.woke(step.tag, step.kept)
+        if (step.tag === 'weights' && !step.kept) {
+          for (const name of NAMES) torn.add(name)
+          epoch++
+        }
+      }
+      const isTorn = torn.size > 0 && !released.has('weights')
+      const { state } = ledger
+      if (state.state !== (isTorn ? 'torn' : released.size > 0 ? 'asleep' : 'current')) return false
+      if (state.state === 'torn' && state.tensors.join() !== NAMES.filter(name => torn.has(name)).join()) return false
+      if (state.state === 'asleep' && [...state.tags].sort().join() !== [...released.keys()].sort().join()) return false
+      if (JSON.stringify(Object.entries(ledger.released).sort()) !== JSON.stringify([...released].sort())) return false
+      const opening = ledger.opening(true)
+      if ((opening.torn !== null) !== isTorn || (opening.asleep !== null) !== (released.size > 0) || opening.epoch !== epoch) return false
+    }
+    return true
+  }), { numRuns: 500 })
+})

@@ -1,6 +1,6 @@
 import { openSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { DTYPES, DTYPE_BYTES } from '../../../src/native.ts'
+import { DTYPES, DTYPE_BYTES, TENSOR_FIELDS } from '../../../src/native.ts'
 import type { DType, NativeSource, WriteJob } from '../../../src/native.ts'
 import type { PlainModel, PlainTensor } from './plain-core.ts'
 
@@ -53,7 +53,7 @@ export function codedJob (tensors: PlainTensor[], { dtype = 'bfloat16', gap = 0,
   let end = 0
   for (const tensor of tensors) {
     const offset = end + gap
-    fields.push(0, offset, DTYPES[dtype], tensor.rows, tensor.cols, tensor.cols * element)
+    fields.push(0, offset, DTYPES[dtype], tensor.rows, tensor.cols, tensor.cols * element, element)
     end = offset + tensor.rows * tensor.cols * element
     ends.push(end)
   }
@@ -61,7 +61,7 @@ export function codedJob (tensors: PlainTensor[], { dtype = 'bfloat16', gap = 0,
   const view = new DataView(buffer.buffer)
   for (const [t, tensor] of tensors.entries()) {
     for (let i = 0; i < tensor.rows * tensor.cols; i++) {
-      const at = fields[t * 6 + 1]! + i * element
+      const at = fields[t * TENSOR_FIELDS + 1]! + i * element
       if (element === 2) view.setUint16(at, bits(tensor.name, i, dtype), true)
       else view.setUint32(at, bits(tensor.name, i, dtype), true)
     }

@@ -2,7 +2,7 @@
 #pragma once
 #include "core/step.h"
 
-namespace refit::cpu {
+namespace refit {
 
 struct BatchLimits {
   int vocab, pages, page_size;
@@ -11,4 +11,4 @@ struct BatchLimits {
 // Throws std::invalid_argument that names the sequence or row, what was expected and what was got.
 void check_batch(const StepBatch& batch, const BatchLimits& limits);
 
-}  // namespace refit::cpu
+}  // namespace refit

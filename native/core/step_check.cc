@@ -1,4 +1,4 @@
-#include "cpu/forward_check.h"
+#include "core/step_check.h"
 
 #include <cmath>
 #include <limits>
@@ -6,7 +6,7 @@
 #include <string>
 #include <unordered_map>
 
-namespace refit::cpu {
+namespace refit {
 namespace {
 
 [[noreturn]] void fail(const std::string& what) { throw std::invalid_argument("malformed step: " + what); }
@@ -115,4 +115,4 @@ void check_batch(const StepBatch& b, const BatchLimits& limits) {
   for (size_t row = 0; row < rows; ++row) check_row(b, limits, static_cast<int>(row));
 }
 
-}  // namespace refit::cpu
+}  // namespace refit

@@ -1,0 +1,10 @@
+#pragma once
+#include "binding/napi_setup.h"
+
+namespace refit::binding {
+
+// cudaCards and cudaMemoryPlan of src/native.ts.
+Napi::Value cuda_cards(const Napi::CallbackInfo& info);
+Napi::Value cuda_memory_plan(const Napi::CallbackInfo& info);
+
+}  // namespace refit::binding

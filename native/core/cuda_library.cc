@@ -1,0 +1,202 @@
+#include "core/cuda_library.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <stdexcept>
+
+#include "core/device_library.h"
+#include "core/memory_error.h"
+
+namespace refit {
+namespace {
+
+constexpr const char* kBuildIt =
+    "build it with \"node scripts/build-native.js --cuda\" (it needs nvcc of CUDA 13 and CMake), or name one in "
+    "REFIT_CUDA_LIBRARY";
+
+const DeviceLibrary* open_table(const std::string& path) {
+  if (access(path.c_str(), R_OK) != 0) {
+    throw std::runtime_error("CUDA: " + path + " does not exist or cannot be read: " + kBuildIt);
+  }
+  // Local: its symbols must not mix with those of torch or of another copy of the CUDA runtime in this process.
+  void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (handle == nullptr) throw std::runtime_error("CUDA: " + path + " does not open: " + dlerror());
+  const auto entry = reinterpret_cast<DeviceLibraryEntry>(dlsym(handle, kDeviceLibraryEntry));
+  if (entry == nullptr) throw std::runtime_error("CUDA: " + path + " is not refit's CUDA library: " + kBuildIt);
+  const DeviceLibrary* const table = entry();
+  if (table->version != kDeviceLibraryVersion || table->bytes != sizeof(DeviceLibrary) ||
+      table->layout != device_library_layout()) {
+    const std::string how = table->version == kDeviceLibraryVersion
+                                ? "the layout of its data differs"
+                                : "its interface is " + std::to_string(table->version) + ", expected " +
+                                      std::to_string(kDeviceLibraryVersion);
+    throw std::runtime_error("CUDA: " + path + " was built from other sources than the addon (" + how +
+                             "): " + kBuildIt);
+  }
+  return table;
+}
+
+const DeviceLibrary& table() {
+  static std::mutex mutex;
+  static const DeviceLibrary* opened = nullptr;
+  const std::lock_guard lock(mutex);
+  if (opened == nullptr) opened = open_table(cuda_library_path());  // tried again after a failure
+  return *opened;
+}
+
+void raise(const Failure& failure) {
+  switch (failure.kind) {
+    case FailureKind::kNone:
+      return;
+    case FailureKind::kInvalidArgument:
+      throw std::invalid_argument(failure.message);
+    case FailureKind::kNoMemory:
+      throw NoMemory(failure.message);
+    case FailureKind::kDeviceLost:
+      throw DeviceLost(failure.message);
+    case FailureKind::kOther:
+      break;
+  }
+  throw std::runtime_error(failure.message);
+}
+
+// A copy of what a sink was given. What the copying throws waits here until the library has returned.
+template <typename T>
+class Taken {
+ public:
+  explicit Taken(T& out) : out_(out) {}
+  Sink<T> sink() {
+    return {[](void* self, const T& value) noexcept { static_cast<Taken*>(self)->take(value); }, this};
+  }
+  void finish(const Failure& failure) {
+    if (error_) std::rethrow_exception(error_);
+    raise(failure);
+  }
+
+ private:
+  void take(const T& value) noexcept {
+    try {
+      out_ = value;
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  }
+
+  T& out_;
+  std::exception_ptr error_;
+};
+
+class LibraryDevice : public Device {
+ public:
+  explicit LibraryDevice(const CoreConfig& config) : table_(table()) {
+    Failure failure;
+    device_ = table_.open(config, failure);
+    raise(failure);
+  }
+  ~LibraryDevice() override {
+    if (device_ != nullptr) table_.close(device_);
+  }
+  LibraryDevice(const LibraryDevice&) = delete;
+  LibraryDevice& operator=(const LibraryDevice&) = delete;
+
+  DeviceInfo info() const override {
+    DeviceInfo out;
+    Taken<DeviceInfo> taken(out);
+    Failure failure;
+    table_.info(*device_, taken.sink(), failure);
+    taken.finish(failure);
+    return out;
+  }
+  const void* address(int rank, int param) const override { return table_.address(*device_, rank, param); }
+  void step(const StepBatch& batch, StepResult& result) override {
+    Taken<StepResult> taken(result);
+    Failure failure;
+    table_.step(*device_, batch, taken.sink(), failure);
+    taken.finish(failure);
+  }
+  WriteOutcome write(const WriteJob& job) override {
+    WriteOutcome out;
+    Taken<WriteOutcome> taken(out);
+    Failure failure;
+    table_.write(*device_, job, taken.sink(), failure);
+    taken.finish(failure);
+    return out;
+  }
+  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) override {
+    Failure failure;
+    table_.read(*device_, rank, param, row, col, rows, cols, out, failure);
+    raise(failure);
+  }
+  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) override {
+    std::vector<uint64_t> out;
+    Taken<std::vector<uint64_t>> taken(out);
+    Failure failure;
+    table_.checksum(*device_, rects, tensor_cols, taken.sink(), failure);
+    taken.finish(failure);
+    return out;
+  }
+  void scramble(uint64_t seed) override {
+    Failure failure;
+    table_.scramble(*device_, seed, failure);
+    raise(failure);
+  }
+  uint64_t release_memory(uint32_t tags, bool keep_weights) override {
+    uint64_t bytes = 0;
+    Failure failure;
+    table_.release_memory(*device_, tags, keep_weights, bytes, failure);
+    raise(failure);
+    return bytes;
+  }
+  bool resume_memory(uint32_t tags) override {
+    bool kept = false;
+    Failure failure;
+    table_.resume_memory(*device_, tags, kept, failure);
+    raise(failure);
+    return kept;
+  }
+
+ private:
+  const DeviceLibrary& table_;
+  Device* device_ = nullptr;
+};
+
+}  // namespace
+
+std::string cuda_library_path() {
+  if (const char* named = std::getenv("REFIT_CUDA_LIBRARY"); named != nullptr && *named != 0) return named;
+  Dl_info here;
+  std::string path;
+  if (dladdr(reinterpret_cast<void*>(&cuda_library_path), &here) != 0 && here.dli_fname != nullptr)
+    path = here.dli_fname;
+  const size_t slash = path.rfind('/');
+  return (slash == std::string::npos ? std::string(".") : path.substr(0, slash)) + "/librefit_cuda.so";
+}
+
+std::unique_ptr<Device> make_cuda_device(const CoreConfig& config) { return std::make_unique<LibraryDevice>(config); }
+
+CudaMemoryPlan cuda_memory_plan(const CoreConfig& config) {
+  CudaMemoryPlan plan;
+  Failure failure;
+  table().memory_plan(config, plan, failure);
+  raise(failure);
+  return plan;
+}
+
+CudaCards cuda_cards() {
+  CudaCards out;
+  try {
+    Taken<CudaCards> taken(out);
+    Failure failure;
+    table().cards(taken.sink(), failure);
+    taken.finish(failure);
+  } catch (const std::exception& e) {
+    out.error = e.what();
+  }
+  return out;
+}
+
+}  // namespace refit

@@ -1,0 +1,22 @@
+// The addon's side of librefit_cuda.so: opened on the first request for a card, then kept for the life of the process.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "core/cuda_cards.h"
+#include "core/device.h"
+
+namespace refit {
+
+// $REFIT_CUDA_LIBRARY, else librefit_cuda.so beside the file that this code is in.
+std::string cuda_library_path();
+
+// All throw std::runtime_error where the library is missing, does not open or is of another build; the message has the
+// path and the cure. Any thread.
+// Throws std::invalid_argument (bad configuration), NoMemory, DeviceLost.
+std::unique_ptr<Device> make_cuda_device(const CoreConfig& config);
+CudaMemoryPlan cuda_memory_plan(const CoreConfig& config);
+// Never throws for a lack of cards: `error` says it, also where the library is missing.
+CudaCards cuda_cards();
+
+}  // namespace refit

@@ -1,0 +1,105 @@
+// The library's side of core/device_library.h: what every device does there alike. Nothing that is thrown gets out of
+// here.
+#pragma once
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <stdexcept>
+
+#include "core/device_library.h"
+#include "core/memory_error.h"
+
+namespace refit::device_table {
+
+inline void record(Failure& failure, FailureKind kind, const char* message) {
+  failure.kind = kind;
+  const size_t length = std::min(std::strlen(message), sizeof failure.message - 1);
+  std::memcpy(failure.message, message, length);
+  failure.message[length] = 0;
+}
+
+template <typename F>
+inline void guarded(Failure& failure, F&& fn) noexcept {
+  try {
+    fn();
+  } catch (const DeviceLost& e) {
+    record(failure, FailureKind::kDeviceLost, e.what());
+  } catch (const std::invalid_argument& e) {
+    record(failure, FailureKind::kInvalidArgument, e.what());
+  } catch (const NoMemory& e) {
+    record(failure, FailureKind::kNoMemory, e.what());
+  } catch (const std::bad_alloc&) {
+    record(failure, FailureKind::kNoMemory, "not enough host memory");
+  } catch (const std::exception& e) {
+    record(failure, FailureKind::kOther, e.what());
+  } catch (...) {
+    record(failure, FailureKind::kOther, "a native exception was thrown in the CUDA library");
+  }
+}
+
+inline void close(Device* device) noexcept { delete device; }
+
+inline void info(const Device& device, Sink<DeviceInfo> sink, Failure& failure) noexcept {
+  guarded(failure, [&] { sink.take(sink.context, device.info()); });
+}
+
+inline const void* address(const Device& device, int rank, int param) noexcept { return device.address(rank, param); }
+
+inline void step(Device& device, const StepBatch& batch, Sink<StepResult> sink, Failure& failure) noexcept {
+  guarded(failure, [&] {
+    StepResult result;
+    device.step(batch, result);
+    sink.take(sink.context, result);
+  });
+}
+
+inline void write(Device& device, const WriteJob& job, Sink<WriteOutcome> sink, Failure& failure) noexcept {
+  guarded(failure, [&] { sink.take(sink.context, device.write(job)); });
+}
+
+inline void read(Device& device, int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                 uint8_t* out, Failure& failure) noexcept {
+  guarded(failure, [&] { device.read(rank, param, row, col, rows, cols, out); });
+}
+
+inline void checksum(Device& device, const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
+                     Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept {
+  guarded(failure, [&] { sink.take(sink.context, device.checksum(rects, tensor_cols)); });
+}
+
+inline void scramble(Device& device, uint64_t seed, Failure& failure) noexcept {
+  guarded(failure, [&] { device.scramble(seed); });
+}
+
+inline void release_memory(Device& device, uint32_t tags, bool keep_weights, uint64_t& bytes,
+                           Failure& failure) noexcept {
+  guarded(failure, [&] { bytes = device.release_memory(tags, keep_weights); });
+}
+
+inline void resume_memory(Device& device, uint32_t tags, bool& weights_kept, Failure& failure) noexcept {
+  guarded(failure, [&] { weights_kept = device.resume_memory(tags); });
+}
+
+// A table whose first three functions are the library's own.
+constexpr DeviceLibrary make(decltype(DeviceLibrary::cards) cards, decltype(DeviceLibrary::memory_plan) memory_plan,
+                             decltype(DeviceLibrary::open) open) {
+  return {kDeviceLibraryVersion,
+          sizeof(DeviceLibrary),
+          device_library_layout(),
+          cards,
+          memory_plan,
+          open,
+          close,
+          info,
+          address,
+          step,
+          write,
+          read,
+          checksum,
+          scramble,
+          release_memory,
+          resume_memory};
+}
+
+}  // namespace refit::device_table

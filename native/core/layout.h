@@ -1,0 +1,37 @@
+// The parameters of core/model.h, found by name and checked: which ids a layer uses and what one rank holds of the
+// model.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/model.h"
+
+namespace refit {
+
+// Parameter ids; -1 where the model has none.
+struct LayerParams {
+  int ln1 = -1, qkv = -1, qkv_bias = -1, q_norm = -1, k_norm = -1, o = -1, o_bias = -1, ln2 = -1;
+  int gate_up = -1, down = -1;         // dense
+  int router = -1, w13 = -1, w2 = -1;  // sparse
+  int64_t inter = 0;                   // per rank: of the MLP, or of one expert
+  bool sparse() const { return router >= 0; }
+};
+
+struct Layout {
+  // Throws std::invalid_argument for sizes that do not divide, and for parameters that are missing or have another
+  // shape.
+  explicit Layout(const CoreConfig& config);
+
+  const Arch arch;
+  int ranks;
+  // Per rank.
+  int heads, kv_heads, group;
+  int64_t vocab_rows;
+  int embed = -1, norm = -1, lm_head = -1;
+  std::vector<LayerParams> layers;
+
+  int64_t q_cols() const { return static_cast<int64_t>(heads) * arch.head_dim; }
+  int64_t qkv_cols() const { return static_cast<int64_t>(heads + 2 * kv_heads) * arch.head_dim; }
+};
+
+}  // namespace refit

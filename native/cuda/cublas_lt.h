@@ -1,0 +1,49 @@
+// cuBLASLt through dlopen and own declarations of the little that is used (the C interface of cuBLAS 12 and 13; names
+// and numbers as in its public header cublasLt.h).
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "cuda/gemm.h"
+
+namespace refit::cuda {
+
+// One per rank; used from the rank's thread, on one stream, with the card current.
+class CublasLt {
+ public:
+  // Opens the library, unless REFIT_CUBLASLT=off; REFIT_CUBLASLT may also be the path of the file. `workspace`: memory
+  // of the card, aligned to 256 bytes, that stays for life. Never throws for want of the library.
+  CublasLt(void* workspace, size_t workspace_bytes);
+  ~CublasLt();
+  CublasLt(const CublasLt&) = delete;
+  CublasLt& operator=(const CublasLt&) = delete;
+
+  bool there() const { return handle_ != nullptr; }
+  // Version and file, or why it is not there.
+  const std::string& info() const { return info_; }
+
+  // y = x wᵀ (+ bias), y float where `wide`, else bf16. False where the library is not there or has no way to do it:
+  // then nothing was started. Throws std::runtime_error where it failed. The first product of a shape asks for the best
+  // way and keeps it; later ones allocate nothing.
+  bool run(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, void* y, bool wide,
+           cudaStream_t stream);
+
+ private:
+  struct Api;
+  struct Plan;
+  // m, n, k, ldx, ldy, wide, bias, alignment
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, int>;
+
+  void make(Plan& plan, const Key& key, const bf16* bias);
+
+  std::unique_ptr<Api> api_;
+  void* handle_ = nullptr;
+  void* workspace_;
+  size_t workspace_bytes_;
+  std::string info_;
+  std::map<Key, Plan> plans_;
+};
+
+}  // namespace refit::cuda

@@ -1,0 +1,192 @@
+#include "cuda/forward_rank.h"
+
+#include <algorithm>
+
+#include "cuda/attention.h"
+#include "cuda/check.h"
+#include "cuda/elementwise.h"
+#include "cuda/sampler.h"
+
+namespace refit::cuda {
+namespace {
+
+PeerGroup make_group(int rank, const std::vector<RankBuffers>& buffers, bool shared_cards) {
+  PeerGroup group;
+  group.ranks = static_cast<int>(buffers.size());
+  group.rank = rank;
+  if (shared_cards) group.blocks = kSharedBlocks;
+  for (size_t r = 0; r < buffers.size(); ++r) {
+    for (int side = 0; side < 2; ++side) group.buffers[side][r] = buffers[r].exchange[side];
+    group.signals[r] = buffers[r].signals;
+  }
+  return group;
+}
+
+}  // namespace
+
+RankForward::RankForward(const CoreConfig& config, const Layout& layout, const ForwardShape& shape, Rank& rank,
+                         const ForwardMemory& memory, const std::vector<RankBuffers>& buffers,
+                         const std::vector<float>& rope, bool shared_cards)
+    : layout_(layout),
+      shape_(shape),
+      rank_(rank),
+      params_(memory.params),
+      kv_(static_cast<bf16*>(memory.kv)),
+      pages_(config.pages),
+      page_size_(config.page_size),
+      own_(buffers[rank.index]),
+      logits_(buffers[0].logits),
+      group_(make_group(rank.index, buffers, shared_cards)),
+      gemm_(own_.gemm, own_.gemm_bytes) {
+  // The library loads a kernel when it first meets its shape, and waits for the card to do so: on a card where another
+  // rank waits for this one in a collective, for ever.
+  if (shared_cards) gemm_.force(GemmPath::kTile);
+  for (const LayerParams& layer : layout.layers) {
+    if (layer.sparse()) moe_.try_emplace(layer.inter, moe_shape(layout, layer.inter), gemm_, own_.moe, own_.moe_bytes);
+  }
+  reserve(kFirstBlock, kFirstResults);
+  rank.doing("upload the RoPE table");
+  check(cudaMemcpyAsync(own_.rope, rope.data(), rope.size() * sizeof(float), cudaMemcpyHostToDevice, rank.stream),
+        "upload the RoPE table");
+  if (own_.signals != nullptr) check(cudaMemsetAsync(own_.signals, 0, kSignalBytes, rank.stream), "clear flags");
+  check(cudaStreamSynchronize(rank.stream), "upload the RoPE table");
+}
+
+void RankForward::reserve(size_t block_bytes, size_t result_bytes) {
+  rank_.doing("make room for a step");
+  block_.reserve(block_bytes, "memory for the step's block");
+  if (rank_.index == 0) results_.reserve(result_bytes, "memory for the step's results");
+}
+
+uint64_t RankForward::collectives(const Layout& layout, const ForwardShape& shape, int64_t rows) {
+  if (layout.ranks == 1) return 0;
+  const uint64_t sums = 1 + 2 * layout.layers.size();
+  const int64_t blocks = (rows + shape.rows - 1) / shape.rows;
+  return sums + (blocks > 0 ? 2 * static_cast<uint64_t>(blocks) - 1 : 0);
+}
+
+void RankForward::run(const StepJob& job) {
+  const cudaStream_t stream = rank_.stream;
+  epoch_ = job.epoch;
+  rank_.begin_op("copy in");
+  check(cudaMemcpyAsync(block_.data(), job.host_block, rank_.index == 0 ? job.block.bytes() : job.block.shared_bytes(),
+                        cudaMemcpyHostToDevice, stream),
+        "copy in");
+  StepView view = job.block.view(block_.data());
+  view.attention.parts = own_.parts;
+  embed_tokens(view, job.tokens);
+  for (int layer = 0; layer < layout_.arch.layers; ++layer) {
+    attend(view, layer, job.tokens);
+    mlp(layer, job.tokens);
+  }
+  head(view, job);
+  if (rank_.index == 0 && job.rows > 0) {
+    rank_.begin_op("copy out");
+    check(cudaMemcpyAsync(job.host_results, results_.data(), job.results.bytes(), cudaMemcpyDeviceToHost, stream),
+          "copy out");
+  }
+  rank_.doing("wait for the step");
+  check(cudaStreamSynchronize(stream), "the step");
+}
+
+void RankForward::sum_parts(int side, int layer, int count, bf16* out) {
+  if (layout_.ranks == 1) return;
+  rank_.begin_op("all_reduce", layer);
+  all_reduce(group_, side, out, int64_t{count} * layout_.arch.hidden, ++epoch_, rank_.stream);
+}
+
+void RankForward::meet() {
+  if (layout_.ranks == 1) return;
+  rank_.begin_op("barrier");
+  barrier(group_, ++epoch_, rank_.stream);
+}
+
+KvLayer RankForward::kv_layer(int layer) const {
+  const int64_t half = int64_t{pages_} * page_size_ * layout_.kv_heads * layout_.arch.head_dim;
+  bf16* const k = kv_ + 2 * half * layer;
+  return {k, k + half, pages_, page_size_, layout_.kv_heads, layout_.arch.head_dim};
+}
+
+// The sides of the exchange take turns (see all_reduce.h): 1 for the embedding, then 0 and 1 in every layer. Between
+// two steps all ranks have stood still.
+void RankForward::embed_tokens(const StepView& view, int count) {
+  const int hidden = layout_.arch.hidden;
+  bf16* const out = layout_.ranks > 1 ? part(1) : own_.hidden;
+  rank_.begin_op("embed");
+  embed(view.tokens, count, param(layout_.embed), rank_.index * layout_.vocab_rows, layout_.vocab_rows, hidden, out,
+        rank_.stream);
+  sum_parts(1, -1, count, own_.hidden);
+  rank_.begin_op("ln1", 0);
+  add_norm(own_.hidden, nullptr, nullptr, param(layout_.layers[0].ln1), layout_.arch.rms_eps, count, hidden,
+           own_.normed, rank_.stream);
+}
+
+void RankForward::attend(const StepView& view, int layer, int count) {
+  const LayerParams& p = layout_.layers[layer];
+  const int64_t hidden = layout_.arch.hidden, cols = layout_.qkv_cols(), q_cols = layout_.q_cols();
+  const KvLayer kv = kv_layer(layer);
+  const float eps = layout_.arch.rms_eps;
+  const cudaStream_t stream = rank_.stream;
+  rank_.begin_op("qkv", layer);
+  gemm_.run({count, cols, hidden, hidden, cols}, own_.normed, param(p.qkv), param(p.qkv_bias), own_.qkv, stream);
+  rank_.begin_op("rope", layer);
+  rope_and_cache(own_.qkv, param(p.q_norm), param(p.k_norm), eps, own_.rope, view.positions, view.slots, count,
+                 layout_.heads, kv, stream);
+  rank_.begin_op("attention", layer);
+  attention(own_.qkv, cols, view.attention, kv, layout_.heads, own_.attended, stream);
+  rank_.begin_op("o", layer);
+  gemm_.run({count, hidden, q_cols, q_cols, hidden}, own_.attended, param(p.o), nullptr, part(0), stream);
+  sum_parts(0, layer, count, own_.delta);
+  rank_.begin_op("ln2", layer);
+  add_norm(own_.hidden, own_.delta, param(p.o_bias), param(p.ln2), eps, count, layout_.arch.hidden, own_.normed,
+           stream);
+}
+
+void RankForward::mlp(int layer, int count) {
+  const LayerParams& p = layout_.layers[layer];
+  const int64_t hidden = layout_.arch.hidden, inter = p.inter;
+  const cudaStream_t stream = rank_.stream;
+  if (p.sparse()) {
+    rank_.begin_op("moe", layer);
+    moe_.at(inter).run(own_.normed, param(p.router), param(p.w13), param(p.w2), part(1), count, layout_.ranks > 1,
+                       stream);
+  } else {
+    rank_.begin_op("gate_up", layer);
+    gemm_.run({count, 2 * inter, hidden, hidden, 2 * inter}, own_.normed, param(p.gate_up), nullptr, own_.gate_up,
+              stream);
+    rank_.begin_op("silu", layer);
+    silu_mul(own_.gate_up, own_.act, count, inter, stream);
+    rank_.begin_op("down", layer);
+    gemm_.run({count, hidden, inter, inter, hidden}, own_.act, param(p.down), nullptr, part(1), stream);
+  }
+  sum_parts(1, layer, count, own_.delta);
+  // The next layer's norm; the final one is taken only of the rows that are sampled.
+  const bool last = layer + 1 == layout_.arch.layers;
+  rank_.begin_op(last ? "add" : "next ln1", layer);
+  add_norm(own_.hidden, own_.delta, nullptr, last ? nullptr : param(layout_.layers[layer + 1].ln1),
+           layout_.arch.rms_eps, count, layout_.arch.hidden, own_.normed, stream);
+}
+
+// Every rank writes its share of the vocabulary into rank 0's logits; rank 0 samples.
+void RankForward::head(const StepView& view, const StepJob& job) {
+  const int64_t hidden = layout_.arch.hidden, ld = shape_.logits_ld;
+  const cudaStream_t stream = rank_.stream;
+  for (int begin = 0; begin < job.rows; begin += static_cast<int>(shape_.rows)) {
+    const int count = std::min(static_cast<int>(shape_.rows), job.rows - begin);
+    // Until then rank 0 samples the block before.
+    if (begin > 0) meet();
+    rank_.begin_op("norm");
+    norm_rows(own_.hidden, view.row_tokens + begin, count, param(layout_.norm), layout_.arch.rms_eps,
+              layout_.arch.hidden, own_.selected, stream);
+    rank_.begin_op("lm_head");
+    gemm_.run({count, layout_.vocab_rows, hidden, hidden, ld}, own_.selected, param(layout_.lm_head), nullptr,
+              logits_ + rank_.index * layout_.vocab_rows, stream);
+    meet();
+    if (rank_.index != 0) continue;
+    rank_.begin_op("sample");
+    sample(own_.logits, ld, layout_.arch.vocab, view.rows, begin, count, job.traits, job.results.view(results_.data()),
+           own_.sampler, stream);
+  }
+}
+
+}  // namespace refit::cuda

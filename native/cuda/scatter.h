@@ -1,0 +1,49 @@
+// The batched scatter that every update ends in: one launch per rank runs a list of strided copies with conversion to
+// bf16, from this card, a peer or pinned host memory.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/dtype.h"
+#include "cuda/types.h"
+
+namespace refit::cuda {
+
+// rows x cols elements; source element (r, c) is at src + r * src_row_bytes + c * src_col_bytes, target element at
+// dst + (r * dst_cols + c) * 2. Any address and any strides from 0 up of the source.
+struct Copy2d {
+  const void* src;
+  bf16* dst;
+  int64_t rows, cols;
+  int64_t src_row_bytes, src_col_bytes;
+  int64_t dst_cols;  // elements from row to row of the parameter
+  DType dtype;
+};
+
+struct ScatterTuning;
+
+// One per rank. The list is cut into tiles of equal work on the host, copied to the card through an own pinned ring
+// (several lists may be under way), and run by one launch, or one for every kScatterCopies copies.
+class Scatter {
+ public:
+  // The card must be current, here and below. Throws CudaError.
+  Scatter();
+  explicit Scatter(const ScatterTuning& tuning);
+  ~Scatter();
+  Scatter(const Scatter&) = delete;
+  Scatter& operator=(const Scatter&) = delete;
+
+  // Enqueues all of it on `stream`; returns before it has run. Source memory must stay until the stream has passed it.
+  // No two copies may overlap in their targets. `from_host`: sources are in pinned host memory.
+  void run(const std::vector<Copy2d>& copies, cudaStream_t stream, bool from_host = false);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Copies of one launch.
+constexpr uint32_t kScatterCopies = 24 << 10;
+
+}  // namespace refit::cuda

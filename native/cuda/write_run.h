@@ -1,0 +1,82 @@
+// One write of one job onto the cards; CardStore::write makes one and runs it.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/pool.h"
+#include "cuda/pinned_ring.h"
+#include "cuda/scatter.h"
+#include "cuda/write.h"
+#include "cuda/write_batches.h"
+
+namespace refit::cuda {
+
+// What a rank keeps for writes; made, used and destroyed on the rank's thread.
+struct WriteLane {
+  explicit WriteLane(size_t slots);
+  ~WriteLane();
+  WriteLane(const WriteLane&) = delete;
+  WriteLane& operator=(const WriteLane&) = delete;
+
+  Scatter scatter;
+  // Per slot: the copy engine and the kernels have passed what the rank wanted of it.
+  std::vector<cudaEvent_t> copied, scattered;
+};
+
+class WriteRun {
+ public:
+  // Plans all of it; throws std::bad_alloc. Nothing has been written then.
+  WriteRun(const CardParams& params, const WriteJob& job, PinnedRing& ring,
+           std::vector<std::unique_ptr<WriteLane>>& lanes);
+
+  // Throws DeviceLost where a card is lost.
+  void run(Pool& pool);
+  WriteOutcome outcome() const;
+
+ private:
+  // A rectangle whose source the cards can read where it lies.
+  struct Direct {
+    int tensor;
+    bool from_host;
+    Copy2d copy;
+  };
+  struct EngineCopy;
+
+  std::vector<uint8_t> find_near();
+  void plan_direct();
+  void read_chunk(size_t index);
+  bool fetch(const Chunk& chunk, uint8_t* slot);
+  void drain(Rank& rank);
+  bool run_direct(Rank& rank);
+  bool enqueue(Rank& rank, size_t batch);
+  void retire(Rank& rank, size_t batch);
+  bool await_batch(size_t batch);
+  void fail(int tensor, std::string message);
+
+  const CardParams& params_;
+  const WriteJob& job_;
+  PinnedRing& ring_;
+  std::vector<std::unique_ptr<WriteLane>>& lanes_;
+  BatchPlan batches_;
+  std::vector<std::vector<Direct>> direct_;              // of each rank
+  std::unique_ptr<std::atomic<int64_t>[]> left_;         // of each tensor: pieces that no stream has been given yet
+  std::unique_ptr<std::atomic<bool>[]> dirty_;           // tensors of which something may have been written
+  std::unique_ptr<std::atomic<int64_t>[]> chunks_left_;  // of each batch: chunks that are not read
+  std::atomic<uint64_t> bytes_ = 0;
+  std::atomic<bool> stop_ = false;
+
+  std::mutex mutex_;
+  std::condition_variable readers_wake_;  // a slot is free, or stop
+  std::condition_variable ranks_wake_;    // a batch is read, or no more will be
+  std::vector<size_t> retired_;           // of each rank: batches that it has done with
+  bool reading_ = true;
+  bool broken_ = false;  // a rank ended by an exception: nothing that it was given counts as written
+  std::string error_;
+  int error_tensor_ = -1;
+};
+
+}  // namespace refit::cuda

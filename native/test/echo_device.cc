@@ -1,0 +1,127 @@
+// A shared library with a device that computes nothing: it gives back what it was given, so that a test can see that
+// all of it crosses the boundary between addon and library, and fails in every way there is. Built by
+// test/native/cuda-library.test.ts.
+#include <numeric>
+#include <string>
+
+#include "core/device_table.h"
+
+namespace refit {
+namespace {
+
+using device_table::guarded;
+
+[[noreturn]] void fail(uint64_t how) {
+  if (how == 1) throw DeviceLost("rank 1 (GPU-1, card 1) is lost");
+  if (how == 2) throw NoMemory("card 0 is full");
+  if (how == 3) throw std::bad_alloc();
+  if (how == 4) throw std::invalid_argument("malformed");
+  if (how == 5) throw std::runtime_error(std::string(20000, 'x'));
+  throw 6;
+}
+
+class EchoDevice : public Device {
+ public:
+  explicit EchoDevice(const CoreConfig& config) : config_(config) {}
+
+  DeviceInfo info() const override {
+    std::string cards;
+    for (const int card : config_.cards) cards += " " + std::to_string(card);
+    return {"cards" + cards + (config_.share_cards ? " shared" : "") + " watchdog " +
+                std::to_string(config_.watchdog_seconds),
+            config_.threads, static_cast<uint64_t>(config_.max_step_tokens),
+            static_cast<uint64_t>(config_.max_step_sequences) * 1000000 + config_.max_context};
+  }
+  const void* address(int rank, int param) const override {
+    return reinterpret_cast<const void*>(static_cast<uintptr_t>(rank * 1000 + param));
+  }
+  void step(const StepBatch& batch, StepResult& result) override {
+    if (batch.rows() == 0) fail(static_cast<uint64_t>(batch.tokens[0]));
+    result.tokens.assign(batch.tokens.begin(), batch.tokens.end());
+    result.logprobs.assign(batch.row_floats.begin(), batch.row_floats.end());
+    result.top_ids.assign(batch.pages.begin(), batch.pages.end());
+    result.top_logprobs.assign(batch.bias_values.begin(), batch.bias_values.end());
+    for (const uint64_t seed : batch.row_seeds) result.id_logprobs.push_back(static_cast<float>(seed));
+  }
+  WriteOutcome write(const WriteJob& job) override {
+    WriteOutcome out;
+    for (const Tensor& tensor : job.tensors) {
+      out.states.push_back(static_cast<uint8_t>(tensor.dtype));
+      out.bytes += tensor.row_bytes;
+    }
+    for (const Source& source : job.sources) out.bytes += source.data == nullptr ? 0 : source.data[0];
+    out.error = std::to_string(job.rects.size()) + " rectangles";
+    out.error_tensor = job.rects.back().tensor;
+    return out;
+  }
+  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) override {
+    std::iota(out, out + rows * cols * 2, static_cast<uint8_t>(rank * 100 + param * 10 + row + col));
+  }
+  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) override {
+    std::vector<uint64_t> out;
+    for (const Rect& rect : rects) {
+      out.push_back((uint64_t{1} << 63) + static_cast<uint64_t>(rect.rank * 1000 + tensor_cols[rect.tensor]));
+    }
+    return out;
+  }
+  void scramble(uint64_t seed) override { fail(seed); }
+  uint64_t release_memory(uint32_t tags, bool keep_weights) override {
+    if (tags == 0) fail(2);
+    return (uint64_t{1} << 40) + tags * 10 + keep_weights;
+  }
+  bool resume_memory(uint32_t tags) override { return tags == kTagWeights; }
+
+ private:
+  const CoreConfig config_;
+};
+
+void cards(Sink<CudaCards> sink, Failure& failure) noexcept {
+  guarded(failure, [&] {
+    CudaCards out;
+    out.driver_cuda = "13.0";
+    out.runtime_cuda = "13.1";
+    out.driver_version = "580.1.2";
+    out.architectures = "90";
+    out.cards.push_back({0, "first", "GPU-0", "0000:01:00.0", "9.0", 132, uint64_t{80} << 30, 5, true, false, ""});
+    out.cards.push_back({1, "second", "GPU-1", "0000:02:00.0", "7.5", 40, 7, 6, false, true, "too old"});
+    out.peer_access = {1, 0, 1, 1};
+    out.libraries.push_back({"cuBLASLt", "/a/libcublasLt.so.13", "13.1.0", ""});
+    out.libraries.push_back({"NCCL", "", "", "libnccl.so.2: not there"});
+    sink.take(sink.context, out);
+  });
+}
+
+void memory_plan(const CoreConfig& config, CudaMemoryPlan& plan, Failure& failure) noexcept {
+  guarded(failure, [&] {
+    if (config.dtype == DType::kFloat32) fail(4);
+    plan = {uint64_t{1} << 40, static_cast<uint64_t>(config.pages), 3, 4};
+  });
+}
+
+Device* open(const CoreConfig& config, Failure& failure) noexcept {
+  Device* device = nullptr;
+  guarded(failure, [&] {
+    if (config.pages <= 6) fail(static_cast<uint64_t>(config.pages));
+    device = new EchoDevice(config);
+  });
+  return device;
+}
+
+constexpr DeviceLibrary kTable = device_table::make(cards, memory_plan, open);
+
+}  // namespace
+}  // namespace refit
+
+extern "C" __attribute__((visibility("default"))) const refit::DeviceLibrary* refit_device_library() {
+  static const refit::DeviceLibrary table = [] {
+    refit::DeviceLibrary out = refit::kTable;
+#ifdef OTHER_VERSION
+    out.version++;
+#endif
+#ifdef OTHER_LAYOUT
+    out.layout++;
+#endif
+    return out;
+  }();
+  return &table;
+}

@@ -1,0 +1,310 @@
+// Collectives of ranks on one card, and on cards of their own where there are enough. Arguments: [--quick] [--bench]
+// [seed]. Every call sums fresh numbers, and ranks are held up at random, so that a flag that is read too early or a
+// buffer that is written too early shows as a wrong sum.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cuda/all_reduce.h"
+#include "cuda/check.h"
+#include "test/check.h"
+
+using namespace refit::cuda;
+
+namespace {
+
+constexpr int64_t kMost = int64_t{4} << 20;  // elements
+constexpr int64_t kGuard = 1024;             // elements behind buffers
+constexpr uint16_t kPoison = 0x7fc5;         // a NaN
+
+// What the first wrong element of a rank was.
+struct Report {
+  unsigned long long wrong;
+  int call;
+  int64_t index;
+  float got, expected;
+};
+
+__host__ __device__ uint32_t mix(uint32_t x) {
+  x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
+// Numbers of different sizes, so that the order of the sum shows in its bits.
+__device__ bf16 value(int call, int rank, int64_t i) {
+  const uint32_t h = mix(static_cast<uint32_t>(i) * 2654435761u + mix(static_cast<uint32_t>(call * 8 + rank)));
+  const float x = (static_cast<float>(h >> 8) * 0x1p-24f - 0.5f) * static_cast<float>(1u << (h & 7));
+  return __float2bfloat16_rn(x);
+}
+
+__global__ void fill_kernel(bf16* to, int64_t count, int call, int rank) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x)
+    to[i] = value(call, rank, i);
+}
+
+// The elements of one rank's share, of 512 at a time.
+__global__ void share_kernel(bf16* to, int64_t count, int call, int rank, int ranks) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
+    if (i / 512 % ranks == rank) to[i] = value(call, 0, i);
+  }
+}
+
+__global__ void check_kernel(const bf16* got, int64_t count, int64_t guarded, int call, int ranks, Report* report) {
+  const auto fail = [&](int64_t i, float found, float expected) {
+    if (atomicAdd(&report->wrong, 1ull) == 0)
+      report->call = call, report->index = i, report->got = found, report->expected = expected;
+  };
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < guarded; i += int64_t{gridDim.x} * blockDim.x) {
+    const uint16_t bits = __bfloat16_as_ushort(got[i]);
+    if (i >= count) {
+      if (bits != kPoison) fail(i, __bfloat162float(got[i]), NAN);
+      continue;
+    }
+    float sum = __bfloat162float(value(call, 0, i));
+    for (int r = 1; r < ranks; ++r) sum += __bfloat162float(value(call, r, i));
+    const bf16 expected = __float2bfloat16_rn(sum);
+    if (bits != __bfloat16_as_ushort(expected)) fail(i, __bfloat162float(got[i]), __bfloat162float(expected));
+  }
+}
+
+__global__ void poison_kernel(bf16* to, int64_t count) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x)
+    to[i] = __ushort_as_bfloat16(kPoison);
+}
+
+__global__ void delay_kernel(int microseconds) {
+  for (int i = 0; i < microseconds; ++i) __nanosleep(1000);
+}
+
+// One rank: its memory, and a thread that launches for it.
+struct Peer {
+  int card = 0;
+  cudaStream_t stream = nullptr;
+  bf16 *sides[2] = {}, *out = nullptr;
+  uint64_t* signals = nullptr;
+  Report* report = nullptr;
+};
+
+class Group {
+ public:
+  explicit Group(const std::vector<int>& cards) : peers_(cards.size()) {
+    for (size_t r = 0; r < cards.size(); ++r) {
+      Peer& p = peers_[r];
+      p.card = cards[r];
+      check(cudaSetDevice(p.card), "cudaSetDevice");
+      for (const int other : cards) {
+        if (other == p.card) continue;
+        const cudaError_t code = cudaDeviceEnablePeerAccess(other, 0);
+        if (code == cudaErrorPeerAccessAlreadyEnabled) {
+          cudaGetLastError();
+        } else {
+          check(code, "cudaDeviceEnablePeerAccess");
+        }
+      }
+      for (bf16** b : {&p.sides[0], &p.sides[1], &p.out}) {
+        check(cudaMalloc(b, (kMost + kGuard) * 2), "cudaMalloc");
+        poison_kernel<<<256, 256>>>(*b, kMost + kGuard);
+      }
+      check(cudaMalloc(&p.signals, kSignalBytes), "cudaMalloc");
+      check(cudaMemset(p.signals, 0, kSignalBytes), "clear");
+      check(cudaMalloc(&p.report, sizeof(Report)), "cudaMalloc");
+      check(cudaMemset(p.report, 0, sizeof(Report)), "clear");
+      check(cudaStreamCreateWithFlags(&p.stream, cudaStreamNonBlocking), "cudaStreamCreate");
+      check(cudaDeviceSynchronize(), "start");
+    }
+  }
+  ~Group() {
+    for (Peer& p : peers_) {
+      cudaSetDevice(p.card);
+      cudaStreamDestroy(p.stream);
+      for (void* m : {static_cast<void*>(p.sides[0]), static_cast<void*>(p.sides[1]), static_cast<void*>(p.out),
+                      static_cast<void*>(p.signals), static_cast<void*>(p.report)})
+        cudaFree(m);
+    }
+  }
+
+  int ranks() const { return static_cast<int>(peers_.size()); }
+  Peer& operator[](int r) { return peers_[r]; }
+  PeerGroup view(int rank) const {
+    PeerGroup group;
+    group.ranks = ranks();
+    group.rank = rank;
+    if (ranks() > 1 && peers_[0].card == peers_[1].card) group.blocks = kSharedBlocks;
+    for (int r = 0; r < ranks(); ++r) {
+      for (int side = 0; side < 2; ++side) group.buffers[side][r] = peers_[r].sides[side];
+      group.signals[r] = peers_[r].signals;
+    }
+    return group;
+  }
+  // fn(rank) on a thread of each rank, then waits for its stream.
+  void run(const std::function<void(int)>& fn) {
+    std::vector<std::thread> threads;
+    for (int r = 0; r < ranks(); ++r) {
+      threads.emplace_back([&, r] {
+        try {
+          check(cudaSetDevice(peers_[r].card), "cudaSetDevice");
+          fn(r);
+          check(cudaStreamSynchronize(peers_[r].stream), "synchronize");
+        } catch (const std::exception& error) {
+          // The other ranks would wait for ever.
+          std::fprintf(stderr, "rank %d: %s\n", r, error.what());
+          std::_Exit(1);
+        }
+      });
+    }
+    for (std::thread& t : threads) t.join();
+  }
+
+ private:
+  std::vector<Peer> peers_;
+};
+
+std::string describe(Group& group) {
+  std::string text = std::to_string(group.ranks()) + " ranks on cards";
+  for (int r = 0; r < group.ranks(); ++r) text += " " + std::to_string(group[r].card);
+  return text;
+}
+
+void check_reports(Group& group, const std::string& what) {
+  for (int r = 0; r < group.ranks(); ++r) {
+    Report report;
+    check(cudaSetDevice(group[r].card), "cudaSetDevice");
+    check(cudaMemcpy(&report, group[r].report, sizeof report, cudaMemcpyDeviceToHost), "report");
+    CHECKF(report.wrong == 0, "%s, rank %d: %llu wrong elements; one: call %d, index %lld is %.9g, expected %.9g",
+           what.c_str(), r, report.wrong, report.call, static_cast<long long>(report.index), report.got,
+           report.expected);
+    check(cudaMemset(group[r].report, 0, sizeof report), "clear");
+  }
+}
+
+// Calls of all sizes one after another; the same plan on all ranks.
+void test_sums(Group& group, unsigned seed, int calls) {
+  group.run([&](int rank) {
+    std::mt19937 plan(seed), own(seed * 31 + rank);
+    Peer& p = group[rank];
+    const PeerGroup view = group.view(rank);
+    for (int call = 1; call <= calls; ++call) {
+      const int size = static_cast<int>(plan() % 100), way = static_cast<int>(plan() % 4);
+      const int64_t most = size < 60 ? 8192 : size < 95 ? 300000 : kMost;
+      const int64_t count = (plan() % most) / 8 * 8 + 8;
+      const int side = call % 2;
+      const int64_t guarded = count + kGuard;
+      fill_kernel<<<64, 256, 0, p.stream>>>(p.sides[side], count, call, rank);
+      poison_kernel<<<64, 256, 0, p.stream>>>(p.out, guarded);
+      // Ranks take turns in being late, by little and by much.
+      if (own() % 16 == 0)
+        delay_kernel<<<1, 1, 0, p.stream>>>(1 + static_cast<int>(own() % (own() % 8 == 0 ? 300 : 20)));
+      switch (way) {
+        case 0:
+          all_reduce_one_shot(view, side, p.out, count, call, p.stream);
+          break;
+        case 1:
+          all_reduce_two_shot(view, side, p.out, count, call, p.stream);
+          break;
+        default:
+          all_reduce(view, side, p.out, count, call, p.stream);
+      }
+      if (own() % 32 == 0) delay_kernel<<<1, 1, 0, p.stream>>>(1 + static_cast<int>(own() % 20));
+      check_kernel<<<64, 256, 0, p.stream>>>(p.out, count, guarded, call, group.ranks(), p.report);
+      check_launch("test");
+    }
+  });
+  check_reports(group, describe(group) + ", sums");
+}
+
+// As the head does: every rank writes its share of rank 0's buffer, all meet, rank 0 reads, all meet.
+void test_barrier(Group& group, unsigned seed, int calls) {
+  constexpr int64_t kCount = 65536;
+  group.run([&](int rank) {
+    std::mt19937 own(seed * 77 + rank);
+    Peer& p = group[rank];
+    const PeerGroup view = group.view(rank);
+    uint64_t epoch = uint64_t{1} << 40;  // above all of the sums, and beyond 32 bits
+    for (int call = 1; call <= calls; ++call) {
+      if (own() % 16 == 0) delay_kernel<<<1, 1, 0, p.stream>>>(1 + static_cast<int>(own() % 30));
+      share_kernel<<<32, 256, 0, p.stream>>>(group[0].sides[0], kCount, call, rank, group.ranks());
+      barrier(view, ++epoch, p.stream);
+      if (rank == 0) {
+        if (own() % 16 == 0) delay_kernel<<<1, 1, 0, p.stream>>>(1 + static_cast<int>(own() % 30));
+        // All elements are rank 0's numbers, so the sum is over one.
+        check_kernel<<<32, 256, 0, p.stream>>>(p.sides[0], kCount, kCount, call, 1, p.report);
+      }
+      barrier(view, ++epoch, p.stream);
+      check_launch("test");
+    }
+  });
+  check_reports(group, describe(group) + ", barrier");
+}
+
+void bench(Group& group) {
+  std::vector<float> ms(group.ranks());
+  std::vector<cudaEvent_t> start(group.ranks()), stop(group.ranks());
+  uint64_t epoch = uint64_t{1} << 41;
+  const int repeats = 200;
+  for (const int64_t count : {4096, 32768, 131072, 524288, 2097152, 4194304}) {
+    for (const bool two_shot : {false, true}) {
+      const uint64_t base = epoch;
+      epoch += repeats + 20;
+      group.run([&](int r) {
+        Peer& p = group[r];
+        const PeerGroup view = group.view(r);
+        check(cudaEventCreate(&start[r]), "event"), check(cudaEventCreate(&stop[r]), "event");
+        for (int i = -20; i < repeats; ++i) {
+          if (i == 0) check(cudaEventRecord(start[r], p.stream), "record");
+          const uint64_t call = base + 21 + i;
+          (two_shot ? all_reduce_two_shot : all_reduce_one_shot)(view, (i + 20) % 2, p.out, count, call, p.stream);
+        }
+        check(cudaEventRecord(stop[r], p.stream), "record");
+        check(cudaEventSynchronize(stop[r]), "wait");
+        check(cudaEventElapsedTime(&ms[r], start[r], stop[r]), "elapsed");
+      });
+      const double us = *std::max_element(ms.begin(), ms.end()) * 1e3 / repeats;
+      std::printf("all_reduce %s, %s: %8lld KB: %7.1f us, %6.1f GB/s of message\n", describe(group).c_str(),
+                  two_shot ? "two-shot" : "one-shot", static_cast<long long>(count * 2 / 1024), us, count * 2e-3 / us);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // Before CUDA starts: a kernel that is loaded at its first launch may wait for a card that spins in a collective, and
+  // streams of ranks on one card must not share a queue.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  bool quick = false, benchmark = false;
+  unsigned seed = 1;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--quick") == 0) {
+      quick = true;
+    } else if (std::strcmp(argv[i], "--bench") == 0) {
+      benchmark = true;
+    } else {
+      seed = static_cast<unsigned>(std::strtoul(argv[i], nullptr, 10));
+    }
+  }
+  int cards = 0;
+  check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
+  std::printf("all_reduce_test: seed %u, %d cards\n", seed, cards);
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    if (quick && ranks > 2) continue;
+    std::vector<std::vector<int>> places{std::vector<int>(ranks, 0)};
+    if (ranks > 1 && cards >= ranks) {
+      places.emplace_back(ranks);
+      for (int r = 0; r < ranks; ++r) places.back()[r] = r;
+    }
+    for (const std::vector<int>& place : places) {
+      Group group(place);
+      test_sums(group, seed, quick ? 50 : ranks == 2 || place.back() != 0 ? 10000 : 2000);
+      test_barrier(group, seed, quick ? 20 : 2000);
+      std::printf("%s: done\n", describe(group).c_str());
+      if (benchmark && ranks > 1) bench(group);
+    }
+  }
+  return refit::test::finish("all_reduce_test");
+}

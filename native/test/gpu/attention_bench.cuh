@@ -1,0 +1,89 @@
+// Speed of attention at the shapes of an 8B model: 32 query heads, 8 KV heads, head_dim 128, pages of 16.
+#pragma once
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "test/gpu/attention_plan_check.h"
+#include "test/gpu/attention_world.cuh"
+
+namespace refit::test {
+
+// `count` sequences at `start` with `fresh` new tokens each.
+inline void bench_attention_shape(int count, int start, int fresh, cuda::AttentionSplit split, const char* split_name,
+                                  double bandwidth) {
+  constexpr int kHeads = 32, kKvHeads = 8, kDim = 128, kPage = 16;
+  const int per_sequence = (start + fresh + kPage - 1) / kPage, pages = per_sequence * count;
+  const size_t layer = static_cast<size_t>(pages) * kKvHeads * kPage * kDim;
+  // Several layers where one would stay in the second cache.
+  const int layers = static_cast<int>(std::clamp<size_t>((size_t{256} << 20) / (layer * 4), 1, 64));
+  Buffer<bf16> k(layer * layers), v(layer * layers);
+  fill(k.data(), pages * layers, layer / pages, layer / pages, 1.0f, 1);
+  fill(v.data(), pages * layers, layer / pages, layer / pages, 1.0f, 2);
+
+  PlanCase c;
+  for (int i = 0; i < count; ++i) c.add(start, fresh);
+  std::vector<int32_t> table(pages), offsets;
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), std::mt19937_64(1));
+  for (int i = 0; i <= count; ++i) offsets.push_back(i * per_sequence);
+  const cuda::AttentionPlan plan = cuda::plan_attention(c.batch(), kHeads / kKvHeads, kKvHeads, split);
+
+  Buffer<cuda::AttentionItem> items(plan.items.size());
+  Buffer<cuda::AttentionMerge> merges(plan.merges.size());
+  Buffer<int32_t> offsets_card(offsets.size()), table_card(table.size());
+  items.put(plan.items);
+  merges.put(plan.merges);
+  offsets_card.put(offsets);
+  table_card.put(table);
+  Buffer<float> parts(static_cast<size_t>(plan.part_rows) * kHeads * (kDim + 2));
+  const int64_t tokens = static_cast<int64_t>(count) * fresh, ldq = (kHeads + 2 * kKvHeads) * kDim;
+  Buffer<bf16> q(tokens * ldq), out(tokens * kHeads * kDim);
+  fill(q.data(), tokens, ldq, ldq, 4.0f, 3);
+  const cuda::AttentionInput input{items.data(),        static_cast<int>(plan.items.size()),
+                                   merges.data(),       static_cast<int>(plan.merges.size()),
+                                   offsets_card.data(), table_card.data(),
+                                   parts.data(),        plan.wide_items};
+  const double us = microseconds(fresh == 1 ? 200 : 20, [&](int i) {
+    const cuda::KvLayer kv{
+        k.data() + layer * (i % layers), v.data() + layer * (i % layers), pages, kPage, kKvHeads, kDim};
+    cuda::attention(q.data(), ldq, input, kv, kHeads, out.data(), nullptr);
+  });
+  std::printf("%3d sequences, %6d + %5d tokens, %-6s: %6zu items, %4zu merges, %9.1f us", count, start, fresh,
+              split_name, plan.items.size(), plan.merges.size(), us);
+  if (fresh == 1) {
+    const double bytes = 4.0 * count * (start + 1) * kKvHeads * kDim;
+    std::printf(", %6.0f GB/s (%.0f %% of reading)\n", bytes / us * 1e-3, bytes / us * 1e-1 / bandwidth);
+  } else {
+    const double seen = count * (static_cast<double>(start) * fresh + 0.5 * fresh * (fresh + 1.0));
+    std::printf(", %6.1f TFLOP/s\n", 4.0 * seen * kHeads * kDim / us * 1e-6);
+  }
+}
+
+inline void bench_attention() {
+  double bandwidth;
+  {
+    Buffer<uint8_t> memory(size_t{4} << 30);
+    Buffer<uint32_t> to(1);
+    bandwidth = read_bandwidth(memory.data(), memory.size(), to.data());
+    std::printf("reading: %.0f GB/s\n", bandwidth);
+  }
+  using cuda::AttentionSplit;
+  const std::pair<int, int> decodes[] = {{1, 1023},  {1, 4095},  {1, 32767}, {8, 1023},  {8, 4095},
+                                         {16, 4095}, {32, 4095}, {64, 1023}, {64, 4095}, {256, 1023}};
+  for (const auto& [count, start] : decodes) {
+    for (const auto& [split, name] : {std::pair{AttentionSplit::kAuto, "auto"},
+                                      {AttentionSplit::kAlways, "always"},
+                                      {AttentionSplit::kNever, "never"}}) {
+      bench_attention_shape(count, start, 1, split, name, bandwidth);
+    }
+  }
+  const int prefills[][3] = {{1, 0, 512},  {1, 0, 2048},     {1, 0, 4096},  {1, 0, 16384},
+                             {8, 0, 1024}, {1, 28672, 4096}, {1, 8192, 256}};
+  for (const auto& [count, start, fresh] : prefills) {
+    bench_attention_shape(count, start, fresh, AttentionSplit::kAuto, "auto", bandwidth);
+  }
+}
+
+}  // namespace refit::test

@@ -1,0 +1,246 @@
+// Paged attention against double precision on ragged batches, and bit for bit against itself: alone or in a batch, in
+// one step or many, narrow or wide, shared among blocks or not. --plan stops after what needs no card.
+#include <cinttypes>
+
+#include "cuda/attention.h"
+#include "test/gpu/attention_bench.cuh"
+#include "test/gpu/attention_plan_check.h"
+#include "test/gpu/attention_world.cuh"
+
+using namespace refit;
+using namespace refit::test;
+using cuda::AttentionSplit;
+
+namespace {
+
+constexpr double kRowTolerance = 1e-2;  // relative L2 error of one head of one token
+constexpr double kTolerance = 5e-3;     // of a whole case
+
+struct Case {
+  AttentionHeads shape;
+  std::vector<int> lengths;
+  std::vector<int> starts;  // where the step that is compared begins, per sequence
+  std::vector<int> shared;  // pages shared with sequence 0
+  float q_scale;
+  std::string name() const {
+    std::string s = "heads " + std::to_string(shape.heads) + "/" + std::to_string(shape.kv_heads) + " dim " +
+                    std::to_string(shape.head_dim) + " page " + std::to_string(shape.page_size) + " q " +
+                    std::to_string(q_scale) + " sequences";
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      s += " " + std::to_string(starts[i]) + ".." + std::to_string(lengths[i]);
+      if (shared[i] > 0) s += " (" + std::to_string(shared[i]) + " pages shared)";
+    }
+    return s;
+  }
+};
+
+// Error against the references over all tokens of the step.
+void check_values(const Case& c, const AttentionWorld& world, const std::vector<Piece>& pieces,
+                  const std::vector<bf16>& out, double& worst, double& worst_eager) {
+  std::vector<std::pair<int, int>> tokens;  // sequence, position
+  for (const Piece& piece : pieces) {
+    for (int p = piece.start; p < piece.end(); ++p) tokens.push_back({piece.sequence, p});
+  }
+  std::vector<TokenReference> references(tokens.size());
+  std::vector<std::thread> threads;
+  const size_t workers = std::max(1u, std::min(16u, std::thread::hardware_concurrency()));
+  for (size_t w = 0; w < workers; ++w) {
+    threads.emplace_back([&, w] {
+      for (size_t i = w; i < tokens.size(); i += workers) {
+        references[i] = reference_of(world, tokens[i].first, tokens[i].second);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  const int dim = c.shape.head_dim;
+  double error = 0, eager_error = 0, size = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    for (int head = 0; head < c.shape.heads; ++head) {
+      double row_error = 0, row_size = 0;
+      int worst_d = 0;
+      double worst_e = -1;
+      for (int d = 0; d < dim; ++d) {
+        const int64_t column = static_cast<int64_t>(head) * dim + d;
+        const double exact = references[i].exact[column], eager = references[i].eager[column];
+        const double e = value_of(out[i * world.q_columns() + column]) - exact;
+        if (!(std::abs(e) <= worst_e)) worst_e = std::abs(e), worst_d = d;
+        row_error += e * e;
+        row_size += exact * exact;
+        eager_error += (eager - exact) * (eager - exact);
+      }
+      error += row_error;
+      size += row_size;
+      const int64_t at = static_cast<int64_t>(head) * dim + worst_d;
+      // Written so that a NaN fails.
+      CHECKF(std::sqrt(row_error) <= kRowTolerance * std::sqrt(row_size),
+             "%s: sequence %d, position %d, head %d: error %.2e; worst at %d: expected %.6f, got %.6f",
+             c.name().c_str(), tokens[i].first, tokens[i].second, head, std::sqrt(row_error / row_size), worst_d,
+             references[i].exact[at], value_of(out[i * world.q_columns() + at]));
+    }
+  }
+  error = std::sqrt(error / size);
+  CHECKF(error <= kTolerance, "%s: error %.2e", c.name().c_str(), error);
+  worst = std::max(worst, error);
+  worst_eager = std::max(worst_eager, std::sqrt(eager_error / size));
+}
+
+// The tokens of `pieces` in `out` are the same bits as in `all`, the result of `all_pieces`.
+void check_same(const Case& c, const AttentionWorld& world, const std::vector<Piece>& all_pieces,
+                const std::vector<bf16>& all, const std::vector<Piece>& pieces, const std::vector<bf16>& out,
+                const char* how) {
+  int64_t t = 0;
+  for (const Piece& piece : pieces) {
+    int64_t first = 0;
+    size_t i = 0;
+    while (all_pieces[i].sequence != piece.sequence) first += all_pieces[i++].count;
+    for (int p = piece.start; p < piece.end(); ++p, ++t) {
+      const int64_t expected = first + p - all_pieces[i].start;
+      for (int64_t column = 0; column < world.q_columns(); ++column) {
+        uint16_t want, got;
+        std::memcpy(&want, &all[expected * world.q_columns() + column], 2);
+        std::memcpy(&got, &out[t * world.q_columns() + column], 2);
+        if (!CHECKF(want == got, "%s: %s: sequence %d, position %d, head %d, column %d: expected %04x, got %04x",
+                    c.name().c_str(), how, piece.sequence, p, static_cast<int>(column / c.shape.head_dim),
+                    static_cast<int>(column % c.shape.head_dim), want, got)) {
+          return;
+        }
+      }
+    }
+  }
+}
+
+struct Worst {
+  double error = 0, eager = 0;
+};
+
+void run_case(const Case& c, uint64_t seed, Worst& worst) {
+  const AttentionWorld world(c.shape, c.lengths, c.shared, c.q_scale, seed);
+  std::mt19937_64 rng(seed);
+  std::vector<Piece> pieces;
+  for (size_t s = 0; s < c.lengths.size(); ++s) {
+    pieces.push_back({static_cast<int>(s), c.starts[s], c.lengths[s] - c.starts[s]});
+  }
+  const std::string name = c.name();
+  const std::vector<bf16> all = run_attention(world, pieces, AttentionSplit::kNever, name);
+  check_values(c, world, pieces, all, worst.error, worst.eager);
+
+  const auto same = [&](const std::vector<Piece>& some, AttentionSplit split, const char* how, bool know_wide = true) {
+    check_same(c, world, pieces, all, some, run_attention(world, some, split, name + ": " + how, know_wide), how);
+  };
+  same(pieces, AttentionSplit::kAuto, "split as planned");
+  same(pieces, AttentionSplit::kAlways, "every chunk a block");
+  same(pieces, AttentionSplit::kAlways, "number of wide items not known", false);
+  for (const Piece& piece : pieces) same({piece}, AttentionSplit::kAuto, "alone");
+
+  // The same tokens in several steps, each with as much of every sequence as the dice say.
+  std::vector<int> at = c.starts;
+  for (bool more = true; more;) {
+    more = false;
+    std::vector<Piece> some;
+    for (size_t s = 0; s < at.size(); ++s) {
+      const int left = c.lengths[s] - at[s];
+      if (left == 0) continue;
+      const int most = rng() % 3 == 0 ? 3 : std::max(1, left / 2 + 1);
+      const int count = std::min(left, static_cast<int>(1 + rng() % most));
+      some.push_back({static_cast<int>(s), at[s], count});
+      at[s] += count;
+      more = true;
+    }
+    std::shuffle(some.begin(), some.end(), rng);
+    if (more) same(some, rng() % 2 == 0 ? AttentionSplit::kAuto : AttentionSplit::kAlways, "in several steps");
+  }
+  // Last tokens one by one, as decode computes them.
+  std::vector<Piece> last;
+  for (const Piece& piece : pieces) last.push_back({piece.sequence, piece.end() - 1, 1});
+  same(last, AttentionSplit::kNever, "the last token alone");
+}
+
+std::vector<Case> cases(bool quick, std::mt19937_64& rng) {
+  const auto pick = [&rng](std::initializer_list<int> list) {
+    return list.begin()[static_cast<int>(rng() % list.size())];
+  };
+  const auto add_sequences = [&](Case& c, int count, int most_new, int most_start) {
+    for (int s = 0; s < count; ++s) {
+      const int fresh = rng() % 3 == 0 ? 1 : 1 + static_cast<int>(rng() % most_new);
+      const int start = rng() % 4 == 0 ? 0 : static_cast<int>(rng() % most_start);
+      c.starts.push_back(start);
+      c.lengths.push_back(start + fresh);
+      // Full pages that both have; those that are written must be a sequence's own.
+      const int full = std::min(start, c.starts[0]) / c.shape.page_size;
+      c.shared.push_back(s > 0 && rng() % 2 == 0 ? full : 0);
+    }
+  };
+  std::vector<Case> list;
+  if (quick) {
+    for (int dim : {16, 64, 72, 256}) {
+      Case c{{
+                 4,
+                 2,
+                 dim,
+                 pick({1, 7, 16}),
+             },
+             {},
+             {},
+             {},
+             4.0f};
+      add_sequences(c, 3, 12, 330);
+      list.push_back(c);
+    }
+    // Borders of tiles and chunks, and more chunks than are loaded ahead when they are combined.
+    list.push_back({{4, 1, 16, 7}, {65, 257, 2600}, {60, 250, 2590}, {0, 0, 0}, 4.0f});
+    return list;
+  }
+  // Each head_dim meets three groups, each group several head_dims.
+  const int groups[] = {1, 2, 4, 5, 7, 8, 16};
+  int next = 0;
+  for (int dim : {16, 32, 64, 96, 128, 256, 8, 72, 80, 112, 192}) {
+    for (int i = 0; i < 3; ++i) {
+      const int group = groups[next++ % 7];
+      const int kv_heads = pick({1, 2, 3});
+      Case c{{group * kv_heads, kv_heads, dim, pick({1, 7, 16, 64})}, {}, {}, {}, rng() % 3 == 0 ? 30.0f : 4.0f};
+      add_sequences(c, 5, 90, 700);
+      list.push_back(c);
+    }
+  }
+  // Borders: of tiles (64), chunks (256) and pages; contexts of 1; long ones; groups that fill the wide tile.
+  Case borders{{8, 2, 128, 16},
+               {1, 64, 65, 256, 257, 512, 513, 3000, 128},
+               {0, 0, 60, 255, 256, 500, 512, 2990, 127},
+               std::vector<int>(9, 0),
+               4.0f};
+  list.push_back(borders);
+  list.push_back({{64, 1, 64, 16}, {300, 7}, {290, 0}, {0, 0}, 4.0f});
+  list.push_back({{33, 1, 64, 7}, {300, 7}, {290, 0}, {0, 0}, 4.0f});
+  list.push_back({{4, 1, 128, 1024}, {2100, 900}, {2050, 899}, {0, 0}, 4.0f});
+  list.push_back({{16, 2, 128, 16}, {700}, {0}, {0}, 4.0f});
+  return list;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Options options = parse(argc, argv);
+  check_plans(options.seed);
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--plan") == 0) return finish("attention plan");
+  }
+  std::mt19937_64 rng(options.seed);
+  Worst worst;
+  uint64_t seed = options.seed;
+  for (const Case& c : cases(options.quick, rng)) {
+    run_case(c, ++seed, worst);
+  }
+  std::printf("largest relative error of a case: %.2e (Hugging Face's eager bf16: %.2e)\n", worst.error, worst.eager);
+
+  Buffer<bf16> some(8);
+  cuda::AttentionInput none{};
+  CHECK_THROWS(cuda::attention(some.data(), 8, none, {some.data(), some.data(), 1, 1, 1, 12}, 1, some.data(), nullptr),
+               std::invalid_argument);
+  CHECK_THROWS(cuda::attention(some.data(), 8, none, {some.data(), some.data(), 1, 1, 1, 264}, 1, some.data(), nullptr),
+               std::invalid_argument);
+  CHECK_THROWS(cuda::attention(some.data(), 8, none, {some.data(), some.data(), 1, 1, 2, 8}, 3, some.data(), nullptr),
+               std::invalid_argument);
+  if (options.bench) bench_attention();
+  return finish("attention");
+}

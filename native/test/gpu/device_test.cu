@@ -1,0 +1,293 @@
+// The CUDA device as the engine uses it: configurations that are refused, memory that is released and comes back, a
+// card that is lost under a step. What steps and writes compute has tests of its own. Arguments: [--quick] [seed].
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+
+#include "core/memory_error.h"
+#include "cuda/check.h"
+#include "cuda/device.h"
+#include "cuda/memory.h"
+#include "test/check.h"
+#include "test/forward_reference.h"
+
+using namespace refit;
+using namespace refit::test;
+using cuda::check;
+using cuda::CudaDevice;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kPages = 64, kPageSize = 16;
+constexpr uint32_t kAll = kTagWeights | kTagKvCache | kTagCudaGraph;
+const Variant kDense{"qwen3", 128, 3, 4, 2, 64, 256, 321, false, false, true, true};
+const Variant kSparse{"qwen3 moe", 64, 2, 4, 2, 32, 96, 120, false, false, true, false, 8, 2, 32, true, {1, 1}};
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+CoreConfig config_of(const TestModel& model, int ranks) {
+  CoreConfig config = model.config(ranks, 2, "", kPages, kPageSize);
+  config.device = "cuda";
+  config.cards.assign(ranks, 0);
+  config.share_cards = true;
+  config.max_step_tokens = 512;
+  config.max_step_sequences = 16;
+  config.max_context = 512;
+  return config;
+}
+
+// The model's shards, written as an update writes them.
+void write_model(Device& device, const TestModel& model, const CoreConfig& config) {
+  std::vector<std::vector<uint16_t>> bits;
+  WriteJob job;
+  for (int rank = 0; rank < config.ranks; rank++) {
+    for (size_t p = 0; p < config.params.size(); p++) {
+      const Matrix m = model.shard(config.params[p].name, rank, config.ranks);
+      bits.emplace_back();
+      for (const float x : m.x) bits.back().push_back(float_to_bf16(x));
+      const int index = static_cast<int>(job.tensors.size());
+      job.tensors.push_back({index, 0, DType::kBFloat16, m.rows, m.cols, static_cast<uint64_t>(m.cols) * 2, 2});
+      job.rects.push_back({index, rank, static_cast<int>(p), 0, 0, m.rows, m.cols, 0, 0});
+    }
+  }
+  for (const auto& b : bits) job.sources.push_back({-1, reinterpret_cast<const uint8_t*>(b.data()), b.size() * 2});
+  const WriteOutcome outcome = device.write(job);
+  CHECKF(outcome.error.empty(), "write: %s", outcome.error.c_str());
+  for (const uint8_t state : outcome.states) CHECK(state == static_cast<uint8_t>(TensorState::kWritten));
+}
+
+std::vector<uint8_t> all_bytes(Device& device, const CoreConfig& config) {
+  std::vector<uint8_t> bytes;
+  for (int rank = 0; rank < config.ranks; rank++) {
+    for (size_t p = 0; p < config.params.size(); p++) {
+      const Param& param = config.params[p];
+      const size_t at = bytes.size();
+      bytes.resize(at + static_cast<size_t>(param.rows * param.cols) * 2);
+      device.read(rank, static_cast<int>(p), 0, 0, param.rows, param.cols, bytes.data() + at);
+    }
+  }
+  return bytes;
+}
+
+// A prompt of 100 tokens, whose every token is scored.
+BatchBuilder prompt(const TestModel& model, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::vector<int32_t> tokens(100), pages{3, 9, 1, 60, 22, 7, 8};
+  for (int32_t& token : tokens) token = static_cast<int32_t>(rng() % model.v.vocab);
+  BatchBuilder batch;
+  batch.sequence(tokens, 0, pages);
+  for (int t = 0; t < 100; t++) batch.row({.token = t, .top = 5, .temperature = 0});
+  return batch;
+}
+
+template <typename E, typename F>
+std::string message_of(F&& fn) {
+  try {
+    fn();
+  } catch (const E& e) {
+    return e.what();
+  } catch (const std::exception& e) {
+    return std::string("(another exception) ") + e.what();
+  }
+  return "(no exception)";
+}
+
+void test_refused(const TestModel& model) {
+  const auto expect = [](const std::string& said, std::initializer_list<const char*> parts) {
+    for (const char* part : parts) CHECKF(has(said, part), "\"%s\" misses \"%s\"", said.c_str(), part);
+  };
+  const auto refuse = [&](auto change) {
+    CoreConfig config = config_of(model, 1);
+    change(config);
+    return message_of<std::invalid_argument>([&] { CudaDevice device(config); });
+  };
+  expect(refuse([](CoreConfig& c) { c.dtype = DType::kFloat32; }), {"float32", "--dtype bfloat16"});
+  expect(refuse([](CoreConfig& c) { c.cards = {99}; }), {"there is no card 99"});
+  expect(refuse([](CoreConfig& c) { c.cards = {0, 0}; }), {"one card for each of 1 ranks, got 2"});
+  expect(refuse([](CoreConfig& c) { c.pages = 0; }), {"KV pages"});
+  expect(refuse([](CoreConfig& c) { c.ranks = 3; }), {"do not divide"});
+  expect(refuse([](CoreConfig& c) { c.ranks = 16; }), {"ranks"});
+  expect(refuse([](CoreConfig& c) { c.params.pop_back(); }), {"missing"});
+  expect(refuse([](CoreConfig& c) { c.ranks = 2, c.cards = {0, 0}, c.share_cards = false; }), {""});
+  CoreConfig shared = config_of(model, 2);
+  shared.share_cards = false;
+  unsetenv("REFIT_CUDA_SHARE_CARD");
+  expect(message_of<std::invalid_argument>([&] { CudaDevice device(shared); }), {"several ranks"});
+  CoreConfig large = config_of(model, 1);
+  large.pages = 12000000;
+  expect(message_of<NoMemory>([&] { CudaDevice device(large); }),
+         {"card 0 is too full", "rank 0 (GPU-", "KV cache", "--mem-fraction"});
+}
+
+void test_memory(const Variant& variant, int ranks, unsigned seed) {
+  const TestModel model(variant, DType::kBFloat16, seed);
+  const CoreConfig config = config_of(model, ranks);
+  CudaDevice device(config);
+  const auto info = device.info();
+  const CudaMemoryPlan plan = cuda::plan_memory(config);
+  CHECKF(
+      info.weight_bytes == plan.weight_bytes * ranks && info.kv_bytes == plan.kv_bytes * ranks && has(info.isa, "sm_"),
+      "%s", info.isa.c_str());
+  for (const uint8_t byte : all_bytes(device, config)) {
+    if (byte != 0) {
+      CHECKF(false, "%s: weights of a new device are not zero", variant.name);
+      break;
+    }
+  }
+  std::vector<const void*> addresses;
+  for (int rank = 0; rank < ranks; rank++) {
+    for (size_t p = 0; p < config.params.size(); p++) addresses.push_back(device.address(rank, static_cast<int>(p)));
+  }
+  const auto moved = [&] {
+    size_t at = 0, count = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+      for (size_t p = 0; p < config.params.size(); p++) {
+        count += device.address(rank, static_cast<int>(p)) != addresses[at++];
+      }
+    }
+    return count;
+  };
+  write_model(device, model, config);
+  const std::vector<uint8_t> bytes = all_bytes(device, config);
+  const BatchBuilder batch = prompt(model, seed);
+  const StepResult first = batch.run(device);
+  CHECK(first.tokens.size() == 100);
+  const auto same_step = [&](const char* when) {
+    const StepResult again = batch.run(device);
+    CHECKF(again.tokens == first.tokens && again.logprobs == first.logprobs && again.top_logprobs == first.top_logprobs,
+           "%s, %d ranks: a step has other bits %s", variant.name, ranks, when);
+  };
+
+  for (int round = 0; round < 3; round++) {
+    // Kept in host memory.
+    const uint64_t given = device.release_memory(kAll, true);
+    CHECKF(given >= (plan.weight_bytes + plan.kv_bytes + plan.scratch_bytes) * ranks / 100 * 99,
+           "%lu bytes were given back", static_cast<unsigned long>(given));
+    CHECK(device.release_memory(kAll, false) == 0);
+    CHECK(has(message_of<std::runtime_error>([&] { batch.run(device); }), "weights is released"));
+    CHECK(has(message_of<std::runtime_error>([&] { all_bytes(device, config); }), "weights is released"));
+    CHECK_THROWS(device.scramble(1), std::runtime_error);
+    CHECK_THROWS(device.checksum({}, {}), std::runtime_error);
+    CHECK(!device.resume_memory(kTagKvCache));
+    CHECK(has(message_of<std::runtime_error>([&] { batch.run(device); }), "weights is released"));
+    CHECK(device.resume_memory(kTagWeights));
+    CHECK(has(message_of<std::runtime_error>([&] { batch.run(device); }), "cuda_graph"));
+    CHECK(device.resume_memory(kAll));
+    CHECKF(all_bytes(device, config) == bytes, "%s: kept weights came back with other bytes", variant.name);
+    CHECK(moved() == 0);
+    same_step("after weights were kept");
+    // Given up: zeros, until they are written again.
+    device.release_memory(kTagWeights, false);
+    CHECK(!device.resume_memory(kTagWeights));
+    const std::vector<uint8_t> empty = all_bytes(device, config);
+    CHECKF(std::all_of(empty.begin(), empty.end(), [](uint8_t b) { return b == 0; }),
+           "%s: weights that were given up are not zero", variant.name);
+    write_model(device, model, config);
+    same_step("after weights were written again");
+  }
+  size_t flat = 0, total = 0;
+  for (int round = 0; round < 20; round++) {
+    device.release_memory(kAll, round % 2 == 0);
+    size_t free = 0;
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    if (round == 2) flat = free;
+    CHECKF(round < 3 || free == flat, "round %d: %zu bytes free, %zu before", round, free, flat);
+    device.resume_memory(kAll);
+    write_model(device, model, config);
+    same_step("after rounds of release and resume");
+  }
+}
+
+// A new device takes what the one before it had.
+void test_nothing_is_left(const TestModel& model) {
+  size_t flat = 0, free = 0, total = 0;
+  for (int round = 0; round < 6; round++) {
+    {
+      CudaDevice device(config_of(model, 1));
+      write_model(device, model, config_of(model, 1));
+      prompt(model, 1).run(device);
+    }
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    if (round == 1) flat = free;
+    CHECKF(round < 2 || free + (4 << 20) >= flat, "round %d: %zu bytes free, %zu before", round, free, flat);
+  }
+}
+
+// A card is lost under the third step. In a process of its own, that ends without destructors.
+void lose(const char* fault, int ranks, double watchdog, const char* expected, double least, double most) {
+  setenv("REFIT_CUDA_FAULT", fault, 1);
+  const TestModel model(kDense, DType::kBFloat16, 1);
+  CoreConfig config = config_of(model, ranks);
+  config.watchdog_seconds = watchdog;
+  auto* const device = new CudaDevice(config);
+  write_model(*device, model, config);
+  const BatchBuilder batch = prompt(model, 1);
+  batch.run(*device);
+  batch.run(*device);
+  const auto began = Clock::now();
+  const std::string said = message_of<DeviceLost>([&] { batch.run(*device); });
+  const double took = std::chrono::duration<double>(Clock::now() - began).count();
+  std::printf("  %s: %s (after %.3f s)\n", fault, said.c_str(), took);
+  CHECKF(has(said, expected) && has(said, "rank ") && has(said, " (GPU-") && has(said, "layers.0."), "%s: %s", fault,
+         said.c_str());
+  CHECKF(took >= least && took <= most, "%s: %f s", fault, took);
+  // Everything else fails as fast, and in the same words.
+  CHECK(message_of<DeviceLost>([&] { batch.run(*device); }) == said);
+  CHECK(message_of<DeviceLost>([&] { device->scramble(1); }) == said);
+  CHECK(message_of<DeviceLost>([&] { device->release_memory(kAll, false); }) == said);
+  delete device;  // returns, and leaves behind what is stuck
+}
+
+void in_child(const char* name, const std::function<void()>& fn) {
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    fn();
+    std::fflush(nullptr);
+    _exit(failures.load() == 0 ? 0 : 1);
+  }
+  const auto began = Clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - began).count(); };
+  int status = 0;
+  while (waitpid(child, &status, WNOHANG) == 0) {
+    if (seconds() > 90) kill(child, SIGKILL);
+    usleep(10000);
+  }
+  CHECKF(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s: status %x after %.1f s", name, status, seconds());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool quick = false;
+  unsigned seed = 1;
+  for (int i = 1; i < argc; i++) {
+    if (std::strcmp(argv[i], "--quick") == 0) {
+      quick = true;
+    } else if (argv[i][0] != '-') {
+      seed = static_cast<unsigned>(std::atoi(argv[i]));
+    }
+  }
+  std::printf("seed %u\n", seed);
+  if (!quick) {
+    // Before the first CUDA call of this process.
+    in_child("illegal", [] { lose("illegal:3", 1, 100, "cudaErrorIllegalAddress", 0, 1); });
+    in_child("hang", [] { lose("hang:3:1", 2, 2, "has been stuck in", 2, 6); });
+  }
+  const TestModel model(kDense, DType::kBFloat16, seed);
+  test_refused(model);
+  test_memory(kDense, 1, seed);
+  if (!quick) {
+    test_memory(kDense, 2, seed);
+    test_memory(kSparse, 2, seed);
+    test_nothing_is_left(model);
+  }
+  return finish("device_test");
+}

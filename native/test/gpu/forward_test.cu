@@ -1,0 +1,384 @@
+// Steps on cards against the CPU: both in bf16, and how far each is from the CPU in fp32. Arguments: [--quick]
+// [--bench] [seed]. Several ranks share card 0, and stand on cards of their own where there are enough.
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "cuda/check.h"
+#include "cuda/forward.h"
+#include "cuda/peers.h"
+#include "test/check.h"
+#include "test/forward_reference.h"
+
+using namespace refit;
+using namespace refit::test;
+using cuda::check;
+
+namespace {
+
+const std::vector<Variant> kVariants = {
+    {"llama", 64, 2, 4, 2, 16, 96, 101, false, false, false, false},
+    {"llama, o bias, scaled rope", 48, 2, 4, 4, 24, 80, 64, true, true, false, false, 0, 0, 0, true, {}, 1.3},
+    {"qwen2, tied", 64, 2, 8, 2, 8, 128, 97, true, false, false, true},
+    {"qwen3, wide heads", 128, 3, 4, 2, 64, 256, 320, false, false, true, true},
+    {"one kv head", 64, 1, 8, 1, 128, 64, 50, false, false, true, false},
+    {"qwen3 moe", 64, 3, 4, 2, 32, 96, 120, false, false, true, false, 8, 2, 32, true, {1, 0, 1}},
+    {"qwen3 moe, no renorm", 128, 2, 4, 4, 16, 64, 90, false, false, true, true, 16, 4, 64, false, {1, 1}},
+};
+
+constexpr int kPages = 160, kPageSize = 16, kMaxTokens = 700, kMaxContext = 1500;
+
+// Memory of a card with guard bytes on both sides.
+class Region {
+ public:
+  explicit Region(size_t bytes) : bytes_(bytes) {
+    check(cudaMalloc(&base_, bytes + 2 * kGuard), "cudaMalloc");
+    check(cudaMemset(base_, kPoison, bytes + 2 * kGuard), "poison");
+  }
+  ~Region() { cudaFree(base_); }
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  uint8_t* data() const { return base_ + kGuard; }
+  // Bytes of 0xff are NaN.
+  void poison() const { check(cudaMemset(data(), kPoison, bytes_), "poison"); }
+  bool whole() const {
+    std::vector<uint8_t> guard(2 * kGuard);
+    check(cudaMemcpy(guard.data(), base_, kGuard, cudaMemcpyDeviceToHost), "guard");
+    check(cudaMemcpy(guard.data() + kGuard, base_ + kGuard + bytes_, kGuard, cudaMemcpyDeviceToHost), "guard");
+    return std::all_of(guard.begin(), guard.end(), [](uint8_t b) { return b == kPoison; });
+  }
+
+ private:
+  static constexpr size_t kGuard = 4096;
+  static constexpr uint8_t kPoison = 0xff;
+  uint8_t* base_ = nullptr;
+  size_t bytes_;
+};
+
+// A test model on cards, in plain allocations.
+class Cards {
+ public:
+  Cards(const TestModel& model, const std::vector<int>& cards) {
+    const int count = static_cast<int>(cards.size());
+    CoreConfig config = model.config(count, 1, "", kPages, kPageSize);
+    config.max_step_tokens = kMaxTokens, config.max_context = kMaxContext;
+    const cuda::ForwardSizes sizes = cuda::forward_sizes(config);
+    std::vector<cuda::ForwardMemory> memory(count);
+    for (int r = 0; r < count; ++r) {
+      check(cudaSetDevice(cards[r]), "cudaSetDevice");
+      memory[r].kv = add(sizes.kv)->data(), memory[r].peer = add(sizes.peer)->data();
+      scratch_.push_back(add(sizes.scratch));
+      memory[r].scratch = scratch_.back()->data();
+      for (const Param& p : config.params) {
+        const Matrix m = model.shard(p.name, r, count);
+        std::vector<uint16_t> bits(m.x.size());
+        for (size_t i = 0; i < bits.size(); ++i) bits[i] = float_to_bf16(m.x[i]);
+        uint8_t* to = add(bits.size() * 2)->data();
+        check(cudaMemcpy(to, bits.data(), bits.size() * 2, cudaMemcpyHostToDevice), "upload");
+        memory[r].params.push_back(reinterpret_cast<const cuda::bf16*>(to));
+      }
+      check(cudaDeviceSynchronize(), "upload");
+      ranks_.push_back(std::make_unique<cuda::Rank>(r, cards[r]));
+    }
+    cuda::on_all(ranks_, [&](cuda::Rank& rank) { cuda::enable_peers(rank, cards); });
+    forward_ = std::make_unique<cuda::Forward>(config, ranks_, memory);
+  }
+
+  StepResult step(const BatchBuilder& b, bool poison = true) {
+    for (size_t r = 0; poison && r < ranks_.size(); ++r) {
+      // Nothing in scratch may outlive a step.
+      check(cudaSetDevice(ranks_[r]->device), "cudaSetDevice");
+      scratch_[r]->poison();
+      check(cudaDeviceSynchronize(), "poison");
+    }
+    StepResult result;
+    forward_->step(b.view(), result);
+    return result;
+  }
+  void check_guards(const char* where) const {
+    for (size_t i = 0; i < regions_.size(); ++i)
+      CHECKF(regions_[i]->whole(), "%s: bytes before or behind region %zu were written", where, i);
+  }
+
+ private:
+  Region* add(size_t bytes) {
+    regions_.push_back(std::make_unique<Region>(bytes));
+    return regions_.back().get();
+  }
+
+  std::vector<std::unique_ptr<Region>> regions_;
+  std::vector<Region*> scratch_;
+  std::vector<std::unique_ptr<cuda::Rank>> ranks_;
+  std::unique_ptr<cuda::Forward> forward_;
+};
+
+using Rng = std::mt19937;
+
+std::vector<int32_t> random_tokens(Rng& rng, int n, int vocab) {
+  std::vector<int32_t> t(n);
+  for (int32_t& x : t) x = static_cast<int32_t>(rng() % vocab);
+  return t;
+}
+
+// A sequence with all its tokens and pages; steps bring it forward piece by piece.
+struct Sequence {
+  std::vector<int32_t> tokens, pages;
+  int32_t done = 0;
+};
+
+// How far logprobs are from those in fp32.
+struct Errors {
+  double sum = 0, worst = 0;
+  long count = 0;
+  void add(double e) {
+    if (!(e <= worst)) worst = e;  // a NaN sticks
+    sum += e, ++count;
+  }
+  double mean() const { return sum / static_cast<double>(count); }
+};
+
+// Logprobs by token id of one row that asked for the whole vocabulary.
+std::vector<float> by_id(const StepResult& result, int row, int vocab) {
+  std::vector<float> out(vocab, NAN);
+  for (int i = 0; i < vocab; ++i) {
+    const size_t at = static_cast<size_t>(row) * vocab + i;
+    if (result.top_ids[at] >= 0 && result.top_ids[at] < vocab) out[result.top_ids[at]] = result.top_logprobs[at];
+  }
+  return out;
+}
+
+std::vector<Sequence> make_sequences(Rng& rng, int vocab, bool quick) {
+  std::vector<int32_t> free(kPages);
+  std::iota(free.begin(), free.end(), 0);
+  std::shuffle(free.begin(), free.end(), rng);
+  std::vector<Sequence> sequences;
+  const std::vector<int> lengths = quick ? std::vector<int>{5, 40} : std::vector<int>{1, 7, 33, 64, 129, 300, 1100, 16};
+  for (const int length : lengths) {
+    Sequence s{random_tokens(rng, length, vocab), {}};
+    const int pages = (length + kPageSize - 1) / kPageSize;
+    for (int i = 0; i < pages; ++i) s.pages.push_back(free.back()), free.pop_back();
+    sequences.push_back(std::move(s));
+  }
+  // One that begins with the pages of another: a prefix that was computed before.
+  Sequence shared = sequences.back();
+  const Sequence& prefix = sequences[sequences.size() - 2];
+  const int common = static_cast<int>(prefix.tokens.size()) / 2 / kPageSize * kPageSize;
+  shared.tokens.insert(shared.tokens.begin(), prefix.tokens.begin(), prefix.tokens.begin() + common);
+  shared.pages.clear();
+  for (int i = 0; i * kPageSize < static_cast<int>(shared.tokens.size()); ++i) {
+    if (i < common / kPageSize) {
+      shared.pages.push_back(prefix.pages[i]);
+    } else {
+      shared.pages.push_back(free.back());
+      free.pop_back();
+    }
+  }
+  shared.done = common;
+  sequences.push_back(std::move(shared));
+  return sequences;
+}
+
+// Ragged steps until all sequences are through: prefills in chunks of any size beside single tokens.
+void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed, bool quick) {
+  Rng rng(seed);
+  const int ranks = static_cast<int>(cards.size());
+  char name[128];
+  std::snprintf(name, sizeof name, "%s, %d ranks%s", v.name, ranks,
+                ranks > 1 && cards[0] != cards[1] ? " on cards of their own" : "");
+  const TestModel model(v, DType::kBFloat16, seed);
+  TestModel wide = model;
+  wide.dtype = DType::kFloat32;
+  auto exact = wide.device(1, 2, "", kPages, kPageSize), host = model.device(ranks, 2, "", kPages, kPageSize);
+  Cards card(model, cards);
+
+  std::vector<Sequence> sequences = make_sequences(rng, v.vocab, quick);
+  Errors of_card, of_host;
+  long greedy = 0, greedy_equal = 0, agreed = 0, drawn = 0;
+  for (int round = 0;; ++round) {
+    BatchBuilder b;
+    bool left = false;
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      Sequence& s = sequences[i];
+      const int rest = static_cast<int>(s.tokens.size()) - s.done;
+      // The last one waits for the one whose pages it has.
+      const bool waits = i + 1 == sequences.size() && sequences[i - 2].done < s.done;
+      left |= rest > 0;
+      if (rest == 0 || waits) continue;
+      const int room = kMaxTokens - static_cast<int>(b.tokens.size());
+      const int wanted = round % 3 == 2 ? 1 : 1 + static_cast<int>(rng() % (round % 3 == 0 ? 600 : 60));
+      const int take = std::min({rest, room, wanted});
+      if (take <= 0) continue;
+      b.sequence({s.tokens.begin() + s.done, s.tokens.begin() + s.done + take}, s.done, s.pages);
+      s.done += take;
+    }
+    if (!left) break;
+    if (b.tokens.empty()) continue;
+    // Scores of every token over the whole vocabulary, and draws that depend on the position.
+    const int scored = static_cast<int>(b.tokens.size());
+    for (int t = 0; t < scored; ++t)
+      b.row({.token = t, .target = b.tokens[t], .top = v.vocab, .flags = 3, .temperature = 0});
+    const int last = scored - 1;
+    for (int i = 0; i < 8; ++i) b.row({.token = last, .temperature = 0.5f, .top_p = 0.9f, .seed = seed * 100u + i});
+    const StepResult e = b.run(*exact), h = b.run(*host), c = card.step(b);
+    if (!CHECKF(c.tokens.size() == e.tokens.size() && c.top_ids.size() == e.top_ids.size(), "%s: sizes", name)) return;
+    for (int t = 0; t < scored; ++t) {
+      const auto ze = by_id(e, t, v.vocab), zh = by_id(h, t, v.vocab), zc = by_id(c, t, v.vocab);
+      double row_card = 0, row_host = 0;
+      for (int i = 0; i < v.vocab; ++i) {
+        row_card = std::max(row_card, std::abs(double{zc[i]} - ze[i]));
+        row_host = std::max(row_host, std::abs(double{zh[i]} - ze[i]));
+        if (std::isnan(zc[i])) row_card = NAN;
+      }
+      of_card.add(row_card), of_host.add(row_host);
+      if (!CHECKF(!std::isnan(row_card), "%s, step %d: row %d of %d has a NaN", name, round, t, scored)) return;
+      CHECKF(c.tokens[t] == b.tokens[t] && c.logprobs[t] == zc[b.tokens[t]],
+             "%s, step %d: row %d scores %d (%g), expected %d (%g)", name, round, t, c.tokens[t], c.logprobs[t],
+             b.tokens[t], zc[b.tokens[t]]);
+      // Where the two best are further apart than bf16 can confuse.
+      const size_t top = static_cast<size_t>(t) * v.vocab;
+      if (e.top_logprobs[top] - e.top_logprobs[top + 1] > 4 * row_host + 0.05) {
+        ++greedy;
+        greedy_equal += c.top_ids[top] == e.top_ids[top];
+      }
+    }
+    for (int r = scored; r < scored + 8; ++r) {
+      ++drawn;
+      agreed += c.tokens[r] == h.tokens[r];
+    }
+    if (round == 0) {
+      const StepResult again = card.step(b);
+      CHECKF(again.tokens == c.tokens && again.top_ids == c.top_ids && again.top_logprobs == c.top_logprobs,
+             "%s: the same step again has other bits", name);
+    }
+  }
+  card.check_guards(name);
+  std::printf(
+      "%-46s %5ld rows: error %.4f mean, %.4f most (CPU in bf16: %.4f, %.4f); greedy %ld of %ld; draws %ld of %ld\n",
+      name, of_card.count, of_card.mean(), of_card.worst, of_host.mean(), of_host.worst, greedy_equal, greedy, agreed,
+      drawn);
+  CHECKF(of_card.mean() <= 2 * of_host.mean() + 1e-3, "%s: mean error %g, CPU in bf16 %g", name, of_card.mean(),
+         of_host.mean());
+  // One row may be unlucky. A router near a tie may choose otherwise, and then a row is off by anything.
+  if (v.experts == 0)
+    CHECKF(of_card.worst <= 3 * of_host.worst + 1e-2, "%s: error %g, CPU in bf16 %g", name, of_card.worst,
+           of_host.worst);
+  CHECKF(greedy_equal >= greedy - (v.experts > 0 ? greedy / 50 + 1 : 0), "%s: %ld of %ld greedy tokens", name,
+         greedy_equal, greedy);
+  // Logits differ a little, so some draws do; noise of another position or seed would agree on few.
+  CHECKF(agreed * 10 >= drawn * 7, "%s: only %ld of %ld draws agree", name, agreed, drawn);
+}
+
+// Steps that are refused, and that blocks grow: a long history, many results.
+void test_limits(const std::vector<int>& cards) {
+  const TestModel model(kVariants[0], DType::kBFloat16, 3);
+  Cards card(model, cards);
+  const auto refused = [&](const char* part, const BatchBuilder& b) {
+    std::string what;
+    try {
+      card.step(b);
+    } catch (const std::invalid_argument& error) {
+      what = error.what();
+    }
+    CHECKF(what.find(part) != std::string::npos, "expected '%s' in '%s'", part, what.c_str());
+  };
+  std::vector<int32_t> pages(kPages);
+  std::iota(pages.begin(), pages.end(), 0);
+  BatchBuilder plain;
+  plain.sequence({1, 2, 3}, 0, {4});
+  plain.row({.token = 2, .top = 101, .temperature = 0});
+  const StepResult first = card.step(plain);
+
+  BatchBuilder many;
+  many.sequence(std::vector<int32_t>(kMaxTokens + 1, 5), 0, pages);
+  refused("701 tokens, but this engine was made for at most 700", many);
+  BatchBuilder late;
+  late.sequence({1}, kMaxContext, pages);
+  refused("sequence 0 ends at position 1501", late);
+  BatchBuilder wrong;
+  wrong.sequence({101}, 0, {0});
+  refused("tokens[0] = 101 is outside", wrong);
+  BatchBuilder endless;
+  endless.sequence({1}, kMaxContext - 1, pages);
+  card.step(endless);  // allowed, and without rows
+  CHECK(card.step(BatchBuilder()).tokens.empty());
+
+  BatchBuilder grown;
+  grown.sequence(std::vector<int32_t>(kMaxTokens, 7), 0, pages);
+  for (int t = 0; t < kMaxTokens; ++t) grown.row({.token = t, .top = 101, .temperature = 0, .ids = {1, 2, 3}});
+  // 8 MB of history: generated tokens 0 to 99 are pushed far down.
+  BatchBuilder::Row row{.token = 0, .temperature = 0, .presence = 1000.0f};
+  for (int i = 0; i < 2000000; ++i) row.history.push_back(i % 100);
+  grown.row(row);
+  const StepResult big = card.step(grown);
+  CHECK(big.top_ids.size() == 70700u && big.id_logprobs.size() == 2100u && big.tokens.back() == 100);
+  for (int t = 1; t < kMaxTokens; ++t) {
+    // The same token over and over: what it attends to is all the same.
+    if (!CHECKF(!std::isnan(big.top_logprobs[t * 101]), "row %d of the large step", t)) break;
+  }
+  const StepResult after = card.step(plain);
+  CHECK(after.top_ids == first.top_ids && after.top_logprobs == first.top_logprobs);
+  card.check_guards("limits");
+}
+
+// Time of a step beyond what its kernels need: a model so small that only launches and waits count.
+void bench(const std::vector<int>& cards) {
+  const TestModel model({"llama", 128, 16, 8, 2, 64, 256, 1000, false, false, false, false}, DType::kBFloat16, 3);
+  Cards card(model, cards);
+  for (const int batch : {1, 32}) {
+    BatchBuilder b;
+    for (int i = 0; i < batch; ++i) b.row({.token = b.sequence({i}, 20, {2 * i, 2 * i + 1})});
+    for (int i = 0; i < 10; ++i) card.step(b, false);
+    const auto start = std::chrono::steady_clock::now();
+    const int steps = 100;
+    for (int i = 0; i < steps; ++i) card.step(b, false);
+    const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - start;
+    std::printf("forward: %zu ranks, 16 small layers, batch %d: %.1f us a step\n", cards.size(), batch,
+                time.count() / steps);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // Before CUDA starts: a kernel that is loaded at its first launch may wait for a card that spins in a collective.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  // Streams of ranks on one card must not share a queue, or one would wait behind another's collective.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  bool quick = false, benchmark = false;
+  unsigned seed = 1;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--quick") == 0) {
+      quick = true;
+    } else if (std::strcmp(argv[i], "--bench") == 0) {
+      benchmark = true;
+    } else {
+      seed = static_cast<unsigned>(std::strtoul(argv[i], nullptr, 10));
+    }
+  }
+  int cards = 0;
+  check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
+  std::printf("forward_test: seed %u, %d cards\n", seed, cards);
+  for (const int ranks : {1, 2, 4}) {
+    for (const Variant& v : kVariants) {
+      const bool chosen = &v == &kVariants[0] || &v == &kVariants[5];
+      if (v.heads % ranks != 0 || (quick && (!chosen || ranks > 2))) continue;
+      test_variant(v, std::vector<int>(ranks, 0), seed, quick);
+      std::vector<int> own(ranks);
+      std::iota(own.begin(), own.end(), 0);
+      if (ranks > 1 && cards >= ranks) test_variant(v, own, seed, quick);
+    }
+  }
+  if (!quick) {
+    test_limits({0});
+    test_limits({0, 0});
+  }
+  if (benchmark) {
+    bench({0});
+    bench({0, 0});
+    if (cards > 1) bench({0, 1});
+  }
+  return finish("forward_test");
+}

@@ -1,0 +1,202 @@
+// What the tests of matrix products share: buffers of the card with guards, numbers by position, a reference in double,
+// and the time of a piece of work.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda/check.h"
+#include "cuda/types.h"
+#include "test/check.h"
+
+namespace refit::test {
+
+using cuda::bf16;
+using cuda::check;
+
+inline void synchronize(const char* what) { check(cudaDeviceSynchronize(), what); }
+
+// Elements of the card between two guards. Poison is 0xff: NaN as bf16 and as float, -1 as an integer.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(size_t count) : count_(count) {
+    check(cudaMalloc(&raw_, bytes() + 2 * kGuard), "cudaMalloc of a test buffer");
+    poison();
+  }
+  ~Buffer() { cudaFree(raw_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  T* data() { return reinterpret_cast<T*>(raw_ + kGuard); }
+  size_t size() const { return count_; }
+  size_t bytes() const { return count_ * sizeof(T); }
+  void poison() { check(cudaMemset(raw_, 0xff, bytes() + 2 * kGuard), "cudaMemset"); }
+
+  void put(const std::vector<T>& values, size_t at = 0) {
+    check(cudaMemcpy(data() + at, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+          "copy to the card");
+  }
+  std::vector<T> get(size_t count, size_t at = 0) {
+    std::vector<T> values(count);
+    check(cudaMemcpy(values.data(), data() + at, count * sizeof(T), cudaMemcpyDeviceToHost), "copy from the card");
+    return values;
+  }
+  std::vector<T> get() { return get(count_); }
+
+  void check_guards(const char* name, const std::string& what) {
+    std::vector<uint8_t> guard(2 * kGuard);
+    check(cudaMemcpy(guard.data(), raw_, kGuard, cudaMemcpyDeviceToHost), "copy of a guard");
+    check(cudaMemcpy(guard.data() + kGuard, raw_ + kGuard + bytes(), kGuard, cudaMemcpyDeviceToHost),
+          "copy of a guard");
+    size_t bad = 0;
+    while (bad < guard.size() && guard[bad] == 0xff) bad++;
+    CHECKF(bad == guard.size(), "%s: guard %s %s was written at byte %zu", what.c_str(),
+           bad < kGuard ? "before" : "behind", name, bad % kGuard);
+  }
+
+ private:
+  static constexpr size_t kGuard = 1024;
+  size_t count_;
+  uint8_t* raw_ = nullptr;
+};
+
+// A number in [-1, 1) for a position; `seed` makes another sequence.
+__host__ __device__ inline float noise(uint64_t at, uint64_t seed) {
+  uint64_t z = at * 0x9e3779b97f4a7c15ull + seed * 0xd1342543de82ef95ull + 0x632be59bd9b4e019ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;  // the mixer of splitmix64 (Steele, Lea, Flood)
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  z ^= z >> 31;
+  return static_cast<float>(static_cast<int32_t>(z >> 32)) * 0x1p-31f;
+}
+
+static __global__ void fill_kernel(bf16* to, int64_t rows, int64_t columns, int64_t ld, float scale, uint64_t seed) {
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < rows * columns;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    to[i / columns * ld + i % columns] = __float2bfloat16(noise(i, seed) * scale);
+  }
+}
+
+// Fills a matrix and leaves what lies between its rows alone.
+inline void fill(bf16* to, int64_t rows, int64_t columns, int64_t ld, float scale, uint64_t seed) {
+  fill_kernel<<<1024, 256>>>(to, rows, columns, ld, scale, seed);
+  cuda::check_launch("fill_kernel");
+}
+
+// sum[m, n] = x[m] w[n] + bias[n] in double, and size[m, n] the same of absolute values: the measure of error.
+static __global__ void reference_kernel(int64_t M, int64_t N, int64_t K, const bf16* x, int64_t ldx, const bf16* w,
+                                        const bf16* bias, double* sum, double* size) {
+  __shared__ double xs[16][17], ws[16][17];
+  const int64_t m = blockIdx.y * 16ll + threadIdx.y, n0 = blockIdx.x * 16ll, n = n0 + threadIdx.x;
+  double s = 0, a = 0;
+  for (int64_t k = 0; k < K; k += 16) {
+    const int64_t at = k + threadIdx.x;
+    xs[threadIdx.y][threadIdx.x] = m < M && at < K ? __bfloat162float(x[m * ldx + at]) : 0.0;
+    ws[threadIdx.y][threadIdx.x] =
+        n0 + threadIdx.y < N && at < K ? __bfloat162float(w[(n0 + threadIdx.y) * K + at]) : 0.0;
+    __syncthreads();
+    for (int i = 0; i < 16; i++) {
+      const double product = xs[threadIdx.y][i] * ws[threadIdx.x][i];
+      s += product;
+      a += fabs(product);
+    }
+    __syncthreads();
+  }
+  if (m >= M || n >= N) return;
+  const double b = bias != nullptr ? __bfloat162float(bias[n]) : 0.0;
+  sum[m * N + n] = s + b;
+  size[m * N + n] = a + fabs(b);
+}
+
+struct Reference {
+  std::vector<double> sum, size;  // [M, N]
+};
+
+inline Reference reference(int64_t M, int64_t N, int64_t K, const bf16* x, int64_t ldx, const bf16* w,
+                           const bf16* bias) {
+  Buffer<double> sum(M * N), size(M * N);
+  const dim3 grid(static_cast<unsigned>((N + 15) / 16), static_cast<unsigned>((M + 15) / 16));
+  reference_kernel<<<grid, dim3(16, 16)>>>(M, N, K, x, ldx, w, bias, sum.data(), size.data());
+  cuda::check_launch("reference_kernel");
+  return {sum.get(), size.get()};
+}
+
+// Error that fp32 sums of tensor cores may have, as a part of the sum of absolute products; far below one product's
+// part.
+constexpr double kSumError = 0x1p-18;
+// Of rounding to bf16, as a part of the value.
+constexpr double kBf16Error = 0x1.02p-8;
+
+// Microseconds of one call of work(i), i = 0, 1, ..., in a row of `times` on the default stream.
+template <class Work>
+double microseconds(int times, Work work) {
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "cudaEventCreate");
+  check(cudaEventCreate(&end), "cudaEventCreate");
+  for (int i = 0; i < 3; i++) work(i);
+  check(cudaEventRecord(begin), "cudaEventRecord");
+  for (int i = 0; i < times; i++) work(i);
+  check(cudaEventRecord(end), "cudaEventRecord");
+  synchronize("a benchmark");
+  float ms = 0;
+  check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  return ms * 1000.0 / times;
+}
+
+static __global__ void read_kernel(const uint4* from, int64_t count, uint32_t* to) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  uint32_t sum = 0;
+  int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  for (; i + 7 * stride < count; i += 8 * stride) {
+    uint4 v[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = __ldcs(from + i + j * stride);
+#pragma unroll
+    for (int j = 0; j < 8; j++) sum += v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+  }
+  for (; i < count; i += stride) sum += from[i].x;
+  if (sum == 0x12345678) *to = sum;
+}
+
+// GB/s of reading the buffer with all of the card.
+inline double read_bandwidth(const void* data, size_t bytes, uint32_t* to) {
+  int processors = 0;
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
+  double best = 0;
+  for (int blocks : {2, 4}) {
+    const double us = microseconds(5, [&](int) {
+      read_kernel<<<processors * blocks, 512>>>(static_cast<const uint4*>(data), static_cast<int64_t>(bytes / 16), to);
+    });
+    best = std::max(best, static_cast<double>(bytes) / us * 1e-3);
+  }
+  return best;
+}
+
+struct Options {
+  bool quick = false, bench = false;
+  uint64_t seed = 1;
+};
+
+// --quick, --bench, --seed N
+inline Options parse(int argc, char** argv) {
+  Options options;
+  options.seed = std::random_device{}();
+  for (int i = 1; i < argc; i++) {
+    if (std::strcmp(argv[i], "--quick") == 0) options.quick = true;
+    if (std::strcmp(argv[i], "--bench") == 0) options.bench = true;
+    if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc) options.seed = std::strtoull(argv[++i], nullptr, 10);
+  }
+  std::printf("seed %llu\n", static_cast<unsigned long long>(options.seed));
+  return options;
+}
+
+}  // namespace refit::test

@@ -1,0 +1,221 @@
+// A rank's thread, what it says of itself, and how a card that fails is noticed. Each failure is met in a process of
+// its own: a card's context is of no use afterwards. Arguments: [--quick] (no failures, for compute-sanitizer).
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "cuda/check.h"
+#include "cuda/rank.h"
+#include "cuda/watchdog.h"
+#include "test/check.h"
+
+namespace refit::cuda {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+__global__ void nothing() {}
+__global__ void add_one(int* value) { *value += 1; }
+
+void test_run() {
+  Rank rank(0, 0);
+  CHECKF(has(rank.label(), "rank 0 (GPU-") && has(rank.label(), ", card 0)"), "%s", rank.label().c_str());
+  std::thread::id first, second;
+  rank.run([&] { first = std::this_thread::get_id(); }).get();
+  rank.run([&] { second = std::this_thread::get_id(); }).get();
+  CHECK(first == second && first != std::this_thread::get_id());
+  CHECK_THROWS(rank.run([] { throw std::out_of_range("x"); }).get(), std::out_of_range);
+  // In order.
+  std::vector<int> order;
+  std::vector<std::future<void>> futures;
+  for (int i = 0; i < 100; i++) futures.push_back(rank.run([&order, i] { order.push_back(i); }));
+  for (auto& future : futures) future.get();
+  for (int i = 0; i < 100; i++) CHECKF(order[i] == i, "%d", i);
+  // An error that is the call's own does not stay.
+  CHECK_THROWS(rank.run([] { check(cudaMemset(nullptr, 0, 1), "memset of nothing"); }).get(), CudaError);
+  rank.run([&] {
+        nothing<<<1, 1, 0, rank.stream>>>();
+        check_launch("nothing");
+        check(cudaStreamSynchronize(rank.stream), "nothing");
+      })
+      .get();
+}
+
+void test_on_all() {
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (int r = 0; r < 3; r++) ranks.push_back(std::make_unique<Rank>(r, 0));
+  std::atomic<int> sum{0};
+  // At once: each waits until all are there.
+  on_all(ranks, [&](Rank& rank) {
+    sum += 1 << rank.index;
+    while (sum != 7) std::this_thread::yield();
+  });
+  CHECK(sum == 7);
+  std::atomic<int> ended{0};
+  try {
+    on_all(ranks, [&](Rank& rank) {
+      if (rank.index == 1) throw std::out_of_range("rank 1");
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      ended++;
+    });
+    CHECK(false);
+  } catch (const std::out_of_range& e) {
+    CHECK(ended == 2 && std::string(e.what()) == "rank 1");
+  }
+}
+
+void test_progress() {
+  Rank rank(0, 0);
+  CHECK(rank.progress().where().empty());
+  for (int step = 0; step < 3; step++) {
+    rank.progress().begin_step();
+    rank.run([&] {
+          for (int layer = -1; layer < 3; layer++) {
+            rank.begin_op("one", layer);
+            nothing<<<1, 1, 0, rank.stream>>>();
+            rank.begin_op("two", layer);
+            nothing<<<1, 1, 0, rank.stream>>>();
+          }
+          rank.begin_op("sample");
+          nothing<<<1, 1, 0, rank.stream>>>();
+          check(cudaStreamSynchronize(rank.stream), "step");
+        })
+        .get();
+    // The card has passed the last boundary.
+    CHECKF(rank.progress().where() == "sample", "%s", rank.progress().where().c_str());
+    rank.progress().end_step();
+    CHECKF(rank.progress().where().empty(), "%s", rank.progress().where().c_str());
+  }
+  // Longer than the ring that names are kept in.
+  rank.progress().begin_step();
+  rank.run([&] {
+        for (int i = 0; i < 10000; i++) rank.begin_op("many", i);
+        check(cudaStreamSynchronize(rank.stream), "step");
+      })
+      .get();
+  CHECKF(rank.progress().where() == "layers.9999.many", "%s", rank.progress().where().c_str());
+  rank.progress().end_step();
+}
+
+// Steps of four layers on `count` ranks of card 0; returns what came out of the watchdog.
+std::string run_steps(int count, double patience, double* took) {
+  auto health = std::make_shared<Health>();
+  auto dog = new Watchdog(health, patience);  // never destroyed, as the device does after a loss
+  auto ranks = new std::vector<std::unique_ptr<Rank>>;
+  const auto began = std::make_shared<Clock::time_point>();
+  try {
+    dog->run([=] {
+      for (int r = 0; r < count; r++) ranks->push_back(std::make_unique<Rank>(r, 0, health));
+      int* value = nullptr;
+      check(cudaMalloc(&value, sizeof(int)), "cudaMalloc");
+      for (int step = 1; step <= 5; step++) {
+        *began = Clock::now();
+        for (auto& rank : *ranks) rank->progress().begin_step();
+        on_all(*ranks, [&](Rank& rank) {
+          for (int layer = 0; layer < 4; layer++) {
+            for (const char* name : {"qkv", "down"}) {
+              rank.begin_op(name, layer);
+              add_one<<<1, 1, 0, rank.stream>>>(value);
+              check_launch(name);
+            }
+          }
+          rank.doing("wait for the step");
+          check(cudaStreamSynchronize(rank.stream), "the step");
+        });
+        for (auto& rank : *ranks) rank->progress().end_step();
+      }
+    });
+  } catch (const DeviceLost& e) {
+    *took = seconds_since(*began);
+    return e.what();
+  } catch (const std::exception& e) {
+    return std::string("another exception: ") + e.what();
+  }
+  return "nothing was thrown";
+}
+
+void illegal_address() {
+  setenv("REFIT_CUDA_FAULT", "illegal:3", 1);
+  double took = 0;
+  const std::string said = run_steps(1, 100, &took);
+  std::printf("  illegal address: %s (after %.3f s)\n", said.c_str(), took);
+  CHECKF(has(said, "rank 0 (GPU-") && has(said, "cudaErrorIllegalAddress"), "%s", said.c_str());
+  CHECKF(has(said, "layers.0.qkv") && has(said, "layers.0.down"), "%s", said.c_str());
+  CHECKF(took < 1, "%f s", took);
+}
+
+void illegal_address_named() {
+  setenv("REFIT_CUDA_FAULT", "illegal:2", 1);
+  setenv("REFIT_CUDA_SYNC", "1", 1);
+  double took = 0;
+  const std::string said = run_steps(1, 100, &took);
+  std::printf("  illegal address, synchronous: %s\n", said.c_str());
+  CHECKF(has(said, "noticed by layers.0.qkv: cudaErrorIllegalAddress"), "%s", said.c_str());
+}
+
+void hang() {
+  setenv("REFIT_CUDA_FAULT", "hang:2", 1);
+  double took = 0;
+  const std::string said = run_steps(1, 1.5, &took);
+  std::printf("  hang: %s (after %.3f s)\n", said.c_str(), took);
+  CHECKF(has(said, "rank 0 (GPU-") && has(said, "has been stuck in wait for the step"), "%s", said.c_str());
+  CHECKF(has(said, "layers.0.qkv"), "%s", said.c_str());
+  CHECKF(took >= 1.5 && took < 4, "%f s", took);
+}
+
+// The other rank of the same card is told as well; the caller hears of the first.
+void illegal_on_one_of_two() {
+  setenv("REFIT_CUDA_FAULT", "illegal:1:1", 1);
+  double took = 0;
+  const std::string said = run_steps(2, 100, &took);
+  std::printf("  illegal address on rank 1: %s (after %.3f s)\n", said.c_str(), took);
+  CHECKF(has(said, "cudaErrorIllegalAddress"), "%s", said.c_str());
+  CHECKF(took < 1, "%f s", took);
+}
+
+// In a process that ends without destructors, as the server does. Before the first CUDA call of this one.
+void in_child(const char* name, void (*fn)()) {
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    fn();
+    std::fflush(nullptr);
+    _exit(test::failures.load() == 0 ? 0 : 1);
+  }
+  const auto began = Clock::now();
+  int status = 0;
+  while (waitpid(child, &status, WNOHANG) == 0) {
+    if (seconds_since(began) > 60) kill(child, SIGKILL);
+    usleep(10000);
+  }
+  CHECKF(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s: status %x after %.1f s", name, status,
+         seconds_since(began));
+}
+
+}  // namespace
+}  // namespace refit::cuda
+
+int main(int argc, char** argv) {
+  using namespace refit::cuda;
+  if (argc < 2 || std::strcmp(argv[1], "--quick") != 0) {
+    in_child("illegal address", illegal_address);
+    in_child("illegal address, synchronous", illegal_address_named);
+    in_child("hang", hang);
+    in_child("illegal address on one of two", illegal_on_one_of_two);
+  }
+  test_run();
+  test_on_all();
+  test_progress();
+  return refit::test::finish("rank_test");
+}

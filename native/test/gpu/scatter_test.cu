@@ -1,0 +1,528 @@
+// The batched scatter against a plain loop over elements. Sources are allocated to the byte (memcheck sees a read
+// beside them), targets lie in poisoned memory that is compared as a whole.
+//   scatter_test [--quick] [--host] [--seed N]     --host: only what needs no card
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/checksum.h"
+#include "cuda/check.h"
+#include "cuda/scatter.h"
+#include "cuda/scatter_kernel.h"
+#include "cuda/scatter_plan.h"
+#include "test/check.h"
+
+using namespace refit;
+using namespace refit::cuda;
+
+namespace {
+
+constexpr uint16_t kPoison = 0xA5C3;
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next() { return splitmix64_mix(state_ += kGolden); }
+  int64_t below(int64_t n) { return static_cast<int64_t>(next() % static_cast<uint64_t>(n)); }
+  bool chance(int64_t one_in) { return below(one_in) == 0; }
+
+ private:
+  uint64_t state_;
+};
+
+// A copy, its source's bytes, and where in the target it goes.
+struct Case {
+  std::vector<uint8_t> bytes;  // of the source, whole
+  uint64_t offset = 0;         // of element (0, 0) in it
+  Copy2d copy = {};            // addresses are filled in later
+  int64_t at = 0;              // element (0, 0) in the target
+  int64_t extent() const { return (copy.rows - 1) * copy.dst_cols + copy.cols; }
+};
+
+uint16_t expected_bits(const Case& c, int64_t r, int64_t k) {
+  const uint8_t* from = c.bytes.data() + c.offset + r * c.copy.src_row_bytes + k * c.copy.src_col_bytes;
+  if (c.copy.dtype == DType::kFloat32) {
+    uint32_t bits;
+    std::memcpy(&bits, from, 4);
+    return float_to_bf16(std::bit_cast<float>(bits));
+  }
+  uint16_t bits;
+  std::memcpy(&bits, from, 2);
+  return c.copy.dtype == DType::kFloat16 ? float_to_bf16(fp16_to_float(bits)) : bits;
+}
+
+std::string describe(const Case& c) {
+  char text[256];
+  std::snprintf(text, sizeof text, "dtype %d, %ld x %ld, source +%lu strides %ld %ld, target +%ld of %ld columns",
+                int(c.copy.dtype), long(c.copy.rows), long(c.copy.cols), static_cast<unsigned long>(c.offset),
+                long(c.copy.src_row_bytes), long(c.copy.src_col_bytes), long(c.at), long(c.copy.dst_cols));
+  return text;
+}
+
+// Any shape, stride and alignment; targets follow each other with gaps.
+Case random_case(Random& random, int64_t most, int64_t& end) {
+  Case c;
+  const DType dtypes[] = {DType::kBFloat16, DType::kBFloat16, DType::kFloat16, DType::kFloat32};
+  c.copy.dtype = dtypes[random.below(4)];
+  const auto element = static_cast<int64_t>(size_of(c.copy.dtype));
+  c.copy.rows = random.chance(4) ? 1 : 1 + random.below(random.chance(3) ? 200 : 12);
+  c.copy.cols = random.chance(6) ? 1 : 1 + random.below(std::max<int64_t>(1, most / c.copy.rows));
+  if (random.chance(2)) c.copy.cols = (c.copy.cols + 63) / 64 * 64;
+  const int64_t step = random.chance(4) ? 1 + random.below(4) : 1;
+  c.copy.src_col_bytes = element * step;
+  c.copy.src_row_bytes = c.copy.cols * c.copy.src_col_bytes;
+  const int64_t kind = random.below(8);
+  if (kind < 3) {
+    c.copy.src_row_bytes += random.chance(2) ? 16 * random.below(40) : random.below(100);
+  } else if (kind == 3) {
+    c.copy.src_row_bytes = element * step;
+    c.copy.src_col_bytes = c.copy.rows * c.copy.src_row_bytes + (random.chance(2) ? 0 : random.below(33));
+  } else if (kind == 4 && random.chance(3)) {
+    (random.chance(2) ? c.copy.src_row_bytes : c.copy.src_col_bytes) = 0;
+  }
+  c.offset = static_cast<uint64_t>(random.chance(2)   ? 0
+                                   : random.chance(2) ? element * random.below(17)
+                                                      : random.below(40));
+  const uint64_t size = c.offset + static_cast<uint64_t>((c.copy.rows - 1) * c.copy.src_row_bytes +
+                                                         (c.copy.cols - 1) * c.copy.src_col_bytes + element);
+  c.bytes.resize(size);
+  for (size_t i = 0; i < size; i++) c.bytes[i] = static_cast<uint8_t>(random.next());
+  c.copy.dst_cols = c.copy.cols + (random.chance(2) ? 0 : random.chance(2) ? 8 * random.below(9) : random.below(70));
+  c.at = end + (random.chance(2) ? (8 - end % 8) % 8 : random.below(20));
+  end = c.at + c.extent();
+  return c;
+}
+
+std::vector<uint16_t> expected_target(const std::vector<Case>& cases, int64_t size) {
+  std::vector<uint16_t> out(static_cast<size_t>(size), kPoison);
+  for (const Case& c : cases) {
+    for (int64_t r = 0; r < c.copy.rows; r++) {
+      for (int64_t k = 0; k < c.copy.cols; k++) {
+        out[static_cast<size_t>(c.at + r * c.copy.dst_cols + k)] = expected_bits(c, r, k);
+      }
+    }
+  }
+  return out;
+}
+
+// --- on the host: the tiles are the copies, each element once
+
+struct HostLists {
+  std::vector<uint32_t> first[2];
+  std::vector<ScatterCopy> copies[2];
+  ScatterLists lists;
+  explicit HostLists(uint32_t capacity) {
+    for (int i = 0; i < 2; i++) {
+      first[i].resize(capacity + 1);
+      copies[i].resize(capacity);
+      (i == 0 ? lists.threads : lists.bulk) = {first[i].data(), copies[i].data(), capacity, 0, 0};
+    }
+  }
+};
+
+// What a block would do with each tile, into `target` (which begins at address `base`), counting the writes.
+void run_tiles(const ScatterList& list, uint64_t base, std::vector<uint16_t>& target, std::vector<int>& writes) {
+  uint32_t copy = 0;
+  for (uint32_t tile = 0; tile < list.tiles; tile++) {
+    while (list.first_tile[copy + 1] <= tile) copy++;
+    const ScatterCopy& c = list.copies[copy];
+    const TileRange range = tile_range(c, tile - list.first_tile[copy]);
+    CHECKF(range.rows > 0 && range.slots > 0 && range.row + range.rows <= c.rows && range.slot + range.slots <= c.slots,
+           "tile %u of copy %u", tile, copy);
+    for (uint32_t r = range.row; r < range.row + range.rows; r++) {
+      const uint64_t dst = c.dst + r * static_cast<uint64_t>(c.dst_row);
+      for (uint32_t s = range.slot; s < range.slot + range.slots; s++) {
+        SlotRange slot = slot_range(dst, c.cols, s);
+        if (c.path == ScatterPath::kTranspose) {
+          slot = {s * 8, s * 8, std::min<int64_t>(s * 8 + 8, static_cast<int64_t>(c.cols))};
+        }
+        if (c.path == ScatterPath::kVector) CHECK(slot.to - slot.from == 8 && (dst + slot.first * 2) % 16 == 0);
+        for (int64_t i = slot.from; i < slot.to; i++) {
+          const uint8_t* from = reinterpret_cast<const uint8_t*>(c.src) + r * c.src_row + i * c.src_col;
+          if (c.path == ScatterPath::kVector && i == slot.from) CHECK(reinterpret_cast<uintptr_t>(from) % 16 == 0);
+          uint16_t bits;
+          if (c.dtype == DType::kFloat32) {
+            uint32_t wide;
+            std::memcpy(&wide, from, 4);
+            bits = float_to_bf16(std::bit_cast<float>(wide));
+          } else {
+            std::memcpy(&bits, from, 2);
+            if (c.dtype == DType::kFloat16) bits = float_to_bf16(fp16_to_float(bits));
+          }
+          const size_t at = (dst + static_cast<uint64_t>(i) * 2 - base) / 2;
+          target[at] = bits;
+          writes[at]++;
+        }
+      }
+    }
+  }
+}
+
+void tiles_cover_every_element_once(uint64_t seed) {
+  Random random(seed);
+  int64_t end = 0;
+  std::vector<Case> cases;
+  const int count = static_cast<int>(1 + random.below(30));
+  for (int i = 0; i < count; i++) cases.push_back(random_case(random, 4000, end));
+  std::vector<uint16_t> target(static_cast<size_t>(end) + 8, kPoison);
+  // As on a card the target begins at 16 bytes, and the sources at 256.
+  const uint64_t misplaced = reinterpret_cast<uintptr_t>(target.data()) % 16 / 2;
+  uint16_t* base = target.data() + (8 - misplaced) % 8;
+  std::vector<Copy2d> copies;
+  for (Case& c : cases) {
+    c.copy.src = c.bytes.data() + c.offset;
+    c.copy.dst = reinterpret_cast<bf16*>(base + c.at);
+    copies.push_back(c.copy);
+  }
+  copies.insert(copies.begin() + random.below(count), Copy2d{nullptr, nullptr, 0, 5, 0, 0, 5, DType::kBFloat16});
+  const uint32_t tile = 1024u << random.below(7);
+  const uint32_t bulk = random.chance(2) ? 0 : 1024u << random.below(6);
+  std::vector<int> writes(target.size());
+  size_t from = 0;
+  while (from < copies.size()) {
+    HostLists host(static_cast<uint32_t>(1 + random.below(20)));
+    const size_t next = plan_scatter(copies, from, tile, bulk, host.lists);
+    CHECKF(next > from, "seed %lu", static_cast<unsigned long>(seed));
+    if (next <= from) return;
+    from = next;
+    for (const ScatterList* list : {&host.lists.threads, &host.lists.bulk}) {
+      run_tiles(*list, reinterpret_cast<uintptr_t>(target.data()), target, writes);
+    }
+    for (uint32_t i = 0; i < host.lists.bulk.count; i++) {
+      const ScatterCopy& c = host.lists.bulk.copies[i];
+      CHECK(c.path == ScatterPath::kVector && c.tile_rows * c.tile_slots * 16 <= bulk);
+    }
+  }
+  const auto expected = expected_target(cases, end);
+  const auto offset = static_cast<size_t>(base - target.data());
+  for (const Case& c : cases) {
+    for (int64_t r = 0; r < c.copy.rows; r++) {
+      for (int64_t k = 0; k < c.copy.cols; k++) {
+        const auto at = static_cast<size_t>(c.at + r * c.copy.dst_cols + k);
+        CHECKF(writes[offset + at] == 1, "seed %lu, %s: element %ld, %ld written %d times",
+               static_cast<unsigned long>(seed), describe(c).c_str(), long(r), long(k), writes[offset + at]);
+      }
+    }
+  }
+  for (size_t i = 0; i < expected.size(); i++) {
+    CHECKF(target[offset + i] == expected[i], "seed %lu: element %zu", static_cast<unsigned long>(seed), i);
+  }
+}
+
+void long_flat_copies_have_full_tiles() {
+  HostLists host(8);
+  const Copy2d flat{
+      reinterpret_cast<void*>(4096), reinterpret_cast<bf16*>(8192), 4096, 4096, 8192, 2, 4096, DType::kBFloat16};
+  Copy2d slice = flat;
+  slice.cols = 2048;
+  plan_scatter({flat, slice}, 0, 64 << 10, 0, host.lists);
+  CHECK(host.lists.threads.count == 2 && host.lists.threads.copies[0].rows == 1);
+  CHECK(host.lists.threads.first_tile[1] == (32u << 20) / (64u << 10));
+  CHECK(host.lists.threads.tiles == (48u << 20) / (64u << 10));
+  CHECK(host.lists.threads.copies[1].tile_rows == 16);
+}
+
+// --- on the card
+
+class Card {
+ public:
+  explicit Card(size_t bytes) { check(cudaMalloc(&data_, std::max<size_t>(bytes, 1)), "cudaMalloc"); }
+  ~Card() { cudaFree(data_); }
+  Card(const Card&) = delete;
+  Card& operator=(const Card&) = delete;
+  uint8_t* data() const { return static_cast<uint8_t*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+};
+
+enum class Where { kCard, kPeer, kPinned };
+
+// A list with its sources and its target in memory of the card.
+struct Fixture {
+  std::vector<Case> cases;
+  std::vector<std::unique_ptr<Card>> sources;
+  std::vector<void*> pinned;
+  std::unique_ptr<Card> target;
+  std::vector<Copy2d> copies;
+  int64_t end = 0;
+  static constexpr int64_t kGuard = 512;
+
+  ~Fixture() {
+    for (void* p : pinned) cudaFreeHost(p);
+  }
+
+  void place(Where where) {
+    for (Case& c : cases) {
+      uint8_t* data = nullptr;
+      if (where == Where::kPinned) {
+        void* p = nullptr;
+        check(cudaHostAlloc(&p, c.bytes.size(), cudaHostAllocPortable), "cudaHostAlloc");
+        pinned.push_back(p);
+        data = static_cast<uint8_t*>(p);
+        std::memcpy(data, c.bytes.data(), c.bytes.size());
+      } else {
+        if (where == Where::kPeer) check(cudaSetDevice(1), "cudaSetDevice");
+        sources.push_back(std::make_unique<Card>(c.bytes.size()));
+        data = sources.back()->data();
+        check(cudaMemcpy(data, c.bytes.data(), c.bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+        check(cudaSetDevice(0), "cudaSetDevice");
+      }
+      c.copy.src = data + c.offset;
+    }
+    target = std::make_unique<Card>(static_cast<size_t>(end + 2 * kGuard) * 2);
+    for (Case& c : cases) {
+      c.copy.dst = reinterpret_cast<bf16*>(target->data()) + kGuard + c.at;
+      copies.push_back(c.copy);
+    }
+  }
+
+  void poison() {
+    std::vector<uint16_t> all(static_cast<size_t>(end + 2 * kGuard), kPoison);
+    check(cudaMemcpy(target->data(), all.data(), all.size() * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+
+  void compare(const std::string& what) {
+    std::vector<uint16_t> got(static_cast<size_t>(end + 2 * kGuard));
+    check(cudaMemcpy(got.data(), target->data(), got.size() * 2, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    const auto expected = expected_target(cases, end);
+    for (const Case& c : cases) {
+      bool fine = true;
+      for (int64_t r = 0; r < c.copy.rows && fine; r++) {
+        for (int64_t k = 0; k < c.copy.cols && fine; k++) {
+          const auto at = static_cast<size_t>(c.at + r * c.copy.dst_cols + k);
+          fine = CHECKF(got[kGuard + at] == expected[at], "%s, %s: element %ld, %ld: expected %04x, got %04x",
+                        what.c_str(), describe(c).c_str(), long(r), long(k), expected[at], got[kGuard + at]);
+        }
+      }
+    }
+    size_t touched = 0;
+    for (size_t i = 0; i < got.size(); i++) {
+      const bool inside = i >= kGuard && i < kGuard + expected.size();
+      const uint16_t want = inside ? expected[i - kGuard] : kPoison;
+      if (got[i] != want && touched++ == 0) {
+        CHECKF(false, "%s: element %ld of the target is %04x and not %04x", what.c_str(), long(i) - long(kGuard),
+               got[i], want);
+      }
+    }
+  }
+};
+
+std::string name_of(const ScatterTuning& t) {
+  char text[128];
+  std::snprintf(text, sizeof text, "threads %d unroll %d hint %d blocks %d %s tile %u bulk %d x %u", t.threads,
+                t.unroll, t.hint, t.blocks_per_sm, t.dynamic ? "dynamic" : "static", t.tile_bytes, t.bulk_stages,
+                t.bulk_bytes);
+  return text;
+}
+
+std::vector<ScatterTuning> tunings() {
+  std::vector<ScatterTuning> out(7);
+  out[1].hint = 1;
+  out[1].tile_bytes = 16 << 10;
+  out[2].hint = 2;
+  out[2].unroll = 4;
+  out[2].dynamic = true;
+  out[3].threads = 256;
+  out[3].unroll = 8;
+  out[3].blocks_per_sm = 1;
+  out[4].dynamic = false;
+  out[4].tile_bytes = 1 << 10;
+  out[5].bulk_stages = 4;
+  out[5].bulk_bytes = 16 << 10;
+  out[6].bulk_stages = 6;
+  out[6].bulk_bytes = 2 << 10;
+  out[6].blocks_per_sm = 1;
+  return out;
+}
+
+void random_lists_arrive(uint64_t seed, int count, int64_t most, Where where) {
+  Random random(seed);
+  Fixture f;
+  for (int i = 0; i < count; i++) f.cases.push_back(random_case(random, most, f.end));
+  f.place(where);
+  for (const ScatterTuning& tuning : tunings()) {
+    Scatter scatter(tuning);
+    f.poison();
+    scatter.run(f.copies, nullptr, where == Where::kPinned);
+    check(cudaDeviceSynchronize(), "scatter");
+    char text[64];
+    std::snprintf(text, sizeof text, "seed %lu, place %d, ", static_cast<unsigned long>(seed), int(where));
+    f.compare(text + name_of(tuning));
+  }
+}
+
+// Every bit pattern of both 16-bit types, and fp32 around every tie.
+void every_value_converts() {
+  Fixture f;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    for (const uint64_t offset : {uint64_t{0}, uint64_t{2}, uint64_t{7}}) {
+      Case c;
+      c.copy.dtype = dtype;
+      c.offset = offset;
+      std::vector<uint32_t> values;
+      for (uint32_t high = 0; high < 65536; high++) {
+        if (dtype != DType::kFloat32) {
+          values.push_back(high);
+          continue;
+        }
+        for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) values.push_back(high << 16 | low);
+      }
+      c.bytes.resize(offset + values.size() * size_of(dtype));
+      for (size_t i = 0; i < values.size(); i++) {
+        std::memcpy(&c.bytes[offset + i * size_of(dtype)], &values[i], size_of(dtype));
+      }
+      c.copy.rows = 1;
+      c.copy.cols = c.copy.dst_cols = static_cast<int64_t>(values.size());
+      c.copy.src_col_bytes = static_cast<int64_t>(size_of(dtype));
+      c.at = f.end + 3;
+      f.end = c.at + c.extent();
+      f.cases.push_back(std::move(c));
+    }
+  }
+  f.place(Where::kCard);
+  f.poison();
+  Scatter scatter;
+  scatter.run(f.copies, nullptr);
+  check(cudaDeviceSynchronize(), "scatter");
+  f.compare("every value");
+}
+
+// More copies than one launch takes, and more lists than the ring holds, without a wait between them.
+void long_and_many_lists_arrive(uint64_t seed, int count) {
+  Random random(seed);
+  Fixture f;
+  // One source for all: many small rectangles, some of no rows.
+  const int64_t pool = 1 << 20;
+  Case whole;
+  whole.bytes.resize(pool);
+  for (uint8_t& b : whole.bytes) b = static_cast<uint8_t>(random.next());
+  Card source(pool);
+  check(cudaMemcpy(source.data(), whole.bytes.data(), pool, cudaMemcpyHostToDevice), "cudaMemcpy");
+  std::vector<Copy2d> copies;
+  std::vector<int64_t> from, to;
+  int64_t end = 0;
+  for (int i = 0; i < count; i++) {
+    Copy2d copy{};
+    copy.dtype = DType::kBFloat16;
+    copy.rows = random.below(4);
+    copy.cols = 1 + random.below(60);
+    copy.src_col_bytes = 2;
+    copy.src_row_bytes = 128;
+    copy.dst_cols = 64;
+    from.push_back(random.below(pool / 2 - 512) * 2);
+    to.push_back(end);
+    end += copy.rows * 64;
+    copies.push_back(copy);
+  }
+  Card target(static_cast<size_t>(end) * 2);
+  std::vector<uint16_t> expected(static_cast<size_t>(end), kPoison), got(expected.size());
+  for (int i = 0; i < count; i++) {
+    Copy2d& copy = copies[static_cast<size_t>(i)];
+    copy.src = source.data() + from[static_cast<size_t>(i)];
+    copy.dst = reinterpret_cast<bf16*>(target.data()) + to[static_cast<size_t>(i)];
+    for (int64_t r = 0; r < copy.rows; r++) {
+      std::memcpy(&expected[static_cast<size_t>(to[static_cast<size_t>(i)] + r * 64)],
+                  &whole.bytes[static_cast<size_t>(from[static_cast<size_t>(i)] + r * 128)],
+                  static_cast<size_t>(copy.cols) * 2);
+    }
+  }
+  for (const bool split : {false, true}) {
+    check(cudaMemcpy(target.data(), std::vector<uint16_t>(expected.size(), kPoison).data(), expected.size() * 2,
+                     cudaMemcpyHostToDevice),
+          "cudaMemcpy");
+    Scatter scatter;
+    if (!split) {
+      scatter.run(copies, nullptr);
+    } else {
+      for (size_t i = 0; i < copies.size(); i += copies.size() / 40 + 1) {
+        scatter.run({copies.begin() + static_cast<int64_t>(i),
+                     copies.begin() + static_cast<int64_t>(std::min(copies.size(), i + copies.size() / 40 + 1))},
+                    nullptr);
+      }
+    }
+    check(cudaDeviceSynchronize(), "scatter");
+    check(cudaMemcpy(got.data(), target.data(), got.size() * 2, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    size_t wrong = 0, first = 0;
+    for (size_t i = got.size(); i-- > 0;) {
+      if (got[i] != expected[i]) wrong++, first = i;
+    }
+    CHECKF(wrong == 0, "%d copies%s: %zu of %zu elements differ, the first at %zu: expected %04x, got %04x", count,
+           split ? " in 40 lists" : "", wrong, got.size(), first, expected[first], got[first]);
+  }
+}
+
+// Tiles of full size on every block, where tails and the counter matter.
+void a_large_list_arrives(uint64_t seed) {
+  Random random(seed);
+  Fixture f;
+  for (int i = 0; i < 6; i++) {
+    Case c;
+    c.copy.dtype = i == 5 ? DType::kFloat32 : DType::kBFloat16;
+    const auto element = static_cast<int64_t>(size_of(c.copy.dtype));
+    c.copy.rows = 1000 + random.below(500);
+    c.copy.cols = i < 2 ? 4096 : 2048 + random.below(2048);
+    c.copy.src_col_bytes = element;
+    c.copy.src_row_bytes = (i % 2 == 0 ? c.copy.cols : 4608) * element;
+    c.copy.dst_cols = i < 3 ? c.copy.cols : 5000;
+    c.offset = static_cast<uint64_t>(i == 2 ? 6 : 0);
+    c.bytes.resize(c.offset + static_cast<size_t>(c.copy.rows * c.copy.src_row_bytes));
+    for (size_t k = 0; k + 8 <= c.bytes.size(); k += 8) {
+      const uint64_t z = random.next();
+      std::memcpy(&c.bytes[k], &z, 8);
+    }
+    c.at = f.end + 8 - f.end % 8;
+    f.end = c.at + c.extent();
+    f.cases.push_back(std::move(c));
+  }
+  f.place(Where::kCard);
+  for (const ScatterTuning& tuning : tunings()) {
+    Scatter scatter(tuning);
+    f.poison();
+    scatter.run(f.copies, nullptr);
+    check(cudaDeviceSynchronize(), "scatter");
+    f.compare("large, " + name_of(tuning));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool quick = false, host_only = false;
+  uint64_t seed = 1;
+  for (int i = 1; i < argc; i++) {
+    if (std::strcmp(argv[i], "--quick") == 0) quick = true;
+    if (std::strcmp(argv[i], "--host") == 0) host_only = true;
+    if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc) seed = std::strtoull(argv[++i], nullptr, 10);
+  }
+  std::printf("seed %lu\n", static_cast<unsigned long>(seed));
+  long_flat_copies_have_full_tiles();
+  for (uint64_t i = 0; i < (quick ? 10 : 150); i++) tiles_cover_every_element_once(seed + i);
+  if (host_only) return test::finish("scatter_test --host");
+  try {
+    for (uint64_t i = 0; i < (quick ? 2 : 12); i++) {
+      random_lists_arrive(seed + 100 + i, quick ? 12 : 60, quick ? 1500 : 20000, Where::kCard);
+      random_lists_arrive(seed + 200 + i, quick ? 6 : 30, quick ? 1500 : 20000, Where::kPinned);
+    }
+    long_and_many_lists_arrive(seed, quick ? 300 : 60000);
+    if (!quick) {
+      every_value_converts();
+      a_large_list_arrives(seed);
+    }
+    int cards = 0, reach = 0;
+    check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
+    if (cards > 1) check(cudaDeviceCanAccessPeer(&reach, 0, 1), "cudaDeviceCanAccessPeer");
+    if (reach != 0) {
+      check(cudaDeviceEnablePeerAccess(1, 0), "cudaDeviceEnablePeerAccess");
+      for (uint64_t i = 0; i < 3; i++) random_lists_arrive(seed + 300 + i, 40, 20000, Where::kPeer);
+    } else {
+      std::printf("one card, or no peer access: sources on a peer were not tried\n");
+    }
+  } catch (const std::exception& e) {
+    CHECKF(false, "%s", e.what());
+  }
+  return test::finish("scatter_test");
+}

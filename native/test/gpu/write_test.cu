@@ -1,0 +1,585 @@
+// Writes onto cards against the CPU's store, which takes the same job: from files, memory, pinned memory and cards, for
+// several ranks, with faults, and with what is read back.
+//   write_test [--quick] [--host] [--seed N]     --host: only what needs no card
+//
+// The executor is compiled here once more with its fault points; the library's is then not linked.
+#define REFIT_FAULTS
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/checksum.h"
+#include "core/fault.cc"
+#include "core/store.h"
+#include "core/write_check.h"
+#include "cuda/check.h"
+#include "cuda/write.h"
+#include "cuda/write_run.cc"
+#include "test/check.h"
+
+using namespace refit;
+using namespace refit::cuda;
+
+namespace {
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next() { return splitmix64_mix(state_ += kGolden); }
+  int64_t below(int64_t n) { return static_cast<int64_t>(next() % static_cast<uint64_t>(n)); }
+  bool chance(int64_t one_in) { return below(one_in) == 0; }
+
+ private:
+  uint64_t state_;
+};
+
+enum class Place { kFile, kMemory, kPinned, kCard };
+
+// A job over sources of any place; the same bytes in host memory are the reference's.
+struct Fixture {
+  CoreConfig config;
+  WriteJob job;
+  std::vector<std::vector<uint8_t>> bytes;  // of each source
+  std::vector<Place> places;
+  std::vector<int> fds;
+  std::vector<void*> cards, pinned;
+
+  ~Fixture() {
+    for (const int fd : fds) close(fd);
+    for (void* p : cards) cudaFree(p);
+    for (void* p : pinned) cudaFreeHost(p);
+  }
+
+  void place() {
+    for (size_t s = 0; s < bytes.size(); s++) {
+      Source source;
+      source.bytes = bytes[s].size();
+      if (places[s] == Place::kFile) {
+        source.fd = memfd_create("refit-test", MFD_CLOEXEC);
+        fds.push_back(source.fd);
+        for (size_t at = 0; at < bytes[s].size();) {
+          const ssize_t wrote = ::write(source.fd, bytes[s].data() + at, bytes[s].size() - at);
+          if (!CHECK(wrote > 0)) break;
+          at += static_cast<size_t>(wrote);
+        }
+      } else if (places[s] == Place::kMemory) {
+        source.data = bytes[s].data();
+      } else if (places[s] == Place::kPinned) {
+        void* p = nullptr;
+        check(cudaHostAlloc(&p, bytes[s].size(), cudaHostAllocPortable), "cudaHostAlloc");
+        pinned.push_back(p);
+        std::memcpy(p, bytes[s].data(), bytes[s].size());
+        source.data = static_cast<uint8_t*>(p);
+      } else {
+        void* p = nullptr;
+        check(cudaMalloc(&p, bytes[s].size()), "cudaMalloc");
+        cards.push_back(p);
+        check(cudaMemcpy(p, bytes[s].data(), bytes[s].size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+        source.data = static_cast<uint8_t*>(p);
+        source.card = 0;
+      }
+      job.sources.push_back(source);
+    }
+    check_write(job, config.ranks, config.params);
+  }
+
+  WriteJob host_job() const {
+    WriteJob out = job;
+    for (size_t s = 0; s < bytes.size(); s++) out.sources[s] = {-1, bytes[s].data(), bytes[s].size()};
+    return out;
+  }
+};
+
+// Grids over all parameters out of random places of random tensors, strided ones among them.
+void fill(Fixture& f, Random& random, int ranks, const std::vector<Place>& places, int64_t rows, int64_t cols) {
+  const DType dtypes[] = {DType::kBFloat16, DType::kBFloat16, DType::kFloat16, DType::kFloat32};
+  f.config.ranks = ranks;
+  f.places = places;
+  f.bytes.resize(places.size());
+  const int params = static_cast<int>(1 + random.below(4));
+  for (int p = 0; p < params; p++) {
+    f.config.params.push_back(
+        {"p" + std::to_string(p), 1 + random.below(rows), random.chance(4) ? 1 : 1 + random.below(cols)});
+    if (random.chance(2)) f.config.params.back().cols = (f.config.params.back().cols + 7) / 8 * 8;
+  }
+  const int tensors = static_cast<int>(2 + random.below(5));
+  std::vector<std::vector<Rect>> of_tensor(static_cast<size_t>(tensors));
+  for (int t = 0; t < tensors; t++) {
+    Tensor tensor;
+    tensor.source = static_cast<int>(random.below(static_cast<int64_t>(places.size())));
+    tensor.dtype = dtypes[random.below(4)];
+    tensor.rows = 1 + random.below(rows);
+    tensor.cols = random.chance(5) ? 1 : 1 + random.below(cols);
+    if (random.chance(2)) tensor.cols = (tensor.cols + 7) / 8 * 8;
+    const uint64_t element = size_of(tensor.dtype);
+    tensor.col_bytes = element * static_cast<uint64_t>(random.chance(5) ? 2 : 1);
+    tensor.row_bytes = static_cast<uint64_t>(tensor.cols) * tensor.col_bytes +
+                       (random.chance(4) ? element * static_cast<uint64_t>(random.below(9)) : 0);
+    if (random.chance(6)) {
+      tensor.row_bytes = element;
+      tensor.col_bytes = static_cast<uint64_t>(tensor.rows) * element;
+    }
+    std::vector<uint8_t>& source = f.bytes[static_cast<size_t>(tensor.source)];
+    tensor.offset = source.size() + static_cast<uint64_t>(random.chance(2) ? 0 : random.below(20));
+    source.resize(tensor.at(tensor.rows - 1, tensor.cols - 1) + element);
+    f.job.tensors.push_back(tensor);
+  }
+  for (auto& source : f.bytes) {
+    source.resize(source.size() + 1);
+    for (size_t i = 0; i < source.size(); i += 8) {
+      const uint64_t z = random.next();
+      std::memcpy(&source[i], &z, std::min<size_t>(8, source.size() - i));
+    }
+  }
+  for (int rank = 0; rank < ranks; rank++) {
+    for (int p = 0; p < params; p++) {
+      const Param& param = f.config.params[static_cast<size_t>(p)];
+      const int64_t grid_rows = 1 + random.below(3), grid_cols = 1 + random.below(2);
+      for (int64_t i = 0; i < grid_rows; i++) {
+        for (int64_t j = 0; j < grid_cols; j++) {
+          if (random.chance(6)) continue;
+          const int t = static_cast<int>(random.below(tensors));
+          const Tensor& tensor = f.job.tensors[static_cast<size_t>(t)];
+          Rect rect{t, rank, p, 0, 0, 0, 0, param.rows * i / grid_rows, param.cols * j / grid_cols};
+          rect.rows = std::min(tensor.rows, param.rows * (i + 1) / grid_rows - rect.dst_row);
+          rect.cols = std::min(tensor.cols, param.cols * (j + 1) / grid_cols - rect.dst_col);
+          rect.src_row = random.below(tensor.rows - rect.rows + 1);
+          rect.src_col = random.below(tensor.cols - rect.cols + 1);
+          of_tensor[static_cast<size_t>(t)].push_back(rect);
+        }
+      }
+    }
+  }
+  for (const auto& rects : of_tensor) f.job.rects.insert(f.job.rects.end(), rects.begin(), rects.end());
+}
+
+// --- on the host: what lies in the slots, and the copies out of them, are the job
+
+void batches_carry_the_job(uint64_t seed) {
+  Random random(seed);
+  Fixture f;
+  fill(f, random, static_cast<int>(1 + random.below(3)), {Place::kMemory, Place::kMemory}, 60, 90);
+  f.place();
+  const ChunkLimits limits{static_cast<uint64_t>(8 + random.below(4000)), static_cast<uint64_t>(8 + random.below(4000)),
+                           static_cast<uint64_t>(8 + random.below(500))};
+  const uint64_t slot_bytes = limits.row + limits.straight + limits.staged + static_cast<uint64_t>(random.below(9000));
+  std::vector<uint8_t> read(f.job.tensors.size());
+  for (uint8_t& r : read) r = random.chance(4) ? 0 : 1;
+  const BatchPlan plan = plan_batches(f.job, read, f.config.params, slot_bytes, limits);
+  Store store(f.config);
+  Pool pool(1);
+  store.scramble(seed, pool);
+  std::vector<std::vector<uint16_t>> params;
+  for (int r = 0; r < store.ranks(); r++) {
+    for (int p = 0; p < store.params(); p++) {
+      const auto* data = static_cast<const uint16_t*>(store.param(r, p));
+      params.emplace_back(data, data + store.shape(p).rows * store.shape(p).cols);
+    }
+  }
+  const auto apply = [&](const Copy2d& copy) {
+    for (int64_t r = 0; r < copy.rows; r++) {
+      for (int64_t c = 0; c < copy.cols; c++) {
+        const uint8_t* from = static_cast<const uint8_t*>(copy.src) + r * copy.src_row_bytes + c * copy.src_col_bytes;
+        uint32_t wide;
+        uint16_t bits;
+        std::memcpy(&bits, from, 2);
+        if (copy.dtype == DType::kFloat16) bits = float_to_bf16(fp16_to_float(bits));
+        if (copy.dtype == DType::kFloat32) {
+          std::memcpy(&wide, from, 4);
+          bits = float_to_bf16(std::bit_cast<float>(wide));
+        }
+        reinterpret_cast<uint16_t*>(copy.dst)[r * copy.dst_cols + c] = bits;
+      }
+    }
+    const uint64_t run = run_bytes(copy);
+    if (run == 0) return;
+    CHECK(run == static_cast<uint64_t>(copy.rows * copy.cols) * 2 && std::memcmp(copy.src, copy.dst, run) == 0);
+  };
+  const auto param_of = [&](const Rect& rect) {
+    return reinterpret_cast<bf16*>(params[static_cast<size_t>(rect.rank * store.params() + rect.param)].data());
+  };
+  std::vector<uint8_t> slot(slot_bytes);
+  size_t next = 0;
+  for (size_t b = 0; b < plan.batches.size(); b++) {
+    const Batch& batch = plan.batches[b];
+    CHECK(batch.first_chunk == next && batch.chunks > 0);
+    std::fill(slot.begin(), slot.end(), 0xEE);
+    uint64_t end = 0;
+    for (size_t i = next; i < next + batch.chunks; i++) {
+      const Chunk& chunk = plan.plan.chunks[i];
+      const Tensor& tensor = f.job.tensors[static_cast<size_t>(chunk.tensor)];
+      const uint64_t span = chunk_span(chunk, tensor);
+      CHECKF(
+          plan.batch_of[i] == b && plan.offsets[i] >= end && plan.offsets[i] + span <= slot_bytes && read[chunk.tensor],
+          "seed %lu, chunk %zu", static_cast<unsigned long>(seed), i);
+      end = plan.offsets[i] + span;
+      std::memcpy(&slot[plan.offsets[i]], &f.bytes[static_cast<size_t>(tensor.source)][tensor.at(chunk.row, chunk.col)],
+                  span);
+    }
+    for (size_t i = next; i < next + batch.chunks; i++) {
+      const Chunk& chunk = plan.plan.chunks[i];
+      for (size_t k = 0; k < chunk.rects; k++) {
+        const Rect& rect = f.job.rects[static_cast<size_t>(plan.plan.rects[chunk.first_rect + k])];
+        apply(chunk_copy(f.job.tensors[static_cast<size_t>(chunk.tensor)], chunk, rect,
+                         f.config.params[static_cast<size_t>(rect.param)], &slot[plan.offsets[i]], param_of(rect)));
+      }
+    }
+    next += batch.chunks;
+  }
+  CHECK(next == plan.plan.chunks.size());
+  for (const Rect& rect : f.job.rects) {
+    if (rect.rows == 0 || rect.cols == 0 || read[static_cast<size_t>(rect.tensor)]) continue;
+    const Tensor& tensor = f.job.tensors[static_cast<size_t>(rect.tensor)];
+    apply(rect_copy(tensor, rect, f.config.params[static_cast<size_t>(rect.param)],
+                    f.bytes[static_cast<size_t>(tensor.source)].data(), param_of(rect)));
+  }
+  const WriteOutcome outcome = store.write(f.host_job(), pool);
+  CHECKF(outcome.error.empty(), "%s", outcome.error.c_str());
+  for (size_t i = 0; i < params.size(); i++) {
+    const void* expected = store.param(static_cast<int>(i) / store.params(), static_cast<int>(i) % store.params());
+    CHECKF(std::memcmp(expected, params[i].data(), params[i].size() * 2) == 0, "seed %lu, parameter %zu",
+           static_cast<unsigned long>(seed), i);
+  }
+}
+
+// --- on the card
+
+constexpr size_t kGuard = 256;
+constexpr uint16_t kPoison = 0xA5C3;
+
+// Ranks on card 0 (or, where there are two that reach each other, by turns), parameters between guards, a CPU store.
+struct World {
+  const CoreConfig config;
+  Store expected;
+  Pool pool{2};
+  std::vector<std::unique_ptr<Rank>> ranks;
+  std::vector<uint16_t*> blocks;
+  CardParams params;
+  std::unique_ptr<CardStore> store;
+
+  World(const CoreConfig& given, int cards) : config(given), expected(given) {
+    for (int r = 0; r < config.ranks; r++) ranks.push_back(std::make_unique<Rank>(r, r % cards));
+    params.ranks = &ranks;
+    params.shapes = config.params;
+    for (int r = 0; r < config.ranks; r++) {
+      ranks[static_cast<size_t>(r)]
+          ->run([&] {
+            for (const Param& shape : config.params) {
+              uint16_t* block = nullptr;
+              const auto count = static_cast<size_t>(shape.rows * shape.cols) + 2 * kGuard;
+              check(cudaMalloc(reinterpret_cast<void**>(&block), count * 2), "cudaMalloc");
+              const std::vector<uint16_t> poison(count, kPoison);
+              check(cudaMemcpy(block, poison.data(), count * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
+              blocks.push_back(block);
+              params.addresses.push_back(reinterpret_cast<bf16*>(block + kGuard));
+            }
+          })
+          .get();
+    }
+    store = std::make_unique<CardStore>(params, 3);
+  }
+  ~World() {
+    store.reset();
+    for (uint16_t* block : blocks) cudaFree(block);
+  }
+
+  void scramble(uint64_t seed) {
+    expected.scramble(seed, pool);
+    store->scramble(seed);
+  }
+
+  std::vector<uint16_t> on_card(size_t i, bool with_guards = false) const {
+    const Param& shape = config.params[i % config.params.size()];
+    std::vector<uint16_t> got(static_cast<size_t>(shape.rows * shape.cols) + 2 * kGuard);
+    check(cudaMemcpy(got.data(), blocks[i], got.size() * 2, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    if (with_guards) return got;
+    return {got.begin() + kGuard, got.end() - kGuard};
+  }
+
+  // All parameters are the reference's, and nothing beside them has changed.
+  void compare(const std::string& what) {
+    for (size_t i = 0; i < blocks.size(); i++) {
+      const int rank = static_cast<int>(i / config.params.size()), p = static_cast<int>(i % config.params.size());
+      const auto got = on_card(i, true);
+      const auto* want = static_cast<const uint16_t*>(expected.param(rank, p));
+      const Param& shape = config.params[static_cast<size_t>(p)];
+      size_t wrong = 0, first = 0;
+      for (size_t k = got.size(); k-- > 0;) {
+        const bool guard = k < kGuard || k >= got.size() - kGuard;
+        if (got[k] != (guard ? kPoison : want[k - kGuard])) wrong++, first = k;
+      }
+      CHECKF(wrong == 0,
+             "%s: rank %d, parameter %s [%ld, %ld]: %zu elements differ, the first is %ld (negative or past the end: a "
+             "guard), got %04x",
+             what.c_str(), rank, shape.name.c_str(), long(shape.rows), long(shape.cols), wrong,
+             long(first) - long(kGuard), got[first]);
+    }
+  }
+};
+
+int usable_cards() {
+  int cards = 0, there = 0, back = 0;
+  check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
+  if (cards < 2) return 1;
+  check(cudaDeviceCanAccessPeer(&there, 0, 1), "cudaDeviceCanAccessPeer");
+  check(cudaDeviceCanAccessPeer(&back, 1, 0), "cudaDeviceCanAccessPeer");
+  if (there == 0 || back == 0) return 1;
+  check(cudaSetDevice(1), "cudaSetDevice");
+  check(cudaDeviceEnablePeerAccess(0, 0), "cudaDeviceEnablePeerAccess");
+  check(cudaSetDevice(0), "cudaSetDevice");
+  check(cudaDeviceEnablePeerAccess(1, 0), "cudaDeviceEnablePeerAccess");
+  return 2;
+}
+
+void random_jobs_arrive(uint64_t seed, int cards, int64_t rows, int64_t cols) {
+  Random random(seed);
+  Fixture f;
+  std::vector<Place> places;
+  const int count = static_cast<int>(1 + random.below(4));
+  for (int i = 0; i < count; i++) places.push_back(static_cast<Place>(random.below(4)));
+  fill(f, random, static_cast<int>(1 + random.below(3)), places, rows, cols);
+  f.place();
+  World world(f.config, cards);
+  world.scramble(seed);
+  const std::string what = "seed " + std::to_string(seed);
+  world.compare(what + ", scrambled");
+  const WriteOutcome outcome = world.store->write(f.job);
+  const WriteOutcome wanted = world.expected.write(f.host_job(), world.pool);
+  CHECKF(outcome.error.empty(), "%s: %s", what.c_str(), outcome.error.c_str());
+  CHECKF(outcome.states == wanted.states, "%s", what.c_str());
+  world.compare(what + ", written");
+
+  // Reading back and checksums, on the same contents.
+  std::vector<Rect> rects;
+  std::vector<int64_t> columns;
+  for (int i = 0; i < 12; i++) {
+    const int rank = static_cast<int>(random.below(f.config.ranks));
+    const int p = static_cast<int>(random.below(static_cast<int64_t>(f.config.params.size())));
+    const Param& shape = f.config.params[static_cast<size_t>(p)];
+    Rect rect{
+        i, rank, p, random.below(1000), random.below(30), 0, 0, random.below(shape.rows), random.below(shape.cols)};
+    rect.rows = random.below(shape.rows - rect.dst_row + 1);
+    rect.cols = random.below(shape.cols - rect.dst_col + 1);
+    rects.push_back(rect);
+    columns.push_back(rect.src_col + rect.cols + random.below(20));
+    std::vector<uint8_t> got(static_cast<size_t>(rect.rows * rect.cols) * 2 + 1, 0xEE), want = got;
+    world.store->read(rank, p, rect.dst_row, rect.dst_col, rect.rows, rect.cols, got.data());
+    world.expected.read(rank, p, rect.dst_row, rect.dst_col, rect.rows, rect.cols, want.data());
+    CHECKF(got == want, "%s: read of %ld x %ld at %ld, %ld", what.c_str(), long(rect.rows), long(rect.cols),
+           long(rect.dst_row), long(rect.dst_col));
+  }
+  CHECKF(world.store->checksum(rects, columns) == world.expected.checksum(rects, columns, world.pool), "%s",
+         what.c_str());
+}
+
+// More than the ring holds, so that slots are used again, and chunks of every kind at full size.
+void a_job_larger_than_the_ring_arrives(int cards, uint64_t megabytes) {
+  Fixture f;
+  f.places = {Place::kFile};
+  f.bytes.resize(1);
+  f.config.ranks = 2;
+  const auto rows = static_cast<int64_t>(megabytes << 20) / (3 * 4096 * 2);
+  f.config.params = {{"rows", rows / 2, 4096}, {"cols", rows, 2048}, {"copy", rows, 4096}};
+  for (int t = 0; t < 3; t++) {
+    f.job.tensors.push_back({0, 8 + static_cast<uint64_t>(t * rows) * 8192, DType::kBFloat16, rows, 4096, 8192, 2});
+  }
+  for (int r = 0; r < 2; r++) f.job.rects.push_back({0, r, 0, r * (rows / 2), 0, rows / 2, 4096, 0, 0});
+  for (int r = 0; r < 2; r++) f.job.rects.push_back({1, r, 1, 0, r * 2048, rows, 2048, 0, 0});
+  for (int r = 0; r < 2; r++) f.job.rects.push_back({2, r, 2, 0, 0, rows, 4096, 0, 0});
+  f.bytes[0].resize(8 + static_cast<size_t>(3 * rows) * 8192);
+  for (size_t i = 0; i + 8 <= f.bytes[0].size(); i += 8) {
+    const uint64_t z = splitmix64_mix(i);
+    std::memcpy(&f.bytes[0][i], &z, 8);
+  }
+  f.place();
+  World world(f.config, cards);
+  world.scramble(5);
+  for (int turn = 0; turn < 2; turn++) {
+    const WriteOutcome outcome = world.store->write(f.job);
+    CHECKF(outcome.error.empty(), "%s", outcome.error.c_str());
+    const uint64_t needed = 2 * static_cast<uint64_t>(rows) * 8192 + static_cast<uint64_t>(rows / 2 * 2) * 8192;
+    CHECKF(outcome.bytes == needed, "each byte is read once for all ranks: %lu of %lu",
+           static_cast<unsigned long>(outcome.bytes), static_cast<unsigned long>(needed));
+  }
+  world.expected.write(f.host_job(), world.pool);
+  world.compare("larger than the ring");
+}
+
+// Rings of few slots, where readers and ranks wait for each other all the time.
+void small_rings_do_not_stall(uint64_t seed) {
+  Random random(seed);
+  Fixture f;
+  fill(f, random, 2, {Place::kFile, Place::kMemory}, 3000, 2500);
+  f.place();
+  World world(f.config, 1);
+  for (const size_t slots : {1, 2, 5}) {
+    world.scramble(seed + slots);
+    std::unique_ptr<PinnedRing> ring;
+    std::vector<std::unique_ptr<WriteLane>> lanes(2);
+    on_all(world.ranks, [&](Rank& rank) {
+      if (rank.index == 0) ring = std::make_unique<PinnedRing>(slots, 8 << 20);
+      lanes[static_cast<size_t>(rank.index)] = std::make_unique<WriteLane>(slots);
+    });
+    WriteRun run(world.params, f.job, *ring, lanes);
+    run.run(world.pool);
+    const WriteOutcome outcome = run.outcome();
+    CHECKF(outcome.error.empty(), "%s", outcome.error.c_str());
+    world.expected.write(f.host_job(), world.pool);
+    world.compare(std::to_string(slots) + " slots");
+    on_all(world.ranks, [&](Rank& rank) {
+      lanes[static_cast<size_t>(rank.index)].reset();
+      if (rank.index == 0) ring.reset();
+    });
+  }
+}
+
+// Each tensor with a parameter of its own, so that parts can be told apart.
+void fill_plain(Fixture& f, Place place, DType dtype) {
+  f.config.ranks = 2;
+  f.places = {place};
+  f.bytes.resize(1);
+  uint64_t end = 1;
+  for (int t = 0; t < 6; t++) {
+    const int64_t rows = 300 + 40 * t, cols = 512;
+    const uint64_t element = size_of(dtype);
+    const bool split = t % 2 == 1;
+    f.config.params.push_back({"t" + std::to_string(t), rows, split ? cols / 2 : cols});
+    f.job.tensors.push_back({0, end, dtype, rows, cols, cols * element, element});
+    end += static_cast<uint64_t>(rows * cols) * element;
+    for (int r = 0; r < 2; r++) {
+      f.job.rects.push_back({t, r, t, 0, split ? r * cols / 2 : 0, rows, split ? cols / 2 : cols, 0, 0});
+    }
+  }
+  f.bytes[0].resize(end);
+  for (size_t i = 0; i < end; i++) f.bytes[0][i] = static_cast<uint8_t>(splitmix64_mix(i));
+}
+
+// What the states claim is what the parameters hold.
+void check_states(World& world, const Fixture& f, const WriteOutcome& outcome,
+                  const std::vector<std::vector<uint16_t>>& before, const std::string& what) {
+  world.expected.write(f.host_job(), world.pool);
+  for (size_t i = 0; i < before.size(); i++) {
+    const size_t t = i % f.config.params.size();
+    const auto state = static_cast<TensorState>(outcome.states[t]);
+    if (state == TensorState::kPartial) continue;
+    const auto* whole = static_cast<const uint16_t*>(
+        world.expected.param(static_cast<int>(i / f.config.params.size()), static_cast<int>(t)));
+    const std::vector<uint16_t> want =
+        state == TensorState::kWritten ? std::vector<uint16_t>(whole, whole + before[i].size()) : before[i];
+    CHECKF(world.on_card(i) == want, "%s: tensor %zu of rank %zu is not what state %d says", what.c_str(), t,
+           i / f.config.params.size(), int(state));
+  }
+}
+
+std::vector<std::vector<uint16_t>> contents(const World& world) {
+  std::vector<std::vector<uint16_t>> out;
+  for (size_t i = 0; i < world.blocks.size(); i++) out.push_back(world.on_card(i));
+  return out;
+}
+
+void states_are_exact_at_every_fault(fault::Point point, Place place) {
+  Fixture f;
+  fill_plain(f, place, DType::kFloat32);
+  f.place();
+  World world(f.config, 1);
+  int fired = 0;
+  for (int64_t k = 1; k < 1000; k++) {
+    world.scramble(static_cast<uint64_t>(k));
+    const auto before = contents(world);
+    fault::arm(point, k, fault::Action::kFail, 0);
+    const WriteOutcome outcome = world.store->write(f.job);
+    fault::disarm();
+    const std::string what = "point " + std::to_string(int(point)) + ", pass " + std::to_string(k);
+    check_states(world, f, outcome, before, what);
+    if (outcome.error.empty()) {
+      for (const uint8_t state : outcome.states) CHECK(state == static_cast<uint8_t>(TensorState::kWritten));
+      break;
+    }
+    fired++;
+    CHECKF(outcome.error.find("injected fault") == 0, "%s", outcome.error.c_str());
+    CHECKF(outcome.error_tensor >= 0 && outcome.states[static_cast<size_t>(outcome.error_tensor)] != 2, "%s",
+           what.c_str());
+  }
+  CHECKF(fired >= 6, "%d", fired);
+}
+
+void refusals_leave_all_untouched() {
+  Fixture f;
+  fill_plain(f, Place::kFile, DType::kBFloat16);
+  f.place();
+  World world(f.config, 1);
+  world.scramble(3);
+  const auto before = contents(world);
+  fault::arm(fault::Point::kAlloc, 1, fault::Action::kFail, 0);
+  WriteOutcome outcome = world.store->write(f.job);
+  fault::disarm();
+  CHECKF(outcome.error == "no memory for read buffers" && outcome.error_tensor == -1, "%s", outcome.error.c_str());
+  for (const uint8_t state : outcome.states) CHECK(state == 0);
+  CHECK(contents(world) == before);
+
+  const std::atomic<bool> cancel = true;
+  f.job.cancel = &cancel;
+  outcome = world.store->write(f.job);
+  CHECKF(outcome.error == "the write was cancelled", "%s", outcome.error.c_str());
+  CHECK(contents(world) == before);
+  f.job.cancel = nullptr;
+
+  // A file that ends early: what is before its end may arrive.
+  const Tensor& third = f.job.tensors[2];
+  CHECK(ftruncate(f.fds[0], static_cast<off_t>(third.offset + 100)) == 0);
+  outcome = world.store->write(f.job);
+  CHECKF(outcome.error.find("file ended at byte ") == 0 && outcome.error_tensor >= 2, "%s", outcome.error.c_str());
+  check_states(world, f, outcome, before, "a file that ends early");
+
+  f.job.sources[0].fd = 1000000;
+  world.scramble(3);
+  outcome = world.store->write(f.job);
+  CHECKF(outcome.error == "read at byte 1: Bad file descriptor" || outcome.error.find("read at byte ") == 0, "%s",
+         outcome.error.c_str());
+  CHECK(outcome.bytes == 0 && contents(world) == before);
+
+  WriteJob empty;
+  outcome = world.store->write(empty);
+  CHECK(outcome.error.empty() && outcome.states.empty());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool quick = false, host_only = false;
+  uint64_t seed = 1;
+  for (int i = 1; i < argc; i++) {
+    if (std::strcmp(argv[i], "--quick") == 0) quick = true;
+    if (std::strcmp(argv[i], "--host") == 0) host_only = true;
+    if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc) seed = std::strtoull(argv[++i], nullptr, 10);
+  }
+  std::printf("seed %lu\n", static_cast<unsigned long>(seed));
+  for (uint64_t i = 0; i < (quick ? 20 : 400); i++) batches_carry_the_job(seed + i);
+  if (host_only) return test::finish("write_test --host");
+  try {
+    const int cards = usable_cards();
+    std::printf("%d card(s)\n", cards);
+    for (uint64_t i = 0; i < (quick ? 2 : 12); i++)
+      random_jobs_arrive(seed + i, cards, quick ? 40 : 300, quick ? 60 : 400);
+    refusals_leave_all_untouched();
+    if (!quick) {
+      random_jobs_arrive(seed + 50, cards, 2000, 3000);
+      small_rings_do_not_stall(seed);
+      for (const Place place : {Place::kFile, Place::kMemory}) {
+        states_are_exact_at_every_fault(fault::Point::kRead, place);
+        states_are_exact_at_every_fault(fault::Point::kCopy, place);
+      }
+      states_are_exact_at_every_fault(fault::Point::kCopy, Place::kCard);
+      a_job_larger_than_the_ring_arrives(cards, 700);
+    }
+  } catch (const std::exception& e) {
+    CHECKF(false, "%s", e.what());
+  }
+  return test::finish("write_test");
+}

@@ -1,0 +1,43 @@
+import { Type } from 'typebox'
+import type { Routes } from '../src/http/context.ts'
+import { TENSOR_BODY_LIMIT } from '../src/http/limits.ts'
+import { refusals, WeightsRefusal } from '../src/http/schemas.ts'
+import { entriesOf, tensorIdentity, TensorUpdateBody, updateFromTensor } from '../src/http/tensor-update.ts'
+import { Report, toReport } from '../src/http/write-report.ts'
+import { Joiner } from '../src/weights/joiner.ts'
+
+const TensorsUpdated = Type.Object({
+  success: Type.Literal(true),
+  message: Type.String(),
+  torn_count: Type.Integer({ description: 'Tensors of the model that are torn still. It generates once they are written too.' }),
+  report: Report
+}, { title: 'TensorUpdateReply', description: 'All bytes are in place on every rank, and the sender may free or reuse its memory.' })
+
+/** Weights out of the memory of processes on the same machine. */
+const tensors: Routes = async (app, { context }) => {
+  const updates = new Joiner<Awaited<ReturnType<typeof updateFromTensor>>>()
+
+  app.post('/update_weights_from_tensor', {
+    config: { auth: 'admin', errors: 'weights' },
+    bodyLimit: TENSOR_BODY_LIMIT,
+    // A body with a wrong field shares memory like any other.
+    attachValidation: true,
+    schema: {
+      operationId: 'updateWeightsFromTensor',
+      summary: 'Take new weights from tensors that a torch process shares',
+      description: 'All handles are read and checked before the first byte is written, and given back before the reply, whatever it says. A call equal to one that runs already gets that one\'s outcome.',
+      tags: ['weights'],
+      body: TensorUpdateBody,
+      response: { 200: TensorsUpdated, ...refusals(WeightsRefusal) }
+    }
+  }, async request => {
+    if (request.validationError !== undefined) {
+      await context.tensors.discard(entriesOf(request.body))
+      throw request.validationError
+    }
+    const { message, report, torn } = await updates.join(tensorIdentity(request.body), async () => await updateFromTensor(context, request.body))
+    return { success: true as const, message, torn_count: torn, report: toReport(report) }
+  })
+}
+
+export default tensors

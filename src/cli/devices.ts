@@ -1,0 +1,53 @@
+import { probeCards } from '../engine/probe-cards.ts'
+import { RefitError } from '../errors.ts'
+import type { CudaCard, CudaCards } from '../native.ts'
+
+export const DEVICES_HELP = `Usage: refit devices [--json]
+
+Shows the CUDA cards that refit can compute on, which of them reach each other's memory, the driver, and the libraries that were found.
+The cards are looked at in a child process: a driver that crashes is a message here. Exit code 0 where there is a usable card, else 1.
+
+  --json   the same as one JSON object
+`
+
+/** `refit devices`. */
+export async function devices (args: readonly string[]): Promise<void> {
+  const unknown = args.find(argument => argument !== '--json')
+  if (unknown !== undefined) throw new RefitError('CONFIG', `${unknown}: unknown option; "refit devices" takes --json alone`, { param: unknown })
+  const found = await probeCards()
+  process.stdout.write(args.length > 0 ? JSON.stringify(found, null, 2) + '\n' : describe(found))
+  if (!found.cards.some(({ error }) => error === undefined)) process.exitCode = 1
+}
+
+/** In words, for a terminal. */
+export function describe (found: CudaCards): string {
+  const sections = [found.error === undefined ? [] : [`no card can be used: ${found.error}`], found.cards.flatMap(describeCard), found.cards.length > 1 ? peers(found) : [], libraries(found)]
+  return sections.filter(lines => lines.length > 0).map(lines => lines.join('\n')).join('\n\n') + '\n'
+}
+
+function describeCard (card: CudaCard): string[] {
+  return [
+    `card ${card.ordinal}: ${card.name}`,
+    `  ${card.uuid}, PCI ${card.pciBusId}`,
+    `  compute capability ${card.computeCapability}, ${card.multiprocessors} multiprocessors, ${gigabytes(card.freeBytes)} of ${gigabytes(card.totalBytes)} free`,
+    ...card.virtualMemory ? [] : ['  memory cannot be released and resumed (no virtual memory management)'],
+    ...card.error === undefined ? [] : [`  cannot be used: ${card.error}`]
+  ]
+}
+
+function libraries (found: CudaCards): string[] {
+  const driver = `driver ${found.driverVersion || 'not found'} (CUDA ${found.driverCuda || 'unknown'}), refit's library: CUDA ${found.runtimeCuda || 'not opened'}, kernels for ${found.architectures || 'none'}`
+  return [driver, ...found.libraries.flatMap(({ name, path, version, tried = '' }) => {
+    return path !== undefined ? [`${name} ${version ?? ''}: ${path}`] : [`${name} not found; tried`, ...tried.split('\n').map(line => `  ${line}`)]
+  })]
+}
+
+function peers ({ cards, peerAccess }: CudaCards): string[] {
+  const reach = cards.map(({ ordinal }, from) => [ordinal, cards.flatMap((card, to) => to !== from && peerAccess[from]?.[to] === true ? [card.ordinal] : [])] as const)
+  if (reach.every(([, others]) => others.length === cards.length - 1)) return ['every card reaches the memory of every other']
+  return reach.map(([ordinal, others]) => `card ${ordinal} reaches the memory of ${others.length === 0 ? 'no other' : others.join(', ')}`)
+}
+
+function gigabytes (bytes: number): string {
+  return `${(bytes / 1e9).toFixed(1)} GB`
+}

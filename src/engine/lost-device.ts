@@ -1,0 +1,14 @@
+/** A step met a device that can compute no more. Not a RefitError: it ends the scheduler, and requests are told by who outlives it. */
+export class LostDevice extends Error {
+  /** Numbers of the requests in the step. */
+  readonly ids: number[]
+
+  constructor (message: string, ids: number[]) {
+    super(message)
+    this.ids = ids
+  }
+}
+
+export function isLost (error: unknown): error is Error {
+  return error instanceof Error && (error as { code?: unknown }).code === 'DEVICE_LOST'
+}

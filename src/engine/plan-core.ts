@@ -1,0 +1,107 @@
+import { availableParallelism } from 'node:os'
+import { RefitError } from '../errors.ts'
+import type { Architecture, ModelTable } from '../model/architecture.ts'
+import { toNativeArch } from '../model/native-arch.ts'
+import { DTYPE_BYTES } from '../native.ts'
+import type { CoreConfig, CudaCard, CudaCards, NativeAddon } from '../native.ts'
+import { availableMemory } from './available-memory.ts'
+import { chooseCards, firstCard, fullest } from './choose-cards.ts'
+import type { EngineOptions } from './engine-options.ts'
+import { kvBytesPerToken, kvPages } from './kv-budget.ts'
+import type { KvBudgetOptions } from './kv-budget.ts'
+import { probeCards } from './probe-cards.ts'
+import { stepTokens } from './step-device.ts'
+
+/** What the core and its scheduler are made with. */
+export interface CorePlan {
+  core: CoreConfig
+  contextLength: number
+  maxRunningRequests: number
+  maxBatchTokens: number
+  /** Of each rank; none on the CPU. */
+  cards: CudaCard[]
+}
+
+const DEFAULTS = {
+  cpu: { maxRunningRequests: 64, maxBatchTokens: 512, memFraction: 0.5 },
+  // Scratch memory grows with the tokens of a step; 4096 of them fill a card.
+  cuda: { maxRunningRequests: 256, maxBatchTokens: 4096, memFraction: 0.85 }
+}
+const PAGE_SIZE = 16
+/** The rank's own watchdog comes first: it knows more. */
+const RANK_WATCHDOG_SHARE = 0.9
+
+/** Finds the device and sizes what lies on it. Throws CONFIG where model, options and device do not fit each other. */
+export async function planCore (arch: Architecture, table: ModelTable, options: EngineOptions, addon: Pick<NativeAddon, 'cudaMemoryPlan'>, probe = probeCards): Promise<CorePlan> {
+  const first = firstCard(options.device ?? 'cpu', options.baseGpuId ?? null)
+  return first === null ? planCpu(arch, table, options) : await planCuda(arch, table, options, addon, first, probe)
+}
+
+function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions): CorePlan {
+  const { maxRunningRequests = DEFAULTS.cpu.maxRunningRequests, maxPrefillTokens: maxBatchTokens = DEFAULTS.cpu.maxBatchTokens, pageSize = PAGE_SIZE } = options
+  const dtype = options.dtype === undefined || options.dtype === 'auto' ? (arch.dtype === 'float32' ? 'float32' : 'bfloat16') : options.dtype
+  const wanted = contextOf(arch, options)
+  const pages = kvPages({
+    ...budget(options, DEFAULTS.cpu.memFraction),
+    pageBytes: kvBytesPerToken(arch, table.ranks, DTYPE_BYTES[dtype]) * pageSize,
+    contextLength: wanted,
+    maxRunningRequests,
+    availableBytes: availableMemory(),
+    where: 'free memory',
+    weightBytes: table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * DTYPE_BYTES[dtype],
+    otherBytes: 0
+  })
+  const core: CoreConfig = { device: 'cpu', ...common(arch, table, options), dtype, pages, pageSize, ...options.isa === undefined ? {} : { isa: options.isa } }
+  return { core, contextLength: Math.min(wanted, pages * pageSize), maxRunningRequests, maxBatchTokens, cards: [] }
+}
+
+async function planCuda (arch: Architecture, table: ModelTable, options: EngineOptions, addon: Pick<NativeAddon, 'cudaMemoryPlan'>, first: number, probe: () => Promise<CudaCards>): Promise<CorePlan> {
+  if (options.dtype === 'float32') {
+    throw new RefitError('CONFIG', '--dtype float32: cards compute in bfloat16; leave --dtype out (weights are converted as they are loaded), or use --device cpu', { param: 'dtype' })
+  }
+  const cards = chooseCards(await probe(), first, table.ranks, process.env.REFIT_CUDA_SHARE_CARD === '1')
+  const { maxRunningRequests = DEFAULTS.cuda.maxRunningRequests, maxPrefillTokens: maxBatchTokens = DEFAULTS.cuda.maxBatchTokens, pageSize = PAGE_SIZE } = options
+  const wanted = contextOf(arch, options)
+  const core: CoreConfig = {
+    device: 'cuda',
+    ...common(arch, table, options),
+    dtype: 'bfloat16',
+    pages: 1,
+    pageSize,
+    cards: cards.map(({ ordinal }) => ordinal),
+    maxStepTokens: stepTokens({ maxBatchTokens, maxRunningRequests, pageSize }),
+    maxStepSequences: maxRunningRequests,
+    maxContext: wanted,
+    ...options.watchdogMs === undefined ? {} : { watchdogSeconds: options.watchdogMs / 1000 * RANK_WATCHDOG_SHARE }
+  }
+  const one = addon.cudaMemoryPlan(core)
+  const { card, freeBytes } = fullest(cards)
+  const pages = kvPages({
+    ...budget(options, DEFAULTS.cuda.memFraction),
+    pageBytes: kvBytesPerToken(arch, table.ranks, DTYPE_BYTES.bfloat16) / table.ranks * pageSize,
+    contextLength: wanted,
+    maxRunningRequests,
+    availableBytes: freeBytes,
+    where: `free memory of card ${card.ordinal} (${card.name})`,
+    weightBytes: one.weightBytes,
+    otherBytes: one.scratchBytes + one.fixedBytes
+  })
+  const contextLength = Math.min(wanted, pages * pageSize)
+  return { core: { ...core, pages, maxContext: contextLength }, contextLength, maxRunningRequests, maxBatchTokens, cards }
+}
+
+function common (arch: Architecture, table: ModelTable, options: EngineOptions): Pick<CoreConfig, 'ranks' | 'threads' | 'arch' | 'params'> {
+  return { ranks: table.ranks, threads: options.threads ?? availableParallelism(), arch: toNativeArch(arch), params: table.params }
+}
+
+function budget ({ pageSize = PAGE_SIZE, maxTotalTokens, memFraction }: EngineOptions, fraction: number): Pick<KvBudgetOptions, 'pageSize' | 'maxTotalTokens' | 'memFraction'> {
+  return { pageSize, maxTotalTokens: maxTotalTokens ?? null, memFraction: memFraction ?? fraction }
+}
+
+function contextOf (arch: Architecture, { contextLength }: EngineOptions): number {
+  if (contextLength === undefined) return arch.contextLength
+  if (contextLength > arch.contextLength) {
+    throw new RefitError('CONFIG', `--context-length: ${contextLength} tokens are more than the model's ${arch.contextLength} (max_position_embeddings of config.json)`, { param: 'context-length' })
+  }
+  return contextLength
+}

@@ -1,0 +1,42 @@
+import { spawn } from 'node:child_process'
+import { fileURLToPath } from 'node:url'
+import { RefitError } from '../errors.ts'
+import { cudaLibraryPath } from '../native.ts'
+import type { CudaCards } from '../native.ts'
+
+const EXTENSION = import.meta.url.endsWith('.ts') ? '.ts' : '.js'
+const LONGEST_MS = 120_000
+
+export interface ProbeOptions {
+  /** The child's file. */
+  script?: string
+  limitMs?: number
+}
+
+/**
+ * What there is of CUDA on this machine, looked at in a child process: a driver or a library that crashes or hangs ends the child,
+ * and is a sentence here.
+ */
+export async function probeCards ({ script, limitMs = LONGEST_MS }: ProbeOptions = {}): Promise<CudaCards> {
+  // The loader of sources, but no inspector: its port is taken.
+  const options = process.execArgv.filter(option => !option.startsWith('--inspect'))
+  const child = spawn(process.execPath, [...options, script ?? fileURLToPath(new URL(`./probe-child${EXTENSION}`, import.meta.url))], { stdio: ['ignore', 'pipe', 'pipe'] })
+  const output: Buffer[] = []
+  const complaints: Buffer[] = []
+  child.stdout.on('data', (chunk: Buffer) => { output.push(chunk) })
+  child.stderr.on('data', (chunk: Buffer) => { complaints.push(chunk) })
+  let late = false
+  const timer = setTimeout(() => {
+    late = true
+    child.kill('SIGKILL')
+  }, limitMs)
+  const [code, signal] = await new Promise<[number | null, NodeJS.Signals | null]>((resolve, reject) => {
+    child.once('error', reject)
+    child.once('close', (code, signal) => { resolve([code, signal]) })
+  }).finally(() => { clearTimeout(timer) })
+  if (code === 0) return JSON.parse(Buffer.concat(output).toString()) as CudaCards
+  const how = late ? `did not end within ${limitMs / 1000} s` : signal !== null ? `was ended by ${signal}` : `failed with code ${code}`
+  const said = Buffer.concat(complaints).toString().trim().split('\n').at(-1) ?? ''
+  throw new RefitError('CONFIG', `a process that only looked at the cards ${how}${said === '' ? '' : ` (${said.slice(0, 500)})`}: the CUDA driver, or a library that ${cudaLibraryPath()} opens, is broken; ` +
+    'see whether nvidia-smi works, and look into the kernel\'s log (dmesg) for NVRM and Xid', { param: 'device' })
+}

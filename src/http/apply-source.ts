@@ -1,0 +1,54 @@
+import type { RolloutEngine } from '../engine/rollout-engine.ts'
+import { RefitError } from '../errors.ts'
+import type { Metrics } from '../metrics.ts'
+import type { WeightSource, WriteReport } from '../weights/source.ts'
+
+/** The fields that every update of weights has. */
+export interface UpdateFields { abort_all_requests?: boolean, flush_cache?: boolean, weight_version?: string | null }
+
+export interface ApplyOptions {
+  /** May refuse, before the label moves, what was written. */
+  check?: (report: WriteReport) => void
+  /** Answer although other tensors than these are torn: a bucket of many. */
+  allowTorn?: boolean
+}
+
+/** Writes all of a source as one update, closes it, and moves the label. */
+export async function applySource (engine: RolloutEngine, source: WeightSource, fields: UpdateFields, { check, allowTorn = false }: ApplyOptions = {}): Promise<WriteReport> {
+  try {
+    const update = await engine.update({ abortAllRequests: fields.abort_all_requests ?? false })
+    try {
+      const report = await update.write(source)
+      check?.(report)
+      await update.commit({ flushCache: fields.flush_cache ?? true, allowTorn, ...fields.weight_version == null ? {} : { version: fields.weight_version } })
+      return report
+    } catch (error) {
+      await update.abort(error instanceof Error ? error.message : String(error))
+      throw prefixed('Failed to update weights: ', error)
+    }
+  } finally {
+    await source.close()
+  }
+}
+
+/** Counts what comes of an update. */
+export async function measured<T extends { report: WriteReport }> (metrics: Metrics, run: () => Promise<T>): Promise<T> {
+  try {
+    const outcome = await run()
+    metrics.observeUpdate(outcome.report)
+    return outcome
+  } catch (error) {
+    metrics.observeFailedUpdate(error instanceof RefitError && error.code === 'WEIGHTS_TORN')
+    throw error
+  }
+}
+
+export function prefixed (prefix: string, error: unknown): unknown {
+  if (!(error instanceof RefitError)) return error
+  return new RefitError(error.code, prefix + error.message, { cause: error, ...error.param === undefined ? {} : { param: error.param } })
+}
+
+/** What SGLang's messages of success end with. */
+export function labelText (version: string | null | undefined): string {
+  return version == null ? '' : ` Weight version updated to ${version}.`
+}

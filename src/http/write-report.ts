@@ -1,0 +1,18 @@
+import { Type } from 'typebox'
+import type { WriteReport } from '../weights/source.ts'
+
+/** What an update did, as replies tell it. */
+export const Report = Type.Object({
+  source: Type.String(),
+  tensors: Type.Integer(),
+  bytes: Type.Integer(),
+  missing: Type.Array(Type.String(), { description: 'Tensors of the model that were not brought, at most 100.' }),
+  missing_count: Type.Integer(),
+  ignored: Type.Array(Type.String(), { description: 'Tensors that the model has no use for.' }),
+  ms: Type.Record(Type.String(), Type.Number(), { description: 'Milliseconds per phase.' }),
+  gb_per_second: Type.Number({ description: '1e9 bytes per second, of the write alone.' })
+}, { title: 'WriteReport' })
+
+export function toReport ({ missingCount, gbPerSecond, ...rest }: WriteReport) {
+  return { ...rest, missing_count: missingCount, gb_per_second: gbPerSecond }
+}

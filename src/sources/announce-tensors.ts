@@ -1,0 +1,65 @@
+import { DTYPE_BYTES } from '../native.ts'
+import { torchWeightDType } from '../wire/torch-dtypes.ts'
+import { asMatrices } from '../wire/torch-matrix.ts'
+import type { StridedMatrix } from '../wire/torch-matrix.ts'
+import { payloadError, SHARED_FILE_HEADER } from '../wire/torch-tensor.ts'
+import type { TensorDescriptor, TensorStorage } from '../wire/torch-tensor.ts'
+import type { AnnouncedTensor } from '../weights/source.ts'
+
+/**
+ * What ranks are brought, as a source announces it. What several ranks are brought alike stands once; `fileOf` says in which file of
+ * the source a storage lies. Throws TENSOR_PAYLOAD for strides that cannot be copied, naming the tensor.
+ */
+export function announceTensors (ranks: readonly TensorDescriptor[][], fileOf: ReadonlyMap<TensorStorage, number>): AnnouncedTensor[] {
+  const lists = groupEqual(ranks)
+  // Everybody is brought the same: the usual case.
+  if (lists.length === 1) return lists[0]!.tensors.map(tensor => announce(tensor, fileOf))
+  const first = lists[0]!
+  const sharers = first.tensors.map(() => [...first.ranks])
+  const apart: AnnouncedTensor[] = []
+  for (const { tensors, ranks: own } of lists.slice(1)) {
+    for (const [index, tensor] of tensors.entries()) {
+      const twin = first.tensors[index]
+      if (twin !== undefined && sameTensor(twin, tensor)) sharers[index]!.push(...own)
+      else apart.push({ ...announce(tensor, fileOf), ranks: own })
+    }
+  }
+  const shared = first.tensors.map((tensor, index) => ({ ...announce(tensor, fileOf), ranks: sharers[index]! }))
+  return [...shared, ...apart]
+}
+
+/** Ranks that were sent the same share one array. */
+function groupEqual (ranks: readonly TensorDescriptor[][]): Array<{ tensors: TensorDescriptor[], ranks: number[] }> {
+  const groups = new Map<TensorDescriptor[], number[]>()
+  for (const [rank, tensors] of ranks.entries()) {
+    const group = groups.get(tensors)
+    if (group === undefined) groups.set(tensors, [rank])
+    else group.push(rank)
+  }
+  return [...groups].map(([tensors, own]) => ({ tensors, ranks: own }))
+}
+
+function sameTensor (a: TensorDescriptor, b: TensorDescriptor): boolean {
+  return a.name === b.name && a.storage === b.storage && a.offset === b.offset && a.dtype === b.dtype && sameNumbers(a.shape, b.shape) && sameNumbers(a.stride, b.stride)
+}
+
+function sameNumbers (a: readonly number[], b: readonly number[]): boolean {
+  return a.length === b.length && a.every((value, index) => value === b[index])
+}
+
+function announce (tensor: TensorDescriptor, fileOf: ReadonlyMap<TensorStorage, number>): AnnouncedTensor {
+  const { name, shape, storage } = tensor
+  const dtype = torchWeightDType(tensor.dtype)!
+  const start = storage.kind === 'shared-file' ? SHARED_FILE_HEADER : 0
+  const matrices = asMatrices(tensor).map(matrix => ({ ...matrix, offset: matrix.offset + start }))
+  const itemBytes = DTYPE_BYTES[dtype]
+  for (const { rows, cols, rowBytes, colBytes } of matrices) {
+    if (rows > 1 && colBytes === itemBytes && rowBytes < cols * itemBytes) throw payloadError('its rows overlap; send it contiguous()', name)
+  }
+  const announced = { name, dtype, shape, source: fileOf.get(storage) ?? 0, offset: matrices[0]?.offset ?? 0 }
+  return matrices.length === 1 && isPacked(matrices[0]!, itemBytes) ? announced : { ...announced, parts: matrices }
+}
+
+function isPacked ({ rows, cols, rowBytes, colBytes }: StridedMatrix, itemBytes: number): boolean {
+  return colBytes === itemBytes && (rows === 1 || rowBytes === cols * itemBytes)
+}

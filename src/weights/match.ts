@@ -1,0 +1,87 @@
+import { RefitError } from '../errors.ts'
+import type { ModelTable, TensorPlan } from '../model/architecture.ts'
+import { engineTensors } from '../model/engine-names.ts'
+import type { Coverage } from './coverage.ts'
+import type { AnnouncedTensor, WeightSource } from './source.ts'
+
+/** A tensor of a source that the model has a place for, and the ranks that take their part from it (null: all). */
+export interface Brought { plan: TensorPlan, tensor: AnnouncedTensor, ranks: ReadonlySet<number> | null }
+
+/**
+ * Finds the place of every tensor that a source announces, and who takes what from which: a rank from the one that was brought to it,
+ * else, as checkpoint tensors are whole, from another rank's. Throws WEIGHTS_UNKNOWN_NAME for a name that the model does not have
+ * (with `strictNames`; else such names are ignored), WEIGHTS_MISMATCH for a shape that differs, a weight that is brought twice, or
+ * an engine parameter that not every rank is brought.
+ */
+export function matchTensors (table: ModelTable, coverage: Coverage, source: WeightSource, strictNames: boolean): { brought: Brought[], ignored: string[] } {
+  const ignored = new Set<string>()
+  const unknown = new Set<string>()
+  const found = new Map<TensorPlan, AnnouncedTensor[]>()
+  const tensors = source.layout === 'engine' ? engineTensors(table) : table.tensors
+  for (const tensor of source.tensors) {
+    const name = table.canonical(tensor.name)
+    const plan = tensors.get(source.layout === 'engine' ? tensor.name : name)
+    if (plan === undefined) {
+      (table.ignored(name) || !strictNames ? ignored : unknown).add(tensor.name)
+      continue
+    }
+    checkShape(tensor, plan)
+    const others = found.get(plan)
+    if (others === undefined) found.set(plan, [tensor])
+    else others.push(tensor)
+  }
+  if (unknown.size > 0) throw unknownNames([...unknown], tensors)
+  const covered = new Map<string, AnnouncedTensor>()
+  const brought: Brought[] = []
+  for (const [plan, own] of found) {
+    for (const weight of coverage.names(plan)) {
+      const twin = covered.get(weight)
+      if (twin !== undefined) throw broughtTwice(weight, twin, own[0]!)
+      covered.set(weight, own[0]!)
+    }
+    for (const [tensor, ranks] of shareOut(plan, own, table.ranks, source.layout === 'engine')) brought.push({ plan, tensor, ranks })
+  }
+  return { brought, ignored: [...ignored] }
+}
+
+/** Which ranks take from which of the tensors that bring the same. */
+function shareOut (plan: TensorPlan, tensors: AnnouncedTensor[], ranks: number, ownOnly: boolean): Iterable<[AnnouncedTensor, ReadonlySet<number> | null]> {
+  const first = tensors[0]!
+  if (tensors.length === 1 && (first.ranks === undefined || !ownOnly)) return [[first, null]]
+  const owners: AnnouncedTensor[] = []
+  for (const tensor of tensors) {
+    for (const rank of tensor.ranks ?? Array.from({ length: ranks }, (_, rank) => rank)) {
+      if (owners[rank] !== undefined) throw broughtTwice(plan.name, owners[rank], tensor)
+      owners[rank] = tensor
+    }
+  }
+  const shares = new Map<AnnouncedTensor, Set<number>>()
+  for (let rank = 0; rank < ranks; rank++) {
+    const owner = owners[rank]
+    if (owner === undefined && ownOnly) {
+      throw new RefitError('WEIGHTS_MISMATCH', `"${first.name}" is not brought to rank ${rank}: parameters of the engine are brought to every rank, to each its own`, { param: first.name })
+    }
+    const tensor = owner ?? first
+    const share = shares.get(tensor)
+    if (share === undefined) shares.set(tensor, new Set([rank]))
+    else share.add(rank)
+  }
+  return shares
+}
+
+function checkShape (tensor: AnnouncedTensor, plan: TensorPlan): void {
+  const same = tensor.shape.length === plan.shape.length && tensor.shape.every((size, axis) => size === plan.shape[axis])
+  if (same) return
+  throw new RefitError('WEIGHTS_MISMATCH', `tensor "${tensor.name}" has shape [${tensor.shape.join(', ')}], the model expects [${plan.shape.join(', ')}]`, { param: tensor.name })
+}
+
+function broughtTwice (weight: string, one: AnnouncedTensor, other: AnnouncedTensor): RefitError {
+  return new RefitError('WEIGHTS_MISMATCH', `tensors "${one.name}" and "${other.name}" both bring ${weight}: bring each weight once`, { param: other.name })
+}
+
+function unknownNames (unknown: string[], tensors: ReadonlyMap<string, TensorPlan>): RefitError {
+  const shown = unknown.slice(0, 5).map(name => `"${name}"`).join(', ')
+  const more = unknown.length > 5 ? ` and ${unknown.length - 5} more` : ''
+  const example = tensors.keys().next().value
+  return new RefitError('WEIGHTS_UNKNOWN_NAME', `the model has no tensor ${shown}${more}; its names look like "${example}"`, { param: unknown[0]! })
+}

@@ -1,0 +1,115 @@
+import { RefitError } from '../errors.ts'
+import type { MemoryReport, MemoryTag } from '../engine/rollout-engine.ts'
+import { MEMORY_TAGS } from '../native.ts'
+import type { NativeAddon } from '../native.ts'
+import type { Gate } from './gate.ts'
+import type { Readers } from './readers.ts'
+import type { WeightLedger } from './weight-state.ts'
+
+/** What a release or a resume works on; it has its turn already. */
+export interface MemoryContext {
+  addon: NativeAddon
+  core: number
+  ledger: WeightLedger
+  readers: Readers
+  /** A copy of the weights stays in host memory while theirs is released. */
+  keepWeights: boolean
+  /** Of host memory, what can be had now; null where it is not what weights lie in. */
+  available: { forWeights: (() => number) | null, forCopies: () => number }
+  weightBytes: number
+  shut: () => Promise<Gate>
+}
+
+/** In this order they go: the only step that can be refused (a copy of the weights that finds no memory) is the first. */
+const GOING: readonly MemoryTag[] = ['weights', 'kv_cache', 'cuda_graph']
+/** And so they come back, as in SGLang. */
+const COMING: readonly MemoryTag[] = ['cuda_graph', 'weights', 'kv_cache']
+
+export async function releaseMemory (context: MemoryContext, wanted: readonly MemoryTag[] | undefined): Promise<MemoryReport> {
+  const { ledger } = context
+  const tags = chosen(GOING, wanted, tag => !ledger.isReleased(tag), 'released already; resume it before it is released again')
+  const began = performance.now()
+  const gate = await context.shut()
+  let bytes = 0
+  try {
+    demandNoHolders(tags, gate.holders)
+    for (const tag of tags) bytes += await release(context, tag)
+  } finally {
+    // What stood in the KV cache is gone, and nothing may find it.
+    await gate.open(ledger.opening(tags.includes('kv_cache')))
+  }
+  return { tags, bytes, ms: performance.now() - began }
+}
+
+export async function resumeMemory (context: MemoryContext, wanted: readonly MemoryTag[] | undefined): Promise<MemoryReport> {
+  const { ledger } = context
+  const tags = chosen(COMING, wanted, tag => ledger.isReleased(tag), 'not released; there is nothing to resume')
+  const began = performance.now()
+  const gate = await context.shut()
+  let bytes = 0
+  try {
+    for (const tag of tags) bytes += await resume(context, tag)
+  } finally {
+    await gate.open(ledger.opening(tags.includes('kv_cache')))
+  }
+  return { tags, bytes, ms: performance.now() - began }
+}
+
+function chosen (all: readonly MemoryTag[], wanted: readonly MemoryTag[] | undefined, fits: (tag: MemoryTag) => boolean, complaint: string): MemoryTag[] {
+  const misfits = all.filter(tag => (wanted === undefined || wanted.length === 0 || wanted.includes(tag)) && !fits(tag))
+  if (wanted !== undefined && wanted.length > 0) {
+    if (misfits.length > 0) throw new RefitError('CONFLICT', `memory of ${misfits.join(' and ')} is ${complaint}. Nothing has changed`, { param: 'tags' })
+    return all.filter(tag => wanted.includes(tag))
+  }
+  if (misfits.length === all.length) throw new RefitError('CONFLICT', `all memory (${all.join(', ')}) is ${complaint}. Nothing has changed`, { param: 'tags' })
+  return all.filter(fits)
+}
+
+function demandNoHolders (tags: readonly MemoryTag[], holders: number): void {
+  if (holders === 0 || !tags.includes('kv_cache')) return
+  throw new RefitError('CONFLICT', `generation is paused in place, and ${holders} requests need their KV cache to go on: pause with mode "retract" (they are computed again) or "abort" ` +
+    'before kv_cache is released. Nothing has changed', { param: 'tags' })
+}
+
+async function release ({ addon, core, ledger, readers, keepWeights, available, weightBytes }: MemoryContext, tag: MemoryTag): Promise<number> {
+  const keep = tag === 'weights' && keepWeights
+  if (keep) demandMemory(weightBytes, available.forCopies(), 'a copy of the weights (--enable-weights-cpu-backup). Nothing has changed')
+  // From here on no read begins.
+  ledger.slept(tag, 0)
+  if (tag === 'weights') await readers.idle()
+  try {
+    const bytes = await addon.release(core, MEMORY_TAGS[tag], keep)
+    ledger.slept(tag, bytes)
+    return bytes
+  } catch (error) {
+    const nothingChanged = codeOf(error) === 'NO_MEMORY'
+    ledger.woke(tag, nothingChanged)
+    // Half gone, perhaps: of the weights then nothing may be relied on.
+    if (!nothingChanged) throw error
+    throw new RefitError('NO_MEMORY', `${messageOf(error)}: a copy of ${megabytes(weightBytes)} of weights (--enable-weights-cpu-backup) does not fit into memory. Nothing has changed`, { cause: error })
+  }
+}
+
+async function resume ({ addon, core, ledger, available, weightBytes }: MemoryContext, tag: MemoryTag): Promise<number> {
+  const bytes = ledger.released[tag]!
+  // Asked for before it is touched: a system that has not enough ends processes instead of refusing.
+  if (tag === 'weights' && available.forWeights !== null) demandMemory(weightBytes, available.forWeights(), 'the weights. They stay released; free memory and try again')
+  try {
+    ledger.woke(tag, await addon.resume(core, MEMORY_TAGS[tag]))
+    return bytes
+  } catch (error) {
+    if (codeOf(error) !== 'NO_MEMORY') throw error
+    throw new RefitError('NO_MEMORY', `memory of ${tag} could not be had (${messageOf(error)}). It stays released; free memory and try again`, { cause: error })
+  }
+}
+
+function demandMemory (needed: number, available: number, what: string): void {
+  if (needed <= available) return
+  throw new RefitError('NO_MEMORY', `${megabytes(needed)} are needed and ${megabytes(available)} can be had for ${what}`)
+}
+
+function megabytes (bytes: number): string { return `${(bytes / 1e6).toFixed(1)} MB` }
+
+function codeOf (error: unknown): unknown { return (error as { code?: unknown }).code }
+
+function messageOf (error: unknown): string { return error instanceof Error ? error.message : String(error) }

@@ -1,0 +1,22 @@
+import type { WeightState } from '../engine/rollout-engine.ts'
+import { RefitError } from '../errors.ts'
+import type { MemoryTag } from '../native.ts'
+
+const NAMED = 3
+
+/** Why weights may not be used, naming at most three of the torn tensors, and what to do about it. For people and for logs. */
+export function tornReason ({ tensors, reason }: { tensors: readonly string[], reason: string }): string {
+  const more = tensors.length > NAMED ? ` and ${tensors.length - NAMED} more` : ''
+  return `weights are torn (${reason}): ${tensors.slice(0, NAMED).join(', ')}${more}; write them again with any weight update`
+}
+
+/** Why nothing is generated while memory is released, and what to do about it. */
+export function asleepReason (tags: readonly MemoryTag[]): string {
+  return `the engine is asleep: its memory is released (${tags.join(', ')}); /resume_memory_occupation brings it back`
+}
+
+/** Throws unless the engine may generate in this state. */
+export function demandAwake (state: WeightState): void {
+  if (state.state === 'torn') throw new RefitError('ENGINE_TORN', tornReason(state))
+  if (state.state === 'asleep') throw new RefitError('ENGINE_ASLEEP', asleepReason(state.tags))
+}

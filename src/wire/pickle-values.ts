@@ -1,0 +1,132 @@
+// What a pickle is read into: inert records. Python's None, bool, int and str become null, boolean, number or bigint, and string;
+// a tuple becomes an array. Nothing here refers to anything but other records and the bytes that were read.
+
+export type PickleValue = null | boolean | number | bigint | string | PickleTuple |
+  PickleFloat | PickleBytes | PickleList | PickleDict | PickleSet | PickleName | PickleObject
+
+export type PickleTuple = PickleValue[]
+
+/**
+ * What a name of the closed set may be used for. `value`: stands for itself (a class or dtype as an argument). `call`: has arguments
+ * (REDUCE) and becomes a PickleObject. `class`: an instance with state (NEWOBJ, BUILD), a PickleObject too. The others are Python's
+ * own ways of writing plain values, read as those: `tuple` (a subclass of tuple around a tuple), `dict`, `set`, `bytes`, and
+ * `latin1` (bytes as text, how protocol 2 writes them).
+ */
+export type PickleUse = 'value' | 'call' | 'class' | 'tuple' | 'dict' | 'set' | 'bytes' | 'latin1'
+
+/** A global name of the closed set. `role` is what its readers switch on: several modules spell one function. */
+export class PickleName {
+  readonly module: string
+  readonly name: string
+  readonly use: PickleUse
+  readonly role: string
+
+  constructor (module: string, name: string, use: PickleUse, role: string) {
+    this.module = module
+    this.name = name
+    this.use = use
+    this.role = role
+  }
+}
+
+/** A call that was written and never made, or an instance that was written and never built. */
+export class PickleObject {
+  readonly name: PickleName
+  readonly args: PickleTuple
+  /** Of a class: what BUILD gave it. */
+  state: PickleDict | null = null
+  /** What a reader made of it, so that one object that stands in several places is one there too. */
+  seen: unknown = undefined
+
+  constructor (name: PickleName, args: PickleTuple) {
+    this.name = name
+    this.args = args
+  }
+}
+
+/** Bytes of the pickle, not copied. */
+export class PickleBytes {
+  readonly buffer: Buffer
+  readonly start: number
+  readonly end: number
+
+  constructor (buffer: Buffer, start: number, end: number) {
+    this.buffer = buffer
+    this.start = start
+    this.end = end
+  }
+
+  get length (): number {
+    return this.end - this.start
+  }
+
+  /** A view of the same memory. */
+  view (): Buffer {
+    return this.buffer.subarray(this.start, this.end)
+  }
+
+  equals (other: PickleBytes): boolean {
+    const { buffer, start, end } = this
+    if (other.end - other.start !== end - start) return false
+    const shift = other.start - start
+    for (let at = start; at < end; at++) if (buffer[at] !== other.buffer[at + shift]) return false
+    return true
+  }
+
+  /** One character per byte. */
+  latin1 (): string {
+    return this.buffer.toString('latin1', this.start, this.end)
+  }
+}
+
+/** Told apart from an int, which Python would not take for it in a shape. */
+export class PickleFloat {
+  readonly value: number
+
+  constructor (value: number) {
+    this.value = value
+  }
+}
+
+export class PickleList {
+  readonly items: PickleValue[] = []
+}
+
+export class PickleSet {
+  readonly items: PickleValue[]
+
+  constructor (items: PickleValue[]) {
+    this.items = items
+  }
+}
+
+/** Entries in the order of the pickle; a key may stand there twice. */
+export class PickleDict {
+  readonly keys: PickleValue[] = []
+  readonly values: PickleValue[] = []
+
+  get size (): number {
+    return this.keys.length
+  }
+
+  /** The last value under a key that is text. Linear: for dicts of a few fields. */
+  get (key: string): PickleValue | undefined {
+    return this.values[this.keys.lastIndexOf(key)]
+  }
+}
+
+/** A few words on a value for a message: never its contents. */
+export function describePickle (value: PickleValue | undefined): string {
+  if (value === undefined) return 'nothing'
+  if (value === null) return 'None'
+  if (typeof value === 'boolean') return value ? 'True' : 'False'
+  if (typeof value === 'string') return 'a str'
+  if (typeof value === 'number' || typeof value === 'bigint') return `the int ${String(value).slice(0, 24)}`
+  if (Array.isArray(value)) return `a tuple of ${value.length}`
+  if (value instanceof PickleList) return `a list of ${value.items.length}`
+  if (value instanceof PickleDict) return `a dict of ${value.size}`
+  if (value instanceof PickleSet) return `a set of ${value.items.length}`
+  if (value instanceof PickleBytes) return `${value.length} bytes`
+  if (value instanceof PickleFloat) return `the float ${value.value}`
+  return value instanceof PickleName ? value.name : `a ${value.name.name}`
+}

@@ -1,0 +1,58 @@
+import { describePickle, PickleName, PickleObject } from './pickle-values.ts'
+import type { PickleTuple, PickleValue } from './pickle-values.ts'
+import { torchItemBytes, torchStorageDType } from './torch-dtypes.ts'
+import { checkExtent } from './torch-extent.ts'
+import { checkCount, checkRole, toBoolean, toSize, toSizes, toTorchDType } from './torch-fields.ts'
+import { readTypedStorage } from './torch-storage.ts'
+import type { StorageTable } from './torch-storage.ts'
+import { payloadError } from './torch-tensor.ts'
+import type { TensorDescriptor } from './torch-tensor.ts'
+import { nameTensor } from './torch-tensor-name.ts'
+
+/** What torch.multiprocessing's reducers wrote for a tensor: a call, or its (function, arguments) as a bare tuple. Throws TENSOR_PAYLOAD, naming it. */
+export function readTensor (name: string, value: PickleValue | undefined, storages: StorageTable): TensorDescriptor {
+  try {
+    if (value instanceof PickleObject) return rebuild(name, value.name, value.args, storages)
+    if (Array.isArray(value) && value.length === 2 && value[0] instanceof PickleName && Array.isArray(value[1])) return rebuild(name, value[0], value[1], storages)
+    throw payloadError(`${describePickle(value)} where a tensor was expected`)
+  } catch (error) {
+    throw nameTensor(error, name)
+  }
+}
+
+function rebuild (tensor: string, name: PickleName, args: PickleTuple, storages: StorageTable): TensorDescriptor {
+  switch (name.role) {
+    case 'rebuild_cuda_tensor': return rebuildCuda(tensor, args, storages)
+    case 'rebuild_tensor': return rebuildCpu(tensor, args, storages)
+    case 'rebuild_meta_tensor': throw payloadError('a tensor on the meta device, which has no data')
+    default: throw payloadError(`a ${name.name} where a tensor was expected`)
+  }
+}
+
+function rebuildCuda (name: string, args: PickleTuple, storages: StorageTable): TensorDescriptor {
+  checkCount(args, 'rebuild_cuda_tensor', 15)
+  checkRole(args[0], 'its class', 'tensor class')
+  checkRole(args[4], 'the class of its storage', 'storage class', 'legacy storage class')
+  toBoolean(args[10], 'requires_grad')
+  return view(name, toTorchDType(args[5]), args[1], args[2], args[3], storages.cuda(args))
+}
+
+function rebuildCpu (name: string, args: PickleTuple, storages: StorageTable): TensorDescriptor {
+  checkCount(args, 'rebuild_tensor', 3)
+  checkRole(args[0], 'its class', 'tensor class')
+  const { storage, dtype } = readTypedStorage(args[1])
+  const metadata = args[2]
+  if (!Array.isArray(metadata) || metadata.length !== 4) throw payloadError(`its metadata is ${describePickle(metadata)}, not a tuple of 4`)
+  toBoolean(metadata[3], 'requires_grad')
+  const legacy = dtype instanceof PickleName ? torchStorageDType(dtype.name) : undefined
+  return view(name, legacy ?? toTorchDType(dtype), metadata[1], metadata[2], metadata[0], storages.cpu(storage))
+}
+
+function view (name: string, dtype: string, size: PickleValue | undefined, strides: PickleValue | undefined, start: PickleValue | undefined, storage: TensorDescriptor['storage']): TensorDescriptor {
+  const itemBytes = torchItemBytes(dtype)!
+  const shape = toSizes(size, 'its shape')
+  const stride = toSizes(strides, 'its stride')
+  const offset = toSize(start, 'its storage offset') * itemBytes
+  checkExtent(shape, stride, itemBytes, offset, storage.bytes)
+  return { name, dtype, shape, stride, offset, storage }
+}

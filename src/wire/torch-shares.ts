@@ -1,0 +1,74 @@
+import { PickleBytes, PickleDict, PickleList, PickleName, PickleObject, PickleSet } from './pickle-values.ts'
+import type { PickleTuple, PickleValue } from './pickle-values.ts'
+import { readNested, readPayload } from './torch-payload.ts'
+import { StorageTable } from './torch-storage.ts'
+import type { StorageOptions } from './torch-storage.ts'
+import type { TensorStorage } from './torch-tensor.ts'
+
+/**
+ * Every storage that the entries of a request share, each once, whatever else is wrong with them: after a refusal the sender's
+ * references are given back all the same, or its memory is never freed. Never throws; what cannot be read shares nothing.
+ */
+export function readShares (entries: ReadonlyArray<string | Uint8Array>, options: StorageOptions = {}): TensorStorage[] {
+  const storages = new StorageTable(options)
+  // Equal texts share the same things; the counts of shared memory are per pickle, not per copy of it.
+  for (const entry of new Set(entries.map(entry => typeof entry === 'string' ? entry : Buffer.from(entry).toString('latin1')))) {
+    const root = attempt(() => readPayload(Buffer.from(entry, 'latin1')))
+    if (root !== undefined) collect(root, storages)
+  }
+  return storages.list
+}
+
+/** Walks all that hangs together, each object once. */
+function collect (root: PickleValue, storages: StorageTable): void {
+  const seen = new Set<PickleValue>()
+  const open: PickleValue[] = [root]
+  const visit = (values: readonly PickleValue[]): void => {
+    for (const value of values) {
+      if (value === null || typeof value !== 'object' || seen.has(value)) continue
+      seen.add(value)
+      open.push(value)
+    }
+  }
+  for (let value = open.pop(); value !== undefined; value = open.pop()) {
+    if (Array.isArray(value)) {
+      if (value[0] instanceof PickleName && Array.isArray(value[1])) take(value[0], value[1], storages)
+      visit(value)
+    } else if (value instanceof PickleList || value instanceof PickleSet) visit(value.items)
+    else if (value instanceof PickleDict) {
+      visit(value.keys)
+      visit(value.values)
+    } else if (value instanceof PickleObject) {
+      take(value.name, value.args, storages)
+      if (value.name.role.startsWith('rebuild_storage_')) attempt(() => storages.cpu(value as PickleObject))
+      visit(value.args)
+      if (value.name.role === 'LocalSerializedTensor') visit(nested(value.state?.get('values'), seen))
+      else if (value.state !== null) visit([value.state])
+    }
+  }
+}
+
+function take (name: PickleName, args: PickleTuple, storages: StorageTable): void {
+  if (name.role === 'rebuild_cuda_tensor') attempt(() => storages.cuda(args))
+}
+
+/** Roots of the pickles that a LocalSerializedTensor holds; each is read once, however many hold it. */
+function nested (values: PickleValue | undefined, seen: Set<PickleValue>): PickleValue[] {
+  if (!(values instanceof PickleList)) return []
+  const roots: PickleValue[] = []
+  for (const value of values.items) {
+    if (!(value instanceof PickleBytes) || seen.has(value)) continue
+    seen.add(value)
+    const root = attempt(() => readNested(value.view()))
+    if (root !== undefined) roots.push(root)
+  }
+  return roots
+}
+
+function attempt<T> (read: () => T): T | undefined {
+  try {
+    return read()
+  } catch {
+    return undefined
+  }
+}

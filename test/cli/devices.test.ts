@@ -1,0 +1,51 @@
+import t from 'tap'
+import { describe } from '../../src/cli/devices.ts'
+import type { CudaCard, CudaCards } from '../../src/native.ts'
+
+const card = (ordinal: number, more: Partial<CudaCard> = {}): CudaCard => ({
+  ordinal, name: 'NVIDIA H200', uuid: `GPU-00000000-0000-0000-0000-00000000000${ordinal}`, pciBusId: `0000:0${ordinal}:00.0`, computeCapability: '9.0', multiprocessors: 132, totalBytes: 150.1e9, freeBytes: 149.5e9, virtualMemory: true, integrated: false, ...more
+})
+const FOUND: CudaCards = {
+  driverCuda: '13.0',
+  runtimeCuda: '13.0',
+  driverVersion: '580.65.06',
+  architectures: '90',
+  cards: [card(0), card(1), card(2, { virtualMemory: false, error: 'compute capability 7.0 is too old' })],
+  peerAccess: [[true, true, false], [true, true, false], [false, false, true]],
+  libraries: [{ name: 'cuBLASLt', path: '/usr/local/cuda/lib64/libcublasLt.so.13', version: '13.1.0' }, { name: 'NCCL', tried: 'libnccl.so.2: no such file\n/opt/libnccl.so.2: no such file' }]
+}
+
+t.test('cards, their reach, driver and libraries are told in words', async t => {
+  t.equal(describe(FOUND), `card 0: NVIDIA H200
+  GPU-00000000-0000-0000-0000-000000000000, PCI 0000:00:00.0
+  compute capability 9.0, 132 multiprocessors, 149.5 GB of 150.1 GB free
+card 1: NVIDIA H200
+  GPU-00000000-0000-0000-0000-000000000001, PCI 0000:01:00.0
+  compute capability 9.0, 132 multiprocessors, 149.5 GB of 150.1 GB free
+card 2: NVIDIA H200
+  GPU-00000000-0000-0000-0000-000000000002, PCI 0000:02:00.0
+  compute capability 9.0, 132 multiprocessors, 149.5 GB of 150.1 GB free
+  memory cannot be released and resumed (no virtual memory management)
+  cannot be used: compute capability 7.0 is too old
+
+card 0 reaches the memory of 1
+card 1 reaches the memory of 0
+card 2 reaches the memory of no other
+
+driver 580.65.06 (CUDA 13.0), refit's library: CUDA 13.0, kernels for 90
+cuBLASLt 13.1.0: /usr/local/cuda/lib64/libcublasLt.so.13
+NCCL not found; tried
+  libnccl.so.2: no such file
+  /opt/libnccl.so.2: no such file
+`)
+})
+
+t.test('where every card reaches every other, one line says so; one card needs none', async t => {
+  t.match(describe({ ...FOUND, cards: FOUND.cards.slice(0, 2) }), /\nevery card reaches the memory of every other\n/)
+  t.notMatch(describe({ ...FOUND, cards: FOUND.cards.slice(0, 1) }), /reach/)
+})
+
+t.test('without cards the reason comes first', async t => {
+  const none: CudaCards = { driverCuda: '', runtimeCuda: '', driverVersion: '', architectures: '', cards: [], peerAccess: [], libraries: [], error: 'there is no driver' }
+  t.equal(describe(none), 'no card can be used: there is no driver\n\ndriver not found (CUDA unknown), refit\'s library: CUDA not opened, kernels for none\n')
+})

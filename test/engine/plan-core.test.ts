@@ -1,0 +1,70 @@
+import t from 'tap'
+import { availableMemory } from '../../src/engine/available-memory.ts'
+import { planCore } from '../../src/engine/plan-core.ts'
+import { buildModelTable } from '../../src/model/model-table.ts'
+import type { CoreConfig, CudaCard, CudaCards } from '../../src/native.ts'
+import { tinyArchitecture } from '../helpers/tiny-config.ts'
+
+// What is laid on which device. Cards are told of here, and none is touched.
+
+const ARCH = tinyArchitecture('Qwen3ForCausalLM')
+/** 2 layers, K and V, one KV head of 32 in bf16 on each of two ranks, 16 tokens. */
+const PAGE = 2 * 2 * 1 * 32 * 2 * 16
+const MEMORY = { weightBytes: 5e6, kvBytes: PAGE, scratchBytes: 2e6, fixedBytes: 1e6 }
+
+const card = (ordinal: number, freeBytes: number): CudaCard => ({
+  ordinal, name: 'NVIDIA H200', uuid: `GPU-${ordinal}`, pciBusId: '', computeCapability: '9.0', multiprocessors: 132, totalBytes: 150e9, freeBytes, virtualMemory: true, integrated: false
+})
+const found = (...free: number[]): (() => Promise<CudaCards>) => async () => ({
+  driverCuda: '13.0', runtimeCuda: '13.0', driverVersion: '580', architectures: '90', cards: free.map((bytes, i) => card(i, bytes)), peerAccess: [], libraries: []
+})
+
+function addon () {
+  const asked: CoreConfig[] = []
+  return { asked, cudaMemoryPlan: (config: CoreConfig) => { asked.push(config); return MEMORY } }
+}
+
+t.test('cards: the KV cache is what the fullest one has room for beside weights and buffers', async (t) => {
+  const native = addon()
+  const plan = await planCore(ARCH, buildModelTable(ARCH, 2), { device: 'cuda:1', tp: 2 }, native, found(1, 40e6, 30e6))
+  t.same(plan.core.cards, [1, 2])
+  t.same(plan.cards.map(({ uuid }) => uuid), ['GPU-1', 'GPU-2'])
+  t.equal(plan.core.pages, Math.floor((0.85 * 30e6 - 8e6) / PAGE))
+  t.match(plan.core, { device: 'cuda', dtype: 'bfloat16', ranks: 2, maxStepTokens: 4096, maxStepSequences: 256, maxContext: 512, pageSize: 16 })
+  t.match(plan, { maxRunningRequests: 256, maxBatchTokens: 4096, contextLength: 512 })
+  t.equal(native.asked.length, 1)
+  t.equal(plan.core.watchdogSeconds, undefined)
+})
+
+t.test('cards: no more than running requests can fill, or exactly what was asked for', async (t) => {
+  const table = buildModelTable(ARCH, 1)
+  const wide = await planCore(ARCH, table, { device: 'cuda', maxRunningRequests: 3, maxPrefillTokens: 16, watchdogMs: 10_000 }, addon(), found(1e9))
+  t.equal(wide.core.pages, 3 * 512 / 16)
+  t.match(wide.core, { maxStepTokens: 19, maxStepSequences: 3, watchdogSeconds: 9, cards: [0] })
+  const small = await planCore(ARCH, table, { device: 'cuda', baseGpuId: 1, maxTotalTokens: 100 }, addon(), found(1, 1e9))
+  t.equal(small.core.pages, 6)
+  t.match(small, { contextLength: 96, core: { maxContext: 96, cards: [1] } })
+})
+
+t.test('cards: one that is full is refused with its numbers', async (t) => {
+  await t.rejects(planCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, addon(), found(9e6)), {
+    code: 'CONFIG', message: /0\.85 of 9\.0 MB free memory of card 0 \(NVIDIA H200\) holds no KV cache beside 5\.0 MB of weights and 3\.0 MB of buffers/
+  })
+})
+
+t.test('a checkpoint in float32 computes in bfloat16 on cards and in float32 on a CPU', async (t) => {
+  const arch = tinyArchitecture('Qwen3ForCausalLM', { dtype: 'float32' })
+  const table = buildModelTable(arch, 1)
+  t.equal((await planCore(arch, table, { device: 'cuda' }, addon(), found(1e9))).core.dtype, 'bfloat16')
+  const cpu = await planCore(arch, table, { threads: 3 }, addon(), () => t.fail('no card is looked for') as never)
+  t.match(cpu, { maxRunningRequests: 64, maxBatchTokens: 512, cards: [], core: { device: 'cpu', dtype: 'float32', threads: 3, ranks: 1 } })
+})
+
+t.test('memory that files hold in a limited group can be had, as far as the machine has it', async (t) => {
+  const stat = 'anon 5\ninactive_file 300\nactive_file 40\nfile 900\n'
+  t.equal(availableMemory(100, 1000, stat), 440)
+  t.equal(availableMemory(100, 200, stat), 200)
+  t.equal(availableMemory(100, 50, stat), 100)
+  t.equal(availableMemory(100, 1000, ''), 100)
+  t.ok(availableMemory() > 0)
+})

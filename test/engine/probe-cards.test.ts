@@ -1,0 +1,37 @@
+import t from 'tap'
+import { writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { createEngine } from '../../src/engine/create-engine.ts'
+import { probeCards } from '../../src/engine/probe-cards.ts'
+import { packageRoot } from '../../src/root.ts'
+
+const MODEL = join(packageRoot, 'test/goldens/qwen3')
+
+t.test('what the child finds crosses whole', async (t) => {
+  const script = join(t.testdir(), 'child.mjs')
+  writeFileSync(script, 'process.stdout.write(JSON.stringify({ cards: [{ name: "x".repeat(200000) }] }))')
+  t.equal((await probeCards({ script })).cards[0]!.name.length, 200000)
+})
+
+for (const [how, source, message] of [
+  ['crashes', 'process.stderr.write("loading\\nlibcuda.so.1: it broke\\n", () => process.kill(process.pid, "SIGSEGV"))', /looked at the cards was ended by SIGSEGV \(libcuda\.so\.1: it broke\): the CUDA driver, or a library that .*librefit_cuda\.so opens, is broken; see whether nvidia-smi works/],
+  ['fails', 'throw new Error("no addon")', /looked at the cards failed with code 1 \(/],
+  ['hangs', 'setInterval(() => {}, 1000)', /looked at the cards did not end within 0\.7 s/]
+] as const) {
+  t.test(`a child that ${how} is a message here`, async (t) => {
+    const script = join(t.testdir(), 'child.mjs')
+    writeFileSync(script, source)
+    await t.rejects(probeCards({ script, limitMs: how === 'hangs' ? 700 : 60_000 }), { code: 'CONFIG', message })
+  })
+}
+
+t.test('the real child says what there is here, and an engine without usable cards is refused in the same words', async (t) => {
+  process.env.REFIT_CUDA_LIBRARY = join(t.testdir(), 'librefit_cuda.so')
+  const found = await probeCards()
+  t.match(found.error, /librefit_cuda\.so does not exist/)
+  t.same(found.cards, [])
+  await t.rejects(createEngine(MODEL, { device: 'cuda' }), { code: 'CONFIG', message: /^--device cuda: .*librefit_cuda\.so does not exist.*build-native/ })
+  await t.rejects(createEngine(MODEL, { device: 'cuda', dtype: 'float32' }), { code: 'CONFIG', message: /^--dtype float32: cards compute in bfloat16/ })
+  await t.rejects(createEngine(MODEL, { device: 'cuda', tp: 3 }), { code: 'CONFIG', message: /^--tp: 3 ranks do not divide/ })
+  await t.rejects(createEngine(MODEL, { device: 'cuda:1', baseGpuId: 2 }), { code: 'CONFIG', message: /name different cards/ })
+})

@@ -1,0 +1,49 @@
+"""The whole server on a card: numerics against transformers, updates, memory, faults.
+
+usage: engine_test.py [--device cuda|cpu] [--only WORD]... [--small] [--whole] [--folder DIR] [--seed N] [--report FILE] [--list]
+
+--only keeps the tests whose name contains the word; --small leaves real sizes out, --whole adds the
+largest (61 GB). Checkpoints go to /dev/shm where they fit,
+else to the temporary folder, or to DIR. On a CPU it runs what asks nothing about cards. Needs torch, transformers, safetensors.
+"""
+
+import argparse
+import sys
+
+import harness
+import numerics  # noqa: F401  (they register their tests)
+import updates  # noqa: F401
+import robust  # noqa: F401
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--only", action="append", default=[], metavar="WORD")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--folder")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--report")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(name for name, *_ in harness.TESTS))
+        return
+    import torch
+
+    if options.device == "cuda" and torch.cuda.device_count() == 0:
+        sys.exit("torch sees no card: is the driver there, and is this a torch with CUDA?")
+    if options.device == "cpu":
+        torch.set_num_threads(1)
+    rows = harness.run(options)
+    print()
+    for name, outcome, seconds, note in rows:
+        print(f"{outcome:8} {seconds:6.1f} s  {name}{': ' + note if note else ''}")
+    count = {word: sum(row[1] == word for row in rows) for word in ("passed", "failed", "skipped")}
+    print(", ".join(f"{number} {word}" for word, number in count.items()))
+    sys.exit(0 if count["failed"] == 0 and count["passed"] > 0 else 1)
+
+
+if __name__ == "__main__":
+    main()

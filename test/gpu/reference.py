@@ -1,0 +1,57 @@
+"""What transformers says of a model, in float32 and in bfloat16, on the same card."""
+
+import gc
+import math
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+logging.disable_progress_bar()
+
+
+class Reference:
+    def __init__(self, folder, dtype, device):
+        torch.backends.cuda.matmul.allow_tf32 = False
+        # Not through host memory, where a large model in float32 would not fit or take a minute.
+        place = {} if device == "cpu" else dict(device_map=device)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager", **place).eval()
+        self.device = device
+
+    @torch.inference_mode()
+    def logits(self, tokens):
+        """[tokens, vocabulary], as the model gives them."""
+        return self.model(torch.tensor([tokens], device=self.device), use_cache=False).logits[0]
+
+    @torch.inference_mode()
+    def logprobs(self, tokens):
+        """Of tokens 1.., each given all before; float64 on the host."""
+        logits = self.logits(tokens)[:-1].float()
+        following = torch.tensor(tokens[1:], device=self.device)[:, None]
+        return (logits.gather(1, following)[:, 0].double() - torch.logsumexp(logits.double() if logits.shape[1] < 4096 else logits, -1).double()).cpu()
+
+    @torch.inference_mode()
+    def distribution(self, tokens):
+        """Logprobs of every id at each position but the last; float64 on the host."""
+        return self.logits(tokens)[:-1].double().log_softmax(-1).cpu()
+
+    def close(self):
+        del self.model
+        gc.collect()
+        if self.device != "cpu":
+            torch.cuda.empty_cache()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def prompts(seed, lengths, vocabulary):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, vocabulary, (length,), generator=generator).tolist() for length in lengths]
+
+
+def mean(values):
+    return math.fsum(values) / len(values)

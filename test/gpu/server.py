@@ -1,0 +1,136 @@
+"""A real server for the tests and benchmarks: the command line of this folder, on a free port of the loopback."""
+
+import collections
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def node():
+    """$REFIT_NODE, else that of a bundle, else the system's."""
+    bundled = ROOT / "node/bin/node"
+    return os.environ.get("REFIT_NODE") or (str(bundled) if bundled.exists() else shutil.which("node") or "node")
+
+
+class Refused(Exception):
+    """A reply that is no success."""
+
+    def __init__(self, status, body):
+        super().__init__(f"{status}: {body[:600]}")
+        self.status, self.body = status, body
+
+
+class Server:
+    """`flags` as on the command line; `env` is added to the environment. Ready when it is made; a context manager."""
+
+    def __init__(self, model, *flags, env=None, wait_s=300):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = tempfile.NamedTemporaryFile(prefix="refit-log-")
+        command = [node(), str(ROOT / "bin/refit.js"), "serve", str(model), "--port", str(self.port), *map(str, flags)]
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+        try:
+            while True:
+                try:
+                    self.get("/ready")
+                    self.start_s = time.monotonic() - self.started
+                    return
+                except (OSError, Refused):
+                    if self.process.poll() is not None:
+                        raise RuntimeError(f"the server ended with {self.process.returncode} before it was ready:\n{self.tail()}") from None
+                    if time.monotonic() - self.started > wait_s:
+                        raise RuntimeError(f"the server was not ready after {wait_s} s:\n{self.tail()}") from None
+                    time.sleep(0.05)
+        except BaseException:
+            self.kill()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind is not None and error is not None:
+            error.add_note(f"the server's log ends with\n{self.tail()}")
+            self.kill()
+        else:
+            self.stop()
+
+    def text(self):
+        with open(self.log.name, errors="replace") as file:
+            return file.read()
+
+    def tail(self, lines=25):
+        return "\n".join(line[:1500] for line in collections.deque(self.text().splitlines(), lines))
+
+    def stop(self):
+        """Ends it as a user does, and demands a clean end."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the server did not end within a minute after SIGTERM:\n{self.tail()}") from None
+        if code != 0:
+            raise AssertionError(f"the server ended with {code} after SIGTERM:\n{self.tail()}")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def request(self, method, path, body=None, timeout=300):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as reply:
+                text = reply.read().decode()
+                return json.loads(text) if "json" in reply.headers.get("content-type", "") else text
+        except urllib.error.HTTPError as error:
+            raise Refused(error.code, error.read().decode(errors="replace")) from None
+
+    def get(self, path, timeout=60):
+        return self.request("GET", path, timeout=timeout)
+
+    def post(self, path, body=None, timeout=300):
+        return self.request("POST", path, {} if body is None else body, timeout)
+
+    def metric(self, name):
+        """The value of a metric without labels of its own."""
+        for line in self.get("/metrics").splitlines():
+            if line.split("{")[0].split(" ")[0] == name:
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"/metrics has no {name}")
+
+    # What tests ask for most.
+
+    def score(self, sequences, ids=None):
+        """Per sequence the logprobs of its tokens 1.. given all before; with `ids` also those of these ids at each position."""
+        body = dict(input_ids=sequences, sampling_params=dict(max_new_tokens=0), return_logprob=True, logprob_start_len=0)
+        if ids is not None:
+            body["token_ids_logprob"] = [ids] * len(sequences)
+        metas = [reply["meta_info"] for reply in self.post("/generate", body)]
+        tokens = [[entry[0] for entry in meta["input_token_logprobs"][1:]] for meta in metas]
+        if ids is None:
+            return tokens
+        return tokens, [[[entry[0] for entry in row] for row in meta["input_token_ids_logprobs"][1:]] for meta in metas]
+
+    def generate(self, prompts, count, **sampling):
+        """Per prompt (output ids, their logprobs); greedy unless told otherwise."""
+        params = dict(dict(max_new_tokens=count, temperature=0, ignore_eos=True), **sampling)
+        replies = self.post("/generate", dict(input_ids=prompts, sampling_params=params, return_logprob=True), timeout=600)
+        return [(reply["output_ids"], [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]]) for reply in replies]
+
+    def checksums(self):
+        return self.post("/weights_checker", dict(action="checksum"))["checksums"]

@@ -1,0 +1,81 @@
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { packageRoot } from '../../src/root.ts'
+import type { IpcHandle } from '../../src/wire/torch-ipc-handle.ts'
+import type { TensorBody } from '../../src/wire/torch-body.ts'
+import type { TensorStorage } from '../../src/wire/torch-tensor.ts'
+
+// Pickles that Python recorded (test/fixtures/pickles/make_pickles.py), and a few bytes to write others by hand.
+
+export interface PayloadCase {
+  name: string
+  entries: string[]
+  load_format: string | null
+  ranks: number
+  any_dtype: boolean
+  expected: { ranks: object[][], storages: object[] }
+}
+export interface RefusedCase { name: string, entries: string[], load_format: string | null, ranks: number, code: string, says: string }
+export interface ValueCase { name: string, pickle: string, value: unknown }
+export interface ExploitCase { name: string, pickle: string, refused: string }
+
+interface Recorded { payloads: PayloadCase, refused: RefusedCase, values: ValueCase, exploits: ExploitCase }
+
+export function recordedPickles<K extends keyof Recorded> (kind: K): Array<Recorded[K]> {
+  return JSON.parse(readFileSync(join(packageRoot, 'test/fixtures/pickles', `${kind}.json`), 'utf8')) as Array<Recorded[K]>
+}
+
+/** Opcodes as latin1 text, numbers as bytes, and bytes, one after another. */
+export function assemble (...parts: Array<string | number | Uint8Array>): Buffer {
+  return Buffer.concat(parts.map(part => typeof part === 'string' ? Buffer.from(part, 'latin1') : typeof part === 'number' ? Buffer.from([part]) : part))
+}
+
+export const PROTO4 = '\x80\x04'
+
+/** SHORT_BINUNICODE */
+export function str (text: string): Buffer {
+  const bytes = Buffer.from(text)
+  return assemble('\x8c', bytes.length, bytes)
+}
+
+/** BINBYTES */
+export function bin (bytes: Uint8Array): Buffer {
+  return assemble('B', u32(bytes.length), bytes)
+}
+
+export function global (module: string, name: string): Buffer {
+  return assemble(str(module), str(name), '\x93')
+}
+
+export function u32 (value: number): Buffer {
+  const bytes = Buffer.alloc(4)
+  bytes.writeUInt32LE(value)
+  return bytes
+}
+
+export function u64 (value: bigint): Buffer {
+  const bytes = Buffer.alloc(8)
+  bytes.writeBigUInt64LE(value)
+  return bytes
+}
+
+/** A body in the form of `PayloadCase.expected`: storages by number, bytes in hex. */
+export function describeBody ({ ranks, storages }: TensorBody): PayloadCase['expected'] {
+  return {
+    ranks: ranks.map(tensors => tensors.map(tensor => ({ ...tensor, storage: storages.indexOf(tensor.storage) }))),
+    storages: storages.map(describeStorage)
+  }
+}
+
+export function describeStorage (storage: TensorStorage): object {
+  if (storage.kind !== 'cuda') return storage
+  return { ...storage, handle: describeHandle(storage.handle), event: storage.event === null ? null : hex(storage.event) }
+}
+
+function describeHandle ({ key, ...handle }: IpcHandle): object {
+  return handle.type === 'device' ? { ...handle, blob: hex(key) } : { ...handle, fabric: handle.fabric.map(hex) }
+}
+
+function hex (latin1: string): string {
+  return Buffer.from(latin1, 'latin1').toString('hex')
+}

@@ -1,0 +1,166 @@
+"""What trainers do to send tensors of CPU memory: position-coded weights, torch's own pickles of handles, and how to see what leaks."""
+
+import base64
+import dataclasses
+import glob
+import io
+import json
+import os
+import pathlib
+import re
+import urllib.error
+import urllib.request
+import zlib
+from multiprocessing.reduction import ForkingPickler
+
+import safetensors
+import torch
+import torch.multiprocessing
+import transformers
+
+from conftest import ROOT
+
+torch.multiprocessing.set_sharing_strategy("file_system")
+torch.set_num_threads(1)
+
+# docs/checksum.md, as a reader would copy it.
+code = {}
+for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/checksum.md").read_text(), re.S):
+    exec(block, code)
+
+# Stand-ins of what SGLang defines; servers know them by name.
+
+
+@dataclasses.dataclass
+class FlattenedTensorMetadata:
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    start_idx: int
+    end_idx: int
+    numel: int
+
+
+@dataclasses.dataclass
+class LocalSerializedTensor:
+    values: list
+
+
+def dumps(obj):
+    buffer = io.BytesIO()
+    ForkingPickler(buffer).dump(obj)
+    return buffer.getvalue()
+
+
+def serialize(obj):
+    return base64.b64encode(dumps(obj)).decode()
+
+
+def bucket(named):
+    """SGLang's FlattenedTensorBucket: bytes one after another, without any alignment."""
+    flat = [tensor.contiguous().flatten().view(torch.uint8) for _, tensor in named]
+    metadata, at = [], 0
+    for (name, tensor), piece in zip(named, flat):
+        metadata.append(FlattenedTensorMetadata(name, tensor.shape, tensor.dtype, at, at + piece.numel(), piece.numel()))
+        at += piece.numel()
+    return {"flattened_tensor": torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8), "metadata": metadata}
+
+
+def coded(variant, name, shape):
+    """bfloat16 whose bits depend on variant, name and position; neither infinity nor NaN."""
+    index = torch.arange(torch.Size(shape).numel())
+    h = (index * 0x85EBCA6B + (zlib.crc32(name.encode()) ^ (variant * 0x9E3779B1 & 0xFFFFFFFF))) & 0xFFFFFFFF
+    h = ((h ^ (h >> 13)) * 0x2C1B3C6D) & 0xFFFFFFFF
+    bits = (h ^ (h >> 16)) & 0xBFFF
+    return torch.where(bits >= 0x8000, bits - 0x10000, bits).to(torch.int16).view(torch.bfloat16).reshape(shape)
+
+
+def checksum(tensor):
+    return code["checksum"](tensor.to(torch.bfloat16).contiguous().view(torch.int16).numpy())
+
+
+COMMON = dict(
+    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=320,
+    max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+MODELS = {
+    "llama": lambda: transformers.LlamaConfig(**COMMON, head_dim=16),
+    "qwen2": lambda: transformers.Qwen2Config(**COMMON, tie_word_embeddings=True),
+    "qwen3": lambda: transformers.Qwen3Config(**COMMON, head_dim=32),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
+        **COMMON, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
+    ),
+}
+
+
+class Model:
+    """A tiny checkpoint of a kind of MODELS, and its tensors by name."""
+
+    def __init__(self, kind, folder):
+        self.folder = pathlib.Path(folder)
+        torch.manual_seed(1)
+        model = transformers.AutoModelForCausalLM.from_config(MODELS[kind]())
+        model.to(torch.bfloat16).save_pretrained(folder)
+        self.shapes = {}
+        for file in self.folder.glob("*.safetensors"):
+            with safetensors.safe_open(file, "pt") as opened:
+                for name in opened.keys():
+                    self.shapes[name] = tuple(opened.get_slice(name).get_shape())
+
+    def tensors(self, variant):
+        return [(name, coded(variant, name, shape)) for name, shape in self.shapes.items()]
+
+    def checksums(self, variant):
+        return {name: checksum(coded(variant, name, shape)) for name, shape in self.shapes.items()}
+
+
+class Refused(Exception):
+    def __init__(self, status, body):
+        super().__init__(f"{status}: {body}")
+        self.status = status
+        self.body = body
+
+
+def post(server, path, body):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(server.url + path, data, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return json.load(reply)
+    except urllib.error.HTTPError as error:
+        raise Refused(error.code, json.load(error)) from None
+
+
+def update(server, entries, **fields):
+    return post(server, "/update_weights_from_tensor", {"serialized_named_tensors": entries, **fields})
+
+
+def checksums(server):
+    return post(server, "/weights_checker", {})["checksums"]
+
+
+def metric(server, name):
+    with urllib.request.urlopen(server.url + "/metrics") as reply:
+        return float(re.search(rf"^refit:{name}(?:{{.*?}})? (\S+)$", reply.read().decode(), re.M)[1])
+
+
+def shared_files(pid=None):
+    return sorted(glob.glob(f"/dev/shm/torch_{os.getpid() if pid is None else pid}_*"))
+
+
+def file_count(path):
+    """The reference count at the start of a file of shared memory."""
+    with open(path, "rb") as file:
+        return int.from_bytes(file.read(4), "little", signed=True)
+
+
+def descriptors(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def resident(pid):
+    return int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())[1]) * 1024
+
+
+def mappings(pid):
+    return len(pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines())

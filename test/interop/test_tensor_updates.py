@@ -1,0 +1,520 @@
+"""/update_weights_from_tensor, driven by real torch: what is sent arrives bit for bit, on every rank, and nothing leaks."""
+import base64
+import gc
+import json
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from conftest import ROOT, Server
+from tensors import (
+    MODELS, LocalSerializedTensor, Model, Refused, bucket, checksum, checksums, coded, descriptors, dumps, file_count, mappings, metric, post,
+    resident, serialize, shared_files, update,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory):
+    made = {}
+
+    def make(kind):
+        if kind not in made:
+            made[kind] = Model(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def served(model_of):
+    """A server per kind and ranks, shared by the tests: each update is whole, so that none sees what another left."""
+    servers = {}
+
+    def start(kind, ranks=1):
+        if (kind, ranks) not in servers:
+            flags = ["--dtype", "bfloat16", "--tp", ranks, "--max-total-tokens", 512, "--skip-tokenizer-init"]
+            servers[kind, ranks] = Server(model_of(kind).folder, *flags)
+        return servers[kind, ranks], model_of(kind)
+
+    yield start
+    for server in servers.values():
+        assert server.stop() == 0
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    gc.collect()
+    assert shared_files() == [], "the sender's memory is free once it is done"
+
+
+def copies(named):
+    """As of another process. Of one tensor that is pickled twice the pickles are equal, and count as one that was sent twice."""
+    return [(name, tensor.clone()) for name, tensor in named]
+
+
+def verl(named, ranks):
+    return [serialize([(name, LocalSerializedTensor([dumps(tensor)] * ranks)) for name, tensor in named])] * ranks
+
+
+SHAPES_OF_REQUEST = {
+    "one entry for all": lambda named, ranks: ([serialize(named)], None),
+    "the same entry per rank": lambda named, ranks: ([serialize(named)] * ranks, None),
+    "an entry of its own per rank": lambda named, ranks: ([serialize(copies(named)) for _ in range(ranks)], None),
+    "verl": lambda named, ranks: (verl(named, ranks), None),
+    "slime": lambda named, ranks: ([serialize(bucket(named))] * ranks, "flattened_bucket"),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("way", SHAPES_OF_REQUEST)
+def test_weights_go_to_a_to_b_and_back_to_a(served, ranks, way):
+    server, model = served("qwen3", ranks)
+    post(server, "/weights_checker", {"action": "reset_tensors"})
+    for step, variant in enumerate([1, 2, 1]):
+        named = model.tensors(variant)
+        entries, load_format = SHAPES_OF_REQUEST[way](named, ranks)
+        reply = update(server, entries, load_format=load_format, weight_version=str(step))
+        assert reply["message"] == f"Success Weight version updated to {step}."
+        assert reply["report"]["missing"] == [] and reply["report"]["tensors"] == len(named)
+        assert checksums(server) == model.checksums(variant)
+    assert post(server, "/generate", {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1}})["meta_info"]["weight_version"] == "2"
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_architecture(served, kind, ranks):
+    server, model = served(kind, ranks)
+    post(server, "/weights_checker", {"action": "reset_tensors"})
+    # One parameter per request, as verl's smallest buckets.
+    for name, tensor in model.tensors(7):
+        update(server, [serialize([(name, tensor)])], flush_cache=False)
+    assert checksums(server) == model.checksums(7)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_views_are_copied_as_torch_sees_them(served, ranks):
+    server, model = served("qwen3", ranks)
+
+    def transposed(tensor):
+        return tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
+
+    def stepped(tensor):
+        padded = torch.full((*tensor.shape[:-1], tensor.shape[-1] * 3), float("nan"), dtype=tensor.dtype)
+        padded[..., ::3] = tensor
+        return padded[..., ::3]
+
+    def inside(tensor):
+        around = torch.full([size + 5 for size in tensor.shape], float("nan"), dtype=tensor.dtype)
+        around[tuple(slice(2, 2 + size) for size in tensor.shape)] = tensor
+        return around[tuple(slice(2, 2 + size) for size in tensor.shape)]
+
+    def parameter(tensor):
+        return torch.nn.Parameter(tensor)
+
+    def as_float(tensor):
+        return tensor.float()
+
+    for variant, view in enumerate([transposed, stepped, inside, parameter, as_float], 10):
+        named = [(name, view(tensor)) for name, tensor in model.tensors(variant)]
+        update(server, [serialize(named)])
+        assert checksums(server) == model.checksums(variant), view.__name__
+    # All of them views of one storage: one file, a reference per view.
+    pool = torch.cat([tensor.flatten() for _, tensor in model.tensors(20)])
+    named, at = [], 0
+    for name, shape in model.shapes.items():
+        count = torch.Size(shape).numel()
+        named.append((name, pool[at : at + count].view(shape)))
+        at += count
+    entry = serialize(named)
+    (file,) = shared_files()
+    assert file_count(file) == 1 + len(named)
+    before = metric(server, "tensor_files_opened_total")
+    update(server, [entry])
+    assert file_count(file) == 1, "the sender's own"
+    assert metric(server, "tensor_files_opened_total") == before + 1
+    assert checksums(server) == model.checksums(20)
+
+
+def test_rank_local_experts_reach_every_rank(served):
+    """slime with expert parallelism sends each rank its own experts, and the others nothing."""
+    server, model = served("qwen3-moe", 2)
+    post(server, "/weights_checker", {"action": "reset_tensors"})
+    named = model.tensors(3)
+    shared = [(name, tensor) for name, tensor in named if ".experts." not in name]
+    update(server, [serialize(bucket(shared))] * 2, load_format="flattened_bucket")
+    experts = [(name, tensor) for name, tensor in named if ".experts." in name]
+    halves = [experts[: len(experts) // 2], experts[len(experts) // 2 :]]
+    update(server, [serialize(bucket(half)) for half in halves], load_format="flattened_bucket")
+    assert checksums(server) == model.checksums(3)
+    # A rank without anything, and a bucket without anything for anybody.
+    update(server, [serialize(bucket([])), serialize(bucket(experts))], load_format="flattened_bucket")
+    update(server, [serialize(bucket([]))] * 2, load_format="flattened_bucket")
+    assert checksums(server) == model.checksums(3)
+
+
+def engine_shards(model, variant, ranks):
+    """Per rank, the parameters of SGLang's model: q, k, v and gate, up fused; rows or columns of a rank."""
+    weights = dict(model.tensors(variant))
+    shards = []
+    for rank in range(ranks):
+
+        def rows(name):
+            return weights[name].chunk(ranks, 0)[rank]
+
+        def columns(name):
+            return weights[name].chunk(ranks, 1)[rank]
+
+        def kv(name):
+            heads = weights[name].shape[0] // 2
+            return weights[name].split(heads)[rank * 2 // ranks] if ranks > 2 else rows(name)
+
+        def vocabulary(name):
+            per_rank = (weights[name].shape[0] + 63) // 64 * 64 // ranks
+            padded = torch.zeros(per_rank * ranks, weights[name].shape[1], dtype=torch.bfloat16)
+            padded[: weights[name].shape[0]] = weights[name]
+            return padded.split(per_rank)[rank]
+
+        own = {"model.embed_tokens.weight": vocabulary("model.embed_tokens.weight"), "model.norm.weight": weights["model.norm.weight"]}
+        if "lm_head.weight" in weights:
+            own["lm_head.weight"] = vocabulary("lm_head.weight")
+        for layer in range(2):
+            at = f"model.layers.{layer}."
+            for name in weights:
+                if name.startswith(at) and ("norm" in name or name.endswith("mlp.gate.weight")):
+                    own[name] = weights[name]
+            for end in ["weight", "bias"]:
+                if f"{at}self_attn.q_proj.{end}" in weights:
+                    parts = [rows(f"{at}self_attn.q_proj.{end}"), *(kv(f"{at}self_attn.{p}_proj.{end}") for p in "kv")]
+                    own[f"{at}self_attn.qkv_proj.{end}"] = torch.cat(parts)
+            own[f"{at}self_attn.o_proj.weight"] = columns(f"{at}self_attn.o_proj.weight")
+            if f"{at}mlp.gate_proj.weight" in weights:
+                own[f"{at}mlp.gate_up_proj.weight"] = torch.cat([rows(f"{at}mlp.gate_proj.weight"), rows(f"{at}mlp.up_proj.weight")])
+                own[f"{at}mlp.down_proj.weight"] = columns(f"{at}mlp.down_proj.weight")
+            else:
+                expert = [f"{at}mlp.experts.{e}." for e in range(4)]
+                own[f"{at}mlp.experts.w13_weight"] = torch.stack([torch.cat([rows(e + "gate_proj.weight"), rows(e + "up_proj.weight")]) for e in expert])
+                own[f"{at}mlp.experts.w2_weight"] = torch.stack([columns(e + "down_proj.weight") for e in expert])
+        shards.append(list(own.items()))
+    return shards
+
+
+@pytest.mark.parametrize("kind, ranks", [("qwen2", 1), ("qwen2", 2), ("qwen3", 1), ("qwen3", 2), ("qwen3", 4), ("qwen3-moe", 2)])
+def test_direct_takes_the_parameters_of_each_rank(served, kind, ranks):
+    server, model = served(kind, ranks)
+    post(server, "/weights_checker", {"action": "reset_tensors"})
+    shards = engine_shards(model, 5, ranks)
+    reply = update(server, [serialize(shard) for shard in shards], load_format="direct")
+    assert reply["report"]["missing"] == [], "what is fused covers all that it is made of"
+    assert checksums(server) == model.checksums(5)
+    if ranks > 1:
+        with pytest.raises(Refused, match="not brought to rank 1"):
+            update(server, [serialize(shards[0]), serialize([])] + [serialize(shard) for shard in shards[2:]], load_format="direct")
+        with pytest.raises(Refused, match="its own shards"):
+            update(server, [serialize(shards[0])], load_format="direct")
+    with pytest.raises(Refused, match="the model has no tensor"):
+        update(server, [serialize([("model.layers.0.self_attn.q_proj.weight", torch.zeros(2, dtype=torch.bfloat16))])] * ranks, load_format="direct")
+    with pytest.raises(Refused, match=r"has shape \[1, 64\]"):
+        update(server, [serialize([("model.norm.weight", torch.zeros(1, 64, dtype=torch.bfloat16))])] * ranks, load_format="direct")
+    assert checksums(server) == model.checksums(5)
+
+
+def test_memory_and_descriptors_are_flat_over_fifty_updates(served):
+    server, model = served("qwen3", 2)
+    pid = server.process.pid
+    mine = os.getpid()
+
+    def step(variant):
+        named = model.tensors(variant % 2)
+        if variant % 3 == 0:
+            update(server, [serialize(bucket(named))] * 2, load_format="flattened_bucket")
+        elif variant % 3 == 1:
+            update(server, [serialize(named), serialize(copies(named))])
+        else:
+            # Refused at the very end of the checks: after everything has been opened.
+            with pytest.raises(Refused, match="no tensor"):
+                update(server, [serialize([*named, ("nobody", torch.zeros(4, dtype=torch.bfloat16))])])
+
+    for variant in range(10):
+        step(variant)
+    gc.collect()
+    before = descriptors(pid), descriptors(mine), mappings(mine)
+    memory = resident(pid), resident(mine)
+    for variant in range(50):
+        step(variant)
+        gc.collect()
+        assert shared_files() == []
+    assert (descriptors(pid), descriptors(mine), mappings(mine)) == before
+    assert resident(pid) - memory[0] < 64 << 20 and resident(mine) - memory[1] < 32 << 20
+    assert metric(server, "tensor_files_opened_total") == metric(server, "tensor_files_closed_total") > 0
+    assert checksums(server) == model.checksums(49 % 2)
+
+
+def test_every_reference_is_given_back_whatever_is_wrong_with_the_request(served):
+    server, model = served("qwen3", 2)
+    before = checksums(server)
+    name = "model.norm.weight"
+    good = coded(1, name, [64])
+    cases = {
+        "unknown name": ({}, [("nobody", good)]),
+        "shape": ({}, [(name, coded(1, name, [65]))]),
+        "dtype": ({}, [(name, good.double())]),
+        "twice": ({}, [(name, good), (name, good.clone())]),
+        "expanded": ({}, [(name, good[:1].expand(64))]),
+        "overlapping rows": ({}, [("model.layers.0.mlp.up_proj.weight", coded(1, name, [1024]).as_strided((128, 64), (1, 1)))]),
+        "load_format": ({"load_format": "my.loader"}, [(name, good)]),
+        "not a bucket": ({"load_format": "flattened_bucket"}, [(name, good)]),
+        "a field": ({"weight_version": 3}, [(name, good)]),
+        "flush_cache": ({"flush_cache": None}, [(name, good)]),
+    }
+    for case, (fields, named) in cases.items():
+        entry = serialize(named)
+        files = shared_files()
+        assert files and sum(map(file_count, files)) == len(files) + len(named)
+        with pytest.raises(Refused) as refused:
+            update(server, [entry], **fields)
+        assert refused.value.status == 400 and refused.value.body["success"] is False, case
+        assert [file_count(file) for file in files] == [1] * len(files), case
+        del named, entry
+        cases[case] = None
+        gc.collect()
+    # Too few entries, and more than are read.
+    with pytest.raises(Refused, match="one per tensor-parallel rank"):
+        update(server, [])
+    tensor = coded(4, name, [64])
+    tensors = [tensor.clone() for _ in range(5)]
+    entries = [serialize([(name, own)]) for own in tensors]
+    assert [file_count(file) for file in shared_files()] == [2] * 5
+    update(server, entries)
+    assert [file_count(file) for file in shared_files()] == [1] * 5
+    del tensors
+    assert checksums(server) == before | {name: checksum(tensor)}
+
+
+def test_memory_that_the_sender_let_go_before_is_taken_and_removed(served):
+    server, model = served("qwen3", 1)
+    entry = serialize(model.tensors(11))
+    gc.collect()
+    assert all(file_count(file) == 1 for file in shared_files()), "only the request holds it"
+    update(server, [entry])
+    assert shared_files() == []
+    assert checksums(server) == model.checksums(11)
+    with pytest.raises(Refused, match="does not exist: the sender has ended or freed it"):
+        update(server, [entry])
+    assert checksums(server) == model.checksums(11)
+
+
+def test_memory_may_be_reused_right_after_the_reply(served):
+    server, model = served("qwen3", 2)
+    tensors = dict(model.tensors(0))
+    for variant in range(1, 8):
+        for name, shape in model.shapes.items():
+            tensors[name].copy_(coded(variant, name, shape))
+        update(server, [serialize(list(tensors.items()))])
+        for tensor in tensors.values():
+            tensor.fill_(float("nan"))
+        assert checksums(server) == model.checksums(variant)
+
+
+def test_the_same_body_twice_at_once_is_one_update(served):
+    server, model = served("qwen3", 1)
+    epoch = metric(server, "weight_epoch")
+    # Held at the gate by a request that runs, so that all three are there at the same time.
+    rollout = threading.Thread(target=lambda: post(server, "/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 120, "ignore_eos": True}}))
+    rollout.start()
+    named = model.tensors(12)
+    body = {"serialized_named_tensors": [serialize(named)], "weight_version": "twelve"}
+    replies = []
+    senders = [threading.Thread(target=lambda: replies.append(post(server, "/update_weights_from_tensor", body))) for _ in range(3)]
+    for sender in senders:
+        sender.start()
+    for thread in [*senders, rollout]:
+        thread.join()
+    assert len(replies) == 3 and replies.count(replies[0]) == 3
+    assert metric(server, "weight_epoch") == epoch + 1
+    assert all(file_count(file) == 1 for file in shared_files())
+    assert checksums(server) == model.checksums(12)
+
+
+SENDER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from tensors import *
+import json
+shapes = json.loads(sys.argv[2])
+named = [(name, coded(13, name, shape)) for name, shape in shapes.items()]
+print(serialize(named), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_sender_that_dies_before_its_request_is_refused_and_one_that_dies_during_it_is_not(served):
+    server, model = served("qwen3", 2)
+    before = checksums(server)
+
+    def start():
+        arguments = [sys.executable, "-c", SENDER, str(ROOT / "test/interop"), json.dumps(model.shapes)]
+        sender = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+        return sender, sender.stdout.readline().strip()
+
+    def kill(sender):
+        sender.send_signal(signal.SIGKILL)
+        sender.wait()
+        sender.stdout.close()
+
+    def gone(pid):
+        # torch_shm_manager removes what a dead process leaves.
+        for _ in range(200):
+            if shared_files(pid) == []:
+                return True
+            threading.Event().wait(0.05)
+        return False
+
+    sender, entry = start()
+    kill(sender)
+    assert gone(sender.pid)
+    with pytest.raises(Refused, match="the sender has ended"):
+        update(server, [entry])
+    assert checksums(server) == before
+
+    # It is opened before the gate shuts; behind a rollout its sender dies.
+    sender, entry = start()
+    opened = metric(server, "tensor_files_opened_total")
+    body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+    rollout = threading.Thread(target=lambda: post(server, "/generate", body))
+    rollout.start()
+    replies = []
+    request = threading.Thread(target=lambda: replies.append(update(server, [entry])))
+    request.start()
+    while metric(server, "tensor_files_opened_total") == opened and request.is_alive():
+        pass
+    kill(sender)
+    request.join()
+    rollout.join()
+    assert len(replies) == 1 and checksums(server) == model.checksums(13)
+    assert gone(sender.pid)
+    assert metric(server, "tensor_files_opened_total") == metric(server, "tensor_files_closed_total")
+
+
+def test_a_name_in_shared_memory_that_is_not_torchs_is_not_touched(served, tmp_path):
+    server, _ = served("qwen3", 1)
+    for hostile in ["/../etc/passwd", "/etc/passwd", "/torch_1_2_3/../../x", "torch_1_2_3", "/torch_x", "/torch_1_2_3\0"]:
+        entry = dumps([("model.norm.weight", coded(1, "x", [64]))])
+        (file,) = shared_files()
+        name = b"/" + pathlib.Path(file).name.encode()
+        at = entry.index(name)
+        replaced = entry[: at - 1] + bytes([len(hostile)]) + hostile.encode() + entry[at + len(name) :]
+        with pytest.raises(Refused) as refused:
+            update(server, [base64.b64encode(replaced).decode()])
+        assert refused.value.body["error"]["code"] in ("TENSOR_PAYLOAD", "PICKLE_MALFORMED"), hostile
+        # Not named any more: nobody gives that reference back.
+        pathlib.Path(file).unlink()
+    # Too short for what is said to lie in it; a link; a folder.
+    for make in [lambda path: path.write_bytes(b"\0" * 100), lambda path: path.symlink_to("/etc/passwd"), lambda path: path.mkdir()]:
+        entry = serialize([("model.norm.weight", coded(1, "x", [64]))])
+        path = pathlib.Path(*shared_files())
+        path.unlink()
+        make(path)
+        with pytest.raises(Refused) as refused:
+            update(server, [entry])
+        assert refused.value.body["error"]["code"] == "TENSOR_PAYLOAD"
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_a_file_that_shrinks_under_the_write_ends_nothing_but_the_write(served):
+    server, model = served("qwen3", 1)
+    rollout = threading.Thread(target=lambda: post(server, "/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}))
+    rollout.start()
+    entry = serialize([("model.norm.weight", coded(1, "x", [64]))])
+    (file,) = shared_files()
+    opened = metric(server, "tensor_files_opened_total")
+    outcome = []
+
+    def send():
+        try:
+            outcome.append(update(server, [entry]))
+        except Refused as refused:
+            outcome.append(refused)
+
+    request = threading.Thread(target=send)
+    request.start()
+    while metric(server, "tensor_files_opened_total") == opened and request.is_alive():
+        pass
+    os.truncate(file, 64)
+    request.join()
+    rollout.join()
+    assert isinstance(outcome[0], Refused) and "file ended" in outcome[0].body["message"]
+    update(server, [serialize(model.tensors(1))])
+    assert checksums(server) == model.checksums(1)
+
+
+class Runs:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def test_nothing_that_a_pickle_asks_for_is_done(served, tmp_path):
+    server, model = served("qwen3", 2)
+    before = checksums(server)
+    sign = tmp_path / "executed"
+    bodies = [
+        [pickle.dumps(Runs(sign))],
+        [dumps([("model.norm.weight", Runs(sign))])],
+        [dumps({"flattened_tensor": Runs(sign), "metadata": []})],
+        [dumps([("model.norm.weight", LocalSerializedTensor([pickle.dumps(Runs(sign))] * 2))])],
+        [b""],
+        [b"\x80\x04."],
+        [b"\x80\x04" + b"(" * 100_000 + b"."],
+        [dumps(list(range(100_000)))],
+        [os.urandom(5000)],
+    ]
+    recorded = json.loads((ROOT / "test/fixtures/pickles/exploits.json").read_text())
+    entries = [[base64.b64encode(part).decode() for part in body] for body in bodies] + [[case["pickle"]] for case in recorded]
+    for entry in [*entries, ["not base64!"], ["gASV"], [""]]:
+        for load_format in [None, "flattened_bucket", "direct"]:
+            with pytest.raises(Refused) as refused:
+                update(server, entry * 2, load_format=load_format)
+            assert refused.value.status == 400 and refused.value.body["error"]["code"] != "INTERNAL", refused.value
+    for body in [b"{", b"[]", b"null", b'{"serialized_named_tensors": "gASV"}', b'{"serialized_named_tensors": [1]}', b"{}", b'{"serialized_named_tensors": null}']:
+        with pytest.raises(Refused) as refused:
+            post(server, "/update_weights_from_tensor", body)
+        assert refused.value.status == 400
+    assert not sign.exists()
+    assert checksums(server) == before
+    update(server, [serialize(model.tensors(1))])
+    assert checksums(server) == model.checksums(1)
+
+
+def test_descriptors_and_cards_are_refused_in_words(served):
+    server, _ = served("qwen3", 1)
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")
+    try:
+        with pytest.raises(Refused, match=r'set_sharing_strategy\(\\?"file_system\\?"\)'):
+            update(server, [serialize([("model.norm.weight", coded(1, "x", [64]))])])
+    finally:
+        torch.multiprocessing.set_sharing_strategy("file_system")
+    recorded = json.loads((ROOT / "test/fixtures/pickles/payloads.json").read_text())
+    cuda = next(case for case in recorded if case["load_format"] is None and not case["any_dtype"] and case["expected"]["storages"] and all(storage["kind"] == "cuda" for storage in case["expected"]["storages"]))
+    with pytest.raises(Refused, match="this engine is on the CPU"):
+        update(server, cuda["entries"])
+
+
+def test_a_tensor_of_four_shards_reaches_two_ranks_element_by_element(served):
+    """FSDP splits by rows over four, tensor parallelism by columns over two: every element is read back and compared."""
+    server, model = served("llama", 2)
+    name = "model.layers.1.self_attn.o_proj.weight"
+    whole = coded(21, name, model.shapes[name])
+    shards = [shard.clone() for shard in whole.chunk(4, 0)]
+    update(server, [serialize([(name, torch.cat(shards))])])
+    got = torch.tensor(post(server, "/get_weights_by_name", {"name": name, "truncate_size": whole.shape[0]}))
+    assert torch.equal(got, whole.float())
