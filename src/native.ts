@@ -133,8 +133,26 @@ export interface StepResult {
   idLogprobs: Float32Array
 }
 
-/** Where bytes of a write come from: an open file, or memory that stays referenced until the write has ended. */
-export type NativeSource = { fd: number } | { buffer: Uint8Array }
+/** Where bytes of a write come from: an open file, memory that stays referenced until the write has ended, or memory of a card. */
+export type NativeSource = { fd: number } | { buffer: Uint8Array } | { segment: CudaSegment }
+
+/**
+ * Memory of a card that another process shares by CUDA IPC. The write opens it on every rank that reads it, waits for the events on that
+ * rank's stream, and closes it before it resolves. Offsets of tensors count from the segment's first byte.
+ */
+export interface CudaSegment {
+  /** The exporter's card, as `CudaCard.uuid`. */
+  uuid: string
+  /** cudaIpcMemHandle_t, 64 bytes; or the physical blocks of an expandable segment. */
+  handle: Uint8Array | CudaBlocks
+  /** cudaIpcEventHandle_t, 64 bytes each, one after another: all are waited for before the first read. */
+  events: Uint8Array
+  /** Stay open after the write under this name, until `closeMappings(name)` or the end of the core; a later write that brings the handle again finds it open. */
+  keep?: string
+}
+
+/** Physical blocks of equal size that are mapped one after another: descriptors of this process, or fabric handles of 64 bytes each. */
+export interface CudaBlocks { blockBytes: number, fds: number[], fabric: Uint8Array }
 
 /** Fields of one tensor in `WriteJob.tensors`: source index · byte offset of element [0, 0] · dtype number · rows · cols · bytes from row to row · bytes from column to column (the element's size but for transposed and stepped views). */
 export const TENSOR_FIELDS = 7
@@ -279,7 +297,7 @@ export interface NativeAddon {
   resume: (handle: number, tags: number) => Promise<boolean>
   /**
    * Any thread. Takes references from the count (int32) at the start of a shared-memory file of torch's, never below 0; returns what is
-   * left. Throws where the file is shorter than its header.
+   * left, -1 where there was none to take. Throws where the file is shorter than its header.
    */
   dropFileReferences: (fd: number, references: number) => number
   /** The same, by one, for a slot of a file that counts CUDA shares (int64 each, from byte 64 on). */

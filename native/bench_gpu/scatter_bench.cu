@@ -12,7 +12,6 @@
 #include "core/checksum.h"
 #include "cuda/checksum.h"
 #include "cuda/scatter.h"
-#include "cuda/scatter_kernel.h"
 #include "cuda/write_batches.h"
 
 using namespace refit;
@@ -33,46 +32,6 @@ void fill(int device, uint8_t* data, size_t bytes, uint64_t seed) {
   fill_kernel<<<2048, 256>>>(reinterpret_cast<uint64_t*>(data), bytes / 8, seed);
   check(cudaDeviceSynchronize(), "fill");
   check(cudaSetDevice(0), "cudaSetDevice");
-}
-
-struct Variant {
-  std::string name;
-  ScatterTuning tuning;
-};
-
-std::vector<Variant> variants(bool all) {
-  std::vector<Variant> out;
-  const auto add = [&](const char* name, auto change) {
-    ScatterTuning tuning;
-    change(tuning);
-    out.push_back({name, tuning});
-  };
-  add("scatter, as it is shipped", [](ScatterTuning&) {});
-  add("scatter, 4 blocks of 512, 64 KB", [](ScatterTuning& t) { t.blocks_per_sm = 4; });
-  add("scatter, bulk 2 x 6 x 16 KB", [](ScatterTuning& t) { t.bulk_stages = 6; });
-  add("scatter, bulk 2 x 4 x 24 KB", [](ScatterTuning& t) { t.bulk_stages = 4, t.bulk_bytes = 24 << 10; });
-  if (!all) return out;
-  add("scatter, 1 block of 512", [](ScatterTuning& t) { t.blocks_per_sm = 1; });
-  add("scatter, 2 blocks of 512, 16 KB", [](ScatterTuning& t) { t.tile_bytes = 16 << 10; });
-  add("scatter, 2 blocks of 512, 32 KB", [](ScatterTuning& t) { t.tile_bytes = 32 << 10; });
-  add("scatter, 2 blocks of 512, 128 KB", [](ScatterTuning& t) { t.tile_bytes = 128 << 10; });
-  add("scatter, 4 blocks of 512, 32 KB", [](ScatterTuning& t) { t.blocks_per_sm = 4, t.tile_bytes = 32 << 10; });
-  add("scatter, 4 blocks of 512, 128 KB", [](ScatterTuning& t) { t.blocks_per_sm = 4, t.tile_bytes = 128 << 10; });
-  add("scatter, 8 blocks of 256, 32 KB",
-      [](ScatterTuning& t) { t.threads = 256, t.blocks_per_sm = 8, t.tile_bytes = 32 << 10; });
-  add("scatter, 4 blocks of 256, 32 KB", [](ScatterTuning& t) { t.threads = 256, t.tile_bytes = 32 << 10; });
-  add("scatter, 2 blocks of 512, 8 loads", [](ScatterTuning& t) { t.unroll = 8; });
-  add("scatter, 4 blocks of 256, 8 loads", [](ScatterTuning& t) { t.threads = 256, t.unroll = 8; });
-  add("scatter, loads that fetch 256 bytes", [](ScatterTuning& t) { t.hint = 1; });
-  add("scatter, plain stores", [](ScatterTuning& t) { t.hint = 2; });
-  add("scatter, tiles in turn", [](ScatterTuning& t) { t.dynamic = false; });
-  add("scatter, bulk 1 x 6 x 32 KB",
-      [](ScatterTuning& t) { t.bulk_stages = 6, t.bulk_bytes = 32 << 10, t.blocks_per_sm = 1; });
-  add("scatter, bulk 2 x 6 x 8 KB", [](ScatterTuning& t) { t.bulk_stages = 6, t.bulk_bytes = 8 << 10; });
-  add("scatter, bulk 2 x 4 x 16 KB", [](ScatterTuning& t) { t.bulk_stages = 4; });
-  add("scatter, bulk 1 x 4 x 48 KB",
-      [](ScatterTuning& t) { t.bulk_stages = 4, t.bulk_bytes = 48 << 10, t.blocks_per_sm = 1; });
-  return out;
 }
 
 // Rank 0's parameters packed behind each other, at 256 bytes each.
@@ -116,18 +75,15 @@ bool arrived(const std::vector<Copy2d>& copies) {
 }
 
 void bench_list(const std::string& title, const Scattered& list, uint8_t* target, uint64_t target_bytes,
-                const std::function<void(cudaStream_t)>& reference, const char* reference_name, bool all, int turns) {
-  std::vector<std::unique_ptr<Scatter>> scatters;
-  std::vector<Contestant> contestants{{reference_name, reference, {}}};
-  for (const Variant& variant : variants(all)) {
-    scatters.push_back(std::make_unique<Scatter>(variant.tuning));
-    Scatter* scatter = scatters.back().get();
-    check(cudaMemset(target, 0xA5, target_bytes), "cudaMemset");
-    scatter->run(list.copies, nullptr);
-    check(cudaDeviceSynchronize(), variant.name.c_str());
-    if (!arrived(list.copies)) std::printf("WRONG: %s, %s\n", title.c_str(), variant.name.c_str());
-    contestants.push_back({variant.name, [scatter, &list](cudaStream_t s) { scatter->run(list.copies, s); }, {}});
-  }
+                const std::function<void(cudaStream_t)>& reference, const char* reference_name, int turns) {
+  Scatter scatter;
+  check(cudaMemset(target, 0xA5, target_bytes), "cudaMemset");
+  scatter.run(list.copies, nullptr);
+  check(cudaDeviceSynchronize(), "scatter");
+  if (!arrived(list.copies)) std::printf("WRONG: %s\n", title.c_str());
+  std::vector<Contestant> contestants{
+      {reference_name, reference, {}},
+      {"scatter", [&scatter, &list](cudaStream_t s) { scatter.run(list.copies, s); }, {}}};
   cudaStream_t stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   take_turns(contestants, turns, stream);
@@ -135,14 +91,14 @@ void bench_list(const std::string& title, const Scattered& list, uint8_t* target
               static_cast<double>(list.bytes));
   // What the host does before the card begins.
   const auto begin = std::chrono::steady_clock::now();
-  scatters[0]->run(list.copies, stream);
+  scatter.run(list.copies, stream);
   const std::chrono::duration<double, std::milli> host = std::chrono::steady_clock::now() - begin;
   check(cudaStreamSynchronize(stream), "scatter");
   std::printf("  (host time of one list: %.3f ms)\n", host.count());
   cudaStreamDestroy(stream);
 }
 
-void one_card(Shape shape, int ranks, bool all, int turns) {
+void one_card(Shape shape, int ranks, int turns) {
   size_t free = 0, total = 0;
   check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   const int64_t layers = shape.layers;
@@ -164,7 +120,7 @@ void one_card(Shape shape, int ranks, bool all, int turns) {
       [&](cudaStream_t s) {
         check(cudaMemcpyAsync(to.data(), source.data(), list.bytes, cudaMemcpyDeviceToDevice, s), "cudaMemcpyAsync");
       },
-      "cudaMemcpyAsync, device to device", all, turns);
+      "cudaMemcpyAsync, device to device", turns);
 }
 
 void from_peer(int turns) {
@@ -193,7 +149,7 @@ void from_peer(int turns) {
         [&](cudaStream_t s) {
           check(cudaMemcpyPeerAsync(to.data(), 0, source.data(), 1, list.bytes, s), "cudaMemcpyPeerAsync");
         },
-        "cudaMemcpyPeerAsync", false, turns);
+        "cudaMemcpyPeerAsync", turns);
   };
   bench("Qwen3-8B, rank 0 of 2 from a peer, row slices", rows);
   bench("Qwen3-8B, rank 0 of 2 from a peer, column slices", cols);
@@ -293,7 +249,7 @@ void from_host(int turns) {
                  "copy");
          },
          {}},
-        {"scatter kernel", [&](cudaStream_t s) { scatter.run(lists[i], s, true); }, {}}};
+        {"scatter kernel", [&](cudaStream_t s) { scatter.run(lists[i], s); }, {}}};
     take_turns(contestants, turns, stream);
     print_table("pinned host memory, rows of " + std::to_string(c.cols * 2) + " bytes, " +
                     std::to_string(c.src_row_bytes) + " apart",
@@ -315,12 +271,12 @@ int main(int argc, char** argv) {
   try {
     print_card(0);
     if (only.empty() || only == "8b") {
-      one_card(kQwen3_8B, 1, true, turns);
-      one_card(kQwen3_8B, 2, false, turns);
+      one_card(kQwen3_8B, 1, turns);
+      one_card(kQwen3_8B, 2, turns);
     }
     if (only.empty() || only == "30b") {
-      one_card(kQwen3_30B_A3B, 1, false, turns);
-      one_card(kQwen3_30B_A3B, 2, false, turns);
+      one_card(kQwen3_30B_A3B, 1, turns);
+      one_card(kQwen3_30B_A3B, 2, turns);
     }
     if (only.empty() || only == "tp2") from_peer(turns);
     if (only.empty() || only == "odd") odd_sources(turns);

@@ -163,6 +163,9 @@ struct Gemm {
     constexpr int kSide = kWanted < side(MR) ? kWanted : side(MR);
     const int64_t step = kVectors * row_bytes;
     const int64_t bytes = K * ElementBytes;
+    // Passes go through rows that are neighbours; after the last one comes the next panel's first.
+    const uint8_t* const turn = w + kVectors * row_bytes;
+    const int64_t jump = ahead < kVectors * row_bytes ? (W - kVectors) * row_bytes : 0;
     for (int v0 = 0; v0 < kVectors; v0 += kSide) {
       F acc[MR][kSide];
 #pragma GCC unroll 8
@@ -193,6 +196,7 @@ struct Gemm {
       while (p != full) {
         const uint8_t* q = p;
         const uint8_t* far = p + ahead;
+        far += far >= turn ? jump : 0;
         const bool fetch = (full - p) % 64 < Load::kBytes;  // once per cache line
 #pragma GCC unroll 4
         for (int v = 0; v < kSide; v++) {

@@ -65,7 +65,7 @@ __device__ __forceinline__ uint64_t sum_vectors(const ScatterJob& job, uint32_t 
 #pragma unroll
       for (int u = 0; u < kUnroll; u++) {
         const uint32_t at = i + u * kThreads;
-        v[u] = at < range.slots ? load_vector<0>(src + static_cast<uint64_t>(at) * 16) : uint4{0, 0, 0, 0};
+        v[u] = at < range.slots ? load_vector(src + static_cast<uint64_t>(at) * 16) : uint4{0, 0, 0, 0};
       }
       // Zeros add nothing.
 #pragma unroll
@@ -83,7 +83,7 @@ __device__ __forceinline__ uint64_t sum_vectors(const ScatterJob& job, uint32_t 
       v[u] = uint4{0, 0, 0, 0};
       groups[u] = group + walk.row * group_row + walk.slot;
       if (walk.row < range.rows) {
-        v[u] = load_vector<0>(src + walk.row * src_row + static_cast<uint64_t>(walk.slot) * 16);
+        v[u] = load_vector(src + walk.row * src_row + static_cast<uint64_t>(walk.slot) * 16);
       }
       walk.next();
     }
@@ -131,11 +131,10 @@ __device__ __forceinline__ void flush(unsigned long long* to, uint64_t sum) {
   if (threadIdx.x % 32 == 0) atomicAdd(to, static_cast<unsigned long long>(sum));
 }
 
-__global__ void __launch_bounds__(kThreads, 2)
-    checksum_kernel(ScatterTiles list, uint32_t* counter, unsigned long long* sums) {
+__global__ void __launch_bounds__(kThreads, 2) checksum_kernel(ScatterTiles list, unsigned long long* sums) {
   __shared__ ScatterJob jobs[2];
   const uint32_t thread = threadIdx.x;
-  TileFeed<true> feed(list, counter);
+  TileFeed feed(list);
   if (thread < 32) {
     feed.ask();
     feed.next(jobs[0]);
@@ -190,7 +189,7 @@ std::vector<uint64_t> Checksum::run(const std::vector<SumRect>& rects, cudaStrea
   State& s = *state_;
   std::vector<uint64_t> out(rects.size());
   for (size_t from = 0; from < rects.size();) {
-    ScatterLists lists = s.segment.lists();
+    ScatterList list = s.segment.list();
     size_t to = from;
     for (; to < rects.size() && to - from < kScatterCopies; to++) {
       const SumRect& rect = rects[to];
@@ -198,18 +197,18 @@ std::vector<uint64_t> Checksum::run(const std::vector<SumRect>& rects, cudaStrea
                         rect.rows,        rect.cols,
                         rect.pitch * 2,   sizeof(bf16),
                         rect.tensor_cols, DType::kBFloat16};
-      const uint32_t begun = lists.threads.count;
-      if (!plan_copy(copy, kTileBytes, 0, lists)) break;
-      for (uint32_t i = begun; i < lists.threads.count; i++) {
-        lists.threads.copies[i].tag = static_cast<uint16_t>(to - from);
+      const uint32_t begun = list.count;
+      if (!plan_copy(copy, kTileBytes, list)) break;
+      for (uint32_t i = begun; i < list.count; i++) {
+        list.copies[i].tag = static_cast<uint16_t>(to - from);
       }
     }
     if (to == from) throw std::length_error("checksum: a rectangle is too large for one launch");
-    if (lists.threads.tiles > 0) {
+    if (list.tiles > 0) {
       check(cudaMemsetAsync(s.card, 0, (to - from) * sizeof(uint64_t), stream), "cudaMemsetAsync(checksums)");
-      const ScatterWork work = s.segment.upload(lists, stream);
-      const auto blocks = std::min(work.threads.tiles, static_cast<uint32_t>(2 * s.sms));
-      checksum_kernel<<<blocks, kThreads, 0, stream>>>(work.threads, work.thread_counter, s.card);
+      const ScatterTiles tiles = s.segment.upload(list, stream);
+      const auto blocks = std::min(tiles.tiles, static_cast<uint32_t>(2 * s.sms));
+      checksum_kernel<<<blocks, kThreads, 0, stream>>>(tiles, s.card);
       check_launch("checksum");
       s.segment.mark(stream);
       check(cudaMemcpyAsync(s.host, s.card, (to - from) * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream),

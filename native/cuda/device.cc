@@ -146,7 +146,7 @@ void CudaDevice::State::check_room(const std::vector<int>& cards) {
         gigabytes(plan.kv_bytes) + ", activations " + gigabytes(plan.scratch_bytes) + ", exchange " +
         gigabytes(exchange) + (sharing > 1 ? "; for each of " + std::to_string(sharing) + " ranks" : "") + "), " +
         gigabytes(free[r]) + " of " + gigabytes(total[r]) +
-        " are free: lower --mem-fraction or the KV cache, use more cards (--tp), or end what else uses the card "
+        " are free: lower --mem-fraction or --max-total-tokens, use more cards (--tp), or end what else uses the card "
         "(nvidia-smi shows it)");
   }
 }

@@ -3,7 +3,6 @@
 #include <array>
 #include <stdexcept>
 
-#include "cuda/check.h"
 #include "cuda/scatter_kernel.h"
 #include "cuda/scatter_plan.h"
 #include "cuda/scatter_segment.h"
@@ -11,37 +10,26 @@
 namespace refit::cuda {
 
 struct Scatter::State {
-  explicit State(const ScatterTuning& wanted) : tuning(wanted) {
-    int device = 0, major = 0;
-    check(cudaGetDevice(&device), "cudaGetDevice");
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    if (major < 9) tuning.bulk_stages = 0;
-  }
-
-  ScatterTuning tuning;
+  uint32_t tile_bytes;
   // Lists that can be under way before the host waits for the oldest.
   std::array<ScatterSegment, 4> segments;
   size_t next = 0;
 };
 
-Scatter::Scatter() : Scatter(ScatterTuning{}) {}
-
-Scatter::Scatter(const ScatterTuning& tuning) : state_(std::make_unique<State>(tuning)) {}
+Scatter::Scatter(uint32_t tile_bytes) : state_(std::make_unique<State>()) { state_->tile_bytes = tile_bytes; }
 
 Scatter::~Scatter() = default;
 
-void Scatter::run(const std::vector<Copy2d>& copies, cudaStream_t stream, bool from_host) {
-  const ScatterTuning& tuning = state_->tuning;
-  const uint32_t bulk_bytes = from_host || tuning.bulk_stages == 0 ? 0 : tuning.bulk_bytes;
+void Scatter::run(const std::vector<Copy2d>& copies, cudaStream_t stream) {
   for (size_t from = 0; from < copies.size();) {
     ScatterSegment& segment = state_->segments[state_->next];
     state_->next = (state_->next + 1) % state_->segments.size();
-    ScatterLists lists = segment.lists();
-    const size_t planned = plan_scatter(copies, from, tuning.tile_bytes, bulk_bytes, lists);
+    ScatterList list = segment.list();
+    const size_t planned = plan_scatter(copies, from, state_->tile_bytes, list);
     if (planned == from) throw std::length_error("scatter: a copy is too large for one launch");
     from = planned;
-    if (lists.threads.count == 0 && lists.bulk.count == 0) continue;
-    launch_scatter(segment.upload(lists, stream), tuning, stream);
+    if (list.count == 0) continue;
+    launch_scatter(segment.upload(list, stream), stream);
     segment.mark(stream);
   }
 }

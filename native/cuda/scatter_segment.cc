@@ -21,10 +21,10 @@ ScatterList list_at(uint8_t* base) {
 }  // namespace
 
 ScatterSegment::ScatterSegment() {
-  check(cudaHostAlloc(reinterpret_cast<void**>(&host_), 2 * kListBytes, cudaHostAllocDefault),
-        "cudaHostAlloc(scatter lists)");
+  check(cudaHostAlloc(reinterpret_cast<void**>(&host_), kListBytes, cudaHostAllocDefault),
+        "cudaHostAlloc(scatter list)");
   try {
-    check(cudaMalloc(reinterpret_cast<void**>(&card_), 2 * kListBytes), "cudaMalloc(scatter lists)");
+    check(cudaMalloc(reinterpret_cast<void**>(&card_), kListBytes), "cudaMalloc(scatter list)");
     check(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
   } catch (...) {
     cudaFree(card_);
@@ -41,30 +41,21 @@ ScatterSegment::~ScatterSegment() {
   cudaFreeHost(host_);
 }
 
-ScatterLists ScatterSegment::lists() {
+ScatterList ScatterSegment::list() {
   if (used_) check(cudaEventSynchronize(done_), "cudaEventSynchronize(scatter list)");
-  return {list_at(host_), list_at(host_ + kListBytes)};
+  return list_at(host_);
 }
 
-ScatterWork ScatterSegment::upload(const ScatterLists& lists, cudaStream_t stream) {
-  ScatterWork work = {};
-  work.threads = upload(0, lists.threads, stream);
-  work.thread_counter = reinterpret_cast<uint32_t*>(card_);
-  if (lists.bulk.count > 0) work.bulk = upload(kListBytes, lists.bulk, stream);
-  work.bulk_counter = reinterpret_cast<uint32_t*>(card_ + kListBytes);
-  return work;
-}
-
-ScatterTiles ScatterSegment::upload(size_t offset, const ScatterList& list, cudaStream_t stream) {
+ScatterTiles ScatterSegment::upload(const ScatterList& list, cudaStream_t stream) {
   const auto send = [&](size_t at, size_t bytes) {
     check(cudaMemcpyAsync(card_ + at, host_ + at, bytes, cudaMemcpyHostToDevice, stream),
           "cudaMemcpyAsync(scatter list)");
   };
-  *reinterpret_cast<uint32_t*>(host_ + offset) = 0;
-  send(offset, kCounterBytes + (list.count > 0 ? list.count + 1 : 0) * sizeof(uint32_t));
-  if (list.count > 0) send(offset + kFirstBytes, list.count * sizeof(ScatterCopy));
-  const ScatterList there = list_at(card_ + offset);
-  return {there.first_tile, there.copies, list.count, list.tiles};
+  *reinterpret_cast<uint32_t*>(host_) = 0;
+  send(0, kCounterBytes + (list.count + 1) * sizeof(uint32_t));
+  send(kFirstBytes, list.count * sizeof(ScatterCopy));
+  const ScatterList there = list_at(card_);
+  return {there.first_tile, there.copies, list.count, list.tiles, reinterpret_cast<uint32_t*>(card_)};
 }
 
 void ScatterSegment::mark(cudaStream_t stream) {

@@ -8,30 +8,17 @@ template <DType kType>
 constexpr int kSizeOf = kType == DType::kFloat32 ? 4 : 2;
 
 // Read once, from a card, a peer or the host: nothing is worth a place in L1.
-template <int kHint>
 __device__ __forceinline__ uint4 load_vector(uint64_t address) {
   uint4 v;
-  if constexpr (kHint == 1) {
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(address));
-  } else {
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(address));
-  }
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address));
   return v;
 }
 
-template <int kHint>
 __device__ __forceinline__ void store_vector(uint64_t address, uint4 v) {
-  if constexpr (kHint == 2) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-  } else {
-    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-  }
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
 }
 
 // Kept in L1: the neighbour reads half of it again.
@@ -124,7 +111,7 @@ __device__ __forceinline__ uint4 load_slot(uint64_t address, uint64_t begin, uin
   uint4 v[kVectors];
   if (shift == 0) {
 #pragma unroll
-    for (int i = 0; i < kVectors; i++) v[i] = load_vector<0>(base + 16 * i);
+    for (int i = 0; i < kVectors; i++) v[i] = load_vector(base + 16 * i);
   } else if (base >= begin && base + 16 * (kVectors + 1) <= end) {
     uint4 raw[kVectors + 1];
 #pragma unroll
@@ -153,7 +140,7 @@ __device__ __forceinline__ void copy_slot(const ScatterCopy& copy, uint32_t row,
     const uint64_t address = src + static_cast<uint64_t>(first * copy.src_col);
     const uint4 v = kGathered ? gather_slot<kType>(address, copy.src_col)
                               : load_slot<kType>(address, src, src + copy.cols * kSizeOf<kType>);
-    store_vector<0>(dst + static_cast<uint64_t>(first) * 2, v);
+    store_vector(dst + static_cast<uint64_t>(first) * 2, v);
     return;
   }
   for (int64_t i = from; i < to; i++) {

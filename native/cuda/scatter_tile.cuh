@@ -1,9 +1,12 @@
-// Device code of the scatter: finding tiles, and copying one with all threads of a group.
+// Device code of the scatter: finding tiles, and copying one with all threads of a block.
 #pragma once
 #include "cuda/scatter_kernel.h"
 #include "cuda/scatter_slot.cuh"
 
 namespace refit::cuda {
+
+constexpr uint32_t kScatterThreads = 512;  // of a block
+constexpr int kScatterLoads = 4;           // of 16 bytes, in flight per thread
 
 // One tile.
 struct ScatterJob {
@@ -12,24 +15,19 @@ struct ScatterJob {
   bool end;  // there is none
 };
 
-// Hands out tiles to one warp of a group, all of whose lanes call it. A tile number is asked for one turn before it is
+// Hands out tiles to one warp of a block, all of whose lanes call it. A tile number is asked for one turn before it is
 // used, so the atomic's way to L2 and back costs nothing.
-template <bool kDynamic>
 class TileFeed {
  public:
-  __device__ TileFeed(const ScatterTiles& list, uint32_t* counter) : list_(list), counter_(counter) {}
+  explicit __device__ TileFeed(const ScatterTiles& list) : list_(list) {}
 
   // Before the first next(), by the one warp that calls it.
   __device__ void ask() {
-    if (!kDynamic) {
-      next_ = turn_++ * gridDim.x + blockIdx.x;
-    } else if (threadIdx.x % 32 == 0) {
-      next_ = atomicAdd(counter_, 1);
-    }
+    if (threadIdx.x % 32 == 0) next_ = atomicAdd(list_.counter, 1);
   }
 
   __device__ void next(ScatterJob& job) {
-    const uint32_t tile = kDynamic ? __shfl_sync(kAll, next_, 0) : next_;
+    const uint32_t tile = __shfl_sync(kAll, next_, 0);
     const uint32_t lane = threadIdx.x % 32;
     if (tile >= list_.tiles) {
       if (lane == 0) job.end = true;
@@ -63,9 +61,7 @@ class TileFeed {
   }
 
   const ScatterTiles list_;
-  uint32_t* const counter_;
   uint32_t next_ = 0;
-  uint32_t turn_ = 0;
   uint32_t copy_ = 0;
 };
 
@@ -86,74 +82,71 @@ struct Walk {
 };
 
 // Rows of one tile that lie apart.
-template <int kThreads, int kUnroll, int kHint>
 __device__ __forceinline__ void copy_vector_rows(uint64_t src, uint64_t dst, uint64_t src_row, uint32_t dst_row,
-                                                 uint32_t rows, uint32_t slots, uint32_t thread) {
-  Walk walk(thread, kThreads, slots);
+                                                 uint32_t rows, uint32_t slots) {
+  Walk walk(threadIdx.x, kScatterThreads, slots);
 #pragma unroll 1
   while (walk.row < rows) {
-    uint4 v[kUnroll];
-    uint64_t to[kUnroll];
+    uint4 v[kScatterLoads];
+    uint64_t to[kScatterLoads];
 #pragma unroll
-    for (int u = 0; u < kUnroll; u++) {
+    for (int u = 0; u < kScatterLoads; u++) {
       to[u] = 0;
       if (walk.row < rows) {
-        v[u] = load_vector<kHint>(src + walk.row * src_row + static_cast<uint64_t>(walk.slot) * 16);
+        v[u] = load_vector(src + walk.row * src_row + static_cast<uint64_t>(walk.slot) * 16);
         to[u] = dst + walk.row * static_cast<uint64_t>(dst_row) + static_cast<uint64_t>(walk.slot) * 16;
       }
       walk.next();
     }
 #pragma unroll
-    for (int u = 0; u < kUnroll; u++) {
-      if (to[u] != 0) store_vector<kHint>(to[u], v[u]);
+    for (int u = 0; u < kScatterLoads; u++) {
+      if (to[u] != 0) store_vector(to[u], v[u]);
     }
   }
 }
 
-template <int kThreads, int kUnroll, int kHint>
-__device__ __forceinline__ void copy_vector_run(uint64_t src, uint64_t dst, uint32_t slots, uint32_t thread) {
-  constexpr uint32_t kPass = kThreads * kUnroll;
+__device__ __forceinline__ void copy_vector_run(uint64_t src, uint64_t dst, uint32_t slots) {
+  constexpr uint32_t kPass = kScatterThreads * kScatterLoads;
+  const uint32_t thread = threadIdx.x;
   src += static_cast<uint64_t>(thread) * 16;
   dst += static_cast<uint64_t>(thread) * 16;
   // Whole passes need no look at the end.
 #pragma unroll 1
   for (; slots >= kPass; slots -= kPass, src += kPass * 16, dst += kPass * 16) {
-    uint4 v[kUnroll];
+    uint4 v[kScatterLoads];
 #pragma unroll
-    for (int u = 0; u < kUnroll; u++) v[u] = load_vector<kHint>(src + u * kThreads * 16);
+    for (int u = 0; u < kScatterLoads; u++) v[u] = load_vector(src + u * kScatterThreads * 16);
 #pragma unroll
-    for (int u = 0; u < kUnroll; u++) store_vector<kHint>(dst + u * kThreads * 16, v[u]);
+    for (int u = 0; u < kScatterLoads; u++) store_vector(dst + u * kScatterThreads * 16, v[u]);
   }
-  uint4 v[kUnroll];
+  uint4 v[kScatterLoads];
 #pragma unroll
-  for (int u = 0; u < kUnroll; u++) {
-    if (thread + u * kThreads < slots) v[u] = load_vector<kHint>(src + u * kThreads * 16);
+  for (int u = 0; u < kScatterLoads; u++) {
+    if (thread + u * kScatterThreads < slots) v[u] = load_vector(src + u * kScatterThreads * 16);
   }
 #pragma unroll
-  for (int u = 0; u < kUnroll; u++) {
-    if (thread + u * kThreads < slots) store_vector<kHint>(dst + u * kThreads * 16, v[u]);
+  for (int u = 0; u < kScatterLoads; u++) {
+    if (thread + u * kScatterThreads < slots) store_vector(dst + u * kScatterThreads * 16, v[u]);
   }
 }
 
-template <int kThreads, int kUnroll, int kHint>
-__device__ __forceinline__ void copy_vectors(const ScatterJob& job, uint32_t thread) {
+__device__ __forceinline__ void copy_vectors(const ScatterJob& job) {
   const auto src_row = static_cast<uint64_t>(job.copy.src_row);
   const uint32_t dst_row = job.copy.dst_row;
   const uint64_t src = job.copy.src + job.range.row * src_row + static_cast<uint64_t>(job.range.slot) * 16;
   const uint64_t dst =
       job.copy.dst + job.range.row * static_cast<uint64_t>(dst_row) + static_cast<uint64_t>(job.range.slot) * 16;
   if (job.range.rows == 1) {
-    copy_vector_run<kThreads, kUnroll, kHint>(src, dst, job.range.slots, thread);
+    copy_vector_run(src, dst, job.range.slots);
   } else {
-    copy_vector_rows < kThreads,
-        kUnroll<4 ? kUnroll : 4, kHint>(src, dst, src_row, dst_row, job.range.rows, job.range.slots, thread);
+    copy_vector_rows(src, dst, src_row, dst_row, job.range.rows, job.range.slots);
   }
 }
 
 // The paths below are functions of their own: their registers would cost the one above its own.
-template <int kThreads, DType kType, bool kGathered>
-__device__ __noinline__ void copy_slots(const ScatterJob& job, uint32_t thread) {
-  for (Walk walk(thread, kThreads, job.range.slots); walk.row < job.range.rows; walk.next()) {
+template <DType kType, bool kGathered>
+__device__ __noinline__ void copy_slots(const ScatterJob& job) {
+  for (Walk walk(threadIdx.x, kScatterThreads, job.range.slots); walk.row < job.range.rows; walk.next()) {
     copy_slot<kType, kGathered>(job.copy, job.range.row + walk.row, job.range.slot + walk.slot);
   }
 }
@@ -164,33 +157,32 @@ struct TransposeTile {
   alignas(4) uint16_t at[kTransposeRows][kCols + 2];
 };
 
-// Lanes run along rows while they read, as the source does, and along columns while they write. `sync` waits for all
-// threads of the group.
-template <int kThreads, DType kType, typename Sync>
-__device__ __noinline__ void transpose(const ScatterJob& job, uint32_t thread, TransposeTile& tile, Sync sync) {
+// Lanes run along rows while they read, as the source does, and along columns while they write. Run by a whole block.
+template <DType kType>
+__device__ __noinline__ void transpose(const ScatterJob& job, TransposeTile& tile) {
   const ScatterCopy& copy = job.copy;
   const uint64_t col = static_cast<uint64_t>(job.range.slot) * 8;
   const auto cols = static_cast<uint32_t>(min(static_cast<uint64_t>(TransposeTile::kCols), copy.cols - col));
   const uint64_t src =
       copy.src + job.range.row * static_cast<uint64_t>(copy.src_row) + col * static_cast<uint64_t>(copy.src_col);
 #pragma unroll 4
-  for (uint32_t i = thread; i < kTransposeRows * TransposeTile::kCols; i += kThreads) {
+  for (uint32_t i = threadIdx.x; i < kTransposeRows * TransposeTile::kCols; i += kScatterThreads) {
     const uint32_t r = i % kTransposeRows, c = i / kTransposeRows;
     if (r < job.range.rows && c < cols) {
       tile.at[r][c] = static_cast<uint16_t>(
           load_element<kType>(src + r * static_cast<uint64_t>(copy.src_row) + c * static_cast<uint64_t>(copy.src_col)));
     }
   }
-  sync();
+  __syncthreads();
   const uint64_t dst = copy.dst + job.range.row * static_cast<uint64_t>(copy.dst_row) + col * 2;
-  for (uint32_t i = thread; i < kTransposeRows * kTransposeSlots; i += kThreads) {
+  for (uint32_t i = threadIdx.x; i < kTransposeRows * kTransposeSlots; i += kScatterThreads) {
     const uint32_t r = i / kTransposeSlots, c = i % kTransposeSlots * 8;
     if (r >= job.range.rows || c >= cols) continue;
     const uint64_t to = dst + r * static_cast<uint64_t>(copy.dst_row) + c * 2;
     const uint16_t* from = &tile.at[r][c];
     if (c + 8 <= cols && to % 16 == 0) {
       const auto* words = reinterpret_cast<const uint32_t*>(from);
-      store_vector<0>(to, {words[0], words[1], words[2], words[3]});
+      store_vector(to, {words[0], words[1], words[2], words[3]});
     } else {
       const uint32_t count = min(8u, cols - c);
       for (uint32_t k = 0; k < count; k++) reinterpret_cast<uint16_t*>(to)[k] = from[k];
@@ -198,27 +190,26 @@ __device__ __noinline__ void transpose(const ScatterJob& job, uint32_t thread, T
   }
 }
 
-template <int kThreads, DType kType, typename Sync>
-__device__ __forceinline__ void copy_tile_of(const ScatterJob& job, uint32_t thread, TransposeTile& tile, Sync sync) {
+template <DType kType>
+__device__ __forceinline__ void copy_tile_of(const ScatterJob& job, TransposeTile& tile) {
   if (job.copy.path == ScatterPath::kRows) {
-    copy_slots<kThreads, kType, false>(job, thread);
+    copy_slots<kType, false>(job);
   } else if (job.copy.path == ScatterPath::kGather) {
-    copy_slots<kThreads, kType, true>(job, thread);
+    copy_slots<kType, true>(job);
   } else {
-    transpose<kThreads, kType>(job, thread, tile, sync);
+    transpose<kType>(job, tile);
   }
 }
 
-template <int kThreads, int kUnroll, int kHint, typename Sync>
-__device__ __forceinline__ void copy_tile(const ScatterJob& job, uint32_t thread, TransposeTile& tile, Sync sync) {
+__device__ __forceinline__ void copy_tile(const ScatterJob& job, TransposeTile& tile) {
   if (job.copy.path == ScatterPath::kVector) {
-    copy_vectors<kThreads, kUnroll, kHint>(job, thread);
+    copy_vectors(job);
   } else if (job.copy.dtype == DType::kBFloat16) {
-    copy_tile_of<kThreads, DType::kBFloat16>(job, thread, tile, sync);
+    copy_tile_of<DType::kBFloat16>(job, tile);
   } else if (job.copy.dtype == DType::kFloat16) {
-    copy_tile_of<kThreads, DType::kFloat16>(job, thread, tile, sync);
+    copy_tile_of<DType::kFloat16>(job, tile);
   } else {
-    copy_tile_of<kThreads, DType::kFloat32>(job, thread, tile, sync);
+    copy_tile_of<DType::kFloat32>(job, tile);
   }
 }
 

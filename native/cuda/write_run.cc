@@ -62,9 +62,8 @@ void WriteRun::plan_direct() {
     if (rect.rows == 0 || rect.cols == 0 || read[rect.tensor] != 0) continue;
     const Tensor& tensor = job_.tensors[rect.tensor];
     const Source& source = job_.sources[tensor.source];
-    direct_[rect.rank].push_back(
-        {rect.tensor, source.card < 0,
-         rect_copy(tensor, rect, params_.shapes[rect.param], source.data, params_.at(rect.rank, rect.param))});
+    direct_[rect.rank].push_back({rect.tensor, rect_copy(tensor, rect, params_.shapes[rect.param], source.data,
+                                                         params_.at(rect.rank, rect.param))});
     left_[rect.tensor]++;
     needed[rect.tensor] += static_cast<uint64_t>(rect.rows * rect.cols) * size_of(tensor.dtype);
   }
@@ -265,29 +264,26 @@ void WriteRun::retire(Rank& rank, size_t batch) {
 bool WriteRun::run_direct(Rank& rank) {
   const std::vector<Direct>& all = direct_[static_cast<size_t>(rank.index)];
   bool going = true;
-  for (const bool from_host : {false, true}) {
-    std::vector<Copy2d> copies;
-    copies.reserve(all.size());
-    std::vector<int> tensors;
-    tensors.reserve(all.size());
-    for (const Direct& direct : all) {
-      if (direct.from_host != from_host || !going) continue;
-      if (job_.cancel != nullptr && job_.cancel->load(std::memory_order_relaxed)) {
-        fail(direct.tensor, "the write was cancelled");
-        going = false;
-      } else if (REFIT_FAULT(kCopy)) {
-        fail(direct.tensor, "injected fault: copy");
-        going = false;
-      } else {
-        copies.push_back(direct.copy);
-        tensors.push_back(direct.tensor);
-      }
+  std::vector<Copy2d> copies;
+  copies.reserve(all.size());
+  std::vector<int> tensors;
+  tensors.reserve(all.size());
+  for (const Direct& direct : all) {
+    if (job_.cancel != nullptr && job_.cancel->load(std::memory_order_relaxed)) {
+      fail(direct.tensor, "the write was cancelled");
+      going = false;
+    } else if (REFIT_FAULT(kCopy)) {
+      fail(direct.tensor, "injected fault: copy");
+      going = false;
     }
-    rank.doing("weights: scatter");
-    for (const int t : tensors) dirty_[t].store(true, std::memory_order_relaxed);
-    lanes_[static_cast<size_t>(rank.index)]->scatter.run(copies, rank.stream, from_host);
-    for (const int t : tensors) left_[t].fetch_sub(1, std::memory_order_relaxed);
+    if (!going) break;
+    copies.push_back(direct.copy);
+    tensors.push_back(direct.tensor);
   }
+  rank.doing("weights: scatter");
+  for (const int t : tensors) dirty_[t].store(true, std::memory_order_relaxed);
+  lanes_[static_cast<size_t>(rank.index)]->scatter.run(copies, rank.stream);
+  for (const int t : tensors) left_[t].fetch_sub(1, std::memory_order_relaxed);
   return going;
 }
 
@@ -340,7 +336,7 @@ bool WriteRun::enqueue(Rank& rank, size_t batch) {
     check(cudaMemcpyAsync(copy.dst, copy.src, copy.bytes, cudaMemcpyHostToDevice, rank.copy), "weights: a copy");
   }
   check(cudaEventRecord(lane.copied[slot], rank.copy), "weights: copies from the ring");
-  lane.scatter.run(kernel, rank.stream, true);
+  lane.scatter.run(kernel, rank.stream);
   check(cudaEventRecord(lane.scattered[slot], rank.stream), "weights: scatter from the ring");
   for (const int t : tensors) left_[t].fetch_sub(1, std::memory_order_relaxed);
   return going;

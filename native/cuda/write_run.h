@@ -41,7 +41,6 @@ class WriteRun {
   // A rectangle whose source the cards can read where it lies.
   struct Direct {
     int tensor;
-    bool from_host;
     Copy2d copy;
   };
   struct EngineCopy;

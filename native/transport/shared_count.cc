@@ -47,7 +47,7 @@ class CountPage {
       const T left = had - std::min(had, references);
       if (count.compare_exchange_weak(had, left, std::memory_order_acq_rel, std::memory_order_relaxed)) return left;
     }
-    return 0;
+    return -1;
   }
 
  private:

@@ -93,6 +93,7 @@ export class TensorReceiver {
     const worker = this.#worker
     if (worker === undefined) return
     const ended = new Promise(resolve => worker.once('exit', resolve))
+    worker.ref()
     worker.postMessage({ type: 'end' } satisfies ToShares)
     await ended
   }
@@ -115,7 +116,7 @@ export class TensorReceiver {
       for (const { reject } of this.#waiting.values()) reject(failure)
       this.#waiting.clear()
     })
-    // A process that has nothing else to do may end.
+    // A process that waits for nothing of it may end.
     worker.unref()
     this.#worker = worker
     return worker
@@ -124,6 +125,7 @@ export class TensorReceiver {
   async #ask (worker: Worker, id: number, request: Request): Promise<Reply> {
     return await new Promise((resolve, reject) => {
       this.#waiting.set(id, { resolve, reject })
+      worker.ref()
       worker.postMessage({ ...request, id } as ToShares)
     })
   }
@@ -131,6 +133,7 @@ export class TensorReceiver {
   #receive (message: FromShares): void {
     const waiting = this.#waiting.get(message.id)
     this.#waiting.delete(message.id)
+    if (this.#waiting.size === 0 && !this.#closed) this.#worker?.unref()
     if (message.type !== 'opened') this.counts.sharesReleased += message.released.shares
     if (message.type === 'released') this.counts.filesClosed += message.released.files
     if (message.type !== 'refused') return waiting?.resolve(message)

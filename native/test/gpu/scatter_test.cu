@@ -11,7 +11,6 @@
 #include "core/checksum.h"
 #include "cuda/check.h"
 #include "cuda/scatter.h"
-#include "cuda/scatter_kernel.h"
 #include "cuda/scatter_plan.h"
 #include "test/check.h"
 
@@ -110,16 +109,12 @@ std::vector<uint16_t> expected_target(const std::vector<Case>& cases, int64_t si
 
 // --- on the host: the tiles are the copies, each element once
 
-struct HostLists {
-  std::vector<uint32_t> first[2];
-  std::vector<ScatterCopy> copies[2];
-  ScatterLists lists;
-  explicit HostLists(uint32_t capacity) {
-    for (int i = 0; i < 2; i++) {
-      first[i].resize(capacity + 1);
-      copies[i].resize(capacity);
-      (i == 0 ? lists.threads : lists.bulk) = {first[i].data(), copies[i].data(), capacity, 0, 0};
-    }
+struct HostList {
+  std::vector<uint32_t> first;
+  std::vector<ScatterCopy> copies;
+  ScatterList list;
+  explicit HostList(uint32_t capacity) : first(capacity + 1), copies(capacity) {
+    list = {first.data(), copies.data(), capacity, 0, 0};
   }
 };
 
@@ -179,22 +174,15 @@ void tiles_cover_every_element_once(uint64_t seed) {
   }
   copies.insert(copies.begin() + random.below(count), Copy2d{nullptr, nullptr, 0, 5, 0, 0, 5, DType::kBFloat16});
   const uint32_t tile = 1024u << random.below(7);
-  const uint32_t bulk = random.chance(2) ? 0 : 1024u << random.below(6);
   std::vector<int> writes(target.size());
   size_t from = 0;
   while (from < copies.size()) {
-    HostLists host(static_cast<uint32_t>(1 + random.below(20)));
-    const size_t next = plan_scatter(copies, from, tile, bulk, host.lists);
+    HostList host(static_cast<uint32_t>(1 + random.below(20)));
+    const size_t next = plan_scatter(copies, from, tile, host.list);
     CHECKF(next > from, "seed %lu", static_cast<unsigned long>(seed));
     if (next <= from) return;
     from = next;
-    for (const ScatterList* list : {&host.lists.threads, &host.lists.bulk}) {
-      run_tiles(*list, reinterpret_cast<uintptr_t>(target.data()), target, writes);
-    }
-    for (uint32_t i = 0; i < host.lists.bulk.count; i++) {
-      const ScatterCopy& c = host.lists.bulk.copies[i];
-      CHECK(c.path == ScatterPath::kVector && c.tile_rows * c.tile_slots * 16 <= bulk);
-    }
+    run_tiles(host.list, reinterpret_cast<uintptr_t>(target.data()), target, writes);
   }
   const auto expected = expected_target(cases, end);
   const auto offset = static_cast<size_t>(base - target.data());
@@ -213,16 +201,16 @@ void tiles_cover_every_element_once(uint64_t seed) {
 }
 
 void long_flat_copies_have_full_tiles() {
-  HostLists host(8);
+  HostList host(8);
   const Copy2d flat{
       reinterpret_cast<void*>(4096), reinterpret_cast<bf16*>(8192), 4096, 4096, 8192, 2, 4096, DType::kBFloat16};
   Copy2d slice = flat;
   slice.cols = 2048;
-  plan_scatter({flat, slice}, 0, 64 << 10, 0, host.lists);
-  CHECK(host.lists.threads.count == 2 && host.lists.threads.copies[0].rows == 1);
-  CHECK(host.lists.threads.first_tile[1] == (32u << 20) / (64u << 10));
-  CHECK(host.lists.threads.tiles == (48u << 20) / (64u << 10));
-  CHECK(host.lists.threads.copies[1].tile_rows == 16);
+  plan_scatter({flat, slice}, 0, 64 << 10, host.list);
+  CHECK(host.list.count == 2 && host.list.copies[0].rows == 1);
+  CHECK(host.list.first_tile[1] == (32u << 20) / (64u << 10));
+  CHECK(host.list.tiles == (48u << 20) / (64u << 10));
+  CHECK(host.list.copies[1].tile_rows == 16);
 }
 
 // --- on the card
@@ -311,47 +299,23 @@ struct Fixture {
   }
 };
 
-std::string name_of(const ScatterTuning& t) {
-  char text[128];
-  std::snprintf(text, sizeof text, "threads %d unroll %d hint %d blocks %d %s tile %u bulk %d x %u", t.threads,
-                t.unroll, t.hint, t.blocks_per_sm, t.dynamic ? "dynamic" : "static", t.tile_bytes, t.bulk_stages,
-                t.bulk_bytes);
-  return text;
-}
-
-std::vector<ScatterTuning> tunings() {
-  std::vector<ScatterTuning> out(7);
-  out[1].hint = 1;
-  out[1].tile_bytes = 16 << 10;
-  out[2].hint = 2;
-  out[2].unroll = 4;
-  out[2].dynamic = true;
-  out[3].threads = 256;
-  out[3].unroll = 8;
-  out[3].blocks_per_sm = 1;
-  out[4].dynamic = false;
-  out[4].tile_bytes = 1 << 10;
-  out[5].bulk_stages = 4;
-  out[5].bulk_bytes = 16 << 10;
-  out[6].bulk_stages = 6;
-  out[6].bulk_bytes = 2 << 10;
-  out[6].blocks_per_sm = 1;
-  return out;
-}
+// Besides the usual size: tiles of few slots, and of more than most copies have.
+constexpr uint32_t kTileSizes[] = {Scatter::kTileBytes, 1 << 10, 128 << 10};
 
 void random_lists_arrive(uint64_t seed, int count, int64_t most, Where where) {
   Random random(seed);
   Fixture f;
   for (int i = 0; i < count; i++) f.cases.push_back(random_case(random, most, f.end));
   f.place(where);
-  for (const ScatterTuning& tuning : tunings()) {
-    Scatter scatter(tuning);
+  for (const uint32_t tile_bytes : kTileSizes) {
+    Scatter scatter(tile_bytes);
     f.poison();
-    scatter.run(f.copies, nullptr, where == Where::kPinned);
+    scatter.run(f.copies, nullptr);
     check(cudaDeviceSynchronize(), "scatter");
     char text[64];
-    std::snprintf(text, sizeof text, "seed %lu, place %d, ", static_cast<unsigned long>(seed), int(where));
-    f.compare(text + name_of(tuning));
+    std::snprintf(text, sizeof text, "seed %lu, place %d, tiles of %u bytes", static_cast<unsigned long>(seed),
+                  int(where), tile_bytes);
+    f.compare(text);
   }
 }
 
@@ -479,12 +443,12 @@ void a_large_list_arrives(uint64_t seed) {
     f.cases.push_back(std::move(c));
   }
   f.place(Where::kCard);
-  for (const ScatterTuning& tuning : tunings()) {
-    Scatter scatter(tuning);
+  for (const uint32_t tile_bytes : kTileSizes) {
+    Scatter scatter(tile_bytes);
     f.poison();
     scatter.run(f.copies, nullptr);
     check(cudaDeviceSynchronize(), "scatter");
-    f.compare("large, " + name_of(tuning));
+    f.compare("large, tiles of " + std::to_string(tile_bytes));
   }
 }
 

@@ -1,0 +1,44 @@
+"""examples/trainers against a server: four processes that hold a quarter of every parameter each, two ranks that hold other parts of it."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from conftest import ROOT
+from tensors import checksum, checksums, metric, post
+
+
+@pytest.mark.parametrize("example", ["verl_style", "slime_style"])
+def test_fsdp_over_four_reaches_tensor_parallelism_over_two_element_by_element(serve, tmp_path, example):
+    torch.manual_seed(2)
+    config = transformers.LlamaConfig(
+        hidden_size=1024, intermediate_size=256, num_hidden_layers=1, num_attention_heads=8, num_key_value_heads=8, head_dim=128,
+        vocab_size=320, max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path / "start")
+    server = serve(tmp_path / "start", "--tp", 2, "--max-total-tokens", 512, "--skip-tokenizer-init")
+    start = checksums(server)
+    arguments = ["--url", server.url, "--model", tmp_path / "start", "--steps", 2, "--bucket-mb", 3, "--save", tmp_path / "end"]
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", ROOT / f"examples/trainers/{example}.py", *map(str, arguments)],
+        capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "step 2: updated" in run.stdout
+    trained = safetensors.torch.load_file(tmp_path / "end/model.safetensors")
+    assert checksums(server) == {name: checksum(tensor) for name, tensor in trained.items()}
+    assert all(start[name] != checksum(tensor) for name, tensor in trained.items() if tensor.dim() == 2), "every matrix moved"
+    name = "model.layers.0.self_attn.o_proj.weight"
+    assert trained[name].shape == (1024, 1024)
+    got = torch.tensor(post(server, "/get_weights_by_name", {"name": name, "truncate_size": 1024}))
+    assert torch.equal(got, trained[name].float())
+    with urllib.request.urlopen(server.url + "/get_weight_version") as reply:
+        assert json.load(reply)["weight_version"] == "step-2"
+    assert metric(server, "tensor_files_opened_total") == metric(server, "tensor_files_closed_total") > 0
