@@ -50,7 +50,8 @@ const LEVELS: Record<string, 'public' | 'normal' | 'admin'> = {
   'GET /weights_checker': 'admin',
   'POST /weights_checker': 'admin',
   'POST /update_weight_version': 'admin',
-  'POST /update_weights_from_disk': 'admin'
+  'POST /update_weights_from_disk': 'admin',
+  'POST /update_weights_from_tensor': 'admin'
 }
 
 t.test('every route declares the level that it is meant to have', async t => {

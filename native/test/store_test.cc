@@ -145,25 +145,27 @@ void a_job_out_of_bounds_is_refused() {
     j.rects = std::move(rects);
     return j;
   };
-  const Tensor ok{0, 0, DType::kFloat32, 8, 16, 64};
+  const Tensor ok{0, 0, DType::kFloat32, 8, 16, 64, 4};
   const Rect whole{0, 0, 0, 0, 0, 8, 16, 0, 0};
   check_write(job(ok, {whole}), 1, params);
   const int64_t huge = std::numeric_limits<int64_t>::max();
   // Tensors.
-  for (const Tensor& bad : std::vector<Tensor>{{1, 0, DType::kFloat32, 8, 16, 64},
-                                               {-1, 0, DType::kFloat32, 8, 16, 64},
-                                               {0, 1, DType::kFloat32, 8, 16, 64},
-                                               {0, ~uint64_t{0}, DType::kFloat32, 8, 16, 64},
-                                               {0, 0, DType::kFloat32, 8, 16, 63},
-                                               {0, 0, DType::kFloat32, 9, 16, 64},
-                                               {0, 0, DType::kFloat32, huge, 16, 64},
-                                               {0, 0, DType::kFloat32, huge, huge, ~uint64_t{0}},
-                                               {0, 0, DType::kFloat32, -1, 16, 64}}) {
+  for (const Tensor& bad : std::vector<Tensor>{{1, 0, DType::kFloat32, 8, 16, 64, 4},
+                                               {-1, 0, DType::kFloat32, 8, 16, 64, 4},
+                                               {0, 1, DType::kFloat32, 8, 16, 64, 4},
+                                               {0, ~uint64_t{0}, DType::kFloat32, 8, 16, 64, 4},
+                                               {0, 0, DType::kFloat32, 8, 16, 63, 4},
+                                               {0, 0, DType::kFloat32, 9, 16, 64, 4},
+                                               {0, 0, DType::kFloat32, huge, 16, 64, 4},
+                                               {0, 0, DType::kFloat32, huge, huge, ~uint64_t{0}, 4},
+                                               {0, 0, DType::kFloat32, -1, 16, 64, 4},
+                                               {0, 0, DType::kFloat32, 8, 16, 64, 5},
+                                               {0, 0, DType::kFloat32, 8, 16, 64, ~uint64_t{0}}}) {
     CHECK_THROWS(check_write(job(bad, {}), 1, params), std::invalid_argument);
   }
   // The last row may end with the source, whatever the pitch.
-  check_write(job({0, 0, DType::kFloat32, 2, 16, 448}, {}), 1, params);
-  CHECK_THROWS(check_write(job({0, 0, DType::kFloat32, 2, 16, 449}, {}), 1, params), std::invalid_argument);
+  check_write(job({0, 0, DType::kFloat32, 2, 16, 448, 4}, {}), 1, params);
+  CHECK_THROWS(check_write(job({0, 0, DType::kFloat32, 2, 16, 449, 4}, {}), 1, params), std::invalid_argument);
   // Rectangles: every field once too small and once too large.
   for (const Rect& bad : std::vector<Rect>{
            {1, 0, 0, 0, 0, 8, 16, 0, 0},  {-1, 0, 0, 0, 0, 8, 16, 0, 0},      {0, 1, 0, 0, 0, 8, 16, 0, 0},
