@@ -1,12 +1,15 @@
 import { Type } from 'typebox'
 import type { FastifyReply } from 'fastify'
+import type { RolloutEngine } from '../src/engine/rollout-engine.ts'
 import type { Routes } from '../src/http/context.ts'
 import { Refusal, refusals, unused } from '../src/http/schemas.ts'
+import { Coverage, toCoverage } from '../src/http/transaction-status.ts'
 
 const FLUSHED = 'Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n'
 const MAX_FLUSH_SECONDS = 3600
 
 const Status = Type.Object({ message: Type.String(), status: Type.String() }, { description: 'Done.' })
+const Continued = Type.Object({ message: Type.String(), status: Type.String({ description: 'ok, or why nothing is generated yet: torn, asleep, updating.' }), coverage: Coverage }, { description: 'The pause has ended.' })
 const NotFlushed = { description: 'Not flushed.', content: { 'text/plain': { schema: Type.String() }, 'application/json': { schema: Refusal } } }
 const FlushQuery = Type.Object({ timeout: Type.Optional(Type.Number({ minimum: 0, maximum: MAX_FLUSH_SECONDS, description: 'Seconds to wait until the engine is idle.' })) })
 const PauseBody = Type.Object({
@@ -69,14 +72,12 @@ const control: Routes = async (app, { context }) => {
 
   app.post('/continue_generation', {
     config: { auth: 'admin' },
-    schema: { operationId: 'continueGeneration', summary: 'Continue after a pause', description: 'Opens nothing while weights are torn: waiting requests then fail with the reason. While memory is released they wait on.', tags: ['control'], body: ContinueBody, response: { 200: Status, ...refusals() } }
+    schema: { operationId: 'continueGeneration', summary: 'Continue after a pause', description: 'Opens nothing while weights are torn: waiting requests then fail with the reason. While memory is released, and until a weight transaction that writes has ended, they wait on.', tags: ['control'], body: ContinueBody, response: { 200: Continued, ...refusals() } }
   }, async () => {
     await engine.resume()
     metrics.pauseEnded()
-    const { weights } = engine
-    if (weights.state === 'torn') return { message: `The pause has ended, but weights are torn and nothing is generated: ${weights.reason}`, status: 'torn' }
-    if (weights.state === 'asleep') return { message: `The pause has ended, but memory is released (${weights.tags.join(', ')}) and nothing is generated until it is resumed.`, status: 'asleep' }
-    return { message: 'Generation continued successfully.', status: 'ok' }
+    const coverage = toCoverage(engine.coverage)
+    return { ...continued(engine), ...coverage === null ? {} : { coverage } }
   })
 
   app.post('/abort_request', {
@@ -88,6 +89,17 @@ const control: Routes = async (app, { context }) => {
     else live.abort(rid, prefix)
     return ''
   })
+}
+
+/** In words, what generates now. */
+function continued ({ weights, transactions }: RolloutEngine): { message: string, status: string } {
+  if (transactions.writing) {
+    const { owner, secondsLeft } = transactions.current!
+    return { message: `The pause has ended, but nothing is generated until the weight transaction of ${owner} ends (in ${Math.ceil(secondsLeft ?? 0)} s at the latest).`, status: 'updating' }
+  }
+  if (weights.state === 'torn') return { message: `The pause has ended, but weights are torn and nothing is generated: ${weights.reason}`, status: 'torn' }
+  if (weights.state === 'asleep') return { message: `The pause has ended, but memory is released (${weights.tags.join(', ')}) and nothing is generated until it is resumed.`, status: 'asleep' }
+  return { message: 'Generation continued successfully.', status: 'ok' }
 }
 
 export default control

@@ -22,15 +22,15 @@ const health: Routes = async (app, { context }) => {
 
   app.get('/ready', {
     config: { auth: 'public' },
-    schema: { operationId: 'ready', summary: 'Readiness', description: '503 while weights are torn, memory is released or the engine is closed. A paused engine is ready: it takes requests and holds them.', tags: ['health'], response }
+    schema: { operationId: 'ready', summary: 'Readiness', description: '503 while weights are torn, memory is released or the engine is closed. An engine that is paused, or in the midst of a weight transaction, is ready: it takes requests and holds them.', tags: ['health'], response }
   }, async (_request, reply) => {
     const state = engineState(context.engine)
-    return answer(reply, state.status === 'ok' || state.status === 'paused', state)
+    return answer(reply, ['ok', 'paused', 'updating'].includes(state.status), state)
   })
 
   app.get('/health_generate', {
     config: { auth: 'public' },
-    schema: { operationId: 'healthGenerate', summary: 'Generates one token', description: 'While paused or asleep, where it stands still on purpose, it answers 200 at once; while weights are torn, 503.', tags: ['health'], response }
+    schema: { operationId: 'healthGenerate', summary: 'Generates one token', description: 'While paused, asleep or in the midst of a weight transaction, where it stands still on purpose, it answers 200 at once; while weights are torn, 503.', tags: ['health'], response }
   }, async (_request, reply) => answer(reply, await generates(context), engineState(context.engine)))
 
   app.get('/ping', {
@@ -46,7 +46,7 @@ const health: Routes = async (app, { context }) => {
 
 async function generates ({ engine }: RouteContext): Promise<boolean> {
   const { status } = engineState(engine)
-  if (status === 'paused' || status === 'asleep') return true
+  if (status === 'paused' || status === 'asleep' || status === 'updating') return true
   return status === 'ok' && await computes(engine, PROBE_MS)
 }
 

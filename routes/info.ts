@@ -1,6 +1,7 @@
 import { Type } from 'typebox'
 import type { RouteContext, Routes } from '../src/http/context.ts'
 import { nullable, refusals } from '../src/http/schemas.ts'
+import { toCoverage, toTransaction } from '../src/http/transaction-status.ts'
 
 const ModelInfo = Type.Object({
   model_path: Type.String({ description: 'Where the weights came from last.' }),
@@ -83,7 +84,8 @@ function weightVersion ({ engine }: RouteContext): Record<string, unknown> {
 
 function serverInfo (context: RouteContext): Record<string, unknown> {
   const { engine, loaded, tokenizer } = context
-  const { info, stats } = engine
+  const { info, stats, transactions } = engine
+  const { current } = transactions
   const gigabytes = (bytes: number): number => Number((bytes / 2 ** 30).toFixed(3))
   return {
     model_path: loaded.modelPath,
@@ -113,8 +115,10 @@ function serverInfo (context: RouteContext): Record<string, unknown> {
     max_queued_requests: info.maxQueuedRequests,
     max_total_num_tokens: info.kvTokens,
     max_req_input_len: info.contextLength - 1,
-    status: engine.closed || engine.weights.state !== 'current' ? 'not ready' : 'ready',
+    status: engine.closed || engine.weights.state !== 'current' || transactions.writing ? 'not ready' : 'ready',
     weights: engine.weights.state,
+    weight_coverage: toCoverage(engine.coverage),
+    weight_transaction: current === null ? null : toTransaction(current),
     released_memory: engine.releasedMemory,
     enable_weights_cpu_backup: info.weightsCpuBackup,
     internal_states: [{
@@ -148,7 +152,7 @@ function capabilities ({ engine, tokenizer, version, maxBatch }: RouteContext): 
   return {
     server: 'refit',
     version,
-    weights: { sources: ['disk'], checker: ['checksum', 'snapshot', 'reset_tensors', 'compare'], ranks: engine.info.ranks },
+    weights: { sources: ['disk'], checker: ['checksum', 'snapshot', 'reset_tensors', 'compare'], ranks: engine.info.ranks, transactions: true },
     memory: { tags: ['weights', 'kv_cache', 'cuda_graph'], weights_cpu_backup: engine.info.weightsCpuBackup },
     pause_modes: ['abort', 'retract', 'in_place'],
     generation: { text: tokenizer !== null, chat: tokenizer?.hasChatTemplate ?? false, logprobs: true, stream: true, batch: maxBatch },

@@ -1,8 +1,11 @@
 import { Type } from 'typebox'
+import { scopeKey } from '../src/http/apply-source.ts'
 import type { Routes } from '../src/http/context.ts'
 import { TENSOR_BODY_LIMIT } from '../src/http/limits.ts'
 import { refusals, WeightsRefusal } from '../src/http/schemas.ts'
 import { entriesOf, tensorIdentity, TensorUpdateBody, updateFromTensor } from '../src/http/tensor-update.ts'
+import { uploadType } from '../src/http/upload-types.ts'
+import { updateFromUpload, UploadReport } from '../src/http/upload-update.ts'
 import { Report, toReport } from '../src/http/write-report.ts'
 import { Joiner } from '../src/weights/joiner.ts'
 
@@ -10,7 +13,8 @@ const TensorsUpdated = Type.Object({
   success: Type.Literal(true),
   message: Type.String(),
   torn_count: Type.Integer({ description: 'Tensors of the model that are torn still. It generates once they are written too.' }),
-  report: Report
+  report: Report,
+  upload: Type.Optional(UploadReport)
 }, { title: 'TensorUpdateReply', description: 'All bytes are in place on every rank, and the sender may free or reuse its memory.' })
 
 /** Weights out of the memory of processes on the same machine. */
@@ -18,7 +22,7 @@ const tensors: Routes = async (app, { context }) => {
   const updates = new Joiner<Awaited<ReturnType<typeof updateFromTensor>>>()
 
   app.post('/update_weights_from_tensor', {
-    config: { auth: 'admin', errors: 'weights' },
+    config: { auth: 'admin', errors: 'weights', uploads: true },
     bodyLimit: TENSOR_BODY_LIMIT,
     // A body with a wrong field shares memory like any other.
     attachValidation: true,
@@ -31,11 +35,15 @@ const tensors: Routes = async (app, { context }) => {
       response: { 200: TensorsUpdated, ...refusals(WeightsRefusal) }
     }
   }, async request => {
+    if (uploadType(request) !== undefined) {
+      const { message, report, torn, upload } = await updateFromUpload(context, request)
+      return { success: true as const, message, torn_count: torn, report: toReport(report), upload }
+    }
     if (request.validationError !== undefined) {
       await context.tensors.discard(entriesOf(request.body))
       throw request.validationError
     }
-    const { message, report, torn } = await updates.join(tensorIdentity(request.body), async () => await updateFromTensor(context, request.body))
+    const { message, report, torn } = await updates.join(scopeKey(context.engine, request.body) + tensorIdentity(request.body), async () => await updateFromTensor(context, request.body))
     return { success: true as const, message, torn_count: torn, report: toReport(report) }
   })
 }

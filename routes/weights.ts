@@ -1,4 +1,5 @@
 import { Type } from 'typebox'
+import { scopeKey } from '../src/http/apply-source.ts'
 import type { Routes } from '../src/http/context.ts'
 import { DiskUpdateBody, updateFromDisk } from '../src/http/disk-update.ts'
 import { getBody } from '../src/http/get-body.ts'
@@ -71,18 +72,20 @@ const weights: Routes = async (app, { context }) => {
       response: { 200: DiskUpdated, ...refusals(WeightsRefusal) }
     }
   }, async request => {
-    const { message, report } = await updates.join(identity(request.body), async () => await updateFromDisk(context, request.body))
+    const { message, report } = await updates.join(scopeKey(engine, request.body) + identity(request.body), async () => await updateFromDisk(context, request.body))
     return { success: true as const, message, num_paused_requests: 0, report: toReport(report) }
   })
 
   app.post('/update_weight_version', {
     config,
-    schema: { operationId: 'updateWeightVersion', summary: 'Move the label, not the weights', tags, body: VersionBody, response: { 200: VersionUpdated, ...refusals(WeightsRefusal) } }
+    schema: { operationId: 'updateWeightVersion', summary: 'Move the label, not the weights', description: 'Between begin_weight_update and end_weight_update the label waits for the end.', tags, body: VersionBody, response: { 200: VersionUpdated, ...refusals(WeightsRefusal) } }
   }, async request => {
     const { new_version: version, abort_all_requests: abort = true } = request.body
-    if (abort) engine.abortAll()
-    engine.setWeightVersion(version)
-    return { success: true as const, message: `Weight version updated to ${version}`, new_version: version }
+    // While the label is somebody's, a refusal comes before anything else.
+    const { current } = engine.transactions
+    if (abort && (current === null || current.scope)) engine.abortAll()
+    const isMoved = engine.setWeightVersion(version)
+    return { success: true as const, message: isMoved ? `Weight version updated to ${version}` : `Weight version will be ${version} when the open update ends`, new_version: version }
   })
 
   const getSchema = { tags, response: { 200: Values, ...refusals() } }

@@ -4,18 +4,24 @@ import { dirname, join } from 'node:path'
 import { tmpdir } from 'node:os'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
+import { endTogether, runLimited, watchLeftovers } from './run-limited.js'
 
 // npm run bench:gpu [-- --only WORD ... --tp N --model qwen3-8b --layers N --folder DIR --results DIR --name NAME --no-build]
-// Figures of a card, each beside what it is compared with in the same run: the native programs (native/bench_gpu), then the whole
-// server (bench/gpu/server_bench.py: load, memory, decode-1, decode-64). Keeps them in bench/results/<date>-<card>-<name>.md.
+// Figures of a card, each beside what it is compared with in the same run: the native programs (native/bench_gpu), updates from
+// tensors (bench/gpu/tensor_bench.py), then the rest of the whole server (bench/gpu/server_bench.py: load, memory, decode-1,
+// decode-64). Keeps them in bench/results/<date>-<card>-<name>.md, which is written anew after each of these.
 // Needs a Python with torch, transformers and safetensors ($REFIT_PYTHON, else build/venv/bin/python, else python3).
-//   --only     parts whose name contains the word: native, scatter, checksum, disk, server, load, memory, decode-1, decode-64
+//   --only     parts whose name contains the word: native, scatter, checksum, disk, tensor, tensor-empty, tensor-pooled,
+//              tensor-ordinary, tensor-buckets, tensor-kept, tensor-30b, server, load, memory, decode-1, decode-64
 //   --folder   where the checkpoint (16.4 GB) is made instead of /dev/shm or the temporary folder
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
 process.chdir(root)
 const PROGRAMS = join('build', 'cuda', 'programs')
 const SERVER_PARTS = ['load', 'memory', 'decode-1', 'decode-64']
+const TENSOR_PARTS = ['tensor-empty', 'tensor-pooled', 'tensor-ordinary', 'tensor-buckets', 'tensor-kept', 'tensor-30b']
+const NATIVE_LIMIT_S = 300
+const SERVER_LIMIT_S = 3000
 const options = readOptions()
 const python = process.env.REFIT_PYTHON ?? (existsSync(join('build', 'venv', 'bin', 'python')) ? join(root, 'build', 'venv', 'bin', 'python') : 'python3')
 
@@ -25,50 +31,71 @@ const libraries = ask(python, ['-c', 'import torch, transformers, safetensors; p
 if (existsSync(join('scripts', 'build-native.js')) && !options['no-build']) run(process.execPath, [join('scripts', 'build-native.js'), '--cuda', '--cuda-tests'])
 if (!existsSync(join('build', 'probe', 'bandwidth'))) run(python, [join('native', 'probe', 'run.py'), '--build'])
 
+const date = new Date().toISOString().slice(0, 10)
 const sections = []
 let failures = 0
 const programs = existsSync(PROGRAMS) ? readdirSync(PROGRAMS).filter(name => name.endsWith('_bench')).sort() : []
 if (programs.length === 0) fail(`${PROGRAMS} has no *_bench: run "node scripts/build-native.js --cuda-tests" (it needs nvcc)`)
-for (const name of programs.filter(name => wanted('native') || wanted(name))) native(name)
-const parts = SERVER_PARTS.filter(part => wanted('server') || wanted(part))
-if (parts.length > 0) server(parts)
-if (sections.length === 0) fail(`no part's name contains ${options.only.join(' or ')}: there are ${[...programs, ...SERVER_PARTS].join(', ')}`)
-keep()
+const leftBehind = watchLeftovers()
+let underWay
+endTogether(signal => {
+  if (underWay !== undefined) sections.push(tableOf(underWay))
+  sections.push(`ENDED by ${signal}: what is not here was not run`)
+  keep()
+})
+for (const name of programs.filter(name => wanted('native') || wanted(name))) await native(name)
+await pythonParts(TENSOR_PARTS.filter(wanted), 'tensor_bench.py', 'Updates from tensors, whole requests', ['model', 'layers', 'folder'])
+await pythonParts(SERVER_PARTS.filter(part => wanted('server') || wanted(part)), 'server_bench.py', `Server: ${options.model ?? 'qwen3-8b'} shape, random weights`, ['tp', 'model', 'layers', 'folder'])
+if (sections.length === 0) fail(`no part's name contains ${options.only.join(' or ')}: there are ${[...programs, ...TENSOR_PARTS, ...SERVER_PARTS].join(', ')}`)
+for (const path of leftBehind()) console.log(`!!!!! ${path} was left behind; removed !!!!!`)
+console.log(`\n${head()}\n\n${sections.join('\n\n')}\n\nkept in ${keep()}`)
 process.exit(failures === 0 ? 0 : 1)
 
-function native (name) {
+async function native (name) {
   console.log(`--- ${name}`)
-  const { status, signal, stdout, stderr } = spawnSync(join(PROGRAMS, name), { encoding: 'utf8', maxBuffer: 64 << 20 })
-  process.stdout.write(stdout)
-  process.stderr.write(stderr)
-  if (status !== 0) failures++
-  const lines = stdout.trimEnd().split('\n')
-  const isTable = lines.some(line => line.startsWith('| '))
-  const text = isTable ? lines.join('\n') : '```\n' + lines.join('\n') + '\n```'
-  sections.push(`## ${name}\n\n${text}${status === 0 ? '' : `\n\nFAILED (${signal ?? status}): ${stderr.trim().split('\n').at(-1)}`}`)
+  const { code, late, text, out } = await runLimited([join(PROGRAMS, name)], { seconds: NATIVE_LIMIT_S })
+  console.log(text)
+  if (code !== 0) failures++
+  const isTable = out.split('\n').some(line => line.startsWith('| '))
+  sections.push(`## ${name}\n\n${isTable ? out : `\`\`\`\n${out}\n\`\`\``}${code === 0 ? '' : `\n\nFAILED (${late ? `still running after ${NATIVE_LIMIT_S} s` : code}): ${text.split('\n').at(-1)}`}`)
+  keep()
 }
 
-function server (parts) {
+async function pythonParts (parts, program, title, flags) {
+  if (parts.length === 0) return
   const folder = mkdtempSync(join(tmpdir(), 'refit-bench-gpu-'))
   const rows = join(folder, 'rows.md')
-  const flags = ['tp', 'model', 'layers', 'folder'].flatMap(name => options[name] === undefined ? [] : [`--${name}`, options[name]])
-  const { status, signal } = spawnSync(python, ['-u', join('bench', 'gpu', 'server_bench.py'), '--out', rows, ...flags, ...parts.flatMap(part => ['--only', part])], { stdio: 'inherit' })
-  if (status !== 0) failures++
-  const table = existsSync(rows) ? readFileSync(rows, 'utf8').trimEnd() : `| all | FAILED (${signal ?? status}) | | | | NO |`
-  sections.push(`## Server: ${options.model ?? 'qwen3-8b'} shape, random weights\n\n| figure | refit | compared with | ratio | goal | reached |\n| --- | --- | --- | --- | --- | --- |\n${table}`)
+  underWay = { title, rows }
+  const given = flags.flatMap(name => options[name] === undefined ? [] : [`--${name}`, options[name]])
+  const { code, late } = await runLimited([python, '-u', join('bench', 'gpu', program), '--out', rows, ...given, ...parts.flatMap(part => ['--only', part])], { seconds: SERVER_LIMIT_S, show: true })
+  if (code !== 0) failures++
+  underWay = undefined
+  const why = code === 0 ? undefined : `| ${program} | FAILED (${late ? `still running after ${SERVER_LIMIT_S} s` : code}) | | | | NO |`
+  sections.push(tableOf({ title, rows, why }))
   rmSync(folder, { recursive: true })
+  keep()
 }
 
-function keep () {
-  const date = new Date().toISOString().slice(0, 10)
-  const slug = `${card.length > 1 ? `${card.length}x-` : ''}${cardName.toLowerCase().replace(/[^a-z0-9]+/g, '-')}`
+/** What a program has written so far; `why` it failed, where its own rows do not say so. */
+function tableOf ({ title, rows, why }) {
+  const told = existsSync(rows) ? readFileSync(rows, 'utf8').trimEnd() : ''
+  const lines = [...told === '' ? [] : [told], ...why === undefined || told.includes('FAILED') ? [] : [why]]
+  return `## ${title}\n\n| figure | refit | compared with | ratio | goal | reached |\n| --- | --- | --- | --- | --- | --- |\n${lines.join('\n')}`
+}
+
+function head () {
   const command = ['npm run bench:gpu', ...process.argv.length > 2 ? ['--', ...process.argv.slice(2)] : []].join(' ')
   const { version } = JSON.parse(readFileSync('package.json', 'utf8'))
-  const head = `${date} · ${card.length} x ${cardName} · driver ${driver} · ${libraries} · refit ${version}, Node ${process.versions.node} · \`${command}\``
+  return `${date} · ${card.length} x ${cardName} · driver ${driver} · ${libraries} · refit ${version}, Node ${process.versions.node} · \`${command}\``
+}
+
+/** Writes all that there is so far, so that nothing is lost with what hangs; returns where. */
+function keep () {
+  const slug = `${card.length > 1 ? `${card.length}x-` : ''}${cardName.toLowerCase().replace(/[^a-z0-9]+/g, '-')}`
   const file = join(options.results, `${date}-${slug}-${options.name}.md`)
   mkdirSync(options.results, { recursive: true })
-  writeFileSync(file, `# ${options.name}\n\n${head}\n\n${sections.join('\n\n')}\n`)
-  console.log(`\n${head}\n\n${sections.join('\n\n')}\n\nkept in ${file}`)
+  writeFileSync(file, `# ${options.name}\n\n${head()}\n\n${sections.join('\n\n')}\n`)
+  return file
 }
 
 function wanted (name) {

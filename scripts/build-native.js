@@ -7,7 +7,8 @@ import { parseArgs } from 'node:util'
 
 // Builds the native addon into prebuilds/<platform>-<arch>/refit.node. With CMake where it is installed, else with the compiler
 // alone: the same files and the same flags (a test compares the two).
-//   --faults    also build/faults/refit.node, whose fault points tests can arm
+//   --faults    also, for tests: build/faults/refit.node, whose fault points they can arm, and build/stand-in/librefit_cuda.so,
+//               which opens shared memory in place of a card's
 //   --tests     instead builds and runs native/test/*_test.cc under the address and undefined-behaviour sanitizers (or --sanitize)
 //   --no-cmake  the second way, even where CMake is installed
 //   --commands  only prints the second way's compile commands, one JSON array a line
@@ -23,6 +24,7 @@ const MIN_GCC = 11
 const MIN_CLANG = 14
 const INSTALL = 'on Debian or Ubuntu: apt-get install -y g++ cmake'
 const CUDA_SOURCES = join('native', 'cuda')
+const STAND_IN = join('native', 'test', 'ipc_stand_in.cc')
 /** Every kind of card that a published build serves, and PTX of the newest for those to come. */
 const RELEASE_ARCHS = ['80', '90', '100', '120']
 
@@ -37,7 +39,7 @@ if (process.platform !== 'linux' || !['x64', 'arm64'].includes(process.arch)) {
 }
 const compiler = findCompiler()
 if (options.commands) {
-  for (const { args } of [...kernelUnits('.'), ...coreUnits('.', false), ...coreUnits('.', true), ...bindingUnits('.', false), ...bindingUnits('.', true)]) {
+  for (const { args } of [...kernelUnits('.'), ...coreUnits('.', false), ...coreUnits('.', true), ...bindingUnits('.', false), ...bindingUnits('.', true), ...standInUnits('.')]) {
     console.log(JSON.stringify(args))
   }
   process.exit(0)
@@ -69,14 +71,26 @@ function readOptions () {
 async function buildAddons () {
   const wanted = [{ target: 'refit_node', file: 'refit.node', faults: false, to: join('prebuilds', `${process.platform}-${process.arch}`) }]
   if (options.faults) wanted.push({ target: 'refit_faults_node', file: 'refit-faults.node', faults: true, to: join('build', 'faults') })
+  const standIn = options.faults && existsSync(STAND_IN) ? 'refit-stand-in.so' : undefined
   const folder = buildFolder('native')
-  if (generator !== undefined) await cmake(folder, [], wanted.map(addon => addon.target))
-  else for (const addon of wanted) await plainAddon(folder, addon)
+  if (generator !== undefined) await cmake(folder, [], [...wanted.map(addon => addon.target), ...standIn === undefined ? [] : ['refit_stand_in']])
+  else {
+    for (const addon of wanted) await plainAddon(folder, addon)
+    if (standIn !== undefined) await plainStandIn(folder, standIn)
+  }
   for (const addon of wanted) {
     const to = join(addon.to, 'refit.node')
     const changed = publish(join(folder, addon.file), to)
     say(`${to} ${changed ? `built in ${((Date.now() - started) / 1000).toFixed(1)} s` : 'is up to date'}`)
   }
+  if (standIn !== undefined) publishStandIn(join(folder, standIn))
+}
+
+/** Of one build with the addon that opens it: they agree about what crosses, or the tests say that they do not. */
+function publishStandIn (file) {
+  const to = join('build', 'stand-in', 'librefit_cuda.so')
+  const changed = publish(file, to, tryCuda)
+  say(`${to} ${changed ? 'built' : 'is up to date'}`)
 }
 
 async function runTests () {
@@ -214,6 +228,15 @@ async function plainAddon (folder, { file, faults }) {
   await link(join(folder, file), [...kernelUnits(folder), ...coreUnits(folder, faults), ...bindingUnits(folder, faults)],
     ['-shared', '-static-libstdc++', '-static-libgcc', '-Wl,-z,nodelete',
       '-Wl,--version-script=native/binding/exports.map', '-pthread', '-ldl'])
+}
+
+function standInUnits (folder) {
+  return existsSync(STAND_IN) ? [unit(join(folder, 'stand-in'), STAND_IN, ['-DREFIT_FAULTS'])] : []
+}
+
+async function plainStandIn (folder, file) {
+  await link(join(folder, file), [...kernelUnits(folder), ...coreUnits(folder, true), ...standInUnits(folder)],
+    ['-shared', '-static-libstdc++', '-static-libgcc', '-Wl,-z,nodelete', '-pthread', '-ldl'])
 }
 
 async function plainTests (folder) {

@@ -1,36 +1,47 @@
-import { spawn, spawnSync } from 'node:child_process'
+import { spawnSync } from 'node:child_process'
 import { accessSync, constants, existsSync, mkdtempSync, readFileSync, readdirSync, rmSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { tmpdir } from 'node:os'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
+import { endTogether, runLimited, watchLeftovers } from './run-limited.js'
 
-// npm run test:gpu [-- --only WORD ... --small --whole --no-sanitizer --no-build --jobs N --folder DIR]
-// Everything that needs a card, without a network: every kernel's program against the CPU's kernels; the same, short, under
-// compute-sanitizer's memcheck and racecheck; then the whole server (test/gpu/engine_test.py), which needs a Python with torch,
-// transformers and safetensors ($REFIT_PYTHON, else build/venv/bin/python, else python3).
-//   --only     tests whose name contains the word: kernels, memcheck, racecheck, numerics, update-is-fresh, sleep, robust, or longer
+// npm run test:gpu [-- --only WORD ... --small --whole --no-sanitizer --no-build --jobs N --within SECONDS --folder DIR]
+// Everything that needs a card, without a network: every kernel's program against the CPU's kernels; the whole server
+// (test/gpu/engine_test.py), which needs a Python with torch, transformers and safetensors ($REFIT_PYTHON, else
+// build/venv/bin/python, else python3); then the kernels' programs, short, under compute-sanitizer's memcheck and racecheck.
+//   --only     tests whose name contains the word: kernels, memcheck, racecheck, numerics, update-is-fresh, sleep, robust, tensor, or longer
 //   --small    leaves models of real sizes out; --whole adds the largest (61 GB)
+//   --within   begins no test after so many seconds; those that it leaves out are listed, and the outcome is not a success
 //   --folder   where checkpoints are made instead of /dev/shm or the temporary folder
 // In a folder that scripts/bundle.js made nothing is built.
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
 process.chdir(root)
 const PROGRAMS = join('build', 'cuda', 'programs')
-const LIMIT_MS = 300_000
+const LIMIT_S = 300
+const SANITIZER_LIMIT_S = 420
+/** Of the whole server's tests, which have limits of their own. */
+const ENGINE_LIMIT_S = 3600
+/** Exit status of the whole server's tests where no name contains a word of --only. */
+const NOTHING_CHOSEN = 3
+const OUT_OF_TIME = 'not run: no time left'
 const options = readOptions()
 const began = Date.now()
 /** { name, outcome: passed | failed | skipped, seconds, note } */
 const rows = []
+const leftBehind = watchLeftovers()
+let report
+endTogether(signal => { finish(`ended by ${signal}`) })
 
 if (existsSync(join('scripts', 'build-native.js')) && !options['no-build']) run(process.execPath, [join('scripts', 'build-native.js'), '--cuda', '--cuda-tests'])
 const programs = existsSync(PROGRAMS) ? readdirSync(PROGRAMS).filter(name => name.endsWith('_test')).sort() : []
 if (programs.length === 0) fail(`${PROGRAMS} has no *_test: run "node scripts/build-native.js --cuda-tests" (it needs nvcc)`)
 
-await together(programs.map(name => ({ name: `kernels/${name}`, command: [join(PROGRAMS, name)] })))
-await sanitized()
+await together(programs.map(name => ({ name: `kernels/${name}`, command: [join(PROGRAMS, name)], limit: LIMIT_S })))
 await engine()
-finish()
+await sanitized()
+process.exit(finish() ? 0 : 1)
 
 async function sanitized () {
   const tools = ['memcheck', 'racecheck']
@@ -43,27 +54,31 @@ async function sanitized () {
     for (const { name } of tests) rows.push({ name, outcome, seconds: 0, note: outcome === 'skipped' ? '--no-sanitizer' : 'compute-sanitizer was not found' })
     return
   }
-  await together(tests.map(({ name, tool, program }) => ({ name, command: [sanitizer, '--tool', tool, '--error-exitcode', '99', '--print-limit', '5', ...tool === 'memcheck' ? ['--report-api-errors', 'no'] : [], program, '--quick'] })))
+  await together(tests.map(({ name, tool, program }) => ({ name, limit: SANITIZER_LIMIT_S, command: [sanitizer, '--tool', tool, '--error-exitcode', '99', '--print-limit', '5', ...tool === 'memcheck' ? ['--report-api-errors', 'no'] : [], program, '--quick'] })))
 }
 
 async function engine () {
   if (options.only.length > 0 && options.only.every(word => /^(kernels|memcheck|racecheck)/.test(word))) return
   const python = process.env.REFIT_PYTHON ?? (existsSync(join('build', 'venv', 'bin', 'python')) ? join(root, 'build', 'venv', 'bin', 'python') : 'python3')
   const test = join('test', 'gpu', 'engine_test.py')
-  const listed = spawnSync(python, [test, '--list'], { encoding: 'utf8' })
-  if (listed.status !== 0) {
-    rows.push({ name: 'engine', outcome: 'failed', seconds: 0, note: `${python} cannot run ${test}: ${lastLine(listed.stderr ?? listed.error?.message ?? '')}` })
-    return
-  }
-  const chosen = listed.stdout.trim().split('\n').filter(wanted)
-  if (chosen.length === 0) return
+  const left = secondsLeft()
+  if (left <= 0) return rows.push(outOfTime('engine'))
   const folder = mkdtempSync(join(tmpdir(), 'refit-test-gpu-'))
-  const report = join(folder, 'report.json')
-  const flags = [...options.only.flatMap(word => ['--only', word]), ...options.small ? ['--small'] : [], ...options.whole ? ['--whole'] : [], ...options.folder === undefined ? [] : ['--folder', options.folder]]
-  const { status, signal } = spawnSync(python, ['-u', test, '--report', report, ...flags], { stdio: 'inherit' })
-  if (existsSync(report)) rows.push(...JSON.parse(readFileSync(report, 'utf8')))
-  else rows.push({ name: 'engine', outcome: 'failed', seconds: 0, note: `${test} ended with ${signal ?? status} and no report` })
+  report = join(folder, 'report.json')
+  const flags = [...Number.isFinite(left) ? ['--within', Math.ceil(left)] : [], ...options.only.flatMap(word => ['--only', word]), ...options.small ? ['--small'] : [], ...options.whole ? ['--whole'] : [], ...options.folder === undefined ? [] : ['--folder', options.folder]]
+  const { code, late } = await runLimited([python, '-u', test, '--report', report, ...flags.map(String)], { seconds: Math.min(ENGINE_LIMIT_S, left + LIMIT_S), show: true })
+  const told = readReport()
+  rows.push(...told)
+  const isChosen = code !== NOTHING_CHOSEN || told.length > 0
+  if (late || (isChosen && code !== 0 && !told.some(({ outcome }) => outcome === 'failed'))) rows.push({ name: 'engine', outcome: 'failed', seconds: 0, note: `${python} ${test} ended with ${code}${late ? ', out of time' : ''}, and told of ${told.length} tests` })
   rmSync(folder, { recursive: true })
+}
+
+/** What the whole server's tests have told so far; once. */
+function readReport () {
+  const told = report !== undefined && existsSync(report) ? JSON.parse(readFileSync(report, 'utf8')) : []
+  report = undefined
+  return told
 }
 
 /** Runs tests, some at a time; what one says is shown when it has ended. */
@@ -74,30 +89,39 @@ async function together (tests) {
   }))
 }
 
-async function one ({ name, command }) {
-  const start = Date.now()
-  const child = spawn(command[0], command.slice(1), { stdio: ['ignore', 'pipe', 'pipe'] })
-  const said = []
-  for (const stream of [child.stdout, child.stderr]) stream.on('data', chunk => said.push(chunk))
-  const timer = setTimeout(() => child.kill('SIGKILL'), LIMIT_MS)
-  const code = await new Promise(resolve => child.on('error', error => { said.push(Buffer.from(error.message)); resolve('no start') }).on('close', (code, signal) => resolve(code ?? signal)))
-  clearTimeout(timer)
-  const text = Buffer.concat(said).toString().trimEnd()
-  const seconds = (Date.now() - start) / 1000
+async function one ({ name, command, limit }) {
+  if (secondsLeft() <= 0) return outOfTime(name)
+  const { code, text, seconds, late } = await runLimited(command, { seconds: limit })
   const outcome = code === 0 ? 'passed' : 'failed'
-  console.log(`--- ${name}: ${outcome} in ${seconds.toFixed(1)} s${code === 0 ? '' : ` (${code === 'SIGKILL' ? `still running after ${LIMIT_MS / 1000} s` : code})`}`)
+  const why = late ? `still running after ${limit} s` : `exit ${code}`
+  console.log(`--- ${name}: ${outcome} in ${seconds.toFixed(1)} s${code === 0 ? '' : ` (${why})`}`)
   // Of what passed the last line is enough.
   console.log(code === 0 ? lastLine(text) : text.split('\n').slice(0, 120).join('\n'))
-  return { name, outcome, seconds, note: code === 0 ? '' : `exit ${code}: ${lastLine(text)}` }
+  return { name, outcome, seconds, note: code === 0 ? '' : `${why}: ${lastLine(text)}` }
 }
 
-function finish () {
+function secondsLeft () {
+  return options.within - (Date.now() - began) / 1000
+}
+
+function outOfTime (name) {
+  return { name, outcome: 'skipped', seconds: 0, note: OUT_OF_TIME }
+}
+
+/** Tells all there is to tell; true where everything that was asked for has been run, and passed. */
+function finish (ended = '') {
+  rows.push(...readReport())
+  const left = leftBehind()
+  if (left.length > 0) rows.push({ name: 'left-behind', outcome: 'failed', seconds: 0, note: `${left.join(', ')}: a test was killed or forgot it; removed` })
+  if (ended !== '') rows.push({ name: 'test:gpu', outcome: 'failed', seconds: 0, note: `${ended}; what is not in this table was not run` })
   console.log(`\n${cards()}`)
-  for (const { name, outcome, seconds, note } of rows) console.log(`${outcome.padEnd(8)} ${seconds.toFixed(1).padStart(6)} s  ${name}${note === '' ? '' : `: ${note.slice(0, 300)}`}`)
+  for (const { name, outcome, seconds, note } of rows) console.log(`${(outcome === 'passed' ? outcome : outcome.toUpperCase()).padEnd(8)} ${seconds.toFixed(1).padStart(6)} s  ${name}${note === '' ? '' : `: ${note.slice(0, outcome === 'failed' ? 900 : 300)}`}`)
   const count = outcome => rows.filter(row => row.outcome === outcome).length
+  const forTime = rows.filter(({ note }) => note === OUT_OF_TIME).length
   console.log(`${((Date.now() - began) / 1000).toFixed(0)} s in all\n${count('passed')} passed, ${count('failed')} failed, ${count('skipped')} skipped`)
+  if (forTime > 0) console.log(`!!!!! ${forTime} OF THEM WERE NOT RUN: --within ${options.within} s was over !!!!!`)
   if (rows.length === 0) fail(`no test's name contains ${options.only.join(' or ')}`)
-  process.exit(count('failed') === 0 && count('passed') > 0 ? 0 : 1)
+  return count('failed') === 0 && count('passed') > 0 && forTime === 0
 }
 
 function cards () {
@@ -124,11 +148,13 @@ function readOptions () {
   const flag = { type: 'boolean', default: false }
   try {
     const { values } = parseArgs({
-      options: { only: { type: 'string', multiple: true, default: [] }, small: flag, whole: flag, 'no-sanitizer': flag, 'no-build': flag, jobs: { type: 'string', default: '4' }, folder: { type: 'string' } }
+      options: { only: { type: 'string', multiple: true, default: [] }, small: flag, whole: flag, 'no-sanitizer': flag, 'no-build': flag, jobs: { type: 'string', default: '4' }, within: { type: 'string', default: 'Infinity' }, folder: { type: 'string' } }
     })
     const jobs = Number(values.jobs)
     if (!Number.isInteger(jobs) || jobs < 1) throw new Error(`--jobs: expected a number of 1 or more, got "${values.jobs}"`)
-    return { ...values, jobs }
+    const within = Number(values.within)
+    if (!(within > 0)) throw new Error(`--within: expected seconds, got "${values.within}"`)
+    return { ...values, jobs, within }
   } catch (error) {
     return fail(error.message)
   }

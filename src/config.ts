@@ -181,6 +181,16 @@ export const OPTIONS = {
     help: 'Seed from which requests without a seed of their own draw theirs.',
     unset: 'a random one'
   },
+  weightLoader: {
+    type: 'list',
+    default: [],
+    group: 'engine',
+    value: 'NAME=FILE',
+    aliases: ['custom-weight-loader'],
+    takes: '`name=./module.mjs`; several in the variable with `:` between them',
+    help: 'JavaScript module whose default export makes weights of what trainers post to /update_weights_from_tensor under the load_format NAME. Relative to the working folder; runs in this process with all its rights. May be repeated.',
+    unset: 'none'
+  },
   updateDeadline: {
     type: 'number',
     default: 300,
@@ -242,6 +252,23 @@ export const OPTIONS = {
     default: false,
     group: 'server',
     help: 'Listen on an address that others can reach without any key.'
+  },
+  uploadFolder: {
+    type: 'string',
+    default: null,
+    group: 'server',
+    value: 'FOLDER',
+    help: 'Where uploads of weights that do not fit in memory are spooled before they are written. Needs room for the largest; a folder in memory (tmpfs) takes that memory.',
+    unset: "the system's folder for temporary files"
+  },
+  uploadTimeout: {
+    type: 'number',
+    default: 60,
+    min: 1,
+    max: 86400,
+    group: 'server',
+    value: 'SECONDS',
+    help: 'Longest that a client may send nothing of an upload of weights; then it is refused.'
   },
   shutdownTimeout: {
     type: 'number',

@@ -72,8 +72,20 @@ export class Metrics {
   /** Memory that trainers share: what was opened is closed again, and every reference that they hold for us is given back. */
   watchShares (counts: Readonly<{ sharesReleased: number, filesOpened: number, filesClosed: number }>): void {
     this.#counter('tensor_shares_released_total', 'References of tensor senders that were given back', () => counts.sharesReleased)
-    this.#counter('tensor_files_opened_total', 'Files of shared memory that were opened for updates from tensors', () => counts.filesOpened)
-    this.#counter('tensor_files_closed_total', 'Files of shared memory that were closed again', () => counts.filesClosed)
+    this.#counter('tensor_files_opened_total', 'Files of shared memory, and descriptors of expandable segments, that were opened for updates from tensors', () => counts.filesOpened)
+    this.#counter('tensor_files_closed_total', 'Those that were closed again', () => counts.filesClosed)
+  }
+
+  /** Memory that uploads wait in. */
+  watchUploads (uploads: { staging: { bytes: { live: number, kept: number } } }): void {
+    this.#gauge('upload_staging_bytes', 'Memory in use by uploads under way', () => uploads.staging.bytes.live)
+    this.#gauge('upload_staging_kept_bytes', 'Memory kept a while for the next upload', () => uploads.staging.bytes.kept)
+  }
+
+  /** What trainers asked to keep between requests. */
+  watchKept (stats: () => { names: number, bytes: number }): void {
+    this.#gauge('kept_tensor_names', 'Names under which tensors of trainers are kept open between updates', () => stats().names)
+    this.#gauge('kept_tensor_bytes', 'Bytes of the tensors that are kept', () => stats().bytes)
   }
 
   pauseBegan (): void { this.#pausedSince ??= performance.now() }
@@ -94,10 +106,15 @@ export class Metrics {
     this.#gauge('weight_version', 'The digits that the weight version ends with (42 of "step-42"); NaN where it ends with none', () => trailingNumber(engine.weightVersion))
     this.#gauge('weight_epoch', 'Moves with every write of weights', () => engine.epoch)
     this.#gauge('weights_torn', '1 while weights are torn', () => Number(engine.weights.state === 'torn'))
+    this.#gauge('weight_transaction_open', '1 while a weight transaction, or a trainer\'s begin, is open', () => Number(engine.transactions.currentId !== null))
     this.#gauge('engine_asleep', '1 while memory of any kind is released', () => Number(Object.keys(engine.releasedMemory).length > 0))
     this.#releasedMemory()
     this.#gauge('generation_paused', '1 while generation is paused', () => Number(engine.stats.paused !== null))
     this.#gauge('engine_step_seconds', 'Time of the last step', () => engine.stats.stepMs / 1000)
+    if (engine.mappings !== undefined) {
+      this.#counter('cuda_segments_opened_total', 'Segments of other processes on cards that were mapped for updates, counted for each rank', () => engine.mappings!.opened)
+      this.#counter('cuda_segments_closed_total', 'Those that were unmapped again; what is kept stays open', () => engine.mappings!.closed)
+    }
     this.#counter('prompt_tokens_total', 'Prompt tokens', () => engine.stats.promptTokens)
     this.#counter('generation_tokens_total', 'Generated tokens', () => engine.stats.generationTokens)
     this.#counter('prefix_cache_hits_total', 'Prompt tokens taken from the prefix cache', () => engine.stats.prefixHitTokens)

@@ -165,6 +165,8 @@ export interface WriteJob {
   tensors: Float64Array
   /** Float64Array of RECT_FIELDS per rectangle, sorted by tensor. */
   rects: Float64Array
+  /** How long the segments' events may take until all are done; default 60,000. Then the write fails and has changed nothing. */
+  eventTimeoutMs?: number
 }
 
 export const TENSOR_UNTOUCHED = 0
@@ -179,6 +181,11 @@ export interface WriteOutcome {
   bytes: number
   /** The first failure: what the system said, and at which tensor. */
   error?: { message: string, tensor: number }
+  /** Mappings of segments, counted for each rank. Those that are kept are closed by `closeMappings`. */
+  segmentsOpened?: number
+  segmentsClosed?: number
+  /** The write did what it was to do, but something of a sender's stays open (closing it is tried again with the next write). */
+  warning?: string
 }
 
 /** Kinds of memory that can be released apart from each other (bits; the names are SGLang's). */
@@ -248,8 +255,11 @@ export interface CudaMemoryPlan {
   fixedBytes: number
 }
 
-/** A fault to arm in a test build: at the k-th pass of the named point. A step that fails is lost with its device. */
-export interface Fault { point: 'read' | 'copy' | 'alloc' | 'step', at: number, action: 'fail' | 'stall' | 'die', stallMs?: number }
+/**
+ * A fault to arm in a test build: at the k-th pass of the named point. A step that fails is lost with its device. `open`, `event` and
+ * `close` are those of segments.
+ */
+export interface Fault { point: 'read' | 'copy' | 'alloc' | 'step' | 'open' | 'event' | 'close', at: number, action: 'fail' | 'stall' | 'die', stallMs?: number }
 
 export interface NativeAddon {
   /** True in a build with fault points. */
@@ -295,13 +305,23 @@ export interface NativeAddon {
    * be had stays released (NO_MEMORY). Resolves to whether weights have their bytes.
    */
   resume: (handle: number, tags: number) => Promise<boolean>
+  /** Main thread, gate shut. Closes the segments that writes left open under the name, on every rank; resolves to how many mappings that were. */
+  closeMappings: (handle: number, name: string) => Promise<number>
   /**
    * Any thread. Takes references from the count (int32) at the start of a shared-memory file of torch's, never below 0; returns what is
    * left, -1 where there was none to take. Throws where the file is shorter than its header.
    */
   dropFileReferences: (fd: number, references: number) => number
-  /** The same, by one, for a slot of a file that counts CUDA shares (int64 each, from byte 64 on). */
-  dropCudaReference: (fd: number, slot: number) => number
+  /**
+   * The same for slots of a file that counts CUDA shares (int64 each, from byte 64 on): one of each, never below 0; returns from how many.
+   * Slots behind the file's end are left out.
+   */
+  dropCudaReferences: (fd: number, slots: Int32Array) => number
+  /**
+   * Any thread. A descriptor of this process for one of another's, by pidfd_getfd; the caller closes it. Throws Error, in words with the
+   * cure: another pid namespace, no right to trace the process, an old kernel.
+   */
+  takeDescriptor: (pid: number, fd: number) => number
   /** Test builds only. */
   armFault?: (fault: Fault | null) => void
 }

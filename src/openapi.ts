@@ -1,7 +1,9 @@
 import swagger from '@fastify/swagger'
 import Fastify from 'fastify'
 import type { FastifyInstance, FastifySchema } from 'fastify'
-import type { RolloutEngine } from './engine/rollout-engine.ts'
+import type { EngineInfo, RolloutEngine } from './engine/rollout-engine.ts'
+import { UploadFields } from './http/upload-fields.ts'
+import { BYTES, FORM } from './http/upload-types.ts'
 import { packageVersion } from './http/version.ts'
 import refit from './plugin.ts'
 
@@ -34,7 +36,8 @@ export async function describeApi (app: FastifyInstance): Promise<void> {
     transform: ({ schema, url, route }) => {
       // An empty requirement beside the key: without keys on the server, none is wanted.
       const security: Record<string, string[]>[] = route.config?.auth === 'public' ? [] : [{ key: [] }, {}]
-      return { schema: { ...named(schema, url), security }, url: url.replace('*', ':name') }
+      const described = route.config?.uploads === true ? withUploads(schema) : schema
+      return { schema: { ...named(described, url), security }, url: url.replace('*', ':name') }
     },
     transformObject: document => {
       if (!('openapiObject' in document)) return document.swaggerObject
@@ -45,6 +48,18 @@ export async function describeApi (app: FastifyInstance): Promise<void> {
       return openapiObject
     }
   })
+}
+
+/** Uploads besides JSON: their fields in the query or in the form. */
+function withUploads (schema: FastifySchema): FastifySchema {
+  const { properties } = UploadFields
+  const file = { type: 'string', contentMediaType: BYTES, description: 'A safetensors file; there may be several, and an index of them.' }
+  const content = {
+    'application/json': { schema: schema.body },
+    [FORM]: { schema: { type: 'object', properties: { ...properties, file } } },
+    [BYTES]: { schema: { contentMediaType: BYTES, description: 'One safetensors file; fields in the query.' } }
+  }
+  return { ...schema, body: { content }, querystring: { type: 'object', properties } }
 }
 
 /** OpenAPI has no wildcards: the rest of the path becomes a parameter. */
@@ -70,7 +85,7 @@ function share (value: unknown, schemas: Record<string, unknown>): unknown {
 export async function openApiDocument (): Promise<object> {
   const app = Fastify()
   await describeApi(app)
-  const engine = { info: { servedModelName: '', modelPath: '/' } } as RolloutEngine
+  const engine = { info: { servedModelName: '', modelPath: '/', cards: [] as EngineInfo['cards'] } } as RolloutEngine
   await app.register(refit, { engine, tokenizer: null })
   await app.ready()
   const document = app.swagger()

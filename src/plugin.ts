@@ -4,6 +4,7 @@ import control from '../routes/control.ts'
 import generate from '../routes/generate.ts'
 import health from '../routes/health.ts'
 import info from '../routes/info.ts'
+import lora from '../routes/lora.ts'
 import memory from '../routes/memory.ts'
 import metricsRoutes from '../routes/metrics.ts'
 import chat from '../routes/openai-chat.ts'
@@ -12,6 +13,9 @@ import models from '../routes/openai-models.ts'
 import tokenize from '../routes/tokenize.ts'
 import weights from '../routes/weights.ts'
 import tensors from '../routes/weights-tensor.ts'
+import keptTensors from '../routes/weights-tensor-kept.ts'
+import scope from '../routes/weights-transaction-scope.ts'
+import transactions from '../routes/weights-transaction.ts'
 import { guard } from './auth.ts'
 import type { RolloutEngine } from './engine/rollout-engine.ts'
 import { installBodyParsers } from './http/body-parser.ts'
@@ -24,7 +28,10 @@ import { validatorCompiler } from './http/validation.ts'
 import { packageVersion } from './http/version.ts'
 import { Metrics } from './metrics.ts'
 import { openDiskSource } from './sources/disk.ts'
+import { KeptTensors } from './sources/kept-tensors.ts'
 import { TensorReceiver } from './sources/tensor-receiver.ts'
+import type { WeightLoader } from './sources/weight-loader.ts'
+import { UploadReceiver } from './sources/upload-receiver.ts'
 import { loadTokenizer } from './text/tokenizer.ts'
 import type { Tokenizer } from './text/tokenizer.ts'
 
@@ -38,6 +45,14 @@ export interface RefitPluginOptions {
   adminApiKey?: string | undefined
   /** Folders from which weights may be loaded by request (default: the one that holds the model's folder). Symlinks may not lead out. */
   modelRoots?: string[]
+  /** Makes weights of what trainers send to /update_weights_from_tensor under these names as `load_format`. They run in this process, with all its rights. */
+  weightLoaders?: Readonly<Record<string, WeightLoader>>
+  /** Where uploads that do not fit in memory are spooled (default the system's folder for temporary files). */
+  uploadFolder?: string | undefined
+  /** Most memory that uploads wait in (default 192 MiB). */
+  uploadMemoryBytes?: number | undefined
+  /** Longest that a client may send nothing of an upload, in milliseconds (default 60000). */
+  uploadTimeoutMs?: number | undefined
   /** Most samples of one request. */
   maxBatch?: number
 }
@@ -45,7 +60,7 @@ export interface RefitPluginOptions {
 /** When the thread that reads tensors is started, if no request has been there before. */
 const WARM_AFTER_MS = 1000
 
-const ROUTES: Routes[] = [generate, health, info, control, memory, weights, tensors, completions, chat, models, tokenize, metricsRoutes]
+const ROUTES: Routes[] = [generate, health, info, control, memory, weights, tensors, keptTensors, lora, transactions, scope, completions, chat, models, tokenize, metricsRoutes]
 
 /**
  * A rollout server as a Fastify plugin: `app.register(refit, { engine, prefix: '/rollout' })`. Encapsulated: validators, parsers,
@@ -55,7 +70,9 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   const { engine } = options
   if (engine === undefined) throw new TypeError('refit needs an engine: app.register(refit, { engine: await createEngine(model) })')
   const roots = options.modelRoots ?? defaultRoots(engine.info.modelPath)
-  const receiver = new TensorReceiver({ ranks: engine.info.ranks, device: engine.info.device })
+  const receiver = new TensorReceiver({ ranks: engine.info.ranks, device: engine.info.device, cards: engine.info.cards.map(({ uuid }) => uuid), loaders: options.weightLoaders ?? {} })
+  const kept = new KeptTensors({ closeMappings: engine.closeMappings?.bind(engine) })
+  const uploads = new UploadReceiver({ folder: options.uploadFolder, stallMs: options.uploadTimeoutMs, memoryBytes: options.uploadMemoryBytes })
   const context: RouteContext = {
     engine,
     tokenizer: options.tokenizer === undefined ? await loadTokenizer(engine.info.modelPath) : options.tokenizer,
@@ -64,6 +81,8 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
     maxBatch: options.maxBatch ?? MAX_BATCH,
     openCheckpoint: async path => await openDiskSource(path, { roots }),
     tensors: receiver,
+    kept,
+    uploads,
     loaded: { modelPath: engine.info.modelPath, loadFormat: 'auto' },
     version: packageVersion(),
     startedAt: Date.now() / 1000
@@ -84,11 +103,15 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   logUnknownFields(app)
   app.addHook('onRoute', route => { route.bodyLimit ??= BODY_LIMIT })
   context.metrics.watchShares(receiver.counts)
+  context.metrics.watchKept(() => kept.stats)
+  context.metrics.watchUploads(uploads)
   // Once the start is over; a server that ends before has no use for it.
   const warming = setTimeout(() => { receiver.start() }, WARM_AFTER_MS).unref()
   app.addHook('onClose', async () => {
     clearTimeout(warming)
+    await kept.close()
     await receiver.close()
+    uploads.close()
     context.metrics.close()
   })
   for (const routes of ROUTES) await app.register(routes, { context })

@@ -1,6 +1,7 @@
 import Fastify, { LogController } from 'fastify'
 import type { FastifyBaseLogger, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { refusalBody } from './http/error-reply.ts'
+import { deferContinue } from './http/expect-continue.ts'
 import { describeApi } from './openapi.ts'
 import refit from './plugin.ts'
 import type { RefitPluginOptions } from './plugin.ts'
@@ -38,6 +39,7 @@ export async function createServer (options: ServerOptions): Promise<FastifyInst
     keepAliveTimeout: KEEP_ALIVE_MS,
     forceCloseConnections: 'idle'
   })
+  deferContinue(app.server)
   await describeApi(app)
   app.addHook('onResponse', logResponse)
   app.setNotFoundHandler(notFound)

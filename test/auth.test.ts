@@ -50,8 +50,23 @@ const LEVELS: Record<string, 'public' | 'normal' | 'admin'> = {
   'GET /weights_checker': 'admin',
   'POST /weights_checker': 'admin',
   'POST /update_weight_version': 'admin',
+  'POST /release_kept_tensors': 'admin',
   'POST /update_weights_from_disk': 'admin',
-  'POST /update_weights_from_tensor': 'admin'
+  'POST /update_weights_from_tensor': 'admin',
+  'POST /load_lora_adapter': 'admin',
+  'POST /unload_lora_adapter': 'admin',
+  'POST /load_lora_adapter_from_tensors': 'admin',
+  'POST /load_lora_adapter_from_distributed': 'admin',
+  'POST /v1/load_lora_adapter': 'admin',
+  'POST /v1/unload_lora_adapter': 'admin',
+  'POST /skyrl/v1/load_lora_adapter': 'admin',
+  'POST /begin_weight_update': 'admin',
+  'POST /end_weight_update': 'admin',
+  'POST /weight_transactions': 'admin',
+  'GET /weight_transactions': 'admin',
+  'GET /weight_transactions/:id': 'admin',
+  'POST /weight_transactions/:id/commit': 'admin',
+  'POST /weight_transactions/:id/abort': 'admin'
 }
 
 t.test('every route declares the level that it is meant to have', async t => {

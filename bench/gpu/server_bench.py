@@ -216,6 +216,11 @@ def decode_64(options, folder, _, card):
     row("the same, in bytes that a step has to read", f"{gbs:.0f} GB/s", f"{options.tp * card['read_gbs']:.0f} GB/s read by a kernel", gbs / options.tp / card["read_gbs"], None)
 
 
+def keep(options):
+    if options.out:
+        pathlib.Path(options.out).write_text("\n".join(ROWS) + "\n")
+
+
 PARTS = {"load": load, "memory": memory, "decode-1": decode_1, "decode-64": decode_64}
 
 
@@ -250,9 +255,9 @@ def main():
                     ROWS.append(f"| {part} | FAILED: {' '.join(str(error).split())[:300]} | | | | NO |")
                     print(f"{part} FAILED\n{error}\n{chr(10).join(getattr(error, '__notes__', []))}", flush=True)
                 print(f"({part} took {time.monotonic() - began:.0f} s)", flush=True)
+                keep(options)
     finally:
-        if options.out:
-            pathlib.Path(options.out).write_text("\n".join(ROWS) + "\n")
+        keep(options)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -1,6 +1,8 @@
-// What the machine itself can do, for the benchmarks to compare with. Prints one JSON object. Two modes:
+// What the machine itself can do, for the benchmarks to compare with. Prints one JSON object. Four modes:
 //   memory read BYTES THREADS          best vectorised read of BYTES of memory by THREADS threads, GB/s
 //   memory pread THREADS FILE...       plain pread of all files by THREADS threads into memory that is already faulted in, GB/s
+//   memory memcpy THREADS FILE...      the same by memcpy out of a mapping of each file that is made for the copy, and unmapped after it
+//   memory mapped THREADS FILE...      memcpy out of mappings that are there, and faulted in, before
 // Built by the benchmark that needs it: g++ -O3 -march=native -std=c++20 -pthread.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -71,38 +73,64 @@ void read_mode(size_t bytes, int threads) {
          static_cast<int>(sink & 1));
 }
 
-void pread_mode(int threads, const std::vector<std::string>& files) {
+enum class From { kFile, kNewMapping, kMapping };
+
+// All ways of getting files' bytes, cut into the same pieces.
+void copy_mode(From way, int threads, const std::vector<std::string>& files) {
   struct Piece {
-    int fd;
-    size_t offset, bytes, to;
+    size_t file, offset, bytes, to;
   };
+  struct Opened {
+    int fd;
+    size_t bytes;
+    uint8_t* mapping;
+  };
+  std::vector<Opened> opened;
   std::vector<Piece> pieces;
+  const auto map = [&](int populate) {
+    for (auto& file : opened) {
+      void* p = mmap(nullptr, file.bytes, PROT_READ, MAP_SHARED | populate, file.fd, 0);
+      if (p == MAP_FAILED) std::abort();
+      file.mapping = static_cast<uint8_t*>(p);
+    }
+  };
   size_t total = 0;
   for (const auto& file : files) {
     const int fd = open(file.c_str(), O_RDONLY);
     struct stat st {};
     if (fd < 0 || fstat(fd, &st) != 0) std::abort();
+    opened.push_back({fd, static_cast<size_t>(st.st_size), nullptr});
     for (size_t at = 0; at < static_cast<size_t>(st.st_size); at += 4u << 20) {
       const size_t bytes = std::min<size_t>(4u << 20, st.st_size - at);
-      pieces.push_back({fd, at, bytes, total});
+      pieces.push_back({opened.size() - 1, at, bytes, total});
       total += bytes;
     }
   }
   uint8_t* into = faulted(total);
+  if (way == From::kMapping) map(MAP_POPULATE);
   std::vector<double> all;
   for (int pass = 0; pass < 7; pass++) {
     std::atomic<size_t> next{0};
     const double start = now();
+    if (way == From::kNewMapping) map(0);
     on_threads(threads, [&](int) {
       for (size_t i; (i = next.fetch_add(1)) < pieces.size();) {
         const Piece& p = pieces[i];
+        const Opened& file = opened[p.file];
+        if (way != From::kFile) {
+          memcpy(into + p.to, file.mapping + p.offset, p.bytes);
+          continue;
+        }
         for (size_t done = 0; done < p.bytes;) {
-          const ssize_t n = pread(p.fd, into + p.to + done, p.bytes - done, p.offset + done);
+          const ssize_t n = pread(file.fd, into + p.to + done, p.bytes - done, p.offset + done);
           if (n <= 0) std::abort();
           done += n;
         }
       }
     });
+    if (way == From::kNewMapping) {
+      for (const auto& file : opened) munmap(file.mapping, file.bytes);
+    }
     all.push_back(now() - start);
   }
   std::sort(all.begin(), all.end());
@@ -115,10 +143,10 @@ int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   if (mode == "read" && argc == 4) {
     read_mode(strtoull(argv[2], nullptr, 10), atoi(argv[3]));
-  } else if (mode == "pread" && argc >= 4) {
-    pread_mode(atoi(argv[2]), {argv + 3, argv + argc});
+  } else if ((mode == "pread" || mode == "memcpy" || mode == "mapped") && argc >= 4) {
+    copy_mode(mode == "pread" ? From::kFile : mode == "memcpy" ? From::kNewMapping : From::kMapping, atoi(argv[2]), {argv + 3, argv + argc});
   } else {
-    fprintf(stderr, "usage: memory read BYTES THREADS | memory pread THREADS FILE...\n");
+    fprintf(stderr, "usage: memory read BYTES THREADS | memory pread|memcpy|mapped THREADS FILE...\n");
     return 2;
   }
 }

@@ -1,10 +1,11 @@
-"""What the trainers here share: a model that is sharded over processes (FSDP2 on gloo), a step of training, and requests to a server."""
+"""What the trainers here share: a model that is sharded over processes (FSDP2, on CPUs or cards), a step of training, and requests to a server."""
 
 import argparse
 import base64
 import io
 import json
 import os
+import sys
 import urllib.request
 from multiprocessing.reduction import ForkingPickler
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from safetensors.torch import save_file
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
@@ -24,6 +26,7 @@ def arguments(description):
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--url", default="http://127.0.0.1:30000")
     parser.add_argument("--model", default="models/adder-base", help="the folder that the server loaded")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: a card for each process; with fewer cards they share them, and gloo takes NCCL's place")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--bucket-mb", type=float, default=512)
     parser.add_argument("--save", help="folder for the trainer's own weights after the last step")
@@ -35,7 +38,8 @@ def post(url, path, body):
     if "REFIT_API_KEY" in os.environ:
         headers["authorization"] = "Bearer " + os.environ["REFIT_API_KEY"]
     with urllib.request.urlopen(urllib.request.Request(url + path, json.dumps(body).encode(), headers)) as reply:
-        return json.load(reply)
+        text = reply.read().decode()
+        return json.loads(text) if "json" in reply.headers.get("content-type", "") else text
 
 
 def ranks_of(url):
@@ -55,20 +59,36 @@ def text(data):
     return base64.b64encode(data).decode()
 
 
-def sharded_model(folder):
-    dist.init_process_group("gloo")
+def sharded_model(folder, device="cpu"):
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    place, backend = torch.device("cpu"), "gloo"
+    if device == "cuda":
+        cards = torch.cuda.device_count()
+        if cards == 0:
+            sys.exit("--device cuda: torch sees no card")
+        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % cards)
+        torch.cuda.set_device(place)
+        # NCCL wants a card for every process. Python's objects travel by gloo.
+        backend = "cpu:gloo,cuda:nccl" if int(os.environ["LOCAL_WORLD_SIZE"]) <= cards else "gloo"
+    dist.init_process_group(backend)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(place)
+    # Of the group that is there: one that torch makes for a mesh of cards may be NCCL's again.
+    mesh = DeviceMesh.from_group(dist.group.WORLD, place.type)
     for layer in model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    if device == "cuda" and backend == "gloo":
+        # Of gloo's reductions on cards only sums are there in every version of torch.
+        model.set_force_sum_reduction_for_comms(True)
+        for layer in model.model.layers:
+            layer.set_force_sum_reduction_for_comms(True)
     return model
 
 
 def train_step(model, step, rate=0.05):
     """A step on the likelihood of made-up text, of another part of it on every process."""
     generator = torch.Generator().manual_seed(step * dist.get_world_size() + dist.get_rank())
-    ids = torch.randint(3, model.config.vocab_size, (2, 32), generator=generator)
+    ids = torch.randint(3, model.config.vocab_size, (2, 32), generator=generator).to(next(model.parameters()).device)
     model(ids, labels=ids).loss.backward()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -103,6 +123,13 @@ def gather(mine, ranks):
     gathered = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(mine, gathered)
     return gathered[:ranks] if gathered is not None else None
+
+
+def answered():
+    """Until the server has answered, nobody frees what it shares; then torch takes back what the server has given back."""
+    dist.barrier()
+    if torch.cuda.is_initialized():
+        torch.cuda.ipc_collect()
 
 
 def save(model, folder):

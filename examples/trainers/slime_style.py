@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from common import arguments, buckets, full_tensors, gather, pickled, post, ranks_of, save, sharded_model, text, train_step
+from common import answered, arguments, buckets, full_tensors, gather, pickled, post, ranks_of, save, sharded_model, text, train_step
 
 
 @dataclass
@@ -44,15 +44,14 @@ def update(model, url, ranks, limit, version):
         if rank == 0:
             body = {"serialized_named_tensors": handles, "load_format": "flattened_bucket", "flush_cache": False, "weight_version": version}
             post(url, "/update_weights_from_tensor", body)
-        # Until the server has answered, nobody frees its bucket.
-        dist.barrier()
+        answered()
     if rank == 0:
         post(url, "/continue_generation", {})
 
 
 def main():
     options = arguments(__doc__)
-    model = sharded_model(options.model)
+    model = sharded_model(options.model, options.device)
     ranks = ranks_of(options.url)
     assert ranks <= dist.get_world_size(), "each tensor-parallel rank reads from a process of its own"
     for step in range(1, options.steps + 1):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from common import arguments, buckets, full_tensors, gather, pickled, post, ranks_of, save, sharded_model, text, train_step
+from common import answered, arguments, buckets, full_tensors, gather, pickled, post, ranks_of, save, sharded_model, text, train_step
 
 
 @dataclass
@@ -26,13 +26,12 @@ def update(model, url, ranks, limit):
         if rank == 0:
             named = [(own[0][0], LocalSerializedTensor([data for _, data in own])) for own in zip(*handles)]
             post(url, "/update_weights_from_tensor", {"serialized_named_tensors": [text(pickled(named))] * ranks, "load_format": None})
-        # Until the server has answered, nobody frees what it shares.
-        dist.barrier()
+        answered()
 
 
 def main():
     options = arguments(__doc__)
-    model = sharded_model(options.model)
+    model = sharded_model(options.model, options.device)
     ranks = ranks_of(options.url)
     assert ranks <= dist.get_world_size(), "each tensor-parallel rank reads from a process of its own"
     for step in range(1, options.steps + 1):

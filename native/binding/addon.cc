@@ -95,8 +95,10 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("scramble", scramble);
   add("release", release);
   add("resume", resume);
+  add("closeMappings", close_mappings);
+  add("takeDescriptor", take_descriptor);
   add("dropFileReferences", drop_file_references);
-  add("dropCudaReference", drop_cuda_reference);
+  add("dropCudaReferences", drop_cuda_references);
   export_faults(env, exports);
   return exports;
 }

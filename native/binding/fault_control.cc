@@ -1,6 +1,7 @@
 #include "binding/fault_control.h"
 
 #include "binding/fields.h"
+#include "core/cuda_library.h"
 #include "core/fault.h"
 
 namespace refit::binding {
@@ -25,18 +26,25 @@ void arm_fault(const Napi::CallbackInfo& info) {
   using fault::Point;
   if (info[0].IsNull()) {
     fault::disarm();
+    arm_cuda_library({}, 0, {}, 0);
     return;
   }
   const Napi::Object object = to_object(info[0], "fault");
-  const auto point =
-      choose<Point>(object, "point",
-                    {{"read", Point::kRead}, {"copy", Point::kCopy}, {"alloc", Point::kAlloc}, {"step", Point::kStep}});
+  const auto point = choose<Point>(object, "point",
+                                   {{"read", Point::kRead},
+                                    {"copy", Point::kCopy},
+                                    {"alloc", Point::kAlloc},
+                                    {"step", Point::kStep},
+                                    {"open", Point::kIpcOpen},
+                                    {"event", Point::kIpcEvent},
+                                    {"close", Point::kIpcClose}});
   const auto action =
       choose<Action>(object, "action", {{"fail", Action::kFail}, {"stall", Action::kStall}, {"die", Action::kDie}});
   const int64_t at = to_integer(object.Get("at"), "fault.at", 1, kMaxSafe);
   const int stall_ms =
       action == Action::kStall ? static_cast<int>(to_integer(object.Get("stallMs"), "fault.stallMs", 0, 600000)) : 0;
   fault::arm(point, at, action, stall_ms);
+  arm_cuda_library(point, at, action, stall_ms);
 }
 
 }  // namespace

@@ -3,8 +3,9 @@
 
 namespace refit::binding {
 
-// dropFileReferences and dropCudaReference of src/native.ts.
+// takeDescriptor, dropFileReferences and dropCudaReferences of src/native.ts.
+Napi::Value take_descriptor(const Napi::CallbackInfo& info);
 Napi::Value drop_file_references(const Napi::CallbackInfo& info);
-Napi::Value drop_cuda_reference(const Napi::CallbackInfo& info);
+Napi::Value drop_cuda_references(const Napi::CallbackInfo& info);
 
 }  // namespace refit::binding

@@ -32,6 +32,9 @@ class WriteTask : public Task {
     Napi::Object out = Napi::Object::New(env);
     out.Set("states", from_vector(env, outcome_.states));
     out.Set("bytes", static_cast<double>(outcome_.bytes));
+    out.Set("segmentsOpened", static_cast<double>(outcome_.segments_opened));
+    out.Set("segmentsClosed", static_cast<double>(outcome_.segments_closed));
+    if (!outcome_.warning.empty()) out.Set("warning", outcome_.warning);
     if (!outcome_.error.empty()) {
       Napi::Object error = Napi::Object::New(env);
       error.Set("message", outcome_.error);
@@ -114,6 +117,19 @@ class ResumeTask : public Task {
   bool kept_ = false;
 };
 
+class CloseMappingsTask : public Task {
+ public:
+  explicit CloseMappingsTask(std::string name) : name_(std::move(name)) {}
+  void run(Device& device, const std::atomic<bool>&) override { closed_ = device.close_mappings(name_); }
+  Napi::Value result(Napi::Env env, const Held&) override {
+    return Napi::Number::New(env, static_cast<double>(closed_));
+  }
+
+ private:
+  const std::string name_;
+  uint64_t closed_ = 0;
+};
+
 uint32_t to_tags(const Napi::Value& value) {
   return static_cast<uint32_t>(to_integer(value, "tags", 0, kTagWeights | kTagKvCache | kTagCudaGraph));
 }
@@ -187,6 +203,12 @@ Napi::Value release(const Napi::CallbackInfo& info) {
 Napi::Value resume(const Napi::CallbackInfo& info) {
   const auto core = core_of(info);
   return EnvState::of(info.Env()).submit(info.Env(), core, std::make_shared<ResumeTask>(to_tags(info[1])), {});
+}
+
+Napi::Value close_mappings(const Napi::CallbackInfo& info) {
+  const auto core = core_of(info);
+  auto task = std::make_shared<CloseMappingsTask>(to_string(info[1], "name"));
+  return EnvState::of(info.Env()).submit(info.Env(), core, std::move(task), {});
 }
 
 }  // namespace refit::binding

@@ -11,5 +11,6 @@ Napi::Value checksum(const Napi::CallbackInfo& info);
 Napi::Value scramble(const Napi::CallbackInfo& info);
 Napi::Value release(const Napi::CallbackInfo& info);
 Napi::Value resume(const Napi::CallbackInfo& info);
+Napi::Value close_mappings(const Napi::CallbackInfo& info);
 
 }  // namespace refit::binding

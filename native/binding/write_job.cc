@@ -22,23 +22,61 @@ size_t record_count(Napi::Env env, size_t length, size_t fields, const std::stri
       env, name + ": expected a multiple of " + std::to_string(fields) + " entries, got " + std::to_string(length));
 }
 
-Source parse_source(const Napi::Value& value, const std::string& path,
+int duplicate(Napi::Env env, int number, const std::string& path) {
+  const int fd = fcntl(number, F_DUPFD_CLOEXEC, 3);
+  if (fd >= 0) return fd;
+  throw Napi::Error::New(env, path + ": cannot use file descriptor " + std::to_string(number) + ": " + strerror(errno));
+}
+
+std::vector<uint8_t> to_bytes(const Napi::Value& value, const std::string& path) {
+  const auto bytes = to_span<uint8_t>(value, path);
+  return {bytes.begin(), bytes.end()};
+}
+
+// Into the job piece by piece: the descriptors that it has are closed with it.
+void parse_segment(const Napi::Value& value, const std::string& path, Segment& out) {
+  const Napi::Env env = value.Env();
+  const Napi::Object object = to_object(value, path);
+  out.uuid = to_string(object.Get("uuid"), path + ".uuid");
+  out.events = to_bytes(object.Get("events"), path + ".events");
+  const Napi::Value keep = object.Get("keep");
+  if (!keep.IsUndefined()) out.keep = to_string(keep, path + ".keep");
+  const Napi::Value handle = object.Get("handle");
+  if (handle.IsTypedArray()) {
+    out.handle = to_bytes(handle, path + ".handle");
+    return;
+  }
+  const Napi::Object blocks = to_object(handle, path + ".handle");
+  out.block_bytes =
+      static_cast<uint64_t>(to_integer(blocks.Get("blockBytes"), path + ".handle.blockBytes", 1, kMaxSafe));
+  out.fabric = to_bytes(blocks.Get("fabric"), path + ".handle.fabric");
+  const Napi::Array fds = to_array(blocks.Get("fds"), path + ".handle.fds");
+  out.fds.reserve(fds.Length());
+  for (uint32_t i = 0; i < fds.Length(); i++) {
+    const std::string name = path + ".handle.fds[" + std::to_string(i) + "]";
+    out.fds.push_back(duplicate(env, static_cast<int>(to_integer(fds[i], name, 0, kMaxInt)), name));
+  }
+}
+
+Source parse_source(const Napi::Value& value, const std::string& path, WriteJob& job,
                     std::vector<Napi::Reference<Napi::Value>>& held) {
   const Napi::Env env = value.Env();
   const Napi::Object object = to_object(value, path);
   const Napi::Value fd = object.Get("fd");
   const Napi::Value buffer = object.Get("buffer");
-  if (fd.IsUndefined() == buffer.IsUndefined()) {
-    throw Napi::TypeError::New(env, path + ": expected either fd or buffer");
+  const Napi::Value segment = object.Get("segment");
+  if (fd.IsUndefined() + buffer.IsUndefined() + segment.IsUndefined() != 2) {
+    throw Napi::TypeError::New(env, path + ": expected one of fd, buffer and segment");
   }
   Source source;
+  if (!segment.IsUndefined()) {
+    source.segment = static_cast<int>(job.segments.size());
+    job.segments.emplace_back();
+    parse_segment(segment, path + ".segment", job.segments.back());
+    return source;
+  }
   if (!fd.IsUndefined()) {
-    const int number = static_cast<int>(to_integer(fd, path + ".fd", 0, kMaxInt));
-    source.fd = fcntl(number, F_DUPFD_CLOEXEC, 3);
-    if (source.fd < 0) {
-      throw Napi::Error::New(
-          env, path + ".fd: cannot use file descriptor " + std::to_string(number) + ": " + strerror(errno));
-    }
+    source.fd = duplicate(env, static_cast<int>(to_integer(fd, path + ".fd", 0, kMaxInt)), path + ".fd");
     return source;
   }
   const auto bytes = to_span<uint8_t>(buffer, path + ".buffer");
@@ -61,6 +99,9 @@ Source parse_source(const Napi::Value& value, const std::string& path,
 OwnedJob::~OwnedJob() {
   for (const Source& source : job.sources) {
     if (source.fd >= 0) close(source.fd);
+  }
+  for (const Segment& segment : job.segments) {
+    for (const int fd : segment.fds) close(fd);
   }
 }
 
@@ -95,7 +136,7 @@ void parse_job(const Napi::Value& value, OwnedJob& out, std::vector<Napi::Refere
   out.job.sources.reserve(sources.Length());
   for (uint32_t i = 0; i < sources.Length(); i++) {
     const Napi::HandleScope scope(env);
-    out.job.sources.push_back(parse_source(sources[i], "job.sources[" + std::to_string(i) + "]", held));
+    out.job.sources.push_back(parse_source(sources[i], "job.sources[" + std::to_string(i) + "]", out.job, held));
   }
   const std::string name = "job.tensors";
   const auto numbers = to_span<double>(object.Get("tensors"), name);
@@ -113,6 +154,10 @@ void parse_job(const Napi::Value& value, OwnedJob& out, std::vector<Napi::Refere
     tensor.col_bytes = static_cast<uint64_t>(exact_integer(env, at[6], kMaxSafe, name, i, "colBytes"));
   }
   out.job.rects = parse_rects(object.Get("rects"), "job.rects");
+  const Napi::Value timeout = object.Get("eventTimeoutMs");
+  if (!timeout.IsUndefined()) {
+    out.job.event_timeout_ms = static_cast<int>(to_integer(timeout, "job.eventTimeoutMs", 0, kMaxInt));
+  }
 }
 
 }  // namespace refit::binding

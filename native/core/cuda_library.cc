@@ -18,12 +18,22 @@ constexpr const char* kBuildIt =
     "build it with \"node scripts/build-native.js --cuda\" (it needs nvcc of CUDA 13 and CMake), or name one in "
     "REFIT_CUDA_LIBRARY";
 
-const DeviceLibrary* open_table(const std::string& path) {
+struct Opened {
+  std::mutex mutex;
+  void* handle = nullptr;
+  const DeviceLibrary* table = nullptr;
+};
+Opened& opened() {
+  static Opened instance;
+  return instance;
+}
+
+const DeviceLibrary* open_table(const std::string& path, void*& handle) {
   if (access(path.c_str(), R_OK) != 0) {
     throw std::runtime_error("CUDA: " + path + " does not exist or cannot be read: " + kBuildIt);
   }
   // Local: its symbols must not mix with those of torch or of another copy of the CUDA runtime in this process.
-  void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) throw std::runtime_error("CUDA: " + path + " does not open: " + dlerror());
   const auto entry = reinterpret_cast<DeviceLibraryEntry>(dlsym(handle, kDeviceLibraryEntry));
   if (entry == nullptr) throw std::runtime_error("CUDA: " + path + " is not refit's CUDA library: " + kBuildIt);
@@ -41,11 +51,10 @@ const DeviceLibrary* open_table(const std::string& path) {
 }
 
 const DeviceLibrary& table() {
-  static std::mutex mutex;
-  static const DeviceLibrary* opened = nullptr;
-  const std::lock_guard lock(mutex);
-  if (opened == nullptr) opened = open_table(cuda_library_path());  // tried again after a failure
-  return *opened;
+  Opened& o = opened();
+  const std::lock_guard lock(o.mutex);
+  if (o.table == nullptr) o.table = open_table(cuda_library_path(), o.handle);  // tried again after a failure
+  return *o.table;
 }
 
 void raise(const Failure& failure) {
@@ -158,6 +167,13 @@ class LibraryDevice : public Device {
     raise(failure);
     return kept;
   }
+  uint64_t close_mappings(const std::string& name) override {
+    uint64_t closed = 0;
+    Failure failure;
+    table_.close_mappings(*device_, name, closed, failure);
+    raise(failure);
+    return closed;
+  }
 
  private:
   const DeviceLibrary& table_;
@@ -185,6 +201,16 @@ CudaMemoryPlan cuda_memory_plan(const CoreConfig& config) {
   raise(failure);
   return plan;
 }
+
+#ifdef REFIT_FAULTS
+void arm_cuda_library(fault::Point point, int64_t at, fault::Action action, int stall_ms) {
+  Opened& o = opened();
+  const std::lock_guard lock(o.mutex);
+  if (o.table == nullptr) return;
+  const auto arm = reinterpret_cast<decltype(&fault::arm)>(dlsym(o.handle, "refit_arm_fault"));
+  if (arm != nullptr) arm(point, at, action, stall_ms);
+}
+#endif
 
 CudaCards cuda_cards() {
   CudaCards out;

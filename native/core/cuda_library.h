@@ -5,6 +5,7 @@
 
 #include "core/cuda_cards.h"
 #include "core/device.h"
+#include "core/fault.h"
 
 namespace refit {
 
@@ -18,5 +19,11 @@ std::unique_ptr<Device> make_cuda_device(const CoreConfig& config);
 CudaMemoryPlan cuda_memory_plan(const CoreConfig& config);
 // Never throws for a lack of cards: `error` says it, also where the library is missing.
 CudaCards cuda_cards();
+
+#ifdef REFIT_FAULTS
+// Arms a fault point of the library, if it is open and was built with them; `at` 0 disarms. The two sides have their
+// own points: a library built for tests gives its out as `refit_arm_fault`, with fault::arm's arguments.
+void arm_cuda_library(fault::Point point, int64_t at, fault::Action action, int stall_ms);
+#endif
 
 }  // namespace refit

@@ -53,6 +53,9 @@ class Device {
   // Puts memory behind the tags again: kept weights have their bytes, else contents are undefined. Throws
   // std::bad_alloc; what could not be had stays released. Returns true where weights have their bytes.
   virtual bool resume_memory(uint32_t tags) = 0;
+  // Closes the segments that writes left open under the name, on every rank; returns how many mappings that were.
+  // Called by the writer thread, as `write`.
+  virtual uint64_t close_mappings(const std::string&) { return 0; }
 };
 
 // Throws std::invalid_argument (bad configuration) or std::bad_alloc.

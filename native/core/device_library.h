@@ -14,7 +14,7 @@
 namespace refit {
 
 // To be raised with every change of this file that sizes do not show.
-constexpr uint32_t kDeviceLibraryVersion = 1;
+constexpr uint32_t kDeviceLibraryVersion = 2;
 constexpr const char* kDeviceLibraryEntry = "refit_device_library";
 
 enum class FailureKind : int32_t { kNone = 0, kInvalidArgument, kNoMemory, kDeviceLost, kOther };
@@ -53,6 +53,7 @@ struct DeviceLibrary {
   void (*scramble)(Device& device, uint64_t seed, Failure& failure) noexcept;
   void (*release_memory)(Device& device, uint32_t tags, bool keep_weights, uint64_t& bytes, Failure& failure) noexcept;
   void (*resume_memory)(Device& device, uint32_t tags, bool& weights_kept, Failure& failure) noexcept;
+  void (*close_mappings)(Device& device, const std::string& name, uint64_t& closed, Failure& failure) noexcept;
 };
 
 // Of the library: `extern "C" const DeviceLibrary* refit_device_library()`.
@@ -61,11 +62,26 @@ using DeviceLibraryEntry = const DeviceLibrary* (*)();
 // Differs where the two sides do not agree about the size of what crosses.
 constexpr uint64_t device_library_layout() {
   uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a (Fowler, Noll, Vo), 64 bits
-  for (const uint64_t size :
-       {sizeof(DeviceLibrary), sizeof(Failure), sizeof(CoreConfig), sizeof(Arch), sizeof(Param), sizeof(StepBatch),
-        sizeof(StepResult), sizeof(WriteJob), sizeof(Source), sizeof(Tensor), sizeof(Rect), sizeof(WriteOutcome),
-        sizeof(DeviceInfo), sizeof(CudaCards), sizeof(CudaCard), sizeof(CudaFoundLibrary), sizeof(CudaMemoryPlan),
-        sizeof(std::string), sizeof(std::vector<int>)}) {
+  for (const uint64_t size : {sizeof(DeviceLibrary),
+                              sizeof(Failure),
+                              sizeof(CoreConfig),
+                              sizeof(Arch),
+                              sizeof(Param),
+                              sizeof(StepBatch),
+                              sizeof(StepResult),
+                              sizeof(WriteJob),
+                              sizeof(Source),
+                              sizeof(Segment),
+                              sizeof(Tensor),
+                              sizeof(Rect),
+                              sizeof(WriteOutcome),
+                              sizeof(DeviceInfo),
+                              sizeof(CudaCards),
+                              sizeof(CudaCard),
+                              sizeof(CudaFoundLibrary),
+                              sizeof(CudaMemoryPlan),
+                              sizeof(std::string),
+                              sizeof(std::vector<int>)}) {
     hash = (hash ^ size) * 0x100000001b3u;
   }
   return hash;

@@ -81,6 +81,10 @@ inline void resume_memory(Device& device, uint32_t tags, bool& weights_kept, Fai
   guarded(failure, [&] { weights_kept = device.resume_memory(tags); });
 }
 
+inline void close_mappings(Device& device, const std::string& name, uint64_t& closed, Failure& failure) noexcept {
+  guarded(failure, [&] { closed = device.close_mappings(name); });
+}
+
 // A table whose first three functions are the library's own.
 constexpr DeviceLibrary make(decltype(DeviceLibrary::cards) cards, decltype(DeviceLibrary::memory_plan) memory_plan,
                              decltype(DeviceLibrary::open) open) {
@@ -99,7 +103,8 @@ constexpr DeviceLibrary make(decltype(DeviceLibrary::cards) cards, decltype(Devi
           checksum,
           scramble,
           release_memory,
-          resume_memory};
+          resume_memory,
+          close_mappings};
 }
 
 }  // namespace refit::device_table

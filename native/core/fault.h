@@ -7,7 +7,7 @@
 
 namespace refit::fault {
 
-enum class Point : uint8_t { kRead, kCopy, kAlloc, kStep };
+enum class Point : uint8_t { kRead, kCopy, kAlloc, kStep, kIpcOpen, kIpcEvent, kIpcClose };
 enum class Action : uint8_t { kFail, kStall, kDie };
 
 // Arms one fault, in place of any other: `at` counts passes of `point` from now on, the first is 1. It acts once.

@@ -172,8 +172,9 @@ class Writer {
   int error_tensor_ = -1;
 };
 
-WriteOutcome nothing_written(const WriteJob& job, const char* error) {
+WriteOutcome nothing_written(const WriteJob& job, const char* error, int tensor = -1) {
   WriteOutcome out;
+  out.error_tensor = tensor;
   out.states.assign(job.tensors.size(), static_cast<uint8_t>(TensorState::kUntouched));
   out.error = error;
   return out;
@@ -182,6 +183,14 @@ WriteOutcome nothing_written(const WriteJob& job, const char* error) {
 }  // namespace
 
 WriteOutcome Store::write(const WriteJob& job, Pool& pool) {
+  for (const Rect& rect : job.rects) {
+    if (job.sources[job.tensors[rect.tensor].source].segment < 0) continue;
+    return nothing_written(
+        job,
+        "its memory is on a card, and this engine runs on the CPU: send the tensor from CPU memory, or "
+        "run the engine with --device cuda",
+        rect.tensor);
+  }
   std::unique_ptr<Writer> writer;
   try {
     writer = std::make_unique<Writer>(*this, job, plan_write(job, shapes_, dtype_));

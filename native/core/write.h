@@ -10,12 +10,27 @@
 
 namespace refit {
 
-// A file (fd >= 0), memory, or memory of a card.
+// Memory of a card that another process shares by CUDA IPC (src/native.ts: CudaSegment).
+struct Segment {
+  std::string uuid;             // of the exporter's card, as CudaCard::uuid
+  std::vector<uint8_t> handle;  // cudaIpcMemHandle_t, 64 bytes; empty: blocks
+  uint64_t block_bytes = 0;     // of physical blocks of equal size, mapped one after another:
+  std::vector<int> fds;         // a descriptor of this process for each,
+  std::vector<uint8_t> fabric;  // or a CUmemFabricHandle for each, 64 bytes
+  std::vector<uint8_t> events;  // cudaIpcEventHandle_t, 64 bytes each: done before the first read
+  std::string keep;             // not empty: stays open under this name
+
+  static constexpr size_t kHandleBytes = 64;
+  size_t blocks() const { return fds.empty() ? fabric.size() / kHandleBytes : fds.size(); }
+};
+
+// A file (fd >= 0), memory, memory of a card, or memory that is opened for the write (segment >= 0).
 struct Source {
   int fd = -1;
   const uint8_t* data = nullptr;
   uint64_t bytes = 0;  // of memory; files are bounded by their own end
   int card = -1;       // the runtime ordinal of the card that `data` is on, for every rank to read; -1: host memory
+  int segment = -1;    // in WriteJob.segments; offsets count from its first byte
 };
 
 // A matrix with strides: rows of a file, a transposed or a stepped view.
@@ -47,10 +62,12 @@ struct Rect {
 
 struct WriteJob {
   std::vector<Source> sources;
+  std::vector<Segment> segments;
   std::vector<Tensor> tensors;
   std::vector<Rect> rects;  // sorted by tensor
   // Set by another thread: the write stops soon and fails. May be null; outlives the write.
   const std::atomic<bool>* cancel = nullptr;
+  int event_timeout_ms = 60000;  // how long the segments' events may take until all are done
 };
 
 enum class TensorState : uint8_t { kUntouched = 0, kPartial = 1, kWritten = 2 };
@@ -60,6 +77,10 @@ struct WriteOutcome {
   uint64_t bytes = 0;           // taken from sources
   std::string error;            // empty: all written
   int error_tensor = -1;
+  // Mappings of segments, counted for each rank. Those that are kept are closed by a later call.
+  uint64_t segments_opened = 0;
+  uint64_t segments_closed = 0;
+  std::string warning;  // not empty: the write did what it was to do, but something is left open
 };
 
 }  // namespace refit

@@ -43,6 +43,29 @@ void check_target(const std::string& who, int rank, int param, int64_t row, int6
   }
 }
 
+void check_segment(size_t index, const Segment& segment) {
+  const std::string who = "segment " + std::to_string(index);
+  const auto whole = [&](const char* what, size_t bytes) {
+    if (bytes % Segment::kHandleBytes == 0) return;
+    refuse(who + ": " + what + " have " + std::to_string(bytes) + " bytes, expected 64 for each");
+  };
+  whole("event handles", segment.events.size());
+  const size_t kinds =
+      (segment.handle.empty() ? 0 : 1) + (segment.fds.empty() ? 0 : 1) + (segment.fabric.empty() ? 0 : 1);
+  if (kinds != 1) refuse(who + ": expected a handle, descriptors of blocks, or fabric handles of blocks");
+  if (!segment.handle.empty()) {
+    if (segment.handle.size() == Segment::kHandleBytes) return;
+    refuse(who + ": the handle has " + std::to_string(segment.handle.size()) + " bytes, expected 64");
+  }
+  whole("fabric handles", segment.fabric.size());
+  uint64_t bytes = 0;
+  if (segment.block_bytes == 0 || __builtin_mul_overflow(segment.block_bytes, segment.blocks(), &bytes) ||
+      bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    refuse(who + ": " + std::to_string(segment.blocks()) + " blocks of " + std::to_string(segment.block_bytes) +
+           " bytes each");
+  }
+}
+
 void check_tensor(size_t index, const Tensor& tensor, const std::vector<Source>& sources) {
   const std::string who = "tensor " + std::to_string(index);
   if (tensor.source < 0 || static_cast<size_t>(tensor.source) >= sources.size()) {
@@ -68,7 +91,7 @@ void check_tensor(size_t index, const Tensor& tensor, const std::vector<Source>&
            std::to_string(last_col + element));
   }
   const Source& source = sources[tensor.source];
-  if (source.fd < 0 && end > source.bytes) {
+  if (source.fd < 0 && source.segment < 0 && end > source.bytes) {
     refuse(who + ": ends at byte " + std::to_string(end) + ", but source " + std::to_string(tensor.source) + " has " +
            std::to_string(source.bytes));
   }
@@ -105,6 +128,12 @@ void check_overlap(const std::vector<Rect>& rects, std::vector<size_t>& ids, con
 }  // namespace
 
 void check_write(const WriteJob& job, int ranks, const std::vector<Param>& params) {
+  for (size_t i = 0; i < job.segments.size(); i++) check_segment(i, job.segments[i]);
+  for (size_t i = 0; i < job.sources.size(); i++) {
+    if (job.sources[i].segment < static_cast<int>(job.segments.size())) continue;
+    refuse("source " + std::to_string(i) + ": segment " + std::to_string(job.sources[i].segment) +
+           " does not exist, there are " + std::to_string(job.segments.size()));
+  }
   for (size_t i = 0; i < job.tensors.size(); i++) check_tensor(i, job.tensors[i], job.sources);
   std::map<std::pair<int, int>, std::vector<size_t>> by_param;
   for (size_t i = 0; i < job.rects.size(); i++) {

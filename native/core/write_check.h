@@ -9,7 +9,8 @@
 
 namespace refit {
 
-// Every tensor lies inside its source (files are bounded by their own end, when they are read), every rectangle inside
+// Every tensor lies inside its source (files are bounded by their own end when they are read, segments by theirs when
+// they are open), every rectangle inside
 // its tensor and its parameter, rectangles are sorted by tensor, and no two of them overlap in a parameter: what such a
 // write leaves would depend on which thread came last.
 void check_write(const WriteJob& job, int ranks, const std::vector<Param>& params);

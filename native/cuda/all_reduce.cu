@@ -7,8 +7,7 @@ namespace refit::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-// Above it, what a rank reads counts for more than a second meeting.
-constexpr int64_t kOneShotBytes = 512 * 1024;
+constexpr int kSumBlocks = 1024;  // twice what a large card holds at a time
 
 // Flags of a rank: [phase][block][peer], the epoch that `peer` has reached. They only rise, so nothing is ever reset,
 // and a peer that is ahead by one call does no harm.
@@ -53,10 +52,10 @@ __device__ uint32_t narrow(float2 f) {
 
 // Sum of vector i of all ranks, in rank order.
 template <int kRanks>
-__device__ uint4 sum(const PeerGroup& group, int side, int64_t i) {
+__device__ uint4 sum(const bf16* const* buffers, int64_t i) {
   uint4 parts[kRanks];
 #pragma unroll
-  for (int r = 0; r < kRanks; ++r) parts[r] = reinterpret_cast<const uint4*>(group.buffers[side][r])[i];
+  for (int r = 0; r < kRanks; ++r) parts[r] = reinterpret_cast<const uint4*>(buffers[r])[i];
   float2 acc[4];
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) {
@@ -77,7 +76,7 @@ __global__ void __launch_bounds__(kThreads)
   meet(group, 0, epoch);
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < vectors; i += stride)
-    out[i] = sum<kRanks>(group, side, i);
+    out[i] = sum<kRanks>(group.buffers[side], i);
 }
 
 // Rank r sums vectors [r * share, (r + 1) * share) into its own buffer: nobody else reads those there before they are
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(kThreads)
   uint4* own = reinterpret_cast<uint4*>(group.buffers[side][group.rank]);
   for (int64_t i = first; i < share; i += stride) {
     const int64_t at = group.rank * share + i;
-    if (at < vectors) own[at] = sum<kRanks>(group, side, at);
+    if (at < vectors) own[at] = sum<kRanks>(group.buffers[side], at);
   }
   meet(group, 1, epoch);
   for (int64_t i = first; i < share; i += stride) {
@@ -102,6 +101,13 @@ __global__ void __launch_bounds__(kThreads)
       if (at < vectors) out[at] = reinterpret_cast<const uint4*>(group.buffers[side][r])[at];
     }
   }
+}
+
+template <int kRanks>
+__global__ void __launch_bounds__(kThreads) sum_kernel(SumParts parts, uint4* out, int64_t vectors) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < vectors; i += stride)
+    out[i] = sum<kRanks>(parts.buffers, i);
 }
 
 __global__ void barrier_kernel(PeerGroup group, uint64_t epoch) { meet(group, 0, epoch); }
@@ -162,6 +168,39 @@ void all_reduce_one_shot(const PeerGroup& group, int side, bf16* out, int64_t co
 void all_reduce_two_shot(const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch,
                          cudaStream_t stream) {
   run(true, group, side, out, count, epoch, stream);
+}
+
+void sum_parts(const SumParts& parts, int ranks, bf16* out, int64_t count, cudaStream_t stream) {
+  if (count <= 0) return;
+  const int64_t vectors = (count + 7) / 8;
+  const auto blocks = static_cast<int>(std::min<int64_t>(kSumBlocks, (vectors + kThreads - 1) / kThreads));
+  uint4* to = reinterpret_cast<uint4*>(out);
+  switch (ranks) {
+    case 1:
+      sum_kernel<1><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    case 2:
+      sum_kernel<2><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    case 3:
+      sum_kernel<3><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    case 4:
+      sum_kernel<4><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    case 5:
+      sum_kernel<5><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    case 6:
+      sum_kernel<6><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    case 7:
+      sum_kernel<7><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    default:
+      sum_kernel<8><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+  }
+  check_launch("sum_parts");
 }
 
 void barrier(const PeerGroup& group, uint64_t epoch, cudaStream_t stream) {

@@ -15,6 +15,9 @@ constexpr size_t kSignalBytes = 64 * 1024;
 
 constexpr int kCollectiveBlocks = 48, kSharedBlocks = 8;
 
+// Of more bytes every rank sums a share: what a rank reads then counts for more than a second meeting.
+constexpr int64_t kOneShotBytes = 512 * 1024;
+
 struct PeerGroup {
   int ranks = 1;
   int rank = 0;
@@ -44,5 +47,12 @@ void all_reduce_one_shot(const PeerGroup& group, int side, bf16* out, int64_t co
                          cudaStream_t stream);
 void all_reduce_two_shot(const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch,
                          cudaStream_t stream);
+
+// The same sum, bit for bit, of buffers that are all on this rank's card: out[i] = the sum over r < ranks of
+// buffers[r][i], for i < count rounded up to a multiple of 8. `out` may be one of them.
+struct SumParts {
+  const bf16* buffers[kMaxRanks] = {};
+};
+void sum_parts(const SumParts& parts, int ranks, bf16* out, int64_t count, cudaStream_t stream);
 
 }  // namespace refit::cuda

@@ -10,6 +10,7 @@
 
 #include "cuda/driver.h"
 #include "cuda/dynamic.h"
+#include "cuda/nccl_api.h"
 #include "cuda/uuid.h"
 
 // As CMake was told; native/cuda/CMakeLists.txt.

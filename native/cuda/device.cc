@@ -1,8 +1,6 @@
 #include "cuda/device.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <set>
 #include <stdexcept>
@@ -12,6 +10,8 @@
 #include "cuda/cards.h"
 #include "cuda/check.h"
 #include "cuda/dynamic.h"
+#include "cuda/environment.h"
+#include "cuda/exchange.h"
 #include "cuda/forward.h"
 #include "cuda/memory.h"
 #include "cuda/peers.h"
@@ -23,11 +23,20 @@ namespace {
 
 // Contexts of eight cards with all their kernels take many seconds to come.
 constexpr double kStartSeconds = 300;
+// NCCL takes one or two seconds to connect the cards of one machine.
+constexpr double kJoinSeconds = 120;
 constexpr MemoryTag kTags[] = {kTagWeights, kTagKvCache, kTagCudaGraph};
 
-bool is_set(const char* name) {
-  const char* const value = std::getenv(name);
-  return value != nullptr && *value != 0 && std::strcmp(value, "0") != 0;
+// In front of why NCCL itself cannot be had, why it is needed.
+const NcclApi& need_nccl(const std::string& why) {
+  try {
+    return open_nccl();
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(why +
+                             ", so tensor parallelism needs NCCL: choose cards that reach each other (\"refit "
+                             "devices\" shows which do), use --tp 1, or give it NCCL. " +
+                             error.what());
+  }
 }
 
 const char* name_of(uint32_t tags) {
@@ -55,6 +64,7 @@ struct CudaDevice::State {
   std::shared_ptr<Health> health = std::make_shared<Health>();
   uint32_t released = 0;  // MemoryTag bits
   std::vector<std::unique_ptr<Rank>> ranks;
+  std::vector<std::unique_ptr<NcclComm>> comms;  // empty where cards reach each other
   std::vector<std::unique_ptr<RankMemory>> memory;
   std::unique_ptr<Forward> forward;
   std::unique_ptr<CardStore> store;
@@ -83,8 +93,8 @@ CudaDevice::~CudaDevice() {
 }
 
 void CudaDevice::State::start() {
-  const std::vector<int> cards = choose_cards(config, count_cards(), is_set("REFIT_CUDA_SHARE_CARD"));
-  if (config.ranks > 1 && is_set("CUDA_LAUNCH_BLOCKING")) {
+  const std::vector<int> cards = choose_cards(config, count_cards(), switched_on("REFIT_CUDA_SHARE_CARD"));
+  if (config.ranks > 1 && switched_on("CUDA_LAUNCH_BLOCKING")) {
     throw std::invalid_argument(
         "CUDA_LAUNCH_BLOCKING is set, but ranks that wait for each other would never end: unset it, or use --tp 1");
   }
@@ -99,13 +109,21 @@ void CudaDevice::State::start() {
   for (const auto& [kind, count] : kinds) {
     description += (description.empty() ? "" : ", ") + (count > 1 ? std::to_string(count) + " x " : "") + kind;
   }
-  check_peers(cards);
+  const std::string why = why_nccl(cards);
+  const NcclApi* const nccl = why.empty() ? nullptr : &need_nccl(why);
   for (int r = 0; r < config.ranks; r++) ranks.push_back(std::make_unique<Rank>(r, cards[r], health));
-  on_all(ranks, [&](Rank& rank) { enable_peers(rank, cards); });
+  if (nccl != nullptr) {
+    comms = join_ranks(ranks, *nccl, kJoinSeconds);
+  } else {
+    on_all(ranks, [&](Rank& rank) { enable_peers(rank, cards); });
+  }
   check_room(cards);
   const ForwardSizes sizes = forward_sizes(config);
   memory.resize(config.ranks);
-  on_all(ranks, [&](Rank& rank) { memory[rank.index] = std::make_unique<RankMemory>(config, sizes, rank, cards); });
+  on_all(ranks, [&](Rank& rank) {
+    const std::vector<int> own{rank.device};
+    memory[rank.index] = std::make_unique<RankMemory>(config, sizes, rank, nccl != nullptr ? own : cards);
+  });
 
   std::vector<ForwardMemory> parts;
   CardParams params{&ranks, config.params, {}};
@@ -113,16 +131,32 @@ void CudaDevice::State::start() {
     parts.push_back(part->forward());
     for (size_t id = 0; id < config.params.size(); id++) params.addresses.push_back(part->param(static_cast<int>(id)));
   }
-  forward = std::make_unique<Forward>(config, ranks, std::move(parts));
+  forward = std::make_unique<Forward>(config, ranks, std::move(parts), comms);
   store = std::make_unique<CardStore>(std::move(params), config.threads);
   const LibraryVersion blas = find_cublas_lt();
   description += blas.version.empty() ? ", no cuBLASLt" : ", cuBLASLt " + blas.version;
+  if (nccl != nullptr) {
+    description += ", ranks exchange by " + nccl->name() + " (" + why + ")";
+  } else if (config.ranks > 1) {
+    description += ", ranks exchange by peer access";
+  }
 }
 
 // On the ranks' threads: others have no card.
 void CudaDevice::State::close() noexcept {
   store.reset();
   forward.reset();
+  try {
+    // Together: a communicator ends in order when all its ranks do.
+    if (!comms.empty()) {
+      on_all(ranks, [this](Rank& rank) {
+        rank.doing("leave NCCL's communicator");
+        comms[rank.index]->finish();
+      });
+    }
+  } catch (...) {
+  }
+  comms.clear();
   try {
     if (!memory.empty()) on_all(ranks, [this](Rank& rank) { memory[rank.index].reset(); });
   } catch (...) {
@@ -222,6 +256,12 @@ bool CudaDevice::resume_memory(uint32_t tags) {
   const auto kept = std::make_shared<bool>(false);
   watchdog_->run([state = state_, tags, kept] { *kept = state->resume(tags); });
   return *kept;
+}
+
+uint64_t CudaDevice::close_mappings(const std::string& name) {
+  const auto closed = std::make_shared<uint64_t>(0);
+  watchdog_->run([state = state_, name, closed] { *closed = state->store->close_mappings(name); });
+  return *closed;
 }
 
 uint64_t CudaDevice::State::release(uint32_t tags, bool keep_weights) {

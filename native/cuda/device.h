@@ -25,6 +25,7 @@ class CudaDevice : public Device {
   void scramble(uint64_t seed) override;
   uint64_t release_memory(uint32_t tags, bool keep_weights) override;
   bool resume_memory(uint32_t tags) override;
+  uint64_t close_mappings(const std::string& name) override;
 
  private:
   struct State;

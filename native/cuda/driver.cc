@@ -26,6 +26,17 @@ Driver find_all() {
   find(d.unmap, "cuMemUnmap", 10020);
   find(d.set_access, "cuMemSetAccess", 10020);
   find(d.stream_write, "cuStreamWriteValue32", 11070);
+  find(d.current_context, "cuCtxGetCurrent", 4000);
+  find(d.push_context, "cuCtxPushCurrent", 4000);
+  find(d.pop_context, "cuCtxPopCurrent", 4000);
+  find(d.ipc_open, "cuIpcOpenMemHandle", 11000);
+  find(d.ipc_close, "cuIpcCloseMemHandle", 4010);
+  find(d.import, "cuMemImportFromShareableHandle", 10020);
+  find(d.address_range, "cuMemGetAddressRange", 3020);
+  find(d.ipc_open_event, "cuIpcOpenEventHandle", 4010);
+  find(d.event_query, "cuEventQuery", 2000);
+  find(d.event_destroy, "cuEventDestroy", 4000);
+  find(d.stream_wait_event, "cuStreamWaitEvent", 3020);
   return d;
 }
 

@@ -21,6 +21,19 @@ struct Driver {
   PFN_cuMemUnmap_v10020 unmap;
   PFN_cuMemSetAccess_v10020 set_access;
   PFN_cuStreamWriteValue32_v11070 stream_write;
+
+  // Memory and events of other processes. The runtime has these too, but leaves their errors behind for later checks.
+  PFN_cuCtxGetCurrent_v4000 current_context;
+  PFN_cuCtxPushCurrent_v4000 push_context;
+  PFN_cuCtxPopCurrent_v4000 pop_context;
+  PFN_cuIpcOpenMemHandle_v11000 ipc_open;
+  PFN_cuIpcCloseMemHandle_v4010 ipc_close;
+  PFN_cuMemImportFromShareableHandle_v10020 import;
+  PFN_cuMemGetAddressRange_v3020 address_range;
+  PFN_cuIpcOpenEventHandle_v4010 ipc_open_event;
+  PFN_cuEventQuery_v2000 event_query;
+  PFN_cuEventDestroy_v4000 event_destroy;
+  PFN_cuStreamWaitEvent_v3020 stream_wait_event;
 };
 
 // Throws CudaError where the driver lacks one.

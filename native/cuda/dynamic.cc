@@ -116,13 +116,6 @@ Library search(const std::vector<std::string>& names, const char* env_file) {
   return found.library;
 }
 
-// Where the loader has it from, for a name without a folder.
-std::string loaded_path(const Library& library, void* any_symbol) {
-  Dl_info info;
-  if (any_symbol == nullptr || dladdr(any_symbol, &info) == 0 || info.dli_fname == nullptr) return library.path;
-  return info.dli_fname;
-}
-
 }  // namespace
 
 std::vector<std::string> library_folders() {
@@ -153,8 +146,21 @@ Library open_library(const std::vector<std::string>& names, const char* env_file
   return library;
 }
 
+Library open_library_file(const std::string& file) {
+  const std::vector<std::string> names;
+  Search found(names);
+  found.open(file);
+  return found.library;
+}
+
 void* symbol(const Library& library, const char* name) {
   return library.handle == nullptr ? nullptr : dlsym(library.handle, name);
+}
+
+std::string loaded_path(const Library& library, void* any_symbol) {
+  Dl_info info;
+  if (any_symbol == nullptr || dladdr(any_symbol, &info) == 0 || info.dli_fname == nullptr) return library.path;
+  return info.dli_fname;
 }
 
 LibraryVersion find_cublas_lt() {
@@ -167,21 +173,6 @@ LibraryVersion find_cublas_lt() {
   const size_t version = reinterpret_cast<size_t (*)()>(function)();
   out.version =
       std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." + std::to_string(version % 100);
-  return out;
-}
-
-LibraryVersion find_nccl() {
-  const Library library = open_library({"libnccl.so.2"}, "REFIT_NCCL");
-  LibraryVersion out{"NCCL", library.path, "", library.handle == nullptr ? library.tried : ""};
-  void* const function = symbol(library, "ncclGetVersion");
-  if (function == nullptr) return out;
-  out.path = loaded_path(library, function);
-  // ncclResult_t ncclGetVersion(int*): 22809 is 2.28.9 (since 2.9; 4 digits before).
-  int version = 0;
-  if (reinterpret_cast<int (*)(int*)>(function)(&version) != 0) return out;
-  const int major = version >= 10000 ? version / 10000 : version / 1000;
-  const int minor = version >= 10000 ? version / 100 % 100 : version / 100 % 10;
-  out.version = std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(version % 100);
   return out;
 }
 

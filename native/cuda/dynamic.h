@@ -19,15 +19,21 @@ struct Library {
 // the library stays for the life of the process.
 Library open_library(const std::vector<std::string>& names, const char* env_file);
 
+// This file and no other.
+Library open_library_file(const std::string& file);
+
 // Null where the library has no such symbol.
 void* symbol(const Library& library, const char* name);
+// Where the loader has the library from: open_library may have opened it by a name without a folder. `any_symbol`: one
+// of the library's.
+std::string loaded_path(const Library& library, void* any_symbol);
 
 // A library that is wanted, for `refit devices` and the log; `version` is empty where it does not tell.
 struct LibraryVersion {
   std::string name, path, version, tried;
 };
+// (For NCCL: cuda/nccl_api.h.)
 LibraryVersion find_cublas_lt();
-LibraryVersion find_nccl();
 
 // Folders that open_library looks into after the environment and the loader's path, those that exist. For tests.
 std::vector<std::string> library_folders();

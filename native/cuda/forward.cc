@@ -18,7 +18,8 @@ constexpr int64_t kMostTops = int64_t{1} << 28;
 
 }  // namespace
 
-Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& ranks, std::vector<ForwardMemory> memory)
+Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& ranks, std::vector<ForwardMemory> memory,
+                 const std::vector<std::unique_ptr<NcclComm>>& comms)
     : layout_(config),
       pages_(config.pages),
       page_size_(config.page_size),
@@ -31,6 +32,9 @@ Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& r
     throw std::invalid_argument("bad configuration: " + std::to_string(layout_.ranks) + " ranks, but " +
                                 std::to_string(ranks.size()) + " threads and memory for " +
                                 std::to_string(memory.size()));
+  if (!comms.empty() && comms.size() != ranks.size())
+    throw std::invalid_argument("bad configuration: " + std::to_string(comms.size()) + " communicators for " +
+                                std::to_string(ranks.size()) + " ranks");
   std::vector<RankBuffers> buffers;
   ForwardSizes sizes;
   for (const ForwardMemory& m : memory) buffers.push_back(carve_buffers(layout_, *shape_, m.scratch, m.peer, sizes));
@@ -39,8 +43,15 @@ Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& r
   for (const auto& rank : ranks_) cards.insert(rank->device);
   const bool shared_cards = cards.size() < ranks_.size();
   on_all(ranks_, [&](Rank& rank) {
-    forwards_[rank.index] =
-        std::make_unique<RankForward>(config, layout_, *shape_, rank, memory[rank.index], buffers, rope, shared_cards);
+    const RankBuffers& own = buffers[rank.index];
+    std::unique_ptr<Exchange> exchange;
+    if (!comms.empty()) {
+      exchange = nccl_exchange(rank, layout_, *shape_, own, *comms[rank.index]);
+    } else if (ranks_.size() > 1) {
+      exchange = peer_exchange(rank, buffers, shared_cards);
+    }
+    forwards_[rank.index] = std::make_unique<RankForward>(config, layout_, *shape_, rank, memory[rank.index], own, rope,
+                                                          std::move(exchange), shared_cards);
     if (rank.index != 0) return;
     block_->reserve(RankForward::kFirstBlock, "memory for the step's block");
     results_->reserve(RankForward::kFirstResults, "memory for the step's results");

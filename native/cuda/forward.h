@@ -27,7 +27,7 @@ struct ForwardSizes {
 // Throws std::invalid_argument for sizes that no card can hold or that the kernels cannot compute.
 ForwardSizes forward_sizes(const CoreConfig& config);
 
-// Of one rank. Scratch and peer memory are readable and writable by all ranks' cards.
+// Of one rank. Where ranks exchange without NCCL, scratch and peer memory are readable and writable by all their cards.
 struct ForwardMemory {
   std::vector<const bf16*> params;  // by parameter id of CoreConfig
   void* kv = nullptr;
@@ -36,6 +36,7 @@ struct ForwardMemory {
 };
 
 class Growing;
+class NcclComm;
 class RankForward;
 class ResultBlock;
 class StepBlock;
@@ -43,9 +44,11 @@ struct ForwardShape;
 
 class Forward {
  public:
-  // Fills peer memory. `ranks` must outlive it; memory[i] is of ranks[i].
+  // Fills peer memory. `ranks` and `comms` must outlive it; memory[i] is of ranks[i]. `comms`: one of each rank
+  // (join_ranks), where the cards do not reach each other; else empty.
   // Throws std::invalid_argument, CudaError.
-  Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& ranks, std::vector<ForwardMemory> memory);
+  Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& ranks, std::vector<ForwardMemory> memory,
+          const std::vector<std::unique_ptr<NcclComm>>& comms = {});
   ~Forward();
   Forward(const Forward&) = delete;
   Forward& operator=(const Forward&) = delete;

@@ -79,6 +79,8 @@ ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : den
   // A token has at most one row that scores it and one that samples after it.
   rows = std::clamp<int64_t>(kLogitFloats / logits_ld, 1, std::min<int64_t>(kMostRows, 2 * tokens));
   part_rows = max_part_rows(tokens, tokens, context);
+  // A sum's shares are rounded up to 8 elements; a row of logits of the other ranks, in fp32, has to fit (exchange.h).
+  exchange = std::max(tokens * layout.arch.hidden + 8 * layout.ranks, 2 * (layout.ranks - 1) * layout.vocab_rows);
   for (const LayerParams& layer : layout.layers) {
     int64_t& inter = layer.sparse() ? sparse_inter : dense_inter;
     inter = std::max(inter, layer.inter);
@@ -120,7 +122,7 @@ RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void*
   if (layout.ranks > 1) {
     b.signals = peers.take<uint64_t>(kSignalBytes / sizeof(uint64_t));
     // Collectives move 8 elements at a time; each part's padding covers the last of them.
-    for (bf16*& side : b.exchange) side = peers.take<bf16>(tokens, hidden);
+    for (bf16*& side : b.exchange) side = peers.take<bf16>(shape.exchange);
   }
   sizes.peer = peers.used();
   return b;

@@ -22,6 +22,7 @@ struct ForwardShape {
   int64_t rows;       // logits are made for so many rows at a time
   int64_t logits_ld;  // floats from row to row of the logits: all ranks' shares of the vocabulary, side by side
   int64_t part_rows;  // of attention
+  int64_t exchange;   // elements of one exchange buffer
   int64_t dense_inter, sparse_inter;  // widest of any layer, of one rank; 0 for none
 };
 
@@ -35,7 +36,7 @@ struct RankBuffers {
   float* parts;          // [part_rows, nq, hd + 2]
   bf16 *gate_up, *act;   // [T, 2 I], [T, I]; in the place of qkv to parts
   bf16* selected;        // [rows, H]
-  float* logits;         // [rows, logits_ld]; rank 0's is written by all
+  float* logits;         // [rows, logits_ld]; rank 0's is written by all that reach it
   void* moe;
   size_t moe_bytes;
   void* gemm;
@@ -44,7 +45,7 @@ struct RankBuffers {
   // Peer memory.
   float* rope;        // [context, hd]
   uint64_t* signals;  // with several ranks, as are exchange
-  bf16* exchange[2];  // [T, H]
+  bf16* exchange[2];  // [T, H], and room as of ForwardShape
 };
 
 // The parts of both regions; with null bases only their sizes count.

@@ -8,25 +8,10 @@
 #include "cuda/sampler.h"
 
 namespace refit::cuda {
-namespace {
-
-PeerGroup make_group(int rank, const std::vector<RankBuffers>& buffers, bool shared_cards) {
-  PeerGroup group;
-  group.ranks = static_cast<int>(buffers.size());
-  group.rank = rank;
-  if (shared_cards) group.blocks = kSharedBlocks;
-  for (size_t r = 0; r < buffers.size(); ++r) {
-    for (int side = 0; side < 2; ++side) group.buffers[side][r] = buffers[r].exchange[side];
-    group.signals[r] = buffers[r].signals;
-  }
-  return group;
-}
-
-}  // namespace
 
 RankForward::RankForward(const CoreConfig& config, const Layout& layout, const ForwardShape& shape, Rank& rank,
-                         const ForwardMemory& memory, const std::vector<RankBuffers>& buffers,
-                         const std::vector<float>& rope, bool shared_cards)
+                         const ForwardMemory& memory, const RankBuffers& own, const std::vector<float>& rope,
+                         std::unique_ptr<Exchange> exchange, bool shared_cards)
     : layout_(layout),
       shape_(shape),
       rank_(rank),
@@ -34,9 +19,8 @@ RankForward::RankForward(const CoreConfig& config, const Layout& layout, const F
       kv_(static_cast<bf16*>(memory.kv)),
       pages_(config.pages),
       page_size_(config.page_size),
-      own_(buffers[rank.index]),
-      logits_(buffers[0].logits),
-      group_(make_group(rank.index, buffers, shared_cards)),
+      own_(own),
+      exchange_(std::move(exchange)),
       gemm_(own_.gemm, own_.gemm_bytes) {
   // The library loads a kernel when it first meets its shape, and waits for the card to do so: on a card where another
   // rank waits for this one in a collective, for ever.
@@ -48,7 +32,6 @@ RankForward::RankForward(const CoreConfig& config, const Layout& layout, const F
   rank.doing("upload the RoPE table");
   check(cudaMemcpyAsync(own_.rope, rope.data(), rope.size() * sizeof(float), cudaMemcpyHostToDevice, rank.stream),
         "upload the RoPE table");
-  if (own_.signals != nullptr) check(cudaMemsetAsync(own_.signals, 0, kSignalBytes, rank.stream), "clear flags");
   check(cudaStreamSynchronize(rank.stream), "upload the RoPE table");
 }
 
@@ -67,7 +50,7 @@ uint64_t RankForward::collectives(const Layout& layout, const ForwardShape& shap
 
 void RankForward::run(const StepJob& job) {
   const cudaStream_t stream = rank_.stream;
-  epoch_ = job.epoch;
+  if (exchange_) exchange_->begin_step(job.epoch);
   rank_.begin_op("copy in");
   check(cudaMemcpyAsync(block_.data(), job.host_block, rank_.index == 0 ? job.block.bytes() : job.block.shared_bytes(),
                         cudaMemcpyHostToDevice, stream),
@@ -85,20 +68,13 @@ void RankForward::run(const StepJob& job) {
     check(cudaMemcpyAsync(job.host_results, results_.data(), job.results.bytes(), cudaMemcpyDeviceToHost, stream),
           "copy out");
   }
+  if (exchange_) return exchange_->wait();
   rank_.doing("wait for the step");
   check(cudaStreamSynchronize(stream), "the step");
 }
 
-void RankForward::sum_parts(int side, int layer, int count, bf16* out) {
-  if (layout_.ranks == 1) return;
-  rank_.begin_op("all_reduce", layer);
-  all_reduce(group_, side, out, int64_t{count} * layout_.arch.hidden, ++epoch_, rank_.stream);
-}
-
-void RankForward::meet() {
-  if (layout_.ranks == 1) return;
-  rank_.begin_op("barrier");
-  barrier(group_, ++epoch_, rank_.stream);
+void RankForward::sum(int side, int layer, int count, bf16* out) {
+  if (exchange_) exchange_->sum(side, layer, out, int64_t{count} * layout_.arch.hidden);
 }
 
 KvLayer RankForward::kv_layer(int layer) const {
@@ -111,11 +87,11 @@ KvLayer RankForward::kv_layer(int layer) const {
 // two steps all ranks have stood still.
 void RankForward::embed_tokens(const StepView& view, int count) {
   const int hidden = layout_.arch.hidden;
-  bf16* const out = layout_.ranks > 1 ? part(1) : own_.hidden;
+  bf16* const out = exchange_ ? part(1) : own_.hidden;
   rank_.begin_op("embed");
   embed(view.tokens, count, param(layout_.embed), rank_.index * layout_.vocab_rows, layout_.vocab_rows, hidden, out,
         rank_.stream);
-  sum_parts(1, -1, count, own_.hidden);
+  sum(1, -1, count, own_.hidden);
   rank_.begin_op("ln1", 0);
   add_norm(own_.hidden, nullptr, nullptr, param(layout_.layers[0].ln1), layout_.arch.rms_eps, count, hidden,
            own_.normed, rank_.stream);
@@ -136,7 +112,7 @@ void RankForward::attend(const StepView& view, int layer, int count) {
   attention(own_.qkv, cols, view.attention, kv, layout_.heads, own_.attended, stream);
   rank_.begin_op("o", layer);
   gemm_.run({count, hidden, q_cols, q_cols, hidden}, own_.attended, param(p.o), nullptr, part(0), stream);
-  sum_parts(0, layer, count, own_.delta);
+  sum(0, layer, count, own_.delta);
   rank_.begin_op("ln2", layer);
   add_norm(own_.hidden, own_.delta, param(p.o_bias), param(p.ln2), eps, count, layout_.arch.hidden, own_.normed,
            stream);
@@ -159,7 +135,7 @@ void RankForward::mlp(int layer, int count) {
     rank_.begin_op("down", layer);
     gemm_.run({count, hidden, inter, inter, hidden}, own_.act, param(p.down), nullptr, part(1), stream);
   }
-  sum_parts(1, layer, count, own_.delta);
+  sum(1, layer, count, own_.delta);
   // The next layer's norm; the final one is taken only of the rows that are sampled.
   const bool last = layer + 1 == layout_.arch.layers;
   rank_.begin_op(last ? "add" : "next ln1", layer);
@@ -167,21 +143,21 @@ void RankForward::mlp(int layer, int count) {
            layout_.arch.rms_eps, count, layout_.arch.hidden, own_.normed, stream);
 }
 
-// Every rank writes its share of the vocabulary into rank 0's logits; rank 0 samples.
+// Every rank makes its share of the vocabulary; rank 0 samples.
 void RankForward::head(const StepView& view, const StepJob& job) {
   const int64_t hidden = layout_.arch.hidden, ld = shape_.logits_ld;
   const cudaStream_t stream = rank_.stream;
+  float* const logits = exchange_ ? exchange_->logits() : own_.logits;
   for (int begin = 0; begin < job.rows; begin += static_cast<int>(shape_.rows)) {
     const int count = std::min(static_cast<int>(shape_.rows), job.rows - begin);
-    // Until then rank 0 samples the block before.
-    if (begin > 0) meet();
+    if (begin > 0 && exchange_) exchange_->next_logits();
     rank_.begin_op("norm");
     norm_rows(own_.hidden, view.row_tokens + begin, count, param(layout_.norm), layout_.arch.rms_eps,
               layout_.arch.hidden, own_.selected, stream);
     rank_.begin_op("lm_head");
     gemm_.run({count, layout_.vocab_rows, hidden, hidden, ld}, own_.selected, param(layout_.lm_head), nullptr,
-              logits_ + rank_.index * layout_.vocab_rows, stream);
-    meet();
+              logits + rank_.index * layout_.vocab_rows, stream);
+    if (exchange_) exchange_->gather_logits(count);
     if (rank_.index != 0) continue;
     rank_.begin_op("sample");
     sample(own_.logits, ld, layout_.arch.vocab, view.rows, begin, count, job.traits, job.results.view(results_.data()),

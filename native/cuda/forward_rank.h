@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/layout.h"
-#include "cuda/all_reduce.h"
+#include "cuda/exchange.h"
 #include "cuda/forward.h"
 #include "cuda/forward_memory.h"
 #include "cuda/gemm.h"
@@ -22,16 +22,16 @@ struct StepJob {
   uint8_t* host_results;      // pinned; rank 0 fills it
   SampleTraits traits;
   int tokens, rows;
-  uint64_t epoch;  // of the last collective before the step
+  uint64_t epoch;  // collectives before the step
 };
 
 class RankForward {
  public:
-  // `buffers`: of all ranks. `shared_cards`: any two ranks are on one card. Fills the rank's own tables and flags; no
-  // step may run before all ranks have been made.
+  // `own`: of this rank. `exchange`: with the other ranks, null where there are none. `shared_cards`: any two
+  // ranks are on one card. Fills the rank's own tables; no step may run before all ranks have been made.
   RankForward(const CoreConfig& config, const Layout& layout, const ForwardShape& shape, Rank& rank,
-              const ForwardMemory& memory, const std::vector<RankBuffers>& buffers, const std::vector<float>& rope,
-              bool shared_cards);
+              const ForwardMemory& memory, const RankBuffers& own, const std::vector<float>& rope,
+              std::unique_ptr<Exchange> exchange, bool shared_cards);
 
   // A step's page lists, histories and results may grow; what most steps need is there from the start.
   static constexpr size_t kFirstBlock = size_t{4} << 20, kFirstResults = size_t{1} << 20;
@@ -48,10 +48,9 @@ class RankForward {
   void attend(const StepView& view, int layer, int count);
   void mlp(int layer, int count);
   void head(const StepView& view, const StepJob& job);
-  // Where this rank's part of a sum goes, and the sum into delta_.
-  bf16* part(int side) const { return layout_.ranks > 1 ? own_.exchange[side] : own_.delta; }
-  void sum_parts(int side, int layer, int count, bf16* out);
-  void meet();
+  // Where this rank's part of a sum goes, and the sum of all ranks' into `out`.
+  bf16* part(int side) const { return exchange_ ? exchange_->part(side) : own_.delta; }
+  void sum(int side, int layer, int count, bf16* out);
 
   const bf16* param(int id) const { return id < 0 ? nullptr : params_[id]; }
   KvLayer kv_layer(int layer) const;
@@ -63,12 +62,10 @@ class RankForward {
   bf16* const kv_;
   const int pages_, page_size_;
   const RankBuffers own_;
-  float* const logits_;  // rank 0's
-  PeerGroup group_;
+  const std::unique_ptr<Exchange> exchange_;
   Gemm gemm_;
   std::map<int64_t, Moe> moe_;  // by columns of an expert
   Growing block_{Growing::Where::kCard}, results_{Growing::Where::kCard};
-  uint64_t epoch_ = 0;
 };
 
 }  // namespace refit::cuda

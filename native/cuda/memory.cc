@@ -8,12 +8,16 @@
 #include "core/memory_error.h"
 #include "cuda/check.h"
 #include "cuda/host_memory.h"
+#include "cuda/peers.h"
 
 namespace refit::cuda {
 namespace {
 
 // What a context with all kernels loaded, cuBLASLt, streams and tables took on Hopper cards, rounded up.
 constexpr uint64_t kContextBytes = uint64_t{800} << 20;
+
+// What NCCL takes of a card beside: its kernels, all loaded at the start, and its buffers.
+constexpr uint64_t kNcclBytes = uint64_t{1} << 30;
 
 // Of one copy between card and host: each begins a new deadline of the watchdog.
 constexpr size_t kCopyBytes = size_t{64} << 20;
@@ -27,6 +31,16 @@ uint64_t param_bytes(const Param& param) {
                                 ", " + std::to_string(param.cols) + "], more than a card can hold");
   }
   return bytes;
+}
+
+// Where the cards are not known, or cannot be asked, the engine will say so when it starts.
+bool exchanges_by_nccl(const CoreConfig& config) {
+  try {
+    return !why_nccl(config.cards).empty();
+  } catch (const std::exception&) {
+    cudaGetLastError();
+    return false;
+  }
 }
 
 }  // namespace
@@ -62,7 +76,7 @@ CudaMemoryPlan plan_memory(const CoreConfig& config) {
   plan.weight_bytes = Arena::footprint(weight_bytes(config));
   plan.kv_bytes = Arena::footprint(sizes.kv);
   plan.scratch_bytes = Arena::footprint(sizes.scratch);
-  plan.fixed_bytes = Arena::footprint(sizes.peer) + kContextBytes;
+  plan.fixed_bytes = Arena::footprint(sizes.peer) + kContextBytes + (exchanges_by_nccl(config) ? kNcclBytes : 0);
   return plan;
 }
 

@@ -4,9 +4,16 @@
 #include <stdexcept>
 #include <string>
 
+#include "cuda/cards.h"
 #include "cuda/check.h"
+#include "cuda/environment.h"
 
 namespace refit::cuda {
+namespace {
+
+constexpr const char* kNoPeers = "REFIT_CUDA_NO_PEERS";
+
+}  // namespace
 
 std::vector<int> choose_cards(const CoreConfig& config, int count, bool share) {
   std::vector<int> cards = config.cards;
@@ -38,19 +45,34 @@ std::vector<int> choose_cards(const CoreConfig& config, int count, bool share) {
   return cards;
 }
 
-void check_peers(const std::vector<int>& cards) {
+bool reaches(int from, int to) {
+  if (from == to) return true;
+  if (switched_on(kNoPeers)) return false;
+  prepare_runtime();  // this may be the first call of CUDA: the memory is planned before the engine starts
+  int can = 0;
+  check(cudaDeviceCanAccessPeer(&can, from, to), "cudaDeviceCanAccessPeer");
+  return can != 0;
+}
+
+std::string why_nccl(const std::vector<int>& cards) {
+  std::string why;
+  if (cards.size() > 1 && switched_on(kNoPeers)) why = std::string(kNoPeers) + " is set";
   for (const int from : cards) {
     for (const int to : cards) {
-      if (from == to) continue;
-      int can = 0;
-      check(cudaDeviceCanAccessPeer(&can, from, to), "cudaDeviceCanAccessPeer");
-      if (can != 0) continue;
-      throw std::runtime_error("card " + std::to_string(from) + " cannot reach the memory of card " +
-                               std::to_string(to) +
-                               ", which tensor parallelism needs: choose cards that are connected (\"refit devices\" "
-                               "shows peer access), or use --tp 1");
+      if (!why.empty() || reaches(from, to)) continue;
+      why = "card " + std::to_string(from) + " cannot reach the memory of card " + std::to_string(to);
     }
   }
+  if (why.empty()) return why;
+  for (const int card : cards) {
+    if (std::count(cards.begin(), cards.end(), card) == 1) continue;
+    throw std::invalid_argument(
+        "several ranks are to share card " + std::to_string(card) +
+        " (REFIT_CUDA_SHARE_CARD), but NCCL, which takes one rank a card, would have to connect "
+        "them (" +
+        why + "): give each rank a card of its own, or unset one of the two variables");
+  }
+  return why;
 }
 
 void enable_peers(Rank& rank, const std::vector<int>& cards) {

@@ -1,17 +1,10 @@
 #include "cuda/progress.h"
 
-#include <cstdlib>
-#include <cstring>
-
 #include "cuda/driver.h"
+#include "cuda/environment.h"
 
 namespace refit::cuda {
 namespace {
-
-bool switched_on(const char* name) {
-  const char* const value = std::getenv(name);
-  return value != nullptr && *value != 0 && std::strcmp(value, "0") != 0;
-}
 
 std::string full_name(const char* name, int layer) {
   return layer < 0 ? std::string(name) : "layers." + std::to_string(layer) + "." + name;

@@ -7,6 +7,7 @@
 #include "core/pool.h"
 #include "cuda/check.h"
 #include "cuda/checksum.h"
+#include "cuda/ipc_driver.h"
 #include "cuda/pinned_ring.h"
 #include "cuda/scramble.h"
 #include "cuda/write_run.h"
@@ -27,7 +28,8 @@ WriteOutcome nothing_written(const WriteJob& job, const char* error) {
 }  // namespace
 
 struct CardStore::State {
-  State(CardParams given, int threads) : params(std::move(given)), pool(threads) {
+  State(CardParams given, int threads)
+      : params(std::move(given)), pool(threads), shared(*params.ranks), mappings(shared, pool) {
     lanes.resize(params.ranks->size());
     checksums.resize(params.ranks->size());
   }
@@ -45,6 +47,8 @@ struct CardStore::State {
 
   const CardParams params;
   Pool pool;
+  CardIpc shared;
+  ipc::Mappings mappings;  // closes what is kept
   std::unique_ptr<PinnedRing> ring;
   std::vector<std::unique_ptr<WriteLane>> lanes;
   std::vector<std::unique_ptr<Checksum>> checksums;
@@ -66,12 +70,24 @@ WriteOutcome CardStore::write(const WriteJob& job) {
   State& s = *state_;
   std::unique_ptr<WriteRun> run;
   try {
-    run = std::make_unique<WriteRun>(s.params, job, *s.ring, s.lanes);
+    run = std::make_unique<WriteRun>(s.params, job, *s.ring, s.lanes, s.mappings);
   } catch (const std::bad_alloc&) {
     return nothing_written(job, "no memory for read buffers");
   }
   run->run(s.pool);
   return run->outcome();
+}
+
+uint64_t CardStore::close_mappings(const std::string& name) {
+  State& s = *state_;
+  uint64_t closed = 0;
+  Rank& rank = *s.params.ranks->front();
+  rank.run([&] {
+        rank.doing("weights: close shared memory");
+        closed = s.mappings.close(name);
+      })
+      .get();
+  return closed;
 }
 
 void CardStore::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {

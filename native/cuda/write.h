@@ -2,13 +2,15 @@
 //
 // Bytes of files and of pageable memory travel through a ring of pinned slots: threads read into a slot, each byte once
 // for all ranks, while every rank copies earlier slots to its own card. What must be converted or re-strided is taken
-// out of the slot by the scatter kernel. Sources on cards and in pinned memory are scattered where they lie.
+// out of the slot by the scatter kernel. Sources on cards and in pinned memory are scattered where they lie, and so is
+// what other processes share, which is opened for the write (transport/ipc_session.h).
 //
 // Threads: one caller at a time (the core's writer thread); it and the reader pool read, the ranks' threads make the
 // CUDA calls. No rank may run a step meanwhile. Every call ends with all ranks synchronised.
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/model.h"
@@ -42,6 +44,9 @@ class CardStore {
   // source, and an error of a card that it survives, are told by the outcome, tensor by tensor: written, only once
   // every rank has synchronised without an error. Throws CudaError where a card is lost (sticky error).
   WriteOutcome write(const WriteJob& job);
+
+  // Closes the segments that writes kept open under the name; returns how many mappings that were.
+  uint64_t close_mappings(const std::string& name);
 
   // All below throw CudaError; a fault there tells nothing about the weights but that the card is lost.
   // Row-major stored bytes of [row, row + rows) x [col, col + cols).

@@ -18,8 +18,6 @@ namespace {
 
 // Batches that a rank has under way before it waits for the oldest: the card always has the next one in its queue.
 constexpr size_t kUnderWay = 4;
-// Shorter runs go by the scatter kernel, which takes all of a batch's in one launch.
-constexpr uint64_t kEngineBytes = 64 << 10;
 
 }  // namespace
 
@@ -38,7 +36,7 @@ WriteLane::~WriteLane() {
 }
 
 WriteRun::WriteRun(const CardParams& params, const WriteJob& job, PinnedRing& ring,
-                   std::vector<std::unique_ptr<WriteLane>>& lanes)
+                   std::vector<std::unique_ptr<WriteLane>>& lanes, ipc::Mappings& mappings)
     : params_(params), job_(job), ring_(ring), lanes_(lanes), direct_(lanes.size()), retired_(lanes.size()) {
   left_ = std::make_unique<std::atomic<int64_t>[]>(job.tensors.size());
   dirty_ = std::make_unique<std::atomic<bool>[]>(job.tensors.size());
@@ -49,6 +47,8 @@ WriteRun::WriteRun(const CardParams& params, const WriteJob& job, PinnedRing& ri
     chunks_left_[b] = static_cast<int64_t>(batches_.batches[b].chunks);
   }
   for (const Chunk& chunk : batches_.plan.chunks) left_[chunk.tensor] += static_cast<int64_t>(chunk.rects);
+  session_ = std::make_unique<ipc::Session>(
+      mappings, job, [this](int tensor, std::string message) { fail(tensor, std::move(message)); });
 }
 
 // Sorts the sources into those that cards read themselves and those that are read into the ring.
@@ -62,15 +62,23 @@ void WriteRun::plan_direct() {
     if (rect.rows == 0 || rect.cols == 0 || read[rect.tensor] != 0) continue;
     const Tensor& tensor = job_.tensors[rect.tensor];
     const Source& source = job_.sources[tensor.source];
-    direct_[rect.rank].push_back({rect.tensor, rect_copy(tensor, rect, params_.shapes[rect.param], source.data,
-                                                         params_.at(rect.rank, rect.param))});
+    if (source.segment < 0)
+      direct_[rect.rank].push_back({rect.tensor, rect_copy(tensor, rect, params_.shapes[rect.param], source.data,
+                                                           params_.at(rect.rank, rect.param))});
     left_[rect.tensor]++;
     needed[rect.tensor] += static_cast<uint64_t>(rect.rows * rect.cols) * size_of(tensor.dtype);
   }
   // What several ranks need is counted once, as where it is read once.
   for (size_t t = 0; t < needed.size(); t++) {
     const Tensor& tensor = job_.tensors[t];
-    bytes_ += std::min(needed[t], static_cast<uint64_t>(tensor.rows * tensor.cols) * size_of(tensor.dtype));
+    const uint64_t bytes =
+        std::min(needed[t], static_cast<uint64_t>(tensor.rows * tensor.cols) * size_of(tensor.dtype));
+    if (job_.sources[tensor.source].segment < 0) {
+      bytes_ += bytes;
+    } else {
+      segment_bytes_.resize(needed.size());
+      segment_bytes_[t] = bytes;
+    }
   }
 }
 
@@ -81,15 +89,16 @@ std::vector<uint8_t> WriteRun::find_near() {
   bool ask = false;
   for (size_t s = 0; s < near.size(); s++) {
     const Source& source = job_.sources[s];
-    near[s] = source.fd < 0 && (source.card >= 0 || (source.data != nullptr && source.bytes > 0));
-    ask = ask || (near[s] != 0 && source.card < 0);
+    const bool on_card = source.card >= 0 || source.segment >= 0;
+    near[s] = source.fd < 0 && (on_card || (source.data != nullptr && source.bytes > 0));
+    ask = ask || (near[s] != 0 && !on_card);
   }
   if (!ask) return near;
   std::mutex mutex;
   on_all(*params_.ranks, [&](Rank&) {
     for (size_t s = 0; s < near.size(); s++) {
       const Source& source = job_.sources[s];
-      if (source.fd >= 0 || source.card >= 0 || source.bytes == 0) continue;
+      if (source.fd >= 0 || source.card >= 0 || source.segment >= 0 || source.bytes == 0) continue;
       for (const uint8_t* at : {source.data, source.data + source.bytes - 1}) {
         cudaPointerAttributes attributes{};
         const cudaError_t failed = cudaPointerGetAttributes(&attributes, at);
@@ -116,12 +125,17 @@ void WriteRun::run(Pool& pool) {
           broken_ = true;
         }
         fail(-1, rank.label() + ": " + e.what());
+        // What it has under way must not read what is closed and freed next.
+        cudaStreamSynchronize(rank.copy);
+        cudaStreamSynchronize(rank.stream);
         throw;
       }
     }));
   }
   std::exception_ptr lost;
   try {
+    session_->open();
+    session_->close_events();
     pool.parallel_for(static_cast<int64_t>(batches_.plan.chunks.size()),
                       [this](int64_t index, int) { read_chunk(static_cast<size_t>(index)); });
   } catch (const std::exception& e) {
@@ -142,7 +156,26 @@ void WriteRun::run(Pool& pool) {
       // Told by outcome().
     }
   }
+  close_segments(lost != nullptr);
   if (lost) std::rethrow_exception(lost);
+}
+
+// On a rank's thread, for its deadline.
+void WriteRun::close_segments(bool lost) {
+  if (session_->empty()) return;
+  if (lost) return session_->abandon();
+  Rank& rank = *params_.ranks->front();
+  auto done = rank.run([&] {
+    rank.doing("weights: close shared memory");
+    session_->close(!error_.empty());
+  });
+  try {
+    done.get();
+  } catch (const DeviceLost&) {
+    throw;
+  } catch (const std::exception& e) {
+    fail(-1, e.what());
+  }
 }
 
 WriteOutcome WriteRun::outcome() const {
@@ -156,6 +189,12 @@ WriteOutcome WriteRun::outcome() const {
     out.states[t] = static_cast<uint8_t>(state);
   }
   out.bytes = bytes_;
+  for (size_t t = 0; t < segment_bytes_.size(); t++) {
+    if (left_[t] == 0) out.bytes += segment_bytes_[t];
+  }
+  out.segments_opened = session_->opened();
+  out.segments_closed = session_->closed();
+  out.warning = session_->warning();
   out.error = error_;
   out.error_tensor = error_tensor_;
   return out;
@@ -163,61 +202,13 @@ WriteOutcome WriteRun::outcome() const {
 
 // --- readers: the pool's threads
 
-void WriteRun::read_chunk(size_t index) {
-  const Chunk& chunk = batches_.plan.chunks[index];
-  const size_t batch = batches_.batch_of[index];
-  if (stop_.load(std::memory_order_relaxed)) return;
-  if (job_.cancel != nullptr && job_.cancel->load(std::memory_order_relaxed)) {
-    fail(chunk.tensor, "the write was cancelled");
-    return;
-  }
-  if (batch >= ring_.slots()) {
-    // Chunks are taken in order, so all of the batch that has the slot are read or being read: the ranks will free it.
-    std::unique_lock lock(mutex_);
-    readers_wake_.wait(
-        lock, [&] { return stop_ || *std::min_element(retired_.begin(), retired_.end()) + ring_.slots() > batch; });
-    if (stop_) return;
-  }
-  if (!fetch(chunk, ring_.slot(batch) + batches_.offsets[index])) return;
-  if (chunks_left_[batch].fetch_sub(1, std::memory_order_acq_rel) == 1) {
-    { const std::lock_guard lock(mutex_); }
-    ranks_wake_.notify_all();
-  }
-}
-
-bool WriteRun::fetch(const Chunk& chunk, uint8_t* slot) {
-  const Tensor& tensor = job_.tensors[chunk.tensor];
-  const Source& source = job_.sources[tensor.source];
-  const uint64_t start = tensor.at(chunk.row, chunk.col);
-  const uint64_t wanted = chunk_span(chunk, tensor);
-  if (REFIT_FAULT(kRead)) {
-    fail(chunk.tensor, "injected fault: read");
-    return false;
-  }
-  if (source.fd < 0) {
-    std::memcpy(slot, source.data + start, wanted);
-    bytes_.fetch_add(static_cast<uint64_t>(chunk.rows * chunk.cols) * size_of(tensor.dtype), std::memory_order_relaxed);
-    return true;
-  }
-  const ReadResult result = read_at(source.fd, start, slot, wanted);
-  bytes_.fetch_add(result.bytes, std::memory_order_relaxed);
-  if (result.ok(wanted)) return true;
-  const std::string at = std::to_string(start + result.bytes);
-  if (result.error != 0) {
-    fail(chunk.tensor, "read at byte " + at + ": " + strerror(result.error));
-  } else {
-    const uint64_t end = tensor.at(tensor.rows - 1, tensor.cols - 1) + size_of(tensor.dtype);
-    fail(chunk.tensor, "file ended at byte " + at + ", expected " + std::to_string(end));
-  }
-  return false;
-}
-
 // --- the ranks' threads
 
 void WriteRun::drain(Rank& rank) {
   size_t given = 0;
   size_t& retired = retired_[static_cast<size_t>(rank.index)];  // written by this thread alone, under the mutex
-  bool going = run_direct(rank);
+  // First: where handles are refused, nothing else may have been written.
+  bool going = read_segments(rank) && run_direct(rank);
   while (going && given < batches_.batches.size()) {
     if (chunks_left_[given].load(std::memory_order_acquire) > 0) {
       if (retired < given) {
@@ -237,30 +228,38 @@ void WriteRun::drain(Rank& rank) {
   check(cudaStreamSynchronize(rank.stream), "weights: scatter");
 }
 
-// False where none will come.
-bool WriteRun::await_batch(size_t batch) {
-  std::unique_lock lock(mutex_);
-  ranks_wake_.wait(lock,
-                   [&] { return chunks_left_[batch].load(std::memory_order_acquire) == 0 || stop_ || !reading_; });
-  return chunks_left_[batch].load(std::memory_order_acquire) == 0 && !stop_;
-}
-
-// Waits until the cards have passed the rank's share of a batch.
-void WriteRun::retire(Rank& rank, size_t batch) {
-  WriteLane& lane = *lanes_[static_cast<size_t>(rank.index)];
-  const size_t slot = batch % ring_.slots();
-  rank.doing("weights: copies from the ring");
-  check(cudaEventSynchronize(lane.copied[slot]), "weights: copies from the ring");
-  rank.doing("weights: scatter from the ring");
-  check(cudaEventSynchronize(lane.scattered[slot]), "weights: scatter from the ring");
-  {
-    const std::lock_guard lock(mutex_);
-    retired_[static_cast<size_t>(rank.index)] = batch + 1;
+// What other processes share, as it opens. Like all below, false where the write must end.
+bool WriteRun::read_segments(Rank& rank) {
+  if (session_->empty()) return true;
+  rank.waiting("weights: waiting for the sender's work");
+  if (!session_->begin(rank.index)) return false;
+  bool going = true;
+  size_t first = 0, last = 0;
+  std::vector<Copy2d> copies;
+  std::vector<int> tensors;
+  while (going) {
+    rank.doing("weights: open shared memory");
+    if (!session_->next(rank.index, first, last)) break;
+    copies.clear();
+    tensors.clear();
+    for (size_t i = first; i < last && going; i++) {
+      const ipc::Session::Opened& segment = session_->segments(rank.index)[i];
+      const auto* const data = reinterpret_cast<const uint8_t*>(segment.mapping.base);
+      for (const size_t index : segment.plan.rects) {
+        const Rect& rect = job_.rects[index];
+        going = may_copy(rect.tensor);
+        if (!going) break;
+        copies.push_back(rect_copy(job_.tensors[rect.tensor], rect, params_.shapes[rect.param], data,
+                                   params_.at(rect.rank, rect.param)));
+        tensors.push_back(rect.tensor);
+      }
+    }
+    scatter(rank, copies, tensors);
   }
-  readers_wake_.notify_all();
+  return going && !stop_;
 }
 
-// What cards read where it lies. Like all below, false where the write must end.
+// What cards read where it lies.
 bool WriteRun::run_direct(Rank& rank) {
   const std::vector<Direct>& all = direct_[static_cast<size_t>(rank.index)];
   bool going = true;
@@ -269,77 +268,32 @@ bool WriteRun::run_direct(Rank& rank) {
   std::vector<int> tensors;
   tensors.reserve(all.size());
   for (const Direct& direct : all) {
-    if (job_.cancel != nullptr && job_.cancel->load(std::memory_order_relaxed)) {
-      fail(direct.tensor, "the write was cancelled");
-      going = false;
-    } else if (REFIT_FAULT(kCopy)) {
-      fail(direct.tensor, "injected fault: copy");
-      going = false;
-    }
+    going = may_copy(direct.tensor);
     if (!going) break;
     copies.push_back(direct.copy);
     tensors.push_back(direct.tensor);
   }
+  scatter(rank, copies, tensors);
+  return going;
+}
+
+bool WriteRun::may_copy(int tensor) {
+  if (job_.cancel != nullptr && job_.cancel->load(std::memory_order_relaxed)) {
+    fail(tensor, "the write was cancelled");
+  } else if (REFIT_FAULT(kCopy)) {
+    fail(tensor, "injected fault: copy");
+  } else {
+    return true;
+  }
+  return false;
+}
+
+// copies[i] is of tensors[i].
+void WriteRun::scatter(Rank& rank, const std::vector<Copy2d>& copies, const std::vector<int>& tensors) {
   rank.doing("weights: scatter");
   for (const int t : tensors) dirty_[t].store(true, std::memory_order_relaxed);
   lanes_[static_cast<size_t>(rank.index)]->scatter.run(copies, rank.stream);
   for (const int t : tensors) left_[t].fetch_sub(1, std::memory_order_relaxed);
-  return going;
-}
-
-// Bytes that go as they are: one copy engine, no kernel.
-struct WriteRun::EngineCopy {
-  const uint8_t* src;
-  uint8_t* dst;
-  uint64_t bytes;
-};
-
-bool WriteRun::enqueue(Rank& rank, size_t batch) {
-  rank.doing("weights: copies from the ring");
-  WriteLane& lane = *lanes_[static_cast<size_t>(rank.index)];
-  const size_t slot = batch % ring_.slots();
-  const Batch& range = batches_.batches[batch];
-  std::vector<Copy2d> kernel;
-  std::vector<EngineCopy> engine;
-  std::vector<int> tensors;
-  bool going = true;
-  for (size_t i = range.first_chunk; i < range.first_chunk + range.chunks && going; i++) {
-    const Chunk& chunk = batches_.plan.chunks[i];
-    const Tensor& tensor = job_.tensors[chunk.tensor];
-    const uint8_t* data = ring_.slot(batch) + batches_.offsets[i];
-    for (size_t k = 0; k < chunk.rects && going; k++) {
-      const Rect& rect = job_.rects[batches_.plan.rects[chunk.first_rect + k]];
-      if (rect.rank != rank.index) continue;
-      if (REFIT_FAULT(kCopy)) {
-        fail(chunk.tensor, "injected fault: copy");
-        going = false;
-        break;
-      }
-      const Copy2d copy =
-          chunk_copy(tensor, chunk, rect, params_.shapes[rect.param], data, params_.at(rect.rank, rect.param));
-      tensors.push_back(chunk.tensor);
-      const uint64_t bytes = run_bytes(copy);
-      const auto* src = static_cast<const uint8_t*>(copy.src);
-      auto* dst = reinterpret_cast<uint8_t*>(copy.dst);
-      if (bytes > 0 && !engine.empty() && engine.back().src + engine.back().bytes == src &&
-          engine.back().dst + engine.back().bytes == dst) {
-        engine.back().bytes += bytes;
-      } else if (bytes >= kEngineBytes) {
-        engine.push_back({src, dst, bytes});
-      } else {
-        kernel.push_back(copy);
-      }
-    }
-  }
-  for (const int t : tensors) dirty_[t].store(true, std::memory_order_relaxed);
-  for (const EngineCopy& copy : engine) {
-    check(cudaMemcpyAsync(copy.dst, copy.src, copy.bytes, cudaMemcpyHostToDevice, rank.copy), "weights: a copy");
-  }
-  check(cudaEventRecord(lane.copied[slot], rank.copy), "weights: copies from the ring");
-  lane.scatter.run(kernel, rank.stream);
-  check(cudaEventRecord(lane.scattered[slot], rank.stream), "weights: scatter from the ring");
-  for (const int t : tensors) left_[t].fetch_sub(1, std::memory_order_relaxed);
-  return going;
 }
 
 void WriteRun::fail(int tensor, std::string message) {
@@ -351,6 +305,7 @@ void WriteRun::fail(int tensor, std::string message) {
     }
     stop_ = true;
   }
+  if (session_ != nullptr) session_->stop();
   readers_wake_.notify_all();
   ranks_wake_.notify_all();
 }

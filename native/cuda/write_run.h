@@ -12,6 +12,7 @@
 #include "cuda/scatter.h"
 #include "cuda/write.h"
 #include "cuda/write_batches.h"
+#include "transport/ipc_session.h"
 
 namespace refit::cuda {
 
@@ -31,7 +32,7 @@ class WriteRun {
  public:
   // Plans all of it; throws std::bad_alloc. Nothing has been written then.
   WriteRun(const CardParams& params, const WriteJob& job, PinnedRing& ring,
-           std::vector<std::unique_ptr<WriteLane>>& lanes);
+           std::vector<std::unique_ptr<WriteLane>>& lanes, ipc::Mappings& mappings);
 
   // Throws DeviceLost where a card is lost.
   void run(Pool& pool);
@@ -50,7 +51,11 @@ class WriteRun {
   void read_chunk(size_t index);
   bool fetch(const Chunk& chunk, uint8_t* slot);
   void drain(Rank& rank);
+  bool read_segments(Rank& rank);
+  void close_segments(bool lost);
   bool run_direct(Rank& rank);
+  bool may_copy(int tensor);
+  void scatter(Rank& rank, const std::vector<Copy2d>& copies, const std::vector<int>& tensors);
   bool enqueue(Rank& rank, size_t batch);
   void retire(Rank& rank, size_t batch);
   bool await_batch(size_t batch);
@@ -65,6 +70,7 @@ class WriteRun {
   std::unique_ptr<std::atomic<int64_t>[]> left_;         // of each tensor: pieces that no stream has been given yet
   std::unique_ptr<std::atomic<bool>[]> dirty_;           // tensors of which something may have been written
   std::unique_ptr<std::atomic<int64_t>[]> chunks_left_;  // of each batch: chunks that are not read
+  std::vector<uint64_t> segment_bytes_;                  // of each tensor that is read from a segment
   std::atomic<uint64_t> bytes_ = 0;
   std::atomic<bool> stop_ = false;
 
@@ -76,6 +82,7 @@ class WriteRun {
   bool broken_ = false;  // a rank ended by an exception: nothing that it was given counts as written
   std::string error_;
   int error_tensor_ = -1;
+  std::unique_ptr<ipc::Session> session_;
 };
 
 }  // namespace refit::cuda

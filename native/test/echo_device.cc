@@ -51,6 +51,14 @@ class EchoDevice : public Device {
     }
     for (const Source& source : job.sources) out.bytes += source.data == nullptr ? 0 : source.data[0];
     out.error = std::to_string(job.rects.size()) + " rectangles";
+    for (const Segment& segment : job.segments) {
+      out.error += ", " + segment.uuid + " " + segment.keep + " " + std::to_string(segment.handle.size()) + " " +
+                   std::to_string(segment.block_bytes) + " " + std::to_string(segment.fds.size()) + " " +
+                   std::to_string(segment.fabric.size()) + " " + std::to_string(segment.events.size());
+    }
+    out.segments_opened = job.segments.size();
+    out.segments_closed = static_cast<uint64_t>(job.event_timeout_ms);
+    out.warning = job.segments.empty() ? "" : "left open";
     out.error_tensor = job.rects.back().tensor;
     return out;
   }
@@ -70,6 +78,7 @@ class EchoDevice : public Device {
     return (uint64_t{1} << 40) + tags * 10 + keep_weights;
   }
   bool resume_memory(uint32_t tags) override { return tags == kTagWeights; }
+  uint64_t close_mappings(const std::string& name) override { return (uint64_t{1} << 40) + name.size(); }
 
  private:
   const CoreConfig config_;

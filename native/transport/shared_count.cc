@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,32 +14,35 @@ namespace refit {
 namespace {
 
 constexpr int64_t kHeader = 64;
+// Of torch's counter files (CUDA_IPC_REF_COUNTER_FILE_SIZE): what lies behind them is none of ours.
+constexpr int64_t kCounterFile = kHeader + 8 * 10'000;
 
 [[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
-// The page that holds a count. Counts are aligned to their size, so that none lies across two pages.
-class CountPage {
+// The start of a file, at least `least` and at most `most` bytes of it.
+class Mapping {
  public:
-  CountPage(int fd, int64_t offset, int64_t bytes) : size_(sysconf(_SC_PAGESIZE)) {
+  Mapping(int fd, int64_t least, int64_t most) {
     struct stat info;
     if (fstat(fd, &info) != 0) fail("fstat");
     // Beyond the end a mapping is a fault that ends the process. Only its owner could cut the file in between.
-    if (info.st_size < offset + bytes) {
+    if (info.st_size < least) {
       throw std::invalid_argument("shared memory of " + std::to_string(info.st_size) +
-                                  " bytes has no reference count at byte " + std::to_string(offset));
+                                  " bytes has no reference counts, which take " + std::to_string(least));
     }
-    const int64_t page = offset / size_ * size_;
-    base_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, page);
+    bytes_ = std::min<int64_t>(info.st_size, most);
+    base_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base_ == MAP_FAILED) fail("mmap");
-    count_ = static_cast<uint8_t*>(base_) + (offset - page);
   }
-  ~CountPage() { munmap(base_, size_); }
-  CountPage(const CountPage&) = delete;
-  CountPage& operator=(const CountPage&) = delete;
+  ~Mapping() { munmap(base_, bytes_); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  int64_t bytes() const { return bytes_; }
 
   template <typename T>
-  T drop(T references) {
-    std::atomic_ref<T> count(*static_cast<T*>(count_));
+  T drop(int64_t offset, T references) {
+    std::atomic_ref<T> count(*reinterpret_cast<T*>(static_cast<uint8_t*>(base_) + offset));
     T had = count.load(std::memory_order_relaxed);
     // Release: whoever takes the last reference sees that our reads are done.
     while (had > 0) {
@@ -51,18 +53,25 @@ class CountPage {
   }
 
  private:
-  const int64_t size_;
+  int64_t bytes_ = 0;
   void* base_ = nullptr;
-  void* count_ = nullptr;
 };
 
 }  // namespace
 
-int64_t drop_references(int fd, SharedCount kind, int64_t slot, int64_t references) {
-  if (kind == SharedCount::kFile) {
-    return CountPage(fd, 0, kHeader).drop<int32_t>(static_cast<int32_t>(references));
+int64_t drop_file_references(int fd, int32_t references) {
+  return Mapping(fd, kHeader, kHeader).drop<int32_t>(0, references);
+}
+
+int64_t drop_cuda_references(int fd, std::span<const int32_t> slots) {
+  Mapping file(fd, kHeader + 8, kCounterFile);
+  int64_t taken = 0;
+  for (const int32_t slot : slots) {
+    const int64_t offset = kHeader + int64_t{slot} * 8;
+    if (slot < 0 || offset + 8 > file.bytes()) continue;
+    if (file.drop<int64_t>(offset, 1) >= 0) ++taken;
   }
-  return CountPage(fd, kHeader + slot * 8, 8).drop<int64_t>(references);
+  return taken;
 }
 
 }  // namespace refit

@@ -42,10 +42,14 @@ function libraries (found: CudaCards): string[] {
   })]
 }
 
-function peers ({ cards, peerAccess }: CudaCards): string[] {
+function peers ({ cards, peerAccess, libraries }: CudaCards): string[] {
   const reach = cards.map(({ ordinal }, from) => [ordinal, cards.flatMap((card, to) => to !== from && peerAccess[from]?.[to] === true ? [card.ordinal] : [])] as const)
-  if (reach.every(([, others]) => others.length === cards.length - 1)) return ['every card reaches the memory of every other']
-  return reach.map(([ordinal, others]) => `card ${ordinal} reaches the memory of ${others.length === 0 ? 'no other' : others.join(', ')}`)
+  if (reach.every(([, others]) => others.length === cards.length - 1)) return ['every card reaches the memory of every other: ranks of --tp exchange by peer access']
+  const nccl = libraries.find(({ name }) => name === 'NCCL')
+  return [
+    ...reach.map(([ordinal, others]) => `card ${ordinal} reaches the memory of ${others.length === 0 ? 'no other' : others.join(', ')}`),
+    `ranks of --tp on cards that all reach each other exchange by peer access, others by NCCL${nccl?.path === undefined ? ', which was not found' : ` ${nccl.version ?? ''}`.trimEnd()}`
+  ]
 }
 
 function gigabytes (bytes: number): string {

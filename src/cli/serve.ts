@@ -17,6 +17,7 @@ import { createLog } from './log.ts'
 import { LoadProgress } from './load-progress.ts'
 import { shutDown } from './shut-down.ts'
 import { logStats } from './stats-line.ts'
+import { loadWeightLoaders } from './weight-loaders.ts'
 
 /** Time for what comes after the grace: abort, last replies, closing. */
 const CLOSE_MS = 5000
@@ -30,6 +31,7 @@ export async function serve (args: readonly string[]): Promise<void> {
   log.info({ config: redact(config), node: process.version, pid: process.pid }, `serving ${path}`)
   await checkPort(config.host, config.port)
 
+  const weightLoaders = await loadWeightLoaders(config.weightLoader)
   const tokenizer = await openTokenizer(config, path, log)
   const engine = await load(path, config, log)
   const app = await buildServer({
@@ -41,6 +43,9 @@ export async function serve (args: readonly string[]): Promise<void> {
     apiKey: config.apiKey ?? undefined,
     adminApiKey: config.adminApiKey ?? undefined,
     modelRoots: config.modelRoot.length > 0 ? [...config.modelRoot] : [root],
+    weightLoaders,
+    uploadFolder: config.uploadFolder ?? undefined,
+    uploadTimeoutMs: config.uploadTimeout * 1000,
     closeGraceMs: config.shutdownTimeout * 1000 + CLOSE_MS
   }).catch(async (error: Error) => {
     await engine.close()

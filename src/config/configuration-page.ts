@@ -35,7 +35,7 @@ without the option that is the folder that holds the model's folder (the model's
 
 The ranks of \`--tp\` stand on neighbouring cards, from the one that \`--device cuda:N\` (or \`--base-gpu-id N\`) names. Cards are counted as the CUDA
 runtime counts them: CUDA_VISIBLE_DEVICES, by index or UUID, says which there are and in which order. \`refit devices\` shows them, the driver and the
-libraries that were found, and \`/server_info\` the UUIDs of those in use.
+libraries that were found, and \`/server_info\` the UUIDs of those in use. How ranks exchange, where libraries are looked for, and all variables: [cuda.md](cuda.md).
 
 ## Exit codes
 
@@ -67,6 +67,6 @@ function row (key: string, option: Option): string {
 
 function takes (option: Option): string {
   if (option.type === 'choice') return option.choices!.map(choice => `\`${choice}\``).join(', ')
-  if (option.type === 'list') return 'paths; in the variable with `:` between them'
+  if (option.type === 'list') return option.takes ?? 'paths; in the variable with `:` between them'
   return option.type === 'string' ? option.takes ?? 'a string' : expected(option)
 }

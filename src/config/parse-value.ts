@@ -56,7 +56,7 @@ export function expected (option: Option): string {
     case 'boolean': return 'true or false'
     case 'integer': return 'an integer' + range(option)
     case 'number': return 'a number' + range(option)
-    case 'list': return 'a path, or a list of paths'
+    case 'list': return option.takes === undefined ? 'a path, or a list of paths' : `${option.takes.split(';', 1)[0]!.replaceAll('`', '')}, or a list of these`
     case 'choice': return 'one of ' + option.choices!.join(', ')
     case 'string': return option.takes ?? 'a string that is not empty'
   }

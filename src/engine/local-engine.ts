@@ -2,6 +2,8 @@ import type {
   EngineInfo, EngineStats, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, TensorChecksum, TokenEvent, UpdateOptions, WeightState, WeightUpdate
 } from './rollout-engine.ts'
 import type { SchedulerClient } from './scheduler-client.ts'
+import type { WeightCoverage, WeightTransactions } from './weight-transactions.ts'
+import type { MappingCounts } from '../weights/mappings.ts'
 import type { WriteReport } from '../weights/source.ts'
 import { seedSource } from './seed-source.ts'
 
@@ -11,13 +13,19 @@ export interface WeightKeeper {
   readonly epoch: number
   readonly state: WeightState
   readonly releasedMemory: ReleasedMemory
+  readonly transactions: WeightTransactions
+  readonly lastCoverage: WeightCoverage | null
   update: (options?: UpdateOptions) => Promise<WeightUpdate>
-  label: (version: string) => void
+  label: (version: string) => boolean
+  paused: (isPaused: boolean) => void
   readTensor: (name: string, maxRows?: number) => Promise<{ shape: number[], values: Float32Array }>
   checksums: () => Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }>
   scramble: (seed: bigint) => Promise<void>
   release: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
   resume: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
+  readonly mappings: { readonly counts: MappingCounts }
+  closeMappings: (name: string) => Promise<void>
+  close: () => Promise<void>
 }
 
 /** The engine in this process: a scheduler on its worker thread, and the weights that both threads share. */
@@ -55,12 +63,20 @@ export class LocalEngine implements RolloutEngine {
     return this.#weights.releasedMemory
   }
 
+  get transactions (): WeightTransactions {
+    return this.#weights.transactions
+  }
+
+  get coverage (): WeightCoverage | null {
+    return this.#weights.lastCoverage
+  }
+
   get closed (): boolean {
     return this.#scheduler.closed !== null
   }
 
   get ready (): boolean {
-    return !this.closed && this.#weights.state.state === 'current' && this.#scheduler.stats.paused === null
+    return !this.closed && this.#weights.state.state === 'current' && this.#scheduler.stats.paused === null && !this.#weights.transactions.writing
   }
 
   generate (request: GenerateRequest): AsyncIterable<TokenEvent> {
@@ -76,10 +92,12 @@ export class LocalEngine implements RolloutEngine {
   }
 
   async pause (mode: PauseMode): Promise<void> {
+    this.#weights.paused(true)
     await this.#scheduler.pause(mode)
   }
 
   async resume (): Promise<void> {
+    this.#weights.paused(false)
     await this.#scheduler.resume()
   }
 
@@ -87,8 +105,8 @@ export class LocalEngine implements RolloutEngine {
     return await this.#scheduler.flush(timeoutMs)
   }
 
-  setWeightVersion (version: string): void {
-    this.#weights.label(version)
+  setWeightVersion (version: string): boolean {
+    return this.#weights.label(version)
   }
 
   async update (options?: UpdateOptions): Promise<WeightUpdate> {
@@ -111,11 +129,20 @@ export class LocalEngine implements RolloutEngine {
     return await this.#weights.checksums()
   }
 
+  get mappings (): Readonly<MappingCounts> {
+    return this.#weights.mappings.counts
+  }
+
+  async closeMappings (name: string): Promise<void> {
+    await this.#weights.closeMappings(name)
+  }
+
   async scrambleWeights (): Promise<void> {
     await this.#weights.scramble(seedSource(null)())
   }
 
   async close (): Promise<void> {
+    await this.#weights.close().catch(() => {})
     await this.#scheduler.close()
   }
 }

@@ -1,5 +1,7 @@
 import type { MemoryTag } from '../native.ts'
+import type { MappingCounts } from '../weights/mappings.ts'
 import type { WeightSource, WriteReport } from '../weights/source.ts'
+import type { WeightCoverage, WeightTransactions } from './weight-transactions.ts'
 
 // The interface that the plugin is written against; remote engines implement it too. Token ids in, token ids out:
 // text is laid over it by src/engine/text-generation.ts.
@@ -166,12 +168,17 @@ export interface UpdateOptions {
   deadlineMs?: number
   /** Refuse names that the model does not have (default true). */
   strictNames?: boolean
+  /** Id of the open transaction that it belongs to. Without: of its own or, while a trainer's scope is open, of that. */
+  transaction?: string
 }
 
-/** An update under way. The gate is shut from the first write until commit or abort. */
+/**
+ * An update under way. The gate is shut from the first write until commit or abort. In a transaction, writes of several updates take turns,
+ * and a commit moves no label and opens no gate: the transaction's end does.
+ */
 export interface WeightUpdate {
   /** Checks all of the source, then writes all of it. Throws before the first byte is written, or WEIGHTS_TORN after. */
-  write: (source: WeightSource) => Promise<WriteReport>
+  write: (source: WeightSource, progress?: (done: number, total: number) => void) => Promise<WriteReport>
   /**
    * Moves the label (if given), drops the caches, opens the gate. `requireAll` demands that every name was written. WEIGHTS_TORN while
    * anything is torn, unless `allowTorn`: one of many updates that heal the weights together; until the last nothing generates.
@@ -193,6 +200,10 @@ export interface RolloutEngine {
   readonly epoch: number
   readonly weights: WeightState
   readonly releasedMemory: ReleasedMemory
+  /** Updates of many requests. */
+  readonly transactions: WeightTransactions
+  /** Null where nothing was written since the last pause or opening. */
+  readonly coverage: WeightCoverage | null
   /** Shut down, or failed for good: nothing is ever generated again. */
   readonly closed: boolean
   /** True while requests are taken and steps can run. */
@@ -206,7 +217,8 @@ export interface RolloutEngine {
   resume: () => Promise<void>
   /** Drops the prefix cache. False, and nothing done, unless the engine is or becomes idle within `timeoutMs`. */
   flushCache: (timeoutMs?: number) => Promise<boolean>
-  setWeightVersion: (version: string) => void
+  /** Moves the label alone. In a trainer's scope it waits for the end (false); TRANSACTION_OPEN in a transaction. */
+  setWeightVersion: (version: string) => boolean
   update: (options?: UpdateOptions) => Promise<WeightUpdate>
   /**
    * Gives memory back to the system; addresses stay. Waits for running requests as an update does; while paused (not in place, where
@@ -223,6 +235,10 @@ export interface RolloutEngine {
   readWeight: (name: string, maxRows?: number) => Promise<{ shape: number[], values: Float32Array }>
   /** Of every checkpoint tensor, in the table's order; `perRank` also of each rank's share. */
   checksums: () => Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }>
+  /** Memory of cards that writes mapped: one for each segment and rank. Of engines that map any. */
+  readonly mappings?: Readonly<MappingCounts>
+  /** Closes what a write kept open under the name (`CudaSegment.keep` of src/native.ts), in its turn among the updates. */
+  closeMappings?: (name: string) => Promise<void>
   /** Fills all weights with noise and declares them torn: what is not written afterwards is found. */
   scrambleWeights: () => Promise<void>
   close: () => Promise<void>

@@ -133,8 +133,9 @@ export class SchedulerClient implements GateKeeper {
     return await this.#call({ type: 'flush' }, { type: 'cancelFlush', afterMs: timeoutMs })
   }
 
-  async shut ({ abort, deadlineMs }: { abort: boolean, deadlineMs: number }): Promise<Gate> {
-    const done = await this.#call({ type: 'shut', abort }, { type: 'cancelShut', afterMs: deadlineMs })
+  async shut ({ abort, deadlineMs, signal }: { abort: boolean, deadlineMs: number, signal?: AbortSignal }): Promise<Gate> {
+    const done = await this.#call({ type: 'shut', abort }, { type: 'cancelShut', afterMs: deadlineMs, ...signal === undefined ? {} : { signal } })
+    if (!done && signal?.aborted === true) throw new RefitError('CONFLICT', 'the update was given up before running requests were finished')
     if (!done) throw new RefitError('DEADLINE', `running requests were not finished within ${Math.round(deadlineMs)} ms`)
     let shut = true
     return {
@@ -168,16 +169,22 @@ export class SchedulerClient implements GateKeeper {
     await new Promise((resolve) => this.#worker.once('exit', resolve))
   }
 
-  /** Sends a call and waits for its reply; `cancel` is sent when the reply takes longer than that. The reply decides. */
-  async #call (message: Call, cancel?: { type: 'cancelFlush' | 'cancelShut', afterMs: number }): Promise<boolean> {
+  /** Sends a call and waits for its reply; `cancel` is sent when the reply takes longer than that, or on the signal. The reply decides. */
+  async #call (message: Call, cancel?: { type: 'cancelFlush' | 'cancelShut', afterMs: number, signal?: AbortSignal }): Promise<boolean> {
     this.#demandOpen()
     const call = this.#numbers++
     const reply = new Promise<boolean>((resolve, reject) => { this.#calls.set(call, { resolve, reject }) })
     this.#post({ ...message, call } as ToWorker)
     if (cancel === undefined) return await reply
-    const { type, afterMs } = cancel
-    const timer = setTimeout(() => { if (this.#closed === null) this.#post({ type, call }) }, Math.min(afterMs, LONGEST_TIMER_MS))
-    return await reply.finally(() => { clearTimeout(timer) })
+    const { type, afterMs, signal } = cancel
+    const send = (): void => { if (this.#closed === null) this.#post({ type, call }) }
+    const timer = setTimeout(send, Math.min(afterMs, LONGEST_TIMER_MS))
+    if (signal?.aborted === true) send()
+    signal?.addEventListener('abort', send)
+    return await reply.finally(() => {
+      clearTimeout(timer)
+      signal?.removeEventListener('abort', send)
+    })
   }
 
   #post (message: ToWorker): void {

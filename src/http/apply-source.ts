@@ -4,7 +4,13 @@ import type { Metrics } from '../metrics.ts'
 import type { WeightSource, WriteReport } from '../weights/source.ts'
 
 /** The fields that every update of weights has. */
-export interface UpdateFields { abort_all_requests?: boolean, flush_cache?: boolean, weight_version?: string | null }
+export interface UpdateFields {
+  abort_all_requests?: boolean
+  flush_cache?: boolean
+  weight_version?: string | null
+  /** Id of the transaction that it belongs to. */
+  transaction?: string | null
+}
 
 export interface ApplyOptions {
   /** May refuse, before the label moves, what was written. */
@@ -13,10 +19,13 @@ export interface ApplyOptions {
   allowTorn?: boolean
 }
 
-/** Writes all of a source as one update, closes it, and moves the label. */
+/**
+ * Writes all of a source as one update, closes it, and moves the label. In a transaction (the one that the fields name, or the trainer's scope
+ * that is open) label and caches wait for its end, and the report names it.
+ */
 export async function applySource (engine: RolloutEngine, source: WeightSource, fields: UpdateFields, { check, allowTorn = false }: ApplyOptions = {}): Promise<WriteReport> {
   try {
-    const update = await engine.update({ abortAllRequests: fields.abort_all_requests ?? false })
+    const update = await engine.update({ abortAllRequests: fields.abort_all_requests ?? false, ...fields.transaction == null ? {} : { transaction: fields.transaction } })
     try {
       const report = await update.write(source)
       check?.(report)
@@ -49,6 +58,12 @@ export function prefixed (prefix: string, error: unknown): unknown {
 }
 
 /** What SGLang's messages of success end with. */
-export function labelText (version: string | null | undefined): string {
-  return version == null ? '' : ` Weight version updated to ${version}.`
+export function labelText (version: string | null | undefined, report: WriteReport): string {
+  if (version == null) return ''
+  return report.transaction === undefined ? ` Weight version updated to ${version}.` : ` Weight version will be ${version} when its transaction ends.`
+}
+
+/** What makes two calls the same update, besides their bodies: the transaction that they fall into. */
+export function scopeKey ({ transactions }: RolloutEngine, { transaction }: UpdateFields): string {
+  return JSON.stringify([transaction ?? null, transactions.currentId])
 }

@@ -1,7 +1,9 @@
 import type { IncomingMessage } from 'node:http'
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
+import { sendContinue } from './expect-continue.ts'
 import { BODY_LIMIT } from './limits.ts'
+import { BYTES, FORM, uploadType } from './upload-types.ts'
 
 /**
  * refit's own parsers, in its own scope: a host may have parsers for the same types, and Fastify's refuse empty bodies, which
@@ -13,9 +15,12 @@ export function installBodyParsers (app: FastifyInstance): void {
   for (const type of ['application/json', '*']) {
     app.addContentTypeParser(type, options, async (_request: FastifyRequest, body: string) => parseJson(body))
   }
+  // Routes that take uploads read them from the raw request, when they are ready for them; nobody else is sent one.
+  app.addContentTypeParser([BYTES, FORM], (_request, _payload, done) => { done(null) })
   app.addHook('preParsing', async request => {
+    if (uploadType(request) !== undefined) return
     const { 'content-type': type = '', 'content-length': length } = request.headers
-    if (type === '' || length === '0' || request.method === 'GET' || request.method === 'HEAD' || isJson(type)) return
+    if (type === '' || length === '0' || request.method === 'GET' || request.method === 'HEAD' || isJson(type)) return sendContinue(request.raw)
     const message = `content type ${JSON.stringify(type.slice(0, 100))} is not taken here; send JSON with "content-type: application/json"`
     throw Object.assign(new Error(message), { statusCode: 415, code: 'FST_ERR_CTP_INVALID_MEDIA_TYPE' })
   })

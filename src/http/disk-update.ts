@@ -4,7 +4,7 @@ import { RefitError } from '../errors.ts'
 import type { WriteReport } from '../weights/source.ts'
 import { applySource, labelText, measured, prefixed } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
-import { nullable, unused } from './schemas.ts'
+import { nullable, transactionField, unused } from './schemas.ts'
 
 export const DiskUpdateBody = Type.Object({
   model_path: Type.String({ minLength: 1, description: 'A folder, a .safetensors file or an index, inside the allowed roots.' }),
@@ -12,6 +12,7 @@ export const DiskUpdateBody = Type.Object({
   weight_version: nullable(Type.String(), 'The label of the new weights.'),
   flush_cache: Type.Optional(Type.Boolean({ description: 'Drop the prefix cache (default true).' })),
   abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' })),
+  transaction: transactionField,
   is_async: unused(),
   keep_pause: unused(),
   token_step: unused(),
@@ -33,7 +34,7 @@ export async function updateFromDisk (context: RouteContext, body: DiskUpdateBod
     const source = await context.openCheckpoint(body.model_path).catch(error => { throw prefixed('Failed to get weights iterator: ', error) })
     const report = await applySource(context.engine, source, body, { check: report => { demandWeights(body.model_path, report) } })
     context.loaded = { modelPath: body.model_path, loadFormat: body.load_format ?? context.loaded.loadFormat }
-    return { message: `Succeeded to update model weights.${labelText(body.weight_version)}`, report }
+    return { message: `Succeeded to update model weights.${labelText(body.weight_version, report)}`, report }
   })
 }
 

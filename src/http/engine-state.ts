@@ -3,7 +3,7 @@ import type { RolloutEngine } from '../engine/rollout-engine.ts'
 import { nullable } from './schemas.ts'
 
 export const EngineState = Type.Object({
-  status: Type.Union([Type.Literal('ok'), Type.Literal('paused'), Type.Literal('torn'), Type.Literal('asleep'), Type.Literal('unavailable')]),
+  status: Type.Union([Type.Literal('ok'), Type.Literal('paused'), Type.Literal('torn'), Type.Literal('asleep'), Type.Literal('updating'), Type.Literal('unavailable')]),
   weights: Type.Object({
     state: Type.Union([Type.Literal('current'), Type.Literal('torn'), Type.Literal('asleep')]),
     tags: Type.Optional(Type.Array(Type.String(), { description: 'Kinds of memory that are released.' })),
@@ -13,7 +13,12 @@ export const EngineState = Type.Object({
   }),
   released_memory: Type.Record(Type.String(), Type.Integer(), { description: 'Bytes given back, per kind of memory that is released.' }),
   weight_version: Type.String(),
-  paused: nullable(Type.String(), 'The mode of the pause.')
+  paused: nullable(Type.String(), 'The mode of the pause.'),
+  transaction: nullable(Type.Object({
+    owner: Type.String(),
+    writing: Type.Boolean({ description: 'It has begun to write: requests wait for its end.' }),
+    seconds_left: Type.Number({ description: 'Until it is given up.' })
+  }), 'The weight transaction that is open.')
 }, { title: 'EngineState', description: 'State of the engine.' })
 
 type EngineState = Type.Static<typeof EngineState>
@@ -22,13 +27,15 @@ const SHOWN = 100
 
 /** The state in the words of the health endpoints. */
 export function engineState (engine: RolloutEngine): EngineState {
-  const { weights } = engine
+  const { weights, transactions } = engine
+  const { current } = transactions
   const { paused } = engine.stats
   return {
-    status: engine.closed ? 'unavailable' : weights.state !== 'current' ? weights.state : paused !== null ? 'paused' : 'ok',
+    status: engine.closed ? 'unavailable' : weights.state !== 'current' ? weights.state : paused !== null ? 'paused' : transactions.writing ? 'updating' : 'ok',
     weights: weights.state !== 'torn' ? weights : { state: 'torn', reason: weights.reason, tensors: weights.tensors.slice(0, SHOWN), torn_count: weights.tensors.length },
     released_memory: engine.releasedMemory,
     weight_version: engine.weightVersion,
-    paused
+    paused,
+    transaction: current === null ? null : { owner: current.owner, writing: current.writing, seconds_left: current.secondsLeft ?? 0 }
   }
 }

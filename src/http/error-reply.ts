@@ -5,9 +5,9 @@ import { RETRY_AFTER_SECONDS } from './limits.ts'
 
 /**
  * Shape of a route's refusals. `sglang`: flat fields and `error.message`, so readers of either find the text; `weights`: `success: false`
- * with the message; `openai`: an `error` object.
+ * with the message; `lora`: the same as its routes have it; `openai`: an `error` object.
  */
-export type ErrorDialect = 'sglang' | 'weights' | 'openai'
+export type ErrorDialect = 'sglang' | 'weights' | 'lora' | 'openai'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -45,6 +45,7 @@ export function refusalBody (dialect: ErrorDialect, refusal: Refusal): Record<st
   }
   // SGLang's whole body for these two.
   if (status === 401 || status === 403) return { error: status === 401 ? 'Unauthorized' : 'Forbidden' }
+  if (dialect === 'lora') return { rid: null, http_worker_ipc: null, success: false, error_message: message, loaded_adapters: null, error: { message, code } }
   if (dialect === 'weights') return { success: false, message, error: { message, code } }
   return { object: 'error', message, type: STATUS_CODES[status] ?? String(status), param, code: status, error: { message, code } }
 }

@@ -6,7 +6,7 @@ const POLL_MS = 50
 
 /**
  * True once the engine has shown that it computes: it answered a request of one token, or stepped for others meanwhile. Also true when
- * it is paused or asleep, since then it stands still on purpose. False when nothing happened in time.
+ * it is paused, asleep or in the midst of a weight transaction, since then it stands still on purpose. False when nothing happened in time.
  */
 export async function computes (engine: RolloutEngine, timeoutMs: number): Promise<boolean> {
   if (standsStill(engine)) return true
@@ -28,8 +28,8 @@ export async function computes (engine: RolloutEngine, timeoutMs: number): Promi
   }
 }
 
-function standsStill ({ stats, weights }: RolloutEngine): boolean {
-  return stats.paused !== null || weights.state === 'asleep'
+function standsStill ({ stats, weights, transactions }: RolloutEngine): boolean {
+  return stats.paused !== null || weights.state === 'asleep' || transactions.writing
 }
 
 async function ask (engine: RolloutEngine, rid: string): Promise<void> {

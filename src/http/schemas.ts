@@ -6,6 +6,9 @@ export function nullable<T extends TSchema> (schema: T, description?: string) {
   return Type.Optional(Type.Union([schema, Type.Null()], description === undefined ? {} : { description }))
 }
 
+/** Of every update of weights. */
+export const transactionField = nullable(Type.String(), 'Id of the weight transaction that it belongs to (POST /weight_transactions).')
+
 /** A field that is taken and has no effect here. */
 export function unused (description = 'Taken and without effect here.') {
   return Type.Optional(Type.Unknown({ description }))

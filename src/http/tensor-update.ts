@@ -1,19 +1,27 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../errors.ts'
-import type { WriteReport } from '../weights/source.ts'
+import type { WeightSource, WriteReport } from '../weights/source.ts'
 import { applySource, labelText, measured } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
-import { nullable, unused } from './schemas.ts'
+import { nullable, transactionField, unused } from './schemas.ts'
+
+const KeptName = Type.Object({
+  name: Type.String({ minLength: 1, maxLength: 200 }),
+  generation: Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER, description: 'The sender\'s own number of what it keeps: another one for other memory.' })
+}, { additionalProperties: false, title: 'KeptTensors' })
 
 export const TensorUpdateBody = Type.Object({
-  serialized_named_tensors: Type.Array(Type.String(), {
-    description: 'Base64 of pickled handles, one text per tensor-parallel rank or one for all: torch tensors through ForkingPickler (SGLang\'s MultiprocessingSerializer). They are read as data; nothing is unpickled.'
-  }),
-  load_format: nullable(Type.String(), 'null: a list of (name, tensor), whole tensors by their names in checkpoints. "flattened_bucket": such tensors in one flat tensor. "direct": a list of each rank\'s own parameters, as SGLang names and shapes them.'),
+  serialized_named_tensors: Type.Optional(Type.Array(Type.String(), {
+    description: 'Base64 of pickled handles, one text per tensor-parallel rank or one for all: torch tensors through ForkingPickler (SGLang\'s MultiprocessingSerializer). They are read as data; nothing is unpickled. Required, but for `kept`.'
+  })),
+  load_format: nullable(Type.String(), 'null: a list of (name, tensor), whole tensors by their names in checkpoints. "flattened_bucket": such tensors in one flat tensor. "direct": a list of each rank\'s own parameters, as SGLang names and shapes them. Other names: custom loaders that were registered when the server started.'),
   weight_version: nullable(Type.String(), 'The label of the new weights.'),
   flush_cache: Type.Optional(Type.Boolean({ description: 'Drop the prefix cache (default true).' })),
   abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' })),
+  transaction: transactionField,
+  keep: nullable(KeptName, 'Keep what is opened for this request, to be written again by `kept`. What is kept under the name is given back first.'),
+  kept: nullable(KeptName, 'In place of `serialized_named_tensors`: write what is kept under the name once more. The sender must have synchronised its device before it sends this.'),
   disable_draft_model: unused(),
   selector: unused(),
   torch_empty_cache: unused()
@@ -21,26 +29,31 @@ export const TensorUpdateBody = Type.Object({
 
 export type TensorUpdateBody = Static<typeof TensorUpdateBody>
 
-const FORMATS = [null, 'flattened_bucket', 'direct']
-
-/** Opens what a trainer shares, writes it, gives it back, and only then answers. The messages are SGLang's. */
+/** Opens what a trainer shares, writes it, gives it back (unless it is to be kept), and only then answers. The messages are SGLang's. */
 export async function updateFromTensor (context: RouteContext, body: TensorUpdateBody): Promise<{ message: string, report: WriteReport, torn: number }> {
   return await measured(context.metrics, async () => {
-    const { serialized_named_tensors: entries, load_format: loadFormat = null } = body
-    if (!FORMATS.includes(loadFormat)) {
-      await context.tensors.discard(entries)
-      throw new RefitError('UNSUPPORTED', `load_format: expected null, "flattened_bucket" or "direct", got ${JSON.stringify(loadFormat)}`, { param: 'load_format' })
-    }
-    const source = await context.tensors.open({ entries, loadFormat })
-    const report = await applySource(context.engine, source, body, { allowTorn: true })
+    const report = await write(context, body)
     const { weights } = context.engine
-    return { message: `Success${labelText(body.weight_version)}`, report, torn: weights.state === 'torn' ? weights.tensors.length : 0 }
+    return { message: `Success${labelText(body.weight_version, report)}`, report, torn: weights.state === 'torn' ? weights.tensors.length : 0 }
   })
 }
 
+async function write ({ engine, tensors, kept }: RouteContext, body: TensorUpdateBody): Promise<WriteReport> {
+  const apply = async (source: WeightSource): Promise<WriteReport> => await applySource(engine, source, body, { allowTorn: true })
+  const { serialized_named_tensors: entries, load_format: loadFormat = null } = body
+  if (body.kept != null) {
+    if (entries === undefined && body.keep == null) return await kept.write(body.kept, apply)
+    await tensors.discard(entries ?? [])
+    throw new RefitError('INVALID_REQUEST', 'kept: it stands in place of serialized_named_tensors and keep', { param: 'kept' })
+  }
+  if (entries === undefined) throw new RefitError('INVALID_REQUEST', 'serialized_named_tensors: is required', { param: 'serialized_named_tensors' })
+  const source = await tensors.open({ entries, loadFormat })
+  return body.keep == null ? await apply(source) : await kept.keep(body.keep, source, apply)
+}
+
 /** What makes two calls the same update: handles are made anew for every request, so that equal texts are a client's retry. */
-export function tensorIdentity ({ serialized_named_tensors: entries, load_format: format = null, weight_version: version = null, flush_cache: flush = true, abort_all_requests: abort = false }: TensorUpdateBody): string {
-  return `${JSON.stringify([format, version, flush, abort])}\n${entries.join('\n')}`
+export function tensorIdentity ({ serialized_named_tensors: entries = [], load_format: format = null, weight_version: version = null, flush_cache: flush = true, abort_all_requests: abort = false, keep = null, kept = null }: TensorUpdateBody): string {
+  return `${JSON.stringify([format, version, flush, abort, keep, kept])}\n${entries.join('\n')}`
 }
 
 /** The texts of a body that is not what it should be, for what they share to be given back. */

@@ -50,7 +50,7 @@ function sameNumbers (a: readonly number[], b: readonly number[]): boolean {
 function announce (tensor: TensorDescriptor, fileOf: ReadonlyMap<TensorStorage, number>): AnnouncedTensor {
   const { name, shape, storage } = tensor
   const dtype = torchWeightDType(tensor.dtype)!
-  const start = storage.kind === 'shared-file' ? SHARED_FILE_HEADER : 0
+  const start = startOf(storage)
   const matrices = asMatrices(tensor).map(matrix => ({ ...matrix, offset: matrix.offset + start }))
   const itemBytes = DTYPE_BYTES[dtype]
   for (const { rows, cols, rowBytes, colBytes } of matrices) {
@@ -58,6 +58,11 @@ function announce (tensor: TensorDescriptor, fileOf: ReadonlyMap<TensorStorage, 
   }
   const announced = { name, dtype, shape, source: fileOf.get(storage) ?? 0, offset: matrices[0]?.offset ?? 0 }
   return matrices.length === 1 && isPacked(matrices[0]!, itemBytes) ? announced : { ...announced, parts: matrices }
+}
+
+/** Where a storage starts in its source. */
+function startOf (storage: TensorStorage): number {
+  return storage.kind === 'shared-file' ? SHARED_FILE_HEADER : storage.kind === 'cuda' ? storage.offset : 0
 }
 
 function isPacked ({ rows, cols, rowBytes, colBytes }: StridedMatrix, itemBytes: number): boolean {

@@ -1,12 +1,10 @@
 import { join } from 'node:path'
-import { setImmediate as breathe } from 'node:timers/promises'
 import { RefitError } from '../errors.ts'
-import { formatError, headerLength, MAX_HEADER_BYTES, MAX_TENSORS, parseHeaderInSlices, PREFIX_BYTES } from '../wire/safetensors.ts'
-import type { SafetensorsTensor } from '../wire/safetensors.ts'
-import { toDType } from '../wire/safetensors-dtypes.ts'
+import { formatError, headerLength, MAX_HEADER_BYTES, MAX_TENSORS, PREFIX_BYTES } from '../wire/safetensors.ts'
 import type { AnnouncedTensor, WeightSource } from '../weights/source.ts'
 import { findCheckpoint } from './checkpoint-files.ts'
 import { PathJail } from './path-jail.ts'
+import { announce, checkIndex, parseTensors } from './safetensors-tensors.ts'
 import { WatchedFile } from './watched-file.ts'
 
 // Each stays open until the update has ended.
@@ -35,7 +33,7 @@ export async function openDiskSource (path: string, { roots }: DiskOptions): Pro
       files.push(file)
     }
     const tensors = await readTensors(files)
-    if (index !== undefined) checkIndex(index, tensors, names)
+    if (index !== undefined) checkIndex({ label: index.file.label, weightMap: index.weightMap }, new Map(tensors.map(tensor => [tensor.name, names[tensor.source]!])))
     return new DiskSource(tensors, files, watched)
   } catch (error) {
     await closeAll()
@@ -75,7 +73,7 @@ async function readTensors (files: readonly WatchedFile[]): Promise<AnnouncedTen
     const length = headerLength(await file.read(0, Math.min(PREFIX_BYTES, file.size)), file.size, file.label)
     budget -= length
     if (budget < 0) throw formatError(file.label, `with it the headers of this checkpoint pass ${MAX_HEADER_BYTES} bytes`)
-    for (const tensor of await readHeader(file, length)) {
+    for (const tensor of await parseTensors(await file.read(PREFIX_BYTES, length), file.size, file.label)) {
       const owner = owners.get(tensor.name)
       if (owner !== undefined) throw formatError(file.label, `is in ${files[owner]!.label} as well`, tensor.name)
       owners.set(tensor.name, source)
@@ -84,29 +82,4 @@ async function readTensors (files: readonly WatchedFile[]): Promise<AnnouncedTen
     if (tensors.length > MAX_TENSORS) throw formatError(file.label, `with it this checkpoint has more than ${MAX_TENSORS} tensors`)
   }
   return tensors
-}
-
-async function readHeader (file: WatchedFile, length: number): Promise<SafetensorsTensor[]> {
-  const steps = parseHeaderInSlices(await file.read(PREFIX_BYTES, length), file.size, file.label)
-  for (;;) {
-    const { done, value } = steps.next()
-    if (done === true) return value.tensors
-    await breathe()
-  }
-}
-
-function announce ({ name, dtype, shape, begin }: SafetensorsTensor, source: number, file: string): AnnouncedTensor {
-  const type = toDType(dtype)
-  if (type === undefined) throw formatError(file, `dtype ${dtype} is not supported; refit reads BF16, F16 and F32`, name)
-  return { name, dtype: type, shape, source, offset: begin }
-}
-
-/** Every tensor that the index maps must be in the file that it names. Tensors that it leaves out are read all the same, as transformers does. */
-function checkIndex ({ file, weightMap }: { file: WatchedFile, weightMap: Map<string, string> }, tensors: AnnouncedTensor[], names: string[]): void {
-  const homes = new Map(tensors.map(tensor => [tensor.name, names[tensor.source]!]))
-  for (const [name, expected] of weightMap) {
-    const home = homes.get(name)
-    if (home === expected) continue
-    throw formatError(file.label, `should be in ${expected}, but ${home === undefined ? 'no file has it' : `is in ${home}`}`, name)
-  }
 }

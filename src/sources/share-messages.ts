@@ -1,19 +1,47 @@
 import type { ErrorCode } from '../errors.ts'
 import type { PackedTensorBody } from '../wire/torch-packed.ts'
+import type { PlainValue } from '../wire/torch-plain.ts'
+import type { PackedSegments } from './cuda-segments.ts'
 import type { ShareCounts } from './tensor-shares.ts'
 
 // What the main thread and the thread of the shares say to each other. Requests are answered in the order in which they came.
 
+/** `onCards`: the engine runs on cards, and reads their memory. */
+export interface ShareThreadData { onCards: boolean }
+
 export type ToShares =
   /** Decode and open. Answered by `opened`, or by `refused` after everything has been given back. */
-  | { type: 'open', id: number, entries: readonly string[], loadFormat: string | null, ranks: number, device: 'cpu' | 'cuda' }
-  /** Give back what `open` of this id opened. Answered by `released`. */
-  | { type: 'release', id: number }
+  | { type: 'open', id: number, entries: readonly string[], loadFormat: string | null, ranks: number, cards: readonly string[], anyDType: boolean }
+  /** The same for a pickle of plain data that stood in a tensor. */
+  | { type: 'unpickle', id: number, bytes: Uint8Array, classes: readonly string[], ranks: number, cards: readonly string[] }
+  /** Give back what the request `of` opened. Answered by `released`. */
+  | { type: 'release', id: number, of: number }
+  /** Whether the senders of what `of` opened are still there. Answered by `looked`. */
+  | { type: 'look', id: number, of: number }
   /** Give back what a body shares that was refused unread. Answered by `released`. */
-  | { type: 'discard', id: number, entries: readonly string[] }
+  | { type: 'discard', id: number, entries: ReadonlyArray<string | Uint8Array> }
+  /** Give back what another thread opened, which has ended: the references, not the files. Answered by `released`. */
+  | { type: 'drop', id: number, body: PackedTensorBody }
   | { type: 'end' }
 
+export interface OpenedShares {
+  body: PackedTensorBody
+  /** Shared and not opened; to be given back with the others. */
+  spares: PackedTensorBody | null
+  /** Of shared-memory files. */
+  fds: number[]
+  segments: PackedSegments
+  /** Descriptors that were taken out of senders, to be closed by the main thread after the release. */
+  taken: number[]
+  /** For each storage of the body, the source that it lies in: `fds` first, then the segments; -1 for none. */
+  sourceOf: Int32Array<ArrayBuffer>
+  /** Of `unpickle`: the data, with marks for tensors. */
+  value: PlainValue
+}
+
 export type FromShares =
-  | { type: 'opened', id: number, body: PackedTensorBody, fds: number[], fileOf: Int32Array<ArrayBuffer> }
-  | { type: 'refused', id: number, code: ErrorCode, message: string, param: string | undefined, released: ShareCounts }
+  | { type: 'opened', id: number } & OpenedShares
+  | { type: 'refused', id: number, code: ErrorCode, message: string, param: string | undefined, released: ShareCounts, taken: number[] }
   | { type: 'released', id: number, released: ShareCounts }
+  /** `gone`: shared memory of a sender that has ended. */
+  | { type: 'looked', id: number, gone: string | null }

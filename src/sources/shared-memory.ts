@@ -1,4 +1,4 @@
-import { closeSync, constants, fstatSync, openSync, unlinkSync } from 'node:fs'
+import { closeSync, constants, existsSync, fstatSync, openSync, unlinkSync } from 'node:fs'
 import type { Stats } from 'node:fs'
 import { RefitError } from '../errors.ts'
 import { clip } from '../wire/strict-json.ts'
@@ -21,6 +21,11 @@ export function openSharedMemory (name: string): { fd: number, bytes: number } {
     closeSync(fd)
     throw error
   }
+}
+
+/** False once it has been removed. */
+export function isSharedMemory (name: string): boolean {
+  return existsSync(FOLDER + name)
 }
 
 /** Never throws: somebody else may have removed it. */

@@ -1,16 +1,22 @@
-import { Worker } from 'node:worker_threads'
 import { RefitError } from '../errors.ts'
+import type { PlainValue } from '../wire/torch-plain.ts'
 import type { TensorStorage } from '../wire/torch-tensor.ts'
-import { unpackTensorBody } from '../wire/torch-packed.ts'
-import type { WeightSource } from '../weights/source.ts'
+import { packTensorBody, unpackTensorBody } from '../wire/torch-packed.ts'
+import type { PackedTensorBody } from '../wire/torch-packed.ts'
 import { announceTensors } from './announce-tensors.ts'
-import type { FromShares, ToShares } from './share-messages.ts'
+import { unpackSegments } from './cuda-segments.ts'
+import { checkLoaders, loadShares, unknownFormat } from './load-shares.ts'
+import type { HeldShares } from './load-shares.ts'
+import type { ToShares } from './share-messages.ts'
+import { ShareThread, ThreadEnded } from './share-thread.ts'
+import type { ShareLife, ShareTotals } from './share-thread.ts'
 import { TensorSource } from './tensor.ts'
+import type { ShareHold } from './tensor.ts'
+import type { WeightLoader } from './weight-loader.ts'
 
-// The compiled file beside this one, or the source where TypeScript is run as it is.
-const WORKER = new URL(`./share-worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
-/** A decoder's many short-lived records are collected in one go, instead of being copied again and again. */
-const YOUNG_MB = 192
+type Ask<T extends ToShares['type']> = Omit<Extract<ToShares, { type: T }>, 'id'>
+
+const OWN_FORMATS = ['flattened_bucket', 'direct']
 
 export interface TensorPayload {
   /** `serialized_named_tensors`. */
@@ -23,124 +29,126 @@ export interface TensorReceiverOptions {
   ranks: number
   /** `info.device` of the engine: what kinds of memory it can read. */
   device: string
+  /** UUIDs of the ranks' cards; none on the CPU. */
+  cards?: readonly string[]
+  /** By `load_format`. */
+  loaders?: Readonly<Record<string, WeightLoader>>
 }
 
-/** Of all requests so far. When none is under way as much has been closed as opened. */
-export interface ReceiverCounts {
-  /** References of senders that were given back. */
-  sharesReleased: number
-  filesOpened: number
-  filesClosed: number
-}
-
-type Reply = Exclude<FromShares, { type: 'refused' }>
-interface Waiting { resolve: (reply: Reply) => void, reject: (error: Error) => void }
-type Request = ToShares extends infer T ? T extends { id: number } ? Omit<T, 'id'> : never : never
-
-/** Opens what trainers share: the main thread's side of the thread of the shares, which is started by the first request or by `start`. */
+/** Opens what trainers share, on a thread of its own. */
 export class TensorReceiver {
-  readonly counts: ReceiverCounts = { sharesReleased: 0, filesOpened: 0, filesClosed: 0 }
-  readonly #options: TensorReceiverOptions
-  readonly #waiting = new Map<number, Waiting>()
-  #worker: Worker | undefined
-  #last = 0
+  readonly #options: Required<Omit<TensorReceiverOptions, 'loaders'>>
+  readonly #loaders: ReadonlyMap<string, WeightLoader>
+  readonly #thread: ShareThread
+  readonly #open = new Set<TensorSource>()
   #closed = false
 
-  constructor (options: TensorReceiverOptions) { this.#options = options }
+  constructor ({ loaders = {}, ...options }: TensorReceiverOptions) {
+    this.#options = { cards: [], ...options }
+    this.#loaders = checkLoaders(loaders)
+    this.#thread = new ShareThread({ onCards: options.device !== 'cpu' })
+  }
+
+  get counts (): Readonly<ShareTotals> { return this.#thread.totals }
 
   /** Starts the thread, so that the first request does not wait for it. */
   start (): void {
-    if (!this.#closed) this.#running()
+    if (!this.#closed) this.#thread.start()
   }
 
   /**
    * Decodes and opens all of a payload. After a refusal nothing is open, and the sender's references have been given back:
-   * INVALID_REQUEST, PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD or UNSUPPORTED.
+   * INVALID_REQUEST, PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD, UNSUPPORTED or WEIGHT_LOADER.
    */
-  async open ({ entries, loadFormat }: TensorPayload): Promise<WeightSource> {
-    const { ranks, device } = this.#options
-    if (loadFormat === 'direct' && entries.length === 1 && ranks > 1) {
+  async open ({ entries, loadFormat }: TensorPayload): Promise<TensorSource> {
+    if (loadFormat === 'direct' && entries.length === 1 && this.#options.ranks > 1) {
       await this.discard(entries)
-      throw new RefitError('INVALID_REQUEST', `serialized_named_tensors has one entry; with load_format "direct" every tensor-parallel rank (${ranks}) is sent its own shards, in an entry of its own`, { param: 'serialized_named_tensors' })
+      throw new RefitError('INVALID_REQUEST', `serialized_named_tensors has one entry; with load_format "direct" every tensor-parallel rank (${this.#options.ranks}) is sent its own shards, in an entry of its own`, { param: 'serialized_named_tensors' })
     }
-    const id = ++this.#last
-    const worker = this.#running()
-    const reply = await this.#ask(worker, id, { type: 'open', entries, loadFormat, ranks, device: device === 'cpu' ? 'cpu' : 'cuda' }) as Extract<Reply, { type: 'opened' }>
-    this.counts.filesOpened += reply.fds.length
-    const isOpen = (): boolean => this.#worker === worker
-    const release = async (): Promise<void> => {
-      // With its thread what it opened has been closed.
-      if (isOpen()) await this.#ask(worker, id, { type: 'release' }).catch(() => {})
-    }
+    const loader = await this.#findLoader(entries, loadFormat)
+    const opened = await this.#openEntries(entries, loadFormat, loader !== undefined)
+    const { ranks, sources, sourceOf, hold } = loader === undefined ? opened : await loadShares(loadFormat!, loader, opened, async (bytes, classes) => await this.#openPickle(bytes, classes))
     try {
-      const body = unpackTensorBody(reply.body)
-      const fileOf = new Map<TensorStorage, number>(body.storages.map((storage, index) => [storage, reply.fileOf[index]!]))
-      return new TensorSource(announceTensors(body.ranks, fileOf), reply.fds, loadFormat === 'direct' ? 'engine' : 'checkpoint', isOpen, release)
+      const source: TensorSource = new TensorSource({
+        tensors: announceTensors(ranks, sourceOf),
+        sources,
+        layout: loadFormat === 'direct' ? 'engine' : 'checkpoint',
+        hold,
+        closed: () => { this.#open.delete(source) }
+      })
+      this.#open.add(source)
+      return source
     } catch (error) {
-      await release()
+      await hold.release()
       throw error
     }
   }
 
   /** Gives back the references of a body that is refused for other reasons. Never throws. */
   async discard (entries: readonly string[]): Promise<void> {
-    await this.#ask(this.#running(), ++this.#last, { type: 'discard', entries }).catch(() => {})
+    if (this.#closed) return
+    await this.#thread.ask(this.#thread.start(), { type: 'discard', entries }).catch(() => {})
   }
 
-  /** Ends the thread; what is open still is given back. */
+  /** Ends the thread, after the writes under way; what is open still is given back. */
   async close (): Promise<void> {
     this.#closed = true
-    const worker = this.#worker
-    if (worker === undefined) return
-    const ended = new Promise(resolve => worker.once('exit', resolve))
-    worker.ref()
-    worker.postMessage({ type: 'end' } satisfies ToShares)
-    await ended
+    await Promise.all([...this.#open].map(async source => { await source.revoke() }))
+    await this.#thread.close()
   }
 
-  #running (): Worker {
-    if (this.#closed) throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
-    if (this.#worker !== undefined) return this.#worker
-    const worker = new Worker(WORKER, { name: 'refit shares', resourceLimits: { maxYoungGenerationSizeMb: YOUNG_MB } })
-    let failure: Error = new RefitError('INTERNAL', 'the thread that reads tensors has ended')
-    worker.on('message', (message: FromShares) => { this.#receive(message) })
-    worker.on('error', (error: NodeJS.ErrnoException) => {
-      failure = error.code === 'ERR_WORKER_OUT_OF_MEMORY'
-        ? new RefitError('PICKLE_LIMIT', 'reading the payload takes more memory than there is for it; send fewer tensors in one request')
-        : new RefitError('INTERNAL', `the thread that reads tensors failed: ${error.message}`, { cause: error })
-    })
-    worker.once('exit', () => {
-      if (this.#worker === worker) this.#worker = undefined
-      // Its descriptors went with it.
-      this.counts.filesClosed = this.counts.filesOpened
-      for (const { reject } of this.#waiting.values()) reject(failure)
-      this.#waiting.clear()
-    })
-    // A process that waits for nothing of it may end.
-    worker.unref()
-    this.#worker = worker
-    return worker
+  /** Undefined for refit's own formats. */
+  async #findLoader (entries: readonly string[], loadFormat: string | null): Promise<WeightLoader | undefined> {
+    if (loadFormat === null || OWN_FORMATS.includes(loadFormat)) return undefined
+    const loader = this.#loaders.get(loadFormat)
+    if (loader !== undefined) return loader
+    await this.discard(entries)
+    throw unknownFormat(loadFormat, this.#loaders.keys())
   }
 
-  async #ask (worker: Worker, id: number, request: Request): Promise<Reply> {
-    return await new Promise((resolve, reject) => {
-      this.#waiting.set(id, { resolve, reject })
-      worker.ref()
-      worker.postMessage({ ...request, id } as ToShares)
-    })
+  async #openEntries (entries: readonly string[], loadFormat: string | null, anyDType: boolean): Promise<HeldShares> {
+    const { ranks, cards } = this.#options
+    return await this.#openShares({ type: 'open', entries, loadFormat, ranks, cards, anyDType }, { type: 'discard', entries })
   }
 
-  #receive (message: FromShares): void {
-    const waiting = this.#waiting.get(message.id)
-    this.#waiting.delete(message.id)
-    if (this.#waiting.size === 0 && !this.#closed) this.#worker?.unref()
-    if (message.type !== 'opened') this.counts.sharesReleased += message.released.shares
-    if (message.type === 'released') this.counts.filesClosed += message.released.files
-    if (message.type !== 'refused') return waiting?.resolve(message)
-    // What a refused request opened is closed again.
-    this.counts.filesOpened += message.released.files
-    this.counts.filesClosed += message.released.files
-    const { code, message: text, param } = message
-    waiting?.reject(new RefitError(code, text, param === undefined ? {} : { param }))
+  async #openPickle (bytes: Uint8Array, classes: readonly string[]): Promise<HeldShares & { value: PlainValue }> {
+    const { ranks, cards } = this.#options
+    return await this.#openShares({ type: 'unpickle', bytes, classes, ranks, cards }, { type: 'discard', entries: [bytes] })
+  }
+
+  async #openShares (request: Ask<'open'> | Ask<'unpickle'>, discard: Ask<'discard'>): Promise<HeldShares & { value: PlainValue }> {
+    const life = this.#thread.start()
+    try {
+      const { id, body: packed, spares, fds, segments, sourceOf: indices, value } = await this.#thread.ask(life, request)
+      const { ranks, storages } = unpackTensorBody(packed)
+      return {
+        ranks,
+        sources: [...fds.map(fd => ({ fd })), ...unpackSegments(segments).map(segment => ({ segment }))],
+        sourceOf: new Map(storages.map((storage, index) => [storage, indices[index]!])),
+        hold: this.#holdOf(life, id, storages, spares),
+        value
+      }
+    } catch (error) {
+      // The thread ended at another's request, before it came to this one.
+      if (error instanceof ThreadEnded && error.unseen && !this.#closed) await this.#thread.ask(this.#thread.start(), discard).catch(() => {})
+      throw error
+    }
+  }
+
+  #holdOf (life: ShareLife, of: number, storages: TensorStorage[], spares: PackedTensorBody | null): ShareHold {
+    const thread = this.#thread
+    const drop = async (body: PackedTensorBody): Promise<void> => { await thread.ask(thread.start(), { type: 'drop', body }).catch(() => {}) }
+    return {
+      isOpen: () => !life.ended,
+      findGone: async () => (await thread.ask(life, { type: 'look', of })).gone,
+      release: async () => {
+        // With its thread what it opened has been closed; the references are there still, unless it gave them back when it was closed.
+        if (!life.ended) await thread.ask(life, { type: 'release', of }).catch(() => {})
+        else if (!this.#closed) {
+          await drop(packTensorBody({ ranks: [], storages }))
+          if (spares !== null) await drop(spares)
+        }
+      }
+    }
   }
 }

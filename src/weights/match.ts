@@ -31,17 +31,26 @@ export function matchTensors (table: ModelTable, coverage: Coverage, source: Wei
     else others.push(tensor)
   }
   if (unknown.size > 0) throw unknownNames([...unknown], tensors)
-  const covered = new Map<string, AnnouncedTensor>()
+  checkCovered(found, coverage)
   const brought: Brought[] = []
+  for (const [plan, own] of found) {
+    for (const [tensor, ranks] of shareOut(plan, own, table.ranks, source.layout === 'engine')) brought.push({ plan, tensor, ranks })
+  }
+  return { brought, ignored: [...ignored] }
+}
+
+/** No weight may come in two tensors: once as its own and once inside another. */
+function checkCovered (found: ReadonlyMap<TensorPlan, AnnouncedTensor[]>, coverage: Coverage): void {
+  // Of tensors that stand for themselves alone each is another weight.
+  if (![...found.keys()].some(plan => plan.alternative)) return
+  const covered = new Map<string, AnnouncedTensor>()
   for (const [plan, own] of found) {
     for (const weight of coverage.names(plan)) {
       const twin = covered.get(weight)
       if (twin !== undefined) throw broughtTwice(weight, twin, own[0]!)
       covered.set(weight, own[0]!)
     }
-    for (const [tensor, ranks] of shareOut(plan, own, table.ranks, source.layout === 'engine')) brought.push({ plan, tensor, ranks })
   }
-  return { brought, ignored: [...ignored] }
 }
 
 /** Which ranks take from which of the tensors that bring the same. */

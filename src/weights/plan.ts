@@ -23,9 +23,18 @@ export interface WritePlan {
  * WEIGHTS_MISMATCH for a shape that differs or a tensor that is brought twice.
  */
 export function planWrite (table: ModelTable, coverage: Coverage, source: WeightSource, strictNames: boolean): WritePlan {
+  const known = plans.get(source.tensors)
+  if (known !== undefined && known.table === table && known.layout === source.layout && known.strictNames === strictNames) {
+    return { ...known.plan, job: { ...known.plan.job, sources: [...source.sources] } }
+  }
   const { brought, ignored } = matchTensors(table, coverage, source, strictNames)
-  return { ...layOut(source, brought), ignored }
+  const plan = { ...layOut(source, brought), ignored }
+  plans.set(source.tensors, { table, layout: source.layout, strictNames, plan })
+  return plan
 }
+
+/** What is kept between updates is planned once. */
+const plans = new WeakMap<WeightSource['tensors'], { table: ModelTable, layout: WeightSource['layout'], strictNames: boolean, plan: WritePlan }>()
 
 /** Names of the table (alternative spellings aside) that are not in `written`. */
 export function missingNames (table: ModelTable, written: ReadonlySet<string>): string[] {
@@ -46,7 +55,15 @@ function layOut (source: WeightSource, brought: Brought[]): Omit<WritePlan, 'ign
   for (const [index, piece] of pieces.entries()) {
     const { tensor, part: { rows, cols, offset, rowBytes, colBytes } } = piece
     bytes += rows * cols * DTYPE_BYTES[tensor.dtype]
-    tensors.set([tensor.source, offset, DTYPES[tensor.dtype], rows, cols, rowBytes, colBytes], index * TENSOR_FIELDS)
+    // One by one: of 19,000 tensors a list each would take longer than all else here.
+    const at = index * TENSOR_FIELDS
+    tensors[at] = tensor.source
+    tensors[at + 1] = offset
+    tensors[at + 2] = DTYPES[tensor.dtype]
+    tensors[at + 3] = rows
+    tensors[at + 4] = cols
+    tensors[at + 5] = rowBytes
+    tensors[at + 6] = colBytes
     rectAt = packRects(piece, index, rects, rectAt)
   }
   return { job: { sources: [...source.sources], tensors, rects }, tensors: pieces.map(({ plan }) => plan), bytes }
@@ -73,7 +90,15 @@ function clip (rect: Rect, { firstRow, rows }: TensorPart): Rect[] {
 /** Writes a tensor's rectangles into the addon's layout from element `at` on, under the index `tensor`; returns where the next goes. */
 export function packRects (plan: { rects: readonly Rect[] }, tensor: number, into: Float64Array, at: number): number {
   for (const r of plan.rects) {
-    into.set([tensor, r.rank, r.param, r.srcRow, r.srcCol, r.rows, r.cols, r.dstRow, r.dstCol], at)
+    into[at] = tensor
+    into[at + 1] = r.rank
+    into[at + 2] = r.param
+    into[at + 3] = r.srcRow
+    into[at + 4] = r.srcCol
+    into[at + 5] = r.rows
+    into[at + 6] = r.cols
+    into[at + 7] = r.dstRow
+    into[at + 8] = r.dstCol
     at += RECT_FIELDS
   }
   return at

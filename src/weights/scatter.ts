@@ -11,7 +11,8 @@ export interface ScatterOutcome {
   rest: number[]
   touched: boolean
   bytes: number
-  error: { message: string, tensor: number } | undefined
+  /** `cause`: what was thrown, where the source threw it. */
+  error: { message: string, tensor: number, cause?: unknown } | undefined
 }
 
 /** A slice of a large write is at least this long, so that its start and end cost nothing to speak of. */
@@ -21,9 +22,9 @@ const SLICE_BYTES = 256 << 20
 export async function scatter (addon: NativeAddon, core: number, plan: WritePlan, progress?: Progress): Promise<ScatterOutcome> {
   const states = new Uint8Array(plan.tensors.length)
   let bytes = 0
-  let error: WriteOutcome['error']
+  let error: ScatterOutcome['error']
   for (const [first, last] of progress === undefined ? [[0, plan.tensors.length] as const] : slices(plan)) {
-    const outcome = await write(addon, core, slice(plan.job, first, last), last - first)
+    const outcome = await writeJob(addon, core, slice(plan.job, first, last), last - first)
     states.set(outcome.states, first)
     bytes += outcome.bytes
     progress?.(bytes, plan.bytes)
@@ -39,11 +40,13 @@ export async function scatter (addon: NativeAddon, core: number, plan: WritePlan
 }
 
 /** What the addon refuses at once has written nothing; a write that breaks off without an account may have touched all of it. */
-async function write (addon: NativeAddon, core: number, job: WriteJob, tensors: number): Promise<WriteOutcome> {
+export async function writeJob (addon: NativeAddon, core: number, job: WriteJob, tensors: number): Promise<WriteOutcome> {
   const writing = addon.write(core, job)
   return await writing.catch((error: unknown) => ({
     states: new Uint8Array(tensors).fill(TENSOR_PARTIAL),
     bytes: 0,
+    segmentsOpened: 0,
+    segmentsClosed: 0,
     error: { message: error instanceof Error ? error.message : String(error), tensor: 0 }
   }))
 }

@@ -1,5 +1,6 @@
 import type { DType, NativeSource } from '../native.ts'
 import type { StridedMatrix } from '../wire/torch-matrix.ts'
+import type { WeightStream } from './stream.ts'
 
 /** Rows of a tensor whose elements lie at fixed distances; offsets are bytes of its source. */
 export type TensorPart = StridedMatrix
@@ -25,11 +26,13 @@ export interface AnnouncedTensor {
  */
 export interface WeightSource {
   /** Transport, for reports and metrics. */
-  readonly kind: 'disk' | 'memory' | 'tensor'
+  readonly kind: 'disk' | 'memory' | 'tensor' | 'upload'
   /** `checkpoint` (default): whole tensors by their names in checkpoints. `engine`: a rank's own parameters as SGLang names and shapes them, brought to each rank apart. */
   readonly layout?: 'checkpoint' | 'engine'
   readonly tensors: readonly AnnouncedTensor[]
   readonly sources: readonly NativeSource[]
+  /** Where the bytes are not there yet; then all tensors lie in it, row-major, and `sources` is empty. */
+  readonly stream?: WeightStream
   /** Throws CHECKPOINT_CHANGED when the bytes may have moved under the write. */
   verify: () => Promise<void>
   close: () => Promise<void>
@@ -48,4 +51,8 @@ export interface WriteReport {
   ms: { plan: number, gate: number, write: number, verify: number, total: number }
   /** bytes / write time, in 1e9 bytes per second. */
   gbPerSecond: number
+  /** All was written, but memory of a sender's stays mapped: closing it is tried again with the next write. */
+  warning?: string
+  /** The transaction that it belongs to, whose end moves the label. */
+  transaction?: string
 }

@@ -3,46 +3,77 @@ import { RefitError } from '../errors.ts'
 // A longer timer would fire at once.
 const LONGEST_TIMER_MS = 2 ** 31 - 1
 
-interface Waiter { start: () => void, timer: NodeJS.Timeout }
+/** Someone inside, or who waits. Null: wants to be alone; else others may be inside with names that are none of these. */
+interface Claim { names: ReadonlySet<string> | null }
+interface Waiter extends Claim { start: () => void, refuse: (error: Error) => void }
 
-/** Lets one holder in at a time, in order of arrival; the queue is bounded and every wait has a deadline. */
+/**
+ * Lets one holder in at a time, in order of arrival, or several whose names differ; nobody passes one who waits for the same. The queue
+ * is bounded and every wait has a deadline.
+ */
 export class Turnstile {
   readonly #limit: number
-  #held = false
-  readonly #waiting: Waiter[] = []
+  readonly #inside = new Set<Claim>()
+  #waiting: Waiter[] = []
 
   constructor (limit: number) { this.#limit = limit }
 
   /** Resolves to the function that lets the next one in. CONFLICT when the queue is full, DEADLINE when the wait is over. */
-  async enter (deadlineMs: number): Promise<() => void> {
-    if (!this.#held) {
-      this.#held = true
-      return this.#leaveOnce()
+  async enter (deadlineMs: number, names: ReadonlySet<string> | null = null): Promise<() => void> {
+    if (!this.#blocks({ names }, this.#waiting)) {
+      const claim = { names }
+      this.#inside.add(claim)
+      return this.#leaveOnce(claim)
     }
     if (this.#waiting.length >= this.#limit) {
       throw new RefitError('CONFLICT', `${this.#waiting.length} weight updates wait already; send updates one after another`)
     }
-    await new Promise<void>((resolve, reject) => {
+    return await new Promise((resolve, reject) => {
+      const timer = setTimeout(() => {
+        this.#waiting.splice(this.#waiting.indexOf(waiter), 1)
+        reject(new RefitError('DEADLINE', `another weight update was still under way after ${Math.round(deadlineMs)} ms`))
+        this.#admit()
+      }, Math.min(deadlineMs, LONGEST_TIMER_MS))
       const waiter: Waiter = {
-        start: () => { clearTimeout(waiter.timer); resolve() },
-        timer: setTimeout(() => {
-          this.#waiting.splice(this.#waiting.indexOf(waiter), 1)
-          reject(new RefitError('DEADLINE', `another weight update was still under way after ${deadlineMs} ms`))
-        }, Math.min(deadlineMs, LONGEST_TIMER_MS))
+        names,
+        start: () => { clearTimeout(timer); resolve(this.#leaveOnce(waiter)) },
+        refuse: error => { clearTimeout(timer); reject(error) }
       }
       this.#waiting.push(waiter)
     })
-    return this.#leaveOnce()
   }
 
-  #leaveOnce (): () => void {
-    let left = false
-    return () => {
-      if (left) return
-      left = true
-      const next = this.#waiting.shift()
-      if (next === undefined) this.#held = false
-      else next.start()
-    }
+  /** Ends the wait of all who wait now; whoever is inside stays. */
+  turnAway (error: Error): void {
+    for (const waiter of this.#waiting.splice(0)) waiter.refuse(error)
   }
+
+  #leaveOnce (claim: Claim): () => void {
+    return () => { if (this.#inside.delete(claim)) this.#admit() }
+  }
+
+  #admit (): void {
+    const ahead: Waiter[] = []
+    for (const waiter of this.#waiting) {
+      if (this.#blocks(waiter, ahead)) {
+        ahead.push(waiter)
+      } else {
+        this.#inside.add(waiter)
+        waiter.start()
+      }
+    }
+    this.#waiting = ahead
+  }
+
+  /** Somebody inside, or who has waited longer, stands in the way. */
+  #blocks (claim: Claim, ahead: readonly Waiter[]): boolean {
+    for (const other of this.#inside) if (collide(claim, other)) return true
+    return ahead.some(other => collide(claim, other))
+  }
+}
+
+function collide ({ names: some }: Claim, { names: others }: Claim): boolean {
+  if (some === null || others === null) return true
+  for (const name of some) if (others.has(name)) return true
+  return false
 }

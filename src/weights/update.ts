@@ -1,8 +1,10 @@
 import { RefitError } from '../errors.ts'
 import type { WeightUpdate } from '../engine/rollout-engine.ts'
 import type { Gate } from './gate.ts'
+import { interruptible } from './interruptible.ts'
 import { missingNames, planWrite } from './plan.ts'
 import type { WritePlan } from './plan.ts'
+import { scatterStream } from './scatter-stream.ts'
 import { scatter } from './scatter.ts'
 import type { Progress, ScatterOutcome } from './scatter.ts'
 import type { WeightSource, WriteReport } from './source.ts'
@@ -17,6 +19,10 @@ export interface UpdateContext {
   shut: () => Promise<Gate>
   /** Lets the next update in. */
   leave: () => void
+  /** Several writes may be under way at once; the caller sees to it that no two bring the same (default false). */
+  parallel?: boolean
+  /** Ends the wait for bytes that have not come. */
+  signal?: AbortSignal
 }
 
 /** One turn at the weights: plan and check, shut the gate, scatter, and at the end one commit or abort. */
@@ -24,28 +30,43 @@ export class Update implements WeightUpdate {
   readonly #context: UpdateContext
   readonly #written = new Set<string>()
   #gate: Gate | undefined
+  #shutting: Promise<Gate> | undefined
+  #writing = 0
+  /** A commit is under way. */
   #busy = false
   #ended = false
 
-  constructor (context: UpdateContext) { this.#context = context }
+  /** With a gate: one that is shut already and becomes this update's to open. */
+  constructor (context: UpdateContext, gate?: Gate) {
+    this.#context = context
+    this.#gate = gate
+  }
+
+  /** Tensors of the model that were brought whole. */
+  get written (): ReadonlySet<string> { return this.#written }
+
+  /** Nothing is generated. */
+  get holdsGate (): boolean { return this.#gate !== undefined && !this.#ended }
 
   async write (source: WeightSource, progress?: Progress): Promise<WriteReport> {
-    this.#claim()
+    this.#claim(this.#context.parallel)
+    this.#writing++
     try {
       return await this.#write(source, progress)
     } finally {
-      this.#busy = false
+      this.#writing--
     }
   }
 
   async commit (options: { version?: string, flushCache?: boolean, requireAll?: boolean, allowTorn?: boolean }): Promise<void> {
     this.#claim()
+    this.#busy = true
     const { ledger } = this.#context.store
     try {
       if (options.requireAll === true) this.#demandAll()
       if (ledger.torn && options.allowTorn !== true) throw new RefitError('WEIGHTS_TORN', ledger.tornReason!)
       // A label without a write (an empty update) still needs the gate: tokens of one step carry one label.
-      this.#gate ??= await this.#context.shut()
+      await this.#shut()
     } catch (error) {
       this.#busy = false
       throw error
@@ -56,24 +77,35 @@ export class Update implements WeightUpdate {
 
   async abort (reason: string): Promise<void> {
     if (this.#ended) return
-    if (this.#busy) throw new RefitError('CONFLICT', `an update cannot be given up (${reason}) while it writes`)
+    if (this.#busy || this.#writing > 0) throw new RefitError('CONFLICT', `an update cannot be given up (${reason}) while it writes`)
     await this.#end(this.#written.size > 0)
   }
 
+  /** Ends it and leaves its turn and its gate, if it is shut, to the caller. */
+  surrender (): Gate | undefined {
+    this.#claim()
+    this.#ended = true
+    return this.#gate
+  }
+
   async #write (source: WeightSource, progress?: Progress): Promise<WriteReport> {
-    const { store, strictNames } = this.#context
+    const { store, strictNames, signal } = this.#context
+    const stream = source.stream === undefined || signal === undefined ? source.stream : interruptible(source.stream, signal)
     const started = performance.now()
     const plan = planWrite(store.table, store.coverage, source, strictNames)
     const planned = performance.now()
-    this.#gate ??= await this.#context.shut()
+    await stream?.ready()
+    await this.#shut()
     // The bytes were announced before this turn came: what has changed since is refused while nothing is written.
     await source.verify()
+    await store.mappings.closeDue(store.addon, store.core)
     const shut = performance.now()
-    const outcome = await scatter(store.addon, store.core, plan, progress)
+    const outcome = stream === undefined ? await scatter(store.addon, store.core, plan, progress) : await scatterStream(store.addon, store.core, plan, stream)
     const scattered = performance.now()
     await this.#settle(plan, outcome, source)
     const ended = performance.now()
     const missing = missingNames(store.table, this.#written)
+    const warning = store.mappings.takeWarning()
     return {
       source: source.kind,
       tensors: new Set(plan.tensors).size,
@@ -82,7 +114,8 @@ export class Update implements WeightUpdate {
       missingCount: missing.length,
       ignored: plan.ignored.slice(0, SHOWN_NAMES),
       ms: { plan: planned - started, gate: shut - planned, write: scattered - shut, verify: ended - scattered, total: ended - started },
-      gbPerSecond: outcome.bytes / 1e6 / Math.max(scattered - shut, 1e-3)
+      gbPerSecond: outcome.bytes / 1e6 / Math.max(scattered - shut, 1e-3),
+      ...warning === undefined ? {} : { warning }
     }
   }
 
@@ -95,7 +128,7 @@ export class Update implements WeightUpdate {
     const arrived = outcome.whole.filter(tensor => !broken.has(plan.tensors[tensor]!))
     // A file that moved explains a short read better than the read does; and bytes of a moving file are nobody's.
     const moved = await source.verify().then(() => undefined, (error: unknown) => error)
-    const failure = moved ?? outcome.error
+    const failure = moved ?? outcome.error?.cause ?? outcome.error
     if (failure === undefined) {
       const whole = names(arrived)
       if (whole.length > 0) ledger.wrote(whole)
@@ -106,7 +139,7 @@ export class Update implements WeightUpdate {
     const at = moved === undefined && outcome.error !== undefined ? ` at tensor "${plan.tensors[outcome.error.tensor]?.name ?? '?'}"` : ''
     if (!outcome.touched) {
       if (failure instanceof RefitError) throw failure
-      throw new RefitError('CHECKPOINT_FORMAT', `reading failed${at} before anything was written: ${cause}`)
+      throw new RefitError(source.kind === 'tensor' ? 'TENSOR_PAYLOAD' : 'CHECKPOINT_FORMAT', `reading failed${at} before anything was written: ${cause}`)
     }
     const whole = moved === undefined ? names(arrived) : []
     const rest = moved === undefined ? names(outcome.rest) : names([...plan.tensors.keys()])
@@ -132,10 +165,16 @@ export class Update implements WeightUpdate {
     }
   }
 
-  #claim (): void {
+  /** Writes that go on at once ask for one gate. */
+  async #shut (): Promise<void> {
+    if (this.#gate !== undefined) return
+    this.#shutting ??= this.#context.shut().finally(() => { this.#shutting = undefined })
+    this.#gate = await this.#shutting
+  }
+
+  #claim (besideWrites = false): void {
     if (this.#ended) throw new RefitError('CONFLICT', 'this update has ended')
-    if (this.#busy) throw new RefitError('CONFLICT', 'this update is writing; one call at a time')
-    this.#busy = true
+    if (this.#busy || (this.#writing > 0 && !besideWrites)) throw new RefitError('CONFLICT', 'this update is writing; one call at a time')
   }
 }
 

@@ -52,6 +52,11 @@ export class WeightLedger {
 
   isReleased (tag: MemoryTag): boolean { return this.#released.has(tag) }
 
+  /** Tensors that no write has brought since an epoch, or that are torn. */
+  notWrittenSince (epoch: number): string[] {
+    return this.#names.filter(name => this.writtenAt(name) <= epoch || this.#torn.has(name))
+  }
+
   /** Epoch of a tensor's last write, 0 if never. */
   writtenAt (name: string): number { return this.#writtenAt.get(name) ?? 0 }
 

@@ -1,13 +1,19 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import { RefitError } from '../errors.ts'
 import type { NativeAddon } from '../native.ts'
 import type { ModelTable } from '../model/architecture.ts'
-import type { MemoryReport, MemoryTag, ReleasedMemory, TensorChecksum, UpdateOptions, WeightState } from '../engine/rollout-engine.ts'
+import type { MemoryReport, MemoryTag, ReleasedMemory, TensorChecksum, UpdateOptions, WeightState, WeightUpdate } from '../engine/rollout-engine.ts'
+import type { WeightCoverage } from '../engine/weight-transactions.ts'
+import type { Clock } from './clock.ts'
+import { systemClock } from './clock.ts'
 import type { Gate, GateKeeper } from './gate.ts'
 import { Coverage } from './coverage.ts'
 import { guardedAddon } from './guarded-addon.ts'
 import { releaseMemory, resumeMemory } from './memory.ts'
+import { Mappings } from './mappings.ts'
 import { Readers } from './readers.ts'
 import { WeightLedger } from './weight-state.ts'
+import { Transactions } from './transactions.ts'
 import { Turnstile } from './turnstile.ts'
 import { Update } from './update.ts'
 import { checksums } from './checksum.ts'
@@ -30,10 +36,17 @@ export interface WeightStoreOptions {
   availableBytes?: () => number
   /** Weights lie in host memory (default true). */
   onHost?: boolean
+  /** By which transactions end. */
+  clock?: Clock
 }
 
+/** How often it is looked whether a transaction that stood in the way has ended. */
+const TRANSACTION_POLL_MS = 100
 const QUEUED_UPDATES = 64
 const DEADLINE_MS = 30 * 60_000
+const SHOWN_NAMES = 100
+/** What those get who wait for their turn when a transaction opens. */
+const LOOK_AGAIN = new Error('a weight transaction has opened')
 
 /** The weights of one engine: who may write them when, what they are labelled, what is torn. Lives on the main thread. */
 export class WeightStore {
@@ -43,14 +56,19 @@ export class WeightStore {
   readonly dtype: 'bfloat16' | 'float32'
   readonly ledger: WeightLedger
   readonly coverage: Coverage
+  readonly mappings = new Mappings()
+  readonly transactions: Transactions
   readonly #gates: GateKeeper
   readonly #turnstile = new Turnstile(QUEUED_UPDATES)
   readonly #deadlineMs: number
   readonly #readers = new Readers()
+  #isPaused = false
+  /** From which epoch on it is counted which tensors are brought. */
+  #mark: { epoch: number, since: WeightCoverage['since'] } | null = null
   readonly #memory: Pick<WeightStoreOptions, 'keepWeights' | 'onHost'> & { availableBytes: () => number }
 
   constructor (options: WeightStoreOptions) {
-    this.addon = guardedAddon(options.addon, message => { options.gates.lost(message) })
+    this.addon = this.mappings.watch(guardedAddon(options.addon, message => { options.gates.lost(message) }))
     this.#memory = { ...options, availableBytes: options.availableBytes ?? (() => process.availableMemory()) }
     this.core = options.core
     this.table = options.table
@@ -60,6 +78,21 @@ export class WeightStore {
     this.coverage = new Coverage(options.table)
     const names = [...options.table.tensors.values()].filter(plan => !plan.alternative).map(plan => plan.name)
     this.ledger = new WeightLedger(names, options.version ?? 'default')
+    this.transactions = new Transactions({
+      store: this,
+      clock: options.clock ?? systemClock,
+      deadlineMs: this.#deadlineMs,
+      enter: async deadlineMs => {
+        const leave = await this.#enter(deadlineMs)
+        if (leave !== null) this.#demandAwake(leave)
+        return leave
+      },
+      opened: () => {
+        if (!this.#isPaused) this.#mark = { epoch: this.epoch, since: 'transaction' }
+        this.#turnstile.turnAway(LOOK_AGAIN)
+      },
+      shut: async ({ abort, deadlineMs, signal }) => await this.#shut(abort, deadlineMs, signal)
+    })
   }
 
   get weightVersion (): string { return this.ledger.version }
@@ -68,26 +101,44 @@ export class WeightStore {
   get releasedMemory (): ReleasedMemory { return this.ledger.released }
 
   /** Waits for its turn; the gate is shut by the first write. End it with `commit` or `abort`, whatever happens. */
-  async update (options: UpdateOptions = {}): Promise<Update> {
-    const deadlineMs = options.deadlineMs ?? this.#deadlineMs
-    const until = performance.now() + deadlineMs
-    const leave = await this.#turnstile.enter(deadlineMs)
-    if (this.ledger.isReleased('weights')) {
-      leave()
-      throw asleep('updated')
+  async update (options: UpdateOptions = {}): Promise<WeightUpdate> {
+    const until = performance.now() + (options.deadlineMs ?? this.#deadlineMs)
+    const left = (): number => Math.max(1, until - performance.now())
+    for (;;) {
+      const part = await this.transactions.join(options)
+      if (part !== null) return part
+      const leave = await this.#enter(left())
+      if (leave === null) continue
+      this.#demandAwake(leave)
+      return new Update({
+        store: this,
+        strictNames: options.strictNames ?? true,
+        shut: async () => await this.#shut(options.abortAllRequests ?? false, left()),
+        leave
+      })
     }
-    return new Update({
-      store: this,
-      strictNames: options.strictNames ?? true,
-      shut: async () => await this.#shut(options.abortAllRequests ?? false, Math.max(1, until - performance.now())),
-      leave
-    })
   }
 
-  /** Moves the label alone. */
-  label (version: string): void {
+  /** Moves the label alone; false where it waits for the end of a trainer's scope. */
+  label (version: string): boolean {
+    if (this.transactions.deferLabel(version)) return false
     this.ledger.label(version)
     this.#gates.relabel(version)
+    return true
+  }
+
+  /** Generation is being paused, or goes on. What updates bring is counted from the pause on; another pause in its midst begins no new count. */
+  paused (isPaused: boolean): void {
+    if (isPaused && !this.#isPaused) this.#mark = { epoch: this.epoch, since: 'pause' }
+    this.#isPaused = isPaused
+  }
+
+  /** See RolloutEngine. */
+  get lastCoverage (): WeightCoverage | null {
+    const mark = this.#mark
+    if (mark === null || mark.epoch === this.epoch) return null
+    const missing = this.ledger.notWrittenSince(mark.epoch)
+    return { since: mark.since, missing: missing.slice(0, SHOWN_NAMES), missingCount: missing.length }
   }
 
   async readTensor (name: string, maxRows?: number): Promise<{ shape: number[], values: Float32Array }> {
@@ -109,11 +160,41 @@ export class WeightStore {
     return await this.#inTurn(async shut => await resumeMemory({ ...this.#memoryContext(), shut }, tags))
   }
 
+  /**
+   * Closes what a write kept open under the name (`CudaSegment.keep`): in its turn among the updates or, while a transaction is open,
+   * with that one's next write.
+   */
+  async closeMappings (name: string): Promise<void> {
+    const closed = this.mappings.due(name)
+    const turn = this.#closeInTurn(name)
+    turn.catch(() => {})
+    await Promise.race([closed, turn])
+  }
+
+  async #closeInTurn (name: string): Promise<void> {
+    for (;;) {
+      try {
+        return await this.#inTurn(async shut => {
+          if (!this.mappings.isDue(name)) return
+          const gate = await shut()
+          try {
+            await this.mappings.closeDue(this.addon, this.core)
+          } finally {
+            await gate.open(this.ledger.opening(false))
+          }
+        })
+      } catch (error) {
+        if (!(error instanceof RefitError) || error.code !== 'TRANSACTION_OPEN') throw error
+      }
+      await sleep(TRANSACTION_POLL_MS, undefined, { ref: false })
+    }
+  }
+
   /** Noise into every parameter, everything torn: what the next updates leave out stays visible. */
   async scramble (seed: bigint): Promise<void> {
-    const update = await this.update()
-    try {
-      const gate = await this.#shut(false, this.#deadlineMs)
+    await this.#inTurn(async shut => {
+      if (this.ledger.isReleased('weights')) throw asleep('updated')
+      const gate = await shut()
       try {
         // Torn from here on, however far it comes.
         this.ledger.toreAll('they were overwritten with noise on request')
@@ -121,19 +202,39 @@ export class WeightStore {
       } finally {
         await gate.open(this.ledger.opening(true))
       }
-    } finally {
-      await update.abort('scrambled')
-    }
+    })
   }
+
+  /** Gives up the transaction that is open. */
+  async close (): Promise<void> { await this.transactions.close() }
 
   async #inTurn<T> (run: (shut: () => Promise<Gate>) => Promise<T>): Promise<T> {
     const until = performance.now() + this.#deadlineMs
-    const leave = await this.#turnstile.enter(this.#deadlineMs)
-    try {
-      return await run(async () => await this.#shut(false, Math.max(1, until - performance.now())))
-    } finally {
-      leave()
+    const left = (): number => Math.max(1, until - performance.now())
+    for (;;) {
+      await this.transactions.demandNone()
+      const leave = await this.#enter(left())
+      if (leave === null) continue
+      try {
+        return await run(async () => await this.#shut(false, left()))
+      } finally {
+        leave()
+      }
     }
+  }
+
+  /** Null: a transaction has opened meanwhile. */
+  async #enter (deadlineMs: number): Promise<(() => void) | null> {
+    return await this.#turnstile.enter(deadlineMs).catch((error: unknown) => {
+      if (error === LOOK_AGAIN) return null
+      throw error
+    })
+  }
+
+  #demandAwake (leave: () => void): void {
+    if (!this.ledger.isReleased('weights')) return
+    leave()
+    throw asleep('updated')
   }
 
   #memoryContext () {
@@ -149,9 +250,9 @@ export class WeightStore {
     }
   }
 
-  async #shut (abort: boolean, deadlineMs: number): Promise<Gate> {
+  async #shut (abort: boolean, deadlineMs: number, signal?: AbortSignal): Promise<Gate> {
     try {
-      return await this.#gates.shut({ abort, deadlineMs })
+      return await this.#gates.shut({ abort, deadlineMs, ...signal === undefined ? {} : { signal } })
     } catch (error) {
       if (error instanceof RefitError && error.code === 'DEADLINE') {
         throw new RefitError('DEADLINE', `${error.message}; pause generation first, or end them (abort_all_requests, /abort_request)`, { cause: error })

@@ -10,9 +10,10 @@ export type PickleTuple = PickleValue[]
  * What a name of the closed set may be used for. `value`: stands for itself (a class or dtype as an argument). `call`: has arguments
  * (REDUCE) and becomes a PickleObject. `class`: an instance with state (NEWOBJ, BUILD), a PickleObject too. The others are Python's
  * own ways of writing plain values, read as those: `tuple` (a subclass of tuple around a tuple), `dict`, `set`, `bytes`, and
- * `latin1` (bytes as text, how protocol 2 writes them).
+ * `latin1` (bytes as text, how protocol 2 writes them). `any`: all of them at once, a record that keeps whatever it is given; only for
+ * looking through what was refused.
  */
-export type PickleUse = 'value' | 'call' | 'class' | 'tuple' | 'dict' | 'set' | 'bytes' | 'latin1'
+export type PickleUse = 'value' | 'call' | 'class' | 'tuple' | 'dict' | 'set' | 'bytes' | 'latin1' | 'any'
 
 /** A global name of the closed set. `role` is what its readers switch on: several modules spell one function. */
 export class PickleName {

@@ -302,14 +302,16 @@ class PickleReader {
   #newObject (): void {
     const args = this.#pop()
     const name = this.#pop()
-    if (!(name instanceof PickleName) || name.use !== 'class') throw refused(`NEWOBJ of ${describePickle(name)}, which is not a known class`, this.#op)
+    const isAny = name instanceof PickleName && name.use === 'any'
+    if (!isAny && !(name instanceof PickleName && name.use === 'class')) throw refused(`NEWOBJ of ${describePickle(name)}, which is not a known class`, this.#op)
     if (!Array.isArray(args)) throw malformed(`NEWOBJ with ${describePickle(args)} for a tuple`, this.#op)
-    this.#make(new PickleObject(name, args))
+    this.#make(new PickleObject(name, isAny ? [...args] : args))
   }
 
   #build (): void {
     const state = this.#pop()
     const object = this.#top()
+    if (keeps(object, state)) return
     if (!(object instanceof PickleObject) || object.name.use !== 'class') throw refused(`BUILD on ${describePickle(object)}`, this.#op)
     if (!(state instanceof PickleDict)) throw refused(`BUILD with ${describePickle(state)} for a dict`, this.#op)
     if (object.state !== null) throw refused('BUILD for a second time on one object', this.#op)
@@ -319,6 +321,7 @@ class PickleReader {
   #append (from: number): void {
     const values = this.#cut(from)
     const list = this.#top()
+    if (keeps(list, values)) return
     if (!(list instanceof PickleList)) throw malformed(`APPEND to ${describePickle(list)}`, this.#op)
     for (const value of values) list.items.push(value)
   }
@@ -326,6 +329,7 @@ class PickleReader {
   #setItems (from: number): void {
     const values = this.#cut(from)
     const dict = this.#top()
+    if (keeps(dict, values)) return
     if (!(dict instanceof PickleDict)) throw malformed(`SETITEM on ${describePickle(dict)}`, this.#op)
     if (values.length % 2 !== 0) throw malformed('SETITEMS with a key and no value', this.#op)
     for (let i = 0; i < values.length; i += 2) {
@@ -337,7 +341,15 @@ class PickleReader {
   #addItems (): void {
     const values = this.#cut(this.#unmark())
     const set = this.#top()
+    if (keeps(set, values)) return
     if (!(set instanceof PickleSet)) throw malformed(`ADDITEMS to ${describePickle(set)}`, this.#op)
     for (const value of values) set.items.push(value)
   }
+}
+
+/** A record of a name that may be anything keeps whatever it is given. */
+function keeps (value: PickleValue, given: PickleValue): boolean {
+  if (!(value instanceof PickleObject) || value.name.use !== 'any') return false
+  value.args.push(given)
+  return true
 }

@@ -59,8 +59,11 @@ export function parseHeader (json: Uint8Array, fileBytes: number, file: string):
   }
 }
 
-/** As `parseHeader`, but pauses every few thousand tensors, so that a long header need not hold up an event loop. */
-export function * parseHeaderInSlices (json: Uint8Array, fileBytes: number, file: string): Generator<undefined, SafetensorsHeader, undefined> {
+/**
+ * As `parseHeader`, but pauses every few thousand tensors, so that a long header need not hold up an event loop. Without `fileBytes`
+ * (null: not known yet) the file must turn out to end where its last tensor does.
+ */
+export function * parseHeaderInSlices (json: Uint8Array, fileBytes: number | null, file: string): Generator<undefined, SafetensorsHeader, undefined> {
   if (json[0] !== 0x7b) throw formatError(file, 'its header does not begin with \'{\'; is it a safetensors file?')
   const reader = new StrictJson(json)
   const dataStart = PREFIX_BYTES + json.length
@@ -127,7 +130,7 @@ function byteLength (dtype: string, shape: number[], name: string, file: string)
   return total / 8
 }
 
-function checkLayout (tensors: SafetensorsTensor[], dataStart: number, fileBytes: number, file: string): void {
+function checkLayout (tensors: SafetensorsTensor[], dataStart: number, fileBytes: number | null, file: string): void {
   let at = dataStart
   for (const { name, begin, end } of tensors) {
     if (begin !== at) {
@@ -136,7 +139,7 @@ function checkLayout (tensors: SafetensorsTensor[], dataStart: number, fileBytes
     }
     at = end
   }
-  if (at !== fileBytes) {
+  if (fileBytes !== null && at !== fileBytes) {
     const hint = at > fileBytes ? 'it is cut off or still being written' : 'bytes follow that no tensor owns'
     throw formatError(file, `its tensors end at byte ${at}, but the file has ${fileBytes}: ${hint}`)
   }

@@ -1,8 +1,10 @@
 import { RefitError } from '../errors.ts'
 import { describeUnreadDType, torchWeightDType } from './torch-dtypes.ts'
-import { readBucket } from './torch-bucket.ts'
+import { isOfferedBucket, readBucket } from './torch-bucket.ts'
 import { NamedTensors } from './torch-named.ts'
 import { inEntry, readPayload } from './torch-payload.ts'
+import { toCardUuid } from './torch-cards.ts'
+import { takeSpares } from './torch-rebuild.ts'
 import { StorageTable } from './torch-storage.ts'
 import type { StorageOptions } from './torch-storage.ts'
 import { payloadError } from './torch-tensor.ts'
@@ -16,6 +18,8 @@ export interface TensorRequest {
   loadFormat: string | null
   /** Tensor-parallel ranks of the engine. */
   ranks: number
+  /** UUID of each rank's card: what it takes of a tensor that is offered on several. None: an engine without cards. */
+  cards?: readonly string[]
 }
 
 export interface TensorRequestOptions extends StorageOptions {
@@ -30,6 +34,13 @@ export interface TensorBody {
   storages: TensorStorage[]
 }
 
+export interface TensorRequestBody extends TensorBody {
+  /** Shared for cards that no rank has: to be released, and not to be opened. */
+  spares: TensorStorage[]
+}
+
+type Reader = (rank: number, card: string | undefined) => TensorDescriptor[]
+
 const WHERE = 'serialized_named_tensors'
 
 /**
@@ -37,12 +48,13 @@ const WHERE = 'serialized_named_tensors'
  * PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD or UNSUPPORTED; messages name entry and tensor. Storages that a refused request
  * shares are told by `readShares`.
  */
-export function readTensorBody ({ entries, loadFormat, ranks }: TensorRequest, options: TensorRequestOptions = {}): TensorBody {
+export function readTensorBody ({ entries, loadFormat, ranks, cards = [] }: TensorRequest, options: TensorRequestOptions = {}): TensorRequestBody {
   if (entries.length !== 1 && entries.length < ranks) {
     throw new RefitError('INVALID_REQUEST', `${WHERE} has ${entries.length} entries; give one per tensor-parallel rank (${ranks}), or one for all`, { param: WHERE })
   }
   const storages = new StorageTable(options)
-  const readers: Array<(rank: number) => TensorDescriptor[]> = []
+  const readers: Reader[] = []
+  const own = cards.map(card => toCardUuid(card))
   const out: TensorDescriptor[][] = []
   for (let rank = 0; rank < ranks; rank++) {
     const index = entries.length === 1 ? 0 : rank
@@ -50,20 +62,22 @@ export function readTensorBody ({ entries, loadFormat, ranks }: TensorRequest, o
     const twin = entries.findIndex(entry => sameEntry(entry, entries[index]!))
     out.push(inEntry(`${WHERE}[${index}]`, () => {
       readers[twin] ??= readEntry(entries[index]!, loadFormat, storages, options.anyDType === true)
-      return readers[twin](rank)
+      return readers[twin](rank, own[rank])
     }))
   }
-  return { ranks: out, storages: storages.list }
+  const spares = takeSpares(storages)
+  return { ranks: out, storages: storages.list, spares }
 }
 
-function readEntry (entry: string | Uint8Array, loadFormat: string | null, storages: StorageTable, anyDType: boolean): (rank: number) => TensorDescriptor[] {
+function readEntry (entry: string | Uint8Array, loadFormat: string | null, storages: StorageTable, anyDType: boolean): Reader {
   const root = readPayload(entry)
   if (loadFormat === 'flattened_bucket') {
+    if (isOfferedBucket(root)) return (_rank, card) => checked(readBucket(root, storages, card), anyDType)
     const tensors = checked(readBucket(root, storages), anyDType)
     return () => tensors
   }
   const named = new NamedTensors(root, storages)
-  if (named.perRank) return rank => checked(named.forRank(rank), anyDType)
+  if (named.perRank) return (rank, card) => checked(named.forRank(rank, card), anyDType)
   const tensors = checked(named.forRank(0), anyDType)
   return () => tensors
 }

@@ -3,7 +3,7 @@ import type { PickleValue } from './pickle-values.ts'
 import { torchItemBytes } from './torch-dtypes.ts'
 import { countElements } from './torch-extent.ts'
 import { toSize, toSizes, toTorchDType } from './torch-fields.ts'
-import { readTensor } from './torch-rebuild.ts'
+import { isOffer, readTensor } from './torch-rebuild.ts'
 import type { StorageTable } from './torch-storage.ts'
 import { payloadError } from './torch-tensor.ts'
 import type { TensorDescriptor } from './torch-tensor.ts'
@@ -13,20 +13,25 @@ import { checkTensorCount, nameTensor, toTensorName } from './torch-tensor-name.
 // flat tensor is of bytes and so are the indices, without any alignment; before, it had the dtype of all its tensors, and the
 // indices counted elements. The flat tensor's dtype says which; the lengths are checked against it.
 
-/** Every tensor of a bucket, as a view of the flat tensor's storage. Throws TENSOR_PAYLOAD. */
-export function readBucket (root: PickleValue, storages: StorageTable): TensorDescriptor[] {
+/** Every tensor of a bucket, as a view of the flat tensor's storage; `card`: the rank's own. Throws TENSOR_PAYLOAD. */
+export function readBucket (root: PickleValue, storages: StorageTable, card?: string): TensorDescriptor[] {
   const flat = root instanceof PickleDict ? root.get('flattened_tensor') : undefined
   const metadata = root instanceof PickleDict ? root.get('metadata') : undefined
   if (flat === undefined || !(metadata instanceof PickleList)) {
     throw payloadError(`a flattened bucket is a dict of flattened_tensor and metadata, got ${describePickle(root)}; is load_format meant?`)
   }
   checkTensorCount(metadata.items.length)
-  const bucket = readFlat(flat, storages)
+  const bucket = readFlat(flat, storages, card)
   return metadata.items.map(item => readPiece(item, bucket))
 }
 
-function readFlat (value: PickleValue, storages: StorageTable): TensorDescriptor {
-  const flat = readTensor('flattened_tensor', value, storages)
+/** True where ranks may take different ones. */
+export function isOfferedBucket (root: PickleValue): boolean {
+  return root instanceof PickleDict && isOffer(root.get('flattened_tensor'))
+}
+
+function readFlat (value: PickleValue, storages: StorageTable, card?: string): TensorDescriptor {
+  const flat = readTensor('flattened_tensor', value, storages, card)
   const { shape, stride } = flat
   if (shape.length !== 1 || (shape[0]! > 1 && stride[0] !== 1)) throw payloadError(`shape [${shape.join(', ')}] with strides [${stride.join(', ')}] is not flat`, flat.name)
   return flat

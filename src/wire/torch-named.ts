@@ -1,14 +1,16 @@
 import type { RefitError } from '../errors.ts'
 import { describePickle, PickleBytes, PickleDict, PickleList, PickleObject } from './pickle-values.ts'
 import type { PickleValue } from './pickle-values.ts'
+import { isCardDict } from './torch-cards.ts'
 import { readNested } from './torch-payload.ts'
-import { readTensor } from './torch-rebuild.ts'
+import { isOffer, readTensor } from './torch-rebuild.ts'
 import type { StorageTable } from './torch-storage.ts'
 import { payloadError } from './torch-tensor.ts'
 import type { TensorDescriptor } from './torch-tensor.ts'
 import { checkTensorCount, nameTensor, toTensorName } from './torch-tensor-name.ts'
 
-// A list of (name, tensor); verl's tensors are LocalSerializedTensors, which hold a pickle of its own for every rank.
+// A list of (name, tensor) or a dict of tensors by name. A tensor may be verl's LocalSerializedTensor, which holds a pickle of its own
+// for every rank, or vLLM's dict of handles by card.
 
 /** What one entry brings to each rank. */
 export class NamedTensors {
@@ -22,15 +24,15 @@ export class NamedTensors {
   constructor (root: PickleValue, storages: StorageTable) {
     this.#pairs = toPairs(root)
     this.#storages = storages
-    this.perRank = this.#pairs.some(pair => isLocal(pair[1]))
+    this.perRank = this.#pairs.some(pair => isLocal(pair[1]) || isOffer(pair[1]))
   }
 
-  /** Throws TENSOR_PAYLOAD, UNSUPPORTED and, for tensors in pickles of their own, PICKLE_*. */
-  forRank (rank: number): TensorDescriptor[] {
+  /** `card`: the rank's own. Throws TENSOR_PAYLOAD, UNSUPPORTED and, for tensors in pickles of their own, PICKLE_*. */
+  forRank (rank: number, card?: string): TensorDescriptor[] {
     return this.#pairs.map(pair => {
       const name = toTensorName(pair[0])
       const value = pair[1]
-      if (!isLocal(value)) return readTensor(name, value, this.#storages)
+      if (!isLocal(value)) return readTensor(name, value, this.#storages, card)
       try {
         return this.#local(name, value as PickleObject, rank)
       } catch (error) {
@@ -58,7 +60,7 @@ function isLocal (value: PickleValue | undefined): boolean {
 }
 
 function toPairs (root: PickleValue): Array<[name: PickleValue, tensor: PickleValue]> {
-  if (root instanceof PickleDict) throw notNamed(root)
+  if (root instanceof PickleDict) return dictPairs(root)
   const items = root instanceof PickleList ? root.items : root
   if (!Array.isArray(items)) throw payloadError(`${describePickle(root)} where a list of (name, tensor) was expected`)
   checkTensorCount(items.length)
@@ -69,10 +71,11 @@ function toPairs (root: PickleValue): Array<[name: PickleValue, tensor: PickleVa
   })
 }
 
-function notNamed (root: PickleDict): RefitError {
-  const names = root.keys.filter(key => typeof key === 'string')
-  // Says what an adapter is, where it is one.
-  for (const name of names) toTensorName(name)
-  const hint = names.includes('flattened_tensor') ? '; a bucket is sent with load_format "flattened_bucket"' : ''
-  return payloadError(`${describePickle(root)} where a list of (name, tensor) was expected${hint}`)
+function dictPairs (root: PickleDict): Array<[name: PickleValue, tensor: PickleValue]> {
+  const misread = (hint: string): RefitError => payloadError(`${describePickle(root)} where a list of (name, tensor) was expected; ${hint}`)
+  if (root.keys.includes('flattened_tensor') && root.keys.includes('metadata')) throw misread('a bucket is sent with load_format "flattened_bucket"')
+  const byCard: boolean = isCardDict(root)
+  if (byCard) throw misread('its keys are cards, and the names of tensors belong around them: [(name, {card: handle})]')
+  checkTensorCount(root.size)
+  return root.keys.map((key, index) => [key, root.values[index]!])
 }

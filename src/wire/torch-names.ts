@@ -7,7 +7,7 @@ import { TORCH_DTYPES, TORCH_STORAGES } from './torch-dtypes.ts'
 
 const REDUCTIONS = 'torch.multiprocessing.reductions'
 const PLAIN = 'the tensor was pickled with its data inside. Serialise with ForkingPickler (SGLang\'s MultiprocessingSerializer), which sends handles, or upload safetensors'
-const SUBCLASS = 'it rebuilds a tensor subclass (DTensor, a quantised tensor, a parameter class of an engine). Send plain tensors: full_tensor() of a DTensor, dequantize(), or .data'
+const SUBCLASS = 'it rebuilds a tensor subclass (DTensor, ShardedTensor, a quantised tensor, a parameter class of an engine). Send plain tensors: full_tensor() of a DTensor, the gathered one of a ShardedTensor, dequantize(), or .data'
 const SHARDED = 'a DTensor or its parts. Send whole tensors: gather with full_tensor()'
 const SPARSE = 'sparse and nested tensors are not weights. Send dense ones: to_dense()'
 const ASCEND = 'memory of an Ascend NPU, which refit cannot open'
@@ -67,6 +67,12 @@ const REFUSED_ANYWHERE: ReadonlyMap<string, string> = new Map([
   ['LoraConfig', LORA], ['LoRAConfig', LORA]
 ])
 const MODULE = /^[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*$/
+
+/** The same with records for all others: to find handles in what was refused. Nothing is imported here either. */
+export const salvageNames: PickleNames = (module, name) => {
+  const found = torchNames(module, name)
+  return found instanceof PickleName ? found : new PickleName(module, name, 'any', 'unknown')
+}
 
 /** The names of tensor payloads. */
 export const torchNames: PickleNames = (module, name) => {

@@ -62,6 +62,7 @@ function unpackTensor (unpacker: Unpacker, storages: readonly TensorStorage[]): 
 }
 
 function packStorage (storage: TensorStorage, packer: Packer): void {
+  if (storage.kind === 'memory') throw new TypeError('memory of this process is not sent between its threads')
   packer.put(KINDS.indexOf(storage.kind))
   packer.put(storage.bytes)
   switch (storage.kind) {

@@ -1,5 +1,6 @@
 import { RefitError } from '../errors.ts'
 import { readPickle } from './pickle.ts'
+import type { PickleNames } from './pickle.ts'
 import type { PickleLimits } from './pickle-limits.ts'
 import { malformed } from './pickle-error.ts'
 import type { PickleValue } from './pickle-values.ts'
@@ -13,17 +14,17 @@ const HIGHEST_PROTOCOL = 5
 const NESTED_LIMITS: PickleLimits = { bytes: 2 ** 20, memo: 4096, objects: 4096, items: 16384, stack: 4096, depth: 16, text: 2 ** 16 }
 
 /** Reads one entry. As SGLang's server does, takes bytes or text, and base64 of base64. Throws PICKLE_*; bytes of the result are views. */
-export function readPayload (entry: string | Uint8Array): PickleValue {
+export function readPayload (entry: string | Uint8Array, names: PickleNames = torchNames): PickleValue {
   let bytes = typeof entry === 'string' ? decodeBase64(entry) : entry
   for (let layers = 0; layers < 2 && !isPickle(bytes) && looksLikeText(bytes); layers++) {
     bytes = decodeBase64(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength).toString('latin1'))
   }
-  return readPickle(bytes, torchNames)
+  return readPickle(bytes, names)
 }
 
 /** Reads a pickle of one tensor that stands as bytes in another. Throws PICKLE_*. */
-export function readNested (bytes: Uint8Array): PickleValue {
-  return readPickle(bytes, torchNames, NESTED_LIMITS)
+export function readNested (bytes: Uint8Array, names: PickleNames = torchNames): PickleValue {
+  return readPickle(bytes, names, NESTED_LIMITS)
 }
 
 /** Standard base64: the strict alphabet, padded, nothing between. */

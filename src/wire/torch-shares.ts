@@ -1,26 +1,30 @@
 import { PickleBytes, PickleDict, PickleList, PickleName, PickleObject, PickleSet } from './pickle-values.ts'
 import type { PickleTuple, PickleValue } from './pickle-values.ts'
+import { isCardDict, toCardUuid } from './torch-cards.ts'
 import { readNested, readPayload } from './torch-payload.ts'
+import { salvageNames } from './torch-names.ts'
+import { isCudaArgs } from './torch-rebuild.ts'
 import { StorageTable } from './torch-storage.ts'
 import type { StorageOptions } from './torch-storage.ts'
 import type { TensorStorage } from './torch-tensor.ts'
 
 /**
  * Every storage that the entries of a request share, each once, whatever else is wrong with them: after a refusal the sender's
- * references are given back all the same, or its memory is never freed. Never throws; what cannot be read shares nothing.
+ * references are given back all the same, or its memory is never freed. Names outside of the closed set are passed over as records.
+ * Never throws; what is malformed shares nothing.
  */
 export function readShares (entries: ReadonlyArray<string | Uint8Array>, options: StorageOptions = {}): TensorStorage[] {
   const storages = new StorageTable(options)
   // Equal texts share the same things; the counts of shared memory are per pickle, not per copy of it.
   for (const entry of new Set(entries.map(entry => typeof entry === 'string' ? entry : Buffer.from(entry).toString('latin1')))) {
-    const root = attempt(() => readPayload(Buffer.from(entry, 'latin1')))
+    const root = attempt(() => readPayload(Buffer.from(entry, 'latin1'), salvageNames))
     if (root !== undefined) collect(root, storages)
   }
   return storages.list
 }
 
 /** Walks all that hangs together, each object once. */
-function collect (root: PickleValue, storages: StorageTable): void {
+export function collect (root: PickleValue, storages: StorageTable): void {
   const seen = new Set<PickleValue>()
   const open: PickleValue[] = [root]
   const visit = (values: readonly PickleValue[]): void => {
@@ -36,6 +40,7 @@ function collect (root: PickleValue, storages: StorageTable): void {
       visit(value)
     } else if (value instanceof PickleList || value instanceof PickleSet) visit(value.items)
     else if (value instanceof PickleDict) {
+      if (isCardDict(value)) takeOffer(value, storages)
       visit(value.keys)
       visit(value.values)
     } else if (value instanceof PickleObject) {
@@ -45,6 +50,14 @@ function collect (root: PickleValue, storages: StorageTable): void {
       if (value.name.role === 'LocalSerializedTensor') visit(nested(value.state?.get('values'), seen))
       else if (value.state !== null) visit([value.state])
     }
+  }
+}
+
+/** Handles by card. Newer ones are arguments alone, which are told from other tuples only here. */
+function takeOffer ({ keys, values }: PickleDict, storages: StorageTable): void {
+  for (const [index, value] of values.entries()) {
+    const args = isCudaArgs(value) ? value : value instanceof PickleObject ? value.args : Array.isArray(value) ? value[1] : value
+    if (isCudaArgs(args)) attempt(() => storages.cuda(args, toCardUuid(keys[index] as string)))
   }
 }
 
@@ -59,7 +72,7 @@ function nested (values: PickleValue | undefined, seen: Set<PickleValue>): Pickl
   for (const value of values.items) {
     if (!(value instanceof PickleBytes) || seen.has(value)) continue
     seen.add(value)
-    const root = attempt(() => readNested(value.view()))
+    const root = attempt(() => readNested(value.view(), salvageNames))
     if (root !== undefined) roots.push(root)
   }
   return roots

@@ -1,5 +1,6 @@
 import { describePickle, PickleObject } from './pickle-values.ts'
-import type { PickleBytes, PickleTuple, PickleValue } from './pickle-values.ts'
+import type { PickleBytes, PickleDict, PickleTuple, PickleValue } from './pickle-values.ts'
+import { toCardUuid } from './torch-cards.ts'
 import { checkCount, checkRole, toBoolean, toBytes, toSize, toTorchDType } from './torch-fields.ts'
 import { mappedBytes, parseIpcHandle } from './torch-ipc-handle.ts'
 import type { IpcHandle } from './torch-ipc-handle.ts'
@@ -9,7 +10,6 @@ import type { CudaStorage, DescriptorStorage, EmptyStorage, SharedFileStorage, T
 
 // NewProcessWideShmHandle: pid, a random number and, since 1.x, a count.
 const SHM_NAME = /^\/torch_\d{1,10}_\d{1,10}(?:_\d{1,20})?$/
-const UUID = /^(?:gpu-|mig-)?([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})$/
 const EVENT_BYTES = 64
 // CUDA_IPC_REF_COUNTER_FILE_SIZE
 const SLOTS = 10_000
@@ -28,6 +28,8 @@ const EMPTY: EmptyStorage = { kind: 'empty', bytes: 0 }
 export class StorageTable {
   /** In the order in which they were met; empty ones are left out. */
   readonly list: TensorStorage[] = []
+  /** Tensors that were offered on several cards. */
+  readonly offers = new Set<PickleDict>()
   readonly #newer: boolean
   /** By device and bytes. */
   readonly #handles = new Map<number | string, Map<string, IpcHandle>>()
@@ -42,11 +44,14 @@ export class StorageTable {
     this.#newer = newerHandles
   }
 
-  /** Of the 15 arguments of rebuild_cuda_tensor (torch 2.0 to 2.14; reductions.py). Throws TENSOR_PAYLOAD. */
-  cuda (args: PickleTuple): CudaStorage | EmptyStorage {
+  /**
+   * Of the 15 arguments of rebuild_cuda_tensor (torch 2.0 to 2.14; reductions.py). `card`: the UUID under which they stood; the index
+   * among them is the sender's own. Throws TENSOR_PAYLOAD.
+   */
+  cuda (args: PickleTuple, card?: string): CudaStorage | EmptyStorage {
     const bytes = toSize(args[8], 'storage_size_bytes')
     if (args[7] === null || bytes === 0) return EMPTY
-    const device = this.#device(args[6])
+    const device = card ?? this.#device(args[6])
     const handle = this.#handle(device, toBytes(args[7], 'storage_handle'))
     const offset = toSize(args[9], 'storage_offset_bytes')
     const mapped = mappedBytes(handle)
@@ -138,9 +143,9 @@ function readDupFd (value: PickleValue | undefined): Pick<DescriptorStorage, 'ad
 
 function toDevice (value: PickleValue | undefined): number | string {
   if (typeof value === 'string') {
-    const uuid = UUID.exec(value.toLowerCase())
-    if (uuid === null) throw payloadError('its device is a str that is not the UUID of a card')
-    return uuid[1]!
+    const uuid = toCardUuid(value)
+    if (uuid === undefined) throw payloadError('its device is a str that is not the UUID of a card')
+    return uuid
   }
   const device = toSize(value, 'its device')
   if (device > MAX_DEVICE) throw payloadError(`its device is ${device}`)

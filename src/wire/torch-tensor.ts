@@ -3,7 +3,7 @@ import type { IpcHandle } from './torch-ipc-handle.ts'
 import { clip } from './strict-json.ts'
 
 /** Where the bytes of tensors lie. One object per share that the sender made: what is released once is one object. */
-export type TensorStorage = CudaStorage | SharedFileStorage | DescriptorStorage | EmptyStorage
+export type TensorStorage = CudaStorage | SharedFileStorage | DescriptorStorage | MemoryStorage | EmptyStorage
 
 /** Memory of a card, shared by CUDA IPC: `offset` bytes into what `handle` opens lie `bytes` bytes. */
 export interface CudaStorage {
@@ -42,6 +42,9 @@ export interface DescriptorStorage {
   key: number
   bytes: number
 }
+
+/** Bytes of this process, which nobody shares: what a weight loader made. */
+export interface MemoryStorage { kind: 'memory', data: Uint8Array, bytes: number }
 
 export interface EmptyStorage { kind: 'empty', bytes: 0 }
 

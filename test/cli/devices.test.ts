@@ -31,6 +31,7 @@ card 2: NVIDIA H200
 card 0 reaches the memory of 1
 card 1 reaches the memory of 0
 card 2 reaches the memory of no other
+ranks of --tp on cards that all reach each other exchange by peer access, others by NCCL, which was not found
 
 driver 580.65.06 (CUDA 13.0), refit's library: CUDA 13.0, kernels for 90
 cuBLASLt 13.1.0: /usr/local/cuda/lib64/libcublasLt.so.13
@@ -41,8 +42,13 @@ NCCL not found; tried
 })
 
 t.test('where every card reaches every other, one line says so; one card needs none', async t => {
-  t.match(describe({ ...FOUND, cards: FOUND.cards.slice(0, 2) }), /\nevery card reaches the memory of every other\n/)
+  t.match(describe({ ...FOUND, cards: FOUND.cards.slice(0, 2) }), /\nevery card reaches the memory of every other: ranks of --tp exchange by peer access\n/)
   t.notMatch(describe({ ...FOUND, cards: FOUND.cards.slice(0, 1) }), /reach/)
+})
+
+t.test('where cards do not reach each other, the NCCL that would connect them is named', async t => {
+  const libraries: CudaCards['libraries'] = [{ name: 'NCCL', path: '/opt/libnccl.so.2', version: '2.28.9' }]
+  t.match(describe({ ...FOUND, libraries }), /\ncard 2 reaches the memory of no other\nranks of --tp on cards that all reach each other exchange by peer access, others by NCCL 2\.28\.9\n/)
 })
 
 t.test('without cards the reason comes first', async t => {

@@ -1,6 +1,6 @@
 """The whole server on a card: numerics against transformers, updates, memory, faults.
 
-usage: engine_test.py [--device cuda|cpu] [--only WORD]... [--small] [--whole] [--folder DIR] [--seed N] [--report FILE] [--list]
+usage: engine_test.py [--device cuda|cpu] [--only WORD]... [--small] [--whole] [--folder DIR] [--seed N] [--within SECONDS] [--report FILE] [--list]
 
 --only keeps the tests whose name contains the word; --small leaves real sizes out, --whole adds the
 largest (61 GB). Checkpoints go to /dev/shm where they fit,
@@ -14,6 +14,12 @@ import harness
 import numerics  # noqa: F401  (they register their tests)
 import updates  # noqa: F401
 import robust  # noqa: F401
+import no_peers  # noqa: F401
+import tensor_ways  # noqa: F401
+import tensor_life  # noqa: F401
+import tensor_kept  # noqa: F401
+import tensor_real  # noqa: F401
+import tensor_examples  # noqa: F401
 
 
 def main():
@@ -24,6 +30,7 @@ def main():
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--folder")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--within", type=float, default=float("inf"))
     parser.add_argument("--report")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()

@@ -44,7 +44,7 @@ def room(options, bytes_needed=0):
     fitting = [place for place, left in free.items() if left > 1.05 * bytes_needed + (64 << 20)]
     if not fitting:
         raise Skip(f"{bytes_needed / 1e9:.1f} GB of checkpoints do not fit: " + ", ".join(f"{place} has {left / 1e9:.1f}" for place, left in free.items()))
-    folder = tempfile.mkdtemp(prefix="refit-gpu-", dir=fitting[0])
+    folder = tempfile.mkdtemp(prefix=f"refit-gpu-{os.getpid()}-", dir=fitting[0])
     try:
         yield pathlib.Path(folder)
     finally:

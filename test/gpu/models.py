@@ -127,6 +127,23 @@ def write(folder, config, shapes, seed, device="cpu"):
     return folder
 
 
+def hollow(folder, config, layers=None):
+    """A checkpoint of zeros that takes no room: files with holes. For what replaces all weights before it looks at them."""
+    folder, config = pathlib.Path(folder), dict(config, **({} if layers is None else dict(num_hidden_layers=layers)))
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    header, end = {}, 0
+    for name, shape in tensors(config):
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = dict(dtype="BF16", shape=list(shape), data_offsets=[begin, end])
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    return folder
+
+
 def headers(folder):
     """{name: (file, dtype, shape, first byte, last byte + 1)} of a checkpoint."""
     found = {}

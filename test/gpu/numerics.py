@@ -47,7 +47,9 @@ def errors_of(got, expected):
     return float(torch.cat([error.flatten() for error in errors]).mean()), positions.quantile(0.5).item(), positions.max().item()
 
 
-def small(name):
+def small(name, ranks=(1, 2), more_env=None):
+    groups, more_env = ranks, more_env or {}
+
     def run(options):
         folder, device = GOLDENS / name, torch_device(options)
         vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
@@ -56,9 +58,9 @@ def small(name):
             expected = [exact.distribution(sequence) for sequence in sequences]
             theirs = errors_of([rounded.distribution(sequence) for sequence in sequences], expected)
             notes = []
-            for ranks in (1, 2):
+            for ranks in groups:
                 flags, env = device_flags(options, ranks)
-                with Server(folder, *flags, "--dtype", "bfloat16", "--max-total-tokens", 2048, env=env) as server:
+                with Server(folder, *flags, "--dtype", "bfloat16", "--max-total-tokens", 2048, env={**env, **more_env}) as server:
                     tokens, rows = server.score(sequences, list(range(vocabulary)))
                     generated = server.generate(sequences, GREEDY)
                 got = [torch.tensor(row, dtype=torch.float64) for row in rows]

@@ -95,9 +95,9 @@ def memory_fraction(options):
     return f"--mem-fraction 0.3 of {before / 1e9:.1f} GB took {taken / 1e9:.1f}"
 
 
-def dies(options, fault, ranks, limit_s, *more):
+def dies(options, fault, ranks, limit_s, *more, more_env=None):
     flags, env = device_flags(options, ranks)
-    server = Server(GOLDENS / "qwen3", *flags, *more, "--max-total-tokens", 1024, env={**env, "REFIT_CUDA_FAULT": fault})
+    server = Server(GOLDENS / "qwen3", *flags, *more, "--max-total-tokens", 1024, env={**env, **(more_env or {}), "REFIT_CUDA_FAULT": fault})
     try:
         began = time.monotonic()
         body = dict(input_ids=[5, 6, 7], sampling_params=dict(max_new_tokens=400, ignore_eos=True, temperature=0), rid="the-victim")

@@ -1,5 +1,6 @@
 """A real server for the tests and benchmarks: the command line of this folder, on a free port of the loopback."""
 
+import atexit
 import collections
 import json
 import os
@@ -42,6 +43,8 @@ class Server:
         command = [node(), str(ROOT / "bin/refit.js"), "serve", str(model), "--port", str(self.port), *map(str, flags)]
         self.started = time.monotonic()
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+        # However this program ends, the server must not hold the card.
+        atexit.register(self.kill)
         try:
             while True:
                 try:

@@ -2,6 +2,7 @@ import { RefitError } from '../../src/errors.ts'
 import type {
   EngineInfo, EngineStats, FinishReason, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, Scored, TokenEvent, UpdateOptions, WeightState, WeightUpdate
 } from '../../src/engine/rollout-engine.ts'
+import type { WeightCoverage, WeightTransactions } from '../../src/engine/weight-transactions.ts'
 import type { WeightSource, WriteReport } from '../../src/weights/source.ts'
 
 export interface FakeOptions {
@@ -25,6 +26,12 @@ export class FakeEngine implements RolloutEngine {
   weights: WeightState = { state: 'current' }
   closed = false
   releasedMemory: ReleasedMemory = {}
+  coverage: WeightCoverage | null = null
+  /** It has none: routes of transactions are tested on an engine that does. */
+  readonly transactions: WeightTransactions = {
+    current: null, currentId: null, writing: false, open: noTransactions, status: () => { throw new Error('the fake engine has no transactions') }, commit: noTransactions, abort: noTransactions
+  }
+
   /** Set to make releases and resumes fail. */
   memoryFault: RefitError | null = null
   /** What was called, in order. */
@@ -155,7 +162,10 @@ export class FakeEngine implements RolloutEngine {
     return this.#live.size === 0
   }
 
-  setWeightVersion (version: string): void { this.weightVersion = version }
+  setWeightVersion (version: string): boolean {
+    this.weightVersion = version
+    return true
+  }
 
   async update (options: UpdateOptions = {}): Promise<WeightUpdate> {
     this.calls.push(`update ${JSON.stringify(options)}`)
@@ -229,6 +239,8 @@ export class FakeEngine implements RolloutEngine {
     this.abortAll()
   }
 }
+
+async function noTransactions (): Promise<never> { throw new Error('the fake engine has no transactions') }
 
 function scored (token: number): Scored { return [-token / 100, token] }
 

@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { packageRoot } from '../../src/root.ts'
 import type { IpcHandle } from '../../src/wire/torch-ipc-handle.ts'
-import type { TensorBody } from '../../src/wire/torch-body.ts'
+import type { TensorRequestBody } from '../../src/wire/torch-body.ts'
 import type { TensorStorage } from '../../src/wire/torch-tensor.ts'
 
 // Pickles that Python recorded (test/fixtures/pickles/make_pickles.py), and a few bytes to write others by hand.
@@ -12,10 +12,12 @@ export interface PayloadCase {
   entries: string[]
   load_format: string | null
   ranks: number
+  /** UUIDs of the ranks' cards. */
+  cards: string[]
   any_dtype: boolean
-  expected: { ranks: object[][], storages: object[] }
+  expected: { ranks: object[][], storages: object[], spares: object[] }
 }
-export interface RefusedCase { name: string, entries: string[], load_format: string | null, ranks: number, code: string, says: string }
+export interface RefusedCase { name: string, entries: string[], load_format: string | null, ranks: number, cards: string[], code: string, says: string }
 export interface ValueCase { name: string, pickle: string, value: unknown }
 export interface ExploitCase { name: string, pickle: string, refused: string }
 
@@ -60,10 +62,11 @@ export function u64 (value: bigint): Buffer {
 }
 
 /** A body in the form of `PayloadCase.expected`: storages by number, bytes in hex. */
-export function describeBody ({ ranks, storages }: TensorBody): PayloadCase['expected'] {
+export function describeBody ({ ranks, storages, spares }: TensorRequestBody): PayloadCase['expected'] {
   return {
     ranks: ranks.map(tensors => tensors.map(tensor => ({ ...tensor, storage: storages.indexOf(tensor.storage) }))),
-    storages: storages.map(describeStorage)
+    storages: storages.map(describeStorage),
+    spares: spares.map(describeStorage)
   }
 }
 

@@ -16,6 +16,7 @@ export interface SharedMemory {
   count: () => number
   exists: () => boolean
   truncate: (bytes: number) => void
+  write: (data: Uint8Array) => void
 }
 
 /** A file of shared memory with `count` references, the sender's own included. */
@@ -40,7 +41,8 @@ export function sharedMemory (t: Test, data: Uint8Array, count = 2): SharedMemor
       return head.readInt32LE()
     },
     exists: () => existsSync(path),
-    truncate: bytes => { ftruncateSync(fd, bytes) }
+    truncate: bytes => { ftruncateSync(fd, bytes) },
+    write: data => { writeSync(fd, data, 0, data.length, HEADER) }
   }
 }
 
@@ -59,11 +61,12 @@ const REDUCTIONS = 'torch.multiprocessing.reductions'
 
 /** An element of `serialized_named_tensors`: a list of (name, tensor) as ForkingPickler writes it under the file_system strategy. */
 export function tensorEntry (tensors: SharedTensor[]): string {
-  const items = tensors.map(tensor => assemble(str(tensor.name), pickled(tensor), '\x86'))
+  const items = tensors.map(tensor => assemble(str(tensor.name), pickledTensor(tensor), '\x86'))
   return assemble(PROTO4, ']', '(', ...items, 'e', '.').toString('base64')
 }
 
-function pickled ({ memory, shape, dtype = 'bfloat16', stride, offset = 0 }: SharedTensor): Buffer {
+/** The call that ForkingPickler writes for one. */
+export function pickledTensor ({ memory, shape, dtype = 'bfloat16', stride, offset = 0 }: SharedTensor): Buffer {
   const storage = assemble(global(REDUCTIONS, 'rebuild_storage_filename'), '(', global('torch.storage', 'UntypedStorage'),
     bin(Buffer.from('/tmp/torch-shm-dir-test/manager.sock')), bin(Buffer.from(memory.name)), int(memory.bytes), 't', 'R')
   const typed = assemble(global(REDUCTIONS, 'rebuild_typed_storage'), '(', storage, global('torch', dtype), 't', 'R')
@@ -72,12 +75,12 @@ function pickled ({ memory, shape, dtype = 'bfloat16', stride, offset = 0 }: Sha
   return assemble(global(REDUCTIONS, 'rebuild_tensor'), '(', global('torch', 'Tensor'), typed, metadata, 't', 'R')
 }
 
-function tuple (values: number[]): Buffer {
+export function tuple (values: number[]): Buffer {
   return assemble('(', ...values.map(int), 't')
 }
 
 /** BININT */
-function int (value: number): Buffer {
+export function int (value: number): Buffer {
   return assemble('J', u32(value))
 }
 

@@ -164,3 +164,7 @@ def resident(pid):
 
 def mappings(pid):
     return len(pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines())
+
+
+def threads(pid):
+    return len(os.listdir(f"/proc/{pid}/task"))

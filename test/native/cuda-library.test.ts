@@ -56,7 +56,7 @@ t.test('a library that is missing, none, or of another build is an error with it
     ['/nowhere/librefit_cuda.so', `CUDA: /nowhere/librefit_cuda.so does not exist or cannot be read: ${cure}`],
     [text, /^CUDA: .*text\.so does not open: .*(invalid ELF header|file too short)/],
     [other, `CUDA: ${other} is not refit's CUDA library: ${cure}`],
-    [compile('version.so', ['-DOTHER_VERSION']), /version\.so was built from other sources than the addon \(its interface is 2, expected 1\): build it/],
+    [compile('version.so', ['-DOTHER_VERSION']), /version\.so was built from other sources than the addon \(its interface is 3, expected 2\): build it/],
     [compile('layout.so', ['-DOTHER_LAYOUT']), /layout\.so was built from other sources than the addon \(the layout of its data differs\): build it/]
   ]
   for (const [path, message] of cases) {
@@ -107,7 +107,12 @@ t.test('all that crosses the boundary arrives', async t => {
     idLogprobs: Float32Array.of(3, 4)
   })
   const outcome = await addon.write(core, { sources: [{ buffer: Uint8Array.of(200, ...new Array(255).fill(0)) }], tensors: Float64Array.of(0, 0, 1, 64, 1, 2, 2), rects: Float64Array.of(0, 1, 7, 0, 0, 64, 1, 0, 0) })
-  t.strictSame(outcome, { states: Uint8Array.of(1), bytes: 202, error: { message: '1 rectangles', tensor: 0 } })
+  t.strictSame(outcome, { states: Uint8Array.of(1), bytes: 202, segmentsOpened: 0, segmentsClosed: 60000, error: { message: '1 rectangles', tensor: 0 } })
+  const segment = { uuid: 'GPU-7', handle: new Uint8Array(64), events: new Uint8Array(128), keep: 'pool' }
+  const blocks = { uuid: 'GPU-8', handle: { blockBytes: 4096, fds: [0, 1], fabric: new Uint8Array() }, events: new Uint8Array() }
+  const shared = await addon.write(core, { sources: [{ segment }, { segment: blocks }], tensors: Float64Array.of(1, 0, 1, 64, 1, 2, 2), rects: Float64Array.of(0, 1, 7, 0, 0, 64, 1, 0, 0), eventTimeoutMs: 7 })
+  t.strictSame(shared, { states: Uint8Array.of(1), bytes: 2, segmentsOpened: 2, segmentsClosed: 7, warning: 'left open', error: { message: '1 rectangles, GPU-7 pool 64 0 0 0 128, GPU-8  0 4096 2 0 0', tensor: 0 } })
+  t.equal(await addon.closeMappings(core, 'pool'), 2 ** 40 + 4)
   t.strictSame(await addon.read(core, 1, 2, 3, 4, 1, 2), Uint8Array.of(127, 128, 129, 130))
   t.strictSame(await addon.checksum(core, Float64Array.of(0, 1, 7, 0, 0, 64, 1, 0, 0), Float64Array.of(1)), BigUint64Array.of(2n ** 63n + 1001n))
   t.equal(await addon.release(core, MEMORY_TAGS.weights | MEMORY_TAGS.cuda_graph, true), 2 ** 40 + 51)

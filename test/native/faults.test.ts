@@ -138,7 +138,7 @@ t.test('a write can die in its middle, as in a crash', async t => {
 
 t.test('armFault says what is wrong with a fault', async t => {
   const bad = (fault: unknown): () => void => () => arm(fault as Fault)
-  t.throws(bad({ point: 'write', at: 1, action: 'fail' }), { message: 'fault.point: expected one of read, copy, alloc, step, got "write"' })
+  t.throws(bad({ point: 'write', at: 1, action: 'fail' }), { message: 'fault.point: expected one of read, copy, alloc, step, open, event, close, got "write"' })
   t.throws(bad({ point: 'read', at: 1, action: 'burn' }), { message: 'fault.action: expected one of fail, stall, die, got "burn"' })
   t.throws(bad({ point: 'read', at: 0, action: 'fail' }), { message: /^fault.at: expected an integer from 1/ })
   t.throws(bad({ point: 'read', at: 1, action: 'stall' }), { message: /^fault.stallMs: expected an integer/ })

@@ -34,11 +34,11 @@ try {
 function pack () {
   const [{ filename, files, size }] = JSON.parse(npm(root, ['pack', '--json', '--ignore-scripts', '--pack-destination', folder]))
   const paths = files.map(({ path }) => path)
-  for (const path of ['bin/refit.js', 'dist/src/main.js', 'dist/src/index.js', 'dist/src/index.d.ts', 'dist/src/engine/worker.js', addon, 'native/CMakeLists.txt', 'scripts/build-native.js',
+  for (const path of ['bin/refit.js', 'dist/src/main.js', 'dist/src/index.js', 'dist/src/index.d.ts', 'dist/src/engine/worker.js', addon, 'native/CMakeLists.txt', 'native/cuda/CMakeLists.txt', 'native/cuda/nccl.cc', 'scripts/build-native.js',
     'models/adder-base/model.safetensors', 'models/adder/model.safetensors', 'openapi/openapi.json', 'docs/configuration.md', 'README.md', 'LICENSE', 'CHANGELOG.md']) {
     assert.ok(paths.includes(path), `${path} is missing from the package`)
   }
-  const strangers = paths.filter(path => /(^|\/)(test|\.ci|node_modules|build|__pycache__)\/|\.test\.|\.[jt]s\.map$|\.tsbuildinfo$|^dist\/(bench|scripts|examples)|^(src|routes|bench)\//.test(path))
+  const strangers = paths.filter(path => /(^|\/)(test|\.ci|node_modules|build|__pycache__)\/|\.test\.|\.[jt]s\.map$|\.tsbuildinfo$|^dist\/(bench|scripts|examples)|^(src|routes|bench)\/|^native\/(probe|bench_gpu)\//.test(path))
   assert.deepEqual(strangers, [], 'files that a user does not need')
   console.log(`  ${paths.length} files, ${(size / 1e6).toFixed(1)} MB packed`)
   return join(folder, filename)

@@ -34,7 +34,7 @@ t.test('every field of SGLang is taken', async t => {
 t.test('what is refused has success false, a code, and gives back what it shared', async t => {
   const { url, engine } = await routeApp(t)
   const cases: Array<[fields: object, status: number, message: RegExp, code: string, name?: string]> = [
-    [{ load_format: 'my.module.loader' }, 400, /^load_format: expected null, "flattened_bucket" or "direct", got "my\.module\.loader"$/, 'UNSUPPORTED'],
+    [{ load_format: 'my.module.loader' }, 400, /^load_format: expected null, "flattened_bucket" or "direct", got "my\.module\.loader"; others are registered by --weight-loader$/, 'UNSUPPORTED'],
     [{ load_format: 'flattened_bucket' }, 400, /a flattened bucket is a dict/, 'TENSOR_PAYLOAD'],
     [{ load_format: 7 }, 400, /^load_format: expected a string or null, got 7$/, 'INVALID_REQUEST'],
     [{ weight_version: 7 }, 400, /^weight_version: expected a string or null, got 7$/, 'INVALID_REQUEST'],

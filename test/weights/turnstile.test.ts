@@ -37,6 +37,47 @@ t.test('a full queue is a CONFLICT and an expired wait a DEADLINE, and both leav
   ;(await last)()
 })
 
+t.test('names that differ are let in together, and nobody passes one who waits for the same', async t => {
+  const turnstile = new Turnstile(10)
+  const order: string[] = []
+  const enter = (names: string): Promise<() => void> => turnstile.enter(5000, names === '*' ? null : new Set(names)).then(leave => { order.push(names); return leave })
+  const first = await enter('ab')
+  const second = await enter('c')
+  const waiting = [enter('bd'), enter('de'), enter('f'), enter('*'), enter('g')]
+  await sleep(5)
+  t.same(order, ['ab', 'c', 'f'], 'de waits behind bd, and g behind the one that wants to be alone')
+  first()
+  await sleep(5)
+  t.same(order, ['ab', 'c', 'f', 'bd'])
+  second()
+  ;(await waiting[0]!)()
+  ;(await waiting[2]!)()
+  await sleep(5)
+  t.same(order, ['ab', 'c', 'f', 'bd', 'de'])
+  ;(await waiting[1]!)()
+  await sleep(5)
+  t.same(order.slice(5), ['*'])
+  ;(await waiting[3]!)()
+  await waiting[4]!
+  t.same(order.slice(5), ['*', 'g'])
+})
+
+t.test('one whose wait expires, or who is turned away, lets those pass that waited behind it', async t => {
+  const turnstile = new Turnstile(10)
+  const leave = await turnstile.enter(5000, new Set('a'))
+  const expiring = turnstile.enter(20, new Set('ab'))
+  const behind = turnstile.enter(5000, new Set('b'))
+  await t.rejects(expiring, { code: 'DEADLINE' })
+  const leaveBehind = await behind
+  const away = turnstile.enter(5000)
+  turnstile.turnAway(new Error('go'))
+  await t.rejects(away, { message: 'go' })
+  ;(await turnstile.enter(5000, new Set('c')))()
+  leave()
+  leaveBehind()
+  ;(await turnstile.enter(5000))()
+})
+
 t.test('a deadline that no timer can hold waits all the same', async t => {
   const turnstile = new Turnstile(1)
   const leave = await turnstile.enter(Infinity)

@@ -7,23 +7,23 @@ import { assemble, bin, describeBody, global, PROTO4, recordedPickles, str } fro
 const payloads = recordedPickles('payloads')
 const one = payloads.find(({ name }) => name === 'one entry for all ranks')!
 
-const read = (entries: Array<string | Uint8Array>, loadFormat: string | null = null, ranks = 1, options: TensorRequestOptions = {}): TensorDescriptor[][] =>
-  readTensorBody({ entries, loadFormat, ranks }, options).ranks
+const read = (entries: Array<string | Uint8Array>, loadFormat: string | null = null, ranks = 1, options: TensorRequestOptions = {}, cards: string[] = []): TensorDescriptor[][] =>
+  readTensorBody({ entries, loadFormat, ranks, cards }, options).ranks
 
 t.test('every recorded payload decodes to exactly what its sender said of it', async t => {
   t.ok(payloads.length > 50)
-  for (const { name, entries, load_format: loadFormat, ranks, any_dtype: anyDType, expected } of payloads) {
-    t.strictSame(describeBody(readTensorBody({ entries, loadFormat, ranks }, { anyDType })), expected, name)
+  for (const { name, entries, load_format: loadFormat, ranks, cards, any_dtype: anyDType, expected } of payloads) {
+    t.strictSame(describeBody(readTensorBody({ entries, loadFormat, ranks, cards }, { anyDType })), expected, name)
   }
 })
 
 t.test('what is no payload is refused, saying what was wrong, which tensor and which entry', async t => {
   const cases = recordedPickles('refused')
   t.ok(cases.length > 100)
-  for (const { name, entries, load_format: loadFormat, ranks, code, says } of cases) {
-    t.throws(() => read(entries, loadFormat, ranks), { name: 'RefitError', code, message: /^serialized_named_tensors\[\d\]: / }, name)
+  for (const { name, entries, load_format: loadFormat, ranks, cards, code, says } of cases) {
+    t.throws(() => read(entries, loadFormat, ranks, {}, cards), { name: 'RefitError', code, message: /^serialized_named_tensors\[\d\]: / }, name)
     try {
-      read(entries, loadFormat, ranks)
+      read(entries, loadFormat, ranks, {}, cards)
     } catch (error) {
       const { message, param } = error as { message: string, param?: string }
       t.ok(message.includes(says), `${name}: ${message}`)
@@ -124,7 +124,8 @@ t.test('the vectors of the specification, byte for byte', async t => {
       storages: [{
         kind: 'cuda', device: 0, handle: { type: 'device', version: 2, blob: Buffer.from(Array.from({ length: 64 }, (_, i) => i)).toString('hex') }, offset: 512, bytes: 2097152,
         counterFile: '/torch_123_456_0', counterSlot: 17, event: Buffer.from(Array.from({ length: 64 }, (_, i) => 64 + i)).toString('hex')
-      }]
+      }],
+      spares: []
     })
   }
 })

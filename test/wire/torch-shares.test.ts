@@ -5,16 +5,16 @@ import { assemble, bin, describeStorage, global, PROTO4, recordedPickles, str } 
 
 const payloads = recordedPickles('payloads')
 
-t.test('the shares of a good request are its storages', async t => {
+t.test('the shares of a good request are its storages, and those that it offers to cards that no rank has', async t => {
   for (const { name, entries, expected } of payloads) {
     const order = (list: object[]): string[] => list.map(storage => JSON.stringify(storage)).sort()
-    t.same(order(readShares(entries).map(describeStorage)), order(expected.storages), name)
+    t.same(order(readShares(entries).map(describeStorage)), order([...expected.storages, ...expected.spares]), name)
   }
 })
 
 t.test('of a refused request, all shares that can be read are told, from all its entries', async t => {
   const refused = recordedPickles('refused')
-  for (const name of ['an empty name', 'integers', 'a dict of tensors', 'an extent beyond the storage', 'a triple', 'a slot that stands for two storages', 'a piece beyond the bucket']) {
+  for (const name of ['an empty name', 'integers', 'a dict of cards without names', 'an extent beyond the storage', 'a triple', 'a slot that stands for two storages', 'a piece beyond the bucket']) {
     const { entries, load_format: loadFormat, ranks } = refused.find(found => found.name === name)!
     t.throws(() => readTensorBody({ entries, loadFormat, ranks }))
     t.equal(readShares(entries).length, 1, name)
@@ -22,6 +22,15 @@ t.test('of a refused request, all shares that can be read are told, from all its
   const good = payloads.find(({ name }) => name === 'an entry per rank, one of them empty')!.entries
   const bad = refused.find(({ name }) => name === 'a tensor pickled with its data')!.entries
   t.equal(readShares([...bad, ...good, 'not base64', ...good]).length, 2)
+})
+
+t.test('handles in a pickle that was refused for its names are found', async t => {
+  const refused = recordedPickles('refused')
+  for (const name of ['a DTensor', 'a DTensor as a parameter', 'an adapter', 'a tensor on other cards than the rank\'s']) {
+    t.ok(readShares(refused.find(found => found.name === name)!.entries).length > 0, name)
+  }
+  const exploit = recordedPickles('exploits').find(({ name }) => name === 'a call that stands in a list of good tensors')!
+  t.equal(readShares([exploit.pickle]).length, 1, 'the good one')
 })
 
 t.test('hostile pickles have none, and cost no more than reading them', async t => {

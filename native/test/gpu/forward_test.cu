@@ -1,5 +1,6 @@
 // Steps on cards against the CPU: both in bf16, and how far each is from the CPU in fp32. Arguments: [--quick]
-// [--bench] [seed]. Several ranks share card 0, and stand on cards of their own where there are enough.
+// [--bench] [--no-peers] [seed]. Several ranks share card 0, and stand on cards of their own where there are enough;
+// there they also exchange through NCCL, as where cards do not reach each other (--no-peers: that alone).
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -8,6 +9,7 @@
 #include <string>
 
 #include "cuda/check.h"
+#include "cuda/exchange.h"
 #include "cuda/forward.h"
 #include "cuda/peers.h"
 #include "test/check.h"
@@ -58,10 +60,26 @@ class Region {
   size_t bytes_;
 };
 
-// A test model on cards, in plain allocations.
+// Null where NCCL is not to be had.
+const cuda::NcclApi* find_api() {
+  try {
+    return &cuda::open_nccl();
+  } catch (const std::runtime_error& error) {
+    std::printf("!!!!! NCCL IS NOT HERE, SO IT WAS NOT TESTED: %s\n", error.what());
+    return nullptr;
+  }
+}
+
+bool all_reach(const std::vector<int>& cards) {
+  return std::all_of(cards.begin(), cards.end(), [&](int from) {
+    return std::all_of(cards.begin(), cards.end(), [&](int to) { return cuda::reaches(from, to); });
+  });
+}
+
+// A test model on cards, in plain allocations. With `nccl` no rank touches another's memory.
 class Cards {
  public:
-  Cards(const TestModel& model, const std::vector<int>& cards) {
+  Cards(const TestModel& model, const std::vector<int>& cards, const cuda::NcclApi* nccl = nullptr) {
     const int count = static_cast<int>(cards.size());
     CoreConfig config = model.config(count, 1, "", kPages, kPageSize);
     config.max_step_tokens = kMaxTokens, config.max_context = kMaxContext;
@@ -83,9 +101,19 @@ class Cards {
       check(cudaDeviceSynchronize(), "upload");
       ranks_.push_back(std::make_unique<cuda::Rank>(r, cards[r]));
     }
-    cuda::on_all(ranks_, [&](cuda::Rank& rank) { cuda::enable_peers(rank, cards); });
-    forward_ = std::make_unique<cuda::Forward>(config, ranks_, memory);
+    if (nccl != nullptr) {
+      comms_ = cuda::join_ranks(ranks_, *nccl, 60);
+    } else {
+      cuda::on_all(ranks_, [&](cuda::Rank& rank) { cuda::enable_peers(rank, cards); });
+    }
+    forward_ = std::make_unique<cuda::Forward>(config, ranks_, memory, comms_);
   }
+  ~Cards() {
+    forward_.reset();
+    if (!comms_.empty()) cuda::on_all(ranks_, [&](cuda::Rank& rank) { comms_[rank.index]->finish(); });
+  }
+  Cards(const Cards&) = delete;
+  Cards& operator=(const Cards&) = delete;
 
   StepResult step(const BatchBuilder& b, bool poison = true) {
     for (size_t r = 0; poison && r < ranks_.size(); ++r) {
@@ -112,6 +140,7 @@ class Cards {
   std::vector<std::unique_ptr<Region>> regions_;
   std::vector<Region*> scratch_;
   std::vector<std::unique_ptr<cuda::Rank>> ranks_;
+  std::vector<std::unique_ptr<cuda::NcclComm>> comms_;
   std::unique_ptr<cuda::Forward> forward_;
 };
 
@@ -182,17 +211,21 @@ std::vector<Sequence> make_sequences(Rng& rng, int vocab, bool quick) {
 }
 
 // Ragged steps until all sequences are through: prefills in chunks of any size beside single tokens.
-void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed, bool quick) {
+void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed, bool quick,
+                  const cuda::NcclApi* nccl = nullptr) {
   Rng rng(seed);
   const int ranks = static_cast<int>(cards.size());
   char name[128];
-  std::snprintf(name, sizeof name, "%s, %d ranks%s", v.name, ranks,
-                ranks > 1 && cards[0] != cards[1] ? " on cards of their own" : "");
+  std::snprintf(name, sizeof name, "%s, %d ranks%s%s", v.name, ranks,
+                ranks > 1 && cards[0] != cards[1] ? " on cards of their own" : "", nccl != nullptr ? ", NCCL" : "");
   const TestModel model(v, DType::kBFloat16, seed);
   TestModel wide = model;
   wide.dtype = DType::kFloat32;
   auto exact = wide.device(1, 2, "", kPages, kPageSize), host = model.device(ranks, 2, "", kPages, kPageSize);
-  Cards card(model, cards);
+  // The ways of exchange make the same sums.
+  std::unique_ptr<Cards> peers;
+  if (nccl != nullptr && all_reach(cards)) peers = std::make_unique<Cards>(model, cards);
+  Cards card(model, cards, nccl);
 
   std::vector<Sequence> sequences = make_sequences(rng, v.vocab, quick);
   Errors of_card, of_host;
@@ -223,6 +256,12 @@ void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed
     const int last = scored - 1;
     for (int i = 0; i < 8; ++i) b.row({.token = last, .temperature = 0.5f, .top_p = 0.9f, .seed = seed * 100u + i});
     const StepResult e = b.run(*exact), h = b.run(*host), c = card.step(b);
+    if (peers) {
+      const StepResult p = peers->step(b);
+      CHECKF(p.tokens == c.tokens && p.logprobs == c.logprobs && p.top_ids == c.top_ids &&
+                 p.top_logprobs == c.top_logprobs,
+             "%s, step %d: other bits than through peer access", name, round);
+    }
     if (!CHECKF(c.tokens.size() == e.tokens.size() && c.top_ids.size() == e.top_ids.size(), "%s: sizes", name)) return;
     for (int t = 0; t < scored; ++t) {
       const auto ze = by_id(e, t, v.vocab), zh = by_id(h, t, v.vocab), zc = by_id(c, t, v.vocab);
@@ -324,9 +363,9 @@ void test_limits(const std::vector<int>& cards) {
 }
 
 // Time of a step beyond what its kernels need: a model so small that only launches and waits count.
-void bench(const std::vector<int>& cards) {
+void bench(const std::vector<int>& cards, const cuda::NcclApi* nccl = nullptr) {
   const TestModel model({"llama", 128, 16, 8, 2, 64, 256, 1000, false, false, false, false}, DType::kBFloat16, 3);
-  Cards card(model, cards);
+  Cards card(model, cards, nccl);
   for (const int batch : {1, 32}) {
     BatchBuilder b;
     for (int i = 0; i < batch; ++i) b.row({.token = b.sequence({i}, 20, {2 * i, 2 * i + 1})});
@@ -335,8 +374,8 @@ void bench(const std::vector<int>& cards) {
     const int steps = 100;
     for (int i = 0; i < steps; ++i) card.step(b, false);
     const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - start;
-    std::printf("forward: %zu ranks, 16 small layers, batch %d: %.1f us a step\n", cards.size(), batch,
-                time.count() / steps);
+    std::printf("forward: %zu ranks%s, 16 small layers, batch %d: %.1f us a step\n", cards.size(),
+                nccl != nullptr ? " by NCCL" : "", batch, time.count() / steps);
   }
 }
 
@@ -347,13 +386,15 @@ int main(int argc, char** argv) {
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   // Streams of ranks on one card must not share a queue, or one would wait behind another's collective.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  bool quick = false, benchmark = false;
+  bool quick = false, benchmark = false, no_peers = false;
   unsigned seed = 1;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--quick") == 0) {
       quick = true;
     } else if (std::strcmp(argv[i], "--bench") == 0) {
       benchmark = true;
+    } else if (std::strcmp(argv[i], "--no-peers") == 0) {
+      no_peers = true;
     } else {
       seed = static_cast<unsigned>(std::strtoul(argv[i], nullptr, 10));
     }
@@ -361,24 +402,32 @@ int main(int argc, char** argv) {
   int cards = 0;
   check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
   std::printf("forward_test: seed %u, %d cards\n", seed, cards);
+  // compute-sanitizer (--quick) would check NCCL's kernels as well, for minutes.
+  const cuda::NcclApi* const nccl = no_peers || (!quick && cards > 1) ? find_api() : nullptr;
   for (const int ranks : {1, 2, 4}) {
     for (const Variant& v : kVariants) {
       const bool chosen = &v == &kVariants[0] || &v == &kVariants[5];
       if (v.heads % ranks != 0 || (quick && (!chosen || ranks > 2))) continue;
-      test_variant(v, std::vector<int>(ranks, 0), seed, quick);
+      if (!no_peers) test_variant(v, std::vector<int>(ranks, 0), seed, quick);
       std::vector<int> own(ranks);
       std::iota(own.begin(), own.end(), 0);
-      if (ranks > 1 && cards >= ranks) test_variant(v, own, seed, quick);
+      if (ranks == 1 || cards < ranks) continue;
+      if (!no_peers && all_reach(own)) test_variant(v, own, seed, quick);
+      if (nccl != nullptr) test_variant(v, own, seed, quick, nccl);
     }
   }
-  if (!quick) {
+  if (no_peers) {
+    if (cards < 2) std::printf("!!!!! ONE CARD: the exchange through NCCL WAS NOT TESTED, it needs two\n");
+    CHECK(nccl != nullptr);
+  } else if (!quick) {
     test_limits({0});
     test_limits({0, 0});
   }
   if (benchmark) {
     bench({0});
     bench({0, 0});
-    if (cards > 1) bench({0, 1});
+    if (cards > 1 && all_reach({0, 1})) bench({0, 1});
+    if (cards > 1 && nccl != nullptr) bench({0, 1}, nccl);
   }
   return finish("forward_test");
 }

@@ -19,6 +19,7 @@
 #include "core/store.h"
 #include "core/write_check.h"
 #include "cuda/check.h"
+#include "cuda/ipc_driver.h"
 #include "cuda/write.h"
 #include "cuda/write_run.cc"
 #include "test/check.h"
@@ -426,7 +427,10 @@ void small_rings_do_not_stall(uint64_t seed) {
       if (rank.index == 0) ring = std::make_unique<PinnedRing>(slots, 8 << 20);
       lanes[static_cast<size_t>(rank.index)] = std::make_unique<WriteLane>(slots);
     });
-    WriteRun run(world.params, f.job, *ring, lanes);
+    Pool openers(1);
+    CardIpc shared(world.ranks);
+    ipc::Mappings mappings(shared, openers);
+    WriteRun run(world.params, f.job, *ring, lanes, mappings);
     run.run(world.pool);
     const WriteOutcome outcome = run.outcome();
     CHECKF(outcome.error.empty(), "%s", outcome.error.c_str());

@@ -1,0 +1,372 @@
+"""/update_weights_from_tensor on a card: whole requests, POST to 200 over HTTP, beside the card's own copy and torch's receive path.
+
+usage: tensor_bench.py [--only WORD]... [--device cuda|cpu] [--model qwen3-8b] [--layers N] [--folder DIR] [--out FILE]
+
+tensor-empty, tensor-pooled, tensor-ordinary, tensor-buckets, tensor-kept and tensor-30b are the parts. Prints markdown rows: figure |
+refit | compared with | ratio | goal | reached. This process is the trainer: its weights lie on the card, it packs handles anew for
+every update (that time is the trainer's, and told apart), and posts them over one connection. Ours and theirs take turns.
+Checkpoints are files with holes, and take no room; after every part all checksums are compared with the trainer's.
+"""
+
+import argparse
+import contextlib
+import gc
+import http.client
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "test/gpu"))
+import machine  # noqa: E402
+import models  # noqa: E402
+import tensor_payloads as payloads  # noqa: E402
+from server import Server  # noqa: E402
+
+PATH = "/update_weights_from_tensor"
+ROUNDS = 7
+BUCKET = 512_000_000
+MOST_SEGMENTS = 32
+TINY = dict(
+    models.REAL["qwen3-8b"], hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64, intermediate_size=512, vocab_size=2048
+)
+TINY_MOE = dict(
+    models.REAL["qwen3-30b-a3b"], hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=256,
+    moe_intermediate_size=64, num_experts=16, vocab_size=2048,
+)  # fmt: skip
+ROWS, OUT = [], []
+
+
+def row(figure, ours, other, ratio, goal=None, most=True):
+    """`most`: the ratio may be at most the goal, else it is to be at least that. goal None: told, not asked for."""
+    asked = "" if goal is None else f"{'at most' if most else 'at least'} {goal:.2f}"
+    reached = "" if goal is None else "yes" if (ratio <= goal if most else ratio >= goal) else "NO"
+    ROWS.append(f"| {figure} | {ours} | {other} | {ratio:.2f} | {asked} | {reached} |")
+    print(ROWS[-1], flush=True)
+
+
+def synchronize(options):
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def forget(options):
+    gc.collect()
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()
+
+
+def copy_ms(options, size):
+    """The card's own copy of so many bytes, in few large pieces: the median, in milliseconds."""
+    piece = min(size, 4 << 30)
+    source = torch.ones(piece, dtype=torch.uint8, device=options.torch_device)
+    target = torch.empty_like(source)
+    count, taken = -(-size // piece), []
+    for _ in range(ROUNDS + 2):
+        synchronize(options)
+        began = time.perf_counter()
+        for _ in range(count):
+            target.copy_(source)
+        synchronize(options)
+        taken.append(1000 * (time.perf_counter() - began))
+    del source, target
+    forget(options)
+    return statistics.median(taken[2:]) * size / (piece * count)
+
+
+class Client:
+    """One connection that stays open, as a trainer's."""
+
+    def __init__(self, port):
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+
+    def post(self, body):
+        """(milliseconds, reply). The body's text is the trainer's work, like its handles."""
+        data = json.dumps(body).encode()
+        began = time.perf_counter()
+        self.connection.request("POST", PATH, data, {"content-type": "application/json"})
+        reply = self.connection.getresponse()
+        text = reply.read()
+        ms = 1000 * (time.perf_counter() - began)
+        if reply.status != 200:
+            raise RuntimeError(f"{reply.status}: {text.decode(errors='replace')[:800]}")
+        return ms, json.loads(text)
+
+
+@contextlib.contextmanager
+def torch_receiver(options, shapes):
+    process = subprocess.Popen([sys.executable, str(ROOT / "bench/gpu/torch_receiver.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        process.stdin.write(json.dumps(dict(device=options.torch_device, shapes=shapes)) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line.strip():
+            raise RuntimeError(f"bench/gpu/torch_receiver.py ended with {process.wait()}")
+        yield Client(int(line))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def lists(named):
+    """One request with a handle for each tensor."""
+    yield dict(serialized_named_tensors=[payloads.serialize(named, by_uuid=False)])
+
+
+def buckets(named):
+    """Requests of flattened buckets: each is packed when the one before it has been answered."""
+    for bucket in payloads.by_bytes(named, BUCKET):
+        flat = payloads.flatten(bucket, bucket[0][1].device)
+        if flat["flattened_tensor"].is_cuda:
+            torch.cuda.synchronize()
+        yield dict(serialized_named_tensors=[payloads.serialize(flat)], load_format="flattened_bucket")
+        del flat
+
+
+def updates(clients, pack, named, rounds=ROUNDS):
+    """Clients in turns. Per client, of every round but the first: (milliseconds of all its requests, replies, milliseconds of packing)."""
+    found = [[] for _ in clients]
+    for turn in range(rounds + 1):
+        for client, taken in zip(clients, found):
+            posting, packing, replies = 0.0, 0.0, []
+            began = time.perf_counter()
+            for body in pack(named):
+                packing += 1000 * (time.perf_counter() - began)
+                ms, reply = client.post(body)
+                posting += ms
+                replies.append(reply)
+                began = time.perf_counter()
+            if turn > 0:
+                taken.append((posting, replies, packing))
+    return found
+
+
+def median_of(taken, at=0):
+    return statistics.median(entry[at] for entry in taken)
+
+
+def spread(taken):
+    values = [entry[0] for entry in taken]
+    return f"{min(values):.1f} to {max(values):.1f}"
+
+
+def phases(taken):
+    """Medians of the report's milliseconds, summed over the requests of an update."""
+    names = taken[0][1][0]["report"]["ms"]
+    return {name: round(statistics.median(sum(reply["report"]["ms"].get(name, 0) for reply in replies) for _, replies, _ in taken), 2) for name in names}
+
+
+def segments(named):
+    """How many of torch's segments tensors lie in."""
+    if not named[0][1].is_cuda:
+        return len({tensor.untyped_storage().data_ptr() for _, tensor in named})
+    bases, places = [], {tensor.untyped_storage().data_ptr() for _, tensor in named}
+    for segment in torch.cuda.memory_snapshot():
+        bases.append((segment["address"], segment["address"] + segment["total_size"]))
+    return sum(any(start <= place < end for place in places) for start, end in bases)
+
+
+class Dense:
+    """A server of the dense model, its trainer's weights, and what the parts need of both."""
+
+    def __init__(self, options, server, config):
+        self.options, self.server = options, server
+        self.client = Client(server.port)
+        self.shapes = models.tensors(config)
+        self.bytes = models.size(self.shapes)
+
+    def poison(self):
+        self.server.post("/weights_checker", dict(action="reset_tensors"))
+
+    def verify(self, named):
+        wanted, got = payloads.checksums_of(named), self.server.checksums()
+        wrong = [name for name in wanted if got.get(name) != wanted[name]]
+        if wrong or got.keys() != wanted.keys():
+            raise AssertionError(f"{len(wrong)} of {len(wanted)} tensors are not what was sent: {wrong[:5]}")
+
+    def told(self, taken):
+        ms = median_of(taken)
+        return f"{ms:.2f} ms, {self.bytes / ms / 1e6:.0f} GB/s ({spread(taken)}; packing, not counted, {median_of(taken, 2):.0f}; inside {phases(taken)})"
+
+    def copied(self, ms):
+        return f"{ms:.2f} ms, copy on the card, {self.bytes / ms / 1e6:.0f} GB/s"
+
+
+def empty(dense):
+    device = dense.options.torch_device
+
+    def once():
+        flat = payloads.flatten([], device)
+        return dense.client.post(dict(serialized_named_tensors=[payloads.serialize(flat)], load_format="flattened_bucket", flush_cache=False))[0]
+
+    once()
+    taken = sorted(once() for _ in range(400))
+    ms = statistics.median(taken)
+    row("an empty bucket, median of 400", f"{ms:.3f} ms (90 of 100 under {taken[360]:.3f})", "1 ms", ms, 1)
+
+
+def handles(dense, place, title, goal, against_torch):
+    options = dense.options
+    named = getattr(payloads, place)(1, dense.shapes, options.torch_device)
+    count, copy = segments(named), copy_ms(options, dense.bytes)
+    if place == "pooled" and count > MOST_SEGMENTS:
+        raise AssertionError(f"the pooled sender has {count} segments")
+    dense.poison()
+    with torch_receiver(options, dense.shapes) as receiver:
+        ours, theirs = updates([dense.client, receiver], lists, named)
+    dense.verify(named)
+    whole = median_of(ours)
+    row(f"{title}, {dense.bytes / 1e9:.1f} GB, {len(named)} handles, {count} segments", dense.told(ours), dense.copied(copy), whole / copy, goal)
+    inside = {name: round(statistics.median(replies[0][name] for _, replies, _ in theirs), 1) for name in theirs[0][1][0]}
+    receiving = statistics.median(replies[0]["unpickle"] + replies[0]["copy"] for _, replies, _ in theirs)
+    row("the same", f"{whole:.2f} ms", f"{receiving:.1f} ms, torch in another process, unpickle and copy_, without HTTP and closing ({inside})", receiving / whole, 2 if against_torch else None, most=False)
+
+
+def pooled(dense):
+    handles(dense, "pooled", "one handle for each tensor, pooled sender", 1.4, False)
+
+
+def ordinary(dense):
+    handles(dense, "ordinary", "one handle for each tensor, torch's allocator", 2.1, True)
+
+
+def flattened(dense):
+    options = dense.options
+    named = payloads.pooled(2, dense.shapes, options.torch_device)
+    copy = copy_ms(options, dense.bytes)
+    dense.poison()
+    with torch_receiver(options, dense.shapes) as receiver:
+        ours, theirs = updates([dense.client, receiver], buckets, named)
+    dense.verify(named)
+    count, whole, torch_ms = len(ours[0][1]), median_of(ours), median_of(theirs)
+    row(f"flattened buckets of {BUCKET / 1e6:.0f} MB, {count} requests", dense.told(ours), f"{copy + 0.5 * count:.2f} ms: {dense.copied(copy)}, and 0.5 ms a request", whole / (copy + 0.5 * count), 1)
+    row("the same", f"{whole:.2f} ms", f"{torch_ms:.1f} ms, torch behind the same HTTP loop ({spread(theirs)})", torch_ms / whole, 1, most=False)
+
+
+def kept(dense):
+    options = dense.options
+    named = payloads.pooled(3, dense.shapes, options.torch_device)
+    copy = copy_ms(options, dense.bytes)
+    dense.poison()
+    name = dict(name="bench", generation=1)
+    (body,) = lists(named)
+    first = dense.client.post({**body, "keep": name})[0]
+    taken = []
+    for variant in range(ROUNDS + 2):
+        # Another step's values in the same memory.
+        for _, tensor in named[:3]:
+            tensor.view(torch.int16).bitwise_xor_(variant + 1)
+        synchronize(options)
+        ms, reply = dense.client.post(dict(kept=name))
+        taken.append((ms, [reply], 0.0))
+    dense.verify(named)
+    dense.server.post("/release_kept_tensors", dict(name="bench"))
+    whole = median_of(taken)
+    row(f"kept mapping ({first:.1f} ms the first time)", dense.told(taken), dense.copied(copy), whole / copy, 1.15)
+
+
+DENSE = {"tensor-empty": empty, "tensor-pooled": pooled, "tensor-ordinary": ordinary, "tensor-buckets": flattened, "tensor-kept": kept}
+
+
+def mixture(options, server, config, layers, whole_model):
+    run = Dense(options, server, config)
+    named = payloads.pooled(4, run.shapes, options.torch_device)
+    run.poison()
+    (taken,) = updates([run.client], lists, named, rounds=4)
+    run.verify(named)
+    ms, inside = median_of(taken), phases(taken)
+    title = f"{options.mixture}{'' if whole_model else f', {layers} layers of it'}, {len(named)} handles in one request, {run.bytes / 1e9:.1f} GB, pooled sender, {segments(named)} segments"
+    row(title, run.told(taken), "100 ms", ms / 100, 1 if whole_model else None)
+    # What the report does not count is before the plan: reading the body, decoding, opening the senders' counters; and the way back.
+    decoded = inside.get("decode")
+    before = ms - inside["total"] if decoded is None else decoded
+    row("of which decoding" if decoded is not None else "of which before the plan: HTTP, decoding, opening shares", f"{before:.1f} ms", "40 ms", before / 40, 1 if whole_model else None)
+
+
+def run_dense(options, chosen, failed):
+    config = TINY if options.model == "tiny" else dict(models.REAL[options.model], **({} if options.layers is None else dict(num_hidden_layers=options.layers)))
+    with machine.room(options, 0) as place:
+        folder = models.hollow(place / "model", config)
+        flags, env = machine.device_flags(options)
+        flags += ["--dtype", "bfloat16"] if options.device == "cpu" else []
+        with Server(folder, *flags, "--max-total-tokens", 4096, env=env) as server:
+            dense = Dense(options, server, config)
+            for part in chosen:
+                attempt(part, lambda: DENSE[part](dense), failed, server)
+                forget(options)
+
+
+def run_mixture(options, failed):
+    name = "qwen3-30b-a3b"
+    config, whole = (TINY_MOE, True) if options.model == "tiny" else (dict(models.REAL[name]), True)
+    options.mixture = "tiny mixture" if options.model == "tiny" else name
+    if options.device == "cuda" and options.model != "tiny":
+        fit = machine.layers_that_fit(name, (machine.free_on_card() - 8e9) / 2)
+        whole = fit >= config["num_hidden_layers"]
+        config["num_hidden_layers"] = fit
+    with machine.room(options, 0) as place:
+        folder = models.hollow(place / "model", config)
+        flags, env = machine.device_flags(options)
+        flags += ["--dtype", "bfloat16"] if options.device == "cpu" else []
+        with Server(folder, *flags, "--max-total-tokens", 1024, env=env) as server:
+            attempt("tensor-30b", lambda: mixture(options, server, config, config["num_hidden_layers"], whole), failed, server)
+
+
+def attempt(part, run, failed, server=None):
+    """What fails is told in a row, and the next part runs."""
+    began = time.monotonic()
+    try:
+        run()
+    except Exception as error:
+        failed.append(part)
+        ROWS.append(f"| {part} | FAILED: {' '.join(str(error).split())[:400]} | | | | NO |")
+        log = f"\nthe server's log ends with\n{server.tail()}" if server is not None else ""
+        print(f"{part} FAILED\n{type(error).__name__}: {error}\n{chr(10).join(getattr(error, '__notes__', []))}{log}", flush=True)
+    print(f"({part} took {time.monotonic() - began:.0f} s)", flush=True)
+    keep()
+
+
+def keep():
+    if OUT:
+        pathlib.Path(OUT[0]).write_text("\n".join(ROWS) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", action="append", default=[], metavar="WORD")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--model", choices=[*models.REAL, "tiny"], default="qwen3-8b")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--folder")
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    options.torch_device = "cuda:0" if options.device == "cuda" else "cpu"
+    chosen = [part for part in [*DENSE, "tensor-30b"] if not options.only or any(word in part for word in options.only)]
+    if not chosen:
+        sys.exit(f"no part's name contains {' or '.join(options.only)}; there are {', '.join([*DENSE, 'tensor-30b'])}")
+    if options.device == "cpu":
+        torch.set_num_threads(1)
+    OUT.extend([options.out] if options.out else [])
+    failed = []
+    try:
+        dense = [part for part in chosen if part in DENSE]
+        if dense:
+            attempt("the dense model", lambda: run_dense(options, dense, failed), failed)
+            forget(options)
+        if "tensor-30b" in chosen:
+            attempt("tensor-30b", lambda: run_mixture(options, failed), failed)
+    finally:
+        keep()
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+// build/stand-in/librefit_cuda.so, made by `node scripts/build-native.js --faults` for tests alone: a CUDA library that
+// needs no card. Name it in REFIT_CUDA_LIBRARY, with build/faults/refit.node as REFIT_NATIVE, and ask for the device
+// "cuda". It computes on the CPU and "opens" memory of other processes through the same code as the real one
+// (transport/ipc_*): planning, order, overlap, counting, keeping and closing are what is shipped, fault points
+// included.
+//
+// Cards: $REFIT_STAND_IN_CARDS of them (default 2), with the UUIDs GPU-00000000-0000-0000-0000-00000000000N, N =
+// 0, 1... and 8 GiB each, all of them peers.
+//
+// What stands for CUDA's handles, in a segment (src/native.ts: CudaSegment):
+// - a memory handle: 64 bytes, the name of a POSIX shared-memory file ("/name", as shm_open takes it), padded with
+//   zeros. The file is mapped read-only; its length is the segment's, and offset 0 its first byte.
+// - descriptors of blocks: of files (memfd, shared memory) of at least `blockBytes` each, mapped one after another.
+// - a fabric handle: as a memory handle, of at least `blockBytes`.
+// - an event handle: 64 bytes, a name as above. The event is done when the first int32 of the file is not 0; nothing is
+//   read before. It is opened at the start of the write: a file that is not there is a sender that has gone.
+// Files must not be cut while a write runs (write the event's int32 in place): that would end the process.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "core/device_table.h"
+#include "core/fault.h"
+#include "core/pool.h"
+#include "transport/ipc_session.h"
+
+namespace refit {
+namespace {
+
+using device_table::guarded;
+using ipc::Cause;
+using ipc::Mapping;
+using ipc::Refused;
+
+int count_cards() {
+  const char* const wanted = std::getenv("REFIT_STAND_IN_CARDS");
+  return wanted == nullptr ? 2 : std::clamp(std::atoi(wanted), 0, 8);
+}
+
+std::string uuid_of(int card) { return "GPU-00000000-0000-0000-0000-00000000000" + std::to_string(card); }
+
+class File {
+ public:
+  explicit File(const uint8_t* handle) {
+    const auto* const text = reinterpret_cast<const char*>(handle);
+    const std::string name(text, strnlen(text, Segment::kHandleBytes));
+    if (name.size() < 2 || name[0] != '/' || name.find('/', 1) != std::string::npos) {
+      throw Refused(Cause::kUnknown, "stand-in: the handle is no name of shared memory");
+    }
+    fd = shm_open(name.c_str(), O_RDONLY | O_CLOEXEC, 0);
+    if (fd < 0)
+      throw Refused(errno == ENOENT ? Cause::kGone : Cause::kUnknown, "stand-in: " + name + ": " + strerror(errno));
+  }
+  ~File() { close(fd); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  int fd = -1;
+};
+
+uint64_t bytes_of(int fd) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) throw Refused(Cause::kUnknown, std::string("stand-in: fstat: ") + strerror(errno));
+  return static_cast<uint64_t>(info.st_size);
+}
+
+void* map(void* at, uint64_t bytes, int fd, int flags) {
+  void* const base = mmap(at, bytes, fd < 0 ? PROT_NONE : PROT_READ, flags, fd, 0);
+  if (base == MAP_FAILED) throw Refused(Cause::kNoMemory, std::string("stand-in: mmap: ") + strerror(errno));
+  return base;
+}
+
+class FileDriver : public ipc::Driver {
+ public:
+  explicit FileDriver(int ranks) : ranks_(ranks) {}
+  int ranks() const override { return ranks_; }
+
+  Mapping open(int, const Segment& segment) override {
+    bool visible = false;
+    for (int card = 0; card < count_cards(); card++) visible = visible || uuid_of(card) == segment.uuid;
+    if (!visible) throw Refused(Cause::kNotVisible, "stand-in: there is no card " + segment.uuid);
+    if (segment.handle.empty()) return open_blocks(segment);
+    const File file(segment.handle.data());
+    const uint64_t bytes = bytes_of(file.fd);
+    if (bytes == 0) throw Refused(Cause::kUnknown, "stand-in: the segment is empty");
+    return {reinterpret_cast<uint64_t>(map(nullptr, bytes, file.fd, MAP_SHARED)), bytes, false};
+  }
+
+  void close(int, const Mapping& mapping) override {
+    if (munmap(reinterpret_cast<void*>(mapping.base), mapping.bytes) == 0) return;
+    throw Refused(Cause::kUnknown, std::string("stand-in: munmap: ") + strerror(errno));
+  }
+
+  uint64_t open_event(int, const uint8_t* handle) override {
+    const File file(handle);
+    if (bytes_of(file.fd) < sizeof(int32_t)) throw Refused(Cause::kUnknown, "stand-in: the event's file is too short");
+    return reinterpret_cast<uint64_t>(map(nullptr, sizeof(int32_t), file.fd, MAP_SHARED));
+  }
+  bool event_done(int, uint64_t event) override {
+    return __atomic_load_n(reinterpret_cast<int32_t*>(event), __ATOMIC_ACQUIRE) != 0;
+  }
+  void wait_event(int, uint64_t) override {}
+  void close_event(int, uint64_t event) override { munmap(reinterpret_cast<void*>(event), sizeof(int32_t)); }
+
+ private:
+  static Mapping open_blocks(const Segment& segment) {
+    const uint64_t bytes = segment.block_bytes * segment.blocks();
+    auto* const base = static_cast<uint8_t*>(map(nullptr, bytes, -1, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE));
+    try {
+      for (size_t i = 0; i < segment.blocks(); i++) {
+        if (segment.fds.empty()) {
+          const File file(segment.fabric.data() + i * Segment::kHandleBytes);
+          map_block(base, i, segment.block_bytes, file.fd);
+        } else {
+          map_block(base, i, segment.block_bytes, segment.fds[i]);
+        }
+      }
+    } catch (...) {
+      munmap(base, bytes);
+      throw;
+    }
+    return {reinterpret_cast<uint64_t>(base), bytes, true};
+  }
+  static void map_block(uint8_t* base, size_t index, uint64_t bytes, int fd) {
+    if (bytes_of(fd) < bytes) throw Refused(Cause::kUnknown, "stand-in: a block is shorter than blockBytes");
+    map(base + index * bytes, bytes, fd, MAP_SHARED | MAP_FIXED);
+  }
+
+  const int ranks_;
+};
+
+// One write: what reads segments here, all else by the CPU's own write afterwards.
+class SharedWrite {
+ public:
+  SharedWrite(Device& cpu, ipc::Mappings& mappings, const WriteJob& job)
+      : cpu_(cpu),
+        job_(job),
+        left_(job.tensors.size()),
+        dirty_(job.tensors.size()),
+        session_(
+            mappings, job, [this](int tensor, std::string message) { fail(tensor, std::move(message)); }, limits()) {
+    for (const Rect& rect : job.rects) left_[rect.tensor]++;
+  }
+
+  WriteOutcome run(int ranks) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < ranks; rank++) threads.emplace_back([this, rank] { read_segments(rank); });
+    session_.open();
+    session_.close_events();
+    for (std::thread& thread : threads) thread.join();
+    WriteJob rest = job_;
+    std::erase_if(rest.rects,
+                  [this](const Rect& rect) { return job_.sources[job_.tensors[rect.tensor].source].segment >= 0; });
+    if (out_.error.empty() && !rest.rects.empty()) write(rest);
+    session_.close(!out_.error.empty());
+    out_.states.resize(left_.size());
+    for (size_t t = 0; t < left_.size(); t++) {
+      out_.states[t] = static_cast<uint8_t>(left_[t] == 0    ? TensorState::kWritten
+                                            : dirty_[t] != 0 ? TensorState::kPartial
+                                                             : TensorState::kUntouched);
+    }
+    out_.segments_opened = session_.opened();
+    out_.segments_closed = session_.closed();
+    out_.warning = session_.warning();
+    return std::move(out_);
+  }
+
+ private:
+  // So that a few megabytes show what many gigabytes do.
+  static ipc::SessionLimits limits() {
+    ipc::SessionLimits out;
+    out.batch_bytes = 64 << 10;
+    return out;
+  }
+
+  void read_segments(int rank) {
+    try {
+      size_t first = 0, last = 0;
+      if (!session_.begin(rank)) return;
+      while (session_.next(rank, first, last)) {
+        WriteJob part = job_;
+        part.rects.clear();
+        for (size_t i = first; i < last; i++) {
+          const auto& segment = session_.segments(rank)[i];
+          for (const size_t index : segment.plan.rects) {
+            const Rect& rect = job_.rects[index];
+            Source& source = part.sources[job_.tensors[rect.tensor].source];
+            source.segment = -1;
+            source.data = reinterpret_cast<const uint8_t*>(segment.mapping.base);
+            source.bytes = segment.mapping.bytes;
+            part.rects.push_back(rect);
+          }
+        }
+        std::sort(part.rects.begin(), part.rects.end(),
+                  [](const Rect& a, const Rect& b) { return a.tensor < b.tensor; });
+        write(part);
+      }
+    } catch (const std::exception& e) {
+      fail(-1, e.what());
+    }
+  }
+
+  void write(const WriteJob& part) {
+    const std::lock_guard lock(writing_);
+    const WriteOutcome wrote = cpu_.write(part);
+    std::vector<int> rects(left_.size());
+    for (const Rect& rect : part.rects) rects[rect.tensor]++;
+    for (size_t t = 0; t < rects.size(); t++) {
+      if (rects[t] == 0) continue;
+      const auto state = static_cast<TensorState>(wrote.states[t]);
+      if (state == TensorState::kWritten) left_[t] -= rects[t];
+      if (state != TensorState::kUntouched) dirty_[t] = 1;
+    }
+    out_.bytes += wrote.bytes;
+    if (!wrote.error.empty()) fail(wrote.error_tensor, wrote.error);
+  }
+
+  void fail(int tensor, std::string message) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (out_.error.empty()) {
+        out_.error = std::move(message);
+        out_.error_tensor = tensor;
+      }
+    }
+    session_.stop();
+  }
+
+  Device& cpu_;
+  const WriteJob& job_;
+  std::vector<int> left_;       // rectangles of each tensor, under `writing_`
+  std::vector<uint8_t> dirty_;  // likewise
+  WriteOutcome out_;
+  std::mutex writing_, mutex_;
+  ipc::Session session_;
+};
+
+class StandIn : public Device {
+ public:
+  explicit StandIn(const CoreConfig& config)
+      : pool_(4), driver_(config.ranks), mappings_(driver_, pool_), ranks_(config.ranks) {
+    CoreConfig cpu = config;
+    cpu.device = "cpu";
+    cpu_ = make_cpu_device(cpu);
+  }
+
+  DeviceInfo info() const override {
+    DeviceInfo out = cpu_->info();
+    out.isa = "stand-in for CUDA: " + out.isa;
+    return out;
+  }
+  const void* address(int rank, int param) const override { return cpu_->address(rank, param); }
+  void step(const StepBatch& batch, StepResult& result) override { cpu_->step(batch, result); }
+  WriteOutcome write(const WriteJob& job) override {
+    return job.segments.empty() ? cpu_->write(job) : SharedWrite(*cpu_, mappings_, job).run(ranks_);
+  }
+  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) override {
+    cpu_->read(rank, param, row, col, rows, cols, out);
+  }
+  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) override {
+    return cpu_->checksum(rects, tensor_cols);
+  }
+  void scramble(uint64_t seed) override { cpu_->scramble(seed); }
+  uint64_t release_memory(uint32_t tags, bool keep_weights) override {
+    return cpu_->release_memory(tags, keep_weights);
+  }
+  bool resume_memory(uint32_t tags) override { return cpu_->resume_memory(tags); }
+  uint64_t close_mappings(const std::string& name) override { return mappings_.close(name); }
+
+ private:
+  std::unique_ptr<Device> cpu_;
+  Pool pool_;
+  FileDriver driver_;
+  ipc::Mappings mappings_;
+  const int ranks_;
+};
+
+void cards(Sink<CudaCards> sink, Failure& failure) noexcept {
+  guarded(failure, [&] {
+    CudaCards out;
+    const int count = count_cards();
+    if (count == 0) out.error = "the stand-in has no cards: REFIT_STAND_IN_CARDS is 0";
+    out.driver_cuda = "13.0";
+    out.runtime_cuda = "13.0";
+    out.driver_version = "0.0";
+    out.architectures = "stand-in";
+    for (int i = 0; i < count; i++) {
+      const std::string bus = "0000:0" + std::to_string(i + 1) + ":00.0";
+      out.cards.push_back(
+          {i, "stand-in", uuid_of(i), bus, "9.0", 1, uint64_t{8} << 30, uint64_t{8} << 30, true, false, ""});
+    }
+    out.peer_access.assign(static_cast<size_t>(count) * count, 1);
+    sink.take(sink.context, out);
+  });
+}
+
+void memory_plan(const CoreConfig& config, CudaMemoryPlan& plan, Failure& failure) noexcept {
+  guarded(failure, [&] {
+    uint64_t elements = 0;
+    for (const Param& param : config.params) elements += static_cast<uint64_t>(param.rows * param.cols);
+    const uint64_t kv_heads = std::max(1, config.arch.kv_heads / std::max(1, config.ranks));
+    plan.weight_bytes = elements * size_of(config.dtype);
+    plan.kv_bytes = static_cast<uint64_t>(config.pages) * config.page_size * 2 * kv_heads * config.arch.head_dim *
+                    config.arch.layers * size_of(config.dtype);
+    plan.scratch_bytes = 16 << 20;
+    plan.fixed_bytes = 16 << 20;
+  });
+}
+
+Device* open(const CoreConfig& config, Failure& failure) noexcept {
+  Device* device = nullptr;
+  guarded(failure, [&] { device = new StandIn(config); });
+  return device;
+}
+
+constexpr DeviceLibrary kTable = device_table::make(cards, memory_plan, open);
+
+}  // namespace
+}  // namespace refit
+
+extern "C" __attribute__((visibility("default"))) const refit::DeviceLibrary* refit_device_library() {
+  return &refit::kTable;
+}
+
+#ifdef REFIT_FAULTS
+extern "C" __attribute__((visibility("default"))) void refit_arm_fault(refit::fault::Point point, int64_t at,
+                                                                       refit::fault::Action action, int stall_ms) {
+  refit::fault::arm(point, at, action, stall_ms);
+}
+#endif

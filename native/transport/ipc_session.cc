@@ -1,0 +1,243 @@
+#include "transport/ipc_session.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "core/fault.h"
+#include "transport/ipc_words.h"
+
+namespace refit::ipc {
+namespace {
+
+// Between two looks at an event that is not done yet.
+constexpr std::chrono::microseconds kLook{20}, kLongLook{500};
+
+}  // namespace
+
+Session::Session(Mappings& mappings, const WriteJob& job, Fail fail, const SessionLimits& limits)
+    : mappings_(mappings),
+      job_(job),
+      fail_(std::move(fail)),
+      limits_(limits),
+      deadline_(std::chrono::steady_clock::now() + std::chrono::milliseconds(job.event_timeout_ms)) {
+  IpcPlan plan = plan_segments(job, mappings.driver.ranks());
+  for (const PlannedEvent& event : plan.events) {
+    tasks_.push_back({-1, events_.size()});
+    events_.push_back({event, 0, false});
+  }
+  events_left_ = events_.size();
+  ranks_.resize(plan.ranks.size());
+  size_t longest = 0;
+  for (size_t r = 0; r < ranks_.size(); r++) {
+    size_t missing = 0;
+    ranks_[r].segments.reserve(plan.ranks[r].size());
+    for (PlannedSegment& planned : plan.ranks[r]) {
+      Opened opened;
+      const Mapping* kept = mappings.find(static_cast<int>(r), job.segments[planned.segment], planned.keep);
+      if (kept != nullptr) opened.mapping = *kept;
+      missing += kept == nullptr;
+      opened.plan = std::move(planned);
+      ranks_[r].segments.push_back(std::move(opened));
+    }
+    wait_for_all_ = wait_for_all_ && missing <= limits.few;
+    longest = std::max(longest, ranks_[r].segments.size());
+  }
+  // Of all ranks in turn: each is to begin soon. Kept ones have a task too, which checks their bounds.
+  for (size_t i = 0; i < longest; i++) {
+    for (size_t r = 0; r < ranks_.size(); r++) {
+      if (i < ranks_[r].segments.size()) tasks_.push_back({static_cast<int>(r), i});
+    }
+  }
+  tasks_left_ = tasks_.size();
+}
+
+Session::~Session() {
+  try {
+    close(true);
+  } catch (const std::exception&) {
+  }
+}
+
+bool Session::empty() const { return tasks_.empty(); }
+
+void Session::open() {
+  const int64_t threads = std::min(limits_.openers, static_cast<int64_t>(tasks_.size()));
+  try {
+    mappings_.pool.parallel_for(threads, [this](int64_t, int) {
+      for (size_t i = next_task_++; i < tasks_.size() && !stopped_; i = next_task_++) run(tasks_[i]);
+    });
+  } catch (const std::exception& e) {
+    fail(-1, e.what());
+  }
+}
+
+void Session::run(const Task& task) {
+  const bool is_event = task.rank < 0;
+  if (is_event) {
+    open_event(events_[task.index]);
+  } else {
+    open_segment(task.rank, ranks_[static_cast<size_t>(task.rank)].segments[task.index]);
+  }
+  if (stopped_) return;
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_left_--;
+    if (is_event) {
+      events_left_--;
+    } else {
+      ranks_[static_cast<size_t>(task.rank)].segments[task.index].ready = true;
+    }
+  }
+  wake_.notify_all();
+}
+
+void Session::open_event(Event& event) {
+  try {
+    if (REFIT_FAULT(kIpcEvent)) throw Refused(Cause::kUnknown, "injected fault: event");
+    event.id = mappings_.driver.open_event(event.plan.rank, event.plan.handle);
+    event.open = true;
+  } catch (const Refused& e) {
+    fail(event.plan.tensor, cannot_open_event(e));
+  }
+}
+
+void Session::open_segment(int rank, Opened& segment) {
+  const Segment& named = job_.segments[segment.plan.segment];
+  if (cancelled()) return fail(segment.plan.tensor, "the write was cancelled");
+  if (segment.mapping.base == 0) {
+    try {
+      if (REFIT_FAULT(kIpcOpen)) throw Refused(Cause::kUnknown, "injected fault: open");
+      segment.mapping = mappings_.driver.open(rank, named);
+      segment.ours = true;
+      opened_++;
+    } catch (const Refused& e) {
+      return fail(segment.plan.tensor, cannot_open(e, named));
+    }
+  }
+  for (const auto& [tensor, end] : segment.plan.ends) {
+    if (end > segment.mapping.bytes) return fail(tensor, too_short(end, segment.mapping.bytes));
+  }
+}
+
+bool Session::begin(int rank) {
+  {
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [this] { return stopped_ || events_left_ == 0; });
+  }
+  // All of them, also those of segments that other ranks read: what is refused here has changed nothing.
+  auto look = kLook;
+  for (const Event& event : events_) {
+    try {
+      while (!stopped_ && !mappings_.driver.event_done(event.plan.rank, event.id)) {
+        if (cancelled()) {
+          fail(event.plan.tensor, "the write was cancelled");
+        } else if (std::chrono::steady_clock::now() > deadline_) {
+          fail(event.plan.tensor, "its sender's work on the card was not done after " +
+                                      std::to_string(job_.event_timeout_ms) +
+                                      " ms: send tensors when what computes them has been enqueued, and nothing that "
+                                      "waits for this update is before them on the stream");
+        } else {
+          std::this_thread::sleep_for(look);
+          look = std::min<std::chrono::microseconds>(look * 2, kLongLook);
+        }
+      }
+      if (stopped_) return false;
+      mappings_.driver.wait_event(rank, event.id);
+    } catch (const Refused& e) {
+      fail(event.plan.tensor, cannot_open_event(e));
+      return false;
+    }
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    begun_++;
+  }
+  wake_.notify_all();
+  return !stopped_;
+}
+
+void Session::close_events() {
+  {
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [this] { return stopped_ || begun_ == ranks_.size(); });
+    if (begun_ < ranks_.size()) return;  // some may still look at them
+  }
+  destroy_events();
+}
+
+void Session::destroy_events() {
+  std::atomic<size_t> next_event = 0;
+  const int64_t threads = std::min(limits_.openers, static_cast<int64_t>(events_.size()));
+  mappings_.pool.parallel_for(threads, [&](int64_t, int) {
+    for (size_t i = next_event++; i < events_.size(); i = next_event++) {
+      Event& event = events_[i];
+      if (!event.open) continue;
+      event.open = false;
+      try {
+        mappings_.driver.close_event(event.plan.rank, event.id);
+      } catch (const std::exception& e) {
+        const std::lock_guard lock(mutex_);
+        warning_ = std::string("a CUDA event of a sender was not destroyed: ") + e.what();
+      }
+    }
+  });
+}
+
+bool Session::ready(RankState& rank) const {
+  while (rank.prefix < rank.segments.size() && rank.segments[rank.prefix].ready) {
+    rank.waiting += rank.segments[rank.prefix++].plan.bytes;
+  }
+  if (wait_for_all_) return tasks_left_ == 0;
+  const uint64_t enough = rank.given == 0 ? limits_.batch_bytes / 4 : limits_.batch_bytes;
+  return rank.prefix == rank.segments.size() || (rank.prefix > rank.given && rank.waiting >= enough);
+}
+
+bool Session::next(int rank, size_t& first, size_t& last) {
+  RankState& state = ranks_[static_cast<size_t>(rank)];
+  std::unique_lock lock(mutex_);
+  wake_.wait(lock, [&] { return stopped_ || ready(state); });
+  if (stopped_ || state.given == state.segments.size()) return false;
+  first = state.given;
+  last = state.prefix;
+  state.given = state.prefix;
+  state.waiting = 0;
+  return true;
+}
+
+void Session::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  wake_.notify_all();
+}
+
+void Session::fail(int tensor, const std::string& message) {
+  fail_(tensor, message);
+  stop();
+}
+
+void Session::close(bool failed) {
+  if (done_) return;
+  done_ = true;
+  std::vector<Mappings::Open> open;
+  for (size_t r = 0; r < ranks_.size(); r++) {
+    for (const Opened& segment : ranks_[r].segments) {
+      if (!segment.ours) continue;
+      const std::string& name = segment.plan.keep;
+      const int rank = static_cast<int>(r);
+      if (!failed && !name.empty() &&
+          mappings_.keep(rank, job_.segments[segment.plan.segment], name, segment.mapping)) {
+        continue;
+      }
+      open.push_back({rank, segment.mapping});
+    }
+  }
+  destroy_events();
+  closed_ = mappings_.close(std::move(open));
+  const std::string open_still = mappings_.warning();
+  if (!open_still.empty()) warning_ = open_still;
+}
+
+}  // namespace refit::ipc

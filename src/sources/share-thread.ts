@@ -1,0 +1,148 @@
+import { closeSync } from 'node:fs'
+import { Worker } from 'node:worker_threads'
+import { RefitError } from '../errors.ts'
+import type { FromShares, ShareThreadData, ToShares } from './share-messages.ts'
+
+// The compiled file beside this one, or the source where TypeScript is run as it is.
+const WORKER = new URL(`./share-worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
+/** A decoder's many short-lived records are collected in one go, instead of being copied again and again. */
+const YOUNG_MB = 192
+
+/** Of all requests so far. When none is under way as much has been closed as opened. */
+export interface ShareTotals {
+  /** References of senders that were given back. */
+  sharesReleased: number
+  /** Files of shared memory, and descriptors of senders. */
+  filesOpened: number
+  filesClosed: number
+}
+
+type Reply<T extends FromShares['type'] = FromShares['type']> = Extract<FromShares, { type: T }>
+type Request = ToShares extends infer T ? T extends { id: number } ? Omit<T, 'id'> : never : never
+interface Waiting { resolve: (reply: FromShares) => void, reject: (error: Error) => void }
+
+/** A thread that ended, and took what it had open with it. Requests that waited behind the one at which it ended have not been looked at. */
+export class ThreadEnded extends RefitError {
+  readonly unseen: boolean
+  constructor (error: RefitError, unseen: boolean) {
+    super(error.code, error.message, { cause: error })
+    this.unseen = unseen
+  }
+}
+
+/** One life of the thread: what it opened is open as long as it lives. */
+export class ShareLife {
+  readonly worker: Worker
+  readonly waiting = new Map<number, Waiting>()
+  /** Descriptors that it took out of senders, by request. They are the process's, and Node does not know them. */
+  readonly taken = new Map<number, number[]>()
+  ended = false
+
+  constructor (worker: Worker) { this.worker = worker }
+}
+
+/** The main thread's side of the thread of the shares, which is started by the first request or by `start`, and again after it has ended. */
+export class ShareThread {
+  readonly totals: ShareTotals = { sharesReleased: 0, filesOpened: 0, filesClosed: 0 }
+  readonly #data: ShareThreadData
+  #life: ShareLife | undefined
+  #last = 0
+  #closed = false
+
+  constructor (data: ShareThreadData) { this.#data = data }
+
+  /** The thread that runs, or a new one. ENGINE_CLOSED after `close`. */
+  start (): ShareLife {
+    if (this.#closed) throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
+    if (this.#life !== undefined) return this.#life
+    const worker = new Worker(WORKER, { name: 'refit shares', workerData: this.#data, resourceLimits: { maxYoungGenerationSizeMb: YOUNG_MB } })
+    const life = new ShareLife(worker)
+    let failure = new RefitError('INTERNAL', 'the thread that reads tensors has ended')
+    worker.on('message', (message: FromShares) => { this.#receive(life, message) })
+    worker.on('error', (error: NodeJS.ErrnoException) => {
+      failure = error.code === 'ERR_WORKER_OUT_OF_MEMORY'
+        ? new RefitError('PICKLE_LIMIT', 'reading the payload takes more memory than there is for it; send fewer tensors in one request')
+        : new RefitError('INTERNAL', `the thread that reads tensors failed: ${error.message}`, { cause: error })
+    })
+    worker.once('exit', () => { this.#bury(life, failure) })
+    // A process that waits for nothing of it may end.
+    worker.unref()
+    this.#life = life
+    return life
+  }
+
+  /** Sends a request to that life of the thread. Throws ThreadEnded where it ends before the reply, and what it refused. */
+  async ask (life: ShareLife, request: Extract<Request, { type: 'open' | 'unpickle' }>): Promise<Reply<'opened'>>
+  async ask (life: ShareLife, request: Extract<Request, { type: 'look' }>): Promise<Reply<'looked'>>
+  async ask (life: ShareLife, request: Extract<Request, { type: 'release' | 'discard' | 'drop' }>): Promise<Reply<'released'>>
+  async ask (life: ShareLife, request: Request): Promise<FromShares> {
+    if (life.ended) throw new ThreadEnded(new RefitError('INTERNAL', 'the thread that reads tensors has ended'), true)
+    const id = ++this.#last
+    const reply = await new Promise<FromShares>((resolve, reject) => {
+      life.waiting.set(id, { resolve, reject })
+      life.worker.ref()
+      life.worker.postMessage({ ...request, id } as ToShares)
+    })
+    if (request.type === 'release') this.#closeTaken(life, request.of)
+    return reply
+  }
+
+  /** Ends the thread; what is open still is given back. */
+  async close (): Promise<void> {
+    this.#closed = true
+    const life = this.#life
+    if (life === undefined) return
+    const ended = new Promise(resolve => life.worker.once('exit', resolve))
+    life.worker.ref()
+    life.worker.postMessage({ type: 'end' } satisfies ToShares)
+    await ended
+  }
+
+  #bury (life: ShareLife, failure: RefitError): void {
+    life.ended = true
+    if (this.#life === life) this.#life = undefined
+    // Files of shared memory went with it.
+    for (const of of [...life.taken.keys()]) this.#closeTaken(life, of)
+    this.totals.filesClosed = this.totals.filesOpened
+    let unseen = false
+    for (const { reject } of life.waiting.values()) {
+      reject(new ThreadEnded(failure, unseen))
+      unseen = true
+    }
+    life.waiting.clear()
+  }
+
+  #closeTaken (life: ShareLife, of: number): void {
+    const taken = life.taken.get(of) ?? []
+    life.taken.delete(of)
+    for (const fd of taken) closeSync(fd)
+    this.totals.filesClosed += taken.length
+  }
+
+  #receive (life: ShareLife, message: FromShares): void {
+    const waiting = life.waiting.get(message.id)
+    life.waiting.delete(message.id)
+    if (life.waiting.size === 0 && !this.#closed) life.worker.unref()
+    const { totals } = this
+    switch (message.type) {
+      case 'opened':
+        totals.filesOpened += message.fds.length + message.taken.length
+        if (message.taken.length > 0) life.taken.set(message.id, message.taken)
+        break
+      case 'released':
+        totals.sharesReleased += message.released.shares
+        totals.filesClosed += message.released.files
+        break
+      case 'refused': {
+        const { released: { shares, files }, taken, code, message: text, param } = message
+        for (const fd of taken) closeSync(fd)
+        totals.sharesReleased += shares
+        // What a refused request opened is closed again.
+        totals.filesOpened += files + taken.length
+        totals.filesClosed += files + taken.length
+        return waiting?.reject(new RefitError(code, text, param === undefined ? {} : { param }))
+      }
+    }
+    waiting?.resolve(message)
+  }
+}

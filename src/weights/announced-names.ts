@@ -1,0 +1,16 @@
+import type { ModelTable } from '../model/architecture.ts'
+import { engineTensors } from '../model/engine-names.ts'
+import type { Coverage } from './coverage.ts'
+import type { WeightSource } from './source.ts'
+
+/** The model's names of all that a source announces; what the model does not know is left out. */
+export function announcedNames (table: ModelTable, coverage: Coverage, source: WeightSource): Set<string> {
+  const names = new Set<string>()
+  const isEngine = source.layout === 'engine'
+  const tensors = isEngine ? engineTensors(table) : table.tensors
+  for (const { name } of source.tensors) {
+    const plan = tensors.get(isEngine ? name : table.canonical(name))
+    if (plan !== undefined) for (const weight of coverage.names(plan)) names.add(weight)
+  }
+  return names
+}

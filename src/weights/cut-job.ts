@@ -1,0 +1,104 @@
+import { DTYPES, RECT_FIELDS, TENSOR_FIELDS } from '../native.ts'
+import type { NativeSource, WriteJob } from '../native.ts'
+
+/** A rows x cols part of a tensor. */
+interface Block { row: number, rows: number, col: number, cols: number }
+
+/** What a stretch of bytes brings: a job of its own, and for each of its tensors the index in the whole job. */
+export interface CutJob { job: WriteJob, owners: number[] }
+
+/** Cuts a job whose tensors lie row-major in one source into jobs for stretches of its bytes, front to back. */
+export class JobCutter {
+  readonly #job: WriteJob
+  /** Tensors in the order of their bytes. */
+  readonly #order: readonly number[]
+  /** First rectangle of each tensor, and one more. */
+  readonly #rectAt: Int32Array
+  #next = 0
+  #done = 0
+
+  constructor (job: WriteJob) {
+    this.#job = job
+    const count = job.tensors.length / TENSOR_FIELDS
+    this.#order = Array.from({ length: count }, (_, tensor) => tensor).sort((a, b) => this.#begin(a) - this.#begin(b) || this.#end(a) - this.#end(b))
+    this.#rectAt = new Int32Array(count + 1)
+    for (let at = 0; at < job.rects.length; at += RECT_FIELDS) this.#rectAt[job.rects[at]! + 1]!++
+    for (let tensor = 0; tensor < count; tensor++) this.#rectAt[tensor + 1]! += this.#rectAt[tensor]!
+  }
+
+  /** Every byte before it has been cut. */
+  get done (): number { return this.#done }
+
+  /** The tensor that the next byte belongs to, or that stands behind it; undefined behind the last one. */
+  get tensor (): number | undefined { return this.#order[this.#next] }
+
+  /** Tensors with bytes that have not been cut. */
+  unfinished (done = this.#done): number[] { return this.#order.filter(tensor => this.#end(tensor) > done) }
+
+  /** What is new in the bytes from `begin` on, which are those of `source`: all elements that end in them and have not been cut. */
+  cut (source: NativeSource, begin: number, length: number): CutJob {
+    if (begin > this.#done) throw new RangeError(`a piece begins at byte ${begin}, bytes from ${this.#done} on are missing`)
+    const to = begin + length
+    const tensors: number[] = []
+    const rects: number[] = []
+    const owners: number[] = []
+    for (; this.#next < this.#order.length; this.#next++) {
+      const tensor = this.#order[this.#next]!
+      if (this.#begin(tensor) >= to) break
+      const size = this.#elementBytes(tensor)
+      const cols = this.#job.tensors[tensor * TENSOR_FIELDS + 4]!
+      const first = Math.max(0, (this.#done - this.#begin(tensor)) / size)
+      const last = Math.floor((Math.min(to, this.#end(tensor)) - this.#begin(tensor)) / size)
+      for (const block of blocks(first, last, cols)) {
+        const offset = this.#begin(tensor) + (block.row * cols + block.col) * size - begin
+        this.#clip(tensor, block, owners.length, rects)
+        tensors.push(0, offset, this.#job.tensors[tensor * TENSOR_FIELDS + 2]!, block.rows, block.cols, cols * size, size)
+        owners.push(tensor)
+      }
+      if (this.#end(tensor) > to) {
+        this.#done = this.#begin(tensor) + last * size
+        return { job: { sources: [source], tensors: Float64Array.from(tensors), rects: Float64Array.from(rects) }, owners }
+      }
+    }
+    this.#done = to
+    return { job: { sources: [source], tensors: Float64Array.from(tensors), rects: Float64Array.from(rects) }, owners }
+  }
+
+  /** Of a tensor's rectangles, what lies in a block, as rectangles of the tensor `index` that the block becomes. */
+  #clip (tensor: number, block: Block, index: number, into: number[]): void {
+    const { rects } = this.#job
+    for (let at = this.#rectAt[tensor]! * RECT_FIELDS; at < this.#rectAt[tensor + 1]! * RECT_FIELDS; at += RECT_FIELDS) {
+      const [srcRow, srcCol, rows, cols] = [rects[at + 3]!, rects[at + 4]!, rects[at + 5]!, rects[at + 6]!]
+      const top = Math.max(srcRow, block.row)
+      const left = Math.max(srcCol, block.col)
+      const height = Math.min(srcRow + rows, block.row + block.rows) - top
+      const width = Math.min(srcCol + cols, block.col + block.cols) - left
+      if (height <= 0 || width <= 0) continue
+      into.push(index, rects[at + 1]!, rects[at + 2]!, top - block.row, left - block.col, height, width, rects[at + 7]! + top - srcRow, rects[at + 8]! + left - srcCol)
+    }
+  }
+
+  #begin (tensor: number): number { return this.#job.tensors[tensor * TENSOR_FIELDS + 1]! }
+
+  #end (tensor: number): number {
+    const at = tensor * TENSOR_FIELDS
+    return this.#begin(tensor) + this.#job.tensors[at + 3]! * this.#job.tensors[at + 4]! * this.#elementBytes(tensor)
+  }
+
+  #elementBytes (tensor: number): number { return this.#job.tensors[tensor * TENSOR_FIELDS + 2] === DTYPES.float32 ? 4 : 2 }
+}
+
+/** Elements [first, last) of a row-major matrix: the rest of a row, whole rows, the beginning of a row. */
+function * blocks (first: number, last: number, cols: number): Generator<Block> {
+  if (last <= first) return
+  let row = Math.floor(first / cols)
+  const col = first % cols
+  const endRow = Math.floor(last / cols)
+  const endCol = last % cols
+  if (col > 0) {
+    yield { row, rows: 1, col, cols: (row === endRow ? endCol : cols) - col }
+    if (row++ === endRow) return
+  }
+  if (endRow > row) yield { row, rows: endRow - row, col: 0, cols }
+  if (endCol > 0) yield { row: endRow, rows: 1, col: 0, cols: endCol }
+}

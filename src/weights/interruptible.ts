@@ -1,0 +1,19 @@
+import type { WeightStream } from './stream.ts'
+
+/** The same stream; waiting for its bytes ends with the signal's reason when the signal is aborted. */
+export function interruptible (stream: WeightStream, signal: AbortSignal): WeightStream {
+  return {
+    ready: async () => { await orAborted(stream.ready(), signal) },
+    next: async () => await orAborted(stream.next(), signal)
+  }
+}
+
+async function orAborted<T> (promise: Promise<T>, signal: AbortSignal): Promise<T> {
+  return await new Promise<T>((resolve, reject) => {
+    const reason = (): Error => signal.reason
+    const stop = (): void => { reject(reason()) }
+    signal.addEventListener('abort', stop)
+    if (signal.aborted) stop()
+    void promise.then(resolve, reject).then(() => { signal.removeEventListener('abort', stop) })
+  })
+}

@@ -1,0 +1,66 @@
+import type { NativeAddon } from '../native.ts'
+
+/** Of all writes so far, counted for each rank. What is opened and not closed is kept open under a name. */
+export interface MappingCounts { opened: number, closed: number }
+
+interface Due { done: Promise<void>, resolve: () => void, reject: (error: unknown) => void }
+
+/** Memory of cards that writes map: what is kept is closed while the gate is shut, by whoever shuts it next. */
+export class Mappings {
+  readonly counts: MappingCounts = { opened: 0, closed: 0 }
+  readonly #due = new Map<string, Due>()
+  #warning: string | undefined
+
+  /** The addon, with what its writes open and close counted. */
+  watch (addon: NativeAddon): NativeAddon {
+    return {
+      ...addon,
+      // Not async: what is refused at once is thrown at once.
+      write: (core, job) => addon.write(core, job).then(outcome => {
+        this.counts.opened += outcome.segmentsOpened ?? 0
+        this.counts.closed += outcome.segmentsClosed ?? 0
+        if (outcome.warning !== undefined) this.#warning = outcome.warning
+        return outcome
+      })
+    }
+  }
+
+  /** What could not be closed, in words, since this was asked last. */
+  takeWarning (): string | undefined {
+    const warning = this.#warning
+    this.#warning = undefined
+    return warning
+  }
+
+  /** Resolves once what is kept under the name has been closed by `closeDue`. */
+  async due (name: string): Promise<void> {
+    let due = this.#due.get(name)
+    if (due === undefined) {
+      this.#due.set(name, due = makeDue())
+    }
+    await due.done
+  }
+
+  isDue (name: string): boolean { return this.#due.has(name) }
+
+  /** Gate shut. Never throws: who waits for a name is told. */
+  async closeDue (addon: NativeAddon, core: number): Promise<void> {
+    for (const [name, { resolve, reject }] of [...this.#due]) {
+      this.#due.delete(name)
+      try {
+        this.counts.closed += await addon.closeMappings(core, name)
+        resolve()
+      } catch (error) {
+        reject(error)
+      }
+    }
+  }
+}
+
+function makeDue (): Due {
+  let settle: Omit<Due, 'done'> | undefined
+  const done = new Promise<void>((resolve, reject) => { settle = { resolve, reject } })
+  // There may be nobody left who waits.
+  done.catch(() => {})
+  return { done, ...settle! }
+}

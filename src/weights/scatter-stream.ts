@@ -1,0 +1,39 @@
+import { TENSOR_UNTOUCHED } from '../native.ts'
+import type { NativeAddon } from '../native.ts'
+import { JobCutter } from './cut-job.ts'
+import type { WritePlan } from './plan.ts'
+import { writeJob } from './scatter.ts'
+import type { ScatterOutcome } from './scatter.ts'
+import type { WeightStream } from './stream.ts'
+
+/** Runs a planned write on the device piece by piece, as its bytes come. Never throws for a fault on the way. */
+export async function scatterStream (addon: NativeAddon, core: number, plan: WritePlan, stream: WeightStream): Promise<ScatterOutcome> {
+  const cutter = new JobCutter(plan.job)
+  let written = 0
+  let bytes = 0
+  let touched = false
+  let error: ScatterOutcome['error']
+  try {
+    for (;;) {
+      const piece = await stream.next()
+      if (piece === undefined) break
+      const { job, owners } = cutter.cut({ buffer: piece.bytes }, piece.begin, piece.bytes.length)
+      if (owners.length > 0) {
+        const outcome = await writeJob(addon, core, job, owners.length)
+        bytes += outcome.bytes
+        touched ||= outcome.states.some(state => state !== TENSOR_UNTOUCHED)
+        if (outcome.error !== undefined) {
+          error = { message: outcome.error.message, tensor: owners[outcome.error.tensor]! }
+          break
+        }
+      }
+      written = cutter.done
+    }
+  } catch (cause) {
+    error = { message: cause instanceof Error ? cause.message : String(cause), tensor: cutter.tensor ?? 0, cause }
+  }
+  const rest = cutter.unfinished(written)
+  if (error === undefined && rest.length > 0) error = { message: `the bytes ended at ${written}, before the tensor`, tensor: rest[0]! }
+  const missing = new Set(rest)
+  return { whole: [...plan.tensors.keys()].filter(tensor => !missing.has(tensor)), rest, touched, bytes, error }
+}

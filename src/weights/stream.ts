@@ -1,0 +1,20 @@
+/** Bytes of a source that come while they are written: one file, front to back, in pieces of bounded size. */
+export interface WeightStream {
+  /** Resolves once a piece lies ready, so that nothing stands still for a sender that never comes. Throws where the bytes break off before. */
+  ready: () => Promise<void>
+  /**
+   * The next piece, undefined behind the last one. What it holds stays as it is until the next call. Throws where the bytes break off;
+   * the last piece is given out only when the whole body is known to be as it should be.
+   */
+  next: () => Promise<StreamPiece | undefined>
+}
+
+export interface StreamPiece {
+  /** Where it lies: offset of its first byte, counted as the offsets of announced tensors are. */
+  begin: number
+  /** Begins with the last bytes of the piece before it, at least 3, so that every element lies whole in one of them. */
+  bytes: Uint8Array
+}
+
+/** What is enough for it: an element of 4 bytes that the piece before has not whole begins at most 3 before its end. */
+export const PIECE_OVERLAP = 3

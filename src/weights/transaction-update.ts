@@ -1,0 +1,35 @@
+import { RefitError } from '../errors.ts'
+import type { UpdateOptions, WeightUpdate } from '../engine/rollout-engine.ts'
+import type { Progress } from './scatter.ts'
+import type { WeightSource, WriteReport } from './source.ts'
+import type { Transaction } from './transaction.ts'
+
+/** An update that belongs to a transaction: its writes queue there with those of others, and what its commit asks for waits for the end. */
+export class TransactionUpdate implements WeightUpdate {
+  readonly #transaction: Transaction
+  readonly #options: UpdateOptions
+  #ended = false
+
+  constructor (transaction: Transaction, options: UpdateOptions) {
+    this.#transaction = transaction
+    this.#options = options
+  }
+
+  async write (source: WeightSource, progress?: Progress): Promise<WriteReport> {
+    this.#demandLive()
+    return await this.#transaction.write(source, this.#options, progress)
+  }
+
+  async commit ({ version, flushCache, requireAll }: Parameters<WeightUpdate['commit']>[0]): Promise<void> {
+    this.#demandLive()
+    this.#transaction.defer(version, flushCache, requireAll)
+    this.#ended = true
+  }
+
+  /** What failed is in the transaction's books already. */
+  async abort (): Promise<void> { this.#ended = true }
+
+  #demandLive (): void {
+    if (this.#ended) throw new RefitError('CONFLICT', 'this update has ended')
+  }
+}

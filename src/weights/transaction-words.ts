@@ -1,0 +1,17 @@
+import { RefitError } from '../errors.ts'
+
+const SHOWN_NAMES = 10
+
+/** The first of many names. */
+export function shown (names: readonly string[]): string {
+  return names.slice(0, SHOWN_NAMES).join(', ') + (names.length > SHOWN_NAMES ? ` and ${names.length - SHOWN_NAMES} more` : '')
+}
+
+/** Why a transaction cannot be committed. */
+export function incomplete (transaction: string, missing: readonly string[], failed: readonly string[], msLeft: number): RefitError {
+  const parts = [
+    ...missing.length === 0 ? [] : [`${missing.length} expected tensors have not been brought: ${shown(missing)}`],
+    ...failed.length === 0 ? [] : [`${failed.length} tensors were in a write that failed, and have not been brought since: ${shown(failed)}`]
+  ]
+  return new RefitError('TRANSACTION_INCOMPLETE', `${transaction} cannot be committed: ${parts.join('; ')}. It stays open, for ${Math.ceil(msLeft / 1000)} s: bring them, or give it up`, { param: (missing[0] ?? failed[0])! })
+}

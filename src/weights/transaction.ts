@@ -1,0 +1,282 @@
+import { randomUUID } from 'node:crypto'
+import type { UpdateOptions, WeightUpdate } from '../engine/rollout-engine.ts'
+import type { TransactionOptions, TransactionStatus } from '../engine/weight-transactions.ts'
+import { RefitError } from '../errors.ts'
+import { announcedNames } from './announced-names.ts'
+import type { Clock } from './clock.ts'
+import type { Gate } from './gate.ts'
+import { missingNames } from './plan.ts'
+import type { Progress } from './scatter.ts'
+import type { WeightSource, WriteReport } from './source.ts'
+import { TransactionDeadline } from './transaction-deadline.ts'
+import { TransactionUpdate } from './transaction-update.ts'
+import { incomplete, shown } from './transaction-words.ts'
+import { Turnstile } from './turnstile.ts'
+import { Update } from './update.ts'
+import type { UpdateContext } from './update.ts'
+import type { WeightStore } from './weight-store.ts'
+
+const QUEUED_WRITES = 64
+const SHOWN_NAMES = 100
+
+export interface TransactionContext {
+  store: WeightStore
+  clock: Clock
+  options: TransactionOptions & { deadlineMs: number }
+  /** What commit demands. */
+  expected: ReadonlySet<string> | null
+  shut: (options: { abort: boolean, deadlineMs: number, signal: AbortSignal }) => Promise<Gate>
+  /** Called once, when it has ended; what it returns lets the next update in. */
+  ended: () => () => void
+  /** A gate that is shut already. */
+  gate?: Gate | undefined
+}
+
+type End = Pick<TransactionStatus, 'state' | 'outcome' | 'reason'>
+
+/**
+ * Many writes as one: it holds the turn of one update from its opening on, and the gate from its first write on, until commit or
+ * abort. Writes queue inside; a commit queues with them, an abort passes those that wait.
+ */
+export class Transaction {
+  readonly id = randomUUID()
+  readonly #context: TransactionContext
+  readonly #writes: UpdateContext
+  readonly #update: Update
+  readonly #inside = new Turnstile(QUEUED_WRITES)
+  readonly #giveUp = new AbortController()
+  readonly #deadline: TransactionDeadline
+  readonly #openedAt: number
+  /** Of the ledger before the first write. */
+  readonly #epoch: number
+  /** What a write failed to bring. */
+  readonly #failed = new Set<string>()
+  #version: string | undefined
+  #flushCache = false
+  #abortRequests = false
+  #count = 0
+  #bytes = 0
+  /** What a call gets once an abort has begun. */
+  #refusal: RefitError | null = null
+  #settling: Promise<void> | null = null
+  #end: End | null = null
+  /** As it was when it ended. */
+  #last: TransactionStatus | null = null
+
+  constructor (context: TransactionContext) {
+    const { store, clock, options, gate } = context
+    this.#context = context
+    this.#version = options.version
+    this.#openedAt = clock.now()
+    this.#epoch = store.epoch
+    this.#writes = { store, strictNames: true, parallel: true, signal: this.#giveUp.signal, shut: async () => await this.#shut(), leave: () => { this.#close()() } }
+    this.#update = new Update(this.#writes, gate)
+    const { deadlineMs: ms } = options
+    const passed = options.scope === true ? `nothing came for ${ms / 1000} s` : `its deadline of ${ms / 1000} s has passed`
+    // Where the engine is gone, there is nobody to tell.
+    this.#deadline = new TransactionDeadline({ clock, ms, isIdle: this.isScope, passed: () => { this.abort(passed).catch(() => {}) } })
+  }
+
+  get owner (): string { return this.#context.options.owner }
+  get isScope (): boolean { return this.#context.options.scope === true }
+  /** Resolves, whatever comes of it, when the commit or abort under way is over; null when there is none. */
+  get settling (): Promise<void> | null { return this.#settling }
+  get isWriting (): boolean { return this.#update.holdsGate }
+  get name (): string { return `the weight transaction of ${this.owner}` }
+
+  get status (): TransactionStatus {
+    return this.#last ?? this.#statusAt(null)
+  }
+
+  /** The part that one update has in it. */
+  join (options: UpdateOptions): WeightUpdate { return new TransactionUpdate(this, options) }
+
+  /** For a stranger. */
+  conflict (): RefitError {
+    const ways = this.isScope ? '/end_weight_update ends it, and another /begin_weight_update gives it up' : 'its owner commits or aborts it'
+    return new RefitError('TRANSACTION_OPEN', `${this.name} is open, for ${Math.ceil(this.#deadline.msLeft / 1000)} s more at most: ${ways}. Nothing has changed`)
+  }
+
+  /** Writes all of a source after those that came before it. Its names are owed from a failure on until a write brings them. */
+  async write (source: WeightSource, { abortAllRequests = false, strictNames = true }: UpdateOptions, progress?: Progress): Promise<WriteReport> {
+    this.#demandOpen()
+    return await this.#deadline.call(async () => {
+      const { store } = this.#context
+      const names = announcedNames(store.table, store.coverage, source)
+      try {
+        // Streams are written as they come, those of several connections beside one another.
+        const leave = await this.#inside.enter(this.#deadline.msLeft, source.stream === undefined ? null : names)
+        try {
+          this.#demandOpen()
+          this.#abortRequests = abortAllRequests
+          this.#writes.strictNames = strictNames
+          const report = await this.#update.write(source, progress)
+          for (const name of names) this.#failed.delete(name)
+          this.#count++
+          this.#bytes += report.bytes
+          return { ...report, transaction: this.id }
+        } finally {
+          leave()
+        }
+      } catch (error) {
+        const isTorn = error instanceof RefitError && error.code === 'WEIGHTS_TORN'
+        // Of a write that broke off in its middle, what arrived is not owed.
+        for (const name of names) if (isTorn && this.#update.written.has(name)) this.#failed.delete(name); else this.#failed.add(name)
+        throw error
+      }
+    })
+  }
+
+  /** What one of its updates wants done at the end. */
+  defer (version?: string, flushCache = this.#count > 0, requireAll = false): void {
+    if (requireAll) {
+      const missing = missingNames(this.#context.store.table, this.#update.written)
+      if (missing.length > 0) throw new RefitError('WEIGHTS_INCOMPLETE', `${missing.length} tensors were not brought: ${shown(missing)}`, { param: missing[0]! })
+    }
+    if (this.#last?.state === 'committed' && version === undefined) return
+    this.#demandOpen()
+    if (version !== undefined) this.#version = version
+    this.#flushCache ||= flushCache
+  }
+
+  async commit ({ version, flushCache }: { version?: string, flushCache?: boolean } = {}): Promise<void> {
+    if (this.#last?.state === 'committed') return
+    this.#demandOpen()
+    await this.#deadline.call(async () => {
+      const leave = await this.#inside.enter(this.#deadline.msLeft)
+      try {
+        if (this.#last?.state === 'committed') return
+        this.#demandOpen()
+        this.#demandWhole()
+        await this.#settle(async () => {
+          const label = version ?? this.#version
+          this.#version = label
+          this.#end = { state: 'committed', outcome: this.#isTouched ? 'new' : 'old', reason: null }
+          try {
+            await this.#update.commit({ flushCache: flushCache ?? this.#flushCache, allowTorn: true, ...label === undefined ? {} : { version: label } })
+          } finally {
+            // The gate was not to be had.
+            if (this.#last === null) this.#end = null
+          }
+        })
+      } finally {
+        leave()
+      }
+    })
+  }
+
+  /** Without effect on one that has ended. */
+  async abort (reason: string): Promise<void> {
+    await this.#stop(reason, async () => { await this.#update.abort(reason) })
+  }
+
+  /** Aborts it and hands its gate, if it is shut, and its turn to `take`; which is not called where it ends otherwise. */
+  async handOver (reason: string, take: (gate: Gate | undefined, leave: () => void) => void): Promise<void> {
+    await this.#stop(reason, async () => {
+      const gate = this.#update.surrender()
+      take(gate, this.#close())
+    })
+  }
+
+  /** No more writes, no more waiting for bytes; when those under way have ended, what is written is torn, unless it is all there was to be. */
+  async #stop (reason: string, last: () => Promise<void>): Promise<void> {
+    if (this.#last !== null) return
+    if (this.#refusal === null) {
+      this.#refusal = new RefitError('TRANSACTION_ENDED', `${this.name} was aborted: ${reason}`)
+      this.#deadline.end()
+      this.#inside.turnAway(this.#refusal)
+      this.#giveUp.abort(this.#refusal)
+    }
+    await this.#settle(async () => {
+      const leave = await this.#inside.enter(Infinity)
+      try {
+        if (this.#last !== null) return
+        const { written } = this.#update
+        const isWhole = this.#isWhole
+        if (written.size > 0 && !isWhole) {
+          this.#context.store.ledger.tore([], written, `${this.name} was aborted after ${written.size} tensors of it had been written: ${reason}`)
+        }
+        this.#end = { state: 'aborted', outcome: !this.#isTouched ? 'old' : isWhole ? 'new' : 'torn', reason }
+        await last()
+      } finally {
+        leave()
+      }
+    })
+  }
+
+  /** Bytes have been written. */
+  get #isTouched (): boolean { return this.#context.store.epoch !== this.#epoch }
+
+  /** All that was to come has come: the expected names, or all of the model where none were given. */
+  get #isWhole (): boolean { return this.#failed.size === 0 && this.#missing().length === 0 }
+
+  #missing (): string[] {
+    const { expected, store } = this.#context
+    const { written } = this.#update
+    return expected === null ? missingNames(store.table, written) : [...expected].filter(name => !written.has(name))
+  }
+
+  #demandOpen (): void {
+    if (this.#last?.state === 'committed') throw new RefitError('TRANSACTION_ENDED', `${this.name} was committed`)
+    if (this.#refusal !== null) throw this.#refusal
+  }
+
+  #demandWhole (): void {
+    const missing = this.#context.expected === null ? [] : this.#missing()
+    if (missing.length + this.#failed.size > 0) throw incomplete(this.name, missing.filter(name => !this.#failed.has(name)), [...this.#failed], this.#deadline.msLeft)
+  }
+
+  async #settle<T> (run: () => Promise<T>): Promise<T> {
+    const running = run()
+    const settled = running.then(() => {}, () => {})
+    this.#settling = settled
+    try {
+      return await running
+    } finally {
+      if (this.#settling === settled) this.#settling = null
+    }
+  }
+
+  async #shut (): Promise<Gate> {
+    try {
+      return await this.#context.shut({ abort: this.#abortRequests, deadlineMs: Math.max(1, this.#deadline.msLeft), signal: this.#giveUp.signal })
+    } catch (error) {
+      throw this.#refusal ?? error
+    }
+  }
+
+  /** It has ended; the function lets the next update in. */
+  #close (): () => void {
+    this.#last = this.#statusAt(this.#end)
+    this.#deadline.end()
+    return this.#context.ended()
+  }
+
+  #statusAt (end: End | null): TransactionStatus {
+    const { clock, expected, store: { ledger: { state } } } = this.#context
+    const missing = this.#missing()
+    const torn = state.state === 'torn' ? state.tensors : []
+    return {
+      id: this.id,
+      owner: this.owner,
+      scope: this.isScope,
+      state: end?.state ?? 'open',
+      writing: end === null && this.isWriting,
+      version: this.#version ?? null,
+      expected: expected === null ? null : expected.size,
+      written: this.#update.written.size,
+      missing: missing.slice(0, SHOWN_NAMES),
+      missingCount: missing.length,
+      failed: [...this.#failed].slice(0, SHOWN_NAMES),
+      failedCount: this.#failed.size,
+      torn: torn.slice(0, SHOWN_NAMES),
+      tornCount: torn.length,
+      writes: this.#count,
+      bytes: this.#bytes,
+      seconds: (clock.now() - this.#openedAt) / 1000,
+      secondsLeft: end === null ? this.#deadline.msLeft / 1000 : null,
+      outcome: end?.outcome ?? null,
+      reason: end?.reason ?? null
+    }
+  }
+}

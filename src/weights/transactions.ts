@@ -1,0 +1,151 @@
+import type { UpdateOptions, WeightUpdate } from '../engine/rollout-engine.ts'
+import type { TransactionOptions, TransactionStatus, WeightTransactions } from '../engine/weight-transactions.ts'
+import { RefitError } from '../errors.ts'
+import type { Clock } from './clock.ts'
+import { expectedNames } from './expected-names.ts'
+import type { Gate } from './gate.ts'
+import { Transaction } from './transaction.ts'
+import type { TransactionContext } from './transaction.ts'
+import type { WeightStore } from './weight-store.ts'
+
+/** Ended transactions that still answer. */
+const REMEMBERED = 64
+
+export interface TransactionsOptions {
+  store: WeightStore
+  clock: Clock
+  /** For those that name no deadline. */
+  deadlineMs: number
+  /** Takes a turn among the updates; null: look again whether one is open. Throws while weights are asleep. */
+  enter: (deadlineMs: number) => Promise<(() => void) | null>
+  /** A transaction has opened: those that queue behind it look again. */
+  opened: () => void
+  shut: TransactionContext['shut']
+}
+
+/** Which transaction is open, who belongs to it, and what became of those before. */
+export class Transactions implements WeightTransactions {
+  readonly #options: TransactionsOptions
+  readonly #ended = new Map<string, TransactionStatus>()
+  #current: Transaction | null = null
+  #lastScope: TransactionStatus | null = null
+
+  constructor (options: TransactionsOptions) { this.#options = options }
+
+  get current (): TransactionStatus | null { return this.#current?.status ?? null }
+  get currentId (): string | null { return this.#current?.id ?? null }
+  get writing (): boolean { return this.#current?.isWriting ?? false }
+
+  async open (options: TransactionOptions): Promise<TransactionStatus> {
+    const { store, deadlineMs, enter } = this.#options
+    const expected = expectedNames(store.table, store.coverage, options.expected)
+    for (;;) {
+      const current = await this.#settled()
+      if (current !== null) {
+        if (!isSameOwner(current, options)) throw current.conflict()
+        let next: Transaction | undefined
+        await current.handOver('its owner began anew', (gate, leave) => { next = this.#begin(options, expected, leave, gate) })
+        if (next !== undefined) return next.status
+        continue
+      }
+      const leave = await enter(options.deadlineMs ?? deadlineMs)
+      if (leave === null) continue
+      return this.#begin(options, expected, leave).status
+    }
+  }
+
+  /** The part that an update has in what is open; null where nothing is. Throws for a stranger, and for a transaction that is not open. */
+  async join (options: UpdateOptions): Promise<WeightUpdate | null> {
+    const { transaction: id } = options
+    const current = await this.#settled()
+    if (current !== null && (id === undefined ? current.isScope : id === current.id)) return current.join(options)
+    if (id !== undefined) throw ended(this.status(id))
+    if (current !== null) throw current.conflict()
+    return null
+  }
+
+  /** Throws while one is open. */
+  async demandNone (): Promise<void> {
+    const current = await this.#settled()
+    if (current !== null) throw current.conflict()
+  }
+
+  /** True where the label waits for the end of a trainer's scope. Throws while a transaction is open. */
+  deferLabel (version: string): boolean {
+    if (this.#current === null) return false
+    if (!this.#current.isScope) throw this.#current.conflict()
+    this.#current.defer(version, false)
+    return true
+  }
+
+  status (id: string): TransactionStatus {
+    const status = this.#current?.id === id ? this.#current.status : this.#ended.get(id)
+    if (status === undefined) throw new RefitError('NOT_FOUND', `there is no weight transaction "${id}"; it is another server's, or ended long ago`, { param: 'transaction' })
+    return status
+  }
+
+  async commit (id: string | null, options: { version?: string, flushCache?: boolean } = {}): Promise<TransactionStatus | null> {
+    const current = this.#current
+    if (id === null && current !== null && !current.isScope) throw current.conflict()
+    if (current !== null && (id === null || id === current.id)) {
+      await current.commit(options)
+      return current.status
+    }
+    const status = id === null ? this.#lastScope : this.status(id)
+    if (status?.state === 'aborted') throw ended(status)
+    return status
+  }
+
+  async abort (id: string, reason: string): Promise<TransactionStatus> {
+    const current = this.#current
+    if (current?.id === id) await current.abort(reason)
+    const status = this.status(id)
+    if (status.state === 'committed') throw ended(status)
+    return status
+  }
+
+  /** Gives up what is open. */
+  async close (): Promise<void> {
+    await this.#current?.abort('the engine is shutting down')
+  }
+
+  #begin (options: TransactionOptions, expected: ReadonlySet<string> | null, leave: () => void, gate?: Gate): Transaction {
+    const { store, clock, deadlineMs, shut, opened } = this.#options
+    const transaction = new Transaction({
+      store,
+      clock,
+      options: { deadlineMs, ...options },
+      expected,
+      shut,
+      gate,
+      ended: () => {
+        this.#forget(transaction)
+        return leave
+      }
+    })
+    this.#current = transaction
+    opened()
+    return transaction
+  }
+
+  #forget ({ status }: Transaction): void {
+    this.#current = null
+    this.#ended.set(status.id, status)
+    if (status.scope) this.#lastScope = status
+    if (this.#ended.size > REMEMBERED) this.#ended.delete(this.#ended.keys().next().value!)
+  }
+
+  /** The one that is open, once no commit or abort of it is under way. */
+  async #settled (): Promise<Transaction | null> {
+    while (this.#current?.settling != null) await this.#current.settling
+    return this.#current
+  }
+}
+
+function ended ({ owner, state, reason }: TransactionStatus): RefitError {
+  return new RefitError('TRANSACTION_ENDED', `the weight transaction of ${owner} was ${state}${reason === null ? '' : `: ${reason}`}`, { param: 'transaction' })
+}
+
+function isSameOwner (transaction: Transaction, { owner, scope = false }: TransactionOptions): boolean {
+  return transaction.isScope ? scope : !scope && transaction.owner === owner
+}

@@ -1,0 +1,266 @@
+import t from 'tap'
+import { spawnSync } from 'node:child_process'
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { encodeHeader, encodeSafetensors } from '../../src/wire/safetensors-encode.ts'
+import { layout, PATH, post, uploadServer } from '../helpers/uploads.ts'
+import type { FormParts } from '../helpers/uploads.ts'
+
+// Uploads into the bundled model, over real sockets. The model has 937 KB: with 512 KB of memory it does not fit and is spooled.
+
+const SMALL = 512 << 10
+const WAYS = [
+  { way: 'memory', memory: undefined, query: '' },
+  { way: 'disk', memory: SMALL, query: '' },
+  { way: 'stream', memory: SMALL, query: '&mode=stream' }
+] as const
+
+for (const { way, memory, query } of WAYS) {
+  for (const tp of [1, 2]) {
+    t.test(`A, B, A by ${way} on ${tp} ranks, raw and as a form, are A, B, A`, async t => {
+      const server = await uploadServer(t, { uploadMemoryBytes: memory, tp })
+      const a = await server.checksums()
+      const raw = await server.send(server.file('adder'), `?weight_version=b${query}`)
+      t.match(raw, { status: 200, body: { success: true, message: 'Success Weight version updated to b.', torn_count: 0, report: { source: 'upload', tensors: 46, bytes: 936896, missing_count: 0 }, upload: { files: 1, bytes: 936896, staged: way } } })
+      const b = await server.checksums()
+      t.notSame(b, a)
+      t.match((await server.generate()).body, { text: '46' }, 'it adds')
+      const fields: FormParts = [['weight_version', 'a'], ['flush_cache', 'false']]
+      const form = await server.form([...fields, ['file', server.file('adder-base'), 'model.safetensors']], `?${query}`)
+      t.match(form, { status: 200, body: { message: 'Success Weight version updated to a.', upload: { staged: way } } })
+      t.same(await server.checksums(), a)
+      t.equal((await server.form([['file', server.file('adder'), 'x.safetensors']], `?${query}`)).status, 200)
+      t.same(await server.checksums(), b)
+      t.equal(server.engine.weightVersion, 'a', 'without a version the label stays')
+      t.match(await server.form([['file', server.file('adder'), 'x.safetensors'], ['weight_version', 'late']], `?${query}`), { status: 200, body: { message: 'Success Weight version updated to late.' } })
+      t.equal(server.engine.weightVersion, 'late')
+      await server.idle()
+    })
+  }
+
+  t.test(`a body by ${way} that breaks off anywhere changes nothing, or names what it tore`, async t => {
+    const server = await uploadServer(t, { uploadMemoryBytes: memory })
+    const file = server.file('adder')
+    const { dataStart, tensors } = layout(file)
+    const first = await server.checksums()
+    const cuts = [1, 7, 8, 9, 100, dataStart - 1, dataStart, dataStart + 1, file.length - 1, ...[0, 1, 20, 44].flatMap(i => [-1, 0, 1].map(d => tensors[i]!.end + d))]
+    for (const cut of cuts) {
+      const { request, reply } = post(server.url + PATH + `?weight_version=broken${query}`, { 'content-type': 'application/octet-stream', 'content-length': file.length })
+      request.write(file.subarray(0, cut))
+      await sleep(15)
+      request.destroy()
+      t.equal(await reply, null)
+      await server.idle()
+      const { weights } = server.engine
+      if (way !== 'stream') t.equal(weights.state, 'current', `cut at ${cut}`)
+      if (weights.state === 'torn') {
+        const whole = new Set(tensors.filter(({ end }) => end <= cut).map(({ name }) => name))
+        t.ok(weights.tensors.length > 0 && tensors.every(({ name }) => whole.has(name) || weights.tensors.includes(name)), `all that did not come is torn, cut at ${cut}`)
+        t.match(weights.reason, /broke off after \d+ bytes of 9\d{5}/)
+        t.match(await server.generate(), { status: 503, body: { error: { code: 'ENGINE_TORN' } } })
+        t.equal((await server.send(server.file('adder-base'), `?weight_version=default${query}`)).status, 200)
+      }
+      t.same(await server.checksums(), first)
+      t.equal(server.engine.weightVersion, 'default')
+    }
+    t.equal((await server.generate()).status, 200)
+  })
+}
+
+t.test('with mode=stream a broken body does tear, and a reply says what', async t => {
+  const server = await uploadServer(t, { uploadMemoryBytes: SMALL, uploadTimeoutMs: 150 })
+  const file = server.file('adder')
+  const { request, reply } = post(`${server.url}${PATH}?mode=stream`, { 'content-type': 'application/octet-stream', 'content-length': file.length })
+  request.write(file.subarray(0, file.length - 1))
+  const stalled = await reply
+  t.match(stalled, { status: 500, body: { success: false, error: { code: 'WEIGHTS_TORN', message: /no byte of the body came for 0\.15 s .*Torn: .*Repeat the update/ } } })
+  request.destroy()
+  t.equal(server.engine.weights.state, 'torn')
+  // Trailing bytes of a body whose length nobody said: the last piece has been held back.
+  const form = await server.form([['mode', 'stream'], ['file', Buffer.concat([file, Buffer.alloc(1)]), 'model.safetensors']])
+  t.match(form, { status: 500, body: { error: { code: 'WEIGHTS_TORN', message: /more bytes follow, which no tensor owns/ } } })
+  t.match(server.engine.weights, { state: 'torn', tensors: [/./] })
+  t.equal((await server.send(file, '?mode=stream')).status, 200)
+  t.equal(server.engine.weights.state, 'current')
+  await server.idle()
+})
+
+t.test('a body that is stalled is refused after the deadline, and meanwhile the server answers', async t => {
+  const server = await uploadServer(t, { uploadTimeoutMs: 200 })
+  const file = server.file('adder')
+  for (const cut of [0, 5, 500, file.length - 1]) {
+    for (const type of ['application/octet-stream', 'multipart/form-data; boundary=x']) {
+      const { request, reply } = post(server.url + PATH, { 'content-type': type, 'content-length': file.length })
+      const head = type.startsWith('multi') ? '--x\r\ncontent-disposition: form-data; name="f"; filename="f.safetensors"\r\n\r\n' : ''
+      request.write(Buffer.concat([Buffer.from(head), file]).subarray(0, cut))
+      if (cut === 0) request.flushHeaders()
+      t.equal((await fetch(`${server.url}/health`)).status, 200)
+      t.match(await reply, { status: 408, body: { success: false, error: { code: 'BODY_STALLED', message: /^no byte of the body came for 0\.2 s/ } } }, `${type} at ${cut}`)
+      request.destroy()
+    }
+  }
+  await server.idle()
+  t.equal((await server.send(file)).status, 200)
+})
+
+t.test('what is no safetensors file, or not for this model, is refused with the reason and nothing changes', async t => {
+  for (const memory of [undefined, SMALL]) {
+    const server = await uploadServer(t, { uploadMemoryBytes: memory })
+    const before = await server.checksums()
+    const file = server.file('adder')
+    const one = encodeSafetensors([{ name: 'model.norm.weight', dtype: 'F32', shape: [2], data: Buffer.alloc(8) }])
+    const huge = Buffer.alloc(64)
+    huge.writeBigUInt64LE(99_999_999n)
+    const beyond = Buffer.alloc(64)
+    beyond.writeBigUInt64LE(1n << 60n)
+    const unknown = encodeSafetensors([{ name: 'nobody', dtype: 'F32', shape: [2], data: Buffer.alloc(8) }])
+    const double = encodeSafetensors([{ name: 'model.norm.weight', dtype: 'F64', shape: [2], data: Buffer.alloc(16) }])
+    const giant = encodeHeader([{ name: 'model.norm.weight', dtype: 'F32', shape: [1 << 30] }])
+    const cases: [Uint8Array, code: string, message: RegExp][] = [
+      [Buffer.alloc(0), 'CHECKPOINT_FORMAT', /0 bytes are too few/],
+      [Buffer.alloc(9), 'CHECKPOINT_FORMAT', /9 bytes are too few|header of 0 bytes/],
+      [huge, 'CHECKPOINT_FORMAT', /its header takes 99999999 bytes, but the file has 64|NO_MEMORY/],
+      [beyond, 'CHECKPOINT_FORMAT', /at most 100000000/],
+      [Buffer.from('x'.repeat(100)), 'CHECKPOINT_FORMAT', /is it a safetensors file/],
+      [unknown, 'WEIGHTS_UNKNOWN_NAME', /has no tensor "nobody"/],
+      [one, 'WEIGHTS_MISMATCH', /"model.norm.weight" has shape \[2\]/],
+      [double, 'CHECKPOINT_FORMAT', /dtype F64 is not supported/],
+      [file.subarray(0, file.length - 1), 'CHECKPOINT_FORMAT', /end at byte \d+, but (the file|it) has \d+/],
+      [Buffer.concat([file, Buffer.alloc(3)]), 'CHECKPOINT_FORMAT', /no tensor owns/]
+    ]
+    for (const mode of ['', '?mode=stream']) {
+      for (const [bytes, code, message] of cases) {
+        const raw = await server.send(bytes, mode)
+        t.match(raw, { status: 400, body: { success: false, error: { code, message } } }, `${String(message)} raw`)
+        // In a stream of unknown length a wrong end is found when there is something in place already.
+        if (mode !== '' && /end at|owns/.test(String(message))) continue
+        const form = await server.form([['file', bytes, 'a.safetensors']], mode)
+        const big = bytes === huge && memory !== undefined
+        t.match(form, big ? { status: 503, body: { error: { code: 'NO_MEMORY' } } } : { status: 400, body: { error: { code, message } } }, `${String(message)} form`)
+      }
+      const { request, reply } = post(server.url + PATH + mode, { 'content-type': 'application/octet-stream', 'transfer-encoding': 'chunked' })
+      request.write(giant)
+      t.match(await reply, { status: 413, body: { error: { code: 'BODY_TOO_LARGE', message: /several times what the model does/ } } })
+      request.destroy()
+    }
+    t.match(await server.form([['weight_version', '3']]), { status: 400, body: { error: { code: 'BODY_BROKEN', message: 'the upload has no file' } } })
+    t.same(await server.checksums(), before)
+    t.equal(server.engine.weightVersion, 'default')
+    await server.idle()
+  }
+})
+
+t.test('several files are one update; the same tensor or the same file twice is refused; an index is held against them', async t => {
+  for (const memory of [undefined, SMALL]) {
+    const server = await uploadServer(t, { uploadMemoryBytes: memory })
+    const before = await server.checksums()
+    const file = server.file('adder')
+    const { tensors } = layout(file)
+    const part = (from: number, to: number): Buffer => encodeSafetensors(tensors.slice(from, to).map(({ name, dtype, shape, begin, end }) => ({ name, dtype, shape, data: file.subarray(begin, end) })))
+    const [one, two, three] = [part(0, 10), part(10, 45), part(45, 46)]
+    const index = (wrong: string): Buffer => Buffer.from(JSON.stringify({ weight_map: Object.fromEntries(tensors.map(({ name }, i) => [name, i < 10 ? '1.safetensors' : i < 45 ? '2.safetensors' : wrong])) }))
+    const files: FormParts = [['f', one, '1.safetensors'], ['f', two, '2.safetensors'], ['f', three, '3.safetensors']]
+    t.match(await server.form([...files, ['f', part(44, 46), '4.safetensors']]), { status: 400, body: { error: { message: /4\.safetensors: tensor .* is in 2\.safetensors as well/ } } })
+    t.match(await server.form([...files, ['f', part(44, 46), '1.safetensors']]), { status: 400, body: { error: { message: /1\.safetensors: was sent twice/ } } })
+    t.match(await server.form([['i', index('1.safetensors'), 'model.safetensors.index.json'], ...files]), { status: 400, body: { error: { message: /should be in 1\.safetensors, but is in 3\.safetensors/ } } })
+    t.match(await server.form([...files, ['mode', 'stream']]), { status: 400, body: { error: { message: /mode comes after a file/ } } })
+    const second = await server.form([['mode', 'stream'], ...files])
+    t.match(second.body.error.message, /2\.safetensors is a second file/)
+    // Where the first file was more than one piece, some of it is in place by then.
+    t.equal(second.status, memory === undefined ? 400 : 500)
+    t.equal(server.engine.weights.state, memory === undefined ? 'current' : 'torn')
+    if (memory === undefined) t.same(await server.checksums(), before)
+    const reply = await server.form([...files, ['weight_version', '5'], ['i', index('3.safetensors'), 'model.safetensors.index.json']])
+    t.match(reply, { status: 200, body: { message: 'Success Weight version updated to 5.', report: { tensors: 46, missing_count: 0 }, upload: { files: 3, staged: memory === undefined ? 'memory' : 'disk' } } })
+    const after = await server.checksums()
+    await server.send(server.file('adder-base'))
+    await server.send(file)
+    t.same(after, await server.checksums())
+    // A bucket, and an empty one.
+    t.match(await server.form([['f', three, 'bucket']]), { status: 200, body: { report: { tensors: 1, missing_count: 45 } } })
+    t.match(await server.send(part(0, 0), '?weight_version=6'), { status: 200, body: { report: { tensors: 0 } } })
+    t.equal(server.engine.weightVersion, '6')
+    await server.idle()
+  }
+})
+
+t.test('twenty uploads at once end one after another, each whole', async t => {
+  const server = await uploadServer(t, { uploadMemoryBytes: 4 << 20 })
+  const sums: unknown[] = []
+  const files = [server.file('adder'), server.file('adder-base')]
+  for (const file of files) {
+    t.equal((await server.send(file)).status, 200)
+    sums.push(await server.checksums())
+  }
+  const replies = await Promise.all(Array.from({ length: 20 }, async (_, i) => await (i % 4 === 3
+    ? server.form([['f', files[i % 2]!, 'model.safetensors']], `?weight_version=${i}`)
+    : server.send(files[i % 2]!, `?weight_version=${i}${i % 4 === 2 ? '&mode=stream' : ''}`))))
+  const places = replies.map(({ status, body }) => status === 200 ? body.upload.staged : `${status} ${body.error.code}`)
+  t.ok(places.every(place => ['memory', 'disk', 'stream', '503 NO_MEMORY'].includes(place)), places.join())
+  t.ok(places.includes('disk') && places.includes('memory'))
+  const index = Number(server.engine.weightVersion)
+  t.same(await server.checksums(), sums[index % 2], 'the weights are those of the upload that set the label')
+  await server.idle()
+  t.equal((await server.generate()).status, 200)
+})
+
+t.test('a full disk is said in words, before the body and in its middle', async t => {
+  const folder = mkdtempSync(join(tmpdir(), 'refit-tmpfs-'))
+  t.teardown(() => { rmSync(folder, { recursive: true, force: true }) })
+  if (spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=1300k', 'refit-test', folder]).status !== 0) {
+    t.pass('no right to mount a small file system here')
+    return
+  }
+  t.teardown(() => { spawnSync('umount', [folder]) })
+  const server = await uploadServer(t, { uploadMemoryBytes: SMALL, uploadFolder: folder })
+  const before = await server.checksums()
+  const file = server.file('adder')
+  const fill = (bytes: number): void => { writeFileSync(join(folder, 'other'), Buffer.alloc(bytes)) }
+  fill(800_000)
+  for (const reply of [await server.send(file), await server.form([['f', file, 'x']])]) {
+    t.match(reply, { status: 507, body: { error: { code: 'SPOOL_FAILED', message: /has no room for the upload: \d+ bytes are to come, \d+ are free\. .*Nothing has changed/ } } })
+  }
+  fill(0)
+  const { request, reply } = post(server.url + PATH, { 'content-type': 'application/octet-stream', 'content-length': file.length })
+  request.write(file.subarray(0, 300_000))
+  await sleep(100)
+  fill(900_000)
+  request.end(file.subarray(300_000))
+  t.match(await reply, { status: 507, body: { error: { code: 'SPOOL_FAILED', message: /ENOSPC/ } } })
+  t.same(await server.checksums(), before)
+  rmSync(join(folder, 'other'))
+  await server.idle()
+  t.equal((await server.send(file)).status, 200)
+  const nowhere = await uploadServer(t, { uploadMemoryBytes: SMALL })
+  rmSync(nowhere.spool, { recursive: true })
+  t.match(await nowhere.send(file), { status: 507, body: { error: { code: 'SPOOL_FAILED', message: /ENOENT.*--upload-folder/ } } })
+})
+
+t.test('several connections add up in one transaction: raw, as a form, and as streams', async t => {
+  const server = await uploadServer(t, { uploadMemoryBytes: 4 << 20 })
+  const before = await server.checksums()
+  const file = server.file('adder')
+  t.equal((await server.send(file)).status, 200)
+  const wanted = await server.checksums()
+  t.equal((await server.send(server.file('adder-base'))).status, 200)
+  t.same(await server.checksums(), before)
+  const { tensors } = layout(file)
+  const part = (from: number, to: number): Buffer => encodeSafetensors(tensors.slice(from, to).map(({ name, dtype, shape, begin, end }) => ({ name, dtype, shape, data: file.subarray(begin, end) })))
+  const json = async (path: string, body: object): Promise<any> => await (await fetch(server.url + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })).json()
+  const { id } = await json('/weight_transactions', { owner: 'test', expected: 'all' })
+  t.type(id, 'string')
+  t.match(await server.send(part(0, 5)), { status: 409, body: { error: { code: 'TRANSACTION_OPEN' } } })
+  const replies = await Promise.all([
+    server.send(part(0, 15), `?transaction=${id}`),
+    server.form([['transaction', id], ['f', part(15, 30), 'b']]),
+    server.send(part(30, 46), `?transaction=${id}&mode=stream`)
+  ])
+  t.same(replies.map(({ status, body }) => [status, body.report?.transaction ?? body.message]), Array.from({ length: 3 }, () => [200, id]))
+  t.equal(server.engine.weightVersion, 'default')
+  await json(`/weight_transactions/${id}/commit`, { weight_version: 'whole' })
+  t.equal(server.engine.weightVersion, 'whole')
+  t.same(await server.checksums(), wanted)
+  await server.idle()
+})

@@ -1,0 +1,352 @@
+"""Who frees what when: senders that die, free, overwrite, repeat themselves; handles that lie; and 500 updates that leave nothing behind."""
+
+import concurrent.futures
+import time
+
+
+from harness import check, test
+from machine import cards, device_flags, free_on_card, settled
+from server import Refused, Server
+from tensor_process import Process, footprint, shared_files
+from tensor_setup import (
+    GOLDENS, PATH, Problems, begin, check_closed, check_given_back, check_sums, on_card, opened_and_closed, post, refusal, sender_of, server_of, servers, shapes_of,
+)  # fmt: skip
+
+KIND = "qwen3"
+
+
+@test("tensor/freed-right-after-the-reply", limit_s=60)
+def freed(options):
+    """A sender overwrites, and another time frees and takes again, all that it sent as soon as it is answered."""
+    shapes = shapes_of(KIND)
+    for ranks in [1, 2]:
+        server, sender = server_of(options, KIND, ranks), sender_of(options, KIND)
+        sums = {variant: sender("sums", variant=variant) for variant in range(8)}
+        sender("make", variant=0)
+        for variant in range(1, 8):
+            sender("fill", variant=variant)
+            post(server, sender("pack", way=["list", "bucket"][variant % 2], ranks=ranks))
+            sender("spoil")
+            check_sums(server, sums[variant], variant, shapes, f"overwritten, tp {ranks}, variant {variant}")
+        for variant in range(1, 8):
+            sender("make", variant=variant)
+            post(server, sender("pack", way=["list", "verl", "bucket"][variant % 3], ranks=ranks))
+            sender("drop")
+            sender("make", variant=0)
+            check_sums(server, sums[variant], variant, shapes, f"freed, tp {ranks}, variant {variant}")
+        check_given_back(sender, "freed")
+        check_closed(server, "freed")
+        sender("drop")
+
+
+def busy(server):
+    """A rollout that keeps the gate for a while; returns what ends it."""
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    body = dict(input_ids=[5], sampling_params=dict(max_new_tokens=480, ignore_eos=True), rid="keeps-the-gate")
+    before = server.metric("refit:generation_tokens_total")
+    rollout = pool.submit(server.post, "/generate", body)
+    settled(lambda: server.metric("refit:generation_tokens_total"), lambda count: count > before, 10)
+    return rollout
+
+
+@test("tensor/the-same-body-at-once", limit_s=60)
+def same_body(options):
+    """Three at the same time are one update, and every reference is given back once."""
+    shapes = shapes_of(KIND)
+    server, sender = server_of(options, KIND, 1), sender_of(options, KIND)
+    sender("make", variant=6)
+    sums = sender("sums", variant=6)
+    (body,) = sender("pack", way="list", ranks=1)
+    epoch = server.metric("refit:weight_epoch")
+    rollout = busy(server)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        replies = list(pool.map(lambda _: server.post(PATH, {**body, "weight_version": "six"}, timeout=60), range(3)))
+    rollout.result(60)
+    moved = server.metric("refit:weight_epoch") - epoch
+    check(moved == 1, f"{moved:.0f} updates were made of three equal bodies at once (did the rollout end too soon?)")
+    check(all(reply == replies[0] for reply in replies), f"they were answered differently: {replies}")
+    check_sums(server, sums, 6, shapes, "three times")
+    check_given_back(sender, "three times")
+    # Once it has ended, its references are gone: the sender may have freed the memory.
+    sender("drop")
+    try:
+        server.post(PATH, body, timeout=60)
+        said = "taken"
+    except Refused as error:
+        said = f"refused ({error.status})"
+    check(server.checksums() == sums or said == "taken", f"a body whose memory is gone was {said}, and the weights changed")
+    check_closed(server, "three times")
+    server.post("/weights_checker", dict(action="reset_tensors"))
+    sender("make", variant=6)
+    post(server, sender("pack", way="list", ranks=1))
+    check_sums(server, sums, 6, shapes, "afterwards")
+    return f"a body whose memory the sender has freed is {said}"
+
+
+def state_after(server, sums, old, what):
+    """(what the weights are, in a word); fails where they are anything but old, new or said to be torn."""
+    torn = server.metric("refit:weights_torn") == 1
+    got = server.checksums()
+    if torn:
+        return "torn, and says so"
+    check(got in (sums, old), f"{what}: weights that are neither old nor new, and not called torn")
+    return "new" if got == sums else "old"
+
+
+@test("tensor/killed-senders", limit_s=120)
+def killed(options):
+    """A sender that dies before its request, while it waits for its turn, and after the reply."""
+    shapes, notes, problems = shapes_of(KIND), [], Problems()
+    names = ["before", "during", "after"] + (["while its stream is waited for"] if on_card(options) else [])
+    processes = {name: Process() for name in names}
+    try:
+        for sender in processes.values():
+            # All at once: each takes seconds to load torch.
+            sender.begin("start", device="cuda:0" if on_card(options) else "cpu", devices=["cuda:0" if on_card(options) else "cpu"], config={}, shapes=shapes)
+        for sender in processes.values():
+            sender.end()
+        sums = processes["after"]("sums", variant=7)
+
+        def healthy(what):
+            """The same server takes the next update."""
+            server, other = server_of(options, KIND, 1), sender_of(options, KIND)
+            other("make", variant=8)
+            post(server, other("pack", way="list", ranks=1))
+            check_sums(server, other("sums", variant=8), 8, shapes, f"the update after ({what})")
+            check_given_back(other, what)
+            other("drop")
+            check_closed(server, what)
+            return server.checksums()
+
+        def prepared(name):
+            sender = processes[name]
+            sender("make", variant=7)
+            (body,) = sender("pack", way="list", ranks=1)
+            return sender, body
+
+        def before():
+            server = server_of(options, KIND, 1)
+            old = healthy("before")
+            sender, body = prepared("before")
+            sender.kill()
+            # Its memory is taken back: of a card by the driver, files by torch's own keeper.
+            time.sleep(0.5)
+            if not on_card(options):
+                settled(lambda: shared_files(sender.pid), lambda files: not files)
+            error = refusal(server, body)
+            check(server.checksums() == old, f"refused, and the weights changed: {error}")
+            check("sender" in str(error) or "ended" in str(error), f"the refusal does not say that the sender is gone: {error}")
+            notes.append(f"before: {error}")
+            healthy("after a dead sender's request")
+
+        def during():
+            server = server_of(options, KIND, 1)
+            old = healthy("during")
+            sender, body = prepared("during")
+            rollout = busy(server)
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                request = pool.submit(server.post, PATH, body, 60)
+                time.sleep(0.05)
+                sender.kill()
+                try:
+                    said = f"taken ({request.result(90)['message']})"
+                except Refused as error:
+                    said = f"refused ({error})"
+            rollout.result(60)
+            state = state_after(server, sums, old, said)
+            check((state == "new") == said.startswith("taken"), f"{said}, and the weights are {state}")
+            notes.append(f"during: {said}, weights {state}")
+            healthy("after a sender died in its request")
+
+        def after():
+            server = server_of(options, KIND, 1)
+            sender, body = prepared("after")
+            post(server, [body])
+            sender.kill()
+            time.sleep(0.3)
+            check_sums(server, sums, 7, shapes, "after its sender died")
+            check(len(server.generate([[5, 6, 7]], 8)[0][0]) == 8, "it does not generate")
+            healthy("after a sender ended")
+
+        def waited_for():
+            server = server_of(options, KIND, 1)
+            old = healthy("waited for")
+            sender = processes["while its stream is waited for"]
+            sender("make", variant=0)
+            late = sender("pack_late", variant=7, ranks=1, seconds=3)
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                request = pool.submit(server.post, PATH, late["requests"][0], 90)
+                time.sleep(1)
+                answered = request.done()
+                sender.kill()
+                try:
+                    said = f"taken ({request.result(100)['message']})"
+                except Refused as error:
+                    said = f"refused ({error})"
+                except OSError as error:
+                    said = f"not answered ({error})"
+                    settled(lambda: server.process.poll(), lambda code: code is not None, 5)
+            check(not answered, f"answered while its stream was still at work: {said}")
+            if server.process.poll() is not None:
+                notes.append(f"while waited for: {said}; THE SERVER ENDED with {server.process.returncode}: {server.tail(3)}")
+            else:
+                got = server.checksums()
+                state = "new" if got == sums else "old" if got == old else "torn, and says so" if server.metric("refit:weights_torn") else "what the sender had when it died"
+                notes.append(f"while waited for: {said}, weights are {state}")
+            healthy("after a sender died under its stream")
+
+        for name, run in dict(before=before, during=during, after=after, waited_for=waited_for).items():
+            if name != "waited_for" or on_card(options):
+                problems(name, run, servers.get((KIND, 1)))
+    finally:
+        for sender in processes.values():
+            sender.kill()
+    problems.end()
+    return "; ".join(notes)
+
+
+# What no honest sender packs; each in words, none of them felt by the card.
+LIES = {
+    "a handle of nobody's": "handle",
+    "a segment that ends before its storage": "beyond",
+    "an offset of a terabyte": "far",
+    "an event of nobody's": "event",
+    "a card that is not there": "uuid",
+    "a counter that is not there": "counter",
+}
+
+
+@test("tensor/handles-that-lie", gpu=True, limit_s=90)
+def lies(options):
+    flags, env = device_flags(options)
+    problems, notes, shapes = Problems(), [], shapes_of(KIND)
+    # Of its own: some of these lies leave references behind that nobody gives back.
+    sender = Process()
+    server = Server(GOLDENS / KIND, *flags, "--max-total-tokens", 1024, env=env, wait_s=60)
+    try:
+        begin(options, sender, KIND)
+        sender("make", variant=1)
+        sums = sender("sums", variant=1)
+        post(server, sender("pack", way="list", ranks=1))
+        for what, lie in LIES.items():
+
+            def work():
+                body = dict(serialized_named_tensors=[sender("pack_lie", lie=lie)])
+                try:
+                    said = server.post(PATH, body, timeout=60)
+                    # torch ignores a counter that is gone; a lost event may have passed already.
+                    check(lie in ("counter", "event"), f"{what} was taken: {said}")
+                    notes.append(f"{what}: taken")
+                except Refused as error:
+                    check(error.status == 400 or (error.status == 500 and "torn" in str(error).lower()), f"{what}: {error}")
+                    notes.append(f"{what}: {error}")
+                post(server, sender("pack", way="list", ranks=1))
+                check_sums(server, sums, 1, shapes, f"after {what}")
+                check(len(server.generate([[5, 6, 7]], 4)[0][0]) == 4, "it does not generate")
+
+            problems(what, work, server)
+            if server.process.poll() is not None:
+                server = Server(GOLDENS / KIND, *flags, "--max-total-tokens", 1024, env=env, wait_s=60)
+        problems("afterwards", lambda: check_closed(server, "lies"), server)
+        problems.end(server)
+        server.stop()
+    finally:
+        server.kill()
+        sender.close()
+    return "; ".join(notes)
+
+
+@test("tensor/refused-and-given-back", limit_s=90)
+def refused(options):
+    """Every reference comes back whatever is wrong with a request, and nothing changes."""
+    shapes, problems, notes = shapes_of(KIND), Problems(), []
+    small, other = "model.norm.weight", "model.layers.0.self_attn.q_norm.weight"
+    for ranks in [1, 2]:
+        server, sender = server_of(options, KIND, ranks), sender_of(options, KIND)
+        sender("make", variant=3)
+        post(server, sender("pack", way="list", ranks=ranks))
+        before = server.checksums()
+        cases = {
+            "a name that the model has not": ({small: "nobody"}, {}),
+            "another shape": ({small: other}, {}),
+            "a field of a wrong type": ({small: small}, dict(weight_version=3)),
+            "a bucket that is none": ({small: small}, dict(load_format="flattened_bucket")),
+            "a loader that nobody has registered": ({small: small}, dict(load_format="my.loader")),
+        }
+        for what, (names, fields) in cases.items():
+
+            def work():
+                sender("forget")
+                error = refusal(server, dict(serialized_named_tensors=[sender("pack_only", names=names)]), **fields)
+                check(error.status == 400, f"{what}: {error}")
+                if on_card(options):
+                    left = check_given_back(sender, what)["left"]
+                    check(left == {"0": 1}, f"{what}: its counter: {left}")
+                check(server.checksums() == before, f"{what}: the weights changed")
+
+            problems(f"{what}, tp {ranks}", work, server)
+        if on_card(options) and ranks == 1:
+            with Server(GOLDENS / KIND, "--device", "cpu", "--skip-tokenizer-init", "--max-total-tokens", 256, "--threads", 2) as on_cpu:
+
+                def work():
+                    sender("forget")
+                    error = refusal(on_cpu, sender("pack", way="list", ranks=1)[0])
+                    check(error.status == 400 and "card" in str(error), f"a card's memory into an engine on the CPU: {error}")
+                    check_given_back(sender, "an engine on the CPU")
+                    notes.append(str(error))
+
+                problems("an engine on the CPU", work, on_cpu)
+        check_closed(server, "refused")
+        sender("drop")
+    problems.end()
+    return "; ".join(notes)
+
+
+def free_everywhere():
+    return [free_on_card(i) for i in range(cards())]
+
+
+@test("tensor/500-updates", limit_s=140)
+def five_hundred(options):
+    """In several formats, every seventh refused (200 with --small): memory of cards and host, descriptors, mappings and threads stay what they are."""
+    shapes, notes, problems = shapes_of(KIND), [], Problems()
+    rounds = 50 if options.device == "cpu" else 200 if options.small else 500
+    for ranks, name in [(1, "plain"), (2, "plain")] + ([(1, "expandable")] if on_card(options) and not options.small else []):
+        what = f"tp {ranks}, {name}"
+
+        def work():
+            server, sender = server_of(options, KIND, ranks), sender_of(options, KIND, name)
+            sums = sender("sums", variant=1)
+            ways = ["list", "bucket", "verl", "list-per-rank"] if name == "plain" else ["list", "bucket"]
+            count = rounds if name == "plain" else rounds // 5
+            # What is made once is made.
+            sender("loop", port=server.port, count=28, ways=ways, ranks=ranks)
+            sender("forget")
+            before = dict(sender=sender("memory"), server=footprint(server.process.pid), card=free_everywhere() if on_card(options) else [])
+            began = time.monotonic()
+            sender.begin("loop", port=server.port, count=count, ways=ways, ranks=ranks)
+            sender.end(120)
+            seconds = time.monotonic() - began
+            after = dict(sender=sender("memory"), server=footprint(server.process.pid), card=free_everywhere() if on_card(options) else [])
+            check_sums(server, sums, 1, shapes, what)
+            check_closed(server, what)
+            # Its own process and everybody's mappings of cards: within what an allocator moves by.
+            for who, key, slack in [("sender", "allocated", 0), ("sender", "reserved", 0), ("sender", "descriptors", 1), ("sender", "threads", 1), ("sender", "mappings", 8),
+                                    ("server", "descriptors", 2), ("server", "threads", 1), ("server", "mappings", 150), ("server", "device_mappings", 4), ("server", "resident_mb", 250)]:  # fmt: skip
+                old, new = before[who].get(key, 0), after[who].get(key, 0)
+                check(new - old <= slack, f"{what}: {key} of the {who}: {old} before, {new} after {count} updates; all: {before} and {after}")
+            for card, (old, new) in enumerate(zip(before["card"], after["card"])):
+                check(abs(new - old) <= 16 << 20, f"{what}: free on card {card}: {old / 1e6:.0f} MB before, {new / 1e6:.0f} after {count} updates; all: {before} and {after}")
+            shares = sender("shares")
+            check(set(shares["left"]) <= {"0", "gone"}, f"{what}: counters of {shares['count']} shares: {shares['left']}")
+            files = shared_files(sender.pid)
+            check(len(files) <= 4, f"{what}: {len(files)} files of shared memory are left: {files[:6]}")
+            grown = {key: after["server"][key] - before["server"][key] for key in after["server"]}
+            notes.append(f"{what}: {count} in {seconds:.1f} s, {shares['count']} shares, {opened_and_closed(server)}, the server grew by {grown}")
+            sender("drop")
+
+        problems(what, work, servers.get((KIND, ranks)))
+    problems.end()
+    return "; ".join(notes)
+
+

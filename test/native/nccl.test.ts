@@ -1,0 +1,59 @@
+import { spawnSync } from 'node:child_process'
+import { join } from 'node:path'
+import t from 'tap'
+import { packageRoot } from '../../src/root.ts'
+
+// NCCL itself needs cards. What is tried here is how it is opened, and that whoever waits in it can give up: against a library with its
+// interface that answers as it is told. native/test/gpu/nccl_test.cu has the rest.
+
+const folder = t.testdir()
+const compiler = process.env.CXX ?? 'g++'
+
+function compile (name: string, sources: string[], flags: string[]): string {
+  const to = join(folder, name)
+  const { status, stderr } = spawnSync(compiler, ['-std=c++20', '-O1', '-g', '-Wall', '-Wextra', '-I', join(packageRoot, 'native'), ...flags,
+    ...sources.map(source => join(packageRoot, 'native', source)), '-o', to, '-pthread', '-ldl'], { encoding: 'utf8' })
+  t.equal(status, 0, stderr)
+  return to
+}
+
+const standIn = (name: string, ...flags: string[]): string => compile(name, ['test/nccl_stand_in.cc'], ['-shared', '-fPIC', '-fvisibility=hidden', ...flags])
+const program = compile('nccl_life', ['test/gpu/nccl_life.cc', 'cuda/nccl.cc', 'cuda/nccl_api.cc', 'cuda/dynamic.cc'], ['-fsanitize=address,undefined', '-fno-sanitize-recover=all'])
+
+function run (library: string, env: NodeJS.ProcessEnv = {}): { status: number | null, said: string } {
+  const { NCCL_NVLS_ENABLE: _, ...rest } = process.env
+  const { status, stdout, stderr } = spawnSync(program, [library], { encoding: 'utf8', env: { ...rest, ...env }, timeout: 60_000 })
+  return { status, said: stdout + stderr }
+}
+
+t.test('a communicator is joined, waited for, given up and ended', async t => {
+  for (const [version, name] of [[22809, '2.28.9'], [21703, '2.17.3'], [21405, '2.14.5']] as const) {
+    const library = standIn(`nccl-${version}.so`, `-DVERSION=${version}`)
+    const { status, said } = run(library)
+    t.equal(status, 0, said)
+    t.match(said, `NCCL ${name}, ${library}, NCCL_NVLS_ENABLE=0\n`)
+    t.match(said, / 0 failures/)
+  }
+})
+
+t.test('multicast is left as the user has set it', async t => {
+  const { status, said } = run(standIn('nccl-nvls.so', '-DVERSION=22809'), { NCCL_NVLS_ENABLE: '1' })
+  t.equal(status, 0, said)
+  t.match(said, 'NCCL_NVLS_ENABLE=1\n')
+})
+
+t.test('a library that is missing, too old, too new or lacks a function is refused in words', async t => {
+  const cases: Array<[string, string | RegExp]> = [
+    ['/nowhere/libnccl.so.2', /NCCL was not found: install it or torch, or name its file in REFIT_NCCL; tried\n\/nowhere\/libnccl\.so\.2: cannot open/],
+    [standIn('old.so', '-DVERSION=21212'), /NCCL 2\.12\.12 \(.*old\.so\) is not used: versions from 2\.14 on, below 3, are known/],
+    [standIn('four-digits.so', '-DVERSION=2708'), /NCCL 2\.7\.8 \(.*\) is not used/],
+    [standIn('new.so', '-DVERSION=30001'), /NCCL 3\.0\.1 \(.*\) is not used/],
+    [standIn('short.so', '-DVERSION=22809', '-DWITHOUT_RECV'), /NCCL 2\.28\.9 \(.*short\.so\) has no function ncclRecv/],
+    [compile('other.so', ['test/echo_device.cc'], ['-shared', '-fPIC']), /other\.so is not NCCL: it does not tell its version/]
+  ]
+  for (const [library, message] of cases) {
+    const { status, said } = run(library)
+    t.equal(status, 3, said)
+    t.match(said, message)
+  }
+})

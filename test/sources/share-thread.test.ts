@@ -1,0 +1,87 @@
+import { readdirSync, readlinkSync } from 'node:fs'
+import t from 'tap'
+import type { Test } from 'tap'
+import { TensorReceiver } from '../../src/sources/tensor-receiver.ts'
+import { cudaEntry, event, expandableBlob, segment, Sender, useStandIn } from '../helpers/cuda-tensors.ts'
+import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'
+
+// The thread of the shares may end: at a defect, or out of memory. What it held is closed, and given back by the next one, once.
+
+useStandIn()
+
+function receiverOf (t: Test): TensorReceiver {
+  const receiver = new TensorReceiver({ ranks: 1, device: 'cuda' })
+  t.teardown(async () => { await receiver.close() })
+  return receiver
+}
+
+/** Ends the thread: it is told to give back what is no list. */
+async function kill (receiver: TensorReceiver): Promise<void> { await receiver.discard(5 as never) }
+
+const opened = (): number => readdirSync('/proc/self/fd').filter(fd => {
+  try {
+    return readlinkSync(`/proc/self/fd/${fd}`).startsWith('/dev/shm')
+  } catch {
+    return false
+  }
+}).length
+
+t.test('what a thread that ended held is closed, and given back once', async t => {
+  const receiver = receiverOf(t)
+  const file = sharedMemory(t, Buffer.alloc(8))
+  const sender = new Sender(t)
+  const block = segment(t, Buffer.alloc(2 << 20))
+  const files = readdirSync('/proc/self/fd').map(fd => { try { return [Number(fd), readlinkSync(`/proc/self/fd/${fd}`)] as const } catch { return [-1, ''] as const } })
+  const fd = files.find(([, path]) => path.includes(block.handle.toString('latin1').replaceAll('\0', '')))![0]
+  const before = opened()
+  const entry = cudaEntry([
+    { name: 'a', shape: [4], memory: file },
+    { name: 'b', shape: [4], blob: expandableBlob(3, process.pid, 2 << 20, [fd]), storageBytes: 8, share: sender.share() },
+    { name: 'c', shape: [4], blob: Buffer.from(segment(t, Buffer.alloc(8)).handle), storageBytes: 8, share: sender.share(), event: event(t).handle }
+  ])
+  const source = await receiver.open({ entries: [entry], loadFormat: null })
+  t.same(source.sources.map(source => Object.keys(source)[0]), ['fd', 'segment', 'segment'])
+  t.ok(opened() > before + 2)
+  await kill(receiver)
+  t.equal(opened(), before + 2, 'the two files of the last segment')
+  t.equal(file.count(), 2)
+  t.equal(sender.held, 2, 'held until the update has ended')
+  await t.rejects(source.verify(), { code: 'INTERNAL' })
+  await t.rejects(source.look(), { code: 'INTERNAL' })
+  await source.close()
+  await source.close()
+  t.equal(file.count(), 1)
+  t.equal(sender.held, 0)
+  t.equal(receiver.counts.filesOpened, receiver.counts.filesClosed)
+})
+
+t.test('requests behind the one at which the thread ends are given back, and the next is served', async t => {
+  const receiver = receiverOf(t)
+  const files = [0, 1, 2].map(() => sharedMemory(t, Buffer.alloc(8)))
+  const open = async (index: number) => await receiver.open({ entries: [tensorEntry([{ name: 'w', shape: [4], memory: files[index]! }])], loadFormat: null })
+  const dying = kill(receiver)
+  await Promise.all([t.rejects(open(0), { code: 'INTERNAL', message: /^the thread that reads tensors failed/ }), t.rejects(open(1), { code: 'INTERNAL' }), dying])
+  t.same(files.map(file => file.count()), [1, 1, 2])
+  const source = await open(2)
+  await source.verify()
+  await source.close()
+  t.same(files.map(file => file.count()), [1, 1, 1])
+})
+
+t.test('a receiver that closes waits for what is read, and takes from the others', async t => {
+  const receiver = receiverOf(t)
+  const files = [0, 1].map(() => sharedMemory(t, Buffer.alloc(8)))
+  const [read, waiting] = await Promise.all(files.map(async memory => await receiver.open({ entries: [tensorEntry([{ name: 'w', shape: [4], memory }])], loadFormat: null })))
+  await read!.verify()
+  let closed = false
+  const closing = receiver.close().then(() => { closed = true })
+  await new Promise(resolve => setTimeout(resolve, 50))
+  t.notOk(closed)
+  await t.rejects(waiting!.verify(), { code: 'ENGINE_CLOSED' })
+  await read!.verify()
+  t.same(files.map(file => file.count()), [2, 2])
+  await read!.close()
+  await closing
+  await waiting!.close()
+  t.same(files.map(file => file.count()), [1, 1])
+})

@@ -1,0 +1,130 @@
+import { readdirSync, readSync } from 'node:fs'
+import assert from 'node:assert/strict'
+import fc from 'fast-check'
+import t from 'tap'
+import { Staging } from '../../src/sources/upload-staging.ts'
+import { Upload } from '../../src/sources/upload.ts'
+import type { UploadFile } from '../../src/sources/upload-file.ts'
+import type { WeightSource } from '../../src/weights/source.ts'
+
+const MEMORY = 4 << 20
+// A piece of a stream has 128 KB: the file has several, and its data begins at an odd offset.
+const COUNT = 300_001
+const data = Buffer.from(Uint8Array.from({ length: 2 * COUNT }, (_, i) => Math.imul(i, 2654435761) >>> 24))
+const json = Buffer.from(`{"a":{"dtype":"BF16","shape":[${COUNT}],"data_offsets":[0,${2 * COUNT}]}}`.padEnd(81))
+const length = Buffer.alloc(8)
+length.writeBigUInt64LE(BigInt(json.length))
+const file = Buffer.concat([length, json, data])
+
+function open (folder: string, stream: boolean, staging = new Staging(MEMORY)): { upload: Upload, staging: Staging } {
+  return { upload: new Upload({ staging, folder, isStream: () => stream, maxBytes: 1e9 }), staging }
+}
+
+async function feed (to: UploadFile, bytes: Buffer, cuts: readonly number[]): Promise<void> {
+  const ends = [...new Set(cuts)].sort((a, b) => a - b).concat(bytes.length)
+  let at = 0
+  for (const end of ends) {
+    // Nobody may look at a chunk once it has been taken.
+    const chunk = Buffer.from(bytes.subarray(at, end))
+    await to.take(chunk)
+    chunk.fill(0)
+    at = end
+  }
+  await to.end()
+}
+
+function bytesOf ({ sources }: WeightSource): Buffer {
+  const [source] = sources as [{ fd: number } | { buffer: Uint8Array }]
+  if ('buffer' in source) return Buffer.from(source.buffer)
+  const out = Buffer.alloc(data.length + 1)
+  return out.subarray(0, readSync(source.fd, out, 0, out.length, 0))
+}
+
+/** All pieces put together, as one that writes them sees them: each is overwritten behind it. */
+async function drain (source: WeightSource): Promise<Buffer> {
+  const out = Buffer.alloc(data.length)
+  let end = 0
+  for (let last: Uint8Array | undefined; ;) {
+    last?.fill(0)
+    const piece = await source.stream!.next()
+    if (piece === undefined) break
+    assert.ok(end === 0 ? piece.begin === 0 : piece.begin <= end - 3, `a piece at ${piece.begin} behind ${end}`)
+    out.set(piece.bytes, piece.begin)
+    end = piece.begin + piece.bytes.length
+    last = piece.bytes.subarray(0, -8)
+    await new Promise(setImmediate)
+  }
+  assert.equal(end, data.length)
+  return out
+}
+
+const cutsIn = fc.array(fc.integer({ min: 1, max: file.length - 1 }), { maxLength: 30 })
+
+t.test('bytes that come in any chunks are held, spooled or streamed as they are', async t => {
+  const folder = t.testdir({})
+  const { staging } = open(folder, false)
+  await fc.assert(fc.asyncProperty(cutsIn, fc.constantFrom('memory', 'disk', 'stream'), async (cuts, way) => {
+    // Half of what is there is taken, so that a body has to go to disk.
+    const taken = way === 'disk' ? staging.take(MEMORY * 0.7) : undefined
+    const { upload } = open(folder, way === 'stream', staging)
+    const to = upload.begin('file', cuts.length % 2 === 0 ? file.length : null)
+    if (way === 'stream') {
+      const [, bytes] = await Promise.all([feed(to, file, cuts).then(async () => await upload.finish()), upload.opened.then(drain)])
+      assert.ok(bytes.equals(data))
+    } else {
+      await feed(to, file, cuts)
+      const source = await upload.finish()
+      assert.equal(upload.place, way)
+      assert.ok(bytesOf(source).equals(data))
+      assert.deepEqual(source.tensors, [{ name: 'a', dtype: 'bfloat16', shape: [COUNT], source: 0, offset: 0 }])
+      await source.close()
+    }
+    await upload.close()
+    if (taken !== undefined) staging.give(taken)
+    assert.equal(staging.bytes.live, 0)
+    assert.deepEqual(readdirSync(folder), [])
+  }), { numRuns: 60 })
+  staging.close()
+  t.same(staging.bytes, { live: 0, kept: 0 })
+})
+
+t.test('of a stream the last piece goes out when the end is known to be good, and none before there are two', async t => {
+  const { upload, staging } = open(t.testdir({}), true)
+  const to = upload.begin('file', null)
+  let ready = false
+  const bodyEnd = 8 + json.length + staging.pieceBytes
+  await to.take(file.subarray(0, bodyEnd))
+  const { stream } = await upload.opened
+  void stream!.ready().then(() => { ready = true })
+  await new Promise(setImmediate)
+  t.notOk(ready, 'a full piece, and nothing behind it')
+  await to.take(file.subarray(bodyEnd, bodyEnd + 1))
+  await new Promise(setImmediate)
+  t.ok(ready)
+  t.equal((await stream!.next())!.bytes.length, staging.pieceBytes)
+  await to.take(file.subarray(bodyEnd + 1, bodyEnd + 100))
+  upload.fail(new Error('gone'))
+  await t.rejects(stream!.next(), { message: 'gone' })
+  await upload.close()
+  t.equal(staging.bytes.live, 0)
+})
+
+t.test('memory is bounded in sum, kept for the next one, and freed', async t => {
+  const staging = new Staging(1 << 20, 20)
+  const one = staging.take(100_000)
+  t.equal(one.length, 128 << 10)
+  t.equal(staging.tryHold(700_000), undefined, 'a body leaves a quarter to others')
+  const rest = staging.take(700_000)
+  t.throws(() => staging.take(400_000), { code: 'NO_MEMORY', message: /other uploads use the staging memory/ })
+  staging.give(one)
+  t.equal(staging.take(90_000), one)
+  staging.give(one)
+  staging.give(rest)
+  t.same(staging.bytes, { live: 0, kept: (128 << 10) + rest.length })
+  const large = staging.take(1 << 20)
+  t.same(staging.bytes, { live: 1 << 20, kept: 0 }, 'what is kept makes room')
+  t.equal(one.length, 0, 'and its memory is gone at once')
+  staging.give(large)
+  await new Promise(resolve => setTimeout(resolve, 60))
+  t.same(staging.bytes, { live: 0, kept: 0 })
+})
