@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 
 #include "cuda/cards.h"
 #include "cuda/peers.h"
@@ -45,6 +46,11 @@ void set_access(CUdeviceptr base, uint64_t bytes, int device) {
 }
 
 CUevent event_of(uint64_t event) { return reinterpret_cast<CUevent>(event); }
+
+// Two threads that open one handle in one context at the same time (ranks that share a card) may meet
+// CUDA_ERROR_ALREADY_MAPPED; one after the other they get the same address. The driver opens one at a time anyway: more
+// threads were no faster.
+std::mutex opening;
 
 }  // namespace
 
@@ -101,6 +107,7 @@ ipc::Mapping CardIpc::open_handle(const Segment& segment, bool visible) {
   static_assert(sizeof handle == Segment::kHandleBytes);
   std::memcpy(&handle, segment.handle.data(), sizeof handle);
   CUdeviceptr address = 0;
+  const std::lock_guard lock(opening);
   demand(driver().ipc_open(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS), "cuIpcOpenMemHandle", visible);
   CUdeviceptr base = 0;
   size_t bytes = 0;
@@ -149,7 +156,10 @@ ipc::Mapping CardIpc::open_blocks(int device, const Segment& segment, bool visib
 
 void CardIpc::close(int rank, const ipc::Mapping& mapping) {
   const InContext current(contexts_[static_cast<size_t>(rank)]);
-  if (!mapping.blocks) return demand(driver().ipc_close(mapping.base), "cuIpcCloseMemHandle");
+  if (!mapping.blocks) {
+    const std::lock_guard lock(opening);
+    return demand(driver().ipc_close(mapping.base), "cuIpcCloseMemHandle");
+  }
   demand(driver().unmap(mapping.base, mapping.bytes), "cuMemUnmap");
   demand(driver().address_free(mapping.base, mapping.bytes), "cuMemAddressFree");
 }

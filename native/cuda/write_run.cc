@@ -1,8 +1,6 @@
 #include "cuda/write_run.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <exception>
 #include <future>
 #include <new>
@@ -11,7 +9,6 @@
 #include "core/device.h"
 #include "core/fault.h"
 #include "cuda/check.h"
-#include "transport/file_read.h"
 
 namespace refit::cuda {
 namespace {
@@ -199,8 +196,6 @@ WriteOutcome WriteRun::outcome() const {
   out.error_tensor = error_tensor_;
   return out;
 }
-
-// --- readers: the pool's threads
 
 // --- the ranks' threads
 

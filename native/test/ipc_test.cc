@@ -176,7 +176,7 @@ Ran run(ipc::Mappings& mappings, CountingDriver& driver, const WriteJob& job, co
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < driver.ranks(); rank++) {
     ranks.emplace_back([&, rank] {
-      if (!session.begin(rank)) return;
+      if (session.empty() || !session.begin(rank)) return;
       size_t first = 0, last = 0;
       while (session.next(rank, first, last)) {
         CHECK(first < last);
@@ -280,6 +280,15 @@ void bounds_of_segments_are_checked_before_anything() {
   WriteJob job = plain_job(1, {0});
   job.sources[0].segment = 1;
   refused(job, "source 0: segment 1 does not exist, there are 1");
+}
+
+// Else every write of files would wait for ever: no rank begins.
+void a_write_without_segments_waits_for_nobody() {
+  Pool pool(3);
+  CountingDriver driver(2);
+  ipc::Mappings mappings(driver, pool);
+  const Ran ran = run(mappings, driver, plain_job(0, {}));
+  CHECK(ran.error.empty() && ran.opened == 0 && ran.closed == 0 && ran.warning.empty());
 }
 
 void few_segments_are_all_open_before_the_first_is_read() {
@@ -645,6 +654,7 @@ void every_refusal_has_a_cure() {
 int main() {
   the_plan_opens_each_memory_once_on_the_ranks_that_read_it();
   bounds_of_segments_are_checked_before_anything();
+  a_write_without_segments_waits_for_nobody();
   few_segments_are_all_open_before_the_first_is_read();
   many_segments_are_read_in_order_while_others_open();
   whatever_opening_fails_all_is_closed();

@@ -158,6 +158,7 @@ bool Session::begin(int rank) {
 }
 
 void Session::close_events() {
+  if (empty()) return;  // no rank begins
   {
     std::unique_lock lock(mutex_);
     wake_.wait(lock, [this] { return stopped_ || begun_ == ranks_.size(); });

@@ -391,13 +391,16 @@ double spread(int threads, size_t count, const std::function<void(size_t)>& fn) 
 }
 
 void bench(double gigabytes) {
-  for (const int segments : {1, 32, 195}) {
+  // Segments of whole pages of 2 MiB, as torch's allocator has them, and of one row more.
+  constexpr int64_t kPageRows = (2 << 20) / kRowBytes;
+  for (const auto& [segments, beyond] : {std::pair{1, 0}, {32, 0}, {195, 0}, {195, 2}}) {
     Sender sender;
-    const auto rows = static_cast<int64_t>(gigabytes * 1e9 / segments / kRowBytes) / 2 * 2;
+    const auto rows = static_cast<int64_t>(gigabytes * 1e9 / segments / kRowBytes) / kPageRows * kPageRows + beyond;
     World world(1, segments, 1, rows);
     Shared shared = share(sender, world, 0);
     const double bytes = static_cast<double>(world.segment_bytes()) * segments;
-    std::printf("%d segment(s), %.2f GB\n", segments, bytes / 1e9);
+    std::printf("%d segment(s) of %lu bytes, %.2f GB\n", segments, static_cast<unsigned long>(world.segment_bytes()),
+                bytes / 1e9);
     CardIpc driver(world.ranks);
     for (const int threads : {1, 2, 4, 8}) {
       std::vector<ipc::Mapping> open(static_cast<size_t>(segments));
