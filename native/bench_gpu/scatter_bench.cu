@@ -76,14 +76,15 @@ bool arrived(const std::vector<Copy2d>& copies) {
 
 void bench_list(const std::string& title, const Scattered& list, uint8_t* target, uint64_t target_bytes,
                 const std::function<void(cudaStream_t)>& reference, const char* reference_name, int turns) {
-  Scatter scatter;
+  Scatter scatter, plain(Scatter::kTileBytes, false);
   check(cudaMemset(target, 0xA5, target_bytes), "cudaMemset");
   scatter.run(list.copies, nullptr);
   check(cudaDeviceSynchronize(), "scatter");
   if (!arrived(list.copies)) std::printf("WRONG: %s\n", title.c_str());
   std::vector<Contestant> contestants{
       {reference_name, reference, {}},
-      {"scatter", [&scatter, &list](cudaStream_t s) { scatter.run(list.copies, s); }, {}}};
+      {"scatter", [&scatter, &list](cudaStream_t s) { scatter.run(list.copies, s); }, {}},
+      {"scatter, without bulk copies", [&plain, &list](cudaStream_t s) { plain.run(list.copies, s); }, {}}};
   cudaStream_t stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   take_turns(contestants, turns, stream);
@@ -249,7 +250,7 @@ void from_host(int turns) {
                  "copy");
          },
          {}},
-        {"scatter kernel", [&](cudaStream_t s) { scatter.run(lists[i], s); }, {}}};
+        {"scatter kernel", [&](cudaStream_t s) { scatter.run(lists[i], s, true); }, {}}};
     take_turns(contestants, turns, stream);
     print_table("pinned host memory, rows of " + std::to_string(c.cols * 2) + " bytes, " +
                     std::to_string(c.src_row_bytes) + " apart",

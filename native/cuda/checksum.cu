@@ -189,7 +189,8 @@ std::vector<uint64_t> Checksum::run(const std::vector<SumRect>& rects, cudaStrea
   State& s = *state_;
   std::vector<uint64_t> out(rects.size());
   for (size_t from = 0; from < rects.size();) {
-    ScatterList list = s.segment.list();
+    ScatterLists lists = s.segment.lists();
+    ScatterList& list = lists.threads;
     size_t to = from;
     for (; to < rects.size() && to - from < kScatterCopies; to++) {
       const SumRect& rect = rects[to];
@@ -198,7 +199,7 @@ std::vector<uint64_t> Checksum::run(const std::vector<SumRect>& rects, cudaStrea
                         rect.pitch * 2,   sizeof(bf16),
                         rect.tensor_cols, DType::kBFloat16};
       const uint32_t begun = list.count;
-      if (!plan_copy(copy, kTileBytes, list)) break;
+      if (!plan_copy(copy, kTileBytes, false, lists)) break;
       for (uint32_t i = begun; i < list.count; i++) {
         list.copies[i].tag = static_cast<uint16_t>(to - from);
       }
@@ -206,7 +207,7 @@ std::vector<uint64_t> Checksum::run(const std::vector<SumRect>& rects, cudaStrea
     if (to == from) throw std::length_error("checksum: a rectangle is too large for one launch");
     if (list.tiles > 0) {
       check(cudaMemsetAsync(s.card, 0, (to - from) * sizeof(uint64_t), stream), "cudaMemsetAsync(checksums)");
-      const ScatterTiles tiles = s.segment.upload(list, stream);
+      const ScatterTiles tiles = s.segment.upload(lists, stream).threads;
       const auto blocks = std::min(tiles.tiles, static_cast<uint32_t>(2 * s.sms));
       checksum_kernel<<<blocks, kThreads, 0, stream>>>(tiles, s.card);
       check_launch("checksum");

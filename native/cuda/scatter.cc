@@ -3,6 +3,7 @@
 #include <array>
 #include <stdexcept>
 
+#include "cuda/check.h"
 #include "cuda/scatter_kernel.h"
 #include "cuda/scatter_plan.h"
 #include "cuda/scatter_segment.h"
@@ -10,26 +11,34 @@
 namespace refit::cuda {
 
 struct Scatter::State {
-  uint32_t tile_bytes;
+  State(uint32_t tile_bytes, bool wanted) : tile_bytes(tile_bytes) {
+    int device = 0, major = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+    bulk = wanted && major >= 9;
+  }
+
+  const uint32_t tile_bytes;
+  bool bulk;
   // Lists that can be under way before the host waits for the oldest.
   std::array<ScatterSegment, 4> segments;
   size_t next = 0;
 };
 
-Scatter::Scatter(uint32_t tile_bytes) : state_(std::make_unique<State>()) { state_->tile_bytes = tile_bytes; }
+Scatter::Scatter(uint32_t tile_bytes, bool bulk) : state_(std::make_unique<State>(tile_bytes, bulk)) {}
 
 Scatter::~Scatter() = default;
 
-void Scatter::run(const std::vector<Copy2d>& copies, cudaStream_t stream) {
+void Scatter::run(const std::vector<Copy2d>& copies, cudaStream_t stream, bool from_host) {
   for (size_t from = 0; from < copies.size();) {
     ScatterSegment& segment = state_->segments[state_->next];
     state_->next = (state_->next + 1) % state_->segments.size();
-    ScatterList list = segment.list();
-    const size_t planned = plan_scatter(copies, from, state_->tile_bytes, list);
+    ScatterLists lists = segment.lists();
+    const size_t planned = plan_scatter(copies, from, state_->tile_bytes, state_->bulk && !from_host, lists);
     if (planned == from) throw std::length_error("scatter: a copy is too large for one launch");
     from = planned;
-    if (list.count == 0) continue;
-    launch_scatter(segment.upload(list, stream), stream);
+    if (lists.threads.count == 0 && lists.bulk.count == 0) continue;
+    launch_scatter(segment.upload(lists, stream), stream);
     segment.mark(stream);
   }
 }

@@ -25,18 +25,19 @@ struct Copy2d {
 // (several lists may be under way), and run by one launch, or one for every kScatterCopies copies.
 class Scatter {
  public:
-  // Bytes of the target that a block takes at a time, about: of 16, 32, 64 and 128 KB the best on H100 and H200.
+  // Bytes of the target that a block takes at a time, about.
   static constexpr uint32_t kTileBytes = 32 << 10;
 
-  // The card must be current, here and below. Throws CudaError.
-  explicit Scatter(uint32_t tile_bytes = kTileBytes);
+  // The card must be current, here and below. `bulk`: on cards from sm_90 on, long rows go by bulk copies through
+  // shared memory. Throws CudaError.
+  explicit Scatter(uint32_t tile_bytes = kTileBytes, bool bulk = true);
   ~Scatter();
   Scatter(const Scatter&) = delete;
   Scatter& operator=(const Scatter&) = delete;
 
   // Enqueues all of it on `stream`; returns before it has run. Source memory must stay until the stream has passed it.
-  // No two copies may overlap in their targets.
-  void run(const std::vector<Copy2d>& copies, cudaStream_t stream);
+  // No two copies may overlap in their targets. `from_host`: sources are in pinned host memory.
+  void run(const std::vector<Copy2d>& copies, cudaStream_t stream, bool from_host = false);
 
  private:
   struct State;

@@ -1,4 +1,4 @@
-// The kernel behind Scatter. Only Scatter uses this.
+// The kernels behind Scatter. Only Scatter uses this.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -14,7 +14,11 @@ struct ScatterTiles {
   uint32_t* counter;  // zero before every launch
 };
 
-// The card is current. Throws CudaError.
-void launch_scatter(const ScatterTiles& list, cudaStream_t stream);
+struct ScatterWork {
+  ScatterTiles threads, bulk;
+};
+
+// The card is current; a bulk list needs sm_90. Throws CudaError.
+void launch_scatter(const ScatterWork& work, cudaStream_t stream);
 
 }  // namespace refit::cuda

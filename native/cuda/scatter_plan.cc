@@ -54,8 +54,11 @@ uint64_t slots_of(const Copy2d& copy) {
 uint64_t divided_up(uint64_t value, uint64_t by) { return (value + by - 1) / by; }
 
 // One copy whose numbers fit; false where there is no room.
-bool add(const Copy2d& copy, uint32_t tile_bytes, ScatterList& list) {
+bool add(const Copy2d& copy, uint32_t tile_bytes, bool may_bulk, ScatterLists& out) {
   const ScatterPath path = path_of(copy);
+  const bool bulk = path == ScatterPath::kVector && may_bulk &&
+                    (copy.rows == 1 || static_cast<uint64_t>(copy.cols) * sizeof(bf16) >= kMinBulkRow);
+  ScatterList& list = bulk ? out.bulk : out.threads;
   ScatterCopy entry = {};
   entry.src = reinterpret_cast<uintptr_t>(copy.src);
   entry.dst = reinterpret_cast<uintptr_t>(copy.dst);
@@ -75,7 +78,7 @@ bool add(const Copy2d& copy, uint32_t tile_bytes, ScatterList& list) {
     rows = kTransposeRows;
   } else {
     slots = slots_of(copy);
-    const uint64_t most = tile_bytes / kSlotBytes;
+    const uint64_t most = (bulk ? kBulkBytes : tile_bytes) / kSlotBytes;
     // Equal parts, at 128 bytes of the target.
     const uint64_t equal = divided_up(slots, divided_up(slots, most));
     entry.tile_slots = static_cast<uint32_t>(std::min(most, divided_up(equal, 8) * 8));
@@ -98,13 +101,13 @@ bool add(const Copy2d& copy, uint32_t tile_bytes, ScatterList& list) {
 
 }  // namespace
 
-bool plan_copy(const Copy2d& asked, uint32_t tile_bytes, ScatterList& out) {
+bool plan_copy(const Copy2d& asked, uint32_t tile_bytes, bool bulk, ScatterLists& out) {
   if (asked.rows <= 0 || asked.cols <= 0) return true;
   const Copy2d copy = simplified(asked);
   const int64_t height = copy.dst_cols > kMaxPitch ? 1 : kMaxRows;
-  if (copy.rows <= height && copy.cols <= kMaxCols) return add(copy, tile_bytes, out);
+  if (copy.rows <= height && copy.cols <= kMaxCols) return add(copy, tile_bytes, bulk, out);
   // Enormous ones in pieces; all of them or none go into this list.
-  const ScatterList before = out;
+  const ScatterLists before = out;
   for (int64_t r = 0; r < copy.rows; r += height) {
     for (int64_t c = 0; c < copy.cols; c += kMaxCols) {
       Copy2d piece = copy;
@@ -113,7 +116,7 @@ bool plan_copy(const Copy2d& asked, uint32_t tile_bytes, ScatterList& out) {
       piece.src = static_cast<const uint8_t*>(copy.src) + r * copy.src_row_bytes + c * copy.src_col_bytes;
       piece.dst = copy.dst + r * copy.dst_cols + c;
       if (piece.rows == 1) piece.src_row_bytes = 0;
-      if (!add(piece, tile_bytes, out)) {
+      if (!add(piece, tile_bytes, bulk, out)) {
         out = before;
         return false;
       }
@@ -122,9 +125,9 @@ bool plan_copy(const Copy2d& asked, uint32_t tile_bytes, ScatterList& out) {
   return true;
 }
 
-size_t plan_scatter(const std::vector<Copy2d>& copies, size_t from, uint32_t tile_bytes, ScatterList& out) {
+size_t plan_scatter(const std::vector<Copy2d>& copies, size_t from, uint32_t tile_bytes, bool bulk, ScatterLists& out) {
   size_t next = from;
-  while (next < copies.size() && plan_copy(copies[next], tile_bytes, out)) next++;
+  while (next < copies.size() && plan_copy(copies[next], tile_bytes, bulk, out)) next++;
   return next;
 }
 

@@ -62,6 +62,10 @@ REFIT_HOST_DEVICE inline SlotRange slot_range(uint64_t dst, uint64_t cols, uint3
 
 // Slots of a tile that goes through shared memory, and its rows.
 constexpr uint32_t kTransposeSlots = 8, kTransposeRows = 64;
+// Rows shorter than this are not worth a bulk copy each.
+constexpr uint64_t kMinBulkRow = 512;
+// Most bytes of a tile that is copied in bulk.
+constexpr uint32_t kBulkBytes = 24 << 10;
 
 // Copies with tiles, in arrays with room for `capacity` (first_tile: one more).
 struct ScatterList {
@@ -72,10 +76,15 @@ struct ScatterList {
   uint32_t tiles = 0;
 };
 
+struct ScatterLists {
+  ScatterList threads;  // for ordinary loads and stores
+  ScatterList bulk;     // for bulk copies through shared memory; only kVector
+};
+
 // Adds the tiles of one copy; false, and nothing added, where there is no room for it. `tile_bytes`: of the target,
-// about.
-bool plan_copy(const Copy2d& copy, uint32_t tile_bytes, ScatterList& out);
+// about. `bulk`: what can goes into the bulk list, else all into the other.
+bool plan_copy(const Copy2d& copy, uint32_t tile_bytes, bool bulk, ScatterLists& out);
 // Adds copies[from], copies[from + 1], ... while there is room. Returns the next index.
-size_t plan_scatter(const std::vector<Copy2d>& copies, size_t from, uint32_t tile_bytes, ScatterList& out);
+size_t plan_scatter(const std::vector<Copy2d>& copies, size_t from, uint32_t tile_bytes, bool bulk, ScatterLists& out);
 
 }  // namespace refit::cuda

@@ -21,10 +21,10 @@ ScatterList list_at(uint8_t* base) {
 }  // namespace
 
 ScatterSegment::ScatterSegment() {
-  check(cudaHostAlloc(reinterpret_cast<void**>(&host_), kListBytes, cudaHostAllocDefault),
-        "cudaHostAlloc(scatter list)");
+  check(cudaHostAlloc(reinterpret_cast<void**>(&host_), 2 * kListBytes, cudaHostAllocDefault),
+        "cudaHostAlloc(scatter lists)");
   try {
-    check(cudaMalloc(reinterpret_cast<void**>(&card_), kListBytes), "cudaMalloc(scatter list)");
+    check(cudaMalloc(reinterpret_cast<void**>(&card_), 2 * kListBytes), "cudaMalloc(scatter list)");
     check(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
   } catch (...) {
     cudaFree(card_);
@@ -41,21 +41,28 @@ ScatterSegment::~ScatterSegment() {
   cudaFreeHost(host_);
 }
 
-ScatterList ScatterSegment::list() {
+ScatterLists ScatterSegment::lists() {
   if (used_) check(cudaEventSynchronize(done_), "cudaEventSynchronize(scatter list)");
-  return list_at(host_);
+  return {list_at(host_), list_at(host_ + kListBytes)};
 }
 
-ScatterTiles ScatterSegment::upload(const ScatterList& list, cudaStream_t stream) {
+ScatterWork ScatterSegment::upload(const ScatterLists& lists, cudaStream_t stream) {
+  return {upload(0, lists.threads, stream), upload(kListBytes, lists.bulk, stream)};
+}
+
+ScatterTiles ScatterSegment::upload(size_t offset, const ScatterList& list, cudaStream_t stream) {
+  uint8_t* const host = host_ + offset;
+  uint8_t* const card = card_ + offset;
   const auto send = [&](size_t at, size_t bytes) {
-    check(cudaMemcpyAsync(card_ + at, host_ + at, bytes, cudaMemcpyHostToDevice, stream),
+    check(cudaMemcpyAsync(card + at, host + at, bytes, cudaMemcpyHostToDevice, stream),
           "cudaMemcpyAsync(scatter list)");
   };
-  *reinterpret_cast<uint32_t*>(host_) = 0;
-  send(0, kCounterBytes + (list.count + 1) * sizeof(uint32_t));
-  send(kFirstBytes, list.count * sizeof(ScatterCopy));
-  const ScatterList there = list_at(card_);
-  return {there.first_tile, there.copies, list.count, list.tiles, reinterpret_cast<uint32_t*>(card_)};
+  *reinterpret_cast<uint32_t*>(host) = 0;
+  // An empty list has its counter too: blocks ask it once.
+  send(0, kCounterBytes + (list.count > 0 ? list.count + 1 : 0) * sizeof(uint32_t));
+  if (list.count > 0) send(kFirstBytes, list.count * sizeof(ScatterCopy));
+  const ScatterList there = list_at(card);
+  return {there.first_tile, there.copies, list.count, list.tiles, reinterpret_cast<uint32_t*>(card)};
 }
 
 void ScatterSegment::mark(cudaStream_t stream) {

@@ -1,12 +1,11 @@
-// Device code of the scatter: finding tiles, and copying one with all threads of a block.
+// Device code of the scatter: finding tiles, and copying one with all threads of a group.
 #pragma once
 #include "cuda/scatter_kernel.h"
 #include "cuda/scatter_slot.cuh"
 
 namespace refit::cuda {
 
-constexpr uint32_t kScatterThreads = 512;  // of a block
-constexpr int kScatterLoads = 4;           // of 16 bytes, in flight per thread
+constexpr int kScatterLoads = 4;  // of 16 bytes, in flight per thread
 
 // One tile.
 struct ScatterJob {
@@ -15,7 +14,7 @@ struct ScatterJob {
   bool end;  // there is none
 };
 
-// Hands out tiles to one warp of a block, all of whose lanes call it. A tile number is asked for one turn before it is
+// Hands out tiles to one warp of a group, all of whose lanes call it. A tile number is asked for one turn before it is
 // used, so the atomic's way to L2 and back costs nothing.
 class TileFeed {
  public:
@@ -82,9 +81,10 @@ struct Walk {
 };
 
 // Rows of one tile that lie apart.
+template <int kThreads>
 __device__ __forceinline__ void copy_vector_rows(uint64_t src, uint64_t dst, uint64_t src_row, uint32_t dst_row,
-                                                 uint32_t rows, uint32_t slots) {
-  Walk walk(threadIdx.x, kScatterThreads, slots);
+                                                 uint32_t rows, uint32_t slots, uint32_t thread) {
+  Walk walk(thread, kThreads, slots);
 #pragma unroll 1
   while (walk.row < rows) {
     uint4 v[kScatterLoads];
@@ -105,9 +105,9 @@ __device__ __forceinline__ void copy_vector_rows(uint64_t src, uint64_t dst, uin
   }
 }
 
-__device__ __forceinline__ void copy_vector_run(uint64_t src, uint64_t dst, uint32_t slots) {
-  constexpr uint32_t kPass = kScatterThreads * kScatterLoads;
-  const uint32_t thread = threadIdx.x;
+template <int kThreads>
+__device__ __forceinline__ void copy_vector_run(uint64_t src, uint64_t dst, uint32_t slots, uint32_t thread) {
+  constexpr uint32_t kPass = kThreads * kScatterLoads;
   src += static_cast<uint64_t>(thread) * 16;
   dst += static_cast<uint64_t>(thread) * 16;
   // Whole passes need no look at the end.
@@ -115,38 +115,39 @@ __device__ __forceinline__ void copy_vector_run(uint64_t src, uint64_t dst, uint
   for (; slots >= kPass; slots -= kPass, src += kPass * 16, dst += kPass * 16) {
     uint4 v[kScatterLoads];
 #pragma unroll
-    for (int u = 0; u < kScatterLoads; u++) v[u] = load_vector(src + u * kScatterThreads * 16);
+    for (int u = 0; u < kScatterLoads; u++) v[u] = load_vector(src + u * kThreads * 16);
 #pragma unroll
-    for (int u = 0; u < kScatterLoads; u++) store_vector(dst + u * kScatterThreads * 16, v[u]);
+    for (int u = 0; u < kScatterLoads; u++) store_vector(dst + u * kThreads * 16, v[u]);
   }
   uint4 v[kScatterLoads];
 #pragma unroll
   for (int u = 0; u < kScatterLoads; u++) {
-    if (thread + u * kScatterThreads < slots) v[u] = load_vector(src + u * kScatterThreads * 16);
+    if (thread + u * kThreads < slots) v[u] = load_vector(src + u * kThreads * 16);
   }
 #pragma unroll
   for (int u = 0; u < kScatterLoads; u++) {
-    if (thread + u * kScatterThreads < slots) store_vector(dst + u * kScatterThreads * 16, v[u]);
+    if (thread + u * kThreads < slots) store_vector(dst + u * kThreads * 16, v[u]);
   }
 }
 
-__device__ __forceinline__ void copy_vectors(const ScatterJob& job) {
+template <int kThreads>
+__device__ __forceinline__ void copy_vectors(const ScatterJob& job, uint32_t thread) {
   const auto src_row = static_cast<uint64_t>(job.copy.src_row);
   const uint32_t dst_row = job.copy.dst_row;
   const uint64_t src = job.copy.src + job.range.row * src_row + static_cast<uint64_t>(job.range.slot) * 16;
   const uint64_t dst =
       job.copy.dst + job.range.row * static_cast<uint64_t>(dst_row) + static_cast<uint64_t>(job.range.slot) * 16;
   if (job.range.rows == 1) {
-    copy_vector_run(src, dst, job.range.slots);
+    copy_vector_run<kThreads>(src, dst, job.range.slots, thread);
   } else {
-    copy_vector_rows(src, dst, src_row, dst_row, job.range.rows, job.range.slots);
+    copy_vector_rows<kThreads>(src, dst, src_row, dst_row, job.range.rows, job.range.slots, thread);
   }
 }
 
 // The paths below are functions of their own: their registers would cost the one above its own.
-template <DType kType, bool kGathered>
-__device__ __noinline__ void copy_slots(const ScatterJob& job) {
-  for (Walk walk(threadIdx.x, kScatterThreads, job.range.slots); walk.row < job.range.rows; walk.next()) {
+template <int kThreads, DType kType, bool kGathered>
+__device__ __noinline__ void copy_slots(const ScatterJob& job, uint32_t thread) {
+  for (Walk walk(thread, kThreads, job.range.slots); walk.row < job.range.rows; walk.next()) {
     copy_slot<kType, kGathered>(job.copy, job.range.row + walk.row, job.range.slot + walk.slot);
   }
 }
@@ -157,25 +158,26 @@ struct TransposeTile {
   alignas(4) uint16_t at[kTransposeRows][kCols + 2];
 };
 
-// Lanes run along rows while they read, as the source does, and along columns while they write. Run by a whole block.
-template <DType kType>
-__device__ __noinline__ void transpose(const ScatterJob& job, TransposeTile& tile) {
+// Lanes run along rows while they read, as the source does, and along columns while they write. `sync` waits for all
+// threads of the group.
+template <int kThreads, DType kType, typename Sync>
+__device__ __noinline__ void transpose(const ScatterJob& job, uint32_t thread, TransposeTile& tile, Sync sync) {
   const ScatterCopy& copy = job.copy;
   const uint64_t col = static_cast<uint64_t>(job.range.slot) * 8;
   const auto cols = static_cast<uint32_t>(min(static_cast<uint64_t>(TransposeTile::kCols), copy.cols - col));
   const uint64_t src =
       copy.src + job.range.row * static_cast<uint64_t>(copy.src_row) + col * static_cast<uint64_t>(copy.src_col);
 #pragma unroll 4
-  for (uint32_t i = threadIdx.x; i < kTransposeRows * TransposeTile::kCols; i += kScatterThreads) {
+  for (uint32_t i = thread; i < kTransposeRows * TransposeTile::kCols; i += kThreads) {
     const uint32_t r = i % kTransposeRows, c = i / kTransposeRows;
     if (r < job.range.rows && c < cols) {
       tile.at[r][c] = static_cast<uint16_t>(
           load_element<kType>(src + r * static_cast<uint64_t>(copy.src_row) + c * static_cast<uint64_t>(copy.src_col)));
     }
   }
-  __syncthreads();
+  sync();
   const uint64_t dst = copy.dst + job.range.row * static_cast<uint64_t>(copy.dst_row) + col * 2;
-  for (uint32_t i = threadIdx.x; i < kTransposeRows * kTransposeSlots; i += kScatterThreads) {
+  for (uint32_t i = thread; i < kTransposeRows * kTransposeSlots; i += kThreads) {
     const uint32_t r = i / kTransposeSlots, c = i % kTransposeSlots * 8;
     if (r >= job.range.rows || c >= cols) continue;
     const uint64_t to = dst + r * static_cast<uint64_t>(copy.dst_row) + c * 2;
@@ -190,26 +192,27 @@ __device__ __noinline__ void transpose(const ScatterJob& job, TransposeTile& til
   }
 }
 
-template <DType kType>
-__device__ __forceinline__ void copy_tile_of(const ScatterJob& job, TransposeTile& tile) {
+template <int kThreads, DType kType, typename Sync>
+__device__ __forceinline__ void copy_tile_of(const ScatterJob& job, uint32_t thread, TransposeTile& tile, Sync sync) {
   if (job.copy.path == ScatterPath::kRows) {
-    copy_slots<kType, false>(job);
+    copy_slots<kThreads, kType, false>(job, thread);
   } else if (job.copy.path == ScatterPath::kGather) {
-    copy_slots<kType, true>(job);
+    copy_slots<kThreads, kType, true>(job, thread);
   } else {
-    transpose<kType>(job, tile);
+    transpose<kThreads, kType>(job, thread, tile, sync);
   }
 }
 
-__device__ __forceinline__ void copy_tile(const ScatterJob& job, TransposeTile& tile) {
+template <int kThreads, typename Sync>
+__device__ __forceinline__ void copy_tile(const ScatterJob& job, uint32_t thread, TransposeTile& tile, Sync sync) {
   if (job.copy.path == ScatterPath::kVector) {
-    copy_vectors(job);
+    copy_vectors<kThreads>(job, thread);
   } else if (job.copy.dtype == DType::kBFloat16) {
-    copy_tile_of<DType::kBFloat16>(job, tile);
+    copy_tile_of<kThreads, DType::kBFloat16>(job, thread, tile, sync);
   } else if (job.copy.dtype == DType::kFloat16) {
-    copy_tile_of<DType::kFloat16>(job, tile);
+    copy_tile_of<kThreads, DType::kFloat16>(job, thread, tile, sync);
   } else {
-    copy_tile_of<DType::kFloat32>(job, tile);
+    copy_tile_of<kThreads, DType::kFloat32>(job, thread, tile, sync);
   }
 }
 

@@ -138,7 +138,7 @@ bool WriteRun::enqueue(Rank& rank, size_t batch) {
     check(cudaMemcpyAsync(copy.dst, copy.src, copy.bytes, cudaMemcpyHostToDevice, rank.copy), "weights: a copy");
   }
   check(cudaEventRecord(lane.copied[slot], rank.copy), "weights: copies from the ring");
-  lane.scatter.run(kernel, rank.stream);
+  lane.scatter.run(kernel, rank.stream, true);
   check(cudaEventRecord(lane.scattered[slot], rank.stream), "weights: scatter from the ring");
   for (const int t : tensors) left_[t].fetch_sub(1, std::memory_order_relaxed);
   return going;

@@ -249,7 +249,7 @@ bool WriteRun::read_segments(Rank& rank) {
         tensors.push_back(rect.tensor);
       }
     }
-    scatter(rank, copies, tensors);
+    scatter(rank, copies, tensors, false);
   }
   return going && !stop_;
 }
@@ -262,13 +262,15 @@ bool WriteRun::run_direct(Rank& rank) {
   copies.reserve(all.size());
   std::vector<int> tensors;
   tensors.reserve(all.size());
+  bool from_host = false;
   for (const Direct& direct : all) {
     going = may_copy(direct.tensor);
     if (!going) break;
     copies.push_back(direct.copy);
     tensors.push_back(direct.tensor);
+    from_host = from_host || job_.sources[job_.tensors[direct.tensor].source].card < 0;
   }
-  scatter(rank, copies, tensors);
+  scatter(rank, copies, tensors, from_host);
   return going;
 }
 
@@ -284,10 +286,10 @@ bool WriteRun::may_copy(int tensor) {
 }
 
 // copies[i] is of tensors[i].
-void WriteRun::scatter(Rank& rank, const std::vector<Copy2d>& copies, const std::vector<int>& tensors) {
+void WriteRun::scatter(Rank& rank, const std::vector<Copy2d>& copies, const std::vector<int>& tensors, bool from_host) {
   rank.doing("weights: scatter");
   for (const int t : tensors) dirty_[t].store(true, std::memory_order_relaxed);
-  lanes_[static_cast<size_t>(rank.index)]->scatter.run(copies, rank.stream);
+  lanes_[static_cast<size_t>(rank.index)]->scatter.run(copies, rank.stream, from_host);
   for (const int t : tensors) left_[t].fetch_sub(1, std::memory_order_relaxed);
 }
 

@@ -109,12 +109,16 @@ std::vector<uint16_t> expected_target(const std::vector<Case>& cases, int64_t si
 
 // --- on the host: the tiles are the copies, each element once
 
-struct HostList {
-  std::vector<uint32_t> first;
-  std::vector<ScatterCopy> copies;
-  ScatterList list;
-  explicit HostList(uint32_t capacity) : first(capacity + 1), copies(capacity) {
-    list = {first.data(), copies.data(), capacity, 0, 0};
+struct HostLists {
+  std::vector<uint32_t> first[2];
+  std::vector<ScatterCopy> copies[2];
+  ScatterLists lists;
+  explicit HostLists(uint32_t capacity) {
+    for (int i = 0; i < 2; i++) {
+      first[i].resize(capacity + 1);
+      copies[i].resize(capacity);
+      (i == 0 ? lists.threads : lists.bulk) = {first[i].data(), copies[i].data(), capacity, 0, 0};
+    }
   }
 };
 
@@ -174,15 +178,22 @@ void tiles_cover_every_element_once(uint64_t seed) {
   }
   copies.insert(copies.begin() + random.below(count), Copy2d{nullptr, nullptr, 0, 5, 0, 0, 5, DType::kBFloat16});
   const uint32_t tile = 1024u << random.below(7);
+  const bool bulk = random.chance(2);
   std::vector<int> writes(target.size());
   size_t from = 0;
   while (from < copies.size()) {
-    HostList host(static_cast<uint32_t>(1 + random.below(20)));
-    const size_t next = plan_scatter(copies, from, tile, host.list);
+    HostLists host(static_cast<uint32_t>(1 + random.below(20)));
+    const size_t next = plan_scatter(copies, from, tile, bulk, host.lists);
     CHECKF(next > from, "seed %lu", static_cast<unsigned long>(seed));
     if (next <= from) return;
     from = next;
-    run_tiles(host.list, reinterpret_cast<uintptr_t>(target.data()), target, writes);
+    for (const ScatterList* list : {&host.lists.threads, &host.lists.bulk}) {
+      run_tiles(*list, reinterpret_cast<uintptr_t>(target.data()), target, writes);
+    }
+    for (uint32_t i = 0; i < host.lists.bulk.count; i++) {
+      const ScatterCopy& c = host.lists.bulk.copies[i];
+      CHECK(bulk && c.path == ScatterPath::kVector && c.tile_rows * c.tile_slots * 16 <= kBulkBytes);
+    }
   }
   const auto expected = expected_target(cases, end);
   const auto offset = static_cast<size_t>(base - target.data());
@@ -201,16 +212,16 @@ void tiles_cover_every_element_once(uint64_t seed) {
 }
 
 void long_flat_copies_have_full_tiles() {
-  HostList host(8);
+  HostLists host(8);
   const Copy2d flat{
       reinterpret_cast<void*>(4096), reinterpret_cast<bf16*>(8192), 4096, 4096, 8192, 2, 4096, DType::kBFloat16};
   Copy2d slice = flat;
   slice.cols = 2048;
-  plan_scatter({flat, slice}, 0, 64 << 10, host.list);
-  CHECK(host.list.count == 2 && host.list.copies[0].rows == 1);
-  CHECK(host.list.first_tile[1] == (32u << 20) / (64u << 10));
-  CHECK(host.list.tiles == (48u << 20) / (64u << 10));
-  CHECK(host.list.copies[1].tile_rows == 16);
+  plan_scatter({flat, slice}, 0, 64 << 10, false, host.lists);
+  CHECK(host.lists.threads.count == 2 && host.lists.threads.copies[0].rows == 1);
+  CHECK(host.lists.threads.first_tile[1] == (32u << 20) / (64u << 10));
+  CHECK(host.lists.threads.tiles == (48u << 20) / (64u << 10));
+  CHECK(host.lists.threads.copies[1].tile_rows == 16);
 }
 
 // --- on the card
@@ -299,22 +310,27 @@ struct Fixture {
   }
 };
 
-// Besides the usual size: tiles of few slots, and of more than most copies have.
-constexpr uint32_t kTileSizes[] = {Scatter::kTileBytes, 1 << 10, 128 << 10};
+// Besides the usual ones: no bulk copies, tiles of few slots, and of more than most copies have.
+struct Variant {
+  uint32_t tile_bytes;
+  bool bulk;
+};
+constexpr Variant kVariants[] = {
+    {Scatter::kTileBytes, true}, {Scatter::kTileBytes, false}, {1 << 10, false}, {128 << 10, true}};
 
 void random_lists_arrive(uint64_t seed, int count, int64_t most, Where where) {
   Random random(seed);
   Fixture f;
   for (int i = 0; i < count; i++) f.cases.push_back(random_case(random, most, f.end));
   f.place(where);
-  for (const uint32_t tile_bytes : kTileSizes) {
-    Scatter scatter(tile_bytes);
+  for (const auto& [tile_bytes, bulk] : kVariants) {
+    Scatter scatter(tile_bytes, bulk);
     f.poison();
-    scatter.run(f.copies, nullptr);
+    scatter.run(f.copies, nullptr, where == Where::kPinned);
     check(cudaDeviceSynchronize(), "scatter");
-    char text[64];
-    std::snprintf(text, sizeof text, "seed %lu, place %d, tiles of %u bytes", static_cast<unsigned long>(seed),
-                  int(where), tile_bytes);
+    char text[96];
+    std::snprintf(text, sizeof text, "seed %lu, place %d, tiles of %u bytes, bulk %d", static_cast<unsigned long>(seed),
+                  int(where), tile_bytes, int(bulk));
     f.compare(text);
   }
 }
@@ -443,12 +459,12 @@ void a_large_list_arrives(uint64_t seed) {
     f.cases.push_back(std::move(c));
   }
   f.place(Where::kCard);
-  for (const uint32_t tile_bytes : kTileSizes) {
-    Scatter scatter(tile_bytes);
+  for (const auto& [tile_bytes, bulk] : kVariants) {
+    Scatter scatter(tile_bytes, bulk);
     f.poison();
     scatter.run(f.copies, nullptr);
     check(cudaDeviceSynchronize(), "scatter");
-    f.compare("large, tiles of " + std::to_string(tile_bytes));
+    f.compare("large, tiles of " + std::to_string(tile_bytes) + (bulk ? ", bulk" : ""));
   }
 }
 
