@@ -1,13 +1,12 @@
 import { spawn } from 'node:child_process'
+import { once } from 'node:events'
 import { readdirSync, readFileSync } from 'node:fs'
-import { createServer as createPlainServer } from 'node:http'
-import type { IncomingMessage, ServerResponse } from 'node:http'
-import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
-import { Busboy } from '@fastify/busboy'
-import type { BusboyHeaders } from '@fastify/busboy'
+import multipart from '@fastify/multipart'
+import Fastify from 'fastify'
+import type { FastifyRequest } from 'fastify'
 import { createEngine, createServer } from '../src/index.ts'
 import { median } from './lib/baseline.ts'
 import { randomModel } from './lib/random-model.ts'
@@ -27,9 +26,11 @@ const files = folders.map(folder => join(folder, readdirSync(folder).find(name =
 const engine = await createEngine(folders[0]!, { threads: THREADS, maxTotalTokens: 4096 })
 const app = await createServer({ engine, tokenizer: null, logger: false })
 const url = await app.listen({ port: 0, host: '127.0.0.1' })
-const counter = createPlainServer(count)
-await new Promise<void>(resolve => { counter.listen(0, '127.0.0.1', resolve) })
-const counting = `http://127.0.0.1:${(counter.address() as AddressInfo).port}/`
+const counter = Fastify({ forceCloseConnections: true })
+await counter.register(multipart)
+counter.addContentTypeParser('application/octet-stream', (_request, _payload, done) => { done(null) })
+counter.post('/', async request => ({ seen: await count(request) }))
+const counting = await counter.listen({ port: 0, host: '127.0.0.1' })
 const sender = spawn(process.execPath, [fileURLToPath(new URL(`./lib/upload-sender${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)), ...files], { stdio: ['pipe', 'pipe', 'inherit'] })
 const lines = createInterface({ input: sender.stdout })[Symbol.asyncIterator]()
 
@@ -81,21 +82,21 @@ figures.push({ figure: 'resident memory that uploads add, at most', ours: `${((p
 figures.push({ figure: 'slowest GET /health during uploads', ours: `${slowest.toFixed(0)} ms`, other: '250 ms allowed', ratio: 250 / slowest, goal: 1 })
 await app.close()
 await engine.close()
-counter.close()
-counter.closeAllConnections()
+await counter.close()
 report('upload', figures)
 
-function count (request: IncomingMessage, response: ServerResponse): void {
+async function count (request: FastifyRequest): Promise<number> {
   let seen = 0
   const add = (chunk: Buffer): void => { seen += chunk.length }
-  const answer = (): void => { response.end(JSON.stringify({ seen })) }
-  if (!request.headers['content-type']!.startsWith('multipart')) {
-    request.on('data', add).on('end', answer)
-    return
+  if (!request.isMultipart()) {
+    request.raw.on('data', add)
+    await once(request.raw, 'end')
+    return seen
   }
-  const form = new Busboy({ headers: request.headers as BusboyHeaders })
-  form.on('file', (_name, stream) => { stream.on('data', add) }).on('finish', answer)
-  request.pipe(form)
+  for await (const part of request.parts({ limits: { fileSize: Infinity } })) {
+    if (part.type === 'file') await once(part.file.on('data', add), 'end')
+  }
+  return seen
 }
 
 /** Without the files of the page cache and the shared pages of libraries. */

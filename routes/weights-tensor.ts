@@ -1,6 +1,7 @@
 import { Type } from 'typebox'
 import { scopeKey } from '../src/http/apply-source.ts'
 import type { Routes } from '../src/http/context.ts'
+import { installFormParser } from '../src/http/form-parser.ts'
 import { TENSOR_BODY_LIMIT } from '../src/http/limits.ts'
 import { refusals, WeightsRefusal } from '../src/http/schemas.ts'
 import { entriesOf, tensorIdentity, TensorUpdateBody, updateFromTensor } from '../src/http/tensor-update.ts'
@@ -19,6 +20,7 @@ const TensorsUpdated = Type.Object({
 
 /** Weights out of the memory of processes on the same machine. */
 const tensors: Routes = async (app, { context }) => {
+  await installFormParser(app)
   const updates = new Joiner<Awaited<ReturnType<typeof updateFromTensor>>>()
 
   app.post('/update_weights_from_tensor', {
@@ -29,7 +31,7 @@ const tensors: Routes = async (app, { context }) => {
     schema: {
       operationId: 'updateWeightsFromTensor',
       summary: 'Take new weights from tensors that a torch process shares',
-      description: 'All handles are read and checked before the first byte is written, and given back before the reply, whatever it says. A call equal to one that runs already gets that one\'s outcome.',
+      description: 'All handles are read and checked before the first byte is written, and given back before the reply, whatever it says. A call equal to one that runs already gets that one\'s outcome, but for `kept`, which is written once more.',
       tags: ['weights'],
       body: TensorUpdateBody,
       response: { 200: TensorsUpdated, ...refusals(WeightsRefusal) }
@@ -43,7 +45,9 @@ const tensors: Routes = async (app, { context }) => {
       await context.tensors.discard(entriesOf(request.body))
       throw request.validationError
     }
-    const { message, report, torn } = await updates.join(scopeKey(context.engine, request.body) + tensorIdentity(request.body), async () => await updateFromTensor(context, request.body))
+    const update = async (): ReturnType<typeof updateFromTensor> => await updateFromTensor(context, request.body)
+    // Texts of handles tell a client's retry; what is kept may hold other bytes by now than the call before read.
+    const { message, report, torn } = request.body.kept == null ? await updates.join(scopeKey(context.engine, request.body) + tensorIdentity(request.body), update) : await update()
     return { success: true as const, message, torn_count: torn, report: toReport(report) }
   })
 }

@@ -53,7 +53,9 @@ process.exit(failures === 0 ? 0 : 1)
 
 async function native (name) {
   console.log(`--- ${name}`)
-  const { code, late, text, out } = await runLimited([join(PROGRAMS, name)], { seconds: NATIVE_LIMIT_S })
+  // Its file lies where the servers' checkpoints do.
+  const more = name === 'disk_bench' ? [options.folder ?? (existsSync('/dev/shm') ? '/dev/shm' : tmpdir())] : []
+  const { code, late, text, out } = await runLimited([join(PROGRAMS, name), ...more], { seconds: NATIVE_LIMIT_S })
   console.log(text)
   if (code !== 0) failures++
   const isTable = out.split('\n').some(line => line.startsWith('| '))

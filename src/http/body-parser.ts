@@ -3,7 +3,7 @@ import type { FastifyInstance, FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
 import { sendContinue } from './expect-continue.ts'
 import { BODY_LIMIT } from './limits.ts'
-import { BYTES, FORM, uploadType } from './upload-types.ts'
+import { BYTES, uploadType } from './upload-types.ts'
 
 /**
  * refit's own parsers, in its own scope: a host may have parsers for the same types, and Fastify's refuse empty bodies, which
@@ -15,8 +15,8 @@ export function installBodyParsers (app: FastifyInstance): void {
   for (const type of ['application/json', '*']) {
     app.addContentTypeParser(type, options, async (_request: FastifyRequest, body: string) => parseJson(body))
   }
-  // Routes that take uploads read them from the raw request, when they are ready for them; nobody else is sent one.
-  app.addContentTypeParser([BYTES, FORM], (_request, _payload, done) => { done(null) })
+  // Routes that take uploads read them from the raw request, when they are ready for them; nobody else is sent one. For forms they have a parser.
+  app.addContentTypeParser(BYTES, (_request, _payload, done) => { done(null) })
   app.addHook('preParsing', async request => {
     if (uploadType(request) !== undefined) return
     const { 'content-type': type = '', 'content-length': length } = request.headers

@@ -52,8 +52,8 @@ async function write ({ engine, tensors, kept }: RouteContext, body: TensorUpdat
 }
 
 /** What makes two calls the same update: handles are made anew for every request, so that equal texts are a client's retry. */
-export function tensorIdentity ({ serialized_named_tensors: entries = [], load_format: format = null, weight_version: version = null, flush_cache: flush = true, abort_all_requests: abort = false, keep = null, kept = null }: TensorUpdateBody): string {
-  return `${JSON.stringify([format, version, flush, abort, keep, kept])}\n${entries.join('\n')}`
+export function tensorIdentity ({ serialized_named_tensors: entries = [], load_format: format = null, weight_version: version = null, flush_cache: flush = true, abort_all_requests: abort = false, keep = null }: TensorUpdateBody): string {
+  return `${JSON.stringify([format, version, flush, abort, keep])}\n${entries.join('\n')}`
 }
 
 /** The texts of a body that is not what it should be, for what they share to be given back. */

@@ -37,8 +37,8 @@ export class UploadForm {
 
   get streams (): boolean { return this.fields.mode === 'stream' }
 
-  /** A field of the form. Throws INVALID_REQUEST or UNSUPPORTED. */
-  add (name: string, value: string): void {
+  /** A field of the form: a text, or what its JSON says where it is of that type. Throws INVALID_REQUEST or UNSUPPORTED. */
+  add (name: string, value: unknown): void {
     if (this.#seen.has(name)) throw new RefitError('INVALID_REQUEST', `the field ${JSON.stringify(name.slice(0, 100))} comes twice`, { param: name.slice(0, 100) })
     this.#seen.add(name)
     const early: readonly string[] = this.streams ? [...EARLY, ...EARLY_IN_STREAMS] : EARLY

@@ -1,13 +1,22 @@
-import type { IncomingMessage } from 'node:http'
-import { Busboy } from '@fastify/busboy'
-import type { BusboyFileStream, BusboyHeaders } from '@fastify/busboy'
+import type { Multipart, MultipartFile } from '@fastify/multipart'
+import type { FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
-import { pump } from './upload-pump.ts'
 import type { PumpOptions } from './upload-pump.ts'
+import { watchBody } from './upload-watch.ts'
 
-// Files have no limit of their own here: what they announce is held against the model, and counted.
+// All of them are said in each call: a host's @fastify/multipart comes with defaults of the host's. Files have no limit of their own here: what
+// they announce is held against the model, and counted.
 const LIMITS = { files: 4096, fields: 100, parts: 5000, fieldNameSize: 100, fieldSize: 65536, headerPairs: 20, headerSize: 16384, fileSize: Infinity }
-const FILE_HIGH_WATER = 1 << 20
+const OPTIONS = {
+  limits: LIMITS,
+  throwFileSizeLimit: true,
+  highWaterMark: 1 << 20,
+  // Files that wait for their turn have this each, so that many small ones stay within bounds; of the one that is read, little ever waits.
+  fileHwm: 1 << 16,
+  defCharset: 'utf8',
+  preservePath: false,
+  isPartAFile: (_name: unknown, type: string | undefined, file: string | undefined) => type === 'application/octet-stream' || file !== undefined
+}
 
 /** What takes the bytes of one file. */
 export interface FormFile {
@@ -16,86 +25,62 @@ export interface FormFile {
 }
 
 export interface FormOptions extends Pick<PumpOptions, 'stallMs' | 'broke' | 'signal'> {
-  field: (name: string, value: string) => void
-  /** Files come one after another, each when the one before it has ended. */
+  field: (name: string, value: unknown) => void
   file: (name: string) => FormFile
 }
 
 /**
- * Reads a multipart/form-data body: fields and files, in their order. One parser of its own per request: where a host has
- * @fastify/multipart, its decorators and hooks are inherited by every scope, so that a second one cannot be registered beside it.
+ * Reads a multipart/form-data body: fields and files, in their order, each when the one before it has ended. Rejects with what they throw,
+ * BODY_BROKEN, BODY_STALLED or BODY_TOO_LARGE; then nothing of it is on its way any more.
  */
-export async function readForm (request: IncomingMessage, { field, file, stallMs, broke, signal }: FormOptions): Promise<void> {
-  let form: InstanceType<typeof Busboy>
-  try {
-    form = new Busboy({ headers: request.headers as BusboyHeaders, limits: LIMITS, fileHwm: FILE_HIGH_WATER })
-  } catch (error) {
-    throw malformed(error)
-  }
+export async function readForm (request: FastifyRequest, { field, file, stallMs, broke, signal }: FormOptions): Promise<void> {
+  const { raw } = request
   const control = new AbortController()
-  let drained: (() => void) | undefined
-  const fail = (error: unknown): void => {
-    control.abort(error)
-    drained?.()
-  }
-  const onAbort = (): void => { fail(signal.reason) }
-  signal.addEventListener('abort', onAbort)
-  if (signal.aborted) onAbort()
-  let files: Promise<void> = Promise.resolve()
-  const finished = new Promise<void>((resolve, reject) => {
-    form.on('finish', resolve).on('error', error => { reject(malformed(error)) })
+  const failed = new Promise<never>((_resolve, reject) => {
     control.signal.addEventListener('abort', () => { reject(control.signal.reason) })
   })
-  finished.catch(fail)
-  form.on('drain', () => { drained?.() })
-  for (const what of ['parts', 'files', 'fields'] as const) {
-    form.on(`${what}Limit`, () => { fail(new RefitError('BODY_TOO_LARGE', `the form has more than ${LIMITS[what]} ${what}`)) })
+  const fail = (error: unknown): void => {
+    if (control.signal.aborted) return
+    raw.unpipe().pause()
+    control.abort(error)
+    broke(error)
   }
-  form.on('field', (name, value, _nameTruncated, truncated) => {
-    try {
-      if (truncated) throw new RefitError('BODY_TOO_LARGE', `the field ${JSON.stringify(String(name).slice(0, 100))} is longer than ${LIMITS.fieldSize} bytes`)
-      field(name, value)
-    } catch (error) {
-      fail(error)
-    }
-  })
-  form.on('file', (name, stream, filename) => {
-    // Before its turn comes it may break as well.
-    stream.on('error', error => { fail(malformed(error)) })
-    files = files.then(async () => { await readFile(stream, () => file(filename ?? name ?? 'a file without a name'), control.signal) })
-    files.catch(fail)
-  })
+  failed.catch(() => {})
+  // Nothing else says so: see `installFormParser`.
+  request.isMultipart = () => true
+  const parts = request.parts(OPTIONS)
+  const read = async (): Promise<IteratorResult<Multipart>> => await parts.next().catch(error => { throw refusal(error) })
+  // The first look at the parts starts the parser, before a byte is lost to the watch.
+  let next = read()
+  const stop = watchBody(raw, { stallMs, signal, ended: error => { if (error !== undefined) fail(error) } })
   try {
-    await pump(request, {
-      take: chunk => {
-        if (form.write(chunk) || control.signal.aborted) return undefined
-        return new Promise(resolve => { drained = resolve })
-      },
-      stallMs,
-      broke: error => {
-        fail(error)
-        broke(error)
-      },
-      signal: control.signal
-    })
-    form.end()
-    await finished
-    await files
+    for (;;) {
+      const { value: part, done } = await Promise.race([next, failed])
+      control.signal.throwIfAborted()
+      if (done === true) return
+      if (part.type === 'file') {
+        await readFile(part.file, file(part.filename ?? part.fieldname ?? 'a file without a name'), { signal: control.signal, fail })
+      } else {
+        if (part.valueTruncated) throw new RefitError('BODY_TOO_LARGE', `the field ${JSON.stringify(String(part.fieldname).slice(0, 100))} is longer than ${LIMITS.fieldSize} bytes`)
+        field(String(part.fieldname), part.value)
+      }
+      next = read()
+    }
+  } catch (error) {
+    fail(error)
+    throw control.signal.reason
   } finally {
-    signal.removeEventListener('abort', onAbort)
-    // A file that is being taken is waited for, so that its owner may close it.
-    await files.catch(() => {})
+    stop()
   }
 }
 
-async function readFile (stream: BusboyFileStream, open: () => FormFile, signal: AbortSignal): Promise<void> {
-  signal.throwIfAborted()
-  const file = open()
+/** A file that is being taken when something fails is waited for, so that its owner may close it. */
+async function readFile (stream: MultipartFile['file'], file: FormFile, { signal, fail }: { signal: AbortSignal, fail: (error: unknown) => void }): Promise<void> {
   let pending: Promise<void> | undefined
   await new Promise<void>((resolve, reject) => {
     let failure: unknown
     const settle = (error?: unknown): void => {
-      stream.off('data', onData).off('end', settle)
+      stream.off('data', onData).off('end', settle).off('error', onError)
       signal.removeEventListener('abort', onAbort)
       failure ??= error
       const after = (): void => { failure === undefined ? resolve() : reject(failure) }
@@ -103,6 +88,7 @@ async function readFile (stream: BusboyFileStream, open: () => FormFile, signal:
       else pending.then(after, after)
     }
     const onAbort = (): void => { settle(signal.reason) }
+    const onError = (error: unknown): void => { fail(refusal(error)) }
     const onData = (chunk: Buffer): void => {
       try {
         pending = file.take(chunk)
@@ -119,13 +105,20 @@ async function readFile (stream: BusboyFileStream, open: () => FormFile, signal:
         settle(error)
       })
     }
-    stream.on('end', settle)
     signal.addEventListener('abort', onAbort)
-    stream.on('data', onData)
+    stream.on('error', onError).on('end', settle).on('data', onData)
+    if (signal.aborted) onAbort()
+    // It broke while it waited for its turn, and said so then.
+    else if (stream.destroyed) onError(stream.errored)
   })
   await file.end()
 }
 
-function malformed (error: unknown): RefitError {
-  return new RefitError('BODY_BROKEN', `the body is no well-formed multipart/form-data (${error instanceof Error ? error.message : String(error)})`)
+/** What a client is told of an error of the parser. */
+function refusal (error: unknown): RefitError {
+  const { code, message } = error as NodeJS.ErrnoException
+  for (const what of ['parts', 'files', 'fields'] as const) {
+    if (code === `FST_${what.toUpperCase()}_LIMIT`) return new RefitError('BODY_TOO_LARGE', `the form has more than ${LIMITS[what]} ${what}`)
+  }
+  return new RefitError('BODY_BROKEN', `the body is no well-formed multipart/form-data (${message})`)
 }

@@ -1,15 +1,12 @@
 import type { IncomingMessage } from 'node:http'
-import { RefitError } from '../errors.ts'
+import { watchBody } from './upload-watch.ts'
+import type { WatchOptions } from './upload-watch.ts'
 
-export interface PumpOptions {
+export interface PumpOptions extends Pick<WatchOptions, 'stallMs' | 'signal'> {
   /** Takes a chunk; a promise where the next one has to wait: until then nothing is read from the socket. */
   take: (chunk: Buffer) => Promise<void> | undefined
-  /** Longest that a client may send nothing while it could. */
-  stallMs: number
   /** Told at once what is wrong, while a chunk may still be on its way. */
   broke: (error: unknown) => void
-  /** Ends it early. */
-  signal: AbortSignal
 }
 
 /**
@@ -18,22 +15,13 @@ export interface PumpOptions {
  */
 export async function pump (request: IncomingMessage, { take, stallMs, broke, signal }: PumpOptions): Promise<void> {
   let pending: Promise<void> | undefined
-  let received = 0
   await new Promise<void>((resolve, reject) => {
     let settled = false
-    const timer = setTimeout(() => {
-      // Time that the client spends waiting for us is ours.
-      if (pending !== undefined) timer.refresh()
-      else settle(new RefitError('BODY_STALLED', `no byte of the body came for ${stallMs / 1000} s (--upload-timeout), after ${received} bytes${of(request)}`))
-    }, stallMs)
     const settle = (error?: unknown): void => {
       if (settled) return
       settled = true
-      clearTimeout(timer)
-      request.off('data', onData).off('end', onEnd).off('error', onError).off('close', onClose)
-      // Whoever destroys it later, its errors are nobody's.
-      request.on('error', () => {})
-      signal.removeEventListener('abort', onAbort)
+      stop()
+      request.off('data', onData)
       if (error !== undefined) {
         request.pause()
         broke(error)
@@ -44,8 +32,6 @@ export async function pump (request: IncomingMessage, { take, stallMs, broke, si
       else pending.then(after, (failure: unknown) => { reject(error ?? failure) })
     }
     const onData = (chunk: Buffer): void => {
-      received += chunk.length
-      timer.refresh()
       try {
         pending = take(chunk)
       } catch (error) {
@@ -55,21 +41,15 @@ export async function pump (request: IncomingMessage, { take, stallMs, broke, si
       request.pause()
       pending.then(() => {
         pending = undefined
-        if (settled) return
-        timer.refresh()
-        request.resume()
+        if (!settled) request.resume()
       }, (error: unknown) => {
         pending = undefined
         settle(error)
       })
     }
-    const onEnd = (): void => { settle() }
-    const onError = (): void => { settle(new RefitError('BODY_BROKEN', `the body broke off after ${received} bytes${of(request)}`)) }
-    const onClose = (): void => { if (!request.complete) onError() }
-    const onAbort = (): void => { settle(signal.reason) }
-    request.on('data', onData).on('end', onEnd).on('error', onError).on('close', onClose)
-    if (signal.aborted) onAbort()
-    else signal.addEventListener('abort', onAbort)
+    let stop = (): void => {}
+    request.on('data', onData)
+    stop = watchBody(request, { stallMs, signal, ended: settle })
   })
 }
 
@@ -85,9 +65,4 @@ export function dropRest (request: IncomingMessage): void {
   request.once('close', () => { clearTimeout(timer) })
   request.on('error', () => {})
   request.resume()
-}
-
-function of (request: IncomingMessage): string {
-  const length = request.headers['content-length']
-  return length === undefined ? '' : ` of ${length}`
 }

@@ -73,7 +73,7 @@ export async function updateFromUpload (context: RouteContext, request: FastifyR
 
     async function readParts (): ReturnType<typeof upload.finish> {
       const index = new IndexFile()
-      await readForm(raw, {
+      await readForm(request, {
         stallMs: uploads.stallMs,
         broke,
         signal: control.signal,

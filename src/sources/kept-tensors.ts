@@ -1,3 +1,4 @@
+import { once } from 'node:events'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { RefitError } from '../errors.ts'
 import { DTYPE_BYTES } from '../native.ts'
@@ -37,7 +38,7 @@ export class KeptTensors {
   readonly #closeMappings: KeptTensorsOptions['closeMappings']
   readonly #slots = new Map<string, Slot>()
   #serial = 0
-  #closed = false
+  readonly #end = new AbortController()
 
   constructor ({ closeMappings }: KeptTensorsOptions = {}) { this.#closeMappings = closeMappings }
 
@@ -58,7 +59,7 @@ export class KeptTensors {
    * write fails, nothing is kept. CONFLICT where as many names are kept as may be; the source is closed then.
    */
   async keep<T> ({ name, generation }: KeptName, source: TensorSource, write: (source: WeightSource) => Promise<T>): Promise<T> {
-    if (this.#closed) {
+    if (this.#end.signal.aborted) {
       await source.close()
       throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
     }
@@ -113,9 +114,9 @@ export class KeptTensors {
     return released.flat()
   }
 
-  /** Gives back all, and keeps nothing more. */
+  /** Gives back all, and keeps nothing more. Those who wait for mappings to be closed lose patience: what these wait for may end after this. */
   async close (): Promise<void> {
-    this.#closed = true
+    this.#end.abort()
     await this.release(undefined, PATIENCE_MS)
   }
 
@@ -125,12 +126,20 @@ export class KeptTensors {
     if (kept === undefined) return
     slot.kept = undefined
     if (kept.isMapped && kept.source.sources.some(source => 'segment' in source)) {
-      const closed = this.#closeMappings?.(kept.mapping).catch(() => {})
-      const late = new AbortController()
-      await Promise.race([closed, ...patienceMs === undefined ? [] : [sleep(patienceMs, undefined, { signal: late.signal }).catch(() => {})]])
-      late.abort()
+      await this.#patiently(this.#closeMappings?.(kept.mapping).catch(() => {}), patienceMs)
     }
     await kept.source.close()
+  }
+
+  async #patiently (closed: Promise<void> | undefined, patienceMs?: number): Promise<void> {
+    const { signal } = this.#end
+    const late = new AbortController()
+    const wait = async (): Promise<void> => {
+      if (patienceMs === undefined && !signal.aborted) await once(signal, 'abort', { signal: late.signal })
+      await sleep(patienceMs ?? PATIENCE_MS, undefined, { signal: late.signal })
+    }
+    await Promise.race([closed, wait().catch(() => {})])
+    late.abort()
   }
 
   async #inTurn<T> (name: string, run: (slot: Slot) => Promise<T>): Promise<T> {

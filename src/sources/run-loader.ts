@@ -74,15 +74,26 @@ export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun):
     return {
       ranks,
       signal: end.signal,
-      read: async tensor => await reads.read(LoaderTensor.ranksOf(demandTensor(tensor))[0]!),
-      unpickle: async (bytes, { classes = [] } = {}) => {
-        end.signal.throwIfAborted()
-        if (!(bytes instanceof Uint8Array)) throw bad(`it unpickles ${what(bytes)}, not bytes`)
-        if (bytes.byteLength > MAX_READ_BYTES) throw bad(`it unpickles ${bytes.byteLength} bytes, and ${MAX_READ_BYTES} are the most`)
-        const more = await openOnce(bytes, classes)
-        return withTensors(more.value, index => new LoaderTensor(ranks.map(rank => ({ ...more.ranks[rank]![index]!, name: `tensor ${index}` }))))
-      }
+      read: heard(async (tensor: LoaderTensor) => await reads.read(LoaderTensor.ranksOf(demandTensor(tensor))[0]!)),
+      unpickle: heard(async (bytes: Uint8Array, { classes = [] }: { classes?: readonly string[] } = {}) => await unpickled(ranks, bytes, classes))
     }
+  }
+
+  async function unpickled (ranks: readonly number[], bytes: Uint8Array, classes: readonly string[]): Promise<unknown> {
+    end.signal.throwIfAborted()
+    if (!(bytes instanceof Uint8Array)) throw bad(`it unpickles ${what(bytes)}, not bytes`)
+    if (bytes.byteLength > MAX_READ_BYTES) throw bad(`it unpickles ${bytes.byteLength} bytes, and ${MAX_READ_BYTES} are the most`)
+    const more = await openOnce(bytes, classes)
+    return withTensors(more.value, index => new LoaderTensor(ranks.map(rank => ({ ...more.ranks[rank]![index]!, name: `tensor ${index}` }))))
+  }
+}
+
+/** A loader may leave a promise unawaited: its rejection must not end the process. */
+function heard<A extends unknown[], T> (tool: (...args: A) => Promise<T>): (...args: A) => Promise<T> {
+  return (...args) => {
+    const promise = tool(...args)
+    promise.catch(() => {})
+    return promise
   }
 }
 

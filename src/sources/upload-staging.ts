@@ -6,6 +6,7 @@ const STAGING_BYTES = 192 << 20
 // Sizes are multiples of it: bodies of about the same size find each other's memory.
 const GRAIN = 64 << 10
 const IDLE_MS = 10_000
+const LEAST_BYTES = 4 * GRAIN
 
 /**
  * Buffers that the bytes of uploads wait in. Bounded in sum; kept a while for the next upload, since memory that was written to before
@@ -26,11 +27,13 @@ export class Staging {
   #timer: NodeJS.Timeout | undefined
   #closed = false
 
+  /** Throws RangeError for a limit that is no whole number of bytes, or too small to work with. */
   constructor (limit = STAGING_BYTES, idleMs = IDLE_MS) {
+    if (!Number.isSafeInteger(limit) || limit < LEAST_BYTES) throw new RangeError(`memory for uploads: expected a whole number of bytes, ${LEAST_BYTES} at least, got ${limit}`)
     this.#limit = limit
-    this.holdBytes = limit / 4 * 3
-    this.pieceBytes = limit / 32
-    this.slotBytes = limit / 256
+    this.holdBytes = Math.floor(limit / 4 * 3)
+    this.pieceBytes = Math.floor(limit / 32)
+    this.slotBytes = Math.floor(limit / 256)
     this.#idleMs = idleMs
   }
 

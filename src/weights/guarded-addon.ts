@@ -17,6 +17,7 @@ export function guardedAddon (addon: NativeAddon, lost: (message: string) => voi
     checksum: guard(addon.checksum),
     scramble: guard(addon.scramble),
     release: guard(addon.release),
-    resume: guard(addon.resume)
+    resume: guard(addon.resume),
+    closeMappings: guard(addon.closeMappings)
   }
 }

@@ -1,4 +1,6 @@
 import { randomUUID } from 'node:crypto'
+import { setMaxListeners } from 'node:events'
+import { setImmediate as turn } from 'node:timers/promises'
 import type { UpdateOptions, WeightUpdate } from '../engine/rollout-engine.ts'
 import type { TransactionOptions, TransactionStatus } from '../engine/weight-transactions.ts'
 import { RefitError } from '../errors.ts'
@@ -71,6 +73,8 @@ export class Transaction {
     this.#epoch = store.epoch
     this.#writes = { store, strictNames: true, parallel: true, signal: this.#giveUp.signal, shut: async () => await this.#shut(), leave: () => { this.#close()() } }
     this.#update = new Update(this.#writes, gate)
+    // Every stream that is being written listens.
+    setMaxListeners(0, this.#giveUp.signal)
     const { deadlineMs: ms } = options
     const passed = options.scope === true ? `nothing came for ${ms / 1000} s` : `its deadline of ${ms / 1000} s has passed`
     // Where the engine is gone, there is nobody to tell.
@@ -133,7 +137,9 @@ export class Transaction {
       const missing = missingNames(this.#context.store.table, this.#update.written)
       if (missing.length > 0) throw new RefitError('WEIGHTS_INCOMPLETE', `${missing.length} tensors were not brought: ${shown(missing)}`, { param: missing[0]! })
     }
-    if (this.#last?.state === 'committed' && version === undefined) return
+    const isCommitted = (this.#last ?? this.#end)?.state === 'committed'
+    if (isCommitted && version === undefined) return
+    if (isCommitted) throw this.#committed()
     this.#demandOpen()
     if (version !== undefined) this.#version = version
     this.#flushCache ||= flushCache
@@ -145,6 +151,8 @@ export class Transaction {
     await this.#deadline.call(async () => {
       const leave = await this.#inside.enter(this.#deadline.msLeft)
       try {
+        // Whose write has just ended names its label a moment later.
+        await turn()
         if (this.#last?.state === 'committed') return
         this.#demandOpen()
         this.#demandWhole()
@@ -217,9 +225,11 @@ export class Transaction {
   }
 
   #demandOpen (): void {
-    if (this.#last?.state === 'committed') throw new RefitError('TRANSACTION_ENDED', `${this.name} was committed`)
+    if (this.#last?.state === 'committed') throw this.#committed()
     if (this.#refusal !== null) throw this.#refusal
   }
+
+  #committed (): RefitError { return new RefitError('TRANSACTION_ENDED', `${this.name} was committed`) }
 
   #demandWhole (): void {
     const missing = this.#context.expected === null ? [] : this.#missing()

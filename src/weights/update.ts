@@ -96,9 +96,9 @@ export class Update implements WeightUpdate {
     const planned = performance.now()
     await stream?.ready()
     await this.#shut()
+    await store.mappings.closeDue(store.addon, store.core)
     // The bytes were announced before this turn came: what has changed since is refused while nothing is written.
     await source.verify()
-    await store.mappings.closeDue(store.addon, store.core)
     const shut = performance.now()
     const outcome = stream === undefined ? await scatter(store.addon, store.core, plan, progress) : await scatterStream(store.addon, store.core, plan, stream)
     const scattered = performance.now()
@@ -146,7 +146,9 @@ export class Update implements WeightUpdate {
     ledger.tore(whole, rest, `a write from ${source.kind} failed${at}: ${cause}`)
     for (const name of whole) this.#written.add(name)
     for (const name of rest) this.#written.delete(name)
-    throw new RefitError('WEIGHTS_TORN', `the write failed${at}: ${cause}. Torn: ${rest.slice(0, 10).join(', ')}${rest.length > 10 ? ` and ${rest.length - 10} more` : ''}. Repeat the update, from any source`, { cause: failure })
+    // Of a stream, what came last may have been nothing that the model needs.
+    const what = rest.length === 0 ? 'All tensors that the model needs of it had been written, and the label has not moved' : `Torn: ${rest.slice(0, 10).join(', ')}${rest.length > 10 ? ` and ${rest.length - 10} more` : ''}`
+    throw new RefitError('WEIGHTS_TORN', `the write failed${at}: ${cause}. ${what}. Repeat the update, from any source`, { cause: failure })
   }
 
   #demandAll (): void {

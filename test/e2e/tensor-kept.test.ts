@@ -49,6 +49,17 @@ t.test('what is kept is written again by a small request, without another mappin
   t.match(await server.post(PATH, { kept: { name: 'pool', generation: 1 } }), { status: 404, body: { success: false, message: /^nothing is kept under "pool"/, error: { code: 'NOT_FOUND' } } })
 })
 
+t.test('two equal requests for what is kept are two writes: the memory may have changed between them', async t => {
+  const { server, table } = await serve(t)
+  const { tensors } = sendModel(t, table, 1, { perSegment: Infinity })
+  await server.ok(PATH, { serialized_named_tensors: [cudaEntry(tensors)], keep: { name: 'pool', generation: 1 } })
+  const before = server.engine.epoch
+  const body = { kept: { name: 'pool', generation: 1 } }
+  await Promise.all([server.ok(PATH, body), server.ok(PATH, body)])
+  t.equal(server.engine.epoch - before, 2)
+  await checkVariant(t, server, table, 1)
+})
+
 t.test('another generation is a conflict, and replaces what is kept when it brings handles', async t => {
   const { server, table } = await serve(t)
   const first = sendModel(t, table, 1)

@@ -55,7 +55,9 @@ t.test('what is wrong with fields or form is said, and nothing is written', asyn
     [form([['weight_version', '1'], ['weight_version', '2']]), {}, '', 400, 'INVALID_REQUEST', /"weight_version" comes twice/],
     [form([['x', 'y'.repeat(70_000)]]), {}, '', 413, 'BODY_TOO_LARGE', /the field "x" is longer than 65536 bytes/],
     [form(Array.from({ length: 101 }, (_, i) => [`f${i}`, ''])), {}, '', 413, 'BODY_TOO_LARGE', /more than 100 fields/],
-    [form([['__proto__', '1'], ['constructor', '2'], ['toString', '3']], []), {}, '', 400, 'BODY_BROKEN', /no file/],
+    [form([['nobody', '1']], []), {}, '', 400, 'BODY_BROKEN', /no file/],
+    [form([['__proto__', '1']]), {}, '', 400, 'BODY_BROKEN', /prototype property is not allowed/],
+    [form([['constructor', '1']]), {}, '', 400, 'BODY_BROKEN', /prototype property is not allowed/],
     ['', { 'content-type': 'multipart/form-data' }, '', 400, 'BODY_BROKEN', /no well-formed multipart.*[Bb]oundary/],
     ['no form at all', multi, '', 400, 'BODY_BROKEN', /no well-formed multipart/],
     [part(disposition), multi, '', 400, 'BODY_BROKEN', /no well-formed multipart|terminated early/],
@@ -81,24 +83,42 @@ t.test('other types are refused before they are read, and other routes take no u
   t.equal((await call(url + PATH, {})).status, 400, 'JSON is checked as ever')
 })
 
-t.test('a host with parsers, hooks and limits of its own keeps them, and uploads do not see them', async t => {
-  const engine = new FakeEngine()
-  const app = Fastify({ forceCloseConnections: true, bodyLimit: 10 })
-  await app.register(multipart, { attachFieldsToBody: true, limits: { fileSize: 4 } })
-  app.addContentTypeParser('application/octet-stream', { parseAs: 'buffer' }, async (_request: unknown, body: Buffer) => ({ bytes: body.length }))
-  app.post('/bytes', async request => request.body)
-  app.post('/form', async request => Object.keys(request.body as object))
-  for (const prefix of ['/one', '/two']) await app.register(refit, { engine, tokenizer: new ByteTokenizer(), prefix })
-  t.teardown(async () => await app.close())
-  const url = await app.listen({ port: 0 })
-  for (const prefix of ['/one', '/two']) {
-    t.equal((await call(url + prefix + PATH, undefined, { method: 'POST', body: file as never, headers: BYTES })).status, 200)
-    t.match((await call(url + prefix + PATH, undefined, { method: 'POST', body: form([['weight_version', prefix]]) })).json, { message: `Success Weight version updated to ${prefix}.` })
-  }
-  t.same((await call(`${url}/bytes`, undefined, { method: 'POST', body: Buffer.alloc(7), headers: BYTES })).json, { bytes: 7 })
-  t.same((await call(`${url}/form`, undefined, { method: 'POST', body: form([['a', '1']], []) })).json, ['a'])
-  t.equal((await call(`${url}/bytes`, undefined, { method: 'POST', body: Buffer.alloc(70), headers: BYTES })).status, 413)
-})
+const LARGE = encodeSafetensors([{ name: 'b.bias', dtype: 'F32', shape: [500_000], data: Buffer.alloc(2_000_000, 1) }])
+
+// @fastify/multipart of the host: before refit, which then takes that one; after it; not at all.
+for (const when of ['before', 'after', 'never'] as const) {
+  t.test(`a host with parsers, hooks and limits of its own keeps them, and uploads do not see them (its forms: ${when})`, async t => {
+    const engine = new FakeEngine()
+    const app = Fastify({ forceCloseConnections: true, bodyLimit: 10 })
+    const limits = { fileSize: 4, files: 1, fields: 1, parts: 1, fieldSize: 1, headerPairs: 1 }
+    const forms = async (): Promise<unknown> => await app.register(multipart, { attachFieldsToBody: true, limits, fileHwm: 1, defCharset: 'latin1', isPartAFile: () => false })
+    if (when === 'before') await forms()
+    app.addContentTypeParser('application/octet-stream', { parseAs: 'buffer' }, async (_request: unknown, body: Buffer) => ({ bytes: body.length }))
+    for (const prefix of ['/one', '/two']) await app.register(refit, { engine, tokenizer: new ByteTokenizer(), prefix })
+    if (when === 'after') await forms()
+    app.post('/bytes', async request => request.body)
+    app.post('/form', async request => Object.keys(request.body as object))
+    t.teardown(async () => await app.close())
+    const url = await app.listen({ port: 0 })
+    for (const prefix of ['/one', '/two']) {
+      t.equal((await call(url + prefix + PATH, undefined, { method: 'POST', body: file as never, headers: BYTES })).status, 200)
+      const version = `${prefix} \u00e9`
+      t.match((await call(url + prefix + PATH, undefined, { method: 'POST', body: form([['flush_cache', 'false'], ['weight_version', version]], [['a', file]]) })).json, { message: `Success Weight version updated to ${version}.` })
+      const second = encodeSafetensors([{ name: 'a.weight', dtype: 'F32', shape: [4], data: Buffer.alloc(16) }])
+      const large = await call(url + prefix + PATH, undefined, { method: 'POST', body: form([], [['a', LARGE], ['b', second]]) })
+      t.match(large.json, { success: true, upload: { files: 2, bytes: 2_000_016 } }, JSON.stringify(large.json))
+      t.equal((await call(`${url}${prefix}/generate`, undefined, { method: 'POST', body: form([]) })).status, 415)
+    }
+    t.same((await call(`${url}/bytes`, undefined, { method: 'POST', body: Buffer.alloc(7), headers: BYTES })).json, { bytes: 7 })
+    t.equal((await call(`${url}/bytes`, undefined, { method: 'POST', body: Buffer.alloc(70), headers: BYTES })).status, 413)
+    const own = async (body: FormData): Promise<[number, unknown]> => await call(`${url}/form`, undefined, { method: 'POST', body }).then(({ status, json }) => [status, json])
+    if (when === 'never') t.match(await own(form([['a', '1']], [])), [415])
+    else {
+      t.same(await own(form([['a', '1']], [])), [200, ['a']])
+      t.match(await own(form([['a', '1'], ['b', '2']], [])), [413], 'its limits count for its own')
+    }
+  })
+}
 
 interface Talk { socket: Socket, text: () => string }
 
@@ -154,14 +174,17 @@ t.test('without the key no byte of a body is read', async t => {
 
 t.test('a refusal in the middle of a body reaches a client that reads only when it has sent all', async t => {
   const { url } = await routeApp(t)
-  const wrong = Buffer.alloc(8 << 20, 1)
-  const { socket, text } = await talk(t, url, `POST ${PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/octet-stream\r\ncontent-length: ${wrong.length}\r\n\r\n`)
-  socket.pause()
-  await new Promise(resolve => { socket.write(wrong, resolve) })
-  socket.resume()
-  await until(() => text().includes('\r\n\r\n'))
-  t.match(text(), /^HTTP\/1\.1 400 /)
-  // And the connection goes on.
-  socket.write('GET /ping HTTP/1.1\r\nhost: x\r\n\r\n')
-  await until(() => text().split('HTTP/1.1 ').length === 3)
+  const bad = Buffer.alloc(8 << 20, 1)
+  const part = Buffer.from('--b\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\n')
+  for (const [type, wrong] of [['application/octet-stream', bad], ['multipart/form-data; boundary=b', Buffer.concat([part, bad, Buffer.from('\r\n--b--\r\n')])]] as const) {
+    const { socket, text } = await talk(t, url, `POST ${PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: ${type}\r\ncontent-length: ${wrong.length}\r\n\r\n`)
+    socket.pause()
+    await new Promise(resolve => { socket.write(wrong, resolve) })
+    socket.resume()
+    await until(() => text().includes('\r\n\r\n'))
+    t.match(text(), /^HTTP\/1\.1 400 /)
+    // And the connection goes on.
+    socket.write('GET /ping HTTP/1.1\r\nhost: x\r\n\r\n')
+    await until(() => text().split('HTTP/1.1 ').length === 3)
+  }
 })

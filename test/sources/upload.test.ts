@@ -128,3 +128,10 @@ t.test('memory is bounded in sum, kept for the next one, and freed', async t => 
   await new Promise(resolve => setTimeout(resolve, 60))
   t.same(staging.bytes, { live: 0, kept: 0 })
 })
+
+t.test('memory of an odd size cuts no bytes in two, and what is no size is refused', t => {
+  const staging = new Staging((1 << 20) + 77)
+  for (const bytes of [staging.holdBytes, staging.pieceBytes, staging.slotBytes]) t.ok(Number.isSafeInteger(bytes) && bytes > 0, `${bytes}`)
+  for (const limit of [0, -1, 1000, 1e6 + 0.5, NaN, Infinity]) t.throws(() => new Staging(limit), { name: 'RangeError', message: /a whole number of bytes/ })
+  t.end()
+})

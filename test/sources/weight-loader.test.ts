@@ -196,6 +196,21 @@ t.test('a loader that fails after it has opened a pickle gives back both, also o
   }
 })
 
+t.test('a loader that waits for nothing of what it asks for does not end the process', async t => {
+  const rejections: unknown[] = []
+  const hear = (error: unknown): void => { rejections.push(error) }
+  process.on('unhandledRejection', hear)
+  t.teardown(() => { process.off('unhandledRejection', hear) })
+  const receiver = receiverOf(t, ([sent], { read, unpickle }) => {
+    read({} as LoaderTensor)
+    unpickle(Buffer.from('no pickle'))
+    return [['a', sent!.view({ dtype: 'float32', shape: [4] })]]
+  })
+  await (await open(receiver, entryOf(sharedMemory(t, bytes)))).close()
+  await new Promise(resolve => setTimeout(resolve, 50))
+  t.same(rejections, [])
+})
+
 t.test('only classes that the loader names are records, and what is refused is given back', async t => {
   const inner = sharedMemory(t, bytes, 5)
   const outer = sharedMemory(t, requestOf([['w', pickledTensor({ name: '', memory: inner, shape: [2] })]]), 5)

@@ -205,13 +205,13 @@ t.test('where the system has less than the weights need, nothing is touched, and
   t.same(store.state, { state: 'current' })
 })
 
-t.test('a device that is lost in a write, a read or a release is told once to whoever runs the engine', async t => {
+t.test('a device that is lost in a write, a read, a release or while mappings are closed is told once to whoever runs the engine', async t => {
   const lost = Object.assign(new Error('rank 0, card 2 (H200): the copy of a write failed'), { code: 'DEVICE_LOST' })
-  for (const operation of ['write', 'checksum', 'release', 'resume'] as const) {
+  for (const operation of ['write', 'checksum', 'release', 'resume', 'closeMappings'] as const) {
     const broken = { ...addon, [operation]: async () => { throw lost } }
     const { store, gates, write } = setup(t, { addon: broken })
     if (operation === 'resume') await store.release()
-    const run = { write: async () => await write(1), checksum: async () => await store.checksums(), release: async () => await store.release(['kv_cache']), resume: async () => await store.resume() }[operation]
+    const run = { write: async () => await write(1), checksum: async () => await store.checksums(), release: async () => await store.release(['kv_cache']), resume: async () => await store.resume(), closeMappings: async () => { await store.closeMappings('pool') } }[operation]
     await t.rejects(run() as Promise<unknown>, { message: /rank 0, card 2/ })
     t.same(gates.losses, [lost.message], operation)
     t.equal(gates.shutCount, gates.openCount)

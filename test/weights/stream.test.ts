@@ -107,6 +107,9 @@ t.test('where the pieces break off, what came whole is new, the rest is named as
     t.match(gates.last?.torn, /torn/)
     t.equal(gates.last?.version, 'done')
   }
+  const late = streamed(memorySource(table, names, 2), cuts, { after: 16, error: new RefitError('BODY_BROKEN', 'the body broke off') })
+  await t.rejects(apply(store, late), { code: 'WEIGHTS_TORN', message: /the body broke off\. All tensors that the model needs of it had been written, and the label has not moved/ })
+  t.equal(store.state.state, 'current')
   await apply(store, memorySource(table, names, 3))
   t.equal(store.state.state, 'current')
 })

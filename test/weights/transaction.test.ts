@@ -515,3 +515,49 @@ t.test('coverage is counted from the pause, whatever is paused again or opened i
   store.paused(true)
   t.equal(store.lastCoverage, null)
 })
+
+t.test('a commit that waits behind a write sets the label that this one named', async t => {
+  const { store, table, names, first, second, gates, send, holds } = await setup(t)
+  const { id } = await store.transactions.open({ owner: 'trainer', version: 'old' })
+  await send(memorySource(table, first, 2), { transaction: id })
+  const last = held(memorySource(table, second, 2))
+  const writing = send(last.source, { transaction: id, version: 'named last' })
+  await last.inside
+  const commit = store.transactions.commit(id)
+  await turn()
+  last.go()
+  await writing
+  t.match(await commit, { state: 'committed', version: 'named last', written: names.length })
+  t.equal(store.weightVersion, 'named last')
+  t.match(gates.last, { version: 'named last' })
+  await holds(t, () => 2)
+})
+
+t.test('a label that comes while a commit opens the gate is refused, not forgotten', async t => {
+  const { store, first, write } = await setup(t)
+  const { id } = await store.transactions.open({ owner: 'trainer', version: 'v2' })
+  await write(2, first, { transaction: id })
+  const late = await store.update({ transaction: id })
+  let refused: unknown
+  t.equal(store.transactions.current?.writing, true)
+  store.ledger.label = version => {
+    Object.getPrototypeOf(store.ledger).label.call(store.ledger, version)
+    refused = late.commit({ version: 'v3' }).then(() => null, (error: unknown) => error)
+  }
+  t.match(await store.transactions.commit(id), { state: 'committed', version: 'v2' })
+  t.match(await refused, { code: 'TRANSACTION_ENDED', message: /was committed/ })
+  t.equal(store.weightVersion, 'v2')
+})
+
+t.test('many streams at once are no reason for a warning', async t => {
+  const { store, table, names, send } = await setup(t)
+  const warnings: Error[] = []
+  const onWarning = (warning: Error): void => { warnings.push(warning) }
+  process.on('warning', onWarning)
+  t.teardown(() => { process.off('warning', onWarning) })
+  const { id } = await store.transactions.open({ owner: 'trainer' })
+  await Promise.all(names.slice(0, 14).map(async name => await send(streamed(memorySource(table, [name], 2), 2).source, { transaction: id })))
+  await store.transactions.commit(id)
+  await turn()
+  t.same(warnings, [])
+})
