@@ -65,6 +65,11 @@ export interface WeightTransactions {
   /** Also of those that ended lately. NOT_FOUND for an id that is none of them. */
   status: (id: string) => TransactionStatus
   /**
+   * An update that belongs to it (null: to the scope that is open) failed before its tensors were known. What it would have brought is
+   * owed: it can be committed only with all expected tensors; where none are, with all of the model.
+   */
+  refused: (id: string | null, reason: string) => void
+  /**
    * Moves the label and opens the gate. TRANSACTION_INCOMPLETE, and it stays open, while expected tensors are missing or a write that
    * failed has not been repeated. Again after a commit: the same answer. TRANSACTION_ENDED after an abort.
    * With null as id: the scope that is open, or the last one there was; null where there was none.

@@ -40,6 +40,16 @@ export async function applySource (engine: RolloutEngine, source: WeightSource, 
   }
 }
 
+/** Opens what an update is to bring. In a transaction a failure is owed: nobody knows what it would have brought. */
+export async function openedFor<T> ({ transactions }: RolloutEngine, { transaction }: UpdateFields, open: () => Promise<T>): Promise<T> {
+  try {
+    return await open()
+  } catch (error) {
+    transactions.refused(transaction ?? null, error instanceof Error ? error.message : String(error))
+    throw error
+  }
+}
+
 /** Counts what comes of an update. */
 export async function measured<T extends { report: WriteReport }> (metrics: Metrics, run: () => Promise<T>): Promise<T> {
   try {

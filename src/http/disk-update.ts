@@ -2,7 +2,7 @@ import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../errors.ts'
 import type { WriteReport } from '../weights/source.ts'
-import { applySource, labelText, measured, prefixed } from './apply-source.ts'
+import { applySource, labelText, measured, openedFor, prefixed } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
 import { nullable, transactionField, unused } from './schemas.ts'
 
@@ -31,7 +31,7 @@ export async function updateFromDisk (context: RouteContext, body: DiskUpdateBod
     if (!FORMATS.includes(body.load_format)) {
       throw new RefitError('UNSUPPORTED', `load_format: expected "auto" or "safetensors", got ${JSON.stringify(body.load_format)}`, { param: 'load_format' })
     }
-    const source = await context.openCheckpoint(body.model_path).catch(error => { throw prefixed('Failed to get weights iterator: ', error) })
+    const source = await openedFor(context.engine, body, async () => await context.openCheckpoint(body.model_path)).catch(error => { throw prefixed('Failed to get weights iterator: ', error) })
     const report = await applySource(context.engine, source, body, { check: report => { demandWeights(body.model_path, report) } })
     context.loaded = { modelPath: body.model_path, loadFormat: body.load_format ?? context.loaded.loadFormat }
     return { message: `Succeeded to update model weights.${labelText(body.weight_version, report)}`, report }

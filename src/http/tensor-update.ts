@@ -2,7 +2,7 @@ import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../errors.ts'
 import type { WeightSource, WriteReport } from '../weights/source.ts'
-import { applySource, labelText, measured } from './apply-source.ts'
+import { applySource, labelText, measured, openedFor } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
 import { nullable, transactionField, unused } from './schemas.ts'
 
@@ -47,7 +47,7 @@ async function write ({ engine, tensors, kept }: RouteContext, body: TensorUpdat
     throw new RefitError('INVALID_REQUEST', 'kept: it stands in place of serialized_named_tensors and keep', { param: 'kept' })
   }
   if (entries === undefined) throw new RefitError('INVALID_REQUEST', 'serialized_named_tensors: is required', { param: 'serialized_named_tensors' })
-  const source = await tensors.open({ entries, loadFormat })
+  const source = await openedFor(engine, body, async () => await tensors.open({ entries, loadFormat }))
   return body.keep == null ? await apply(source) : await kept.keep(body.keep, source, apply)
 }
 

@@ -3,7 +3,7 @@ import type { FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
 import type { UploadPlace } from '../sources/upload.ts'
 import type { WriteReport } from '../weights/source.ts'
-import { applySource, labelText, measured } from './apply-source.ts'
+import { applySource, labelText, measured, openedFor } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
 import { sendContinue } from './expect-continue.ts'
 import { UploadForm } from './upload-fields.ts'
@@ -40,7 +40,7 @@ export async function updateFromUpload (context: RouteContext, request: FastifyR
     // Its outcome is looked at below, when the write that goes on beside it has ended.
     reading.catch(error => { upload.fail(error) })
     try {
-      const source = await Promise.race([upload.opened, reading])
+      const source = await openedFor(engine, form.fields, async () => await Promise.race([upload.opened, reading]))
       const receiveMs = performance.now() - began
       if (form.unknown.length > 0) request.log.info({ fields: form.unknown }, 'unknown fields of an upload ignored')
       const report = await applySource(engine, source, form.fields, { allowTorn: true })

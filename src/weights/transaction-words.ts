@@ -8,8 +8,9 @@ export function shown (names: readonly string[]): string {
 }
 
 /** Why a transaction cannot be committed. */
-export function incomplete (transaction: string, missing: readonly string[], failed: readonly string[], msLeft: number): RefitError {
+export function incomplete (transaction: string, { missing, failed, unread, msLeft }: { missing: readonly string[], failed: readonly string[], unread: string | null, msLeft: number }): RefitError {
   const parts = [
+    ...unread === null ? [] : [`a request in it was refused before its tensors were known (${unread}), so that all must be brought`],
     ...missing.length === 0 ? [] : [`${missing.length} expected tensors have not been brought: ${shown(missing)}`],
     ...failed.length === 0 ? [] : [`${failed.length} tensors were in a write that failed, and have not been brought since: ${shown(failed)}`]
   ]

@@ -53,6 +53,8 @@ export class Transaction {
   readonly #epoch: number
   /** What a write failed to bring. */
   readonly #failed = new Set<string>()
+  /** Why a request was refused before anybody knew what it would have brought; null where none was. */
+  #unread: string | null = null
   #version: string | undefined
   #flushCache = false
   #abortRequests = false
@@ -130,6 +132,9 @@ export class Transaction {
       }
     })
   }
+
+  /** A request of its was refused before its tensors were known: from now on it is whole only with all that was to come. */
+  refused (reason: string): void { this.#unread ??= reason }
 
   /** What one of its updates wants done at the end. */
   defer (version?: string, flushCache = this.#count > 0, requireAll = false): void {
@@ -232,8 +237,8 @@ export class Transaction {
   #committed (): RefitError { return new RefitError('TRANSACTION_ENDED', `${this.name} was committed`) }
 
   #demandWhole (): void {
-    const missing = this.#context.expected === null ? [] : this.#missing()
-    if (missing.length + this.#failed.size > 0) throw incomplete(this.name, missing.filter(name => !this.#failed.has(name)), [...this.#failed], this.#deadline.msLeft)
+    const missing = this.#context.expected === null && this.#unread === null ? [] : this.#missing()
+    if (missing.length + this.#failed.size > 0) throw incomplete(this.name, { missing: missing.filter(name => !this.#failed.has(name)), failed: [...this.#failed], unread: this.#unread, msLeft: this.#deadline.msLeft })
   }
 
   async #settle<T> (run: () => Promise<T>): Promise<T> {

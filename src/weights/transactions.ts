@@ -70,6 +70,11 @@ export class Transactions implements WeightTransactions {
     if (current !== null) throw current.conflict()
   }
 
+  refused (id: string | null, reason: string): void {
+    const current = this.#current
+    if (current !== null && (id === null ? current.isScope : id === current.id)) current.refused(reason)
+  }
+
   /** True where the label waits for the end of a trainer's scope. Throws while a transaction is open. */
   deferLabel (version: string): boolean {
     if (this.#current === null) return false

@@ -197,6 +197,26 @@ t.test('a scope whose trainer is gone ends by its deadline, names what is torn, 
   await ok('/update_weights_from_disk', { model_path: join(folder, 'base') })
 })
 
+t.test('a scope in which a request was refused unread does not end well before all has been brought', async t => {
+  const { ok, post, bucket, folder, app } = await serve(t)
+  const bad: Array<[what: string, send: () => Promise<Reply>]> = [
+    ['a checkpoint that is none', async () => await post('/update_weights_from_disk', { model_path: join(folder, 'nowhere') })],
+    ['a pickle that is none', async () => await post('/update_weights_from_tensor', { serialized_named_tensors: ['bm8gcGlja2xl'] })],
+    ['a file that is none', async () => {
+      const reply = await app.inject({ method: 'POST', url: '/update_weights_from_tensor', headers: { 'content-type': 'application/octet-stream' }, payload: Buffer.from('no safetensors') })
+      return { status: reply.statusCode, body: reply.json() }
+    }]
+  ]
+  for (const [what, send] of bad) {
+    await ok('/begin_weight_update', {})
+    t.equal((await bucket('trained', 0, { weight_version: 'v1' })).status, 200)
+    t.equal((await send()).status, 400, what)
+    t.match(await post('/end_weight_update', {}), { status: 409, body: { error: { code: 'TRANSACTION_INCOMPLETE', message: /a request in it was refused before its tensors were known/ } } }, what)
+    for (const index of [1, 2]) await bucket('trained', index)
+    await ok('/end_weight_update', {})
+  }
+})
+
 t.test('an end without a begin does nothing, and says so', async t => {
   const { ok } = await serve(t)
   t.same(await ok('/end_weight_update'), { success: true, message: 'Success', transaction: null })

@@ -29,7 +29,7 @@ export class FakeEngine implements RolloutEngine {
   coverage: WeightCoverage | null = null
   /** It has none: routes of transactions are tested on an engine that does. */
   readonly transactions: WeightTransactions = {
-    current: null, currentId: null, writing: false, open: noTransactions, status: () => { throw new Error('the fake engine has no transactions') }, commit: noTransactions, abort: noTransactions
+    current: null, currentId: null, writing: false, open: noTransactions, refused: () => {}, status: () => { throw new Error('the fake engine has no transactions') }, commit: noTransactions, abort: noTransactions
   }
 
   /** Set to make releases and resumes fail. */

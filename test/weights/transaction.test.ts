@@ -180,6 +180,26 @@ t.test('a bucket that is refused is owed as well, from the first byte on that it
   await holds(t, () => 2)
 })
 
+t.test('a request that is refused before its tensors are known is owed: then all must be brought', async t => {
+  const { store: { transactions }, write, names, first, second, holds } = await setup(t)
+  const scope = await transactions.open({ owner: 'a trainer', scope: true })
+  await write(2, first)
+  transactions.refused('somebody else\'s', 'no matter')
+  transactions.refused(null, 'bad pickle')
+  await t.rejects(transactions.commit(null), { code: 'TRANSACTION_INCOMPLETE', message: /refused before its tensors were known \(bad pickle\), so that all must be brought; \d+ expected tensors have not been brought/ })
+  t.equal(transactions.currentId, scope.id)
+  await write(2, second)
+  t.match(await transactions.commit(null), { state: 'committed', outcome: 'new' })
+  await holds(t, () => 2)
+  // Where names are expected, those are all.
+  const { id } = await transactions.open({ owner: 'mine', expected: first })
+  transactions.refused(id, 'cut off')
+  transactions.refused(null, 'of no scope')
+  await write(3, first, { transaction: id })
+  t.match(await transactions.commit(id), { state: 'committed' })
+  await holds(t, name => names.indexOf(name) < first.length ? 3 : 2)
+})
+
 t.test('given up before a write, nothing has changed; in the midst, what was written is torn and named; at the end, it is whole', async t => {
   const { store, gates, names, first, write, holds, torn, shut } = await setup(t)
   const counts = { shut: gates.shutCount, epoch: store.epoch }
