@@ -189,10 +189,10 @@ t.test('fifty rounds of release, resume, update and generate: the memory goes ea
   }
   const median = (values: number[]): number => [...values].sort((a, b) => a - b)[values.length >> 1]!
   t.ok(median(back) > 0.9 * weights, `${median(back).toFixed(1)} MB came back, of ${weights.toFixed(1)} MB of weights`)
-  // JavaScript's own heap moves by a few megabytes; what was not given back would be that of whole rounds.
+  // The heaps of JavaScript's threads move by tens of megabytes; weights that were not given back would be 35 times as many.
   for (const [state, values] of [['asleep', low], ['awake', high]] as const) {
     const growth = median(values.slice(-10)) - median(values.slice(5, 15))
-    t.ok(growth < weights, `${state}, it grew by ${growth.toFixed(1)} MB in 35 rounds`)
+    t.ok(growth < 4 * weights, `${state}, it grew by ${growth.toFixed(1)} MB in 35 rounds`)
   }
 })
 
