@@ -189,10 +189,10 @@ t.test('fifty rounds of release, resume, update and generate: the memory goes ea
   }
   const median = (values: number[]): number => [...values].sort((a, b) => a - b)[values.length >> 1]!
   t.ok(median(back) > 0.9 * weights, `${median(back).toFixed(1)} MB came back, of ${weights.toFixed(1)} MB of weights`)
-  // The heaps of JavaScript's threads move by tens of megabytes; weights that were not given back would be 35 times as many.
+  // Heaps of threads and the allocator find their size in the first rounds; what was not given back would be that of whole rounds.
   for (const [state, values] of [['asleep', low], ['awake', high]] as const) {
-    const growth = median(values.slice(-10)) - median(values.slice(5, 15))
-    t.ok(growth < 4 * weights, `${state}, it grew by ${growth.toFixed(1)} MB in 35 rounds`)
+    const growth = median(values.slice(-10)) - median(values.slice(25, 35))
+    t.ok(growth < weights, `${state}, it grew by ${growth.toFixed(1)} MB in 15 rounds`)
   }
 })
 
