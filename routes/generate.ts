@@ -6,7 +6,8 @@ import type { RouteContext, Routes } from '../src/http/context.ts'
 import { abortOnHangup, Generation } from '../src/http/generation.ts'
 import { planGenerate, GenerateBody } from '../src/http/generate-body.ts'
 import type { GeneratePlan } from '../src/http/generate-body.ts'
-import { sglangOutput } from '../src/http/sglang-output.ts'
+import { NOTHING_SHOWN, sglangOutput } from '../src/http/sglang-output.ts'
+import type { Shown } from '../src/http/sglang-output.ts'
 import { nullable, refusals, streamable } from '../src/http/schemas.ts'
 
 const MetaInfo = Type.Object({
@@ -64,6 +65,7 @@ async function answer (context: RouteContext, plan: GeneratePlan, request: Fasti
 async function stream (generation: Generation, plan: GeneratePlan, reply: FastifyReply): Promise<FastifyReply> {
   const changed = new Set<number>()
   const sent = generation.samples.map(() => 0)
+  const shown = generation.samples.map((): Shown | null => null)
   return await sendEvents(reply, {
     run: async notify => {
       await generation.run(index => {
@@ -79,7 +81,8 @@ async function stream (generation: Generation, plan: GeneratePlan, reply: Fastif
       changed.delete(index)
       const sample = generation.samples[index]!
       sent[index] = sample.tokens.length
-      const output = sglangOutput(sample, plan.outputs[index]!)
+      const output = sglangOutput(sample, plan.outputs[index]!, plan.deltas ? shown[index] ?? NOTHING_SHOWN : NOTHING_SHOWN)
+      if (plan.deltas) shown[index] = { tokens: sample.tokens.length, text: sample.text.length, input: sample.input !== null }
       return plan.single ? output : { ...output, index }
     },
     failure: error => {

@@ -119,6 +119,7 @@ function serverInfo (context: RouteContext): Record<string, unknown> {
     weights: engine.weights.state,
     weight_coverage: toCoverage(engine.coverage),
     weight_transaction: current === null ? null : toTransaction(current),
+    weight_groups: context.groups.list.map(({ worldSize, ...group }) => ({ ...group, world_size: worldSize })),
     released_memory: engine.releasedMemory,
     enable_weights_cpu_backup: info.weightsCpuBackup,
     internal_states: [{
@@ -152,10 +153,11 @@ function capabilities ({ engine, tokenizer, version, maxBatch }: RouteContext): 
   return {
     server: 'refit',
     version,
+    model: { architecture: engine.info.architecture, model_type: engine.info.modelType, vocab_size: engine.info.vocabSize, eos_token_ids: engine.info.eosTokenIds, weight_bytes: engine.info.weightBytes },
     weights: { sources: ['disk'], checker: ['checksum', 'snapshot', 'reset_tensors', 'compare'], ranks: engine.info.ranks, transactions: true },
     memory: { tags: ['weights', 'kv_cache', 'cuda_graph'], weights_cpu_backup: engine.info.weightsCpuBackup },
     pause_modes: ['abort', 'retract', 'in_place'],
-    generation: { text: tokenizer !== null, chat: tokenizer?.hasChatTemplate ?? false, logprobs: true, stream: true, batch: maxBatch },
+    generation: { text: tokenizer !== null, chat: tokenizer?.hasChatTemplate ?? false, logprobs: true, stream: true, stream_deltas: true, batch: maxBatch },
     dialects: ['sglang', 'openai']
   }
 }

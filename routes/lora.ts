@@ -18,7 +18,8 @@ const lora: Routes = async (app, { context }) => {
         description: 'refit serves whole weights: merge the adapter into them and send those. The reply is always a refusal, and the sender\'s references have been given back before it.',
         tags: ['weights'],
         body: Body,
-        response: refusals(reply)
+        // Whatever the status: there is no success to describe.
+        response: { ...refusals(reply), default: reply }
       }
     }, async request => {
       const entries = adapterEntries(request.body)

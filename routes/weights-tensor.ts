@@ -43,11 +43,13 @@ const tensors: Routes = async (app, { context }) => {
     }
     if (request.validationError !== undefined) {
       await context.tensors.discard(entriesOf(request.body))
+      const { transaction } = (request.body ?? {}) as { transaction?: unknown }
+      context.engine.transactions.refused(typeof transaction === 'string' ? transaction : null, request.validationError.message)
       throw request.validationError
     }
     const update = async (): ReturnType<typeof updateFromTensor> => await updateFromTensor(context, request.body)
     // Texts of handles tell a client's retry; what is kept may hold other bytes by now than the call before read.
-    const { message, report, torn } = request.body.kept == null ? await updates.join(scopeKey(context.engine, request.body) + tensorIdentity(request.body), update) : await update()
+    const { message, report, torn } = request.body.kept == null ? await updates.join([scopeKey(context.engine, request.body), ...tensorIdentity(request.body)], update) : await update()
     return { success: true as const, message, torn_count: torn, report: toReport(report) }
   })
 }

@@ -7,6 +7,7 @@ const strict = { additionalProperties: false } as const
 
 const OpenBody = Type.Object({
   owner: Type.String({ minLength: 1, maxLength: 256, description: 'Who opens it, in words, for those whom it keeps out. Opening again under the same words aborts the one that is open.' }),
+  id: nullable(Type.String({ pattern: '^[\\w.-]{1,64}$' }), 'Its id (drawn if left out): for the same transaction on several servers.'),
   expected: nullable(Type.Union([Type.Literal('all'), Type.Array(Type.String(), { minItems: 1 })]), 'Checkpoint names without which it cannot be committed, or "all".'),
   deadline: nullable(Deadline, 'Seconds after which it is aborted (default --update-deadline).'),
   weight_version: nullable(Type.String(), 'The label that its commit sets.')
@@ -38,9 +39,10 @@ const transactions: Routes = async (app, { context }) => {
       body: OpenBody
     }
   }, async request => {
-    const { owner, expected, deadline, weight_version: version } = request.body
+    const { id, owner, expected, deadline, weight_version: version } = request.body
     const status = await transactions.open({
       owner,
+      ...id == null ? {} : { id },
       ...expected == null ? {} : { expected },
       ...deadline == null ? {} : { deadlineMs: deadline * 1000 },
       ...version == null ? {} : { version }
@@ -65,7 +67,7 @@ const transactions: Routes = async (app, { context }) => {
   app.get('/weight_transactions/:id', {
     config,
     schema: { ...schema, operationId: 'weightTransaction', summary: 'How a weight transaction stands, or how it ended', params: Params }
-  }, async request => toTransaction(transactions.status(request.params.id)))
+  }, async request => toTransaction(await transactions.status(request.params.id)))
 
   app.post('/weight_transactions/:id/commit', {
     config,

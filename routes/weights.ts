@@ -84,7 +84,7 @@ const weights: Routes = async (app, { context }) => {
     // While the label is somebody's, a refusal comes before anything else.
     const { current } = engine.transactions
     if (abort && (current === null || current.scope)) engine.abortAll()
-    const isMoved = engine.setWeightVersion(version)
+    const isMoved = await engine.setWeightVersion(version)
     return { success: true as const, message: isMoved ? `Weight version updated to ${version}` : `Weight version will be ${version} when the open update ends`, new_version: version }
   })
 

@@ -8,8 +8,8 @@ import { endTogether, runLimited, watchLeftovers } from './run-limited.js'
 
 // npm run bench:gpu [-- --only WORD ... --tp N --model qwen3-8b --layers N --folder DIR --results DIR --name NAME --no-build]
 // Figures of a card, each beside what it is compared with in the same run: the native programs (native/bench_gpu), updates from
-// tensors (bench/gpu/tensor_bench.py), then the rest of the whole server (bench/gpu/server_bench.py: load, memory, decode-1,
-// decode-64). Keeps them in bench/results/<date>-<card>-<name>.md, which is written anew after each of these.
+// tensors (bench/gpu/tensor_bench.py) and from process groups (bench/gpu/distributed_bench.py, which needs two cards or three), then
+// the rest of the whole server (bench/gpu/server_bench.py: load, memory, decode-1, decode-64). Keeps them in bench/results/<date>-<card>-<name>.md, which is written anew after each of these.
 // Needs a Python with torch, transformers and safetensors ($REFIT_PYTHON, else build/venv/bin/python, else python3).
 //   --only     parts whose name contains the word: native, scatter, checksum, disk, tensor, tensor-empty, tensor-pooled,
 //              tensor-ordinary, tensor-buckets, tensor-kept, tensor-30b, server, load, memory, decode-1, decode-64
@@ -20,6 +20,7 @@ process.chdir(root)
 const PROGRAMS = join('build', 'cuda', 'programs')
 const SERVER_PARTS = ['load', 'memory', 'decode-1', 'decode-64']
 const TENSOR_PARTS = ['tensor-empty', 'tensor-pooled', 'tensor-ordinary', 'tensor-buckets', 'tensor-kept', 'tensor-30b']
+const DISTRIBUTED_PARTS = ['distributed-empty', 'distributed-init', 'distributed-bucket', 'distributed-buckets', 'distributed-each', 'distributed-tp2']
 const NATIVE_LIMIT_S = 300
 const SERVER_LIMIT_S = 3000
 const options = readOptions()
@@ -45,8 +46,9 @@ endTogether(signal => {
 })
 for (const name of programs.filter(name => wanted('native') || wanted(name))) await native(name)
 await pythonParts(TENSOR_PARTS.filter(wanted), 'tensor_bench.py', 'Updates from tensors, whole requests', ['model', 'layers', 'folder'])
+await pythonParts(DISTRIBUTED_PARTS.filter(wanted), 'distributed_bench.py', 'Updates from process groups, whole requests', ['model', 'layers', 'folder'])
 await pythonParts(SERVER_PARTS.filter(part => wanted('server') || wanted(part)), 'server_bench.py', `Server: ${options.model ?? 'qwen3-8b'} shape, random weights`, ['tp', 'model', 'layers', 'folder'])
-if (sections.length === 0) fail(`no part's name contains ${options.only.join(' or ')}: there are ${[...programs, ...TENSOR_PARTS, ...SERVER_PARTS].join(', ')}`)
+if (sections.length === 0) fail(`no part's name contains ${options.only.join(' or ')}: there are ${[...programs, ...TENSOR_PARTS, ...DISTRIBUTED_PARTS, ...SERVER_PARTS].join(', ')}`)
 for (const path of leftBehind()) console.log(`!!!!! ${path} was left behind; removed !!!!!`)
 console.log(`\n${head()}\n\n${sections.join('\n\n')}\n\nkept in ${keep()}`)
 process.exit(failures === 0 ? 0 : 1)

@@ -25,6 +25,8 @@ const MIN_CLANG = 14
 const INSTALL = 'on Debian or Ubuntu: apt-get install -y g++ cmake'
 const CUDA_SOURCES = join('native', 'cuda')
 const STAND_IN = join('native', 'test', 'ipc_stand_in.cc')
+/** What it has of the CUDA library: process groups, but for their cards. */
+const STAND_IN_CUDA = ['dynamic', 'group', 'group_lane', 'group_words', 'nccl', 'nccl_api'].map(name => join(CUDA_SOURCES, `${name}.cc`))
 /** Every kind of card that a published build serves, and PTX of the newest for those to come. */
 const RELEASE_ARCHS = ['80', '90', '100', '120']
 
@@ -231,7 +233,7 @@ async function plainAddon (folder, { file, faults }) {
 }
 
 function standInUnits (folder) {
-  return existsSync(STAND_IN) ? [unit(join(folder, 'stand-in'), STAND_IN, ['-DREFIT_FAULTS'])] : []
+  return existsSync(STAND_IN) ? [STAND_IN, ...STAND_IN_CUDA].map(file => unit(join(folder, 'stand-in'), file, ['-DREFIT_FAULTS'])) : []
 }
 
 async function plainStandIn (folder, file) {

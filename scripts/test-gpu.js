@@ -10,7 +10,7 @@ import { endTogether, runLimited, watchLeftovers } from './run-limited.js'
 // Everything that needs a card, without a network: every kernel's program against the CPU's kernels; the whole server
 // (test/gpu/engine_test.py), which needs a Python with torch, transformers and safetensors ($REFIT_PYTHON, else
 // build/venv/bin/python, else python3); then the kernels' programs, short, under compute-sanitizer's memcheck and racecheck.
-//   --only     tests whose name contains the word: kernels, memcheck, racecheck, numerics, update-is-fresh, sleep, robust, tensor, or longer
+//   --only     tests whose name contains the word: kernels, memcheck, racecheck, numerics, update-is-fresh, sleep, robust, tensor, distributed, or longer
 //   --small    leaves models of real sizes out; --whole adds the largest (61 GB)
 //   --within   begins no test after so many seconds; those that it leaves out are listed, and the outcome is not a success
 //   --folder   where checkpoints are made instead of /dev/shm or the temporary folder
@@ -21,6 +21,8 @@ process.chdir(root)
 const PROGRAMS = join('build', 'cuda', 'programs')
 const LIMIT_S = 300
 const SANITIZER_LIMIT_S = 420
+/** They compare what is free on a card before and after, and nobody else may move it meanwhile. */
+const ALONE = new Set(['arena_test', 'device_test', 'group_test', 'ipc_test'])
 /** Of the whole server's tests, which have limits of their own. */
 const ENGINE_LIMIT_S = 3600
 /** Exit status of the whole server's tests where no name contains a word of --only. */
@@ -83,10 +85,16 @@ function readReport () {
 
 /** Runs tests, some at a time; what one says is shown when it has ended. */
 async function together (tests) {
-  const waiting = tests.filter(({ name }) => wanted(name))
+  const chosen = tests.filter(({ name }) => wanted(name))
+  for (const test of chosen.filter(({ name }) => ALONE.has(programOf(name)))) rows.push(await one(test))
+  const waiting = chosen.filter(({ name }) => !ALONE.has(programOf(name)))
   await Promise.all(Array.from({ length: options.jobs }, async () => {
     for (let test = waiting.shift(); test !== undefined; test = waiting.shift()) rows.push(await one(test))
   }))
+}
+
+function programOf (name) {
+  return name.slice(name.lastIndexOf('/') + 1)
 }
 
 async function one ({ name, command, limit }) {

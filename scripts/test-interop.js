@@ -3,8 +3,8 @@ import { existsSync, readdirSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 
-// npm run test:interop: refit against the real Python libraries. Tests are *.test.ts (which find the interpreter in $REFIT_PYTHON)
-// and test_*.py (pytest). Needs a Python with torch, transformers, safetensors, openai and pytest.
+// npm run test:interop [-- --rounds 100]: refit against the real Python libraries. Tests are *.test.ts (which find the interpreter in $REFIT_PYTHON)
+// and test_*.py (pytest, which gets the arguments). Needs a Python with torch, transformers, safetensors, openai and pytest.
 
 process.chdir(join(dirname(fileURLToPath(import.meta.url)), '..'))
 const FOLDER = join('test', 'interop')
@@ -22,7 +22,7 @@ if (!typescript && !pytest) fail(`there are no tests in ${FOLDER}`)
 const env = { ...process.env, REFIT_PYTHON: python, REFIT_REQUIRE_INTEROP: '1' }
 // One file after another: each may start a Python with torch, which takes memory and cores.
 if (typescript) run(process.execPath, [join('scripts', 'test.js'), FOLDER, '--jobs=1'])
-if (pytest) run(python, ['-m', 'pytest', '-q', FOLDER])
+if (pytest) run(python, ['-m', 'pytest', '-q', FOLDER, ...process.argv.slice(2)])
 
 function run (command, args) {
   const { status } = spawnSync(command, args, { stdio: 'inherit', env })

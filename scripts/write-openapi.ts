@@ -1,10 +1,13 @@
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { gatewayApiDocument } from '../src/gateway-server.ts'
 import { openApiDocument } from '../src/openapi.ts'
 import { packageRoot } from '../src/root.ts'
 
 // Writes openapi/openapi.json from the schemas of the routes. Run after `npm run build:ts`: `npm run openapi`.
 
-const path = join(packageRoot, 'openapi', 'openapi.json')
-writeFileSync(path, JSON.stringify(await openApiDocument(), null, 2) + '\n')
-console.log(path)
+for (const [name, document] of [['openapi', await openApiDocument()], ['gateway', await gatewayApiDocument()]] as const) {
+  const path = join(packageRoot, 'openapi', `${name}.json`)
+  writeFileSync(path, JSON.stringify(document, null, 2) + '\n')
+  console.log(path)
+}

@@ -49,6 +49,32 @@ export const OPTIONS = {
     value: 'LABEL',
     help: 'Label of the weights that are loaded at start.'
   },
+  loadFrom: {
+    type: 'string',
+    default: null,
+    group: 'model',
+    value: 'URL',
+    help: 'Take the weights from a refit server that runs with this model, with their label, instead of from the folder of MODEL, which then needs only its configuration and tokenizer.',
+    unset: 'from the folder of MODEL'
+  },
+  loadFromKey: {
+    type: 'string',
+    default: null,
+    group: 'model',
+    secret: true,
+    value: 'KEY',
+    help: 'Admin key of that server (its API key where it has no other). Others on the machine can see flags: prefer the variable.',
+    unset: 'no key is sent'
+  },
+  loadFromTimeout: {
+    type: 'number',
+    default: 300,
+    min: 1,
+    max: 86400,
+    group: 'model',
+    value: 'SECONDS',
+    help: 'Longest wait until that server is ready to send, and for each step of the transfer.'
+  },
   modelRoot: {
     type: 'list',
     default: [],
@@ -191,6 +217,32 @@ export const OPTIONS = {
     help: 'JavaScript module whose default export makes weights of what trainers post to /update_weights_from_tensor under the load_format NAME. Relative to the working folder; runs in this process with all its rights. May be repeated.',
     unset: 'none'
   },
+  bucketBytes: {
+    type: 'integer',
+    default: 2 ** 32,
+    min: 2 ** 20,
+    max: 2 ** 40,
+    group: 'engine',
+    value: 'BYTES',
+    help: 'Most bytes of one broadcast through a process group: a tensor, or a flattened bucket. Two buffers as large as the largest piece that came are kept with each group, on cards in their memory.'
+  },
+  groupTimeout: {
+    type: 'number',
+    default: 300,
+    min: 1,
+    max: 86400,
+    group: 'engine',
+    value: 'SECONDS',
+    help: 'Longest that a process group waits for its other ranks: to join, to connect, and for each piece of an update.'
+  },
+  ncclPath: {
+    type: 'string',
+    default: null,
+    group: 'engine',
+    value: 'FILE',
+    help: "The libnccl.so.2 that process groups use. It must be of the trainer's version: the one in its site-packages/nvidia/nccl/lib.",
+    unset: '$REFIT_NCCL, then that of torch, then the system\'s'
+  },
   updateDeadline: {
     type: 'number',
     default: 300,
@@ -252,6 +304,15 @@ export const OPTIONS = {
     default: false,
     group: 'server',
     help: 'Listen on an address that others can reach without any key.'
+  },
+  allowMaster: {
+    type: 'list',
+    default: [],
+    group: 'server',
+    value: 'ADDRESS',
+    takes: 'an address, a network such as 100.64.0.0/10, a name, *.name or *',
+    help: 'Store of a trainer (master_address) that process groups may be joined at, besides loopback and private addresses. Link-local and metadata addresses are refused always. May be repeated.',
+    unset: 'loopback and private addresses'
   },
   uploadFolder: {
     type: 'string',

@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { serveHelp } from './config/help.ts'
+import { gatewayHelp, serveHelp } from './config/help.ts'
 import { suggest } from './config/suggest.ts'
 import { RefitError } from './errors.ts'
 import { packageRoot } from './root.ts'
@@ -15,6 +15,11 @@ const COMMANDS: Record<string, Command> = {
     help: () => serveHelp(Math.min(process.stdout.columns ?? 100, 120)),
     // What a command needs is loaded with it: `--help` answers at once.
     run: async args => await (await import('./cli/serve.ts')).serve(args)
+  },
+  gateway: {
+    summary: 'gateway       Serve many engines at one address: --engine URL --engine URL ...',
+    help: () => gatewayHelp(Math.min(process.stdout.columns ?? 100, 120)),
+    run: async args => await (await import('./cli/gateway.ts')).gateway(args)
   },
   devices: {
     summary: 'devices       Show the CUDA cards and libraries that can be used.',

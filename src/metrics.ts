@@ -82,6 +82,15 @@ export class Metrics {
     this.#gauge('upload_staging_kept_bytes', 'Memory kept a while for the next upload', () => uploads.staging.bytes.kept)
   }
 
+  /** Process groups of trainers. */
+  watchGroups (groups: { list: readonly unknown[], counts: Readonly<{ joined: number, failed: number, bytesReceived: number, bytesDropped: number }> }): void {
+    this.#gauge('weight_groups', 'Process groups of trainers that this engine is in', () => groups.list.length)
+    this.#counter('weight_groups_joined_total', 'Process groups that were joined', () => groups.counts.joined)
+    this.#counter('weight_groups_failed_total', 'Process groups that failed', () => groups.counts.failed)
+    this.#counter('group_received_bytes_total', 'Bytes of weights that came through process groups', () => groups.counts.bytesReceived)
+    this.#counter('group_dropped_bytes_total', 'Those of them that were of requests that had been refused', () => groups.counts.bytesDropped)
+  }
+
   /** What trainers asked to keep between requests. */
   watchKept (stats: () => { names: number, bytes: number }): void {
     this.#gauge('kept_tensor_names', 'Names under which tensors of trainers are kept open between updates', () => stats().names)

@@ -3,6 +3,7 @@ import { existsSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { packageRoot } from './root.ts'
 import { RefitError } from './errors.ts'
+import type { NativeGroups, StagedSource } from './native-groups.ts'
 
 // The hand-written types of everything that the addon exports. The addon is one per process: the scheduler's worker thread
 // creates and steps a core, the main thread attaches to it by its handle and writes weights while the gate is shut.
@@ -133,8 +134,11 @@ export interface StepResult {
   idLogprobs: Float32Array
 }
 
-/** Where bytes of a write come from: an open file, memory that stays referenced until the write has ended, or memory of a card. */
-export type NativeSource = { fd: number } | { buffer: Uint8Array } | { segment: CudaSegment }
+/**
+ * Where bytes of a write come from: an open file, memory that stays referenced until the write has ended, memory of a card, or the
+ * staging slot of a process group.
+ */
+export type NativeSource = { fd: number } | { buffer: Uint8Array } | { segment: CudaSegment } | { staged: StagedSource }
 
 /**
  * Memory of a card that another process shares by CUDA IPC. The write opens it on every rank that reads it, waits for the events on that
@@ -261,7 +265,7 @@ export interface CudaMemoryPlan {
  */
 export interface Fault { point: 'read' | 'copy' | 'alloc' | 'step' | 'open' | 'event' | 'close', at: number, action: 'fail' | 'stall' | 'die', stallMs?: number }
 
-export interface NativeAddon {
+export interface NativeAddon extends NativeGroups {
   /** True in a build with fault points. */
   faults: boolean
   /** Kernel sets this CPU can run, best first. Any thread. */
@@ -322,6 +326,13 @@ export interface NativeAddon {
    * cure: another pid namespace, no right to trace the process, an old kernel.
    */
   takeDescriptor: (pid: number, fd: number) => number
+  /**
+   * Any thread. Gives the memory behind it back at once and leaves it detached, with length 0; the collector would let it wait. Nobody may
+   * read or write it any more.
+   */
+  freeBuffer: (buffer: ArrayBuffer) => void
+  /** Any thread. How many bytes behind the start of a page (4096 bytes) it begins. */
+  pageOffset: (bytes: Uint8Array) => number
   /** Test builds only. */
   armFault?: (fault: Fault | null) => void
 }

@@ -18,18 +18,18 @@ const TAGS = [
 ]
 
 /** Collects the routes that are registered after it; `app.swagger()` then gives the document of openapi/openapi.json. */
-export async function describeApi (app: FastifyInstance): Promise<void> {
+export async function describeApi (app: FastifyInstance, { title = 'refit', description = 'A rollout server for RL training whose weights can be replaced while it runs.', tags = TAGS } = {}): Promise<void> {
   await app.register(swagger, {
     openapi: {
       openapi: '3.1.0',
       info: {
-        title: 'refit',
+        title,
         version: packageVersion(),
-        description: 'A rollout server for RL training whose weights can be replaced while it runs.',
+        description,
         license: { name: 'Apache-2.0', identifier: 'Apache-2.0' }
       },
       servers: [{ url: 'http://127.0.0.1:30000', description: 'The default address.' }],
-      tags: TAGS,
+      tags,
       components: { securitySchemes: { key: { type: 'http', scheme: 'bearer', description: 'The API key, or the admin key on routes that change weights or the state of the engine.' } } }
     },
     refResolver: { buildLocalReference: (json, _base, _fragment, i) => typeof json['$id'] === 'string' ? json['$id'] : `def-${i}` },
@@ -64,7 +64,7 @@ function withUploads (schema: FastifySchema): FastifySchema {
 
 /** OpenAPI has no wildcards: the rest of the path becomes a parameter. */
 function named (schema: FastifySchema, url: string): FastifySchema {
-  if (!url.includes('*')) return schema
+  if (!url.includes('*') || schema.params === undefined) return schema
   const { properties } = schema.params as { properties: Record<string, object> }
   return { ...schema, params: { type: 'object', required: ['name'], properties: { name: properties['*'] } } }
 }

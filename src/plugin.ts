@@ -13,6 +13,9 @@ import models from '../routes/openai-models.ts'
 import tokenize from '../routes/tokenize.ts'
 import weights from '../routes/weights.ts'
 import tensors from '../routes/weights-tensor.ts'
+import distributedWeights from '../routes/weights-distributed.ts'
+import weightGroups from '../routes/weights-group.ts'
+import remoteInstance from '../routes/weights-remote-instance.ts'
 import keptTensors from '../routes/weights-tensor-kept.ts'
 import scope from '../routes/weights-transaction-scope.ts'
 import transactions from '../routes/weights-transaction.ts'
@@ -23,15 +26,20 @@ import type { RouteContext, Routes } from './http/context.ts'
 import { errorHandler, refusalBody, refusalOf } from './http/error-reply.ts'
 import { BODY_LIMIT, MAX_BATCH } from './http/limits.ts'
 import { LiveRequests } from './http/live-requests.ts'
+import { LoadedFrom } from './http/loaded-from.ts'
 import { logUnknownFields } from './http/unknown-fields.ts'
 import { validatorCompiler } from './http/validation.ts'
 import { packageVersion } from './http/version.ts'
 import { Metrics } from './metrics.ts'
+import { SendGroups } from './groups/send-groups.ts'
+import { WeightGroups } from './groups/weight-groups.ts'
+import { DistributedReceiver } from './sources/distributed.ts'
 import { openDiskSource } from './sources/disk.ts'
 import { KeptTensors } from './sources/kept-tensors.ts'
 import { TensorReceiver } from './sources/tensor-receiver.ts'
 import type { WeightLoader } from './sources/weight-loader.ts'
 import { UploadReceiver } from './sources/upload-receiver.ts'
+import { masterPolicy } from './store/master-policy.ts'
 import { loadTokenizer } from './text/tokenizer.ts'
 import type { Tokenizer } from './text/tokenizer.ts'
 
@@ -53,14 +61,25 @@ export interface RefitPluginOptions {
   uploadMemoryBytes?: number | undefined
   /** Longest that a client may send nothing of an upload, in milliseconds (default 60000). */
   uploadTimeoutMs?: number | undefined
+  /** Most bytes of one broadcast through a process group, and of each of its two staging buffers (default 4 GiB). */
+  bucketBytes?: number | undefined
+  /** Longest that each phase of a process group may take, in milliseconds (default 300000). */
+  groupTimeoutMs?: number | undefined
+  /** Stores of trainers that may be connected to besides loopback and private addresses; see --allow-master. */
+  allowMasters?: readonly string[] | undefined
+  /** The trainer's libnccl.so.2 (default where the addon finds one). */
+  ncclPath?: string | undefined
   /** Most samples of one request. */
   maxBatch?: number
 }
 
+const BUCKET_BYTES = 2 ** 32
+const GROUP_TIMEOUT_MS = 300_000
+
 /** When the thread that reads tensors is started, if no request has been there before. */
 const WARM_AFTER_MS = 1000
 
-const ROUTES: Routes[] = [generate, health, info, control, memory, weights, tensors, keptTensors, lora, transactions, scope, completions, chat, models, tokenize, metricsRoutes]
+const ROUTES: Routes[] = [generate, health, info, control, memory, weights, tensors, keptTensors, weightGroups, distributedWeights, remoteInstance, lora, transactions, scope, completions, chat, models, tokenize, metricsRoutes]
 
 /**
  * A rollout server as a Fastify plugin: `app.register(refit, { engine, prefix: '/rollout' })`. Encapsulated: validators, parsers,
@@ -73,6 +92,13 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   const receiver = new TensorReceiver({ ranks: engine.info.ranks, device: engine.info.device, cards: engine.info.cards.map(({ uuid }) => uuid), loaders: options.weightLoaders ?? {} })
   const kept = new KeptTensors({ closeMappings: engine.closeMappings?.bind(engine) })
   const uploads = new UploadReceiver({ folder: options.uploadFolder, stallMs: options.uploadTimeoutMs, memoryBytes: options.uploadMemoryBytes })
+  const policy = masterPolicy(options.allowMasters)
+  const groups = new WeightGroups({
+    host: engine.groupHost,
+    policy,
+    timeoutMs: options.groupTimeoutMs ?? GROUP_TIMEOUT_MS,
+    ncclPath: options.ncclPath
+  })
   const context: RouteContext = {
     engine,
     tokenizer: options.tokenizer === undefined ? await loadTokenizer(engine.info.modelPath) : options.tokenizer,
@@ -82,8 +108,11 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
     openCheckpoint: async path => await openDiskSource(path, { roots }),
     tensors: receiver,
     kept,
+    groups,
+    sending: engine.held === undefined ? null : new SendGroups(engine.held, { policy, ncclPath: options.ncclPath }),
+    distributed: new DistributedReceiver(groups, options.bucketBytes ?? BUCKET_BYTES),
     uploads,
-    loaded: { modelPath: engine.info.modelPath, loadFormat: 'auto' },
+    loaded: new LoadedFrom({ modelPath: engine.info.modelPath, loadFormat: 'auto' }, engine.transactions),
     version: packageVersion(),
     startedAt: Date.now() / 1000
   }
@@ -105,10 +134,14 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   context.metrics.watchShares(receiver.counts)
   context.metrics.watchKept(() => kept.stats)
   context.metrics.watchUploads(uploads)
+  context.metrics.watchGroups(groups)
   // Once the start is over; a server that ends before has no use for it.
   const warming = setTimeout(() => { receiver.start() }, WARM_AFTER_MS).unref()
+  // Requests that wait for a trainer's broadcasts would hold up the end.
+  app.addHook('preClose', async () => { groups.abort() })
   app.addHook('onClose', async () => {
     clearTimeout(warming)
+    await groups.close()
     await kept.close()
     await receiver.close()
     uploads.close()

@@ -6,7 +6,7 @@ import { packageRoot } from '../src/root.ts'
 import { FakeEngine } from './helpers/fake-engine.ts'
 
 t.test('importing the package, and serving another engine, loads no native code', async t => {
-  t.same(Object.keys(index).sort(), ['ClientError', 'ERROR_CODES', 'RefitClient', 'RefitError', 'buildServer', 'createEngine', 'createServer', 'default', 'endProcess', 'loadTokenizer', 'refit'])
+  t.same(Object.keys(index).sort(), ['ClientError', 'ERROR_CODES', 'RefitClient', 'RefitError', 'RemoteEngine', 'buildServer', 'createEngine', 'createGateway', 'createServer', 'default', 'endProcess', 'loadTokenizer', 'refit'])
   const app = Fastify()
   await app.register(refit, { engine: new FakeEngine(), tokenizer: null })
   await app.ready()

@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
+import { gatewayApiDocument } from '../src/gateway-server.ts'
 import { openApiDocument } from '../src/openapi.ts'
 import { packageRoot } from '../src/root.ts'
 
@@ -13,6 +14,11 @@ const operations = Object.entries(document.paths as Record<string, Record<string
 t.test('openapi/openapi.json is what the routes say', async t => {
   const written = JSON.parse(readFileSync(join(packageRoot, 'openapi', 'openapi.json'), 'utf8'))
   t.same(written, document, 'else: npm run build:ts && npm run openapi')
+})
+
+t.test('openapi/gateway.json is what the routes of the gateway say', async t => {
+  const written = JSON.parse(readFileSync(join(packageRoot, 'openapi', 'gateway.json'), 'utf8'))
+  t.same(written, JSON.parse(JSON.stringify(await gatewayApiDocument())), 'else: npm run build:ts && npm run openapi')
 })
 
 t.test('every operation has an id of its own, a summary, a known tag, its security and a refusal', async t => {

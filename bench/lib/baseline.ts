@@ -30,7 +30,7 @@ export function checkPython (): string {
 }
 
 /** $REFIT_PYTHON, else the project's own environment, else the system's Python. */
-function python (): string {
+export function python (): string {
   const own = join(packageRoot, 'build/venv/bin/python')
   return process.env.REFIT_PYTHON ?? (existsSync(own) ? own : 'python3')
 }

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+import urllib.error
 import urllib.request
 from multiprocessing.reduction import ForkingPickler
 
@@ -22,14 +23,17 @@ from transformers import AutoModelForCausalLM
 torch.multiprocessing.set_sharing_strategy("file_system")
 
 
-def arguments(description):
-    parser = argparse.ArgumentParser(description=description)
+def arguments(description, add=None):
+    """`add(parser)` adds a trainer's own."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:30000")
     parser.add_argument("--model", default="models/adder-base", help="the folder that the server loaded")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: a card for each process; with fewer cards they share them, and gloo takes NCCL's place")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: a card for each process")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--bucket-mb", type=float, default=512)
     parser.add_argument("--save", help="folder for the trainer's own weights after the last step")
+    if add is not None:
+        add(parser)
     return parser.parse_args()
 
 
@@ -37,9 +41,12 @@ def post(url, path, body):
     headers = {"content-type": "application/json"}
     if "REFIT_API_KEY" in os.environ:
         headers["authorization"] = "Bearer " + os.environ["REFIT_API_KEY"]
-    with urllib.request.urlopen(urllib.request.Request(url + path, json.dumps(body).encode(), headers)) as reply:
-        text = reply.read().decode()
-        return json.loads(text) if "json" in reply.headers.get("content-type", "") else text
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url + path, json.dumps(body).encode(), headers)) as reply:
+            text = reply.read().decode()
+            return json.loads(text) if "json" in reply.headers.get("content-type", "") else text
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(f"{url}{path}: {error.code}: {error.read().decode(errors='replace')}") from None
 
 
 def ranks_of(url):
@@ -66,22 +73,18 @@ def sharded_model(folder, device="cpu"):
         cards = torch.cuda.device_count()
         if cards == 0:
             sys.exit("--device cuda: torch sees no card")
-        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % cards)
+        if int(os.environ["LOCAL_WORLD_SIZE"]) > cards:
+            sys.exit(f"--device cuda: {os.environ['LOCAL_WORLD_SIZE']} processes need a card each (NCCL refuses to share one), and torch sees {cards}")
+        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(place)
-        # NCCL wants a card for every process. Python's objects travel by gloo.
-        backend = "cpu:gloo,cuda:nccl" if int(os.environ["LOCAL_WORLD_SIZE"]) <= cards else "gloo"
+        # Python's objects travel by gloo.
+        backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(place)
-    # Of the group that is there: one that torch makes for a mesh of cards may be NCCL's again.
     mesh = DeviceMesh.from_group(dist.group.WORLD, place.type)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    if device == "cuda" and backend == "gloo":
-        # Of gloo's reductions on cards only sums are there in every version of torch.
-        model.set_force_sum_reduction_for_comms(True)
-        for layer in model.model.layers:
-            layer.set_force_sum_reduction_for_comms(True)
     return model
 
 

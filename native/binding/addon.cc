@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 
+#include "binding/buffer.h"
 #include "binding/config.h"
 #include "binding/core.h"
 #include "binding/cuda.h"
@@ -11,7 +12,9 @@
 #include "binding/error_code.h"
 #include "binding/fault_control.h"
 #include "binding/fields.h"
+#include "binding/groups.h"
 #include "binding/napi_setup.h"
+#include "binding/nccl_groups.h"
 #include "binding/shared.h"
 #include "binding/step.h"
 #include "binding/weights.h"
@@ -96,6 +99,21 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("release", release);
   add("resume", resume);
   add("closeMappings", close_mappings);
+  add("glooGroup", gloo_group);
+  add("glooConnect", gloo_connect);
+  add("ncclGroup", nccl_group);
+  add("ncclLibrary", nccl_library);
+  add("ncclUniqueId", nccl_unique_id);
+  add("ncclConnect", nccl_connect);
+  add("stageGroup", stage_group);
+  add("groupReceive", group_receive);
+  add("groupSend", group_send);
+  add("groupParams", group_params);
+  add("groupBarrier", group_barrier);
+  add("groupAbort", group_abort);
+  add("endGroup", end_group);
+  add("freeBuffer", free_buffer);
+  add("pageOffset", page_offset);
   add("takeDescriptor", take_descriptor);
   add("dropFileReferences", drop_file_references);
   add("dropCudaReferences", drop_cuda_references);

@@ -1,8 +1,5 @@
 #include "binding/core.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -33,21 +30,8 @@ Registry& registry() {
 
 Core::Core(CoreConfig config)
     : config_(std::move(config)),
-      device_(config_.device == "cuda" ? make_cuda_device(config_) : make_cpu_device(config_)) {
-  // Signals belong to the host program's threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    writer_ = std::thread([this] { run_jobs(); });
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(writer_.native_handle(), "refit-writer");
-}
+      device_(config_.device == "cuda" ? make_cuda_device(config_) : make_cpu_device(config_)),
+      writer_("refit-writer") {}
 
 Core::~Core() { close(); }
 
@@ -57,37 +41,14 @@ void Core::with_device(const std::function<void(Device&)>& fn) {
 }
 
 void Core::post(std::function<void()> job) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (closing_) throw std::runtime_error("the core is being closed");
-    jobs_.push_back(std::move(job));
+  try {
+    writer_.post(std::move(job));
+  } catch (const std::runtime_error&) {
+    throw std::runtime_error("the core is being closed");
   }
-  wake_.notify_one();
 }
 
-void Core::close() {
-  {
-    const std::lock_guard lock(mutex_);
-    closing_ = true;
-  }
-  wake_.notify_one();
-  // Of two callers both return only when the thread has ended.
-  std::call_once(joined_, [this] { writer_.join(); });
-}
-
-void Core::run_jobs() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    wake_.wait(lock, [this] { return closing_ || !jobs_.empty(); });
-    if (jobs_.empty()) return;
-    std::function<void()> job = std::move(jobs_.front());
-    jobs_.pop_front();
-    lock.unlock();
-    job();
-    job = nullptr;  // what it holds is freed here, not under the lock
-    lock.lock();
-  }
-}
+void Core::close() { writer_.join(); }
 
 int register_core(std::shared_ptr<Core> core) {
   Registry& all = registry();

@@ -1,13 +1,11 @@
 // A core: one device and the thread that its weight operations run on. Cores belong to the process, not to a JavaScript
 // environment: the scheduler's worker creates one, the main thread finds it by its handle.
 #pragma once
-#include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <thread>
 
+#include "binding/job_thread.h"
 #include "core/device.h"
 
 namespace refit::binding {
@@ -26,6 +24,8 @@ class Core {
   // Runs fn with the device to itself. The gate keeps steps and writes apart; should it ever fail to, they take turns
   // here.
   void with_device(const std::function<void(Device&)>& fn);
+  // For process groups: several work on it at once, and the gate keeps writes away, and steps from what is written.
+  Device& shared_device() { return *device_; }
 
   // Queues a job for the writer thread; jobs run in order and must not throw. Throws std::runtime_error after close().
   void post(std::function<void()> job);
@@ -33,18 +33,10 @@ class Core {
   void close();
 
  private:
-  void run_jobs();
-
   const CoreConfig config_;
   std::unique_ptr<Device> device_;
   std::mutex device_mutex_;
-
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::function<void()>> jobs_;
-  bool closing_ = false;
-  std::once_flag joined_;
-  std::thread writer_;
+  JobThread writer_;
 };
 
 // The registry. Any thread. `find` and `remove` throw std::invalid_argument for a handle that is not (or no longer)

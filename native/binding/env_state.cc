@@ -22,37 +22,48 @@ EnvState::EnvState(Napi::Env env) : port_(std::make_shared<Port>()) {
 
 Napi::Promise EnvState::submit(Napi::Env env, const std::shared_ptr<Core>& core, std::shared_ptr<Task> task,
                                std::vector<Napi::Reference<Napi::Value>> held) {
-  const uint64_t id = next_id_++;
   Core* const raw = core.get();  // it joins its thread before it dies
-  core->post([raw, port = port_, id, task = std::move(task)] {
-    if (!port->begin(*task)) return;
+  Task* const running = task.get();
+  const auto work = [raw, running, port = port_] {
+    raw->with_device([&](Device& device) { running->run(device, port->cancel); });
+  };
+  return submit_to(
+      env, [raw](Job job) { raw->post(std::move(job)); }, std::move(task), work, std::move(held), nullptr);
+}
+
+Napi::Promise EnvState::submit_to(Napi::Env env, const std::function<void(Job)>& post,
+                                  std::shared_ptr<Operation> operation, Job work,
+                                  std::vector<Napi::Reference<Napi::Value>> held, std::shared_ptr<void> owner) {
+  const uint64_t id = next_id_++;
+  post([port = port_, id, operation = std::move(operation), work = std::move(work)] {
+    if (!port->begin(*operation)) return;
     try {
-      raw->with_device([&](Device& device) { task->run(device, port->cancel); });
+      work();
     } catch (const std::exception& e) {
-      task->error = e.what();
-      task->error_code = error_code(e);
+      operation->error = e.what();
+      operation->error_code = error_code(e);
     } catch (...) {
-      task->error = "a native exception was thrown";
+      operation->error = "a native exception was thrown";
     }
-    port->end(std::unique_ptr<Ticket>(new Ticket{id, task}));
+    port->end(std::unique_ptr<Ticket>(new Ticket{id, operation}));
   });
   if (pending_.empty()) port_->tsfn.Ref(env);
   auto deferred = Napi::Promise::Deferred::New(env);
-  pending_.emplace(id, Pending{deferred, std::move(held)});
+  pending_.emplace(id, Pending{deferred, std::move(held), std::move(owner)});
   return deferred.Promise();
 }
 
-bool EnvState::Port::begin(const Task& task) {
+bool EnvState::Port::begin(const Operation& operation) {
   const std::lock_guard lock(mutex);
   if (closed) return false;
-  if (task.borrows) borrowing++;
+  if (operation.borrows) borrowing++;
   return true;
 }
 
 void EnvState::Port::end(std::unique_ptr<Ticket> ticket) {
   const std::lock_guard lock(mutex);
   // Notified under the lock: the waiter goes on to free the memory.
-  if (ticket->task->borrows && --borrowing == 0) idle.notify_all();
+  if (ticket->operation->borrows && --borrowing == 0) idle.notify_all();
   if (closed) return;
   // Under the lock too, so that `shut` cannot release the function meanwhile. It never blocks: the queue has no bound.
   if (tsfn.NonBlockingCall(ticket.get()) == napi_ok) static_cast<void>(ticket.release());
@@ -70,12 +81,12 @@ void EnvState::settle(Napi::Env env, const Ticket& ticket) {
   const Pending pending = std::move(found->second);
   pending_.erase(found);
   if (pending_.empty()) port_->tsfn.Unref(env);
-  if (!ticket.task->error.empty()) {
-    pending.deferred.Reject(coded_error(env, ticket.task->error, ticket.task->error_code).Value());
+  if (!ticket.operation->error.empty()) {
+    pending.deferred.Reject(coded_error(env, ticket.operation->error, ticket.operation->error_code).Value());
     return;
   }
   try {
-    pending.deferred.Resolve(ticket.task->result(env, pending.held));
+    pending.deferred.Resolve(ticket.operation->result(env, pending.held));
   } catch (const Napi::Error& e) {
     pending.deferred.Reject(e.Value());
   }

@@ -1,8 +1,9 @@
-// What one JavaScript environment (the main thread, or a worker) has under way in cores, and its way back from their
-// threads.
+// What one JavaScript environment (the main thread, or a worker) has under way in cores and groups, and its way back
+// from their threads.
 #pragma once
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -13,20 +14,25 @@
 
 namespace refit::binding {
 
-// One operation on a core's writer thread. It owns native data only: a task may be freed on any thread, and after its
-// environment.
-class Task {
+// Something that another thread does for a promise. It owns native data only: it may be freed on any thread, and after
+// its environment.
+class Operation {
  public:
-  virtual ~Task() = default;
-  // Writer thread: no N-API. What it throws rejects the promise. `cancel` is set when the environment ends.
-  virtual void run(Device& device, const std::atomic<bool>& cancel) = 0;
+  virtual ~Operation() = default;
   // JavaScript thread: what the promise resolves to; `held` is what was passed to submit.
   virtual Napi::Value result(Napi::Env env, const std::vector<Napi::Reference<Napi::Value>>& held) = 0;
 
-  // True where `run` touches memory of JavaScript objects: the environment then waits for it before it ends.
+  // True where it touches memory of JavaScript objects: the environment then waits for it before it ends.
   bool borrows = false;
-  // Set when run threw; the code is empty where the error has none (NativeErrorCode in src/native.ts).
+  // Set when it threw; the code is empty where the error has none (NativeErrorCode in src/native.ts).
   std::string error, error_code;
+};
+
+// One operation on a core's writer thread.
+class Task : public Operation {
+ public:
+  // Writer thread: no N-API. What it throws rejects the promise. `cancel` is set when the environment ends.
+  virtual void run(Device& device, const std::atomic<bool>& cancel) = 0;
 };
 
 class EnvState {
@@ -41,18 +47,24 @@ class EnvState {
   // JavaScript thread. Queues the task; `held` keeps JavaScript objects alive until it has ended.
   Napi::Promise submit(Napi::Env env, const std::shared_ptr<Core>& core, std::shared_ptr<Task> task,
                        std::vector<Napi::Reference<Napi::Value>> held);
+  // The same for work on another thread, which `post` queues it for. `owner` is kept until the promise settles, and
+  // dropped on the JavaScript thread.
+  using Job = std::function<void()>;
+  Napi::Promise submit_to(Napi::Env env, const std::function<void(Job)>& post, std::shared_ptr<Operation> operation,
+                          Job work, std::vector<Napi::Reference<Napi::Value>> held, std::shared_ptr<void> owner);
 
  private:
   // References may only be dropped on their JavaScript thread, so they stay here and the task travels alone.
   struct Pending {
     Napi::Promise::Deferred deferred;
     std::vector<Napi::Reference<Napi::Value>> held;
+    std::shared_ptr<void> owner;
   };
 
-  // A task on its way; also the payload of the call into JavaScript.
+  // An operation on its way; also the payload of the call into JavaScript.
   struct Ticket {
     uint64_t id = 0;
-    std::shared_ptr<Task> task;
+    std::shared_ptr<Operation> operation;
   };
 
   static void call_js(Napi::Env env, Napi::Function callback, void* context, Ticket* ticket);
@@ -68,7 +80,7 @@ class EnvState {
     std::atomic<bool> cancel = false;
     Tsfn tsfn;
 
-    bool begin(const Task& task);
+    bool begin(const Operation& operation);
     void end(std::unique_ptr<Ticket> ticket);
   };
 

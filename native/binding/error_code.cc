@@ -3,12 +3,23 @@
 #include <new>
 
 #include "core/device.h"
+#include "core/group.h"
 
 namespace refit::binding {
 
 std::string error_code(const std::exception& error) {
   if (dynamic_cast<const DeviceLost*>(&error) != nullptr) return "DEVICE_LOST";
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return "NO_MEMORY";
+  if (const auto* group = dynamic_cast<const GroupError*>(&error)) {
+    switch (group->kind) {
+      case GroupErrorKind::kTimeout:
+        return "GROUP_TIMEOUT";
+      case GroupErrorKind::kBroken:
+        return "GROUP_BROKEN";
+      case GroupErrorKind::kRefused:
+        return "GROUP_REFUSED";
+    }
+  }
   return "";
 }
 

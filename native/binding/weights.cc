@@ -26,6 +26,7 @@ class WriteTask : public Task {
   void run(Device& device, const std::atomic<bool>& cancel) override {
     owned.job.cancel = &cancel;
     outcome_ = device.write(owned.job);
+    owned.kept.clear();  // now, not when the task is freed: the slots are received into next
   }
 
   Napi::Value result(Napi::Env env, const Held&) override {

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "binding/fields.h"
+#include "binding/groups.h"
 
 namespace refit::binding {
 namespace {
@@ -58,36 +59,43 @@ void parse_segment(const Napi::Value& value, const std::string& path, Segment& o
   }
 }
 
-Source parse_source(const Napi::Value& value, const std::string& path, WriteJob& job,
+Source parse_staged(const Napi::Value& value, const std::string& path, OwnedJob& out) {
+  const Napi::Object object = to_object(value, path);
+  const int handle = static_cast<int>(to_integer(object.Get("group"), path + ".group", 0, kMaxInt));
+  const int slot = static_cast<int>(to_integer(object.Get("slot"), path + ".slot", 0, kGroupSlots - 1));
+  try {
+    StagedSlot staged = find_group(handle)->group().staged(slot);
+    out.kept.push_back(std::move(staged.memory));
+    return staged.source;
+  } catch (const std::invalid_argument& e) {
+    throw Napi::Error::New(value.Env(), path + ": " + e.what());
+  }
+}
+
+Source parse_source(const Napi::Value& value, const std::string& path, OwnedJob& out,
                     std::vector<Napi::Reference<Napi::Value>>& held) {
   const Napi::Env env = value.Env();
   const Napi::Object object = to_object(value, path);
   const Napi::Value fd = object.Get("fd");
   const Napi::Value buffer = object.Get("buffer");
   const Napi::Value segment = object.Get("segment");
-  if (fd.IsUndefined() + buffer.IsUndefined() + segment.IsUndefined() != 2) {
-    throw Napi::TypeError::New(env, path + ": expected one of fd, buffer and segment");
+  const Napi::Value staged = object.Get("staged");
+  if (fd.IsUndefined() + buffer.IsUndefined() + segment.IsUndefined() + staged.IsUndefined() != 3) {
+    throw Napi::TypeError::New(env, path + ": expected one of fd, buffer, segment and staged");
   }
+  if (!staged.IsUndefined()) return parse_staged(staged, path + ".staged", out);
   Source source;
   if (!segment.IsUndefined()) {
-    source.segment = static_cast<int>(job.segments.size());
-    job.segments.emplace_back();
-    parse_segment(segment, path + ".segment", job.segments.back());
+    source.segment = static_cast<int>(out.job.segments.size());
+    out.job.segments.emplace_back();
+    parse_segment(segment, path + ".segment", out.job.segments.back());
     return source;
   }
   if (!fd.IsUndefined()) {
     source.fd = duplicate(env, static_cast<int>(to_integer(fd, path + ".fd", 0, kMaxInt)), path + ".fd");
     return source;
   }
-  const auto bytes = to_span<uint8_t>(buffer, path + ".buffer");
-  // Memory must stay where it is while other threads read it. Detaching it during the write cannot be prevented here.
-  const Napi::ArrayBuffer memory = buffer.As<Napi::TypedArray>().ArrayBuffer();
-  if (memory.Get("resizable").ToBoolean() || memory.Get("growable").ToBoolean()) {
-    throw Napi::TypeError::New(env, path + ".buffer: expected memory of fixed size, got a resizable buffer");
-  }
-  if (memory.IsArrayBuffer() && memory.IsDetached()) {
-    throw Napi::TypeError::New(env, path + ".buffer: its ArrayBuffer is detached");
-  }
+  const auto bytes = fixed_bytes(buffer, path + ".buffer");
   source.data = bytes.data();
   source.bytes = bytes.size();
   held.push_back(Napi::Reference<Napi::Value>::New(buffer, 1));
@@ -95,6 +103,18 @@ Source parse_source(const Napi::Value& value, const std::string& path, WriteJob&
 }
 
 }  // namespace
+
+std::span<const uint8_t> fixed_bytes(const Napi::Value& value, const std::string& path) {
+  const auto bytes = to_span<uint8_t>(value, path);
+  const Napi::ArrayBuffer memory = value.As<Napi::TypedArray>().ArrayBuffer();
+  if (memory.Get("resizable").ToBoolean() || memory.Get("growable").ToBoolean()) {
+    throw Napi::TypeError::New(value.Env(), path + ": expected memory of fixed size, got a resizable buffer");
+  }
+  if (memory.IsArrayBuffer() && memory.IsDetached()) {
+    throw Napi::TypeError::New(value.Env(), path + ": its ArrayBuffer is detached");
+  }
+  return bytes;
+}
 
 OwnedJob::~OwnedJob() {
   for (const Source& source : job.sources) {
@@ -136,7 +156,7 @@ void parse_job(const Napi::Value& value, OwnedJob& out, std::vector<Napi::Refere
   out.job.sources.reserve(sources.Length());
   for (uint32_t i = 0; i < sources.Length(); i++) {
     const Napi::HandleScope scope(env);
-    out.job.sources.push_back(parse_source(sources[i], "job.sources[" + std::to_string(i) + "]", out.job, held));
+    out.job.sources.push_back(parse_source(sources[i], "job.sources[" + std::to_string(i) + "]", out, held));
   }
   const std::string name = "job.tensors";
   const auto numbers = to_span<double>(object.Get("tensors"), name);

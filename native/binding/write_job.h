@@ -1,5 +1,8 @@
 // A WriteJob of src/native.ts as the core wants it.
 #pragma once
+#include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "binding/napi_setup.h"
@@ -8,15 +11,20 @@
 namespace refit::binding {
 
 // A job that owns its file descriptors: duplicates, so that closing the caller's during the write cannot let another
-// file take the number.
+// file take the number. And the staging slots that it reads.
 struct OwnedJob {
   WriteJob job;
+  std::vector<std::shared_ptr<const void>> kept;
 
   OwnedJob() = default;
   ~OwnedJob();
   OwnedJob(const OwnedJob&) = delete;
   OwnedJob& operator=(const OwnedJob&) = delete;
 };
+
+// The bytes of a Uint8Array that another thread is to read while a reference holds the array: throws where they could
+// move meanwhile. That the array is detached then cannot be prevented here.
+std::span<const uint8_t> fixed_bytes(const Napi::Value& value, const std::string& path);
 
 // Adds the buffers of memory sources to `held`. Fields are checked for type and range, not against each other.
 void parse_job(const Napi::Value& value, OwnedJob& out, std::vector<Napi::Reference<Napi::Value>>& held);

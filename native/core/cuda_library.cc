@@ -57,48 +57,6 @@ const DeviceLibrary& table() {
   return *o.table;
 }
 
-void raise(const Failure& failure) {
-  switch (failure.kind) {
-    case FailureKind::kNone:
-      return;
-    case FailureKind::kInvalidArgument:
-      throw std::invalid_argument(failure.message);
-    case FailureKind::kNoMemory:
-      throw NoMemory(failure.message);
-    case FailureKind::kDeviceLost:
-      throw DeviceLost(failure.message);
-    case FailureKind::kOther:
-      break;
-  }
-  throw std::runtime_error(failure.message);
-}
-
-// A copy of what a sink was given. What the copying throws waits here until the library has returned.
-template <typename T>
-class Taken {
- public:
-  explicit Taken(T& out) : out_(out) {}
-  Sink<T> sink() {
-    return {[](void* self, const T& value) noexcept { static_cast<Taken*>(self)->take(value); }, this};
-  }
-  void finish(const Failure& failure) {
-    if (error_) std::rethrow_exception(error_);
-    raise(failure);
-  }
-
- private:
-  void take(const T& value) noexcept {
-    try {
-      out_ = value;
-    } catch (...) {
-      error_ = std::current_exception();
-    }
-  }
-
-  T& out_;
-  std::exception_ptr error_;
-};
-
 class LibraryDevice : public Device {
  public:
   explicit LibraryDevice(const CoreConfig& config) : table_(table()) {
@@ -174,6 +132,9 @@ class LibraryDevice : public Device {
     raise(failure);
     return closed;
   }
+  std::unique_ptr<NcclGroup> nccl_group(const NcclGroupOptions& options) override {
+    return open_library_group(table_.groups, *this, *device_, options);
+  }
 
  private:
   const DeviceLibrary& table_;
@@ -193,6 +154,14 @@ std::string cuda_library_path() {
 }
 
 std::unique_ptr<Device> make_cuda_device(const CoreConfig& config) { return std::make_unique<LibraryDevice>(config); }
+
+std::vector<uint8_t> nccl_unique_id(const std::string& library) {
+  std::vector<uint8_t> id(NcclGroup::kIdBytes);
+  Failure failure;
+  table().groups.unique_id(library, id.data(), failure);
+  raise(failure);
+  return id;
+}
 
 CudaMemoryPlan cuda_memory_plan(const CoreConfig& config) {
   CudaMemoryPlan plan;

@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/cuda_cards.h"
 #include "core/device.h"
@@ -17,6 +18,8 @@ std::string cuda_library_path();
 // Throws std::invalid_argument (bad configuration), NoMemory, DeviceLost.
 std::unique_ptr<Device> make_cuda_device(const CoreConfig& config);
 CudaMemoryPlan cuda_memory_plan(const CoreConfig& config);
+// NcclGroup::kIdBytes for a group in which a rank of this process is the first. Throws GroupError.
+std::vector<uint8_t> nccl_unique_id(const std::string& library);
 // Never throws for a lack of cards: `error` says it, also where the library is missing.
 CudaCards cuda_cards();
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/model.h"
+#include "core/nccl_group.h"
 #include "core/step.h"
 #include "core/write.h"
 
@@ -56,6 +57,11 @@ class Device {
   // Closes the segments that writes left open under the name, on every rank; returns how many mappings that were.
   // Called by the writer thread, as `write`.
   virtual uint64_t close_mappings(const std::string&) { return 0; }
+  // A process group of this device's ranks; any thread. The device outlives it. Throws GroupError (kRefused).
+  virtual std::unique_ptr<NcclGroup> nccl_group(const NcclGroupOptions&) {
+    throw GroupError(GroupErrorKind::kRefused,
+                     "NCCL connects cards, and this engine runs on the CPU: use backend \"gloo\"");
+  }
 };
 
 // Throws std::invalid_argument (bad configuration) or std::bad_alloc.

@@ -10,26 +10,14 @@
 
 #include "core/cuda_cards.h"
 #include "core/device.h"
+#include "core/library_call.h"
+#include "core/nccl_library.h"
 
 namespace refit {
 
 // To be raised with every change of this file that sizes do not show.
-constexpr uint32_t kDeviceLibraryVersion = 2;
+constexpr uint32_t kDeviceLibraryVersion = 3;
 constexpr const char* kDeviceLibraryEntry = "refit_device_library";
-
-enum class FailureKind : int32_t { kNone = 0, kInvalidArgument, kNoMemory, kDeviceLost, kOther };
-
-struct Failure {
-  FailureKind kind = FailureKind::kNone;
-  char message[8192] = {};  // ends with a zero; cut where it is longer
-};
-
-// Takes a result that the library owns; must not throw.
-template <typename T>
-struct Sink {
-  void (*take)(void* context, const T& value) noexcept;
-  void* context;
-};
 
 struct DeviceLibrary {
   uint32_t version;
@@ -54,6 +42,7 @@ struct DeviceLibrary {
   void (*release_memory)(Device& device, uint32_t tags, bool keep_weights, uint64_t& bytes, Failure& failure) noexcept;
   void (*resume_memory)(Device& device, uint32_t tags, bool& weights_kept, Failure& failure) noexcept;
   void (*close_mappings)(Device& device, const std::string& name, uint64_t& closed, Failure& failure) noexcept;
+  NcclGroupTable groups;
 };
 
 // Of the library: `extern "C" const DeviceLibrary* refit_device_library()`.
@@ -80,6 +69,9 @@ constexpr uint64_t device_library_layout() {
                               sizeof(CudaCard),
                               sizeof(CudaFoundLibrary),
                               sizeof(CudaMemoryPlan),
+                              sizeof(NcclGroupOptions),
+                              sizeof(GroupPart),
+                              sizeof(GroupDeadline),
                               sizeof(std::string),
                               sizeof(std::vector<int>)}) {
     hash = (hash ^ size) * 0x100000001b3u;

@@ -25,6 +25,12 @@ inline void guarded(Failure& failure, F&& fn) noexcept {
     fn();
   } catch (const DeviceLost& e) {
     record(failure, FailureKind::kDeviceLost, e.what());
+  } catch (const GroupError& e) {
+    record(failure,
+           e.kind == GroupErrorKind::kTimeout  ? FailureKind::kGroupTimeout
+           : e.kind == GroupErrorKind::kBroken ? FailureKind::kGroupBroken
+                                               : FailureKind::kGroupRefused,
+           e.what());
   } catch (const std::invalid_argument& e) {
     record(failure, FailureKind::kInvalidArgument, e.what());
   } catch (const NoMemory& e) {
@@ -85,9 +91,65 @@ inline void close_mappings(Device& device, const std::string& name, uint64_t& cl
   guarded(failure, [&] { closed = device.close_mappings(name); });
 }
 
-// A table whose first three functions are the library's own.
+inline NcclGroup* group_open(Device& device, const NcclGroupOptions& options, Failure& failure) noexcept {
+  NcclGroup* group = nullptr;
+  guarded(failure, [&] { group = device.nccl_group(options).release(); });
+  return group;
+}
+
+inline void group_close(NcclGroup* group) noexcept { delete group; }
+
+inline void group_describe(const NcclGroup& group, Sink<std::string> sink, Failure& failure) noexcept {
+  guarded(failure, [&] { sink.take(sink.context, group.describe()); });
+}
+
+inline void group_library(const NcclGroup& group, Sink<std::string> sink, Failure& failure) noexcept {
+  guarded(failure, [&] { sink.take(sink.context, group.library()); });
+}
+
+inline void group_connect(NcclGroup& group, const uint8_t* id, GroupDeadline deadline, Failure& failure) noexcept {
+  guarded(failure, [&] { group.connect(id, deadline); });
+}
+
+inline void group_stage(NcclGroup& group, uint64_t bytes, Failure& failure) noexcept {
+  guarded(failure, [&] { group.stage(bytes); });
+}
+
+inline void group_staged(const NcclGroup& group, int slot, Sink<Source> sink, Failure& failure) noexcept {
+  guarded(failure, [&] { sink.take(sink.context, group.staged(slot).source); });
+}
+
+inline void group_receive(NcclGroup& group, int slot, const std::vector<GroupPart>& parts, int root,
+                          GroupDeadline deadline, Failure& failure) noexcept {
+  guarded(failure, [&] { group.receive(slot, parts, root, deadline); });
+}
+
+inline void group_send(NcclGroup& group, const uint8_t* data, uint64_t bytes, GroupDeadline deadline,
+                       Failure& failure) noexcept {
+  guarded(failure, [&] { group.send(data, bytes, deadline); });
+}
+
+inline void group_params(NcclGroup& group, Device& device, const CoreConfig& config, int rank, int root,
+                         GroupDeadline deadline, Failure& failure) noexcept {
+  guarded(failure, [&] { group.params(device, config, rank, root, deadline); });
+}
+
+inline void group_barrier(NcclGroup& group, GroupDeadline deadline, Failure& failure) noexcept {
+  guarded(failure, [&] { group.barrier(deadline); });
+}
+
+inline void group_abort(NcclGroup& group, const std::string& reason) noexcept { group.abort(reason); }
+
+inline void group_end(NcclGroup& group) noexcept { group.end(); }
+
+inline void no_unique_id(const std::string&, uint8_t*, Failure& failure) noexcept {
+  record(failure, FailureKind::kGroupRefused, "this CUDA library was built without NCCL");
+}
+
+// A table whose first functions are the library's own.
 constexpr DeviceLibrary make(decltype(DeviceLibrary::cards) cards, decltype(DeviceLibrary::memory_plan) memory_plan,
-                             decltype(DeviceLibrary::open) open) {
+                             decltype(DeviceLibrary::open) open,
+                             decltype(NcclGroupTable::unique_id) unique_id = no_unique_id) {
   return {kDeviceLibraryVersion,
           sizeof(DeviceLibrary),
           device_library_layout(),
@@ -104,7 +166,9 @@ constexpr DeviceLibrary make(decltype(DeviceLibrary::cards) cards, decltype(Devi
           scramble,
           release_memory,
           resume_memory,
-          close_mappings};
+          close_mappings,
+          {unique_id, group_open, group_close, group_describe, group_library, group_connect, group_stage, group_staged,
+           group_receive, group_send, group_params, group_barrier, group_abort, group_end}};
 }
 
 }  // namespace refit::device_table

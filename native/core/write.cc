@@ -184,7 +184,8 @@ WriteOutcome nothing_written(const WriteJob& job, const char* error, int tensor 
 
 WriteOutcome Store::write(const WriteJob& job, Pool& pool) {
   for (const Rect& rect : job.rects) {
-    if (job.sources[job.tensors[rect.tensor].source].segment < 0) continue;
+    const Source& source = job.sources[job.tensors[rect.tensor].source];
+    if (source.segment < 0 && source.rank_data.empty()) continue;
     return nothing_written(
         job,
         "its memory is on a card, and this engine runs on the CPU: send the tensor from CPU memory, or "

@@ -24,13 +24,19 @@ struct Segment {
   size_t blocks() const { return fds.empty() ? fabric.size() / kHandleBytes : fds.size(); }
 };
 
-// A file (fd >= 0), memory, memory of a card, or memory that is opened for the write (segment >= 0).
+// A file (fd >= 0), memory, memory of a card, memory that is opened for the write (segment >= 0), or a copy of the same
+// bytes on each rank's card (rank_data).
 struct Source {
   int fd = -1;
   const uint8_t* data = nullptr;
   uint64_t bytes = 0;  // of memory; files are bounded by their own end
   int card = -1;       // the runtime ordinal of the card that `data` is on, for every rank to read; -1: host memory
   int segment = -1;    // in WriteJob.segments; offsets count from its first byte
+  std::vector<const uint8_t*> rank_data{};  // not empty: of each rank, `bytes` of memory of its own card
+
+  bool on_card() const { return card >= 0 || segment >= 0 || !rank_data.empty(); }
+  // Where rank's bytes begin, where the source is memory.
+  const uint8_t* of(int rank) const { return rank_data.empty() ? data : rank_data[static_cast<size_t>(rank)]; }
 };
 
 // A matrix with strides: rows of a file, a transposed or a stepped view.

@@ -130,6 +130,11 @@ void check_overlap(const std::vector<Rect>& rects, std::vector<size_t>& ids, con
 void check_write(const WriteJob& job, int ranks, const std::vector<Param>& params) {
   for (size_t i = 0; i < job.segments.size(); i++) check_segment(i, job.segments[i]);
   for (size_t i = 0; i < job.sources.size(); i++) {
+    const size_t staged = job.sources[i].rank_data.size();
+    if (staged != 0 && staged != static_cast<size_t>(ranks)) {
+      refuse("source " + std::to_string(i) + ": is staged on the cards of " + std::to_string(staged) +
+             " ranks, expected " + std::to_string(ranks) + ": its group is of another engine");
+    }
     if (job.sources[i].segment < static_cast<int>(job.segments.size())) continue;
     refuse("source " + std::to_string(i) + ": segment " + std::to_string(job.sources[i].segment) +
            " does not exist, there are " + std::to_string(job.segments.size()));

@@ -13,6 +13,9 @@
 #include "cuda/environment.h"
 #include "cuda/exchange.h"
 #include "cuda/forward.h"
+#include "cuda/group.h"
+#include "cuda/group_cuda.h"
+#include "cuda/group_words.h"
 #include "cuda/memory.h"
 #include "cuda/peers.h"
 #include "cuda/uuid.h"
@@ -61,6 +64,7 @@ struct CudaDevice::State {
   const CoreConfig config;
   CudaMemoryPlan plan;
   std::string description;
+  std::map<int, std::string> uuids;  // of the cards
   std::shared_ptr<Health> health = std::make_shared<Health>();
   uint32_t released = 0;  // MemoryTag bits
   std::vector<std::unique_ptr<Rank>> ranks;
@@ -104,6 +108,7 @@ void CudaDevice::State::start() {
     check(cudaGetDeviceProperties(&prop, card), "cudaGetDeviceProperties");
     check_capability("card " + std::to_string(card) + " (" + prop.name + ", " + uuid_text(prop.uuid) + ")", prop.major,
                      prop.minor);
+    uuids[card] = uuid_text(prop.uuid);
     kinds[std::string(prop.name) + " (sm_" + std::to_string(prop.major * 10 + prop.minor) + ")"]++;
   }
   for (const auto& [kind, count] : kinds) {
@@ -262,6 +267,28 @@ uint64_t CudaDevice::close_mappings(const std::string& name) {
   const auto closed = std::make_shared<uint64_t>(0);
   watchdog_->run([state = state_, name, closed] { *closed = state->store->close_mappings(name); });
   return *closed;
+}
+
+std::unique_ptr<NcclGroup> CudaDevice::nccl_group(const NcclGroupOptions& options) {
+  State& s = *state_;
+  std::vector<std::string> cards;
+  for (const auto& rank : s.ranks) cards.push_back(s.uuids.at(rank->device));
+  check_group_cards(cards, options);
+  GroupHost host;
+  host.ranks = s.config.ranks;
+  host.open = [state = state_](int rank) { return open_group_card(rank, state->ranks[rank]->device); };
+  host.params = [state = state_](int rank) {
+    state->demand(kTagWeights);
+    std::vector<GroupSpan> spans;
+    for (size_t id = 0; id < state->config.params.size(); id++) {
+      const Param& param = state->config.params[id];
+      spans.push_back({state->memory[rank]->param(static_cast<int>(id)),
+                       static_cast<uint64_t>(param.rows) * static_cast<uint64_t>(param.cols) * sizeof(bf16)});
+    }
+    return spans;
+  };
+  host.lose = [health = s.health](const std::string& message) { health->lose(message); };
+  return std::make_unique<CardGroup>(std::move(host), options);
 }
 
 uint64_t CudaDevice::State::release(uint32_t tags, bool keep_weights) {

@@ -26,6 +26,7 @@ class CudaDevice : public Device {
   uint64_t release_memory(uint32_t tags, bool keep_weights) override;
   bool resume_memory(uint32_t tags) override;
   uint64_t close_mappings(const std::string& name) override;
+  std::unique_ptr<NcclGroup> nccl_group(const NcclGroupOptions& options) override;
 
  private:
   struct State;

@@ -47,9 +47,10 @@ void set_access(CUdeviceptr base, uint64_t bytes, int device) {
 
 CUevent event_of(uint64_t event) { return reinterpret_cast<CUevent>(event); }
 
-// Two threads that open one handle in one context at the same time (ranks that share a card) may meet
-// CUDA_ERROR_ALREADY_MAPPED; one after the other they get the same address. The driver opens one at a time anyway: more
-// threads were no faster.
+// All that opens and closes what other processes share goes one after another, whatever the context: two threads that
+// open one handle in one context at the same time (ranks that share a card) may meet CUDA_ERROR_ALREADY_MAPPED, and
+// ranks of two cards that opened memory and events at the same time ended in a segmentation fault inside the driver
+// (580.159). The driver does one at a time anyway: more threads were no faster.
 std::mutex opening;
 
 }  // namespace
@@ -120,6 +121,7 @@ ipc::Mapping CardIpc::open_handle(const Segment& segment, bool visible) {
 }
 
 ipc::Mapping CardIpc::open_blocks(int device, const Segment& segment, bool visible) {
+  const std::lock_guard lock(opening);
   const uint64_t block = segment.block_bytes;
   const uint64_t bytes = block * segment.blocks();
   CUdeviceptr base = 0;
@@ -156,8 +158,8 @@ ipc::Mapping CardIpc::open_blocks(int device, const Segment& segment, bool visib
 
 void CardIpc::close(int rank, const ipc::Mapping& mapping) {
   const InContext current(contexts_[static_cast<size_t>(rank)]);
+  const std::lock_guard lock(opening);
   if (!mapping.blocks) {
-    const std::lock_guard lock(opening);
     return demand(driver().ipc_close(mapping.base), "cuIpcCloseMemHandle");
   }
   demand(driver().unmap(mapping.base, mapping.bytes), "cuMemUnmap");
@@ -170,6 +172,7 @@ uint64_t CardIpc::open_event(int rank, const uint8_t* bytes) {
   static_assert(sizeof handle == Segment::kHandleBytes);
   std::memcpy(&handle, bytes, sizeof handle);
   CUevent event = nullptr;
+  const std::lock_guard lock(opening);
   demand(driver().ipc_open_event(&event, handle), "cuIpcOpenEventHandle");
   return reinterpret_cast<uint64_t>(event);
 }
@@ -190,6 +193,7 @@ void CardIpc::wait_event(int rank, uint64_t event) {
 
 void CardIpc::close_event(int rank, uint64_t event) {
   const InContext current(contexts_[static_cast<size_t>(rank)]);
+  const std::lock_guard lock(opening);
   demand(driver().event_destroy(event_of(event)), "cuEventDestroy");
 }
 

@@ -1,7 +1,10 @@
 // The table that the addon finds in librefit_cuda.so.
+#include <algorithm>
+
 #include "core/device_table.h"
 #include "cuda/cards.h"
 #include "cuda/device.h"
+#include "cuda/group.h"
 #include "cuda/memory.h"
 
 namespace refit::cuda {
@@ -23,7 +26,14 @@ Device* open(const CoreConfig& config, Failure& failure) noexcept {
   return device;
 }
 
-constexpr DeviceLibrary kTable = device_table::make(cards, memory_plan, open);
+void unique_id(const std::string& library, uint8_t* id, Failure& failure) noexcept {
+  guarded(failure, [&] {
+    const std::vector<uint8_t> bytes = nccl_group_id(library);
+    std::copy(bytes.begin(), bytes.end(), id);
+  });
+}
+
+constexpr DeviceLibrary kTable = device_table::make(cards, memory_plan, open, unique_id);
 
 }  // namespace
 }  // namespace refit::cuda

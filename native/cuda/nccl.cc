@@ -119,7 +119,7 @@ void NcclComm::settle(int result, const char* doing) {
   if (result != kNcclSuccess && result != kNcclInProgress) fail(result, doing);
   if (grouped_) return;
   const Clock::time_point began = Clock::now();
-  for (int turn = 0;; turn++) {
+  for (;;) {
     ncclComm* const comm = comm_;
     if (comm == nullptr) throw NcclError(kNcclInProgress, who() + ", " + doing + ": the communicator was aborted");
     int state = kNcclInProgress;
@@ -135,10 +135,13 @@ void NcclComm::settle(int result, const char* doing) {
                                            " s; another rank has not come or cannot be reached (NCCL_DEBUG=INFO makes "
                                            "NCCL tell more)");
     }
-    if (turn < 64) {
+    // A launch is made by a thread of NCCL's in about 100 us: to sleep through it would cost more than it. A
+    // communicator takes its time.
+    const double passed = since(began);
+    if (passed < 0.5e-3) {
       std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      std::this_thread::sleep_for(std::chrono::microseconds(passed < 20e-3 ? 20 : 200));
     }
   }
 }

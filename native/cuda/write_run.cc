@@ -60,8 +60,8 @@ void WriteRun::plan_direct() {
     const Tensor& tensor = job_.tensors[rect.tensor];
     const Source& source = job_.sources[tensor.source];
     if (source.segment < 0)
-      direct_[rect.rank].push_back({rect.tensor, rect_copy(tensor, rect, params_.shapes[rect.param], source.data,
-                                                           params_.at(rect.rank, rect.param))});
+      direct_[rect.rank].push_back({rect.tensor, rect_copy(tensor, rect, params_.shapes[rect.param],
+                                                           source.of(rect.rank), params_.at(rect.rank, rect.param))});
     left_[rect.tensor]++;
     needed[rect.tensor] += static_cast<uint64_t>(rect.rows * rect.cols) * size_of(tensor.dtype);
   }
@@ -86,16 +86,15 @@ std::vector<uint8_t> WriteRun::find_near() {
   bool ask = false;
   for (size_t s = 0; s < near.size(); s++) {
     const Source& source = job_.sources[s];
-    const bool on_card = source.card >= 0 || source.segment >= 0;
-    near[s] = source.fd < 0 && (on_card || (source.data != nullptr && source.bytes > 0));
-    ask = ask || (near[s] != 0 && !on_card);
+    near[s] = source.fd < 0 && (source.on_card() || (source.data != nullptr && source.bytes > 0));
+    ask = ask || (near[s] != 0 && !source.on_card());
   }
   if (!ask) return near;
   std::mutex mutex;
   on_all(*params_.ranks, [&](Rank&) {
     for (size_t s = 0; s < near.size(); s++) {
       const Source& source = job_.sources[s];
-      if (source.fd >= 0 || source.card >= 0 || source.segment >= 0 || source.bytes == 0) continue;
+      if (source.fd >= 0 || source.on_card() || source.bytes == 0) continue;
       for (const uint8_t* at : {source.data, source.data + source.bytes - 1}) {
         cudaPointerAttributes attributes{};
         const cudaError_t failed = cudaPointerGetAttributes(&attributes, at);
@@ -268,7 +267,7 @@ bool WriteRun::run_direct(Rank& rank) {
     if (!going) break;
     copies.push_back(direct.copy);
     tensors.push_back(direct.tensor);
-    from_host = from_host || job_.sources[job_.tensors[direct.tensor].source].card < 0;
+    from_host = from_host || !job_.sources[job_.tensors[direct.tensor].source].on_card();
   }
   scatter(rank, copies, tensors, from_host);
   return going;

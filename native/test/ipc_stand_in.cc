@@ -14,6 +14,9 @@
 // - a fabric handle: as a memory handle, of at least `blockBytes`.
 // - an event handle: 64 bytes, a name as above. The event is done when the first int32 of the file is not 0; nothing is
 //   read before. It is opened at the start of the write: a file that is not there is a sender that has gone.
+// Process groups of NCCL (native/cuda/group.h) have host memory for cards. The library that they open is to be the one
+// of native/test/nccl_loop.cc, whose ranks are in this process: name it in REFIT_NCCL.
+//
 // Files must not be cut while a write runs (write the event's int32 in place): that would end the process.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -31,6 +34,9 @@
 #include "core/device_table.h"
 #include "core/fault.h"
 #include "core/pool.h"
+#include "cuda/group.h"
+#include "cuda/group_words.h"
+#include "test/loop_card.h"
 #include "transport/ipc_session.h"
 
 namespace refit {
@@ -244,10 +250,45 @@ class SharedWrite {
   ipc::Session session_;
 };
 
+// Each rank reads its own card's slot.
+WriteOutcome write_staged(Device& cpu, const WriteJob& job, int ranks) {
+  WriteOutcome out;
+  out.states.assign(job.tensors.size(), static_cast<uint8_t>(TensorState::kWritten));
+  std::vector<uint8_t> dirty(job.tensors.size());
+  for (int rank = 0; rank < ranks; rank++) {
+    WriteJob part = job;
+    for (Source& source : part.sources) {
+      if (source.rank_data.empty()) continue;
+      source.data = source.of(rank);
+      source.rank_data.clear();
+    }
+    std::erase_if(part.rects, [rank](const Rect& rect) { return rect.rank != rank; });
+    const WriteOutcome wrote = cpu.write(part);
+    for (size_t t = 0; t < wrote.states.size(); t++) {
+      if (wrote.states[t] != static_cast<uint8_t>(TensorState::kUntouched)) dirty[t] = 1;
+      if (wrote.states[t] != static_cast<uint8_t>(TensorState::kWritten)) out.states[t] = 0;
+    }
+    out.bytes += wrote.bytes;
+    if (out.error.empty()) {
+      out.error = wrote.error;
+      out.error_tensor = wrote.error_tensor;
+    }
+  }
+  for (size_t t = 0; t < dirty.size(); t++) {
+    if (out.states[t] == 0 && dirty[t] != 0) out.states[t] = static_cast<uint8_t>(TensorState::kPartial);
+  }
+  return out;
+}
+
+test::LoopCards& loop_cards() {
+  static auto* const instance = new test::LoopCards;
+  return *instance;
+}
+
 class StandIn : public Device {
  public:
   explicit StandIn(const CoreConfig& config)
-      : pool_(4), driver_(config.ranks), mappings_(driver_, pool_), ranks_(config.ranks) {
+      : config_(config), pool_(4), driver_(config.ranks), mappings_(driver_, pool_), ranks_(config.ranks) {
     CoreConfig cpu = config;
     cpu.device = "cpu";
     cpu_ = make_cpu_device(cpu);
@@ -261,6 +302,9 @@ class StandIn : public Device {
   const void* address(int rank, int param) const override { return cpu_->address(rank, param); }
   void step(const StepBatch& batch, StepResult& result) override { cpu_->step(batch, result); }
   WriteOutcome write(const WriteJob& job) override {
+    for (const Source& source : job.sources) {
+      if (!source.rank_data.empty()) return write_staged(*cpu_, job, ranks_);
+    }
     return job.segments.empty() ? cpu_->write(job) : SharedWrite(*cpu_, mappings_, job).run(ranks_);
   }
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) override {
@@ -275,8 +319,29 @@ class StandIn : public Device {
   }
   bool resume_memory(uint32_t tags) override { return cpu_->resume_memory(tags); }
   uint64_t close_mappings(const std::string& name) override { return mappings_.close(name); }
+  std::unique_ptr<NcclGroup> nccl_group(const NcclGroupOptions& options) override {
+    std::vector<std::string> uuids;
+    for (int rank = 0; rank < ranks_; rank++)
+      uuids.push_back(uuid_of(config_.cards.empty() ? rank : config_.cards[rank]));
+    cuda::check_group_cards(uuids, options);
+    cuda::GroupHost host;
+    host.ranks = ranks_;
+    host.open = [](int rank) { return std::make_unique<test::LoopCard>(rank, loop_cards()); };
+    host.params = [this](int rank) {
+      std::vector<cuda::GroupSpan> spans;
+      for (size_t id = 0; id < config_.params.size(); id++) {
+        const Param& param = config_.params[id];
+        spans.push_back({const_cast<void*>(address(rank, static_cast<int>(id))),
+                         static_cast<uint64_t>(param.rows * param.cols) * size_of(config_.dtype)});
+      }
+      return spans;
+    };
+    host.lose = [](const std::string&) {};
+    return std::make_unique<cuda::CardGroup>(std::move(host), options);
+  }
 
  private:
+  const CoreConfig config_;
   std::unique_ptr<Device> cpu_;
   Pool pool_;
   FileDriver driver_;
@@ -322,7 +387,14 @@ Device* open(const CoreConfig& config, Failure& failure) noexcept {
   return device;
 }
 
-constexpr DeviceLibrary kTable = device_table::make(cards, memory_plan, open);
+void unique_id(const std::string& library, uint8_t* id, Failure& failure) noexcept {
+  guarded(failure, [&] {
+    const std::vector<uint8_t> bytes = cuda::nccl_group_id(library);
+    std::copy(bytes.begin(), bytes.end(), id);
+  });
+}
+
+constexpr DeviceLibrary kTable = device_table::make(cards, memory_plan, open, unique_id);
 
 }  // namespace
 }  // namespace refit

@@ -14,9 +14,6 @@
 namespace refit::ipc {
 namespace {
 
-// Closing takes a lock in the driver for part of its time: more threads than this do not help.
-constexpr int64_t kClosers = 8;
-
 // Whether two descriptors are one open file, as duplicates are, also those taken from another process. Numbers tell
 // nothing: they are used again. 0 yes, above 0 no, below 0 the system does not say (old kernel, seccomp).
 long compare_files(int a, int b) {
@@ -119,11 +116,15 @@ uint64_t Mappings::close(std::vector<Open> open) {
     left_open_.clear();
     warning_.clear();
   }
-  std::atomic<size_t> next = 0;
+  // A thread for each rank: of one rank the driver closes one at a time anyway, and threads that hand its lock to each
+  // other are slower than one.
+  std::vector<std::vector<Open>> of_rank(ranks_.size());
+  for (const Open& one : open) of_rank[static_cast<size_t>(one.rank)].push_back(one);
+  std::erase_if(of_rank, [](const std::vector<Open>& its) { return its.empty(); });
   std::atomic<uint64_t> closed = 0;
-  pool.parallel_for(std::min<int64_t>(kClosers, static_cast<int64_t>(open.size())), [&](int64_t, int) {
-    for (size_t i = next++; i < open.size(); i = next++) {
-      if (shut(open[i])) closed++;
+  pool.parallel_for(static_cast<int64_t>(of_rank.size()), [&](int64_t index, int) {
+    for (const Open& one : of_rank[static_cast<size_t>(index)]) {
+      if (shut(one)) closed++;
     }
   });
   return closed;

@@ -16,7 +16,7 @@ namespace refit::ipc {
 
 class Mappings {
  public:
-  // Both outlive it. The pool's threads open and close.
+  // Both outlive it. The pool's threads close.
   Mappings(Driver& driver, Pool& pool) : driver(driver), pool(pool), ranks_(driver.ranks()) {}
   // Closes all.
   ~Mappings();
@@ -37,7 +37,7 @@ class Mappings {
     int rank = 0;
     Mapping mapping;
   };
-  // Closes these, spread over threads, and what could not be closed before; returns how many were closed.
+  // Closes these, the ranks at the same time, and what could not be closed before; returns how many were closed.
   uint64_t close(std::vector<Open> open);
   // Of the last close that failed; empty where all is closed.
   std::string warning() const;

@@ -22,13 +22,8 @@ Session::Session(Mappings& mappings, const WriteJob& job, Fail fail, const Sessi
       limits_(limits),
       deadline_(std::chrono::steady_clock::now() + std::chrono::milliseconds(job.event_timeout_ms)) {
   IpcPlan plan = plan_segments(job, mappings.driver.ranks());
-  for (const PlannedEvent& event : plan.events) {
-    tasks_.push_back({-1, events_.size()});
-    events_.push_back({event, 0, false});
-  }
-  events_left_ = events_.size();
+  for (const PlannedEvent& event : plan.events) events_.push_back({event, 0, false});
   ranks_.resize(plan.ranks.size());
-  size_t longest = 0;
   for (size_t r = 0; r < ranks_.size(); r++) {
     size_t missing = 0;
     ranks_[r].segments.reserve(plan.ranks[r].size());
@@ -40,16 +35,8 @@ Session::Session(Mappings& mappings, const WriteJob& job, Fail fail, const Sessi
       opened.plan = std::move(planned);
       ranks_[r].segments.push_back(std::move(opened));
     }
-    wait_for_all_ = wait_for_all_ && missing <= limits.few;
-    longest = std::max(longest, ranks_[r].segments.size());
+    wait_for_all_ = wait_for_all_ && (missing <= limits.few || plan.ranks.size() > 1);
   }
-  // Of all ranks in turn: each is to begin soon. Kept ones have a task too, which checks their bounds.
-  for (size_t i = 0; i < longest; i++) {
-    for (size_t r = 0; r < ranks_.size(); r++) {
-      if (i < ranks_[r].segments.size()) tasks_.push_back({static_cast<int>(r), i});
-    }
-  }
-  tasks_left_ = tasks_.size();
 }
 
 Session::~Session() {
@@ -59,35 +46,19 @@ Session::~Session() {
   }
 }
 
-bool Session::empty() const { return tasks_.empty(); }
-
-void Session::open() {
-  const int64_t threads = std::min(limits_.openers, static_cast<int64_t>(tasks_.size()));
-  try {
-    mappings_.pool.parallel_for(threads, [this](int64_t, int) {
-      for (size_t i = next_task_++; i < tasks_.size() && !stopped_; i = next_task_++) run(tasks_[i]);
-    });
-  } catch (const std::exception& e) {
-    fail(-1, e.what());
-  }
+bool Session::empty() const {
+  return events_.empty() &&
+         std::all_of(ranks_.begin(), ranks_.end(), [](const RankState& rank) { return rank.segments.empty(); });
 }
 
-void Session::run(const Task& task) {
-  const bool is_event = task.rank < 0;
-  if (is_event) {
-    open_event(events_[task.index]);
-  } else {
-    open_segment(task.rank, ranks_[static_cast<size_t>(task.rank)].segments[task.index]);
+void Session::open() {
+  for (Event& event : events_) {
+    if (stopped_) return;
+    open_event(event);
   }
-  if (stopped_) return;
   {
     const std::lock_guard lock(mutex_);
-    tasks_left_--;
-    if (is_event) {
-      events_left_--;
-    } else {
-      ranks_[static_cast<size_t>(task.rank)].segments[task.index].ready = true;
-    }
+    events_open_ = true;
   }
   wake_.notify_all();
 }
@@ -121,9 +92,10 @@ void Session::open_segment(int rank, Opened& segment) {
 }
 
 bool Session::begin(int rank) {
+  open_some(rank);
   {
     std::unique_lock lock(mutex_);
-    wake_.wait(lock, [this] { return stopped_ || events_left_ == 0; });
+    wake_.wait(lock, [this] { return stopped_ || events_open_; });
   }
   // All of them, also those of segments that other ranks read: what is refused here has changed nothing.
   auto look = kLook;
@@ -168,40 +140,41 @@ void Session::close_events() {
 }
 
 void Session::destroy_events() {
-  std::atomic<size_t> next_event = 0;
-  const int64_t threads = std::min(limits_.openers, static_cast<int64_t>(events_.size()));
-  mappings_.pool.parallel_for(threads, [&](int64_t, int) {
-    for (size_t i = next_event++; i < events_.size(); i = next_event++) {
-      Event& event = events_[i];
-      if (!event.open) continue;
-      event.open = false;
-      try {
-        mappings_.driver.close_event(event.plan.rank, event.id);
-      } catch (const std::exception& e) {
-        const std::lock_guard lock(mutex_);
-        warning_ = std::string("a CUDA event of a sender was not destroyed: ") + e.what();
-      }
+  for (Event& event : events_) {
+    if (!event.open) continue;
+    event.open = false;
+    try {
+      mappings_.driver.close_event(event.plan.rank, event.id);
+    } catch (const std::exception& e) {
+      warning_ = std::string("a CUDA event of a sender was not destroyed: ") + e.what();
     }
-  });
+  }
 }
 
-bool Session::ready(RankState& rank) const {
-  while (rank.prefix < rank.segments.size() && rank.segments[rank.prefix].ready) {
-    rank.waiting += rank.segments[rank.prefix++].plan.bytes;
-  }
-  if (wait_for_all_) return tasks_left_ == 0;
-  const uint64_t enough = rank.given == 0 ? limits_.batch_bytes / 4 : limits_.batch_bytes;
-  return rank.prefix == rank.segments.size() || (rank.prefix > rank.given && rank.waiting >= enough);
+// The next ones, up to a batch, or all.
+void Session::open_some(int rank) {
+  RankState& state = ranks_[static_cast<size_t>(rank)];
+  if (state.open == state.segments.size()) return;
+  const uint64_t enough = state.given == 0 ? limits_.batch_bytes / 4 : limits_.batch_bytes;
+  do {
+    open_segment(rank, state.segments[state.open]);
+    if (stopped_) return;
+    state.waiting += state.segments[state.open++].plan.bytes;
+  } while (state.open < state.segments.size() && (wait_for_all_ || state.waiting < enough));
 }
 
 bool Session::next(int rank, size_t& first, size_t& last) {
   RankState& state = ranks_[static_cast<size_t>(rank)];
-  std::unique_lock lock(mutex_);
-  wake_.wait(lock, [&] { return stopped_ || ready(state); });
+  if (stopped_) return false;
+  if (state.open == state.given) open_some(rank);
+  if (wait_for_all_ && state.given == 0) {
+    std::unique_lock lock(mutex_);
+    if (++ready_ == ranks_.size()) wake_.notify_all();
+    wake_.wait(lock, [&] { return stopped_ || ready_ == ranks_.size(); });
+  }
   if (stopped_ || state.given == state.segments.size()) return false;
   first = state.given;
-  last = state.prefix;
-  state.given = state.prefix;
+  last = state.given = state.open;
   state.waiting = 0;
   return true;
 }

@@ -1,10 +1,12 @@
 // The segments of one write, from opening to closing.
 //
-// Threads open segments in the order in which the ranks read them, while the ranks scatter what is open already. With
-// few segments nothing is scattered before all are open and checked, so that a refused handle changes nothing.
+// Each rank's thread opens its own, in the order in which it reads them, and launches what reads them in between: the
+// card copies while the next are opened. (Other threads that open meanwhile keep a rank out of the driver's lock: its
+// launches then come after the last of them.) With few segments, or several ranks, nothing is scattered before all
+// ranks have opened and checked all, so that a refused handle changes nothing.
 //
-// Threads: `open` on the write's thread (it brings the pool's), `begin` and `next` on the ranks', all at the same time;
-// `close` when all of those have returned and the cards have passed everything.
+// Threads: `open` on the write's thread, `begin` and `next` on the ranks', all at the same time; `close` when all of
+// those have returned and the cards have passed everything: closing waits for what a card is doing.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -20,9 +22,8 @@
 namespace refit::ipc {
 
 struct SessionLimits {
-  size_t few = 32;                   // segments to open on a rank, up to which the scatter waits for all
+  size_t few = 8;                    // segments to open on one rank, up to which the scatter waits for all
   uint64_t batch_bytes = 256 << 20;  // else it waits for this much: few launches, each large
-  int64_t openers = 8;               // threads
 };
 
 class Session {
@@ -38,12 +39,12 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   bool empty() const;
-  // Opens events and segments; returns when all are open or the write has failed. Never throws.
+  // Opens the events. Never throws.
   void open();
   // Returns when the senders' work is done and the rank's stream waits for its events; false: the write has failed.
   bool begin(int rank);
-  // The next segments that the rank is to read, [first, last) of segments(rank). Waits until some are open. False:
-  // there are no more, or the write has failed.
+  // Opens the next segments that the rank is to read, [first, last) of segments(rank). False: there are no more, or the
+  // write has failed.
   bool next(int rank, size_t& first, size_t& last);
   // Destroys the events once all ranks have begun: while they scatter. On the write's thread, after `open`.
   void close_events();
@@ -57,8 +58,7 @@ class Session {
   struct Opened {
     PlannedSegment plan;
     Mapping mapping;
-    bool ready = false;  // under the mutex
-    bool ours = false;   // opened by this write
+    bool ours = false;  // opened by this write
   };
   const std::vector<Opened>& segments(int rank) const { return ranks_[static_cast<size_t>(rank)].segments; }
   uint64_t opened() const { return opened_; }
@@ -66,27 +66,22 @@ class Session {
   const std::string& warning() const { return warning_; }
 
  private:
+  // Its rank's thread's alone, until `close`.
   struct RankState {
     std::vector<Opened> segments;
     size_t given = 0;      // to the rank
-    size_t prefix = 0;     // of the segments, all open
-    uint64_t waiting = 0;  // bytes of [given, prefix)
+    size_t open = 0;       // the first so many are
+    uint64_t waiting = 0;  // bytes of [given, open)
   };
   struct Event {
     PlannedEvent plan;
     uint64_t id = 0;
     bool open = false;
   };
-  struct Task {
-    int rank = -1;  // -1: an event
-    size_t index = 0;
-  };
-
   bool cancelled() const { return job_.cancel != nullptr && job_.cancel->load(std::memory_order_relaxed); }
-  void run(const Task& task);
   void open_event(Event& event);
   void open_segment(int rank, Opened& segment);
-  bool ready(RankState& rank) const;
+  void open_some(int rank);
   void destroy_events();
   void fail(int tensor, const std::string& message);
 
@@ -97,9 +92,7 @@ class Session {
   const std::chrono::steady_clock::time_point deadline_;
   std::vector<RankState> ranks_;
   std::vector<Event> events_;
-  std::vector<Task> tasks_;
   bool wait_for_all_ = true;
-  std::atomic<size_t> next_task_ = 0;
   std::atomic<uint64_t> opened_ = 0;
   uint64_t closed_ = 0;
   std::string warning_;
@@ -108,9 +101,9 @@ class Session {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::atomic<bool> stopped_ = false;
-  size_t tasks_left_ = 0;
-  size_t events_left_ = 0;
+  bool events_open_ = false;
   size_t begun_ = 0;  // ranks
+  size_t ready_ = 0;  // ranks that have opened all of theirs
 };
 
 }  // namespace refit::ipc

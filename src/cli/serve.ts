@@ -44,6 +44,10 @@ export async function serve (args: readonly string[]): Promise<void> {
     adminApiKey: config.adminApiKey ?? undefined,
     modelRoots: config.modelRoot.length > 0 ? [...config.modelRoot] : [root],
     weightLoaders,
+    bucketBytes: config.bucketBytes,
+    groupTimeoutMs: config.groupTimeout * 1000,
+    allowMasters: config.allowMaster,
+    ncclPath: config.ncclPath ?? undefined,
     uploadFolder: config.uploadFolder ?? undefined,
     uploadTimeoutMs: config.uploadTimeout * 1000,
     closeGraceMs: config.shutdownTimeout * 1000 + CLOSE_MS
@@ -103,6 +107,7 @@ function engineOptions (config: Config, log: Log): EngineOptions {
   return {
     servedModelName: config.servedModelName ?? config.model ?? undefined,
     weightVersion: config.weightVersion,
+    ...config.loadFrom === null ? {} : { loadFrom: { url: config.loadFrom, key: config.loadFromKey ?? undefined, timeoutMs: config.loadFromTimeout * 1000, ncclPath: config.ncclPath ?? undefined, log: line => log.info(line) } },
     device: config.device,
     baseGpuId: config.baseGpuId ?? undefined,
     dtype: config.dtype,

@@ -1,15 +1,13 @@
 import { OPTIONS } from '../config.ts'
-import type { Option } from './option.ts'
+import type { Option, OptionTable } from './option.ts'
+import { GATEWAY_OPTIONS } from './gateway-options.ts'
 import { flagName, variableName } from './option.ts'
 import { GROUPS, defaultText } from './help.ts'
 import { expected } from './parse-value.ts'
 
 /** The text of docs/configuration.md; `npm run docs` writes it and a test compares. */
 export function configurationPage (): string {
-  const sections = Object.entries(GROUPS).map(([group, title]) => {
-    const rows = Object.entries<Option>(OPTIONS).filter(([, option]) => option.group === group).map(([key, option]) => row(key, option))
-    return `## ${title}\n\n| flag | variable | takes | default | meaning |\n|---|---|---|---|---|\n${rows.join('\n')}\n`
-  })
+  const sections = Object.entries(GROUPS).filter(([group]) => group !== 'gateway').map(([group, title]) => `## ${title}\n\n${rows(OPTIONS, group)}`)
   return `# Configuration
 
 <!-- Written by "npm run docs" from src/config.ts: change it there. -->
@@ -25,6 +23,11 @@ A wrong type, a value out of range and an unknown flag or key stop the start wit
 The configuration in force is logged at start, keys as \`***\`.
 
 ${sections.join('\n')}
+## The gateway
+
+\`refit gateway\` ([gateway.md](gateway.md)) takes these, and of the server's options --host, --port (default 30080), --api-key, --admin-api-key, --insecure, --log-level and --config.
+
+${rows(GATEWAY_OPTIONS, 'gateway')}
 ## The model
 
 MODEL is a folder, or \`org/name\` as \`hf download org/name\` left it in the local Hugging Face cache: \`$HF_HUB_CACHE\`, else \`$HF_HOME/hub\`,
@@ -55,6 +58,11 @@ libraries that were found, and \`/server_info\` the UUIDs of those in use. How r
 | \`CUDA_VISIBLE_DEVICES\` | which cards there are, and in which order |
 | \`HF_HUB_CACHE\`, \`HF_HOME\`, \`XDG_CACHE_HOME\` | where the Hugging Face cache is |
 `
+}
+
+function rows (table: OptionTable, group: string): string {
+  const lines = Object.entries<Option>(table).filter(([, option]) => option.group === group).map(([key, option]) => row(key, option))
+  return `| flag | variable | takes | default | meaning |\n|---|---|---|---|---|\n${lines.join('\n')}\n`
 }
 
 function row (key: string, option: Option): string {

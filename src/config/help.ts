@@ -1,8 +1,9 @@
 import { OPTIONS } from '../config.ts'
-import type { Option } from './option.ts'
+import { GATEWAY_OPTIONS } from './gateway-options.ts'
+import type { Option, OptionTable } from './option.ts'
 import { flagName } from './option.ts'
 
-export const GROUPS = { model: 'Model', engine: 'Engine', server: 'Server' } as const
+export const GROUPS = { model: 'Model', engine: 'Engine', gateway: 'Engines', server: 'Server' } as const
 
 /** `--host HOST`, `--insecure`: the flag with the name of its value. */
 export function usage (key: string, option: Option): string {
@@ -21,16 +22,36 @@ export function serveHelp (width = 100): string {
   const lines = [
     'Usage: refit serve MODEL [options]', '',
     ...wrap('MODEL is a folder with config.json and safetensors files, or a name in the local Hugging Face cache.', '', width),
-    ...wrap('Every option is also an environment variable (--max-running-requests: REFIT_MAX_RUNNING_REQUESTS) and a key of the ' +
-      'JSON file that --config names. Flags come before variables, variables before the file.', '', width)
+    ...about(width)
   ]
+  return [...lines, ...sections(OPTIONS, width)].join('\n') + '\n'
+}
+
+/** The text of `refit gateway --help`. */
+export function gatewayHelp (width = 100): string {
+  const lines = [
+    'Usage: refit gateway --engine URL [--engine URL ...] [options]', '',
+    ...wrap('One address for many engines: requests are balanced over them, and what is about weights goes to all at once.', '', width),
+    ...about(width)
+  ]
+  return [...lines, ...sections(GATEWAY_OPTIONS, width)].join('\n') + '\n'
+}
+
+function about (width: number): string[] {
+  return wrap('Every option is also an environment variable (--log-level: REFIT_LOG_LEVEL) and a key of the ' +
+      'JSON file that --config names. Flags come before variables, variables before the file.', '', width)
+}
+
+function sections (table: OptionTable, width: number): string[] {
+  const lines: string[] = []
   for (const [group, title] of Object.entries(GROUPS)) {
+    if (!Object.values<Option>(table).some(option => option.group === group)) continue
     lines.push('', `${title}:`)
-    for (const [key, option] of Object.entries<Option>(OPTIONS)) {
+    for (const [key, option] of Object.entries<Option>(table)) {
       if (option.group === group && key !== 'model') lines.push(`  ${usage(key, option)}`, ...wrap(describe(option), '      ', width))
     }
   }
-  return lines.join('\n') + '\n'
+  return lines
 }
 
 function describe (option: Option): string {

@@ -1,7 +1,7 @@
 import { isIP } from 'node:net'
 import { OPTIONS } from '../config.ts'
 import type { Config, OptionKey } from '../config.ts'
-import type { Option } from './option.ts'
+import type { Option, OptionTable } from './option.ts'
 import type { Environment } from './parse-environment.ts'
 import { parseArguments } from './parse-arguments.ts'
 import { parseEnvironment } from './parse-environment.ts'
@@ -17,13 +17,17 @@ export interface LoadedConfig {
 
 /** Flags over environment over file over defaults. Throws RefitError CONFIG that names the flag, variable or key at fault. */
 export function loadConfig (args: readonly string[], environment: Environment): LoadedConfig {
-  const flags = parseArguments(args)
-  const { values: variables, warnings } = parseEnvironment(environment)
-  const path = flags.config ?? variables.config
-  const file = typeof path === 'string' ? readConfigFile(path) : {}
-  const sources: LoadedConfig['sources'] = {}
-  const merged = Object.fromEntries(Object.entries<Option>(OPTIONS).map(([name, option]) => {
-    const key = name as OptionKey
+  return loadOptions(OPTIONS, args, environment) as LoadedConfig
+}
+
+/** The same by the table of another command, which has the options of an address (`host`, `apiKey`, `adminApiKey`, `insecure`) too. */
+export function loadOptions (table: OptionTable, args: readonly string[], environment: Environment): { config: object, sources: Record<string, 'flag' | 'environment' | 'file'>, warnings: string[] } {
+  const flags = parseArguments(args, table)
+  const { values: variables, warnings } = parseEnvironment(environment, table)
+  const path = flags['config'] ?? variables['config']
+  const file = typeof path === 'string' ? readConfigFile(path, table) : {}
+  const sources: Record<string, 'flag' | 'environment' | 'file'> = {}
+  const config = Object.fromEntries(Object.entries<Option>(table).map(([key, option]) => {
     for (const [source, values] of [['flag', flags], ['environment', variables], ['file', file]] as const) {
       if (values[key] === undefined) continue
       sources[key] = source
@@ -31,8 +35,7 @@ export function loadConfig (args: readonly string[], environment: Environment): 
     }
     return [key, option.default]
   }))
-  const config = merged as Config
-  checkAddress(config)
+  checkAddress(config as unknown as Config)
   return { config, sources, warnings }
 }
 

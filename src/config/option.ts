@@ -6,7 +6,7 @@ export interface Option {
   help: string
   /** What happens while the value is null or the list empty. */
   unset?: string
-  group: 'model' | 'engine' | 'server'
+  group: 'model' | 'engine' | 'gateway' | 'server'
   /** Name of the value in `--help`. */
   value?: string
   /** Other spellings of the flag, without dashes. */
@@ -14,6 +14,8 @@ export interface Option {
   /** What a string must look like, in lower case, and the same in words. */
   pattern?: RegExp
   takes?: string
+  /** Between the entries of a list in a variable (default that of paths). */
+  separator?: string
   /** Accepted values of a choice. */
   choices?: readonly string[]
   /** Other spellings of values. */
@@ -35,6 +37,9 @@ type Base<O extends Option> =
 
 /** The type of an option's value in the loaded configuration. */
 export type OptionValue<O extends Option> = O['default'] extends null ? Base<O> | null : Base<O>
+
+/** The options of one command, by key. */
+export type OptionTable = Readonly<Record<string, Option>>
 
 /** `servedModelName` -> `served-model-name`: the flag without its dashes, and the key of the config file. */
 export function flagName (key: string): string {

@@ -1,6 +1,5 @@
 import { OPTIONS } from '../config.ts'
-import type { OptionKey } from '../config.ts'
-import type { Option } from './option.ts'
+import type { Option, OptionTable } from './option.ts'
 import type { Values } from './parse-arguments.ts'
 import { variableName } from './option.ts'
 import { parseText } from './parse-value.ts'
@@ -15,9 +14,9 @@ const OTHERS = ['REFIT_NATIVE', 'REFIT_CUDA', 'REFIT_CUDA_ARCHS', 'REFIT_CUDA_LI
  * Reads `REFIT_<FLAG>`; an empty variable counts as unset. A variable that is almost one of ours is only warned of, never refused:
  * Kubernetes sets REFIT_SERVICE_HOST and the like for a Service named refit.
  */
-export function parseEnvironment (environment: Environment): { values: Values, warnings: string[] } {
+export function parseEnvironment (environment: Environment, table: OptionTable = OPTIONS): { values: Values, warnings: string[] } {
   const values: Values = {}
-  const known = new Map(Object.entries<Option>(OPTIONS).map(([key, option]) => [variableName(key), { key: key as OptionKey, option }]))
+  const known = new Map(Object.entries<Option>(table).map(([key, option]) => [variableName(key), { key, option }]))
   const warnings: string[] = []
   for (const [name, text] of Object.entries(environment)) {
     if (!name.startsWith('REFIT_') || text === undefined || text === '') continue

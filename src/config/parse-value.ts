@@ -16,7 +16,7 @@ export function parseText (option: Option, text: string, where: string): Value {
       return checkValue(option, Number.isNaN(number) ? text : number, where)
     }
     case 'list':
-      return checkValue(option, text.split(delimiter).filter(part => part !== ''), where)
+      return checkValue(option, text.split(option.separator ?? delimiter).filter(part => part !== ''), where)
     default:
       return checkValue(option, text, where)
   }

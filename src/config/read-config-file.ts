@@ -1,24 +1,26 @@
 import { readFileSync } from 'node:fs'
 import { OPTIONS } from '../config.ts'
 import type { Values } from './parse-arguments.ts'
-import { FLAGS } from './parse-arguments.ts'
+import { flagsOf } from './parse-arguments.ts'
+import type { OptionTable } from './option.ts'
 import { checkValue } from './parse-value.ts'
 import { suggest } from './suggest.ts'
 import { RefitError } from '../errors.ts'
 
 /** Reads a JSON object whose keys are flag names without dashes in front (`_` for `-` is fine). */
-export function readConfigFile (path: string): Values {
+export function readConfigFile (path: string, table: OptionTable = OPTIONS): Values {
+  const flags = flagsOf(table)
   const values: Values = {}
   for (const [name, value] of Object.entries(readObject(path))) {
     const flag = name.replaceAll('_', '-')
-    const key = FLAGS.get(flag)
+    const key = flags.get(flag)
     if (key === undefined) {
-      const near = suggest(flag.toLowerCase(), FLAGS.keys())
+      const near = suggest(flag.toLowerCase(), flags.keys())
       throw new RefitError('CONFIG', `${path}: unknown key ${JSON.stringify(name)}${near === undefined ? '' : `; did you mean ${JSON.stringify(near)}?`}`, { param: name })
     }
     if (key === 'config') throw new RefitError('CONFIG', `${path}: a config file cannot name another one (key ${JSON.stringify(name)})`, { param: name })
     if (key in values) throw new RefitError('CONFIG', `${path}: ${JSON.stringify(name)} is another spelling of a key that is there already`, { param: name })
-    if (value !== null) values[key] = checkValue(OPTIONS[key], value, `${path}: ${name}`)
+    if (value !== null) values[key] = checkValue(table[key]!, value, `${path}: ${name}`)
   }
   return values
 }

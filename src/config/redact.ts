@@ -1,12 +1,11 @@
 import { OPTIONS } from '../config.ts'
-import type { Config, OptionKey } from '../config.ts'
-import type { Option } from './option.ts'
+import type { Option, OptionTable } from './option.ts'
 import { flagName } from './option.ts'
 
 /** The configuration as it may be logged: keyed by flag name, secrets as ***. */
-export function redact (config: Config): Record<string, unknown> {
-  return Object.fromEntries(Object.entries<Option>(OPTIONS).map(([key, option]) => {
-    const value = config[key as OptionKey]
+export function redact (config: object, table: OptionTable = OPTIONS): Record<string, unknown> {
+  return Object.fromEntries(Object.entries<Option>(table).map(([key, option]) => {
+    const value = (config as Record<string, unknown>)[key]
     return [flagName(key), option.secret === true && value !== null ? '***' : value]
   }))
 }

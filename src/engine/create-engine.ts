@@ -1,18 +1,23 @@
 import { basename, dirname, resolve } from 'node:path'
 import type { Architecture } from '../model/architecture.ts'
+import { describeModel } from '../model/describe-model.ts'
 import { buildModelTable } from '../model/model-table.ts'
 import { readArchitecture } from '../model/read-config.ts'
 import { native } from '../native.ts'
 // The one file of this folder that joins engine, weights and a source: the engine itself knows no way in.
-// eslint-disable-next-line @typescript-eslint/no-restricted-imports
+/* eslint-disable @typescript-eslint/no-restricted-imports */
+import { fillFromPeer } from '../groups/fill-from-peer.ts'
 import { openDiskSource } from '../sources/disk.ts'
+/* eslint-enable @typescript-eslint/no-restricted-imports */
 import type { WeightSource, WriteReport } from '../weights/source.ts'
 import { WeightStore } from '../weights/weight-store.ts'
 import { availableMemory } from './available-memory.ts'
 import type { EngineOptions } from './engine-options.ts'
+import type { HeldWeights } from './held-weights.ts'
 import { LocalEngine } from './local-engine.ts'
 import type { StartData } from './messages.ts'
 import { planCore } from './plan-core.ts'
+import type { EngineInfo } from './rollout-engine.ts'
 import { SchedulerClient } from './scheduler-client.ts'
 
 export type { EngineOptions } from './engine-options.ts'
@@ -20,6 +25,7 @@ export type { EngineOptions } from './engine-options.ts'
 /** Loads the model of a folder (config.json and safetensors files) and starts an engine for it. `close` it to end its threads. */
 export async function createEngine (modelPath: string, options: EngineOptions = {}): Promise<LocalEngine> {
   const arch = await readArchitecture(modelPath)
+  if (options.loadFrom !== undefined) return await start(modelPath, arch, null, options)
   const source = await openDiskSource(modelPath, { roots: options.modelRoots ?? ownRoots(modelPath) })
   try {
     return await start(modelPath, arch, source, options)
@@ -28,7 +34,8 @@ export async function createEngine (modelPath: string, options: EngineOptions = 
   }
 }
 
-async function start (modelPath: string, arch: Architecture, source: WeightSource, options: EngineOptions): Promise<LocalEngine> {
+/** Without a source: from the engine of `loadFrom`. */
+async function start (modelPath: string, arch: Architecture, source: WeightSource | null, options: EngineOptions): Promise<LocalEngine> {
   const { servedModelName = modelPath, weightVersion = 'default', maxQueuedRequests = 4096 } = options
   const table = buildModelTable(arch, options.tp ?? 1)
   // Loaded here first: were the worker the only one to hold it, it would be unloaded under living threads when the worker ends.
@@ -65,9 +72,8 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
       onHost: config.device === 'cpu',
       ...deadlineMs === undefined ? {} : { deadlineMs }
     })
-    const loadReport = await load(store, source, options.onProgress)
     const native = addon.coreInfo(core)
-    return new LocalEngine({
+    const info: EngineInfo = {
       modelPath,
       servedModelName,
       architecture: arch.name,
@@ -87,7 +93,12 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
       weightsCpuBackup: options.enableWeightsCpuBackup ?? false,
       maxRunningRequests,
       maxQueuedRequests
-    }, scheduler, store, loadReport)
+    }
+    const held: HeldWeights = { store, model: describeModel(arch), device: config.device }
+    const loadReport = source === null
+      ? (await fillFromPeer({ ...held, info }, { timeoutMs: deadlineMs, onProgress: options.onProgress, ...options.loadFrom! })).report
+      : await load(store, source, options.onProgress)
+    return new LocalEngine(info, scheduler, store, loadReport, held)
   } catch (error) {
     await scheduler.close()
     throw error

@@ -1,6 +1,8 @@
 import type {
   EngineInfo, EngineStats, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, TensorChecksum, TokenEvent, UpdateOptions, WeightState, WeightUpdate
 } from './rollout-engine.ts'
+import type { GroupHost } from './group-host.ts'
+import type { HeldWeights } from './held-weights.ts'
 import type { SchedulerClient } from './scheduler-client.ts'
 import type { WeightCoverage, WeightTransactions } from './weight-transactions.ts'
 import type { MappingCounts } from '../weights/mappings.ts'
@@ -24,6 +26,9 @@ export interface WeightKeeper {
   release: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
   resume: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
   readonly mappings: { readonly counts: MappingCounts }
+  readonly addon: GroupHost['native']
+  readonly core: number
+  standStill: GroupHost['standStill']
   closeMappings: (name: string) => Promise<void>
   close: () => Promise<void>
 }
@@ -36,8 +41,12 @@ export class LocalEngine implements RolloutEngine {
   readonly #scheduler: SchedulerClient
   readonly #weights: WeightKeeper
 
-  constructor (info: EngineInfo, scheduler: SchedulerClient, weights: WeightKeeper, loadReport: WriteReport) {
+  /** Its weights, for engines that fill themselves from it. */
+  readonly held?: HeldWeights
+
+  constructor (info: EngineInfo, scheduler: SchedulerClient, weights: WeightKeeper, loadReport: WriteReport, held?: HeldWeights) {
     this.info = info
+    if (held !== undefined) this.held = held
     this.#scheduler = scheduler
     this.#weights = weights
     this.loadReport = loadReport
@@ -135,6 +144,11 @@ export class LocalEngine implements RolloutEngine {
 
   async closeMappings (name: string): Promise<void> {
     await this.#weights.closeMappings(name)
+  }
+
+  get groupHost (): GroupHost {
+    const { addon, core } = this.#weights
+    return { native: addon, core, device: this.info.device === 'cuda' ? 'cuda' : 'cpu', ranks: this.info.ranks, standStill: async (run, deadlineMs) => await this.#weights.standStill(run, deadlineMs) }
   }
 
   async scrambleWeights (): Promise<void> {

@@ -27,7 +27,7 @@ export type ToWorker =
   | { type: 'resume', call: number }
   | { type: 'flush', call: number }
   | { type: 'cancelFlush', call: number }
-  | { type: 'shut', call: number, abort: boolean }
+  | { type: 'shut', call: number, abort: boolean, inPlace: boolean }
   | { type: 'cancelShut', call: number }
   | { type: 'open', call: number } & GateOpening
   | { type: 'relabel', version: string }

@@ -1,4 +1,6 @@
 import type { MemoryTag } from '../native.ts'
+import type { GroupHost } from './group-host.ts'
+import type { HeldWeights } from './held-weights.ts'
 import type { MappingCounts } from '../weights/mappings.ts'
 import type { WeightSource, WriteReport } from '../weights/source.ts'
 import type { WeightCoverage, WeightTransactions } from './weight-transactions.ts'
@@ -218,7 +220,7 @@ export interface RolloutEngine {
   /** Drops the prefix cache. False, and nothing done, unless the engine is or becomes idle within `timeoutMs`. */
   flushCache: (timeoutMs?: number) => Promise<boolean>
   /** Moves the label alone. In a trainer's scope it waits for the end (false); TRANSACTION_OPEN in a transaction. */
-  setWeightVersion: (version: string) => boolean
+  setWeightVersion: (version: string) => boolean | Promise<boolean>
   update: (options?: UpdateOptions) => Promise<WeightUpdate>
   /**
    * Gives memory back to the system; addresses stay. Waits for running requests as an update does; while paused (not in place, where
@@ -239,6 +241,10 @@ export interface RolloutEngine {
   readonly mappings?: Readonly<MappingCounts>
   /** Closes what a write kept open under the name (`CudaSegment.keep` of src/native.ts), in its turn among the updates. */
   closeMappings?: (name: string) => Promise<void>
+  /** Of engines in this process: what process groups need of it. */
+  readonly groupHost?: GroupHost
+  /** Of engines in this process: the weights that it can send to other engines. */
+  readonly held?: HeldWeights
   /** Fills all weights with noise and declares them torn: what is not written afterwards is found. */
   scrambleWeights: () => Promise<void>
   close: () => Promise<void>

@@ -133,8 +133,8 @@ export class SchedulerClient implements GateKeeper {
     return await this.#call({ type: 'flush' }, { type: 'cancelFlush', afterMs: timeoutMs })
   }
 
-  async shut ({ abort, deadlineMs, signal }: { abort: boolean, deadlineMs: number, signal?: AbortSignal }): Promise<Gate> {
-    const done = await this.#call({ type: 'shut', abort }, { type: 'cancelShut', afterMs: deadlineMs, ...signal === undefined ? {} : { signal } })
+  async shut ({ abort, inPlace = false, deadlineMs, signal }: Parameters<GateKeeper['shut']>[0]): Promise<Gate> {
+    const done = await this.#call({ type: 'shut', abort, inPlace }, { type: 'cancelShut', afterMs: deadlineMs, ...signal === undefined ? {} : { signal } })
     if (!done && signal?.aborted === true) throw new RefitError('CONFLICT', 'the update was given up before running requests were finished')
     if (!done) throw new RefitError('DEADLINE', `running requests were not finished within ${Math.round(deadlineMs)} ms`)
     let shut = true

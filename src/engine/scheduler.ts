@@ -23,7 +23,7 @@ export class Scheduler {
   #paused: PauseMode | null = null
   #gateShut = false
   /** Calls that wait for the gate, and for an idle moment to flush. */
-  readonly #shuts: number[] = []
+  readonly #shuts: { call: number, inPlace: boolean }[] = []
   #flushes: number[] = []
 
   constructor (options: SchedulerOptions) {
@@ -108,18 +108,18 @@ export class Scheduler {
 
   /**
    * Shuts the gate: replies true once no step runs until `open`. Paused or asleep, that is now. Else no request is begun that has
-   * not run yet, and running ones (retracted ones too) are finished first. `abort` ends all requests, waiting ones too. Further
-   * calls wait for `open`, in order.
+   * not run yet, and running ones (retracted ones too) are finished first. `abort` ends all requests, waiting ones too; with `inPlace`
+   * they stay as they are, for a caller that changes nothing. Further calls wait for `open`, in order.
    */
-  shut (call: number, abort: boolean): void {
+  shut (call: number, abort: boolean, inPlace = false): void {
     if (abort) this.abortAll()
-    this.#shuts.push(call)
+    this.#shuts.push({ call, inPlace })
     this.#settle()
   }
 
   /** Replies false and goes on as before, unless the gate is shut for this call already. */
   cancelShut (call: number): void {
-    const at = this.#shuts.indexOf(call)
+    const at = this.#shuts.findIndex(shut => shut.call === call)
     if (at < 0) return
     this.#shuts.splice(at, 1)
     this.#options.sink.reply(call, false)
@@ -181,9 +181,9 @@ export class Scheduler {
       for (const seq of this.#batcher.all()) this.#batcher.fail(seq, 'ENGINE_TORN', this.#torn)
     }
     const { running, startedWaiting } = this.#batcher
-    if (this.#shuts.length > 0 && !this.#gateShut && (stands || running.length + startedWaiting === 0)) {
+    if (this.#shuts.length > 0 && !this.#gateShut && (stands || this.#shuts[0]!.inPlace || running.length + startedWaiting === 0)) {
       this.#gateShut = true
-      this.#options.sink.reply(this.#shuts.shift()!, true)
+      this.#options.sink.reply(this.#shuts.shift()!.call, true)
     }
     if (this.#flushes.length > 0 && this.#batcher.idle) {
       this.#batcher.flush()

@@ -2,6 +2,8 @@
 export interface TransactionOptions {
   /** Names without which it cannot be committed; "all": every tensor of the model. Left out: none is demanded. */
   expected?: readonly string[] | 'all'
+  /** Drawn if left out. One for the same transaction on several engines makes it one for whoever writes. */
+  id?: string
   /** Who opens it, in words. Opening again under the same words gives up the one that is open. */
   owner: string
   /** The label of the new weights; it moves when the transaction is committed. */
@@ -63,7 +65,7 @@ export interface WeightTransactions {
    */
   open: (options: TransactionOptions) => Promise<TransactionStatus>
   /** Also of those that ended lately. NOT_FOUND for an id that is none of them. */
-  status: (id: string) => TransactionStatus
+  status: (id: string) => TransactionStatus | Promise<TransactionStatus>
   /**
    * An update that belongs to it (null: to the scope that is open) failed before its tensors were known. What it would have brought is
    * owed: it can be committed only with all expected tensors; where none are, with all of the model.

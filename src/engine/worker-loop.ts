@@ -97,7 +97,7 @@ export class WorkerLoop {
       }
       case 'flush': return scheduler.flush(message.call)
       case 'cancelFlush': return scheduler.cancelFlush(message.call)
-      case 'shut': return scheduler.shut(message.call, message.abort)
+      case 'shut': return scheduler.shut(message.call, message.abort, message.inPlace)
       case 'cancelShut': return scheduler.cancelShut(message.call)
       case 'open': {
         scheduler.open(message)

@@ -17,13 +17,15 @@ export interface ApplyOptions {
   check?: (report: WriteReport) => void
   /** Answer although other tensors than these are torn: a bucket of many. */
   allowTorn?: boolean
+  /** What the message of a failure begins with; default SGLang's for disk and tensors. */
+  failed?: string
 }
 
 /**
  * Writes all of a source as one update, closes it, and moves the label. In a transaction (the one that the fields name, or the trainer's scope
  * that is open) label and caches wait for its end, and the report names it.
  */
-export async function applySource (engine: RolloutEngine, source: WeightSource, fields: UpdateFields, { check, allowTorn = false }: ApplyOptions = {}): Promise<WriteReport> {
+export async function applySource (engine: RolloutEngine, source: WeightSource, fields: UpdateFields, { check, allowTorn = false, failed = 'Failed to update weights: ' }: ApplyOptions = {}): Promise<WriteReport> {
   try {
     const update = await engine.update({ abortAllRequests: fields.abort_all_requests ?? false, ...fields.transaction == null ? {} : { transaction: fields.transaction } })
     try {
@@ -33,11 +35,22 @@ export async function applySource (engine: RolloutEngine, source: WeightSource, 
       return report
     } catch (error) {
       await update.abort(error instanceof Error ? error.message : String(error))
-      throw prefixed('Failed to update weights: ', error)
+      throw prefixed(failed, error)
     }
   } finally {
     await source.close()
   }
+}
+
+/** Throws what an update with these fields would be told at once: that its transaction has ended, or that somebody else's is open. */
+export async function demandTurn (engine: RolloutEngine, { transaction }: UpdateFields): Promise<void> {
+  if (transaction != null) {
+    const part = await engine.update({ transaction })
+    return await part.abort('it only asked')
+  }
+  const { current } = engine.transactions
+  if (current === null || current.scope) return
+  throw new RefitError('TRANSACTION_OPEN', `the weight transaction of ${current.owner} is open, for ${Math.ceil(current.secondsLeft ?? 0)} s more at most: its owner commits or aborts it. Nothing has changed`)
 }
 
 /** Opens what an update is to bring. In a transaction a failure is owed: nobody knows what it would have brought. */

@@ -1,8 +1,10 @@
+import { isAscii } from 'node:buffer'
 import type { IncomingMessage } from 'node:http'
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
 import { sendContinue } from './expect-continue.ts'
 import { BODY_LIMIT } from './limits.ts'
+import { parseJsonText } from './parse-json.ts'
 import { BYTES, uploadType } from './upload-types.ts'
 
 /**
@@ -10,10 +12,10 @@ import { BYTES, uploadType } from './upload-types.ts'
  * trainers send. Bodies without a content type are read as JSON; other types are refused before they are read.
  */
 export function installBodyParsers (app: FastifyInstance): void {
-  const options = { parseAs: 'string', bodyLimit: BODY_LIMIT } as const
+  const options = { parseAs: 'buffer', bodyLimit: BODY_LIMIT } as const
   app.removeAllContentTypeParsers()
   for (const type of ['application/json', '*']) {
-    app.addContentTypeParser(type, options, async (_request: FastifyRequest, body: string) => parseJson(body))
+    app.addContentTypeParser(type, options, async (_request: FastifyRequest, body: Buffer) => parseJson(toText(body)))
   }
   // Routes that take uploads read them from the raw request, when they are ready for them; nobody else is sent one. For forms they have a parser.
   app.addContentTypeParser(BYTES, (_request, _payload, done) => { done(null) })
@@ -29,17 +31,22 @@ export function installBodyParsers (app: FastifyInstance): void {
   })
 }
 
+/** UTF-8, of which handles by the megabyte are ASCII: that is copied, not decoded. */
+function toText (body: Buffer): string {
+  return isAscii(body) ? body.toString('latin1') : body.toString('utf8')
+}
+
 /** JSON text, empty meaning `{}`. A key that would reach a prototype is refused, not dropped. */
 export function parseJson (text: string): unknown {
   if (text.trim() === '') return {}
   let value: unknown
   try {
-    value = JSON.parse(text)
+    value = parseJsonText(text)
   } catch (error) {
     const hint = /[:[,]\s*(NaN|-?Infinity)\b/.test(text) ? '; NaN and Infinity are no JSON, send null' : ''
     throw new RefitError('INVALID_REQUEST', `the body is not valid JSON (${(error as Error).message.slice(0, 200)}${hint})`)
   }
-  if (/__proto__|\\u/.test(text)) refusePrototypeKeys(value)
+  if (text.includes('__proto__') || text.includes('\\u')) refusePrototypeKeys(value)
   return value
 }
 

@@ -2,11 +2,15 @@ import type { FastifyPluginAsyncTypebox } from '@fastify/type-provider-typebox'
 import type { RolloutEngine } from '../engine/rollout-engine.ts'
 import type { Metrics } from '../metrics.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
+import type { SendGroups } from '../groups/send-groups.ts'
+import type { WeightGroups } from '../groups/weight-groups.ts'
+import type { DistributedReceiver } from '../sources/distributed.ts'
 import type { KeptTensors } from '../sources/kept-tensors.ts'
 import type { TensorReceiver } from '../sources/tensor-receiver.ts'
 import type { UploadReceiver } from '../sources/upload-receiver.ts'
 import type { WeightSource } from '../weights/source.ts'
 import type { LiveRequests } from './live-requests.ts'
+import type { LoadedFrom } from './loaded-from.ts'
 
 /** What the routes of one plugin instance share. */
 export interface RouteContext {
@@ -23,10 +27,14 @@ export interface RouteContext {
   tensors: Pick<TensorReceiver, 'open' | 'discard'>
   /** What they ask to keep between requests. */
   kept: KeptTensors
+  /** Process groups that trainers broadcast through, and what they announce to broadcast. */
+  groups: WeightGroups
+  distributed: DistributedReceiver
+  /** Groups in which this engine's weights go to others; null where it holds none in this process. */
+  sending: SendGroups | null
   /** Takes what trainers send. */
   uploads: UploadReceiver
-  /** Where the weights came from last; SGLang's clients read it back. */
-  loaded: { modelPath: string, loadFormat: string }
+  loaded: LoadedFrom
   /** Of the program, for `/server_info`. */
   version: string
   /** Seconds since the epoch at which the server began. */

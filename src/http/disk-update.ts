@@ -33,7 +33,7 @@ export async function updateFromDisk (context: RouteContext, body: DiskUpdateBod
     }
     const source = await openedFor(context.engine, body, async () => await context.openCheckpoint(body.model_path)).catch(error => { throw prefixed('Failed to get weights iterator: ', error) })
     const report = await applySource(context.engine, source, body, { check: report => { demandWeights(body.model_path, report) } })
-    context.loaded = { modelPath: body.model_path, loadFormat: body.load_format ?? context.loaded.loadFormat }
+    context.loaded.update(body.model_path, body.load_format ?? null, report.transaction)
     return { message: `Succeeded to update model weights.${labelText(body.weight_version, report)}`, report }
   })
 }

@@ -44,7 +44,7 @@ export function refusalBody (dialect: ErrorDialect, refusal: Refusal): Record<st
     return { error: { message, type, param, code } }
   }
   // SGLang's whole body for these two.
-  if (status === 401 || status === 403) return { error: status === 401 ? 'Unauthorized' : 'Forbidden' }
+  if (code === 'UNAUTHORIZED' || code === 'FORBIDDEN') return { error: status === 401 ? 'Unauthorized' : 'Forbidden' }
   if (dialect === 'lora') return { rid: null, http_worker_ipc: null, success: false, error_message: message, loaded_adapters: null, error: { message, code } }
   if (dialect === 'weights') return { success: false, message, error: { message, code } }
   return { object: 'error', message, type: STATUS_CODES[status] ?? String(status), param, code: status, error: { message, code } }

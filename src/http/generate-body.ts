@@ -29,6 +29,7 @@ export const GenerateBody = Type.Object({
   return_raw_logprobs: nullable(Type.Boolean(), 'Logprobs before temperature, penalties and bias instead of after.'),
   return_prompt_token_ids: nullable(Type.Boolean(), 'Send the prompt\'s ids back.'),
   stream: nullable(Type.Boolean(), 'Server-sent events, each with everything so far.'),
+  stream_deltas: nullable(Type.Boolean(), 'refit\'s own: each event of a stream has only what is new in it (`output_ids`, `text`, lists of logprobs), not everything so far.'),
   extra_key: nullable(Type.Union([Type.String(), Type.Array(Type.String())]), 'Keeps prefix-cache entries of different keys apart.'),
   input_embeds: refused('embeddings as input'),
   image_data: refused('images'),
@@ -69,6 +70,7 @@ export interface GeneratePlan {
   /** Answered by an object, not a list. */
   single: boolean
   stream: boolean
+  deltas: boolean
   streamInterval: number
 }
 
@@ -108,7 +110,7 @@ export function planGenerate (body: GenerateBody, context: RouteContext): Genera
     texts: body.return_text_in_logprobs ?? false,
     promptIds: body.return_prompt_token_ids ?? false
   }))
-  return { samples, outputs, single: !batch && n === 1, stream: body.stream ?? false, streamInterval: samplings[0]!.streamInterval }
+  return { samples, outputs, single: !batch && n === 1, stream: body.stream ?? false, deltas: body.stream_deltas ?? false, streamInterval: samplings[0]!.streamInterval }
 }
 
 function readPrompts (body: GenerateBody, { engine, tokenizer }: RouteContext): { prompts: Int32Array[], batch: boolean } {

@@ -16,11 +16,16 @@ export interface OutputOptions {
 /** [logprob, token id, text or null]; JSON has no -Infinity, so a banned token's logprob is null. */
 type WireLogprob = [number | null, number, string | null]
 
-/** One sample as `/generate` answers it; while it runs, all of it so far. */
-export function sglangOutput (sample: Sample, options: OutputOptions): Record<string, unknown> {
+/** What earlier events have shown of a sample: tokens, characters, and whether logprobs of the prompt. */
+export interface Shown { tokens: number, text: number, input: boolean }
+
+export const NOTHING_SHOWN: Shown = { tokens: 0, text: 0, input: false }
+
+/** One sample as `/generate` answers it: all of it so far, but for what was shown. */
+export function sglangOutput (sample: Sample, options: OutputOptions, shown = NOTHING_SHOWN): Record<string, unknown> {
   return {
-    ...options.tokenizer === null ? {} : { text: sample.text },
-    output_ids: sample.tokens.slice(),
+    ...options.tokenizer === null ? {} : { text: sample.text.slice(shown.text) },
+    output_ids: sample.tokens.slice(shown.tokens),
     ...options.promptIds ? { prompt_token_ids: Array.from(sample.promptIds) } : {},
     meta_info: {
       id: sample.rid,
@@ -29,7 +34,7 @@ export function sglangOutput (sample: Sample, options: OutputOptions): Record<st
       weight_version: sample.weightVersion,
       weight_versions: sample.spans.map(span => ({ ...span })),
       num_retractions: sample.retractions,
-      ...options.logprobs ? logprobs(sample, options) : {},
+      ...options.logprobs ? logprobs(sample, options, shown) : {},
       reasoning_tokens: 0,
       completion_tokens: sample.tokens.length,
       cached_tokens: sample.cachedTokens,
@@ -43,15 +48,16 @@ function finishReason (finish: FinishReason | null): unknown {
   return finish?.type === 'abort' ? { ...finish, status_code: null, err_type: null } : finish
 }
 
-function logprobs (sample: Sample, { tokenizer, top, ids, texts }: OutputOptions): Record<string, unknown> {
+function logprobs (sample: Sample, { tokenizer, top, ids, texts }: OutputOptions, shown: Shown): Record<string, unknown> {
+  const input = shown.input ? null : sample.input
   const text = (id: number): string | null => texts && tokenizer !== null ? tokenizer.idToText(id) : null
   const wire = ([logprob, id]: readonly [number | null, number]): WireLogprob => [logprob, id, text(id)]
   const rows = (list: (Scored[] | null)[] = []): unknown[] => list.map(row => row === null ? null : row.map(wire))
   return {
-    input_token_logprobs: sample.input?.logprobs.map(wire) ?? [],
-    output_token_logprobs: sample.logprobs.map(wire),
+    input_token_logprobs: input?.logprobs.map(wire) ?? [],
+    output_token_logprobs: sample.logprobs.slice(shown.tokens).map(wire),
     output_token_logprobs_length: sample.logprobs.length,
-    ...top ? { input_top_logprobs: rows(sample.input?.top), output_top_logprobs: rows(sample.top) } : {},
-    ...ids ? { input_token_ids_logprobs: rows(sample.input?.ids), output_token_ids_logprobs: rows(sample.ids) } : {}
+    ...top ? { input_top_logprobs: rows(input?.top), output_top_logprobs: rows(sample.top.slice(shown.tokens)) } : {},
+    ...ids ? { input_token_ids_logprobs: rows(input?.ids), output_token_ids_logprobs: rows(sample.ids.slice(shown.tokens)) } : {}
   }
 }

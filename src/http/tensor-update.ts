@@ -47,13 +47,16 @@ async function write ({ engine, tensors, kept }: RouteContext, body: TensorUpdat
     throw new RefitError('INVALID_REQUEST', 'kept: it stands in place of serialized_named_tensors and keep', { param: 'kept' })
   }
   if (entries === undefined) throw new RefitError('INVALID_REQUEST', 'serialized_named_tensors: is required', { param: 'serialized_named_tensors' })
+  const began = performance.now()
   const source = await openedFor(engine, body, async () => await tensors.open({ entries, loadFormat }))
-  return body.keep == null ? await apply(source) : await kept.keep(body.keep, source, apply)
+  const decode = performance.now() - began
+  const report = body.keep == null ? await apply(source) : await kept.keep(body.keep, source, apply)
+  return { ...report, ms: { decode, ...report.ms } }
 }
 
 /** What makes two calls the same update: handles are made anew for every request, so that equal texts are a client's retry. */
-export function tensorIdentity ({ serialized_named_tensors: entries = [], load_format: format = null, weight_version: version = null, flush_cache: flush = true, abort_all_requests: abort = false, keep = null }: TensorUpdateBody): string {
-  return `${JSON.stringify([format, version, flush, abort, keep])}\n${entries.join('\n')}`
+export function tensorIdentity ({ serialized_named_tensors: entries = [], load_format: format = null, weight_version: version = null, flush_cache: flush = true, abort_all_requests: abort = false, keep = null }: TensorUpdateBody): string[] {
+  return [JSON.stringify([format, version, flush, abort, keep]), ...entries]
 }
 
 /** The texts of a body that is not what it should be, for what they share to be given back. */

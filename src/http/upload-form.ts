@@ -1,6 +1,7 @@
 import type { Multipart, MultipartFile } from '@fastify/multipart'
 import type { FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
+import { isOurs } from './upload-pump.ts'
 import type { PumpOptions } from './upload-pump.ts'
 import { watchBody } from './upload-watch.ts'
 
@@ -24,7 +25,7 @@ export interface FormFile {
   end: () => Promise<void>
 }
 
-export interface FormOptions extends Pick<PumpOptions, 'stallMs' | 'broke' | 'signal'> {
+export interface FormOptions extends Pick<PumpOptions, 'stallMs' | 'broke' | 'signal' | 'spent'> {
   field: (name: string, value: unknown) => void
   file: (name: string) => FormFile
 }
@@ -33,7 +34,7 @@ export interface FormOptions extends Pick<PumpOptions, 'stallMs' | 'broke' | 'si
  * Reads a multipart/form-data body: fields and files, in their order, each when the one before it has ended. Rejects with what they throw,
  * BODY_BROKEN, BODY_STALLED or BODY_TOO_LARGE; then nothing of it is on its way any more.
  */
-export async function readForm (request: FastifyRequest, { field, file, stallMs, broke, signal }: FormOptions): Promise<void> {
+export async function readForm (request: FastifyRequest, { field, file, stallMs, broke, signal, spent }: FormOptions): Promise<void> {
   const { raw } = request
   const control = new AbortController()
   const failed = new Promise<never>((_resolve, reject) => {
@@ -59,7 +60,7 @@ export async function readForm (request: FastifyRequest, { field, file, stallMs,
       control.signal.throwIfAborted()
       if (done === true) return
       if (part.type === 'file') {
-        await readFile(part.file, file(part.filename ?? part.fieldname ?? 'a file without a name'), { signal: control.signal, fail })
+        await readFile(part.file, file(part.filename ?? part.fieldname ?? 'a file without a name'), { signal: control.signal, fail, free: chunk => { if (isOurs(raw)) spent(chunk) } })
       } else {
         if (part.valueTruncated) throw new RefitError('BODY_TOO_LARGE', `the field ${JSON.stringify(String(part.fieldname).slice(0, 100))} is longer than ${LIMITS.fieldSize} bytes`)
         field(String(part.fieldname), part.value)
@@ -75,7 +76,7 @@ export async function readForm (request: FastifyRequest, { field, file, stallMs,
 }
 
 /** A file that is being taken when something fails is waited for, so that its owner may close it. */
-async function readFile (stream: MultipartFile['file'], file: FormFile, { signal, fail }: { signal: AbortSignal, fail: (error: unknown) => void }): Promise<void> {
+async function readFile (stream: MultipartFile['file'], file: FormFile, { signal, fail, free }: { signal: AbortSignal, fail: (error: unknown) => void, free: (chunk: Buffer) => void }): Promise<void> {
   let pending: Promise<void> | undefined
   await new Promise<void>((resolve, reject) => {
     let failure: unknown
@@ -95,10 +96,11 @@ async function readFile (stream: MultipartFile['file'], file: FormFile, { signal
       } catch (error) {
         return settle(error)
       }
-      if (pending === undefined) return
+      if (pending === undefined) return free(chunk)
       stream.pause()
       pending.then(() => {
         pending = undefined
+        free(chunk)
         if (!signal.aborted) stream.resume()
       }, (error: unknown) => {
         pending = undefined

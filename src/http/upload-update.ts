@@ -3,7 +3,7 @@ import type { FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
 import type { UploadPlace } from '../sources/upload.ts'
 import type { WriteReport } from '../weights/source.ts'
-import { applySource, labelText, measured, openedFor } from './apply-source.ts'
+import { applySource, demandTurn, labelText, measured, openedFor } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
 import { sendContinue } from './expect-continue.ts'
 import { UploadForm } from './upload-fields.ts'
@@ -29,12 +29,19 @@ export async function updateFromUpload (context: RouteContext, request: FastifyR
     const { uploads, engine } = context
     const { raw } = request
     const began = performance.now()
-    const form = new UploadForm(request.query as object)
-    const length = checkHead(request)
+    const isForm = uploadType(request) !== BYTES
+    const query = request.query as Record<string, unknown>
+    const { form, length } = await openedFor(engine, { transaction: typeof query.transaction === 'string' ? query.transaction : null }, async () => {
+      const form = new UploadForm(query)
+      const length = checkHead(request)
+      // A form may name its transaction later.
+      if (!isForm || form.fields.transaction != null) await demandTurn(engine, form.fields)
+      if (length !== null && !form.streams) await uploads.checkRoom(length)
+      return { form, length }
+    })
     const upload = uploads.open({ isStream: () => form.streams, maxBytes: mostBytes(engine.info.weightBytes) })
-    if (length !== null && !form.streams) await uploads.checkRoom(length)
     const control = new AbortController()
-    const read = uploadType(request) === BYTES ? readBytes : readParts
+    const read = isForm ? readParts : readBytes
     sendContinue(raw)
     const reading = read()
     // Its outcome is looked at below, when the write that goes on beside it has ended.
@@ -62,11 +69,12 @@ export async function updateFromUpload (context: RouteContext, request: FastifyR
     }
 
     function broke (error: unknown): void { upload.fail(error) }
+    function spent (chunk: Buffer): void { uploads.freeChunk(chunk) }
 
     async function readBytes (): ReturnType<typeof upload.finish> {
       form.begin()
       const file = upload.begin('the body', length)
-      await pump(raw, { take: chunk => file.take(chunk), stallMs: uploads.stallMs, broke, signal: control.signal })
+      await pump(raw, { take: chunk => file.take(chunk), stallMs: uploads.stallMs, broke, spent, signal: control.signal })
       await file.end()
       return await upload.finish()
     }
@@ -76,10 +84,13 @@ export async function updateFromUpload (context: RouteContext, request: FastifyR
       await readForm(request, {
         stallMs: uploads.stallMs,
         broke,
+        spent,
         signal: control.signal,
         field: (name, value) => { form.add(name, value) },
         file: name => {
           form.begin()
+          // Answered before the file has come.
+          if (form.streams || form.fields.transaction != null) demandTurn(engine, form.fields).catch(error => { control.abort(error) })
           if (!name.endsWith(INDEX)) return upload.begin(name, null)
           if (form.streams) throw new RefitError('UNSUPPORTED', `${name}: with mode=stream a request has one file and no index`, { param: 'mode' })
           return index.begin(name)

@@ -38,7 +38,8 @@ export function watchBody (request: IncomingMessage, { stallMs, signal, ended }:
   const onAbort = (): void => { end(signal.reason) }
   // Whoever destroys it later, its errors are nobody's.
   request.on('error', () => {})
-  request.on('data', onData).on('resume', onResume).on('end', onEnd).on('error', onError).on('close', onError)
+  // Before those who free a chunk's memory once they have read it.
+  request.prependListener('data', onData).on('resume', onResume).on('end', onEnd).on('error', onError).on('close', onError)
   if (signal.aborted) onAbort()
   // The client may have gone before anybody looked; nothing more is said of that then.
   else if (request.destroyed) onError()

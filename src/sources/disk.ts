@@ -1,4 +1,4 @@
-import { join } from 'node:path'
+import { join, resolve } from 'node:path'
 import { RefitError } from '../errors.ts'
 import { formatError, headerLength, MAX_HEADER_BYTES, MAX_TENSORS, PREFIX_BYTES } from '../wire/safetensors.ts'
 import type { AnnouncedTensor, WeightSource } from '../weights/source.ts'
@@ -34,7 +34,7 @@ export async function openDiskSource (path: string, { roots }: DiskOptions): Pro
     }
     const tensors = await readTensors(files)
     if (index !== undefined) checkIndex({ label: index.file.label, weightMap: index.weightMap }, new Map(tensors.map(tensor => [tensor.name, names[tensor.source]!])))
-    return new DiskSource(tensors, files, watched)
+    return new DiskSource(resolve(path), tensors, files, watched)
   } catch (error) {
     await closeAll()
     throw error
@@ -43,12 +43,14 @@ export async function openDiskSource (path: string, { roots }: DiskOptions): Pro
 
 class DiskSource implements WeightSource {
   readonly kind = 'disk'
+  readonly path: string
   readonly tensors: readonly AnnouncedTensor[]
   readonly sources: ReadonlyArray<{ fd: number }>
   readonly #watched: readonly WatchedFile[]
   #closing: Promise<void> | undefined
 
-  constructor (tensors: readonly AnnouncedTensor[], files: readonly WatchedFile[], watched: readonly WatchedFile[]) {
+  constructor (path: string, tensors: readonly AnnouncedTensor[], files: readonly WatchedFile[], watched: readonly WatchedFile[]) {
+    this.path = path
     this.tensors = tensors
     this.sources = files.map(({ fd }) => ({ fd }))
     this.#watched = watched

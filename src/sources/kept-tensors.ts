@@ -22,7 +22,7 @@ interface Kept extends KeptName {
 interface Slot { kept: Kept | undefined, turn: Promise<void>, users: number }
 
 const MAX_NAMES = 8
-/** How long a reply waits for mappings to be closed; in a transaction that takes until its next write. What is not read may be given back before. */
+/** How long a reply waits for mappings to be closed; while somebody writes that takes until the write's end. What is not read may be given back before. */
 const PATIENCE_MS = 1000
 
 export interface KeptTensorsOptions {
@@ -68,7 +68,7 @@ export class KeptTensors {
       throw new RefitError('CONFLICT', `${MAX_NAMES} names are kept already (${[...this.#slots.keys()].join(', ')}); give one back with /release_kept_tensors`, { param: 'keep' })
     }
     return await this.#inTurn(name, async slot => {
-      // Closed with the gate of the write, or in a turn of its own before it.
+      // Closed with the gate of the write, or between two steps before it.
       const replaced = this.#giveBack(slot)
       const kept: Kept = { name, generation, source, mapping: `${++this.#serial}`, bytes: bytesOf(source), isMapped: false }
       try {
@@ -79,6 +79,7 @@ export class KeptTensors {
       } catch (error) {
         slot.kept = kept
         await this.#giveBack(slot, PATIENCE_MS)
+        await Promise.race([replaced, sleep(PATIENCE_MS, undefined, { ref: false })])
         throw error
       }
     })

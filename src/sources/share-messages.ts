@@ -1,4 +1,5 @@
 import type { ErrorCode } from '../errors.ts'
+import type { CudaCards } from '../native.ts'
 import type { PackedTensorBody } from '../wire/torch-packed.ts'
 import type { PlainValue } from '../wire/torch-plain.ts'
 import type { PackedSegments } from './cuda-segments.ts'
@@ -40,6 +41,8 @@ export interface OpenedShares {
 }
 
 export type FromShares =
+  /** Unasked, once it has looked at the cards. */
+  | { type: 'cards', id: 0, cards: CudaCards }
   | { type: 'opened', id: number } & OpenedShares
   | { type: 'refused', id: number, code: ErrorCode, message: string, param: string | undefined, released: ShareCounts, taken: number[] }
   | { type: 'released', id: number, released: ShareCounts }

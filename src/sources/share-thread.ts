@@ -1,7 +1,12 @@
 import { closeSync } from 'node:fs'
 import { Worker } from 'node:worker_threads'
 import { RefitError } from '../errors.ts'
+import { native } from '../native.ts'
+import type { CudaCards } from '../native.ts'
+import { ShareDesk } from './share-desk.ts'
+import type { Asked } from './share-desk.ts'
 import type { FromShares, ShareThreadData, ToShares } from './share-messages.ts'
+import { VisibleCards } from './visible-cards.ts'
 
 // The compiled file beside this one, or the source where TypeScript is run as it is.
 const WORKER = new URL(`./share-worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
@@ -30,30 +35,44 @@ export class ThreadEnded extends RefitError {
   }
 }
 
-/** One life of the thread: what it opened is open as long as it lives. */
+/** One life of the thread: what it opened is open as long as it lives. Without a worker: this thread, which does not end. */
 export class ShareLife {
-  readonly worker: Worker
+  readonly worker: Worker | null
   readonly waiting = new Map<number, Waiting>()
   /** Descriptors that it took out of senders, by request. They are the process's, and Node does not know them. */
   readonly taken = new Map<number, number[]>()
+  /** Files of shared memory that it has open. */
+  files = 0
   ended = false
 
-  constructor (worker: Worker) { this.worker = worker }
+  constructor (worker: Worker | null) { this.worker = worker }
 }
 
-/** The main thread's side of the thread of the shares, which is started by the first request or by `start`, and again after it has ended. */
+/**
+ * The main thread's side of the thread of the shares, which is started by the first request or by `start`, and again after it has ended.
+ * Small bodies are read right here: to hand them to a thread and back would take longer.
+ */
 export class ShareThread {
   readonly totals: ShareTotals = { sharesReleased: 0, filesOpened: 0, filesClosed: 0 }
   readonly #data: ShareThreadData
+  readonly #near = new ShareLife(null)
+  #desk: ShareDesk | undefined
+  #cards: CudaCards | undefined
   #life: ShareLife | undefined
   #last = 0
   #closed = false
 
   constructor (data: ShareThreadData) { this.#data = data }
 
+  /** Where small bodies are read; null before the thread has looked at the cards, which takes long. ENGINE_CLOSED after `close`. */
+  near (): ShareLife | null {
+    this.#demandOpen()
+    return this.#data.onCards && this.#cards === undefined ? null : this.#near
+  }
+
   /** The thread that runs, or a new one. ENGINE_CLOSED after `close`. */
   start (): ShareLife {
-    if (this.#closed) throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
+    this.#demandOpen()
     if (this.#life !== undefined) return this.#life
     const worker = new Worker(WORKER, { name: 'refit shares', workerData: this.#data, resourceLimits: { maxYoungGenerationSizeMb: YOUNG_MB } })
     const life = new ShareLife(worker)
@@ -77,12 +96,15 @@ export class ShareThread {
   async ask (life: ShareLife, request: Extract<Request, { type: 'release' | 'discard' | 'drop' }>): Promise<Reply<'released'>>
   async ask (life: ShareLife, request: Request): Promise<FromShares> {
     if (life.ended) throw new ThreadEnded(new RefitError('INTERNAL', 'the thread that reads tensors has ended'), true)
-    const id = ++this.#last
-    const reply = await new Promise<FromShares>((resolve, reject) => {
-      life.waiting.set(id, { resolve, reject })
-      life.worker.ref()
-      life.worker.postMessage({ ...request, id } as ToShares)
-    })
+    const message = { ...request, id: ++this.#last } as Asked
+    const { worker } = life
+    const reply = worker === null
+      ? this.#settle(life, this.#demandDesk().handle(message))
+      : await new Promise<FromShares>((resolve, reject) => {
+        life.waiting.set(message.id, { resolve, reject })
+        worker.ref()
+        worker.postMessage(message)
+      })
     if (request.type === 'release') this.#closeTaken(life, request.of)
     return reply
   }
@@ -90,20 +112,33 @@ export class ShareThread {
   /** Ends the thread; what is open still is given back. */
   async close (): Promise<void> {
     this.#closed = true
-    const life = this.#life
-    if (life === undefined) return
-    const ended = new Promise(resolve => life.worker.once('exit', resolve))
-    life.worker.ref()
-    life.worker.postMessage({ type: 'end' } satisfies ToShares)
+    this.#desk?.close()
+    this.#bury(this.#near, new RefitError('ENGINE_CLOSED', 'the server is shutting down'))
+    const worker = this.#life?.worker
+    if (worker == null) return
+    const ended = new Promise(resolve => worker.once('exit', resolve))
+    worker.ref()
+    worker.postMessage({ type: 'end' } satisfies ToShares)
     await ended
+  }
+
+  #demandOpen (): void {
+    if (this.#closed) throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
+  }
+
+  #demandDesk (): ShareDesk {
+    const cards = this.#cards
+    this.#desk ??= new ShareDesk(native(), cards === undefined ? null : new VisibleCards({ cudaCards: () => cards }))
+    return this.#desk
   }
 
   #bury (life: ShareLife, failure: RefitError): void {
     life.ended = true
     if (this.#life === life) this.#life = undefined
-    // Files of shared memory went with it.
     for (const of of [...life.taken.keys()]) this.#closeTaken(life, of)
-    this.totals.filesClosed = this.totals.filesOpened
+    // These went with it.
+    this.totals.filesClosed += life.files
+    life.files = 0
     let unseen = false
     for (const { reject } of life.waiting.values()) {
       reject(new ThreadEnded(failure, unseen))
@@ -120,18 +155,34 @@ export class ShareThread {
   }
 
   #receive (life: ShareLife, message: FromShares): void {
+    if (message.type === 'cards') {
+      this.#cards = message.cards
+      return
+    }
     const waiting = life.waiting.get(message.id)
     life.waiting.delete(message.id)
-    if (life.waiting.size === 0 && !this.#closed) life.worker.unref()
+    if (life.waiting.size === 0 && !this.#closed) life.worker?.unref()
+    try {
+      this.#settle(life, message)
+      waiting?.resolve(message)
+    } catch (error) {
+      waiting?.reject(error as Error)
+    }
+  }
+
+  /** Counts what was done; throws what was refused. */
+  #settle (life: ShareLife, message: FromShares): FromShares {
     const { totals } = this
     switch (message.type) {
       case 'opened':
         totals.filesOpened += message.fds.length + message.taken.length
+        life.files += message.fds.length
         if (message.taken.length > 0) life.taken.set(message.id, message.taken)
         break
       case 'released':
         totals.sharesReleased += message.released.shares
         totals.filesClosed += message.released.files
+        life.files -= message.released.files
         break
       case 'refused': {
         const { released: { shares, files }, taken, code, message: text, param } = message
@@ -140,9 +191,9 @@ export class ShareThread {
         // What a refused request opened is closed again.
         totals.filesOpened += files + taken.length
         totals.filesClosed += files + taken.length
-        return waiting?.reject(new RefitError(code, text, param === undefined ? {} : { param }))
+        throw new RefitError(code, text, param === undefined ? {} : { param })
       }
     }
-    waiting?.resolve(message)
+    return message
   }
 }

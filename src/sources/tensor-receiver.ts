@@ -17,6 +17,8 @@ import type { WeightLoader } from './weight-loader.ts'
 type Ask<T extends ToShares['type']> = Omit<Extract<ToShares, { type: T }>, 'id'>
 
 const OWN_FORMATS = ['flattened_bucket', 'direct']
+/** Characters of base64 and bytes of pickles that are read on the event loop: some 500 handles, 2 ms. */
+const NEAR_BYTES = 256 << 10
 
 export interface TensorPayload {
   /** `serialized_named_tensors`. */
@@ -33,9 +35,11 @@ export interface TensorReceiverOptions {
   cards?: readonly string[]
   /** By `load_format`. */
   loaders?: Readonly<Record<string, WeightLoader>>
+  /** Bodies up to this size are read on the event loop (default 256 KiB), larger ones on a thread. */
+  nearBytes?: number
 }
 
-/** Opens what trainers share, on a thread of its own. */
+/** Opens what trainers share: large bodies on a thread of its own. */
 export class TensorReceiver {
   readonly #options: Required<Omit<TensorReceiverOptions, 'loaders'>>
   readonly #loaders: ReadonlyMap<string, WeightLoader>
@@ -44,7 +48,7 @@ export class TensorReceiver {
   #closed = false
 
   constructor ({ loaders = {}, ...options }: TensorReceiverOptions) {
-    this.#options = { cards: [], ...options }
+    this.#options = { cards: [], nearBytes: NEAR_BYTES, ...options }
     this.#loaders = checkLoaders(loaders)
     this.#thread = new ShareThread({ onCards: options.device !== 'cpu' })
   }
@@ -87,7 +91,7 @@ export class TensorReceiver {
   /** Gives back the references of a body that is refused for other reasons. Never throws. */
   async discard (entries: readonly string[]): Promise<void> {
     if (this.#closed) return
-    await this.#thread.ask(this.#thread.start(), { type: 'discard', entries }).catch(() => {})
+    await this.#thread.ask(this.#lifeFor(entries), { type: 'discard', entries }).catch(() => {})
   }
 
   /** Ends the thread, after the writes under way; what is open still is given back. */
@@ -116,8 +120,15 @@ export class TensorReceiver {
     return await this.#openShares({ type: 'unpickle', bytes, classes, ranks, cards }, { type: 'discard', entries: [bytes] })
   }
 
+  /** Where a body is read. */
+  #lifeFor (entries: ReadonlyArray<string | Uint8Array>): ShareLife {
+    let bytes = 0
+    for (const entry of entries) bytes += entry.length
+    return (bytes <= this.#options.nearBytes ? this.#thread.near() : null) ?? this.#thread.start()
+  }
+
   async #openShares (request: Ask<'open'> | Ask<'unpickle'>, discard: Ask<'discard'>): Promise<HeldShares & { value: PlainValue }> {
-    const life = this.#thread.start()
+    const life = this.#lifeFor(discard.entries)
     try {
       const { id, body: packed, spares, fds, segments, sourceOf: indices, value } = await this.#thread.ask(life, request)
       const { ranks, storages } = unpackTensorBody(packed)

@@ -1,7 +1,8 @@
 import { tmpdir } from 'node:os'
+import { freeChunk } from './host-memory.ts'
+import { checkRoom } from './spool-file.ts'
 import { Upload } from './upload.ts'
 import type { UploadOptions } from './upload.ts'
-import { checkRoom } from './upload-spool.ts'
 import { Staging } from './upload-staging.ts'
 
 export interface UploadReceiverOptions {
@@ -28,13 +29,16 @@ export class UploadReceiver {
   }
 
   open (options: Pick<UploadOptions, 'isStream' | 'maxBytes'>): Upload {
-    return new Upload({ ...options, staging: this.staging, folder: this.#folder })
+    return new Upload({ ...options, staging: this.staging, folder: this.#folder, stallMs: this.stallMs })
   }
 
   /** Throws SPOOL_FAILED for a body that neither memory nor the folder has room for. */
   async checkRoom (bytes: number): Promise<void> {
     if (bytes > this.staging.holdBytes) await checkRoom(this.#folder, bytes)
   }
+
+  /** Of a body, once it has been taken and where nobody else has it. */
+  freeChunk (chunk: Uint8Array): void { freeChunk(chunk) }
 
   close (): void { this.staging.close() }
 }

@@ -1,10 +1,10 @@
-import { MessageChannel } from 'node:worker_threads'
 import { RefitError } from '../errors.ts'
+import { allocatePages, freeMemory, PAGE_BYTES } from './host-memory.ts'
 
 /** What all uploads of a server have together, unless it is told otherwise. */
 const STAGING_BYTES = 192 << 20
 // Sizes are multiples of it: bodies of about the same size find each other's memory.
-const GRAIN = 64 << 10
+export const GRAIN = 64 << 10
 const IDLE_MS = 10_000
 const LEAST_BYTES = 4 * GRAIN
 
@@ -17,7 +17,7 @@ export class Staging {
   readonly holdBytes: number
   /** What is written into the engine at once of a stream: small enough to stay in a processor's cache on the way, large enough for the start of a write not to count. */
   readonly pieceBytes: number
-  /** What is written to disk at once. */
+  /** What is written to disk at once, and read back: whole pages. */
   readonly slotBytes: number
   readonly #limit: number
   readonly #idleMs: number
@@ -33,7 +33,7 @@ export class Staging {
     this.#limit = limit
     this.holdBytes = Math.floor(limit / 4 * 3)
     this.pieceBytes = Math.floor(limit / 32)
-    this.slotBytes = Math.floor(limit / 256)
+    this.slotBytes = Math.floor(limit / 64 / PAGE_BYTES) * PAGE_BYTES
     this.#idleMs = idleMs
   }
 
@@ -43,7 +43,7 @@ export class Staging {
   /** A buffer for a whole body, undefined where that does not fit. Give it back. */
   tryHold (bytes: number): Buffer | undefined { return this.tryTake(bytes, this.#limit - this.holdBytes) }
 
-  /** A buffer of at least so many bytes, undefined where it would leave less than `leave`. Give it back. */
+  /** A buffer of at least so many bytes that begins with a page, undefined where it would leave less than `leave`. Give it back. */
   tryTake (bytes: number, leave = 0): Buffer | undefined {
     const size = Math.max(GRAIN, Math.ceil(bytes / GRAIN) * GRAIN)
     if (this.#live + size + leave > this.#limit) return undefined
@@ -56,8 +56,7 @@ export class Staging {
     }
     while (this.#live + this.#cached + size > this.#limit) this.#free(this.#kept[0]!)
     this.#live += size
-    // Not of Node's pool, which other buffers share.
-    return Buffer.allocUnsafeSlow(size)
+    return allocatePages(size)
   }
 
   /** As `tryTake`; throws NO_MEMORY. */
@@ -95,10 +94,6 @@ export class Staging {
 
   #free (buffer: Buffer): void {
     this.#forget(buffer)
-    // Sent to nobody, its memory goes at once. The collector may leave it for minutes: to it a buffer is a small object.
-    const { port1, port2 } = new MessageChannel()
-    port1.postMessage(null, [buffer.buffer as ArrayBuffer])
-    port2.close()
-    port1.close()
+    freeMemory(buffer)
   }
 }

@@ -7,11 +7,15 @@ const PIECES = 3
 /** Of the piece before, at the start of each: what an element of 4 bytes may have left there, at most 3. */
 const OVERLAP = 4
 
+/** Bytes per millisecond. */
+const LEAST_RATE = 1000
+
 interface Piece { begin: number, slot: Buffer, length: number }
 
 /** Hands the data of one file to a write under way: bytes come in on one side, pieces go out on the other. */
 export class UploadStream implements UploadSink, WeightStream {
   readonly #staging: Staging
+  readonly #stallMs: number
   /** Of a whole piece. */
   readonly #bytes: number
   readonly #free: Buffer[] = []
@@ -25,14 +29,17 @@ export class UploadStream implements UploadSink, WeightStream {
   /** The piece that is being written. */
   #out: Buffer | undefined
   #hasGone = false
+  /** Milliseconds that whoever writes has waited for bytes since. */
+  #waited = 0
   #ended = false
   #closed = false
   #failure: unknown
   #wakeReader: (() => void) | undefined
   #wakeWriter: (() => void) | undefined
 
-  constructor (staging: Staging) {
+  constructor (staging: Staging, stallMs: number) {
     this.#staging = staging
+    this.#stallMs = stallMs
     this.#bytes = staging.pieceBytes
     this.#filling = staging.take(staging.pieceBytes)
     try {
@@ -95,8 +102,19 @@ export class UploadStream implements UploadSink, WeightStream {
   }
 
   async ready (): Promise<void> {
-    while (!this.#isReady() && !this.#ended && this.#failure === undefined && !this.#closed) await new Promise<void>(resolve => { this.#wakeReader = resolve })
+    while (!this.#isReady() && !this.#ended && this.#failure === undefined && !this.#closed) await this.#come()
     if (this.#failure !== undefined) throw this.#failure
+  }
+
+  /** Something has come, or will not. Nothing is generated once a piece has gone out: the sender may not take as long as it likes then. */
+  async #come (): Promise<void> {
+    const began = performance.now()
+    const came = this.#begin + this.#filled
+    const left = this.#stallMs + came / LEAST_RATE - this.#waited
+    const timer = this.#hasGone ? setTimeout(() => { this.fail(tooSlow(this.#stallMs, came)) }, left) : undefined
+    await new Promise<void>(resolve => { this.#wakeReader = resolve })
+    clearTimeout(timer)
+    if (this.#hasGone) this.#waited += performance.now() - began
   }
 
   async next (): Promise<StreamPiece | undefined> {
@@ -110,11 +128,11 @@ export class UploadStream implements UploadSink, WeightStream {
     if (piece !== undefined) {
       this.#out = piece.slot
       this.#hasGone = true
-      return { begin: piece.begin, bytes: piece.slot.subarray(0, piece.length) }
+      return pieceOf(piece.begin, piece.slot, piece.length)
     }
     if (this.#filled === this.#carried) return undefined
     // The last one: it stays where it is, and nothing fills any more.
-    const last = { begin: this.#begin, bytes: this.#filling.subarray(0, this.#filled) }
+    const last = pieceOf(this.#begin, this.#filling, this.#filled)
     this.#filled = this.#carried
     this.#hasGone = true
     return last
@@ -145,6 +163,14 @@ export class UploadStream implements UploadSink, WeightStream {
   async #room (): Promise<void> {
     while (this.#free.length === 0 && !this.#closed && this.#failure === undefined) await new Promise<void>(resolve => { this.#wakeWriter = resolve })
   }
+}
+
+function pieceOf (begin: number, slot: Buffer, length: number): StreamPiece {
+  return { begin, length, source: { buffer: slot.subarray(0, length) } }
+}
+
+function tooSlow (stallMs: number, came: number): RefitError {
+  return new RefitError('BODY_STALLED', `the body came too slowly to be written as it comes, after ${came} bytes of tensors: nothing is generated meanwhile, so that the engine waits ${stallMs / 1000} s (--upload-timeout) and a second for each megabyte in all. Leave mode=stream out`)
 }
 
 function givenUp (): RefitError {

@@ -1,14 +1,14 @@
 import { RefitError } from '../errors.ts'
-import type { NativeSource } from '../native.ts'
 import { formatError, MAX_HEADER_BYTES, MAX_TENSORS } from '../wire/safetensors.ts'
 import type { SafetensorsTensor } from '../wire/safetensors.ts'
 import { parseIndex } from '../wire/safetensors-index.ts'
 import type { AnnouncedTensor, WeightSource } from '../weights/source.ts'
 import { announce, checkIndex } from './safetensors-tensors.ts'
+import { Spool } from './spool.ts'
+import type { UploadPart } from './spool-stream.ts'
 import { UploadFile } from './upload-file.ts'
 import { HeldSink } from './upload-sink.ts'
 import type { UploadSink } from './upload-sink.ts'
-import { Spool } from './upload-spool.ts'
 import type { Staging } from './upload-staging.ts'
 import { UploadStream } from './upload-stream.ts'
 
@@ -18,6 +18,8 @@ export interface UploadOptions {
   folder: string
   /** Whether bytes are written as they come; asked when a file begins. */
   isStream: () => boolean
+  /** Longest that a client may send nothing. */
+  stallMs: number
   /** Most bytes of tensors. */
   maxBytes: number
 }
@@ -35,14 +37,14 @@ export class Upload {
   place: UploadPlace = 'memory'
   readonly #options: UploadOptions
   readonly #tensors: AnnouncedTensor[] = []
-  readonly #sources: NativeSource[] = []
+  /** The data of each file. */
+  readonly #parts: UploadPart[] = []
   /** The file of each tensor. */
   readonly #homes = new Map<string, string>()
   readonly #held: Buffer[] = []
   readonly #files: { label: string, file: UploadFile }[] = []
   #headerBytes = 0
   #spool: Spool | undefined
-  #spoolIndex = 0
   #stream: UploadStream | undefined
   #open!: (source: WeightSource) => void
   /** Of an upload that is written as it comes: its source, once its header has been read. */
@@ -91,7 +93,7 @@ export class Upload {
   }
 
   async #place (label: string, tensors: SafetensorsTensor[], dataStart: number, dataBytes: number): Promise<UploadSink> {
-    const { staging, folder, isStream, maxBytes } = this.#options
+    const { staging, folder, isStream, maxBytes, stallMs } = this.#options
     this.bytes += dataBytes
     if (this.bytes > maxBytes) throw new RefitError('BODY_TOO_LARGE', `${label}: with it the tensors of this upload take ${this.bytes} bytes, several times what the model does (at most ${maxBytes})`)
     for (const { name } of tensors) {
@@ -101,41 +103,35 @@ export class Upload {
     }
     if (this.#homes.size > MAX_TENSORS) throw formatError(label, `with it this upload has more than ${MAX_TENSORS} tensors`)
     // Dtypes are looked at before memory is taken or a file made.
-    const announced = tensors.map(tensor => announce(tensor, this.#sources.length, label, -dataStart))
+    const announced = tensors.map(tensor => announce(tensor, this.#parts.length, label, -dataStart))
+    this.#tensors.push(...announced)
     if (isStream()) {
       this.place = 'stream'
-      this.#tensors.push(...announced)
-      this.#stream = new UploadStream(staging)
-      this.#open(this.#source(this.#stream))
-      return this.#stream
+      const stream = this.#stream = new UploadStream(staging, stallMs)
+      this.#open({ kind: 'upload', tensors: this.#tensors, sources: [], stream, verify: async () => { stream.verify() }, close: async () => { await stream.close() } })
+      return stream
     }
     const buffer = staging.tryHold(dataBytes)
     if (buffer !== undefined) {
       this.#held.push(buffer)
-      this.#sources.push({ buffer: buffer.subarray(0, dataBytes) })
-      for (const tensor of announced) this.#tensors.push(tensor)
+      this.#parts.push({ buffer: buffer.subarray(0, dataBytes) })
       return new HeldSink(buffer)
     }
     this.place = 'disk'
-    if (this.#spool === undefined) {
-      this.#spool = await Spool.open(folder)
-      this.#spoolIndex = this.#sources.push({ fd: this.#spool.fd }) - 1
-    }
-    const { begin, sink } = await this.#spool.sink(dataBytes, staging)
-    for (const tensor of announced) this.#tensors.push({ ...tensor, source: this.#spoolIndex, offset: tensor.offset + begin })
+    this.#spool ??= await Spool.open(folder, staging)
+    const sink = await this.#spool.sink(dataBytes)
+    this.#parts.push(sink.part)
     return sink
   }
 
-  #source (stream?: UploadStream): WeightSource {
-    return {
-      kind: 'upload',
-      tensors: this.#tensors,
-      sources: this.#sources,
-      ...stream === undefined ? {} : { stream },
-      // Nobody but this process has these bytes; but they may have ended before the first was written.
-      verify: async () => { stream?.verify() },
-      close: async () => { await (stream ?? this).close() }
-    }
+  /** Of what has come whole, which nobody but this process has. */
+  #source (): WeightSource {
+    const ends = { verify: async () => {}, close: async () => { await this.close() } }
+    if (this.#spool === undefined) return { kind: 'upload', tensors: this.#tensors, sources: this.#parts.filter(part => 'buffer' in part), ...ends }
+    const begins = this.#parts.map(() => 0)
+    for (const [index, part] of this.#parts.slice(0, -1).entries()) begins[index + 1] = begins[index]! + ('buffer' in part ? part.buffer.length : part.bytes)
+    const tensors = this.#tensors.map(tensor => ({ ...tensor, source: 0, offset: begins[tensor.source]! + tensor.offset }))
+    return { kind: 'upload', tensors, sources: [], stream: this.#spool.stream(this.#parts), ...ends }
   }
 
   async #close (): Promise<void> {

@@ -21,9 +21,9 @@ export class VisibleCards {
   }
 
   /** Looks at them now: opening the library takes a while. */
-  load (): readonly CudaCard[] {
+  load (): CudaCards {
     this.#found ??= this.#addon.cudaCards()
-    return this.#found.cards
+    return this.#found
   }
 
   #byUuid (device: string): string {
@@ -39,12 +39,12 @@ export class VisibleCards {
   }
 
   #demand (): readonly CudaCard[] {
-    const cards = this.load()
+    const { cards } = this.load()
     if (cards.length > 0) return cards
     throw new RefitError('TENSOR_PAYLOAD', `it lies on a card, and refit sees none: ${this.#found?.error ?? 'CUDA_VISIBLE_DEVICES hides them'}`)
   }
 
   #seen (): string {
-    return `it sees ${this.load().map(({ ordinal, uuid }) => `${ordinal}: ${uuid}`).join(', ')}`
+    return `it sees ${this.load().cards.map(({ ordinal, uuid }) => `${ordinal}: ${uuid}`).join(', ')}`
   }
 }

@@ -6,9 +6,10 @@ export interface GateKeeper {
   /**
    * Resolves once the scheduler stands still. Unpaused: new requests wait, running ones are finished first or, with `abort`, ended with what they have.
    * Paused (`in_place`, `retract`, `abort`), or asleep: at the next step boundary, running requests stay as the pause left them.
+   * With `inPlace`, for who only reads: at the next step boundary in any case, and running requests go on when it opens.
    * Rejects with DEADLINE after `deadlineMs`, and with CONFLICT when `signal` is aborted (the scheduler goes on as before).
    */
-  shut: (options: { abort: boolean, deadlineMs: number, signal?: AbortSignal }) => Promise<Gate>
+  shut: (options: { abort: boolean, inPlace?: boolean, deadlineMs: number, signal?: AbortSignal }) => Promise<Gate>
   /** Labels the tokens of all steps after this call; needs no gate, since no bytes move. */
   relabel: (version: string) => void
   /** The device can compute no more: fails all requests, and whoever runs the engine is told. */

@@ -18,6 +18,13 @@ export function guardedAddon (addon: NativeAddon, lost: (message: string) => voi
     scramble: guard(addon.scramble),
     release: guard(addon.release),
     resume: guard(addon.resume),
-    closeMappings: guard(addon.closeMappings)
+    closeMappings: guard(addon.closeMappings),
+    ncclConnect: guard(addon.ncclConnect),
+    stageGroup: guard(addon.stageGroup),
+    groupReceive: guard(addon.groupReceive),
+    groupSend: guard(addon.groupSend),
+    groupParams: guard(addon.groupParams),
+    groupBarrier: guard(addon.groupBarrier),
+    endGroup: guard(addon.endGroup)
   }
 }

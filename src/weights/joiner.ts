@@ -3,13 +3,18 @@
  * A client's retry after a lost reply thereby never applies an update twice at once.
  */
 export class Joiner<T> {
-  readonly #running = new Map<string, Promise<T>>()
+  readonly #running = new Set<{ key: readonly string[], outcome: Promise<T> }>()
 
-  join (key: string, run: () => Promise<T>): Promise<T> {
-    const running = this.#running.get(key)
-    if (running !== undefined) return running
-    const started = run().finally(() => this.#running.delete(key))
-    this.#running.set(key, started)
-    return started
+  /** A key of several texts is compared text by text: to join, or to hash, megabytes of handles takes longer than to find that they differ. */
+  join (key: string | readonly string[], run: () => Promise<T>): Promise<T> {
+    const texts = typeof key === 'string' ? [key] : key
+    for (const call of this.#running) if (same(call.key, texts)) return call.outcome
+    const call = { key: texts, outcome: run().finally(() => this.#running.delete(call)) }
+    this.#running.add(call)
+    return call.outcome
   }
+}
+
+function same (a: readonly string[], b: readonly string[]): boolean {
+  return a.length === b.length && a.every((text, index) => text === b[index])
 }

@@ -41,8 +41,6 @@ export class Mappings {
     await due.done
   }
 
-  isDue (name: string): boolean { return this.#due.has(name) }
-
   /** Gate shut. Never throws: who waits for a name is told. */
   async closeDue (addon: NativeAddon, core: number): Promise<void> {
     for (const [name, { resolve, reject }] of [...this.#due]) {

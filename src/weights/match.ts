@@ -34,7 +34,9 @@ export function matchTensors (table: ModelTable, coverage: Coverage, source: Wei
   checkCovered(found, coverage)
   const brought: Brought[] = []
   for (const [plan, own] of found) {
-    for (const [tensor, ranks] of shareOut(plan, own, table.ranks, source.layout === 'engine')) brought.push({ plan, tensor, ranks })
+    const first = own[0]!
+    if (own.length === 1 && (first.ranks === undefined || source.layout !== 'engine')) brought.push({ plan, tensor: first, ranks: null })
+    else for (const [tensor, ranks] of shareOut(plan, own, table.ranks, source.layout === 'engine')) brought.push({ plan, tensor, ranks })
   }
   return { brought, ignored: [...ignored] }
 }
@@ -42,7 +44,9 @@ export function matchTensors (table: ModelTable, coverage: Coverage, source: Wei
 /** No weight may come in two tensors: once as its own and once inside another. */
 function checkCovered (found: ReadonlyMap<TensorPlan, AnnouncedTensor[]>, coverage: Coverage): void {
   // Of tensors that stand for themselves alone each is another weight.
-  if (![...found.keys()].some(plan => plan.alternative)) return
+  let alternative = false
+  for (const plan of found.keys()) alternative ||= plan.alternative
+  if (!alternative) return
   const covered = new Map<string, AnnouncedTensor>()
   for (const [plan, own] of found) {
     for (const weight of coverage.names(plan)) {
@@ -56,7 +60,6 @@ function checkCovered (found: ReadonlyMap<TensorPlan, AnnouncedTensor[]>, covera
 /** Which ranks take from which of the tensors that bring the same. */
 function shareOut (plan: TensorPlan, tensors: AnnouncedTensor[], ranks: number, ownOnly: boolean): Iterable<[AnnouncedTensor, ReadonlySet<number> | null]> {
   const first = tensors[0]!
-  if (tensors.length === 1 && (first.ranks === undefined || !ownOnly)) return [[first, null]]
   const owners: AnnouncedTensor[] = []
   for (const tensor of tensors) {
     for (const rank of tensor.ranks ?? Array.from({ length: ranks }, (_, rank) => rank)) {

@@ -17,7 +17,7 @@ export async function scatterStream (addon: NativeAddon, core: number, plan: Wri
     for (;;) {
       const piece = await stream.next()
       if (piece === undefined) break
-      const { job, owners } = cutter.cut({ buffer: piece.bytes }, piece.begin, piece.bytes.length)
+      const { job, owners } = cutter.cut(piece.source, piece.begin, piece.length)
       if (owners.length > 0) {
         const outcome = await writeJob(addon, core, job, owners.length)
         bytes += outcome.bytes
@@ -32,6 +32,7 @@ export async function scatterStream (addon: NativeAddon, core: number, plan: Wri
   } catch (cause) {
     error = { message: cause instanceof Error ? cause.message : String(cause), tensor: cutter.tensor ?? 0, cause }
   }
+  if (error !== undefined) await stream.drop?.(false)
   const rest = cutter.unfinished(written)
   if (error === undefined && rest.length > 0) error = { message: `the bytes ended at ${written}, before the tensor`, tensor: rest[0]! }
   const missing = new Set(rest)

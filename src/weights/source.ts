@@ -26,9 +26,11 @@ export interface AnnouncedTensor {
  */
 export interface WeightSource {
   /** Transport, for reports and metrics. */
-  readonly kind: 'disk' | 'memory' | 'tensor' | 'upload'
+  readonly kind: 'disk' | 'memory' | 'tensor' | 'upload' | 'distributed'
   /** `checkpoint` (default): whole tensors by their names in checkpoints. `engine`: a rank's own parameters as SGLang names and shapes them, brought to each rank apart. */
   readonly layout?: 'checkpoint' | 'engine'
+  /** Of a checkpoint on disk, as it was named: where an engine of another machine finds it too. */
+  readonly path?: string
   readonly tensors: readonly AnnouncedTensor[]
   readonly sources: readonly NativeSource[]
   /** Where the bytes are not there yet; then all tensors lie in it, row-major, and `sources` is empty. */
@@ -48,7 +50,8 @@ export interface WriteReport {
   missingCount: number
   /** Names that were brought and are known to be of no use (tied head, rotary buffers). */
   ignored: string[]
-  ms: { plan: number, gate: number, write: number, verify: number, total: number }
+  /** `decode`: of a payload, before `total` begins. */
+  ms: { decode?: number, plan: number, gate: number, write: number, verify: number, total: number }
   /** bytes / write time, in 1e9 bytes per second. */
   gbPerSecond: number
   /** All was written, but memory of a sender's stays mapped: closing it is tried again with the next write. */

@@ -1,4 +1,6 @@
-/** Bytes of a source that come while they are written: one file, front to back, in pieces of bounded size. */
+import type { NativeSource } from '../native.ts'
+
+/** Bytes of a source that come while they are written, front to back, in pieces of bounded size. */
 export interface WeightStream {
   /** Resolves once a piece lies ready, so that nothing stands still for a sender that never comes. Throws where the bytes break off before. */
   ready: () => Promise<void>
@@ -7,13 +9,23 @@ export interface WeightStream {
    * the last piece is given out only when the whole body is known to be as it should be.
    */
   next: () => Promise<StreamPiece | undefined>
+  /**
+   * Of senders that send whether or not they are wanted: nobody takes any more. What is still to come is received and dropped; `hurry`: it
+   * may never come. Called while nothing is generated yet. Never throws.
+   */
+  drop?: (hurry: boolean) => Promise<void>
 }
 
 export interface StreamPiece {
   /** Where it lies: offset of its first byte, counted as the offsets of announced tensors are. */
   begin: number
-  /** Begins with the last bytes of the piece before it, at least 3, so that every element lies whole in one of them. */
-  bytes: Uint8Array
+  /**
+   * Bytes of it. Where a border falls into an element, a piece begins with the last bytes of the one before it, at least 3, so that every
+   * element lies whole in one of them.
+   */
+  length: number
+  /** Holds them from its first byte on. */
+  source: NativeSource
 }
 
 /** What is enough for it: an element of 4 bytes that the piece before has not whole begins at most 3 before its end. */

@@ -41,7 +41,7 @@ type End = Pick<TransactionStatus, 'state' | 'outcome' | 'reason'>
  * abort. Writes queue inside; a commit queues with them, an abort passes those that wait.
  */
 export class Transaction {
-  readonly id = randomUUID()
+  readonly id: string
   readonly #context: TransactionContext
   readonly #writes: UpdateContext
   readonly #update: Update
@@ -70,6 +70,7 @@ export class Transaction {
   constructor (context: TransactionContext) {
     const { store, clock, options, gate } = context
     this.#context = context
+    this.id = options.id ?? randomUUID()
     this.#version = options.version
     this.#openedAt = clock.now()
     this.#epoch = store.epoch
@@ -131,6 +132,21 @@ export class Transaction {
         throw error
       }
     })
+  }
+
+  /** Runs while it holds the gate, between two writes of it; null where it does not, or ends before. */
+  async standStill<T> (run: () => Promise<T>, deadlineMs: number): Promise<{ value: T } | null> {
+    if (!this.isWriting) return null
+    const leave = await this.#inside.enter(deadlineMs).catch((error: unknown) => {
+      if (error === this.#refusal) return null
+      throw error
+    })
+    if (leave === null) return null
+    try {
+      return this.isWriting ? { value: await run() } : null
+    } finally {
+      leave()
+    }
   }
 
   /** A request of its was refused before its tensors were known: from now on it is whole only with all that was to come. */

@@ -41,6 +41,9 @@ export class Transactions implements WeightTransactions {
     const expected = expectedNames(store.table, store.coverage, options.expected)
     for (;;) {
       const current = await this.#settled()
+      if (options.id !== undefined && (options.id === current?.id || this.#ended.has(options.id))) {
+        throw new RefitError('CONFLICT', `id: ${JSON.stringify(options.id)} is, or was, another weight transaction; take a new one`, { param: 'id' })
+      }
       if (current !== null) {
         if (!isSameOwner(current, options)) throw current.conflict()
         let next: Transaction | undefined
@@ -112,6 +115,11 @@ export class Transactions implements WeightTransactions {
   /** Gives up what is open. */
   async close (): Promise<void> {
     await this.#current?.abort('the engine is shutting down')
+  }
+
+  /** Runs while the transaction that is open holds the gate, between two writes of it; null where none holds it. */
+  async standStill<T> (run: () => Promise<T>, deadlineMs: number): Promise<{ value: T } | null> {
+    return await this.#current?.standStill(run, deadlineMs) ?? null
   }
 
   #begin (options: TransactionOptions, expected: ReadonlySet<string> | null, leave: () => void, gate?: Gate): Transaction {

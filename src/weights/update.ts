@@ -62,17 +62,18 @@ export class Update implements WeightUpdate {
     this.#claim()
     this.#busy = true
     const { ledger } = this.#context.store
+    const flushCache = options.flushCache ?? this.#written.size > 0
     try {
       if (options.requireAll === true) this.#demandAll()
       if (ledger.torn && options.allowTorn !== true) throw new RefitError('WEIGHTS_TORN', ledger.tornReason!)
-      // A label without a write (an empty update) still needs the gate: tokens of one step carry one label.
-      await this.#shut()
+      // A label without a write still needs the gate: tokens of one step carry one label. Without either there is nothing to stand still for.
+      if (options.version !== undefined || flushCache) await this.#shut()
     } catch (error) {
       this.#busy = false
       throw error
     }
     if (options.version !== undefined) ledger.label(options.version)
-    await this.#end(options.flushCache ?? this.#written.size > 0)
+    await this.#end(flushCache)
   }
 
   async abort (reason: string): Promise<void> {
@@ -122,16 +123,20 @@ export class Update implements WeightUpdate {
   /** Says in the ledger what the bytes are now, and throws unless all of them are what was sent. */
   async #settle (plan: WritePlan, outcome: ScatterOutcome, source: WeightSource): Promise<void> {
     const { ledger, coverage } = this.#context.store
-    const names = (tensors: number[]): string[] => [...new Set(tensors.map(tensor => plan.tensors[tensor]!))].flatMap(tensor => coverage.names(tensor))
+    const names = (tensors: number[]): Set<string> => {
+      const all = new Set<string>()
+      for (const tensor of tensors) for (const name of coverage.names(plan.tensors[tensor]!)) all.add(name)
+      return all
+    }
     // A tensor in parts is whole when all of them are.
     const broken = new Set(outcome.rest.map(tensor => plan.tensors[tensor]!))
-    const arrived = outcome.whole.filter(tensor => !broken.has(plan.tensors[tensor]!))
+    const arrived = broken.size === 0 ? outcome.whole : outcome.whole.filter(tensor => !broken.has(plan.tensors[tensor]!))
     // A file that moved explains a short read better than the read does; and bytes of a moving file are nobody's.
     const moved = await source.verify().then(() => undefined, (error: unknown) => error)
     const failure = moved ?? outcome.error?.cause ?? outcome.error
     if (failure === undefined) {
       const whole = names(arrived)
-      if (whole.length > 0) ledger.wrote(whole)
+      if (whole.size > 0) ledger.wrote(whole)
       for (const name of whole) this.#written.add(name)
       return
     }
@@ -139,10 +144,10 @@ export class Update implements WeightUpdate {
     const at = moved === undefined && outcome.error !== undefined ? ` at tensor "${plan.tensors[outcome.error.tensor]?.name ?? '?'}"` : ''
     if (!outcome.touched) {
       if (failure instanceof RefitError) throw failure
-      throw new RefitError(source.kind === 'tensor' ? 'TENSOR_PAYLOAD' : 'CHECKPOINT_FORMAT', `reading failed${at} before anything was written: ${cause}`)
+      throw new RefitError(source.kind === 'tensor' ? 'TENSOR_PAYLOAD' : source.kind === 'distributed' ? 'INTERNAL' : 'CHECKPOINT_FORMAT', `reading failed${at} before anything was written: ${cause}`)
     }
-    const whole = moved === undefined ? names(arrived) : []
-    const rest = moved === undefined ? names(outcome.rest) : names([...plan.tensors.keys()])
+    const whole = moved === undefined ? [...names(arrived)] : []
+    const rest = [...names(moved === undefined ? outcome.rest : [...plan.tensors.keys()])]
     ledger.tore(whole, rest, `a write from ${source.kind} failed${at}: ${cause}`)
     for (const name of whole) this.#written.add(name)
     for (const name of rest) this.#written.delete(name)

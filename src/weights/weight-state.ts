@@ -66,6 +66,9 @@ export class WeightLedger {
     for (const name of names) this.#heal(name)
   }
 
+  /** The same for every tensor. */
+  wroteAll (): void { this.wrote(this.#names) }
+
   /** A write ended in its middle: `whole` arrived, `rest` did not (old, new or mixed bytes: nobody may rely on them). */
   tore (whole: Iterable<string>, rest: Iterable<string>, reason: string): void {
     this.#epoch++

@@ -1,4 +1,3 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import { RefitError } from '../errors.ts'
 import type { NativeAddon } from '../native.ts'
 import type { ModelTable } from '../model/architecture.ts'
@@ -12,6 +11,7 @@ import { guardedAddon } from './guarded-addon.ts'
 import { releaseMemory, resumeMemory } from './memory.ts'
 import { Mappings } from './mappings.ts'
 import { Readers } from './readers.ts'
+import { standStill } from './stand-still.ts'
 import { WeightLedger } from './weight-state.ts'
 import { Transactions } from './transactions.ts'
 import { Turnstile } from './turnstile.ts'
@@ -40,8 +40,6 @@ export interface WeightStoreOptions {
   clock?: Clock
 }
 
-/** How often it is looked whether a transaction that stood in the way has ended. */
-const TRANSACTION_POLL_MS = 100
 const QUEUED_UPDATES = 64
 const DEADLINE_MS = 30 * 60_000
 const SHOWN_NAMES = 100
@@ -57,11 +55,11 @@ export class WeightStore {
   readonly ledger: WeightLedger
   readonly coverage: Coverage
   readonly mappings = new Mappings()
+  readonly readers = new Readers()
   readonly transactions: Transactions
   readonly #gates: GateKeeper
   readonly #turnstile = new Turnstile(QUEUED_UPDATES)
   readonly #deadlineMs: number
-  readonly #readers = new Readers()
   #isPaused = false
   /** From which epoch on it is counted which tensors are brought. */
   #mark: { epoch: number, since: WeightCoverage['since'] } | null = null
@@ -143,56 +141,38 @@ export class WeightStore {
 
   async readTensor (name: string, maxRows?: number): Promise<{ shape: number[], values: Float32Array }> {
     if (this.ledger.isReleased('weights')) throw asleep('read')
-    return await this.#readers.read(async () => await readTensor(this, name, maxRows))
+    return await this.readers.read(async () => await readTensor(this, name, maxRows))
   }
 
   async checksums (): Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }> {
     if (this.ledger.isReleased('weights')) throw asleep('read')
-    return await this.#readers.read(async () => await checksums(this))
+    return await this.readers.read(async () => await checksums(this))
   }
 
   /** Takes its turn among the updates; see RolloutEngine. */
   async release (tags?: readonly MemoryTag[]): Promise<MemoryReport> {
-    return await this.#inTurn(async shut => await releaseMemory({ ...this.#memoryContext(), shut }, tags))
+    return await this.inTurn(async shut => await releaseMemory({ ...this.#memoryContext(), shut }, tags))
   }
 
   async resume (tags?: readonly MemoryTag[]): Promise<MemoryReport> {
-    return await this.#inTurn(async shut => await resumeMemory({ ...this.#memoryContext(), shut }, tags))
+    return await this.inTurn(async shut => await resumeMemory({ ...this.#memoryContext(), shut }, tags))
   }
 
   /**
-   * Closes what a write kept open under the name (`CudaSegment.keep`): in its turn among the updates or, while a transaction is open,
-   * with that one's next write.
+   * Closes what a write kept open under the name (`CudaSegment.keep`): between two steps, running requests stay as they are, and whoever
+   * waits for its turn goes on waiting; while a transaction has the gate, between two of its writes.
    */
   async closeMappings (name: string): Promise<void> {
     const closed = this.mappings.due(name)
-    const turn = this.#closeInTurn(name)
+    // An update that has the gate closes them too.
+    const turn = this.standStill(async () => { await this.mappings.closeDue(this.addon, this.core) }, this.#deadlineMs)
     turn.catch(() => {})
     await Promise.race([closed, turn])
   }
 
-  async #closeInTurn (name: string): Promise<void> {
-    for (;;) {
-      try {
-        return await this.#inTurn(async shut => {
-          if (!this.mappings.isDue(name)) return
-          const gate = await shut()
-          try {
-            await this.mappings.closeDue(this.addon, this.core)
-          } finally {
-            await gate.open(this.ledger.opening(false))
-          }
-        })
-      } catch (error) {
-        if (!(error instanceof RefitError) || error.code !== 'TRANSACTION_OPEN') throw error
-      }
-      await sleep(TRANSACTION_POLL_MS, undefined, { ref: false })
-    }
-  }
-
   /** Noise into every parameter, everything torn: what the next updates leave out stays visible. */
   async scramble (seed: bigint): Promise<void> {
-    await this.#inTurn(async shut => {
+    await this.inTurn(async shut => {
       if (this.ledger.isReleased('weights')) throw asleep('updated')
       const gate = await shut()
       try {
@@ -205,18 +185,24 @@ export class WeightStore {
     })
   }
 
+  /** See GroupHost. */
+  async standStill<T> (run: () => Promise<T>, deadlineMs: number): Promise<T> {
+    return await standStill(run, { gates: this.#gates, transactions: this.transactions, reopen: async gate => { await gate.open(this.ledger.opening(false)) }, deadlineMs })
+  }
+
   /** Gives up the transaction that is open. */
   async close (): Promise<void> { await this.transactions.close() }
 
-  async #inTurn<T> (run: (shut: () => Promise<Gate>) => Promise<T>): Promise<T> {
-    const until = performance.now() + this.#deadlineMs
+  /** In its turn among the updates, and not in a transaction. `left`: milliseconds until the deadline. */
+  async inTurn<T> (run: (shut: () => Promise<Gate>, left: () => number) => Promise<T>, deadlineMs = this.#deadlineMs): Promise<T> {
+    const until = performance.now() + deadlineMs
     const left = (): number => Math.max(1, until - performance.now())
     for (;;) {
       await this.transactions.demandNone()
       const leave = await this.#enter(left())
       if (leave === null) continue
       try {
-        return await run(async () => await this.#shut(false, left()))
+        return await run(async () => await this.#shut(false, left()), left)
       } finally {
         leave()
       }
@@ -243,7 +229,7 @@ export class WeightStore {
       addon: this.addon,
       core: this.core,
       ledger: this.ledger,
-      readers: this.#readers,
+      readers: this.readers,
       keepWeights,
       available: { forWeights: onHost ? availableBytes : null, forCopies: availableBytes },
       weightBytes: this.addon.coreInfo(this.core).weightBytes
@@ -262,6 +248,6 @@ export class WeightStore {
   }
 }
 
-function asleep (what: string): RefitError {
+export function asleep (what: string): RefitError {
   return new RefitError('CONFLICT', `weights cannot be ${what} while their memory is released; /resume_memory_occupation with tags ["weights"] brings it back. Nothing has changed`)
 }

@@ -20,6 +20,10 @@ import tensor_life  # noqa: F401
 import tensor_kept  # noqa: F401
 import tensor_real  # noqa: F401
 import tensor_examples  # noqa: F401
+import distributed_ways  # noqa: F401
+import distributed_life  # noqa: F401
+import distributed_examples  # noqa: F401
+import fleet  # noqa: F401
 
 
 def main():

@@ -1,6 +1,7 @@
 """Who frees what when: senders that die, free, overwrite, repeat themselves; handles that lie; and 500 updates that leave nothing behind."""
 
 import concurrent.futures
+import pathlib
 import time
 
 
@@ -323,6 +324,7 @@ def five_hundred(options):
             sender("loop", port=server.port, count=28, ways=ways, ranks=ranks)
             sender("forget")
             before = dict(sender=sender("memory"), server=footprint(server.process.pid), card=free_everywhere() if on_card(options) else [])
+            files = set(shared_files(sender.pid))
             began = time.monotonic()
             sender.begin("loop", port=server.port, count=count, ways=ways, ranks=ranks)
             sender.end(120)
@@ -339,8 +341,9 @@ def five_hundred(options):
                 check(abs(new - old) <= 16 << 20, f"{what}: free on card {card}: {old / 1e6:.0f} MB before, {new / 1e6:.0f} after {count} updates; all: {before} and {after}")
             shares = sender("shares")
             check(set(shares["left"]) <= {"0", "gone"}, f"{what}: counters of {shares['count']} shares: {shares['left']}")
-            files = shared_files(sender.pid)
-            check(len(files) <= 4, f"{what}: {len(files)} files of shared memory are left: {files[:6]}")
+            new = sorted(set(shared_files(sender.pid)) - files)
+            check(len(new) <= 4, f"{what}: {len(new)} files of shared memory are left: {new[:6]}")
+            notes.append(f"{len(files)} files of shared memory before, of {sorted({pathlib.Path(file).stat().st_size for file in files})} bytes")
             grown = {key: after["server"][key] - before["server"][key] for key in after["server"]}
             notes.append(f"{what}: {count} in {seconds:.1f} s, {shares['count']} shares, {opened_and_closed(server)}, the server grew by {grown}")
             sender("drop")

@@ -21,12 +21,12 @@ PIDS = []
 
 
 class Process:
-    """A sender (tensor_sender.py). Every call has a time limit; a sender that does not answer is killed."""
+    """A sender (`program`). Every call has a time limit; a sender that does not answer is killed."""
 
-    def __init__(self, env=None):
+    def __init__(self, env=None, program="tensor_sender.py"):
         self.log = tempfile.NamedTemporaryFile(prefix="refit-sender-")
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "tensor_sender.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, env={**os.environ, **(env or {})}
+            [sys.executable, str(HERE / program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, env={**os.environ, **(env or {})}
         )
         PIDS.append(self.process.pid)
         self.buffer = b""

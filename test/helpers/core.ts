@@ -21,13 +21,16 @@ export function faultyAddon (): NativeAddon {
 export class CountingGates implements GateKeeper {
   shutCount = 0
   openCount = 0
+  /** How it was asked for last. */
+  asked: Parameters<GateKeeper['shut']>[0] | undefined
   last: Parameters<Gate['open']>[0] | undefined
   labels: string[] = []
   losses: string[] = []
   /** Requests that a pause in place left with KV. */
   holders = 0
 
-  async shut (): Promise<Gate> {
+  async shut (options: Parameters<GateKeeper['shut']>[0]): Promise<Gate> {
+    this.asked = options
     if (this.shutCount !== this.openCount) throw new Error('the gate was shut twice')
     this.shutCount++
     return { holders: this.holders, open: async options => { this.openCount++; this.last = options } }

@@ -29,7 +29,7 @@ export async function routeApp (t: Test, options: Partial<RefitPluginOptions> & 
 
 function checkReply (response: unknown, status: number, body: unknown, url: string): void {
   const schemas = (response ?? {}) as Record<string, { content?: Record<string, { schema: object }> }>
-  const entry = schemas[status] ?? schemas[`${Math.floor(status / 100)}xx`]
+  const entry = schemas[status] ?? schemas[`${Math.floor(status / 100)}xx`] ?? schemas.default
   if (entry === undefined) throw new Error(`${url} answered ${status}, which its schema does not know`)
   const schema = entry.content?.['application/json']?.schema ?? entry
   if (ajv.validate(schema, body)) return

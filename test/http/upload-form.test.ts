@@ -9,6 +9,7 @@ import { errorHandler } from '../../src/http/error-reply.ts'
 import { installFormParser } from '../../src/http/form-parser.ts'
 import { readForm } from '../../src/http/upload-form.ts'
 import { dropRest, pump } from '../../src/http/upload-pump.ts'
+import { freeChunk } from '../../src/sources/host-memory.ts'
 import { until } from '../helpers/route-app.ts'
 
 interface Part { name: string, file: string | null, bytes: Buffer }
@@ -37,6 +38,7 @@ async function reader (t: Test, { prepare = async () => {}, wait = async () => a
         stallMs: 60_000,
         signal: new AbortController().signal,
         broke: () => {},
+        spent: freeChunk,
         field: (name, value) => {
           idle()
           parts.push({ name, file: null, bytes: Buffer.from(String(value)) })
@@ -140,7 +142,7 @@ t.test('a client that goes away before its body is looked at is noticed at once'
   const gone = new IncomingMessage(new Socket())
   gone.destroy()
   await once(gone, 'close')
-  await t.rejects(pump(gone, { take: () => undefined, stallMs: 60_000, broke: () => {}, signal: new AbortController().signal }), { code: 'BODY_BROKEN' })
+  await t.rejects(pump(gone, { take: () => undefined, stallMs: 60_000, broke: () => {}, spent: freeChunk, signal: new AbortController().signal }), { code: 'BODY_BROKEN' })
   const { port, outcomes } = await reader(t, { prepare: async raw => await once(raw, 'close').catch(() => {}) })
   const socket = createConnection(port, '127.0.0.1')
   socket.write(`POST / HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=${BOUNDARY}\r\ncontent-length: 1000\r\n\r\n--${BOUNDARY}`)

@@ -3,12 +3,19 @@ import pathlib
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Trainers of process groups, and how they are driven, are those of the tests on cards.
+sys.path.append(str(ROOT / "test/gpu"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--rounds", type=int, default=5, help="how often tests go round that can go round for long")
 
 
 class Server:

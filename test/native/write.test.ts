@@ -134,8 +134,8 @@ t.test('malformed jobs throw, name what is wrong and change nothing', async t =>
   const cases: Array<[string, unknown, RegExp]> = [
     ['no job', undefined, /^job: expected an object, got undefined$/],
     ['no sources', { ...good.job, sources: undefined }, /^job.sources: expected an array, got undefined$/],
-    ['an empty source', { ...good.job, sources: [{}] }, /^job.sources\[0\]: expected one of fd, buffer and segment$/],
-    ['both kinds at once', { ...good.job, sources: [{ fd: 0, buffer: new Uint8Array(1) }] }, /expected one of fd, buffer and segment/],
+    ['an empty source', { ...good.job, sources: [{}] }, /^job.sources\[0\]: expected one of fd, buffer, segment and staged$/],
+    ['both kinds at once', { ...good.job, sources: [{ fd: 0, buffer: new Uint8Array(1) }] }, /expected one of fd, buffer, segment and staged/],
     ['a closed descriptor', { ...good.job, sources: [{ fd: 987654 }] }, /^job.sources\[0\].fd: cannot use file descriptor 987654: Bad file descriptor$/],
     ['a fraction as descriptor', { ...good.job, sources: [{ fd: 1.5 }] }, /fd: expected an integer from 0 to 2147483647, got 1.5/],
     ['another typed array', { ...good.job, sources: [{ buffer: new Uint16Array(4) }] }, /buffer: expected Uint8Array, got a typed array of another type/],

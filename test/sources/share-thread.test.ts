@@ -10,13 +10,13 @@ import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'
 useStandIn()
 
 function receiverOf (t: Test): TensorReceiver {
-  const receiver = new TensorReceiver({ ranks: 1, device: 'cuda' })
+  const receiver = new TensorReceiver({ ranks: 1, device: 'cuda', nearBytes: 0 })
   t.teardown(async () => { await receiver.close() })
   return receiver
 }
 
 /** Ends the thread: it is told to give back what is no list. */
-async function kill (receiver: TensorReceiver): Promise<void> { await receiver.discard(5 as never) }
+async function kill (receiver: TensorReceiver): Promise<void> { await receiver.discard(new Set(['no list']) as never) }
 
 const opened = (): number => readdirSync('/proc/self/fd').filter(fd => {
   try {

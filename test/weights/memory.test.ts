@@ -205,6 +205,22 @@ t.test('where the system has less than the weights need, nothing is touched, and
   t.same(store.state, { state: 'current' })
 })
 
+t.test('mappings are closed between two steps: nobody waits for running requests, nor for whose turn it is', async t => {
+  const closed: string[] = []
+  const { store, gates, write } = setup(t, { addon: { ...addon, closeMappings: async (_core, name) => { closed.push(name); return 2 } } })
+  await write(1)
+  t.not(gates.asked!.inPlace, true, 'a write waits for them')
+  await store.closeMappings('pool')
+  t.match(gates.asked, { abort: false, inPlace: true })
+  // An update has its turn, and has not asked for the gate yet.
+  const update = await store.update()
+  await store.closeMappings('other')
+  await update.abort('it only stood there')
+  t.same(closed, ['pool', 'other'])
+  t.equal(store.mappings.counts.closed, 4)
+  t.equal(gates.shutCount, gates.openCount)
+})
+
 t.test('a device that is lost in a write, a read, a release or while mappings are closed is told once to whoever runs the engine', async t => {
   const lost = Object.assign(new Error('rank 0, card 2 (H200): the copy of a write failed'), { code: 'DEVICE_LOST' })
   for (const operation of ['write', 'checksum', 'release', 'resume', 'closeMappings'] as const) {

@@ -33,7 +33,7 @@ function streamed (whole: WeightSource, cuts: readonly number[], breaks?: Breaks
         if (next === ends.length) return undefined
         const begin = next === 0 ? 0 : ends[next - 1]! - OVERLAP
         last = Uint8Array.from(buffer.subarray(begin, ends[next++]))
-        return { begin, bytes: last }
+        return { begin, length: last.length, source: { buffer: last } }
       }
     }
   }

@@ -80,7 +80,7 @@ function streamed (source: WeightSource, pieces: number, last = pieces): { sourc
     const at = Math.max(0, given * size - PIECE_OVERLAP)
     const bytes = buffer.subarray(at, ++given * size)
     if (given === last) begin()
-    return { begin: at, bytes }
+    return { begin: at, length: bytes.length, source: { buffer: bytes } }
   }
   return { source: { ...source, sources: [], stream: { ready: async () => {}, next } }, begun, given: () => given }
 }

@@ -390,7 +390,79 @@ double spread(int threads, size_t count, const std::function<void(size_t)>& fn) 
   });
 }
 
+// Whether opening and closing wait for what the card is doing, and what is gained by doing them meanwhile.
+void beside_copies(World& world, CardIpc& driver, const Shared& shared) {
+  Rank& rank = *world.ranks[0];
+  const auto count = static_cast<size_t>(world.segments);
+  std::vector<ipc::Mapping> open(count);
+  const auto copy = [&](size_t s) {
+    check(cudaMemcpyAsync(world.params.at(0, static_cast<int>(s)), reinterpret_cast<void*>(open[s].base),
+                          world.segment_bytes(), cudaMemcpyDeviceToDevice, rank.stream),
+          "cudaMemcpyAsync");
+  };
+  rank.run([&] {
+        refit::ipc_test::spin<<<1, 1, 0, rank.stream>>>(100'000'000);
+        const double opened = ms_of([&] { open[0] = driver.open(0, shared.segment(0)); });
+        const bool still = cudaStreamQuery(rank.stream) == cudaErrorNotReady;
+        const double closed = ms_of([&] { driver.close(0, open[0]); });
+        const bool after = cudaStreamQuery(rank.stream) == cudaErrorNotReady;
+        std::printf("  while a kernel of 100 ms runs: open %.2f ms (%s), close %.2f ms (%s)\n", opened,
+                    still ? "it runs on" : "it has ended", closed, after ? "it runs on" : "it has ended");
+        check(cudaStreamSynchronize(rank.stream), "spin");
+        for (const size_t group : {size_t{2}, size_t{6}}) {
+          for (const bool between : {false, true}) {
+            std::vector<double> times, copied;
+            for (int round = 0; round < 5; round++) {
+              double until = 0;
+              std::vector<cudaEvent_t> done;
+              times.push_back(ms_of([&] {
+                until = ms_of([&] {
+                  for (size_t s = 0; s < count; s++) {
+                    open[s] = driver.open(0, shared.segment(static_cast<int>(s)));
+                    if ((s + 1) % group != 0 && s + 1 < count) continue;
+                    for (size_t i = s / group * group; i <= s; i++) copy(i);
+                    done.emplace_back();
+                    check(cudaEventCreateWithFlags(&done.back(), cudaEventDisableTiming), "cudaEventCreate");
+                    check(cudaEventRecord(done.back(), rank.stream), "cudaEventRecord");
+                    const size_t past = s / group;
+                    if (!between || past < 2) continue;
+                    check(cudaEventSynchronize(done[past - 2]), "cudaEventSynchronize");
+                    for (size_t i = (past - 2) * group; i < (past - 1) * group; i++) driver.close(0, open[i]);
+                  }
+                  check(cudaStreamSynchronize(rank.stream), "copy");
+                });
+                const size_t past = done.size();
+                for (size_t i = between && past > 2 ? (past - 2) * group : 0; i < count; i++) driver.close(0, open[i]);
+              }));
+              copied.push_back(until);
+              for (cudaEvent_t event : done) cudaEventDestroy(event);
+            }
+            std::printf(
+                "  one thread, %zu open and then copied at a time%s: copied after %.2f ms, closed after %.2f ms\n",
+                group, between ? ", closed in between" : "", median(copied), median(times));
+          }
+        }
+      })
+      .get();
+}
+
+// What a write costs apart from its bytes.
+void hops() {
+  World world(1, 1, 1, 512);
+  std::vector<double> tasks, writes;
+  const WriteJob nothing;
+  for (int round = 0; round < 300; round++) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    tasks.push_back(ms_of([&] { world.ranks[0]->run([] {}).get(); }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    writes.push_back(ms_of([&] { world.store->write(nothing); }));
+  }
+  std::printf("after 2 ms of idleness: a task on a rank's thread and back %.3f ms, a write of nothing %.3f ms\n",
+              median(tasks), median(writes));
+}
+
 void bench(double gigabytes) {
+  hops();
   // Segments of whole pages of 2 MiB, as torch's allocator has them, and of one row more.
   constexpr int64_t kPageRows = (2 << 20) / kRowBytes;
   for (const auto& [segments, beyond] : {std::pair{1, 0}, {32, 0}, {195, 0}, {195, 2}}) {
@@ -435,6 +507,7 @@ void bench(double gigabytes) {
                   bytes / median(copies) / 1e6);
       for (const ipc::Mapping& mapping : open) driver.close(0, mapping);
     }
+    beside_copies(world, driver, shared);
     for (const int events : {0, 1, 400}) {
       refill(sender, shared, 0, 71, events, 0);
       if (events == 400) {

@@ -21,6 +21,7 @@
 #include "cuda/check.h"
 #include "cuda/ipc_driver.h"
 #include "cuda/write.h"
+#include "cuda/write_ring.cc"
 #include "cuda/write_run.cc"
 #include "test/check.h"
 

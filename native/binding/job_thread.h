@@ -1,0 +1,38 @@
+// A thread that runs jobs in the order in which they come.
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace refit::binding {
+
+class JobThread {
+ public:
+  // `name`: at most 15 characters; the system's tools show it.
+  explicit JobThread(const char* name);
+  // Closes and joins: never on the thread itself.
+  ~JobThread();
+  JobThread(const JobThread&) = delete;
+  JobThread& operator=(const JobThread&) = delete;
+
+  // Jobs must not throw. Throws std::runtime_error after close().
+  void post(std::function<void()> job);
+  // Takes no more jobs; returns at once. Those that were posted still run.
+  void close();
+  // close(), and returns when all that were posted have run.
+  void join();
+
+ private:
+  void run_jobs();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> jobs_;
+  bool closing_ = false;
+  std::once_flag joined_;
+  std::thread thread_;
+};
+
+}  // namespace refit::binding

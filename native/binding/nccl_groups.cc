@@ -1,0 +1,110 @@
+#include "binding/nccl_groups.h"
+
+#include <utility>
+#include <vector>
+
+#include "binding/core.h"
+#include "binding/error_code.h"
+#include "binding/fields.h"
+#include "binding/groups.h"
+#include "core/cuda_library.h"
+#include "core/nccl_group.h"
+
+namespace refit::binding {
+namespace {
+
+constexpr int kMaxHandle = 0x7fffffff;
+constexpr int kMaxRank = 0xffff;
+
+// A group that keeps its core, whose device is to outlive it.
+class CoreGroup : public NcclGroup {
+ public:
+  CoreGroup(std::shared_ptr<Core> core, const NcclGroupOptions& options)
+      : core_(std::move(core)), group_(core_->shared_device().nccl_group(options)) {}
+
+  std::string describe() const override { return group_->describe(); }
+  std::string library() const override { return group_->library(); }
+  void connect(const uint8_t* id, GroupDeadline deadline) override { group_->connect(id, deadline); }
+  void stage(uint64_t bytes) override { group_->stage(bytes); }
+  StagedSlot staged(int slot) const override { return group_->staged(slot); }
+  void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {
+    group_->receive(slot, parts, root, deadline);
+  }
+  void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) override {
+    group_->send(data, bytes, deadline);
+  }
+  void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) override {
+    group_->params(device, config, rank, root, deadline);
+  }
+  void barrier(GroupDeadline deadline) override { group_->barrier(deadline); }
+  void abort(const std::string& reason) noexcept override { group_->abort(reason); }
+  void end() noexcept override { group_->end(); }
+
+ private:
+  const std::shared_ptr<Core> core_;
+  const std::unique_ptr<NcclGroup> group_;  // goes first
+};
+
+NcclGroup& nccl_of(GroupEntry& entry) {
+  auto* const group = dynamic_cast<NcclGroup*>(&entry.group());
+  if (group == nullptr) throw std::invalid_argument("expected a group of NCCL, got " + entry.group().describe());
+  return *group;
+}
+
+std::string optional_string(const Napi::Value& value, const std::string& name) {
+  return value.IsUndefined() ? std::string() : to_string(value, name);
+}
+
+}  // namespace
+
+Napi::Value nccl_group(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  auto core = find_core(static_cast<int>(to_integer(info[0], "core", 0, kMaxHandle)));
+  const Napi::Object from = to_object(info[1], "options");
+  NcclGroupOptions options;
+  options.size = static_cast<int>(to_integer(from.Get("size"), "options.size", 1, kMaxRank));
+  options.first_rank = static_cast<int>(to_integer(from.Get("firstRank"), "options.firstRank", 0, kMaxRank));
+  options.library = optional_string(from.Get("library"), "options.library");
+  if (const Napi::Value only = from.Get("coreRank"); !only.IsUndefined()) {
+    options.core_rank = static_cast<int>(to_integer(only, "options.coreRank", 0, core->config().ranks - 1));
+  }
+  if (const Napi::Value warm_up = from.Get("warmUp"); !warm_up.IsUndefined()) {
+    options.warm_up = to_boolean(warm_up, "options.warmUp");
+  }
+  if (const Napi::Value peers = from.Get("peerCards"); !peers.IsUndefined()) {
+    const Napi::Array list = to_array(peers, "options.peerCards");
+    for (uint32_t i = 0; i < list.Length(); i++) {
+      options.peer_cards.push_back(to_string(list[i], "options.peerCards[" + std::to_string(i) + "]"));
+    }
+  }
+  return with_error_code(env, [&]() -> Napi::Value {
+    auto group = std::make_unique<CoreGroup>(std::move(core), options);
+    return Napi::Number::New(env, register_group(env, std::move(group), true));
+  });
+}
+
+Napi::Value nccl_library(const Napi::CallbackInfo& info) {
+  return Napi::String::New(info.Env(), nccl_of(*group_of(info)).library());
+}
+
+Napi::Value nccl_unique_id(const Napi::CallbackInfo& info) {
+  const std::string library = optional_string(info[0], "library");
+  return with_error_code(info.Env(), [&] { return from_vector(info.Env(), refit::nccl_unique_id(library)); });
+}
+
+Napi::Value nccl_connect(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto entry = group_of(info);
+  NcclGroup& group = nccl_of(*entry);
+  const auto bytes = to_span<uint8_t>(info[1], "uniqueId");
+  if (bytes.size() != NcclGroup::kIdBytes) {
+    throw Napi::RangeError::New(env, "uniqueId: expected " + std::to_string(NcclGroup::kIdBytes) + " bytes, got " +
+                                         std::to_string(bytes.size()));
+  }
+  const GroupDeadline deadline = deadline_of(info[2]);
+  return submit_to_group(env, entry, [&group, id = std::vector<uint8_t>(bytes.begin(), bytes.end()), deadline] {
+    group.connect(id.data(), deadline);
+  });
+}
+
+}  // namespace refit::binding

@@ -1,0 +1,12 @@
+#pragma once
+#include "binding/napi_setup.h"
+
+namespace refit::binding {
+
+// The functions of src/native-groups.ts that are NCCL's alone; what it has in common with gloo is in binding/groups.h.
+Napi::Value nccl_group(const Napi::CallbackInfo& info);
+Napi::Value nccl_library(const Napi::CallbackInfo& info);
+Napi::Value nccl_unique_id(const Napi::CallbackInfo& info);
+Napi::Value nccl_connect(const Napi::CallbackInfo& info);
+
+}  // namespace refit::binding

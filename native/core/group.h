@@ -1,0 +1,81 @@
+// A process group that ranks of this process are in, with other ranks elsewhere: torch trainers, or other engines. The
+// binding and everything above it talk to this alone; native/transport/gloo_group.h is one kind, NCCL's the other.
+//
+// Threads: the functions that wait are called by one thread at a time, the group's own (native/binding/groups.h): never
+// by an event loop. `abort` and `staged` may be called by any thread at any time.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/model.h"
+#include "core/write.h"
+
+namespace refit {
+
+class Device;
+
+// GroupErrorCode in src/native-groups.ts.
+enum class GroupErrorKind : uint8_t { kTimeout = 0, kBroken, kRefused };
+
+// Of use to nobody after kTimeout and kBroken: the group is to be ended. The message names phase, peer, rank and
+// elapsed time.
+struct GroupError : std::runtime_error {
+  GroupError(GroupErrorKind kind, const std::string& message) : std::runtime_error(message), kind(kind) {}
+  GroupErrorKind kind;
+};
+
+// Every wait ends here, with kTimeout.
+using GroupDeadline = std::chrono::steady_clock::time_point;
+
+// One broadcast into a staging slot (PART_FIELDS in src/native-groups.ts).
+struct GroupPart {
+  uint64_t offset = 0;  // in the slot
+  uint64_t bytes = 0;
+};
+
+constexpr int kGroupSlots = 2;
+
+// A staging slot as the source of a write.
+struct StagedSlot {
+  Source source;
+  // Owns the memory: held while a write reads it, so that neither `stage` nor the group's end frees it under the write.
+  std::shared_ptr<const void> memory;
+};
+
+class Group {
+ public:
+  // Aborts what has not been ended. No call may be under way.
+  virtual ~Group() = default;
+
+  // In words, for messages: `gloo group of 5 (ranks 1-4 here)`.
+  virtual std::string describe() const = 0;
+
+  // Both slots have room for `bytes` each from now on; 0 gives the memory back. Throws std::bad_alloc and then has
+  // none.
+  virtual void stage(uint64_t bytes) = 0;
+  // Throws std::invalid_argument where nothing is staged.
+  virtual StagedSlot staged(int slot) const = 0;
+
+  // These throw GroupError; std::invalid_argument for what the caller does wrong (before anything was sent).
+  //
+  // Takes part in one broadcast for each part, in order, from rank `root` (not one of this process's), into the slot.
+  virtual void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) = 0;
+  // One broadcast of host memory from this process's first rank.
+  virtual void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) = 0;
+  // All parameters of the device from rank `root` straight into place; see groupParams in src/native-groups.ts.
+  // The device has this configuration and is the caller's alone.
+  virtual void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) = 0;
+  // torch's `barrier` of the backend: returns when all ranks have come.
+  virtual void barrier(GroupDeadline deadline) = 0;
+
+  // Any thread. What is under way throws kBroken with the reason, at once, and so does everything after it.
+  virtual void abort(const std::string& reason) noexcept = 0;
+  // Leaves: in order, or at once where the group is aborted. Frees everything but slots that a write still holds.
+  virtual void end() noexcept = 0;
+};
+
+}  // namespace refit

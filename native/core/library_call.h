@@ -1,0 +1,87 @@
+// How calls of a shared library with a device of its own report and return: see core/device_library.h.
+#pragma once
+#include <cstdint>
+#include <exception>
+#include <stdexcept>
+
+#include "core/device.h"
+#include "core/group.h"
+#include "core/memory_error.h"
+
+namespace refit {
+
+enum class FailureKind : int32_t {
+  kNone = 0,
+  kInvalidArgument,
+  kNoMemory,
+  kDeviceLost,
+  kGroupTimeout,
+  kGroupBroken,
+  kGroupRefused,
+  kOther
+};
+
+struct Failure {
+  FailureKind kind = FailureKind::kNone;
+  char message[8192] = {};  // ends with a zero; cut where it is longer
+};
+
+// Takes a result that the library owns; must not throw.
+template <typename T>
+struct Sink {
+  void (*take)(void* context, const T& value) noexcept;
+  void* context;
+};
+
+// --- the addon's side
+
+// Throws what the library has reported.
+inline void raise(const Failure& failure) {
+  switch (failure.kind) {
+    case FailureKind::kNone:
+      return;
+    case FailureKind::kInvalidArgument:
+      throw std::invalid_argument(failure.message);
+    case FailureKind::kNoMemory:
+      throw NoMemory(failure.message);
+    case FailureKind::kDeviceLost:
+      throw DeviceLost(failure.message);
+    case FailureKind::kGroupTimeout:
+      throw GroupError(GroupErrorKind::kTimeout, failure.message);
+    case FailureKind::kGroupBroken:
+      throw GroupError(GroupErrorKind::kBroken, failure.message);
+    case FailureKind::kGroupRefused:
+      throw GroupError(GroupErrorKind::kRefused, failure.message);
+    case FailureKind::kOther:
+      break;
+  }
+  throw std::runtime_error(failure.message);
+}
+
+// A copy of what a sink was given. What the copying throws waits here until the library has returned.
+template <typename T>
+class Taken {
+ public:
+  explicit Taken(T& out) : out_(out) {}
+  Sink<T> sink() {
+    return {[](void* self, const T& value) noexcept { static_cast<Taken*>(self)->take(value); }, this};
+  }
+  void finish(const Failure& failure) {
+    if (error_) std::rethrow_exception(error_);
+    raise(failure);
+  }
+
+ private:
+  void take(const T& value) noexcept {
+    try {
+      out_ = value;
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  }
+
+  T& out_;
+  std::exception_ptr error_;
+};
+
+}  // namespace refit

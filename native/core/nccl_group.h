@@ -1,0 +1,33 @@
+// A process group whose ranks here are the cards of a CUDA device: the device makes it (core/device.h) and outlives it.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/group.h"
+
+namespace refit {
+
+// ncclGroup in src/native-groups.ts.
+struct NcclGroupOptions {
+  int size = 0;           // ranks of the group
+  int first_rank = 0;     // the first of this process's
+  int core_rank = -1;     // the only tensor-parallel rank that takes part; -1: all do
+  bool warm_up = false;   // a sum of one float32 right after all have joined, as vLLM's PyNcclCommunicator
+  std::string library{};  // the file of NCCL; empty: where it is found
+  std::vector<std::string> peer_cards{};  // UUIDs of other ranks' cards, as far as they are known
+};
+
+class NcclGroup : public Group {
+ public:
+  static constexpr int kIdBytes = 128;
+
+  // "2.28.9" and the file that it is from.
+  virtual std::string library() const = 0;
+
+  // Makes the communicator with all the others, each rank on a thread and a stream of its own; `id` has kIdBytes. It
+  // allocates, as `stage` and `end` do: no rank may run a step meanwhile. Once. Throws as the functions of Group.
+  virtual void connect(const uint8_t* id, GroupDeadline deadline) = 0;
+};
+
+}  // namespace refit

@@ -1,0 +1,382 @@
+#include "cuda/group.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <future>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include "core/device.h"
+#include "core/memory_error.h"
+#include "cuda/group_words.h"
+
+namespace refit::cuda {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long a thread may be in a call behind the deadline (an abort, a wait for kernels to end) before its card counts
+// as lost.
+constexpr double kGraceSeconds = 60;
+constexpr double kEndSeconds = 10;
+
+double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
+
+std::string text_of(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", seconds);
+  return text;
+}
+
+const NcclApi& open_library_for(const NcclGroupOptions& options) {
+  try {
+    return open_nccl(options.library);
+  } catch (const std::runtime_error& error) {
+    throw GroupError(GroupErrorKind::kRefused,
+                     std::string("a group with backend \"nccl\" needs the NCCL of its trainer's torch "
+                                 "(site-packages/nvidia/nccl/lib/libnccl.so.2): ") +
+                         error.what());
+  }
+}
+
+}  // namespace
+
+struct CardGroup::State {
+  explicit State(GroupHost given) : host(std::move(given)) {}
+
+  const GroupHost host;
+  std::vector<std::unique_ptr<GroupLane>> lanes;  // from connect to end
+  std::vector<int> tensor_ranks;                  // each lane's
+  bool connected = false, ended = false;
+  uint64_t slot_bytes = 0;
+  std::atomic<bool> cancel{false};
+
+  mutable std::mutex mutex;
+  std::string reason;    // of the abort; of the first failure, after which the group is of no use
+  bool aborted = false;  // by the caller
+  bool lost = false;     // a card: nothing is freed
+};
+
+CardGroup::CardGroup(GroupHost host, const NcclGroupOptions& options)
+    : options_(options), api_(open_library_for(options)), state_(std::make_shared<State>(std::move(host))) {
+  const auto refuse = [](const std::string& why) { throw GroupError(GroupErrorKind::kRefused, why); };
+  const int ranks = state_->host.ranks;
+  if (options.core_rank >= ranks) {
+    refuse("tensor-parallel rank " + std::to_string(options.core_rank) + " does not exist, the engine has " +
+           std::to_string(ranks));
+  }
+  for (int rank = 0; rank < ranks; rank++) {
+    if (options.core_rank < 0 || options.core_rank == rank) state_->tensor_ranks.push_back(rank);
+  }
+  if (options.first_rank < 0 || options.size - options.first_rank < local_ranks()) {
+    refuse("ranks " + std::to_string(options.first_rank) + " to " +
+           std::to_string(options.first_rank + local_ranks() - 1) + " do not fit into a group of " +
+           std::to_string(options.size) + ": the engine takes part with " + std::to_string(local_ranks()) +
+           " (--tp), from rank_offset on");
+  }
+}
+
+CardGroup::~CardGroup() {
+  abort("the group is dropped");
+  end();
+}
+
+int CardGroup::local_ranks() const { return static_cast<int>(state_->tensor_ranks.size()); }
+
+std::string CardGroup::describe() const {
+  const int last = options_.first_rank + local_ranks() - 1;
+  return "NCCL group of " + std::to_string(options_.size) + " (rank" + (local_ranks() > 1 ? "s " : " ") +
+         std::to_string(options_.first_rank) + (local_ranks() > 1 ? "-" + std::to_string(last) : "") + " here)";
+}
+
+std::string CardGroup::library() const { return nccl_version(api_.version) + ", " + api_.path; }
+
+void CardGroup::demand_usable(const char* phase) const {
+  const State& s = *state_;
+  {
+    const std::lock_guard lock(s.mutex);
+    if (!s.reason.empty()) {
+      throw GroupError(GroupErrorKind::kBroken, describe() + ", " + phase + ": it is of no use any more: " + s.reason);
+    }
+  }
+  if (s.ended) throw std::invalid_argument(describe() + " has ended");
+  if (!s.connected) throw std::invalid_argument(describe() + " is not connected");
+}
+
+// fn on all lanes at once, each on its card's thread; returns when all have ended. `cancel`: the first failure ends the
+// others.
+CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std::function<void(GroupLane&)>& fn) {
+  const auto began = Clock::now();
+  State& s = *state_;
+  const auto first = std::make_shared<std::atomic<int>>(-1);
+  const auto own = std::make_shared<const std::function<void(GroupLane&)>>(fn);
+  std::vector<std::future<void>> futures;
+  for (size_t i = 0; i < s.lanes.size(); i++) {
+    futures.push_back(s.lanes[i]->card().run([state = state_, first, own, cancel, i] {
+      try {
+        (*own)(*state->lanes[i]);
+      } catch (...) {
+        int none = -1;
+        first->compare_exchange_strong(none, static_cast<int>(i));
+        if (cancel) state->cancel = true;
+        throw;
+      }
+    }));
+  }
+  const auto patience = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kGraceSeconds));
+  const auto last = std::max(deadline, began) + patience;
+  Outcome out;
+  std::exception_ptr lost;
+  for (size_t i = 0; i < futures.size(); i++) {
+    GroupCard& card = s.lanes[i]->card();
+    if (futures[i].wait_until(last) != std::future_status::ready) {
+      lose(card.label() + " has been stuck in \"" + card.last_operation() + "\" of an " + describe() + " for " +
+           text_of(since(began)) + " s");
+    }
+    try {
+      futures[i].get();
+    } catch (const DeviceLost& error) {
+      if (!lost) lost = std::current_exception();
+      s.host.lose(error.what());
+    } catch (...) {
+      if (first->load() == static_cast<int>(i)) out.error = std::current_exception();
+    }
+  }
+  if (lost) {
+    s.lost = true;
+    std::rethrow_exception(lost);
+  }
+  out.lane = first->load();
+  out.seconds = since(began);
+  return out;
+}
+
+void CardGroup::lose(const std::string& message) {
+  state_->lost = true;
+  state_->host.lose(message);
+  throw DeviceLost(message);
+}
+
+// What a lane's failure is called. After it the group is of no use.
+void CardGroup::on_lanes(const char* phase, GroupDeadline deadline, const std::function<void(GroupLane&)>& fn) {
+  const Outcome out = run(deadline, true, fn);
+  if (!out.error) return;
+  GroupErrorKind kind = GroupErrorKind::kBroken;
+  std::string said;
+  bool memory = false;
+  try {
+    std::rethrow_exception(out.error);
+  } catch (const NcclError& error) {
+    const std::string cure = cure_of(error.what());
+    if (error.result == kNcclInProgress) kind = GroupErrorKind::kTimeout;
+    if (!cure.empty()) kind = GroupErrorKind::kRefused;
+    said = error.what() + cure;
+  } catch (const std::bad_alloc& error) {
+    memory = true;
+    said = error.what();
+  } catch (const std::exception& error) {
+    said = error.what();
+  }
+  State& s = *state_;
+  GroupLane& lane = *s.lanes[static_cast<size_t>(out.lane)];
+  std::string text = describe() + ", " + phase + ", rank " + std::to_string(lane.rank()) + " (" + lane.card().label() +
+                     ") after " + text_of(out.seconds) + " s: " + said;
+  {
+    const std::lock_guard lock(s.mutex);
+    if (s.aborted) {
+      kind = GroupErrorKind::kBroken;
+      text = describe() + ", " + phase + ", after " + text_of(out.seconds) + " s: " + s.reason;
+    } else {
+      s.reason = text;
+    }
+  }
+  if (memory && kind != GroupErrorKind::kRefused) std::rethrow_exception(out.error);
+  throw GroupError(kind, text);
+}
+
+void CardGroup::connect(const uint8_t* id, GroupDeadline deadline) {
+  State& s = *state_;
+  {
+    const std::lock_guard lock(s.mutex);
+    if (!s.reason.empty()) throw GroupError(GroupErrorKind::kBroken, describe() + ", connecting: " + s.reason);
+  }
+  if (s.ended || !s.lanes.empty()) {
+    throw std::invalid_argument(describe() + (s.ended ? " has ended" : " was connected before"));
+  }
+  if (Clock::now() >= deadline) {
+    throw GroupError(GroupErrorKind::kTimeout, describe() + ", connecting: the deadline has passed before it began");
+  }
+  open_lanes();
+  NcclUniqueId unique;
+  static_assert(sizeof unique.bytes == kIdBytes);
+  std::memcpy(unique.bytes, id, sizeof unique.bytes);
+  const GroupWait wait{deadline, &s.cancel};
+  on_lanes(("connecting by NCCL " + library()).c_str(), deadline,
+           [this, unique, wait](GroupLane& lane) { lane.join(api_, unique, options_.size, wait); });
+  s.connected = true;
+  if (options_.warm_up) {
+    on_lanes("warming up", deadline, [wait](GroupLane& lane) { lane.barrier(wait); });
+  }
+}
+
+void CardGroup::open_lanes() {
+  State& s = *state_;
+  std::string failed;
+  for (size_t i = 0; i < s.tensor_ranks.size() && failed.empty(); i++) {
+    try {
+      auto card = s.host.open(s.tensor_ranks[i]);
+      s.lanes.push_back(std::make_unique<GroupLane>(std::move(card), options_.first_rank + static_cast<int>(i)));
+    } catch (const DeviceLost& error) {
+      lose(error.what());
+    } catch (const std::exception& error) {
+      failed =
+          describe() + ", connecting, tensor-parallel rank " + std::to_string(s.tensor_ranks[i]) + ": " + error.what();
+    }
+  }
+  if (failed.empty()) return;
+  {
+    const std::lock_guard lock(s.mutex);
+    if (s.reason.empty()) s.reason = failed;
+  }
+  throw GroupError(GroupErrorKind::kBroken, failed);
+}
+
+void CardGroup::stage(uint64_t bytes) {
+  State& s = *state_;
+  if (s.ended || s.lanes.empty()) throw std::invalid_argument(describe() + " is not connected");
+  if (bytes > (uint64_t{1} << 48)) throw std::bad_alloc();
+  if (bytes == s.slot_bytes) return;
+  s.slot_bytes = 0;
+  const Outcome out = run(Clock::now(), false, [bytes](GroupLane& lane) { lane.stage(bytes); });
+  if (!out.error) {
+    s.slot_bytes = bytes;
+    return;
+  }
+  run(Clock::now(), false, [](GroupLane& lane) { lane.stage(0); });  // all or none
+  std::rethrow_exception(out.error);
+}
+
+StagedSlot CardGroup::staged(int slot) const {
+  const State& s = *state_;
+  if (s.slot_bytes == 0) throw std::invalid_argument(describe() + " has no staging slots");
+  if (local_ranks() != s.host.ranks) {
+    throw std::invalid_argument(describe() +
+                                " is one tensor-parallel rank's alone: its slots are no source of a write");
+  }
+  StagedSlot out;
+  out.source.bytes = s.slot_bytes;
+  for (const auto& lane : s.lanes) out.source.rank_data.push_back(lane->slot_data(slot));
+  return out;
+}
+
+void CardGroup::receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) {
+  demand_usable("receiving");
+  State& s = *state_;
+  const int last = options_.first_rank + local_ranks() - 1;
+  if (root < 0 || root >= options_.size || (root >= options_.first_rank && root <= last)) {
+    throw std::invalid_argument(describe() + ": root " + std::to_string(root) +
+                                " is no other rank of the group: it cannot be received from");
+  }
+  for (size_t i = 0; i < parts.size(); i++) {
+    const GroupPart& part = parts[i];
+    if (part.offset <= s.slot_bytes && part.bytes <= s.slot_bytes - part.offset) continue;
+    throw std::invalid_argument(describe() + ": broadcast " + std::to_string(i + 1) + " of " +
+                                std::to_string(parts.size()) + " (" + std::to_string(part.bytes) + " bytes at " +
+                                std::to_string(part.offset) + ") does not fit into a staging slot of " +
+                                std::to_string(s.slot_bytes));
+  }
+  const GroupWait wait{deadline, &s.cancel};
+  on_lanes("receiving", deadline,
+           [slot, parts, root, wait](GroupLane& lane) { lane.receive(slot, parts, root, wait); });
+}
+
+void CardGroup::send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) {
+  demand_usable("sending");
+  State& s = *state_;
+  if (bytes > s.slot_bytes) {
+    throw std::invalid_argument(describe() + ": " + std::to_string(bytes) +
+                                " bytes to send do not fit into a staging slot of " + std::to_string(s.slot_bytes));
+  }
+  if (bytes == 0) return;
+  const GroupWait wait{deadline, &s.cancel};
+  const int root = options_.first_rank;
+  on_lanes("sending", deadline, [data, bytes, root, wait](GroupLane& lane) {
+    if (lane.rank() == root) return lane.send(data, bytes, wait);
+    lane.receive(0, {{0, bytes}}, root, wait);
+  });
+}
+
+void CardGroup::params(Device&, const CoreConfig&, int rank, int root, GroupDeadline deadline) {
+  params(rank, root, deadline);
+}
+
+void CardGroup::params(int rank, int root, GroupDeadline deadline) {
+  demand_usable("parameters");
+  State& s = *state_;
+  if (local_ranks() != 1 || s.tensor_ranks[0] != rank) {
+    throw std::invalid_argument(describe() + ": parameters of tensor-parallel rank " + std::to_string(rank) +
+                                " travel in a group that has no other rank of this engine (coreRank)");
+  }
+  if (root < 0 || root >= options_.size) {
+    throw std::invalid_argument(describe() + ": root " + std::to_string(root) + " is no rank of the group");
+  }
+  const std::vector<GroupSpan> spans = s.host.params(rank);
+  const GroupWait wait{deadline, &s.cancel};
+  on_lanes("parameters", deadline, [spans, root, wait](GroupLane& lane) { lane.broadcast(spans, root, wait); });
+}
+
+void CardGroup::barrier(GroupDeadline deadline) {
+  demand_usable("barrier");
+  const GroupWait wait{deadline, &state_->cancel};
+  on_lanes("barrier", deadline, [wait](GroupLane& lane) { lane.barrier(wait); });
+}
+
+void CardGroup::abort(const std::string& reason) noexcept {
+  State& s = *state_;
+  try {
+    const std::lock_guard lock(s.mutex);
+    if (s.reason.empty()) {
+      s.reason = reason.empty() ? "aborted" : reason;
+      s.aborted = true;
+    }
+  } catch (...) {
+  }
+  s.cancel = true;
+}
+
+void CardGroup::end() noexcept {
+  State& s = *state_;
+  if (s.ended) return;
+  s.ended = true;
+  s.slot_bytes = 0;
+  bool abort = false;
+  {
+    const std::lock_guard lock(s.mutex);
+    abort = !s.reason.empty() || !s.connected;
+  }
+  try {
+    if (!s.lost) run(Clock::now(), false, [abort](GroupLane& lane) { lane.close(abort, kEndSeconds); });
+  } catch (...) {
+  }
+  if (s.lost) {
+    new std::shared_ptr<State>(state_);  // never destroyed: threads that are stuck use it
+  } else {
+    s.lanes.clear();
+  }
+}
+
+std::vector<uint8_t> nccl_group_id(const std::string& library) {
+  NcclGroupOptions options;
+  options.library = library;
+  try {
+    const NcclUniqueId id = new_nccl_id(open_library_for(options));
+    return {id.bytes, id.bytes + sizeof id.bytes};
+  } catch (const NcclError& error) {
+    throw GroupError(GroupErrorKind::kRefused, error.what());
+  }
+}
+
+}  // namespace refit::cuda

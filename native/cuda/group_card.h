@@ -1,0 +1,64 @@
+// What one rank of a process group needs of its card: a thread, a stream and some memory of its own, so that a
+// broadcast can be received while the rank's other thread scatters what came before. An interface, so that groups are
+// tested on machines without a card.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/nccl_api.h"
+
+namespace refit::cuda {
+
+class GroupCard {
+ public:
+  // Marks of a stream that are there at a time.
+  static constexpr int kMarks = 64;
+
+  virtual ~GroupCard() = default;
+
+  // "rank 1 (GPU-…, card 1)": the tensor-parallel rank. Any thread.
+  virtual std::string label() const = 0;
+  // What the thread is doing; any thread.
+  virtual const char* last_operation() const = 0;
+  // Runs fn on the card's thread; exceptions come out of the future, as DeviceLost where the card is lost. Any thread.
+  virtual std::future<void> run(std::function<void()> fn) = 0;
+
+  // --- on the card's thread; all but `doing` and `free` throw std::exception (CudaError).
+
+  // A string literal.
+  virtual void doing(const char* operation) noexcept = 0;
+  virtual NcclStream stream() = 0;
+  // Throws NoMemory.
+  virtual uint8_t* allocate(uint64_t bytes) = 0;
+  virtual void free(uint8_t* memory) noexcept = 0;
+  // Enqueues a copy from host memory.
+  virtual void upload(uint8_t* to, const uint8_t* from, uint64_t bytes) = 0;
+  // Whether the stream has passed all that it was given.
+  virtual bool idle() = 0;
+  // Enqueues mark number `index` (rising from 0, below kMarks); how many of the first `count` the stream has passed.
+  virtual void mark(int index) = 0;
+  virtual int passed(int count) = 0;
+};
+
+// Memory of one parameter.
+struct GroupSpan {
+  void* data = nullptr;
+  uint64_t bytes = 0;
+};
+
+// What a group needs of the device that its ranks belong to. All may throw.
+struct GroupHost {
+  int ranks = 0;  // tensor-parallel
+  // A GroupCard for the rank; not on the card's thread.
+  std::function<std::unique_ptr<GroupCard>(int rank)> open;
+  // Where the rank's parameters are, in order; throws std::runtime_error while their memory is released.
+  std::function<std::vector<GroupSpan>(int rank)> params;
+  // A card is lost, or a thread is stuck in it: the process is to end.
+  std::function<void(const std::string& message)> lose;
+};
+
+}  // namespace refit::cuda

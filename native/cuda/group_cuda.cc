@@ -1,0 +1,88 @@
+#include "cuda/group_cuda.h"
+
+#include <vector>
+
+#include "core/memory_error.h"
+#include "cuda/check.h"
+#include "cuda/memory.h"
+#include "cuda/rank.h"
+
+namespace refit::cuda {
+namespace {
+
+class CudaGroupCard : public GroupCard {
+ public:
+  // A health of its own: how long a rank may wait for others is the group's to say, not the watchdog's.
+  CudaGroupCard(int rank, int device) : rank_(rank, device) {
+    rank_
+        .run([this] {
+          for (cudaEvent_t& event : marks_) {
+            check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+          }
+        })
+        .get();
+  }
+  ~CudaGroupCard() override {
+    try {
+      rank_
+          .run([this] {
+            for (cudaEvent_t event : marks_) cudaEventDestroy(event);
+          })
+          .get();
+    } catch (...) {
+      // The card is lost, and the process about to end.
+    }
+  }
+
+  std::string label() const override { return rank_.label(); }
+  const char* last_operation() const override { return rank_.last_operation(); }
+  std::future<void> run(std::function<void()> fn) override { return rank_.run(std::move(fn)); }
+  void doing(const char* operation) noexcept override { rank_.doing(operation); }
+  NcclStream stream() override { return rank_.stream; }
+
+  uint8_t* allocate(uint64_t bytes) override {
+    void* memory = nullptr;
+    const cudaError_t code = cudaMalloc(&memory, bytes);
+    if (code == cudaSuccess) return static_cast<uint8_t*>(memory);
+    cudaGetLastError();
+    if (code != cudaErrorMemoryAllocation) throw CudaError(code, "memory for a process group");
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    throw NoMemory(label() + " has no room for " + gigabytes(bytes) +
+                   " of a process group's staging: " + gigabytes(free) + " of " + gigabytes(total) +
+                   " are free; lower --bucket-bytes or --mem-fraction, or end what else uses the card");
+  }
+  void free(uint8_t* memory) noexcept override { cudaFree(memory); }
+
+  void upload(uint8_t* to, const uint8_t* from, uint64_t bytes) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, rank_.stream), "upload");
+  }
+
+  bool idle() override {
+    const cudaError_t code = cudaStreamQuery(rank_.stream);
+    if (code == cudaSuccess) return true;
+    cudaGetLastError();  // "not ready" too would be taken for the next launch's
+    if (code != cudaErrorNotReady) throw CudaError(code, "a process group's stream");
+    return false;
+  }
+
+  void mark(int index) override { check(cudaEventRecord(marks_[index], rank_.stream), "cudaEventRecord"); }
+  int passed(int count) override {
+    int passed = 0;
+    while (passed < count && cudaEventQuery(marks_[passed]) == cudaSuccess) passed++;
+    cudaGetLastError();
+    return passed;
+  }
+
+ private:
+  Rank rank_;
+  cudaEvent_t marks_[kMarks] = {};
+};
+
+}  // namespace
+
+std::unique_ptr<GroupCard> open_group_card(int rank, int device) {
+  return std::make_unique<CudaGroupCard>(rank, device);
+}
+
+}  // namespace refit::cuda

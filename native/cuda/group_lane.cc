@@ -1,0 +1,185 @@
+#include "cuda/group_lane.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+namespace refit::cuda {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kAlignment = 512;
+constexpr uint64_t kScalarBytes = 512;
+// How long kernels of an aborted communicator may take to leave the card.
+constexpr double kLeaveSeconds = 10;
+
+double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
+
+std::string text_of(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", seconds);
+  return text;
+}
+
+// Short waits are turned away from the processor only, longer ones bear 20 us.
+void pause(int turn) {
+  if (turn < 256) {
+    std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+// Every how many parts a mark is set.
+size_t stride_of(size_t parts) { return std::max<size_t>(1, (parts + GroupCard::kMarks - 1) / GroupCard::kMarks); }
+
+}  // namespace
+
+double GroupWait::seconds() const {
+  return std::max(0.0, std::chrono::duration<double>(deadline - Clock::now()).count());
+}
+
+template <class F>
+void GroupLane::guarded(F&& fn) {
+  try {
+    fn();
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+// The kernels end, and the memory can be freed.
+void GroupLane::abandon() noexcept {
+  try {
+    card_->doing("abort NCCL's communicator");
+    if (comm_) comm_->abort();
+    card_->doing("wait for NCCL's kernels to end");
+    const auto began = Clock::now();
+    for (int turn = 0; !card_->idle() && since(began) < kLeaveSeconds; turn++) pause(turn);
+  } catch (...) {
+    // The card's error comes out of the call that failed.
+  }
+}
+
+void GroupLane::join(const NcclApi& api, const NcclUniqueId& id, int size, const GroupWait& wait) {
+  card_->doing("join a group of NCCL");
+  scalar_ = card_->allocate(kScalarBytes);
+  const float zero = 0;
+  card_->upload(scalar_, reinterpret_cast<const uint8_t*>(&zero), sizeof zero);
+  guarded([&] { comm_ = std::make_unique<NcclComm>(api, id, size, rank_, wait.nccl()); });
+}
+
+void GroupLane::stage(uint64_t bytes) {
+  card_->doing("staging slots of a group");
+  if (slots_ != nullptr) card_->free(slots_);
+  slots_ = nullptr;
+  slot_bytes_ = 0;
+  if (bytes == 0) return;
+  const uint64_t each = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  slots_ = card_->allocate(kGroupSlots * each);
+  slot_bytes_ = each;
+}
+
+void GroupLane::receive(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait) {
+  card_->doing("receive a broadcast");
+  const size_t stride = stride_of(parts.size());
+  uint8_t* const to = slot_data(slot);
+  guarded([&] {
+    for (size_t i = 0; i < parts.size(); i++) {
+      comm_->set_wait(wait.nccl());
+      // NCCL takes no part in a broadcast of nothing, on any rank.
+      uint8_t* const at = to + parts[i].offset;
+      if (parts[i].bytes > 0) comm_->broadcast(at, at, parts[i].bytes, kNcclUint8, root, card_->stream());
+      if ((i + 1) % stride == 0) card_->mark(static_cast<int>(i / stride));
+    }
+    await("receiving", parts.size(), stride, root, wait);
+  });
+}
+
+void GroupLane::send(const uint8_t* from, uint64_t bytes, const GroupWait& wait) {
+  card_->doing("send a broadcast");
+  guarded([&] {
+    card_->upload(slots_, from, bytes);
+    comm_->set_wait(wait.nccl());
+    comm_->broadcast(slots_, slots_, bytes, kNcclUint8, rank_, card_->stream());
+    card_->mark(0);
+    await("sending", 1, 1, rank_, wait);
+  });
+}
+
+void GroupLane::broadcast(const std::vector<GroupSpan>& spans, int root, const GroupWait& wait) {
+  card_->doing("broadcast parameters");
+  const size_t stride = stride_of(spans.size());
+  guarded([&] {
+    for (size_t i = 0; i < spans.size(); i++) {
+      comm_->set_wait(wait.nccl());
+      const GroupSpan& span = spans[i];
+      if (span.bytes > 0) comm_->broadcast(span.data, span.data, span.bytes, kNcclUint8, root, card_->stream());
+      if ((i + 1) % stride == 0) card_->mark(static_cast<int>(i / stride));
+    }
+    await(root == rank_ ? "sending parameters" : "receiving parameters", spans.size(), stride, root, wait);
+  });
+}
+
+void GroupLane::barrier(const GroupWait& wait) {
+  card_->doing("wait for all ranks of a group");
+  guarded([&] {
+    comm_->set_wait(wait.nccl());
+    comm_->all_reduce(scalar_, scalar_, 1, kNcclFloat32, kNcclSum, card_->stream());
+    await("the barrier", 0, 1, -1, wait);
+  });
+}
+
+// NCCL's kernels wait for their peers on the card: that these have gone, or will not come, is not seen there.
+void GroupLane::await(const char* what, size_t parts, size_t stride, int root, const GroupWait& wait) {
+  const auto began = Clock::now();
+  const auto where = [&] {
+    std::string text = what;
+    if (root >= 0 && root != rank_) text += " from rank " + std::to_string(root);
+    if (parts > 0) {
+      const int passed = card_->passed(static_cast<int>(parts / stride));
+      const size_t first = std::min(parts, static_cast<size_t>(passed) * stride + 1);
+      const size_t last = std::min(parts, first + stride - 1);
+      text += ", broadcast " + std::to_string(first) + (last > first ? " to " + std::to_string(last) : "") + " of " +
+              std::to_string(parts);
+    }
+    return text;
+  };
+  for (int turn = 0; !card_->idle(); turn++) {
+    if (turn % 64 == 0) comm_->check();
+    if (wait.cancelled()) {
+      throw NcclError(kNcclInProgress, where() + ": given up after " + text_of(since(began)) + " s");
+    }
+    if (Clock::now() >= wait.deadline) {
+      throw NcclError(kNcclInProgress, where() + ": not done after " + text_of(since(began)) + " s");
+    }
+    pause(turn);
+  }
+  comm_->check();  // kernels that NCCL has given up end as well
+}
+
+void GroupLane::close(bool abort, double seconds) noexcept {
+  try {
+    card_->doing("leave a group of NCCL");
+    if (comm_ && !abort) {
+      comm_->set_wait({seconds, nullptr});
+      comm_->finish();
+    } else {
+      abandon();
+    }
+  } catch (...) {
+    abandon();
+  }
+  comm_.reset();
+  card_->doing("free a group's memory");
+  for (uint8_t** memory : {&scalar_, &slots_}) {
+    if (*memory != nullptr) card_->free(*memory);
+    *memory = nullptr;
+  }
+  slot_bytes_ = 0;
+}
+
+}  // namespace refit::cuda

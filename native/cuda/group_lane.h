@@ -1,0 +1,72 @@
+// One rank's part in a process group: its communicator and its two staging slots.
+//
+// Threads: everything runs on the card's thread, but for `slot_data`.
+#pragma once
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/group.h"
+#include "cuda/group_card.h"
+#include "cuda/nccl.h"
+
+namespace refit::cuda {
+
+// When a call has to end: at the deadline, or once another thread sets `cancel`.
+struct GroupWait {
+  GroupDeadline deadline;
+  const std::atomic<bool>* cancel = nullptr;
+
+  bool cancelled() const { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
+  double seconds() const;  // that are left, at least 0
+  NcclWait nccl() const { return {seconds(), cancel}; }
+};
+
+// All throw NcclError (kNcclInProgress: too late, or cancelled), NoMemory, CudaError. After any but NoMemory the
+// communicator has been aborted and nothing of it is left on the stream.
+class GroupLane {
+ public:
+  // `rank`: in the group.
+  GroupLane(std::unique_ptr<GroupCard> card, int rank) : card_(std::move(card)), rank_(rank) {}
+  // After close(), or where a card is lost.
+  ~GroupLane() = default;
+  GroupLane(const GroupLane&) = delete;
+  GroupLane& operator=(const GroupLane&) = delete;
+
+  GroupCard& card() { return *card_; }
+  int rank() const { return rank_; }
+
+  void join(const NcclApi& api, const NcclUniqueId& id, int size, const GroupWait& wait);
+  // Room for `bytes` in each slot; 0 frees them.
+  void stage(uint64_t bytes);
+  // Broadcasts from `root` into the slot. Where that is this rank, `from` is sent out of host memory.
+  void receive(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait);
+  void send(const uint8_t* from, uint64_t bytes, const GroupWait& wait);
+  // In place: of all, in order.
+  void broadcast(const std::vector<GroupSpan>& spans, int root, const GroupWait& wait);
+  void barrier(const GroupWait& wait);
+  // In order; never throws.
+  void close(bool abort, double seconds) noexcept;
+
+  // Any thread, but not during `stage`. Null where nothing is staged.
+  uint8_t* slot_data(int slot) const { return slots_ == nullptr ? nullptr : slots_ + (slot == 0 ? 0 : slot_bytes_); }
+
+ private:
+  // fn(); where it throws, the communicator is aborted first and the stream comes to its end.
+  template <class F>
+  void guarded(F&& fn);
+  // Returns when the stream has passed all of `what`, of whose `parts` every `stride`-th has a mark.
+  void await(const char* what, size_t parts, size_t stride, int root, const GroupWait& wait);
+  void abandon() noexcept;
+
+  const std::unique_ptr<GroupCard> card_;
+  const int rank_;
+  std::unique_ptr<NcclComm> comm_;
+  uint8_t* scalar_ = nullptr;  // of barriers
+  uint8_t* slots_ = nullptr;
+  uint64_t slot_bytes_ = 0;  // from the first to the second: `bytes` of stage, aligned
+};
+
+}  // namespace refit::cuda

@@ -1,0 +1,706 @@
+// The gloo transport among groups of this process: data, order, faults and what is left behind. That it is torch's gloo
+// too, test/interop/test_gloo.py tells.
+#include <dirent.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/memory_error.h"
+#include "test/check.h"
+#include "transport/gloo_group.h"
+
+namespace refit::test {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+using Bytes = std::vector<uint8_t>;
+
+constexpr const char* kHost = "127.0.0.1";
+
+GroupDeadline within(std::chrono::milliseconds time) { return Clock::now() + time; }
+// A deadline that no test reaches.
+GroupDeadline late() { return within(20s); }
+
+uint8_t coded(uint64_t seed, uint64_t index) {
+  uint64_t x = (seed + 1) * 0x9e3779b97f4a7c15u + index;
+  x ^= x >> 29;
+  x *= 0xbf58476d1ce4e5b9u;
+  return static_cast<uint8_t>(x >> 32);
+}
+
+Bytes coded_bytes(uint64_t seed, uint64_t bytes) {
+  Bytes out(bytes);
+  for (uint64_t i = 0; i < bytes; i++) out[i] = coded(seed, i);
+  return out;
+}
+
+int entries(const char* folder) {
+  DIR* const dir = opendir(folder);
+  int count = 0;
+  while (readdir(dir) != nullptr) count++;
+  closedir(dir);
+  return count;
+}
+
+struct Thrown {
+  bool any = false;
+  GroupErrorKind kind = GroupErrorKind::kRefused;
+  std::string message;
+
+  bool says(const std::string& text) const { return message.find(text) != std::string::npos; }
+};
+
+Thrown thrown_by(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const GroupError& error) {
+    return {true, error.kind, error.what()};
+  } catch (const std::exception& error) {
+    return {true, GroupErrorKind::kRefused, std::string("not a group's error: ") + error.what()};
+  }
+  return {};
+}
+
+#define CHECK_THROWN(expression, wanted, text)                                                   \
+  do {                                                                                           \
+    const Thrown got_ = (expression);                                                            \
+    CHECKF(got_.any&& got_.kind == (wanted) && got_.says(text), "\"%s\"", got_.message.c_str()); \
+  } while (0)
+
+// One world whose ranks are spread over groups, each of which a process would have.
+struct World {
+  std::vector<std::unique_ptr<GlooGroup>> groups;
+  std::vector<int> owner;  // of each rank
+
+  // `parts[g]`: the ranks of group g.
+  World(int size, const std::vector<std::vector<int>>& parts, bool lazy = false) : owner(size, -1) {
+    for (const auto& ranks : parts) {
+      for (const int rank : ranks) owner[rank] = static_cast<int>(groups.size());
+      groups.push_back(std::make_unique<GlooGroup>(size, ranks, kHost));
+    }
+    std::vector<Bytes> peers;
+    for (int rank = 0; rank < size; rank++) {
+      peers.push_back(groups[owner[rank]]->address(rank));
+      if (lazy) peers.back().resize(peers.back().size() - sizeof(int64_t) * size);
+    }
+    each([&](GlooGroup& group, int) { group.connect(peers, late()); });
+  }
+
+  // All groups at once, each on a thread of its own; what one throws fails the test.
+  void each(const std::function<void(GlooGroup&, int)>& fn) {
+    std::vector<std::thread> threads;
+    for (size_t g = 0; g < groups.size(); g++) {
+      threads.emplace_back([&, g] {
+        const Thrown thrown = thrown_by([&] { fn(*groups[g], static_cast<int>(g)); });
+        CHECKF(!thrown.any, "%s", thrown.message.c_str());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+std::vector<std::vector<int>> random_parts(int size, std::mt19937& random) {
+  const int count = 1 + static_cast<int>(random() % size);
+  std::vector<std::vector<int>> parts(count);
+  std::vector<int> ranks(size);
+  for (int rank = 0; rank < size; rank++) ranks[rank] = rank;
+  std::shuffle(ranks.begin(), ranks.end(), random);
+  for (int i = 0; i < size; i++) parts[i < count ? i : random() % count].push_back(ranks[i]);
+  return parts;
+}
+
+void test_tree() {
+  for (int size = 1; size <= 33; size++) {
+    for (int root = 0; root < size; root++) {
+      std::vector<int> parents(size, -1);
+      for (int rank = 0; rank < size; rank++) {
+        for (const int child : gloo::tree_place(rank, root, size).children) {
+          CHECK(parents[child] == -1);
+          parents[child] = rank;
+        }
+      }
+      for (int rank = 0; rank < size; rank++) {
+        const auto parent = gloo::tree_place(rank, root, size).parent;
+        CHECK(parent.value_or(-1) == parents[rank]);
+        CHECK((rank == root) == !parent);
+        const int depth = gloo::tree_depth(rank, root, size);
+        CHECK(rank == root ? depth == 0 : depth == gloo::tree_depth(parents[rank], root, size) + 1);
+      }
+    }
+  }
+  // As gloo's broadcast.cc counts: the distance doubles.
+  CHECK((gloo::tree_place(0, 0, 5).children == std::vector<int>{1, 2, 4}));
+  CHECK((gloo::tree_place(1, 0, 5).children == std::vector<int>{3}));
+  CHECK((gloo::tree_place(2, 2, 4).children == std::vector<int>{3, 0}));
+  CHECK(gloo::make_slot(gloo::kBroadcast, 17) == 0x0600000011000000u);
+  CHECK(gloo::slot_name(0x0700000003000000u) == "barrier 3");
+  CHECK(gloo::slot_name(0x0400000003000000u) == "allreduce 3");
+  CHECK(gloo::tag_of(gloo::make_slot(gloo::kBroadcast, 0xfffffffeu)) == 0xfffffffeu);
+}
+
+// The value that torch 2.13 put into its store for rank 0 of 2, on a machine named vm (the rest of its sockaddr is what
+// happened to lie on its stack).
+const char* const kTorchValue =
+    "0200000000000000766d8800000000000000020091"
+    "2b7f0000010000000000000000108301"
+    "3abe7f0000512abaa800000000"
+    "0826a039be7f00006834a039be7f0000f43c9e2afd7f00001ab1023abe7f0000470400000000000050f1a039be7f000010"
+    "83013abe7f0000001bc053bae4a53400000000000000000080ffffffffffffff7300000000000000";
+
+void test_addresses() {
+  gloo::Address address;
+  address.host = "trainer-0";
+  address.socket = gloo::parse_host("10.1.2.3");
+  address.socket[3] = 80;
+  for (int i = 0; i < 3; i++) address.identifiers.push_back(i * 1000 - 1);
+  const Bytes value = gloo::encode(address);
+  CHECK(value.size() == 8 + 9 + 8 + 136 + 3 * 8);
+  const gloo::Address back = gloo::decode(value, 1, 3);
+  CHECK(back.host == address.host && back.socket == address.socket && back.identifiers == address.identifiers);
+  CHECK(gloo::text(back.socket) == "10.1.2.3:80");
+  CHECK(!back.lazy());
+  const gloo::Address six{"", gloo::parse_host("fd00::7"), {}};
+  CHECK(gloo::text(gloo::decode(gloo::encode(six), 0, 2).socket) == "[fd00::7]:0");
+  CHECK(gloo::decode(gloo::encode(six), 0, 2).lazy());
+  CHECK(gloo::is_loopback(gloo::parse_host("127.3.0.1")) && gloo::is_loopback(gloo::parse_host("::1")));
+  CHECK(!gloo::is_loopback(gloo::parse_host("10.0.0.1")) && !gloo::is_loopback(six.socket));
+
+  Bytes torch;
+  for (const char* at = kTorchValue; *at != 0; at += 2) {
+    torch.push_back(static_cast<uint8_t>(std::stoi(std::string(at, 2), nullptr, 16)));
+  }
+  // Up to the end of the sockaddr; then -1, and the identifiers 0 and 1.
+  torch.resize(8 + 2 + 8 + 128);
+  for (const int64_t number : {int64_t{-1}, int64_t{0}, int64_t{1}}) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&number);
+    torch.insert(torch.end(), bytes, bytes + 8);
+  }
+  const gloo::Address theirs = gloo::decode(torch, 0, 2);
+  CHECK(theirs.host == "vm" && gloo::text(theirs.socket) == "127.0.0.1:37163");
+  CHECK((theirs.identifiers == std::vector<int64_t>{0, 1}));
+
+  // Whatever else comes is refused in words, and nothing is read beyond its end.
+  for (size_t length = 0; length < value.size(); length++) {
+    if (length == value.size() - 24) continue;  // without identifiers: a lazy one
+    const Thrown thrown = thrown_by([&] { gloo::decode(Bytes(value.begin(), value.begin() + length), 4, 3); });
+    CHECKF(thrown.any && thrown.says("rank 4"), "%zu bytes: \"%s\"", length, thrown.message.c_str());
+  }
+  std::mt19937 random(7);
+  for (int round = 0; round < 2000; round++) {
+    Bytes wrong = value;
+    for (int i = 0; i < 3; i++) wrong[random() % 30] = static_cast<uint8_t>(random());
+    thrown_by([&] { gloo::decode(wrong, 0, 3); });
+  }
+  CHECK_THROWN(thrown_by([&] { gloo::decode(Bytes(136 * 2), 0, 3); }), GroupErrorKind::kRefused, "before torch 2.1");
+  CHECK_THROWN(thrown_by([&] { gloo::decode(value, 0, 4); }), GroupErrorKind::kRefused, "another size");
+
+  // Exactly one of two connects; gloo compares the port's bytes as they lie in memory.
+  for (int round = 0; round < 2000; round++) {
+    gloo::Address a{"", gloo::parse_host("10.0.0.1"), {}}, b = a;
+    for (const size_t at : {2, 3, 4, 7}) {
+      a.socket[at] = static_cast<uint8_t>(random() % 3);
+      b.socket[at] = static_cast<uint8_t>(random() % 3);
+    }
+    if (a.socket == b.socket) continue;
+    CHECK(gloo::connects(a, b) != gloo::connects(b, a));
+  }
+  gloo::Address low{"", gloo::parse_host("10.0.0.1"), {}}, high = low;
+  low.socket[2] = 1, low.socket[3] = 0;    // port 256
+  high.socket[2] = 0, high.socket[3] = 1;  // port 1, but greater in memory
+  CHECK(gloo::connects(high, low) && !gloo::connects(low, high));
+
+  CHECK_THROWS(GlooGroup(2, {0}, "localhost"), std::invalid_argument);
+  CHECK_THROWS(GlooGroup(2, {2}, kHost), std::invalid_argument);
+  CHECK_THROWS(GlooGroup(2, {1, 1}, kHost), std::invalid_argument);
+  CHECK_THROWS(GlooGroup(2, {}, kHost), std::invalid_argument);
+  CHECK_THROWN(thrown_by([] { GlooGroup(2, {0}, "192.0.2.1"); }), GroupErrorKind::kRefused, "not an address of this");
+}
+
+// Any number of groups, any root, any sizes: every group has the root's bytes, and not one byte beside them.
+void test_worlds() {
+  std::mt19937 random(1);
+  for (int round = 0; round < 24; round++) {
+    const int size = 2 + round % 4;
+    World world(size, random_parts(size, random), round % 3 == 2);
+    constexpr uint64_t kSlot = 3 << 20;
+    world.each([](GlooGroup& group, int) { group.stage(kSlot); });
+    for (int step = 0; step < 6; step++) {
+      const int slot = step % 2;
+      // send() is from a group's first rank.
+      const int sender = static_cast<int>(random() % world.groups.size());
+      const int root =
+          static_cast<int>(std::find(world.owner.begin(), world.owner.end(), sender) - world.owner.begin());
+      const size_t count = step == 0 ? 150 : 1 + random() % 5;
+      std::vector<GroupPart> parts;
+      uint64_t at = random() % 64;
+      for (size_t i = 0; i < count; i++) {
+        const uint64_t most = i == 0 ? 1000000 : 10000;
+        const uint64_t bytes = random() % 4 == 0 ? 0 : random() % most;
+        parts.push_back({at, bytes});
+        at += bytes + 1 + random() % 64;
+      }
+      const uint64_t seed = random();
+      const auto barrier = random() % 2 == 0;
+      world.each([&](GlooGroup& group, int g) {
+        if (g == sender) {
+          for (size_t i = 0; i < count; i++) {
+            const Bytes bytes = coded_bytes(seed + i, parts[i].bytes);
+            group.send(bytes.data(), bytes.size(), late());
+          }
+        } else {
+          auto* const memory = const_cast<uint8_t*>(group.staged(slot).source.data);
+          std::memset(memory, 0xee, kSlot);
+          group.receive(slot, parts, root, late());
+          uint64_t wrong = 0, from = 0;
+          for (size_t i = 0; i < count; i++) {
+            for (; from < parts[i].offset; from++) wrong += memory[from] != 0xee;
+            for (uint64_t k = 0; k < parts[i].bytes; k++) wrong += memory[from++] != coded(seed + i, k);
+          }
+          for (; from < kSlot; from++) wrong += memory[from] != 0xee;
+          CHECKF(wrong == 0, "world of %d, round %d, step %d: %zu bytes are wrong", size, round, step,
+                 static_cast<size_t>(wrong));
+        }
+        if (barrier) group.barrier(late());
+      });
+    }
+    world.each([](GlooGroup& group, int) { group.end(); });
+  }
+}
+
+// Nobody passes before the last has come.
+void test_barrier() {
+  std::mt19937 random(3);
+  for (int size = 2; size <= 9; size++) {
+    World world(size, random_parts(size, random));
+    for (int round = 0; round < 3; round++) {
+      std::atomic<int> come{0};
+      const int last = static_cast<int>(random() % world.groups.size());
+      world.each([&](GlooGroup& group, int g) {
+        if (g == last) std::this_thread::sleep_for(20ms);
+        come++;
+        group.barrier(late());
+        CHECK(come == static_cast<int>(world.groups.size()));
+      });
+    }
+  }
+}
+
+// One who has done its part may go while the others are still busy.
+void test_early_leaver() {
+  for (int round = 0; round < 5; round++) {
+    World world(3, {{0}, {1}, {2}});
+    const Bytes bytes = coded_bytes(9, 4 << 20);
+    world.each([&](GlooGroup& group, int g) {
+      if (g == 0) {
+        group.send(bytes.data(), bytes.size(), late());
+      } else {
+        if (g == 2) std::this_thread::sleep_for(10ms);
+        group.stage(bytes.size());
+        group.receive(0, {{0, bytes.size()}}, 0, late());
+        CHECK(std::memcmp(group.staged(0).source.data, bytes.data(), bytes.size()) == 0);
+      }
+      group.end();
+    });
+  }
+}
+
+void test_staging() {
+  World world(2, {{0}, {1}});
+  GlooGroup& group = *world.groups[1];
+  CHECK_THROWS(group.staged(0), std::invalid_argument);
+  group.stage(4096);
+  const StagedSlot held = group.staged(1);
+  CHECK(held.source.bytes == 4096 && held.source.fd == -1 && held.source.data != group.staged(0).source.data);
+  CHECK_THROWS(group.receive(0, {{0, 4097}}, 0, late()), std::invalid_argument);
+  CHECK_THROWS(group.receive(0, {{4096, 1}}, 0, late()), std::invalid_argument);
+  CHECK_THROWS(group.receive(0, {{~uint64_t{0}, 2}}, 0, late()), std::invalid_argument);
+  CHECK_THROWS(group.receive(0, {}, 1, late()), std::invalid_argument);
+  CHECK_THROWS(group.receive(0, {}, 2, late()), std::invalid_argument);
+  group.stage(1 << 20);
+  CHECK(group.staged(1).source.bytes == 1 << 20);
+  group.stage(0);
+  CHECK_THROWS(group.staged(0), std::invalid_argument);
+  // A write that reads the slot has it as long as it likes.
+  const_cast<uint8_t*>(held.source.data)[4095] = 1;
+  CHECK_THROWS(group.stage(uint64_t{1} << 60), NoMemory);
+  CHECK_THROWS(group.staged(0), std::invalid_argument);
+  // All that was refused has sent nothing.
+  const Bytes bytes = coded_bytes(1, 100);
+  world.each([&](GlooGroup& one, int g) {
+    one.stage(100);
+    if (g == 0) one.send(bytes.data(), bytes.size(), late());
+    if (g == 1) one.receive(1, {{0, 100}}, 0, late());
+  });
+  CHECK(std::memcmp(group.staged(1).source.data, bytes.data(), 100) == 0);
+}
+
+// Rank 0 of 2, of whom the test decides what it sends.
+class Impostor {
+ public:
+  Impostor() {
+    address_.host = "impostor";
+    address_.socket = gloo::parse_host(kHost);
+    listener_ = gloo::listen_on(address_.socket);
+    address_.identifiers = {100, 101};
+  }
+
+  Bytes value() const { return gloo::encode(address_); }
+
+  void meet(const GlooGroup& group) {
+    const gloo::Address other = gloo::decode(group.address(1), 1, 2);
+    if (gloo::connects(address_, other)) {
+      CHECK(gloo::begin_connect(other.socket, fd_) == 0);
+      wait(POLLOUT);
+      CHECK(send(fd_.get(), &other.identifiers[0], 8, 0) == 8);
+    } else {
+      pollfd ready{listener_.get(), POLLIN, 0};
+      CHECK(poll(&ready, 1, 10000) == 1);
+      fd_ = gloo::Fd(accept(listener_.get(), nullptr, nullptr));
+      int64_t said = 0;
+      read(&said, 8);
+      CHECK(said == 101);
+    }
+  }
+
+  gloo::Header hear() {
+    gloo::Header header;
+    read(&header, sizeof header);
+    return header;
+  }
+
+  void say(uint64_t opcode, uint64_t slot, uint64_t length, uint64_t bytes) {
+    gloo::Header header;
+    header.opcode = opcode;
+    header.slot = slot;
+    header.length = length;
+    header.bytes = bytes;
+    write(&header, sizeof header);
+  }
+  void say(uint64_t opcode, uint64_t slot, uint64_t length) {
+    say(opcode, slot, length, sizeof(gloo::Header) + (opcode == gloo::kSend ? length : 0));
+  }
+
+  void write(const void* data, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+      wait(POLLOUT);
+      const ssize_t sent = send(fd_.get(), static_cast<const char*>(data) + done, bytes - done, MSG_NOSIGNAL);
+      if (!CHECK(sent > 0)) return;
+      done += static_cast<size_t>(sent);
+    }
+  }
+  bool is_cut_off() {
+    if (!fd_) return true;
+    wait(POLLIN);
+    char byte = 0;
+    ssize_t got = 0;
+    while ((got = recv(fd_.get(), &byte, 1, 0)) == 1) wait(POLLIN);
+    return got <= 0;
+  }
+  void leave() { gloo::close_hard(fd_); }
+  void leave_softly() { fd_.reset(); }
+  const gloo::Address& address() const { return address_; }
+
+ private:
+  void wait(short what) {
+    pollfd ready{fd_.get(), what, 0};
+    CHECK(poll(&ready, 1, 10000) == 1);
+  }
+  void read(void* out, size_t bytes) {
+    for (size_t have = 0; have < bytes;) {
+      wait(POLLIN);
+      const ssize_t got = recv(fd_.get(), static_cast<char*>(out) + have, bytes - have, 0);
+      if (!CHECK(got > 0)) return;
+      have += static_cast<size_t>(got);
+    }
+  }
+
+  gloo::Address address_;
+  gloo::Fd listener_, fd_;
+};
+
+constexpr uint64_t kSlot0 = gloo::make_slot(gloo::kBroadcast, 0);
+
+// What the group's receive of 1000 bytes comes to where `act` is the other side.
+Thrown receive_from(const std::function<void(Impostor&)>& act, std::chrono::milliseconds deadline = 20s) {
+  GlooGroup group(2, {1}, kHost);
+  Impostor impostor;
+  std::thread other([&] {
+    impostor.meet(group);
+    act(impostor);
+  });
+  Thrown thrown = thrown_by([&] { group.connect({impostor.value(), group.address(1)}, late()); });
+  CHECKF(!thrown.any, "%s", thrown.message.c_str());
+  group.stage(1000);
+  thrown = thrown_by([&] { group.receive(0, {{0, 600}, {600, 400}}, 0, within(deadline)); });
+  other.join();
+  if (thrown.any) {
+    CHECK(impostor.is_cut_off());
+    CHECK_THROWN(thrown_by([&] { group.barrier(late()); }), GroupErrorKind::kBroken, "of no more use since");
+    CHECKF(thrown.says("receive: ") && thrown.says(" s"), "%s", thrown.message.c_str());
+  }
+  group.end();
+  return thrown;
+}
+
+void test_impostors() {
+  const Bytes data = coded_bytes(1, 600);
+  const uint64_t slot1 = gloo::make_slot(gloo::kBroadcast, 1);
+  // The honest one, word by word; the second piece first, and its bytes in two.
+  CHECK(!receive_from([&](Impostor& other) {
+           const gloo::Header first = other.hear(), second = other.hear();
+           CHECK(first.opcode == gloo::kRecvReady && first.slot == kSlot0 && first.length == 600 && first.bytes == 48);
+           CHECK(second.slot == slot1 && second.length == 400);
+           other.say(gloo::kSendReady, slot1, 400);
+           other.say(gloo::kSendReady, kSlot0, 600);
+           other.say(gloo::kSend, slot1, 400);
+           other.write(data.data(), 150);
+           std::this_thread::sleep_for(5ms);
+           other.write(data.data(), 250);
+           other.say(gloo::kSend, kSlot0, 600);
+           other.write(data.data(), 600);
+         }).any);
+
+  const auto says = [](uint64_t opcode, uint64_t slot, uint64_t length) {
+    return receive_from([=](Impostor& other) { other.say(opcode, slot, length); });
+  };
+  // Other bytes than are expected: the sender is rid of them before it is told.
+  for (const uint64_t bytes : {uint64_t{599}, uint64_t{601}, uint64_t{1} << 20}) {
+    const Thrown other = receive_from([&](Impostor& other) {
+      other.say(gloo::kSendReady, kSlot0, bytes);
+      other.say(gloo::kSend, kSlot0, bytes);
+      const Bytes all(bytes);
+      other.write(all.data(), bytes);
+    });
+    CHECK_THROWN(other, GroupErrorKind::kBroken,
+                 "sends " + std::to_string(bytes) + " bytes in broadcast 0, expected 600");
+  }
+  CHECK_THROWN(receive_from([&](Impostor& other) { other.say(gloo::kSendReady, kSlot0, 601); }, 150ms),
+               GroupErrorKind::kTimeout, ", which sends 601 bytes in broadcast 0, expected 600");
+  CHECK_THROWN(says(gloo::kSend, kSlot0, ~uint64_t{0} - 47), GroupErrorKind::kBroken, "expected 600");
+  CHECK_THROWN(says(gloo::kSendReady, gloo::make_slot(gloo::kBarrier, 0), 0), GroupErrorKind::kBroken,
+               "is in barrier 0 where this side is in broadcast 0");
+  CHECK_THROWN(says(gloo::kSendReady, uint64_t{4} << 56, 0), GroupErrorKind::kBroken, "is in allreduce 0");
+  CHECK_THROWN(says(gloo::kRecvReady, kSlot0, 600), GroupErrorKind::kBroken, "do the two sides name the same root?");
+  CHECK_THROWN(says(gloo::kSend, gloo::make_slot(gloo::kBroadcast, 7), 5), GroupErrorKind::kBroken,
+               "is in broadcast 7");
+  CHECK_THROWN(says(gloo::kSendToBuffer, kSlot0, 0), GroupErrorKind::kBroken, "no message of gloo's (opcode 0");
+  CHECK_THROWN(says(0x474554202f2f2f2f, kSlot0, 0), GroupErrorKind::kBroken, "no message of gloo's");
+  CHECK_THROWN(receive_from([](Impostor& other) { other.say(gloo::kSend, kSlot0, 600, 600); }), GroupErrorKind::kBroken,
+               "no message of gloo's");
+  CHECK_THROWN(receive_from([&](Impostor& other) {
+                 other.say(gloo::kSend, slot1, 400);
+                 other.write(data.data(), 400);
+                 other.say(gloo::kSend, slot1, 400);
+               }),
+               GroupErrorKind::kBroken, "broadcast 1");
+  CHECK_THROWN(receive_from([&](Impostor& other) {
+                 other.say(gloo::kSendReady, gloo::make_slot(gloo::kBroadcast, 9), 1);
+                 other.say(gloo::kSendReady, gloo::make_slot(gloo::kBroadcast, 9), 1);
+               }),
+               GroupErrorKind::kBroken, "announces broadcast 9 twice");
+
+  // Ended in the middle, in the middle of a header, at the start; stopped.
+  const Thrown cut = receive_from([&](Impostor& other) {
+    other.hear(), other.hear();
+    other.say(gloo::kSendReady, kSlot0, 600);
+    other.say(gloo::kSend, kSlot0, 600);
+    other.write(data.data(), 250);
+    std::this_thread::sleep_for(20ms);
+    other.leave_softly();
+  });
+  CHECK_THROWN(cut, GroupErrorKind::kBroken, "250 of 600 bytes of broadcast 0 (part 1 of 2) had come");
+  CHECK_THROWN(cut, GroupErrorKind::kBroken, "rank 0 at 127.0.0.1:");
+  CHECK_THROWN(cut, GroupErrorKind::kBroken, "(impostor)");
+  CHECK_THROWN(receive_from([&](Impostor& other) { other.write(data.data(), 20), other.leave(); }),
+               GroupErrorKind::kBroken, "0 of 600 bytes");
+  CHECK_THROWN(receive_from([&](Impostor& other) { other.leave(); }), GroupErrorKind::kBroken, "rank 0 at ");
+  const Thrown stopped = receive_from(
+      [&](Impostor& other) {
+        other.say(gloo::kSend, kSlot0, 600);
+        other.write(data.data(), 250);
+      },
+      150ms);
+  CHECK_THROWN(stopped, GroupErrorKind::kTimeout, "the deadline has passed; 250 of 600 bytes of broadcast 0");
+  CHECK_THROWN(stopped, GroupErrorKind::kTimeout, "from rank 0 at 127.0.0.1:");
+
+  // The same of one that receives: it never says that it is ready, says another length, or goes.
+  for (const int kind : {0, 1, 2}) {
+    GlooGroup group(2, {1}, kHost);
+    Impostor impostor;
+    std::thread other([&] {
+      impostor.meet(group);
+      if (kind == 1) impostor.say(gloo::kRecvReady, kSlot0, 5);
+      if (kind == 2) {
+        impostor.say(gloo::kRecvReady, kSlot0, 64 << 20);
+        CHECK(impostor.hear().opcode == gloo::kSendReady);
+        const gloo::Header header = impostor.hear();
+        CHECK(header.opcode == gloo::kSend && header.bytes == (64 << 20) + 48);
+        std::this_thread::sleep_for(20ms);
+        impostor.leave();
+      }
+    });
+    group.connect({impostor.value(), group.address(1)}, late());
+    const Bytes bytes(64 << 20);
+    const Thrown thrown = thrown_by([&] { group.send(bytes.data(), bytes.size(), within(kind == 0 ? 150ms : 20s)); });
+    other.join();
+    CHECK_THROWN(thrown, kind == 0 ? GroupErrorKind::kTimeout : GroupErrorKind::kBroken,
+                 kind == 0   ? "0 of 67108864 bytes of broadcast 0 (part 1 of 1) had gone to rank 0"
+                 : kind == 1 ? "waits for 5 bytes in broadcast 0, expected 67108864"
+                             : "ended, or broke its connection off");
+  }
+}
+
+void test_connecting() {
+  const int descriptors = entries("/proc/self/fd");
+  {
+    // Nobody comes. Whether we were to connect, the numbers of the ports decide.
+    GlooGroup group(3, {1}, kHost), other(3, {0}, kHost), third(3, {2}, kHost);
+    const Thrown thrown = thrown_by([&] {
+      group.connect({other.address(0), group.address(1), third.address(2)}, within(100ms));
+      // Those that we connect to are there: the system answers for them.
+    });
+    if (thrown.any) CHECK_THROWN(thrown, GroupErrorKind::kTimeout, "it is to connect to us");
+  }
+  {
+    // Its process has gone.
+    Bytes gone;
+    GlooGroup group(2, {1}, kHost);
+    for (bool connects = false; !connects;) {
+      GlooGroup other(2, {0}, kHost);
+      gone = other.address(0);
+      connects = gloo::connects(gloo::decode(group.address(1), 1, 2), gloo::decode(gone, 0, 2));
+      other.end();
+    }
+    const Thrown thrown = thrown_by([&] { group.connect({gone, group.address(1)}, late()); });
+    CHECK_THROWN(thrown, GroupErrorKind::kBroken, "cannot be connected to: Connection refused (4 tries)");
+  }
+  {
+    GlooGroup group(2, {1}, kHost);
+    CHECK_THROWN(thrown_by([&] {
+                   group.connect({Bytes(10), group.address(1)}, late());
+                 }),
+                 GroupErrorKind::kRefused, "rank 0");
+    CHECK_THROWS(group.connect({group.address(1)}, late()), std::invalid_argument);
+    const gloo::Address six{"", gloo::parse_host("::1"), {}};
+    CHECK_THROWN(thrown_by([&] {
+                   group.connect({gloo::encode(six), group.address(1)}, late());
+                 }),
+                 GroupErrorKind::kRefused, "IPv4 or IPv6");
+    CHECK_THROWS(group.barrier(late()), std::invalid_argument);
+  }
+  {
+    // Strangers call, and say nothing, nonsense, or a rank that is not to call: nobody is the worse for it.
+    GlooGroup one(2, {0}, kHost), two(2, {1}, kHost);
+    std::vector<gloo::Fd> strangers;
+    for (const int64_t said : {int64_t{-1}, int64_t{0}, int64_t{1}, int64_t{2}, int64_t{1} << 40, int64_t{-1} << 60}) {
+      for (GlooGroup* group : {&one, &two}) {
+        const gloo::Address address = gloo::decode(group->address(group == &one ? 0 : 1), 0, 2);
+        gloo::Fd& fd = strangers.emplace_back();
+        CHECK(gloo::begin_connect(address.socket, fd) == 0);
+        pollfd ready{fd.get(), POLLOUT, 0};
+        poll(&ready, 1, 1000);
+        // The number of the true other one would be believed: there is no secret in this protocol.
+        if (said == 0 || said == 1) {
+          CHECK(send(fd.get(), &said, 5, MSG_NOSIGNAL) == 5);
+        } else {
+          CHECK(send(fd.get(), &said, 8, MSG_NOSIGNAL) == 8);
+        }
+      }
+    }
+    const std::vector<Bytes> peers = {one.address(0), two.address(1)};
+    std::thread other([&] { CHECK(!thrown_by([&] { one.connect(peers, late()); }).any); });
+    CHECK(!thrown_by([&] { two.connect(peers, late()); }).any);
+    other.join();
+    other = std::thread([&] { CHECK(!thrown_by([&] { one.barrier(late()); }).any); });
+    CHECK(!thrown_by([&] { two.barrier(late()); }).any);
+    other.join();
+  }
+  CHECK(entries("/proc/self/fd") == descriptors);
+}
+
+void test_abort() {
+  // In the middle of a wait, from another thread: at once, with the reason.
+  World world(2, {{0}, {1}});
+  GlooGroup& group = *world.groups[1];
+  group.stage(100);
+  auto received = std::async(std::launch::async, [&] {
+    return thrown_by([&] { group.receive(0, {{0, 100}}, 0, late()); });
+  });
+  std::this_thread::sleep_for(30ms);
+  group.abort("the operator wished it");
+  CHECK(received.wait_for(10s) == std::future_status::ready);
+  CHECK_THROWN(received.get(), GroupErrorKind::kBroken, "the operator wished it");
+  CHECK_THROWN(thrown_by([&] { group.barrier(late()); }), GroupErrorKind::kBroken, "the operator wished it");
+  // The other side hears of it, without a deadline of its own.
+  const Bytes bytes(100);
+  CHECK_THROWN(thrown_by([&] { world.groups[0]->send(bytes.data(), bytes.size(), late()); }), GroupErrorKind::kBroken,
+               "rank 1 at ");
+  // Before it was connected, twice, and at the end.
+  GlooGroup alone(2, {0}, kHost);
+  alone.abort("first");
+  alone.abort("second");
+  const Thrown thrown = thrown_by([&] { alone.connect({alone.address(0), group.address(1)}, late()); });
+  CHECK_THROWN(thrown, GroupErrorKind::kBroken, "first");
+  alone.end();
+  alone.abort("third");
+}
+
+// A rank that dies in the middle is told by all that wait for it, and by nobody else.
+void test_death_in_the_tree() {
+  World world(4, {{0}, {1}, {2}, {3}});
+  const Bytes bytes(32 << 20);
+  // 3 receives from 1, which never begins.
+  world.each([&](GlooGroup& group, int g) {
+    if (g == 0) {
+      CHECK_THROWN(thrown_by([&] { group.send(bytes.data(), bytes.size(), within(20s)); }), GroupErrorKind::kBroken,
+                   "rank 1 at ");
+    } else if (g == 1) {
+      std::this_thread::sleep_for(50ms);
+      group.abort("crash");
+      group.end();
+    } else {
+      group.stage(bytes.size());
+      const Thrown thrown = thrown_by([&] { group.receive(0, {{0, bytes.size()}}, 0, within(20s)); });
+      if (g == 3) CHECK_THROWN(thrown, GroupErrorKind::kBroken, "rank 1 at ");
+      if (g == 2 && thrown.any) CHECK_THROWN(thrown, GroupErrorKind::kBroken, "rank 0 at ");
+    }
+  });
+}
+
+void run() {
+  const int descriptors = entries("/proc/self/fd");
+  const int threads = entries("/proc/self/task");
+  test_tree();
+  test_addresses();
+  test_worlds();
+  test_barrier();
+  test_early_leaver();
+  test_staging();
+  test_impostors();
+  test_connecting();
+  test_abort();
+  test_death_in_the_tree();
+  CHECKF(entries("/proc/self/fd") == descriptors, "%d, were %d", entries("/proc/self/fd"), descriptors);
+  CHECK(entries("/proc/self/task") == threads);
+}
+
+}  // namespace
+}  // namespace refit::test
+
+int main() {
+  refit::test::run();
+  return refit::test::finish("gloo_test");
+}

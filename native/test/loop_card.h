@@ -1,0 +1,75 @@
+// A card of a process group in host memory, for nccl_loop.cc.
+#pragma once
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "core/memory_error.h"
+#include "cuda/group_card.h"
+#include "test/nccl_loop.h"
+
+namespace refit::test {
+
+// What all cards of a test have in common.
+struct LoopCards {
+  std::atomic<int64_t> bytes{0};  // that are allocated
+  int64_t room = int64_t{1} << 40;
+  std::atomic<int> open{0};
+};
+
+class LoopCard : public cuda::GroupCard {
+ public:
+  LoopCard(int rank, LoopCards& cards) : rank_(rank), cards_(cards) { cards_.open++; }
+  ~LoopCard() override { cards_.open--; }
+
+  std::string label() const override { return "rank " + std::to_string(rank_) + " (loop card)"; }
+  const char* last_operation() const override { return operation_; }
+  std::future<void> run(std::function<void()> fn) override {
+    auto task = std::make_shared<std::packaged_task<void()>>(std::move(fn));
+    std::future<void> future = task->get_future();
+    thread_.post([task] { (*task)(); });
+    return future;
+  }
+  void doing(const char* operation) noexcept override { operation_ = operation; }
+  cuda::NcclStream stream() override { return reinterpret_cast<cuda::NcclStream>(&stream_); }
+
+  uint8_t* allocate(uint64_t bytes) override {
+    const auto wanted = static_cast<int64_t>(bytes);
+    if (cards_.bytes.fetch_add(wanted) + wanted > cards_.room) {
+      cards_.bytes -= wanted;
+      throw NoMemory(label() + " is full");
+    }
+    auto* const at = static_cast<uint64_t*>(std::malloc(bytes + kHead));
+    *at = bytes;
+    return reinterpret_cast<uint8_t*>(at) + kHead;
+  }
+  void free(uint8_t* memory) noexcept override {
+    auto* const at = reinterpret_cast<uint64_t*>(memory - kHead);
+    cards_.bytes -= static_cast<int64_t>(*at);
+    std::free(at);
+  }
+  void upload(uint8_t* to, const uint8_t* from, uint64_t bytes) override {
+    stream_.post([to, copy = std::vector<uint8_t>(from, from + bytes)] { std::memcpy(to, copy.data(), copy.size()); });
+  }
+  bool idle() override { return stream_.idle(); }
+  void mark(int index) override {
+    if (index == 0) passed_ = 0;
+    stream_.post([this] { passed_++; });
+  }
+  int passed(int count) override { return std::min(count, passed_.load()); }
+
+ private:
+  static constexpr size_t kHead = 64;
+
+  const int rank_;
+  LoopCards& cards_;
+  std::atomic<const char*> operation_{"start"};
+  std::atomic<int> passed_{0};
+  LoopStream stream_;
+  LoopStream thread_;  // the first to go
+};
+
+}  // namespace refit::test

@@ -1,0 +1,200 @@
+// A shared library with NCCL's C interface whose ranks are threads of one process, and whose streams are LoopStreams:
+// it brings bytes from rank to rank in host memory, waits for ranks that have not come, never ends for those that never
+// do, and can be aborted, as NCCL. Communicators do not block. Built by test/native/nccl-groups.test.ts.
+//
+// As in NCCL, what ranks call is matched by order alone: a broadcast of another size than the root's never ends.
+#include "test/nccl_loop.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+using refit::test::LoopControl;
+using refit::test::LoopStream;
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT LoopControl loop_control;
+LoopControl loop_control;
+
+namespace {
+
+struct Id {
+  char bytes[128];
+};
+
+struct Call {
+  char kind = 0;  // 'b' broadcast, 's' sum
+  int root = -1;
+  size_t bytes = 0;
+  std::vector<uint8_t> data;
+  std::vector<float> sums;
+  int arrived = 0, left = 0;
+  bool sent = false;  // the root has come
+  bool mismatch = false;
+};
+
+struct World {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int size = 0;
+  int joined = 0;
+  std::vector<bool> there, aborted;
+  std::map<uint64_t, Call> calls;  // by number
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<World>> worlds;
+  uint64_t next = 1;
+};
+Registry& registry() {
+  static auto* const instance = new Registry;
+  return *instance;
+}
+
+}  // namespace
+
+struct ncclComm {
+  std::shared_ptr<World> world;
+  int rank = 0;
+  uint64_t calls = 0;
+};
+
+namespace {
+
+bool others_gone(const World& world, int rank) {
+  if (loop_control.deaf != 0) return false;
+  for (int r = 0; r < world.size; r++) {
+    if (r != rank && world.aborted[static_cast<size_t>(r)]) return true;
+  }
+  return false;
+}
+
+// On a stream. Takes part in call `number`; `fn` runs under the lock once `ready` says so.
+void take_part(World& world, int rank, uint64_t number, const Call& mine, const uint8_t* from, uint8_t* to) {
+  std::unique_lock lock(world.mutex);
+  const auto gone = [&] { return static_cast<bool>(world.aborted[static_cast<size_t>(rank)]); };
+  if (gone()) return;
+  Call& call = world.calls[number];
+  if (call.arrived == 0) {
+    call.kind = mine.kind, call.root = mine.root, call.bytes = mine.bytes;
+  } else if (call.kind != mine.kind || call.root != mine.root || call.bytes != mine.bytes) {
+    call.mismatch = true;
+  }
+  call.arrived++;
+  if (mine.kind == 'b' && rank == mine.root) {
+    call.data.assign(from, from + mine.bytes);
+    call.sent = true;
+  }
+  if (mine.kind == 's') {
+    const auto* const values = reinterpret_cast<const float*>(from);
+    call.sums.resize(mine.bytes / sizeof(float));
+    for (size_t i = 0; i < call.sums.size(); i++) call.sums[i] += values[i];
+  }
+  world.changed.notify_all();
+  world.changed.wait(lock, [&] { return gone() || (!call.mismatch && (call.arrived == world.size || call.sent)); });
+  if (gone()) return;
+  if (mine.kind == 's') std::memcpy(to, call.sums.data(), mine.bytes);
+  if (mine.kind == 'b' && to != nullptr) std::memcpy(to, call.data.data(), mine.bytes);
+  if (++call.left == world.size) world.calls.erase(number);
+}
+
+int start(ncclComm* comm, char kind, const void* from, void* to, size_t bytes, int root, void* stream) {
+  if (comm == nullptr || stream == nullptr) return 4;
+  if (bytes == 0) return 0;
+  Call mine;
+  mine.kind = kind, mine.root = root, mine.bytes = bytes;
+  const uint64_t number = comm->calls++;
+  static_cast<LoopStream*>(stream)->post([world = comm->world, rank = comm->rank, number, mine, from, to] {
+    take_part(*world, rank, number, mine, static_cast<const uint8_t*>(from), static_cast<uint8_t*>(to));
+  });
+  return 0;
+}
+
+size_t size_of_type(int type) {
+  constexpr size_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+  return kSizes[type];
+}
+
+int end_comm(ncclComm* comm, bool aborts) {
+  if (comm == nullptr) return 4;
+  {
+    const std::lock_guard lock(comm->world->mutex);
+    if (aborts) comm->world->aborted[static_cast<size_t>(comm->rank)] = true;
+    comm->world->changed.notify_all();
+  }
+  delete comm;
+  const std::lock_guard lock(registry().mutex);
+  loop_control.live--;
+  return 0;
+}
+
+}  // namespace
+
+EXPORT int ncclGetVersion(int* version) {
+  *version = 22809;
+  return 0;
+}
+EXPORT int ncclGetUniqueId(Id* id) {
+  const std::lock_guard lock(registry().mutex);
+  std::memset(id->bytes, 0, sizeof id->bytes);
+  std::strcpy(id->bytes, ("loop " + std::to_string(registry().next++)).c_str());
+  return 0;
+}
+EXPORT int ncclCommInitRankConfig(ncclComm** out, int ranks, Id id, int rank, const int*) {
+  if (rank < 0 || rank >= ranks) return 4;
+  const std::lock_guard lock(registry().mutex);
+  *out = nullptr;
+  if (loop_control.join_fails != nullptr) return 5;
+  const std::string key(id.bytes, sizeof id.bytes);
+  std::shared_ptr<World> world = registry().worlds[key].lock();
+  if (!world) {
+    world = std::make_shared<World>();
+    world->size = ranks;
+    world->there.resize(static_cast<size_t>(ranks));
+    world->aborted.resize(static_cast<size_t>(ranks));
+    registry().worlds[key] = world;
+  }
+  const std::lock_guard inner(world->mutex);
+  if (world->size != ranks || world->there[static_cast<size_t>(rank)]) return 5;
+  world->there[static_cast<size_t>(rank)] = true;
+  world->joined++;
+  *out = new ncclComm{world, rank, 0};
+  loop_control.live++;
+  return 7;
+}
+EXPORT int ncclCommGetAsyncError(ncclComm* comm, int* result) {
+  if (comm == nullptr) return 4;
+  const std::lock_guard lock(comm->world->mutex);
+  *result = others_gone(*comm->world, comm->rank) ? 6 : comm->world->joined < comm->world->size ? 7 : 0;
+  return 0;
+}
+EXPORT int ncclCommFinalize(ncclComm*) { return 0; }
+EXPORT int ncclCommDestroy(ncclComm* comm) { return end_comm(comm, false); }
+EXPORT int ncclCommAbort(ncclComm* comm) { return end_comm(comm, true); }
+EXPORT const char* ncclGetErrorString(int result) {
+  return result == 6 ? "remote process exited or there was a network error" : result == 5 ? "invalid usage" : "?";
+}
+EXPORT const char* ncclGetLastError(ncclComm*) {
+  return loop_control.join_fails == nullptr ? "" : loop_control.join_fails;
+}
+EXPORT int ncclGroupStart() { return 0; }
+EXPORT int ncclGroupEnd() { return 0; }
+EXPORT int ncclSend(const void*, size_t, int, int, ncclComm*, void*) { return 4; }
+EXPORT int ncclRecv(void*, size_t, int, int, ncclComm*, void*) { return 4; }
+EXPORT int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, ncclComm* comm, void* stream) {
+  return start(comm, 'b', from, to, count * size_of_type(type), root, stream);
+}
+EXPORT int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, ncclComm* comm, void* stream) {
+  if (type != 7 || op != 0) return 4;
+  return start(comm, 's', from, to, count * sizeof(float), -1, stream);
+}
+EXPORT int ncclAllGather(const void*, void*, size_t, int, ncclComm*, void*) { return 4; }

@@ -1,0 +1,37 @@
+import closeWithGrace from 'close-with-grace'
+import { GATEWAY_OPTIONS } from '../config/gateway-options.ts'
+import type { GatewayConfig } from '../config/gateway-options.ts'
+import { loadOptions } from '../config/load-config.ts'
+import { redact } from '../config/redact.ts'
+import { createGateway } from '../gateway-server.ts'
+import { checkPort, listenError } from './check-port.ts'
+import { createLog } from './log.ts'
+
+/** How long replies may go on after Ctrl-C or SIGTERM before their connections are cut. */
+const GRACE_MS = 10_000
+
+/** `refit gateway`: resolves once the gateway listens. */
+export async function gateway (args: readonly string[]): Promise<void> {
+  const { config, warnings } = loadOptions(GATEWAY_OPTIONS, args, process.env) as { config: GatewayConfig, warnings: string[] }
+  const log = createLog(config.logLevel)
+  for (const warning of warnings) log.warn(warning)
+  log.info({ config: redact(config, GATEWAY_OPTIONS), node: process.version, pid: process.pid }, `gateway to ${config.engine.join(', ') || 'no engine yet'}`)
+  await checkPort(config.host, config.port)
+  const app = await createGateway({
+    engines: config.engine,
+    engineKeys: { apiKey: config.engineApiKey ?? undefined, adminApiKey: config.engineAdminApiKey ?? undefined },
+    apiKey: config.apiKey ?? undefined,
+    adminApiKey: config.adminApiKey ?? undefined,
+    healthMs: config.healthInterval * 1000,
+    fill: config.fill,
+    logger: log
+  })
+  await app.listen({ host: config.host, port: config.port }).catch(error => { throw listenError(error as NodeJS.ErrnoException, config.host, config.port) })
+  closeWithGrace({ delay: 2 * GRACE_MS, logger: log }, async ({ err, signal }) => {
+    if (err !== undefined) log.fatal({ err }, 'failed; shutting down')
+    else log.info(`${signal ?? 'end'}: shutting down`)
+    setTimeout(() => app.server.closeAllConnections(), GRACE_MS).unref()
+    await app.close()
+  })
+  log.info(`the gateway is ready on ${app.listeningOrigin}`)
+}

@@ -1,0 +1,60 @@
+import { OPTIONS } from '../config.ts'
+import type { Option, OptionValue } from './option.ts'
+
+const { host, port, apiKey, adminApiKey, insecure, logLevel, config } = OPTIONS
+
+/** The options of `refit gateway`; those of its own address are the server's. */
+export const GATEWAY_OPTIONS = {
+  engine: {
+    type: 'list',
+    default: [],
+    group: 'gateway',
+    value: 'URL',
+    takes: '`http://host:port`, `https://host:port` or `unix:/path/to.sock`; several in the variable with `,` between them',
+    separator: ',',
+    help: 'An engine: refit, SGLang or vLLM. May be given several times; POST /workers adds more. The first one that answers says which weights are current.',
+    unset: 'none'
+  },
+  engineApiKey: {
+    type: 'string',
+    default: null,
+    group: 'gateway',
+    secret: true,
+    value: 'KEY',
+    help: 'API key that engines are called with.',
+    unset: 'the key of each request goes on to its engine'
+  },
+  engineAdminApiKey: {
+    type: 'string',
+    default: null,
+    group: 'gateway',
+    secret: true,
+    value: 'KEY',
+    help: 'The same for the routes that change weights or the state of an engine.',
+    unset: 'the same as --engine-api-key'
+  },
+  healthInterval: {
+    type: 'number',
+    default: 2,
+    min: 0.05,
+    max: 3600,
+    group: 'gateway',
+    value: 'SECONDS',
+    help: 'From one look at an engine to the next.'
+  },
+  fill: {
+    type: 'boolean',
+    default: true,
+    group: 'gateway',
+    help: 'Engines that join or come back with other weights are given the current ones. Off (--no-fill): they wait for the next update.'
+  },
+  host,
+  port: { ...port, default: 30080 },
+  apiKey,
+  adminApiKey,
+  insecure,
+  logLevel,
+  config
+} as const satisfies Record<string, Option>
+
+export type GatewayConfig = { readonly [K in keyof typeof GATEWAY_OPTIONS]: OptionValue<typeof GATEWAY_OPTIONS[K]> }

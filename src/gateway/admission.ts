@@ -1,0 +1,107 @@
+import { createHash } from 'node:crypto'
+import { messageOf } from '../remote/connection.ts'
+import { DIALECTS, readFacts } from '../remote/dialect.ts'
+import type { EngineFacts } from '../remote/dialect.ts'
+import type { Fleet } from './fleet.ts'
+import { fill } from './fill.ts'
+import type { Worker } from './worker.ts'
+
+/** How long an engine may take to say what it is; a machine that is gone does not refuse, it is silent. */
+export const LOOK_MS = 5000
+
+/**
+ * Lets an engine into the rotation if it holds what those in it hold: the same label and, where both can tell, the same checksums. One that
+ * does not is filled (unless `mayFill` forbids) and compared again. While an update or a pause goes on it waits, as `stale`: updates reach it.
+ */
+export async function admit (fleet: Fleet, worker: Worker, mayFill: boolean): Promise<void> {
+  const before = worker.facts
+  let facts: EngineFacts
+  try {
+    facts = await readFacts(worker.connection, before?.dialect ?? null, AbortSignal.timeout(LOOK_MS))
+  } catch (error) {
+    fleet.unready(worker, 'down', (error as Error).message)
+    return
+  }
+  if (before !== null && before.instance !== facts.instance) startedAnew(worker)
+  worker.facts = facts
+  if (!fleet.isQuiet) return fleet.unready(worker, 'stale', fleet.paused ? 'it waits for the end of the pause' : 'it waits for the end of an update')
+  const { updates } = fleet
+  const peer = await reference(fleet, worker)
+  if (peer?.facts?.details['weight_transaction'] != null) return fleet.unready(worker, 'stale', 'it waits for the end of a weight transaction')
+  let problem = await difference(fleet, worker, peer)
+  // What somebody else is updating is not overwritten.
+  if (problem !== null && mayFill && !(worker.isForeign && worker.inSync) && isUnchanged()) {
+    fleet.log.info({ worker: worker.id, url: worker.url }, `engine is filled: ${problem}`)
+    const failure = await fill(fleet, worker, peer)
+    worker.facts = await readFacts(worker.connection, facts.dialect).catch(() => facts)
+    problem = failure === null ? await difference(fleet, worker, peer) : `${problem}; ${failure}`
+  }
+  if (!fleet.workers.has(worker.id) || worker.state === 'draining') return
+  if (!isUnchanged()) return fleet.unready(worker, 'stale', 'an update came while it was compared')
+  if (peer === null && fleet.ready.length > 0) return fleet.unready(worker, 'stale', 'another engine became ready first, with which it is compared next')
+  if (problem === null) fleet.admitted(worker)
+  else fleet.unready(worker, 'stale', problem)
+
+  function isUnchanged (): boolean { return fleet.isQuiet && fleet.updates === updates }
+}
+
+export function startedAnew (worker: Worker): void {
+  worker.inSync = false
+  worker.update = 0
+  worker.groups.clear()
+}
+
+/** An engine that holds the current weights, just asked for their label. */
+async function reference (fleet: Fleet, worker: Worker): Promise<Worker | null> {
+  const others = fleet.ready.filter(other => other !== worker)
+  const peer = others.find(({ facts }) => facts?.dialect === worker.facts?.dialect) ?? others[0]
+  if (peer === undefined) return null
+  peer.facts = await readFacts(peer.connection, peer.facts!.dialect).catch(() => peer.facts)
+  return peer
+}
+
+/** Why it cannot be routed to; null where nothing stands against it. */
+async function difference (fleet: Fleet, worker: Worker, peer: Worker | null): Promise<string | null> {
+  const facts = worker.facts!
+  if (facts.torn !== null) return facts.torn
+  if (peer === null) return alone(fleet, worker)
+  const theirs = peer.facts!
+  if (facts.version !== theirs.version && facts.version !== null && theirs.version !== null) return `it holds version ${JSON.stringify(facts.version)}, the others ${JSON.stringify(theirs.version)}`
+  if (worker.inSync && !worker.isForeign) return null
+  if (facts.dialect === theirs.dialect && DIALECTS[facts.dialect].hasChecksums) return await compareBytes(worker, peer)
+  return fleet.updates === 0 || (worker.update === fleet.updates && fleet.isOnDisk) ? null : 'it missed updates, and engines of this kind tell no checksums: a whole update from disk lets it in'
+}
+
+/** Nobody holds the current weights who could be asked. */
+function alone (fleet: Fleet, worker: Worker): string | null {
+  if (fleet.updates === 0 || worker.inSync || worker.update === fleet.updates) return null
+  return 'it missed updates, and no engine is left that holds them: send a whole update'
+}
+
+async function compareBytes (worker: Worker, peer: Worker): Promise<string | null> {
+  const [own, theirs] = await Promise.all([checksums(worker), checksums(peer)])
+  if (typeof own === 'string') return `its checksums could not be read: ${own}`
+  if (typeof theirs === 'string') return `checksums of ${peer.url} could not be read: ${theirs}`
+  if (own.digest === theirs.digest) return null
+  const different = [...theirs.tensors].filter(([name, checksum]) => own.tensors.get(name) !== checksum).map(([name]) => name)
+  const shown = different.slice(0, 3).join(', ')
+  return `it holds other weights than ${peer.url}${different.length === 0 ? '' : `: ${shown}${different.length > 3 ? ` and ${different.length - 3} more` : ''}`}`
+}
+
+interface Checksums { digest: string, tensors: ReadonlyMap<string, string> }
+
+/** Of whole tensors where the engine tells them, which do not depend on its ranks; else of the engine. A text says what failed. */
+async function checksums ({ connection }: Worker): Promise<Checksums | string> {
+  try {
+    const reply = await connection.json('POST', '/weights_checker', { action: 'checksum' }, { admin: true })
+    const { checksums: tensors, per_engine_checksum: whole } = (reply.body ?? {}) as { checksums?: Record<string, string>, per_engine_checksum?: string }
+    if (reply.status >= 400) return messageOf(reply)
+    if (typeof tensors === 'object' && tensors !== null) {
+      const sorted = Object.entries(tensors).sort(([a], [b]) => a < b ? -1 : 1)
+      return { digest: createHash('sha256').update(JSON.stringify(sorted)).digest('hex'), tensors: new Map(sorted) }
+    }
+    return typeof whole === 'string' ? { digest: whole, tensors: new Map() } : 'the reply names none'
+  } catch (error) {
+    return (error as Error).message
+  }
+}

@@ -1,0 +1,28 @@
+import type { IncomingHttpHeaders } from 'node:http'
+
+/** They speak of one connection, not of the message (RFC 9110, 7.6.1). */
+const HOP_BY_HOP = new Set(['connection', 'keep-alive', 'proxy-authenticate', 'proxy-authorization', 'proxy-connection', 'te', 'trailer', 'transfer-encoding', 'upgrade'])
+
+/** A client's headers for an engine. */
+export function requestHeaders (headers: IncomingHttpHeaders): Record<string, string | string[]> {
+  return pick(headers, name => name === 'host' || name === 'expect')
+}
+
+/** The same where the body is another one. */
+export function bodylessHeaders (headers: IncomingHttpHeaders): Record<string, string | string[]> {
+  return pick(headers, name => name === 'host' || name === 'expect' || name === 'content-length')
+}
+
+/** An engine's headers for a client. */
+export function replyHeaders (headers: IncomingHttpHeaders): Record<string, string | string[]> {
+  return pick(headers, () => false)
+}
+
+function pick (headers: IncomingHttpHeaders, isOwn: (name: string) => boolean): Record<string, string | string[]> {
+  const named = String(headers.connection ?? '').toLowerCase().split(',').map(name => name.trim())
+  const picked: Record<string, string | string[]> = {}
+  for (const [name, value] of Object.entries(headers)) {
+    if (value !== undefined && !HOP_BY_HOP.has(name) && !named.includes(name) && !isOwn(name)) picked[name] = value
+  }
+  return picked
+}

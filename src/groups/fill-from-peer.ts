@@ -1,0 +1,174 @@
+import { randomUUID } from 'node:crypto'
+import { RefitError } from '../errors.ts'
+import type { HeldWeights } from '../engine/held-weights.ts'
+import type { EngineInfo } from '../engine/rollout-engine.ts'
+import { tableDigest } from '../model/describe-model.ts'
+import { showAddress } from '../store/connection.ts'
+import { Deadline } from '../store/within.ts'
+import { checksums } from '../weights/checksum.ts'
+import type { WriteReport } from '../weights/source.ts'
+import { chooseRoute, whyNot } from './fleet-info.ts'
+import type { FleetInfo, Receiver, Route } from './fleet-info.ts'
+import { localAddress } from './local-address.ts'
+import { isLater, Peer } from './peer.ts'
+import type { InitSendBody, SendReply } from './peer.ts'
+import { Link } from './remote-link.ts'
+import { hostStores } from './remote-stores.ts'
+import { linkName } from './send-groups.ts'
+import { allOf, asRefitError } from './weight-sender.ts'
+import { compareChecksums, receiveWeights } from './weight-receiver.ts'
+
+export interface FillOptions {
+  /** Of the engine that has the weights. */
+  url: string
+  /** Its admin key, or its API key where it has no other. */
+  key?: string | undefined
+  /** Longest wait until it is ready, and for each step of the transfer (default 300 s). */
+  timeoutMs?: number | undefined
+  /** Most bytes of one broadcast (default 64 MiB). */
+  pieceBytes?: number | undefined
+  /** Path of libnccl.so.2, which must be of the same version as the other engine's; default where the addon finds it. */
+  ncclPath?: string | undefined
+  onProgress?: ((done: number, total: number) => void) | undefined
+  /** What is waited for, and how the weights come. */
+  log?: ((line: string) => void) | undefined
+}
+
+export interface Filled { report: WriteReport, version: string, route: Route }
+
+type Own = HeldWeights & { info: Pick<EngineInfo, 'cards'> & { dtype: string } }
+
+const TIMEOUT_MS = 300_000
+const PIECE_BYTES = 64 << 20
+const POLL_MS = 500
+
+/**
+ * Fills the weights of an engine that has none from another engine that serves, and takes its label. Waits while that one is not ready;
+ * throws for all else, in words, and then this engine holds nothing that may be used: ENGINE_FAILED, WEIGHTS_MISMATCH (another model or
+ * dtype, or bytes that differ in the end), CONFIG (its key), DEADLINE, GROUP_*.
+ */
+export async function fillFromPeer (own: Own, { url, key, timeoutMs = TIMEOUT_MS, pieceBytes = PIECE_BYTES, ncclPath, onProgress, log = () => {} }: FillOptions): Promise<Filled> {
+  const peer = new Peer(url, key)
+  const { store, model, device, info } = own
+  const receiver: Receiver = { model, tensors: tableDigest(store.table), dtype: info.dtype, device, cards: info.cards.map(({ uuid }) => uuid), ranks: store.table.ranks }
+  const deadline = new Deadline({}, timeoutMs)
+  let said = ''
+  try {
+    for (;;) {
+      const waiting = await attempt()
+      if (typeof waiting !== 'string') return waiting
+      if (waiting !== said) log(`waiting for ${peer.url}: ${said = waiting}`)
+      if (deadline.timeoutMs === 0) throw deadline.passed(`${peer.url} was not ready to fill this engine: ${waiting}`)
+      await deadline.sleep(POLL_MS)
+    }
+  } finally {
+    await peer.close()
+  }
+
+  /** Why it cannot be yet, in words, or what was done. */
+  async function attempt (): Promise<Filled | string> {
+    try {
+      const info = await peer.info()
+      const reason = whyNot(receiver, info)
+      if (reason !== undefined) throw new RefitError('WEIGHTS_MISMATCH', `this engine cannot be filled from ${peer.url}: ${reason}`)
+      if (info.not_ready !== null) return info.not_ready
+      const route = chooseRoute(receiver, info)
+      log(`weights come from ${peer.url} (version ${JSON.stringify(info.weight_version)}, tp ${info.tp_size}) over ${route.backend}, as ${route.why}; ` +
+        (route.layout === 'parameters' ? 'each rank from its own' : `whole tensors, as it has ${info.tp_size} ranks on ${info.device} and this engine ${receiver.ranks} on ${receiver.device}`))
+      return await transfer(own, peer, info, { route, timeoutMs, pieceBytes, ncclPath, onProgress })
+    } catch (error) {
+      if (isLater(error)) return error.message
+      throw error
+    }
+  }
+}
+
+interface TransferOptions { route: Route, timeoutMs: number, pieceBytes: number, ncclPath: string | undefined, onProgress: FillOptions['onProgress'] }
+
+async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo, { route, timeoutMs, pieceBytes, ncclPath, onProgress }: TransferOptions): Promise<Filled> {
+  const { store } = own
+  const { table } = store
+  const stop = new AbortController()
+  const deadline = new Deadline({ timeoutMs, signal: stop.signal }, timeoutMs)
+  const isDirect = route.layout === 'parameters'
+  // Of whole tensors, host memory takes one copy for all ranks, and cards one each.
+  const ranks = isDirect || route.backend === 'gloo' ? 1 : table.ranks
+  // The peer's port does not matter: no packet is sent.
+  const host = await localAddress(showAddress({ host: await peer.address(), port: 9 }))
+  const stores = await hostStores(host, new Array<number>(isDirect ? peerRanks : 1).fill(0), deadline)
+  const links: Link[] = []
+  try {
+    const group: InitSendBody = {
+      master_address: host,
+      ports: stores.ports.join(','),
+      group_rank: 0,
+      world_size: 1 + ranks,
+      group_name: `load-${randomUUID()}`,
+      backend: route.backend,
+      layout: route.layout,
+      receiver_hosts: true,
+      piece_bytes: pieceBytes,
+      timeout: timeoutMs / 1000
+    }
+    const join = async (i: number): Promise<void> => {
+      links[i] = await Link.join({
+        addon: store.addon,
+        core: store.core,
+        backend: route.backend,
+        store: stores.clients[i]!,
+        name: linkName(group.group_name, stores.ports[i]!, i),
+        size: group.world_size,
+        rank: 1,
+        ranks,
+        ...isDirect ? { coreRank: i } : {},
+        ncclPath,
+        host,
+        deadline,
+        // Nothing has been generated here yet.
+        still: async run => await run()
+      })
+    }
+    await firstFailure([peer.init(group, stop.signal), ...stores.clients.map(async (_, i) => { await join(i) })], error => { stop.abort(error) })
+    const [sent, report] = await exchange(peer, group, links, stop, async () => await receiveWeights(store, links, { layout: route.layout, pieceBytes, timeoutMs, onProgress }))
+    for (const link of links) await link.end()
+    compareChecksums((await checksums(store)).tensors, sent.checksums)
+    store.label(sent.weight_version)
+    return { report, version: sent.weight_version, route }
+  } finally {
+    for (const link of Object.values(links)) await link.end(true).catch(() => {})
+    await stores.close()
+  }
+}
+
+/** Asks for the weights and takes them. What the peer says of a failure explains it better than what is seen of it here. */
+async function exchange (peer: Peer, group: InitSendBody, links: readonly Link[], stop: AbortController, receive: () => Promise<WriteReport>): Promise<[SendReply, WriteReport]> {
+  let said: unknown
+  const { master_address: masterAddress, ports, group_name: groupName } = group
+  const sending = peer.send({ master_address: masterAddress, ports, group_name: groupName }, stop.signal).catch((error: unknown) => {
+    said ??= error
+    for (const link of links) link.abort(`the sender says: ${(error as Error).message}`)
+    throw error
+  })
+  const receiving = receive().catch((error: unknown) => {
+    // The peer knows more where it has broken off itself; where it only waits, it has to be told.
+    setTimeout(() => { stop.abort(asRefitError(error)) }, GRACE_MS).unref()
+    throw error
+  })
+  const [sent, received] = await Promise.allSettled([sending, receiving])
+  if (sent.status === 'fulfilled' && received.status === 'fulfilled') return [sent.value, received.value]
+  throw asRefitError(said ?? (received as PromiseRejectedResult).reason)
+}
+
+const GRACE_MS = 1000
+
+/** As allOf; whoever fails first ends the others' waits. */
+async function firstFailure (work: readonly Promise<void>[], failed: (error: Error) => void): Promise<void> {
+  let isFirst = true
+  await allOf(work.map(async promise => await promise.catch((error: unknown) => {
+    if (isFirst) {
+      isFirst = false
+      failed(asRefitError(error) as Error)
+    }
+    throw error
+  })))
+}

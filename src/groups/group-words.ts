@@ -1,0 +1,44 @@
+import { RefitError } from '../errors.ts'
+import type { ErrorCode } from '../errors.ts'
+import type { GroupSpec } from './group-spec.ts'
+
+/** `process group "g" (gloo, ranks 1-2 of 3, store at 10.0.0.7:29500)`. */
+export function describeGroup ({ name, backend, rankOffset, worldSize, address, port }: GroupSpec, ranks: number): string {
+  const own = ranks === 1 ? `rank ${rankOffset}` : `ranks ${rankOffset}-${rankOffset + ranks - 1}`
+  return `process group "${name}" (${backend}, ${own} of ${worldSize}, store at ${address.includes(':') ? `[${address}]` : address}:${port})`
+}
+
+const OF_GROUPS: ReadonlySet<unknown> = new Set<ErrorCode>(['GROUP_TIMEOUT', 'GROUP_BROKEN', 'GROUP_REFUSED', 'DEVICE_LOST', 'NO_MEMORY'])
+/** What errors of the store and of the gate mean for a group. */
+const MEANS: Partial<Record<ErrorCode, ErrorCode>> = { DEADLINE: 'GROUP_TIMEOUT', STORE_UNREACHABLE: 'GROUP_BROKEN', STORE_PROTOCOL: 'GROUP_BROKEN' }
+/** These say all there is to say. */
+const WHOLE: ReadonlySet<ErrorCode> = new Set<ErrorCode>(['INVALID_REQUEST', 'MASTER_REFUSED', 'UNSUPPORTED'])
+
+/** An error of a group: in which phase, after how long, and what the addon or the store said. */
+export function groupError (group: string, phase: string, elapsedMs: number, error: unknown): RefitError {
+  if (error instanceof RefitError && WHOLE.has(error.code)) return error
+  const { message = String(error), code } = error as { message?: string, code?: unknown }
+  const known = error instanceof RefitError ? MEANS[error.code] ?? error.code : OF_GROUPS.has(code) ? code as ErrorCode : 'INTERNAL'
+  return new RefitError(known, `${group}: ${phase} failed after ${(elapsedMs / 1000).toFixed(1)} s: ${message}`, { cause: error })
+}
+
+/**
+ * Where an error of the addon tells which of a piece's broadcasts it is, the same error with its name. One that is at fault before it is
+ * its turn (gloo sends ahead) gets its name, too.
+ */
+export function namePart (error: unknown, nameOf: (part: number) => string): unknown {
+  const { message = '', code } = error as { message?: string, code?: unknown }
+  const at = /of broadcast (\d+) \(part (\d+) of (\d+)/.exec(message)
+  const named = message
+    .replace(/\(part (\d+) of \d+/, (found, part: string) => `${found}, ${nameOf(Number(part))}`)
+    .replace(/in broadcast (\d+), expected/, (found, broadcast: string) => {
+      const part = at === null ? 0 : Number(at[2]) + Number(broadcast) - Number(at[1])
+      return part >= 1 && part <= Number(at![3]) ? `in broadcast ${broadcast} (${nameOf(part)}), expected` : found
+    })
+  return Object.assign(new Error(named, { cause: error }), { code })
+}
+
+/** `"a"`, or `"a" to "d" (4 tensors)`. */
+export function nameRange (names: readonly string[]): string {
+  return names.length === 1 ? `"${names[0]!}"` : `"${names[0]!}" to "${names.at(-1)!}" (${names.length} tensors)`
+}

@@ -1,0 +1,49 @@
+import type { NativeGroups } from '../native-groups.ts'
+import type { StoreClient } from '../store/client.ts'
+import { findUniqueId } from '../store/unique-id.ts'
+import type { Deadline } from '../store/within.ts'
+import type { GroupLink, Leftovers } from './link.ts'
+
+const PIECE_BYTES = 512 << 20
+
+export interface NcclLinkOptions {
+  name: string
+  size: number
+  /** The first of this process's. */
+  firstRank: number
+  /** Of libnccl.so.2; default where the addon finds it. */
+  library: string | undefined
+  leftovers: Leftovers
+}
+
+/** NCCL: rank 0 publishes the id of the communicator with its first collective; then all ranks make it together. */
+export class NcclLink implements GroupLink {
+  readonly handle: number
+  readonly needsGate = true
+  readonly isEager = false
+  readonly pieceBytes = PIECE_BYTES
+  readonly #native: NativeGroups
+  readonly #options: NcclLinkOptions
+  #id: Uint8Array | undefined
+  #connecting: Promise<void> | undefined
+
+  /** Opens the library, and touches no card. */
+  constructor (native: NativeGroups, core: number, options: NcclLinkOptions) {
+    const { size, firstRank, library } = options
+    this.#native = native
+    this.#options = options
+    this.handle = native.ncclGroup(core, { size, firstRank, ...library === undefined ? {} : { library } })
+  }
+
+  async meet (store: StoreClient, deadline: Deadline): Promise<void> {
+    const { name, size, leftovers } = this.#options
+    const { id } = await findUniqueId(store, { group: name, size, ...leftovers.id === undefined ? {} : { stale: [leftovers.id] } }, deadline)
+    leftovers.id = id
+    this.#id = id
+  }
+
+  async connect (timeoutMs: number): Promise<void> {
+    this.#connecting ??= this.#native.ncclConnect(this.handle, this.#id!, timeoutMs)
+    await this.#connecting
+  }
+}

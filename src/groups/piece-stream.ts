@@ -1,0 +1,50 @@
+import type { CheckpointPiece } from '../model/checkpoint-layout.ts'
+import type { NativeGroups } from '../native-groups.ts'
+import type { StreamPiece, WeightStream } from '../weights/stream.ts'
+
+export interface PieceStreamOptions {
+  addon: NativeGroups
+  group: number
+  /** In the sender's order. Both slots have room for the longest. */
+  pieces: readonly CheckpointPiece[]
+  timeoutMs: number
+  /** Bytes that have come. */
+  onProgress?: (bytes: number) => void
+  /** What a failure of the group is due to, where the other side has said it. */
+  explain?: (error: unknown) => Promise<unknown>
+}
+
+/** Pieces as rank 0 of a group broadcasts them: one is received into a slot while the one before is written from the other. */
+export class PieceStream implements WeightStream {
+  readonly #options: PieceStreamOptions
+  #index = 0
+  #coming: Promise<void> | undefined
+
+  constructor (options: PieceStreamOptions) { this.#options = options }
+
+  async ready (): Promise<void> { await this.#receive() }
+
+  async next (): Promise<StreamPiece | undefined> {
+    const { pieces, group, onProgress } = this.#options
+    const piece = pieces[this.#index]
+    if (piece === undefined) return undefined
+    await this.#receive()
+    const slot = slotOf(this.#index++)
+    this.#coming = undefined
+    // What the caller had before this call is written: its slot takes the next.
+    if (this.#index < pieces.length) this.#receive().catch(() => {})
+    onProgress?.(piece.begin + piece.length)
+    return { begin: piece.begin, length: piece.length, source: { staged: { group, slot } } }
+  }
+
+  async #receive (): Promise<void> {
+    const { addon, group, pieces, timeoutMs, explain } = this.#options
+    const piece = pieces[this.#index]
+    if (piece === undefined) return
+    this.#coming ??= addon.groupReceive(group, slotOf(this.#index), Float64Array.of(0, piece.length), 0, timeoutMs)
+      .catch(async (error: unknown) => { throw explain === undefined ? error : await explain(error) })
+    await this.#coming
+  }
+}
+
+function slotOf (index: number): 0 | 1 { return index % 2 === 0 ? 0 : 1 }

@@ -1,0 +1,228 @@
+import type { GroupHost } from '../engine/group-host.ts'
+import { RefitError } from '../errors.ts'
+import type { StoreClient } from '../store/client.ts'
+import { Deadline } from '../store/within.ts'
+import { describeGroup, groupError, namePart } from './group-words.ts'
+import type { GroupSpec } from './group-spec.ts'
+import type { GroupLink } from './link.ts'
+import { bytesOf, Receipt } from './receipt.ts'
+import type { Piece } from './pieces.ts'
+import { StoreWatch } from './store-watch.ts'
+
+export type GroupState = 'joining' | 'joined' | 'connected' | 'failed' | 'ended'
+
+/** What groups have done since the start. */
+export interface GroupCounts { joined: number, failed: number, bytesReceived: number, bytesDropped: number }
+
+export interface WeightGroupOptions {
+  spec: GroupSpec
+  host: GroupHost
+  counts: GroupCounts
+  /** Longest that each phase may take. */
+  timeoutMs: number
+  /** Comes to the rendezvous and has our ranks counted. */
+  openStore: (deadline: Deadline) => Promise<StoreClient>
+  /** Before the store is asked where the backend knows by then whether it can be, else once the store is there. */
+  early: () => GroupLink | undefined
+  late: (store: StoreClient) => Promise<GroupLink>
+}
+
+/** The trainer, which sends. */
+const ROOT = 0
+/** Bytes that slots grow by. */
+const GRAIN = 1 << 20
+/** What is under way may still end well when the store's server has gone: a trainer that has sent all may leave before we have taken it. */
+const STORE_GRACE_MS = 5000
+const GATE_MS = 30 * 60_000
+
+/** One process group that our ranks are in. After a failure its native part ends by itself; a new one of the same name may be made at once. */
+export class WeightGroup {
+  readonly spec: GroupSpec
+  readonly counts: GroupCounts
+  /** In words. */
+  readonly title: string
+  readonly #options: WeightGroupOptions
+  readonly #control = new AbortController()
+  /** Requests whose broadcasts have not all come, in the order in which they do. */
+  readonly #receipts: Receipt[] = []
+  #state: GroupState = 'joining'
+  #failure: RefitError | null = null
+  #link: GroupLink | undefined
+  #store: StoreClient | undefined
+  #watch: StoreWatch | undefined
+  #meeting: Promise<void> | undefined
+  /** The phase that is waited for. */
+  #under: { what: string, deadline: Deadline } | undefined
+  #slotBytes = 0
+  #ending: Promise<void> = Promise.resolve()
+
+  constructor (options: WeightGroupOptions) {
+    this.#options = options
+    this.spec = options.spec
+    this.counts = options.counts
+    this.title = describeGroup(options.spec, options.host.ranks)
+  }
+
+  get state (): GroupState { return this.#state }
+  get failure (): RefitError | null { return this.#failure }
+  /** Of no use any more; also where the trainer's store has gone. */
+  get isDead (): boolean { return this.#state === 'failed' || this.#state === 'ended' || this.#watch?.lost === true }
+  get needsGate (): boolean { return this.#link!.needsGate }
+  get handle (): number { return this.#link!.handle }
+  get pieceBytes (): number { return this.#link!.pieceBytes }
+  /** Resolves once nothing of it is left. */
+  get gone (): Promise<void> { return this.#ending }
+
+  /** Resolves once the store has counted our ranks; what comes later goes on by itself. */
+  async join (): Promise<void> {
+    const { early, late, openStore, timeoutMs } = this.#options
+    await this.#phase('joining the rendezvous', async deadline => {
+      this.#link = early()
+      this.#store = await openStore(deadline)
+      if (this.#isOver) return this.#store.close()
+      if (this.#link !== undefined) return
+      const link = await late(this.#store)
+      if (this.#isOver) await this.#options.host.native.endGroup(link.handle, true)
+      else this.#link = link
+    })
+    this.#state = 'joined'
+    this.counts.joined++
+    this.#watch = new StoreWatch(this.#store!, () => { this.#storeLost() })
+    if (this.#link!.isEager || this.spec.barrier) this.#background(timeoutMs)
+  }
+
+  /** What a request announces: it comes after all that was announced before. */
+  announce (pieces: readonly Piece[], names: (piece: Piece) => string): Receipt {
+    this.demandLive()
+    const receipt = new Receipt(this, pieces, names)
+    if (pieces.length > 0) this.#receipts.push(receipt)
+    return receipt
+  }
+
+  demandLive (): void {
+    if (this.#failure === null) return
+    throw new RefitError(this.#failure.code, `${this.#failure.message}. Nothing has been received since; call /init_weights_update_group again`, { cause: this.#failure })
+  }
+
+  /** Requests before it whose broadcasts have not all come. */
+  ahead (receipt: Receipt): Receipt[] { return this.#receipts.slice(0, Math.max(0, this.#receipts.indexOf(receipt))) }
+
+  left (receipt: Receipt): void {
+    const at = this.#receipts.indexOf(receipt)
+    if (at >= 0) this.#receipts.splice(at, 1)
+  }
+
+  /** Resolves once bytes can flow. */
+  async ready (): Promise<void> {
+    this.demandLive()
+    await (this.#meeting ??= this.#phase(this.#link!.isEager ? 'connecting with the other ranks' : 'waiting for the id of rank 0\'s communicator', async deadline => {
+      await this.#link!.meet(this.#store!, deadline)
+    }))
+  }
+
+  /** Receives a piece; gate shut where that is needed. One at a time. */
+  async receive ({ slot, piece, slotBytes, of, at, nameOf }: { slot: 0 | 1, piece: Piece, slotBytes: number, of: string, at: string, nameOf: (part: number) => string }): Promise<void> {
+    const { native } = this.#options.host
+    await this.#connect()
+    if (slotBytes > this.#slotBytes) {
+      const bytes = Math.ceil(slotBytes / GRAIN) * GRAIN
+      await this.#phase(`finding room for two times ${bytes} bytes`, async () => { await native.stageGroup(this.handle, bytes) })
+      this.#slotBytes = bytes
+    }
+    await this.#phase(`receiving ${of} (${at})`, async deadline => {
+      await native.groupReceive(this.handle, slot, piece.parts, ROOT, deadline.timeoutMs).catch((error: unknown) => { throw namePart(error, nameOf) })
+    })
+    this.counts.bytesReceived += bytesOf(piece)
+  }
+
+  /** With the gate shut. */
+  async standStill (run: () => Promise<void>): Promise<void> {
+    await this.#options.host.standStill(run, this.#options.timeoutMs)
+  }
+
+  /** It cannot stay in step. */
+  giveUp (reason: string): RefitError {
+    const phase = this.#under === undefined ? '' : `, ${this.#under.what}, after ${(this.#under.deadline.elapsed / 1000).toFixed(1)} s`
+    return this.#fail(new RefitError('GROUP_BROKEN', `${this.title} was aborted${phase}: ${reason}`))
+  }
+
+  /** Leaves, in order where nothing is under way. Resolves at once; see `gone`. */
+  end (reason: string): void {
+    if (this.#isOver) return
+    if (this.#receipts.length > 0 || this.#state === 'joining') {
+      this.#fail(new RefitError('GROUP_BROKEN', `${this.title} was ended: ${reason}`), 'ended')
+      return
+    }
+    this.#failure = new RefitError('GROUP_BROKEN', `${this.title} was ended: ${reason}`)
+    this.#close('ended', false)
+  }
+
+  get #isOver (): boolean { return this.#state === 'failed' || this.#state === 'ended' }
+
+  async #connect (): Promise<void> {
+    this.demandLive()
+    if (this.#state === 'connected') return
+    await this.#phase('making the communicator', async deadline => { await this.#link!.connect(deadline.timeoutMs) })
+    this.#state = 'connected'
+  }
+
+  /** What follows when the group is made, and needs nobody who waits for it. */
+  #background (timeoutMs: number): void {
+    const { host } = this.#options
+    const stand = async (run: () => Promise<void>): Promise<void> => this.needsGate ? await host.standStill(run, timeoutMs) : await run()
+    const meet = async (): Promise<void> => {
+      await this.ready()
+      await stand(async () => {
+        await this.#connect()
+        if (!this.spec.barrier) return
+        await this.#phase('the barrier', async deadline => { await host.native.groupBarrier(this.handle, deadline.timeoutMs) })
+      })
+    }
+    meet().catch((error: unknown) => { this.#fail(groupError(this.title, 'standing still', timeoutMs, error)) })
+  }
+
+  /** A step with a deadline of its own; when it fails, so does the group. */
+  async #phase (what: string, run: (deadline: Deadline) => Promise<void>): Promise<void> {
+    const { timeoutMs } = this.#options
+    const deadline = new Deadline({ timeoutMs, signal: this.#control.signal }, timeoutMs)
+    const under = this.#under = { what, deadline }
+    try {
+      await run(deadline)
+    } catch (error) {
+      throw this.#fail(groupError(this.title, what, deadline.elapsed, error))
+    } finally {
+      if (this.#under === under) this.#under = undefined
+    }
+    if (this.#isOver && this.#failure !== null) throw this.#failure
+  }
+
+  #storeLost (): void {
+    if (this.#isOver) return
+    const lost = (): void => {
+      if (this.#receipts.length > 0 || this.#state !== 'connected') this.giveUp(`the connection to the trainer's store has ended: ${this.#watch!.reason}`)
+    }
+    if (this.#state !== 'connected') return lost()
+    setTimeout(lost, STORE_GRACE_MS).unref()
+  }
+
+  #fail (error: RefitError, state: 'failed' | 'ended' = 'failed'): RefitError {
+    if (this.#isOver) return this.#failure!
+    this.#failure = error
+    this.counts.failed++
+    this.#control.abort(error)
+    if (this.#link !== undefined) this.#options.host.native.groupAbort(this.handle, error.message)
+    this.#close(state, true)
+    return error
+  }
+
+  #close (state: 'failed' | 'ended', abort: boolean): void {
+    this.#state = state
+    this.#watch?.close()
+    this.#store?.close()
+    if (this.#link === undefined) return
+    const { host } = this.#options
+    const end = async (): Promise<void> => { await host.native.endGroup(this.handle, abort) }
+    // Where the engine has ended there is no gate any more, and nothing that could stand in the way.
+    this.#ending = (this.needsGate ? host.standStill(end, GATE_MS).catch(end) : end()).catch(() => {})
+  }
+}

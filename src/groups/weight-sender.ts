@@ -1,0 +1,107 @@
+import { RefitError } from '../errors.ts'
+import { cutCheckpoint, layOutCheckpoint } from '../model/checkpoint-layout.ts'
+import type { CheckpointPiece } from '../model/checkpoint-layout.ts'
+import { DTYPE_BYTES } from '../native.ts'
+import { checksums } from '../weights/checksum.ts'
+import { gatherRows } from '../weights/gather.ts'
+import { share } from '../weights/sharing.ts'
+import type { WeightStore } from '../weights/weight-store.ts'
+import type { Link } from './remote-link.ts'
+
+/** What a group of links carries: `parameters`, those of each rank straight into place over a link of its own; `checkpoint`, whole tensors over one. */
+export type SendLayout = 'parameters' | 'checkpoint'
+
+export interface SendOptions {
+  layout: SendLayout
+  /** Most bytes of one broadcast of tensors. */
+  pieceBytes: number
+  /** Longest wait for the turn among updates, and for each step of the transfer. */
+  timeoutMs: number
+}
+
+export interface SentWeights {
+  /** Label and epoch of what was sent. */
+  version: string
+  epoch: number
+  bytes: number
+  ms: number
+  /** Of every checkpoint tensor as it was sent. */
+  checksums: Record<string, string>
+}
+
+/**
+ * Sends all weights of an engine over links that are joined, in its turn among the updates, and ends the links. Over gloo generation goes
+ * on meanwhile; over NCCL, which spins on the cards, no step runs while it sends, and running requests go on afterwards.
+ */
+export async function sendWeights (store: WeightStore, links: readonly Link[], { layout, pieceBytes, timeoutMs }: SendOptions): Promise<SentWeights> {
+  const send = async (): Promise<number> => {
+    const bytes = layout === 'parameters' ? await sendParameters(store, links, timeoutMs) : await sendTensors(store, links[0]!, pieceBytes, timeoutMs)
+    for (const link of links) await link.end()
+    return bytes
+  }
+  return await share(store, async still => {
+    const started = performance.now()
+    const { epoch, weightVersion: version } = store
+    const bytes = links.some(({ backend }) => backend === 'nccl') ? await still(send) : await send()
+    const ms = performance.now() - started
+    const { tensors } = await checksums(store)
+    return { version, epoch, bytes, ms, checksums: Object.fromEntries(tensors.map(({ name, checksum }) => [name, checksum])) }
+  }, timeoutMs)
+}
+
+async function sendParameters ({ addon, core, dtype, table }: WeightStore, links: readonly Link[], timeoutMs: number): Promise<number> {
+  await allOf(links.map(async (link, rank) => { await addon.groupParams(link.handle, core, rank, 0, timeoutMs) }), reason => {
+    // The others would wait for their peers until the deadline.
+    for (const link of links) link.abort(reason)
+  })
+  return table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * DTYPE_BYTES[dtype]
+}
+
+/** The next piece is gathered while the one before is on its way. */
+async function sendTensors (store: WeightStore, { handle, backend }: Link, pieceBytes: number, timeoutMs: number): Promise<number> {
+  const { addon } = store
+  const layout = layOutCheckpoint(store.table, DTYPE_BYTES[store.dtype])
+  const pieces = [...cutCheckpoint(layout, pieceBytes)]
+  const most = longest(pieces)
+  if (backend === 'nccl') await addon.stageGroup(handle, most)
+  const buffers = [new Uint8Array(most), new Uint8Array(most)]
+  const gather = async (index: number): Promise<Uint8Array | undefined> => {
+    const piece = pieces[index]
+    if (piece === undefined) return undefined
+    const buffer = buffers[index % 2]!.subarray(0, piece.length)
+    for (const part of piece.parts) await gatherRows(store, part, layout.elementBytes, buffer)
+    return buffer
+  }
+  let next = await gather(0)
+  for (let index = 0; next !== undefined; index++) {
+    const [gathered] = await allOf<unknown>([gather(index + 1), addon.groupSend(handle, next, timeoutMs)])
+    next = gathered as Uint8Array | undefined
+  }
+  return layout.bytes
+}
+
+/** Bytes of the longest piece: what a slot needs room for. */
+export function longest (pieces: readonly CheckpointPiece[]): number {
+  return pieces.reduce((most, { length }) => Math.max(most, length), 0)
+}
+
+/** Waits for all, and throws what failed first: none is left alone with memory that is about to go. */
+export async function allOf<T> (work: readonly Promise<T>[], failed: (reason: string) => void = () => {}): Promise<T[]> {
+  let first: { error: unknown } | undefined
+  const results = await Promise.allSettled(work.map(async promise => await promise.catch((error: unknown) => {
+    if (first === undefined) {
+      first = { error }
+      failed(`another link of the transfer failed: ${error instanceof Error ? error.message : String(error)}`)
+    }
+    throw error
+  })))
+  if (first !== undefined) throw asRefitError(first.error)
+  return results.map(result => (result as PromiseFulfilledResult<T>).value)
+}
+
+/** What the addon says of a group, as an error of refit's. */
+export function asRefitError (error: unknown): unknown {
+  const code = (error as { code?: unknown } | null)?.code
+  if (error instanceof RefitError || (code !== 'GROUP_TIMEOUT' && code !== 'GROUP_BROKEN' && code !== 'GROUP_REFUSED')) return error
+  return new RefitError(code, (error as Error).message, { cause: error })
+}

@@ -1,0 +1,60 @@
+// JSON.parse takes 2 ns for every byte, also of texts that it only copies: 20 ms for 9 MB of handles. Where they stand is found in a
+// fraction of a millisecond, and a slice of a text is no copy.
+
+/** Texts from here on are cut out before the rest is parsed. */
+const LONG = 16 * 1024
+
+/** As JSON.parse; long texts may hold control characters. Throws SyntaxError. */
+export function parseJsonText (text: string): unknown {
+  const cut = text.length < LONG ? undefined : cutLongTexts(text)
+  if (cut === undefined) return JSON.parse(text)
+  const { rest, mark, texts } = cut
+  return JSON.parse(rest, (_key, value: unknown) => typeof value === 'string' && value.startsWith(mark) ? texts[Number(value.slice(mark.length))] : value)
+}
+
+/** The text with a mark and a number in place of each long text in it; undefined where there is none. */
+function cutLongTexts (text: string): { rest: string, mark: string, texts: string[] } | undefined {
+  const texts: string[] = []
+  const rest: string[] = []
+  const mark = unusedMark(text)
+  let from = 0
+  for (let open = text.indexOf('"'); open !== -1;) {
+    const close = endOf(text, open)
+    // Parsing will say what is wrong.
+    if (close === -1) break
+    if (close - open > LONG && !isKey(text, close)) {
+      const inner = text.slice(open + 1, close)
+      if (!inner.includes('\\')) {
+        rest.push(text.slice(from, open + 1), mark, String(texts.length))
+        texts.push(inner)
+        from = close
+      }
+    }
+    open = text.indexOf('"', close + 1)
+  }
+  return texts.length === 0 ? undefined : { rest: rest.join('') + text.slice(from), mark, texts }
+}
+
+/** The quote that ends the text that one opens: not one that a backslash stands before, unless that one is escaped itself. */
+function endOf (text: string, open: number): number {
+  let close = text.indexOf('"', open + 1)
+  while (close !== -1) {
+    let slashes = 0
+    while (text.charCodeAt(close - 1 - slashes) === 0x5c) slashes++
+    if (slashes % 2 === 0) break
+    close = text.indexOf('"', close + 1)
+  }
+  return close
+}
+
+function isKey (text: string, close: number): boolean {
+  return /^\s*:/.test(text.slice(close + 1, close + 64))
+}
+
+/** Begins with what base64 has not, so that it is soon known that the text has none. */
+function unusedMark (text: string): string {
+  for (let i = 0; ; i++) {
+    const mark = `~${i}~`
+    if (!text.includes(mark)) return mark
+  }
+}

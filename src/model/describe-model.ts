@@ -1,0 +1,48 @@
+import { createHash } from 'node:crypto'
+import type { Architecture, ModelTable } from './architecture.ts'
+
+/** What weights must fit, and what computes with them: two engines with the same description can hold each other's weights. */
+export type ModelDescription = Readonly<Record<string, string | number | boolean>>
+
+/** The fields of config.json that matter, under their names there where they have one. */
+export function describeModel (arch: Architecture): ModelDescription {
+  const { moe } = arch
+  return {
+    architecture: arch.name,
+    hidden_size: arch.hiddenSize,
+    num_hidden_layers: arch.layers,
+    num_attention_heads: arch.heads,
+    num_key_value_heads: arch.kvHeads,
+    head_dim: arch.headDim,
+    intermediate_size: arch.intermediateSize,
+    vocab_size: arch.vocabSize,
+    rms_norm_eps: arch.rmsNormEps,
+    tie_word_embeddings: arch.tieWordEmbeddings,
+    qkv_bias: arch.qkvBias,
+    o_bias: arch.oBias,
+    qk_norm: arch.qkNorm,
+    rope: digest([...arch.rope.invFreq, arch.rope.scale]),
+    num_experts: moe?.experts ?? 0,
+    num_experts_per_tok: moe?.expertsPerToken ?? 0,
+    moe_intermediate_size: moe?.intermediateSize ?? 0,
+    norm_topk_prob: moe?.normTopkProb ?? false,
+    sparse_layers: digest(moe?.sparse ?? [])
+  }
+}
+
+/** The first field in which two descriptions differ, with what each says; undefined where they are the same. */
+export function modelDifference (own: ModelDescription, other: ModelDescription): { field: string, own: unknown, other: unknown } | undefined {
+  for (const field of new Set([...Object.keys(own), ...Object.keys(other)])) {
+    if (own[field] !== other[field]) return { field, own: own[field], other: other[field] }
+  }
+  return undefined
+}
+
+/** Of names and shapes of all checkpoint tensors, in the order in which engines send them to each other. */
+export function tableDigest (table: ModelTable): string {
+  return digest([...table.tensors.values()].filter(({ alternative }) => !alternative).map(({ name, shape }) => [name, shape]))
+}
+
+function digest (value: unknown): string {
+  return createHash('sha256').update(JSON.stringify(value)).digest('hex').slice(0, 16)
+}

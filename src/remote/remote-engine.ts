@@ -1,0 +1,222 @@
+import type {
+  EngineInfo, EngineStats, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, TensorChecksum, TokenEvent, UpdateOptions, WeightState, WeightUpdate
+} from '../engine/rollout-engine.ts'
+import type { WeightCoverage } from '../engine/weight-transactions.ts'
+import { RefitError } from '../errors.ts'
+import { sseData } from '../sse-reader.ts'
+import { Connection, messageOf, readAll } from './connection.ts'
+import type { ConnectionOptions, JsonReply } from './connection.ts'
+import { readFacts } from './dialect.ts'
+import type { EngineFacts } from './dialect.ts'
+import { infoOf, refusal, RemoteState } from './remote-state.ts'
+import { RemoteTransactions } from './remote-transactions.ts'
+import { RemoteUpdate } from './remote-update.ts'
+import { EventReader, generateBody } from './wire.ts'
+import { generateVllm } from './wire-vllm.ts'
+
+export interface RemoteEngineOptions extends ConnectionOptions {
+  /** What the engine does not tell of its model, for engines that are no refit: ids that end a text, and how many ids there are. */
+  info?: Partial<EngineInfo>
+  /** From one look at its state to the next (default 1 s). */
+  pollMs?: number
+}
+
+interface Reply { status?: unknown, success?: unknown, message?: unknown, [field: string]: unknown }
+
+interface Paths { pause: (mode: PauseMode) => [path: string, body: object | undefined], resume: string, flush: string, sleep: string, wake: string }
+
+/** Of the calls that dialects name differently. */
+const PATHS: Readonly<Record<'sglang' | 'vllm', Paths>> = {
+  sglang: { pause: (mode: PauseMode) => ['/pause_generation', { mode }], resume: '/continue_generation', flush: '/flush_cache', sleep: '/release_memory_occupation', wake: '/resume_memory_occupation' },
+  vllm: { pause: (mode: PauseMode) => [`/pause?mode=${mode === 'abort' ? 'abort' : 'keep'}&clear_cache=false`, undefined], resume: '/resume', flush: '/reset_prefix_cache', sleep: '/sleep', wake: '/wake_up' }
+}
+
+/**
+ * An engine on another machine, or in another process, that is spoken to over HTTP: refit, SGLang or vLLM. Its state is what it last said; every
+ * call of ours brings it up to date, and a look now and then what others do to it.
+ */
+export class RemoteEngine implements RolloutEngine {
+  readonly info: EngineInfo
+  readonly transactions: RemoteTransactions
+  readonly coverage: WeightCoverage | null = null
+  readonly #connection: Connection
+  readonly #state: RemoteState
+  readonly #live = new Map<string, AbortController>()
+  #closed = false
+
+  private constructor (connection: Connection, facts: EngineFacts, options: RemoteEngineOptions) {
+    this.#connection = connection
+    this.info = { ...infoOf(facts, connection.url), ...options.info }
+    this.#state = new RemoteState(connection, facts, this.info, options.pollMs ?? 1000)
+    this.transactions = new RemoteTransactions(this.#state, async (method, path, body) => await this.#call(method, path, body))
+  }
+
+  /** Throws ENGINE_FAILED where nothing answers, or nothing that is known. */
+  static async connect (url: string, options: RemoteEngineOptions = {}): Promise<RemoteEngine> {
+    const connection = new Connection(url, options)
+    try {
+      const engine = new RemoteEngine(connection, await readFacts(connection), options)
+      await engine.#state.refresh()
+      return engine
+    } catch (error) {
+      await connection.close()
+      throw error instanceof RefitError ? error : new RefitError('ENGINE_FAILED', `${url} cannot be reached: ${(error as Error).message}`, { cause: error })
+    }
+  }
+
+  get dialect (): EngineFacts['dialect'] { return this.#state.facts.dialect }
+  get stats (): EngineStats { return this.#state.stats }
+  get weightVersion (): string { return this.#state.facts.version ?? 'default' }
+  /** Counts what was seen to change. */
+  get epoch (): number { return this.#state.epoch }
+  get weights (): WeightState { return this.#state.weights }
+  get releasedMemory (): ReleasedMemory { return this.#state.releasedMemory }
+  get closed (): boolean { return this.#closed }
+  get ready (): boolean { return !this.#closed && this.#state.isReachable && this.weights.state === 'current' && this.stats.paused === null && !this.transactions.writing }
+
+  async * generate (request: GenerateRequest): AsyncGenerator<TokenEvent, void, undefined> {
+    if (this.#live.has(request.rid)) throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${request.rid}`, { param: 'rid' })
+    const end = new AbortController()
+    this.#live.set(request.rid, end)
+    this.#state.began(request.inputIds.length)
+    let isOver = false
+    try {
+      for await (const event of this.dialect === 'vllm' ? generateVllm(this.#connection, request, this.info.servedModelName, this.weightVersion, end.signal) : this.#events(request, end.signal)) {
+        this.#state.made(event.tokens.length)
+        isOver = event.finish !== null
+        yield event
+      }
+      if (!isOver) throw new RefitError('ENGINE_FAILED', `${this.#connection.url} ended the stream of ${request.rid} in the middle`)
+    } catch (error) {
+      throw this.#failure(error, 'POST /generate')
+    } finally {
+      this.#live.delete(request.rid)
+      this.#state.ended()
+      // The reader has left: the engine sees the connection end and stops.
+      if (!isOver) end.abort()
+    }
+  }
+
+  async * #events (request: GenerateRequest, signal: AbortSignal): AsyncGenerator<TokenEvent, void, undefined> {
+    const isRefit = this.dialect === 'refit'
+    const { statusCode, body } = await this.#connection.request({ method: 'POST', path: '/generate', headers: { 'content-type': 'application/json' }, body: JSON.stringify(generateBody(request, isRefit)), signal })
+    if (statusCode >= 400) throw refusal('/generate', statusCode, String(await readAll(body)))
+    const reader = new EventReader(request, isRefit ? hasDeltas(this.#state.facts) : this.#state.facts.details['incremental_streaming_output'] === true, this.weightVersion)
+    for await (const data of sseData(body)) yield * reader.read(data)
+  }
+
+  abort (rid: string): boolean {
+    if (!this.#live.has(rid)) return false
+    this.#send('/abort_request', { rid })
+    return true
+  }
+
+  abortAll (): number {
+    this.#send('/abort_request', { abort_all: true })
+    return this.#live.size
+  }
+
+  async pause (mode: PauseMode): Promise<void> {
+    const [path, body] = this.#paths.pause(mode)
+    await this.#call('POST', path, body)
+    this.#state.paused(mode)
+    await this.#state.refresh()
+  }
+
+  async resume (): Promise<void> {
+    await this.#call('POST', this.#paths.resume, {})
+    this.#state.paused(null)
+    await this.#state.refresh()
+  }
+
+  async flushCache (timeoutMs = 0): Promise<boolean> {
+    const reply = await this.#json('POST', `${this.#paths.flush}${this.dialect === 'vllm' ? '' : `?timeout=${timeoutMs / 1000}`}`)
+    if (reply.status === 400) return false
+    return demand(this.#paths.flush, reply)['success'] !== false
+  }
+
+  async setWeightVersion (version: string): Promise<boolean> {
+    const { message } = await this.#call('POST', '/update_weight_version', { new_version: version, abort_all_requests: false })
+    await this.#state.refresh()
+    return !/will be/.test(String(message))
+  }
+
+  async update (options: UpdateOptions = {}): Promise<WeightUpdate> {
+    return new RemoteUpdate(this.#connection, this.#state, this.transactions, options)
+  }
+
+  async releaseMemory (tags: readonly MemoryTag[] = []): Promise<MemoryReport> { return await this.#memory(this.#paths.sleep, tags) }
+  async resumeMemory (tags: readonly MemoryTag[] = []): Promise<MemoryReport> { return await this.#memory(this.#paths.wake, tags) }
+
+  async readWeight (name: string, maxRows = 100): Promise<{ shape: number[], values: Float32Array }> {
+    const rows = await this.#call('POST', '/get_weights_by_name', { name, truncate_size: maxRows }) as unknown as number[] | number[][]
+    if (!Array.isArray(rows)) throw new RefitError('NOT_FOUND', `the remote engine has no tensor ${JSON.stringify(name)}`, { param: 'name' })
+    const shape = Array.isArray(rows[0]) ? [rows.length, rows[0].length] : [rows.length]
+    return { shape, values: Float32Array.from(rows.flat()) }
+  }
+
+  async checksums (): Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }> {
+    const reply = await this.#call('POST', '/weights_checker', { action: 'checksum' })
+    const list = (map: unknown): TensorChecksum[] => Object.entries((map ?? {}) as Record<string, string>).map(([name, checksum]) => ({ name, checksum }))
+    return { tensors: list(reply['checksums']), ranks: ((reply['ranks'] ?? []) as { checksums: unknown }[]).map(({ checksums }) => list(checksums)) }
+  }
+
+  async scrambleWeights (): Promise<void> {
+    await this.#call('POST', '/weights_checker', { action: 'reset_tensors' })
+    await this.#state.refresh()
+  }
+
+  /** Ends our calls. The engine stays as it is: it is somebody else's. */
+  async close (): Promise<void> {
+    if (this.#closed) return
+    this.#closed = true
+    this.#state.close()
+    await this.#connection.close()
+  }
+
+  get #paths (): Paths { return this.dialect === 'vllm' ? PATHS.vllm : PATHS.sglang }
+
+  async #memory (path: string, tags: readonly MemoryTag[]): Promise<MemoryReport> {
+    const began = performance.now()
+    const before = this.releasedMemory
+    const isVllm = this.dialect === 'vllm'
+    await this.#call('POST', isVllm && tags.length > 0 ? `${path}?${tags.map(tag => `tags=${tag}`).join('&')}` : path, isVllm ? {} : tags.length === 0 ? {} : { tags })
+    await this.#state.refresh()
+    const now = this.releasedMemory
+    const moved = (['weights', 'kv_cache', 'cuda_graph'] as const).filter(tag => (before[tag] === undefined) !== (now[tag] === undefined))
+    return { tags: moved.length === 0 ? [...tags] : moved, bytes: moved.reduce((sum, tag) => sum + (before[tag] ?? now[tag] ?? 0), 0), ms: performance.now() - began }
+  }
+
+  /** Nobody waits for its answer: what it brings comes with the streams that it ends. */
+  #send (path: string, body: object): void {
+    this.#json('POST', path, body).catch(() => {})
+  }
+
+  async #call (method: string, path: string, body?: unknown): Promise<Reply> {
+    return demand(path, await this.#json(method, path, body))
+  }
+
+  async #json (method: string, path: string, body?: unknown): Promise<JsonReply> {
+    if (this.#closed) throw new RefitError('ENGINE_CLOSED', 'the remote engine was closed')
+    return await this.#connection.json(method, path, body, { admin: true }).catch(error => { throw this.#failure(error, `${method} ${path}`) })
+  }
+
+  #failure (error: unknown, call: string): unknown {
+    if (error instanceof RefitError) return error
+    if (this.#closed) return new RefitError('ENGINE_CLOSED', 'the remote engine was closed', { cause: error })
+    return new RefitError('ENGINE_FAILED', `${this.#connection.url}: ${call}: ${(error as Error).message}`, { cause: error })
+  }
+}
+
+function demand (path: string, reply: JsonReply): Reply {
+  if (reply.status >= 400) throw refusal(path, reply.status, reply.text)
+  // Some answer with text, or with nothing at all, and mean success.
+  const body = (reply.body ?? {}) as Reply
+  if (body.success === false) throw new RefitError('ENGINE_FAILED', `${path}: ${messageOf(reply)}`)
+  return body
+}
+
+/** An older refit leaves the wish unheard. */
+function hasDeltas ({ details }: EngineFacts): boolean {
+  return (details['capabilities'] as { generation?: { stream_deltas?: unknown } } | undefined)?.generation?.stream_deltas === true
+}

@@ -1,0 +1,138 @@
+import { ERROR_CODES, RefitError } from '../errors.ts'
+import type { ErrorCode } from '../errors.ts'
+import type { EngineInfo, EngineStats, MemoryTag, PauseMode, ReleasedMemory, WeightState } from '../engine/rollout-engine.ts'
+import type { Connection } from './connection.ts'
+import { messageOf, parsed } from './connection.ts'
+import { readFacts } from './dialect.ts'
+import type { EngineFacts } from './dialect.ts'
+
+type Fields = Record<string, unknown>
+
+/** What the remote engine last said of itself. */
+export class RemoteState {
+  facts: EngineFacts
+  /** Moves when its label, or the state of its weights, is seen to. */
+  epoch = 1
+  weights: WeightState = { state: 'current' }
+  releasedMemory: ReleasedMemory = {}
+  /** The transaction that is open there, if any, as /server_info has it. */
+  transaction: Fields | null = null
+  isReachable = true
+  readonly #connection: Connection
+  readonly #info: EngineInfo
+  readonly #timer: NodeJS.Timeout
+  #paused: PauseMode | null = null
+  #own = { running: 0, promptTokens: 0, generationTokens: 0 }
+  #load: Fields = {}
+
+  constructor (connection: Connection, facts: EngineFacts, info: EngineInfo, pollMs: number) {
+    this.#connection = connection
+    this.facts = facts
+    this.#info = info
+    this.#timer = setInterval(() => { this.refresh().catch(() => { this.isReachable = false }) }, pollMs).unref()
+  }
+
+  /** Throws where it does not answer. */
+  async refresh (): Promise<void> {
+    const { dialect } = this.facts
+    const facts = await readFacts(this.#connection, dialect)
+    const [health, loads] = dialect === 'vllm' ? [{}, {}] : await Promise.all([this.#optional('/health'), this.#optional('/v1/loads')])
+    const before = JSON.stringify([this.facts.version, this.weights])
+    this.isReachable = true
+    this.facts = facts
+    this.#load = ((loads['loads'] as Fields[] | undefined)?.[0]) ?? {}
+    if (dialect === 'refit') {
+      this.weights = weightState(health['weights'])
+      this.releasedMemory = (health['released_memory'] ?? {}) as ReleasedMemory
+      this.#paused = (health['paused'] ?? null) as PauseMode | null
+      this.transaction = (facts.details['weight_transaction'] ?? null) as Fields | null
+    }
+    if (JSON.stringify([facts.version, this.weights]) !== before) this.epoch++
+  }
+
+  get stats (): EngineStats {
+    const number = (field: string, otherwise = 0): number => Number(this.#load[field] ?? otherwise)
+    return {
+      running: number('num_running_reqs', this.#own.running),
+      queued: number('num_waiting_reqs'),
+      paused: this.#paused,
+      usedTokens: number('num_used_tokens'),
+      cachedTokens: 0,
+      totalTokens: this.#info.kvTokens,
+      promptTokens: this.#own.promptTokens,
+      generationTokens: this.#own.generationTokens,
+      prefixHitTokens: 0,
+      retractions: 0,
+      steps: 0,
+      stepMs: 0,
+      tokensPerSecond: number('gen_throughput')
+    }
+  }
+
+  paused (mode: PauseMode | null): void { this.#paused = mode }
+  /** A write has come, whatever it did. */
+  written (): void { this.epoch++ }
+
+  began (promptTokens: number): void {
+    this.#own.running++
+    this.#own.promptTokens += promptTokens
+  }
+
+  made (tokens: number): void { this.#own.generationTokens += tokens }
+  ended (): void { this.#own.running-- }
+  close (): void { clearInterval(this.#timer) }
+
+  async #optional (path: string): Promise<Fields> {
+    const { body } = await this.#connection.json('GET', path)
+    return typeof body === 'object' && body !== null ? body as Fields : {}
+  }
+}
+
+/** A refusal of the remote engine: under its own code where it is one of ours, else by its status. */
+export function refusal (path: string, status: number, text: string): RefitError {
+  const body = parsed(text)
+  const message = `${path}: ${messageOf({ status, body, text })}`
+  const { error } = (typeof body === 'object' && body !== null ? body : {}) as { error?: { code?: string } }
+  const code = error?.code !== undefined && Object.hasOwn(ERROR_CODES, error.code) ? error.code as ErrorCode : null
+  if (code !== null) return new RefitError(code, message)
+  if (status === 503) return new RefitError('NO_ENGINE', message)
+  if (status === 401 || status === 403) return new RefitError('ENGINE_FAILED', `${path}: the remote engine wants another key (status ${status})`)
+  return new RefitError(status < 500 ? 'INVALID_REQUEST' : 'ENGINE_FAILED', message)
+}
+
+/** What can be known of the model; the caller may know more. An engine that does not say how many token ids there are checks them itself. */
+export function infoOf ({ dialect, ranks, modelPath, details }: EngineFacts, url: string): EngineInfo {
+  const model = ((details['capabilities'] as Fields | undefined)?.['model'] ?? {}) as Fields
+  const number = (value: unknown, otherwise: number): number => Number.isSafeInteger(value) ? value as number : otherwise
+  const text = (value: unknown, otherwise: string): string => typeof value === 'string' ? value : otherwise
+  const most = number(details['max_running_requests'], 256)
+  const architectures = details['architectures'] as string[] | undefined
+  return {
+    modelPath: modelPath ?? url,
+    servedModelName: text(details['served_model_name'] ?? details['id'], modelPath ?? url),
+    architecture: text(model['architecture'] ?? architectures?.[0], 'unknown'),
+    modelType: text(model['model_type'] ?? details['model_type'], 'unknown'),
+    vocabSize: number(model['vocab_size'], 2 ** 31 - 1),
+    contextLength: number(details['context_length'] ?? details['max_model_len'], 2 ** 24),
+    eosTokenIds: Array.isArray(model['eos_token_ids']) ? model['eos_token_ids'] as number[] : [],
+    // Memory of its cards is not ours to open: what trainers share is refused as by an engine on the CPU.
+    device: 'remote',
+    cards: [],
+    isa: dialect,
+    ranks,
+    threads: number(details['threads'], 0),
+    dtype: details['dtype'] === 'float32' ? 'float32' : 'bfloat16',
+    weightBytes: number(model['weight_bytes'], 0),
+    kvBytes: 0,
+    kvTokens: number(details['max_total_num_tokens'], 0),
+    weightsCpuBackup: details['enable_weights_cpu_backup'] === true,
+    maxRunningRequests: most,
+    maxQueuedRequests: number(details['max_queued_requests'], 4096)
+  }
+}
+
+function weightState (weights: unknown): WeightState {
+  const { state, tags, reason, tensors } = (weights ?? {}) as { state?: string, tags?: MemoryTag[], reason?: string, tensors?: string[] }
+  if (state === 'torn') return { state, tensors: tensors ?? [], reason: reason ?? 'the remote engine says so' }
+  return state === 'asleep' ? { state, tags: tags ?? [] } : { state: 'current' }
+}

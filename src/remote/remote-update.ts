@@ -1,0 +1,95 @@
+import { randomUUID } from 'node:crypto'
+import type { UpdateOptions, WeightUpdate } from '../engine/rollout-engine.ts'
+import { RefitError } from '../errors.ts'
+import type { WeightSource, WriteReport } from '../weights/source.ts'
+import type { Connection, JsonReply } from './connection.ts'
+import { parsed, readAll } from './connection.ts'
+import { refusal } from './remote-state.ts'
+import type { RemoteState } from './remote-state.ts'
+import type { RemoteTransactions } from './remote-transactions.ts'
+import { safetensorsBody } from './safetensors-body.ts'
+
+/**
+ * An update of a remote engine. Checkpoints on disk are named, so that the engine reads them itself; other bytes are uploaded (to refit alone).
+ * On refit it is a transaction of its own, for nothing may be generated between the write and the commit that names it.
+ */
+export class RemoteUpdate implements WeightUpdate {
+  readonly #connection: Connection
+  readonly #state: RemoteState
+  readonly #transactions: RemoteTransactions
+  readonly #options: UpdateOptions
+  /** The transaction that this update opened. */
+  #own: string | null = null
+  #report: WriteReport | null = null
+
+  constructor (connection: Connection, state: RemoteState, transactions: RemoteTransactions, options: UpdateOptions) {
+    this.#connection = connection
+    this.#state = state
+    this.#transactions = transactions
+    this.#options = options
+  }
+
+  async write (source: WeightSource): Promise<WriteReport> {
+    const isRefit = this.#state.facts.dialect === 'refit'
+    if (this.#state.facts.dialect === 'vllm') throw new RefitError('UNSUPPORTED', 'a remote vLLM takes weights by its own transfer engine: speak to it, or to a gateway in front of it')
+    if (source.path === undefined && !isRefit) throw new RefitError('UNSUPPORTED', `a remote SGLang takes checkpoints on disk, not weights of the kind ${JSON.stringify(source.kind)}`)
+    const body = source.path === undefined ? safetensorsBody(source) : null
+    if (isRefit && !this.#isInside) this.#own ??= (await this.#transactions.open({ owner: `remote engine ${randomUUID()}`, ...this.#options.deadlineMs === undefined ? {} : { deadlineMs: this.#options.deadlineMs } })).id
+    const id = this.#options.transaction ?? this.#own
+    const fields = { ...id === null ? {} : { transaction: id }, ...this.#options.abortAllRequests === true ? { abort_all_requests: true } : {} }
+    const reply = source.path !== undefined
+      ? await this.#connection.json('POST', '/update_weights_from_disk', { model_path: source.path, ...fields }, { admin: true })
+      : await this.#upload(body!, fields)
+    this.#state.written()
+    if (reply.status >= 400 || (reply.body as { success?: unknown } | undefined)?.success === false) throw refusal('the remote update', reply.status, reply.text)
+    this.#report = reportOf(source, reply)
+    return this.#report
+  }
+
+  async commit ({ version, flushCache, requireAll = false }: { version?: string, flushCache?: boolean, requireAll?: boolean }): Promise<void> {
+    if (requireAll && this.#report !== null && this.#report.missingCount > 0) throw new RefitError('WEIGHTS_INCOMPLETE', `${this.#report.missingCount} tensors are missing: ${this.#report.missing.slice(0, 3).join(', ')}`)
+    if (this.#own !== null) await this.#transactions.commit(this.#own, { ...version === undefined ? {} : { version }, ...flushCache === undefined ? {} : { flushCache } })
+    else if (version !== undefined && this.#isInside) this.#transactions.label(this.#options.transaction ?? null, version)
+    else if (version !== undefined) await this.#connection.json('POST', '/update_weight_version', { new_version: version, abort_all_requests: false }, { admin: true })
+    this.#own = null
+    await this.#state.refresh()
+  }
+
+  async abort (reason: string): Promise<void> {
+    if (this.#own !== null) await this.#transactions.abort(this.#own, reason.slice(0, 1000)).catch(() => {})
+    this.#own = null
+    await this.#state.refresh().catch(() => {})
+  }
+
+  /** Part of what is open: a transaction that was named, or a trainer's scope. */
+  get #isInside (): boolean { return this.#options.transaction !== undefined || (this.#own === null && this.#transactions.current?.scope === true) }
+
+  async #upload ({ length, chunks }: { length: number, chunks: AsyncIterable<Uint8Array> }, fields: Record<string, unknown>): Promise<JsonReply> {
+    const query = new URLSearchParams(Object.entries(fields).map(([name, value]): [string, string] => [name, String(value)]))
+    const { statusCode: status, body } = await this.#connection.request({
+      method: 'POST',
+      path: `/update_weights_from_tensor?${query}`,
+      headers: { 'content-type': 'application/octet-stream', 'content-length': String(length) },
+      body: chunks as never,
+      admin: true
+    })
+    const text = String(await readAll(body))
+    return { status, text, body: parsed(text) }
+  }
+}
+
+/** SGLang tells nothing of what it did. */
+function reportOf (source: WeightSource, { body }: JsonReply): WriteReport {
+  const { report = {} } = (body ?? {}) as { report?: Record<string, unknown> }
+  const ms = { plan: 0, gate: 0, write: 0, verify: 0, total: 0, ...report['ms'] as object | undefined }
+  return {
+    source: source.kind,
+    tensors: Number(report['tensors'] ?? source.tensors.length),
+    bytes: Number(report['bytes'] ?? 0),
+    missing: (report['missing'] ?? []) as string[],
+    missingCount: Number(report['missing_count'] ?? 0),
+    ignored: (report['ignored'] ?? []) as string[],
+    ms,
+    gbPerSecond: Number(report['gb_per_second'] ?? 0)
+  }
+}

@@ -1,0 +1,42 @@
+import type { StoreClient } from './client.ts'
+import { customGroupStore, KEY_DEVICES } from './group-keys.ts'
+import { explainMissingRanks } from './impossible.ts'
+import { Deadline, isDeadline } from './within.ts'
+import type { Limits } from './within.ts'
+
+/** How often keys that still hold the addresses of a group before are read again. */
+const STALE_MS = 20
+
+export interface GlooExchange {
+  group: string
+  /** Ranks of the whole group. */
+  size: number
+  /** Ranks of this process and, in the same order, what the others must be told of each. */
+  ranks: readonly number[]
+  addresses: readonly Uint8Array[]
+  /** What `exchangeGlooAddresses` returned for the last group of this name from this store: a trainer that uses its store again leaves it there. */
+  stale?: readonly Uint8Array[]
+}
+
+/** Tells the other ranks of a gloo group where this process's are, and waits for theirs. The values of all, by rank [size]. */
+export async function exchangeGlooAddresses (store: StoreClient, exchange: GlooExchange, limits: Limits): Promise<Buffer[]> {
+  const { group, size, ranks, addresses, stale } = exchange
+  const deadline = new Deadline(limits, store.timeoutMs)
+  // gloo's own prefix is the number of its context, of which torch makes one.
+  const part = customGroupStore(store, group, KEY_DEVICES.gloo)
+  const key = (rank: number): string => `0/${rank}`
+  await Promise.all(ranks.map(async (rank, i) => { await part.set(key(rank), addresses[i]!, deadline) }))
+  const keys = Array.from({ length: size }, (_, rank) => key(rank))
+  try {
+    for (;;) {
+      const values = await part.multiGet(keys, deadline)
+      const old = values.findIndex((value, rank) => !ranks.includes(rank) && stale?.[rank] !== undefined && value.equals(stale[rank]))
+      if (old < 0) return values
+      await deadline.sleep(STALE_MS)
+      if (deadline.timeoutMs === 0) throw deadline.passed(`rank ${old} has left only its address in the group before`)
+    }
+  } catch (error) {
+    if (!isDeadline(error)) throw error
+    throw deadline.passed(`not all ranks of group ${JSON.stringify(group)} are in the store at ${store.where}. ${await explainMissingRanks(store, exchange, deadline.signal)}`, error)
+  }
+}

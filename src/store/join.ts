@@ -1,0 +1,31 @@
+import { StoreClient } from './client.ts'
+import type { MasterPolicy } from './master-policy.ts'
+import { resolveMaster } from './resolve-master.ts'
+import { Deadline } from './within.ts'
+import type { Limits } from './within.ts'
+
+export interface Rendezvous {
+  /** As the trainer sent it: a name, an address, an IPv6 address with or without brackets. */
+  masterAddress: string
+  masterPort: number
+  /** Ranks of this process: how many are counted as there. */
+  ranks: number
+  policy: MasterPolicy
+}
+
+/**
+ * Comes to the rendezvous of `tcp://masterAddress:masterPort`: connects, as soon as rank 0 listens there, and counts this process's
+ * ranks, which is all that rank 0's `rendezvous` waits for. `limits` are of this, and their time the default of the store's calls.
+ */
+export async function joinStore (rendezvous: Rendezvous, limits: Limits & { timeoutMs: number }): Promise<StoreClient> {
+  const deadline = new Deadline(limits, limits.timeoutMs)
+  const address = await resolveMaster({ host: rendezvous.masterAddress, port: rendezvous.masterPort }, rendezvous.policy, deadline)
+  const store = await StoreClient.connect({ ...address, timeoutMs: limits.timeoutMs }, deadline)
+  try {
+    await store.countWorkers(rendezvous.ranks, deadline)
+  } catch (error) {
+    store.close()
+    throw error
+  }
+  return store
+}

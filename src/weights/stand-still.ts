@@ -1,0 +1,41 @@
+import { RefitError } from '../errors.ts'
+import type { Gate, GateKeeper } from './gate.ts'
+import type { Transactions } from './transactions.ts'
+
+/** How often it is looked whether a transaction has taken the gate meanwhile. */
+const POLL_MS = 50
+
+export interface StandStillOptions {
+  gates: GateKeeper
+  transactions: Transactions
+  reopen: (gate: Gate) => Promise<void>
+  deadlineMs: number
+}
+
+/** Runs with the gate shut; see GroupHost. What runs may neither write weights nor wait for somebody else's write. */
+export async function standStill<T> (run: () => Promise<T>, { gates, transactions, reopen, deadlineMs }: StandStillOptions): Promise<T> {
+  const until = performance.now() + deadlineMs
+  for (;;) {
+    const left = Math.max(1, until - performance.now())
+    const inside = await transactions.standStill(run, left)
+    if (inside !== null) return inside.value
+    const control = new AbortController()
+    // A transaction keeps the gate between requests: whoever waited for it outside would wait for the transaction's end.
+    const look = setInterval(() => { if (transactions.writing) control.abort(new Error('a transaction has the gate')) }, POLL_MS)
+    let gate: Gate
+    try {
+      gate = await gates.shut({ abort: false, inPlace: true, deadlineMs: left, signal: control.signal })
+    } catch (error) {
+      const isTaken = control.signal.aborted && error instanceof RefitError && error.code === 'CONFLICT'
+      if (!isTaken || performance.now() >= until) throw error
+      continue
+    } finally {
+      clearInterval(look)
+    }
+    try {
+      return await run()
+    } finally {
+      await reopen(gate)
+    }
+  }
+}

@@ -1,0 +1,198 @@
+"""A process group of torch trainers and refit engines, seen from the outside: who is which rank, what is posted, what is broadcast.
+
+A group is written as a text with a letter for each rank: `t` for a trainer, `a`, `b` ... for the ranks of an engine. "taabb" is one
+trainer and two engines of two ranks each; "tabt" has a trainer behind the engines. The first rank is the one that broadcasts.
+"""
+
+import concurrent.futures
+import contextlib
+import socket
+import threading
+import time
+
+from server import Refused
+from tensor_process import Process, SenderFailed
+
+INIT, UPDATE, DESTROY = "/init_weights_update_group", "/update_weights_from_distributed", "/destroy_weights_update_group"
+# What is asked of a server all along, whatever it waits for.
+ROUTES = ["/health", "/get_weight_version", "/server_info", "/metrics", "/v1/models"]
+
+
+def trainer(env=None):
+    """A process of a trainer; `start` makes it ready."""
+    return Process(env, "distributed_trainer.py")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Outcome:
+    """What every engine has answered ({letter: reply or Refused}), and every trainer (result or SenderFailed)."""
+
+    def __init__(self, replies, trainers):
+        self.replies, self.trainers = replies, trainers
+
+    def failures(self):
+        found = [f"engine {letter}: {reply}" for letter, reply in self.replies.items() if isinstance(reply, Exception)]
+        found += [f"trainer {index}: {str(result)[-600:]}" for index, result in enumerate(self.trainers) if isinstance(result, Exception)]
+        found += [f"trainer {index} received {result['wrong']} tensors wrong" for index, result in enumerate(self.trainers) if isinstance(result, dict) and result["wrong"]]
+        return found
+
+    def ok(self):
+        failures = self.failures()
+        if failures:
+            raise AssertionError("\n".join(failures))
+        return self
+
+    def refusal(self, letter="a"):
+        reply = self.replies[letter]
+        if not isinstance(reply, Refused):
+            raise AssertionError(f"engine {letter} was to refuse, and answered {str(reply)[:300]}")
+        return reply
+
+
+class Group:
+    """`engines`: {letter: Server}; `trainers`: one Process for each `t`, started; `shapes`: {name: shape} of what they hold."""
+
+    def __init__(self, layout, engines, trainers, shapes, *, name="weights", backend="gloo", port=None, address="127.0.0.1", timeout_s=60):
+        self.layout, self.engines, self.trainers = layout, engines, trainers
+        self.shapes, self.name, self.backend = dict(shapes), name, backend
+        self.port = free_port() if port is None else port
+        self.address, self.timeout_s = address, timeout_s
+        self.pool = concurrent.futures.ThreadPoolExecutor(8)
+
+    def place(self, letter):
+        """The body with which an engine is told to join."""
+        return dict(
+            master_address=self.address, master_port=self.port, rank_offset=self.layout.index(letter), world_size=len(self.layout),
+            group_name=self.name, backend=self.backend,
+        )  # fmt: skip
+
+    def post(self, path, bodies, timeout=120):
+        """At once, not waited for."""
+
+        def one(letter, body):
+            try:
+                return self.engines[letter].post(path, body, timeout=timeout)
+            except (Refused, OSError) as error:
+                return error
+
+        return {letter: self.pool.submit(one, letter, body) for letter, body in bodies.items()}
+
+    def begin_trainers(self, do, **arguments):
+        for rank, process in zip((rank for rank, who in enumerate(self.layout) if who == "t"), self.trainers):
+            own = dict(rank=rank) if do == "join" else dict(root=rank == 0) if do == "prepare" else {}
+            if do == "send" and rank > 0:
+                own = dict(signal_after=None)
+            # One that has died tells at the end.
+            with contextlib.suppress(SenderFailed):
+                process.begin(do, **{**arguments, **own})
+
+    def end_trainers(self, limit_s=120):
+        found = []
+        for process in self.trainers:
+            try:
+                found.append(process.end(limit_s))
+            except SenderFailed as error:
+                found.append(error)
+        return found
+
+    def join(self, trainers_first=True, pause_s=0.0):
+        """Everybody joins, or it fails."""
+        arguments = dict(group=self.name, address=self.address, port=self.port, world=len(self.layout), backend=self.backend, timeout_s=self.timeout_s)
+        bodies = {letter: self.place(letter) for letter in self.engines}
+        if trainers_first:
+            self.begin_trainers("join", **arguments)
+            time.sleep(pause_s)
+            asked = self.post(INIT, bodies)
+        else:
+            asked = self.post(INIT, bodies)
+            time.sleep(pause_s)
+            self.begin_trainers("join", **arguments)
+        trainers = self.end_trainers()
+        replies = {letter: reply.result() for letter, reply in asked.items()}
+        return Outcome(replies, [result if isinstance(result, Exception) else None for result in trainers]).ok()
+
+    def body(self, names, way, announce, **fields):
+        entries = [(name, "bfloat16", list(self.shapes[name])) for name in names]
+        entries = [(name, *announce.get(name, (dtype, shape))) for name, dtype, shape in entries]
+        return dict(
+            names=[name for name, *_ in entries], dtypes=[dtype for _, dtype, _ in entries], shapes=[shape for *_, shape in entries], group_name=self.name,
+            **(dict(load_format="flattened_bucket") if way == "bucket" else {}), **fields,
+        )  # fmt: skip
+
+    def announce(self, names, way="each", announce=None, **fields):
+        """Tells all engines what will come; {letter: future of the reply}."""
+        return self.post(UPDATE, {letter: self.body(names, way, announce or {}, **fields) for letter in self.engines})
+
+    def prepare(self, variant, names=None, way="each", **sent):
+        """What the trainers will send: before the announcement, for it takes time. `sent`: more arguments of distributed_trainer's prepare."""
+        self.begin_trainers("prepare", variant=variant, names=list(self.shapes) if names is None else names, way=way, **sent)
+        for result in self.end_trainers():
+            if isinstance(result, Exception):
+                raise result
+
+    def begin_send(self, signal_after=None, number="SIGKILL"):
+        """`signal_after`: the first trainer gets a signal so many seconds after it has begun."""
+        self.begin_trainers("send", group=self.name, **(dict(signal_after=signal_after, number=number) if signal_after is not None else {}))
+
+    def update(self, variant, names=None, way="each", announce=None, sent=None, body=None, **fields):
+        """`announce`: {name: (dtype, shape)} of what is told in the place of what is so; `sent`: what is sent in the place of it, as for
+        `prepare`; `body(body)` changes the request."""
+        names = list(self.shapes) if names is None else names
+        bodies = {letter: self.body(names, way, announce or {}, **fields) for letter in self.engines}
+        if body is not None:
+            bodies = {letter: body(made) for letter, made in bodies.items()}
+        self.prepare(variant, **{**dict(names=names, way=way), **(sent or {})})
+        asked = self.post(UPDATE, bodies)
+        self.begin_send()
+        trainers = self.end_trainers()
+        return Outcome({letter: reply.result() for letter, reply in asked.items()}, trainers)
+
+    def leave(self, engines=True):
+        asked = self.post(DESTROY, {letter: dict(group_name=self.name) for letter in self.engines}) if engines else {}
+        self.begin_trainers("leave", group=self.name)
+        trainers = self.end_trainers()
+        return Outcome({letter: reply.result() for letter, reply in asked.items()}, trainers).ok()
+
+    def close(self):
+        self.pool.shutdown(wait=False)
+
+
+class Watch:
+    """Asks a server all along; fails at its end where an answer was no 200, or took longer than it may."""
+
+    def __init__(self, server, limit_s=1.0, every_s=0.02):
+        self.server, self.limit_s, self.every_s = server, limit_s, every_s
+        self.longest, self.count, self.problems = (0.0, ""), 0, []
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def run(self):
+        while not self.over.wait(self.every_s):
+            path = ROUTES[self.count % len(ROUTES)]
+            began = time.monotonic()
+            try:
+                self.server.get(path, timeout=10)
+            except (Refused, OSError) as error:
+                self.problems.append(f"{path}: {error}")
+            self.longest = max(self.longest, (time.monotonic() - began, path))
+            self.count += 1
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        # What was watched may have been over before the first answer.
+        until = time.monotonic() + 5
+        while self.count == 0 and not self.problems and time.monotonic() < until:
+            time.sleep(0.01)
+        self.over.set()
+        self.thread.join(15)
+        if kind is None:
+            if self.problems or self.longest[0] > self.limit_s or self.count == 0:
+                raise AssertionError(f"of {self.count} answers the longest took {1000 * self.longest[0]:.0f} ms ({self.longest[1]}); {len(self.problems)} failed: {self.problems[:3]}")

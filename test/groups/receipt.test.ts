@@ -1,0 +1,195 @@
+import t from 'tap'
+import type { Test } from 'tap'
+import { FakeGroups, nativeError } from '../helpers/fake-groups.ts'
+import { layOutPieces } from '../../src/groups/pieces.ts'
+import { WeightGroups } from '../../src/groups/weight-groups.ts'
+import type { WeightGroup } from '../../src/groups/weight-group.ts'
+import { masterPolicy } from '../../src/store/master-policy.ts'
+import { StoreServer } from '../../src/store/server.ts'
+
+interface Joined { fake: FakeGroups, groups: WeightGroups, group: WeightGroup, server: StoreServer, announce: (sizes: number[], pieceBytes?: number) => ReturnType<WeightGroup['announce']> }
+
+async function joined (t: Test, backend: 'nccl' | 'gloo', timeoutMs = 5000): Promise<Joined> {
+  const fake = new FakeGroups({ isNccl: backend === 'nccl' })
+  const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
+  const groups = new WeightGroups({ host: fake.host, policy: masterPolicy(), timeoutMs })
+  t.teardown(async () => {
+    await groups.close(100)
+    await server.close()
+  })
+  await groups.init({ name: 'g', backend, address: '127.0.0.1', port: server.address.port, rankOffset: 1, worldSize: 3, barrier: false })
+  t.equal(server.workers, 2, 'both ranks are counted')
+  const store = await server.connect()
+  if (backend === 'gloo') await store.set('g/g//cpu//0/0', 'rank 0')
+  else await store.set('g/g//cuda//0', Buffer.alloc(128, 1))
+  store.close()
+  const group = groups.get('g')
+  return { fake, groups, group, server, announce: (sizes, pieceBytes = 1000) => group.announce(layOutPieces(sizes, pieceBytes).pieces, ({ first, end }) => `tensors ${first} to ${end - 1}`) }
+}
+
+t.test('gloo: the first piece comes before the gate is asked for, and the next while one is written', async t => {
+  const { fake, announce } = await joined(t, 'gloo')
+  const receipt = announce([600, 600, 600])
+  fake.send(1)
+  await receipt.ready()
+  t.same(fake.received, [{ slot: 0, parts: [[0, 600]], gate: false }])
+  const first = await receipt.next()
+  t.match(first, { begin: 0, length: 768, source: { staged: { slot: 0 } } })
+  fake.send(1)
+  while (fake.received.length < 2) await new Promise(setImmediate)
+  t.equal(fake.received[1]!.slot, 1, 'the other slot, before anybody asked')
+  t.match(await receipt.next(), { begin: 768, source: { staged: { slot: 1 } } })
+  fake.send(1)
+  t.match(await receipt.next(), { begin: 1536, source: { staged: { slot: 0 } } })
+  t.equal(await receipt.next(), undefined)
+  await receipt.close()
+  t.equal(receipt.dropped, undefined)
+  t.equal(fake.shuts, 0)
+})
+
+t.test('nccl: nothing that wants the gate is called before it is shut', async t => {
+  const { fake, announce } = await joined(t, 'nccl')
+  const receipt = announce([10, 20], 5)
+  fake.send(2)
+  await receipt.ready()
+  t.same(fake.log, [])
+  await fake.shut(async () => {
+    await receipt.next()
+    await receipt.next()
+    t.equal(await receipt.next(), undefined)
+  })
+  t.same(fake.log, ['connect', 'stage', 'receive', 'receive'])
+  await receipt.close()
+})
+
+for (const backend of ['gloo', 'nccl'] as const) {
+  t.test(`${backend}: what nobody takes is received and dropped before close resolves`, async t => {
+    const { fake, groups, announce } = await joined(t, backend)
+    const receipt = announce([10, 20, 30], 5)
+    let closed = false
+    const closing = receipt.close().then(() => { closed = true })
+    fake.send(2)
+    while (fake.received.length < 2) await new Promise(setImmediate)
+    t.notOk(closed)
+    fake.send(1)
+    await closing
+    t.same(fake.received.map(({ gate }) => gate), Array(3).fill(backend === 'nccl'))
+    t.match(receipt.dropped, /received and dropped, and the group stays in step/)
+    t.match(groups.counts, { bytesReceived: 60, bytesDropped: 60, failed: 0 })
+  })
+
+  t.test(`${backend}: requests are received in the order in which they were announced, refused ones among them`, async t => {
+    const { fake, announce } = await joined(t, backend)
+    const [a, b, c] = [announce([1]), announce([2, 2]), announce([3])]
+    const third = (async () => {
+      await c.ready()
+      return await (backend === 'nccl' ? fake.shut(async () => await c.next()) : c.next())
+    })()
+    const closing = b.close()
+    await new Promise(resolve => setTimeout(resolve, 20))
+    t.same(fake.received, [])
+    fake.send(4)
+    await a.ready()
+    const takeA = async (): Promise<void> => { await a.next(); await a.next() }
+    await (backend === 'nccl' ? fake.shut(takeA) : takeA())
+    await Promise.all([closing, third])
+    t.same(fake.received.map(({ parts }) => parts.map(([, bytes]) => bytes)), [[1], [2, 2], [3]])
+    await Promise.all([a.close(), c.close()])
+  })
+
+  t.test(`${backend}: a broadcast that fails ends the group, names tensors and phase, and init makes it anew`, async t => {
+    const { fake, groups, announce, server } = await joined(t, backend)
+    const receipt = announce([10, 20], 5)
+    fake.send(1)
+    await receipt.ready()
+    const take = async (): Promise<void> => {
+      await receipt.next()
+      fake.fault = nativeError('GROUP_BROKEN', 'rank 0 at 10.0.0.1 ended')
+      fake.send(0)
+      await receipt.next()
+    }
+    await t.rejects(backend === 'nccl' ? fake.shut(take) : take(), { code: 'GROUP_BROKEN', message: /process group "g" \((gloo|nccl), ranks 1-2 of 3, store at 127\.0\.0\.1:\d+\): receiving tensors 1 to 1 \(piece 2 of 2\) failed after \d+\.\d s: rank 0 at 10\.0\.0\.1 ended/ })
+    await receipt.close()
+    t.ok(fake.log.includes('abort'))
+    t.throws(() => groups.get('g'), { code: 'GROUP_BROKEN', message: /rank 0 at 10\.0\.0\.1 ended.*call \/init_weights_update_group again/ })
+    t.match(groups.list, [{ state: 'failed', error: /ended/ }])
+    fake.fault = null
+    await groups.init({ name: 'g', backend, address: '127.0.0.1', port: server.address.port, rankOffset: 1, worldSize: 3, barrier: false })
+    t.match(groups.list, [{ state: /joined|connected/, error: null }])
+    while (!fake.log.includes('end')) await new Promise(setImmediate)
+  })
+
+  t.test(`${backend}: destroying the group ends what waits in it`, async t => {
+    const { groups, fake, announce } = await joined(t, backend)
+    const receipt = announce([10])
+    const taken = backend === 'nccl' ? receipt.ready().then(async () => { await fake.shut(async () => await receipt.next()) }) : receipt.ready()
+    while (!fake.log.includes('receive')) await new Promise(setImmediate)
+    const destroyed = groups.destroy('g')
+    await t.rejects(taken, { code: 'GROUP_BROKEN', message: /\/destroy_weights_update_group was called/ })
+    t.ok(await destroyed)
+    await receipt.close()
+    t.throws(() => groups.get('g'), { code: 'NOT_FOUND' })
+    t.notOk(await groups.destroy('g'))
+  })
+
+  t.test(`${backend}: the end of the trainer's store fails a group that is not connected, or receives`, async t => {
+    const { fake, group, announce, server } = await joined(t, backend)
+    if (backend === 'gloo') while (group.state !== 'connected') await new Promise(setImmediate)
+    const receipt = backend === 'gloo' ? announce([10]) : undefined
+    const waiting = receipt?.ready().catch((error: unknown) => error)
+    await server.close()
+    if (backend === 'gloo') {
+      while (!group.isDead) await new Promise(setImmediate)
+      fake.fault = nativeError('GROUP_BROKEN', 'reset')
+      fake.send(0)
+      t.match(await waiting, { code: 'GROUP_BROKEN' })
+      await receipt!.close()
+    } else {
+      while (group.failure === null) await new Promise(setImmediate)
+      t.match(group.failure, { code: 'GROUP_BROKEN', message: /connection to the trainer's store has ended/ })
+    }
+  })
+}
+
+t.test('an id that does not come within the deadline fails the group, and what was announced with it', async t => {
+  const fake = new FakeGroups({ isNccl: true })
+  const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
+  const groups = new WeightGroups({ host: fake.host, policy: masterPolicy(), timeoutMs: 60 })
+  t.teardown(async () => { await groups.close(100); await server.close() })
+  await groups.init({ name: 'late', backend: 'nccl', address: '127.0.0.1', port: server.address.port, rankOffset: 1, worldSize: 3, barrier: false })
+  const receipt = groups.get('late').announce(layOutPieces([10], 5).pieces, () => '"x"')
+  await t.rejects(receipt.ready(), { code: 'GROUP_TIMEOUT', message: /waiting for the id of rank 0's communicator failed after 0\.\d s: .*no NCCL id/ })
+  await receipt.close()
+  t.equal(fake.shuts, fake.log.includes('end') ? 1 : 0, 'the gate was asked for, if at all, to end it')
+  t.notOk(fake.log.includes('connect'))
+})
+
+t.test('init: the same again is no second join, other parameters are a conflict, and what cannot be is said before anything is joined', async t => {
+  const { groups, server, fake } = await joined(t, 'gloo')
+  const spec = { name: 'g', backend: 'gloo', address: '127.0.0.1', port: server.address.port, rankOffset: 1, worldSize: 3, barrier: false }
+  await groups.init(spec)
+  t.equal(server.workers, 2)
+  await t.rejects(groups.init({ ...spec, worldSize: 4 }), { code: 'CONFLICT', param: 'group_name' })
+  for (const [change, expected] of [
+    [{ name: 'a b' }, { code: 'INVALID_REQUEST', param: 'group_name' }],
+    [{ backend: 'mpi' }, { code: 'UNSUPPORTED', param: 'backend' }],
+    [{ backend: 'nccl' }, { code: 'GROUP_REFUSED', message: /computes on the CPU; make the group with "gloo"/ }],
+    [{ rankOffset: 0 }, { code: 'INVALID_REQUEST', param: 'rank_offset' }],
+    [{ rankOffset: 2 }, { code: 'INVALID_REQUEST', param: 'world_size', message: /ranks 2 to 3, but world_size is 3/ }],
+    [{ address: '169.254.169.254' }, { code: 'MASTER_REFUSED' }],
+    [{ address: '8.8.8.8' }, { code: 'MASTER_REFUSED' }]
+  ] as const) await t.rejects(groups.init({ ...spec, name: 'other', ...change }), expected as { code: string })
+  t.equal(groups.list.length, 1)
+  t.equal(server.workers, 2)
+  t.notOk(fake.log.includes('abort'))
+})
+
+t.test('many calls at once join once', async t => {
+  const fake = new FakeGroups({ isNccl: false })
+  const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
+  const groups = new WeightGroups({ host: fake.host, policy: masterPolicy(), timeoutMs: 5000 })
+  t.teardown(async () => { await groups.close(100); await server.close() })
+  const spec = { name: 'g', backend: 'gloo', address: 'localhost', port: server.address.port, rankOffset: 1, worldSize: 3, barrier: false }
+  await Promise.all([groups.init(spec), groups.init(spec), groups.init(spec)])
+  t.equal(server.workers, 2)
+})

@@ -1,0 +1,95 @@
+import { PART_FIELDS } from '../../src/native-groups.ts'
+import type { NativeGroups } from '../../src/native-groups.ts'
+import type { GroupHost } from '../../src/engine/group-host.ts'
+
+export interface Received { slot: number, parts: number[][], gate: boolean }
+
+/**
+ * NativeGroups without a network: every receive waits until the test lets it come, and it is noted whether the gate was shut. Breaks where
+ * the contract is: a call that wants the gate and has it not, two receives at once, a slot that is too small.
+ */
+export class FakeGroups {
+  readonly log: string[] = []
+  readonly received: Received[] = []
+  /** Broadcasts that have come and wait to be received. */
+  sent = 0
+  gateIsShut = false
+  shuts = 0
+  readonly #isNccl: boolean
+  readonly #staged = new Map<number, number>()
+  #groups = 0
+  #receiving = false
+  #wake: () => void = () => {}
+  #fail: ((error: Error) => void) | undefined
+  /** Set to make the next receive fail. */
+  fault: Error | null = null
+
+  constructor ({ isNccl }: { isNccl: boolean }) { this.#isNccl = isNccl }
+
+  /** So many broadcasts come. */
+  send (count = 1): void {
+    this.sent += count
+    this.#wake()
+  }
+
+  get host (): GroupHost {
+    return { native: this.native, core: 7, device: this.#isNccl ? 'cuda' : 'cpu', ranks: 2, standStill: async run => await this.shut(run) }
+  }
+
+  async shut<T> (run: () => Promise<T>): Promise<T> {
+    while (this.gateIsShut) await new Promise(setImmediate)
+    this.gateIsShut = true
+    this.shuts++
+    try {
+      return await run()
+    } finally {
+      this.gateIsShut = false
+    }
+  }
+
+  get native (): NativeGroups {
+    const note = (what: string): void => { this.log.push(what) }
+    const demandGate = (what: string): void => {
+      note(what)
+      if (this.#isNccl && !this.gateIsShut) throw new Error(`${what} with the gate open`)
+    }
+    const fake = {
+      glooGroup: ({ ranks }: { ranks: number[] }) => ({ group: ++this.#groups, addresses: ranks.map(rank => Uint8Array.of(rank)) }),
+      glooConnect: async () => { note('connect') },
+      ncclGroup: () => ++this.#groups,
+      ncclConnect: async () => { demandGate('connect') },
+      stageGroup: async (group: number, bytes: number) => { demandGate('stage'); this.#staged.set(group, bytes) },
+      groupBarrier: async () => { demandGate('barrier') },
+      groupAbort: (_group: number, reason: string) => { note('abort'); this.#fail?.(nativeError('GROUP_BROKEN', reason)) },
+      endGroup: async () => { demandGate('end') },
+      groupReceive: async (group: number, slot: number, parts: Float64Array) => {
+        demandGate('receive')
+        if (this.#receiving) throw new Error('two receives at once')
+        this.#receiving = true
+        try {
+          await this.#come(group, slot, parts)
+        } finally {
+          this.#receiving = false
+        }
+      }
+    }
+    return fake as unknown as NativeGroups
+  }
+
+  async #come (group: number, slot: number, parts: Float64Array): Promise<void> {
+    const list: number[][] = []
+    for (let at = 0; at < parts.length; at += PART_FIELDS) {
+      const [offset, bytes] = [parts[at]!, parts[at + 1]!]
+      if (offset + bytes > (this.#staged.get(group) ?? 0)) throw new Error(`${offset} + ${bytes} bytes in a slot of ${this.#staged.get(group) ?? 0}`)
+      while (this.sent === 0 && this.fault === null) await new Promise<void>((resolve, reject) => { this.#wake = resolve; this.#fail = reject })
+      if (this.fault !== null) throw this.fault
+      this.sent--
+      list.push([offset, bytes])
+    }
+    this.received.push({ slot, parts: list, gate: this.gateIsShut })
+  }
+}
+
+export function nativeError (code: string, message: string): Error {
+  return Object.assign(new Error(message), { code })
+}

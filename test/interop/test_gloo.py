@@ -1,0 +1,242 @@
+"""The native gloo transport against torch's own: the same bytes by every way that torch has of connecting, and words where something is wrong."""
+import base64
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from conftest import ROOT
+from gloo_torch import data
+
+ADDON = os.environ.get("REFIT_NATIVE", str(next((ROOT / "prebuilds").glob("*/refit.node"))))
+MS = 30000
+
+
+class Process:
+    def __init__(self, *command, **env):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
+
+    def tell(self, command, **options):
+        self.process.stdin.write(json.dumps({"command": command, **options}) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self):
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else {"error": "it has ended"}
+
+    def ask(self, command, **options):
+        self.tell(command, **options)
+        return self.hear()
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+def torch_rank(**env):
+    return Process(sys.executable, str(ROOT / "test/interop/gloo_torch.py"), GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", **env)
+
+
+def native_rank():
+    return Process("node", str(ROOT / "test/interop/gloo_rank.js"), ADDON)
+
+
+class Meeting:
+    """Processes that are reused, the store that they meet in, and groups of theirs."""
+
+    def __init__(self):
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+        self.kinds, self.groups = {}, 0
+
+    def torches(self, count, **env):
+        kept = self.kinds.setdefault(tuple(env.items()), [])
+        kept[:] = [process for process in kept if process.process.poll() is None]
+        while len(kept) < count:
+            kept.append(torch_rank(**env))
+        return kept[:count]
+
+    def natives(self, count):
+        kept = self.kinds.setdefault("native", [])
+        while len(kept) < count:
+            kept.append(native_rank())
+        return kept[:count]
+
+    def join(self, members):
+        """`members`: a process and its ranks, each. Returns what is wrong."""
+        self.groups += 1
+        name, size = f"g{self.groups}", sum(len(ranks) for _, ranks in members)
+        keys = dist.PrefixStore("0", dist.PrefixStore(name, self.store))
+        natives = [(process, ranks) for process, ranks in members if process in self.kinds.get("native", [])]
+        others = [(process, ranks) for process, ranks in members if (process, ranks) not in natives]
+        for process, [rank] in others:
+            process.tell("join", port=self.store.port, name=name, rank=rank, size=size)
+        for process, ranks in natives:
+            made = process.ask("group", size=size, ranks=ranks, host="127.0.0.1")
+            for rank, address in zip(ranks, made["addresses"]):
+                keys.set(str(rank), base64.b64decode(address))
+        peers = [base64.b64encode(keys.get(str(rank))).decode() for rank in range(size)]
+        for process, _ in natives:
+            process.tell("connect", peers=peers, ms=MS)
+        answers = [process.hear() for process, _ in natives + others]
+        return [answer for answer in answers if answer]
+
+
+@pytest.fixture(scope="module")
+def meeting():
+    made = Meeting()
+    yield made
+    for processes in made.kinds.values():
+        for process in processes:
+            process.kill()
+
+
+def sums(seed, parts):
+    return [hashlib.sha256(data(seed + i, count).tobytes()).hexdigest() for i, count in enumerate(parts)]
+
+
+def slots(parts):
+    """Where the parts stand in a slot: one after another, at even places, with room between."""
+    flat, at = [], 0
+    for count in parts:
+        flat += [at, count]
+        at += (count + 1) // 2 * 2 + 42
+    return flat, at
+
+
+def exchange(members, natives, root, seed, parts, at_once=False):
+    """A broadcast of each part from `root`, among all; every rank must have its bytes."""
+    flat, _ = slots(parts)
+    owner = next(process for process, ranks in members if root in ranks)
+    for process, _ in members:
+        if process not in natives:
+            process.tell("broadcast", root=root, seed=seed, parts=parts, at_once=at_once)
+        elif process is not owner:
+            process.tell("receive", slot=seed % 2, parts=flat, root=root, ms=MS)
+    if owner in natives:
+        for i, count in enumerate(parts):
+            assert owner.ask("send", bytes=base64.b64encode(data(seed + i, count)).decode(), ms=MS) == {}
+    for process, _ in members:
+        if process is owner and process in natives:
+            continue
+        answer = process.hear()
+        assert "error" not in answer, answer
+        if process in natives:
+            answer = process.ask("sums", slot=seed % 2, parts=flat)
+        assert answer == {"sums": sums(seed, parts)}
+
+
+def barrier(members, natives):
+    for process, _ in members:
+        process.tell("barrier", **({"ms": MS} if process in natives else {}))
+    assert [process.hear() for process, _ in members] == [{} for _ in members]
+
+
+def leave(members, natives):
+    for process, _ in members:
+        assert process.ask(*(["end"] if process in natives else ["leave"]), **({"abort": False} if process in natives else {})) == {}
+
+
+@pytest.mark.parametrize("env", [{}, {"TORCH_GLOO_LAZY_INIT": "1"}, {"GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}], ids=["default", "lazy", "ranks"])
+@pytest.mark.parametrize(
+    "torches, natives",
+    [([[0]], [[1]]), ([[1]], [[0]]), ([[0]], [[1, 2, 3, 4]]), ([[0], [3]], [[1], [2, 4]]), ([[1], [2]], [[0]])],
+    ids=["2", "2-ours-first", "5-one-process", "5-four-processes", "3"],
+)
+def test_every_rank_of_any_world_has_the_roots_bytes(meeting, torches, natives, env):
+    nodes = meeting.natives(len(natives))
+    members = list(zip(meeting.torches(len(torches), **env), torches)) + list(zip(nodes, natives))
+    assert meeting.join(members) == []
+    for node in nodes:
+        assert node.ask("stage", bytes=8 << 20) == {}
+    # Ours send from the first of their ranks.
+    roots = [ranks[0] for _, ranks in members]
+    for turn, root in enumerate(roots * 2):
+        exchange(members, nodes, root, 100 * turn, [1000, 0, 1, 48, 100003], at_once=turn % 2 == 1)
+        if turn % 2 == 0:
+            barrier(members, nodes)
+    exchange(members, nodes, roots[0], 7, [3 << 20, 2 << 20])
+    leave(members, nodes)
+
+
+def test_hundreds_of_small_broadcasts_at_once_arrive_in_their_places(meeting):
+    [torch], [node] = meeting.torches(1), meeting.natives(1)
+    members = [(torch, [0]), (node, [1])]
+    assert meeting.join(members) == []
+    parts = [(i * 37) % 3001 for i in range(300)]
+    assert node.ask("stage", bytes=slots(parts)[1]) == {}
+    for at_once in (True, False):
+        exchange(members, [node], 0, 4, parts, at_once)
+    leave(members, [node])
+
+
+def connected(meeting, size=4 << 20):
+    [torch], [node] = meeting.torches(1), meeting.natives(1)
+    assert meeting.join([(torch, [0]), (node, [1])]) == []
+    assert node.ask("stage", bytes=size) == {}
+    return torch, node
+
+
+@pytest.mark.parametrize(
+    "act, words",
+    [
+        (dict(command="broadcast", root=0, seed=1, parts=[999]), "sends 999 bytes in broadcast 0, expected 1000"),
+        (dict(command="broadcast", root=1, seed=1, parts=[1000]), "do the two sides name the same root?"),
+        (dict(command="barrier"), "is in barrier 0 where this side is in broadcast 0"),
+        (dict(command="allreduce"), "is in allreduce 0 where this side is in broadcast 0"),
+    ],
+    ids=["length", "root", "barrier", "allreduce"],
+)
+def test_a_trainer_that_does_something_else_is_told_in_words_and_not_left_waiting(meeting, act, words):
+    torch, node = connected(meeting)
+    torch.tell(**act)
+    answer = node.ask("receive", slot=0, parts=[0, 1000], root=0, ms=MS)
+    assert answer["code"] == "GROUP_BROKEN" and words in answer["error"] and "rank 0 at 127.0.0.1:" in answer["error"], answer
+    # Its wait ends as well, long before its own timeout; bytes that are too few or too many are taken before they are refused.
+    assert ("error" in torch.hear()) == (not act.get("parts") == [999])
+    assert node.ask("end", abort=False) == {}
+    assert torch.ask("leave") == {}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_trainer_that_goes_in_the_middle_is_missed_in_time(meeting, how):
+    torch, node = connected(meeting, 512 << 20)
+    assert node.ask("left")["threads"] > 0
+    node.tell("receive", slot=0, parts=[0, 512 << 20], root=0, ms=1500)
+    torch.tell("broadcast", root=0, seed=1, parts=[512 << 20])
+    # The numbers take it a second; it is stopped before, or on the way.
+    time.sleep(0.2)
+    torch.process.send_signal(how)
+    answer = node.hear()
+    assert answer["code"] == ("GROUP_BROKEN" if how == signal.SIGKILL else "GROUP_TIMEOUT"), answer
+    assert "rank 0 at 127.0.0.1:" in answer["error"] and "of 536870912 bytes of broadcast 0 (part 1 of 1) had come" in answer["error"]
+    torch.kill()
+    assert node.ask("end", abort=True) == {}
+
+
+def test_an_abort_ends_a_receive_at_once_on_both_sides(meeting):
+    torch, node = connected(meeting)
+    answer = node.ask("aborted", reason="the operator wished it", ms=MS)
+    assert answer["code"] == "GROUP_BROKEN" and "the operator wished it" in answer["error"]
+    assert "error" in torch.ask("broadcast", root=0, seed=1, parts=[1000])
+    assert node.ask("end", abort=False) == {}
+    assert torch.ask("leave") == {}
+
+
+def test_groups_that_come_and_go_leave_nothing_behind(meeting, pytestconfig):
+    [node] = meeting.natives(1)
+    before = None
+    for turn in range(pytestconfig.getoption("--rounds") + 2):
+        torch, node = connected(meeting)
+        exchange([(torch, [0]), (node, [1])], [node], 0, turn, [1000, 3])
+        leave([(torch, [0]), (node, [1])], [node])
+        if turn == 1:
+            before = node.ask("left")
+    assert node.ask("left") == before

@@ -1,0 +1,279 @@
+"""Process groups whose trainers die, stop, come late, never come, or send something else than they say; torch on the other side.
+
+After every fault: an error in words within the deadline, weights that are old, new or named as torn, a server that answers all along,
+and the next attempt under the same name and port works at once.
+"""
+
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from distributed_group import INIT, UPDATE, Watch, free_port
+from groups import DEADLINE_S, footprint, party  # noqa: F401 (a fixture)
+from server import Refused
+from tensor_process import SenderFailed
+
+WAITS_S = DEADLINE_S
+# The servers' deadline, and what two busy cores need besides.
+LIMIT_S = DEADLINE_S + 6
+
+
+def state_of(server, old, new):
+    """What the weights are, in a word. `old`, `new`: {name: checksum}. Anything unnamed that is neither fails."""
+    got = server.checksums()
+    health = server.get("/health")
+    if server.metric("refit:weights_torn") == 0:
+        assert got in (old, new), "weights that are neither old nor new, and not called torn"
+        return "old" if got == old else "new"
+    with pytest.raises(Refused) as refused:
+        server.post("/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}, timeout=20)
+    assert refused.value.status == 503
+    torn = health["weights"]["tensors"]
+    assert torn and len(torn) <= health["weights"]["torn_count"]
+    if len(torn) == health["weights"]["torn_count"]:
+        mixed = [name for name in old if name not in torn and got.get(name) not in (old[name], new[name])]
+        assert not mixed, f"neither old nor new, and not called torn: {mixed[:5]}"
+    return "torn"
+
+
+def words_of(refusal, *expected):
+    """The refusal says how long it took, and everything that is expected of it."""
+    assert isinstance(refusal, Refused), refusal
+    message = json.loads(refusal.body)["message"]
+    assert re.search(r"\d+(\.\d+)? ?(ms|s)\b", message), f"no elapsed time in: {message}"
+    for word in expected:
+        assert word in message, f"{word} is not in: {message}"
+    return message
+
+
+def heals(party, kind, layout, name, port, variant):
+    """The next attempt, with the same name and port."""
+    group = party.group(kind, layout, name=name, port=port)
+    group.join()
+    group.update(variant).ok()
+    party.holds(group, kind, variant)
+    group.leave()
+    group.close()
+
+
+@pytest.mark.parametrize(
+    "layout, fault, share",
+    [("ta", "SIGKILL", 0.0), ("ta", "SIGKILL", 0.3), ("ta", "SIGKILL", 0.7), ("taab", "SIGKILL", 0.4), ("ta", "SIGSTOP", 0.3), ("tat", "SIGSTOP", 0.6)],
+)
+def test_the_sender_is_killed_or_stopped_in_mid_broadcast(party, layout, fault, share):
+    kind = "wide"
+    group = party.group(kind, layout, name="mid", timeout_s=15)
+    group.join()
+    group.update(1).ok()
+    party.holds(group, kind, 1)
+    names = list(group.shapes)
+    # How long it takes when nothing happens.
+    (usual, *_) = group.update(1).ok().trainers
+    sender = group.trainers[0]
+    group.prepare(2)
+    watches = [Watch(server, limit_s=2) for server in group.engines.values()]
+    for watch in watches:
+        watch.__enter__()
+    began = time.monotonic()
+    asked = group.announce(names, weight_version="never")
+    group.begin_send(share * usual["seconds"], fault)
+    replies = {letter: reply.result() for letter, reply in asked.items()}
+    took = time.monotonic() - began
+    # It may have been too late for the update, and is still to come.
+    time.sleep(max(0, share * usual["seconds"] - took) + 0.2)
+    os.kill(sender.pid, signal.SIGCONT)
+    sent = group.end_trainers()
+    for watch in watches:
+        watch.__exit__(None, None, None)
+    states = {letter: state_of(server, party.checksums(kind, 1), party.checksums(kind, 2)) for letter, server in group.engines.items()}
+    for letter, reply in replies.items():
+        if isinstance(reply, Exception):
+            words_of(reply, "mid")
+            assert took < LIMIT_S, f"refused after {took:.1f} s"
+            assert states[letter] != "new"
+            assert group.engines[letter].get("/get_weight_version")["weight_version"] != "never"
+        else:
+            assert states[letter] == "new", "the fault came too late, and it said 200"
+    print(f"{layout} {fault} at {share}: {took:.2f} s, {states}, {[str(reply)[:300] for reply in replies.values()]}")
+    if fault == "SIGSTOP":
+        for process in group.trainers:
+            if process.usable:
+                process("leave", group="mid")
+    else:
+        assert isinstance(sent[0], SenderFailed)
+        for process in group.trainers[1:]:
+            process.kill()
+    heals(party, kind, layout, "mid", group.port, 1)
+
+
+@pytest.mark.parametrize("kind, layout, sent, state", [("qwen3", "ta", 7, "old"), ("qwen3", "taa", 7, "old"), ("wide", "ta", -1, "torn")])
+def test_the_sender_dies_between_two_broadcasts_of_a_request(party, kind, layout, sent, state):
+    """Of what fits in one piece nothing is written; of what takes several the first has been written, and the others are named."""
+    group = party.group(kind, layout, name="between")
+    group.join()
+    group.update(1).ok()
+    names = list(group.shapes)
+    group.prepare(2, names[:sent])
+    asked = group.announce(names, weight_version="never")
+    group.begin_send()
+    group.end_trainers()
+    began = time.monotonic()
+    group.trainers[0].kill()
+    refusal = asked["a"].result()
+    assert time.monotonic() - began < LIMIT_S
+    words_of(refusal, "between", names[sent])
+    server = group.engines["a"]
+    assert state_of(server, party.checksums(kind, 1), party.checksums(kind, 2)) == state
+    if state == "torn":
+        torn = server.get("/health")["weights"]["tensors"]
+        assert names[-1] in torn and names[0] not in torn
+        assert server.checksums()[names[0]] == party.checksums(kind, 2)[names[0]]
+    assert server.get("/get_weight_version")["weight_version"] != "never"
+    heals(party, kind, layout, "between", group.port, 2)
+
+
+def test_a_sender_that_comes_too_late(party):
+    kind = "qwen3"
+    group = party.group(kind, "taa", name="late")
+    group.join()
+    group.update(1).ok()
+    began = time.monotonic()
+    with Watch(group.engines["a"]):
+        asked = group.announce(list(group.shapes))
+        refusal = asked["a"].result()
+    assert DEADLINE_S - 1 < time.monotonic() - began < LIMIT_S
+    words_of(refusal, "late")
+    assert state_of(group.engines["a"], party.checksums(kind, 1), party.checksums(kind, 2)) == "old", "nothing came, so nothing was written"
+    # The group is of no use after it, and says so at once.
+    began = time.monotonic()
+    with pytest.raises(Refused) as refused:
+        group.engines["a"].post(UPDATE, group.body(list(group.shapes), "each", {}), timeout=60)
+    assert "/init_weights_update_group" in refused.value.body and time.monotonic() - began < 2
+    group.trainers[0]("leave", group="late")
+    heals(party, kind, "taa", "late", group.port, 2)
+
+
+def test_a_trainer_that_never_comes(party):
+    group = party.group("qwen3", "ta", name="never")
+    server = group.engines["a"]
+    before = footprint(server.process.pid)
+    for _ in range(2):
+        began = time.monotonic()
+        with Watch(server):
+            with pytest.raises(Refused) as refused:
+                server.post(INIT, group.place("a"), timeout=60)
+        assert time.monotonic() - began < LIMIT_S
+        words_of(refused.value, "never", str(group.port))
+    after = footprint(server.process.pid)
+    assert after[0] <= before[0] + 1 and after[1] <= before[1]
+    heals(party, "qwen3", "ta", "never", group.port, 1)
+
+
+def test_a_third_party_that_never_comes(party):
+    """The trainer is there, another rank of the group is not."""
+    group = party.group("qwen3", "tat", name="third")
+    absent = group.trainers.pop()
+    arguments = dict(group="third", address=group.address, port=group.port, world=3, backend="gloo", timeout_s=DEADLINE_S)
+    group.begin_trainers("join", **arguments)
+    asked = group.post(INIT, {"a": group.place("a")})
+    reply = asked["a"].result()
+    began = time.monotonic()
+    if not isinstance(reply, Exception):
+        with pytest.raises(Refused) as refused:
+            group.engines["a"].post(UPDATE, group.body(list(group.shapes), "each", {}), timeout=60)
+        reply = refused.value
+    assert time.monotonic() - began < LIMIT_S
+    words_of(reply, "third")
+    (joined,) = group.end_trainers()
+    assert isinstance(joined, SenderFailed), "torch itself gives up"
+    assert absent.usable
+    heals(party, "qwen3", "tat", "third", free_port(), 1)
+
+
+LIES = {
+    "fewer bytes than announced": dict(instead=-1),
+    "more bytes than announced": dict(instead=1),
+    "a tensor less than announced": dict(cut=1),
+    "a bucket instead of tensors": dict(way="bucket"),
+    "another order": dict(turned=True),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_other_bytes_than_announced(party, lie):
+    """Sizes that differ are noticed where gloo tells them; whatever is noticed late is named as torn."""
+    kind = "qwen3"
+    group = party.group(kind, "taa", name="lies", timeout_s=8)
+    group.join()
+    group.update(1).ok()
+    names = list(group.shapes)
+    told = dict(LIES[lie])
+    odd = next(name for name in names if name.endswith("gate_proj.weight"))
+    sent = {}
+    if "instead" in told:
+        sent["instead"] = {odd: [group.shapes[odd][0] + told["instead"], group.shapes[odd][1]]}
+    if "cut" in told:
+        sent["names"] = names[:-1]
+    if "way" in told:
+        sent["way"] = told["way"]
+    if "turned" in told:
+        sent["names"] = names[::-1]
+    group.prepare(2, **sent)
+    began = time.monotonic()
+    with Watch(group.engines["a"]):
+        asked = group.announce(names)
+        group.begin_send()
+        refusal = asked["a"].result()
+        took = time.monotonic() - began
+        group.end_trainers()
+    assert took < LIMIT_S
+    message = words_of(refusal, "lies")
+    if "instead" in told:
+        assert odd in message, message
+    print(f"{lie}: {took:.2f} s: {message}")
+    state_of(group.engines["a"], party.checksums(kind, 1), party.checksums(kind, 2))
+    group.trainers[0]("leave", group="lies")
+    heals(party, kind, "taa", "lies", group.port, 2)
+
+
+def test_the_trainer_leaves_and_comes_again_without_a_word(party):
+    """No destroy is sent: init with other parameters, while the old group's peers are gone, is answered in words; destroy and init cure it."""
+    group = party.group("qwen3", "ta", name="gone")
+    group.join()
+    group.update(1).ok()
+    group.trainers[0]("leave", group="gone")
+    time.sleep(0.5)
+    with pytest.raises(Refused) as refused:
+        group.engines["a"].post(UPDATE, group.body(list(group.shapes), "each", {}), timeout=60)
+    words_of(refused.value, "gone")
+    group.post("/destroy_weights_update_group", {"a": dict(group_name="gone")})["a"].result()
+    heals(party, "qwen3", "ta", "gone", group.port, 2)
+
+
+def test_destroy_ends_what_waits(party):
+    group = party.group("qwen3", "ta", name="ended", timeout_s=30)
+    group.join()
+    asked = group.announce(list(group.shapes))
+    time.sleep(0.3)
+    began = time.monotonic()
+    reply = group.post("/destroy_weights_update_group", {"a": dict(group_name="ended")})["a"].result()
+    assert not isinstance(reply, Exception) and time.monotonic() - began < DEADLINE_S - 1
+    assert isinstance(asked["a"].result(), Refused)
+    group.trainers[0]("leave", group="ended")
+    heals(party, "qwen3", "ta", "ended", group.port, 1)
+
+
+def test_a_server_that_is_ended_with_a_group_ends_cleanly(party):
+    group = party.group("qwen3", "ta", "--served-model-name", "ending", name="ending")
+    group.join()
+    asked = group.announce(list(group.shapes))
+    time.sleep(0.3)
+    server = group.engines["a"]
+    server.stop()
+    assert isinstance(asked["a"].result(), Exception)
+    party.servers = {key: one for key, one in party.servers.items() if one is not server}
+    group.trainers[0].kill()

@@ -1,0 +1,136 @@
+import { spawnSync } from 'node:child_process'
+import { createRequire } from 'node:module'
+import { join } from 'node:path'
+import t from 'tap'
+import type { Test } from 'tap'
+import type { NcclGroupOptions } from '../../src/native-groups.ts'
+import type { NativeAddon } from '../../src/native.ts'
+import { packageRoot } from '../../src/root.ts'
+import { codedJob, expectedParams } from './helpers/coded.ts'
+import { plainModel, readAll } from './helpers/plain-core.ts'
+import type { PlainModel } from './helpers/plain-core.ts'
+
+// Process groups of NCCL without a card: what is shipped but for CUDA's own calls, against a library with NCCL's interface whose ranks
+// are threads (native/test/nccl_loop.cc). native/test/gpu/group_test.cu has the rest.
+
+const folder = t.testdir()
+const compiler = process.env.CXX ?? 'g++'
+
+function compile (name: string, sources: string[], flags: string[]): string {
+  const to = join(folder, name)
+  const { status, stderr } = spawnSync(compiler, ['-std=c++20', '-O1', '-g', '-Wall', '-Wextra', '-I', join(packageRoot, 'native'), ...flags,
+    ...sources.map(source => join(packageRoot, 'native', source)), '-o', to, '-pthread', '-ldl'], { encoding: 'utf8' })
+  t.equal(status, 0, stderr)
+  return to
+}
+
+t.test('groups are joined, received from, given up and ended, with nothing left of them', async t => {
+  const library = compile('loop.so', ['test/nccl_loop.cc'], ['-shared', '-fPIC', '-fvisibility=hidden'])
+  const program = compile('group_life',
+    ['test/gpu/group_life.cc', ...['group', 'group_words', 'group_lane', 'nccl', 'nccl_api', 'dynamic'].map(name => `cuda/${name}.cc`)],
+    ['-fsanitize=address,undefined', '-fno-sanitize-recover=all'])
+  const { status, stdout, stderr } = spawnSync(program, [library], { encoding: 'utf8', timeout: 120_000 })
+  t.equal(status, 0, stdout + stderr)
+  t.match(stdout, / 0 failures/)
+})
+
+// The same through the addon: two engines of this process, the one in the trainer's place.
+process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda.so')
+const addon = createRequire(import.meta.url)(join(packageRoot, 'build/faults/refit.node')) as NativeAddon
+const loop = compile('loop-addon.so', ['test/nccl_loop.cc'], ['-shared', '-fPIC', '-fvisibility=hidden'])
+const SECONDS = 20_000
+
+interface Engine { core: number, model: PlainModel }
+
+function engine (t: Test, ranks: number, cards = Array.from({ length: ranks }, (_, card) => card)): Engine {
+  const model = plainModel({ ranks })
+  const core = addon.createCore({ ...model.config, device: 'cuda', cards, shareCards: true })
+  t.teardown(() => { addon.closeCore(core) })
+  return { core, model }
+}
+
+/** Groups of both: `from` is rank 0, `to` has the ranks behind. */
+async function meet (t: Test, from: Engine, to: Engine, options: Partial<NcclGroupOptions> = {}): Promise<[number, number]> {
+  const size = options.coreRank === undefined ? from.model.config.ranks + to.model.config.ranks : 2
+  const first = options.coreRank === undefined ? from.model.config.ranks : 1
+  const groups: [number, number] = [
+    addon.ncclGroup(from.core, { size, firstRank: 0, library: loop, ...options }),
+    addon.ncclGroup(to.core, { size, firstRank: first, library: loop, ...options })
+  ]
+  t.teardown(async () => { await Promise.allSettled(groups.map(async group => { await addon.endGroup(group, true) })) })
+  const id = addon.ncclUniqueId(loop)
+  t.equal(id.length, 128)
+  await Promise.all(groups.map(async group => { await addon.ncclConnect(group, id, SECONDS) }))
+  return groups
+}
+
+t.test('pieces are received into alternating slots and written by every rank from its own', async t => {
+  const sender = engine(t, 1, [0])
+  const receiver = engine(t, 2, [0, 1])
+  const [from, to] = await meet(t, sender, receiver, { warmUp: true })
+  t.match(addon.ncclLibrary(to), /^2\.28\.9, .*loop-addon\.so$/)
+  const { job, bytes } = codedJob(receiver.model.tensors)
+  const { buffer } = job.sources[0] as { buffer: Uint8Array }
+  for (const group of [from, to]) await addon.stageGroup(group, bytes)
+  const before = await readAll(addon, receiver.core, receiver.model)
+  for (const slot of [0, 1] as const) {
+    await Promise.all([addon.groupSend(from, buffer, SECONDS), addon.groupReceive(to, slot, Float64Array.of(0, bytes), 0, SECONDS)])
+    await addon.scramble(receiver.core, BigInt(slot + 1))
+    const outcome = await addon.write(receiver.core, { ...job, sources: [{ staged: { group: to, slot } }] })
+    t.equal(outcome.error, undefined)
+    t.strictSame(await readAll(addon, receiver.core, receiver.model), expectedParams(receiver.model, receiver.model.tensors, 'bfloat16', before))
+  }
+  await Promise.all([addon.groupBarrier(from, SECONDS), addon.groupBarrier(to, SECONDS)])
+  // What lies outside of a slot, and a slot of another engine's group.
+  const beyond = { ...job, sources: [{ staged: { group: to, slot: 0 as const } }], tensors: job.tensors.map((value, i) => i === 1 ? value + bytes : value) }
+  t.throws(() => { void addon.write(receiver.core, beyond) }, /ends at byte/)
+  t.throws(() => { void addon.write(sender.core, { sources: [{ staged: { group: to, slot: 0 } }], tensors: new Float64Array(), rects: new Float64Array() }) }, /staged on the cards of 2 ranks, expected 1/)
+  await addon.stageGroup(to, 0)
+  t.throws(() => { void addon.write(receiver.core, { ...job, sources: [{ staged: { group: to, slot: 0 } }] }) }, /no staging slots/)
+  for (const group of [from, to]) await addon.endGroup(group, false)
+  t.throws(() => addon.ncclLibrary(to), /no group has handle/)
+})
+
+t.test('parameters go from engine to engine, all ranks at once', async t => {
+  const sender = engine(t, 2)
+  const receiver = engine(t, 2)
+  await addon.scramble(sender.core, 1n)
+  await addon.scramble(receiver.core, 2n)
+  const links = [await meet(t, sender, receiver, { coreRank: 0 }), await meet(t, sender, receiver, { coreRank: 1 })]
+  await Promise.all([
+    ...links.map(async ([from], rank) => { await addon.groupParams(from, sender.core, rank, 0, SECONDS) }),
+    // Their peers in another order.
+    ...links.map(async ([, to], rank) => { await addon.groupParams(to, receiver.core, rank, 0, SECONDS) }).reverse()
+  ])
+  const sent = await readAll(addon, sender.core, sender.model)
+  t.strictSame(await readAll(addon, receiver.core, receiver.model), sent)
+  t.notOk(sent[0]!.every(byte => byte === 0))
+  await t.rejects(addon.groupParams(links[0]![0], receiver.core, 0, 0, SECONDS), /of another core/)
+})
+
+t.test('what cannot be is refused before anything is joined, and what never comes ends in time', async t => {
+  const cpu = addon.createCore(plainModel().config)
+  t.teardown(() => { addon.closeCore(cpu) })
+  const options = { size: 3, firstRank: 1, library: loop }
+  t.throws(() => addon.ncclGroup(cpu, options), { code: 'GROUP_REFUSED', message: /gloo/ })
+  const shared = engine(t, 2, [1, 1])
+  t.throws(() => addon.ncclGroup(shared.core, options), { code: 'GROUP_REFUSED', message: /rank 1 and rank 0 share GPU-.*\/update_weights_from_tensor/ })
+  const { core } = engine(t, 2)
+  t.throws(() => addon.ncclGroup(core, { ...options, size: 2 }), { code: 'GROUP_REFUSED', message: /do not fit into a group of 2/ })
+  t.throws(() => addon.ncclGroup(core, { ...options, library: '/nowhere.so' }), { code: 'GROUP_REFUSED', message: /\/nowhere\.so/ })
+  t.throws(() => addon.ncclGroup(core, { ...options, peerCards: ['00000000-0000-0000-0000-000000000001'] }), { code: 'GROUP_REFUSED', message: /trainer share/ })
+  t.throws(() => addon.ncclUniqueId('/nowhere.so'), { code: 'GROUP_REFUSED' })
+  t.throws(() => addon.ncclGroup(core, { ...options, coreRank: 2 }), RangeError)
+  const late = addon.ncclGroup(core, options)
+  t.throws(() => { void addon.ncclConnect(late, new Uint8Array(127), 100) }, /expected 128 bytes, got 127/)
+  await t.rejects(addon.groupBarrier(late, 100), /is not connected/)
+  await t.rejects(addon.ncclConnect(late, addon.ncclUniqueId(loop), 100), { code: 'GROUP_TIMEOUT', message: /connecting/ })
+  await t.rejects(addon.groupBarrier(late, 100), { code: 'GROUP_BROKEN' })
+  await addon.endGroup(late, true)
+  // From another thread than the one that waits.
+  const group = addon.ncclGroup(core, options)
+  const connecting = addon.ncclConnect(group, addon.ncclUniqueId(loop), 60_000)
+  addon.groupAbort(group, 'destroyed meanwhile')
+  await t.rejects(connecting, { code: 'GROUP_BROKEN', message: /destroyed meanwhile/ })
+  await addon.endGroup(group, false)
+})
