@@ -1,23 +1,18 @@
 import { spawn } from 'node:child_process'
-import { once } from 'node:events'
-import { createReadStream, createWriteStream, readdirSync, readFileSync, unlinkSync } from 'node:fs'
-import { tmpdir } from 'node:os'
+import type { ChildProcess, StdioOptions } from 'node:child_process'
+import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
-import type { Readable } from 'node:stream'
-import { pipeline } from 'node:stream/promises'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
-import multipart from '@fastify/multipart'
-import Fastify from 'fastify'
-import type { FastifyRequest } from 'fastify'
 import { createEngine, createServer } from '../src/index.ts'
 import { median } from './lib/baseline.ts'
 import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
 import type { Figure } from './lib/table.ts'
 
-// Uploads of random weights on loopback, against a handler that only counts the bytes, read the same way; the sender is a process of its own.
+// Uploads of random weights on loopback, against a handler that only counts the bytes, read the same way; the sender and that handler are
+// processes of their own (one heap for both would have each wait for the other's garbage).
 // Whole calls, POST to reply. And what an upload of any size takes in memory, and whether the server answers others meanwhile.
 // usage: node dist/bench/upload.js [PART OF A ROW'S NAME [ROUNDS]]; only a run of all rows is kept
 
@@ -30,20 +25,14 @@ const files = folders.map(folder => join(folder, readdirSync(folder).find(name =
 const engine = await createEngine(folders[0]!, { threads: THREADS, maxTotalTokens: 4096 })
 const app = await createServer({ engine, tokenizer: null, logger: false })
 const url = await app.listen({ port: 0, host: '127.0.0.1' })
-const counter = Fastify({ forceCloseConnections: true })
-await counter.register(multipart)
-counter.addContentTypeParser('application/octet-stream', (_request, _payload, done) => { done(null) })
-counter.post('/', async request => ({ seen: await count(request) }))
-// What has to be there whole before it may be used has to be kept: what a handler would pick for that.
-counter.post('/hold', async request => ({ seen: Buffer.concat(await keep(request)).length }))
-counter.post('/disk', async request => ({ seen: await throughDisk(request) }))
-const counting = await counter.listen({ port: 0, host: '127.0.0.1' })
-const sender = spawn(process.execPath, [fileURLToPath(new URL(`./lib/upload-sender${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)), ...files], { stdio: ['pipe', 'pipe', 'inherit'] })
-const lines = createInterface({ input: sender.stdout })[Symbol.asyncIterator]()
+const counter = child('upload-counter', ['ignore', 'pipe', 'inherit'], [])
+const counting = (await createInterface({ input: counter.stdout! })[Symbol.asyncIterator]().next()).value as string
+const sender = child('upload-sender', ['pipe', 'pipe', 'inherit'], files)
+const lines = createInterface({ input: sender.stdout! })[Symbol.asyncIterator]()
 
 /** One upload of the two files in turns: all of it, or its first tensors. */
 async function send (target: string, kind: 'bytes' | 'form', tensors: number): Promise<{ ms: number, bytes: number }> {
-  sender.stdin.write(`${JSON.stringify({ url: target, kind, tensors, file: turn++ % 2 })}\n`)
+  sender.stdin!.write(`${JSON.stringify({ url: target, kind, tensors, file: turn++ % 2 })}\n`)
   const { value, done } = await lines.next()
   if (done === true) throw new Error('the sender has ended')
   return JSON.parse(value) as { ms: number, bytes: number }
@@ -70,16 +59,15 @@ clearInterval(sampler)
 // A probe that is under way when the server closes finds its connection gone.
 probes.abort()
 await probing
-// Behind what is measured of the server's memory: these take some in the same process.
 for (const row of rows) {
   if (row.keeps !== null) await compare(row, row.keeps, row.keeps === '/hold' ? 'chunks kept and joined, used for nothing' : 'written to a file and read back by node:stream, used for nothing', 1)
 }
-sender.stdin.end()
+sender.stdin!.end()
 figures.push({ figure: 'resident memory that uploads add, at most', ours: `${((peak - idle) / 1e6).toFixed(0)} MB`, other: '300 MB allowed', ratio: 300e6 / (peak - idle), goal: 1 })
 figures.push({ figure: 'slowest GET /health during uploads', ours: `${slowest.toFixed(0)} ms`, other: '250 ms allowed', ratio: 250 / slowest, goal: 1 })
 await app.close()
 await engine.close()
-await counter.close()
+counter.kill()
 if (process.argv[2] === undefined) report('upload', figures)
 else console.table(figures)
 
@@ -101,41 +89,9 @@ async function compare ({ name, kind, query, tensors }: typeof rows[number], oth
   figures.push({ figure: `${name}, ${(size / 1e9).toFixed(2)} GB`, ours: `${(size / a / 1e6).toFixed(2)} GB/s`, other: `${(size / b / 1e6).toFixed(2)} GB/s, ${does}; medians of ${ours.length} in turns`, ratio: b / a, goal })
 }
 
-async function count (request: FastifyRequest): Promise<number> {
-  let seen = 0
-  const add = (chunk: Buffer): void => { seen += chunk.length }
-  if (!request.isMultipart()) {
-    request.raw.on('data', add)
-    await once(request.raw, 'end')
-    return seen
-  }
-  for await (const part of request.parts({ limits: { fileSize: Infinity } })) {
-    if (part.type === 'file') await once(part.file.on('data', add), 'end')
-  }
-  return seen
-}
-
-/** The chunks of what comes, of a form's file too. */
-async function keep (request: FastifyRequest): Promise<Buffer[]> {
-  const chunks: Buffer[] = []
-  for await (const stream of bodies(request)) for await (const chunk of stream) chunks.push(chunk as Buffer)
-  return chunks
-}
-
-async function throughDisk (request: FastifyRequest): Promise<number> {
-  const path = join(tmpdir(), `refit-bench-upload-${process.pid}`)
-  let seen = 0
-  for await (const stream of bodies(request)) {
-    await pipeline(stream, createWriteStream(path, { highWaterMark: 1 << 20 }))
-    for await (const chunk of createReadStream(path, { highWaterMark: 1 << 20 })) seen += (chunk as Buffer).length
-  }
-  unlinkSync(path)
-  return seen
-}
-
-async function * bodies (request: FastifyRequest): AsyncGenerator<Readable> {
-  if (!request.isMultipart()) return yield request.raw
-  for await (const part of request.parts({ limits: { fileSize: Infinity } })) if (part.type === 'file') yield part.file
+/** A program beside this one. */
+function child (name: string, stdio: StdioOptions, args: readonly string[]): ChildProcess {
+  return spawn(process.execPath, [fileURLToPath(new URL(`./lib/${name}${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)), ...args], { stdio })
 }
 
 /** Whether the server answers others meanwhile. */

@@ -67,7 +67,7 @@ class Group {
   // One broadcast of host memory from this process's first rank.
   virtual void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) = 0;
   // All parameters of the device from rank `root` straight into place; see groupParams in src/native-groups.ts.
-  // The device has this configuration and is the caller's alone.
+  // The device has this configuration. Others may read it meanwhile, and where the parameters are received nobody may.
   virtual void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) = 0;
   // torch's `barrier` of the backend: returns when all ranks have come.
   virtual void barrier(GroupDeadline deadline) = 0;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <future>
 #include <new>
@@ -10,26 +9,17 @@
 #include <utility>
 
 #include "core/device.h"
+#include "core/elapsed.h"
 #include "core/memory_error.h"
 #include "cuda/group_words.h"
 
 namespace refit::cuda {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // How long a thread may be in a call behind the deadline (an abort, a wait for kernels to end) before its card counts
 // as lost.
 constexpr double kGraceSeconds = 60;
 constexpr double kEndSeconds = 10;
-
-double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
-
-std::string text_of(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", seconds);
-  return text;
-}
 
 const NcclApi& open_library_for(const NcclGroupOptions& options) {
   try {
@@ -134,7 +124,7 @@ CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std
     GroupCard& card = s.lanes[i]->card();
     if (futures[i].wait_until(last) != std::future_status::ready) {
       lose(card.label() + " has been stuck in \"" + card.last_operation() + "\" of an " + describe() + " for " +
-           text_of(since(began)) + " s");
+           seconds_text(seconds_since(began)) + " s");
     }
     try {
       futures[i].get();
@@ -150,7 +140,7 @@ CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std
     std::rethrow_exception(lost);
   }
   out.lane = first->load();
-  out.seconds = since(began);
+  out.seconds = seconds_since(began);
   return out;
 }
 
@@ -183,12 +173,12 @@ void CardGroup::on_lanes(const char* phase, GroupDeadline deadline, const std::f
   State& s = *state_;
   GroupLane& lane = *s.lanes[static_cast<size_t>(out.lane)];
   std::string text = describe() + ", " + phase + ", rank " + std::to_string(lane.rank()) + " (" + lane.card().label() +
-                     ") after " + text_of(out.seconds) + " s: " + said;
+                     ") after " + seconds_text(out.seconds) + " s: " + said;
   {
     const std::lock_guard lock(s.mutex);
     if (s.aborted) {
       kind = GroupErrorKind::kBroken;
-      text = describe() + ", " + phase + ", after " + text_of(out.seconds) + " s: " + s.reason;
+      text = describe() + ", " + phase + ", after " + seconds_text(out.seconds) + " s: " + s.reason;
     } else {
       s.reason = text;
     }

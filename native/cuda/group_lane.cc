@@ -2,26 +2,17 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <thread>
+
+#include "core/elapsed.h"
 
 namespace refit::cuda {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kAlignment = 512;
 constexpr uint64_t kScalarBytes = 512;
 // How long kernels of an aborted communicator may take to leave the card.
 constexpr double kLeaveSeconds = 10;
-
-double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
-
-std::string text_of(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", seconds);
-  return text;
-}
 
 // Short waits are turned away from the processor only, longer ones bear 20 us.
 void pause(int turn) {
@@ -58,7 +49,7 @@ void GroupLane::abandon() noexcept {
     if (comm_) comm_->abort();
     card_->doing("wait for NCCL's kernels to end");
     const auto began = Clock::now();
-    for (int turn = 0; !card_->idle() && since(began) < kLeaveSeconds; turn++) pause(turn);
+    for (int turn = 0; !card_->idle() && seconds_since(began) < kLeaveSeconds; turn++) pause(turn);
   } catch (...) {
     // The card's error comes out of the call that failed.
   }
@@ -151,10 +142,10 @@ void GroupLane::await(const char* what, size_t parts, size_t stride, int root, c
   for (int turn = 0; !card_->idle(); turn++) {
     if (turn % 64 == 0) comm_->check();
     if (wait.cancelled()) {
-      throw NcclError(kNcclInProgress, where() + ": given up after " + text_of(since(began)) + " s");
+      throw NcclError(kNcclInProgress, where() + ": given up after " + seconds_text(seconds_since(began)) + " s");
     }
     if (Clock::now() >= wait.deadline) {
-      throw NcclError(kNcclInProgress, where() + ": not done after " + text_of(since(began)) + " s");
+      throw NcclError(kNcclInProgress, where() + ": not done after " + seconds_text(seconds_since(began)) + " s");
     }
     pause(turn);
   }

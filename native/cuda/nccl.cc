@@ -1,21 +1,12 @@
 #include "cuda/nccl.h"
 
 #include <chrono>
-#include <cstdio>
 #include <thread>
+
+#include "core/elapsed.h"
 
 namespace refit::cuda {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
-
-std::string text_of(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", seconds);
-  return text;
-}
 
 // "unhandled cuda error (Cuda failure 2 'out of memory')"
 std::string words(const NcclApi& api, int result, ncclComm* comm) {
@@ -128,16 +119,17 @@ void NcclComm::settle(int result, const char* doing) {
     if (state == kNcclSuccess) return;
     if (state != kNcclInProgress) fail(state, doing);
     if (wait_.cancel != nullptr && wait_.cancel->load(std::memory_order_relaxed)) {
-      throw NcclError(kNcclInProgress, who() + ", " + doing + ": given up after " + text_of(since(began)) + " s");
+      throw NcclError(kNcclInProgress,
+                      who() + ", " + doing + ": given up after " + seconds_text(seconds_since(began)) + " s");
     }
-    if (since(began) > wait_.seconds) {
-      throw NcclError(kNcclInProgress, who() + ", " + doing + ": not done after " + text_of(wait_.seconds) +
+    if (seconds_since(began) > wait_.seconds) {
+      throw NcclError(kNcclInProgress, who() + ", " + doing + ": not done after " + seconds_text(wait_.seconds) +
                                            " s; another rank has not come or cannot be reached (NCCL_DEBUG=INFO makes "
                                            "NCCL tell more)");
     }
     // A launch is made by a thread of NCCL's in about 100 us: to sleep through it would cost more than it. A
     // communicator takes its time.
-    const double passed = since(began);
+    const double passed = seconds_since(began);
     if (passed < 0.5e-3) {
       std::this_thread::yield();
     } else {

@@ -91,7 +91,7 @@ void Pair::read() {
     } else {
       take(inbox_.data(), inbox_bytes_ + static_cast<size_t>(got));
     }
-    // There is no more for now, as a rule.
+    // A short read has emptied the socket, as a rule.
     if (static_cast<size_t>(got) < room) return;
   }
 }

@@ -6,7 +6,7 @@ import { readArchitecture } from '../model/read-config.ts'
 import { native } from '../native.ts'
 // The one file of this folder that joins engine, weights and a source: the engine itself knows no way in.
 /* eslint-disable @typescript-eslint/no-restricted-imports */
-import { fillFromPeer } from '../groups/fill-from-peer.ts'
+import { fillFromPeer } from '../transfer/fill-from-peer.ts'
 import { openDiskSource } from '../sources/disk.ts'
 /* eslint-enable @typescript-eslint/no-restricted-imports */
 import type { WeightSource, WriteReport } from '../weights/source.ts'

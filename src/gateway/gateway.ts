@@ -66,7 +66,7 @@ export function gateway (app: FastifyInstance, options: GatewayOptions, log: Log
 
   // One engine sends, and nobody else may join its group.
   const refused = async (): Promise<never> => { throw new RefitError('UNSUPPORTED', 'weights are taken from one engine: name one of /workers in --load-from, not the gateway') }
-  for (const url of ['/weights_info', '/init_weights_send_group_for_remote_instance', '/send_weights_to_remote_instance']) {
+  for (const url of ['/remote_instance_weights_info', '/init_weights_send_group_for_remote_instance', '/send_weights_to_remote_instance']) {
     app.route({ method: ['GET', 'POST'], url, exposeHeadRoute: false, config: { auth: 'admin' }, schema: { hide: true }, handler: refused })
   }
 

@@ -11,6 +11,8 @@ export interface NcclLinkOptions {
   size: number
   /** The first of this process's. */
   firstRank: number
+  /** The only tensor-parallel rank of the core that is in it; without, all of them are. */
+  coreRank?: number | undefined
   /** Of libnccl.so.2; default where the addon finds it. */
   library: string | undefined
   leftovers: Leftovers
@@ -29,10 +31,10 @@ export class NcclLink implements GroupLink {
 
   /** Opens the library, and touches no card. */
   constructor (native: NativeGroups, core: number, options: NcclLinkOptions) {
-    const { size, firstRank, library } = options
+    const { size, firstRank, coreRank, library } = options
     this.#native = native
     this.#options = options
-    this.handle = native.ncclGroup(core, { size, firstRank, ...library === undefined ? {} : { library } })
+    this.handle = native.ncclGroup(core, { size, firstRank, ...coreRank === undefined ? {} : { coreRank }, ...library === undefined ? {} : { library } })
   }
 
   async meet (store: StoreClient, deadline: Deadline): Promise<void> {

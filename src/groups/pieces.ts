@@ -42,3 +42,6 @@ export function layOutPieces (sizes: readonly number[], pieceBytes: number): { o
   close(sizes.length)
   return { offsets, pieces }
 }
+
+/** Pieces take turns: one is received into a slot while the one before is written from the other. */
+export function slotOf (index: number): 0 | 1 { return index % 2 === 0 ? 0 : 1 }

@@ -1,5 +1,6 @@
 import type { StreamPiece, WeightStream } from '../weights/stream.ts'
 import type { WeightGroup } from './weight-group.ts'
+import { slotOf } from './pieces.ts'
 import type { Piece } from './pieces.ts'
 
 /** What a sender that is not wanted any more may take to send the rest. */
@@ -149,8 +150,6 @@ export class Receipt implements WeightStream {
     this.#end()
   }
 }
-
-function slotOf (index: number): 0 | 1 { return index % 2 === 0 ? 0 : 1 }
 
 export function bytesOf ({ parts }: Piece): number {
   let bytes = 0

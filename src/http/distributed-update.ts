@@ -1,9 +1,7 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
-import { RefitError } from '../errors.ts'
-import type { DistributedSource } from '../sources/distributed.ts'
 import type { WriteReport } from '../weights/source.ts'
-import { applySource, labelText, measured, openedFor } from './apply-source.ts'
+import { applySource, labelText, measured, openedFor, prefixed } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
 import { nullable, transactionField, unused } from './schemas.ts'
 
@@ -32,17 +30,11 @@ export async function updateFromDistributed (context: RouteContext, body: Distri
   const { engine, distributed, metrics } = context
   return await measured(metrics, async () => {
     const source = await openedFor(engine, body, async () => await distributed.open({ ...body, groupName: body.group_name ?? GROUP_NAME, loadFormat: body.load_format ?? null }))
-      .catch((error: unknown) => { throw reworded(error, undefined) })
-    const report = await applySource(engine, source, body, { allowTorn: true, failed: '' }).catch((error: unknown) => { throw reworded(error, source) })
+      .catch((error: unknown) => { throw prefixed(FAILED, error) })
+    const report = await applySource(engine, source, body, { allowTorn: true, failed: '' }).catch((error: unknown) => { throw prefixed(FAILED, source.noted(error)) })
     const { weights } = engine
     return { message: `Succeeded to update parameter online.${labelText(body.weight_version, report)}`, report, torn: weights.state === 'torn' ? weights.tensors.length : 0 }
   })
-}
-
-function reworded (error: unknown, source: DistributedSource | undefined): unknown {
-  if (!(error instanceof RefitError)) return error
-  const note = source?.stream.dropped === undefined ? '' : `. ${source.stream.dropped}`
-  return new RefitError(error.code, `${FAILED}${error.message}${note}`, { cause: error, ...error.param === undefined ? {} : { param: error.param } })
 }
 
 /** What makes two calls the same update, besides the transaction. */

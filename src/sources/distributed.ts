@@ -19,7 +19,8 @@ export interface DistributedRequest {
 
 /** Tensors that rank 0 of a process group broadcasts. Close it, whatever happens: what nobody took is received and dropped. */
 export interface DistributedSource extends WeightSource {
-  readonly stream: Receipt
+  /** The error that it was refused by or failed with, and what became of the bytes that were announced. */
+  noted: (error: unknown) => unknown
 }
 
 interface Announced { tensors: MeasuredTensor[], sizes: number[], stream: Receipt, isBucket: boolean, at: number[] }
@@ -53,6 +54,7 @@ export class DistributedReceiver {
       tensors: tensors.map(({ name, dtype, shape }, index): AnnouncedTensor => ({ name, dtype: torchWeightDType(dtype)!, shape, source: 0, offset: at[index]! })),
       sources: [],
       stream,
+      noted: error => withNote(error, stream),
       verify: async () => {},
       close: async () => { await stream.close() }
     }
@@ -104,8 +106,7 @@ export class DistributedReceiver {
   }
 }
 
-/** The error, with what became of the bytes that were announced. */
-export function withNote (error: unknown, { dropped }: Receipt): unknown {
+function withNote (error: unknown, { dropped }: Receipt): unknown {
   if (!(error instanceof RefitError) || dropped === undefined) return error
   return new RefitError(error.code, `${error.message}. ${dropped}`, { cause: error, ...error.param === undefined ? {} : { param: error.param } })
 }

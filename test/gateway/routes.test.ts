@@ -67,6 +67,19 @@ t.test('keys: the gateway asks for its own and calls engines with theirs; what i
   t.match((await keyless.get('/health')).body.errors, [{ message: /wants a key/ }])
 })
 
+t.test('the gateway sends no weights itself: an engine is to be named', async t => {
+  const engine = await recorder(t, 1)
+  const gateway = await gatewayTo(t, [engine.url])
+  const ask = async (method: string, path: string): Promise<{ status: number, message: string }> => {
+    const reply = await fetch(gateway.url + path, { method, ...method === 'POST' ? { body: '{}', headers: { 'content-type': 'application/json' } } : {} })
+    return { status: reply.status, message: await reply.text() }
+  }
+  for (const [method, path] of [['GET', '/remote_instance_weights_info'], ['POST', '/init_weights_send_group_for_remote_instance'], ['POST', '/send_weights_to_remote_instance']] as const) {
+    t.match(await ask(method, path), { status: 400, message: /name one of \/workers in --load-from/ }, path)
+  }
+  t.same(Object.keys(engine.bodies).filter(path => path.includes('remote_instance')), [], 'no engine is asked')
+})
+
 /** An engine of SGLang's dialect that keeps what it is sent: what the native core cannot do here, groups over cards, ends at the wire. */
 async function recorder (t: Test, ranks: number): Promise<{ url: string, bodies: Record<string, any> }> {
   const bodies: Record<string, any> = {}

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { compareChecksums } from '../../src/groups/weight-receiver.ts'
+import { compareChecksums } from '../../src/transfer/weight-receiver.ts'
 
 const own = [{ name: 'a', checksum: '01' }, { name: 'b', checksum: '02' }]
 

@@ -4,7 +4,7 @@ import type { ResolvedMaster } from '../store/resolve-master.ts'
 import type { MasterPolicy } from '../store/master-policy.ts'
 import { StoreServer } from '../store/server.ts'
 import type { Deadline } from '../store/within.ts'
-import { localAddress } from './local-address.ts'
+import { localAddress } from '../groups/local-address.ts'
 
 /** A store for each link of a transfer, and the address of this machine that the other side reaches. */
 export interface OpenStores { clients: StoreClient[], ports: number[], host: string, close: () => Promise<void> }

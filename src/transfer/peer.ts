@@ -1,9 +1,10 @@
 import { lookup } from 'node:dns/promises'
 import { isIP } from 'node:net'
-import { Pool } from 'undici'
 import { ClientError } from '../client-error.ts'
 import { RefitError } from '../errors.ts'
 import type { ErrorCode } from '../errors.ts'
+import { Connection } from '../remote/connection.ts'
+import type { JsonReply } from '../remote/connection.ts'
 import type { FleetInfo } from './fleet-info.ts'
 
 /** The fields of /init_weights_send_group_for_remote_instance, SGLang's first. */
@@ -33,9 +34,7 @@ const LATER: ReadonlySet<string> = new Set<ErrorCode>(['ENGINE_TORN', 'ENGINE_AS
 export class Peer {
   readonly url: string
   readonly #hostname: string
-  readonly #pool: Pool
-  readonly #prefix: string
-  readonly #key: string | undefined
+  readonly #connection: Connection
 
   /** Throws CONFIG for what is no URL. `key`: its admin key, or its API key where it has no other. */
   constructor (url: string, key?: string) {
@@ -43,10 +42,8 @@ export class Peer {
     if (parsed === undefined || !['http:', 'https:'].includes(parsed.protocol)) throw new RefitError('CONFIG', `--load-from: expected the URL of a refit server, such as http://10.0.0.7:30000, got ${JSON.stringify(url)}`, { param: '--load-from' })
     if (parsed.username !== '' || parsed.password !== '') throw new RefitError('CONFIG', '--load-from: keys do not belong in the URL; use --load-from-key (REFIT_LOAD_FROM_KEY)', { param: '--load-from' })
     this.#hostname = parsed.hostname.replace(/^\[(.*)\]$/, '$1')
-    this.#prefix = parsed.pathname.replace(/\/+$/, '')
-    this.url = parsed.origin + this.#prefix
-    this.#key = key
-    this.#pool = new Pool(parsed.origin, { connections: 4, headersTimeout: 0, bodyTimeout: 0 })
+    this.url = parsed.origin + parsed.pathname.replace(/\/+$/, '')
+    this.#connection = new Connection(this.url, { apiKey: key })
   }
 
   /** Its address, for finding out from where this machine reaches it. */
@@ -68,35 +65,20 @@ export class Peer {
     return await this.#call('POST', SEND, body, signal) as SendReply
   }
 
-  async close (): Promise<void> { await this.#pool.destroy() }
+  async close (): Promise<void> { await this.#connection.close() }
 
   async #call (method: 'GET' | 'POST', path: string, body: unknown, signal: AbortSignal): Promise<unknown> {
-    let status: number
-    let text: string
+    let reply: JsonReply
     try {
-      const reply = await this.#pool.request({
-        method,
-        path: this.#prefix + path,
-        headers: {
-          ...body === undefined ? {} : { 'content-type': 'application/json' },
-          ...this.#key === undefined ? {} : { authorization: `Bearer ${this.#key}` }
-        },
-        body: body === undefined ? null : JSON.stringify(body),
-        signal
-      })
-      status = reply.statusCode
-      text = await reply.body.text()
+      reply = await this.#connection.json(method, path, body, { signal })
     } catch (error) {
       if (signal.aborted && signal.reason instanceof RefitError) throw signal.reason
       const what = signal.aborted ? `it did not answer ${path} within ${ANSWER_MS / 1000} s` : `${path}: ${(error as Error).message}`
       throw new RefitError('ENGINE_FAILED', method === 'GET' ? `no refit server answers at ${this.url} (${what})` : `the connection to ${this.url} broke (${what})`, { cause: error })
     }
-    if (status !== 200) throw this.#refusal(status, ClientError.of(status, text), path)
-    try {
-      return JSON.parse(text) as unknown
-    } catch (cause) {
-      throw this.#noServer(`its answer to ${path} is not JSON`, cause)
-    }
+    if (reply.status !== 200) throw this.#refusal(reply.status, ClientError.of(reply.status, reply.text), path)
+    if (reply.body === undefined) throw this.#noServer(`its answer to ${path} is not JSON`)
+    return reply.body
   }
 
   #refusal (status: number, error: ClientError, path: string): RefitError {

@@ -9,7 +9,7 @@ import { Link } from './remote-link.ts'
 import type { Backend } from './remote-link.ts'
 import { openStores } from './remote-stores.ts'
 import type { OpenStores, StoreRules } from './remote-stores.ts'
-import { StoreWatch } from './store-watch.ts'
+import { StoreWatch } from '../groups/store-watch.ts'
 import { allOf, asRefitError, sendWeights } from './weight-sender.ts'
 import type { SendLayout, SentWeights } from './weight-sender.ts'
 

@@ -1,7 +1,9 @@
+import { GlooLink } from '../groups/gloo-link.ts'
+import type { GroupLink } from '../groups/link.ts'
+import { NcclLink } from '../groups/nccl-link.ts'
 import type { NativeGroups } from '../native-groups.ts'
 import type { StoreClient } from '../store/client.ts'
-import { exchangeGlooAddresses } from '../store/gloo-addresses.ts'
-import { findUniqueId, publishUniqueId } from '../store/unique-id.ts'
+import { publishUniqueId } from '../store/unique-id.ts'
 import type { Deadline } from '../store/within.ts'
 
 export type Backend = 'nccl' | 'gloo'
@@ -42,7 +44,7 @@ export class Link {
   readonly #addon: NativeGroups
   #ended: Promise<void> | undefined
 
-  private constructor (addon: NativeGroups, backend: Backend, handle: number) {
+  private constructor (addon: NativeGroups, backend: Backend, { handle }: GroupLink) {
     this.#addon = addon
     this.backend = backend
     this.handle = handle
@@ -53,32 +55,21 @@ export class Link {
    * for somebody who may never come waits before this engine has to stand still.
    */
   static async join (options: LinkOptions): Promise<Link> {
-    return options.backend === 'gloo' ? await Link.#joinGloo(options) : await Link.#joinNccl(options)
-  }
-
-  static async #joinGloo ({ addon, store, name, size, rank, ranks, host, deadline }: LinkOptions): Promise<Link> {
+    const { addon, core, backend, store, name, size, rank, ranks, coreRank, ncclPath: library, host, deadline, still } = options
     const own = Array.from({ length: ranks }, (_, i) => rank + i)
-    const { group, addresses } = addon.glooGroup({ size, ranks: own, host })
-    const link = new Link(addon, 'gloo', group)
+    const group: GroupLink = backend === 'gloo'
+      ? new GlooLink(addon, { name, size, ranks: own, host, leftovers: {} })
+      : new NcclLink(addon, core, { name, size, firstRank: rank, coreRank, library, leftovers: {} })
+    const link = new Link(addon, backend, group)
     return await link.#orEnd(deadline, async () => {
+      if (backend === 'nccl' && rank === 0) await publishUniqueId(store, name, 'custom', addon.ncclUniqueId(library), deadline)
       await store.countWorkers(ranks, deadline)
-      const peers = await exchangeGlooAddresses(store, { group: name, size, ranks: own, addresses }, deadline)
-      await addon.glooConnect(group, peers, deadline.timeoutMs)
-      await addon.groupBarrier(group, deadline.timeoutMs)
-    })
-  }
-
-  static async #joinNccl ({ addon, core, store, name, size, rank, ranks, coreRank, ncclPath: library, deadline, still }: LinkOptions): Promise<Link> {
-    const group = addon.ncclGroup(core, { size, firstRank: rank, ...coreRank === undefined ? {} : { coreRank }, ...library === undefined ? {} : { library } })
-    const link = new Link(addon, 'nccl', group)
-    return await link.#orEnd(deadline, async () => {
-      if (rank === 0) await publishUniqueId(store, name, 'custom', addon.ncclUniqueId(library), deadline)
-      await store.countWorkers(ranks, deadline)
-      const { id } = await findUniqueId(store, { group: name, size }, deadline)
+      await group.meet(store, deadline)
+      if (!group.needsGate) return await addon.groupBarrier(group.handle, deadline.timeoutMs)
       while (await store.countWorkers(0, deadline) < size) await deadline.sleep(POLL_MS)
       await still(async () => {
-        await addon.ncclConnect(group, id, Math.min(CONNECT_MS, deadline.timeoutMs))
-        await addon.groupBarrier(group, Math.min(CONNECT_MS, deadline.timeoutMs))
+        await group.connect(Math.min(CONNECT_MS, deadline.timeoutMs))
+        await addon.groupBarrier(group.handle, Math.min(CONNECT_MS, deadline.timeoutMs))
       })
     })
   }

@@ -1,3 +1,4 @@
+import { slotOf } from '../groups/pieces.ts'
 import type { CheckpointPiece } from '../model/checkpoint-layout.ts'
 import type { NativeGroups } from '../native-groups.ts'
 import type { StreamPiece, WeightStream } from '../weights/stream.ts'
@@ -10,8 +11,6 @@ export interface PieceStreamOptions {
   timeoutMs: number
   /** Bytes that have come. */
   onProgress?: (bytes: number) => void
-  /** What a failure of the group is due to, where the other side has said it. */
-  explain?: (error: unknown) => Promise<unknown>
 }
 
 /** Pieces as rank 0 of a group broadcasts them: one is received into a slot while the one before is written from the other. */
@@ -38,13 +37,10 @@ export class PieceStream implements WeightStream {
   }
 
   async #receive (): Promise<void> {
-    const { addon, group, pieces, timeoutMs, explain } = this.#options
+    const { addon, group, pieces, timeoutMs } = this.#options
     const piece = pieces[this.#index]
     if (piece === undefined) return
     this.#coming ??= addon.groupReceive(group, slotOf(this.#index), Float64Array.of(0, piece.length), 0, timeoutMs)
-      .catch(async (error: unknown) => { throw explain === undefined ? error : await explain(error) })
     await this.#coming
   }
 }
-
-function slotOf (index: number): 0 | 1 { return index % 2 === 0 ? 0 : 1 }

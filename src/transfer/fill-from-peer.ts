@@ -9,7 +9,7 @@ import { checksums } from '../weights/checksum.ts'
 import type { WriteReport } from '../weights/source.ts'
 import { chooseRoute, whyNot } from './fleet-info.ts'
 import type { FleetInfo, Receiver, Route } from './fleet-info.ts'
-import { localAddress } from './local-address.ts'
+import { localAddress } from '../groups/local-address.ts'
 import { isLater, Peer } from './peer.ts'
 import type { InitSendBody, SendReply } from './peer.ts'
 import { Link } from './remote-link.ts'
@@ -41,6 +41,8 @@ type Own = HeldWeights & { info: Pick<EngineInfo, 'cards'> & { dtype: string } }
 const TIMEOUT_MS = 300_000
 const PIECE_BYTES = 64 << 20
 const POLL_MS = 500
+/** What the peer has to say of a failure may take so long to come. */
+const GRACE_MS = 1000
 
 /**
  * Fills the weights of an engine that has none from another engine that serves, and takes its label. Waits while that one is not ready;
@@ -158,8 +160,6 @@ async function exchange (peer: Peer, group: InitSendBody, links: readonly Link[]
   if (sent.status === 'fulfilled' && received.status === 'fulfilled') return [sent.value, received.value]
   throw asRefitError(said ?? (received as PromiseRejectedResult).reason)
 }
-
-const GRACE_MS = 1000
 
 /** As allOf; whoever fails first ends the others' waits. */
 async function firstFailure (work: readonly Promise<void>[], failed: (error: Error) => void): Promise<void> {

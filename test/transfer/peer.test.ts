@@ -3,7 +3,7 @@ import type { Test } from 'tap'
 import { createServer } from 'node:http'
 import type { RequestListener } from 'node:http'
 import type { AddressInfo } from 'node:net'
-import { isLater, Peer } from '../../src/groups/peer.ts'
+import { isLater, Peer } from '../../src/transfer/peer.ts'
 import { RefitError } from '../../src/errors.ts'
 
 async function peerOf (t: Test, listener: RequestListener, path = '', key?: string): Promise<Peer> {

@@ -1,0 +1,130 @@
+// An engine's ranks and parameters with a process group, and trainers in other processes that it meets
+// (group_trainer.cuh).
+#pragma once
+#include <cmath>
+#include <future>
+#include <random>
+
+#include "cuda/device.h"
+#include "cuda/group.h"
+#include "cuda/group_cuda.h"
+#include "cuda/uuid.h"
+#include "cuda/write.h"
+#include "test/check.h"
+#include "test/gpu/group_trainer.cuh"
+
+using namespace refit;
+using namespace refit::cuda;
+using namespace refit::group_test;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kPatience = 60;
+
+GroupDeadline in(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+Command command(char what, uint64_t seed = 0, int late_ms = 0) {
+  Command c;
+  c.what = what;
+  c.seed = seed;
+  c.late_ms = late_ms;
+  return c;
+}
+
+// What an engine has of weights: ranks on cards, parameters, a store.
+struct Engine {
+  Engine(std::vector<int> on, std::vector<Param> shapes) : cards(std::move(on)) {
+    for (size_t r = 0; r < cards.size(); r++) ranks.push_back(std::make_unique<Rank>(static_cast<int>(r), cards[r]));
+    CardParams params{&ranks, std::move(shapes), {}};
+    for (size_t r = 0; r < cards.size(); r++) {
+      check(cudaSetDevice(cards[r]), "cudaSetDevice");
+      for (const Param& shape : params.shapes) {
+        void* memory = nullptr;
+        check(cudaMalloc(&memory, static_cast<size_t>(shape.rows * shape.cols) * sizeof(bf16)), "cudaMalloc");
+        params.addresses.push_back(static_cast<bf16*>(memory));
+      }
+    }
+    addresses = params.addresses;
+    shapes_ = params.shapes;
+    store = std::make_unique<CardStore>(std::move(params), 2);
+  }
+  ~Engine() {
+    store.reset();
+    for (size_t i = 0; i < addresses.size(); i++) {
+      cudaSetDevice(cards[i / shapes_.size()]);
+      cudaFree(addresses[i]);
+    }
+  }
+  Engine(const Engine&) = delete;
+
+  std::unique_ptr<CardGroup> group(int size, int first, bool warm_up = false) {
+    NcclGroupOptions options;
+    options.size = size;
+    options.first_rank = first;
+    options.warm_up = warm_up;
+    GroupHost host;
+    host.ranks = static_cast<int>(cards.size());
+    host.open = [this](int rank) { return open_group_card(rank, cards[static_cast<size_t>(rank)]); };
+    host.params = [](int) { return std::vector<GroupSpan>(); };
+    host.lose = [](const std::string& message) { CHECKF(false, "lost: %s", message.c_str()); };
+    return std::make_unique<CardGroup>(std::move(host), options);
+  }
+
+  uint8_t* param(size_t rank, size_t id) const {
+    return reinterpret_cast<uint8_t*>(addresses[rank * shapes_.size() + id]);
+  }
+
+  const std::vector<int> cards;
+  std::vector<std::unique_ptr<Rank>> ranks;
+  std::vector<Param> shapes_;
+  std::vector<bf16*> addresses;
+  std::unique_ptr<CardStore> store;
+};
+
+std::vector<uint8_t> id_of(const std::string& text) { return {text.begin(), text.end()}; }
+
+Command join(const std::string& id, int size, int rank, int card) {
+  Command c = command('J');
+  c.size = size, c.rank = rank, c.card = card;
+  std::memcpy(c.id, id.data(), sizeof c.id);
+  return c;
+}
+
+// Ours are ranks 1, 2, ...; trainer 0 is rank 0 on card 0, others come behind us on the cards behind ours.
+std::unique_ptr<CardGroup> meet(Engine& engine, std::vector<Trainer*> trainers, double* seconds = nullptr) {
+  const int ours = static_cast<int>(engine.cards.size());
+  const int size = ours + static_cast<int>(trainers.size());
+  const std::string id = trainers[0]->ask(command('I'));
+  for (size_t t = 0; t < trainers.size(); t++) {
+    const int rank = t == 0 ? 0 : ours + static_cast<int>(t);
+    trainers[t]->tell(join(id, size, rank, rank));
+  }
+  auto group = engine.group(size, 1);
+  const auto began = Clock::now();
+  group->connect(id_of(id).data(), in(kPatience));
+  if (seconds != nullptr) *seconds = since(began);
+  for (Trainer* trainer : trainers) trainer->reply();
+  return group;
+}
+
+void check_slot(const Engine& engine, const CardGroup& group, int slot, const std::vector<GroupPart>& parts,
+                uint64_t seed, const char* what) {
+  const StagedSlot staged = group.staged(slot);
+  for (size_t rank = 0; rank < engine.cards.size(); rank++) {
+    check(cudaSetDevice(engine.cards[rank]), "cudaSetDevice");
+    for (size_t i = 0; i < parts.size(); i++) {
+      const Wrong wrong = compare(staged.source.of(static_cast<int>(rank)) + parts[i].offset, parts[i].bytes, seed + i);
+      CHECKF(wrong.count == 0, "%s, our rank %zu, broadcast %zu of %zu (%llu bytes): %llu are wrong, the first is %llu",
+             what, rank, i + 1, parts.size(), static_cast<unsigned long long>(parts[i].bytes), wrong.count,
+             wrong.first);
+    }
+  }
+}
+
+}  // namespace
