@@ -149,7 +149,7 @@ function loadOf ({ engine }: RouteContext): Record<string, number> {
   }
 }
 
-function capabilities ({ engine, tokenizer, version, maxBatch }: RouteContext): Record<string, unknown> {
+function capabilities ({ engine, tokenizer, version, maxBatch, dialects }: RouteContext): Record<string, unknown> {
   return {
     server: 'refit',
     version,
@@ -158,7 +158,7 @@ function capabilities ({ engine, tokenizer, version, maxBatch }: RouteContext): 
     memory: { tags: ['weights', 'kv_cache', 'cuda_graph'], weights_cpu_backup: engine.info.weightsCpuBackup },
     pause_modes: ['abort', 'retract', 'in_place'],
     generation: { text: tokenizer !== null, chat: tokenizer?.hasChatTemplate ?? false, logprobs: true, stream: true, stream_deltas: true, batch: maxBatch },
-    dialects: ['sglang', 'openai']
+    dialects: ['sglang', 'openai', ...dialects]
   }
 }
 

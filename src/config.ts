@@ -1,4 +1,5 @@
 import type { Option, OptionValue } from './config/option.ts'
+import { DIALECT_NAMES } from './dialects/names.ts'
 
 // The one table of options. Flags, environment variables, keys of the config file, defaults, types, `--help` and
 // docs/configuration.md come from it; src/config/load-config.ts reads values by it.
@@ -313,6 +314,16 @@ export const OPTIONS = {
     takes: 'an address, a network such as 100.64.0.0/10, a name, *.name or *',
     help: 'Store of a trainer (master_address) that process groups may be joined at, besides loopback and private addresses. Link-local and metadata addresses are refused always. May be repeated.',
     unset: 'loopback and private addresses'
+  },
+  dialects: {
+    type: 'list',
+    default: [],
+    group: 'server',
+    value: 'NAMES',
+    separator: ',',
+    takes: `names out of ${DIALECT_NAMES.join(', ')}`,
+    help: 'Whose routes there are besides those of SGLang, OpenAI and refit. May be repeated.',
+    unset: 'all'
   },
   uploadFolder: {
     type: 'string',

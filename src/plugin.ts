@@ -20,6 +20,8 @@ import keptTensors from '../routes/weights-tensor-kept.ts'
 import scope from '../routes/weights-transaction-scope.ts'
 import transactions from '../routes/weights-transaction.ts'
 import { guard } from './auth.ts'
+import { chooseDialects, DIALECT_NAMES } from './dialects/names.ts'
+import type { DialectName } from './dialects/names.ts'
 import type { RolloutEngine } from './engine/rollout-engine.ts'
 import { installBodyParsers } from './http/body-parser.ts'
 import type { RouteContext, Routes } from './http/context.ts'
@@ -69,6 +71,8 @@ export interface RefitPluginOptions {
   allowMasters?: readonly string[] | undefined
   /** The trainer's libnccl.so.2 (default where the addon finds one). */
   ncclPath?: string | undefined
+  /** Whose routes there are besides SGLang's, OpenAI's and refit's own (default all). */
+  dialects?: readonly DialectName[] | undefined
   /** Most samples of one request. */
   maxBatch?: number
 }
@@ -80,6 +84,17 @@ const GROUP_TIMEOUT_MS = 300_000
 const WARM_AFTER_MS = 1000
 
 const ROUTES: Routes[] = [generate, health, info, control, memory, weights, tensors, keptTensors, weightGroups, distributedWeights, remoteInstance, lora, transactions, scope, completions, chat, models, tokenize, metricsRoutes]
+
+/** A file that several speak stands with each of them. */
+const DIALECT_ROUTES: Readonly<Record<DialectName, readonly Routes[]>> = {
+  vllm: [],
+  skyrl: [],
+  areal: [],
+  'prime-rl': [],
+  'nemo-rl': [],
+  trl: [],
+  'checkpoint-engine': []
+}
 
 /**
  * A rollout server as a Fastify plugin: `app.register(refit, { engine, prefix: '/rollout' })`. Encapsulated: validators, parsers,
@@ -112,6 +127,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
     sending: engine.held === undefined ? null : new SendGroups(engine.held, { policy, ncclPath: options.ncclPath }),
     distributed: new DistributedReceiver(groups, options.bucketBytes ?? BUCKET_BYTES),
     uploads,
+    dialects: chooseDialects(options.dialects ?? []),
     loaded: new LoadedFrom({ modelPath: engine.info.modelPath, loadFormat: 'auto' }, engine.transactions),
     version: packageVersion(),
     startedAt: Date.now() / 1000
@@ -147,7 +163,8 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
     uploads.close()
     context.metrics.close()
   })
-  for (const routes of ROUTES) await app.register(routes, { context })
+  const spoken = DIALECT_NAMES.filter(name => context.dialects.has(name)).flatMap(name => DIALECT_ROUTES[name])
+  for (const routes of new Set([...ROUTES, ...spoken])) await app.register(routes, { context })
 }
 
 // An error comes here only where a hook of a host failed after the error handler had its turn.

@@ -3,6 +3,7 @@ import { loadConfig } from '../config/load-config.ts'
 import { redact } from '../config/redact.ts'
 import { resolveModel } from '../config/resolve-model.ts'
 import type { Config } from '../config.ts'
+import { chooseDialects } from '../dialects/names.ts'
 import { createEngine } from '../engine/create-engine.ts'
 import type { EngineOptions } from '../engine/create-engine.ts'
 import { endProcess } from '../engine/end-process.ts'
@@ -47,6 +48,7 @@ export async function serve (args: readonly string[]): Promise<void> {
     bucketBytes: config.bucketBytes,
     groupTimeoutMs: config.groupTimeout * 1000,
     allowMasters: config.allowMaster,
+    dialects: [...chooseDialects(config.dialects)],
     ncclPath: config.ncclPath ?? undefined,
     uploadFolder: config.uploadFolder ?? undefined,
     uploadTimeoutMs: config.uploadTimeout * 1000,

@@ -14,7 +14,7 @@ export interface Option {
   /** What a string must look like, in lower case, and the same in words. */
   pattern?: RegExp
   takes?: string
-  /** Between the entries of a list in a variable (default that of paths). */
+  /** Between the entries of a list in a variable (default that of paths) and, where it is set, on the command line. */
   separator?: string
   /** Accepted values of a choice. */
   choices?: readonly string[]

@@ -40,7 +40,7 @@ export function parseArguments (args: readonly string[], table: OptionTable = OP
       if (text === undefined || text.startsWith('--')) throw new RefitError('CONFIG', `${name} needs a value: ${name} ${option.value ?? 'VALUE'}`, { param: name })
     }
     values[key] = option.type === 'list'
-      ? [...values[key] as string[] ?? [], ...checkValue(option, [text], name) as string[]]
+      ? [...values[key] as string[] ?? [], ...checkValue(option, option.separator === undefined ? [text] : text.split(option.separator), name) as string[]]
       : parseText(option, text, name)
   }
   return takeModel(values, words, table)

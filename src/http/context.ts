@@ -1,4 +1,5 @@
 import type { FastifyPluginAsyncTypebox } from '@fastify/type-provider-typebox'
+import type { DialectName } from '../dialects/names.ts'
 import type { RolloutEngine } from '../engine/rollout-engine.ts'
 import type { Metrics } from '../metrics.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
@@ -34,6 +35,8 @@ export interface RouteContext {
   sending: SendGroups | null
   /** Takes what trainers send. */
   uploads: UploadReceiver
+  /** Whose routes there are. */
+  dialects: ReadonlySet<DialectName>
   loaded: LoadedFrom
   /** Of the program, for `/server_info`. */
   version: string
