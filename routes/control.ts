@@ -40,7 +40,7 @@ const control: Routes = async (app, { context }) => {
       schema: {
         operationId: method === 'GET' ? 'flushCacheGet' : 'flushCache',
         summary: method === 'GET' ? 'Drop the prefix cache (as POST)' : 'Drop the prefix cache',
-        description: '400 unless no request runs or waits, or none does within the timeout.',
+        description: '400 unless no request runs or waits, or none does within the timeout. Requests that a pause with abort holds do not count.',
         tags: ['control'],
         querystring: FlushQuery,
         response: { 200: Type.String({ description: 'Flushed.' }), 400: NotFlushed, ...refusals() }

@@ -111,6 +111,8 @@ function serverInfo (context: RouteContext): Record<string, unknown> {
     // SGLang spells "none" so.
     disaggregation_mode: 'null',
     enable_lora: false,
+    // SGLang's flag, which slime compares with its own settings. Memory is released and resumed without it.
+    enable_memory_saver: false,
     max_running_requests: info.maxRunningRequests,
     max_queued_requests: info.maxQueuedRequests,
     max_total_num_tokens: info.kvTokens,

@@ -2,6 +2,7 @@ import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import type { FastifyReply } from 'fastify'
 import { chatLogprobs, ChatLogprobs } from '../src/http/chat-logprobs.ts'
+import { chatFields, chatPrompt, Message } from '../src/http/chat-prompt.ts'
 import type { RouteContext, Routes } from '../src/http/context.ts'
 import { refusalBody, refusalOf } from '../src/http/error-reply.ts'
 import { sendEvents } from '../src/http/event-stream.ts'
@@ -10,30 +11,24 @@ import { abortOnHangup, Generation } from '../src/http/generation.ts'
 import { MAX_TOP_LOGPROBS } from '../src/http/limits.ts'
 import { openAiFields, openAiRid, openAiSamples, openAiSampling } from '../src/http/openai-body.ts'
 import { finishOf, openAiChoice, openAiReply, Usage, usageOf, versionOf } from '../src/http/openai-output.ts'
-import { checkBatch, encodeText, needTokenizer } from '../src/http/prompts.ts'
-import { invalid, refuseDeep, refuseFormat, refuseUnsupported } from '../src/http/refuse.ts'
+import { bestOf, promptLogprobs, PromptLogprobs, promptLogprobsField, scoring } from '../src/http/prompt-logprobs.ts'
+import { checkBatch } from '../src/http/prompts.ts'
+import { invalid, refuseFormat, refuseUnsupported } from '../src/http/refuse.ts'
 import type { Sample } from '../src/http/sample.ts'
 import { nullable, OpenAiRefusal, refusals, refused, streamable, unused } from '../src/http/schemas.ts'
 
-const Message = Type.Object({ role: Type.String() }, { additionalProperties: true, description: 'What the chat template reads: role, content (text or text parts), and its own fields.' })
-
 const Body = Type.Object({
   ...openAiFields,
+  ...chatFields,
   messages: Type.Array(Message, { minItems: 1 }),
   max_tokens: nullable(Type.Integer({ minimum: 0 }), 'Default: what the context leaves.'),
   max_completion_tokens: nullable(Type.Integer({ minimum: 0 }), 'The same under its new name, which wins.'),
   logprobs: nullable(Type.Boolean()),
   top_logprobs: nullable(Type.Integer({ minimum: 0, maximum: MAX_TOP_LOGPROBS }), 'Best alternatives per token; needs `logprobs`.'),
-  chat_template_kwargs: nullable(Type.Object({}, { additionalProperties: true }), 'More variables for the chat template.'),
-  add_generation_prompt: nullable(Type.Boolean(), 'End the prompt with the opening of the assistant\'s turn (default true).'),
-  continue_final_message: nullable(Type.Boolean(), 'Go on with the last message.'),
+  prompt_logprobs: promptLogprobsField,
   return_prompt_token_ids: nullable(Type.Boolean()),
-  tools: refused('tools'),
-  functions: refused('functions'),
-  chat_template: refused('templates in requests'),
   audio: refused('audio'),
   response_format: unused('Only {"type": "text"}.'),
-  tool_choice: unused(),
   parallel_tool_calls: unused(),
   modalities: unused(),
   reasoning_effort: unused(),
@@ -51,7 +46,12 @@ const Choice = Type.Object({
 })
 
 const ChatCompletion = Type.Object({
-  ...openAiReply, object: Type.Literal('chat.completion'), choices: Type.Array(Choice), usage: Usage, prompt_token_ids: Type.Optional(Type.Array(Type.Integer()))
+  ...openAiReply,
+  object: Type.Literal('chat.completion'),
+  choices: Type.Array(Choice),
+  usage: Usage,
+  prompt_token_ids: Type.Optional(Type.Array(Type.Integer())),
+  prompt_logprobs: PromptLogprobs
 }, { title: 'ChatCompletion' })
 
 interface Plan {
@@ -60,6 +60,8 @@ interface Plan {
   created: number
   generation: Generation
   promptIds: Int32Array
+  /** Best tokens of each that are wanted of output and prompt; null for no scores. */
+  best: { output: number | null, prompt: number | null }
 }
 
 /** OpenAI's chat completions, by the model's own template. */
@@ -84,38 +86,32 @@ const chat: Routes = async (app, { context }) => {
       })),
       usage: usageOf(samples, samples.length),
       metadata: versionOf(samples),
-      ...promptIdsOf(plan)
+      ...promptIdsOf(plan),
+      ...plan.best.prompt === null ? {} : { prompt_logprobs: promptLogprobs(samples[0]!, plan.best.prompt, context.tokenizer) }
     }
   })
 }
 
 function read (body: Body, context: RouteContext): Plan {
-  refuseUnsupported(body, { tools: 'tools are', functions: 'functions are', chat_template: 'templates in requests are', audio: 'audio is' })
+  refuseUnsupported(body, { audio: 'audio is' })
   refuseFormat(body.response_format)
   if ((body.top_logprobs ?? 0) > 0 && body.logprobs !== true) throw invalid('top_logprobs', 'needs "logprobs": true')
-  refuseDeep(body.messages, 'messages')
-  refuseDeep(body.chat_template_kwargs, 'chat_template_kwargs')
+  if (body.stream === true && body.prompt_logprobs != null) throw invalid('prompt_logprobs', 'cannot be had of a stream')
   const { info } = context.engine
-  const tokenizer = needTokenizer(context.tokenizer, 'messages')
-  const prompt = tokenizer.applyChatTemplate(body.messages, {
-    addGenerationPrompt: body.add_generation_prompt ?? body.continue_final_message !== true,
-    continueFinalMessage: body.continue_final_message ?? false,
-    kwargs: { ...body.chat_template_kwargs }
-  })
-  const promptIds = encodeText(tokenizer, prompt, info, 'messages', false)
+  const promptIds = chatPrompt(body.messages, body, context)
   const sampling = openAiSampling(body, body.max_completion_tokens ?? body.max_tokens ?? null, context)
   checkBatch(1, sampling.n, info, context.maxBatch, 'n')
-  const logprobs = body.logprobs === true ? { startLen: null, top: Math.min(body.top_logprobs ?? 0, info.vocabSize), ids: [], raw: false } : null
-  const plans = openAiSamples({ body, promptIds, sampling, logprobs, info, rid: openAiRid(body, 0, 1), param: 'messages' })
-  return { body, id: `chatcmpl-${newRid()}`, created: Math.floor(Date.now() / 1000), generation: new Generation(context, plans), promptIds }
+  const best = { output: body.logprobs === true ? bestOf(body.top_logprobs ?? 0, info.vocabSize) : null, prompt: bestOf(body.prompt_logprobs, info.vocabSize) }
+  const plans = openAiSamples({ body, promptIds, sampling, logprobs: scoring(best.output, best.prompt), info, rid: openAiRid(body, 0, 1), param: 'messages' })
+  return { body, id: `chatcmpl-${newRid()}`, created: Math.floor(Date.now() / 1000), generation: new Generation(context, plans), promptIds, best }
 }
 
 function head<T extends string> ({ id, created }: Plan, { engine }: RouteContext, object: T) {
   return { id, object, created, model: engine.info.servedModelName }
 }
 
-function logprobsOf ({ body }: Plan, { tokenizer }: RouteContext, sample: Sample, from: number) {
-  return body.logprobs === true ? chatLogprobs(sample, from, { tokenizer, asIds: body.return_tokens_as_token_ids ?? false }) : null
+function logprobsOf ({ body, best }: Plan, { tokenizer }: RouteContext, sample: Sample, from: number) {
+  return best.output === null ? null : chatLogprobs(sample, from, { tokenizer, asIds: body.return_tokens_as_token_ids ?? false, best: best.output })
 }
 
 function tokenIds ({ body }: Plan, sample: Sample, from: number): { token_ids?: number[] } {

@@ -11,6 +11,7 @@ import { abortOnHangup, Generation } from '../src/http/generation.ts'
 import { MAX_TOP_LOGPROBS } from '../src/http/limits.ts'
 import { openAiFields, openAiRid, openAiSamples, openAiSampling } from '../src/http/openai-body.ts'
 import { finishOf, openAiChoice, openAiReply, Usage, usageOf, versionOf } from '../src/http/openai-output.ts'
+import { bestOf, promptLogprobs, PromptLogprobs, promptLogprobsField, scoring } from '../src/http/prompt-logprobs.ts'
 import { checkBatch, encodeText, idsOf, needTokenizer } from '../src/http/prompts.ts'
 import { invalid, refuseFormat, refuseUnsupported } from '../src/http/refuse.ts'
 import type { Sample } from '../src/http/sample.ts'
@@ -24,6 +25,7 @@ const Body = Type.Object({
   max_tokens: nullable(Type.Integer({ minimum: 0 }), 'Default 16; 0 scores the prompt only.'),
   echo: nullable(Type.Boolean(), 'The prompt, too, with its logprobs if asked for.'),
   logprobs: nullable(Type.Integer({ minimum: 0, maximum: MAX_TOP_LOGPROBS }), 'Best alternatives per token; 0 for the tokens\' own alone.'),
+  prompt_logprobs: promptLogprobsField,
   best_of: nullable(Type.Integer(), 'Only as many as n.'),
   suffix: refused('suffixes'),
   prompt_embeds: refused('embeddings as input'),
@@ -32,7 +34,7 @@ const Body = Type.Object({
 
 type Body = Static<typeof Body>
 
-const Choice = Type.Object({ ...openAiChoice, text: Type.String(), logprobs: nullable(CompletionLogprobs) })
+const Choice = Type.Object({ ...openAiChoice, text: Type.String(), logprobs: nullable(CompletionLogprobs), prompt_logprobs: PromptLogprobs })
 const Completion = Type.Object({ ...openAiReply, object: Type.Literal('text_completion'), choices: Type.Array(Choice), usage: Usage }, {
   title: 'Completion'
 })
@@ -45,6 +47,8 @@ interface Plan {
   n: number
   /** Text of each sample's prompt, to be echoed. */
   echoes: string[] | null
+  /** Best tokens of each that are wanted of output and prompt; null for no scores. */
+  best: { output: number | null, prompt: number | null }
 }
 
 /** OpenAI's completions. */
@@ -75,7 +79,9 @@ function read (body: Body, context: RouteContext): Plan {
   const prompts = readPrompts(body, context)
   const sampling = openAiSampling(body, body.max_tokens ?? undefined, context)
   checkBatch(prompts.length, sampling.n, info, context.maxBatch, sampling.n > 1 ? 'n' : 'prompt')
-  const logprobs = body.logprobs == null ? null : { startLen: body.echo === true ? 0 : null, top: Math.min(body.logprobs, info.vocabSize), ids: [], raw: false }
+  if (body.stream === true && body.prompt_logprobs != null) throw invalid('prompt_logprobs', 'cannot be had of a stream')
+  const best = { output: bestOf(body.logprobs, info.vocabSize), prompt: bestOf(body.prompt_logprobs, info.vocabSize) }
+  const logprobs = scoring(best.output, best.prompt ?? (body.echo === true ? best.output : null))
   const plans = prompts.flatMap((promptIds, i) => openAiSamples({
     body, promptIds, sampling, logprobs, info, rid: openAiRid(body, i, prompts.length), param: 'prompt', fallback: DEFAULT_MAX_TOKENS
   }))
@@ -86,6 +92,7 @@ function read (body: Body, context: RouteContext): Plan {
     created: Math.floor(Date.now() / 1000),
     generation: new Generation(context, plans),
     n: sampling.n,
+    best,
     echoes: tokenizer === null ? null : plans.map(plan => tokenizer.decode(plan.promptIds, { skipSpecialTokens: sampling.text.skipSpecialTokens }))
   }
 }
@@ -104,16 +111,17 @@ function head ({ id, created }: Plan, { engine }: RouteContext) {
 }
 
 /** What a sample has brought since `text` characters and `tokens` tokens had been sent. */
-function choice ({ body, echoes }: Plan, { tokenizer }: RouteContext, sample: Sample, index: number, text: number, tokens: number) {
+function choice ({ body, echoes, best }: Plan, { tokenizer }: RouteContext, sample: Sample, index: number, text: number, tokens: number) {
   const first = text === 0 && tokens === 0
   const echo = echoes?.[index] ?? ''
-  const texts = { tokenizer, asIds: body.return_tokens_as_token_ids ?? false }
+  const texts = { tokenizer, asIds: body.return_tokens_as_token_ids ?? false, best: best.output ?? 0 }
   const offset = first ? 0 : echo.length + text
   return {
     index,
     text: (first ? echo : '') + sample.text.slice(text),
-    logprobs: body.logprobs == null ? null : completionLogprobs(sample, tokens, sample.tokens.length, first && echoes !== null, offset, texts),
+    logprobs: best.output === null ? null : completionLogprobs(sample, tokens, sample.tokens.length, first && echoes !== null, offset, texts),
     ...finishOf(sample.finish),
+    ...best.prompt === null ? {} : { prompt_logprobs: promptLogprobs(sample, best.prompt, tokenizer) },
     ...body.return_token_ids === true ? { token_ids: sample.tokens.slice(tokens), ...first ? { prompt_token_ids: Array.from(sample.promptIds) } : {} } : {}
   }
 }

@@ -24,7 +24,7 @@ const Tokens = Type.Object({
 const DetokenizeBody = Type.Object({
   model: nullable(Type.String(), 'Any name: there is one model.'),
   tokens: Type.Union([TokenIds, Type.Array(TokenIds, { maxItems: MAX_BATCH })]),
-  skip_special_tokens: nullable(Type.Boolean(), 'Default true.')
+  skip_special_tokens: nullable(Type.Boolean(), 'Left out: special tokens are left out of `text`, as SGLang does, and are in `prompt`, as vLLM does.')
 }, { title: 'DetokenizeRequest' })
 
 const Text = Type.Union([Type.String(), Type.Array(Type.String())])
@@ -69,15 +69,15 @@ function encode (body: Static<typeof TokenizeBody>, { engine, tokenizer: maybe }
 
 function decode ({ tokens, skip_special_tokens: skip }: Static<typeof DetokenizeBody>, { engine, tokenizer: maybe }: RouteContext): Static<typeof Texts> {
   const tokenizer = needTokenizer(maybe, 'tokens')
-  const decodeOne = (ids: number[], param: string): string => {
+  const decodeOne = (ids: number[], param: string, skipSpecialTokens: boolean): string => {
     const stray = ids.find(id => id < 0 || id >= engine.info.vocabSize)
     if (stray !== undefined) throw invalid(param, `expected token ids from 0 to ${engine.info.vocabSize - 1}, got ${stray}`)
-    return tokenizer.decode(ids, { skipSpecialTokens: skip ?? true })
+    return tokenizer.decode(ids, { skipSpecialTokens })
   }
-  const text = Array.isArray(tokens[0])
-    ? (tokens as number[][]).map((ids, i) => decodeOne(ids, `tokens[${i}]`))
-    : decodeOne(tokens as number[], 'tokens')
-  return { text, prompt: text }
+  const decodeAll = (skipSpecialTokens: boolean): string | string[] => Array.isArray(tokens[0])
+    ? (tokens as number[][]).map((ids, i) => decodeOne(ids, `tokens[${i}]`, skipSpecialTokens))
+    : decodeOne(tokens as number[], 'tokens', skipSpecialTokens)
+  return { text: decodeAll(skip ?? true), prompt: decodeAll(skip ?? false) }
 }
 
 export default tokenize

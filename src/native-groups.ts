@@ -59,6 +59,11 @@ export interface NativeGroups {
    * `root`, into the slot. The other slot may be read by `write` meanwhile. One receive, send or barrier of a group at a time.
    */
   groupReceive: (group: GroupHandle, slot: 0 | 1, parts: Float64Array, root: number, deadlineMs: number) => Promise<void>
+  /**
+   * Main thread. Bytes of a slot as the first of this process's ranks has them (at most 1 GiB): what a trainer sends ahead to say what
+   * comes next. Not while they are received.
+   */
+  groupRead: (group: GroupHandle, slot: 0 | 1, offset: number, bytes: number, deadlineMs: number) => Promise<Uint8Array>
   /** Main thread, gate shut. The broadcasts' other side: `bytes` of host memory, from this process's first rank. NCCL: through slot 0, which must have room. */
   groupSend: (group: GroupHandle, bytes: Uint8Array, deadlineMs: number) => Promise<void>
   /**

@@ -327,6 +327,18 @@ export interface NativeAddon extends NativeGroups {
    */
   takeDescriptor: (pid: number, fd: number) => number
   /**
+   * Any thread. A descriptor of a connection to a Unix socket: a path, or an abstract socket's name behind `\0`, at its own length. Never
+   * waits. A negative errno where there is none; EACCES also for another user's, root's aside. The caller closes it.
+   */
+  connectLocal: (path: string) => number
+  /** Any thread but the main one: waits until nobody else has the file locked (flock). It is unlocked when the descriptor is closed. */
+  lockFile: (fd: number) => void
+  /**
+   * Any thread but the main one. Changes tensors where they lie in files; see native/transport/tensor_delta.h. `table` has a row of DELTA_FIELDS for each.
+   * Returns the checksums of the new bytes: XXH3 with 128 bits, or Adler-32. Throws Error, `<row>: <why>`; other rows may have been changed.
+   */
+  applyDeltas: (data: Uint8Array, table: Float64Array, isXor: boolean, isXxh3: boolean, threads: number) => string[]
+  /**
    * Any thread. Gives the memory behind it back at once and leaves it detached, with length 0; the collector would let it wait. Nobody may
    * read or write it any more.
    */
@@ -336,6 +348,9 @@ export interface NativeAddon extends NativeGroups {
   /** Test builds only. */
   armFault?: (fault: Fault | null) => void
 }
+
+/** Fields of one row of `applyDeltas`: file descriptor · byte offset and bytes of the tensor in it · where its compressed change begins and ends in the data. */
+export const DELTA_FIELDS = 5
 
 let loaded: NativeAddon | undefined
 

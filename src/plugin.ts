@@ -1,5 +1,8 @@
 import { basename, dirname, resolve } from 'node:path'
 import type { FastifyInstance } from 'fastify'
+import areal from '../routes/areal.ts'
+import chatRender from '../routes/chat-render.ts'
+import collectiveRpc from '../routes/collective-rpc.ts'
 import control from '../routes/control.ts'
 import generate from '../routes/generate.ts'
 import health from '../routes/health.ts'
@@ -10,8 +13,23 @@ import metricsRoutes from '../routes/metrics.ts'
 import chat from '../routes/openai-chat.ts'
 import completions from '../routes/openai-completions.ts'
 import models from '../routes/openai-models.ts'
+import nemoRl from '../routes/nemo-rl.ts'
+import primeRl from '../routes/prime-rl.ts'
+import skyrl from '../routes/skyrl.ts'
+import skyrlGenerate from '../routes/skyrl-generate.ts'
 import tokenize from '../routes/tokenize.ts'
+import trl from '../routes/trl.ts'
+import trlGenerate from '../routes/trl-generate.ts'
+import updateWeights from '../routes/update-weights.ts'
+import vllmControl from '../routes/vllm-control.ts'
+import vllmGenerate from '../routes/vllm-generate.ts'
+import vllmInfo from '../routes/vllm-info.ts'
+import vllmSleep from '../routes/vllm-sleep.ts'
+import vllmWeights from '../routes/vllm-weights.ts'
 import weights from '../routes/weights.ts'
+import pull from '../routes/pull-weights.ts'
+import leftovers from '../routes/sglang-leftovers.ts'
+import ipc from '../routes/weights-ipc.ts'
 import tensors from '../routes/weights-tensor.ts'
 import distributedWeights from '../routes/weights-distributed.ts'
 import weightGroups from '../routes/weights-group.ts'
@@ -41,6 +59,7 @@ import { KeptTensors } from './sources/kept-tensors.ts'
 import { TensorReceiver } from './sources/tensor-receiver.ts'
 import type { WeightLoader } from './sources/weight-loader.ts'
 import { UploadReceiver } from './sources/upload-receiver.ts'
+import { WeightPulls } from './sources/weight-pulls.ts'
 import { masterPolicy } from './store/master-policy.ts'
 import { loadTokenizer } from './text/tokenizer.ts'
 import type { Tokenizer } from './text/tokenizer.ts'
@@ -83,17 +102,23 @@ const GROUP_TIMEOUT_MS = 300_000
 /** When the thread that reads tensors is started, if no request has been there before. */
 const WARM_AFTER_MS = 1000
 
-const ROUTES: Routes[] = [generate, health, info, control, memory, weights, tensors, keptTensors, weightGroups, distributedWeights, remoteInstance, lora, transactions, scope, completions, chat, models, tokenize, metricsRoutes]
+const ROUTES: Routes[] = [generate, health, info, control, memory, weights, tensors, keptTensors, weightGroups, distributedWeights, remoteInstance, lora, transactions, scope, pull, leftovers, completions, chat, models, tokenize, metricsRoutes]
+
+/** What vLLM's own clients call to steer it and to generate. */
+const VLLM: Routes[] = [vllmControl, vllmSleep, vllmInfo, vllmGenerate, chatRender]
+
+/** Its weight transfer. */
+const TRANSFER: Routes[] = [vllmWeights, updateWeights, collectiveRpc]
 
 /** A file that several speak stands with each of them. */
 const DIALECT_ROUTES: Readonly<Record<DialectName, readonly Routes[]>> = {
-  vllm: [],
-  skyrl: [],
-  areal: [],
-  'prime-rl': [],
-  'nemo-rl': [],
-  trl: [],
-  'checkpoint-engine': []
+  vllm: [...VLLM, ...TRANSFER],
+  skyrl: [...VLLM, ...TRANSFER, skyrlGenerate, skyrl],
+  areal: [vllmSleep, areal],
+  'prime-rl': [vllmControl, vllmInfo, vllmGenerate, primeRl, updateWeights],
+  'nemo-rl': [nemoRl],
+  trl: [...VLLM, trlGenerate, trl],
+  'checkpoint-engine': [ipc, collectiveRpc]
 }
 
 /**
@@ -127,6 +152,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
     sending: engine.held === undefined ? null : new SendGroups(engine.held, { policy, ncclPath: options.ncclPath }),
     distributed: new DistributedReceiver(groups, options.bucketBytes ?? BUCKET_BYTES),
     uploads,
+    pulls: new WeightPulls({ roots, baseFolder: engine.info.modelPath }),
     dialects: chooseDialects(options.dialects ?? []),
     loaded: new LoadedFrom({ modelPath: engine.info.modelPath, loadFormat: 'auto' }, engine.transactions),
     version: packageVersion(),

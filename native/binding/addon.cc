@@ -10,6 +10,7 @@
 #include "binding/cuda.h"
 #include "binding/env_state.h"
 #include "binding/error_code.h"
+#include "binding/delta.h"
 #include "binding/fault_control.h"
 #include "binding/fields.h"
 #include "binding/groups.h"
@@ -107,6 +108,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("ncclConnect", nccl_connect);
   add("stageGroup", stage_group);
   add("groupReceive", group_receive);
+  add("groupRead", group_read);
   add("groupSend", group_send);
   add("groupParams", group_params);
   add("groupBarrier", group_barrier);
@@ -115,6 +117,9 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("freeBuffer", free_buffer);
   add("pageOffset", page_offset);
   add("takeDescriptor", take_descriptor);
+  add("connectLocal", connect_local);
+  add("lockFile", lock_file);
+  add("applyDeltas", apply_deltas);
   add("dropFileReferences", drop_file_references);
   add("dropCudaReferences", drop_cuda_references);
   export_faults(env, exports);

@@ -66,6 +66,16 @@ class GroupOperation : public Operation {
   Napi::Value result(Napi::Env env, const Held&) override { return env.Undefined(); }
 };
 
+// What is read is small: it crosses as a copy.
+constexpr int64_t kMaxRead = int64_t{1} << 30;
+
+class ReadOperation : public Operation {
+ public:
+  Napi::Value result(Napi::Env env, const Held&) override { return from_vector(env, bytes); }
+
+  std::vector<uint8_t> bytes;
+};
+
 int handle_of(const Napi::CallbackInfo& info) { return static_cast<int>(to_integer(info[0], "group", 0, kMaxHandle)); }
 
 int to_slot(const Napi::Value& value) { return static_cast<int>(to_integer(value, "slot", 0, kGroupSlots - 1)); }
@@ -189,6 +199,22 @@ Napi::Value group_receive(const Napi::CallbackInfo& info) {
   return submit_to_group(env, entry, [&group = entry->group(), slot, parts = std::move(parts), root, deadline] {
     group.receive(slot, parts, root, deadline);
   });
+}
+
+Napi::Value group_read(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto entry = group_of(info);
+  const int slot = to_slot(info[1]);
+  const auto offset = static_cast<uint64_t>(to_integer(info[2], "offset", 0, kMaxSafe));
+  const auto bytes = static_cast<uint64_t>(to_integer(info[3], "bytes", 0, kMaxRead));
+  const GroupDeadline deadline = deadline_of(info[4]);
+  auto operation = std::make_shared<ReadOperation>();
+  ReadOperation* const to = operation.get();
+  GroupEntry* const raw = entry.get();
+  return EnvState::of(env).submit_to(
+      env, [raw](EnvState::Job job) { raw->post(std::move(job)); }, std::move(operation),
+      [raw, to, slot, offset, bytes, deadline] { to->bytes = raw->group().read(slot, offset, bytes, deadline); }, {},
+      entry);
 }
 
 Napi::Value group_send(const Napi::CallbackInfo& info) {

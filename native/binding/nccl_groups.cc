@@ -30,6 +30,9 @@ class CoreGroup : public NcclGroup {
   void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {
     group_->receive(slot, parts, root, deadline);
   }
+  std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override {
+    return group_->read(slot, offset, bytes, deadline);
+  }
   void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) override {
     group_->send(data, bytes, deadline);
   }

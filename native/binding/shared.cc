@@ -2,6 +2,7 @@
 
 #include "binding/fields.h"
 #include "transport/ipc_descriptor.h"
+#include "transport/local_socket.h"
 #include "transport/shared_count.h"
 
 namespace refit::binding {
@@ -17,6 +18,11 @@ Napi::Value take_descriptor(const Napi::CallbackInfo& info) {
   const int64_t pid = to_integer(info[0], "pid", 1, kMaxInt);
   const int64_t fd = to_integer(info[1], "fd", 0, kMaxInt);
   return Napi::Number::New(info.Env(), ipc::take_descriptor(static_cast<int32_t>(pid), static_cast<int32_t>(fd)));
+}
+
+Napi::Value connect_local(const Napi::CallbackInfo& info) {
+  if (!info[0].IsString()) throw Napi::TypeError::New(info.Env(), "path is not a string");
+  return Napi::Number::New(info.Env(), refit::connect_local(info[0].As<Napi::String>().Utf8Value()));
 }
 
 Napi::Value drop_file_references(const Napi::CallbackInfo& info) {

@@ -3,7 +3,8 @@
 
 namespace refit::binding {
 
-// takeDescriptor, dropFileReferences and dropCudaReferences of src/native.ts.
+// takeDescriptor, dropFileReferences, dropCudaReferences and connectLocal of src/native.ts.
+Napi::Value connect_local(const Napi::CallbackInfo& info);
 Napi::Value take_descriptor(const Napi::CallbackInfo& info);
 Napi::Value drop_file_references(const Napi::CallbackInfo& info);
 Napi::Value drop_cuda_references(const Napi::CallbackInfo& info);

@@ -124,6 +124,14 @@ inline void group_receive(NcclGroup& group, int slot, const std::vector<GroupPar
   guarded(failure, [&] { group.receive(slot, parts, root, deadline); });
 }
 
+inline void group_read(NcclGroup& group, int slot, uint64_t offset, uint8_t* to, uint64_t bytes, GroupDeadline deadline,
+                       Failure& failure) noexcept {
+  guarded(failure, [&] {
+    const std::vector<uint8_t> read = group.read(slot, offset, bytes, deadline);
+    std::copy(read.begin(), read.end(), to);
+  });
+}
+
 inline void group_send(NcclGroup& group, const uint8_t* data, uint64_t bytes, GroupDeadline deadline,
                        Failure& failure) noexcept {
   guarded(failure, [&] { group.send(data, bytes, deadline); });
@@ -168,7 +176,7 @@ constexpr DeviceLibrary make(decltype(DeviceLibrary::cards) cards, decltype(Devi
           resume_memory,
           close_mappings,
           {unique_id, group_open, group_close, group_describe, group_library, group_connect, group_stage, group_staged,
-           group_receive, group_send, group_params, group_barrier, group_abort, group_end}};
+           group_receive, group_read, group_send, group_params, group_barrier, group_abort, group_end}};
 }
 
 }  // namespace refit::device_table

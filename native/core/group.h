@@ -64,6 +64,8 @@ class Group {
   //
   // Takes part in one broadcast for each part, in order, from rank `root` (not one of this process's), into the slot.
   virtual void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) = 0;
+  // What lies in a slot, as the first of this process's ranks has it: for what has to be read to know what comes next.
+  virtual std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) = 0;
   // One broadcast of host memory from this process's first rank.
   virtual void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) = 0;
   // All parameters of the device from rank `root` straight into place; see groupParams in src/native-groups.ts.
@@ -74,7 +76,8 @@ class Group {
 
   // Any thread. What is under way throws kBroken with the reason, at once, and so does everything after it.
   virtual void abort(const std::string& reason) noexcept = 0;
-  // Leaves: in order, or at once where the group is aborted. Frees everything but slots that a write still holds.
+  // Leaves, without waiting for the other ranks: who still needs something of them meets them in a barrier before.
+  // Frees everything but slots that a write still holds.
   virtual void end() noexcept = 0;
 };
 

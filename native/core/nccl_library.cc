@@ -87,6 +87,14 @@ class LibraryGroup : public NcclGroup {
     raise(failure);
   }
 
+  std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override {
+    std::vector<uint8_t> out(bytes);
+    Failure failure;
+    table_.read(*group_, slot, offset, out.data(), bytes, deadline, failure);
+    raise(failure);
+    return out;
+  }
+
   void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) override {
     if (!readers_->wait(0, deadline)) {
       throw GroupError(GroupErrorKind::kTimeout, describe() + ", sending: a write still reads the slot");

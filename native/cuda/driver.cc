@@ -36,7 +36,6 @@ Driver find_all() {
   find(d.ipc_open_event, "cuIpcOpenEventHandle", 4010);
   find(d.event_query, "cuEventQuery", 2000);
   find(d.event_destroy, "cuEventDestroy", 4000);
-  find(d.stream_wait_event, "cuStreamWaitEvent", 3020);
   return d;
 }
 

@@ -33,7 +33,6 @@ struct Driver {
   PFN_cuIpcOpenEventHandle_v4010 ipc_open_event;
   PFN_cuEventQuery_v2000 event_query;
   PFN_cuEventDestroy_v4000 event_destroy;
-  PFN_cuStreamWaitEvent_v3020 stream_wait_event;
 };
 
 // Throws CudaError where the driver lacks one.

@@ -10,6 +10,7 @@
 
 #include "core/device.h"
 #include "core/elapsed.h"
+#include "core/look.h"
 #include "core/memory_error.h"
 #include "cuda/group_words.h"
 
@@ -20,6 +21,8 @@ namespace {
 // as lost.
 constexpr double kGraceSeconds = 60;
 constexpr double kEndSeconds = 10;
+// Small pieces are there sooner than a thread that sleeps would wake up.
+constexpr std::chrono::microseconds kLook{1000};
 
 const NcclApi& open_library_for(const NcclGroupOptions& options) {
   try {
@@ -122,6 +125,7 @@ CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std
   std::exception_ptr lost;
   for (size_t i = 0; i < futures.size(); i++) {
     GroupCard& card = s.lanes[i]->card();
+    look_for(kLook, [&] { return futures[i].wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
     if (futures[i].wait_until(last) != std::future_status::ready) {
       lose(card.label() + " has been stuck in \"" + card.last_operation() + "\" of an " + describe() + " for " +
            seconds_text(seconds_since(began)) + " s");
@@ -281,6 +285,22 @@ void CardGroup::receive(int slot, const std::vector<GroupPart>& parts, int root,
   const GroupWait wait{deadline, &s.cancel};
   on_lanes("receiving", deadline,
            [slot, parts, root, wait](GroupLane& lane) { lane.receive(slot, parts, root, wait); });
+}
+
+std::vector<uint8_t> CardGroup::read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) {
+  demand_usable("reading");
+  State& s = *state_;
+  if (offset > s.slot_bytes || bytes > s.slot_bytes - offset) {
+    throw std::invalid_argument(describe() + ": " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+                                " are not in a staging slot of " + std::to_string(s.slot_bytes));
+  }
+  // The cards' threads may outlive this call.
+  const auto out = std::make_shared<std::vector<uint8_t>>();
+  const int first = options_.first_rank;
+  on_lanes("reading", deadline, [slot, offset, bytes, first, out](GroupLane& lane) {
+    if (lane.rank() == first) *out = lane.read(slot, offset, bytes);
+  });
+  return std::move(*out);
 }
 
 void CardGroup::send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) {

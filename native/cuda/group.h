@@ -28,6 +28,7 @@ class CardGroup : public NcclGroup {
   // The memory is not owned by what is returned: see NcclGroup in core/cuda_library.cc.
   StagedSlot staged(int slot) const override;
   void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
+  std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override;
   void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) override;
   void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) override;
   void params(int rank, int root, GroupDeadline deadline);

@@ -37,6 +37,8 @@ class GroupCard {
   virtual void free(uint8_t* memory) noexcept = 0;
   // Enqueues a copy from host memory.
   virtual void upload(uint8_t* to, const uint8_t* from, uint64_t bytes) = 0;
+  // The same the other way; returns when it is there. Behind all that the stream was given.
+  virtual void download(uint8_t* to, const uint8_t* from, uint64_t bytes) = 0;
   // Whether the stream has passed all that it was given.
   virtual bool idle() = 0;
   // Enqueues mark number `index` (rising from 0, below kMarks); how many of the first `count` the stream has passed.

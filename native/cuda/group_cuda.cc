@@ -58,6 +58,11 @@ class CudaGroupCard : public GroupCard {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, rank_.stream), "upload");
   }
 
+  void download(uint8_t* to, const uint8_t* from, uint64_t bytes) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, rank_.stream), "download");
+    check(cudaStreamSynchronize(rank_.stream), "download");
+  }
+
   bool idle() override {
     const cudaError_t code = cudaStreamQuery(rank_.stream);
     if (code == cudaSuccess) return true;

@@ -90,6 +90,13 @@ void GroupLane::receive(int slot, const std::vector<GroupPart>& parts, int root,
   });
 }
 
+std::vector<uint8_t> GroupLane::read(int slot, uint64_t offset, uint64_t bytes) {
+  card_->doing("read what was received");
+  std::vector<uint8_t> out(bytes);
+  card_->download(out.data(), slot_data(slot) + offset, bytes);
+  return out;
+}
+
 void GroupLane::send(const uint8_t* from, uint64_t bytes, const GroupWait& wait) {
   card_->doing("send a broadcast");
   guarded([&] {

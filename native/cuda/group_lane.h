@@ -43,11 +43,12 @@ class GroupLane {
   void stage(uint64_t bytes);
   // Broadcasts from `root` into the slot. Where that is this rank, `from` is sent out of host memory.
   void receive(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait);
+  std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes);
   void send(const uint8_t* from, uint64_t bytes, const GroupWait& wait);
   // In place: of all, in order.
   void broadcast(const std::vector<GroupSpan>& spans, int root, const GroupWait& wait);
   void barrier(const GroupWait& wait);
-  // In order; never throws.
+  // Leaves, in order within so many seconds or at once, and frees everything.
   void close(bool abort, double seconds) noexcept;
 
   // Any thread, but not during `stage`. Null where nothing is staged.

@@ -24,7 +24,6 @@ class CardIpc : public ipc::Driver {
   void close(int rank, const ipc::Mapping& mapping) override;
   uint64_t open_event(int rank, const uint8_t* handle) override;
   bool event_done(int rank, uint64_t event) override;
-  void wait_event(int rank, uint64_t event) override;
   void close_event(int rank, uint64_t event) override;
 
  private:

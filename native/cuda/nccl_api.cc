@@ -45,7 +45,6 @@ std::unique_ptr<NcclApi> resolve(const Library& library) {
   find(api->get_unique_id, "ncclGetUniqueId");
   find(api->init_rank_config, "ncclCommInitRankConfig");
   find(api->finalize, "ncclCommFinalize");
-  find(api->destroy, "ncclCommDestroy");
   find(api->abort, "ncclCommAbort");
   find(api->get_async_error, "ncclCommGetAsyncError");
   find(api->get_error_string, "ncclGetErrorString");

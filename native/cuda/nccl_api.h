@@ -81,7 +81,6 @@ struct NcclApi {
   int (*get_unique_id)(NcclUniqueId* id);
   int (*init_rank_config)(ncclComm** comm, int ranks, NcclUniqueId id, int rank, NcclConfig* config);
   int (*finalize)(ncclComm* comm);
-  int (*destroy)(ncclComm* comm);
   int (*abort)(ncclComm* comm);
   int (*get_async_error)(ncclComm* comm, int* result);
   const char* (*get_error_string)(int result);

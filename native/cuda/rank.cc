@@ -4,11 +4,18 @@
 #include <signal.h>
 
 #include "core/device.h"
+#include "core/look.h"
 #include "cuda/check.h"
 #include "cuda/sticky.h"
 #include "cuda/uuid.h"
 
 namespace refit::cuda {
+namespace {
+
+// After a task the next one often comes at once; and who asked for one waits for it.
+constexpr std::chrono::microseconds kNext{300}, kDone{1000};
+
+}  // namespace
 
 Rank::Rank(int index, int device, std::shared_ptr<Health> health)
     : index(index), device(device), health_(health ? std::move(health) : std::make_shared<Health>()) {
@@ -73,6 +80,7 @@ std::future<void> Rank::run(std::function<void()> fn) {
   {
     const std::lock_guard lock(mutex_);
     tasks_.push_back(std::move(task));
+    waiting_ = true;
   }
   wake_.notify_one();
   return result;
@@ -112,13 +120,20 @@ void Rank::loop() {
     {
       std::packaged_task<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
+      waiting_ = !tasks_.empty();
       lock.unlock();
       task();
     }  // what it holds is freed here, not under the lock
+    look_for(kNext, [this] { return waiting_.load(std::memory_order_relaxed); });
     lock.lock();
   }
   lock.unlock();
   stop();
+}
+
+void wait(std::future<void>& task) {
+  look_for(kDone, [&] { return task.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
+  task.get();
 }
 
 void on_all(std::vector<std::unique_ptr<Rank>>& ranks, const std::function<void(Rank&)>& fn) {
@@ -128,7 +143,7 @@ void on_all(std::vector<std::unique_ptr<Rank>>& ranks, const std::function<void(
   std::exception_ptr first;
   for (auto& future : futures) {
     try {
-      future.get();
+      wait(future);
     } catch (...) {
       if (!first) first = std::current_exception();
     }

@@ -2,6 +2,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -66,8 +67,12 @@ class Rank {
   std::condition_variable wake_;
   std::deque<std::packaged_task<void()>> tasks_;
   bool closing_ = false;
+  std::atomic<bool> waiting_ = false;  // a task is there; for a look without the lock
   std::thread thread_;
 };
+
+// Waits for what Rank::run gave, and throws what it threw.
+void wait(std::future<void>& task);
 
 // fn(rank) on all ranks at once; returns when all have ended; rethrows the first failure.
 void on_all(std::vector<std::unique_ptr<Rank>>& ranks, const std::function<void(Rank&)>& fn);

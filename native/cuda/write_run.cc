@@ -131,7 +131,6 @@ void WriteRun::run(Pool& pool) {
   std::exception_ptr lost;
   try {
     session_->open();
-    session_->close_events();
     pool.parallel_for(static_cast<int64_t>(batches_.plan.chunks.size()),
                       [this](int64_t index, int) { read_chunk(static_cast<size_t>(index)); });
   } catch (const std::exception& e) {
@@ -145,7 +144,7 @@ void WriteRun::run(Pool& pool) {
   // All must have ended before anything that they refer to goes.
   for (auto& future : futures) {
     try {
-      future.get();
+      wait(future);
     } catch (const DeviceLost&) {
       lost = std::current_exception();
     } catch (const std::exception&) {
@@ -166,7 +165,7 @@ void WriteRun::close_segments(bool lost) {
     session_->close(!error_.empty());
   });
   try {
-    done.get();
+    wait(done);
   } catch (const DeviceLost&) {
     throw;
   } catch (const std::exception& e) {

@@ -228,6 +228,11 @@ void test_staging() {
     if (g == 1) one.receive(1, {{0, 100}}, 0, late());
   });
   CHECK(std::memcmp(group.staged(1).source.data, bytes.data(), 100) == 0);
+  CHECK(group.read(1, 0, 100, late()) == bytes);
+  CHECK(group.read(1, 7, 90, late()) == Bytes(bytes.begin() + 7, bytes.begin() + 97));
+  CHECK(group.read(1, 100, 0, late()).empty());
+  CHECK_THROWS(group.read(1, 0, 101, late()), std::invalid_argument);
+  CHECK_THROWS(group.read(1, ~uint64_t{0}, 2, late()), std::invalid_argument);
 }
 
 void test_impostors() {

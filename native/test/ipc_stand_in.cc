@@ -114,7 +114,6 @@ class FileDriver : public ipc::Driver {
   bool event_done(int, uint64_t event) override {
     return __atomic_load_n(reinterpret_cast<int32_t*>(event), __ATOMIC_ACQUIRE) != 0;
   }
-  void wait_event(int, uint64_t) override {}
   void close_event(int, uint64_t event) override { munmap(reinterpret_cast<void*>(event), sizeof(int32_t)); }
 
  private:
@@ -161,7 +160,6 @@ class SharedWrite {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < ranks; rank++) threads.emplace_back([this, rank] { read_segments(rank); });
     session_.open();
-    session_.close_events();
     for (std::thread& thread : threads) thread.join();
     WriteJob rest = job_;
     std::erase_if(rest.rects,

@@ -13,6 +13,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/fault.h"
@@ -58,18 +59,15 @@ class CountingDriver : public ipc::Driver {
     const std::lock_guard lock(mutex_);
     if (++event_opens == fail_event) throw Refused(Cause::kGone, "no such event");
     const uint64_t id = next_++;
-    events_[id] = {rank, handle[0], {}};
+    events_[id] = {rank, handle[0], false};
     return id;
   }
   bool event_done(int rank, uint64_t event) override {
     const std::lock_guard lock(mutex_);
     if (CHECK(events_.count(event) == 1)) CHECK(events_[event].rank == rank);
-    return looks_until_done < 0 ? false : looks++ >= looks_until_done;
-  }
-  void wait_event(int rank, uint64_t event) override {
-    const std::lock_guard lock(mutex_);
-    if (CHECK(events_.count(event) == 1)) events_[event].waiting.insert(rank);
-    waits++;
+    if (looks_until_done < 0 || looks++ < looks_until_done) return false;
+    if (!std::exchange(events_[event].done, true)) done++;
+    return true;
   }
   void close_event(int rank, uint64_t event) override {
     const std::lock_guard lock(mutex_);
@@ -82,14 +80,14 @@ class CountingDriver : public ipc::Driver {
 
   bool slow = false;  // openings end in any order
   int fail_open = -1, fail_event = -1, fail_close = -1, looks_until_done = 0;
-  std::atomic<int> opens = 0, closes = 0, event_opens = 0, waits = 0, looks = 0;
+  std::atomic<int> opens = 0, closes = 0, event_opens = 0, done = 0, looks = 0;
   std::vector<std::pair<int, int>> order;  // rank, first byte of the handle
 
  private:
   struct Event {
     int rank = 0;
     int name = 0;
-    std::set<int> waiting;
+    bool done = false;
   };
   const int ranks_;
   std::mutex mutex_;
@@ -179,7 +177,7 @@ Ran run(ipc::Mappings& mappings, CountingDriver& driver, const WriteJob& job, co
       if (session.empty() || !session.begin(rank)) return;
       size_t first = 0, last = 0;
       while (session.next(rank, first, last)) {
-        CHECK(first < last);
+        CHECK(first < last && driver.done == driver.event_opens);
         out.batches[rank].push_back(last - first);
         for (size_t i = first; i < last; i++) {
           const auto& open = session.segments(rank)[i];
@@ -190,7 +188,6 @@ Ran run(ipc::Mappings& mappings, CountingDriver& driver, const WriteJob& job, co
     });
   }
   session.open();
-  session.close_events();
   for (std::thread& thread : ranks) thread.join();
   session.close(!out.error.empty());
   out.opened = session.opened();
@@ -308,7 +305,7 @@ void few_segments_are_all_open_before_the_first_is_read() {
         CHECK((ran.batches[rank] == std::vector<size_t>{3}));
         CHECK((std::set<size_t>(ran.rects[rank].begin(), ran.rects[rank].end()) == rects_of(job, rank)));
       }
-      CHECK(driver.waits == 2 * 3 && driver.event_opens == 3);
+      CHECK(driver.done == 3 && driver.event_opens == 3);
     } else {
       CHECKF(given(ran) == 0, "open %d failed, %zu rectangles were given", fail, given(ran));
       CHECK(ran.error.find("no such handle: the sender has freed it") != std::string::npos && ran.tensor >= 0);
@@ -385,7 +382,7 @@ void nothing_is_read_before_every_event_is_done() {
   ipc::Mappings mappings(driver, pool);
   WriteJob job = plain_job(3, {0, 1});
   const Ran ran = run(mappings, driver, job);
-  CHECK(ran.error.empty() && driver.looks > 40 && driver.waits == 6);
+  CHECK(ran.error.empty() && driver.looks > 40 && driver.done == 3);
 
   driver.looks_until_done = -1;
   job.event_timeout_ms = 20;

@@ -54,6 +54,10 @@ class LoopCard : public cuda::GroupCard {
   void upload(uint8_t* to, const uint8_t* from, uint64_t bytes) override {
     stream_.post([to, copy = std::vector<uint8_t>(from, from + bytes)] { std::memcpy(to, copy.data(), copy.size()); });
   }
+  void download(uint8_t* to, const uint8_t* from, uint64_t bytes) override {
+    while (!stream_.idle()) std::this_thread::yield();
+    std::memcpy(to, from, bytes);
+  }
   bool idle() override { return stream_.idle(); }
   void mark(int index) override {
     if (index == 0) passed_ = 0;

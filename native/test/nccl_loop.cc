@@ -66,6 +66,7 @@ struct ncclComm {
   std::shared_ptr<World> world;
   int rank = 0;
   uint64_t calls = 0;
+  bool finalized = false;  // what it began is done: nobody misses it
 };
 
 namespace {
@@ -124,11 +125,11 @@ size_t size_of_type(int type) {
   return kSizes[type];
 }
 
-int end_comm(ncclComm* comm, bool aborts) {
+int end_comm(ncclComm* comm) {
   if (comm == nullptr) return 4;
   {
     const std::lock_guard lock(comm->world->mutex);
-    if (aborts) comm->world->aborted[static_cast<size_t>(comm->rank)] = true;
+    if (!comm->finalized) comm->world->aborted[static_cast<size_t>(comm->rank)] = true;
     comm->world->changed.notify_all();
   }
   delete comm;
@@ -177,9 +178,11 @@ EXPORT int ncclCommGetAsyncError(ncclComm* comm, int* result) {
   *result = others_gone(*comm->world, comm->rank) ? 6 : comm->world->joined < comm->world->size ? 7 : 0;
   return 0;
 }
-EXPORT int ncclCommFinalize(ncclComm*) { return 0; }
-EXPORT int ncclCommDestroy(ncclComm* comm) { return end_comm(comm, false); }
-EXPORT int ncclCommAbort(ncclComm* comm) { return end_comm(comm, true); }
+EXPORT int ncclCommFinalize(ncclComm* comm) {
+  comm->finalized = true;
+  return 0;
+}
+EXPORT int ncclCommAbort(ncclComm* comm) { return end_comm(comm); }
 EXPORT const char* ncclGetErrorString(int result) {
   return result == 6 ? "remote process exited or there was a network error" : result == 5 ? "invalid usage" : "?";
 }

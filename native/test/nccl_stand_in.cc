@@ -33,7 +33,7 @@ struct ncclComm {
 struct StandIn {
   int polls_to_join = 0, polls_of_group = 0, polls_to_finish = 0;  // below 0: never
   int join_result = 0, call_result = 0, state_result = 0;
-  int joined = 0, aborted = 0, destroyed = 0, finalized = 0, polled = 0, depth = 0, groups = 0;
+  int joined = 0, aborted = 0, finalized = 0, polled = 0, depth = 0, groups = 0;
   int ranks = 0, rank = 0;
   char id = 0;
   char call[32] = {};
@@ -109,12 +109,6 @@ EXPORT int ncclCommFinalize(ncclComm* comm) {
   stand_in.finalized++;
   comm->polls = stand_in.polls_to_finish;
   return comm->polls == 0 ? 0 : 7;
-}
-EXPORT int ncclCommDestroy(ncclComm* comm) {
-  const std::lock_guard lock(mutex);
-  stand_in.destroyed++;
-  delete comm;
-  return 0;
 }
 EXPORT int ncclCommAbort(ncclComm* comm) {
   const std::lock_guard lock(mutex);

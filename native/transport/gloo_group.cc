@@ -23,6 +23,12 @@ std::vector<int> checked_ranks(int size, std::vector<int> ranks) {
   return ranks;
 }
 
+void check_span(uint64_t slot, uint64_t offset, uint64_t bytes) {
+  if (offset <= slot && bytes <= slot - offset) return;
+  throw std::invalid_argument("bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) +
+                              " are not in a slot of " + std::to_string(slot));
+}
+
 std::string seconds_since(Clock::time_point then) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f s", std::chrono::duration<double>(Clock::now() - then).count());
@@ -194,14 +200,17 @@ void GlooGroup::receive(int slot, const std::vector<GroupPart>& parts, int root,
   const StagedSlot memory = staged(slot);
   std::vector<gloo::Piece> pieces;
   for (const GroupPart& part : parts) {
-    if (part.offset > memory.source.bytes || part.bytes > memory.source.bytes - part.offset) {
-      throw std::invalid_argument("parts: bytes " + std::to_string(part.offset) + " to " +
-                                  std::to_string(part.offset + part.bytes) + " are not in a slot of " +
-                                  std::to_string(memory.source.bytes));
-    }
+    check_span(memory.source.bytes, part.offset, part.bytes);
     pieces.push_back({const_cast<uint8_t*>(memory.source.data) + part.offset, part.bytes});
   }
   broadcast("receive", std::move(pieces), root, deadline);
+}
+
+std::vector<uint8_t> GlooGroup::read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline) {
+  const StagedSlot memory = staged(slot);
+  check_span(memory.source.bytes, offset, bytes);
+  const uint8_t* const from = memory.source.data + offset;
+  return {from, from + bytes};
 }
 
 void GlooGroup::send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) {

@@ -31,6 +31,7 @@ class GlooGroup : public Group {
   void stage(uint64_t bytes) override;
   StagedSlot staged(int slot) const override;
   void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
+  std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override;
   void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) override;
   // On a CPU alone: the parameters must be host memory.
   void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) override;

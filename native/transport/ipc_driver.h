@@ -32,8 +32,7 @@ struct Mapping {
   bool blocks = false;  // of an expandable segment
 };
 
-// Threads: `open`, `open_event`, `close` and `close_event` are called by any, also for several ranks at once;
-// `wait_event` by the rank's own. All throw Refused.
+// Threads: any, also for several ranks at once. All throw Refused.
 class Driver {
  public:
   virtual ~Driver() = default;
@@ -42,10 +41,9 @@ class Driver {
   virtual void close(int rank, const Mapping& mapping) = 0;
   // Of Segment::kHandleBytes.
   virtual uint64_t open_event(int rank, const uint8_t* handle) = 0;
-  // Whether all that the sender had under way when it recorded the event is done. Does not wait.
+  // Whether all that the sender had under way when it recorded the event is done: what any card is given from then on
+  // sees it. Does not wait.
   virtual bool event_done(int rank, uint64_t event) = 0;
-  // What the rank's stream is given from now on comes after the event. Does not wait.
-  virtual void wait_event(int rank, uint64_t event) = 0;
   virtual void close_event(int rank, uint64_t event) = 0;
 };
 

@@ -56,11 +56,13 @@ void Session::open() {
     if (stopped_) return;
     open_event(event);
   }
+  for (const Event& event : events_) await_event(event);
   {
     const std::lock_guard lock(mutex_);
-    events_open_ = true;
+    events_done_ = true;
   }
   wake_.notify_all();
+  destroy_events();
 }
 
 void Session::open_event(Event& event) {
@@ -91,52 +93,33 @@ void Session::open_segment(int rank, Opened& segment) {
   }
 }
 
-bool Session::begin(int rank) {
-  open_some(rank);
-  {
-    std::unique_lock lock(mutex_);
-    wake_.wait(lock, [this] { return stopped_ || events_open_; });
-  }
-  // All of them, also those of segments that other ranks read: what is refused here has changed nothing.
+void Session::await_event(const Event& event) {
   auto look = kLook;
-  for (const Event& event : events_) {
-    try {
-      while (!stopped_ && !mappings_.driver.event_done(event.plan.rank, event.id)) {
-        if (cancelled()) {
-          fail(event.plan.tensor, "the write was cancelled");
-        } else if (std::chrono::steady_clock::now() > deadline_) {
-          fail(event.plan.tensor, "its sender's work on the card was not done after " +
-                                      std::to_string(job_.event_timeout_ms) +
-                                      " ms: send tensors when what computes them has been enqueued, and nothing that "
-                                      "waits for this update is before them on the stream");
-        } else {
-          std::this_thread::sleep_for(look);
-          look = std::min<std::chrono::microseconds>(look * 2, kLongLook);
-        }
+  try {
+    while (!stopped_ && !mappings_.driver.event_done(event.plan.rank, event.id)) {
+      if (cancelled()) {
+        fail(event.plan.tensor, "the write was cancelled");
+      } else if (std::chrono::steady_clock::now() > deadline_) {
+        fail(event.plan.tensor, "its sender's work on the card was not done after " +
+                                    std::to_string(job_.event_timeout_ms) +
+                                    " ms: send tensors when what computes them has been enqueued, and nothing that "
+                                    "waits for this update is before them on the stream");
+      } else {
+        std::this_thread::sleep_for(look);
+        look = std::min<std::chrono::microseconds>(look * 2, kLongLook);
       }
-      if (stopped_) return false;
-      mappings_.driver.wait_event(rank, event.id);
-    } catch (const Refused& e) {
-      fail(event.plan.tensor, cannot_open_event(e));
-      return false;
     }
+  } catch (const Refused& e) {
+    fail(event.plan.tensor, cannot_open_event(e));
   }
-  {
-    const std::lock_guard lock(mutex_);
-    begun_++;
-  }
-  wake_.notify_all();
-  return !stopped_;
 }
 
-void Session::close_events() {
-  if (empty()) return;  // no rank begins
-  {
-    std::unique_lock lock(mutex_);
-    wake_.wait(lock, [this] { return stopped_ || begun_ == ranks_.size(); });
-    if (begun_ < ranks_.size()) return;  // some may still look at them
-  }
-  destroy_events();
+bool Session::begin(int rank) {
+  open_some(rank);
+  std::unique_lock lock(mutex_);
+  // All of them, also those of segments that other ranks read: what is refused here has changed nothing.
+  wake_.wait(lock, [this] { return stopped_ || events_done_; });
+  return !stopped_;
 }
 
 void Session::destroy_events() {

@@ -6,7 +6,8 @@
 // ranks have opened and checked all, so that a refused handle changes nothing.
 //
 // Threads: `open` on the write's thread, `begin` and `next` on the ranks', all at the same time; `close` when all of
-// those have returned and the cards have passed everything: closing waits for what a card is doing.
+// those have returned and the cards have passed everything: closing waits for what a card is doing. A sender's events
+// are the write's thread's alone, in the context of one rank.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -39,15 +40,13 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   bool empty() const;
-  // Opens the events. Never throws.
+  // Opens the events, waits until what the senders recorded them behind is done, and destroys them. Never throws.
   void open();
-  // Returns when the senders' work is done and the rank's stream waits for its events; false: the write has failed.
+  // Returns when the senders' work is done; false: the write has failed.
   bool begin(int rank);
   // Opens the next segments that the rank is to read, [first, last) of segments(rank). False: there are no more, or the
   // write has failed.
   bool next(int rank, size_t& first, size_t& last);
-  // Destroys the events once all ranks have begun: while they scatter. On the write's thread, after `open`.
-  void close_events();
   // Ends it: nobody waits here any longer.
   void stop();
   // Closes what was opened but for what is to be kept, which a failed write keeps nothing of.
@@ -80,6 +79,7 @@ class Session {
   };
   bool cancelled() const { return job_.cancel != nullptr && job_.cancel->load(std::memory_order_relaxed); }
   void open_event(Event& event);
+  void await_event(const Event& event);
   void open_segment(int rank, Opened& segment);
   void open_some(int rank);
   void destroy_events();
@@ -101,8 +101,7 @@ class Session {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::atomic<bool> stopped_ = false;
-  bool events_open_ = false;
-  size_t begun_ = 0;  // ranks
+  bool events_done_ = false;
   size_t ready_ = 0;  // ranks that have opened all of theirs
 };
 

@@ -23,7 +23,7 @@ export interface WeightKeeper {
   readTensor: (name: string, maxRows?: number) => Promise<{ shape: number[], values: Float32Array }>
   checksums: () => Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }>
   scramble: (seed: bigint) => Promise<void>
-  release: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
+  release: (tags?: readonly MemoryTag[], options?: { keepWeights?: boolean }) => Promise<MemoryReport>
   resume: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
   readonly mappings: { readonly counts: MappingCounts }
   readonly addon: GroupHost['native']
@@ -100,9 +100,10 @@ export class LocalEngine implements RolloutEngine {
     return this.#scheduler.abortAll()
   }
 
-  async pause (mode: PauseMode): Promise<void> {
+  async pause (mode: PauseMode | 'wait'): Promise<void> {
     this.#weights.paused(true)
-    await this.#scheduler.pause(mode)
+    if (mode === 'wait') await this.#scheduler.drain()
+    else await this.#scheduler.pause(mode)
   }
 
   async resume (): Promise<void> {
@@ -114,6 +115,10 @@ export class LocalEngine implements RolloutEngine {
     return await this.#scheduler.flush(timeoutMs)
   }
 
+  async dropCache ({ retract = false }: { retract?: boolean } = {}): Promise<void> {
+    await this.#scheduler.dropCache(retract)
+  }
+
   setWeightVersion (version: string): boolean {
     return this.#weights.label(version)
   }
@@ -122,8 +127,8 @@ export class LocalEngine implements RolloutEngine {
     return await this.#weights.update(options)
   }
 
-  async releaseMemory (tags?: readonly MemoryTag[]): Promise<MemoryReport> {
-    return await this.#weights.release(tags)
+  async releaseMemory (tags?: readonly MemoryTag[], options?: { keepWeights?: boolean }): Promise<MemoryReport> {
+    return await this.#weights.release(tags, options)
   }
 
   async resumeMemory (tags?: readonly MemoryTag[]): Promise<MemoryReport> {

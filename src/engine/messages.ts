@@ -24,7 +24,10 @@ export type ToWorker =
   | { type: 'abort', id: number }
   | { type: 'abortAll' }
   | { type: 'pause', call: number, mode: PauseMode }
+  /** No request is begun, running ones are finished, then it is paused; replies false where a resume comes before. */
+  | { type: 'drain', call: number }
   | { type: 'resume', call: number }
+  | { type: 'dropCache', call: number, retract: boolean }
   | { type: 'flush', call: number }
   | { type: 'cancelFlush', call: number }
   | { type: 'shut', call: number, abort: boolean, inPlace: boolean }

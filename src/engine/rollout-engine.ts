@@ -215,19 +215,29 @@ export interface RolloutEngine {
   /** Ends one request (false: unknown) or all, each with what it has so far. */
   abort: (rid: string) => boolean
   abortAll: () => number
-  pause: (mode: PauseMode) => Promise<void>
+  /**
+   * `wait`: no request is begun any more, running ones (retracted ones too) are finished, and then it is paused, with nothing held but requests
+   * that have not begun. CONFLICT where `resume` comes before that.
+   */
+  pause: (mode: PauseMode | 'wait') => Promise<void>
   resume: () => Promise<void>
   /** Drops the prefix cache. False, and nothing done, unless the engine is or becomes idle within `timeoutMs`. */
   flushCache: (timeoutMs?: number) => Promise<boolean>
+  /**
+   * Drops the prefix cache at once, whatever runs. Running requests keep their own KV, which nobody else finds; with `retract` they lose it,
+   * too, and are computed again. Does not wait for a weight update that is under way.
+   */
+  dropCache: (options?: { retract?: boolean }) => Promise<void>
   /** Moves the label alone. In a trainer's scope it waits for the end (false); TRANSACTION_OPEN in a transaction. */
   setWeightVersion: (version: string) => boolean | Promise<boolean>
   update: (options?: UpdateOptions) => Promise<WeightUpdate>
   /**
    * Gives memory back to the system; addresses stay. Waits for running requests as an update does; while paused (not in place, where
    * the KV cache goes) held requests stay and are computed again. Nothing generates until all of it is back. CONFLICT for a kind that
-   * is released already; without `tags`, all that is left.
+   * is released already; without `tags`, all that is left. `keepWeights`: with a copy of the weights in host memory, so that they come back
+   * whole; default what the engine was started with. NO_MEMORY, and nothing changed, where there is no room for it.
    */
-  releaseMemory: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
+  releaseMemory: (tags?: readonly MemoryTag[], options?: { keepWeights?: boolean }) => Promise<MemoryReport>
   /**
    * Takes memory again. Weights come back torn, unless the engine keeps a copy of them meanwhile. CONFLICT for a kind that is not
    * released; NO_MEMORY where there is not enough, and what could not be had stays released. Without `tags`, all that is released.

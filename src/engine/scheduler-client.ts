@@ -129,6 +129,16 @@ export class SchedulerClient implements GateKeeper {
     await this.#call({ type: 'resume' })
   }
 
+  /** Resolves when running requests have ended and the pause holds; throws CONFLICT where it is resumed before. */
+  async drain (): Promise<void> {
+    if (await this.#call({ type: 'drain' })) return
+    throw new RefitError('CONFLICT', 'the pause was given up: generation was resumed before running requests had ended')
+  }
+
+  async dropCache (retract: boolean): Promise<void> {
+    await this.#call({ type: 'dropCache', retract })
+  }
+
   async flush (timeoutMs: number): Promise<boolean> {
     return await this.#call({ type: 'flush' }, { type: 'cancelFlush', afterMs: timeoutMs })
   }

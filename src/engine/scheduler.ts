@@ -25,6 +25,8 @@ export class Scheduler {
   /** Calls that wait for the gate, and for an idle moment to flush. */
   readonly #shuts: { call: number, inPlace: boolean }[] = []
   #flushes: number[] = []
+  /** Calls that wait until running requests have ended, to pause then. */
+  #drains: number[] = []
 
   constructor (options: SchedulerOptions) {
     this.#options = options
@@ -90,10 +92,25 @@ export class Scheduler {
 
   resume (): void {
     this.#paused = null
+    for (const call of this.#drains) this.#options.sink.reply(call, false)
+    this.#drains = []
     this.#settle()
   }
 
-  /** Drops the prefix cache as soon as no request is running or waiting; replies true then, or false when cancelled before. */
+  /** Begins no request any more; pauses, and replies true, once the running ones (retracted ones too) have ended. Replies false on `resume`. */
+  drain (call: number): void {
+    this.#drains.push(call)
+    this.#settle()
+  }
+
+  /** Drops the prefix cache now; running requests keep their pages, or give them up to be computed again. */
+  dropCache (retract: boolean): void {
+    if (retract) this.#batcher.retractAll()
+    this.#batcher.dropCache(false)
+    this.#settle()
+  }
+
+  /** Drops the prefix cache as soon as no request is running or waiting (but for those that a pause with abort holds); replies true then, or false when cancelled before. */
   flush (call: number): void {
     this.#flushes.push(call)
     this.#settle()
@@ -145,7 +162,7 @@ export class Scheduler {
   /** Runs one step, if there is something to compute and nothing forbids it. Throws LostDevice: this scheduler is at its end then. */
   step (): boolean {
     if (!this.busy) return false
-    const worked = this.#batcher.step(this.#shuts.length > 0)
+    const worked = this.#batcher.step(this.#shuts.length > 0 || this.#drains.length > 0)
     this.#settle()
     return worked
   }
@@ -181,11 +198,18 @@ export class Scheduler {
       for (const seq of this.#batcher.all()) this.#batcher.fail(seq, 'ENGINE_TORN', this.#torn)
     }
     const { running, startedWaiting } = this.#batcher
+    if (this.#drains.length > 0 && (stands || running.length + startedWaiting === 0)) {
+      this.#paused ??= 'in_place'
+      for (const call of this.#drains) this.#options.sink.reply(call, true)
+      this.#drains = []
+    }
     if (this.#shuts.length > 0 && !this.#gateShut && (stands || this.#shuts[0]!.inPlace || running.length + startedWaiting === 0)) {
       this.#gateShut = true
       this.#options.sink.reply(this.#shuts.shift()!.call, true)
     }
-    if (this.#flushes.length > 0 && this.#batcher.idle) {
+    // What has come since such a pause holds nothing: trainers flush after it, while clients go on asking.
+    const isEmpty = this.#paused === 'abort' && running.length + startedWaiting === 0
+    if (this.#flushes.length > 0 && (isEmpty || this.#batcher.idle)) {
       this.#batcher.flush()
       for (const call of this.#flushes) this.#options.sink.reply(call, true)
       this.#flushes = []

@@ -95,6 +95,12 @@ export class WorkerLoop {
         this.#replies.push({ type: 'reply', call: message.call, done: true })
         return
       }
+      case 'drain': return scheduler.drain(message.call)
+      case 'dropCache': {
+        scheduler.dropCache(message.retract)
+        this.#replies.push({ type: 'reply', call: message.call, done: true })
+        return
+      }
       case 'flush': return scheduler.flush(message.call)
       case 'cancelFlush': return scheduler.cancelFlush(message.call)
       case 'shut': return scheduler.shut(message.call, message.abort, message.inPlace)

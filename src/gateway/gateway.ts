@@ -28,9 +28,9 @@ export interface GatewayOptions extends Keys {
 export interface GatewayContext { fleet: Fleet, health: Health, options: GatewayOptions }
 
 /** They go to one engine, by load and prefix. */
-const GENERATION = ['/generate', '/v1/completions', '/v1/chat/completions', '/v1/chat/completions/render', '/inference/v1/generate', '/skyrl/v1/generate', '/tokenize', '/detokenize', '/v1/tokenize', '/v1/detokenize']
+const GENERATION = ['/generate', '/v1/completions', '/v1/chat/completions', '/v1/chat/completions/render', '/inference/v1/generate', '/skyrl/v1/generate', '/tokenize', '/detokenize', '/v1/tokenize', '/v1/detokenize', '/generate/', '/chat/', '/get_sequence_logprobs/']
 /** Every engine answers them alike. */
-const ANY: Readonly<Record<string, AuthLevel>> = { '/model_info': 'normal', '/get_model_info': 'normal', '/v1/models': 'normal', '/v1/models/*': 'normal', '/capabilities': 'normal', '/version': 'normal', '/get_weights_by_name': 'admin', '/health_generate': 'public' }
+const ANY: Readonly<Record<string, AuthLevel>> = { '/model_info': 'normal', '/get_model_info': 'normal', '/v1/models': 'normal', '/v1/models/*': 'normal', '/capabilities': 'normal', '/version': 'normal', '/get_weights_by_name': 'admin', '/health_generate': 'public', '/liveness': 'public', '/health/': 'public' }
 /** They are about all engines, and change none. */
 const ALL = ['/weight_version', '/get_weight_version', '/weight_info', '/get_load', '/v1/loads', '/is_paused', '/is_sleeping']
 
@@ -83,7 +83,8 @@ export function gateway (app: FastifyInstance, options: GatewayOptions, log: Log
   }
   // A trainer that takes the gateway for one engine counts its ranks by these.
   for (const url of ['/server_info', '/get_server_info']) summed(url, (info, ranks) => ({ ...info, tp_size: ranks, pp_size: 1, ...info['num_gpus'] === undefined ? {} : { num_gpus: ranks }, engines: fleet.list }))
-  summed('/get_world_size', (_, ranks) => ({ world_size: ranks }))
+  for (const url of ['/get_world_size', '/get_world_size/']) summed(url, (_, ranks) => ({ world_size: ranks }))
+  summed('/get_tensor_parallel_size/', (_, ranks) => ({ tensor_parallel_size: ranks }))
   return { fleet, health, options }
 }
 

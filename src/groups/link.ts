@@ -7,7 +7,7 @@ export interface GroupLink {
   readonly handle: GroupHandle
   /** Connecting, receiving, staging and ending want the gate shut. */
   readonly needsGate: boolean
-  /** All ranks meet as soon as the group is made; else with the first broadcast. */
+  /** All ranks connect as soon as the group is made; else with the first broadcast. */
   readonly isEager: boolean
   /** Most bytes to receive at once: larger pieces hide less of the scatter, smaller ones cost more calls. */
   readonly pieceBytes: number

@@ -1,6 +1,8 @@
 import type { NativeGroups } from '../native-groups.ts'
 import type { StoreClient } from '../store/client.ts'
-import { findUniqueId } from '../store/unique-id.ts'
+import { UNIQUE_ID_FORMS } from '../store/unique-id-forms.ts'
+import type { UniqueIdFormName } from '../store/unique-id-forms.ts'
+import { findUniqueId, publishUniqueId } from '../store/unique-id.ts'
 import type { Deadline } from '../store/within.ts'
 import type { GroupLink, Leftovers } from './link.ts'
 
@@ -16,13 +18,17 @@ export interface NcclLinkOptions {
   /** Of libnccl.so.2; default where the addon finds it. */
   library: string | undefined
   leftovers: Leftovers
+  /** Default torch's. */
+  form?: UniqueIdFormName
+  /** Rank 0 is of this process: it makes the id. */
+  hosts?: boolean
 }
 
-/** NCCL: rank 0 publishes the id of the communicator with its first collective; then all ranks make it together. */
+/** NCCL: rank 0 publishes the id of the communicator; then all ranks make it together. */
 export class NcclLink implements GroupLink {
   readonly handle: number
   readonly needsGate = true
-  readonly isEager = false
+  readonly isEager: boolean
   readonly pieceBytes = PIECE_BYTES
   readonly #native: NativeGroups
   readonly #options: NcclLinkOptions
@@ -34,12 +40,18 @@ export class NcclLink implements GroupLink {
     const { size, firstRank, coreRank, library } = options
     this.#native = native
     this.#options = options
-    this.handle = native.ncclGroup(core, { size, firstRank, ...coreRank === undefined ? {} : { coreRank }, ...library === undefined ? {} : { library } })
+    const { warmUp, atOnce } = UNIQUE_ID_FORMS[options.form ?? 'custom']
+    this.isEager = atOnce
+    this.handle = native.ncclGroup(core, { size, firstRank, warmUp, ...coreRank === undefined ? {} : { coreRank }, ...library === undefined ? {} : { library } })
   }
 
   async meet (store: StoreClient, deadline: Deadline): Promise<void> {
-    const { name, size, leftovers } = this.#options
-    const { id } = await findUniqueId(store, { group: name, size, ...leftovers.id === undefined ? {} : { stale: [leftovers.id] } }, deadline)
+    const { name, size, leftovers, form = 'custom', hosts = false, library } = this.#options
+    if (hosts) {
+      this.#id = this.#native.ncclUniqueId(library)
+      return await publishUniqueId(store, name, form, this.#id, deadline)
+    }
+    const { id } = await findUniqueId(store, { group: name, size, forms: [form], ...leftovers.id === undefined ? {} : { stale: [leftovers.id] } }, deadline)
     leftovers.id = id
     this.#id = id
   }

@@ -76,6 +76,12 @@ export class Receipt implements WeightStream {
     }
   }
 
+  /** The sender has been told not to send, and nothing has been received: nothing comes. */
+  withdraw (): void {
+    if (this.#started > 0) throw new TypeError('what has begun to come cannot be withdrawn')
+    this.#finish()
+  }
+
   /** Nobody takes any more. Never throws. */
   async close (): Promise<void> {
     if (this.hasEnded) return

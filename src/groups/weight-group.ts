@@ -1,6 +1,7 @@
 import type { GroupHost } from '../engine/group-host.ts'
 import { RefitError } from '../errors.ts'
 import type { StoreClient } from '../store/client.ts'
+import { UNIQUE_ID_FORMS } from '../store/unique-id-forms.ts'
 import { Deadline } from '../store/within.ts'
 import { describeGroup, groupError, namePart } from './group-words.ts'
 import type { GroupSpec } from './group-spec.ts'
@@ -14,21 +15,22 @@ export type GroupState = 'joining' | 'joined' | 'connected' | 'failed' | 'ended'
 /** What groups have done since the start. */
 export interface GroupCounts { joined: number, failed: number, bytesReceived: number, bytesDropped: number }
 
+/** A connection with the rendezvous; `close` ends the store too where it is ours. */
+export interface GroupStore { client: StoreClient, close: () => void }
+
 export interface WeightGroupOptions {
   spec: GroupSpec
   host: GroupHost
   counts: GroupCounts
   /** Longest that each phase may take. */
   timeoutMs: number
-  /** Comes to the rendezvous and has our ranks counted. */
-  openStore: (deadline: Deadline) => Promise<StoreClient>
+  /** Comes to the rendezvous, or hosts it, and has our ranks counted. */
+  openStore: (deadline: Deadline) => Promise<GroupStore>
   /** Before the store is asked where the backend knows by then whether it can be, else once the store is there. */
   early: () => GroupLink | undefined
   late: (store: StoreClient) => Promise<GroupLink>
 }
 
-/** The trainer, which sends. */
-const ROOT = 0
 /** Bytes that slots grow by. */
 const GRAIN = 1 << 20
 /** What is under way may still end well when the store's server has gone: a trainer that has sent all may leave before we have taken it. */
@@ -48,7 +50,7 @@ export class WeightGroup {
   #state: GroupState = 'joining'
   #failure: RefitError | null = null
   #link: GroupLink | undefined
-  #store: StoreClient | undefined
+  #store: GroupStore | undefined
   #watch: StoreWatch | undefined
   #meeting: Promise<void> | undefined
   /** The phase that is waited for. */
@@ -68,12 +70,18 @@ export class WeightGroup {
   /** Of no use any more; also where the trainer's store has gone. */
   get isDead (): boolean { return this.#state === 'failed' || this.#state === 'ended' || this.#watch?.lost === true }
   get needsGate (): boolean { return this.#link!.needsGate }
+  /** The store of its rendezvous, once it has joined. */
+  get store (): StoreClient { return this.#store!.client }
+  get timeoutMs (): number { return this.#options.timeoutMs }
   get handle (): number { return this.#link!.handle }
   get pieceBytes (): number { return this.#link!.pieceBytes }
   /** Resolves once nothing of it is left. */
   get gone (): Promise<void> { return this.#ending }
 
-  /** Resolves once the store has counted our ranks; what comes later goes on by itself. */
+  /**
+   * Resolves once the store has counted our ranks, and what comes later goes on by itself; of a form whose communicator is made at once,
+   * when it stands.
+   */
   async join (): Promise<void> {
     const { early, late, openStore, timeoutMs } = this.#options
     await this.#phase('joining the rendezvous', async deadline => {
@@ -81,14 +89,18 @@ export class WeightGroup {
       this.#store = await openStore(deadline)
       if (this.#isOver) return this.#store.close()
       if (this.#link !== undefined) return
-      const link = await late(this.#store)
+      const link = await late(this.#store.client)
       if (this.#isOver) await this.#options.host.native.endGroup(link.handle, true)
       else this.#link = link
     })
     this.#state = 'joined'
     this.counts.joined++
-    this.#watch = new StoreWatch(this.#store!, () => { this.#storeLost() })
-    if (this.#link!.isEager || this.spec.barrier) this.#background(timeoutMs)
+    // With a store of our own no trainer goes.
+    if (!this.spec.hosts) this.#watch = new StoreWatch(this.#store!.client, () => { this.#storeLost() })
+    if (!this.#link!.isEager && !this.spec.barrier) return
+    const standing = this.#stand(timeoutMs)
+    if (UNIQUE_ID_FORMS[this.spec.form].atOnce) await standing
+    else standing.catch(() => {})
   }
 
   /** What a request announces: it comes after all that was announced before. */
@@ -101,7 +113,8 @@ export class WeightGroup {
 
   demandLive (): void {
     if (this.#failure === null) return
-    throw new RefitError(this.#failure.code, `${this.#failure.message}. Nothing has been received since; call /init_weights_update_group again`, { cause: this.#failure })
+    const way = this.spec.form === 'custom' ? 'call /init_weights_update_group' : 'initialise it'
+    throw new RefitError(this.#failure.code, `${this.#failure.message}. Nothing has been received since; ${way} again`, { cause: this.#failure })
   }
 
   /** Requests before it whose broadcasts have not all come. */
@@ -115,8 +128,8 @@ export class WeightGroup {
   /** Resolves once bytes can flow. */
   async ready (): Promise<void> {
     this.demandLive()
-    await (this.#meeting ??= this.#phase(this.#link!.isEager ? 'connecting with the other ranks' : 'waiting for the id of rank 0\'s communicator', async deadline => {
-      await this.#link!.meet(this.#store!, deadline)
+    await (this.#meeting ??= this.#phase(this.spec.backend === 'gloo' ? 'connecting with the other ranks' : 'waiting for the id of rank 0\'s communicator', async deadline => {
+      await this.#link!.meet(this.#store!.client, deadline)
     }))
   }
 
@@ -130,9 +143,16 @@ export class WeightGroup {
       this.#slotBytes = bytes
     }
     await this.#phase(`receiving ${of} (${at})`, async deadline => {
-      await native.groupReceive(this.handle, slot, piece.parts, ROOT, deadline.timeoutMs).catch((error: unknown) => { throw namePart(error, nameOf) })
+      await native.groupReceive(this.handle, slot, piece.parts, this.spec.root, deadline.timeoutMs).catch((error: unknown) => { throw namePart(error, nameOf) })
     })
     this.counts.bytesReceived += bytesOf(piece)
+  }
+
+  /** Bytes of a slot that have been received, as our first rank has them. */
+  async read (slot: 0 | 1, bytes: number): Promise<Uint8Array> {
+    let read: Uint8Array = new Uint8Array()
+    await this.#phase('reading what was received', async deadline => { read = await this.#options.host.native.groupRead(this.handle, slot, 0, bytes, deadline.timeoutMs) })
+    return read
   }
 
   /** With the gate shut. */
@@ -166,19 +186,20 @@ export class WeightGroup {
     this.#state = 'connected'
   }
 
-  /** What follows when the group is made, and needs nobody who waits for it. */
-  #background (timeoutMs: number): void {
+  /** What follows when the group is made. */
+  async #stand (timeoutMs: number): Promise<void> {
     const { host } = this.#options
     const stand = async (run: () => Promise<void>): Promise<void> => this.needsGate ? await host.standStill(run, timeoutMs) : await run()
-    const meet = async (): Promise<void> => {
+    try {
       await this.ready()
       await stand(async () => {
         await this.#connect()
         if (!this.spec.barrier) return
         await this.#phase('the barrier', async deadline => { await host.native.groupBarrier(this.handle, deadline.timeoutMs) })
       })
+    } catch (error) {
+      throw this.#fail(groupError(this.title, 'standing still', timeoutMs, error))
     }
-    meet().catch((error: unknown) => { this.#fail(groupError(this.title, 'standing still', timeoutMs, error)) })
   }
 
   /** A step with a deadline of its own; when it fails, so does the group. */

@@ -1,13 +1,14 @@
 import type { GroupHost } from '../engine/group-host.ts'
 import { RefitError } from '../errors.ts'
-import { joinStore } from '../store/join.ts'
 import type { MasterPolicy } from '../store/master-policy.ts'
 import { GlooLink } from './gloo-link.ts'
+import { openGroupStore } from './group-store.ts'
 import { checkSpec, isSameSpec, ordered } from './group-spec.ts'
 import type { GroupFields, GroupSpec } from './group-spec.ts'
 import type { Leftovers } from './link.ts'
 import { localAddress } from './local-address.ts'
 import { NcclLink } from './nccl-link.ts'
+import { UNIQUE_ID_FORMS } from '../store/unique-id-forms.ts'
 import { WeightGroup } from './weight-group.ts'
 import type { GroupCounts, GroupState } from './weight-group.ts'
 
@@ -52,17 +53,21 @@ export class WeightGroups {
   constructor (options: WeightGroupsOptions) { this.#options = options }
 
   /**
-   * Joins; resolves once the store has counted our ranks. What is there already, with the same parameters, is no error: a client's retry.
-   * What failed before is forgotten. CONFLICT for a name that is in use with other parameters.
+   * Joins; resolves once the store has counted our ranks or, of forms whose communicator is made at once, when it stands. What is there
+   * already, with the same parameters, is no error: a client's retry. What failed before is forgotten. CONFLICT for a name that is in use
+   * with other parameters. With `renew` a group that stands is given up for a new one, as one with other parameters is.
    */
-  async init (fields: GroupFields): Promise<void> {
+  async init (fields: GroupFields, { renew = false }: { renew?: boolean } = {}): Promise<void> {
     const { host } = this.#options
     if (this.#isClosed) throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
     if (host === undefined) throw new RefitError('UNSUPPORTED', 'this engine is not in this process, and cannot join a process group from here')
     const spec = checkSpec(fields, host)
     const known = this.#groups.get(spec.name)
     if (known !== undefined && !known.isDead) {
-      if (isSameSpec(known.spec, spec)) return await this.#joining.get(spec.name)
+      const joining = this.#joining.get(spec.name)
+      if (isSameSpec(known.spec, spec) && (joining !== undefined || !renew)) return await joining
+    }
+    if (known !== undefined && !known.isDead && !renew) {
       throw new RefitError('CONFLICT', `group_name: ${known.title} is in use with other parameters, asked for were ${JSON.stringify(ordered(spec))}; call /destroy_weights_update_group first`, { param: 'group_name' })
     }
     if (known !== undefined) this.#end(known, 'it was made anew')
@@ -132,16 +137,17 @@ export class WeightGroups {
 
   #make (spec: GroupSpec, host: GroupHost): WeightGroup {
     const { policy, timeoutMs, ncclPath } = this.#options
-    const { name, worldSize: size, rankOffset: firstRank } = spec
-    const leftovers = this.#leftover(`${spec.address}:${spec.port}/${name}`)
+    const { name, worldSize: size, rankOffset: firstRank, form, hosts } = spec
     const isNccl = spec.backend === 'nccl'
+    // Of a communicator that is made at once each store has one id, which a client that tries again asks for again.
+    const leftovers = isNccl && UNIQUE_ID_FORMS[form].atOnce ? {} : this.#leftover(`${spec.address}:${spec.port}/${name}`)
     return new WeightGroup({
       spec,
       host,
       counts: this.counts,
       timeoutMs,
-      openStore: async deadline => await joinStore({ masterAddress: spec.address, masterPort: spec.port, ranks: host.ranks, policy }, deadline),
-      early: () => isNccl ? new NcclLink(host.native, host.core, { name, size, firstRank, library: ncclPath, leftovers }) : undefined,
+      openStore: async deadline => await openGroupStore(spec, host.ranks, policy, deadline),
+      early: () => isNccl ? new NcclLink(host.native, host.core, { name, size, firstRank, library: ncclPath, leftovers, form, hosts }) : undefined,
       late: async store => new GlooLink(host.native, { name, size, ranks: this.#ranks(spec), host: await localAddress(store.where), leftovers })
     })
   }

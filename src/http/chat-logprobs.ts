@@ -21,5 +21,5 @@ export function chatLogprobs (sample: Sample, from: number, texts: LogprobTexts)
     const token = tokenText(id, texts)
     return { token, logprob: finite(logprob), bytes: token.includes('\ufffd') ? null : [...Buffer.from(token)] }
   }
-  return { content: sample.logprobs.slice(from).map((scored, i) => ({ ...wire(scored), top_logprobs: (sample.top[from + i] ?? []).map(wire) })) }
+  return { content: sample.logprobs.slice(from).map((scored, i) => ({ ...wire(scored), top_logprobs: (sample.top[from + i] ?? []).slice(0, texts.best).map(wire) })) }
 }

@@ -13,8 +13,10 @@ export const CompletionLogprobs = Type.Object({
 
 export interface LogprobTexts {
   tokenizer: Tokenizer | null
-  /** "token:<id>" instead of text: reads back without loss. */
+  /** "token_id:<id>", as vLLM has it, instead of text: reads back without loss. */
   asIds: boolean
+  /** How many best tokens of a position are shown. */
+  best: number
 }
 
 /** Logprobs of output tokens [from, to), with those of the prompt before them if `prompt`; offsets count from `offset`. */
@@ -25,7 +27,7 @@ export function completionLogprobs (sample: Sample, from: number, to: number, pr
     const token = tokenText(id, texts)
     result.tokens.push(token)
     result.token_logprobs.push(logprob === null ? null : finite(logprob))
-    result.top_logprobs.push(logprob === null ? null : best(logprob, token, top ?? [], texts))
+    result.top_logprobs.push(logprob === null ? null : best(logprob, token, (top ?? []).slice(0, texts.best), texts))
     result.text_offset.push(at)
     at += token.length
   }
@@ -45,5 +47,5 @@ function best (logprob: number, token: string, top: Scored[], texts: LogprobText
 }
 
 export function tokenText (id: number, { tokenizer, asIds }: LogprobTexts): string {
-  return tokenizer === null || asIds ? `token:${id}` : tokenizer.idToText(id)
+  return tokenizer === null || asIds ? `token_id:${id}` : tokenizer.idToText(id)
 }

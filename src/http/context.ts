@@ -9,6 +9,7 @@ import type { DistributedReceiver } from '../sources/distributed.ts'
 import type { KeptTensors } from '../sources/kept-tensors.ts'
 import type { TensorReceiver } from '../sources/tensor-receiver.ts'
 import type { UploadReceiver } from '../sources/upload-receiver.ts'
+import type { WeightPulls } from '../sources/weight-pulls.ts'
 import type { WeightSource } from '../weights/source.ts'
 import type { LiveRequests } from './live-requests.ts'
 import type { LoadedFrom } from './loaded-from.ts'
@@ -25,7 +26,7 @@ export interface RouteContext {
   /** Opens a checkpoint inside the allowed roots. */
   openCheckpoint: (path: string) => Promise<WeightSource>
   /** Opens what trainers share; `discard` gives back what a refused body shares. */
-  tensors: Pick<TensorReceiver, 'open' | 'discard'>
+  tensors: Pick<TensorReceiver, 'open' | 'openHandle' | 'openOffer' | 'discard'>
   /** What they ask to keep between requests. */
   kept: KeptTensors
   /** Process groups that trainers broadcast through, and what they announce to broadcast. */
@@ -35,6 +36,8 @@ export interface RouteContext {
   sending: SendGroups | null
   /** Takes what trainers send. */
   uploads: UploadReceiver
+  /** Keeps checkpoints on this host up to date. */
+  pulls: WeightPulls
   /** Whose routes there are. */
   dialects: ReadonlySet<DialectName>
   loaded: LoadedFrom

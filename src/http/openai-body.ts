@@ -41,7 +41,7 @@ export const openAiFields = {
   spaces_between_special_tokens: nullable(Type.Boolean()),
   rid: nullable(Type.String({ minLength: 1, maxLength: MAX_RID_LENGTH }), 'Id of the request, for /abort_request.'),
   return_token_ids: nullable(Type.Boolean(), 'Send `token_ids` of each choice and `prompt_token_ids`.'),
-  return_tokens_as_token_ids: nullable(Type.Boolean(), 'Tokens in logprobs as "token:<id>" instead of text.'),
+  return_tokens_as_token_ids: nullable(Type.Boolean(), 'Tokens in logprobs as "token_id:<id>" instead of text.'),
   cache_salt: nullable(Type.String(), 'Keeps prefix-cache entries of different salts apart.'),
   extra_key: nullable(Type.String(), 'The same in SGLang\'s spelling.'),
   lora_path: refused('LoRA adapters'),
@@ -128,7 +128,7 @@ export function openAiRid (body: OpenAiFields, prompt: number, prompts: number):
 }
 
 /** SGLang picks a LoRA adapter by "model:adapter"; serving the bare model instead would be a silent other policy. */
-function refuseAdapter (model: string | null | undefined, served: string): void {
+export function refuseAdapter (model: string | null | undefined, served: string): void {
   if (model == null || model === served || !model.startsWith(`${served}:`)) return
   throw invalid('model', `LoRA adapters are not supported by this server; the model is ${JSON.stringify(served)}`)
 }

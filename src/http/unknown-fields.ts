@@ -1,20 +1,32 @@
 import type { FastifyInstance } from 'fastify'
 
+interface Schema { properties?: Record<string, Schema>, anyOf?: Schema[] }
+
 const REMEMBERED = 1000
 
 /** Says once per route and field that a field of a body is known to nobody here: trainers send more than servers read. */
 export function logUnknownFields (app: FastifyInstance): void {
   const seen = new Set<string>()
   app.addHook('preHandler', async request => {
-    const known = (request.routeOptions.schema?.body as { properties?: Record<string, unknown> } | undefined)?.properties
+    const known = (request.routeOptions.schema?.body as Schema | undefined)?.properties
     if (known === undefined || typeof request.body !== 'object' || request.body === null) return
-    for (const field of Object.keys(request.body)) {
-      if (Object.hasOwn(known, field)) continue
+    for (const field of unknownFields(known, request.body)) {
       const key = `${request.routeOptions.url} ${field.slice(0, 100)}`
       // Bounded: the names come from clients.
       if (seen.has(key) || seen.size >= REMEMBERED) continue
       seen.add(key)
       request.log.info({ route: request.routeOptions.url, field: field.slice(0, 100) }, 'unknown field ignored')
     }
+  })
+}
+
+/** Of the body, and of objects in it (sampling parameters) whose fields are known too. */
+function unknownFields (known: Record<string, Schema>, body: object): string[] {
+  return Object.entries(body).flatMap(([field, value]: [string, unknown]) => {
+    if (!Object.hasOwn(known, field)) return [field]
+    if (typeof value !== 'object' || value === null || Array.isArray(value)) return []
+    const { properties, anyOf = [] } = known[field]!
+    const inner = properties ?? anyOf.find(branch => branch.properties !== undefined)?.properties ?? {}
+    return Object.keys(inner).length === 0 ? [] : Object.keys(value).filter(name => !Object.hasOwn(inner, name)).map(name => `${field}.${name}`)
   })
 }

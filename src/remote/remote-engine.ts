@@ -116,10 +116,11 @@ export class RemoteEngine implements RolloutEngine {
     return this.#live.size
   }
 
-  async pause (mode: PauseMode): Promise<void> {
-    const [path, body] = this.#paths.pause(mode)
+  async pause (mode: PauseMode | 'wait'): Promise<void> {
+    if (mode === 'wait' && this.dialect === 'sglang') throw new RefitError('UNSUPPORTED', 'a remote SGLang cannot pause once running requests have ended: pause with mode "retract" or "in_place"')
+    const [path, body] = mode === 'wait' ? ['/pause?mode=wait&clear_cache=false', {}] as const : this.#paths.pause(mode)
     await this.#call('POST', path, body)
-    this.#state.paused(mode)
+    this.#state.paused(mode === 'wait' ? 'in_place' : mode)
     await this.#state.refresh()
   }
 
@@ -135,6 +136,11 @@ export class RemoteEngine implements RolloutEngine {
     return demand(this.#paths.flush, reply)['success'] !== false
   }
 
+  async dropCache ({ retract = false }: { retract?: boolean } = {}): Promise<void> {
+    if (this.dialect === 'sglang') throw new RefitError('UNSUPPORTED', 'a remote SGLang drops its cache only while it is idle (/flush_cache)')
+    await this.#call('POST', `/reset_prefix_cache?reset_running_requests=${retract}`, {})
+  }
+
   async setWeightVersion (version: string): Promise<boolean> {
     const { message } = await this.#call('POST', '/update_weight_version', { new_version: version, abort_all_requests: false })
     await this.#state.refresh()
@@ -145,7 +151,11 @@ export class RemoteEngine implements RolloutEngine {
     return new RemoteUpdate(this.#connection, this.#state, this.transactions, options)
   }
 
-  async releaseMemory (tags: readonly MemoryTag[] = []): Promise<MemoryReport> { return await this.#memory(this.#paths.sleep, tags) }
+  async releaseMemory (tags: readonly MemoryTag[] = [], { keepWeights }: { keepWeights?: boolean } = {}): Promise<MemoryReport> {
+    if (keepWeights === undefined || this.dialect === 'sglang') return await this.#memory(this.#paths.sleep, tags)
+    return await this.#memory(`/sleep?mode=wait&level=${keepWeights ? 1 : 2}`, tags, true)
+  }
+
   async resumeMemory (tags: readonly MemoryTag[] = []): Promise<MemoryReport> { return await this.#memory(this.#paths.wake, tags) }
 
   async readWeight (name: string, maxRows = 100): Promise<{ shape: number[], values: Float32Array }> {
@@ -176,11 +186,11 @@ export class RemoteEngine implements RolloutEngine {
 
   get #paths (): Paths { return this.dialect === 'vllm' ? PATHS.vllm : PATHS.sglang }
 
-  async #memory (path: string, tags: readonly MemoryTag[]): Promise<MemoryReport> {
+  async #memory (path: string, tags: readonly MemoryTag[], isVllm = this.dialect === 'vllm'): Promise<MemoryReport> {
     const began = performance.now()
     const before = this.releasedMemory
-    const isVllm = this.dialect === 'vllm'
-    await this.#call('POST', isVllm && tags.length > 0 ? `${path}?${tags.map(tag => `tags=${tag}`).join('&')}` : path, isVllm ? {} : tags.length === 0 ? {} : { tags })
+    const query = isVllm && tags.length > 0 ? `${path.includes('?') ? '&' : '?'}${tags.map(tag => `tags=${tag}`).join('&')}` : ''
+    await this.#call('POST', path + query, isVllm || tags.length === 0 ? {} : { tags })
     await this.#state.refresh()
     const now = this.releasedMemory
     const moved = (['weights', 'kv_cache', 'cuda_graph'] as const).filter(tag => (before[tag] === undefined) !== (now[tag] === undefined))

@@ -5,6 +5,8 @@ import type { Receipt } from '../groups/receipt.ts'
 import type { WeightGroups } from '../groups/weight-groups.ts'
 import { describeUnreadDType, torchWeightDType } from '../wire/torch-dtypes.ts'
 import type { AnnouncedTensor, WeightSource } from '../weights/source.ts'
+import { cutBroadcasts, placeTensors } from './broadcasts.ts'
+import type { Broadcasts, Packing } from './broadcasts.ts'
 import { measureTensors } from './measure-tensors.ts'
 import type { MeasuredTensor } from './measure-tensors.ts'
 
@@ -15,15 +17,21 @@ export interface DistributedRequest {
   groupName: string
   /** "flattened_bucket": one broadcast of the tensors' bytes, one after another. Else one for each tensor, in order. */
   loadFormat: string | null
+  /** In place of `loadFormat`, for trainers that announce how they pack tensors. */
+  packing?: Packing
+  /** The trainer sends once it has been told that it may: what is refused before `stream.ready` is called does not come (default false). */
+  asks?: boolean
 }
 
 /** Tensors that rank 0 of a process group broadcasts. Close it, whatever happens: what nobody took is received and dropped. */
 export interface DistributedSource extends WeightSource {
   /** The error that it was refused by or failed with, and what became of the bytes that were announced. */
   noted: (error: unknown) => unknown
+  /** In place of `close`, of a trainer that asks and was told no. */
+  withdraw: () => void
 }
 
-interface Announced { tensors: MeasuredTensor[], sizes: number[], stream: Receipt, isBucket: boolean, at: number[] }
+interface Announced { tensors: MeasuredTensor[], broadcasts: Broadcasts, stream: Receipt, at: number[] }
 
 /** Makes sources of what trainers announce to send through groups. */
 export class DistributedReceiver {
@@ -41,11 +49,15 @@ export class DistributedReceiver {
    * before it throws what is wrong with it; else the group is aborted, and the message says so.
    */
   async open (request: DistributedRequest): Promise<DistributedSource> {
-    const { tensors, sizes, stream, at, isBucket } = this.#announce(request)
+    const { tensors, broadcasts, stream, at } = this.#announce(request)
     try {
-      this.#demandRoom(tensors, sizes, isBucket)
+      this.#demandRoom(tensors, broadcasts, request.packing)
       demandWeights(tensors)
     } catch (error) {
+      if (request.asks === true) {
+        stream.withdraw()
+        throw error
+      }
       await stream.close()
       throw withNote(error, stream)
     }
@@ -56,6 +68,7 @@ export class DistributedReceiver {
       stream,
       noted: error => withNote(error, stream),
       verify: async () => {},
+      withdraw: () => { stream.withdraw() },
       close: async () => { await stream.close() }
     }
   }
@@ -64,8 +77,8 @@ export class DistributedReceiver {
    * Of a request that is refused for something else: what it announces is received and dropped where that can be told, else the group is
    * aborted. In a sentence, which became of it; undefined where there is no such group.
    */
-  async refuse ({ names, dtypes, shapes, group_name: group, load_format: format }: Readonly<Record<string, unknown>>, groupName: string): Promise<string | undefined> {
-    const request = { names, dtypes, shapes, groupName: String(group ?? groupName), loadFormat: format ?? null } as DistributedRequest
+  async refuse ({ names, dtypes, shapes, group_name: group, load_format: format }: Readonly<Record<string, unknown>>, groupName: string, packing?: Packing): Promise<string | undefined> {
+    const request = { names, dtypes, shapes, groupName: String(group ?? groupName), loadFormat: format ?? null, ...packing === undefined ? {} : { packing } } as DistributedRequest
     try {
       if (!isListOf(names, isText) || !isListOf(dtypes, isText) || !isListOf(shapes, shape => isListOf(shape, isSize))) return this.#abort(request.groupName, 'the fields of a request were not what they should be')
       const { stream } = this.#announce(request)
@@ -76,20 +89,23 @@ export class DistributedReceiver {
     }
   }
 
-  #announce ({ names, dtypes, shapes, groupName, loadFormat }: DistributedRequest): Announced {
+  #announce ({ names, dtypes, shapes, groupName, loadFormat, packing = loadFormat === 'flattened_bucket' ? 'whole' : 'each', asks }: DistributedRequest): Announced {
     const group = this.#groups.get(groupName)
     let tensors: MeasuredTensor[]
     try {
       tensors = measureTensors(names, dtypes, shapes)
     } catch (error) {
+      if (asks === true) throw error
       const { code, message, param } = error as RefitError
       throw new RefitError(code, `${message}. ${this.#abort(groupName, message)}`, { cause: error, ...param === undefined ? {} : { param } })
     }
-    const isBucket = loadFormat === 'flattened_bucket'
-    const sizes = isBucket ? bucketOf(tensors) : tensors.map(({ bytes }) => bytes)
-    const { offsets, pieces } = layOutPieces(sizes, Math.min(this.#bucketBytes, group.pieceBytes))
-    const stream = group.announce(pieces, ({ first, end }) => isBucket ? `the bucket of ${nameRange(names)}` : nameRange(names.slice(first, end)))
-    return { tensors, sizes, stream, isBucket, at: isBucket ? runningSums(tensors) : offsets }
+    const broadcasts = cutBroadcasts(tensors, packing)
+    const { offsets, pieces } = layOutPieces(broadcasts.sizes, Math.min(this.#bucketBytes, group.pieceBytes))
+    const stream = group.announce(pieces, ({ first, end }) => {
+      const of = nameRange(names.slice(broadcasts.spans[first]![0], broadcasts.spans[end - 1]![1]))
+      return packing === 'whole' ? `the bucket of ${of}` : of
+    })
+    return { tensors, broadcasts, stream, at: placeTensors(tensors, broadcasts, offsets) }
   }
 
   /** Nobody knows how far the trainer is. */
@@ -98,11 +114,14 @@ export class DistributedReceiver {
     return `Nobody can tell what the trainer sends, so that process group "${groupName}" was aborted; initialise it again`
   }
 
-  #demandRoom (tensors: readonly MeasuredTensor[], sizes: readonly number[], isBucket: boolean): void {
+  #demandRoom (tensors: readonly MeasuredTensor[], { sizes, spans }: Broadcasts, packing?: Packing): void {
     const index = sizes.findIndex(size => size > this.#bucketBytes)
     if (index < 0) return
-    const what = isBucket ? `the bucket of ${tensors.length} tensors` : `tensor "${tensors[index]!.name}"`
-    throw new RefitError('TENSOR_PAYLOAD', `${what} has ${sizes[index]!} bytes, and one broadcast may have ${this.#bucketBytes} (--bucket-bytes)`, { param: isBucket ? 'shapes' : tensors[index]!.name })
+    const [first, end] = spans[index]!
+    const isOne = end === first + 1
+    const what = isOne ? `tensor "${tensors[first]!.name}"` : `the ${typeof packing === 'object' ? 'chunk' : 'bucket'} of ${end - first} tensors`
+    const why = typeof packing === 'object' && !isOne ? `; a chunk ends after the tensor with which it exceeds the buffer of ${packing.bufferBytes} bytes` : ''
+    throw new RefitError('TENSOR_PAYLOAD', `${what} has ${sizes[index]!} bytes, and one broadcast may have ${this.#bucketBytes} (--bucket-bytes)${why}`, { param: isOne ? tensors[first]!.name : 'shapes' })
   }
 }
 
@@ -114,19 +133,6 @@ function withNote (error: unknown, { dropped }: Receipt): unknown {
 function demandWeights (tensors: readonly MeasuredTensor[]): void {
   const unread = tensors.find(({ dtype }) => torchWeightDType(dtype) === undefined)
   if (unread !== undefined) throw new RefitError('TENSOR_PAYLOAD', `tensor "${unread.name}": ${describeUnreadDType(unread.dtype)}`, { param: unread.name })
-}
-
-/** None for no tensors: torch's bucket of none does not exist. */
-function bucketOf (tensors: readonly MeasuredTensor[]): number[] {
-  return tensors.length === 0 ? [] : [tensors.reduce((sum, { bytes }) => sum + bytes, 0)]
-}
-
-function runningSums (tensors: readonly MeasuredTensor[]): number[] {
-  let sum = 0
-  return tensors.map(({ bytes }) => {
-    sum += bytes
-    return sum - bytes
-  })
 }
 
 function isListOf (value: unknown, is: (item: unknown) => boolean): boolean { return Array.isArray(value) && value.every(is) }

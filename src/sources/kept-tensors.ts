@@ -56,9 +56,9 @@ export class KeptTensors {
 
   /**
    * Writes a source and keeps it under a name. What is kept under that name already is given back first, before the write. If the
-   * write fails, nothing is kept. CONFLICT where as many names are kept as may be; the source is closed then.
+   * write fails, nothing is kept, unless `anyway`. CONFLICT where as many names are kept as may be; the source is closed then.
    */
-  async keep<T> ({ name, generation }: KeptName, source: TensorSource, write: (source: WeightSource) => Promise<T>): Promise<T> {
+  async keep<T> ({ name, generation }: KeptName, source: TensorSource, write: (source: WeightSource) => Promise<T>, anyway = false): Promise<T> {
     if (this.#end.signal.aborted) {
       await source.close()
       throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
@@ -78,15 +78,18 @@ export class KeptTensors {
         return outcome
       } catch (error) {
         slot.kept = kept
-        await this.#giveBack(slot, PATIENCE_MS)
+        if (!anyway) await this.#giveBack(slot, PATIENCE_MS)
         await Promise.race([replaced, sleep(PATIENCE_MS, undefined, { ref: false })])
         throw error
       }
     })
   }
 
-  /** Writes what is kept once more. NOT_FOUND, CONFLICT for another generation, TENSOR_PAYLOAD where its sender has ended: then it is given back. */
-  async write<T> ({ name, generation }: KeptName, write: (source: WeightSource) => Promise<T>): Promise<T> {
+  /**
+   * Writes what is kept once more; `tensors`: others than at first, in the same memory. NOT_FOUND, CONFLICT for another generation,
+   * TENSOR_PAYLOAD where its sender has ended: then it is given back.
+   */
+  async write<T> ({ name, generation }: KeptName, write: (source: WeightSource) => Promise<T>, tensors?: TensorSource['tensors']): Promise<T> {
     if (!this.#slots.has(name)) throw unknown(name)
     return await this.#inTurn(name, async slot => {
       const { kept } = slot
@@ -100,7 +103,7 @@ export class KeptTensors {
         await this.#giveBack(slot, PATIENCE_MS)
         throw new RefitError('TENSOR_PAYLOAD', `${error instanceof Error ? error.message : String(error)}. What was kept under ${JSON.stringify(name)} is given back; send handles again, with keep`, { param: 'kept', cause: error })
       }
-      return await write(new KeptSource(kept, false))
+      return await write(new KeptSource(kept, false, tensors))
     })
   }
 
@@ -170,10 +173,10 @@ class KeptSource implements WeightSource {
   readonly #kept: Kept
 
   /** Events are waited for the first time: later the sender has waited itself, and its events may be gone. */
-  constructor (kept: Kept, isFirst: boolean) {
+  constructor (kept: Kept, isFirst: boolean, tensors = kept.source.tensors) {
     const { source, mapping } = kept
     this.layout = source.layout
-    this.tensors = source.tensors
+    this.tensors = tensors
     this.sources = source.sources.map(one => 'segment' in one ? { segment: { ...one.segment, keep: mapping, ...isFirst ? {} : { events: new Uint8Array() } } } : one)
     this.#kept = kept
   }

@@ -2,11 +2,14 @@ import { RefitError } from '../errors.ts'
 import type { NativeAddon } from '../native.ts'
 import { readTensorBody } from '../wire/torch-body.ts'
 import type { TensorRequestBody } from '../wire/torch-body.ts'
+import { readHandle } from '../wire/torch-handle.ts'
+import { readOfferBody } from '../wire/torch-offer.ts'
 import { packTensorBody, unpackTensorBody } from '../wire/torch-packed.ts'
 import { readPlain } from '../wire/torch-plain.ts'
 import type { PlainValue } from '../wire/torch-plain.ts'
 import { readShares } from '../wire/torch-shares.ts'
 import { payloadError } from '../wire/torch-tensor.ts'
+import type { TensorStorage } from '../wire/torch-tensor.ts'
 import type { FromShares, ToShares } from './share-messages.ts'
 import { TensorShares } from './tensor-shares.ts'
 import type { RequestShares, ShareCounts } from './tensor-shares.ts'
@@ -14,6 +17,10 @@ import type { VisibleCards } from './visible-cards.ts'
 
 type Open = Extract<ToShares, { type: 'open' }>
 type Unpickle = Extract<ToShares, { type: 'unpickle' }>
+type Handle = Extract<ToShares, { type: 'handle' }>
+type Offered = Extract<ToShares, { type: 'offer' }>
+/** What brings tensors. */
+type Bringing = Open | Unpickle | Handle | Offered
 export type Asked = Exclude<ToShares, { type: 'end' }>
 
 /** Decodes what trainers post, opens the memory that it names, and gives the references back. One on each thread that does. */
@@ -32,14 +39,16 @@ export class ShareDesk {
     const { id } = message
     switch (message.type) {
       case 'open':
-      case 'unpickle': return this.#receive(message)
+      case 'unpickle':
+      case 'handle':
+      case 'offer': return this.#receive(message)
       case 'release': {
         const released = this.#open.get(message.of)?.release() ?? { shares: 0, files: 0 }
         this.#open.delete(message.of)
         return { type: 'released', id, released }
       }
       case 'look': return { type: 'looked', id, gone: this.#open.get(message.of)?.findGone() ?? null }
-      case 'discard': return { type: 'released', id, released: this.#giveBack({ storages: readShares(message.entries) }) }
+      case 'discard': return { type: 'released', id, released: this.#giveBack({ storages: readShares(message.entries, {}, message.cards) }) }
       case 'drop': return { type: 'released', id, released: this.#giveBack(unpackTensorBody(message.body)) }
     }
   }
@@ -50,7 +59,7 @@ export class ShareDesk {
     this.#open.clear()
   }
 
-  #receive (message: Open | Unpickle): FromShares {
+  #receive (message: Bringing): FromShares {
     const { id } = message
     let body: TensorRequestBody | undefined
     let shares: TensorShares | undefined
@@ -67,14 +76,14 @@ export class ShareDesk {
     } catch (error) {
       const { code, message: text, param } = toRefusal(error, body)
       // What could not be read shares nothing.
-      const released = shares?.release() ?? this.#giveBack({ storages: message.type === 'open' ? readShares(message.entries) : readShares([message.bytes]) })
+      const released = shares?.release() ?? this.#giveBack({ storages: sharedBy(message) })
       if (shares !== undefined) this.#discardRest(message)
       return { type: 'refused', id, code, message: text, param, released, taken: shares?.taken ?? [] }
     }
   }
 
   /** Entries beyond the ranks are not read, but were shared like the others. */
-  #discardRest (message: Open | Unpickle): void {
+  #discardRest (message: Bringing): void {
     if (message.type !== 'open') return
     const { entries, ranks } = message
     if (entries.length <= Math.max(ranks, 1) || entries.length === 1) return
@@ -87,8 +96,17 @@ export class ShareDesk {
   }
 }
 
-function decode (message: Open | Unpickle): { body: TensorRequestBody, value: PlainValue } {
+/** What a body that could not be read shares. */
+function sharedBy (message: Bringing): TensorStorage[] {
+  if (message.type === 'open') return readShares(message.entries)
+  if (message.type === 'offer') return readShares([message.entry], {}, message.cards)
+  return readShares([message.bytes])
+}
+
+function decode (message: Bringing): { body: TensorRequestBody, value: PlainValue } {
   if (message.type === 'open') return { body: readTensorBody(message, message), value: null }
+  if (message.type === 'offer') return { body: readOfferBody(message.entry, message.offer, message.ranks, message.cards), value: null }
+  if (message.type === 'handle') return { body: readHandle(message.name, message.bytes, message.card ?? undefined), value: null }
   const { value, ...body } = readPlain(message.bytes, message.classes, message.ranks, message.cards)
   return { body, value }
 }

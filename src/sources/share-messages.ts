@@ -1,5 +1,6 @@
 import type { ErrorCode } from '../errors.ts'
 import type { CudaCards } from '../native.ts'
+import type { Offer } from '../wire/torch-offer.ts'
 import type { PackedTensorBody } from '../wire/torch-packed.ts'
 import type { PlainValue } from '../wire/torch-plain.ts'
 import type { PackedSegments } from './cuda-segments.ts'
@@ -15,12 +16,16 @@ export type ToShares =
   | { type: 'open', id: number, entries: readonly string[], loadFormat: string | null, ranks: number, cards: readonly string[], anyDType: boolean }
   /** The same for a pickle of plain data that stood in a tensor. */
   | { type: 'unpickle', id: number, bytes: Uint8Array, classes: readonly string[], ranks: number, cards: readonly string[] }
+  /** The same for the handle of one tensor, sent on its own (src/wire/torch-handle.ts). */
+  | { type: 'handle', id: number, name: string, bytes: Uint8Array, card: string | null }
+  /** The same for handles by card, with names, dtypes and shapes beside them (src/wire/torch-offer.ts). */
+  | { type: 'offer', id: number, entry: string, offer: Offer, ranks: number, cards: readonly string[] }
   /** Give back what the request `of` opened. Answered by `released`. */
   | { type: 'release', id: number, of: number }
   /** Whether the senders of what `of` opened are still there. Answered by `looked`. */
   | { type: 'look', id: number, of: number }
-  /** Give back what a body shares that was refused unread. Answered by `released`. */
-  | { type: 'discard', id: number, entries: ReadonlyArray<string | Uint8Array> }
+  /** Give back what a body shares that was refused unread; with `cards`, of what is offered on several only what is for these. Answered by `released`. */
+  | { type: 'discard', id: number, entries: ReadonlyArray<string | Uint8Array>, cards?: readonly string[] }
   /** Give back what another thread opened, which has ended: the references, not the files. Answered by `released`. */
   | { type: 'drop', id: number, body: PackedTensorBody }
   | { type: 'end' }

@@ -91,7 +91,7 @@ export class ShareThread {
   }
 
   /** Sends a request to that life of the thread. Throws ThreadEnded where it ends before the reply, and what it refused. */
-  async ask (life: ShareLife, request: Extract<Request, { type: 'open' | 'unpickle' }>): Promise<Reply<'opened'>>
+  async ask (life: ShareLife, request: Extract<Request, { type: 'open' | 'unpickle' | 'handle' | 'offer' }>): Promise<Reply<'opened'>>
   async ask (life: ShareLife, request: Extract<Request, { type: 'look' }>): Promise<Reply<'looked'>>
   async ask (life: ShareLife, request: Extract<Request, { type: 'release' | 'discard' | 'drop' }>): Promise<Reply<'released'>>
   async ask (life: ShareLife, request: Request): Promise<FromShares> {

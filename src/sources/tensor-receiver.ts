@@ -1,6 +1,8 @@
 import { RefitError } from '../errors.ts'
+import type { NativeSource } from '../native.ts'
 import type { PlainValue } from '../wire/torch-plain.ts'
-import type { TensorStorage } from '../wire/torch-tensor.ts'
+import type { TensorDescriptor, TensorStorage } from '../wire/torch-tensor.ts'
+import type { Offer } from '../wire/torch-offer.ts'
 import { packTensorBody, unpackTensorBody } from '../wire/torch-packed.ts'
 import type { PackedTensorBody } from '../wire/torch-packed.ts'
 import { announceTensors } from './announce-tensors.ts'
@@ -25,6 +27,9 @@ export interface TensorPayload {
   entries: readonly string[]
   loadFormat: string | null
 }
+
+/** A tensor whose handle was sent on its own. `memory` is null for one without elements. Closing the source gives it back. */
+export interface OpenHandle { tensor: TensorDescriptor, memory: NativeSource | null, source: TensorSource }
 
 export interface TensorReceiverOptions {
   /** Tensor-parallel ranks. */
@@ -88,10 +93,39 @@ export class TensorReceiver {
     }
   }
 
-  /** Gives back the references of a body that is refused for other reasons. Never throws. */
-  async discard (entries: readonly string[]): Promise<void> {
+  /**
+   * Opens one tensor whose handle was sent on its own; what is written of it is its opener's to say. `card`: of the UUID under which it
+   * was sent, whatever index the sender has for it. Throws as `open` does.
+   */
+  async openHandle (name: string, bytes: Uint8Array, card: string | null): Promise<OpenHandle> {
+    const { ranks, sources, sourceOf, hold } = await this.#openShares({ type: 'handle', name, bytes, card }, { type: 'discard', entries: [bytes] })
+    const source: TensorSource = new TensorSource({ tensors: [], sources, layout: 'checkpoint', hold, closed: () => { this.#open.delete(source) } })
+    this.#open.add(source)
+    const tensor = ranks[0]![0]!
+    return { tensor, memory: sources[sourceOf.get(tensor.storage) ?? -1] ?? null, source }
+  }
+
+  /**
+   * Opens what each rank takes of handles by card; what is there for other cards is left alone. `sourceOf`: in which of the source's
+   * memory a storage lies. Throws as `open` does.
+   */
+  async openOffer (entry: string, offer: Offer): Promise<{ source: TensorSource, sourceOf: ReadonlyMap<TensorStorage, number> }> {
+    const { ranks: count, cards } = this.#options
+    const { ranks, sources, sourceOf, hold } = await this.#openShares({ type: 'offer', entry, offer, ranks: count, cards }, { type: 'discard', entries: [entry], cards })
+    try {
+      const source: TensorSource = new TensorSource({ tensors: announceTensors(ranks, sourceOf), sources, layout: 'checkpoint', hold, closed: () => { this.#open.delete(source) } })
+      this.#open.add(source)
+      return { source, sourceOf }
+    } catch (error) {
+      await hold.release()
+      throw error
+    }
+  }
+
+  /** Gives back the references of a body that is refused for other reasons; `isOffer`: only those for cards of ours. Never throws. */
+  async discard (entries: ReadonlyArray<string | Uint8Array>, isOffer = false): Promise<void> {
     if (this.#closed) return
-    await this.#thread.ask(this.#lifeFor(entries), { type: 'discard', entries }).catch(() => {})
+    await this.#thread.ask(this.#lifeFor(entries), { type: 'discard', entries, ...isOffer ? { cards: this.#options.cards } : {} }).catch(() => {})
   }
 
   /** Ends the thread, after the writes under way; what is open still is given back. */
@@ -127,7 +161,7 @@ export class TensorReceiver {
     return (bytes <= this.#options.nearBytes ? this.#thread.near() : null) ?? this.#thread.start()
   }
 
-  async #openShares (request: Ask<'open'> | Ask<'unpickle'>, discard: Ask<'discard'>): Promise<HeldShares & { value: PlainValue }> {
+  async #openShares (request: Ask<'open'> | Ask<'unpickle'> | Ask<'handle'> | Ask<'offer'>, discard: Ask<'discard'>): Promise<HeldShares & { value: PlainValue }> {
     const life = this.#lifeFor(discard.entries)
     try {
       const { id, body: packed, spares, fds, segments, sourceOf: indices, value } = await this.#thread.ask(life, request)

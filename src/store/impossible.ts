@@ -29,10 +29,10 @@ export async function refuseDetail (store: StoreClient, group: string, device: K
   throw new RefitError('UNSUPPORTED', DETAIL)
 }
 
-/** Why no NCCL id has come, as far as the store tells. Never rejects. */
-export async function explainMissingId (store: StoreClient, query: { group: string, size: number }, signal?: AbortSignal): Promise<string> {
+/** Why no NCCL id has come, as far as the store tells; `isTorch`: of a group of torch. Never rejects. */
+export async function explainMissingId (store: StoreClient, query: { group: string, size: number, isTorch: boolean }, signal?: AbortSignal): Promise<string> {
   const found = await look(store, query, 'cuda', signal)
-  return found.length > 0 ? found.join('. ') : `All ranks have been counted. ${SPLIT}`
+  return found.length > 0 ? found.join('. ') : `All ranks have been counted. ${query.isTorch ? SPLIT : 'Rank 0 publishes it when it makes its communicator: it stands before that, or its group is of another kind'}`
 }
 
 /** Why gloo's addresses are not all there. Never rejects. */

@@ -14,12 +14,14 @@ export interface UniqueIdForm {
   encode: (id: Uint8Array) => Buffer
   /** Every rank takes part in a sum of one float32 right after the communicator is made, or rank 0 hangs. */
   warmUp: boolean
+  /** Rank 0 makes the communicator when the group is made, as soon as all ranks are counted; else with its first collective. */
+  atOnce: boolean
 }
 
 export type UniqueIdFormName = 'custom' | 'default' | 'vllm' | 'nemo-rl'
 
 const whole = (store: Store): Store => store
-const raw = { decode: rawUniqueId, encode: rawUniqueId, warmUp: false }
+const raw = { decode: rawUniqueId, encode: rawUniqueId, warmUp: false, atOnce: false }
 
 export const UNIQUE_ID_FORMS: Readonly<Record<UniqueIdFormName, UniqueIdForm>> = {
   /** `init_custom_process_group`: torch's ProcessGroupNCCL, first communicator. Published with rank 0's first collective. */
@@ -27,7 +29,7 @@ export const UNIQUE_ID_FORMS: Readonly<Record<UniqueIdFormName, UniqueIdForm>> =
   /** `init_process_group`: the trainer's own default group. */
   default: { title: 'the default group of init_process_group', part: store => defaultGroupStore(store, 'cuda'), key: '0', ...raw },
   /** vLLM's StatelessProcessGroup with PyNcclCommunicator: the first object that rank 0 broadcasts. */
-  vllm: { title: 'vLLM\'s StatelessProcessGroup', part: store => new PrefixStore('broadcast_from', store), key: '0/0', decode: unpickleUniqueId, encode: pickleUniqueId, warmUp: true },
+  vllm: { title: 'vLLM\'s StatelessProcessGroup', part: store => new PrefixStore('broadcast_from', store), key: '0/0', decode: unpickleUniqueId, encode: pickleUniqueId, warmUp: true, atOnce: true },
   /** NeMo-RL: a key of a plain TCPStore. */
-  'nemo-rl': { title: 'NeMo-RL\'s stateless group', part: whole, key: 'nccl_unique_id', ...raw }
+  'nemo-rl': { title: 'NeMo-RL\'s stateless group', part: whole, key: 'nccl_unique_id', ...raw, atOnce: true }
 }

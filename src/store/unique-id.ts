@@ -49,7 +49,7 @@ export async function findUniqueId (store: StoreClient, query: UniqueIdQuery, li
   } catch (error) {
     if (!isDeadline(error)) throw error
     race.abort(error)
-    throw deadline.passed(`no NCCL id of group ${JSON.stringify(query.group)} in the store at ${store.where}. ${await explainMissingId(store, query, deadline.signal)}`, error)
+    throw deadline.passed(`no NCCL id of group ${JSON.stringify(query.group)} in the store at ${store.where}. ${await explainMissingId(store, { ...query, isTorch: forms.includes('custom') }, deadline.signal)}`, error)
   } finally {
     deadline.signal?.removeEventListener('abort', leave)
     race.abort(new Error('another was first'))

@@ -15,7 +15,7 @@ import type { InitSendBody, SendReply } from './peer.ts'
 import { Link } from './remote-link.ts'
 import { hostStores } from './remote-stores.ts'
 import { linkName } from './send-groups.ts'
-import { allOf, asRefitError } from './weight-sender.ts'
+import { allOf, asRefitError, leave } from './weight-sender.ts'
 import { compareChecksums, receiveWeights } from './weight-receiver.ts'
 
 export interface FillOptions {
@@ -131,8 +131,11 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
       })
     }
     await firstFailure([peer.init(group, stop.signal), ...stores.clients.map(async (_, i) => { await join(i) })], error => { stop.abort(error) })
-    const [sent, report] = await exchange(peer, group, links, stop, async () => await receiveWeights(store, links, { layout: route.layout, pieceBytes, timeoutMs, onProgress }))
-    for (const link of links) await link.end()
+    const [sent, report] = await exchange(peer, group, links, stop, async () => {
+      const received = await receiveWeights(store, links, { layout: route.layout, pieceBytes, timeoutMs, onProgress })
+      await leave(links, timeoutMs)
+      return received
+    })
     compareChecksums((await checksums(store)).tensors, sent.checksums)
     store.label(sent.weight_version)
     return { report, version: sent.weight_version, route }

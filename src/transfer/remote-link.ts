@@ -74,6 +74,9 @@ export class Link {
     })
   }
 
+  /** Resolves once all ranks have come here. NCCL's while no step runs. */
+  async meet (timeoutMs: number): Promise<void> { await this.#addon.groupBarrier(this.handle, timeoutMs) }
+
   get ended (): boolean { return this.#ended !== undefined }
 
   /** What is under way ends at once, on both sides. */

@@ -36,7 +36,7 @@ export interface SentWeights {
 export async function sendWeights (store: WeightStore, links: readonly Link[], { layout, pieceBytes, timeoutMs }: SendOptions): Promise<SentWeights> {
   const send = async (): Promise<number> => {
     const bytes = layout === 'parameters' ? await sendParameters(store, links, timeoutMs) : await sendTensors(store, links[0]!, pieceBytes, timeoutMs)
-    for (const link of links) await link.end()
+    await leave(links, timeoutMs)
     return bytes
   }
   return await share(store, async still => {
@@ -78,6 +78,12 @@ async function sendTensors (store: WeightStore, { handle, backend }: Link, piece
     next = gathered as Uint8Array | undefined
   }
   return layout.bytes
+}
+
+/** Leaves once all ranks have what was sent: of what NCCL keeps on the sender's card, a receiver may still be reading. */
+export async function leave (links: readonly Link[], timeoutMs: number): Promise<void> {
+  await allOf(links.filter(({ backend }) => backend === 'nccl').map(async link => { await link.meet(timeoutMs) }))
+  for (const link of links) await link.end()
 }
 
 /** Bytes of the longest piece: what a slot needs room for. */

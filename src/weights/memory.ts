@@ -73,7 +73,7 @@ function demandNoHolders (tags: readonly MemoryTag[], holders: number): void {
 
 async function release ({ addon, core, ledger, readers, keepWeights, available, weightBytes }: MemoryContext, tag: MemoryTag): Promise<number> {
   const keep = tag === 'weights' && keepWeights
-  if (keep) demandMemory(weightBytes, available.forCopies(), 'a copy of the weights (--enable-weights-cpu-backup). Nothing has changed')
+  if (keep) demandMemory(weightBytes, available.forCopies(), 'a copy of the weights (--enable-weights-cpu-backup, or sleep at level 1). Nothing has changed')
   // From here on no read begins.
   ledger.slept(tag, 0)
   if (tag === 'weights') await readers.idle()

@@ -150,8 +150,8 @@ export class WeightStore {
   }
 
   /** Takes its turn among the updates; see RolloutEngine. */
-  async release (tags?: readonly MemoryTag[]): Promise<MemoryReport> {
-    return await this.inTurn(async shut => await releaseMemory({ ...this.#memoryContext(), shut }, tags))
+  async release (tags?: readonly MemoryTag[], { keepWeights }: { keepWeights?: boolean } = {}): Promise<MemoryReport> {
+    return await this.inTurn(async shut => await releaseMemory({ ...this.#memoryContext(), ...keepWeights === undefined ? {} : { keepWeights }, shut }, tags))
   }
 
   async resume (tags?: readonly MemoryTag[]): Promise<MemoryReport> {

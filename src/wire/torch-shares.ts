@@ -11,20 +11,22 @@ import type { TensorStorage } from './torch-tensor.ts'
 /**
  * Every storage that the entries of a request share, each once, whatever else is wrong with them: after a refusal the sender's
  * references are given back all the same, or its memory is never freed. Names outside of the closed set are passed over as records.
- * Never throws; what is malformed shares nothing.
+ * Never throws; what is malformed shares nothing. `cards`: of what is offered on several cards only that of these, the rest being other
+ * engines'.
  */
-export function readShares (entries: ReadonlyArray<string | Uint8Array>, options: StorageOptions = {}): TensorStorage[] {
+export function readShares (entries: ReadonlyArray<string | Uint8Array>, options: StorageOptions = {}, cards?: readonly string[]): TensorStorage[] {
+  const own = cards?.map(card => toCardUuid(card))
   const storages = new StorageTable(options)
   // Equal texts share the same things; the counts of shared memory are per pickle, not per copy of it.
   for (const entry of new Set(entries.map(entry => typeof entry === 'string' ? entry : Buffer.from(entry).toString('latin1')))) {
     const root = attempt(() => readPayload(Buffer.from(entry, 'latin1'), salvageNames))
-    if (root !== undefined) collect(root, storages)
+    if (root !== undefined) collect(root, storages, own)
   }
   return storages.list
 }
 
 /** Walks all that hangs together, each object once. */
-export function collect (root: PickleValue, storages: StorageTable): void {
+export function collect (root: PickleValue, storages: StorageTable, own?: ReadonlyArray<string | undefined>): void {
   const seen = new Set<PickleValue>()
   const open: PickleValue[] = [root]
   const visit = (values: readonly PickleValue[]): void => {
@@ -40,7 +42,10 @@ export function collect (root: PickleValue, storages: StorageTable): void {
       visit(value)
     } else if (value instanceof PickleList || value instanceof PickleSet) visit(value.items)
     else if (value instanceof PickleDict) {
-      if (isCardDict(value)) takeOffer(value, storages)
+      if (isCardDict(value)) {
+        takeOffer(value, storages, own)
+        if (own !== undefined) continue
+      }
       visit(value.keys)
       visit(value.values)
     } else if (value instanceof PickleObject) {
@@ -54,8 +59,9 @@ export function collect (root: PickleValue, storages: StorageTable): void {
 }
 
 /** Handles by card. Newer ones are arguments alone, which are told from other tuples only here. */
-function takeOffer ({ keys, values }: PickleDict, storages: StorageTable): void {
+function takeOffer ({ keys, values }: PickleDict, storages: StorageTable, own?: ReadonlyArray<string | undefined>): void {
   for (const [index, value] of values.entries()) {
+    if (own !== undefined && values.length > 1 && !own.includes(toCardUuid(keys[index] as string))) continue
     const args = isCudaArgs(value) ? value : value instanceof PickleObject ? value.args : Array.isArray(value) ? value[1] : value
     if (isCudaArgs(args)) attempt(() => storages.cuda(args, toCardUuid(keys[index] as string)))
   }

@@ -249,6 +249,23 @@ t.test('flush waits for an idle engine and drops what was cached', async (t) => 
   t.equal(h.replies.get(3), true)
 })
 
+t.test('after a pause that ends all requests, those that have come since do not stand against a flush', async (t) => {
+  const h = new Harness()
+  started(h, 2, 1)
+  h.scheduler.pause('abort')
+  const held = h.add(makeRequest([1, 2, 3]))
+  h.scheduler.flush(1)
+  t.equal(h.replies.get(1), true)
+  t.equal(h.scheduler.stats().cachedTokens, 0)
+  h.scheduler.resume()
+  h.drain()
+  t.equal(h.outcomes.get(held)!.error, null)
+  h.scheduler.pause('retract')
+  h.add(makeRequest([1, 2, 3]))
+  h.scheduler.flush(2)
+  t.notOk(h.replies.has(2), 'requests that were retracted are computed again')
+})
+
 t.test('opening the gate with the same epoch keeps the cache, unless it is to be flushed', async (t) => {
   const h = new Harness()
   const request = makeRequest([1, 2, 3, 4, 5], LONG)

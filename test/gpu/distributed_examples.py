@@ -27,11 +27,12 @@ def engines_of(options, start, ranks, first):
 
 def example(ranks, bucketed):
     def run(options):
-        # Two trainers: on two cards where they can be had, else they share the first.
+        # Two trainers, each on a card of its own, or one where there is one card for it.
         spare = cards() - sum(ranks)
         if on_card(options) and spare < 1:
             raise Skip(f"NOT TRIED: engines on {sum(ranks)} cards and a trainer on another, and there are {cards()}")
         trainer_cards = min(2, spare) if on_card(options) else 0
+        trainers = trainer_cards or 2
         servers = []
         with room(options, 0) as place:
             start = models.reseeded(GOLDENS / "llama", place / "start", 4)
@@ -42,7 +43,7 @@ def example(ranks, bucketed):
                 urls = ["--url", servers[0].url, *(flag for server in servers[1:] for flag in ("--and-url", server.url))]
                 arguments = [*urls, "--model", start, "--device", options.device, "--steps", 2, "--bucket-mb", 0.1, "--save", place / "end", *(["--bucketed"] if bucketed else [])]
                 visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(trainer_cards)))} if on_card(options) else {}
-                said = run_trainers(ROOT / "examples/trainers/broadcast_style.py", 2, arguments, visible)
+                said = run_trainers(ROOT / "examples/trainers/broadcast_style.py", trainers, arguments, visible)
                 check("step 2: updated" in said, said[-500:])
                 trained = payloads.checksums_of(safetensors.torch.load_file(place / "end/model.safetensors").items())
                 for server in servers:
@@ -60,7 +61,7 @@ def example(ranks, bucketed):
                 raise
             for server in servers:
                 server.stop()
-        return f"two trainers on {trainer_cards or 'no'} cards, engines of {ranks} ranks"
+        return f"{trainers} trainer(s) on {trainer_cards or 'no'} cards, engines of {ranks} ranks"
 
     return run
 

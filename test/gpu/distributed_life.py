@@ -151,6 +151,32 @@ def lies(options):
     return f"{took:.1f} s, {state}: {message}"
 
 
+@test("distributed/left-alone", limit_s=90)
+def left_alone(options):
+    """The engine leaves, and the trainer does not: nobody waits for it."""
+    group = group_of(options, "ta", name="alone")
+    sums = {variant: group.trainers[0]("sums", variant=variant) for variant in (1, 2)}
+    group.join()
+    group.update(1).ok()
+    server = group.engines["a"]
+    with Watch(server):
+        began = time.monotonic()
+        server.post(DESTROY, dict(group_name="alone"), timeout=30)
+        check(len(server.generate([[5, 6]], 4)[0][0]) == 4, "it does not generate")
+        took = time.monotonic() - began
+    check(took < 10, f"it took {took:.1f} s")
+    holds(group, sums[1], 1, "after it has left")
+    # The trainer can still leave in its own time, and come again.
+    began = time.monotonic()
+    group.leave(engines=False)
+    alone = time.monotonic() - began
+    group.join()
+    group.update(2).ok()
+    holds(group, sums[2], 2, "after both came again")
+    group.leave()
+    return f"the engine left in {1000 * took:.0f} ms, the trainer after it in {1000 * alone:.0f} ms"
+
+
 def settled_footprint(server, first_card, ranks, options):
     """What a server holds once it is idle."""
     time.sleep(0.5)

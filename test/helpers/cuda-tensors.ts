@@ -156,14 +156,30 @@ export function cudaEntry (tensors: Array<CudaTensor | SharedTensor>): string {
   return assemble(PROTO4, ']', '(', ...items, 'e', '.').toString('base64')
 }
 
+/** What reduce_tensor returned, by the UUID of the card, as vLLM's senders pickle it: (function, arguments), or newer the arguments alone. */
+export type CardOffer = Readonly<Record<string, CudaTensor>>
+
+/** `ipc_handles_pickled` for a list of tensors, or for one packed tensor. */
+export function offerEntry (offers: readonly CardOffer[] | CardOffer, isBare = false): string {
+  const dict = (offer: CardOffer): Buffer => assemble('}', '(', ...Object.entries(offer).flatMap(([card, tensor]) => {
+    const args = pickledArgs({ ...tensor, device: typeof tensor.device === 'number' ? tensor.device : 0 })
+    return [str(card), isBare ? args : assemble(global('torch.multiprocessing.reductions', 'rebuild_cuda_tensor'), args, '\x86')]
+  }), 'u')
+  const body = Array.isArray(offers) ? assemble(']', '(', ...offers.map(dict), 'e') : dict(offers as CardOffer)
+  return assemble(PROTO4, body, '.').toString('base64')
+}
+
 /** The call of rebuild_cuda_tensor with its 15 arguments. */
-function pickledCuda ({ shape, dtype = 'bfloat16', stride, offset = 0, device = cardUuid(0), blob, storageBytes, storageOffset = 0, share, event = null }: CudaTensor): Buffer {
-  const patched = typeof device === 'string'
+function pickledCuda (tensor: CudaTensor): Buffer {
+  const patched = typeof (tensor.device ?? cardUuid(0)) === 'string'
+  return assemble(patched ? global('sglang.srt.utils.patch_torch', '_rebuild_cuda_tensor_modified') : global('torch.multiprocessing.reductions', 'rebuild_cuda_tensor'), pickledArgs(tensor), 'R')
+}
+
+function pickledArgs ({ shape, dtype = 'bfloat16', stride, offset = 0, device = cardUuid(0), blob, storageBytes, storageOffset = 0, share, event = null }: CudaTensor): Buffer {
   return assemble(
-    patched ? global('sglang.srt.utils.patch_torch', '_rebuild_cuda_tensor_modified') : global('torch.multiprocessing.reductions', 'rebuild_cuda_tensor'),
     '(', global('torch', 'Tensor'), assemble(global('torch', 'Size'), tuple(shape), '\x85', 'R'), tuple(stride ?? contiguous(shape)), int(offset),
-    global('torch.storage', 'TypedStorage'), global('torch', dtype), patched ? str(device) : int(device), bin(blob), int(storageBytes), int(storageOffset), '\x89',
-    bin(Buffer.from(share.counter)), int(share.slot), bin(event ?? Buffer.alloc(64)), event === null ? '\x89' : '\x88', 't', 'R'
+    global('torch.storage', 'TypedStorage'), global('torch', dtype), typeof device === 'string' ? str(device) : int(device), bin(blob), int(storageBytes), int(storageOffset), '\x89',
+    bin(Buffer.from(share.counter)), int(share.slot), bin(event ?? Buffer.alloc(64)), event === null ? '\x89' : '\x88', 't'
   )
 }
 

@@ -143,10 +143,11 @@ export class FakeEngine implements RolloutEngine {
     return this.#live.size
   }
 
-  async pause (mode: PauseMode): Promise<void> {
+  async pause (mode: PauseMode | 'wait'): Promise<void> {
     this.calls.push(`pause ${mode}`)
     if (mode === 'abort') this.abortAll()
-    this.#paused = mode
+    if (mode === 'wait') while (this.#live.size > 0) await new Promise(resolve => setTimeout(resolve, 2))
+    this.#paused = mode === 'wait' ? 'in_place' : mode
   }
 
   async resume (): Promise<void> {
@@ -160,6 +161,10 @@ export class FakeEngine implements RolloutEngine {
     const end = performance.now() + timeoutMs
     while (this.#live.size > 0 && performance.now() < end) await new Promise(resolve => setTimeout(resolve, 5))
     return this.#live.size === 0
+  }
+
+  async dropCache ({ retract = false }: { retract?: boolean } = {}): Promise<void> {
+    this.calls.push(`drop cache${retract ? ', retract' : ''}`)
   }
 
   setWeightVersion (version: string): boolean {
@@ -196,16 +201,16 @@ export class FakeEngine implements RolloutEngine {
     }
   }
 
-  async releaseMemory (tags: readonly MemoryTag[] = []): Promise<MemoryReport> {
-    return await this.#memory('release', tags)
+  async releaseMemory (tags: readonly MemoryTag[] = [], { keepWeights }: { keepWeights?: boolean } = {}): Promise<MemoryReport> {
+    return await this.#memory('release', tags, keepWeights === undefined ? '' : keepWeights ? ', keeping weights' : ', dropping weights')
   }
 
   async resumeMemory (tags: readonly MemoryTag[] = []): Promise<MemoryReport> {
     return await this.#memory('resume', tags)
   }
 
-  async #memory (what: 'release' | 'resume', wanted: readonly MemoryTag[]): Promise<MemoryReport> {
-    this.calls.push(`${what} ${JSON.stringify(wanted)}`)
+  async #memory (what: 'release' | 'resume', wanted: readonly MemoryTag[], how = ''): Promise<MemoryReport> {
+    this.calls.push(`${what} ${JSON.stringify(wanted)}${how}`)
     await this.holdUpdate
     if (this.memoryFault !== null) throw this.memoryFault
     const all: MemoryTag[] = ['weights', 'kv_cache', 'cuda_graph']

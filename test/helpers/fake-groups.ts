@@ -1,5 +1,5 @@
 import { PART_FIELDS } from '../../src/native-groups.ts'
-import type { NativeGroups } from '../../src/native-groups.ts'
+import type { NcclGroupOptions, NativeGroups } from '../../src/native-groups.ts'
 import type { GroupHost } from '../../src/engine/group-host.ts'
 
 export interface Received { slot: number, parts: number[][], gate: boolean }
@@ -11,6 +11,7 @@ export interface Received { slot: number, parts: number[][], gate: boolean }
 export class FakeGroups {
   readonly log: string[] = []
   readonly received: Received[] = []
+  readonly made: NcclGroupOptions[] = []
   /** Broadcasts that have come and wait to be received. */
   sent = 0
   gateIsShut = false
@@ -56,7 +57,11 @@ export class FakeGroups {
     const fake = {
       glooGroup: ({ ranks }: { ranks: number[] }) => ({ group: ++this.#groups, addresses: ranks.map(rank => Uint8Array.of(rank)) }),
       glooConnect: async () => { note('connect') },
-      ncclGroup: () => ++this.#groups,
+      ncclGroup: (_core: number, options: NcclGroupOptions) => {
+        this.made.push(options)
+        return ++this.#groups
+      },
+      ncclUniqueId: () => Buffer.alloc(128, 9),
       ncclConnect: async () => { demandGate('connect') },
       stageGroup: async (group: number, bytes: number) => { demandGate('stage'); this.#staged.set(group, bytes) },
       groupBarrier: async () => { demandGate('barrier') },

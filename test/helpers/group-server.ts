@@ -6,7 +6,7 @@ import { layout, uploadServer } from './uploads.ts'
 import type { Reply, UploadServer } from './uploads.ts'
 
 export interface GroupServer extends UploadServer {
-  post: (path: string, body: unknown) => Promise<Reply>
+  post: (path: string, body?: unknown) => Promise<Reply>
   /** Of a bundled model, as its file has them. */
   tensors: (model: 'adder' | 'adder-base') => SentTensor[]
   trainer: (options?: Partial<TrainerOptions>) => Promise<GroupTrainer>
@@ -23,8 +23,8 @@ const DTYPES: Record<string, string> = { BF16: 'bfloat16', F16: 'float16', F32: 
 /** A server over the adder's base with `tp` ranks, and trainers that make groups of one engine with it. */
 export async function groupServer (t: Test, { tp = 1, ...options }: Partial<ServerOptions> & { tp?: number } = {}): Promise<GroupServer> {
   const server = await uploadServer(t, { tp, groupTimeoutMs: 10_000, ...options })
-  const post = async (path: string, body: unknown): Promise<Reply> => {
-    const reply = await fetch(server.url + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })
+  const post = async (path: string, body?: unknown): Promise<Reply> => {
+    const reply = await fetch(server.url + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: body === undefined ? null : JSON.stringify(body) })
     return { status: reply.status, body: await reply.json() }
   }
   const trainer: GroupServer['trainer'] = async options => {

@@ -19,13 +19,14 @@ def pytest_addoption(parser):
 
 
 class Server:
-    def __init__(self, model, *flags):
+    def __init__(self, model, *flags, command="serve"):
+        """`model`: what stands behind the command; None for nothing."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
-            ["node", str(ROOT / "bin/refit.js"), "serve", str(model), "--port", str(self.port), *map(str, flags)],
+            ["node", str(ROOT / "bin/refit.js"), command, *([] if model is None else [str(model)]), "--port", str(self.port), *map(str, flags)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )

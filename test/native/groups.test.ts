@@ -35,6 +35,7 @@ t.test('received bytes are written out of their slot while the other slot receiv
   await addon.stageGroup(engine!, bytes + 512)
   await Promise.all([addon.groupSend(trainer!, source.buffer, MS), addon.groupReceive(engine!, 0, Float64Array.of(256, bytes), 0, MS)])
   const staged = { ...job, sources: [{ staged: { group: engine!, slot: 0 as const } }], tensors: job.tensors.map((value, i) => i % 7 === 1 ? value + 256 : value) }
+  t.strictSame(Buffer.from(await addon.groupRead(engine!, 0, 256 + 5, 64, MS)), Buffer.from(source.buffer.subarray(5, 69)), 'and can be looked at')
   const other = new Uint8Array(1000).fill(7)
   const [outcome] = await Promise.all([
     addon.write(core, staged), addon.groupSend(trainer!, other, MS), addon.groupReceive(engine!, 1, Float64Array.of(0, 1000), 0, MS)
@@ -92,6 +93,9 @@ t.test('bad arguments are refused before anything is sent', async t => {
   await t.rejects(receive(0, Float64Array.of(0, 101), 0)(), { message: /are not in a slot of 100/ })
   await t.rejects(receive(0, Float64Array.of(0, 1), 1)(), { message: 'root: rank 1 is of this process' })
   await t.rejects(receive(0, Float64Array.of(0, 1), 2)(), { message: 'root: expected a rank from 0 to 1, got 2' })
+  await t.rejects(addon.groupRead(engine!, 0, 0, 101, MS), { message: 'bytes 0 to 101 are not in a slot of 100' })
+  t.throws(() => addon.groupRead(engine!, 0, -1, 1, MS), { message: /offset: expected/ })
+  t.throws(() => addon.groupRead(engine!, 0, 0, 2 ** 31, MS), { message: /bytes: expected/ })
   for (const [options, message] of [
     [{ size: 2, ranks: [], host: '127.0.0.1' }, /ranks: expected one or more distinct ranks from 0 to 1/],
     [{ size: 2, ranks: [2], host: '127.0.0.1' }, /ranks: expected/],

@@ -75,6 +75,7 @@ t.test('pieces are received into alternating slots and written by every rank fro
   const before = await readAll(addon, receiver.core, receiver.model)
   for (const slot of [0, 1] as const) {
     await Promise.all([addon.groupSend(from, buffer, SECONDS), addon.groupReceive(to, slot, Float64Array.of(0, bytes), 0, SECONDS)])
+    t.same(Buffer.from(await addon.groupRead(to, slot, 3, 60, SECONDS)), Buffer.from(buffer.subarray(3, 63)))
     await addon.scramble(receiver.core, BigInt(slot + 1))
     const outcome = await addon.write(receiver.core, { ...job, sources: [{ staged: { group: to, slot } }] })
     t.equal(outcome.error, undefined)

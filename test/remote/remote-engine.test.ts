@@ -108,6 +108,28 @@ t.test('the plugin over a remote engine: text, pause, updates from disk and by u
   t.match((await post('/get_weights_by_name', { name: 'model.norm.weight' })).body, Array.from((await engine.readWeight('model.norm.weight')).values))
 })
 
+t.test('a remote refit is drained, gives up its cache, and sleeps with a copy of its weights or without', async t => {
+  const folder = modelFolder(t)
+  const { url, engine } = await engineServer(t, folder)
+  const remote = await connect(t, url)
+  const before = await remote.checksums()
+  await rollout(remote, rolloutRequest([10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27], { maxNewTokens: 8 }))
+  t.ok(engine.stats.cachedTokens > 0)
+  await remote.dropCache({ retract: true })
+  await settled(() => engine.stats.cachedTokens === 0)
+  await remote.pause('wait')
+  t.equal(engine.stats.paused, 'in_place')
+  await remote.resume()
+  for (const [keepWeights, state] of [[true, 'current'], [false, 'torn']] as const) {
+    t.same((await remote.releaseMemory(['weights', 'kv_cache'], { keepWeights })).tags.includes('weights'), true)
+    t.equal(engine.weights.state, 'asleep')
+    await remote.resumeMemory()
+    t.equal(engine.weights.state, state)
+    t.equal(remote.weights.state, state)
+    if (keepWeights) t.same(await remote.checksums(), before)
+  }
+})
+
 t.test('an engine that is not there, or speaks nothing that is known, or breaks off, is an error in words', async t => {
   await t.rejects(RemoteEngine.connect('http://127.0.0.1:1'), { code: 'ENGINE_FAILED', message: /cannot be reached.*ECONNREFUSED/ })
   await t.rejects(RemoteEngine.connect('ftp://x'), { code: 'INVALID_REQUEST' })

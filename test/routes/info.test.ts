@@ -89,7 +89,7 @@ t.test('tokenize and detokenize, one and many, under both paths', async t => {
   for (const prefix of ['', '/v1']) {
     t.same((await call(`${url}${prefix}/tokenize`, { model: 'x', prompt: 'ab', add_special_tokens: false })).json, { tokens: [97, 98], count: 2, max_model_len: 512 })
     t.same((await call(`${url}${prefix}/tokenize`, { prompt: ['a', 'bc'] })).json, { tokens: [[97], [98, 99]], count: [1, 2], max_model_len: 512 })
-    t.same((await call(`${url}${prefix}/detokenize`, { tokens: [97, 2, 98] })).json, { text: 'ab', prompt: 'ab' })
+    t.same((await call(`${url}${prefix}/detokenize`, { tokens: [97, 2, 98] })).json, { text: 'ab', prompt: 'a\u0002b' }, 'vLLM\'s field has special tokens, too')
     t.same((await call(`${url}${prefix}/detokenize`, { tokens: [[97], [98]] })).json.text, ['a', 'b'])
   }
   t.equal((await call(`${url}/detokenize`, { tokens: [97, 2], skip_special_tokens: false })).json.text, 'a\u0002')

@@ -57,7 +57,7 @@ t.test('logprobs have the completions form, with the prompt\'s under echo', asyn
   t.same(scored.choices[0].logprobs.token_logprobs, [null, -0.98, -0.99])
   t.equal(scored.usage.completion_tokens, 0)
   const [ids] = (await call(`${url}/v1/completions`, { prompt: [97, 98], max_tokens: 1, logprobs: 0, return_tokens_as_token_ids: true, return_token_ids: true })).json.choices
-  t.same(ids.logprobs.tokens, ['token:97'])
+  t.same(ids.logprobs.tokens, ['token_id:97'])
   t.match(ids, { token_ids: [97], prompt_token_ids: [97, 98] })
 })
 

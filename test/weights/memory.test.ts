@@ -233,3 +233,19 @@ t.test('a device that is lost in a write, a read, a release or while mappings ar
     t.equal(gates.shutCount, gates.openCount)
   }
 })
+
+t.test('a release says by itself whether weights keep a copy, whatever the engine was started with', async t => {
+  for (const keepWeights of [true, false]) {
+    const { store, write } = setup(t, { keepWeights: !keepWeights })
+    await write(1)
+    const before = await store.checksums()
+    await store.release(undefined, { keepWeights })
+    await store.resume()
+    t.equal(store.state.state, keepWeights ? 'current' : 'torn')
+    if (keepWeights) t.same(await store.checksums(), before, 'bit for bit')
+  }
+  const { store, write } = setup(t, { availableBytes: () => 10 })
+  await write(1)
+  await t.rejects(store.release(['weights'], { keepWeights: true }), { code: 'NO_MEMORY', message: /sleep at level 1\)\. Nothing has changed/ })
+  t.equal(store.state.state, 'current')
+})

@@ -68,43 +68,4 @@ void bench(const std::vector<int>& cards, double gigabytes) {
               scattered / 1e9, 100 * scattered / plain, gap * 1e3);
 }
 
-int run(unsigned seed, bool costs, double gigabytes) {
-  int cards = 0;
-  check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
-  std::printf("group_test: seed %u, %d cards\n", seed, cards);
-  try {
-    const NcclApi& api = open_nccl();
-    std::printf("%s, %s\n", api.name().c_str(), api.path.c_str());
-  } catch (const std::runtime_error& error) {
-    std::printf("!!!!! NCCL IS NOT HERE, SO NOTHING WAS TESTED: %s\n", error.what());
-    return 0;
-  }
-  if (costs && cards >= 2) {
-    bench({1}, gigabytes);
-    if (cards >= 3) bench({1, 2}, gigabytes);
-    return 0;
-  }
-  if (!costs) test_single_card();
-  if (cards < 2) {
-    std::printf(
-        "!!!!! ONE CARD: groups with a trainer WERE NOT TESTED, they need two (trainer and engine each have one)\n");
-    return costs ? 0 : test::finish("group_test");
-  }
-  test_receive({1}, 0, seed);
-  test_warm_up();
-  test_overlap({1}, seed + 1);
-  test_params(1);
-  test_faults(seed + 2);
-  test_rounds(40, seed + 3);
-  if (cards >= 3) {
-    test_receive({1, 2}, 0, seed + 4);
-    test_receive({1}, 1, seed + 5);
-    test_overlap({1, 2}, seed + 6);
-  } else {
-    std::printf("!!!!! TWO CARDS: groups of three and more ranks WERE NOT TESTED\n");
-  }
-  if (cards >= 4) test_params(2);
-  return test::finish("group_test");
-}
-
 }  // namespace

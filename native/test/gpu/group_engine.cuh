@@ -127,4 +127,19 @@ void check_slot(const Engine& engine, const CardGroup& group, int slot, const st
   }
 }
 
+// Of a staged piece: tensors one after another, into as many parameters from the first one on, whole on every rank.
+WriteJob job_of(const CardGroup& group, int slot, size_t tensors, size_t first_param, int64_t rows, int64_t cols,
+                int ranks) {
+  WriteJob job;
+  job.sources.push_back(group.staged(slot).source);
+  const auto bytes = static_cast<uint64_t>(rows * cols) * 2;
+  for (size_t i = 0; i < tensors; i++) {
+    job.tensors.push_back({0, i * bytes, DType::kBFloat16, rows, cols, static_cast<uint64_t>(cols) * 2, 2});
+    for (int rank = 0; rank < ranks; rank++) {
+      job.rects.push_back({static_cast<int>(i), rank, static_cast<int>(first_param + i), 0, 0, rows, cols, 0, 0});
+    }
+  }
+  return job;
+}
+
 }  // namespace

@@ -247,6 +247,10 @@ void test_exchange() {
   for (int rank = 0; rank < 2; rank++) {
     CHECK(std::memcmp(group->staged(1).source.of(rank) + 512, data.data(), data.size()) == 0);
   }
+  CHECK(group->read(1, 512, 999, in(20)) == data);
+  CHECK(group->read(1, 519, 3, in(20)) == std::vector<uint8_t>(data.begin() + 7, data.begin() + 10));
+  CHECK_THROWS(group->read(1, 100000, 1, in(5)), std::invalid_argument);
+  CHECK_THROWS(group->read(1, UINT64_MAX, 2, in(5)), std::invalid_argument);
   group->stage(0);
   CHECK_THROWS(group->staged(0), std::invalid_argument);
   group->end();

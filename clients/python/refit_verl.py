@@ -1,0 +1,196 @@
+"""verl's rollout server on refit: what verl asks of its SGLang server's Ray actor, spoken over HTTP.
+
+    import refit_verl; refit_verl.install()    # before verl makes its replicas, in the driver; then actor_rollout_ref.rollout.name=sglang as ever
+
+Each replica starts `refit serve` on the cards of its workers ($REFIT_COMMAND, default "refit"; more flags in $REFIT_FLAGS), or takes the server of its
+number in $REFIT_URLS. The actor has the name that verl's SGLang worker looks for, and that worker brings the weights over HTTP, as it does to SGLang.
+"""
+
+import asyncio
+import os
+import shlex
+import socket
+import subprocess
+import urllib.parse
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import refit
+
+
+@dataclass
+class OwnTokenOutput:
+    """As verl's TokenOutput, where verl is not installed."""
+
+    token_ids: list
+    log_probs: list = None
+    routed_experts: object = None
+    stop_reason: str = None
+    num_preempted: int = None
+    extra_fields: dict = field(default_factory=dict)
+
+
+def token_output(**fields):
+    try:
+        from verl.workers.rollout.replica import TokenOutput
+    except ImportError:
+        TokenOutput = OwnTokenOutput
+    return TokenOutput(**fields)
+
+
+class RefitServer:
+    """One server.
+
+    config: verl's rollout config (max_model_len, prompt_length, response_length, free_cache_engine); mode: "hybrid", "colocated", "standalone"."""
+
+    def __init__(self, config, model_path=None, mode="hybrid", replica_rank=0, ranks=1, cards=None, url=None, api_key=None):
+        self.config, self.model_path, self.mode, self.ranks, self.cards = config, model_path, mode, ranks, cards
+        self.url, self.api_key = url or url_of(replica_rank), api_key or os.environ.get("REFIT_API_KEY")
+        self.client, self.process, self.global_steps, self.pool = None, None, None, ThreadPoolExecutor(1024)
+
+    async def launch_server(self, **_):
+        if self.url is None:
+            self.url = await self.within(self.start)
+        self.client = refit.Client(self.url, self.api_key)
+        await self.within(self.wait)
+
+    def start(self):
+        address = own_address()
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.bind((address, 0))
+            port = probe.getsockname()[1]
+        flags = ["--host", address, "--port", str(port), "--tp", str(self.ranks), "--skip-tokenizer-init"]
+        # Colocated without a trainer's weights: they have to come back as they were.
+        flags += ["--enable-weights-cpu-backup"] if self.mode == "colocated" else []
+        flags += ["--context-length", str(self.config.max_model_len)] if self.config.max_model_len else []
+        command = shlex.split(os.environ.get("REFIT_COMMAND", "refit")) + ["serve", self.model_path, *flags, *shlex.split(os.environ.get("REFIT_FLAGS", ""))]
+        self.process = subprocess.Popen(command, env={**os.environ, **({"CUDA_VISIBLE_DEVICES": self.cards} if self.cards else {})})
+        return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+    def wait(self):
+        while not self.client.ready():
+            if self.process is not None and self.process.poll() is not None:
+                raise RuntimeError(f"refit ended with {self.process.returncode} before it was ready")
+
+    async def within(self, call, *args):
+        return await asyncio.get_running_loop().run_in_executor(self.pool, call, *args)
+
+    def get_server_address(self):
+        """(host, port)"""
+        parts = urllib.parse.urlsplit(self.url)
+        return parts.hostname, parts.port
+
+    def get_master_address(self):
+        return self.get_server_address()
+
+    async def generate(self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, **_):
+        """A TokenOutput. verl's rule for the number of tokens: what was asked, else the response's length; never more than fits."""
+        if image_data or video_data:
+            raise ValueError("refit generates from text alone")
+        prompt, params = list(prompt_ids), dict(sampling_params)
+        room = self.config.max_model_len - len(prompt)
+        if room < 0:
+            raise ValueError(f"the prompt has {len(prompt)} tokens, and max_model_len is {self.config.max_model_len}")
+        wanted = params.pop("max_tokens", None)
+        wanted = params.pop("max_new_tokens", wanted)
+        if wanted is None:
+            wanted = min(self.config.response_length, self.config.prompt_length + self.config.response_length - len(prompt))
+        params["max_new_tokens"] = max(0, min(wanted, room))
+        logprobs = bool(params.pop("logprobs", False))
+        reply = await self.within(lambda: self.client.generate(prompt, params, rid=request_id, return_logprob=logprobs))
+        meta = reply["meta_info"]
+        return token_output(
+            token_ids=reply["output_ids"], log_probs=[entry[0] for entry in meta["output_token_logprobs"]] if logprobs else None,
+            stop_reason=(meta["finish_reason"] or {}).get("type"), num_preempted=meta["num_retractions"],
+            extra_fields=dict(global_steps=self.global_steps, weight_version=meta["weight_version"]),
+        )  # fmt: skip
+
+    async def set_global_steps(self, global_steps):
+        """verl's number of the weights; also their label, which verl's worker does not send."""
+        self.global_steps = global_steps
+        await self.within(lambda: self.client.set_version(str(global_steps)))
+
+    async def abort_all_requests(self, **_):
+        await self.within(self.client.pause, "abort")
+
+    async def resume_generation(self):
+        await self.within(self.client.resume)
+
+    async def wake_up(self):
+        if self.mode == "hybrid":
+            raise ValueError("hybrid: weights are woken by their update")
+        await self.within(self.client.resume_memory, ["kv_cache", "weights"] if self.mode == "colocated" else ["kv_cache"])
+
+    async def sleep(self, **_):
+        if self.config.free_cache_engine:
+            await self.within(self.client.release_memory, ["kv_cache"] if self.mode == "standalone" else ["kv_cache", "weights"])
+
+    async def clear_kv_cache(self):
+        await self.within(self.client.flush, 60)
+
+    async def release_kv_cache(self):
+        if self.config.free_cache_engine:
+            await self.within(self.client.release_memory, ["kv_cache"])
+
+    async def resume_kv_cache(self):
+        if self.config.free_cache_engine:
+            await self.within(self.client.resume_memory, ["kv_cache"])
+
+    async def start_profile(self, **_):
+        """Nothing: /metrics has the figures."""
+
+    async def stop_profile(self):
+        """Nothing."""
+
+    def shutdown(self):
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+
+
+def url_of(replica_rank):
+    known = os.environ.get("REFIT_URLS", "")
+    return known.split(",")[replica_rank] if known else None
+
+
+def own_address():
+    try:
+        import ray
+
+        return ray.util.get_node_ip_address().strip("[]")
+    except ImportError:
+        return "127.0.0.1"
+
+
+def replica_class():
+    """A RolloutReplica of verl whose servers are RefitServer actors."""
+    import ray
+    from verl.workers.rollout.replica import RolloutReplica
+
+    class RefitReplica(RolloutReplica):
+        async def launch_servers(self):
+            if self.nnodes != 1:
+                raise ValueError(f"refit serves a replica from one node; this one has {self.world_size} cards on {self.nnodes} nodes")
+            about = lambda _: (ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES", ""))  # noqa: E731
+            places = await asyncio.gather(*[worker.__ray_call__.remote(about) for worker in self.workers])
+            cards = ",".join(dict.fromkeys(card for _, visible in places for card in visible.split(",") if card))
+            kind = "reward_" if self.is_reward_model else "teacher_" if getattr(self, "is_teacher_model", False) else ""
+            node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=places[0][0], soft=False)
+            options = dict(name=f"sglang_server_{kind}{self.replica_rank}_0", scheduling_strategy=node, num_cpus=0, max_concurrency=2000)
+            server = ray.remote(RefitServer).options(**options, runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}).remote(
+                config=self.config, model_path=self.model_config.local_path, mode=self.rollout_mode.value, replica_rank=self.replica_rank,
+                ranks=self.config.tensor_model_parallel_size, cards=cards or None,
+            )  # fmt: skip
+            await server.launch_server.remote()
+            host, port = await server.get_server_address.remote()
+            self.servers, self._server_handle = [server], server
+            self._server_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    return RefitReplica
+
+
+def install(name="sglang"):
+    """From now on verl makes its rollout replicas of this name here."""
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    RolloutReplicaRegistry.register(name, replica_class)

@@ -1,0 +1,51 @@
+#include "binding/delta.h"
+
+#include <sys/file.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "binding/fields.h"
+#include "transport/tensor_delta.h"
+
+namespace refit::binding {
+namespace {
+
+constexpr int64_t kMaxInt = 0x7fffffff;
+constexpr size_t kFields = 5;
+
+}  // namespace
+
+Napi::Value lock_file(const Napi::CallbackInfo& info) {
+  const auto fd = static_cast<int>(to_integer(info[0], "fd", 0, kMaxInt));
+  while (flock(fd, LOCK_EX) != 0) {
+    if (errno != EINTR) throw std::runtime_error(std::string("flock: ") + strerror(errno));
+  }
+  return info.Env().Undefined();
+}
+
+Napi::Value apply_deltas(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto data = to_span<uint8_t>(info[0], "data");
+  const auto table = to_span<double>(info[1], "table");
+  const bool is_xor = info[2].ToBoolean();
+  const bool is_xxh3 = info[3].ToBoolean();
+  const auto threads = static_cast<int>(to_integer(info[4], "threads", 1, 256));
+  if (table.size() % kFields != 0) throw Napi::TypeError::New(env, "table is not of whole rows");
+  std::vector<TensorDelta> deltas;
+  for (size_t at = 0; at < table.size(); at += kFields) {
+    const auto begin = static_cast<uint64_t>(table[at + 3]);
+    const auto end = static_cast<uint64_t>(table[at + 4]);
+    if (begin > end || end > data.size()) throw Napi::RangeError::New(env, "a row lies outside of data");
+    deltas.push_back({static_cast<int>(table[at]), static_cast<uint64_t>(table[at + 1]),
+                      static_cast<uint64_t>(table[at + 2]), data.data() + begin, end - begin});
+  }
+  const std::vector<std::string> sums =
+      refit::apply_deltas(deltas, is_xor ? DeltaEncoding::kXor : DeltaEncoding::kOverwrite,
+                          is_xxh3 ? DeltaChecksum::kXxh3 : DeltaChecksum::kAdler32, threads);
+  Napi::Array out = Napi::Array::New(env, sums.size());
+  for (size_t i = 0; i < sums.size(); i++) out.Set(static_cast<uint32_t>(i), Napi::String::New(env, sums[i]));
+  return out;
+}
+
+}  // namespace refit::binding

@@ -1,0 +1,10 @@
+#pragma once
+#include "binding/napi_setup.h"
+
+namespace refit::binding {
+
+// lockFile and applyDeltas of src/native.ts.
+Napi::Value lock_file(const Napi::CallbackInfo& info);
+Napi::Value apply_deltas(const Napi::CallbackInfo& info);
+
+}  // namespace refit::binding

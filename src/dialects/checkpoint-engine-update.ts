@@ -1,0 +1,188 @@
+import type { RolloutEngine } from '../engine/rollout-engine.ts'
+import { RefitError } from '../errors.ts'
+import { prefixed } from '../http/apply-source.ts'
+import type { RouteContext } from '../http/context.ts'
+import { SharedBuffers } from '../sources/shared-buffers.ts'
+import type { OpenHandle } from '../sources/tensor-receiver.ts'
+import { checkBuffer, placePiece, readServerMessage } from '../wire/checkpoint-engine.ts'
+import type { ServerMessage } from '../wire/checkpoint-engine.ts'
+import type { WriteReport } from '../weights/source.ts'
+import type { Peers } from './checkpoint-engine-peers.ts'
+
+export interface IpcOptions {
+  flushCache: boolean
+  version: string | null
+  /** Of the transaction that it belongs to; null: one of its own, or the trainer's scope that is open. */
+  transaction: string | null
+  /** For all of it. */
+  deadlineMs: number
+}
+
+const FAILED = 'IPC weight update failed: '
+const BUFFER = 'the buffer'
+
+/** One exchange with a parameter server: bucket after bucket out of the same buffers, all of them one update. */
+export class IpcUpdate {
+  readonly #engine: RolloutEngine
+  readonly #tensors: RouteContext['tensors']
+  readonly #peers: Peers
+  readonly #options: IpcOptions
+  readonly #reports: WriteReport[] = []
+  #buffers: SharedBuffers | undefined
+  #handles: readonly OpenHandle[] = []
+  /** That the writes belong to. */
+  #transaction: string | undefined
+  #isOwn = false
+
+  constructor ({ engine, tensors }: Pick<RouteContext, 'engine' | 'tensors'>, peers: Peers, options: IpcOptions) {
+    this.#engine = engine
+    this.#tensors = tensors
+    this.#peers = peers
+    this.#options = options
+  }
+
+  /** Answers until the other side is done. Throws after it has been told why, and has stopped; then the update has been given up. */
+  async run (): Promise<WriteReport> {
+    try {
+      await this.#begin()
+      await this.#exchange()
+      return this.#report()
+    } catch (error) {
+      throw await this.#giveUp(error)
+    } finally {
+      await this.#buffers?.close()
+    }
+  }
+
+  async #begin (): Promise<void> {
+    const messages = await this.#peers.receive()
+    await this.#open(messages)
+    this.#transaction = await this.#enter()
+    this.#peers.reply()
+  }
+
+  async #open (messages: readonly Buffer[]): Promise<void> {
+    const { seats } = this.#peers
+    // Copies: of a view, all that it views would be sent to the thread that opens it.
+    const opened = await Promise.allSettled(messages.map(async (bytes, index) => await this.#tensors.openHandle(BUFFER, new Uint8Array(bytes), seats[index]!.card)))
+    this.#handles = opened.flatMap(one => one.status === 'fulfilled' ? [one.value] : [])
+    const bufferOf: number[] = []
+    for (const [index, { ranks }] of seats.entries()) for (const rank of ranks) bufferOf[rank] = index
+    this.#buffers = new SharedBuffers({ buffers: this.#handles, bufferOf, closeMappings: this.#engine.closeMappings?.bind(this.#engine) })
+    const failed = opened.find(one => one.status === 'rejected')
+    if (failed !== undefined) throw failed.reason
+    for (const { tensor } of this.#handles) checkBuffer(tensor)
+  }
+
+  /** The transaction that all buckets belong to. */
+  async #enter (): Promise<string> {
+    const { transaction, version, deadlineMs } = this.#options
+    const { transactions } = this.#engine
+    if (transaction !== null) return transaction
+    const { current } = transactions
+    if (current?.scope === true) return current.id
+    const { id } = await transactions.open({ owner: `checkpoint-engine (${this.#peers.seats[0]!.endpoint})`, deadlineMs, ...version === null ? {} : { version } })
+    this.#isOwn = true
+    return id
+  }
+
+  async #exchange (): Promise<void> {
+    for (;;) {
+      const messages = await this.#next()
+      const { type } = messages[0]!
+      const other = messages.find(message => message.type !== type)
+      if (other !== undefined) throw new RefitError('ZMQ_PROTOCOL', `ranks of the parameter server are not at the same step: one sent a ${type}, another a ${other.type}`)
+      if (type === 'none') return await this.#end()
+      await this.#write(messages.map(message => message.type === 'bucket' ? message.pieces : []))
+      this.#peers.reply()
+    }
+  }
+
+  async #next (): Promise<ServerMessage[]> {
+    const bodies = await this.#peers.receive()
+    const read: ServerMessage[] = []
+    // Ranks send the same, to the byte.
+    for (const [index, body] of bodies.entries()) read.push(index > 0 && body.equals(bodies[0]!) ? read[0]! : readServerMessage(body))
+    const stop = read.find(message => message.type === 'stop')
+    if (stop !== undefined) throw new Stopped(stop.reason)
+    return read
+  }
+
+  async #write (pieces: ReadonlyArray<Parameters<typeof placePiece>[0][]>): Promise<void> {
+    const { version, flushCache } = this.#options
+    const source = this.#buffers!.filled(this.#handles.map(({ tensor }, index) => pieces[index]!.map(piece => placePiece(piece, tensor))))
+    try {
+      const update = await this.#engine.update({ transaction: this.#transaction! })
+      try {
+        this.#reports.push(await update.write(source))
+        await update.commit({ flushCache, ...this.#isOwn || version === null ? {} : { version } })
+      } catch (error) {
+        await update.abort(messageOf(error))
+        throw error
+      }
+    } finally {
+      await source.close()
+    }
+  }
+
+  /** The first None: the buffers are not read any more. The second: that was all. */
+  async #end (): Promise<void> {
+    await this.#buffers!.close()
+    this.#peers.reply()
+    const messages = await this.#next()
+    if (messages.some(({ type }) => type !== 'none')) throw new RefitError('ZMQ_PROTOCOL', 'the parameter server sent more after it had taken its buffer back')
+    if (this.#isOwn) await this.#engine.transactions.commit(this.#transaction!, { flushCache: this.#options.flushCache })
+    this.#peers.reply()
+  }
+
+  async #giveUp (error: unknown): Promise<unknown> {
+    const message = messageOf(error)
+    // They are told at once; until they have stopped, they need nothing of the engine.
+    const dismissed = error instanceof Stopped ? undefined : this.#peers.dismiss(`${FAILED}${message}`)
+    try {
+      return await this.#abort(error, message)
+    } finally {
+      await dismissed
+    }
+  }
+
+  async #abort (error: unknown, message: string): Promise<unknown> {
+    if (this.#transaction === undefined) return prefixed(FAILED, toRefusal(error))
+    if (!this.#isOwn) {
+      this.#engine.transactions.refused(this.#transaction, message)
+      return prefixed(FAILED, toRefusal(error))
+    }
+    const { outcome, written } = await this.#engine.transactions.abort(this.#transaction, message)
+    if (outcome !== 'torn') return prefixed(FAILED, toRefusal(error))
+    return new RefitError('WEIGHTS_TORN', `${FAILED}${message}. ${written} tensors had been written and are torn until they are written again, from any source`, { cause: error })
+  }
+
+  #report (): WriteReport {
+    const sum = (of: (report: WriteReport) => number): number => this.#reports.reduce((total, report) => total + of(report), 0)
+    const last = this.#reports.at(-1)
+    const write = sum(({ ms }) => ms.write)
+    const bytes = sum(report => report.bytes)
+    return {
+      source: 'tensor',
+      tensors: sum(({ tensors }) => tensors),
+      bytes,
+      missing: last?.missing ?? [],
+      missingCount: last?.missingCount ?? 0,
+      ignored: [...new Set(this.#reports.flatMap(({ ignored }) => ignored))].slice(0, 100),
+      ms: { plan: sum(({ ms }) => ms.plan), gate: sum(({ ms }) => ms.gate), write, verify: sum(({ ms }) => ms.verify), total: sum(({ ms }) => ms.total) },
+      gbPerSecond: bytes / 1e6 / Math.max(write, 1e-3),
+      ...this.#isOwn ? {} : { transaction: this.#transaction! }
+    }
+  }
+}
+
+/** The other side has given up. */
+class Stopped extends Error {}
+
+function toRefusal (error: unknown): unknown {
+  return error instanceof Stopped ? new RefitError('CONFLICT', `the parameter server gave the update up: ${error.message}. Nothing has changed`) : error
+}
+
+function messageOf (error: unknown): string {
+  return error instanceof Stopped ? `the parameter server gave the update up: ${error.message}` : error instanceof Error ? error.message : String(error)
+}

@@ -1,0 +1,88 @@
+import { Type } from 'typebox'
+import type { Static } from 'typebox'
+import type { RouteContext } from '../http/context.ts'
+import { newRid } from '../http/generate-body.ts'
+import type { SamplePlan } from '../http/generation.ts'
+import { MAX_RID_LENGTH } from '../http/limits.ts'
+import { refuseAdapter } from '../http/openai-body.ts'
+import { checkBatch, fitContext, idsOf, needTokenizer } from '../http/prompts.ts'
+import { invalid, refuseUnsupported } from '../http/refuse.ts'
+import { nullable, refused, unused } from '../http/schemas.ts'
+import { readVllmSampling, VllmSamplingFields } from './vllm-sampling.ts'
+import type { VllmOutput } from './vllm-output.ts'
+
+/** vLLM's tokens in, tokens out. */
+export const VllmGenerateBody = Type.Object({
+  request_id: nullable(Type.String({ minLength: 1, maxLength: MAX_RID_LENGTH }), 'Id of the request, for /abort_requests; drawn if left out.'),
+  token_ids: Type.Array(Type.Integer(), { minItems: 1, description: 'The prompt.' }),
+  sampling_params: nullable(VllmSamplingFields),
+  model: nullable(Type.String(), 'Any name: there is one model.'),
+  stream: nullable(Type.Boolean(), 'Server-sent events, each with what is new.'),
+  stream_options: nullable(Type.Object({ include_usage: nullable(Type.Boolean()), continuous_usage_stats: unused() })),
+  output_mode: nullable(Type.Union([Type.Literal('tokens'), Type.Literal('text')]), '`text`: with the text, and logprobs by text (default `tokens`).'),
+  return_token_ids: nullable(Type.Boolean(), 'Send the prompt\'s ids back.'),
+  cache_salt: nullable(Type.String({ minLength: 1, maxLength: 1024 }), 'Keeps prefix-cache entries of different salts apart.'),
+  features: refused('images and other media'),
+  content_parts: refused('images and other media'),
+  kv_transfer_params: refused('disaggregated prefill'),
+  ec_transfer_params: refused('disaggregated encoders'),
+  return_routed_experts: refused('routed experts'),
+  return_full_logprobs: refused('packed logprobs; ask for sampling_params.logprobs'),
+  return_sample_support: refused('sets of samples that were possible'),
+  priority: unused(),
+  token_offsets: unused(),
+  reasoning_ended: unused(),
+  reasoning_parser_kwargs: unused()
+}, { title: 'VllmGenerateRequest' })
+
+export type VllmGenerateBody = Static<typeof VllmGenerateBody>
+
+const UNSUPPORTED = {
+  features: 'images and other media are', content_parts: 'images and other media are', kv_transfer_params: 'disaggregated prefill is', ec_transfer_params: 'disaggregated encoders are', return_routed_experts: 'routed experts are', return_full_logprobs: 'packed logprobs are', return_sample_support: 'sets of samples that were possible are'
+}
+
+export interface VllmGeneratePlan {
+  id: string
+  samples: SamplePlan[]
+  output: VllmOutput
+  stream: boolean
+  /** A last frame of a stream with usage. */
+  usage: boolean
+  /** The prompt's ids are sent back. */
+  promptIds: boolean
+}
+
+/** Everything about a body that can be refused is refused here, before the engine hears of it. */
+export function planVllmGenerate (body: VllmGenerateBody, context: RouteContext): VllmGeneratePlan {
+  refuseUnsupported(body, UNSUPPORTED)
+  const { info } = context.engine
+  refuseAdapter(body.model, info.servedModelName)
+  const promptIds = idsOf(body.token_ids, info, 'token_ids')
+  const { sampling, logprobs, best, detokenize } = readVllmSampling(body.sampling_params ?? {}, context, 'sampling_params', null)
+  checkBatch(1, sampling.n, info, context.maxBatch, 'sampling_params.n')
+  const stream = body.stream ?? false
+  if (stream && best.prompt !== null) throw invalid('sampling_params.prompt_logprobs', 'cannot be had of a stream')
+  const isText = body.output_mode === 'text'
+  if (isText && !detokenize) throw invalid('output_mode', '"text" needs "detokenize": true in sampling_params')
+  const tokenizer = isText ? needTokenizer(context.tokenizer, 'output_mode') : null
+  // As vLLM has it: what does not fit into the context is cut off, not refused.
+  const wanted = sampling.maxNewTokens == null ? null : Math.min(sampling.maxNewTokens, Math.max(info.contextLength - promptIds.length, sampling.maxNewTokens === 0 ? 0 : 1))
+  const maxNewTokens = fitContext(promptIds.length, wanted, info, 'token_ids')
+  const id = body.request_id ?? newRid()
+  const { seed } = sampling.params
+  const samples = Array.from({ length: sampling.n }, (_, j): SamplePlan => ({
+    rid: sampling.n === 1 ? id : `${id}_${j}`,
+    names: [id],
+    promptIds,
+    sampling: {
+      ...sampling.params,
+      maxNewTokens,
+      minNewTokens: Math.min(sampling.params.minNewTokens, maxNewTokens),
+      seed: seed === null ? null : BigInt.asUintN(64, seed + BigInt(j))
+    },
+    logprobs,
+    text: sampling.text,
+    cacheSalt: body.cache_salt ?? undefined
+  }))
+  return { id, samples, output: { tokenizer, best }, stream, usage: body.stream_options?.include_usage === true, promptIds: body.return_token_ids ?? false }
+}

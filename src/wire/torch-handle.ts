@@ -1,0 +1,21 @@
+import { PickleDict } from './pickle-values.ts'
+import type { TensorRequestBody } from './torch-body.ts'
+import { toCardUuid } from './torch-cards.ts'
+import { readNested } from './torch-payload.ts'
+import { readTensor } from './torch-rebuild.ts'
+import { StorageTable } from './torch-storage.ts'
+
+/**
+ * Reads a pickle of one tensor's handle: (function, arguments), as torch's reduce_tensor returns it. `card`: the UUID of the card that
+ * it lies on; the index in it counts the cards that the sender sees. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED.
+ */
+export function readHandle (name: string, bytes: Uint8Array, card?: string): TensorRequestBody {
+  const root = readNested(bytes)
+  const uuid = card === undefined ? undefined : toCardUuid(card)
+  const storages = new StorageTable()
+  const byCard = new PickleDict()
+  byCard.keys.push(uuid ?? null)
+  byCard.values.push(root)
+  const tensor = readTensor(name, uuid === undefined ? root : byCard, storages, uuid)
+  return { ranks: [[tensor]], storages: storages.list, spares: [] }
+}

@@ -1,0 +1,151 @@
+// A Python client out of an OpenAPI document: TypedDicts of its schemas and a method for each operation and kind of body, which returns
+// Ok(data) or Failed(error), typed by the document. Standard library only, Python 3.11 and newer. There are fuller generators, none of which
+// npm has; this one is here to prove that the document is enough for one. Unions stay unions, so that a type checker tells cases apart.
+
+const RUNTIME = `"""Written from openapi/openapi.json by test/clients/python-client.js."""
+import http.client
+import json
+import urllib.parse
+import uuid
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar, Union, cast
+
+T = TypeVar("T")
+
+
+@dataclass
+class Ok(Generic[T]):
+    data: T
+    status: int
+
+
+@dataclass
+class Failed(Generic[T]):
+    error: T
+    status: int
+
+
+def form(fields: Any) -> tuple[bytes, str]:
+    """Bytes become files, lists of bytes several of a name; all else fields, which stand before the files."""
+    boundary, parts, files = uuid.uuid4().hex, b"", b""
+    for name, value in fields.items():
+        for index, one in enumerate(value if isinstance(value, list) else [value]):
+            about = f'; filename="{index}.safetensors"\\r\\ncontent-type: application/octet-stream' if isinstance(one, bytes) else ""
+            part = f'--{boundary}\\r\\ncontent-disposition: form-data; name="{name}"{about}\\r\\n\\r\\n'.encode() + (one if isinstance(one, bytes) else str(one).encode()) + b"\\r\\n"
+            if isinstance(one, bytes):
+                files += part
+            else:
+                parts += part
+    return parts + files + f"--{boundary}--\\r\\n".encode(), f"multipart/form-data; boundary={boundary}"
+
+
+class Api:
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.url, self.key = urllib.parse.urlsplit(url), key
+
+    def ask(self, method: str, path: str, query: Any = None, body: bytes | None = None, kind: str = "application/json") -> Any:
+        connection = http.client.HTTPConnection(cast(str, self.url.hostname), self.url.port)
+        headers = {} if body is None else {"content-type": kind}
+        if self.key is not None:
+            headers["authorization"] = f"Bearer {self.key}"
+        if query:
+            path += "?" + urllib.parse.urlencode(query)
+        connection.request(method, path, body, headers)
+        reply = connection.getresponse()
+        data: Any = reply.read().decode()
+        connection.close()
+        if "json" in (reply.headers["content-type"] or ""):
+            data = json.loads(data)
+        return Ok(data, reply.status) if reply.status < 400 else Failed(data, reply.status)
+`
+
+const KINDS = { 'application/json': '', 'multipart/form-data': '_form', 'application/octet-stream': '_bytes' }
+
+export function pythonClient (document) {
+  const classes = new Map()
+  for (const [name, schema] of Object.entries(document.components.schemas)) named(name, schema, classes)
+  const methods = []
+  for (const [path, operations] of Object.entries(document.paths)) {
+    for (const [method, operation] of Object.entries(operations)) methods.push(...methodsOf(path, method, operation, classes))
+  }
+  return `${RUNTIME}\n${methods.join('\n')}\n\n${[...classes.values()].join('\n')}\n`
+}
+
+/** Declares a schema under a name, and returns how it is referred to. */
+function named (name, schema, classes) {
+  if (schema.type === 'object' && schema.properties !== undefined) {
+    const required = new Set(schema.required)
+    const fields = Object.entries(schema.properties).map(([key, value]) => {
+      const type = typeOf(value, `${name}${pascal(key)}`, classes)
+      return `    ${JSON.stringify(key)}: ${required.has(key) ? type : `NotRequired[${type}]`},`
+    })
+    classes.set(name, `${name} = TypedDict("${name}", {\n${fields.join('\n')}\n})`)
+  } else {
+    classes.set(name, `${name} = ${typeOf(schema, name, classes)}`)
+  }
+  return `"${name}"`
+}
+
+/** A type of Python; `name`: for what has to be declared on the way. */
+function typeOf (schema, name, classes) {
+  if (schema === undefined || schema === true) return 'Any'
+  if (schema.$ref !== undefined) return `"${schema.$ref.split('/').at(-1)}"`
+  const cases = schema.anyOf ?? schema.oneOf
+  if (cases !== undefined) return union(cases.map((one, index) => typeOf(one, `${name}${index || ''}`, classes)))
+  if (schema.const !== undefined) return `Literal[${literal(schema.const)}]`
+  if (schema.enum !== undefined) return `Literal[${schema.enum.map(literal).join(', ')}]`
+  if (Array.isArray(schema.type)) return union(schema.type.map(type => typeOf({ ...schema, type }, name, classes)))
+  switch (schema.type) {
+    case 'string': return schema.format === 'binary' ? 'bytes' : 'str'
+    case 'integer': return 'int'
+    case 'number': return 'float'
+    case 'boolean': return 'bool'
+    case 'null': return 'None'
+    case 'array': return `list[${typeOf(schema.items, `${name}Item`, classes)}]`
+    case 'object':
+      if (schema.properties !== undefined) return named(name, schema, classes)
+      return `dict[str, ${typeof schema.additionalProperties === 'object' ? typeOf(schema.additionalProperties, `${name}Value`, classes) : 'Any'}]`
+    default: return 'Any'
+  }
+}
+
+function methodsOf (path, method, operation, classes) {
+  const base = pascal(operation.operationId)
+  const name = operation.operationId.replace(/[A-Z]/g, letter => `_${letter.toLowerCase()}`)
+  const ok = contentType(operation.responses, status => status.startsWith('2'), `${base}Reply`, classes)
+  const failed = contentType(operation.responses, status => !status.startsWith('2'), `${base}Error`, classes)
+  const result = `Ok[${ok}] | Failed[${failed}]`
+  const parameters = operation.parameters ?? []
+  const inPath = parameters.filter(one => one.in === 'path').map(one => one.name)
+  const inQuery = parameters.filter(one => one.in === 'query')
+  const schema = { type: 'object', properties: Object.fromEntries(inQuery.map(one => [one.name, one.schema])), required: inQuery.filter(one => one.required).map(one => one.name) }
+  const query = inQuery.length === 0 ? '' : `, query: Union[${named(`${base}Query`, schema, classes)}, None] = None`
+  const head = inPath.map(one => `, ${one}: str`).join('')
+  const place = `f"${path}"`
+  const asked = `"${method.toUpperCase()}", ${place}, ${query === '' ? 'None' : 'query'}`
+  const contents = Object.entries(operation.requestBody?.content ?? {})
+  if (contents.length === 0) return [`    def ${name}(self${head}${query}) -> "${bare(result)}":\n        return self.ask(${asked})\n`]
+  return contents.map(([kind, content]) => {
+    const suffix = KINDS[kind]
+    if (suffix === undefined) throw new Error(`${operation.operationId}: a body of ${kind}`)
+    const type = typeOf(content.schema, `${base}Body${pascal(suffix)}`, classes)
+    const body = { '': 'json.dumps(body).encode()', _form: '*form(body)', _bytes: 'body, "application/octet-stream"' }[suffix]
+    return `    def ${name}${suffix}(self${head}, body: ${type}${query}) -> "${bare(result)}":\n        return self.ask(${asked}, ${body})\n`
+  })
+}
+
+/** What a reply holds: of all kinds of content and all statuses that `which` lets through. */
+function contentType (responses, which, name, classes) {
+  const types = []
+  for (const [status, { content = {} }] of Object.entries(responses)) {
+    if (!which(status)) continue
+    types.push(...Object.values(content).map(({ schema }, index) => typeOf(schema, `${name}${index || ''}`, classes)))
+  }
+  return types.length === 0 ? 'Any' : union(types)
+}
+
+const union = types => { const own = [...new Set(types)]; return own.length === 1 ? own[0] : `Union[${own.join(', ')}]` }
+const literal = value => value === null ? 'None' : value === true ? 'True' : value === false ? 'False' : JSON.stringify(value)
+const pascal = text => text.replace(/(?:^|[^A-Za-z0-9]+)([A-Za-z0-9])/g, (_, letter) => letter.toUpperCase())
+/** Within quotes already. */
+const bare = type => type.replaceAll('"', '')

@@ -1,0 +1,119 @@
+"""Servers of a small model that tests share, by device and ranks, and position-coded weights for them."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+import models
+from server import ROOT, Refused, Server
+from tensors import checksum, coded
+
+GOLDENS = ROOT / "test/goldens"
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cards(1))]
+
+
+class Engine(Server):
+    """A server, what its model consists of, and what it must hold."""
+
+    def __init__(self, kind, ranks, device, *flags, env=None):
+        self.kind, self.ranks, self.device = kind, ranks, device
+        self.shapes = {name: entry[2] for name, entry in models.headers(GOLDENS / kind).items()}
+        own = ["--dtype", "bfloat16", "--threads", 2] if device == "cpu" else []
+        super().__init__(GOLDENS / kind, "--device", device, "--tp", ranks, "--max-total-tokens", 1024, "--skip-tokenizer-init", *own, *flags, env=env)
+
+    def tensors(self, variant, device=None):
+        return [(name, coded(variant, name, shape).to(device or "cpu")) for name, shape in self.shapes.items()]
+
+    def wanted(self, variant):
+        return {name: checksum(coded(variant, name, shape)) for name, shape in self.shapes.items()}
+
+    def holds(self, variant, names=None):
+        """All of a variant, or these of it, bit for bit on every rank."""
+        wanted, got = self.wanted(variant), self.checksums()
+        wrong = [name for name in names or wanted if got.get(name) != wanted[name]]
+        assert not wrong, f"{len(wrong)} of {len(wanted)} tensors are not what was sent: {wrong[:5]}"
+
+    def spoil(self):
+        self.post("/weights_checker", dict(action="reset_tensors"))
+
+    def version(self):
+        return self.get("/get_weight_version")["weight_version"]
+
+    def tokens(self, count=4, **fields):
+        return self.post("/generate", dict(input_ids=[5, 6, 7], sampling_params=dict(max_new_tokens=count, ignore_eos=True, temperature=0), return_logprob=True, **fields))
+
+
+class Engines:
+    def __init__(self):
+        self.made = {}
+
+    def __call__(self, kind="qwen3", ranks=1, device="cpu", *flags, which="a", env=None):
+        key = (kind, ranks, device, which, flags)
+        if key not in self.made or self.made[key].process.poll() is not None:
+            self.made[key] = Engine(kind, ranks, device, *flags, env=env)
+        return self.made[key]
+
+    def close(self):
+        made, self.made = self.made, {}
+        for engine in made.values():
+            if engine.process.poll() is None:
+                engine.stop()
+
+
+@pytest.fixture(scope="module")
+def engines():
+    made = Engines()
+    yield made
+    made.close()
+
+
+class Beside:
+    """Something that runs beside the test; `result()` is what came of it."""
+
+    def __init__(self, run):
+        self.outcome, self.error = None, None
+        self.thread = threading.Thread(target=self.work, args=(run,), daemon=True)
+        self.thread.start()
+
+    def work(self, run):
+        try:
+            self.outcome = run()
+        except BaseException as error:  # noqa: BLE001
+            self.error = error
+
+    @property
+    def done(self):
+        return not self.thread.is_alive()
+
+    def result(self, limit_s=60):
+        self.thread.join(limit_s)
+        assert self.done, f"it has not ended within {limit_s} s"
+        if self.error is not None:
+            raise self.error
+        return self.outcome
+
+
+@contextlib.contextmanager
+def refusal(status=None):
+    """What the body of a `with` is refused with, once it has ended."""
+    found = {}
+    try:
+        yield found
+    except Refused as error:
+        assert status is None or error.status == status, str(error)
+        found.update(status=error.status, body=error.body)
+        return
+    raise AssertionError("it was not refused")
+
+
+def settled(read, wanted, seconds=20):
+    """The last value of `read`, asked until it is wanted."""
+    deadline = time.monotonic() + seconds
+    while not wanted(value := read()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return value
+
+
+__all__ = ["DEVICES", "GOLDENS", "Beside", "Engine", "Engines", "Refused", "engines", "refusal", "settled"]

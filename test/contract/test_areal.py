@@ -1,0 +1,316 @@
+"""AReaL: over SGLang's routes and over those of its own vLLM server, by process groups and from disk."""
+
+import base64
+import concurrent.futures
+import json
+import shutil
+
+import pytest
+import torch
+
+from distributed_group import Group, free_port, trainer
+from engines import GOLDENS, Beside, engines, refusal, settled  # noqa: F401
+from tensors import coded
+
+SGLANG = pytest.mark.row(17, "AReaL / SGLang NCCL")
+SGLANG_DISK = pytest.mark.row(18, "AReaL / SGLang disk")
+VLLM = pytest.mark.row(19, "AReaL / vLLM NCCL")
+VLLM_DISK = pytest.mark.row(20, "AReaL / vLLM disk")
+WAYS = ["gloo", pytest.param("nccl", marks=pytest.mark.cards(2))]
+NAME = "update_weight_group"
+# Bytes of a bucket, so that a tiny model needs several.
+CHUNK = 40_000
+
+
+@pytest.fixture
+def process():
+    made = trainer({"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
+    yield made
+    made.kill()
+
+
+def served(engines, backend, which="a", *flags):
+    """The trainer has card 0."""
+    env = {"CUDA_VISIBLE_DEVICES": "1"} if backend == "nccl" else None
+    return engines("qwen3", 1, "cuda" if backend == "nccl" else "cpu", "--group-timeout", 20, *flags, which=which, env=env)
+
+
+def buckets(engine):
+    """Greedy: a bucket is closed before the tensor with which it would be larger than a chunk."""
+    found, size = [[]], 0
+    for name, shape in engine.shapes.items():
+        bytes_ = 2 * len(coded(0, name, shape).flatten())
+        if found[-1] and size + bytes_ > CHUNK:
+            found.append([])
+            size = 0
+        found[-1].append(name)
+        size += bytes_
+    return found
+
+
+class Trainer:
+    """AReaL's FSDP engine, rank 0: its groups, and one bucket under way while the next is gathered."""
+
+    def __init__(self, engine, process, backend, *, names=(NAME,), mode="sglang"):
+        self.engine, self.process, self.backend, self.mode, self.names = engine, process, backend, mode, names
+        self.pool = concurrent.futures.ThreadPoolExecutor(4)
+        process("start", device="cuda:0" if backend == "nccl" else "cpu", shapes=[[name, list(shape)] for name, shape in engine.shapes.items()])
+        for stage, name in enumerate(names):
+            self.join(name, {"pp_rank": stage} if len(names) > 1 else {})
+
+    def join(self, name, fields):
+        port = free_port()
+        body = dict(master_address="127.0.0.1", master_port=str(port), rank_offset=1, world_size=2, backend=self.backend, group_name=name)
+        path = "/init_weights_update_group" if self.mode == "sglang" else "/areal_init_weights_update_group"
+        asked = self.pool.submit(self.engine.post, path, body | fields)
+        self.process("join", group=name, address="127.0.0.1", port=port, rank=0, world=2, backend=self.backend, timeout_s=30)
+        assert asked.result(60)["success"] is True
+
+    def body(self, names, group, **announced):
+        return dict(names=names, dtypes=["bfloat16"] * len(names), shapes=[list(self.engine.shapes[name]) for name in names], group_name=group) | announced
+
+    def requests(self, body):
+        """As its backends build them, one after another; none of them is tried again."""
+        if self.mode == "sglang":
+            return [self.engine.post("/update_weights_from_distributed", body | dict(abort_all_requests=True))]
+        return [self.engine.post("/areal_set_update_weight_meta", body), self.engine.post("/areal_update_weights_xccl", {})]
+
+    def pause(self):
+        self.engine.post("/pause_generation" if self.mode == "sglang" else "/areal_pause_generation", {})
+
+    def resume(self):
+        self.engine.post("/continue_generation" if self.mode == "sglang" else "/areal_continue_generation", {})
+
+    def update(self, variant, announced=None, pause=True):
+        if pause:
+            self.pause()
+        replies = []
+        for names in buckets(self.engine):
+            for group in self.names:
+                self.process("prepare", variant=variant, names=names)
+                asked = self.pool.submit(self.requests, self.body(names, group, **(announced or {})))
+                self.process("send", group=group)
+                replies += asked.result(60)
+        if pause:
+            self.resume()
+        assert all(reply["success"] is True and isinstance(reply["message"], str) for reply in replies)
+
+
+@SGLANG
+@pytest.mark.parametrize("backend", WAYS)
+def test_sglang_weights_go_to_a_to_b_and_back_to_a(engines, process, backend):
+    engine = served(engines, backend)
+    assert engine.request("GET", "/health", {}), "with a body, as aiohttp sends it"
+    trained = Trainer(engine, process, backend)
+    engine.spoil()
+    assert len(buckets(engine)) > 3
+    for variant in [1, 2, 1]:
+        trained.update(variant)
+        engine.holds(variant)
+    process("leave", group=NAME)
+    engine.post("/destroy_weights_update_group", dict(group_name=NAME))
+
+
+@SGLANG
+def test_sglang_a_group_for_each_stage_is_taken(engines, process):
+    """With pp of more than one on their side, the same tensors go through every stage's group in turn."""
+    engine = served(engines, "gloo")
+    names = ["update_weight_group_0", "update_weight_group_1"]
+    trained = Trainer(engine, process, "gloo", names=names)
+    for variant in [1, 2]:
+        trained.update(variant)
+        engine.holds(variant)
+    for name in names:
+        process("leave", group=name)
+        engine.post("/destroy_weights_update_group", dict(group_name=name))
+
+
+@SGLANG
+def test_sglang_buckets_may_be_announced_before_the_last_one_has_come(engines, process):
+    engine = served(engines, "gloo")
+    trained = Trainer(engine, process, "gloo")
+    engine.spoil()
+    trained.pause()
+    asked = []
+    for names in buckets(engine):
+        asked.append(trained.pool.submit(trained.requests, trained.body(names, NAME)))
+        settled(lambda: engine.get("/health")["weights"], lambda _: True)
+    # In the order of their announcement, which is that of the requests' arrival: they were sent one by one.
+    for names, one in zip(buckets(engine), asked):
+        process("prepare", variant=3, names=names)
+        process("send", group=NAME)
+        assert one.result(60)[0]["success"] is True
+    trained.resume()
+    engine.holds(3)
+    process("leave", group=NAME)
+    engine.post("/destroy_weights_update_group", dict(group_name=NAME))
+
+
+@SGLANG
+def test_sglang_the_pause_ends_requests_with_what_they_have_and_the_update_flushes(engines, process):
+    engine = served(engines, "gloo")
+    trained = Trainer(engine, process, "gloo")
+    trained.update(1)
+    prompt = list(range(3, 80))
+    body = dict(input_ids=prompt, sampling_params=dict(max_new_tokens=400, ignore_eos=True), return_logprob=True, stream=False)
+    running = in_flight(engine, "/generate", body)
+    trained.update(2)
+    metas = [one.result()["meta_info"] for one in running]
+    aborted = [meta for meta in metas if meta["finish_reason"]["type"] == "abort"]
+    assert aborted and all(meta["completion_tokens"] == len(meta["output_token_logprobs"]) < 400 for meta in aborted)
+    again = engine.post("/generate", dict(input_ids=prompt, sampling_params=dict(max_new_tokens=1)))
+    assert again["meta_info"]["cached_tokens"] == 0, "flush_cache is not sent, and its default holds"
+    process("leave", group=NAME)
+    engine.post("/destroy_weights_update_group", dict(group_name=NAME))
+
+
+def in_flight(engine, path, body, count=12):
+    """So many that they are not over before the next call comes."""
+    running = [Beside(lambda: engine.post(path, body)) for _ in range(count)]
+    settled(lambda: engine.metric("refit:num_requests_running"), lambda found: found > 0)
+    return running
+
+
+def checkpoint(folder, engine, variant):
+    import safetensors.torch
+
+    folder.mkdir(parents=True)
+    shutil.copy(GOLDENS / "qwen3/config.json", folder)
+    safetensors.torch.save_file(dict(engine.tensors(variant)), folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("mode", [pytest.param("sglang", marks=SGLANG_DISK), pytest.param("vllm", marks=VLLM_DISK)])
+def test_a_checkpoint_that_is_named_again_is_loaded_again(engines, tmp_path_factory, mode):
+    root = tmp_path_factory.mktemp("areal")
+    engine = engines("qwen3", 1, "cpu", "--model-root", root)
+    path = "/update_weights_from_disk" if mode == "sglang" else "/areal_update_weights"
+    fields = dict(abort_all_requests=True) if mode == "sglang" else {}
+    for version, variant in enumerate([1, 2]):
+        folder = checkpoint(root / f"weight_update_v{version}", engine, variant)
+        engine.post("/pause_generation" if mode == "sglang" else "/areal_pause_generation", {})
+        body = dict(model_path=str(folder)) | fields
+        replies = [one.result() for one in [Beside(lambda: engine.post(path, body)) for _ in range(3)]] + [engine.post(path, body)]
+        assert all(reply["success"] is True and isinstance(reply["message"], str) for reply in replies)
+        engine.post("/continue_generation" if mode == "sglang" else "/areal_continue_generation", {})
+        engine.holds(variant)
+        shutil.rmtree(folder)
+    with refusal(400) as absent:
+        engine.post(path, dict(model_path=str(root / "weight_update_v9")) | fields)
+    assert json.loads(absent["body"])["success"] is False and "weight_update_v9" in absent["body"]
+    engine.holds(2)
+
+
+@pytest.mark.parametrize("path", [pytest.param("/load_lora_adapter", marks=SGLANG_DISK), pytest.param("/v1/load_lora_adapter", marks=VLLM_DISK)])
+def test_adapters_on_disk_are_refused_in_words(engines, path):
+    with refusal(400) as found:
+        engines("qwen3").post(path, dict(lora_name="policy-v3", lora_path="/data/policy-v3"))
+    assert "policy-v3" in found["body"] and "erge" in found["body"]
+
+
+@VLLM
+@pytest.mark.parametrize("backend", WAYS)
+def test_vllm_weights_go_to_a_to_b_and_back_to_a(engines, process, backend):
+    """Two requests for each bucket: what was announced is kept between them."""
+    engine = served(engines, backend)
+    trained = Trainer(engine, process, backend, mode="vllm")
+    engine.spoil()
+    for variant in [1, 2, 1]:
+        trained.update(variant)
+        engine.holds(variant)
+    with refusal(409) as nothing:
+        engine.post("/areal_update_weights_xccl", {})
+    assert "/areal_set_update_weight_meta" in nothing["body"], "and waits for nothing that nobody sends"
+    process("leave", group=NAME)
+
+
+@VLLM
+def test_vllm_completions_wait_while_it_is_paused_and_come_as_token_ids(engines, process):
+    engine = served(engines, "gloo")
+    body = dict(prompt=[5, 6, 7], max_tokens=400, logprobs=0, return_tokens_as_token_ids=True, temperature=1.0, top_p=1.0, ignore_eos=True, stream=False, use_beam_search=False)
+    running = in_flight(engine, "/v1/completions", body)
+    assert engine.post("/areal_pause_generation", {}) == {"success": True, "message": "Generation paused and all requests aborted"}
+    choices = [one.result()["choices"][0] for one in running]
+    choice = next(choice for choice in choices if choice["finish_reason"] == "abort")
+    tokens = [int(token.split(":")[1]) for token in choice["logprobs"]["tokens"]]
+    assert len(tokens) == len(choice["logprobs"]["token_logprobs"]) < 400
+    # What the client has is its prompt now.
+    waiting = Beside(lambda: engine.post("/v1/completions", body | dict(prompt=[5, 6, 7, *tokens], max_tokens=4)))
+    settled(lambda: engine.metric("refit:num_requests_waiting"), lambda count: count > 0)
+    assert not waiting.done
+    assert engine.post("/areal_continue_generation", {}) == {"success": True, "message": "Generation continued"}
+    assert waiting.result()["choices"][0]["finish_reason"] == "length"
+
+
+@VLLM
+def test_vllm_adapters_are_received_dropped_and_refused(engines, process):
+    engine = served(engines, "gloo")
+    trained = Trainer(engine, process, "gloo", mode="vllm")
+    trained.update(1)
+    names = list(engine.shapes)[:3]
+    adapter = dict(
+        lora_name="policy-v1", lora_int_id=1, lora_target_modules=["q_proj"], lora_rank=8, lora_alpha=16, lora_bias="none", base_model_name="base",
+    )  # fmt: skip
+    process("prepare", variant=2, names=names)
+    asked = Beside(lambda: engine.post("/areal_set_update_weight_meta_lora", trained.body(names, NAME) | adapter))
+    process("send", group=NAME)
+    with refusal(400) as found:
+        asked.result()
+    assert "policy-v1" in found["body"] and "stays in step" in found["body"]
+    with refusal(400):
+        engine.post("/areal_update_weights_lora_xccl", trained.body(names, NAME) | adapter)
+    engine.holds(1)
+    trained.update(2)
+    engine.holds(2)
+    process("leave", group=NAME)
+
+
+@VLLM
+def test_vllm_what_is_refused_is_received_first(engines, process):
+    engine = served(engines, "gloo")
+    trained = Trainer(engine, process, "gloo", mode="vllm")
+    trained.update(1)
+    names = list(engine.shapes)[:3]
+    for wrong in [dict(names=["nobody", *names[1:]]), dict(dtypes=["bfloat16", 7, "bfloat16"])]:
+        process("prepare", variant=2, names=names)
+        asked = Beside(lambda: trained.requests(trained.body(names, NAME) | wrong))
+        process.begin("send", group=NAME)
+        with refusal(400) as found:
+            asked.result()
+        if "dtypes" in wrong:
+            assert "aborted" in found["body"], "nobody can tell how many bytes come"
+            process.kill()
+        else:
+            process.end()
+            assert "nobody" in found["body"] and "stays in step" in found["body"]
+    engine.holds(1)
+    with refusal(404):
+        engine.post("/areal_set_update_weight_meta", trained.body(names, "another"))
+
+
+@VLLM
+def test_vllm_tensors_of_its_colocation_mode_come_in_the_body(engines):
+    """bfloat16 as float32, in base64, under the dtype that it has; a chunk is one update."""
+    engine = engines("qwen3")
+    engine.spoil()
+
+    def entry(tensor, floats=True):
+        raw = (tensor.float() if floats else tensor.view(dtype=torch.int16)).numpy().tobytes()
+        return dict(type="tensor", data=base64.b64encode(raw).decode(), shape=list(tensor.shape), dtype="torch.bfloat16")
+
+    engine.post("/areal_pause_generation", {})
+    for chunk in buckets(engine):
+        weights = {name: entry(coded(5, name, engine.shapes[name])) for name in chunk}
+        assert engine.post("/areal_update_weights_tensor", dict(names=chunk, weights=weights))["success"] is True
+    engine.post("/areal_continue_generation", {})
+    engine.holds(5)
+    names = list(engine.shapes)
+    good = {name: entry(coded(6, name, engine.shapes[name]), floats=False) for name in names}
+    short = {names[1]: good[names[1]] | dict(data="AAAA")}
+    for weights, said in [(good | short, names[1]), ({names[0]: good[names[0]]}, "names"), (good | {names[2]: good[names[2]] | dict(data="%%%%")}, "base64"), (good | {names[0]: good[names[0]] | dict(data=None)}, "meta")]:
+        with refusal(400) as found:
+            engine.post("/areal_update_weights_tensor", dict(names=names, weights=weights))
+        assert said in found["body"]
+    engine.holds(5)
+    assert engine.post("/areal_update_weights_tensor", dict(names=names, weights=good))["success"] is True
+    engine.holds(6)

@@ -1,0 +1,322 @@
+"""verl and OpenRLHF drive an engine through Ray: clients/python/refit_verl.py and refit_openrlhf.py, called as those trainers call their own actors.
+
+As real Ray actors where ray is installed; without it the same tests call the classes themselves, and say so.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+import time
+import types
+import warnings
+
+import pytest
+import torch
+from conftest import ROOT
+from server import Server
+from tensors import LocalSerializedTensor, Model, dumps, serialize
+
+CLIENTS = str(ROOT / "clients/python")
+sys.path.insert(0, CLIENTS)
+import refit  # noqa: E402
+import refit_openrlhf  # noqa: E402
+import refit_verl  # noqa: E402
+
+try:
+    import ray
+except ImportError:
+    ray = None
+    warnings.warn("THERE IS NO ray: the shims are called as plain classes, no actor was made (pip install ray)", stacklevel=1)
+
+FLAGS = ["--dtype", "bfloat16", "--max-total-tokens", 4096, "--max-running-requests", 8]
+GREEDY = types.SimpleNamespace(temperature=0.0, top_p=1.0, top_k=-1, max_tokens=4, min_tokens=1, skip_special_tokens=False, logprobs=1)
+
+
+class Plain:
+    """An actor's handle without Ray: `actor.method.remote(...)`, awaited on one event loop, as Ray does."""
+
+    class Method:
+        def __init__(self, actor, name):
+            self.actor, self.name = actor, name
+
+        def remote(self, *args, **options):
+            async def run():
+                result = getattr(self.actor.made, self.name)(*args, **options)
+                return await result if asyncio.iscoroutine(result) else result
+
+            return asyncio.run_coroutine_threadsafe(run(), self.actor.loop)
+
+    def __init__(self, kind, **options):
+        self.made, self.loop = kind(**options), asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+
+    def __getattr__(self, name):
+        return Plain.Method(self, name)
+
+
+def get(asked, timeout=120):
+    if isinstance(asked, list):
+        return [get(one) for one in asked]
+    return ray.get(asked, timeout=timeout) if ray else asked.result(timeout)
+
+
+@pytest.fixture(scope="module")
+def actor_of():
+    if ray:
+        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        environment = {"PYTHONPATH": os.pathsep.join([CLIENTS, os.environ.get("PYTHONPATH", "")])}
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment})
+
+    def make(kind, name=None, **options):
+        return ray.remote(kind).options(num_cpus=0, name=name).remote(**options) if ray else Plain(kind, **options)
+
+    yield make
+    if ray:
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return Model("qwen3", tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture
+def engine(model):
+    with Server(model.folder, *FLAGS, "--skip-tokenizer-init") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def adder():
+    with Server(ROOT / "models/adder", *FLAGS, "--model-root", ROOT / "models") as server:
+        yield server
+
+
+def error_of(asked):
+    with pytest.raises(Exception) as failed:
+        get(asked)
+    return str(failed.value)
+
+
+# --- OpenRLHF: row 21 ---
+
+
+class Broadcaster:
+    """The trainer's rank 0, in a torch process group over gloo in the place of PyNccl: the same calls, on a CPU."""
+
+    def __init__(self, world):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.world = world
+
+    def join(self):
+        from process_group import init_custom_process_group
+
+        self.group = init_custom_process_group("gloo", f"tcp://127.0.0.1:{self.port}", self.world, 0, "openrlhf")
+
+    def broadcast(self, tensor):
+        torch.distributed.broadcast(tensor, 0, group=self.group)
+
+    def leave(self):
+        torch.distributed.destroy_process_group(self.group)
+
+
+sys.path.insert(0, str(ROOT / "examples/trainers"))
+
+
+@pytest.mark.row(21, "OpenRLHF / NCCL, IPC")
+def test_openrlhf_one_parameter_per_call(model, actor_of):
+    """ppo_actor.py: _init_vllm_sync_group, broadcast_to_vllm with two engines, the second of two ranks."""
+    with Server(model.folder, *FLAGS, "--skip-tokenizer-init") as one, Server(model.folder, *FLAGS, "--tp", 2, "--skip-tokenizer-init") as two:
+        engines = [actor_of(refit_openrlhf.RolloutActor, url=server.url) for server in (one, two)]
+        trainer = Broadcaster(4)
+        place = "127.0.0.1", trainer.port
+        joining = [engine.init_process_group.remote(*place, offset, 4, "openrlhf", backend="gloo", use_ray=False) for engine, offset in zip(engines, (1, 2))]
+        trainer.join()
+        get(joining)
+        for variant in (1, 2, 1):
+            get([engine.reset_prefix_cache.remote() for engine in engines])
+            named = model.tensors(variant)
+            for count, (name, parameter) in enumerate(named, 1):
+                refs = [engine.update_weight.remote(name, dtype=parameter.dtype, shape=parameter.shape, empty_cache=count == len(named)) for engine in engines]
+                trainer.broadcast(parameter)
+                get(refs)
+                if count == 1:
+                    # A round is one update: nothing is generated from a mixture.
+                    assert one.get("/health")["transaction"]["writing"]
+            for server in (one, two):
+                assert server.checksums() == model.checksums(variant)
+                assert server.get("/health")["transaction"] is None
+        assert one.get("/get_weight_version")["weight_version"] == "openrlhf-3"
+        trainer.leave()
+
+
+@pytest.mark.row(21, "OpenRLHF / NCCL, IPC")
+def test_openrlhf_an_unknown_parameter_is_an_error_of_its_call_and_may_be_sent_again(model, engine, actor_of):
+    actor = actor_of(refit_openrlhf.RolloutActor, url=engine.url)
+    trainer = Broadcaster(2)
+    joining = actor.init_process_group.remote("127.0.0.1", trainer.port, 1, 2, "openrlhf", "gloo", False)
+    trainer.join()
+    get(joining)
+    named = model.tensors(3)
+    ref = actor.update_weight.remote("no.such.weight", dtype=torch.bfloat16, shape=torch.Size([4]))
+    trainer.broadcast(torch.zeros(4, dtype=torch.bfloat16))
+    assert "no.such.weight" in error_of(ref)
+    # The next round brings everything, from its first parameter on.
+    for count, (name, parameter) in enumerate(named, 1):
+        ref = actor.update_weight.remote(name, dtype=parameter.dtype, shape=parameter.shape, empty_cache=False)
+        trainer.broadcast(parameter)
+        get(ref)
+    assert engine.checksums() == model.checksums(3)
+    trainer.leave()
+
+
+@pytest.mark.row(21, "OpenRLHF / NCCL, IPC")
+def test_openrlhf_handles_are_read_up_to_the_card_that_is_not_there(model, engine, actor_of):
+    """_handle_cuda_ipc: reduce_tensor's tuples under the UUIDs of all cards. This one's are of a card that an engine on the CPU cannot read."""
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+    actor, (name, weight) = actor_of(refit_openrlhf.RolloutActor, url=engine.url), model.tensors(4)[0]
+    arguments = (
+        torch.Tensor, weight.shape, weight.stride(), 0, torch.UntypedStorage, weight.dtype, 0, b"\2c" + bytes(64), weight.nbytes, 0,
+        b"/1234_1_0", 0, bytes(64), True, False,
+    )  # fmt: skip
+    handles = {"11111111-2222-3333-4444-555555555555": (rebuild_cuda_tensor, arguments)}
+    text = error_of(actor.update_weight_cuda_ipc.remote(name, dtype=weight.dtype, shape=weight.shape, ipc_handles=handles, empty_cache=False))
+    assert "handles of memory on cards" in text, text
+
+
+@pytest.mark.cards(1)
+@pytest.mark.row(21, "OpenRLHF / NCCL, IPC")
+def test_openrlhf_handles_of_a_card(model, actor_of):
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    with Server(model.folder, *FLAGS, "--device", "cuda", "--skip-tokenizer-init") as server:
+        actor, named = actor_of(refit_openrlhf.RolloutActor, url=server.url), model.tensors(4)
+        uuid = str(torch.cuda.get_device_properties(0).uuid)
+        for count, (name, parameter) in enumerate(named, 1):
+            weight = parameter.cuda()
+            torch.cuda.synchronize()
+            about = dict(dtype=weight.dtype, shape=weight.shape, ipc_handles={uuid: reduce_tensor(weight)}, empty_cache=count == len(named))
+            get(actor.update_weight_cuda_ipc.remote(name, **about))
+        assert server.checksums() == model.checksums(4)
+        assert server.get("/get_weight_version")["weight_version"] == "openrlhf-1"
+
+
+@pytest.mark.row(21, "OpenRLHF / NCCL, IPC")
+def test_openrlhf_sleeps_wakes_pauses_and_generates(adder, actor_of):
+    actor = actor_of(refit_openrlhf.RolloutActor, url=adder.url)
+    ids = adder.post("/tokenize", dict(prompt="123+456="))["tokens"]
+    output = get(actor.generate.remote(ids, GREEDY))
+    first = output.outputs[0]
+    assert first.text.startswith("579") and output.prompt_token_ids == ids
+    assert first.finish_reason in ("stop", "length")
+    assert [list(one) for one in first.logprobs] == [[token] for token in first.token_ids]
+    assert all(one[token].logprob <= 0 for one, token in zip(first.logprobs, first.token_ids))
+    # In flight over a pause: frozen, and the same in the end.
+    long = types.SimpleNamespace(**{**vars(GREEDY), "max_tokens": 200, "ignore_eos": True})
+    wanted = get(actor.generate.remote(ids, long)).outputs[0].token_ids
+    running = actor.generate.remote(ids, long)
+    get(actor.pause_generation.remote())
+    assert adder.get("/health")["paused"] == "in_place"
+    get(actor.resume_generation.remote())
+    assert get(running).outputs[0].token_ids == wanted
+    assert get(actor.get_num_unfinished_requests.remote()) == 0
+    get(actor.sleep.remote(level=2))
+    assert not refit.Client(adder.url).ready()
+    get(actor.wake_up.remote(tags=["weights"]))
+    assert refit.Client(adder.url).weights()["state"] == "torn"
+    refit.Client(adder.url).update_from_disk(ROOT / "models/adder")
+    get(actor.wake_up.remote(tags=["kv_cache"]))
+    assert get(actor.generate.remote(ids, GREEDY)).outputs[0].text.startswith("579")
+    assert "text alone" in error_of(actor.generate.remote(ids, GREEDY, {"image": [1]}))
+
+
+# --- verl: rows 7, 8 and 11 through the shim ---
+
+
+def rollout_config(**own):
+    """What the shim reads of verl's."""
+    return types.SimpleNamespace(**{**dict(max_model_len=512, prompt_length=64, response_length=16, free_cache_engine=True), **own})
+
+
+@pytest.mark.row(11, "verl / vLLM")
+def test_verl_hybrid_round_through_the_shim(model, engine, actor_of):
+    """sglang_rollout.py: the worker finds the actor by its name and asks for its address; weights go there over HTTP; the rest is Ray."""
+    server = actor_of(refit_verl.RefitServer, name="sglang_server_0_0", config=rollout_config(), url=engine.url)
+    get(server.launch_server.remote(master_address=None, master_port=None))
+    found = ray.get_actor("sglang_server_0_0") if ray else server
+    assert tuple(get(found.get_server_address.remote())) == ("127.0.0.1", engine.port)
+    for step, variant in enumerate((1, 2), 1):
+        get(server.sleep.remote())
+        assert engine.get("/health")["status"] == "asleep"
+        engine.post("/resume_memory_occupation", dict(tags=["weights"]))
+        named = model.tensors(variant)
+        for bucket in (named[:7], named[7:]):
+            payload = serialize([(name, LocalSerializedTensor([dumps(tensor)])) for name, tensor in bucket])
+            engine.post("/update_weights_from_tensor", dict(serialized_named_tensors=[payload], load_format=None, flush_cache=True))
+        engine.request("GET", "/flush_cache")
+        get(server.set_global_steps.remote(step))
+        engine.post("/resume_memory_occupation", dict(tags=["kv_cache"]))
+        assert engine.checksums() == model.checksums(variant)
+        assert engine.get("/get_weight_version")["weight_version"] == str(step)
+        output = get(server.generate.remote(prompt_ids=[1, 2, 3], sampling_params=dict(temperature=0.0, logprobs=True, ignore_eos=True), request_id=f"r{step}"))
+        assert len(output.token_ids) == len(output.log_probs) == 16 and output.stop_reason == "length"
+        assert output.extra_fields["global_steps"] == step and output.extra_fields["weight_version"] == str(step)
+    assert "hybrid" in error_of(server.wake_up.remote())
+
+
+@pytest.mark.row(11, "verl / vLLM")
+def test_verl_disaggregated_abort_and_resume_through_the_shim(adder, actor_of):
+    """checkpoint_engine's manager: abort_all, release kv_cache, update, resume kv_cache, resume; a partial rollout ends as `abort` with what it has."""
+    server = actor_of(refit_verl.RefitServer, config=rollout_config(max_model_len=2000, response_length=1900), mode="standalone", url=adder.url)
+    get(server.launch_server.remote())
+    get(server.set_global_steps.remote(0))
+    before = adder.metric("refit:generation_tokens_total")
+    running = server.generate.remote([5, 6, 7], dict(temperature=0.0, ignore_eos=True), "long", image_data=None, video_data=None)
+    deadline = time.monotonic() + 30
+    while adder.metric("refit:generation_tokens_total") == before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    get(server.abort_all_requests.remote(checkpoint_kv=False, timeout_s=30.0))
+    partial = get(running)
+    assert partial.stop_reason == "abort" and 0 < len(partial.token_ids) < 1900
+    get(server.release_kv_cache.remote())
+    get(server.resume_kv_cache.remote())
+    get(server.resume_generation.remote())
+    rest = get(server.generate.remote([5, 6, 7, *partial.token_ids], dict(temperature=0.0, ignore_eos=True, max_new_tokens=5), "rest"))
+    assert len(rest.token_ids) == 5 and rest.stop_reason == "length"
+    get(server.clear_kv_cache.remote())
+    get(server.sleep.remote(reset_connector=False))
+    get(server.wake_up.remote())
+    assert "max_model_len" in error_of(server.generate.remote([1] * 2001, {}, "x"))
+    assert "text alone" in error_of(server.generate.remote([1], {}, "x", image_data=[b""]))
+
+
+@pytest.mark.row(11, "verl / vLLM")
+def test_verl_colocated_without_a_trainer_starts_its_own_server(model, actor_of):
+    """As for a reward model: weights come back from sleep as they were."""
+    command = f"node {ROOT / 'bin/refit.js'}"
+    os.environ["REFIT_COMMAND"], os.environ["REFIT_FLAGS"] = command, "--dtype bfloat16 --max-total-tokens 4096 --insecure"
+    server = Plain(refit_verl.RefitServer, config=rollout_config(max_model_len=200), model_path=str(model.folder), mode="colocated", ranks=2)
+    try:
+        server.launch_server.remote().result(120)
+        host, port = server.get_server_address.remote().result()
+        client = refit.Client(f"http://{host}:{port}")
+        before = client.checksums()
+        server.sleep.remote().result(60)
+        server.wake_up.remote().result(60)
+        assert client.checksums() == before and client.ready() and client.ranks() == 2
+        output = server.generate.remote([1, 2, 3], dict(temperature=0.0), "r").result(60)
+        assert output.log_probs is None and len(output.token_ids) <= 16
+    finally:
+        server.made.shutdown()
+        del os.environ["REFIT_COMMAND"], os.environ["REFIT_FLAGS"]
+
+
+def test_the_shims_say_what_they_cannot():
+    with pytest.raises(ValueError, match="sync_with_ray"):
+        asyncio.run(refit_openrlhf.RolloutActor.init_process_group(None, "127.0.0.1", 1, 1, 2, "g", "nccl", use_ray=True))
+

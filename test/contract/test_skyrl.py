@@ -1,0 +1,257 @@
+"""SkyRL: its control calls to every server, a weight update through /collective_rpc with running requests frozen, and handles while colocated."""
+
+import json
+import math
+import threading
+
+import pytest
+
+from conftest import card_count
+from engines import Beside, engines, refusal  # noqa: F401
+from tensor_process import Process
+from vllm_wire import HERE, WIRES, Sending, Session, on_cards
+
+BROADCAST = pytest.mark.row(12, "SkyRL / NCCL")
+HANDLES = pytest.mark.row(13, "SkyRL / CUDA IPC")
+
+
+class Client:
+    """RemoteInferenceClient's calls to one server: no timeout, no retry, and a body only where Content-Length says that there is one."""
+
+    def __init__(self, engine):
+        self.engine, self.session = engine, Session(engine)
+
+    def call(self, path, body=None, method="POST"):
+        session = Session(self.engine)
+        reply = session.request(method, path, body)
+        if int(session.headers.get("content-length", 0)) == 0:
+            return None
+        assert session.headers["content-type"] == "application/json", session.headers
+        assert reply != "", "the reply is read as JSON"
+        return reply
+
+    def world_size(self):
+        # The JSON body is the client's own.
+        return self.call("/get_world_size", {}, "GET")["world_size"]
+
+    def init(self, info):
+        return self.call("/init_weight_transfer_engine", dict(init_info=info))
+
+    def pause(self):
+        return self.call("/pause?mode=keep&clear_cache=false")
+
+    def resume(self):
+        return self.call("/resume")
+
+    def reset(self):
+        return self.call("/reset_prefix_cache", dict(reset_running_requests=True))
+
+    def rpc(self, method, **arguments):
+        return self.call("/collective_rpc", dict(method=method, **(dict(kwargs=arguments) if arguments else {})))
+
+    def start(self):
+        return self.rpc("skyrl_start_weight_update", is_checkpoint_format=True)
+
+    def nccl(self, lists):
+        return self.rpc("update_weights_nccl", update_info={**lists, "packed": True})
+
+    def ipc(self, info):
+        return self.rpc("update_weights_ipc", update_info=info)
+
+    def finish(self):
+        return self.rpc("skyrl_finish_weight_update")
+
+    def generate(self, count=12, session="s-1", salt=None):
+        body = dict(sampling_params=dict(max_tokens=count, ignore_eos=True, temperature=0, logprobs=1), model=self.engine.get("/v1/models")["data"][0]["id"], token_ids=[5, 6, 7])
+        if salt is not None:
+            body["cache_salt"] = salt
+        return Session(self.engine).post("/inference/v1/generate", body, headers={"X-Session-ID": session})["choices"][0]
+
+
+@pytest.fixture
+def joined(request):
+    made = []
+
+    def make(engine, wire):
+        client = Client(engine)
+        assert client.world_size() == engine.ranks
+        made.append(Sending(engine, wire, client.init))
+        return client, made[-1]
+
+    yield make
+    for sender in made:
+        sender.close()
+
+
+@BROADCAST
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_packed_call_for_the_whole_model_with_requests_frozen(engines, joined, ranks, wire):
+    if wire == "nccl" and card_count() < 1 + ranks:
+        pytest.skip(f"needs {1 + ranks} NVIDIA GPUs")
+    engine = engines("qwen3", ranks, on_cards(wire))
+    client, sender = joined(engine, wire)
+    done = {"results": [None] * ranks}
+    for variant in [1, 2]:
+        before = client.generate(6)
+        frozen = []
+        over = threading.Event()
+        # Requests keep coming; nobody may be told that one was aborted.
+        flood = Beside(lambda: until(over, lambda: frozen.append(client.generate(200, salt=str(len(frozen))))))
+        client.pause()
+        beside = None
+        try:
+            assert client.start() == done
+
+            def update(lists):
+                nonlocal beside
+                # A task of its own, which comes while the update is open.
+                beside = Beside(client.reset)
+                return client.nccl(lists)
+
+            assert sender.send(update, variant, list(engine.shapes), 1 << 30) == done
+            beside.result()
+            assert client.finish() == done
+            assert not flood.done
+        finally:
+            client.resume()
+        over.set()
+        flood.result()
+        assert frozen and all(choice["finish_reason"] == "length" and len(choice["token_ids"]) == 200 for choice in frozen)
+        engine.holds(variant)
+        after = client.generate(6)
+        assert after["token_ids"] != before["token_ids"] or variant == 1
+        assert all(entry["logprob"] <= 0 for entry in after["logprobs"]["content"])
+
+
+def until(over, run):
+    while not over.is_set():
+        run()
+
+
+@BROADCAST
+@pytest.mark.parametrize("wire", WIRES)
+def test_memory_is_given_to_the_trainer_with_the_cache_of_frozen_requests_kept(engines, joined, wire):
+    engine = engines("qwen3", 1, on_cards(wire))
+    client, sender = joined(engine, wire)
+    client.pause()
+    try:
+        client.rpc("skyrl_sleep_for_weight_sync", offload_kv=True)
+        with refusal():
+            sender.send(client.nccl, 8, list(engine.shapes), 1 << 30)
+        client.rpc("skyrl_wake_for_weight_sync", tags=["weights"])
+        client.start()
+        sender.send(client.nccl, 8, list(engine.shapes), 1 << 30)
+        client.finish()
+        client.rpc("skyrl_wake_for_weight_sync", tags=["kv_cache"])
+    finally:
+        client.resume()
+    engine.holds(8)
+    assert len(client.generate(3)["token_ids"]) == 3
+
+
+@BROADCAST
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_update_without_a_start_is_refused_and_leaves_the_group_in_step(engines, joined, wire):
+    engine = engines("qwen3", 1, on_cards(wire))
+    client, sender = joined(engine, wire)
+    names = list(engine.shapes)
+    with refusal() as found:
+        sender.send(client.nccl, 9, names, 1 << 30)
+    error = json.loads(found["body"])["error"]["message"]
+    assert found["status"] >= 400 and "skyrl_start_weight_update" in error and "stays in step" in error
+    client.start()
+    sender.send(client.nccl, 9, names, 1 << 30)
+    client.finish()
+    engine.holds(9)
+
+
+@BROADCAST
+def test_other_methods_are_refused_and_name_those_that_there_are(engines):
+    client = Client(engines("qwen3", 1, "cpu"))
+    with refusal(400) as found:
+        client.rpc("save_sharded_state", path="/tmp/x")
+    assert "update_weights_nccl" in json.loads(found["body"])["error"]["message"]
+    with refusal(400):
+        client.call("/collective_rpc", {})
+
+
+@BROADCAST
+@pytest.mark.parametrize("sizes", [True, False])
+def test_the_first_remote_engines_calls(engines, sizes):
+    """/init_weight_update_communicator and one request for each chunk, over a group of torch's own."""
+    engine = engines("qwen3", 1, "cpu")
+    client = Client(engine)
+    names = list(engine.shapes)
+
+    def init(info):
+        info.pop("backend")
+        body = dict(master_addr=info.pop("master_address"), **info, group_name="weight_transfer", backend="gloo", model_dtype_str="torch.bfloat16", override_existing_receiver=True)
+        return client.call("/init_weight_update_communicator", body)
+
+    sender = Sending(engine, "gloo", init)
+    try:
+        assert sender.initialised == {"status": "ok"}
+        client.pause()
+        for at in range(0, len(names), 5):
+            part = names[at : at + 5]
+
+            def update(lists):
+                body = dict(names=lists["names"], dtypes=["torch.bfloat16"] * len(lists["names"]), shapes=lists["shapes"], sizes=None)
+                if sizes:
+                    body["sizes"] = [math.prod(shape) for shape in lists["shapes"]]
+                return client.call("/update_weights", body)
+
+            assert sender.send(update, 11, part, 1 << 40 if sizes else None)["status"] == "ok"
+        client.reset()
+        client.resume()
+        engine.holds(11)
+    finally:
+        sender.close()
+
+
+@HANDLES
+@pytest.mark.cards(1)
+@pytest.mark.parametrize("chunk", [1, 4, 1000])
+def test_chunks_of_handles_while_colocated(engines, chunk):
+    engine = engines("qwen3", 1, "cuda")
+    client = Client(engine)
+    process = Process(None, str(HERE / "vllm_sender.py"))
+    try:
+        process("start", device="cuda:0", shapes=[[name, list(shape)] for name, shape in engine.shapes.items()])
+        names = list(engine.shapes)
+        client.init({})
+        for variant in [1, 2, 1]:
+            client.call("/sleep?level=2")
+            client.call("/wake_up?tags=weights")
+            client.start()
+            for at in range(0, len(names), chunk):
+                part = names[at : at + chunk]
+                entry, sizes = process("chunk", variant=variant, names=part)
+                info = dict(names=part, dtype_names=["bfloat16"] * len(part), shapes=[list(engine.shapes[name]) for name in part], sizes=sizes, ipc_handles_pickled=entry)
+                assert client.ipc(info) == {"results": [None]}
+                # The device is synchronised, and the sender's memory its own again, before the reply.
+                left = process("left")
+                assert set(left) <= {"0", "gone"}, f"after a chunk: {left}"
+                process("forget")
+            client.finish()
+            client.call("/wake_up?tags=kv_cache")
+            engine.holds(variant)
+            assert len(client.generate(3)["token_ids"]) == 3
+        entry, sizes = process("chunk", variant=3, names=names[:2])
+        with refusal() as found:
+            client.ipc(dict(names=names[:2], dtype_names=["bfloat16"] * 2, shapes=[list(engine.shapes[name]) for name in names[:2]], sizes=sizes, ipc_handles_pickled=entry))
+        assert "skyrl_start_weight_update" in found["body"]
+        assert set(process("left")) <= {"0", "gone"}, "what is refused is given back too"
+    finally:
+        process.kill()
+
+
+@HANDLES
+def test_handles_for_an_engine_without_cards_are_refused_in_words(engines):
+    client = Client(engines("qwen3", 1, "cpu"))
+    client.init({})
+    client.start()
+    with refusal(400) as found:
+        client.ipc(dict(names=["a"], dtype_names=["bfloat16"], shapes=[[1]], sizes=[1], ipc_handles_pickled="gASVAAAAAAAAAAB9lC4="))
+    assert "computes on the CPU" in json.loads(found["body"])["error"]["message"]

@@ -1,0 +1,370 @@
+"""slime's ways of updating weights: broadcasts, handles, both at once, checkpoints and deltas on disk; engines that it has not started."""
+
+import base64
+import gc
+import json
+import os
+import shutil
+import urllib.request
+
+import pytest
+import safetensors.torch
+import torch
+from torch.multiprocessing.reductions import reduce_tensor
+
+from distributed_group import Group, trainer
+from engines import DEVICES, GOLDENS, Beside, engines, settled  # noqa: F401
+from slime_client import Failed, SlimeEngine, SlimeEngines
+from tensor_process import shared_files
+from tensors import bucket, serialize
+
+NCCL_FULL = pytest.mark.row(1, "slime / NCCL full")
+COLOCATE = pytest.mark.row(2, "slime / colocate IPC")
+MIXED = pytest.mark.row(3, "slime / mixed")
+DISK = pytest.mark.row(4, "slime / disk full")
+EXTERNAL = pytest.mark.row(6, "slime / external")
+
+QUIET = dict(NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+
+
+def nccl_of_torch():
+    with open("/proc/self/maps") as file:
+        return next((line.split()[-1] for line in file if "libnccl" in line), None)
+
+
+@pytest.fixture(scope="module")
+def stages():
+    """Source ranks of trainers, one for each pipeline stage."""
+    made = []
+
+    def start(count, shapes, device):
+        while len(made) < count:
+            made.append(trainer(QUIET))
+        for process in made[:count]:
+            process("start", device=device, shapes=[[name, list(shape)] for name, shape in shapes.items()])
+        return made[:count]
+
+    yield start
+    for process in made:
+        process.close()
+
+
+def halves(shapes):
+    """What each pipeline stage has: embeddings and the first layers, the other layers and the head."""
+    names = list(shapes)
+    return [names[: len(names) // 2], names[len(names) // 2 :]]
+
+
+def buckets(names, count=4):
+    """Experts come after all others, as slime sends them."""
+    names = sorted(names, key=lambda name: ".experts." in name)
+    size = -(-len(names) // count)
+    return [names[at : at + size] for at in range(0, len(names), size)]
+
+
+def layout(engine_list):
+    """The group: the trainer, then the ranks of every engine."""
+    return "t" + "".join(letter * engine.ranks for letter, engine in zip("abc", engine_list))
+
+
+def join(engine_list, processes, names, backend):
+    """A group for every stage: the engines are in several at once."""
+    groups = []
+    for name, process in zip(names, processes):
+        group = Group(layout(engine_list), dict(zip("abc", engine_list)), [process], engine_list[0].shapes, name=name, backend=backend)
+        for engine in engine_list:
+            SlimeEngine(engine.url).destroy_weights_update_group(name)
+        group.join()
+        groups.append(group)
+    return groups
+
+
+def broadcast(clients, group, variant, names, version):
+    group.prepare(variant, names)
+    replies = clients.begin("update_weights_from_distributed", names, ["bfloat16"] * len(names), [list(group.shapes[name]) for name in names], group.name, version)
+    group.begin_send()
+    (sent,) = group.end_trainers()
+    assert not isinstance(sent, Exception), sent
+    for reply in replies:
+        assert reply.result()["success"] is True
+
+
+def placed(engines, device, ranks, *flags):
+    """Engines for broadcasts. NCCL takes one rank a card, and the trainer has the first."""
+    made = []
+    for index, count in enumerate(ranks):
+        if device == "cpu":
+            made.append(engines("qwen3-moe", count, "cpu", *flags, which="ab"[index]))
+        else:
+            env = dict(QUIET, **({"REFIT_NCCL": nccl_of_torch()} if nccl_of_torch() else {}))
+            made.append(engines("qwen3-moe", count, f"cuda:{index + 1}", *flags, which="ab"[index], env=env))
+    return made
+
+
+@NCCL_FULL
+@pytest.mark.parametrize("device, ranks", [("cpu", [1, 2]), pytest.param("cuda", [1], marks=pytest.mark.cards(2))])
+def test_a_group_for_every_pipeline_stage(engines, stages, device, ranks):
+    """Engines of different sizes in two groups at once; buckets of the groups one after another; requests open all along."""
+    served = placed(engines, device, ranks)
+    # NCCL refuses two ranks of a communicator on a card, not two communicators: the stages share the trainers' card.
+    processes = stages(2, served[0].shapes, "cpu" if device == "cpu" else "cuda:0")
+    clients = SlimeEngines(*(engine.url for engine in served))
+    groups = join(served, processes, ["slime-pp_0", "slime-pp_1"], "gloo" if device == "cpu" else "nccl")
+    for engine in served:
+        engine.spoil()
+    try:
+        for version, variant in enumerate([1, 2], 1):
+            clients.all("pause_generation")
+            clients.all("flush_cache")
+            for group, names in zip(groups, halves(served[0].shapes)):
+                for part in buckets(names, 2):
+                    broadcast(clients, group, variant, part, str(version))
+            assert [reply["success"] for reply in clients.all("post_process_weights", True, False)] == [True] * len(served)
+            clients.all("continue_generation")
+            for engine in served:
+                engine.holds(variant)
+            reply = clients.each[0].generate([5, 6, 7])
+            assert reply["meta_info"]["weight_version"] == str(version), "as text, of every sample"
+            assert len(reply["meta_info"]["output_token_logprobs"]) == 4 and reply["meta_info"]["finish_reason"]["type"] == "length"
+            assert [entry[1] for entry in reply["meta_info"]["output_token_logprobs"]] == reply["output_ids"]
+    finally:
+        for group in groups:
+            group.leave()
+    # Again, as after a reconnection.
+    (group,) = join(served, processes[:1], ["slime-pp_0"], "gloo" if device == "cpu" else "nccl")
+    try:
+        clients.all("pause_generation")
+        for part in buckets(list(served[0].shapes)):
+            broadcast(clients, group, 3, part, "3")
+        clients.all("continue_generation")
+        for engine in served:
+            engine.holds(3)
+    finally:
+        group.leave()
+
+
+@NCCL_FULL
+@COLOCATE
+def test_a_pause_ends_requests_with_what_they_have_and_holds_new_ones(engines):
+    engine = engines("qwen3-moe")
+    client = SlimeEngine(engine.url)
+    serve(engine, client, 1)
+    running = Beside(lambda: client.generate([5, 6, 7], 480, sampling=dict(ignore_eos=True)))
+    settled(lambda: engine.get("/v1/loads?include=core")["loads"][0]["num_running_reqs"], lambda count: count > 0)
+    client.pause_generation()
+    meta = running.result()["meta_info"]
+    assert meta["finish_reason"]["type"] in ("abort", "length")
+    assert len(meta["output_token_logprobs"]) == meta["completion_tokens"]
+    held = Beside(lambda: client.generate([5, 6, 7]))
+    client.flush_cache()
+    serve(engine, client, 2, frame=False)
+    assert not held.done
+    client.continue_generation()
+    assert held.result()["meta_info"]["weight_version"] == "2"
+
+
+def serve(engine, client, variant, frame=True):
+    """A colocated update in its frame."""
+    if frame:
+        client.pause_generation()
+        client.flush_cache()
+    named = engine.tensors(variant)
+    for at in range(0, len(named), 8):
+        client.update_weights_from_tensor([serialize(bucket(named[at : at + 8]))] * engine.ranks, str(variant))
+    if frame:
+        client.continue_generation()
+    engine.holds(variant)
+
+
+class Colocated:
+    """The training ranks of an engine's cards: each makes a bucket, the first sends all. On cards handles name the card by its UUID."""
+
+    def __init__(self, engine, device):
+        self.engine, self.device = engine, device
+
+    def entry(self, named):
+        flat = bucket([(name, tensor.to(self.device)) for name, tensor in named])
+        flat["flattened_tensor"] = flat["flattened_tensor"].to(self.device)
+        return flat, patched(flat) if self.device != "cpu" else serialize(flat)
+
+    def send(self, client, entries, version):
+        kept = [self.entry(named) for named in entries]
+        reply = client.update_weights_from_tensor([text for _, text in kept], version)
+        assert reply["success"] is True
+        del kept
+        gc.collect()
+        if self.device != "cpu":
+            torch.cuda.ipc_collect()
+
+
+def patched(flat):
+    """SGLang's patch of torch's reductions: the UUID stands in the place of the card's index."""
+    import io
+    from multiprocessing.reduction import ForkingPickler
+
+    class Pickler(ForkingPickler):
+        def reducer_override(self, obj):
+            if isinstance(obj, torch.Tensor) and obj.is_cuda:
+                function, arguments = reduce_tensor(obj)
+                uuid = str(torch.cuda.get_device_properties(obj.device).uuid)
+                return function, (*arguments[:6], uuid, *arguments[7:])
+            return NotImplemented
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(flat)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+@COLOCATE
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_colocated_with_memory_that_comes_and_goes(engines, device, ranks):
+    """offload, train, onload weights, update, onload the rest, generate."""
+    env = {"REFIT_CUDA_SHARE_CARD": "1"} if device == "cuda" and ranks > torch.cuda.device_count() else None
+    engine = engines("qwen3-moe", ranks, device, which="colocated", env=env)
+    client, trainers = SlimeEngine(engine.url), Colocated(engine, "cpu" if device == "cpu" else "cuda:0")
+    before = set(shared_files(os.getpid()))
+    for version in (1, 2):
+        assert client.release_memory_occupation() is None
+        client.resume_memory_occupation(["weights"])
+        client.pause_generation()
+        client.flush_cache()
+        named = engine.tensors(version)
+        shared = [pair for pair in named if ".experts." not in pair[0]]
+        for at in range(0, len(shared), 6):
+            trainers.send(client, [shared[at : at + 6]] * ranks, str(version))
+        # Rank-local experts: each rank is sent its own, and who has fewer an empty bucket.
+        experts = [pair for pair in named if ".experts." in pair[0]]
+        trainers.send(client, [experts[rank::ranks] for rank in range(ranks)], str(version))
+        trainers.send(client, [[]] * (ranks - 1) + [experts[:2]], str(version))
+        trainers.send(client, [[]] * ranks, str(version))
+        client.resume_memory_occupation(["kv_cache", "cuda_graph"])
+        client.continue_generation()
+        engine.holds(version)
+        assert client.generate([5, 6, 7])["meta_info"]["weight_version"] == str(version)
+    gc.collect()
+    assert set(shared_files(os.getpid())) <= before
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_allocated() == 0, "a reply means that nothing of the trainer's is read any more"
+
+
+@COLOCATE
+def test_every_byte_is_read_before_the_reply(engines):
+    """Stricter than SGLang: the sender overwrites its buffer as soon as it is answered."""
+    engine = engines("qwen3-moe")
+    client = SlimeEngine(engine.url)
+    flat = bucket(engine.tensors(1))
+    entry = serialize(flat)
+    client.update_weights_from_tensor([entry], "1")
+    flat["flattened_tensor"].fill_(255)
+    engine.holds(1)
+
+
+@COLOCATE
+def test_a_failure_is_a_status_with_json(engines):
+    """slime looks at the status alone, and leaves engines paused; the next update goes on from there."""
+    engine = engines("qwen3-moe")
+    client = SlimeEngine(engine.url)
+    serve(engine, client, 1)
+    client.pause_generation()
+    with pytest.raises(Failed, match=r"400: \{.*no_such"):
+        client.update_weights_from_tensor([serialize(bucket([("model.no_such.weight", torch.zeros(2, dtype=torch.bfloat16))]))], "2")
+    assert client.get_weight_version() == "1"
+    serve(engine, client, 2)
+
+
+@COLOCATE
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_checker_finds_what_an_update_leaves_out(engines, ranks):
+    """--check-weight-update-equal: snapshot, junk, an update with the same weights, compare."""
+    engine = engines("qwen3-moe", ranks)
+    client = SlimeEngine(engine.url)
+    serve(engine, client, 1)
+    client.check_weights("snapshot")
+    client.check_weights("reset_tensors")
+    serve(engine, client, 1)
+    assert client.check_weights("compare")["success"] is True
+    named = engine.tensors(2)
+    client.update_weights_from_tensor([serialize(bucket(named[:1]))] * ranks, "2")
+    with pytest.raises(Failed, match="400"):
+        client.check_weights("compare")
+    serve(engine, client, 1)
+
+
+@MIXED
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cards(2))])
+def test_remote_engines_are_updated_without_a_pause(engines, stages, device):
+    """The frame goes to the colocated engine alone; the other gets the same buckets by broadcast, while it generates."""
+    colocated = engines("qwen3-moe", 1, device, which="colocated")
+    (remote,) = placed(engines, device, [1])
+    (process,) = stages(1, remote.shapes, "cpu" if device == "cpu" else "cuda:0")
+    (group,) = join([remote], [process], ["slime"], "gloo" if device == "cpu" else "nccl")
+    near, far = SlimeEngine(colocated.url), SlimeEngines(remote.url)
+    trainers = Colocated(colocated, "cpu" if device == "cpu" else "cuda:0")
+    try:
+        for version in (1, 2):
+            generating = Beside(lambda: far.each[0].generate([5, 6, 7], 64, sampling=dict(ignore_eos=True)))
+            near.pause_generation()
+            near.flush_cache()
+            for names in buckets(list(remote.shapes), 3):
+                trainers.send(near, [[pair for pair in colocated.tensors(version) if pair[0] in names]], str(version))
+                broadcast(far, group, version, names, str(version))
+            near.continue_generation()
+            colocated.holds(version)
+            remote.holds(version)
+            assert generating.result()["meta_info"]["finish_reason"]["type"] == "length", "nobody ended it"
+            assert {near.get_weight_version(), far.each[0].get_weight_version()} == {str(version)}
+    finally:
+        group.leave()
+
+
+def checkpoint(engine, folder, variant):
+    """A whole Hugging Face checkpoint, as slime writes it."""
+    folder.mkdir(parents=True)
+    shutil.copy(GOLDENS / engine.kind / "config.json", folder)
+    safetensors.torch.save_file(dict(engine.tensors(variant)), folder / "model.safetensors")
+    return folder
+
+
+@DISK
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_checkpoint_for_every_version(engines, ranks, tmp_path_factory):
+    shared = tmp_path_factory.mktemp("shared")
+    engine = engines("qwen3-moe", ranks, "cpu", "--model-root", shared, which="disk")
+    client = SlimeEngine(engine.url)
+    for version in (1, 2, 3):
+        folder = checkpoint(engine, shared / f"weight_v{version:06d}", version)
+        client.pause_generation()
+        client.flush_cache()
+        client.update_weights_from_disk(folder, str(version))
+        assert client.get_weight_version() == str(version)
+        # It is removed before generation goes on.
+        shutil.rmtree(folder)
+        client.continue_generation()
+        engine.holds(version)
+        assert client.generate([5, 6, 7])["meta_info"]["weight_version"] == str(version)
+    with pytest.raises(Failed, match="400"):
+        client.update_weights_from_disk(shared / "weight_v000009", "9")
+    assert client.get_weight_version() == "3"
+
+
+@EXTERNAL
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_slime_compares_of_an_engine_that_it_has_not_started(engines, ranks):
+    engine = engines("qwen3-moe", ranks)
+    for path in ("/server_info", "/get_server_info"):
+        with urllib.request.urlopen(engine.url + path, timeout=30) as reply:
+            info = json.load(reply)
+        assert int(info.get("tp_size") or info.get("tensor_parallel_size") or 1) == ranks
+        assert int(info.get("pp_size") or info.get("pipeline_parallel_size") or 1) == 1
+        assert int(info.get("ep_size") or 1) == 1 and int(info.get("moe_dp_size") or 1) == 1
+        assert int(info.get("num_gpus") or info.get("num_gpus_per_engine") or ranks) == ranks
+        assert info.get("disaggregation_bootstrap_port") is None
+        assert not info.get("encoder_only") and info.get("disaggregation_mode") not in ("prefill", "decode"), "a regular worker"
+        # Of what slime would have set when it starts engines for itself, this is compared unless it is told otherwise.
+        assert info.get("enable_memory_saver") == False  # noqa: E712
+    client = SlimeEngine(engine.url)
+    assert client.health_generate()
+    serve(engine, client, 4)
+    client.abort_all()

@@ -1,0 +1,210 @@
+"""slime's deltas on disk: what has changed is published, every host brings a checkpoint of its own up to date, engines load that."""
+
+import json
+import shutil
+import threading
+import zlib
+
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+from engines import GOLDENS, Beside, engines  # noqa: F401
+from slime_client import Failed, SlimeEngine, SlimeEngines
+from tensors import coded
+
+np = pytest.importorskip("numpy")
+zstandard = pytest.importorskip("zstandard")
+xxhash = pytest.importorskip("xxhash")
+
+DELTA = pytest.mark.row(5, "slime / disk delta")
+KIND = "qwen3"
+CHECKSUMS = {"xxh3-128": lambda data: xxhash.xxh3_128(data).hexdigest(), "adler32": lambda data: f"{zlib.adler32(data):08x}"}
+
+
+class Publisher:
+    """The trainer: it diffs against what it has published last, which begins as the checkpoint that the engines were started with."""
+
+    def __init__(self, engine, folder, encoding="xor", checksum="xxh3-128"):
+        self.engine, self.folder, self.encoding, self.checksum = engine, folder, encoding, checksum
+        self.version, self.snapshot = 0, {}
+        for path in sorted((GOLDENS / KIND).glob("*.safetensors")):
+            with safetensors.safe_open(path, "pt") as opened:
+                for name in opened.keys():
+                    self.snapshot[name] = opened.get_tensor(name)
+
+    def next(self, share=0.02):
+        """New weights: some elements of some tensors."""
+        generator = torch.Generator().manual_seed(self.version)
+        new = {}
+        for index, (name, tensor) in enumerate(self.snapshot.items()):
+            mask = torch.rand(tensor.shape, generator=generator) < (share if index % 3 else 0)
+            new[name] = torch.where(mask, coded(self.version + 10, name, tensor.shape), tensor)
+        return new
+
+    def publish(self, new=None, files=2):
+        new = new or self.next()
+        self.version += 1
+        folder = self.folder / f"weight_v{self.version:06d}"
+        folder.mkdir()
+        changed = []
+        for name, tensor in new.items():
+            data, old = (np.frombuffer(t.contiguous().view(torch.uint8).numpy().tobytes(), np.uint8) for t in (tensor, self.snapshot[name]))
+            if (data == old).all():
+                continue
+            if self.encoding == "xor":
+                diff = (data ^ old).tobytes()
+            else:
+                at = np.flatnonzero(data != old).astype("<u4")
+                diff = np.array([at.size], "<u4").tobytes() + at.tobytes() + data[at].tobytes()
+            changed.append((name, np.frombuffer(zstandard.ZstdCompressor(level=1).compress(diff), np.uint8), CHECKSUMS[self.checksum](data.tobytes())))
+        where = {}
+        for number in range(files):
+            part = changed[number::files]
+            file = f"model-{number:05d}-of-{files:05d}.safetensors"
+            safetensors.numpy.save_file({name: diff for name, diff, _ in part}, folder / file, metadata={name: digest for name, _, digest in part})
+            where.update({name: file for name, *_ in part})
+        metadata = dict(
+            version=f"{self.version:06d}", base_version=f"{self.version - 1:06d}", delta_encoding=self.encoding, compression_format="zstd",
+            checksum_format=self.checksum,
+        )  # fmt: skip
+        (folder / "model.safetensors.index.json").write_text(json.dumps(dict(metadata=metadata, weight_map=where)))
+        self.snapshot = new
+        return folder
+
+    def publish_whole(self, new):
+        self.version += 1
+        folder = self.folder / f"weight_v{self.version:06d}"
+        folder.mkdir()
+        shutil.copy(GOLDENS / KIND / "config.json", folder)
+        safetensors.torch.save_file(new, folder / "model.safetensors")
+        self.snapshot = new
+
+
+@pytest.fixture
+def host(engines, tmp_path_factory):
+    """Two engines of one host, and the folders that they share."""
+    root = tmp_path_factory.mktemp("host")
+    made = [engines(KIND, ranks, "cpu", "--model-root", root, which=letter) for ranks, letter in ((1, "a"), (2, "b"))]
+    (root / "published").mkdir()
+    yield made, root
+    engines.close()
+
+
+def held(engine, tensors):
+    from tensors import checksum
+
+    got = engine.checksums()
+    wrong = [name for name, tensor in tensors.items() if got[name] != checksum(tensor)]
+    assert not wrong, f"{len(wrong)} tensors are not those of the trainer: {wrong[:5]}"
+
+
+def reload(clients, local, version):
+    """Pulls before the pause, then the frame."""
+    clients.all("pull_weights", local, local.parent / "published", version)
+    clients.all("pause_generation")
+    clients.all("flush_cache")
+    clients.all("update_weights_from_disk", local, str(version))
+    clients.all("continue_generation")
+
+
+@DELTA
+@pytest.mark.parametrize("encoding, checksum", [("xor", "xxh3-128"), ("overwrite", "adler32")])
+def test_every_host_follows_what_is_published(host, encoding, checksum):
+    made, root = host
+    clients, local = SlimeEngines(*(engine.url for engine in made)), root / "local"
+    publisher = Publisher(made[0], root / "published", encoding, checksum)
+    # The first update publishes nothing: version 0 is what the engines were started with.
+    assert {reply["success"] for reply in clients.all("pull_weights", local, root / "published", 0)} == {True}
+    for engine in made:
+        engine.spoil()
+    reload_zero = clients.all("update_weights_from_disk", local, "0")
+    assert all(reply["success"] for reply in reload_zero)
+    for engine in made:
+        held(engine, publisher.snapshot)
+    for _ in range(3):
+        publisher.publish()
+        reload(clients, local, publisher.version)
+        for engine, client in zip(made, clients.each):
+            held(engine, publisher.snapshot)
+            assert client.get_weight_version() == str(publisher.version)
+            assert client.generate([5, 6, 7])["meta_info"]["weight_version"] == str(publisher.version)
+    assert json.loads((local / ".weight_sync/state.json").read_text()) == {"version": "000003"}
+    # A host that comes later gets all of them at once, and a whole version in the middle spares it what was before.
+    publisher.publish_whole(publisher.next())
+    publisher.publish()
+    shutil.rmtree(root / "published/weight_v000002")
+    clients.each[0].pull_weights(root / "late", root / "published", publisher.version)
+    clients.each[0].update_weights_from_disk(root / "late", "late")
+    held(made[0], publisher.snapshot)
+
+
+@DELTA
+def test_generation_goes_on_while_weights_are_pulled(host):
+    made, root = host
+    client, publisher = SlimeEngine(made[0].url), Publisher(made[0], root / "published")
+    client.pull_weights(root / "local", root / "published", 0)
+    over, done = threading.Event(), []
+
+    def ask():
+        while not over.is_set():
+            done.append(client.generate([5, 6, 7])["meta_info"]["finish_reason"]["type"])
+
+    asking = Beside(ask)
+    for _ in range(3):
+        publisher.publish()
+        before = len(done)
+        client.pull_weights(root / "local", root / "published", publisher.version)
+        assert client.get_weight_version() == "default", "a pull changes no weights of the engine"
+    over.set()
+    asking.result()
+    assert len(done) > before and set(done) <= {"stop", "length"}
+
+
+@DELTA
+def test_what_does_not_check_is_refused_and_the_next_pull_mends_it(host):
+    made, root = host
+    client, local, source = SlimeEngine(made[0].url), root / "local", root / "published"
+    publisher = Publisher(made[0], source)
+    client.pull_weights(local, source, 0)
+    folder = publisher.publish()
+    good = {path.name: path.read_bytes() for path in folder.iterdir()}
+    file = next(folder.glob("model-00000*"))
+    with safetensors.safe_open(file, "np") as opened:
+        named, digests = {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata())
+    first = next(iter(named))
+    # A checksum of something else; a stream that is cut off; a tensor that is not there.
+    broken = [(named, {**digests, first: "0" * 32}), ({**named, first: named[first][:-3]}, digests), ({**named, "model.no_such.weight": named[first]}, {**digests, "model.no_such.weight": ""})]
+    for tensors, metadata in broken:
+        safetensors.numpy.save_file(tensors, file, metadata=metadata)
+        with pytest.raises(Failed, match=r'400: \{"success":false,"message":"'):
+            client.pull_weights(local, source, 1)
+        file.write_bytes(good[file.name])
+        client.pull_weights(local, source, 1)
+        client.update_weights_from_disk(local, "1")
+        held(made[0], publisher.snapshot)
+        shutil.rmtree(local)
+        client.pull_weights(local, source, 0)
+    # It was killed in the middle: xor that is applied again would take the change back.
+    client.pull_weights(local, source, 1)
+    (local / ".weight_sync/changing").write_text("1")
+    (local / ".weight_sync/state.json").write_text('{"version": "000000"}')
+    client.pull_weights(local, source, 1)
+    client.update_weights_from_disk(local, "1")
+    held(made[0], publisher.snapshot)
+
+
+@DELTA
+def test_folders_are_those_of_the_roots(host, tmp_path):
+    made, root = host
+    client = SlimeEngine(made[0].url)
+    for local, source, version in [
+        (tmp_path / "elsewhere", root / "published", 0), (root / "local", tmp_path, 1), (root / "local", root / "published", 7), (GOLDENS / KIND, root / "published", 0),
+        (root / "published", root / "published", 1), (root / "no/such/parent", root / "published", 0),
+    ]:  # fmt: skip
+        with pytest.raises(Failed, match="400"):
+            client.pull_weights(local, source, version)
+    assert not (tmp_path / "elsewhere").exists()
+    assert (GOLDENS / KIND / "config.json").exists() and not (GOLDENS / KIND / ".weight_sync").exists()

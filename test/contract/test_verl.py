@@ -1,0 +1,210 @@
+"""verl's HTTP: from a worker on the engine's card, which a Ray shim leads to the server; the transports of its checkpoint engines end there."""
+
+import base64
+import gc
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+import torch
+
+from engines import DEVICES, Beside, engines, refusal  # noqa: F401
+from tensor_process import shared_files
+from tensors import LocalSerializedTensor, dumps, serialize
+
+NAIVE = pytest.mark.row(7, "verl / naive SGLang")
+DISAGGREGATED = pytest.mark.row(8, "verl / disaggregated")
+DELTA = pytest.mark.row(9, "verl / delta_sharded")
+LORA = pytest.mark.row(10, "verl / LoRA adapter")
+LOADER = "verl.workers.rollout.sglang_rollout.delta_loader.apply_delta"
+
+
+class Adapter:
+    """verl's HTTP client: 60 s, three attempts after timeouts and where nobody answers; a status that is no success is raised at once; an empty
+    body counts as {}, and `success` is not looked at."""
+
+    def __init__(self, url, timeout_s=60):
+        self.url, self.timeout_s = url, timeout_s
+
+    def request(self, endpoint, payload=None, method="POST"):
+        data = None if method == "GET" else json.dumps(payload or {}).encode()
+        for attempt in range(3):
+            try:
+                request = urllib.request.Request(f"{self.url}/{endpoint}", data, {"content-type": "application/json"}, method=method)
+                with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
+                    body = reply.read()
+                    return json.loads(body or b"{}") if "json" in reply.headers.get("content-type", "json") else body.decode()
+            except urllib.error.HTTPError as error:
+                raise RuntimeError(f"{error.code}: {error.read().decode()[:2000]}") from None
+            except TimeoutError:
+                if attempt == 2:
+                    raise
+                time.sleep(0.1 * 2**attempt)
+
+    def flush_cache(self):
+        for _ in range(12):
+            try:
+                return self.request("flush_cache", method="GET")
+            except RuntimeError:
+                time.sleep(0.2)
+        return None
+
+
+class ServerAdapter:
+    """What verl's worker does around an update. `resume`: it has released the engine's memory before."""
+
+    def __init__(self, engine, device):
+        self.engine, self.device, self.http = engine, device, Adapter(engine.url)
+        self.handles = []
+
+    def release(self, tags=("kv_cache", "weights")):
+        return self.http.request("release_memory_occupation", dict(tags=list(tags)))
+
+    def resume(self, *tags):
+        return self.http.request("resume_memory_occupation", dict(tags=list(tags)))
+
+    def entries(self, named):
+        """Of every tensor a handle for each tensor-parallel rank, and all of that once for every rank again."""
+        ranks = self.engine.ranks
+        self.handles = [(name, [tensor.to(self.device).clone() for _ in range(ranks)]) for name, tensor in named]
+        text = serialize([(name, LocalSerializedTensor([dumps(own) for own in each])) for name, each in self.handles])
+        return [text] * ranks
+
+    def bucket(self, named, **fields):
+        reply = self.http.request("update_weights_from_tensor", dict(serialized_named_tensors=self.entries(named), load_format=None, flush_cache=True, **fields))
+        self.handles = []
+        gc.collect()
+        if self.device != "cpu":
+            torch.cuda.ipc_collect()
+        return reply
+
+    def update(self, named, limit=16 << 10):
+        bucket, size = [], 0
+        for name, tensor in named:
+            if bucket and size + tensor.nbytes > limit:
+                self.bucket(bucket)
+                bucket, size = [], 0
+            bucket.append((name, tensor))
+            size += tensor.nbytes
+        self.bucket(bucket)
+        assert "Cache flushed" in self.http.flush_cache()
+
+
+def served(engines, ranks, device):
+    env = {"REFIT_CUDA_SHARE_CARD": "1"} if device == "cuda" and ranks > torch.cuda.device_count() else None
+    return engines("qwen3-moe", ranks, device, env=env)
+
+
+@NAIVE
+@DISAGGREGATED
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_buckets_of_handles_between_the_resume_of_weights_and_of_the_cache(engines, ranks, device):
+    """Of the disaggregated backends the engine sees the same, from the worker that has received the weights on its card."""
+    engine = served(engines, ranks, device)
+    worker = ServerAdapter(engine, "cpu" if device == "cpu" else "cuda:0")
+    before = set(shared_files(os.getpid()))
+    for variant in (1, 2, 1):
+        worker.release()
+        worker.resume("weights")
+        began = time.monotonic()
+        worker.update(engine.tensors(variant))
+        assert time.monotonic() - began < 60
+        worker.resume("kv_cache")
+        engine.holds(variant)
+        assert len(engine.tokens()["output_ids"]) == 4
+    gc.collect()
+    assert set(shared_files(os.getpid())) <= before
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_allocated() == 0, "the engine has given the trainer's memory back"
+
+
+@DISAGGREGATED
+def test_the_cache_alone_goes_and_requests_that_were_aborted_have_their_prefix(engines):
+    """abort all, release the cache, update, resume it, go on from the prefix."""
+    engine = served(engines, 1, "cpu")
+    worker = ServerAdapter(engine, "cpu")
+    running = Beside(lambda: engine.tokens(480))
+    time.sleep(0.2)
+    worker.http.request("abort_request", dict(rid="", abort_all=True))
+    partial = running.result()
+    assert partial["meta_info"]["finish_reason"]["type"] in ("abort", "length")
+    worker.release(["kv_cache"])
+    worker.update(engine.tensors(3))
+    worker.resume("kv_cache")
+    engine.holds(3)
+    body = dict(input_ids=[5, 6, 7, *partial["output_ids"]][:500], sampling_params=dict(max_new_tokens=4), return_logprob=True)
+    assert len(engine.post("/generate", body)["meta_info"]["output_token_logprobs"]) >= 1
+
+
+@NAIVE
+def test_a_bucket_that_is_sent_again_changes_nothing(engines):
+    """After a timeout the same body is posted again: while the first one runs it gets that one's outcome, later it is written again."""
+    engine = served(engines, 2, "cpu")
+    worker = ServerAdapter(engine, "cpu")
+    worker.update(engine.tensors(1))
+    entries = worker.entries(engine.tensors(2))
+    body = dict(serialized_named_tensors=entries, load_format=None, flush_cache=True)
+    first, second = (Beside(lambda: worker.http.request("update_weights_from_tensor", body)) for _ in range(2))
+    # Of what came after the other had ended, the handles are spent: that is refused, and has changed nothing.
+    outcomes = []
+    for call in (first, second):
+        try:
+            outcomes.append(call.result()["success"])
+        except RuntimeError as error:
+            outcomes.append(str(error)[:3])
+    assert outcomes.count(True) >= 1 and set(outcomes) <= {True, "400"}, outcomes
+    engine.holds(2)
+    assert engine.get("/server_info")["weights"] == "current"
+
+
+@NAIVE
+def test_what_is_wrong_is_a_status(engines):
+    engine = served(engines, 1, "cpu")
+    worker = ServerAdapter(engine, "cpu")
+    worker.update(engine.tensors(1))
+    with pytest.raises(RuntimeError, match="400: .*no_such"):
+        worker.bucket([("model.no_such.weight", torch.zeros(4, dtype=torch.bfloat16))])
+    with pytest.raises(RuntimeError, match="400: .*shape"):
+        worker.bucket([("model.norm.weight", torch.zeros(3, dtype=torch.bfloat16))])
+    engine.holds(1)
+
+
+@DELTA
+def test_sparse_deltas_are_refused_in_words_and_dense_updates_serve_instead(engines):
+    """The three tensors of its loader. What changes nothing is refused before anything is written, and the handles are given back."""
+    engine = served(engines, 1, "cpu")
+    worker = ServerAdapter(engine, "cpu")
+    worker.update(engine.tensors(1))
+    values, positions = torch.ones(4, dtype=torch.bfloat16), torch.arange(4, dtype=torch.int32).view(torch.uint8)
+    spec = dict(encoding="indices", params=[dict(name="model.norm.weight", dtype="bfloat16", shape=[64], pos_start=0, pos_end=16, pos_width=4, val_start=0, val_end=4)], checksum=0)
+    named = [("__delta_spec__", torch.tensor(list(json.dumps(spec).encode()), dtype=torch.uint8)), ("__positions__", positions), ("__values__", values)]
+    before = set(shared_files(os.getpid()))
+    entries = worker.entries(named)
+    with pytest.raises(RuntimeError, match="400: .*delta_loader.*delta_sharded.*naive"):
+        worker.http.request("update_weights_from_tensor", dict(serialized_named_tensors=entries, load_format=LOADER, flush_cache=False))
+    worker.handles = []
+    del values, positions, named
+    gc.collect()
+    assert set(shared_files(os.getpid())) <= before
+    engine.holds(1)
+
+
+@LORA
+def test_adapters_are_refused_in_words(engines):
+    """The base is kept, and merged weights serve instead."""
+    engine = served(engines, 1, "cpu")
+    worker = ServerAdapter(engine, "cpu")
+    worker.update(engine.tensors(1))
+    assert all(entry["id"] != "verl_actor_lora_name" for entry in worker.http.request("v1/models", method="GET")["data"])
+    payload = base64.b64encode(dumps({"base_model.model.model.norm.lora_A.weight": torch.zeros(2, 2)})).decode()
+    for body in [dict(serialized_named_tensors=[payload]), dict(serialized_tensors=payload)]:
+        with pytest.raises(RuntimeError, match="4..: .*(?i:merge)"):
+            worker.http.request("load_lora_adapter_from_tensors", dict(lora_name="verl_actor_lora_name", config_dict=dict(r=2), **body))
+    with pytest.raises(RuntimeError, match="4..:"):
+        worker.http.request("unload_lora_adapter", dict(lora_name="verl_actor_lora_name"))
+    engine.holds(1)
