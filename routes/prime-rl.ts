@@ -11,7 +11,7 @@ const InitBody = Type.Object({
   quantize_in_weight_transfer: nullable(Type.Boolean(), 'Refused when true.'),
   backend: Type.Optional(Type.String({ description: 'refit\'s own: "gloo" for a group of torch\'s gloo in the place of vLLM\'s communicator (default "nccl").' })),
   timeout: unused('Taken and without effect: see --group-timeout.'),
-  session_id: unused()
+  session_id: nullable(Type.String(), 'Of its NIXL mode, which is refused.')
 }, { title: 'InitBroadcasterRequest' })
 
 const Done = Type.Object({ status: Type.Literal('ok') }, { title: 'InitBroadcasterReply', description: 'The communicator stands.' })
@@ -29,8 +29,8 @@ const primeRl: Routes = async (app, { context }) => {
       response: { 200: Done, ...refusals() }
     }
   }, async request => {
-    const { host, port, rank_offset: rankOffset, inference_world_size: inferenceWorldSize, quantize_in_weight_transfer: quantized, backend = 'nccl' } = request.body
-    await initPrimeRl(context, { host, port, rankOffset, inferenceWorldSize, backend, quantized: quantized ?? false })
+    const { host, port, rank_offset: rankOffset, inference_world_size: inferenceWorldSize, quantize_in_weight_transfer: quantized, backend = 'nccl', session_id: session } = request.body
+    await initPrimeRl(context, { host, port, rankOffset, inferenceWorldSize, backend, quantized: quantized ?? false, session: session ?? null })
     return { status: 'ok' as const }
   })
 }

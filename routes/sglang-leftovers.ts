@@ -36,6 +36,26 @@ const leftovers: Routes = async app => {
       }
     }, async () => { throw new RefitError('UNSUPPORTED', `no profile is ${word}: refit has no profiler of its own. Run the server under one (nsys profile refit serve ...), and see /metrics`) })
   }
+
+  // miles asks where a rank's weights lie, to write them by RDMA.
+  for (const [url, operationId, auth] of [
+    ['/remote_instance_transfer_engine_info', 'remoteInstanceTransferEngineInfo', 'admin'],
+    ['/get_remote_instance_transfer_engine_info', 'getRemoteInstanceTransferEngineInfo', 'admin'],
+    ['/parallelism_config', 'parallelismConfig', 'normal']
+  ] as const) {
+    app.get(url, {
+      config: { auth },
+      schema: {
+        operationId,
+        summary: 'Refused: weights are not written from outside',
+        description: 'Of SGLang\'s transfer engine (Mooncake), by which trainers write into the memory of ranks. Here every byte is checked before it is written.',
+        tags: ['weights'],
+        response: refusals()
+      }
+    }, async () => {
+      throw new RefitError('UNSUPPORTED', 'there is no transfer engine here: ranks are not written to from outside. Send weights through a process group (/init_weights_update_group), as handles or uploads (/update_weights_from_tensor) or from disk')
+    })
+  }
 }
 
 export default leftovers

@@ -1,5 +1,6 @@
 import { Type } from 'typebox'
 import { initOldSkyrl, updateOldSkyrl } from '../src/dialects/skyrl.ts'
+import { FetchWeights, fetchWeights } from '../src/dialects/skyrl-delta.ts'
 import type { Routes } from '../src/http/context.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../src/http/schemas.ts'
 import { Report, toReport } from '../src/http/write-report.ts'
@@ -24,10 +25,21 @@ const UpdateBody = Type.Object({
   sizes: nullable(Type.Unknown(), 'Elements of each, where all are one broadcast.')
 }, { title: 'SkyrlUpdateRequest' })
 
+const Fetched = Type.Object({
+  status: Type.Literal('ok'),
+  result: Type.Array(Type.Object({
+    status: Type.Literal('ok'),
+    target_version: Type.Integer(),
+    tensors: Type.Integer({ description: 'That were changed.' }),
+    bytes: Type.Integer({ description: 'Of those tensors.' }),
+    stats: Type.Object({ fetch_s: Type.Number(), apply_s: Type.Number(), reset_s: Type.Number(), total_s: Type.Number() }, { description: 'Seconds; nothing is downloaded (fetch_s).' })
+  }), { description: 'The same for each rank: a host has one checkpoint.' })
+}, { title: 'SkyrlFetchReply', description: 'The checkpoint is of that version, and its checksums are right.' })
+
 const Done = Type.Object({ status: Type.Literal('ok') }, { title: 'SkyrlReply', description: 'Done.' })
 const Updated = Type.Object({ status: Type.Literal('ok'), report: Report }, { title: 'SkyrlUpdateReply', description: 'All bytes are in place on every rank.' })
 
-/** What SkyRL asked of its first remote engines; newer versions speak vLLM's routes and /collective_rpc. */
+/** What SkyRL asked of its first remote engines, and what it asks besides vLLM's routes and /collective_rpc. */
 const skyrl: Routes = async (app, { context }) => {
   const config = { auth: 'admin', errors: 'weights' } as const
 
@@ -57,6 +69,18 @@ const skyrl: Routes = async (app, { context }) => {
       response: { 200: Updated, ...refusals(WeightsRefusal) }
     }
   }, async request => ({ status: 'ok' as const, report: toReport(await updateOldSkyrl(context, request.body)) }))
+
+  app.post('/fetch_weights', {
+    config,
+    schema: {
+      operationId: 'skyrlFetchWeights',
+      summary: 'Bring this host\'s checkpoint to a version that SkyRL has published',
+      description: 'Generation goes on meanwhile; /update_weights with the same target_version loads it. Calls for one folder take turns on a host, whoever makes them.',
+      tags: ['weights'],
+      body: FetchWeights,
+      response: { 200: Fetched, ...refusals(WeightsRefusal) }
+    }
+  }, async request => ({ status: 'ok' as const, result: await fetchWeights(context, request.body) }))
 }
 
 export default skyrl

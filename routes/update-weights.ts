@@ -10,7 +10,7 @@ import { Report, toReport } from '../src/http/write-report.ts'
 
 const Body = Type.Object({
   update_info: Type.Optional(Type.Unknown({
-    description: 'vLLM: {names, dtype_names, shapes} and packed of what rank 0 broadcasts; {names, dtype_names, shapes, ipc_handles_pickled} and tensor_sizes of memory on this engine\'s cards; or {path} of a checkpoint.'
+    description: 'vLLM: {names, dtype_names, shapes} and packed of what rank 0 broadcasts; {names, dtype_names, shapes, ipc_handles_pickled} and tensor_sizes of memory on this engine\'s cards; {path} of a checkpoint; or SkyRL\'s {target_version} of what /fetch_weights has made ready.'
   })),
   weight_dir: nullable(Type.String(), 'prime-rl: a checkpoint\'s folder or, once its group stands, the name of the step that is broadcast.'),
   names: Type.Optional(Type.Unknown({ description: 'SkyRL\'s first remote engines: names, dtypes, shapes, and sizes where they are one broadcast.' })),

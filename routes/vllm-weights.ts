@@ -6,7 +6,7 @@ import { nullable, refusals, WeightsRefusal } from '../src/http/schemas.ts'
 
 const InitBody = Type.Object({
   init_info: Type.Optional(Type.Unknown({
-    description: 'NCCL: {master_address, master_port, rank_offset, world_size}, and packed, packed_buffer_size_bytes where they are said once; `backend: "gloo"` with `group_name` is refit\'s own, for engines on the CPU. CUDA IPC and disk: {}.'
+    description: 'NCCL: {master_address, master_port, rank_offset, world_size}, and packed, packed_buffer_size_bytes where they are said once; `backend: "gloo"` with `group_name` is refit\'s own, for engines on the CPU. CUDA IPC and disk: {}. SkyRL\'s deltas: {base_model_path, local_checkpoint_dir}.'
   }))
 }, { title: 'InitWeightTransferRequest' })
 

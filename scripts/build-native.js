@@ -47,7 +47,7 @@ if (options.commands) {
   process.exit(0)
 }
 const generator = options['no-cmake'] ? undefined : findGenerator()
-const unlock = lock(join('build', 'native.lock'))
+const unlock = lock(join('build', options.cuda || options['cuda-tests'] ? 'native-cuda.lock' : tests ? 'native-tests.lock' : 'native.lock'))
 try {
   if (options.cuda || options['cuda-tests']) await buildCuda()
   else if (tests) await runTests()
@@ -354,7 +354,7 @@ async function tool (command, args) {
   if (code !== 0) throw new Error(`${Buffer.concat(said).toString()}${relative(root, command) || command} failed (exit ${code})`)
 }
 
-/** One build at a time in a checkout: tests and `npm ci` may start one each. A lock whose process is gone is taken over. */
+/** One build of a kind at a time in a checkout: tests and `npm ci` may start one each. A lock whose process is gone is taken over. */
 function lock (file) {
   mkdirSync(dirname(file), { recursive: true })
   for (let waited = 0; ; waited++) {

@@ -1,8 +1,13 @@
-import { writeFileSync } from 'node:fs'
+import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { configurationPage } from '../src/config/configuration-page.ts'
 import { packageRoot } from '../src/root.ts'
+import { matrixPages, withTable } from './matrix-table.ts'
 
-// npm run docs: writes the pages that are made from tables of the program. A test fails where they differ.
+// npm run docs: writes what pages have from tables of the program and from results. Tests fail where they differ.
 
 writeFileSync(join(packageRoot, 'docs', 'configuration.md'), configurationPage())
+for (const [page, table] of Object.entries(matrixPages(packageRoot))) {
+  const path = join(packageRoot, page)
+  writeFileSync(path, withTable(readFileSync(path, 'utf8'), table))
+}

@@ -1,7 +1,7 @@
 """OpenRLHF's engine actor in front of a refit server: the method names of `RolloutRayActor` (openrlhf/trainer/ray/vllm_engine.py), spoken over HTTP.
 
     refit serve MODEL --port 30000                      # on cards that the trainer does not use, or (IPC) on the same ones
-    REFIT_URLS=http://127.0.0.1:30000 python train.py   # train.py: import refit_openrlhf; refit_openrlhf.install(); then OpenRLHF as ever
+    REFIT_URLS=http://127.0.0.1:30000 python -m refit_openrlhf ...   # arguments as of openrlhf.cli.train_ppo_ray
 
 One parameter comes per call, by PyNccl from the trainer's rank 0 or as CUDA IPC handles of all ranks; each becomes a vLLM-style /update_weights with
 one name. The first of a round begins an update, the last (`empty_cache`) ends it, so that nothing is generated from a mixture.
@@ -134,8 +134,11 @@ def urls():
     return os.environ["REFIT_URLS"].split(",")
 
 
-def create_vllm_engines(num_engines, *args, agent_func_path=None, remote_rm_url=None, vllm_enable_sleep=False, **options):
-    """In the place of OpenRLHF's: actors in front of the servers of $REFIT_URLS, on no card of Ray's."""
+def create_vllm_engines(
+    num_engines, tensor_parallel_size=None, pretrain=None, seed=None, full_determinism=None, enable_prefix_caching=None, enforce_eager=None, max_model_len=None,
+    shared_pg=None, gpu_memory_utilization=None, vllm_enable_sleep=False, logprobs_mode=None, agent_func_path=None, remote_rm_url=None, **options,
+):  # fmt: skip
+    """In the place of OpenRLHF's, with its arguments: actors in front of the servers of $REFIT_URLS, on no card of Ray's. What concerns vLLM is not used."""
     import ray
 
     if len(urls()) != num_engines:
@@ -148,7 +151,18 @@ def create_vllm_engines(num_engines, *args, agent_func_path=None, remote_rm_url=
 
 
 def install():
-    """From now on OpenRLHF makes its engines here."""
-    import openrlhf.trainer.ray.vllm_engine as theirs
+    """From now on OpenRLHF makes its engines here. Its package has taken the function out of the module by then: both names are set."""
+    import openrlhf.trainer.ray as package
+    import openrlhf.trainer.ray.vllm_engine as module
 
-    theirs.create_vllm_engines = create_vllm_engines
+    package.create_vllm_engines = module.create_vllm_engines = create_vllm_engines
+
+
+if __name__ == "__main__":
+    import runpy
+
+    # By its name: Ray's workers import it.
+    import refit_openrlhf
+
+    refit_openrlhf.install()
+    runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__", alter_sys=True)

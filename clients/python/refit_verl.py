@@ -1,6 +1,9 @@
 """verl's rollout server on refit: what verl asks of its SGLang server's Ray actor, spoken over HTTP.
 
-    import refit_verl; refit_verl.install()    # before verl makes its replicas, in the driver; then actor_rollout_ref.rollout.name=sglang as ever
+    VERL_USE_EXTERNAL_MODULES=refit_verl python -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=sglang ...
+
+verl imports that module in each of its processes, and its replicas are made here from then on; `refit_verl.install()` in the process that makes them
+(the task runner, a Ray actor) does the same.
 
 Each replica starts `refit serve` on the cards of its workers ($REFIT_COMMAND, default "refit"; more flags in $REFIT_FLAGS), or takes the server of its
 number in $REFIT_URLS. The actor has the name that verl's SGLang worker looks for, and that worker brings the weights over HTTP, as it does to SGLang.
@@ -194,3 +197,7 @@ def install(name="sglang"):
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     RolloutReplicaRegistry.register(name, replica_class)
+
+
+if "refit_verl" in os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(","):
+    install()

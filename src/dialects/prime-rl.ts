@@ -7,7 +7,7 @@ import { Joiner } from '../weights/joiner.ts'
 import type { WriteReport } from '../weights/source.ts'
 import { StateDicts } from './prime-rl-stream.ts'
 
-export interface Broadcaster { host: string, port: number, rankOffset: number, inferenceWorldSize: number, backend: string, quantized: boolean }
+export interface Broadcaster { host: string, port: number, rankOffset: number, inferenceWorldSize: number, backend: string, quantized: boolean, session: string | null }
 
 const GROUP = 'prime-rl'
 /** Longest that one update may take; each broadcast has the group's own limit. */
@@ -24,7 +24,10 @@ class PrimeRl {
 
   constructor (context: RouteContext) { this.#context = context }
 
-  async init ({ host, port, rankOffset, inferenceWorldSize, backend, quantized }: Broadcaster): Promise<void> {
+  async init ({ host, port, rankOffset, inferenceWorldSize, backend, quantized, session }: Broadcaster): Promise<void> {
+    if (session !== null) {
+      throw new RefitError('UNSUPPORTED', 'session_id: weights over NIXL and ModelExpress are not supported; set weight_broadcast.type to "nccl" or "filesystem"', { param: 'session_id' })
+    }
     if (quantized) {
       throw new RefitError('UNSUPPORTED', 'quantize_in_weight_transfer: this server takes weights as they stand in checkpoints, not as vLLM\'s kernels have them; set it to false', { param: 'quantize_in_weight_transfer' })
     }

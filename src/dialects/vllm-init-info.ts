@@ -35,16 +35,25 @@ const checkNccl = bodyCheck(NcclInfo)
 const PackingInfo = Type.Object(packing)
 const checkPacking = bodyCheck(PackingInfo)
 
-/** `group`: to be joined; null where handles or files will come. */
-export interface InitInfo { group: GroupFields | null, packing: PackingFields }
+/** SkyRL's deltas of checkpoints. Its other fields say how vLLM reads files, and have no effect. */
+const DeltaInfo = Type.Object({
+  base_model_path: Type.String({ minLength: 1 }),
+  local_checkpoint_dir: Type.String({ minLength: 1 })
+})
+export type DeltaInfo = Static<typeof DeltaInfo>
+const checkDelta = bodyCheck(DeltaInfo)
+
+/** `group`: to be joined; null where handles or files will come. `delta`: null but for SkyRL's deltas. */
+export interface InitInfo { group: GroupFields | null, packing: PackingFields, delta: DeltaInfo | null }
 
 /** Throws INVALID_REQUEST, and UNSUPPORTED for vLLM's other transfers, naming them. */
 export function readInitInfo (value: unknown): InitInfo {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) throw new RefitError('INVALID_REQUEST', 'init_info: is required, an object', { param: 'init_info' })
   refuseOthers(Object.keys(value))
-  if (!Object.hasOwn(value, 'master_address')) return { group: null, packing: packingOf(demand(checkPacking(value)) as Static<typeof PackingInfo>) }
+  if (Object.hasOwn(value, 'local_checkpoint_dir')) return { group: null, packing: {}, delta: demand(checkDelta(value)) as DeltaInfo }
+  if (!Object.hasOwn(value, 'master_address')) return { group: null, packing: packingOf(demand(checkPacking(value)) as Static<typeof PackingInfo>), delta: null }
   const { master_address: address, master_port: port, rank_offset: rankOffset, world_size: worldSize, backend = 'nccl', group_name: name = GROUP, ...rest } = demand(checkNccl(value)) as Static<typeof NcclInfo>
-  return { group: { name, backend, form: 'vllm', address, port, rankOffset, worldSize }, packing: packingOf(rest) }
+  return { group: { name, backend, form: 'vllm', address, port, rankOffset, worldSize }, packing: packingOf(rest), delta: null }
 }
 
 /** What an update announces about it goes before what the init did. */

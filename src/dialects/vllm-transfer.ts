@@ -4,14 +4,16 @@ import type { UpdateFields } from '../http/apply-source.ts'
 import type { RouteContext } from '../http/context.ts'
 import { updateFromDisk } from '../http/disk-update.ts'
 import type { Packing } from '../sources/broadcasts.ts'
+import type { Fetched } from '../sources/delta-store.ts'
 import { PackedOffers } from '../sources/packed-offers.ts'
+import type { DeltaHost, DeltaVersion } from '../sources/weight-pulls.ts'
 import { Joiner } from '../weights/joiner.ts'
 import type { WeightSource, WriteReport } from '../weights/source.ts'
 import type { Offer } from '../wire/torch-offer.ts'
 import { readInitInfo, toPacking } from './vllm-init-info.ts'
 import type { PackingFields } from './vllm-init-info.ts'
 import { readUpdateInfo } from './vllm-update-info.ts'
-import type { BroadcastInfo, DiskInfo, HandlesInfo, UpdateInfo } from './vllm-update-info.ts'
+import type { BroadcastInfo, DeltaUpdate, DiskInfo, HandlesInfo, UpdateInfo } from './vllm-update-info.ts'
 
 export interface Broadcast { names: readonly string[], dtypes: readonly string[], shapes: ReadonlyArray<readonly number[]>, groupName: string, packing: Packing }
 
@@ -19,9 +21,12 @@ export interface Broadcast { names: readonly string[], dtypes: readonly string[]
 export class WeightTransfer {
   readonly #context: RouteContext
   readonly #updates = new Joiner<WriteReport>()
+  readonly #fetches = new Joiner<Fetched>()
   readonly #packed: PackedOffers
   #group: string | null = null
   #packing: PackingFields = {}
+  /** The checkpoint that SkyRL's deltas change. */
+  #deltas: DeltaHost | null = null
   /** A start of ours has not been followed by a finish. */
   #isStarted = false
 
@@ -33,9 +38,11 @@ export class WeightTransfer {
 
   /** Joins a trainer's group, and resolves when all ranks have; there is nothing to do for handles and files. What there was before is given up. */
   async init (value: unknown): Promise<void> {
-    const { group, packing } = readInitInfo(value)
+    const { group, packing, delta } = readInitInfo(value)
+    const host = delta === null ? null : await this.#context.pulls.host(delta.local_checkpoint_dir, delta.base_model_path)
     if (group !== null) await this.#context.groups.init(group, { renew: true })
     this.#group = group?.name ?? null
+    this.#deltas = host
     this.#packing = packing
     await this.#packed.end()
   }
@@ -57,11 +64,18 @@ export class WeightTransfer {
       const update = await this.#read(value, inScope)
       switch (update.kind) {
         case 'disk': return await this.#fromDisk(update.info)
+        case 'delta': return await this.#fromDelta(update.info)
         case 'handles': return await this.#fromHandles(update.info)
         case 'broadcast': return await this.#fromBroadcast(update.info)
         case 'broken-broadcast': throw await this.#broken(update.fields, update.error)
       }
     })
+  }
+
+  /** SkyRL's: brings this host's checkpoint to a version, while generation goes on. A call equal to one under way gets that one's outcome. */
+  async fetch (version: DeltaVersion): Promise<Fetched> {
+    const host = this.#deltaHost()
+    return await this.#fetches.join(JSON.stringify([host, version]), async () => await this.#context.pulls.fetch(host, version))
   }
 
   /** Moves the label and lets generation go on. Without a start there is nothing to finish, but for the label. */
@@ -108,6 +122,11 @@ export class WeightTransfer {
   groupName (): string {
     if (this.#group === null) throw new RefitError('CONFLICT', 'there is no group of a trainer to receive from: call /init_weight_transfer_engine with master_address, master_port, rank_offset and world_size first')
     return this.#group
+  }
+
+  #deltaHost (): DeltaHost {
+    if (this.#deltas === null) throw new RefitError('CONFLICT', 'there is no checkpoint for deltas: call /init_weight_transfer_engine with base_model_path and local_checkpoint_dir first')
+    return this.#deltas
   }
 
   async #takeAgain (entry: string, offer: Offer, fields: UpdateFields): Promise<WriteReport> {
@@ -158,6 +177,13 @@ export class WeightTransfer {
 
   async #fromDisk (info: DiskInfo): Promise<WriteReport> {
     return (await updateFromDisk(this.#context, { model_path: info.path, ...toFields(info) })).report
+  }
+
+  /** The version is the label, where there is no other. */
+  async #fromDelta ({ target_version: version, ...info }: DeltaUpdate): Promise<WriteReport> {
+    const fields = toFields({ ...info, weight_version: info.weight_version ?? String(version) })
+    const path = await openedFor(this.#context.engine, fields, async () => await this.#context.pulls.fetched(this.#deltaHost(), version))
+    return (await updateFromDisk(this.#context, { model_path: path, ...fields })).report
   }
 
   /** The trainer broadcasts whatever is wrong with a field. */

@@ -17,10 +17,13 @@ const BroadcastInfo = Type.Object({ ...lists, ...common, packed: Type.Optional(T
 const Sizes = Type.Array(Type.Integer({ minimum: 0 }))
 const HandlesInfo = Type.Object({ ...lists, ...common, ipc_handles_pickled: Type.String(), tensor_sizes: nullable(Sizes), sizes: nullable(Sizes) })
 const DiskInfo = Type.Object({ ...common, path: Type.String({ minLength: 1 }) })
+/** SkyRL's; where it was published has been said to /fetch_weights. */
+const DeltaUpdate = Type.Object({ ...common, target_version: Type.Integer({ minimum: 0 }) })
 
 export type BroadcastInfo = Static<typeof BroadcastInfo>
 export type HandlesInfo = Static<typeof HandlesInfo>
 export type DiskInfo = Static<typeof DiskInfo>
+export type DeltaUpdate = Static<typeof DeltaUpdate>
 
 /** A broken one of `broadcast` is told by `error`: the trainer sends all the same. */
 export type UpdateInfo =
@@ -28,14 +31,16 @@ export type UpdateInfo =
   | { kind: 'broken-broadcast', fields: Readonly<Record<string, unknown>>, error: RefitError }
   | { kind: 'handles', info: HandlesInfo }
   | { kind: 'disk', info: DiskInfo }
+  | { kind: 'delta', info: DeltaUpdate }
 
-const check = { broadcast: bodyCheck(BroadcastInfo), handles: bodyCheck(HandlesInfo), disk: bodyCheck(DiskInfo) }
+const check = { broadcast: bodyCheck(BroadcastInfo), handles: bodyCheck(HandlesInfo), disk: bodyCheck(DiskInfo), delta: bodyCheck(DeltaUpdate) }
 
 /** Throws INVALID_REQUEST, and UNSUPPORTED in words. */
 export function readUpdateInfo (value: unknown): UpdateInfo {
   const fields = pickOne(value)
   const has = (name: string): boolean => fields[name] != null
   if (has('path')) return { kind: 'disk', info: demand(check.disk(fields)) as DiskInfo }
+  if (has('target_version')) return { kind: 'delta', info: demand(check.delta(fields)) as DeltaUpdate }
   if (has('ipc_handles_pickled')) return { kind: 'handles', info: demand(check.handles(fields)) as HandlesInfo }
   if (has('ipc_handles')) {
     throw new RefitError('UNSUPPORTED', 'update_info: ipc_handles are objects of the trainer\'s process, which JSON cannot carry; send ipc_handles_pickled, base64 of them pickled', { param: 'ipc_handles' })

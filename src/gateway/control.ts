@@ -15,6 +15,8 @@ const WEIGHTS = /update_weights|weight_update$|update_weight_version$|\/weight_t
 const NO_WEIGHTS = /init_weights_update_group$|destroy_weights_update_group$/
 /** They end or label what others brought. */
 const NO_BYTES = /weight_update$|update_weight_version$|\/commit$|_lora_adapter/
+/** What they bring to a host's disk is for an engine that is being filled, too. */
+const HOSTS = /\/(pull|fetch)_weights$/
 const PAUSE = /^\/(areal_)?pause(_generation)?$/
 const RESUME = /^\/((areal_)?continue_generation|resume)$/
 /** Calls of vLLM's transfer engine name no group; there is one. */
@@ -43,7 +45,7 @@ export async function control (fleet: Fleet, request: FastifyRequest, body: Buff
 /** Of a process group its members; else all that live. */
 function targets (fleet: Fleet, path: string, fields: unknown): Worker[] {
   if (isInit(path)) return fleet.members
-  if (!/from_distributed$|destroy_weights_update_group$|_xccl$|^\/update_weights$/.test(path)) return WEIGHTS.test(path) ? fleet.members : fleet.served
+  if (!/from_distributed$|destroy_weights_update_group$|_xccl$|^\/update_weights$/.test(path)) return WEIGHTS.test(path) || HOSTS.test(path) ? fleet.members : fleet.served
   const inGroup = fleet.members.filter(({ groups }) => groups.has(groupName(fields)))
   return inGroup.length > 0 ? inGroup : fleet.members
 }

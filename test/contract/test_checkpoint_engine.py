@@ -47,18 +47,20 @@ def devices(device, count):
     return ["cpu"] * count if device == "cpu" else [f"cuda:{index}" for index in range(count)]
 
 
-def served(engines, ranks=1, device="cpu", kind="qwen3"):
-    env = {"REFIT_CUDA_SHARE_CARD": "1"} if device == "cuda" and ranks > torch.cuda.device_count() else None
-    return engines(kind, ranks, device, env=env)
+def served(engines, ranks=1, device="cpu", kind="qwen3", on_one_card=False):
+    if on_one_card and device == "cuda" and ranks > 1:
+        return engines(kind, ranks, device, which="on one card", env={"REFIT_CUDA_SHARE_CARD": "1", "CUDA_VISIBLE_DEVICES": "0"})
+    return engines(kind, ranks, device)
 
 
 @SGLANG
+@pytest.mark.brings("memory")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_weights_go_to_a_to_b_and_back_to_a(engines, ranks, device, kind):
     """One buffer for the card of all ranks, and bucket after bucket through its halves."""
-    engine = served(engines, ranks, device)
+    engine = served(engines, ranks, device, on_one_card=True)
     server = ParameterServer(devices(device, 1), BUCKET, kind=kind)
     engine.spoil()
     for step, variant in enumerate([1, 2, 1]):
@@ -71,6 +73,7 @@ def test_weights_go_to_a_to_b_and_back_to_a(engines, ranks, device, kind):
 
 
 @SGLANG
+@pytest.mark.brings("memory")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cards(2))])
 def test_every_rank_reads_the_buffer_of_its_own_card(engines, device):
     """Ranks of the parameter server go on when all of them are answered; each has a buffer of its own with the same in it."""
@@ -83,6 +86,7 @@ def test_every_rank_reads_the_buffer_of_its_own_card(engines, device):
 
 
 @VLLM
+@pytest.mark.brings("memory")
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_form_of_vllm(engines, device):
     """POST /collective_rpc, of whose reply only the status is read; other engines' sockets stand in the same map."""
@@ -98,6 +102,7 @@ def test_the_form_of_vllm(engines, device):
 
 @SGLANG
 @VLLM
+@pytest.mark.brings("memory")
 def test_the_request_stays_open_and_nothing_is_generated_from_a_mixture(engines):
     engine = served(engines)
     ParameterServer(bucket_bytes=BUCKET).update(engine.tensors(1), sglang(engine, version="old"))
@@ -326,6 +331,7 @@ def test_it_belongs_to_the_scope_that_is_open(engines):
 
 @SGLANG
 @pytest.mark.cards(1)
+@pytest.mark.brings("memory")
 def test_the_memory_of_the_card_is_given_back(engines):
     engine = served(engines, 1, "cuda")
     server = ParameterServer(["cuda:0"], 64 << 20)

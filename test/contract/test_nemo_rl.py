@@ -13,6 +13,7 @@ from tensors import bucket, coded, serialize
 
 SGLANG = pytest.mark.row(25, "NeMo-RL / SGLang")
 DYNAMO = pytest.mark.row(26, "NeMo-RL / Dynamo")
+SPARSE = pytest.mark.row(27, "NeMo-RL / remote sparse")
 WAYS = ["gloo", pytest.param("nccl", marks=pytest.mark.cards(2))]
 TRAIN_WORLD = 2
 
@@ -38,6 +39,7 @@ def release(engine):
 
 
 @SGLANG
+@pytest.mark.brings("memory")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_sglang_weights_come_back_by_buckets_after_each_release(engines, ranks):
     """A bucket for each dtype; one entry for each tensor-parallel rank; no pause anywhere."""
@@ -64,6 +66,7 @@ def test_sglang_weights_come_back_by_buckets_after_each_release(engines, ranks):
 
 @SGLANG
 @pytest.mark.cards(1)
+@pytest.mark.brings("memory")
 def test_sglang_a_card_is_named_by_its_uuid(engines):
     engine = engines("qwen3", 1, "cuda")
     release(engine)
@@ -144,6 +147,7 @@ def dynamo(engines, request):
 
 
 @DYNAMO
+@pytest.mark.brings("group")
 @pytest.mark.parametrize("dynamo", WAYS, indirect=True)
 def test_dynamo_weights_go_to_a_to_b_and_back_to_a(dynamo):
     dynamo.join()
@@ -178,5 +182,13 @@ def test_dynamo_a_pause_waits_for_what_runs_and_errors_are_no_200(dynamo):
         with refusal() as found:
             dynamo.post(route, body)
         assert 400 <= found["status"] < 500, found
-    with refusal(404):
-        engine.post("/nemo-rl/refit/prepare", dict(tensors={}))
+
+
+@SPARSE
+@pytest.mark.refused("`/nemo-rl/refit/...` is not there (404)")
+def test_sparse_deltas_are_not_taken(engines):
+    """Its client tries 502, 503 and 504 again, and no other status."""
+    for path, body in [("prepare", dict(tensors={})), ("s3-manifest", dict(key="k", checksum="c")), ("zmq-flush", dict(transfer_id="t", expected_payloads=1)), ("flush", {})]:
+        with refusal(404) as found:
+            engines("qwen3").request("POST", f"/nemo-rl/refit/{path}", body)
+        assert path in found["body"]

@@ -89,6 +89,7 @@ class Update:
 
 
 @NCCL
+@pytest.mark.brings("group")
 @pytest.mark.parametrize("backend", WAYS)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_weights_go_to_a_to_b_and_back_to_a(engines, trainer, tmp_path, backend, ranks):
@@ -109,6 +110,7 @@ def test_weights_go_to_a_to_b_and_back_to_a(engines, trainer, tmp_path, backend,
 
 
 @NCCL
+@pytest.mark.brings("group")
 @pytest.mark.parametrize("backend", WAYS)
 def test_the_prefix_cache_is_left_to_the_salt(engines, trainer, tmp_path, backend):
     """A request that is paused goes on, and tokens from before the update stay with their salt."""
@@ -126,6 +128,7 @@ def test_the_prefix_cache_is_left_to_the_salt(engines, trainer, tmp_path, backen
 
 
 @NCCL
+@pytest.mark.brings("group")
 def test_dtypes_of_one_state_dict_come_apart(engines, trainer, tmp_path):
     """One flat tensor for each dtype, in the order of the metadata."""
     engine = served(engines, "gloo")
@@ -137,6 +140,7 @@ def test_dtypes_of_one_state_dict_come_apart(engines, trainer, tmp_path):
 
 
 @NCCL
+@pytest.mark.brings("group")
 def test_a_repeated_request_does_not_hang(engines, trainer, tmp_path):
     """httpx tries again what was not answered; the trainer has sent, and sends no more."""
     engine = served(engines, "gloo")
@@ -236,6 +240,9 @@ def test_what_cannot_be_is_refused_at_once(engines):
     with refusal(400) as quantized:
         init(engine, "gloo", free_port(), quantize_in_weight_transfer=True)
     assert "quantize_in_weight_transfer" in quantized["body"]
+    with refusal(400) as nixl:
+        init(engine, "nccl", free_port(), session_id="default")
+    assert "NIXL" in nixl["body"]
     with refusal(400) as nccl:
         init(engine, "nccl", free_port())
     assert "NCCL joins cards" in nccl["body"]
@@ -248,6 +255,7 @@ def test_what_cannot_be_is_refused_at_once(engines):
 
 
 @FILES
+@pytest.mark.brings("files")
 def test_a_checkpoint_is_loaded_from_its_folder(engines, tmp_path_factory):
     """Before there is a group, or without one: the trainer writes a checkpoint, and its folder is named."""
     import safetensors.torch
@@ -276,6 +284,7 @@ def test_a_checkpoint_is_loaded_from_its_folder(engines, tmp_path_factory):
 
 
 @LORA
+@pytest.mark.refused("LoRA adapters (400, which is not tried again)")
 def test_adapters_are_refused_in_words_that_are_not_tried_again(engines):
     """404 and 500 would be, for two minutes."""
     engine = engines("qwen3")

@@ -48,6 +48,7 @@ def closed(server):
 def test_a_b_a_by_cuda_handles(model, way, in_place):
     import torch
 
+    held = torch.cuda.memory_allocated()
     with serve(model) as server:
         client = refit.Client(server.url)
         named = on_card(model, 1)
@@ -67,7 +68,7 @@ def test_a_b_a_by_cuda_handles(model, way, in_place):
         gc.collect()
         torch.cuda.ipc_collect()
         torch.cuda.empty_cache()
-        assert torch.cuda.memory_allocated() == 0, f"{torch.cuda.memory_allocated()} bytes are held by what was shared"
+        assert torch.cuda.memory_allocated() <= held, f"{torch.cuda.memory_allocated() - held} bytes are held by what was shared"
 
 
 @pytest.mark.cards(1)

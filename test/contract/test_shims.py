@@ -5,6 +5,7 @@ As real Ray actors where ray is installed; without it the same tests call the cl
 
 import asyncio
 import os
+import pathlib
 import socket
 import sys
 import threading
@@ -15,7 +16,9 @@ import warnings
 import pytest
 import torch
 from conftest import ROOT
+from distributed_group import free_port
 from server import Server
+from tensor_process import Process
 from tensors import LocalSerializedTensor, Model, dumps, serialize
 
 CLIENTS = str(ROOT / "clients/python")
@@ -127,7 +130,8 @@ class Broadcaster:
 sys.path.insert(0, str(ROOT / "examples/trainers"))
 
 
-@pytest.mark.row(21, "OpenRLHF / NCCL, IPC")
+@pytest.mark.row(21, "OpenRLHF / NCCL, CUDA IPC")
+@pytest.mark.brings("group")
 def test_openrlhf_one_parameter_per_call(model, actor_of):
     """ppo_actor.py: _init_vllm_sync_group, broadcast_to_vllm with two engines, the second of two ranks."""
     with Server(model.folder, *FLAGS, "--skip-tokenizer-init") as one, Server(model.folder, *FLAGS, "--tp", 2, "--skip-tokenizer-init") as two:
@@ -154,7 +158,33 @@ def test_openrlhf_one_parameter_per_call(model, actor_of):
         trainer.leave()
 
 
-@pytest.mark.row(21, "OpenRLHF / NCCL, IPC")
+@pytest.mark.cards(2)
+@pytest.mark.row(21, "OpenRLHF / NCCL, CUDA IPC")
+@pytest.mark.brings("group")
+def test_openrlhf_one_parameter_per_call_over_nccl(model, actor_of):
+    """Rank 0 of vLLM's communicator, on a card of its own."""
+    with Server(model.folder, *FLAGS, "--device", "cuda", "--skip-tokenizer-init", env={"CUDA_VISIBLE_DEVICES": "1"}) as server:
+        actor, trainer, port = actor_of(refit_openrlhf.RolloutActor, url=server.url), Process(None, pathlib.Path(__file__).with_name("broadcaster.py")), free_port()
+        try:
+            joining = actor.init_process_group.remote("127.0.0.1", port, 1, 2, "openrlhf", backend="nccl", use_ray=False)
+            trainer("join", backend="nccl", name="openrlhf", address="127.0.0.1", port=port, rank=0, world=2)
+            get(joining)
+            names = list(model.shapes)
+            for step, variant in enumerate((1, 2, 1), 1):
+                for name in names:
+                    shape = list(model.shapes[name])
+                    ref = actor.update_weight.remote(name, dtype=torch.bfloat16, shape=torch.Size(shape), empty_cache=name == names[-1])
+                    # One tensor is a chunk of its own: plain bytes.
+                    trainer("packed", variant=variant, tensors=[(name, shape)])
+                    get(ref)
+                assert server.checksums() == model.checksums(variant)
+                assert server.get("/get_weight_version")["weight_version"] == f"openrlhf-{step}"
+        finally:
+            trainer.kill()
+
+
+@pytest.mark.row(21, "OpenRLHF / NCCL, CUDA IPC")
+@pytest.mark.brings("group")
 def test_openrlhf_an_unknown_parameter_is_an_error_of_its_call_and_may_be_sent_again(model, engine, actor_of):
     actor = actor_of(refit_openrlhf.RolloutActor, url=engine.url)
     trainer = Broadcaster(2)
@@ -174,7 +204,7 @@ def test_openrlhf_an_unknown_parameter_is_an_error_of_its_call_and_may_be_sent_a
     trainer.leave()
 
 
-@pytest.mark.row(21, "OpenRLHF / NCCL, IPC")
+@pytest.mark.row(21, "OpenRLHF / NCCL, CUDA IPC")
 def test_openrlhf_handles_are_read_up_to_the_card_that_is_not_there(model, engine, actor_of):
     """_handle_cuda_ipc: reduce_tensor's tuples under the UUIDs of all cards. This one's are of a card that an engine on the CPU cannot read."""
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
@@ -190,7 +220,8 @@ def test_openrlhf_handles_are_read_up_to_the_card_that_is_not_there(model, engin
 
 
 @pytest.mark.cards(1)
-@pytest.mark.row(21, "OpenRLHF / NCCL, IPC")
+@pytest.mark.row(21, "OpenRLHF / NCCL, CUDA IPC")
+@pytest.mark.brings("memory")
 def test_openrlhf_handles_of_a_card(model, actor_of):
     from torch.multiprocessing.reductions import reduce_tensor
 
@@ -206,7 +237,7 @@ def test_openrlhf_handles_of_a_card(model, actor_of):
         assert server.get("/get_weight_version")["weight_version"] == "openrlhf-1"
 
 
-@pytest.mark.row(21, "OpenRLHF / NCCL, IPC")
+@pytest.mark.row(21, "OpenRLHF / NCCL, CUDA IPC")
 def test_openrlhf_sleeps_wakes_pauses_and_generates(adder, actor_of):
     actor = actor_of(refit_openrlhf.RolloutActor, url=adder.url)
     ids = adder.post("/tokenize", dict(prompt="123+456="))["tokens"]
@@ -235,7 +266,7 @@ def test_openrlhf_sleeps_wakes_pauses_and_generates(adder, actor_of):
     assert "text alone" in error_of(actor.generate.remote(ids, GREEDY, {"image": [1]}))
 
 
-# --- verl: rows 7, 8 and 11 through the shim ---
+# --- verl: rows 7 and 8 through the shim ---
 
 
 def rollout_config(**own):
@@ -243,7 +274,8 @@ def rollout_config(**own):
     return types.SimpleNamespace(**{**dict(max_model_len=512, prompt_length=64, response_length=16, free_cache_engine=True), **own})
 
 
-@pytest.mark.row(11, "verl / vLLM")
+@pytest.mark.row(7, "verl / naive SGLang")
+@pytest.mark.brings("memory")
 def test_verl_hybrid_round_through_the_shim(model, engine, actor_of):
     """sglang_rollout.py: the worker finds the actor by its name and asks for its address; weights go there over HTTP; the rest is Ray."""
     server = actor_of(refit_verl.RefitServer, name="sglang_server_0_0", config=rollout_config(), url=engine.url)
@@ -269,7 +301,7 @@ def test_verl_hybrid_round_through_the_shim(model, engine, actor_of):
     assert "hybrid" in error_of(server.wake_up.remote())
 
 
-@pytest.mark.row(11, "verl / vLLM")
+@pytest.mark.row(8, "verl / disaggregated")
 def test_verl_disaggregated_abort_and_resume_through_the_shim(adder, actor_of):
     """checkpoint_engine's manager: abort_all, release kv_cache, update, resume kv_cache, resume; a partial rollout ends as `abort` with what it has."""
     server = actor_of(refit_verl.RefitServer, config=rollout_config(max_model_len=2000, response_length=1900), mode="standalone", url=adder.url)
@@ -295,7 +327,7 @@ def test_verl_disaggregated_abort_and_resume_through_the_shim(adder, actor_of):
     assert "text alone" in error_of(server.generate.remote([1], {}, "x", image_data=[b""]))
 
 
-@pytest.mark.row(11, "verl / vLLM")
+@pytest.mark.row(7, "verl / naive SGLang")
 def test_verl_colocated_without_a_trainer_starts_its_own_server(model, actor_of):
     """As for a reward model: weights come back from sleep as they were."""
     command = f"node {ROOT / 'bin/refit.js'}"
@@ -319,4 +351,3 @@ def test_verl_colocated_without_a_trainer_starts_its_own_server(model, actor_of)
 def test_the_shims_say_what_they_cannot():
     with pytest.raises(ValueError, match="sync_with_ray"):
         asyncio.run(refit_openrlhf.RolloutActor.init_process_group(None, "127.0.0.1", 1, 1, 2, "g", "nccl", use_ray=True))
-

@@ -13,6 +13,7 @@ from vllm_wire import HERE, WIRES, Sending, Session, on_cards
 
 BROADCAST = pytest.mark.row(12, "SkyRL / NCCL")
 HANDLES = pytest.mark.row(13, "SkyRL / CUDA IPC")
+LORA = pytest.mark.row(15, "SkyRL / LoRA")
 
 
 class Client:
@@ -84,6 +85,7 @@ def joined(request):
 
 
 @BROADCAST
+@pytest.mark.brings("group")
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_packed_call_for_the_whole_model_with_requests_frozen(engines, joined, ranks, wire):
@@ -130,6 +132,7 @@ def until(over, run):
 
 
 @BROADCAST
+@pytest.mark.brings("group")
 @pytest.mark.parametrize("wire", WIRES)
 def test_memory_is_given_to_the_trainer_with_the_cache_of_frozen_requests_kept(engines, joined, wire):
     engine = engines("qwen3", 1, on_cards(wire))
@@ -151,6 +154,7 @@ def test_memory_is_given_to_the_trainer_with_the_cache_of_frozen_requests_kept(e
 
 
 @BROADCAST
+@pytest.mark.brings("group")
 @pytest.mark.parametrize("wire", WIRES)
 def test_an_update_without_a_start_is_refused_and_leaves_the_group_in_step(engines, joined, wire):
     engine = engines("qwen3", 1, on_cards(wire))
@@ -177,6 +181,7 @@ def test_other_methods_are_refused_and_name_those_that_there_are(engines):
 
 
 @BROADCAST
+@pytest.mark.brings("group")
 @pytest.mark.parametrize("sizes", [True, False])
 def test_the_first_remote_engines_calls(engines, sizes):
     """/init_weight_update_communicator and one request for each chunk, over a group of torch's own."""
@@ -212,6 +217,7 @@ def test_the_first_remote_engines_calls(engines, sizes):
 
 @HANDLES
 @pytest.mark.cards(1)
+@pytest.mark.brings("memory")
 @pytest.mark.parametrize("chunk", [1, 4, 1000])
 def test_chunks_of_handles_while_colocated(engines, chunk):
     engine = engines("qwen3", 1, "cuda")
@@ -255,3 +261,14 @@ def test_handles_for_an_engine_without_cards_are_refused_in_words(engines):
     with refusal(400) as found:
         client.ipc(dict(names=["a"], dtype_names=["bfloat16"], shapes=[[1]], sizes=[1], ipc_handles_pickled="gASVAAAAAAAAAAB9lC4="))
     assert "computes on the CPU" in json.loads(found["body"])["error"]["message"]
+
+
+@LORA
+@pytest.mark.refused("LoRA adapters (400)")
+def test_adapters_are_refused_in_words(engines):
+    client = Client(engines("qwen3", 1, "cpu"))
+    for path, body in [("/skyrl/v1/load_lora_adapter", dict(lora_name="policy", lora_path="/data/policy")), ("/v1/unload_lora_adapter", dict(lora_name="policy"))]:
+        with refusal(400) as found:
+            client.call(path, body)
+        error = json.loads(found["body"])["error"]["message"]
+        assert "policy" in error and "merge" in error.lower()

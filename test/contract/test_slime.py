@@ -22,7 +22,7 @@ NCCL_FULL = pytest.mark.row(1, "slime / NCCL full")
 COLOCATE = pytest.mark.row(2, "slime / colocate IPC")
 MIXED = pytest.mark.row(3, "slime / mixed")
 DISK = pytest.mark.row(4, "slime / disk full")
-EXTERNAL = pytest.mark.row(6, "slime / external")
+EXTERNAL = pytest.mark.row(6, "slime / external engines")
 
 QUIET = dict(NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
 
@@ -102,6 +102,7 @@ def placed(engines, device, ranks, *flags):
 
 
 @NCCL_FULL
+@pytest.mark.brings("group")
 @pytest.mark.parametrize("device, ranks", [("cpu", [1, 2]), pytest.param("cuda", [1], marks=pytest.mark.cards(2))])
 def test_a_group_for_every_pipeline_stage(engines, stages, device, ranks):
     """Engines of different sizes in two groups at once; buckets of the groups one after another; requests open all along."""
@@ -145,6 +146,7 @@ def test_a_group_for_every_pipeline_stage(engines, stages, device, ranks):
 
 @NCCL_FULL
 @COLOCATE
+@pytest.mark.brings("memory")
 def test_a_pause_ends_requests_with_what_they_have_and_holds_new_ones(engines):
     engine = engines("qwen3-moe")
     client = SlimeEngine(engine.url)
@@ -216,6 +218,7 @@ def patched(flat):
 
 
 @COLOCATE
+@pytest.mark.brings("memory")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_colocated_with_memory_that_comes_and_goes(engines, device, ranks):
@@ -224,6 +227,7 @@ def test_colocated_with_memory_that_comes_and_goes(engines, device, ranks):
     engine = engines("qwen3-moe", ranks, device, which="colocated", env=env)
     client, trainers = SlimeEngine(engine.url), Colocated(engine, "cpu" if device == "cpu" else "cuda:0")
     before = set(shared_files(os.getpid()))
+    held = torch.cuda.memory_allocated() if device == "cuda" else 0
     for version in (1, 2):
         assert client.release_memory_occupation() is None
         client.resume_memory_occupation(["weights"])
@@ -246,7 +250,7 @@ def test_colocated_with_memory_that_comes_and_goes(engines, device, ranks):
     assert set(shared_files(os.getpid())) <= before
     if device == "cuda":
         torch.cuda.empty_cache()
-        assert torch.cuda.memory_allocated() == 0, "a reply means that nothing of the trainer's is read any more"
+        assert torch.cuda.memory_allocated() <= held, "a reply means that nothing of the trainer's is read any more"
 
 
 @COLOCATE
@@ -275,6 +279,7 @@ def test_a_failure_is_a_status_with_json(engines):
 
 
 @COLOCATE
+@pytest.mark.brings("memory")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_checker_finds_what_an_update_leaves_out(engines, ranks):
     """--check-weight-update-equal: snapshot, junk, an update with the same weights, compare."""
@@ -293,6 +298,7 @@ def test_the_checker_finds_what_an_update_leaves_out(engines, ranks):
 
 
 @MIXED
+@pytest.mark.brings("group", "memory")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cards(2))])
 def test_remote_engines_are_updated_without_a_pause(engines, stages, device):
     """The frame goes to the colocated engine alone; the other gets the same buckets by broadcast, while it generates."""
@@ -328,6 +334,7 @@ def checkpoint(engine, folder, variant):
 
 
 @DISK
+@pytest.mark.brings("files")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_checkpoint_for_every_version(engines, ranks, tmp_path_factory):
     shared = tmp_path_factory.mktemp("shared")
@@ -350,6 +357,7 @@ def test_a_checkpoint_for_every_version(engines, ranks, tmp_path_factory):
 
 
 @EXTERNAL
+@pytest.mark.brings("memory")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_slime_compares_of_an_engine_that_it_has_not_started(engines, ranks):
     engine = engines("qwen3-moe", ranks)

@@ -111,6 +111,7 @@ def reload(clients, local, version):
 
 
 @DELTA
+@pytest.mark.brings("files")
 @pytest.mark.parametrize("encoding, checksum", [("xor", "xxh3-128"), ("overwrite", "adler32")])
 def test_every_host_follows_what_is_published(host, encoding, checksum):
     made, root = host
@@ -164,6 +165,7 @@ def test_generation_goes_on_while_weights_are_pulled(host):
 
 
 @DELTA
+@pytest.mark.brings("files")
 def test_what_does_not_check_is_refused_and_the_next_pull_mends_it(host):
     made, root = host
     client, local, source = SlimeEngine(made[0].url), root / "local", root / "published"

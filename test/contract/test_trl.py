@@ -11,7 +11,7 @@ from distributed_group import free_port
 from engines import Beside, engines, refusal, settled  # noqa: F401
 from tensor_process import Process
 
-ROW = pytest.mark.row(31, "TRL / vllm-serve")
+ROW = pytest.mark.row(31, "TRL / `trl vllm-serve`")
 WAYS = ["gloo", pytest.param("nccl", marks=pytest.mark.cards(2))]
 GROUP_TIMEOUT_S = 30
 
@@ -57,6 +57,7 @@ def push(engine, trainer, variant, names=None, dtype="bfloat16", barrier="new"):
 
 
 @ROW
+@pytest.mark.brings("group")
 @pytest.mark.parametrize("backend", WAYS)
 @pytest.mark.parametrize("barrier", ["new", "old"])
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -79,6 +80,7 @@ def test_weights_go_to_a_to_b_and_back_to_a(engines, trainer, backend, barrier, 
 
 
 @ROW
+@pytest.mark.brings("group")
 def test_a_parameter_is_in_place_when_the_barrier_is_passed(engines, trainer):
     """So that what is generated next, from another connection, is of the new weights."""
     engine = served(engines)

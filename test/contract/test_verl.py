@@ -100,6 +100,7 @@ def served(engines, ranks, device):
 
 @NAIVE
 @DISAGGREGATED
+@pytest.mark.brings("memory")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_buckets_of_handles_between_the_resume_of_weights_and_of_the_cache(engines, ranks, device):
@@ -107,6 +108,7 @@ def test_buckets_of_handles_between_the_resume_of_weights_and_of_the_cache(engin
     engine = served(engines, ranks, device)
     worker = ServerAdapter(engine, "cpu" if device == "cpu" else "cuda:0")
     before = set(shared_files(os.getpid()))
+    held = torch.cuda.memory_allocated() if device == "cuda" else 0
     for variant in (1, 2, 1):
         worker.release()
         worker.resume("weights")
@@ -120,10 +122,11 @@ def test_buckets_of_handles_between_the_resume_of_weights_and_of_the_cache(engin
     assert set(shared_files(os.getpid())) <= before
     if device == "cuda":
         torch.cuda.empty_cache()
-        assert torch.cuda.memory_allocated() == 0, "the engine has given the trainer's memory back"
+        assert torch.cuda.memory_allocated() <= held, "the engine has given the trainer's memory back"
 
 
 @DISAGGREGATED
+@pytest.mark.brings("memory")
 def test_the_cache_alone_goes_and_requests_that_were_aborted_have_their_prefix(engines):
     """abort all, release the cache, update, resume it, go on from the prefix."""
     engine = served(engines, 1, "cpu")
@@ -142,6 +145,7 @@ def test_the_cache_alone_goes_and_requests_that_were_aborted_have_their_prefix(e
 
 
 @NAIVE
+@pytest.mark.brings("memory")
 def test_a_bucket_that_is_sent_again_changes_nothing(engines):
     """After a timeout the same body is posted again: while the first one runs it gets that one's outcome, later it is written again."""
     engine = served(engines, 2, "cpu")
@@ -175,6 +179,7 @@ def test_what_is_wrong_is_a_status(engines):
 
 
 @DELTA
+@pytest.mark.refused("sparse deltas: `load_format` is no loader here (400); dense updates serve")
 def test_sparse_deltas_are_refused_in_words_and_dense_updates_serve_instead(engines):
     """The three tensors of its loader. What changes nothing is refused before anything is written, and the handles are given back."""
     engine = served(engines, 1, "cpu")
@@ -195,6 +200,7 @@ def test_sparse_deltas_are_refused_in_words_and_dense_updates_serve_instead(engi
 
 
 @LORA
+@pytest.mark.refused("adapters (400): with `lora.merge=True` it is row 7")
 def test_adapters_are_refused_in_words(engines):
     """The base is kept, and merged weights serve instead."""
     engine = served(engines, 1, "cpu")

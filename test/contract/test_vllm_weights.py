@@ -11,7 +11,7 @@ from engines import GOLDENS, Beside, engines, refusal  # noqa: F401
 from tensor_process import Process
 from vllm_wire import HERE, WIRES, Sending, Session, on_cards
 
-pytestmark = pytest.mark.row(30, "vLLM native client")
+pytestmark = pytest.mark.row(30, "vLLM's own client / NCCL, CUDA IPC, disk")
 MIB = 1 << 20
 
 
@@ -49,6 +49,7 @@ def sending(request):
         sender.close()
 
 
+@pytest.mark.brings("group")
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("generation", ["unpacked", "packed in update_info", "packed in init_info"])
@@ -74,6 +75,7 @@ def test_weights_go_to_a_to_b_and_back_to_a(engines, sending, generation, ranks,
         assert client.session.request("GET", "/weight_info")["weight_version"] == f"step-{variant}"
 
 
+@pytest.mark.brings("group")
 @pytest.mark.parametrize("wire", WIRES)
 def test_the_reference_order_pause_start_update_finish_resume(engines, sending, wire):
     """examples/rl/rlhf_http_nccl.py: world size, init in a thread, generate, pause, one update, resume, generate."""
@@ -93,6 +95,7 @@ def test_the_reference_order_pause_start_update_finish_resume(engines, sending, 
     engine.holds(3)
 
 
+@pytest.mark.brings("group")
 @pytest.mark.parametrize("wire", WIRES)
 def test_what_is_refused_was_received_and_the_group_stays_in_step(engines, sending, wire):
     engine = engines("qwen3", 1, on_cards(wire))
@@ -111,6 +114,7 @@ def test_what_is_refused_was_received_and_the_group_stays_in_step(engines, sendi
     engine.holds(5)
 
 
+@pytest.mark.brings("group")
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_failed_update_is_owed_and_the_session_can_be_mended_or_begun_anew(engines, sending, wire):
     engine = engines("qwen3", 1, on_cards(wire))
@@ -143,6 +147,7 @@ def test_init_is_open_until_all_ranks_have_joined_and_everything_else_answers(en
     assert "CPU" in found["body"]
 
 
+@pytest.mark.brings("files")
 def test_a_checkpoint_on_disk(engines):
     engine = engines("qwen3", 1, "cpu")
     client = Client(engine)
@@ -154,6 +159,7 @@ def test_a_checkpoint_on_disk(engines):
         assert engine.version() == version
 
 
+@pytest.mark.refused("sparse_nccl, sharded_rdt, draft models (400)")
 def test_transfers_that_there_are_not_are_refused_in_words(engines):
     client = Client(engines("qwen3", 1, "cpu"))
     lists = dict(names=["a"], dtype_names=["bfloat16"], shapes=[[1]])
@@ -188,6 +194,7 @@ def lists_of(engine, names):
 
 
 @pytest.mark.cards(1)
+@pytest.mark.brings("memory")
 @pytest.mark.parametrize("bare", [False, True])
 def test_handles_of_every_tensor(handles, bare):
     engine, process = handles
@@ -206,6 +213,7 @@ def test_handles_of_every_tensor(handles, bare):
 
 
 @pytest.mark.cards(1)
+@pytest.mark.brings("memory")
 def test_chunks_in_one_buffer_that_is_exported_once(handles):
     engine, process = handles
     client, names = Client(engine), list(engine.shapes)

@@ -162,7 +162,7 @@ t.test('expandable segments are opened by descriptors of the sender, which are c
     const reply = await server.post(PATH, { serialized_named_tensors: [send(pid, [...fds], 3)] })
     t.match(reply, { status: 400, body: { message: new RegExp(`^tensor "model\\.\\S+": it lies in an expandable segment: descriptor \\d+ of process ${pid} cannot be taken: `), error: { code: 'TENSOR_PAYLOAD' } } })
   }
-  t.equal(openFiles(), before)
+  t.ok(openFiles() <= before)
   await checkIdle(t, server, sender)
 })
 

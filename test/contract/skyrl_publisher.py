@@ -1,0 +1,92 @@
+"""SkyRL's trainer as a publisher of checkpoint deltas: weight_sync/delta_checkpoint.py, by its format."""
+
+import hashlib
+import json
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+import xxhash
+import zstandard
+
+from engines import GOLDENS
+from tensors import coded
+
+CHECKSUMS = {"xxh3-128": lambda data: xxhash.xxh3_128(data).hexdigest(), "sha256": lambda data: hashlib.sha256(data).hexdigest()}
+
+
+def data_of(tensor):
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+class Publisher:
+    """It diffs against what it has published last, which begins as the checkpoint of base_model_path."""
+
+    def __init__(self, kind, sync_dir, max_file_bytes=2000, checksum="xxh3-128"):
+        self.base, self.sync_dir, self.max_file_bytes, self.checksum = GOLDENS / kind, sync_dir, max_file_bytes, checksum
+        self.version, self.snapshot = 0, {}
+        for path in sorted(self.base.glob("*.safetensors")):
+            with safetensors.safe_open(path, "pt") as opened:
+                self.snapshot.update((name, opened.get_tensor(name)) for name in opened.keys())
+
+    def init_info(self, local, base=None):
+        return dict(
+            base_model_path=str(base or self.base), local_checkpoint_dir=str(local), cloud_download_workers=4,
+            checkpoint_load_format="vllm_multi_thread_safetensors", multi_thread_safetensors_max_workers=8,
+        )  # fmt: skip
+
+    def next(self, share=0.02):
+        """New weights: some elements of some tensors."""
+        generator = torch.Generator().manual_seed(self.version)
+        new = {}
+        for index, (name, tensor) in enumerate(self.snapshot.items()):
+            mask = torch.rand(tensor.shape, generator=generator) < (share if index % 3 else 0)
+            new[name] = torch.where(mask, coded(self.version + 10, name, tensor.shape), tensor)
+        return new
+
+    def publish(self, new=None, edit=lambda manifest: None):
+        """One version; what /fetch_weights and /update_weights are told of it. The manifest is written last."""
+        new = new or self.next()
+        self.version += 1
+        folder = self.sync_dir / f"delta-{self.version:08d}"
+        folder.mkdir(parents=True)
+        records, files, held, size = [], [], {}, 0
+
+        def flush():
+            nonlocal held, size
+            if held:
+                files.append(name_of_file())
+                safetensors.torch.save_file(held, folder / files[-1])
+            held, size = {}, 0
+
+        def name_of_file():
+            return f"delta-rank00000-file{len(files):06d}.safetensors"
+
+        for name, tensor in new.items():
+            data, old = data_of(tensor), data_of(self.snapshot[name])
+            if data == old:
+                continue
+            diff = np.frombuffer(data, np.uint8) ^ np.frombuffer(old, np.uint8)
+            packed = zstandard.ZstdCompressor(level=1).compress(diff.tobytes())
+            if held and size + len(packed) > self.max_file_bytes:
+                flush()
+            held[name] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+            size += len(packed)
+            sums = dict(checksum=CHECKSUMS[self.checksum](data), checksum_algorithm=self.checksum)
+            records.append(dict(
+                name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape), uncompressed_num_bytes=len(data), compressed_num_bytes=len(packed),
+                payload_file=name_of_file(), payload_key=name, **sums,
+            ))  # fmt: skip
+        flush()
+        manifest = dict(
+            version=self.version, base_version=self.version - 1, tensors=records, total_uncompressed_num_bytes=sum(r["uncompressed_num_bytes"] for r in records),
+            total_compressed_num_bytes=sum(r["compressed_num_bytes"] for r in records), payload_files=files,
+        )  # fmt: skip
+        edit(manifest)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        self.snapshot = new
+        return self.told()
+
+    def told(self):
+        return dict(target_version=self.version, version=self.version, sync_dir=str(self.sync_dir), uri=f"{self.sync_dir}/delta-{self.version:08d}")

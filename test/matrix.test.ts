@@ -1,0 +1,74 @@
+import { existsSync, readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import t from 'tap'
+import { cellOf, fullTable, isOwn, isPassed, matrixPages, pageOf, readMatrix, shortTable, summary, withTable } from '../scripts/matrix-table.ts'
+import type { Row, Run } from '../scripts/matrix-table.ts'
+import { packageRoot } from '../src/root.ts'
+
+const { rows, here, cards } = readMatrix(packageRoot)
+
+t.test('README and docs/trainers have the tables that the kept results make', async t => {
+  for (const [page, table] of Object.entries(matrixPages(packageRoot))) {
+    const text = readFileSync(join(packageRoot, page), 'utf8')
+    t.equal(text, withTable(text, table), `${page}: npm run docs`)
+  }
+})
+
+t.test('the matrix has rows 1 to 30, each once, and every trainer has a page that names its rows', async t => {
+  t.same(rows.filter(row => row.extra !== true).map(({ row }) => row), Array.from({ length: 30 }, (_, index) => index + 1))
+  t.equal(new Set(rows.map(({ row }) => row)).size, rows.length)
+  for (const { row, trainer } of rows) {
+    const page = join(packageRoot, 'docs/trainers', pageOf(trainer))
+    t.ok(existsSync(page), page)
+    t.match(readFileSync(page, 'utf8'), new RegExp(`\\b${row}\\b`), `row ${row} in ${page}`)
+  }
+})
+
+t.test('what is kept is of rows that there are, and was run', async t => {
+  for (const [name, { rows: of, outcome, brings }] of [here, ...cards === undefined ? [] : [cards]].flatMap(run => Object.entries(run.tests))) {
+    t.ok(of.length > 0 && of.every(number => rows.some(({ row }) => row === number)), name)
+    t.match(outcome, /^(passed|failed|skipped)$/, name)
+    t.ok(brings.every(way => ['gloo', 'NCCL', 'shared memory', 'CUDA IPC', 'files', 'HTTP'].includes(way)), name)
+  }
+  t.equal(here.cards, null)
+  for (const row of rows) t.ok(row.absent !== undefined || [here, cards].some(run => run !== undefined && cellOf(row, run) !== 'no test'), `row ${row.row} has tests, or a reason why not`)
+})
+
+const NCCL: Row = { row: 1, trainer: 'slime', mode: 'x', by: ['NCCL'] }
+type Test = Run['tests'][string]
+const test = (outcome: Test['outcome'], brings: string[] = [], refused: string | null = null): Test => ({ rows: [1], outcome, brings, refused })
+const run = (...tests: Test[]): Run => ({ date: '2026-01-02', cards: null, torch: '2', tests: Object.fromEntries(tests.map((each, index) => [String(index), each])) })
+
+t.test('refusals pass no row, and one that is not refused any more fails it', async t => {
+  const refused = run(test('passed', [], 'adapters'))
+  t.notOk(isPassed(NCCL, refused))
+  t.equal(cellOf(NCCL, refused), 'refused')
+  t.match(fullTable([NCCL], refused), /\| refused \| {2}\| refused: adapters \|/)
+  t.match(summary([NCCL], [refused]), /^0 of 1 rows pass.*1 is refused or not there \(1\)/)
+  t.match(cellOf(NCCL, run(test('passed', ['gloo']), test('failed', [], 'adapters'))), /failed/)
+})
+
+t.test('a row passes with weights, its own on cards, and with no failure anywhere', async t => {
+  const without = run(test('passed', ['gloo']), test('skipped', ['NCCL']))
+  t.equal(cellOf(NCCL, without), 'passed (gloo)')
+  t.ok(isPassed(NCCL, without))
+  t.notOk(isOwn(NCCL, [without]))
+  t.match(summary([NCCL], [without]), /1 of 1 rows pass, 0 of them .* 1 so far with what stands in for it \(1\)/)
+  const own = { ...run(test('passed', ['gloo']), test('passed', ['NCCL'])), cards: '2x H200' }
+  t.ok(isOwn(NCCL, [without, own]))
+  t.match(summary([NCCL], [without, own]), /^1 of 1 rows pass, all of them .*\. No row fails\.$/)
+  t.notOk(isPassed(NCCL, run(test('passed'))), 'nothing was brought')
+  t.equal(cellOf(NCCL, run(test('passed'), test('skipped', ['NCCL']))), 'needs cards')
+  const failed = { ...run(test('failed', ['NCCL'])), cards: '2x H200' }
+  t.notOk(isOwn(NCCL, [own, failed]))
+  t.match(shortTable([NCCL], without, failed), /\| {2}\| x \|/)
+  t.match(summary([NCCL], [without, failed]), /^0 of 1 rows pass.*1 fails \(1\)/)
+  t.match(cellOf(NCCL, failed), /failed/)
+  t.ok(isPassed({ ...NCCL, by: [] }, run(test('passed'))), 'a mode without weights of its own')
+  t.equal(cellOf(NCCL, run({ ...test('passed', ['NCCL']), rows: [2] })), 'no test')
+})
+
+t.test('a page without marks is no page of the matrix', async t => {
+  t.equal(withTable('a\n<!-- matrix -->\nold\n<!-- /matrix -->\nb', 'new\n'), 'a\n<!-- matrix -->\nnew\n<!-- /matrix -->\nb')
+  t.throws(() => withTable('nothing', 'x'), /matrix/)
+})

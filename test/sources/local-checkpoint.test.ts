@@ -1,0 +1,172 @@
+import { chmodSync, cpSync, existsSync, lstatSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import t from 'tap'
+import type { Test } from 'tap'
+import { native } from '../../src/native.ts'
+import { pullWeights } from '../../src/sources/local-checkpoint.ts'
+import type { Pulled } from '../../src/sources/local-checkpoint.ts'
+import { WeightPulls } from '../../src/sources/weight-pulls.ts'
+import { changed, makeBase, publishSlime, weightsOf, zstdBomb, zstdFrame } from '../helpers/published-deltas.ts'
+import type { SlimeDelta, Weights } from '../helpers/published-deltas.ts'
+
+class Host {
+  readonly root: string
+  readonly base: string
+  readonly local: string
+  readonly source: string
+  readonly files: string[]
+  readonly versions: Weights[]
+
+  constructor (root: string) {
+    this.root = root
+    this.base = join(root, 'base')
+    this.local = join(root, 'local')
+    this.source = join(root, 'published')
+    const { files, weights } = makeBase(this.base)
+    this.files = files
+    this.versions = [weights]
+    mkdirSync(this.source)
+  }
+
+  publish (options: SlimeDelta = {}): string {
+    const version = this.versions.length
+    const before = this.versions.at(-1)!
+    this.versions.push(changed(before, version))
+    return publishSlime(this.source, version, before, this.versions.at(-1)!, options)
+  }
+
+  pull (version: number): Pulled {
+    return pullWeights({ localFolder: this.local, baseFolder: this.base, sourceFolder: this.source, targetVersion: version }, native(), real => real.startsWith(this.root))
+  }
+
+  holds (t: Test, version: number): void {
+    const got = weightsOf(this.local, this.files)
+    t.ok([...this.versions[version]!].every(([name, data]) => got.get(name)?.equals(data)), `holds version ${version}`)
+    t.same(JSON.parse(readFileSync(join(this.local, '.weight_sync/state.json'), 'utf8')), { version: String(version).padStart(6, '0') })
+  }
+}
+
+const make = (t: Test): Host => new Host(t.testdir({}))
+const code = (name: string, message: RegExp): { code: string, message: RegExp } => ({ code: name, message })
+
+t.test('every version is reached from the base, from the one before, and by several steps', async t => {
+  for (const encoding of ['xor', 'overwrite'] as const) {
+    const host = make(t)
+    t.match(host.pull(0), { from: null, version: 0, tensors: 0, bytes: 0 })
+    host.holds(t, 0)
+    t.equal(readFileSync(join(host.local, 'config.json'), 'utf8'), '{"model_type": "any"}')
+    for (let i = 0; i < 4; i++) host.publish({ encoding })
+    t.match(host.pull(1), { from: 0, version: 1 })
+    host.holds(t, 1)
+    t.match(host.pull(4), { from: 1, version: 4, tensors: 8 })
+    host.holds(t, 4)
+    t.match(host.pull(4), { from: 4, version: 4, tensors: 0 }, 'nothing is left to do')
+    t.match(host.pull(2), { from: 4, version: 4, tensors: 0 }, 'a version that lies behind is no way back')
+    host.holds(t, 4)
+    t.same(weightsOf(host.base, host.files), host.versions[0], 'the base is what it was')
+    rmSync(host.root, { recursive: true })
+  }
+})
+
+t.test('a whole version spares what lies before it, and what is not of it goes', async t => {
+  const host = make(t)
+  host.publish()
+  host.pull(1)
+  const whole = join(host.source, 'weight_v000002')
+  cpSync(host.base, whole, { recursive: true })
+  writeFileSync(join(host.local, 'left.json'), '{}')
+  host.versions.push(host.versions[0]!)
+  rmSync(join(host.source, 'weight_v000001'), { recursive: true })
+  host.publish()
+  t.match(host.pull(3), { from: 1, version: 3 })
+  host.holds(t, 3)
+  t.notOk(existsSync(join(host.local, 'left.json')))
+})
+
+t.test('links of a cache and files that cannot be written to become files of the local checkpoint', async t => {
+  const host = make(t)
+  mkdirSync(join(host.root, 'blobs'))
+  for (const file of host.files) {
+    cpSync(join(host.base, file), join(host.root, 'blobs', file))
+    rmSync(join(host.base, file))
+    symlinkSync(join(host.root, 'blobs', file), join(host.base, file))
+    chmodSync(join(host.root, 'blobs', file), 0o444)
+  }
+  host.publish()
+  host.pull(1)
+  host.holds(t, 1)
+  // Who runs this may be root, who can write to anything.
+  for (const file of host.files) t.ok(lstatSync(join(host.local, file)).isFile() && (lstatSync(join(host.local, file)).mode & 0o200) !== 0)
+  t.same(weightsOf(join(host.root, 'blobs'), host.files), host.versions[0])
+})
+
+t.test('what is wrong with a version is refused, and the one that is mended is reached', async t => {
+  const bad: Array<[string, SlimeDelta, ReturnType<typeof code>]> = [
+    ['a wrong checksum', { edit: (_, sums) => { sums['layer.3'] = '00000000' } }, code('CHECKPOINT_CHANGED', /checksums of 1 tensors.*layer\.3/)],
+    ['no checksum', { edit: (_, sums) => { delete sums['layer.3'] } }, code('CHECKPOINT_CHANGED', /layer\.3/)],
+    ['an unknown name', { edit: entries => { entries.set('layer.77', zstdFrame(Buffer.alloc(3))) } }, code('WEIGHTS_UNKNOWN_NAME', /layer\.77/)],
+    ['no frame', { edit: entries => { entries.set('layer.3', Buffer.from('hello, this is no frame')) } }, code('CHECKPOINT_FORMAT', /layer\.3.*does not decompress/)],
+    ['a bomb', { edit: entries => { entries.set('layer.3', zstdBomb(1, 1000)) } }, code('CHECKPOINT_FORMAT', /layer\.3.*more bytes/)],
+    ['too few bytes', { edit: entries => { entries.set('layer.6', zstdFrame(Buffer.alloc(5))) } }, code('CHECKPOINT_FORMAT', /layer\.6.*fewer bytes/)],
+    ['another base', { metadata: { base_version: '000000' } }, code('CHECKPOINT_FORMAT', /from version 0 to 2, not from 1 to 2/)],
+    ['another encoding', { metadata: { delta_encoding: 'sum' } }, code('UNSUPPORTED', /delta_encoding "sum"; expected xor or overwrite/)],
+    ['blake3', { metadata: { checksum_format: 'blake3' } }, code('UNSUPPORTED', /checksum_format "blake3"/)],
+    ['another compression', { metadata: { compression_format: 'lz4' } }, code('UNSUPPORTED', /compression_format "lz4"/)]
+  ]
+  for (const [name, options, error] of bad) {
+    const host = make(t)
+    host.publish()
+    host.pull(1)
+    const folder = host.publish(options)
+    t.throws(() => host.pull(2), error, name)
+    const [before, after] = host.versions.slice(1)
+    rmSync(folder, { recursive: true })
+    publishSlime(host.source, 2, before!, after!)
+    t.match(host.pull(2), { version: 2 }, `${name}: the next pull`)
+    host.holds(t, 2)
+    rmSync(host.root, { recursive: true })
+  }
+})
+
+t.test('a change that broke off leaves a folder of no version', async t => {
+  const host = make(t)
+  host.publish()
+  host.publish()
+  host.pull(2)
+  // As if the process had been killed in the middle of version 2: half of its files are changed.
+  writeFileSync(join(host.local, '.weight_sync/state.json'), '{"version": "000001"}')
+  writeFileSync(join(host.local, '.weight_sync/changing'), '2')
+  t.match(host.pull(2), { from: null, version: 2 })
+  host.holds(t, 2)
+  t.same(readdirSync(join(host.local, '.weight_sync')).sort(), ['lock', 'state.json'])
+  for (const state of ['{', '[]']) {
+    writeFileSync(join(host.local, '.weight_sync/state.json'), state)
+    t.throws(() => host.pull(2), code('CHECKPOINT_FORMAT', /state\.json/))
+  }
+})
+
+t.test('links of what is published may not lead out of the roots', async t => {
+  const folder = t.testdir({ roots: {} })
+  const host = new Host(join(folder, 'roots'))
+  const published = host.publish()
+  const file = readdirSync(published).find(name => name.endsWith('.safetensors'))!
+  renameSync(join(published, file), join(folder, file))
+  symlinkSync(join(folder, file), join(published, file))
+  t.throws(() => host.pull(1), code('CHECKPOINT_PATH', /leads out of the allowed roots/))
+})
+
+t.test('pulls of one folder take turns, and a folder that is the model\'s own is refused', async t => {
+  const host = make(t)
+  for (let i = 0; i < 3; i++) host.publish()
+  const pulls = new WeightPulls({ roots: [host.root], baseFolder: host.base })
+  const ask = async (version: number, fields: object = {}): Promise<Pulled> => await pulls.pull({ localFolder: host.local, sourceFolder: host.source, targetVersion: version, ...fields })
+  const done = await Promise.all([1, 3, 2, 3, 1, 0].map(async version => await ask(version)))
+  t.ok(done.every(({ version }, index) => version >= [1, 3, 2, 3, 1, 0][index]!))
+  host.holds(t, 3)
+  for (const [fields, param] of [
+    [{ localFolder: host.base }, 'local_checkpoint_dir'], [{ localFolder: join(host.base, 'inside') }, 'local_checkpoint_dir'], [{ localFolder: host.source }, 'local_checkpoint_dir'],
+    [{ localFolder: '/etc/refit' }, 'local_checkpoint_dir'], [{ sourceFolder: '/etc' }, 'source_dir'], [{ sourceFolder: join(host.root, 'nothing') }, 'source_dir']
+  ] as const) await t.rejects(ask(3, fields), { code: 'CHECKPOINT_PATH', param })
+  await t.rejects(ask(4), { code: 'CHECKPOINT_PATH', param: 'target_version' })
+  host.holds(t, 3)
+})
