@@ -9,7 +9,7 @@ const Body = Type.Object({
   method: nullable(Type.String(), 'One of the methods that trainers call; the reply to any other names them.'),
   args: nullable(Type.Array(Type.Unknown())),
   kwargs: nullable(Type.Record(Type.String(), Type.Unknown())),
-  timeout: nullable(Type.Number({ exclusiveMinimum: 0 }), 'Seconds; of update_weights_from_ipc.')
+  timeout: nullable(Type.Number({ exclusiveMinimum: 0, maximum: 86400 }), 'Seconds; of update_weights_from_ipc.')
 }, { title: 'CollectiveRpcRequest' })
 
 const Results = Type.Object({ results: Type.Array(Type.Unknown(), { description: 'What each rank answers; null, mostly.' }) }, { title: 'CollectiveRpcReply', description: 'Done, on every rank.' })

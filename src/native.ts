@@ -331,8 +331,8 @@ export interface NativeAddon extends NativeGroups {
    * waits. A negative errno where there is none; EACCES also for another user's, root's aside. The caller closes it.
    */
   connectLocal: (path: string) => number
-  /** Any thread but the main one: waits until nobody else has the file locked (flock). It is unlocked when the descriptor is closed. */
-  lockFile: (fd: number) => void
+  /** Any thread. Locks a file (flock) until the descriptor is closed; false, at once, where somebody else has it locked. */
+  lockFile: (fd: number) => boolean
   /**
    * Any thread but the main one. Changes tensors where they lie in files; see native/transport/tensor_delta.h. `table` has a row of DELTA_FIELDS for each.
    * Returns the checksums of the new bytes: XXH3 with 128 bits, or Adler-32. Throws Error, `<row>: <why>`; other rows may have been changed.

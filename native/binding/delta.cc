@@ -4,6 +4,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "binding/fields.h"
 #include "transport/tensor_delta.h"
@@ -18,10 +21,11 @@ constexpr size_t kFields = 5;
 
 Napi::Value lock_file(const Napi::CallbackInfo& info) {
   const auto fd = static_cast<int>(to_integer(info[0], "fd", 0, kMaxInt));
-  while (flock(fd, LOCK_EX) != 0) {
-    if (errno != EINTR) throw std::runtime_error(std::string("flock: ") + strerror(errno));
+  const bool ours = flock(fd, LOCK_EX | LOCK_NB) == 0;
+  if (!ours && errno != EWOULDBLOCK && errno != EINTR) {
+    throw std::runtime_error(std::string("flock: ") + strerror(errno));
   }
-  return info.Env().Undefined();
+  return Napi::Boolean::New(info.Env(), ours);
 }
 
 Napi::Value apply_deltas(const Napi::CallbackInfo& info) {

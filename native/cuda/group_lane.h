@@ -41,7 +41,7 @@ class GroupLane {
   void join(const NcclApi& api, const NcclUniqueId& id, int size, const GroupWait& wait);
   // Room for `bytes` in each slot; 0 frees them.
   void stage(uint64_t bytes);
-  // Broadcasts from `root` into the slot. Where that is this rank, `from` is sent out of host memory.
+  // Broadcasts from `root` into the slot.
   void receive(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait);
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes);
   void send(const uint8_t* from, uint64_t bytes, const GroupWait& wait);

@@ -1,12 +1,16 @@
 #include "cuda/nccl.h"
 
 #include <chrono>
+#include <future>
+#include <memory>
 #include <thread>
 
 #include "core/elapsed.h"
 
 namespace refit::cuda {
 namespace {
+
+constexpr std::chrono::seconds kAbortPatience{10};
 
 // "unhandled cuda error (Cuda failure 2 'out of memory')"
 std::string words(const NcclApi& api, int result, ncclComm* comm) {
@@ -96,14 +100,23 @@ void NcclComm::finish() {
     abort();
     throw;
   }
-  // Not ncclCommDestroy, which returns only when the other ranks of this machine destroy theirs (seen with 2.28: its
-  // proxy waits for their connections to close): a card must not stand still for them.
+  // Not ncclCommDestroy, which returns only when the other ranks of this machine destroy theirs (seen with 2.28): a
+  // card must not stand still for them.
   abort();
 }
 
 void NcclComm::abort() {
   ncclComm* const comm = comm_.exchange(nullptr);
-  if (comm != nullptr) api_.abort(comm);
+  if (comm == nullptr) return;
+  // NCCL's proxy may wait for connections of other ranks of this machine even so. Nobody else may have to: then it goes
+  // when they go.
+  const auto gone = std::make_shared<std::promise<void>>();
+  const std::future<void> done = gone->get_future();
+  std::thread([abort = api_.abort, comm, gone] {
+    abort(comm);
+    gone->set_value();
+  }).detach();
+  done.wait_for(kAbortPatience);
 }
 
 // Within a group calls are only collected.

@@ -64,7 +64,7 @@ class NcclComm {
   // Throws where the communicator has failed in the meantime: a peer that died, a link that broke. Cheap.
   void check();
 
-  // The orderly end: waits for what is under way here, and for no other rank.
+  // The orderly end: waits for what is under way here. What others have still to get from here must have reached them.
   void finish();
   // The end at once, also of kernels that wait for a peer. Another thread may call it only while the owner is in no
   // call of this object, but in a wait for the stream, say; a call is ended by `cancel`.

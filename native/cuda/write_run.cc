@@ -224,8 +224,10 @@ void WriteRun::drain(Rank& rank) {
 // What other processes share, as it opens. Like all below, false where the write must end.
 bool WriteRun::read_segments(Rank& rank) {
   if (session_->empty()) return true;
+  rank.doing("weights: open shared memory");
+  session_->prepare(rank.index);
   rank.waiting("weights: waiting for the sender's work");
-  if (!session_->begin(rank.index)) return false;
+  if (!session_->begin()) return false;
   bool going = true;
   size_t first = 0, last = 0;
   std::vector<Copy2d> copies;

@@ -189,7 +189,8 @@ class SharedWrite {
   void read_segments(int rank) {
     try {
       size_t first = 0, last = 0;
-      if (!session_.begin(rank)) return;
+      session_.prepare(rank);
+      if (!session_.begin()) return;
       while (session_.next(rank, first, last)) {
         WriteJob part = job_;
         part.rects.clear();

@@ -75,6 +75,11 @@ class CountingDriver : public ipc::Driver {
     events_.erase(event);
   }
 
+  // Of the events that are open; those of a write that failed were closed without a wait.
+  bool all_done() {
+    const std::lock_guard lock(mutex_);
+    return std::all_of(events_.begin(), events_.end(), [](const auto& event) { return event.second.done; });
+  }
   size_t live() const { return live_.size(); }
   size_t live_events() const { return events_.size(); }
 
@@ -174,10 +179,12 @@ Ran run(ipc::Mappings& mappings, CountingDriver& driver, const WriteJob& job, co
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < driver.ranks(); rank++) {
     ranks.emplace_back([&, rank] {
-      if (session.empty() || !session.begin(rank)) return;
+      if (session.empty()) return;
+      session.prepare(rank);
+      if (!session.begin()) return;
       size_t first = 0, last = 0;
       while (session.next(rank, first, last)) {
-        CHECK(first < last && driver.done == driver.event_opens);
+        CHECK(first < last && driver.all_done());
         out.batches[rank].push_back(last - first);
         for (size_t i = first; i < last; i++) {
           const auto& open = session.segments(rank)[i];

@@ -53,7 +53,7 @@ bool Session::empty() const {
 
 void Session::open() {
   for (Event& event : events_) {
-    if (stopped_) return;
+    if (stopped_) break;
     open_event(event);
   }
   for (const Event& event : events_) await_event(event);
@@ -114,8 +114,7 @@ void Session::await_event(const Event& event) {
   }
 }
 
-bool Session::begin(int rank) {
-  open_some(rank);
+bool Session::begin() {
   std::unique_lock lock(mutex_);
   // All of them, also those of segments that other ranks read: what is refused here has changed nothing.
   wake_.wait(lock, [this] { return stopped_ || events_done_; });
@@ -194,7 +193,7 @@ void Session::close(bool failed) {
   destroy_events();
   closed_ = mappings_.close(std::move(open));
   const std::string open_still = mappings_.warning();
-  if (!open_still.empty()) warning_ = open_still;
+  if (!open_still.empty()) warning_ += (warning_.empty() ? "" : "; ") + open_still;
 }
 
 }  // namespace refit::ipc

@@ -42,8 +42,10 @@ class Session {
   bool empty() const;
   // Opens the events, waits until what the senders recorded them behind is done, and destroys them. Never throws.
   void open();
+  // Opens the first segments that the rank is to read.
+  void prepare(int rank) { open_some(rank); }
   // Returns when the senders' work is done; false: the write has failed.
-  bool begin(int rank);
+  bool begin();
   // Opens the next segments that the rank is to read, [first, last) of segments(rank). False: there are no more, or the
   // write has failed.
   bool next(int rank, size_t& first, size_t& last);

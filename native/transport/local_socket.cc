@@ -24,9 +24,10 @@ int check_owner(int fd) {
 int connect_local(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof address.sun_path) return -ENAMETOOLONG;
+  const bool abstract = !path.empty() && path[0] == '\0';
+  if (path.empty() || path.size() > sizeof address.sun_path - (abstract ? 0 : 1)) return -ENAMETOOLONG;
+  if (!abstract && path.find('\0') != std::string::npos) return -EINVAL;
   memcpy(address.sun_path, path.data(), path.size());
-  const bool abstract = path[0] == '\0';
   const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size() + (abstract ? 0 : 1));
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return -errno;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <mutex>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 
 #include "transport/xxh3.h"
@@ -148,7 +149,12 @@ std::vector<std::string> apply_deltas(const std::vector<TensorDelta>& deltas, De
   };
   std::vector<std::thread> workers;
   const size_t most = std::min<size_t>(deltas.size(), static_cast<size_t>(std::max(threads, 1)));
-  for (size_t i = 1; i < most; i++) workers.emplace_back(work);
+  workers.reserve(most);
+  try {
+    for (size_t i = 1; i < most; i++) workers.emplace_back(work);
+  } catch (const std::system_error&) {
+    // Those that there are do all of it.
+  }
   work();
   for (std::thread& worker : workers) worker.join();
   if (!error.empty()) throw std::runtime_error(error);

@@ -127,6 +127,7 @@ export class IpcUpdate {
 
   /** The first None: the buffers are not read any more. The second: that was all. */
   async #end (): Promise<void> {
+    if (this.#reports.length === 0) throw new RefitError('WEIGHTS_INCOMPLETE', 'the parameter server has sent no tensor')
     await this.#buffers!.close()
     this.#peers.reply()
     const messages = await this.#next()

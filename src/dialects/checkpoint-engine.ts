@@ -1,6 +1,6 @@
 import { setMaxListeners } from 'node:events'
 import { RefitError } from '../errors.ts'
-import { labelText, measured, scopeKey } from '../http/apply-source.ts'
+import { labelText, measured } from '../http/apply-source.ts'
 import type { RouteContext } from '../http/context.ts'
 import type { EngineInfo } from '../engine/rollout-engine.ts'
 import { Joiner } from '../weights/joiner.ts'
@@ -54,7 +54,7 @@ export async function updateFromIpc (context: RouteContext, zmqHandles: Readonly
   const seats = chooseSeats(context.engine.info, zmqHandles)
   const { joiner } = updatesOf(context)
   // The other side would hand its messages out in turn to two who are connected.
-  const key = scopeKey(context.engine, fields) + JSON.stringify([seats.map(({ endpoint }) => endpoint), fields.weight_version ?? null, fields.flush_cache ?? true])
+  const key = JSON.stringify([fields.transaction ?? null, seats.map(({ endpoint }) => endpoint), fields.weight_version ?? null, fields.flush_cache ?? true])
   return await joiner.join(key, async () => await measured(context.metrics, async () => await exchange(context, seats, fields)))
 }
 

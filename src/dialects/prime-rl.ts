@@ -70,7 +70,11 @@ class PrimeRl {
   async #receive (folder: string | null): Promise<WriteReport> {
     const { engine: { transactions }, groups } = this.#context
     const group = groups.get(GROUP)
-    const { id } = await transactions.open({ owner: `prime-rl's update${folder === null ? '' : ` from ${folder}`}`, deadlineMs: UPDATE_MS })
+    const { id } = await transactions.open({ owner: `prime-rl's update${folder === null ? '' : ` from ${folder}`}`, deadlineMs: UPDATE_MS }).catch((error: unknown) => {
+      // The trainer sends all the same, and the next update would take this one's state dicts for its own.
+      group.giveUp(`an update was refused before anything of it was received: ${error instanceof Error ? error.message : String(error)}`)
+      throw error
+    })
     try {
       const report = await this.#write(id, new StateDicts(group, this.#context.distributed), () => group.failure !== null)
       await transactions.commit(id, { flushCache: false })
@@ -88,7 +92,7 @@ class PrimeRl {
     const reports: WriteReport[] = []
     let refusal: unknown
     const count = await dicts.count()
-    for (let index = 1; index <= count && !isBroken(); index++) {
+    for (let index = 1; index <= count; index++) {
       try {
         const source = await dicts.open(`state dict ${index} of ${count}`)
         try {
@@ -104,6 +108,8 @@ class PrimeRl {
         }
       } catch (error) {
         refusal ??= error
+        // What has not come by then never will.
+        if (isBroken()) break
       }
     }
     if (refusal !== undefined) throw refusal

@@ -39,6 +39,8 @@ const GREEDY: Omit<SamplingParams, 'maxNewTokens'> = {
 }
 const NO_TEXT = { stop: [], noStopTrim: false, skipSpecialTokens: true, spacesBetweenSpecialTokens: true }
 const DEFAULT_TOP = 100
+/** Scores of one binary reply, whose rows are padded to the longest; a quarter of a gigabyte. */
+const MOST_CELLS = 1 << 26
 
 export interface TrlScoresPlan { samples: SamplePlan[], lengths: number[], top: number, binary: boolean }
 
@@ -55,6 +57,8 @@ export function planTrlScores (body: Static<typeof TrlScoresBody>, { engine: { i
     fitContext(ids.length, 0, info, `sequences[${i}]`)
     return { rid: newRid(), names: [], promptIds, sampling: { ...GREEDY, maxNewTokens: 0 }, logprobs: { startLen: length, top, ids: [], raw: true }, text: NO_TEXT, cacheSalt: undefined }
   })
+  const cells = samples.length * Math.max(...sequences.map((ids, i) => ids.length - lengths[i]!)) * (body.top_logprobs ?? DEFAULT_TOP)
+  if (body.response_format === 'binary' && cells > MOST_CELLS) throw invalid('top_logprobs', `sequences times most scored positions times top_logprobs: expected at most ${MOST_CELLS} in one binary reply, got ${cells}`)
   return { samples, lengths, top: body.top_logprobs ?? DEFAULT_TOP, binary: body.response_format === 'binary' }
 }
 

@@ -28,6 +28,7 @@ export class TrlWeights {
   #tail: Promise<void> = Promise.resolve()
   /** Requests that have not been answered. */
   readonly #asking = new Joiner<void>()
+  #turn: Promise<void> = Promise.resolve()
   /** What has been answered and has not come: a request that repeats it is a client's retry. */
   #expected: string | null = null
   #failure: RefitError | null = null
@@ -60,10 +61,15 @@ export class TrlWeights {
     if (this.#expected === key) return
     const joining = this.#joining
     await this.#asking.join(key, async () => {
-      await joining.catch(() => {})
-      await this.#tail
-      this.#tell()
-      await this.#begin(parameter, key)
+      // One after another, also where a client has given up on one and sends the next.
+      const turn = this.#turn.then(async () => {
+        await joining.catch(() => {})
+        await this.#tail
+        this.#tell()
+        await this.#begin(parameter, key)
+      })
+      this.#turn = turn.catch(() => {})
+      await turn
     })
   }
 

@@ -43,8 +43,17 @@ export class VllmSleep {
     // With `wait`, a release waits for running requests by itself.
     if (mode === 'abort') this.#engine.abortAll()
     // Without their KV, requests are computed again when all is awake.
+    const owned = this.#ownsPause
     if (mode === 'keep') await this.#pause(tags.includes('kv_cache') ? 'retract' : 'in_place')
-    return await this.#engine.releaseMemory(tags, { keepWeights: level === 1 })
+    try {
+      return await this.#engine.releaseMemory(tags, { keepWeights: level === 1 })
+    } catch (error) {
+      if (!owned && this.#ownsPause) {
+        this.#ownsPause = false
+        await this.#engine.resume()
+      }
+      throw error
+    }
   }
 
   async wake (names: readonly string[]): Promise<MemoryReport> {

@@ -41,6 +41,7 @@ export class WeightTransfer {
     const { group, packing, delta } = readInitInfo(value)
     const host = delta === null ? null : await this.#context.pulls.host(delta.local_checkpoint_dir, delta.base_model_path)
     if (group !== null) await this.#context.groups.init(group, { renew: true })
+    if (this.#group !== null && this.#group !== group?.name) await this.#context.groups.destroy(this.#group)
     this.#group = group?.name ?? null
     this.#deltas = host
     this.#packing = packing
@@ -164,12 +165,12 @@ export class WeightTransfer {
 
   async #fromBroadcast (info: BroadcastInfo): Promise<WriteReport> {
     const { names, dtype_names: dtypes, shapes } = info
-    return await this.receive({ names, dtypes, shapes, groupName: this.groupName(), packing: toPacking(info, this.#packing) }, toFields(info))
+    const groupName = await openedFor(this.#context.engine, {}, async () => this.groupName())
+    return await this.receive({ names, dtypes, shapes, groupName, packing: toPacking(info, this.#packing) }, toFields(info))
   }
 
   async #fromHandles (info: HandlesInfo): Promise<WriteReport> {
     const { names, dtype_names: dtypes, shapes, ipc_handles_pickled: entry, tensor_sizes: bytes, sizes } = info
-    if (bytes != null && sizes != null) throw new RefitError('INVALID_REQUEST', 'update_info: tensor_sizes (bytes) and sizes (elements) at once', { param: 'sizes' })
     // SkyRL packs each chunk into a new tensor, vLLM all of them into one.
     const offer: Offer = { names, dtypes, shapes, sizes: bytes ?? sizes ?? null, unit: bytes == null ? 'elements' : 'bytes' }
     return await this.take(entry, offer, toFields(info), bytes != null)

@@ -41,7 +41,11 @@ export function readUpdateInfo (value: unknown): UpdateInfo {
   const has = (name: string): boolean => fields[name] != null
   if (has('path')) return { kind: 'disk', info: demand(check.disk(fields)) as DiskInfo }
   if (has('target_version')) return { kind: 'delta', info: demand(check.delta(fields)) as DeltaUpdate }
-  if (has('ipc_handles_pickled')) return { kind: 'handles', info: demand(check.handles(fields)) as HandlesInfo }
+  if (has('ipc_handles_pickled')) {
+    const info = demand(check.handles(fields)) as HandlesInfo
+    if (info.tensor_sizes != null && info.sizes != null) throw new RefitError('INVALID_REQUEST', 'update_info: tensor_sizes (bytes) and sizes (elements) at once', { param: 'sizes' })
+    return { kind: 'handles', info }
+  }
   if (has('ipc_handles')) {
     throw new RefitError('UNSUPPORTED', 'update_info: ipc_handles are objects of the trainer\'s process, which JSON cannot carry; send ipc_handles_pickled, base64 of them pickled', { param: 'ipc_handles' })
   }

@@ -112,7 +112,10 @@ export class WeightGroup {
   }
 
   demandLive (): void {
-    if (this.#failure === null) return
+    if (this.#failure === null) {
+      if (this.#state === 'joining') throw new RefitError('CONFLICT', `${this.title} is still being joined. Nothing was received`)
+      return
+    }
     const way = this.spec.form === 'custom' ? 'call /init_weights_update_group' : 'initialise it'
     throw new RefitError(this.#failure.code, `${this.#failure.message}. Nothing has been received since; ${way} again`, { cause: this.#failure })
   }

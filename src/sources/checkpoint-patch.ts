@@ -21,6 +21,8 @@ export interface Place { path: string, begin: number, end: number }
 /** The compressed change of one tensor, between `begin` and `end` of the file that holds it. */
 export interface Change { name: string, begin: number, end: number, place: Place, checksum: string }
 
+const LOCK_POLL_MS = 20
+
 export const CHECKSUMS = ['xxh3-128', 'adler32', 'sha256'] as const
 export type ChecksumName = typeof CHECKSUMS[number]
 export interface Encoding { isXor: boolean, checksum: ChecksumName }
@@ -90,7 +92,7 @@ export class CheckpointPatch {
 export function copyCheckpoint (from: string, to: string, contains: Contains): void {
   const files = checkpointFiles(from)
   mkdirSync(to, { recursive: true })
-  for (const entry of readdirSync(to, { withFileTypes: true })) if (entry.isFile() && !files.includes(entry.name)) rmSync(join(to, entry.name))
+  for (const entry of readdirSync(to, { withFileTypes: true })) if (!entry.isDirectory() && !files.includes(entry.name)) rmSync(join(to, entry.name))
   for (const name of files) {
     const source = insideOf(join(from, name), contains)
     // Links of a Hugging Face cache become files, and what cannot be written can: they are changed later.
@@ -156,12 +158,22 @@ export function writeDurably (path: string, text: string): void {
   renameSync(temporary, path)
 }
 
+/**
+ * Of this start of the system. What is changed in files is not forced to the disk, which would take seconds: a state that another start wrote
+ * may tell of bytes that were lost with it.
+ */
+export function bootId (): string {
+  return readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim()
+}
+
 /** As the only one on this host, whoever else locks that file. */
 export function locked<T> (path: string, addon: PatchAddon, run: () => T): T {
   mkdirSync(dirname(path), { recursive: true })
   const lock = openSync(path, 'a')
+  const cell = new Int32Array(new SharedArrayBuffer(4))
   try {
-    addon.lockFile(lock)
+    // Slept between, as a thread that waits in the system cannot be ended.
+    while (!addon.lockFile(lock)) Atomics.wait(cell, 0, 0, LOCK_POLL_MS)
     return run()
   } finally {
     closeSync(lock)

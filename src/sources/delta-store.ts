@@ -1,9 +1,9 @@
 import { createHash } from 'node:crypto'
-import { existsSync, readFileSync, rmSync } from 'node:fs'
+import { existsSync, readdirSync, readFileSync, rmSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { RefitError } from '../errors.ts'
-import { CheckpointPatch, copyCheckpoint, insideOf, locked, readHeader, readJson, writeDurably } from './checkpoint-patch.ts'
+import { bootId, CheckpointPatch, copyCheckpoint, insideOf, locked, readHeader, readJson, writeDurably } from './checkpoint-patch.ts'
 import type { Change, Contains, PatchAddon } from './checkpoint-patch.ts'
 import { readManifest } from './delta-manifest.ts'
 import type { DeltaRecord } from './delta-manifest.ts'
@@ -55,6 +55,9 @@ export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains:
       writeState(local, { version: from, write_in_progress: true, target_version: target, base_model_path: request.baseName, manifest_sha256: '' })
       change()
       writeState(local, { version: to, write_in_progress: false, target_version: null, base_model_path: request.baseName, manifest_sha256: manifest })
+    }
+    if (!existsSync(statePath(local)) && existsSync(weights) && readdirSync(weights).length > 0) {
+      throw new RefitError('CHECKPOINT_PATH', `${weights} holds files, and none that were fetched: name an empty folder`, { param: 'local_checkpoint_dir' })
     }
     if (!isSound) {
       done.seconds.reset = seconds(() => {
@@ -145,12 +148,13 @@ function statePath (local: string): string {
 
 function toState (fields: Record<string, unknown>): State {
   const { version = 0, write_in_progress: isWriting = Object.keys(fields).length === 0, target_version: target = null, base_model_path: base = '', manifest_sha256: manifest = '' } = fields
-  const isKnown = Number.isSafeInteger(version) && Number(version) >= 0 && typeof base === 'string'
+  const isOld = fields.boot_id !== undefined && fields.boot_id !== bootId()
+  const isKnown = !isOld && Number.isSafeInteger(version) && Number(version) >= 0 && typeof base === 'string'
   return { version: isKnown ? Number(version) : 0, write_in_progress: !isKnown || isWriting === true, target_version: typeof target === 'number' ? target : null, base_model_path: isKnown ? base : '', manifest_sha256: typeof manifest === 'string' ? manifest : '' }
 }
 
 function writeState (local: string, state: State): void {
-  writeDurably(statePath(local), JSON.stringify(state))
+  writeDurably(statePath(local), JSON.stringify({ ...state, boot_id: bootId() }))
 }
 
 function seconds (run: () => void): number {

@@ -103,7 +103,7 @@ export class KeptTensors {
         await this.#giveBack(slot, PATIENCE_MS)
         throw new RefitError('TENSOR_PAYLOAD', `${error instanceof Error ? error.message : String(error)}. What was kept under ${JSON.stringify(name)} is given back; send handles again, with keep`, { param: 'kept', cause: error })
       }
-      return await write(new KeptSource(kept, false, tensors))
+      return await write(new KeptSource(kept, !kept.isMapped, tensors))
     })
   }
 

@@ -1,7 +1,7 @@
 import { existsSync, mkdirSync, readdirSync, rmSync } from 'node:fs'
 import { join } from 'node:path'
 import { RefitError } from '../errors.ts'
-import { CheckpointPatch, copyCheckpoint, insideOf, locked, readHeader, readJson, writeDurably } from './checkpoint-patch.ts'
+import { bootId, CheckpointPatch, copyCheckpoint, insideOf, locked, readHeader, readJson, writeDurably } from './checkpoint-patch.ts'
 import type { Contains, Encoding, PatchAddon } from './checkpoint-patch.ts'
 
 // slime's disk deltas (slime/utils/disk_delta.py and its pull_weights patch of SGLang): a trainer publishes a folder weight_v000007 for each
@@ -37,14 +37,16 @@ export function pullWeights (request: PullRequest, addon: PatchAddon, contains: 
     let start = target
     while (start > (before ?? 0) && readDelta(folder(start)) !== null) start--
     const done: Pulled = { from: before, version: target, tensors: 0, bytes: 0 }
-    if (before === null || start > before) {
+    // Version 0 begins a training run, also where an earlier one has left its checkpoint.
+    if (before === null || start > before || (target === 0 && before > 0)) {
       // The engine's own model may lie anywhere.
       if (start === 0) resetTo(baseFolder, local, 0, () => true)
       else resetTo(folder(start), local, start, contains)
     } else {
       start = before
     }
-    if (before !== null && target < before) done.version = before
+    // Somebody else on this host was further.
+    if (before !== null && target > 0 && target < before) done.version = before
     for (let version = start + 1; version <= target; version++) {
       const applied = applyVersion(local, folder(version), version, addon, contains)
       done.tensors += applied.tensors
@@ -79,7 +81,9 @@ function readDelta (folder: string): DeltaIndex | null {
 /** Null where there is none, or a change of it broke off. */
 function appliedVersion (local: string): number | null {
   if (!existsSync(join(local, SYNC, STATE)) || existsSync(join(local, SYNC, CHANGING))) return null
-  const version = Number(readJson(join(local, SYNC, STATE)).version)
+  const { version: text, boot_id: boot } = readJson(join(local, SYNC, STATE))
+  if (boot !== undefined && boot !== bootId()) return null
+  const version = Number(text)
   return Number.isSafeInteger(version) && version >= 0 ? version : null
 }
 
@@ -88,12 +92,15 @@ function changing (local: string, version: number, change: () => void): void {
   const mark = join(local, SYNC, CHANGING)
   writeDurably(mark, String(version))
   change()
-  writeDurably(join(local, SYNC, STATE), JSON.stringify({ version: String(version).padStart(6, '0') }))
+  writeDurably(join(local, SYNC, STATE), JSON.stringify({ version: String(version).padStart(6, '0'), boot_id: bootId() }))
   rmSync(mark)
 }
 
 function resetTo (from: string, local: string, version: number, contains: Contains): void {
   mkdirSync(local, { recursive: true })
+  // One mistyped path must not cost a checkpoint.
+  const isOurs = [STATE, CHANGING].some(name => existsSync(join(local, SYNC, name)))
+  if (!isOurs && readdirSync(local).some(name => name !== SYNC)) throw new RefitError('CHECKPOINT_PATH', `${local} holds files, and none that were pulled: name an empty folder`, { param: 'local_checkpoint_dir' })
   changing(local, version, () => { copyCheckpoint(from, local, contains) })
 }
 

@@ -68,8 +68,10 @@ export class PackedOffers {
     const { tensors, kept } = this.#options
     const { source, sourceOf } = await tensors.openOffer(entry, offer)
     const generation = ++this.#generation
-    this.#held = { generation, sourceOf: new Map([...sourceOf].flatMap(([storage, index]) => storage.kind === 'cuda' ? [[exportOf(storage), index] as const] : [])) }
-    return await kept.keep({ name: NAME, generation }, source, apply, true)
+    return await kept.keep({ name: NAME, generation }, source, async kept => {
+      this.#held = { generation, sourceOf: new Map([...sourceOf].flatMap(([storage, index]) => storage.kind === 'cuda' ? [[exportOf(storage), index] as const] : [])) }
+      return await apply(kept)
+    }, true)
   }
 
   async #again<T> ({ generation, sourceOf }: Held, entry: string, offer: Offer, apply: (source: WeightSource) => Promise<T>): Promise<T> {

@@ -8,6 +8,9 @@ import { share } from '../weights/sharing.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
 import type { Link } from './remote-link.ts'
 
+/** Longest that a meeting may take whose end means nothing. */
+const LEAVE_MS = 5000
+
 /** What a group of links carries: `parameters`, those of each rank straight into place over a link of its own; `checkpoint`, whole tensors over one. */
 export type SendLayout = 'parameters' | 'checkpoint'
 
@@ -80,9 +83,14 @@ async function sendTensors (store: WeightStore, { handle, backend }: Link, piece
   return layout.bytes
 }
 
-/** Leaves once all ranks have what was sent: of what NCCL keeps on the sender's card, a receiver may still be reading. */
+/**
+ * Leaves once all ranks have what was sent: what NCCL has still to hand on is lost with the rank that leaves. The second meeting's own end may be
+ * lost so, and then means nothing: whoever has begun it has seen that all had come to the first.
+ */
 export async function leave (links: readonly Link[], timeoutMs: number): Promise<void> {
-  await allOf(links.filter(({ backend }) => backend === 'nccl').map(async link => { await link.meet(timeoutMs) }))
+  const met = links.filter(({ backend }) => backend === 'nccl')
+  await allOf(met.map(async link => { await link.meet(timeoutMs) }))
+  await Promise.allSettled(met.map(async link => { await link.meet(Math.min(timeoutMs, LEAVE_MS)) }))
   for (const link of links) await link.end()
 }
 

@@ -42,7 +42,7 @@ class Host {
   holds (t: Test, version: number): void {
     const got = weightsOf(this.local, this.files)
     t.ok([...this.versions[version]!].every(([name, data]) => got.get(name)?.equals(data)), `holds version ${version}`)
-    t.same(JSON.parse(readFileSync(join(this.local, '.weight_sync/state.json'), 'utf8')), { version: String(version).padStart(6, '0') })
+    t.match(JSON.parse(readFileSync(join(this.local, '.weight_sync/state.json'), 'utf8')), { version: String(version).padStart(6, '0') })
   }
 }
 
@@ -143,6 +143,31 @@ t.test('a change that broke off leaves a folder of no version', async t => {
     writeFileSync(join(host.local, '.weight_sync/state.json'), state)
     t.throws(() => host.pull(2), code('CHECKPOINT_FORMAT', /state\.json/))
   }
+})
+
+t.test('a new run begins from the base, and so does what an earlier start of the system has written', t => {
+  const host = make(t)
+  host.publish()
+  host.publish()
+  host.pull(2)
+  t.match(host.pull(0), { version: 0 }, 'version 0 begins a training run')
+  host.holds(t, 0)
+  host.pull(2)
+  const weights = readdirSync(host.local).find(name => name.endsWith('.safetensors'))!
+  writeFileSync(join(host.local, weights), Buffer.alloc(64))
+  writeFileSync(join(host.local, '.weight_sync/state.json'), '{"version": "000002", "boot_id": "another"}')
+  t.match(host.pull(2), { from: null, version: 2 }, 'its bytes may not have reached the disk')
+  host.holds(t, 2)
+  t.end()
+})
+
+t.test('a folder that holds something else is left as it is', t => {
+  const host = make(t)
+  mkdirSync(host.local, { recursive: true })
+  writeFileSync(join(host.local, 'model.safetensors'), 'precious')
+  t.throws(() => host.pull(0), code('CHECKPOINT_PATH', /none that were pulled/))
+  t.equal(readFileSync(join(host.local, 'model.safetensors'), 'utf8'), 'precious')
+  t.end()
 })
 
 t.test('links of what is published may not lead out of the roots', async t => {

@@ -509,7 +509,8 @@ void test_rounds() {
     trainer.stream_wait();
   }
   expect_none_left("rounds");
-  CHECKF(threads() == before, "%zu threads, %zu before", threads(), before);
+  // Threads of aborts before the rounds may have ended since.
+  CHECKF(threads() <= before, "%zu threads, %zu before", threads(), before);
 }
 
 }  // namespace
