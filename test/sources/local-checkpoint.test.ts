@@ -185,8 +185,8 @@ t.test('pulls of one folder take turns, and a folder that is the model\'s own is
   for (let i = 0; i < 3; i++) host.publish()
   const pulls = new WeightPulls({ roots: [host.root], baseFolder: host.base })
   const ask = async (version: number, fields: object = {}): Promise<Pulled> => await pulls.pull({ localFolder: host.local, sourceFolder: host.source, targetVersion: version, ...fields })
-  const done = await Promise.all([1, 3, 2, 3, 1, 0].map(async version => await ask(version)))
-  t.ok(done.every(({ version }, index) => version >= [1, 3, 2, 3, 1, 0][index]!))
+  const done = await Promise.all([1, 3, 2, 3, 1, 2].map(async version => await ask(version)))
+  t.ok(done.every(({ version }, index) => version >= [1, 3, 2, 3, 1, 2][index]!))
   host.holds(t, 3)
   for (const [fields, param] of [
     [{ localFolder: host.base }, 'local_checkpoint_dir'], [{ localFolder: join(host.base, 'inside') }, 'local_checkpoint_dir'], [{ localFolder: host.source }, 'local_checkpoint_dir'],
