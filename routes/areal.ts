@@ -1,6 +1,7 @@
 import { Type } from 'typebox'
 import { openArealTensors } from '../src/dialects/areal-tensors.ts'
 import { adapterRefusal, ArealBuckets, rankWords } from '../src/dialects/areal.ts'
+import { pauseFor, resumeFor } from '../src/dialects/pause.ts'
 import { RefitError } from '../src/errors.ts'
 import { applySource, measured, openedFor, prefixed } from '../src/http/apply-source.ts'
 import type { Routes } from '../src/http/context.ts'
@@ -130,8 +131,7 @@ const areal: Routes = async (app, { context }) => {
     config,
     schema: { ...schema, operationId: 'arealPauseGeneration', summary: 'End all requests and pause', body: Empty }
   }, async () => {
-    await engine.pause('abort')
-    metrics.pauseBegan()
+    await pauseFor(context, 'abort')
     return { success: true as const, message: 'Generation paused and all requests aborted' }
   })
 
@@ -139,8 +139,7 @@ const areal: Routes = async (app, { context }) => {
     config,
     schema: { ...schema, operationId: 'arealContinueGeneration', summary: 'Continue after a pause', body: Empty }
   }, async () => {
-    await engine.resume()
-    metrics.pauseEnded()
+    await resumeFor(context)
     return { success: true as const, message: 'Generation continued' }
   })
 }

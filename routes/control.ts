@@ -4,6 +4,7 @@ import type { RolloutEngine } from '../src/engine/rollout-engine.ts'
 import type { Routes } from '../src/http/context.ts'
 import { Refusal, refusals, unused } from '../src/http/schemas.ts'
 import { Coverage, toCoverage } from '../src/http/transaction-status.ts'
+import { pauseFor, resumeFor } from '../src/dialects/pause.ts'
 
 const FLUSHED = 'Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n'
 const MAX_FLUSH_SECONDS = 3600
@@ -28,7 +29,7 @@ const AbortBody = Type.Object({
 
 /** Cache, pause and abort. */
 const control: Routes = async (app, { context }) => {
-  const { engine, live, metrics } = context
+  const { engine, live } = context
   let flushing = false
 
   for (const method of ['GET', 'POST'] as const) {
@@ -65,8 +66,7 @@ const control: Routes = async (app, { context }) => {
     config: { auth: 'admin' },
     schema: { operationId: 'pauseGeneration', summary: 'Pause generation', tags: ['control'], body: PauseBody, response: { 200: Status, ...refusals() } }
   }, async request => {
-    await engine.pause(request.body.mode ?? 'abort')
-    metrics.pauseBegan()
+    await pauseFor(context, request.body.mode ?? 'abort')
     return { message: 'Generation paused successfully.', status: 'ok' }
   })
 
@@ -74,8 +74,7 @@ const control: Routes = async (app, { context }) => {
     config: { auth: 'admin' },
     schema: { operationId: 'continueGeneration', summary: 'Continue after a pause', description: 'Opens nothing while weights are torn: waiting requests then fail with the reason. While memory is released, and until a weight transaction that writes has ended, they wait on.', tags: ['control'], body: ContinueBody, response: { 200: Continued, ...refusals() } }
   }, async () => {
-    await engine.resume()
-    metrics.pauseEnded()
+    await resumeFor(context)
     const coverage = toCoverage(engine.coverage)
     return { ...continued(engine), ...coverage === null ? {} : { coverage } }
   })

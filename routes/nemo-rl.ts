@@ -1,5 +1,6 @@
 import { Type } from 'typebox'
 import { weightTransferOf } from '../src/dialects/vllm-transfer.ts'
+import { pauseFor, resumeFor } from '../src/dialects/pause.ts'
 import { RefitError } from '../src/errors.ts'
 import type { Routes } from '../src/http/context.ts'
 import { nullable, refusals, unused } from '../src/http/schemas.ts'
@@ -32,7 +33,7 @@ const Done = Type.Object({
 
 /** The admin routes of Dynamo's vLLM workers, as NeMo-RL calls them: calls of the engine in an envelope, and `"status": "ok"` in every answer. */
 const nemoRl: Routes = async (app, { context }) => {
-  const { engine, metrics } = context
+  const { engine } = context
   const transfer = weightTransferOf(context)
   const config = { auth: 'admin' } as const
   const schema = { tags: ['weights'], response: { 200: Done, ...refusals() } }
@@ -73,8 +74,7 @@ const nemoRl: Routes = async (app, { context }) => {
     schema: { ...schema, operationId: 'dynamoPauseGeneration', summary: 'Pause generation (NeMo-RL)', body: PauseBody }
   }, async request => {
     const { mode, clear_cache: clear } = request.body
-    await engine.pause(mode === 'keep' ? 'in_place' : mode ?? 'abort')
-    metrics.pauseBegan()
+    await pauseFor(context, mode === 'keep' ? 'in_place' : mode ?? 'abort')
     if (mode !== 'keep' && clear !== false) await engine.dropCache()
     return { status: 'ok' as const, message: 'Generation paused' }
   })
@@ -83,8 +83,7 @@ const nemoRl: Routes = async (app, { context }) => {
     config,
     schema: { ...schema, operationId: 'dynamoResumeGeneration', summary: 'Continue after a pause (NeMo-RL)', body: Type.Object({}) }
   }, async () => {
-    await engine.resume()
-    metrics.pauseEnded()
+    await resumeFor(context)
     return { status: 'ok' as const, message: 'Generation resumed' }
   })
 }

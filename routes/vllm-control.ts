@@ -1,6 +1,6 @@
 import { Type } from 'typebox'
 import { queryOrBody } from '../src/dialects/query-or-body.ts'
-import { vllmSleepOf } from '../src/dialects/vllm-sleep-of.ts'
+import { pauseFor, resumeFor } from '../src/dialects/pause.ts'
 import type { Routes } from '../src/http/context.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../src/http/schemas.ts'
 
@@ -22,8 +22,7 @@ const Reset = Type.Object({ success: Type.Literal(true), status: Type.Literal('o
 
 /** Pause, abort and caches in vLLM's words, as trainers call them. */
 const vllmControl: Routes = async (app, { context }) => {
-  const { engine, live, metrics } = context
-  const sleeper = vllmSleepOf(engine)
+  const { engine, live } = context
   const config = { auth: 'admin', errors: 'weights' } as const
   const response = { 200: Status, ...refusals(WeightsRefusal) }
 
@@ -33,9 +32,7 @@ const vllmControl: Routes = async (app, { context }) => {
   }, async request => {
     const { mode, clear_cache: clear, wait_for_inflight_requests: wait, wait_for_inflight_request: oldWait } = queryOrBody(request.query, request.body)
     const chosen = wait === true || oldWait === true ? 'wait' : mode ?? 'abort'
-    sleeper.disown()
-    await engine.pause(chosen === 'keep' ? 'in_place' : chosen)
-    metrics.pauseBegan()
+    await pauseFor(context, chosen === 'keep' ? 'in_place' : chosen)
     if (chosen !== 'keep' && clear !== false) await engine.dropCache()
     return { status: 'paused' }
   })
@@ -44,9 +41,7 @@ const vllmControl: Routes = async (app, { context }) => {
     config,
     schema: { operationId: 'vllmResume', summary: 'Continue after a pause (vLLM)', description: 'Opens nothing while weights are torn or asleep, or in the midst of an update.', tags: ['control'], body: Type.Object({}), response }
   }, async () => {
-    sleeper.disown()
-    await engine.resume()
-    metrics.pauseEnded()
+    await resumeFor(context)
     return { status: 'resumed' }
   })
 

@@ -9,6 +9,7 @@ import { toCardUuid } from '../wire/torch-cards.ts'
 import { Peers } from './checkpoint-engine-peers.ts'
 import type { Seat } from './checkpoint-engine-peers.ts'
 import { IpcUpdate } from './checkpoint-engine-update.ts'
+import { onePer } from './one-per.ts'
 import { socketOf } from './zmq-path.ts'
 
 // checkpoint-engine (https://github.com/MoonshotAI/checkpoint-engine): a parameter server beside the engines, one process for each card. For
@@ -38,13 +39,7 @@ class IpcUpdates {
   readonly under = new Set<AbortController>()
 }
 
-const all = new WeakMap<RouteContext['engine'], IpcUpdates>()
-
-function updatesOf ({ engine }: RouteContext): IpcUpdates {
-  let updates = all.get(engine)
-  if (updates === undefined) all.set(engine, updates = new IpcUpdates())
-  return updates
-}
+const updatesOf = onePer((_context: RouteContext) => new IpcUpdates())
 
 /**
  * Takes an update from a parameter server. `zmqHandles`: by UUID of a card, the endpoint of the socket of the process on that card. The

@@ -6,6 +6,7 @@ import { updateFromDisk } from '../http/disk-update.ts'
 import { Joiner } from '../weights/joiner.ts'
 import type { WriteReport } from '../weights/source.ts'
 import { StateDicts } from './prime-rl-stream.ts'
+import { onePer } from './one-per.ts'
 
 export interface Broadcaster { host: string, port: number, rankOffset: number, inferenceWorldSize: number, backend: string, quantized: boolean, session: string | null }
 
@@ -118,13 +119,7 @@ class PrimeRl {
   }
 }
 
-const known = new WeakMap<RouteContext, PrimeRl>()
-
-function primeRl (context: RouteContext): PrimeRl {
-  const found = known.get(context) ?? new PrimeRl(context)
-  known.set(context, found)
-  return found
-}
+const primeRl = onePer((context: RouteContext) => new PrimeRl(context))
 
 /** Joins prime-rl's trainer; resolves once the communicator stands. */
 export async function initPrimeRl (context: RouteContext, broadcaster: Broadcaster): Promise<void> {

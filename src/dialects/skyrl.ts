@@ -7,6 +7,7 @@ import { bodyCheck } from '../http/validation.ts'
 import { Joiner } from '../weights/joiner.ts'
 import type { WriteReport } from '../weights/source.ts'
 import { weightTransferOf } from './vllm-transfer.ts'
+import { onePer } from './one-per.ts'
 
 // SkyRL's first remote engines: a group of torch, and one request for each chunk, all of whose tensors are one broadcast. What SkyRL calls
 // now are methods of /collective_rpc (src/dialects/collective-rpc.ts).
@@ -80,13 +81,7 @@ function wrongSizes (names: readonly string[], shapes: ReadonlyArray<readonly nu
   return new RefitError('INVALID_REQUEST', `sizes: ${what}`, { param: 'sizes' })
 }
 
-const known = new WeakMap<RouteContext, OldSkyrl>()
-
-function oldSkyrl (context: RouteContext): OldSkyrl {
-  const found = known.get(context) ?? new OldSkyrl(context)
-  known.set(context, found)
-  return found
-}
+const oldSkyrl = onePer((context: RouteContext) => new OldSkyrl(context))
 
 /** `/init_weight_update_communicator`. Throws as WeightGroups.init does. */
 export async function initOldSkyrl (context: RouteContext, init: OldInit): Promise<void> { await oldSkyrl(context).init(init) }

@@ -1,11 +1,6 @@
 import type { RolloutEngine } from '../engine/rollout-engine.ts'
 import { VllmSleep } from './vllm-sleep.ts'
+import { onePer } from './one-per.ts'
 
-const sleepers = new WeakMap<RolloutEngine, VllmSleep>()
-
-/** The one of an engine: every dialect that puts it to sleep, pauses or resumes it in vLLM's way shares it. */
-export function vllmSleepOf (engine: RolloutEngine): VllmSleep {
-  let sleeper = sleepers.get(engine)
-  if (sleeper === undefined) sleepers.set(engine, sleeper = new VllmSleep(engine))
-  return sleeper
-}
+/** The one of an engine: every route that puts it to sleep, pauses or resumes it shares it. */
+export const vllmSleepOf = onePer((engine: RolloutEngine) => new VllmSleep(engine))

@@ -14,6 +14,7 @@ import { readInitInfo, toPacking } from './vllm-init-info.ts'
 import type { PackingFields } from './vllm-init-info.ts'
 import { readUpdateInfo } from './vllm-update-info.ts'
 import type { BroadcastInfo, DeltaUpdate, DiskInfo, HandlesInfo, UpdateInfo } from './vllm-update-info.ts'
+import { onePer } from './one-per.ts'
 
 export interface Broadcast { names: readonly string[], dtypes: readonly string[], shapes: ReadonlyArray<readonly number[]>, groupName: string, packing: Packing }
 
@@ -210,11 +211,5 @@ function toFields ({ weight_version: version, flush_cache: flush }: { weight_ver
   return { ...version == null ? {} : { weight_version: version }, ...flush === undefined ? {} : { flush_cache: flush } }
 }
 
-const transfers = new WeakMap<RouteContext, WeightTransfer>()
-
 /** The server's. */
-export function weightTransferOf (context: RouteContext): WeightTransfer {
-  let transfer = transfers.get(context)
-  if (transfer === undefined) transfers.set(context, transfer = new WeightTransfer(context))
-  return transfer
-}
+export const weightTransferOf = onePer((context: RouteContext) => new WeightTransfer(context))
