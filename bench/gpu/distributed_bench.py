@@ -9,7 +9,6 @@ Ours and theirs take turns, communicators are warm, and after every part all che
 gloo. Prints markdown rows: figure | refit | compared with | ratio | goal | reached.
 """
 
-import argparse
 import concurrent.futures
 import gc
 import http.client
@@ -33,19 +32,12 @@ import tensor_payloads as payloads  # noqa: E402
 from distributed_group import DESTROY, INIT, UPDATE, free_port  # noqa: E402
 from distributed_setup import NCCL, nccl_of_torch  # noqa: E402
 from process_group import broadcast, init_custom_process_group  # noqa: E402
+from report import attempt, keep, read_options, row, tell  # noqa: E402
 from server import Server  # noqa: E402
 from tensor_bench import TINY  # noqa: E402
 
 ROUNDS = 7
 BUCKET = 512_000_000
-ROWS, OUT = [], []
-
-
-def row(figure, ours, other, ratio, goal=None, most=False):
-    asked = "" if goal is None else f"{'at most' if most else 'at least'} {goal:.2f}"
-    reached = "" if goal is None else "yes" if (ratio <= goal if most else ratio >= goal) else "NO"
-    ROWS.append(f"| {figure} | {ours} | {other} | {ratio:.2f} | {asked} | {reached} |")
-    print(ROWS[-1], flush=True)
 
 
 class Client:
@@ -271,8 +263,7 @@ TWO = {"distributed-tp2": two_ranks}
 def run_parts(options, parts, ranks, failed):
     if options.device == "cuda" and machine.cards() < 1 + ranks:
         for part in parts:
-            ROWS.append(f"| {part} | NOT RUN | {1 + ranks} cards are needed, and there are {machine.cards()} | | | |")
-            print(ROWS[-1], flush=True)
+            tell(f"| {part} | NOT RUN | {1 + ranks} cards are needed, and there are {machine.cards()} | | | |")
         keep()
         return
     config = TINY if options.model == "tiny" else dict(models.REAL[options.model], **({} if options.layers is None else dict(num_hidden_layers=options.layers)))
@@ -292,44 +283,14 @@ def run_parts(options, parts, ranks, failed):
                 run.close()
 
 
-def attempt(part, work, failed, server=None):
-    """What fails is told in a row, and the next part runs."""
-    began = time.monotonic()
-    try:
-        work()
-    except Exception as error:
-        failed.append(part)
-        ROWS.append(f"| {part} | FAILED: {' '.join(str(error).split())[:400]} | | | | NO |")
-        log = f"\nthe server's log ends with\n{server.tail()}" if server is not None else ""
-        print(f"{part} FAILED\n{type(error).__name__}: {error}\n{chr(10).join(getattr(error, '__notes__', []))}{log}", flush=True)
-    print(f"({part} took {time.monotonic() - began:.0f} s)", flush=True)
-    keep()
-
-
-def keep():
-    if OUT:
-        pathlib.Path(OUT[0]).write_text("\n".join(ROWS) + "\n")
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", action="append", default=[], metavar="WORD")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--model", choices=[*models.REAL, "tiny"], default="qwen3-8b")
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--folder")
-    parser.add_argument("--out")
-    options = parser.parse_args()
-    options.torch_device, options.backend = ("cuda:0", "nccl") if options.device == "cuda" else ("cpu", "gloo")
+    options, chosen = read_options(__doc__, [*ONE, *TWO])
+    options.backend = "nccl" if options.device == "cuda" else "gloo"
     options.synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
-    chosen = [part for part in [*ONE, *TWO] if not options.only or any(word in part for word in options.only)]
-    if not chosen:
-        sys.exit(f"no part's name contains {' or '.join(options.only)}; there are {', '.join([*ONE, *TWO])}")
     if options.device == "cpu":
         torch.set_num_threads(1)
     else:
         torch.cuda.set_device(0)
-    OUT.extend([options.out] if options.out else [])
     failed = []
     try:
         for parts, ranks in [(ONE, 1), (TWO, 2)]:

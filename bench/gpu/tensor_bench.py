@@ -8,7 +8,6 @@ every update (that time is the trainer's, and told apart), and posts them over o
 Checkpoints are files with holes, and take no room; after every part all checksums are compared with the trainer's.
 """
 
-import argparse
 import contextlib
 import gc
 import http.client
@@ -26,6 +25,7 @@ sys.path.insert(0, str(ROOT / "test/gpu"))
 import machine  # noqa: E402
 import models  # noqa: E402
 import tensor_payloads as payloads  # noqa: E402
+from report import attempt, keep, read_options, row  # noqa: E402
 from server import Server  # noqa: E402
 
 PATH = "/update_weights_from_tensor"
@@ -39,15 +39,6 @@ TINY_MOE = dict(
     models.REAL["qwen3-30b-a3b"], hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=256,
     moe_intermediate_size=64, num_experts=16, vocab_size=2048,
 )  # fmt: skip
-ROWS, OUT = [], []
-
-
-def row(figure, ours, other, ratio, goal=None, most=True):
-    """`most`: the ratio may be at most the goal, else it is to be at least that. goal None: told, not asked for."""
-    asked = "" if goal is None else f"{'at most' if most else 'at least'} {goal:.2f}"
-    reached = "" if goal is None else "yes" if (ratio <= goal if most else ratio >= goal) else "NO"
-    ROWS.append(f"| {figure} | {ours} | {other} | {ratio:.2f} | {asked} | {reached} |")
-    print(ROWS[-1], flush=True)
 
 
 def synchronize(options):
@@ -209,7 +200,7 @@ def empty(dense):
     once()
     taken = sorted(once() for _ in range(400))
     ms = statistics.median(taken)
-    row("an empty bucket, median of 400", f"{ms:.3f} ms (90 of 100 under {taken[360]:.3f})", "1 ms", ms, 1)
+    row("an empty bucket, median of 400", f"{ms:.3f} ms (90 of 100 under {taken[360]:.3f})", "1 ms", ms, 1, most=True)
 
 
 def handles(dense, place, title, goal, against_torch):
@@ -223,10 +214,10 @@ def handles(dense, place, title, goal, against_torch):
         ours, theirs = updates([dense.client, receiver], lists, named)
     dense.verify(named)
     whole = median_of(ours)
-    row(f"{title}, {dense.bytes / 1e9:.1f} GB, {len(named)} handles, {count} segments", dense.told(ours), dense.copied(copy), whole / copy, goal)
+    row(f"{title}, {dense.bytes / 1e9:.1f} GB, {len(named)} handles, {count} segments", dense.told(ours), dense.copied(copy), whole / copy, goal, most=True)
     inside = {name: round(statistics.median(replies[0][name] for _, replies, _ in theirs), 1) for name in theirs[0][1][0]}
     receiving = statistics.median(replies[0]["unpickle"] + replies[0]["copy"] for _, replies, _ in theirs)
-    row("the same", f"{whole:.2f} ms", f"{receiving:.1f} ms, torch in another process, unpickle and copy_, without HTTP and closing ({inside})", receiving / whole, 2 if against_torch else None, most=False)
+    row("the same", f"{whole:.2f} ms", f"{receiving:.1f} ms, torch in another process, unpickle and copy_, without HTTP and closing ({inside})", receiving / whole, 2 if against_torch else None)
 
 
 def pooled(dense):
@@ -246,8 +237,8 @@ def flattened(dense):
         ours, theirs = updates([dense.client, receiver], buckets, named)
     dense.verify(named)
     count, whole, torch_ms = len(ours[0][1]), median_of(ours), median_of(theirs)
-    row(f"flattened buckets of {BUCKET / 1e6:.0f} MB, {count} requests", dense.told(ours), f"{copy + 0.5 * count:.2f} ms: {dense.copied(copy)}, and 0.5 ms a request", whole / (copy + 0.5 * count), 1)
-    row("the same", f"{whole:.2f} ms", f"{torch_ms:.1f} ms, torch behind the same HTTP loop ({spread(theirs)})", torch_ms / whole, 1, most=False)
+    row(f"flattened buckets of {BUCKET / 1e6:.0f} MB, {count} requests", dense.told(ours), f"{copy + 0.5 * count:.2f} ms: {dense.copied(copy)}, and 0.5 ms a request", whole / (copy + 0.5 * count), 1, most=True)
+    row("the same", f"{whole:.2f} ms", f"{torch_ms:.1f} ms, torch behind the same HTTP loop ({spread(theirs)})", torch_ms / whole, 1)
 
 
 def kept(dense):
@@ -269,7 +260,7 @@ def kept(dense):
     dense.verify(named)
     dense.server.post("/release_kept_tensors", dict(name="bench"))
     whole = median_of(taken)
-    row(f"kept mapping ({first:.1f} ms the first time)", dense.told(taken), dense.copied(copy), whole / copy, 1.15)
+    row(f"kept mapping ({first:.1f} ms the first time)", dense.told(taken), dense.copied(copy), whole / copy, 1.15, most=True)
 
 
 DENSE = {"tensor-empty": empty, "tensor-pooled": pooled, "tensor-ordinary": ordinary, "tensor-buckets": flattened, "tensor-kept": kept}
@@ -283,11 +274,11 @@ def mixture(options, server, config, layers, whole_model):
     run.verify(named)
     ms, inside = median_of(taken), phases(taken)
     title = f"{options.mixture}{'' if whole_model else f', {layers} layers of it'}, {len(named)} handles in one request, {run.bytes / 1e9:.1f} GB, pooled sender, {segments(named)} segments"
-    row(title, run.told(taken), "100 ms", ms / 100, 1 if whole_model else None)
+    row(title, run.told(taken), "100 ms", ms / 100, 1 if whole_model else None, most=True)
     # What the report does not count is before the plan: reading the body, decoding, opening the senders' counters; and the way back.
     decoded = inside.get("decode")
     before = ms - inside["total"] if decoded is None else decoded
-    row("of which decoding" if decoded is not None else "of which before the plan: HTTP, decoding, opening shares", f"{before:.1f} ms", "40 ms", before / 40, 1 if whole_model else None)
+    row("of which decoding" if decoded is not None else "of which before the plan: HTTP, decoding, opening shares", f"{before:.1f} ms", "40 ms", before / 40, 1 if whole_model else None, most=True)
 
 
 def run_dense(options, chosen, failed):
@@ -319,41 +310,10 @@ def run_mixture(options, failed):
             attempt("tensor-30b", lambda: mixture(options, server, config, config["num_hidden_layers"], whole), failed, server)
 
 
-def attempt(part, run, failed, server=None):
-    """What fails is told in a row, and the next part runs."""
-    began = time.monotonic()
-    try:
-        run()
-    except Exception as error:
-        failed.append(part)
-        ROWS.append(f"| {part} | FAILED: {' '.join(str(error).split())[:400]} | | | | NO |")
-        log = f"\nthe server's log ends with\n{server.tail()}" if server is not None else ""
-        print(f"{part} FAILED\n{type(error).__name__}: {error}\n{chr(10).join(getattr(error, '__notes__', []))}{log}", flush=True)
-    print(f"({part} took {time.monotonic() - began:.0f} s)", flush=True)
-    keep()
-
-
-def keep():
-    if OUT:
-        pathlib.Path(OUT[0]).write_text("\n".join(ROWS) + "\n")
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", action="append", default=[], metavar="WORD")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--model", choices=[*models.REAL, "tiny"], default="qwen3-8b")
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--folder")
-    parser.add_argument("--out")
-    options = parser.parse_args()
-    options.torch_device = "cuda:0" if options.device == "cuda" else "cpu"
-    chosen = [part for part in [*DENSE, "tensor-30b"] if not options.only or any(word in part for word in options.only)]
-    if not chosen:
-        sys.exit(f"no part's name contains {' or '.join(options.only)}; there are {', '.join([*DENSE, 'tensor-30b'])}")
+    options, chosen = read_options(__doc__, [*DENSE, "tensor-30b"])
     if options.device == "cpu":
         torch.set_num_threads(1)
-    OUT.extend([options.out] if options.out else [])
     failed = []
     try:
         dense = [part for part in chosen if part in DENSE]

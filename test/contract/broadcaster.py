@@ -3,16 +3,12 @@
 Started by tensor_process.Process. Over NCCL it is vLLM's communicator (pynccl.py), over gloo a group of torch's own.
 """
 
-import ctypes
 import datetime
 import gc
-import json
-import os
 import pathlib
 import pickle
 import sys
 import time
-import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "gpu"), str(HERE.parents[1] / "examples/trainers")]
@@ -21,6 +17,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import tensor_payloads as payloads  # noqa: E402
+from answering import answer  # noqa: E402
 from process_group import init_custom_process_group  # noqa: E402
 
 TIMEOUT_S = 30
@@ -143,22 +140,5 @@ class Broadcaster:
         return str(torch.cuda.get_device_properties(0).uuid)
 
 
-def main():
-    # Nobody leaves a trainer behind: it goes with the process that started it.
-    ctypes.CDLL(None).prctl(1, 9)
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    trainer = Broadcaster()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            reply = dict(result=getattr(trainer, asked["do"])(**asked["with"]))
-        except Exception:
-            reply = dict(error=traceback.format_exc())
-        gc.collect()
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
-
-
 if __name__ == "__main__":
-    main()
+    answer(Broadcaster())

@@ -5,15 +5,12 @@ on a card are what reduce_tensor returns, by the card's UUID.
 """
 
 import base64
-import ctypes
 import datetime
 import gc
-import json
 import os
 import pathlib
 import pickle
 import sys
-import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "gpu"), str(HERE.parents[1] / "examples/trainers")]
@@ -23,6 +20,7 @@ import torch.distributed as dist  # noqa: E402
 from torch.multiprocessing.reductions import reduce_tensor  # noqa: E402
 
 import tensor_payloads as payloads  # noqa: E402
+from answering import answer  # noqa: E402
 from process_group import init_custom_process_group  # noqa: E402
 
 TIMEOUT_S = 60
@@ -145,22 +143,5 @@ class Sender:
         return torch.cuda.memory_allocated()
 
 
-def main():
-    # Nobody leaves a trainer behind: it goes with the process that started it.
-    ctypes.CDLL(None).prctl(1, 9)
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    sender = Sender()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            reply = dict(result=getattr(sender, asked["do"])(**asked["with"]))
-        except Exception:
-            reply = dict(error=traceback.format_exc())
-        gc.collect()
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
-
-
 if __name__ == "__main__":
-    main()
+    answer(Sender())

@@ -4,22 +4,20 @@ Started by tensor_process.Process. Words of this program go to the standard erro
 """
 
 import contextlib
-import ctypes
 import datetime
 import gc
-import json
 import os
 import pathlib
 import signal
 import sys
 import threading
 import time
-import traceback
 
 import torch
 import torch.distributed as dist
 
 import tensor_payloads as payloads
+from answering import answer
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples/trainers"))
 from process_group import broadcast, init_custom_process_group  # noqa: E402
@@ -130,23 +128,5 @@ class Trainer:
             torch.cuda.synchronize()
 
 
-def main():
-    # Nobody leaves a trainer behind: it goes with the process that started it.
-    ctypes.CDLL(None).prctl(1, 9)
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    trainer = Trainer()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            reply = dict(result=getattr(trainer, asked["do"])(**asked["with"]))
-        except Exception:
-            # What the traceback's frames hold is let go: groups, and their stores with them.
-            reply = dict(error=traceback.format_exc())
-        gc.collect()
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
-
-
 if __name__ == "__main__":
-    main()
+    answer(Trainer())

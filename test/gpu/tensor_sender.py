@@ -3,18 +3,16 @@
 Started by tensor_process.Process. Words of this program go to the standard error.
 """
 
-import ctypes
 import gc
 import http.client
 import json
 import os
-import sys
 import time
-import traceback
 
 import torch
 
 import tensor_payloads as payloads
+from answering import answer
 
 
 class Sender:
@@ -201,21 +199,5 @@ def line_count(path):
         return sum(1 for _ in file)
 
 
-def main():
-    # Nobody leaves a sender behind: it goes with the process that started it.
-    ctypes.CDLL(None).prctl(1, 9)
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    sender = Sender()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            reply = dict(result=getattr(sender, asked["do"])(**asked["with"]))
-        except Exception:
-            reply = dict(error=traceback.format_exc())
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
-
-
 if __name__ == "__main__":
-    main()
+    answer(Sender(), collect=False)
