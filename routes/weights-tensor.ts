@@ -28,6 +28,10 @@ const tensors: Routes = async (app, { context }) => {
     bodyLimit: TENSOR_BODY_LIMIT,
     // A body with a wrong field shares memory like any other.
     attachValidation: true,
+    preParsing: (_request, _reply, payload, done) => {
+      context.engine.expectUpdate?.()
+      done(null, payload)
+    },
     schema: {
       operationId: 'updateWeightsFromTensor',
       summary: 'Take new weights from tensors that a torch process shares',

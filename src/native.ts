@@ -289,6 +289,8 @@ export interface NativeAddon extends NativeGroups {
   step: (handle: number, batch: StepBatch) => StepResult
   /** Main thread, gate shut. Runs on the core's own threads, not on libuv's. */
   write: (handle: number, job: WriteJob) => Promise<WriteOutcome>
+  /** Main thread. A hint: a write comes within a few milliseconds. Wakes up the threads that will run it; where there are processors to spare, they look for it. */
+  expectWrite: (handle: number) => void
   /** Main thread, gate shut. Stored bytes of a rectangle of one rank's parameter, row-major. */
   read: (handle: number, rank: number, param: number, row: number, col: number, rows: number, cols: number) => Promise<Uint8Array>
   /**

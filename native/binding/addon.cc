@@ -94,6 +94,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("coreInfo", core_info);
   add("step", step);
   add("write", write);
+  add("expectWrite", expect_write);
   add("read", read);
   add("checksum", checksum);
   add("scramble", scramble);

@@ -6,7 +6,15 @@
 #include <stdexcept>
 #include <utility>
 
+#include "core/look.h"
+
 namespace refit::binding {
+namespace {
+
+// The next job often comes at once.
+constexpr std::chrono::milliseconds kNext{2};
+
+}  // namespace
 
 JobThread::JobThread(const char* name) {
   // Signals belong to the host program's threads.
@@ -31,6 +39,7 @@ void JobThread::post(std::function<void()> job) {
     const std::lock_guard lock(mutex_);
     if (closing_) throw std::runtime_error("it is being closed");
     jobs_.push_back(std::move(job));
+    waiting_ = true;
   }
   wake_.notify_one();
 }
@@ -39,6 +48,7 @@ void JobThread::close() {
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
+    waiting_ = true;
   }
   wake_.notify_one();
 }
@@ -56,9 +66,11 @@ void JobThread::run_jobs() {
     if (jobs_.empty()) return;
     std::function<void()> job = std::move(jobs_.front());
     jobs_.pop_front();
+    waiting_ = closing_ || !jobs_.empty();
     lock.unlock();
     job();
     job = nullptr;  // what it holds is freed here, not under the lock
+    look_for(kNext, [this] { return waiting_.load(std::memory_order_relaxed); });
     lock.lock();
   }
 }

@@ -1,5 +1,6 @@
 // A thread that runs jobs in the order in which they come.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -31,6 +32,7 @@ class JobThread {
   std::condition_variable wake_;
   std::deque<std::function<void()>> jobs_;
   bool closing_ = false;
+  std::atomic<bool> waiting_ = false;  // a job is there, or no more will be; for a look without the lock
   std::once_flag joined_;
   std::thread thread_;
 };

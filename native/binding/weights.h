@@ -6,6 +6,7 @@ namespace refit::binding {
 // The operations on weights and memory of src/native.ts. Malformed arguments throw before anything is queued; the work
 // itself runs on the core's writer thread.
 Napi::Value write(const Napi::CallbackInfo& info);
+Napi::Value expect_write(const Napi::CallbackInfo& info);
 Napi::Value read(const Napi::CallbackInfo& info);
 Napi::Value checksum(const Napi::CallbackInfo& info);
 Napi::Value scramble(const Napi::CallbackInfo& info);

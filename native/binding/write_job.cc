@@ -127,7 +127,10 @@ OwnedJob::~OwnedJob() {
 
 int64_t exact_integer(Napi::Env env, double value, int64_t max, const std::string& name, size_t index,
                       const char* field) {
-  if (value >= 0 && value <= static_cast<double>(max) && value == std::floor(value)) return static_cast<int64_t>(value);
+  if (value >= 0 && value <= static_cast<double>(max)) {
+    const auto whole = static_cast<int64_t>(value);
+    if (static_cast<double>(whole) == value) return whole;
+  }
   throw Napi::RangeError::New(env, name + "[" + std::to_string(index) + "]" + (*field != 0 ? "." : "") + field +
                                        ": expected an integer from 0 to " + std::to_string(max) + ", got " +
                                        describe(Napi::Number::New(env, value)));

@@ -6,6 +6,7 @@
 #include <queue>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 namespace refit {
 namespace {
@@ -25,21 +26,23 @@ std::string rect_name(size_t index, const Rect& rect) {
   return "rectangle " + std::to_string(index) + " (tensor " + std::to_string(rect.tensor) + ")";
 }
 
-void check_target(const std::string& who, int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols,
-                  int ranks, const std::vector<Param>& params) {
+// `who` names what is wrong: called for a refusal alone, since a job has tens of thousands of rectangles.
+template <typename Who>
+void check_target(Who who, int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, int ranks,
+                  const std::vector<Param>& params) {
   if (rank < 0 || rank >= ranks) {
-    refuse(who + ": rank " + std::to_string(rank) + " does not exist, there are " + std::to_string(ranks));
+    refuse(who() + ": rank " + std::to_string(rank) + " does not exist, there are " + std::to_string(ranks));
   }
   if (param < 0 || static_cast<size_t>(param) >= params.size()) {
-    refuse(who + ": parameter " + std::to_string(param) + " does not exist, there are " +
+    refuse(who() + ": parameter " + std::to_string(param) + " does not exist, there are " +
            std::to_string(params.size()));
   }
   const Param& p = params[param];
   if (!inside(row, rows, p.rows)) {
-    refuse(who + ": rows " + span(row, rows) + " exceed parameter " + p.name + " " + shape(p.rows, p.cols));
+    refuse(who() + ": rows " + span(row, rows) + " exceed parameter " + p.name + " " + shape(p.rows, p.cols));
   }
   if (!inside(col, cols, p.cols)) {
-    refuse(who + ": columns " + span(col, cols) + " exceed parameter " + p.name + " " + shape(p.rows, p.cols));
+    refuse(who() + ": columns " + span(col, cols) + " exceed parameter " + p.name + " " + shape(p.rows, p.cols));
   }
 }
 
@@ -67,12 +70,12 @@ void check_segment(size_t index, const Segment& segment) {
 }
 
 void check_tensor(size_t index, const Tensor& tensor, const std::vector<Source>& sources) {
-  const std::string who = "tensor " + std::to_string(index);
+  const auto who = [&] { return "tensor " + std::to_string(index); };
   if (tensor.source < 0 || static_cast<size_t>(tensor.source) >= sources.size()) {
-    refuse(who + ": source " + std::to_string(tensor.source) + " does not exist, there are " +
+    refuse(who() + ": source " + std::to_string(tensor.source) + " does not exist, there are " +
            std::to_string(sources.size()));
   }
-  if (tensor.rows < 0 || tensor.cols < 0) refuse(who + ": negative shape " + shape(tensor.rows, tensor.cols));
+  if (tensor.rows < 0 || tensor.cols < 0) refuse(who() + ": negative shape " + shape(tensor.rows, tensor.cols));
   if (tensor.rows == 0 || tensor.cols == 0) return;
   const uint64_t element = size_of(tensor.dtype);
   uint64_t last_col = 0;
@@ -82,28 +85,32 @@ void check_tensor(size_t index, const Tensor& tensor, const std::vector<Source>&
       __builtin_mul_overflow(static_cast<uint64_t>(tensor.rows - 1), tensor.row_bytes, &last_row) ||
       __builtin_add_overflow(tensor.offset, last_row, &end) || __builtin_add_overflow(end, last_col, &end) ||
       __builtin_add_overflow(end, element, &end) || end > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    refuse(who + ": shape " + shape(tensor.rows, tensor.cols) + " at byte " + std::to_string(tensor.offset) +
+    refuse(who() + ": shape " + shape(tensor.rows, tensor.cols) + " at byte " + std::to_string(tensor.offset) +
            " does not fit 63 bits");
   }
   // Strides of a view may be anything, as all of it lies inside the source; packed rows that overlap are a mistake.
   if (tensor.rows > 1 && tensor.rows_are_packed() && tensor.row_bytes < last_col + element) {
-    refuse(who + ": " + std::to_string(tensor.row_bytes) + " bytes from row to row, but a row has " +
+    refuse(who() + ": " + std::to_string(tensor.row_bytes) + " bytes from row to row, but a row has " +
            std::to_string(last_col + element));
   }
   const Source& source = sources[tensor.source];
   if (source.fd < 0 && source.segment < 0 && end > source.bytes) {
-    refuse(who + ": ends at byte " + std::to_string(end) + ", but source " + std::to_string(tensor.source) + " has " +
+    refuse(who() + ": ends at byte " + std::to_string(end) + ", but source " + std::to_string(tensor.source) + " has " +
            std::to_string(source.bytes));
   }
 }
 
-// Sweeps one parameter from its first row to its last; `live` holds the rectangles of the current row by column.
-void check_overlap(const std::vector<Rect>& rects, std::vector<size_t>& ids, const Param& param) {
-  std::sort(ids.begin(), ids.end(), [&](size_t a, size_t b) { return rects[a].dst_row < rects[b].dst_row; });
+using Ids = std::vector<size_t>;
+
+// Sweeps one parameter from its first row to its last; `live` holds the rectangles of the current row by column. The
+// ids are sorted by their first rows.
+void check_overlap(const std::vector<Rect>& rects, Ids::const_iterator first, Ids::const_iterator last,
+                   const Param& param) {
   std::map<int64_t, size_t> live;
   using End = std::pair<int64_t, int64_t>;  // row after the last, column
   std::priority_queue<End, std::vector<End>, std::greater<End>> ends;
-  for (const size_t id : ids) {
+  for (auto it = first; it != last; ++it) {
+    const size_t id = *it;
     const Rect& rect = rects[id];
     while (!ends.empty() && ends.top().first <= rect.dst_row) {
       live.erase(ends.top().second);
@@ -125,6 +132,25 @@ void check_overlap(const std::vector<Rect>& rects, std::vector<size_t>& ids, con
   }
 }
 
+void check_overlaps(const std::vector<Rect>& rects, const std::vector<Param>& params) {
+  Ids ids;
+  ids.reserve(rects.size());
+  for (size_t i = 0; i < rects.size(); i++) {
+    if (rects[i].rows > 0 && rects[i].cols > 0) ids.push_back(i);
+  }
+  std::sort(ids.begin(), ids.end(), [&](size_t a, size_t b) {
+    const Rect &x = rects[a], &y = rects[b];
+    return std::tie(x.rank, x.param, x.dst_row) < std::tie(y.rank, y.param, y.dst_row);
+  });
+  for (auto first = ids.cbegin(); first != ids.cend();) {
+    const Rect& rect = rects[*first];
+    const auto last = std::find_if(
+        first, ids.cend(), [&](size_t id) { return rects[id].rank != rect.rank || rects[id].param != rect.param; });
+    if (last - first > 1) check_overlap(rects, first, last, params[static_cast<size_t>(rect.param)]);
+    first = last;
+  }
+}
+
 }  // namespace
 
 void check_write(const WriteJob& job, int ranks, const std::vector<Param>& params) {
@@ -140,7 +166,6 @@ void check_write(const WriteJob& job, int ranks, const std::vector<Param>& param
            " does not exist, there are " + std::to_string(job.segments.size()));
   }
   for (size_t i = 0; i < job.tensors.size(); i++) check_tensor(i, job.tensors[i], job.sources);
-  std::map<std::pair<int, int>, std::vector<size_t>> by_param;
   for (size_t i = 0; i < job.rects.size(); i++) {
     const Rect& rect = job.rects[i];
     if (rect.tensor < 0 || static_cast<size_t>(rect.tensor) >= job.tensors.size()) {
@@ -159,11 +184,10 @@ void check_write(const WriteJob& job, int ranks, const std::vector<Param>& param
       refuse(rect_name(i, rect) + ": columns " + span(rect.src_col, rect.cols) + " exceed its shape " +
              shape(tensor.rows, tensor.cols));
     }
-    check_target(rect_name(i, rect), rect.rank, rect.param, rect.dst_row, rect.dst_col, rect.rows, rect.cols, ranks,
-                 params);
-    if (rect.rows > 0 && rect.cols > 0) by_param[{rect.rank, rect.param}].push_back(i);
+    check_target([&] { return rect_name(i, rect); }, rect.rank, rect.param, rect.dst_row, rect.dst_col, rect.rows,
+                 rect.cols, ranks, params);
   }
-  for (auto& [where, ids] : by_param) check_overlap(job.rects, ids, params[where.second]);
+  check_overlaps(job.rects, params);
 }
 
 void check_checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols, int ranks,
@@ -183,14 +207,14 @@ void check_checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& 
         __builtin_mul_overflow(end, cols, &end)) {
       refuse(rect_name(i, rect) + ": rows " + span(rect.src_row, rect.rows) + " do not fit 63 bits");
     }
-    check_target(rect_name(i, rect), rect.rank, rect.param, rect.dst_row, rect.dst_col, rect.rows, rect.cols, ranks,
-                 params);
+    check_target([&] { return rect_name(i, rect); }, rect.rank, rect.param, rect.dst_row, rect.dst_col, rect.rows,
+                 rect.cols, ranks, params);
   }
 }
 
 void check_read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, int ranks,
                 const std::vector<Param>& params) {
-  check_target("read", rank, param, row, col, rows, cols, ranks, params);
+  check_target([] { return std::string("read"); }, rank, param, row, col, rows, cols, ranks, params);
 }
 
 }  // namespace refit

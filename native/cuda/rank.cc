@@ -12,8 +12,9 @@
 namespace refit::cuda {
 namespace {
 
-// After a task the next one often comes at once; and who asked for one waits for it.
-constexpr std::chrono::microseconds kNext{300}, kDone{1000};
+// After a task the next one often comes at once; and who asked for one waits for it, through the copies of a whole
+// model.
+constexpr std::chrono::milliseconds kNext{2}, kDone{30};
 
 }  // namespace
 

@@ -1,30 +1,39 @@
 #include "cuda/watchdog.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
 
 #include "core/device.h"
+#include "core/look.h"
 #include "cuda/check.h"
 #include "cuda/rank.h"
 #include "cuda/sticky.h"
 
 namespace refit::cuda {
+namespace {
+
+// The next operation often comes at once; and who asked for one waits for it, through the copies of a whole model.
+constexpr std::chrono::milliseconds kNext{2}, kDone{30};
+
+}  // namespace
 
 // Shared with the thread, which may outlive the watchdog.
 struct Watchdog::State {
   struct Job {
     std::function<void()> fn;
     std::exception_ptr error;
-    bool done = false;  // under the lock of Health
+    std::atomic<bool> done = false;  // set under the lock of Health
   };
 
   std::mutex mutex;
   std::condition_variable wake;
   std::shared_ptr<Job> job;
   bool closing = false;
+  std::atomic<bool> waiting = false;  // a job is there, or no more will be; for a look without the lock
 };
 
 Watchdog::Watchdog(std::shared_ptr<Health> health, double seconds)
@@ -36,6 +45,7 @@ Watchdog::Watchdog(std::shared_ptr<Health> health, double seconds)
       if (!state->job) return;
       std::shared_ptr<State::Job> job = std::move(state->job);
       state->job.reset();
+      state->waiting = state->closing;
       lock.unlock();
       std::exception_ptr error;
       try {
@@ -48,6 +58,7 @@ Watchdog::Watchdog(std::shared_ptr<Health> health, double seconds)
         job->done = true;
       });
       job.reset();
+      look_for(kNext, [&] { return state->waiting.load(std::memory_order_relaxed); });
       lock.lock();
     }
   });
@@ -57,6 +68,7 @@ Watchdog::~Watchdog() {
   {
     const std::lock_guard lock(state_->mutex);
     state_->closing = true;
+    state_->waiting = true;
   }
   state_->wake.notify_one();
   if (health_->lost()) {
@@ -75,10 +87,12 @@ void Watchdog::run(std::function<void()> fn, double patience) {
   {
     const std::lock_guard lock(state_->mutex);
     state_->job = job;
+    state_->waiting = true;
   }
   state_->wake.notify_one();
+  look_for(kDone, [&] { return job->done.load(std::memory_order_acquire); });
   const double look = std::clamp(seconds / 8, 0.01, 1.0);
-  while (!health_->wait(look, [&] { return job->done; })) {
+  while (!health_->wait(look, [&] { return job->done.load(std::memory_order_relaxed); })) {
     const std::string stuck = health_->stuck(seconds);
     if (!stuck.empty()) health_->lose(stuck);
   }

@@ -1,13 +1,18 @@
 import type {
   EngineInfo, EngineStats, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, TensorChecksum, TokenEvent, UpdateOptions, WeightState, WeightUpdate
 } from './rollout-engine.ts'
+import type { NativeAddon } from '../native.ts'
 import type { GroupHost } from './group-host.ts'
 import type { HeldWeights } from './held-weights.ts'
 import type { SchedulerClient } from './scheduler-client.ts'
 import type { WeightCoverage, WeightTransactions } from './weight-transactions.ts'
 import type { MappingCounts } from '../weights/mappings.ts'
 import type { WriteReport } from '../weights/source.ts'
+import { Awake } from './awake.ts'
 import { seedSource } from './seed-source.ts'
+
+/** Most updates of one request have ended by then, and the next request of many has come. */
+const UPDATE_MS = 25
 
 /** What the engine asks of the owner of its weights (WeightStore). */
 export interface WeightKeeper {
@@ -26,7 +31,7 @@ export interface WeightKeeper {
   release: (tags?: readonly MemoryTag[], options?: { keepWeights?: boolean }) => Promise<MemoryReport>
   resume: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
   readonly mappings: { readonly counts: MappingCounts }
-  readonly addon: GroupHost['native']
+  readonly addon: GroupHost['native'] & Pick<NativeAddon, 'expectWrite'>
   readonly core: number
   standStill: GroupHost['standStill']
   closeMappings: (name: string) => Promise<void>
@@ -40,6 +45,7 @@ export class LocalEngine implements RolloutEngine {
   readonly loadReport: WriteReport
   readonly #scheduler: SchedulerClient
   readonly #weights: WeightKeeper
+  readonly #awake = new Awake()
 
   /** Its weights, for engines that fill themselves from it. */
   readonly held?: HeldWeights
@@ -121,6 +127,14 @@ export class LocalEngine implements RolloutEngine {
 
   setWeightVersion (version: string): boolean {
     return this.#weights.label(version)
+  }
+
+  expectUpdate (): void {
+    const { addon, core } = this.#weights
+    // Beside a write to the CPU's memory it would be nothing.
+    if (this.info.device !== 'cuda' || this.closed) return
+    addon.expectWrite(core)
+    this.#awake.stay(UPDATE_MS)
   }
 
   async update (options?: UpdateOptions): Promise<WeightUpdate> {

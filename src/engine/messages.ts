@@ -32,7 +32,7 @@ export type ToWorker =
   | { type: 'cancelFlush', call: number }
   | { type: 'shut', call: number, abort: boolean, inPlace: boolean }
   | { type: 'cancelShut', call: number }
-  | { type: 'open', call: number } & GateOpening
+  | { type: 'open' } & GateOpening
   | { type: 'relabel', version: string }
   /** Fails all requests, frees the core and ends the thread. */
   | { type: 'close' }

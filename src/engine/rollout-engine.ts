@@ -230,6 +230,8 @@ export interface RolloutEngine {
   dropCache: (options?: { retract?: boolean }) => Promise<void>
   /** Moves the label alone. In a trainer's scope it waits for the end (false); TRANSACTION_OPEN in a transaction. */
   setWeightVersion: (version: string) => boolean | Promise<boolean>
+  /** A hint: an update comes within milliseconds, and its threads may as well wake up. */
+  expectUpdate?: () => void
   update: (options?: UpdateOptions) => Promise<WeightUpdate>
   /**
    * Gives memory back to the system; addresses stay. Waits for running requests as an update does; while paused (not in place, where

@@ -8,6 +8,7 @@ import type { EventBatch, FromWorker, StartData, ToWorker, WorkerData } from './
 import { RateMeter } from './rate-meter.ts'
 import type { EngineStats, GenerateRequest, PauseMode, TokenEvent } from './rollout-engine.ts'
 import type { SchedulerStats } from './scheduler.ts'
+import { Standing } from './standing.ts'
 import { TokenStream } from './token-stream.ts'
 import { watch } from './watchdog.ts'
 
@@ -38,6 +39,7 @@ export class SchedulerClient implements GateKeeper {
   readonly #live = new Map<number, Live>()
   readonly #byRid = new Map<string, Live>()
   readonly #calls = new Map<number, { resolve: (done: boolean) => void, reject: (error: RefitError) => void }>()
+  readonly #standing = new Standing()
   readonly #rate = new RateMeter()
   readonly #heartbeat: Heartbeat
   readonly #endWatch: () => void
@@ -97,6 +99,7 @@ export class SchedulerClient implements GateKeeper {
         // Of a view, a structured clone would copy the whole buffer under it.
         const whole = inputIds.byteLength === inputIds.buffer.byteLength
         this.#post({ type: 'add', id, request: whole ? request : { ...request, inputIds: inputIds.slice() } })
+        this.#standing.sent(id)
         this.#live.set(id, live)
         this.#byRid.set(rid, live)
       },
@@ -122,16 +125,20 @@ export class SchedulerClient implements GateKeeper {
 
   /** Resolves when the pause holds, with `abort` when all requests have ended. */
   async pause (mode: PauseMode): Promise<void> {
+    const holds = this.#standing.pausing()
     await this.#call({ type: 'pause', mode })
+    holds()
   }
 
   async resume (): Promise<void> {
+    this.#standing.resumed()
     await this.#call({ type: 'resume' })
   }
 
   /** Resolves when running requests have ended and the pause holds; throws CONFLICT where it is resumed before. */
   async drain (): Promise<void> {
-    if (await this.#call({ type: 'drain' })) return
+    const holds = this.#standing.pausing()
+    if (await this.#call({ type: 'drain' })) return holds()
     throw new RefitError('CONFLICT', 'the pause was given up: generation was resumed before running requests had ended')
   }
 
@@ -144,16 +151,19 @@ export class SchedulerClient implements GateKeeper {
   }
 
   async shut ({ abort, inPlace = false, deadlineMs, signal }: Parameters<GateKeeper['shut']>[0]): Promise<Gate> {
-    const done = await this.#call({ type: 'shut', abort, inPlace }, { type: 'cancelShut', afterMs: deadlineMs, ...signal === undefined ? {} : { signal } })
-    if (!done && signal?.aborted === true) throw new RefitError('CONFLICT', 'the update was given up before running requests were finished')
-    if (!done) throw new RefitError('DEADLINE', `running requests were not finished within ${Math.round(deadlineMs)} ms`)
+    this.#demandOpen()
+    if (this.#standing.gateAsked(abort)) this.#post({ type: 'shut', call: this.#numbers++, abort, inPlace })
+    else await this.#awaitGate({ type: 'shut', abort, inPlace }, deadlineMs, signal)
     let shut = true
     return {
       holders: this.#stats.running,
       open: async (options) => {
         if (!shut) throw new RefitError('INTERNAL', 'the gate is opened twice')
         shut = false
-        await this.#call({ type: 'open', ...options })
+        this.#standing.gateOpened(options.asleep !== null)
+        this.#demandOpen()
+        // Whatever is sent after it is read after it.
+        this.#post({ type: 'open', ...options })
       }
     }
   }
@@ -177,6 +187,17 @@ export class SchedulerClient implements GateKeeper {
     if (this.#closed !== null) return
     this.#post({ type: 'close' })
     await new Promise((resolve) => this.#worker.once('exit', resolve))
+  }
+
+  async #awaitGate (message: Call, deadlineMs: number, signal?: AbortSignal): Promise<void> {
+    let done = false
+    try {
+      done = await this.#call(message, { type: 'cancelShut', afterMs: deadlineMs, ...signal === undefined ? {} : { signal } })
+    } finally {
+      if (!done) this.#standing.gateGivenUp()
+    }
+    if (!done && signal?.aborted === true) throw new RefitError('CONFLICT', 'the update was given up before running requests were finished')
+    if (!done) throw new RefitError('DEADLINE', `running requests were not finished within ${Math.round(deadlineMs)} ms`)
   }
 
   /** Sends a call and waits for its reply; `cancel` is sent when the reply takes longer than that, or on the signal. The reply decides. */
@@ -236,6 +257,7 @@ export class SchedulerClient implements GateKeeper {
     for (let i = 0; i < batch.ids.length; i++) {
       const detail = batch.details[next]?.at === i ? batch.details[next++] : undefined
       if (batch.tokens[i]! >= 0) tokens++
+      if (detail?.finish !== undefined) this.#standing.ended(batch.ids[i]!)
       const live = this.#live.get(batch.ids[i]!)
       // A reader that left early gets nothing more.
       if (live === undefined) continue
@@ -245,6 +267,7 @@ export class SchedulerClient implements GateKeeper {
     }
     if (tokens > 0) this.#rate.add(tokens)
     for (const { id, code, message } of batch.errors) {
+      this.#standing.ended(id)
       const live = this.#live.get(id)
       if (live === undefined) continue
       this.#forget(id)

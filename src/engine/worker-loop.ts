@@ -105,11 +105,7 @@ export class WorkerLoop {
       case 'cancelFlush': return scheduler.cancelFlush(message.call)
       case 'shut': return scheduler.shut(message.call, message.abort, message.inPlace)
       case 'cancelShut': return scheduler.cancelShut(message.call)
-      case 'open': {
-        scheduler.open(message)
-        this.#replies.push({ type: 'reply', call: message.call, done: true })
-        return
-      }
+      case 'open': return scheduler.open(message)
       case 'relabel': return scheduler.setVersion(message.version)
       case 'close': {
         scheduler.failAll('ENGINE_CLOSED', 'the engine is shutting down')

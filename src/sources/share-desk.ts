@@ -4,7 +4,7 @@ import { readTensorBody } from '../wire/torch-body.ts'
 import type { TensorRequestBody } from '../wire/torch-body.ts'
 import { readHandle } from '../wire/torch-handle.ts'
 import { readOfferBody } from '../wire/torch-offer.ts'
-import { packTensorBody, unpackTensorBody } from '../wire/torch-packed.ts'
+import { unpackTensorBody } from '../wire/torch-packed.ts'
 import { readPlain } from '../wire/torch-plain.ts'
 import type { PlainValue } from '../wire/torch-plain.ts'
 import { readShares } from '../wire/torch-shares.ts'
@@ -68,11 +68,10 @@ export class ShareDesk {
       body = read.body
       shares = new TensorShares(body, this.#addon, this.#cards)
       const { fds, segments, sourceOf } = shares.open()
-      const packed = packTensorBody(body)
-      const spares = body.spares.length === 0 ? null : packTensorBody({ ranks: [], storages: body.spares })
+      const spares = body.spares.length === 0 ? null : { ranks: [], storages: body.spares }
       this.#open.set(id, shares)
       this.#discardRest(message)
-      return { type: 'opened', id, body: packed, spares, fds, segments, taken: shares.taken, sourceOf, value: read.value }
+      return { type: 'opened', id, body, spares, fds, segments, taken: shares.taken, sourceOf, value: read.value }
     } catch (error) {
       const { code, message: text, param } = toRefusal(error, body)
       // What could not be read shares nothing.

@@ -1,12 +1,14 @@
 import type { ErrorCode } from '../errors.ts'
 import type { CudaCards } from '../native.ts'
+import type { TensorBody } from '../wire/torch-body.ts'
 import type { Offer } from '../wire/torch-offer.ts'
 import type { PackedTensorBody } from '../wire/torch-packed.ts'
 import type { PlainValue } from '../wire/torch-plain.ts'
 import type { PackedSegments } from './cuda-segments.ts'
 import type { ShareCounts } from './tensor-shares.ts'
 
-// What the main thread and the thread of the shares say to each other. Requests are answered in the order in which they came.
+// What the main thread and the thread of the shares say to each other (replies between threads are packed, see share-reply.ts). Requests are
+// answered in the order in which they came.
 
 /** `onCards`: the engine runs on cards, and reads their memory. */
 export interface ShareThreadData { onCards: boolean }
@@ -31,9 +33,9 @@ export type ToShares =
   | { type: 'end' }
 
 export interface OpenedShares {
-  body: PackedTensorBody
+  body: TensorBody
   /** Shared and not opened; to be given back with the others. */
-  spares: PackedTensorBody | null
+  spares: TensorBody | null
   /** Of shared-memory files. */
   fds: number[]
   segments: PackedSegments

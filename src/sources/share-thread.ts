@@ -6,6 +6,8 @@ import type { CudaCards } from '../native.ts'
 import { ShareDesk } from './share-desk.ts'
 import type { Asked } from './share-desk.ts'
 import type { FromShares, ShareThreadData, ToShares } from './share-messages.ts'
+import { unpackReply } from './share-reply.ts'
+import type { PackedReply } from './share-reply.ts'
 import { VisibleCards } from './visible-cards.ts'
 
 // The compiled file beside this one, or the source where TypeScript is run as it is.
@@ -77,7 +79,7 @@ export class ShareThread {
     const worker = new Worker(WORKER, { name: 'refit shares', workerData: this.#data, resourceLimits: { maxYoungGenerationSizeMb: YOUNG_MB } })
     const life = new ShareLife(worker)
     let failure = new RefitError('INTERNAL', 'the thread that reads tensors has ended')
-    worker.on('message', (message: FromShares) => { this.#receive(life, message) })
+    worker.on('message', (message: PackedReply) => { this.#receive(life, unpackReply(message)) })
     worker.on('error', (error: NodeJS.ErrnoException) => {
       failure = error.code === 'ERR_WORKER_OUT_OF_MEMORY'
         ? new RefitError('PICKLE_LIMIT', 'reading the payload takes more memory than there is for it; send fewer tensors in one request')

@@ -2,6 +2,7 @@ import { parentPort, workerData } from 'node:worker_threads'
 import { native } from '../native.ts'
 import { ShareDesk } from './share-desk.ts'
 import type { FromShares, ShareThreadData, ToShares } from './share-messages.ts'
+import { packReply } from './share-reply.ts'
 import { VisibleCards } from './visible-cards.ts'
 import { warmUp } from './warm-up.ts'
 
@@ -19,15 +20,9 @@ port.on('message', (message: ToShares) => {
     desk.close()
     return port.close()
   }
-  const reply = desk.handle(message)
-  port.postMessage(reply, buffersOf(reply))
+  const { packed, transfer } = packReply(desk.handle(message))
+  port.postMessage(packed, transfer)
 })
-
-function buffersOf (reply: FromShares): ArrayBuffer[] {
-  if (reply.type !== 'opened') return []
-  const { body, segments, sourceOf } = reply
-  return [body.numbers.buffer, segments.handles.buffer, segments.events.buffer, sourceOf.buffer]
-}
 
 warmUp()
 if (cards !== null) port.postMessage({ type: 'cards', id: 0, cards: cards.load() } satisfies FromShares)

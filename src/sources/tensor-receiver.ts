@@ -1,10 +1,10 @@
 import { RefitError } from '../errors.ts'
 import type { NativeSource } from '../native.ts'
+import type { TensorBody } from '../wire/torch-body.ts'
 import type { PlainValue } from '../wire/torch-plain.ts'
 import type { TensorDescriptor, TensorStorage } from '../wire/torch-tensor.ts'
 import type { Offer } from '../wire/torch-offer.ts'
-import { packTensorBody, unpackTensorBody } from '../wire/torch-packed.ts'
-import type { PackedTensorBody } from '../wire/torch-packed.ts'
+import { packTensorBody } from '../wire/torch-packed.ts'
 import { announceTensors } from './announce-tensors.ts'
 import { unpackSegments } from './cuda-segments.ts'
 import { checkLoaders, loadShares, unknownFormat } from './load-shares.ts'
@@ -164,8 +164,7 @@ export class TensorReceiver {
   async #openShares (request: Ask<'open'> | Ask<'unpickle'> | Ask<'handle'> | Ask<'offer'>, discard: Ask<'discard'>): Promise<HeldShares & { value: PlainValue }> {
     const life = this.#lifeFor(discard.entries)
     try {
-      const { id, body: packed, spares, fds, segments, sourceOf: indices, value } = await this.#thread.ask(life, request)
-      const { ranks, storages } = unpackTensorBody(packed)
+      const { id, body: { ranks, storages }, spares, fds, segments, sourceOf: indices, value } = await this.#thread.ask(life, request)
       return {
         ranks,
         sources: [...fds.map(fd => ({ fd })), ...unpackSegments(segments).map(segment => ({ segment }))],
@@ -180,9 +179,9 @@ export class TensorReceiver {
     }
   }
 
-  #holdOf (life: ShareLife, of: number, storages: TensorStorage[], spares: PackedTensorBody | null): ShareHold {
+  #holdOf (life: ShareLife, of: number, storages: TensorStorage[], spares: TensorBody | null): ShareHold {
     const thread = this.#thread
-    const drop = async (body: PackedTensorBody): Promise<void> => { await thread.ask(thread.start(), { type: 'drop', body }).catch(() => {}) }
+    const drop = async (own: TensorStorage[]): Promise<void> => { await thread.ask(thread.start(), { type: 'drop', body: packTensorBody({ ranks: [], storages: own }) }).catch(() => {}) }
     return {
       isOpen: () => !life.ended,
       findGone: async () => (await thread.ask(life, { type: 'look', of })).gone,
@@ -190,8 +189,8 @@ export class TensorReceiver {
         // With its thread what it opened has been closed; the references are there still, unless it gave them back when it was closed.
         if (!life.ended) await thread.ask(life, { type: 'release', of }).catch(() => {})
         else if (!this.#closed) {
-          await drop(packTensorBody({ ranks: [], storages }))
-          if (spares !== null) await drop(spares)
+          await drop(storages)
+          if (spares !== null) await drop(spares.storages)
         }
       }
     }

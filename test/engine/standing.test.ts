@@ -1,0 +1,166 @@
+import t from 'tap'
+import fc from 'fast-check'
+import { Standing } from '../../src/engine/standing.ts'
+import type { ToWorker } from '../../src/engine/messages.ts'
+import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
+
+// Two threads by hand: what the main one sends is read later, and what comes back is heard later, in every order that two queues allow.
+
+type Heard = { id: number } | { call: number, done: boolean, holds: () => void }
+
+class Threads {
+  readonly standing = new Standing()
+  readonly h = new Harness({ pages: 16, pageSize: 4, vocabSize: 9, contextLength: 30, maxRunningRequests: 4, maxBatchTokens: 16 })
+  readonly toWorker: Array<() => void> = []
+  readonly toMain: Heard[] = []
+  readonly #told = new Set<number>()
+  readonly #pauses = new Map<number, () => void>()
+  readonly #live = new Set<number>()
+  /** Between a gate that the message alone shuts and the message that opens it. */
+  #mayRely = false
+  #asked = 0
+  #gate: { call: number, isShut: boolean } | null = null
+  #calls = 0
+  #requests = 0
+  steps = 0
+  relied = 0
+
+  add (length: number): void {
+    const id = this.#requests++
+    this.standing.sent(id)
+    this.#live.add(id)
+    this.toWorker.push(() => { this.h.add(makeRequest(Array.from({ length }, (_, i) => (i * 5 + id) % 9), { maxNewTokens: 1 + id % 5, ignoreEos: true })) })
+  }
+
+  /** Its reader leaves; nobody waits for what it was. */
+  leave (n: number): void {
+    const id = [...this.#live][n % Math.max(1, this.#live.size)]
+    if (id === undefined) return
+    this.#live.delete(id)
+    this.toWorker.push(() => { this.h.scheduler.abort(id) })
+  }
+
+  pause (mode: Extract<ToWorker, { type: 'pause' }>['mode'] | 'drain'): void {
+    const call = ++this.#calls
+    this.#pauses.set(call, this.standing.pausing())
+    this.toWorker.push(() => {
+      if (mode === 'drain') return this.h.scheduler.drain(call)
+      this.h.scheduler.pause(mode)
+      this.#reply(call, true)
+    })
+  }
+
+  resume (): void {
+    this.standing.resumed()
+    this.toWorker.push(() => { this.h.scheduler.resume() })
+  }
+
+  shut (abort: boolean): void {
+    if (this.#gate !== null) return
+    const call = ++this.#calls
+    const isShut = this.standing.gateAsked(abort)
+    this.#gate = { call, isShut }
+    this.#mayRely = isShut
+    if (isShut) this.relied++
+    this.toWorker.push(() => { this.h.scheduler.shut(call, abort) })
+  }
+
+  open (asleep: boolean): void {
+    if (this.#gate?.isShut !== true) return
+    this.#gate = null
+    this.#mayRely = false
+    this.standing.gateOpened(asleep)
+    this.toWorker.push(() => { this.h.openWith(++this.#asked, { asleep: asleep ? 'asleep' : null }) })
+  }
+
+  work (): void {
+    this.toWorker.shift()?.()
+    this.#tell()
+  }
+
+  /** Throws where a step runs although the main thread relies on there being none. */
+  step (): void {
+    if (!this.h.scheduler.busy) return
+    if (this.#mayRely) throw new Error('a step runs while the gate counts as shut')
+    this.h.scheduler.step()
+    this.steps++
+    this.#tell()
+  }
+
+  hear (): void {
+    const heard = this.toMain.shift()
+    if (heard === undefined) return
+    if ('id' in heard) {
+      this.#live.delete(heard.id)
+      return this.standing.ended(heard.id)
+    }
+    if (heard.done) heard.holds()
+    if (this.#gate?.call === heard.call) this.#gate.isShut = true
+  }
+
+  #reply (call: number, done: boolean): void {
+    this.toMain.push({ call, done, holds: this.#pauses.get(call) ?? (() => {}) })
+  }
+
+  #tell (): void {
+    for (const id of this.h.outcomes.keys()) {
+      if (!this.h.ended(id) || this.#told.has(id)) continue
+      this.#told.add(id)
+      this.toMain.push({ id })
+    }
+    for (const [call, done] of this.h.replies) this.#reply(call, done)
+    this.h.replies.clear()
+  }
+}
+
+const command = fc.oneof(
+  { weight: 4, arbitrary: fc.integer({ min: 1, max: 9 }).map(length => (threads: Threads) => { threads.add(length) }) },
+  { weight: 1, arbitrary: fc.nat().map(n => (threads: Threads) => { threads.leave(n) }) },
+  { weight: 1, arbitrary: fc.constantFrom('abort' as const, 'retract' as const, 'in_place' as const, 'drain' as const).map(mode => (threads: Threads) => { threads.pause(mode) }) },
+  { weight: 3, arbitrary: fc.constant((threads: Threads) => { threads.resume() }) },
+  { weight: 3, arbitrary: fc.constantFrom(false, false, true).map(abort => (threads: Threads) => { threads.shut(abort) }) },
+  { weight: 8, arbitrary: fc.constantFrom(false, false, false, false, false, true).map(asleep => (threads: Threads) => { threads.open(asleep) }) },
+  { weight: 9, arbitrary: fc.constant((threads: Threads) => { threads.work() }) },
+  { weight: 9, arbitrary: fc.constant((threads: Threads) => { threads.step() }) },
+  { weight: 9, arbitrary: fc.constant((threads: Threads) => { threads.hear() }) }
+)
+
+t.test('no step runs between a gate that is shut without an answer and its opening, in whatever order messages are read', async t => {
+  let relied = 0
+  let steps = 0
+  fc.assert(fc.property(fc.array(command, { minLength: 50, maxLength: 200, size: 'max' }), commands => {
+    const threads = new Threads()
+    for (const run of commands) run(threads)
+    relied += threads.relied
+    steps += threads.steps
+  }), { numRuns: 600 })
+  t.ok(relied > 500 && steps > 2000, `${relied} gates, ${steps} steps`)
+})
+
+t.test('idle, paused and asleep are known; a request whose reader has left counts until it has ended', async t => {
+  const standing = new Standing()
+  t.equal(standing.gateAsked(false), true, 'nothing was ever sent')
+  t.equal(standing.gateAsked(false), false, 'another gate is shut')
+  standing.gateGivenUp()
+  standing.gateOpened(false)
+  standing.sent(1)
+  t.equal(standing.gateAsked(false), false, 'a request may run')
+  standing.gateOpened(false)
+  const holds = standing.pausing()
+  t.equal(standing.gateAsked(false), false, 'the pause may not have been read')
+  standing.gateGivenUp()
+  holds()
+  t.equal(standing.gateAsked(true), false, 'its end is wanted')
+  standing.gateGivenUp()
+  t.equal(standing.gateAsked(false), true)
+  standing.gateOpened(false)
+  const late = standing.pausing()
+  standing.resumed()
+  late()
+  t.equal(standing.gateAsked(false), false, 'a resume was sent after the pause')
+  standing.gateOpened(true)
+  t.equal(standing.gateAsked(false), true, 'asleep')
+  standing.gateOpened(false)
+  standing.ended(1)
+  t.equal(standing.gateAsked(false), true)
+})
