@@ -7,6 +7,7 @@ import { applySource, measured, openedFor, prefixed } from '../src/http/apply-so
 import type { Routes } from '../src/http/context.ts'
 import { updateFromDisk } from '../src/http/disk-update.ts'
 import { GROUP_NAME } from '../src/http/distributed-update.ts'
+import { expectUpdate } from '../src/http/expect-update.ts'
 import { TENSOR_BODY_LIMIT } from '../src/http/limits.ts'
 import { nullable, refusals, WeightsRefusal } from '../src/http/schemas.ts'
 import { Joiner } from '../src/weights/joiner.ts'
@@ -81,6 +82,7 @@ const areal: Routes = async (app, { context }) => {
   })
 
   app.post('/areal_update_weights_xccl', {
+    preParsing: expectUpdate(context),
     config,
     schema: { ...schema, operationId: 'arealUpdateWeightsXccl', summary: 'Take the bucket that was announced', description: 'Running requests are ended, and the caches dropped. What is refused is received and dropped first.', body: Empty }
   }, async () => {

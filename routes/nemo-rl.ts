@@ -3,6 +3,7 @@ import { weightTransferOf } from '../src/dialects/vllm-transfer.ts'
 import { pauseFor, resumeFor } from '../src/dialects/pause.ts'
 import { RefitError } from '../src/errors.ts'
 import type { Routes } from '../src/http/context.ts'
+import { expectUpdate } from '../src/http/expect-update.ts'
 import { nullable, refusals, unused } from '../src/http/schemas.ts'
 import { Report, toReport } from '../src/http/write-report.ts'
 
@@ -49,6 +50,7 @@ const nemoRl: Routes = async (app, { context }) => {
   })
 
   app.post('/engine/update_weights_from_distributed', {
+    preParsing: expectUpdate(context),
     config,
     schema: { ...schema, operationId: 'dynamoUpdateWeightsFromDistributed', summary: 'Begin, take or end an update (NeMo-RL)', description: 'As /start_weight_update, /update_weights and /finish_weight_update, by `engine_rpc`.', body: UpdateBody }
   }, async request => {

@@ -4,6 +4,7 @@ import { updateOldSkyrl } from '../src/dialects/skyrl.ts'
 import { weightTransferOf } from '../src/dialects/vllm-transfer.ts'
 import { RefitError } from '../src/errors.ts'
 import type { Routes } from '../src/http/context.ts'
+import { expectUpdate } from '../src/http/expect-update.ts'
 import { TENSOR_BODY_LIMIT } from '../src/http/limits.ts'
 import { nullable, refusals, WeightsRefusal } from '../src/http/schemas.ts'
 import { Report, toReport } from '../src/http/write-report.ts'
@@ -33,6 +34,7 @@ const updateWeights: Routes = async (app, { context }) => {
   const schema = { tags: ['weights'], body: Body, response: { 200: Updated, ...refusals(WeightsRefusal) } }
 
   app.post('/update_weights', {
+    preParsing: expectUpdate(context),
     bodyLimit: TENSOR_BODY_LIMIT,
     config,
     schema: {

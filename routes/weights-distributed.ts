@@ -2,6 +2,7 @@ import { Type } from 'typebox'
 import { scopeKey } from '../src/http/apply-source.ts'
 import type { Routes } from '../src/http/context.ts'
 import { distributedIdentity, DistributedUpdateBody, GROUP_NAME, updateFromDistributed } from '../src/http/distributed-update.ts'
+import { expectUpdate } from '../src/http/expect-update.ts'
 import { refusals, WeightsRefusal } from '../src/http/schemas.ts'
 import { Report, toReport } from '../src/http/write-report.ts'
 import { RefitError } from '../src/errors.ts'
@@ -19,6 +20,7 @@ const distributed: Routes = async (app, { context }) => {
   const updates = new Joiner<Awaited<ReturnType<typeof updateFromDistributed>>>()
 
   app.post('/update_weights_from_distributed', {
+    preParsing: expectUpdate(context),
     config: { auth: 'admin', errors: 'weights' },
     // The trainer broadcasts whatever is wrong with a field.
     attachValidation: true,

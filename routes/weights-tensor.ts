@@ -1,6 +1,7 @@
 import { Type } from 'typebox'
 import { scopeKey } from '../src/http/apply-source.ts'
 import type { Routes } from '../src/http/context.ts'
+import { expectUpdate } from '../src/http/expect-update.ts'
 import { installFormParser } from '../src/http/form-parser.ts'
 import { TENSOR_BODY_LIMIT } from '../src/http/limits.ts'
 import { refusals, WeightsRefusal } from '../src/http/schemas.ts'
@@ -28,10 +29,7 @@ const tensors: Routes = async (app, { context }) => {
     bodyLimit: TENSOR_BODY_LIMIT,
     // A body with a wrong field shares memory like any other.
     attachValidation: true,
-    preParsing: (_request, _reply, payload, done) => {
-      context.engine.expectUpdate?.()
-      done(null, payload)
-    },
+    preParsing: expectUpdate(context),
     schema: {
       operationId: 'updateWeightsFromTensor',
       summary: 'Take new weights from tensors that a torch process shares',
