@@ -7,40 +7,77 @@ import { packageRoot } from '../src/root.ts'
 import { median } from './lib/baseline.ts'
 import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
+import type { Figure } from './lib/table.ts'
 
 // What a gateway adds to a request and to an update, and what four engines take longer than one. Engines and gateway are processes of
-// their own, as in use. usage: node dist/bench/gateway.js
+// their own, as in use; what is compared takes turns. On one machine four engines share its cores and its memory, so fan-out is measured twice:
+// with stand-ins (lib/counting-engine.ts) whose work costs no processor, as on machines and cards of their own, and with real engines, where only
+// the same four calls without a gateway tell what the gateway adds. usage: node dist/bench/gateway.js [--stand-ins]
+
+const UPDATE = '/update_weights_from_tensor'
+/** Of a stand-in, in milliseconds: a step of a trainer waits longer. */
+const WORK_MS = 300
 
 const children: ChildProcess[] = []
 
-async function start (...args: string[]): Promise<string> {
-  const child = spawn(process.execPath, [join(packageRoot, 'bin/refit.js'), ...args, '--port', '0'], { stdio: ['ignore', 'pipe', 'inherit'] })
+async function start (...args: string[]): Promise<string> { return await run(join(packageRoot, 'bin/refit.js'), ...args, '--port', '0') }
+
+async function run (...args: string[]): Promise<string> {
+  const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'inherit'] })
   children.push(child)
   return await new Promise((resolve, reject) => {
     createInterface({ input: child.stdout! }).on('line', line => {
       const ready = /is ready on (http:\S+?)"/.exec(line)
       if (ready !== null) resolve(ready[1]!)
     })
-    child.once('exit', code => { reject(new Error(`refit ${args.join(' ')} ended with ${code}`)) })
+    child.once('exit', code => { reject(new Error(`${args.join(' ')} ended with ${code}`)) })
   })
 }
 
 /** Milliseconds of a call, over one connection that stays. */
-function caller (url: string): (path: string, body: object) => Promise<number> {
+function caller (url: string): (path: string, body: object | Buffer) => Promise<number> {
   const pool = new Pool(url, { connections: 1, headersTimeout: 0, bodyTimeout: 0 })
   return async (path, body) => {
+    const bytes = Buffer.isBuffer(body) ? body : Buffer.from(JSON.stringify(body))
+    const type = Buffer.isBuffer(body) && body[0] !== 0x7b ? 'application/octet-stream' : 'application/json'
     const began = performance.now()
-    const reply = await pool.request({ method: 'POST', path, headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })
+    const reply = await pool.request({ method: 'POST', path, headers: { 'content-type': type }, body: bytes })
     const text = await reply.body.text()
     if (reply.statusCode !== 200) throw new Error(`${path} answered ${reply.statusCode}: ${text.slice(0, 500)}`)
     return performance.now() - began
   }
 }
 
+interface Medians { one: number, oneThrough: number, four: number, fourThrough: number }
+
+/** The same on one engine and on four, each without and with a gateway, in turns. The first two rounds are not counted. */
+async function rounds (count: number, urls: readonly string[], path: string, body: (round: number) => object | Buffer): Promise<Medians> {
+  const engines = urls.map(caller)
+  const ofOne = caller(await start('gateway', '--engine', urls[0]!))
+  const ofFour = caller(await start('gateway', ...urls.flatMap(url => ['--engine', url])))
+  const times: Record<keyof Medians, number[]> = { one: [], oneThrough: [], four: [], fourThrough: [] }
+  for (let i = 0; i < count + 2; i++) {
+    const sent = body(i)
+    const one = await engines[0]!(path, sent)
+    const oneThrough = await ofOne(path, sent)
+    const began = performance.now()
+    await Promise.all(engines.map(async call => await call(path, sent)))
+    const four = performance.now() - began
+    const fourThrough = await ofFour(path, sent)
+    if (i < 2) continue
+    for (const [name, value] of Object.entries({ one, oneThrough, four, fourThrough }) as [keyof Medians, number][]) times[name].push(value)
+  }
+  return { one: median(times.one), oneThrough: median(times.oneThrough), four: median(times.four), fourThrough: median(times.fourThrough) }
+}
+
+const ms = (value: number): string => `${value.toFixed(1)} ms`
+const added = (what: string, { four, fourThrough }: Medians): Figure => ({ figure: `${what}, four engines through the gateway`, ours: ms(fourThrough), other: `${ms(four)} by four calls at once; 5 % more allowed`, ratio: 1.05 * four / fourThrough, goal: 1 })
+const spread = (what: string, { one, oneThrough, fourThrough }: Medians): Figure => ({ figure: `${what}, four engines against one, both through a gateway`, ours: ms(fourThrough), other: `${ms(oneThrough)} (${ms(one)} without); 1.2 times allowed`, ratio: 1.2 * oneThrough / fourThrough, goal: 1 })
+
 try {
   // Requests: one engine alone, and the same through a gateway, in turns.
-  const adder = join(packageRoot, 'models/adder')
-  const one = await start('serve', adder, '--threads', '1')
+  const figures: Figure[] = []
+  const one = await start('serve', join(packageRoot, 'models/adder'), '--threads', '1')
   const direct = caller(one)
   const through = caller(await start('gateway', '--engine', one))
   const times = { direct: [] as number[], through: [] as number[] }
@@ -51,37 +88,31 @@ try {
     times.direct.push(a)
     times.through.push(b)
   }
-  const added = median(times.through) - median(times.direct)
+  const more = median(times.through) - median(times.direct)
+  figures.push({ figure: 'a request through the gateway, beyond the same without', ours: `${more.toFixed(3)} ms (${median(times.through).toFixed(3)} and ${median(times.direct).toFixed(3)})`, other: '1 ms allowed', ratio: 1 / more, goal: 1 })
 
-  // Updates: a model of random weights, from disk, on one engine and on four, each alone on its turn.
-  const [first, second] = [randomModel(1), randomModel(2)]
-  const urls: string[] = []
-  for (let i = 0; i < 4; i++) urls.push(await start('serve', first, '--threads', '1', '--skip-tokenizer-init', '--model-root', dirname(first), '--max-total-tokens', '64'))
-  const engines = urls.map(caller)
-  const gatewayOfOne = caller(await start('gateway', '--engine', urls[0]!))
-  const gatewayOfFour = caller(await start('gateway', ...urls.flatMap(url => ['--engine', url])))
-  const updates = { one: [] as number[], oneThrough: [] as number[], four: [] as number[], fourThrough: [] as number[] }
-  for (let i = 0; i < 12; i++) {
-    const body = { model_path: i % 2 === 0 ? second : first, weight_version: String(i) }
-    const one = await engines[0]!('/update_weights_from_disk', body)
-    const oneThrough = await gatewayOfOne('/update_weights_from_disk', body)
-    const began = performance.now()
-    await Promise.all(engines.map(async call => await call('/update_weights_from_disk', body)))
-    const four = performance.now() - began
-    const fourThrough = await gatewayOfFour('/update_weights_from_disk', body)
-    if (i < 2) continue
-    updates.one.push(one)
-    updates.oneThrough.push(oneThrough)
-    updates.four.push(four)
-    updates.fourThrough.push(fourThrough)
+  // Stand-ins: a request of a few bytes (from disk, a broadcast), handles as of 19,000 tensors with an entry for each rank, and an upload.
+  const standIns = await Promise.all([1, 2, 3, 4].map(async () => await run(join(packageRoot, 'dist/bench/lib/counting-engine.js'), String(WORK_MS))))
+  const work = `${WORK_MS} ms of work`
+  const small = await rounds(14, standIns, '/update_weights_from_disk', round => ({ model_path: `/step-${round}` }))
+  figures.push(added(`an announced update with ${work}`, small), spread(`an announced update with ${work}`, small))
+  const handles = Buffer.from(JSON.stringify({ serialized_named_tensors: [1, 2, 3, 4].map(() => 'A'.repeat(2.25e6)), load_format: 'flattened_bucket' }))
+  const split = await rounds(14, standIns, UPDATE, () => handles)
+  figures.push(added(`9 MB of handles, ${work}`, split), spread(`9 MB of handles, ${work}`, split))
+  const file = Buffer.alloc(256e6, 1)
+  const upload = await rounds(8, standIns, UPDATE, () => file)
+  figures.push({ ...added(`256 MB uploaded, ${work}`, upload), goal: 1 })
+
+  if (!process.argv.includes('--stand-ins')) {
+    // Real engines: a model of random weights, from disk.
+    const [first, second] = [randomModel(1), randomModel(2)]
+    const urls: string[] = []
+    for (let i = 0; i < 4; i++) urls.push(await start('serve', first, '--threads', '1', '--skip-tokenizer-init', '--model-root', dirname(first), '--max-total-tokens', '64'))
+    const real = await rounds(10, urls, '/update_weights_from_disk', round => ({ model_path: round % 2 === 0 ? second : first, weight_version: String(round) }))
+    figures.push(added('1.14 GB from disk on real engines', real))
+    console.log(`real engines on these cores: one ${ms(real.one)} (${ms(real.oneThrough)} through a gateway), four at once ${ms(real.four)} (${ms(real.fourThrough)})`)
   }
-  const [ms1, ms1through, ms4, ms4through] = [median(updates.one), median(updates.oneThrough), median(updates.four), median(updates.fourThrough)]
-  const ms = (value: number): string => `${value.toFixed(2)} ms`
-  report('gateway', [
-    { figure: 'a request through the gateway, beyond the same without', ours: `${added.toFixed(3)} ms (${median(times.through).toFixed(3)} and ${median(times.direct).toFixed(3)})`, other: '1 ms allowed', ratio: 1 / added, goal: 1 },
-    { figure: 'update of four engines (1.14 GB each from disk) through the gateway', ours: ms(ms4through), other: `${ms(ms4)} by four calls at once; 5 % more allowed`, ratio: 1.05 * ms4 / ms4through, goal: 1 },
-    { figure: 'update of four engines, against one, both through a gateway', ours: ms(ms4through), other: `${ms(ms1through)} (${ms(ms1)} without); 1.2 times allowed where engines share no cores or memory`, ratio: 1.2 * ms1through / ms4through, goal: 1 }
-  ])
+  report('gateway', figures)
 } finally {
   for (const child of children) child.kill()
 }

@@ -8,6 +8,7 @@ import { planGenerate, GenerateBody } from '../src/http/generate-body.ts'
 import type { GeneratePlan } from '../src/http/generate-body.ts'
 import { NOTHING_SHOWN, sglangOutput } from '../src/http/sglang-output.ts'
 import type { Shown } from '../src/http/sglang-output.ts'
+import { RoutedExperts } from '../src/http/routed-experts.ts'
 import { nullable, refusals, streamable } from '../src/http/schemas.ts'
 
 const MetaInfo = Type.Object({
@@ -21,7 +22,9 @@ const MetaInfo = Type.Object({
   weight_versions: Type.Array(Type.Object({ version: Type.String(), start: Type.Integer(), end: Type.Integer() }), {
     description: 'Which output tokens, [start, end), were made by which weights.'
   }),
-  seed: nullable(Type.String(), 'The seed in use; send it as `sampling_seed` to repeat the sample.')
+  seed: nullable(Type.String(), 'The seed in use; send it as `sampling_seed` to repeat the sample.'),
+  routed_experts: Type.Optional(RoutedExperts),
+  routed_experts_start_len: Type.Optional(Type.Integer({ description: 'Position of the first row of `routed_experts`.' }))
 }, { title: 'MetaInfo' })
 
 const Output = Type.Object({

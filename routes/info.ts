@@ -124,6 +124,7 @@ function serverInfo (context: RouteContext): Record<string, unknown> {
     weight_groups: context.groups.list.map(({ worldSize, ...group }) => ({ ...group, world_size: worldSize })),
     released_memory: engine.releasedMemory,
     enable_weights_cpu_backup: info.weightsCpuBackup,
+    enable_return_routed_experts: info.experts !== undefined,
     internal_states: [{
       last_gen_throughput: stats.tokensPerSecond,
       memory_usage: { weight: gigabytes(info.weightBytes), kvcache: gigabytes(info.kvBytes), token_capacity: info.kvTokens, graph: 0 },
@@ -155,13 +156,18 @@ function capabilities ({ engine, tokenizer, version, maxBatch, dialects }: Route
   return {
     server: 'refit',
     version,
-    model: { architecture: engine.info.architecture, model_type: engine.info.modelType, vocab_size: engine.info.vocabSize, eos_token_ids: engine.info.eosTokenIds, weight_bytes: engine.info.weightBytes },
+    model: { architecture: engine.info.architecture, model_type: engine.info.modelType, vocab_size: engine.info.vocabSize, eos_token_ids: engine.info.eosTokenIds, weight_bytes: engine.info.weightBytes, routed_experts: toExperts(engine.info) },
     weights: { sources: ['disk'], checker: ['checksum', 'snapshot', 'reset_tensors', 'compare'], ranks: engine.info.ranks, transactions: true },
     memory: { tags: ['weights', 'kv_cache', 'cuda_graph'], weights_cpu_backup: engine.info.weightsCpuBackup },
     pause_modes: ['abort', 'retract', 'in_place'],
     generation: { text: tokenizer !== null, chat: tokenizer?.hasChatTemplate ?? false, logprobs: true, stream: true, stream_deltas: true, batch: maxBatch },
     dialects: ['sglang', 'openai', ...dialects]
   }
+}
+
+/** Of engines that record which experts tokens are routed to. */
+function toExperts ({ experts }: RouteContext['engine']['info']): Record<string, unknown> | null {
+  return experts === undefined ? null : { layers: experts.layers, sparse_layers: experts.sparse, experts: experts.experts, per_token: experts.perToken }
 }
 
 export default info

@@ -14,6 +14,8 @@ import { finishOf, openAiChoice, openAiReply, Usage, usageOf, versionOf } from '
 import { bestOf, promptLogprobs, PromptLogprobs, promptLogprobsField, scoring } from '../src/http/prompt-logprobs.ts'
 import { checkBatch } from '../src/http/prompts.ts'
 import { invalid, refuseFormat, refuseUnsupported } from '../src/http/refuse.ts'
+import { sglext, wantedExperts } from '../src/http/routed-experts.ts'
+import type { WantedExperts } from '../src/http/routed-experts.ts'
 import type { Sample } from '../src/http/sample.ts'
 import { nullable, OpenAiRefusal, refusals, refused, streamable, unused } from '../src/http/schemas.ts'
 
@@ -62,6 +64,8 @@ interface Plan {
   promptIds: Int32Array
   /** Best tokens of each that are wanted of output and prompt; null for no scores. */
   best: { output: number | null, prompt: number | null }
+  /** Null: not wanted. */
+  experts: WantedExperts | null
 }
 
 /** OpenAI's chat completions, by the model's own template. */
@@ -82,10 +86,12 @@ const chat: Routes = async (app, { context }) => {
         message: { role: 'assistant' as const, content: sample.text },
         logprobs: logprobsOf(plan, context, sample, 0),
         ...finishOf(sample.finish),
+        ...samples.length > 1 ? sglext([sample], plan.experts) : {},
         ...tokenIds(plan, sample, 0)
       })),
       usage: usageOf(samples, samples.length),
       metadata: versionOf(samples),
+      ...sglext(samples, plan.experts),
       ...promptIdsOf(plan),
       ...plan.best.prompt === null ? {} : { prompt_logprobs: promptLogprobs(samples[0]!, plan.best.prompt, context.tokenizer) }
     }
@@ -102,8 +108,9 @@ function read (body: Body, context: RouteContext): Plan {
   const sampling = openAiSampling(body, body.max_completion_tokens ?? body.max_tokens ?? null, context)
   checkBatch(1, sampling.n, info, context.maxBatch, 'n')
   const best = { output: body.logprobs === true ? bestOf(body.top_logprobs ?? 0, info.vocabSize) : null, prompt: bestOf(body.prompt_logprobs, info.vocabSize) }
-  const plans = openAiSamples({ body, promptIds, sampling, logprobs: scoring(best.output, best.prompt), info, rid: openAiRid(body, 0, 1), param: 'messages' })
-  return { body, id: `chatcmpl-${newRid()}`, created: Math.floor(Date.now() / 1000), generation: new Generation(context, plans), promptIds, best }
+  const experts = wantedExperts(body, [promptIds], info)
+  const plans = openAiSamples({ body, promptIds, sampling, logprobs: scoring(best.output, best.prompt), experts, info, rid: openAiRid(body, 0, 1), param: 'messages' })
+  return { body, id: `chatcmpl-${newRid()}`, created: Math.floor(Date.now() / 1000), generation: new Generation(context, plans), promptIds, best, experts }
 }
 
 function head<T extends string> ({ id, created }: Plan, { engine }: RouteContext, object: T) {
@@ -129,6 +136,7 @@ async function stream (plan: Plan, context: RouteContext, reply: FastifyReply): 
   const sent = samples.map(() => ({ role: false, text: 0, tokens: 0 }))
   const wantUsage = body.stream_options?.include_usage === true
   let usageDue = false
+  let expertsDue = false
   const chunk = (choices: object[]): object => ({ ...head(plan, context, 'chat.completion.chunk'), choices, ...wantUsage ? { usage: null } : {} })
 
   const nextOf = (index: number): object | undefined => {
@@ -145,18 +153,24 @@ async function stream (plan: Plan, context: RouteContext, reply: FastifyReply): 
       return chunk([news])
     }
     changed.delete(index)
-    return sample.finish === null ? undefined : chunk([{ index, delta: {}, logprobs: null, ...finishOf(sample.finish) }])
+    return sample.finish === null ? undefined : chunk([{ index, delta: {}, logprobs: null, ...finishOf(sample.finish), ...samples.length > 1 ? sglext([sample], plan.experts) : {} }])
   }
 
   return await sendEvents(reply, {
     run: async notify => {
       await generation.run(index => { changed.add(index); notify() })
       usageDue = wantUsage
+      expertsDue = plan.experts !== null
     },
     next: () => {
       for (const index of changed) {
         const event = nextOf(index)
         if (event !== undefined) return event
+      }
+      if (expertsDue) {
+        expertsDue = false
+        const extension = sglext(samples, plan.experts)
+        if (extension.sglext !== undefined) return { ...chunk([]), ...extension }
       }
       if (!usageDue) return undefined
       usageDue = false

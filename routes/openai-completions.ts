@@ -14,6 +14,8 @@ import { finishOf, openAiChoice, openAiReply, Usage, usageOf, versionOf } from '
 import { bestOf, promptLogprobs, PromptLogprobs, promptLogprobsField, scoring } from '../src/http/prompt-logprobs.ts'
 import { checkBatch, encodeText, idsOf, needTokenizer } from '../src/http/prompts.ts'
 import { invalid, refuseFormat, refuseUnsupported } from '../src/http/refuse.ts'
+import { sglext, wantedExperts } from '../src/http/routed-experts.ts'
+import type { WantedExperts } from '../src/http/routed-experts.ts'
 import type { Sample } from '../src/http/sample.ts'
 import { nullable, OpenAiRefusal, refusals, refused, streamable, TokenIds } from '../src/http/schemas.ts'
 
@@ -49,6 +51,8 @@ interface Plan {
   echoes: string[] | null
   /** Best tokens of each that are wanted of output and prompt; null for no scores. */
   best: { output: number | null, prompt: number | null }
+  /** Null: not wanted. */
+  experts: WantedExperts | null
 }
 
 /** OpenAI's completions. */
@@ -66,7 +70,8 @@ const completions: Routes = async (app, { context }) => {
       ...head(plan, context),
       choices: samples.map((sample, i) => choice(plan, context, sample, i, 0, 0)),
       usage: usageOf(samples, plan.n),
-      metadata: versionOf(samples)
+      metadata: versionOf(samples),
+      ...sglext(samples, plan.experts)
     }
   })
 }
@@ -82,8 +87,9 @@ function read (body: Body, context: RouteContext): Plan {
   if (body.stream === true && body.prompt_logprobs != null) throw invalid('prompt_logprobs', 'cannot be had of a stream')
   const best = { output: bestOf(body.logprobs, info.vocabSize), prompt: bestOf(body.prompt_logprobs, info.vocabSize) }
   const logprobs = scoring(best.output, best.prompt ?? (body.echo === true ? best.output : null))
+  const experts = wantedExperts(body, prompts, info)
   const plans = prompts.flatMap((promptIds, i) => openAiSamples({
-    body, promptIds, sampling, logprobs, info, rid: openAiRid(body, i, prompts.length), param: 'prompt', fallback: DEFAULT_MAX_TOKENS
+    body, promptIds, sampling, logprobs, experts, info, rid: openAiRid(body, i, prompts.length), param: 'prompt', fallback: DEFAULT_MAX_TOKENS
   }))
   const tokenizer = body.echo === true ? needTokenizer(context.tokenizer, 'echo') : null
   return {
@@ -93,6 +99,7 @@ function read (body: Body, context: RouteContext): Plan {
     generation: new Generation(context, plans),
     n: sampling.n,
     best,
+    experts,
     echoes: tokenizer === null ? null : plans.map(plan => tokenizer.decode(plan.promptIds, { skipSpecialTokens: sampling.text.skipSpecialTokens }))
   }
 }
@@ -111,7 +118,7 @@ function head ({ id, created }: Plan, { engine }: RouteContext) {
 }
 
 /** What a sample has brought since `text` characters and `tokens` tokens had been sent. */
-function choice ({ body, echoes, best }: Plan, { tokenizer }: RouteContext, sample: Sample, index: number, text: number, tokens: number) {
+function choice ({ body, echoes, best, experts, generation }: Plan, { tokenizer }: RouteContext, sample: Sample, index: number, text: number, tokens: number) {
   const first = text === 0 && tokens === 0
   const echo = echoes?.[index] ?? ''
   const texts = { tokenizer, asIds: body.return_tokens_as_token_ids ?? false, best: best.output ?? 0 }
@@ -121,6 +128,7 @@ function choice ({ body, echoes, best }: Plan, { tokenizer }: RouteContext, samp
     text: (first ? echo : '') + sample.text.slice(text),
     logprobs: best.output === null ? null : completionLogprobs(sample, tokens, sample.tokens.length, first && echoes !== null, offset, texts),
     ...finishOf(sample.finish),
+    ...generation.samples.length > 1 ? sglext([sample], experts) : {},
     ...best.prompt === null ? {} : { prompt_logprobs: promptLogprobs(sample, best.prompt, tokenizer) },
     ...body.return_token_ids === true ? { token_ids: sample.tokens.slice(tokens), ...first ? { prompt_token_ids: Array.from(sample.promptIds) } : {} } : {}
   }
@@ -133,10 +141,12 @@ async function stream (plan: Plan, context: RouteContext, reply: FastifyReply): 
   const sent = samples.map(() => ({ text: 0, tokens: 0 }))
   const wantUsage = body.stream_options?.include_usage === true
   let usageDue = false
+  let expertsDue = false
   return await sendEvents(reply, {
     run: async notify => {
       await generation.run(index => { changed.add(index); notify() })
       usageDue = wantUsage
+      expertsDue = plan.experts !== null
     },
     next: () => {
       for (const index of changed) {
@@ -147,6 +157,11 @@ async function stream (plan: Plan, context: RouteContext, reply: FastifyReply): 
         const news = choice(plan, context, sample, index, last.text, last.tokens)
         sent[index] = { text: sample.text.length, tokens: sample.tokens.length }
         return { ...head(plan, context), choices: [news], ...wantUsage ? { usage: null } : {} }
+      }
+      if (expertsDue) {
+        expertsDue = false
+        const extension = sglext(samples, plan.experts)
+        if (extension.sglext !== undefined) return { ...head(plan, context), choices: [], ...extension, ...wantUsage ? { usage: null } : {} }
       }
       if (!usageDue) return undefined
       usageDue = false

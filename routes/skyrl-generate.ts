@@ -15,17 +15,17 @@ const skyrlGenerate: Routes = async (app, { context }) => {
     schema: {
       operationId: 'skyrlGenerate',
       summary: 'Generate from token ids (SkyRL)',
-      description: 'As /inference/v1/generate. SkyRL comes here for the experts that each token went to, which this engine does not record: refused for a mixture of experts; of other models there are none to tell, and `routed_experts` is null.',
+      description: 'As /inference/v1/generate, with `routed_experts` in SkyRL\'s form. Of a mixture of experts on a server that does not record them (--enable-return-routed-experts) it is refused; of other models there are none, and `routed_experts` is null.',
       tags: ['generation'],
       body: VllmGenerateBody,
       response: { 200: streamable(VllmGenerateReply, 'n choices. With `stream`, events with what is new.'), ...refusals(OpenAiRefusal) }
     }
   }, async (request, reply) => {
-    const { architecture } = context.engine.info
-    if (/moe/i.test(architecture)) {
-      throw new RefitError('UNSUPPORTED', 'routed experts are not recorded by this engine, so they cannot be replayed in training: set enable_return_routed_experts to false, and SkyRL generates by /inference/v1/generate', { param: 'routed_experts' })
+    const { architecture, experts } = context.engine.info
+    if (/moe/i.test(architecture) && experts === undefined) {
+      throw new RefitError('UNSUPPORTED', 'routed experts are not recorded by this engine, so they cannot be replayed in training: start the server with --enable-return-routed-experts; or set enable_return_routed_experts to false, and SkyRL generates by /inference/v1/generate', { param: 'routed_experts' })
     }
-    return await answerVllm(context, planVllmGenerate(request.body, context), reply)
+    return await answerVllm(context, planVllmGenerate(request.body, context, 'skyrl'), reply)
   })
 
   app.post('/finish_session', {

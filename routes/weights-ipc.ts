@@ -6,7 +6,7 @@ import { Report, toReport } from '../src/http/write-report.ts'
 
 const IpcBody = Type.Object({
   zmq_handles: Type.Record(Type.String(), Type.String(), {
-    description: 'For each card, by its UUID (`GPU-...`), the ZeroMQ endpoint of the parameter server\'s process on it: ipc://@name or ipc:///path. Those of other cards are left alone.'
+    description: 'For each card, by its UUID (`GPU-...`), the ZeroMQ endpoint of the parameter server\'s process on it: ipc://@name or ipc:///path. Those of other cards are left alone. Or by rank (`0`, `1`, ...), one for each.'
   }),
   flush_cache: Type.Optional(Type.Boolean({ description: 'Drop the prefix cache (default true).' })),
   weight_version: nullable(Type.String(), 'The label of the new weights.'),

@@ -1,7 +1,8 @@
 import { Type } from 'typebox'
 import type { Routes } from '../src/http/context.ts'
-import { InitSendBody, initSendGroup, SendBody, sendToRemote, weightsInfo } from '../src/http/remote-instance.ts'
+import { FillBody, fillFromOther, InitSendBody, initSendGroup, SendBody, sendToRemote, weightsInfo } from '../src/http/remote-instance.ts'
 import { refusals, WeightsRefusal } from '../src/http/schemas.ts'
+import { Report, toReport } from '../src/http/write-report.ts'
 
 const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, { title: 'InitWeightsSendGroupReply', description: 'All ranks are connected.' })
 
@@ -29,11 +30,23 @@ const Info = Type.Object({
   not_ready: Type.Union([Type.String(), Type.Null()], { description: 'Why its weights cannot be sent now.' })
 }, { title: 'WeightsInfo', description: 'What an engine that is to be filled must know.' })
 
-/** Weights from this engine to engines that start (`--load-from`). */
+const Filled = Type.Object({
+  success: Type.Literal(true),
+  message: Type.String(),
+  weight_version: Type.String({ description: 'The label of the other engine, and now of this one.' }),
+  backend: Type.String(),
+  layout: Type.String(),
+  report: Report
+}, { title: 'PeerUpdateReply', description: 'All weights are those of the other engine: every checksum is the same.' })
+
+/** Weights from one engine to another: to those that start (`--load-from`), and to those that have missed updates. */
 const remoteInstance: Routes = async (app, { context }) => {
   const tags = ['weights']
   // Requests that wait for a receiver would hold up the end.
-  app.addHook('preClose', async () => { await context.sending?.close() })
+  app.addHook('preClose', async () => {
+    context.fills?.close()
+    await context.sending?.close()
+  })
 
   app.post('/init_weights_send_group_for_remote_instance', {
     config: { auth: 'admin', errors: 'weights' },
@@ -58,6 +71,22 @@ const remoteInstance: Routes = async (app, { context }) => {
       response: { 200: Sent, ...refusals(WeightsRefusal) }
     }
   }, async (request, reply) => await sendToRemote(context, request.body, reply))
+
+  app.post('/update_weights_from_peer', {
+    config: { auth: 'admin', errors: 'weights' },
+    schema: {
+      operationId: 'updateWeightsFromPeer',
+      summary: 'Take all weights, and the label, of another engine',
+      description: 'As an engine that starts with --load-from, while this one serves: updates wait meanwhile, and nothing is generated until every checksum has been compared. ' +
+        'Whoever closes the request gives it up: nothing has changed before the first byte, and after it all weights are torn until they are written again.',
+      tags,
+      body: FillBody,
+      response: { 200: Filled, ...refusals(WeightsRefusal) }
+    }
+  }, async (request, reply) => {
+    const { message, version, route: { backend, layout }, report } = await fillFromOther(context, request.body, reply)
+    return { success: true as const, message, weight_version: version, backend, layout, report: toReport(report) }
+  })
 
   app.get('/remote_instance_weights_info', {
     config: { auth: 'admin' },

@@ -47,7 +47,7 @@ const DRAIN_POLL_MS = 50
 
 /** The engines behind a gateway, and its health. */
 const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (app, { context }) => {
-  const { fleet, health } = context
+  const { fleet, health, metrics } = context
   installBodyParsers(app)
   const admin = { auth: 'admin' } as const
   const tags = ['workers']
@@ -119,6 +119,11 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
   })
 
   app.get('/ping', { config: { auth: 'normal' }, schema: { operationId: 'ping', summary: 'Answers at once', tags, response: { 200: Type.String({ description: 'Empty.' }), ...refusals() } } }, async () => '')
+
+  app.get('/metrics', {
+    config: { auth: 'public' },
+    schema: { operationId: 'metrics', summary: 'Prometheus metrics of the gateway', description: 'Those of an engine are at the engine.', tags, response: { 200: { description: 'In the text format.', content: { 'text/plain': { schema: Type.String() } } }, ...refusals() } }
+  }, async (_request, reply) => await reply.type(metrics.registry.contentType).send(await metrics.registry.metrics()))
 
   function state (): Type.Static<typeof GatewayState> {
     const { ready, errors, version, paused, list } = fleet

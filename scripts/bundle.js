@@ -17,7 +17,7 @@ const { out } = readOptions()
 /** Needed. */
 const PARTS = ['package.json', 'bin', 'dist', join('prebuilds', `${process.platform}-${process.arch}`), 'models']
 /** Taken where they are there, else said. */
-const GPU_PARTS = ['scripts/test-gpu.js', 'scripts/bench-gpu.js', 'scripts/run-limited.js', 'examples/trainers', 'clients/python', 'test/contract', 'test/interop', 'test/gpu', 'test/goldens', 'docs/checksum.md', 'bench/gpu', 'bench/results', 'native/probe', 'build/cuda/programs', 'build/probe']
+const GPU_PARTS = ['scripts/test-gpu.js', 'scripts/bench-gpu.js', 'scripts/run-limited.js', 'examples/trainers', 'clients/python', 'test/contract', 'test/interop', 'test/gpu', 'test/goldens', 'docs/checksum.md', 'bench/gpu', 'bench/native', 'bench/python', 'bench/results', 'native/probe', 'build/cuda/programs', 'build/probe']
 /** Only the build of the addon needs them. */
 const BUILD_ONLY = ['node-addon-api', 'node-api-headers']
 /** Of an npm package, what no program reads. */

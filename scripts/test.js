@@ -1,11 +1,14 @@
 import { spawnSync } from 'node:child_process'
-import { cpSync, existsSync, readFileSync, readdirSync, rmSync, statSync } from 'node:fs'
+import { appendFileSync, cpSync, existsSync, readFileSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { availableParallelism } from 'node:os'
 import { dirname, join, relative, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { runTests } from './run-tests.js'
 
-// npm test [-- test/folder test/file.test.ts --option-of-tap]
+// npm test [-- test/folder test/file.test.ts --jobs=2 --timeout=300]
 // Compiles everything into build/test and runs the compiled tests: types are checked on the way, and worker threads start in
 // milliseconds, which they don't under a TypeScript loader. A run that finds no tests, or a file that asserts nothing, fails.
+// With --coverage, or other options of tap, tap's runner runs them.
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
 process.chdir(root)
@@ -27,13 +30,8 @@ cpSync('test', join(OUT, 'test'), { recursive: true, filter: path => !path.endsW
 
 const compiled = sources.map(source => join(OUT, relative(root, source).replace(/\.ts$/, '.js')))
 for (const file of compiled) if (!existsSync(file)) fail(`${file} was not compiled: does tsconfig.test.json include it?`)
-const coverage = options.includes('--coverage') ? [] : ['--disable-coverage']
-// A terminal gets tap's own display. Elsewhere it would be repainted line after line, so the results are told from the file.
-const { status } = spawnSync(process.execPath, [join('node_modules', 'tap', 'dist', 'esm', 'run.mjs'), ...coverage,
-  `--output-file=${RESULTS}`, ...options.filter(option => option !== '--coverage'), ...compiled], { stdio: ['inherit', process.stdout.isTTY ? 'inherit' : 'ignore', 'inherit'] })
-const results = readFileSync(RESULTS, 'utf8')
-if (!process.stdout.isTTY) tell(results)
-const counts = count(results)
+const status = options.every(option => /^--(jobs|timeout)=\d+$/.test(option)) ? await runHere() : runByTap()
+const counts = count(readFileSync(RESULTS, 'utf8'))
 for (const file of compiled.filter(file => !counts.files.has(file))) {
   console.error(`npm test: ${file} ran no test`)
   counts.failed++
@@ -49,6 +47,31 @@ function find (path, isNamed) {
     if (entry.isDirectory() && !isNamed && APART.includes(entry.name)) return []
     return find(join(path, entry.name), isNamed)
   })
+}
+
+async function runHere () {
+  const number = (name, otherwise) => Number(options.find(option => option.startsWith(`--${name}=`))?.split('=')[1] ?? otherwise)
+  // Tests wait for each other's cores badly where there are too many.
+  const jobs = Math.max(1, number('jobs', Math.min(availableParallelism(), 4)))
+  writeFileSync(RESULTS, '')
+  await runTests(compiled, {
+    jobs,
+    seconds: number('timeout', 300),
+    onEnd: tap => {
+      appendFileSync(RESULTS, tap)
+      tell(tap)
+    }
+  })
+  return 0
+}
+
+function runByTap () {
+  const coverage = options.includes('--coverage') ? [] : ['--disable-coverage']
+  // A terminal gets tap's own display. Elsewhere it would be repainted line after line, so the results are told from the file.
+  const { status } = spawnSync(process.execPath, [join('node_modules', 'tap', 'dist', 'esm', 'run.mjs'), ...coverage,
+    `--output-file=${RESULTS}`, ...options.filter(option => option !== '--coverage'), ...compiled], { stdio: ['inherit', process.stdout.isTTY ? 'inherit' : 'ignore', 'inherit'] })
+  if (!process.stdout.isTTY) tell(readFileSync(RESULTS, 'utf8'))
+  return status
 }
 
 /** One line a file; of a file that failed, all but what passed. */
@@ -69,9 +92,13 @@ function count (tap) {
   let passed = 0
   let failed = 0
   let skipped = 0
+  let before = 0
   for (const line of tap.split('\n')) {
     const subtest = /^# Subtest: (.+)$/.exec(line)
     if (subtest !== null) file = subtest[1]
+    // A file that ended otherwise than by a test that failed.
+    if (/^not ok \d/.test(line) && failed === before) failed++
+    if (/^(not )?ok \d/.test(line)) before = failed
     const point = /^( +)(not )?ok \d+/.exec(line)
     if (point === null) continue
     if (file !== undefined) files.set(file, (files.get(file) ?? 0) + 1)

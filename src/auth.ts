@@ -14,6 +14,8 @@ declare module 'fastify' {
   interface FastifyContextConfig {
     /** Every route of refit declares one; registration fails otherwise. */
     auth?: AuthLevel
+    /** A header that may hold the key instead of `authorization`: a trainer's own. What does not fit there is 403, as that trainer has it. */
+    keyHeader?: string
   }
 }
 
@@ -33,6 +35,12 @@ export function guard (app: FastifyInstance, keys: Keys): void {
     if (level === 'admin-only' && admin === undefined) throw new RefitError('FORBIDDEN', 'this route is closed: the server has no admin key (--admin-api-key)')
     const wanted = level === 'normal' ? api : admin ?? api
     if (wanted === undefined) return
+    const { keyHeader } = request.routeOptions.config
+    if (keyHeader !== undefined && !('authorization' in request.headers)) {
+      const own = request.headers[keyHeader]
+      if (typeof own === 'string' && timingSafeEqual(digest(own), wanted)) return
+      throw new RefitError('FORBIDDEN', `this route needs the ${wanted === api ? 'API' : 'admin'} key in "${keyHeader}"`)
+    }
     const given = bearer(request)
     if (given === undefined) throw new RefitError('UNAUTHORIZED', 'this route needs "authorization: Bearer <key>"')
     if (!timingSafeEqual(digest(given), wanted)) throw new RefitError('UNAUTHORIZED', `the key is not the ${wanted === api ? 'API' : 'admin'} key`)

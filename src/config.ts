@@ -259,6 +259,12 @@ export const OPTIONS = {
     group: 'engine',
     help: 'Weights whose memory is released keep a copy in host memory and come back whole. Else they come back torn, to be written by an update.'
   },
+  enableReturnRoutedExperts: {
+    type: 'boolean',
+    default: false,
+    group: 'engine',
+    help: 'Keep which experts every token was routed to, beside the KV cache in host memory, for requests that ask for them (routing replay). Mixtures of experts only.'
+  },
   watchdogTimeout: {
     type: 'number',
     default: 300,

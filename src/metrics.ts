@@ -164,4 +164,4 @@ function ratio (part: number, whole: number): number { return whole === 0 ? 0 : 
 
 // A gauge without a value would be left out; NaN is Prometheus's word for "not a number".
 // The look-behind keeps a long label from being searched again from each of its digits.
-function trailingNumber (version: string): number { return Number(/(?<!\d)\d+$/.exec(version)?.[0] ?? NaN) }
+export function trailingNumber (version: string): number { return Number(/(?<!\d)\d+$/.exec(version)?.[0] ?? NaN) }

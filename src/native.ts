@@ -3,6 +3,7 @@ import { existsSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { packageRoot } from './root.ts'
 import { RefitError } from './errors.ts'
+import type { NativeDeltas } from './native-deltas.ts'
 import type { NativeGroups, StagedSource } from './native-groups.ts'
 
 // The hand-written types of everything that the addon exports. The addon is one per process: the scheduler's worker thread
@@ -65,6 +66,8 @@ export interface CoreConfig {
   /** KV pages and tokens per page. */
   pages: number
   pageSize: number
+  /** Steps tell which experts each token went to (`StepResult.experts`); default false. */
+  recordExperts?: boolean
 }
 
 export interface CoreInfo {
@@ -132,6 +135,8 @@ export interface StepResult {
   topLogprobs: Float32Array
   /** Flat, as `ids`. */
   idLogprobs: Float32Array
+  /** With `recordExperts` [T, sparse layers, experts per token]: the experts of each token, best first, ties by lower id. Else empty. */
+  experts: Uint16Array
 }
 
 /**
@@ -265,7 +270,7 @@ export interface CudaMemoryPlan {
  */
 export interface Fault { point: 'read' | 'copy' | 'alloc' | 'step' | 'open' | 'event' | 'close', at: number, action: 'fail' | 'stall' | 'die', stallMs?: number }
 
-export interface NativeAddon extends NativeGroups {
+export interface NativeAddon extends NativeGroups, NativeDeltas {
   /** True in a build with fault points. */
   faults: boolean
   /** Kernel sets this CPU can run, best first. Any thread. */

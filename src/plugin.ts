@@ -14,6 +14,7 @@ import chat from '../routes/openai-chat.ts'
 import completions from '../routes/openai-completions.ts'
 import models from '../routes/openai-models.ts'
 import nemoRl from '../routes/nemo-rl.ts'
+import nemoRlSparse from '../routes/nemo-rl-sparse.ts'
 import primeRl from '../routes/prime-rl.ts'
 import skyrl from '../routes/skyrl.ts'
 import skyrlGenerate from '../routes/skyrl-generate.ts'
@@ -51,6 +52,7 @@ import { logUnknownFields } from './http/unknown-fields.ts'
 import { validatorCompiler } from './http/validation.ts'
 import { packageVersion } from './http/version.ts'
 import { Metrics } from './metrics.ts'
+import { PeerFills } from './transfer/peer-fills.ts'
 import { SendGroups } from './transfer/send-groups.ts'
 import { WeightGroups } from './groups/weight-groups.ts'
 import { DistributedReceiver } from './sources/distributed.ts'
@@ -59,7 +61,7 @@ import { KeptTensors } from './sources/kept-tensors.ts'
 import { TensorReceiver } from './sources/tensor-receiver.ts'
 import type { WeightLoader } from './sources/weight-loader.ts'
 import { UploadReceiver } from './sources/upload-receiver.ts'
-import { WeightPulls } from './sources/weight-pulls.ts'
+import { WeightPulls } from './pulls/weight-pulls.ts'
 import { masterPolicy } from './store/master-policy.ts'
 import { loadTokenizer } from './text/tokenizer.ts'
 import type { Tokenizer } from './text/tokenizer.ts'
@@ -116,7 +118,7 @@ const DIALECT_ROUTES: Readonly<Record<DialectName, readonly Routes[]>> = {
   skyrl: [...VLLM, ...TRANSFER, skyrlGenerate, skyrl],
   areal: [vllmSleep, areal],
   'prime-rl': [vllmControl, vllmInfo, vllmGenerate, primeRl, updateWeights],
-  'nemo-rl': [nemoRl],
+  'nemo-rl': [nemoRl, nemoRlSparse],
   trl: [...VLLM, trlGenerate, trl],
   'checkpoint-engine': [ipc, collectiveRpc]
 }
@@ -129,7 +131,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   const { engine } = options
   if (engine === undefined) throw new TypeError('refit needs an engine: app.register(refit, { engine: await createEngine(model) })')
   const roots = options.modelRoots ?? defaultRoots(engine.info.modelPath)
-  const receiver = new TensorReceiver({ ranks: engine.info.ranks, device: engine.info.device, cards: engine.info.cards.map(({ uuid }) => uuid), loaders: options.weightLoaders ?? {} })
+  const receiver = new TensorReceiver({ ranks: engine.info.ranks, device: engine.info.device, cards: engine.info.cards.map(({ uuid }) => uuid), loaders: options.weightLoaders ?? {}, deltas: engine.deltaHost })
   const kept = new KeptTensors({ closeMappings: engine.closeMappings?.bind(engine) })
   const uploads = new UploadReceiver({ folder: options.uploadFolder, stallMs: options.uploadTimeoutMs, memoryBytes: options.uploadMemoryBytes })
   const policy = masterPolicy(options.allowMasters)
@@ -150,6 +152,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
     kept,
     groups,
     sending: engine.held === undefined ? null : new SendGroups(engine.held, { policy, ncclPath: options.ncclPath }),
+    fills: engine.held === undefined ? null : new PeerFills(engine.held, engine.info, { policy, ncclPath: options.ncclPath }),
     distributed: new DistributedReceiver(groups, options.bucketBytes ?? BUCKET_BYTES),
     uploads,
     pulls: new WeightPulls({ roots, baseFolder: engine.info.modelPath }),

@@ -41,12 +41,14 @@ def keep():
         pathlib.Path(OUT[0]).write_text("\n".join(ROWS) + "\n")
 
 
-def read_options(description, parts):
-    """The options of the command line, and which of the parts are chosen."""
+def read_options(description, parts, real=False):
+    """The options of the command line, and which of the parts are chosen. `real`: on cards and of real sizes only, with a choice of ranks."""
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--only", action="append", default=[], metavar="WORD")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--model", choices=[*models.REAL, "tiny"], default="qwen3-8b")
+    parser.add_argument("--device", choices=["cuda"] if real else ["cuda", "cpu"], default="cuda")
+    parser.add_argument("--model", choices=[*models.REAL] if real else [*models.REAL, "tiny"], default="qwen3-8b")
+    if real:
+        parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--folder")
     parser.add_argument("--out")

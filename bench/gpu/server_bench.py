@@ -6,7 +6,6 @@ load, memory, decode-1, decode-64 are the parts. Prints markdown rows: figure | 
 Needs torch with CUDA, transformers and safetensors; 16.4 GB for the checkpoint in /dev/shm, the temporary folder or DIR.
 """
 
-import argparse
 import concurrent.futures
 import gc
 import json
@@ -24,17 +23,8 @@ sys.path.insert(0, str(ROOT / "test/gpu"))
 import machine  # noqa: E402
 import models  # noqa: E402
 from reference import prompts  # noqa: E402
+from report import attempt, keep, read_options, row  # noqa: E402
 from server import Server  # noqa: E402
-
-ROWS = []
-
-
-def row(figure, ours, other, ratio, goal):
-    """ratio above goal: reached. goal None: told, not asked for."""
-    asked = "" if goal is None else f"{goal:.2f}"
-    reached = "" if goal is None else "yes" if ratio >= goal else "NO"
-    ROWS.append(f"| {figure} | {ours} | {other} | {ratio:.2f} | {asked} | {reached} |")
-    print(ROWS[-1], flush=True)
 
 
 def timed(work, rounds=3):
@@ -192,7 +182,7 @@ def transformers_step_ms(folder, batch, fewer, more):
 
     run(2)
     ms = 1000 * (timed(lambda: run(more), 2) - timed(lambda: run(fewer), 2)) / (more - fewer)
-    del model
+    model = None
     gc.collect()
     torch.cuda.empty_cache()
     return ms
@@ -216,27 +206,11 @@ def decode_64(options, folder, _, card):
     row("the same, in bytes that a step has to read", f"{gbs:.0f} GB/s", f"{options.tp * card['read_gbs']:.0f} GB/s read by a kernel", gbs / options.tp / card["read_gbs"], None)
 
 
-def keep(options):
-    if options.out:
-        pathlib.Path(options.out).write_text("\n".join(ROWS) + "\n")
-
-
 PARTS = {"load": load, "memory": memory, "decode-1": decode_1, "decode-64": decode_64}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", action="append", default=[], metavar="WORD")
-    parser.add_argument("--model", choices=list(models.REAL), default="qwen3-8b")
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--folder")
-    parser.add_argument("--out")
-    options = parser.parse_args()
-    options.device = "cuda"
-    chosen = [part for part in PARTS if not options.only or any(word in part for word in options.only)]
-    if not chosen:
-        sys.exit(f"no part's name contains {' or '.join(options.only)}; there are {', '.join(PARTS)}")
+    options, chosen = read_options(__doc__, PARTS, real=True)
     config = dict(models.REAL[options.model], **({} if options.layers is None else dict(num_hidden_layers=options.layers)))
     size = models.size(models.tensors(config))
     failed = []
@@ -247,17 +221,9 @@ def main():
             card = ceilings()
             print(json.dumps(card), flush=True)
             for part in chosen:
-                began = time.monotonic()
-                try:
-                    PARTS[part](options, folder, size, card)
-                except Exception as error:
-                    failed.append(part)
-                    ROWS.append(f"| {part} | FAILED: {' '.join(str(error).split())[:300]} | | | | NO |")
-                    print(f"{part} FAILED\n{error}\n{chr(10).join(getattr(error, '__notes__', []))}", flush=True)
-                print(f"({part} took {time.monotonic() - began:.0f} s)", flush=True)
-                keep(options)
+                attempt(part, lambda part=part: PARTS[part](options, folder, size, card), failed)
     finally:
-        keep(options)
+        keep()
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

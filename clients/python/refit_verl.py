@@ -1,4 +1,4 @@
-"""verl's rollout server on refit: what verl asks of its SGLang server's Ray actor, spoken over HTTP.
+"""verl's rollout server on refit: what verl asks of the Ray actor of its SGLang server, or of its vLLM server, spoken over HTTP.
 
     VERL_USE_EXTERNAL_MODULES=refit_verl python -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=sglang ...
 
@@ -48,6 +48,7 @@ class RefitServer:
 
     def __init__(self, config, model_path=None, mode="hybrid", replica_rank=0, ranks=1, cards=None, url=None, api_key=None):
         self.config, self.model_path, self.mode, self.ranks, self.cards = config, model_path, mode, ranks, cards
+        self.replica_rank = replica_rank
         self.url, self.api_key = url or url_of(replica_rank), api_key or os.environ.get("REFIT_API_KEY")
         self.client, self.process, self.global_steps, self.pool = None, None, None, ThreadPoolExecutor(1024)
 
@@ -108,6 +109,20 @@ class RefitServer:
             extra_fields=dict(global_steps=self.global_steps, weight_version=meta["weight_version"]),
         )  # fmt: skip
 
+    async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        """What verl's vLLM worker has its engine do: take weights from the worker on each of its cards, which sends them over ZeroMQ. refit answers there itself."""
+        kwargs = kwargs or {}
+        if method != "update_weights_from_ipc":
+            raise ValueError(f"refit has no method {method!r} of vLLM's workers")
+        if kwargs.get("peft_config") and kwargs.get("base_sync_done"):
+            raise ValueError("refit applies no LoRA adapters: use lora.merge=True, or sglang's merged weights")
+        sockets = {str(rank): f"ipc:///tmp/rl-colocate-zmq-{job_id()}-replica-{self.replica_rank}-rank-{rank}.sock" for rank in range(self.ranks)}
+        body = dict(zmq_handles=sockets, **({} if timeout is None else dict(timeout=timeout)))
+        await self.within(lambda: self.client.json("POST", "/update_weights_from_ipc", body, admin=True, retry=False))
+
+    async def wait_for_requests_to_drain(self):
+        await self.within(self.client.flush, 600)
+
     async def set_global_steps(self, global_steps):
         """verl's number of the weights; also their label, which verl's worker does not send."""
         self.global_steps = global_steps
@@ -119,9 +134,12 @@ class RefitServer:
     async def resume_generation(self):
         await self.within(self.client.resume)
 
-    async def wake_up(self):
-        if self.mode == "hybrid":
+    async def wake_up(self, tags=None):
+        """`tags`: as verl's vLLM worker asks for them; SGLang's wakes over HTTP."""
+        if self.mode == "hybrid" and tags is None:
             raise ValueError("hybrid: weights are woken by their update")
+        if tags is not None:
+            return await self.within(self.client.resume_memory, list(tags))
         await self.within(self.client.resume_memory, ["kv_cache", "weights"] if self.mode == "colocated" else ["kv_cache"])
 
     async def sleep(self, **_):
@@ -156,6 +174,15 @@ def url_of(replica_rank):
     return known.split(",")[replica_rank] if known else None
 
 
+def job_id():
+    try:
+        import ray
+
+        return ray.get_runtime_context().get_job_id()
+    except ImportError:
+        return os.environ.get("VERL_RAY_JOB_ID", "0")
+
+
 def own_address():
     try:
         import ray
@@ -165,8 +192,8 @@ def own_address():
         return "127.0.0.1"
 
 
-def replica_class():
-    """A RolloutReplica of verl whose servers are RefitServer actors."""
+def replica_class(name="sglang"):
+    """A RolloutReplica of verl whose servers are RefitServer actors; `name`: the rollout whose worker of verl's looks for them."""
     import ray
     from verl.workers.rollout.replica import RolloutReplica
 
@@ -179,7 +206,7 @@ def replica_class():
             cards = ",".join(dict.fromkeys(card for _, visible in places for card in visible.split(",") if card))
             kind = "reward_" if self.is_reward_model else "teacher_" if getattr(self, "is_teacher_model", False) else ""
             node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=places[0][0], soft=False)
-            options = dict(name=f"sglang_server_{kind}{self.replica_rank}_0", scheduling_strategy=node, num_cpus=0, max_concurrency=2000)
+            options = dict(name=f"{name}_server_{kind}{self.replica_rank}_0", scheduling_strategy=node, num_cpus=0, max_concurrency=2000)
             server = ray.remote(RefitServer).options(**options, runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}).remote(
                 config=self.config, model_path=self.model_config.local_path, mode=self.rollout_mode.value, replica_rank=self.replica_rank,
                 ranks=self.config.tensor_model_parallel_size, cards=cards or None,
@@ -196,8 +223,9 @@ def install(name="sglang"):
     """From now on verl makes its rollout replicas of this name here."""
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    RolloutReplicaRegistry.register(name, replica_class)
+    RolloutReplicaRegistry.register(name, lambda: replica_class(name))
 
 
 if "refit_verl" in os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(","):
-    install()
+    install("sglang")
+    install("vllm")

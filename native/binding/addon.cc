@@ -16,6 +16,7 @@
 #include "binding/groups.h"
 #include "binding/napi_setup.h"
 #include "binding/nccl_groups.h"
+#include "binding/patch.h"
 #include "binding/shared.h"
 #include "binding/step.h"
 #include "binding/weights.h"
@@ -119,6 +120,11 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("pageOffset", page_offset);
   add("takeDescriptor", take_descriptor);
   add("connectLocal", connect_local);
+  add("fetch", fetch);
+  add("checkPatches", check_patches);
+  add("applyPatches", apply_patches);
+  add("torchHash", torch_hash);
+  add("unpackZstd", unpack_zstd);
   add("lockFile", lock_file);
   add("applyDeltas", apply_deltas);
   add("dropFileReferences", drop_file_references);

@@ -105,6 +105,9 @@ CoreConfig parse_config(const Napi::Value& value) {
   }
   config.pages = integer(object, "config.", "pages", 0, kMaxInt);
   config.page_size = integer(object, "config.", "pageSize", 1, 65536);
+  if (const Napi::Value record = object.Get("recordExperts"); !record.IsUndefined()) {
+    config.record_experts = to_boolean(record, "config.recordExperts");
+  }
   if (device == "cuda") parse_cuda(object, config);
   return config;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "binding/fields.h"
+#include "binding/write_job.h"
 #include "transport/tensor_delta.h"
 
 namespace refit::binding {
@@ -37,12 +38,16 @@ Napi::Value apply_deltas(const Napi::CallbackInfo& info) {
   const auto threads = static_cast<int>(to_integer(info[4], "threads", 1, 256));
   if (table.size() % kFields != 0) throw Napi::TypeError::New(env, "table is not of whole rows");
   std::vector<TensorDelta> deltas;
-  for (size_t at = 0; at < table.size(); at += kFields) {
-    const auto begin = static_cast<uint64_t>(table[at + 3]);
-    const auto end = static_cast<uint64_t>(table[at + 4]);
+  for (size_t row = 0; row < table.size() / kFields; row++) {
+    const double* const at = table.data() + row * kFields;
+    const auto large = [&](int k, const char* field) {
+      return static_cast<uint64_t>(exact_integer(env, at[k], kMaxSafe, "table", row, field));
+    };
+    const auto fd = static_cast<int>(exact_integer(env, at[0], kMaxInt, "table", row, "fd"));
+    const uint64_t offset = large(1, "offset"), bytes = large(2, "bytes"), begin = large(3, "begin"),
+                   end = large(4, "end");
     if (begin > end || end > data.size()) throw Napi::RangeError::New(env, "a row lies outside of data");
-    deltas.push_back({static_cast<int>(table[at]), static_cast<uint64_t>(table[at + 1]),
-                      static_cast<uint64_t>(table[at + 2]), data.data() + begin, end - begin});
+    deltas.push_back({fd, offset, bytes, data.data() + begin, end - begin});
   }
   const std::vector<std::string> sums =
       refit::apply_deltas(deltas, is_xor ? DeltaEncoding::kXor : DeltaEncoding::kOverwrite,

@@ -31,6 +31,11 @@ struct TypedArrayOf<uint8_t> {
   static constexpr const char* kName = "Uint8Array";
 };
 template <>
+struct TypedArrayOf<uint16_t> {
+  static constexpr napi_typedarray_type kType = napi_uint16_array;
+  static constexpr const char* kName = "Uint16Array";
+};
+template <>
 struct TypedArrayOf<int32_t> {
   static constexpr napi_typedarray_type kType = napi_int32_array;
   static constexpr const char* kName = "Int32Array";

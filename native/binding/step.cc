@@ -71,6 +71,7 @@ Napi::Value step(const Napi::CallbackInfo& info) {
   out.Set("topIds", from_vector(env, result.top_ids));
   out.Set("topLogprobs", from_vector(env, result.top_logprobs));
   out.Set("idLogprobs", from_vector(env, result.id_logprobs));
+  out.Set("experts", from_vector(env, result.experts));
   return out;
 }
 

@@ -72,6 +72,20 @@ Source parse_staged(const Napi::Value& value, const std::string& path, OwnedJob&
   }
 }
 
+}  // namespace
+
+std::span<const uint8_t> fixed_bytes(const Napi::Value& value, const std::string& path) {
+  const auto bytes = to_span<uint8_t>(value, path);
+  const Napi::ArrayBuffer memory = value.As<Napi::TypedArray>().ArrayBuffer();
+  if (memory.Get("resizable").ToBoolean() || memory.Get("growable").ToBoolean()) {
+    throw Napi::TypeError::New(value.Env(), path + ": expected memory of fixed size, got a resizable buffer");
+  }
+  if (memory.IsArrayBuffer() && memory.IsDetached()) {
+    throw Napi::TypeError::New(value.Env(), path + ": its ArrayBuffer is detached");
+  }
+  return bytes;
+}
+
 Source parse_source(const Napi::Value& value, const std::string& path, OwnedJob& out,
                     std::vector<Napi::Reference<Napi::Value>>& held) {
   const Napi::Env env = value.Env();
@@ -100,20 +114,6 @@ Source parse_source(const Napi::Value& value, const std::string& path, OwnedJob&
   source.bytes = bytes.size();
   held.push_back(Napi::Reference<Napi::Value>::New(buffer, 1));
   return source;
-}
-
-}  // namespace
-
-std::span<const uint8_t> fixed_bytes(const Napi::Value& value, const std::string& path) {
-  const auto bytes = to_span<uint8_t>(value, path);
-  const Napi::ArrayBuffer memory = value.As<Napi::TypedArray>().ArrayBuffer();
-  if (memory.Get("resizable").ToBoolean() || memory.Get("growable").ToBoolean()) {
-    throw Napi::TypeError::New(value.Env(), path + ": expected memory of fixed size, got a resizable buffer");
-  }
-  if (memory.IsArrayBuffer() && memory.IsDetached()) {
-    throw Napi::TypeError::New(value.Env(), path + ": its ArrayBuffer is detached");
-  }
-  return bytes;
 }
 
 OwnedJob::~OwnedJob() {

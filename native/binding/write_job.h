@@ -29,6 +29,10 @@ std::span<const uint8_t> fixed_bytes(const Napi::Value& value, const std::string
 // Adds the buffers of memory sources to `held`. Fields are checked for type and range, not against each other.
 void parse_job(const Napi::Value& value, OwnedJob& out, std::vector<Napi::Reference<Napi::Value>>& held);
 
+// One of its sources, a NativeSource. A segment goes into the job.
+Source parse_source(const Napi::Value& value, const std::string& path, OwnedJob& out,
+                    std::vector<Napi::Reference<Napi::Value>>& held);
+
 // Float64Array of RECT_FIELDS per rectangle.
 std::vector<Rect> parse_rects(const Napi::Value& value, const std::string& name);
 

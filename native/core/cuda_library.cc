@@ -132,6 +132,11 @@ class LibraryDevice : public Device {
     raise(failure);
     return closed;
   }
+  void fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) override {
+    Failure failure;
+    table_.fetch(*device_, segment, offset, bytes, timeout_ms, out, failure);
+    raise(failure);
+  }
   std::unique_ptr<NcclGroup> nccl_group(const NcclGroupOptions& options) override {
     return open_library_group(table_.groups, *this, *device_, options);
   }

@@ -57,6 +57,11 @@ class Device {
   // Closes the segments that writes left open under the name, on every rank; returns how many mappings that were.
   // Called by the writer thread, as `write`.
   virtual uint64_t close_mappings(const std::string&) { return 0; }
+  // Bytes [offset, offset + bytes) of a segment into host memory, once its events are done. Opened for this, and
+  // closed. Called by the writer thread, as `write`. Throws std::runtime_error, in words with the cure.
+  virtual void fetch(const Segment&, uint64_t, uint64_t, int /* timeout_ms */, uint8_t*) {
+    throw std::runtime_error("it lies in the memory of a card, and this engine is on the CPU");
+  }
   // A process group of this device's ranks; any thread. The device outlives it. Throws GroupError (kRefused).
   virtual std::unique_ptr<NcclGroup> nccl_group(const NcclGroupOptions&) {
     throw GroupError(GroupErrorKind::kRefused,

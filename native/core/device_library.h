@@ -16,7 +16,7 @@
 namespace refit {
 
 // To be raised with every change of this file that sizes do not show.
-constexpr uint32_t kDeviceLibraryVersion = 4;
+constexpr uint32_t kDeviceLibraryVersion = 5;
 constexpr const char* kDeviceLibraryEntry = "refit_device_library";
 
 struct DeviceLibrary {
@@ -42,6 +42,8 @@ struct DeviceLibrary {
   void (*release_memory)(Device& device, uint32_t tags, bool keep_weights, uint64_t& bytes, Failure& failure) noexcept;
   void (*resume_memory)(Device& device, uint32_t tags, bool& weights_kept, Failure& failure) noexcept;
   void (*close_mappings)(Device& device, const std::string& name, uint64_t& closed, Failure& failure) noexcept;
+  void (*fetch)(Device& device, const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out,
+                Failure& failure) noexcept;
   NcclGroupTable groups;
 };
 

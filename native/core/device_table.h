@@ -91,6 +91,11 @@ inline void close_mappings(Device& device, const std::string& name, uint64_t& cl
   guarded(failure, [&] { closed = device.close_mappings(name); });
 }
 
+inline void fetch(Device& device, const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out,
+                  Failure& failure) noexcept {
+  guarded(failure, [&] { device.fetch(segment, offset, bytes, timeout_ms, out); });
+}
+
 inline NcclGroup* group_open(Device& device, const NcclGroupOptions& options, Failure& failure) noexcept {
   NcclGroup* group = nullptr;
   guarded(failure, [&] { group = device.nccl_group(options).release(); });
@@ -175,6 +180,7 @@ constexpr DeviceLibrary make(decltype(DeviceLibrary::cards) cards, decltype(Devi
           release_memory,
           resume_memory,
           close_mappings,
+          fetch,
           {unique_id, group_open, group_close, group_describe, group_library, group_connect, group_stage, group_staged,
            group_receive, group_read, group_send, group_params, group_barrier, group_abort, group_end}};
 }

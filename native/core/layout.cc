@@ -116,8 +116,13 @@ Layout::Layout(const CoreConfig& config) : arch(config.arch), ranks(config.ranks
   norm = names.needed("norm", arch.hidden, 1);
   lm_head = names.optional("lm_head", vocab_rows, arch.hidden);
   if (lm_head < 0) lm_head = embed;
-  for (int layer = 0; layer < arch.layers; ++layer)
+  for (int layer = 0; layer < arch.layers; ++layer) {
     layers.push_back(layer_params(names, *this, layer, arch.sparse_layers[layer] != 0));
+    if (layers.back().sparse()) layers.back().sparse_index = sparse_layers++;
+  }
+  if (!config.record_experts) return;
+  require(arch.experts <= 1 << 15, std::to_string(arch.experts) + " experts; at most 32768 can be recorded");
+  recorded = int64_t{sparse_layers} * arch.experts_per_token;
 }
 
 }  // namespace refit

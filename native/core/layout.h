@@ -14,6 +14,7 @@ struct LayerParams {
   int gate_up = -1, down = -1;         // dense
   int router = -1, w13 = -1, w2 = -1;  // sparse
   int64_t inter = 0;                   // per rank: of the MLP, or of one expert
+  int sparse_index = -1;               // among the sparse layers; -1 for a dense one
   bool sparse() const { return router >= 0; }
 };
 
@@ -28,6 +29,8 @@ struct Layout {
   int heads, kv_heads, group;
   int64_t vocab_rows;
   int embed = -1, norm = -1, lm_head = -1;
+  int sparse_layers = 0;
+  int64_t recorded = 0;  // experts recorded of each token: sparse layers * experts per token, or 0
   std::vector<LayerParams> layers;
 
   int64_t q_cols() const { return static_cast<int64_t>(heads) * arch.head_dim; }

@@ -58,6 +58,7 @@ struct CoreConfig {
   std::vector<Param> params;
   int pages = 0;
   int page_size = 16;
+  bool record_experts = false;  // steps tell which experts each token went to (StepResult::experts)
 
   // CUDA alone.
   std::vector<int> cards;       // of each rank, ordinals of the runtime; empty: 0, 1, ...

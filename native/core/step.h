@@ -39,6 +39,8 @@ struct StepResult {
   std::vector<int32_t> top_ids;
   std::vector<float> top_logprobs;
   std::vector<float> id_logprobs;
+  // With CoreConfig::record_experts [T, sparse layers, experts per token]: the experts of each token, best first.
+  std::vector<uint16_t> experts;
 };
 
 }  // namespace refit

@@ -43,6 +43,7 @@ const float* Forward::widened(int param, int64_t n, Buffer& buffer) const {
 void Forward::step(const StepBatch& batch, StepResult& result) {
   check_batch(batch, {model_.arch.vocab, cache_.pages(), cache_.page_size()});
   const int64_t tokens = static_cast<int64_t>(batch.tokens.size());
+  result.experts.assign(tokens * model_.recorded, 0);
   if (tokens > 0) {
     embed(batch);
     attention_.plan(batch, ctx_.pool.threads());
@@ -51,7 +52,7 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
                  normed_.get(tokens * model_.arch.hidden), tokens, model_.arch.hidden, model_.arch.rms_eps);
     for (int layer = 0; layer < model_.arch.layers; ++layer) {
       attend(batch, layer);
-      mlp(layer, tokens);
+      mlp(layer, tokens, result);
     }
   }
   sample(batch, result);
@@ -130,14 +131,16 @@ void Forward::attend(const StepBatch& batch, int layer) {
                widened(p.ln2, hidden, norm_weight_), normed, tokens, hidden, model_.arch.rms_eps);
 }
 
-void Forward::mlp(int layer, int64_t tokens) {
+void Forward::mlp(int layer, int64_t tokens, StepResult& result) {
   const LayerParams& p = model_.layers[layer];
   const int64_t hidden = model_.arch.hidden;
   const std::vector<float*> parts = pointers(parts_, tokens * hidden);
   float* normed = normed_.get(tokens * hidden);
   int summed = model_.ranks;
   if (p.sparse()) {
-    moe_.run(ctx_, p, normed, parts[0], tokens);
+    uint16_t* record = nullptr;
+    if (model_.recorded > 0) record = result.experts.data() + p.sparse_index * model_.arch.experts_per_token;
+    moe_.run(ctx_, p, normed, parts[0], tokens, record, model_.recorded);
     summed = 1;
   } else {
     for (int rank = 0; rank < model_.ranks; ++rank) {

@@ -33,7 +33,7 @@ class Forward {
   void attend(const StepBatch& batch, int layer);
   // Norm and RoPE of q and k, and the cache's K and V.
   void prepare(const StepBatch& batch, int layer);
-  void mlp(int layer, int64_t tokens);
+  void mlp(int layer, int64_t tokens, StepResult& result);
   void sample(const StepBatch& batch, StepResult& result);
   // The n values of a vector parameter as floats, rank 0's; null where the model has none.
   const float* widened(int param, int64_t n, Buffer& buffer) const;

@@ -53,8 +53,13 @@ void Moe::route(const Context& ctx, const LayerParams& layer, const float* x, in
   }
 }
 
-void Moe::run(const Context& ctx, const LayerParams& layer, const float* x, float* y, int64_t rows) {
+void Moe::run(const Context& ctx, const LayerParams& layer, const float* x, float* y, int64_t rows, uint16_t* record,
+              int64_t stride) {
   route(ctx, layer, x, rows);
+  for (int64_t row = 0; record != nullptr && row < rows; ++row) {
+    const int32_t* ids = chosen_.data() + row * model_.arch.experts_per_token;
+    std::copy_n(ids, model_.arch.experts_per_token, record + row * stride);
+  }
   const int64_t hidden = model_.arch.hidden;
   std::fill_n(y, rows * hidden, 0.0f);
   for (int e = 0; e < model_.arch.experts; ++e) {

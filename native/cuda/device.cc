@@ -269,6 +269,16 @@ uint64_t CudaDevice::close_mappings(const std::string& name) {
   return *closed;
 }
 
+void CudaDevice::fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) {
+  // Copies: should this end as lost, the threads that are stuck use their own.
+  const auto own = std::make_shared<Segment>(segment);
+  const auto into = std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(bytes));
+  watchdog_->run([state = state_, own, offset, timeout_ms, into] {
+    state->store->fetch(*own, offset, into->size(), timeout_ms, into->data());
+  });
+  std::copy(into->begin(), into->end(), out);
+}
+
 std::unique_ptr<NcclGroup> CudaDevice::nccl_group(const NcclGroupOptions& options) {
   State& s = *state_;
   std::vector<std::string> cards;

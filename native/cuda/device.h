@@ -26,6 +26,7 @@ class CudaDevice : public Device {
   uint64_t release_memory(uint32_t tags, bool keep_weights) override;
   bool resume_memory(uint32_t tags) override;
   uint64_t close_mappings(const std::string& name) override;
+  void fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) override;
   std::unique_ptr<NcclGroup> nccl_group(const NcclGroupOptions& options) override;
 
  private:

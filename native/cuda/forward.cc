@@ -108,9 +108,9 @@ void Forward::make_room(const StepBlock& block, const ResultBlock& results) {
 void Forward::step(const StepBatch& batch, StepResult& result) {
   check_batch(batch, {layout_.arch.vocab, pages_, page_size_});
   check_limits(batch);
-  const ResultBlock results(batch);
+  const ResultBlock results(batch, layout_.recorded);
   if (batch.tokens.empty()) {
-    result = {};  // rows are of tokens, so there are none
+    result = {};  // rows and experts are of tokens, so there are none
     return;
   }
   const AttentionPlan plan = plan_attention(batch, layout_.group, layout_.kv_heads);

@@ -60,10 +60,10 @@ void RankForward::run(const StepJob& job) {
   embed_tokens(view, job.tokens);
   for (int layer = 0; layer < layout_.arch.layers; ++layer) {
     attend(view, layer, job.tokens);
-    mlp(layer, job.tokens);
+    mlp(layer, job);
   }
   head(view, job);
-  if (rank_.index == 0 && job.rows > 0) {
+  if (rank_.index == 0 && job.results.bytes() > 0) {
     rank_.begin_op("copy out");
     check(cudaMemcpyAsync(job.host_results, results_.data(), job.results.bytes(), cudaMemcpyDeviceToHost, stream),
           "copy out");
@@ -118,14 +118,21 @@ void RankForward::attend(const StepView& view, int layer, int count) {
            stream);
 }
 
-void RankForward::mlp(int layer, int count) {
+void RankForward::mlp(int layer, const StepJob& job) {
   const LayerParams& p = layout_.layers[layer];
+  const int count = job.tokens;
   const int64_t hidden = layout_.arch.hidden, inter = p.inter;
   const cudaStream_t stream = rank_.stream;
   if (p.sparse()) {
     rank_.begin_op("moe", layer);
+    // All ranks choose alike: the router is whole on each, and they have the same sums.
+    RouteRecord record;
+    if (layout_.recorded > 0 && rank_.index == 0) {
+      record = {job.results.experts(results_.data()) + p.sparse_index * layout_.arch.experts_per_token,
+                layout_.recorded};
+    }
     moe_.at(inter).run(own_.normed, param(p.router), param(p.w13), param(p.w2), part(1), count, layout_.ranks > 1,
-                       stream);
+                       stream, record);
   } else {
     rank_.begin_op("gate_up", layer);
     gemm_.run({count, 2 * inter, hidden, hidden, 2 * inter}, own_.normed, param(p.gate_up), nullptr, own_.gate_up,

@@ -46,7 +46,7 @@ class RankForward {
  private:
   void embed_tokens(const StepView& view, int count);
   void attend(const StepView& view, int layer, int count);
-  void mlp(int layer, int count);
+  void mlp(int layer, const StepJob& job);
   void head(const StepView& view, const StepJob& job);
   // Where this rank's part of a sum goes, and the sum of all ranks' into `out`.
   bf16* part(int side) const { return exchange_ ? exchange_->part(side) : own_.delta; }

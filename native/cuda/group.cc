@@ -22,7 +22,7 @@ namespace {
 constexpr double kGraceSeconds = 60;
 constexpr double kEndSeconds = 10;
 // Small pieces are there sooner than a thread that sleeps would wake up.
-constexpr std::chrono::microseconds kLook{1000};
+constexpr std::chrono::milliseconds kLook{30};
 
 const NcclApi& open_library_for(const NcclGroupOptions& options) {
   try {

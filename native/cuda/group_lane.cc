@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "core/elapsed.h"
+#include "core/look.h"
 
 namespace refit::cuda {
 namespace {
@@ -14,9 +15,11 @@ constexpr uint64_t kScalarBytes = 512;
 // How long kernels of an aborted communicator may take to leave the card.
 constexpr double kLeaveSeconds = 10;
 
-// Short waits are turned away from the processor only, longer ones bear 20 us.
+// Short waits are turned away from the processor only (through the broadcast of a model, where there are processors to
+// spare), longer ones bear to sleep.
 void pause(int turn) {
-  if (turn < 256) {
+  static const int looks = is_roomy() ? 20000 : 256;
+  if (turn < looks) {
     std::this_thread::yield();
   } else {
     std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -93,7 +96,7 @@ void GroupLane::receive(int slot, const std::vector<GroupPart>& parts, int root,
 std::vector<uint8_t> GroupLane::read(int slot, uint64_t offset, uint64_t bytes) {
   card_->doing("read what was received");
   std::vector<uint8_t> out(bytes);
-  card_->download(out.data(), slot_data(slot) + offset, bytes);
+  guarded([&] { card_->download(out.data(), slot_data(slot) + offset, bytes); });
   return out;
 }
 

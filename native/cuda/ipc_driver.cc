@@ -155,6 +155,13 @@ ipc::Mapping CardIpc::open_blocks(int device, const Segment& segment, bool visib
   return {base, bytes, true};
 }
 
+int CardIpc::nearest(const std::string& uuid) const {
+  for (const auto& rank : ranks_) {
+    if (cards_.at(static_cast<size_t>(rank->device)) == uuid) return rank->index;
+  }
+  return 0;
+}
+
 void CardIpc::close(int rank, const ipc::Mapping& mapping) {
   const InContext current(contexts_[static_cast<size_t>(rank)]);
   const std::lock_guard lock(opening);

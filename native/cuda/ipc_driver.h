@@ -25,6 +25,8 @@ class CardIpc : public ipc::Driver {
   uint64_t open_event(int rank, const uint8_t* handle) override;
   bool event_done(int rank, uint64_t event) override;
   void close_event(int rank, uint64_t event) override;
+  // A rank on that card, else the first.
+  int nearest(const std::string& uuid) const;
 
  private:
   ipc::Mapping open_handle(const Segment& segment, bool visible);

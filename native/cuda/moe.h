@@ -3,6 +3,7 @@
 // ascending order of expert id, every product and partial sum rounded to bf16 (native/cpu/moe.cc is the reference).
 #pragma once
 #include <cstddef>
+#include <cstdint>
 
 #include "cuda/gemm.h"
 #include "cuda/types.h"
@@ -13,6 +14,12 @@ struct MoeShape {
   int experts, per_token;
   bool norm_topk_prob;
   int64_t hidden, inter;  // inter: of one expert on this rank
+};
+
+// Where the choice is written down besides: the experts of token t at to[t * stride ...], best first. On the card.
+struct RouteRecord {
+  uint16_t* to = nullptr;
+  int64_t stride = 0;
 };
 
 class Moe {
@@ -29,7 +36,7 @@ class Moe {
   // inter, and rounding must wait: y is then the bf16 rounding of this rank's weighted fp32 sum, for the all-reduce. y
   // is not x. Nothing waits for the card, and grids depend on count alone.
   void run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
-           cudaStream_t stream);
+           cudaStream_t stream, RouteRecord record = {});
 
   // For tests and benchmarks: rows of one expert that a block takes at a time: 8 or 16 (streaming), 64 or 128 (tiles);
   // 0: chosen by the count of tokens. Operands that a kernel cannot read go to the tiles of 64.
@@ -37,7 +44,7 @@ class Moe {
 
  private:
   void run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
-                bool partial, cudaStream_t stream);
+                bool partial, cudaStream_t stream, RouteRecord record);
 
   MoeShape shape_;
   Gemm& gemm_;

@@ -35,8 +35,9 @@ struct MoeScratch {
 // Cuts `base` up for `tokens` tokens; `bytes` is what that takes.
 MoeScratch carve_moe_scratch(const MoeShape& shape, int64_t tokens, void* base);
 
-// logits -> ids, weights.
-void choose_experts(const MoeShape& shape, const MoeScratch& scratch, int64_t count, cudaStream_t stream);
+// logits -> ids, weights, and the record where there is one.
+void choose_experts(const MoeShape& shape, const MoeScratch& scratch, int64_t count, cudaStream_t stream,
+                    RouteRecord record = {});
 // ids -> slots, tokens, tiles, tile_count.
 void sort_by_expert(const MoeShape& shape, const MoeScratch& scratch, int64_t count, int tile_rows,
                     cudaStream_t stream);

@@ -18,7 +18,7 @@ constexpr int kCombineThreads = 128;
 template <int PerLane>
 __global__ void __launch_bounds__(kRouteWarps * 32)
     route_kernel(const bf16* __restrict__ logits, int count, int experts, int k, bool norm, int32_t* __restrict__ ids,
-                 float* __restrict__ weights) {
+                 float* __restrict__ weights, RouteRecord record) {
   const int lane = threadIdx.x % 32;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kRouteWarps + threadIdx.x / 32;
   if (token >= count) return;
@@ -81,6 +81,7 @@ __global__ void __launch_bounds__(kRouteWarps * 32)
       my_weight = weight;
     }
   }
+  if (record.to != nullptr && lane < k) record.to[token * record.stride + lane] = static_cast<uint16_t>(my_id);
   if (norm) my_weight /= total;
   int rank = 0;  // of my expert among the token's, by id
   for (int j = 0; j < k; j++) rank += __shfl_sync(kAllLanes, my_id, j) < my_id;
@@ -91,10 +92,11 @@ __global__ void __launch_bounds__(kRouteWarps * 32)
 }
 
 template <int PerLane>
-void route(const MoeShape& s, const MoeScratch& scratch, int64_t count, cudaStream_t stream) {
+void route(const MoeShape& s, const MoeScratch& scratch, int64_t count, cudaStream_t stream, RouteRecord record) {
   const auto blocks = static_cast<unsigned>((count + kRouteWarps - 1) / kRouteWarps);
-  route_kernel<PerLane><<<blocks, kRouteWarps * 32, 0, stream>>>(
-      scratch.logits, static_cast<int>(count), s.experts, s.per_token, s.norm_topk_prob, scratch.ids, scratch.weights);
+  route_kernel<PerLane><<<blocks, kRouteWarps * 32, 0, stream>>>(scratch.logits, static_cast<int>(count), s.experts,
+                                                                 s.per_token, s.norm_topk_prob, scratch.ids,
+                                                                 scratch.weights, record);
   check_launch("launch of the expert choice");
 }
 
@@ -211,12 +213,13 @@ void prepare(Kernel kernel) {
 
 }  // namespace
 
-void choose_experts(const MoeShape& s, const MoeScratch& scratch, int64_t count, cudaStream_t stream) {
-  if (s.experts <= 32) return route<1>(s, scratch, count, stream);
-  if (s.experts <= 64) return route<2>(s, scratch, count, stream);
-  if (s.experts <= 128) return route<4>(s, scratch, count, stream);
-  if (s.experts <= 256) return route<8>(s, scratch, count, stream);
-  return route<kMaxExperts / 32>(s, scratch, count, stream);
+void choose_experts(const MoeShape& s, const MoeScratch& scratch, int64_t count, cudaStream_t stream,
+                    RouteRecord record) {
+  if (s.experts <= 32) return route<1>(s, scratch, count, stream, record);
+  if (s.experts <= 64) return route<2>(s, scratch, count, stream, record);
+  if (s.experts <= 128) return route<4>(s, scratch, count, stream, record);
+  if (s.experts <= 256) return route<8>(s, scratch, count, stream, record);
+  return route<kMaxExperts / 32>(s, scratch, count, stream, record);
 }
 
 void sort_by_expert(const MoeShape& s, const MoeScratch& scratch, int64_t count, int tile_rows, cudaStream_t stream) {

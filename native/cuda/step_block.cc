@@ -133,11 +133,14 @@ StepView StepBlock::view(uint8_t* base) const {
   return view;
 }
 
-ResultBlock::ResultBlock(const StepBatch& batch) : rows_(static_cast<size_t>(batch.rows())), ids_(batch.ids.size()) {
+ResultBlock::ResultBlock(const StepBatch& batch, int64_t recorded)
+    : rows_(static_cast<size_t>(batch.rows())),
+      ids_(batch.ids.size()),
+      recorded_(batch.tokens.size() * static_cast<size_t>(recorded)) {
   for (size_t r = 0; r < rows_; ++r) tops_ += static_cast<size_t>(batch.row_ints[r * kRowInts + 3]);
-  const auto place = [this](size_t count) {
+  const auto place = [this](size_t count, size_t size = 4) {
     const size_t offset = bytes_;
-    bytes_ += padded(count * 4);
+    bytes_ += padded(count * size);
     return offset;
   };
   tokens_ = place(rows_);
@@ -145,6 +148,7 @@ ResultBlock::ResultBlock(const StepBatch& batch) : rows_(static_cast<size_t>(bat
   top_ids_ = place(tops_);
   top_logprobs_ = place(tops_);
   id_logprobs_ = place(ids_);
+  experts_ = place(recorded_, sizeof(uint16_t));
 }
 
 SampleOutput ResultBlock::view(uint8_t* base) const {
@@ -156,13 +160,14 @@ SampleOutput ResultBlock::view(uint8_t* base) const {
 void ResultBlock::read(const uint8_t* host, StepResult& result) const {
   const auto get = [host](size_t offset, size_t count, auto& to) {
     to.resize(count);
-    if (count > 0) std::memcpy(to.data(), host + offset, count * 4);
+    if (count > 0) std::memcpy(to.data(), host + offset, count * sizeof(to[0]));
   };
   get(tokens_, rows_, result.tokens);
   get(logprobs_, rows_, result.logprobs);
   get(top_ids_, tops_, result.top_ids);
   get(top_logprobs_, tops_, result.top_logprobs);
   get(id_logprobs_, ids_, result.id_logprobs);
+  get(experts_, recorded_, result.experts);
 }
 
 }  // namespace refit::cuda

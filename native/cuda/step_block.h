@@ -57,14 +57,17 @@ class StepBlock {
 
 class ResultBlock {
  public:
-  explicit ResultBlock(const StepBatch& batch);
+  // `recorded`: experts recorded of each token (Layout).
+  ResultBlock(const StepBatch& batch, int64_t recorded);
   size_t bytes() const { return bytes_; }
   SampleOutput view(uint8_t* base) const;
+  // [T, recorded], in the block at `base`.
+  uint16_t* experts(uint8_t* base) const { return reinterpret_cast<uint16_t*>(base + experts_); }
   void read(const uint8_t* host, StepResult& result) const;
 
  private:
-  size_t rows_, tops_ = 0, ids_;
-  size_t tokens_, logprobs_, top_ids_, top_logprobs_, id_logprobs_, bytes_ = 0;
+  size_t rows_, tops_ = 0, ids_, recorded_;
+  size_t tokens_, logprobs_, top_ids_, top_logprobs_, id_logprobs_, experts_, bytes_ = 0;
 };
 
 }  // namespace refit::cuda

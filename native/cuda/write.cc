@@ -11,6 +11,7 @@
 #include "cuda/pinned_ring.h"
 #include "cuda/scramble.h"
 #include "cuda/write_run.h"
+#include "transport/ipc_fetch.h"
 
 namespace refit::cuda {
 namespace {
@@ -88,6 +89,27 @@ uint64_t CardStore::close_mappings(const std::string& name) {
       })
       .get();
   return closed;
+}
+
+void CardStore::fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) {
+  State& s = *state_;
+  if (bytes == 0) return;
+  Rank& rank = *(*s.params.ranks)[static_cast<size_t>(s.shared.nearest(segment.uuid))];
+  ipc::await_events(s.shared, rank.index, segment, timeout_ms);
+  auto done = rank.run([&] {
+    rank.doing("weights: open shared memory");
+    const ipc::FetchMapping mapping(s.shared, rank.index, segment, offset, bytes);
+    for (uint64_t at = 0; at < bytes; at += s.ring->slot_bytes()) {
+      const auto size = static_cast<size_t>(std::min<uint64_t>(s.ring->slot_bytes(), bytes - at));
+      rank.doing("weights: read shared memory");
+      check(cudaMemcpyAsync(s.ring->slot(0), mapping.data() + at, size, cudaMemcpyDefault, rank.copy),
+            "weights: fetch");
+      check(cudaStreamSynchronize(rank.copy), "weights: fetch");
+      std::memcpy(out + at, s.ring->slot(0), size);
+    }
+    rank.doing("weights: close shared memory");
+  });
+  wait(done);
 }
 
 void CardStore::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {

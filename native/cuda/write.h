@@ -48,6 +48,9 @@ class CardStore {
   // Closes the segments that writes kept open under the name; returns how many mappings that were.
   uint64_t close_mappings(const std::string& name);
 
+  // See Device::fetch.
+  void fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out);
+
   // All below throw CudaError; a fault there tells nothing about the weights but that the card is lost.
   // Row-major stored bytes of [row, row + rows) x [col, col + cols).
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out);

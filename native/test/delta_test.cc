@@ -1,12 +1,16 @@
 // Changes of tensors in files: what they make of them, what they sum up to, and what is refused of hostile ones.
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -19,6 +23,27 @@
 #include "transport/zstd_stream.h"
 
 using namespace refit;
+
+namespace {
+
+// What C++ has allocated in this process, in bytes.
+std::atomic<size_t> allocated{0}, most_allocated{0};
+
+}  // namespace
+
+void* operator new(size_t size) {
+  void* const memory = std::malloc(size);
+  if (memory == nullptr) throw std::bad_alloc();
+  const size_t now = allocated += malloc_usable_size(memory);
+  for (size_t most = most_allocated; now > most && !most_allocated.compare_exchange_weak(most, now);) {
+  }
+  return memory;
+}
+void operator delete(void* memory) noexcept {
+  allocated -= malloc_usable_size(memory);
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept { operator delete(memory); }
 
 namespace {
 
@@ -412,6 +437,52 @@ void the_first_that_is_refused_is_named_and_all_threads_end() {
   close(fd);
 }
 
+// A change of all bytes is five times as long as the tensor, and is never in memory as a whole.
+void memory_is_that_of_pieces() {
+  constexpr size_t kSize = 6 * kMiB;
+  const Bytes before(kSize, 1);
+  Bytes rising(4 + 5 * kSize), falling(4 + 5 * kSize);
+  for (uint32_t i = 0; i < kSize; i++) {
+    const auto put = [](Bytes& out, size_t at, uint32_t word) { std::memcpy(out.data() + at, &word, sizeof word); };
+    if (i == 0) put(rising, 0, kSize), put(falling, 0, kSize);
+    put(rising, 4 + 4 * size_t{i}, i);
+    put(falling, 4 + 4 * size_t{i}, kSize - 1 - i);
+    rising[4 + 4 * kSize + i] = falling[4 + 5 * kSize - 1 - i] = static_cast<uint8_t>(i * 7 + i / 251);
+  }
+  Bytes after(rising.end() - kSize, rising.end());
+  for (const bool rises : {true, false}) {
+    const Bytes change = compressed(rises ? rising : falling);
+    const File file(before);
+    const std::vector<TensorDelta> deltas = {{file.fd(), 0, kSize, change.data(), change.size()}};
+    const size_t held = allocated;
+    most_allocated = held;
+    apply_deltas(deltas, DeltaEncoding::kOverwrite, DeltaChecksum::kXxh3, 1);
+    const size_t most = most_allocated - held;
+    CHECKF(most < (rises ? 2 * kMiB : kSize + kMiB), "%zu bytes at once for a tensor of %zu", most, kSize);
+    CHECK(file.bytes() == after);
+  }
+}
+
+// Of a position that comes twice, the last counts; in any order.
+void positions_may_come_in_any_order() {
+  const size_t size = 2 * kMiB + 100;
+  std::vector<uint32_t> at = {5, 2 * kMiB + 99, 0, kMiB, 5, kMiB - 1, 5};
+  Bytes expected(size, 1);
+  Bytes plain;
+  add_word(plain, static_cast<uint32_t>(at.size()));
+  for (const uint32_t place : at) add_word(plain, place);
+  for (uint8_t i = 0; i < at.size(); i++) {
+    plain.push_back(static_cast<uint8_t>(100 + i));
+    expected[at[i]] = static_cast<uint8_t>(100 + i);
+  }
+  const File file(Bytes(size, 1));
+  const Bytes change = Frame().raw(plain).end();
+  const auto sums = apply_deltas({{file.fd(), 0, size, change.data(), change.size()}}, DeltaEncoding::kOverwrite,
+                                 DeltaChecksum::kXxh3, 1);
+  CHECK(file.bytes() == expected);
+  CHECK(sums[0] == xxh3(expected));
+}
+
 }  // namespace
 
 int main() {
@@ -422,6 +493,8 @@ int main() {
   a_change_may_be_of_several_frames_and_of_no_bytes();
   sizes_that_lie_are_refused();
   places_out_of_range_are_refused_and_nothing_is_written();
+  positions_may_come_in_any_order();
+  memory_is_that_of_pieces();
   bombs_do_not_go_off();
   what_breaks_off_or_is_changed_is_never_read_out_of_bounds();
   the_first_that_is_refused_is_named_and_all_threads_end();

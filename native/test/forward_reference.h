@@ -35,6 +35,7 @@ struct TestModel {
   DType dtype;
   std::map<std::string, Matrix> weights;  // unsharded; fused as core/model.h has them for one rank
   Arch arch;
+  bool record = true;  // CoreConfig::record_experts
 
   TestModel(const Variant& variant, DType type, uint32_t seed) : v(variant), dtype(type) {
     std::mt19937 rng(seed);
@@ -131,7 +132,7 @@ struct TestModel {
   CoreConfig config(int ranks, int threads, const std::string& isa, int pages, int page_size) const {
     CoreConfig c;
     c.ranks = ranks, c.threads = threads, c.isa = isa, c.dtype = dtype, c.arch = arch, c.pages = pages,
-    c.page_size = page_size;
+    c.page_size = page_size, c.record_experts = record;
     for (const auto& [name, w] : weights) {
       const Matrix m = shard(name, 0, ranks);
       c.params.push_back({name, m.rows, m.cols});
@@ -196,7 +197,8 @@ struct TestModel {
     return linear(w2, act, r2, v.hidden);
   }
 
-  Vec mlp(int layer, const std::string& p, const Vec& x) const {
+  // The experts that were chosen, best first, are appended to `chosen`.
+  Vec mlp(int layer, const std::string& p, const Vec& x, std::vector<int>& chosen) const {
     if (!sparse(layer)) return gated(weights.at(p + "gate_up"), weights.at(p + "down"), 0, 0, v.inter, x);
     Vec logits = linear(weights.at(p + "router"), x);
     double sum = 0;
@@ -209,6 +211,7 @@ struct TestModel {
     Vec y(v.hidden, 0.0);
     for (int i = 0; i < v.experts_per_token; ++i) {
       const int e = order[i];
+      chosen.push_back(e);
       const Vec out = gated(weights.at(p + "w13"), weights.at(p + "w2"), int64_t{e} * 2 * v.expert_inter,
                             int64_t{e} * v.hidden, v.expert_inter, x);
       for (int j = 0; j < v.hidden; ++j) y[j] += out[j] * logits[e] / (v.norm_topk ? total : sum);
@@ -216,8 +219,10 @@ struct TestModel {
     return y;
   }
 
-  // Logits of every position of one sequence: [tokens][vocab].
-  std::vector<Vec> logits(const std::vector<int32_t>& tokens) const {
+  // Logits of every position of one sequence: [tokens][vocab]. `routed`: where each token went, [tokens][sparse layers
+  // * experts per token].
+  std::vector<Vec> logits(const std::vector<int32_t>& tokens, std::vector<std::vector<int>>* routed = nullptr) const {
+    std::vector<std::vector<int>> chosen(tokens.size());
     const int n = static_cast<int>(tokens.size()), d = v.head_dim, group = v.heads / v.kv_heads;
     std::vector<Vec> h(n, Vec(v.hidden));
     for (int t = 0; t < n; ++t) {
@@ -258,7 +263,7 @@ struct TestModel {
         }
         const Vec o = linear(weights.at(p + "o"), mixed);
         for (int i = 0; i < v.hidden; ++i) h[t][i] += o[i] + (v.o_bias ? weights.at(p + "o_bias").x[i] : 0.0f);
-        const Vec m = mlp(l, p, rms(weights.at(p + "ln2"), h[t].data(), v.hidden));
+        const Vec m = mlp(l, p, rms(weights.at(p + "ln2"), h[t].data(), v.hidden), chosen[t]);
         for (int i = 0; i < v.hidden; ++i) h[t][i] += m[i];
       }
     }
@@ -266,6 +271,7 @@ struct TestModel {
     for (int t = 0; t < n; ++t) {
       out[t] = linear(weights.at(v.tied ? "embed" : "lm_head"), rms(weights.at("norm"), h[t].data(), v.hidden));
     }
+    if (routed != nullptr) *routed = std::move(chosen);
     return out;
   }
 };

@@ -50,7 +50,7 @@ std::vector<int32_t> page_list(int pages, std::mt19937* shuffle) {
   return p;
 }
 
-// Raw log-softmax of every token of the batch, by token id.
+// Raw log-softmax of every token of the batch, by token id; behind them the experts that it was routed to.
 Logprobs all_logprobs(Device& device, BatchBuilder& b, int vocab) {
   for (size_t t = 0; t < b.tokens.size(); ++t) {
     BatchBuilder::Row row{
@@ -60,10 +60,14 @@ Logprobs all_logprobs(Device& device, BatchBuilder& b, int vocab) {
   }
   const StepResult result = b.run(device);
   Logprobs out(b.tokens.size(), std::vector<float>(vocab));
+  const size_t recorded = result.experts.size() / std::max<size_t>(1, out.size());
+  CHECK(result.experts.size() == recorded * out.size());
   for (size_t t = 0; t < out.size(); ++t) {
     for (int i = 0; i < vocab; ++i) out[t][result.top_ids[t * vocab + i]] = result.top_logprobs[t * vocab + i];
     const float own = out[t][b.tokens[t]];
     CHECK(result.logprobs[t] == own || (std::isnan(result.logprobs[t]) && std::isnan(own)));
+    const auto experts = result.experts.begin() + static_cast<int64_t>(t * recorded);
+    out[t].insert(out[t].end(), experts, experts + static_cast<int64_t>(recorded));
   }
   return out;
 }
@@ -95,17 +99,26 @@ void test_reference(const Variant& v, const std::string& isa) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const TestModel model(v, dtype, 11);
     const Sequence s{random_tokens(rng, 150, v.vocab), {}};
-    const auto expected = model.logits(s.tokens);
+    std::vector<std::vector<int>> routed;
+    const auto expected = model.logits(s.tokens, &routed);
     for (const int ranks : {1, 2, 4}) {
       const int page_size = ranks == 1 ? 16 : ranks == 2 ? 5 : 1;
       auto device = model.device(ranks, 2, isa, 200, page_size);
       auto free = page_list(200, &rng);
-      const double error = worst(whole(*device, {s.tokens, some_pages(free, 150, page_size)}, v.vocab), expected);
+      const Logprobs got = whole(*device, {s.tokens, some_pages(free, 150, page_size)}, v.vocab);
+      const double error = worst(got, expected);
       // bf16 keeps 8 bits; a few dozen roundings lie between a token and its logits. A router near a tie may choose
       // otherwise.
       const double bound = dtype == DType::kFloat32 ? 1e-5 : v.experts > 0 ? 0.3 : 0.06;
       CHECKF(error <= bound, "%s, %s, dtype %d, %d ranks: error %g", v.name, isa.c_str(), static_cast<int>(dtype),
              ranks, error);
+      // In bf16 a router near a tie may choose otherwise.
+      for (size_t t = 0; dtype == DType::kFloat32 && t < routed.size(); ++t) {
+        const std::vector<int> experts(got[t].begin() + v.vocab, got[t].end());
+        if (!CHECKF(experts == routed[t], "%s, %s, %d ranks: other experts at token %zu", v.name, isa.c_str(), ranks,
+                    t))
+          break;
+      }
     }
   }
 }
@@ -164,6 +177,17 @@ void test_invariants(const Variant& v, const std::string& isa, DType dtype, int 
   const Logprobs c = all_logprobs(*device, then, v.vocab);
   CHECKF(same({c.begin() + at, c.begin() + at + (n - 37)}, {first.begin() + 37, first.end()}), "%s",
          where("a batch changes bits (continued)").c_str());
+}
+
+// Only where they are asked for, also of a step that samples nothing, and of one that computes nothing.
+void test_recording() {
+  TestModel model(kVariants[5], DType::kFloat32, 1);
+  BatchBuilder b;
+  b.sequence({1, 2, 3}, 0, {0});
+  CHECK(b.run(*model.device(1, 1, "", 4, 16)).experts.size() == 3u * 2 * 2);
+  CHECK(BatchBuilder().run(*model.device(1, 1, "", 4, 16)).experts.empty());
+  model.record = false;
+  CHECK(b.run(*model.device(1, 1, "", 4, 16)).experts.empty());
 }
 
 // A later token with an infinite value must not reach an earlier one.
@@ -294,6 +318,7 @@ int main() {
     test_invariants(v, "", DType::kBFloat16, 1, 16);
     test_invariants(v, "", DType::kFloat32, 4, 128);
   }
+  test_recording();
   test_causal();
   test_refusals();
   test_bad_configuration();

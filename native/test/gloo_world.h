@@ -224,6 +224,8 @@ Thrown receive_from(const std::function<void(Impostor&)>& act, std::chrono::mill
   if (thrown.any) {
     CHECK(impostor.is_cut_off());
     CHECK_THROWN(thrown_by([&] { group.barrier(late()); }), GroupErrorKind::kBroken, "of no more use since");
+    // Nor are bytes given out of which nobody knows how many have come.
+    CHECK_THROWN(thrown_by([&] { group.read(0, 0, 1000, late()); }), GroupErrorKind::kBroken, "of no more use since");
     CHECKF(thrown.says("receive: ") && thrown.says(" s"), "%s", thrown.message.c_str());
   }
   group.end();

@@ -37,6 +37,7 @@
 #include "cuda/group.h"
 #include "cuda/group_words.h"
 #include "test/loop_card.h"
+#include "transport/ipc_fetch.h"
 #include "transport/ipc_session.h"
 
 namespace refit {
@@ -318,6 +319,11 @@ class StandIn : public Device {
   }
   bool resume_memory(uint32_t tags) override { return cpu_->resume_memory(tags); }
   uint64_t close_mappings(const std::string& name) override { return mappings_.close(name); }
+  void fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) override {
+    ipc::await_events(driver_, 0, segment, timeout_ms);
+    const ipc::FetchMapping mapping(driver_, 0, segment, offset, bytes);
+    std::copy_n(mapping.data(), bytes, out);
+  }
   std::unique_ptr<NcclGroup> nccl_group(const NcclGroupOptions& options) override {
     std::vector<std::string> uuids;
     for (int rank = 0; rank < ranks_; rank++)

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -18,6 +19,7 @@ struct LoopCards {
   std::atomic<int64_t> bytes{0};  // that are allocated
   int64_t room = int64_t{1} << 40;
   std::atomic<int> open{0};
+  std::atomic<bool> downloads_fail{false};
 };
 
 class LoopCard : public cuda::GroupCard {
@@ -56,6 +58,7 @@ class LoopCard : public cuda::GroupCard {
   }
   void download(uint8_t* to, const uint8_t* from, uint64_t bytes) override {
     while (!stream_.idle()) std::this_thread::yield();
+    if (cards_.downloads_fail) throw std::runtime_error(label() + ": the copy failed");
     std::memcpy(to, from, bytes);
   }
   bool idle() override { return stream_.idle(); }

@@ -207,6 +207,7 @@ void GlooGroup::receive(int slot, const std::vector<GroupPart>& parts, int root,
 }
 
 std::vector<uint8_t> GlooGroup::read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline) {
+  check_usable("read");
   const StagedSlot memory = staged(slot);
   check_span(memory.source.bytes, offset, bytes);
   const uint8_t* const from = memory.source.data + offset;

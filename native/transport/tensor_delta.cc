@@ -96,29 +96,84 @@ std::string apply_xor(const TensorDelta& delta) {
   return hash.hex();
 }
 
+void take(ZstdStream& change, void* out, size_t size) {
+  if (change.read(static_cast<uint8_t*>(out), size) != size) throw std::runtime_error("its change is cut off");
+}
+
+// `count` values of a change, from byte `from` of it, in pieces: a change is far larger than what it is compressed to.
+template <typename T>
+class Values {
+ public:
+  Values(const TensorDelta& delta, uint64_t from, uint32_t count) : change_(delta.data, delta.size), left_(count) {
+    uint8_t skipped[4096];
+    for (uint64_t at = 0; at < from; at += sizeof skipped)
+      take(change_, skipped, std::min<uint64_t>(sizeof skipped, from - at));
+  }
+  bool next(T& value) {
+    if (at_ == size_) {
+      if (left_ == 0) return false;
+      at_ = 0;
+      size_ = std::min<uint32_t>(left_, kChunk);
+      take(change_, chunk_.data(), size_ * sizeof(T));
+      left_ -= size_;
+    }
+    value = chunk_[at_++];
+    return true;
+  }
+  ZstdStream& rest() { return change_; }
+
+ private:
+  static constexpr uint32_t kChunk = 1 << 14;
+
+  ZstdStream change_;
+  uint32_t left_, at_ = 0, size_ = 0;
+  std::vector<T> chunk_ = std::vector<T>(kChunk);
+};
+
+struct Overwrite {
+  uint32_t count = 0;
+  bool rises = true;  // no position lies before the one before it
+};
+
+// Reads all of it once, so that nothing is written of one that is broken.
+Overwrite checked_overwrite(const TensorDelta& delta) {
+  Overwrite out;
+  {
+    ZstdStream change(delta.data, delta.size);
+    take(change, &out.count, sizeof out.count);
+  }
+  if (out.count > delta.bytes) throw std::runtime_error("more bytes change than it has");
+  Values<uint32_t> positions(delta, sizeof out.count, out.count);
+  for (uint32_t position = 0, last = 0; positions.next(position); last = position) {
+    if (position >= delta.bytes) throw std::runtime_error("a byte behind its end changes");
+    if (position < last) out.rises = false;
+  }
+  uint8_t skipped[4096];
+  for (uint64_t at = 0; at < out.count; at += sizeof skipped)
+    take(positions.rest(), skipped, std::min<uint64_t>(sizeof skipped, out.count - at));
+  demand_end(positions.rest());
+  return out;
+}
+
 template <typename Hash>
 std::string apply_overwrite(const TensorDelta& delta) {
-  ZstdStream change(delta.data, delta.size);
-  const auto take = [&](void* out, size_t size) {
-    if (change.read(static_cast<uint8_t*>(out), size) != size) throw std::runtime_error("its change is cut off");
-  };
-  uint32_t count = 0;
-  take(&count, sizeof count);
-  if (count > delta.bytes) throw std::runtime_error("more bytes change than it has");
-  std::vector<uint32_t> positions(count);
-  take(positions.data(), count * sizeof(uint32_t));
-  std::vector<uint8_t> values(count);
-  take(values.data(), count);
-  demand_end(change);
-  std::vector<uint8_t> bytes(delta.bytes);
-  read_all(delta.fd, bytes.data(), bytes.size(), delta.offset);
-  for (uint32_t i = 0; i < count; i++) {
-    if (positions[i] >= delta.bytes) throw std::runtime_error("a byte behind its end changes");
-    bytes[positions[i]] = values[i];
-  }
-  write_all(delta.fd, bytes.data(), bytes.size(), delta.offset);
+  const auto [count, rises] = checked_overwrite(delta);
+  Values<uint32_t> positions(delta, sizeof count, count);
+  Values<uint8_t> values(delta, sizeof count * (uint64_t{1} + count), count);
   Hash hash;
-  hash.update(bytes.data(), bytes.size());
+  const uint64_t piece = rises ? kPiece : delta.bytes;
+  std::vector<uint8_t> bytes(std::min<uint64_t>(piece, delta.bytes));
+  uint32_t position = 0;
+  bool more = positions.next(position);
+  for (uint64_t done = 0; done < delta.bytes;) {
+    const auto size = static_cast<size_t>(std::min<uint64_t>(piece, delta.bytes - done));
+    read_all(delta.fd, bytes.data(), size, delta.offset + done);
+    const bool changes = more && position - done < size;
+    for (; more && position - done < size; more = positions.next(position)) values.next(bytes[position - done]);
+    if (changes) write_all(delta.fd, bytes.data(), size, delta.offset + done);
+    hash.update(bytes.data(), size);
+    done += size;
+  }
   return hash.hex();
 }
 

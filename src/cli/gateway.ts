@@ -24,6 +24,7 @@ export async function gateway (args: readonly string[]): Promise<void> {
     adminApiKey: config.adminApiKey ?? undefined,
     healthMs: config.healthInterval * 1000,
     fill: config.fill,
+    fillTimeoutMs: config.fillTimeout * 1000,
     logger: log
   })
   await app.listen({ host: config.host, port: config.port }).catch(error => { throw listenError(error as NodeJS.ErrnoException, config.host, config.port) })

@@ -125,6 +125,7 @@ function engineOptions (config: Config, log: Log): EngineOptions {
     randomSeed: config.randomSeed ?? undefined,
     updateDeadlineMs: config.updateDeadline * 1000,
     enableWeightsCpuBackup: config.enableWeightsCpuBackup,
+    enableReturnRoutedExperts: config.enableReturnRoutedExperts,
     watchdogMs: config.watchdogTimeout * 1000,
     onFailure: error => endOnFailure(error, log, endProcess)
   }

@@ -48,6 +48,15 @@ export const GATEWAY_OPTIONS = {
     group: 'gateway',
     help: 'Engines that join or come back with other weights are given the current ones. Off (--no-fill): they wait for the next update.'
   },
+  fillTimeout: {
+    type: 'number',
+    default: 300,
+    min: 1,
+    max: 86400,
+    group: 'gateway',
+    value: 'SECONDS',
+    help: 'Longest time that an engine may take to be given the current weights. After a failure it is tried again, each time later.'
+  },
   host,
   port: { ...port, default: 30080 },
   apiKey,

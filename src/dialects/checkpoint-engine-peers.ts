@@ -73,6 +73,8 @@ export class Peers {
       for (let stopped = false; !stopped;) {
         if (replier.owes) replier.reply(error)
         stopped = isStop(await replier.receive(silenceMs, signal))
+        // verl's waits for an answer to its last bucket too.
+        if (stopped && replier.owes) replier.reply(error)
       }
     }))
   }
@@ -84,7 +86,8 @@ export class Peers {
 
 function isStop (bytes: Buffer): boolean {
   try {
-    return readServerMessage(bytes).type === 'stop'
+    const message = readServerMessage(bytes)
+    return message.type === 'stop' || (message.type === 'bucket' && message.isLast === true)
   } catch {
     // A handle, or what nobody can read.
     return false

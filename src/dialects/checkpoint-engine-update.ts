@@ -2,11 +2,15 @@ import type { RolloutEngine } from '../engine/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
 import { prefixed } from '../http/apply-source.ts'
 import type { RouteContext } from '../http/context.ts'
+import { openNamedMemory } from '../sources/named-memory.ts'
 import { SharedBuffers } from '../sources/shared-buffers.ts'
 import type { OpenHandle } from '../sources/tensor-receiver.ts'
 import { checkBuffer, placePiece, readServerMessage } from '../wire/checkpoint-engine.ts'
-import type { ServerMessage } from '../wire/checkpoint-engine.ts'
+import type { Bucket, ServerMessage } from '../wire/checkpoint-engine.ts'
+import type { TensorDescriptor } from '../wire/torch-tensor.ts'
+import { readNamedMemory } from '../wire/verl-buckets.ts'
 import type { WriteReport } from '../weights/source.ts'
+import { sumReports } from '../weights/sum-reports.ts'
 import type { Peers } from './checkpoint-engine-peers.ts'
 
 export interface IpcOptions {
@@ -30,6 +34,8 @@ export class IpcUpdate {
   readonly #reports: WriteReport[] = []
   #buffers: SharedBuffers | undefined
   #handles: readonly OpenHandle[] = []
+  /** The last messages, as they came. */
+  #bodies: readonly Buffer[] = []
   /** That the writes belong to. */
   #transaction: string | undefined
   #isOwn = false
@@ -64,14 +70,26 @@ export class IpcUpdate {
   async #open (messages: readonly Buffer[]): Promise<void> {
     const { seats } = this.#peers
     // Copies: of a view, all that it views would be sent to the thread that opens it.
-    const opened = await Promise.allSettled(messages.map(async (bytes, index) => await this.#tensors.openHandle(BUFFER, new Uint8Array(bytes), seats[index]!.card)))
-    this.#handles = opened.flatMap(one => one.status === 'fulfilled' ? [one.value] : [])
+    const { handles, buffers } = await this.#openAll(messages.map((bytes, index) => async () => {
+      const named = readNamedMemory(bytes)
+      return named === null ? await this.#tensors.openHandle(BUFFER, new Uint8Array(bytes), seats[index]!.card) : await openNamedMemory(named, BUFFER)
+    }), buffers => { this.#buffers = buffers })
+    this.#handles = handles
+    this.#buffers = buffers
+    for (const { tensor } of handles) checkBuffer(tensor)
+  }
+
+  /** One for each seat. `take`: they are the caller's to close, also where some cannot be opened. */
+  async #openAll (opens: ReadonlyArray<() => Promise<OpenHandle>>, take: (buffers: SharedBuffers) => void): Promise<{ handles: OpenHandle[], buffers: SharedBuffers }> {
+    const opened = await Promise.allSettled(opens.map(async open => await open()))
+    const handles = opened.flatMap(one => one.status === 'fulfilled' ? [one.value] : [])
     const bufferOf: number[] = []
-    for (const [index, { ranks }] of seats.entries()) for (const rank of ranks) bufferOf[rank] = index
-    this.#buffers = new SharedBuffers({ buffers: this.#handles, bufferOf, closeMappings: this.#engine.closeMappings?.bind(this.#engine) })
+    for (const [index, { ranks }] of this.#peers.seats.entries()) for (const rank of ranks) bufferOf[rank] = index
+    const buffers = new SharedBuffers({ buffers: handles, bufferOf, closeMappings: this.#engine.closeMappings?.bind(this.#engine) })
+    take(buffers)
     const failed = opened.find(one => one.status === 'rejected')
     if (failed !== undefined) throw failed.reason
-    for (const { tensor } of this.#handles) checkBuffer(tensor)
+    return { handles, buffers }
   }
 
   /** The transaction that all buckets belong to. */
@@ -93,13 +111,29 @@ export class IpcUpdate {
       const other = messages.find(message => message.type !== type)
       if (other !== undefined) throw new RefitError('ZMQ_PROTOCOL', `ranks of the parameter server are not at the same step: one sent a ${type}, another a ${other.type}`)
       if (type === 'none') return await this.#end()
-      await this.#write(messages.map(message => message.type === 'bucket' ? message.pieces : []))
+      const buckets = messages.filter(message => message.type === 'bucket')
+      if (buckets[0]!.isDirect === true) await this.#writeDirect(buckets)
+      else if (buckets[0]!.pieces.length > 0) await this.#write(this.#buffers!, this.#handles.map(({ tensor }, index) => buckets[index]!.pieces.map(piece => placePiece(piece, tensor))))
+      if (buckets.some(({ isLast }) => isLast === true)) return await this.#endVerl()
       this.#peers.reply()
+    }
+  }
+
+  /** What is larger than verl's buffer: where its sender has it. */
+  async #writeDirect (buckets: readonly Bucket[]): Promise<void> {
+    const { seats } = this.#peers
+    let opened: SharedBuffers | undefined
+    try {
+      const { handles, buffers } = await this.#openAll(this.#bodies.map((bytes, index) => async () => await this.#tensors.openHandle(BUFFER, new Uint8Array(bytes), seats[index]!.card)), buffers => { opened = buffers })
+      await this.#write(buffers, handles.map(({ tensor }, index) => [{ ...tensor, name: buckets[index]!.pieces[0]!.name }]))
+    } finally {
+      await opened?.close()
     }
   }
 
   async #next (): Promise<ServerMessage[]> {
     const bodies = await this.#peers.receive()
+    this.#bodies = bodies
     const read: ServerMessage[] = []
     // Ranks send the same, to the byte.
     for (const [index, body] of bodies.entries()) read.push(index > 0 && body.equals(bodies[0]!) ? read[0]! : readServerMessage(body))
@@ -108,9 +142,9 @@ export class IpcUpdate {
     return read
   }
 
-  async #write (pieces: ReadonlyArray<Parameters<typeof placePiece>[0][]>): Promise<void> {
+  async #write (buffers: SharedBuffers, tensors: TensorDescriptor[][]): Promise<void> {
     const { version, flushCache } = this.#options
-    const source = this.#buffers!.filled(this.#handles.map(({ tensor }, index) => pieces[index]!.map(piece => placePiece(piece, tensor))))
+    const source = buffers.filled(tensors)
     try {
       const update = await this.#engine.update({ transaction: this.#transaction! })
       try {
@@ -132,6 +166,14 @@ export class IpcUpdate {
     this.#peers.reply()
     const messages = await this.#next()
     if (messages.some(({ type }) => type !== 'none')) throw new RefitError('ZMQ_PROTOCOL', 'the parameter server sent more after it had taken its buffer back')
+    if (this.#isOwn) await this.#engine.transactions.commit(this.#transaction!, { flushCache: this.#options.flushCache })
+    this.#peers.reply()
+  }
+
+  /** verl's last bucket is written, and is answered when all is done: its sender frees the buffer then. */
+  async #endVerl (): Promise<void> {
+    if (this.#reports.length === 0) throw new RefitError('WEIGHTS_INCOMPLETE', 'verl has sent no tensor')
+    await this.#buffers!.close()
     if (this.#isOwn) await this.#engine.transactions.commit(this.#transaction!, { flushCache: this.#options.flushCache })
     this.#peers.reply()
   }
@@ -159,21 +201,7 @@ export class IpcUpdate {
   }
 
   #report (): WriteReport {
-    const sum = (of: (report: WriteReport) => number): number => this.#reports.reduce((total, report) => total + of(report), 0)
-    const last = this.#reports.at(-1)
-    const write = sum(({ ms }) => ms.write)
-    const bytes = sum(report => report.bytes)
-    return {
-      source: 'tensor',
-      tensors: sum(({ tensors }) => tensors),
-      bytes,
-      missing: last?.missing ?? [],
-      missingCount: last?.missingCount ?? 0,
-      ignored: [...new Set(this.#reports.flatMap(({ ignored }) => ignored))].slice(0, 100),
-      ms: { plan: sum(({ ms }) => ms.plan), gate: sum(({ ms }) => ms.gate), write, verify: sum(({ ms }) => ms.verify), total: sum(({ ms }) => ms.total) },
-      gbPerSecond: bytes / 1e6 / Math.max(write, 1e-3),
-      ...this.#isOwn ? {} : { transaction: this.#transaction! }
-    }
+    return { ...sumReports(this.#reports), ...this.#isOwn ? {} : { transaction: this.#transaction! } }
   }
 }
 

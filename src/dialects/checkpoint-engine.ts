@@ -81,11 +81,15 @@ async function exchange (context: RouteContext, seats: readonly Seat[], fields: 
 }
 
 /**
- * Which sockets this engine answers: one for each of its cards, each read by the ranks on that card. Others are other engines'. An engine
+ * Which sockets this engine answers: one for each of its ranks, where they are named by number; else one for each of its cards, each read by the ranks on that card. Others are other engines'. An engine
  * without cards answers a single one for all ranks, or as many as it has ranks, in their order.
  */
 export function chooseSeats ({ cards, ranks }: Pick<EngineInfo, 'cards' | 'ranks'>, zmqHandles: Readonly<Record<string, string>>): Seat[] {
   const entries = Object.entries(zmqHandles)
+  // verl's workers have the numbers of the engine's ranks.
+  if (entries.length === ranks && entries.every(([key], index) => key === String(index))) {
+    return entries.map(([, endpoint], rank) => ({ card: cards[rank]?.uuid ?? null, endpoint, path: socketOf(endpoint), ranks: [rank] }))
+  }
   if (cards.length === 0) return seatsWithoutCards(entries, ranks)
   const byCard = new Map(entries.map(([key, endpoint]) => [toCardUuid(key) ?? key, endpoint]))
   const seats = new Map<string, Seat>()

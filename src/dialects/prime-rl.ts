@@ -5,6 +5,7 @@ import { measured } from '../http/apply-source.ts'
 import { updateFromDisk } from '../http/disk-update.ts'
 import { Joiner } from '../weights/joiner.ts'
 import type { WriteReport } from '../weights/source.ts'
+import { sumReports } from '../weights/sum-reports.ts'
 import { StateDicts } from './prime-rl-stream.ts'
 import { onePer } from './one-per.ts'
 
@@ -115,7 +116,7 @@ class PrimeRl {
     }
     if (refusal !== undefined) throw refusal
     if (reports.length === 0) throw new RefitError('WEIGHTS_INCOMPLETE', 'the trainer has sent no state dict')
-    return together(reports)
+    return sumReports(reports)
   }
 }
 
@@ -136,19 +137,4 @@ export async function updatePrimeRl (context: RouteContext, { weight_dir: folder
 function spent (error: unknown): unknown {
   if (!(error instanceof RefitError) || error.statusCode < 500 || AS_IT_IS.has(error.code)) return error
   return new RefitError('BROADCAST_SPENT', `${error.code}: ${error.message}`, { cause: error })
-}
-
-/** What the last one did not bring, none did. */
-function together (reports: readonly WriteReport[]): WriteReport {
-  const sum = (of: (report: WriteReport) => number): number => reports.reduce((total, report) => total + of(report), 0)
-  const write = sum(({ ms }) => ms.write)
-  const bytes = sum(report => report.bytes)
-  return {
-    ...reports.at(-1)!,
-    tensors: sum(({ tensors }) => tensors),
-    bytes,
-    ignored: reports.flatMap(({ ignored }) => ignored),
-    ms: { plan: sum(({ ms }) => ms.plan), gate: sum(({ ms }) => ms.gate), write, verify: sum(({ ms }) => ms.verify), total: sum(({ ms }) => ms.total) },
-    gbPerSecond: bytes / 1e6 / Math.max(write, 1e-3)
-  }
 }

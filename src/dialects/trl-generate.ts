@@ -9,6 +9,7 @@ import { checkBatch, encodeText, fitContext, idsOf } from '../http/prompts.ts'
 import { invalid, refuseUnsupported } from '../http/refuse.ts'
 import { nullable, refused, TokenIds } from '../http/schemas.ts'
 import type { Sample } from '../http/sample.ts'
+import { samplesOf } from '../http/samples-of.ts'
 import { sortedScores } from './trl-scores.ts'
 import { readVllmSampling, VllmSamplingFields } from './vllm-sampling.ts'
 
@@ -86,19 +87,10 @@ function planOf (whole: Int32Array[], body: SamplingFields, context: RouteContex
   if (last === 0) throw invalid('truncate_prompt_tokens', 'expected -1 or at least 1, got 0')
   const prompts = last == null || last < 0 ? whole : whole.map(ids => ids.slice(-last))
   checkBatch(prompts.length, sampling.n, info, context.maxBatch, sampling.n > 1 ? 'n' : param)
-  const { seed } = sampling.params
   const samples = prompts.flatMap((promptIds, i) => {
     const room = Math.max(1, info.contextLength - promptIds.length)
     const maxNewTokens = fitContext(promptIds.length, Math.min(sampling.maxNewTokens!, room), info, `${param}[${i}]`)
-    return Array.from({ length: sampling.n }, (_, j): SamplePlan => ({
-      rid: newRid(),
-      names: [],
-      promptIds,
-      sampling: { ...sampling.params, maxNewTokens, minNewTokens: Math.min(sampling.params.minNewTokens, maxNewTokens), seed: seed === null ? null : BigInt.asUintN(64, seed + BigInt(j)) },
-      logprobs: scores,
-      text: sampling.text,
-      cacheSalt: undefined
-    }))
+    return samplesOf(sampling, maxNewTokens, { rid: newRid(), names: [], promptIds, logprobs: scores, cacheSalt: undefined })
   })
   return { prompts, samples, best: best.output }
 }

@@ -7,7 +7,11 @@ import { MAX_RID_LENGTH } from '../http/limits.ts'
 import { refuseAdapter } from '../http/openai-body.ts'
 import { checkBatch, fitContext, idsOf, needTokenizer } from '../http/prompts.ts'
 import { invalid, refuseUnsupported } from '../http/refuse.ts'
+import { checkStart, demandExperts } from '../http/routed-experts.ts'
+import { samplesOf } from '../http/samples-of.ts'
 import { nullable, refused, unused } from '../http/schemas.ts'
+import { expertsForm } from './routed-experts.ts'
+import type { ExpertsForm } from './routed-experts.ts'
 import { readVllmSampling, VllmSamplingFields } from './vllm-sampling.ts'
 import type { VllmOutput } from './vllm-output.ts'
 
@@ -26,7 +30,7 @@ export const VllmGenerateBody = Type.Object({
   content_parts: refused('images and other media'),
   kv_transfer_params: refused('disaggregated prefill'),
   ec_transfer_params: refused('disaggregated encoders'),
-  return_routed_experts: refused('routed experts'),
+  return_routed_experts: nullable(Type.Boolean(), 'Servers with --enable-return-routed-experts send them always, others never: refused there.'),
   return_full_logprobs: refused('packed logprobs; ask for sampling_params.logprobs'),
   return_sample_support: refused('sets of samples that were possible'),
   priority: unused(),
@@ -38,7 +42,7 @@ export const VllmGenerateBody = Type.Object({
 export type VllmGenerateBody = Static<typeof VllmGenerateBody>
 
 const UNSUPPORTED = {
-  features: 'images and other media are', content_parts: 'images and other media are', kv_transfer_params: 'disaggregated prefill is', ec_transfer_params: 'disaggregated encoders are', return_routed_experts: 'routed experts are', return_full_logprobs: 'packed logprobs are', return_sample_support: 'sets of samples that were possible are'
+  features: 'images and other media are', content_parts: 'images and other media are', kv_transfer_params: 'disaggregated prefill is', ec_transfer_params: 'disaggregated encoders are', return_full_logprobs: 'packed logprobs are', return_sample_support: 'sets of samples that were possible are'
 }
 
 export interface VllmGeneratePlan {
@@ -53,9 +57,10 @@ export interface VllmGeneratePlan {
 }
 
 /** Everything about a body that can be refused is refused here, before the engine hears of it. */
-export function planVllmGenerate (body: VllmGenerateBody, context: RouteContext): VllmGeneratePlan {
+export function planVllmGenerate (body: VllmGenerateBody, context: RouteContext, form: ExpertsForm = expertsForm(context)): VllmGeneratePlan {
   refuseUnsupported(body, UNSUPPORTED)
   const { info } = context.engine
+  if (body.return_routed_experts === true) demandExperts(info, 'return_routed_experts')
   refuseAdapter(body.model, info.servedModelName)
   const promptIds = idsOf(body.token_ids, info, 'token_ids')
   const { sampling, logprobs, best, detokenize } = readVllmSampling(body.sampling_params ?? {}, context, 'sampling_params', null)
@@ -68,21 +73,16 @@ export function planVllmGenerate (body: VllmGenerateBody, context: RouteContext)
   // As vLLM has it: what does not fit into the context is cut off, not refused.
   const wanted = sampling.maxNewTokens == null ? null : Math.min(sampling.maxNewTokens, Math.max(info.contextLength - promptIds.length, sampling.maxNewTokens === 0 ? 0 : 1))
   const maxNewTokens = fitContext(promptIds.length, wanted, info, 'token_ids')
+  const from = body.sampling_params?.routed_experts_prompt_start ?? 0
+  if (info.experts !== undefined) checkStart(from, [promptIds], 'sampling_params.routed_experts_prompt_start')
   const id = body.request_id ?? newRid()
-  const { seed } = sampling.params
-  const samples = Array.from({ length: sampling.n }, (_, j): SamplePlan => ({
-    rid: sampling.n === 1 ? id : `${id}_${j}`,
+  const samples = samplesOf(sampling, maxNewTokens, {
+    rid: id,
     names: [id],
     promptIds,
-    sampling: {
-      ...sampling.params,
-      maxNewTokens,
-      minNewTokens: Math.min(sampling.params.minNewTokens, maxNewTokens),
-      seed: seed === null ? null : BigInt.asUintN(64, seed + BigInt(j))
-    },
     logprobs,
-    text: sampling.text,
-    cacheSalt: body.cache_salt ?? undefined
-  }))
-  return { id, samples, output: { tokenizer, best }, stream, usage: body.stream_options?.include_usage === true, promptIds: body.return_token_ids ?? false }
+    cacheSalt: body.cache_salt ?? undefined,
+    ...info.experts === undefined ? {} : { expertsFrom: from }
+  })
+  return { id, samples, output: { tokenizer, best, experts: info.experts === undefined ? null : { wanted: { layout: info.experts, from }, form } }, stream, usage: body.stream_options?.include_usage === true, promptIds: body.return_token_ids ?? false }
 }

@@ -5,6 +5,7 @@ import type { GroupFields } from '../groups/group-spec.ts'
 import { unused } from '../http/schemas.ts'
 import { bodyCheck } from '../http/validation.ts'
 import type { Packing } from '../sources/broadcasts.ts'
+import { demand } from './demand.ts'
 
 // init_info of vLLM's /init_weight_transfer_engine. Which transfer it is of is told by its fields: here it is no option of the server.
 
@@ -50,9 +51,9 @@ export interface InitInfo { group: GroupFields | null, packing: PackingFields, d
 export function readInitInfo (value: unknown): InitInfo {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) throw new RefitError('INVALID_REQUEST', 'init_info: is required, an object', { param: 'init_info' })
   refuseOthers(Object.keys(value))
-  if (Object.hasOwn(value, 'local_checkpoint_dir')) return { group: null, packing: {}, delta: demand(checkDelta(value)) as DeltaInfo }
-  if (!Object.hasOwn(value, 'master_address')) return { group: null, packing: packingOf(demand(checkPacking(value)) as Static<typeof PackingInfo>), delta: null }
-  const { master_address: address, master_port: port, rank_offset: rankOffset, world_size: worldSize, backend = 'nccl', group_name: name = GROUP, ...rest } = demand(checkNccl(value)) as Static<typeof NcclInfo>
+  if (Object.hasOwn(value, 'local_checkpoint_dir')) return { group: null, packing: {}, delta: demand<DeltaInfo>(checkDelta(value), 'init_info') }
+  if (!Object.hasOwn(value, 'master_address')) return { group: null, packing: packingOf(demand<Static<typeof PackingInfo>>(checkPacking(value), 'init_info')), delta: null }
+  const { master_address: address, master_port: port, rank_offset: rankOffset, world_size: worldSize, backend = 'nccl', group_name: name = GROUP, ...rest } = demand<Static<typeof NcclInfo>>(checkNccl(value), 'init_info')
   return { group: { name, backend, form: 'vllm', address, port, rankOffset, worldSize }, packing: packingOf(rest), delta: null }
 }
 
@@ -64,12 +65,6 @@ export function toPacking (update: PackingFields, init: PackingFields): Packing 
 
 function packingOf ({ packed, packed_buffer_size_bytes: bytes }: PackingFields): PackingFields {
   return { ...packed === undefined ? {} : { packed }, ...bytes === undefined ? {} : { packed_buffer_size_bytes: bytes } }
-}
-
-function demand (checked: { value: unknown } | { error: Error }): unknown {
-  if ('value' in checked) return checked.value
-  const { code, message, param } = checked.error as RefitError
-  throw new RefitError(code, `init_info: ${message}`, param === undefined ? {} : { param })
 }
 
 const OTHERS: ReadonlyArray<readonly [fields: RegExp, transfer: string]> = [

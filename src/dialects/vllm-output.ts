@@ -3,15 +3,20 @@ import type { Scored } from '../engine/rollout-engine.ts'
 import { chatLogprobs } from '../http/chat-logprobs.ts'
 import { finite, Usage } from '../http/openai-output.ts'
 import { promptLogprobs, PromptLogprobs } from '../http/prompt-logprobs.ts'
+import type { WantedExperts } from '../http/routed-experts.ts'
 import type { Sample } from '../http/sample.ts'
 import { nullable } from '../http/schemas.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
+import { VllmExperts, vllmExperts } from './routed-experts.ts'
+import type { ExpertsForm } from './routed-experts.ts'
 
 export interface VllmOutput {
   /** Of replies with text; null for tokens alone. */
   tokenizer: Tokenizer | null
   /** Best tokens of each that are wanted of output and prompt; null for no scores. */
   best: { output: number | null, prompt: number | null }
+  /** Null where the engine records none. */
+  experts: { wanted: WantedExperts, form: ExpertsForm } | null
 }
 
 const Scores = {
@@ -32,7 +37,7 @@ const Choice = Type.Object({
   text: Type.Optional(Type.String()),
   logprobs: nullable(Type.Object({ content: Type.Array(Type.Object({ ...Scores, top_logprobs: Type.Array(Type.Object(Scores), { description: 'The token itself, then the best ones besides it.' }) })) })),
   weight_versions: Type.Optional(Type.Array(Span, { description: 'Which output tokens, [start, end), were made by which weights.' })),
-  routed_experts: Type.Null({ description: 'Not recorded by this engine.' }),
+  routed_experts: VllmExperts,
   sampling_mask: Type.Null()
 })
 
@@ -50,7 +55,7 @@ export const VllmGenerateReply = Type.Object({
 }, { title: 'VllmGenerateReply' })
 
 /** What a sample has brought since `tokens` tokens and `text` characters had been sent. */
-export function vllmChoice (sample: Sample, index: number, { tokenizer, best }: VllmOutput, sent = { tokens: 0, text: 0 }): Record<string, unknown> {
+export function vllmChoice (sample: Sample, index: number, { tokenizer, best, experts }: VllmOutput, sent = { tokens: 0, text: 0 }): Record<string, unknown> {
   return {
     index,
     finish_reason: sample.finish?.type ?? null,
@@ -59,7 +64,7 @@ export function vllmChoice (sample: Sample, index: number, { tokenizer, best }: 
     ...tokenizer === null ? {} : { text: sample.text.slice(sent.text) },
     logprobs: best.output === null ? null : tokenizer === null ? tokenLogprobs(sample, sent.tokens, best.output) : chatLogprobs(sample, sent.tokens, { tokenizer, asIds: false, best: best.output }),
     ...sample.finish === null ? {} : { weight_versions: sample.spans.map(span => ({ ...span })) },
-    routed_experts: null,
+    routed_experts: experts === null ? null : vllmExperts(sample, experts),
     sampling_mask: null
   }
 }

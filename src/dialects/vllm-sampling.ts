@@ -36,6 +36,7 @@ export const VllmSamplingFields = Type.Object({
   skip_special_tokens: nullable(Type.Boolean(), 'Leave special tokens out of the text (default true).'),
   spaces_between_special_tokens: nullable(Type.Boolean()),
   include_stop_str_in_output: nullable(Type.Boolean(), 'Leave the stop text in the text.'),
+  routed_experts_prompt_start: nullable(Type.Integer({ minimum: 0 }), 'First position whose experts are wanted, on servers that record them; at most the count of prompt tokens (default 0).'),
   bad_words: refused('banned words; ban their tokens by logit_bias'),
   allowed_token_ids: refused('lists of allowed tokens'),
   structured_outputs: refused('structured output'),

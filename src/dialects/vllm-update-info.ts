@@ -3,8 +3,11 @@ import type { Static } from 'typebox'
 import { RefitError } from '../errors.ts'
 import { nullable, unused } from '../http/schemas.ts'
 import { bodyCheck } from '../http/validation.ts'
+import { demand } from './demand.ts'
 
 // update_info of vLLM's /update_weights, for every transfer.
+
+const NAME = 'update_info'
 
 const Names = Type.Array(Type.String())
 const common = {
@@ -39,10 +42,10 @@ const check = { broadcast: bodyCheck(BroadcastInfo), handles: bodyCheck(HandlesI
 export function readUpdateInfo (value: unknown): UpdateInfo {
   const fields = pickOne(value)
   const has = (name: string): boolean => fields[name] != null
-  if (has('path')) return { kind: 'disk', info: demand(check.disk(fields)) as DiskInfo }
-  if (has('target_version')) return { kind: 'delta', info: demand(check.delta(fields)) as DeltaUpdate }
+  if (has('path')) return { kind: 'disk', info: demand<DiskInfo>(check.disk(fields), NAME) }
+  if (has('target_version')) return { kind: 'delta', info: demand<DeltaUpdate>(check.delta(fields), NAME) }
   if (has('ipc_handles_pickled')) {
-    const info = demand(check.handles(fields)) as HandlesInfo
+    const info = demand<HandlesInfo>(check.handles(fields), NAME)
     if (info.tensor_sizes != null && info.sizes != null) throw new RefitError('INVALID_REQUEST', 'update_info: tensor_sizes (bytes) and sizes (elements) at once', { param: 'sizes' })
     return { kind: 'handles', info }
   }
@@ -51,7 +54,7 @@ export function readUpdateInfo (value: unknown): UpdateInfo {
   }
   try {
     if (has('num_updates_list')) throw new RefitError('UNSUPPORTED', 'update_info: num_updates_list is of sparse_nccl, which sends changed elements alone and is not supported; send whole tensors (backend "nccl")', { param: 'num_updates_list' })
-    return { kind: 'broadcast', info: demand(check.broadcast(fields)) as BroadcastInfo }
+    return { kind: 'broadcast', info: demand<BroadcastInfo>(check.broadcast(fields), NAME) }
   } catch (error) {
     return { kind: 'broken-broadcast', fields, error: error as RefitError }
   }
@@ -65,10 +68,4 @@ function pickOne (value: unknown): Record<string, unknown> {
   const text = list.length > 1 ? JSON.stringify(first) : ''
   if (list.slice(1).some(other => JSON.stringify(other) !== text)) throw new RefitError('UNSUPPORTED', 'update_info: a different one for each worker; send one that all of them share', { param: 'update_info' })
   return first as Record<string, unknown>
-}
-
-function demand (checked: { value: unknown } | { error: Error }): unknown {
-  if ('value' in checked) return checked.value
-  const { code, message, param } = checked.error as RefitError
-  throw new RefitError(code, `update_info: ${message}`, param === undefined ? {} : { param })
 }

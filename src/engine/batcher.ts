@@ -1,5 +1,6 @@
 import type { StepResult } from '../native.ts'
 import type { ErrorCode } from '../errors.ts'
+import { ExpertPages } from './expert-pages.ts'
 import { KvMemory } from './kv-memory.ts'
 import { isLost, LostDevice } from './lost-device.ts'
 import { NewTokenRatio } from './new-token-ratio.ts'
@@ -18,6 +19,7 @@ export class Batcher {
   /** Label of the weights in use. */
   version: string
   readonly kv: KvMemory
+  readonly experts: ExpertPages
   readonly running: Sequence[] = []
   /** Waiting sequences that have run before (retracted). */
   startedWaiting = 0
@@ -36,6 +38,7 @@ export class Batcher {
     this.#options = options
     this.version = options.version
     this.kv = new KvMemory(options.pages, options.pageSize)
+    this.experts = new ExpertPages(options.pageSize, options.recorded ?? 0)
     this.#sharing = new PrefillSharing(this.kv)
     this.#maxBatchTokens = stepTokens(options)
   }
@@ -65,8 +68,9 @@ export class Batcher {
 
   /** Ends a sequence with what it has. */
   end (seq: Sequence, finish: FinishReason): void {
+    const event = this.#lastEvent(seq, tokenEvent(seq, this.version, finish))
     this.#leave(seq, true)
-    this.#options.sink.event(seq.id, tokenEvent(seq, this.version, finish))
+    this.#options.sink.event(seq.id, event)
   }
 
   fail (seq: Sequence, code: ErrorCode, message: string): void {
@@ -227,10 +231,14 @@ export class Batcher {
     const { sequences, takes, rowSequences, rowPositions } = this.#builder
     const cursor = new ResultCursor(result)
     let row = 0
+    let token0 = 0
     for (let i = 0; i < sequences.length; i++) {
       const seq = sequences[i]!
       const { request } = seq
       let event: TokenEvent | null = null
+      // First: a page that is kept may give way to an equal one, which has its own.
+      this.experts.write(seq.pages, seq.computed, result.experts, token0, takes[i]!)
+      token0 += takes[i]!
       seq.computed += takes[i]!
       const prefilled = seq.prefilling && seq.computed === seq.length
       if (prefilled) this.#prefilled(seq)
@@ -262,13 +270,32 @@ export class Batcher {
       if (seq.completion === event.tokens.length) event.times = { queueMs: seq.startedAt - seq.arrivedAt, prefillMs: this.#options.now() - seq.startedAt }
       event.input = seq.input
       seq.input = null
-      if (event.finish !== null) this.#leave(seq, true)
+      if (event.finish !== null) {
+        this.#lastEvent(seq, event)
+        this.#leave(seq, true)
+      }
       this.#options.sink.event(seq.id, event)
     }
   }
 
+  /** Adds what only the last event has; the sequence still has its pages. */
+  #lastEvent (seq: Sequence, event: TokenEvent): TokenEvent {
+    const experts = this.#expertsOf(seq)
+    if (experts !== undefined) event.experts = experts
+    return event
+  }
+
+  /** Of all tokens but the last: in its pages where all of them are computed, else from when they last were. */
+  #expertsOf (seq: Sequence): Uint16Array | undefined {
+    const from = seq.request.expertsFrom
+    if (from === undefined) return undefined
+    if (seq.pageCount === 0 || seq.prefilling) return seq.experts
+    return this.experts.read(seq.pages, from, seq.length - 1)
+  }
+
   #prefilled (seq: Sequence): void {
     seq.prefilling = false
+    seq.experts = undefined
     this.kv.keep(seq)
     this.#requeue(this.#sharing.end(seq))
   }
@@ -282,6 +309,7 @@ export class Batcher {
 
   /** From running back to waiting, without pages. */
   #suspend (seq: Sequence): void {
+    seq.experts = this.#expertsOf(seq)
     this.#stop(seq)
     seq.state = 'queued'
     this.startedWaiting++

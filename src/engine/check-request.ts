@@ -6,6 +6,8 @@ export interface RequestLimits {
   contextLength: number
   pages: number
   pageSize: number
+  /** Experts that are recorded of each token. */
+  recorded?: number
 }
 
 /** Each becomes an object of its own on its way to the client, some sixty bytes until the reply has gone. */
@@ -13,7 +15,7 @@ const MAX_SCORES = 1 << 22
 
 /** Throws on a request that could never run, or whose token ids would lead outside of the model's tables. */
 export function checkRequest (request: GenerateRequest, limits: RequestLimits): void {
-  const { inputIds, sampling, logprobs } = request
+  const { inputIds, sampling, logprobs, expertsFrom } = request
   if (inputIds.length === 0) throw new RefitError('INVALID_REQUEST', 'input_ids is empty; at least one token is needed', { param: 'input_ids' })
   checkIds(inputIds, limits.vocabSize, 'input_ids')
   checkIds(sampling.logitBias.map(([id]) => id), limits.vocabSize, 'logit_bias')
@@ -31,7 +33,14 @@ export function checkRequest (request: GenerateRequest, limits: RequestLimits): 
       throw new RefitError('INVALID_REQUEST', `logprob_start_len is ${logprobs.startLen}; expected 0 to the prompt's ${inputIds.length} tokens`, { param: 'logprob_start_len' })
     }
   }
+  if (expertsFrom !== undefined) checkExperts(expertsFrom, inputIds.length, limits.recorded ?? 0)
   checkFit(inputIds.length, sampling.maxNewTokens, limits)
+}
+
+function checkExperts (from: number, prompt: number, recorded: number): void {
+  if (recorded === 0) throw new RefitError('UNSUPPORTED', 'return_routed_experts: this engine does not record which experts tokens are routed to', { param: 'return_routed_experts' })
+  if (Number.isInteger(from) && from >= 0 && from <= prompt) return
+  throw new RefitError('INVALID_REQUEST', `routed_experts_start_len is ${from}; expected 0 to the prompt's ${prompt} tokens`, { param: 'routed_experts_start_len' })
 }
 
 function checkFit (prompt: number, maxNewTokens: number, { contextLength, pages, pageSize }: RequestLimits): void {

@@ -13,6 +13,7 @@ import type { WeightSource, WriteReport } from '../weights/source.ts'
 import { WeightStore } from '../weights/weight-store.ts'
 import { availableMemory } from './available-memory.ts'
 import type { EngineOptions } from './engine-options.ts'
+import { recordedPerToken } from './expert-layout.ts'
 import type { HeldWeights } from './held-weights.ts'
 import { LocalEngine } from './local-engine.ts'
 import type { StartData } from './messages.ts'
@@ -40,7 +41,7 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
   const table = buildModelTable(arch, options.tp ?? 1)
   // Loaded here first: were the worker the only one to hold it, it would be unloaded under living threads when the worker ends.
   const addon = native()
-  const { core: config, contextLength, maxRunningRequests, maxBatchTokens, cards } = await planCore(arch, table, options, addon)
+  const { core: config, contextLength, maxRunningRequests, maxBatchTokens, cards, experts } = await planCore(arch, table, options, addon)
   const data: StartData = {
     core: config,
     scheduler: {
@@ -50,6 +51,7 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
       maxRunningRequests,
       maxQueuedRequests,
       maxBatchTokens,
+      recorded: recordedPerToken(experts),
       epoch: 0,
       version: weightVersion,
       torn: 'no weights have been loaded'
@@ -92,7 +94,8 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
       kvTokens: config.pages * config.pageSize,
       weightsCpuBackup: options.enableWeightsCpuBackup ?? false,
       maxRunningRequests,
-      maxQueuedRequests
+      maxQueuedRequests,
+      ...experts === null ? {} : { experts }
     }
     const held: HeldWeights = { store, model: describeModel(arch), device: config.device }
     const loadReport = source === null

@@ -37,6 +37,8 @@ export interface EngineOptions {
   updateDeadlineMs?: number
   /** Weights whose memory is released keep a copy in host memory and come back whole; default false: they come back torn. */
   enableWeightsCpuBackup?: boolean
+  /** Keep the experts that every token was routed to, for requests that ask for them; default false. CONFIG for a model without experts. */
+  enableReturnRoutedExperts?: boolean
   /** Longest that a step may take: then its device counts as lost. Default: no limit. */
   watchdogMs?: number
   /** Folders that files of the model may lie in, symlinks followed; default the model's own (and, in a Hugging Face cache, its blobs). */

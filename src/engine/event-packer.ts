@@ -50,6 +50,7 @@ export class EventPacker {
       detail.input = event.input
       special = true
     }
+    if (event.experts !== undefined) detail.experts = event.experts
     if (event.finish !== null) {
       detail.finish = event.finish
       special = true

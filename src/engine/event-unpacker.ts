@@ -32,6 +32,7 @@ export class EventUnpacker {
       retractions: this.#retractions,
       seed: this.#start.seed,
       ...detail?.times === undefined ? {} : { times: detail.times },
+      ...detail?.experts === undefined ? {} : { experts: detail.experts },
       finish: detail?.finish ?? null
     }
   }

@@ -1,7 +1,9 @@
 import type {
   EngineInfo, EngineStats, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, TensorChecksum, TokenEvent, UpdateOptions, WeightState, WeightUpdate
 } from './rollout-engine.ts'
+import { DTYPES } from '../native.ts'
 import type { NativeAddon } from '../native.ts'
+import type { DeltaHost } from './delta-host.ts'
 import type { GroupHost } from './group-host.ts'
 import type { HeldWeights } from './held-weights.ts'
 import type { SchedulerClient } from './scheduler-client.ts'
@@ -13,6 +15,9 @@ import { seedSource } from './seed-source.ts'
 
 /** Most updates of one request have ended by then, and the next request of many has come. */
 const UPDATE_MS = 25
+/** How long a sender's work on its card may take, and other updates before a payload is read. */
+const FETCH_MS = 60_000
+const STAND_STILL_MS = 30 * 60_000
 
 /** What the engine asks of the owner of its weights (WeightStore). */
 export interface WeightKeeper {
@@ -31,9 +36,10 @@ export interface WeightKeeper {
   release: (tags?: readonly MemoryTag[], options?: { keepWeights?: boolean }) => Promise<MemoryReport>
   resume: (tags?: readonly MemoryTag[]) => Promise<MemoryReport>
   readonly mappings: { readonly counts: MappingCounts }
-  readonly addon: GroupHost['native'] & Pick<NativeAddon, 'expectWrite'>
+  readonly addon: NativeAddon
   readonly core: number
   standStill: GroupHost['standStill']
+  check: DeltaHost['check']
   closeMappings: (name: string) => Promise<void>
   close: () => Promise<void>
 }
@@ -168,6 +174,16 @@ export class LocalEngine implements RolloutEngine {
   get groupHost (): GroupHost {
     const { addon, core } = this.#weights
     return { native: addon, core, device: this.info.device === 'cuda' ? 'cuda' : 'cpu', ranks: this.info.ranks, standStill: async (run, deadlineMs) => await this.#weights.standStill(run, deadlineMs) }
+  }
+
+  get deltaHost (): DeltaHost {
+    const { addon, core } = this.#weights
+    return {
+      fetch: async (source, offset, bytes) => await this.#weights.standStill(async () => await addon.fetch(core, source, offset, bytes, FETCH_MS), STAND_STILL_MS),
+      hash: async (data, dtype) => await addon.torchHash(core, data, dtype === null ? null : DTYPES[dtype]),
+      check: tensors => { this.#weights.check(tensors) },
+      unpack: async (data, digest, into) => { await addon.unpackZstd(core, data, digest, into) }
+    }
   }
 
   async scrambleWeights (): Promise<void> {

@@ -73,5 +73,6 @@ export interface EventDetail {
   top?: Scored[]
   ids?: Scored[]
   input?: InputLogprobs
+  experts?: Uint16Array
   finish?: FinishReason
 }

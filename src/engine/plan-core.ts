@@ -7,9 +7,11 @@ import type { CoreConfig, CudaCard, CudaCards, NativeAddon } from '../native.ts'
 import { availableMemory } from './available-memory.ts'
 import { chooseCards, firstCard, fullest } from './choose-cards.ts'
 import type { EngineOptions } from './engine-options.ts'
+import { recordedBytes, recordedLayout } from './expert-layout.ts'
 import { kvBytesPerToken, kvPages } from './kv-budget.ts'
 import type { KvBudgetOptions } from './kv-budget.ts'
 import { probeCards } from './probe-cards.ts'
+import type { ExpertLayout } from './rollout-engine.ts'
 import { stepTokens } from './step-device.ts'
 
 /** What the core and its scheduler are made with. */
@@ -20,6 +22,8 @@ export interface CorePlan {
   maxBatchTokens: number
   /** Of each rank; none on the CPU. */
   cards: CudaCard[]
+  /** Null where none are recorded. */
+  experts: ExpertLayout | null
 }
 
 const DEFAULTS = {
@@ -41,9 +45,10 @@ function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions)
   const { maxRunningRequests = DEFAULTS.cpu.maxRunningRequests, maxPrefillTokens: maxBatchTokens = DEFAULTS.cpu.maxBatchTokens, pageSize = PAGE_SIZE } = options
   const dtype = options.dtype === undefined || options.dtype === 'auto' ? (arch.dtype === 'float32' ? 'float32' : 'bfloat16') : options.dtype
   const wanted = contextOf(arch, options)
+  const experts = expertsOf(arch, options)
   const pages = kvPages({
     ...budget(options, DEFAULTS.cpu.memFraction),
-    pageBytes: kvBytesPerToken(arch, table.ranks, DTYPE_BYTES[dtype]) * pageSize,
+    pageBytes: (kvBytesPerToken(arch, table.ranks, DTYPE_BYTES[dtype]) + recordedBytes(experts)) * pageSize,
     contextLength: wanted,
     maxRunningRequests,
     availableBytes: availableMemory(),
@@ -52,13 +57,14 @@ function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions)
     otherBytes: 0
   })
   const core: CoreConfig = { device: 'cpu', ...common(arch, table, options), dtype, pages, pageSize, ...options.isa === undefined ? {} : { isa: options.isa } }
-  return { core, contextLength: Math.min(wanted, pages * pageSize), maxRunningRequests, maxBatchTokens, cards: [] }
+  return { core, contextLength: Math.min(wanted, pages * pageSize), maxRunningRequests, maxBatchTokens, cards: [], experts }
 }
 
 async function planCuda (arch: Architecture, table: ModelTable, options: EngineOptions, addon: Pick<NativeAddon, 'cudaMemoryPlan'>, first: number, probe: () => Promise<CudaCards>): Promise<CorePlan> {
   if (options.dtype === 'float32') {
     throw new RefitError('CONFIG', '--dtype float32: cards compute in bfloat16; leave --dtype out (weights are converted as they are loaded), or use --device cpu', { param: 'dtype' })
   }
+  const experts = expertsOf(arch, options)
   const cards = chooseCards(await probe(), first, table.ranks, process.env.REFIT_CUDA_SHARE_CARD === '1')
   const { maxRunningRequests = DEFAULTS.cuda.maxRunningRequests, maxPrefillTokens: maxBatchTokens = DEFAULTS.cuda.maxBatchTokens, pageSize = PAGE_SIZE } = options
   const wanted = contextOf(arch, options)
@@ -86,12 +92,24 @@ async function planCuda (arch: Architecture, table: ModelTable, options: EngineO
     weightBytes: one.weightBytes,
     otherBytes: one.scratchBytes + one.fixedBytes
   })
+  demandHostMemory(pages * pageSize * recordedBytes(experts))
   const contextLength = Math.min(wanted, pages * pageSize)
-  return { core: { ...core, pages, maxContext: contextLength }, contextLength, maxRunningRequests, maxBatchTokens, cards }
+  return { core: { ...core, pages, maxContext: contextLength }, contextLength, maxRunningRequests, maxBatchTokens, cards, experts }
 }
 
-function common (arch: Architecture, table: ModelTable, options: EngineOptions): Pick<CoreConfig, 'ranks' | 'threads' | 'arch' | 'params'> {
-  return { ranks: table.ranks, threads: options.threads ?? availableParallelism(), arch: toNativeArch(arch), params: table.params }
+function common (arch: Architecture, table: ModelTable, options: EngineOptions): Pick<CoreConfig, 'ranks' | 'threads' | 'arch' | 'params' | 'recordExperts'> {
+  return { ranks: table.ranks, threads: options.threads ?? availableParallelism(), arch: toNativeArch(arch), params: table.params, ...options.enableReturnRoutedExperts === true ? { recordExperts: true } : {} }
+}
+
+function expertsOf (arch: Architecture, { enableReturnRoutedExperts = false }: EngineOptions): ExpertLayout | null {
+  return recordedLayout(arch, enableReturnRoutedExperts)
+}
+
+/** Cards keep KV; the host keeps what stands beside it. It is taken as pages fill, and must not run out then. */
+function demandHostMemory (bytes: number): void {
+  const free = availableMemory()
+  if (bytes <= free) return
+  throw new RefitError('CONFIG', `--enable-return-routed-experts: the experts of all tokens of the KV cache take ${(bytes / 1e9).toFixed(2)} GB of host memory, of which ${(free / 1e9).toFixed(2)} GB are free; lower --max-total-tokens or --mem-fraction`, { param: 'enable-return-routed-experts' })
 }
 
 function budget ({ pageSize = PAGE_SIZE, maxTotalTokens, memFraction }: EngineOptions, fraction: number): Pick<KvBudgetOptions, 'pageSize' | 'maxTotalTokens' | 'memFraction'> {

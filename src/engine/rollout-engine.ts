@@ -1,4 +1,5 @@
 import type { MemoryTag } from '../native.ts'
+import type { DeltaHost } from './delta-host.ts'
 import type { GroupHost } from './group-host.ts'
 import type { HeldWeights } from './held-weights.ts'
 import type { MappingCounts } from '../weights/mappings.ts'
@@ -51,6 +52,8 @@ export interface GenerateRequest {
   inputIds: Int32Array
   sampling: SamplingParams
   logprobs: LogprobOptions | null
+  /** First position whose experts are wanted, 0 to the prompt's length; absent for none. UNSUPPORTED where none are recorded (`EngineInfo.experts`). */
+  expertsFrom?: number
   /** A key that keeps prefix-cache entries of different callers apart. */
   cacheSalt?: string
 }
@@ -100,6 +103,11 @@ export interface TokenEvent {
   seed: bigint
   /** On the event that ends the first prefill, where the engine measures it. */
   times?: StartTimes
+  /**
+   * On the last event, where asked for: [rows, sparse layers, experts per token], best first, of the positions from `expertsFrom` to the last token
+   * but one, which was computed last. Absent where the request has ended before its prompt was computed.
+   */
+  experts?: Uint16Array
   /** Set on the last event. */
   finish: FinishReason | null
 }
@@ -137,8 +145,19 @@ export interface EngineInfo {
   kvTokens: number
   /** Released weights keep a copy in host memory. */
   weightsCpuBackup: boolean
+  /** Of engines that record which experts tokens are routed to. */
+  experts?: ExpertLayout
   maxRunningRequests: number
   maxQueuedRequests: number
+}
+
+/** How experts are recorded. */
+export interface ExpertLayout {
+  /** Layers of the model, and those of them that have experts. */
+  layers: number
+  sparse: number[]
+  experts: number
+  perToken: number
 }
 
 /** Numbers that move; read without waiting for the engine. */
@@ -255,6 +274,8 @@ export interface RolloutEngine {
   closeMappings?: (name: string) => Promise<void>
   /** Of engines in this process: what process groups need of it. */
   readonly groupHost?: GroupHost
+  /** Of engines in this process: what deltas need of it. */
+  readonly deltaHost?: DeltaHost
   /** Of engines in this process: the weights that it can send to other engines. */
   readonly held?: HeldWeights
   /** Fills all weights with noise and declares them torn: what is not written afterwards is found. */

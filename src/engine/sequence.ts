@@ -38,6 +38,8 @@ export class Sequence {
   startedAt = 0
   /** Prompt tokens taken from the prefix cache when it first ran. */
   cachedTokens = 0
+  /** Experts of its tokens when it last lost its pages, until they are computed again; see `TokenEvent.experts`. */
+  experts: Uint16Array | undefined
   /** Scores of prompt positions so far, until they are sent. */
   input: InputLogprobs | null = null
   /** Requests that wait for this one's prefill. */

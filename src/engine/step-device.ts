@@ -36,6 +36,8 @@ export interface SchedulerOptions {
   maxQueuedRequests: number
   /** New tokens per step over all sequences; see `stepTokens`. */
   maxBatchTokens: number
+  /** Experts that the device records of each token, over all layers; default none. */
+  recorded?: number
   /** At start: number and label of the weights, and why they cannot be used yet. */
   epoch: number
   version: string

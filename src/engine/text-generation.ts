@@ -17,10 +17,17 @@ export type TextEvent = TokenEvent & { text: string }
  * cut from the output, and the engine's request is aborted. It is not obeyed before `minNewTokens` tokens, and wins over an end by length at
  * the same token. Without a detokenizer, all text is empty and stop strings cannot match.
  */
-export async function * generateText (engine: Pick<RolloutEngine, 'generate'>, request: GenerateRequest, detokenizer: Detokenizer | null, options: TextStopOptions): AsyncGenerator<TextEvent, void, undefined> {
+export async function * generateText (engine: Pick<RolloutEngine, 'generate' | 'abort'>, request: GenerateRequest, detokenizer: Detokenizer | null, options: TextStopOptions): AsyncGenerator<TextEvent, void, undefined> {
   const matcher = new StopMatcher(options.stop, options.noStopTrim)
   const { minNewTokens } = request.sampling
+  /** What a stop string has ended, while its experts are on their way: they come with the engine's last event. */
+  let stopped: TextEvent | null = null
   for await (const event of engine.generate(request)) {
+    if (stopped !== null) {
+      if (event.finish === null) continue
+      yield { ...stopped, ...expertsOf(event, request, stopped.completionTokens) }
+      return
+    }
     const { tokens, finish } = event
     const before = event.completionTokens - tokens.length
     let text = ''
@@ -28,10 +35,17 @@ export async function * generateText (engine: Pick<RolloutEngine, 'generate'>, r
       if (i === tokens.length - 1 && !options.noStopTrim && endsAtToken(finish)) break
       const outcome = matcher.push(detokenizer?.push([tokens[i]!]) ?? '', before + i + 1 >= minNewTokens)
       text += outcome.text
-      if (outcome.matched !== null) {
-        yield { ...cut(event, i + 1), text, finish: { type: 'stop', matched: outcome.matched } }
-        return
+      if (outcome.matched === null) continue
+      stopped = { ...cut(event, i + 1), text, finish: { type: 'stop', matched: outcome.matched } }
+      break
+    }
+    if (stopped !== null) {
+      if (finish === null && request.expertsFrom !== undefined) {
+        engine.abort(request.rid)
+        continue
       }
+      yield { ...stopped, ...expertsOf(event, request, stopped.completionTokens) }
+      return
     }
     if (finish === null) {
       yield { ...event, text }
@@ -47,6 +61,13 @@ export async function * generateText (engine: Pick<RolloutEngine, 'generate'>, r
 
 function endsAtToken (finish: FinishReason | null): boolean {
   return finish?.type === 'stop' && typeof finish.matched === 'number'
+}
+
+/** The experts of an engine's last event, as they are where the output has its first `completionTokens` tokens only. */
+function expertsOf ({ experts, promptTokens, completionTokens }: TokenEvent, { expertsFrom = 0 }: GenerateRequest, kept: number): { experts?: Uint16Array } {
+  if (experts === undefined) return {}
+  const rows = (tokens: number): number => Math.max(0, promptTokens + tokens - 1 - expertsFrom)
+  return { experts: experts.subarray(0, rows(kept) * experts.length / Math.max(1, rows(completionTokens))) }
 }
 
 /** The event with its first `count` tokens only. */

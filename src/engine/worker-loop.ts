@@ -117,7 +117,12 @@ export class WorkerLoop {
   }
 
   #send (): void {
-    if (this.#changed) this.#post({ type: 'batch', ...this.#packer.take(this.#scheduler.stats()) })
+    if (this.#changed) {
+      const batch = this.#packer.take(this.#scheduler.stats())
+      // Megabytes each, and nobody's here any more: moved, not copied.
+      const moved = batch.details.flatMap(({ experts }) => experts === undefined ? [] : [experts.buffer as ArrayBuffer])
+      this.#port.postMessage({ type: 'batch', ...batch } satisfies FromWorker, moved)
+    }
     this.#changed = false
     for (const reply of this.#replies) this.#post(reply)
     this.#replies = []

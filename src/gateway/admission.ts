@@ -4,6 +4,7 @@ import { DIALECTS, readFacts } from '../remote/dialect.ts'
 import type { EngineFacts } from '../remote/dialect.ts'
 import type { Fleet } from './fleet.ts'
 import { fill } from './fill.ts'
+import type { FillOptions } from './fill.ts'
 import type { Worker } from './worker.ts'
 
 /** How long an engine may take to say what it is; a machine that is gone does not refuse, it is silent. */
@@ -11,9 +12,9 @@ export const LOOK_MS = 5000
 
 /**
  * Lets an engine into the rotation if it holds what those in it hold: the same label and, where both can tell, the same checksums. One that
- * does not is filled (unless `mayFill` forbids) and compared again. While an update or a pause goes on it waits, as `stale`: updates reach it.
+ * does not is filled (with null it is not) and compared again. While an update or a pause goes on it waits, as `stale`: updates reach it.
  */
-export async function admit (fleet: Fleet, worker: Worker, mayFill: boolean): Promise<void> {
+export async function admit (fleet: Fleet, worker: Worker, filling: FillOptions | null): Promise<void> {
   const before = worker.facts
   let facts: EngineFacts
   try {
@@ -30,14 +31,15 @@ export async function admit (fleet: Fleet, worker: Worker, mayFill: boolean): Pr
   if (peer?.facts?.details['weight_transaction'] != null) return fleet.unready(worker, 'stale', 'it waits for the end of a weight transaction')
   let problem = await difference(fleet, worker, peer)
   // What somebody else is updating is not overwritten.
-  if (problem !== null && mayFill && !(worker.isForeign && worker.inSync) && isUnchanged()) {
-    fleet.log.info({ worker: worker.id, url: worker.url }, `engine is filled: ${problem}`)
-    const failure = await fill(fleet, worker, peer)
+  if (problem !== null && filling !== null && !(worker.isForeign && worker.inSync) && isUnchanged()) {
+    const failure = await fill(fleet, worker, peer, filling)
+    // The others are compared by their bytes.
+    if (failure === null && !DIALECTS[facts.dialect].hasChecksums && isUnchanged()) worker.update = updates
     worker.facts = await readFacts(worker.connection, facts.dialect).catch(() => facts)
     problem = failure === null ? await difference(fleet, worker, peer) : `${problem}; ${failure}`
   }
   if (!fleet.workers.has(worker.id) || worker.state === 'draining') return
-  if (!isUnchanged()) return fleet.unready(worker, 'stale', 'an update came while it was compared')
+  if (!isUnchanged()) return fleet.unready(worker, 'stale', `an update or a pause came while it was ${problem === null ? 'compared' : 'filled or compared'}`)
   if (peer === null && fleet.ready.length > 0) return fleet.unready(worker, 'stale', 'another engine became ready first, with which it is compared next')
   if (problem === null) fleet.admitted(worker)
   else fleet.unready(worker, 'stale', problem)

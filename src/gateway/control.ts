@@ -1,92 +1,89 @@
-import { randomUUID } from 'node:crypto'
+import { Readable } from 'node:stream'
 import type { FastifyRequest } from 'fastify'
-import { parsed } from '../remote/connection.ts'
-import type { Call } from '../remote/connection.ts'
+import { RefitError } from '../errors.ts'
+import type { Call as EngineCall } from '../remote/connection.ts'
 import { perEngine } from './bodies.ts'
+import type { Call } from './calls.ts'
+import { NAMELESS } from './calls-by-body.ts'
 import { fanOut, fanOutStream } from './fan-out.ts'
 import type { Fleet } from './fleet.ts'
 import { bodylessHeaders, requestHeaders } from './headers.ts'
+import { JsonBody } from './json-body.ts'
+import type { GatewayMetrics } from './metrics.ts'
 import { failureOf, merge } from './replies.ts'
 import type { Merged, Outcome } from './replies.ts'
 import type { Worker } from './worker.ts'
 
-const WEIGHTS = /update_weights|weight_update$|update_weight_version$|\/weight_transactions\/[^/]+\/commit$|_lora_adapter|\/collective_rpc$/
-/** They have the word in their names and move no weights. */
-const NO_WEIGHTS = /init_weights_update_group$|destroy_weights_update_group$/
-/** They end or label what others brought. */
-const NO_BYTES = /weight_update$|update_weight_version$|\/commit$|_lora_adapter/
-/** What they bring to a host's disk is for an engine that is being filled, too. */
-const HOSTS = /\/(pull|fetch)_weights$/
-const PAUSE = /^\/(areal_)?pause(_generation)?$/
-const RESUME = /^\/((areal_)?continue_generation|resume)$/
-/** Calls of vLLM's transfer engine name no group; there is one. */
-const NAMELESS = 'weight_update_group'
+/** These write weights, or wait for the others that do: a transfer from one engine to another would hold them up, and is given up. */
+const BEFORE_FILLS: ReadonlySet<Call['does']> = new Set(['weights', 'label', 'begin', 'join', 'pause'])
 
-/** Sends a call that is meant for the weights or the state of every engine to every engine, and answers for all. */
-export async function control (fleet: Fleet, request: FastifyRequest, body: Buffer | null): Promise<Merged> {
-  const path = request.url.split('?', 1)[0]!
-  const fields = body === null ? undefined : parsed(String(body))
-  const workers = targets(fleet, path, fields)
+/** Sends a call that is meant for the weights or the state of every engine to every engine, and answers for all. `body` null: an upload, which is not held. */
+export async function control (fleet: Fleet, metrics: GatewayMetrics, request: FastifyRequest, route: Call, body: Buffer | null): Promise<Merged> {
+  const json = new JsonBody(body ?? Buffer.alloc(0))
+  const call = body === null ? route : route.by?.(json) ?? route
+  if (call.alone !== undefined && fleet.members.length > 1) throw new RefitError('UNSUPPORTED', `${fleet.members.length} engines are behind the gateway, and this call is for one: ${call.alone}; ask an engine of /workers`)
+  const { workers, inGroup } = targets(fleet, call, json)
   if (workers.length === 0) throw fleet.noEngine()
+  if (BEFORE_FILLS.has(call.does) && request.method !== 'GET') for (const { filling } of workers) filling?.abort(new RefitError('CONFLICT', 'a call for the weights of all engines came meanwhile'))
   const ready = workers.filter(({ state }) => state === 'ready')
-  const isUpdate = request.method !== 'GET' && WEIGHTS.test(path) && !NO_WEIGHTS.test(path)
+  const isUpdate = request.method !== 'GET' && (call.does === 'weights' || call.does === 'label')
   if (isUpdate) fleet.updateBegan()
   let outcomes: Outcome[] = []
+  const began = performance.now()
   try {
-    outcomes = await send(fleet, request, path, body, fields, workers)
+    outcomes = await send(fleet, request, call, body, json, workers)
   } finally {
-    if (isUpdate) fleet.updateEnded(outcomes.map(outcome => ({ worker: outcome.worker, failure: failureOf(outcome) })), checkpointOf(path, fields))
+    metrics.fannedOut(String(request.routeOptions.url), (performance.now() - began) / 1000, outcomes, isUpdate)
+    if (isUpdate) fleet.updateEnded(outcomes.map(outcome => ({ worker: outcome.worker, failure: failureOf(outcome) })), checkpointOf(call, json, inGroup))
   }
-  follow(fleet, path, fields, outcomes)
+  follow(fleet, call, json, outcomes)
   // What fails on an engine that is out anyway is told by /workers; a trainer could do nothing about it.
-  return merge(path, ready.length === 0 ? outcomes : outcomes.filter(({ worker }) => ready.includes(worker)))
+  const told = outcomes.filter(outcome => ready.includes(outcome.worker) || (call.does !== undefined && failureOf(outcome) === null))
+  return merge(call.answer ?? {}, ready.length === 0 ? outcomes : told)
 }
 
 /** Of a process group its members; else all that live. */
-function targets (fleet: Fleet, path: string, fields: unknown): Worker[] {
-  if (isInit(path)) return fleet.members
-  if (!/from_distributed$|destroy_weights_update_group$|_xccl$|^\/update_weights$/.test(path)) return WEIGHTS.test(path) || HOSTS.test(path) ? fleet.members : fleet.served
-  const inGroup = fleet.members.filter(({ groups }) => groups.has(groupName(fields)))
-  return inGroup.length > 0 ? inGroup : fleet.members
+function targets (fleet: Fleet, call: Call, body: JsonBody): { workers: Worker[], inGroup: boolean } {
+  if (call.to !== 'group') return { workers: call.to === 'members' ? fleet.members : fleet.served, inGroup: false }
+  const name = groupName(call, body)
+  const inGroup = fleet.members.filter(({ groups }) => name === null ? groups.size > 0 : groups.has(name))
+  return { workers: inGroup.length > 0 ? inGroup : fleet.members, inGroup: inGroup.length > 0 }
 }
 
-async function send (fleet: Fleet, request: FastifyRequest, path: string, body: Buffer | null, fields: unknown, workers: readonly Worker[]): Promise<Outcome[]> {
-  const call: Call = { method: request.method, path: request.url, headers: requestHeaders(request.headers), admin: true }
-  if (body === null) return await fanOutStream(workers, request.raw, () => call)
-  const own = opened(path, request.method, fields) ?? fields
-  const bodies = perEngine(fleet, path, own, workers)
-  if (bodies === null && own === fields) return await fanOut(workers, () => ({ ...call, body: body.length === 0 ? null : body }))
+async function send (fleet: Fleet, request: FastifyRequest, call: Call, body: Buffer | null, json: JsonBody, workers: readonly Worker[]): Promise<Outcome[]> {
+  const plain: EngineCall = { method: request.method, path: request.url, headers: requestHeaders(request.headers), admin: true }
+  if (body === null) return await fanOutStream(workers, request.raw, () => plain)
+  const bodies = request.method === 'GET' ? null : perEngine(fleet, call, json, workers)
+  if (bodies === null) return await fanOut(workers, () => ({ ...plain, body: body.length === 0 ? null : body }))
   const headers = bodylessHeaders(request.headers)
-  return await fanOut(workers, worker => ({ ...call, headers, body: JSON.stringify(bodies?.get(worker) ?? own) }))
-}
-
-/** All engines open a transaction under one id. */
-function opened (path: string, method: string, fields: unknown): object | null {
-  if (method !== 'POST' || path !== '/weight_transactions' || typeof fields !== 'object' || fields === null) return null
-  return { id: randomUUID(), ...fields }
+  return await fanOut(workers, worker => {
+    const pieces = bodies.get(worker)!
+    return { ...plain, headers: { ...headers, 'content-length': String(pieces.reduce((sum, { length }) => sum + length, 0)) }, body: Readable.from(pieces.filter(({ length }) => length > 0), { objectMode: false }) }
+  })
 }
 
 /** What later calls depend on. */
-function follow (fleet: Fleet, path: string, fields: unknown, outcomes: readonly Outcome[]): void {
+function follow (fleet: Fleet, call: Call, body: JsonBody, outcomes: readonly Outcome[]): void {
   const took = outcomes.filter(outcome => failureOf(outcome) === null)
-  if (PAUSE.test(path) && took.length > 0) fleet.pauseMoved(true)
-  if (RESUME.test(path)) fleet.pauseMoved(false)
+  if (call.does === 'pause' && took.length > 0) fleet.pauseMoved(true)
+  if (call.does === 'resume') fleet.pauseMoved(false)
+  if (call.does !== 'join' && call.does !== 'leave') return
+  const name = groupName(call, body)
+  // An init that names no ranks prepares for handles or files: the group of before is given up.
+  const joins = call.ranks !== undefined && body.has(...call.ranks.at, call.ranks.offset)
   for (const { worker } of took) {
-    if (isInit(path)) worker.groups.add(groupName(fields))
-    if (/destroy_weights_update_group$/.test(path)) worker.groups.delete(groupName(fields))
+    if (joins) worker.groups.add(name ?? NAMELESS)
+    else worker.groups.delete(name ?? NAMELESS)
   }
 }
 
-function isInit (path: string): boolean { return /\/(areal_)?init_weights_update_group$|^\/init_weight_transfer_engine$/.test(path) }
-
-function groupName (fields: unknown): string {
-  const name = (fields as { group_name?: unknown } | null | undefined)?.group_name
-  return typeof name === 'string' ? name : NAMELESS
+/** Null: it names none. */
+function groupName ({ group = { field: 'group_name' } }: Call, body: JsonBody): string | null {
+  return 'name' in group ? group.name : body.text(group.field) ?? null
 }
 
 /** Undefined: no weights came. Null: from elsewhere than a checkpoint. */
-function checkpointOf (path: string, fields: unknown): string | null | undefined {
-  if (NO_BYTES.test(path)) return undefined
-  const { model_path: from } = (fields ?? {}) as { model_path?: unknown }
-  return path === '/update_weights_from_disk' && typeof from === 'string' ? from : null
+function checkpointOf (call: Call, body: JsonBody, inGroup: boolean): string | null | undefined {
+  if (call.does !== 'weights') return undefined
+  return call.checkpoint === undefined || inGroup ? null : body.text(...call.checkpoint) ?? null
 }

@@ -3,6 +3,7 @@ import type { IncomingMessage } from 'node:http'
 import { once } from 'node:events'
 import { readAll } from '../remote/connection.ts'
 import type { Call } from '../remote/connection.ts'
+import { answerOf } from './replies.ts'
 import type { Outcome } from './replies.ts'
 import type { Worker } from './worker.ts'
 
@@ -53,7 +54,7 @@ async function drained (pipe: PassThrough): Promise<void> {
 async function send (worker: Worker, call: Call): Promise<Outcome> {
   try {
     const { statusCode: status, headers, body } = await worker.connection.request(call)
-    return { worker, status, headers, body: await readAll(body) }
+    return answerOf(worker, status, headers, await readAll(body))
   } catch (error) {
     return { worker, error: error as Error }
   }

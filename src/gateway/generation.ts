@@ -7,13 +7,14 @@ import { routingKey } from './balance.ts'
 import type { Fleet } from './fleet.ts'
 import { replyHeaders, requestHeaders } from './headers.ts'
 import type { Health } from './health.ts'
+import type { GatewayMetrics } from './metrics.ts'
 import type { Worker } from './worker.ts'
 
 /**
  * Passes a generation to one engine and its reply to the client as it comes. Another engine is tried while nothing of a reply has been passed on
  * and the first one has failed to take the request, has died on it, or says 503: it is not ready, and has generated nothing.
  */
-export async function generate (fleet: Fleet, health: Health, request: FastifyRequest, reply: FastifyReply, body: Buffer): Promise<unknown> {
+export async function generate ({ fleet, health, metrics }: { fleet: Fleet, health: Health, metrics: GatewayMetrics }, request: FastifyRequest, reply: FastifyReply, body: Buffer): Promise<unknown> {
   const { raw } = reply
   const gone = new AbortController()
   const leave = (): void => { if (!raw.writableFinished) gone.abort() }
@@ -21,6 +22,7 @@ export async function generate (fleet: Fleet, health: Health, request: FastifyRe
   const key = routingKey(request.headers, body)
   const headers = requestHeaders(request.headers)
   const tried = new Set<Worker>()
+  let last: Worker | undefined
   let failure: RefitError | undefined
   let notReady: { answer: Dispatcher.ResponseData, bytes: Buffer } | undefined
   try {
@@ -30,10 +32,13 @@ export async function generate (fleet: Fleet, health: Health, request: FastifyRe
         if (notReady === undefined) throw failure ?? fleet.noEngine()
         return await reply.code(503).headers(replyHeaders(notReady.answer.headers)).send(notReady.bytes)
       }
+      if (last !== undefined) metrics.retried(last)
+      last = worker
       tried.add(worker)
       worker.load++
       try {
-        const answer = await worker.connection.request({ method: request.method, path: request.url, headers, body, signal: gone.signal })
+        const answer = await worker.connection.request({ method: request.method, path: request.url, headers, body, signal: gone.signal, admin: request.routeOptions.config.auth === 'admin' })
+        metrics.answered(worker, answer.statusCode)
         if (answer.statusCode !== 503) {
           await pass(answer, reply)
           return reply
@@ -42,6 +47,7 @@ export async function generate (fleet: Fleet, health: Health, request: FastifyRe
       } catch (error) {
         if (gone.signal.aborted) return reply.hijack()
         if (isOurs(error)) throw error
+        metrics.answered(worker, 'failed')
         health.tripped(worker, error as Error)
         if (raw.headersSent) return reply
         failure = new RefitError('ENGINE_FAILED', `${worker.url}: ${(error as Error).message}`, { cause: error })

@@ -1,14 +1,15 @@
 import { readFacts, DIALECTS } from '../remote/dialect.ts'
 import { RefitError } from '../errors.ts'
 import { admit, LOOK_MS, startedAnew } from './admission.ts'
+import type { FillOptions } from './fill.ts'
 import type { Fleet } from './fleet.ts'
 import type { Worker } from './worker.ts'
 
 export interface HealthOptions {
   /** From one look at an engine to the next. */
   intervalMs: number
-  /** Fill engines that do not hold the current weights. */
-  fill: boolean
+  /** How engines are filled that do not hold the current weights; null: they are not. */
+  fill: FillOptions | null
 }
 
 /** Silent so often, it is down. */
@@ -51,6 +52,7 @@ export class Health {
   }
 
   forget (worker: Worker): void {
+    worker.filling?.abort(new RefitError('ENGINE_CLOSED', 'the engine is removed, or the gateway ends'))
     clearTimeout(this.#watched.get(worker)?.timer)
     this.#watched.delete(worker)
   }

@@ -33,6 +33,12 @@ export class Worker {
   readonly groups = new Set<string>()
   /** Probes that failed one after another. */
   failures = 0
+  /** Ends the fill that is under way. */
+  filling: AbortController | null = null
+  /** Fills that failed one after another, and when the next may begin (performance.now). */
+  failedFills = 0
+  fillAt = 0
+  fillFailure = ''
   readonly #options: ConnectionOptions
 
   constructor (url: string, options: ConnectionOptions) {
@@ -43,6 +49,9 @@ export class Worker {
     this.id = digest.toString('hex', 0, 8)
     this.seed = digest.readUInt32LE(8)
   }
+
+  /** What another engine has to know to take weights from it. */
+  get adminKey (): string | undefined { return this.#options.adminApiKey ?? this.#options.apiKey }
 
   get ranks (): number { return this.facts?.ranks ?? 1 }
 

@@ -31,6 +31,7 @@ export async function applySource (engine: RolloutEngine, source: WeightSource, 
     try {
       const report = await update.write(source)
       check?.(report)
+      source.accept?.(report)
       await update.commit({ flushCache: fields.flush_cache ?? true, allowTorn, ...fields.weight_version == null ? {} : { version: fields.weight_version } })
       return report
     } catch (error) {

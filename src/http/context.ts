@@ -3,13 +3,14 @@ import type { DialectName } from '../dialects/names.ts'
 import type { RolloutEngine } from '../engine/rollout-engine.ts'
 import type { Metrics } from '../metrics.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
+import type { PeerFills } from '../transfer/peer-fills.ts'
 import type { SendGroups } from '../transfer/send-groups.ts'
 import type { WeightGroups } from '../groups/weight-groups.ts'
 import type { DistributedReceiver } from '../sources/distributed.ts'
 import type { KeptTensors } from '../sources/kept-tensors.ts'
 import type { TensorReceiver } from '../sources/tensor-receiver.ts'
 import type { UploadReceiver } from '../sources/upload-receiver.ts'
-import type { WeightPulls } from '../sources/weight-pulls.ts'
+import type { WeightPulls } from '../pulls/weight-pulls.ts'
 import type { WeightSource } from '../weights/source.ts'
 import type { LiveRequests } from './live-requests.ts'
 import type { LoadedFrom } from './loaded-from.ts'
@@ -34,6 +35,8 @@ export interface RouteContext {
   distributed: DistributedReceiver
   /** Groups in which this engine's weights go to others; null where it holds none in this process. */
   sending: SendGroups | null
+  /** Takes the weights of others; null likewise. */
+  fills: PeerFills | null
   /** Takes what trainers send. */
   uploads: UploadReceiver
   /** Keeps checkpoints on this host up to date. */

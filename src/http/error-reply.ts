@@ -5,9 +5,10 @@ import { RETRY_AFTER_SECONDS } from './limits.ts'
 
 /**
  * Shape of a route's refusals. `sglang`: flat fields and `error.message`, so readers of either find the text; `weights`: `success: false`
- * with the message; `lora`: the same as its routes have it; `openai`: an `error` object.
+ * with the message; `lora`: the same as its routes have it; `openai`: an `error` object;
+ * `nemo-rl`: `ok: false` and the text.
  */
-export type ErrorDialect = 'sglang' | 'weights' | 'lora' | 'openai'
+export type ErrorDialect = 'sglang' | 'weights' | 'lora' | 'openai' | 'nemo-rl'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -43,6 +44,7 @@ export function refusalBody (dialect: ErrorDialect, refusal: Refusal): Record<st
     const type = OPENAI_TYPES[status] ?? (status < 500 ? 'invalid_request_error' : 'server_error')
     return { error: { message, type, param, code } }
   }
+  if (dialect === 'nemo-rl') return { ok: false, error: message, code }
   // SGLang's whole body for these two.
   if (code === 'UNAUTHORIZED' || code === 'FORBIDDEN') return { error: status === 401 ? 'Unauthorized' : 'Forbidden' }
   if (dialect === 'lora') return { rid: null, http_worker_ipc: null, success: false, error_message: message, loaded_adapters: null, error: { message, code } }

@@ -8,6 +8,8 @@ import type { SamplePlan } from './generation.ts'
 import { MAX_RID_LENGTH } from './limits.ts'
 import { checkBatch, encodeText, fitContext, idsOf } from './prompts.ts'
 import { invalid, refuseUnsupported } from './refuse.ts'
+import { routedExpertsFields, wantedExperts } from './routed-experts.ts'
+import { samplesOf } from './samples-of.ts'
 import { readSampling, SamplingFields } from './sampling.ts'
 import type { Sampling } from './sampling.ts'
 import { nullable, refused, TokenIds, unused } from './schemas.ts'
@@ -40,12 +42,11 @@ export const GenerateBody = Type.Object({
   session_id: refused('sessions'),
   custom_logit_processor: refused('logit processors'),
   return_hidden_states: refused('hidden states'),
-  return_routed_experts: refused('routed experts'),
+  ...routedExpertsFields,
   return_sampling_mask: refused('sampling masks'),
   bootstrap_host: refused('disaggregated prefill'),
   bootstrap_room: refused('disaggregated prefill'),
   bootstrap_port: unused(),
-  routed_experts_start_len: unused(),
   priority: unused(),
   routed_dp_rank: unused(),
   data_parallel_rank: unused(),
@@ -60,7 +61,7 @@ export const GenerateBody = Type.Object({
 export type GenerateBody = Static<typeof GenerateBody>
 
 const UNSUPPORTED = {
-  input_embeds: 'embeddings as input are', image_data: 'images are', video_data: 'video is', audio_data: 'audio is', lora_path: 'LoRA adapters are', session_params: 'sessions are', session_id: 'sessions are', custom_logit_processor: 'logit processors are', return_hidden_states: 'hidden states are', return_routed_experts: 'routed experts are', return_sampling_mask: 'sampling masks are', bootstrap_host: 'disaggregated prefill is', bootstrap_room: 'disaggregated prefill is'
+  input_embeds: 'embeddings as input are', image_data: 'images are', video_data: 'video is', audio_data: 'audio is', lora_path: 'LoRA adapters are', session_params: 'sessions are', session_id: 'sessions are', custom_logit_processor: 'logit processors are', return_hidden_states: 'hidden states are', return_sampling_mask: 'sampling masks are', bootstrap_host: 'disaggregated prefill is', bootstrap_room: 'disaggregated prefill is'
 }
 
 export interface GeneratePlan {
@@ -82,33 +83,29 @@ export function planGenerate (body: GenerateBody, context: RouteContext): Genera
   const samplings = readSamplings(body, prompts.length, context)
   const n = samplings[0]!.n
   checkBatch(prompts.length, n, info, context.maxBatch, n > 1 ? 'sampling_params.n' : body.text == null ? 'input_ids' : 'text')
+  const experts = wantedExperts(body, prompts, info)
   const rids = ridsOf(body.rid, prompts.length, batch)
   const perPrompt = prompts.map((promptIds, i) => {
     const sampling = samplings[i]!
     const maxNewTokens = fitContext(promptIds.length, sampling.maxNewTokens, info, body.text == null ? 'input_ids' : 'text')
     return { promptIds, sampling, maxNewTokens, logprobs: logprobsOf(body, i, prompts.length, promptIds.length, info.vocabSize) }
   })
-  const samples = perPrompt.flatMap(({ promptIds, sampling, maxNewTokens, logprobs }, i) => Array.from({ length: n }, (_, j): SamplePlan => ({
-    rid: n === 1 ? rids[i]! : `${rids[i]}_${j}`,
+  const samples = perPrompt.flatMap(({ promptIds, sampling, maxNewTokens, logprobs }, i) => samplesOf(sampling, maxNewTokens, {
+    rid: rids[i]!,
     names: [rids[i]!, ...typeof body.rid === 'string' ? [body.rid] : []],
     promptIds,
-    sampling: {
-      ...sampling.params,
-      maxNewTokens,
-      minNewTokens: Math.min(sampling.params.minNewTokens, maxNewTokens),
-      seed: sampling.params.seed === null ? null : BigInt.asUintN(64, sampling.params.seed + BigInt(j))
-    },
     logprobs,
-    text: sampling.text,
-    cacheSalt: perItem(body.extra_key, i, prompts.length, 'extra_key') ?? undefined
-  })))
+    cacheSalt: perItem(body.extra_key, i, prompts.length, 'extra_key') ?? undefined,
+    ...experts === null ? {} : { expertsFrom: experts.from }
+  }))
   const outputs = perPrompt.flatMap(({ logprobs }) => Array<OutputOptions>(n).fill({
     tokenizer: context.tokenizer,
     logprobs: logprobs !== null,
     top: logprobs !== null && logprobs.top > 0,
     ids: logprobs !== null && logprobs.ids.length > 0,
     texts: body.return_text_in_logprobs ?? false,
-    promptIds: body.return_prompt_token_ids ?? false
+    promptIds: body.return_prompt_token_ids ?? false,
+    experts
   }))
   return { samples, outputs, single: !batch && n === 1, stream: body.stream ?? false, deltas: body.stream_deltas ?? false, streamInterval: samplings[0]!.streamInterval }
 }

@@ -19,6 +19,8 @@ export interface SamplePlan {
   logprobs: LogprobOptions | null
   text: TextOptions
   cacheSalt: string | undefined
+  /** First position whose experts are wanted; absent for none. */
+  expertsFrom?: number
 }
 
 /** The engine requests behind one HTTP request: they run side by side, and one that fails ends them all. */

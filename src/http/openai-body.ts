@@ -8,6 +8,9 @@ import { newRid } from './generate-body.ts'
 import { MAX_RID_LENGTH } from './limits.ts'
 import { fitContext } from './prompts.ts'
 import { invalid, refuseUnsupported } from './refuse.ts'
+import { routedExpertsFields } from './routed-experts.ts'
+import type { WantedExperts } from './routed-experts.ts'
+import { samplesOf } from './samples-of.ts'
 import { readSampling } from './sampling.ts'
 import type { Sampling } from './sampling.ts'
 import { nullable, refused, unused } from './schemas.ts'
@@ -54,7 +57,7 @@ export const openAiFields = {
   guided_choice: refused('structured output'),
   structured_outputs: refused('structured output'),
   return_hidden_states: refused('hidden states'),
-  return_routed_experts: refused('routed experts'),
+  ...routedExpertsFields,
   custom_logit_processor: refused('logit processors'),
   session_params: refused('sessions'),
   priority: unused(),
@@ -65,7 +68,7 @@ export const openAiFields = {
 export type OpenAiFields = Static<Type.TObject<typeof openAiFields>>
 
 const UNSUPPORTED = {
-  lora_path: 'LoRA adapters are', json_schema: 'structured output is', regex: 'structured output is', ebnf: 'structured output is', guided_json: 'structured output is', guided_regex: 'structured output is', guided_grammar: 'structured output is', guided_choice: 'structured output is', structured_outputs: 'structured output is', return_hidden_states: 'hidden states are', return_routed_experts: 'routed experts are', custom_logit_processor: 'logit processors are', session_params: 'sessions are'
+  lora_path: 'LoRA adapters are', json_schema: 'structured output is', regex: 'structured output is', ebnf: 'structured output is', guided_json: 'structured output is', guided_regex: 'structured output is', guided_grammar: 'structured output is', guided_choice: 'structured output is', structured_outputs: 'structured output is', return_hidden_states: 'hidden states are', custom_logit_processor: 'logit processors are', session_params: 'sessions are'
 }
 
 /** Sampling of an OpenAI body; `maxTokens` as `Sampling.maxNewTokens`. */
@@ -101,25 +104,18 @@ export function openAiSampling (body: OpenAiFields, maxTokens: number | null | u
 
 /** The samples of a prompt, n beside each other. */
 export function openAiSamples (
-  { body, promptIds, sampling, logprobs, info, rid, param, fallback }:
-  { body: OpenAiFields, promptIds: Int32Array, sampling: Sampling, logprobs: LogprobOptions | null, info: RouteContext['engine']['info'], rid: string, param: string, fallback?: number }
+  { body, promptIds, sampling, logprobs, experts, info, rid, param, fallback }:
+  { body: OpenAiFields, promptIds: Int32Array, sampling: Sampling, logprobs: LogprobOptions | null, experts: WantedExperts | null, info: RouteContext['engine']['info'], rid: string, param: string, fallback?: number }
 ): SamplePlan[] {
   const maxNewTokens = fitContext(promptIds.length, sampling.maxNewTokens, info, param, fallback)
-  const { seed } = sampling.params
-  return Array.from({ length: sampling.n }, (_, j): SamplePlan => ({
-    rid: sampling.n === 1 ? rid : `${rid}_${j}`,
+  return samplesOf(sampling, maxNewTokens, {
+    rid,
     names: body.rid == null ? [] : [body.rid],
     promptIds,
-    sampling: {
-      ...sampling.params,
-      maxNewTokens,
-      minNewTokens: Math.min(sampling.params.minNewTokens, maxNewTokens),
-      seed: seed === null ? null : BigInt.asUintN(64, seed + BigInt(j))
-    },
     logprobs,
-    text: sampling.text,
-    cacheSalt: body.cache_salt ?? body.extra_key ?? undefined
-  }))
+    cacheSalt: body.cache_salt ?? body.extra_key ?? undefined,
+    ...experts === null ? {} : { expertsFrom: experts.from }
+  })
 }
 
 export function openAiRid (body: OpenAiFields, prompt: number, prompts: number): string {

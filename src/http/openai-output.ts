@@ -1,6 +1,7 @@
 import { Type } from 'typebox'
 import type { FinishReason } from '../engine/rollout-engine.ts'
 import type { Sample } from './sample.ts'
+import { Sglext } from './routed-experts.ts'
 import { nullable } from './schemas.ts'
 
 export const Usage = Type.Object({
@@ -16,7 +17,8 @@ export const openAiReply = {
   created: Type.Integer(),
   model: Type.String(),
   usage: Usage,
-  metadata: Type.Object({ weight_version: Type.String() })
+  metadata: Type.Object({ weight_version: Type.String() }),
+  sglext: Sglext
 }
 
 /** Fields of both kinds of choice. */
@@ -24,6 +26,7 @@ export const openAiChoice = {
   index: Type.Integer(),
   finish_reason: nullable(Type.String(), 'stop, length or abort.'),
   matched_stop: nullable(Type.Union([Type.String(), Type.Integer()]), 'The text or token that ended it.'),
+  sglext: Sglext,
   token_ids: Type.Optional(Type.Array(Type.Integer())),
   prompt_token_ids: Type.Optional(Type.Array(Type.Integer()))
 }

@@ -4,9 +4,10 @@ import type { FastifyReply } from 'fastify'
 import type { FleetInfo } from '../transfer/fleet-info.ts'
 import type { SendGroups } from '../transfer/send-groups.ts'
 import { RefitError } from '../errors.ts'
-import { prefixed } from './apply-source.ts'
+import { measured, prefixed } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
 import { invalid } from './refuse.ts'
+import { nullable } from './schemas.ts'
 
 const GROUP_NAME = 'weight_send_group'
 const MOST_PIECE_BYTES = 1 << 30
@@ -32,6 +33,13 @@ export const InitSendBody = Type.Object({
 }, { title: 'InitWeightsSendGroupRequest' })
 
 export const SendBody = Type.Object({ master_address: masterAddress, ports, group_name: groupName }, { title: 'SendWeightsRequest' })
+
+export const FillBody = Type.Object({
+  url: Type.String({ minLength: 1, maxLength: 2048, description: 'The engine that has the weights: http://host:port or https://host:port, as this engine reaches it. See --allow-master.' }),
+  api_key: nullable(Type.String(), 'Its admin key, or its API key where it has no other.'),
+  timeout: Type.Optional(Type.Number({ minimum: 0.1, maximum: 86400, description: 'Seconds until it has to be ready, and for each step of the transfer (default 300).' })),
+  abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' }))
+}, { title: 'PeerUpdateRequest' })
 
 const DEFAULT_TIMEOUT_S = 300
 
@@ -79,13 +87,33 @@ export async function sendToRemote (context: RouteContext, body: Static<typeof S
   }
 }
 
+/** Fills this engine from another one, as it would have been at its start. */
+export async function fillFromOther (context: RouteContext, body: Static<typeof FillBody>, reply: FastifyReply) {
+  const { fills, metrics } = context
+  if (fills === null) throw holdsNone('cannot be filled')
+  return await measured(metrics, async () => {
+    const { report, version, route } = await fills.fill({
+      url: body.url,
+      key: body.api_key ?? undefined,
+      timeoutMs: (body.timeout ?? DEFAULT_TIMEOUT_S) * 1000,
+      abort: body.abort_all_requests ?? false,
+      signal: goneSignal(reply)
+    }).catch(error => { throw prefixed('Failed to update weights: ', error) })
+    return { message: `Succeeded to update model weights. Weight version updated to ${version}.`, version, route, report }
+  })
+}
+
 export function weightsInfo (context: RouteContext): FleetInfo {
   return demandGroups(context).info(context.engine, context.version)
 }
 
 function demandGroups ({ sending }: RouteContext): SendGroups {
   if (sending !== null) return sending
-  throw new RefitError('UNSUPPORTED', 'this engine does not hold its weights in this process, and cannot send them from here; ask the server that does')
+  throw holdsNone('cannot send them')
+}
+
+function holdsNone (what: string): RefitError {
+  return new RefitError('UNSUPPORTED', `this engine does not hold its weights in this process, and ${what} from here; ask the server that does`)
 }
 
 function portsOf (text: string): number[] {

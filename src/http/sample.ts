@@ -14,6 +14,8 @@ export class Sample {
   readonly top: Scored[][] = []
   readonly ids: Scored[][] = []
   input: InputLogprobs | null = null
+  /** See `TokenEvent.experts`; once it has ended. */
+  experts: Uint16Array | null = null
   readonly spans: VersionSpan[] = []
   /** The engine's label until a token says its own. */
   weightVersion: string
@@ -55,6 +57,7 @@ export class Sample {
     this.retractions = event.retractions
     this.seed = event.seed
     if (event.finish === null) return
+    this.experts = event.experts ?? null
     this.finish = event.finish
     this.endedAt = now
   }

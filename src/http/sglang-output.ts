@@ -1,5 +1,7 @@
 import type { FinishReason, Scored } from '../engine/rollout-engine.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
+import { sglangExperts } from './routed-experts.ts'
+import type { WantedExperts } from './routed-experts.ts'
 import type { Sample } from './sample.ts'
 
 export interface OutputOptions {
@@ -11,6 +13,8 @@ export interface OutputOptions {
   /** Texts of tokens beside their logprobs. */
   texts: boolean
   promptIds: boolean
+  /** Null: not wanted. */
+  experts: WantedExperts | null
 }
 
 /** [logprob, token id, text or null]; JSON has no -Infinity, so a banned token's logprob is null. */
@@ -39,6 +43,7 @@ export function sglangOutput (sample: Sample, options: OutputOptions, shown = NO
       completion_tokens: sample.tokens.length,
       cached_tokens: sample.cachedTokens,
       seed: sample.seed === null ? null : String(sample.seed),
+      ...experts(sample, options),
       ...sample.finish === null ? {} : { e2e_latency: sample.seconds, response_sent_to_client_ts: Date.now() / 1000 }
     }
   }
@@ -46,6 +51,11 @@ export function sglangOutput (sample: Sample, options: OutputOptions, shown = NO
 
 function finishReason (finish: FinishReason | null): unknown {
   return finish?.type === 'abort' ? { ...finish, status_code: null, err_type: null } : finish
+}
+
+function experts (sample: Sample, { experts: wanted }: OutputOptions): Record<string, unknown> {
+  const rows = sglangExperts(sample, wanted)
+  return rows === undefined ? {} : { routed_experts: rows, routed_experts_start_len: wanted!.from }
 }
 
 function logprobs (sample: Sample, { tokenizer, top, ids, texts }: OutputOptions, shown: Shown): Record<string, unknown> {

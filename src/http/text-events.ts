@@ -5,8 +5,8 @@ import type { SamplePlan } from './generation.ts'
 
 /** Events of one sample with their text. */
 export function textEvents ({ engine, tokenizer }: RouteContext, plan: SamplePlan): AsyncIterable<TextEvent> {
-  const { rid, promptIds: inputIds, sampling, logprobs, cacheSalt, text } = plan
-  const request = { rid, inputIds, sampling, logprobs, ...cacheSalt === undefined ? {} : { cacheSalt } }
+  const { rid, promptIds: inputIds, sampling, logprobs, cacheSalt, expertsFrom, text } = plan
+  const request = { rid, inputIds, sampling, logprobs, ...cacheSalt === undefined ? {} : { cacheSalt }, ...expertsFrom === undefined ? {} : { expertsFrom } }
   const detokenizer = tokenizer?.detokenizer({
     skipSpecialTokens: text.skipSpecialTokens,
     spacesBetweenSpecialTokens: text.spacesBetweenSpecialTokens,

@@ -11,6 +11,7 @@ export const Report = Type.Object({
   ignored: Type.Array(Type.String(), { description: 'Tensors that the model has no use for.' }),
   ms: Type.Record(Type.String(), Type.Number(), { description: 'Milliseconds per phase.' }),
   gb_per_second: Type.Number({ description: '1e9 bytes per second, of the write alone.' }),
+  changed: Type.Optional(Type.Integer({ description: 'Of a delta: elements that have other bits than before.' })),
   warning: Type.Optional(Type.String({ description: 'All was written, but memory of a sender stays mapped; closing it is tried again with the next update.' })),
   transaction: Type.Optional(Type.String({ description: 'The weight transaction that it belongs to: label and caches wait for its end.' }))
 }, { title: 'WriteReport' })

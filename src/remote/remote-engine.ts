@@ -75,6 +75,7 @@ export class RemoteEngine implements RolloutEngine {
   get ready (): boolean { return !this.#closed && this.#state.isReachable && this.weights.state === 'current' && this.stats.paused === null && !this.transactions.writing }
 
   async * generate (request: GenerateRequest): AsyncGenerator<TokenEvent, void, undefined> {
+    if (request.expertsFrom !== undefined && this.info.experts === undefined) throw new RefitError('UNSUPPORTED', 'return_routed_experts: the remote engine does not say that it records which experts tokens are routed to', { param: 'return_routed_experts' })
     if (this.#live.has(request.rid)) throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${request.rid}`, { param: 'rid' })
     const end = new AbortController()
     this.#live.set(request.rid, end)
@@ -101,7 +102,7 @@ export class RemoteEngine implements RolloutEngine {
     const isRefit = this.dialect === 'refit'
     const { statusCode, body } = await this.#connection.request({ method: 'POST', path: '/generate', headers: { 'content-type': 'application/json' }, body: JSON.stringify(generateBody(request, isRefit)), signal })
     if (statusCode >= 400) throw refusal('/generate', statusCode, String(await readAll(body)))
-    const reader = new EventReader(request, isRefit ? hasDeltas(this.#state.facts) : this.#state.facts.details['incremental_streaming_output'] === true, this.weightVersion)
+    const reader = new EventReader(request, isRefit ? hasDeltas(this.#state.facts) : this.#state.facts.details['incremental_streaming_output'] === true, this.weightVersion, this.info.experts)
     for await (const data of sseData(body)) yield * reader.read(data)
   }
 

@@ -1,6 +1,6 @@
 import { ERROR_CODES, RefitError } from '../errors.ts'
 import type { ErrorCode } from '../errors.ts'
-import type { EngineInfo, EngineStats, MemoryTag, PauseMode, ReleasedMemory, WeightState } from '../engine/rollout-engine.ts'
+import type { EngineInfo, EngineStats, ExpertLayout, MemoryTag, PauseMode, ReleasedMemory, WeightState } from '../engine/rollout-engine.ts'
 import type { Connection } from './connection.ts'
 import { messageOf, parsed } from './connection.ts'
 import { readFacts } from './dialect.ts'
@@ -127,8 +127,15 @@ export function infoOf ({ dialect, ranks, modelPath, details }: EngineFacts, url
     kvTokens: number(details['max_total_num_tokens'], 0),
     weightsCpuBackup: details['enable_weights_cpu_backup'] === true,
     maxRunningRequests: most,
-    maxQueuedRequests: number(details['max_queued_requests'], 4096)
+    maxQueuedRequests: number(details['max_queued_requests'], 4096),
+    ...expertsOf(model['routed_experts'])
   }
+}
+
+function expertsOf (told: unknown): { experts?: ExpertLayout } {
+  if (typeof told !== 'object' || told === null) return {}
+  const { layers, sparse_layers: sparse, experts, per_token: perToken } = told as { layers: number, sparse_layers: number[], experts: number, per_token: number }
+  return { experts: { layers, sparse, experts, perToken } }
 }
 
 function weightState (weights: unknown): WeightState {

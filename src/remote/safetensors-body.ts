@@ -10,6 +10,7 @@ const readFile = promisify(read)
 
 /** A source's tensors as one safetensors file, read as it is sent. Throws UNSUPPORTED for bytes that this process cannot read one after another. */
 export function safetensorsBody (source: WeightSource): { length: number, chunks: AsyncIterable<Uint8Array> } {
+  if (source.patch !== undefined) throw new RefitError('UNSUPPORTED', 'a remote engine takes whole tensors, no deltas')
   if (source.stream !== undefined) throw new RefitError('UNSUPPORTED', 'a remote engine takes no bytes as they come: leave mode=stream out')
   for (const { name, parts, source: index } of source.tensors) {
     const from = source.sources[index]

@@ -1,4 +1,4 @@
-import type { FinishReason, GenerateRequest, InputLogprobs, Scored, TokenEvent } from '../engine/rollout-engine.ts'
+import type { ExpertLayout, FinishReason, GenerateRequest, InputLogprobs, Scored, TokenEvent } from '../engine/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
 
 type WireScored = [number | null, number, ...unknown[]]
@@ -19,10 +19,11 @@ interface Meta {
   output_token_logprobs?: WireScored[]
   output_top_logprobs?: Rows
   output_token_ids_logprobs?: Rows
+  routed_experts?: string
 }
 
 /** The body of SGLang's /generate for a request. `refit`: with the fields that are refit's own. */
-export function generateBody ({ rid, inputIds, sampling, logprobs, cacheSalt }: GenerateRequest, refit: boolean): object {
+export function generateBody ({ rid, inputIds, sampling, logprobs, cacheSalt, expertsFrom }: GenerateRequest, refit: boolean): object {
   return {
     rid,
     input_ids: Array.from(inputIds),
@@ -51,6 +52,7 @@ export function generateBody ({ rid, inputIds, sampling, logprobs, cacheSalt }: 
           ...logprobs.ids.length === 0 ? {} : { token_ids_logprob: logprobs.ids },
           ...refit && logprobs.raw ? { return_raw_logprobs: true } : {}
         },
+    ...expertsFrom === undefined ? {} : { return_routed_experts: true, routed_experts_start_len: expertsFrom },
     ...refit ? { stream_deltas: true } : {},
     ...cacheSalt === undefined ? {} : { extra_key: cacheSalt }
   }
@@ -66,13 +68,16 @@ export class EventReader {
   readonly #request: GenerateRequest
   readonly #deltas: boolean
   readonly #version: string
+  readonly #experts: ExpertLayout | undefined
   #tokens = 0
   #input = false
 
-  constructor (request: GenerateRequest, deltas: boolean, version: string) {
+  /** `experts`: how the engine records them. */
+  constructor (request: GenerateRequest, deltas: boolean, version: string, experts?: ExpertLayout) {
     this.#request = request
     this.#deltas = deltas
     this.#version = version
+    this.#experts = experts
   }
 
   /** One event may hold tokens of several versions of the weights: then it becomes several. */
@@ -108,9 +113,20 @@ export class EventReader {
         completionTokens: this.#tokens,
         retractions: meta.num_retractions ?? 0,
         seed: meta.seed == null ? this.#request.sampling.seed ?? 0n : BigInt(meta.seed),
+        ...i === cuts.length - 1 ? this.#expertsOf(meta) : {},
         finish: i === cuts.length - 1 ? finish : null
       }
     }
+  }
+
+  #expertsOf ({ routed_experts: text }: Meta): { experts?: Uint16Array } {
+    const { expertsFrom } = this.#request
+    if (this.#experts === undefined || expertsFrom === undefined || text === undefined) return {}
+    const { layers, perToken } = this.#experts
+    const experts = sparseLayers(Buffer.from(text, 'base64'), this.#experts)
+    const rows = Math.max(0, this.#request.inputIds.length + this.#tokens - 1 - expertsFrom)
+    if (experts === null || experts.length !== rows * this.#experts.sparse.length * perToken) throw new RefitError('ENGINE_FAILED', `an event of the remote engine has ${text.length} characters of routed_experts, which are not ${rows} tokens of ${layers} layers and ${perToken} experts`)
+    return { experts }
   }
 
   /** Where versions change among the new tokens: ends of runs, counted from the first token of the output. */
@@ -125,6 +141,19 @@ export class EventReader {
     this.#input = true
     return { logprobs: list.map(([logprob, id]) => [logprob, id]), top: (meta.input_top_logprobs ?? []).map(optionalRow), ids: (meta.input_token_ids_logprobs ?? []).map(optionalRow) }
   }
+}
+
+/** Of int32 of all layers, those of the ones that have experts; null where they are no whole rows. */
+function sparseLayers (bytes: Buffer, { layers, sparse, perToken }: ExpertLayout): Uint16Array | null {
+  const rows = bytes.length / (layers * perToken * 4)
+  if (!Number.isInteger(rows)) return null
+  const experts = new Uint16Array(rows * sparse.length * perToken)
+  for (let row = 0, i = 0; row < rows; row++) {
+    for (const layer of sparse) {
+      for (let j = 0; j < perToken; j++) experts[i++] = bytes.readInt32LE(((row * layers + layer) * perToken + j) * 4)
+    }
+  }
+  return experts
 }
 
 function parse (data: string): { error?: { message?: string }, output_ids?: number[], meta_info?: Meta } {

@@ -63,6 +63,10 @@ export class KeptTensors {
       await source.close()
       throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
     }
+    if (source.patch !== undefined) {
+      await source.close()
+      throw new RefitError('UNSUPPORTED', 'a delta cannot be kept: written once more, it would change what others have written meanwhile', { param: 'keep' })
+    }
     if (!this.#slots.has(name) && this.#slots.size >= MAX_NAMES) {
       await source.close()
       throw new RefitError('CONFLICT', `${MAX_NAMES} names are kept already (${[...this.#slots.keys()].join(', ')}); give one back with /release_kept_tensors`, { param: 'keep' })

@@ -7,8 +7,6 @@ import type { WeightLoader } from './weight-loader.ts'
 
 export interface HeldShares extends OpenShares { hold: ShareHold }
 
-/** verl's delta_sharded names it. Its sparse form changes single elements of weights on every rank, which no source announces. */
-const VERL_DELTA = 'verl.workers.rollout.sglang_rollout.delta_loader.apply_delta'
 const BUILT_IN = ['flattened_bucket', 'direct', 'auto', 'null', '']
 
 /** Throws TypeError for a name that has a meaning already, and for what is no function. */
@@ -56,8 +54,7 @@ export async function loadShares (name: string, loader: WeightLoader, opened: He
 /** For a loader that is not there. */
 export function unknownFormat (loadFormat: string, loaders: Iterable<string>): RefitError {
   const names = ['null', '"flattened_bucket"', '"direct"', ...[...loaders].map(name => JSON.stringify(name))]
-  const hint = loadFormat === VERL_DELTA ? '. verl\'s delta_sharded (sparse changes of single elements) is not read here: use the naive backend, or nccl, nixl or another one that brings whole tensors' : ''
-  return new RefitError('UNSUPPORTED', `load_format: expected ${names.slice(0, -1).join(', ')} or ${names.at(-1)}, got ${JSON.stringify(loadFormat)}; others are registered by --weight-loader${hint}`, { param: 'load_format' })
+  return new RefitError('UNSUPPORTED', `load_format: expected ${names.slice(0, -1).join(', ')} or ${names.at(-1)}, got ${JSON.stringify(loadFormat)}; others are registered by --weight-loader`, { param: 'load_format' })
 }
 
 function join (holds: readonly ShareHold[]): ShareHold {

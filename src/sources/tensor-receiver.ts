@@ -1,3 +1,4 @@
+import type { DeltaHost } from '../engine/delta-host.ts'
 import { RefitError } from '../errors.ts'
 import type { NativeSource } from '../native.ts'
 import type { TensorBody } from '../wire/torch-body.ts'
@@ -14,6 +15,7 @@ import { ShareThread, ThreadEnded } from './share-thread.ts'
 import type { ShareLife, ShareTotals } from './share-thread.ts'
 import { TensorSource } from './tensor.ts'
 import type { ShareHold } from './tensor.ts'
+import { VERL_DELTA, VerlDelta } from './verl-delta.ts'
 import type { WeightLoader } from './weight-loader.ts'
 
 type Ask<T extends ToShares['type']> = Omit<Extract<ToShares, { type: T }>, 'id'>
@@ -29,7 +31,7 @@ export interface TensorPayload {
 }
 
 /** A tensor whose handle was sent on its own. `memory` is null for one without elements. Closing the source gives it back. */
-export interface OpenHandle { tensor: TensorDescriptor, memory: NativeSource | null, source: TensorSource }
+export interface OpenHandle { tensor: TensorDescriptor, memory: NativeSource | null, source: Pick<TensorSource, 'verify' | 'rest' | 'close'> }
 
 export interface TensorReceiverOptions {
   /** Tensor-parallel ranks. */
@@ -38,6 +40,8 @@ export interface TensorReceiverOptions {
   device: string
   /** UUIDs of the ranks' cards; none on the CPU. */
   cards?: readonly string[]
+  /** What reads deltas; without, they are refused. */
+  deltas?: DeltaHost | undefined
   /** By `load_format`. */
   loaders?: Readonly<Record<string, WeightLoader>>
   /** Bodies up to this size are read on the event loop (default 256 KiB), larger ones on a thread. */
@@ -46,13 +50,15 @@ export interface TensorReceiverOptions {
 
 /** Opens what trainers share: large bodies on a thread of its own. */
 export class TensorReceiver {
-  readonly #options: Required<Omit<TensorReceiverOptions, 'loaders'>>
+  readonly #options: Required<Omit<TensorReceiverOptions, 'loaders' | 'deltas'>>
+  readonly #deltas: VerlDelta | undefined
   readonly #loaders: ReadonlyMap<string, WeightLoader>
   readonly #thread: ShareThread
   readonly #open = new Set<TensorSource>()
   #closed = false
 
-  constructor ({ loaders = {}, ...options }: TensorReceiverOptions) {
+  constructor ({ loaders = {}, deltas, ...options }: TensorReceiverOptions) {
+    this.#deltas = deltas === undefined ? undefined : new VerlDelta(deltas)
     this.#options = { cards: [], nearBytes: NEAR_BYTES, ...options }
     this.#loaders = checkLoaders(loaders)
     this.#thread = new ShareThread({ onCards: options.device !== 'cpu' })
@@ -75,6 +81,7 @@ export class TensorReceiver {
       throw new RefitError('INVALID_REQUEST', `serialized_named_tensors has one entry; with load_format "direct" every tensor-parallel rank (${this.#options.ranks}) is sent its own shards, in an entry of its own`, { param: 'serialized_named_tensors' })
     }
     const loader = await this.#findLoader(entries, loadFormat)
+    if (loader === undefined && loadFormat === VERL_DELTA) return await this.#openDelta(this.#deltas!, entries)
     const opened = await this.#openEntries(entries, loadFormat, loader !== undefined)
     const { ranks, sources, sourceOf, hold } = loader === undefined ? opened : await loadShares(loadFormat!, loader, opened, async (bytes, classes) => await this.#openPickle(bytes, classes))
     try {
@@ -135,11 +142,30 @@ export class TensorReceiver {
     await this.#thread.close()
   }
 
-  /** Undefined for refit's own formats. */
+  async #openDelta (deltas: VerlDelta, entries: readonly string[]): Promise<TensorSource> {
+    const opened = await this.#openEntries(entries, VERL_DELTA, true)
+    try {
+      const parts = await deltas.open(opened)
+      const source: TensorSource = new TensorSource({
+        sources: parts.patch === undefined ? opened.sources : [],
+        layout: 'checkpoint',
+        hold: opened.hold,
+        closed: () => { this.#open.delete(source) },
+        ...parts
+      })
+      this.#open.add(source)
+      return source
+    } catch (error) {
+      await opened.hold.release()
+      throw error
+    }
+  }
+
+  /** Undefined for refit's own formats, and for deltas. */
   async #findLoader (entries: readonly string[], loadFormat: string | null): Promise<WeightLoader | undefined> {
     if (loadFormat === null || OWN_FORMATS.includes(loadFormat)) return undefined
     const loader = this.#loaders.get(loadFormat)
-    if (loader !== undefined) return loader
+    if (loader !== undefined || (loadFormat === VERL_DELTA && this.#deltas !== undefined)) return loader
     await this.discard(entries)
     throw unknownFormat(loadFormat, this.#loaders.keys())
   }

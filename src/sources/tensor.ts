@@ -1,6 +1,6 @@
 import { RefitError } from '../errors.ts'
 import type { NativeSource } from '../native.ts'
-import type { AnnouncedTensor, WeightSource } from '../weights/source.ts'
+import type { AnnouncedTensor, WeightPatch, WeightSource } from '../weights/source.ts'
 
 /** What the thread of the shares holds for a source. */
 export interface ShareHold {
@@ -16,6 +16,8 @@ export interface TensorSourceParts {
   tensors: readonly AnnouncedTensor[]
   sources: readonly NativeSource[]
   layout: 'checkpoint' | 'engine'
+  patch?: WeightPatch
+  accept?: WeightSource['accept']
   hold: ShareHold
   /** Called once, after it has been closed. */
   closed: () => void
@@ -27,6 +29,8 @@ export class TensorSource implements WeightSource {
   readonly layout: 'checkpoint' | 'engine'
   readonly tensors: readonly AnnouncedTensor[]
   readonly sources: readonly NativeSource[]
+  readonly patch?: WeightPatch
+  readonly accept?: NonNullable<WeightSource['accept']>
   readonly #hold: ShareHold
   readonly #closed: () => void
   /** From the first byte that may be read until it is closed. */
@@ -36,7 +40,9 @@ export class TensorSource implements WeightSource {
   #ended: () => void = () => {}
   readonly #end = new Promise<void>(resolve => { this.#ended = resolve })
 
-  constructor ({ tensors, sources, layout, hold, closed }: TensorSourceParts) {
+  constructor ({ tensors, sources, layout, patch, accept, hold, closed }: TensorSourceParts) {
+    if (patch !== undefined) this.patch = patch
+    if (accept !== undefined) this.accept = accept
     this.tensors = tensors
     this.sources = sources
     this.layout = layout

@@ -10,8 +10,8 @@ import type { WriteReport } from '../weights/source.ts'
 import { chooseRoute, whyNot } from './fleet-info.ts'
 import type { FleetInfo, Receiver, Route } from './fleet-info.ts'
 import { localAddress } from '../groups/local-address.ts'
-import { isLater, Peer } from './peer.ts'
-import type { InitSendBody, SendReply } from './peer.ts'
+import { isLater, LOAD_FROM, Peer } from './peer.ts'
+import type { InitSendBody, PeerWords, SendReply } from './peer.ts'
 import { Link } from './remote-link.ts'
 import { hostStores } from './remote-stores.ts'
 import { linkName } from './send-groups.ts'
@@ -34,9 +34,21 @@ export interface FillOptions {
   log?: ((line: string) => void) | undefined
 }
 
+/** For an engine that serves while it is filled. */
+export interface FillRunning {
+  /** Gives it up. Before the first byte nothing has changed; after it, all weights are torn. */
+  signal?: AbortSignal | undefined
+  /** Ends running requests instead of waiting for them (default false). */
+  abort?: boolean
+  /** Runs what allocates on cards while no step runs (default at once: nothing has been generated yet). */
+  still?: <T>(run: () => Promise<T>) => Promise<T>
+  /** What its owner calls the address and the key of the other one. */
+  words?: PeerWords
+}
+
 export interface Filled { report: WriteReport, version: string, route: Route }
 
-type Own = HeldWeights & { info: Pick<EngineInfo, 'cards'> & { dtype: string } }
+export type Own = HeldWeights & { info: Pick<EngineInfo, 'cards'> & { dtype: string } }
 
 const TIMEOUT_MS = 300_000
 const PIECE_BYTES = 64 << 20
@@ -45,15 +57,16 @@ const POLL_MS = 500
 const GRACE_MS = 1000
 
 /**
- * Fills the weights of an engine that has none from another engine that serves, and takes its label. Waits while that one is not ready;
- * throws for all else, in words, and then this engine holds nothing that may be used: ENGINE_FAILED, WEIGHTS_MISMATCH (another model or
- * dtype, or bytes that differ in the end), CONFIG (its key), DEADLINE, GROUP_*.
+ * Fills the weights of an engine from another one that serves, and takes its label: nothing is generated between the first byte and the end of the
+ * comparison. Waits while the other one is not ready; throws for all else, in words, and then this engine holds nothing that may be used:
+ * ENGINE_FAILED, WEIGHTS_MISMATCH (another model or dtype, or bytes that differ in the end), CONFIG (its key), DEADLINE, GROUP_*.
  */
-export async function fillFromPeer (own: Own, { url, key, timeoutMs = TIMEOUT_MS, pieceBytes = PIECE_BYTES, ncclPath, onProgress, log = () => {} }: FillOptions): Promise<Filled> {
-  const peer = new Peer(url, key)
+export async function fillFromPeer (own: Own, options: FillOptions, running: FillRunning = {}): Promise<Filled> {
+  const { url, key, timeoutMs = TIMEOUT_MS, log = () => {} } = options
+  const peer = new Peer(url, key, running.words ?? LOAD_FROM)
   const { store, model, device, info } = own
   const receiver: Receiver = { model, tensors: tableDigest(store.table), dtype: info.dtype, device, cards: info.cards.map(({ uuid }) => uuid), ranks: store.table.ranks }
-  const deadline = new Deadline({}, timeoutMs)
+  const deadline = new Deadline({ signal: running.signal }, timeoutMs)
   let said = ''
   try {
     for (;;) {
@@ -70,6 +83,7 @@ export async function fillFromPeer (own: Own, { url, key, timeoutMs = TIMEOUT_MS
   /** Why it cannot be yet, in words, or what was done. */
   async function attempt (): Promise<Filled | string> {
     try {
+      running.signal?.throwIfAborted()
       const info = await peer.info()
       const reason = whyNot(receiver, info)
       if (reason !== undefined) throw new RefitError('WEIGHTS_MISMATCH', `this engine cannot be filled from ${peer.url}: ${reason}`)
@@ -77,20 +91,22 @@ export async function fillFromPeer (own: Own, { url, key, timeoutMs = TIMEOUT_MS
       const route = chooseRoute(receiver, info)
       log(`weights come from ${peer.url} (version ${JSON.stringify(info.weight_version)}, tp ${info.tp_size}) over ${route.backend}, as ${route.why}; ` +
         (route.layout === 'parameters' ? 'each rank from its own' : `whole tensors, as it has ${info.tp_size} ranks on ${info.device} and this engine ${receiver.ranks} on ${receiver.device}`))
-      return await transfer(own, peer, info, { route, timeoutMs, pieceBytes, ncclPath, onProgress })
+      return await transfer(own, peer, info, route, options, running)
     } catch (error) {
-      if (isLater(error)) return error.message
+      if (isLater(error) && running.signal?.aborted !== true) return error.message
       throw error
     }
   }
 }
 
-interface TransferOptions { route: Route, timeoutMs: number, pieceBytes: number, ncclPath: string | undefined, onProgress: FillOptions['onProgress'] }
-
-async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo, { route, timeoutMs, pieceBytes, ncclPath, onProgress }: TransferOptions): Promise<Filled> {
+async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo, route: Route, options: FillOptions, running: FillRunning): Promise<Filled> {
+  const { timeoutMs = TIMEOUT_MS, pieceBytes = PIECE_BYTES, ncclPath, onProgress } = options
+  const { signal, abort = false, still = async run => await run() } = running
   const { store } = own
   const { table } = store
   const stop = new AbortController()
+  const given = (): void => { stop.abort(signal!.reason) }
+  signal?.addEventListener('abort', given)
   const deadline = new Deadline({ timeoutMs, signal: stop.signal }, timeoutMs)
   const isDirect = route.layout === 'parameters'
   // Of whole tensors, host memory takes one copy for all ranks, and cards one each.
@@ -99,6 +115,7 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
   const host = await localAddress(showAddress({ host: await peer.address(), port: 9 }))
   const stores = await hostStores(host, new Array<number>(isDirect ? peerRanks : 1).fill(0), deadline)
   const links: Link[] = []
+  const end = async (): Promise<void> => { for (const link of Object.values(links)) await link.end(true).catch(() => {}) }
   try {
     const group: InitSendBody = {
       master_address: host,
@@ -126,40 +143,52 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
         ncclPath,
         host,
         deadline,
-        // Nothing has been generated here yet.
-        still: async run => await run()
+        still
       })
     }
     await firstFailure([peer.init(group, stop.signal), ...stores.clients.map(async (_, i) => { await join(i) })], error => { stop.abort(error) })
-    const [sent, report] = await exchange(peer, group, links, stop, async () => {
-      const received = await receiveWeights(store, links, { layout: route.layout, pieceBytes, timeoutMs, onProgress })
-      await leave(links, timeoutMs)
-      return received
-    })
-    compareChecksums((await checksums(store)).tensors, sent.checksums)
-    store.label(sent.weight_version)
+    const [sent, report] = await exchange(peer, group, links, stop, async sending => await receiveWeights(store, links, {
+      layout: route.layout,
+      pieceBytes,
+      timeoutMs,
+      onProgress,
+      abort,
+      signal: stop.signal,
+      settle: async () => {
+        await leave(links, timeoutMs)
+        const { checksums: theirs, weight_version: version } = await sending
+        compareChecksums((await checksums(store)).tensors, theirs)
+        return version
+      }
+    }))
     return { report, version: sent.weight_version, route }
   } finally {
-    for (const link of Object.values(links)) await link.end(true).catch(() => {})
+    signal?.removeEventListener('abort', given)
+    if (links.some(link => link.backend === 'nccl' && !link.ended)) await still(end).catch(end)
+    else await end()
     await stores.close()
   }
 }
 
 /** Asks for the weights and takes them. What the peer says of a failure explains it better than what is seen of it here. */
-async function exchange (peer: Peer, group: InitSendBody, links: readonly Link[], stop: AbortController, receive: () => Promise<WriteReport>): Promise<[SendReply, WriteReport]> {
+async function exchange (peer: Peer, group: InitSendBody, links: readonly Link[], stop: AbortController, receive: (sending: Promise<SendReply>) => Promise<WriteReport>): Promise<[SendReply, WriteReport]> {
   let said: unknown
   const { master_address: masterAddress, ports, group_name: groupName } = group
+  const stopped = (): void => { for (const link of links) link.abort((stop.signal.reason as Error).message) }
+  stop.signal.addEventListener('abort', stopped)
+  if (stop.signal.aborted) stopped()
   const sending = peer.send({ master_address: masterAddress, ports, group_name: groupName }, stop.signal).catch((error: unknown) => {
     said ??= error
     for (const link of links) link.abort(`the sender says: ${(error as Error).message}`)
     throw error
   })
-  const receiving = receive().catch((error: unknown) => {
+  const receiving = receive(sending).catch((error: unknown) => {
     // The peer knows more where it has broken off itself; where it only waits, it has to be told.
     setTimeout(() => { stop.abort(asRefitError(error)) }, GRACE_MS).unref()
     throw error
   })
   const [sent, received] = await Promise.allSettled([sending, receiving])
+  stop.signal.removeEventListener('abort', stopped)
   if (sent.status === 'fulfilled' && received.status === 'fulfilled') return [sent.value, received.value]
   throw asRefitError(said ?? (received as PromiseRejectedResult).reason)
 }

@@ -21,6 +21,12 @@ export interface InitSendBody {
   timeout: number
 }
 
+/** What the owner of this engine calls the address and the key of the other one. */
+export interface PeerWords { url: string, key: string }
+
+/** Of an engine that starts. */
+export const LOAD_FROM: PeerWords = { url: '--load-from', key: '--load-from-key (REFIT_LOAD_FROM_KEY)' }
+
 export interface SendReply { weight_version: string, bytes: number, ms: number, checksums: Record<string, string> }
 
 const INFO = '/remote_instance_weights_info'
@@ -35,12 +41,14 @@ export class Peer {
   readonly url: string
   readonly #hostname: string
   readonly #connection: Connection
+  readonly #words: PeerWords
 
   /** Throws CONFIG for what is no URL. `key`: its admin key, or its API key where it has no other. */
-  constructor (url: string, key?: string) {
+  constructor (url: string, key?: string, words = LOAD_FROM) {
     const parsed = URL.canParse(url) ? new URL(url) : undefined
-    if (parsed === undefined || !['http:', 'https:'].includes(parsed.protocol)) throw new RefitError('CONFIG', `--load-from: expected the URL of a refit server, such as http://10.0.0.7:30000, got ${JSON.stringify(url)}`, { param: '--load-from' })
-    if (parsed.username !== '' || parsed.password !== '') throw new RefitError('CONFIG', '--load-from: keys do not belong in the URL; use --load-from-key (REFIT_LOAD_FROM_KEY)', { param: '--load-from' })
+    if (parsed === undefined || !['http:', 'https:'].includes(parsed.protocol)) throw new RefitError('CONFIG', `${words.url}: expected the URL of a refit server, such as http://10.0.0.7:30000, got ${JSON.stringify(url.slice(0, 200))}`, { param: words.url })
+    if (parsed.username !== '' || parsed.password !== '') throw new RefitError('CONFIG', `${words.url}: keys do not belong in the URL; use ${words.key}`, { param: words.url })
+    this.#words = words
     this.#hostname = parsed.hostname.replace(/^\[(.*)\]$/, '$1')
     this.url = parsed.origin + parsed.pathname.replace(/\/+$/, '')
     this.#connection = new Connection(this.url, { apiKey: key })
@@ -84,7 +92,7 @@ export class Peer {
   #refusal (status: number, error: ClientError, path: string): RefitError {
     if (status === 401 || status === 403) {
       const code = error.code === 'MASTER_REFUSED' ? 'MASTER_REFUSED' : 'CONFIG'
-      const cure = code === 'CONFIG' ? '; --load-from-key (REFIT_LOAD_FROM_KEY) is to be its admin key, or its API key where it has no other' : ''
+      const cure = code === 'CONFIG' ? `; ${this.#words.key} is to be its admin key, or its API key where it has no other` : ''
       return new RefitError(code, `${this.url} refuses: ${error.message}${cure}`, { cause: error })
     }
     if (error.code !== undefined && LATER.has(error.code)) return new RefitError(error.code as ErrorCode, error.message, { cause: error })
@@ -95,7 +103,7 @@ export class Peer {
   }
 
   #noServer (what: string, cause?: unknown): RefitError {
-    return new RefitError('ENGINE_FAILED', `${this.url} cannot fill this engine: ${what}. --load-from takes the URL of a refit server of the same version`, cause === undefined ? {} : { cause })
+    return new RefitError('ENGINE_FAILED', `${this.url} cannot fill this engine: ${what}. ${this.#words.url} takes the URL of a refit server of the same version`, cause === undefined ? {} : { cause })
   }
 }
 

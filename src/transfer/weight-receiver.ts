@@ -12,21 +12,28 @@ import type { SendOptions } from './weight-sender.ts'
 export interface ReceiveOptions extends SendOptions {
   /** With bytes done and bytes in all. */
   onProgress?: ((done: number, total: number) => void) | undefined
+  /** All bytes are there, and nothing has been generated from them: throws where they are not what was sent, else says what they are labelled. */
+  settle?: () => Promise<string>
+  /** Ends running requests instead of waiting for them (default false). */
+  abort?: boolean
+  /** Aborted before the first byte is written, nothing changes. */
+  signal?: AbortSignal | undefined
 }
 
-/** The other side of `sendWeights`: fills every parameter over links that are joined. The label does not move. */
+/** The other side of `sendWeights`: fills every parameter over links that are joined. The label moves with `settle` alone. */
 export async function receiveWeights (store: WeightStore, links: readonly Link[], options: ReceiveOptions): Promise<WriteReport> {
   return options.layout === 'parameters' ? await receiveParameters(store, links, options) : await receiveTensors(store, links[0]!, options)
 }
 
-async function receiveParameters (store: WeightStore, links: readonly Link[], { timeoutMs }: ReceiveOptions): Promise<WriteReport> {
+async function receiveParameters (store: WeightStore, links: readonly Link[], { timeoutMs, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
   const { addon, core, table, dtype } = store
   const started = performance.now()
   await fill(store, async () => {
     await allOf(links.map(async (link, rank) => { await addon.groupParams(link.handle, core, rank, 0, timeoutMs) }), reason => {
       for (const link of links) link.abort(reason)
     })
-  })
+    return await settle?.()
+  }, { abort, deadlineMs: timeoutMs, signal })
   const ms = performance.now() - started
   const bytes = table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * DTYPE_BYTES[dtype]
   const tensors = [...table.tensors.values()].filter(({ alternative }) => !alternative).length
@@ -35,7 +42,7 @@ async function receiveParameters (store: WeightStore, links: readonly Link[], { 
   }
 }
 
-async function receiveTensors (store: WeightStore, { handle }: Link, { pieceBytes, timeoutMs, onProgress }: ReceiveOptions): Promise<WriteReport> {
+async function receiveTensors (store: WeightStore, { handle }: Link, { pieceBytes, timeoutMs, onProgress, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
   const { addon, dtype } = store
   const layout = layOutCheckpoint(store.table, DTYPE_BYTES[dtype])
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
@@ -48,12 +55,18 @@ async function receiveTensors (store: WeightStore, { handle }: Link, { pieceByte
     verify: async () => {},
     close: async () => {}
   }
-  const update = await store.update()
+  const update = await store.update({ abortAllRequests: abort, deadlineMs: timeoutMs })
+  let isWhole = false
   try {
+    if (store.transactions.current !== null) throw new RefitError('CONFLICT', 'a trainer\'s update of many requests has begun on this engine: it cannot be filled from another one meanwhile')
+    signal?.throwIfAborted()
     const report = await update.write(source)
-    await update.commit({ requireAll: true })
+    isWhole = true
+    const version = await settle?.()
+    await update.commit({ requireAll: true, ...version === undefined ? {} : { version } })
     return report
   } catch (error) {
+    if (isWhole) store.ledger.toreAll(`they were filled from another engine: ${error instanceof Error ? error.message : String(error)}`)
     await update.abort(error instanceof Error ? error.message : String(error))
     throw error
   }

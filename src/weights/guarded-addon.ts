@@ -19,6 +19,7 @@ export function guardedAddon (addon: NativeAddon, lost: (message: string) => voi
     release: guard(addon.release),
     resume: guard(addon.resume),
     closeMappings: guard(addon.closeMappings),
+    fetch: guard(addon.fetch),
     ncclConnect: guard(addon.ncclConnect),
     stageGroup: guard(addon.stageGroup),
     groupReceive: guard(addon.groupReceive),

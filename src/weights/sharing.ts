@@ -16,17 +16,30 @@ export async function share<T> (store: WeightStore, run: (still: <R>(run: () => 
   }, deadlineMs)
 }
 
-/** `run` writes every parameter straight into place. From its beginning until it has done so all of them are torn. */
-export async function fill (store: WeightStore, run: () => Promise<void>): Promise<void> {
+export interface FillOptions {
+  /** Ends running requests instead of waiting for them (default false). */
+  abort?: boolean
+  /** For the turn and the gate. */
+  deadlineMs?: number
+  /** Aborted before anything is written, nothing changes. */
+  signal?: AbortSignal | undefined
+}
+
+/** `run` writes every parameter straight into place, and names the label of what it has written, if that moves. Where it fails all of them are torn. */
+export async function fill (store: WeightStore, run: () => Promise<string | undefined>, { abort = false, deadlineMs, signal }: FillOptions = {}): Promise<void> {
   await store.inTurn(async shut => {
     if (store.ledger.isReleased('weights')) throw asleep('updated')
-    const gate = await shut()
+    const gate = await shut(abort)
     try {
-      store.ledger.toreAll('they were to be filled from another engine')
-      await run()
+      signal?.throwIfAborted()
+      const version = await run().catch((error: unknown) => {
+        store.ledger.toreAll(`they were to be filled from another engine: ${error instanceof Error ? error.message : String(error)}`)
+        throw error
+      })
       store.ledger.wroteAll()
+      if (version !== undefined) store.ledger.label(version)
     } finally {
       await gate.open(store.ledger.opening(true))
     }
-  })
+  }, deadlineMs)
 }

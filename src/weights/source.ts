@@ -1,3 +1,4 @@
+import type { ElementPatch } from '../native-deltas.ts'
 import type { DType, NativeSource } from '../native.ts'
 import type { StridedMatrix } from '../wire/torch-matrix.ts'
 import type { WeightStream } from './stream.ts'
@@ -35,9 +36,21 @@ export interface WeightSource {
   readonly sources: readonly NativeSource[]
   /** Where the bytes are not there yet; then all tensors lie in it, row-major, and `sources` is empty. */
   readonly stream?: WeightStream
+  /** Where it brings changes of what is there instead: its tensors are the whole ones that it changes, `sources` is empty, and offsets mean nothing. */
+  readonly patch?: WeightPatch
+  /** May refuse what has been written, before the label moves. */
+  readonly accept?: (report: WriteReport) => void
   /** Throws CHECKPOINT_CHANGED when the bytes may have moved under the write. */
   verify: () => Promise<void>
   close: () => Promise<void>
+}
+
+/** Changes of single elements. */
+export interface WeightPatch {
+  /** By the names of the source's tensors. */
+  readonly tensors: ReadonlyMap<string, readonly ElementPatch[]>
+  /** Of positions and values. */
+  readonly bytes: number
 }
 
 /** What one write did. Times in milliseconds, bytes as taken from the source. */
@@ -54,6 +67,8 @@ export interface WriteReport {
   ms: { decode?: number, plan: number, gate: number, write: number, verify: number, total: number }
   /** bytes / write time, in 1e9 bytes per second. */
   gbPerSecond: number
+  /** Of changes: elements that have other bits than before. */
+  changed?: number
   /** All was written, but memory of a sender's stays mapped: closing it is tried again with the next write. */
   warning?: string
   /** The transaction that it belongs to, whose end moves the label. */

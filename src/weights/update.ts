@@ -2,6 +2,7 @@ import { RefitError } from '../errors.ts'
 import type { WeightUpdate } from '../engine/rollout-engine.ts'
 import type { Gate } from './gate.ts'
 import { interruptible } from './interruptible.ts'
+import { patchSource } from './patch-source.ts'
 import { missingNames, planWrite } from './plan.ts'
 import type { WritePlan } from './plan.ts'
 import { scatterStream } from './scatter-stream.ts'
@@ -89,8 +90,10 @@ export class Update implements WeightUpdate {
     return this.#gate
   }
 
-  async #write (source: WeightSource, progress?: Progress): Promise<WriteReport> {
+  async #write (sent: WeightSource, progress?: Progress): Promise<WriteReport> {
     const { store, strictNames, signal } = this.#context
+    const patched = sent.patch === undefined ? null : patchSource(store, sent, sent.patch)
+    const source = patched?.source ?? sent
     const stream = source.stream === undefined || signal === undefined ? source.stream : interruptible(source.stream, signal)
     const started = performance.now()
     const plan = planWrite(store.table, store.coverage, source, strictNames)
@@ -110,12 +113,13 @@ export class Update implements WeightUpdate {
     return {
       source: source.kind,
       tensors: new Set(plan.tensors).size,
-      bytes: outcome.bytes,
+      bytes: sent.patch?.bytes ?? outcome.bytes,
       missing: missing.slice(0, SHOWN_NAMES),
       missingCount: missing.length,
       ignored: plan.ignored.slice(0, SHOWN_NAMES),
       ms: { plan: planned - started, gate: shut - planned, write: scattered - shut, verify: ended - scattered, total: ended - started },
       gbPerSecond: outcome.bytes / 1e6 / Math.max(scattered - shut, 1e-3),
+      ...patched === null ? {} : { changed: patched.changed },
       ...warning === undefined ? {} : { warning }
     }
   }

@@ -10,6 +10,7 @@ import { Coverage } from './coverage.ts'
 import { guardedAddon } from './guarded-addon.ts'
 import { releaseMemory, resumeMemory } from './memory.ts'
 import { Mappings } from './mappings.ts'
+import { matchTensors } from './match.ts'
 import { Readers } from './readers.ts'
 import { standStill } from './stand-still.ts'
 import { WeightLedger } from './weight-state.ts'
@@ -36,12 +37,15 @@ export interface WeightStoreOptions {
   availableBytes?: () => number
   /** Weights lie in host memory (default true). */
   onHost?: boolean
+  /** Host memory that a piece of a patched tensor may take (default 64 MiB). */
+  patchBytes?: number
   /** By which transactions end. */
   clock?: Clock
 }
 
 const QUEUED_UPDATES = 64
 const DEADLINE_MS = 30 * 60_000
+const PATCH_BYTES = 64 << 20
 const SHOWN_NAMES = 100
 /** What those get who wait for their turn when a transaction opens. */
 const LOOK_AGAIN = new Error('a weight transaction has opened')
@@ -54,6 +58,7 @@ export class WeightStore {
   readonly dtype: 'bfloat16' | 'float32'
   readonly ledger: WeightLedger
   readonly coverage: Coverage
+  readonly patchBytes: number
   readonly mappings = new Mappings()
   readonly readers = new Readers()
   readonly transactions: Transactions
@@ -74,6 +79,7 @@ export class WeightStore {
     this.#gates = options.gates
     this.#deadlineMs = options.deadlineMs ?? DEADLINE_MS
     this.coverage = new Coverage(options.table)
+    this.patchBytes = options.patchBytes ?? PATCH_BYTES
     const names = [...options.table.tensors.values()].filter(plan => !plan.alternative).map(plan => plan.name)
     this.ledger = new WeightLedger(names, options.version ?? 'default')
     this.transactions = new Transactions({
@@ -190,11 +196,17 @@ export class WeightStore {
     return await standStill(run, { gates: this.#gates, transactions: this.transactions, reopen: async gate => { await gate.open(this.ledger.opening(false)) }, deadlineMs })
   }
 
+  /** Throws for tensors that the model does not have, or not in that shape; see DeltaHost. */
+  check (tensors: ReadonlyArray<{ name: string, shape: readonly number[] }>): void {
+    const announced = tensors.map(({ name, shape }) => ({ name, dtype: this.dtype, shape: [...shape], source: 0, offset: 0 }))
+    matchTensors(this.table, this.coverage, { kind: 'memory', tensors: announced, sources: [], verify: async () => {}, close: async () => {} }, true)
+  }
+
   /** Gives up the transaction that is open. */
   async close (): Promise<void> { await this.transactions.close() }
 
-  /** In its turn among the updates, and not in a transaction. `left`: milliseconds until the deadline. */
-  async inTurn<T> (run: (shut: () => Promise<Gate>, left: () => number) => Promise<T>, deadlineMs = this.#deadlineMs): Promise<T> {
+  /** In its turn among the updates, and not in a transaction. `left`: milliseconds until the deadline. `shut(true)` ends running requests instead of waiting for them. */
+  async inTurn<T> (run: (shut: (abort?: boolean) => Promise<Gate>, left: () => number) => Promise<T>, deadlineMs = this.#deadlineMs): Promise<T> {
     const until = performance.now() + deadlineMs
     const left = (): number => Math.max(1, until - performance.now())
     for (;;) {
@@ -202,7 +214,7 @@ export class WeightStore {
       const leave = await this.#enter(left())
       if (leave === null) continue
       try {
-        return await run(async () => await this.#shut(false, left()), left)
+        return await run(async (abort = false) => await this.#shut(abort, left()), left)
       } finally {
         leave()
       }

@@ -9,10 +9,12 @@ import { readPickle } from './pickle.ts'
 import { payloadError } from './torch-tensor.ts'
 import type { TensorDescriptor } from './torch-tensor.ts'
 import { checkTensorCount, nameTensor, toTensorName } from './torch-tensor-name.ts'
+import { bucketMeta, directHandle } from './verl-buckets.ts'
 
 // What checkpoint-engine's parameter server says to an engine's worker, as pickles (MoonshotAI/checkpoint-engine, checkpoint_engine/worker.py
 // and ps.py): first the handle of one flat buffer, then for each bucket a list of what lies where in it, at the end None twice; or an
-// exception at any time, which ends it. Each is answered with nothing, or with an error's text.
+// exception at any time, which ends it. Each is answered with nothing, or with an error's text. verl speaks much the same to vLLM's workers
+// (verl-buckets.ts), but that it looks at no answer.
 
 /** A tensor in the buffer: whole, row-major. */
 export interface BufferPiece {
@@ -24,8 +26,17 @@ export interface BufferPiece {
   offset: number
 }
 
+export interface Bucket {
+  type: 'bucket'
+  pieces: BufferPiece[]
+  /** verl's alone: nothing follows the last one. */
+  isLast?: boolean
+  /** verl's alone: the only tensor does not lie in the buffer, but where its own handle says. */
+  isDirect?: boolean
+}
+
 export type ServerMessage =
-  | { type: 'bucket', pieces: BufferPiece[] }
+  | Bucket
   /** None: first there is nothing more to write, then all is over. */
   | { type: 'none' }
   /** An exception: some worker has failed, and all stop. */
@@ -39,6 +50,14 @@ export function readServerMessage (bytes: Uint8Array): ServerMessage {
   if (root instanceof PickleList) {
     checkTensorCount(root.items.length)
     return { type: 'bucket', pieces: root.items.map(readPiece) }
+  }
+  const verl = bucketMeta(root)
+  if (verl !== null) {
+    checkTensorCount(verl.entries.length)
+    const isDirect = directHandle(root) !== undefined
+    const own = verl.entries.find(entry => entry instanceof PickleDict && entry.get('handle') != null)
+    if (own !== undefined && !isDirect) throw payloadError('a tensor with a handle of its own comes with others')
+    return { type: 'bucket', pieces: verl.entries.map(readPiece), isLast: verl.isLast, isDirect }
   }
   if (root instanceof PickleObject && root.name.role === 'unknown') return { type: 'stop', reason: reasonOf(root) }
   throw payloadError(`${describePickle(root)} where a list of tensors, None or an exception was expected`)

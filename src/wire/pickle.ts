@@ -98,6 +98,7 @@ class PickleReader {
         case 0x63: this.#global(this.#line(), this.#line()); break // GLOBAL
         case 0x81: this.#newObject(); break // NEWOBJ
         case 0x62: this.#build(); break // BUILD
+        case 0x51: this.#persistent(); break // BINPERSID
         case 0x71: this.#memoize(bytes[this.#take(1)]!); break // BINPUT
         case 0x72: this.#memoize(this.#u32()); break // LONG_BINPUT
         case 0x58: this.#text(this.#u32()); break // BINUNICODE
@@ -297,6 +298,13 @@ class PickleReader {
     if (!(callee instanceof PickleName)) throw refused(`REDUCE calls ${describePickle(callee)}, which is not a known function`, this.#op)
     if (!Array.isArray(args)) throw malformed(`REDUCE with ${describePickle(args)} for a tuple`, this.#op)
     this.#make(reducePickle(callee, args, this.#budget, this.#op))
+  }
+
+  /** Something beside the pickle; only of those who have a name for it. */
+  #persistent (): void {
+    const name = this.#names('pickle', 'persistent_load')
+    if (!(name instanceof PickleName) || name.use !== 'call') throw refused(describeOpcode(0x51), this.#op)
+    this.#make(new PickleObject(name, [this.#pop()]))
   }
 
   #newObject (): void {

@@ -4,13 +4,15 @@ import { toCardUuid } from './torch-cards.ts'
 import { readNested } from './torch-payload.ts'
 import { readTensor } from './torch-rebuild.ts'
 import { StorageTable } from './torch-storage.ts'
+import { directHandle } from './verl-buckets.ts'
 
 /**
- * Reads a pickle of one tensor's handle: (function, arguments), as torch's reduce_tensor returns it. `card`: the UUID of the card that
+ * Reads a pickle of one tensor's handle: (function, arguments), as torch's reduce_tensor returns it; or of verl's metadata with one in it. `card`: the UUID of the card that
  * it lies on; the index in it counts the cards that the sender sees. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED.
  */
 export function readHandle (name: string, bytes: Uint8Array, card?: string): TensorRequestBody {
-  const root = readNested(bytes)
+  const pickled = readNested(bytes)
+  const root = directHandle(pickled) ?? pickled
   const uuid = card === undefined ? undefined : toCardUuid(card)
   const storages = new StorageTable()
   const byCard = new PickleDict()

@@ -69,6 +69,31 @@ def card_count():
     return len(cards())
 
 
+@pytest.fixture(scope="module")
+def engines():
+    """Servers of small models, by model, ranks, device and flags, that the tests of a file share."""
+    from engines import Engines
+
+    made = Engines()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def shared_root(tmp_path_factory):
+    """Engines of a host may read and write here."""
+    return tmp_path_factory.mktemp("host")
+
+
+@pytest.fixture
+def host(engines, shared_root, tmp_path):
+    """Two engines of one host, and a folder of the test's own that they share; deltas come to `published`."""
+    made = [engines("qwen3", ranks, "cpu", "--model-root", shared_root, which=letter) for ranks, letter in ((1, "a"), (2, "b"))]
+    folder = shared_root / tmp_path.name
+    (folder / "published").mkdir(parents=True)
+    return made, folder
+
+
 def rows_of(item):
     """Their numbers. A mark that names another row than it numbers is an error of the test."""
     found = sorted({marker.args for marker in item.iter_markers("row")})

@@ -46,13 +46,15 @@ class Engine(Server):
 
 
 class Engines:
+    make = Engine
+
     def __init__(self):
         self.made = {}
 
     def __call__(self, kind="qwen3", ranks=1, device="cpu", *flags, which="a", env=None):
         key = (kind, ranks, device, which, flags)
         if key not in self.made or self.made[key].process.poll() is not None:
-            self.made[key] = Engine(kind, ranks, device, *flags, env=env)
+            self.made[key] = self.make(kind, ranks, device, *flags, env=env)
         return self.made[key]
 
     def close(self):
@@ -60,13 +62,6 @@ class Engines:
         for engine in made.values():
             if engine.process.poll() is None:
                 engine.stop()
-
-
-@pytest.fixture(scope="module")
-def engines():
-    made = Engines()
-    yield made
-    made.close()
 
 
 class Beside:
@@ -116,4 +111,4 @@ def settled(read, wanted, seconds=20):
     return value
 
 
-__all__ = ["DEVICES", "GOLDENS", "Beside", "Engine", "Engines", "Refused", "engines", "refusal", "settled"]
+__all__ = ["DEVICES", "GOLDENS", "Beside", "Engine", "Engines", "Refused", "refusal", "settled"]

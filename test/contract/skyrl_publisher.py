@@ -1,49 +1,28 @@
 """SkyRL's trainer as a publisher of checkpoint deltas: weight_sync/delta_checkpoint.py, by its format."""
 
-import hashlib
 import json
 
 import numpy as np
-import safetensors
 import safetensors.torch
 import torch
-import xxhash
 import zstandard
 
-from engines import GOLDENS
-from tensors import coded
-
-CHECKSUMS = {"xxh3-128": lambda data: xxhash.xxh3_128(data).hexdigest(), "sha256": lambda data: hashlib.sha256(data).hexdigest()}
+import published
+from published import CHECKSUMS, data_of
 
 
-def data_of(tensor):
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+class Publisher(published.Publisher):
+    """Its base is that of base_model_path."""
 
-
-class Publisher:
-    """It diffs against what it has published last, which begins as the checkpoint of base_model_path."""
-
-    def __init__(self, kind, sync_dir, max_file_bytes=2000, checksum="xxh3-128"):
-        self.base, self.sync_dir, self.max_file_bytes, self.checksum = GOLDENS / kind, sync_dir, max_file_bytes, checksum
-        self.version, self.snapshot = 0, {}
-        for path in sorted(self.base.glob("*.safetensors")):
-            with safetensors.safe_open(path, "pt") as opened:
-                self.snapshot.update((name, opened.get_tensor(name)) for name in opened.keys())
+    def __init__(self, sync_dir, max_file_bytes=2000, checksum="xxh3-128"):
+        super().__init__()
+        self.sync_dir, self.max_file_bytes, self.checksum = sync_dir, max_file_bytes, checksum
 
     def init_info(self, local, base=None):
         return dict(
             base_model_path=str(base or self.base), local_checkpoint_dir=str(local), cloud_download_workers=4,
             checkpoint_load_format="vllm_multi_thread_safetensors", multi_thread_safetensors_max_workers=8,
         )  # fmt: skip
-
-    def next(self, share=0.02):
-        """New weights: some elements of some tensors."""
-        generator = torch.Generator().manual_seed(self.version)
-        new = {}
-        for index, (name, tensor) in enumerate(self.snapshot.items()):
-            mask = torch.rand(tensor.shape, generator=generator) < (share if index % 3 else 0)
-            new[name] = torch.where(mask, coded(self.version + 10, name, tensor.shape), tensor)
-        return new
 
     def publish(self, new=None, edit=lambda manifest: None):
         """One version; what /fetch_weights and /update_weights are told of it. The manifest is written last."""

@@ -9,8 +9,8 @@ import shutil
 import pytest
 import torch
 
-from distributed_group import Group, free_port, trainer
-from engines import GOLDENS, Beside, engines, refusal, settled  # noqa: F401
+from distributed_group import free_port, trainer
+from engines import GOLDENS, Beside, refusal, settled
 from tensors import coded
 
 SGLANG = pytest.mark.row(17, "AReaL / SGLang NCCL")

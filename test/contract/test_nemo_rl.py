@@ -7,13 +7,12 @@ import torch
 
 import tensor_payloads as payloads
 from distributed_group import free_port
-from engines import Beside, engines, refusal, settled  # noqa: F401
+from engines import Beside, refusal, settled
 from tensor_process import Process
 from tensors import bucket, coded, serialize
 
 SGLANG = pytest.mark.row(25, "NeMo-RL / SGLang")
 DYNAMO = pytest.mark.row(26, "NeMo-RL / Dynamo")
-SPARSE = pytest.mark.row(27, "NeMo-RL / remote sparse")
 WAYS = ["gloo", pytest.param("nccl", marks=pytest.mark.cards(2))]
 TRAIN_WORLD = 2
 
@@ -182,13 +181,3 @@ def test_dynamo_a_pause_waits_for_what_runs_and_errors_are_no_200(dynamo):
         with refusal() as found:
             dynamo.post(route, body)
         assert 400 <= found["status"] < 500, found
-
-
-@SPARSE
-@pytest.mark.refused("`/nemo-rl/refit/...` is not there (404)")
-def test_sparse_deltas_are_not_taken(engines):
-    """Its client tries 502, 503 and 504 again, and no other status."""
-    for path, body in [("prepare", dict(tensors={})), ("s3-manifest", dict(key="k", checksum="c")), ("zmq-flush", dict(transfer_id="t", expected_payloads=1)), ("flush", {})]:
-        with refusal(404) as found:
-            engines("qwen3").request("POST", f"/nemo-rl/refit/{path}", body)
-        assert path in found["body"]

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from distributed_group import free_port
-from engines import Beside, Refused, engines, refusal, settled  # noqa: F401
+from engines import Beside, Refused, refusal, settled
 from tensor_process import Process, SenderFailed
 
 NCCL = pytest.mark.row(22, "prime-rl / NCCL")

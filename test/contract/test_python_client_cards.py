@@ -152,7 +152,7 @@ def train(model, tmp_path, urls, ways, ranks=None, cards=None):
     import json
 
     script = tmp_path / "trainer.py"
-    script.write_text(textwrap.dedent(TRAINER.format(paths=[str(ROOT / "clients/python"), *sys.path[:2]])))
+    script.write_text(textwrap.dedent(TRAINER.format(paths=[str(ROOT / "clients/python"), str(ROOT / "test/gpu"), str(ROOT / "test/interop")])))
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
     environment = {**os.environ, **({} if cards is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, cards))})}
     command = [sys.executable, *launcher, str(script), ",".join(urls), json.dumps(model.shapes), ",".join(ways)]

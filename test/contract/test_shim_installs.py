@@ -72,7 +72,7 @@ def test_verl_finds_the_replica_by_a_variable_alone(tmp_path):
         tmp_path,
         verl__workers__rollout__replica="""
             class RolloutReplicaRegistry:
-                known = {"sglang": "verl's"}
+                known = {"sglang": "verl's", "vllm": "verl's"}
 
                 @classmethod
                 def register(cls, name, loader):
@@ -80,6 +80,6 @@ def test_verl_finds_the_replica_by_a_variable_alone(tmp_path):
         """,
     )
     (tmp_path / "verl/__init__.py").write_text("import importlib, os\n[importlib.import_module(name) for name in os.environ['VERL_USE_EXTERNAL_MODULES'].split(',') if name]\n")
-    asked = "import verl, verl.workers.rollout.replica as replica; print(replica.RolloutReplicaRegistry.known['sglang'])"
-    assert run_in(tmp_path, "-c", asked, VERL_USE_EXTERNAL_MODULES="json,refit_verl") == ["refit_verl"]
-    assert run_in(tmp_path, "-c", asked, VERL_USE_EXTERNAL_MODULES="json") == ["verl's"]
+    asked = "import verl, verl.workers.rollout.replica as replica; print(*replica.RolloutReplicaRegistry.known.values())"
+    assert run_in(tmp_path, "-c", asked, VERL_USE_EXTERNAL_MODULES="json,refit_verl") == ["refit_verl", "refit_verl"]
+    assert run_in(tmp_path, "-c", asked, VERL_USE_EXTERNAL_MODULES="json") == ["verl's", "verl's"]

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from conftest import card_count
-from engines import Beside, engines, refusal  # noqa: F401
+from engines import Beside, refusal
 from tensor_process import Process
 from vllm_wire import HERE, WIRES, Sending, Session, on_cards
 

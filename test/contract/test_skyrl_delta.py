@@ -9,13 +9,12 @@ import pytest
 pytest.importorskip("zstandard")
 pytest.importorskip("xxhash")
 
-from engines import GOLDENS, Beside, engines, refusal  # noqa: E402, F401
+from engines import GOLDENS, Beside, refusal  # noqa: E402
+from published import KIND, holds  # noqa: E402
 from skyrl_publisher import Publisher  # noqa: E402
-from tensors import checksum as checksum_of  # noqa: E402
 from test_skyrl import Client, until  # noqa: E402
 
 DELTA = pytest.mark.row(14, "SkyRL / delta")
-KIND = "qwen3"
 
 
 class DeltaClient(Client):
@@ -51,33 +50,16 @@ class Clients:
         return fetched
 
 
-@pytest.fixture
-def host(engines, tmp_path_factory):
-    """Two engines of one host, and the folders that they share."""
-    root = tmp_path_factory.mktemp("host")
-    made = [engines(KIND, ranks, "cpu", "--model-root", root, which=letter) for ranks, letter in ((1, "a"), (2, "b"))]
-    (root / "sync").mkdir()
-    yield made, root
-    engines.close()
-
-
-def holds(engine, tensors):
-    got = engine.checksums()
-    wrong = [name for name, tensor in tensors.items() if got[name] != checksum_of(tensor)]
-    assert not wrong, f"{len(wrong)} tensors are not those of the trainer: {wrong[:5]}"
-
-
 def state(root):
     return json.loads((root / "local/.skyrl_weight_sync/state.json").read_text())
 
 
 @DELTA
 @pytest.mark.brings("files")
-@pytest.mark.brings("files")
 @pytest.mark.parametrize("checksum", ["xxh3-128", "sha256"])
 def test_every_host_follows_what_is_published(host, checksum):
     made, root = host
-    clients, publisher = Clients(made), Publisher(KIND, root / "sync", checksum=checksum)
+    clients, publisher = Clients(made), Publisher(root / "published", checksum=checksum)
     assert [client.world_size() for client in clients.each] == [1, 2]
     clients.all(lambda client: client.init(publisher.init_info(root / "local")))
     for _ in range(3):
@@ -88,7 +70,7 @@ def test_every_host_follows_what_is_published(host, checksum):
         for engine in made:
             holds(engine, publisher.snapshot)
             assert engine.version() == str(publisher.version)
-    assert len(list((root / "sync/delta-00000001").iterdir())) > 2, "changes lie in several files"
+    assert len(list((root / "published/delta-00000001").iterdir())) > 2, "changes lie in several files"
     # One folder of the host, as SkyRL's own receiver has it.
     assert dict(version=3, write_in_progress=False, target_version=None, base_model_path=str(GOLDENS / KIND)).items() <= state(root).items()
     # What has not changed is published as a version too.
@@ -107,10 +89,9 @@ def test_every_host_follows_what_is_published(host, checksum):
 
 @DELTA
 @pytest.mark.brings("files")
-@pytest.mark.brings("files")
 def test_weights_are_fetched_while_generation_goes_on_and_requests_are_frozen_while_they_are_loaded(host):
     made, root = host
-    clients, publisher = Clients(made[:1]), Publisher(KIND, root / "sync")
+    clients, publisher = Clients(made[:1]), Publisher(root / "published")
     client = clients.each[0]
     clients.all(lambda client: client.init(publisher.init_info(root / "local")))
     over, done = threading.Event(), []
@@ -162,14 +143,14 @@ def twice(manifest):
 @pytest.mark.parametrize("harm", [broken_checksum, unknown_name, lying_size, other_base, way_out, link_out, twice])
 def test_what_does_not_check_is_refused_and_the_next_fetch_mends_it(host, tmp_path, harm):
     made, root = host
-    clients, publisher = Clients(made[:1]), Publisher(KIND, root / "sync")
+    clients, publisher = Clients(made[:1]), Publisher(root / "published")
     client = clients.each[0]
     clients.all(lambda client: client.init(publisher.init_info(root / "local")))
     clients.send(publisher.publish())
     told = publisher.publish(edit=harm)
-    file = next((root / "sync/delta-00000002").glob("delta-rank*"))
+    file = next((root / "published/delta-00000002").glob("delta-rank*"))
     shutil.copy(file, tmp_path / "outside.safetensors")
-    (root / "sync/delta-00000002/link.safetensors").symlink_to(tmp_path / "outside.safetensors")
+    (root / "published/delta-00000002/link.safetensors").symlink_to(tmp_path / "outside.safetensors")
     with refusal(400) as found:
         client.fetch(told)
     assert json.loads(found["body"])["error"]["message"]
@@ -180,8 +161,8 @@ def test_what_does_not_check_is_refused_and_the_next_fetch_mends_it(host, tmp_pa
         client.update(told)
     client.resume()
     wanted = publisher.snapshot
-    shutil.rmtree(root / "sync/delta-00000002")
-    again = Publisher(KIND, root / "sync")
+    shutil.rmtree(root / "published/delta-00000002")
+    again = Publisher(root / "published")
     again.snapshot = again.next()
     again.version = 1
     told = again.publish(new=wanted)
@@ -191,10 +172,9 @@ def test_what_does_not_check_is_refused_and_the_next_fetch_mends_it(host, tmp_pa
 
 @DELTA
 @pytest.mark.brings("files")
-@pytest.mark.brings("files")
 def test_a_fetch_that_was_killed_is_begun_anew_from_the_base(host):
     made, root = host
-    clients, publisher = Clients(made), Publisher(KIND, root / "sync")
+    clients, publisher = Clients(made), Publisher(root / "published")
     clients.all(lambda client: client.init(publisher.init_info(root / "local")))
     clients.send(publisher.publish())
     told = publisher.publish()
@@ -217,9 +197,11 @@ def test_a_fetch_that_was_killed_is_begun_anew_from_the_base(host):
 
 
 @DELTA
-def test_requests_that_cannot_be_are_refused_in_words(host, tmp_path):
-    made, root = host
-    client, publisher = DeltaClient(made[0]), Publisher(KIND, root / "sync")
+def test_requests_that_cannot_be_are_refused_in_words(host, engines, shared_root, tmp_path):
+    _, root = host
+    # Of which nobody has asked anything yet.
+    engine = engines(KIND, 1, "cpu", "--model-root", shared_root, which="new")
+    client, publisher = DeltaClient(engine), Publisher(root / "published")
     told = publisher.publish()
 
     def refused(status, body, words, path="/fetch_weights"):
@@ -249,4 +231,4 @@ def test_requests_that_cannot_be_are_refused_in_words(host, tmp_path):
     refused(409, told, "do not lead back")
     refused(409, dict(update_info=told), "it is of version 2", "/update_weights")
     client.update(publisher.told())
-    holds(made[0], publisher.snapshot)
+    holds(engine, publisher.snapshot)

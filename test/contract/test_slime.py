@@ -13,7 +13,7 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
 from distributed_group import Group, trainer
-from engines import DEVICES, GOLDENS, Beside, engines, settled  # noqa: F401
+from engines import DEVICES, GOLDENS, Beside, settled
 from slime_client import Failed, SlimeEngine, SlimeEngines
 from tensor_process import shared_files
 from tensors import bucket, serialize

@@ -3,46 +3,30 @@
 import json
 import shutil
 import threading
-import zlib
 
 import pytest
 import safetensors
 import safetensors.numpy
 import safetensors.torch
-import torch
-
-from engines import GOLDENS, Beside, engines  # noqa: F401
-from slime_client import Failed, SlimeEngine, SlimeEngines
-from tensors import coded
 
 np = pytest.importorskip("numpy")
 zstandard = pytest.importorskip("zstandard")
-xxhash = pytest.importorskip("xxhash")
+pytest.importorskip("xxhash")
+
+import published  # noqa: E402
+from engines import GOLDENS, Beside  # noqa: E402
+from published import CHECKSUMS, KIND, data_of, holds  # noqa: E402
+from slime_client import Failed, SlimeEngine, SlimeEngines  # noqa: E402
 
 DELTA = pytest.mark.row(5, "slime / disk delta")
-KIND = "qwen3"
-CHECKSUMS = {"xxh3-128": lambda data: xxhash.xxh3_128(data).hexdigest(), "adler32": lambda data: f"{zlib.adler32(data):08x}"}
 
 
-class Publisher:
-    """The trainer: it diffs against what it has published last, which begins as the checkpoint that the engines were started with."""
+class Publisher(published.Publisher):
+    """slime's trainer."""
 
-    def __init__(self, engine, folder, encoding="xor", checksum="xxh3-128"):
-        self.engine, self.folder, self.encoding, self.checksum = engine, folder, encoding, checksum
-        self.version, self.snapshot = 0, {}
-        for path in sorted((GOLDENS / KIND).glob("*.safetensors")):
-            with safetensors.safe_open(path, "pt") as opened:
-                for name in opened.keys():
-                    self.snapshot[name] = opened.get_tensor(name)
-
-    def next(self, share=0.02):
-        """New weights: some elements of some tensors."""
-        generator = torch.Generator().manual_seed(self.version)
-        new = {}
-        for index, (name, tensor) in enumerate(self.snapshot.items()):
-            mask = torch.rand(tensor.shape, generator=generator) < (share if index % 3 else 0)
-            new[name] = torch.where(mask, coded(self.version + 10, name, tensor.shape), tensor)
-        return new
+    def __init__(self, folder, encoding="xor", checksum="xxh3-128"):
+        super().__init__()
+        self.folder, self.encoding, self.checksum = folder, encoding, checksum
 
     def publish(self, new=None, files=2):
         new = new or self.next()
@@ -51,7 +35,7 @@ class Publisher:
         folder.mkdir()
         changed = []
         for name, tensor in new.items():
-            data, old = (np.frombuffer(t.contiguous().view(torch.uint8).numpy().tobytes(), np.uint8) for t in (tensor, self.snapshot[name]))
+            data, old = (np.frombuffer(data_of(each), np.uint8) for each in (tensor, self.snapshot[name]))
             if (data == old).all():
                 continue
             if self.encoding == "xor":
@@ -83,24 +67,6 @@ class Publisher:
         self.snapshot = new
 
 
-@pytest.fixture
-def host(engines, tmp_path_factory):
-    """Two engines of one host, and the folders that they share."""
-    root = tmp_path_factory.mktemp("host")
-    made = [engines(KIND, ranks, "cpu", "--model-root", root, which=letter) for ranks, letter in ((1, "a"), (2, "b"))]
-    (root / "published").mkdir()
-    yield made, root
-    engines.close()
-
-
-def held(engine, tensors):
-    from tensors import checksum
-
-    got = engine.checksums()
-    wrong = [name for name, tensor in tensors.items() if got[name] != checksum(tensor)]
-    assert not wrong, f"{len(wrong)} tensors are not those of the trainer: {wrong[:5]}"
-
-
 def reload(clients, local, version):
     """Pulls before the pause, then the frame."""
     clients.all("pull_weights", local, local.parent / "published", version)
@@ -116,7 +82,7 @@ def reload(clients, local, version):
 def test_every_host_follows_what_is_published(host, encoding, checksum):
     made, root = host
     clients, local = SlimeEngines(*(engine.url for engine in made)), root / "local"
-    publisher = Publisher(made[0], root / "published", encoding, checksum)
+    publisher = Publisher(root / "published", encoding, checksum)
     # The first update publishes nothing: version 0 is what the engines were started with.
     assert {reply["success"] for reply in clients.all("pull_weights", local, root / "published", 0)} == {True}
     for engine in made:
@@ -124,12 +90,12 @@ def test_every_host_follows_what_is_published(host, encoding, checksum):
     reload_zero = clients.all("update_weights_from_disk", local, "0")
     assert all(reply["success"] for reply in reload_zero)
     for engine in made:
-        held(engine, publisher.snapshot)
+        holds(engine, publisher.snapshot)
     for _ in range(3):
         publisher.publish()
         reload(clients, local, publisher.version)
         for engine, client in zip(made, clients.each):
-            held(engine, publisher.snapshot)
+            holds(engine, publisher.snapshot)
             assert client.get_weight_version() == str(publisher.version)
             assert client.generate([5, 6, 7])["meta_info"]["weight_version"] == str(publisher.version)
     assert json.loads((local / ".weight_sync/state.json").read_text())["version"] == "000003"
@@ -139,15 +105,15 @@ def test_every_host_follows_what_is_published(host, encoding, checksum):
     shutil.rmtree(root / "published/weight_v000002")
     clients.each[0].pull_weights(root / "late", root / "published", publisher.version)
     clients.each[0].update_weights_from_disk(root / "late", "late")
-    held(made[0], publisher.snapshot)
+    holds(made[0], publisher.snapshot)
 
 
 @DELTA
 def test_generation_goes_on_while_weights_are_pulled(host):
     made, root = host
-    client, publisher = SlimeEngine(made[0].url), Publisher(made[0], root / "published")
+    client, publisher = SlimeEngine(made[0].url), Publisher(root / "published")
     client.pull_weights(root / "local", root / "published", 0)
-    over, done = threading.Event(), []
+    over, done, version = threading.Event(), [], client.get_weight_version()
 
     def ask():
         while not over.is_set():
@@ -158,7 +124,7 @@ def test_generation_goes_on_while_weights_are_pulled(host):
         publisher.publish()
         before = len(done)
         client.pull_weights(root / "local", root / "published", publisher.version)
-        assert client.get_weight_version() == "default", "a pull changes no weights of the engine"
+        assert client.get_weight_version() == version, "a pull changes no weights of the engine"
     over.set()
     asking.result()
     assert len(done) > before and set(done) <= {"stop", "length"}
@@ -169,7 +135,7 @@ def test_generation_goes_on_while_weights_are_pulled(host):
 def test_what_does_not_check_is_refused_and_the_next_pull_mends_it(host):
     made, root = host
     client, local, source = SlimeEngine(made[0].url), root / "local", root / "published"
-    publisher = Publisher(made[0], source)
+    publisher = Publisher(source)
     client.pull_weights(local, source, 0)
     folder = publisher.publish()
     good = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -186,7 +152,7 @@ def test_what_does_not_check_is_refused_and_the_next_pull_mends_it(host):
         file.write_bytes(good[file.name])
         client.pull_weights(local, source, 1)
         client.update_weights_from_disk(local, "1")
-        held(made[0], publisher.snapshot)
+        holds(made[0], publisher.snapshot)
         shutil.rmtree(local)
         client.pull_weights(local, source, 0)
     # It was killed in the middle: xor that is applied again would take the change back.
@@ -195,7 +161,7 @@ def test_what_does_not_check_is_refused_and_the_next_pull_mends_it(host):
     (local / ".weight_sync/state.json").write_text('{"version": "000000"}')
     client.pull_weights(local, source, 1)
     client.update_weights_from_disk(local, "1")
-    held(made[0], publisher.snapshot)
+    holds(made[0], publisher.snapshot)
 
 
 @DELTA

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from distributed_group import free_port
-from engines import Beside, engines, refusal, settled  # noqa: F401
+from engines import refusal
 from tensor_process import Process
 
 ROW = pytest.mark.row(31, "TRL / `trl vllm-serve`")

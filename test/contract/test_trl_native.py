@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import card_count
-from engines import Beside, engines  # noqa: F401
+from engines import Beside
 from vllm_wire import WIRES, Sending, Session, on_cards
 
 NATIVE = pytest.mark.row(32, "TRL / vLLM native")

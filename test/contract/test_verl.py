@@ -11,15 +11,13 @@ import urllib.request
 import pytest
 import torch
 
-from engines import DEVICES, Beside, engines, refusal  # noqa: F401
+from engines import DEVICES, Beside
 from tensor_process import shared_files
 from tensors import LocalSerializedTensor, dumps, serialize
 
 NAIVE = pytest.mark.row(7, "verl / naive SGLang")
 DISAGGREGATED = pytest.mark.row(8, "verl / disaggregated")
-DELTA = pytest.mark.row(9, "verl / delta_sharded")
 LORA = pytest.mark.row(10, "verl / LoRA adapter")
-LOADER = "verl.workers.rollout.sglang_rollout.delta_loader.apply_delta"
 
 
 class Adapter:
@@ -175,27 +173,6 @@ def test_what_is_wrong_is_a_status(engines):
         worker.bucket([("model.no_such.weight", torch.zeros(4, dtype=torch.bfloat16))])
     with pytest.raises(RuntimeError, match="400: .*shape"):
         worker.bucket([("model.norm.weight", torch.zeros(3, dtype=torch.bfloat16))])
-    engine.holds(1)
-
-
-@DELTA
-@pytest.mark.refused("sparse deltas: `load_format` is no loader here (400); dense updates serve")
-def test_sparse_deltas_are_refused_in_words_and_dense_updates_serve_instead(engines):
-    """The three tensors of its loader. What changes nothing is refused before anything is written, and the handles are given back."""
-    engine = served(engines, 1, "cpu")
-    worker = ServerAdapter(engine, "cpu")
-    worker.update(engine.tensors(1))
-    values, positions = torch.ones(4, dtype=torch.bfloat16), torch.arange(4, dtype=torch.int32).view(torch.uint8)
-    spec = dict(encoding="indices", params=[dict(name="model.norm.weight", dtype="bfloat16", shape=[64], pos_start=0, pos_end=16, pos_width=4, val_start=0, val_end=4)], checksum=0)
-    named = [("__delta_spec__", torch.tensor(list(json.dumps(spec).encode()), dtype=torch.uint8)), ("__positions__", positions), ("__values__", values)]
-    before = set(shared_files(os.getpid()))
-    entries = worker.entries(named)
-    with pytest.raises(RuntimeError, match="400: .*delta_loader.*delta_sharded.*naive"):
-        worker.http.request("update_weights_from_tensor", dict(serialized_named_tensors=entries, load_format=LOADER, flush_cache=False))
-    worker.handles = []
-    del values, positions, named
-    gc.collect()
-    assert set(shared_files(os.getpid())) <= before
     engine.holds(1)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engines import GOLDENS, Beside, Engine, engines, refusal, settled  # noqa: F401
+from engines import GOLDENS, Beside, Engine, refusal, settled
 from server import ROOT, Refused, Server
 from tensors import coded
 
@@ -385,18 +385,6 @@ def test_a_stream_of_tokens_is_the_reply_in_pieces(steered):
 
 
 @REPLAY
-@pytest.mark.refused("recorded experts, of models that have some (400)")
-def test_replay_of_experts_is_refused_in_words(engines):
-    """SkyRL reads body.error.message of a 4xx, and does not try again."""
-    engine = engines("qwen3-moe")
-    with refusal(400) as found:
-        generate(engine, 5, path="/skyrl/v1/generate")
-    assert "routed experts are not recorded" in json.loads(found["body"])["error"]["message"]
-    assert read(generate(engine, 5))[1] == "length"
-
-
-@REPLAY
-@pytest.mark.refused("recorded experts, of models that have some (400)")
 def test_a_model_without_experts_has_none_to_replay(steered):
     update(steered, 1)
     reply = generate(steered, 5, path="/skyrl/v1/generate")

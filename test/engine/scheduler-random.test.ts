@@ -23,7 +23,8 @@ const add = fc.record({
   copies: fc.constantFrom(1, 1, 1, 3),
   sampling,
   logprobs: fc.option(fc.record({ startLen: fc.option(fc.nat(14)), top: fc.nat(2), ids: fc.constantFrom<number[]>([], [1]), raw: fc.boolean() }), { freq: 2 }),
-  salt: fc.constantFrom(undefined, undefined, 'x')
+  salt: fc.constantFrom(undefined, undefined, 'x'),
+  expertsFrom: fc.option(fc.nat(14), { nil: undefined })
 })
 
 const calm = [
@@ -67,7 +68,7 @@ class Program {
         const { startLen = null, ...rest } = c.logprobs ?? {}
         const logprobs = c.logprobs === null ? null : { ...rest, startLen: startLen === null ? null : Math.min(startLen, c.length) }
         const minNewTokens = Math.min(c.sampling.minNewTokens, c.sampling.maxNewTokens)
-        for (let i = 0; i < c.copies; i++) h.add(makeRequest(prompt, { ...c.sampling, minNewTokens, seed: c.sampling.seed + BigInt(i) }, logprobs, c.salt))
+        for (let i = 0; i < c.copies; i++) h.add(makeRequest(prompt, { ...c.sampling, minNewTokens, seed: c.sampling.seed + BigInt(i) }, logprobs, c.salt, c.expertsFrom === undefined ? undefined : Math.min(c.expertsFrom, c.length)))
         break
       }
       case 'step':

@@ -31,11 +31,17 @@ function detokenizer (): { push: (ids: ArrayLike<number>) => string, flush: () =
 
 class ScriptedEngine {
   left = false
+  readonly aborted: string[] = []
   readonly #steps: number[][]
   readonly #finish: FinishReason
   constructor (steps: number[][], finish: FinishReason) {
     this.#steps = steps
     this.#finish = finish
+  }
+
+  abort (rid: string): boolean {
+    this.aborted.push(rid)
+    return true
   }
 
   async * generate (request: GenerateRequest): AsyncGenerator<TokenEvent> {

@@ -1,8 +1,6 @@
-import { createServer as createHttpServer } from 'node:http'
-import type { AddressInfo } from 'node:net'
 import t from 'tap'
-import type { Test } from 'tap'
 import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
+import { recorder } from '../helpers/recorder.ts'
 
 t.test('a drained engine ends what it has, takes nothing new, and is gone then', async t => {
   const folder = modelFolder(t)
@@ -79,24 +77,3 @@ t.test('the gateway sends no weights itself: an engine is to be named', async t 
   }
   t.same(Object.keys(engine.bodies).filter(path => path.includes('remote_instance')), [], 'no engine is asked')
 })
-
-/** An engine of SGLang's dialect that keeps what it is sent: what the native core cannot do here, groups over cards, ends at the wire. */
-async function recorder (t: Test, ranks: number): Promise<{ url: string, bodies: Record<string, any> }> {
-  const bodies: Record<string, any> = {}
-  const server = createHttpServer((request, response) => {
-    const chunks: Buffer[] = []
-    request.on('data', chunk => chunks.push(chunk))
-    request.on('end', () => {
-      if (request.method === 'POST') bodies[request.url!] = JSON.parse(String(Buffer.concat(chunks)) || '{}')
-      const answers: Record<string, object> = { '/server_info': { tp_size: ranks, pp_size: 1 }, '/model_info': { model_path: '/m', weight_version: 'default' }, '/weights_checker': { success: true, per_engine_checksum: 'same' }, '/capabilities': { server: 'other' } }
-      response.setHeader('content-type', 'application/json')
-      response.end(JSON.stringify(answers[request.url!] ?? { success: true, message: 'ok' }))
-    })
-  })
-  await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
-  t.teardown(() => {
-    server.closeAllConnections()
-    server.close()
-  })
-  return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, bodies }
-}

@@ -11,6 +11,8 @@ Every folder beside this file is a tiny random model as save_pretrained writes i
              greedy     32 tokens, float32, without regard to end-of-sequence
              gaps       logit of the best token less that of the second, for each of them
              logprobs   by temperature: of tokens 1.. of prompt + greedy, given all before
+             experts    mixtures of experts: base64 of uint8 [prompt + greedy, sparse layers, experts per token], float32: where
+                        each token goes, best first
 
 rope.json holds inverse frequencies and scales of many rope_parameters. Stored weights are what the model is: float32 logits
 come from the bfloat16 (or float16) weights, widened.
@@ -144,6 +146,16 @@ def rounded(values, digits):
     return [round(float(v), digits) for v in values]
 
 
+def experts_of(model, tokens):
+    """None of the choices is near a tie, so that other ways to sum make the same."""
+    with torch.no_grad():
+        layers = model(torch.tensor([tokens]), use_cache=False, output_router_logits=True).router_logits
+    k = model.config.num_experts_per_tok
+    chosen = [logits.softmax(-1).topk(k + 1) for logits in layers]
+    assert min(float((best.values[:, :-1] - best.values[:, 1:]).min()) for best in chosen) > 1e-6
+    return encoded(torch.stack([best.indices[:, :k] for best in chosen], 1).to(torch.uint8))
+
+
 def case(fp32, bf16, prompt):
     n = len(prompt)
     positions = list(range(n)) if n < 16 else sorted({*range(0, n, 8), n - 2, n - 1})
@@ -165,6 +177,7 @@ def case(fp32, bf16, prompt):
         greedy=tokens[n:],
         gaps=rounded(gaps, 5),
         logprobs=logprobs,
+        **(dict(experts=experts_of(fp32, tokens)) if hasattr(fp32.config, "num_experts_per_tok") else {}),
     )
 
 

@@ -6,6 +6,7 @@ trainer and two engines of two ranks each; "tabt" has a trainer behind the engin
 
 import concurrent.futures
 import contextlib
+import random
 import socket
 import threading
 import time
@@ -24,9 +25,16 @@ def trainer(env=None):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below those that the system gives to outgoing connections: another of ours could have it before it is used."""
+    for _ in range(100):
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("of 100 ports between 20000 and 32000 none is free")
 
 
 class Outcome:

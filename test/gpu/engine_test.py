@@ -8,22 +8,17 @@ else to the temporary folder, or to DIR. On a CPU it runs what asks nothing abou
 """
 
 import argparse
+import importlib
 import sys
 
 import harness
-import numerics  # noqa: F401  (they register their tests)
-import updates  # noqa: F401
-import robust  # noqa: F401
-import no_peers  # noqa: F401
-import tensor_ways  # noqa: F401
-import tensor_life  # noqa: F401
-import tensor_kept  # noqa: F401
-import tensor_real  # noqa: F401
-import tensor_examples  # noqa: F401
-import distributed_ways  # noqa: F401
-import distributed_life  # noqa: F401
-import distributed_examples  # noqa: F401
-import fleet  # noqa: F401
+
+# They register their tests, which are run in this order.
+for name in [
+    "numerics", "routed", "updates", "robust", "no_peers", "tensor_ways", "tensor_life", "tensor_kept", "tensor_real", "tensor_examples",
+    "distributed_ways", "distributed_life", "distributed_examples", "fleet",
+]:  # fmt: skip
+    importlib.import_module(name)
 
 
 def main():

@@ -176,7 +176,7 @@ def bad_input(options):
     for flags, env, expected in cases:
         what = " ".join(map(str, [*(f"{key}={value}" for key, value in env.items()), *flags]))
         try:
-            with Server(GOLDENS / "qwen3", "--skip-tokenizer-init", *flags, env=env, wait_s=60) as server:
+            with Server(GOLDENS / "qwen3", "--skip-tokenizer-init", *flags, env=env, wait_s=60):
                 problems.append(f"{what}: it started")
         except RuntimeError as error:
             said = str(error)

@@ -40,7 +40,7 @@ class Server:
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = tempfile.NamedTemporaryFile(prefix="refit-log-")
-        command = [node(), str(ROOT / "bin/refit.js"), "serve", str(model), "--port", str(self.port), *map(str, flags)]
+        command = [node(), str(ROOT / "bin/refit.js"), *self.arguments(model), "--port", str(self.port), *map(str, flags)]
         self.started = time.monotonic()
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
         # However this program ends, the server must not hold the card.
@@ -60,6 +60,10 @@ class Server:
         except BaseException:
             self.kill()
             raise
+
+    def arguments(self, model):
+        """What is started, on the command line."""
+        return ["serve", str(model)]
 
     def __enter__(self):
         return self

@@ -260,7 +260,7 @@ def lies(options):
 @test("tensor/refused-and-given-back", limit_s=90)
 def refused(options):
     """Every reference comes back whatever is wrong with a request, and nothing changes."""
-    shapes, problems, notes = shapes_of(KIND), Problems(), []
+    problems, notes = Problems(), []
     small, other = "model.norm.weight", "model.layers.0.self_attn.q_norm.weight"
     for ranks in [1, 2]:
         server, sender = server_of(options, KIND, ranks), sender_of(options, KIND)

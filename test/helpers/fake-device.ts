@@ -64,6 +64,12 @@ export function logprobOf (context: Context, flags: number, token: number): numb
   return -((mix(mix(contextHash(context), flags), token) >>> 0) % 4096) / 64
 }
 
+/** What the fake records of a token: its place, and the weights that it was computed under. */
+export const RECORDED = 3
+export function expertsOf (token: number, position: number, weights: number): number[] {
+  return [token, position, weights]
+}
+
 export class FakeDevice implements StepDevice {
   /** Number of the weights in use. */
   weights = 0
@@ -98,7 +104,7 @@ export class FakeDevice implements StepDevice {
     }
     const rows = this.#validate(batch)
     this.#store(batch)
-    const result: StepResult = { tokens: new Int32Array(rows), logprobs: new Float32Array(rows).fill(NaN), topIds: new Int32Array(0), topLogprobs: new Float32Array(0), idLogprobs: new Float32Array(0) }
+    const result: StepResult = { tokens: new Int32Array(rows), logprobs: new Float32Array(rows).fill(NaN), topIds: new Int32Array(0), topLogprobs: new Float32Array(0), idLogprobs: new Float32Array(0), experts: this.#record(batch) }
     const topIds: number[] = []
     const topLogprobs: number[] = []
     const idLogprobs: number[] = []
@@ -168,6 +174,14 @@ export class FakeDevice implements StepDevice {
 
   #slot (b: StepBatch, s: number, position: number): number {
     return b.pages[b.pageOffsets[s]! + Math.floor(position / this.#pageSize)]! * this.#pageSize + position % this.#pageSize
+  }
+
+  #record (b: StepBatch): Uint16Array {
+    const experts: number[] = []
+    for (let s = 0; s < b.startPos.length; s++) {
+      for (let i = b.seqOffsets[s]!; i < b.seqOffsets[s + 1]!; i++) experts.push(...expertsOf(b.tokens[i]!, b.startPos[s]! + i - b.seqOffsets[s]!, this.weights))
+    }
+    return Uint16Array.from(experts)
   }
 
   #store (b: StepBatch): void {

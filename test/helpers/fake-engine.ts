@@ -1,6 +1,6 @@
 import { RefitError } from '../../src/errors.ts'
 import type {
-  EngineInfo, EngineStats, FinishReason, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, Scored, TokenEvent, UpdateOptions, WeightState, WeightUpdate
+  EngineInfo, EngineStats, ExpertLayout, FinishReason, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, Scored, TokenEvent, UpdateOptions, WeightState, WeightUpdate
 } from '../../src/engine/rollout-engine.ts'
 import type { WeightCoverage, WeightTransactions } from '../../src/engine/weight-transactions.ts'
 import type { WeightSource, WriteReport } from '../../src/weights/source.ts'
@@ -14,6 +14,11 @@ export interface FakeOptions {
 }
 
 interface Live { request: GenerateRequest, aborted: boolean, wake: () => void }
+
+/** [to - from, sparse layers, experts per token]: by position, layer and place. */
+export function fakeExperts ({ sparse, perToken, experts }: ExpertLayout, from: number, to: number): Uint16Array {
+  return Uint16Array.from(Array.from({ length: Math.max(0, to - from) }, (_, i) => sparse.map(layer => Array.from({ length: perToken }, (_, j) => ((from + i) * 13 + layer * 5 + j) % experts))).flat(2))
+}
 
 /**
  * A RolloutEngine without a model: token i of the output is token i of the prompt, over and over, and the end token when
@@ -85,7 +90,7 @@ export class FakeEngine implements RolloutEngine {
   }
 
   async * #steps (live: Live): AsyncGenerator<TokenEvent, void, undefined> {
-    const { inputIds, sampling, logprobs } = live.request
+    const { inputIds, sampling, logprobs, expertsFrom } = live.request
     const seed = sampling.seed ?? 4242n
     this.#counts.promptTokens += inputIds.length
     let made = 0
@@ -101,6 +106,7 @@ export class FakeEngine implements RolloutEngine {
       completionTokens: made,
       retractions: 0,
       seed,
+      ...finish === null || expertsFrom === undefined || (finish.type === 'abort' && made === 0) ? {} : { experts: fakeExperts(this.info.experts!, expertsFrom, inputIds.length + made - 1) },
       ...made === tokens.length && finish?.type !== 'abort' ? { times: { queueMs: 250, prefillMs: 1500 } } : {},
       finish
     })

@@ -17,6 +17,8 @@ export interface GoldenCase {
   gaps: number[]
   /** Of tokens 1.. of prompt + greedy. */
   logprobs: { '1.0': number[], 0.7: number[] }
+  /** Of mixtures of experts: [tokens of prompt + greedy, sparse layers, experts per token], best first, computed in float32. */
+  experts?: Uint8Array
 }
 
 export interface Golden { folder: string, rope: { invFreq: Float64Array, scale: number }, cases: GoldenCase[] }
@@ -28,8 +30,9 @@ export function readGolden (name: string): Golden {
   return {
     folder,
     rope: { invFreq: decodeValues('float32', Buffer.from(rope.inv_freq, 'base64')), scale: rope.scale },
-    cases: cases.map(({ logits, bf16, ...rest }: { logits: string, bf16: string, positions: number[] }) => ({
+    cases: cases.map(({ logits, bf16, experts, ...rest }: { logits: string, bf16: string, experts?: string, positions: number[] }) => ({
       ...rest,
+      ...experts === undefined ? {} : { experts: Uint8Array.from(Buffer.from(experts, 'base64')) },
       fp32: rowsOf(decodeValues('float32', Buffer.from(logits, 'base64')), rest.positions.length),
       bf16: rowsOf(decodeValues('bfloat16', Buffer.from(bf16, 'base64')), rest.positions.length)
     }))

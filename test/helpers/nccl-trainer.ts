@@ -1,4 +1,3 @@
-import { spawnSync } from 'node:child_process'
 import { join } from 'node:path'
 import type { Test } from 'tap'
 import type { GroupHost } from '../../src/engine/group-host.ts'
@@ -9,6 +8,7 @@ import { packageRoot } from '../../src/root.ts'
 import { StoreClient } from '../../src/store/client.ts'
 import { StoreServer } from '../../src/store/server.ts'
 import { findUniqueId, publishUniqueId } from '../../src/store/unique-id.ts'
+import { compile, LIBRARY } from '../native/helpers/compile.ts'
 import { modelFolder, SMALL } from './load-from.ts'
 
 const SECONDS = 20_000
@@ -30,10 +30,7 @@ export function useLoop (folder: string): string {
   process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
   process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda.so')
   process.env.REFIT_STAND_IN_CARDS = '8'
-  const loop = join(folder, 'loop.so')
-  const { status, stderr } = spawnSync(process.env.CXX ?? 'g++', ['-std=c++20', '-O1', '-I', join(packageRoot, 'native'), '-shared', '-fPIC', '-fvisibility=hidden', join(packageRoot, 'native/test/nccl_loop.cc'), '-o', loop, '-pthread'], { encoding: 'utf8' })
-  if (status !== 0) throw new Error(stderr)
-  return loop
+  return compile(join(folder, 'loop.so'), ['test/nccl_loop.cc'], LIBRARY)
 }
 
 export interface NcclTrainerOptions {

@@ -1,7 +1,7 @@
 import { Scheduler } from '../../src/engine/scheduler.ts'
 import type { SchedulerOptions } from '../../src/engine/step-device.ts'
 import type { GenerateRequest, LogprobOptions, SamplingParams, TokenEvent } from '../../src/engine/rollout-engine.ts'
-import { FakeDevice, SCORE_ROW, logprobOf, nextToken } from './fake-device.ts'
+import { FakeDevice, RECORDED, SCORE_ROW, expertsOf, logprobOf, nextToken } from './fake-device.ts'
 import type { Context } from './fake-device.ts'
 
 export const SAMPLING: SamplingParams = {
@@ -20,20 +20,21 @@ export const SAMPLING: SamplingParams = {
   seed: 7n
 }
 
-export function makeRequest (inputIds: number[], sampling: Partial<SamplingParams> = {}, logprobs: Partial<LogprobOptions> | null = null, cacheSalt?: string): GenerateRequest {
+export function makeRequest (inputIds: number[], sampling: Partial<SamplingParams> = {}, logprobs: Partial<LogprobOptions> | null = null, cacheSalt?: string, expertsFrom?: number): GenerateRequest {
   return {
     rid: 'r',
     inputIds: Int32Array.from(inputIds),
     sampling: { ...SAMPLING, ...sampling },
     logprobs: logprobs === null ? null : { startLen: null, top: 0, ids: [], raw: false, ...logprobs },
-    ...(cacheSalt === undefined ? {} : { cacheSalt })
+    ...(cacheSalt === undefined ? {} : { cacheSalt }),
+    ...(expertsFrom === undefined ? {} : { expertsFrom })
   }
 }
 
 /** Everything that came for one request. */
 export interface Outcome { request: GenerateRequest, events: TokenEvent[], error: { code: string, message: string } | null }
 
-export type HarnessOptions = Partial<Pick<SchedulerOptions, 'pages' | 'pageSize' | 'contextLength' | 'vocabSize' | 'eosTokenIds' | 'maxRunningRequests' | 'maxQueuedRequests' | 'maxBatchTokens' | 'torn' | 'now'>>
+export type HarnessOptions = Partial<Pick<SchedulerOptions, 'pages' | 'pageSize' | 'contextLength' | 'vocabSize' | 'eosTokenIds' | 'maxRunningRequests' | 'maxQueuedRequests' | 'maxBatchTokens' | 'recorded' | 'torn' | 'now'>>
 
 /** A scheduler on a fake device, with all that it emits collected by request and call. Weight labels are the numbers of the weights. */
 export class Harness {
@@ -80,6 +81,7 @@ export class Harness {
       torn: null,
       now: () => this.#clock++,
       drawSeed: () => 0x1234567890abcdefn,
+      recorded: RECORDED,
       ...options
     }
     this.scheduler = new Scheduler(this.options)
@@ -133,7 +135,8 @@ export class Harness {
     for (const event of events) {
       const version = Number(event.weightVersion)
       if (event.tokens.length > 1) fail('more than one token in a step')
-      if (event.tokens.length === 1 || event.input !== null) {
+      // A prompt of which neither tokens nor scores are wanted is computed all the same.
+      if (event.tokens.length === 1 || event.input !== null || event.finish?.type === 'length') {
         if (first || event.retractions > retractions) weights.fill(version)
         else weights[weights.length - 1] = version
         if (event.input !== null) this.#verifyInput(request, event, { tokens, weights, current: version })
@@ -170,6 +173,10 @@ export class Harness {
       if (event.promptTokens !== inputIds.length) fail('promptTokens is wrong')
       if (event.cachedTokens % this.options.pageSize !== 0 || event.cachedTokens >= inputIds.length) fail(`cachedTokens is ${event.cachedTokens}`)
       if (s.seed !== null && event.seed !== s.seed) fail('seed is wrong')
+      // Nothing was computed of a request that has ended before its first token (or score).
+      const { expertsFrom: from } = request
+      const wanted = event.finish === null || from === undefined || first ? undefined : tokens.slice(0, -1).flatMap((token, i) => i < from ? [] : expertsOf(token, i, weights[i]!))
+      equal(event.experts === undefined ? undefined : Array.from(event.experts), wanted, 'experts')
     }
 
     function equal (got: unknown, expected: unknown, what: string): void {

@@ -1,4 +1,5 @@
-"""A real server for the tests: the command line of this checkout, on a free port of the loopback."""
+"""Real servers for the tests: the command line of this checkout, on a free port of the loopback; and models to serve."""
+import gc
 import pathlib
 import signal
 import socket
@@ -10,6 +11,8 @@ import pytest
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Of servers of the tests' models.
+SMALL = ["--dtype", "bfloat16", "--max-total-tokens", 512, "--skip-tokenizer-init"]
 # Trainers of process groups, and how they are driven, are those of the tests on cards.
 sys.path.append(str(ROOT / "test/gpu"))
 
@@ -58,3 +61,63 @@ def serve():
     yield start
     for server in servers:
         assert server.stop() == 0, "a clean end on SIGTERM"
+
+
+@pytest.fixture(scope="session")
+def model_of(tmp_path_factory):
+    """The tiny checkpoint of a kind (tensors.py)."""
+    from tensors import Model
+
+    made = {}
+
+    def make(kind):
+        if kind not in made:
+            made[kind] = Model(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory):
+    """Where trainers write checkpoints that the servers of engine_of may load."""
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="session")
+def engine_of(model_of, shared_folder):
+    """A server for each kind, ranks and letter, which tests share: each brings all weights, and so sees nothing that another left."""
+    servers = {}
+
+    def start(kind="qwen3", ranks=1, which="a"):
+        key = kind, ranks, which
+        if key not in servers:
+            folder = model_of(kind).folder
+            servers[key] = Server(folder, *SMALL, "--tp", ranks, "--model-root", folder, "--model-root", shared_folder)
+        return servers[key]
+
+    yield start
+    for server in servers.values():
+        assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def party(request, tmp_path_factory):
+    """Trainers and servers of groups (groups.py), which the tests of a file share; its WAITS_S is how long servers wait for a peer."""
+    from groups import Party
+
+    made = Party(tmp_path_factory.mktemp, getattr(request.module, "WAITS_S", 60))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def nothing_left():
+    """What the test shares is the sender's alone once it has been taken, and is freed with it."""
+    from tensors import shared_files
+
+    gc.collect()
+    before = set(shared_files())
+    yield
+    gc.collect()
+    assert set(shared_files()) <= before, "what was shared has been given back and freed"

@@ -2,8 +2,6 @@
 
 import os
 
-import pytest
-
 import models
 from distributed_group import Group, trainer
 from server import Server
@@ -91,16 +89,9 @@ class Party:
             server.stop()
 
 
-@pytest.fixture(scope="module")
-def party(request, tmp_path_factory):
-    made = Party(tmp_path_factory.mktemp, getattr(request.module, "WAITS_S", 60))
-    yield made
-    made.close()
-
-
 def footprint(pid):
     """(descriptors, threads) of a process."""
     return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
 
-__all__ = ["DEADLINE_S", "MODELS", "footprint", "party"]
+__all__ = ["DEADLINE_S", "MODELS", "Party", "footprint"]

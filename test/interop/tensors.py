@@ -18,7 +18,7 @@ import torch
 import torch.multiprocessing
 import transformers
 
-from conftest import ROOT
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 torch.multiprocessing.set_sharing_strategy("file_system")
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from distributed_group import INIT, UPDATE, Watch, free_port
-from groups import DEADLINE_S, footprint, party  # noqa: F401 (a fixture)
+from groups import DEADLINE_S, footprint
 from server import Refused
 from tensor_process import SenderFailed
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from distributed_group import DESTROY, INIT, UPDATE, Group, Watch, free_port
-from groups import MODELS, footprint, party  # noqa: F401 (a fixture)
+from groups import MODELS, footprint
 from server import Refused
 
 KIND = "qwen3"

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.reductions import reduce_tensor
 
-from conftest import ROOT, Server
+from conftest import SMALL, Server
 from tensors import (
-    FlattenedTensorMetadata, Model, Refused, bucket, checksum, checksums, coded, descriptors, dumps, file_count, mappings, metric, post, resident,
+    ROOT, FlattenedTensorMetadata, Refused, bucket, checksum, checksums, coded, descriptors, dumps, file_count, mappings, metric, post, resident,
     serialize, shared_files, threads, update,
 )  # fmt: skip
 
@@ -25,8 +25,8 @@ SKYRL = "skyrl_train.inference_engines.sglang.sglang_engine.sglang_custom_weight
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return Model("qwen3", tmp_path_factory.mktemp("qwen3"))
+def model(model_of):
+    return model_of("qwen3")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def server(model, tmp_path_factory):
     (folder / "renames.mjs").write_text("export default tensors => tensors.map(tensor => [tensor.name.replace(/^actor\\./, ''), tensor])")
     (folder / "throws.mjs").write_text("export default async () => { throw new Error('not today') }")
     (folder / "outside.mjs").write_text("export default ([tensor]) => [[tensor.name, tensor.view({ shape: [1 << 20] })]]")
-    flags = ["--dtype", "bfloat16", "--tp", 2, "--max-total-tokens", 512, "--skip-tokenizer-init"]
+    flags = [*SMALL, "--tp", 2]
     for name in ["renames", "throws", "outside"]:
         flags += ["--weight-loader", f"{name}={folder / name}.mjs"]
     started = Server(model.folder, *flags, "--weight-loader", f"{SKYRL}={ROOT / 'examples/loaders/skyrl.mjs'}")
@@ -44,12 +44,9 @@ def server(model, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(server):
-    gc.collect()
-    before = set(shared_files())
+def given_back(server, nothing_left):
     yield
     gc.collect()
-    assert set(shared_files()) <= before, "the sender's memory is free once it is done"
     assert metric(server, "tensor_files_opened_total") == metric(server, "tensor_files_closed_total")
 
 
@@ -224,11 +221,7 @@ def test_a_loader_renames_and_its_faults_are_refusals_with_its_name(server, mode
     assert checksums(server) == model.checksums(4)
 
 
-LONG = int(os.environ.get("REFIT_UPDATES", 0))
-
-
-def test_threads_and_mappings_are_flat_as_well(server, model):
-    """REFIT_UPDATES=500 for the long form."""
+def test_threads_and_mappings_are_flat_as_well(server, model, pytestconfig):
     pid, mine = server.process.pid, os.getpid()
 
     def step(variant):
@@ -247,7 +240,7 @@ def test_threads_and_mappings_are_flat_as_well(server, model):
     gc.collect()
     flat = descriptors(pid), descriptors(mine), threads(pid), threads(mine)
     maps, memory = (mappings(pid), mappings(mine)), (resident(pid), resident(mine))
-    for variant in range(LONG or 30):
+    for variant in range(4 * pytestconfig.getoption("--rounds")):
         step(variant)
         gc.collect()
         assert shared_files() == []

@@ -7,6 +7,7 @@ import type { NcclGroupOptions } from '../../src/native-groups.ts'
 import type { NativeAddon } from '../../src/native.ts'
 import { packageRoot } from '../../src/root.ts'
 import { codedJob, expectedParams } from './helpers/coded.ts'
+import { compile, LIBRARY, SANITIZED } from './helpers/compile.ts'
 import { plainModel, readAll } from './helpers/plain-core.ts'
 import type { PlainModel } from './helpers/plain-core.ts'
 
@@ -14,22 +15,11 @@ import type { PlainModel } from './helpers/plain-core.ts'
 // are threads (native/test/nccl_loop.cc). native/test/gpu/group_test.cu has the rest.
 
 const folder = t.testdir()
-const compiler = process.env.CXX ?? 'g++'
-
-function compile (name: string, sources: string[], flags: string[]): string {
-  const to = join(folder, name)
-  const { status, stderr } = spawnSync(compiler, ['-std=c++20', '-O1', '-g', '-Wall', '-Wextra', '-I', join(packageRoot, 'native'), ...flags,
-    ...sources.map(source => join(packageRoot, 'native', source)), '-o', to, '-pthread', '-ldl'], { encoding: 'utf8' })
-  t.equal(status, 0, stderr)
-  return to
-}
-
+const loop = compile(join(folder, 'loop.so'), ['test/nccl_loop.cc'], LIBRARY)
 t.test('groups are joined, received from, given up and ended, with nothing left of them', async t => {
-  const library = compile('loop.so', ['test/nccl_loop.cc'], ['-shared', '-fPIC', '-fvisibility=hidden'])
-  const program = compile('group_life',
-    ['test/gpu/group_life.cc', ...['group', 'group_words', 'group_lane', 'nccl', 'nccl_api', 'dynamic'].map(name => `cuda/${name}.cc`)],
-    ['-fsanitize=address,undefined', '-fno-sanitize-recover=all'])
-  const { status, stdout, stderr } = spawnSync(program, [library], { encoding: 'utf8', timeout: 120_000 })
+  const sources = ['test/gpu/group_life.cc', ...['group', 'group_words', 'group_lane', 'nccl', 'nccl_api', 'dynamic'].map(name => `cuda/${name}.cc`)]
+  const program = compile(join(folder, 'group_life'), sources, SANITIZED)
+  const { status, stdout, stderr } = spawnSync(program, [loop], { encoding: 'utf8', timeout: 120_000 })
   t.equal(status, 0, stdout + stderr)
   t.match(stdout, / 0 failures/)
 })
@@ -37,7 +27,6 @@ t.test('groups are joined, received from, given up and ended, with nothing left 
 // The same through the addon: two engines of this process, the one in the trainer's place.
 process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda.so')
 const addon = createRequire(import.meta.url)(join(packageRoot, 'build/faults/refit.node')) as NativeAddon
-const loop = compile('loop-addon.so', ['test/nccl_loop.cc'], ['-shared', '-fPIC', '-fvisibility=hidden'])
 const SECONDS = 20_000
 
 interface Engine { core: number, model: PlainModel }
@@ -68,7 +57,7 @@ t.test('pieces are received into alternating slots and written by every rank fro
   const sender = engine(t, 1, [0])
   const receiver = engine(t, 2, [0, 1])
   const [from, to] = await meet(t, sender, receiver, { warmUp: true })
-  t.match(addon.ncclLibrary(to), /^2\.28\.9, .*loop-addon\.so$/)
+  t.match(addon.ncclLibrary(to), /^2\.28\.9, .*loop\.so$/)
   const { job, bytes } = codedJob(receiver.model.tensors)
   const { buffer } = job.sources[0] as { buffer: Uint8Array }
   for (const group of [from, to]) await addon.stageGroup(group, bytes)

@@ -1,24 +1,14 @@
 import { spawnSync } from 'node:child_process'
 import { join } from 'node:path'
 import t from 'tap'
-import { packageRoot } from '../../src/root.ts'
+import { compile, LIBRARY, SANITIZED } from './helpers/compile.ts'
 
 // NCCL itself needs cards. What is tried here is how it is opened, and that whoever waits in it can give up: against a library with its
 // interface that answers as it is told. native/test/gpu/nccl_test.cu has the rest.
 
 const folder = t.testdir()
-const compiler = process.env.CXX ?? 'g++'
-
-function compile (name: string, sources: string[], flags: string[]): string {
-  const to = join(folder, name)
-  const { status, stderr } = spawnSync(compiler, ['-std=c++20', '-O1', '-g', '-Wall', '-Wextra', '-I', join(packageRoot, 'native'), ...flags,
-    ...sources.map(source => join(packageRoot, 'native', source)), '-o', to, '-pthread', '-ldl'], { encoding: 'utf8' })
-  t.equal(status, 0, stderr)
-  return to
-}
-
-const standIn = (name: string, ...flags: string[]): string => compile(name, ['test/nccl_stand_in.cc'], ['-shared', '-fPIC', '-fvisibility=hidden', ...flags])
-const program = compile('nccl_life', ['test/gpu/nccl_life.cc', 'cuda/nccl.cc', 'cuda/nccl_api.cc', 'cuda/dynamic.cc'], ['-fsanitize=address,undefined', '-fno-sanitize-recover=all'])
+const standIn = (name: string, ...flags: string[]): string => compile(join(folder, name), ['test/nccl_stand_in.cc'], [...LIBRARY, ...flags])
+const program = compile(join(folder, 'nccl_life'), ['test/gpu/nccl_life.cc', 'cuda/nccl.cc', 'cuda/nccl_api.cc', 'cuda/dynamic.cc'], SANITIZED)
 
 function run (library: string, env: NodeJS.ProcessEnv = {}): { status: number | null, said: string } {
   const { NCCL_NVLS_ENABLE: _, ...rest } = process.env
@@ -49,7 +39,7 @@ t.test('a library that is missing, too old, too new or lacks a function is refus
     [standIn('four-digits.so', '-DVERSION=2708'), /NCCL 2\.7\.8 \(.*\) is not used/],
     [standIn('new.so', '-DVERSION=30001'), /NCCL 3\.0\.1 \(.*\) is not used/],
     [standIn('short.so', '-DVERSION=22809', '-DWITHOUT_RECV'), /NCCL 2\.28\.9 \(.*short\.so\) has no function ncclRecv/],
-    [compile('other.so', ['test/echo_device.cc'], ['-shared', '-fPIC']), /other\.so is not NCCL: it does not tell its version/]
+    [compile(join(folder, 'other.so'), ['test/echo_device.cc'], LIBRARY), /other\.so is not NCCL: it does not tell its version/]
   ]
   for (const [library, message] of cases) {
     const { status, said } = run(library)

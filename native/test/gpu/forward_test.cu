@@ -179,6 +179,29 @@ std::vector<float> by_id(const StepResult& result, int row, int vocab) {
   return out;
 }
 
+// How many choices of experts (of one token in one layer) are those of the other list, whatever their order.
+long same_choices(const std::vector<uint16_t>& a, const std::vector<uint16_t>& b, size_t k) {
+  long same = 0;
+  for (size_t i = 0; k > 0 && i + k <= a.size(); i += k) {
+    std::vector<uint16_t> x(a.begin() + i, a.begin() + i + k), y(b.begin() + i, b.begin() + i + k);
+    std::sort(x.begin(), x.end()), std::sort(y.begin(), y.end());
+    same += x == y;
+  }
+  return same;
+}
+
+// Each token's experts in each layer exist and are different ones.
+bool valid_choices(const std::vector<uint16_t>& experts, size_t k, int count) {
+  for (size_t i = 0; i < experts.size(); ++i) {
+    const size_t first = i / k * k;
+    if (experts[i] >= count) return false;
+    for (size_t j = first; j < i; ++j) {
+      if (experts[j] == experts[i]) return false;
+    }
+  }
+  return true;
+}
+
 std::vector<Sequence> make_sequences(Rng& rng, int vocab, bool quick) {
   std::vector<int32_t> free(kPages);
   std::iota(free.begin(), free.end(), 0);
@@ -230,6 +253,8 @@ void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed
   std::vector<Sequence> sequences = make_sequences(rng, v.vocab, quick);
   Errors of_card, of_host;
   long greedy = 0, greedy_equal = 0, agreed = 0, drawn = 0;
+  long choices = 0, card_choices = 0, host_choices = 0, both_choices = 0;
+  const auto k = static_cast<size_t>(v.experts_per_token);
   for (int round = 0;; ++round) {
     BatchBuilder b;
     bool left = false;
@@ -259,10 +284,19 @@ void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed
     if (peers) {
       const StepResult p = peers->step(b);
       CHECKF(p.tokens == c.tokens && p.logprobs == c.logprobs && p.top_ids == c.top_ids &&
-                 p.top_logprobs == c.top_logprobs,
+                 p.top_logprobs == c.top_logprobs && p.experts == c.experts,
              "%s, step %d: other bits than through peer access", name, round);
     }
     if (!CHECKF(c.tokens.size() == e.tokens.size() && c.top_ids.size() == e.top_ids.size(), "%s: sizes", name)) return;
+    if (!CHECKF(c.experts.size() == e.experts.size() && valid_choices(c.experts, k, v.experts),
+                "%s, step %d: %zu experts are recorded, expected %zu, all different ones below %d in each layer", name,
+                round, c.experts.size(), e.experts.size(), v.experts))
+      return;
+    if (v.experts > 0) {
+      choices += static_cast<long>(c.experts.size() / k);
+      card_choices += same_choices(c.experts, e.experts, k), host_choices += same_choices(h.experts, e.experts, k);
+      both_choices += same_choices(c.experts, h.experts, k);
+    }
     for (int t = 0; t < scored; ++t) {
       const auto ze = by_id(e, t, v.vocab), zh = by_id(h, t, v.vocab), zc = by_id(c, t, v.vocab);
       double row_card = 0, row_host = 0;
@@ -289,8 +323,16 @@ void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed
     }
     if (round == 0) {
       const StepResult again = card.step(b);
-      CHECKF(again.tokens == c.tokens && again.top_ids == c.top_ids && again.top_logprobs == c.top_logprobs,
+      CHECKF(again.tokens == c.tokens && again.top_ids == c.top_ids && again.top_logprobs == c.top_logprobs &&
+                 again.experts == c.experts,
              "%s: the same step again has other bits", name);
+      // A chunk of a prompt samples nothing, and is recorded all the same.
+      BatchBuilder bare;
+      bare.tokens = b.tokens, bare.seq_offsets = b.seq_offsets, bare.start_pos = b.start_pos;
+      bare.page_offsets = b.page_offsets, bare.pages = b.pages;
+      const StepResult quiet = card.step(bare);
+      CHECKF(quiet.tokens.empty() && quiet.experts == c.experts, "%s: without rows, other experts (%zu, expected %zu)",
+             name, quiet.experts.size(), c.experts.size());
     }
   }
   card.check_guards(name);
@@ -298,6 +340,14 @@ void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed
       "%-46s %5ld rows: error %.4f mean, %.4f most (CPU in bf16: %.4f, %.4f); greedy %ld of %ld; draws %ld of %ld\n",
       name, of_card.count, of_card.mean(), of_card.worst, of_host.mean(), of_host.worst, greedy_equal, greedy, agreed,
       drawn);
+  if (v.experts > 0) {
+    std::printf(
+        "%-46s of %ld choices of experts the card makes %ld as the CPU in fp32, the CPU in bf16 %ld; %ld alike\n", name,
+        choices, card_choices, host_choices, both_choices);
+    // A record of other tokens or layers would agree on a few.
+    CHECKF(card_choices >= host_choices - choices / 50 - 2, "%s: %ld of %ld choices of experts, the CPU in bf16 %ld",
+           name, card_choices, choices, host_choices);
+  }
   CHECKF(of_card.mean() <= 2 * of_host.mean() + 1e-3, "%s: mean error %g, CPU in bf16 %g", name, of_card.mean(),
          of_host.mean());
   // One row may be unlucky. A router near a tie may choose otherwise, and then a row is off by anything.
@@ -329,6 +379,7 @@ void test_limits(const std::vector<int>& cards) {
   plain.sequence({1, 2, 3}, 0, {4});
   plain.row({.token = 2, .top = 101, .temperature = 0});
   const StepResult first = card.step(plain);
+  CHECK(first.experts.empty());
 
   BatchBuilder many;
   many.sequence(std::vector<int32_t>(kMaxTokens + 1, 5), 0, pages);
@@ -360,6 +411,20 @@ void test_limits(const std::vector<int>& cards) {
   const StepResult after = card.step(plain);
   CHECK(after.top_ids == first.top_ids && after.top_logprobs == first.top_logprobs);
   card.check_guards("limits");
+}
+
+// Recorded only where it was asked for: nothing else of the step depends on it.
+void test_without_record() {
+  TestModel model(kVariants[5], DType::kBFloat16, 3);
+  BatchBuilder b;
+  b.sequence({1, 2, 3, 4, 5}, 0, {4});
+  b.row({.token = 4, .top = 120, .temperature = 0});
+  const StepResult with = Cards(model, {0}).step(b);
+  model.record = false;
+  const StepResult without = Cards(model, {0}).step(b);
+  CHECKF(with.experts.size() == 5u * 2 * 2 && without.experts.empty(), "experts with %zu, without %zu",
+         with.experts.size(), without.experts.size());
+  CHECK(with.tokens == without.tokens && with.top_ids == without.top_ids && with.top_logprobs == without.top_logprobs);
 }
 
 // Time of a step beyond what its kernels need: a model so small that only launches and waits count.
@@ -422,6 +487,7 @@ int main(int argc, char** argv) {
   } else if (!quick) {
     test_limits({0});
     test_limits({0, 0});
+    test_without_record();
   }
   if (benchmark) {
     bench({0});

@@ -19,10 +19,13 @@
 
 #include "cuda/check.h"
 #include "cuda/nccl.h"
+#include "test/gpu/pipe.h"
 
 namespace refit::group_test {
 
 using cuda::check;
+using test::receive_all;
+using test::send_all;
 
 // Byte i of what broadcast number `seed` carries.
 __host__ __device__ inline uint8_t value(uint64_t seed, uint64_t i) {
@@ -74,21 +77,6 @@ struct Command {
   uint64_t seed = 0;
   char id[128] = {};
 };
-
-inline void send_all(int fd, const void* data, size_t bytes) {
-  for (size_t at = 0; at < bytes;) {
-    const ssize_t sent = ::write(fd, static_cast<const char*>(data) + at, bytes - at);
-    if (sent <= 0) throw std::runtime_error("the other process has gone");
-    at += static_cast<size_t>(sent);
-  }
-}
-inline void receive_all(int fd, void* data, size_t bytes) {
-  for (size_t at = 0; at < bytes;) {
-    const ssize_t got = ::read(fd, static_cast<char*>(data) + at, bytes - at);
-    if (got <= 0) throw std::runtime_error("the other process has gone");
-    at += static_cast<size_t>(got);
-  }
-}
 
 // --- in the other process
 

@@ -16,10 +16,13 @@
 
 #include "core/philox.h"
 #include "cuda/driver.h"
+#include "test/gpu/pipe.h"
 
 namespace refit::ipc_test {
 
 using cuda::check;
+using test::receive_all;
+using test::send_all;
 
 // What stands at element i of segment s: any bits but those of a NaN.
 __host__ __device__ inline uint16_t value(uint64_t seed, uint64_t segment, uint64_t i) {
@@ -64,21 +67,6 @@ struct Command {
   uint64_t bytes = 0;   // of each
   uint64_t seed = 0;
 };
-
-inline void send_all(int fd, const void* data, size_t bytes) {
-  for (size_t at = 0; at < bytes;) {
-    const ssize_t sent = ::write(fd, static_cast<const char*>(data) + at, bytes - at);
-    if (sent <= 0) throw std::runtime_error("the other process has gone");
-    at += static_cast<size_t>(sent);
-  }
-}
-inline void receive_all(int fd, void* data, size_t bytes) {
-  for (size_t at = 0; at < bytes;) {
-    const ssize_t got = ::read(fd, static_cast<char*>(data) + at, bytes - at);
-    if (got <= 0) throw std::runtime_error("the other process has gone");
-    at += static_cast<size_t>(got);
-  }
-}
 
 // --- in the other process
 

@@ -94,6 +94,7 @@ struct Case {
 // Who goes where, as the host says.
 struct Routes {
   std::vector<int32_t> ids;                          // [T, k], ascending
+  std::vector<int32_t> best;                         // [T, k], best first
   std::vector<float> weights;                        // [T, k]
   std::vector<int32_t> slots, tokens;                // [T, k], [P]
   std::vector<int32_t> first;                        // [E + 1]: first slot of an expert
@@ -133,6 +134,7 @@ Routes route(const Case& c, const std::vector<float>& x, const std::vector<float
     order.resize(k);
     float total = 0;
     for (int32_t e : order) total += p[e] / sum;
+    r.best.insert(r.best.end(), order.begin(), order.end());
     std::sort(order.begin(), order.end());
     for (int32_t e : order) {
       r.ids.push_back(e);
@@ -156,6 +158,22 @@ std::vector<bf16> to_bf16(const std::vector<float>& values) {
   std::vector<bf16> out(values.size());
   for (size_t i = 0; i < values.size(); i++) out[i] = __float2bfloat16(values[i]);
   return out;
+}
+
+constexpr uint16_t kUnwritten = 0xfefe;
+
+// The record of a layer among others: `stride` entries from token to token, of which the first k are this layer's.
+void check_record(const Case& c, const std::vector<uint16_t>& record, int64_t stride, const Routes& want,
+                  const std::string& what) {
+  const int64_t k = c.shape.per_token;
+  for (int64_t i = 0; i < static_cast<int64_t>(record.size()); i++) {
+    const int64_t token = i / stride, place = i % stride;
+    const int expected = place < k ? want.best[token * k + place] : kUnwritten;
+    if (!CHECKF(record[i] == expected, "%s: record of token %lld, place %lld of %lld: expected %d got %d", what.c_str(),
+                static_cast<long long>(token), static_cast<long long>(place), static_cast<long long>(k), expected,
+                record[i]))
+      return;
+  }
 }
 
 // What the kernels left in the scratch about the choice and the order of experts.
@@ -316,6 +334,8 @@ void run_case(Gemm& gemm, const Case& c, uint64_t seed) {
   const MoeShape& s = c.shape;
   const int64_t turn = c.turn != 0 ? c.turn : c.tokens;
   Buffer<bf16> y(c.tokens * s.hidden);
+  const int64_t stride = s.per_token + 3;
+  Buffer<uint16_t> record(c.tokens * stride);
   const auto run = [&](const MoeShape& shape, const bf16* w13, const bf16* w2, bool partial, int tile_rows,
                        const std::string& what) {
     const size_t bytes = Moe::scratch_bytes(shape, turn);
@@ -323,9 +343,13 @@ void run_case(Gemm& gemm, const Case& c, uint64_t seed) {
     Moe moe(shape, gemm, scratch.data(), bytes);
     moe.force_tile_rows(tile_rows);
     y.poison();
-    moe.run(problem.x.data(), problem.router.data(), w13, w2, y.data(), c.tokens, partial, nullptr);
+    record.put(std::vector<uint16_t>(record.size(), kUnwritten));
+    moe.run(problem.x.data(), problem.router.data(), w13, w2, y.data(), c.tokens, partial, nullptr,
+            {record.data(), stride});
     synchronize(what.c_str());
     scratch.check_guards("the scratch", what);
+    record.check_guards("the record", what);
+    check_record(c, record.get(), stride, problem.routes, what);
     y.check_guards("y", what);
     if (turn >= c.tokens && tile_rows != 0) {
       const bool even = shape.hidden % 8 == 0 && shape.inter % 8 == 0;

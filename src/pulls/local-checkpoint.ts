@@ -1,8 +1,8 @@
 import { existsSync, mkdirSync, readdirSync, rmSync } from 'node:fs'
 import { join } from 'node:path'
 import { RefitError } from '../errors.ts'
-import { bootId, CheckpointPatch, copyCheckpoint, insideOf, locked, readHeader, readJson, writeDurably } from './checkpoint-patch.ts'
-import type { Contains, Encoding, PatchAddon } from './checkpoint-patch.ts'
+import { add, bootId, CheckpointPatch, copyCheckpoint, insideOf, locked, readHeader, readJson, writeDurably } from './checkpoint-patch.ts'
+import type { Applied, Contains, Encoding, PatchAddon } from './checkpoint-patch.ts'
 
 // slime's disk deltas (slime/utils/disk_delta.py and its pull_weights patch of SGLang): a trainer publishes a folder weight_v000007 for each
 // version, a whole checkpoint or what has changed since the version before, and each host keeps one checkpoint of its own up to date.
@@ -48,9 +48,7 @@ export function pullWeights (request: PullRequest, addon: PatchAddon, contains: 
     // Somebody else on this host was further.
     if (before !== null && target > 0 && target < before) done.version = before
     for (let version = start + 1; version <= target; version++) {
-      const applied = applyVersion(local, folder(version), version, addon, contains)
-      done.tensors += applied.tensors
-      done.bytes += applied.bytes
+      add(done, applyVersion(local, folder(version), version, addon, contains))
     }
     return done
   })
@@ -104,7 +102,7 @@ function resetTo (from: string, local: string, version: number, contains: Contai
   changing(local, version, () => { copyCheckpoint(from, local, contains) })
 }
 
-function applyVersion (local: string, folder: string, version: number, addon: PatchAddon, contains: Contains): { tensors: number, bytes: number } {
+function applyVersion (local: string, folder: string, version: number, addon: PatchAddon, contains: Contains): Applied {
   const delta = readDelta(folder)!
   if (delta.version !== version || delta.base !== version - 1) throw new RefitError('CHECKPOINT_FORMAT', `${folder} says that it leads from version ${delta.base} to ${delta.version}, not from ${version - 1} to ${version}`)
   const sum = { tensors: 0, bytes: 0 }
@@ -117,12 +115,8 @@ function applyVersion (local: string, folder: string, version: number, addon: Pa
       return { file, changes: tensors.map(({ name, begin, end }) => ({ name, begin, end, place: patch.place(name, file), checksum: metadata.get(name) ?? '' })) }
     })
     changing(local, version, () => {
-      for (const { file, changes } of files) patch.apply(file, changes, delta)
+      for (const { file, changes } of files) add(sum, patch.apply(file, changes, delta))
     })
-    for (const { place } of files.flatMap(({ changes }) => changes)) {
-      sum.tensors++
-      sum.bytes += place.end - place.begin
-    }
   } finally {
     patch.close()
   }

@@ -3,7 +3,7 @@ import { RefitError } from '../errors.ts'
 import { native } from '../native.ts'
 import { fetchDeltas } from './delta-store.ts'
 import { pullWeights } from './local-checkpoint.ts'
-import { PathJail } from './path-jail.ts'
+import { PathJail } from '../sources/path-jail.ts'
 import type { PullJob } from './weight-pulls.ts'
 
 // The thread of one pull: it waits for a lock, copies a checkpoint and changes it, which all block.

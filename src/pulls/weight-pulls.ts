@@ -6,7 +6,7 @@ import type { ErrorCode } from '../errors.ts'
 import { fetchedFolder } from './delta-store.ts'
 import type { Fetched, FetchRequest } from './delta-store.ts'
 import type { Pulled, PullRequest } from './local-checkpoint.ts'
-import { PathJail } from './path-jail.ts'
+import { PathJail } from '../sources/path-jail.ts'
 
 // The compiled file beside this one, or the source where TypeScript is run as it is.
 const WORKER = new URL(`./pull-worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)

@@ -3,36 +3,17 @@ import { join } from 'node:path'
 import t from 'tap'
 import type { Test } from 'tap'
 import { native } from '../../src/native.ts'
-import { pullWeights } from '../../src/sources/local-checkpoint.ts'
-import type { Pulled } from '../../src/sources/local-checkpoint.ts'
-import { WeightPulls } from '../../src/sources/weight-pulls.ts'
-import { changed, makeBase, publishSlime, weightsOf, zstdBomb, zstdFrame } from '../helpers/published-deltas.ts'
-import type { SlimeDelta, Weights } from '../helpers/published-deltas.ts'
+import { pullWeights } from '../../src/pulls/local-checkpoint.ts'
+import type { Pulled } from '../../src/pulls/local-checkpoint.ts'
+import { WeightPulls } from '../../src/pulls/weight-pulls.ts'
+import { code, PublishedHost } from '../helpers/published-host.ts'
+import { publishSlime, weightsOf, zstdBomb, zstdFrame } from '../helpers/published-deltas.ts'
+import type { SlimeDelta } from '../helpers/published-deltas.ts'
 
-class Host {
-  readonly root: string
-  readonly base: string
-  readonly local: string
-  readonly source: string
-  readonly files: string[]
-  readonly versions: Weights[]
-
-  constructor (root: string) {
-    this.root = root
-    this.base = join(root, 'base')
-    this.local = join(root, 'local')
-    this.source = join(root, 'published')
-    const { files, weights } = makeBase(this.base)
-    this.files = files
-    this.versions = [weights]
-    mkdirSync(this.source)
-  }
-
+class Host extends PublishedHost {
   publish (options: SlimeDelta = {}): string {
-    const version = this.versions.length
-    const before = this.versions.at(-1)!
-    this.versions.push(changed(before, version))
-    return publishSlime(this.source, version, before, this.versions.at(-1)!, options)
+    const version = this.next()
+    return publishSlime(this.source, version, this.versions[version - 1]!, this.versions[version]!, options)
   }
 
   pull (version: number): Pulled {
@@ -40,14 +21,12 @@ class Host {
   }
 
   holds (t: Test, version: number): void {
-    const got = weightsOf(this.local, this.files)
-    t.ok([...this.versions[version]!].every(([name, data]) => got.get(name)?.equals(data)), `holds version ${version}`)
+    this.holdsIn(t, this.local, version)
     t.match(JSON.parse(readFileSync(join(this.local, '.weight_sync/state.json'), 'utf8')), { version: String(version).padStart(6, '0') })
   }
 }
 
 const make = (t: Test): Host => new Host(t.testdir({}))
-const code = (name: string, message: RegExp): { code: string, message: RegExp } => ({ code: name, message })
 
 t.test('every version is reached from the base, from the one before, and by several steps', async t => {
   for (const encoding of ['xor', 'overwrite'] as const) {

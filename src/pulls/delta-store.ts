@@ -3,7 +3,7 @@ import { existsSync, readdirSync, readFileSync, rmSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { RefitError } from '../errors.ts'
-import { bootId, CheckpointPatch, copyCheckpoint, insideOf, locked, readHeader, readJson, writeDurably } from './checkpoint-patch.ts'
+import { add, bootId, CheckpointPatch, copyCheckpoint, insideOf, locked, readHeader, readJson, writeDurably } from './checkpoint-patch.ts'
 import type { Change, Contains, PatchAddon } from './checkpoint-patch.ts'
 import { readManifest } from './delta-manifest.ts'
 import type { DeltaRecord } from './delta-manifest.ts'
@@ -76,12 +76,8 @@ export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains:
           const folder = insideOf(deltaFolder(request, version), contains)
           const files = readDelta(folder, version, patch, contains)
           changing(version - 1, version, digestOf(join(folder, MANIFEST)), () => {
-            for (const { file, checksum, changes } of files) patch.apply(file, changes, { isXor: true, checksum })
+            for (const { file, checksum, changes } of files) add(done, patch.apply(file, changes, { isXor: true, checksum }))
           })
-          for (const { place } of files.flatMap(({ changes }) => changes)) {
-            done.tensors++
-            done.bytes += place.end - place.begin
-          }
         } finally {
           patch.close()
         }

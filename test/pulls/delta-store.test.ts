@@ -3,44 +3,24 @@ import { join } from 'node:path'
 import t from 'tap'
 import type { Test } from 'tap'
 import { native } from '../../src/native.ts'
-import { readManifest } from '../../src/sources/delta-manifest.ts'
-import { fetchDeltas, fetchedFolder } from '../../src/sources/delta-store.ts'
-import type { Fetched, FetchRequest } from '../../src/sources/delta-store.ts'
-import { WeightPulls } from '../../src/sources/weight-pulls.ts'
-import { changed, makeBase, publishSkyrl, weightsOf, writeFile, xorOf, zstdFrame } from '../helpers/published-deltas.ts'
-import type { Weights } from '../helpers/published-deltas.ts'
+import { readManifest } from '../../src/pulls/delta-manifest.ts'
+import { fetchDeltas, fetchedFolder } from '../../src/pulls/delta-store.ts'
+import type { Fetched, FetchRequest } from '../../src/pulls/delta-store.ts'
+import { WeightPulls } from '../../src/pulls/weight-pulls.ts'
+import { code, PublishedHost } from '../helpers/published-host.ts'
+import { changed, publishSkyrl, weightsOf, writeFile, xorOf, zstdFrame } from '../helpers/published-deltas.ts'
 
-class Host {
-  readonly root: string
-  readonly base: string
-  readonly local: string
-  readonly sync: string
-  readonly files: string[]
-  readonly versions: Weights[]
-
-  constructor (root: string) {
-    this.root = root
-    this.base = join(root, 'base')
-    this.local = join(root, 'local')
-    this.sync = join(root, 'sync')
-    const { files, weights } = makeBase(this.base)
-    this.files = files
-    this.versions = [weights]
-    mkdirSync(this.sync)
-  }
-
+class Host extends PublishedHost {
   publish (edit?: Parameters<typeof publishSkyrl>[4]): string {
-    const version = this.versions.length
-    this.versions.push(changed(this.versions.at(-1)!, version))
-    return this.again(version, edit)
+    return this.again(this.next(), edit)
   }
 
   again (version: number, edit?: Parameters<typeof publishSkyrl>[4]): string {
-    return publishSkyrl(this.sync, version, this.versions[version - 1]!, this.versions[version]!, edit)
+    return publishSkyrl(this.source, version, this.versions[version - 1]!, this.versions[version]!, edit)
   }
 
   fetch (targetVersion: number, fields: Partial<FetchRequest> = {}): Fetched {
-    const request = { localFolder: this.local, baseFolder: this.base, baseName: 'org/model', isOwn: true, targetVersion, syncFolder: this.sync, targetFolder: null, ...fields }
+    const request = { localFolder: this.local, baseFolder: this.base, baseName: 'org/model', isOwn: true, targetVersion, syncFolder: this.source, targetFolder: null, ...fields }
     return fetchDeltas(request, native(), real => real.startsWith(this.root))
   }
 
@@ -49,21 +29,19 @@ class Host {
   get statePath (): string { return join(this.local, '.skyrl_weight_sync/state.json') }
 
   async holds (t: Test, version: number): Promise<void> {
-    const got = weightsOf(await fetchedFolder(this.local, version), this.files)
-    t.ok([...this.versions[version]!].every(([name, data]) => got.get(name)?.equals(data)), `holds version ${version}`)
+    this.holdsIn(t, await fetchedFolder(this.local, version), version)
     t.match(this.state, { version, write_in_progress: false, target_version: null, base_model_path: 'org/model', manifest_sha256: version === 0 ? '' : /^[\da-f]{64}$/ })
   }
 }
 
 const make = (t: Test): Host => new Host(t.testdir({}))
-const code = (name: string, message: RegExp): { code: string, message: RegExp } => ({ code: name, message })
 
 t.test('every version is reached, and changes of nothing are a version too', async t => {
   const host = make(t)
   for (let i = 0; i < 3; i++) host.publish()
   t.match(host.fetch(1), { version: 1, tensors: 3 })
   await host.holds(t, 1)
-  t.match(host.fetch(3, { targetFolder: join(host.sync, 'delta-00000003') }), { version: 3, tensors: 5 })
+  t.match(host.fetch(3, { targetFolder: join(host.source, 'delta-00000003') }), { version: 3, tensors: 5 })
   await host.holds(t, 3)
   t.match(host.fetch(3), { tensors: 0 }, 'nothing is left to do')
   host.versions.push(host.versions[3]!)
@@ -82,7 +60,7 @@ t.test('a version that is not there costs nothing of those before it', async t =
   host.publish()
   t.throws(() => host.fetch(4), code('CHECKPOINT_PATH', /delta-00000003 is not there/))
   await host.holds(t, 2)
-  t.throws(() => host.fetch(4, { syncFolder: null, targetFolder: host.sync }), code('INVALID_REQUEST', /sync_dir.*version 3/))
+  t.throws(() => host.fetch(4, { syncFolder: null, targetFolder: host.source }), code('INVALID_REQUEST', /sync_dir.*version 3/))
   await host.holds(t, 2)
 })
 
@@ -121,7 +99,7 @@ t.test('a later run that publishes other weights under the same versions is not 
   await host.holds(t, 2)
   // Nor one that has gone on, whose first versions were cleaned away since.
   host.publish()
-  rmSync(join(host.sync, 'delta-00000002'), { recursive: true })
+  rmSync(join(host.source, 'delta-00000002'), { recursive: true })
   t.match(host.fetch(3), { version: 3 })
   await host.holds(t, 3)
   // Who has written no digest, as SkyRL's own receiver, is believed.
@@ -183,7 +161,7 @@ t.test('sums of XXH3, and the field of the first manifests', async t => {
   rmSync(host.base, { recursive: true })
   mkdirSync(host.base)
   writeFile(join(host.base, 'model.safetensors'), new Map([['a', old], ['b', old]]))
-  const folder = join(host.sync, 'delta-00000001')
+  const folder = join(host.source, 'delta-00000001')
   mkdirSync(folder)
   writeFile(join(folder, 'file'), new Map([['a', zstdFrame(xorOf(old, wanted))], ['b', zstdFrame(Buffer.alloc(403))]]))
   const record = (name: string, sum: object): object => ({ name, uncompressed_num_bytes: 403, payload_file: 'file', payload_key: name, ...sum })
@@ -211,10 +189,10 @@ t.test('folders are those of the roots, fetches take turns on threads of their o
   t.notOk(existsSync('/etc/refit'))
   t.match(await pulls.host(host.local, host.base), { isOwn: true })
   const at = await pulls.host(host.local, 'org/model')
-  const where = { syncDir: host.sync, uri: null }
+  const where = { syncDir: host.source, uri: null }
   for (const uri of ['gs://bucket/run', 's3://bucket/run', 'https://host/run']) {
     await t.rejects(pulls.fetch(at, { targetVersion: 1, syncDir: uri, uri: null }), { code: 'UNSUPPORTED', param: 'sync_dir' })
-    await t.rejects(pulls.fetch(at, { targetVersion: 1, syncDir: host.sync, uri }), { code: 'UNSUPPORTED', param: 'uri' })
+    await t.rejects(pulls.fetch(at, { targetVersion: 1, syncDir: host.source, uri }), { code: 'UNSUPPORTED', param: 'uri' })
   }
   await t.rejects(pulls.fetch(at, { ...where, targetVersion: 1, syncDir: '/etc' }), { code: 'CHECKPOINT_PATH', param: 'sync_dir' })
   await t.rejects(pulls.fetch(at, { ...where, targetVersion: 1, uri: host.local }), { code: 'CHECKPOINT_PATH', param: 'local_checkpoint_dir' })

@@ -21,6 +21,14 @@ export interface Place { path: string, begin: number, end: number }
 /** The compressed change of one tensor, between `begin` and `end` of the file that holds it. */
 export interface Change { name: string, begin: number, end: number, place: Place, checksum: string }
 
+/** What a change has come to: `bytes` of the tensors, whole. */
+export interface Applied { tensors: number, bytes: number }
+
+export function add (sum: Applied, { tensors, bytes }: Applied): void {
+  sum.tensors += tensors
+  sum.bytes += bytes
+}
+
 const LOCK_POLL_MS = 20
 
 export const CHECKSUMS = ['xxh3-128', 'adler32', 'sha256'] as const
@@ -57,10 +65,10 @@ export class CheckpointPatch {
     return place
   }
 
-  /** Changes tensors by what `file` holds. Throws CHECKPOINT_FORMAT, naming the tensor, and CHECKPOINT_CHANGED where checksums are wrong afterwards. */
-  apply (file: string, changes: readonly Change[], encoding: Encoding): void {
+  /** Changes tensors by what `file` holds, and counts them and their bytes. Throws CHECKPOINT_FORMAT, naming the tensor, and CHECKPOINT_CHANGED where checksums are wrong afterwards. */
+  apply (file: string, changes: readonly Change[], encoding: Encoding): Applied {
     const wrong = [...batches(changes)].flatMap(batch => this.#applyBatch(file, batch, encoding))
-    if (wrong.length === 0) return
+    if (wrong.length === 0) return { tensors: changes.length, bytes: changes.reduce((sum, { place }) => sum + place.end - place.begin, 0) }
     throw new RefitError('CHECKPOINT_CHANGED', `after ${file}, the checksums of ${wrong.length} tensors are not what it says: ${wrong.slice(0, SHOWN).join(', ')}. ${this.#folder} is of no version now; the next pull makes it anew`)
   }
 

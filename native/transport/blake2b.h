@@ -1,0 +1,12 @@
+// BLAKE2b without a key (RFC 7693; Aumasson, Neves, Wilcox-O'Hearn, Winnerlein).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace refit {
+
+// A digest of `bytes` bytes, 1 to 64. Digests of other lengths are not each other's beginnings.
+std::vector<uint8_t> blake2b(const uint8_t* data, uint64_t size, size_t bytes);
+
+}  // namespace refit

@@ -1,0 +1,24 @@
+import { RefitError } from '../errors.ts'
+import type { Architecture } from '../model/architecture.ts'
+import type { ExpertLayout } from './rollout-engine.ts'
+
+/** What an engine with --enable-return-routed-experts records; null without it. Throws CONFIG for a model without experts. */
+export function recordedLayout (arch: Architecture, isWanted: boolean): ExpertLayout | null {
+  if (!isWanted) return null
+  const { moe } = arch
+  const sparse = moe === null ? [] : [...moe.sparse.keys()].filter(layer => moe.sparse[layer])
+  if (moe === null || sparse.length === 0) {
+    throw new RefitError('CONFIG', `--enable-return-routed-experts: ${arch.name} has no experts that tokens could be routed to; leave it out`, { param: 'enable-return-routed-experts' })
+  }
+  return { layers: arch.layers, sparse, experts: moe.experts, perToken: moe.expertsPerToken }
+}
+
+/** Experts that are recorded of each token. */
+export function recordedPerToken (layout: ExpertLayout | null): number {
+  return layout === null ? 0 : layout.sparse.length * layout.perToken
+}
+
+/** Bytes of host memory that they take for each token of KV cache. */
+export function recordedBytes (layout: ExpertLayout | null): number {
+  return recordedPerToken(layout) * Uint16Array.BYTES_PER_ELEMENT
+}

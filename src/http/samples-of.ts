@@ -1,0 +1,18 @@
+import type { SamplePlan } from './generation.ts'
+import type { Sampling } from './sampling.ts'
+
+/** The samples of one prompt, as many as its sampling says, beside each other: sample j takes seed + j. */
+export function samplesOf (sampling: Sampling, maxNewTokens: number, { rid, ...shared }: Omit<SamplePlan, 'sampling' | 'text'>): SamplePlan[] {
+  const { n, text, params } = sampling
+  return Array.from({ length: n }, (_, j): SamplePlan => ({
+    ...shared,
+    rid: n === 1 ? rid : `${rid}_${j}`,
+    text,
+    sampling: {
+      ...params,
+      maxNewTokens,
+      minNewTokens: Math.min(params.minNewTokens, maxNewTokens),
+      seed: params.seed === null ? null : BigInt.asUintN(64, params.seed + BigInt(j))
+    }
+  }))
+}

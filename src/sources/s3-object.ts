@@ -1,0 +1,94 @@
+import { createHash, createHmac } from 'node:crypto'
+import { RefitError } from '../errors.ts'
+
+/** An object of S3, as a trainer names it. */
+export interface S3Name { bucket: string, region: string, key: string }
+
+export interface S3Options {
+  /** Default the process's own. Read: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL. */
+  env?: Readonly<Record<string, string | undefined>>
+  now?: () => Date
+  signal?: AbortSignal
+}
+
+// They become part of a host name: nothing else may be asked than S3.
+const BUCKET = /^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$/
+const REGION = /^[a-z0-9-]{2,40}$/
+const MAX_KEY = 1024
+const TIMEOUT_MS = 600_000
+const EMPTY = createHash('sha256').digest('hex')
+
+/** All of an object, at most `limit` bytes. Throws INVALID_REQUEST, BODY_TOO_LARGE, or ENGINE-independent STORE_UNREACHABLE (502: to be tried again). */
+export async function readS3Object (name: S3Name, limit: number, options: S3Options = {}): Promise<Uint8Array> {
+  const { env = process.env, now = () => new Date(), signal } = options
+  checkName(name)
+  const { url, headers } = signedGet(name, env, now())
+  const what = `s3://${name.bucket}/${name.key}`
+  const end = AbortSignal.timeout(TIMEOUT_MS)
+  const reply = await fetch(url, { headers, redirect: 'error', signal: signal === undefined ? end : AbortSignal.any([end, signal]) }).catch((error: unknown) => { throw unreachable(what, error) })
+  if (reply.status !== 200) {
+    const text = (await reply.text().catch(() => '')).slice(0, 300)
+    const message = `${what}: ${url.host} answers ${reply.status}: ${text}`
+    if (reply.status === 403) throw new RefitError('INVALID_REQUEST', `${message}. The server's credentials are those of its environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN)`, { param: 'key' })
+    throw new RefitError(reply.status >= 500 ? 'STORE_UNREACHABLE' : 'INVALID_REQUEST', message, { param: 'key' })
+  }
+  const length = Number(reply.headers.get('content-length') ?? NaN)
+  if (!Number.isSafeInteger(length)) throw new RefitError('STORE_UNREACHABLE', `${what}: the reply does not say how long it is`)
+  if (length > limit) throw new RefitError('BODY_TOO_LARGE', `${what} has ${length} bytes, and ${limit} are the most`)
+  return await collect(reply, length, what)
+}
+
+async function collect (reply: Response, length: number, what: string): Promise<Uint8Array> {
+  const bytes = new Uint8Array(length)
+  let at = 0
+  try {
+    for await (const chunk of reply.body ?? []) {
+      if (at + chunk.length > length) break
+      bytes.set(chunk, at)
+      at += chunk.length
+    }
+  } catch (error) {
+    throw unreachable(what, error)
+  }
+  if (at !== length) throw unreachable(what, new Error(`it ended after ${at} of ${length} bytes`))
+  return bytes
+}
+
+function checkName ({ bucket, region, key }: S3Name): void {
+  if (!BUCKET.test(bucket) || bucket.includes('..')) throw new RefitError('INVALID_REQUEST', `bucket: ${JSON.stringify(bucket.slice(0, 80))} is no name of a bucket`, { param: 'bucket' })
+  if (!REGION.test(region)) throw new RefitError('INVALID_REQUEST', `region: ${JSON.stringify(region.slice(0, 80))} is no region`, { param: 'region' })
+  if (key.length === 0 || Buffer.byteLength(key) > MAX_KEY) throw new RefitError('INVALID_REQUEST', `key: expected 1 to ${MAX_KEY} bytes`, { param: 'key' })
+}
+
+/** A request for it by AWS's Signature Version 4, or without a signature where there are no credentials. */
+export function signedGet ({ bucket, region, key }: S3Name, env: NonNullable<S3Options['env']>, now: Date): { url: URL, headers: Record<string, string> } {
+  const endpoint = env['AWS_ENDPOINT_URL_S3'] ?? env['AWS_ENDPOINT_URL']
+  const path = key.split('/').map(encode).join('/')
+  // Stores of one's own have their buckets in paths, as their names are not in the DNS.
+  const url = endpoint === undefined ? new URL(`https://${bucket}.s3.${region}.amazonaws.com/`) : new URL(endpoint)
+  url.pathname = endpoint === undefined ? `/${path}` : `${url.pathname.replace(/\/$/, '')}/${bucket}/${path}`
+  const { AWS_ACCESS_KEY_ID: id, AWS_SECRET_ACCESS_KEY: secret, AWS_SESSION_TOKEN: token } = env
+  if (id === undefined || secret === undefined) return { url, headers: {} }
+  const time = now.toISOString().replace(/[-:]|\.\d+/g, '')
+  const day = time.slice(0, 8)
+  const signed: Record<string, string> = { host: url.host, 'x-amz-content-sha256': EMPTY, 'x-amz-date': time, ...token === undefined ? {} : { 'x-amz-security-token': token } }
+  const names = Object.keys(signed).join(';')
+  const canonical = ['GET', url.pathname, '', ...Object.entries(signed).map(([name, value]) => `${name}:${value}`), '', names, EMPTY].join('\n')
+  const scope = `${day}/${region}/s3/aws4_request`
+  const text = ['AWS4-HMAC-SHA256', time, scope, createHash('sha256').update(canonical).digest('hex')].join('\n')
+  const signingKey = [day, region, 's3', 'aws4_request'].reduce<Buffer | string>((secretKey, part) => hmac(secretKey, part), `AWS4${secret}`)
+  const { host, ...headers } = signed
+  return { url, headers: { ...headers, authorization: `AWS4-HMAC-SHA256 Credential=${id}/${scope}, SignedHeaders=${names}, Signature=${hmac(signingKey, text).toString('hex')}` } }
+}
+
+function hmac (key: Buffer | string, text: string): Buffer { return createHmac('sha256', key).update(text).digest() }
+
+/** RFC 3986, as signatures want it. */
+function encode (part: string): string {
+  return encodeURIComponent(part).replace(/[!'()*]/g, char => `%${char.charCodeAt(0).toString(16).toUpperCase()}`)
+}
+
+function unreachable (what: string, error: unknown): RefitError {
+  const { message, cause } = error as { message?: string, cause?: { message?: string } }
+  return new RefitError('STORE_UNREACHABLE', `${what} cannot be read: ${cause?.message ?? message ?? String(error)}`, { cause: error })
+}

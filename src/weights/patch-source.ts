@@ -1,0 +1,100 @@
+import { RefitError } from '../errors.ts'
+import { DTYPE_BYTES, DTYPES } from '../native.ts'
+import type { ElementPatch } from '../native-deltas.ts'
+import type { TensorPlan } from '../model/architecture.ts'
+import { cutCheckpoint } from '../model/checkpoint-layout.ts'
+import type { CheckpointPiece, LaidTensor } from '../model/checkpoint-layout.ts'
+import { gatherRows } from './gather.ts'
+import type { AnnouncedTensor, WeightPatch, WeightSource } from './source.ts'
+import type { StreamPiece, WeightStream } from './stream.ts'
+import type { WeightStore } from './weight-store.ts'
+
+/** A piece stays as it is until the next is asked for, so that two turns are enough. */
+const TURNS = 2
+
+interface PatchedTensor extends LaidTensor { patches: readonly ElementPatch[] }
+
+/** A source of whole tensors, and how many elements have changed so far. */
+export interface PatchedSource { source: WeightSource, readonly changed: number }
+
+/**
+ * Changes of elements as whole tensors: with the gate shut, what is there is read from the ranks that hold it, changed, and written back to
+ * all of them, piece by piece. Throws CONFLICT for a tensor that is torn: nobody knows what would be changed.
+ */
+export function patchSource (store: WeightStore, sent: WeightSource, { tensors: patches }: WeightPatch): PatchedSource {
+  const { table, dtype } = store
+  const { state } = store.ledger
+  const torn = state.state === 'torn' ? new Set(state.tensors) : null
+  const laid: PatchedTensor[] = []
+  let end = 0
+  const tensors = sent.tensors.map((tensor): AnnouncedTensor => {
+    const plan = table.tensors.get(table.canonical(tensor.name))
+    const announced = { name: tensor.name, dtype, shape: tensor.shape, source: 0, offset: end }
+    // What the model does not have is refused, or left out, where all that is announced is.
+    if (plan === undefined) return announced
+    if (torn !== null) demandWhole(store, plan, torn)
+    laid.push({ plan, offset: end, patches: patches.get(tensor.name) ?? [] })
+    end += plan.rows * plan.cols * DTYPE_BYTES[dtype]
+    return announced
+  })
+  const stream = new PatchStream(store, laid, end)
+  const source: WeightSource = { kind: sent.kind, tensors, sources: [], stream, verify: async () => { await sent.verify() }, close: async () => { await sent.close() } }
+  return { source, get changed () { return stream.changed } }
+}
+
+class PatchStream implements WeightStream {
+  changed = 0
+  readonly #store: WeightStore
+  readonly #tensors: readonly PatchedTensor[]
+  readonly #patchesOf: ReadonlyMap<TensorPlan, readonly ElementPatch[]>
+  readonly #pieces: Generator<CheckpointPiece>
+  readonly #buffers: Uint8Array[] = []
+  #turn = 0
+
+  constructor (store: WeightStore, tensors: readonly PatchedTensor[], bytes: number) {
+    this.#store = store
+    this.#tensors = tensors
+    this.#patchesOf = new Map(tensors.map(({ plan, patches }) => [plan, patches]))
+    this.#pieces = cutCheckpoint({ tensors: [...tensors], elementBytes: DTYPE_BYTES[store.dtype], bytes }, store.patchBytes)
+  }
+
+  /** Every position is looked at before the gate shuts. */
+  async ready (): Promise<void> {
+    const { addon, core, dtype } = this.#store
+    for (const { plan, patches } of this.#tensors) {
+      try {
+        await addon.checkPatches(core, patches, plan.rows * plan.cols, DTYPES[dtype])
+      } catch (error) {
+        throw new RefitError('TENSOR_PAYLOAD', `tensor "${plan.name}": ${error instanceof Error ? error.message : String(error)}. Nothing has changed`, { param: plan.name, cause: error })
+      }
+    }
+  }
+
+  async next (): Promise<StreamPiece | undefined> {
+    const { value: piece, done } = this.#pieces.next()
+    if (done === true) return undefined
+    const { addon, core, dtype } = this.#store
+    const elementBytes = DTYPE_BYTES[dtype]
+    const buffer = this.#buffer(piece.length)
+    for (const part of piece.parts) {
+      const { plan, row, rows, at } = part
+      await gatherRows({ addon, core }, part, elementBytes, buffer)
+      const block = buffer.subarray(at, at + rows * plan.cols * elementBytes)
+      this.changed += await addon.applyPatches(core, this.#patchesOf.get(plan)!, block, row * plan.cols, DTYPES[dtype])
+    }
+    return { begin: piece.begin, length: piece.length, source: { buffer } }
+  }
+
+  #buffer (length: number): Uint8Array {
+    const turn = this.#turn++ % TURNS
+    let buffer = this.#buffers[turn]
+    if (buffer === undefined || buffer.length < length) this.#buffers[turn] = buffer = new Uint8Array(length)
+    return buffer.subarray(0, length)
+  }
+}
+
+function demandWhole ({ ledger, coverage }: WeightStore, plan: TensorPlan, torn: ReadonlySet<string>): void {
+  const name = coverage.names(plan).find(name => torn.has(name))
+  if (name === undefined) return
+  throw new RefitError('CONFLICT', `tensor "${name}" is torn, and a delta changes what is there: send it whole first (${ledger.tornReason ?? 'torn'}). Nothing has changed`, { param: name })
+}

@@ -1,0 +1,21 @@
+import type { WriteReport } from './source.ts'
+
+const SHOWN_NAMES = 100
+
+/** Writes of one update, one after another and at least one, as one report: what the last of them did not bring, none did. */
+export function sumReports (reports: readonly WriteReport[]): WriteReport {
+  const sum = (of: (report: WriteReport) => number): number => reports.reduce((total, report) => total + of(report), 0)
+  const { source, missing, missingCount } = reports.at(-1)!
+  const bytes = sum(report => report.bytes)
+  const write = sum(({ ms }) => ms.write)
+  return {
+    source,
+    tensors: sum(({ tensors }) => tensors),
+    bytes,
+    missing,
+    missingCount,
+    ignored: [...new Set(reports.flatMap(({ ignored }) => ignored))].slice(0, SHOWN_NAMES),
+    ms: { plan: sum(({ ms }) => ms.plan), gate: sum(({ ms }) => ms.gate), write, verify: sum(({ ms }) => ms.verify), total: sum(({ ms }) => ms.total) },
+    gbPerSecond: bytes / 1e6 / Math.max(write, 1e-3)
+  }
+}

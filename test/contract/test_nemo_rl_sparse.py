@@ -1,0 +1,335 @@
+"""NeMo-RL's remote sparse refit: changes of bits, compressed, through S3; the order of calls of its synchroniser."""
+
+import hashlib
+import hmac
+import http.server
+import io
+import json
+import threading
+import urllib.error
+import urllib.request
+import uuid
+
+import pytest
+import safetensors.torch
+import torch
+
+from tensors import checksum, coded
+from test_verl_delta import stepped
+
+zstandard = pytest.importorskip("zstandard")
+SPARSE = pytest.mark.row(27, "NeMo-RL / remote sparse")
+BUCKET, REGION, API_KEY = "weights", "eu-west-1", "a key of the trainer's"
+ACCESS = dict(AWS_ACCESS_KEY_ID="AKIDEXAMPLE", AWS_SECRET_ACCESS_KEY="wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", AWS_SESSION_TOKEN="a session")
+
+
+def signature(headers, path):
+    """AWS Signature Version 4 of a GET, by its documentation."""
+
+    def mac(key, text):
+        return hmac.new(key, text.encode(), hashlib.sha256).digest()
+
+    names = "host;x-amz-content-sha256;x-amz-date;x-amz-security-token"
+    canonical = "\n".join(["GET", path, "", *[f"{name}:{headers[name]}" for name in names.split(";")], "", names, hashlib.sha256(b"").hexdigest()])
+    time = headers["x-amz-date"]
+    scope = f"{time[:8]}/{REGION}/s3/aws4_request"
+    text = "\n".join(["AWS4-HMAC-SHA256", time, scope, hashlib.sha256(canonical.encode()).hexdigest()])
+    key = ("AWS4" + ACCESS["AWS_SECRET_ACCESS_KEY"]).encode()
+    for part in (time[:8], REGION, "s3", "aws4_request"):
+        key = mac(key, part)
+    return f"AWS4-HMAC-SHA256 Credential={ACCESS['AWS_ACCESS_KEY_ID']}/{scope}, SignedHeaders={names}, Signature={mac(key, text).hex()}"
+
+
+class Store(http.server.ThreadingHTTPServer):
+    """What stands for S3: objects by path, for those who sign."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.objects, self.reads, self.fail = {}, [], {}
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def put(self, key, body):
+        self.objects[f"/{BUCKET}/{urllib.request.quote(key, safe='/~')}"] = body
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):  # noqa: N802
+        self.server.reads.append(self.path)
+        body = self.server.objects.get(self.path)
+        status = 403 if self.headers.get("authorization") != signature(self.headers, self.path) else 404 if body is None else 200
+        times = self.server.fail.get(self.path, 0)
+        if times > 0:
+            self.server.fail[self.path], status = times - 1, 503
+        self.send_response(status)
+        self.send_header("content-length", str(len(body) if status == 200 else 0))
+        self.end_headers()
+        if status == 200:
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def gaps(positions):
+    """Positions as the distances between them, in the smallest integers that hold them."""
+    between = torch.diff(positions, prepend=torch.tensor([-1])) - 1
+    dtype = torch.uint16 if int(between.max()) <= 0xFFFF else torch.uint32
+    return between.to(torch.int64).to(dtype).view(torch.uint8)
+
+
+def encode(changes):
+    """(positions, values by dtype, items) of (name, tensor, positions, values as integers, operation)."""
+    blob, values, items, at = [], [], [], [0, 0]
+    for name, tensor, positions, held, operation in changes:
+        is_range = int(positions[-1] - positions[0]) + 1 == len(positions)
+        where = torch.empty(0, dtype=torch.uint8) if is_range else gaps(positions)
+        item = dict(
+            name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype)[len("torch.") :], operation=operation, index_start=at[0], index_end=at[0] + len(where),
+            value_group=0, value_start=at[1], value_end=at[1] + len(held), index_encoding="range" if is_range else "deltas",
+        )  # fmt: skip
+        items.append(item | (dict(range_start=int(positions[0])) if is_range else {}))
+        at = [at[0] + len(where), at[1] + len(held)]
+        blob.append(where)
+        values.append(held)
+    return torch.cat(blob), (torch.cat(values),), items
+
+
+def packed(payload):
+    buffer = io.BytesIO()
+    torch.save(payload, buffer)
+    return zstandard.ZstdCompressor(level=1).compress(buffer.getvalue())
+
+
+def digest(body):
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+class Failed(RuntimeError):
+    pass
+
+
+class Trainer:
+    """Its synchroniser: prepare, payload after payload into the store, each told to the engine, and then one flush; poisoned by a failure."""
+
+    def __init__(self, engine, store):
+        self.engine, self.store, self.baseline, self.overwrite = engine, store, None, []
+
+    def post(self, path, body, key=API_KEY):
+        request = urllib.request.Request(f"{self.engine.url}/nemo-rl/refit/{path}", json.dumps(body).encode(), {"content-type": "application/json", **({"x-nemo-rl-refit-key": key} if key else {})})
+        for attempt in range(4):
+            try:
+                with urllib.request.urlopen(request) as reply:
+                    result = json.loads(reply.read())
+                assert result["ok"] is True
+                return result
+            except urllib.error.HTTPError as error:
+                text = error.read().decode()
+                if error.code not in (502, 503, 504) or attempt == 3:
+                    assert json.loads(text)["ok"] is False
+                    raise Failed(f"{error.code}: {text[:512]}") from None
+
+    def init(self, weights):
+        self.baseline = weights
+        tensors = {name: [list(tensor.shape), str(tensor.dtype)[len("torch.") :]] for name, tensor in weights.items()}
+        self.overwrite = self.post("prepare", dict(tensors=tensors))["overwrite_names"]
+
+    def changes(self, weights, operation="xor"):
+        for name, tensor in weights.items():
+            old, new = self.baseline[name].view(torch.int16).flatten(), tensor.view(torch.int16).flatten()
+            positions = (old != new).nonzero().flatten()
+            own = "overwrite" if name in self.overwrite else operation
+            if len(positions):
+                yield name, tensor, positions, new[positions] ^ old[positions] if own == "xor" else new[positions], own
+
+    def send(self, changes, key=None, corrupt=None, **fields):
+        body = packed(encode(changes))
+        key = key or f"runs/a b/{uuid.uuid4().hex}/000000.pt"
+        self.store.put(key, corrupt(body) if corrupt else body)
+        return self.post("s3-manifest", dict(bucket=BUCKET, region=REGION, key=key, checksum=digest(body), verification_candidates=3) | fields)
+
+    def sync(self, weights, operation="xor", each=4):
+        changes = list(self.changes(weights, operation))
+        replies = [self.send(changes[at : at + each]) for at in range(0, len(changes), each)]
+        assert all(reply["payloads"] == 1 for reply in replies)
+        done = self.post("flush", {})
+        assert done["payloads"] == len(replies) and int(done["verification_candidates"]) == 3 * len(replies)
+        self.baseline = weights
+        return done
+
+    def holds(self, weights):
+        request = urllib.request.Request(f"{self.engine.url}/weights_checker", json.dumps(dict(action="checksum")).encode(), {"content-type": "application/json", "authorization": f"Bearer {API_KEY}"})
+        with urllib.request.urlopen(request) as reply:
+            got = json.loads(reply.read())["checksums"]
+        wrong = [name for name, tensor in weights.items() if got.get(name) != checksum(tensor)]
+        assert not wrong, f"{len(wrong)} of {len(weights)} tensors are not what was sent: {wrong[:5]}"
+
+
+@pytest.fixture(scope="module")
+def store():
+    made = Store()
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture(params=[1, 2])
+def trainer(request, engines, store):
+    env = dict(ACCESS, AWS_ENDPOINT_URL_S3=f"http://127.0.0.1:{store.server_port}", REFIT_API_KEY=API_KEY)
+    engine = engines("qwen3-moe", request.param, "cpu", which="s3", env=env)
+    made = Trainer(engine, store)
+    first = {name: coded(1, name, shape) for name, shape in engine.shapes.items()}
+    whole(made, first)
+    made.init(first)
+    return made
+
+
+def whole(trainer, weights):
+    """The checkpoint that both sides begin from."""
+    body = safetensors.torch.save({name: tensor.contiguous() for name, tensor in weights.items()})
+    request = urllib.request.Request(f"{trainer.engine.url}/update_weights_from_tensor", body, {"content-type": "application/octet-stream", "authorization": f"Bearer {API_KEY}"})
+    with urllib.request.urlopen(request) as reply:
+        assert json.loads(reply.read())["success"] is True
+    trainer.holds(weights)
+
+
+@SPARSE
+@pytest.mark.brings("body")
+def test_changes_wait_for_their_flush_and_are_written_there_and_back(trainer):
+    first = trainer.baseline
+    assert trainer.overwrite == []
+    second = stepped(first, 2)
+    changes = list(trainer.changes(second))
+    trainer.send(changes[:3])
+    trainer.holds(first)
+    trainer.send(changes[3:])
+    assert trainer.post("flush", {})["payloads"] == 2
+    trainer.holds(second)
+    trainer.baseline = second
+    for weights, operation in ((first, "xor"), (second, "overwrite"), (stepped(second, 3, share=0.7), "xor"), (first, "overwrite")):
+        trainer.sync(weights, operation)
+        trainer.holds(weights)
+    # Every element of a tensor, which is one range, and a flush of nothing.
+    third = {name: coded(9, name, tensor.shape) if index % 2 else tensor for index, (name, tensor) in enumerate(first.items())}
+    trainer.sync(third)
+    trainer.holds(third)
+    assert trainer.post("flush", {})["payloads"] == 0
+    trainer.holds(third)
+
+
+@SPARSE
+@pytest.mark.brings("body")
+def test_a_payload_that_is_told_twice_is_applied_once(trainer):
+    """A bit that is changed twice is what it was: a manifest that is posted again, as its client does after 502 and where a reply was lost, is known by its key."""
+    first = trainer.baseline
+    second = stepped(first, 2)
+    changes = list(trainer.changes(second))
+    assert trainer.send(changes, key="again")["payloads"] == 1
+    again = trainer.send(changes, key="again")
+    assert again["payloads"] == 0 and again["duplicate"] is True
+    trainer.post("flush", {})
+    trainer.holds(second)
+    trainer.baseline = second
+    trainer.store.fail[f"/{BUCKET}/later"] = 2
+    trainer.send(list(trainer.changes(first)), key="later")
+    trainer.post("flush", {})
+    trainer.holds(first)
+
+
+@SPARSE
+@pytest.mark.brings("body")
+def test_the_key_is_wanted_in_the_trainers_own_header(trainer):
+    for key in (None, "another"):
+        with pytest.raises(Failed, match="403: .*x-nemo-rl-refit-key"):
+            trainer.post("flush", {}, key=key)
+
+
+def wrong(first):
+    """What is wrong with a payload, in the words of its refusal: the changes, or the payload itself, and the fields of the manifest."""
+    name = "model.norm.weight"
+    tensor, one = first[name], torch.tensor([1], dtype=torch.int16)
+    at = torch.tensor
+    good = [(name, tensor, at([0, 2]), one.repeat(2), "xor")]
+    locations, values, items = encode(good)
+
+    def told(**fields):
+        return locations, values, [{**items[0], **fields}]
+
+    yield "digest", good, dict(corrupt=lambda body: body[:-1] + bytes([body[-1] ^ 1]))
+    yield "digest", good, dict(checksum="0" * 32)
+    yield "checksum: expected", good, dict(checksum="no")
+    yield "answers 404", good, dict(key="gone", corrupt=lambda body: None)
+    yield "no name of a bucket", good, dict(bucket="a/b")
+    yield "is no region", good, dict(region="evil.example.com/")
+    yield "not prepared", [("model.no_such.weight", tensor, at([0]), one, "xor")], {}
+    yield "was prepared as", [(name, torch.zeros(3, dtype=torch.bfloat16), at([0]), one, "xor")], {}
+    yield "operation", told(operation="add"), {}
+    yield "bytes 0 to 3 of 4", told(index_end=3), {}
+    yield "bytes 0 to 6 of 4", told(index_end=6), {}
+    yield "values are 0 to 9 of 2", told(value_end=9), {}
+    yield "no group", told(value_group=1), {}
+    yield "int32", (locations, (values[0].int(),), items), {}
+    yield "index_encoding", told(index_encoding="bitmask"), {}
+    yield "tuple of positions", [1, 2], {}
+    yield "not a name that refit knows", (locations, values, [pytest.approx]), {}
+
+
+@SPARSE
+@pytest.mark.brings("body")
+def test_wrong_payloads_are_refused_and_the_sync_is_off_until_the_trainer_prepares_again(trainer):
+    """Its client is poisoned by a failure, and flushes all the same: nothing of a sync that is not whole is written."""
+    first = trainer.baseline
+    second = stepped(first, 2)
+    changes = list(trainer.changes(second))
+    for words, made, fields in wrong(first):
+        trainer.send(changes[:2])
+        corrupt, fields = fields.pop("corrupt", None), fields
+        body = packed(encode(made) if isinstance(made, list) and isinstance(made[0], tuple) else made)
+        key = fields.pop("key", f"wrong/{uuid.uuid4().hex}")
+        stored = corrupt(body) if corrupt else body
+        if stored is not None:
+            trainer.store.put(key, stored)
+        with pytest.raises(Failed, match=f"40[0-9]: .*{words}"):
+            trainer.post("s3-manifest", dict(bucket=BUCKET, region=REGION, key=key, checksum=digest(body)) | fields)
+        with pytest.raises(Failed, match="400: .*have not come"):
+            trainer.post("flush", {})
+        with pytest.raises(Failed, match="409: .*prepare again"):
+            trainer.send(changes[:2])
+        trainer.holds(first)
+        trainer.init(first)
+    for words, made in [
+        ("outside of its", [("model.norm.weight", first["model.norm.weight"], torch.tensor([0, first["model.norm.weight"].numel()]), torch.ones(2, dtype=torch.int16), "xor")]),
+        ("comes twice", [("model.norm.weight", first["model.norm.weight"], torch.tensor([3]), torch.ones(1, dtype=torch.int16), "xor")] * 2),
+    ]:
+        trainer.send(changes[:2])
+        trainer.send(made)
+        with pytest.raises(Failed, match=f"400: .*{words}.*Nothing has changed"):
+            trainer.post("flush", {})
+        with pytest.raises(Failed, match="409: .*prepare again"):
+            trainer.post("flush", {})
+        trainer.holds(first)
+        trainer.init(first)
+    trainer.sync(second)
+    trainer.holds(second)
+
+
+@SPARSE
+@pytest.mark.brings("body")
+def test_changes_are_not_taken_where_nobody_knows_what_they_would_change(trainer):
+    """Weights that others wrote since; a model that is another than the trainer's."""
+    first = trainer.baseline
+    second = stepped(first, 2)
+    whole(trainer, first)
+    with pytest.raises(Failed, match="409: .*others have written weights.*prepare again"):
+        trainer.send(list(trainer.changes(second)))
+    with pytest.raises(Failed, match="400: .*no_such"):
+        trainer.init({"model.no_such.weight": first["model.norm.weight"]})
+    with pytest.raises(Failed, match="400: .*shape"):
+        trainer.init({"model.norm.weight": torch.zeros(3, dtype=torch.bfloat16)})
+    with pytest.raises(Failed, match="400: .*ZeroMQ"):
+        trainer.post("zmq-flush", dict(transfer_id="t", expected_payloads=1))
+    trainer.init({name: tensor.float() if name == "model.norm.weight" else tensor for name, tensor in first.items()})
+    assert trainer.overwrite == ["model.norm.weight"]
+    trainer.init(first)
+    trainer.sync(second)
+    trainer.holds(second)

@@ -1,0 +1,151 @@
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import t from 'tap'
+import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
+import type { EngineServer, GatewayUnderTest, Reply } from '../helpers/gateway.ts'
+import { recorder } from '../helpers/recorder.ts'
+
+/** Weights that no checkpoint holds, as far as the gateway knows. */
+async function upload ({ url }: GatewayUnderTest, folder: string, version: string, model = 'adder'): Promise<number> {
+  const sent = await fetch(`${url}/update_weights_from_tensor?weight_version=${version}`, { method: 'POST', headers: { 'content-type': 'application/octet-stream' }, body: readFileSync(join(folder, model, 'model.safetensors')) })
+  return sent.status
+}
+
+const sums = async ({ engine }: EngineServer): Promise<unknown> => (await engine.checksums()).tensors
+const reasonOf = ({ app }: GatewayUnderTest, engine: string): string => app.gateway.fleet.list.find(({ url }) => url === engine)?.reason ?? ''
+
+async function until (condition: () => boolean): Promise<void> {
+  const end = performance.now() + 20_000
+  while (!condition()) {
+    if (performance.now() > end) throw new Error('it did not come true')
+    await new Promise(resolve => setTimeout(resolve, 5))
+  }
+}
+
+t.test('an engine that joins after an upload is filled from one that holds it, whatever their ranks, and one that died too', async t => {
+  const folder = modelFolder(t)
+  const first = await engineServer(t, folder)
+  const dies = await engineServer(t, folder)
+  const gateway = await gatewayTo(t, [first.url, dies.url])
+  t.equal(await upload(gateway, folder, 'step-7'), 200)
+  const late = await engineServer(t, folder, { tp: 2 })
+  t.equal((await gateway.post('/workers', { url: late.url })).status, 202)
+  await gateway.until(late.url, 'ready')
+  t.equal(late.engine.weightVersion, 'step-7')
+  t.same(await sums(late), await sums(first))
+  await dies.kill()
+  await gateway.until(dies.url, 'down')
+  const back = await engineServer(t, folder, { port: dies.port })
+  t.equal(back.engine.weightVersion, 'default')
+  await gateway.until(back.url, 'ready')
+  t.equal(back.engine.weightVersion, 'step-7')
+  t.same(await sums(back), await sums(first))
+  const metrics = (await gateway.get('/metrics')).body as string
+  t.match(metrics, /refit:gateway_fills_total\{from="peer",outcome="success"\} 2\n/)
+  t.match(metrics, /refit:gateway_fill_seconds_count 2\n/)
+})
+
+t.test('the checkpoint of the last update goes first; where it is not there, an engine that holds the weights', async t => {
+  const [folder, elsewhere] = [modelFolder(t), modelFolder(t)]
+  const first = await engineServer(t, folder)
+  const gateway = await gatewayTo(t, [first.url])
+  await gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder'), weight_version: 'step-8' })
+  // Its own folder is the only one from which it loads.
+  const late = await engineServer(t, elsewhere)
+  await gateway.post('/workers', { url: late.url })
+  await gateway.until(late.url, 'ready')
+  t.same(await sums(late), await sums(first))
+  const metrics = (await gateway.get('/metrics')).body as string
+  t.match(metrics, /refit:gateway_fills_total\{from="disk",outcome="failed"\} 1\n/)
+  t.match(metrics, /refit:gateway_fills_total\{from="peer",outcome="success"\} 1\n/)
+})
+
+t.test('a fill has a deadline, is told in words, tried again later, and holds up no request', async t => {
+  const folder = modelFolder(t)
+  const first = await engineServer(t, folder)
+  const gateway = await gatewayTo(t, [first.url], { fillTimeoutMs: 400 })
+  await upload(gateway, folder, 'step-1')
+  // Its turn does not come.
+  const held = await first.engine.update()
+  const late = await engineServer(t, folder)
+  await gateway.post('/workers', { url: late.url })
+  await until(() => /being filled from/.test(reasonOf(gateway, late.url)))
+  for (let i = 0; i < 6; i++) t.equal((await gateway.post('/generate', ask('12+34='), { 'x-session-id': String(i) })).body.meta_info.weight_version, 'step-1')
+  await until(() => /took longer than 0.4 s/.test(reasonOf(gateway, late.url)))
+  await until(() => /tried again in \d+ s/.test(reasonOf(gateway, late.url)))
+  t.match((await gateway.get('/workers')).body.errors, [{ url: late.url, state: 'stale', message: /the current weights came from no checkpoint; it could not be filled from http.*took longer/ }])
+  await held.abort('the test goes on')
+  await gateway.until(late.url, 'ready')
+  t.same(await sums(late), await sums(first))
+  t.equal(late.engine.weightVersion, 'step-1')
+})
+
+t.test('an update that comes while an engine is filled does not wait for that: the fill is given up, and the update lets it in', async t => {
+  const folder = modelFolder(t)
+  const first = await engineServer(t, folder)
+  const gateway = await gatewayTo(t, [first.url])
+  await upload(gateway, folder, 'step-1')
+  const held = await first.engine.update()
+  const late = await engineServer(t, folder)
+  const { addon } = late.engine.held!.store
+  const take = addon.groupParams.bind(addon)
+  let isWaiting = false
+  addon.groupParams = async (...rest) => {
+    isWaiting = true
+    await take(...rest)
+  }
+  await gateway.post('/workers', { url: late.url })
+  // It has its own turn by then, and waits in it for bytes that do not come.
+  await until(() => isWaiting)
+  t.match(reasonOf(gateway, late.url), /being filled from/)
+  const update = gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder-base'), weight_version: 'step-2' })
+  // The one that joins has it before the one whose turn is taken, so that it did not wait for what that was to send.
+  await until(() => late.engine.weightVersion === 'step-2')
+  t.equal(first.engine.weightVersion, 'step-1')
+  await held.abort('the test goes on')
+  t.equal((await update).status, 200)
+  await gateway.until(late.url, 'ready')
+  t.same(await sums(late), await sums(first))
+  t.equal(first.engine.weightVersion, 'step-2')
+})
+
+t.test('with --no-fill an engine that holds other weights stays out, is told in words, and is written to by nobody', async t => {
+  const folder = modelFolder(t)
+  const first = await engineServer(t, folder)
+  const gateway = await gatewayTo(t, [first.url], { fill: false })
+  await upload(gateway, folder, 'step-1')
+  const late = await engineServer(t, folder)
+  await gateway.post('/workers', { url: late.url })
+  await gateway.until(late.url, 'stale')
+  t.match(reasonOf(gateway, late.url), /holds version "default", the others "step-1"/)
+  const health: Reply = await gateway.get('/health')
+  t.match(health, { status: 200, body: { status: 'degraded', weight_version: 'step-1' } })
+  t.equal(late.engine.weightVersion, 'default', 'nothing was written')
+})
+
+t.test('SGLang and vLLM are filled from disk alone, each in its own words, and a broadcast leaves nothing to fill them from', async t => {
+  const vllm = { '/server_info': {}, '/version': { version: '0.26' } }
+  for (const [name, replies, update, filled] of [
+    ['vllm', vllm, ['/update_weights', { update_info: { path: '/step-1' } }], ['/update_weights', { update_info: { path: '/step-1' } }]],
+    ['sglang', {}, ['/update_weights_from_disk', { model_path: '/step-1' }], ['/update_weights_from_disk', { model_path: '/step-1', abort_all_requests: true, weight_version: 'default' }]]
+  ] as const) {
+    const first = await recorder(t, 1, replies)
+    const gateway = await gatewayTo(t, [first.url])
+    t.equal(gateway.app.gateway.fleet.list[0]!.facts?.dialect, name)
+    t.equal((await gateway.post(update[0], update[1])).status, 200)
+    const late = await recorder(t, 1, { ...replies, '/weights_checker': { success: true, per_engine_checksum: 'other' } })
+    await gateway.post('/workers', { url: late.url })
+    await until(() => late.bodies[filled[0]] !== undefined)
+    t.same(late.bodies[filled[0]], filled[1])
+    // vLLM tells no checksums; the one that does still holds others.
+    if (name === 'vllm') {
+      await gateway.until(late.url, 'ready')
+      t.same(late.bodies['/finish_weight_update'], {})
+      await gateway.post('/update_weights', { update_info: { names: [] } })
+      const last = await recorder(t, 1, replies)
+      await gateway.post('/workers', { url: last.url })
+      await until(() => /came from no checkpoint; only refit engines take weights from one another/.test(reasonOf(gateway, last.url)))
+      t.equal(last.bodies['/update_weights'], undefined)
+    } else await until(() => /holds other weights than/.test(reasonOf(gateway, late.url)))
+  }
+})

@@ -1,0 +1,26 @@
+"""What the tests of clients/python/refit.py share: the module itself, the ways that weights go, and what has arrived."""
+
+import sys
+
+from tensors import ROOT
+
+sys.path.insert(0, str(ROOT / "clients/python"))
+import refit  # noqa: E402
+
+WAYS = ["handles", "handles in place", "kept", "kept in place", "upload", "group", "file"]
+
+
+def options_of(way, engines, folder):
+    """Options of an update by a way; the group that it uses, or None."""
+    transport, _, place = way.partition(" ")
+    group = engines.group(backend="gloo", timeout_s=60) if transport == "group" else None
+    own = dict(group=group) if group else dict(folder=folder) if transport == "file" else {}
+    return dict(transport=transport, in_place=place != "", **own), group
+
+
+def brought(engine, model, variant):
+    assert engine.checksums() == model.checksums(variant)
+    assert engine.weights() == {"state": "current"}
+
+
+__all__ = ["WAYS", "brought", "options_of", "refit"]
