@@ -104,16 +104,18 @@ void CardGroup::demand_usable(const char* phase) const {
 CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std::function<void(GroupLane&)>& fn) {
   const auto began = Clock::now();
   State& s = *state_;
-  const auto first = std::make_shared<std::atomic<int>>(-1);
+  // When each failed. The others fail by the first one's end.
+  const auto failed = std::make_shared<std::vector<Clock::time_point>>(s.lanes.size(), Clock::time_point::max());
   const auto own = std::make_shared<const std::function<void(GroupLane&)>>(fn);
   std::vector<std::future<void>> futures;
   for (size_t i = 0; i < s.lanes.size(); i++) {
-    futures.push_back(s.lanes[i]->card().run([state = state_, first, own, cancel, i] {
+    futures.push_back(s.lanes[i]->card().run([state = state_, failed, own, cancel, i] {
+      GroupLane& lane = *state->lanes[i];
+      lane.failed_at = Clock::time_point::max();
       try {
-        (*own)(*state->lanes[i]);
+        (*own)(lane);
       } catch (...) {
-        int none = -1;
-        first->compare_exchange_strong(none, static_cast<int>(i));
+        (*failed)[i] = std::min(lane.failed_at, Clock::now());
         if (cancel) state->cancel = true;
         throw;
       }
@@ -136,14 +138,15 @@ CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std
       if (!lost) lost = std::current_exception();
       s.host.lose(error.what());
     } catch (...) {
-      if (first->load() == static_cast<int>(i)) out.error = std::current_exception();
+      if (out.lane >= 0 && (*failed)[static_cast<size_t>(out.lane)] <= (*failed)[i]) continue;
+      out.lane = static_cast<int>(i);
+      out.error = std::current_exception();
     }
   }
   if (lost) {
     s.lost = true;
     std::rethrow_exception(lost);
   }
-  out.lane = first->load();
   out.seconds = seconds_since(began);
   return out;
 }

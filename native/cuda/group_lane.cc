@@ -40,6 +40,7 @@ void GroupLane::guarded(F&& fn) {
   try {
     fn();
   } catch (...) {
+    failed_at = Clock::now();
     abandon();
     throw;
   }

@@ -27,8 +27,8 @@ class EchoDevice : public Device {
   DeviceInfo info() const override {
     std::string cards;
     for (const int card : config_.cards) cards += " " + std::to_string(card);
-    return {"cards" + cards + (config_.share_cards ? " shared" : "") + " watchdog " +
-                std::to_string(config_.watchdog_seconds),
+    return {"cards" + cards + (config_.share_cards ? " shared" : "") + (config_.record_experts ? " experts" : "") +
+                " watchdog " + std::to_string(config_.watchdog_seconds),
             config_.threads, static_cast<uint64_t>(config_.max_step_tokens),
             static_cast<uint64_t>(config_.max_step_sequences) * 1000000 + config_.max_context};
   }
@@ -42,6 +42,7 @@ class EchoDevice : public Device {
     result.top_ids.assign(batch.pages.begin(), batch.pages.end());
     result.top_logprobs.assign(batch.bias_values.begin(), batch.bias_values.end());
     for (const uint64_t seed : batch.row_seeds) result.id_logprobs.push_back(static_cast<float>(seed));
+    if (config_.record_experts) result.experts = {7, 65535};
   }
   WriteOutcome write(const WriteJob& job) override {
     WriteOutcome out;
@@ -78,6 +79,10 @@ class EchoDevice : public Device {
     return (uint64_t{1} << 40) + tags * 10 + keep_weights;
   }
   bool resume_memory(uint32_t tags) override { return tags == kTagWeights; }
+  void fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) override {
+    std::iota(out, out + bytes,
+              static_cast<uint8_t>(offset + segment.handle.size() + static_cast<uint64_t>(timeout_ms)));
+  }
   uint64_t close_mappings(const std::string& name) override { return (uint64_t{1} << 40) + name.size(); }
 
  private:

@@ -15,6 +15,8 @@ export interface Call {
   methods?: readonly string[]
   /** Default admin. */
   auth?: AuthLevel
+  /** Where the key may stand besides `authorization`. */
+  keyHeader?: string
   /**
    * `weights`: brings bytes. `label`: ends or labels what others brought. `begin`: opens an update of many requests. `join`, `leave`: of a process group. `pause`, `resume`: generation.
    */
@@ -102,6 +104,9 @@ export const CALLS: Readonly<Record<string, Call>> = {
   // They change a host's disk, which is for an engine that is being filled, too.
   '/pull_weights': { to: 'members' },
   '/fetch_weights': { to: 'members', answer: { join: ['result'] } },
+  // Changes relative to what all have; the flush writes them.
+  ...all({ to: 'members', keyHeader: 'x-nemo-rl-refit-key' }, '/nemo-rl/refit/prepare', '/nemo-rl/refit/s3-manifest', '/nemo-rl/refit/zmq-flush'),
+  '/nemo-rl/refit/flush': { ...weights, keyHeader: 'x-nemo-rl-refit-key' },
 
   // Weights through process groups.
   ...all(join(), '/init_weights_update_group', '/areal_init_weights_update_group', '/init_weight_update_communicator'),

@@ -64,12 +64,12 @@ export function gateway (app: FastifyInstance, options: GatewayOptions, log: Log
     return await reply.code(status).type(type).send(body)
   }
   const refuse = (words: string) => async (): Promise<never> => { throw new RefitError('UNSUPPORTED', words) }
-  const route = (url: string, methods: readonly string[], auth: Call['auth'], handler: (request: FastifyRequest, reply: FastifyReply) => Promise<unknown>): void => {
-    app.route({ method: [...methods], url, exposeHeadRoute: false, config: { auth: auth ?? 'admin' }, schema: { hide: true }, handler })
+  const route = (url: string, methods: readonly string[], { auth, keyHeader }: Pick<Call, 'auth' | 'keyHeader'>, handler: (request: FastifyRequest, reply: FastifyReply) => Promise<unknown>): void => {
+    app.route({ method: [...methods], url, exposeHeadRoute: false, config: { auth: auth ?? 'admin', ...keyHeader === undefined ? {} : { keyHeader } }, schema: { hide: true }, handler })
   }
-  for (const [url, call] of Object.entries(CALLS)) route(url, call.methods ?? ['POST'], call.auth, call.to === 'one' || call.to === 'any' ? toOne : toAll(call))
-  for (const [url, words] of Object.entries(REFUSED)) route(url, ['GET', 'POST'], 'admin', refuse(words))
-  route('/*', ['GET', 'POST', 'PUT', 'DELETE'], 'admin', toAll(null))
+  for (const [url, call] of Object.entries(CALLS)) route(url, call.methods ?? ['POST'], call, call.to === 'one' || call.to === 'any' ? toOne : toAll(call))
+  for (const [url, words] of Object.entries(REFUSED)) route(url, ['GET', 'POST'], {}, refuse(words))
+  route('/*', ['GET', 'POST', 'PUT', 'DELETE'], {}, toAll(null))
   describeFleet(app, fleet)
   return context
 }

@@ -95,16 +95,17 @@ t.test('all that crosses the boundary arrives', async t => {
   t.strictSame(addon.cudaMemoryPlan(config), { weightBytes: 2 ** 40, kvBytes: 64, scratchBytes: 3, fixedBytes: 4 })
 
   const ranks2 = { ...plainModel({ ranks: 2 }).config, device: 'cuda' as const, pages: 64 }
-  const core = addon.createCore({ ...ranks2, cards: [3, 1], shareCards: true, watchdogSeconds: 2.5, maxStepTokens: 7, maxStepSequences: 8, maxContext: 9 })
+  const core = addon.createCore({ ...ranks2, cards: [3, 1], shareCards: true, watchdogSeconds: 2.5, maxStepTokens: 7, maxStepSequences: 8, maxContext: 9, recordExperts: true })
   const { addresses, ...info } = addon.coreInfo(core)
-  t.strictSame(info, { isa: 'cards 3 1 shared watchdog 2.500000', threads: 2, weightBytes: 7, kvBytes: 8000009 })
+  t.strictSame(info, { isa: 'cards 3 1 shared experts watchdog 2.500000', threads: 2, weightBytes: 7, kvBytes: 8000009 })
   t.strictSame([...addresses.slice(0, 2), addresses.at(-1)], [0n, 1n, 1007n])
   t.strictSame(addon.step(core, batchOf([4, 3, 2], 2)), {
     tokens: Int32Array.of(4, 3, 2),
     logprobs: Float32Array.from({ length: 12 }, (_, i) => i / 4),
     topIds: Int32Array.of(5, 9),
     topLogprobs: Float32Array.of(-0.5),
-    idLogprobs: Float32Array.of(3, 4)
+    idLogprobs: Float32Array.of(3, 4),
+    experts: Uint16Array.of(7, 65535)
   })
   const outcome = await addon.write(core, { sources: [{ buffer: Uint8Array.of(200, ...new Array(255).fill(0)) }], tensors: Float64Array.of(0, 0, 1, 64, 1, 2, 2), rects: Float64Array.of(0, 1, 7, 0, 0, 64, 1, 0, 0) })
   t.strictSame(outcome, { states: Uint8Array.of(1), bytes: 202, segmentsOpened: 0, segmentsClosed: 60000, error: { message: '1 rectangles', tensor: 0 } })
@@ -113,6 +114,7 @@ t.test('all that crosses the boundary arrives', async t => {
   const shared = await addon.write(core, { sources: [{ segment }, { segment: blocks }], tensors: Float64Array.of(1, 0, 1, 64, 1, 2, 2), rects: Float64Array.of(0, 1, 7, 0, 0, 64, 1, 0, 0), eventTimeoutMs: 7 })
   t.strictSame(shared, { states: Uint8Array.of(1), bytes: 2, segmentsOpened: 2, segmentsClosed: 7, warning: 'left open', error: { message: '1 rectangles, GPU-7 pool 64 0 0 0 128, GPU-8  0 4096 2 0 0', tensor: 0 } })
   t.equal(await addon.closeMappings(core, 'pool'), 2 ** 40 + 4)
+  t.strictSame(await addon.fetch(core, { segment }, 2, 3, 5), Uint8Array.of(71, 72, 73))
   t.strictSame(await addon.read(core, 1, 2, 3, 4, 1, 2), Uint8Array.of(127, 128, 129, 130))
   t.strictSame(await addon.checksum(core, Float64Array.of(0, 1, 7, 0, 0, 64, 1, 0, 0), Float64Array.of(1)), BigUint64Array.of(2n ** 63n + 1001n))
   t.equal(await addon.release(core, MEMORY_TAGS.weights | MEMORY_TAGS.cuda_graph, true), 2 ** 40 + 51)
