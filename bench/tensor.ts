@@ -5,7 +5,7 @@ import { Worker } from 'node:worker_threads'
 import { createEngine, createServer } from '../src/index.ts'
 import { openDiskSource } from '../src/sources/disk.ts'
 import { packageRoot } from '../src/root.ts'
-import { checkPython, machine, median } from './lib/baseline.ts'
+import { checkPython, machine, median, python } from './lib/baseline.ts'
 import { cardEntry, emptyBucketEntry, sharedEntry } from './lib/handles.ts'
 import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
@@ -15,7 +15,6 @@ import type { Figure } from './lib/table.ts'
 // usage: node dist/bench/tensor.js
 
 const rivals = checkPython()
-const python = process.env.REFIT_PYTHON ?? 'python3'
 const THREADS = Number(process.env.REFIT_THREADS ?? 2)
 const HEADER = 64
 
@@ -39,7 +38,7 @@ async function decoding (): Promise<Figure[]> {
     const [ms, ...rest] = await decode(entry, 6)
     first.push(ms!)
     later.push(...rest)
-    theirs.push((JSON.parse(execFileSync(python, [join(packageRoot, 'bench/python/unpickle.py')], { input: entry, encoding: 'utf8' })) as { ms: number }).ms)
+    theirs.push((JSON.parse(execFileSync(python(), [join(packageRoot, 'bench/python/unpickle.py')], { input: entry, encoding: 'utf8' })) as { ms: number }).ms)
   }
   const row = (which: string, ms: number[]): Figure => ({
     figure: `${tensors.length} handles in one request (${(entry.length / 1e6).toFixed(1)} MB of base64), decoded: ${which}`, ours: `${median(ms).toFixed(1)} ms`,

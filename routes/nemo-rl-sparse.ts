@@ -8,7 +8,7 @@ import { refusals } from '../src/http/schemas.ts'
 const KEY_HEADER = 'x-nemo-rl-refit-key'
 
 const Prepare = Type.Object({
-  tensors: Type.Record(Type.String(), Type.Tuple([Type.Array(Type.Integer({ minimum: 0 })), Type.String()]), { description: 'Of each tensor that may change: its shape, and its dtype as torch names it.' })
+  tensors: Type.Record(Type.String(), Type.Array(Type.Union([Type.Array(Type.Integer({ minimum: 0 })), Type.String()]), { minItems: 2, maxItems: 2 }), { description: 'Of each tensor that may change: its shape, and its dtype as torch names it.' })
 }, { title: 'NemoRlPrepareRequest' })
 
 const Manifest = Type.Object({
@@ -27,6 +27,11 @@ const ZmqFlush = Type.Object({
 const Done = Type.Object({ ok: Type.Literal(true), payloads: Type.Optional(Type.Integer()) }, { title: 'NemoRlReply', description: 'Done.', additionalProperties: true })
 const Refused = Type.Object({ ok: Type.Literal(false), error: Type.String(), code: Type.String({ description: 'A stable code, such as CONFLICT.' }) }, { title: 'NemoRlRefusal', description: 'Refused; the weights are what they were, unless the words say otherwise.' })
 
+function toPair (name: string, [shape, dtype]: ReadonlyArray<number[] | string>): readonly [shape: readonly number[], dtype: string] {
+  if (Array.isArray(shape) && typeof dtype === 'string') return [shape, dtype]
+  throw new RefitError('INVALID_REQUEST', `tensors.${name}: expected [shape, dtype]`, { param: 'tensors' })
+}
+
 /** NeMo-RL's remote sparse refit: changes of elements, which wait for their flush. */
 const nemoRlSparse: Routes = async (app, { context }) => {
   const sparse = sparseRefitOf(context)
@@ -39,9 +44,9 @@ const nemoRlSparse: Routes = async (app, { context }) => {
     schema: { ...schema, operationId: 'nemoRlPrepare', summary: 'Say what changes will be relative to (NeMo-RL)', description: 'From now on these weights are to be what the trainer\'s baseline is. `overwrite_names`: tensors whose new values have to be sent, not changes of bits.', body: Prepare }
   }, async request => {
     const began = performance.now()
-    const { tensors } = request.body
-    const names = sparse.prepare(tensors as Parameters<typeof sparse.prepare>[0])
-    return { ok: true as const, tensors: Object.keys(tensors).length, overwrite_names: names, seconds: (performance.now() - began) / 1000 }
+    const tensors = Object.entries(request.body.tensors).map(([name, pair]) => [name, toPair(name, pair)] as const)
+    const names = await sparse.prepare(Object.fromEntries(tensors))
+    return { ok: true as const, tensors: tensors.length, overwrite_names: names, seconds: (performance.now() - began) / 1000 }
   })
 
   app.post('/nemo-rl/refit/s3-manifest', {

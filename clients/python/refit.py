@@ -1044,11 +1044,14 @@ class Group:
         )
         store = dist.TCPStore(self.address, server.port, world, False, self.timeout)
         if any(future.exception() is not None for future in wait(joining.values(), return_when=FIRST_EXCEPTION).done):
-            # Those that wait for ranks which will not come are let go. A group of this name that another engine has already is somebody's.
-            waiting = [engine for engine, future in joining.items() if not future.done()]
-            if waiting:
-                with contextlib.suppress(RefitError):
-                    self.tell_to_leave(waiting)
+            # Those that wait for ranks which will not come are let go, and those that have been counted, or are now. A group of this name
+            # that another engine has already is somebody's.
+            for concerned in (lambda future: not future.done(), lambda future: future.exception() is None):
+                engines = [engine for engine, future in joining.items() if concerned(future)]
+                if engines:
+                    with contextlib.suppress(RefitError):
+                        self.tell_to_leave(engines)
+                wait(joining.values())
         answers(joining)
         # torch's own way to a group that is not the default one has private names, here as everywhere. Its parameter for options has had several names.
         made = c10d._new_process_group_helper(

@@ -112,9 +112,10 @@ export class IpcUpdate {
       if (other !== undefined) throw new RefitError('ZMQ_PROTOCOL', `ranks of the parameter server are not at the same step: one sent a ${type}, another a ${other.type}`)
       if (type === 'none') return await this.#end()
       const buckets = messages.filter(message => message.type === 'bucket')
+      demandSame(buckets)
       if (buckets[0]!.isDirect === true) await this.#writeDirect(buckets)
       else if (buckets[0]!.pieces.length > 0) await this.#write(this.#buffers!, this.#handles.map(({ tensor }, index) => buckets[index]!.pieces.map(piece => placePiece(piece, tensor))))
-      if (buckets.some(({ isLast }) => isLast === true)) return await this.#endVerl()
+      if (buckets[0]!.isLast === true) return await this.#endVerl()
       this.#peers.reply()
     }
   }
@@ -202,6 +203,20 @@ export class IpcUpdate {
 
   #report (): WriteReport {
     return { ...sumReports(this.#reports), ...this.#isOwn ? {} : { transaction: this.#transaction! } }
+  }
+}
+
+/** All ranks go on together: what the first one says of a bucket has to hold for all. Throws ZMQ_PROTOCOL. */
+function demandSame ([first, ...others]: readonly Bucket[]): void {
+  for (const [index, other] of others.entries()) {
+    // The same bytes were read once.
+    if (other === first) continue
+    const refuse = (what: string): RefitError => new RefitError('ZMQ_PROTOCOL', `senders are not at the same step: ${what} (socket ${index + 1} and the first one)`)
+    if (other.isLast === true !== (first!.isLast === true)) throw refuse('for one this bucket is the last one, for another it is not')
+    if (other.isDirect === true !== (first!.isDirect === true)) throw refuse('one sent a tensor by its own handle, another a bucket')
+    if (other.pieces.length !== first!.pieces.length) throw refuse(`one sent a bucket of ${other.pieces.length} tensors, another of ${first!.pieces.length}`)
+    const at = other.pieces.findIndex(({ name }, piece) => name !== first!.pieces[piece]!.name)
+    if (at >= 0) throw refuse(`tensor ${at} of the bucket is ${other.pieces[at]!.name} for one, ${first!.pieces[at]!.name} for another`)
   }
 }
 

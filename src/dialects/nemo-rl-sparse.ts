@@ -9,6 +9,7 @@ import { openSparsePayload, sparseSource } from '../sources/sparse-delta.ts'
 import { payloadError } from '../wire/torch-tensor.ts'
 import { torchWeightDType } from '../wire/torch-dtypes.ts'
 import type { SparseItem } from '../wire/sparse-payload.ts'
+import { Lanes } from '../sources/lanes.ts'
 import { onePer } from './one-per.ts'
 
 /** Compressed; NeMo-RL cuts payloads at 512 MiB. */
@@ -44,11 +45,16 @@ export class SparseRefit {
   #closed: string | null = 'the trainer has prepared nothing since this server began'
   /** Of the weights that the changes are relative to. */
   #epoch = -1
+  /** A flush that runs: what comes meanwhile waits for its end, another flush is that one. */
+  #flushing: Promise<SparseFlush> | null = null
+  /** Payloads that are read at once. */
+  readonly #lanes = new Lanes(2)
 
   constructor (context: RouteContext) { this.#context = context }
 
   /** The trainer's tensors, which these weights are to be equal to from now on. Returns those that cannot be changed bit by bit. Throws WEIGHTS_*. */
-  prepare (tensors: Readonly<Record<string, readonly [shape: readonly number[], dtype: string]>>): string[] {
+  async prepare (tensors: Readonly<Record<string, readonly [shape: readonly number[], dtype: string]>>): Promise<string[]> {
+    await this.#flushed()
     const { engine } = this.#context
     const known = new Map(Object.entries(tensors).map(([name, [shape, dtypeName]]) => {
       const dtype = torchWeightDType(dtypeName)
@@ -69,6 +75,7 @@ export class SparseRefit {
 
   /** Takes a payload once. One that failed is owed until it comes under its key. */
   async take (info: PayloadInfo, read: () => Promise<Uint8Array>): Promise<PayloadTaken> {
+    await this.#flushed()
     this.#demandOpen()
     const other = this.#payloads.get(info.key) ?? this.#coming.get(info.key)
     if (other !== undefined && other.checksum !== info.checksum) throw this.#broken(new RefitError('CONFLICT', `payload ${JSON.stringify(info.key.slice(0, 200))} came with other bytes before`))
@@ -86,6 +93,7 @@ export class SparseRefit {
 
   async #take (info: PayloadInfo, read: () => Promise<Uint8Array>): Promise<PayloadTaken> {
     const tensors = this.#tensors
+    const leave = await this.#lanes.enter()
     try {
       const items = await openSparsePayload(this.#host, await read(), info.checksum)
       for (const item of items) this.#demandPrepared(item)
@@ -96,6 +104,8 @@ export class SparseRefit {
     } catch (error) {
       if (tensors === this.#tensors) this.#owed.set(info.key, messageOf(error))
       throw error
+    } finally {
+      leave()
     }
   }
 
@@ -106,8 +116,16 @@ export class SparseRefit {
     return count
   }
 
-  /** Writes all that has come, as one update. After a failure nothing is taken until the trainer prepares anew. */
+  /** Writes all that has come, as one update; a retry gets the outcome of the flush that runs. After a failure nothing is taken until the trainer prepares anew. */
   async flush (): Promise<SparseFlush> {
+    return await (this.#flushing ??= this.#flush().finally(() => { this.#flushing = null }))
+  }
+
+  async #flushed (): Promise<void> {
+    await this.#flushing?.catch(() => {})
+  }
+
+  async #flush (): Promise<SparseFlush> {
     const began = performance.now()
     await Promise.allSettled([...this.#coming.values()].map(async ({ done }) => await done))
     if (this.#payloads.size === 0 && this.#owed.size === 0 && this.#closed === null) return { payloads: 0, seconds: 0, candidates: 0, changed: 0 }
@@ -115,10 +133,12 @@ export class SparseRefit {
     const [owed] = this.#owed
     if (owed !== undefined) throw this.#broken(new RefitError('WEIGHTS_INCOMPLETE', `${this.#owed.size} payloads have not come, among them ${JSON.stringify(owed[0].slice(0, 200))}: ${owed[1]}`))
     const payloads = [...this.#payloads.values()]
+    const base = this.#epoch
     try {
-      const { report } = await measured(this.#context.metrics, async () => ({ report: await applySource(this.#context.engine, sparseSource(payloads.flatMap(({ items }) => items)), {}) }))
+      const { report } = await measured(this.#context.metrics, async () => ({ report: await applySource(this.#context.engine, sparseSource(payloads.flatMap(({ items }) => items), base), {}) }))
       this.#drop()
-      this.#epoch = this.#context.engine.epoch
+      // One write, one epoch; where there is another by now, somebody has written after it.
+      this.#epoch = report.tensors > 0 ? base + 1 : base
       return { payloads: payloads.length, seconds: (performance.now() - began) / 1000, candidates: payloads.reduce((sum, { candidates }) => sum + candidates, 0), changed: report.changed ?? 0 }
     } catch (error) {
       throw this.#broken(error)

@@ -23,7 +23,7 @@ export async function admit (fleet: Fleet, worker: Worker, filling: FillOptions 
     fleet.unready(worker, 'down', (error as Error).message)
     return
   }
-  if (before !== null && before.instance !== facts.instance) startedAnew(worker)
+  if (before !== null && before.instance !== facts.instance) startedAnew(fleet, worker)
   worker.facts = facts
   if (!fleet.isQuiet) return fleet.unready(worker, 'stale', fleet.paused ? 'it waits for the end of the pause' : 'it waits for the end of an update')
   const { updates } = fleet
@@ -47,7 +47,8 @@ export async function admit (fleet: Fleet, worker: Worker, filling: FillOptions 
   function isUnchanged (): boolean { return fleet.isQuiet && fleet.updates === updates }
 }
 
-export function startedAnew (worker: Worker): void {
+export function startedAnew (fleet: Fleet, worker: Worker): void {
+  fleet.announced.forget(worker)
   worker.inSync = false
   worker.update = 0
   worker.groups.clear()

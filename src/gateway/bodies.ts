@@ -16,7 +16,9 @@ export function perEngine (fleet: Fleet, call: Call, body: JsonBody, workers: re
   if (call.ranks !== undefined) return joined(fleet, call.ranks, body, workers)
   if (call.cut !== undefined) return cut(call.cut, body, workers)
   if (call.id !== true || body.has('id')) return null
-  const named = body.withMember('id', JSON.stringify(randomUUID()))
+  const id = JSON.stringify(randomUUID())
+  // Of a name that comes twice the last one counts.
+  const named = body.get('id') === null ? body.with([{ at: ['id'], value: id }]) : body.withMember('id', id)
   return named === null ? null : new Map(workers.map(worker => [worker, named]))
 }
 

@@ -53,8 +53,8 @@ export const RPC: Readonly<Record<string, ((body: JsonBody) => Call) | undefined
   update_weights_from_ipc: () => ({ ...weights, ...RESULTS }),
   finish_weight_update: () => ({ ...label, ...RESULTS }),
   skyrl_finish_weight_update: () => ({ ...label, ...RESULTS }),
-  skyrl_sleep_for_weight_sync: () => ({ to: 'all', ...RESULTS }),
-  skyrl_wake_for_weight_sync: () => ({ to: 'all', ...RESULTS })
+  skyrl_sleep_for_weight_sync: () => ({ to: 'all', does: 'memory', ...RESULTS }),
+  skyrl_wake_for_weight_sync: () => ({ to: 'all', does: 'memory', ...RESULTS })
 }
 
 /** One for each rank of all engines. */

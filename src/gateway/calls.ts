@@ -19,8 +19,13 @@ export interface Call {
   keyHeader?: string
   /**
    * `weights`: brings bytes. `label`: ends or labels what others brought. `begin`: opens an update of many requests. `join`, `leave`: of a process group. `pause`, `resume`: generation.
+   * `memory`: gives it up or takes it back.
    */
-  does?: 'weights' | 'label' | 'begin' | 'join' | 'leave' | 'pause' | 'resume'
+  does?: 'weights' | 'label' | 'begin' | 'join' | 'leave' | 'pause' | 'resume' | 'memory'
+  /** Tells engines what a later call of this kind needs. `isFirst`: in place of all that was told before. */
+  announces?: { kind: string, isFirst?: boolean }
+  /** Weights that were announced: an engine that missed an announcement takes another update than the others. */
+  announcedBy?: string
   /** The call by its body. */
   by?: (body: JsonBody) => Call
   /** Name of the process group: the field, or a name. Default `group_name`. */
@@ -64,10 +69,12 @@ const weights: Call = { to: 'members', does: 'weights' }
 const label: Call = { to: 'members', does: 'label' }
 const pause: Call = { to: 'all', does: 'pause' }
 const resume: Call = { to: 'all', does: 'resume' }
+const memory: Call = { ...state, does: 'memory' }
 const broadcast: Call = { to: 'group', does: 'weights' }
 const leave: Call = { to: 'group', does: 'leave' }
 const join = (at: readonly Step[] = [], offset = 'rank_offset', world = 'world_size'): Call => ({ to: 'members', does: 'join', ranks: { at, offset, world } })
 const adapter: Call = { to: 'members', does: 'label' }
+const NEMO_KEY = 'x-nemo-rl-refit-key'
 const nobody = 'it makes one engine rank 0 of a group that has one engine'
 
 /** By path, with parameters as Fastify writes them. */
@@ -89,7 +96,8 @@ export const CALLS: Readonly<Record<string, Call>> = {
   // Their state.
   ...all(pause, '/pause_generation', '/pause', '/areal_pause_generation', '/engine/pause_generation'),
   ...all(resume, '/continue_generation', '/resume', '/areal_continue_generation', '/engine/resume_generation'),
-  ...all(state, '/flush_cache', '/reset_prefix_cache', '/reset_prefix_cache/', '/reset_mm_cache', '/reset_encoder_cache', '/release_memory_occupation', '/resume_memory_occupation', '/sleep', '/wake_up'),
+  ...all(state, '/flush_cache', '/reset_prefix_cache', '/reset_prefix_cache/', '/reset_mm_cache', '/reset_encoder_cache'),
+  ...all(memory, '/release_memory_occupation', '/resume_memory_occupation', '/sleep', '/wake_up'),
   ...all(state, '/abort_request', '/finish_session', '/post_process_weights', '/release_kept_tensors', '/start_profile', '/stop_profile', '/start_draft_weight_update'),
   '/abort_requests': { ...state, answer: { sum: ['aborted'] } },
   '/weights_checker': { ...state, answer: { agree: 'checksums' } },
@@ -105,16 +113,21 @@ export const CALLS: Readonly<Record<string, Call>> = {
   '/pull_weights': { to: 'members' },
   '/fetch_weights': { to: 'members', answer: { join: ['result'] } },
   // Changes relative to what all have; the flush writes them.
-  ...all({ to: 'members', keyHeader: 'x-nemo-rl-refit-key' }, '/nemo-rl/refit/prepare', '/nemo-rl/refit/s3-manifest', '/nemo-rl/refit/zmq-flush'),
-  '/nemo-rl/refit/flush': { ...weights, keyHeader: 'x-nemo-rl-refit-key' },
+  '/nemo-rl/refit/prepare': { to: 'members', keyHeader: NEMO_KEY, announces: { kind: 'nemo-rl', isFirst: true } },
+  '/nemo-rl/refit/s3-manifest': { to: 'members', keyHeader: NEMO_KEY, announces: { kind: 'nemo-rl' } },
+  '/nemo-rl/refit/zmq-flush': { to: 'members', keyHeader: NEMO_KEY },
+  '/nemo-rl/refit/flush': { ...weights, keyHeader: NEMO_KEY, announcedBy: 'nemo-rl' },
 
   // Weights through process groups.
   ...all(join(), '/init_weights_update_group', '/areal_init_weights_update_group', '/init_weight_update_communicator'),
   ...all({ ...join(['init_info']), group: { name: NAMELESS } }, '/init_weight_transfer_engine', '/engine/init_weights_update_group'),
   '/init_broadcaster': { ...join([], 'rank_offset', 'inference_world_size'), group: { name: NAMELESS } },
-  ...all(broadcast, '/update_weights_from_distributed', '/areal_update_weights_xccl', '/update_weights_skyrl', '/areal_update_weights_lora_xccl'),
+  ...all(broadcast, '/update_weights_from_distributed', '/update_weights_skyrl'),
   // Announced, and brought by the next call.
-  ...all({ to: 'group' }, '/areal_set_update_weight_meta', '/areal_set_update_weight_meta_lora'),
+  '/areal_set_update_weight_meta': { to: 'group', announces: { kind: 'areal', isFirst: true } },
+  '/areal_update_weights_xccl': { ...broadcast, announcedBy: 'areal' },
+  '/areal_set_update_weight_meta_lora': { to: 'group', announces: { kind: 'areal-lora', isFirst: true } },
+  '/areal_update_weights_lora_xccl': { ...broadcast, announcedBy: 'areal-lora' },
   '/destroy_weights_update_group': leave,
   ...all({ to: 'all', alone: nobody }, '/init_communicator', '/init_communicator/'),
   ...all({ to: 'all', does: 'weights' }, '/update_named_param', '/update_named_param/'),

@@ -14,8 +14,10 @@ import { failureOf, merge } from './replies.ts'
 import type { Merged, Outcome } from './replies.ts'
 import type { Worker } from './worker.ts'
 
-/** These write weights, or wait for the others that do: a transfer from one engine to another would hold them up, and is given up. */
-const BEFORE_FILLS: ReadonlySet<Call['does']> = new Set(['weights', 'label', 'begin', 'join', 'pause'])
+/** These write weights, or wait for the others that do, or for their memory: a transfer from one engine to another would hold them up, and is given up. */
+const BEFORE_FILLS: ReadonlySet<Call['does']> = new Set(['weights', 'label', 'begin', 'join', 'pause', 'memory'])
+
+const MISSED = 'it did not get all that the update was announced with'
 
 /** Sends a call that is meant for the weights or the state of every engine to every engine, and answers for all. `body` null: an upload, which is not held. */
 export async function control (fleet: Fleet, metrics: GatewayMetrics, request: FastifyRequest, route: Call, body: Buffer | null): Promise<Merged> {
@@ -24,6 +26,7 @@ export async function control (fleet: Fleet, metrics: GatewayMetrics, request: F
   if (call.alone !== undefined && fleet.members.length > 1) throw new RefitError('UNSUPPORTED', `${fleet.members.length} engines are behind the gateway, and this call is for one: ${call.alone}; ask an engine of /workers`)
   const { workers, inGroup } = targets(fleet, call, json)
   if (workers.length === 0) throw fleet.noEngine()
+  const lacking = partial(fleet, call, workers)
   if (BEFORE_FILLS.has(call.does) && request.method !== 'GET') for (const { filling } of workers) filling?.abort(new RefitError('CONFLICT', 'a call for the weights of all engines came meanwhile'))
   const ready = workers.filter(({ state }) => state === 'ready')
   const isUpdate = request.method !== 'GET' && (call.does === 'weights' || call.does === 'label')
@@ -34,12 +37,24 @@ export async function control (fleet: Fleet, metrics: GatewayMetrics, request: F
     outcomes = await send(fleet, request, call, body, json, workers)
   } finally {
     metrics.fannedOut(String(request.routeOptions.url), (performance.now() - began) / 1000, outcomes, isUpdate)
-    if (isUpdate) fleet.updateEnded(outcomes.map(outcome => ({ worker: outcome.worker, failure: failureOf(outcome) })), checkpointOf(call, json, inGroup))
+    if (isUpdate) fleet.updateEnded(outcomes.map(outcome => ({ worker: outcome.worker, failure: failureOf(outcome) ?? (lacking.includes(outcome.worker) ? MISSED : null) })), checkpointOf(call, json, inGroup))
   }
   follow(fleet, call, json, outcomes)
   // What fails on an engine that is out anyway is told by /workers; a trainer could do nothing about it.
-  const told = outcomes.filter(outcome => ready.includes(outcome.worker) || (call.does !== undefined && failureOf(outcome) === null))
+  const told = outcomes.filter(outcome => ready.includes(outcome.worker) || (call.does !== undefined && failureOf(outcome) === null && !lacking.includes(outcome.worker)))
   return merge(call.answer ?? {}, ready.length === 0 ? outcomes : told)
+}
+
+/** Those that would take less than the others: nothing is generated on them from now on. They are sent the update all the same, as they wait for it. */
+function partial (fleet: Fleet, { announcedBy }: Call, workers: readonly Worker[]): Worker[] {
+  if (announcedBy === undefined) return []
+  const lacking = fleet.announced.lacking(announcedBy, workers)
+  if (lacking.length === 0) return []
+  if (!workers.some(worker => worker.state === 'ready' && !lacking.includes(worker))) {
+    throw new RefitError('CONFLICT', `no ready engine has all that the update was announced with: ${lacking.map(({ url }) => url).join(', ')} missed some of it. Nothing was written; begin the update anew`)
+  }
+  for (const worker of lacking) fleet.missed(worker, MISSED)
+  return lacking
 }
 
 /** Of a process group its members; else all that live. */
@@ -65,6 +80,9 @@ async function send (fleet: Fleet, request: FastifyRequest, call: Call, body: Bu
 /** What later calls depend on. */
 function follow (fleet: Fleet, call: Call, body: JsonBody, outcomes: readonly Outcome[]): void {
   const took = outcomes.filter(outcome => failureOf(outcome) === null)
+  const { announces, announcedBy } = call
+  if (announces !== undefined) fleet.announced.took(announces.kind, announces.isFirst === true, body.bytes, took.map(({ worker }) => worker))
+  if (announcedBy !== undefined && took.length > 0) fleet.announced.end(announcedBy)
   if (call.does === 'pause' && took.length > 0) fleet.pauseMoved(true)
   if (call.does === 'resume') fleet.pauseMoved(false)
   if (call.does !== 'join' && call.does !== 'leave') return

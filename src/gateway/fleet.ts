@@ -2,6 +2,7 @@ import { RefitError } from '../errors.ts'
 import type { ConnectionOptions } from '../remote/connection.ts'
 import { choose } from './balance.ts'
 import type { RoutingKey } from './balance.ts'
+import { Announced } from './announced.ts'
 import { Worker } from './worker.ts'
 
 export interface Log { info: (fields: object, line: string) => void, warn: (fields: object, line: string) => void }
@@ -26,6 +27,7 @@ export class Fleet {
   checkpoint: string | null = null
   /** They came from a checkpoint. */
   isOnDisk = true
+  readonly announced = new Announced()
   /** Told of what may let an engine in that was not: the end of an update or a pause. */
   onChange: () => void = () => {}
   readonly #options: ConnectionOptions
@@ -106,13 +108,14 @@ export class Fleet {
       }
       for (const worker of this.list) {
         if (took.has(worker)) worker.update = this.updates
-        else this.#missed(worker, outcomes.find(outcome => outcome.worker === worker)?.failure ?? 'it was not among those that the update went to')
+        else this.missed(worker, outcomes.find(outcome => outcome.worker === worker)?.failure ?? 'it was not among those that the update went to')
       }
     }
     this.onChange()
   }
 
-  #missed (worker: Worker, why: string): void {
+  /** It does not hold what others do, until it is compared with them. */
+  missed (worker: Worker, why: string): void {
     worker.inSync = false
     if (worker.state === 'ready') this.unready(worker, 'stale', `it missed an update that others took: ${why}`)
   }

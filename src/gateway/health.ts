@@ -109,7 +109,7 @@ export class Health {
     if (now === null || !fleet.isQuiet || fleet.updates !== updates) return
     worker.facts = now
     if (now.instance !== facts!.instance) {
-      startedAnew(worker)
+      startedAnew(fleet, worker)
       fleet.unready(worker, 'stale', 'it was started anew')
     } else if (now.torn !== null) fleet.unready(worker, 'stale', now.torn)
     else if (now.version !== fleet.version && worker.state === 'ready') await this.#compare()

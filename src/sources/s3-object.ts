@@ -27,15 +27,23 @@ export async function readS3Object (name: S3Name, limit: number, options: S3Opti
   const end = AbortSignal.timeout(TIMEOUT_MS)
   const reply = await fetch(url, { headers, redirect: 'error', signal: signal === undefined ? end : AbortSignal.any([end, signal]) }).catch((error: unknown) => { throw unreachable(what, error) })
   if (reply.status !== 200) {
-    const text = (await reply.text().catch(() => '')).slice(0, 300)
-    const message = `${what}: ${url.host} answers ${reply.status}: ${text}`
+    const message = `${what}: ${url.host} answers ${reply.status}${reasonIn(await reply.text().catch(() => ''))}`
     if (reply.status === 403) throw new RefitError('INVALID_REQUEST', `${message}. The server's credentials are those of its environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN)`, { param: 'key' })
     throw new RefitError(reply.status >= 500 ? 'STORE_UNREACHABLE' : 'INVALID_REQUEST', message, { param: 'key' })
   }
   const length = Number(reply.headers.get('content-length') ?? NaN)
-  if (!Number.isSafeInteger(length)) throw new RefitError('STORE_UNREACHABLE', `${what}: the reply does not say how long it is`)
-  if (length > limit) throw new RefitError('BODY_TOO_LARGE', `${what} has ${length} bytes, and ${limit} are the most`)
+  if (!Number.isSafeInteger(length) || length > limit) {
+    await reply.body?.cancel()
+    if (length > limit) throw new RefitError('BODY_TOO_LARGE', `${what} has ${length} bytes, and ${limit} are the most`)
+    throw new RefitError('STORE_UNREACHABLE', `${what}: the reply does not say how long it is`)
+  }
   return await collect(reply, length, what)
+}
+
+/** S3 repeats credentials in what else it says of a refusal. */
+function reasonIn (xml: string): string {
+  const [code, message] = ['Code', 'Message'].map(name => new RegExp(`<${name}>([^<]{1,200})</${name}>`).exec(xml)?.[1])
+  return code === undefined ? '' : `: ${code}${message === undefined ? '' : `, ${message}`}`
 }
 
 async function collect (reply: Response, length: number, what: string): Promise<Uint8Array> {
@@ -58,6 +66,8 @@ function checkName ({ bucket, region, key }: S3Name): void {
   if (!BUCKET.test(bucket) || bucket.includes('..')) throw new RefitError('INVALID_REQUEST', `bucket: ${JSON.stringify(bucket.slice(0, 80))} is no name of a bucket`, { param: 'bucket' })
   if (!REGION.test(region)) throw new RefitError('INVALID_REQUEST', `region: ${JSON.stringify(region.slice(0, 80))} is no region`, { param: 'region' })
   if (key.length === 0 || Buffer.byteLength(key) > MAX_KEY) throw new RefitError('INVALID_REQUEST', `key: expected 1 to ${MAX_KEY} bytes`, { param: 'key' })
+  // A URL would leave the bucket by them.
+  if (key.split('/').some(part => part === '.' || part === '..')) throw new RefitError('INVALID_REQUEST', 'key: "." and ".." between its slashes are not taken', { param: 'key' })
 }
 
 /** A request for it by AWS's Signature Version 4, or without a signature where there are no credentials. */
@@ -65,6 +75,7 @@ export function signedGet ({ bucket, region, key }: S3Name, env: NonNullable<S3O
   const endpoint = env['AWS_ENDPOINT_URL_S3'] ?? env['AWS_ENDPOINT_URL']
   const path = key.split('/').map(encode).join('/')
   // Stores of one's own have their buckets in paths, as their names are not in the DNS.
+  if (endpoint !== undefined && !URL.canParse(endpoint)) throw new RefitError('CONFIG', `AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL: ${JSON.stringify(endpoint)} is no URL`)
   const url = endpoint === undefined ? new URL(`https://${bucket}.s3.${region}.amazonaws.com/`) : new URL(endpoint)
   url.pathname = endpoint === undefined ? `/${path}` : `${url.pathname.replace(/\/$/, '')}/${bucket}/${path}`
   const { AWS_ACCESS_KEY_ID: id, AWS_SECRET_ACCESS_KEY: secret, AWS_SESSION_TOKEN: token } = env

@@ -1,3 +1,4 @@
+import { constants } from 'node:buffer'
 import type { DeltaHost } from '../engine/delta-host.ts'
 import { RefitError } from '../errors.ts'
 import { POSITIONS } from '../native-deltas.ts'
@@ -15,8 +16,8 @@ const DIGEST = /^[0-9a-f]{32}$/
 export async function openSparsePayload (host: DeltaHost, body: Uint8Array, checksum: string, availableBytes = process.availableMemory()): Promise<SparseItem[]> {
   if (!DIGEST.test(checksum)) throw new RefitError('INVALID_REQUEST', 'checksum: expected a BLAKE2b digest of 16 bytes, in hexadecimal', { param: 'checksum' })
   const size = zstdContentBytes(body)
-  // It stays until all of the sync has come.
-  if (size > availableBytes / 2) throw new RefitError('NO_MEMORY', `a payload holds ${size} bytes, and this host has ${availableBytes} left`)
+  // It stays until all of the sync has come; another may be on its way, and be counted in what is left.
+  if (size > Math.min(availableBytes / 4, constants.MAX_LENGTH)) throw new RefitError('NO_MEMORY', `a payload holds ${size} bytes, and this host has ${availableBytes} left`)
   const bytes = new Uint8Array(size)
   await host.unpack(body, Buffer.from(checksum, 'hex'), bytes).catch((error: unknown) => {
     throw (error as { code?: unknown }).code === undefined ? payloadError(error instanceof Error ? error.message : String(error)) : error
@@ -24,8 +25,8 @@ export async function openSparsePayload (host: DeltaHost, body: Uint8Array, chec
   return readSparsePayload(bytes)
 }
 
-/** The changes of several payloads as one source. Throws TENSOR_PAYLOAD for a tensor that comes with two shapes. */
-export function sparseSource (items: readonly SparseItem[]): WeightSource {
+/** The changes of several payloads as one source, relative to the weights of that epoch. Throws TENSOR_PAYLOAD for a tensor that comes with two shapes. */
+export function sparseSource (items: readonly SparseItem[], baseEpoch: number): WeightSource {
   const tensors = new Map<string, { announced: AnnouncedTensor, patches: ElementPatch[] }>()
   let bytes = 0
   for (const { name, dtype, shape, operation, encoding, positions, first, values } of items) {
@@ -40,7 +41,7 @@ export function sparseSource (items: readonly SparseItem[]): WeightSource {
     kind: 'upload',
     tensors: [...tensors.values()].map(({ announced }) => announced),
     sources: [],
-    patch: { tensors: new Map([...tensors].map(([name, { patches }]) => [name, patches])), bytes },
+    patch: { tensors: new Map([...tensors].map(([name, { patches }]) => [name, patches])), bytes, baseEpoch },
     verify: async () => {},
     close: async () => {}
   }

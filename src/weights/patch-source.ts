@@ -19,9 +19,11 @@ export interface PatchedSource { source: WeightSource, readonly changed: number 
 
 /**
  * Changes of elements as whole tensors: with the gate shut, what is there is read from the ranks that hold it, changed, and written back to
- * all of them, piece by piece. Throws CONFLICT for a tensor that is torn: nobody knows what would be changed.
+ * all of them, piece by piece. Throws CONFLICT for a tensor that is torn, and where others have written since: nobody knows what would be
+ * changed. Called in the update's turn.
  */
-export function patchSource (store: WeightStore, sent: WeightSource, { tensors: patches }: WeightPatch): PatchedSource {
+export function patchSource (store: WeightStore, sent: WeightSource, { tensors: patches, baseEpoch = store.epoch }: WeightPatch): PatchedSource {
+  if (baseEpoch !== store.epoch) throw new RefitError('CONFLICT', 'others have written weights since what these changes are relative to. Nothing has changed')
   const { table, dtype } = store
   const { state } = store.ledger
   const torn = state.state === 'torn' ? new Set(state.tensors) : null

@@ -51,6 +51,8 @@ export interface WeightPatch {
   readonly tensors: ReadonlyMap<string, readonly ElementPatch[]>
   /** Of positions and values. */
   readonly bytes: number
+  /** Of the weights that the changes are relative to, where it is known: CONFLICT in front of others. */
+  readonly baseEpoch?: number
 }
 
 /** What one write did. Times in milliseconds, bytes as taken from the source. */

@@ -41,7 +41,7 @@ export function readDeltaSpec (bytes: Uint8Array, positionBytes: number, valueCo
   const root = parse(bytes)
   const { encoding, checksum, verify, is_last: isLast } = root
   if (encoding !== 'indices' && encoding !== 'dense') throw bad(`encoding is ${show(encoding)}, expected "indices" or "dense"`)
-  if (typeof checksum !== 'string') throw bad('checksum is no whole number')
+  if (typeof checksum !== 'string' || !/^\d{1,20}$/.test(checksum)) throw bad('checksum is no whole number')
   if (!Array.isArray(root['params'])) throw bad('params is no list')
   const params = root['params'].map((param: unknown, index) => readParam(param, index, encoding))
   demandAll(params, positionBytes, valueCount)

@@ -15,6 +15,7 @@ export function zstdContentBytes (frame: Uint8Array): number {
   const bytes = flag === 0 && isSingle ? 1 : SIZE_BYTES[flag]!
   if (bytes === 0) throw payloadError('its Zstandard frame does not say how much it holds')
   const at = 5 + (isSingle ? 0 : 1) + ID_BYTES[descriptor & 3]!
+  if (at + bytes > data.length) throw payloadError('its Zstandard frame ends within its header')
   if (bytes === 8) return Number(data.readBigUInt64LE(at))
   // Sizes of two bytes begin at 256: smaller ones have one byte.
   return data.readUIntLE(at, bytes) + (bytes === 2 ? 256 : 0)

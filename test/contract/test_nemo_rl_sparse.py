@@ -1,11 +1,13 @@
 """NeMo-RL's remote sparse refit: changes of bits, compressed, through S3; the order of calls of its synchroniser."""
 
+import concurrent.futures
 import hashlib
 import hmac
 import http.server
 import io
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -333,3 +335,47 @@ def test_changes_are_not_taken_where_nobody_knows_what_they_would_change(trainer
     trainer.init(first)
     trainer.sync(second)
     trainer.holds(second)
+
+
+def generating(engine):
+    """Holds the gate open: what is to be written waits for it."""
+    body = dict(input_ids=[5, 6, 7], sampling_params=dict(max_new_tokens=300, ignore_eos=True, temperature=0))
+    request = urllib.request.Request(f"{engine.url}/generate", json.dumps(body).encode(), {"content-type": "application/json", "authorization": f"Bearer {API_KEY}"})
+    return urllib.request.urlopen(request)
+
+
+@SPARSE
+@pytest.mark.brings("body")
+def test_a_flush_that_is_posted_again_while_it_waits_is_that_flush(trainer):
+    """Its client posts again after 502 to 504 and after its own deadline; changes of bits that are made twice are none."""
+    second = stepped(trainer.baseline, 2)
+    trainer.send(list(trainer.changes(second)))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        running = pool.submit(generating, trainer.engine)
+        time.sleep(0.1)
+        flushes = [pool.submit(trainer.post, "flush", {}) for _ in range(3)]
+        done = [flush.result() for flush in flushes]
+        running.result()
+    assert 1 in [reply["payloads"] for reply in done]
+    trainer.holds(second)
+
+
+@SPARSE
+@pytest.mark.brings("body")
+def test_a_flush_behind_another_s_update_changes_nothing(trainer):
+    first = trainer.baseline
+    second, third = stepped(first, 2), stepped(first, 3)
+    trainer.send(list(trainer.changes(second)))
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        running = pool.submit(generating, trainer.engine)
+        time.sleep(0.1)
+        other = pool.submit(whole, trainer, third)
+        time.sleep(0.3)
+        with pytest.raises(Failed, match="409: .*others have written weights"):
+            trainer.post("flush", {})
+        other.result()
+        running.result()
+    trainer.holds(third)
+    with pytest.raises(Failed, match="409: .*prepare again"):
+        trainer.post("flush", {})
+    trainer.init(third)

@@ -109,6 +109,23 @@ t.test('an update that comes while an engine is filled does not wait for that: t
   t.equal(first.engine.weightVersion, 'step-2')
 })
 
+t.test('a call that gives memory up does not wait for a fill', async t => {
+  const folder = modelFolder(t)
+  const first = await engineServer(t, folder)
+  const gateway = await gatewayTo(t, [first.url])
+  await upload(gateway, folder, 'step-1')
+  const held = await first.engine.update()
+  const late = await engineServer(t, folder)
+  await gateway.post('/workers', { url: late.url })
+  await until(() => /being filled from/.test(reasonOf(gateway, late.url)))
+  const { filling } = gateway.app.gateway.fleet.list.find(({ url }) => url === late.url)!
+  const released = gateway.post('/release_memory_occupation', { tags: ['kv_cache'] })
+  await until(() => filling!.signal.aborted)
+  t.match(filling!.signal.reason, { code: 'CONFLICT', message: /came meanwhile/ })
+  await held.abort('the test goes on')
+  t.equal((await released).status, 200)
+})
+
 t.test('with --no-fill an engine that holds other weights stays out, is told in words, and is written to by nobody', async t => {
   const folder = modelFolder(t)
   const first = await engineServer(t, folder)

@@ -83,4 +83,8 @@ t.test('a transaction is one on all engines, and its writes are theirs', async t
   t.equal((await gateway.post(`/weight_transactions/${id}/commit`)).status, 200)
   for (const { engine } of engines) t.equal(engine.weightVersion, 'tx-1')
   t.equal((await gateway.post('/weight_transactions', { owner: 'test', id })).status, 409)
+  // No id, written as null, is none: all get the same one.
+  const next = await gateway.post('/weight_transactions', { owner: 'test', id: null })
+  t.equal(next.status, 200)
+  for (const { engine } of engines) t.equal(engine.transactions.currentId, next.body.id)
 })

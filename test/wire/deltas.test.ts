@@ -19,7 +19,7 @@ t.test('what a spec may not say', async t => {
   const told = (fields: object, one: object = {}): Uint8Array => utf8(JSON.stringify({ encoding: 'indices', checksum: 0, params: [{ ...param, ...one }], ...fields }))
   const cases: Array<[Uint8Array, RegExp]> = [
     [utf8('[]'), /not JSON of a delta/], [utf8('{'), /not JSON/], [Uint8Array.of(0xff), /not JSON/],
-    [told({ encoding: 'bits' }), /encoding is "bits"/], [told({ checksum: 1.5 }), /checksum|not JSON/], [told({ checksum: -1 }), /checksum|not JSON/], [told({ params: null }), /params is no list/],
+    [told({ encoding: 'bits' }), /encoding is "bits"/], [told({ checksum: 1.5 }), /checksum|not JSON/], [told({ checksum: -1 }), /checksum|not JSON/], [told({ checksum: 'abc' }), /checksum/], [told({ checksum: '9'.repeat(60) }), /checksum/], [told({ params: null }), /params is no list/],
     [told({}, { name: 3 }), /params\[0\] has no name/], [told({}, { dtype: 'int8' }), /int8/], [told({}, { shape: [-1] }), /shape/], [told({}, { val_end: '2' }), /from where to where/],
     [told({}, { shape: [2 ** 30, 2 ** 30, 2 ** 30] }), /too big/], [told({}, { pos_width: 2 }), /2 bytes each/], [told({}, { pos_start: 1, pos_end: 9 }), /begin at byte 1/],
     [told({ encoding: 'dense' }), /2 values for \[2, 3\]/], [told({ params: [] }), /0 bytes of positions and 0 values, and there are 8 and 2/]
@@ -77,6 +77,7 @@ t.test('a Zstandard frame says how much it holds, in each of its ways', async t 
   t.equal(zstdContentBytes(frame(0xe3, 0, 0, 0, 0, 5)), 5, 'behind the id of a dictionary')
   t.equal(zstdContentBytes(frame(0x80, 0x58, 7)), 7, 'behind a window')
   t.throws(() => zstdContentBytes(frame(0x00, 0x58)), { message: /does not say how much/ })
+  t.throws(() => zstdContentBytes(frame(0xc3).subarray(0, 14)), { message: /ends within its header/ })
   t.throws(() => zstdContentBytes(Uint8Array.of(1, 2, 3)), { message: /no Zstandard frame/ })
 })
 

@@ -1,0 +1,97 @@
+import t from 'tap'
+import type { Test } from 'tap'
+import { gatewayTo } from '../helpers/gateway.ts'
+import type { GatewayUnderTest } from '../helpers/gateway.ts'
+import { recorder } from '../helpers/recorder.ts'
+
+const MANIFEST = '/nemo-rl/refit/s3-manifest'
+const FLUSH = '/nemo-rl/refit/flush'
+const REFUSED = { success: false, message: 'out for a moment' }
+
+interface Engine { url: string, bodies: Record<string, any>, replies: Record<string, object> }
+
+async function engineOf (t: Test): Promise<Engine> {
+  const replies: Record<string, object> = {}
+  return { ...await recorder(t, 1, replies), replies }
+}
+
+async function two (t: Test): Promise<{ a: Engine, b: Engine, gateway: GatewayUnderTest }> {
+  const [a, b] = [await engineOf(t), await engineOf(t)]
+  return { a, b, gateway: await gatewayTo(t, [a.url, b.url], { fill: false }) }
+}
+
+function holdsOther ({ replies }: Engine): void { replies['/weights_checker'] = { success: true, per_engine_checksum: 'other' } }
+
+t.test('an engine that took no part of an announced update is out after it, whatever it answers to the rest', async t => {
+  const { a, b, gateway } = await two(t)
+  t.equal((await gateway.post('/nemo-rl/refit/prepare', { tensors: {} })).status, 200)
+  b.replies[MANIFEST] = REFUSED
+  t.equal((await gateway.post(MANIFEST, { key: 1 })).status, 502)
+  t.equal(gateway.states()[b.url], 'ready', 'nothing has changed yet')
+  delete b.replies[MANIFEST]
+  t.equal((await gateway.post(MANIFEST, { key: 2 })).status, 200)
+  holdsOther(b)
+  // It says that it is all right: of what it has.
+  const flushed = await gateway.post(FLUSH)
+  t.equal(flushed.status, 200)
+  t.same(gateway.states(), { [a.url]: 'ready', [b.url]: 'stale' })
+  t.ok(b.bodies[FLUSH], 'it was sent the update, which empties it')
+  t.notOk(flushed.body.engines, 'what it answers counts for nothing')
+})
+
+t.test('an engine that comes between the announcement and the update is out after it', async t => {
+  const a = await engineOf(t)
+  const gateway = await gatewayTo(t, [a.url], { fill: false })
+  await gateway.post('/nemo-rl/refit/prepare', { tensors: {} })
+  await gateway.post(MANIFEST, { key: 1 })
+  const late = await engineOf(t)
+  await gateway.post('/workers', { url: late.url })
+  await gateway.until(late.url, 'ready')
+  holdsOther(late)
+  t.equal((await gateway.post(FLUSH)).status, 200)
+  t.same(gateway.states(), { [a.url]: 'ready', [late.url]: 'stale' })
+})
+
+t.test('what is sent again until all have it, or is announced anew, was missed by nobody', async t => {
+  const { a, b, gateway } = await two(t)
+  const ready = { [a.url]: 'ready', [b.url]: 'ready' }
+  await gateway.post('/nemo-rl/refit/prepare', { tensors: {} })
+  for (const [i, engine] of [a, b].entries()) {
+    engine.replies[MANIFEST] = REFUSED
+    await gateway.post(MANIFEST, { key: i })
+    delete engine.replies[MANIFEST]
+    t.equal((await gateway.post(MANIFEST, { key: i })).status, 200)
+  }
+  t.equal((await gateway.post(FLUSH)).status, 200)
+  t.same(gateway.states(), ready)
+  b.replies[MANIFEST] = REFUSED
+  await gateway.post(MANIFEST, { key: 3 })
+  delete b.replies[MANIFEST]
+  await gateway.post('/nemo-rl/refit/prepare', { tensors: {} })
+  await gateway.post(MANIFEST, { key: 4 })
+  t.equal((await gateway.post(FLUSH)).status, 200)
+  t.same(gateway.states(), ready)
+})
+
+t.test('where no engine has all of it nothing is written', async t => {
+  const { a, b, gateway } = await two(t)
+  for (const [i, engine] of [a, b].entries()) {
+    engine.replies[MANIFEST] = REFUSED
+    await gateway.post(MANIFEST, { key: i })
+    delete engine.replies[MANIFEST]
+  }
+  t.match(await gateway.post(FLUSH), { status: 409, body: { error: { code: 'CONFLICT', message: /no ready engine has all that the update was announced with/ } } })
+  for (const { bodies } of [a, b]) t.notOk(bodies[FLUSH])
+  t.same(gateway.states(), { [a.url]: 'ready', [b.url]: 'ready' })
+})
+
+t.test('AReaL\'s buckets are announced, too', async t => {
+  const { a, b, gateway } = await two(t)
+  await gateway.post('/areal_init_weights_update_group', { rank_offset: 1, world_size: 3, group_name: 'g' })
+  const meta = '/areal_set_update_weight_meta'
+  b.replies[meta] = REFUSED
+  t.equal((await gateway.post(meta, { names: ['x'], group_name: 'g' })).status, 502)
+  holdsOther(b)
+  t.equal((await gateway.post('/areal_update_weights_xccl')).status, 200)
+  t.same(gateway.states(), { [a.url]: 'ready', [b.url]: 'stale' })
+})
