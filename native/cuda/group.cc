@@ -104,18 +104,20 @@ void CardGroup::demand_usable(const char* phase) const {
 CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std::function<void(GroupLane&)>& fn) {
   const auto began = Clock::now();
   State& s = *state_;
-  // When each failed. The others fail by the first one's end.
+  // When each failed, before its communicator was aborted for that: the others fail by the first one's end.
   const auto failed = std::make_shared<std::vector<Clock::time_point>>(s.lanes.size(), Clock::time_point::max());
   const auto own = std::make_shared<const std::function<void(GroupLane&)>>(fn);
   std::vector<std::future<void>> futures;
   for (size_t i = 0; i < s.lanes.size(); i++) {
     futures.push_back(s.lanes[i]->card().run([state = state_, failed, own, cancel, i] {
-      GroupLane& lane = *state->lanes[i];
-      lane.failed_at = Clock::time_point::max();
       try {
-        (*own)(lane);
+        (*own)(*state->lanes[i]);
+      } catch (const NcclError& error) {
+        (*failed)[i] = error.at;
+        if (cancel) state->cancel = true;
+        throw;
       } catch (...) {
-        (*failed)[i] = std::min(lane.failed_at, Clock::now());
+        (*failed)[i] = Clock::now();
         if (cancel) state->cancel = true;
         throw;
       }

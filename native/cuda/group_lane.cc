@@ -40,7 +40,6 @@ void GroupLane::guarded(F&& fn) {
   try {
     fn();
   } catch (...) {
-    failed_at = Clock::now();
     abandon();
     throw;
   }

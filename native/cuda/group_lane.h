@@ -54,9 +54,6 @@ class GroupLane {
   // Any thread, but not during `stage`. Null where nothing is staged.
   uint8_t* slot_data(int slot) const { return slots_ == nullptr ? nullptr : slots_ + (slot == 0 ? 0 : slot_bytes_); }
 
-  // When what it did last failed, before its communicator was aborted for that. The rank's thread alone.
-  std::chrono::steady_clock::time_point failed_at = std::chrono::steady_clock::time_point::max();
-
  private:
   // fn(); where it throws, the communicator is aborted first and the stream comes to its end.
   template <class F>

@@ -1,6 +1,7 @@
 // A communicator of NCCL that never blocks a thread for longer than it is told to, and tells in words what failed.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 
@@ -11,6 +12,8 @@ namespace refit::cuda {
 class NcclError : public std::runtime_error {
  public:
   NcclError(int result, const std::string& message) : std::runtime_error(message), result(result) {}
+  // When it was noticed: before the communicator was aborted, which others notice.
+  const std::chrono::steady_clock::time_point at = std::chrono::steady_clock::now();
   const int result;  // NcclResult; kNcclInProgress: it took too long, or was cancelled
 };
 
