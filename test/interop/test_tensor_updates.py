@@ -306,10 +306,13 @@ def test_the_same_body_twice_at_once_is_one_update(served):
     server, model = served("qwen3", 1)
     epoch = metric(server, "weight_epoch")
     # Held at the gate by a request that runs, so that all three are there at the same time.
-    rollout = threading.Thread(target=lambda: post(server, "/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 900, "ignore_eos": True}}))
+    rollout = threading.Thread(target=lambda: post(server, "/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 240, "ignore_eos": True, "n": 64}}))
     named = model.tensors(12)
     body = {"serialized_named_tensors": [serialize(named)], "weight_version": "twelve"}
+    before = metric(server, "generation_tokens_total")
     rollout.start()
+    while metric(server, "generation_tokens_total") == before:
+        pass
     replies = []
     senders = [threading.Thread(target=lambda: replies.append(post(server, "/update_weights_from_tensor", body))) for _ in range(3)]
     for sender in senders:
