@@ -75,9 +75,25 @@ class FetchTask : public Task {
   uint8_t* out = nullptr;
 };
 
-class CheckTask : public Task {
+// Work on host memory alone. It runs on the writer thread, but without the device: steps go on beside it.
+class HostOperation : public Operation {
  public:
-  void run(Device&, const std::atomic<bool>&) override { refit::check_patches(patches, elements, dtype); }
+  HostOperation() { borrows = true; }
+  virtual void run() = 0;
+};
+
+Napi::Value submit_aside(Napi::Env env, const std::shared_ptr<Core>& core, std::shared_ptr<HostOperation> operation,
+                         Held held) {
+  Core* const raw = core.get();  // it joins its thread before it dies
+  HostOperation* const running = operation.get();
+  return EnvState::of(env).submit_to(
+      env, [raw](EnvState::Job job) { raw->post(std::move(job)); }, std::move(operation), [running] { running->run(); },
+      std::move(held), nullptr);
+}
+
+class CheckOperation : public HostOperation {
+ public:
+  void run() override { refit::check_patches(patches, elements, dtype); }
   Napi::Value result(Napi::Env env, const Held&) override { return env.Undefined(); }
 
   std::vector<ElementPatch> patches;
@@ -85,9 +101,9 @@ class CheckTask : public Task {
   DType dtype = DType::kBFloat16;
 };
 
-class ApplyTask : public Task {
+class ApplyOperation : public HostOperation {
  public:
-  void run(Device&, const std::atomic<bool>&) override {
+  void run() override {
     for (const ElementPatch& patch : patches) changed_ += refit::apply_patch(patch, first, count, dtype, block);
   }
   Napi::Value result(Napi::Env env, const Held&) override {
@@ -103,9 +119,9 @@ class ApplyTask : public Task {
   uint64_t changed_ = 0;
 };
 
-class HashTask : public Task {
+class HashOperation : public HostOperation {
  public:
-  void run(Device&, const std::atomic<bool>&) override {
+  void run() override {
     hash_ = dtype < 0 ? refit::torch_hash(data.data(), data.size())
                       : refit::torch_hash(data.data(), data.size() / size_of(static_cast<DType>(dtype)),
                                           static_cast<DType>(dtype));
@@ -119,9 +135,9 @@ class HashTask : public Task {
   uint64_t hash_ = 0;
 };
 
-class UnpackTask : public Task {
+class UnpackOperation : public HostOperation {
  public:
-  void run(Device&, const std::atomic<bool>&) override {
+  void run() override {
     const std::vector<uint8_t> digest = blake2b(data.data(), data.size(), wanted.size());
     if (!std::equal(digest.begin(), digest.end(), wanted.begin())) {
       throw std::runtime_error("its bytes have another BLAKE2b digest than was announced");
@@ -169,19 +185,18 @@ Napi::Value fetch(const Napi::CallbackInfo& info) {
 
 Napi::Value check_patches(const Napi::CallbackInfo& info) {
   const auto core = core_of(info);
-  auto task = std::make_shared<CheckTask>();
+  auto task = std::make_shared<CheckOperation>();
   Held held;
   task->patches = parse_patches(info[1], held);
   task->elements = static_cast<uint64_t>(to_integer(info[2], "elements", 0, kMaxSafe));
   task->dtype = to_held(info[3]);
-  task->borrows = true;
-  return EnvState::of(info.Env()).submit(info.Env(), core, std::move(task), std::move(held));
+  return submit_aside(info.Env(), core, std::move(task), std::move(held));
 }
 
 Napi::Value apply_patches(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const auto core = core_of(info);
-  auto task = std::make_shared<ApplyTask>();
+  auto task = std::make_shared<ApplyOperation>();
   Held held;
   task->patches = parse_patches(info[1], held);
   const auto block = borrow(info[2], "block", held);
@@ -190,23 +205,21 @@ Napi::Value apply_patches(const Napi::CallbackInfo& info) {
   task->dtype = to_held(info[4]);
   if (block.size() % size_of(task->dtype) != 0) throw Napi::RangeError::New(env, "block: not of whole elements");
   task->count = block.size() / size_of(task->dtype);
-  task->borrows = true;
-  return EnvState::of(env).submit(env, core, std::move(task), std::move(held));
+  return submit_aside(env, core, std::move(task), std::move(held));
 }
 
 Napi::Value torch_hash(const Napi::CallbackInfo& info) {
   const auto core = core_of(info);
-  auto task = std::make_shared<HashTask>();
+  auto task = std::make_shared<HashOperation>();
   Held held;
   task->data = borrow(info[1], "data", held);
   task->dtype = info[2].IsNull() ? -1 : static_cast<int>(to_integer(info[2], "dtype", 0, 2));
-  task->borrows = true;
-  return EnvState::of(info.Env()).submit(info.Env(), core, std::move(task), std::move(held));
+  return submit_aside(info.Env(), core, std::move(task), std::move(held));
 }
 
 Napi::Value unpack_zstd(const Napi::CallbackInfo& info) {
   const auto core = core_of(info);
-  auto task = std::make_shared<UnpackTask>();
+  auto task = std::make_shared<UnpackOperation>();
   Held held;
   task->data = borrow(info[1], "data", held);
   const auto digest = to_span<uint8_t>(info[2], "digest");
@@ -215,8 +228,7 @@ Napi::Value unpack_zstd(const Napi::CallbackInfo& info) {
   const auto into = borrow(info[3], "into", held);
   task->into = const_cast<uint8_t*>(into.data());
   task->size = into.size();
-  task->borrows = true;
-  return EnvState::of(info.Env()).submit(info.Env(), core, std::move(task), std::move(held));
+  return submit_aside(info.Env(), core, std::move(task), std::move(held));
 }
 
 }  // namespace refit::binding

@@ -24,6 +24,17 @@ constexpr double kEndSeconds = 10;
 // Small pieces are there sooner than a thread that sleeps would wake up.
 constexpr std::chrono::milliseconds kLook{30};
 
+// When what is being caught was noticed.
+Clock::time_point noticed() {
+  try {
+    throw;
+  } catch (const NcclError& error) {
+    return error.at;
+  } catch (...) {
+    return Clock::now();
+  }
+}
+
 const NcclApi& open_library_for(const NcclGroupOptions& options) {
   try {
     return open_nccl(options.library);
@@ -112,12 +123,8 @@ CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std
     futures.push_back(s.lanes[i]->card().run([state = state_, failed, own, cancel, i] {
       try {
         (*own)(*state->lanes[i]);
-      } catch (const NcclError& error) {
-        (*failed)[i] = error.at;
-        if (cancel) state->cancel = true;
-        throw;
       } catch (...) {
-        (*failed)[i] = Clock::now();
+        (*failed)[i] = noticed();
         if (cancel) state->cancel = true;
         throw;
       }

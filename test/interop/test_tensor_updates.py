@@ -1,6 +1,7 @@
 """/update_weights_from_tensor, driven by real torch: what is sent arrives bit for bit, on every rank, and nothing leaks."""
 import base64
 import gc
+import http.client
 import json
 import os
 import pathlib
@@ -305,21 +306,21 @@ def test_memory_may_be_reused_right_after_the_reply(served):
 def test_the_same_body_twice_at_once_is_one_update(served):
     server, model = served("qwen3", 1)
     epoch = metric(server, "weight_epoch")
-    # Held at the gate by a request that runs, so that all three are there at the same time.
-    rollout = threading.Thread(target=lambda: post(server, "/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 240, "ignore_eos": True, "n": 64}}))
     named = model.tensors(12)
-    body = {"serialized_named_tensors": [serialize(named)], "weight_version": "twelve"}
-    before = metric(server, "generation_tokens_total")
-    rollout.start()
-    while metric(server, "generation_tokens_total") == before:
-        pass
-    replies = []
-    senders = [threading.Thread(target=lambda: replies.append(post(server, "/update_weights_from_tensor", body))) for _ in range(3)]
-    for sender in senders:
-        sender.start()
-    for thread in [*senders, rollout]:
-        thread.join()
-    assert len(replies) == 3 and replies.count(replies[0]) == 3
+    body = json.dumps({"serialized_named_tensors": [serialize(named)], "weight_version": "twelve"})
+    # A server that stands still finds all three when it goes on, on connections that it has taken before.
+    connections = [http.client.HTTPConnection("127.0.0.1", server.port) for _ in range(3)]
+    for connection in connections:
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        for connection in connections:
+            connection.request("POST", "/update_weights_from_tensor", body, {"content-type": "application/json"})
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    replies = [json.loads(connection.getresponse().read()) for connection in connections]
+    assert replies[0]["success"] and replies.count(replies[0]) == 3
     assert metric(server, "weight_epoch") == epoch + 1
     assert all(file_count(file) == 1 for file in shared_files())
     assert checksums(server) == model.checksums(12)

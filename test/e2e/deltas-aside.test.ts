@@ -1,0 +1,37 @@
+import t from 'tap'
+import { join } from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { createEngine } from '../../src/engine/create-engine.ts'
+import { native } from '../../src/native.ts'
+import { packageRoot } from '../../src/root.ts'
+import { writeModelFolder } from '../helpers/make-checkpoint.ts'
+import { rollout, rolloutRequest } from '../helpers/rollout.ts'
+import { tinyConfig } from '../helpers/tiny-config.ts'
+
+process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
+
+t.test('payloads are hashed and unpacked while a step runs, not between two', async t => {
+  const folder = t.testdir()
+  writeModelFolder(folder, tinyConfig('Qwen3ForCausalLM'))
+  const engine = await createEngine(folder, { threads: 1, maxTotalTokens: 512 })
+  t.teardown(async () => {
+    native().armFault!(null)
+    await engine.close()
+  })
+  const seen = { tokens: 0 }
+  const running = rollout(engine, rolloutRequest([3, 4, 5], { maxNewTokens: 400 }), () => {
+    if (seen.tokens++ === 0) native().armFault!({ point: 'step', at: 1, action: 'stall', stallMs: 2000 })
+  })
+  while (seen.tokens === 0) await sleep(1)
+  await sleep(300) // a step has the device by now, and keeps it
+  const before = seen.tokens
+  const data = Uint8Array.from({ length: 1 << 16 }, (_, i) => (i * 7) & 255)
+  // Each of them would have to wait for a step.
+  for (let i = 0; i < 20; i++) {
+    await engine.deltaHost.hash(data, null)
+    await t.rejects(engine.deltaHost.unpack(data, new Uint8Array(32), new Uint8Array(8)), /BLAKE2b/)
+  }
+  t.equal(seen.tokens, before, 'no token has come meanwhile')
+  await running
+  t.ok(seen.tokens > before)
+})
