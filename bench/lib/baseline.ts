@@ -4,17 +4,20 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { packageRoot } from '../../src/root.ts'
 
-let built = false
+let built = ''
 
-/** Runs bench/native/memory.cc (compiled on first use): what the machine itself can do. */
-export function machine (...args: (string | number)[]): { bestGBs: number, medianGBs: number } {
+// bench/native/memory.cc, compiled on first use.
+function memory (): string {
+  if (built !== '') return built
   const binary = join(packageRoot, 'build/bench/memory')
-  if (!built) {
-    mkdirSync(join(packageRoot, 'build/bench'), { recursive: true })
-    execFileSync('g++', ['-O3', '-march=native', '-std=c++20', '-pthread', '-o', binary, join(packageRoot, 'bench/native/memory.cc')])
-    built = true
-  }
-  return JSON.parse(execFileSync(binary, args.map(String), { encoding: 'utf8' }))
+  mkdirSync(join(packageRoot, 'build/bench'), { recursive: true })
+  execFileSync('g++', ['-O3', '-march=native', '-std=c++20', '-pthread', '-o', binary, join(packageRoot, 'bench/native/memory.cc')])
+  return (built = binary)
+}
+
+/** What the machine itself can do. */
+export function machine (...args: (string | number)[]): { bestGBs: number, medianGBs: number } {
+  return JSON.parse(execFileSync(memory(), args.map(String), { encoding: 'utf8' }))
 }
 
 /** Versions of the libraries that the Python of the comparisons has; throws where one is missing. For the start of a program: the comparisons come after minutes of work. */
@@ -35,21 +38,33 @@ export function python (): string {
   return process.env.REFIT_PYTHON ?? (existsSync(own) ? own : 'python3')
 }
 
-/** A Python process that holds the same model and updates it when told to: `update(folder)` answers with its milliseconds. */
-export async function pythonUpdates (model: string, threads: number): Promise<{ update: (folder: string) => Promise<number>, end: () => void }> {
-  const child = spawn(python(), [join(packageRoot, 'bench/python/transformers_bench.py'), model, String(threads), 'turns'],
-    { env: { ...process.env, OMP_NUM_THREADS: String(threads) }, stdio: ['pipe', 'pipe', 'inherit'] })
+/** A process that does the same work as refit once for each folder or file: `turn(path)` answers with its milliseconds. */
+export interface Rival { turn: (path: string) => Promise<number>, end: () => void }
+
+/** A Python process that holds the same model and updates it from a folder. */
+export function pythonUpdates (model: string, threads: number): Promise<Rival> {
+  return rival(python(), [join(packageRoot, 'bench/python/transformers_bench.py'), model, String(threads), 'turns'], { OMP_NUM_THREADS: String(threads) })
+}
+
+/** A process that reads a file, no longer than `longest`, into memory that is faulted in. */
+export function plainReads (longest: string, threads: number): Promise<Rival> {
+  return rival(memory(), ['turns', String(threads), longest])
+}
+
+async function rival (command: string, args: string[], env: Record<string, string> = {}): Promise<Rival> {
+  const child = spawn(command, args, { env: { ...process.env, ...env }, stdio: ['pipe', 'pipe', 'inherit'] })
   const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]()
-  const next = async (): Promise<number[]> => {
+  const next = async (): Promise<number> => {
     const { value, done } = await lines.next()
-    if (done === true) throw new Error('the Python process has ended')
-    return (JSON.parse(value) as { ms: number[] }).ms
+    if (done === true) throw new Error(`${command} has ended`)
+    const { ms } = JSON.parse(value) as { ms: number | number[] }
+    return typeof ms === 'number' ? ms : ms[0]!
   }
   await next()
   return {
-    update: async (folder) => {
-      child.stdin.write(`${folder}\n`)
-      return (await next())[0]!
+    turn: async (path) => {
+      child.stdin.write(`${path}\n`)
+      return await next()
     },
     end: () => { child.stdin.end() }
   }

@@ -1,6 +1,7 @@
-// What the machine itself can do, for the benchmarks to compare with. Prints one JSON object. Four modes:
+// What the machine itself can do, for the benchmarks to compare with. Prints one JSON object. Modes:
 //   memory read BYTES THREADS          best vectorised read of BYTES of memory by THREADS threads, GB/s
 //   memory pread THREADS FILE...       plain pread of all files by THREADS threads into memory that is already faulted in, GB/s
+//   memory turns THREADS FILE          the same once for each line of the standard input, a file no longer than FILE; a line {"ms"} for each
 //   memory memcpy THREADS FILE...      the same by memcpy out of a mapping of each file that is made for the copy, and unmapped after it
 //   memory mapped THREADS FILE...      memcpy out of mappings that are there, and faulted in, before
 // Built by the benchmark that needs it: g++ -O3 -march=native -std=c++20 -pthread.
@@ -16,6 +17,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -137,16 +139,48 @@ void copy_mode(From way, int threads, const std::vector<std::string>& files) {
   printf("{\"bytes\": %zu, \"bestGBs\": %.2f, \"medianGBs\": %.2f}\n", total, total / all[0] / 1e9, total / all[all.size() / 2] / 1e9);
 }
 
+// Reads whole files into memory that is faulted in, each when its path comes.
+void turns_mode(int threads, const std::string& longest) {
+  struct stat about {};
+  if (stat(longest.c_str(), &about) != 0) std::abort();
+  const auto capacity = static_cast<size_t>(about.st_size);
+  uint8_t* into = faulted(capacity);
+  printf("{\"ms\": 0}\n");
+  fflush(stdout);
+  for (std::string path; std::getline(std::cin, path);) {
+    const double start = now();
+    const int fd = open(path.c_str(), O_RDONLY);
+    struct stat st {};
+    if (fd < 0 || fstat(fd, &st) != 0 || static_cast<size_t>(st.st_size) > capacity) std::abort();
+    const auto bytes = static_cast<size_t>(st.st_size), chunk = size_t{4} << 20;
+    std::atomic<size_t> next{0};
+    on_threads(threads, [&](int) {
+      for (size_t at; (at = next.fetch_add(chunk)) < bytes;) {
+        for (const size_t end = std::min(at + chunk, bytes); at < end;) {
+          const ssize_t n = pread(fd, into + at, end - at, static_cast<off_t>(at));
+          if (n <= 0) std::abort();
+          at += static_cast<size_t>(n);
+        }
+      }
+    });
+    printf("{\"ms\": %.3f}\n", (now() - start) * 1e3);
+    fflush(stdout);
+    close(fd);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   if (mode == "read" && argc == 4) {
     read_mode(strtoull(argv[2], nullptr, 10), atoi(argv[3]));
+  } else if (mode == "turns" && argc == 4) {
+    turns_mode(atoi(argv[2]), argv[3]);
   } else if ((mode == "pread" || mode == "memcpy" || mode == "mapped") && argc >= 4) {
     copy_mode(mode == "pread" ? From::kFile : mode == "memcpy" ? From::kNewMapping : From::kMapping, atoi(argv[2]), {argv + 3, argv + argc});
   } else {
-    fprintf(stderr, "usage: memory read BYTES THREADS | memory pread|memcpy|mapped THREADS FILE...\n");
+    fprintf(stderr, "usage: memory read BYTES THREADS | turns THREADS FILE | memory pread|memcpy|mapped THREADS FILE...\n");
     return 2;
   }
 }
