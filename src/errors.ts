@@ -13,7 +13,7 @@ const CODES = {
   TRANSACTION_INCOMPLETE: [409, 'a weight transaction cannot be committed yet: it stays open'],
   TRANSACTION_ENDED: [409, 'the weight transaction was committed or aborted, or its deadline has passed'],
   BODY_TOO_LARGE: [413, 'the body exceeds the limit of its route'],
-  BODY_BROKEN: [400, 'the body of an upload broke off, is not of the length that it says, or is no well-formed form'],
+  BODY_BROKEN: [400, 'the body broke off, is not of the length that it says, or is no well-formed form'],
   BODY_STALLED: [408, 'no byte of an upload came for longer than --upload-timeout'],
   SPOOL_FAILED: [507, 'the folder where uploads are spooled has no room for the body, or cannot be written to; nothing has changed'],
   QUEUE_FULL: [503, 'as many requests wait as --max-queued-requests allows'],

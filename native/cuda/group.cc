@@ -24,17 +24,6 @@ constexpr double kEndSeconds = 10;
 // Small pieces are there sooner than a thread that sleeps would wake up.
 constexpr std::chrono::milliseconds kLook{30};
 
-// When what is being caught was noticed.
-Clock::time_point noticed() {
-  try {
-    throw;
-  } catch (const NcclError& error) {
-    return error.at;
-  } catch (...) {
-    return Clock::now();
-  }
-}
-
 const NcclApi& open_library_for(const NcclGroupOptions& options) {
   try {
     return open_nccl(options.library);
@@ -124,7 +113,7 @@ CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std
       try {
         (*own)(*state->lanes[i]);
       } catch (...) {
-        (*failed)[i] = noticed();
+        (*failed)[i] = noticed_at();
         if (cancel) state->cancel = true;
         throw;
       }

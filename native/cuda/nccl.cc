@@ -25,6 +25,16 @@ std::string words(const NcclApi& api, int result, ncclComm* comm) {
 
 }  // namespace
 
+Clock::time_point noticed_at() {
+  try {
+    throw;
+  } catch (const NcclError& error) {
+    return error.at;
+  } catch (...) {
+    return Clock::now();
+  }
+}
+
 NcclUniqueId new_nccl_id(const NcclApi& api) {
   NcclUniqueId id;
   const int result = api.get_unique_id(&id);

@@ -17,6 +17,9 @@ class NcclError : public std::runtime_error {
   const int result;  // NcclResult; kNcclInProgress: it took too long, or was cancelled
 };
 
+// When what is being caught was noticed; for any exception.
+std::chrono::steady_clock::time_point noticed_at();
+
 // How long a call may wait for other ranks. `cancel`, where given, ends the wait when another thread sets it.
 struct NcclWait {
   double seconds = 60;

@@ -4,6 +4,7 @@ import { RefitError } from '../errors.ts'
 import { guard } from '../auth.ts'
 import type { Keys } from '../auth.ts'
 import { errorHandler } from '../http/error-reply.ts'
+import { holdBody } from '../http/hold-body.ts'
 import { TENSOR_BODY_LIMIT } from '../http/limits.ts'
 import { BYTES, FORM } from '../http/upload-types.ts'
 import { readAll } from '../remote/connection.ts'
@@ -14,7 +15,6 @@ import { control } from './control.ts'
 import { Fleet } from './fleet.ts'
 import type { Log } from './fleet.ts'
 import { generate } from './generation.ts'
-import { holdBody } from './hold-body.ts'
 import { Health } from './health.ts'
 import { GatewayMetrics } from './metrics.ts'
 import { describeFleet } from './describe-fleet.ts'
@@ -44,7 +44,7 @@ export function gateway (app: FastifyInstance, options: GatewayOptions, log: Log
   const context: GatewayContext = { fleet, health, metrics, options }
   app.setErrorHandler(errorHandler)
   app.removeAllContentTypeParsers()
-  app.addContentTypeParser('*', { bodyLimit: TENSOR_BODY_LIMIT }, async (request: FastifyRequest, body: IncomingMessage) => isStreamed(fleet, CALLS[String(request.routeOptions.url)]) ? null : await holdBody(body, TENSOR_BODY_LIMIT))
+  app.addContentTypeParser('*', { bodyLimit: TENSOR_BODY_LIMIT }, async (request: FastifyRequest, body: IncomingMessage) => isStreamed(fleet, CALLS[String(request.routeOptions.url)]) ? null : await holdBody(body, TENSOR_BODY_LIMIT, request.headers))
   // Held by nobody: piece by piece to every engine.
   for (const type of [BYTES, FORM]) app.addContentTypeParser(type, (_request, _payload, done) => { done(null, null) })
   guard(app, options)

@@ -3,7 +3,7 @@ import type { IncomingMessage } from 'node:http'
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
 import { sendContinue } from './expect-continue.ts'
-import { BODY_LIMIT } from './limits.ts'
+import { freeBody, holdBody } from './hold-body.ts'
 import { parseJsonText } from './parse-json.ts'
 import { BYTES, uploadType } from './upload-types.ts'
 
@@ -12,10 +12,9 @@ import { BYTES, uploadType } from './upload-types.ts'
  * trainers send. Bodies without a content type are read as JSON; other types are refused before they are read.
  */
 export function installBodyParsers (app: FastifyInstance): void {
-  const options = { parseAs: 'buffer', bodyLimit: BODY_LIMIT } as const
   app.removeAllContentTypeParsers()
   for (const type of ['application/json', '*']) {
-    app.addContentTypeParser(type, options, async (_request: FastifyRequest, body: Buffer) => parseJson(toText(body)))
+    app.addContentTypeParser(type, async (request: FastifyRequest, body: IncomingMessage) => parseJson(await readText(request, body)))
   }
   // Routes that take uploads read them from the raw request, when they are ready for them; nobody else is sent one. For forms they have a parser.
   app.addContentTypeParser(BYTES, (_request, _payload, done) => { done(null) })
@@ -32,8 +31,11 @@ export function installBodyParsers (app: FastifyInstance): void {
 }
 
 /** UTF-8, of which handles by the megabyte are ASCII: that is copied, not decoded. */
-function toText (body: Buffer): string {
-  return isAscii(body) ? body.toString('latin1') : body.toString('utf8')
+async function readText ({ raw, headers, routeOptions }: FastifyRequest, body: IncomingMessage): Promise<string> {
+  const bytes = await holdBody(body, routeOptions.bodyLimit, body === raw ? headers : {})
+  const text = isAscii(bytes) ? bytes.toString('latin1') : bytes.toString('utf8')
+  freeBody(bytes)
+  return text
 }
 
 /** JSON text, empty meaning `{}`. A key that would reach a prototype is refused, not dropped. */
@@ -54,26 +56,11 @@ export function parseJson (text: string): unknown {
 export async function readJsonBody (request: FastifyRequest): Promise<unknown> {
   const { 'content-length': length = '0', 'transfer-encoding': encoding } = request.headers
   if (encoding === undefined && length === '0') return {}
-  return parseJson(await readText(request.raw, request.routeOptions.bodyLimit))
+  return parseJson(await readText(request, request.raw))
 }
 
 function isJson (type: string): boolean {
   return /^\s*application\/([\w.-]+\+)?json\s*(;|$)/i.test(type)
-}
-
-async function readText (raw: IncomingMessage, limit: number): Promise<string> {
-  return await new Promise((resolve, reject) => {
-    const chunks: Buffer[] = []
-    let size = 0
-    raw.on('data', (chunk: Buffer) => {
-      size += chunk.length
-      if (size <= limit) chunks.push(chunk)
-      // Not destroyed: the reply still has to go out on the socket.
-      else reject(new RefitError('BODY_TOO_LARGE', `the body is larger than the ${limit} bytes that this route takes`))
-    })
-    raw.once('end', () => resolve(Buffer.concat(chunks).toString('utf8')))
-    raw.once('error', reject)
-  })
 }
 
 // Iterative: a body may nest deeper than the stack.

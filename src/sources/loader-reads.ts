@@ -1,5 +1,3 @@
-import { read as readFile } from 'node:fs'
-import { promisify } from 'node:util'
 import { RefitError } from '../errors.ts'
 import type { NativeSource } from '../native.ts'
 import { torchItemBytes } from '../wire/torch-dtypes.ts'
@@ -8,8 +6,7 @@ import { asMatrices } from '../wire/torch-matrix.ts'
 import type { StridedMatrix } from '../wire/torch-matrix.ts'
 import { payloadError, SHARED_FILE_HEADER } from '../wire/torch-tensor.ts'
 import type { TensorDescriptor, TensorStorage } from '../wire/torch-tensor.ts'
-
-const pread = promisify(readFile)
+import { readSpan } from './read-span.ts'
 
 export const MAX_READ_BYTES = 16 * 1024 * 1024
 export const MAX_REQUEST_READ_BYTES = 64 * 1024 * 1024
@@ -43,7 +40,7 @@ export class LoaderReads {
   async #read (tensor: TensorDescriptor): Promise<Uint8Array> {
     const { name, dtype, shape, storage } = tensor
     const itemBytes = torchItemBytes(dtype)!
-    if (this.#ended) throw payloadError('it is read after its loader has returned', name)
+    this.#checkOpen(name)
     const bytes = countElements(shape) * itemBytes
     if (bytes === 0) return new Uint8Array(0)
     const matrices = asMatrices(tensor)
@@ -57,19 +54,15 @@ export class LoaderReads {
     const start = storage.kind === 'shared-file' ? SHARED_FILE_HEADER : 0
     const out = new Uint8Array(bytes)
     let at = 0
-    for (const matrix of matrices) at = copyPacked(matrix, await this.#span(source.fd, start + matrix.offset, spanOf(matrix, itemBytes), name), itemBytes, out, at)
+    for (const matrix of matrices) {
+      const from = await readSpan(source.fd, start + matrix.offset, spanOf(matrix, itemBytes), name, () => { this.#checkOpen(name) })
+      at = copyPacked(matrix, from, itemBytes, out, at)
+    }
     return out
   }
 
-  async #span (fd: number, position: number, length: number, name: string): Promise<Uint8Array> {
-    const buffer = new Uint8Array(length)
-    for (let done = 0; done < length;) {
-      if (this.#ended) throw payloadError('it is read after its loader has returned', name)
-      const { bytesRead } = await pread(fd, buffer, done, length - done, position + done)
-      if (bytesRead === 0) throw payloadError('its shared memory became shorter', name)
-      done += bytesRead
-    }
-    return buffer
+  #checkOpen (name: string): void {
+    if (this.#ended) throw payloadError('it is read after its loader has returned', name)
   }
 }
 

@@ -1,4 +1,5 @@
-import { createHash, createHmac } from 'node:crypto'
+import { createHash } from 'node:crypto'
+import { AwsV4Signer } from 'aws4fetch'
 import { RefitError } from '../errors.ts'
 
 /** An object of S3, as a trainer names it. */
@@ -22,7 +23,7 @@ const EMPTY = createHash('sha256').digest('hex')
 export async function readS3Object (name: S3Name, limit: number, options: S3Options = {}): Promise<Uint8Array> {
   const { env = process.env, now = () => new Date(), signal } = options
   checkName(name)
-  const { url, headers } = signedGet(name, env, now())
+  const { url, headers } = await signedGet(name, env, now())
   const what = `s3://${name.bucket}/${name.key}`
   const end = AbortSignal.timeout(TIMEOUT_MS)
   const reply = await fetch(url, { headers, redirect: 'error', signal: signal === undefined ? end : AbortSignal.any([end, signal]) }).catch((error: unknown) => { throw unreachable(what, error) })
@@ -71,28 +72,24 @@ function checkName ({ bucket, region, key }: S3Name): void {
 }
 
 /** A request for it by AWS's Signature Version 4, or without a signature where there are no credentials. */
-export function signedGet ({ bucket, region, key }: S3Name, env: NonNullable<S3Options['env']>, now: Date): { url: URL, headers: Record<string, string> } {
+export async function signedGet ({ bucket, region, key }: S3Name, env: NonNullable<S3Options['env']>, now: Date): Promise<{ url: URL, headers: Record<string, string> }> {
   const endpoint = env['AWS_ENDPOINT_URL_S3'] ?? env['AWS_ENDPOINT_URL']
   const path = key.split('/').map(encode).join('/')
   // Stores of one's own have their buckets in paths, as their names are not in the DNS.
   if (endpoint !== undefined && !URL.canParse(endpoint)) throw new RefitError('CONFIG', `AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL: ${JSON.stringify(endpoint)} is no URL`)
   const url = endpoint === undefined ? new URL(`https://${bucket}.s3.${region}.amazonaws.com/`) : new URL(endpoint)
   url.pathname = endpoint === undefined ? `/${path}` : `${url.pathname.replace(/\/$/, '')}/${bucket}/${path}`
-  const { AWS_ACCESS_KEY_ID: id, AWS_SECRET_ACCESS_KEY: secret, AWS_SESSION_TOKEN: token } = env
-  if (id === undefined || secret === undefined) return { url, headers: {} }
-  const time = now.toISOString().replace(/[-:]|\.\d+/g, '')
-  const day = time.slice(0, 8)
-  const signed: Record<string, string> = { host: url.host, 'x-amz-content-sha256': EMPTY, 'x-amz-date': time, ...token === undefined ? {} : { 'x-amz-security-token': token } }
-  const names = Object.keys(signed).join(';')
-  const canonical = ['GET', url.pathname, '', ...Object.entries(signed).map(([name, value]) => `${name}:${value}`), '', names, EMPTY].join('\n')
-  const scope = `${day}/${region}/s3/aws4_request`
-  const text = ['AWS4-HMAC-SHA256', time, scope, createHash('sha256').update(canonical).digest('hex')].join('\n')
-  const signingKey = [day, region, 's3', 'aws4_request'].reduce<Buffer | string>((secretKey, part) => hmac(secretKey, part), `AWS4${secret}`)
-  const { host, ...headers } = signed
-  return { url, headers: { ...headers, authorization: `AWS4-HMAC-SHA256 Credential=${id}/${scope}, SignedHeaders=${names}, Signature=${hmac(signingKey, text).toString('hex')}` } }
+  const { AWS_ACCESS_KEY_ID: accessKeyId, AWS_SECRET_ACCESS_KEY: secretAccessKey, AWS_SESSION_TOKEN: sessionToken } = env
+  if (accessKeyId === undefined || secretAccessKey === undefined) return { url, headers: {} }
+  const datetime = now.toISOString().replace(/[-:]|\.\d+/g, '')
+  const signer = new AwsV4Signer({
+    url: url.href, accessKeyId, secretAccessKey, datetime, service: 's3', region,
+    headers: { 'x-amz-content-sha256': EMPTY }, ...sessionToken === undefined ? {} : { sessionToken }
+  })
+  const { headers } = await signer.sign()
+  headers.delete('host')
+  return { url, headers: Object.fromEntries(headers) }
 }
-
-function hmac (key: Buffer | string, text: string): Buffer { return createHmac('sha256', key).update(text).digest() }
 
 /** RFC 3986, as signatures want it. */
 function encode (part: string): string {

@@ -1,13 +1,10 @@
-import { read as readFile } from 'node:fs'
-import { promisify } from 'node:util'
 import type { DeltaHost } from '../engine/delta-host.ts'
 import type { NativeSource } from '../native.ts'
 import { torchItemBytes } from '../wire/torch-dtypes.ts'
 import { countElements } from '../wire/torch-extent.ts'
 import { payloadError, SHARED_FILE_HEADER } from '../wire/torch-tensor.ts'
 import type { TensorDescriptor, TensorStorage } from '../wire/torch-tensor.ts'
-
-const pread = promisify(readFile)
+import { readSpan } from './read-span.ts'
 
 /** At once: other requests get their turn between two of them. */
 const CHUNK_BYTES = 256 << 20
@@ -59,13 +56,6 @@ export class ShareBytes {
       })
     }
     if (!('fd' in source)) throw payloadError('it lies in memory that is not shared', name)
-    const buffer = new Uint8Array(length)
-    const position = (storage.kind === 'shared-file' ? SHARED_FILE_HEADER : 0) + offset + at
-    for (let done = 0; done < length;) {
-      const { bytesRead } = await pread(source.fd, buffer, done, length - done, position + done)
-      if (bytesRead === 0) throw payloadError('its shared memory became shorter', name)
-      done += bytesRead
-    }
-    return buffer
+    return await readSpan(source.fd, (storage.kind === 'shared-file' ? SHARED_FILE_HEADER : 0) + offset + at, length, name)
   }
 }

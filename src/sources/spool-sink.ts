@@ -1,4 +1,4 @@
-import { PAGE_BYTES } from './host-memory.ts'
+import { PAGE_BYTES } from '../host-memory.ts'
 import type { SpoolFile, Way } from './spool-file.ts'
 import type { SpoolSlots } from './spool-slots.ts'
 import type { UploadSink } from './upload-sink.ts'

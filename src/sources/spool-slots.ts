@@ -1,4 +1,4 @@
-import { PAGE_BYTES } from './host-memory.ts'
+import { PAGE_BYTES } from '../host-memory.ts'
 import { GRAIN } from './upload-staging.ts'
 import type { Staging } from './upload-staging.ts'
 

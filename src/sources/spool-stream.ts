@@ -1,5 +1,5 @@
 import type { StreamPiece, WeightStream } from '../weights/stream.ts'
-import { PAGE_BYTES } from './host-memory.ts'
+import { PAGE_BYTES } from '../host-memory.ts'
 import type { SpoolFile, Way } from './spool-file.ts'
 import type { SpooledPart } from './spool-sink.ts'
 import type { SpoolSlots } from './spool-slots.ts'

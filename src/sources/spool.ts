@@ -1,4 +1,4 @@
-import { PAGE_BYTES } from './host-memory.ts'
+import { PAGE_BYTES } from '../host-memory.ts'
 import { SpoolFile } from './spool-file.ts'
 import { SpoolSink } from './spool-sink.ts'
 import { SpoolSlots } from './spool-slots.ts'

@@ -1,5 +1,5 @@
 import { tmpdir } from 'node:os'
-import { freeChunk } from './host-memory.ts'
+import { freeChunk } from '../host-memory.ts'
 import { checkRoom } from './spool-file.ts'
 import { Upload } from './upload.ts'
 import type { UploadOptions } from './upload.ts'

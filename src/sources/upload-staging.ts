@@ -1,5 +1,5 @@
 import { RefitError } from '../errors.ts'
-import { allocatePages, freeMemory, PAGE_BYTES } from './host-memory.ts'
+import { allocatePages, freeMemory, PAGE_BYTES } from '../host-memory.ts'
 
 /** What all uploads of a server have together, unless it is told otherwise. */
 const STAGING_BYTES = 192 << 20

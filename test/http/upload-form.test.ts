@@ -9,7 +9,7 @@ import { errorHandler } from '../../src/http/error-reply.ts'
 import { installFormParser } from '../../src/http/form-parser.ts'
 import { readForm } from '../../src/http/upload-form.ts'
 import { dropRest, pump } from '../../src/http/upload-pump.ts'
-import { freeChunk } from '../../src/sources/host-memory.ts'
+import { freeChunk } from '../../src/host-memory.ts'
 import { until } from '../helpers/route-app.ts'
 
 interface Part { name: string, file: string | null, bytes: Buffer }

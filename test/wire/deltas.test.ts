@@ -86,9 +86,14 @@ t.test('a Zstandard frame says how much it holds, in each of its ways', async t 
 t.test('objects are asked for where their bucket is, and nothing else can be', async t => {
   const env = { AWS_ACCESS_KEY_ID: 'AKIAIOSFODNN7EXAMPLE', AWS_SECRET_ACCESS_KEY: 'wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY' }
   const at = new Date('2013-05-24T00:00:00Z')
-  const { url, headers } = signedGet({ bucket: 'examplebucket', region: 'us-east-1', key: 'a b/test$file(1).text' }, env, at)
+  const { url, headers } = await signedGet({ bucket: 'examplebucket', region: 'us-east-1', key: 'a b/test$file(1).text' }, env, at)
   t.equal(url.href, 'https://examplebucket.s3.us-east-1.amazonaws.com/a%20b/test%24file%281%29.text')
   t.match(headers, { 'x-amz-date': '20130524T000000Z', authorization: /^AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE\/20130524\/us-east-1\/s3\/aws4_request, SignedHeaders=host;x-amz-content-sha256;x-amz-date, Signature=[0-9a-f]{64}$/ })
-  t.equal(signedGet({ bucket: 'b', region: 'r', key: 'k' }, { AWS_ENDPOINT_URL: 'http://minio:9000/' }, at).url.href, 'http://minio:9000/b/k')
-  t.same(signedGet({ bucket: 'b', region: 'r', key: 'k' }, {}, at).headers, {}, 'unsigned without credentials')
+  // The signature was computed anew from AWS's description of it.
+  const odd = await signedGet({ bucket: 'examplebucket', region: 'us-east-1', key: "k+/ü'!*~x%41/_.-" }, { ...env, AWS_SESSION_TOKEN: 'to/ken=' }, at)
+  t.equal(odd.url.href, 'https://examplebucket.s3.us-east-1.amazonaws.com/k%2B/%C3%BC%27%21%2A~x%2541/_.-')
+  t.equal(odd.headers['x-amz-security-token'], 'to/ken=')
+  t.match(odd.headers['authorization'], /Signature=6753de76a8409feaf1087a72d66cab85511f6ca32c0b5e24483739ef7c375dc8$/)
+  t.equal((await signedGet({ bucket: 'b', region: 'r', key: 'k' }, { AWS_ENDPOINT_URL: 'http://minio:9000/' }, at)).url.href, 'http://minio:9000/b/k')
+  t.same((await signedGet({ bucket: 'b', region: 'r', key: 'k' }, {}, at)).headers, {}, 'unsigned without credentials')
 })

@@ -1,4 +1,4 @@
-import { native } from '../native.ts'
+import { native } from './native.ts'
 
 /** What files are read and written in past the page cache: offsets, lengths and addresses are multiples of it. */
 export const PAGE_BYTES = 4096
