@@ -52,8 +52,8 @@ export interface NativeGroups {
   ncclUniqueId: (library?: string) => Uint8Array
   /** Main thread, gate shut: it allocates. Makes the communicator with all the others. */
   ncclConnect: (group: GroupHandle, uniqueId: Uint8Array, deadlineMs: number) => Promise<void>
-  /** Main thread, gate shut where the group is NCCL's. Both slots have room for `bytes` each from now on; 0 gives the memory back. */
-  stageGroup: (group: GroupHandle, bytes: number) => Promise<void>
+  /** Main thread, gate shut where the group is NCCL's. The first `slots` (1 or 2) have room for `bytes` each from now on; 0 bytes give the memory back. */
+  stageGroup: (group: GroupHandle, bytes: number, slots: number) => Promise<void>
   /**
    * Main thread, gate shut where the group is NCCL's. Takes part in one broadcast for each of `parts` (PART_FIELDS), in order, from rank
    * `root`, into the slot. The other slot may be read by `write` meanwhile. One receive, send or barrier of a group at a time.

@@ -176,7 +176,8 @@ Napi::Value gloo_connect(const Napi::CallbackInfo& info) {
 Napi::Value stage_group(const Napi::CallbackInfo& info) {
   const auto entry = group_of(info);
   const auto bytes = static_cast<uint64_t>(to_integer(info[1], "bytes", 0, kMaxSafe));
-  return submit_to_group(info.Env(), entry, [&group = entry->group(), bytes] { group.stage(bytes); });
+  const auto slots = static_cast<int>(to_integer(info[2], "slots", 1, kGroupSlots));
+  return submit_to_group(info.Env(), entry, [&group = entry->group(), bytes, slots] { group.stage(bytes, slots); });
 }
 
 Napi::Value group_receive(const Napi::CallbackInfo& info) {

@@ -25,7 +25,7 @@ class CoreGroup : public NcclGroup {
   std::string describe() const override { return group_->describe(); }
   std::string library() const override { return group_->library(); }
   void connect(const uint8_t* id, GroupDeadline deadline) override { group_->connect(id, deadline); }
-  void stage(uint64_t bytes) override { group_->stage(bytes); }
+  void stage(uint64_t bytes, int slots = kGroupSlots) override { group_->stage(bytes, slots); }
   StagedSlot staged(int slot) const override { return group_->staged(slot); }
   void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {
     group_->receive(slot, parts, root, deadline);

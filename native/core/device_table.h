@@ -116,8 +116,8 @@ inline void group_connect(NcclGroup& group, const uint8_t* id, GroupDeadline dea
   guarded(failure, [&] { group.connect(id, deadline); });
 }
 
-inline void group_stage(NcclGroup& group, uint64_t bytes, Failure& failure) noexcept {
-  guarded(failure, [&] { group.stage(bytes); });
+inline void group_stage(NcclGroup& group, uint64_t bytes, int slots, Failure& failure) noexcept {
+  guarded(failure, [&] { group.stage(bytes, slots); });
 }
 
 inline void group_staged(const NcclGroup& group, int slot, Sink<Source> sink, Failure& failure) noexcept {

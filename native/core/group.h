@@ -54,9 +54,9 @@ class Group {
   // In words, for messages: `gloo group of 5 (ranks 1-4 here)`.
   virtual std::string describe() const = 0;
 
-  // Both slots have room for `bytes` each from now on; 0 gives the memory back. Throws std::bad_alloc and then has
-  // none.
-  virtual void stage(uint64_t bytes) = 0;
+  // So many slots, from the first on, have room for `bytes` each from now on, and the others none; 0 bytes give all of
+  // it back. Throws std::bad_alloc and then has none.
+  virtual void stage(uint64_t bytes, int slots = kGroupSlots) = 0;
   // Throws std::invalid_argument where nothing is staged.
   virtual StagedSlot staged(int slot) const = 0;
 

@@ -60,10 +60,10 @@ class LibraryGroup : public NcclGroup {
     raise(failure);
   }
 
-  void stage(uint64_t bytes) override {
+  void stage(uint64_t bytes, int slots = kGroupSlots) override {
     readers_->wait_all();
     Failure failure;
-    table_.stage(*group_, bytes, failure);
+    table_.stage(*group_, bytes, slots, failure);
     raise(failure);
   }
 

@@ -19,7 +19,7 @@ struct NcclGroupTable {
   void (*describe)(const NcclGroup& group, Sink<std::string> sink, Failure& failure) noexcept;
   void (*library)(const NcclGroup& group, Sink<std::string> sink, Failure& failure) noexcept;
   void (*connect)(NcclGroup& group, const uint8_t* id, GroupDeadline deadline, Failure& failure) noexcept;
-  void (*stage)(NcclGroup& group, uint64_t bytes, Failure& failure) noexcept;
+  void (*stage)(NcclGroup& group, uint64_t bytes, int slots, Failure& failure) noexcept;
   void (*staged)(const NcclGroup& group, int slot, Sink<Source> sink, Failure& failure) noexcept;
   void (*receive)(NcclGroup& group, int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline,
                   Failure& failure) noexcept;

@@ -45,6 +45,8 @@ struct CardGroup::State {
   std::vector<int> tensor_ranks;                  // each lane's
   bool connected = false, ended = false;
   uint64_t slot_bytes = 0;
+  int slots = 0;  // of so many bytes
+  uint64_t room(int slot) const { return slot < slots ? slot_bytes : 0; }
   std::atomic<bool> cancel{false};
 
   mutable std::mutex mutex;
@@ -239,24 +241,25 @@ void CardGroup::open_lanes() {
   throw GroupError(GroupErrorKind::kBroken, failed);
 }
 
-void CardGroup::stage(uint64_t bytes) {
+void CardGroup::stage(uint64_t bytes, int slots) {
   State& s = *state_;
   if (s.ended || s.lanes.empty()) throw std::invalid_argument(describe() + " is not connected");
   if (bytes > (uint64_t{1} << 48)) throw std::bad_alloc();
-  if (bytes == s.slot_bytes) return;
+  if (bytes == s.slot_bytes && (bytes == 0 || slots == s.slots)) return;
   s.slot_bytes = 0;
-  const Outcome out = run(Clock::now(), false, [bytes](GroupLane& lane) { lane.stage(bytes); });
+  const Outcome out = run(Clock::now(), false, [bytes, slots](GroupLane& lane) { lane.stage(bytes, slots); });
   if (!out.error) {
     s.slot_bytes = bytes;
+    s.slots = slots;
     return;
   }
-  run(Clock::now(), false, [](GroupLane& lane) { lane.stage(0); });  // all or none
+  run(Clock::now(), false, [](GroupLane& lane) { lane.stage(0, 0); });  // all or none
   std::rethrow_exception(out.error);
 }
 
 StagedSlot CardGroup::staged(int slot) const {
   const State& s = *state_;
-  if (s.slot_bytes == 0) throw std::invalid_argument(describe() + " has no staging slots");
+  if (s.room(slot) == 0) throw std::invalid_argument(describe() + ": slot " + std::to_string(slot) + " has no room");
   if (local_ranks() != s.host.ranks) {
     throw std::invalid_argument(describe() +
                                 " is one tensor-parallel rank's alone: its slots are no source of a write");
@@ -275,13 +278,14 @@ void CardGroup::receive(int slot, const std::vector<GroupPart>& parts, int root,
     throw std::invalid_argument(describe() + ": root " + std::to_string(root) +
                                 " is no other rank of the group: it cannot be received from");
   }
+  const uint64_t room = s.room(slot);
   for (size_t i = 0; i < parts.size(); i++) {
     const GroupPart& part = parts[i];
-    if (part.offset <= s.slot_bytes && part.bytes <= s.slot_bytes - part.offset) continue;
+    if (part.offset <= room && part.bytes <= room - part.offset) continue;
     throw std::invalid_argument(describe() + ": broadcast " + std::to_string(i + 1) + " of " +
                                 std::to_string(parts.size()) + " (" + std::to_string(part.bytes) + " bytes at " +
                                 std::to_string(part.offset) + ") does not fit into a staging slot of " +
-                                std::to_string(s.slot_bytes));
+                                std::to_string(room));
   }
   const GroupWait wait{deadline, &s.cancel};
   on_lanes("receiving", deadline,
@@ -291,9 +295,10 @@ void CardGroup::receive(int slot, const std::vector<GroupPart>& parts, int root,
 std::vector<uint8_t> CardGroup::read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) {
   demand_usable("reading");
   State& s = *state_;
-  if (offset > s.slot_bytes || bytes > s.slot_bytes - offset) {
+  const uint64_t room = s.room(slot);
+  if (offset > room || bytes > room - offset) {
     throw std::invalid_argument(describe() + ": " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
-                                " are not in a staging slot of " + std::to_string(s.slot_bytes));
+                                " are not in a staging slot of " + std::to_string(room));
   }
   // The cards' threads may outlive this call.
   const auto out = std::make_shared<std::vector<uint8_t>>();

@@ -24,7 +24,7 @@ class CardGroup : public NcclGroup {
   std::string describe() const override;
   std::string library() const override;
   void connect(const uint8_t* id, GroupDeadline deadline) override;
-  void stage(uint64_t bytes) override;
+  void stage(uint64_t bytes, int slots = kGroupSlots) override;
   // The memory is not owned by what is returned: see NcclGroup in core/cuda_library.cc.
   StagedSlot staged(int slot) const override;
   void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;

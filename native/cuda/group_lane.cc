@@ -66,14 +66,14 @@ void GroupLane::join(const NcclApi& api, const NcclUniqueId& id, int size, const
   guarded([&] { comm_ = std::make_unique<NcclComm>(api, id, size, rank_, wait.nccl()); });
 }
 
-void GroupLane::stage(uint64_t bytes) {
+void GroupLane::stage(uint64_t bytes, int slots) {
   card_->doing("staging slots of a group");
   if (slots_ != nullptr) card_->free(slots_);
   slots_ = nullptr;
   slot_bytes_ = 0;
   if (bytes == 0) return;
   const uint64_t each = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  slots_ = card_->allocate(kGroupSlots * each);
+  slots_ = card_->allocate(static_cast<uint64_t>(slots) * each);
   slot_bytes_ = each;
 }
 

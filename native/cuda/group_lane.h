@@ -39,8 +39,8 @@ class GroupLane {
   int rank() const { return rank_; }
 
   void join(const NcclApi& api, const NcclUniqueId& id, int size, const GroupWait& wait);
-  // Room for `bytes` in each slot; 0 frees them.
-  void stage(uint64_t bytes);
+  // Room for `bytes` in each of so many slots; 0 frees them.
+  void stage(uint64_t bytes, int slots);
   // Broadcasts from `root` into the slot.
   void receive(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait);
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes);

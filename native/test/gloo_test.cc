@@ -214,6 +214,12 @@ void test_staging() {
   CHECK_THROWS(group.receive(0, {}, 2, late()), std::invalid_argument);
   group.stage(1 << 20);
   CHECK(group.staged(1).source.bytes == 1 << 20);
+  group.stage(1 << 20, 1);
+  CHECK(group.staged(0).source.bytes == 1 << 20);
+  CHECK_THROWS(group.staged(1), std::invalid_argument);
+  CHECK_THROWS(group.receive(1, {{0, 1}}, 0, late()), std::invalid_argument);
+  group.stage(1 << 20, 2);
+  CHECK(group.staged(1).source.bytes == 1 << 20);
   group.stage(0);
   CHECK_THROWS(group.staged(0), std::invalid_argument);
   // A write that reads the slot has it as long as it likes.

@@ -156,22 +156,27 @@ void GlooGroup::connect(const std::vector<std::vector<uint8_t>>& peers, GroupDea
   connected_ = true;
 }
 
-void GlooGroup::stage(uint64_t bytes) {
+void GlooGroup::stage(uint64_t bytes, int slots) {
   std::shared_ptr<Memory> made[kGroupSlots];
   {
     const std::lock_guard lock(mutex_);
-    if (bytes != 0 && slots_[0] != nullptr && slots_[0]->arena.bytes() == bytes) return;
+    bool is_there = bytes != 0;
+    for (int i = 0; i < kGroupSlots; i++) {
+      is_there &= i < slots ? slots_[i] != nullptr && slots_[i]->arena.bytes() == bytes : slots_[i] == nullptr;
+    }
+    if (is_there) return;
     for (auto& slot : slots_) slot.reset();
   }
   if (bytes == 0) return;
   try {
     Pool here(1);
-    for (auto& slot : made) {
-      slot = std::make_shared<Memory>(Memory{Arena(bytes)});
-      slot->arena.populate(here);
+    for (int i = 0; i < slots; i++) {
+      made[i] = std::make_shared<Memory>(Memory{Arena(bytes)});
+      made[i]->arena.populate(here);
     }
   } catch (const std::bad_alloc&) {
-    throw NoMemory(describe() + ": not enough memory for two staging slots of " + std::to_string(bytes) + " bytes");
+    throw NoMemory(describe() + ": not enough memory for " + std::to_string(slots) + " staging slots of " +
+                   std::to_string(bytes) + " bytes");
   }
   const std::lock_guard lock(mutex_);
   std::move(std::begin(made), std::end(made), slots_);

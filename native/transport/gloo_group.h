@@ -28,7 +28,7 @@ class GlooGroup : public Group {
   void connect(const std::vector<std::vector<uint8_t>>& peers, GroupDeadline deadline);
 
   std::string describe() const override;
-  void stage(uint64_t bytes) override;
+  void stage(uint64_t bytes, int slots = kGroupSlots) override;
   StagedSlot staged(int slot) const override;
   void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override;

@@ -119,7 +119,7 @@ export class Receipt implements WeightStream {
     const index = this.#started++
     const piece = this.#pieces[index]!
     const nameOf = (part: number): string => this.#names({ ...piece, first: piece.first + part - 1, end: piece.first + part })
-    const arrived = this.#group.receive({ slot: slotOf(index), piece, slotBytes: this.#slotBytes, of: this.#names(piece), at: `piece ${index + 1} of ${this.#pieces.length}`, nameOf })
+    const arrived = this.#group.receive({ slot: slotOf(index), piece, room: this.#room, of: this.#names(piece), at: `piece ${index + 1} of ${this.#pieces.length}`, nameOf })
     // It is waited for later, if at all.
     arrived.catch(() => {})
     this.#incoming = { index, arrived }
@@ -145,7 +145,7 @@ export class Receipt implements WeightStream {
     }
   }
 
-  get #slotBytes (): number { return this.#pieces.reduce((most, { length }) => Math.max(most, length), 0) }
+  get #room (): { bytes: number, slots: number } { return { bytes: this.#pieces.reduce((most, { length }) => Math.max(most, length), 0), slots: Math.min(this.#pieces.length, 2) } }
 
   get #rest (): string { return this.#names(this.#pieces[Math.min(this.#given, this.#pieces.length - 1)]!) }
 

@@ -33,6 +33,8 @@ export interface WeightGroupOptions {
 
 /** Bytes that slots grow by. */
 const GRAIN = 1 << 20
+/** Of a slot that is only made twice for requests of several pieces: a bucket as large as the model does not take its room twice. */
+const ALONE = 1 << 30
 /** What is under way may still end well when the store's server has gone: a trainer that has sent all may leave before we have taken it. */
 const STORE_GRACE_MS = 5000
 const GATE_MS = 30 * 60_000
@@ -55,7 +57,7 @@ export class WeightGroup {
   #meeting: Promise<void> | undefined
   /** The phase that is waited for. */
   #under: { what: string, deadline: Deadline } | undefined
-  #slotBytes = 0
+  #staged = { bytes: 0, slots: 0 }
   #ending: Promise<void> = Promise.resolve()
 
   constructor (options: WeightGroupOptions) {
@@ -137,13 +139,15 @@ export class WeightGroup {
   }
 
   /** Receives a piece; gate shut where that is needed. One at a time. */
-  async receive ({ slot, piece, slotBytes, of, at, nameOf }: { slot: 0 | 1, piece: Piece, slotBytes: number, of: string, at: string, nameOf: (part: number) => string }): Promise<void> {
+  async receive ({ slot, piece, room, of, at, nameOf }: { slot: 0 | 1, piece: Piece, room: { bytes: number, slots: number }, of: string, at: string, nameOf: (part: number) => string }): Promise<void> {
     const { native } = this.#options.host
     await this.#connect()
-    if (slotBytes > this.#slotBytes) {
-      const bytes = Math.ceil(slotBytes / GRAIN) * GRAIN
-      await this.#phase(`finding room for two times ${bytes} bytes`, async () => { await native.stageGroup(this.handle, bytes) })
-      this.#slotBytes = bytes
+    if (room.bytes > this.#staged.bytes || room.slots > this.#staged.slots) {
+      const kept = this.#staged.bytes > ALONE ? 0 : this.#staged.bytes
+      const bytes = Math.max(kept, Math.ceil(room.bytes / GRAIN) * GRAIN)
+      const slots = bytes > ALONE ? room.slots : 2
+      await this.#phase(`finding room for ${slots} times ${bytes} bytes`, async () => { await native.stageGroup(this.handle, bytes, slots) })
+      this.#staged = { bytes, slots }
     }
     await this.#phase(`receiving ${of} (${at})`, async deadline => {
       await native.groupReceive(this.handle, slot, piece.parts, this.spec.root, deadline.timeoutMs).catch((error: unknown) => { throw namePart(error, nameOf) })

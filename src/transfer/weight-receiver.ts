@@ -46,7 +46,7 @@ async function receiveTensors (store: WeightStore, { handle }: Link, { pieceByte
   const { addon, dtype } = store
   const layout = layOutCheckpoint(store.table, DTYPE_BYTES[dtype])
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
-  await addon.stageGroup(handle, longest(pieces))
+  await addon.stageGroup(handle, longest(pieces), Math.min(pieces.length, 2))
   const source: WeightSource = {
     kind: 'distributed',
     tensors: layout.tensors.map(({ plan: { name, shape }, offset }) => ({ name, dtype, shape, source: 0, offset })),

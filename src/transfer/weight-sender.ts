@@ -66,7 +66,7 @@ async function sendTensors (store: WeightStore, { handle, backend }: Link, piece
   const layout = layOutCheckpoint(store.table, DTYPE_BYTES[store.dtype])
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
   const most = longest(pieces)
-  if (backend === 'nccl') await addon.stageGroup(handle, most)
+  if (backend === 'nccl') await addon.stageGroup(handle, most, 1)
   const buffers = [new Uint8Array(most), new Uint8Array(most)]
   const gather = async (index: number): Promise<Uint8Array | undefined> => {
     const piece = pieces[index]

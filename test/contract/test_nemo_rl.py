@@ -163,7 +163,8 @@ def test_dynamo_weights_go_to_a_to_b_and_back_to_a(dynamo):
 def test_dynamo_a_pause_waits_for_what_runs_and_errors_are_no_200(dynamo):
     engine = dynamo.engine
     running = [Beside(lambda: engine.tokens(300)) for _ in range(4)]
-    settled(lambda: engine.metric("refit:num_requests_running"), lambda count: count > 0)
+    # All of them: one that comes after the pause waits for its end.
+    settled(lambda: engine.metric("refit:num_requests_running") + sum(one.done for one in running), lambda count: count == len(running))
     dynamo.post("pause_generation", dict(mode="wait", clear_cache=True))
     assert all(one.result()["meta_info"]["completion_tokens"] == 300 for one in running)
     waiting = Beside(lambda: engine.tokens(2))

@@ -47,6 +47,27 @@ t.test('gloo: the first piece comes before the gate is asked for, and the next w
   t.equal(fake.shuts, 0)
 })
 
+t.test('a bucket as large as the model has one slot, requests of several pieces and small ones have two', async t => {
+  const { fake, group, announce } = await joined(t, 'gloo')
+  const GB = 2 ** 30
+  const take = async (sizes: number[], pieceBytes: number): Promise<void> => {
+    const receipt = announce(sizes, pieceBytes)
+    fake.send(sizes.length)
+    await receipt.ready()
+    for (let piece = await receipt.next(); piece !== undefined;) piece = await receipt.next()
+    await receipt.close()
+  }
+  await take([100], GB)
+  await take([2 ** 21, 2 ** 21], 2 ** 21)
+  await take([16 * GB], 16 * GB)
+  await take([16 * GB - 5], 16 * GB)
+  await take([2 * GB, 2 * GB, 7], 2 * GB)
+  await take([5, 5], 5)
+  await take([3 * GB], 3 * GB)
+  t.same(fake.staged, [[2 ** 20, 2], [2 ** 21, 2], [16 * GB, 1], [2 * GB, 2], [3 * GB, 1]])
+  t.equal(group.state, 'connected')
+})
+
 t.test('nccl: nothing that wants the gate is called before it is shut', async t => {
   const { fake, announce } = await joined(t, 'nccl')
   const receipt = announce([10, 20], 5)

@@ -17,7 +17,9 @@ export class FakeGroups {
   gateIsShut = false
   shuts = 0
   readonly #isNccl: boolean
-  readonly #staged = new Map<number, number>()
+  readonly #staged = new Map<number, { bytes: number, slots: number }>()
+  /** [bytes, slots] of each call. */
+  readonly staged: Array<[bytes: number, slots: number]> = []
   #groups = 0
   #receiving = false
   #wake: () => void = () => {}
@@ -63,7 +65,11 @@ export class FakeGroups {
       },
       ncclUniqueId: () => Buffer.alloc(128, 9),
       ncclConnect: async () => { demandGate('connect') },
-      stageGroup: async (group: number, bytes: number) => { demandGate('stage'); this.#staged.set(group, bytes) },
+      stageGroup: async (group: number, bytes: number, slots: number) => {
+        demandGate('stage')
+        this.staged.push([bytes, slots])
+        this.#staged.set(group, { bytes, slots })
+      },
       groupBarrier: async () => { demandGate('barrier') },
       groupAbort: (_group: number, reason: string) => { note('abort'); this.#fail?.(nativeError('GROUP_BROKEN', reason)) },
       endGroup: async () => { demandGate('end') },
@@ -85,7 +91,8 @@ export class FakeGroups {
     const list: number[][] = []
     for (let at = 0; at < parts.length; at += PART_FIELDS) {
       const [offset, bytes] = [parts[at]!, parts[at + 1]!]
-      if (offset + bytes > (this.#staged.get(group) ?? 0)) throw new Error(`${offset} + ${bytes} bytes in a slot of ${this.#staged.get(group) ?? 0}`)
+      const staged = this.#staged.get(group) ?? { bytes: 0, slots: 0 }
+      if (slot >= staged.slots || offset + bytes > staged.bytes) throw new Error(`${offset} + ${bytes} bytes in slot ${slot} of ${staged.slots} of ${staged.bytes} bytes`)
       while (this.sent === 0 && this.fault === null) await new Promise<void>((resolve, reject) => { this.#wake = resolve; this.#fail = reject })
       if (this.fault !== null) throw this.fault
       this.sent--

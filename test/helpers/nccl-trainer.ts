@@ -91,7 +91,7 @@ export class NcclTrainer {
 
   async broadcast (bytes: Uint8Array): Promise<void> {
     await this.#host.standStill(async () => {
-      if (bytes.length > this.#room) await native().stageGroup(this.#group!, this.#room = bytes.length)
+      if (bytes.length > this.#room) await native().stageGroup(this.#group!, this.#room = bytes.length, 1)
       await native().groupSend(this.#group!, bytes, SECONDS)
     }, SECONDS)
   }

@@ -32,7 +32,7 @@ t.test('received bytes are written out of their slot while the other slot receiv
   const [trainer, engine] = await connect([0], [1, 2])
   const { job, bytes } = codedJob(model.tensors)
   const source = job.sources[0] as { buffer: Uint8Array }
-  await addon.stageGroup(engine!, bytes + 512)
+  await addon.stageGroup(engine!, bytes + 512, 2)
   await Promise.all([addon.groupSend(trainer!, source.buffer, MS), addon.groupReceive(engine!, 0, Float64Array.of(256, bytes), 0, MS)])
   const staged = { ...job, sources: [{ staged: { group: engine!, slot: 0 as const } }], tensors: job.tensors.map((value, i) => i % 7 === 1 ? value + 256 : value) }
   t.strictSame(Buffer.from(await addon.groupRead(engine!, 0, 256 + 5, 64, MS)), Buffer.from(source.buffer.subarray(5, 69)), 'and can be looked at')
@@ -59,7 +59,7 @@ t.test('a write refuses slots that are not there', async t => {
   const [trainer, engine] = await connect([0], [1])
   const job = (group: number, slot: number): any => ({ sources: [{ staged: { group, slot } }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) })
   t.throws(() => addon.write(core, job(engine!, 0)), { message: 'job.sources[0].staged: gloo group of 2 (here: rank 1) has nothing staged' })
-  await addon.stageGroup(engine!, 255)
+  await addon.stageGroup(engine!, 255, 2)
   t.throws(() => addon.write(core, job(engine!, 0)), { message: /255/ }, 'it ends before the tensor does')
   t.throws(() => addon.write(core, job(engine!, 2)), { message: /job\.sources\[0\]\.staged\.slot/ })
   await end([trainer!, engine!])
@@ -82,7 +82,7 @@ t.test('parameters go from core to core of one layout, rank by rank, straight in
 
 t.test('bad arguments are refused before anything is sent', async t => {
   const [trainer, engine] = await connect([0], [1])
-  await addon.stageGroup(engine!, 100)
+  await addon.stageGroup(engine!, 100, 2)
   const receive = (slot: any, parts: any, root: any, ms: any = MS) => () => addon.groupReceive(engine!, slot, parts, root, ms)
   t.throws(receive(2, Float64Array.of(0, 1), 0), { message: /slot: expected/ })
   t.throws(receive(0, Float64Array.of(0), 0), { message: 'parts: expected a multiple of 2 entries, got 1' })

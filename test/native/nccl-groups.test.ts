@@ -60,7 +60,7 @@ t.test('pieces are received into alternating slots and written by every rank fro
   t.match(addon.ncclLibrary(to), /^2\.28\.9, .*loop\.so$/)
   const { job, bytes } = codedJob(receiver.model.tensors)
   const { buffer } = job.sources[0] as { buffer: Uint8Array }
-  for (const group of [from, to]) await addon.stageGroup(group, bytes)
+  for (const group of [from, to]) await addon.stageGroup(group, bytes, 2)
   const before = await readAll(addon, receiver.core, receiver.model)
   for (const slot of [0, 1] as const) {
     await Promise.all([addon.groupSend(from, buffer, SECONDS), addon.groupReceive(to, slot, Float64Array.of(0, bytes), 0, SECONDS)])
@@ -75,8 +75,8 @@ t.test('pieces are received into alternating slots and written by every rank fro
   const beyond = { ...job, sources: [{ staged: { group: to, slot: 0 as const } }], tensors: job.tensors.map((value, i) => i === 1 ? value + bytes : value) }
   t.throws(() => { void addon.write(receiver.core, beyond) }, /ends at byte/)
   t.throws(() => { void addon.write(sender.core, { sources: [{ staged: { group: to, slot: 0 } }], tensors: new Float64Array(), rects: new Float64Array() }) }, /staged on the cards of 2 ranks, expected 1/)
-  await addon.stageGroup(to, 0)
-  t.throws(() => { void addon.write(receiver.core, { ...job, sources: [{ staged: { group: to, slot: 0 } }] }) }, /no staging slots/)
+  await addon.stageGroup(to, 0, 2)
+  t.throws(() => { void addon.write(receiver.core, { ...job, sources: [{ staged: { group: to, slot: 0 } }] }) }, /slot 0 has no room/)
   for (const group of [from, to]) await addon.endGroup(group, false)
   t.throws(() => addon.ncclLibrary(to), /no group has handle/)
 })

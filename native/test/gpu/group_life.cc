@@ -251,6 +251,21 @@ void test_exchange() {
   CHECK(group->read(1, 519, 3, in(20)) == std::vector<uint8_t>(data.begin() + 7, data.begin() + 10));
   CHECK_THROWS(group->read(1, 100000, 1, in(5)), std::invalid_argument);
   CHECK_THROWS(group->read(1, UINT64_MAX, 2, in(5)), std::invalid_argument);
+  // One slot takes half the memory of two, and the other is none.
+  const int64_t two = cards.bytes;
+  group->stage(100000, 1);
+  const int64_t one = cards.bytes;
+  CHECKF(two - one >= 2 * 100000 && two - one < 2 * 101000, "%lld bytes on two cards",
+         static_cast<long long>(two - one));
+  std::thread again([&] { trainer.broadcast(data); });
+  group->receive(0, {{0, 999}}, 0, in(20));
+  again.join();
+  CHECK(group->read(0, 0, 999, in(20)) == data);
+  CHECK_THROWS(group->staged(1), std::invalid_argument);
+  CHECK_THROWS(group->receive(1, {{0, 1}}, 0, in(5)), std::invalid_argument);
+  CHECK_THROWS(group->read(1, 0, 1, in(5)), std::invalid_argument);
+  group->stage(100000, 2);
+  CHECK(cards.bytes == two && group->staged(1).source.bytes == 100000);
   group->stage(0);
   CHECK_THROWS(group->staged(0), std::invalid_argument);
   group->end();
