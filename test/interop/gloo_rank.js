@@ -20,7 +20,7 @@ const commands = {
     return { addresses: made.addresses.map(address => Buffer.from(address).toString('base64')) }
   },
   connect: ({ peers, ms }) => addon.glooConnect(group, peers.map(decoded), ms),
-  stage: ({ bytes }) => addon.stageGroup(group, bytes),
+  stage: ({ bytes }) => addon.stageGroup(group, bytes, 2),
   async receive ({ slot, parts, root, ms }) {
     const started = performance.now()
     await addon.groupReceive(group, slot, Float64Array.from(parts), root, ms)
