@@ -57,8 +57,7 @@ async function rival (command: string, args: string[], env: Record<string, strin
   const next = async (): Promise<number> => {
     const { value, done } = await lines.next()
     if (done === true) throw new Error(`${command} has ended`)
-    const { ms } = JSON.parse(value) as { ms: number | number[] }
-    return typeof ms === 'number' ? ms : ms[0]!
+    return (JSON.parse(value) as { ms: number[] }).ms[0] ?? 0
   }
   await next()
   return {

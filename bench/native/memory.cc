@@ -145,7 +145,7 @@ void turns_mode(int threads, const std::string& longest) {
   if (stat(longest.c_str(), &about) != 0) std::abort();
   const auto capacity = static_cast<size_t>(about.st_size);
   uint8_t* into = faulted(capacity);
-  printf("{\"ms\": 0}\n");
+  printf("{\"ms\": []}\n");
   fflush(stdout);
   for (std::string path; std::getline(std::cin, path);) {
     const double start = now();
@@ -163,7 +163,7 @@ void turns_mode(int threads, const std::string& longest) {
         }
       }
     });
-    printf("{\"ms\": %.3f}\n", (now() - start) * 1e3);
+    printf("{\"ms\": [%.3f]}\n", (now() - start) * 1e3);
     fflush(stdout);
     close(fd);
   }

@@ -63,6 +63,8 @@ export function errorHandler (error: unknown, request: FastifyRequest, reply: Fa
   else if (refusal.status >= 500) request.log.error({ err: error }, refusal.message)
   else request.log.info({ code: refusal.code, param: refusal.param }, refusal.message)
   if (refusal.status === 503) reply.header('retry-after', RETRY_AFTER_SECONDS)
+  // What the client has still to send would be read to its end.
+  if (refusal.status === 413) reply.header('connection', 'close')
   if (refusal.status === 401) reply.header('www-authenticate', 'Bearer')
   return reply.code(refusal.status).send(refusalBody(dialectOf(request), refusal))
 }

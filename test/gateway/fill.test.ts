@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
+import type { Test } from 'tap'
 import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import type { EngineServer, GatewayUnderTest, Reply } from '../helpers/gateway.ts'
 import { recorder } from '../helpers/recorder.ts'
@@ -60,14 +61,17 @@ t.test('the checkpoint of the last update goes first; where it is not there, an 
   t.match(metrics, /refit:gateway_fills_total\{from="peer",outcome="success"\} 1\n/)
 })
 
-t.test('a fill has a deadline, is told in words, tried again later, and holds up no request', async t => {
+/** An engine that is to be filled, when it joins, from one whose turn to send does not come until `held` is given up. */
+async function heldBack (t: Test, options?: Parameters<typeof gatewayTo>[2]) {
   const folder = modelFolder(t)
   const first = await engineServer(t, folder)
-  const gateway = await gatewayTo(t, [first.url], { fillTimeoutMs: 400 })
+  const gateway = await gatewayTo(t, [first.url], options)
   await upload(gateway, folder, 'step-1')
-  // Its turn does not come.
-  const held = await first.engine.update()
-  const late = await engineServer(t, folder)
+  return { folder, first, gateway, held: await first.engine.update(), late: await engineServer(t, folder) }
+}
+
+t.test('a fill has a deadline, is told in words, tried again later, and holds up no request', async t => {
+  const { first, gateway, held, late } = await heldBack(t, { fillTimeoutMs: 400 })
   await gateway.post('/workers', { url: late.url })
   await until(() => /being filled from/.test(reasonOf(gateway, late.url)))
   for (let i = 0; i < 6; i++) t.equal((await gateway.post('/generate', ask('12+34='), { 'x-session-id': String(i) })).body.meta_info.weight_version, 'step-1')
@@ -81,12 +85,7 @@ t.test('a fill has a deadline, is told in words, tried again later, and holds up
 })
 
 t.test('an update that comes while an engine is filled does not wait for that: the fill is given up, and the update lets it in', async t => {
-  const folder = modelFolder(t)
-  const first = await engineServer(t, folder)
-  const gateway = await gatewayTo(t, [first.url])
-  await upload(gateway, folder, 'step-1')
-  const held = await first.engine.update()
-  const late = await engineServer(t, folder)
+  const { folder, first, gateway, held, late } = await heldBack(t)
   const { addon } = late.engine.held!.store
   const take = addon.groupParams.bind(addon)
   let isWaiting = false
@@ -110,12 +109,7 @@ t.test('an update that comes while an engine is filled does not wait for that: t
 })
 
 t.test('a call that gives memory up does not wait for a fill', async t => {
-  const folder = modelFolder(t)
-  const first = await engineServer(t, folder)
-  const gateway = await gatewayTo(t, [first.url])
-  await upload(gateway, folder, 'step-1')
-  const held = await first.engine.update()
-  const late = await engineServer(t, folder)
+  const { gateway, held, late } = await heldBack(t)
   await gateway.post('/workers', { url: late.url })
   await until(() => /being filled from/.test(reasonOf(gateway, late.url)))
   const { filling } = gateway.app.gateway.fleet.list.find(({ url }) => url === late.url)!

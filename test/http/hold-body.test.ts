@@ -69,6 +69,12 @@ t.test('chunks are given back, but for those that somebody else has too', async 
 
 t.test('what is too long is refused before it is held or as it comes, and the server goes on', async t => {
   const url = await serve(t)
+  const socket = connect(Number(new URL(url).port), '127.0.0.1')
+  socket.write('POST / HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 7000000\r\n\r\n{')
+  const head = (await once(socket, 'data'))[0].toString()
+  t.match(head, /^HTTP\/1\.1 413 /, 'before it has come')
+  t.match(head, /^connection: close\r$/m, 'what is left of it is not waited for')
+  await once(socket, 'close')
   const body = JSON.stringify({ text: long(7 << 20) })
   for (const sent of [body, Readable.toWeb(Readable.from([Buffer.from(body)])) as ReadableStream]) {
     // A client may meet the closed connection before the reply.
