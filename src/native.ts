@@ -4,6 +4,7 @@ import { dirname, join } from 'node:path'
 import { packageRoot } from './root.ts'
 import { RefitError } from './errors.ts'
 import type { NativeDeltas } from './native-deltas.ts'
+import type { NativeHandles } from './native-handles.ts'
 import type { NativeGroups, StagedSource } from './native-groups.ts'
 
 // The hand-written types of everything that the addon exports. The addon is one per process: the scheduler's worker thread
@@ -270,7 +271,7 @@ export interface CudaMemoryPlan {
  */
 export interface Fault { point: 'read' | 'copy' | 'alloc' | 'step' | 'open' | 'event' | 'close', at: number, action: 'fail' | 'stall' | 'die', stallMs?: number }
 
-export interface NativeAddon extends NativeGroups, NativeDeltas {
+export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles {
   /** True in a build with fault points. */
   faults: boolean
   /** Kernel sets this CPU can run, best first. Any thread. */
@@ -352,8 +353,10 @@ export interface NativeAddon extends NativeGroups, NativeDeltas {
   freeBuffer: (buffer: ArrayBuffer) => void
   /** Any thread. How many bytes behind the start of a page (4096 bytes) it begins. */
   pageOffset: (bytes: Uint8Array) => number
-  /** Test builds only. */
+  /** Test builds only. Arms one fault in place of any other; null takes it back and ends a stall under way. */
   armFault?: (fault: Fault | null) => void
+  /** Test builds only. Whether the armed fault has not acted yet; the CUDA library's own points are not looked at. */
+  faultPending?: () => boolean
 }
 
 /** Fields of one row of `applyDeltas`: file descriptor · byte offset and bytes of the tensor in it · where its compressed change begins and ends in the data. */

@@ -14,6 +14,7 @@
 #include "binding/fault_control.h"
 #include "binding/fields.h"
 #include "binding/groups.h"
+#include "binding/handles.h"
 #include "binding/napi_setup.h"
 #include "binding/nccl_groups.h"
 #include "binding/patch.h"
@@ -118,6 +119,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("endGroup", end_group);
   add("freeBuffer", free_buffer);
   add("pageOffset", page_offset);
+  add("readHandles", read_handles);
   add("takeDescriptor", take_descriptor);
   add("connectLocal", connect_local);
   add("fetch", fetch);

@@ -47,10 +47,13 @@ void arm_fault(const Napi::CallbackInfo& info) {
   arm_cuda_library(point, at, action, stall_ms);
 }
 
+Napi::Value fault_pending(const Napi::CallbackInfo& info) { return Napi::Boolean::New(info.Env(), fault::pending()); }
+
 }  // namespace
 
 void export_faults(Napi::Env env, Napi::Object exports) {
   exports.Set("armFault", Napi::Function::New(env, arm_fault, "armFault"));
+  exports.Set("faultPending", Napi::Function::New(env, fault_pending, "faultPending"));
 }
 #else
 void export_faults(Napi::Env, Napi::Object) {}

@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <mutex>
-#include <thread>
 
 namespace refit::fault {
 namespace {
@@ -19,6 +19,13 @@ struct Armed {
 
 std::mutex mutex;
 Armed armed;
+int64_t disarmed = 0;  // how often
+std::condition_variable on_disarm;
+
+void stall(int milliseconds, int64_t before) {
+  std::unique_lock lock(mutex);
+  on_disarm.wait_for(lock, std::chrono::milliseconds(milliseconds), [before] { return disarmed != before; });
+}
 
 }  // namespace
 
@@ -30,20 +37,29 @@ void arm(Point point, int64_t at, Action action, int stall_ms) {
 void disarm() {
   const std::lock_guard lock(mutex);
   armed = {};
+  disarmed++;
+  on_disarm.notify_all();
+}
+
+bool pending() {
+  const std::lock_guard lock(mutex);
+  return armed.left > 0;
 }
 
 bool pass(Point point) {
   Armed now;
+  int64_t before;
   {
     const std::lock_guard lock(mutex);
     if (armed.left == 0 || armed.point != point || --armed.left > 0) return false;
     now = armed;
+    before = disarmed;
   }
   switch (now.action) {
     case Action::kFail:
       return true;
     case Action::kStall:
-      std::this_thread::sleep_for(std::chrono::milliseconds(now.stall_ms));
+      stall(now.stall_ms, before);
       return false;
     case Action::kDie:
       // As a crash would: no destructor, no exit handler. 134 is what a shell shows for SIGABRT.

@@ -12,7 +12,10 @@ enum class Action : uint8_t { kFail, kStall, kDie };
 
 // Arms one fault, in place of any other: `at` counts passes of `point` from now on, the first is 1. It acts once.
 void arm(Point point, int64_t at, Action action, int stall_ms);
+// Takes the fault back and ends a stall under way.
 void disarm();
+// Whether one is armed that has not acted yet.
+bool pending();
 // One pass. True when the caller must fail; stalls or ends the process by itself.
 bool pass(Point point);
 

@@ -2,6 +2,7 @@ import { RefitError } from '../errors.ts'
 import type { CudaSegment, NativeAddon } from '../native.ts'
 import type { ExpandableHandle, IpcHandle } from '../wire/torch-ipc-handle.ts'
 import type { CudaStorage } from '../wire/torch-tensor.ts'
+import type { CardSegment } from '../wire/torch-columns.ts'
 import type { VisibleCards } from './visible-cards.ts'
 
 /** Segments on their way to the main thread: 64 bytes of each handle and all events of all of them, one after another. */
@@ -42,6 +43,13 @@ export class CudaSegments {
     let index = this.#byHandle.get(handle)
     if (index === undefined) this.#byHandle.set(handle, index = this.#find(device, handle))
     if (event !== null) this.#list[index]!.events.add(event)
+    return index
+  }
+
+  /** The same of a whole segment. */
+  addSegment ({ device, handle, events }: CardSegment): number {
+    const index = this.#find(device, handle)
+    for (const event of events) this.#list[index]!.events.add(event)
     return index
   }
 

@@ -2,26 +2,38 @@ import { RefitError } from '../errors.ts'
 import type { NativeAddon } from '../native.ts'
 import { readTensorBody } from '../wire/torch-body.ts'
 import type { TensorRequestBody } from '../wire/torch-body.ts'
+import { readCardLists } from '../wire/torch-columns.ts'
+import type { CardLists } from '../wire/torch-columns.ts'
 import { readHandle } from '../wire/torch-handle.ts'
 import { readOfferBody } from '../wire/torch-offer.ts'
-import { unpackTensorBody } from '../wire/torch-packed.ts'
+import { decodePayload } from '../wire/torch-payload.ts'
 import { readPlain } from '../wire/torch-plain.ts'
 import type { PlainValue } from '../wire/torch-plain.ts'
 import { readShares } from '../wire/torch-shares.ts'
 import { payloadError } from '../wire/torch-tensor.ts'
 import type { TensorStorage } from '../wire/torch-tensor.ts'
+import { announceTensors } from './announce-tensors.ts'
+import { announceLists, nameOfFirst, packAnnounced } from './announced-columns.ts'
+import { referencesOf, referencesOfLists } from './share-references.ts'
+import type { ShareReferences } from './share-references.ts'
 import type { FromShares, ToShares } from './share-messages.ts'
 import { TensorShares } from './tensor-shares.ts'
-import type { RequestShares, ShareCounts } from './tensor-shares.ts'
+import type { ShareCounts } from './tensor-shares.ts'
 import type { VisibleCards } from './visible-cards.ts'
 
-type Open = Extract<ToShares, { type: 'open' }>
-type Unpickle = Extract<ToShares, { type: 'unpickle' }>
-type Handle = Extract<ToShares, { type: 'handle' }>
-type Offered = Extract<ToShares, { type: 'offer' }>
+type Announce = Extract<ToShares, { type: 'announce' }>
 /** What brings tensors. */
-type Bringing = Open | Unpickle | Handle | Offered
+type Bringing = Extract<ToShares, { type: 'announce' | 'open' | 'unpickle' | 'handle' | 'offer' }>
 export type Asked = Exclude<ToShares, { type: 'end' }>
+
+/** What a body brings, read: its references, and how the rest is opened. */
+interface Read {
+  references: ShareReferences
+  spares?: ShareReferences
+  open: (shares: TensorShares) => FromShares
+  /** The name of the first tensor in a storage or segment that was refused. */
+  nameOf: (cause: unknown) => string | undefined
+}
 
 /** Decodes what trainers post, opens the memory that it names, and gives the references back. One on each thread that does. */
 export class ShareDesk {
@@ -38,6 +50,7 @@ export class ShareDesk {
   handle (message: Asked): FromShares {
     const { id } = message
     switch (message.type) {
+      case 'announce':
       case 'open':
       case 'unpickle':
       case 'handle':
@@ -48,8 +61,11 @@ export class ShareDesk {
         return { type: 'released', id, released }
       }
       case 'look': return { type: 'looked', id, gone: this.#open.get(message.of)?.findGone() ?? null }
-      case 'discard': return { type: 'released', id, released: this.#giveBack({ storages: readShares(message.entries, {}, message.cards) }) }
-      case 'drop': return { type: 'released', id, released: this.#giveBack(unpackTensorBody(message.body)) }
+      case 'discard': return { type: 'released', id, released: this.#giveBack(referencesOf(readShares(message.entries, {}, message.cards))) }
+      case 'drop': {
+        const released = message.references.map(references => this.#giveBack(references))
+        return { type: 'released', id, released: { shares: released.reduce((sum, { shares }) => sum + shares, 0), files: 0 } }
+      }
     }
   }
 
@@ -61,60 +77,129 @@ export class ShareDesk {
 
   #receive (message: Bringing): FromShares {
     const { id } = message
-    let body: TensorRequestBody | undefined
+    let read: Read | undefined
     let shares: TensorShares | undefined
     try {
-      const read = decode(message)
-      body = read.body
-      shares = new TensorShares(body, this.#addon, this.#cards)
-      const { fds, segments, sourceOf } = shares.open()
-      const spares = body.spares.length === 0 ? null : { ranks: [], storages: body.spares }
+      read = this.#read(message)
+      shares = new TensorShares(read.references, this.#addon, this.#cards, read.spares)
+      const reply = read.open(shares)
       this.#open.set(id, shares)
       this.#discardRest(message)
-      return { type: 'opened', id, body, spares, fds, segments, taken: shares.taken, sourceOf, value: read.value }
+      return reply
     } catch (error) {
-      const { code, message: text, param } = toRefusal(error, body)
+      const { code, message: text, param } = toRefusal(error, read)
       // What could not be read shares nothing.
-      const released = shares?.release() ?? this.#giveBack({ storages: sharedBy(message) })
+      const released = shares?.release() ?? this.#giveBack(referencesOf(sharedBy(message)))
       if (shares !== undefined) this.#discardRest(message)
       return { type: 'refused', id, code, message: text, param, released, taken: shares?.taken ?? [] }
     }
   }
 
+  #read (message: Bringing): Read {
+    if (message.type === 'announce') return this.#readWeights(message)
+    const { id } = message
+    const { body, value } = decode(message)
+    const { references, spares, nameOf } = ownersOf(body)
+    return {
+      references,
+      spares,
+      nameOf,
+      open: shares => {
+        const { sourceOf, ...sources } = shares.openStorages(body.storages)
+        return { type: 'opened', id, body: { ranks: body.ranks, storages: body.storages }, references: [references, spares], ...sources, taken: shares.taken, sourceOf, value }
+      }
+    }
+  }
+
+  #readWeights (message: Announce): Read {
+    const { id } = message
+    const lists = this.#cards === null || message.loadFormat === 'flattened_bucket' ? null : this.#readLists(message)
+    if (lists !== null) {
+      const { columns, segments } = lists.cards
+      const references = referencesOfLists(lists.cards)
+      return {
+        references,
+        nameOf: cause => nameOfFirst(columns, segments.indexOf(cause as CardLists['segments'][number])),
+        open: shares => {
+          const { sourceOf, ...sources } = shares.openSegments(segments)
+          return { type: 'announced', id, tensors: announceLists(columns, sourceOf, lists.ranks), references: [references], ...sources, taken: shares.taken }
+        }
+      }
+    }
+    const body = readTensorBody(message)
+    const { references, spares, nameOf } = ownersOf(body)
+    return {
+      references,
+      spares,
+      nameOf,
+      open: shares => {
+        const { sourceOf, ...sources } = shares.openStorages(body.storages)
+        const tensors = announceTensors(body.ranks, new Map(body.storages.map((storage, index) => [storage, sourceOf[index]!])))
+        return { type: 'announced', id, tensors: packAnnounced(tensors), references: [references, spares], ...sources, taken: shares.taken }
+      }
+    }
+  }
+
+  /** Null for all but lists of whole tensors of cards. `ranks`: who is brought each list. */
+  #readLists ({ entries, ranks }: Announce): { cards: CardLists, ranks: number[][] } | null {
+    if (entries.length === 0 || (entries.length !== 1 && entries.length < ranks)) return null
+    const ranksOf = new Map<string | Uint8Array, number[]>()
+    for (let rank = 0; rank < ranks; rank++) {
+      const entry = entries[entries.length === 1 ? 0 : rank]!
+      const own = ranksOf.get(entry)
+      if (own === undefined) ranksOf.set(entry, [rank])
+      else own.push(rank)
+    }
+    try {
+      const cards = readCardLists(this.#addon, [...ranksOf.keys()].map(entry => decodePayload(entry)))
+      return cards === null ? null : { cards, ranks: [...ranksOf.values()] }
+    } catch {
+      return null
+    }
+  }
+
   /** Entries beyond the ranks are not read, but were shared like the others. */
   #discardRest (message: Bringing): void {
-    if (message.type !== 'open') return
+    if (message.type !== 'open' && message.type !== 'announce') return
     const { entries, ranks } = message
     if (entries.length <= Math.max(ranks, 1) || entries.length === 1) return
     const read = new Set(entries.slice(0, ranks))
-    this.#giveBack({ storages: readShares(entries.slice(ranks).filter(entry => !read.has(entry))) })
+    this.#giveBack(referencesOf(readShares(entries.slice(ranks).filter(entry => !read.has(entry)))))
   }
 
-  #giveBack (shares: RequestShares): ShareCounts {
-    return new TensorShares(shares, this.#addon, this.#cards).release()
+  #giveBack (references: ShareReferences): ShareCounts {
+    return new TensorShares(references, this.#addon, this.#cards).release()
   }
 }
 
 /** What a body that could not be read shares. */
 function sharedBy (message: Bringing): TensorStorage[] {
-  if (message.type === 'open') return readShares(message.entries)
+  if (message.type === 'open' || message.type === 'announce') return readShares(message.entries)
   if (message.type === 'offer') return readShares([message.entry], {}, message.cards)
   return readShares([message.bytes])
 }
 
-function decode (message: Bringing): { body: TensorRequestBody, value: PlainValue } {
-  if (message.type === 'open') return { body: readTensorBody(message, message), value: null }
+function decode (message: Exclude<Bringing, Announce>): { body: TensorRequestBody, value: PlainValue } {
+  if (message.type === 'open') return { body: readTensorBody(message, { anyDType: true }), value: null }
   if (message.type === 'offer') return { body: readOfferBody(message.entry, message.offer, message.ranks, message.cards), value: null }
   if (message.type === 'handle') return { body: readHandle(message.name, message.bytes, message.card ?? undefined), value: null }
   const { value, ...body } = readPlain(message.bytes, message.classes, message.ranks, message.cards)
   return { body, value }
 }
 
-/** Names the tensor that lies in the storage at fault. */
-function toRefusal (error: unknown, body: TensorRequestBody | undefined): RefitError {
+function ownersOf ({ ranks, storages, spares }: TensorRequestBody): Required<Pick<Read, 'references' | 'spares' | 'nameOf'>> {
+  return {
+    references: referencesOf(storages),
+    spares: referencesOf(spares),
+    nameOf: cause => ranks.flat().find(({ storage }) => storage === cause)?.name
+  }
+}
+
+/** Names the tensor that lies in what was refused. */
+function toRefusal (error: unknown, read: Read | undefined): RefitError {
   if (!(error instanceof RefitError)) return new RefitError('INTERNAL', `the payload could not be read: ${error instanceof Error ? error.message : String(error)}`)
-  const tensor = error.cause === undefined ? undefined : body?.ranks.flat().find(({ storage }) => storage === error.cause)
+  const tensor = error.cause === undefined ? undefined : read?.nameOf(error.cause)
   if (tensor === undefined) return error
-  const { message, param } = payloadError(error.message, tensor.name)
+  const { message, param } = payloadError(error.message, tensor)
   return new RefitError(error.code, message, param === undefined ? {} : { param })
 }

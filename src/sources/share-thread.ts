@@ -93,6 +93,7 @@ export class ShareThread {
   }
 
   /** Sends a request to that life of the thread. Throws ThreadEnded where it ends before the reply, and what it refused. */
+  async ask (life: ShareLife, request: Extract<Request, { type: 'announce' }>): Promise<Reply<'announced'>>
   async ask (life: ShareLife, request: Extract<Request, { type: 'open' | 'unpickle' | 'handle' | 'offer' }>): Promise<Reply<'opened'>>
   async ask (life: ShareLife, request: Extract<Request, { type: 'look' }>): Promise<Reply<'looked'>>
   async ask (life: ShareLife, request: Extract<Request, { type: 'release' | 'discard' | 'drop' }>): Promise<Reply<'released'>>
@@ -105,7 +106,7 @@ export class ShareThread {
       : await new Promise<FromShares>((resolve, reject) => {
         life.waiting.set(message.id, { resolve, reject })
         worker.ref()
-        worker.postMessage(message)
+        worker.postMessage(message, memoryOf(message))
       })
     if (request.type === 'release') this.#closeTaken(life, request.of)
     return reply
@@ -176,6 +177,7 @@ export class ShareThread {
   #settle (life: ShareLife, message: FromShares): FromShares {
     const { totals } = this
     switch (message.type) {
+      case 'announced':
       case 'opened':
         totals.filesOpened += message.fds.length + message.taken.length
         life.files += message.fds.length
@@ -198,4 +200,12 @@ export class ShareThread {
     }
     return message
   }
+}
+
+/** What goes to the thread without being copied. */
+function memoryOf (message: Asked): ArrayBuffer[] {
+  if (message.type !== 'announce') return []
+  const memory = new Set<ArrayBuffer>()
+  for (const entry of message.entries) if (typeof entry !== 'string' && entry.byteLength === entry.buffer.byteLength) memory.add(entry.buffer as ArrayBuffer)
+  return [...memory]
 }

@@ -1,20 +1,21 @@
 import type { DeltaHost } from '../engine/delta-host.ts'
 import { RefitError } from '../errors.ts'
 import type { NativeSource } from '../native.ts'
-import type { TensorBody } from '../wire/torch-body.ts'
+import { decodePayload } from '../wire/torch-payload.ts'
 import type { PlainValue } from '../wire/torch-plain.ts'
 import type { TensorDescriptor, TensorStorage } from '../wire/torch-tensor.ts'
 import type { Offer } from '../wire/torch-offer.ts'
-import { packTensorBody } from '../wire/torch-packed.ts'
 import { announceTensors } from './announce-tensors.ts'
+import { AnnouncedReader } from './announced-columns.ts'
 import { unpackSegments } from './cuda-segments.ts'
 import { checkLoaders, loadShares, unknownFormat } from './load-shares.ts'
 import type { HeldShares } from './load-shares.ts'
-import type { ToShares } from './share-messages.ts'
+import type { HeldSources, SentEntries, ToShares } from './share-messages.ts'
+import type { ShareReferences } from './share-references.ts'
 import { ShareThread, ThreadEnded } from './share-thread.ts'
 import type { ShareLife, ShareTotals } from './share-thread.ts'
 import { TensorSource } from './tensor.ts'
-import type { ShareHold } from './tensor.ts'
+import type { ShareHold, TensorSourceParts } from './tensor.ts'
 import { VERL_DELTA, VerlDelta } from './verl-delta.ts'
 import type { WeightLoader } from './weight-loader.ts'
 
@@ -54,6 +55,7 @@ export class TensorReceiver {
   readonly #deltas: VerlDelta | undefined
   readonly #loaders: ReadonlyMap<string, WeightLoader>
   readonly #thread: ShareThread
+  readonly #reader = new AnnouncedReader()
   readonly #open = new Set<TensorSource>()
   #closed = false
 
@@ -82,18 +84,11 @@ export class TensorReceiver {
     }
     const loader = await this.#findLoader(entries, loadFormat)
     if (loader === undefined && loadFormat === VERL_DELTA) return await this.#openDelta(this.#deltas!, entries)
-    const opened = await this.#openEntries(entries, loadFormat, loader !== undefined)
-    const { ranks, sources, sourceOf, hold } = loader === undefined ? opened : await loadShares(loadFormat!, loader, opened, async (bytes, classes) => await this.#openPickle(bytes, classes))
+    if (loader === undefined) return await this.#openWeights(entries, loadFormat)
+    const opened = await this.#openShares(this.#asked('open', entries, loadFormat), { type: 'discard', entries })
+    const { ranks, sources, sourceOf, hold } = await loadShares(loadFormat!, loader, opened, async (bytes, classes) => await this.#openPickle(bytes, classes))
     try {
-      const source: TensorSource = new TensorSource({
-        tensors: announceTensors(ranks, sourceOf),
-        sources,
-        layout: loadFormat === 'direct' ? 'engine' : 'checkpoint',
-        hold,
-        closed: () => { this.#open.delete(source) }
-      })
-      this.#open.add(source)
-      return source
+      return this.#sourceOf({ tensors: announceTensors(ranks, sourceOf), sources, layout: 'checkpoint', hold })
     } catch (error) {
       await hold.release()
       throw error
@@ -106,8 +101,7 @@ export class TensorReceiver {
    */
   async openHandle (name: string, bytes: Uint8Array, card: string | null): Promise<OpenHandle> {
     const { ranks, sources, sourceOf, hold } = await this.#openShares({ type: 'handle', name, bytes, card }, { type: 'discard', entries: [bytes] })
-    const source: TensorSource = new TensorSource({ tensors: [], sources, layout: 'checkpoint', hold, closed: () => { this.#open.delete(source) } })
-    this.#open.add(source)
+    const source = this.#sourceOf({ tensors: [], sources, layout: 'checkpoint', hold })
     const tensor = ranks[0]![0]!
     return { tensor, memory: sources[sourceOf.get(tensor.storage) ?? -1] ?? null, source }
   }
@@ -120,9 +114,7 @@ export class TensorReceiver {
     const { ranks: count, cards } = this.#options
     const { ranks, sources, sourceOf, hold } = await this.#openShares({ type: 'offer', entry, offer, ranks: count, cards }, { type: 'discard', entries: [entry], cards })
     try {
-      const source: TensorSource = new TensorSource({ tensors: announceTensors(ranks, sourceOf), sources, layout: 'checkpoint', hold, closed: () => { this.#open.delete(source) } })
-      this.#open.add(source)
-      return { source, sourceOf }
+      return { source: this.#sourceOf({ tensors: announceTensors(ranks, sourceOf), sources, layout: 'checkpoint', hold }), sourceOf }
     } catch (error) {
       await hold.release()
       throw error
@@ -143,18 +135,10 @@ export class TensorReceiver {
   }
 
   async #openDelta (deltas: VerlDelta, entries: readonly string[]): Promise<TensorSource> {
-    const opened = await this.#openEntries(entries, VERL_DELTA, true)
+    const opened = await this.#openShares(this.#asked('open', entries, VERL_DELTA), { type: 'discard', entries })
     try {
       const parts = await deltas.open(opened)
-      const source: TensorSource = new TensorSource({
-        sources: parts.patch === undefined ? opened.sources : [],
-        layout: 'checkpoint',
-        hold: opened.hold,
-        closed: () => { this.#open.delete(source) },
-        ...parts
-      })
-      this.#open.add(source)
-      return source
+      return this.#sourceOf({ sources: parts.patch === undefined ? opened.sources : [], layout: 'checkpoint', hold: opened.hold, ...parts })
     } catch (error) {
       await opened.hold.release()
       throw error
@@ -170,9 +154,22 @@ export class TensorReceiver {
     throw unknownFormat(loadFormat, this.#loaders.keys())
   }
 
-  async #openEntries (entries: readonly string[], loadFormat: string | null, anyDType: boolean): Promise<HeldShares> {
+  async #openWeights (entries: readonly string[], loadFormat: string | null): Promise<TensorSource> {
+    const layout = loadFormat === 'direct' ? 'engine' : 'checkpoint'
+    const { reply, sources, hold } = await this.#held({ type: 'discard', entries }, async life => await this.#thread.ask(life, this.#asked('announce', decodeEntries(entries), loadFormat)))
+    return this.#sourceOf({ tensors: this.#reader.read(reply.tensors), sources, layout, hold })
+  }
+
+  #asked<T extends 'announce' | 'open'> (type: T, entries: SentEntries['entries'], loadFormat: string | null): { type: T } & SentEntries {
     const { ranks, cards } = this.#options
-    return await this.#openShares({ type: 'open', entries, loadFormat, ranks, cards, anyDType }, { type: 'discard', entries })
+    return { type, entries, loadFormat, ranks, cards }
+  }
+
+  /** A source that is open until it is closed. */
+  #sourceOf (parts: Omit<TensorSourceParts, 'closed'>): TensorSource {
+    const source: TensorSource = new TensorSource({ ...parts, closed: () => { this.#open.delete(source) } })
+    this.#open.add(source)
+    return source
   }
 
   async #openPickle (bytes: Uint8Array, classes: readonly string[]): Promise<HeldShares & { value: PlainValue }> {
@@ -188,16 +185,18 @@ export class TensorReceiver {
   }
 
   async #openShares (request: Ask<'open'> | Ask<'unpickle'> | Ask<'handle'> | Ask<'offer'>, discard: Ask<'discard'>): Promise<HeldShares & { value: PlainValue }> {
+    const { reply, sources, hold } = await this.#held(discard, async life => await this.#thread.ask(life, request))
+    const { body: { ranks, storages }, sourceOf, value } = reply
+    return { ranks, sources, sourceOf: new Map(storages.map((storage, index) => [storage, sourceOf[index]!])), hold, value }
+  }
+
+  /** Asks for what brings tensors: what holds them until they are given back, and what the addon is told of them. */
+  async #held<T extends HeldSources> (discard: Ask<'discard'>, ask: (life: ShareLife) => Promise<T & { id: number }>): Promise<{ reply: T, sources: NativeSource[], hold: ShareHold }> {
     const life = this.#lifeFor(discard.entries)
     try {
-      const { id, body: { ranks, storages }, spares, fds, segments, sourceOf: indices, value } = await this.#thread.ask(life, request)
-      return {
-        ranks,
-        sources: [...fds.map(fd => ({ fd })), ...unpackSegments(segments).map(segment => ({ segment }))],
-        sourceOf: new Map(storages.map((storage, index) => [storage, indices[index]!])),
-        hold: this.#holdOf(life, id, storages, spares),
-        value
-      }
+      const reply = await ask(life)
+      const { id, fds, segments, references } = reply
+      return { reply, sources: [...fds.map(fd => ({ fd })), ...unpackSegments(segments).map(segment => ({ segment }))], hold: this.#holdOf(life, id, references) }
     } catch (error) {
       // The thread ended at another's request, before it came to this one.
       if (error instanceof ThreadEnded && error.unseen && !this.#closed) await this.#thread.ask(this.#thread.start(), discard).catch(() => {})
@@ -205,20 +204,30 @@ export class TensorReceiver {
     }
   }
 
-  #holdOf (life: ShareLife, of: number, storages: TensorStorage[], spares: TensorBody | null): ShareHold {
+  #holdOf (life: ShareLife, of: number, references: readonly ShareReferences[]): ShareHold {
     const thread = this.#thread
-    const drop = async (own: TensorStorage[]): Promise<void> => { await thread.ask(thread.start(), { type: 'drop', body: packTensorBody({ ranks: [], storages: own }) }).catch(() => {}) }
     return {
       isOpen: () => !life.ended,
       findGone: async () => (await thread.ask(life, { type: 'look', of })).gone,
       release: async () => {
         // With its thread what it opened has been closed; the references are there still, unless it gave them back when it was closed.
         if (!life.ended) await thread.ask(life, { type: 'release', of }).catch(() => {})
-        else if (!this.#closed) {
-          await drop(storages)
-          if (spares !== null) await drop(spares.storages)
-        }
+        else if (!this.#closed) await thread.ask(thread.start(), { type: 'drop', references }).catch(() => {})
       }
     }
+  }
+}
+
+/** The pickles of entries, each text once: bytes go to another thread faster than text. What is no base64 stays what it is, for its reader to refuse. */
+function decodeEntries (entries: readonly string[]): ReadonlyArray<string | Uint8Array> {
+  const pickles = new Map<string, Uint8Array>()
+  try {
+    return entries.map(entry => {
+      let pickle = pickles.get(entry)
+      if (pickle === undefined) pickles.set(entry, pickle = decodePayload(entry))
+      return pickle
+    })
+  } catch {
+    return entries
   }
 }

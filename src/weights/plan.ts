@@ -11,6 +11,12 @@ export interface WritePlan {
   job: WriteJob
   /** The table's entry of each tensor of the job, in the job's order. One that comes in parts, or apart for some ranks, stands several times. */
   tensors: TensorPlan[]
+  /** Which of the source's tensors each of them is. */
+  indices: Int32Array
+  /** How many entries of the table those are. */
+  count: number
+  /** Names of all weights that the tensors bring. */
+  names: ReadonlySet<string>
   /** Bytes that the tensors hold in the source. */
   bytes: number
   /** Names that were brought and that nothing needs. */
@@ -23,18 +29,11 @@ export interface WritePlan {
  * WEIGHTS_MISMATCH for a shape that differs or a tensor that is brought twice.
  */
 export function planWrite (table: ModelTable, coverage: Coverage, source: WeightSource, strictNames: boolean): WritePlan {
-  const known = plans.get(source.tensors)
-  if (known !== undefined && known.table === table && known.layout === source.layout && known.strictNames === strictNames) {
-    return { ...known.plan, job: { ...known.plan.job, sources: [...source.sources] } }
-  }
   const { brought, ignored } = matchTensors(table, coverage, source, strictNames)
-  const plan = { ...layOut(source, brought), ignored }
-  plans.set(source.tensors, { table, layout: source.layout, strictNames, plan })
-  return plan
+  const names = new Set<string>()
+  for (const { plan } of brought) for (const name of coverage.names(plan)) names.add(name)
+  return { ...layOut(source, brought), count: new Set(brought.map(({ plan }) => plan)).size, names, ignored }
 }
-
-/** What is kept between updates is planned once. */
-const plans = new WeakMap<WeightSource['tensors'], { table: ModelTable, layout: WeightSource['layout'], strictNames: boolean, plan: WritePlan }>()
 
 /** Names of the table (alternative spellings aside) that are not in `written`. */
 export function missingNames (table: ModelTable, written: ReadonlySet<string>): string[] {
@@ -46,10 +45,12 @@ export function missingNames (table: ModelTable, written: ReadonlySet<string>): 
 /** One matrix of the job: where it lies in its source and which rectangles it fills. */
 interface Piece { plan: TensorPlan, tensor: AnnouncedTensor, part: TensorPart, rects: Rect[] }
 
-function layOut (source: WeightSource, brought: Brought[]): Omit<WritePlan, 'ignored'> {
+function layOut (source: WeightSource, brought: Brought[]): Omit<WritePlan, 'count' | 'names' | 'ignored'> {
   const pieces = brought.flatMap(piecesOf)
   const tensors = new Float64Array(pieces.length * TENSOR_FIELDS)
   const rects = new Float64Array(pieces.reduce((sum, piece) => sum + piece.rects.length, 0) * RECT_FIELDS)
+  const places = new Map(source.tensors.map((tensor, place) => [tensor, place]))
+  const indices = Int32Array.from(pieces, ({ tensor }) => places.get(tensor)!)
   let bytes = 0
   let rectAt = 0
   for (const [index, piece] of pieces.entries()) {
@@ -66,7 +67,7 @@ function layOut (source: WeightSource, brought: Brought[]): Omit<WritePlan, 'ign
     tensors[at + 6] = colBytes
     rectAt = packRects(piece, index, rects, rectAt)
   }
-  return { job: { sources: [...source.sources], tensors, rects }, tensors: pieces.map(({ plan }) => plan), bytes }
+  return { job: { sources: [...source.sources], tensors, rects }, tensors: pieces.map(({ plan }) => plan), indices, bytes }
 }
 
 function piecesOf ({ plan, tensor, ranks }: Brought): Piece[] {

@@ -3,7 +3,7 @@ import type { WeightUpdate } from '../engine/rollout-engine.ts'
 import type { Gate } from './gate.ts'
 import { interruptible } from './interruptible.ts'
 import { patchSource } from './patch-source.ts'
-import { missingNames, planWrite } from './plan.ts'
+import { missingNames } from './plan.ts'
 import type { WritePlan } from './plan.ts'
 import { scatterStream } from './scatter-stream.ts'
 import { scatter } from './scatter.ts'
@@ -96,7 +96,7 @@ export class Update implements WeightUpdate {
     const source = patched?.source ?? sent
     const stream = source.stream === undefined || signal === undefined ? source.stream : interruptible(source.stream, signal)
     const started = performance.now()
-    const plan = planWrite(store.table, store.coverage, source, strictNames)
+    const plan = store.planner.plan(source, strictNames)
     const planned = performance.now()
     await stream?.ready()
     await this.#shut()
@@ -112,7 +112,7 @@ export class Update implements WeightUpdate {
     const warning = store.mappings.takeWarning()
     return {
       source: source.kind,
-      tensors: new Set(plan.tensors).size,
+      tensors: plan.count,
       bytes: sent.patch?.bytes ?? outcome.bytes,
       missing: missing.slice(0, SHOWN_NAMES),
       missingCount: missing.length,
@@ -127,7 +127,8 @@ export class Update implements WeightUpdate {
   /** Says in the ledger what the bytes are now, and throws unless all of them are what was sent. */
   async #settle (plan: WritePlan, outcome: ScatterOutcome, source: WeightSource): Promise<void> {
     const { ledger, coverage } = this.#context.store
-    const names = (tensors: number[]): Set<string> => {
+    const names = (tensors: number[]): ReadonlySet<string> => {
+      if (tensors.length === plan.tensors.length) return plan.names
       const all = new Set<string>()
       for (const tensor of tensors) for (const name of coverage.names(plan.tensors[tensor]!)) all.add(name)
       return all

@@ -11,6 +11,7 @@ import { guardedAddon } from './guarded-addon.ts'
 import { releaseMemory, resumeMemory } from './memory.ts'
 import { Mappings } from './mappings.ts'
 import { matchTensors } from './match.ts'
+import { Planner } from './planner.ts'
 import { Readers } from './readers.ts'
 import { standStill } from './stand-still.ts'
 import { WeightLedger } from './weight-state.ts'
@@ -58,6 +59,7 @@ export class WeightStore {
   readonly dtype: 'bfloat16' | 'float32'
   readonly ledger: WeightLedger
   readonly coverage: Coverage
+  readonly planner: Planner
   readonly patchBytes: number
   readonly mappings = new Mappings()
   readonly readers = new Readers()
@@ -79,6 +81,7 @@ export class WeightStore {
     this.#gates = options.gates
     this.#deadlineMs = options.deadlineMs ?? DEADLINE_MS
     this.coverage = new Coverage(options.table)
+    this.planner = new Planner(options.table, this.coverage)
     this.patchBytes = options.patchBytes ?? PATCH_BYTES
     const names = [...options.table.tensors.values()].filter(plan => !plan.alternative).map(plan => plan.name)
     this.ledger = new WeightLedger(names, options.version ?? 'default')

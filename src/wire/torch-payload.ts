@@ -15,11 +15,16 @@ const NESTED_LIMITS: PickleLimits = { bytes: 2 ** 20, memo: 4096, objects: 4096,
 
 /** Reads one entry. As SGLang's server does, takes bytes or text, and base64 of base64. Throws PICKLE_*; bytes of the result are views. */
 export function readPayload (entry: string | Uint8Array, names: PickleNames = torchNames): PickleValue {
+  return readPickle(decodePayload(entry), names)
+}
+
+/** The pickle of an entry. Throws PICKLE_MALFORMED. */
+export function decodePayload (entry: string | Uint8Array): Uint8Array {
   let bytes = typeof entry === 'string' ? decodeBase64(entry) : entry
   for (let layers = 0; layers < 2 && !isPickle(bytes) && looksLikeText(bytes); layers++) {
     bytes = decodeBase64(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength).toString('latin1'))
   }
-  return readPickle(bytes, names)
+  return bytes
 }
 
 /** Reads a pickle of one tensor that stands as bytes in another. Throws PICKLE_*. */

@@ -141,7 +141,8 @@ function readDupFd (value: PickleValue | undefined): Pick<DescriptorStorage, 'ad
   return { address: toPath(id[0]), key: toSize(id[1], 'the key of its descriptor') }
 }
 
-function toDevice (value: PickleValue | undefined): number | string {
+/** The sender's index of a card, or its UUID. Throws TENSOR_PAYLOAD. */
+export function toDevice (value: PickleValue | undefined): number | string {
   if (typeof value === 'string') {
     const uuid = toCardUuid(value)
     if (uuid === undefined) throw payloadError('its device is a str that is not the UUID of a card')
@@ -152,9 +153,14 @@ function toDevice (value: PickleValue | undefined): number | string {
   return device
 }
 
+/** Whether torch names its shared memory so. */
+export function isShmName (name: string): boolean {
+  return SHM_NAME.test(name)
+}
+
 function toShmName (bytes: PickleBytes, what: string): string {
   const name = bytes.latin1()
-  if (!SHM_NAME.test(name)) throw payloadError(`${what} is not a name of torch's shared memory (/torch_<pid>_<random>_<count>)`)
+  if (!isShmName(name)) throw payloadError(`${what} is not a name of torch's shared memory (/torch_<pid>_<random>_<count>)`)
   return name
 }
 

@@ -20,10 +20,10 @@ t.test('payloads are hashed and unpacked while a step runs, not between two', as
   })
   const seen = { tokens: 0 }
   const running = rollout(engine, rolloutRequest([3, 4, 5], { maxNewTokens: 400 }), () => {
-    if (seen.tokens++ === 0) native().armFault!({ point: 'step', at: 1, action: 'stall', stallMs: 2000 })
+    if (seen.tokens++ === 0) native().armFault!({ point: 'step', at: 1, action: 'stall', stallMs: 60_000 })
   })
   while (seen.tokens === 0) await sleep(1)
-  await sleep(300) // a step has the device by now, and keeps it
+  while (native().faultPending!()) await sleep(1) // until a step has the device, and keeps it
   const before = seen.tokens
   const data = Uint8Array.from({ length: 1 << 16 }, (_, i) => (i * 7) & 255)
   // Each of them would have to wait for a step.
@@ -32,6 +32,7 @@ t.test('payloads are hashed and unpacked while a step runs, not between two', as
     await t.rejects(engine.deltaHost.unpack(data, new Uint8Array(32), new Uint8Array(8)), /BLAKE2b/)
   }
   t.equal(seen.tokens, before, 'no token has come meanwhile')
+  native().armFault!(null)
   await running
   t.ok(seen.tokens > before)
 })

@@ -1,6 +1,6 @@
 import { closeSync, existsSync, ftruncateSync, openSync, readSync, unlinkSync, writeSync } from 'node:fs'
 import type { Test } from 'tap'
-import { assemble, bin, global, PROTO4, str, u32 } from './pickles.ts'
+import { assemble, bin, global, PROTO4, str, u32, u64 } from './pickles.ts'
 
 // Tensors in shared memory without torch: files as libshm makes them, and the pickles that name them.
 
@@ -79,9 +79,10 @@ export function tuple (values: number[]): Buffer {
   return assemble('(', ...values.map(int), 't')
 }
 
-/** BININT */
+/** BININT1, BININT or LONG1 */
 export function int (value: number): Buffer {
-  return assemble('J', u32(value))
+  if (value >= 0 && value < 256) return assemble('K', value)
+  return value < 2 ** 31 ? assemble('J', u32(value)) : assemble('\x8a', 8, u64(BigInt(value)))
 }
 
 export function contiguous (shape: number[]): number[] {

@@ -16,6 +16,11 @@ const collect = runInNewContext('gc') as () => void
 const addon = faultyAddon()
 const model = plainModel({ ranks: 2, hidden: 128 })
 
+/** Until the armed stall has begun. */
+async function untilStalled (): Promise<void> {
+  while (addon.faultPending!()) await setImmediate()
+}
+
 /** A write of the last parameter, in scripts. */
 const NORM = '{ sources: [{ buffer: new Uint8Array(256) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) }'
 
@@ -83,6 +88,7 @@ t.test('a worker that ends with a write under way takes the write with it, and w
     parentPort.postMessage('under way')
     setInterval(() => {}, 1000)`, { eval: true, workerData: core })
   await once(worker, 'message')
+  await untilStalled()
   await worker.terminate()
   t.strictSame(await addon.read(core, 0, 7, 0, 0, 128, 1), new Uint8Array(256).fill(7), 'the first ended, the queued one never began')
   addon.closeCore(core)

@@ -2,10 +2,13 @@ import assert from 'node:assert'
 import fc from 'fast-check'
 import t from 'tap'
 import { RefitError } from '../../src/errors.ts'
+import { native } from '../../src/native.ts'
 import { readTensorBody } from '../../src/wire/torch-body.ts'
+import { readCardLists } from '../../src/wire/torch-columns.ts'
 import { packTensorBody, unpackTensorBody } from '../../src/wire/torch-packed.ts'
 import { readShares } from '../../src/wire/torch-shares.ts'
 import { asMatrices } from '../../src/wire/torch-matrix.ts'
+import { describeBodies, describeLists } from '../helpers/card-lists.ts'
 import { recordedPickles } from '../helpers/pickles.ts'
 
 // Pickles put together from pieces of real ones. Whatever comes out is tensors inside of their storages or a RefitError that is the
@@ -72,14 +75,26 @@ function matrices (tensor: Parameters<typeof asMatrices>[0]): ReturnType<typeof 
   }
 }
 
+/** What the addon's reader takes, this one takes too, and reads the same. */
+function agrees (bytes: Buffer): boolean {
+  const lists = readCardLists(native(), [bytes])
+  if (lists === null) return false
+  assert.deepStrictEqual(describeLists(lists, 1), describeBodies([bytes]))
+  return true
+}
+
 for (const [what, pickles, runs] of [['real pickles with other pieces in them', spliced, 10_000], ['real pickles with changed bytes', changed, 6000], ['pieces of pickles, one after another', pieced, 4000]] as const) {
   t.test(`${what} give tensors or a RefitError`, async t => {
     const outcomes = new Map<string, number>()
+    let listed = 0
     fc.assert(fc.property(pickles, bytes => {
       const outcome = survives(bytes, null) === 'taken' || survives(bytes, 'flattened_bucket') === 'taken' ? 'taken' : 'refused'
       outcomes.set(outcome, (outcomes.get(outcome) ?? 0) + 1)
+      if (agrees(bytes)) listed++
     }), { numRuns: runs * SCALE })
     t.ok(outcomes.get('refused')! > runs * SCALE / 4)
-    if (pickles === changed) t.ok(outcomes.get('taken')! > runs * SCALE / 20, 'many of them are still payloads')
+    if (pickles !== changed) return
+    t.ok(outcomes.get('taken')! > runs * SCALE / 20, 'many of them are still payloads')
+    t.ok(listed > runs * SCALE / 500, `${listed} of them are still lists of handles`)
   })
 }

@@ -1,0 +1,9 @@
+#pragma once
+#include "binding/napi_setup.h"
+
+namespace refit::binding {
+
+// readHandles of src/native.ts.
+Napi::Value read_handles(const Napi::CallbackInfo& info);
+
+}  // namespace refit::binding

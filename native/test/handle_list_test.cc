@@ -1,0 +1,202 @@
+// The reader of handles' lists under sanitizers: what it makes of a list, and that no cut, changed or joined pickle
+// makes it read beyond its memory.
+#include "transport/handle_list.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+
+using namespace refit;
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+PickleRole role_of(std::string_view module, std::string_view name) {
+  if (name == "rebuild") return PickleRole::kRebuild;
+  if (name == "Size") return PickleRole::kTuple;
+  if (name == "Tensor") return PickleRole::kTensorClass;
+  if (name == "Storage") return PickleRole::kStorageClass;
+  if (module == "torch" && name == "bfloat16") return PickleRole::kBfloat16;
+  if (module == "torch" && name == "float32") return PickleRole::kFloat32;
+  return PickleRole::kUnknown;
+}
+
+void add(Bytes& out, std::string_view text) { out.insert(out.end(), text.begin(), text.end()); }
+
+void number(Bytes& out, uint64_t value) {
+  add(out, {"\x8a\x08", 2});
+  for (int byte = 0; byte < 8; byte++) out.push_back(static_cast<uint8_t>(value >> (8 * byte)));
+}
+
+void bytes(Bytes& out, std::string_view data) {
+  add(out, "C");
+  out.push_back(static_cast<uint8_t>(data.size()));
+  add(out, data);
+}
+
+void text(Bytes& out, std::string_view data) {
+  add(out, "\x8c");
+  out.push_back(static_cast<uint8_t>(data.size()));
+  add(out, data);
+}
+
+void name(Bytes& out, std::string_view module, std::string_view name) {
+  text(out, module);
+  text(out, name);
+  add(out, "\x93");
+}
+
+struct Sent {
+  int rows, cols, start, segment, slot;
+  bool is_float;
+};
+
+// `count` tensors, whose numbers follow from their index.
+Sent sent(int index) { return {index % 7 + 1, index % 5 + 1, index % 3, index / 4, index, index % 2 == 1}; }
+
+Bytes pickle_of(int first, int count) {
+  Bytes out;
+  add(out, {"\x80\x04](", 4});
+  for (int index = first; index < first + count; index++) {
+    const auto [rows, cols, start, segment, slot, is_float] = sent(index);
+    text(out, "layer." + std::to_string(index));
+    name(out, "torch", "rebuild");
+    add(out, "(");
+    name(out, "torch", "Tensor");
+    name(out, "torch", "Size");
+    add(out, "(");
+    number(out, static_cast<uint64_t>(rows));
+    number(out, static_cast<uint64_t>(cols));
+    add(out, "t\x85R(");
+    number(out, static_cast<uint64_t>(cols));
+    add(out, {"K\x01t", 3});
+    number(out, static_cast<uint64_t>(start));
+    name(out, "torch", "Storage");
+    name(out, "torch", is_float ? "float32" : "bfloat16");
+    add(out, {"K\x03", 2});
+    bytes(out, std::string(64, static_cast<char>(segment)));
+    number(out, 1000);
+    number(out, static_cast<uint64_t>(1000 * index));
+    add(out, "\x89");
+    bytes(out, "/counter");
+    number(out, static_cast<uint64_t>(slot));
+    bytes(out, std::string(64, static_cast<char>(index % 2)));
+    add(out, "\x88tR\x86");
+  }
+  add(out, "e.");
+  return out;
+}
+
+std::optional<HandleList> read(const std::vector<Bytes>& pickles) {
+  // Copies of their own sizes, so that a byte too far is seen.
+  std::vector<std::unique_ptr<uint8_t[]>> memory;
+  std::vector<std::span<const uint8_t>> spans;
+  for (const Bytes& pickle : pickles) {
+    memory.push_back(std::make_unique<uint8_t[]>(pickle.size()));
+    std::copy(pickle.begin(), pickle.end(), memory.back().get());
+    spans.emplace_back(memory.back().get(), pickle.size());
+  }
+  const RoleOf roles = role_of;
+  return read_handle_list(spans, roles);
+}
+
+void a_list_is_read_whole() {
+  const int first = 0, count = 40, more = 25;
+  const auto list = read({pickle_of(first, count), pickle_of(count, more)});
+  if (!CHECK(list.has_value())) return;
+  CHECK(list->ends == (std::vector<int32_t>{count, count + more}));
+  CHECK(list->devices.size() == 1 && std::get<int64_t>(list->devices[0]) == 3);
+  int32_t end = 0;
+  for (int index = 0; index < count + more; index++) {
+    const auto [rows, cols, start, segment, slot, is_float] = sent(index);
+    const auto at = static_cast<size_t>(index);
+    const std::string name =
+        list->names.substr(static_cast<size_t>(end), static_cast<size_t>(list->name_ends[at] - end));
+    end = list->name_ends[at];
+    CHECKF(name == "layer." + std::to_string(index), "%s", name.c_str());
+    CHECK(list->dims[at] == 2 && list->sizes[2 * at] == rows && list->sizes[2 * at + 1] == cols);
+    CHECK(list->dtypes[at] == (is_float ? 2 : 0));
+    CHECKF(list->segments[at] == segment, "tensor %d in segment %d", index, list->segments[at]);
+    CHECK(list->offsets[at] == 1000.0 * index + start * (is_float ? 4 : 2));
+    CHECK(list->counters.at(0).slots[at] == slot);
+  }
+  for (size_t segment = 0; segment < list->segment_list.size(); segment++) {
+    const HandleSegment& found = list->segment_list[segment];
+    CHECK(found.handle == std::string(64, static_cast<char>(segment)));
+    // Each of the two events once, though four tensors bring them.
+    CHECK(found.events.size() == std::min<size_t>(2, static_cast<size_t>(count + more) - 4 * segment));
+  }
+  CHECK(list->segment_list[0].end == 4000);
+}
+
+void a_pickle_that_is_cut_is_given_up() {
+  const Bytes whole = pickle_of(0, 3);
+  for (size_t size = 0; size < whole.size(); size++)
+    CHECK(!read({Bytes(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(size))}));
+  CHECK(read({whole}));
+}
+
+void any_byte_may_have_any_value() {
+  const Bytes whole = pickle_of(0, 2);
+  for (size_t at = 0; at < whole.size(); at++) {
+    for (int value = 0; value < 256; value++) {
+      Bytes changed = whole;
+      changed[at] = static_cast<uint8_t>(value);
+      const auto list = read({changed});
+      if (list) CHECK(list->name_ends.size() == list->dims.size() && list->offsets.size() == list->dims.size());
+    }
+  }
+}
+
+void pieces_of_pickles_may_follow_each_other(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const std::array<Bytes, 2> wholes = {pickle_of(0, 3), pickle_of(100, 2)};
+  const auto below = [&](size_t count) { return static_cast<size_t>(random() % count); };
+  Bytes out = {0x80, 4};
+  for (size_t left = 1 + below(12); left > 0; left--) {
+    const Bytes& from = wholes[below(2)];
+    const size_t at = below(from.size()), size = below(std::min<size_t>(from.size() - at, 200));
+    if (below(4) == 0) {
+      out.push_back(static_cast<uint8_t>(random()));
+    } else {
+      out.insert(out.end(), from.begin() + static_cast<ptrdiff_t>(at),
+                 from.begin() + static_cast<ptrdiff_t>(at + size));
+    }
+  }
+  out.push_back('.');
+  read({out, wholes[0]});
+}
+
+void limits_hold() {
+  const RoleOf roles = role_of;
+  const Bytes whole = pickle_of(0, 20);
+  const auto runs = [&](auto change) {
+    PickleLimits limits;
+    change(limits);
+    return PickleMachine(whole, roles, limits).run();
+  };
+  CHECK(runs([](PickleLimits&) {}));
+  CHECK(!runs([&](PickleLimits& limits) { limits.bytes = whole.size() - 1; }));
+  CHECK(!runs([](PickleLimits& limits) { limits.objects = 100; }));
+  CHECK(!runs([](PickleLimits& limits) { limits.items = 100; }));
+  CHECK(!runs([](PickleLimits& limits) { limits.stack = 15; }));
+  CHECK(!runs([](PickleLimits& limits) { limits.depth = 2; }));
+  CHECK(!runs([](PickleLimits& limits) { limits.text = 6; }));
+}
+
+}  // namespace
+
+int main() {
+  a_list_is_read_whole();
+  a_pickle_that_is_cut_is_given_up();
+  any_byte_may_have_any_value();
+  for (uint64_t seed = 0; seed < 20000; seed++) pieces_of_pickles_may_follow_each_other(seed);
+  limits_hold();
+  return refit::test::finish("handle_list_test");
+}

@@ -1,0 +1,95 @@
+import { TENSOR_FIELDS } from '../native.ts'
+import type { ModelTable } from '../model/architecture.ts'
+import type { Coverage } from './coverage.ts'
+import { planWrite } from './plan.ts'
+import type { WritePlan } from './plan.ts'
+import type { AnnouncedTensor, WeightSource } from './source.ts'
+
+interface Known { tensors: readonly AnnouncedTensor[], plan: WritePlan }
+
+/** Of all plans together: some 40 MB. */
+const MAX_TENSORS = 200_000
+
+/**
+ * Plans writes. A trainer brings the same tensors at every step, from other places: the plan of a list that was brought before is taken again,
+ * with the new places.
+ */
+export class Planner {
+  readonly #table: ModelTable
+  readonly #coverage: Coverage
+  /** By what tells most lists apart; the one that was used last comes last. */
+  readonly #known = new Map<string, Known>()
+  #count = 0
+
+  constructor (table: ModelTable, coverage: Coverage) {
+    this.#table = table
+    this.#coverage = coverage
+  }
+
+  /** As `planWrite`. */
+  plan (source: WeightSource, strictNames: boolean): WritePlan {
+    const { tensors, layout = 'checkpoint' } = source
+    const key = JSON.stringify([layout, strictNames, tensors.length, tensors[0]?.name, tensors.at(-1)?.name])
+    const known = this.#known.get(key)
+    if (known !== undefined && areAlike(known.tensors, tensors)) {
+      this.#known.delete(key)
+      this.#known.set(key, known)
+      return moved(known, source)
+    }
+    const plan = planWrite(this.#table, this.#coverage, source, strictNames)
+    if (known !== undefined) this.#forget(key)
+    if (tensors.every(({ parts }) => parts === undefined)) {
+      // Without its sources, whose memory must not be kept.
+      this.#keep(key, { tensors, plan: { ...plan, job: { ...plan.job, sources: [] } } })
+    }
+    return plan
+  }
+
+  #keep (key: string, known: Known): void {
+    this.#known.set(key, known)
+    this.#count += known.tensors.length
+    for (const oldest of this.#known.keys()) {
+      if (this.#count <= MAX_TENSORS) return
+      this.#forget(oldest)
+    }
+  }
+
+  #forget (key: string): void {
+    this.#count -= this.#known.get(key)!.tensors.length
+    this.#known.delete(key)
+  }
+}
+
+/** Whether lists bring the same tensors to the same ranks, row-major. */
+function areAlike (known: readonly AnnouncedTensor[], tensors: readonly AnnouncedTensor[]): boolean {
+  if (known === tensors) return true
+  if (known.length !== tensors.length) return false
+  for (let index = 0; index < known.length; index++) {
+    const a = known[index]!
+    const b = tensors[index]!
+    if (a.name !== b.name || a.dtype !== b.dtype || b.parts !== undefined || !areEqual(a.shape, b.shape)) return false
+    if (a.ranks !== b.ranks && (a.ranks === undefined || b.ranks === undefined || !areEqual(a.ranks, b.ranks))) return false
+  }
+  return true
+}
+
+function areEqual (a: readonly number[], b: readonly number[]): boolean {
+  if (a === b) return true
+  if (a.length !== b.length) return false
+  for (let index = 0; index < a.length; index++) if (a[index] !== b[index]) return false
+  return true
+}
+
+/** The plan for a list that differs in nothing but where its tensors lie. */
+function moved ({ tensors: known, plan }: Known, { tensors, sources }: WeightSource): WritePlan {
+  const { indices } = plan
+  const job = { ...plan.job, sources: [...sources] }
+  if (known === tensors) return { ...plan, job }
+  job.tensors = job.tensors.slice()
+  for (let index = 0; index < indices.length; index++) {
+    const { source, offset } = tensors[indices[index]!]!
+    job.tensors[index * TENSOR_FIELDS] = source
+    job.tensors[index * TENSOR_FIELDS + 1] = offset
+  }
+  return { ...plan, job }
+}
