@@ -266,10 +266,10 @@ export interface CudaMemoryPlan {
 }
 
 /**
- * A fault to arm in a test build: at the k-th pass of the named point. A step that fails is lost with its device. `open`, `event` and
- * `close` are those of segments.
+ * A fault to arm in a test build: at the k-th pass of the named point; `slow` stalls every pass from there on. A step that fails is lost
+ * with its device. `open`, `event` and `close` are those of segments; `end` is that of a JavaScript environment, and cannot fail.
  */
-export interface Fault { point: 'read' | 'copy' | 'alloc' | 'step' | 'open' | 'event' | 'close', at: number, action: 'fail' | 'stall' | 'die', stallMs?: number }
+export interface Fault { point: 'read' | 'copy' | 'alloc' | 'step' | 'open' | 'event' | 'close' | 'end', at: number, action: 'fail' | 'stall' | 'slow' | 'die', stallMs?: number }
 
 export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles {
   /** True in a build with fault points. */

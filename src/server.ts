@@ -42,8 +42,12 @@ export async function createServer (options: ServerOptions): Promise<FastifyInst
   deferContinue(app.server)
   await describeApi(app)
   app.addHook('onResponse', logResponse)
+  let isClosing = false
+  // Connections that are idle are closed by the close itself; one whose reply ends later is idle a turn after that.
+  app.addHook('onResponse', async () => { if (isClosing) setImmediate(() => { app.server.closeIdleConnections() }) })
   app.setNotFoundHandler(notFound)
   app.addHook('preClose', done => {
+    isClosing = true
     setTimeout(() => app.server.closeAllConnections(), closeGraceMs).unref()
     done()
   })

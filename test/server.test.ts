@@ -53,7 +53,7 @@ t.test('the document is served, without a key', async t => {
 
 t.test('close lets a reply end that ends in time', async t => {
   const engine = new FakeEngine({ stepMs: 2 })
-  const { app, url } = await server(t, { engine, closeGraceMs: 10_000 })
+  const { app, url } = await server(t, { engine, closeGraceMs: 60_000 })
   const pending = call(`${url}/generate`, { input_ids: [5], sampling_params: { max_new_tokens: 20 } })
   await until(() => engine.live === 1)
   const closed = app.close()

@@ -37,12 +37,14 @@ void arm_fault(const Napi::CallbackInfo& info) {
                                     {"step", Point::kStep},
                                     {"open", Point::kIpcOpen},
                                     {"event", Point::kIpcEvent},
-                                    {"close", Point::kIpcClose}});
-  const auto action =
-      choose<Action>(object, "action", {{"fail", Action::kFail}, {"stall", Action::kStall}, {"die", Action::kDie}});
+                                    {"close", Point::kIpcClose},
+                                    {"end", Point::kEnd}});
+  const auto action = choose<Action>(
+      object, "action",
+      {{"fail", Action::kFail}, {"stall", Action::kStall}, {"slow", Action::kSlow}, {"die", Action::kDie}});
   const int64_t at = to_integer(object.Get("at"), "fault.at", 1, kMaxSafe);
-  const int stall_ms =
-      action == Action::kStall ? static_cast<int>(to_integer(object.Get("stallMs"), "fault.stallMs", 0, 600000)) : 0;
+  const bool stalls = action == Action::kStall || action == Action::kSlow;
+  const int stall_ms = stalls ? static_cast<int>(to_integer(object.Get("stallMs"), "fault.stallMs", 0, 600000)) : 0;
   fault::arm(point, at, action, stall_ms);
   arm_cuda_library(point, at, action, stall_ms);
 }

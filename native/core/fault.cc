@@ -53,12 +53,14 @@ bool pass(Point point) {
     const std::lock_guard lock(mutex);
     if (armed.left == 0 || armed.point != point || --armed.left > 0) return false;
     now = armed;
+    if (now.action == Action::kSlow) armed.left = 1;
     before = disarmed;
   }
   switch (now.action) {
     case Action::kFail:
       return true;
     case Action::kStall:
+    case Action::kSlow:
       stall(now.stall_ms, before);
       return false;
     case Action::kDie:

@@ -7,14 +7,15 @@
 
 namespace refit::fault {
 
-enum class Point : uint8_t { kRead, kCopy, kAlloc, kStep, kIpcOpen, kIpcEvent, kIpcClose };
-enum class Action : uint8_t { kFail, kStall, kDie };
+enum class Point : uint8_t { kRead, kCopy, kAlloc, kStep, kIpcOpen, kIpcEvent, kIpcClose, kEnd };
+enum class Action : uint8_t { kFail, kStall, kSlow, kDie };
 
-// Arms one fault, in place of any other: `at` counts passes of `point` from now on, the first is 1. It acts once.
+// Arms one fault, in place of any other: `at` counts passes of `point` from now on, the first is 1. It acts once; kSlow
+// stalls every pass from there on, until it is taken back.
 void arm(Point point, int64_t at, Action action, int stall_ms);
 // Takes the fault back and ends a stall under way.
 void disarm();
-// Whether one is armed that has not acted yet.
+// Whether one is armed that has not acted yet; true of kSlow until it is taken back.
 bool pending();
 // One pass. True when the caller must fail; stalls or ends the process by itself.
 bool pass(Point point);

@@ -8,6 +8,7 @@ import type { LocalEngine } from '../../src/engine/local-engine.ts'
 import { native } from '../../src/native.ts'
 import { packageRoot } from '../../src/root.ts'
 import { createServer } from '../../src/server.ts'
+import { slowSteps } from '../helpers/slow-steps.ts'
 
 // The whole server on a real socket over the bundled models, with the addon that has fault points.
 
@@ -149,6 +150,7 @@ t.test('noise in all weights is seen by the checker, refuses generation, and is 
 
 t.test('a sample that ends without a new token after an update keeps the label of the weights that made its tokens', async t => {
   const server = await serve(t)
+  slowSteps(t, 4)
   const sample = server.post('/generate', { input_ids: [49, 43, 49, 61], rid: 'held', sampling_params: { max_new_tokens: 2000, ignore_eos: true } })
   while (server.engine.stats.generationTokens < 5) await new Promise(resolve => setTimeout(resolve, 1))
   await server.post('/pause_generation', { mode: 'in_place' })

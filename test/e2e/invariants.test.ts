@@ -11,7 +11,10 @@ import { openDiskSource } from '../../src/sources/disk.ts'
 import { prompt, rollout, rolloutRequest } from '../helpers/rollout.ts'
 import type { Rollout } from '../helpers/rollout.ts'
 import { randomValues, writeModelFolder } from '../helpers/make-checkpoint.ts'
+import { slowSteps } from '../helpers/slow-steps.ts'
 import { tinyConfig } from '../helpers/tiny-config.ts'
+
+process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
 // One engine's results may not depend on how the work was cut, ordered or shared. Bit for bit, through the whole engine.
 
@@ -116,10 +119,12 @@ t.test('tokens before and after an update in place are labelled with the weights
   const expected = await rollout(fresh, rolloutRequest(ids))
 
   const engine = await engineOf(t, join(root, 'base'), { weightVersion: 'old' })
+  const hurry = slowSteps(t, 5)
   let paused: Promise<void> | undefined
   const running = rollout(engine, rolloutRequest(ids, { maxNewTokens: 400 }), event => {
     if (event.completionTokens < 5 || paused !== undefined) return
     paused = engine.pause('in_place').then(async () => {
+      hurry()
       const source = await openDiskSource(join(root, 'adder'), { roots: [root] })
       const update = await engine.update()
       await update.write(source)

@@ -23,7 +23,7 @@ const cards = (first: number, tp: number): EngineOptions => ({ device: 'cuda', b
 
 async function filled (t: Test, peer: Member, options: EngineOptions, pieceBytes?: number): Promise<{ one: Member, line: string }> {
   const lines: string[] = []
-  const engine = await createEngine(bareFolder(t, 'adder'), { ...SMALL, ...options, loadFrom: { url: peer.url, ncclPath: loop, timeoutMs: 20_000, log: line => { lines.push(line) }, ...pieceBytes === undefined ? {} : { pieceBytes } } })
+  const engine = await createEngine(bareFolder(t, 'adder'), { ...SMALL, ...options, loadFrom: { url: peer.url, ncclPath: loop, timeoutMs: 60_000, log: line => { lines.push(line) }, ...pieceBytes === undefined ? {} : { pieceBytes } } })
   t.equal(lines.length, 1)
   return { one: await member(t, engine), line: lines[0]! }
 }

@@ -88,7 +88,7 @@ t.test('a peer that is killed in the midst of it leaves an engine that does not 
   const loading = createEngine(bareFolder(t, 'adder'), {
     ...SMALL,
     tp: 2,
-    loadFrom: { url, pieceBytes: 2048, timeoutMs: 20_000 },
+    loadFrom: { url, pieceBytes: 2048, timeoutMs: 60_000 },
     onProgress: (done, total) => {
       if (killed || done < total / 2) return
       killed = true

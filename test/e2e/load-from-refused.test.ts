@@ -3,6 +3,7 @@ import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createEngine } from '../../src/engine/create-engine.ts'
 import { packageRoot } from '../../src/root.ts'
+import { eventually, failureOf } from '../helpers/eventually.ts'
 import { bareFolder, joinByHand, member, modelFolder, serve, SMALL } from '../helpers/load-from.ts'
 
 // What stands against filling one engine from another, and what the peer's routes refuse.
@@ -32,7 +33,8 @@ t.test('a peer that is not ready is waited for, and the deadline says for what',
   const peer = await serve(t, 'adder', { weightVersion: 'v1' })
   const folder = bareFolder(t, 'adder')
   await peer.post('/release_memory_occupation', { tags: ['weights'] })
-  await t.rejects(createEngine(folder, { ...SMALL, loadFrom: { url: peer.url, timeoutMs: 300 } }), { code: 'DEADLINE', message: /was not ready to fill this engine: the memory of its weights is released/ })
+  const late = await eventually(async () => await failureOf(createEngine(folder, { ...SMALL, loadFrom: { url: peer.url, timeoutMs: 300 } })), error => /memory of its weights/.test(error!.message))
+  t.match(late, { code: 'DEADLINE', message: /was not ready to fill this engine: the memory of its weights is released/ })
   await peer.post('/resume_memory_occupation', { tags: ['weights'] })
   const lines: string[] = []
   const loading = createEngine(folder, { ...SMALL, loadFrom: { url: peer.url, log: line => { lines.push(line) } } })

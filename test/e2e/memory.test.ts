@@ -12,6 +12,7 @@ import { native } from '../../src/native.ts'
 import { packageRoot } from '../../src/root.ts'
 import { createServer } from '../../src/server.ts'
 import { randomValues, writeModelFolder } from '../helpers/make-checkpoint.ts'
+import { slowSteps } from '../helpers/slow-steps.ts'
 import { tinyConfig } from '../helpers/tiny-config.ts'
 
 // Release and resume over HTTP, in the orders that trainers send, on an engine whose weights are large enough to see in the process.
@@ -105,11 +106,13 @@ t.test('requests that a pause retracted are held through release, resume and upd
   const { engine, ok, update, post, tokens } = await serve(t)
   const expected = await tokens(PROMPT, { max_new_tokens: 120 })
   await ok('/flush_cache')
+  const hurry = slowSteps(t, 40, 100)
   const held = ok('/generate', { input_ids: PROMPT, sampling_params: { temperature: 0, max_new_tokens: 120, ignore_eos: true } })
   while (engine.stats.generationTokens < 160) await new Promise(resolve => setTimeout(resolve, 1))
   await ok('/pause_generation', { mode: 'in_place' })
   t.match(await post('/release_memory_occupation', {}), { status: 409, body: { error: { code: 'CONFLICT', message: /1 requests need their KV cache/ } } })
   await ok('/pause_generation', { mode: 'retract' })
+  hurry()
   await ok('/release_memory_occupation', {})
   t.equal((await post('/generate', { input_ids: [5] })).status, 503, 'new ones are not held')
   await ok('/resume_memory_occupation', { tags: ['weights'] })

@@ -6,15 +6,19 @@ import { join } from 'node:path'
 import { createEngine } from '../../src/engine/create-engine.ts'
 import type { EngineOptions } from '../../src/engine/create-engine.ts'
 import type { LocalEngine } from '../../src/engine/local-engine.ts'
+import { packageRoot } from '../../src/root.ts'
 import { openDiskSource } from '../../src/sources/disk.ts'
 import { goldenRoot, readGolden } from '../helpers/goldens.ts'
 import { randomValues, writeModelFolder } from '../helpers/make-checkpoint.ts'
 import { prompt, rollout, rolloutRequest } from '../helpers/rollout.ts'
 import type { Rollout } from '../helpers/rollout.ts'
+import { slowSteps } from '../helpers/slow-steps.ts'
 import { tinyConfig } from '../helpers/tiny-config.ts'
 
 // Which experts every token went to, through the whole engine: those that transformers chooses, and the same ones however the work is
 // cut, ordered or shared.
+
+process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
 const SHARED = prompt(50, 40, 320)
 const PROMPTS = [...[5, 40, 17, 64, 33, 1, 90].map((length, i) => prompt(i, length, 320)), [...SHARED, 7], [...SHARED, 9, 11]]
@@ -94,11 +98,13 @@ t.test('requests that were aborted have the experts of what they made, also from
   const whole = await routed(engine, PROMPTS[3]!, { maxNewTokens: 200 })
   for (const mode of ['retract', 'in_place'] as const) {
     let isPaused = false
+    const hurry = slowSteps(t, 20)
     const ended = await rollout(engine, { ...rolloutRequest(PROMPTS[3]!, { maxNewTokens: 200 }), expertsFrom: 0 }, event => {
       if (isPaused || event.completionTokens < 20) return
       isPaused = true
       engine.pause(mode).then(() => engine.abortAll(), error => { t.error(error) })
     })
+    hurry()
     await engine.resume()
     t.equal(ended.last.finish!.type, 'abort')
     const rows = PROMPTS[3]!.length + ended.tokens.length - 1

@@ -97,9 +97,12 @@ t.test('the same body several times at once is one update, and is given back onc
   const { tensors, sender } = sendModel(t, table, 2)
   const gate = event(t, false)
   const body = { serialized_named_tensors: [cudaEntry(tensors.map(tensor => ({ ...tensor, event: gate.handle })))], weight_version: 'x' }
+  let seen = 0
+  server.app.server.on('request', () => { seen++ })
   const replies = [server.ok(PATH, body), server.ok(PATH, body), server.ok(PATH, body)]
   await until(() => mapped() > 0)
   replies.push(server.ok(PATH, body))
+  await until(() => seen === 4)
   await new Promise(resolve => setTimeout(resolve, 50))
   t.equal(sender.held, tensors.length, 'held while it is read')
   gate.set()

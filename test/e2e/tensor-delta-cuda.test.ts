@@ -106,8 +106,8 @@ t.test('bytes behind the end of a segment, and handles that are none, are not fe
   const memory = segment(t, Buffer.alloc(64, 7))
   const { core } = server.engine.groupHost
   const source = { segment: { uuid: `GPU-${cardUuid(0)}`, handle: new Uint8Array(memory.handle), events: new Uint8Array(0) } }
-  t.same(await native().fetch(core, source, 60, 4, 1000), new Uint8Array(4).fill(7))
-  await t.rejects(native().fetch(core, source, 61, 4, 1000), /ends at byte 65 of its CUDA memory, which has 64/)
-  t.throws(() => native().fetch(core, { segment: { ...source.segment, handle: new Uint8Array(3) } }, 0, 1, 1000), /segment 0/)
-  t.throws(() => native().fetch(core, { buffer: new Uint8Array(1) } as never, 0, 1, 1000), /expected a segment/)
+  t.same(await native().fetch(core, source, 60, 4, 60_000), new Uint8Array(4).fill(7))
+  await t.rejects(native().fetch(core, source, 61, 4, 60_000), /ends at byte 65 of its CUDA memory, which has 64/)
+  t.throws(() => native().fetch(core, { segment: { ...source.segment, handle: new Uint8Array(3) } }, 0, 1, 60_000), /segment 0/)
+  t.throws(() => native().fetch(core, { buffer: new Uint8Array(1) } as never, 0, 1, 60_000), /expected a segment/)
 })

@@ -1,12 +1,15 @@
 import t from 'tap'
 import { spawnSync } from 'node:child_process'
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { once } from 'node:events'
+import { fstatSync, mkdtempSync, readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
+import type { IncomingMessage } from 'node:http'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { encodeHeader, encodeSafetensors } from '../../src/wire/safetensors-encode.ts'
+import { eventually } from '../helpers/eventually.ts'
 import { layout, PATH, post, uploadServer } from '../helpers/uploads.ts'
-import type { FormParts } from '../helpers/uploads.ts'
+import type { FormParts, Reply } from '../helpers/uploads.ts'
 
 // Uploads into the bundled model, over real sockets. The model has 937 KB: with 512 KB of memory it does not fit and is spooled.
 
@@ -47,11 +50,15 @@ for (const { way, memory, query } of WAYS) {
     const first = await server.checksums()
     const cuts = [1, 7, 8, 9, 100, dataStart - 1, dataStart, dataStart + 1, file.length - 1, ...[0, 1, 20, 44].flatMap(i => [-1, 0, 1].map(d => tensors[i]!.end + d))]
     for (const cut of cuts) {
+      const begun = once(server.app.server, 'request')
       const { request, reply } = post(server.url + PATH + `?weight_version=broken${query}`, { 'content-type': 'application/octet-stream', 'content-length': file.length })
       request.write(file.subarray(0, cut))
+      const [received] = await begun as [IncomingMessage]
+      const gone = once(received, 'close').catch(() => {})
       await sleep(15)
       request.destroy()
       t.equal(await reply, null)
+      await gone
       await server.idle()
       const { weights } = server.engine
       if (way !== 'stream') t.equal(weights.state, 'current', `cut at ${cut}`)
@@ -72,17 +79,22 @@ for (const { way, memory, query } of WAYS) {
 t.test('with mode=stream a broken body does tear, and a reply says what', async t => {
   const server = await uploadServer(t, { uploadMemoryBytes: SMALL, uploadTimeoutMs: 150 })
   const file = server.file('adder')
-  const { request, reply } = post(`${server.url}${PATH}?mode=stream`, { 'content-type': 'application/octet-stream', 'content-length': file.length })
-  request.write(file.subarray(0, file.length - 1))
-  const stalled = await reply
+  // Where the machine halts, a body is stalled before something is in place: once more.
+  const stalled = await eventually(async () => {
+    const { request, reply } = post(`${server.url}${PATH}?mode=stream`, { 'content-type': 'application/octet-stream', 'content-length': file.length })
+    request.write(file.subarray(0, file.length - 1))
+    const answer = await reply
+    request.destroy()
+    return answer
+  }, answer => answer?.status === 500)
   t.match(stalled, { status: 500, body: { success: false, error: { code: 'WEIGHTS_TORN', message: /no byte of the body came for 0\.15 s .*Torn: .*Repeat the update/ } } })
-  request.destroy()
   t.equal(server.engine.weights.state, 'torn')
   // Trailing bytes of a body whose length nobody said: the last piece has been held back.
-  const form = await server.form([['mode', 'stream'], ['file', Buffer.concat([file, Buffer.alloc(1)]), 'model.safetensors']])
+  const tail = async (): Promise<Reply | null> => await server.form([['mode', 'stream'], ['file', Buffer.concat([file, Buffer.alloc(1)]), 'model.safetensors']]).catch(() => null)
+  const form = await eventually(tail, answer => /more bytes follow/.test(answer?.body.message))
   t.match(form, { status: 500, body: { error: { code: 'WEIGHTS_TORN', message: /more bytes follow, which no tensor owns/ } } })
   t.match(server.engine.weights, { state: 'torn', tensors: [/./] })
-  t.equal((await server.send(file, '?mode=stream')).status, 200)
+  t.equal((await server.sendUntilTaken(file, '?mode=stream')).status, 200)
   t.equal(server.engine.weights.state, 'current')
   await server.idle()
 })
@@ -102,7 +114,7 @@ t.test('a body that is stalled is refused after the deadline, and meanwhile the 
     }
   }
   await server.idle()
-  t.equal((await server.send(file)).status, 200)
+  t.equal((await server.sendUntilTaken(file)).status, 200)
 })
 
 t.test('what is no safetensors file, or not for this model, is refused with the reason and nothing changes', async t => {
@@ -225,8 +237,8 @@ t.test('a full disk is said in words, before the body and in its middle', async 
   fill(0)
   const { request, reply } = post(server.url + PATH, { 'content-type': 'application/octet-stream', 'content-length': file.length })
   request.write(file.subarray(0, 300_000))
-  // The check before the body is over by then, also where the machine is busy.
-  await sleep(1500)
+  // The room for all of it has been looked for once the file has its size.
+  while (!readdirSync('/proc/self/fd').some(isSpool)) await sleep(1)
   fill(900_000)
   request.end(file.subarray(300_000))
   t.match(await reply, { status: 507, body: { error: { code: 'SPOOL_FAILED', message: /ENOSPC/ } } })
@@ -238,6 +250,15 @@ t.test('a full disk is said in words, before the body and in its middle', async 
   rmSync(nowhere.spool, { recursive: true })
   t.match(await nowhere.send(file), { status: 507, body: { error: { code: 'SPOOL_FAILED', message: /ENOENT.*--upload-folder/ } } })
 })
+
+/** A descriptor of an upload's file that has been made as long as the upload. */
+function isSpool (fd: string): boolean {
+  try {
+    return /refit-upload-\d/.test(readlinkSync(`/proc/self/fd/${fd}`)) && fstatSync(Number(fd)).size > 0
+  } catch {
+    return false
+  }
+}
 
 t.test('several connections add up in one transaction: raw, as a form, and as streams', async t => {
   const server = await uploadServer(t, { uploadMemoryBytes: 4 << 20 })

@@ -7,11 +7,14 @@ import type { ClientOptions } from '../../src/engine/scheduler-client.ts'
 import type { StartData } from '../../src/engine/messages.ts'
 import type { GenerateRequest, TokenEvent } from '../../src/engine/rollout-engine.ts'
 import { EXIT_SEED, LOST_SEED, STUCK_SEED, THROW_SEED } from '../helpers/fake-worker.ts'
+import type { Held } from '../helpers/fake-worker.ts'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
 // The real client and worker loop over real threads; the device behind them is the fake one.
 
-const DATA: StartData = {
+const mayBegin = new Int32Array(new SharedArrayBuffer(4)).fill(-1)
+
+const DATA: StartData & Held = {
   core: {
     device: 'cpu',
     ranks: 1,
@@ -23,7 +26,18 @@ const DATA: StartData = {
     arch: { hiddenSize: 1, layers: 1, heads: 1, kvHeads: 1, headDim: 2, vocabSize: 100, rmsNormEps: 1e-6, ropeInvFreq: new Float64Array(1), ropeScale: 1, sparseLayers: new Uint8Array(1), experts: 0, expertsPerToken: 0, normTopkProb: false }
   },
   scheduler: { contextLength: 8192, vocabSize: 100, eosTokenIds: [0], maxRunningRequests: 4, maxQueuedRequests: 100, maxBatchTokens: 32, epoch: 0, version: '0', torn: null },
-  randomSeed: null
+  randomSeed: null,
+  mayBegin
+}
+
+/** Pauses in the midst of a request's steps, which wait for that: it cannot come to its end before. */
+async function pauseAmid (events: AsyncIterator<TokenEvent>): Promise<void> {
+  mayBegin[0] = 2
+  await events.next()
+  const paused = client.pause('in_place')
+  Atomics.store(mayBegin, 0, -1)
+  Atomics.notify(mayBegin, 0)
+  await paused
 }
 
 async function start (t: Test, options: ClientOptions = {}): Promise<{ client: SchedulerClient, failures: RefitError[] }> {
@@ -120,8 +134,7 @@ t.test('abort and abortAll end requests with what they have', async (t) => {
 
 t.test('a pause holds, shows in the stats, lets requests wait, and ends', async (t) => {
   const events = client.generate(request('a', [1, 2], { maxNewTokens: 30, ignoreEos: true }))
-  await events.next()
-  await client.pause('in_place')
+  await pauseAmid(events)
   const { steps } = client.stats
   t.ok(steps > 0)
   const waiting = collect(client.generate(request('b', [3], { maxNewTokens: 2, ignoreEos: true })))
@@ -197,16 +210,20 @@ for (const [how, seed, message] of [['exits', EXIT_SEED, /ended with code 7/], [
   })
 }
 
-for (const [how, seed, message] of [
-  ['loses its device', LOST_SEED, /^rank 1, card 3 \(H100\): the kernel "attention" failed; requests in the step: .*b/],
-  ['does not end', STUCK_SEED, /^a step has not ended within 0\.4 s \(--watchdog-timeout\); requests in the step: .*b/]
+for (const [how, seed, watchdogMs, message] of [
+  ['loses its device', LOST_SEED, 60_000, /^rank 1, card 3 \(H100\): the kernel "attention" failed; requests in the step: .*b/],
+  ['does not end', STUCK_SEED, 400, /^a step has not ended within 0\.4 s \(--watchdog-timeout\); requests in the step: .*b/]
 ] as const) {
   t.test(`a step that ${how} fails every request and call with DEVICE_LOST, once, and names its requests`, async (t) => {
-    const { client, failures } = await start(t, { watchdogMs: 400 })
+    const { client, failures } = await start(t, { watchdogMs })
+    // So that all of them are there when the first step is planned.
+    await client.pause('in_place')
     const other = collect(client.generate(request('a', [1], LONG)))
     const flush = client.flush(60_000)
     const killer = collect(client.generate(request('b', [1], { ...LONG, seed })))
+    const resumed = client.resume().catch(() => {})
     await Promise.all([other, flush, killer].map(async (promise) => { await t.rejects(promise as Promise<unknown>, { code: 'DEVICE_LOST', message }) }))
+    await resumed
     t.equal(failures.length, 1)
     t.equal(failures[0]!.code, 'DEVICE_LOST')
     await t.rejects(client.generate(request('c', [1])).next(), { code: 'DEVICE_LOST' })
@@ -228,8 +245,7 @@ t.test('a device that is lost in a write fails what runs too', async (t) => {
 
 t.test('the gate tells how many requests hold KV behind it', async (t) => {
   const events = client.generate(request('a', [1, 2], { maxNewTokens: 50, ignoreEos: true }))
-  await events.next()
-  await client.pause('in_place')
+  await pauseAmid(events)
   const gate = await client.shut({ abort: false, deadlineMs: 60_000 })
   t.equal(gate.holders, 1)
   await gate.open({ epoch: 2, version: '2', flushCache: false, torn: null, asleep: null })

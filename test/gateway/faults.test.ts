@@ -4,21 +4,21 @@ import type { AddressInfo } from 'node:net'
 import t from 'tap'
 import type { Test } from 'tap'
 import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
+import type { Reply } from '../helpers/gateway.ts'
 
 t.test('an engine that is killed under load costs no request of which nothing was sent', async t => {
   const folder = modelFolder(t)
   const engines = [await engineServer(t, folder), await engineServer(t, folder)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
-  let ended = 0
-  const asked = Array.from({ length: 60 }, async (_, i) => {
-    await new Promise(resolve => setTimeout(resolve, i * 4))
-    const reply = await gateway.post('/generate', ask(`${100 + i}+${i}=`, {}, { max_new_tokens: 40, ignore_eos: true }))
-    ended++
-    return reply
+  const replies: Reply[] = []
+  const killed = new AbortController()
+  const clients = Array.from({ length: 12 }, async (_, client) => {
+    for (let i = client; i < 60 || !killed.signal.aborted; i += 12) replies.push(await gateway.post('/generate', ask(`${100 + i}+${i}=`, {}, { max_new_tokens: 40, ignore_eos: true })))
   })
-  await settled(() => ended >= 5 && engines[0]!.engine.stats.running > 0)
+  await settled(() => replies.length >= 5 && engines[0]!.engine.stats.running > 0)
   await engines[0]!.kill()
-  const replies = await Promise.all(asked)
+  killed.abort()
+  await Promise.all(clients)
   t.same(replies.filter(({ status }) => status !== 200).map(({ body }) => body), [])
   t.ok(replies.every(({ body }) => body.output_ids.length === 40 || body.meta_info.finish_reason.type === 'abort'))
   await gateway.until(engines[0]!.url, 'down')

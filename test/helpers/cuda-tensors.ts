@@ -1,6 +1,7 @@
 import { closeSync, existsSync, mkdirSync, mkdtempSync, openSync, readSync, rmSync, unlinkSync, writeSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import type { FastifyInstance } from 'fastify'
 import type { Test } from 'tap'
 import { createEngine } from '../../src/engine/create-engine.ts'
 import type { EngineOptions } from '../../src/engine/create-engine.ts'
@@ -187,6 +188,7 @@ export interface Reply { status: number, body: any }
 
 export interface CudaServer {
   engine: LocalEngine
+  app: FastifyInstance
   url: string
   post: (path: string, body?: unknown) => Promise<Reply>
   /** The body of a 200; throws for anything else. */
@@ -218,6 +220,7 @@ export async function cudaServer (t: Test, config: Record<string, unknown>, opti
   }
   return {
     engine,
+    app,
     url,
     post,
     ok: async (path, body) => {

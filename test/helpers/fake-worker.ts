@@ -6,6 +6,9 @@ import { FakeDevice } from './fake-device.ts'
 
 // The scheduler's worker with the fake device instead of a native core. A request with a magic seed brings the thread down.
 
+/** Whoever starts the worker can hold it in a step: [steps that it may begin; -1: any number]. */
+export interface Held { mayBegin: Int32Array }
+
 export const EXIT_SEED = 0xdead_0001n
 export const THROW_SEED = 0xdead_0002n
 export const LOST_SEED = 0xdead_0003n
@@ -13,7 +16,7 @@ export const STUCK_SEED = 0xdead_0004n
 
 if (parentPort !== null) {
   const port = parentPort
-  const { core, scheduler, heartbeat } = workerData as WorkerData
+  const { core, scheduler, heartbeat, mayBegin } = workerData as WorkerData & Held
   const device = new FakeDevice(core.pages, core.pageSize, scheduler.vocabSize)
   const loop = new WorkerLoop(port, {
     ...scheduler,
@@ -22,6 +25,8 @@ if (parentPort !== null) {
     heartbeat: new Heartbeat(heartbeat),
     device: {
       step: (batch) => {
+        Atomics.wait(mayBegin, 0, 0)
+        if (Atomics.load(mayBegin, 0) > 0) Atomics.sub(mayBegin, 0, 1)
         if (batch.rowSeeds.includes(EXIT_SEED)) process.exit(7)
         if (batch.rowSeeds.includes(THROW_SEED)) process.nextTick(() => { throw new Error('the scheduler has a defect') })
         if (batch.rowSeeds.includes(LOST_SEED)) throw Object.assign(new Error('rank 1, card 3 (H100): the kernel "attention" failed'), { code: 'DEVICE_LOST' })

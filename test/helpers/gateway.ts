@@ -71,7 +71,7 @@ export async function gatewayTo (t: Test, engines: readonly string[], options: P
     post: async (path, body = {}, headers = {}) => await call(path, { method: 'POST', headers: { 'content-type': 'application/json', ...headers }, body: JSON.stringify(body) }),
     states: () => Object.fromEntries(fleet.list.map(worker => [worker.url, worker.state])),
     until: async (engine, state) => {
-      const end = performance.now() + 10_000
+      const end = performance.now() + 60_000
       for (;;) {
         const worker = fleet.list.find(({ url }) => url === engine)
         if ((worker?.state ?? 'gone') === state) return

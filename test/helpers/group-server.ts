@@ -22,7 +22,7 @@ const DTYPES: Record<string, string> = { BF16: 'bfloat16', F16: 'float16', F32: 
 
 /** A server over the adder's base with `tp` ranks, and trainers that make groups of one engine with it. */
 export async function groupServer (t: Test, { tp = 1, ...options }: Partial<ServerOptions> & { tp?: number } = {}): Promise<GroupServer> {
-  const server = await uploadServer(t, { tp, groupTimeoutMs: 10_000, ...options })
+  const server = await uploadServer(t, { tp, groupTimeoutMs: 60_000, ...options })
   const post = async (path: string, body?: unknown): Promise<Reply> => {
     const reply = await fetch(server.url + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: body === undefined ? null : JSON.stringify(body) })
     return { status: reply.status, body: await reply.json() }

@@ -8,7 +8,7 @@ export interface SentTensor { name: string, dtype: string, shape: number[], data
 
 export interface TrainerOptions { name?: string, size: number, port?: number }
 
-const DEADLINE_MS = 20_000
+const DEADLINE_MS = 60_000
 
 /** A trainer's rank 0 over gloo, in this process: it has the store, and sends. */
 export class GroupTrainer {

@@ -63,7 +63,7 @@ export interface Hand { name: string, ports: string, send: (signal?: AbortSignal
 
 /** Joins a sender's group by hand, for tests that stop in the midst of it. */
 export async function joinByHand (sender: Member, into: LocalEngine, { layout = 'checkpoint', pieceBytes = 32_768, more = {} }: { layout?: SendLayout, pieceBytes?: number, more?: object } = {}): Promise<Hand> {
-  const timeoutMs = 20_000
+  const timeoutMs = 60_000
   const deadline = new Deadline({}, timeoutMs)
   const ranks = layout === 'parameters' ? sender.engine.info.ranks : 1
   const stores = await hostStores('127.0.0.1', new Array<number>(ranks).fill(0), deadline)

@@ -11,7 +11,7 @@ import { findUniqueId, publishUniqueId } from '../../src/store/unique-id.ts'
 import { compile, LIBRARY } from '../native/helpers/compile.ts'
 import { modelFolder, SMALL } from './load-from.ts'
 
-const SECONDS = 20_000
+const SECONDS = 60_000
 /** Of all trainers of a file: an engine on a card takes long to make. */
 let engine: Promise<LocalEngine> | undefined
 

@@ -59,7 +59,7 @@ export function frames (text: string): any[] {
   })
 }
 
-export async function until (condition: () => boolean, limitMs = 5000): Promise<void> {
+export async function until (condition: () => boolean, limitMs = 60_000): Promise<void> {
   const end = performance.now() + limitMs
   while (!condition()) {
     if (performance.now() > end) throw new Error('the condition did not come true in time')

@@ -12,6 +12,7 @@ import { createServer } from '../../src/server.ts'
 import type { ServerOptions } from '../../src/server.ts'
 import { headerLength, parseHeader } from '../../src/wire/safetensors.ts'
 import type { SafetensorsTensor } from '../../src/wire/safetensors.ts'
+import { eventually } from './eventually.ts'
 
 export const PATH = '/update_weights_from_tensor'
 
@@ -29,6 +30,8 @@ export interface UploadServer {
   generate: () => Promise<Reply>
   /** Sends bytes as octet-stream. */
   send: (bytes: Uint8Array, query?: string) => Promise<Reply>
+  /** The same until it is taken, where the deadline is so short that a machine which halts has a sender look stalled. */
+  sendUntilTaken: (bytes: Uint8Array, query?: string) => Promise<Reply>
   form: (parts: FormParts, query?: string) => Promise<Reply>
   /** Throws where memory, descriptors or files of uploads are left. */
   idle: () => Promise<void>
@@ -55,6 +58,7 @@ export async function uploadServer (t: Test, { tp = 1, ...options }: Partial<Ser
     const reply = await fetch(url + path, init)
     return { status: reply.status, body: await reply.json() }
   }
+  const send = async (bytes: Uint8Array, query = ''): Promise<Reply> => await call(PATH + query, { method: 'POST', headers: { 'content-type': 'application/octet-stream' }, body: bytes as never })
   return {
     url,
     app,
@@ -63,7 +67,8 @@ export async function uploadServer (t: Test, { tp = 1, ...options }: Partial<Ser
     file: model => readFileSync(join(folder, model, 'model.safetensors')),
     checksums: async () => (await engine.checksums()).tensors,
     generate: async () => await call('/generate', { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ text: '12+34=', sampling_params: { max_new_tokens: 4, temperature: 0 } }) }),
-    send: async (bytes, query = '') => await call(PATH + query, { method: 'POST', headers: { 'content-type': 'application/octet-stream' }, body: bytes as never }),
+    send,
+    sendUntilTaken: async (bytes, query) => await eventually(async () => await send(bytes, query).catch((error: Error): Reply => ({ status: 0, body: error })), ({ status }) => status === 200),
     form: async (parts, query = '') => {
       const form = new FormData()
       for (const [name, value, filename] of parts) {
@@ -73,7 +78,7 @@ export async function uploadServer (t: Test, { tp = 1, ...options }: Partial<Ser
       return await call(PATH + query, { method: 'POST', body: form })
     },
     idle: async () => {
-      const end = performance.now() + 5000
+      const end = performance.now() + 60_000
       for (;;) {
         const left = await remains()
         if (left === '') return

@@ -153,7 +153,7 @@ t.test('a lock that a dead process left behind is taken over', t => {
   mkdirSync(join(root, 'native'))
   writeFileSync(join(root, 'package.json'), '{"type":"module"}')
   writeFileSync(join(root, 'scripts', basename(script)), readFileSync(script))
-  const { stdout, stderr } = spawnSync(process.execPath, [join(root, 'scripts/build-native.js'), '--no-cmake'], { encoding: 'utf8', timeout: 20000, env: { ...process.env, PATH: `${process.env.PATH ?? ''}${delimiter}.` } })
+  const { stdout, stderr } = spawnSync(process.execPath, [join(root, 'scripts/build-native.js'), '--no-cmake'], { encoding: 'utf8', timeout: 120_000, env: { ...process.env, PATH: `${process.env.PATH ?? ''}${delimiter}.` } })
   t.notMatch(stdout, 'waiting')
   t.match(stderr, /ENOENT|is not installed/, 'it went on to the build itself')
   t.end()

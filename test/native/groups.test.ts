@@ -11,7 +11,7 @@ import { FAULTY, runAlone } from './helpers/run-script.ts'
 // test/interop/test_gloo.py shows.
 const addon = faultyAddon()
 const model = plainModel({ ranks: 2, hidden: 128 })
-const MS = 20000
+const MS = 60_000
 
 async function connect (...members: number[][]): Promise<GroupHandle[]> {
   const size = members.flat().length
@@ -111,7 +111,7 @@ t.test('bad arguments are refused before anything is sent', async t => {
 
 t.test('a peer that does not come in time, an abort and an end are told apart by their codes', async t => {
   const [trainer, engine] = await connect([0], [1])
-  await t.rejects(addon.groupBarrier(engine!, 50), { code: 'GROUP_TIMEOUT', message: /^gloo group of 2 \(here: rank 1\): barrier: the deadline has passed; barrier 0 waited for rank 0 at 127\.0\.0\.1:\d+ \(.*\), after 0\.\d s$/ })
+  await t.rejects(addon.groupBarrier(engine!, 50), { code: 'GROUP_TIMEOUT', message: /^gloo group of 2 \(here: rank 1\): barrier: the deadline has passed; barrier 0 waited for rank 0 at 127\.0\.0\.1:\d+ \(.*\), after \d+\.\d s$/ })
   await t.rejects(addon.groupBarrier(engine!, 50), { code: 'GROUP_BROKEN', message: /the group is of no more use since: .*the deadline has passed/ })
   await t.rejects(addon.groupBarrier(trainer!, MS), { code: 'GROUP_BROKEN', message: /rank 1 at / })
   await end([trainer!, engine!])

@@ -16,8 +16,8 @@ const collect = runInNewContext('gc') as () => void
 const addon = faultyAddon()
 const model = plainModel({ ranks: 2, hidden: 128 })
 
-/** Until the armed stall has begun. */
-async function untilStalled (): Promise<void> {
+/** Until the armed fault has acted: a stall has begun. */
+async function untilPassed (): Promise<void> {
   while (addon.faultPending!()) await setImmediate()
 }
 
@@ -28,13 +28,26 @@ t.test('closing waits for writes under way, and they end well', async t => {
   const core = addon.createCore(model.config)
   const before = await readAll(addon, core, model)
   const coded = codedJob(model.tensors, { folder: t.testdir() })
-  addon.armFault!({ point: 'read', at: 1, action: 'stall', stallMs: 200 })
+  // Closing holds this thread, so another one ends the stall, a while after it has begun.
+  const moment = new Int32Array(new SharedArrayBuffer(4))
+  const ender = new Worker(`
+    const { parentPort, workerData: moment } = require('node:worker_threads')
+    const addon = require(${JSON.stringify(FAULTY)})
+    parentPort.postMessage('ready')
+    Atomics.wait(moment, 0, 0)
+    Atomics.wait(moment, 0, 1, 200)
+    Atomics.store(moment, 0, 2)
+    addon.armFault(null)`, { eval: true, workerData: moment })
+  const ended = once(ender, 'exit')
+  await once(ender, 'message')
+  addon.armFault!({ point: 'read', at: 1, action: 'stall', stallMs: 600_000 })
   const order: string[] = []
   const first = addon.write(core, coded.job).then(outcome => { order.push('first'); return outcome })
   const read = readAll(addon, core, model)
-  const started = performance.now()
+  Atomics.store(moment, 0, 1)
+  Atomics.notify(moment, 0)
   addon.closeCore(core)
-  t.ok(performance.now() - started >= 150, 'it waited')
+  t.equal(Atomics.load(moment, 0), 2, 'it waited')
   order.push('closed')
   t.throws(() => addon.coreInfo(core), { message: `no core has handle ${core}: it was never created, or closed` })
   t.throws(() => addon.closeCore(core), { message: /it was never created, or closed/ })
@@ -42,6 +55,7 @@ t.test('closing waits for writes under way, and they end well', async t => {
   t.ok(outcome.states.every(state => state === TENSOR_WRITTEN))
   t.strictSame(await read, expectedParams(model, model.tensors, 'bfloat16', before), 'what was queued behind it ran too')
   t.strictSame(order, ['closed', 'first'])
+  await ended
   closeSync(coded.fd!)
 })
 
@@ -79,7 +93,7 @@ const MAPPED = 64 << 20
 
 t.test('a worker that ends with a write under way takes the write with it, and waits until its memory is free', async t => {
   const core = addon.createCore(model.config)
-  addon.armFault!({ point: 'copy', at: 1, action: 'stall', stallMs: 300 })
+  addon.armFault!({ point: 'copy', at: 1, action: 'stall', stallMs: 600_000 })
   const worker = new Worker(`
     const { parentPort, workerData } = require('node:worker_threads')
     const addon = require(${JSON.stringify(FAULTY)})
@@ -88,15 +102,20 @@ t.test('a worker that ends with a write under way takes the write with it, and w
     parentPort.postMessage('under way')
     setInterval(() => {}, 1000)`, { eval: true, workerData: core })
   await once(worker, 'message')
-  await untilStalled()
-  await worker.terminate()
+  await untilPassed()
+  // The stall goes on until the worker's environment ends, and waits.
+  addon.armFault!({ point: 'end', at: 1, action: 'fail' })
+  const terminated = worker.terminate()
+  await untilPassed()
+  addon.armFault!(null)
+  await terminated
   t.strictSame(await addon.read(core, 0, 7, 0, 0, 128, 1), new Uint8Array(256).fill(7), 'the first ended, the queued one never began')
   addon.closeCore(core)
 })
 
 t.test('what a worker had queued when it ended does not touch its memory any more', async t => {
   const core = addon.createCore(plainModel({ hidden: 512, vocab: MAPPED / 1024 }).config)
-  addon.armFault!({ point: 'copy', at: 1, action: 'stall', stallMs: 800 })
+  addon.armFault!({ point: 'copy', at: 1, action: 'stall', stallMs: 600_000 })
   // Main's own write holds the thread, so the worker's reads, each into 64 MiB of the worker's, are all queued behind it.
   const writing = addon.write(core, { sources: [{ buffer: new Uint8Array(2) }], tensors: Float64Array.of(0, 0, 0, 1, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 1, 1, 0, 0) })
   const worker = new Worker(`
@@ -107,6 +126,7 @@ t.test('what a worker had queued when it ended does not touch its memory any mor
     setInterval(() => {}, 1000)`, { eval: true, workerData: core })
   await once(worker, 'message')
   await worker.terminate()
+  addon.armFault!(null)
   t.notOk((await writing).error, 'the write of main is not concerned')
   t.equal((await addon.read(core, 0, 7, 0, 0, 1, 1)).length, 2)
   addon.closeCore(core)

@@ -27,7 +27,7 @@ t.test('groups are joined, received from, given up and ended, with nothing left 
 // The same through the addon: two engines of this process, the one in the trainer's place.
 process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda.so')
 const addon = createRequire(import.meta.url)(join(packageRoot, 'build/faults/refit.node')) as NativeAddon
-const SECONDS = 20_000
+const SECONDS = 60_000
 
 interface Engine { core: number, model: PlainModel }
 

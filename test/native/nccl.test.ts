@@ -12,7 +12,7 @@ const program = compile(join(folder, 'nccl_life'), ['test/gpu/nccl_life.cc', 'cu
 
 function run (library: string, env: NodeJS.ProcessEnv = {}): { status: number | null, said: string } {
   const { NCCL_NVLS_ENABLE: _, ...rest } = process.env
-  const { status, stdout, stderr } = spawnSync(program, [library], { encoding: 'utf8', env: { ...rest, ...env }, timeout: 60_000 })
+  const { status, stdout, stderr } = spawnSync(program, [library], { encoding: 'utf8', env: { ...rest, ...env }, timeout: 120_000 })
   return { status, said: stdout + stderr }
 }
 

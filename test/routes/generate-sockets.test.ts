@@ -56,11 +56,11 @@ t.test('a reader that does not read holds up neither generation nor memory, and 
   // Cumulative events of 3000 tokens with logprobs would be some 70 MB if none were merged.
   const socket = await raw(url, { input_ids: [5, 6], stream: true, return_logprob: true, sampling_params: { max_new_tokens: tokens } })
   socket.pause()
-  await until(() => engine.stats.generationTokens === tokens && engine.live === 0, 15000)
+  await until(() => engine.stats.generationTokens === tokens && engine.live === 0)
   let text = ''
   socket.on('data', chunk => { text += String(chunk) })
   socket.resume()
-  await until(() => text.endsWith('0\r\n\r\n'), 15000)
+  await until(() => text.endsWith('0\r\n\r\n'))
   socket.destroy()
   t.ok(text.length < 35e6, `merged to ${text.length} bytes`)
   // Taken out of the chunked coding.

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { call, routeApp } from '../helpers/route-app.ts'
+import { call, routeApp, until } from '../helpers/route-app.ts'
 
 t.test('AReaL\'s completions: token ids in, tokens as ids out', async t => {
   const { url } = await routeApp(t)
@@ -77,8 +77,7 @@ t.test('completions wait while generation is paused', async t => {
   await call(`${url}/pause`, {})
   let done = false
   const pending = call(`${url}/v1/completions`, { prompt: [97], max_tokens: 1 }).then(reply => { done = true; return reply })
-  await new Promise(resolve => setTimeout(resolve, 100))
-  t.equal(engine.live, 1)
+  await until(() => engine.live === 1)
   t.notOk(done)
   await call(`${url}/resume`, {})
   t.equal((await pending).json.choices[0].finish_reason, 'length')

@@ -74,9 +74,9 @@ t.test('finish reasons are vLLM\'s words', async t => {
   t.match(await choice({ token_ids: [5, 2], sampling_params: { max_tokens: 9 } }), { finish_reason: 'stop', stop_reason: 2, token_ids: [5, 2] })
   t.match(await choice({ token_ids: [97, 98, 99], sampling_params: { max_tokens: 9, stop: 'bc' } }), { finish_reason: 'stop', stop_reason: 'bc', token_ids: [97, 98, 99] }, 'token ids are all there are')
   t.match(await choice({ token_ids: [5], sampling_params: { max_tokens: 1 } }), { finish_reason: 'length', stop_reason: null })
+  const { generationTokens } = engine.stats
   const aborted = choice({ token_ids: [5], sampling_params: { max_tokens: 500 } })
-  await until(() => engine.live === 1)
-  await new Promise(resolve => setTimeout(resolve, 30))
+  await until(() => engine.stats.generationTokens > generationTokens)
   await call(`${url}/pause`, {})
   const partial = await aborted
   t.match(partial, { finish_reason: 'abort', stop_reason: null })
@@ -86,8 +86,7 @@ t.test('finish reasons are vLLM\'s words', async t => {
 t.test('frozen over an update of weights, a sample tells which tokens are of which', async t => {
   const { url, engine } = await routeApp(t, { engine: new FakeEngine({ stepMs: 2 }) })
   const pending = call(url + PATH, { token_ids: [5], sampling_params: { max_tokens: 60, logprobs: 0 } })
-  await until(() => engine.live === 1)
-  await new Promise(resolve => setTimeout(resolve, 30))
+  await until(() => engine.stats.generationTokens > 0)
   await call(`${url}/pause?mode=keep&clear_cache=false`, {})
   await call(`${url}/update_weight_version`, { new_version: 'step-2', abort_all_requests: false })
   await call(`${url}/resume`, {})

@@ -4,7 +4,7 @@ import { ownAddresses, resolveMaster } from '../../src/store/resolve-master.ts'
 import { Deadline } from '../../src/store/within.ts'
 
 const allowed = (address: string, patterns: string[] = [], host = address, own: string[] = []): boolean => masterPolicy(patterns, own).refusal(address, host) === undefined
-const deadline = (timeoutMs = 2000, signal?: AbortSignal): Deadline => new Deadline({ timeoutMs, signal }, 0)
+const deadline = (timeoutMs = 60_000, signal?: AbortSignal): Deadline => new Deadline({ timeoutMs, signal }, 0)
 
 t.test('loopback and private addresses are allowed, others are not', async t => {
   for (const address of ['127.0.0.1', '127.255.0.9', '10.0.0.7', '172.16.0.1', '172.31.255.255', '192.168.7.7', '::1', 'fd12::7', 'fc00::1', '::ffff:10.0.0.7', '::ffff:7f00:1', '64:ff9b::a00:7', '2002:a00:7::1']) {

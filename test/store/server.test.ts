@@ -9,7 +9,7 @@ import type { StoreRequest } from '../../src/wire/store-request.ts'
 import { nothingOpen, until } from '../helpers/tcp-script.ts'
 
 const host = '127.0.0.1'
-const limits = { timeoutMs: 5000 }
+const limits = { timeoutMs: 60_000 }
 
 interface Raw { socket: Socket, received: () => Buffer, closed: Promise<void>, isClosed: () => boolean, send: (...requests: StoreRequest[]) => void }
 

@@ -3,7 +3,7 @@ import { StatelessBarrier } from '../../src/store/stateless-barrier.ts'
 import { StoreServer } from '../../src/store/server.ts'
 import type { StoreClient } from '../../src/store/client.ts'
 
-const MS = 10_000
+const MS = 60_000
 const limits = { timeoutMs: MS }
 
 /** The last rank, as vLLM's older and newer StatelessProcessGroup come to a barrier. */

@@ -8,7 +8,7 @@ t.test('holders enter one at a time and in the order of their arrival', async t 
   const order: number[] = []
   let inside = 0
   await Promise.all([0, 1, 2, 3, 4].map(async id => {
-    const leave = await turnstile.enter(5000)
+    const leave = await turnstile.enter(60_000)
     t.equal(++inside, 1, 'alone inside')
     order.push(id)
     await sleep(2)
@@ -20,15 +20,15 @@ t.test('holders enter one at a time and in the order of their arrival', async t 
 
 t.test('a full queue is a CONFLICT and an expired wait a DEADLINE, and both leave the queue intact', async t => {
   const turnstile = new Turnstile(1)
-  const leave = await turnstile.enter(1000)
+  const leave = await turnstile.enter(60_000)
   const waiting = turnstile.enter(20)
-  await t.rejects(turnstile.enter(1000), { code: 'CONFLICT' })
+  await t.rejects(turnstile.enter(60_000), { code: 'CONFLICT' })
   await t.rejects(waiting, { code: 'DEADLINE' })
-  const next = turnstile.enter(1000)
+  const next = turnstile.enter(60_000)
   leave()
   const leaveNext = await next
   leave()
-  const last = turnstile.enter(1000)
+  const last = turnstile.enter(60_000)
   let entered = false
   void last.then(() => { entered = true })
   await sleep(10)
@@ -40,7 +40,7 @@ t.test('a full queue is a CONFLICT and an expired wait a DEADLINE, and both leav
 t.test('names that differ are let in together, and nobody passes one who waits for the same', async t => {
   const turnstile = new Turnstile(10)
   const order: string[] = []
-  const enter = (names: string): Promise<() => void> => turnstile.enter(5000, names === '*' ? null : new Set(names)).then(leave => { order.push(names); return leave })
+  const enter = (names: string): Promise<() => void> => turnstile.enter(60_000, names === '*' ? null : new Set(names)).then(leave => { order.push(names); return leave })
   const first = await enter('ab')
   const second = await enter('c')
   const waiting = [enter('bd'), enter('de'), enter('f'), enter('*'), enter('g')]
@@ -64,18 +64,18 @@ t.test('names that differ are let in together, and nobody passes one who waits f
 
 t.test('one whose wait expires, or who is turned away, lets those pass that waited behind it', async t => {
   const turnstile = new Turnstile(10)
-  const leave = await turnstile.enter(5000, new Set('a'))
+  const leave = await turnstile.enter(60_000, new Set('a'))
   const expiring = turnstile.enter(20, new Set('ab'))
-  const behind = turnstile.enter(5000, new Set('b'))
+  const behind = turnstile.enter(60_000, new Set('b'))
   await t.rejects(expiring, { code: 'DEADLINE' })
   const leaveBehind = await behind
-  const away = turnstile.enter(5000)
+  const away = turnstile.enter(60_000)
   turnstile.turnAway(new Error('go'))
   await t.rejects(away, { message: 'go' })
-  ;(await turnstile.enter(5000, new Set('c')))()
+  ;(await turnstile.enter(60_000, new Set('c')))()
   leave()
   leaveBehind()
-  ;(await turnstile.enter(5000))()
+  ;(await turnstile.enter(60_000))()
 })
 
 t.test('a deadline that no timer can hold waits all the same', async t => {

@@ -16,7 +16,7 @@ export interface Ran { status: number | null, signal: NodeJS.Signals | null, std
 
 /** Runs CommonJS source in a process of its own. */
 export function runAlone (script: string): Ran {
-  return spawnSync(process.execPath, ['-e', script], { encoding: 'utf8', timeout: 30000 })
+  return spawnSync(process.execPath, ['-e', script], { encoding: 'utf8', timeout: 120_000 })
 }
 
 /** The same with `addon` and `config` defined. */
