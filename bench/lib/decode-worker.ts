@@ -1,13 +1,17 @@
 import { parentPort } from 'node:worker_threads'
+import { native } from '../../src/native.ts'
 import { warmUp } from '../../src/sources/warm-up.ts'
 import { readTensorBody } from '../../src/wire/torch-body.ts'
+import { readCardLists } from '../../src/wire/torch-columns.ts'
 import { packTensorBody } from '../../src/wire/torch-packed.ts'
+import { decodePayload } from '../../src/wire/torch-payload.ts'
 
-// The decoder in a thread as the server starts it: one message, one body, its milliseconds.
+// The decoders in a thread as the server starts it: one message, one body, its milliseconds. `lists`: by the addon's reader, which takes lists of
+// handles; else by the one that takes every payload.
 
 warmUp()
-parentPort!.on('message', (entry: string) => {
+parentPort!.on('message', ({ entry, lists }: { entry: string, lists: boolean }) => {
   const start = performance.now()
-  const packed = packTensorBody(readTensorBody({ entries: [entry], loadFormat: null, ranks: 1 }))
-  parentPort!.postMessage({ ms: performance.now() - start, handles: packed.handles.length })
+  const found = lists ? readCardLists(native(), [decodePayload(entry)])!.segments.length : packTensorBody(readTensorBody({ entries: [entry], loadFormat: null, ranks: 1 })).handles.length
+  parentPort!.postMessage({ ms: performance.now() - start, segments: found })
 })

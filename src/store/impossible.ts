@@ -7,7 +7,7 @@ import type { Limits } from './within.ts'
 // What a trainer can be set to so that no rank of another program can join its group: found in the store, and said in words.
 
 /** How long the store is searched for the reason once the time is up. */
-const SEARCH_MS = 500
+const SEARCH_MS = 3000
 
 const DETAIL = 'The trainer runs with TORCH_DISTRIBUTED_DEBUG=DETAIL, under which torch compares every collective over a group of its own that refit is not in: ' +
   'set it to OFF or INFO'

@@ -20,7 +20,7 @@ import tensor_payloads as payloads  # noqa: E402
 from answering import answer  # noqa: E402
 from process_group import init_custom_process_group  # noqa: E402
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 class Gloo:

@@ -2,12 +2,11 @@
 
 import contextlib
 import threading
-import time
 
 import pytest
 
 import models
-from server import ROOT, Refused, Server
+from server import ROOT, Refused, Server, settled
 from tensors import checksum, coded
 
 GOLDENS = ROOT / "test/goldens"
@@ -82,7 +81,7 @@ class Beside:
     def done(self):
         return not self.thread.is_alive()
 
-    def result(self, limit_s=60):
+    def result(self, limit_s=180):
         self.thread.join(limit_s)
         assert self.done, f"it has not ended within {limit_s} s"
         if self.error is not None:
@@ -101,14 +100,6 @@ def refusal(status=None):
         found.update(status=error.status, body=error.body)
         return
     raise AssertionError("it was not refused")
-
-
-def settled(read, wanted, seconds=20):
-    """The last value of `read`, asked until it is wanted."""
-    deadline = time.monotonic() + seconds
-    while not wanted(value := read()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return value
 
 
 __all__ = ["DEVICES", "GOLDENS", "Beside", "Engine", "Engines", "Refused", "refusal", "settled"]

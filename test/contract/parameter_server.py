@@ -56,7 +56,7 @@ def dumps(obj):
 class ParameterServer:
     """`devices`: that of each rank. `keys`: by what the ranks are named (default: UUIDs of cards; `cpu`, `cpu:1`, ...)."""
 
-    def __init__(self, devices=("cpu",), bucket_bytes=1 << 20, *, keys=None, path="@checkpoint-engine-{key}-{counter}.sock", kind=None, timeout_s=60):
+    def __init__(self, devices=("cpu",), bucket_bytes=1 << 20, *, keys=None, path="@checkpoint-engine-{key}-{counter}.sock", kind=None, timeout_s=120):
         self.devices, self.bucket_bytes, self.kind, self.timeout_s = [torch.device(device) for device in devices], bucket_bytes, kind, timeout_s
         self.keys = keys or [card_uuid(device) if device.type == "cuda" else f"cpu{':%d' % rank if rank else ''}" for rank, device in enumerate(self.devices)]
         self.path = path

@@ -33,7 +33,7 @@ def process():
 def served(engines, backend, which="a", *flags):
     """The trainer has card 0."""
     env = {"CUDA_VISIBLE_DEVICES": "1"} if backend == "nccl" else None
-    return engines("qwen3", 1, "cuda" if backend == "nccl" else "cpu", "--group-timeout", 20, *flags, which=which, env=env)
+    return engines("qwen3", 1, "cuda" if backend == "nccl" else "cpu", "--group-timeout", 60, *flags, which=which, env=env)
 
 
 def buckets(engine):
@@ -64,8 +64,8 @@ class Trainer:
         body = dict(master_address="127.0.0.1", master_port=str(port), rank_offset=1, world_size=2, backend=self.backend, group_name=name)
         path = "/init_weights_update_group" if self.mode == "sglang" else "/areal_init_weights_update_group"
         asked = self.pool.submit(self.engine.post, path, body | fields)
-        self.process("join", group=name, address="127.0.0.1", port=port, rank=0, world=2, backend=self.backend, timeout_s=30)
-        assert asked.result(60)["success"] is True
+        self.process("join", group=name, address="127.0.0.1", port=port, rank=0, world=2, backend=self.backend, timeout_s=60)
+        assert asked.result(180)["success"] is True
 
     def body(self, names, group, **announced):
         return dict(names=names, dtypes=["bfloat16"] * len(names), shapes=[list(self.engine.shapes[name]) for name in names], group_name=group) | announced
@@ -91,7 +91,7 @@ class Trainer:
                 self.process("prepare", variant=variant, names=names)
                 asked = self.pool.submit(self.requests, self.body(names, group, **(announced or {})))
                 self.process("send", group=group)
-                replies += asked.result(60)
+                replies += asked.result(180)
         if pause:
             self.resume()
         assert all(reply["success"] is True and isinstance(reply["message"], str) for reply in replies)
@@ -166,10 +166,14 @@ def test_sglang_the_pause_ends_requests_with_what_they_have_and_the_update_flush
     trained.update(1)
     prompt = list(range(3, 80))
     body = dict(input_ids=prompt, sampling_params=dict(max_new_tokens=400, ignore_eos=True), return_logprob=True, stream=False)
-    running = in_flight(engine, "/generate", body)
-    trained.update(2)
-    metas = [one.result()["meta_info"] for one in running]
-    aborted = [meta for meta in metas if meta["finish_reason"]["type"] == "abort"]
+    # All of them may be over before the pause comes.
+    for _ in range(10):
+        running = in_flight(engine, "/generate", body)
+        trained.update(2)
+        metas = [one.result()["meta_info"] for one in running]
+        aborted = [meta for meta in metas if meta["finish_reason"]["type"] == "abort"]
+        if aborted:
+            break
     assert aborted and all(meta["completion_tokens"] == len(meta["output_token_logprobs"]) < 400 for meta in aborted)
     again = engine.post("/generate", dict(input_ids=prompt, sampling_params=dict(max_new_tokens=1)))
     assert again["meta_info"]["cached_tokens"] == 0, "flush_cache is not sent, and its default holds"
@@ -181,7 +185,7 @@ def test_sglang_the_pause_ends_requests_with_what_they_have_and_the_update_flush
 def in_flight(engine, path, body, count=12):
     """So many that they are not over before the next call comes."""
     running = [Beside(lambda: engine.post(path, body)) for _ in range(count)]
-    settled(lambda: engine.metric("refit:num_requests_running"), lambda found: found > 0)
+    settled(lambda: engine.metric("refit:num_requests_running"), lambda found: found > 0 or all(one.done for one in running))
     return running
 
 
@@ -246,10 +250,14 @@ def test_vllm_weights_go_to_a_to_b_and_back_to_a(engines, process, backend):
 def test_vllm_completions_wait_while_it_is_paused_and_come_as_token_ids(engines, process):
     engine = served(engines, "gloo")
     body = dict(prompt=[5, 6, 7], max_tokens=400, logprobs=0, return_tokens_as_token_ids=True, temperature=1.0, top_p=1.0, ignore_eos=True, stream=False, use_beam_search=False)
-    running = in_flight(engine, "/v1/completions", body)
-    assert engine.post("/areal_pause_generation", {}) == {"success": True, "message": "Generation paused and all requests aborted"}
-    choices = [one.result()["choices"][0] for one in running]
-    choice = next(choice for choice in choices if choice["finish_reason"] == "abort")
+    # All of them may be over before the pause comes.
+    for _ in range(10):
+        running = in_flight(engine, "/v1/completions", body)
+        assert engine.post("/areal_pause_generation", {}) == {"success": True, "message": "Generation paused and all requests aborted"}
+        choice = next((choice for choice in (one.result()["choices"][0] for one in running) if choice["finish_reason"] == "abort"), None)
+        if choice is not None:
+            break
+        engine.post("/areal_continue_generation", {})
     tokens = [int(token.split(":")[1]) for token in choice["logprobs"]["tokens"]]
     assert len(tokens) == len(choice["logprobs"]["token_logprobs"]) < 400
     # What the client has is its prompt now.

@@ -135,8 +135,11 @@ def test_an_engine_that_is_killed_under_load_loses_no_request_and_comes_back_wit
 
         clients = [Beside(lambda client=client: ask(client)) for client in range(4)]
         settled(lambda: len(versions), lambda count: count > 20)
+        # It stands still first, so that requests are there when it dies.
+        dies.process.send_signal(signal.SIGSTOP)
+        assert settled(lambda: worker_of(fleet, dies)["load"], lambda load: load > 0) > 0
         dies.process.send_signal(signal.SIGKILL)
-        settled(lambda: states(fleet)[dies.url], lambda state: state == "down")
+        settled(lambda: worker_of(fleet, dies)["state"], lambda state: state == "down")
         # Its trainer's group is of two engines: weights go on by files.
         folder = test_areal.checkpoint(tmp_path / "elsewhere", fleet, 3)
         with open(folder / "model.safetensors", "rb") as file:
@@ -144,7 +147,7 @@ def test_an_engine_that_is_killed_under_load_loses_no_request_and_comes_back_wit
         stays.holds(3)
         restarted = Restarted(dies)
         fleet.engines[1] = restarted
-        assert settled(lambda: states(fleet)[dies.url], lambda state: state == "ready", 40) == "ready", fleet.get("/workers")
+        assert settled(lambda: worker_of(fleet, dies)["state"], lambda state: state == "ready", 180) == "ready", fleet.get("/workers")
         restarted.holds(3)
         assert restarted.version() == "step-3"
         mark = restarted.metric("refit:generation_tokens_total")
@@ -181,13 +184,13 @@ class Restarted(Engine):
         return super().arguments(model)
 
 
-def states(fleet):
-    return {worker["url"]: worker["state"] for worker in fleet.get("/workers")["workers"]}
+def worker_of(fleet, engine):
+    return next(worker for worker in fleet.get("/workers")["workers"] if worker["url"] == engine.url)
 
 
 def upload(fleet, data, version):
     import urllib.request
 
     request = urllib.request.Request(f"{fleet.url}/update_weights_from_tensor?weight_version={version}", data, {"content-type": "application/octet-stream"}, method="POST")
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=300) as reply:
         assert json.load(reply)["success"] is True

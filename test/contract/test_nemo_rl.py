@@ -140,7 +140,7 @@ class Dynamo:
 def dynamo(engines, request):
     backend = request.param
     env = {"CUDA_VISIBLE_DEVICES": "1"} if backend == "nccl" else None
-    made = Dynamo(engines("qwen3", 1, "cuda" if backend == "nccl" else "cpu", "--group-timeout", 20, env=env), backend)
+    made = Dynamo(engines("qwen3", 1, "cuda" if backend == "nccl" else "cpu", "--group-timeout", 60, env=env), backend)
     yield made
     made.close()
 

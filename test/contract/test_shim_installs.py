@@ -25,7 +25,7 @@ def tree(folder, **files):
 
 def run_in(folder, *arguments, **environment):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), CLIENTS]), **environment}
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

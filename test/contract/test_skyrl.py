@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from conftest import card_count
-from engines import Beside, refusal
+from engines import Beside, refusal, settled
 from tensor_process import Process
 from vllm_wire import HERE, WIRES, Sending, Session, on_cards
 
@@ -100,6 +100,7 @@ def test_one_packed_call_for_the_whole_model_with_requests_frozen(engines, joine
         over = threading.Event()
         # Requests keep coming; nobody may be told that one was aborted.
         flood = Beside(lambda: until(over, lambda: frozen.append(client.generate(200, salt=str(len(frozen))))))
+        settled(lambda: len(frozen), lambda count: count > 0 or flood.done)
         client.pause()
         beside = None
         try:

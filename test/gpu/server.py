@@ -5,6 +5,7 @@ import collections
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -23,6 +24,32 @@ def node():
     return os.environ.get("REFIT_NODE") or (str(bundled) if bundled.exists() else shutil.which("node") or "node")
 
 
+# Below those that the system gives to outgoing connections: one of those could have a port before it is listened on.
+PORTS = range(20000, 32000)
+
+
+def free_port():
+    """Nobody else takes it before it is used: processes that run tests side by side (pytest-xdist's workers) have ports of their own."""
+    own, count = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    for _ in range(100):
+        port = random.choice(PORTS[own::count])
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError(f"of 100 ports between {PORTS.start} and {PORTS.stop} none is free")
+
+
+def settled(read, wanted, seconds=60):
+    """The last value of `read`, asked until it is wanted."""
+    deadline = time.monotonic() + seconds
+    while not wanted(value := read()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return value
+
+
 class Refused(Exception):
     """A reply that is no success."""
 
@@ -35,9 +62,7 @@ class Server:
     """`flags` as on the command line; `env` is added to the environment. Ready when it is made; a context manager."""
 
     def __init__(self, model, *flags, env=None, wait_s=300):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = tempfile.NamedTemporaryFile(prefix="refit-log-")
         command = [node(), str(ROOT / "bin/refit.js"), *self.arguments(model), "--port", str(self.port), *map(str, flags)]
@@ -86,10 +111,10 @@ class Server:
         """Ends it as a user does, and demands a clean end."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            code = self.process.wait(60)
+            code = self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"the server did not end within a minute after SIGTERM:\n{self.tail()}") from None
+            raise AssertionError(f"the server did not end within two minutes after SIGTERM:\n{self.tail()}") from None
         if code != 0:
             raise AssertionError(f"the server ended with {code} after SIGTERM:\n{self.tail()}")
 

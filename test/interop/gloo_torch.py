@@ -1,6 +1,8 @@
 """A member of a gloo group by torch, driven line by line by test_gloo.py."""
 import hashlib
 import json
+import os
+import signal
 import sys
 from datetime import timedelta
 
@@ -18,18 +20,21 @@ def data(seed, count):
 
 def join(port, name, rank, size):
     global pg
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
-    pg = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, timedelta(seconds=60))
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=120))
+    pg = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, timedelta(seconds=120))
 
 
-def broadcast(root, seed, parts, at_once=False):
+def broadcast(root, seed, parts, at_once=False, end=None):
+    """`seed`: None for zeros. `end`: the signal that this process gets as soon as it has begun with the first part."""
     options = dist.BroadcastOptions()
     options.rootRank = root
     mine = pg.rank() == root
-    tensors = [torch.from_numpy(data(seed + i, count)) if mine else torch.zeros(count, dtype=torch.uint8) for i, count in enumerate(parts)]
+    tensors = [torch.from_numpy(data(seed + i, count)) if mine and seed is not None else torch.zeros(count, dtype=torch.uint8) for i, count in enumerate(parts)]
     works = []
     for tensor in tensors:
         works.append(pg.broadcast([tensor], options))
+        if end is not None:
+            os.kill(os.getpid(), getattr(signal, end))
         if not at_once:
             works[-1].wait()
     for work in works:

@@ -7,8 +7,8 @@ from distributed_group import Group, trainer
 from server import Server
 from tensors import MODELS, Model, checksum, coded
 
-# Seconds that a server waits for a peer before it gives the group up, where that is waited for.
-DEADLINE_S = 5
+# Seconds that a server waits for a peer before it gives the group up, where that is waited for: more than a busy machine lets a trainer stand still.
+DEADLINE_S = 10
 WIDE = dict(
     models.REAL["qwen3-8b"], hidden_size=1024, num_hidden_layers=2, num_attention_heads=16, num_key_value_heads=8, head_dim=64, intermediate_size=3072,
     vocab_size=24576, tie_word_embeddings=True,

@@ -9,7 +9,7 @@ import sys
 import openai
 
 url = sys.argv[1]
-client = openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0, timeout=30)
+client = openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0, timeout=50)
 messages = [{"role": "user", "content": "hi"}]
 
 

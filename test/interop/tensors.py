@@ -125,7 +125,7 @@ def post(server, path, body):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(server.url + path, data, {"content-type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=300) as reply:
             return json.load(reply)
     except urllib.error.HTTPError as error:
         raise Refused(error.code, json.load(error)) from None

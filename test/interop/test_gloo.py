@@ -3,10 +3,8 @@ import base64
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from datetime import timedelta
 
 import pytest
@@ -14,9 +12,10 @@ import torch.distributed as dist
 
 from conftest import ROOT
 from gloo_torch import data
+from server import settled
 
 ADDON = os.environ.get("REFIT_NATIVE", str(next((ROOT / "prebuilds").glob("*/refit.node"))))
-MS = 30000
+MS = 120_000
 
 
 class Process:
@@ -52,7 +51,7 @@ class Meeting:
     """Processes that are reused, the store that they meet in, and groups of theirs."""
 
     def __init__(self):
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
         self.kinds, self.groups = {}, 0
 
     def torches(self, count, **env):
@@ -204,17 +203,14 @@ def test_a_trainer_that_does_something_else_is_told_in_words_and_not_left_waitin
     assert torch.ask("leave") == {}
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_trainer_that_goes_in_the_middle_is_missed_in_time(meeting, how):
+@pytest.mark.parametrize("how, ms, code", [("SIGKILL", MS, "GROUP_BROKEN"), ("SIGSTOP", 1500, "GROUP_TIMEOUT")], ids=["killed", "stopped"])
+def test_a_trainer_that_goes_in_the_middle_is_missed_in_time(meeting, how, ms, code):
     torch, node = connected(meeting, 512 << 20)
     assert node.ask("left")["threads"] > 0
-    node.tell("receive", slot=0, parts=[0, 512 << 20], root=0, ms=1500)
-    torch.tell("broadcast", root=0, seed=1, parts=[512 << 20])
-    # The numbers take it a second; it is stopped before, or on the way.
-    time.sleep(0.2)
-    torch.process.send_signal(how)
+    node.tell("receive", slot=0, parts=[0, 512 << 20], root=0, ms=ms)
+    torch.tell("broadcast", root=0, seed=None, parts=[512 << 20], end=how)
     answer = node.hear()
-    assert answer["code"] == ("GROUP_BROKEN" if how == signal.SIGKILL else "GROUP_TIMEOUT"), answer
+    assert answer["code"] == code, answer
     assert "rank 0 at 127.0.0.1:" in answer["error"] and "of 536870912 bytes of broadcast 0 (part 1 of 1) had come" in answer["error"]
     torch.kill()
     assert node.ask("end", abort=True) == {}
@@ -238,4 +234,6 @@ def test_groups_that_come_and_go_leave_nothing_behind(meeting, pytestconfig):
         leave([(torch, [0]), (node, [1])], [node])
         if turn == 1:
             before = node.ask("left")
-    assert node.ask("left") == before
+    # The system counts a thread for a moment after it has been joined.
+    left = settled(lambda: node.ask("left"), lambda left: all(left[what] <= before[what] for what in before))
+    assert all(left[what] <= before[what] for what in before), f"{before} before, {left} after"

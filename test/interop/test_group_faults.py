@@ -14,12 +14,11 @@ import pytest
 
 from distributed_group import INIT, UPDATE, Watch, free_port
 from groups import DEADLINE_S, footprint
-from server import Refused
+from leaks import grown
+from server import Refused, settled
 from tensor_process import SenderFailed
 
 WAITS_S = DEADLINE_S
-# The servers' deadline, and what two busy cores need besides.
-LIMIT_S = DEADLINE_S + 6
 
 
 def state_of(server, old, new):
@@ -30,7 +29,7 @@ def state_of(server, old, new):
         assert got in (old, new), "weights that are neither old nor new, and not called torn"
         return "old" if got == old else "new"
     with pytest.raises(Refused) as refused:
-        server.post("/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}, timeout=20)
+        server.post("/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}})
     assert refused.value.status == 503
     torn = health["weights"]["tensors"]
     assert torn and len(torn) <= health["weights"]["torn_count"]
@@ -50,9 +49,14 @@ def words_of(refusal, *expected):
     return message
 
 
-def heals(party, kind, layout, name, port, variant):
+def stands_still(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+def heals(party, kind, layout, name, port, variant, *flags):
     """The next attempt, with the same name and port."""
-    group = party.group(kind, layout, name=name, port=port)
+    group = party.group(kind, layout, *flags, name=name, port=port)
     group.join()
     group.update(variant).ok()
     party.holds(group, kind, variant)
@@ -66,7 +70,7 @@ def heals(party, kind, layout, name, port, variant):
 )
 def test_the_sender_is_killed_or_stopped_in_mid_broadcast(party, layout, fault, share):
     kind = "wide"
-    group = party.group(kind, layout, name="mid", timeout_s=15)
+    group = party.group(kind, layout, name="mid", timeout_s=DEADLINE_S + 5)
     group.join()
     group.update(1).ok()
     party.holds(group, kind, 1)
@@ -75,36 +79,35 @@ def test_the_sender_is_killed_or_stopped_in_mid_broadcast(party, layout, fault, 
     (usual, *_) = group.update(1, weight_version="usual").ok().trainers
     sender = group.trainers[0]
     group.prepare(2)
-    watches = [Watch(server, limit_s=2) for server in group.engines.values()]
+    watches = [Watch(server) for server in group.engines.values()]
     for watch in watches:
         watch.__enter__()
-    began = time.monotonic()
     asked = group.announce(names, weight_version="never")
     group.begin_send(share * usual["seconds"], fault)
     replies = {letter: reply.result() for letter, reply in asked.items()}
-    took = time.monotonic() - began
     # It may have been too late for the update, and is still to come.
-    time.sleep(max(0, share * usual["seconds"] - took) + 0.2)
-    os.kill(sender.pid, signal.SIGCONT)
-    sent = group.end_trainers()
+    if fault == "SIGSTOP":
+        assert settled(lambda: stands_still(sender.pid), bool), "the trainer stops itself"
+        os.kill(sender.pid, signal.SIGCONT)
+    else:
+        sender.process.wait()
+    group.end_trainers()
     for watch in watches:
         watch.__exit__(None, None, None)
     states = {letter: state_of(server, party.checksums(kind, 1), party.checksums(kind, 2)) for letter, server in group.engines.items()}
     for letter, reply in replies.items():
         if isinstance(reply, Exception):
             words_of(reply, "mid")
-            assert took < LIMIT_S, f"refused after {took:.1f} s"
             assert states[letter] != "new"
             assert group.engines[letter].get("/get_weight_version")["weight_version"] == "usual"
         else:
             assert states[letter] == "new", "the fault came too late, and it said 200"
-    print(f"{layout} {fault} at {share}: {took:.2f} s, {states}, {[str(reply)[:300] for reply in replies.values()]}")
+    print(f"{layout} {fault} at {share}: {states}, {[str(reply)[:300] for reply in replies.values()]}")
     if fault == "SIGSTOP":
         for process in group.trainers:
             if process.usable:
                 process("leave", group="mid")
     else:
-        assert isinstance(sent[0], SenderFailed)
         for process in group.trainers[1:]:
             process.kill()
     heals(party, kind, layout, "mid", group.port, 1)
@@ -121,10 +124,8 @@ def test_the_sender_dies_between_two_broadcasts_of_a_request(party, kind, layout
     asked = group.announce(names, weight_version="never")
     group.begin_send()
     group.end_trainers()
-    began = time.monotonic()
     group.trainers[0].kill()
     refusal = asked["a"].result()
-    assert time.monotonic() - began < LIMIT_S
     words_of(refusal, "between", names[sent])
     server = group.engines["a"]
     assert state_of(server, party.checksums(kind, 1), party.checksums(kind, 2)) == state
@@ -145,14 +146,13 @@ def test_a_sender_that_comes_too_late(party):
     with Watch(group.engines["a"]):
         asked = group.announce(list(group.shapes))
         refusal = asked["a"].result()
-    assert DEADLINE_S - 1 < time.monotonic() - began < LIMIT_S
-    words_of(refusal, "late")
+    assert time.monotonic() - began > DEADLINE_S - 1
+    assert words_of(refusal, "late") and refusal.status == 504
     assert state_of(group.engines["a"], party.checksums(kind, 1), party.checksums(kind, 2)) == "old", "nothing came, so nothing was written"
-    # The group is of no use after it, and says so at once.
-    began = time.monotonic()
+    # The group is of no use after it, and says so by what it failed with, without another wait.
     with pytest.raises(Refused) as refused:
-        group.engines["a"].post(UPDATE, group.body(list(group.shapes), "each", {}), timeout=60)
-    assert "/init_weights_update_group" in refused.value.body and time.monotonic() - began < 2
+        group.engines["a"].post(UPDATE, group.body(list(group.shapes), "each", {}))
+    assert "/init_weights_update_group" in refused.value.body and "Nothing has been received since" in refused.value.body
     group.trainers[0]("leave", group="late")
     heals(party, kind, "taa", "late", group.port, 2)
 
@@ -162,14 +162,12 @@ def test_a_trainer_that_never_comes(party):
     server = group.engines["a"]
     before = footprint(server.process.pid)
     for _ in range(2):
-        began = time.monotonic()
         with Watch(server):
             with pytest.raises(Refused) as refused:
-                server.post(INIT, group.place("a"), timeout=60)
-        assert time.monotonic() - began < LIMIT_S
+                server.post(INIT, group.place("a"))
         words_of(refused.value, "never", str(group.port))
-    after = footprint(server.process.pid)
-    assert after[0] <= before[0] + 1 and after[1] <= before[1]
+    more = grown(lambda: footprint(server.process.pid), (before[0] + 1, before[1]))
+    assert not more, f"descriptors or threads, allowed and found: {more}"
     heals(party, "qwen3", "ta", "never", group.port, 1)
 
 
@@ -181,12 +179,10 @@ def test_a_third_party_that_never_comes(party):
     group.begin_trainers("join", **arguments)
     asked = group.post(INIT, {"a": group.place("a")})
     reply = asked["a"].result()
-    began = time.monotonic()
     if not isinstance(reply, Exception):
         with pytest.raises(Refused) as refused:
-            group.engines["a"].post(UPDATE, group.body(list(group.shapes), "each", {}), timeout=60)
+            group.engines["a"].post(UPDATE, group.body(list(group.shapes), "each", {}))
         reply = refused.value
-    assert time.monotonic() - began < LIMIT_S
     words_of(reply, "third")
     (joined,) = group.end_trainers()
     assert isinstance(joined, SenderFailed), "torch itself gives up"
@@ -207,7 +203,7 @@ LIES = {
 def test_other_bytes_than_announced(party, lie):
     """Sizes that differ are noticed where gloo tells them; whatever is noticed late is named as torn."""
     kind = "qwen3"
-    group = party.group(kind, "taa", name="lies", timeout_s=8)
+    group = party.group(kind, "taa", name="lies", timeout_s=3 * DEADLINE_S)
     group.join()
     group.update(1).ok()
     names = list(group.shapes)
@@ -223,18 +219,15 @@ def test_other_bytes_than_announced(party, lie):
     if "turned" in told:
         sent["names"] = names[::-1]
     group.prepare(2, **sent)
-    began = time.monotonic()
     with Watch(group.engines["a"]):
         asked = group.announce(names)
         group.begin_send()
         refusal = asked["a"].result()
-        took = time.monotonic() - began
         group.end_trainers()
-    assert took < LIMIT_S
     message = words_of(refusal, "lies")
     if "instead" in told:
         assert odd in message, message
-    print(f"{lie}: {took:.2f} s: {message}")
+    print(f"{lie}: {message}")
     state_of(group.engines["a"], party.checksums(kind, 1), party.checksums(kind, 2))
     group.trainers[0]("leave", group="lies")
     heals(party, kind, "taa", "lies", group.port, 2)
@@ -248,23 +241,24 @@ def test_the_trainer_leaves_and_comes_again_without_a_word(party):
     group.trainers[0]("leave", group="gone")
     time.sleep(0.5)
     with pytest.raises(Refused) as refused:
-        group.engines["a"].post(UPDATE, group.body(list(group.shapes), "each", {}), timeout=60)
+        group.engines["a"].post(UPDATE, group.body(list(group.shapes), "each", {}))
     words_of(refused.value, "gone")
     group.post("/destroy_weights_update_group", {"a": dict(group_name="gone")})["a"].result()
     heals(party, "qwen3", "ta", "gone", group.port, 2)
 
 
 def test_destroy_ends_what_waits(party):
-    group = party.group("qwen3", "ta", name="ended", timeout_s=30)
+    # A server that waits for long: what ends is not ended by its deadline.
+    patient = "--group-timeout", 600
+    group = party.group("qwen3", "ta", *patient, name="ended")
     group.join()
     asked = group.announce(list(group.shapes))
     time.sleep(0.3)
-    began = time.monotonic()
     reply = group.post("/destroy_weights_update_group", {"a": dict(group_name="ended")})["a"].result()
-    assert not isinstance(reply, Exception) and time.monotonic() - began < DEADLINE_S - 1
+    assert not isinstance(reply, Exception)
     assert isinstance(asked["a"].result(), Refused)
     group.trainers[0]("leave", group="ended")
-    heals(party, "qwen3", "ta", "ended", group.port, 1)
+    heals(party, "qwen3", "ta", "ended", group.port, 1, *patient)
 
 
 def test_a_server_that_is_ended_with_a_group_ends_cleanly(party):

@@ -101,7 +101,7 @@ def test_a_model_sharded_over_two_processes_is_gathered_and_sent(engine_of, mode
     script.write_text(textwrap.dedent(SHARDED.format(client=str(ROOT / "clients/python"))))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run([*command, str(script), str(model.folder), *(f"{way},{server.url},{out}" for way, server, out in ways)], env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([*command, str(script), str(model.folder), *(f"{way},{server.url},{out}" for way, server, out in ways)], env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     seen = set()
     for way, server, out in ways:

@@ -14,7 +14,8 @@ import torch.distributed as dist
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "examples/trainers"))
 
-from process_group import free_port, init_custom_process_group  # noqa: E402
+from process_group import init_custom_process_group  # noqa: E402
+from server import free_port  # noqa: E402
 
 MODEL = ROOT / "models/adder"
 INIT = "/init_weights_send_group_for_remote_instance"

@@ -14,6 +14,8 @@ import threading
 import pytest
 import torch
 
+from leaks import gone, grown
+from server import settled
 from tensors import (
     MODELS, ROOT, LocalSerializedTensor, Refused, bucket, checksum, checksums, coded, descriptors, dumps, file_count, mappings, metric, post,
     resident, serialize, shared_files, update,
@@ -221,13 +223,18 @@ def test_memory_and_descriptors_are_flat_over_many_updates(served, pytestconfig)
     for variant in range(10):
         step(variant)
     gc.collect()
-    before = descriptors(pid), descriptors(mine), mappings(mine)
+
+    def held():
+        return descriptors(pid), descriptors(mine), mappings(mine)
+
+    before = held()
     memory = resident(pid), resident(mine)
     for variant in range(4 * pytestconfig.getoption("--rounds")):
         step(variant)
         gc.collect()
         assert shared_files() == []
-    assert (descriptors(pid), descriptors(mine), mappings(mine)) == before
+    more = grown(held, before)
+    assert not more, f"before and after: {more}"
     assert resident(pid) - memory[0] < 64 << 20 and resident(mine) - memory[1] < 32 << 20
     assert metric(server, "tensor_files_opened_total") == metric(server, "tensor_files_closed_total") > 0
     update(server, [serialize(model.tensors(1))])
@@ -352,14 +359,6 @@ def test_a_sender_that_dies_before_its_request_is_refused_and_one_that_dies_duri
         sender.wait()
         sender.stdout.close()
 
-    def gone(pid):
-        # torch_shm_manager removes what a dead process leaves.
-        for _ in range(200):
-            if shared_files(pid) == []:
-                return True
-            threading.Event().wait(0.05)
-        return False
-
     sender, entry = start()
     kill(sender)
     assert gone(sender.pid)
@@ -376,8 +375,7 @@ def test_a_sender_that_dies_before_its_request_is_refused_and_one_that_dies_duri
     replies = []
     request = threading.Thread(target=lambda: replies.append(update(server, [entry])))
     request.start()
-    while metric(server, "tensor_files_opened_total") == opened and request.is_alive():
-        pass
+    settled(lambda: metric(server, "tensor_files_opened_total"), lambda count: count > opened or not request.is_alive())
     kill(sender)
     request.join()
     rollout.join()

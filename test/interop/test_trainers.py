@@ -28,7 +28,7 @@ def start_of(folder):
 def train(example, processes, *arguments):
     run = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), ROOT / f"examples/trainers/{example}.py", *map(str, arguments)],
-        capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert "step 2: updated" in run.stdout
