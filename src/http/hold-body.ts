@@ -34,12 +34,15 @@ export async function holdBody (body: Readable, limit: number, headers: Incoming
       // Where a host listens too, it is not ours alone.
       if (body.listenerCount('data') === 1) freeChunk(chunk)
     })
+    let ended = false
     body.once('end', () => {
+      ended = true
       if (length !== null && size !== length) reject(broken(`content-length is ${length}, and ${size} bytes came`))
       else resolve(memory ?? Buffer.concat(chunks, size))
     })
     body.once('error', (error: Error & { statusCode?: number }) => { reject(error.statusCode === undefined ? broken(`it broke off after ${size} bytes`) : error) })
-    body.once('close', () => { reject(broken(`it broke off after ${size} bytes`)) })
+    // Also closed after its end, when nobody needs an error made.
+    body.once('close', () => { if (!ended) reject(broken(`it broke off after ${size} bytes`)) })
   })
 }
 

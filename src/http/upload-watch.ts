@@ -13,13 +13,20 @@ export interface WatchOptions {
 /** Watches a body that somebody reads, who pauses it while the client has to wait. Returns what stops the watch. */
 export function watchBody (request: IncomingMessage, { stallMs, signal, ended }: WatchOptions): () => void {
   let received = 0
+  let looking: NodeJS.Immediate | undefined
   const timer = setTimeout(() => {
-    // Time that the client spends waiting for us is ours.
-    if (request.isPaused()) timer.refresh()
-    else end(new RefitError('BODY_STALLED', `no byte of the body came for ${stallMs / 1000} s (--upload-timeout), after ${received} bytes${of(request)}`))
+    const before = received
+    // A process that stood still finds its timers due before it reads what came meanwhile.
+    looking = setImmediate(() => { look(before) })
   }, stallMs)
+  const look = (before: number): void => {
+    // Time that the client spends waiting for us is ours.
+    if (request.isPaused() || received !== before) timer.refresh()
+    else end(new RefitError('BODY_STALLED', `no byte of the body came for ${stallMs / 1000} s (--upload-timeout), after ${received} bytes${of(request)}`))
+  }
   const stop = (): void => {
     clearTimeout(timer)
+    clearImmediate(looking)
     request.off('data', onData).off('resume', onResume).off('end', onEnd).off('error', onError).off('close', onError)
     signal.removeEventListener('abort', onAbort)
   }

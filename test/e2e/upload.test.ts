@@ -117,6 +117,21 @@ t.test('a body that is stalled is refused after the deadline, and meanwhile the 
   t.equal((await server.sendUntilTaken(file)).status, 200)
 })
 
+t.test('a server that stood still itself reads what came meanwhile before it calls a sender stalled', async t => {
+  const server = await uploadServer(t, { uploadTimeoutMs: 1000 })
+  const file = server.file('adder')
+  const { request, reply } = post(server.url + PATH, { 'content-type': 'application/octet-stream', 'content-length': file.length })
+  const begun = once(server.app.server, 'request')
+  request.write(file.subarray(0, 500))
+  await begun
+  await sleep(50) // until it is watched
+  // Both are this process: the bytes are in the server's socket, and its timer is due, when it goes on.
+  request.end(file.subarray(500))
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1500)
+  t.equal((await reply)?.status, 200)
+  await server.idle()
+})
+
 t.test('what is no safetensors file, or not for this model, is refused with the reason and nothing changes', async t => {
   for (const memory of [undefined, SMALL]) {
     const server = await uploadServer(t, { uploadMemoryBytes: memory })
