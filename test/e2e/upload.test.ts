@@ -5,7 +5,7 @@ import { fstatSync, mkdtempSync, readdirSync, readlinkSync, rmSync, writeFileSyn
 import { tmpdir } from 'node:os'
 import type { IncomingMessage } from 'node:http'
 import { join } from 'node:path'
-import { setTimeout as sleep } from 'node:timers/promises'
+import { setImmediate, setTimeout as sleep } from 'node:timers/promises'
 import { encodeHeader, encodeSafetensors } from '../../src/wire/safetensors-encode.ts'
 import { eventually } from '../helpers/eventually.ts'
 import { layout, PATH, post, uploadServer } from '../helpers/uploads.ts'
@@ -125,7 +125,8 @@ t.test('a server that stood still itself reads what came meanwhile before it cal
   request.write(file.subarray(0, 500))
   await begun
   await sleep(50) // until it is watched
-  // Both are this process: the bytes are in the server's socket, and its timer is due, when it goes on.
+  // Both are this process: the bytes are in the server's socket, and its timer is due and comes first, when it goes on.
+  await setImmediate()
   request.end(file.subarray(500))
   Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1500)
   t.equal((await reply)?.status, 200)
