@@ -12,7 +12,7 @@
 namespace refit {
 
 // What a global name is to handles. The closed set of names is src/wire/torch-names.ts; the numbers are those of
-// src/wire/handle-columns.ts.
+// src/native-handles.ts.
 enum class PickleRole : uint8_t {
   kUnknown,
   kRebuild,      // a function that rebuilds a tensor of a card

@@ -56,8 +56,12 @@ export class AnnouncedReader {
   }
 }
 
-function namesOf ({ names, nameEnds }: TensorColumns): string[] {
-  return Array.from(nameEnds, (end, index) => names.slice(index === 0 ? 0 : nameEnds[index - 1]!, end))
+function namesOf (columns: TensorColumns): string[] {
+  return Array.from(columns.nameEnds, (_, index) => nameAt(columns, index))
+}
+
+function nameAt ({ names, nameEnds }: TensorColumns, index: number): string {
+  return names.slice(index === 0 ? 0 : nameEnds[index - 1]!, nameEnds[index]!)
 }
 
 function shapesOf ({ dims, sizes }: TensorColumns): number[][] {
@@ -84,9 +88,9 @@ export function announceLists (columns: HandleColumns, sourceOf: Int32Array, ran
 }
 
 /** The name of the first tensor in a segment. */
-export function nameOfFirst ({ names, nameEnds, sources }: HandleColumns, segment: number): string | undefined {
-  const index = sources.indexOf(segment)
-  return index === -1 ? undefined : names.slice(index === 0 ? 0 : nameEnds[index - 1]!, nameEnds[index]!)
+export function nameOfFirst (columns: HandleColumns, segment: number): string | undefined {
+  const index = columns.sources.indexOf(segment)
+  return index === -1 ? undefined : nameAt(columns, index)
 }
 
 /** All transferable memory of columns. */

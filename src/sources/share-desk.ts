@@ -16,9 +16,9 @@ import { announceTensors } from './announce-tensors.ts'
 import { announceLists, nameOfFirst, packAnnounced } from './announced-columns.ts'
 import { referencesOf, referencesOfLists } from './share-references.ts'
 import type { ShareReferences } from './share-references.ts'
-import type { FromShares, ToShares } from './share-messages.ts'
+import type { FromShares, HeldSources, ToShares } from './share-messages.ts'
 import { TensorShares } from './tensor-shares.ts'
-import type { ShareCounts } from './tensor-shares.ts'
+import type { OpenedSources, ShareCounts } from './tensor-shares.ts'
 import type { VisibleCards } from './visible-cards.ts'
 
 type Announce = Extract<ToShares, { type: 'announce' }>
@@ -99,16 +99,8 @@ export class ShareDesk {
     if (message.type === 'announce') return this.#readWeights(message)
     const { id } = message
     const { body, value } = decode(message)
-    const { references, spares, nameOf } = ownersOf(body)
-    return {
-      references,
-      spares,
-      nameOf,
-      open: shares => {
-        const { sourceOf, ...sources } = shares.openStorages(body.storages)
-        return { type: 'opened', id, body: { ranks: body.ranks, storages: body.storages }, references: [references, spares], ...sources, taken: shares.taken, sourceOf, value }
-      }
-    }
+    const { ranks, storages } = body
+    return readOf(body, held => ({ type: 'opened', id, body: { ranks, storages }, ...held, value }))
   }
 
   #readWeights (message: Announce): Read {
@@ -127,17 +119,10 @@ export class ShareDesk {
       }
     }
     const body = readTensorBody(message)
-    const { references, spares, nameOf } = ownersOf(body)
-    return {
-      references,
-      spares,
-      nameOf,
-      open: shares => {
-        const { sourceOf, ...sources } = shares.openStorages(body.storages)
-        const tensors = announceTensors(body.ranks, new Map(body.storages.map((storage, index) => [storage, sourceOf[index]!])))
-        return { type: 'announced', id, tensors: packAnnounced(tensors), references: [references, spares], ...sources, taken: shares.taken }
-      }
-    }
+    return readOf(body, ({ sourceOf, ...held }) => {
+      const tensors = announceTensors(body.ranks, new Map(body.storages.map((storage, index) => [storage, sourceOf[index]!])))
+      return { type: 'announced', id, tensors: packAnnounced(tensors), ...held }
+    })
   }
 
   /** Null for all but lists of whole tensors of cards. `ranks`: who is brought each list. */
@@ -187,11 +172,17 @@ function decode (message: Exclude<Bringing, Announce>): { body: TensorRequestBod
   return { body, value }
 }
 
-function ownersOf ({ ranks, storages, spares }: TensorRequestBody): Required<Pick<Read, 'references' | 'spares' | 'nameOf'>> {
+/** `reply`: what is said of the body once it is open. */
+function readOf ({ ranks, storages, spares }: TensorRequestBody, reply: (held: HeldSources & Pick<OpenedSources, 'sourceOf'>) => FromShares): Read {
+  const references = [referencesOf(storages), referencesOf(spares)] as const
   return {
-    references: referencesOf(storages),
-    spares: referencesOf(spares),
-    nameOf: cause => ranks.flat().find(({ storage }) => storage === cause)?.name
+    references: references[0],
+    spares: references[1],
+    nameOf: cause => ranks.flat().find(({ storage }) => storage === cause)?.name,
+    open: shares => {
+      const opened = shares.openStorages(storages)
+      return reply({ ...opened, references: [...references], taken: shares.taken })
+    }
   }
 }
 
