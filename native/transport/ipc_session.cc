@@ -33,6 +33,7 @@ Session::Session(Mappings& mappings, const WriteJob& job, Fail fail, const Sessi
       if (kept != nullptr) opened.mapping = *kept;
       missing += kept == nullptr;
       opened.plan = std::move(planned);
+      ranks_[r].left += opened.plan.bytes;
       ranks_[r].segments.push_back(std::move(opened));
     }
     wait_for_all_ = wait_for_all_ && (missing <= limits.few || plan.ranks.size() > 1);
@@ -133,15 +134,18 @@ void Session::destroy_events() {
   }
 }
 
-// The next ones, up to a batch, or all.
+// The next ones, up to a batch, or all. The first batch is small, so that the card begins soon, and so are the last, so
+// that it ends soon after them.
 void Session::open_some(int rank) {
   RankState& state = ranks_[static_cast<size_t>(rank)];
   if (state.open == state.segments.size()) return;
-  const uint64_t enough = state.given == 0 ? limits_.batch_bytes / 4 : limits_.batch_bytes;
+  const uint64_t enough = std::min(state.given == 0 ? limits_.batch_bytes / 16 : limits_.batch_bytes, state.left / 2);
   do {
     open_segment(rank, state.segments[state.open]);
     if (stopped_) return;
-    state.waiting += state.segments[state.open++].plan.bytes;
+    const uint64_t bytes = state.segments[state.open++].plan.bytes;
+    state.waiting += bytes;
+    state.left -= bytes;
   } while (state.open < state.segments.size() && (wait_for_all_ || state.waiting < enough));
 }
 

@@ -23,8 +23,8 @@
 namespace refit::ipc {
 
 struct SessionLimits {
-  size_t few = 8;                    // segments to open on one rank, up to which the scatter waits for all
-  uint64_t batch_bytes = 256 << 20;  // else it waits for this much: few launches, each large
+  size_t few = 8;                  // segments to open on one rank, up to which the scatter waits for all
+  uint64_t batch_bytes = 1 << 30;  // else it waits for this much: few launches, each large
 };
 
 class Session {
@@ -73,6 +73,7 @@ class Session {
     size_t given = 0;      // to the rank
     size_t open = 0;       // the first so many are
     uint64_t waiting = 0;  // bytes of [given, open)
+    uint64_t left = 0;     // bytes behind `open`
   };
   struct Event {
     PlannedEvent plan;
