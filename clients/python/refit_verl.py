@@ -14,11 +14,15 @@ import os
 import shlex
 import socket
 import subprocess
+import time
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import refit
+
+# Of a server whose port somebody else takes each time.
+STARTS = 3
 
 
 @dataclass
@@ -55,14 +59,12 @@ class RefitServer:
     async def launch_server(self, **_):
         if self.url is None:
             self.url = await self.within(self.start)
-        self.client = refit.Client(self.url, self.api_key)
         await self.within(self.wait)
+        self.client = refit.Client(self.url, self.api_key)
 
     def start(self):
         address = own_address()
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-            probe.bind((address, 0))
-            port = probe.getsockname()[1]
+        port = free_port(address)
         flags = ["--host", address, "--port", str(port), "--tp", str(self.ranks), "--skip-tokenizer-init"]
         # Colocated without a trainer's weights: they have to come back as they were.
         flags += ["--enable-weights-cpu-backup"] if self.mode == "colocated" else []
@@ -72,9 +74,15 @@ class RefitServer:
         return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
     def wait(self):
-        while not self.client.ready():
+        tries = STARTS
+        while not refit.Client(self.url, self.api_key, timeout=5).ready():
             if self.process is not None and self.process.poll() is not None:
-                raise RuntimeError(f"refit ended with {self.process.returncode} before it was ready")
+                tries -= 1
+                # Between the look for a free port and the server's listening another process may take it.
+                if tries == 0 or is_free(*self.get_server_address()):
+                    raise RuntimeError(f"refit ended with {self.process.returncode} before it was ready")
+                self.url = self.start()
+            time.sleep(0.1)
 
     async def within(self, call, *args):
         return await asyncio.get_running_loop().run_in_executor(self.pool, call, *args)
@@ -190,6 +198,20 @@ def own_address():
         return ray.util.get_node_ip_address().strip("[]")
     except ImportError:
         return "127.0.0.1"
+
+
+def free_port(address, port=0):
+    """`port` itself where it is given. Raises OSError where it is not free."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, port))
+        return probe.getsockname()[1]
+
+
+def is_free(address, port):
+    try:
+        return free_port(address, port) == port
+    except OSError:
+        return False
 
 
 def replica_class(name="sglang"):

@@ -6,6 +6,7 @@ As real Ray actors where ray is installed; without it the same tests call the cl
 import asyncio
 import os
 import pathlib
+import signal
 import sys
 import threading
 import types
@@ -344,6 +345,37 @@ def test_verl_colocated_without_a_trainer_starts_its_own_server(model, actor_of)
     finally:
         server.made.shutdown()
         del os.environ["REFIT_COMMAND"], os.environ["REFIT_FLAGS"]
+
+
+# Stands before the server: the first time somebody takes the port between the look for a free one and the server's listening.
+THIEF = """
+import os, socket, subprocess, sys
+mark, flags = sys.argv[1], sys.argv[2:]
+address, port = (flags[flags.index(name) + 1] for name in ("--host", "--port"))
+if not os.path.exists(mark):
+    thief = socket.socket()
+    thief.bind((address, int(port)))
+    thief.listen()
+    held = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[thief.fileno()])
+    with open(mark, "w") as file:
+        file.write(str(held.pid))
+os.execvp("node", ["node", REFIT, *flags])
+"""
+
+
+def test_verl_starts_its_server_on_another_port_where_somebody_took_the_first(model, tmp_path, monkeypatch):
+    thief, mark = tmp_path / "thief.py", tmp_path / "mark"
+    thief.write_text(THIEF.replace("REFIT", repr(str(ROOT / "bin/refit.js"))))
+    monkeypatch.setenv("REFIT_COMMAND", f"{sys.executable} {thief} {mark}")
+    monkeypatch.setenv("REFIT_FLAGS", "--dtype bfloat16 --max-total-tokens 4096 --insecure")
+    server = Plain(refit_verl.RefitServer, config=rollout_config(max_model_len=200), model_path=str(model.folder))
+    try:
+        server.launch_server.remote().result(300)
+        host, port = server.get_server_address.remote().result()
+        assert refit.Client(f"http://{host}:{port}").ready()
+    finally:
+        server.made.shutdown()
+        os.kill(int(mark.read_text()), signal.SIGKILL)
 
 
 def test_the_shims_say_what_they_cannot():
