@@ -227,6 +227,12 @@ export const OPTIONS = {
     value: 'BYTES',
     help: 'Most bytes of one broadcast through a process group: a tensor, or a flattened bucket. Buffers as large as the largest piece that came are kept with each group, on cards in their memory: two, or one where it is over 1 GiB and was the only one of its request.'
   },
+  stagedBroadcasts: {
+    type: 'boolean',
+    default: false,
+    group: 'engine',
+    help: 'Broadcasts over NCCL are always received into buffers first, and a broadcast that breaks off changes nothing. Else those whose bytes the engine holds in the same order are received straight into the weights, which needs no buffers, and one that breaks off leaves its tensors torn.'
+  },
   groupTimeout: {
     type: 'number',
     default: 300,

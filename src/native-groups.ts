@@ -60,6 +60,18 @@ export interface NativeGroups {
    */
   groupReceive: (group: GroupHandle, slot: 0 | 1, parts: Float64Array, root: number, deadlineMs: number) => Promise<void>
   /**
+   * Main thread. NCCL alone. Of a write (`tensors` and `rects` of a WriteJob with one source, of which `parts` are stretches): for each part the
+   * offset, in bytes from where a rank's weights begin, at which all of its bytes lie there one behind the other and as they are, on every
+   * rank; -1 where they do not, and for all parts of a group with `coreRank`. Throws for a write that cannot be, and while the memory of
+   * the weights is released.
+   */
+  groupPlaces: (group: GroupHandle, parts: Float64Array, tensors: Float64Array, rects: Float64Array) => Float64Array
+  /**
+   * Main thread, gate shut. NCCL alone. As groupReceive, but into the weights themselves: `parts` have the offsets of groupPlaces. No write
+   * of these weights may be under way. After a failure any byte of the parts may be torn.
+   */
+  groupReceiveInPlace: (group: GroupHandle, parts: Float64Array, root: number, deadlineMs: number) => Promise<void>
+  /**
    * Main thread. Bytes of a slot as the first of this process's ranks has them (at most 1 GiB): what a trainer sends ahead to say what
    * comes next. Not while they are received.
    */

@@ -86,6 +86,8 @@ export interface RefitPluginOptions {
   uploadTimeoutMs?: number | undefined
   /** Most bytes of one broadcast through a process group, and of each of its two staging buffers (default 4 GiB). */
   bucketBytes?: number | undefined
+  /** Broadcasts over NCCL are never received straight into the weights; see --staged-broadcasts (default false). */
+  stagedBroadcasts?: boolean | undefined
   /** Longest that each phase of a process group may take, in milliseconds (default 300000). */
   groupTimeoutMs?: number | undefined
   /** Stores of trainers that may be connected to besides loopback and private addresses; see --allow-master. */
@@ -139,7 +141,8 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
     host: engine.groupHost,
     policy,
     timeoutMs: options.groupTimeoutMs ?? GROUP_TIMEOUT_MS,
-    ncclPath: options.ncclPath
+    ncclPath: options.ncclPath,
+    staged: options.stagedBroadcasts
   })
   const context: RouteContext = {
     engine,

@@ -111,6 +111,8 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("ncclConnect", nccl_connect);
   add("stageGroup", stage_group);
   add("groupReceive", group_receive);
+  add("groupPlaces", group_places);
+  add("groupReceiveInPlace", group_receive_in_place);
   add("groupRead", group_read);
   add("groupSend", group_send);
   add("groupParams", group_params);

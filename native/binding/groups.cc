@@ -80,10 +80,6 @@ int handle_of(const Napi::CallbackInfo& info) { return static_cast<int>(to_integ
 
 int to_slot(const Napi::Value& value) { return static_cast<int>(to_integer(value, "slot", 0, kGroupSlots - 1)); }
 
-int to_rank(const Napi::Value& value, const std::string& name) {
-  return static_cast<int>(to_integer(value, name, 0, kMaxRank));
-}
-
 GlooGroup& gloo_of(GroupEntry& entry) {
   auto* const group = dynamic_cast<GlooGroup*>(&entry.group());
   if (group == nullptr) throw std::invalid_argument("expected a gloo group, got " + entry.group().describe());
@@ -138,6 +134,26 @@ GroupDeadline deadline_of(const Napi::Value& value) {
          std::chrono::milliseconds(to_integer(value, "deadlineMs", 0, kMaxDeadlineMs));
 }
 
+int to_rank(const Napi::Value& value, const std::string& name) {
+  return static_cast<int>(to_integer(value, name, 0, kMaxRank));
+}
+
+std::vector<GroupPart> parse_parts(const Napi::Value& value) {
+  const Napi::Env env = value.Env();
+  const auto numbers = to_span<double>(value, "parts");
+  if (numbers.size() % kPartFields != 0) {
+    throw Napi::RangeError::New(env, "parts: expected a multiple of " + std::to_string(kPartFields) + " entries, got " +
+                                         std::to_string(numbers.size()));
+  }
+  std::vector<GroupPart> parts(numbers.size() / kPartFields);
+  for (size_t i = 0; i < parts.size(); i++) {
+    const double* at = numbers.data() + i * kPartFields;
+    parts[i].offset = static_cast<uint64_t>(exact_integer(env, at[0], kMaxSafe, "parts", i, "offset"));
+    parts[i].bytes = static_cast<uint64_t>(exact_integer(env, at[1], kMaxSafe, "parts", i, "bytes"));
+  }
+  return parts;
+}
+
 Napi::Value gloo_group(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const Napi::Object options = to_object(info[0], "options");
@@ -184,17 +200,7 @@ Napi::Value group_receive(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const auto entry = group_of(info);
   const int slot = to_slot(info[1]);
-  const auto numbers = to_span<double>(info[2], "parts");
-  if (numbers.size() % kPartFields != 0) {
-    throw Napi::RangeError::New(env, "parts: expected a multiple of " + std::to_string(kPartFields) + " entries, got " +
-                                         std::to_string(numbers.size()));
-  }
-  std::vector<GroupPart> parts(numbers.size() / kPartFields);
-  for (size_t i = 0; i < parts.size(); i++) {
-    const double* at = numbers.data() + i * kPartFields;
-    parts[i].offset = static_cast<uint64_t>(exact_integer(env, at[0], kMaxSafe, "parts", i, "offset"));
-    parts[i].bytes = static_cast<uint64_t>(exact_integer(env, at[1], kMaxSafe, "parts", i, "bytes"));
-  }
+  std::vector<GroupPart> parts = parse_parts(info[2]);
   const int root = to_rank(info[3], "root");
   const GroupDeadline deadline = deadline_of(info[4]);
   return submit_to_group(env, entry, [&group = entry->group(), slot, parts = std::move(parts), root, deadline] {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "binding/job_thread.h"
 #include "binding/napi_setup.h"
@@ -47,6 +48,10 @@ Napi::Value submit_to_group(Napi::Env env, const std::shared_ptr<GroupEntry>& en
                             std::vector<Napi::Reference<Napi::Value>> held = {});
 // `deadlineMs` from now.
 GroupDeadline deadline_of(const Napi::Value& value);
+// Of a group.
+int to_rank(const Napi::Value& value, const std::string& name);
+// Float64Array of PART_FIELDS per part.
+std::vector<GroupPart> parse_parts(const Napi::Value& value);
 
 Napi::Value gloo_group(const Napi::CallbackInfo& info);
 Napi::Value gloo_connect(const Napi::CallbackInfo& info);

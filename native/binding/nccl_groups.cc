@@ -1,5 +1,6 @@
 #include "binding/nccl_groups.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -7,8 +8,11 @@
 #include "binding/error_code.h"
 #include "binding/fields.h"
 #include "binding/groups.h"
+#include "binding/write_job.h"
 #include "core/cuda_library.h"
 #include "core/nccl_group.h"
+#include "core/places.h"
+#include "core/write_check.h"
 
 namespace refit::binding {
 namespace {
@@ -29,6 +33,23 @@ class CoreGroup : public NcclGroup {
   StagedSlot staged(int slot) const override { return group_->staged(slot); }
   void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {
     group_->receive(slot, parts, root, deadline);
+  }
+  // The whole job is checked, as `write` would check what of it is staged: what does not overlap in one piece may in
+  // two.
+  std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
+                               const std::vector<Rect>& rects) const override {
+    WriteJob job;
+    job.sources.emplace_back();
+    for (const GroupPart& part : parts) {
+      job.sources[0].bytes = std::max(job.sources[0].bytes, part.offset + part.bytes);
+    }
+    job.tensors = tensors;
+    job.rects = rects;
+    check_write(job, core_->config().ranks, core_->config().params);
+    return group_->places(parts, tensors, rects);
+  }
+  void receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {
+    group_->receive_in_place(parts, root, deadline);
   }
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override {
     return group_->read(slot, offset, bytes, deadline);
@@ -107,6 +128,32 @@ Napi::Value nccl_connect(const Napi::CallbackInfo& info) {
   const GroupDeadline deadline = deadline_of(info[2]);
   return submit_to_group(env, entry, [&group, id = std::vector<uint8_t>(bytes.begin(), bytes.end()), deadline] {
     group.connect(id.data(), deadline);
+  });
+}
+
+Napi::Value group_places(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto entry = group_of(info);
+  NcclGroup& group = nccl_of(*entry);
+  const std::vector<GroupPart> parts = parse_parts(info[1]);
+  const std::vector<Tensor> tensors = parse_tensors(info[2], "tensors");
+  const std::vector<Rect> rects = parse_rects(info[3], "rects");
+  return with_error_code(env, [&]() -> Napi::Value {
+    const std::vector<uint64_t> places = group.places(parts, tensors, rects);
+    Napi::Float64Array out = Napi::Float64Array::New(env, places.size());
+    for (size_t i = 0; i < places.size(); i++) out[i] = places[i] == kNoPlace ? -1 : static_cast<double>(places[i]);
+    return out;
+  });
+}
+
+Napi::Value group_receive_in_place(const Napi::CallbackInfo& info) {
+  const auto entry = group_of(info);
+  NcclGroup& group = nccl_of(*entry);
+  std::vector<GroupPart> parts = parse_parts(info[1]);
+  const int root = to_rank(info[2], "root");
+  const GroupDeadline deadline = deadline_of(info[3]);
+  return submit_to_group(info.Env(), entry, [&group, parts = std::move(parts), root, deadline] {
+    group.receive_in_place(parts, root, deadline);
   });
 }
 

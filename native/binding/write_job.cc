@@ -136,6 +136,25 @@ int64_t exact_integer(Napi::Env env, double value, int64_t max, const std::strin
                                        describe(Napi::Number::New(env, value)));
 }
 
+std::vector<Tensor> parse_tensors(const Napi::Value& value, const std::string& name) {
+  const Napi::Env env = value.Env();
+  const auto numbers = to_span<double>(value, name);
+  std::vector<Tensor> tensors(record_count(env, numbers.size(), kTensorFields, name));
+  for (size_t i = 0; i < tensors.size(); i++) {
+    const double* at = numbers.data() + i * kTensorFields;
+    Tensor& tensor = tensors[i];
+    tensor.source = static_cast<int>(exact_integer(env, at[0], kMaxInt, name, i, "source"));
+    tensor.offset = static_cast<uint64_t>(exact_integer(env, at[1], kMaxSafe, name, i, "offset"));
+    tensor.dtype =
+        static_cast<DType>(exact_integer(env, at[2], static_cast<int64_t>(DType::kFloat32), name, i, "dtype"));
+    tensor.rows = exact_integer(env, at[3], kMaxSafe, name, i, "rows");
+    tensor.cols = exact_integer(env, at[4], kMaxSafe, name, i, "cols");
+    tensor.row_bytes = static_cast<uint64_t>(exact_integer(env, at[5], kMaxSafe, name, i, "rowBytes"));
+    tensor.col_bytes = static_cast<uint64_t>(exact_integer(env, at[6], kMaxSafe, name, i, "colBytes"));
+  }
+  return tensors;
+}
+
 std::vector<Rect> parse_rects(const Napi::Value& value, const std::string& name) {
   const Napi::Env env = value.Env();
   const auto numbers = to_span<double>(value, name);
@@ -161,21 +180,7 @@ void parse_job(const Napi::Value& value, OwnedJob& out, std::vector<Napi::Refere
     const Napi::HandleScope scope(env);
     out.job.sources.push_back(parse_source(sources[i], "job.sources[" + std::to_string(i) + "]", out, held));
   }
-  const std::string name = "job.tensors";
-  const auto numbers = to_span<double>(object.Get("tensors"), name);
-  out.job.tensors.resize(record_count(env, numbers.size(), kTensorFields, name));
-  for (size_t i = 0; i < out.job.tensors.size(); i++) {
-    const double* at = numbers.data() + i * kTensorFields;
-    Tensor& tensor = out.job.tensors[i];
-    tensor.source = static_cast<int>(exact_integer(env, at[0], kMaxInt, name, i, "source"));
-    tensor.offset = static_cast<uint64_t>(exact_integer(env, at[1], kMaxSafe, name, i, "offset"));
-    tensor.dtype =
-        static_cast<DType>(exact_integer(env, at[2], static_cast<int64_t>(DType::kFloat32), name, i, "dtype"));
-    tensor.rows = exact_integer(env, at[3], kMaxSafe, name, i, "rows");
-    tensor.cols = exact_integer(env, at[4], kMaxSafe, name, i, "cols");
-    tensor.row_bytes = static_cast<uint64_t>(exact_integer(env, at[5], kMaxSafe, name, i, "rowBytes"));
-    tensor.col_bytes = static_cast<uint64_t>(exact_integer(env, at[6], kMaxSafe, name, i, "colBytes"));
-  }
+  out.job.tensors = parse_tensors(object.Get("tensors"), "job.tensors");
   out.job.rects = parse_rects(object.Get("rects"), "job.rects");
   const Napi::Value timeout = object.Get("eventTimeoutMs");
   if (!timeout.IsUndefined()) {

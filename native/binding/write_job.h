@@ -33,6 +33,9 @@ void parse_job(const Napi::Value& value, OwnedJob& out, std::vector<Napi::Refere
 Source parse_source(const Napi::Value& value, const std::string& path, OwnedJob& out,
                     std::vector<Napi::Reference<Napi::Value>>& held);
 
+// Float64Array of TENSOR_FIELDS per tensor.
+std::vector<Tensor> parse_tensors(const Napi::Value& value, const std::string& name);
+
 // Float64Array of RECT_FIELDS per rectangle.
 std::vector<Rect> parse_rects(const Napi::Value& value, const std::string& name);
 

@@ -129,6 +129,17 @@ inline void group_receive(NcclGroup& group, int slot, const std::vector<GroupPar
   guarded(failure, [&] { group.receive(slot, parts, root, deadline); });
 }
 
+inline void group_places(const NcclGroup& group, const std::vector<GroupPart>& parts,
+                         const std::vector<Tensor>& tensors, const std::vector<Rect>& rects,
+                         Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept {
+  guarded(failure, [&] { sink.take(sink.context, group.places(parts, tensors, rects)); });
+}
+
+inline void group_receive_in_place(NcclGroup& group, const std::vector<GroupPart>& parts, int root,
+                                   GroupDeadline deadline, Failure& failure) noexcept {
+  guarded(failure, [&] { group.receive_in_place(parts, root, deadline); });
+}
+
 inline void group_read(NcclGroup& group, int slot, uint64_t offset, uint8_t* to, uint64_t bytes, GroupDeadline deadline,
                        Failure& failure) noexcept {
   guarded(failure, [&] {
@@ -182,7 +193,8 @@ constexpr DeviceLibrary make(decltype(DeviceLibrary::cards) cards, decltype(Devi
           close_mappings,
           fetch,
           {unique_id, group_open, group_close, group_describe, group_library, group_connect, group_stage, group_staged,
-           group_receive, group_read, group_send, group_params, group_barrier, group_abort, group_end}};
+           group_receive, group_places, group_receive_in_place, group_read, group_send, group_params, group_barrier,
+           group_abort, group_end}};
 }
 
 }  // namespace refit::device_table

@@ -1,20 +1,21 @@
 // What the native core knows of a model: sizes, and a list of named matrices. The mapping from checkpoint names to
 // these matrices is TypeScript's (src/model); nothing here knows a checkpoint.
 //
-// Parameters of one rank, by name (local shapes; nq, nkv, I, V are per rank; a vector is [n, 1]):
+// Parameters of one rank, by name (local shapes; nq, nkv, I, V are per rank; a vector is [n, 1]). They are found by
+// name, and lie in memory in the order of the list that they come in:
 //   embed            [V, H]            rows past the vocabulary are zero
-//   layers.L.ln1     [H, 1]            RMSNorm before attention
 //   layers.L.qkv     [(nq + 2 nkv) * hd, H]
 //   layers.L.qkv_bias [(nq + 2 nkv) * hd, 1]  optional
-//   layers.L.q_norm, layers.L.k_norm [hd, 1]  optional
 //   layers.L.o       [H, nq * hd]
 //   layers.L.o_bias  [H, 1]            optional, added once after the ranks are summed
-//   layers.L.ln2     [H, 1]
+//   layers.L.q_norm, layers.L.k_norm [hd, 1]  optional
 //   layers.L.gate_up [2 I, H]          gate rows, then up rows (dense layers)
 //   layers.L.down    [H, I]
-//   layers.L.router  [E, H]            sparse layers
-//   layers.L.w13     [E * 2 I_e, H]    per expert: gate rows, then up rows
+//   layers.L.w13     [E * 2 I_e, H]    sparse layers; per expert: gate rows, then up rows
 //   layers.L.w2      [E * H, I_e]      per expert: H rows
+//   layers.L.router  [E, H]
+//   layers.L.ln1     [H, 1]            RMSNorm before attention
+//   layers.L.ln2     [H, 1]            RMSNorm before the MLP
 //   norm             [H, 1]
 //   lm_head          [V, H]            absent when tied: then embed serves
 #pragma once

@@ -28,6 +28,16 @@ class NcclGroup : public Group {
   // Makes the communicator with all the others, each rank on a thread and a stream of its own; `id` has kIdBytes. It
   // allocates, as `stage` and `end` do: no rank may run a step meanwhile. Once. Throws as the functions of Group.
   virtual void connect(const uint8_t* id, GroupDeadline deadline) = 0;
+
+  // Where broadcasts can be received into the weights themselves: find_places of core/places.h. kNoPlace for all of
+  // them in a group that not all ranks of the engine are in. Throws std::runtime_error while the memory of the weights
+  // is released.
+  virtual std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
+                                       const std::vector<Rect>& rects) const = 0;
+  // As `receive`, but into the weights of each rank: the parts' offsets are those of `places`. No step and
+  // no write of the same weights may run meanwhile, and who reads them sees old and new bytes. After a failure any byte
+  // of the parts may be old, new or neither.
+  virtual void receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) = 0;
 };
 
 }  // namespace refit

@@ -87,6 +87,22 @@ class LibraryGroup : public NcclGroup {
     raise(failure);
   }
 
+  std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
+                               const std::vector<Rect>& rects) const override {
+    std::vector<uint64_t> out;
+    Taken<std::vector<uint64_t>> taken(out);
+    Failure failure;
+    table_.places(*group_, parts, tensors, rects, taken.sink(), failure);
+    taken.finish(failure);
+    return out;
+  }
+
+  void receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {
+    Failure failure;
+    table_.receive_in_place(*group_, parts, root, deadline, failure);
+    raise(failure);
+  }
+
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override {
     std::vector<uint8_t> out(bytes);
     Failure failure;

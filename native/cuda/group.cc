@@ -12,6 +12,8 @@
 #include "core/elapsed.h"
 #include "core/look.h"
 #include "core/memory_error.h"
+#include "cuda/group_library.h"
+#include "cuda/group_weights.h"
 #include "cuda/group_words.h"
 
 namespace refit::cuda {
@@ -23,17 +25,6 @@ constexpr double kGraceSeconds = 60;
 constexpr double kEndSeconds = 10;
 // Small pieces are there sooner than a thread that sleeps would wake up.
 constexpr std::chrono::milliseconds kLook{30};
-
-const NcclApi& open_library_for(const NcclGroupOptions& options) {
-  try {
-    return open_nccl(options.library);
-  } catch (const std::runtime_error& error) {
-    throw GroupError(GroupErrorKind::kRefused,
-                     std::string("a group with backend \"nccl\" needs the NCCL of its trainer's torch "
-                                 "(site-packages/nvidia/nccl/lib/libnccl.so.2): ") +
-                         error.what());
-  }
-}
 
 }  // namespace
 
@@ -56,7 +47,7 @@ struct CardGroup::State {
 };
 
 CardGroup::CardGroup(GroupHost host, const NcclGroupOptions& options)
-    : options_(options), api_(open_library_for(options)), state_(std::make_shared<State>(std::move(host))) {
+    : options_(options), api_(open_group_library(options.library)), state_(std::make_shared<State>(std::move(host))) {
   const auto refuse = [](const std::string& why) { throw GroupError(GroupErrorKind::kRefused, why); };
   const int ranks = state_->host.ranks;
   if (options.core_rank >= ranks) {
@@ -270,14 +261,19 @@ StagedSlot CardGroup::staged(int slot) const {
   return out;
 }
 
-void CardGroup::receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) {
-  demand_usable("receiving");
-  State& s = *state_;
+// Of what is received.
+void CardGroup::demand_root(int root) const {
   const int last = options_.first_rank + local_ranks() - 1;
   if (root < 0 || root >= options_.size || (root >= options_.first_rank && root <= last)) {
     throw std::invalid_argument(describe() + ": root " + std::to_string(root) +
                                 " is no other rank of the group: it cannot be received from");
   }
+}
+
+void CardGroup::receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) {
+  demand_usable("receiving");
+  State& s = *state_;
+  demand_root(root);
   const uint64_t room = s.room(slot);
   for (size_t i = 0; i < parts.size(); i++) {
     const GroupPart& part = parts[i];
@@ -290,6 +286,22 @@ void CardGroup::receive(int slot, const std::vector<GroupPart>& parts, int root,
   const GroupWait wait{deadline, &s.cancel};
   on_lanes("receiving", deadline,
            [slot, parts, root, wait](GroupLane& lane) { lane.receive(slot, parts, root, wait); });
+}
+
+std::vector<uint64_t> CardGroup::places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
+                                        const std::vector<Rect>& rects) const {
+  if (local_ranks() != state_->host.ranks) return std::vector<uint64_t>(parts.size(), kNoPlace);
+  return places_in(state_->host, parts, tensors, rects);
+}
+
+void CardGroup::receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) {
+  demand_usable("receiving");
+  demand_root(root);
+  const auto spans = spans_in(state_->host, state_->tensor_ranks, parts);
+  const GroupWait wait{deadline, &state_->cancel};
+  on_lanes("receiving", deadline, [spans, root, first = options_.first_rank, wait](GroupLane& lane) {
+    lane.broadcast(spans[static_cast<size_t>(lane.rank() - first)], root, wait);
+  });
 }
 
 std::vector<uint8_t> CardGroup::read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) {
@@ -381,17 +393,6 @@ void CardGroup::end() noexcept {
     new std::shared_ptr<State>(state_);  // never destroyed: threads that are stuck use it
   } else {
     s.lanes.clear();
-  }
-}
-
-std::vector<uint8_t> nccl_group_id(const std::string& library) {
-  NcclGroupOptions options;
-  options.library = library;
-  try {
-    const NcclUniqueId id = new_nccl_id(open_library_for(options));
-    return {id.bytes, id.bytes + sizeof id.bytes};
-  } catch (const NcclError& error) {
-    throw GroupError(GroupErrorKind::kRefused, error.what());
   }
 }
 

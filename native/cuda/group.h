@@ -28,6 +28,9 @@ class CardGroup : public NcclGroup {
   // The memory is not owned by what is returned: see NcclGroup in core/cuda_library.cc.
   StagedSlot staged(int slot) const override;
   void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
+  std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
+                               const std::vector<Rect>& rects) const override;
+  void receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override;
   void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) override;
   void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) override;
@@ -51,6 +54,7 @@ class CardGroup : public NcclGroup {
   void open_lanes();
   [[noreturn]] void lose(const std::string& message);
   void demand_usable(const char* phase) const;
+  void demand_root(int root) const;
   int local_ranks() const;
 
   const NcclGroupOptions options_;
@@ -58,8 +62,5 @@ class CardGroup : public NcclGroup {
   // Shared with the cards' threads: one that is stuck keeps what it uses.
   const std::shared_ptr<State> state_;
 };
-
-// For a group in which a rank of this process is the first. Throws GroupError (kRefused).
-std::vector<uint8_t> nccl_group_id(const std::string& library);
 
 }  // namespace refit::cuda

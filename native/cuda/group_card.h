@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.h"
 #include "cuda/nccl_api.h"
 
 namespace refit::cuda {
@@ -46,15 +47,17 @@ class GroupCard {
   virtual int passed(int count) = 0;
 };
 
-// Memory of one parameter.
+// Memory of one parameter, or of several that lie one behind the other.
 struct GroupSpan {
   void* data = nullptr;
   uint64_t bytes = 0;
+  uint64_t row_bytes = 0;  // of a parameter
 };
 
 // What a group needs of the device that its ranks belong to. All may throw.
 struct GroupHost {
-  int ranks = 0;  // tensor-parallel
+  int ranks = 0;                   // tensor-parallel
+  DType dtype = DType::kBFloat16;  // of parameters
   // A GroupCard for the rank; not on the card's thread.
   std::function<std::unique_ptr<GroupCard>(int rank)> open;
   // Where the rank's parameters are, in order; throws std::runtime_error while their memory is released.

@@ -5,6 +5,7 @@
 #include "cuda/cards.h"
 #include "cuda/device.h"
 #include "cuda/group.h"
+#include "cuda/group_library.h"
 #include "cuda/memory.h"
 
 namespace refit::cuda {

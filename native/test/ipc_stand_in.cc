@@ -35,6 +35,7 @@
 #include "core/fault.h"
 #include "core/pool.h"
 #include "cuda/group.h"
+#include "cuda/group_library.h"
 #include "cuda/group_words.h"
 #include "test/loop_card.h"
 #include "transport/ipc_fetch.h"
@@ -315,9 +316,14 @@ class StandIn : public Device {
   }
   void scramble(uint64_t seed) override { cpu_->scramble(seed); }
   uint64_t release_memory(uint32_t tags, bool keep_weights) override {
+    if ((tags & kTagWeights) != 0) released_ = true;
     return cpu_->release_memory(tags, keep_weights);
   }
-  bool resume_memory(uint32_t tags) override { return cpu_->resume_memory(tags); }
+  bool resume_memory(uint32_t tags) override {
+    const bool kept = cpu_->resume_memory(tags);
+    if ((tags & kTagWeights) != 0) released_ = false;
+    return kept;
+  }
   uint64_t close_mappings(const std::string& name) override { return mappings_.close(name); }
   void fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) override {
     ipc::await_events(driver_, 0, segment, timeout_ms);
@@ -331,13 +337,16 @@ class StandIn : public Device {
     cuda::check_group_cards(uuids, options);
     cuda::GroupHost host;
     host.ranks = ranks_;
+    host.dtype = config_.dtype;
     host.open = [](int rank) { return std::make_unique<test::LoopCard>(rank, loop_cards()); };
     host.params = [this](int rank) {
+      if (released_) throw std::runtime_error("the memory of the weights is released; resume it first");
       std::vector<cuda::GroupSpan> spans;
       for (size_t id = 0; id < config_.params.size(); id++) {
         const Param& param = config_.params[id];
+        const uint64_t row_bytes = static_cast<uint64_t>(param.cols) * size_of(config_.dtype);
         spans.push_back({const_cast<void*>(address(rank, static_cast<int>(id))),
-                         static_cast<uint64_t>(param.rows * param.cols) * size_of(config_.dtype)});
+                         static_cast<uint64_t>(param.rows) * row_bytes, row_bytes});
       }
       return spans;
     };
@@ -352,6 +361,7 @@ class StandIn : public Device {
   FileDriver driver_;
   ipc::Mappings mappings_;
   const int ranks_;
+  std::atomic<bool> released_{false};  // the weights
 };
 
 void cards(Sink<CudaCards> sink, Failure& failure) noexcept {

@@ -46,6 +46,7 @@ export async function serve (args: readonly string[]): Promise<void> {
     modelRoots: config.modelRoot.length > 0 ? [...config.modelRoot] : [root],
     weightLoaders,
     bucketBytes: config.bucketBytes,
+    stagedBroadcasts: config.stagedBroadcasts,
     groupTimeoutMs: config.groupTimeout * 1000,
     allowMasters: config.allowMaster,
     dialects: [...chooseDialects(config.dialects)],

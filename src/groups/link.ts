@@ -1,3 +1,4 @@
+import type { WriteJob } from '../native.ts'
 import type { GroupHandle } from '../native-groups.ts'
 import type { StoreClient } from '../store/client.ts'
 import type { Deadline } from '../store/within.ts'
@@ -13,6 +14,8 @@ export interface GroupLink {
   readonly pieceBytes: number
   /** Resolves once bytes can flow, but for `connect`. */
   meet: (store: StoreClient, deadline: Deadline) => Promise<void>
+  /** `groupPlaces` of the addon, where this backend can receive into the weights. */
+  places?: (parts: Float64Array, job: WriteJob) => Float64Array
   /** Gate shut where that is needed. Without effect when it is connected. */
   connect: (timeoutMs: number) => Promise<void>
 }

@@ -1,3 +1,4 @@
+import type { WriteJob } from '../native.ts'
 import type { NativeGroups } from '../native-groups.ts'
 import type { StoreClient } from '../store/client.ts'
 import { UNIQUE_ID_FORMS } from '../store/unique-id-forms.ts'
@@ -55,6 +56,8 @@ export class NcclLink implements GroupLink {
     leftovers.id = id
     this.#id = id
   }
+
+  places (parts: Float64Array, { tensors, rects }: WriteJob): Float64Array { return this.#native.groupPlaces(this.handle, parts, tensors, rects) }
 
   async connect (timeoutMs: number): Promise<void> {
     this.#connecting ??= this.#native.ncclConnect(this.handle, this.#id!, timeoutMs)

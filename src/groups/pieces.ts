@@ -43,5 +43,15 @@ export function layOutPieces (sizes: readonly number[], pieceBytes: number): { o
   return { offsets, pieces }
 }
 
+/** Of all pieces as one, with offsets in the stream. */
+export function joinParts (pieces: readonly Piece[]): Float64Array {
+  const parts = new Float64Array(pieces.reduce((sum, piece) => sum + piece.parts.length, 0))
+  let at = 0
+  for (const piece of pieces) {
+    for (const [index, value] of piece.parts.entries()) parts[at++] = index % PART_FIELDS === 0 ? piece.begin + value : value
+  }
+  return parts
+}
+
 /** Pieces take turns: one is received into a slot while the one before is written from the other. */
 export function slotOf (index: number): 0 | 1 { return index % 2 === 0 ? 0 : 1 }

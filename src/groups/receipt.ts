@@ -1,23 +1,28 @@
 import type { StreamPiece, WeightStream } from '../weights/stream.ts'
-import type { WeightGroup } from './weight-group.ts'
+import type { WriteJob } from '../native.ts'
+import type { Target, WeightGroup } from './weight-group.ts'
 import { slotOf } from './pieces.ts'
 import type { Piece } from './pieces.ts'
 
 /** What a sender that is not wanted any more may take to send the rest. */
 const HURRY_MS = 5000
 
-interface Incoming { index: number, arrived: Promise<void> }
+interface Incoming { index: number, into: Target, arrived: Promise<void> }
 
 /**
  * The broadcasts that one request has announced, as a stream of pieces: the next one is received while the one before is written. They
- * come whether or not they are wanted, and in the order of the requests: what is not taken is received and dropped by `close`.
+ * come whether or not they are wanted, and in the order of the requests: what is not taken is received and dropped by `close`. What is known
+ * to go straight into the weights, and is wanted, is received there, and else into a slot.
  */
 export class Receipt implements WeightStream {
   readonly #group: WeightGroup
   readonly #pieces: readonly Piece[]
   /** The tensors of a piece, for messages. */
   readonly #names: (piece: Piece) => string
+  /** Of each piece where in the weights it goes; undefined where it is staged. */
+  #places: ReadonlyArray<Float64Array | undefined> = []
   #started = 0
+  #touched = false
   #incoming: Incoming | undefined
   #given = 0
   #isRefused = false
@@ -45,6 +50,13 @@ export class Receipt implements WeightStream {
     if (!this.#group.needsGate) await this.#receive()?.arrived
   }
 
+  prepare (job: WriteJob): void {
+    // Where receiving needs no gate, the first piece has come by now.
+    if (this.#started === 0 && this.#pieces.length > 0) this.#places = this.#group.places(this.#pieces, job)
+  }
+
+  get touched (): boolean { return this.#touched }
+
   async next (): Promise<StreamPiece | undefined> {
     if (this.#started === 0 && this.#pieces.length > 0) {
       await this.#turn(true)
@@ -61,7 +73,8 @@ export class Receipt implements WeightStream {
     this.#given = incoming.index + 1
     // Into the slot of the piece before the one that is given out: it has been written.
     this.#receive()
-    return { begin, length, source: { staged: { group: this.#group.handle, slot: slotOf(incoming.index) } } }
+    const { into } = incoming
+    return { begin, length, source: 'slot' in into ? { staged: { group: this.#group.handle, slot: into.slot } } : null }
   }
 
   async drop (hurry: boolean): Promise<void> {
@@ -119,10 +132,11 @@ export class Receipt implements WeightStream {
     const index = this.#started++
     const piece = this.#pieces[index]!
     const nameOf = (part: number): string => this.#names({ ...piece, first: piece.first + part - 1, end: piece.first + part })
-    const arrived = this.#group.receive({ slot: slotOf(index), piece, room: this.#room, of: this.#names(piece), at: `piece ${index + 1} of ${this.#pieces.length}`, nameOf })
+    const into = this.#target(index)
+    const arrived = this.#group.receive({ piece, into, of: this.#names(piece), at: `piece ${index + 1} of ${this.#pieces.length}`, nameOf })
     // It is waited for later, if at all.
     arrived.catch(() => {})
-    this.#incoming = { index, arrived }
+    this.#incoming = { index, into, arrived }
     return this.#incoming
   }
 
@@ -138,6 +152,8 @@ export class Receipt implements WeightStream {
       }
       if (count > 0) this.dropped = 'What was announced has been received and dropped, and the group stays in step'
     } catch (error) {
+      // Weights that it is coming into are nobody's before it has ended.
+      await this.#incoming?.arrived.catch(() => {})
       // Where the group had failed before, that is what the request has failed by.
       if (!isLate) this.dropped = `What was announced could not be received and dropped, so that the group was aborted (${error instanceof Error ? error.message : String(error)}); initialise it again`
     } finally {
@@ -145,7 +161,20 @@ export class Receipt implements WeightStream {
     }
   }
 
-  get #room (): { bytes: number, slots: number } { return { bytes: this.#pieces.reduce((most, { length }) => Math.max(most, length), 0), slots: Math.min(this.#pieces.length, 2) } }
+  #target (index: number): Target {
+    const places = this.#placesOf(index)
+    if (places !== undefined) return { places, began: () => { this.#touched = true } }
+    const room = { bytes: 0, slots: 0 }
+    for (const [other, { length }] of this.#pieces.entries()) {
+      if (this.#placesOf(other) !== undefined) continue
+      room.bytes = Math.max(room.bytes, length)
+      room.slots = Math.max(room.slots, slotOf(other) + 1)
+    }
+    return { slot: slotOf(index), room }
+  }
+
+  /** What is refused is no weight's. */
+  #placesOf (index: number): Float64Array | undefined { return this.#isRefused ? undefined : this.#places[index] }
 
   get #rest (): string { return this.#names(this.#pieces[Math.min(this.#given, this.#pieces.length - 1)]!) }
 

@@ -1,5 +1,7 @@
 import type { GroupHost } from '../engine/group-host.ts'
 import { RefitError } from '../errors.ts'
+import type { WriteJob } from '../native.ts'
+import { PART_FIELDS } from '../native-groups.ts'
 import type { StoreClient } from '../store/client.ts'
 import { UNIQUE_ID_FORMS } from '../store/unique-id-forms.ts'
 import { Deadline } from '../store/within.ts'
@@ -7,6 +9,7 @@ import { describeGroup, groupError, namePart } from './group-words.ts'
 import type { GroupSpec } from './group-spec.ts'
 import type { GroupLink } from './link.ts'
 import { bytesOf, Receipt } from './receipt.ts'
+import { joinParts } from './pieces.ts'
 import type { Piece } from './pieces.ts'
 import { StoreWatch } from './store-watch.ts'
 
@@ -24,12 +27,20 @@ export interface WeightGroupOptions {
   counts: GroupCounts
   /** Longest that each phase may take. */
   timeoutMs: number
+  /** Nothing is received straight into the weights. */
+  staged: boolean
   /** Comes to the rendezvous, or hosts it, and has our ranks counted. */
   openStore: (deadline: Deadline) => Promise<GroupStore>
   /** Before the store is asked where the backend knows by then whether it can be, else once the store is there. */
   early: () => GroupLink | undefined
   late: (store: StoreClient) => Promise<GroupLink>
 }
+
+/** Where a piece is received: into a slot, of which there is to be so much room, or into the weights (`WeightGroup.places`), which change from when it has begun. */
+export type Target = { slot: 0 | 1, room: { bytes: number, slots: number } } | { places: Float64Array, began: () => void }
+
+/** `of`, `at` and `nameOf`, of the piece's broadcasts counted from 1, are for messages. */
+interface Reception { piece: Piece, into: Target, of: string, at: string, nameOf: (part: number) => string }
 
 /** Bytes that slots grow by. */
 const GRAIN = 1 << 20
@@ -138,10 +149,36 @@ export class WeightGroup {
     }))
   }
 
+  /** Of each piece of a write where in the weights its broadcasts go, as `parts`; undefined where they have to be staged. */
+  places (pieces: readonly Piece[], job: WriteJob): Array<Float64Array | undefined> {
+    const link = this.#link!
+    if (this.#options.staged || link.places === undefined) return []
+    const places = link.places(joinParts(pieces), job)
+    let next = 0
+    return pieces.map(({ parts }) => {
+      const own = Float64Array.from(parts, (value, at) => at % PART_FIELDS === 0 ? places[next++]! : value)
+      return own.every((value, at) => at % PART_FIELDS !== 0 || value >= 0) ? own : undefined
+    })
+  }
+
   /** Receives a piece; gate shut where that is needed. One at a time. */
-  async receive ({ slot, piece, room, of, at, nameOf }: { slot: 0 | 1, piece: Piece, room: { bytes: number, slots: number }, of: string, at: string, nameOf: (part: number) => string }): Promise<void> {
+  async receive ({ piece, into, of, at, nameOf }: Reception): Promise<void> {
     const { native } = this.#options.host
     await this.#connect()
+    if ('slot' in into) await this.#makeRoom(into.room)
+    await this.#phase(`receiving ${of} (${at})`, async deadline => {
+      const { root } = this.spec
+      const receiving = 'slot' in into
+        ? native.groupReceive(this.handle, into.slot, piece.parts, root, deadline.timeoutMs)
+        : native.groupReceiveInPlace(this.handle, into.places, root, deadline.timeoutMs)
+      if ('places' in into) into.began()
+      await receiving.catch((error: unknown) => { throw namePart(error, nameOf) })
+    })
+    this.counts.bytesReceived += bytesOf(piece)
+  }
+
+  async #makeRoom (room: { bytes: number, slots: number }): Promise<void> {
+    const { native } = this.#options.host
     if (room.bytes > this.#staged.bytes || room.slots > this.#staged.slots) {
       const kept = this.#staged.bytes > ALONE ? 0 : this.#staged.bytes
       const bytes = Math.max(kept, Math.ceil(room.bytes / GRAIN) * GRAIN)
@@ -149,10 +186,6 @@ export class WeightGroup {
       await this.#phase(`finding room for ${slots} times ${bytes} bytes`, async () => { await native.stageGroup(this.handle, bytes, slots) })
       this.#staged = { bytes, slots }
     }
-    await this.#phase(`receiving ${of} (${at})`, async deadline => {
-      await native.groupReceive(this.handle, slot, piece.parts, this.spec.root, deadline.timeoutMs).catch((error: unknown) => { throw namePart(error, nameOf) })
-    })
-    this.counts.bytesReceived += bytesOf(piece)
   }
 
   /** Bytes of a slot that have been received, as our first rank has them. */

@@ -21,6 +21,8 @@ export interface WeightGroupsOptions {
   timeoutMs: number
   /** Of libnccl.so.2; default where the addon finds it. */
   ncclPath?: string | undefined
+  /** Nothing is received straight into the weights (default false). */
+  staged?: boolean | undefined
 }
 
 export interface GroupStatus {
@@ -136,7 +138,7 @@ export class WeightGroups {
   }
 
   #make (spec: GroupSpec, host: GroupHost): WeightGroup {
-    const { policy, timeoutMs, ncclPath } = this.#options
+    const { policy, timeoutMs, ncclPath, staged = false } = this.#options
     const { name, worldSize: size, rankOffset: firstRank, form, hosts } = spec
     const isNccl = spec.backend === 'nccl'
     // Of a communicator that is made at once each store has one id, which a client that tries again asks for again.
@@ -146,6 +148,7 @@ export class WeightGroups {
       host,
       counts: this.counts,
       timeoutMs,
+      staged,
       openStore: async deadline => await openGroupStore(spec, host.ranks, policy, deadline),
       early: () => isNccl ? new NcclLink(host.native, host.core, { name, size, firstRank, library: ncclPath, leftovers, form, hosts }) : undefined,
       late: async store => new GlooLink(host.native, { name, size, ranks: this.#ranks(spec), host: await localAddress(store.where), leftovers })

@@ -6,6 +6,7 @@ export const Report = Type.Object({
   source: Type.String(),
   tensors: Type.Integer(),
   bytes: Type.Integer(),
+  bytes_in_place: Type.Optional(Type.Integer({ description: 'Of broadcasts: those of the bytes that were received straight into the weights, and were not staged.' })),
   missing: Type.Array(Type.String(), { description: 'Tensors of the model that were not brought, at most 100.' }),
   missing_count: Type.Integer(),
   ignored: Type.Array(Type.String(), { description: 'Tensors that the model has no use for.' }),
@@ -16,6 +17,6 @@ export const Report = Type.Object({
   transaction: Type.Optional(Type.String({ description: 'The weight transaction that it belongs to: label and caches wait for its end.' }))
 }, { title: 'WriteReport' })
 
-export function toReport ({ missingCount, gbPerSecond, ...rest }: WriteReport) {
-  return { ...rest, missing_count: missingCount, gb_per_second: gbPerSecond }
+export function toReport ({ bytesInPlace, missingCount, gbPerSecond, ...rest }: WriteReport) {
+  return { ...rest, ...bytesInPlace === undefined ? {} : { bytes_in_place: bytesInPlace }, missing_count: missingCount, gb_per_second: gbPerSecond }
 }

@@ -4,7 +4,7 @@ import { colShares, gateUpShares, replicated, rowShares, vocabShares } from './s
 import type { Slices } from './slices.ts'
 
 /**
- * Every checkpoint name of an architecture, as Hugging Face has it, with its rectangles on all ranks. Slices follow SGLang:
+ * Every checkpoint name of an architecture, as Hugging Face has it and in its order, with its rectangles on all ranks. Slices follow SGLang:
  * q, k, v, gate and up by rows, o and down by columns, the vocabulary by rows; norms, routers and the bias of o whole.
  */
 export function tensorTable (arch: Architecture, sizes: RankSizes, params: Param[]): Map<string, TensorPlan> {
@@ -31,6 +31,9 @@ class TensorTable {
       this.#attention(i)
       if (moe?.sparse[i] === true) this.#experts(i, moe.experts, moe.intermediateSize)
       else this.#mlp(i)
+      for (const [name, param] of [['input_layernorm', 'ln1'], ['post_attention_layernorm', 'ln2']] as const) {
+        this.#add(`model.layers.${i}.${name}.weight`, [hiddenSize], replicated(ranks, { param: this.#id(`layers.${i}.${param}`) }))
+      }
     }
     this.#add('model.norm.weight', [hiddenSize], replicated(ranks, { param: this.#id('norm') }))
     if (!tieWordEmbeddings) {
@@ -61,19 +64,17 @@ class TensorTable {
       { name: 'k', rows: kvHeads * headDim, dstRow: kvRow, replicas: kvReplicas },
       { name: 'v', rows: kvHeads * headDim, dstRow: kvRow + local.kvHeads * headDim, replicas: kvReplicas }
     ]
-    this.#add(from + 'input_layernorm.weight', [hiddenSize], whole('ln1'))
     for (const { name, rows, dstRow, replicas } of parts) {
       const shares = (param: string): Slices => rowShares(ranks, { param: this.#id(to + param), dstRow }, replicas)
       this.#add(`${from}self_attn.${name}_proj.weight`, [rows, hiddenSize], shares('qkv'))
       if (qkvBias) this.#add(`${from}self_attn.${name}_proj.bias`, [rows], shares('qkv_bias'))
     }
+    this.#add(from + 'self_attn.o_proj.weight', [hiddenSize, heads * headDim], colShares(ranks, { param: this.#id(to + 'o') }))
+    if (oBias) this.#add(from + 'self_attn.o_proj.bias', [hiddenSize], whole('o_bias'))
     if (qkNorm) {
       this.#add(from + 'self_attn.q_norm.weight', [headDim], whole('q_norm'))
       this.#add(from + 'self_attn.k_norm.weight', [headDim], whole('k_norm'))
     }
-    this.#add(from + 'self_attn.o_proj.weight', [hiddenSize, heads * headDim], colShares(ranks, { param: this.#id(to + 'o') }))
-    if (oBias) this.#add(from + 'self_attn.o_proj.bias', [hiddenSize], whole('o_bias'))
-    this.#add(from + 'post_attention_layernorm.weight', [hiddenSize], whole('ln2'))
   }
 
   #mlp (i: number): void {

@@ -64,6 +64,17 @@ export class JobCutter {
     return { job: { sources: [source], tensors: Float64Array.from(tensors), rects: Float64Array.from(rects) }, owners }
   }
 
+  /** The bytes before `to`, with which a tensor ends, are where they belong: nothing is to be cut of them. Returns how many of them are tensors'. */
+  pass (to: number): number {
+    let bytes = 0
+    for (; this.#next < this.#order.length && this.#begin(this.#order[this.#next]!) < to; this.#next++) {
+      const tensor = this.#order[this.#next]!
+      bytes += this.#end(tensor) - this.#begin(tensor)
+    }
+    this.#done = to
+    return bytes
+  }
+
   /** Of a tensor's rectangles, what lies in a block, as rectangles of the tensor `index` that the block becomes. */
   #clip (tensor: number, block: Block, index: number, into: number[]): void {
     const { rects } = this.#job

@@ -23,6 +23,7 @@ export function guardedAddon (addon: NativeAddon, lost: (message: string) => voi
     ncclConnect: guard(addon.ncclConnect),
     stageGroup: guard(addon.stageGroup),
     groupReceive: guard(addon.groupReceive),
+    groupReceiveInPlace: guard(addon.groupReceiveInPlace),
     groupRead: guard(addon.groupRead),
     groupSend: guard(addon.groupSend),
     groupParams: guard(addon.groupParams),

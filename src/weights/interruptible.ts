@@ -4,6 +4,8 @@ import type { WeightStream } from './stream.ts'
 export function interruptible (stream: WeightStream, signal: AbortSignal): WeightStream {
   return {
     ready: async () => { await orAborted(stream.ready(), signal) },
+    prepare: job => { stream.prepare?.(job) },
+    get touched () { return stream.touched === true },
     next: async () => await orAborted(stream.next(), signal),
     drop: async hurry => { await stream.drop?.(hurry || signal.aborted) }
   }

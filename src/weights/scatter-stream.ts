@@ -11,20 +11,25 @@ export async function scatterStream (addon: NativeAddon, core: number, plan: Wri
   const cutter = new JobCutter(plan.job)
   let written = 0
   let bytes = 0
+  let inPlace = 0
   let touched = false
   let error: ScatterOutcome['error']
   try {
+    stream.prepare?.(plan.job)
     for (;;) {
       const piece = await stream.next()
       if (piece === undefined) break
-      const { job, owners } = cutter.cut(piece.source, piece.begin, piece.length)
-      if (owners.length > 0) {
-        const outcome = await writeJob(addon, core, job, owners.length)
-        bytes += outcome.bytes
-        touched ||= outcome.states.some(state => state !== TENSOR_UNTOUCHED)
-        if (outcome.error !== undefined) {
-          error = { message: outcome.error.message, tensor: owners[outcome.error.tensor]! }
-          break
+      if (piece.source === null) inPlace += cutter.pass(piece.begin + piece.length)
+      else {
+        const { job, owners } = cutter.cut(piece.source, piece.begin, piece.length)
+        if (owners.length > 0) {
+          const outcome = await writeJob(addon, core, job, owners.length)
+          bytes += outcome.bytes
+          touched ||= outcome.states.some(state => state !== TENSOR_UNTOUCHED)
+          if (outcome.error !== undefined) {
+            error = { message: outcome.error.message, tensor: owners[outcome.error.tensor]! }
+            break
+          }
         }
       }
       written = cutter.done
@@ -33,8 +38,9 @@ export async function scatterStream (addon: NativeAddon, core: number, plan: Wri
     error = { message: cause instanceof Error ? cause.message : String(cause), tensor: cutter.tensor ?? 0, cause }
   }
   if (error !== undefined) await stream.drop?.(false)
+  touched ||= stream.touched === true
   const rest = cutter.unfinished(written)
   if (error === undefined && rest.length > 0) error = { message: `the bytes ended at ${written}, before the tensor`, tensor: rest[0]! }
   const missing = new Set(rest)
-  return { whole: [...plan.tensors.keys()].filter(tensor => !missing.has(tensor)), rest, touched, bytes, error }
+  return { whole: [...plan.tensors.keys()].filter(tensor => !missing.has(tensor)), rest, touched, bytes: bytes + inPlace, inPlace, error }
 }

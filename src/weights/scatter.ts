@@ -10,7 +10,10 @@ export interface ScatterOutcome {
   whole: number[]
   rest: number[]
   touched: boolean
+  /** As they came. */
   bytes: number
+  /** Of these, bytes that came straight into the weights. */
+  inPlace: number
   /** `cause`: what was thrown, where the source threw it. */
   error: { message: string, tensor: number, cause?: unknown } | undefined
 }
@@ -36,7 +39,7 @@ export async function scatter (addon: NativeAddon, core: number, plan: WritePlan
   const whole: number[] = []
   const rest: number[] = []
   for (const [tensor, state] of states.entries()) (state === TENSOR_WRITTEN ? whole : rest).push(tensor)
-  return { whole, rest, touched: states.some(state => state !== TENSOR_UNTOUCHED), bytes, error }
+  return { whole, rest, touched: states.some(state => state !== TENSOR_UNTOUCHED), bytes, inPlace: 0, error }
 }
 
 /** What the addon refuses at once has written nothing; a write that breaks off without an account may have touched all of it. */

@@ -60,6 +60,8 @@ export interface WriteReport {
   source: WeightSource['kind']
   tensors: number
   bytes: number
+  /** Of broadcasts: those of them that were received straight into the weights, and were not staged. */
+  bytesInPlace?: number
   /** Names of the model that this write did not bring (at most 100; the count is whole). */
   missing: string[]
   missingCount: number

@@ -12,6 +12,7 @@ export function sumReports (reports: readonly WriteReport[]): WriteReport {
     source,
     tensors: sum(({ tensors }) => tensors),
     bytes,
+    ...reports.some(({ bytesInPlace }) => bytesInPlace !== undefined) ? { bytesInPlace: sum(({ bytesInPlace = 0 }) => bytesInPlace) } : {},
     missing,
     missingCount,
     ignored: [...new Set(reports.flatMap(({ ignored }) => ignored))].slice(0, SHOWN_NAMES),

@@ -119,6 +119,7 @@ export class Update implements WeightUpdate {
       ignored: plan.ignored.slice(0, SHOWN_NAMES),
       ms: { plan: planned - started, gate: shut - planned, write: scattered - shut, verify: ended - scattered, total: ended - started },
       gbPerSecond: outcome.bytes / 1e6 / Math.max(scattered - shut, 1e-3),
+      ...source.kind === 'distributed' ? { bytesInPlace: outcome.inPlace } : {},
       ...patched === null ? {} : { changed: patched.changed },
       ...warning === undefined ? {} : { warning }
     }

@@ -17,6 +17,8 @@ from tensor_setup import check_sums, on_card
 
 GOLDENS = ROOT / "test/goldens"
 KIND = "qwen3"
+# A gigabyte or so: a broadcast of it takes long enough to be hit.
+LARGE = dict(models.REAL["qwen3-8b"], num_hidden_layers=2, vocab_size=65536, tie_word_embeddings=True)
 # Seconds that a server waits for a peer.
 DEADLINE_S = 8
 NCCL = dict(NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo", NCCL_DEBUG="WARN", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
@@ -119,9 +121,9 @@ def state_after(server, old, new, what):
     raise AssertionError(f"{what}: torn, and it generates")
 
 
-def heals(options, layout, name, port, sums, variant, folder=GOLDENS / KIND):
+def heals(options, layout, name, port, sums, variant, folder=GOLDENS / KIND, flags=()):
     """The next attempt, with the same name and port."""
-    group = group_of(options, layout, folder, name=name, port=port)
+    group = group_of(options, layout, folder, flags, name=name, port=port)
     group.join()
     group.update(variant).ok()
     holds(group, sums, variant, f"the attempt after ({name})")

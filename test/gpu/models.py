@@ -37,26 +37,29 @@ WRITERS = 8
 
 
 def tensors(config):
-    """[(name, shape)] of a model of REAL (all its layers alike), as its checkpoint holds them."""
+    """[(name, shape)] of a model of REAL (all its layers alike), in the order of its state_dict(); experts each by itself, as transformers 4 has them."""
     h, d = config["hidden_size"], config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     q, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
     found = [("model.embed_tokens.weight", (config["vocab_size"], h))]
     for n in range(config["num_hidden_layers"]):
-        layer = [("input_layernorm", (h,)), ("post_attention_layernorm", (h,))]
-        layer += [(f"self_attn.{p}_proj", shape) for p, shape in [("q", (q, h)), ("k", (kv, h)), ("v", (kv, h)), ("o", (h, q))]]
+        layer = []
+        for p, rows in [("q", q), ("k", kv), ("v", kv)]:
+            layer.append((f"self_attn.{p}_proj.weight", (rows, h)))
+            if config["model_type"] == "qwen2":
+                layer.append((f"self_attn.{p}_proj.bias", (rows,)))
+        layer.append(("self_attn.o_proj.weight", (h, q)))
+        if config["model_type"] != "qwen2":
+            layer += [("self_attn.q_norm.weight", (d,)), ("self_attn.k_norm.weight", (d,))]
         if "num_experts" in config:
             i = config["moe_intermediate_size"]
-            layer += [("mlp.gate", (config["num_experts"], h))]
+            layer += [("mlp.gate.weight", (config["num_experts"], h))]
             for e in range(config["num_experts"]):
-                layer += [(f"mlp.experts.{e}.{p}_proj", shape) for p, shape in [("gate", (i, h)), ("up", (i, h)), ("down", (h, i))]]
+                layer += [(f"mlp.experts.{e}.{p}_proj.weight", shape) for p, shape in [("gate", (i, h)), ("up", (i, h)), ("down", (h, i))]]
         else:
             i = config["intermediate_size"]
-            layer += [(f"mlp.{p}_proj", shape) for p, shape in [("gate", (i, h)), ("up", (i, h)), ("down", (h, i))]]
-        if config["model_type"] != "qwen2":
-            layer += [("self_attn.q_norm", (d,)), ("self_attn.k_norm", (d,))]
-        found += [(f"model.layers.{n}.{name}.weight", shape) for name, shape in layer]
-        if config["model_type"] == "qwen2":
-            found += [(f"model.layers.{n}.self_attn.{p}_proj.bias", (size,)) for p, size in [("q", q), ("k", kv), ("v", kv)]]
+            layer += [(f"mlp.{p}_proj.weight", shape) for p, shape in [("gate", (i, h)), ("up", (i, h)), ("down", (h, i))]]
+        layer += [("input_layernorm.weight", (h,)), ("post_attention_layernorm.weight", (h,))]
+        found += [(f"model.layers.{n}.{name}", shape) for name, shape in layer]
     found.append(("model.norm.weight", (h,)))
     if not config["tie_word_embeddings"]:
         found.append(("lm_head.weight", (config["vocab_size"], h)))

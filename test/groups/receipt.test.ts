@@ -3,6 +3,7 @@ import type { Test } from 'tap'
 import { eventually, failureOf } from '../helpers/eventually.ts'
 import { FakeGroups, nativeError } from '../helpers/fake-groups.ts'
 import { layOutPieces } from '../../src/groups/pieces.ts'
+import type { WriteJob } from '../../src/native.ts'
 import { WeightGroups } from '../../src/groups/weight-groups.ts'
 import type { WeightGroup } from '../../src/groups/weight-group.ts'
 import { masterPolicy } from '../../src/store/master-policy.ts'
@@ -10,10 +11,10 @@ import { StoreServer } from '../../src/store/server.ts'
 
 interface Joined { fake: FakeGroups, groups: WeightGroups, group: WeightGroup, server: StoreServer, announce: (sizes: number[], pieceBytes?: number) => ReturnType<WeightGroup['announce']> }
 
-async function joined (t: Test, backend: 'nccl' | 'gloo', timeoutMs = 60_000): Promise<Joined> {
+async function joined (t: Test, backend: 'nccl' | 'gloo', timeoutMs = 60_000, staged = false): Promise<Joined> {
   const fake = new FakeGroups({ isNccl: backend === 'nccl' })
   const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
-  const groups = new WeightGroups({ host: fake.host, policy: masterPolicy(), timeoutMs })
+  const groups = new WeightGroups({ host: fake.host, policy: masterPolicy(), timeoutMs, staged })
   t.teardown(async () => {
     await groups.close(100)
     await server.close()
@@ -82,6 +83,104 @@ t.test('nccl: nothing that wants the gate is called before it is shut', async t 
   })
   t.same(fake.log, ['connect', 'stage', 'receive', 'receive'])
   await receipt.close()
+})
+
+const JOB: WriteJob = { sources: [], tensors: new Float64Array(), rects: new Float64Array() }
+
+t.test('nccl: what goes straight into the weights needs no slot, and the rest has room for its own', async t => {
+  const { fake, groups, announce } = await joined(t, 'nccl')
+  // Pieces of one, two, two (one of which has no place) and one broadcast.
+  const receipt = announce([200, 700, 10, 20, 256, 1100], 800)
+  fake.placeOf = begin => begin === 1536 || begin === 1792 ? -1 : 7000 + begin
+  fake.send(6)
+  await receipt.ready()
+  await fake.shut(async () => {
+    receipt.prepare(JOB)
+    t.notOk(receipt.touched)
+    const sources: unknown[] = []
+    for (let piece = await receipt.next(); piece !== undefined; piece = await receipt.next()) sources.push(piece.source)
+    t.match(sources, [null, null, { staged: { slot: 0 } }, { staged: { slot: 1 } }])
+    t.ok(receipt.touched)
+  })
+  t.same(fake.received, [
+    { slot: null, parts: [[7000, 200]], gate: true },
+    { slot: null, parts: [[7256, 700], [8024, 10]], gate: true },
+    { slot: 0, parts: [[0, 20], [256, 256]], gate: true },
+    { slot: 1, parts: [[0, 1100]], gate: true }
+  ])
+  t.same(fake.staged, [[2 ** 20, 2]])
+  t.match(groups.counts, { bytesReceived: 200 + 700 + 10 + 20 + 256 + 1100, bytesDropped: 0 })
+  await receipt.close()
+})
+
+t.test('nccl: where all goes straight into the weights nothing is staged, and what is refused is received into slots', async t => {
+  const { fake, groups, announce } = await joined(t, 'nccl')
+  fake.placeOf = begin => begin
+  const taken = announce([100, 200], 50)
+  fake.send(2)
+  await fake.shut(async () => {
+    taken.prepare(JOB)
+    for (let piece = await taken.next(); piece !== undefined;) piece = await taken.next()
+  })
+  await taken.close()
+  t.same(fake.log, ['places', 'connect', 'in place', 'in place'])
+  // The second is under way when the first cannot be written: the third is nobody's.
+  const broken = announce([100, 200, 300], 50)
+  fake.placeOf = begin => begin === 0 ? -1 : begin
+  await fake.shut(async () => {
+    broken.prepare(JOB)
+    fake.send(1)
+    t.match(await broken.next(), { source: { staged: { slot: 0 } } })
+    fake.send(2)
+    await broken.drop(false)
+  })
+  t.ok(broken.touched, 'the second was on its way into the weights')
+  t.same(fake.received.slice(2).map(({ slot }) => slot), [0, null, 0])
+  t.match(groups.counts, { bytesReceived: 900, bytesDropped: 500 })
+  await broken.close()
+  const unwanted = announce([100], 50)
+  fake.send(1)
+  await unwanted.close()
+  t.equal(fake.received.at(-1)!.slot, 0)
+  t.notOk(unwanted.touched)
+})
+
+t.test('nccl: a broadcast that fails on its way into the weights has touched them, and one that was not begun has not', async t => {
+  const { fake, announce } = await joined(t, 'nccl')
+  fake.placeOf = begin => begin
+  const receipt = announce([100], 50)
+  await fake.shut(async () => {
+    receipt.prepare(JOB)
+    fake.fault = nativeError('GROUP_BROKEN', 'rank 0 ended')
+    await t.rejects(receipt.next(), { code: 'GROUP_BROKEN' })
+  })
+  t.ok(receipt.touched)
+  const { fake: other, group, announce: say } = await joined(t, 'nccl')
+  other.placeOf = begin => begin
+  const early = say([100], 50)
+  await other.shut(async () => {
+    early.prepare(JOB)
+    group.giveUp('it is enough')
+    await t.rejects(early.next(), { code: 'GROUP_BROKEN' })
+  })
+  t.notOk(early.touched)
+})
+
+t.test('nothing goes straight into the weights over gloo, or where everything is to be staged', async t => {
+  for (const [backend, staged] of [['gloo', false], ['nccl', true]] as const) {
+    const { fake, announce } = await joined(t, backend, 60_000, staged)
+    fake.placeOf = begin => begin
+    const receipt = announce([100, 200], 50)
+    fake.send(2)
+    await receipt.ready()
+    await fake.shut(async () => {
+      receipt.prepare(JOB)
+      for (let piece = await receipt.next(); piece !== undefined;) piece = await receipt.next()
+    })
+    await receipt.close()
+    t.same(fake.received.map(({ slot }) => slot), [0, 1])
+    t.notOk(fake.log.includes('places'))
+  }
 })
 
 for (const backend of ['gloo', 'nccl'] as const) {

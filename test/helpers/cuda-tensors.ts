@@ -8,6 +8,7 @@ import type { EngineOptions } from '../../src/engine/create-engine.ts'
 import type { LocalEngine } from '../../src/engine/local-engine.ts'
 import { packageRoot } from '../../src/root.ts'
 import { createServer } from '../../src/server.ts'
+import type { ServerOptions } from '../../src/server.ts'
 import { randomValues, writeModelFolder } from './make-checkpoint.ts'
 import { assemble, bin, global, PROTO4, str, u64 } from './pickles.ts'
 import { contiguous, int, pickledTensor, tuple } from './shared-tensors.ts'
@@ -198,12 +199,12 @@ export interface CudaServer {
 }
 
 /** A server whose engine runs on the stand-in, with weights of seed 1. */
-export async function cudaServer (t: Test, config: Record<string, unknown>, options: EngineOptions = {}): Promise<CudaServer> {
+export async function cudaServer (t: Test, config: Record<string, unknown>, options: EngineOptions = {}, server: Partial<ServerOptions> = {}): Promise<CudaServer> {
   const folder = mkdtempSync(join(tmpdir(), 'refit-cuda-'))
   mkdirSync(folder, { recursive: true })
   writeModelFolder(folder, config, { values: randomValues(1, 0.05) })
   const engine = await createEngine(folder, { device: 'cuda', threads: 1, maxTotalTokens: 512, ...options })
-  const app = await createServer({ engine, tokenizer: null, closeGraceMs: 500 })
+  const app = await createServer({ engine, tokenizer: null, closeGraceMs: 500, ...server })
   const url = await app.listen({ host: '127.0.0.1', port: 0 })
   let closed = false
   const close = async (): Promise<void> => {

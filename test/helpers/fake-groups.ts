@@ -2,7 +2,8 @@ import { PART_FIELDS } from '../../src/native-groups.ts'
 import type { NcclGroupOptions, NativeGroups } from '../../src/native-groups.ts'
 import type { GroupHost } from '../../src/engine/group-host.ts'
 
-export interface Received { slot: number, parts: number[][], gate: boolean }
+/** `slot` null: straight into the weights. */
+export interface Received { slot: number | null, parts: number[][], gate: boolean }
 
 /**
  * NativeGroups without a network: every receive waits until the test lets it come, and it is noted whether the gate was shut. Breaks where
@@ -24,6 +25,8 @@ export class FakeGroups {
   #receiving = false
   #wake: () => void = () => {}
   #fail: ((error: Error) => void) | undefined
+  /** Where in the weights the broadcast goes that begins at a byte of the stream; -1: it is staged. */
+  placeOf: (begin: number) => number = () => -1
   /** Set to make the next receive fail. */
   fault: Error | null = null
 
@@ -56,6 +59,16 @@ export class FakeGroups {
       note(what)
       if (this.#isNccl && !this.gateIsShut) throw new Error(`${what} with the gate open`)
     }
+    const receive = async (what: string, group: number, slot: number | null, parts: Float64Array): Promise<void> => {
+      demandGate(what)
+      if (this.#receiving) throw new Error('two receives at once')
+      this.#receiving = true
+      try {
+        await this.#come(group, slot, parts)
+      } finally {
+        this.#receiving = false
+      }
+    }
     const fake = {
       glooGroup: ({ ranks }: { ranks: number[] }) => ({ group: ++this.#groups, addresses: ranks.map(rank => Uint8Array.of(rank)) }),
       glooConnect: async () => { note('connect') },
@@ -73,26 +86,22 @@ export class FakeGroups {
       groupBarrier: async () => { demandGate('barrier') },
       groupAbort: (_group: number, reason: string) => { note('abort'); this.#fail?.(nativeError('GROUP_BROKEN', reason)) },
       endGroup: async () => { demandGate('end') },
-      groupReceive: async (group: number, slot: number, parts: Float64Array) => {
-        demandGate('receive')
-        if (this.#receiving) throw new Error('two receives at once')
-        this.#receiving = true
-        try {
-          await this.#come(group, slot, parts)
-        } finally {
-          this.#receiving = false
-        }
-      }
+      groupPlaces: (_group: number, parts: Float64Array) => {
+        note('places')
+        return Float64Array.from({ length: parts.length / PART_FIELDS }, (_, part) => this.placeOf(parts[part * PART_FIELDS]!))
+      },
+      groupReceiveInPlace: async (group: number, parts: Float64Array) => { await receive('in place', group, null, parts) },
+      groupReceive: async (group: number, slot: number, parts: Float64Array) => { await receive('receive', group, slot, parts) }
     }
     return fake as unknown as NativeGroups
   }
 
-  async #come (group: number, slot: number, parts: Float64Array): Promise<void> {
+  async #come (group: number, slot: number | null, parts: Float64Array): Promise<void> {
     const list: number[][] = []
     for (let at = 0; at < parts.length; at += PART_FIELDS) {
       const [offset, bytes] = [parts[at]!, parts[at + 1]!]
       const staged = this.#staged.get(group) ?? { bytes: 0, slots: 0 }
-      if (slot >= staged.slots || offset + bytes > staged.bytes) throw new Error(`${offset} + ${bytes} bytes in slot ${slot} of ${staged.slots} of ${staged.bytes} bytes`)
+      if (slot !== null && (slot >= staged.slots || offset + bytes > staged.bytes)) throw new Error(`${offset} + ${bytes} bytes in slot ${slot} of ${staged.slots} of ${staged.bytes} bytes`)
       while (this.sent === 0 && this.fault === null) await new Promise<void>((resolve, reject) => { this.#wake = resolve; this.#fail = reject })
       if (this.fault !== null) throw this.fault
       this.sent--

@@ -3,7 +3,9 @@ import { createRequire } from 'node:module'
 import { join } from 'node:path'
 import t from 'tap'
 import type { Test } from 'tap'
+import { PART_FIELDS } from '../../src/native-groups.ts'
 import type { NcclGroupOptions } from '../../src/native-groups.ts'
+import { TENSOR_FIELDS } from '../../src/native.ts'
 import type { NativeAddon } from '../../src/native.ts'
 import { packageRoot } from '../../src/root.ts'
 import { codedJob, expectedParams } from './helpers/coded.ts'
@@ -17,7 +19,7 @@ import type { PlainModel } from './helpers/plain-core.ts'
 const folder = t.testdir()
 const loop = compile(join(folder, 'loop.so'), ['test/nccl_loop.cc'], LIBRARY)
 t.test('groups are joined, received from, given up and ended, with nothing left of them', async t => {
-  const sources = ['test/gpu/group_life.cc', ...['group', 'group_words', 'group_lane', 'nccl', 'nccl_api', 'dynamic'].map(name => `cuda/${name}.cc`)]
+  const sources = ['test/gpu/group_life.cc', 'core/places.cc', ...['group', 'group_lane', 'group_library', 'group_weights', 'group_words', 'nccl', 'nccl_api', 'dynamic'].map(name => `cuda/${name}.cc`)]
   const program = compile(join(folder, 'group_life'), sources, SANITIZED)
   const { status, stdout, stderr } = spawnSync(program, [loop], { encoding: 'utf8', timeout: 120_000 })
   t.equal(status, 0, stdout + stderr)
@@ -79,6 +81,37 @@ t.test('pieces are received into alternating slots and written by every rank fro
   t.throws(() => { void addon.write(receiver.core, { ...job, sources: [{ staged: { group: to, slot: 0 } }] }) }, /slot 0 has no room/)
   for (const group of [from, to]) await addon.endGroup(group, false)
   t.throws(() => addon.ncclLibrary(to), /no group has handle/)
+})
+
+t.test('broadcasts are received into the weights of every rank where they go there as they come', async t => {
+  const sender = engine(t, 1, [0])
+  const receiver = engine(t, 2, [0, 1])
+  const [from, to] = await meet(t, sender, receiver)
+  const { job, bytes } = codedJob(receiver.model.tensors)
+  const { buffer } = job.sources[0] as { buffer: Uint8Array }
+  const parts = Float64Array.from(receiver.model.tensors.flatMap(({ rows, cols }, tensor) => [job.tensors[tensor * TENSOR_FIELDS + 1]!, rows * cols * 2]))
+  const places = addon.groupPlaces(to, parts, job.tensors, job.rects)
+  const found = receiver.model.tensors.filter((_, tensor) => places[tensor]! >= 0)
+  t.same(found.map(({ name }) => name), ['ln1', 'ln2', 'norm'], 'what both ranks have whole')
+  await addon.stageGroup(from, bytes, 1)
+  const before = await readAll(addon, receiver.core, receiver.model)
+  const into = [...places.keys()].filter(part => places[part]! >= 0)
+  const receiving = addon.groupReceiveInPlace(to, Float64Array.from(into.flatMap(part => [places[part]!, parts[part * PART_FIELDS + 1]!])), 0, SECONDS)
+  for (const part of into) await addon.groupSend(from, buffer.subarray(parts[part * PART_FIELDS], parts[part * PART_FIELDS]! + parts[part * PART_FIELDS + 1]!), SECONDS)
+  await receiving
+  t.strictSame(await readAll(addon, receiver.core, receiver.model), expectedParams(receiver.model, found, 'bfloat16', before))
+  // What no write may be, what is not there, and what is no such group.
+  const beyond = job.tensors.map((value, i) => i === 1 ? value + bytes : value)
+  t.throws(() => addon.groupPlaces(to, parts, beyond, job.rects), /ends at byte/)
+  t.throws(() => addon.groupPlaces(to, parts.subarray(1), job.tensors, job.rects), /parts: expected a multiple of 2/)
+  await t.rejects(addon.groupReceiveInPlace(to, Float64Array.of(0, 2 ** 40), 0, SECONDS), /are not all weights/)
+  const { group: gloo } = addon.glooGroup({ size: 2, ranks: [1], host: '127.0.0.1' })
+  t.teardown(async () => { await addon.endGroup(gloo, true) })
+  t.throws(() => addon.groupPlaces(gloo, parts, job.tensors, job.rects), /expected a group of NCCL/)
+  t.throws(() => { void addon.groupReceiveInPlace(gloo, parts, 0, SECONDS) }, /expected a group of NCCL/)
+  await addon.release(receiver.core, 1, false)
+  t.throws(() => addon.groupPlaces(to, parts, job.tensors, job.rects), /released/)
+  await t.rejects(addon.groupReceiveInPlace(to, Float64Array.of(0, 2), 0, SECONDS), /released/)
 })
 
 t.test('parameters go from engine to engine, all ranks at once', async t => {

@@ -71,7 +71,15 @@ struct Engine {
     GroupHost host;
     host.ranks = static_cast<int>(cards.size());
     host.open = [this](int rank) { return open_group_card(rank, cards[static_cast<size_t>(rank)]); };
-    host.params = [](int) { return std::vector<GroupSpan>(); };
+    host.params = [this](int rank) {
+      std::vector<GroupSpan> spans;
+      for (size_t id = 0; id < shapes_.size(); id++) {
+        const auto row_bytes = static_cast<uint64_t>(shapes_[id].cols) * sizeof(bf16);
+        spans.push_back({param(static_cast<size_t>(rank), id), static_cast<uint64_t>(shapes_[id].rows) * row_bytes,
+                         row_bytes});
+      }
+      return spans;
+    };
     host.lose = [](const std::string& message) { CHECKF(false, "lost: %s", message.c_str()); };
     return std::make_unique<CardGroup>(std::move(host), options);
   }

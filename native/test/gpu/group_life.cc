@@ -13,7 +13,9 @@
 
 #include "core/device.h"
 #include "core/memory_error.h"
+#include "core/places.h"
 #include "cuda/group.h"
+#include "cuda/group_library.h"
 #include "cuda/group_words.h"
 #include "test/check.h"
 #include "test/loop_card.h"
@@ -60,7 +62,7 @@ struct Engine {
     host.open = [](int rank) { return std::make_unique<LoopCard>(rank, cards); };
     host.params = [this](int rank) {
       std::vector<GroupSpan> out;
-      for (auto& param : params[static_cast<size_t>(rank)]) out.push_back({param.data(), param.size()});
+      for (auto& param : params[static_cast<size_t>(rank)]) out.push_back({param.data(), param.size(), param.size()});
       return out;
     };
     host.lose = [](const std::string& message) { losses.push_back(message); };
@@ -349,6 +351,97 @@ void test_params() {
   CHECK(sender.params == receiver.params);
 }
 
+// Parameters of [4, 8] bfloat16 (64 bytes), one behind the other but for the last; tensors of the same shape, in the
+// same order.
+void test_in_place(int ranks) {
+  constexpr uint64_t kParam = 64, kGap = 32;
+  constexpr size_t kParams = 4;
+  std::vector<std::vector<uint8_t>> weights(static_cast<size_t>(ranks),
+                                            std::vector<uint8_t>(kParams * kParam + kGap, 0xee));
+  bool released = false;
+  NcclGroupOptions options{ranks + 1, 1};
+  const auto make = [&] {
+    options.library = library;
+    GroupHost host;
+    host.ranks = ranks;
+    host.open = [](int rank) { return std::make_unique<LoopCard>(rank, cards); };
+    host.params = [&](int rank) {
+      if (released) throw std::runtime_error("released");
+      std::vector<GroupSpan> out;
+      for (size_t i = 0; i < kParams; i++) {
+        uint8_t* const begin = weights[static_cast<size_t>(rank)].data();
+        out.push_back({begin + i * kParam + (i + 1 == kParams ? kGap : 0), kParam, 16});
+      }
+      return out;
+    };
+    host.lose = [](const std::string& message) { losses.push_back(message); };
+    return std::make_unique<CardGroup>(std::move(host), options);
+  };
+  std::vector<Tensor> tensors;
+  std::vector<Rect> rects;
+  for (int i = 0; i < static_cast<int>(kParams); i++) {
+    tensors.push_back({0, static_cast<uint64_t>(i) * kParam, DType::kBFloat16, 4, 8, 16, 2});
+    for (int rank = 0; rank < ranks; rank++) rects.push_back({i, rank, i, 0, 0, 4, 8, 0, 0});
+  }
+  auto group = make();
+  CHECK((group->places({{0, 3 * kParam}, {3 * kParam, kParam}, {0, 4 * kParam}, {64, 0}}, tensors, rects) ==
+         std::vector<uint64_t>{0, 3 * kParam + kGap, kNoPlace, 0}));
+  std::vector<Rect> one = rects;
+  if (ranks > 1) {
+    std::erase_if(one, [&](const Rect& rect) { return rect.rank == ranks - 1 && rect.tensor == 1; });
+    CHECK((group->places({{0, kParam}, {kParam, kParam}}, tensors, one) == std::vector<uint64_t>{0, kNoPlace}));
+    options = {2, 1};
+    options.core_rank = 1;
+    CHECK((make()->places({{0, kParam}}, tensors, rects) == std::vector<uint64_t>{kNoPlace}));
+  }
+  released = true;
+  CHECK_THROWS(group->places({{0, kParam}}, tensors, rects), std::runtime_error);
+  released = false;
+
+  CHECK_THROWS(group->receive_in_place({{0, 1}}, 0, in(5)), std::invalid_argument);  // not connected
+  const auto id = nccl_group_id(library);
+  Trainer trainer(id, ranks + 1, 0);
+  std::thread joining([&] { trainer.join(); });
+  group->connect(id.data(), in(20));
+  joining.join();
+  const int64_t held = cards.bytes;
+  // Past the weights, into the gap, from a rank of ours: nothing is called, and the group goes on.
+  const std::vector<GroupPart> wrong{
+      {4 * kParam, kParam + 1}, {3 * kParam - 1, 2}, {3 * kParam, 1}, {UINT64_MAX, 2}, {4 * kParam + kGap, 1}};
+  for (const GroupPart& part : wrong) {
+    CHECK_THROWS(group->receive_in_place({{0, 1}, part}, 0, in(5)), std::invalid_argument);
+  }
+  CHECK_THROWS(group->receive_in_place({{0, 1}}, 1, in(5)), std::invalid_argument);
+  const std::vector<uint8_t> first = coded(1, 3 * kParam), last = coded(2, kParam);
+  std::thread sending([&] {
+    trainer.broadcast(first);
+    trainer.broadcast(last);
+  });
+  group->receive_in_place({{0, 3 * kParam}, {5, 0}, {3 * kParam + kGap, kParam}}, 0, in(20));
+  sending.join();
+  trainer.stream_wait();
+  std::vector<uint8_t> expected = first;
+  expected.insert(expected.end(), kGap, 0xee);
+  expected.insert(expected.end(), last.begin(), last.end());
+  for (const auto& rank : weights) CHECK(rank == expected);
+  CHECKF(cards.bytes == held, "%lld bytes were staged", static_cast<long long>(cards.bytes - held));
+  // It stops between two broadcasts: the first is there, and the group is of no use.
+  const std::vector<uint8_t> again = coded(3, kParam);
+  trainer.broadcast(again);
+  expect(failure_of(
+             [&] {
+               group->receive_in_place({{0, kParam}, {kParam, kParam}}, 0, in(0.4));
+             },
+             GroupErrorKind::kTimeout),
+         {"receiving", "broadcast 2 of 2: not done after"});
+  for (const auto& rank : weights) {
+    CHECK(std::memcmp(rank.data(), again.data(), kParam) == 0);
+    CHECK(std::memcmp(rank.data() + kParam, first.data() + kParam, 2 * kParam) == 0);
+  }
+  expect(failure_of([&] { group->receive_in_place({{0, 1}}, 0, in(5)); }, GroupErrorKind::kBroken), {"of no use"});
+  trainer.comm->abort();
+}
+
 void test_refused() {
   Engine engine(2);
   expect(failure_of(
@@ -574,6 +667,10 @@ int main(int argc, char** argv) {
   expect_none_left("warm-up");
   test_params();
   expect_none_left("parameters");
+  for (const int ranks : {1, 2}) {
+    test_in_place(ranks);
+    expect_none_left("in place");
+  }
   test_refused();
   expect_none_left("refused");
   for (const bool deaf : {false, true}) {

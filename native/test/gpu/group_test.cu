@@ -9,9 +9,11 @@
 #include <future>
 #include <random>
 
+#include "core/places.h"
 #include "cuda/device.h"
 #include "cuda/group.h"
 #include "cuda/group_cuda.h"
+#include "cuda/group_library.h"
 #include "cuda/uuid.h"
 #include "cuda/write.h"
 #include "test/check.h"
@@ -88,6 +90,46 @@ void test_receive(const std::vector<int>& cards, int listeners, unsigned seed) {
   for (Trainer* t : trainers) t->reply();
   std::printf("receive: %zu ranks here, %zu elsewhere, joined in %.0f ms\n", cards.size(), trainers.size(),
               seconds * 1e3);
+}
+
+// Tensors into parameters of the same shape, without a slot. Of several cards these allocations need not lie alike, as
+// an engine's do.
+void test_in_place(const std::vector<int>& cards, unsigned seed) {
+  const std::vector<Param> shapes{{"a", 1024, 1000}, {"b", 333, 7}, {"c", 5, 1}, {"d", 8192, 4096}};
+  Engine engine(cards, shapes);
+  Trainer trainer;
+  auto group = meet(engine, {&trainer});
+  std::vector<Tensor> tensors;
+  std::vector<Rect> rects;
+  std::vector<GroupPart> parts;
+  std::vector<uint64_t> sizes;
+  uint64_t at = 0;
+  for (size_t i = 0; i < shapes.size(); i++) {
+    const auto& [name, rows, cols] = shapes[i];
+    tensors.push_back({0, at, DType::kBFloat16, rows, cols, static_cast<uint64_t>(cols) * 2, 2});
+    for (size_t rank = 0; rank < cards.size(); rank++) {
+      rects.push_back({static_cast<int>(i), static_cast<int>(rank), static_cast<int>(i), 0, 0, rows, cols, 0, 0});
+    }
+    sizes.push_back(static_cast<uint64_t>(rows * cols) * 2);
+    parts.push_back({at, sizes.back()});
+    at += sizes.back();
+  }
+  const std::vector<uint64_t> places = group->places(parts, tensors, rects);
+  for (size_t i = 0; i < parts.size(); i++) {
+    if (!CHECK(places[i] != kNoPlace)) return;
+    parts[i].offset = places[i];
+  }
+  trainer.tell(command('B', seed), sizes);
+  group->receive_in_place(parts, 0, in(kPatience));
+  trainer.reply();
+  for (size_t rank = 0; rank < cards.size(); rank++) {
+    check(cudaSetDevice(cards[rank]), "cudaSetDevice");
+    for (size_t i = 0; i < parts.size(); i++) {
+      const Wrong wrong = compare(engine.param(rank, i), sizes[i], seed + i);
+      CHECKF(wrong.count == 0, "in place, rank %zu, parameter %zu: %llu bytes are wrong, the first is %llu", rank, i,
+             wrong.count, wrong.first);
+    }
+  }
 }
 
 // Tensors of [rows, cols] in a slot, each into a parameter of its own.
@@ -468,6 +510,7 @@ int run(unsigned seed, bool costs, double gigabytes) {
   test_receive({1}, 0, seed);
   test_warm_up();
   test_overlap({1}, seed + 1);
+  test_in_place({1}, seed + 8);
   test_params(1);
   test_faults(seed + 2);
   test_rounds(40, seed + 3);
