@@ -225,7 +225,7 @@ export const OPTIONS = {
     max: 2 ** 40,
     group: 'engine',
     value: 'BYTES',
-    help: 'Most bytes of one broadcast through a process group: a tensor, or a flattened bucket. Buffers as large as the largest piece that came are kept with each group, on cards in their memory: two, or one where it is over 1 GiB and was the only one of its request.'
+    help: 'Most bytes of one broadcast through a process group: a tensor, or a flattened bucket. Buffers as large as the largest piece that was not received straight into the weights are kept with each group, on cards in their memory: two, or one where it is over 1 GiB and was the only one of its request.'
   },
   stagedBroadcasts: {
     type: 'boolean',

@@ -84,7 +84,7 @@ export interface RefitPluginOptions {
   uploadMemoryBytes?: number | undefined
   /** Longest that a client may send nothing of an upload, in milliseconds (default 60000). */
   uploadTimeoutMs?: number | undefined
-  /** Most bytes of one broadcast through a process group, and of each of its two staging buffers (default 4 GiB). */
+  /** Most bytes of one broadcast through a process group, and of each of its staging buffers (default 4 GiB). */
   bucketBytes?: number | undefined
   /** Broadcasts over NCCL are never received straight into the weights; see --staged-broadcasts (default false). */
   stagedBroadcasts?: boolean | undefined

@@ -174,11 +174,11 @@ class Run:
         return f"{ms:.2f} ms, {self.bytes / ms / 1e6:.0f} GB/s"
 
     def told(self, taken, replies):
-        phases = {}
+        phases, in_place = {}, sum(reply.get("report", {}).get("bytes_in_place", 0) for reply in replies)
         for reply in replies:
             for name, ms in reply.get("report", {}).get("ms", {}).items():
                 phases[name] = round(phases.get(name, 0) + ms, 2)
-        return f"{self.gbs(statistics.median(taken))} ({min(taken):.1f} to {max(taken):.1f}; inside, the last time, {phases})"
+        return f"{self.gbs(statistics.median(taken))} ({min(taken):.1f} to {max(taken):.1f}; inside, the last time, {phases}, {in_place / 1e9:.1f} GB straight into the weights)"
 
     def turns(self, **works):
         """Each in turns, the first round not counted: {name: [milliseconds]}."""

@@ -43,14 +43,15 @@ export function layOutPieces (sizes: readonly number[], pieceBytes: number): { o
   return { offsets, pieces }
 }
 
-/** Of all pieces as one, with offsets in the stream. */
-export function joinParts (pieces: readonly Piece[]): Float64Array {
+/** Neighbours as one. */
+export function joinPieces (pieces: readonly Piece[]): Piece {
+  const [{ begin, first }, last] = [pieces[0]!, pieces.at(-1)!]
   const parts = new Float64Array(pieces.reduce((sum, piece) => sum + piece.parts.length, 0))
   let at = 0
   for (const piece of pieces) {
-    for (const [index, value] of piece.parts.entries()) parts[at++] = index % PART_FIELDS === 0 ? piece.begin + value : value
+    for (const [index, value] of piece.parts.entries()) parts[at++] = index % PART_FIELDS === 0 ? piece.begin - begin + value : value
   }
-  return parts
+  return { begin, length: last.begin + last.length - begin, parts, first, end: last.end }
 }
 
 /** Pieces take turns: one is received into a slot while the one before is written from the other. */

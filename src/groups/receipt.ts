@@ -1,24 +1,26 @@
 import type { StreamPiece, WeightStream } from '../weights/stream.ts'
 import type { WriteJob } from '../native.ts'
 import type { Target, WeightGroup } from './weight-group.ts'
-import { slotOf } from './pieces.ts'
+import { joinPieces, slotOf } from './pieces.ts'
 import type { Piece } from './pieces.ts'
 
 /** What a sender that is not wanted any more may take to send the rest. */
 const HURRY_MS = 5000
 
-interface Incoming { index: number, into: Target, arrived: Promise<void> }
+/** `end`: index of the piece behind it. */
+interface Incoming { piece: Piece, end: number, into: Target, arrived: Promise<void> }
 
 /**
  * The broadcasts that one request has announced, as a stream of pieces: the next one is received while the one before is written. They
  * come whether or not they are wanted, and in the order of the requests: what is not taken is received and dropped by `close`. What is known
- * to go straight into the weights, and is wanted, is received there, and else into a slot.
+ * to go straight into the weights, and is wanted, is received there, many pieces in one go, and else into a slot.
  */
 export class Receipt implements WeightStream {
   readonly #group: WeightGroup
   readonly #pieces: readonly Piece[]
   /** The tensors of a piece, for messages. */
   readonly #names: (piece: Piece) => string
+  readonly #runBytes: number
   /** Of each piece where in the weights it goes; undefined where it is staged. */
   #places: ReadonlyArray<Float64Array | undefined> = []
   #started = 0
@@ -36,10 +38,12 @@ export class Receipt implements WeightStream {
   /** What became of the bytes that nobody took, in a sentence; undefined where there were none. */
   dropped: string | undefined
 
-  constructor (group: WeightGroup, pieces: readonly Piece[], names: (piece: Piece) => string) {
+  /** `runBytes`: most that is received straight into the weights in one go; between two, the card waits for this process. */
+  constructor (group: WeightGroup, pieces: readonly Piece[], names: (piece: Piece) => string, runBytes: number) {
     this.#group = group
     this.#pieces = pieces
     this.#names = names
+    this.#runBytes = runBytes
   }
 
   async ready (): Promise<void> {
@@ -68,12 +72,11 @@ export class Receipt implements WeightStream {
       return undefined
     }
     await incoming.arrived
-    const { begin, length } = this.#pieces[incoming.index]!
+    const { piece: { begin, length }, end, into } = incoming
     this.#incoming = undefined
-    this.#given = incoming.index + 1
+    this.#given = end
     // Into the slot of the piece before the one that is given out: it has been written.
     this.#receive()
-    const { into } = incoming
     return { begin, length, source: 'slot' in into ? { staged: { group: this.#group.handle, slot: into.slot } } : null }
   }
 
@@ -129,14 +132,15 @@ export class Receipt implements WeightStream {
   /** Begins to receive the next piece; undefined behind the last one. */
   #receive (): Incoming | undefined {
     if (this.#started === this.#pieces.length) return undefined
-    const index = this.#started++
-    const piece = this.#pieces[index]!
+    const index = this.#started
+    const end = this.#started = this.#runEnd(index)
+    const piece = joinPieces(this.#pieces.slice(index, end))
     const nameOf = (part: number): string => this.#names({ ...piece, first: piece.first + part - 1, end: piece.first + part })
-    const into = this.#target(index)
-    const arrived = this.#group.receive({ piece, into, of: this.#names(piece), at: `piece ${index + 1} of ${this.#pieces.length}`, nameOf })
+    const into = this.#target(index, end)
+    const arrived = this.#group.receive({ piece, into, of: this.#names(piece), at: `piece ${index + 1}${end > index + 1 ? ` to ${end}` : ''} of ${this.#pieces.length}`, nameOf })
     // It is waited for later, if at all.
     arrived.catch(() => {})
-    this.#incoming = { index, into, arrived }
+    this.#incoming = { piece, end, into, arrived }
     return this.#incoming
   }
 
@@ -148,7 +152,7 @@ export class Receipt implements WeightStream {
       await this.#group.ready()
       for (let incoming = this.#incoming ?? this.#receive(); incoming !== undefined; incoming = this.#receive()) {
         await incoming.arrived
-        this.#group.counts.bytesDropped += bytesOf(this.#pieces[incoming.index]!)
+        this.#group.counts.bytesDropped += bytesOf(incoming.piece)
       }
       if (count > 0) this.dropped = 'What was announced has been received and dropped, and the group stays in step'
     } catch (error) {
@@ -161,9 +165,21 @@ export class Receipt implements WeightStream {
     }
   }
 
-  #target (index: number): Target {
-    const places = this.#placesOf(index)
-    if (places !== undefined) return { places, began: () => { this.#touched = true } }
+  /** Pieces that need no slot are received in one go. */
+  #runEnd (index: number): number {
+    let end = index + 1
+    if (this.#placesOf(index) === undefined) return end
+    const { begin } = this.#pieces[index]!
+    const isOfRun = ({ begin: at, length }: Piece): boolean => at + length - begin <= this.#runBytes && this.#placesOf(end) !== undefined
+    while (end < this.#pieces.length && isOfRun(this.#pieces[end]!)) end++
+    return end
+  }
+
+  #target (index: number, end: number): Target {
+    if (this.#placesOf(index) !== undefined) {
+      const places = Float64Array.from(this.#places.slice(index, end).flatMap(own => [...own!]))
+      return { places, began: () => { this.#touched = true } }
+    }
     const room = { bytes: 0, slots: 0 }
     for (const [other, { length }] of this.#pieces.entries()) {
       if (this.#placesOf(other) !== undefined) continue

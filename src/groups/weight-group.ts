@@ -9,7 +9,7 @@ import { describeGroup, groupError, namePart } from './group-words.ts'
 import type { GroupSpec } from './group-spec.ts'
 import type { GroupLink } from './link.ts'
 import { bytesOf, Receipt } from './receipt.ts'
-import { joinParts } from './pieces.ts'
+import { joinPieces } from './pieces.ts'
 import type { Piece } from './pieces.ts'
 import { StoreWatch } from './store-watch.ts'
 
@@ -116,10 +116,10 @@ export class WeightGroup {
     else standing.catch(() => {})
   }
 
-  /** What a request announces: it comes after all that was announced before. */
-  announce (pieces: readonly Piece[], names: (piece: Piece) => string): Receipt {
+  /** What a request announces: it comes after all that was announced before. `runBytes`: see Receipt. */
+  announce (pieces: readonly Piece[], names: (piece: Piece) => string, runBytes = 0): Receipt {
     this.demandLive()
-    const receipt = new Receipt(this, pieces, names)
+    const receipt = new Receipt(this, pieces, names, runBytes)
     if (pieces.length > 0) this.#receipts.push(receipt)
     return receipt
   }
@@ -153,7 +153,7 @@ export class WeightGroup {
   places (pieces: readonly Piece[], job: WriteJob): Array<Float64Array | undefined> {
     const link = this.#link!
     if (this.#options.staged || link.places === undefined) return []
-    const places = link.places(joinParts(pieces), job)
+    const places = link.places(joinPieces(pieces).parts, job)
     let next = 0
     return pieces.map(({ parts }) => {
       const own = Float64Array.from(parts, (value, at) => at % PART_FIELDS === 0 ? places[next++]! : value)

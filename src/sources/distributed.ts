@@ -104,7 +104,7 @@ export class DistributedReceiver {
     const stream = group.announce(pieces, ({ first, end }) => {
       const of = nameRange(names.slice(broadcasts.spans[first]![0], broadcasts.spans[end - 1]![1]))
       return packing === 'whole' ? `the bucket of ${of}` : of
-    })
+    }, this.#bucketBytes)
     return { tensors, broadcasts, stream, at: placeTensors(tensors, broadcasts, offsets) }
   }
 

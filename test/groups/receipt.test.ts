@@ -9,7 +9,7 @@ import type { WeightGroup } from '../../src/groups/weight-group.ts'
 import { masterPolicy } from '../../src/store/master-policy.ts'
 import { StoreServer } from '../../src/store/server.ts'
 
-interface Joined { fake: FakeGroups, groups: WeightGroups, group: WeightGroup, server: StoreServer, announce: (sizes: number[], pieceBytes?: number) => ReturnType<WeightGroup['announce']> }
+interface Joined { fake: FakeGroups, groups: WeightGroups, group: WeightGroup, server: StoreServer, announce: (sizes: number[], pieceBytes?: number, runBytes?: number) => ReturnType<WeightGroup['announce']> }
 
 async function joined (t: Test, backend: 'nccl' | 'gloo', timeoutMs = 60_000, staged = false): Promise<Joined> {
   const fake = new FakeGroups({ isNccl: backend === 'nccl' })
@@ -26,7 +26,7 @@ async function joined (t: Test, backend: 'nccl' | 'gloo', timeoutMs = 60_000, st
   else await store.set('g/g//cuda//0', Buffer.alloc(128, 1))
   store.close()
   const group = groups.get('g')
-  return { fake, groups, group, server, announce: (sizes, pieceBytes = 1000) => group.announce(layOutPieces(sizes, pieceBytes).pieces, ({ first, end }) => `tensors ${first} to ${end - 1}`) }
+  return { fake, groups, group, server, announce: (sizes, pieceBytes = 1000, runBytes) => group.announce(layOutPieces(sizes, pieceBytes).pieces, ({ first, end }) => `tensors ${first} to ${end - 1}`, runBytes) }
 }
 
 t.test('gloo: the first piece comes before the gate is asked for, and the next while one is written', async t => {
@@ -143,6 +143,24 @@ t.test('nccl: where all goes straight into the weights nothing is staged, and wh
   await unwanted.close()
   t.equal(fake.received.at(-1)!.slot, 0)
   t.notOk(unwanted.touched)
+})
+
+t.test('nccl: what goes straight into the weights comes in longer runs', async t => {
+  const { fake, announce } = await joined(t, 'nccl')
+  fake.placeOf = begin => begin
+  const mib = 2 ** 20
+  const sizes = [4000 * mib, 96 * mib, 1, 4096 * mib, 4097 * mib, 1]
+  const receipt = announce(sizes, 50, 4096 * mib)
+  fake.send(sizes.length)
+  const found: Array<[begin: number, length: number]> = []
+  await fake.shut(async () => {
+    receipt.prepare(JOB)
+    for (let piece = await receipt.next(); piece !== undefined; piece = await receipt.next()) found.push([piece.begin, piece.length])
+  })
+  t.same(fake.received.map(({ parts }) => parts.map(([, bytes]) => bytes)), [[4000 * mib, 96 * mib], [1], [4096 * mib], [4097 * mib], [1]])
+  t.equal(found.length, 5)
+  for (const [index, [begin, length]] of found.entries()) t.equal(begin + length, found[index + 1]?.[0] ?? begin + 256)
+  await receipt.close()
 })
 
 t.test('nccl: a broadcast that fails on its way into the weights has touched them, and one that was not begun has not', async t => {
