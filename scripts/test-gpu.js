@@ -23,6 +23,8 @@ const LIMIT_S = 300
 const SANITIZER_LIMIT_S = 420
 /** They compare what is free on a card before and after, and nobody else may move it meanwhile. */
 const ALONE = new Set(['arena_test', 'device_test', 'group_test', 'ipc_test'])
+/** Of racecheck: without cuBLASLt, in whose kernels it calls races what their barriers order. */
+const OWN_KERNELS = { ...process.env, REFIT_CUBLASLT: 'off' }
 /** What it does is NCCL's, which the sanitizer knows nothing of. */
 const UNSANITIZED = new Set(['group_test'])
 /** Of the whole server's tests, which have limits of their own. */
@@ -58,7 +60,7 @@ async function sanitized () {
     for (const { name } of tests) rows.push({ name, outcome, seconds: 0, note: outcome === 'skipped' ? '--no-sanitizer' : 'compute-sanitizer was not found' })
     return
   }
-  await together(tests.map(({ name, tool, program }) => ({ name, limit: SANITIZER_LIMIT_S, command: [sanitizer, '--tool', tool, '--error-exitcode', '99', '--print-limit', '5', ...tool === 'memcheck' ? ['--report-api-errors', 'no'] : [], program, '--quick'] })))
+  await together(tests.map(({ name, tool, program }) => ({ name, limit: SANITIZER_LIMIT_S, env: tool === 'racecheck' ? OWN_KERNELS : process.env, command: [sanitizer, '--tool', tool, '--error-exitcode', '99', '--print-limit', '5', ...tool === 'memcheck' ? ['--report-api-errors', 'no'] : [], program, '--quick'] })))
 }
 
 async function engine () {
@@ -99,9 +101,9 @@ function programOf (name) {
   return name.slice(name.lastIndexOf('/') + 1)
 }
 
-async function one ({ name, command, limit }) {
+async function one ({ name, command, limit, env }) {
   if (secondsLeft() <= 0) return outOfTime(name)
-  const { code, text, seconds, late } = await runLimited(command, { seconds: limit })
+  const { code, text, seconds, late } = await runLimited(command, { seconds: limit, env })
   const outcome = code === 0 ? 'passed' : 'failed'
   const why = late ? `still running after ${limit} s` : `exit ${code}`
   console.log(`--- ${name}: ${outcome} in ${seconds.toFixed(1)} s${code === 0 ? '' : ` (${why})`}`)

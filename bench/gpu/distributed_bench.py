@@ -46,17 +46,23 @@ class Client:
     def __init__(self, port):
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=180)
 
+    def send(self, path, data):
+        self.connection.request("POST", path, data, {"content-type": "application/json"})
+
+    def receive(self, path):
+        reply = self.connection.getresponse()
+        text = reply.read()
+        if reply.status != 200:
+            raise RuntimeError(f"{path}: {reply.status}: {text.decode(errors='replace')[:800]}")
+        return json.loads(text)
+
     def post(self, path, body):
         """(milliseconds, reply)."""
         data = json.dumps(body).encode()
         began = time.perf_counter()
-        self.connection.request("POST", path, data, {"content-type": "application/json"})
-        reply = self.connection.getresponse()
-        text = reply.read()
-        ms = 1000 * (time.perf_counter() - began)
-        if reply.status != 200:
-            raise RuntimeError(f"{path}: {reply.status}: {text.decode(errors='replace')[:800]}")
-        return ms, json.loads(text)
+        self.send(path, data)
+        reply = self.receive(path)
+        return 1000 * (time.perf_counter() - began), reply
 
 
 class Side:
@@ -96,11 +102,13 @@ class Side:
         self.options.synchronize()
 
     def request(self, path, body, tensors):
-        """One request and its broadcasts: (milliseconds until both sides are done, replies)."""
+        """One request and its broadcasts: (milliseconds until both sides are done, replies). The body's text is the trainer's work."""
+        data = json.dumps(body).encode()
         began = time.perf_counter()
-        asked = self.ask(path, body)
+        for client in self.clients:
+            client.send(path, data)
         self.broadcast(tensors)
-        replies = [reply.result()[1] for reply in asked]
+        replies = [client.receive(path) for client in self.clients]
         return 1000 * (time.perf_counter() - began), replies
 
     def plain(self, tensors):
@@ -225,11 +233,13 @@ def buckets(run):
     last = []
 
     def requests(side):
-        began, replies = time.perf_counter(), []
+        total, replies = 0.0, []
         for entries, tensor in packed:
-            replies += side.request(UPDATE, announced(entries, side.name, True), [tensor])[1]
+            ms, said = side.request(UPDATE, announced(entries, side.name, True), [tensor])
+            total += ms
+            replies += said
         last[:] = replies if side is run.ours else last
-        return 1000 * (time.perf_counter() - began)
+        return total
 
     taken = run.turns(ours=lambda: requests(run.ours), theirs=lambda: requests(run.torch), plain=lambda: run.torch.plain([tensor for _, tensor in packed]))
     run.verify()

@@ -269,7 +269,8 @@ struct Problem {
 };
 
 // What y is to be, and how far it may be off: a sum that falls on the other side of a rounding boundary moves what
-// comes of it by one unit in the last place; allowed are two for the terms, and one for one element of the activation.
+// comes of it by one unit in the last place; allowed are two for the terms, one for one element of the activation, and
+// one for the largest sum on the way.
 struct Expected {
   double y, allowed;
 };
@@ -277,17 +278,18 @@ struct Expected {
 Expected expect(const Case& c, const Problem& problem, int64_t token, int64_t column, bool partial) {
   const MoeShape& s = c.shape;
   double size = 0, exact = 0, weights = 0;
-  float rounded = 0;
+  float rounded = 0, largest = 0;
   for (int j = 0; j < s.per_token; j++) {
     const int64_t pair = token * s.per_token + j;
     const float weight = problem.routes.weights[pair];
     const double out = problem.out[pair * s.hidden + column];
     rounded = round_bf16(rounded + round_bf16(round_bf16(static_cast<float>(out)) * weight));
+    largest = std::max(largest, std::fabs(rounded));
     exact += out * weight;
     size += std::fabs(out * weight);
     weights += weight;
   }
-  return {partial ? exact : rounded, size * 0x1p-7 + problem.rms * weights * 0x1p-8 + 1e-30};
+  return {partial ? exact : rounded, (size + largest) * 0x1p-7 + problem.rms * weights * 0x1p-8 + 1e-30};
 }
 
 // y may be the sum of several ranks' shares.
