@@ -152,6 +152,31 @@ def lies(options):
     return f"{took:.1f} s, {state}: {message}"
 
 
+@test("distributed/more-sent-than-announced", limit_s=120)
+def larger(options):
+    """A bucket that is larger than it is said to be: what lies behind the announced weights stays as it is."""
+    places("ta", options)
+    with room(options, 0) as place:
+        folder = models.hollow(place / "model", LARGE if on_card(options) else SMALL)
+        group = group_of(options, "ta", folder, name="larger")
+        sums = {variant: group.trainers[0]("sums", variant=variant) for variant in (1, 2)}
+        group.join()
+        group.update(1).ok()
+        names, server = list(group.shapes), group.engines["a"]
+        half = names[: len(names) // 2]
+        group.prepare(2, names, "bucket")
+        with Watch(server):
+            asked = group.announce(half, "bucket")
+            group.begin_send()
+            said = asked["a"].result()
+        drop_trainers(group)
+        got = server.checksums()
+        others = [name for name in names[len(half) :] if got[name] != sums[1][name]]
+        check(not others, f"{len(others)} tensors changed that were not announced: {others[:5]}; the update was answered {str(said)[:300]}")
+        heals(options, "ta", "larger", group.port, sums[2], 2, folder)
+        return str(said)[:200]
+
+
 @test("distributed/left-alone", limit_s=90)
 def left_alone(options):
     """The engine leaves, and the trainer does not: nobody waits for it."""

@@ -60,16 +60,16 @@ def test_parameters_of_a_rank_arrive_one_after_another(server):
     config = json.loads((MODEL / "config.json").read_text())
     hidden, width, heads, kv, head = (config[name] for name in ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"])
     vocab = -(-config["vocab_size"] // 64) * 64
-    # The order of refit's parameters: of a layer ln1, qkv, q_norm, k_norm, o, ln2, gate_up, down.
-    layer = [hidden, (heads + 2 * kv) * head * hidden, head, head, hidden * heads * head, hidden, 2 * width * hidden, hidden * width]
+    # The order of refit's parameters: of a layer qkv, o, q_norm, k_norm, gate_up, down, ln1, ln2.
+    layer = [(heads + 2 * kv) * head * hidden, hidden * heads * head, head, head, 2 * width * hidden, hidden * width, hidden, hidden]
     tensors = received(server, [vocab * hidden, *layer * config["num_hidden_layers"], hidden], {})
     embed = weights["model.embed_tokens.weight"]
     assert torch.equal(tensors[0][: embed.numel()].view(embed.shape), embed)
     for i in range(config["num_hidden_layers"]):
         of = lambda name: weights[f"model.layers.{i}.{name}.weight"].flatten()  # noqa: E731
         expected = [
-            of("input_layernorm"), torch.cat([of(f"self_attn.{x}_proj") for x in "qkv"]), of("self_attn.q_norm"), of("self_attn.k_norm"),
-            of("self_attn.o_proj"), of("post_attention_layernorm"), torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]), of("mlp.down_proj"),
+            torch.cat([of(f"self_attn.{x}_proj") for x in "qkv"]), of("self_attn.o_proj"), of("self_attn.q_norm"), of("self_attn.k_norm"),
+            torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]), of("mlp.down_proj"), of("input_layernorm"), of("post_attention_layernorm"),
         ]
         for tensor, other in zip(tensors[1 + i * len(layer):], expected):
             assert torch.equal(tensor, other)
@@ -80,8 +80,8 @@ def test_whole_tensors_arrive_as_one_layout(server):
     weights = safetensors.torch.load_file(MODEL / "model.safetensors")
     names = ["model.embed_tokens.weight"]
     for i in range(json.loads((MODEL / "config.json").read_text())["num_hidden_layers"]):
-        parts = ["input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_norm", "self_attn.k_norm", "self_attn.o_proj",
-                 "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+        parts = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm",
+                 "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm"]
         names += [f"model.layers.{i}.{part}.weight" for part in parts]
     names.append("model.norm.weight")
     offsets, end = {}, 0
