@@ -1,0 +1,291 @@
+// What goes through process groups of NCCL: broadcasts into slots and into the weights, parameters, what is sent.
+#include <random>
+
+#include "core/places.h"
+#include "cuda/group_library.h"
+#include "test/gpu/group_world.h"
+
+namespace refit::test {
+namespace {
+
+// Ranks 1 to `ranks` of a group of `size` are ours; further ones only listen.
+void test_receive(int ranks, int size, unsigned seed) {
+  std::mt19937 rng(seed);
+  Engine engine(ranks);
+  auto group = engine.group({size, 1});
+  const auto id = nccl_group_id(library);
+  Trainer trainer(id, size, 0);
+  std::vector<std::unique_ptr<Trainer>> others;
+  std::vector<std::thread> joining;
+  joining.emplace_back([&] { trainer.join(); });
+  for (int rank = ranks + 1; rank < size; rank++) {
+    others.push_back(std::make_unique<Trainer>(id, size, rank));
+    joining.emplace_back([other = others.back().get()] { other->join(); });
+  }
+  CHECK_THROWS(group->receive(0, {}, 0, in(5)), std::invalid_argument);  // not connected
+  group->connect(id.data(), in(20));
+  for (auto& thread : joining) thread.join();
+  CHECK_THROWS(group->connect(id.data(), in(20)), std::invalid_argument);
+  CHECK_THROWS(group->staged(0), std::invalid_argument);
+  constexpr uint64_t kSlot = 40000;
+  group->stage(kSlot);
+  CHECKF(cards.bytes >= ranks * 2 * static_cast<int64_t>(kSlot), "%lld", static_cast<long long>(cards.bytes));
+
+  for (int round = 0; round < 12; round++) {
+    const int slot = round % 2;
+    std::vector<GroupPart> parts;
+    std::vector<std::vector<uint8_t>> data;
+    uint64_t at = 0;
+    const size_t count = round == 3 ? 0 : round == 4 ? 200 : 1 + rng() % 6;
+    for (size_t i = 0; i < count; i++) {
+      const uint64_t bytes = round == 5 ? kSlot : round == 4 ? rng() % 60 : rng() % 6000;
+      if (at + bytes > kSlot) break;
+      parts.push_back({at, bytes});
+      data.push_back(coded(static_cast<uint64_t>(round) * 1000 + i, bytes));
+      at = (at + bytes + 255) / 256 * 256;
+      if (round == 4) at = parts.back().offset + bytes;
+    }
+    const StagedSlot before = group->staged(1 - slot);
+    std::vector<std::vector<uint8_t>> kept;
+    for (const uint8_t* from : before.source.rank_data) kept.emplace_back(from, from + kSlot);
+    std::vector<std::vector<uint8_t>> sinks(others.size());
+    std::thread sending([&] {
+      if (round % 3 == 0) sleep_ms(20);  // late
+      for (const auto& bytes : data) trainer.broadcast(bytes);
+      for (size_t o = 0; o < others.size(); o++) {
+        for (const auto& bytes : data) {
+          sinks[o].resize(std::max<size_t>(1, bytes.size()));
+          others[o]->comm->broadcast(nullptr, sinks[o].data(), bytes.size(), kNcclUint8, 0, others[o]->stream());
+          others[o]->stream_wait();
+        }
+      }
+    });
+    group->receive(slot, parts, 0, in(20));
+    sending.join();
+    trainer.stream_wait();
+    const StagedSlot staged = group->staged(slot);
+    CHECK(staged.source.bytes == kSlot && staged.source.rank_data.size() == static_cast<size_t>(ranks));
+    CHECK(staged.source.on_card());
+    for (int rank = 0; rank < ranks; rank++) {
+      const uint8_t* const from = staged.source.of(rank);
+      for (size_t i = 0; i < parts.size(); i++) {
+        CHECKF(data[i].empty() || std::memcmp(from + parts[i].offset, data[i].data(), data[i].size()) == 0,
+               "round %d, rank %d, part %zu", round, rank, i);
+      }
+      CHECKF(std::memcmp(before.source.of(rank), kept[static_cast<size_t>(rank)].data(), kSlot) == 0,
+             "round %d, rank %d: the other slot changed", round, rank);
+    }
+  }
+
+  // What does not fit, or cannot be, is refused before anything is called; the group goes on.
+  CHECK_THROWS(group->receive(0, {{1, kSlot}}, 0, in(5)), std::invalid_argument);
+  CHECK_THROWS(group->receive(0, {{UINT64_MAX, 2}}, 0, in(5)), std::invalid_argument);
+  CHECK_THROWS(group->receive(0, {{0, 1}}, 1, in(5)), std::invalid_argument);
+  CHECK_THROWS(group->receive(0, {{0, 1}}, size, in(5)), std::invalid_argument);
+  CHECK_THROWS(group->send(nullptr, kSlot + 1, in(5)), std::invalid_argument);
+  if (ranks > 1) CHECK_THROWS(group->params(0, 0, in(5)), std::invalid_argument);
+}
+
+void test_exchange() {
+  // A barrier, a send, another size of slots.
+  Engine engine(2);
+  auto group = engine.group({3, 1});
+  const auto id = nccl_group_id(library);
+  Trainer trainer(id, 3, 0);
+  std::thread joining([&] { trainer.join(); });
+  group->connect(id.data(), in(20));
+  joining.join();
+  trainer.barrier();
+  group->barrier(in(20));
+  trainer.stream_wait();
+  CHECKF(trainer.sum() == 1, "the sum is %g", trainer.sum());
+  group->stage(1000);
+  const auto data = coded(77, 999);
+  std::vector<uint8_t> got(999);
+  trainer.comm->broadcast(nullptr, got.data(), got.size(), kNcclUint8, 1, trainer.stream());
+  group->send(data.data(), data.size(), in(20));
+  trainer.stream_wait();
+  CHECK(got == data);
+  const int64_t small = cards.bytes;
+  group->stage(100000);
+  CHECK(cards.bytes > small);
+  cards.room = cards.bytes + 1000;
+  CHECK_THROWS(group->stage(1 << 20), NoMemory);
+  CHECK_THROWS(group->staged(0), std::invalid_argument);  // none rather than some
+  cards.room = int64_t{1} << 40;
+  group->stage(100000);
+  std::thread sending([&] { trainer.broadcast(data); });
+  group->receive(1, {{512, 999}}, 0, in(20));
+  sending.join();
+  for (int rank = 0; rank < 2; rank++) {
+    CHECK(std::memcmp(group->staged(1).source.of(rank) + 512, data.data(), data.size()) == 0);
+  }
+  CHECK(group->read(1, 512, 999, in(20)) == data);
+  CHECK(group->read(1, 519, 3, in(20)) == std::vector<uint8_t>(data.begin() + 7, data.begin() + 10));
+  CHECK_THROWS(group->read(1, 100000, 1, in(5)), std::invalid_argument);
+  CHECK_THROWS(group->read(1, UINT64_MAX, 2, in(5)), std::invalid_argument);
+  // One slot takes half the memory of two, and the other is none.
+  const int64_t two = cards.bytes;
+  group->stage(100000, 1);
+  const int64_t one = cards.bytes;
+  CHECKF(two - one >= 2 * 100000 && two - one < 2 * 101000, "%lld bytes on two cards",
+         static_cast<long long>(two - one));
+  std::thread again([&] { trainer.broadcast(data); });
+  group->receive(0, {{0, 999}}, 0, in(20));
+  again.join();
+  CHECK(group->read(0, 0, 999, in(20)) == data);
+  CHECK_THROWS(group->staged(1), std::invalid_argument);
+  CHECK_THROWS(group->receive(1, {{0, 1}}, 0, in(5)), std::invalid_argument);
+  CHECK_THROWS(group->read(1, 0, 1, in(5)), std::invalid_argument);
+  group->stage(100000, 2);
+  CHECK(cards.bytes == two && group->staged(1).source.bytes == 100000);
+  group->stage(0);
+  CHECK_THROWS(group->staged(0), std::invalid_argument);
+  group->end();
+  group->end();
+  CHECK_THROWS(group->barrier(in(5)), std::invalid_argument);
+}
+
+// Two engines of two ranks: one group for each, all at once, in another order on the other side.
+void test_params() {
+  Engine sender(2), receiver(2);
+  for (int rank = 0; rank < 2; rank++) {
+    for (uint64_t p = 0; p < 70; p++) {
+      const uint64_t bytes = p * 37 % 500;
+      sender.params[static_cast<size_t>(rank)].push_back(coded(static_cast<uint64_t>(rank) * 100 + p, bytes));
+      receiver.params[static_cast<size_t>(rank)].emplace_back(bytes);
+    }
+  }
+  std::vector<std::thread> all;
+  for (const int side : {0, 1}) {
+    for (const int rank : {0, 1}) {
+      static std::vector<uint8_t> ids[2];
+      if (ids[rank].empty()) ids[rank] = nccl_group_id(library);
+      all.emplace_back([&, side, rank, id = ids[rank]] {
+        NcclGroupOptions options{2, side};
+        options.core_rank = rank;
+        auto group = (side == 0 ? sender : receiver).group(options);
+        group->connect(id.data(), in(20));
+        if (rank == side) sleep_ms(30);
+        CHECK_THROWS(group->params(1 - rank, 0, in(5)), std::invalid_argument);
+        group->params(rank, 0, in(20));
+        group->stage(10);
+        CHECK_THROWS(group->staged(0), std::invalid_argument);
+        group->barrier(in(20));
+        group->end();  // in order: who is left would hear of an abort
+      });
+    }
+  }
+  for (auto& thread : all) thread.join();
+  CHECK(sender.params == receiver.params);
+}
+
+// Parameters of [4, 8] bfloat16 (64 bytes), one behind the other but for the last; tensors of the same shape, in the
+// same order.
+void test_in_place(int ranks) {
+  constexpr uint64_t kParam = 64, kGap = 32;
+  constexpr size_t kParams = 4;
+  std::vector<std::vector<uint8_t>> weights(static_cast<size_t>(ranks),
+                                            std::vector<uint8_t>(kParams * kParam + kGap, 0xee));
+  bool released = false;
+  NcclGroupOptions options{ranks + 1, 1};
+  const auto make = [&] {
+    options.library = library;
+    GroupHost host;
+    host.ranks = ranks;
+    host.open = [](int rank) { return std::make_unique<LoopCard>(rank, cards); };
+    host.params = [&](int rank) {
+      if (released) throw std::runtime_error("released");
+      std::vector<GroupSpan> out;
+      for (size_t i = 0; i < kParams; i++) {
+        uint8_t* const begin = weights[static_cast<size_t>(rank)].data();
+        out.push_back({begin + i * kParam + (i + 1 == kParams ? kGap : 0), kParam, 16});
+      }
+      return out;
+    };
+    host.lose = [](const std::string& message) { losses.push_back(message); };
+    return std::make_unique<CardGroup>(std::move(host), options);
+  };
+  std::vector<Tensor> tensors;
+  std::vector<Rect> rects;
+  for (int i = 0; i < static_cast<int>(kParams); i++) {
+    tensors.push_back({0, static_cast<uint64_t>(i) * kParam, DType::kBFloat16, 4, 8, 16, 2});
+    for (int rank = 0; rank < ranks; rank++) rects.push_back({i, rank, i, 0, 0, 4, 8, 0, 0});
+  }
+  auto group = make();
+  CHECK((group->places({{0, 3 * kParam}, {3 * kParam, kParam}, {0, 4 * kParam}, {64, 0}}, tensors, rects) ==
+         std::vector<uint64_t>{0, 3 * kParam + kGap, kNoPlace, 0}));
+  std::vector<Rect> one = rects;
+  if (ranks > 1) {
+    std::erase_if(one, [&](const Rect& rect) { return rect.rank == ranks - 1 && rect.tensor == 1; });
+    CHECK((group->places({{0, kParam}, {kParam, kParam}}, tensors, one) == std::vector<uint64_t>{0, kNoPlace}));
+    options = {2, 1};
+    options.core_rank = 1;
+    CHECK((make()->places({{0, kParam}}, tensors, rects) == std::vector<uint64_t>{kNoPlace}));
+  }
+  released = true;
+  CHECK_THROWS(group->places({{0, kParam}}, tensors, rects), std::runtime_error);
+  released = false;
+
+  CHECK_THROWS(group->receive_in_place({{0, 1}}, 0, in(5)), std::invalid_argument);  // not connected
+  const auto id = nccl_group_id(library);
+  Trainer trainer(id, ranks + 1, 0);
+  std::thread joining([&] { trainer.join(); });
+  group->connect(id.data(), in(20));
+  joining.join();
+  const int64_t held = cards.bytes;
+  // Past the weights, into the gap, from a rank of ours: nothing is called, and the group goes on.
+  const std::vector<GroupPart> wrong{
+      {4 * kParam, kParam + 1}, {3 * kParam - 1, 2}, {3 * kParam, 1}, {UINT64_MAX, 2}, {4 * kParam + kGap, 1}};
+  for (const GroupPart& part : wrong) {
+    CHECK_THROWS(group->receive_in_place({{0, 1}, part}, 0, in(5)), std::invalid_argument);
+  }
+  CHECK_THROWS(group->receive_in_place({{0, 1}}, 1, in(5)), std::invalid_argument);
+  const std::vector<uint8_t> first = coded(1, 3 * kParam), last = coded(2, kParam);
+  std::thread sending([&] {
+    trainer.broadcast(first);
+    trainer.broadcast(last);
+  });
+  group->receive_in_place({{0, 3 * kParam}, {5, 0}, {3 * kParam + kGap, kParam}}, 0, in(20));
+  sending.join();
+  trainer.stream_wait();
+  std::vector<uint8_t> expected = first;
+  expected.insert(expected.end(), kGap, 0xee);
+  expected.insert(expected.end(), last.begin(), last.end());
+  for (const auto& rank : weights) CHECK(rank == expected);
+  CHECKF(cards.bytes == held, "%lld bytes were staged", static_cast<long long>(cards.bytes - held));
+  // It stops between two broadcasts: the first is there, and the group is of no use.
+  const std::vector<uint8_t> again = coded(3, kParam);
+  trainer.broadcast(again);
+  expect(failure_of(
+             [&] {
+               group->receive_in_place({{0, kParam}, {kParam, kParam}}, 0, in(0.4));
+             },
+             GroupErrorKind::kTimeout),
+         {"receiving", "broadcast 2 of 2: not done after"});
+  for (const auto& rank : weights) {
+    CHECK(std::memcmp(rank.data(), again.data(), kParam) == 0);
+    CHECK(std::memcmp(rank.data() + kParam, first.data() + kParam, 2 * kParam) == 0);
+  }
+  expect(failure_of([&] { group->receive_in_place({{0, 1}}, 0, in(5)); }, GroupErrorKind::kBroken), {"of no use"});
+  trainer.comm->abort();
+}
+
+}  // namespace
+
+void test_bytes(unsigned seed) {
+  for (const auto& [ranks, size] : {std::pair{1, 2}, {1, 4}, {2, 3}, {3, 5}}) {
+    test_receive(ranks, size, seed);
+    expect_none_left("receive");
+  }
+  test_exchange();
+  expect_none_left("exchange");
+  test_params();
+  expect_none_left("parameters");
+  for (const int ranks : {1, 2}) {
+    test_in_place(ranks);
+    expect_none_left("in place");
+  }
+}
+
+}  // namespace refit::test
