@@ -12,6 +12,7 @@
 #include "core/checksum.h"
 #include "cuda/checksum.h"
 #include "cuda/scatter.h"
+#include "cuda/scatter_runs.h"
 #include "cuda/write_batches.h"
 
 using namespace refit;

@@ -6,12 +6,13 @@
 #include "cuda/check.h"
 #include "cuda/scatter_kernel.h"
 #include "cuda/scatter_plan.h"
+#include "cuda/scatter_runs.h"
 #include "cuda/scatter_segment.h"
 
 namespace refit::cuda {
 
 struct Scatter::State {
-  State(uint32_t tile_bytes, bool wanted) : tile_bytes(tile_bytes) {
+  State(uint32_t tile_bytes, bool wanted, uint64_t long_run) : tile_bytes(tile_bytes), long_run(long_run) {
     int device = 0, major = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
@@ -19,17 +20,23 @@ struct Scatter::State {
   }
 
   const uint32_t tile_bytes;
+  const uint64_t long_run;
   bool bulk;
   // Lists that can be under way before the host waits for the oldest.
   std::array<ScatterSegment, 4> segments;
   size_t next = 0;
 };
 
-Scatter::Scatter(uint32_t tile_bytes, bool bulk) : state_(std::make_unique<State>(tile_bytes, bulk)) {}
+Scatter::Scatter(uint32_t tile_bytes, bool bulk, uint64_t long_run)
+    : state_(std::make_unique<State>(tile_bytes, bulk, long_run)) {}
 
 Scatter::~Scatter() = default;
 
-void Scatter::run(const std::vector<Copy2d>& copies, cudaStream_t stream, bool from_host) {
+void Scatter::run(const std::vector<Copy2d>& all, cudaStream_t stream, bool from_host) {
+  const auto [runs, copies] = split_runs(all, from_host ? UINT64_MAX : state_->long_run);
+  for (const ByteRun& run : runs) {
+    check(cudaMemcpyAsync(run.dst, run.src, run.bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync(scatter)");
+  }
   for (size_t from = 0; from < copies.size();) {
     ScatterSegment& segment = state_->segments[state_->next];
     state_->next = (state_->next + 1) % state_->segments.size();

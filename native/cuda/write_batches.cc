@@ -77,11 +77,4 @@ Copy2d rect_copy(const Tensor& tensor, const Rect& rect, const Param& shape, con
   return copy;
 }
 
-uint64_t run_bytes(const Copy2d& copy) {
-  constexpr int64_t kElement = sizeof(bf16);
-  if (copy.dtype != DType::kBFloat16 || (copy.cols > 1 && copy.src_col_bytes != kElement)) return 0;
-  if (copy.rows > 1 && (copy.src_row_bytes != copy.cols * kElement || copy.dst_cols != copy.cols)) return 0;
-  return static_cast<uint64_t>(copy.rows * copy.cols * kElement);
-}
-
 }  // namespace refit::cuda

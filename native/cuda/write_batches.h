@@ -34,7 +34,4 @@ Copy2d chunk_copy(const Tensor& tensor, const Chunk& chunk, const Rect& rect, co
 // The whole rectangle out of a source at `data`.
 Copy2d rect_copy(const Tensor& tensor, const Rect& rect, const Param& shape, const uint8_t* data, bf16* param);
 
-// The bytes of a copy that is one run of bytes from and to; else 0.
-uint64_t run_bytes(const Copy2d& copy);
-
 }  // namespace refit::cuda

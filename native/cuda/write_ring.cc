@@ -6,6 +6,7 @@
 
 #include "core/fault.h"
 #include "cuda/check.h"
+#include "cuda/scatter_runs.h"
 #include "cuda/write_run.h"
 #include "transport/file_read.h"
 
@@ -89,20 +90,12 @@ void WriteRun::retire(Rank& rank, size_t batch) {
   readers_wake_.notify_all();
 }
 
-// Bytes that go as they are: one copy engine, no kernel.
-struct WriteRun::EngineCopy {
-  const uint8_t* src;
-  uint8_t* dst;
-  uint64_t bytes;
-};
-
 bool WriteRun::enqueue(Rank& rank, size_t batch) {
   rank.doing("weights: copies from the ring");
   WriteLane& lane = *lanes_[static_cast<size_t>(rank.index)];
   const size_t slot = batch % ring_.slots();
   const Batch& range = batches_.batches[batch];
-  std::vector<Copy2d> kernel;
-  std::vector<EngineCopy> engine;
+  std::vector<Copy2d> copies;
   std::vector<int> tensors;
   bool going = true;
   for (size_t i = range.first_chunk; i < range.first_chunk + range.chunks && going; i++) {
@@ -117,28 +110,18 @@ bool WriteRun::enqueue(Rank& rank, size_t batch) {
         going = false;
         break;
       }
-      const Copy2d copy =
-          chunk_copy(tensor, chunk, rect, params_.shapes[rect.param], data, params_.at(rect.rank, rect.param));
+      copies.push_back(
+          chunk_copy(tensor, chunk, rect, params_.shapes[rect.param], data, params_.at(rect.rank, rect.param)));
       tensors.push_back(chunk.tensor);
-      const uint64_t bytes = run_bytes(copy);
-      const auto* src = static_cast<const uint8_t*>(copy.src);
-      auto* dst = reinterpret_cast<uint8_t*>(copy.dst);
-      if (bytes > 0 && !engine.empty() && engine.back().src + engine.back().bytes == src &&
-          engine.back().dst + engine.back().bytes == dst) {
-        engine.back().bytes += bytes;
-      } else if (bytes >= kEngineBytes) {
-        engine.push_back({src, dst, bytes});
-      } else {
-        kernel.push_back(copy);
-      }
     }
   }
   for (const int t : tensors) dirty_[t].store(true, std::memory_order_relaxed);
-  for (const EngineCopy& copy : engine) {
-    check(cudaMemcpyAsync(copy.dst, copy.src, copy.bytes, cudaMemcpyHostToDevice, rank.copy), "weights: a copy");
+  const SplitCopies split = split_runs(copies, kEngineBytes);
+  for (const ByteRun& run : split.runs) {
+    check(cudaMemcpyAsync(run.dst, run.src, run.bytes, cudaMemcpyHostToDevice, rank.copy), "weights: a copy");
   }
   check(cudaEventRecord(lane.copied[slot], rank.copy), "weights: copies from the ring");
-  lane.scatter.run(kernel, rank.stream, true);
+  lane.scatter.run(split.rest, rank.stream, true);
   check(cudaEventRecord(lane.scattered[slot], rank.stream), "weights: scatter from the ring");
   for (const int t : tensors) left_[t].fetch_sub(1, std::memory_order_relaxed);
   return going;

@@ -44,7 +44,6 @@ class WriteRun {
     int tensor;
     Copy2d copy;
   };
-  struct EngineCopy;
 
   std::vector<uint8_t> find_near();
   void plan_direct();
