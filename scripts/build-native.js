@@ -26,7 +26,7 @@ const INSTALL = 'on Debian or Ubuntu: apt-get install -y g++ cmake'
 const CUDA_SOURCES = join('native', 'cuda')
 const STAND_IN = join('native', 'test', 'ipc_stand_in.cc')
 /** What it has of the CUDA library: process groups, but for their cards. */
-const STAND_IN_CUDA = ['dynamic', 'group', 'group_lane', 'group_library', 'group_weights', 'group_words', 'nccl', 'nccl_api'].map(name => join(CUDA_SOURCES, `${name}.cc`))
+const STAND_IN_CUDA = ['dynamic', 'group', 'group_lane', 'group_library', 'group_receive', 'group_weights', 'group_words', 'nccl', 'nccl_api'].map(name => join(CUDA_SOURCES, `${name}.cc`))
 /** Every kind of card that a published build serves, and PTX of the newest for those to come. */
 const RELEASE_ARCHS = ['80', '90', '100', '120']
 

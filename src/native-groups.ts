@@ -56,9 +56,16 @@ export interface NativeGroups {
   stageGroup: (group: GroupHandle, bytes: number, slots: number) => Promise<void>
   /**
    * Main thread, gate shut where the group is NCCL's. Takes part in one broadcast for each of `parts` (PART_FIELDS), in order, from rank
-   * `root`, into the slot. The other slot may be read by `write` meanwhile. One receive, send or barrier of a group at a time.
+   * `root`, into the slot. The other slot may be read by `write` meanwhile. One receive, send or barrier of a group at a time; but see groupBegin.
    */
   groupReceive: (group: GroupHandle, slot: 0 | 1, parts: Float64Array, root: number, deadlineMs: number) => Promise<void>
+  /**
+   * Main thread, gate shut. NCCL alone. groupReceive in two: resolves when the broadcasts are on the cards' streams, so that those of a second call
+   * follow the first one's there without a gap; a third one needs `groupArrive` before it.
+   */
+  groupBegin: (group: GroupHandle, slot: 0 | 1, parts: Float64Array, root: number, deadlineMs: number) => Promise<void>
+  /** Main thread, gate shut. The broadcasts of the first `groupBegin` that was not waited for yet have come. */
+  groupArrive: (group: GroupHandle, deadlineMs: number) => Promise<void>
   /**
    * Main thread. NCCL alone. Of a write (`tensors` and `rects` of a WriteJob with one source, of which `parts` are stretches): for each part the
    * offset, in bytes from where a rank's weights begin, at which all of its bytes lie there one behind the other and as they are, on every

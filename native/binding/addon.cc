@@ -112,6 +112,8 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("stageGroup", stage_group);
   add("groupReceive", group_receive);
   add("groupPlaces", group_places);
+  add("groupBegin", group_begin);
+  add("groupArrive", group_arrive);
   add("groupReceiveInPlace", group_receive_in_place);
   add("groupRead", group_read);
   add("groupSend", group_send);

@@ -78,8 +78,6 @@ class ReadOperation : public Operation {
 
 int handle_of(const Napi::CallbackInfo& info) { return static_cast<int>(to_integer(info[0], "group", 0, kMaxHandle)); }
 
-int to_slot(const Napi::Value& value) { return static_cast<int>(to_integer(value, "slot", 0, kGroupSlots - 1)); }
-
 GlooGroup& gloo_of(GroupEntry& entry) {
   auto* const group = dynamic_cast<GlooGroup*>(&entry.group());
   if (group == nullptr) throw std::invalid_argument("expected a gloo group, got " + entry.group().describe());
@@ -133,6 +131,8 @@ GroupDeadline deadline_of(const Napi::Value& value) {
   return std::chrono::steady_clock::now() +
          std::chrono::milliseconds(to_integer(value, "deadlineMs", 0, kMaxDeadlineMs));
 }
+
+int to_slot(const Napi::Value& value) { return static_cast<int>(to_integer(value, "slot", 0, kGroupSlots - 1)); }
 
 int to_rank(const Napi::Value& value, const std::string& name) {
   return static_cast<int>(to_integer(value, name, 0, kMaxRank));

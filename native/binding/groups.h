@@ -49,6 +49,7 @@ Napi::Value submit_to_group(Napi::Env env, const std::shared_ptr<GroupEntry>& en
 // `deadlineMs` from now.
 GroupDeadline deadline_of(const Napi::Value& value);
 // Of a group.
+int to_slot(const Napi::Value& value);
 int to_rank(const Napi::Value& value, const std::string& name);
 // Float64Array of PART_FIELDS per part.
 std::vector<GroupPart> parse_parts(const Napi::Value& value);

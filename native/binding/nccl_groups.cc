@@ -31,9 +31,10 @@ class CoreGroup : public NcclGroup {
   void connect(const uint8_t* id, GroupDeadline deadline) override { group_->connect(id, deadline); }
   void stage(uint64_t bytes, int slots = kGroupSlots) override { group_->stage(bytes, slots); }
   StagedSlot staged(int slot) const override { return group_->staged(slot); }
-  void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {
-    group_->receive(slot, parts, root, deadline);
+  void begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {
+    group_->begin(slot, parts, root, deadline);
   }
+  void arrive(GroupDeadline deadline) override { group_->arrive(deadline); }
   // The whole job is checked, as `write` would check what of it is staged: what does not overlap in one piece may in
   // two.
   std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
@@ -144,6 +145,25 @@ Napi::Value group_places(const Napi::CallbackInfo& info) {
     for (size_t i = 0; i < places.size(); i++) out[i] = places[i] == kNoPlace ? -1 : static_cast<double>(places[i]);
     return out;
   });
+}
+
+Napi::Value group_begin(const Napi::CallbackInfo& info) {
+  const auto entry = group_of(info);
+  NcclGroup& group = nccl_of(*entry);
+  const int slot = to_slot(info[1]);
+  std::vector<GroupPart> parts = parse_parts(info[2]);
+  const int root = to_rank(info[3], "root");
+  const GroupDeadline deadline = deadline_of(info[4]);
+  return submit_to_group(info.Env(), entry, [&group, slot, parts = std::move(parts), root, deadline] {
+    group.begin(slot, parts, root, deadline);
+  });
+}
+
+Napi::Value group_arrive(const Napi::CallbackInfo& info) {
+  const auto entry = group_of(info);
+  NcclGroup& group = nccl_of(*entry);
+  const GroupDeadline deadline = deadline_of(info[1]);
+  return submit_to_group(info.Env(), entry, [&group, deadline] { group.arrive(deadline); });
 }
 
 Napi::Value group_receive_in_place(const Napi::CallbackInfo& info) {

@@ -16,7 +16,7 @@
 namespace refit {
 
 // To be raised with every change of this file that sizes do not show.
-constexpr uint32_t kDeviceLibraryVersion = 7;
+constexpr uint32_t kDeviceLibraryVersion = 8;
 constexpr const char* kDeviceLibraryEntry = "refit_device_library";
 
 struct DeviceLibrary {

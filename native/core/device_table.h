@@ -124,9 +124,13 @@ inline void group_staged(const NcclGroup& group, int slot, Sink<Source> sink, Fa
   guarded(failure, [&] { sink.take(sink.context, group.staged(slot).source); });
 }
 
-inline void group_receive(NcclGroup& group, int slot, const std::vector<GroupPart>& parts, int root,
-                          GroupDeadline deadline, Failure& failure) noexcept {
-  guarded(failure, [&] { group.receive(slot, parts, root, deadline); });
+inline void group_begin(NcclGroup& group, int slot, const std::vector<GroupPart>& parts, int root,
+                        GroupDeadline deadline, Failure& failure) noexcept {
+  guarded(failure, [&] { group.begin(slot, parts, root, deadline); });
+}
+
+inline void group_arrive(NcclGroup& group, GroupDeadline deadline, Failure& failure) noexcept {
+  guarded(failure, [&] { group.arrive(deadline); });
 }
 
 inline void group_places(const NcclGroup& group, const std::vector<GroupPart>& parts,
@@ -193,8 +197,8 @@ constexpr DeviceLibrary make(decltype(DeviceLibrary::cards) cards, decltype(Devi
           close_mappings,
           fetch,
           {unique_id, group_open, group_close, group_describe, group_library, group_connect, group_stage, group_staged,
-           group_receive, group_places, group_receive_in_place, group_read, group_send, group_params, group_barrier,
-           group_abort, group_end}};
+           group_begin, group_arrive, group_places, group_receive_in_place, group_read, group_send, group_params,
+           group_barrier, group_abort, group_end}};
 }
 
 }  // namespace refit::device_table

@@ -34,6 +34,15 @@ class NcclGroup : public Group {
   // is released.
   virtual std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
                                        const std::vector<Rect>& rects) const = 0;
+  void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) final {
+    begin(slot, parts, root, deadline);
+    arrive(deadline);
+  }
+  // `receive` in two: `begin` returns when the broadcasts are on the cards' streams, and `arrive` when those of the
+  // first call that was not waited for yet have come. So the next ones follow there without a gap. Two at a time at
+  // most.
+  virtual void begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) = 0;
+  virtual void arrive(GroupDeadline deadline) = 0;
   // As `receive`, but into the weights of each rank: the parts' offsets are those of `places`. No step and
   // no write of the same weights may run meanwhile, and who reads them sees old and new bytes. After a failure any byte
   // of the parts may be old, new or neither.

@@ -78,12 +78,12 @@ class LibraryGroup : public NcclGroup {
     return out;
   }
 
-  void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {
+  void begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {
     if (!readers_->wait(slot, deadline)) {
       throw GroupError(GroupErrorKind::kTimeout, describe() + ", receiving: a write still reads the slot");
     }
     Failure failure;
-    table_.receive(*group_, slot, parts, root, deadline, failure);
+    table_.begin(*group_, slot, parts, root, deadline, failure);
     raise(failure);
   }
 
@@ -95,6 +95,11 @@ class LibraryGroup : public NcclGroup {
     table_.places(*group_, parts, tensors, rects, taken.sink(), failure);
     taken.finish(failure);
     return out;
+  }
+  void arrive(GroupDeadline deadline) override {
+    Failure failure;
+    table_.arrive(*group_, deadline, failure);
+    raise(failure);
   }
 
   void receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override {

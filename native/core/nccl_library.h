@@ -21,8 +21,9 @@ struct NcclGroupTable {
   void (*connect)(NcclGroup& group, const uint8_t* id, GroupDeadline deadline, Failure& failure) noexcept;
   void (*stage)(NcclGroup& group, uint64_t bytes, int slots, Failure& failure) noexcept;
   void (*staged)(const NcclGroup& group, int slot, Sink<Source> sink, Failure& failure) noexcept;
-  void (*receive)(NcclGroup& group, int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline,
-                  Failure& failure) noexcept;
+  void (*begin)(NcclGroup& group, int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline,
+                Failure& failure) noexcept;
+  void (*arrive)(NcclGroup& group, GroupDeadline deadline, Failure& failure) noexcept;
   void (*places)(const NcclGroup& group, const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
                  const std::vector<Rect>& rects, Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept;
   void (*receive_in_place)(NcclGroup& group, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline,

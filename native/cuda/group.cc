@@ -13,7 +13,7 @@
 #include "core/look.h"
 #include "core/memory_error.h"
 #include "cuda/group_library.h"
-#include "cuda/group_weights.h"
+#include "cuda/group_state.h"
 #include "cuda/group_words.h"
 
 namespace refit::cuda {
@@ -27,24 +27,6 @@ constexpr double kEndSeconds = 10;
 constexpr std::chrono::milliseconds kLook{30};
 
 }  // namespace
-
-struct CardGroup::State {
-  explicit State(GroupHost given) : host(std::move(given)) {}
-
-  const GroupHost host;
-  std::vector<std::unique_ptr<GroupLane>> lanes;  // from connect to end
-  std::vector<int> tensor_ranks;                  // each lane's
-  bool connected = false, ended = false;
-  uint64_t slot_bytes = 0;
-  int slots = 0;  // of so many bytes
-  uint64_t room(int slot) const { return slot < slots ? slot_bytes : 0; }
-  std::atomic<bool> cancel{false};
-
-  mutable std::mutex mutex;
-  std::string reason;    // of the abort; of the first failure, after which the group is of no use
-  bool aborted = false;  // by the caller
-  bool lost = false;     // a card: nothing is freed
-};
 
 CardGroup::CardGroup(GroupHost host, const NcclGroupOptions& options)
     : options_(options), api_(open_group_library(options.library)), state_(std::make_shared<State>(std::move(host))) {
@@ -235,6 +217,7 @@ void CardGroup::open_lanes() {
 void CardGroup::stage(uint64_t bytes, int slots) {
   State& s = *state_;
   if (s.ended || s.lanes.empty()) throw std::invalid_argument(describe() + " is not connected");
+  if (s.coming > 0) throw std::invalid_argument(describe() + ": its slots are being received into");
   if (bytes > (uint64_t{1} << 48)) throw std::bad_alloc();
   if (bytes == s.slot_bytes && (bytes == 0 || slots == s.slots)) return;
   s.slot_bytes = 0;
@@ -261,66 +244,6 @@ StagedSlot CardGroup::staged(int slot) const {
   return out;
 }
 
-// Of what is received.
-void CardGroup::demand_root(int root) const {
-  const int last = options_.first_rank + local_ranks() - 1;
-  if (root < 0 || root >= options_.size || (root >= options_.first_rank && root <= last)) {
-    throw std::invalid_argument(describe() + ": root " + std::to_string(root) +
-                                " is no other rank of the group: it cannot be received from");
-  }
-}
-
-void CardGroup::receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) {
-  demand_usable("receiving");
-  State& s = *state_;
-  demand_root(root);
-  const uint64_t room = s.room(slot);
-  for (size_t i = 0; i < parts.size(); i++) {
-    const GroupPart& part = parts[i];
-    if (part.offset <= room && part.bytes <= room - part.offset) continue;
-    throw std::invalid_argument(describe() + ": broadcast " + std::to_string(i + 1) + " of " +
-                                std::to_string(parts.size()) + " (" + std::to_string(part.bytes) + " bytes at " +
-                                std::to_string(part.offset) + ") does not fit into a staging slot of " +
-                                std::to_string(room));
-  }
-  const GroupWait wait{deadline, &s.cancel};
-  on_lanes("receiving", deadline,
-           [slot, parts, root, wait](GroupLane& lane) { lane.receive(slot, parts, root, wait); });
-}
-
-std::vector<uint64_t> CardGroup::places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
-                                        const std::vector<Rect>& rects) const {
-  if (local_ranks() != state_->host.ranks) return std::vector<uint64_t>(parts.size(), kNoPlace);
-  return places_in(state_->host, parts, tensors, rects);
-}
-
-void CardGroup::receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) {
-  demand_usable("receiving");
-  demand_root(root);
-  const auto spans = spans_in(state_->host, state_->tensor_ranks, parts);
-  const GroupWait wait{deadline, &state_->cancel};
-  on_lanes("receiving", deadline, [spans, root, first = options_.first_rank, wait](GroupLane& lane) {
-    lane.broadcast(spans[static_cast<size_t>(lane.rank() - first)], root, wait);
-  });
-}
-
-std::vector<uint8_t> CardGroup::read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) {
-  demand_usable("reading");
-  State& s = *state_;
-  const uint64_t room = s.room(slot);
-  if (offset > room || bytes > room - offset) {
-    throw std::invalid_argument(describe() + ": " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
-                                " are not in a staging slot of " + std::to_string(room));
-  }
-  // The cards' threads may outlive this call.
-  const auto out = std::make_shared<std::vector<uint8_t>>();
-  const int first = options_.first_rank;
-  on_lanes("reading", deadline, [slot, offset, bytes, first, out](GroupLane& lane) {
-    if (lane.rank() == first) *out = lane.read(slot, offset, bytes);
-  });
-  return std::move(*out);
-}
-
 void CardGroup::send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) {
   demand_usable("sending");
   State& s = *state_;
@@ -333,7 +256,8 @@ void CardGroup::send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline
   const int root = options_.first_rank;
   on_lanes("sending", deadline, [data, bytes, root, wait](GroupLane& lane) {
     if (lane.rank() == root) return lane.send(data, bytes, wait);
-    lane.receive(0, {{0, bytes}}, root, wait);
+    lane.begin(0, {{0, bytes}}, root, wait);
+    lane.arrive(wait);
   });
 }
 

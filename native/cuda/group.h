@@ -27,7 +27,8 @@ class CardGroup : public NcclGroup {
   void stage(uint64_t bytes, int slots = kGroupSlots) override;
   // The memory is not owned by what is returned: see NcclGroup in core/cuda_library.cc.
   StagedSlot staged(int slot) const override;
-  void receive(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
+  void begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
+  void arrive(GroupDeadline deadline) override;
   std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
                                const std::vector<Rect>& rects) const override;
   void receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;

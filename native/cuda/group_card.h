@@ -16,8 +16,9 @@ namespace refit::cuda {
 
 class GroupCard {
  public:
-  // Marks of a stream that are there at a time.
+  // Marks of a set, and sets: one for each thing that may be under way at a time.
   static constexpr int kMarks = 64;
+  static constexpr int kMarkSets = 3;
 
   virtual ~GroupCard() = default;
 
@@ -42,9 +43,9 @@ class GroupCard {
   virtual void download(uint8_t* to, const uint8_t* from, uint64_t bytes) = 0;
   // Whether the stream has passed all that it was given.
   virtual bool idle() = 0;
-  // Enqueues mark number `index` (rising from 0, below kMarks); how many of the first `count` the stream has passed.
-  virtual void mark(int index) = 0;
-  virtual int passed(int count) = 0;
+  // Enqueues mark number `index` of a set (rising from 0, below kMarks); whether the stream has passed it.
+  virtual void mark(int set, int index) = 0;
+  virtual bool passed(int set, int index) = 0;
 };
 
 // Memory of one parameter, or of several that lie one behind the other.

@@ -16,8 +16,10 @@ class CudaGroupCard : public GroupCard {
   CudaGroupCard(int rank, int device) : rank_(rank, device) {
     rank_
         .run([this] {
-          for (cudaEvent_t& event : marks_) {
-            check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+          for (auto& set : marks_) {
+            for (cudaEvent_t& event : set) {
+              check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+            }
           }
         })
         .get();
@@ -26,7 +28,9 @@ class CudaGroupCard : public GroupCard {
     try {
       rank_
           .run([this] {
-            for (cudaEvent_t event : marks_) cudaEventDestroy(event);
+            for (auto& set : marks_) {
+              for (cudaEvent_t event : set) cudaEventDestroy(event);
+            }
           })
           .get();
     } catch (...) {
@@ -63,25 +67,25 @@ class CudaGroupCard : public GroupCard {
     check(cudaStreamSynchronize(rank_.stream), "download");
   }
 
-  bool idle() override {
-    const cudaError_t code = cudaStreamQuery(rank_.stream);
-    if (code == cudaSuccess) return true;
-    cudaGetLastError();  // "not ready" too would be taken for the next launch's
-    if (code != cudaErrorNotReady) throw CudaError(code, "a process group's stream");
-    return false;
-  }
+  bool idle() override { return is_done(cudaStreamQuery(rank_.stream), "a process group's stream"); }
 
-  void mark(int index) override { check(cudaEventRecord(marks_[index], rank_.stream), "cudaEventRecord"); }
-  int passed(int count) override {
-    int passed = 0;
-    while (passed < count && cudaEventQuery(marks_[passed]) == cudaSuccess) passed++;
-    cudaGetLastError();
-    return passed;
+  void mark(int set, int index) override {
+    check(cudaEventRecord(marks_[set][index], rank_.stream), "cudaEventRecord");
+  }
+  bool passed(int set, int index) override {
+    return is_done(cudaEventQuery(marks_[set][index]), "a mark of a process group");
   }
 
  private:
+  static bool is_done(cudaError_t code, const char* what) {
+    if (code == cudaSuccess) return true;
+    cudaGetLastError();  // "not ready" too would be taken for the next launch's
+    if (code != cudaErrorNotReady) throw CudaError(code, what);
+    return false;
+  }
+
   Rank rank_;
-  cudaEvent_t marks_[kMarks] = {};
+  cudaEvent_t marks_[kMarkSets][kMarks] = {};
 };
 
 }  // namespace

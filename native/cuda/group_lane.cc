@@ -26,8 +26,12 @@ void pause(int turn) {
   }
 }
 
-// Every how many parts a mark is set.
+// Every how many parts a mark is set, and how many are: the last one stands behind all.
 size_t stride_of(size_t parts) { return std::max<size_t>(1, (parts + GroupCard::kMarks - 1) / GroupCard::kMarks); }
+size_t marks_of(size_t parts) { return std::max<size_t>(1, (parts + stride_of(parts) - 1) / stride_of(parts)); }
+
+// Of what is begun one at a time; what is received ahead has the others in turns.
+constexpr int kOneSet = GroupCard::kMarkSets - 1;
 
 }  // namespace
 
@@ -47,6 +51,7 @@ void GroupLane::guarded(F&& fn) {
 
 // The kernels end, and the memory can be freed.
 void GroupLane::abandon() noexcept {
+  coming_.clear();
   try {
     card_->doing("abort NCCL's communicator");
     if (comm_) comm_->abort();
@@ -77,20 +82,21 @@ void GroupLane::stage(uint64_t bytes, int slots) {
   slot_bytes_ = each;
 }
 
-void GroupLane::receive(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait) {
+void GroupLane::begin(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait) {
   card_->doing("receive a broadcast");
-  const size_t stride = stride_of(parts.size());
-  uint8_t* const to = slot_data(slot);
-  guarded([&] {
-    for (size_t i = 0; i < parts.size(); i++) {
-      comm_->set_wait(wait.nccl());
-      // NCCL takes no part in a broadcast of nothing, on any rank.
-      uint8_t* const at = to + parts[i].offset;
-      if (parts[i].bytes > 0) comm_->broadcast(at, at, parts[i].bytes, kNcclUint8, root, card_->stream());
-      if ((i + 1) % stride == 0) card_->mark(static_cast<int>(i / stride));
-    }
-    await("receiving", parts.size(), stride, root, wait);
-  });
+  std::vector<GroupSpan> spans;
+  for (const GroupPart& part : parts) spans.push_back({slot_data(slot) + part.offset, part.bytes, 0});
+  const Flight flight{"receiving", next_set_, parts.size(), root};
+  next_set_ = (next_set_ + 1) % kOneSet;
+  guarded([&] { launch(flight, spans, wait); });
+  coming_.push_back(flight);
+}
+
+void GroupLane::arrive(const GroupWait& wait) {
+  card_->doing("receive a broadcast");
+  const Flight flight = coming_.front();
+  coming_.pop_front();
+  guarded([&] { await(flight, wait); });
 }
 
 std::vector<uint8_t> GroupLane::read(int slot, uint64_t offset, uint64_t bytes) {
@@ -102,26 +108,20 @@ std::vector<uint8_t> GroupLane::read(int slot, uint64_t offset, uint64_t bytes) 
 
 void GroupLane::send(const uint8_t* from, uint64_t bytes, const GroupWait& wait) {
   card_->doing("send a broadcast");
+  const Flight flight{"sending", kOneSet, 1, rank_};
   guarded([&] {
     card_->upload(slots_, from, bytes);
-    comm_->set_wait(wait.nccl());
-    comm_->broadcast(slots_, slots_, bytes, kNcclUint8, rank_, card_->stream());
-    card_->mark(0);
-    await("sending", 1, 1, rank_, wait);
+    launch(flight, {{slots_, bytes, 0}}, wait);
+    await(flight, wait);
   });
 }
 
 void GroupLane::broadcast(const std::vector<GroupSpan>& spans, int root, const GroupWait& wait) {
   card_->doing("broadcast parameters");
-  const size_t stride = stride_of(spans.size());
+  const Flight flight{root == rank_ ? "sending parameters" : "receiving parameters", kOneSet, spans.size(), root};
   guarded([&] {
-    for (size_t i = 0; i < spans.size(); i++) {
-      comm_->set_wait(wait.nccl());
-      const GroupSpan& span = spans[i];
-      if (span.bytes > 0) comm_->broadcast(span.data, span.data, span.bytes, kNcclUint8, root, card_->stream());
-      if ((i + 1) % stride == 0) card_->mark(static_cast<int>(i / stride));
-    }
-    await(root == rank_ ? "sending parameters" : "receiving parameters", spans.size(), stride, root, wait);
+    launch(flight, spans, wait);
+    await(flight, wait);
   });
 }
 
@@ -130,26 +130,43 @@ void GroupLane::barrier(const GroupWait& wait) {
   guarded([&] {
     comm_->set_wait(wait.nccl());
     comm_->all_reduce(scalar_, scalar_, 1, kNcclFloat32, kNcclSum, card_->stream());
-    await("the barrier", 0, 1, -1, wait);
+    card_->mark(kOneSet, 0);
+    await({"the barrier", kOneSet, 0, -1}, wait);
   });
 }
 
+void GroupLane::launch(const Flight& flight, const std::vector<GroupSpan>& spans, const GroupWait& wait) {
+  const size_t stride = stride_of(spans.size());
+  int marks = 0;
+  for (size_t i = 0; i < spans.size(); i++) {
+    const GroupSpan& span = spans[i];
+    comm_->set_wait(wait.nccl());
+    // NCCL takes no part in a broadcast of nothing, on any rank.
+    if (span.bytes > 0) comm_->broadcast(span.data, span.data, span.bytes, kNcclUint8, flight.root, card_->stream());
+    if ((i + 1) % stride == 0 || i + 1 == spans.size()) card_->mark(flight.set, marks++);
+  }
+  if (marks == 0) card_->mark(flight.set, 0);
+}
+
 // NCCL's kernels wait for their peers on the card: that these have gone, or will not come, is not seen there.
-void GroupLane::await(const char* what, size_t parts, size_t stride, int root, const GroupWait& wait) {
+void GroupLane::await(const Flight& flight, const GroupWait& wait) {
   const auto began = Clock::now();
+  const int last_mark = static_cast<int>(marks_of(flight.parts)) - 1;
   const auto where = [&] {
-    std::string text = what;
-    if (root >= 0 && root != rank_) text += " from rank " + std::to_string(root);
-    if (parts > 0) {
-      const int passed = card_->passed(static_cast<int>(parts / stride));
-      const size_t first = std::min(parts, static_cast<size_t>(passed) * stride + 1);
-      const size_t last = std::min(parts, first + stride - 1);
+    std::string text = flight.what;
+    if (flight.root >= 0 && flight.root != rank_) text += " from rank " + std::to_string(flight.root);
+    if (flight.parts > 0) {
+      int passed = 0;
+      while (passed < last_mark && card_->passed(flight.set, passed)) passed++;
+      const size_t stride = stride_of(flight.parts);
+      const size_t first = static_cast<size_t>(passed) * stride + 1;
+      const size_t last = std::min(flight.parts, first + stride - 1);
       text += ", broadcast " + std::to_string(first) + (last > first ? " to " + std::to_string(last) : "") + " of " +
-              std::to_string(parts);
+              std::to_string(flight.parts);
     }
     return text;
   };
-  for (int turn = 0; !card_->idle(); turn++) {
+  for (int turn = 0; !card_->passed(flight.set, last_mark); turn++) {
     if (turn % 64 == 0) comm_->check();
     if (wait.cancelled()) {
       throw NcclError(kNcclInProgress, where() + ": given up after " + seconds_text(seconds_since(began)) + " s");

@@ -3,6 +3,7 @@
 // Threads: everything runs on the card's thread, but for `slot_data`.
 #pragma once
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -41,8 +42,10 @@ class GroupLane {
   void join(const NcclApi& api, const NcclUniqueId& id, int size, const GroupWait& wait);
   // Room for `bytes` in each of so many slots; 0 frees them.
   void stage(uint64_t bytes, int slots);
-  // Broadcasts from `root` into the slot.
-  void receive(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait);
+  // Enqueues broadcasts from `root` into the slot. Two at a time, each with an `arrive` of its own.
+  void begin(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait);
+  // Returns when the first that was begun has come.
+  void arrive(const GroupWait& wait);
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes);
   void send(const uint8_t* from, uint64_t bytes, const GroupWait& wait);
   // In place: of all, in order.
@@ -55,11 +58,20 @@ class GroupLane {
   uint8_t* slot_data(int slot) const { return slots_ == nullptr ? nullptr : slots_ + (slot == 0 ? 0 : slot_bytes_); }
 
  private:
+  // Broadcasts on the stream.
+  struct Flight {
+    const char* what = "";
+    int set = 0;  // of marks
+    size_t parts = 0;
+    int root = -1;
+  };
+
   // fn(); where it throws, the communicator is aborted first and the stream comes to its end.
   template <class F>
   void guarded(F&& fn);
-  // Returns when the stream has passed all of `what`, of whose `parts` every `stride`-th has a mark.
-  void await(const char* what, size_t parts, size_t stride, int root, const GroupWait& wait);
+  void launch(const Flight& flight, const std::vector<GroupSpan>& spans, const GroupWait& wait);
+  // Returns when the stream has passed all of it.
+  void await(const Flight& flight, const GroupWait& wait);
   void abandon() noexcept;
 
   const std::unique_ptr<GroupCard> card_;
@@ -68,6 +80,8 @@ class GroupLane {
   uint8_t* scalar_ = nullptr;  // of barriers
   uint8_t* slots_ = nullptr;
   uint64_t slot_bytes_ = 0;  // from the first to the second: `bytes` of stage, aligned
+  std::deque<Flight> coming_;
+  int next_set_ = 0;
 };
 
 }  // namespace refit::cuda

@@ -62,11 +62,11 @@ class LoopCard : public cuda::GroupCard {
     std::memcpy(to, from, bytes);
   }
   bool idle() override { return stream_.idle(); }
-  void mark(int index) override {
-    if (index == 0) passed_ = 0;
-    stream_.post([this] { passed_++; });
+  void mark(int set, int index) override {
+    if (index == 0) passed_[set] = 0;
+    stream_.post([this, set] { passed_[set]++; });
   }
-  int passed(int count) override { return std::min(count, passed_.load()); }
+  bool passed(int set, int index) override { return passed_[set] > index; }
 
  private:
   static constexpr size_t kHead = 64;
@@ -74,7 +74,7 @@ class LoopCard : public cuda::GroupCard {
   const int rank_;
   LoopCards& cards_;
   std::atomic<const char*> operation_{"start"};
-  std::atomic<int> passed_{0};
+  std::atomic<int> passed_[kMarkSets] = {};
   LoopStream stream_;
   LoopStream thread_;  // the first to go
 };

@@ -21,6 +21,7 @@ export class GlooLink implements GroupLink {
   readonly handle: number
   readonly needsGate = false
   readonly isEager = true
+  readonly isAhead = false
   readonly pieceBytes = PIECE_BYTES
   readonly #native: NativeGroups
   readonly #options: GlooLinkOptions

@@ -14,6 +14,8 @@ export interface GroupLink {
   readonly pieceBytes: number
   /** Resolves once bytes can flow, but for `connect`. */
   meet: (store: StoreClient, deadline: Deadline) => Promise<void>
+  /** Whether pieces are received by `groupBegin` and `groupArrive` of the addon, or each by `groupReceive`. */
+  readonly isAhead: boolean
   /** `groupPlaces` of the addon, where this backend can receive into the weights. */
   places?: (parts: Float64Array, job: WriteJob) => Float64Array
   /** Gate shut where that is needed. Without effect when it is connected. */

@@ -30,6 +30,7 @@ export class NcclLink implements GroupLink {
   readonly handle: number
   readonly needsGate = true
   readonly isEager: boolean
+  readonly isAhead = true
   readonly pieceBytes = PIECE_BYTES
   readonly #native: NativeGroups
   readonly #options: NcclLinkOptions

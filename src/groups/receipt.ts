@@ -1,6 +1,6 @@
 import type { StreamPiece, WeightStream } from '../weights/stream.ts'
 import type { WriteJob } from '../native.ts'
-import type { Target, WeightGroup } from './weight-group.ts'
+import type { Coming, Target, WeightGroup } from './weight-group.ts'
 import { joinPieces, slotOf } from './pieces.ts'
 import type { Piece } from './pieces.ts'
 
@@ -8,10 +8,11 @@ import type { Piece } from './pieces.ts'
 const HURRY_MS = 5000
 
 /** `end`: index of the piece behind it. */
-interface Incoming { piece: Piece, end: number, into: Target, arrived: Promise<void> }
+interface Incoming extends Coming { piece: Piece, end: number, into: Target }
 
 /**
- * The broadcasts that one request has announced, as a stream of pieces: the next one is received while the one before is written. They
+ * The broadcasts that one request has announced, as a stream of pieces: the next one is received while the one before is written, and what
+ * comes behind it is asked for as soon as there is a slot for it. They
  * come whether or not they are wanted, and in the order of the requests: what is not taken is received and dropped by `close`. What is known
  * to go straight into the weights, and is wanted, is received there, many pieces in one go, and else into a slot.
  */
@@ -25,7 +26,8 @@ export class Receipt implements WeightStream {
   #places: ReadonlyArray<Float64Array | undefined> = []
   #started = 0
   #touched = false
-  #incoming: Incoming | undefined
+  /** In order; at most two, of which the second goes into a slot. */
+  readonly #incoming: Incoming[] = []
   #given = 0
   #isRefused = false
   #dropping: Promise<void> | undefined
@@ -51,7 +53,7 @@ export class Receipt implements WeightStream {
     await this.#turn(false)
     await this.#group.ready()
     // Where receiving needs no gate, nothing stands still for a sender that never comes.
-    if (!this.#group.needsGate) await this.#receive()?.arrived
+    if (!this.#group.needsGate) await this.#receive()?.arrive()
   }
 
   prepare (job: WriteJob): void {
@@ -66,17 +68,18 @@ export class Receipt implements WeightStream {
       await this.#turn(true)
       await this.#group.ready()
     }
-    const incoming = this.#incoming ?? this.#receive()
+    const incoming = this.#incoming[0] ?? this.#receive()
     if (incoming === undefined) {
       this.#finish()
       return undefined
     }
-    await incoming.arrived
     const { piece: { begin, length }, end, into } = incoming
-    this.#incoming = undefined
+    // Into the slot of the piece before this one: it has been written.
+    if (this.#group.isAhead && 'slot' in into && this.#incoming.length === 1 && this.#placesOf(this.#started) === undefined) await this.#receive()?.begun.catch(() => {})
+    await incoming.arrive()
+    this.#incoming.shift()
     this.#given = end
-    // Into the slot of the piece before the one that is given out: it has been written.
-    this.#receive()
+    if (this.#incoming.length === 0) this.#receive()
     return { begin, length, source: 'slot' in into ? { staged: { group: this.#group.handle, slot: into.slot } } : null }
   }
 
@@ -137,11 +140,11 @@ export class Receipt implements WeightStream {
     const piece = joinPieces(this.#pieces.slice(index, end))
     const nameOf = (part: number): string => this.#names({ ...piece, first: piece.first + part - 1, end: piece.first + part })
     const into = this.#target(index, end)
-    const arrived = this.#group.receive({ piece, into, of: this.#names(piece), at: `piece ${index + 1}${end > index + 1 ? ` to ${end}` : ''} of ${this.#pieces.length}`, nameOf })
-    // It is waited for later, if at all.
-    arrived.catch(() => {})
-    this.#incoming = { piece, end, into, arrived }
-    return this.#incoming
+    const { begun, arrive } = this.#group.receive({ piece, into, of: this.#names(piece), at: `piece ${index + 1}${end > index + 1 ? ` to ${end}` : ''} of ${this.#pieces.length}`, nameOf })
+    let arrived: Promise<void> | undefined
+    const incoming = { piece, end, into, begun, arrive: async () => { await (arrived ??= arrive()) } }
+    this.#incoming.push(incoming)
+    return incoming
   }
 
   async #drop (): Promise<void> {
@@ -150,14 +153,17 @@ export class Receipt implements WeightStream {
     try {
       await this.#turn(true)
       await this.#group.ready()
-      for (let incoming = this.#incoming ?? this.#receive(); incoming !== undefined; incoming = this.#receive()) {
-        await incoming.arrived
+      for (;;) {
+        const incoming = this.#incoming[0] ?? this.#receive()
+        if (incoming === undefined) break
+        await incoming.arrive()
+        if (this.#incoming[0] === incoming) this.#incoming.shift()
         this.#group.counts.bytesDropped += bytesOf(incoming.piece)
       }
       if (count > 0) this.dropped = 'What was announced has been received and dropped, and the group stays in step'
     } catch (error) {
       // Weights that it is coming into are nobody's before it has ended.
-      await this.#incoming?.arrived.catch(() => {})
+      await Promise.allSettled(this.#incoming.map(async incoming => { await incoming.arrive() }))
       // Where the group had failed before, that is what the request has failed by.
       if (!isLate) this.dropped = `What was announced could not be received and dropped, so that the group was aborted (${error instanceof Error ? error.message : String(error)}); initialise it again`
     } finally {

@@ -42,6 +42,9 @@ export type Target = { slot: 0 | 1, room: { bytes: number, slots: number } } | {
 /** `of`, `at` and `nameOf`, of the piece's broadcasts counted from 1, are for messages. */
 interface Reception { piece: Piece, into: Target, of: string, at: string, nameOf: (part: number) => string }
 
+/** A piece on its way. `begun`: the cards have been told, or it has come. `arrive`: waits for it, once. */
+export interface Coming { begun: Promise<void>, arrive: () => Promise<void> }
+
 /** Bytes that slots grow by. */
 const GRAIN = 1 << 20
 /** Of a slot that is only made twice for requests of several pieces: a bucket as large as the model does not take its room twice. */
@@ -66,9 +69,11 @@ export class WeightGroup {
   #store: GroupStore | undefined
   #watch: StoreWatch | undefined
   #meeting: Promise<void> | undefined
-  /** The phase that is waited for. */
-  #under: { what: string, deadline: Deadline } | undefined
+  /** The phases that are under way, the oldest first. */
+  readonly #phases: Array<{ what: string, deadline: Deadline }> = []
   #staged = { bytes: 0, slots: 0 }
+  /** The last piece that was begun to be received. */
+  #begun: Promise<void> = Promise.resolve()
   #ending: Promise<void> = Promise.resolve()
 
   constructor (options: WeightGroupOptions) {
@@ -88,6 +93,8 @@ export class WeightGroup {
   get timeoutMs (): number { return this.#options.timeoutMs }
   get handle (): number { return this.#link!.handle }
   get pieceBytes (): number { return this.#link!.pieceBytes }
+  /** A piece may be begun before the one before it has come; else its time would run meanwhile. */
+  get isAhead (): boolean { return this.#link!.isAhead }
   /** Resolves once nothing of it is left. */
   get gone (): Promise<void> { return this.#ending }
 
@@ -161,20 +168,40 @@ export class WeightGroup {
     })
   }
 
-  /** Receives a piece; gate shut where that is needed. One at a time. */
-  async receive ({ piece, into, of, at, nameOf }: Reception): Promise<void> {
+  /**
+   * Begins to receive a piece, gate shut where that is needed. Where `isAhead`, a second one into the other slot may be begun before the first
+   * has come.
+   */
+  receive ({ piece, into, of, at, nameOf }: Reception): Coming {
     const { native } = this.#options.host
-    await this.#connect()
-    if ('slot' in into) await this.#makeRoom(into.room)
-    await this.#phase(`receiving ${of} (${at})`, async deadline => {
+    const isAhead = 'slot' in into && this.isAhead
+    const receiving = async (call: (timeoutMs: number) => Promise<void>): Promise<void> => {
+      await this.#phase(`receiving ${of} (${at})`, async deadline => {
+        await call(deadline.timeoutMs).catch((error: unknown) => { throw namePart(error, nameOf) })
+      })
+    }
+    const begin = async (timeoutMs: number): Promise<void> => {
       const { root } = this.spec
-      const receiving = 'slot' in into
-        ? native.groupReceive(this.handle, into.slot, piece.parts, root, deadline.timeoutMs)
-        : native.groupReceiveInPlace(this.handle, into.places, root, deadline.timeoutMs)
-      if ('places' in into) into.began()
-      await receiving.catch((error: unknown) => { throw namePart(error, nameOf) })
-    })
-    this.counts.bytesReceived += bytesOf(piece)
+      if ('slot' in into) return await (isAhead ? native.groupBegin : native.groupReceive)(this.handle, into.slot, piece.parts, root, timeoutMs)
+      const coming = native.groupReceiveInPlace(this.handle, into.places, root, timeoutMs)
+      into.began()
+      await coming
+    }
+    const before = this.#begun
+    const begun = this.#begun = (async () => {
+      await before.catch(() => {})
+      await this.#connect()
+      if ('slot' in into) await this.#makeRoom(into.room)
+      await receiving(begin)
+    })()
+    // It is waited for later, if at all.
+    begun.catch(() => {})
+    const arrive = async (): Promise<void> => {
+      await begun
+      if (isAhead) await receiving(async timeoutMs => { await native.groupArrive(this.handle, timeoutMs) })
+      this.counts.bytesReceived += bytesOf(piece)
+    }
+    return { begun, arrive }
   }
 
   async #makeRoom (room: { bytes: number, slots: number }): Promise<void> {
@@ -202,7 +229,8 @@ export class WeightGroup {
 
   /** It cannot stay in step. */
   giveUp (reason: string): RefitError {
-    const phase = this.#under === undefined ? '' : `, ${this.#under.what}, after ${(this.#under.deadline.elapsed / 1000).toFixed(1)} s`
+    const [under] = this.#phases
+    const phase = under === undefined ? '' : `, ${under.what}, after ${(under.deadline.elapsed / 1000).toFixed(1)} s`
     return this.#fail(new RefitError('GROUP_BROKEN', `${this.title} was aborted${phase}: ${reason}`))
   }
 
@@ -246,13 +274,14 @@ export class WeightGroup {
   async #phase (what: string, run: (deadline: Deadline) => Promise<void>): Promise<void> {
     const { timeoutMs } = this.#options
     const deadline = new Deadline({ timeoutMs, signal: this.#control.signal }, timeoutMs)
-    const under = this.#under = { what, deadline }
+    const phase = { what, deadline }
+    this.#phases.push(phase)
     try {
       await run(deadline)
     } catch (error) {
       throw this.#fail(groupError(this.title, what, deadline.elapsed, error))
     } finally {
-      if (this.#under === under) this.#under = undefined
+      this.#phases.splice(this.#phases.indexOf(phase), 1)
     }
     if (this.#isOver && this.#failure !== null) throw this.#failure
   }

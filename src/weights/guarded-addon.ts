@@ -23,6 +23,8 @@ export function guardedAddon (addon: NativeAddon, lost: (message: string) => voi
     ncclConnect: guard(addon.ncclConnect),
     stageGroup: guard(addon.stageGroup),
     groupReceive: guard(addon.groupReceive),
+    groupBegin: guard(addon.groupBegin),
+    groupArrive: guard(addon.groupArrive),
     groupReceiveInPlace: guard(addon.groupReceiveInPlace),
     groupRead: guard(addon.groupRead),
     groupSend: guard(addon.groupSend),

@@ -1,5 +1,6 @@
 import t from 'tap'
 import type { Test } from 'tap'
+import { setImmediate as turn } from 'node:timers/promises'
 import { eventually, failureOf } from '../helpers/eventually.ts'
 import { FakeGroups, nativeError } from '../helpers/fake-groups.ts'
 import { layOutPieces } from '../../src/groups/pieces.ts'
@@ -81,8 +82,54 @@ t.test('nccl: nothing that wants the gate is called before it is shut', async t 
     await receipt.next()
     t.equal(await receipt.next(), undefined)
   })
-  t.same(fake.log, ['connect', 'stage', 'receive', 'receive'])
+  t.same(fake.log, ['connect', 'stage', 'begin', 'begin', 'receive', 'receive'])
   await receipt.close()
+})
+
+t.test('nccl: a piece is begun before the one before it is waited for, once its slot is free', async t => {
+  const { fake, announce } = await joined(t, 'nccl')
+  const receipt = announce([10, 20, 30, 40], 5)
+  await receipt.ready()
+  await fake.shut(async () => {
+    for (let piece = 0; piece < 4; piece++) {
+      fake.log.length = 0
+      const coming = receipt.next()
+      await turn()
+      t.same(fake.log, [['connect', 'stage', 'begin', 'begin', 'receive'], ['begin', 'receive'], ['begin', 'receive'], ['receive']][piece], `of piece ${piece}`)
+      fake.send()
+      t.match(await coming, { source: { staged: { slot: piece % 2 } } })
+    }
+    t.equal(await receipt.next(), undefined)
+  })
+  t.same(fake.received.map(({ slot }) => slot), [0, 1, 0, 1])
+  await receipt.close()
+})
+
+t.test('nccl: pieces that were begun ahead are waited for when they are dropped, and after a failure', async t => {
+  const { fake, groups, announce } = await joined(t, 'nccl')
+  const dropped = announce([10, 20, 30], 5)
+  fake.send()
+  await dropped.ready()
+  await fake.shut(async () => {
+    await dropped.next()
+    const ending = dropped.drop(false)
+    fake.send(2)
+    await ending
+  })
+  t.match(groups.counts, { bytesReceived: 60, bytesDropped: 50 })
+  t.match(dropped, { hasEnded: true, dropped: 'What was announced has been received and dropped, and the group stays in step' })
+  const failing = announce([10, 20, 30], 5)
+  await failing.ready()
+  await fake.shut(async () => {
+    const coming = failing.next()
+    await turn()
+    fake.fault = nativeError('GROUP_BROKEN', 'the peer has gone')
+    fake.send(0)
+    await t.rejects(coming, { code: 'GROUP_BROKEN', message: /the peer has gone/ })
+    await failing.drop(false)
+  })
+  t.equal(fake.begun, 0)
+  await failing.close()
 })
 
 const JOB: WriteJob = { sources: [], tensors: new Float64Array(), rects: new Float64Array() }

@@ -19,6 +19,7 @@ export class FakeGroups {
   shuts = 0
   readonly #isNccl: boolean
   readonly #staged = new Map<number, { bytes: number, slots: number }>()
+  readonly #begun: Array<[slot: number, parts: Float64Array]> = []
   /** [bytes, slots] of each call. */
   readonly staged: Array<[bytes: number, slots: number]> = []
   #groups = 0
@@ -29,6 +30,9 @@ export class FakeGroups {
   placeOf: (begin: number) => number = () => -1
   /** Set to make the next receive fail. */
   fault: Error | null = null
+
+  /** Pieces that nobody has waited for. */
+  get begun (): number { return this.#begun.length }
 
   constructor ({ isNccl }: { isNccl: boolean }) { this.#isNccl = isNccl }
 
@@ -91,7 +95,21 @@ export class FakeGroups {
         return Float64Array.from({ length: parts.length / PART_FIELDS }, (_, part) => this.placeOf(parts[part * PART_FIELDS]!))
       },
       groupReceiveInPlace: async (group: number, parts: Float64Array) => { await receive('in place', group, null, parts) },
-      groupReceive: async (group: number, slot: number, parts: Float64Array) => { await receive('receive', group, slot, parts) }
+      groupReceive: async (group: number, slot: number, parts: Float64Array) => { await receive('receive', group, slot, parts) },
+      groupBegin: async (_group: number, slot: number, parts: Float64Array) => {
+        demandGate('begin')
+        if (this.#begun.length === 2) throw new Error('both slots are being received into')
+        if (this.#begun.some(([other]) => other === slot)) throw new Error(`slot ${slot} is being received into`)
+        this.#begun.push([slot, parts])
+      },
+      groupArrive: async (group: number) => {
+        const [slot, parts] = this.#begun[0]!
+        try {
+          await receive('receive', group, slot, parts)
+        } finally {
+          this.#begun.shift()
+        }
+      }
     }
     return fake as unknown as NativeGroups
   }

@@ -19,7 +19,7 @@ import type { PlainModel } from './helpers/plain-core.ts'
 const folder = t.testdir()
 const loop = compile(join(folder, 'loop.so'), ['test/nccl_loop.cc'], LIBRARY)
 t.test('groups are joined, received from, given up and ended, with nothing left of them', async t => {
-  const sources = ['test/gpu/group_life.cc', 'test/gpu/group_bytes.cc', 'core/places.cc', ...['group', 'group_lane', 'group_library', 'group_weights', 'group_words', 'nccl', 'nccl_api', 'dynamic'].map(name => `cuda/${name}.cc`)]
+  const sources = ['test/gpu/group_life.cc', 'test/gpu/group_bytes.cc', 'core/places.cc', ...['group', 'group_lane', 'group_library', 'group_receive', 'group_weights', 'group_words', 'nccl', 'nccl_api', 'dynamic'].map(name => `cuda/${name}.cc`)]
   const program = compile(join(folder, 'group_life'), sources, SANITIZED)
   const { status, stdout, stderr } = spawnSync(program, [loop], { encoding: 'utf8', timeout: 120_000 })
   t.equal(status, 0, stdout + stderr)

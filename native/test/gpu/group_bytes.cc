@@ -271,6 +271,70 @@ void test_in_place(int ranks) {
   trainer.comm->abort();
 }
 
+// One slot is received into while what has come into the other is read; more than two are not.
+void test_ahead(int ranks) {
+  constexpr uint64_t kPiece = 3000, kRest = 7;
+  const auto size = [](int round) { return kPiece - static_cast<uint64_t>(round); };
+  NcclGroupOptions options{ranks + 1, 1};
+  Engine engine(ranks);
+  auto group = engine.group(options);
+  CHECK_THROWS(group->arrive(in(5)), std::invalid_argument);  // not connected
+  const auto id = nccl_group_id(library);
+  Trainer trainer(id, ranks + 1, 0);
+  std::thread joining([&] { trainer.join(); });
+  group->connect(id.data(), in(20));
+  joining.join();
+  group->stage(kPiece + kRest);
+  CHECK_THROWS(group->arrive(in(5)), std::invalid_argument);  // nothing was begun
+  const auto begin = [&](int round) { group->begin(round % 2, {{kRest, size(round)}, {0, kRest}}, 0, in(20)); };
+  const auto data = [&](int round) { return coded(static_cast<uint64_t>(round), size(round)); };
+  const auto rest = [](int round) { return coded(100 + static_cast<uint64_t>(round), kRest); };
+  begin(0);
+  begin(1);
+  CHECK_THROWS(begin(2), std::invalid_argument);
+  CHECK_THROWS(group->stage(2 * kPiece), std::invalid_argument);
+  for (int round = 0; round < 20; round++) {
+    const std::vector<uint8_t> sent = data(round), behind = rest(round);
+    trainer.broadcast(sent);
+    trainer.broadcast(behind);
+    group->arrive(in(20));
+    trainer.stream_wait();
+    for (const uint8_t* slot : group->staged(round % 2).source.rank_data) {
+      CHECK(std::memcmp(slot + kRest, sent.data(), sent.size()) == 0 && std::memcmp(slot, behind.data(), kRest) == 0);
+    }
+    begin(round + 2);
+  }
+  // The first of two stops in its midst: it is named, and the other one is given up with it.
+  const std::vector<uint8_t> last = data(20);
+  trainer.broadcast(last);
+  expect(failure_of([&] { group->arrive(in(0.4)); }, GroupErrorKind::kTimeout),
+         {"receiving", "broadcast 2 of 2: not done after"});
+  expect(failure_of([&] { group->arrive(in(20)); }, GroupErrorKind::kBroken), {"of no use"});
+  trainer.comm->abort();
+}
+
+// Given up while two are under way.
+void test_ahead_aborted() {
+  Engine engine(2);
+  auto group = engine.group({3, 1});
+  const auto id = nccl_group_id(library);
+  Trainer trainer(id, 3, 0);
+  std::thread joining([&] { trainer.join(); });
+  group->connect(id.data(), in(20));
+  joining.join();
+  group->stage(100);
+  group->begin(0, {{0, 100}}, 0, in(20));
+  group->begin(1, {{0, 100}}, 0, in(20));
+  std::thread aborting([&] {
+    sleep_ms(100);
+    group->abort("nobody wants it");
+  });
+  expect(failure_of([&] { group->arrive(in(20)); }, GroupErrorKind::kBroken), {"nobody wants it"});
+  aborting.join();
+  group->end();
+  trainer.comm->abort();
+}
+
 }  // namespace
 
 void test_bytes(unsigned seed) {
@@ -285,7 +349,11 @@ void test_bytes(unsigned seed) {
   for (const int ranks : {1, 2}) {
     test_in_place(ranks);
     expect_none_left("in place");
+    test_ahead(ranks);
+    expect_none_left("ahead");
   }
+  test_ahead_aborted();
+  expect_none_left("ahead, aborted");
 }
 
 }  // namespace refit::test
