@@ -77,7 +77,7 @@ bool arrived(const std::vector<Copy2d>& copies) {
 
 void bench_list(const std::string& title, const Scattered& list, uint8_t* target, uint64_t target_bytes,
                 const std::function<void(cudaStream_t)>& reference, const char* reference_name, int turns) {
-  Scatter scatter, plain(Scatter::kTileBytes, false);
+  Scatter scatter, kernel(Scatter::kTileBytes, true, UINT64_MAX), plain(Scatter::kTileBytes, false, UINT64_MAX);
   check(cudaMemset(target, 0xA5, target_bytes), "cudaMemset");
   scatter.run(list.copies, nullptr);
   check(cudaDeviceSynchronize(), "scatter");
@@ -85,7 +85,8 @@ void bench_list(const std::string& title, const Scattered& list, uint8_t* target
   std::vector<Contestant> contestants{
       {reference_name, reference, {}},
       {"scatter", [&scatter, &list](cudaStream_t s) { scatter.run(list.copies, s); }, {}},
-      {"scatter, without bulk copies", [&plain, &list](cudaStream_t s) { plain.run(list.copies, s); }, {}}};
+      {"scatter, its kernel alone", [&kernel, &list](cudaStream_t s) { kernel.run(list.copies, s); }, {}},
+      {"scatter, its kernel without bulk copies", [&plain, &list](cudaStream_t s) { plain.run(list.copies, s); }, {}}};
   cudaStream_t stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   take_turns(contestants, turns, stream);

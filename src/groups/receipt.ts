@@ -77,7 +77,7 @@ export class Receipt implements WeightStream {
     // Into the slot of the piece before this one: it has been written.
     if (this.#group.isAhead && 'slot' in into && this.#incoming.length === 1 && this.#placesOf(this.#started) === undefined) await this.#receive()?.begun.catch(() => {})
     await incoming.arrive()
-    this.#incoming.shift()
+    this.#remove(incoming)
     this.#given = end
     if (this.#incoming.length === 0) this.#receive()
     return { begin, length, source: 'slot' in into ? { staged: { group: this.#group.handle, slot: into.slot } } : null }
@@ -157,7 +157,7 @@ export class Receipt implements WeightStream {
         const incoming = this.#incoming[0] ?? this.#receive()
         if (incoming === undefined) break
         await incoming.arrive()
-        if (this.#incoming[0] === incoming) this.#incoming.shift()
+        this.#remove(incoming)
         this.#group.counts.bytesDropped += bytesOf(incoming.piece)
       }
       if (count > 0) this.dropped = 'What was announced has been received and dropped, and the group stays in step'
@@ -169,6 +169,11 @@ export class Receipt implements WeightStream {
     } finally {
       this.#finish()
     }
+  }
+
+  /** It has come. Where it is dropped while somebody takes it, both say so. */
+  #remove (incoming: Incoming): void {
+    if (this.#incoming[0] === incoming) this.#incoming.shift()
   }
 
   /** Pieces that need no slot are received in one go. */
