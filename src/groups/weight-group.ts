@@ -69,6 +69,8 @@ export class WeightGroup {
   #store: GroupStore | undefined
   #watch: StoreWatch | undefined
   #meeting: Promise<void> | undefined
+  /** Of plans that are taken again at every step; what makes a plan is its rectangles. */
+  readonly #places = new WeakMap<Float64Array, { parts: Float64Array, tensors: Float64Array, places: Array<Float64Array | undefined> }>()
   /** The phases that are under way, the oldest first. */
   readonly #phases: Array<{ what: string, deadline: Deadline }> = []
   #staged = { bytes: 0, slots: 0 }
@@ -160,12 +162,17 @@ export class WeightGroup {
   places (pieces: readonly Piece[], job: WriteJob): Array<Float64Array | undefined> {
     const link = this.#link!
     if (this.#options.staged || link.places === undefined) return []
-    const places = link.places(joinPieces(pieces).parts, job)
+    const { parts } = joinPieces(pieces)
+    const known = this.#places.get(job.rects)
+    if (known !== undefined && areEqual(known.parts, parts) && areEqual(known.tensors, job.tensors)) return known.places
+    const found = link.places(parts, job)
     let next = 0
-    return pieces.map(({ parts }) => {
-      const own = Float64Array.from(parts, (value, at) => at % PART_FIELDS === 0 ? places[next++]! : value)
+    const places = pieces.map(({ parts }) => {
+      const own = Float64Array.from(parts, (value, at) => at % PART_FIELDS === 0 ? found[next++]! : value)
       return own.every((value, at) => at % PART_FIELDS !== 0 || value >= 0) ? own : undefined
     })
+    this.#places.set(job.rects, { parts, tensors: job.tensors, places })
+    return places
   }
 
   /**
@@ -315,4 +322,8 @@ export class WeightGroup {
     // Where the engine has ended there is no gate any more, and nothing that could stand in the way.
     this.#ending = (this.needsGate ? host.standStill(end, GATE_MS).catch(end) : end()).catch(() => {})
   }
+}
+
+function areEqual (a: Float64Array, b: Float64Array): boolean {
+  return Buffer.compare(new Uint8Array(a.buffer, a.byteOffset, a.byteLength), new Uint8Array(b.buffer, b.byteOffset, b.byteLength)) === 0
 }

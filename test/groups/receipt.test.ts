@@ -192,6 +192,27 @@ t.test('nccl: where all goes straight into the weights nothing is staged, and wh
   t.notOk(unwanted.touched)
 })
 
+t.test('nccl: where broadcasts go is asked once for a plan that comes again, and anew where its tensors lie elsewhere', async t => {
+  const { fake, announce } = await joined(t, 'nccl')
+  fake.placeOf = begin => 7000 + begin
+  const place = async (sizes: number[], tensors: number): Promise<unknown> => {
+    const receipt = announce(sizes, 5)
+    fake.log.length = fake.received.length = 0
+    fake.send(sizes.length)
+    await receipt.ready()
+    await fake.shut(async () => {
+      receipt.prepare({ ...JOB, tensors: Float64Array.of(tensors) })
+      while (await receipt.next() !== undefined) { /* to its end */ }
+    })
+    await receipt.close()
+    return [fake.log.filter(what => what === 'places').length, fake.received.flatMap(({ parts }) => parts)]
+  }
+  t.same(await place([200, 300], 1), [1, [[7000, 200], [7256, 300]]])
+  t.same(await place([200, 300], 1), [0, [[7000, 200], [7256, 300]]])
+  t.same(await place([300, 200], 1), [1, [[7000, 300], [7512, 200]]])
+  t.same(await place([300, 200], 2), [1, [[7000, 300], [7512, 200]]])
+})
+
 t.test('nccl: what goes straight into the weights comes in longer runs', async t => {
   const { fake, announce } = await joined(t, 'nccl')
   fake.placeOf = begin => begin
