@@ -39,8 +39,9 @@ class NcclGroup : public Group {
     arrive(deadline);
   }
   // `receive` in two: `begin` returns when the broadcasts are on the cards' streams, and `arrive` when those of the
-  // first call that was not waited for yet have come. So the next ones follow there without a gap. Two at a time at
-  // most.
+  // first call that was not waited for yet have come, so that the next ones follow there without a gap. One for each
+  // slot at a time. Until all have been waited for nothing else is called but `staged`, `read`, `abort` and `end`;
+  // after an abort they are waited for as well, or ended: that takes them off the cards.
   virtual void begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) = 0;
   virtual void arrive(GroupDeadline deadline) = 0;
   // As `receive`, but into the weights of each rank: the parts' offsets are those of `places`. No step and

@@ -74,6 +74,11 @@ void CardGroup::demand_usable(const char* phase) const {
   if (!s.connected) throw std::invalid_argument(describe() + " is not connected");
 }
 
+void CardGroup::demand_idle(const char* phase) const {
+  demand_usable(phase);
+  if (!state_->coming.empty()) throw std::invalid_argument(describe() + ": its slots are being received into");
+}
+
 // fn on all lanes at once, each on its card's thread; returns when all have ended. `cancel`: the first failure ends the
 // others.
 CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std::function<void(GroupLane&)>& fn) {
@@ -217,7 +222,7 @@ void CardGroup::open_lanes() {
 void CardGroup::stage(uint64_t bytes, int slots) {
   State& s = *state_;
   if (s.ended || s.lanes.empty()) throw std::invalid_argument(describe() + " is not connected");
-  if (s.coming > 0) throw std::invalid_argument(describe() + ": its slots are being received into");
+  if (!s.coming.empty()) throw std::invalid_argument(describe() + ": its slots are being received into");
   if (bytes > (uint64_t{1} << 48)) throw std::bad_alloc();
   if (bytes == s.slot_bytes && (bytes == 0 || slots == s.slots)) return;
   s.slot_bytes = 0;
@@ -245,7 +250,7 @@ StagedSlot CardGroup::staged(int slot) const {
 }
 
 void CardGroup::send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) {
-  demand_usable("sending");
+  demand_idle("sending");
   State& s = *state_;
   if (bytes > s.slot_bytes) {
     throw std::invalid_argument(describe() + ": " + std::to_string(bytes) +
@@ -266,7 +271,7 @@ void CardGroup::params(Device&, const CoreConfig&, int rank, int root, GroupDead
 }
 
 void CardGroup::params(int rank, int root, GroupDeadline deadline) {
-  demand_usable("parameters");
+  demand_idle("parameters");
   State& s = *state_;
   if (local_ranks() != 1 || s.tensor_ranks[0] != rank) {
     throw std::invalid_argument(describe() + ": parameters of tensor-parallel rank " + std::to_string(rank) +
@@ -281,7 +286,7 @@ void CardGroup::params(int rank, int root, GroupDeadline deadline) {
 }
 
 void CardGroup::barrier(GroupDeadline deadline) {
-  demand_usable("barrier");
+  demand_idle("barrier");
   const GroupWait wait{deadline, &state_->cancel};
   on_lanes("barrier", deadline, [wait](GroupLane& lane) { lane.barrier(wait); });
 }

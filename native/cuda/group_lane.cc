@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 #include <thread>
 
 #include "core/elapsed.h"
@@ -94,9 +95,14 @@ void GroupLane::begin(int slot, const std::vector<GroupPart>& parts, int root, c
 
 void GroupLane::arrive(const GroupWait& wait) {
   card_->doing("receive a broadcast");
+  if (coming_.empty()) throw std::runtime_error("nothing is on its way any more");
   const Flight flight = coming_.front();
   coming_.pop_front();
   guarded([&] { await(flight, wait); });
+}
+
+void GroupLane::give_up() noexcept {
+  if (!coming_.empty()) abandon();
 }
 
 std::vector<uint8_t> GroupLane::read(int slot, uint64_t offset, uint64_t bytes) {

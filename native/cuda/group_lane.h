@@ -46,6 +46,8 @@ class GroupLane {
   void begin(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait);
   // Returns when the first that was begun has come.
   void arrive(const GroupWait& wait);
+  // Aborts the communicator where anything that was begun has not been waited for.
+  void give_up() noexcept;
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes);
   void send(const uint8_t* from, uint64_t bytes, const GroupWait& wait);
   // In place: of all, in order.

@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/elapsed.h"
 #include "cuda/group_state.h"
 #include "cuda/group_weights.h"
 
@@ -22,7 +24,9 @@ void CardGroup::begin(int slot, const std::vector<GroupPart>& parts, int root, G
   demand_usable("receiving");
   State& s = *state_;
   demand_root(root);
-  if (s.coming == kGroupSlots) throw std::invalid_argument(describe() + ": both staging slots are being received into");
+  if (std::find(s.coming.begin(), s.coming.end(), slot) != s.coming.end()) {
+    throw std::invalid_argument(describe() + ": staging slot " + std::to_string(slot) + " is being received into");
+  }
   const uint64_t room = s.room(slot);
   for (size_t i = 0; i < parts.size(); i++) {
     const GroupPart& part = parts[i];
@@ -33,17 +37,33 @@ void CardGroup::begin(int slot, const std::vector<GroupPart>& parts, int root, G
                                 std::to_string(room));
   }
   const GroupWait wait{deadline, &s.cancel};
-  on_lanes("receiving", deadline, [slot, parts, root, wait](GroupLane& lane) { lane.begin(slot, parts, root, wait); });
-  s.coming++;
+  s.coming.push_back(slot);
+  all_or_none(deadline, [slot, parts, root, wait](GroupLane& lane) { lane.begin(slot, parts, root, wait); });
 }
 
 void CardGroup::arrive(GroupDeadline deadline) {
-  demand_usable("receiving");
   State& s = *state_;
-  if (s.coming == 0) throw std::invalid_argument(describe() + ": nothing is being received");
-  s.coming--;
+  if (s.coming.empty()) {
+    demand_usable("receiving");
+    throw std::invalid_argument(describe() + ": nothing is being received");
+  }
+  s.coming.erase(s.coming.begin());
   const GroupWait wait{deadline, &s.cancel};
-  on_lanes("receiving", deadline, [wait](GroupLane& lane) { lane.arrive(wait); });
+  // Also of a group that was aborted meanwhile: what is on the cards still has to leave them.
+  all_or_none(deadline, [wait](GroupLane& lane) { lane.arrive(wait); });
+  demand_usable("receiving");
+}
+
+// After a failure nothing is under way on any lane: on others than the one that failed, what was begun would wait for
+// bytes that do not come.
+void CardGroup::all_or_none(GroupDeadline deadline, const std::function<void(GroupLane&)>& fn) {
+  try {
+    on_lanes("receiving", deadline, fn);
+  } catch (...) {
+    state_->coming.clear();
+    if (!state_->lost) run(Clock::now(), false, [](GroupLane& lane) { lane.give_up(); });
+    throw;
+  }
 }
 
 std::vector<uint64_t> CardGroup::places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
@@ -53,7 +73,7 @@ std::vector<uint64_t> CardGroup::places(const std::vector<GroupPart>& parts, con
 }
 
 void CardGroup::receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) {
-  demand_usable("receiving");
+  demand_idle("receiving");
   demand_root(root);
   const auto spans = spans_in(state_->host, state_->tensor_ranks, parts);
   const GroupWait wait{deadline, &state_->cancel};

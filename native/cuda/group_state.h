@@ -19,8 +19,8 @@ struct CardGroup::State {
   std::vector<int> tensor_ranks;                  // each lane's
   bool connected = false, ended = false;
   uint64_t slot_bytes = 0;
-  int slots = 0;   // of so many bytes
-  int coming = 0;  // receptions that were begun and have not been waited for
+  int slots = 0;            // of so many bytes
+  std::vector<int> coming;  // slots that are received into and have not been waited for, in order
   uint64_t room(int slot) const { return slot < slots ? slot_bytes : 0; }
   std::atomic<bool> cancel{false};
 

@@ -19,6 +19,9 @@ struct Copy2d {
   int64_t src_row_bytes, src_col_bytes;
   int64_t dst_cols;  // elements from row to row of the parameter
   DType dtype;
+  // What the source lies in: the card's own copy does not reach from one allocation into the next, also where that
+  // begins at the next address.
+  int memory = 0;
 };
 
 // One per rank. The list is cut into tiles of equal work on the host, copied to the card through an own pinned ring

@@ -4,13 +4,16 @@ namespace refit::cuda {
 namespace {
 
 constexpr int64_t kElement = sizeof(bf16);
+// What is joined ends where the kernel's vectors do.
+constexpr uint64_t kVectorBytes = 16;
 
 ByteRun run_of(const Copy2d& copy) {
   return {static_cast<const uint8_t*>(copy.src), reinterpret_cast<uint8_t*>(copy.dst), run_bytes(copy)};
 }
 
-Copy2d copy_of(const ByteRun& run) {
+Copy2d copy_of(const ByteRun& run, int memory) {
   Copy2d copy{};
+  copy.memory = memory;
   copy.src = run.src;
   copy.dst = reinterpret_cast<bf16*>(run.dst);
   copy.rows = 1;
@@ -36,15 +39,17 @@ SplitCopies split_runs(const std::vector<Copy2d>& copies, uint64_t least) {
       out.rest.push_back(copies[i++]);
       continue;
     }
-    for (i++; i < copies.size(); i++) {
+    const int memory = copies[i].memory;
+    for (i++; i < copies.size() && copies[i].memory == memory; i++) {
       const ByteRun next = run_of(copies[i]);
-      if (next.bytes == 0 || next.src != run.src + run.bytes || next.dst != run.dst + run.bytes) break;
+      if (next.bytes == 0 || next.bytes % kVectorBytes != 0) break;
+      if (next.src != run.src + run.bytes || next.dst != run.dst + run.bytes) break;
       run.bytes += next.bytes;
     }
     if (run.bytes >= least) {
       out.runs.push_back(run);
     } else {
-      out.rest.push_back(copy_of(run));
+      out.rest.push_back(copy_of(run, memory));
     }
   }
   return out;

@@ -22,8 +22,8 @@ struct SplitCopies {
   std::vector<Copy2d> rest;
 };
 
-// Runs of at least `least` bytes, and what is left, in order. Neighbours in the list that follow each other in both
-// memories are joined, in `rest` as well.
+// Runs of at least `least` bytes, and what is left, in order. Neighbours in the list that follow each other on both
+// sides, in one memory of the sources, are joined, in `rest` as well.
 SplitCopies split_runs(const std::vector<Copy2d>& copies, uint64_t least);
 
 }  // namespace refit::cuda

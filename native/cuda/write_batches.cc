@@ -60,6 +60,7 @@ Copy2d chunk_copy(const Tensor& tensor, const Chunk& chunk, const Rect& rect, co
   part.dst_row += part.src_row - rect.src_row;
   part.dst_col += part.src_col - rect.src_col;
   Copy2d copy = rect_copy(tensor, part, shape, nullptr, param);
+  copy.memory = 0;  // the ring
   copy.src = chunk_data + (tensor.at(part.src_row, part.src_col) - tensor.at(chunk.row, chunk.col));
   return copy;
 }
@@ -74,6 +75,7 @@ Copy2d rect_copy(const Tensor& tensor, const Rect& rect, const Param& shape, con
   copy.src_col_bytes = static_cast<int64_t>(tensor.rows_are_packed() ? size_of(tensor.dtype) : tensor.col_bytes);
   copy.dst_cols = shape.cols;
   copy.dtype = tensor.dtype;
+  copy.memory = tensor.source;
   return copy;
 }
 

@@ -246,6 +246,7 @@ bool WriteRun::read_segments(Rank& rank) {
         if (!going) break;
         copies.push_back(rect_copy(job_.tensors[rect.tensor], rect, params_.shapes[rect.param], data,
                                    params_.at(rect.rank, rect.param)));
+        copies.back().memory = static_cast<int>(i);
         tensors.push_back(rect.tensor);
       }
     }

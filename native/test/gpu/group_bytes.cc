@@ -293,6 +293,7 @@ void test_ahead(int ranks) {
   begin(1);
   CHECK_THROWS(begin(2), std::invalid_argument);
   CHECK_THROWS(group->stage(2 * kPiece), std::invalid_argument);
+  CHECK_THROWS(group->barrier(in(5)), std::invalid_argument);
   for (int round = 0; round < 20; round++) {
     const std::vector<uint8_t> sent = data(round), behind = rest(round);
     trainer.broadcast(sent);
@@ -313,8 +314,9 @@ void test_ahead(int ranks) {
   trainer.comm->abort();
 }
 
-// Given up while two are under way.
-void test_ahead_aborted() {
+// Given up while two are under way, and somebody waits for the first or nobody does: they leave the cards with the next
+// call that waits, and not only with the group.
+void test_ahead_aborted(bool is_waited_for) {
   Engine engine(2);
   auto group = engine.group({3, 1});
   const auto id = nccl_group_id(library);
@@ -325,12 +327,16 @@ void test_ahead_aborted() {
   group->stage(100);
   group->begin(0, {{0, 100}}, 0, in(20));
   group->begin(1, {{0, 100}}, 0, in(20));
+  CHECK(control->live == 3);
   std::thread aborting([&] {
-    sleep_ms(100);
+    if (is_waited_for) sleep_ms(100);
     group->abort("nobody wants it");
   });
+  if (!is_waited_for) aborting.join();
   expect(failure_of([&] { group->arrive(in(20)); }, GroupErrorKind::kBroken), {"nobody wants it"});
-  aborting.join();
+  CHECKF(control->live == 1, "%d communicators live", control->live);
+  expect(failure_of([&] { group->arrive(in(20)); }, GroupErrorKind::kBroken), {"of no use", "nobody wants it"});
+  if (is_waited_for) aborting.join();
   group->end();
   trainer.comm->abort();
 }
@@ -352,8 +358,10 @@ void test_bytes(unsigned seed) {
     test_ahead(ranks);
     expect_none_left("ahead");
   }
-  test_ahead_aborted();
-  expect_none_left("ahead, aborted");
+  for (const bool is_waited_for : {true, false}) {
+    test_ahead_aborted(is_waited_for);
+    expect_none_left("ahead, aborted");
+  }
 }
 
 }  // namespace refit::test

@@ -1,6 +1,7 @@
 // The batched scatter against a plain loop over elements. Sources are allocated to the byte (memcheck sees a read
 // beside them), targets lie in poisoned memory that is compared as a whole.
 //   scatter_test [--quick] [--host] [--seed N]     --host: only what needs no card
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -232,11 +233,15 @@ struct PoolList {
   int64_t source = 0, target = 0;
   explicit PoolList(uint64_t seed) {
     Random random(seed);
+    int memory = 0;
     for (int64_t i = 0, count = 1 + random.below(60); i < count; i++) {
       Copy2d copy{};
       copy.dtype = random.chance(12) ? DType::kFloat16 : DType::kBFloat16;
       copy.rows = random.below(6);
       copy.cols = 1 + random.below(random.chance(4) ? 3000 : 50);
+      if (!random.chance(5)) copy.cols = (copy.cols + 7) / 8 * 8;
+      if (random.chance(8)) memory++;
+      copy.memory = memory;
       if (random.chance(8)) source += 2 * random.below(9);
       if (random.chance(8)) target += random.below(9);
       const int64_t gap = random.chance(10) ? 1 + random.below(5) : 0;
@@ -288,16 +293,29 @@ void runs_and_the_rest_are_the_copies(uint64_t seed) {
   const auto copies = list.at(source.data(), got.data());
   const SplitCopies split = split_runs(copies, least);
   uint64_t bytes = 0, sum = 0;
+  const auto is_of_one_memory = [&](const uint8_t* from, uint64_t count) {
+    int memory = -1;
+    for (const Copy2d& copy : copies) {
+      const auto* const at = static_cast<const uint8_t*>(copy.src);
+      if (copy.rows == 0 || at < from || at >= from + count) continue;
+      if (memory >= 0 && copy.memory != memory) return false;
+      memory = copy.memory;
+    }
+    return memory >= 0;
+  };
   for (const Copy2d& copy : copies) sum += static_cast<uint64_t>(copy.rows * copy.cols) * 2;
   for (size_t i = 0; i < split.runs.size(); i++) {
     const ByteRun& run = split.runs[i];
-    CHECKF(run.bytes >= least, "seed %lu", static_cast<unsigned long>(seed));
+    CHECKF(run.bytes >= least && is_of_one_memory(run.src, run.bytes), "seed %lu", static_cast<unsigned long>(seed));
     std::memcpy(run.dst, run.src, run.bytes);
     bytes += run.bytes;
   }
   for (const Copy2d& copy : split.rest) {
     CHECKF(run_bytes(copy) < least, "seed %lu: a run of %lu is left", static_cast<unsigned long>(seed),
            static_cast<unsigned long>(run_bytes(copy)));
+    const auto* const from = static_cast<const uint8_t*>(copy.src);
+    CHECKF(run_bytes(copy) == 0 || is_of_one_memory(from, run_bytes(copy)), "seed %lu",
+           static_cast<unsigned long>(seed));
     copy_plainly(copy);
     bytes += static_cast<uint64_t>(copy.rows * copy.cols) * 2;
   }
@@ -534,6 +552,49 @@ void long_runs_arrive(uint64_t seed, bool from_peer) {
   CHECKF(got == expected, "seed %lu, peer %d", static_cast<unsigned long>(seed), int(from_peer));
 }
 
+// Allocations that begin where others end: what follows there is no part of a copy that the card makes by itself.
+void neighbours_in_memory_arrive() {
+  constexpr size_t kBytes = 2 << 20, kCount = 64;
+  std::vector<std::unique_ptr<Card>> sources;
+  for (size_t i = 0; i < kCount; i++) sources.push_back(std::make_unique<Card>(kBytes));
+  std::sort(sources.begin(), sources.end(), [](const auto& a, const auto& b) { return a->data() < b->data(); });
+  size_t adjacent = 0;
+  const Card target(kCount * kBytes);
+  std::vector<Copy2d> copies;
+  std::vector<uint8_t> expected;
+  for (size_t i = 0; i < kCount; i++) {
+    if (i > 0 && sources[i]->data() == sources[i - 1]->data() + kBytes) adjacent++;
+    const auto bytes = random_bytes(i, kBytes);
+    check(cudaMemcpy(sources[i]->data(), bytes.data(), kBytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+    expected.insert(expected.end(), bytes.begin(), bytes.end());
+    Copy2d copy{};
+    copy.src = sources[i]->data();
+    copy.dst = reinterpret_cast<bf16*>(target.data() + i * kBytes);
+    copy.rows = 1;
+    copy.cols = copy.dst_cols = kBytes / 2;
+    copy.src_col_bytes = 2;
+    copy.dtype = DType::kBFloat16;
+    copy.memory = static_cast<int>(i);
+    copies.push_back(copy);
+  }
+  Scatter scatter(Scatter::kTileBytes, true, kBytes);
+  scatter.run(copies, nullptr);
+  check(cudaDeviceSynchronize(), "scatter");
+  std::vector<uint8_t> got(expected.size());
+  check(cudaMemcpy(got.data(), target.data(), got.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  CHECK(got == expected);
+  // What would have come of it, for the record.
+  if (adjacent == 0) return;
+  for (size_t i = 1; i < kCount; i++) {
+    if (sources[i]->data() != sources[i - 1]->data() + kBytes) continue;
+    const cudaError_t said = cudaMemcpy(target.data(), sources[i - 1]->data(), 2 * kBytes, cudaMemcpyDeviceToDevice);
+    cudaGetLastError();
+    std::printf("%zu of %zu allocations follow another; a copy out of two of them: %s\n", adjacent, kCount,
+                cudaGetErrorName(said));
+    return;
+  }
+}
+
 // Tiles of full size on every block, where tails and the counter matter.
 void a_large_list_arrives(uint64_t seed) {
   Random random(seed);
@@ -590,6 +651,7 @@ int main(int argc, char** argv) {
       random_lists_arrive(seed + 200 + i, quick ? 6 : 30, quick ? 1500 : 20000, Where::kPinned);
     }
     for (uint64_t i = 0; i < (quick ? 5 : 30); i++) long_runs_arrive(seed + i, false);
+    neighbours_in_memory_arrive();
     long_and_many_lists_arrive(seed, quick ? 300 : 60000);
     if (!quick) {
       every_value_converts();
