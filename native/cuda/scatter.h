@@ -19,8 +19,8 @@ struct Copy2d {
   int64_t src_row_bytes, src_col_bytes;
   int64_t dst_cols;  // elements from row to row of the parameter
   DType dtype;
-  // What the source lies in: the card's own copy does not reach from one allocation into the next, also where that
-  // begins at the next address.
+  // What the source lies in: no copy of the card's own is asked to reach from one allocation into another, also where
+  // that begins at the next address.
   int memory = 0;
 };
 
