@@ -10,10 +10,23 @@
 #include "cuda/scatter_segment.h"
 
 namespace refit::cuda {
+namespace {
+
+// Not on a peer.
+bool lies_on(int device, const void* memory) {
+  cudaPointerAttributes attributes{};
+  if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
+  return attributes.type == cudaMemoryTypeDevice && attributes.device == device;
+}
+
+}  // namespace
 
 struct Scatter::State {
   State(uint32_t tile_bytes, bool wanted, uint64_t long_run) : tile_bytes(tile_bytes), long_run(long_run) {
-    int device = 0, major = 0;
+    int major = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
     bulk = wanted && major >= 9;
@@ -21,6 +34,7 @@ struct Scatter::State {
 
   const uint32_t tile_bytes;
   const uint64_t long_run;
+  int device = 0;
   bool bulk;
   // Lists that can be under way before the host waits for the oldest.
   std::array<ScatterSegment, 4> segments;
@@ -33,9 +47,13 @@ Scatter::Scatter(uint32_t tile_bytes, bool bulk, uint64_t long_run)
 Scatter::~Scatter() = default;
 
 void Scatter::run(const std::vector<Copy2d>& all, cudaStream_t stream, bool from_host) {
-  const auto [runs, copies] = split_runs(all, from_host ? UINT64_MAX : state_->long_run);
+  auto [runs, copies] = split_runs(all, from_host ? UINT64_MAX : state_->long_run);
   for (const ByteRun& run : runs) {
-    check(cudaMemcpyAsync(run.dst, run.src, run.bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync(scatter)");
+    if (!lies_on(state_->device, run.src)) {
+      copies.push_back(copy_of(run));
+      continue;
+    }
+    check(cudaMemcpyAsync(run.dst, run.src, run.bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync(scatter)");
   }
   for (size_t from = 0; from < copies.size();) {
     ScatterSegment& segment = state_->segments[state_->next];

@@ -1,5 +1,5 @@
 // The batched scatter that every update ends in: one launch per rank runs a list of strided copies with conversion to
-// bf16, from this card, a peer or pinned host memory. What lies in long runs on both sides goes by the card's own copy.
+// bf16, from this card, a peer or pinned host memory. Long runs of bytes from this card go by its own copy.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -35,7 +35,7 @@ class Scatter {
   static constexpr uint64_t kLongRun = 256 << 20;
 
   // The card must be current, here and below. `bulk`: on cards from sm_90 on, long rows go by bulk copies through
-  // shared memory. `long_run`: of sources that are not on the host. Throws CudaError.
+  // shared memory. `long_run`: of sources on the same card. Throws CudaError.
   explicit Scatter(uint32_t tile_bytes = kTileBytes, bool bulk = true, uint64_t long_run = kLongRun);
   ~Scatter();
   Scatter(const Scatter&) = delete;

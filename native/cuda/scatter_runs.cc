@@ -11,9 +11,16 @@ ByteRun run_of(const Copy2d& copy) {
   return {static_cast<const uint8_t*>(copy.src), reinterpret_cast<uint8_t*>(copy.dst), run_bytes(copy)};
 }
 
-Copy2d copy_of(const ByteRun& run, int memory) {
+}  // namespace
+
+uint64_t run_bytes(const Copy2d& copy) {
+  if (copy.dtype != DType::kBFloat16 || (copy.cols > 1 && copy.src_col_bytes != kElement)) return 0;
+  if (copy.rows > 1 && (copy.src_row_bytes != copy.cols * kElement || copy.dst_cols != copy.cols)) return 0;
+  return static_cast<uint64_t>(copy.rows * copy.cols * kElement);
+}
+
+Copy2d copy_of(const ByteRun& run) {
   Copy2d copy{};
-  copy.memory = memory;
   copy.src = run.src;
   copy.dst = reinterpret_cast<bf16*>(run.dst);
   copy.rows = 1;
@@ -21,14 +28,6 @@ Copy2d copy_of(const ByteRun& run, int memory) {
   copy.src_col_bytes = kElement;
   copy.dtype = DType::kBFloat16;
   return copy;
-}
-
-}  // namespace
-
-uint64_t run_bytes(const Copy2d& copy) {
-  if (copy.dtype != DType::kBFloat16 || (copy.cols > 1 && copy.src_col_bytes != kElement)) return 0;
-  if (copy.rows > 1 && (copy.src_row_bytes != copy.cols * kElement || copy.dst_cols != copy.cols)) return 0;
-  return static_cast<uint64_t>(copy.rows * copy.cols * kElement);
 }
 
 SplitCopies split_runs(const std::vector<Copy2d>& copies, uint64_t least) {
@@ -49,7 +48,7 @@ SplitCopies split_runs(const std::vector<Copy2d>& copies, uint64_t least) {
     if (run.bytes >= least) {
       out.runs.push_back(run);
     } else {
-      out.rest.push_back(copy_of(run, memory));
+      out.rest.push_back(copy_of(run));
     }
   }
   return out;

@@ -16,6 +16,8 @@ struct ByteRun {
 
 // The bytes of a copy that is one run of bytes from and to; else 0.
 uint64_t run_bytes(const Copy2d& copy);
+// The other way.
+Copy2d copy_of(const ByteRun& run);
 
 struct SplitCopies {
   std::vector<ByteRun> runs;
