@@ -76,6 +76,10 @@ void CardGroup::demand_usable(const char* phase) const {
 
 void CardGroup::demand_idle(const char* phase) const {
   demand_usable(phase);
+  demand_free_slots();
+}
+
+void CardGroup::demand_free_slots() const {
   if (!state_->coming.empty()) throw std::invalid_argument(describe() + ": its slots are being received into");
 }
 
@@ -222,7 +226,7 @@ void CardGroup::open_lanes() {
 void CardGroup::stage(uint64_t bytes, int slots) {
   State& s = *state_;
   if (s.ended || s.lanes.empty()) throw std::invalid_argument(describe() + " is not connected");
-  if (!s.coming.empty()) throw std::invalid_argument(describe() + ": its slots are being received into");
+  demand_free_slots();
   if (bytes > (uint64_t{1} << 48)) throw std::bad_alloc();
   if (bytes == s.slot_bytes && (bytes == 0 || slots == s.slots)) return;
   s.slot_bytes = 0;

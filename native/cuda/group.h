@@ -56,6 +56,7 @@ class CardGroup : public NcclGroup {
   [[noreturn]] void lose(const std::string& message);
   void demand_usable(const char* phase) const;
   void demand_idle(const char* phase) const;
+  void demand_free_slots() const;
   void all_or_none(GroupDeadline deadline, const std::function<void(GroupLane&)>& fn);
   void demand_root(int root) const;
   int local_ranks() const;

@@ -92,9 +92,7 @@ void test_exchange() {
   auto group = engine.group({3, 1});
   const auto id = nccl_group_id(library);
   Trainer trainer(id, 3, 0);
-  std::thread joining([&] { trainer.join(); });
-  group->connect(id.data(), in(20));
-  joining.join();
+  connect(*group, trainer, id);
   trainer.barrier();
   group->barrier(in(20));
   trainer.stream_wait();
@@ -230,9 +228,7 @@ void test_in_place(int ranks) {
   CHECK_THROWS(group->receive_in_place({{0, 1}}, 0, in(5)), std::invalid_argument);  // not connected
   const auto id = nccl_group_id(library);
   Trainer trainer(id, ranks + 1, 0);
-  std::thread joining([&] { trainer.join(); });
-  group->connect(id.data(), in(20));
-  joining.join();
+  connect(*group, trainer, id);
   const int64_t held = cards.bytes;
   // Past the weights, into the gap, from a rank of ours: nothing is called, and the group goes on.
   const std::vector<GroupPart> wrong{
@@ -281,9 +277,7 @@ void test_ahead(int ranks) {
   CHECK_THROWS(group->arrive(in(5)), std::invalid_argument);  // not connected
   const auto id = nccl_group_id(library);
   Trainer trainer(id, ranks + 1, 0);
-  std::thread joining([&] { trainer.join(); });
-  group->connect(id.data(), in(20));
-  joining.join();
+  connect(*group, trainer, id);
   group->stage(kPiece + kRest);
   CHECK_THROWS(group->arrive(in(5)), std::invalid_argument);  // nothing was begun
   const auto begin = [&](int round) { group->begin(round % 2, {{kRest, size(round)}, {0, kRest}}, 0, in(20)); };
@@ -321,9 +315,7 @@ void test_ahead_aborted(bool is_waited_for) {
   auto group = engine.group({3, 1});
   const auto id = nccl_group_id(library);
   Trainer trainer(id, 3, 0);
-  std::thread joining([&] { trainer.join(); });
-  group->connect(id.data(), in(20));
-  joining.join();
+  connect(*group, trainer, id);
   group->stage(100);
   group->begin(0, {{0, 100}}, 0, in(20));
   group->begin(1, {{0, 100}}, 0, in(20));

@@ -32,9 +32,7 @@ void test_a_copy_that_fails() {
   const auto id = nccl_group_id(library);
   Trainer trainer(id, 2, 0);
   auto group = engine.group({2, 1});
-  std::thread joining([&] { trainer.join(); });
-  group->connect(id.data(), in(20));
-  joining.join();
+  connect(*group, trainer, id);
   group->stage(1000);
   const auto data = coded(5, 999);
   trainer.broadcast(data);
@@ -255,9 +253,7 @@ void test_rounds() {
     auto group = engine.group({3, 1});
     const auto id = nccl_group_id(library);
     Trainer trainer(id, 3, 0);
-    std::thread joining([&] { trainer.join(); });
-    group->connect(id.data(), in(20));
-    joining.join();
+    connect(*group, trainer, id);
     group->stage(1 << 16);
     const auto data = coded(static_cast<uint64_t>(round), 1 << 16);
     trainer.broadcast(data);

@@ -93,6 +93,13 @@ struct Trainer {
   LoopStream stream_;
 };
 
+// The group and the only other rank, together.
+inline void connect(CardGroup& group, Trainer& trainer, const std::vector<uint8_t>& id) {
+  std::thread joining([&] { trainer.join(); });
+  group.connect(id.data(), in(20));
+  joining.join();
+}
+
 inline std::string failure_of(const std::function<void()>& fn, GroupErrorKind kind) {
   try {
     fn();
