@@ -108,7 +108,7 @@ struct CublasLt::Api {
 struct CublasLt::Plan {
   Object desc = nullptr, a = nullptr, b = nullptr, d = nullptr;
   Algo algo{};
-  bool usable = false;
+  bool usable = false, loaded = false;
 };
 
 CublasLt::CublasLt(void* workspace, size_t workspace_bytes) : workspace_(workspace), workspace_bytes_(workspace_bytes) {
@@ -188,31 +188,49 @@ void CublasLt::make(Plan& plan, const Key& key, const bf16* bias) {
   plan.algo = best.algo;
 }
 
-bool CublasLt::run(const GemmShape& s, const bf16* x, const bf16* w, const bf16* bias, void* y, bool wide,
-                   cudaStream_t stream) {
+CublasLt::Plan* CublasLt::plan_of(const Product& p) {
+  const GemmShape& s = p.shape;
   // A bias of another type than y is not something the library promises for these types.
-  if (!there() || s.m == 0 || s.n == 0 || s.k == 0 || (wide && bias != nullptr)) return false;
-  int align = std::min({alignment(x), alignment(w), alignment(y)});
-  if (bias != nullptr) align = std::min(align, alignment(bias));
+  if (!there() || s.m <= 0 || s.n <= 0 || s.k <= 0 || (p.wide && p.bias != nullptr)) return nullptr;
+  int align = std::min({alignment(p.x), alignment(p.w), alignment(p.y)});
+  if (p.bias != nullptr) align = std::min(align, alignment(p.bias));
   // Rows that do not begin at 16 bytes have slow ways at best. Two kinds of alignment keep the plans few.
-  if (align < 16 || s.k % 8 != 0 || s.ldx % 8 != 0 || s.ldy * (wide ? 4 : 2) % 16 != 0) return false;
-  const Key key{s.m, s.n, s.k, s.ldx, s.ldy, wide, bias != nullptr, align == 256 ? 256 : 16};
+  if (align < 16 || s.k % 8 != 0 || s.ldx % 8 != 0 || s.ldy * (p.wide ? 4 : 2) % 16 != 0) return nullptr;
+  const Key key{s.m, s.n, s.k, s.ldx, s.ldy, p.wide, p.bias != nullptr, align == 256 ? 256 : 16};
   const auto [at, is_new] = plans_.try_emplace(key);
-  Plan& plan = at->second;
-  if (is_new) make(plan, key, bias);
-  if (!plan.usable) return false;
-  if (bias != nullptr) {
-    check(api_->desc_set(plan.desc, kDescBiasPointer, &bias, sizeof bias), "setting the bias");
+  if (is_new) make(at->second, key, p.bias);
+  return at->second.usable ? &at->second : nullptr;
+}
+
+bool CublasLt::launch(Plan& plan, const Product& p, cudaStream_t stream) {
+  if (p.bias != nullptr) {
+    check(api_->desc_set(plan.desc, kDescBiasPointer, &p.bias, sizeof p.bias), "setting the bias");
   }
   const float one = 1.0f, zero = 0.0f;
-  const int status = api_->matmul(handle_, plan.desc, &one, w, plan.a, x, plan.b, &zero, y, plan.d, y, plan.d,
+  const int status = api_->matmul(handle_, plan.desc, &one, p.w, plan.a, p.x, plan.b, &zero, p.y, plan.d, p.y, plan.d,
                                   &plan.algo, workspace_, workspace_bytes_, stream);
   if (refused(status)) {
     plan.usable = false;
     return false;
   }
   check(status, "cublasLtMatmul");
+  plan.loaded = true;
   return true;
+}
+
+bool CublasLt::run(const Product& p, cudaStream_t stream) {
+  Plan* const plan = plan_of(p);
+  if (plan == nullptr) return false;
+  if (demands_loaded_ && !plan->loaded) {
+    throw std::logic_error("a product of " + std::to_string(p.shape.m) + " x " + std::to_string(p.shape.n) + " x " +
+                           std::to_string(p.shape.k) + " was not loaded before the step");
+  }
+  return launch(*plan, p, stream);
+}
+
+void CublasLt::load(const Product& p, cudaStream_t stream) {
+  Plan* const plan = plan_of(p);
+  if (plan != nullptr && !plan->loaded) launch(*plan, p, stream);
 }
 
 }  // namespace refit::cuda

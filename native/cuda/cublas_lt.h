@@ -24,11 +24,12 @@ class CublasLt {
   // Version and file, or why it is not there.
   const std::string& info() const { return info_; }
 
-  // y = x wᵀ (+ bias), y float where `wide`, else bf16. False where the library is not there or has no way to do it:
-  // then nothing was started. Throws std::runtime_error where it failed. The first product of a shape asks for the best
-  // way and keeps it; later ones allocate nothing.
-  bool run(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, void* y, bool wide,
-           cudaStream_t stream);
+  // False where the library is not there or has no way to do it: then nothing was started. Throws std::runtime_error
+  // where it failed. The first product of a shape asks for the best way and keeps it; later ones allocate nothing.
+  bool run(const Product& product, cudaStream_t stream);
+  // As Gemm's.
+  void load(const Product& product, cudaStream_t stream);
+  void demand_loaded() { demands_loaded_ = true; }
 
  private:
   struct Api;
@@ -36,7 +37,10 @@ class CublasLt {
   // m, n, k, ldx, ldy, wide, bias, alignment
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, int>;
 
+  // Null where there is no way to do it.
+  Plan* plan_of(const Product& product);
   void make(Plan& plan, const Key& key, const bf16* bias);
+  bool launch(Plan& plan, const Product& product, cudaStream_t stream);
 
   std::unique_ptr<Api> api_;
   void* handle_ = nullptr;
@@ -44,6 +48,7 @@ class CublasLt {
   size_t workspace_bytes_;
   std::string info_;
   std::map<Key, Plan> plans_;
+  bool demands_loaded_ = false;
 };
 
 }  // namespace refit::cuda

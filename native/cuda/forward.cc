@@ -51,7 +51,7 @@ Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& r
       exchange = peer_exchange(rank, buffers, shared_cards);
     }
     forwards_[rank.index] = std::make_unique<RankForward>(config, layout_, *shape_, rank, memory[rank.index], own, rope,
-                                                          std::move(exchange), shared_cards);
+                                                          std::move(exchange));
     if (rank.index != 0) return;
     block_->reserve(RankForward::kFirstBlock, "memory for the step's block");
     results_->reserve(RankForward::kFirstResults, "memory for the step's results");
@@ -105,6 +105,21 @@ void Forward::make_room(const StepBlock& block, const ResultBlock& results) {
   });
 }
 
+// Likewise: what a product of a size that has not been before needs is loaded while no card computes.
+void Forward::load(int64_t tokens, int64_t rows) {
+  if (ranks_.size() == 1) return;
+  if (!loaded_tokens_.contains(tokens)) {
+    on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->load_for_tokens(static_cast<int>(tokens)); });
+    loaded_tokens_.insert(tokens);
+  }
+  // The head's blocks: whole ones, and what is left.
+  for (const int64_t count : {rows < shape_->rows ? 0 : shape_->rows, rows % shape_->rows}) {
+    if (count == 0 || loaded_rows_.contains(count)) continue;
+    on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->load_for_rows(static_cast<int>(count)); });
+    loaded_rows_.insert(count);
+  }
+}
+
 void Forward::step(const StepBatch& batch, StepResult& result) {
   check_batch(batch, {layout_.arch.vocab, pages_, page_size_});
   check_limits(batch);
@@ -119,6 +134,7 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
     throw std::logic_error("attention needs " + std::to_string(plan.part_rows) + " rows of partial results, but " +
                            std::to_string(shape_->part_rows) + " are there");
   make_room(block, results);
+  load(static_cast<int64_t>(batch.tokens.size()), batch.rows());
   block.write(block_->data());
   const StepJob job{block,
                     results,

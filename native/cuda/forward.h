@@ -5,6 +5,7 @@
 // bf16 before they are added.
 #pragma once
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "core/layout.h"
@@ -64,6 +65,7 @@ class Forward {
  private:
   void check_limits(const StepBatch& batch) const;
   void make_room(const StepBlock& block, const ResultBlock& results);
+  void load(int64_t tokens, int64_t rows);
 
   const Layout layout_;
   const int pages_, page_size_;
@@ -72,6 +74,7 @@ class Forward {
   std::vector<std::unique_ptr<RankForward>> forwards_;
   // Pinned: the step's block, and what comes back. Owned by rank 0's thread.
   std::unique_ptr<Growing> block_, results_;
+  std::set<int64_t> loaded_tokens_, loaded_rows_;
   uint64_t epoch_ = 0;  // of the last collective
 };
 

@@ -27,16 +27,20 @@ struct StepJob {
 
 class RankForward {
  public:
-  // `own`: of this rank. `exchange`: with the other ranks, null where there are none. `shared_cards`: any two
-  // ranks are on one card. Fills the rank's own tables; no step may run before all ranks have been made.
+  // `own`: of this rank. `exchange`: with the other ranks, null where there are none. Fills the rank's own tables; no
+  // step may run before all ranks have been made.
   RankForward(const CoreConfig& config, const Layout& layout, const ForwardShape& shape, Rank& rank,
               const ForwardMemory& memory, const RankBuffers& own, const std::vector<float>& rope,
-              std::unique_ptr<Exchange> exchange, bool shared_cards);
+              std::unique_ptr<Exchange> exchange);
 
   // A step's page lists, histories and results may grow; what most steps need is there from the start.
   static constexpr size_t kFirstBlock = size_t{4} << 20, kFirstResults = size_t{1} << 20;
   // Makes room for the blocks of a step; no rank may be computing.
   void reserve(size_t block_bytes, size_t result_bytes);
+  // Loads what the products of steps with so many tokens or rows need (see Gemm::load); no rank may be computing. With
+  // other ranks, a step that was not prepared is refused.
+  void load_for_tokens(int tokens);
+  void load_for_rows(int rows);
   // Returns when the card has done its part.
   void run(const StepJob& job);
 
@@ -51,6 +55,12 @@ class RankForward {
   // Where this rank's part of a sum goes, and the sum of all ranks' into `out`.
   bf16* part(int side) const { return exchange_ ? exchange_->part(side) : own_.delta; }
   void sum(int side, int layer, int count, bf16* out);
+
+  Product qkv(int layer, int count) const;
+  Product o(int layer, int count) const;
+  Product gate_up(int layer, int count) const;
+  Product down(int layer, int count) const;
+  Product lm_head(int count) const;
 
   const bf16* param(int id) const { return id < 0 ? nullptr : params_[id]; }
   KvLayer kv_layer(int layer) const;

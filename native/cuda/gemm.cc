@@ -1,7 +1,5 @@
 #include "cuda/gemm.h"
 
-#include <type_traits>
-
 #include "cuda/check.h"
 #include "cuda/cublas_lt.h"
 #include "cuda/gemm_kernels.h"
@@ -24,6 +22,22 @@ int multiprocessors() {
 
 struct Gemm::Plans {
   Plans(void* workspace, size_t bytes) : library(workspace, bytes), processors(multiprocessors()) {}
+
+  bool may_take(GemmPath path) const { return forced == GemmPath::kAuto || forced == path; }
+  bool streams(const Product& p) const {
+    const int64_t most = forced == GemmPath::kAuto ? kStreamRowsByChoice : kStreamMaxRows;
+    return may_take(GemmPath::kStream) && p.shape.m <= most && stream_takes(p.shape, p.x, p.w);
+  }
+  template <class Out>
+  void run_own(const Product& p, bool streamed, cudaStream_t stream) const {
+    auto* const y = static_cast<Out*>(p.y);
+    if (streamed) {
+      stream_gemm(p.shape, p.x, p.w, p.bias, y, stream);
+    } else {
+      tile_gemm(p.shape, p.x, p.w, p.bias, y, processors, stream);
+    }
+  }
+
   CublasLt library;
   const int processors;
   GemmPath forced = GemmPath::kAuto, last = GemmPath::kAuto;
@@ -36,31 +50,26 @@ Gemm::Gemm(void* workspace, size_t workspace_bytes) : plans_(std::make_unique<Pl
 
 Gemm::~Gemm() = default;
 
-template <class Out>
-void Gemm::dispatch(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, Out* y,
-                    cudaStream_t stream) {
-  if (shape.m <= 0 || shape.n <= 0) return;
-  const auto allowed = [&](GemmPath path) { return plans_->forced == GemmPath::kAuto || plans_->forced == path; };
-  const int64_t most = plans_->forced == GemmPath::kAuto ? kStreamRowsByChoice : kStreamMaxRows;
-  if (allowed(GemmPath::kStream) && shape.m <= most && stream_takes(shape, x, w)) {
-    stream_gemm(shape, x, w, bias, y, stream);
-    plans_->last = GemmPath::kStream;
-  } else if (allowed(GemmPath::kLibrary) &&
-             plans_->library.run(shape, x, w, bias, y, std::is_same_v<Out, float>, stream)) {
+void Gemm::run(const Product& p, cudaStream_t stream) {
+  if (p.shape.m <= 0 || p.shape.n <= 0) return;
+  const bool streamed = plans_->streams(p);
+  if (!streamed && plans_->may_take(GemmPath::kLibrary) && plans_->library.run(p, stream)) {
     plans_->last = GemmPath::kLibrary;
+    return;
+  }
+  plans_->last = streamed ? GemmPath::kStream : GemmPath::kTile;
+  if (p.wide) {
+    plans_->run_own<float>(p, streamed, stream);
   } else {
-    tile_gemm(shape, x, w, bias, y, plans_->processors, stream);
-    plans_->last = GemmPath::kTile;
+    plans_->run_own<bf16>(p, streamed, stream);
   }
 }
 
-void Gemm::run(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, bf16* y, cudaStream_t stream) {
-  dispatch(shape, x, w, bias, y, stream);
+void Gemm::load(const Product& p, cudaStream_t stream) {
+  if (!plans_->streams(p) && plans_->may_take(GemmPath::kLibrary)) plans_->library.load(p, stream);
 }
 
-void Gemm::run(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, float* y, cudaStream_t stream) {
-  dispatch(shape, x, w, bias, y, stream);
-}
+void Gemm::demand_loaded() { plans_->library.demand_loaded(); }
 
 const std::string& Gemm::library() const { return plans_->library.info(); }
 bool Gemm::has_library() const { return plans_->library.there(); }

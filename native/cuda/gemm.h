@@ -16,6 +16,18 @@ struct GemmShape {
   int64_t ldx, ldy;
 };
 
+struct Product {
+  Product(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, bf16* y)
+      : shape(shape), x(x), w(w), bias(bias), y(y), wide(false) {}
+  Product(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, float* y)
+      : shape(shape), x(x), w(w), bias(bias), y(y), wide(true) {}
+
+  GemmShape shape;
+  const bf16 *x, *w, *bias;
+  void* y;
+  bool wide;  // y is float
+};
+
 enum class GemmPath {
   kAuto,
   kStream,   // own, at most 16 rows: bandwidth of the weights
@@ -32,8 +44,12 @@ class Gemm {
   Gemm(const Gemm&) = delete;
   Gemm& operator=(const Gemm&) = delete;
 
-  void run(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, bf16* y, cudaStream_t stream);
-  void run(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, float* y, cudaStream_t stream);
+  void run(const Product& product, cudaStream_t stream);
+  // Leaves nothing for a run of the same product to load; y may be overwritten. cuBLASLt loads a kernel when it is
+  // first needed, and waits for the cards to do so: for ever, where one of them waits for this rank in a collective.
+  void load(const Product& product, cudaStream_t stream);
+  // From now on cuBLASLt is given loaded products alone; others throw std::logic_error.
+  void demand_loaded();
 
   // Version and file of cuBLASLt, or why there is none: for logs.
   const std::string& library() const;
@@ -46,8 +62,6 @@ class Gemm {
 
  private:
   struct Plans;
-  template <class Out>
-  void dispatch(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, Out* y, cudaStream_t stream);
   std::unique_ptr<Plans> plans_;
 };
 

@@ -87,13 +87,25 @@ void Moe::run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2
   }
 }
 
+void Moe::load(const bf16* x, const bf16* router, int64_t count, cudaStream_t stream) {
+  const int64_t turns = (count + turn_ - 1) / turn_;
+  for (int64_t i = 0; i < turns; i++) {
+    const int64_t begin = count * i / turns, end = count * (i + 1) / turns;
+    gemm_.load(routing(x + begin * shape_.hidden, router, end - begin), stream);
+  }
+}
+
+Product Moe::routing(const bf16* x, const bf16* router, int64_t count) const {
+  const GemmShape shape{count, shape_.experts, shape_.hidden, shape_.hidden, shape_.experts};
+  return {shape, x, router, nullptr, carve_moe_scratch(shape_, count, scratch_).logits};
+}
+
 void Moe::run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
                    bool partial, cudaStream_t stream, RouteRecord record) {
   const MoeScratch scratch = carve_moe_scratch(shape_, count, scratch_);
   int tile_rows = forced_rows_ != 0 ? forced_rows_ : choose_tile_rows(shape_, count);
   if (!moe_rows_aligned(shape_, x, w13, w2)) tile_rows = 64;
-  const GemmShape product{count, shape_.experts, shape_.hidden, shape_.hidden, shape_.experts};
-  gemm_.run(product, x, router, nullptr, scratch.logits, stream);
+  gemm_.run(routing(x, router, count), stream);
   choose_experts(shape_, scratch, count, stream, record);
   sort_by_expert(shape_, scratch, count, tile_rows, stream);
   expert_gate_up(shape_, scratch, x, w13, count, tile_rows, stream);

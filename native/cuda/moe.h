@@ -37,12 +37,15 @@ class Moe {
   // is not x. Nothing waits for the card, and grids depend on count alone.
   void run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
            cudaStream_t stream, RouteRecord record = {});
+  // What Gemm::load is to a product.
+  void load(const bf16* x, const bf16* router, int64_t count, cudaStream_t stream);
 
   // For tests and benchmarks: rows of one expert that a block takes at a time: 8 or 16 (streaming), 64 or 128 (tiles);
   // 0: chosen by the count of tokens. Operands that a kernel cannot read go to the tiles of 64.
   void force_tile_rows(int rows) { forced_rows_ = rows; }
 
  private:
+  Product routing(const bf16* x, const bf16* router, int64_t count) const;
   void run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
                 bool partial, cudaStream_t stream, RouteRecord record);
 

@@ -79,6 +79,22 @@ def two_servers(options):
         check(one.generate(sequences[:1], 64)[0][0] == alone[0][0], "the first server answers otherwise once the second has gone")
 
 
+@test("robust/first-steps", gpu=True)
+def first_steps(options):
+    """Sizes of steps that have not been before, on ranks that are late for each other: other servers have their cards and processors too."""
+    flags, env = device_flags(options, 2)
+    flags += ["--max-total-tokens", 2048, "--watchdog-timeout", 20]
+    sequences = prompts(7, (2, 40, 77, 130, 333), 320)
+
+    def one(number):
+        with Server(GOLDENS / ["llama", "qwen2", "qwen3", "qwen3-moe"][number % 4], *flags, env=env) as server:
+            return [server.score([sequence]) for sequence in sequences]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        scores = list(pool.map(one, range(16)))
+    check(all(scores[number] == scores[number % 4] for number in range(16)), "servers of one model do not score alike")
+
+
 @test("robust/memory-fraction", gpu=True)
 def memory_fraction(options):
     """Two servers that each size their own cache, one after the other, share the card."""

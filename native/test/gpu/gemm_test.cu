@@ -1,6 +1,11 @@
 // gemm_test [--quick] [--bench] [--seed N]: y = x w^T by each of the three paths against double, and their speed.
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
 
 #include "cuda/gemm.h"
 #include "test/gpu/matrix_common.cuh"
@@ -108,7 +113,7 @@ void run_case(Bench& bench, const Case& c, const std::vector<GemmPath>& paths, u
     const std::string what = c.text(path);
     y.poison();
     bench.gemm.force(path);
-    bench.gemm.run({c.m, c.n, c.k, ldx, ldy}, x.data() + c.shift_x, w.data() + c.shift_w, b, y.data() + c.shift_y,
+    bench.gemm.run({{c.m, c.n, c.k, ldx, ldy}, x.data() + c.shift_x, w.data() + c.shift_w, b, y.data() + c.shift_y},
                    nullptr);
     synchronize(what.c_str());
     const GemmPath took = bench.gemm.last_path();
@@ -239,14 +244,14 @@ void test_invariance(Bench& bench, const Options& options) {
     Buffer<bf16> x(16 * k), w(n * k), y(16 * n), one(n);
     fill(x.data(), 16, k, k, 1.0f, options.seed);
     fill(w.data(), n, k, k, 1.0f, options.seed + 1);
-    bench.gemm.run({16, n, k, k, n}, x.data(), w.data(), nullptr, y.data(), nullptr);
+    bench.gemm.run({{16, n, k, k, n}, x.data(), w.data(), nullptr, y.data()}, nullptr);
     synchronize("sixteen rows");
     const auto all = y.get();
     for (int64_t m = 1; m <= 16; m++) {
       y.poison();
-      bench.gemm.run({m, n, k, k, n}, x.data(), w.data(), nullptr, y.data(), nullptr);
+      bench.gemm.run({{m, n, k, k, n}, x.data(), w.data(), nullptr, y.data()}, nullptr);
       one.poison();
-      bench.gemm.run({1, n, k, k, n}, x.data() + (m - 1) * k, w.data(), nullptr, one.data(), nullptr);
+      bench.gemm.run({{1, n, k, k, n}, x.data() + (m - 1) * k, w.data(), nullptr, one.data()}, nullptr);
       synchronize("some rows");
       const auto some = y.get(m * n), alone = one.get();
       CHECKF(std::memcmp(some.data(), all.data(), some.size() * sizeof(bf16)) == 0, "m=%lld of 16, n=%lld k=%lld",
@@ -271,7 +276,7 @@ void test_poisoned_inputs(Bench& bench, const Options& options) {
     x.put({__float2bfloat16(NAN)}, 5 * k + 130);
     w.put({__float2bfloat16(INFINITY)}, 70 * k + 3);
     bench.gemm.force(path);
-    bench.gemm.run({m, n, k, k, n}, x.data(), w.data(), nullptr, y.data(), nullptr);
+    bench.gemm.run({{m, n, k, k, n}, x.data(), w.data(), nullptr, y.data()}, nullptr);
     synchronize("poisoned inputs");
     const auto got = y.get();
     for (int64_t i = 0; i < m * n; i++) {
@@ -283,6 +288,97 @@ void test_poisoned_inputs(Bench& bench, const Options& options) {
     }
   }
   bench.gemm.force(GemmPath::kAuto);
+}
+
+__global__ void hold(const volatile uint32_t* let_go) {
+  while (*let_go == 0) __nanosleep(1000);
+}
+
+// A card that does not move on until it is let go, or 20 s have passed.
+class Held {
+ public:
+  Held() {
+    cuda::check(cudaHostAlloc(&word_, sizeof *word_, cudaHostAllocMapped), "cudaHostAlloc");
+    *word_ = 0;
+    hold<<<1, 1>>>(word_);
+    cuda::check(cudaGetLastError(), "hold");
+    patience_ = std::thread([this] {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, std::chrono::seconds(20), [this] { return free_; });
+      gave_up_ = !free_;
+      *static_cast<volatile uint32_t*>(word_) = 1;
+    });
+  }
+  ~Held() {
+    let_go();
+    cudaDeviceSynchronize();
+    cudaFreeHost(word_);
+  }
+  // Whether it was still held.
+  bool let_go() {
+    {
+      const std::lock_guard lock(mutex_);
+      free_ = true;
+    }
+    changed_.notify_one();
+    if (patience_.joinable()) patience_.join();
+    return !gave_up_;
+  }
+
+ private:
+  uint32_t* word_ = nullptr;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool free_ = false, gave_up_ = false;
+  std::thread patience_;
+};
+
+// A rank that is late must be able to launch its products while its own card, or another's, waits for it.
+void test_loaded_products_do_not_wait(const Options& options) {
+  Bench bench;
+  const int64_t n = 1536, k = 512, most = 3000;
+  Buffer<bf16> x(most * k), w(n * k), bias(n), y(most * n);
+  Buffer<float> wide(most * n);
+  fill(x.data(), most, k, k, 1.0f, options.seed);
+  fill(w.data(), n, k, k, 1.0f, options.seed + 1);
+  fill(bias.data(), 1, n, n, 1.0f, options.seed + 2);
+  for (const int64_t m : {3, 17, 40, 64, 300, 3000}) {
+    const GemmShape shape{m, n, k, k, n};
+    for (const cuda::Product& product : {cuda::Product(shape, x.data(), w.data(), nullptr, y.data()),
+                                         cuda::Product(shape, x.data(), w.data(), bias.data(), y.data()),
+                                         cuda::Product(shape, x.data(), w.data(), nullptr, wide.data())}) {
+      bench.gemm.load(product, nullptr);
+      synchronize("load");
+      Held held;
+      bench.gemm.run(product, nullptr);
+      CHECKF(held.let_go(), "m=%lld%s%s: waits for the card", static_cast<long long>(m), product.wide ? " float" : "",
+             product.bias != nullptr ? " bias" : "");
+    }
+  }
+}
+
+void test_unloaded_products_are_refused(const Options& options) {
+  Bench bench;
+  bench.gemm.demand_loaded();
+  const int64_t n = 256, k = 128;
+  Buffer<bf16> x(40 * k), w(n * k), y(40 * n), loaded(40 * n);
+  fill(x.data(), 40, k, k, 1.0f, options.seed);
+  fill(w.data(), n, k, k, 1.0f, options.seed + 1);
+  const auto product = [&](int64_t m, Buffer<bf16>& to) {
+    return cuda::Product({m, n, k, k, n}, x.data(), w.data(), nullptr, to.data());
+  };
+  bench.gemm.run(product(16, y), nullptr);  // an own kernel's
+  std::string what;
+  try {
+    bench.gemm.run(product(40, y), nullptr);
+  } catch (const std::logic_error& error) {
+    what = error.what();
+  }
+  CHECKF(!bench.has_library || what.find("40 x 256 x 128 was not loaded") != std::string::npos, "\"%s\"", what.c_str());
+  bench.gemm.load(product(40, loaded), nullptr);
+  bench.gemm.run(product(40, y), nullptr);
+  synchronize("loaded");
+  CHECK(!bench.has_library || std::memcmp(y.get().data(), loaded.get().data(), y.bytes()) == 0);
 }
 
 void run_bench(Bench& bench) {
@@ -309,9 +405,9 @@ void run_bench(Bench& bench) {
     const bf16* w = pool.data() + i % copies * static_cast<size_t>(s.n * s.k);
     const GemmShape shape{m, s.n, s.k, s.k, s.n};
     if (s.wide) {
-      bench.gemm.run(shape, x.data(), w, nullptr, logits.data(), nullptr);
+      bench.gemm.run({shape, x.data(), w, nullptr, logits.data()}, nullptr);
     } else {
-      bench.gemm.run(shape, x.data(), w, nullptr, y.data(), nullptr);
+      bench.gemm.run({shape, x.data(), w, nullptr, y.data()}, nullptr);
     }
   };
   std::printf("%-8s %7s %6s %4s %-8s %9s %9s %7s\n", "product", "n", "k", "m", "path", "us", "GB/s", "of read");
@@ -355,6 +451,9 @@ int run(int argc, char** argv) {
     run_bench(bench);
     return 0;
   }
+  // First, while no kernel of the library is there. A checked launch may wait by itself.
+  if (!options.quick) test_loaded_products_do_not_wait(options);
+  test_unloaded_products_are_refused(options);
   test_reference(options.seed);
   test_shapes(bench, options);
   test_large(bench, options);

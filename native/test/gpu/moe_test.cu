@@ -478,10 +478,12 @@ void run_bench(Gemm& gemm) {
         continue;
       }
       const int times = 32;
-      std::printf(" %.1f", microseconds(times, [&](int i) {
-                    gemm.run({tokens, s.experts, s.hidden, s.hidden, s.experts}, at(i), router.data(), nullptr,
-                             scratch.logits, nullptr);
-                  }));
+      std::printf(
+          " %.1f", microseconds(times, [&](int i) {
+            gemm.run(
+                {{tokens, s.experts, s.hidden, s.hidden, s.experts}, at(i), router.data(), nullptr, scratch.logits},
+                nullptr);
+          }));
       std::printf(" %.1f", microseconds(times, [&](int) { cuda::choose_experts(s, scratch, tokens, nullptr); }));
       std::printf(" %.1f",
                   microseconds(times, [&](int) { cuda::sort_by_expert(s, scratch, tokens, tile_rows, nullptr); }));
