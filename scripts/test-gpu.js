@@ -22,7 +22,7 @@ const PROGRAMS = join('build', 'cuda', 'programs')
 const LIMIT_S = 300
 const SANITIZER_LIMIT_S = 420
 /** They compare what is free on a card before and after, and nobody else may move it meanwhile. */
-const ALONE = new Set(['arena_test', 'device_test', 'group_test', 'ipc_test'])
+const ALONE = new Set(['arena_test', 'device_test', 'group_test', 'ipc_test', 'nccl_test'])
 /** Of racecheck: without cuBLASLt, in whose kernels it calls races what their barriers order. */
 const OWN_KERNELS = { ...process.env, REFIT_CUBLASLT: 'off' }
 /** What it does is NCCL's, which the sanitizer knows nothing of. */
