@@ -47,8 +47,11 @@ const vllmControl: Routes = async (app, { context }) => {
 
   app.get('/is_paused', {
     config: { auth: 'normal' },
-    schema: { operationId: 'vllmIsPaused', summary: 'Whether generation is paused (vLLM)', tags: ['control'], response: { 200: Type.Object({ is_paused: Type.Boolean() }, { description: 'By whomever.' }), ...refusals() } }
-  }, async () => ({ is_paused: engine.stats.paused !== null }))
+    schema: { operationId: 'vllmIsPaused', summary: 'Whether generation is paused (vLLM)', tags: ['control'], response: { 200: Type.Object({ is_paused: Type.Boolean() }, { description: 'By whomever; also while `wait` lets running requests end.' }), ...refusals() } }
+  }, async () => {
+    const { paused, pausing } = engine.stats
+    return { is_paused: paused !== null || pausing }
+  })
 
   app.post('/abort_requests', {
     config,

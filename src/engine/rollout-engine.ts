@@ -165,6 +165,8 @@ export interface EngineStats {
   running: number
   queued: number
   paused: PauseMode | null
+  /** A pause with `wait` lets running requests end first. */
+  pausing: boolean
   /** Room for tokens in the KV pages that running requests hold, whether or not the prefix cache shares them. None while idle. */
   usedTokens: number
   /** Tokens in the prefix cache; those that no running request holds give way where pages are needed. */

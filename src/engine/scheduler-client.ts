@@ -64,7 +64,7 @@ export class SchedulerClient implements GateKeeper {
     const { watchdogMs } = options
     this.#endWatch = watchdogMs === undefined ? () => {} : watch(this.#heartbeat, watchdogMs, () => { this.#stuck(watchdogMs) })
     const totalTokens = data.core.pages * data.core.pageSize
-    this.#stats = { running: 0, queued: 0, paused: null, usedTokens: 0, cachedTokens: 0, totalTokens, promptTokens: 0, generationTokens: 0, prefixHitTokens: 0, retractions: 0, steps: 0, stepMs: 0 }
+    this.#stats = { running: 0, queued: 0, paused: null, pausing: false, usedTokens: 0, cachedTokens: 0, totalTokens, promptTokens: 0, generationTokens: 0, prefixHitTokens: 0, retractions: 0, steps: 0, stepMs: 0 }
     this.#worker = new Worker(options.url ?? WORKER, { workerData: { ...data, heartbeat } satisfies WorkerData, name: 'refit scheduler' })
     this.#worker.on('message', (message: FromWorker) => { this.#receive(message) })
     this.#worker.on('messageerror', (error) => { this.#fail('ENGINE_CLOSED', `a message of the scheduler could not be read: ${error.message}`, error) })

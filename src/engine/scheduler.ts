@@ -174,6 +174,7 @@ export class Scheduler {
       running: running.length,
       queued: waiting,
       paused: this.#paused,
+      pausing: this.#drains.length > 0,
       usedTokens: kv.held * pageSize,
       cachedTokens: cache.size * pageSize,
       totalTokens: allocator.total * pageSize,

@@ -119,8 +119,8 @@ export class RemoteEngine implements RolloutEngine {
 
   async pause (mode: PauseMode | 'wait'): Promise<void> {
     if (mode === 'wait' && this.dialect === 'sglang') throw new RefitError('UNSUPPORTED', 'a remote SGLang cannot pause once running requests have ended: pause with mode "retract" or "in_place"')
-    const [path, body] = mode === 'wait' ? ['/pause?mode=wait&clear_cache=false', {}] as const : this.#paths.pause(mode)
-    await this.#call('POST', path, body)
+    if (mode === 'wait') await this.#state.pausing(async () => await this.#call('POST', '/pause?mode=wait&clear_cache=false', {}))
+    else await this.#call('POST', ...this.#paths.pause(mode))
     this.#state.paused(mode === 'wait' ? 'in_place' : mode)
     await this.#state.refresh()
   }

@@ -22,6 +22,8 @@ export class RemoteState {
   readonly #info: EngineInfo
   readonly #timer: NodeJS.Timeout
   #paused: PauseMode | null = null
+  /** Pauses that wait for running requests; those of other clients are not known. */
+  #pausing = 0
   #own = { running: 0, promptTokens: 0, generationTokens: 0 }
   #load: Fields = {}
 
@@ -56,6 +58,7 @@ export class RemoteState {
       running: number('num_running_reqs', this.#own.running),
       queued: number('num_waiting_reqs'),
       paused: this.#paused,
+      pausing: this.#pausing > 0,
       usedTokens: number('num_used_tokens'),
       cachedTokens: 0,
       totalTokens: this.#info.kvTokens,
@@ -70,6 +73,16 @@ export class RemoteState {
   }
 
   paused (mode: PauseMode | null): void { this.#paused = mode }
+
+  async pausing<T> (pause: () => Promise<T>): Promise<T> {
+    this.#pausing++
+    try {
+      return await pause()
+    } finally {
+      this.#pausing--
+    }
+  }
+
   /** A write has come, whatever it did. */
   written (): void { this.epoch++ }
 

@@ -7,6 +7,7 @@ const idle: EngineStats = {
   running: 0,
   queued: 0,
   paused: null,
+  pausing: false,
   usedTokens: 0,
   cachedTokens: 0,
   totalTokens: 1000,

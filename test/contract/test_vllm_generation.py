@@ -233,6 +233,7 @@ def test_wait_lets_running_requests_end_and_holds_the_rest(steered):
     running = begun(steered)
     paused = Beside(lambda: Control(steered)("/pause?mode=wait"))
     time.sleep(0.1)
+    assert control("/is_paused", method="GET") == {"is_paused": True}
     late = Beside(lambda: generate(steered, 5))
     assert paused.result() == {"status": "paused"}
     assert steered.metric("refit:num_requests_running") == 0, "they have ended when it is answered"

@@ -52,6 +52,7 @@ export class FakeEngine implements RolloutEngine {
   readonly values: Map<string, { shape: number[], values: Float32Array }>
   readonly #live = new Map<string, Live>()
   #paused: PauseMode | null = null
+  #pausing = false
   #counts = { promptTokens: 0, generationTokens: 0, steps: 0 }
 
   constructor ({ info = {}, stepMs = 0, tensors = { 'a.weight': [2, 3], 'b.bias': [4] } }: FakeOptions = {}) {
@@ -70,7 +71,7 @@ export class FakeEngine implements RolloutEngine {
 
   get stats (): EngineStats {
     return {
-      running: this.#live.size, queued: 0, paused: this.#paused, usedTokens: 10, cachedTokens: 5, totalTokens: this.info.kvTokens, ...this.#counts, prefixHitTokens: 0, retractions: 0, stepMs: 1, tokensPerSecond: 7
+      running: this.#live.size, queued: 0, paused: this.#paused, pausing: this.#pausing, usedTokens: 10, cachedTokens: 5, totalTokens: this.info.kvTokens, ...this.#counts, prefixHitTokens: 0, retractions: 0, stepMs: 1, tokensPerSecond: 7
     }
   }
 
@@ -152,7 +153,9 @@ export class FakeEngine implements RolloutEngine {
   async pause (mode: PauseMode | 'wait'): Promise<void> {
     this.calls.push(`pause ${mode}`)
     if (mode === 'abort') this.abortAll()
-    if (mode === 'wait') while (this.#live.size > 0) await new Promise(resolve => setTimeout(resolve, 2))
+    this.#pausing = mode === 'wait'
+    while (this.#pausing && this.#live.size > 0) await new Promise(resolve => setTimeout(resolve, 2))
+    this.#pausing = false
     this.#paused = mode === 'wait' ? 'in_place' : mode
   }
 

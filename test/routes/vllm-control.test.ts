@@ -50,6 +50,21 @@ t.test('is_paused follows pause and resume, whoever paused', async t => {
   t.same(await isPaused(), { is_paused: true }, 'SGLang\'s pause is the same one')
 })
 
+t.test('is_paused says so while a pause waits for running requests, as vLLM does', async t => {
+  const { url, engine } = await routeApp(t, { engine: new FakeEngine({ stepMs: 5 }) })
+  const isPaused = async () => (await call(`${url}/is_paused`)).json
+  const running = post(`${url}/inference/v1/generate`, { request_id: 'a', token_ids: [5], sampling_params: { max_tokens: 40 } })
+  await until(() => engine.live === 1)
+  t.same(await isPaused(), { is_paused: false })
+  const paused = post(`${url}/pause?mode=wait`)
+  await until(() => engine.calls.includes('pause wait'))
+  t.equal(engine.live, 1)
+  t.same(await isPaused(), { is_paused: true })
+  t.equal((await running).json.choices[0].finish_reason, 'length')
+  t.same((await paused).json, { status: 'paused' })
+  t.same(await isPaused(), { is_paused: true })
+})
+
 t.test('requests are ended all at once or by their ids', async t => {
   const { url, engine } = await routeApp(t, { engine: new FakeEngine({ stepMs: 5 }) })
   const generate = async (id: string) => (await post(`${url}/inference/v1/generate`, { request_id: id, token_ids: [5], sampling_params: { max_tokens: 400 } })).json.choices[0]
