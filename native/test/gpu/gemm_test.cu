@@ -1,21 +1,16 @@
 // gemm_test [--quick] [--bench] [--seed N]: y = x w^T by each of the three paths against double, and their speed.
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
+#include <cstdlib>
 #include <memory>
-#include <mutex>
-#include <stdexcept>
-#include <thread>
 
 #include "cuda/gemm.h"
+#include "test/gpu/gemm_loading.cuh"
 #include "test/gpu/matrix_common.cuh"
 
 namespace refit::test {
 namespace {
 
-using cuda::Gemm;
 using cuda::GemmPath;
-using cuda::GemmShape;
 
 const char* name(GemmPath path) {
   switch (path) {
@@ -29,8 +24,6 @@ const char* name(GemmPath path) {
       return "auto";
   }
 }
-
-constexpr size_t kWorkspace = 32 << 20;
 
 struct Bench {
   Buffer<uint8_t> workspace{kWorkspace};
@@ -290,97 +283,6 @@ void test_poisoned_inputs(Bench& bench, const Options& options) {
   bench.gemm.force(GemmPath::kAuto);
 }
 
-__global__ void hold(const volatile uint32_t* let_go) {
-  while (*let_go == 0) __nanosleep(1000);
-}
-
-// A card that does not move on until it is let go, or 20 s have passed.
-class Held {
- public:
-  Held() {
-    cuda::check(cudaHostAlloc(&word_, sizeof *word_, cudaHostAllocMapped), "cudaHostAlloc");
-    *word_ = 0;
-    hold<<<1, 1>>>(word_);
-    cuda::check(cudaGetLastError(), "hold");
-    patience_ = std::thread([this] {
-      std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, std::chrono::seconds(20), [this] { return free_; });
-      gave_up_ = !free_;
-      *static_cast<volatile uint32_t*>(word_) = 1;
-    });
-  }
-  ~Held() {
-    let_go();
-    cudaDeviceSynchronize();
-    cudaFreeHost(word_);
-  }
-  // Whether it was still held.
-  bool let_go() {
-    {
-      const std::lock_guard lock(mutex_);
-      free_ = true;
-    }
-    changed_.notify_one();
-    if (patience_.joinable()) patience_.join();
-    return !gave_up_;
-  }
-
- private:
-  uint32_t* word_ = nullptr;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool free_ = false, gave_up_ = false;
-  std::thread patience_;
-};
-
-// A rank that is late must be able to launch its products while its own card, or another's, waits for it.
-void test_loaded_products_do_not_wait(const Options& options) {
-  Bench bench;
-  const int64_t n = 1536, k = 512, most = 3000;
-  Buffer<bf16> x(most * k), w(n * k), bias(n), y(most * n);
-  Buffer<float> wide(most * n);
-  fill(x.data(), most, k, k, 1.0f, options.seed);
-  fill(w.data(), n, k, k, 1.0f, options.seed + 1);
-  fill(bias.data(), 1, n, n, 1.0f, options.seed + 2);
-  for (const int64_t m : {3, 17, 40, 64, 300, 3000}) {
-    const GemmShape shape{m, n, k, k, n};
-    for (const cuda::Product& product : {cuda::Product(shape, x.data(), w.data(), nullptr, y.data()),
-                                         cuda::Product(shape, x.data(), w.data(), bias.data(), y.data()),
-                                         cuda::Product(shape, x.data(), w.data(), nullptr, wide.data())}) {
-      bench.gemm.load(product, nullptr);
-      synchronize("load");
-      Held held;
-      bench.gemm.run(product, nullptr);
-      CHECKF(held.let_go(), "m=%lld%s%s: waits for the card", static_cast<long long>(m), product.wide ? " float" : "",
-             product.bias != nullptr ? " bias" : "");
-    }
-  }
-}
-
-void test_unloaded_products_are_refused(const Options& options) {
-  Bench bench;
-  bench.gemm.demand_loaded();
-  const int64_t n = 256, k = 128;
-  Buffer<bf16> x(40 * k), w(n * k), y(40 * n), loaded(40 * n);
-  fill(x.data(), 40, k, k, 1.0f, options.seed);
-  fill(w.data(), n, k, k, 1.0f, options.seed + 1);
-  const auto product = [&](int64_t m, Buffer<bf16>& to) {
-    return cuda::Product({m, n, k, k, n}, x.data(), w.data(), nullptr, to.data());
-  };
-  bench.gemm.run(product(16, y), nullptr);  // an own kernel's
-  std::string what;
-  try {
-    bench.gemm.run(product(40, y), nullptr);
-  } catch (const std::logic_error& error) {
-    what = error.what();
-  }
-  CHECKF(!bench.has_library || what.find("40 x 256 x 128 was not loaded") != std::string::npos, "\"%s\"", what.c_str());
-  bench.gemm.load(product(40, loaded), nullptr);
-  bench.gemm.run(product(40, y), nullptr);
-  synchronize("loaded");
-  CHECK(!bench.has_library || std::memcmp(y.get().data(), loaded.get().data(), y.bytes()) == 0);
-}
-
 void run_bench(Bench& bench) {
   // More weights than the caches hold, taken in turn.
   constexpr size_t kPool = size_t{2} << 30;
@@ -452,8 +354,8 @@ int run(int argc, char** argv) {
     return 0;
   }
   // First, while no kernel of the library is there. A checked launch may wait by itself.
-  if (!options.quick) test_loaded_products_do_not_wait(options);
-  test_unloaded_products_are_refused(options);
+  if (!options.quick) test_loaded_products_do_not_wait(options.seed);
+  test_unloaded_products_are_refused(options.seed);
   test_reference(options.seed);
   test_shapes(bench, options);
   test_large(bench, options);
@@ -468,6 +370,7 @@ int run(int argc, char** argv) {
 }  // namespace refit::test
 
 int main(int argc, char** argv) {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);  // as the engine does
   try {
     return refit::test::run(argc, argv);
   } catch (const std::exception& error) {
