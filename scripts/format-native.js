@@ -3,7 +3,7 @@ import { readdirSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 
-// Formats native/**/*.{h,cc,cu} by native/.clang-format; with --check only says which files differ (exit 1).
+// Formats native/**/*.{h,cc,cu,cuh} by native/.clang-format; with --check only says which files differ (exit 1).
 
 const VERSION = 14
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
@@ -19,7 +19,7 @@ if (command === undefined) {
   console.error(`refit: clang-format ${VERSION} not found: install it (on Debian or Ubuntu: apt-get install -y clang-format-${VERSION})`)
   process.exit(2)
 }
-const files = readdirSync('native', { recursive: true }).filter(file => /\.(h|cc|cu)$/.test(file)).sort().map(file => join('native', file))
+const files = readdirSync('native', { recursive: true }).filter(file => /\.(h|cc|cuh?)$/.test(file)).sort().map(file => join('native', file))
 const args = check ? ['--dry-run', '--Werror'] : ['-i']
 const wrong = files.filter(file => spawnSync(command, [...args, file], { stdio: ['ignore', 'ignore', 'ignore'] }).status !== 0)
 if (wrong.length > 0) {

@@ -77,8 +77,8 @@ void test_loaded_products_do_not_wait(uint64_t seed) {
   for (const int64_t m : {3, 17, 40, 64, 300, 3000}) {
     const GemmShape shape{m, n, k, k, n};
     for (const Product& product : {Product(shape, x.data(), w.data(), nullptr, y.data()),
-                                         Product(shape, x.data(), w.data(), bias.data(), y.data()),
-                                         Product(shape, x.data(), w.data(), nullptr, wide.data())}) {
+                                   Product(shape, x.data(), w.data(), bias.data(), y.data()),
+                                   Product(shape, x.data(), w.data(), nullptr, wide.data())}) {
       gemm.load(product, nullptr);
       synchronize("load");
       Held held;
@@ -107,7 +107,8 @@ void test_unloaded_products_are_refused(uint64_t seed) {
   } catch (const std::logic_error& error) {
     what = error.what();
   }
-  CHECKF(!gemm.has_library() || what.find("40 x 256 x 128 was not loaded") != std::string::npos, "\"%s\"", what.c_str());
+  CHECKF(!gemm.has_library() || what.find("40 x 256 x 128 was not loaded") != std::string::npos, "\"%s\"",
+         what.c_str());
   gemm.load(product(40, loaded), nullptr);
   gemm.run(product(40, y), nullptr);
   synchronize("loaded");

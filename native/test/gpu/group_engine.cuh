@@ -75,8 +75,8 @@ struct Engine {
       std::vector<GroupSpan> spans;
       for (size_t id = 0; id < shapes_.size(); id++) {
         const auto row_bytes = static_cast<uint64_t>(shapes_[id].cols) * sizeof(bf16);
-        spans.push_back({param(static_cast<size_t>(rank), id), static_cast<uint64_t>(shapes_[id].rows) * row_bytes,
-                         row_bytes});
+        spans.push_back(
+            {param(static_cast<size_t>(rank), id), static_cast<uint64_t>(shapes_[id].rows) * row_bytes, row_bytes});
       }
       return spans;
     };
