@@ -99,7 +99,7 @@ CudaCard describe(int device) {
 
 void prepare_runtime() {
   static std::once_flag once;
-  std::call_once(once, [] { setenv("CUDA_MODULE_LOADING", "EAGER", 0); });
+  std::call_once(once, [] { setenv("CUDA_MODULE_LOADING", "EAGER", 1); });
 }
 
 std::string cuda_version(int number) {

@@ -12,7 +12,8 @@ import type { FleetInfo, Receiver, Route } from './fleet-info.ts'
 import { localAddress } from '../groups/local-address.ts'
 import { isLater, LOAD_FROM, Peer } from './peer.ts'
 import type { InitSendBody, PeerWords, SendReply } from './peer.ts'
-import { Link } from './remote-link.ts'
+import { joinLinks } from './remote-link.ts'
+import type { Link } from './remote-link.ts'
 import { hostStores } from './remote-stores.ts'
 import { linkName } from './send-groups.ts'
 import { allOf, asRefitError, leave } from './weight-sender.ts'
@@ -115,7 +116,7 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
   const host = await localAddress(showAddress({ host: await peer.address(), port: 9 }))
   const stores = await hostStores(host, new Array<number>(isDirect ? peerRanks : 1).fill(0), deadline)
   const links: Link[] = []
-  const end = async (): Promise<void> => { for (const link of Object.values(links)) await link.end(true).catch(() => {}) }
+  const end = async (): Promise<void> => { for (const link of links) await link.end(true).catch(() => {}) }
   try {
     const group: InitSendBody = {
       master_address: host,
@@ -129,24 +130,20 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
       piece_bytes: pieceBytes,
       timeout: timeoutMs / 1000
     }
-    const join = async (i: number): Promise<void> => {
-      links[i] = await Link.join({
-        addon: store.addon,
-        core: store.core,
-        backend: route.backend,
-        store: stores.clients[i]!,
-        name: linkName(group.group_name, stores.ports[i]!, i),
-        size: group.world_size,
-        rank: 1,
-        ranks,
-        ...isDirect ? { coreRank: i } : {},
-        ncclPath,
-        host,
-        deadline,
-        still
-      })
-    }
-    await firstFailure([peer.init(group, stop.signal), ...stores.clients.map(async (_, i) => { await join(i) })], error => { stop.abort(error) })
+    const wanted = stores.clients.map((client, i) => ({
+      addon: store.addon,
+      core: store.core,
+      backend: route.backend,
+      store: client,
+      name: linkName(group.group_name, stores.ports[i]!, i),
+      size: group.world_size,
+      rank: 1,
+      ranks,
+      ...isDirect ? { coreRank: i } : {},
+      ncclPath,
+      host
+    }))
+    await firstFailure([peer.init(group, stop.signal), joinLinks(wanted, { deadline, still }, links)], error => { stop.abort(error) })
     const [sent, report] = await exchange(peer, group, links, stop, async sending => await receiveWeights(store, links, {
       layout: route.layout,
       pieceBytes,
@@ -164,7 +161,8 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
     return { report, version: sent.weight_version, route }
   } finally {
     signal?.removeEventListener('abort', given)
-    if (links.some(link => link.backend === 'nccl' && !link.ended)) await still(end).catch(end)
+    for (const link of links) link.abort('the transfer has ended')
+    if (links.some(link => link.onCards)) await still(end).catch(end)
     else await end()
     await stores.close()
   }

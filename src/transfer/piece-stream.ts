@@ -2,11 +2,14 @@ import { slotOf } from '../groups/pieces.ts'
 import type { CheckpointPiece } from '../model/checkpoint-layout.ts'
 import type { NativeGroups } from '../native-groups.ts'
 import type { StreamPiece, WeightStream } from '../weights/stream.ts'
+import { longest } from './weight-sender.ts'
 
 export interface PieceStreamOptions {
   addon: NativeGroups
   group: number
-  /** In the sender's order. Both slots have room for the longest. */
+  /** Making room and receiving want the gate shut. */
+  needsGate: boolean
+  /** In the sender's order. */
   pieces: readonly CheckpointPiece[]
   timeoutMs: number
   /** Bytes that have come. */
@@ -18,10 +21,14 @@ export class PieceStream implements WeightStream {
   readonly #options: PieceStreamOptions
   #index = 0
   #coming: Promise<void> | undefined
+  #staged: Promise<void> | undefined
 
   constructor (options: PieceStreamOptions) { this.#options = options }
 
-  async ready (): Promise<void> { await this.#receive() }
+  /** The first piece; behind a gate it comes with `next`. */
+  async ready (): Promise<void> {
+    if (!this.#options.needsGate) await this.#receive()
+  }
 
   async next (): Promise<StreamPiece | undefined> {
     const { pieces, group, onProgress } = this.#options
@@ -37,10 +44,15 @@ export class PieceStream implements WeightStream {
   }
 
   async #receive (): Promise<void> {
-    const { addon, group, pieces, timeoutMs } = this.#options
-    const piece = pieces[this.#index]
-    if (piece === undefined) return
-    this.#coming ??= addon.groupReceive(group, slotOf(this.#index), Float64Array.of(0, piece.length), 0, timeoutMs)
+    if (this.#index >= this.#options.pieces.length) return
+    this.#coming ??= this.#take(this.#index)
     await this.#coming
+  }
+
+  async #take (index: number): Promise<void> {
+    const { addon, group, pieces, timeoutMs } = this.#options
+    this.#staged ??= addon.stageGroup(group, longest(pieces), Math.min(pieces.length, 2))
+    await this.#staged
+    await addon.groupReceive(group, slotOf(index), Float64Array.of(0, pieces[index]!.length), 0, timeoutMs)
   }
 }

@@ -1,10 +1,12 @@
+import { RefitError } from '../errors.ts'
 import { GlooLink } from '../groups/gloo-link.ts'
 import type { GroupLink } from '../groups/link.ts'
 import { NcclLink } from '../groups/nccl-link.ts'
 import type { NativeGroups } from '../native-groups.ts'
 import type { StoreClient } from '../store/client.ts'
 import { publishUniqueId } from '../store/unique-id.ts'
-import type { Deadline } from '../store/within.ts'
+import { Deadline } from '../store/within.ts'
+import { allOf } from './weight-sender.ts'
 
 export type Backend = 'nccl' | 'gloo'
 
@@ -27,6 +29,9 @@ export interface LinkOptions {
   ncclPath?: string | undefined
   /** Address of this machine that the other side reaches: gloo listens there. */
   host: string
+}
+
+export interface JoinOptions {
   deadline: Deadline
   /** Runs what allocates on cards while no step runs. */
   still: <T>(run: () => Promise<T>) => Promise<T>
@@ -42,40 +47,39 @@ export class Link {
   readonly backend: Backend
   readonly handle: number
   readonly #addon: NativeGroups
+  readonly #group: GroupLink
+  #onCards = false
   #ended: Promise<void> | undefined
 
-  private constructor (addon: NativeGroups, backend: Backend, { handle }: GroupLink) {
+  constructor ({ addon, core, backend, name, size, rank, ranks, coreRank, ncclPath: library, host }: LinkOptions) {
+    this.#group = backend === 'gloo'
+      ? new GlooLink(addon, { name, size, ranks: Array.from({ length: ranks }, (_, i) => rank + i), host, leftovers: {} })
+      : new NcclLink(addon, core, { name, size, firstRank: rank, coreRank, library, leftovers: {} })
     this.#addon = addon
     this.backend = backend
-    this.handle = handle
+    this.handle = this.#group.handle
   }
 
-  /**
-   * Joins as torch's helper does, with a barrier at the end as in SGLang's (`init_custom_process_group`, then `dist.barrier`). All that waits
-   * for somebody who may never come waits before this engine has to stand still.
-   */
-  static async join (options: LinkOptions): Promise<Link> {
-    const { addon, core, backend, store, name, size, rank, ranks, coreRank, ncclPath: library, host, deadline, still } = options
-    const own = Array.from({ length: ranks }, (_, i) => rank + i)
-    const group: GroupLink = backend === 'gloo'
-      ? new GlooLink(addon, { name, size, ranks: own, host, leftovers: {} })
-      : new NcclLink(addon, core, { name, size, firstRank: rank, coreRank, library, leftovers: {} })
-    const link = new Link(addon, backend, group)
-    return await link.#orEnd(deadline, async () => {
-      if (backend === 'nccl' && rank === 0) await publishUniqueId(store, name, 'custom', addon.ncclUniqueId(library), deadline)
-      await store.countWorkers(ranks, deadline)
-      await group.meet(store, deadline)
-      if (!group.needsGate) return await addon.groupBarrier(group.handle, deadline.timeoutMs)
-      while (await store.countWorkers(0, deadline) < size) await deadline.sleep(POLL_MS)
-      await still(async () => {
-        await group.connect(Math.min(CONNECT_MS, deadline.timeoutMs))
-        await addon.groupBarrier(group.handle, Math.min(CONNECT_MS, deadline.timeoutMs))
-      })
-    })
+  /** As torch's helper does. All that waits for somebody who may never come; no card is touched. */
+  async find ({ backend, store, name, size, rank, ranks, ncclPath }: LinkOptions, deadline: Deadline): Promise<void> {
+    if (backend === 'nccl' && rank === 0) await publishUniqueId(store, name, 'custom', this.#addon.ncclUniqueId(ncclPath), deadline)
+    await store.countWorkers(ranks, deadline)
+    await this.#group.meet(store, deadline)
+    if (this.#group.needsGate) while (await store.countWorkers(0, deadline) < size) await deadline.sleep(POLL_MS)
+  }
+
+  /** With a barrier at the end as in SGLang's (`init_custom_process_group`, then `dist.barrier`). NCCL's while no step runs. */
+  async connect (timeoutMs: number): Promise<void> {
+    this.#onCards = this.#group.needsGate
+    await this.#group.connect(timeoutMs)
+    await this.meet(timeoutMs)
   }
 
   /** Resolves once all ranks have come here. NCCL's while no step runs. */
   async meet (timeoutMs: number): Promise<void> { await this.#addon.groupBarrier(this.handle, timeoutMs) }
+
+  /** Something of it is on cards: what is done with it, the end too, wants that no step runs. */
+  get onCards (): boolean { return this.#onCards && !this.ended }
 
   get ended (): boolean { return this.#ended !== undefined }
 
@@ -89,19 +93,28 @@ export class Link {
     this.#ended ??= this.#addon.endGroup(this.handle, abort)
     await this.#ended
   }
+}
 
-  async #orEnd (deadline: Deadline, join: () => Promise<void>): Promise<Link> {
-    const stop = (): void => { this.abort((deadline.signal!.reason as Error).message) }
-    deadline.signal?.addEventListener('abort', stop)
-    try {
-      deadline.signal?.throwIfAborted()
-      await join()
-      return this
-    } catch (error) {
-      await this.end(true).catch(() => {})
-      throw error
-    } finally {
-      deadline.signal?.removeEventListener('abort', stop)
-    }
+/**
+ * Joins all links of a transfer; `links` is filled with them as they are made, for the caller to end, whatever becomes of it. This engine stands
+ * still once, for all: were it to do so for one after another, it would wait in one for an engine that waits for it in another.
+ */
+export async function joinLinks (wanted: readonly LinkOptions[], { deadline, still }: JoinOptions, links: Link[]): Promise<void> {
+  const control = new AbortController()
+  const signal = deadline.signal === undefined ? control.signal : AbortSignal.any([deadline.signal, control.signal])
+  const until = new Deadline({ timeoutMs: deadline.timeoutMs, signal }, deadline.timeoutMs)
+  const stop = (): void => { for (const link of links) link.abort((signal.reason as Error).message) }
+  const all = async (run: (link: Link, options: LinkOptions) => Promise<void>): Promise<void> => {
+    await allOf(links.map(async (link, i) => { await run(link, wanted[i]!) }), reason => { control.abort(new RefitError('GROUP_BROKEN', reason)) })
+  }
+  signal.addEventListener('abort', stop)
+  try {
+    signal.throwIfAborted()
+    for (const options of wanted) links.push(new Link(options))
+    await all(async (link, options) => { await link.find(options, until) })
+    if (wanted.every(({ backend }) => backend === 'gloo')) await all(async link => { await link.connect(until.timeoutMs) })
+    else await still(async () => { await all(async link => { await link.connect(Math.min(CONNECT_MS, until.timeoutMs)) }) })
+  } finally {
+    signal.removeEventListener('abort', stop)
   }
 }

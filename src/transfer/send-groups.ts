@@ -1,16 +1,15 @@
 import type { HeldWeights } from '../engine/held-weights.ts'
 import type { RolloutEngine } from '../engine/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
-import type { StoreClient } from '../store/client.ts'
 import { Deadline } from '../store/within.ts'
 import { fleetInfo } from './fleet-info.ts'
 import type { FleetInfo } from './fleet-info.ts'
-import { Link } from './remote-link.ts'
-import type { Backend } from './remote-link.ts'
+import { joinLinks } from './remote-link.ts'
+import type { Backend, Link } from './remote-link.ts'
 import { openStores } from './remote-stores.ts'
 import type { OpenStores, StoreRules } from './remote-stores.ts'
 import { StoreWatch } from '../groups/store-watch.ts'
-import { allOf, asRefitError, sendWeights } from './weight-sender.ts'
+import { asRefitError, sendWeights } from './weight-sender.ts'
 import type { SendLayout, SentWeights } from './weight-sender.ts'
 
 export interface SendGroupOptions {
@@ -33,7 +32,6 @@ export interface SendGroupOptions {
 
 interface SendGroup {
   options: SendGroupOptions
-  /** With holes, where some could not be joined. */
   links: Link[]
   stores: OpenStores | undefined
   /** Of stores that the receiver runs: with them, it has gone. */
@@ -134,31 +132,27 @@ export class SendGroups {
     if (options.receiverHosts) {
       group.watches = clients.map(client => new StoreWatch(client, () => { this.#lost(group) }))
     }
-    group.links = new Array<Link>(clients.length)
-    await allOf(clients.map(async (client: StoreClient, i) => {
-      group.links[i] = await Link.join({
-        addon: store.addon,
-        core: store.core,
-        backend: options.backend,
-        store: client,
-        name: linkName(options.name, options.ports[i]!, i),
-        size: options.size,
-        rank: 0,
-        ranks: 1,
-        coreRank: options.layout === 'parameters' ? i : 0,
-        ncclPath: this.#rules.ncclPath,
-        host,
-        deadline,
-        still: async run => await store.standStill(run, deadline.timeoutMs)
-      })
-    }), reason => { group.stop.abort(new RefitError('GROUP_BROKEN', reason)) })
+    const wanted = clients.map((client, i) => ({
+      addon: store.addon,
+      core: store.core,
+      backend: options.backend,
+      store: client,
+      name: linkName(options.name, options.ports[i]!, i),
+      size: options.size,
+      rank: 0,
+      ranks: 1,
+      coreRank: options.layout === 'parameters' ? i : 0,
+      ncclPath: this.#rules.ncclPath,
+      host
+    }))
+    await joinLinks(wanted, { deadline, still: async run => await store.standStill(run, deadline.timeoutMs) }, group.links)
   }
 
   /** Its receiver has gone. */
   #lost (group: SendGroup): void {
     const reason = 'the receiver has gone: its store has closed the connection'
     group.stop.abort(new RefitError('GROUP_BROKEN', reason))
-    for (const link of Object.values(group.links)) link.abort(reason)
+    for (const link of group.links) link.abort(reason)
     void this.#drop(keyOf(group.options), reason, group)
   }
 
@@ -173,13 +167,10 @@ export class SendGroups {
 
   async #end (group: SendGroup, reason: string): Promise<void> {
     clearTimeout(group.timer)
-    const end = async (): Promise<void> => {
-      for (const link of Object.values(group.links)) {
-        link.abort(reason)
-        await link.end(true).catch(() => {})
-      }
-    }
-    if (group.links.some(link => link.backend === 'nccl' && !link.ended)) await this.#held.store.standStill(end, END_MS).catch(end)
+    const end = async (): Promise<void> => { for (const link of group.links) await link.end(true).catch(() => {}) }
+    // First: what spins on a card may keep this engine from standing still.
+    for (const link of group.links) link.abort(reason)
+    if (group.links.some(link => link.onCards)) await this.#held.store.standStill(end, END_MS).catch(end)
     else await end()
     for (const watch of group.watches) watch.close()
     await group.stores?.close()

@@ -6,7 +6,7 @@ import type { WeightSource, WriteReport } from '../weights/source.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
 import { PieceStream } from './piece-stream.ts'
 import type { Link } from './remote-link.ts'
-import { allOf, longest } from './weight-sender.ts'
+import { allOf } from './weight-sender.ts'
 import type { SendOptions } from './weight-sender.ts'
 
 export interface ReceiveOptions extends SendOptions {
@@ -42,16 +42,15 @@ async function receiveParameters (store: WeightStore, links: readonly Link[], { 
   }
 }
 
-async function receiveTensors (store: WeightStore, { handle }: Link, { pieceBytes, timeoutMs, onProgress, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
+async function receiveTensors (store: WeightStore, { handle, onCards }: Link, { pieceBytes, timeoutMs, onProgress, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
   const { addon, dtype } = store
   const layout = layOutCheckpoint(store.table, DTYPE_BYTES[dtype])
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
-  await addon.stageGroup(handle, longest(pieces), Math.min(pieces.length, 2))
   const source: WeightSource = {
     kind: 'distributed',
     tensors: layout.tensors.map(({ plan: { name, shape }, offset }) => ({ name, dtype, shape, source: 0, offset })),
     sources: [],
-    stream: new PieceStream({ addon, group: handle, pieces, timeoutMs, onProgress: bytes => { onProgress?.(bytes, layout.bytes) } }),
+    stream: new PieceStream({ addon, group: handle, needsGate: onCards, pieces, timeoutMs, onProgress: bytes => { onProgress?.(bytes, layout.bytes) } }),
     verify: async () => {},
     close: async () => {}
   }

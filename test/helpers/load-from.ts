@@ -5,7 +5,8 @@ import { join } from 'node:path'
 import { createEngine } from '../../src/engine/create-engine.ts'
 import type { EngineOptions } from '../../src/engine/create-engine.ts'
 import type { LocalEngine } from '../../src/engine/local-engine.ts'
-import { Link } from '../../src/transfer/remote-link.ts'
+import { joinLinks } from '../../src/transfer/remote-link.ts'
+import type { Link } from '../../src/transfer/remote-link.ts'
 import { hostStores } from '../../src/transfer/remote-stores.ts'
 import { linkName } from '../../src/transfer/send-groups.ts'
 import type { SendLayout } from '../../src/transfer/weight-sender.ts'
@@ -70,13 +71,15 @@ export async function joinByHand (sender: Member, into: LocalEngine, { layout = 
   const name = `by-hand-${stores.ports[0]}`
   const ports = stores.ports.join(',')
   const { store } = into.held!
-  const [reply, ...links] = await Promise.all([
+  const links: Link[] = []
+  const wanted = stores.clients.map((client, i) => ({
+    addon: store.addon, core: store.core, backend: 'gloo' as const, store: client, name: linkName(name, stores.ports[i]!, i), size: 2, rank: 1, ranks: 1, coreRank: i, host: '127.0.0.1'
+  }))
+  const [reply] = await Promise.all([
     sender.post('/init_weights_send_group_for_remote_instance', {
       master_address: '127.0.0.1', ports, group_rank: 0, world_size: 2, group_name: name, backend: 'gloo', layout, receiver_hosts: true, piece_bytes: pieceBytes, timeout: timeoutMs / 1000, ...more
     }),
-    ...stores.clients.map(async (client, i) => await Link.join({
-      addon: store.addon, core: store.core, backend: 'gloo', store: client, name: linkName(name, stores.ports[i]!, i), size: 2, rank: 1, ranks: 1, coreRank: i, host: '127.0.0.1', deadline, still: async run => await run()
-    }))
+    joinLinks(wanted, { deadline, still: async run => await run() }, links)
   ])
   if (reply.status !== 200) throw new Error(JSON.stringify(reply))
   const send = async (signal?: AbortSignal): Promise<Reply> => {

@@ -1,0 +1,82 @@
+import t from 'tap'
+import type { Test } from 'tap'
+import { useLoop } from '../helpers/nccl-trainer.ts'
+import { answers, serve, until } from '../helpers/load-from.ts'
+import type { Member } from '../helpers/load-from.ts'
+
+// Engines on cards that serve and take their weights from another one over NCCL: CUDA is the stand-in, NCCL native/test/nccl_loop.cc. What
+// allocates on cards, or spins on them, comes while no step runs, on both sides.
+
+const loop = useLoop(t.testdir())
+
+/** What the engine's addon was asked for: which calls, beside which of them steps ran, and how many connected at once. */
+function watchCalls ({ engine }: Member): { names: Set<string>, stepped: Set<string>, connecting: number } {
+  const { addon } = engine.held!.store
+  const seen = { names: new Set<string>(), stepped: new Set<string>(), connecting: 0 }
+  let connecting = 0
+  for (const name of ['ncclConnect', 'groupBarrier', 'stageGroup', 'groupReceive', 'groupSend', 'groupParams', 'endGroup'] as const) {
+    const call = addon[name].bind(addon) as (...args: unknown[]) => Promise<unknown>
+    Object.assign(addon, {
+      [name]: async (...args: unknown[]) => {
+        const { steps } = engine.stats
+        seen.names.add(name)
+        if (name === 'ncclConnect') seen.connecting = Math.max(seen.connecting, ++connecting)
+        try {
+          return await call(...args)
+        } finally {
+          if (name === 'ncclConnect') connecting--
+          if (engine.stats.steps !== steps) seen.stepped.add(name)
+        }
+      }
+    })
+  }
+  return seen
+}
+
+async function pair (t: Test, from: number, to: number): Promise<[peer: Member, one: Member]> {
+  const peer = await serve(t, 'adder', { device: 'cuda', baseGpuId: 0, tp: from, weightVersion: 'step-9' }, { ncclPath: loop })
+  const one = await serve(t, 'adder-base', { device: 'cuda', baseGpuId: from, tp: to, weightVersion: 'step-1' }, { ncclPath: loop })
+  return [peer, one]
+}
+
+/** Clients that ask without a pause, until it is called. */
+function ask (t: Test, member: Member, expected: Readonly<Record<string, string>>): { seen: Set<string>, end: () => Promise<void> } {
+  const seen = new Set<string>()
+  const over = new AbortController()
+  const clients = Promise.all([0, 1, 2].map(async () => {
+    while (!over.signal.aborted) {
+      const { status, body } = await member.post('/generate', { text: '12+30=', sampling_params: { temperature: 0, max_new_tokens: 8 } })
+      const version = body.meta_info?.weight_version
+      if (status !== 200 || body.text !== expected[version]) t.fail(`${status} ${JSON.stringify(body)}`)
+      seen.add(version)
+    }
+  }))
+  return {
+    seen,
+    end: async () => {
+      over.abort()
+      await clients
+    }
+  }
+}
+
+for (const [from, to] of [[1, 1], [2, 2], [1, 2], [2, 1]] as const) {
+  t.test(`over NCCL, from tp ${from} to tp ${to}, while both generate: no step runs beside what needs the cards`, async t => {
+    const [peer, one] = await pair(t, from, to)
+    const expected = { 'step-1': (await answers(one))[0]!, 'step-9': (await answers(peer))[0]! }
+    const watched = [watchCalls(peer), watchCalls(one)]
+    const clients = [ask(t, peer, expected), ask(t, one, expected)]
+    await until(() => clients.every(({ seen }) => seen.size === 1))
+    const reply = await one.post('/update_weights_from_peer', { url: peer.url })
+    t.match(reply, { status: 200, body: { success: true, weight_version: 'step-9', backend: 'nccl', layout: from === to ? 'parameters' : 'checkpoint', report: { missing_count: 0 } } })
+    await until(() => clients[1]!.seen.size === 2)
+    for (const { end } of clients) await end()
+    for (const { names, stepped, connecting } of watched) {
+      t.equal(connecting, from === to ? from : 1, 'all links connect while the engine stands still once')
+      t.ok(names.has('ncclConnect') && names.has('endGroup'))
+      t.same([...stepped], [])
+    }
+    t.same(await one.sums(), await peer.sums())
+    t.same(await answers(one), await answers(peer))
+  })
+}
