@@ -133,7 +133,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   const { engine } = options
   if (engine === undefined) throw new TypeError('refit needs an engine: app.register(refit, { engine: await createEngine(model) })')
   const roots = options.modelRoots ?? defaultRoots(engine.info.modelPath)
-  const receiver = new TensorReceiver({ ranks: engine.info.ranks, device: engine.info.device, cards: engine.info.cards.map(({ uuid }) => uuid), loaders: options.weightLoaders ?? {}, deltas: engine.deltaHost })
+  const receiver = new TensorReceiver({ ranks: engine.info.ranks, cards: engine.info.cards.map(({ uuid }) => uuid), visible: engine.info.visibleCards ?? null, loaders: options.weightLoaders ?? {}, deltas: engine.deltaHost })
   const kept = new KeptTensors({ closeMappings: engine.closeMappings?.bind(engine) })
   const uploads = new UploadReceiver({ folder: options.uploadFolder, stallMs: options.uploadTimeoutMs, memoryBytes: options.uploadMemoryBytes })
   const policy = masterPolicy(options.allowMasters)

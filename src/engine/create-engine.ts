@@ -41,7 +41,7 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
   const table = buildModelTable(arch, options.tp ?? 1)
   // Loaded here first: were the worker the only one to hold it, it would be unloaded under living threads when the worker ends.
   const addon = native()
-  const { core: config, contextLength, maxRunningRequests, maxBatchTokens, cards, experts } = await planCore(arch, table, options, addon)
+  const { core: config, contextLength, maxRunningRequests, maxBatchTokens, cards, visible, experts } = await planCore(arch, table, options, addon)
   const data: StartData = {
     core: config,
     scheduler: {
@@ -85,6 +85,7 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
       eosTokenIds: arch.eosTokenIds,
       device: config.device,
       cards: cards.map(({ ordinal, uuid, name, totalBytes }) => ({ ordinal, uuid, name, totalBytes })),
+      ...visible.length === 0 ? {} : { visibleCards: visible.map(({ ordinal, uuid }) => ({ ordinal, uuid })) },
       isa: native.isa,
       ranks: table.ranks,
       threads: native.threads,

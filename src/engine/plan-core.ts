@@ -22,6 +22,8 @@ export interface CorePlan {
   maxBatchTokens: number
   /** Of each rank; none on the CPU. */
   cards: CudaCard[]
+  /** All there are. */
+  visible: CudaCard[]
   /** Null where none are recorded. */
   experts: ExpertLayout | null
 }
@@ -57,7 +59,7 @@ function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions)
     otherBytes: 0
   })
   const core: CoreConfig = { device: 'cpu', ...common(arch, table, options), dtype, pages, pageSize, ...options.isa === undefined ? {} : { isa: options.isa } }
-  return { core, contextLength: Math.min(wanted, pages * pageSize), maxRunningRequests, maxBatchTokens, cards: [], experts }
+  return { core, contextLength: Math.min(wanted, pages * pageSize), maxRunningRequests, maxBatchTokens, cards: [], visible: [], experts }
 }
 
 async function planCuda (arch: Architecture, table: ModelTable, options: EngineOptions, addon: Pick<NativeAddon, 'cudaMemoryPlan'>, first: number, probe: () => Promise<CudaCards>): Promise<CorePlan> {
@@ -65,7 +67,8 @@ async function planCuda (arch: Architecture, table: ModelTable, options: EngineO
     throw new RefitError('CONFIG', '--dtype float32: cards compute in bfloat16; leave --dtype out (weights are converted as they are loaded), or use --device cpu', { param: 'dtype' })
   }
   const experts = expertsOf(arch, options)
-  const cards = chooseCards(await probe(), first, table.ranks, process.env.REFIT_CUDA_SHARE_CARD === '1')
+  const found = await probe()
+  const cards = chooseCards(found, first, table.ranks, process.env.REFIT_CUDA_SHARE_CARD === '1')
   const { maxRunningRequests = DEFAULTS.cuda.maxRunningRequests, maxPrefillTokens: maxBatchTokens = DEFAULTS.cuda.maxBatchTokens, pageSize = PAGE_SIZE } = options
   const wanted = contextOf(arch, options)
   const core: CoreConfig = {
@@ -94,7 +97,7 @@ async function planCuda (arch: Architecture, table: ModelTable, options: EngineO
   })
   demandHostMemory(pages * pageSize * recordedBytes(experts))
   const contextLength = Math.min(wanted, pages * pageSize)
-  return { core: { ...core, pages, maxContext: contextLength }, contextLength, maxRunningRequests, maxBatchTokens, cards, experts }
+  return { core: { ...core, pages, maxContext: contextLength }, contextLength, maxRunningRequests, maxBatchTokens, cards, visible: found.cards, experts }
 }
 
 function common (arch: Architecture, table: ModelTable, options: EngineOptions): Pick<CoreConfig, 'ranks' | 'threads' | 'arch' | 'params' | 'recordExperts'> {

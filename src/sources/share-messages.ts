@@ -1,5 +1,4 @@
 import type { ErrorCode } from '../errors.ts'
-import type { CudaCards } from '../native.ts'
 import type { TensorBody } from '../wire/torch-body.ts'
 import type { Offer } from '../wire/torch-offer.ts'
 import type { PlainValue } from '../wire/torch-plain.ts'
@@ -7,12 +6,13 @@ import type { AnnouncedColumns } from './announced-columns.ts'
 import type { PackedSegments } from './cuda-segments.ts'
 import type { ShareReferences } from './share-references.ts'
 import type { ShareCounts } from './tensor-shares.ts'
+import type { VisibleCard } from './visible-cards.ts'
 
 // What the main thread and the thread of the shares say to each other (replies between threads are packed, see share-reply.ts). Requests are
 // answered in the order in which they came.
 
-/** `onCards`: the engine runs on cards, and reads their memory. */
-export interface ShareThreadData { onCards: boolean }
+/** `visible`: of an engine that reads memory of cards, those that the process sees. */
+export interface ShareThreadData { visible: readonly VisibleCard[] | null }
 
 /** Of one request; entries as they came, or decoded to pickles. */
 export interface SentEntries { entries: ReadonlyArray<string | Uint8Array>, loadFormat: string | null, ranks: number, cards: readonly string[] }
@@ -57,8 +57,6 @@ export interface OpenedShares extends HeldSources {
 }
 
 export type FromShares =
-  /** Unasked, once it has looked at the cards. */
-  | { type: 'cards', id: 0, cards: CudaCards }
   | { type: 'announced', id: number, tensors: AnnouncedColumns } & HeldSources
   | { type: 'opened', id: number } & OpenedShares
   | { type: 'refused', id: number, code: ErrorCode, message: string, param: string | undefined, released: ShareCounts, taken: number[] }

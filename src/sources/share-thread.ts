@@ -2,7 +2,6 @@ import { closeSync } from 'node:fs'
 import { Worker } from 'node:worker_threads'
 import { RefitError } from '../errors.ts'
 import { native } from '../native.ts'
-import type { CudaCards } from '../native.ts'
 import { ShareDesk } from './share-desk.ts'
 import type { Asked } from './share-desk.ts'
 import type { FromShares, ShareThreadData, ToShares } from './share-messages.ts'
@@ -59,17 +58,16 @@ export class ShareThread {
   readonly #data: ShareThreadData
   readonly #near = new ShareLife(null)
   #desk: ShareDesk | undefined
-  #cards: CudaCards | undefined
   #life: ShareLife | undefined
   #last = 0
   #closed = false
 
   constructor (data: ShareThreadData) { this.#data = data }
 
-  /** Where small bodies are read; null before the thread has looked at the cards, which takes long. ENGINE_CLOSED after `close`. */
-  near (): ShareLife | null {
+  /** Where small bodies are read. ENGINE_CLOSED after `close`. */
+  near (): ShareLife {
     this.#demandOpen()
-    return this.#data.onCards && this.#cards === undefined ? null : this.#near
+    return this.#near
   }
 
   /** The thread that runs, or a new one. ENGINE_CLOSED after `close`. */
@@ -130,8 +128,8 @@ export class ShareThread {
   }
 
   #demandDesk (): ShareDesk {
-    const cards = this.#cards
-    this.#desk ??= new ShareDesk(native(), cards === undefined ? null : new VisibleCards({ cudaCards: () => cards }))
+    const { visible } = this.#data
+    this.#desk ??= new ShareDesk(native(), visible === null ? null : new VisibleCards(visible))
     return this.#desk
   }
 
@@ -158,10 +156,6 @@ export class ShareThread {
   }
 
   #receive (life: ShareLife, message: FromShares): void {
-    if (message.type === 'cards') {
-      this.#cards = message.cards
-      return
-    }
     const waiting = life.waiting.get(message.id)
     life.waiting.delete(message.id)
     if (life.waiting.size === 0 && !this.#closed) life.worker?.unref()

@@ -1,7 +1,7 @@
 import { parentPort, workerData } from 'node:worker_threads'
 import { native } from '../native.ts'
 import { ShareDesk } from './share-desk.ts'
-import type { FromShares, ShareThreadData, ToShares } from './share-messages.ts'
+import type { ShareThreadData, ToShares } from './share-messages.ts'
 import { packReply } from './share-reply.ts'
 import { VisibleCards } from './visible-cards.ts'
 import { warmUp } from './warm-up.ts'
@@ -11,9 +11,8 @@ import { warmUp } from './warm-up.ts'
 // main thread takes care (ShareThread).
 
 const port = parentPort!
-const { onCards } = workerData as ShareThreadData
-const cards = onCards ? new VisibleCards(native()) : null
-const desk = new ShareDesk(native(), cards)
+const { visible } = workerData as ShareThreadData
+const desk = new ShareDesk(native(), visible === null ? null : new VisibleCards(visible))
 
 port.on('message', (message: ToShares) => {
   if (message.type === 'end') {
@@ -25,4 +24,3 @@ port.on('message', (message: ToShares) => {
 })
 
 warmUp()
-if (cards !== null) port.postMessage({ type: 'cards', id: 0, cards: cards.load() } satisfies FromShares)

@@ -17,6 +17,7 @@ import type { ShareLife, ShareTotals } from './share-thread.ts'
 import { TensorSource } from './tensor.ts'
 import type { ShareHold, TensorSourceParts } from './tensor.ts'
 import { VERL_DELTA, VerlDelta } from './verl-delta.ts'
+import type { VisibleCard } from './visible-cards.ts'
 import type { WeightLoader } from './weight-loader.ts'
 
 type Ask<T extends ToShares['type']> = Omit<Extract<ToShares, { type: T }>, 'id'>
@@ -37,10 +38,10 @@ export interface OpenHandle { tensor: TensorDescriptor, memory: NativeSource | n
 export interface TensorReceiverOptions {
   /** Tensor-parallel ranks. */
   ranks: number
-  /** `info.device` of the engine: what kinds of memory it can read. */
-  device: string
   /** UUIDs of the ranks' cards; none on the CPU. */
   cards?: readonly string[]
+  /** The cards whose memory can be read; null, the default, where none can. */
+  visible?: readonly VisibleCard[] | null
   /** What reads deltas; without, they are refused. */
   deltas?: DeltaHost | undefined
   /** By `load_format`. */
@@ -61,9 +62,9 @@ export class TensorReceiver {
 
   constructor ({ loaders = {}, deltas, ...options }: TensorReceiverOptions) {
     this.#deltas = deltas === undefined ? undefined : new VerlDelta(deltas)
-    this.#options = { cards: [], nearBytes: NEAR_BYTES, ...options }
+    this.#options = { cards: [], visible: null, nearBytes: NEAR_BYTES, ...options }
     this.#loaders = checkLoaders(loaders)
-    this.#thread = new ShareThread({ onCards: options.device !== 'cpu' })
+    this.#thread = new ShareThread({ visible: this.#options.visible })
   }
 
   get counts (): Readonly<ShareTotals> { return this.#thread.totals }
@@ -181,7 +182,7 @@ export class TensorReceiver {
   #lifeFor (entries: ReadonlyArray<string | Uint8Array>): ShareLife {
     let bytes = 0
     for (const entry of entries) bytes += entry.length
-    return (bytes <= this.#options.nearBytes ? this.#thread.near() : null) ?? this.#thread.start()
+    return bytes <= this.#options.nearBytes ? this.#thread.near() : this.#thread.start()
   }
 
   async #openShares (request: Ask<'open'> | Ask<'unpickle'> | Ask<'handle'> | Ask<'offer'>, discard: Ask<'discard'>): Promise<HeldShares & { value: PlainValue }> {

@@ -105,6 +105,8 @@ t.test('50 updates leave descriptors, mappings and threads as they were', async 
     const reply = await server.post(PATH, { serialized_named_tensors: [cudaEntry(again)] })
     t.equal(reply.status, step % 3 === 0 ? 400 : 200)
   }
+  // The thread for large bodies, which starts some time after the server, is there once it has refused one.
+  t.equal((await server.post(PATH, { serialized_named_tensors: ['A'.repeat(1 << 20)] })).status, 400)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(models[0]!.tensors)] })
   for (let step = 0; step < 5; step++) await send(step)
   const before = count()

@@ -1,6 +1,7 @@
 import { readdirSync, readlinkSync } from 'node:fs'
 import t from 'tap'
 import type { Test } from 'tap'
+import { native } from '../../src/native.ts'
 import { TensorReceiver } from '../../src/sources/tensor-receiver.ts'
 import { cudaEntry, event, expandableBlob, segment, Sender, useStandIn } from '../helpers/cuda-tensors.ts'
 import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'
@@ -10,7 +11,7 @@ import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'
 useStandIn()
 
 function receiverOf (t: Test): TensorReceiver {
-  const receiver = new TensorReceiver({ ranks: 1, device: 'cuda', nearBytes: 0 })
+  const receiver = new TensorReceiver({ ranks: 1, visible: native().cudaCards().cards, nearBytes: 0 })
   t.teardown(async () => { await receiver.close() })
   return receiver
 }

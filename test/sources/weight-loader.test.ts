@@ -16,7 +16,7 @@ const openFiles = (): number => readdirSync('/proc/self/fd').length
 const bytes = Uint8Array.from({ length: 4096 }, (_, i) => i * 31 + (i >> 8))
 
 function receiverOf (t: Test, loader: WeightLoader, ranks = 1): TensorReceiver {
-  const receiver = new TensorReceiver({ ranks, device: 'cpu', loaders: { mine: loader } })
+  const receiver = new TensorReceiver({ ranks, loaders: { mine: loader } })
   t.teardown(async () => { await receiver.close() })
   return receiver
 }
@@ -141,7 +141,7 @@ t.test('whatever is wrong with a loader is a 400 with its name, and references a
   const memory = sharedMemory(t, bytes, 5)
   await t.rejects(receiver.open({ entries: [entryOf(memory)], loadFormat: 'other' }), { code: 'UNSUPPORTED', message: /expected null, "flattened_bucket", "direct" or "mine", got "other"/ })
   t.equal(memory.count(), 4)
-  for (const loaders of [{ direct: run }, { flattened_bucket: run }, { '': run }, { mine: 3 as unknown as WeightLoader }] as Array<Record<string, WeightLoader>>) t.throws(() => new TensorReceiver({ ranks: 1, device: 'cpu', loaders }), TypeError)
+  for (const loaders of [{ direct: run }, { flattened_bucket: run }, { '': run }, { mine: 3 as unknown as WeightLoader }] as Array<Record<string, WeightLoader>>) t.throws(() => new TensorReceiver({ ranks: 1, loaders }), TypeError)
 })
 
 /** Plain data with a tensor of shared memory in it, as a trainer packs a request of its own. */
