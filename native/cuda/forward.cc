@@ -106,7 +106,7 @@ void Forward::make_room(const StepBlock& block, const ResultBlock& results) {
 }
 
 // Likewise: what a product of a size that has not been before needs is loaded while no card computes.
-void Forward::load(int64_t tokens, int64_t rows) {
+void Forward::load_products(int64_t tokens, int64_t rows) {
   if (ranks_.size() == 1) return;
   if (!loaded_tokens_.contains(tokens)) {
     on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->load_for_tokens(static_cast<int>(tokens)); });
@@ -134,7 +134,7 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
     throw std::logic_error("attention needs " + std::to_string(plan.part_rows) + " rows of partial results, but " +
                            std::to_string(shape_->part_rows) + " are there");
   make_room(block, results);
-  load(static_cast<int64_t>(batch.tokens.size()), batch.rows());
+  load_products(static_cast<int64_t>(batch.tokens.size()), batch.rows());
   block.write(block_->data());
   const StepJob job{block,
                     results,

@@ -65,7 +65,7 @@ class Forward {
  private:
   void check_limits(const StepBatch& batch) const;
   void make_room(const StepBlock& block, const ResultBlock& results);
-  void load(int64_t tokens, int64_t rows);
+  void load_products(int64_t tokens, int64_t rows);
 
   const Layout layout_;
   const int pages_, page_size_;

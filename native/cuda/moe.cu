@@ -75,24 +75,28 @@ Moe::Moe(const MoeShape& shape, Gemm& gemm, void* scratch, size_t scratch_bytes)
   prepare_moe_gemm();
 }
 
-void Moe::run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
-              cudaStream_t stream, RouteRecord record) {
-  if (count <= 0) return;
+template <class F>
+void Moe::in_turns(int64_t count, F&& fn) const {
   const int64_t turns = (count + turn_ - 1) / turn_;
   for (int64_t i = 0; i < turns; i++) {
     const int64_t begin = count * i / turns, end = count * (i + 1) / turns;
-    RouteRecord part = record;
-    if (record.to != nullptr) part.to += begin * record.stride;
-    run_turn(x + begin * shape_.hidden, router, w13, w2, y + begin * shape_.hidden, end - begin, partial, stream, part);
+    fn(begin, end - begin);
   }
 }
 
+void Moe::run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
+              cudaStream_t stream, RouteRecord record) {
+  in_turns(count, [&](int64_t begin, int64_t tokens) {
+    RouteRecord part = record;
+    if (record.to != nullptr) part.to += begin * record.stride;
+    run_turn(x + begin * shape_.hidden, router, w13, w2, y + begin * shape_.hidden, tokens, partial, stream, part);
+  });
+}
+
 void Moe::load(const bf16* x, const bf16* router, int64_t count, cudaStream_t stream) {
-  const int64_t turns = (count + turn_ - 1) / turn_;
-  for (int64_t i = 0; i < turns; i++) {
-    const int64_t begin = count * i / turns, end = count * (i + 1) / turns;
-    gemm_.load(routing(x + begin * shape_.hidden, router, end - begin), stream);
-  }
+  in_turns(count, [&](int64_t begin, int64_t tokens) {
+    gemm_.load(routing(x + begin * shape_.hidden, router, tokens), stream);
+  });
 }
 
 Product Moe::routing(const bf16* x, const bf16* router, int64_t count) const {

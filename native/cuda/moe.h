@@ -45,6 +45,9 @@ class Moe {
   void force_tile_rows(int rows) { forced_rows_ = rows; }
 
  private:
+  // Calls fn(first token, tokens) for each turn of `count` tokens; not at all for none.
+  template <class F>
+  void in_turns(int64_t count, F&& fn) const;
   Product routing(const bf16* x, const bf16* router, int64_t count) const;
   void run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
                 bool partial, cudaStream_t stream, RouteRecord record);

@@ -12,23 +12,12 @@
 #include "core/write_check.h"
 #include "core/write_plan.h"
 #include "test/check.h"
+#include "test/random.h"
 
 using namespace refit;
+using test::Random;
 
 namespace {
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed * 2 + 1) {}
-  // In [0, n).
-  int64_t below(int64_t n) {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<int64_t>(((state_ ^ (state_ >> 29)) >> 3) % static_cast<uint64_t>(n));
-  }
-
- private:
-  uint64_t state_;
-};
 
 std::vector<uint8_t> coded_bytes(size_t count, uint64_t seed) {
   std::vector<uint8_t> bytes(count);

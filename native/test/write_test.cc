@@ -17,24 +17,12 @@
 #include "core/write_convert.h"
 #include "core/write_plan.h"
 #include "test/check.h"
+#include "test/random.h"
 
 using namespace refit;
+using test::Random;
 
 namespace {
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed * 2 + 1) {}
-  uint64_t next() {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return (state_ ^ (state_ >> 29)) >> 3;
-  }
-  // In [0, n).
-  int64_t below(int64_t n) { return static_cast<int64_t>(next() % static_cast<uint64_t>(n)); }
-
- private:
-  uint64_t state_;
-};
 
 // The bits of an element: any pattern, NaN and infinities among them.
 uint32_t coded(int tensor, int64_t index, DType dtype) {

@@ -57,3 +57,8 @@ export function * cutCheckpoint ({ tensors, elementBytes }: CheckpointLayout, li
 }
 
 function align (offset: number): number { return Math.ceil(offset / ALIGNMENT) * ALIGNMENT }
+
+/** In bytes: what a slot for pieces needs room for. */
+export function longestPiece (pieces: readonly CheckpointPiece[]): number {
+  return pieces.reduce((most, { length }) => Math.max(most, length), 0)
+}

@@ -7,6 +7,7 @@ import { showAddress } from '../store/connection.ts'
 import { Deadline } from '../store/within.ts'
 import { checksums } from '../weights/checksum.ts'
 import type { WriteReport } from '../weights/source.ts'
+import { allOf, asRefitError } from './all-of.ts'
 import { chooseRoute, whyNot } from './fleet-info.ts'
 import type { FleetInfo, Receiver, Route } from './fleet-info.ts'
 import { localAddress } from '../groups/local-address.ts'
@@ -16,7 +17,7 @@ import { joinLinks } from './remote-link.ts'
 import type { Link } from './remote-link.ts'
 import { hostStores } from './remote-stores.ts'
 import { linkName } from './send-groups.ts'
-import { allOf, asRefitError, leave } from './weight-sender.ts'
+import { leave } from './weight-sender.ts'
 import { compareChecksums, receiveWeights } from './weight-receiver.ts'
 
 export interface FillOptions {
@@ -143,7 +144,7 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
       ncclPath,
       host
     }))
-    await firstFailure([peer.init(group, stop.signal), joinLinks(wanted, { deadline, still }, links)], error => { stop.abort(error) })
+    await allOf<unknown>([peer.init(group, stop.signal), joinLinks(wanted, { deadline, still }, links)], (_, error) => { stop.abort(asRefitError(error)) })
     const [sent, report] = await exchange(peer, group, links, stop, async sending => await receiveWeights(store, links, {
       layout: route.layout,
       pieceBytes,
@@ -189,16 +190,4 @@ async function exchange (peer: Peer, group: InitSendBody, links: readonly Link[]
   stop.signal.removeEventListener('abort', stopped)
   if (sent.status === 'fulfilled' && received.status === 'fulfilled') return [sent.value, received.value]
   throw asRefitError(said ?? (received as PromiseRejectedResult).reason)
-}
-
-/** As allOf; whoever fails first ends the others' waits. */
-async function firstFailure (work: readonly Promise<void>[], failed: (error: Error) => void): Promise<void> {
-  let isFirst = true
-  await allOf(work.map(async promise => await promise.catch((error: unknown) => {
-    if (isFirst) {
-      isFirst = false
-      failed(asRefitError(error) as Error)
-    }
-    throw error
-  })))
 }

@@ -1,8 +1,8 @@
 import { slotOf } from '../groups/pieces.ts'
+import { longestPiece } from '../model/checkpoint-layout.ts'
 import type { CheckpointPiece } from '../model/checkpoint-layout.ts'
 import type { NativeGroups } from '../native-groups.ts'
 import type { StreamPiece, WeightStream } from '../weights/stream.ts'
-import { longest } from './weight-sender.ts'
 
 export interface PieceStreamOptions {
   addon: NativeGroups
@@ -51,7 +51,7 @@ export class PieceStream implements WeightStream {
 
   async #take (index: number): Promise<void> {
     const { addon, group, pieces, timeoutMs } = this.#options
-    this.#staged ??= addon.stageGroup(group, longest(pieces), Math.min(pieces.length, 2))
+    this.#staged ??= addon.stageGroup(group, longestPiece(pieces), Math.min(pieces.length, 2))
     await this.#staged
     await addon.groupReceive(group, slotOf(index), Float64Array.of(0, pieces[index]!.length), 0, timeoutMs)
   }

@@ -6,7 +6,7 @@ import type { NativeGroups } from '../native-groups.ts'
 import type { StoreClient } from '../store/client.ts'
 import { publishUniqueId } from '../store/unique-id.ts'
 import { Deadline } from '../store/within.ts'
-import { allOf } from './weight-sender.ts'
+import { allOf } from './all-of.ts'
 
 export type Backend = 'nccl' | 'gloo'
 
@@ -46,12 +46,15 @@ const CONNECT_MS = 60_000
 export class Link {
   readonly backend: Backend
   readonly handle: number
+  readonly #options: LinkOptions
   readonly #addon: NativeGroups
   readonly #group: GroupLink
   #onCards = false
   #ended: Promise<void> | undefined
 
-  constructor ({ addon, core, backend, name, size, rank, ranks, coreRank, ncclPath: library, host }: LinkOptions) {
+  constructor (options: LinkOptions) {
+    const { addon, core, backend, name, size, rank, ranks, coreRank, ncclPath: library, host } = options
+    this.#options = options
     this.#group = backend === 'gloo'
       ? new GlooLink(addon, { name, size, ranks: Array.from({ length: ranks }, (_, i) => rank + i), host, leftovers: {} })
       : new NcclLink(addon, core, { name, size, firstRank: rank, coreRank, library, leftovers: {} })
@@ -61,7 +64,8 @@ export class Link {
   }
 
   /** As torch's helper does. All that waits for somebody who may never come; no card is touched. */
-  async find ({ backend, store, name, size, rank, ranks, ncclPath }: LinkOptions, deadline: Deadline): Promise<void> {
+  async find (deadline: Deadline): Promise<void> {
+    const { backend, store, name, size, rank, ranks, ncclPath } = this.#options
     if (backend === 'nccl' && rank === 0) await publishUniqueId(store, name, 'custom', this.#addon.ncclUniqueId(ncclPath), deadline)
     await store.countWorkers(ranks, deadline)
     await this.#group.meet(store, deadline)
@@ -104,14 +108,14 @@ export async function joinLinks (wanted: readonly LinkOptions[], { deadline, sti
   const signal = deadline.signal === undefined ? control.signal : AbortSignal.any([deadline.signal, control.signal])
   const until = new Deadline({ timeoutMs: deadline.timeoutMs, signal }, deadline.timeoutMs)
   const stop = (): void => { for (const link of links) link.abort((signal.reason as Error).message) }
-  const all = async (run: (link: Link, options: LinkOptions) => Promise<void>): Promise<void> => {
-    await allOf(links.map(async (link, i) => { await run(link, wanted[i]!) }), reason => { control.abort(new RefitError('GROUP_BROKEN', reason)) })
+  const all = async (run: (link: Link) => Promise<void>): Promise<void> => {
+    await allOf(links.map(run), reason => { control.abort(new RefitError('GROUP_BROKEN', reason)) })
   }
   signal.addEventListener('abort', stop)
   try {
     signal.throwIfAborted()
     for (const options of wanted) links.push(new Link(options))
-    await all(async (link, options) => { await link.find(options, until) })
+    await all(async link => { await link.find(until) })
     if (wanted.every(({ backend }) => backend === 'gloo')) await all(async link => { await link.connect(until.timeoutMs) })
     else await still(async () => { await all(async link => { await link.connect(Math.min(CONNECT_MS, until.timeoutMs)) }) })
   } finally {

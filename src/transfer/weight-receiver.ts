@@ -4,9 +4,9 @@ import { DTYPE_BYTES } from '../native.ts'
 import { fill } from '../weights/sharing.ts'
 import type { WeightSource, WriteReport } from '../weights/source.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
+import { allOf } from './all-of.ts'
 import { PieceStream } from './piece-stream.ts'
 import type { Link } from './remote-link.ts'
-import { allOf } from './weight-sender.ts'
 import type { SendOptions } from './weight-sender.ts'
 
 export interface ReceiveOptions extends SendOptions {

@@ -1,11 +1,10 @@
-import { RefitError } from '../errors.ts'
-import { cutCheckpoint, layOutCheckpoint } from '../model/checkpoint-layout.ts'
-import type { CheckpointPiece } from '../model/checkpoint-layout.ts'
+import { cutCheckpoint, layOutCheckpoint, longestPiece } from '../model/checkpoint-layout.ts'
 import { DTYPE_BYTES } from '../native.ts'
 import { checksums } from '../weights/checksum.ts'
 import { gatherRows } from '../weights/gather.ts'
 import { share } from '../weights/sharing.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
+import { allOf } from './all-of.ts'
 import type { Link } from './remote-link.ts'
 
 /** Longest that a meeting may take whose end means nothing. */
@@ -65,7 +64,7 @@ async function sendTensors (store: WeightStore, { handle, backend }: Link, piece
   const { addon } = store
   const layout = layOutCheckpoint(store.table, DTYPE_BYTES[store.dtype])
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
-  const most = longest(pieces)
+  const most = longestPiece(pieces)
   if (backend === 'nccl') await addon.stageGroup(handle, most, 1)
   const buffers = [new Uint8Array(most), new Uint8Array(most)]
   const gather = async (index: number): Promise<Uint8Array | undefined> => {
@@ -92,30 +91,4 @@ export async function leave (links: readonly Link[], timeoutMs: number): Promise
   await allOf(met.map(async link => { await link.meet(timeoutMs) }))
   await Promise.allSettled(met.map(async link => { await link.meet(Math.min(timeoutMs, LEAVE_MS)) }))
   for (const link of links) await link.end()
-}
-
-/** Bytes of the longest piece: what a slot needs room for. */
-export function longest (pieces: readonly CheckpointPiece[]): number {
-  return pieces.reduce((most, { length }) => Math.max(most, length), 0)
-}
-
-/** Waits for all, and throws what failed first: none is left alone with memory that is about to go. */
-export async function allOf<T> (work: readonly Promise<T>[], failed: (reason: string) => void = () => {}): Promise<T[]> {
-  let first: { error: unknown } | undefined
-  const results = await Promise.allSettled(work.map(async promise => await promise.catch((error: unknown) => {
-    if (first === undefined) {
-      first = { error }
-      failed(`another link of the transfer failed: ${error instanceof Error ? error.message : String(error)}`)
-    }
-    throw error
-  })))
-  if (first !== undefined) throw asRefitError(first.error)
-  return results.map(result => (result as PromiseFulfilledResult<T>).value)
-}
-
-/** What the addon says of a group, as an error of refit's. */
-export function asRefitError (error: unknown): unknown {
-  const code = (error as { code?: unknown } | null)?.code
-  if (error instanceof RefitError || (code !== 'GROUP_TIMEOUT' && code !== 'GROUP_BROKEN' && code !== 'GROUP_REFUSED')) return error
-  return new RefitError(code, (error as Error).message, { cause: error })
 }

@@ -11,22 +11,13 @@
 #include "cuda/checksum.h"
 #include "cuda/scramble.h"
 #include "test/check.h"
+#include "test/random.h"
 
 using namespace refit;
 using namespace refit::cuda;
+using test::Random;
 
 namespace {
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t next() { return splitmix64_mix(state_ += kGolden); }
-  int64_t below(int64_t n) { return static_cast<int64_t>(next() % static_cast<uint64_t>(n)); }
-  bool chance(int64_t one_in) { return below(one_in) == 0; }
-
- private:
-  uint64_t state_;
-};
 
 // docs/checksum.md, word by word.
 uint64_t reference(uint64_t index, uint64_t bits) {

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "core/checksum.h"
 #include "cuda/check.h"
 #include "cuda/scatter.h"
 #include "cuda/scatter_plan.h"

@@ -2,26 +2,15 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
-#include "core/checksum.h"
 #include "cuda/check.h"
+#include "test/random.h"
 
 namespace {
 
 using namespace refit;
 using namespace refit::cuda;
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t next() { return splitmix64_mix(state_ += kGolden); }
-  int64_t below(int64_t n) { return static_cast<int64_t>(next() % static_cast<uint64_t>(n)); }
-  bool chance(int64_t one_in) { return below(one_in) == 0; }
-
- private:
-  uint64_t state_;
-};
+using test::Random;
 
 class Card {
  public:
