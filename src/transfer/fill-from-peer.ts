@@ -145,16 +145,17 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
       host
     }))
     await allOf<unknown>([peer.init(group, stop.signal), joinLinks(wanted, { deadline, still }, links)], (_, error) => { stop.abort(asRefitError(error)) })
-    const [sent, report] = await exchange(peer, group, links, stop, async sending => await receiveWeights(store, links, {
+    const { sent, report } = await exchange(peer, group, links, stop, async send => await receiveWeights(store, links, {
       layout: route.layout,
       pieceBytes,
       timeoutMs,
       onProgress,
       abort,
       signal: stop.signal,
+      begin: () => { send().catch(() => {}) },
       settle: async () => {
         await leave(links, timeoutMs)
-        const { checksums: theirs, weight_version: version } = await sending
+        const { checksums: theirs, weight_version: version } = await send()
         compareChecksums((await checksums(store)).tensors, theirs)
         return version
       }
@@ -169,25 +170,29 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
   }
 }
 
-/** Asks for the weights and takes them. What the peer says of a failure explains it better than what is seen of it here. */
-async function exchange (peer: Peer, group: InitSendBody, links: readonly Link[], stop: AbortController, receive: (sending: Promise<SendReply>) => Promise<WriteReport>): Promise<[SendReply, WriteReport]> {
+/** Takes the weights; `receive` asks for them, once, when it is ready. What the peer says of a failure explains it better than what is seen of it here. */
+async function exchange (peer: Peer, group: InitSendBody, links: readonly Link[], stop: AbortController, receive: (send: () => Promise<SendReply>) => Promise<WriteReport>): Promise<{ sent: SendReply, report: WriteReport }> {
   let said: unknown
+  let sending: Promise<SendReply> | undefined
   const { master_address: masterAddress, ports, group_name: groupName } = group
   const stopped = (): void => { for (const link of links) link.abort((stop.signal.reason as Error).message) }
   stop.signal.addEventListener('abort', stopped)
   if (stop.signal.aborted) stopped()
-  const sending = peer.send({ master_address: masterAddress, ports, group_name: groupName }, stop.signal).catch((error: unknown) => {
+  const send = async (): Promise<SendReply> => await (sending ??= peer.send({ master_address: masterAddress, ports, group_name: groupName }, stop.signal).catch((error: unknown) => {
     said ??= error
     for (const link of links) link.abort(`the sender says: ${(error as Error).message}`)
     throw error
-  })
-  const receiving = receive(sending).catch((error: unknown) => {
+  }))
+  try {
+    const report = await receive(send)
+    return { sent: await send(), report }
+  } catch (error) {
     // The peer knows more where it has broken off itself; where it only waits, it has to be told.
-    setTimeout(() => { stop.abort(asRefitError(error)) }, GRACE_MS).unref()
-    throw error
-  })
-  const [sent, received] = await Promise.allSettled([sending, receiving])
-  stop.signal.removeEventListener('abort', stopped)
-  if (sent.status === 'fulfilled' && received.status === 'fulfilled') return [sent.value, received.value]
-  throw asRefitError(said ?? (received as PromiseRejectedResult).reason)
+    const timer = setTimeout(() => { stop.abort(asRefitError(error)) }, GRACE_MS)
+    await sending?.catch(() => {})
+    clearTimeout(timer)
+    throw asRefitError(said ?? error)
+  } finally {
+    stop.signal.removeEventListener('abort', stopped)
+  }
 }

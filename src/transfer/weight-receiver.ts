@@ -10,6 +10,8 @@ import type { Link } from './remote-link.ts'
 import type { SendOptions } from './weight-sender.ts'
 
 export interface ReceiveOptions extends SendOptions {
+  /** Tells the sender to begin: what is on cards receives behind the gate, and a sender that spins on its own would wait for it. */
+  begin?: (() => void) | undefined
   /** With bytes done and bytes in all. */
   onProgress?: ((done: number, total: number) => void) | undefined
   /** All bytes are there, and nothing has been generated from them: throws where they are not what was sent, else says what they are labelled. */
@@ -25,10 +27,11 @@ export async function receiveWeights (store: WeightStore, links: readonly Link[]
   return options.layout === 'parameters' ? await receiveParameters(store, links, options) : await receiveTensors(store, links[0]!, options)
 }
 
-async function receiveParameters (store: WeightStore, links: readonly Link[], { timeoutMs, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
+async function receiveParameters (store: WeightStore, links: readonly Link[], { timeoutMs, begin, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
   const { addon, core, table, dtype } = store
   const started = performance.now()
   await fill(store, async () => {
+    begin?.()
     await allOf(links.map(async (link, rank) => { await addon.groupParams(link.handle, core, rank, 0, timeoutMs) }), reason => {
       for (const link of links) link.abort(reason)
     })
@@ -42,7 +45,7 @@ async function receiveParameters (store: WeightStore, links: readonly Link[], { 
   }
 }
 
-async function receiveTensors (store: WeightStore, { handle, onCards }: Link, { pieceBytes, timeoutMs, onProgress, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
+async function receiveTensors (store: WeightStore, { handle, onCards }: Link, { pieceBytes, timeoutMs, begin, onProgress, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
   const { addon, dtype } = store
   const layout = layOutCheckpoint(store.table, DTYPE_BYTES[dtype])
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
@@ -50,7 +53,7 @@ async function receiveTensors (store: WeightStore, { handle, onCards }: Link, { 
     kind: 'distributed',
     tensors: layout.tensors.map(({ plan: { name, shape }, offset }) => ({ name, dtype, shape, source: 0, offset })),
     sources: [],
-    stream: new PieceStream({ addon, group: handle, needsGate: onCards, pieces, timeoutMs, onProgress: bytes => { onProgress?.(bytes, layout.bytes) } }),
+    stream: new PieceStream({ addon, group: handle, needsGate: onCards, pieces, timeoutMs, begin, onProgress: bytes => { onProgress?.(bytes, layout.bytes) } }),
     verify: async () => {},
     close: async () => {}
   }

@@ -80,3 +80,39 @@ for (const [from, to] of [[1, 1], [2, 2], [1, 2], [2, 1]] as const) {
     t.same(await answers(one), await answers(peer))
   })
 }
+
+for (const [from, to] of [[1, 1], [1, 2]] as const) {
+  t.test(`over NCCL, from tp ${from} to tp ${to}: the peer generates while this engine's running requests end`, async t => {
+    const [peer, one] = await pair(t, from, to)
+    const long = one.post('/generate', { text: '12+30=', sampling_params: { temperature: 0, max_new_tokens: 1500, ignore_eos: true } })
+    await until(() => one.engine.stats.running > 0)
+    const order: string[] = []
+    const { addon } = peer.engine.held!.store
+    for (const name of ['groupParams', 'groupSend'] as const) {
+      const call = addon[name].bind(addon) as (...args: unknown[]) => Promise<void>
+      Object.assign(addon, {
+        [name]: async (...args: unknown[]) => {
+          order.push('sends')
+          await call(...args)
+        }
+      })
+    }
+    const filled = one.post('/update_weights_from_peer', { url: peer.url })
+    let answered = 0
+    const isOver = long.then(({ status, body }) => {
+      t.equal(status, 200)
+      t.equal(body.meta_info.weight_version, 'step-1', 'of the weights that it began with')
+      order.push('ended')
+    })
+    while (order.length === 0) {
+      await answers(peer)
+      answered++
+    }
+    await isOver
+    t.match(await filled, { status: 200, body: { weight_version: 'step-9' } })
+    t.equal(order[0], 'ended', 'nothing is sent before')
+    t.ok(order.includes('sends'))
+    t.ok(answered > 2, `${answered} calls were answered meanwhile`)
+    t.same(await one.sums(), await peer.sums())
+  })
+}
