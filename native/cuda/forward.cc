@@ -96,13 +96,13 @@ void Forward::check_limits(const StepBatch& batch) const {
 // Apart from the launches: an allocation may wait for a card, and no card may wait for a peer then.
 void Forward::make_room(const StepBlock& block, const ResultBlock& results) {
   if (block_->bytes() >= block.card_bytes() && results_->bytes() >= results.bytes()) return;
-  on_all(ranks_, [&](Rank& rank) {
-    forwards_[rank.index]->reserve(block.card_bytes(), results.bytes());
-    if (rank.index != 0) return;
-    // Last: what these hold, the cards' blocks hold too.
+  on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->reserve(block.card_bytes(), results.bytes()); });
+  // Last: what these hold, all cards' blocks hold too.
+  auto grown = ranks_.front()->run([&] {
     block_->reserve(block.card_bytes(), "memory for the step's block");
     results_->reserve(results.bytes(), "memory for the step's results");
   });
+  wait(grown);
 }
 
 // Likewise: what a product of a size that has not been before needs is loaded while no card computes.

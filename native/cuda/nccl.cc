@@ -56,7 +56,13 @@ NcclComm::NcclComm(const NcclApi& api, const NcclUniqueId& id, int ranks, int ra
   }
 }
 
-NcclComm::~NcclComm() { abort(); }
+NcclComm::~NcclComm() {
+  try {
+    abort();
+  } catch (const std::exception&) {
+    // Without a thread for it the communicator stays.
+  }
+}
 
 void NcclComm::send(const void* data, size_t count, NcclType type, int peer, NcclStream stream) {
   settle(api_.send(data, count, type, peer, comm_, stream), "ncclSend");

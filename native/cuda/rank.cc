@@ -101,6 +101,7 @@ void Rank::fail() {
   // A card whose context is lost repeats its error on every call.
   cudaGetLastError();
   const cudaError_t again = stream == nullptr ? cudaSuccess : cudaStreamQuery(stream);
+  cudaGetLastError();  // "not ready" too would be taken for the next launch's
   if (!is_sticky(again)) {
     health_->note(label() + " failed: " + what);
     throw;
@@ -139,9 +140,13 @@ void wait(std::future<void>& task) {
 
 void on_all(std::vector<std::unique_ptr<Rank>>& ranks, const std::function<void(Rank&)>& fn) {
   std::vector<std::future<void>> futures;
-  for (auto& rank : ranks) futures.push_back(rank->run([&fn, &rank = *rank] { fn(rank); }));
-  // All must have ended before anything that they refer to goes.
   std::exception_ptr first;
+  try {
+    for (auto& rank : ranks) futures.push_back(rank->run([&fn, &rank = *rank] { fn(rank); }));
+  } catch (...) {
+    first = std::current_exception();
+  }
+  // All must have ended before anything that they refer to goes.
   for (auto& future : futures) {
     try {
       wait(future);

@@ -111,25 +111,8 @@ std::vector<uint8_t> WriteRun::find_near() {
 
 void WriteRun::run(Pool& pool) {
   std::vector<std::future<void>> futures;
-  for (auto& rank : *params_.ranks) {
-    futures.push_back(rank->run([this, &rank = *rank] {
-      try {
-        drain(rank);
-      } catch (const std::exception& e) {
-        {
-          const std::lock_guard lock(mutex_);
-          broken_ = true;
-        }
-        fail(-1, rank.label() + ": " + e.what());
-        // What it has under way must not read what is closed and freed next.
-        cudaStreamSynchronize(rank.copy);
-        cudaStreamSynchronize(rank.stream);
-        throw;
-      }
-    }));
-  }
-  std::exception_ptr lost;
   try {
+    for (auto& rank : *params_.ranks) futures.push_back(rank->run([this, &rank = *rank] { drain_whole(rank); }));
     session_->open();
     pool.parallel_for(static_cast<int64_t>(batches_.plan.chunks.size()),
                       [this](int64_t index, int) { read_chunk(static_cast<size_t>(index)); });
@@ -142,6 +125,7 @@ void WriteRun::run(Pool& pool) {
   }
   ranks_wake_.notify_all();
   // All must have ended before anything that they refer to goes.
+  std::exception_ptr lost;
   for (auto& future : futures) {
     try {
       wait(future);
@@ -196,6 +180,22 @@ WriteOutcome WriteRun::outcome() const {
 }
 
 // --- the ranks' threads
+
+void WriteRun::drain_whole(Rank& rank) {
+  try {
+    drain(rank);
+  } catch (const std::exception& e) {
+    {
+      const std::lock_guard lock(mutex_);
+      broken_ = true;
+    }
+    fail(-1, rank.label() + ": " + e.what());
+    // What it has under way must not read what is closed and freed next.
+    cudaStreamSynchronize(rank.copy);
+    cudaStreamSynchronize(rank.stream);
+    throw;
+  }
+}
 
 void WriteRun::drain(Rank& rank) {
   size_t given = 0;

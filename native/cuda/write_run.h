@@ -49,6 +49,7 @@ class WriteRun {
   void plan_direct();
   void read_chunk(size_t index);
   bool fetch(const Chunk& chunk, uint8_t* slot);
+  void drain_whole(Rank& rank);
   void drain(Rank& rank);
   bool read_segments(Rank& rank);
   void close_segments(bool lost);

@@ -190,6 +190,46 @@ void limits_hold() {
   CHECK(!runs([](PickleLimits& limits) { limits.text = 6; }));
 }
 
+// Tensors that all name one long value of the memo, each on a card of its own.
+Bytes pickle_of_one_handle(size_t handle_bytes, int count) {
+  Bytes out;
+  add(out, {"\x80\x04](B", 5});
+  for (int byte = 0; byte < 4; byte++) out.push_back(static_cast<uint8_t>(handle_bytes >> (8 * byte)));
+  out.insert(out.end(), handle_bytes, 7);
+  add(out, {"\x94"
+            "0",
+            2});
+  for (int index = 0; index < count; index++) {
+    text(out, "t" + std::to_string(index));
+    name(out, "torch", "rebuild");
+    add(out, "(");
+    name(out, "torch", "Tensor");
+    name(out, "torch", "Size");
+    add(out, {"(K\x01t\x85R(K\x01tK", 13});
+    out.push_back(0);
+    name(out, "torch", "Storage");
+    name(out, "torch", "bfloat16");
+    number(out, static_cast<uint64_t>(index));
+    add(out, {"h\0", 2});
+    number(out, 1000);
+    number(out, 0);
+    add(out, "\x89");
+    bytes(out, "/counter");
+    number(out, static_cast<uint64_t>(index));
+    bytes(out, std::string(64, 1));
+    add(out, "\x88tR\x86");
+  }
+  add(out, "e.");
+  return out;
+}
+
+// What a pickle says once may not be put down for every tensor that names it.
+void what_is_named_often_takes_no_more_memory() {
+  const auto few = read({pickle_of_one_handle(100, 10)});
+  CHECK(few && few->segment_list.size() == 10 && few->segment_list[9].handle == std::string(100, 7));
+  CHECK(!read({pickle_of_one_handle(1'000'000, 300)}));
+}
+
 }  // namespace
 
 int main() {
@@ -198,5 +238,6 @@ int main() {
   any_byte_may_have_any_value();
   for (uint64_t seed = 0; seed < 5000; seed++) pieces_of_pickles_may_follow_each_other(seed);
   limits_hold();
+  what_is_named_often_takes_no_more_memory();
   return refit::test::finish("handle_list_test");
 }

@@ -111,6 +111,11 @@ void GlooGroup::run(const char* phase, GroupDeadline deadline, F&& collective) {
   } catch (const GroupError& error) {
     if (error.kind == GroupErrorKind::kTimeout) throw;
     break_off(GroupErrorKind::kBroken, phase, error.what() + detail(nullptr));
+  } catch (...) {
+    // No memory, say. Its transfers are gone, and pairs still point at them.
+    aborted_.store(true);
+    mesh_.close(true);
+    throw;
   }
   std::string reason;
   {

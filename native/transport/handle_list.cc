@@ -16,6 +16,10 @@ constexpr size_t kMaxCounters = 1024;
 constexpr size_t kEventBytes = 64;
 constexpr size_t kMaxName = 2048;
 constexpr size_t kMaxDims = 64;
+// A pickle says once what thousands of tensors name, and its size bounds none of these: tensors (as in
+// src/wire/safetensors.ts), bytes that are put down, of names and of segments, and bytes that are looked at.
+constexpr size_t kMaxTensors = 500'000;
+constexpr uint64_t kMaxPut = uint64_t{256} << 20, kMaxLooked = uint64_t{4} << 30;
 constexpr uint64_t kMaxSafe = (uint64_t{1} << 53) - 1;
 
 std::string_view as_view(std::span<const uint8_t> bytes) {
@@ -92,7 +96,7 @@ class Reader {
     // Parts of adapters have names that are looked at more closely.
     if (text.find('\0') != text.npos || text.find("lora_") != text.npos) return false;
     out_.names += text;
-    if (out_.names.size() > INT32_MAX) return false;
+    if (out_.names.size() > kMaxPut || out_.name_ends.size() >= kMaxTensors) return false;
     out_.name_ends.push_back(static_cast<int32_t>(out_.names.size()));
     return true;
   }
@@ -149,6 +153,8 @@ class Reader {
   bool find_segment(const PickleMachine& machine, std::span<const PickleValue> args, uint64_t end, size_t& segment) {
     const PickleValue& device = args[6];
     if (args[7].type != Type::kBytes || !(is_size(device) || device.type == Type::kText)) return false;
+    looked_ += args[7].size + args[11].size + (device.type == Type::kText ? device.size : 0);
+    if (looked_ > kMaxLooked) return false;
     key_.clear();
     const std::string number = device.type == Type::kInt ? std::to_string(device.at) : std::string();
     key_ += device.type == Type::kInt ? '#' : '\'';
@@ -164,9 +170,12 @@ class Reader {
     key_ += '\0';
     key_ += handle;
     segment = segment_index_.find(key_, [&] {
+      put_ += key_.size();
+      if (put_ > kMaxPut) return;
       out_.segment_list.push_back({card, std::string(handle), 0, {}});
       events_.emplace_back();
     });
+    if (put_ > kMaxPut) return false;
     HandleSegment& found = out_.segment_list[segment];
     if (end > found.end) found.end = end;
     if (args[13].type != Type::kBytes || args[13].size != kEventBytes || args[14].type != Type::kBool) return false;
@@ -206,6 +215,7 @@ class Reader {
   std::vector<std::vector<int32_t>> shares_;                // by counter and slot; -1 for none
   std::vector<Share> share_list_;
   std::string key_;
+  uint64_t put_ = 0, looked_ = 0;
 };
 
 }  // namespace

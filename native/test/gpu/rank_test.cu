@@ -26,6 +26,11 @@ double seconds_since(Clock::time_point began) { return std::chrono::duration<dou
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 __global__ void nothing() {}
+__global__ void wait_ms(int ms) {
+  const long long until = clock64() + 1'000'000ll * ms;
+  while (clock64() < until) {
+  }
+}
 __global__ void add_one(int* value) { *value += 1; }
 
 void test_run() {
@@ -48,6 +53,19 @@ void test_run() {
         nothing<<<1, 1, 0, rank.stream>>>();
         check_launch("nothing");
         check(cudaStreamSynchronize(rank.stream), "nothing");
+      })
+      .get();
+  // Nor does what is seen of a stream that still works when a task fails.
+  CHECK_THROWS(rank.run([&] {
+                     wait_ms<<<1, 1, 0, rank.stream>>>(200);
+                     throw std::out_of_range("with work under way");
+                   })
+                   .get(),
+               std::out_of_range);
+  rank.run([&] {
+        nothing<<<1, 1, 0, rank.stream>>>();
+        check_launch("nothing, behind it");
+        check(cudaStreamSynchronize(rank.stream), "nothing, behind it");
       })
       .get();
 }
