@@ -23,7 +23,7 @@ export const VllmSamplingFields = Type.Object({
   min_p: nullable(Type.Number(), 'Default 0.'),
   frequency_penalty: nullable(Type.Number(), '-2 to 2, default 0.'),
   presence_penalty: nullable(Type.Number(), '-2 to 2, default 0.'),
-  repetition_penalty: nullable(Type.Number(), 'Above 0 to 2, default 1.'),
+  repetition_penalty: nullable(Type.Number(), '0.000001 to 2, default 1.'),
   seed: nullable(Type.Union([Type.Integer(), Type.String({ pattern: '^-?\\d{1,20}$' })]), 'Sample j of n takes seed + j.'),
   stop: nullable(stop, 'Texts that end the generation.'),
   stop_token_ids: nullable(Type.Array(Type.Integer(), { maxItems: 1024 }), 'Tokens that end the generation, besides the model\'s own.'),

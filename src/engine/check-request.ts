@@ -1,4 +1,5 @@
 import { RefitError } from '../errors.ts'
+import { checkSampling } from './check-sampling.ts'
 import type { GenerateRequest } from './rollout-engine.ts'
 
 export interface RequestLimits {
@@ -13,12 +14,19 @@ export interface RequestLimits {
 /** Each becomes an object of its own on its way to the client, some sixty bytes until the reply has gone. */
 const MAX_SCORES = 1 << 22
 
+/** Rows of a step hold it as int32. */
+const MAX_TOP_K = 2 ** 31 - 1
+
 /** Throws on a request that could never run, or whose token ids would lead outside of the model's tables. */
 export function checkRequest (request: GenerateRequest, limits: RequestLimits): void {
   const { inputIds, sampling, logprobs, expertsFrom } = request
   if (inputIds.length === 0) throw new RefitError('INVALID_REQUEST', 'input_ids is empty; at least one token is needed', { param: 'input_ids' })
   checkIds(inputIds, limits.vocabSize, 'input_ids')
   checkIds(sampling.logitBias.map(([id]) => id), limits.vocabSize, 'logit_bias')
+  checkSampling(sampling)
+  if (!(Number.isInteger(sampling.topK) && sampling.topK >= 0 && sampling.topK <= MAX_TOP_K)) {
+    throw new RefitError('INVALID_REQUEST', `top_k is ${sampling.topK}; expected 0 (off) or a number of tokens`, { param: 'top_k' })
+  }
   if (logprobs !== null) {
     checkIds(logprobs.ids, limits.vocabSize, 'token_ids_logprob')
     if (!(logprobs.top >= 0 && logprobs.top <= limits.vocabSize)) {

@@ -15,7 +15,7 @@ export interface SamplingParams {
   maxNewTokens: number
   /** No stop token is obeyed before this many tokens. */
   minNewTokens: number
-  /** 0 is greedy. */
+  /** 0 is greedy, and so is what is below 1e-6. */
   temperature: number
   topP: number
   /** 0 is off. */
@@ -24,7 +24,7 @@ export interface SamplingParams {
   /** On generated tokens, -2 to 2. */
   frequencyPenalty: number
   presencePenalty: number
-  /** On prompt and generated tokens, (0, 2]. */
+  /** On prompt and generated tokens, 1e-6 to 2. */
   repetitionPenalty: number
   /** Stops besides the model's own eos ids. */
   stopTokenIds: number[]

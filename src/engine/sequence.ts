@@ -1,4 +1,5 @@
 import { ROW_FLOATS, ROW_RAW_LOGPROB, ROW_WANT_LOGPROB } from '../native.ts'
+import { GREEDY_TEMPERATURE } from './check-sampling.ts'
 import type { CacheNode } from './prefix-cache.ts'
 import type { FinishReason, GenerateRequest, InputLogprobs } from './rollout-engine.ts'
 
@@ -71,7 +72,7 @@ export class Sequence {
     this.tokens = new Int32Array(Math.min(this.maxLength, inputIds.length + 64))
     this.tokens.set(inputIds)
     this.floats = new Float32Array(ROW_FLOATS)
-    this.floats.set([s.temperature, s.topP, s.minP, s.frequencyPenalty, s.presencePenalty, s.repetitionPenalty])
+    this.floats.set([s.temperature < GREEDY_TEMPERATURE ? 0 : s.temperature, s.topP, s.minP, s.frequencyPenalty, s.presencePenalty, s.repetitionPenalty])
     this.logprobFlags = logprobs === null ? 0 : ROW_WANT_LOGPROB | (logprobs.raw ? ROW_RAW_LOGPROB : 0)
     this.penalties = s.frequencyPenalty !== 0 || s.presencePenalty !== 0 || s.repetitionPenalty !== 1
     this.biasTokens = Int32Array.from(s.logitBias, ([token]) => token)

@@ -11,7 +11,10 @@ interface Schema {
 const TRUE = new Set(['true', '1', 'yes', 'on', 't', 'y'])
 const FALSE = new Set(['false', '0', 'no', 'off', 'f', 'n'])
 
-/** `value` with strings turned into the numbers and booleans that the schema wants there; objects are changed in place. */
+/**
+ * `value` with strings turned into the numbers and booleans that the schema wants there. The caller's arrays and objects stay as they
+ * are; those in which something differs are copied.
+ */
 export function coerceLax (schema: Schema, value: unknown): unknown {
   if (value === null || value === undefined) return value
   if (schema.anyOf !== undefined) return coerceUnion(schema.anyOf, value)
@@ -25,13 +28,28 @@ export function coerceLax (schema: Schema, value: unknown): unknown {
   }
 }
 
+/** A branch that takes the value as it is comes before any that would change it: ["1", "2"] are two texts before they are two token ids. */
 function coerceUnion (branches: Schema[], value: unknown): unknown {
-  if (typeof value !== 'object' && branches.some(branch => branch.type === typeof value)) return value
-  for (const branch of branches) {
-    const coerced = coerceLax(branch, value)
-    if (coerced !== value) return coerced
+  if (branches.some(branch => fits(branch, value))) return value
+  const changed = branches.map(branch => [branch, coerceLax(branch, value)] as const).filter(([, coerced]) => coerced !== value)
+  // Where none fits, the validation refuses what is left.
+  const [, coerced] = changed.find(([branch, coerced]) => fits(branch, coerced)) ?? changed[0] ?? [undefined, value]
+  return coerced
+}
+
+/** Of the types that the schema wants, `value` and what is in it have none to be changed; limits and patterns are not looked at. */
+function fits (schema: Schema, value: unknown): boolean {
+  if (schema.anyOf !== undefined) return schema.anyOf.some(branch => fits(branch, value))
+  const { type, items, properties = {} } = schema
+  switch (type) {
+    case undefined: return true
+    case 'null': return value === null
+    case 'integer': return Number.isInteger(value)
+    case 'array': return Array.isArray(value) && (items === undefined || value.every(item => fits(items, item)))
+    case 'object': return typeof value === 'object' && value !== null && !Array.isArray(value) &&
+      Object.entries(properties).every(([name, field]) => !Object.hasOwn(value, name) || fits(field, (value as Record<string, unknown>)[name]))
+    default: return typeof value === type
   }
-  return value
 }
 
 function integer (value: unknown): unknown {
@@ -51,17 +69,28 @@ function boolean (value: unknown): unknown {
 }
 
 function array (schema: Schema, value: unknown): unknown {
-  // Long lists are token ids; a list of numbers needs no look at each.
-  if (!Array.isArray(value) || schema.items === undefined || typeof value[0] === 'number') return value
-  for (let i = 0; i < value.length; i++) value[i] = coerceLax(schema.items, value[i])
-  return value
+  const { items } = schema
+  if (!Array.isArray(value) || items === undefined) return value
+  let copy: unknown[] | undefined
+  for (let i = 0; i < value.length; i++) {
+    const coerced = coerceLax(items, value[i])
+    if (coerced === value[i]) continue
+    copy ??= [...value]
+    copy[i] = coerced
+  }
+  return copy ?? value
 }
 
 function object (schema: Schema, value: unknown): unknown {
   if (typeof value !== 'object' || Array.isArray(value)) return value
   const fields = value as Record<string, unknown>
+  let copy: Record<string, unknown> | undefined
   for (const [name, field] of Object.entries(schema.properties ?? {})) {
-    if (Object.hasOwn(fields, name)) fields[name] = coerceLax(field, fields[name])
+    if (!Object.hasOwn(fields, name)) continue
+    const coerced = coerceLax(field, fields[name])
+    if (coerced === fields[name]) continue
+    copy ??= { ...fields }
+    copy[name] = coerced
   }
-  return value
+  return copy ?? value
 }

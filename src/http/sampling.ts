@@ -1,5 +1,6 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
+import { checkSampling, GREEDY_TEMPERATURE } from '../engine/check-sampling.ts'
 import { RefitError } from '../errors.ts'
 import type { EngineInfo, SamplingParams } from '../engine/rollout-engine.ts'
 import { refuseUnsupported } from './refuse.ts'
@@ -12,13 +13,13 @@ export const SamplingFields = Type.Object({
   max_new_tokens: nullable(Type.Integer(), 'Most tokens to generate (default 128); null: up to the context length; 0: score the prompt only.'),
   min_new_tokens: nullable(Type.Integer(), 'No stop before this many tokens (default 0).'),
   n: nullable(Type.Integer({ minimum: 1 }), 'Samples of each prompt (default 1).'),
-  temperature: nullable(Type.Number(), 'Default 1; 0 is greedy.'),
+  temperature: nullable(Type.Number(), 'Default 1; 0 is greedy, and so is what is below 0.000001.'),
   top_p: nullable(Type.Number(), 'Default 1.'),
   top_k: nullable(Type.Integer(), 'Default -1, off.'),
   min_p: nullable(Type.Number(), 'Default 0.'),
   frequency_penalty: nullable(Type.Number(), '-2 to 2, default 0.'),
   presence_penalty: nullable(Type.Number(), '-2 to 2, default 0.'),
-  repetition_penalty: nullable(Type.Number(), 'Above 0 to 2, default 1.'),
+  repetition_penalty: nullable(Type.Number(), '0.000001 to 2, default 1.'),
   stop: nullable(stop, 'Texts that end the generation.'),
   stop_token_ids: nullable(Type.Array(Type.Integer(), { maxItems: 1024 }), 'Tokens that end the generation, besides the model\'s own.'),
   ignore_eos: nullable(Type.Boolean(), 'Do not stop at the model\'s own end tokens.'),
@@ -57,14 +58,13 @@ export interface Sampling {
 }
 
 export const DEFAULT_MAX_NEW_TOKENS = 128
-/** Below it sampling is greedy: dividing by it would overflow. */
-const GREEDY_TEMPERATURE = 1e-6
 
 /** Fields in SGLang's spelling, checked with SGLang's messages. `param` says where they stood. */
 export function readSampling (fields: SamplingFields, info: EngineInfo, param = 'sampling_params'): Sampling {
+  const prefix = param === '' ? '' : `${param}.`
   refuseUnsupported(fields, {
     json_schema: 'structured output is', regex: 'structured output is', ebnf: 'structured output is', structural_tag: 'structured output is', stop_regex: 'stop expressions are', custom_params: 'custom parameters are'
-  }, param === '' ? '' : `${param}.`)
+  }, prefix)
   const temperature = fields.temperature ?? 1
   const topP = fields.top_p ?? 1
   const topK = fields.top_k ?? -1
@@ -75,15 +75,11 @@ export function readSampling (fields: SamplingFields, info: EngineInfo, param = 
   const minNewTokens = fields.min_new_tokens ?? 0
   const most = fields.max_new_tokens
   const check = (holds: boolean, field: keyof SamplingFields, message: string): void => {
-    if (!holds) throw new RefitError('INVALID_REQUEST', message, { param: param === '' ? field : `${param}.${field}` })
+    if (!holds) throw new RefitError('INVALID_REQUEST', message, { param: prefix + field })
   }
-  check(Number.isFinite(temperature) && temperature >= 0, 'temperature', `temperature must be non-negative, got ${temperature}.`)
-  check(topP > 0 && topP <= 1, 'top_p', `top_p must be in (0, 1], got ${topP}.`)
-  check(minP >= 0 && minP <= 1, 'min_p', `min_p must be in [0, 1], got ${minP}.`)
+  const logitBias = readLogitBias(fields.logit_bias ?? {}, info.vocabSize, check)
+  checkSampling({ temperature, topP, minP, frequencyPenalty, presencePenalty, repetitionPenalty, logitBias }, prefix)
   check(topK === -1 || topK >= 1, 'top_k', `top_k must be -1 (disable) or at least 1, got ${topK}.`)
-  check(Math.abs(frequencyPenalty) <= 2, 'frequency_penalty', `frequency_penalty must be in [-2, 2], got ${frequencyPenalty}.`)
-  check(Math.abs(presencePenalty) <= 2, 'presence_penalty', `presence_penalty must be in [-2, 2], got ${presencePenalty}.`)
-  check(repetitionPenalty > 0 && repetitionPenalty <= 2, 'repetition_penalty', `repetition_penalty must be in (0, 2], got ${repetitionPenalty}.`)
   check(most === null || most === undefined || most >= 0, 'max_new_tokens', `max_new_tokens must be at least 0, got ${most}.`)
   check(minNewTokens >= 0, 'min_new_tokens', `min_new_tokens must be in [0, max_new_tokens], got ${minNewTokens}.`)
   check(most === null || minNewTokens <= (most ?? DEFAULT_MAX_NEW_TOKENS), 'min_new_tokens',
@@ -103,7 +99,7 @@ export function readSampling (fields: SamplingFields, info: EngineInfo, param = 
       repetitionPenalty,
       stopTokenIds,
       ignoreEos: fields.ignore_eos ?? false,
-      logitBias: readLogitBias(fields.logit_bias ?? {}, info.vocabSize, check),
+      logitBias,
       seed: readSeed(fields.sampling_seed, check)
     },
     maxNewTokens: most,

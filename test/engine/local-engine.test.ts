@@ -93,6 +93,19 @@ t.test('tokens and logprobs are the same bits alone or in a batch, in chunks or 
   t.same(await Promise.all(requests().map(async (r) => facts(await collect(small.generate(r))))), expected, 'in a small KV cache')
 })
 
+t.test('numbers that float32 does not hold end their own request, not the ones beside it; the least that are taken give finite logprobs', async (t) => {
+  const beside = collect(engine.generate(request(prompt(30), { ...SHORT, maxNewTokens: 30 })))
+  for (const sampling of [{ temperature: 1e39 }, { repetitionPenalty: 1e-40 }, { repetitionPenalty: 1e39 }, { logitBias: [[3, 1e39]] as [number, number][] }, { topK: -1 }]) {
+    await t.rejects(collect(engine.generate(request(prompt(9), { ...SHORT, ...sampling }))), { code: 'INVALID_REQUEST' }, JSON.stringify(sampling))
+  }
+  t.equal(tokens(await beside).length, 30)
+  const least = await collect(engine.generate(request(prompt(9), { ...SHORT, temperature: 1e-6, repetitionPenalty: 1e-6, topP: 1e-40, minP: 1e-46 }, {})))
+  t.equal(logprobs(least).length, 12)
+  t.ok(logprobs(least).every(Number.isFinite))
+  const greedy = tokens(await collect(engine.generate(request(prompt(9), { ...SHORT, temperature: 0 }))))
+  t.same(tokens(await collect(engine.generate(request(prompt(9), { ...SHORT, temperature: 1e-40 })))), greedy, 'a temperature too small to divide by is greedy')
+})
+
 t.test('scores of a prompt are the logprobs that its tokens had when they were generated', async (t) => {
   const events = await collect(engine.generate(request(prompt(9), { ...SHORT, temperature: 1 }, {})))
   const scored = await collect(engine.generate(request([...prompt(9), ...tokens(events)], { maxNewTokens: 0 }, { startLen: 9 })))

@@ -38,6 +38,38 @@ t.test('strings become the numbers and booleans that they spell, as with pydanti
   for (const [body, expected] of cases) t.same(check(body), { value: expected })
 })
 
+t.test('what fits one of several kinds as it is stays as it is; only else is it converted', async t => {
+  const Prompt = Type.Union([Type.String(), Type.Array(Type.String()), Type.Array(Type.Integer()), Type.Array(Type.Array(Type.Integer()))])
+  const Flags = Type.Union([Type.Boolean(), Type.Array(Type.Boolean())])
+  const Ids = Type.Union([Type.Union([Type.Array(Type.Integer()), Type.Array(Type.Union([Type.Array(Type.Integer()), Type.Null()]))]), Type.Null()])
+  const Options = Type.Object({ num: Type.Optional(Type.Number()), stop: Type.Optional(Type.Union([Type.String(), Type.Array(Type.String()), Type.Null()])) })
+  const Both = bodyCheck(Type.Object({ prompt: Type.Optional(Prompt), flags: Type.Optional(Flags), ids: Type.Optional(Ids), options: Type.Optional(Type.Union([Options, Type.Array(Options)])) }))
+  const cases: [object, object?][] = [
+    [{ prompt: ['1', '2'] }],
+    [{ prompt: ['1', '2+2='] }],
+    [{ prompt: ['7'] }],
+    [{ prompt: [1, 2] }],
+    [{ prompt: [[1], [2]] }],
+    [{ prompt: [] }],
+    [{ prompt: ['1', 2] }, { prompt: [1, 2] }],
+    [{ prompt: [1, '2'] }, { prompt: [1, 2] }],
+    [{ prompt: [['1'], [2]] }, { prompt: [[1], [2]] }],
+    [{ flags: 'true' }, { flags: true }],
+    [{ flags: ['true', 0] }, { flags: [true, false] }],
+    [{ ids: ['1'] }, { ids: [1] }],
+    [{ ids: [['1'], null] }, { ids: [[1], null] }],
+    [{ options: { num: '5', stop: ['6'] } }, { options: { num: 5, stop: ['6'] } }],
+    [{ options: [{ num: '5', stop: '6' }, { num: 7 }] }, { options: [{ num: 5, stop: '6' }, { num: 7 }] }]
+  ]
+  for (const [body, expected = body] of cases) {
+    const before = structuredClone(body)
+    t.same(Both(body), { value: expected }, JSON.stringify(before))
+    t.same(body, before, 'the caller\'s stays as it is')
+  }
+  t.match(Both({ prompt: ['1', null] }), { error: { message: /^prompt\[1\]: / } })
+  t.match(Both({ options: { num: '5', stop: 6 } }), { error: { message: /^options\.stop: / } })
+})
+
 t.test('what pydantic does not convert is refused', async t => {
   t.equal(message({ int: '1.5' }), 'int: expected an integer, got "1.5"')
   t.equal(message({ int: '' }), 'int: expected an integer, got ""')

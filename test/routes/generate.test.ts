@@ -64,19 +64,25 @@ t.test('refusals of values say what SGLang says', async t => {
   const { url, engine } = await routeApp(t)
   const cases: [object, string][] = [
     [{ temperature: -1 }, 'temperature must be non-negative, got -1.'],
+    [{ temperature: 1e39 }, 'temperature must be a finite float32, got 1e+39.'],
     [{ top_p: 0 }, 'top_p must be in (0, 1], got 0.'],
+    [{ top_p: 1e-46 }, 'top_p must be in (0, 1], got 1e-46.'],
     [{ top_p: 1.5 }, 'top_p must be in (0, 1], got 1.5.'],
     [{ min_p: 2 }, 'min_p must be in [0, 1], got 2.'],
     [{ top_k: 0 }, 'top_k must be -1 (disable) or at least 1, got 0.'],
     [{ top_k: -2 }, 'top_k must be -1 (disable) or at least 1, got -2.'],
     [{ frequency_penalty: 3 }, 'frequency_penalty must be in [-2, 2], got 3.'],
     [{ presence_penalty: -3 }, 'presence_penalty must be in [-2, 2], got -3.'],
-    [{ repetition_penalty: 0 }, 'repetition_penalty must be in (0, 2], got 0.'],
+    [{ repetition_penalty: 0 }, 'repetition_penalty must be in [0.000001, 2], got 0.'],
+    [{ repetition_penalty: 1e-40 }, 'repetition_penalty must be in [0.000001, 2], got 1e-40.'],
+    [{ repetition_penalty: 1e39 }, 'repetition_penalty must be in [0.000001, 2], got 1e+39.'],
     [{ max_new_tokens: -1 }, 'max_new_tokens must be at least 0, got -1.'],
     [{ min_new_tokens: -1 }, 'min_new_tokens must be in [0, max_new_tokens], got -1.'],
     [{ min_new_tokens: 5, max_new_tokens: 4 }, 'min_new_tokens must be in [0, max_new_tokens(4)], got 5.'],
     [{ logit_bias: { 300: 1 } }, 'logit_bias must have keys in [0, 299], got 300.'],
     [{ logit_bias: { x: 1 } }, 'logit_bias must have keys in [0, 299], got x.'],
+    [{ logit_bias: { 7: 1e39 } }, 'logit_bias must have finite float32 values, got 1e+39 for 7.'],
+    [{ logit_bias: { 8: -1e39 } }, 'logit_bias must have finite float32 values, got -1e+39 for 8.'],
     [{ stop_token_ids: [300] }, 'stop_token_ids must be in [0, 299].']
   ]
   for (const [params, message] of cases) {

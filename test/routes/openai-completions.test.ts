@@ -89,6 +89,25 @@ t.test('a stream cuts at a stop text and never shows a part of it', async t => {
   t.match(chunks.at(-1).choices[0], { finish_reason: 'stop', matched_stop: 'def' })
 })
 
+t.test('texts that look like numbers stay texts, whatever else a prompt may be', async t => {
+  const { url, engine } = await routeApp(t)
+  const prompts = async (prompt: unknown): Promise<number[][]> => {
+    const from = engine.requests.length
+    t.equal((await call(`${url}/v1/completions`, { prompt, max_tokens: 1 })).status, 200, JSON.stringify(prompt))
+    return engine.requests.slice(from).map(({ inputIds }) => [...inputIds])
+  }
+  const texts: string[][] = [['1', '2+2='], ['1', '2'], ['7'], [' 8 ', '-1e3']]
+  for (const batch of texts) {
+    const alone: number[][] = []
+    for (const text of batch) alone.push(...await prompts(text))
+    t.same(await prompts(batch), alone)
+    t.equal(alone.length, batch.length)
+  }
+  t.same(await prompts([1, 2]), [[1, 2]])
+  t.same(await prompts([[1], [2]]), [[1], [2]])
+  t.same(await prompts([['1'], [2, '3']]), [[1], [2, 3]], 'ids as texts, where nothing else is possible')
+})
+
 t.test('errors have OpenAI\'s shape', async t => {
   const { url } = await routeApp(t)
   const cases: [object, RegExp, string][] = [
@@ -98,6 +117,8 @@ t.test('errors have OpenAI\'s shape', async t => {
     [{ prompt: [[97], [300]] }, /^prompt\[1\]\[0\] is 300; expected/, 'prompt[1][0]'],
     [{ prompt: ['a', 5] }, /^prompt\[1\]: expected a string, got 5$/, 'prompt[1]'],
     [{ prompt: 'a', temperature: -1 }, /^temperature must be non-negative/, 'temperature'],
+    [{ prompt: 'a', temperature: 1e39 }, /^temperature must be a finite float32, got 1e\+39\.$/, 'temperature'],
+    [{ prompt: 'a', logit_bias: { 5: 1e39 } }, /^logit_bias must have finite float32 values, got 1e\+39 for 5\.$/, 'logit_bias'],
     [{ prompt: 'a', max_tokens: -1 }, /^max_tokens: expected a number >= 0, got -1$/, 'max_tokens'],
     [{ prompt: 'a', n: 0 }, /^n: expected a number >= 1, got 0$/, 'n'],
     [{ prompt: 'a', best_of: 3 }, /^best_of: only the value of n/, 'best_of'],
