@@ -1,4 +1,5 @@
 import { basename, dirname, resolve } from 'node:path'
+import { inspect } from 'node:util'
 import type { FastifyInstance } from 'fastify'
 import areal from '../routes/areal.ts'
 import chatRender from '../routes/chat-render.ts'
@@ -130,8 +131,8 @@ const DIALECT_ROUTES: Readonly<Record<DialectName, readonly Routes[]>> = {
  * error handler and hooks are its own, and a host's routes see none of them. The engine stays the caller's, who closes it.
  */
 export default async function refit (app: FastifyInstance, options: RefitPluginOptions): Promise<void> {
+  checkOptions(options)
   const { engine } = options
-  if (engine === undefined) throw new TypeError('refit needs an engine: app.register(refit, { engine: await createEngine(model) })')
   const roots = options.modelRoots ?? defaultRoots(engine.info.modelPath)
   const receiver = new TensorReceiver({ ranks: engine.info.ranks, cards: engine.info.cards.map(({ uuid }) => uuid), visible: engine.info.visibleCards ?? null, loaders: options.weightLoaders ?? {}, deltas: engine.deltaHost })
   const kept = new KeptTensors({ closeMappings: engine.closeMappings?.bind(engine) })
@@ -197,6 +198,20 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   })
   const spoken = DIALECT_NAMES.filter(name => context.dialects.has(name)).flatMap(name => DIALECT_ROUTES[name])
   for (const routes of new Set([...ROUTES, ...spoken])) await app.register(routes, { context })
+}
+
+/** TypeError in words for what only callers without types can pass, and what would fail much later. */
+function checkOptions (options: RefitPluginOptions): void {
+  const { engine } = options as { engine?: Partial<RolloutEngine> | null }
+  if (typeof engine?.info !== 'object') {
+    const got = engine === undefined ? '' : `; got ${engine instanceof Promise ? 'a promise: await it' : inspect(engine, { depth: 0 }).slice(0, 100)}`
+    throw new TypeError(`refit needs an engine: app.register(refit, { engine: await createEngine(model) })${got}`)
+  }
+  for (const name of ['modelRoots', 'allowMasters', 'dialects'] as const) {
+    const list: unknown = options[name]
+    if (list === undefined || (Array.isArray(list) && list.every(item => typeof item === 'string'))) continue
+    throw new TypeError(`refit: ${name} is ${inspect(list, { depth: 0 }).slice(0, 100)}; expected an array of strings`)
+  }
 }
 
 // An error comes here only where a hook of a host failed after the error handler had its turn.

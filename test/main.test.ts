@@ -67,7 +67,8 @@ t.test('help and version are printed, and wrong calls end with 2 and one line th
     [['serve', 'x', '--port', '99999'], /^refit: --port: expected an integer from 0 to 65535, got 99999\n$/],
     [['serve', 'Qwen/Qwen3-0.6B'], /hf download Qwen\/Qwen3-0\.6B\n$/],
     [['serve', MODEL, '--host', '0.0.0.0'], /can be reached by others/],
-    [['serve', MODEL, '--tokenizer-path', '/nonexistent'], /tokenizer/]
+    [['serve', MODEL, '--tokenizer-path', '/nonexistent'], /tokenizer/],
+    [['gateway', '--engine', 'http://127.0.0.1:1', '--engine', 'foo'], /^refit: --engine: "foo" is not the address of an engine: expected http:\/\/host:port, .*\n$/]
   ] as const) {
     const { status, stderr } = refit(...args)
     t.equal(status, 2, args.join(' '))
@@ -118,7 +119,8 @@ t.test('serves until SIGTERM, and logs its configuration without the keys', asyn
 })
 
 t.test('after SIGINT a request that waits is aborted when its grace has passed, and the exit is clean', async t => {
-  const { child, url, lines, exit } = await serve(t, ['--shutdown-timeout', '0.2'])
+  const { child, url, lines, exit } = await serve(t, ['--shutdown-timeout', '0.2', '--model-root', MODEL, '--model-root', '/nonexistent/weights', '--model-root', join(MODEL, 'config.json')])
+  t.same(lines.map(({ msg }) => /^--model-root: .*\/(.*;)/.exec(msg)?.[1]).filter(Boolean), ['weights does not exist;', 'config.json is no folder;'], 'roots that are none are told of at the start')
   await post(`${url}/pause_generation`, { mode: 'in_place' })
   const waiting = post(`${url}/generate`, { input_ids: [1, 2, 3], rid: 'a' })
   await untilOneWaits(url)

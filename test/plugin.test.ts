@@ -105,7 +105,20 @@ t.test('two plugins in one app have their own engines', async t => {
 })
 
 t.test('without an engine the error says how', async t => {
-  await t.rejects(Promise.resolve(Fastify().register(refit, {} as never)), /refit needs an engine: app\.register\(refit, \{ engine/)
+  const register = async (options: object): Promise<unknown> => await Promise.resolve(Fastify().register(refit, options as never))
+  for (const [engine, got] of [[undefined, /\)$/], [5, /; got 5$/], [null, /; got null$/], ['/models/x', /; got '\/models\/x'$/], [{ generate: 1 }, /; got \{ generate: 1 \}$/], [Promise.resolve(new FakeEngine()), /; got a promise: await it$/]] as const) {
+    await t.rejects(register({ engine }), { name: 'TypeError', message: /^refit needs an engine: app\.register\(refit, \{ engine/ })
+    await t.rejects(register({ engine }), { message: got })
+  }
+})
+
+t.test('a text where a list belongs is refused when the plugin is registered', async t => {
+  const register = async (options: object): Promise<unknown> => await Promise.resolve(Fastify().register(refit, { engine: new FakeEngine(), tokenizer: null, ...options } as never))
+  await t.rejects(register({ modelRoots: '/checkpoints' }), { name: 'TypeError', message: "refit: modelRoots is '/checkpoints'; expected an array of strings" })
+  await t.rejects(register({ modelRoots: ['/a', 5] }), { name: 'TypeError', message: "refit: modelRoots is [ '/a', 5 ]; expected an array of strings" })
+  await t.rejects(register({ modelRoots: null }), { name: 'TypeError', message: 'refit: modelRoots is null; expected an array of strings' })
+  await t.rejects(register({ allowMasters: '10.0.0.7' }), { name: 'TypeError', message: /^refit: allowMasters is / })
+  await t.rejects(register({ dialects: 'vllm' }), { name: 'TypeError', message: /^refit: dialects is / })
 })
 
 t.test('hostile JSON is refused and nothing of it sticks', async t => {

@@ -15,8 +15,8 @@ namespace refit {
 namespace {
 
 constexpr const char* kBuildIt =
-    "build it with \"node scripts/build-native.js --cuda\" (it needs nvcc of CUDA 13 and CMake), or name one in "
-    "REFIT_CUDA_LIBRARY";
+    "build it with \"node scripts/build-native.js --cuda\" (it needs nvcc of CUDA 12.8 or newer and CMake), or "
+    "name one in REFIT_CUDA_LIBRARY";
 
 struct Opened {
   std::mutex mutex;

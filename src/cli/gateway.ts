@@ -3,6 +3,7 @@ import { GATEWAY_OPTIONS } from '../config/gateway-options.ts'
 import type { GatewayConfig } from '../config/gateway-options.ts'
 import { loadOptions } from '../config/load-config.ts'
 import { redact } from '../config/redact.ts'
+import { RefitError } from '../errors.ts'
 import { createGateway } from '../gateway-server.ts'
 import { checkPort, listenError } from './check-port.ts'
 import { createLog } from './log.ts'
@@ -26,7 +27,7 @@ export async function gateway (args: readonly string[]): Promise<void> {
     fill: config.fill,
     fillTimeoutMs: config.fillTimeout * 1000,
     logger: log
-  })
+  }).catch((error: unknown) => { throw engineError(error) })
   await app.listen({ host: config.host, port: config.port }).catch(error => { throw listenError(error as NodeJS.ErrnoException, config.host, config.port) })
   closeWithGrace({ delay: 2 * GRACE_MS, logger: log }, async ({ err, signal }) => {
     if (err !== undefined) log.fatal({ err }, 'failed; shutting down')
@@ -35,4 +36,10 @@ export async function gateway (args: readonly string[]): Promise<void> {
     await app.close()
   })
   log.info(`the gateway is ready on ${app.listeningOrigin}`)
+}
+
+/** What is wrong with an address, by the flag that brought it. */
+function engineError (error: unknown): unknown {
+  if (!(error instanceof RefitError) || error.code !== 'INVALID_REQUEST') return error
+  return new RefitError('CONFIG', `--engine: ${error.message}`, { param: '--engine', cause: error })
 }

@@ -1,3 +1,4 @@
+import { statSync } from 'node:fs'
 import closeWithGrace from 'close-with-grace'
 import { loadConfig } from '../config/load-config.ts'
 import { redact } from '../config/redact.ts'
@@ -29,6 +30,7 @@ export async function serve (args: readonly string[]): Promise<void> {
   const { path, root } = resolveModel(demandModel(config), config.revision, process.env)
   const log = createLog(config.logLevel)
   for (const warning of warnings) log.warn(warning)
+  warnOfRoots(config.modelRoot, log)
   log.info({ config: redact(config), node: process.version, pid: process.pid }, `serving ${path}`)
   await checkPort(config.host, config.port)
 
@@ -78,6 +80,20 @@ type Log = ReturnType<typeof createLog>
 function demandModel ({ model }: Config): string {
   if (model !== null) return model
   throw new RefitError('CONFIG', 'serve needs a MODEL: a folder with config.json and safetensors files, or a name in the local Hugging Face cache; "refit serve --help" says more', { param: 'MODEL' })
+}
+
+/** They may be mounted later: weights are looked for when they are asked for. */
+function warnOfRoots (roots: readonly string[], log: Log): void {
+  for (const root of roots) {
+    let what = 'is no folder'
+    try {
+      if (statSync(root).isDirectory()) continue
+    } catch (error) {
+      const { code } = error as NodeJS.ErrnoException
+      what = code === 'ENOENT' ? 'does not exist' : `cannot be looked at (${code})`
+    }
+    log.warn(`--model-root: ${root} ${what}; nothing can be loaded from there as it is`)
+  }
 }
 
 async function openTokenizer (config: Config, modelPath: string, log: Log): Promise<Tokenizer | null> {

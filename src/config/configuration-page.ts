@@ -15,7 +15,7 @@ export function configurationPage (): string {
 \`refit serve MODEL [options]\` takes each option from the first of these places that has it:
 
 1. the command line: \`--port 8000\`, \`--port=8000\`, \`--insecure\`, \`--no-insecure\`
-2. the environment: \`REFIT_PORT=8000\`; switches take true, false, 1 or 0; an empty variable counts as unset
+2. the environment: \`REFIT_PORT=8000\`; switches take true, 1, yes or on, and false, 0, no or off; an empty variable counts as unset
 3. the JSON file that \`--config FILE\` names: \`{ "port": 8000, "model-root": ["/checkpoints"] }\`
 4. the default
 

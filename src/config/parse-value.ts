@@ -66,7 +66,7 @@ function parseBoolean (text: string, where: string): boolean {
   const word = text.trim().toLowerCase()
   if (['true', '1', 'yes', 'on'].includes(word)) return true
   if (['false', '0', 'no', 'off'].includes(word)) return false
-  throw new RefitError('CONFIG', `${where}: expected true, false, 1 or 0, got ${JSON.stringify(text)}`, { param: where })
+  throw new RefitError('CONFIG', `${where}: expected true, 1, yes or on, or false, 0, no or off, got ${JSON.stringify(text)}`, { param: where })
 }
 
 function checkChoice (option: Option, value: string, where: string): string {

@@ -1,4 +1,5 @@
 import { basename, dirname, resolve } from 'node:path'
+import { RefitError } from '../errors.ts'
 import type { Architecture } from '../model/architecture.ts'
 import { describeModel } from '../model/describe-model.ts'
 import { buildModelTable } from '../model/model-table.ts'
@@ -27,7 +28,7 @@ export type { EngineOptions } from './engine-options.ts'
 export async function createEngine (modelPath: string, options: EngineOptions = {}): Promise<LocalEngine> {
   const arch = await readArchitecture(modelPath)
   if (options.loadFrom !== undefined) return await start(modelPath, arch, null, options)
-  const source = await openDiskSource(modelPath, { roots: options.modelRoots ?? ownRoots(modelPath) })
+  const source = await inFolder(modelPath, async () => await openDiskSource(modelPath, { roots: options.modelRoots ?? ownRoots(modelPath) }))
   try {
     return await start(modelPath, arch, source, options)
   } finally {
@@ -101,7 +102,7 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
     const held: HeldWeights = { store, model: describeModel(arch), device: config.device }
     const loadReport = source === null
       ? (await fillFromPeer({ ...held, info }, { timeoutMs: deadlineMs, onProgress: options.onProgress, ...options.loadFrom! })).report
-      : await load(store, source, options.onProgress)
+      : await inFolder(modelPath, async () => await load(store, source, options.onProgress))
     return new LocalEngine(info, scheduler, store, loadReport, held)
   } catch (error) {
     await scheduler.close()
@@ -119,6 +120,16 @@ async function load (store: WeightStore, source: WeightSource, onProgress: Engin
   } catch (error) {
     await update.abort('the model could not be loaded')
     throw error
+  }
+}
+
+/** What is wrong with a checkpoint is said with the folder that it lies in. */
+async function inFolder<T> (folder: string, read: () => Promise<T>): Promise<T> {
+  try {
+    return await read()
+  } catch (error) {
+    if (!(error instanceof RefitError) || !/^(CHECKPOINT|WEIGHTS)_/.test(error.code) || error.message.includes(resolve(folder))) throw error
+    throw new RefitError(error.code, `${folder}: ${error.message}`, { cause: error, ...error.param === undefined ? {} : { param: error.param } })
   }
 }
 

@@ -47,7 +47,7 @@ export function isSameSpec (one: GroupSpec, other: GroupSpec): boolean {
   return JSON.stringify(ordered(one)) === JSON.stringify(ordered(other))
 }
 
-export function ordered ({ name, backend, form, address, port, rankOffset, worldSize, root, hosts, barrier }: GroupSpec): unknown[] {
+function ordered ({ name, backend, form, address, port, rankOffset, worldSize, root, hosts, barrier }: GroupSpec): unknown[] {
   return [name, backend, form, address, port, rankOffset, worldSize, root, hosts, barrier]
 }
 

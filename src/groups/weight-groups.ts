@@ -3,7 +3,7 @@ import { RefitError } from '../errors.ts'
 import type { MasterPolicy } from '../store/master-policy.ts'
 import { GlooLink } from './gloo-link.ts'
 import { openGroupStore } from './group-store.ts'
-import { checkSpec, isSameSpec, ordered } from './group-spec.ts'
+import { checkSpec, isSameSpec } from './group-spec.ts'
 import type { GroupFields, GroupSpec } from './group-spec.ts'
 import type { Leftovers } from './link.ts'
 import { localAddress } from './local-address.ts'
@@ -70,7 +70,7 @@ export class WeightGroups {
       if (isSameSpec(known.spec, spec) && (joining !== undefined || !renew)) return await joining
     }
     if (known !== undefined && !known.isDead && !renew) {
-      throw new RefitError('CONFLICT', `group_name: ${known.title} is in use with other parameters, asked for were ${JSON.stringify(ordered(spec))}; call /destroy_weights_update_group first`, { param: 'group_name' })
+      throw new RefitError('CONFLICT', `group_name: ${known.title} is in use with other parameters: ${differences(known.spec, spec)}; call /destroy_weights_update_group first`, { param: 'group_name' })
     }
     if (known !== undefined) this.#end(known, 'it was made anew')
     if (this.#groups.size >= MOST_GROUPS) throw new RefitError('CONFLICT', `${MOST_GROUPS} process groups are open; destroy those that are of no use any more`)
@@ -166,4 +166,15 @@ export class WeightGroups {
     if (this.#leftovers.size > REMEMBERED) this.#leftovers.delete(this.#leftovers.keys().next().value!)
     return leftovers
   }
+}
+
+/** In the words of /init_weights_update_group, where it has them. */
+const FIELDS: Readonly<Record<Exclude<keyof GroupSpec, 'name'>, string>> = {
+  backend: 'backend', form: 'form', address: 'master_address', port: 'master_port', rankOffset: 'rank_offset', worldSize: 'world_size', root: 'root', hosts: 'hosts', barrier: 'barrier'
+}
+
+/** `world_size is 2 there, 3 was asked for`. */
+function differences (known: GroupSpec, asked: GroupSpec): string {
+  return (Object.keys(FIELDS) as (keyof typeof FIELDS)[]).filter(field => known[field] !== asked[field])
+    .map(field => `${FIELDS[field]} is ${known[field]} there, ${asked[field]} was asked for`).join(', ')
 }

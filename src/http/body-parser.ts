@@ -5,7 +5,7 @@ import { RefitError } from '../errors.ts'
 import { sendContinue } from './expect-continue.ts'
 import { freeBody, holdBody } from './hold-body.ts'
 import { parseJsonText } from './parse-json.ts'
-import { BYTES, uploadType } from './upload-types.ts'
+import { BYTES, FORM, uploadType } from './upload-types.ts'
 
 /**
  * refit's own parsers, in its own scope: a host may have parsers for the same types, and Fastify's refuse empty bodies, which
@@ -22,7 +22,8 @@ export function installBodyParsers (app: FastifyInstance): void {
     if (uploadType(request) !== undefined) return
     const { 'content-type': type = '', 'content-length': length } = request.headers
     if (type === '' || length === '0' || request.method === 'GET' || request.method === 'HEAD' || isJson(type)) return sendContinue(request.raw)
-    const message = `content type ${JSON.stringify(type.slice(0, 100))} is not taken here; send JSON with "content-type: application/json"`
+    const uploads = request.routeOptions.config.uploads === true ? `, or files as ${FORM} or ${BYTES}` : ''
+    const message = `content type ${JSON.stringify(type.slice(0, 100))} is not taken here; send JSON with "content-type: application/json"${uploads}`
     throw Object.assign(new Error(message), { statusCode: 415, code: 'FST_ERR_CTP_INVALID_MEDIA_TYPE' })
   })
   app.addHook('preValidation', async request => {

@@ -78,10 +78,10 @@ t.test('switches take --x, --no-x, --x=false and the usual words of the environm
   t.equal(loadConfig(['--insecure'], {}).config.insecure, true)
   t.equal(loadConfig(['--insecure=0'], {}).config.insecure, false)
   t.equal(loadConfig(['--no-insecure'], { REFIT_INSECURE: 'true' }).config.insecure, false)
-  for (const [text, value] of [['1', true], ['TRUE', true], ['0', false], ['false', false], ['', false]] as const) {
+  for (const [text, value] of [['1', true], ['TRUE', true], ['yes', true], ['On', true], ['0', false], ['no', false], ['off', false], ['false', false], ['', false]] as const) {
     t.equal(loadConfig([], { REFIT_INSECURE: text }).config.insecure, value, text)
   }
-  t.throws(() => loadConfig([], { REFIT_INSECURE: 'maybe' }), refused('REFIT_INSECURE', /expected true, false, 1 or 0, got "maybe"/))
+  t.throws(() => loadConfig([], { REFIT_INSECURE: 'maybe' }), refused('REFIT_INSECURE', /expected true, 1, yes or on, or false, 0, no or off, got "maybe"/))
   t.throws(() => loadConfig(['--no-port'], {}), refused('--no-port', /unknown option/))
 })
 

@@ -164,5 +164,8 @@ t.test('what cannot be loaded is refused in words, and no thread stays behind', 
   await t.rejects(createEngine(folder, { memFraction: 1e-12 }), { code: 'CONFIG', message: /--mem-fraction/ })
   const [file] = readdirSync(folder).filter((name) => name.endsWith('.safetensors'))
   truncateSync(join(folder, file!), 1000)
-  await t.rejects(createEngine(folder), { code: 'CHECKPOINT_FORMAT' })
+  await t.rejects(createEngine(folder), { code: 'CHECKPOINT_FORMAT', message: `${folder}: ${file}: ` })
+  rmSync(join(folder, file!))
+  const { message } = await createEngine(folder).catch((error: Error) => error) as Error
+  t.equal(message.split(folder).length, 2, `the folder is said once: ${message}`)
 })

@@ -377,7 +377,8 @@ t.test('init: the same again is no second join, other parameters are a conflict,
   const spec = { name: 'g', backend: 'gloo', address: '127.0.0.1', port: server.address.port, rankOffset: 1, worldSize: 3, barrier: false }
   await groups.init(spec)
   t.equal(server.workers, 2)
-  await t.rejects(groups.init({ ...spec, worldSize: 4 }), { code: 'CONFLICT', param: 'group_name' })
+  await t.rejects(groups.init({ ...spec, worldSize: 4 }), { code: 'CONFLICT', param: 'group_name', message: /^group_name: process group "g" .* is in use with other parameters: world_size is 3 there, 4 was asked for; call \/destroy_weights_update_group first$/ })
+  await t.rejects(groups.init({ ...spec, worldSize: 4, address: '10.0.0.7' }), { message: /: master_address is 127\.0\.0\.1 there, 10\.0\.0\.7 was asked for, world_size is 3 there, 4 was asked for; call/ })
   for (const [change, expected] of [
     [{ name: 'a b' }, { code: 'INVALID_REQUEST', param: 'group_name' }],
     [{ backend: 'mpi' }, { code: 'UNSUPPORTED', param: 'backend' }],
