@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import { scopeKey } from '../src/http/apply-source.ts'
+import { owe, scopeKey } from '../src/http/apply-source.ts'
 import type { Routes } from '../src/http/context.ts'
 import { distributedIdentity, DistributedUpdateBody, GROUP_NAME, updateFromDistributed } from '../src/http/distributed-update.ts'
 import { expectUpdate } from '../src/http/expect-update.ts'
@@ -36,6 +36,7 @@ const distributed: Routes = async (app, { context }) => {
   }, async request => {
     const { validationError } = request
     if (validationError !== undefined) {
+      owe(context.engine, request.body, validationError.message)
       const note = await context.distributed.refuse((request.body as Record<string, unknown> | null) ?? {}, GROUP_NAME)
       if (note === undefined) throw validationError
       throw new RefitError('INVALID_REQUEST', `${validationError.message}. ${note}`)

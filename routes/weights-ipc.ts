@@ -1,5 +1,6 @@
 import { Type } from 'typebox'
 import { abortIpcUpdates, updateFromIpc } from '../src/dialects/checkpoint-engine.ts'
+import { demandValid } from '../src/http/apply-source.ts'
 import type { Routes } from '../src/http/context.ts'
 import { nullable, refusals, transactionField, unused, WeightsRefusal } from '../src/http/schemas.ts'
 import { Report, toReport } from '../src/http/write-report.ts'
@@ -28,6 +29,7 @@ const ipc: Routes = async (app, { context }) => {
 
   app.post('/update_weights_from_ipc', {
     config: { auth: 'admin', errors: 'weights' },
+    attachValidation: true,
     schema: {
       operationId: 'updateWeightsFromIpc',
       summary: 'Take new weights from checkpoint-engine\'s parameter server',
@@ -37,6 +39,7 @@ const ipc: Routes = async (app, { context }) => {
       response: { 200: IpcUpdated, ...refusals(WeightsRefusal) }
     }
   }, async request => {
+    demandValid(context.engine, request)
     const { zmq_handles: handles, ...fields } = request.body
     const { message, report } = await updateFromIpc(context, handles, fields)
     return { success: true as const, message, report: toReport(report) }

@@ -27,6 +27,7 @@ const Info = Type.Object({
   cards: Type.Array(Type.String(), { description: 'UUIDs of the ranks\' cards; none on the CPU.' }),
   tp_size: Type.Integer(),
   weight_version: Type.String(),
+  engine: Type.String({ description: 'Tells it from all other engines.' }),
   not_ready: Type.Union([Type.String(), Type.Null()], { description: 'Why its weights cannot be sent now.' })
 }, { title: 'WeightsInfo', description: 'What an engine that is to be filled must know.' })
 

@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import { scopeKey } from '../src/http/apply-source.ts'
+import { owe, scopeKey } from '../src/http/apply-source.ts'
 import type { Routes } from '../src/http/context.ts'
 import { expectUpdate } from '../src/http/expect-update.ts'
 import { installFormParser } from '../src/http/form-parser.ts'
@@ -45,8 +45,7 @@ const tensors: Routes = async (app, { context }) => {
     }
     if (request.validationError !== undefined) {
       await context.tensors.discard(entriesOf(request.body))
-      const { transaction } = (request.body ?? {}) as { transaction?: unknown }
-      context.engine.transactions.refused(typeof transaction === 'string' ? transaction : null, request.validationError.message)
+      owe(context.engine, request.body, request.validationError.message)
       throw request.validationError
     }
     const update = async (): ReturnType<typeof updateFromTensor> => await updateFromTensor(context, request.body)

@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import { scopeKey } from '../src/http/apply-source.ts'
+import { demandValid, scopeKey } from '../src/http/apply-source.ts'
 import type { Routes } from '../src/http/context.ts'
 import { DiskUpdateBody, updateFromDisk } from '../src/http/disk-update.ts'
 import { getBody } from '../src/http/get-body.ts'
@@ -14,6 +14,7 @@ const DiskUpdated = Type.Object({
   success: Type.Literal(true),
   message: Type.String(),
   num_paused_requests: Type.Integer({ description: 'Always 0, as in SGLang.' }),
+  torn_count: Type.Integer({ description: 'Tensors of the model that are torn still. It generates once they are written too.' }),
   report: Report
 }, { title: 'DiskUpdateReply', description: 'All bytes are in place.' })
 
@@ -63,6 +64,7 @@ const weights: Routes = async (app, { context }) => {
 
   app.post('/update_weights_from_disk', {
     config,
+    attachValidation: true,
     schema: {
       operationId: 'updateWeightsFromDisk',
       summary: 'Take new weights from a checkpoint on disk',
@@ -72,8 +74,9 @@ const weights: Routes = async (app, { context }) => {
       response: { 200: DiskUpdated, ...refusals(WeightsRefusal) }
     }
   }, async request => {
-    const { message, report } = await updates.join(scopeKey(engine, request.body) + identity(request.body), async () => await updateFromDisk(context, request.body))
-    return { success: true as const, message, num_paused_requests: 0, report: toReport(report) }
+    demandValid(engine, request)
+    const { message, report, torn } = await updates.join(scopeKey(engine, request.body) + identity(request.body), async () => await updateFromDisk(context, request.body))
+    return { success: true as const, message, num_paused_requests: 0, torn_count: torn, report: toReport(report) }
   })
 
   app.post('/update_weight_version', {

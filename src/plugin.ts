@@ -54,6 +54,7 @@ import { validatorCompiler } from './http/validation.ts'
 import { packageVersion } from './http/version.ts'
 import { Metrics } from './metrics.ts'
 import { PeerFills } from './transfer/peer-fills.ts'
+import type { StoreRules } from './transfer/remote-stores.ts'
 import { SendGroups } from './transfer/send-groups.ts'
 import { WeightGroups } from './groups/weight-groups.ts'
 import { DistributedReceiver } from './sources/distributed.ts'
@@ -155,8 +156,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
     tensors: receiver,
     kept,
     groups,
-    sending: engine.held === undefined ? null : new SendGroups(engine.held, { policy, ncclPath: options.ncclPath }),
-    fills: engine.held === undefined ? null : new PeerFills(engine.held, engine.info, { policy, ncclPath: options.ncclPath }),
+    ...transfersOf(engine, { policy, ncclPath: options.ncclPath }),
     distributed: new DistributedReceiver(groups, options.bucketBytes ?? BUCKET_BYTES),
     uploads,
     pulls: new WeightPulls({ roots, baseFolder: engine.info.modelPath }),
@@ -223,4 +223,11 @@ function defaultRoots (modelPath: string): string[] {
   const holder = dirname(resolve(modelPath))
   // Files in a Hugging Face cache are links from snapshots/<revision> to blobs beside it.
   return [basename(holder) === 'snapshots' ? dirname(holder) : holder]
+}
+
+/** Weights from engine to engine. */
+function transfersOf ({ held, info }: RolloutEngine, rules: StoreRules): Pick<RouteContext, 'sending' | 'fills'> {
+  if (held === undefined) return { sending: null, fills: null }
+  const fills = new PeerFills(held, info, rules)
+  return { sending: new SendGroups(held, rules, fills), fills }
 }

@@ -191,13 +191,13 @@ export class IpcUpdate {
   }
 
   async #abort (error: unknown, message: string): Promise<unknown> {
-    if (this.#transaction === undefined) return prefixed(FAILED, toRefusal(error))
+    const { transactions } = this.#engine
     if (!this.#isOwn) {
-      this.#engine.transactions.refused(this.#transaction, message)
-      return prefixed(FAILED, toRefusal(error))
+      transactions.refused(this.#transaction ?? this.#options.transaction, message)
+      return prefixed(FAILED, toRefusal(error, this.#reports.length === 0))
     }
-    const { outcome, written } = await this.#engine.transactions.abort(this.#transaction, message)
-    if (outcome !== 'torn') return prefixed(FAILED, toRefusal(error))
+    const { outcome, written } = await transactions.abort(this.#transaction!, message)
+    if (outcome !== 'torn') return prefixed(FAILED, toRefusal(error, outcome === 'old'))
     return new RefitError('WEIGHTS_TORN', `${FAILED}${message}. ${written} tensors had been written and are torn until they are written again, from any source`, { cause: error })
   }
 
@@ -223,8 +223,8 @@ function demandSame ([first, ...others]: readonly Bucket[]): void {
 /** The other side has given up. */
 class Stopped extends Error {}
 
-function toRefusal (error: unknown): unknown {
-  return error instanceof Stopped ? new RefitError('CONFLICT', `the parameter server gave the update up: ${error.message}. Nothing has changed`) : error
+function toRefusal (error: unknown, isOld: boolean): unknown {
+  return error instanceof Stopped ? new RefitError('CONFLICT', `${messageOf(error)}. ${isOld ? 'Nothing has changed' : 'What came before has been written'}`) : error
 }
 
 function messageOf (error: unknown): string {

@@ -1,6 +1,6 @@
 import { setMaxListeners } from 'node:events'
 import { RefitError } from '../errors.ts'
-import { labelText, measured } from '../http/apply-source.ts'
+import { labelText, measured, openedFor } from '../http/apply-source.ts'
 import type { RouteContext } from '../http/context.ts'
 import type { EngineInfo } from '../engine/rollout-engine.ts'
 import { Joiner } from '../weights/joiner.ts'
@@ -66,7 +66,7 @@ async function exchange (context: RouteContext, seats: readonly Seat[], fields: 
   under.add(control)
   const timer = setTimeout(() => { control.abort(new RefitError('DEADLINE', `the exchange with the parameter server has not ended within ${deadlineMs / 1000} s`)) }, deadlineMs)
   try {
-    const peers = await Peers.connect(seats, { connectMs: Math.min(CONNECT_MS, deadlineMs * 0.9), silenceMs: Math.min(SILENCE_MS, deadlineMs), signal: control.signal })
+    const peers = await openedFor(context.engine, fields, async () => await Peers.connect(seats, { connectMs: Math.min(CONNECT_MS, deadlineMs * 0.9), silenceMs: Math.min(SILENCE_MS, deadlineMs), signal: control.signal }))
     try {
       const options = { flushCache: fields.flush_cache ?? true, version: fields.weight_version ?? null, transaction: fields.transaction ?? null, deadlineMs }
       const report = await new IpcUpdate(context, peers, options).run()

@@ -105,7 +105,7 @@ export class SchedulerClient implements GateKeeper {
       },
       leave: () => {
         this.#forget(id)
-        if (this.#closed === null) this.#post({ type: 'abort', id })
+        if (this.#closed === null) this.#end({ type: 'abort', id })
       }
     })
   }
@@ -113,13 +113,13 @@ export class SchedulerClient implements GateKeeper {
   abort (rid: string): boolean {
     const live = this.#byRid.get(rid)
     if (live === undefined || this.#closed !== null) return false
-    this.#post({ type: 'abort', id: live.id })
+    this.#end({ type: 'abort', id: live.id })
     return true
   }
 
   abortAll (): number {
     const count = this.#live.size
-    if (count > 0 && this.#closed === null) this.#post({ type: 'abortAll' })
+    if (count > 0 && this.#closed === null) this.#end({ type: 'abortAll' })
     return count
   }
 
@@ -216,6 +216,12 @@ export class SchedulerClient implements GateKeeper {
       clearTimeout(timer)
       signal?.removeEventListener('abort', send)
     })
+  }
+
+  /** Which requests are held changes: the next gate has to be asked for. */
+  #end (message: ToWorker): void {
+    this.#standing.resumed()
+    this.#post(message)
   }
 
   #post (message: ToWorker): void {

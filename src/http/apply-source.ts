@@ -1,3 +1,4 @@
+import type { FastifyRequest } from 'fastify'
 import type { RolloutEngine } from '../engine/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
 import type { Metrics } from '../metrics.ts'
@@ -62,6 +63,19 @@ export async function openedFor<T> ({ transactions }: RolloutEngine, { transacti
     transactions.refused(transaction ?? null, error instanceof Error ? error.message : String(error))
     throw error
   }
+}
+
+/** For a body that is refused before anybody looks what it brings: the transaction that it belongs to owes something. */
+export function owe ({ transactions }: RolloutEngine, body: unknown, reason: string): void {
+  const { transaction } = (body ?? {}) as { transaction?: unknown }
+  transactions.refused(typeof transaction === 'string' ? transaction : null, reason)
+}
+
+/** Of a route with `attachValidation`: throws what is wrong with the body, which is owed then. */
+export function demandValid (engine: RolloutEngine, { body, validationError }: Pick<FastifyRequest, 'body' | 'validationError'>): void {
+  if (validationError === undefined) return
+  owe(engine, body, validationError.message)
+  throw validationError
 }
 
 /** Counts what comes of an update. */

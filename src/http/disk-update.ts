@@ -25,17 +25,23 @@ export type DiskUpdateBody = Static<typeof DiskUpdateBody>
 
 const FORMATS = [null, undefined, 'auto', 'safetensors']
 
-/** Opens, checks and writes a checkpoint, then moves the label. The messages are SGLang's. */
-export async function updateFromDisk (context: RouteContext, body: DiskUpdateBody): Promise<{ message: string, report: WriteReport }> {
+/** Opens, checks and writes a checkpoint, then moves the label. A part of one heals what it brings. The messages are SGLang's. */
+export async function updateFromDisk (context: RouteContext, body: DiskUpdateBody): Promise<{ message: string, report: WriteReport, torn: number }> {
   return await measured(context.metrics, async () => {
-    if (!FORMATS.includes(body.load_format)) {
-      throw new RefitError('UNSUPPORTED', `load_format: expected "auto" or "safetensors", got ${JSON.stringify(body.load_format)}`, { param: 'load_format' })
-    }
-    const source = await openedFor(context.engine, body, async () => await context.openCheckpoint(body.model_path)).catch(error => { throw prefixed('Failed to get weights iterator: ', error) })
-    const report = await applySource(context.engine, source, body, { check: report => { demandWeights(body.model_path, report) } })
+    const { engine } = context
+    const source = await openedFor(engine, body, async () => {
+      demandFormat(body)
+      return await context.openCheckpoint(body.model_path).catch((error: unknown) => { throw prefixed('Failed to get weights iterator: ', error) })
+    })
+    const report = await applySource(engine, source, body, { allowTorn: true, check: report => { demandWeights(body.model_path, report) } })
     context.loaded.update(body.model_path, body.load_format ?? null, report.transaction)
-    return { message: `Succeeded to update model weights.${labelText(body.weight_version, report)}`, report }
+    const { weights } = engine
+    return { message: `Succeeded to update model weights.${labelText(body.weight_version, report)}`, report, torn: weights.state === 'torn' ? weights.tensors.length : 0 }
   })
+}
+
+function demandFormat ({ load_format: format }: DiskUpdateBody): void {
+  if (!FORMATS.includes(format)) throw new RefitError('UNSUPPORTED', `load_format: expected "auto" or "safetensors", got ${JSON.stringify(format)}`, { param: 'load_format' })
 }
 
 function demandWeights (path: string, report: WriteReport): void {

@@ -106,15 +106,15 @@ export class UploadStream implements UploadSink, WeightStream {
     if (this.#failure !== undefined) throw this.#failure
   }
 
-  /** Something has come, or will not. Nothing is generated once a piece has gone out: the sender may not take as long as it likes then. */
+  /** Something has come, or will not. Other updates wait, and once a piece has gone out nothing is generated: the sender may not take as long as it likes. */
   async #come (): Promise<void> {
     const began = performance.now()
     const came = this.#begin + this.#filled
     const left = this.#stallMs + came / LEAST_RATE - this.#waited
-    const timer = this.#hasGone ? setTimeout(() => { this.fail(tooSlow(this.#stallMs, came)) }, left) : undefined
+    const timer = setTimeout(() => { this.fail(tooSlow(this.#stallMs, came)) }, left)
     await new Promise<void>(resolve => { this.#wakeReader = resolve })
     clearTimeout(timer)
-    if (this.#hasGone) this.#waited += performance.now() - began
+    this.#waited += performance.now() - began
   }
 
   async next (): Promise<StreamPiece | undefined> {

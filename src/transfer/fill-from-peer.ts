@@ -65,7 +65,8 @@ const GRACE_MS = 1000
  */
 export async function fillFromPeer (own: Own, options: FillOptions, running: FillRunning = {}): Promise<Filled> {
   const { url, key, timeoutMs = TIMEOUT_MS, log = () => {} } = options
-  const peer = new Peer(url, key, running.words ?? LOAD_FROM)
+  const { words = LOAD_FROM } = running
+  const peer = new Peer(url, key, words)
   const { store, model, device, info } = own
   const receiver: Receiver = { model, tensors: tableDigest(store.table), dtype: info.dtype, device, cards: info.cards.map(({ uuid }) => uuid), ranks: store.table.ranks }
   const deadline = new Deadline({ signal: running.signal }, timeoutMs)
@@ -87,6 +88,7 @@ export async function fillFromPeer (own: Own, options: FillOptions, running: Fil
     try {
       running.signal?.throwIfAborted()
       const info = await peer.info()
+      if (info.engine === store.id) throw new RefitError('INVALID_REQUEST', `${peer.url} is this very engine: it is filled from another one`, { param: words.url })
       const reason = whyNot(receiver, info)
       if (reason !== undefined) throw new RefitError('WEIGHTS_MISMATCH', `this engine cannot be filled from ${peer.url}: ${reason}`)
       if (info.not_ready !== null) return info.not_ready
@@ -155,7 +157,8 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
       begin: () => { send().catch(() => {}) },
       settle: async () => {
         await leave(links, timeoutMs)
-        const { checksums: theirs, weight_version: version } = await send()
+        const timer = setTimeout(() => { stop.abort(new RefitError('DEADLINE', `${peer.url} has sent all, and has not said within ${timeoutMs / 1000} s what it was`)) }, timeoutMs)
+        const { checksums: theirs, weight_version: version } = await send().finally(() => { clearTimeout(timer) })
         compareChecksums((await checksums(store)).tensors, theirs)
         return version
       }

@@ -4,13 +4,15 @@ import { modelDifference, tableDigest } from '../model/describe-model.ts'
 import type { ModelDescription } from '../model/describe-model.ts'
 
 /** Of the messages that engines exchange to fill one from another. */
-export const FLEET_PROTOCOL = 1
+export const FLEET_PROTOCOL = 2
 
 /** What an engine that is to be filled must know of the one that fills it: the body of /remote_instance_weights_info. */
 export interface FleetInfo {
   server: 'refit'
   version: string
   protocol: number
+  /** Tells it from all other engines. */
+  engine: string
   model: ModelDescription
   /** Digest of names and shapes of all checkpoint tensors, in their order. */
   tensors: string
@@ -24,18 +26,20 @@ export interface FleetInfo {
   not_ready: string | null
 }
 
-export function fleetInfo ({ info, weights, weightVersion, transactions, closed }: RolloutEngine, { store, model }: HeldWeights, version: string): FleetInfo {
+/** `version`: of this program; `from`: the engine that this one is being filled from. */
+export function fleetInfo ({ info, weights, weightVersion, transactions, closed }: RolloutEngine, { store, model }: HeldWeights, version: string, from: string | null): FleetInfo {
   const notReady = closed
     ? 'it is closed'
     : weights.state === 'torn'
       ? `its weights are torn: ${weights.reason}`
       : weights.state === 'asleep' && weights.tags.includes('weights')
         ? 'the memory of its weights is released'
-        : transactions.current !== null ? 'a weight transaction is open' : null
+        : transactions.current !== null ? 'a weight transaction is open' : from !== null ? beingFilled(from) : null
   return {
     server: 'refit',
     version,
     protocol: FLEET_PROTOCOL,
+    engine: store.id,
     model,
     tensors: tableDigest(store.table),
     dtype: info.dtype,
@@ -46,6 +50,9 @@ export function fleetInfo ({ info, weights, weightVersion, transactions, closed 
     not_ready: notReady
   }
 }
+
+/** Two that waited for each other would stand still. */
+export function beingFilled (from: string): string { return `it is being filled itself, from ${from}` }
 
 /** What an engine has that is to be filled. */
 export interface Receiver { model: ModelDescription, tensors: string, dtype: string, device: string, cards: readonly string[], ranks: number }

@@ -31,6 +31,9 @@ export class PeerFills {
     this.#rules = rules
   }
 
+  /** The engine that this one is being filled from. */
+  get from (): string | null { return this.#from }
+
   /** As fillFromPeer. Throws MASTER_REFUSED for an address that this engine's owner does not allow, and CONFLICT while another fill or an update of many requests is under way. */
   async fill ({ url, key, timeoutMs, abort, signal }: PeerFillOptions): Promise<Filled> {
     if (this.#from !== null) throw new RefitError('CONFLICT', `this engine is being filled from ${this.#from} already`)

@@ -107,7 +107,7 @@ export class Peer {
   }
 }
 
-/** The peer cannot do it now, and nothing has been sent; it may later. */
+/** The peer says that it cannot do it now; it may later. What this engine refuses itself is no such thing. */
 export function isLater (error: unknown): error is RefitError {
-  return error instanceof RefitError && LATER.has(error.code)
+  return error instanceof RefitError && LATER.has(error.code) && error.cause instanceof ClientError
 }

@@ -12,8 +12,8 @@ export interface PieceStreamOptions {
   /** In the sender's order. */
   pieces: readonly CheckpointPiece[]
   timeoutMs: number
-  /** Tells the sender to begin: there is room for the first piece. */
-  begin?: (() => void) | undefined
+  /** Has the sender begin: there is room for the first piece. */
+  begin: () => Promise<void>
   /** Bytes that have come. */
   onProgress?: (bytes: number) => void
 }
@@ -55,7 +55,7 @@ export class PieceStream implements WeightStream {
     const { addon, group, pieces, timeoutMs, begin } = this.#options
     this.#staged ??= addon.stageGroup(group, longestPiece(pieces), Math.min(pieces.length, 2))
     await this.#staged
-    if (index === 0) begin?.()
+    if (index === 0) await begin()
     await addon.groupReceive(group, slotOf(index), Float64Array.of(0, pieces[index]!.length), 0, timeoutMs)
   }
 }

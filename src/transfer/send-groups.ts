@@ -3,8 +3,9 @@ import type { RolloutEngine } from '../engine/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
 import { Deadline } from '../store/within.ts'
 import { asRefitError } from './all-of.ts'
-import { fleetInfo } from './fleet-info.ts'
+import { beingFilled, fleetInfo } from './fleet-info.ts'
 import type { FleetInfo } from './fleet-info.ts'
+import type { PeerFills } from './peer-fills.ts'
 import { joinLinks } from './remote-link.ts'
 import type { Backend, Link } from './remote-link.ts'
 import { openStores } from './remote-stores.ts'
@@ -51,17 +52,20 @@ const END_MS = 10_000
 export class SendGroups {
   readonly #held: HeldWeights
   readonly #rules: StoreRules
+  readonly #fills: Pick<PeerFills, 'from'>
   readonly #groups = new Map<string, SendGroup>()
 
-  constructor (held: HeldWeights, rules: StoreRules) {
+  /** `fills`: of this engine, from others. */
+  constructor (held: HeldWeights, rules: StoreRules, fills: Pick<PeerFills, 'from'>) {
     this.#held = held
     this.#rules = rules
+    this.#fills = fills
   }
 
   get open (): number { return this.#groups.size }
 
   /** `version`: of this program. */
-  info (engine: RolloutEngine, version: string): FleetInfo { return fleetInfo(engine, this.#held, version) }
+  info (engine: RolloutEngine, version: string): FleetInfo { return fleetInfo(engine, this.#held, version, this.#fills.from) }
 
   /** Resolves once all ranks are there and connected. Asked again under the same name, it gives up the group of before. */
   async init (options: SendGroupOptions): Promise<void> {
@@ -73,7 +77,7 @@ export class SendGroups {
     this.#groups.set(key, group)
     try {
       await this.#join(group)
-      group.timer = setTimeout(() => { void this.#drop(key, `nobody asked for the weights within ${options.timeoutMs / 1000} s`) }, options.timeoutMs).unref()
+      group.timer = setTimeout(() => { void this.#drop(key, `nobody asked for the weights within ${options.timeoutMs / 1000} s`, group) }, options.timeoutMs).unref()
     } catch (error) {
       if (this.#groups.get(key) === group) this.#groups.delete(key)
       await this.#end(group, (error as Error).message)
@@ -88,6 +92,8 @@ export class SendGroups {
     if (group === undefined || group.timer === undefined) {
       throw new RefitError('NOT_FOUND', `there is no group "${name}" through ports ${ports.join(',')}; /init_weights_send_group_for_remote_instance makes one, and it serves once`, { param: 'group_name' })
     }
+    const { from } = this.#fills
+    if (from !== null) throw new RefitError('CONFLICT', `this engine cannot send: ${beingFilled(from)}`)
     this.#groups.delete(key)
     const gone = (): void => { for (const link of group.links) link.abort('the receiver has closed its request') }
     signal.addEventListener('abort', gone)

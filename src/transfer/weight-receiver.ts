@@ -7,6 +7,7 @@ import type { WeightStore } from '../weights/weight-store.ts'
 import { allOf } from './all-of.ts'
 import { PieceStream } from './piece-stream.ts'
 import type { Link } from './remote-link.ts'
+import { meet } from './weight-sender.ts'
 import type { SendOptions } from './weight-sender.ts'
 
 export interface ReceiveOptions extends SendOptions {
@@ -31,12 +32,20 @@ async function receiveParameters (store: WeightStore, links: readonly Link[], { 
   const { addon, core, table, dtype } = store
   const started = performance.now()
   await fill(store, async () => {
-    begin?.()
     await allOf(links.map(async (link, rank) => { await addon.groupParams(link.handle, core, rank, 0, timeoutMs) }), reason => {
       for (const link of links) link.abort(reason)
     })
     return await settle?.()
-  }, { abort, deadlineMs: timeoutMs, signal })
+  }, {
+    abort,
+    deadlineMs: timeoutMs,
+    signal,
+    needsGate: links.some(({ onCards }) => onCards),
+    ready: async () => {
+      begin?.()
+      await meet(links, timeoutMs)
+    }
+  })
   const ms = performance.now() - started
   const bytes = table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * DTYPE_BYTES[dtype]
   const tensors = [...table.tensors.values()].filter(({ alternative }) => !alternative).length
@@ -45,30 +54,36 @@ async function receiveParameters (store: WeightStore, links: readonly Link[], { 
   }
 }
 
-async function receiveTensors (store: WeightStore, { handle, onCards }: Link, { pieceBytes, timeoutMs, begin, onProgress, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
+async function receiveTensors (store: WeightStore, link: Link, { pieceBytes, timeoutMs, begin, onProgress, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
   const { addon, dtype } = store
+  const { handle, onCards } = link
   const layout = layOutCheckpoint(store.table, DTYPE_BYTES[dtype])
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
   const source: WeightSource = {
     kind: 'distributed',
     tensors: layout.tensors.map(({ plan: { name, shape }, offset }) => ({ name, dtype, shape, source: 0, offset })),
     sources: [],
-    stream: new PieceStream({ addon, group: handle, needsGate: onCards, pieces, timeoutMs, begin, onProgress: bytes => { onProgress?.(bytes, layout.bytes) } }),
+    stream: new PieceStream({
+      addon, group: handle, needsGate: onCards, pieces, timeoutMs, begin: async () => {
+        begin?.()
+        await meet([link], timeoutMs)
+      }, onProgress: bytes => { onProgress?.(bytes, layout.bytes) }
+    }),
     verify: async () => {},
     close: async () => {}
   }
   const update = await store.update({ abortAllRequests: abort, deadlineMs: timeoutMs })
-  let isWhole = false
+  const { epoch } = store
   try {
     if (store.transactions.current !== null) throw new RefitError('CONFLICT', 'a trainer\'s update of many requests has begun on this engine: it cannot be filled from another one meanwhile')
     signal?.throwIfAborted()
     const report = await update.write(source)
-    isWhole = true
     const version = await settle?.()
     await update.commit({ requireAll: true, ...version === undefined ? {} : { version } })
     return report
   } catch (error) {
-    if (isWhole) store.ledger.toreAll(`they were filled from another engine: ${error instanceof Error ? error.message : String(error)}`)
+    // What has come has not been compared.
+    if (store.epoch !== epoch) store.ledger.toreAll(`they were filled from another engine: ${error instanceof Error ? error.message : String(error)}`)
     await update.abort(error instanceof Error ? error.message : String(error))
     throw error
   }

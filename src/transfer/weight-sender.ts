@@ -37,6 +37,7 @@ export interface SentWeights {
  */
 export async function sendWeights (store: WeightStore, links: readonly Link[], { layout, pieceBytes, timeoutMs }: SendOptions): Promise<SentWeights> {
   const send = async (): Promise<number> => {
+    await meet(links, timeoutMs)
     const bytes = layout === 'parameters' ? await sendParameters(store, links, timeoutMs) : await sendTensors(store, links[0]!, pieceBytes, timeoutMs)
     await leave(links, timeoutMs)
     return bytes
@@ -80,6 +81,13 @@ async function sendTensors (store: WeightStore, { handle, backend }: Link, piece
     next = gathered as Uint8Array | undefined
   }
   return layout.bytes
+}
+
+/** Both sides are there, and what may still be refused has been: from here on bytes go. */
+export async function meet (links: readonly Link[], timeoutMs: number): Promise<void> {
+  await allOf(links.map(async link => { await link.meet(timeoutMs) }), reason => {
+    for (const link of links) link.abort(reason)
+  })
 }
 
 /**

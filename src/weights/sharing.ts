@@ -23,15 +23,21 @@ export interface FillOptions {
   deadlineMs?: number
   /** Aborted before anything is written, nothing changes. */
   signal?: AbortSignal | undefined
+  /** Waits for who brings them, in its turn, and before `run`: what fails here has changed nothing. */
+  ready?: (() => Promise<void>) | undefined
+  /** `ready` touches cards, and runs while no step does (default false: generation goes on meanwhile). */
+  needsGate?: boolean
 }
 
 /** `run` writes every parameter straight into place, and names the label of what it has written, if that moves. Where it fails all of them are torn. */
-export async function fill (store: WeightStore, run: () => Promise<string | undefined>, { abort = false, deadlineMs, signal }: FillOptions = {}): Promise<void> {
+export async function fill (store: WeightStore, run: () => Promise<string | undefined>, { abort = false, deadlineMs, signal, ready = async () => {}, needsGate = false }: FillOptions = {}): Promise<void> {
   await store.inTurn(async shut => {
     if (store.ledger.isReleased('weights')) throw asleep('updated')
+    if (!needsGate) await ready()
     const gate = await shut(abort)
     try {
       signal?.throwIfAborted()
+      if (needsGate) await ready()
       const version = await run().catch((error: unknown) => {
         store.ledger.toreAll(`they were to be filled from another engine: ${error instanceof Error ? error.message : String(error)}`)
         throw error

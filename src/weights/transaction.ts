@@ -115,7 +115,7 @@ export class Transaction {
         const leave = await this.#inside.enter(this.#deadline.msLeft, source.stream === undefined ? null : names)
         try {
           this.#demandOpen()
-          this.#abortRequests = abortAllRequests
+          this.#abortRequests ||= abortAllRequests
           this.#writes.strictNames = strictNames
           const report = await this.#update.write(source, progress)
           for (const name of names) this.#failed.delete(name)

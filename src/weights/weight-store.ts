@@ -1,3 +1,4 @@
+import { randomUUID } from 'node:crypto'
 import { RefitError } from '../errors.ts'
 import type { NativeAddon } from '../native.ts'
 import type { ModelTable } from '../model/architecture.ts'
@@ -57,6 +58,8 @@ export class WeightStore {
   readonly core: number
   readonly table: ModelTable
   readonly dtype: 'bfloat16' | 'float32'
+  /** Tells these weights from those of all other engines. */
+  readonly id = randomUUID()
   readonly ledger: WeightLedger
   readonly coverage: Coverage
   readonly planner: Planner
@@ -114,6 +117,8 @@ export class WeightStore {
     for (;;) {
       const part = await this.transactions.join(options)
       if (part !== null) return part
+      // It opened while this call went on: whoever queued now would wait for its end.
+      if (this.transactions.currentId !== null) continue
       const leave = await this.#enter(left())
       if (leave === null) continue
       this.#demandAwake(leave)
@@ -214,6 +219,7 @@ export class WeightStore {
     const left = (): number => Math.max(1, until - performance.now())
     for (;;) {
       await this.transactions.demandNone()
+      if (this.transactions.currentId !== null) continue
       const leave = await this.#enter(left())
       if (leave === null) continue
       try {

@@ -2,7 +2,7 @@ import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import t from 'tap'
 import type { Test } from 'tap'
-import { modelFolder, answers, serve, until } from '../helpers/load-from.ts'
+import { modelFolder, answers, joined, serve, until } from '../helpers/load-from.ts'
 import type { Member, Reply } from '../helpers/load-from.ts'
 
 // Engines that serve and take their weights from another one: POST /update_weights_from_peer.
@@ -24,6 +24,19 @@ async function asked ({ engine }: Member): Promise<void> {
       await take(...rest)
     }
   })
+}
+
+/** The engine sends nothing until it is called. */
+function stall ({ engine }: Member): () => void {
+  const { addon } = engine.held!.store
+  const send = addon.groupParams.bind(addon)
+  let goOn = (): void => {}
+  const released = new Promise<void>(resolve => { goOn = resolve })
+  addon.groupParams = async (...rest) => {
+    await released
+    await send(...rest)
+  }
+  return goOn
 }
 
 /** The peer, but what it says of its checksums is wrong. */
@@ -92,6 +105,19 @@ t.test('given up before the first byte nothing has changed; in the midst of it a
 
   // The peer's turn does not come: this engine has asked for the bytes, and waits for them.
   const held = await peer.engine.update()
+  const later = new AbortController()
+  const there = joined(one)
+  const asking = take(one, { url: peer.url }, later.signal)
+  await there
+  later.abort()
+  t.equal(await asking, 'closed')
+  await held.abort('the test is over')
+  await until(async () => (await one.post(PATH, { url: 'http://127.0.0.1:1' })).status !== 409)
+  t.same(await one.sums(), before)
+  t.equal(one.engine.weights.state, 'current')
+
+  // The peer has begun, and stalls.
+  const goOn = stall(peer)
   const late = new AbortController()
   const begun = asked(one)
   const broken = take(one, { url: peer.url }, late.signal)
@@ -101,11 +127,12 @@ t.test('given up before the first byte nothing has changed; in the midst of it a
   t.equal(updated, undefined, 'updates wait for it')
   late.abort()
   t.equal(await broken, 'closed')
+  await until(() => one.engine.weights.state === 'torn' || updated !== undefined)
   await update
   t.match(updated, { status: 200 })
   t.match(one.engine, { weights: { state: 'current' }, weightVersion: 'healed' })
   t.same(await one.sums(), await peer.sums())
-  await held.abort('the test is over')
+  goOn()
   t.match(await one.post(PATH, { url: peer.url }), { status: 200 }, 'and the peer sends again')
 })
 

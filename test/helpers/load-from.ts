@@ -18,7 +18,7 @@ import { Deadline } from '../../src/store/within.ts'
 import type { WriteReport } from '../../src/weights/source.ts'
 
 export interface Reply { status: number, body: any }
-export interface Member { engine: LocalEngine, url: string, post: (path: string, body?: unknown) => Promise<Reply>, get: (path: string) => Promise<Reply>, sums: () => Promise<unknown> }
+export interface Member { engine: LocalEngine, url: string, post: (path: string, body?: unknown) => Promise<Reply>, get: (path: string) => Promise<Reply>, sums: () => Promise<unknown>, close: () => Promise<void> }
 
 export const SMALL: EngineOptions = { threads: 1, maxTotalTokens: 4096 }
 export const PROMPTS = ['12+30=', '7+8=', '99+1=', '50+50=']
@@ -47,7 +47,7 @@ export async function member (t: Test, engine: LocalEngine, options: Partial<Ser
     return { status: reply.status, body: await reply.json() }
   }
   const post = async (path: string, body: unknown = {}): Promise<Reply> => await call(path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })
-  return { engine, url, post, get: call, sums: async () => (await post('/weights_checker')).body.checksums }
+  return { engine, url, post, get: call, sums: async () => (await post('/weights_checker')).body.checksums, close: async () => { await app.close() } }
 }
 
 export async function serve (t: Test, model: 'adder' | 'adder-base', options: EngineOptions = {}, server: Partial<ServerOptions> = {}): Promise<Member> {
@@ -108,4 +108,16 @@ export async function joinByHand (sender: Member, into: LocalEngine, { layout = 
 
 export async function until (condition: () => boolean | Promise<boolean>): Promise<void> {
   while (!await condition()) await new Promise(resolve => setTimeout(resolve, 5))
+}
+
+/** Resolves when the engine that is to be filled has joined the peer's group, and asks for its own turn. */
+export function joined ({ engine }: Member): Promise<void> {
+  const { store } = engine.held!
+  const inTurn = store.inTurn.bind(store)
+  return new Promise<void>(resolve => {
+    store.inTurn = async (...rest) => {
+      resolve()
+      return await inTurn(...rest)
+    }
+  })
 }

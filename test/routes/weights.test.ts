@@ -34,6 +34,7 @@ t.test('an update from disk writes, moves the label and reports', async t => {
   t.equal(reply.status, 200)
   t.same(reply.json, {
     success: true,
+    torn_count: 0,
     message: 'Succeeded to update model weights. Weight version updated to 7.',
     num_paused_requests: 0,
     report: { source: 'disk', tensors: 2, bytes: 64, missing: [], missing_count: 0, ignored: [], ms: { plan: 1, gate: 2, write: 3, verify: 4, total: 10 }, gb_per_second: 0.5 }

@@ -11,7 +11,7 @@ const arch = await readArchitecture(join(packageRoot, 'models/adder'))
 const model = describeModel(arch)
 const tensors = tableDigest(buildModelTable(arch, 1))
 const own: Receiver = { model, tensors, dtype: 'bfloat16', device: 'cpu', cards: [], ranks: 1 }
-const peer: FleetInfo = { server: 'refit', version: '1', protocol: FLEET_PROTOCOL, model, tensors, dtype: 'bfloat16', device: 'cpu', cards: [], tp_size: 1, weight_version: 'v', not_ready: null }
+const peer: FleetInfo = { server: 'refit', version: '1', protocol: FLEET_PROTOCOL, engine: 'other', model, tensors, dtype: 'bfloat16', device: 'cpu', cards: [], tp_size: 1, weight_version: 'v', not_ready: null }
 
 t.test('an engine of the same model can fill another, whatever their ranks', async t => {
   t.equal(whyNot(own, peer), undefined)

@@ -1,0 +1,16 @@
+import t from 'tap'
+import { serve, until } from '../helpers/load-from.ts'
+import { rolloutRequest } from '../helpers/rollout.ts'
+
+t.test('what was held by a pause in place, and has been ended, keeps no memory from going', async t => {
+  const { engine } = await serve(t, 'adder-base')
+  const request = rolloutRequest([3, 4, 5, 6], { maxNewTokens: 100 })
+  const events = engine.generate(request)[Symbol.asyncIterator]()
+  await events.next()
+  await engine.pause('in_place')
+  t.equal(engine.stats.running, 1)
+  engine.abortAll()
+  const outcome = await engine.releaseMemory(['kv_cache']).then(() => 'released', (error: Error) => error.message)
+  t.equal(outcome, 'released')
+  await until(() => engine.stats.running === 0)
+})
