@@ -7,6 +7,11 @@ export function shown (names: readonly string[]): string {
   return names.slice(0, SHOWN_NAMES).join(', ') + (names.length > SHOWN_NAMES ? ` and ${names.length - SHOWN_NAMES} more` : '')
 }
 
+/** Of an update that was to bring all. */
+export function notBrought (missing: readonly string[]): RefitError {
+  return new RefitError('WEIGHTS_INCOMPLETE', `${missing.length === 1 ? '1 tensor was' : `${missing.length} tensors were`} not brought: ${shown(missing)}`, { param: missing[0]! })
+}
+
 /** Why a transaction cannot be committed. */
 export function incomplete (transaction: string, { missing, failed, unread, msLeft }: { missing: readonly string[], failed: readonly string[], unread: string | null, msLeft: number }): RefitError {
   const parts = [

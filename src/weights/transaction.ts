@@ -12,7 +12,7 @@ import type { Progress } from './scatter.ts'
 import type { WeightSource, WriteReport } from './source.ts'
 import { TransactionDeadline } from './transaction-deadline.ts'
 import { TransactionUpdate } from './transaction-update.ts'
-import { incomplete, shown } from './transaction-words.ts'
+import { incomplete, notBrought } from './transaction-words.ts'
 import { Turnstile } from './turnstile.ts'
 import { Update } from './update.ts'
 import type { UpdateContext } from './update.ts'
@@ -156,7 +156,7 @@ export class Transaction {
   defer (version?: string, flushCache = this.#count > 0, requireAll = false): void {
     if (requireAll) {
       const missing = missingNames(this.#context.store.table, this.#update.written)
-      if (missing.length > 0) throw new RefitError('WEIGHTS_INCOMPLETE', `${missing.length} tensors were not brought: ${shown(missing)}`, { param: missing[0]! })
+      if (missing.length > 0) throw notBrought(missing)
     }
     const isCommitted = (this.#last ?? this.#end)?.state === 'committed'
     if (isCommitted && version === undefined) return

@@ -9,6 +9,7 @@ import { scatterStream } from './scatter-stream.ts'
 import { scatter } from './scatter.ts'
 import type { Progress, ScatterOutcome } from './scatter.ts'
 import type { WeightSource, WriteReport } from './source.ts'
+import { notBrought } from './transaction-words.ts'
 import type { WeightStore } from './weight-store.ts'
 
 const SHOWN_NAMES = 100
@@ -164,8 +165,7 @@ export class Update implements WeightUpdate {
 
   #demandAll (): void {
     const missing = missingNames(this.#context.store.table, this.#written)
-    if (missing.length === 0) return
-    throw new RefitError('WEIGHTS_INCOMPLETE', `${missing.length} tensors were not brought: ${missing.slice(0, 10).join(', ')}${missing.length > 10 ? ', …' : ''}`, { param: missing[0]! })
+    if (missing.length > 0) throw notBrought(missing)
   }
 
   async #end (flushCache: boolean): Promise<void> {

@@ -3,6 +3,7 @@ import { join } from 'node:path'
 import t from 'tap'
 import type { Test } from 'tap'
 import { eventually } from '../helpers/eventually.ts'
+import { joined } from '../helpers/load-from.ts'
 import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import type { EngineServer, GatewayUnderTest, Reply } from '../helpers/gateway.ts'
 import { recorder } from '../helpers/recorder.ts'
@@ -88,16 +89,10 @@ t.test('a fill has a deadline, is told in words, tried again later, and holds up
 
 t.test('an update that comes while an engine is filled does not wait for that: the fill is given up, and the update lets it in', async t => {
   const { folder, first, gateway, held, late } = await heldBack(t)
-  const { addon } = late.engine.held!.store
-  const take = addon.groupParams.bind(addon)
-  let isWaiting = false
-  addon.groupParams = async (...rest) => {
-    isWaiting = true
-    await take(...rest)
-  }
+  const there = joined(late)
   await gateway.post('/workers', { url: late.url })
   // It has its own turn by then, and waits in it for bytes that do not come.
-  await until(() => isWaiting)
+  await there
   t.match(reasonOf(gateway, late.url), /being filled from/)
   const update = gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder-base'), weight_version: 'step-2' })
   // The one that joins has it before the one whose turn is taken, so that it did not wait for what that was to send.

@@ -111,7 +111,7 @@ export async function until (condition: () => boolean | Promise<boolean>): Promi
 }
 
 /** Resolves when the engine that is to be filled has joined the peer's group, and asks for its own turn. */
-export function joined ({ engine }: Member): Promise<void> {
+export function joined ({ engine }: Pick<Member, 'engine'>): Promise<void> {
   const { store } = engine.held!
   const inTurn = store.inTurn.bind(store)
   return new Promise<void>(resolve => {
