@@ -101,7 +101,7 @@ void Rank::fail() {
   // A card whose context is lost repeats its error on every call.
   cudaGetLastError();
   const cudaError_t again = stream == nullptr ? cudaSuccess : cudaStreamQuery(stream);
-  cudaGetLastError();  // "not ready" too would be taken for the next launch's
+  cudaGetLastError();  // where a runtime keeps "not ready", it would be taken for the next launch's
   if (!is_sticky(again)) {
     health_->note(label() + " failed: " + what);
     throw;
