@@ -193,24 +193,26 @@ void limits_hold() {
 // Tensors that all name one long value of the memo, each on a card of its own.
 Bytes pickle_of_one_handle(size_t handle_bytes, int count) {
   Bytes out;
-  add(out, {"\x80\x04](B", 5});
-  for (int byte = 0; byte < 4; byte++) out.push_back(static_cast<uint8_t>(handle_bytes >> (8 * byte)));
-  out.insert(out.end(), handle_bytes, 7);
-  add(out, {"\x94"
-            "0",
-            2});
+  add(out, {"\x80\x04](", 4});
   for (int index = 0; index < count; index++) {
     text(out, "t" + std::to_string(index));
     name(out, "torch", "rebuild");
     add(out, "(");
     name(out, "torch", "Tensor");
     name(out, "torch", "Size");
-    add(out, {"(K\x01t\x85R(K\x01tK", 13});
+    add(out, "(K\x01t\x85R(K\x01tK");
     out.push_back(0);
     name(out, "torch", "Storage");
     name(out, "torch", "bfloat16");
     number(out, static_cast<uint64_t>(index));
-    add(out, {"h\0", 2});
+    if (index == 0) {
+      add(out, "B");
+      for (int byte = 0; byte < 4; byte++) out.push_back(static_cast<uint8_t>(handle_bytes >> (8 * byte)));
+      out.insert(out.end(), handle_bytes, 7);
+      add(out, "\x94");
+    } else {
+      add(out, {"h\0", 2});
+    }
     number(out, 1000);
     number(out, 0);
     add(out, "\x89");

@@ -28,6 +28,7 @@ export const InitSendBody = Type.Object({
     description: 'refit\'s own. "parameters" (default): the parameters of each rank, in the engine\'s order and form, over a group of its own. "checkpoint": whole checkpoint tensors over one group.'
   })),
   receiver_hosts: Type.Optional(Type.Boolean({ description: 'refit\'s own. The receiver runs the stores, and this engine connects to them (see --allow-master). Default false: this engine runs them on an address of its own, as torch\'s rank 0.' })),
+  barrier: Type.Optional(Type.Boolean({ description: 'refit\'s own. All ranks meet at a barrier before the first byte, so that a receiver knows that nothing is refused any more. Default false.' })),
   piece_bytes: Type.Optional(Type.Integer({ minimum: 1, maximum: MOST_PIECE_BYTES, description: 'refit\'s own. Most bytes of one broadcast of checkpoint tensors.' })),
   timeout: Type.Optional(Type.Number({ minimum: 0.1, maximum: 86400, description: 'refit\'s own. Seconds that each step may take (default 300).' }))
 }, { title: 'InitWeightsSendGroupRequest' })
@@ -57,6 +58,7 @@ export async function initSendGroup (context: RouteContext, body: Static<typeof 
       backend: body.backend ?? 'nccl',
       layout: body.layout ?? 'parameters',
       receiverHosts: body.receiver_hosts ?? false,
+      barrier: body.barrier ?? false,
       pieceBytes: body.piece_bytes ?? DEFAULT_PIECE_BYTES,
       timeoutMs: (body.timeout ?? DEFAULT_TIMEOUT_S) * 1000,
       signal: goneSignal(reply)

@@ -130,6 +130,7 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
       backend: route.backend,
       layout: route.layout,
       receiver_hosts: true,
+      barrier: true,
       piece_bytes: pieceBytes,
       timeout: timeoutMs / 1000
     }

@@ -17,6 +17,7 @@ export interface InitSendBody {
   backend: string
   layout: string
   receiver_hosts: boolean
+  barrier: boolean
   piece_bytes: number
   timeout: number
 }

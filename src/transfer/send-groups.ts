@@ -26,6 +26,8 @@ export interface SendGroupOptions {
   layout: SendLayout
   /** The receiver runs the stores; else this engine does, as torch's rank 0. */
   receiverHosts: boolean
+  /** See SenderOptions. */
+  barrier: boolean
   pieceBytes: number
   timeoutMs: number
   /** Ends the wait, when the one who asked has gone. */
@@ -99,8 +101,7 @@ export class SendGroups {
     signal.addEventListener('abort', gone)
     if (signal.aborted) gone()
     try {
-      const { layout, pieceBytes, timeoutMs } = group.options
-      return { layout, sent: await sendWeights(this.#held.store, group.links, { layout, pieceBytes, timeoutMs }) }
+      return { layout: group.options.layout, sent: await sendWeights(this.#held.store, group.links, group.options) }
     } catch (error) {
       throw asRefitError(error)
     } finally {

@@ -21,6 +21,11 @@ export interface SendOptions {
   timeoutMs: number
 }
 
+export interface SenderOptions extends SendOptions {
+  /** Meets the receivers before the first byte. */
+  barrier: boolean
+}
+
 export interface SentWeights {
   /** Label and epoch of what was sent. */
   version: string
@@ -35,9 +40,9 @@ export interface SentWeights {
  * Sends all weights of an engine over links that are joined, in its turn among the updates, and ends the links. Over gloo generation goes
  * on meanwhile; over NCCL, which spins on the cards, no step runs while it sends, and running requests go on afterwards.
  */
-export async function sendWeights (store: WeightStore, links: readonly Link[], { layout, pieceBytes, timeoutMs }: SendOptions): Promise<SentWeights> {
+export async function sendWeights (store: WeightStore, links: readonly Link[], { layout, pieceBytes, timeoutMs, barrier }: SenderOptions): Promise<SentWeights> {
   const send = async (): Promise<number> => {
-    await meet(links, timeoutMs)
+    if (barrier) await meet(links, timeoutMs)
     const bytes = layout === 'parameters' ? await sendParameters(store, links, timeoutMs) : await sendTensors(store, links[0]!, pieceBytes, timeoutMs)
     await leave(links, timeoutMs)
     return bytes

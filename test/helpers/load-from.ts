@@ -77,7 +77,7 @@ export async function joinByHand (sender: Member, into: LocalEngine, { layout = 
   }))
   const [reply] = await Promise.all([
     sender.post('/init_weights_send_group_for_remote_instance', {
-      master_address: '127.0.0.1', ports, group_rank: 0, world_size: 2, group_name: name, backend: 'gloo', layout, receiver_hosts: true, piece_bytes: pieceBytes, timeout: timeoutMs / 1000, ...more
+      master_address: '127.0.0.1', ports, group_rank: 0, world_size: 2, group_name: name, backend: 'gloo', layout, receiver_hosts: true, barrier: true, piece_bytes: pieceBytes, timeout: timeoutMs / 1000, ...more
     }),
     joinLinks(wanted, { deadline, still: async run => await run() }, links)
   ])
