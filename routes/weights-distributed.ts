@@ -3,7 +3,7 @@ import { owe, scopeKey } from '../src/http/apply-source.ts'
 import type { Routes } from '../src/http/context.ts'
 import { distributedIdentity, DistributedUpdateBody, GROUP_NAME, updateFromDistributed } from '../src/http/distributed-update.ts'
 import { expectUpdate } from '../src/http/expect-update.ts'
-import { refusals, WeightsRefusal } from '../src/http/schemas.ts'
+import { refusals, tornTensors, WeightsRefusal } from '../src/http/schemas.ts'
 import { Report, toReport } from '../src/http/write-report.ts'
 import { RefitError } from '../src/errors.ts'
 import { Joiner } from '../src/weights/joiner.ts'
@@ -11,7 +11,7 @@ import { Joiner } from '../src/weights/joiner.ts'
 const DistributedUpdated = Type.Object({
   success: Type.Literal(true),
   message: Type.String(),
-  torn_count: Type.Integer({ description: 'Tensors of the model that are torn still. It generates once they are written too.' }),
+  torn_count: tornTensors,
   report: Report
 }, { title: 'DistributedUpdateReply', description: 'All bytes are in place on every rank.' })
 

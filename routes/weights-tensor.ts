@@ -4,7 +4,7 @@ import type { Routes } from '../src/http/context.ts'
 import { expectUpdate } from '../src/http/expect-update.ts'
 import { installFormParser } from '../src/http/form-parser.ts'
 import { TENSOR_BODY_LIMIT } from '../src/http/limits.ts'
-import { refusals, WeightsRefusal } from '../src/http/schemas.ts'
+import { refusals, tornTensors, WeightsRefusal } from '../src/http/schemas.ts'
 import { entriesOf, tensorIdentity, TensorUpdateBody, updateFromTensor } from '../src/http/tensor-update.ts'
 import { uploadType } from '../src/http/upload-types.ts'
 import { updateFromUpload, UploadReport } from '../src/http/upload-update.ts'
@@ -14,7 +14,7 @@ import { Joiner } from '../src/weights/joiner.ts'
 const TensorsUpdated = Type.Object({
   success: Type.Literal(true),
   message: Type.String(),
-  torn_count: Type.Integer({ description: 'Tensors of the model that are torn still. It generates once they are written too.' }),
+  torn_count: tornTensors,
   report: Report,
   upload: Type.Optional(UploadReport)
 }, { title: 'TensorUpdateReply', description: 'All bytes are in place on every rank, and the sender may free or reuse its memory.' })

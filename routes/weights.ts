@@ -3,7 +3,7 @@ import { demandValid, scopeKey } from '../src/http/apply-source.ts'
 import type { Routes } from '../src/http/context.ts'
 import { DiskUpdateBody, updateFromDisk } from '../src/http/disk-update.ts'
 import { getBody } from '../src/http/get-body.ts'
-import { nullable, refusals, unused, WeightsRefusal } from '../src/http/schemas.ts'
+import { nullable, refusals, tornTensors, unused, WeightsRefusal } from '../src/http/schemas.ts'
 import { bodyCheck } from '../src/http/validation.ts'
 import { WeightsChecker } from '../src/http/weights-checker.ts'
 import { Report, toReport } from '../src/http/write-report.ts'
@@ -14,7 +14,7 @@ const DiskUpdated = Type.Object({
   success: Type.Literal(true),
   message: Type.String(),
   num_paused_requests: Type.Integer({ description: 'Always 0, as in SGLang.' }),
-  torn_count: Type.Integer({ description: 'Tensors of the model that are torn still. It generates once they are written too.' }),
+  torn_count: tornTensors,
   report: Report
 }, { title: 'DiskUpdateReply', description: 'All bytes are in place.' })
 

@@ -52,6 +52,15 @@ void name(Bytes& out, std::string_view module, std::string_view name) {
   add(out, "\x93");
 }
 
+// A pair's name, and of the call that rebuilds its tensor what comes before the sizes.
+void begin_tensor(Bytes& out, const std::string& called) {
+  text(out, called);
+  name(out, "torch", "rebuild");
+  add(out, "(");
+  name(out, "torch", "Tensor");
+  name(out, "torch", "Size");
+}
+
 struct Sent {
   int rows, cols, start, segment, slot;
   bool is_float;
@@ -65,11 +74,7 @@ Bytes pickle_of(int first, int count) {
   add(out, {"\x80\x04](", 4});
   for (int index = first; index < first + count; index++) {
     const auto [rows, cols, start, segment, slot, is_float] = sent(index);
-    text(out, "layer." + std::to_string(index));
-    name(out, "torch", "rebuild");
-    add(out, "(");
-    name(out, "torch", "Tensor");
-    name(out, "torch", "Size");
+    begin_tensor(out, "layer." + std::to_string(index));
     add(out, "(");
     number(out, static_cast<uint64_t>(rows));
     number(out, static_cast<uint64_t>(cols));
@@ -195,11 +200,7 @@ Bytes pickle_of_one_handle(size_t handle_bytes, int count) {
   Bytes out;
   add(out, {"\x80\x04](", 4});
   for (int index = 0; index < count; index++) {
-    text(out, "t" + std::to_string(index));
-    name(out, "torch", "rebuild");
-    add(out, "(");
-    name(out, "torch", "Tensor");
-    name(out, "torch", "Size");
+    begin_tensor(out, "t" + std::to_string(index));
     add(out, "(K\x01t\x85R(K\x01tK");
     out.push_back(0);
     name(out, "torch", "Storage");

@@ -131,7 +131,7 @@ export class SchedulerClient implements GateKeeper {
   }
 
   async resume (): Promise<void> {
-    this.#standing.resumed()
+    this.#standing.unsettled()
     await this.#call({ type: 'resume' })
   }
 
@@ -218,9 +218,9 @@ export class SchedulerClient implements GateKeeper {
     })
   }
 
-  /** Which requests are held changes: the next gate has to be asked for. */
+  /** A request is ended from outside: a pause may have held it. */
   #end (message: ToWorker): void {
-    this.#standing.resumed()
+    this.#standing.unsettled()
     this.#post(message)
   }
 

@@ -22,7 +22,8 @@ export class Standing {
     return () => { if (turn === this.#turns) this.#paused = true }
   }
 
-  resumed (): void {
+  /** It may go on, or hold other requests than before: the next gate is asked for. */
+  unsettled (): void {
     this.#turns++
     this.#paused = false
   }

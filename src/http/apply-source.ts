@@ -78,6 +78,9 @@ export function demandValid (engine: RolloutEngine, { body, validationError }: P
   throw validationError
 }
 
+/** Tensors that are torn still. */
+export function tornCount ({ weights }: RolloutEngine): number { return weights.state === 'torn' ? weights.tensors.length : 0 }
+
 /** Counts what comes of an update. */
 export async function measured<T extends { report: WriteReport }> (metrics: Metrics, run: () => Promise<T>): Promise<T> {
   try {

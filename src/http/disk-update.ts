@@ -2,7 +2,7 @@ import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../errors.ts'
 import type { WriteReport } from '../weights/source.ts'
-import { applySource, labelText, measured, openedFor, prefixed } from './apply-source.ts'
+import { applySource, labelText, measured, openedFor, prefixed, tornCount } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
 import { nullable, transactionField, unused } from './schemas.ts'
 
@@ -35,8 +35,7 @@ export async function updateFromDisk (context: RouteContext, body: DiskUpdateBod
     })
     const report = await applySource(engine, source, body, { allowTorn: true, check: report => { demandWeights(body.model_path, report) } })
     context.loaded.update(body.model_path, body.load_format ?? null, report.transaction)
-    const { weights } = engine
-    return { message: `Succeeded to update model weights.${labelText(body.weight_version, report)}`, report, torn: weights.state === 'torn' ? weights.tensors.length : 0 }
+    return { message: `Succeeded to update model weights.${labelText(body.weight_version, report)}`, report, torn: tornCount(engine) }
   })
 }
 

@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import type { WriteReport } from '../weights/source.ts'
-import { applySource, labelText, measured, openedFor, prefixed } from './apply-source.ts'
+import { applySource, labelText, measured, openedFor, prefixed, tornCount } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
 import { nullable, transactionField, unused } from './schemas.ts'
 
@@ -32,8 +32,7 @@ export async function updateFromDistributed (context: RouteContext, body: Distri
     const source = await openedFor(engine, body, async () => await distributed.open({ ...body, groupName: body.group_name ?? GROUP_NAME, loadFormat: body.load_format ?? null }))
       .catch((error: unknown) => { throw prefixed(FAILED, error) })
     const report = await applySource(engine, source, body, { allowTorn: true, failed: '' }).catch((error: unknown) => { throw prefixed(FAILED, source.noted(error)) })
-    const { weights } = engine
-    return { message: `Succeeded to update parameter online.${labelText(body.weight_version, report)}`, report, torn: weights.state === 'torn' ? weights.tensors.length : 0 }
+    return { message: `Succeeded to update parameter online.${labelText(body.weight_version, report)}`, report, torn: tornCount(engine) }
   })
 }
 

@@ -6,6 +6,9 @@ export function nullable<T extends TSchema> (schema: T, description?: string) {
   return Type.Optional(Type.Union([schema, Type.Null()], description === undefined ? {} : { description }))
 }
 
+/** Of replies to updates. */
+export const tornTensors = Type.Integer({ description: 'Tensors of the model that are torn still. It generates once they are written too.' })
+
 /** Of every update of weights. */
 export const transactionField = nullable(Type.String(), 'Id of the weight transaction that it belongs to (POST /weight_transactions).')
 

@@ -2,7 +2,7 @@ import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../errors.ts'
 import type { WeightSource, WriteReport } from '../weights/source.ts'
-import { applySource, labelText, measured, openedFor } from './apply-source.ts'
+import { applySource, labelText, measured, openedFor, tornCount } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
 import { nullable, transactionField, unused } from './schemas.ts'
 
@@ -33,8 +33,7 @@ export type TensorUpdateBody = Static<typeof TensorUpdateBody>
 export async function updateFromTensor (context: RouteContext, body: TensorUpdateBody): Promise<{ message: string, report: WriteReport, torn: number }> {
   return await measured(context.metrics, async () => {
     const report = await write(context, body)
-    const { weights } = context.engine
-    return { message: `Success${labelText(body.weight_version, report)}`, report, torn: weights.state === 'torn' ? weights.tensors.length : 0 }
+    return { message: `Success${labelText(body.weight_version, report)}`, report, torn: tornCount(context.engine) }
   })
 }
 

@@ -3,7 +3,7 @@ import type { FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
 import type { UploadPlace } from '../sources/upload.ts'
 import type { WriteReport } from '../weights/source.ts'
-import { applySource, demandTurn, labelText, measured, openedFor } from './apply-source.ts'
+import { applySource, demandTurn, labelText, measured, openedFor, tornCount } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
 import { sendContinue } from './expect-continue.ts'
 import { UploadForm } from './upload-fields.ts'
@@ -52,11 +52,10 @@ export async function updateFromUpload (context: RouteContext, request: FastifyR
       if (form.unknown.length > 0) request.log.info({ fields: form.unknown }, 'unknown fields of an upload ignored')
       const report = await applySource(engine, source, form.fields, { allowTorn: true })
       await reading
-      const { weights } = engine
       return {
         message: `Success${labelText(form.fields.weight_version, report)}`,
         report,
-        torn: weights.state === 'torn' ? weights.tensors.length : 0,
+        torn: tornCount(engine),
         upload: { files: upload.files, bytes: upload.bytes, staged: upload.place, receive_ms: receiveMs }
       }
     } catch (error) {

@@ -13,11 +13,10 @@ import type { FleetInfo, Receiver, Route } from './fleet-info.ts'
 import { localAddress } from '../groups/local-address.ts'
 import { isLater, LOAD_FROM, Peer } from './peer.ts'
 import type { InitSendBody, PeerWords, SendReply } from './peer.ts'
-import { joinLinks } from './remote-link.ts'
+import { joinLinks, leave } from './remote-link.ts'
 import type { Link } from './remote-link.ts'
 import { hostStores } from './remote-stores.ts'
 import { linkName } from './send-groups.ts'
-import { leave } from './weight-sender.ts'
 import { compareChecksums, receiveWeights } from './weight-receiver.ts'
 
 export interface FillOptions {

@@ -41,6 +41,8 @@ export interface JoinOptions {
 const POLL_MS = 10
 /** For the others, who are there by then: this engine stands still meanwhile. */
 const CONNECT_MS = 60_000
+/** Longest that a meeting may take whose end means nothing. */
+const LEAVE_MS = 5000
 
 /** A group between a sending engine, which is its rank 0, and those that receive. */
 export class Link {
@@ -121,4 +123,22 @@ export async function joinLinks (wanted: readonly LinkOptions[], { deadline, sti
   } finally {
     signal.removeEventListener('abort', stop)
   }
+}
+
+/** Both sides are there, and what may still be refused has been: from here on bytes go. */
+export async function meet (links: readonly Link[], timeoutMs: number): Promise<void> {
+  await allOf(links.map(async link => { await link.meet(timeoutMs) }), reason => {
+    for (const link of links) link.abort(reason)
+  })
+}
+
+/**
+ * Leaves once all ranks have what was sent: what NCCL has still to hand on is lost with the rank that leaves. The second meeting's own end may be
+ * lost so, and then means nothing: whoever has begun it has seen that all had come to the first.
+ */
+export async function leave (links: readonly Link[], timeoutMs: number): Promise<void> {
+  const met = links.filter(({ backend }) => backend === 'nccl')
+  await allOf(met.map(async link => { await link.meet(timeoutMs) }))
+  await Promise.allSettled(met.map(async link => { await link.meet(Math.min(timeoutMs, LEAVE_MS)) }))
+  for (const link of links) await link.end()
 }

@@ -6,8 +6,8 @@ import type { WeightSource, WriteReport } from '../weights/source.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
 import { allOf } from './all-of.ts'
 import { PieceStream } from './piece-stream.ts'
+import { meet } from './remote-link.ts'
 import type { Link } from './remote-link.ts'
-import { meet } from './weight-sender.ts'
 import type { SendOptions } from './weight-sender.ts'
 
 export interface ReceiveOptions extends SendOptions {
@@ -64,10 +64,16 @@ async function receiveTensors (store: WeightStore, link: Link, { pieceBytes, tim
     tensors: layout.tensors.map(({ plan: { name, shape }, offset }) => ({ name, dtype, shape, source: 0, offset })),
     sources: [],
     stream: new PieceStream({
-      addon, group: handle, needsGate: onCards, pieces, timeoutMs, begin: async () => {
+      addon,
+      group: handle,
+      needsGate: onCards,
+      pieces,
+      timeoutMs,
+      begin: async () => {
         begin?.()
         await meet([link], timeoutMs)
-      }, onProgress: bytes => { onProgress?.(bytes, layout.bytes) }
+      },
+      onProgress: bytes => { onProgress?.(bytes, layout.bytes) }
     }),
     verify: async () => {},
     close: async () => {}

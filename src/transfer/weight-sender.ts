@@ -5,10 +5,8 @@ import { gatherRows } from '../weights/gather.ts'
 import { share } from '../weights/sharing.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
 import { allOf } from './all-of.ts'
+import { leave, meet } from './remote-link.ts'
 import type { Link } from './remote-link.ts'
-
-/** Longest that a meeting may take whose end means nothing. */
-const LEAVE_MS = 5000
 
 /** What a group of links carries: `parameters`, those of each rank straight into place over a link of its own; `checkpoint`, whole tensors over one. */
 export type SendLayout = 'parameters' | 'checkpoint'
@@ -86,22 +84,4 @@ async function sendTensors (store: WeightStore, { handle, backend }: Link, piece
     next = gathered as Uint8Array | undefined
   }
   return layout.bytes
-}
-
-/** Both sides are there, and what may still be refused has been: from here on bytes go. */
-export async function meet (links: readonly Link[], timeoutMs: number): Promise<void> {
-  await allOf(links.map(async link => { await link.meet(timeoutMs) }), reason => {
-    for (const link of links) link.abort(reason)
-  })
-}
-
-/**
- * Leaves once all ranks have what was sent: what NCCL has still to hand on is lost with the rank that leaves. The second meeting's own end may be
- * lost so, and then means nothing: whoever has begun it has seen that all had come to the first.
- */
-export async function leave (links: readonly Link[], timeoutMs: number): Promise<void> {
-  const met = links.filter(({ backend }) => backend === 'nccl')
-  await allOf(met.map(async link => { await link.meet(timeoutMs) }))
-  await Promise.allSettled(met.map(async link => { await link.meet(Math.min(timeoutMs, LEAVE_MS)) }))
-  for (const link of links) await link.end()
 }

@@ -1,31 +1,13 @@
 import { randomBytes } from 'node:crypto'
-import { once } from 'node:events'
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
-import { createServer } from 'node:net'
-import type { Socket } from 'node:net'
-import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { rmSync, writeFileSync } from 'node:fs'
 import t from 'tap'
 import type { Test } from 'tap'
-import { zmtpGreeting, zmtpMessage, zmtpReady, ZmtpReader } from '../../src/wire/zmtp.ts'
 import { engineServer, modelFolder } from '../helpers/gateway.ts'
-import { assemble, global, PROTO4, str, u32 } from '../helpers/pickles.ts'
+import { global } from '../helpers/pickles.ts'
+import { pickle, sender } from '../helpers/zmq-sender.ts'
 
 const NORM = 'model.norm.weight'
 const LAYER = 'model.layers.0.input_layernorm.weight'
-
-/** As a pickle's opcodes. */
-function value (it: unknown): Buffer {
-  if (Buffer.isBuffer(it)) return it
-  if (typeof it === 'string') return str(it)
-  if (typeof it === 'number') return assemble('J', u32(it))
-  if (typeof it === 'boolean') return assemble(it ? '\x88' : '\x89')
-  if (it === null) return assemble('N')
-  if (Array.isArray(it)) return assemble('(', ...it.map(value), 't')
-  return assemble('}(', ...Object.entries(it as object).flatMap(([name, member]) => [str(name), value(member)]), 'u')
-}
-
-const pickle = (it: unknown): Buffer => assemble(PROTO4, value(it), '.')
 
 interface Message { names: readonly string[], isLast?: boolean, handle?: number | null }
 
@@ -33,42 +15,6 @@ interface Message { names: readonly string[], isLast?: boolean, handle?: number 
 function bucket ({ names, isLast = false, handle = null }: Message, size: number): Buffer {
   const dtype = global('torch', 'float32')
   return pickle({ bucket_meta: Object.fromEntries(names.map(name => [name, { name, dtype, shape: [size], offset: 0, handle }])), is_last: isLast })
-}
-
-/** A sender that is asked for nothing but its messages, one after each answer; what it is answered. */
-async function sender (t: Test, messages: readonly Buffer[]): Promise<{ endpoint: string, answers: Promise<string[]> }> {
-  const folder = mkdtempSync(join(tmpdir(), 'refit-zmq-'))
-  const path = join(folder, 's')
-  const server = createServer()
-  server.listen(path)
-  await once(server, 'listening')
-  t.teardown(() => {
-    server.close()
-    rmSync(folder, { recursive: true })
-  })
-  return { endpoint: `ipc://${path}`, answers: once(server, 'connection').then(async ([socket]) => await converse(socket as Socket, messages)) }
-}
-
-async function converse (socket: Socket, messages: readonly Buffer[]): Promise<string[]> {
-  const reader = new ZmtpReader()
-  const answers: string[] = []
-  const send = (): void => {
-    const message = messages[answers.length]
-    if (message === undefined) socket.end()
-    else socket.write(zmtpMessage([Buffer.alloc(0), message]))
-  }
-  socket.write(Buffer.concat([zmtpGreeting(), zmtpReady('REQ')]))
-  send()
-  socket.on('error', () => {})
-  socket.on('data', chunk => {
-    for (const event of reader.push(chunk)) {
-      if (event.type !== 'message') continue
-      answers.push(String(event.frames[1]))
-      send()
-    }
-  })
-  await once(socket, 'close')
-  return answers
 }
 
 /** What comes of an update whose two senders send these, and of the weights. */

@@ -51,7 +51,7 @@ class Threads {
   }
 
   resume (): void {
-    this.standing.resumed()
+    this.standing.unsettled()
     this.toWorker.push(() => { this.h.scheduler.resume() })
   }
 
@@ -155,7 +155,7 @@ t.test('idle, paused and asleep are known; a request whose reader has left count
   t.equal(standing.gateAsked(false), true)
   standing.gateOpened(false)
   const late = standing.pausing()
-  standing.resumed()
+  standing.unsettled()
   late()
   t.equal(standing.gateAsked(false), false, 'a resume was sent after the pause')
   standing.gateOpened(true)
