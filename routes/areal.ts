@@ -16,7 +16,7 @@ const InitBody = Type.Object({
   master_address: Type.String({ minLength: 1, description: 'Where the trainer\'s rank 0 listens. See --allow-master.' }),
   master_port: Type.Integer({ minimum: 1, maximum: 65535, description: 'A number, or AReaL\'s text of one.' }),
   rank_offset: Type.Integer({ minimum: 0 }),
-  world_size: Type.Integer({ minimum: 1, maximum: 65536 }),
+  world_size: Type.Integer({ minimum: 1, maximum: 65535 }),
   backend: Type.Optional(Type.String({ description: '"nccl" (default) or "gloo".' })),
   group_name: Type.String({ minLength: 1 })
 }, { title: 'ArealInitGroupRequest' })

@@ -7,7 +7,7 @@ const InitBody = Type.Object({
   host: Type.String({ minLength: 1, description: 'Where the trainer\'s store listens. See --allow-master.' }),
   port: Type.Integer({ minimum: 1, maximum: 65535 }),
   rank_offset: Type.Integer({ minimum: 0, description: 'Cards of the servers before this one.' }),
-  inference_world_size: Type.Integer({ minimum: 1, maximum: 65535, description: 'Cards of all servers; the trainer\'s comes on top.' }),
+  inference_world_size: Type.Integer({ minimum: 1, maximum: 65534, description: 'Cards of all servers; the trainer\'s comes on top.' }),
   quantize_in_weight_transfer: nullable(Type.Boolean(), 'Refused when true.'),
   backend: Type.Optional(Type.String({ description: 'refit\'s own: "gloo" for a group of torch\'s gloo in the place of vLLM\'s communicator (default "nccl").' })),
   timeout: unused('Taken and without effect: see --group-timeout.'),

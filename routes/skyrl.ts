@@ -10,7 +10,7 @@ const InitBody = Type.Object({
   master_address: Type.Optional(Type.String({ minLength: 1, description: 'The same in older versions.' })),
   master_port: Type.Integer({ minimum: 1, maximum: 65535 }),
   rank_offset: Type.Integer({ minimum: 0 }),
-  world_size: Type.Integer({ minimum: 1, maximum: 65536 }),
+  world_size: Type.Integer({ minimum: 1, maximum: 65535 }),
   group_name: Type.String({ minLength: 1 }),
   backend: Type.String({ description: '"nccl" or "gloo".' }),
   override_existing_receiver: Type.Optional(Type.Boolean({ description: 'Give up a group of the name that is there (default false: keep it, and join nothing).' })),

@@ -8,7 +8,7 @@ import { RefitError } from '../src/errors.ts'
 const InitBody = Type.Object({
   host: Type.String({ minLength: 1, description: 'Where this server listens for the client: an address of this machine, or 0.0.0.0.' }),
   port: Type.Integer({ minimum: 1, maximum: 65535 }),
-  world_size: nullable(Type.Integer({ minimum: 2, maximum: 65536 }), 'Tensor-parallel ranks and the client.'),
+  world_size: nullable(Type.Integer({ minimum: 2, maximum: 65535 }), 'Tensor-parallel ranks and the client.'),
   client_device_uuid: nullable(Type.String(), 'The client\'s card, which must be none of this engine\'s.'),
   backend: Type.Optional(Type.String({ description: 'refit\'s own: "gloo" for a group of torch\'s gloo in the place of vLLM\'s communicator (default "nccl").' }))
 }, { title: 'InitCommunicatorRequest' })

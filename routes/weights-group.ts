@@ -11,7 +11,7 @@ const InitBody = Type.Object({
   master_address: Type.String({ minLength: 1, description: 'Where the trainer\'s rank 0 listens: a name or an address. See --allow-master.' }),
   master_port: Type.Integer({ minimum: 1, maximum: 65535 }),
   rank_offset: Type.Integer({ minimum: 0, description: 'The rank of this engine\'s tensor-parallel rank 0; the others follow.' }),
-  world_size: Type.Integer({ minimum: 1, maximum: 65536, description: 'Ranks of the whole group, the trainer\'s among them.' }),
+  world_size: Type.Integer({ minimum: 1, maximum: 65535, description: 'Ranks of the whole group, the trainer\'s among them.' }),
   group_name: groupName,
   backend: Type.Optional(Type.String({ description: '"nccl" (default) or "gloo".' })),
   barrier: nullable(Type.Boolean(), 'refit\'s own: all ranks meet in a barrier when the group is made, as SGLang\'s and ROLL\'s instance loaders do (default false).'),

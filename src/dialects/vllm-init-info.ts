@@ -27,7 +27,7 @@ const NcclInfo = Type.Object({
   master_address: Type.String({ minLength: 1 }),
   master_port: Type.Integer({ minimum: 1, maximum: 65_535 }),
   rank_offset: Type.Integer({ minimum: 0 }),
-  world_size: Type.Integer({ minimum: 1, maximum: 65_536 }),
+  world_size: Type.Integer({ minimum: 1, maximum: 65_535 }),
   ...packing,
   backend: Type.Optional(Type.String()),
   group_name: Type.Optional(Type.String())

@@ -1,8 +1,10 @@
 import type { StoreClient } from '../store/client.ts'
+import { Deadline } from '../store/within.ts'
 
 /** A key that nobody sets. */
 const NEVER = 'refit/until the end of the store'
 const LONG_MS = 24 * 3600_000
+const PAUSE_MS = 1000
 
 /** Notices when the server of a store has gone: with it, the process whose group it was. */
 export class StoreWatch {
@@ -27,6 +29,8 @@ export class StoreWatch {
     for (;;) {
       try {
         await store.wait([NEVER], { timeoutMs: LONG_MS, signal: this.#control.signal })
+        // Somebody has set it, or the store answers whatever is asked.
+        await new Deadline({ signal: this.#control.signal }, PAUSE_MS).sleep(PAUSE_MS)
       } catch (error) {
         if ((error as { code?: unknown }).code !== 'DEADLINE') return error instanceof Error ? error.message : String(error)
       }

@@ -87,8 +87,14 @@ export class WeightGroup {
 
   get state (): GroupState { return this.#state }
   get failure (): RefitError | null { return this.#failure }
+  /** Why it is dead, in words; null where it is not. */
+  get trouble (): string | null {
+    if (this.#failure !== null) return this.#failure.message
+    return this.#watch?.lost === true ? `the connection to the trainer's store has ended: ${this.#watch.reason}` : null
+  }
+
   /** Of no use any more; also where the trainer's store has gone. */
-  get isDead (): boolean { return this.#state === 'failed' || this.#state === 'ended' || this.#watch?.lost === true }
+  get isDead (): boolean { return this.trouble !== null }
   get needsGate (): boolean { return this.#link!.needsGate }
   /** The store of its rendezvous, once it has joined. */
   get store (): StoreClient { return this.#store!.client }
@@ -215,7 +221,8 @@ export class WeightGroup {
     const { native } = this.#options.host
     if (room.bytes > this.#staged.bytes || room.slots > this.#staged.slots) {
       const kept = this.#staged.bytes > ALONE ? 0 : this.#staged.bytes
-      const bytes = Math.max(kept, Math.ceil(room.bytes / GRAIN) * GRAIN)
+      // None at all would be no slot, for broadcasts without bytes.
+      const bytes = Math.max(kept, Math.ceil(room.bytes / GRAIN) * GRAIN, GRAIN)
       const slots = bytes > ALONE ? room.slots : 2
       await this.#phase(`finding room for ${slots} times ${bytes} bytes`, async () => { await native.stageGroup(this.handle, bytes, slots) })
       this.#staged = { bytes, slots }

@@ -32,7 +32,7 @@ export interface GroupStatus {
   master: string
   ranks: number[]
   worldSize: number
-  /** Why it failed; null where it has not. */
+  /** Why it failed, or that its trainer's store has gone; null where neither is. */
   error: string | null
 }
 
@@ -73,6 +73,7 @@ export class WeightGroups {
       throw new RefitError('CONFLICT', `group_name: ${known.title} is in use with other parameters: ${differences(known.spec, spec)}; call /destroy_weights_update_group first`, { param: 'group_name' })
     }
     if (known !== undefined) this.#end(known, 'it was made anew')
+    if (this.#groups.size >= MOST_GROUPS) this.#endDead()
     if (this.#groups.size >= MOST_GROUPS) throw new RefitError('CONFLICT', `${MOST_GROUPS} process groups are open; destroy those that are of no use any more`)
     const group = this.#make(spec, host)
     this.#groups.set(spec.name, group)
@@ -107,14 +108,14 @@ export class WeightGroups {
   }
 
   get list (): GroupStatus[] {
-    return [...this.#groups.values()].map(({ spec, state, failure }) => ({
+    return [...this.#groups.values()].map(({ spec, state, trouble }) => ({
       name: spec.name,
       backend: spec.backend,
       state,
       master: `${spec.address}:${spec.port}`,
       ranks: this.#ranks(spec),
       worldSize: spec.worldSize,
-      error: failure?.message ?? null
+      error: trouble
     }))
   }
 
@@ -128,6 +129,11 @@ export class WeightGroups {
   async close (limitMs = END_MS): Promise<void> {
     this.abort()
     await Promise.race([Promise.all(this.#ending), new Promise<void>(resolve => { setTimeout(resolve, limitMs).unref() })])
+  }
+
+  /** What they failed by has been told; nobody may ever call them by name again. */
+  #endDead (): void {
+    for (const group of [...this.#groups.values()]) if (group.isDead) this.#end(group, 'it was of no use any more')
   }
 
   #end (group: WeightGroup, reason: string): void {

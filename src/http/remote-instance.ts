@@ -21,7 +21,7 @@ export const InitSendBody = Type.Object({
   master_address: masterAddress,
   ports,
   group_rank: Type.Integer({ description: 'Of this engine: 0, the one that sends.' }),
-  world_size: Type.Integer({ minimum: 2, description: 'Ranks of each group: this engine\'s and those that receive.' }),
+  world_size: Type.Integer({ minimum: 2, maximum: 65535, description: 'Ranks of each group: this engine\'s and those that receive.' }),
   group_name: groupName,
   backend: Type.Optional(Type.Union([Type.Literal('nccl'), Type.Literal('gloo')], { description: 'Default "nccl".' })),
   layout: Type.Optional(Type.Union([Type.Literal('parameters'), Type.Literal('checkpoint')], {

@@ -85,7 +85,7 @@ export class DistributedReceiver {
       await stream.close()
       return stream.dropped
     } catch (error) {
-      return error instanceof RefitError && error.code === 'INVALID_REQUEST' ? error.message : undefined
+      return error instanceof RefitError && (error.code === 'INVALID_REQUEST' || error.code === 'TENSOR_PAYLOAD') ? error.message : undefined
     }
   }
 
@@ -100,6 +100,8 @@ export class DistributedReceiver {
       throw new RefitError(code, `${message}. ${this.#abort(groupName, message)}`, { cause: error, ...param === undefined ? {} : { param } })
     }
     const broadcasts = cutBroadcasts(tensors, packing)
+    // What is dropped lies in a slot, too: no memory is taken for whatever somebody announces.
+    if (asks !== true && broadcasts.sizes.some(size => size > 2 * this.#bucketBytes)) this.#refuseLarge(groupName, tensors, broadcasts, packing)
     const { offsets, pieces } = layOutPieces(broadcasts.sizes, Math.min(this.#bucketBytes, group.pieceBytes))
     const stream = group.announce(pieces, ({ first, end }) => {
       const of = nameRange(names.slice(broadcasts.spans[first]![0], broadcasts.spans[end - 1]![1]))
@@ -112,6 +114,16 @@ export class DistributedReceiver {
   #abort (groupName: string, reason: string): string {
     this.#groups.get(groupName).giveUp(reason)
     return `Nobody can tell what the trainer sends, so that process group "${groupName}" was aborted; initialise it again`
+  }
+
+  #refuseLarge (groupName: string, tensors: readonly MeasuredTensor[], broadcasts: Broadcasts, packing: Packing): void {
+    try {
+      this.#demandRoom(tensors, broadcasts, packing)
+    } catch (error) {
+      const { code, message, param } = error as RefitError
+      this.#groups.get(groupName).giveUp(message)
+      throw new RefitError(code, `${message}. There is no room to receive and drop it, so that process group "${groupName}" was aborted; initialise it again`, { cause: error, ...param === undefined ? {} : { param } })
+    }
   }
 
   #demandRoom (tensors: readonly MeasuredTensor[], { sizes, spans }: Broadcasts, packing?: Packing): void {

@@ -2,12 +2,16 @@ import { RefitError } from '../errors.ts'
 import type { StoreClient } from './client.ts'
 import { customGroupStore, detailKey } from './group-keys.ts'
 import type { KeyDevice } from './group-keys.ts'
+import type { Store } from './store.ts'
+import { Deadline } from './within.ts'
 import type { Limits } from './within.ts'
 
 // What a trainer can be set to so that no rank of another program can join its group: found in the store, and said in words.
 
 /** How long the store is searched for the reason once the time is up. */
 const SEARCH_MS = 3000
+/** Of ranks that are missing. */
+const MOST_SHOWN = 20
 
 const DETAIL = 'The trainer runs with TORCH_DISTRIBUTED_DEBUG=DETAIL, under which torch compares every collective over a group of its own that refit is not in: ' +
   'set it to OFF or INFO'
@@ -37,12 +41,23 @@ export async function explainMissingId (store: StoreClient, query: { group: stri
 
 /** Why gloo's addresses are not all there. Never rejects. */
 export async function explainMissingRanks (store: StoreClient, query: { group: string, size: number }, signal?: AbortSignal): Promise<string> {
-  const part = customGroupStore(store, query.group, 'cpu')
-  const there = await Promise.all(Array.from({ length: query.size }, async (_, rank) =>
-    await part.check([`0/${rank}`], { timeoutMs: SEARCH_MS, signal }).catch(() => false)))
-  const missing = there.flatMap((is, rank) => is ? [] : [rank])
+  const missing: number[] = []
+  await findMissing(customGroupStore(store, query.group, 'cpu'), [0, query.size], missing, new Deadline({ signal }, SEARCH_MS)).catch(() => {})
   const found = await look(store, query, 'cpu', signal)
-  return [missing.length > 0 ? `Rank${missing.length > 1 ? 's' : ''} ${missing.join(', ')} of ${query.size} ${missing.length > 1 ? 'are' : 'is'} missing` : '', ...found].filter(text => text !== '').join('. ')
+  const shown = missing.slice(0, MOST_SHOWN).join(', ') + (missing.length > MOST_SHOWN ? ' and more' : '')
+  return [missing.length > 0 ? `Rank${missing.length > 1 ? 's' : ''} ${shown} of ${query.size} ${missing.length > 1 ? 'are' : 'is'} missing` : '', ...found].filter(text => text !== '').join('. ')
+}
+
+/** The first ranks from `first` to before `end` that have no address, one more than are shown: by halves, since there may be tens of thousands. */
+async function findMissing (part: Store, [first, end]: readonly [number, number], missing: number[], limits: Limits): Promise<void> {
+  if (missing.length > MOST_SHOWN || await part.check(Array.from({ length: end - first }, (_, i) => `0/${first + i}`), limits)) return
+  if (end - first === 1) {
+    missing.push(first)
+    return
+  }
+  const middle = Math.ceil((first + end) / 2)
+  await findMissing(part, [first, middle], missing, limits)
+  await findMissing(part, [middle, end], missing, limits)
 }
 
 /** What the store tells, in sentences without their full stops. */

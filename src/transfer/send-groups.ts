@@ -56,6 +56,7 @@ export class SendGroups {
   readonly #rules: StoreRules
   readonly #fills: Pick<PeerFills, 'from'>
   readonly #groups = new Map<string, SendGroup>()
+  #isClosed = false
 
   /** `fills`: of this engine, from others. */
   constructor (held: HeldWeights, rules: StoreRules, fills: Pick<PeerFills, 'from'>) {
@@ -73,7 +74,9 @@ export class SendGroups {
   async init (options: SendGroupOptions): Promise<void> {
     const key = keyOf(options)
     this.#check(options)
-    await this.#drop(key, 'it was initialised again')
+    // Others may ask for it while one before is being ended.
+    while (this.#groups.has(key)) await this.#drop(key, 'it was initialised again')
+    if (this.#isClosed) throw new RefitError('ENGINE_CLOSED', 'the engine is shutting down')
     if (this.#groups.size >= MOST_GROUPS) throw new RefitError('CONFLICT', `${this.#groups.size} groups are open already in which this engine sends its weights; use or abandon them first`)
     const group: SendGroup = { options, links: [], stores: undefined, watches: [], stop: new AbortController(), timer: undefined }
     this.#groups.set(key, group)
@@ -111,6 +114,7 @@ export class SendGroups {
   }
 
   async close (): Promise<void> {
+    this.#isClosed = true
     for (const key of [...this.#groups.keys()]) await this.#drop(key, 'the engine is shutting down')
   }
 
