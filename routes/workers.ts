@@ -39,7 +39,8 @@ const GatewayState = Type.Object({
 const AddBody = Type.Object({
   url: Type.String({ minLength: 1, maxLength: 2048, description: 'http://host:port, https://host:port or unix:/path/to.sock.' }),
   worker_type: nullable(Type.String(), 'null or "regular".'),
-  api_key: nullable(Type.String(), 'Key of this engine, where it is not that of the others.'),
+  api_key: nullable(Type.String(), 'Key of this engine, where it is not that of the others; it is called with no other then.'),
+  admin_api_key: nullable(Type.String(), 'Its admin key; default api_key.'),
   bootstrap_port: unused()
 }, { title: 'WorkerRequest' })
 const Params = Type.Object({ id: Type.String({ maxLength: 64 }) })
@@ -73,10 +74,10 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
       response: { 202: Described, ...refusals() }
     }
   }, async (request, reply) => {
-    const { url, worker_type: type, api_key: apiKey } = request.body
+    const { url, worker_type: type, api_key: apiKey, admin_api_key: adminApiKey } = request.body
     if (type != null && type !== 'regular') throw new RefitError('UNSUPPORTED', `worker_type: expected "regular" or nothing, got ${JSON.stringify(type.slice(0, 100))}`, { param: 'worker_type' })
     const isKnown = fleet.workers.size
-    const worker = fleet.add(url, apiKey == null ? {} : { apiKey })
+    const worker = fleet.add(url, { ...apiKey == null ? {} : { apiKey, adminApiKey: apiKey }, ...adminApiKey == null ? {} : { adminApiKey } })
     if (fleet.workers.size > isKnown) void health.watch(worker)
     return await reply.code(202).header('location', `/workers/${worker.id}`).send(describe(worker))
   })
@@ -96,7 +97,7 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
     const wasServed = worker.isServed
     worker.state = 'draining'
     worker.reason = 'it is removed after its last request'
-    if (!wasServed || worker.load === 0) await remove(worker)
+    if (!wasServed || !worker.isBusy) await remove(worker)
     else void drain(worker)
     return await reply.code(202).send(describe(worker))
   })
@@ -139,7 +140,7 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
   }
 
   async function drain (worker: Worker): Promise<void> {
-    while (worker.load > 0) await new Promise(resolve => { setTimeout(resolve, DRAIN_POLL_MS).unref() })
+    while (worker.isBusy) await new Promise(resolve => { setTimeout(resolve, DRAIN_POLL_MS).unref() })
     await remove(worker)
   }
 

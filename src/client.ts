@@ -79,7 +79,13 @@ export class RefitClient {
   async * stream (request: GenerateBody, signal?: AbortSignal): AsyncGenerator<GenerateOutput, void, undefined> {
     const { body } = await this.#call('/generate', { method: 'POST', body: { ...request, stream: true }, signal })
     try {
-      for await (const data of sseData(body)) {
+      const events = sseData(body)
+      for (;;) {
+        const { value: data, done } = await events.next().catch(error => { throw signal?.aborted === true ? error : brokenOff(error) })
+        if (done === true) {
+          if (!data) throw brokenOff()
+          return
+        }
         const event = JSON.parse(data) as GenerateOutput & { error?: { message: string, code: number, refit_code?: string } }
         if (event.error !== undefined) throw new ClientError(event.error.message, event.error.code, event.error.refit_code, event)
         yield event
@@ -185,3 +191,5 @@ export class RefitClient {
     return reply
   }
 }
+
+function brokenOff (cause?: Error): ClientError { return new ClientError(`POST /generate: the stream broke off${cause === undefined ? '' : `: ${cause.message}`}`, 0, undefined, undefined, cause) }

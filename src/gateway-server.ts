@@ -34,6 +34,10 @@ export async function createGateway (options: GatewayServerOptions): Promise<Gat
     forceCloseConnections: 'idle',
     return503OnClosing: true
   })
+  let isClosing = false
+  app.addHook('preClose', async () => { isClosing = true })
+  // As src/server.ts has it, too.
+  app.addHook('onResponse', async () => { if (isClosing) setImmediate(() => { app.server.closeIdleConnections() }) })
   app.setValidatorCompiler(validatorCompiler)
   await describeApi(app, API)
   const context = gateway(app, options, app.log)

@@ -1,5 +1,5 @@
-/** Data of server-sent events, up to the end mark; comments and other fields are skipped. */
-export async function * sseData (body: AsyncIterable<Uint8Array>): AsyncGenerator<string, void, undefined> {
+/** Data of server-sent events, up to the end mark; comments and other fields are skipped. Returns whether the mark came. */
+export async function * sseData (body: AsyncIterable<Uint8Array>): AsyncGenerator<string, boolean, undefined> {
   const decoder = new TextDecoder()
   let rest = ''
   for await (const chunk of body) {
@@ -9,8 +9,9 @@ export async function * sseData (body: AsyncIterable<Uint8Array>): AsyncGenerato
     for (const line of lines) {
       if (!line.startsWith('data:')) continue
       const data = line.slice(5).trim()
-      if (data === '[DONE]') return
+      if (data === '[DONE]') return true
       yield data
     }
   }
+  return false
 }

@@ -105,7 +105,13 @@ class Engines:
     @contextlib.contextmanager
     def paused(self, mode="retract"):
         """Generation is paused meanwhile, on all engines, and goes on afterwards whatever happens."""
-        self.pause(mode)
+        try:
+            self.pause(mode)
+        except BaseException:
+            # Some may stand still already.
+            with contextlib.suppress(RefitError):
+                self.resume()
+            raise
         try:
             yield self
         finally:

@@ -1,4 +1,5 @@
 import { createHash } from 'node:crypto'
+import { RefitError } from '../errors.ts'
 import { messageOf } from '../remote/connection.ts'
 import { DIALECTS, readFacts } from '../remote/dialect.ts'
 import type { EngineFacts } from '../remote/dialect.ts'
@@ -9,6 +10,8 @@ import type { Worker } from './worker.ts'
 
 /** How long an engine may take to say what it is; a machine that is gone does not refuse, it is silent. */
 export const LOOK_MS = 5000
+/** And its checksums, of weights that may have to be read from memory at the pace of a busy host. */
+const COMPARE_MS = 300_000
 
 /**
  * Lets an engine into the rotation if it holds what those in it hold: the same label and, where both can tell, the same checksums. One that
@@ -17,13 +20,18 @@ export const LOOK_MS = 5000
 export async function admit (fleet: Fleet, worker: Worker, filling: FillOptions | null): Promise<void> {
   const before = worker.facts
   let facts: EngineFacts
+  const signal = AbortSignal.timeout(LOOK_MS)
   try {
-    facts = await readFacts(worker.connection, before?.dialect ?? null, AbortSignal.timeout(LOOK_MS))
+    facts = await readFacts(worker.connection, before?.dialect ?? null, signal)
   } catch (error) {
     fleet.unready(worker, 'down', (error as Error).message)
+    // An update that waits there since before would wait for ever.
+    if (!(error instanceof RefitError) && worker.lookFailed(error as Error, signal.aborted)) await worker.cut(new RefitError('ENGINE_FAILED', `${worker.url} is down`))
     return
   }
-  if (before !== null && before.instance !== facts.instance) startedAnew(fleet, worker)
+  worker.failures = 0
+  if (before !== null && (before.instance !== facts.instance || (worker.hasEnded && !DIALECTS[facts.dialect].tellsStart))) startedAnew(fleet, worker)
+  worker.hasEnded = false
   worker.facts = facts
   if (!fleet.isQuiet) return fleet.unready(worker, 'stale', fleet.paused ? 'it waits for the end of the pause' : 'it waits for the end of an update')
   const { updates } = fleet
@@ -35,9 +43,10 @@ export async function admit (fleet: Fleet, worker: Worker, filling: FillOptions 
     const failure = await fill(fleet, worker, peer, filling)
     // The others are compared by their bytes.
     if (failure === null && !DIALECTS[facts.dialect].hasChecksums && isUnchanged()) worker.update = updates
-    worker.facts = await readFacts(worker.connection, facts.dialect).catch(() => facts)
+    worker.facts = await readFacts(worker.connection, facts.dialect, AbortSignal.timeout(LOOK_MS)).catch(() => facts)
     problem = failure === null ? await difference(fleet, worker, peer) : `${problem}; ${failure}`
   }
+  if (problem === null && worker.isPaused && isUnchanged()) problem = await goOn(worker)
   if (!fleet.workers.has(worker.id) || worker.state === 'draining') return
   if (!isUnchanged()) return fleet.unready(worker, 'stale', `an update or a pause came while it was ${problem === null ? 'compared' : 'filled or compared'}`)
   if (peer === null && fleet.ready.length > 0) return fleet.unready(worker, 'stale', 'another engine became ready first, with which it is compared next')
@@ -50,8 +59,21 @@ export async function admit (fleet: Fleet, worker: Worker, filling: FillOptions 
 export function startedAnew (fleet: Fleet, worker: Worker): void {
   fleet.announced.forget(worker)
   worker.inSync = false
+  worker.isPaused = false
   worker.update = 0
   worker.groups.clear()
+}
+
+/** It missed the end of a pause: what it were sent would wait there. */
+async function goOn (worker: Worker): Promise<string | null> {
+  try {
+    const reply = await worker.connection.json('POST', DIALECTS[worker.facts!.dialect].resume, {}, { admin: true, signal: AbortSignal.timeout(LOOK_MS) })
+    if (reply.status >= 400) return `it is paused: ${messageOf(reply)}`
+    worker.isPaused = false
+    return null
+  } catch (error) {
+    return `it is paused: ${(error as Error).message}`
+  }
 }
 
 /** An engine that holds the current weights, just asked for their label. */
@@ -59,7 +81,7 @@ async function reference (fleet: Fleet, worker: Worker): Promise<Worker | null> 
   const others = fleet.ready.filter(other => other !== worker)
   const peer = others.find(({ facts }) => facts?.dialect === worker.facts?.dialect) ?? others[0]
   if (peer === undefined) return null
-  peer.facts = await readFacts(peer.connection, peer.facts!.dialect).catch(() => peer.facts)
+  peer.facts = await readFacts(peer.connection, peer.facts!.dialect, AbortSignal.timeout(LOOK_MS)).catch(() => peer.facts)
   return peer
 }
 
@@ -96,7 +118,7 @@ interface Checksums { digest: string, tensors: ReadonlyMap<string, string> }
 /** Of whole tensors where the engine tells them, which do not depend on its ranks; else of the engine. A text says what failed. */
 async function checksums ({ connection }: Worker): Promise<Checksums | string> {
   try {
-    const reply = await connection.json('POST', '/weights_checker', { action: 'checksum' }, { admin: true })
+    const reply = await connection.json('POST', '/weights_checker', { action: 'checksum' }, { admin: true, signal: AbortSignal.timeout(COMPARE_MS) })
     const { checksums: tensors, per_engine_checksum: whole } = (reply.body ?? {}) as { checksums?: Record<string, string>, per_engine_checksum?: string }
     if (reply.status >= 400) return messageOf(reply)
     if (typeof tensors === 'object' && tensors !== null) {

@@ -85,7 +85,9 @@ export const CALLS: Readonly<Record<string, Call>> = {
   ...all(one, '/tokenize', '/detokenize', '/v1/tokenize', '/v1/detokenize'),
 
   // What the engines are.
-  ...all(any, '/', '/model_info', '/get_model_info', '/v1/models', '/v1/models/*', '/version', '/parallelism_config'),
+  ...all(any, '/', '/model_info', '/get_model_info', '/version', '/parallelism_config'),
+  // Read alone: a proxy before an engine may resolve `..`.
+  ...all({ ...any, methods: GET }, '/v1/models', '/v1/models/*'),
   ...all({ ...any, auth: 'public' }, '/health_generate', '/liveness', '/health/'),
   ...all({ ...any, auth: 'admin' }, '/get_weights_by_name', '/remote_instance_transfer_engine_info', '/get_remote_instance_transfer_engine_info'),
   ...all(seen({ agree: 'weight_version' }), '/weight_version', '/get_weight_version', '/weight_info'),

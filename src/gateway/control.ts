@@ -2,12 +2,13 @@ import { Readable } from 'node:stream'
 import type { FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
 import type { Call as EngineCall } from '../remote/connection.ts'
+import { LOOK_MS } from './admission.ts'
 import { perEngine } from './bodies.ts'
 import type { Call } from './calls.ts'
 import { NAMELESS } from './calls-by-body.ts'
 import { fanOut, fanOutStream } from './fan-out.ts'
 import type { Fleet } from './fleet.ts'
-import { bodylessHeaders, requestHeaders } from './headers.ts'
+import { bodylessHeaders, readHeaders } from './headers.ts'
 import { JsonBody } from './json-body.ts'
 import type { GatewayMetrics } from './metrics.ts'
 import { failureOf, merge } from './replies.ts'
@@ -37,9 +38,12 @@ export async function control (fleet: Fleet, metrics: GatewayMetrics, request: F
     outcomes = await send(fleet, request, call, body, json, workers)
   } finally {
     metrics.fannedOut(String(request.routeOptions.url), (performance.now() - began) / 1000, outcomes, isUpdate)
-    if (isUpdate) fleet.updateEnded(outcomes.map(outcome => ({ worker: outcome.worker, failure: failureOf(outcome) ?? (lacking.includes(outcome.worker) ? MISSED : null) })), checkpointOf(call, json, inGroup))
+    // Where the client broke off, engines have changed nothing, or say themselves what is torn.
+    const isWhole = body !== null || request.raw.complete
+    if (isUpdate) fleet.updateEnded(outcomes.map(outcome => ({ worker: outcome.worker, failure: failureOf(outcome) ?? (lacking.includes(outcome.worker) ? MISSED : null), isUnknown: isWhole && 'error' in outcome })), checkpointOf(call, json, inGroup))
   }
   follow(fleet, call, json, outcomes)
+  if (call.does === 'begin' && request.method !== 'GET' && outcomes.some(outcome => ready.includes(outcome.worker) && failureOf(outcome) !== null)) await takeBack(outcomes, request.headers.authorization)
   // What fails on an engine that is out anyway is told by /workers; a trainer could do nothing about it.
   const told = outcomes.filter(outcome => ready.includes(outcome.worker) || (call.does !== undefined && failureOf(outcome) === null && !lacking.includes(outcome.worker)))
   return merge(call.answer ?? {}, ready.length === 0 ? outcomes : told)
@@ -57,6 +61,17 @@ function partial (fleet: Fleet, { announcedBy }: Call, workers: readonly Worker[
   return lacking
 }
 
+/** What some engines refused to begin is open on none: an update that comes without it would be a part of it on the others. What has been written to stays. */
+async function takeBack (outcomes: readonly Outcome[], authorization: string | undefined): Promise<void> {
+  const begun = outcomes.filter(outcome => failureOf(outcome) === null && outcome.worker.facts?.dialect === 'refit')
+  await Promise.all(begun.map(async ({ worker: { connection } }) => {
+    const options = { admin: true, headers: authorization === undefined ? {} : { authorization }, signal: AbortSignal.timeout(LOOK_MS) }
+    const { body } = await connection.json('GET', '/weight_transactions', undefined, options)
+    const { id, written_count: written } = (body as { open?: { id?: string, written_count?: number } | null } | undefined)?.open ?? {}
+    if (id !== undefined && written === 0) await connection.json('POST', `/weight_transactions/${encodeURIComponent(id)}/abort`, { reason: 'another engine behind the gateway refused to begin' }, options)
+  })).catch(() => {})
+}
+
 /** Of a process group its members; else all that live. */
 function targets (fleet: Fleet, call: Call, body: JsonBody): { workers: Worker[], inGroup: boolean } {
   if (call.to !== 'group') return { workers: call.to === 'members' ? fleet.members : fleet.served, inGroup: false }
@@ -66,7 +81,7 @@ function targets (fleet: Fleet, call: Call, body: JsonBody): { workers: Worker[]
 }
 
 async function send (fleet: Fleet, request: FastifyRequest, call: Call, body: Buffer | null, json: JsonBody, workers: readonly Worker[]): Promise<Outcome[]> {
-  const plain: EngineCall = { method: request.method, path: request.url, headers: requestHeaders(request.headers), admin: true }
+  const plain: EngineCall = { method: request.method, path: request.url, headers: readHeaders(request.headers), admin: true }
   if (body === null) return await fanOutStream(workers, request.raw, () => plain)
   const bodies = request.method === 'GET' ? null : perEngine(fleet, call, json, workers)
   if (bodies === null) return await fanOut(workers, () => ({ ...plain, body: body.length === 0 ? null : body }))
@@ -83,8 +98,12 @@ function follow (fleet: Fleet, call: Call, body: JsonBody, outcomes: readonly Ou
   const { announces, announcedBy } = call
   if (announces !== undefined) fleet.announced.took(announces.kind, announces.isFirst === true, body.bytes, took.map(({ worker }) => worker))
   if (announcedBy !== undefined && took.length > 0) fleet.announced.end(announcedBy)
+  if (call.does === 'pause' || call.does === 'resume') for (const { worker } of took) worker.isPaused = call.does === 'pause'
   if (call.does === 'pause' && took.length > 0) fleet.pauseMoved(true)
-  if (call.does === 'resume') fleet.pauseMoved(false)
+  if (call.does === 'resume') {
+    for (const { worker } of outcomes) if (worker.isPaused) fleet.unready(worker, 'stale', 'it missed the end of a pause')
+    fleet.pauseMoved(false)
+  }
   if (call.does !== 'join' && call.does !== 'leave') return
   const name = groupName(call, body)
   // An init that names no ranks prepares for handles or files: the group of before is given up.

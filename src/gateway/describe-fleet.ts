@@ -1,9 +1,10 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { RefitError } from '../errors.ts'
 import { packageVersion } from '../http/version.ts'
 import { parsed, readAll } from '../remote/connection.ts'
 import { CALLS, REFUSED } from './calls.ts'
 import type { Fleet } from './fleet.ts'
-import { replyHeaders, requestHeaders } from './headers.ts'
+import { readHeaders, replyHeaders } from './headers.ts'
 import type { Worker } from './worker.ts'
 
 /** What a trainer that takes the gateway for one engine asks about it: sizes are those of all engines. */
@@ -15,13 +16,19 @@ export function describeFleet (app: FastifyInstance, fleet: Fleet): void {
 
   const changed = (url: string, change: (reply: Record<string, unknown>) => object): void => {
     get(url, async (request, reply) => {
-      const [worker] = fleet.ready.length > 0 ? fleet.ready : fleet.served
-      if (worker === undefined) throw fleet.noEngine()
-      const answer = await worker.connection.request({ method: 'GET', path: request.url, headers: requestHeaders(request.headers) })
-      const bytes = await readAll(answer.body)
-      const info = parsed(String(bytes))
-      if (answer.statusCode >= 400 || typeof info !== 'object' || info === null) return await reply.code(answer.statusCode).headers(replyHeaders(answer.headers)).send(bytes)
-      return change(info as Record<string, unknown>)
+      let failure = fleet.noEngine()
+      for (const worker of fleet.ready.length > 0 ? fleet.ready : fleet.served) {
+        try {
+          const { statusCode, headers, body } = await worker.connection.request({ method: 'GET', path: request.url, headers: readHeaders(request.headers) })
+          const bytes = await readAll(body)
+          const info = parsed(String(bytes))
+          if (statusCode >= 400 || typeof info !== 'object' || info === null) return await reply.code(statusCode).headers(replyHeaders(headers)).send(bytes)
+          return change(info as Record<string, unknown>)
+        } catch (error) {
+          failure = new RefitError('ENGINE_FAILED', `${worker.url}: ${(error as Error).message}`, { cause: error })
+        }
+      }
+      throw failure
     })
   }
   for (const url of ['/server_info', '/get_server_info']) changed(url, info => ({ ...info, tp_size: ranks(), pp_size: 1, ...info['num_gpus'] === undefined ? {} : { num_gpus: ranks() }, engines: fleet.list }))

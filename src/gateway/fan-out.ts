@@ -1,6 +1,7 @@
 import { PassThrough } from 'node:stream'
 import type { IncomingMessage } from 'node:http'
 import { once } from 'node:events'
+import { dropRest } from '../http/upload-pump.ts'
 import { readAll } from '../remote/connection.ts'
 import type { Call } from '../remote/connection.ts'
 import { answerOf } from './replies.ts'
@@ -27,13 +28,14 @@ export async function fanOutStream (workers: readonly Worker[], body: IncomingMe
 
 async function pump (body: IncomingMessage, pipes: readonly PassThrough[]): Promise<void> {
   try {
-    for await (const chunk of body) {
+    // Left early it is not destroyed, for its socket has a reply to bring.
+    for await (const chunk of body.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>) {
       const live = pipes.filter(pipe => !pipe.destroyed)
-      // All have answered: the rest is read and dropped by the server, behind the reply.
       if (live.length === 0) break
       await Promise.all(live.filter(pipe => !pipe.write(chunk)).map(drained))
     }
     for (const pipe of pipes) pipe.end()
+    dropRest(body)
   } catch (error) {
     for (const pipe of pipes) pipe.destroy(error as Error)
   }
@@ -52,10 +54,13 @@ async function drained (pipe: PassThrough): Promise<void> {
 }
 
 async function send (worker: Worker, call: Call): Promise<Outcome> {
+  worker.calls++
   try {
     const { statusCode: status, headers, body } = await worker.connection.request(call)
     return answerOf(worker, status, headers, await readAll(body))
   } catch (error) {
     return { worker, error: error as Error }
+  } finally {
+    worker.calls--
   }
 }

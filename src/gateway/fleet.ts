@@ -7,8 +7,8 @@ import { Worker } from './worker.ts'
 
 export interface Log { info: (fields: object, line: string) => void, warn: (fields: object, line: string) => void }
 
-/** What came of an update on one engine. */
-export interface UpdateOutcome { worker: Worker, failure: string | null }
+/** What came of an update on one engine. `isUnknown`: it may have taken it, but its answer is lost. */
+export interface UpdateOutcome { worker: Worker, failure: string | null, isUnknown: boolean }
 
 /**
  * The engines, and which of them hold the current weights. Current is what the updates through this gateway have left on the engines that took
@@ -109,6 +109,12 @@ export class Fleet {
       for (const worker of this.list) {
         if (took.has(worker)) worker.update = this.updates
         else this.missed(worker, outcomes.find(outcome => outcome.worker === worker)?.failure ?? 'it was not among those that the update went to')
+      }
+    } else {
+      for (const { worker, failure, isUnknown } of outcomes) {
+        if (!isUnknown) continue
+        worker.inSync = false
+        if (worker.state === 'ready') this.unready(worker, 'stale', `it may have taken an update: ${failure}`)
       }
     }
     this.onChange()

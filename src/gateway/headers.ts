@@ -8,9 +8,14 @@ export function requestHeaders (headers: IncomingHttpHeaders): Record<string, st
   return pick(headers, name => name === 'host' || name === 'expect')
 }
 
+/** The same where the reply is read here: the client could unpack what this side cannot. */
+export function readHeaders (headers: IncomingHttpHeaders): Record<string, string | string[]> {
+  return pick(headers, name => name === 'host' || name === 'expect' || name === 'accept-encoding')
+}
+
 /** The same where the body is another one. */
 export function bodylessHeaders (headers: IncomingHttpHeaders): Record<string, string | string[]> {
-  return pick(headers, name => name === 'host' || name === 'expect' || name === 'content-length')
+  return pick(headers, name => name === 'host' || name === 'expect' || name === 'accept-encoding' || name === 'content-length')
 }
 
 /** An engine's headers for a client. */

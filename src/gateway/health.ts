@@ -3,6 +3,7 @@ import { RefitError } from '../errors.ts'
 import { admit, LOOK_MS, startedAnew } from './admission.ts'
 import type { FillOptions } from './fill.ts'
 import type { Fleet } from './fleet.ts'
+import { SILENT_LOOKS } from './worker.ts'
 import type { Worker } from './worker.ts'
 
 export interface HealthOptions {
@@ -12,8 +13,6 @@ export interface HealthOptions {
   fill: FillOptions | null
 }
 
-/** Silent so often, it is down. */
-const SILENT_LOOKS = 3
 const SOON_MS = 50
 const LONGEST_WAIT = 32
 
@@ -33,7 +32,9 @@ export class Health {
   /** Resolves after the first look. */
   async watch (worker: Worker): Promise<void> {
     this.#watched.set(worker, { timer: undefined, waits: 1, looking: false, again: false })
-    await this.#turn(worker)
+    await this.#turn(worker, null)
+    // It is filled after that.
+    if (worker.state === 'stale') this.soon(worker)
   }
 
   /** A call to it failed on the way: nothing more is sent there until it has answered a look. */
@@ -67,14 +68,14 @@ export class Health {
     entry.timer = setTimeout(() => { void this.#turn(worker) }, ms).unref()
   }
 
-  async #turn (worker: Worker): Promise<void> {
+  async #turn (worker: Worker, filling = this.#options.fill): Promise<void> {
     const entry = this.#watched.get(worker)
     if (entry === undefined || entry.looking) return
     entry.looking = true
     const { state } = worker
     try {
       if (state === 'ready' || state === 'draining') await this.#look(worker)
-      else await admit(this.#fleet, worker, this.#options.fill)
+      else await admit(this.#fleet, worker, filling)
     } catch (error) {
       this.#fleet.unready(worker, 'down', wordsOf(error as Error))
     }
@@ -96,8 +97,7 @@ export class Health {
       await body.dump()
       worker.failures = 0
     } catch (error) {
-      worker.failures++
-      if (signal.aborted && worker.failures < SILENT_LOOKS) return
+      if (!worker.lookFailed(error as Error, signal.aborted)) return
       fleet.unready(worker, 'down', signal.aborted ? `silent ${SILENT_LOOKS} times for ${LOOK_MS / 1000} s` : wordsOf(error as Error))
       // What waits there waits in vain; a generation of which nothing has been sent is tried elsewhere.
       await worker.cut(new RefitError('ENGINE_FAILED', `${worker.url} is down`))

@@ -9,6 +9,9 @@ import type { EngineFacts } from '../remote/dialect.ts'
  */
 export type WorkerState = 'joining' | 'ready' | 'stale' | 'down' | 'draining'
 
+/** Silent so often, it is down. */
+export const SILENT_LOOKS = 3
+
 /** One engine behind the gateway. */
 export class Worker {
   /** Of its address: the same after a restart of the gateway, so that prefixes stay where they are cached. */
@@ -23,15 +26,21 @@ export class Worker {
   facts: EngineFacts | null = null
   /** Generations under way through this gateway. */
   load = 0
+  /** Other calls under way on it: for the weights or the state of all. */
+  calls = 0
   /** Number of the last update that it took (Fleet.updates). */
   update = 0
   /** It has missed no update since it held what the others hold. */
   inSync = false
   /** Somebody updates it past this gateway: it took every update of ours and has another label. */
   isForeign = false
+  /** It was paused through this gateway, and not told to go on. */
+  isPaused = false
+  /** Nobody listened there: whoever answers later was started anew. */
+  hasEnded = false
   /** Process groups that it is in, by name. */
   readonly groups = new Set<string>()
-  /** Probes that failed one after another. */
+  /** Looks that failed one after another. */
   failures = 0
   /** Ends the fill that is under way. */
   filling: AbortController | null = null
@@ -57,6 +66,15 @@ export class Worker {
 
   /** Takes what control and weight calls say. */
   get isServed (): boolean { return this.state === 'ready' || this.state === 'stale' || this.state === 'draining' }
+
+  /** Generates, or does what all are told. */
+  get isBusy (): boolean { return this.load + this.calls > 0 }
+
+  /** Whether what waits there waits in vain, now that a look at it has failed on the way. */
+  lookFailed ({ code = '' }: NodeJS.ErrnoException, isSilence: boolean): boolean {
+    this.hasEnded ||= code === 'ECONNREFUSED' || code === 'ENOENT'
+    return ++this.failures >= SILENT_LOOKS || !isSilence
+  }
 
   /** Ends all calls under way on it: it answers none of them any more. */
   async cut (reason: Error): Promise<void> {

@@ -60,8 +60,8 @@ export class Connection {
   }
 
   /** Sends JSON and reads the whole reply. */
-  async json (method: string, path: string, body?: unknown, options: Pick<Call, 'admin' | 'signal'> = {}): Promise<JsonReply> {
-    const sent = body === undefined ? {} : { headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) }
+  async json (method: string, path: string, body?: unknown, { headers = {}, ...options }: Pick<Call, 'admin' | 'headers' | 'signal'> = {}): Promise<JsonReply> {
+    const sent = body === undefined ? { headers } : { headers: { ...headers, 'content-type': 'application/json' }, body: JSON.stringify(body) }
     const { statusCode, body: stream } = await this.request({ method, path, ...sent, ...options })
     const text = (await readAll(stream)).toString('utf8')
     return { status: statusCode, body: parsed(text), text }

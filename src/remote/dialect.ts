@@ -28,6 +28,10 @@ interface Dialect {
   read: (connection: Connection, probed: Record<string, unknown>, signal: AbortSignal | undefined) => Promise<Omit<EngineFacts, 'dialect'>>
   /** GET that answers in milliseconds while the engine lives. */
   alive: string
+  /** Whether every start has another `instance`. */
+  tellsStart: boolean
+  /** POST that ends a pause. */
+  resume: string
   /** Whether /weights_checker gives checksums that two engines can be compared by. */
   hasChecksums: boolean
 }
@@ -43,6 +47,8 @@ export const DIALECTS: Readonly<Record<DialectName, Dialect>> = {
       return { ranks: count(info['tp_size']), version: text(info['weight_version']), torn, instance: String(info['started_at']), modelPath: text(info['model_path']), details: { ...info, capabilities } }
     },
     alive: '/health',
+    tellsStart: true,
+    resume: '/continue_generation',
     hasChecksums: true
   },
   sglang: {
@@ -54,6 +60,9 @@ export const DIALECTS: Readonly<Record<DialectName, Dialect>> = {
       return { ranks, version: text(model['weight_version']), torn: null, instance: text(probed['start_time']) ?? text(probed['random_seed']), modelPath: text(model['model_path']), details: { ...probed, ...model } }
     },
     alive: '/health',
+    // Its seed may have been chosen.
+    tellsStart: false,
+    resume: '/continue_generation',
     hasChecksums: true
   },
   vllm: {
@@ -66,6 +75,8 @@ export const DIALECTS: Readonly<Record<DialectName, Dialect>> = {
       return { ranks: count(size['world_size']), version: text(weights['weight_version']), torn: null, instance: null, modelPath: text(model['root']) ?? text(model['id']), details: { ...probed, ...model } }
     },
     alive: '/health',
+    tellsStart: false,
+    resume: '/resume',
     hasChecksums: false
   }
 }

@@ -8,6 +8,9 @@ import type { EngineFacts } from './dialect.ts'
 
 type Fields = Record<string, unknown>
 
+/** How long one look may take. */
+const LOOK_MS = 5000
+
 /** What the remote engine last said of itself. */
 export class RemoteState {
   facts: EngineFacts
@@ -21,6 +24,7 @@ export class RemoteState {
   readonly #connection: Connection
   readonly #info: EngineInfo
   readonly #timer: NodeJS.Timeout
+  #looking = false
   #paused: PauseMode | null = null
   /** Pauses that wait for running requests; those of other clients are not known. */
   #pausing = 0
@@ -31,14 +35,14 @@ export class RemoteState {
     this.#connection = connection
     this.facts = facts
     this.#info = info
-    this.#timer = setInterval(() => { this.refresh().catch(() => { this.isReachable = false }) }, pollMs).unref()
+    this.#timer = setInterval(() => { void this.#look() }, pollMs).unref()
   }
 
   /** Throws where it does not answer. */
-  async refresh (): Promise<void> {
+  async refresh (signal?: AbortSignal): Promise<void> {
     const { dialect } = this.facts
-    const facts = await readFacts(this.#connection, dialect)
-    const [health, loads] = dialect === 'vllm' ? [{}, {}] : await Promise.all([this.#optional('/health'), this.#optional('/v1/loads')])
+    const facts = await readFacts(this.#connection, dialect, signal)
+    const [health, loads] = dialect === 'vllm' ? [{}, {}] : await Promise.all([this.#optional('/health', signal), this.#optional('/v1/loads', signal)])
     const before = JSON.stringify([this.facts.version, this.weights])
     this.isReachable = true
     this.facts = facts
@@ -95,8 +99,16 @@ export class RemoteState {
   ended (): void { this.#own.running-- }
   close (): void { clearInterval(this.#timer) }
 
-  async #optional (path: string): Promise<Fields> {
-    const { body } = await this.#connection.json('GET', path)
+  /** One at a time: an engine that is silent would be left one connection after another. */
+  async #look (): Promise<void> {
+    if (this.#looking) return
+    this.#looking = true
+    await this.refresh(AbortSignal.timeout(LOOK_MS)).catch(() => { this.isReachable = false })
+    this.#looking = false
+  }
+
+  async #optional (path: string, signal: AbortSignal | undefined): Promise<Fields> {
+    const { body } = await this.#connection.json('GET', path, undefined, signal === undefined ? {} : { signal })
     return typeof body === 'object' && body !== null ? body as Fields : {}
   }
 }

@@ -41,7 +41,7 @@ export class RemoteUpdate implements WeightUpdate {
       ? await this.#connection.json('POST', '/update_weights_from_disk', { model_path: source.path, ...fields }, { admin: true })
       : await this.#upload(body!, fields)
     this.#state.written()
-    if (reply.status >= 400 || (reply.body as { success?: unknown } | undefined)?.success === false) throw refusal('the remote update', reply.status, reply.text)
+    if (isRefusal(reply)) throw refusal('the remote update', reply.status, reply.text)
     this.#report = reportOf(source, reply)
     return this.#report
   }
@@ -50,7 +50,10 @@ export class RemoteUpdate implements WeightUpdate {
     if (requireAll && this.#report !== null && this.#report.missingCount > 0) throw new RefitError('WEIGHTS_INCOMPLETE', `${this.#report.missingCount} tensors are missing: ${this.#report.missing.slice(0, 3).join(', ')}`)
     if (this.#own !== null) await this.#transactions.commit(this.#own, { ...version === undefined ? {} : { version }, ...flushCache === undefined ? {} : { flushCache } })
     else if (version !== undefined && this.#isInside) this.#transactions.label(this.#options.transaction ?? null, version)
-    else if (version !== undefined) await this.#connection.json('POST', '/update_weight_version', { new_version: version, abort_all_requests: false }, { admin: true })
+    else if (version !== undefined) {
+      const reply = await this.#connection.json('POST', '/update_weight_version', { new_version: version, abort_all_requests: false }, { admin: true })
+      if (isRefusal(reply)) throw refusal('/update_weight_version', reply.status, reply.text)
+    }
     this.#own = null
     await this.#state.refresh()
   }
@@ -77,6 +80,8 @@ export class RemoteUpdate implements WeightUpdate {
     return { status, text, body: parsed(text) }
   }
 }
+
+function isRefusal ({ status, body }: JsonReply): boolean { return status >= 400 || (body as { success?: unknown } | undefined)?.success === false }
 
 /** SGLang tells nothing of what it did. */
 function reportOf (source: WeightSource, { body }: JsonReply): WriteReport {

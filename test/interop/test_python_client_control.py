@@ -80,6 +80,29 @@ def test_wrong_options_are_refused_before_anything_is_asked():
             refit.Client(url)
 
 
+def test_engines_that_stand_still_go_on_where_another_one_does_not_pause():
+    calls = []
+
+    class Engine(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            calls.append(self.path)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    alive = f"http://127.0.0.1:{server.server_port}"
+    with pytest.raises(refit.EnginesFailed) as failed:
+        with refit.Clients([alive, f"http://127.0.0.1:{free_port()}"], retries=0).paused("in_place"):
+            raise AssertionError("not reached")
+    server.shutdown()
+    assert len(failed.value.errors) == 1 and calls == ["/pause_generation", "/continue_generation"]
+
+
 def test_errors_travel_between_processes():
     one = refit.RefitError(400, "X", "words", "field", "http://a")
     many = pickle.loads(pickle.dumps(refit.EnginesFailed({"http://a": one, "http://b": OSError("gone")})))

@@ -1,0 +1,130 @@
+import { once } from 'node:events'
+import { connect } from 'node:net'
+import { gzipSync } from 'node:zlib'
+import t from 'tap'
+import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
+import { hangs, loses, says, scriptedEngine } from '../helpers/scripted-engine.ts'
+
+const DISK = '/update_weights_from_disk'
+const TENSORS = '/update_weights_from_tensor'
+
+t.test('an upload that all engines refuse at once is refused in their words, while the client still sends', async t => {
+  const folder = modelFolder(t)
+  const engines = [await engineServer(t, folder), await engineServer(t, folder)]
+  const gateway = await gatewayTo(t, engines.map(({ url }) => url))
+  // As Python's http.client: the reply is read once all of the body has been sent, or can be sent no more.
+  const socket = connect(Number(new URL(gateway.url).port), '127.0.0.1').on('error', () => {})
+  t.teardown(() => { socket.destroy() })
+  const chunk = Buffer.alloc(1 << 20)
+  socket.pause().write(`POST ${TENSORS}?mode=nonsense HTTP/1.1\r\nhost: x\r\ncontent-type: application/octet-stream\r\ncontent-length: ${64 * chunk.length}\r\n\r\n`)
+  for (let i = 0; i < 64 && !socket.destroyed; i++) if (!socket.write(chunk)) await Promise.race([once(socket, 'drain'), once(socket, 'close')])
+  let reply = ''
+  socket.on('data', data => { reply += String(data) }).resume()
+  await Promise.race([once(socket, 'data'), once(socket, 'close')])
+  t.match(reply, /^HTTP\/1.1 400 /)
+  t.match(reply, /mode: expected ..stream.. or nothing/)
+})
+
+t.test('a vLLM that was started anew is not taken for the one that held the weights', async t => {
+  const [a, b] = [await scriptedEngine(t, { dialect: 'vllm' }), await scriptedEngine(t, { dialect: 'vllm' })]
+  const gateway = await gatewayTo(t, [a.url, b.url], { fill: false })
+  t.same(Object.values(gateway.states()), ['ready', 'ready'])
+  t.equal((await gateway.post('/init_weight_transfer_engine', { init_info: { rank_offset: 1, world_size: 3 } })).status, 200)
+  t.equal((await gateway.post('/update_weights', { update_info: { names: [], dtype_names: [], shapes: [] } })).status, 200)
+  await b.kill()
+  await gateway.until(b.url, 'down')
+  const again = await scriptedEngine(t, { dialect: 'vllm', port: b.port })
+  while ((again.calls['/version'] ?? 0) < 3) await new Promise(resolve => setTimeout(resolve, 10))
+  t.equal(gateway.states()[b.url], 'stale', 'it holds what it was started with')
+  t.same([...gateway.app.gateway.fleet.list[1]!.groups], [], 'and is in no group')
+})
+
+t.test('an engine that took an update of which the answer was lost, while the others refused it, is compared before it generates on', async t => {
+  const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
+  const gateway = await gatewayTo(t, [a.url, b.url], { fill: false })
+  a.on[DISK] = (request) => {
+    a.on['/weights_checker'] = says({ success: true, per_engine_checksum: 'other' })
+    loses(request)
+  }
+  b.on[DISK] = says({ success: false, message: 'busy' }, 400)
+  t.equal((await gateway.post(DISK, { model_path: '/m2' })).status, 502)
+  const seen = new Set<string>()
+  for (let i = 0; i < 40; i++) {
+    seen.add(gateway.states()[a.url]!)
+    await new Promise(resolve => setTimeout(resolve, 10))
+  }
+  t.same([...seen], ['stale'])
+  t.equal(gateway.states()[b.url], 'ready')
+})
+
+t.test('answers of engines are read whatever the client could unpack', async t => {
+  const packed = (body: object) => (request: any, response: any): void => {
+    const isPacked = /gzip/.test(String(request.headers['accept-encoding'] ?? ''))
+    const text = Buffer.from(JSON.stringify(body))
+    response.writeHead(200, { 'content-type': 'application/json', ...isPacked ? { 'content-encoding': 'gzip' } : {} }).end(isPacked ? gzipSync(text) : text)
+  }
+  const engines = [await scriptedEngine(t), await scriptedEngine(t)]
+  const gateway = await gatewayTo(t, engines.map(({ url }) => url), { fill: false })
+  for (const { on } of engines) on['/server_info'] = packed({ tp_size: 1, pp_size: 1 })
+  t.equal((await gateway.get('/server_info')).body.tp_size, 2)
+  for (const { on } of engines) on['/flush_cache'] = packed({ success: true, message: 'flushed' })
+  t.match((await gateway.post('/flush_cache')).body, { message: 'flushed', engines: {} })
+  engines[1]!.on[DISK] = packed({ success: false, message: 'no such file' })
+  t.match((await gateway.post(DISK, { model_path: '/m2' })), { status: 502, body: { message: /no such file/ } })
+})
+
+t.test('an engine that is drained in the middle of an update ends it first', async t => {
+  const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
+  const gateway = await gatewayTo(t, [a.url, b.url], { fill: false })
+  let answer = (): void => {}
+  b.on[DISK] = (request, response) => { answer = () => { says({ success: true, message: 'ok' })(request, response) } }
+  const update = gateway.post(DISK, { model_path: '/m2' })
+  while (b.calls[DISK] === undefined) await new Promise(resolve => setTimeout(resolve, 5))
+  const id = gateway.app.gateway.fleet.list[1]!.id
+  const drained = gateway.app.inject({ method: 'DELETE', url: `/workers/${id}` })
+  await drained
+  setTimeout(() => { answer() }, 100)
+  t.match(await update, { status: 200 })
+  await gateway.until(b.url, 'gone')
+})
+
+t.test('what a trainer asks the fleet about is answered by the next engine where the first one died', async t => {
+  const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
+  const gateway = await gatewayTo(t, [a.url, b.url], { fill: false, healthMs: 60_000 })
+  await a.kill()
+  t.match(await gateway.get('/server_info'), { status: 200, body: { tp_size: 1 } })
+  await b.kill()
+  t.match(await gateway.get('/get_world_size'), { status: 502, body: { error: { code: 'ENGINE_FAILED' } } })
+})
+
+t.test('an update does not wait for ever for an engine that is silent since it was taken out', { timeout: 10_000 }, async t => {
+  const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
+  const gateway = await gatewayTo(t, [a.url, b.url], { fill: false, healthMs: 500 })
+  b.on[DISK] = hangs
+  const update = gateway.post(DISK, { model_path: '/m2' })
+  while (b.calls[DISK] === undefined) await new Promise(resolve => setTimeout(resolve, 5))
+  // It was told to end, say, and waits for what is under way. A generation is the first to see it.
+  b.stopListening()
+  for (let i = 0; gateway.states()[b.url] === 'ready'; i++) await gateway.post('/generate', ask('1'), { 'x-session-id': String(i) })
+  t.match(await update, { status: 502, body: { message: /1 of 2 engines failed/ } })
+})
+
+t.test('an engine that missed the end of a pause is sent it before it generates', async t => {
+  const folder = modelFolder(t)
+  const engines = [await engineServer(t, folder), await engineServer(t, folder)]
+  const gateway = await gatewayTo(t, engines.map(({ url }) => url), { healthMs: 20 })
+  const { fleet } = gateway.app.gateway
+  const worker = fleet.list[1]!
+  t.equal((await gateway.post('/pause_generation', { mode: 'in_place' })).status, 200)
+  // Out of reach for a moment, as when a switch starts anew: it lives on.
+  const { connection } = worker
+  const away = new Proxy(connection, { get: (target, name) => ['request', 'json'].includes(String(name)) ? async () => { throw new Error('no route to host') } : Reflect.get(target, name) })
+  worker.connection = away
+  fleet.unready(worker, 'down', 'no route to host')
+  t.equal((await gateway.post('/continue_generation')).status, 200)
+  t.equal(engines[1]!.engine.stats.paused, 'in_place')
+  worker.connection = connection
+  await gateway.until(engines[1]!.url, 'ready')
+  t.equal(engines[1]!.engine.stats.paused, null)
+  t.equal((await gateway.post('/generate', ask('12+34='))).status, 200)
+})
