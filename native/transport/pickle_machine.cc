@@ -241,7 +241,8 @@ bool PickleMachine::name(std::string_view module, std::string_view name) {
 bool PickleMachine::stack_name() {
   PickleValue found, module;
   if (!pop(found) || !pop(module) || found.type != Type::kText || module.type != Type::kText) return false;
-  return name(text(module), text(found));
+  // Of a text that stands there once, thousands of names may be made.
+  return module.size <= limits_.name && found.size <= limits_.name && name(text(module), text(found));
 }
 
 bool PickleMachine::reduce() {

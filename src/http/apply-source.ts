@@ -56,11 +56,12 @@ export async function demandTurn (engine: RolloutEngine, { transaction }: Update
 }
 
 /** Opens what an update is to bring. In a transaction a failure is owed: nobody knows what it would have brought. */
-export async function openedFor<T> ({ transactions }: RolloutEngine, { transaction }: UpdateFields, open: () => Promise<T>): Promise<T> {
+export async function openedFor<T> ({ transactions }: RolloutEngine, fields: UpdateFields, open: () => Promise<T>): Promise<T> {
   try {
     return await open()
   } catch (error) {
-    transactions.refused(transaction ?? null, error instanceof Error ? error.message : String(error))
+    // Read now: those of a form have come meanwhile.
+    transactions.refused(fields.transaction ?? null, error instanceof Error ? error.message : String(error))
     throw error
   }
 }

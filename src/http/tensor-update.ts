@@ -2,7 +2,7 @@ import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import { RefitError } from '../errors.ts'
 import type { WeightSource, WriteReport } from '../weights/source.ts'
-import { applySource, labelText, measured, openedFor, tornCount } from './apply-source.ts'
+import { applySource, labelText, measured, openedFor, owe, tornCount } from './apply-source.ts'
 import type { RouteContext } from './context.ts'
 import { nullable, transactionField, unused } from './schemas.ts'
 
@@ -38,7 +38,11 @@ export async function updateFromTensor (context: RouteContext, body: TensorUpdat
 }
 
 async function write ({ engine, tensors, kept }: RouteContext, body: TensorUpdateBody): Promise<WriteReport> {
-  const apply = async (source: WeightSource): Promise<WriteReport> => await applySource(engine, source, body, { allowTorn: true })
+  let isApplied = false
+  const apply = async (source: WeightSource): Promise<WriteReport> => {
+    isApplied = true
+    return await applySource(engine, source, body, { allowTorn: true })
+  }
   const { serialized_named_tensors: entries, load_format: loadFormat = null } = body
   if (body.kept != null) {
     if (entries === undefined && body.keep == null) return await kept.write(body.kept, apply)
@@ -49,7 +53,13 @@ async function write ({ engine, tensors, kept }: RouteContext, body: TensorUpdat
   const began = performance.now()
   const source = await openedFor(engine, body, async () => await tensors.open({ entries, loadFormat }))
   const decode = performance.now() - began
-  const report = body.keep == null ? await apply(source) : await kept.keep(body.keep, source, apply)
+  const report = body.keep == null
+    ? await apply(source)
+    : await kept.keep(body.keep, source, apply).catch((error: unknown) => {
+      // It was not to be kept, and has not been written.
+      if (!isApplied) owe(engine, body, error instanceof Error ? error.message : String(error))
+      throw error
+    })
   return { ...report, ms: { decode, ...report.ms } }
 }
 

@@ -6,14 +6,24 @@ import { payloadError, SHARED_FILE_HEADER } from '../wire/torch-tensor.ts'
 import type { TensorDescriptor, TensorStorage } from '../wire/torch-tensor.ts'
 import type { AnnouncedTensor } from '../weights/source.ts'
 
+/** Matrices that the tensors of one request may have beyond one each: a tensor may be torn into thousands, and stand in a list as often as that is long. */
+const MAX_MORE = 500_000
+
 /**
  * What ranks are brought, as a source announces it. What several ranks are brought alike stands once; `fileOf` says in which file of
  * the source a storage lies. Throws TENSOR_PAYLOAD for strides that cannot be copied, naming the tensor.
  */
 export function announceTensors (ranks: readonly TensorDescriptor[][], fileOf: ReadonlyMap<TensorStorage, number>): AnnouncedTensor[] {
   const lists = groupEqual(ranks)
+  let left = MAX_MORE
+  const announced = (tensor: TensorDescriptor): AnnouncedTensor => {
+    const one = announce(tensor, fileOf)
+    left -= (one.parts?.length ?? 1) - 1
+    if (left < 0) throw payloadError(`with its own, the strides of this request tear its tensors into more than ${MAX_MORE} matrices; send them contiguous()`, tensor.name)
+    return one
+  }
   // Everybody is brought the same: the usual case.
-  if (lists.length === 1) return lists[0]!.tensors.map(tensor => announce(tensor, fileOf))
+  if (lists.length === 1) return lists[0]!.tensors.map(announced)
   const first = lists[0]!
   const sharers = first.tensors.map(() => [...first.ranks])
   const apart: AnnouncedTensor[] = []
@@ -21,10 +31,10 @@ export function announceTensors (ranks: readonly TensorDescriptor[][], fileOf: R
     for (const [index, tensor] of tensors.entries()) {
       const twin = first.tensors[index]
       if (twin !== undefined && sameTensor(twin, tensor)) sharers[index]!.push(...own)
-      else apart.push({ ...announce(tensor, fileOf), ranks: own })
+      else apart.push({ ...announced(tensor), ranks: own })
     }
   }
-  const shared = first.tensors.map((tensor, index) => ({ ...announce(tensor, fileOf), ranks: sharers[index]! }))
+  const shared = first.tensors.map((tensor, index) => ({ ...announced(tensor), ranks: sharers[index]! }))
   return [...shared, ...apart]
 }
 

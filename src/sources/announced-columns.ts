@@ -2,6 +2,7 @@ import { DTYPES } from '../native.ts'
 import type { DType } from '../native.ts'
 import type { HandleColumns, TensorColumns } from '../native-handles.ts'
 import type { AnnouncedTensor, TensorPart } from '../weights/source.ts'
+import { payloadError } from '../wire/torch-tensor.ts'
 
 /** Announced tensors on their way from thread to thread: structured cloning of thousands of objects takes longer than reading them did. */
 export interface AnnouncedColumns extends TensorColumns {
@@ -11,8 +12,11 @@ export interface AnnouncedColumns extends TensorColumns {
   ranks: { lists: ReadonlyArray<readonly number[]>, of: Uint16Array<ArrayBuffer> } | null
 }
 
+/** Of all names of a request, as in native/transport/handle_list.cc: a pickle says a long one once, and a list may have it as often as it is long. */
+const MAX_NAMES = 256 << 20
 const DTYPE_NAMES = Object.keys(DTYPES) as DType[]
 
+/** Throws TENSOR_PAYLOAD for names that take more memory than there is for them. */
 export function packAnnounced (tensors: readonly AnnouncedTensor[]): AnnouncedColumns {
   const dims = Uint8Array.from(tensors, ({ shape }) => shape.length)
   const sizes = new Float64Array(dims.reduce((sum, count) => sum + count, 0))
@@ -22,6 +26,7 @@ export function packAnnounced (tensors: readonly AnnouncedTensor[]): AnnouncedCo
   let used = 0
   for (const [index, tensor] of tensors.entries()) {
     names += tensor.name
+    if (names.length > MAX_NAMES) throw payloadError(`the names of its ${tensors.length} tensors take more than ${MAX_NAMES} characters; send several requests`)
     nameEnds[index] = names.length
     for (const size of tensor.shape) sizes[used++] = size
     if (tensor.parts !== undefined) parts.set(index, tensor.parts)

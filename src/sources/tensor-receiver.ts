@@ -86,7 +86,7 @@ export class TensorReceiver {
     const loader = await this.#findLoader(entries, loadFormat)
     if (loader === undefined && loadFormat === VERL_DELTA) return await this.#openDelta(this.#deltas!, entries)
     if (loader === undefined) return await this.#openWeights(entries, loadFormat)
-    const opened = await this.#openShares(this.#asked('open', entries, loadFormat), { type: 'discard', entries })
+    const opened = await this.#openShares(this.#asked('open', entries, loadFormat), entries)
     const { ranks, sources, sourceOf, hold } = await loadShares(loadFormat!, loader, opened, async (bytes, classes) => await this.#openPickle(bytes, classes))
     try {
       return this.#sourceOf({ tensors: announceTensors(ranks, sourceOf), sources, layout: 'checkpoint', hold })
@@ -101,7 +101,7 @@ export class TensorReceiver {
    * was sent, whatever index the sender has for it. Throws as `open` does.
    */
   async openHandle (name: string, bytes: Uint8Array, card: string | null): Promise<OpenHandle> {
-    const { ranks, sources, sourceOf, hold } = await this.#openShares({ type: 'handle', name, bytes, card }, { type: 'discard', entries: [bytes] })
+    const { ranks, sources, sourceOf, hold } = await this.#openShares({ type: 'handle', name, bytes, card }, [bytes])
     const source = this.#sourceOf({ tensors: [], sources, layout: 'checkpoint', hold })
     const tensor = ranks[0]![0]!
     return { tensor, memory: sources[sourceOf.get(tensor.storage) ?? -1] ?? null, source }
@@ -113,7 +113,7 @@ export class TensorReceiver {
    */
   async openOffer (entry: string, offer: Offer): Promise<{ source: TensorSource, sourceOf: ReadonlyMap<TensorStorage, number> }> {
     const { ranks: count, cards } = this.#options
-    const { ranks, sources, sourceOf, hold } = await this.#openShares({ type: 'offer', entry, offer, ranks: count, cards }, { type: 'discard', entries: [entry], cards })
+    const { ranks, sources, sourceOf, hold } = await this.#openShares({ type: 'offer', entry, offer, ranks: count, cards }, [entry])
     try {
       return { source: this.#sourceOf({ tensors: announceTensors(ranks, sourceOf), sources, layout: 'checkpoint', hold }), sourceOf }
     } catch (error) {
@@ -125,7 +125,7 @@ export class TensorReceiver {
   /** Gives back the references of a body that is refused for other reasons; `isOffer`: only those for cards of ours. Never throws. */
   async discard (entries: ReadonlyArray<string | Uint8Array>, isOffer = false): Promise<void> {
     if (this.#closed) return
-    await this.#thread.ask(this.#lifeFor(entries), { type: 'discard', entries, ...isOffer ? { cards: this.#options.cards } : {} }).catch(() => {})
+    await this.#seen(entries, async life => await this.#thread.ask(life, { type: 'discard', entries, ...isOffer ? { cards: this.#options.cards } : {} })).catch(() => {})
   }
 
   /** Ends the thread, after the writes under way; what is open still is given back. */
@@ -136,7 +136,7 @@ export class TensorReceiver {
   }
 
   async #openDelta (deltas: VerlDelta, entries: readonly string[]): Promise<TensorSource> {
-    const opened = await this.#openShares(this.#asked('open', entries, VERL_DELTA), { type: 'discard', entries })
+    const opened = await this.#openShares(this.#asked('open', entries, VERL_DELTA), entries)
     try {
       const parts = await deltas.open(opened)
       return this.#sourceOf({ sources: parts.patch === undefined ? opened.sources : [], layout: 'checkpoint', hold: opened.hold, ...parts })
@@ -157,7 +157,7 @@ export class TensorReceiver {
 
   async #openWeights (entries: readonly string[], loadFormat: string | null): Promise<TensorSource> {
     const layout = loadFormat === 'direct' ? 'engine' : 'checkpoint'
-    const { reply, sources, hold } = await this.#held({ type: 'discard', entries }, async life => await this.#thread.ask(life, this.#asked('announce', decodeEntries(entries), loadFormat)))
+    const { reply, sources, hold } = await this.#held(entries, async life => await this.#thread.ask(life, this.#asked('announce', decodeEntries(entries), loadFormat)))
     return this.#sourceOf({ tensors: this.#reader.read(reply.tensors), sources, layout, hold })
   }
 
@@ -175,7 +175,7 @@ export class TensorReceiver {
 
   async #openPickle (bytes: Uint8Array, classes: readonly string[]): Promise<HeldShares & { value: PlainValue }> {
     const { ranks, cards } = this.#options
-    return await this.#openShares({ type: 'unpickle', bytes, classes, ranks, cards }, { type: 'discard', entries: [bytes] })
+    return await this.#openShares({ type: 'unpickle', bytes, classes, ranks, cards }, [bytes])
   }
 
   /** Where a body is read. */
@@ -185,23 +185,29 @@ export class TensorReceiver {
     return bytes <= this.#options.nearBytes ? this.#thread.near() : this.#thread.start()
   }
 
-  async #openShares (request: Ask<'open'> | Ask<'unpickle'> | Ask<'handle'> | Ask<'offer'>, discard: Ask<'discard'>): Promise<HeldShares & { value: PlainValue }> {
-    const { reply, sources, hold } = await this.#held(discard, async life => await this.#thread.ask(life, request))
+  async #openShares (request: Ask<'open'> | Ask<'unpickle'> | Ask<'handle'> | Ask<'offer'>, entries: SentEntries['entries']): Promise<HeldShares & { value: PlainValue }> {
+    const { reply, sources, hold } = await this.#held(entries, async life => await this.#thread.ask(life, request))
     const { body: { ranks, storages }, sourceOf, value } = reply
     return { ranks, sources, sourceOf: new Map(storages.map((storage, index) => [storage, sourceOf[index]!])), hold, value }
   }
 
   /** Asks for what brings tensors: what holds them until they are given back, and what the addon is told of them. */
-  async #held<T extends HeldSources> (discard: Ask<'discard'>, ask: (life: ShareLife) => Promise<T & { id: number }>): Promise<{ reply: T, sources: NativeSource[], hold: ShareHold }> {
-    const life = this.#lifeFor(discard.entries)
-    try {
+  async #held<T extends HeldSources> (entries: SentEntries['entries'], ask: (life: ShareLife) => Promise<T & { id: number }>): Promise<{ reply: T, sources: NativeSource[], hold: ShareHold }> {
+    return await this.#seen(entries, async life => {
       const reply = await ask(life)
       const { id, fds, segments, references } = reply
       return { reply, sources: [...fds.map(fd => ({ fd })), ...unpackSegments(segments).map(segment => ({ segment }))], hold: this.#holdOf(life, id, references) }
-    } catch (error) {
-      // The thread ended at another's request, before it came to this one.
-      if (error instanceof ThreadEnded && error.unseen && !this.#closed) await this.#thread.ask(this.#thread.start(), discard).catch(() => {})
-      throw error
+    })
+  }
+
+  /** Where a thread ends at another's request, before it has come to this one, the next thread takes it. */
+  async #seen<T> (entries: SentEntries['entries'], ask: (life: ShareLife) => Promise<T>): Promise<T> {
+    for (let life = this.#lifeFor(entries); ; life = this.#thread.start()) {
+      try {
+        return await ask(life)
+      } catch (error) {
+        if (!(error instanceof ThreadEnded && error.unseen) || this.#closed) throw error
+      }
     }
   }
 

@@ -13,7 +13,6 @@ export function reducePickle (callee: PickleName, args: PickleTuple, budget: Tex
   const only = args.length === 1 ? args[0] : undefined
   switch (callee.use) {
     case 'call': return new PickleObject(callee, args)
-    case 'any': return new PickleObject(callee, [...args])
     case 'tuple': if (Array.isArray(only)) return only; break
     case 'dict': if (args.length === 0) return new PickleDict(); break
     case 'set': if (only instanceof PickleList) return new PickleSet(only.items); break

@@ -69,6 +69,7 @@ export class PickleBytes {
   equals (other: PickleBytes): boolean {
     const { buffer, start, end } = this
     if (other.end - other.start !== end - start) return false
+    if (other === this) return true
     const shift = other.start - start
     for (let at = start; at < end; at++) if (buffer[at] !== other.buffer[at + shift]) return false
     return true
@@ -101,6 +102,8 @@ export class PickleSet {
   }
 }
 
+const MAX_FIELDS = 256
+
 /** Entries in the order of the pickle; a key may stand there twice. */
 export class PickleDict {
   readonly keys: PickleValue[] = []
@@ -110,9 +113,9 @@ export class PickleDict {
     return this.keys.length
   }
 
-  /** The last value under a key that is text. Linear: for dicts of a few fields. */
+  /** The last value under a key that is text; of a dict with so many entries that it is no record of fields, none: each of thousands of records may have one dict. */
   get (key: string): PickleValue | undefined {
-    return this.values[this.keys.lastIndexOf(key)]
+    return this.keys.length > MAX_FIELDS ? undefined : this.values[this.keys.lastIndexOf(key)]
   }
 }
 

@@ -190,12 +190,16 @@ class PickleReader {
     if (from < this.#floor) throw this.#underflow()
     const stack = this.#stack
     const count = this.#height - from
-    this.#items += count
-    if (this.#items > this.#limits.items) throw limited(`more than ${this.#limits.items} values in its tuples, lists and dicts`, this.#op)
+    this.#countItems(count)
     const values: PickleTuple = new Array<PickleValue>(count)
     for (let i = 0; i < count; i++) values[i] = stack[from + i]!
     this.#height = from
     return values
+  }
+
+  #countItems (count: number): void {
+    this.#items += count
+    if (this.#items > this.#limits.items) throw limited(`more than ${this.#limits.items} values in its tuples, lists and dicts`, this.#op)
   }
 
   #tuple (from: number): void {
@@ -282,6 +286,9 @@ class PickleReader {
     const name = this.#pop()
     const module = this.#pop()
     if (typeof name !== 'string' || typeof module !== 'string') throw malformed('STACK_GLOBAL without two strings', this.#op)
+    // Of a text that stands there once, thousands of names may be made.
+    const length = Math.max(name.length, module.length)
+    if (length > MAX_GLOBAL_NAME) throw malformed(`a name of ${length} characters (at most ${MAX_GLOBAL_NAME})`, this.#op)
     this.#global(module, name)
   }
 
@@ -297,7 +304,7 @@ class PickleReader {
     const callee = this.#pop()
     if (!(callee instanceof PickleName)) throw refused(`REDUCE calls ${describePickle(callee)}, which is not a known function`, this.#op)
     if (!Array.isArray(args)) throw malformed(`REDUCE with ${describePickle(args)} for a tuple`, this.#op)
-    this.#make(reducePickle(callee, args, this.#budget, this.#op))
+    this.#make(callee.use === 'any' ? new PickleObject(callee, this.#own(args)) : reducePickle(callee, args, this.#budget, this.#op))
   }
 
   /** Something beside the pickle; only of those who have a name for it. */
@@ -313,7 +320,13 @@ class PickleReader {
     const isAny = name instanceof PickleName && name.use === 'any'
     if (!isAny && !(name instanceof PickleName && name.use === 'class')) throw refused(`NEWOBJ of ${describePickle(name)}, which is not a known class`, this.#op)
     if (!Array.isArray(args)) throw malformed(`NEWOBJ with ${describePickle(args)} for a tuple`, this.#op)
-    this.#make(new PickleObject(name, isAny ? [...args] : args))
+    this.#make(new PickleObject(name, isAny ? this.#own(args) : args))
+  }
+
+  /** A copy of arguments, for a record that may be given more; thousands of them may be made of one tuple. */
+  #own (args: PickleTuple): PickleTuple {
+    this.#countItems(args.length)
+    return [...args]
   }
 
   #build (): void {

@@ -1,4 +1,4 @@
-import { formatError } from './safetensors.ts'
+import { formatError, MAX_TENSORS } from './safetensors.ts'
 import { clip, JsonSyntaxError, StrictJson } from './strict-json.ts'
 
 /** The name that transformers gives the index of a sharded checkpoint. */
@@ -37,6 +37,7 @@ function readWeightMap (reader: StrictJson, file: string): Map<string, string> {
   const names = new Map<string, string>()
   const map = new Map<string, string>()
   for (const tensor of reader.entries()) {
+    if (map.size === MAX_TENSORS) throw formatError(file, `more than ${MAX_TENSORS} tensors`)
     const name = reader.string()
     // The first copy of each file name stands for all.
     let known = names.get(name)

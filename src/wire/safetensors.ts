@@ -11,6 +11,8 @@ export const PREFIX_BYTES = 8
 export const MAX_HEADER_BYTES = 100_000_000
 /** Several times the largest model's; what a header of 100 MB could hold would fill the memory. */
 export const MAX_TENSORS = 500_000
+/** Of `__metadata__`, which is read in one go. */
+const MAX_METADATA = 65_536
 const MAX_NAME = 2048
 const MAX_DIMS = 32
 const ENTRIES_PER_SLICE = 2048
@@ -72,7 +74,7 @@ export function * parseHeaderInSlices (json: Uint8Array, fileBytes: number | nul
   try {
     for (const name of reader.entries()) {
       if (name === '__metadata__') {
-        metadata = readMetadata(reader)
+        metadata = readMetadata(reader, file)
         continue
       }
       if (tensors.length === MAX_TENSORS) throw formatError(file, `more than ${MAX_TENSORS} tensors`)
@@ -90,9 +92,12 @@ export function * parseHeaderInSlices (json: Uint8Array, fileBytes: number | nul
   return { tensors, metadata }
 }
 
-function readMetadata (reader: StrictJson): Map<string, string> {
+function readMetadata (reader: StrictJson, file: string): Map<string, string> {
   const metadata = new Map<string, string>()
-  for (const key of reader.entries()) metadata.set(key, reader.string())
+  for (const key of reader.entries()) {
+    if (metadata.size === MAX_METADATA) throw formatError(file, `more than ${MAX_METADATA} entries of __metadata__`)
+    metadata.set(key, reader.string())
+  }
   return metadata
 }
 

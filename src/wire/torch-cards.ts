@@ -12,9 +12,28 @@ export function toCardUuid (text: string): string | undefined {
   return UUID.exec(text.toLowerCase())?.[1]
 }
 
-/** A dict that is not empty and has nothing but UUIDs for keys. */
+/** The handles of a dict by card, null for dicts of something else. One dict may stand in every tensor of a request: it is looked through once. */
+const known = new WeakMap<PickleDict, ReadonlyMap<string, PickleValue> | null>()
+
+function byCard (dict: PickleDict): ReadonlyMap<string, PickleValue> | null {
+  let handles = known.get(dict)
+  if (handles === undefined) known.set(dict, handles = readCards(dict))
+  return handles
+}
+
+function readCards ({ keys, values }: PickleDict): ReadonlyMap<string, PickleValue> | null {
+  const handles = new Map<string, PickleValue>()
+  for (const [index, key] of keys.entries()) {
+    const card = typeof key === 'string' ? toCardUuid(key) : undefined
+    if (card === undefined) return null
+    handles.set(card, values[index]!)
+  }
+  return handles.size === 0 ? null : handles
+}
+
+/** A dict that is not empty and has nothing but UUIDs for keys. Asked when all of the pickle has been read. */
 export function isCardDict (value: PickleValue | undefined): value is PickleDict {
-  return value instanceof PickleDict && value.size > 0 && value.keys.every(key => typeof key === 'string' && toCardUuid(key) !== undefined)
+  return value instanceof PickleDict && byCard(value) !== null
 }
 
 /**
@@ -22,8 +41,9 @@ export function isCardDict (value: PickleValue | undefined): value is PickleDict
  * for an engine without cards, the first. Throws TENSOR_PAYLOAD where there are others alone.
  */
 export function pickCard (dict: PickleDict, card: string | undefined): { device: string, handle: PickleValue } {
-  const cards = dict.keys.map(key => toCardUuid(key as string)!)
-  const index = cards.length === 1 || card === undefined ? 0 : cards.lastIndexOf(card)
-  if (index === -1) throw payloadError(`it is offered on the cards ${cards.slice(0, 16).join(', ')}, and this rank has ${card}: sender and server must run on the same ones`)
-  return { device: cards[index]!, handle: dict.values[index]! }
+  if (dict.size === 1 || card === undefined) return { device: toCardUuid(dict.keys[0] as string)!, handle: dict.values[0]! }
+  const handles = byCard(dict)!
+  const handle = handles.get(card)
+  if (handle === undefined) throw payloadError(`it is offered on the cards ${[...handles.keys()].slice(0, 16).join(', ')}, and this rank has ${card}: sender and server must run on the same ones`)
+  return { device: card, handle }
 }

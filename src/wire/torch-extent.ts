@@ -3,8 +3,9 @@ import { payloadError } from './torch-tensor.ts'
 // torch's own limit.
 const MAX_DIMS = 64
 
-/** Elements of a shape. Throws TENSOR_PAYLOAD where they are more than 2^53. */
+/** Elements of a shape. Throws TENSOR_PAYLOAD where they are more than 2^53, or in more dimensions than tensors have. */
 export function countElements (shape: readonly number[], tensor?: string): number {
+  if (shape.length > MAX_DIMS) throw payloadError(`${shape.length} dimensions (at most ${MAX_DIMS})`, tensor)
   let count = 1
   let empty = false
   for (const size of shape) {
@@ -20,9 +21,9 @@ export function countElements (shape: readonly number[], tensor?: string): numbe
  * tensor has none, wherever it is. Throws TENSOR_PAYLOAD.
  */
 export function checkExtent (shape: readonly number[], stride: readonly number[], itemBytes: number, offset: number, storageBytes: number, tensor?: string): void {
-  if (shape.length > MAX_DIMS) throw payloadError(`${shape.length} dimensions (at most ${MAX_DIMS})`, tensor)
+  const elements = countElements(shape, tensor)
   if (stride.length !== shape.length) throw payloadError(`${shape.length} dimensions and ${stride.length} strides`, tensor)
-  if (countElements(shape, tensor) === 0) return
+  if (elements === 0) return
   let last = 0
   for (let axis = 0; axis < shape.length; axis++) {
     last += (shape[axis]! - 1) * stride[axis]!

@@ -73,7 +73,8 @@ function take (name: PickleName, args: PickleTuple, storages: StorageTable): voi
 
 /** Roots of the pickles that a LocalSerializedTensor holds; each is read once, however many hold it. */
 function nested (values: PickleValue | undefined, seen: Set<PickleValue>): PickleValue[] {
-  if (!(values instanceof PickleList)) return []
+  if (!(values instanceof PickleList) || seen.has(values)) return []
+  seen.add(values)
   const roots: PickleValue[] = []
   for (const value of values.items) {
     if (!(value instanceof PickleBytes) || seen.has(value)) continue

@@ -13,6 +13,9 @@ const SHM_NAME = /^\/torch_\d{1,10}_\d{1,10}(?:_\d{1,20})?$/
 const EVENT_BYTES = 64
 // CUDA_IPC_REF_COUNTER_FILE_SIZE
 const SLOTS = 10_000
+const MAX_SHM_NAME = 64
+/** Bytes of handles that are looked at for one request: what a pickle says once may stand in every tensor of it. */
+const MAX_LOOKED = 2 ** 30
 // sun_path
 const MAX_PATH = 108
 const MAX_DEVICE = 1024
@@ -31,6 +34,7 @@ export class StorageTable {
   /** Tensors that were offered on several cards. */
   readonly offers = new Set<PickleDict>()
   readonly #newer: boolean
+  #looked = 0
   /** By device and bytes. */
   readonly #handles = new Map<number | string, Map<string, IpcHandle>>()
   /** By counter file, then by slot. */
@@ -88,6 +92,8 @@ export class StorageTable {
   }
 
   #handle (device: number | string, bytes: PickleBytes): IpcHandle {
+    this.#looked += bytes.length
+    if (this.#looked > MAX_LOOKED) throw payloadError(`with its own, the CUDA handles of this request take more than ${MAX_LOOKED} bytes; send several requests`)
     const last = this.#last
     if (last !== undefined && last.device === device && last.bytes.equals(bytes)) return last.handle
     let handles = this.#handles.get(device)
@@ -120,7 +126,7 @@ function readCpu (value: PickleObject): Exclude<TensorStorage, CudaStorage> {
       const itemBytes = args.length === 5 ? torchItemBytes(toTorchDType(args[4]))! : 1
       const bytes = toSize(args[3], 'the size of its storage') * itemBytes
       if (!Number.isSafeInteger(bytes)) throw payloadError(`a storage of ${bytes} bytes`)
-      return { kind: 'shared-file', file: toShmName(toBytes(args[2], 'its storage'), 'its storage'), manager: toPath(toBytes(args[1], 'the manager of its storage').latin1()), bytes }
+      return { kind: 'shared-file', file: toShmName(toBytes(args[2], 'its storage'), 'its storage'), manager: toManager(toBytes(args[1], 'the manager of its storage')), bytes }
     }
     case 'rebuild_storage_fd':
       checkCount(args, role, 3)
@@ -159,9 +165,13 @@ export function isShmName (name: string): boolean {
 }
 
 function toShmName (bytes: PickleBytes, what: string): string {
-  const name = bytes.latin1()
+  const name = bytes.length > MAX_SHM_NAME ? '' : bytes.latin1()
   if (!isShmName(name)) throw payloadError(`${what} is not a name of torch's shared memory (/torch_<pid>_<random>_<count>)`)
   return name
+}
+
+function toManager (bytes: PickleBytes): string {
+  return toPath(bytes.length < MAX_PATH ? bytes.latin1() : '')
 }
 
 function toPath (path: string): string {

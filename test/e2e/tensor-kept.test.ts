@@ -127,6 +127,18 @@ t.test('shared memory can be kept as well, beside cards', async t => {
   await checkIdle(t, server)
 })
 
+t.test('what a scope was not brought, because no more can be kept, is owed', async t => {
+  const { server } = await serve(t)
+  const send = async (index: number) => {
+    const memory = sharedMemory(t, Buffer.from(codedTensor(1, 'model.norm.weight', 64).buffer))
+    return await server.post(PATH, { serialized_named_tensors: [tensorEntry([{ name: 'model.norm.weight', shape: [64], memory }])], keep: { name: `name ${index}`, generation: index } })
+  }
+  for (let index = 0; index < 8; index++) t.equal((await send(index)).status, 200)
+  await server.ok('/begin_weight_update', { weight_version: 'step-2' })
+  t.equal((await send(8)).status, 409)
+  t.match(await server.post('/end_weight_update', {}), { status: 409, body: { error: { code: 'TRANSACTION_INCOMPLETE', message: /8 names are kept already/ } } })
+})
+
 t.test('eight names are kept, and a ninth is refused; closing gives all of them back', async t => {
   const { server } = await serve(t)
   const files = Array.from({ length: 9 }, () => sharedMemory(t, Buffer.from(codedTensor(1, 'model.norm.weight', 64).buffer)))

@@ -5,7 +5,7 @@ import { packageRoot } from '../../src/root.ts'
 import { eventually } from '../helpers/eventually.ts'
 import { slowSteps } from '../helpers/slow-steps.ts'
 import { layout, PATH, post, uploadServer } from '../helpers/uploads.ts'
-import type { Reply, UploadServer } from '../helpers/uploads.ts'
+import type { FormParts, Reply, UploadServer } from '../helpers/uploads.ts'
 
 // What uploads in transactions are told, and when.
 
@@ -59,6 +59,26 @@ t.test('a request of a scope that is refused for its fields is owed, be it an up
     t.equal((await server.send(server.file('adder'))).status, 200)
     t.equal((await json(server, '/end_weight_update')).status, 200)
   }
+})
+
+t.test('a form that names its transaction is owed when it is refused before its tensors are known', async t => {
+  const server = await uploadServer(t)
+  const file = server.file('adder')
+  const bad: [string, FormParts][] = [
+    ['cut off', [['file', file.subarray(0, -5), 'x']]],
+    ['no safetensors', [['file', Buffer.from('not a file of tensors'), 'x']]],
+    ['written as it comes', [['mode', 'stream'], ['file', file.subarray(0, 20), 'x']]],
+    ['named behind the file', [['file', file, 'x'], ['flush_cache', 'maybe']]]
+  ]
+  for (const [what, parts] of bad) {
+    const { body: open } = await json(server, '/weight_transactions', { owner: 'me', weight_version: what })
+    t.equal((await server.form([['transaction', open.id], ...parts])).status, 400, what)
+    const commit = await json(server, `/weight_transactions/${open.id}/commit`)
+    t.match(commit, { status: 409, body: { error: { code: 'TRANSACTION_INCOMPLETE', message: /refused before its tensors were known/ } } }, what)
+    t.equal(server.engine.weightVersion, 'default')
+    t.equal((await json(server, `/weight_transactions/${open.id}/abort`)).body.outcome, 'old')
+  }
+  await server.idle()
 })
 
 t.test('a begin and an end with nothing between them wait for nobody', async t => {

@@ -122,6 +122,12 @@ t.test('too many tensors are refused before they fill the memory', async t => {
   t.throws(() => parse(file(`{${entries.join(',')}}`)), { code: 'CHECKPOINT_FORMAT', message: /more than 500000 tensors/ })
 })
 
+t.test('so is metadata that would hold up the event loop', async t => {
+  const metadata = (count: number): string => `{"__metadata__":{${Array.from({ length: count }, (_, i) => `"${i}":""`).join()}}}`
+  t.equal(parse(file(metadata(65_536))).metadata.size, 65_536)
+  t.throws(() => parse(file(metadata(65_537))), { code: 'CHECKPOINT_FORMAT', message: /more than 65536 entries of __metadata__/ })
+})
+
 t.test('100,000 tensors are read exactly', async t => {
   const entries = Array.from({ length: 100_000 }, (_, i) => ({ name: `model.layers.${i}.weight`, dtype: 'BF16', shape: [2, i % 5] }))
   const header = encodeHeader(entries)
