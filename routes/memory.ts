@@ -5,7 +5,7 @@ import type { Routes } from '../src/http/context.ts'
 import { getBody } from '../src/http/get-body.ts'
 import { refusals } from '../src/http/schemas.ts'
 import { bodyCheck } from '../src/http/validation.ts'
-import { Joiner } from '../src/weights/joiner.ts'
+import { OppositeJoiner } from '../src/weights/opposite-joiner.ts'
 
 const Tag = Type.Union([Type.Literal('weights'), Type.Literal('kv_cache'), Type.Literal('cuda_graph')])
 const MemoryBody = Type.Object({
@@ -37,13 +37,13 @@ const ROUTES = [
 const memory: Routes = async (app, { context }) => {
   const { engine } = context
   const check = bodyCheck(MemoryBody)
+  const calls = new OppositeJoiner<MemoryReport>()
 
   for (const { path, operation, summary, description, log } of ROUTES) {
-    const calls = new Joiner<MemoryReport>()
     const run = async (request: FastifyRequest, reply: FastifyReply, { tags }: Type.Static<typeof MemoryBody>): Promise<FastifyReply> => {
       const wanted: MemoryTag[] = tags == null ? [] : typeof tags === 'string' ? [tags] : tags
       // A client's retry of a call under way gets that one's outcome.
-      const report = await calls.join([...wanted].sort().join(), async () => {
+      const report = await calls.join(path, [...wanted].sort().join(), async () => {
         return await (path === '/release_memory_occupation' ? engine.releaseMemory(wanted) : engine.resumeMemory(wanted))
       })
       request.log.info({ tags: report.tags, bytes: report.bytes, ms: Math.round(report.ms) }, log)

@@ -4,7 +4,7 @@ import { queryOrBody } from '../src/dialects/query-or-body.ts'
 import { vllmSleepOf } from '../src/dialects/vllm-sleep-of.ts'
 import type { Routes } from '../src/http/context.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../src/http/schemas.ts'
-import { Joiner } from '../src/weights/joiner.ts'
+import { OppositeJoiner } from '../src/weights/opposite-joiner.ts'
 
 const Mode = Type.Union([Type.Literal('abort'), Type.Literal('wait'), Type.Literal('keep')])
 const Tags = Type.Union([Type.Array(Type.String()), Type.String()])
@@ -29,7 +29,7 @@ const Slept = Type.Object({
 const vllmSleep: Routes = async (app, { context }) => {
   const { engine } = context
   const sleeper = vllmSleepOf(engine)
-  const calls = new Joiner<MemoryReport>()
+  const calls = new OppositeJoiner<MemoryReport>()
   const config = { auth: 'admin', errors: 'weights' } as const
   const list = (tags: string | string[] | null | undefined): string[] => tags == null ? [] : typeof tags === 'string' ? [tags] : tags
 
@@ -48,7 +48,7 @@ const vllmSleep: Routes = async (app, { context }) => {
     const { level, mode, tags } = queryOrBody<typeof request.body>(request.query, request.body)
     const wanted = { level: level ?? 1, mode: mode ?? 'abort', tags: list(tags) } as const
     // A client's retry of a call under way gets that one's outcome.
-    const report = await calls.join(JSON.stringify(wanted), async () => await sleeper.sleep(wanted))
+    const report = await calls.join('sleep', JSON.stringify(wanted), async () => await sleeper.sleep(wanted))
     request.log.info({ tags: report.tags, bytes: report.bytes, ms: Math.round(report.ms) }, 'memory released')
     return { status: 'sleeping', tags: report.tags, weights: engine.weights.state }
   })
@@ -66,7 +66,7 @@ const vllmSleep: Routes = async (app, { context }) => {
     }
   }, async request => {
     const tags = list(queryOrBody<typeof request.body>(request.query, request.body).tags)
-    const report = await calls.join(`wake ${[...tags].sort().join()}`, async () => await sleeper.wake(tags))
+    const report = await calls.join('wake', [...tags].sort().join(), async () => await sleeper.wake(tags))
     request.log.info({ tags: report.tags, bytes: report.bytes, ms: Math.round(report.ms) }, 'memory resumed')
     return { status: 'awake', tags: report.tags, weights: engine.weights.state }
   })

@@ -24,6 +24,9 @@ const NOTHING: MemoryReport = { tags: [], bytes: 0, ms: 0 }
 export class VllmSleep {
   readonly #engine: RolloutEngine
   #ownsPause = false
+  /** The last call's end, and how many have not ended. */
+  #last: Promise<unknown> = Promise.resolve()
+  #underWay = 0
 
   constructor (engine: RolloutEngine) { this.#engine = engine }
 
@@ -38,33 +41,48 @@ export class VllmSleep {
       await this.#pause(mode === 'abort' ? 'abort' : mode === 'wait' ? 'wait' : 'in_place')
       return NOTHING
     }
-    const tags = (wanted ?? TAGS_IN_ORDER).filter(tag => !this.#released.includes(tag))
-    if (tags.length === 0) return NOTHING
-    // With `wait`, a release waits for running requests by itself.
-    if (mode === 'abort') this.#engine.abortAll()
-    // Without their KV, requests are computed again when all is awake.
-    const owned = this.#ownsPause
-    if (mode === 'keep') await this.#pause(tags.includes('kv_cache') ? 'retract' : 'in_place')
-    try {
-      return await this.#engine.releaseMemory(tags, { keepWeights: level === 1 })
-    } catch (error) {
-      if (!owned && this.#ownsPause) {
-        this.#ownsPause = false
-        await this.#engine.resume()
+    const missing = (): MemoryTag[] => (wanted ?? TAGS_IN_ORDER).filter(tag => !this.#released.includes(tag))
+    // A sleep before this one may be waiting for them.
+    if (mode === 'abort' && this.#underWay > 0 && missing().length > 0) this.#engine.abortAll()
+    return await this.#inTurn(async () => {
+      const tags = missing()
+      if (tags.length === 0) return NOTHING
+      // With `wait`, a release waits for running requests by itself.
+      if (mode === 'abort') this.#engine.abortAll()
+      // Without their KV, requests are computed again when all is awake.
+      const owned = this.#ownsPause
+      if (mode === 'keep') await this.#pause(tags.includes('kv_cache') ? 'retract' : 'in_place')
+      try {
+        return await this.#engine.releaseMemory(tags, { keepWeights: level === 1 })
+      } catch (error) {
+        if (!owned && this.#ownsPause) {
+          this.#ownsPause = false
+          await this.#engine.resume()
+        }
+        throw error
       }
-      throw error
-    }
+    })
   }
 
   async wake (names: readonly string[]): Promise<MemoryReport> {
     const wanted = memoryTags(names)
-    const tags = this.#released.filter(tag => wanted === null || wanted.includes(tag))
-    const report = tags.length === 0 ? NOTHING : await this.#engine.resumeMemory(tags)
-    if (this.#ownsPause && (this.#released.length === 0 || names.includes(SCHEDULING))) {
-      this.#ownsPause = false
-      await this.#engine.resume()
-    }
-    return report
+    return await this.#inTurn(async () => {
+      const tags = this.#released.filter(tag => wanted === null || wanted.includes(tag))
+      const report = tags.length === 0 ? NOTHING : await this.#engine.resumeMemory(tags)
+      if (this.#ownsPause && (this.#released.length === 0 || names.includes(SCHEDULING))) {
+        this.#ownsPause = false
+        await this.#engine.resume()
+      }
+      return report
+    })
+  }
+
+  /** What a call finds is what the one before left, and not what that one is about to change. */
+  async #inTurn (run: () => Promise<MemoryReport>): Promise<MemoryReport> {
+    this.#underWay++
+    const turn = this.#last.then(run).finally(() => { this.#underWay-- })
+    this.#last = turn.catch(() => {})
+    return await turn
   }
 
   get #released (): MemoryTag[] { return Object.keys(this.#engine.releasedMemory) as MemoryTag[] }

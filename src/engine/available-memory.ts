@@ -6,16 +6,23 @@ import { freemem } from 'node:os'
  * checkpoint just read, although it gives way: it is added here, up to what the whole machine has.
  */
 export function availableMemory (reported: number = process.availableMemory(), whole: number = freemem(), stat: string = memoryStat()): number {
-  const field = (name: string): number => Number(new RegExp(`^${name} (\\d+)$`, 'm').exec(stat)?.[1] ?? 0)
+  const number = (name: string): string | undefined => new RegExp(`^${name} (\\d+)$`, 'm').exec(stat)?.[1]
+  // The limit counts the groups below, too, as do those fields in the older hierarchy.
+  const field = (name: string): number => Number(number(`total_${name}`) ?? number(name) ?? 0)
   return Math.max(reported, Math.min(whole, reported + field('inactive_file') + field('active_file')))
 }
 
-/** memory.stat of this process's group in the unified hierarchy; empty where there is none. */
+/** memory.stat of this process's group in the unified hierarchy, or of a container's in the older one; empty where there is neither. */
 function memoryStat (): string {
+  return read('/proc/self/cgroup', text => read(`/sys/fs/cgroup${/^0::(.*)$/m.exec(text)?.[1] ?? '/none'}/memory.stat`)) || read('/sys/fs/cgroup/memory/memory.stat')
+}
+
+function read (path: string, use: (text: string) => string = text => text): string {
+  let text: string
   try {
-    const path = /^0::(.*)$/m.exec(readFileSync('/proc/self/cgroup', 'utf8'))?.[1]
-    return path === undefined ? '' : readFileSync(`/sys/fs/cgroup${path}/memory.stat`, 'utf8')
+    text = readFileSync(path, 'utf8')
   } catch {
     return ''
   }
+  return use(text)
 }

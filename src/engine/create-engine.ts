@@ -73,6 +73,7 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
       keepWeights: options.enableWeightsCpuBackup ?? false,
       availableBytes: availableMemory,
       onHost: config.device === 'cpu',
+      releasable: cards.every(({ virtualMemory }) => virtualMemory),
       ...deadlineMs === undefined ? {} : { deadlineMs }
     })
     const native = addon.coreInfo(core)

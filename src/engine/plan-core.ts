@@ -3,7 +3,7 @@ import { RefitError } from '../errors.ts'
 import type { Architecture, ModelTable } from '../model/architecture.ts'
 import { toNativeArch } from '../model/native-arch.ts'
 import { DTYPE_BYTES } from '../native.ts'
-import type { CoreConfig, CudaCard, CudaCards, NativeAddon } from '../native.ts'
+import type { CoreConfig, CudaCard, CudaCards, CudaMemoryPlan, NativeAddon } from '../native.ts'
 import { availableMemory } from './available-memory.ts'
 import { chooseCards, firstCard, fullest } from './choose-cards.ts'
 import type { EngineOptions } from './engine-options.ts'
@@ -83,21 +83,30 @@ async function planCuda (arch: Architecture, table: ModelTable, options: EngineO
     maxContext: wanted,
     ...options.watchdogMs === undefined ? {} : { watchdogSeconds: options.watchdogMs / 1000 * RANK_WATCHDOG_SHARE }
   }
-  const one = addon.cudaMemoryPlan(core)
   const { card, freeBytes } = fullest(cards)
-  const pages = kvPages({
+  const pagesBeside = ({ weightBytes, scratchBytes, fixedBytes }: CudaMemoryPlan): number => kvPages({
     ...budget(options, DEFAULTS.cuda.memFraction),
     pageBytes: kvBytesPerToken(arch, table.ranks, DTYPE_BYTES.bfloat16) / table.ranks * pageSize,
     contextLength: wanted,
     maxRunningRequests,
     availableBytes: freeBytes,
     where: `free memory of card ${card.ordinal} (${card.name})`,
-    weightBytes: one.weightBytes,
-    otherBytes: one.scratchBytes + one.fixedBytes
+    weightBytes,
+    otherBytes: scratchBytes + fixedBytes
   })
+  // Buffers grow with the longest sequence that the pages hold: those of as many pages as fit beside the buffers of one are the most.
+  const pages = pagesBeside(planMemory(addon, { ...core, pages: pagesBeside(planMemory(addon, core)) }))
   demandHostMemory(pages * pageSize * recordedBytes(experts))
   const contextLength = Math.min(wanted, pages * pageSize)
   return { core: { ...core, pages, maxContext: contextLength }, contextLength, maxRunningRequests, maxBatchTokens, cards, visible: found.cards, experts }
+}
+
+function planMemory (addon: Pick<NativeAddon, 'cudaMemoryPlan'>, core: CoreConfig): CudaMemoryPlan {
+  try {
+    return addon.cudaMemoryPlan(core)
+  } catch (error) {
+    throw new RefitError('CONFIG', `--device cuda: ${error instanceof Error ? error.message : String(error)}`, { param: 'device', cause: error })
+  }
 }
 
 function common (arch: Architecture, table: ModelTable, options: EngineOptions): Pick<CoreConfig, 'ranks' | 'threads' | 'arch' | 'params' | 'recordExperts'> {

@@ -17,6 +17,8 @@ export interface MemoryContext {
   /** Of host memory, what can be had now; null where it is not what weights lie in. */
   available: { forWeights: (() => number) | null, forCopies: () => number }
   weightBytes: number
+  /** False on cards whose memory stays where it is. */
+  releasable: boolean
   shut: () => Promise<Gate>
 }
 
@@ -25,8 +27,11 @@ const GOING: readonly MemoryTag[] = ['weights', 'kv_cache', 'cuda_graph']
 /** And so they come back, as in SGLang. */
 const COMING: readonly MemoryTag[] = ['cuda_graph', 'weights', 'kv_cache']
 
+const UNRELEASABLE = 'this card has no virtual memory management (cards of virtual machines often have none): its memory cannot be released while the engine lives. Nothing has changed'
+
 export async function releaseMemory (context: MemoryContext, wanted: readonly MemoryTag[] | undefined): Promise<MemoryReport> {
   const { ledger } = context
+  if (!context.releasable) throw new RefitError('UNSUPPORTED', UNRELEASABLE)
   const tags = chosen(GOING, wanted, tag => !ledger.isReleased(tag), 'released already; resume it before it is released again')
   const began = performance.now()
   const gate = await context.shut()

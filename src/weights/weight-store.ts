@@ -39,6 +39,8 @@ export interface WeightStoreOptions {
   availableBytes?: () => number
   /** Weights lie in host memory (default true). */
   onHost?: boolean
+  /** Memory can be released (default true): not where a card has no virtual memory management. */
+  releasable?: boolean
   /** Host memory that a piece of a patched tensor may take (default 64 MiB). */
   patchBytes?: number
   /** By which transactions end. */
@@ -73,7 +75,7 @@ export class WeightStore {
   #isPaused = false
   /** From which epoch on it is counted which tensors are brought. */
   #mark: { epoch: number, since: WeightCoverage['since'] } | null = null
-  readonly #memory: Pick<WeightStoreOptions, 'keepWeights' | 'onHost'> & { availableBytes: () => number }
+  readonly #memory: Pick<WeightStoreOptions, 'keepWeights' | 'onHost' | 'releasable'> & { availableBytes: () => number }
 
   constructor (options: WeightStoreOptions) {
     this.addon = this.mappings.watch(guardedAddon(options.addon, message => { options.gates.lost(message) }))
@@ -245,13 +247,14 @@ export class WeightStore {
   }
 
   #memoryContext () {
-    const { keepWeights = false, onHost = true, availableBytes } = this.#memory
+    const { keepWeights = false, onHost = true, releasable = true, availableBytes } = this.#memory
     return {
       addon: this.addon,
       core: this.core,
       ledger: this.ledger,
       readers: this.readers,
       keepWeights,
+      releasable,
       available: { forWeights: onHost ? availableBytes : null, forCopies: availableBytes },
       weightBytes: this.addon.coreInfo(this.core).weightBytes
     }

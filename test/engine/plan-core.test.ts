@@ -32,7 +32,7 @@ t.test('cards: the KV cache is what the fullest one has room for beside weights 
   t.equal(plan.core.pages, Math.floor((0.85 * 30e6 - 8e6) / PAGE))
   t.match(plan.core, { device: 'cuda', dtype: 'bfloat16', ranks: 2, maxStepTokens: 4096, maxStepSequences: 256, maxContext: 512, pageSize: 16 })
   t.match(plan, { maxRunningRequests: 256, maxBatchTokens: 4096, contextLength: 512 })
-  t.equal(native.asked.length, 1)
+  t.same(native.asked.map(({ pages }) => pages), [1, plan.core.pages], 'what buffers take is asked with the pages that there will be')
   t.equal(plan.core.watchdogSeconds, undefined)
 })
 
@@ -52,6 +52,30 @@ t.test('cards: one that is full is refused with its numbers', async (t) => {
   })
 })
 
+t.test('cards: buffers that grow with the longest sequence have their room, whatever fits', async (t) => {
+  const arch = tinyArchitecture('Qwen3ForCausalLM', { max_position_embeddings: 1_000_000 })
+  // The RoPE table, and partial results of attention from the second chunk of keys on.
+  const cudaMemoryPlan = ({ pages, pageSize, maxContext }: CoreConfig) => {
+    const context = Math.min(pages * pageSize, maxContext!)
+    return { ...MEMORY, fixedBytes: 1e6 + context * 32 * 4, scratchBytes: context > 512 ? 6e6 : 2e6 }
+  }
+  for (const [free, options] of [[30e6, {}], [300e6, {}], [3e9, { maxRunningRequests: 2 }], [30e6, { memFraction: 0.95 }], [9.5e6, {}]] as const) {
+    const { core, contextLength } = await planCore(arch, buildModelTable(arch, 1), { device: 'cuda', ...options }, { cudaMemoryPlan }, found(free))
+    const { weightBytes, scratchBytes, fixedBytes } = cudaMemoryPlan(core)
+    const taken = weightBytes + scratchBytes + fixedBytes + core.pages * 2 * PAGE
+    const share = ('memFraction' in options ? options.memFraction : 0.85) * free
+    t.ok(taken <= share, `${taken} of ${share} bytes with ${core.pages} pages`)
+    t.equal(core.maxContext, contextLength)
+  }
+})
+
+t.test('cards: a model that they cannot compute is refused in words, as a wrong option is', async (t) => {
+  const cudaMemoryPlan = (): never => { throw new Error('bad configuration: head_dim 4 is not a multiple of 8 up to 256, which cards need') }
+  await t.rejects(planCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, { cudaMemoryPlan }, found(1e9)), {
+    code: 'CONFIG', param: 'device', message: '--device cuda: bad configuration: head_dim 4 is not a multiple of 8 up to 256, which cards need'
+  })
+})
+
 t.test('a checkpoint in float32 computes in bfloat16 on cards and in float32 on a CPU', async (t) => {
   const arch = tinyArchitecture('Qwen3ForCausalLM', { dtype: 'float32' })
   const table = buildModelTable(arch, 1)
@@ -66,5 +90,6 @@ t.test('memory that files hold in a limited group can be had, as far as the mach
   t.equal(availableMemory(100, 200, stat), 200)
   t.equal(availableMemory(100, 50, stat), 100)
   t.equal(availableMemory(100, 1000, ''), 100)
+  t.equal(availableMemory(100, 1000, 'inactive_file 1\nactive_file 2\ntotal_inactive_file 30\ntotal_active_file 40\n'), 170, 'the older hierarchy')
   t.ok(availableMemory() > 0)
 })

@@ -101,3 +101,17 @@ t.test('the admin key is wanted', async t => {
   }
   t.same(engine.calls, ['release []', 'resume []'])
 })
+
+t.test('a release after a resume is no retry of the release before it', async t => {
+  const { url, engine } = await routeApp(t)
+  let go = (): void => {}
+  engine.holdUpdate = new Promise(resolve => { go = resolve })
+  const calls: Promise<unknown>[] = []
+  for (const path of [RELEASE, RESUME, RELEASE]) {
+    calls.push(call(url + path, {}))
+    await new Promise(resolve => setTimeout(resolve, 50))
+  }
+  go()
+  await Promise.all(calls)
+  t.same(engine.calls.map(name => name.split(' ')[0]), ['release', 'resume', 'release'])
+})

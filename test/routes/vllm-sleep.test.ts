@@ -70,6 +70,61 @@ t.test('identical calls under way are one call', async t => {
   t.equal(engine.calls.filter(name => name.startsWith('release')).length, 1)
 })
 
+t.test('sleeping and waking take turns: the last call decides, however long the one before waits for running requests', async t => {
+  const { url, engine } = await routeApp(t)
+  let go = (): void => {}
+  const hold = (): void => { engine.holdUpdate = new Promise(resolve => { go = resolve }) }
+  const settle = async (): Promise<void> => { await new Promise(resolve => setTimeout(resolve, 50)) }
+  hold()
+  const sleep = post(`${url}/sleep?level=2&mode=wait`)
+  await until(() => engine.calls.includes(`release ${ALL}, dropping weights`))
+  const wake = post(`${url}/wake_up`)
+  await settle()
+  go()
+  t.match((await sleep).json, { status: 'sleeping', tags: ['weights', 'kv_cache', 'cuda_graph'] })
+  t.match((await wake).json, { status: 'awake', tags: ['weights', 'kv_cache', 'cuda_graph'], weights: 'current' })
+  t.same((await call(`${url}/is_sleeping`)).json, { is_sleeping: false }, 'woken')
+
+  await post(`${url}/sleep?level=2`)
+  hold()
+  const late = post(`${url}/wake_up`)
+  await until(() => engine.calls.filter(name => name === `resume ${ALL}`).length === 2)
+  const again = post(`${url}/sleep?level=2&mode=keep`)
+  await settle()
+  go()
+  t.match((await late).json, { status: 'awake', tags: ['weights', 'kv_cache', 'cuda_graph'] })
+  t.match((await again).json, { status: 'sleeping', tags: ['weights', 'kv_cache', 'cuda_graph'], weights: 'asleep' })
+  t.same((await call(`${url}/is_sleeping`)).json, { is_sleeping: true }, 'put to sleep')
+})
+
+t.test('a call that comes after its opposite is no retry of the one before that', async t => {
+  const { url, engine } = await routeApp(t)
+  let go = (): void => {}
+  engine.holdUpdate = new Promise(resolve => { go = resolve })
+  const calls = [post(`${url}/sleep?level=2`)]
+  await until(() => engine.calls.includes(`release ${ALL}, dropping weights`))
+  for (const path of ['/wake_up', '/sleep?level=2']) {
+    calls.push(post(url + path))
+    await new Promise(resolve => setTimeout(resolve, 50))
+  }
+  go()
+  t.same((await Promise.all(calls)).map(({ json }) => json.status), ['sleeping', 'awake', 'sleeping'])
+  t.same((await call(`${url}/is_sleeping`)).json, { is_sleeping: true })
+})
+
+t.test('a sleep that ends requests ends them at once, also behind one that waits for them', async t => {
+  const { url, engine } = await routeApp(t)
+  let go = (): void => {}
+  engine.holdUpdate = new Promise(resolve => { go = resolve })
+  const slow = post(`${url}/sleep?level=1&mode=wait`)
+  await until(() => engine.calls.includes(`release ${ALL}, keeping weights`))
+  const fast = post(`${url}/sleep?level=1&mode=abort`)
+  await until(() => engine.calls.includes('abortAll'))
+  go()
+  t.same((await Promise.all([slow, fast])).map(({ status }) => status), [200, 200])
+  t.equal(engine.calls.filter(name => name.startsWith('release')).length, 1)
+})
+
 t.test('keep holds requests, which are computed again when all is awake', async t => {
   const { url, engine } = await routeApp(t)
   await post(`${url}/sleep?mode=keep`)

@@ -205,6 +205,19 @@ t.test('where the system has less than the weights need, nothing is touched, and
   t.same(store.state, { state: 'current' })
 })
 
+t.test('where a card cannot release its memory, a release is refused and the weights stay what they are', async t => {
+  const { store, gates, write } = setup(t, { releasable: false })
+  await write(1)
+  const before = await store.checksums()
+  const { shutCount } = gates
+  for (const tags of [undefined, ['weights'], ['kv_cache']] as const) {
+    await t.rejects(store.release(tags), { code: 'UNSUPPORTED', message: /no virtual memory management .* Nothing has changed/ })
+  }
+  t.equal(gates.shutCount, shutCount)
+  t.same(store.state, { state: 'current' })
+  t.same(await store.checksums(), before)
+})
+
 t.test('mappings are closed between two steps: nobody waits for running requests, nor for whose turn it is', async t => {
   const closed: string[] = []
   const { store, gates, write } = setup(t, { addon: { ...addon, closeMappings: async (_core, name) => { closed.push(name); return 2 } } })
