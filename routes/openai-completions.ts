@@ -82,7 +82,7 @@ function read (body: Body, context: RouteContext): Plan {
   refuseFormat(body.response_format)
   const { info } = context.engine
   const prompts = readPrompts(body, context)
-  const sampling = openAiSampling(body, body.max_tokens ?? undefined, context)
+  const sampling = openAiSampling(body, body.max_tokens ?? undefined, context, DEFAULT_MAX_TOKENS)
   checkBatch(prompts.length, sampling.n, info, context.maxBatch, sampling.n > 1 ? 'n' : 'prompt')
   if (body.stream === true && body.prompt_logprobs != null) throw invalid('prompt_logprobs', 'cannot be had of a stream')
   const best = { output: bestOf(body.logprobs, info.vocabSize), prompt: bestOf(body.prompt_logprobs, info.vocabSize) }

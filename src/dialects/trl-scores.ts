@@ -63,7 +63,10 @@ export function planTrlScores (body: Static<typeof TrlScoresBody>, { engine: { i
 }
 
 export function trlScores ({ lengths, top, binary }: TrlScoresPlan, samples: readonly Sample[]): Static<typeof TrlScoresReply> {
-  const inputs = samples.map(({ input }) => input!)
+  const inputs = samples.map(({ input }) => {
+    if (input !== null) return input
+    throw new RefitError('CONFLICT', 'the request was aborted (/abort_request, or a pause or an update that ends requests) before all of its sequences were scored: send it again')
+  })
   if (binary) return packed(inputs, samples.map(({ promptIds }, i) => promptIds.length - lengths[i]!), top)
   const rows = inputs.map(({ logprobs, top: best }) => logprobs.map(([logprob, id], i) => logprob === null ? [] : sortedScores([logprob, id], best[i] ?? [])))
   return {

@@ -3,7 +3,7 @@ import type { Static } from 'typebox'
 import type { RouteContext } from '../http/context.ts'
 import { newRid } from '../http/generate-body.ts'
 import type { SamplePlan } from '../http/generation.ts'
-import { MAX_RID_LENGTH } from '../http/limits.ts'
+import { MAX_RID_LENGTH, MAX_SALT_LENGTH } from '../http/limits.ts'
 import { refuseAdapter } from '../http/openai-body.ts'
 import { checkBatch, fitContext, idsOf, needTokenizer } from '../http/prompts.ts'
 import { invalid, refuseUnsupported } from '../http/refuse.ts'
@@ -25,7 +25,7 @@ export const VllmGenerateBody = Type.Object({
   stream_options: nullable(Type.Object({ include_usage: nullable(Type.Boolean()), continuous_usage_stats: unused() })),
   output_mode: nullable(Type.Union([Type.Literal('tokens'), Type.Literal('text')]), '`text`: with the text, and logprobs by text (default `tokens`).'),
   return_token_ids: nullable(Type.Boolean(), 'Send the prompt\'s ids back.'),
-  cache_salt: nullable(Type.String({ minLength: 1, maxLength: 1024 }), 'Keeps prefix-cache entries of different salts apart.'),
+  cache_salt: nullable(Type.String({ minLength: 1, maxLength: MAX_SALT_LENGTH }), 'Keeps prefix-cache entries of different salts apart.'),
   features: refused('images and other media'),
   content_parts: refused('images and other media'),
   kv_transfer_params: refused('disaggregated prefill'),

@@ -4,9 +4,9 @@ import { RefitError } from '../errors.ts'
 import type { LogprobOptions } from '../engine/rollout-engine.ts'
 import type { RouteContext } from '../http/context.ts'
 import { MAX_TOP_LOGPROBS } from '../http/limits.ts'
-import { bestOf, promptLogprobsField, scoring } from '../http/prompt-logprobs.ts'
+import { bestOf, checkScoredIds, promptLogprobsField, scoring } from '../http/prompt-logprobs.ts'
 import { invalid, refuseUnsupported } from '../http/refuse.ts'
-import { readSampling } from '../http/sampling.ts'
+import { openAiNames, readSampling } from '../http/sampling.ts'
 import type { Sampling } from '../http/sampling.ts'
 import { nullable, refused, TokenIds, unused } from '../http/schemas.ts'
 
@@ -71,7 +71,7 @@ export function readVllmSampling (fields: VllmSamplingFields, { engine, tokenize
   const prefix = param === '' ? '' : `${param}.`
   refuseUnsupported(fields, UNSUPPORTED, prefix)
   const { info } = engine
-  const sampling = renamed(() => readSampling({
+  const sampling = openAiNames(() => readSampling({
     max_new_tokens: fields.max_tokens ?? most,
     min_new_tokens: fields.min_tokens,
     n: fields.n,
@@ -95,21 +95,9 @@ export function readVllmSampling (fields: VllmSamplingFields, { engine, tokenize
   if (sampling.text.stop.length > 0 && !detokenize) throw invalid(`${prefix}stop`, 'stop texts need "detokenize": true')
   if (sampling.text.stop.length > 0 && tokenizer === null) throw new RefitError('UNSUPPORTED', `${prefix}stop: this server has no tokenizer; use stop_token_ids`, { param: `${prefix}stop` })
   const ids = fields.logprob_token_ids ?? []
-  const stray = ids.find(id => id < 0 || id >= info.vocabSize)
-  if (stray !== undefined) throw invalid(`${prefix}logprob_token_ids`, `expected token ids from 0 to ${info.vocabSize - 1}, got ${stray}`)
+  checkScoredIds(ids, info.vocabSize, `${prefix}logprob_token_ids`)
   const best = { output: bestOf(fields.logprobs ?? (ids.length > 0 ? 0 : null), info.vocabSize), prompt: bestOf(fields.prompt_logprobs, info.vocabSize) }
   return { sampling, logprobs: scoring(best.output, best.prompt, ids), best, detokenize }
-}
-
-/** Refusals name the fields as vLLM does. */
-function renamed<T> (read: () => T): T {
-  const names = (text: string): string => text.replaceAll('max_new_tokens', 'max_tokens').replaceAll('min_new_tokens', 'min_tokens').replaceAll('sampling_seed', 'seed')
-  try {
-    return read()
-  } catch (error) {
-    if (!(error instanceof RefitError)) throw error
-    throw new RefitError(error.code, names(error.message), { cause: error, ...error.param === undefined ? {} : { param: names(error.param) } })
-  }
 }
 
 /** What they are once read, in vLLM's names: for who renders a request and sends it on. */

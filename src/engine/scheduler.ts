@@ -42,13 +42,15 @@ export class Scheduler {
 
   /** Queues a request under a number that is not in use. A request that cannot be taken fails at once through the sink. */
   add (id: number, request: GenerateRequest): void {
-    const { sink, maxQueuedRequests, drawSeed } = this.#options
+    const { sink, maxRunningRequests, maxQueuedRequests, drawSeed } = this.#options
     try {
       if (this.#torn !== null) throw new RefitError('ENGINE_TORN', this.#torn)
       if (this.#asleep !== null) throw new RefitError('ENGINE_ASLEEP', this.#asleep)
       checkRequest(request, this.#options)
-      if (this.#batcher.waiting >= maxQueuedRequests) {
-        throw new RefitError('QUEUE_FULL', `${maxQueuedRequests} requests are waiting, as many as --max-queued-requests allows; try again later`)
+      const { running: { length: running }, waiting } = this.#batcher
+      // Whoever has a place to run in is not in the queue, although no step has begun it yet.
+      if (running + waiting >= maxRunningRequests + maxQueuedRequests) {
+        throw new RefitError('QUEUE_FULL', `${running} requests run and ${waiting} wait, as many as --max-running-requests (${maxRunningRequests}) and --max-queued-requests (${maxQueuedRequests}) allow; try again later`)
       }
     } catch (error) {
       if (!(error instanceof RefitError)) throw error

@@ -1,6 +1,13 @@
 /** What text may be shown after a piece has come, and the stop string that ended it, if one did. */
 export interface StopOutcome { text: string, matched: string | null }
 
+interface Tables { texts: readonly string[], failures: readonly Int32Array[] }
+
+const SHOWN = '+'
+const HIDDEN = '-'
+/** By the list of stop strings: a table is four times as large as its text, and a request may have thousands of samples. */
+const TABLES = new WeakMap<readonly string[], Tables>()
+
 /**
  * Finds stop strings in text that comes in pieces, and holds back what may yet become one. The stop that is complete first ends
  * the text (of several that end at the same character the longest), so the outcome does not depend on how the text was cut into pieces. Linear in
@@ -12,34 +19,39 @@ export class StopMatcher {
   readonly #states: Int32Array
   readonly #keepStop: boolean
   #held = ''
+  /** One character for each of `#held`: whether it is shown. */
+  #shown = ''
 
-  /** `keepStop` leaves the stop string in the text. */
+  /** `keepStop` leaves the stop string in the text. The samples of a request give the same list: what is made of it is shared. */
   constructor (stops: readonly string[], keepStop: boolean) {
-    this.#stops = stops.filter((stop) => stop !== '')
-    this.#failures = this.#stops.map(failureTable)
-    this.#states = new Int32Array(this.#stops.length)
+    const { texts, failures } = tablesOf(stops)
+    this.#stops = texts
+    this.#failures = failures
+    this.#states = new Int32Array(texts.length)
     this.#keepStop = keepStop
   }
 
-  /** With `obey` false, a stop that is complete within this piece is passed over as plain text. */
-  push (piece: string, obey = true): StopOutcome {
-    if (this.#stops.length === 0) return { text: piece, matched: null }
+  /** With `obey` false, a stop that is complete within this piece is passed over as plain text. A piece that is not `shown` can end the text, and is none of it. */
+  push (piece: string, obey = true, shown = true): StopOutcome {
+    if (this.#stops.length === 0) return { text: shown ? piece : '', matched: null }
     const text = this.#held + piece
+    const mask = this.#shown + (shown ? SHOWN : HIDDEN).repeat(piece.length)
     for (let at = this.#held.length; at < text.length; at++) {
       const matched = this.#advance(text.charCodeAt(at))
       if (matched === null || !obey) continue
-      this.#held = ''
-      return { text: text.slice(0, at + 1 - (this.#keepStop ? 0 : matched.length)), matched }
+      this.#held = this.#shown = ''
+      return { text: visible(text, mask, at + 1 - (this.#keepStop ? 0 : matched.length)), matched }
     }
-    const shown = text.length - Math.max(...this.#states)
-    this.#held = text.slice(shown)
-    return { text: text.slice(0, shown), matched: null }
+    const done = text.length - Math.max(...this.#states)
+    this.#held = text.slice(done)
+    this.#shown = mask.slice(done)
+    return { text: visible(text, mask, done), matched: null }
   }
 
   /** What was held back, where no stop came of it. Matching begins anew. */
   flush (): string {
-    const held = this.#held
-    this.#held = ''
+    const held = visible(this.#held, this.#shown, this.#held.length)
+    this.#held = this.#shown = ''
     this.#states.fill(0)
     return held
   }
@@ -59,6 +71,22 @@ export class StopMatcher {
     }
     return matched
   }
+}
+
+/** What is shown of the first `end` characters. */
+function visible (text: string, mask: string, end: number): string {
+  const part = text.slice(0, end)
+  return mask.lastIndexOf(HIDDEN, end - 1) < 0 ? part : Array.from({ length: end }, (_, i) => mask[i] === SHOWN ? part[i]! : '').join('')
+}
+
+function tablesOf (stops: readonly string[]): Tables {
+  let tables = TABLES.get(stops)
+  if (tables === undefined) {
+    const texts = stops.filter((stop) => stop !== '')
+    tables = { texts, failures: texts.map(failureTable) }
+    TABLES.set(stops, tables)
+  }
+  return tables
 }
 
 /** For each prefix, the length of its longest proper suffix that is a prefix too. */

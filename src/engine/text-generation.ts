@@ -7,6 +7,8 @@ export interface TextStopOptions {
   stop: readonly string[]
   /** Leave the stop string, or the text of the stop token, in the text. */
   noStopTrim: boolean
+  /** Text that the detokenizer leaves out of a token (a special one), where a stop string may hold it; else empty. */
+  unseen?: (token: number) => string
 }
 
 /** A token event with the text that it brought; text that may be the beginning of a stop string comes with a later event. */
@@ -33,7 +35,9 @@ export async function * generateText (engine: Pick<RolloutEngine, 'generate' | '
     let text = ''
     for (let i = 0; i < tokens.length; i++) {
       if (i === tokens.length - 1 && !options.noStopTrim && endsAtToken(finish)) break
-      const outcome = matcher.push(detokenizer?.push([tokens[i]!]) ?? '', before + i + 1 >= minNewTokens)
+      const unseen = options.unseen?.(tokens[i]!) ?? ''
+      const seen = detokenizer?.push([tokens[i]!]) ?? ''
+      const outcome = matcher.push(unseen === '' ? seen : unseen, before + i + 1 >= minNewTokens, unseen === '')
       text += outcome.text
       if (outcome.matched === null) continue
       stopped = { ...cut(event, i + 1), text, finish: { type: 'stop', matched: outcome.matched } }

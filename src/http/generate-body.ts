@@ -5,7 +5,8 @@ import { RefitError } from '../errors.ts'
 import type { LogprobOptions } from '../engine/rollout-engine.ts'
 import type { RouteContext } from './context.ts'
 import type { SamplePlan } from './generation.ts'
-import { MAX_RID_LENGTH } from './limits.ts'
+import { MAX_RID_LENGTH, MAX_SALT_LENGTH } from './limits.ts'
+import { checkScoredIds } from './prompt-logprobs.ts'
 import { checkBatch, encodeText, fitContext, idsOf } from './prompts.ts'
 import { invalid, refuseUnsupported } from './refuse.ts'
 import { routedExpertsFields, wantedExperts } from './routed-experts.ts'
@@ -16,6 +17,7 @@ import { nullable, refused, TokenIds, unused } from './schemas.ts'
 import type { OutputOptions } from './sglang-output.ts'
 
 const Rid = Type.String({ minLength: 1, maxLength: MAX_RID_LENGTH })
+const CacheKey = Type.String({ maxLength: MAX_SALT_LENGTH })
 
 /** SGLang's `GenerateReqInput`. Fields that are lists have one entry per prompt. */
 export const GenerateBody = Type.Object({
@@ -32,7 +34,7 @@ export const GenerateBody = Type.Object({
   return_prompt_token_ids: nullable(Type.Boolean(), 'Send the prompt\'s ids back.'),
   stream: nullable(Type.Boolean(), 'Server-sent events, each with everything so far.'),
   stream_deltas: nullable(Type.Boolean(), 'refit\'s own: each event of a stream has only what is new in it (`output_ids`, `text`, lists of logprobs), not everything so far.'),
-  extra_key: nullable(Type.Union([Type.String(), Type.Array(Type.String())]), 'Keeps prefix-cache entries of different keys apart.'),
+  extra_key: nullable(Type.Union([CacheKey, Type.Array(CacheKey)]), 'Keeps prefix-cache entries of different keys apart.'),
   input_embeds: refused('embeddings as input'),
   image_data: refused('images'),
   video_data: refused('video'),
@@ -152,8 +154,7 @@ function logprobsOf (body: GenerateBody, i: number, count: number, promptTokens:
   const ids = (Array.isArray(wanted[0]) || wanted.includes(null as never) ? perItem(wanted as (number[] | null)[], i, count, 'token_ids_logprob') : wanted as number[]) ?? []
   if (start > promptTokens) throw invalid('logprob_start_len', `${start} is higher than the number of input tokens ${promptTokens}`)
   if (top > vocabSize) throw invalid('top_logprobs_num', `expected at most ${vocabSize}, got ${top}`)
-  const stray = ids.find(id => id < 0 || id >= vocabSize)
-  if (stray !== undefined) throw invalid('token_ids_logprob', `expected token ids from 0 to ${vocabSize - 1}, got ${stray}`)
+  checkScoredIds(ids, vocabSize, 'token_ids_logprob')
   return { startLen: start < 0 ? null : start, top, ids, raw: body.return_raw_logprobs ?? false }
 }
 

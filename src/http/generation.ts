@@ -57,8 +57,9 @@ export class Generation {
     }
   }
 
-  /** Ends what still runs, with what it has so far. */
+  /** Ends what still runs, with what it has so far. Once: a full queue refuses thousands of samples, and each of them calls. */
   abort (): void {
+    if (this.#aborted) return
     this.#aborted = true
     for (const sample of this.samples) {
       if (sample.finish === null) this.#context.engine.abort(sample.rid)

@@ -13,6 +13,9 @@ export const MAX_BATCH = 4096
 /** Longest request id; they are echoed, logged and kept. */
 export const MAX_RID_LENGTH = 256
 
+/** Longest key of the prefix cache: every sample of a request has its own copy, and every node of the cache names it. */
+export const MAX_SALT_LENGTH = 1024
+
 export const MAX_TOP_LOGPROBS = 1024
 
 /** Bytes of a stream that may wait in a slow reader's queue before events are merged instead. */

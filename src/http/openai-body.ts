@@ -5,13 +5,13 @@ import type { LogprobOptions } from '../engine/rollout-engine.ts'
 import type { RouteContext } from './context.ts'
 import type { SamplePlan } from './generation.ts'
 import { newRid } from './generate-body.ts'
-import { MAX_RID_LENGTH } from './limits.ts'
+import { MAX_RID_LENGTH, MAX_SALT_LENGTH } from './limits.ts'
 import { fitContext } from './prompts.ts'
 import { invalid, refuseUnsupported } from './refuse.ts'
 import { routedExpertsFields } from './routed-experts.ts'
 import type { WantedExperts } from './routed-experts.ts'
 import { samplesOf } from './samples-of.ts'
-import { readSampling } from './sampling.ts'
+import { openAiNames, readSampling } from './sampling.ts'
 import type { Sampling } from './sampling.ts'
 import { nullable, refused, unused } from './schemas.ts'
 
@@ -45,8 +45,8 @@ export const openAiFields = {
   rid: nullable(Type.String({ minLength: 1, maxLength: MAX_RID_LENGTH }), 'Id of the request, for /abort_request.'),
   return_token_ids: nullable(Type.Boolean(), 'Send `token_ids` of each choice and `prompt_token_ids`.'),
   return_tokens_as_token_ids: nullable(Type.Boolean(), 'Tokens in logprobs as "token_id:<id>" instead of text.'),
-  cache_salt: nullable(Type.String(), 'Keeps prefix-cache entries of different salts apart.'),
-  extra_key: nullable(Type.String(), 'The same in SGLang\'s spelling.'),
+  cache_salt: nullable(Type.String({ maxLength: MAX_SALT_LENGTH }), 'Keeps prefix-cache entries of different salts apart.'),
+  extra_key: nullable(Type.String({ maxLength: MAX_SALT_LENGTH }), 'The same in SGLang\'s spelling.'),
   lora_path: refused('LoRA adapters'),
   json_schema: refused('structured output'),
   regex: refused('structured output'),
@@ -71,11 +71,11 @@ const UNSUPPORTED = {
   lora_path: 'LoRA adapters are', json_schema: 'structured output is', regex: 'structured output is', ebnf: 'structured output is', guided_json: 'structured output is', guided_regex: 'structured output is', guided_grammar: 'structured output is', guided_choice: 'structured output is', structured_outputs: 'structured output is', return_hidden_states: 'hidden states are', custom_logit_processor: 'logit processors are', session_params: 'sessions are'
 }
 
-/** Sampling of an OpenAI body; `maxTokens` as `Sampling.maxNewTokens`. */
-export function openAiSampling (body: OpenAiFields, maxTokens: number | null | undefined, { engine, tokenizer }: RouteContext): Sampling {
+/** Sampling of an OpenAI body; `maxTokens` as `Sampling.maxNewTokens`, `fallback` as there. */
+export function openAiSampling (body: OpenAiFields, maxTokens: number | null | undefined, { engine, tokenizer }: RouteContext, fallback?: number): Sampling {
   refuseUnsupported(body, UNSUPPORTED)
   refuseAdapter(body.model, engine.info.servedModelName)
-  const sampling = readSampling({
+  const sampling = openAiNames(() => readSampling({
     max_new_tokens: maxTokens,
     min_new_tokens: body.min_tokens,
     n: body.n,
@@ -95,7 +95,7 @@ export function openAiSampling (body: OpenAiFields, maxTokens: number | null | u
     spaces_between_special_tokens: body.spaces_between_special_tokens,
     logit_bias: body.logit_bias,
     sampling_seed: body.seed
-  }, engine.info, '')
+  }, engine.info, '', fallback))
   if (sampling.text.stop.length > 0 && tokenizer === null) {
     throw new RefitError('UNSUPPORTED', 'stop: this server has no tokenizer; use stop_token_ids', { param: 'stop' })
   }

@@ -3,6 +3,7 @@ import type { LogprobOptions } from '../engine/rollout-engine.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
 import { MAX_TOP_LOGPROBS } from './limits.ts'
 import { finite } from './openai-output.ts'
+import { invalid } from './refuse.ts'
 import type { Sample } from './sample.ts'
 import { nullable } from './schemas.ts'
 
@@ -25,6 +26,13 @@ export const PromptLogprobs = nullable(Type.Array(Type.Union([
 /** How many best tokens of a position are meant: -1 means all. */
 export function bestOf (wanted: number | null | undefined, vocabSize: number): number | null {
   return wanted == null ? null : wanted < 0 ? vocabSize : Math.min(wanted, vocabSize)
+}
+
+/** Ids whose scores are wanted at every position, each sample with a copy of the list: there is no use for more of them than there are tokens. */
+export function checkScoredIds (ids: readonly number[], vocabSize: number, param: string): void {
+  if (ids.length > vocabSize) throw invalid(param, `expected at most the vocabulary's ${vocabSize} token ids, got ${ids.length}`)
+  const stray = ids.find(id => id < 0 || id >= vocabSize)
+  if (stray !== undefined) throw invalid(param, `expected token ids from 0 to ${vocabSize - 1}, got ${stray}`)
 }
 
 /** What the engine is asked for, so that outputs can be shown with `output` best tokens and prompts with `prompt`; null for none. */

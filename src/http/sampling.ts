@@ -59,8 +59,19 @@ export interface Sampling {
 
 export const DEFAULT_MAX_NEW_TOKENS = 128
 
-/** Fields in SGLang's spelling, checked with SGLang's messages. `param` says where they stood. */
-export function readSampling (fields: SamplingFields, info: EngineInfo, param = 'sampling_params'): Sampling {
+/** Refusals name the fields as OpenAI and vLLM do. */
+export function openAiNames<T> (read: () => T): T {
+  const names = (text: string): string => text.replaceAll('max_new_tokens', 'max_tokens').replaceAll('min_new_tokens', 'min_tokens').replaceAll('sampling_seed', 'seed')
+  try {
+    return read()
+  } catch (error) {
+    if (!(error instanceof RefitError)) throw error
+    throw new RefitError(error.code, names(error.message), { cause: error, ...error.param === undefined ? {} : { param: names(error.param) } })
+  }
+}
+
+/** Fields in SGLang's spelling, checked with SGLang's messages. `param` says where they stood; `fallback` is the most tokens where none are asked for. */
+export function readSampling (fields: SamplingFields, info: EngineInfo, param = 'sampling_params', fallback = DEFAULT_MAX_NEW_TOKENS): Sampling {
   const prefix = param === '' ? '' : `${param}.`
   refuseUnsupported(fields, {
     json_schema: 'structured output is', regex: 'structured output is', ebnf: 'structured output is', structural_tag: 'structured output is', stop_regex: 'stop expressions are', custom_params: 'custom parameters are'
@@ -82,8 +93,8 @@ export function readSampling (fields: SamplingFields, info: EngineInfo, param = 
   check(topK === -1 || topK >= 1, 'top_k', `top_k must be -1 (disable) or at least 1, got ${topK}.`)
   check(most === null || most === undefined || most >= 0, 'max_new_tokens', `max_new_tokens must be at least 0, got ${most}.`)
   check(minNewTokens >= 0, 'min_new_tokens', `min_new_tokens must be in [0, max_new_tokens], got ${minNewTokens}.`)
-  check(most === null || minNewTokens <= (most ?? DEFAULT_MAX_NEW_TOKENS), 'min_new_tokens',
-    `min_new_tokens must be in [0, max_new_tokens(${most ?? DEFAULT_MAX_NEW_TOKENS})], got ${minNewTokens}.`)
+  check(most === null || minNewTokens <= (most ?? fallback), 'min_new_tokens',
+    `min_new_tokens must be in [0, max_new_tokens(${most ?? fallback})], got ${minNewTokens}.`)
   const stopTokenIds = fields.stop_token_ids ?? []
   check(stopTokenIds.every(id => id >= 0 && id < info.vocabSize), 'stop_token_ids', `stop_token_ids must be in [0, ${info.vocabSize - 1}].`)
   const stop = typeof fields.stop === 'string' ? [fields.stop] : fields.stop ?? []

@@ -12,5 +12,11 @@ export function textEvents ({ engine, tokenizer }: RouteContext, plan: SamplePla
     spacesBetweenSpecialTokens: text.spacesBetweenSpecialTokens,
     context: inputIds
   }) ?? null
-  return generateText(engine, request, detokenizer, text)
+  // Base models end their turns with a special token that is no eos of theirs: clients name it by its text, as SGLang lets them.
+  const unseen = (id: number): string => {
+    if (tokenizer === null || !text.skipSpecialTokens || text.stop.length === 0 || !tokenizer.specialIds.has(id)) return ''
+    const special = tokenizer.idToText(id)
+    return text.stop.some(stop => stop.includes(special)) ? special : ''
+  }
+  return generateText(engine, request, detokenizer, { ...text, unseen })
 }

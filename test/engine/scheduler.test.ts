@@ -187,7 +187,7 @@ t.test('prompts are scored in chunks, alone or with tokens behind them, hit or n
 })
 
 t.test('requests that can never run are refused with numbers, and nothing is left of them', async (t) => {
-  const h = new Harness({ pages: 4, pageSize: 4, contextLength: 64, maxQueuedRequests: 2 })
+  const h = new Harness({ pages: 4, pageSize: 4, contextLength: 64, maxRunningRequests: 1, maxQueuedRequests: 2 })
   const refused: [ReturnType<typeof makeRequest>, string, RegExp][] = [
     [makeRequest([]), 'INVALID_REQUEST', /empty/],
     [makeRequest([1, 100]), 'INVALID_REQUEST', /input_ids\[1\] is 100; expected .* 99/],
@@ -221,8 +221,20 @@ t.test('requests that can never run are refused with numbers, and nothing is lef
   h.verify(most)
   t.equal(h.tokens(most).length, 7, 'the last token needs no KV')
   h.scheduler.pause('in_place')
-  const ids = range(3).map(() => h.add(makeRequest([1])))
-  t.same(ids.map((id) => h.outcomes.get(id)!.error?.code), [undefined, undefined, 'QUEUE_FULL'])
+  const ids = range(4).map(() => h.add(makeRequest([1])))
+  t.same(ids.map((id) => h.outcomes.get(id)!.error?.code), [undefined, undefined, undefined, 'QUEUE_FULL'])
+})
+
+t.test('an idle engine takes as many at once as can run, whatever its queue: they wait for nothing', async (t) => {
+  for (const maxQueuedRequests of [0, 2]) {
+    const h = new Harness({ maxRunningRequests: 3, maxQueuedRequests })
+    for (let round = 0; round < 2; round++) {
+      const ids = range(3 + maxQueuedRequests + 1).map((i) => h.add(makeRequest([1, i + 1], { maxNewTokens: 2 })))
+      t.same(ids.map((id) => h.outcomes.get(id)!.error?.code), [...Array(3 + maxQueuedRequests).fill(undefined), 'QUEUE_FULL'])
+      h.drain()
+      for (const id of ids.slice(0, -1)) h.verify(id)
+    }
+  }
 })
 
 t.test('when pages run out, the request with least progress is computed again and goes on with the same tokens', async (t) => {

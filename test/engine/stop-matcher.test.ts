@@ -38,6 +38,25 @@ t.test('a long repetitive stop string takes linear time', async (t) => {
   t.same(run([stop], Array.from({ length: 30_000 }, () => 'a')).text.length, 30_000)
 })
 
+t.test('thousands of samples with one long stop string share what is made of it', async (t) => {
+  const stops = ['a'.repeat(1 << 20)]
+  const before = process.memoryUsage().arrayBuffers
+  const matchers = Array.from({ length: 100 }, () => new StopMatcher(stops, false))
+  t.ok(process.memoryUsage().arrayBuffers - before < 16 << 20, 'one table of 4 MB')
+  t.same(matchers.map((matcher) => matcher.push('ab').text), Array(100).fill('ab'))
+})
+
+t.test('a piece that is not shown takes part in a stop string and in nothing else', async (t) => {
+  const matcher = new StopMatcher(['a<x>', '<x><x>'], false)
+  t.same(matcher.push('ba'), { text: 'b', matched: null })
+  t.same(matcher.push('<y>', true, false), { text: 'a', matched: null })
+  t.same(matcher.push('c'), { text: 'c', matched: null })
+  t.same(matcher.push('<x>', true, false), { text: '', matched: null })
+  t.equal(matcher.flush(), '')
+  t.same(matcher.push('aa'), { text: 'a', matched: null })
+  t.same(matcher.push('<x>', true, false), { text: '', matched: 'a<x>' })
+})
+
 t.test('however text is cut, the stop that is complete first ends it', async () => {
   const small = fc.string({ unit: fc.constantFrom('a', 'b', '😀'), maxLength: 4 })
   fc.assert(fc.property(fc.array(small, { maxLength: 3 }), fc.array(fc.string({ unit: fc.constantFrom('a', 'b', '😀'), maxLength: 5 }), { maxLength: 8 }), fc.boolean(), (stops, pieces, keep) => {

@@ -100,7 +100,7 @@ export class FakeEngine implements RolloutEngine {
       logprobs: logprobs === null ? [] : tokens.map(scored),
       top: logprobs === null ? [] : tokens.map(token => Array.from({ length: logprobs.top }, (_, i): Scored => scored((token + i) % this.info.vocabSize))),
       ids: logprobs === null ? [] : tokens.map(() => logprobs.ids.map(scored)),
-      input: made === tokens.length && logprobs?.startLen != null ? inputLogprobs(inputIds, logprobs.startLen, logprobs.top, logprobs.ids) : null,
+      input: made === tokens.length && finish?.type !== 'abort' && logprobs?.startLen != null ? inputLogprobs(inputIds, logprobs.startLen, logprobs.top, logprobs.ids) : null,
       weightVersion: this.weightVersion,
       promptTokens: inputIds.length,
       cachedTokens: Math.max(0, inputIds.length - 2),

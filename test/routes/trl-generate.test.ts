@@ -1,6 +1,6 @@
 import t from 'tap'
 import { FakeEngine } from '../helpers/fake-engine.ts'
-import { call, routeApp } from '../helpers/route-app.ts'
+import { call, routeApp, until } from '../helpers/route-app.ts'
 
 t.test('completions of texts and of token ids, n beside each other', async t => {
   const { url, engine } = await routeApp(t)
@@ -81,6 +81,19 @@ t.test('given sequences are scored from the end of their prompts on', async t =>
     const refused = await score(body)
     t.equal(refused.status, 400)
     t.match(refused.json.message, message)
+  }
+})
+
+t.test('scores of a request that was aborted are no scores: the refusal says so', async t => {
+  const { url, engine } = await routeApp(t)
+  await engine.pause('in_place')
+  for (const format of ['json', 'binary']) {
+    const scores = call(`${url}/get_sequence_logprobs/`, { sequences: [[5, 6], [7, 8]], prompt_lengths: [1, 1], response_format: format })
+    await until(() => engine.live === 2)
+    engine.abortAll()
+    const { status, json } = await scores
+    t.equal(status, 409)
+    t.match(json.message, /aborted .* send it again/)
   }
 })
 
