@@ -205,6 +205,7 @@ t.test('requests that can never run are refused with numbers, and nothing is lef
     [makeRequest([1], { logitBias: [[5, 1e39]] }), 'INVALID_REQUEST', /logit_bias .* got 1e\+39 for 5/],
     [makeRequest([1], {}, { ids: [4, 1.5] }), 'INVALID_REQUEST', /token_ids_logprob\[1\]/],
     [makeRequest([1], {}, { top: 101 }), 'INVALID_REQUEST', /top_logprobs_num/],
+    [makeRequest([1], { maxNewTokens: 40 }, { ids: new Array<number>(1e6).fill(1) }), 'INVALID_REQUEST', /1000000 token ids for up to 4[01] positions.*at most/],
     [makeRequest([1], {}, { startLen: 2 }), 'INVALID_REQUEST', /logprob_start_len is 2/],
     [makeRequest(new Array(64).fill(1), { maxNewTokens: 1 }), 'PROMPT_TOO_LONG', /64 tokens.*64 tokens/],
     [makeRequest(new Array(65).fill(1), { maxNewTokens: 0 }), 'PROMPT_TOO_LONG', /65 tokens/],
