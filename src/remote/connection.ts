@@ -37,7 +37,8 @@ export class Connection {
 
   constructor (url: string, options: ConnectionOptions = {}) {
     const { origin, prefix, socketPath } = parse(url)
-    this.url = url.replace(/\/+$/, '')
+    // However it is spelled, it is one engine.
+    this.url = socketPath === undefined ? origin + prefix : url
     this.#prefix = prefix
     this.#options = options
     const connect = { timeout: options.connectMs ?? CONNECT_MS, ...socketPath === undefined ? {} : { socketPath } }

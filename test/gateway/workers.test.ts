@@ -16,7 +16,7 @@ t.test('an engine that joins in mid-training is filled from the checkpoint of th
   t.equal(late.engine.weightVersion, 'step-7')
   t.same((await late.engine.checksums()).tensors, (await first.engine.checksums()).tensors)
   t.match((await gateway.get('/workers')).body, { total: 2, weight_version: 'step-7', errors: [], workers: [{ url: first.url, state: 'ready' }, { url: late.url, state: 'ready', is_healthy: true, weight_version: 'step-7' }] })
-  t.equal((await gateway.post('/workers', { url: late.url })).status, 202, 'once more changes nothing')
+  for (const url of [late.url, `${late.url}/`, late.url.replace('http:', 'HTTP:')]) t.equal((await gateway.post('/workers', { url })).status, 202, 'once more changes nothing')
   t.equal((await gateway.get('/workers')).body.total, 2)
 })
 
