@@ -34,6 +34,7 @@ export async function serve (args: readonly string[]): Promise<void> {
   log.info({ config: redact(config), node: process.version, pid: process.pid }, `serving ${path}`)
   await checkPort(config.host, config.port)
 
+  const dialects = [...chooseDialects(config.dialects)]
   const weightLoaders = await loadWeightLoaders(config.weightLoader)
   const tokenizer = await openTokenizer(config, path, log)
   const engine = await load(path, config, log)
@@ -51,7 +52,7 @@ export async function serve (args: readonly string[]): Promise<void> {
     stagedBroadcasts: config.stagedBroadcasts,
     groupTimeoutMs: config.groupTimeout * 1000,
     allowMasters: config.allowMaster,
-    dialects: [...chooseDialects(config.dialects)],
+    dialects,
     ncclPath: config.ncclPath ?? undefined,
     uploadFolder: config.uploadFolder ?? undefined,
     uploadTimeoutMs: config.uploadTimeout * 1000,

@@ -37,6 +37,8 @@ const DEADLINE_MS = 3_600_000
 class IpcUpdates {
   readonly joiner = new Joiner<IpcUpdated>()
   readonly under = new Set<AbortController>()
+  /** Paths of the sockets of exchanges that run. */
+  readonly sockets = new Set<string>()
 }
 
 const updatesOf = onePer((_context: RouteContext) => new IpcUpdates())
@@ -48,7 +50,6 @@ const updatesOf = onePer((_context: RouteContext) => new IpcUpdates())
 export async function updateFromIpc (context: RouteContext, zmqHandles: Readonly<Record<string, string>>, fields: IpcUpdateFields = {}): Promise<IpcUpdated> {
   const seats = chooseSeats(context.engine.info, zmqHandles)
   const { joiner } = updatesOf(context)
-  // The other side would hand its messages out in turn to two who are connected.
   const key = JSON.stringify([fields.transaction ?? null, seats.map(({ endpoint }) => endpoint), fields.weight_version ?? null, fields.flush_cache ?? true])
   return await joiner.join(key, async () => await measured(context.metrics, async () => await exchange(context, seats, fields)))
 }
@@ -59,11 +60,15 @@ export function abortIpcUpdates (context: RouteContext): void {
 }
 
 async function exchange (context: RouteContext, seats: readonly Seat[], fields: IpcUpdateFields): Promise<IpcUpdated> {
-  const { under } = updatesOf(context)
+  const { under, sockets } = updatesOf(context)
+  const taken = seats.find(({ path }) => sockets.has(path))
+  // The other side hands its messages out in turn to all who are connected.
+  if (taken !== undefined) throw new RefitError('CONFLICT', `an update with other fields takes what comes through ${taken.endpoint}: wait until it has ended`, { param: 'zmq_handles' })
   const deadlineMs = fields.timeout == null ? DEADLINE_MS : fields.timeout * 1000
   const control = new AbortController()
   setMaxListeners(0, control.signal)
   under.add(control)
+  for (const { path } of seats) sockets.add(path)
   const timer = setTimeout(() => { control.abort(new RefitError('DEADLINE', `the exchange with the parameter server has not ended within ${deadlineMs / 1000} s`)) }, deadlineMs)
   try {
     const peers = await openedFor(context.engine, fields, async () => await Peers.connect(seats, { connectMs: Math.min(CONNECT_MS, deadlineMs * 0.9), silenceMs: Math.min(SILENCE_MS, deadlineMs), signal: control.signal }))
@@ -77,6 +82,7 @@ async function exchange (context: RouteContext, seats: readonly Seat[], fields: 
   } finally {
     clearTimeout(timer)
     under.delete(control)
+    for (const { path } of seats) sockets.delete(path)
   }
 }
 

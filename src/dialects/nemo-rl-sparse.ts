@@ -63,6 +63,8 @@ export class SparseRefit {
     }))
     this.#host.check([...known].map(([name, { shape }]) => ({ name, shape })))
     this.#drop()
+    // Those are refused when they have come: their keys are taken anew.
+    this.#coming.clear()
     this.#tensors = known
     this.#closed = null
     this.#epoch = engine.epoch
@@ -87,7 +89,7 @@ export class SparseRefit {
     try {
       return await done
     } finally {
-      this.#coming.delete(info.key)
+      if (this.#coming.get(info.key)?.done === done) this.#coming.delete(info.key)
     }
   }
 

@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto'
-import { chmodSync, closeSync, constants, copyFileSync, fsyncSync, mkdirSync, openSync, readdirSync, readFileSync, readSync, realpathSync, renameSync, rmSync, statSync, writeSync } from 'node:fs'
+import { chmodSync, closeSync, constants, copyFileSync, existsSync, fstatSync, fsyncSync, mkdirSync, openSync, readdirSync, readFileSync, readSync, realpathSync, renameSync, rmSync, statSync, writeSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
 import { basename, dirname, join } from 'node:path'
 import { RefitError } from '../errors.ts'
@@ -7,6 +7,7 @@ import { DELTA_FIELDS } from '../native.ts'
 import type { NativeAddon } from '../native.ts'
 import { headerLength, parseHeader, PREFIX_BYTES } from '../wire/safetensors.ts'
 import type { SafetensorsHeader } from '../wire/safetensors.ts'
+import { INDEX_NAME, SINGLE_NAME } from '../wire/safetensors-index.ts'
 
 // A checkpoint on this host whose tensors are changed where they lie, by compressed changes that a trainer publishes. All calls block: they
 // are for threads of their own.
@@ -52,9 +53,13 @@ export class CheckpointPatch {
   constructor (folder: string, addon: PatchAddon) {
     this.#addon = addon
     this.#folder = folder
-    for (const name of readdirSync(folder).filter(name => name.endsWith('.safetensors'))) {
+    for (const name of weightFiles(folder)) {
       const path = join(folder, name)
-      for (const { name: tensor, begin, end } of readHeader(path).tensors) this.#places.set(tensor, { path, begin, end })
+      for (const { name: tensor, begin, end } of readHeader(path).tensors) {
+        const other = this.#places.get(tensor)
+        if (other !== undefined) throw new RefitError('CHECKPOINT_FORMAT', `${path}: tensor "${tensor}" is in ${basename(other.path)} as well`, { param: tensor })
+        this.#places.set(tensor, { path, begin, end })
+      }
     }
   }
 
@@ -111,10 +116,28 @@ export function copyCheckpoint (from: string, to: string, contains: Contains): v
   }
 }
 
-/** Its files, by name. Throws CHECKPOINT_FORMAT where there are no weights. */
+/** What the index of a folder says: the file of each tensor. Null where there is none. Throws CHECKPOINT_FORMAT. */
+export function readWeightMap (folder: string): Map<string, string> | null {
+  const path = join(folder, INDEX_NAME)
+  if (!existsSync(path)) return null
+  const entries = Object.entries(readJson(path).weight_map ?? {})
+  const [wrong] = entries.find(([, file]) => typeof file !== 'string') ?? []
+  if (wrong !== undefined) throw new RefitError('CHECKPOINT_FORMAT', `${path}: weight_map: the file of ${JSON.stringify(wrong.slice(0, 200))} is to be a text`)
+  return new Map(entries as Array<[string, string]>)
+}
+
+/** The files of its weights, as findCheckpoint chooses those to load: whatever lies beside them is neither read nor changed. Throws CHECKPOINT_FORMAT where one is not there. */
+function weightFiles (folder: string): string[] {
+  const all = readdirSync(folder).filter(name => name.endsWith('.safetensors') && !name.startsWith('.'))
+  const named = new Set(readWeightMap(folder)?.values())
+  for (const name of named) if (!all.includes(name)) throw new RefitError('CHECKPOINT_FORMAT', `${folder} has no ${name}, which its ${INDEX_NAME} names`)
+  return named.size > 0 ? [...named] : all.includes(SINGLE_NAME) ? [SINGLE_NAME] : all
+}
+
+/** Its files, by name. Throws CHECKPOINT_FORMAT where there are no weights, or not all. */
 function checkpointFiles (folder: string): string[] {
   const files = readdirSync(folder).filter(name => statSync(join(folder, name)).isFile())
-  if (!files.some(name => name.endsWith('.safetensors'))) throw new RefitError('CHECKPOINT_FORMAT', `${folder} holds no safetensors: it is no checkpoint to begin from`)
+  if (weightFiles(folder).length === 0) throw new RefitError('CHECKPOINT_FORMAT', `${folder} holds no safetensors: it is no checkpoint to begin from`)
   return files
 }
 
@@ -129,9 +152,9 @@ export function insideOf (path: string, contains: Contains): string {
 }
 
 export function readHeader (path: string): SafetensorsHeader {
-  const fd = openSync(path, 'r')
+  const fd = openFile(path)
   try {
-    const { size } = statSync(path)
+    const { size } = fstatSync(fd)
     const prefix = Buffer.alloc(PREFIX_BYTES)
     readSync(fd, prefix, 0, PREFIX_BYTES, 0)
     const json = Buffer.alloc(headerLength(prefix, size, path))
@@ -142,13 +165,24 @@ export function readHeader (path: string): SafetensorsHeader {
   }
 }
 
+/** For reading. Never waits for the writer of a FIFO, as a thread that does could not be ended. Throws CHECKPOINT_FORMAT. */
+function openFile (path: string): number {
+  const fd = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK)
+  if (fstatSync(fd).isFile()) return fd
+  closeSync(fd)
+  throw new RefitError('CHECKPOINT_FORMAT', `${path} is not a regular file`)
+}
+
 /** An object. Throws CHECKPOINT_FORMAT. */
 export function readJson (path: string): Record<string, unknown> {
+  const fd = openFile(path)
   try {
-    const value: unknown = JSON.parse(readFileSync(path, 'utf8'))
+    const value: unknown = JSON.parse(readFileSync(fd, 'utf8'))
     if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value as Record<string, unknown>
   } catch (error) {
     throw new RefitError('CHECKPOINT_FORMAT', `${path} is not JSON: ${error instanceof Error ? error.message : String(error)}`, { cause: error })
+  } finally {
+    closeSync(fd)
   }
   throw new RefitError('CHECKPOINT_FORMAT', `${path} is JSON, but no object`)
 }
@@ -204,7 +238,7 @@ function * batches (changes: readonly Change[]): Generator<Change[]> {
 function readPart (path: string, begin: number, end: number): Uint8Array {
   if (end - begin > MAX_BATCH_BYTES) throw new RefitError('UNSUPPORTED', `${path}: a change of ${end - begin} bytes; at most ${MAX_BATCH_BYTES}`)
   const data = Buffer.allocUnsafeSlow(end - begin)
-  const fd = openSync(path, 'r')
+  const fd = openFile(path)
   try {
     for (let done = 0; done < data.length;) {
       const part = readSync(fd, data, done, Math.min(READ_BYTES, data.length - done), begin + done)

@@ -1,13 +1,12 @@
 import { readdir, stat } from 'node:fs/promises'
 import { basename, dirname, join } from 'node:path'
 import { RefitError } from '../errors.ts'
-import { INDEX_NAME, parseIndex } from '../wire/safetensors-index.ts'
+import { INDEX_NAME, parseIndex, SINGLE_NAME as SINGLE } from '../wire/safetensors-index.ts'
 import type { PathJail } from './path-jail.ts'
 import { outside } from './path-jail.ts'
 import { WatchedFile } from './watched-file.ts'
 
 const SUFFIX = '.safetensors'
-const SINGLE = 'model.safetensors'
 const SHARD = /^(.+)-(\d+)-of-(\d+)\.safetensors$/
 const MAX_INDEX_BYTES = 100_000_000
 const OTHERS = /\.(?:bin|pt|pth|ckpt|gguf|ggml|h5|msgpack|onnx|npz)$/

@@ -17,6 +17,8 @@ const BUCKET = /^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$/
 const REGION = /^[a-z0-9-]{2,40}$/
 const MAX_KEY = 1024
 const TIMEOUT_MS = 600_000
+/** Of a bucket that has just been made, and of a store that has too much to do. */
+const LATER = [307, 408, 429]
 const EMPTY = createHash('sha256').digest('hex')
 
 /** All of an object, at most `limit` bytes. Throws INVALID_REQUEST, BODY_TOO_LARGE, or ENGINE-independent STORE_UNREACHABLE (502: to be tried again). */
@@ -26,11 +28,11 @@ export async function readS3Object (name: S3Name, limit: number, options: S3Opti
   const { url, headers } = await signedGet(name, env, now())
   const what = `s3://${name.bucket}/${name.key}`
   const end = AbortSignal.timeout(TIMEOUT_MS)
-  const reply = await fetch(url, { headers, redirect: 'error', signal: signal === undefined ? end : AbortSignal.any([end, signal]) }).catch((error: unknown) => { throw unreachable(what, error) })
+  const reply = await fetch(url, { headers, redirect: 'manual', signal: signal === undefined ? end : AbortSignal.any([end, signal]) }).catch((error: unknown) => { throw unreachable(what, error) })
   if (reply.status !== 200) {
     const message = `${what}: ${url.host} answers ${reply.status}${reasonIn(await reply.text().catch(() => ''))}`
     if (reply.status === 403) throw new RefitError('INVALID_REQUEST', `${message}. The server's credentials are those of its environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN)`, { param: 'key' })
-    throw new RefitError(reply.status >= 500 ? 'STORE_UNREACHABLE' : 'INVALID_REQUEST', message, { param: 'key' })
+    throw new RefitError(reply.status >= 500 || LATER.includes(reply.status) ? 'STORE_UNREACHABLE' : 'INVALID_REQUEST', message, { param: 'key' })
   }
   const length = Number(reply.headers.get('content-length') ?? NaN)
   if (!Number.isSafeInteger(length) || length > limit) {
@@ -73,18 +75,21 @@ function checkName ({ bucket, region, key }: S3Name): void {
 
 /** A request for it by AWS's Signature Version 4, or without a signature where there are no credentials. */
 export async function signedGet ({ bucket, region, key }: S3Name, env: NonNullable<S3Options['env']>, now: Date): Promise<{ url: URL, headers: Record<string, string> }> {
-  const endpoint = env['AWS_ENDPOINT_URL_S3'] ?? env['AWS_ENDPOINT_URL']
+  // Empty ones are unset, as AWS's own clients have it.
+  const endpoint = env['AWS_ENDPOINT_URL_S3'] || env['AWS_ENDPOINT_URL']
   const path = key.split('/').map(encode).join('/')
-  // Stores of one's own have their buckets in paths, as their names are not in the DNS.
-  if (endpoint !== undefined && !URL.canParse(endpoint)) throw new RefitError('CONFIG', `AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL: ${JSON.stringify(endpoint)} is no URL`)
-  const url = endpoint === undefined ? new URL(`https://${bucket}.s3.${region}.amazonaws.com/`) : new URL(endpoint)
-  url.pathname = endpoint === undefined ? `/${path}` : `${url.pathname.replace(/\/$/, '')}/${bucket}/${path}`
+  if (endpoint && !URL.canParse(endpoint)) throw new RefitError('CONFIG', `AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL: ${JSON.stringify(endpoint)} is no URL`)
+  const host = `s3.${region}.amazonaws.com${region.startsWith('cn-') ? '.cn' : ''}`
+  // Stores of one's own have their buckets in paths, as their names are not in the DNS; and AWS's certificate is for names without dots.
+  const isInPath = Boolean(endpoint) || bucket.includes('.')
+  const url = new URL(endpoint || `https://${isInPath ? '' : `${bucket}.`}${host}/`)
+  url.pathname = isInPath ? `${url.pathname.replace(/\/$/, '')}/${bucket}/${path}` : `/${path}`
   const { AWS_ACCESS_KEY_ID: accessKeyId, AWS_SECRET_ACCESS_KEY: secretAccessKey, AWS_SESSION_TOKEN: sessionToken } = env
-  if (accessKeyId === undefined || secretAccessKey === undefined) return { url, headers: {} }
+  if (!accessKeyId || !secretAccessKey) return { url, headers: {} }
   const datetime = now.toISOString().replace(/[-:]|\.\d+/g, '')
   const signer = new AwsV4Signer({
     url: url.href, accessKeyId, secretAccessKey, datetime, service: 's3', region,
-    headers: { 'x-amz-content-sha256': EMPTY }, ...sessionToken === undefined ? {} : { sessionToken }
+    headers: { 'x-amz-content-sha256': EMPTY }, ...sessionToken ? { sessionToken } : {}
   })
   const { headers } = await signer.sign()
   headers.delete('host')

@@ -3,6 +3,8 @@ import { clip, JsonSyntaxError, StrictJson } from './strict-json.ts'
 
 /** The name that transformers gives the index of a sharded checkpoint. */
 export const INDEX_NAME = 'model.safetensors.index.json'
+/** And that of one that is not sharded. */
+export const SINGLE_NAME = 'model.safetensors'
 const MAX_FILE_NAME = 255
 const SUFFIX = '.safetensors'
 

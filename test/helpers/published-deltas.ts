@@ -88,6 +88,7 @@ export function publishSlime (source: string, version: number, before: Weights, 
   const folder = join(source, `weight_v${String(version).padStart(6, '0')}`)
   mkdirSync(folder, { recursive: true })
   const names = [...after.keys()].filter(name => !after.get(name)!.equals(before.get(name)!))
+  const weightMap: Record<string, string> = {}
   for (const part of [0, 1]) {
     const entries = new Map<string, Buffer>()
     const sums: Record<string, string> = {}
@@ -97,10 +98,12 @@ export function publishSlime (source: string, version: number, before: Weights, 
       sums[name] = checksum(now)
     }
     if (part === 0) edit?.(entries, sums)
-    writeFile(join(folder, `model-0000${part}-of-00002.safetensors`), entries, sums)
+    const file = `model-0000${part}-of-00002.safetensors`
+    writeFile(join(folder, file), entries, sums)
+    for (const name of entries.keys()) weightMap[name] = file
   }
   const about = { version: String(version).padStart(6, '0'), base_version: String(version - 1).padStart(6, '0'), delta_encoding: encoding, compression_format: 'zstd', checksum_format: 'adler32', ...metadata }
-  writeFileSync(join(folder, 'model.safetensors.index.json'), JSON.stringify({ metadata: about, weight_map: {} }))
+  writeFileSync(join(folder, 'model.safetensors.index.json'), JSON.stringify({ metadata: about, weight_map: weightMap }))
   return folder
 }
 

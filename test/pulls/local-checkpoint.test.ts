@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process'
 import { chmodSync, cpSync, existsSync, lstatSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
@@ -7,7 +8,7 @@ import { pullWeights } from '../../src/pulls/local-checkpoint.ts'
 import type { Pulled } from '../../src/pulls/local-checkpoint.ts'
 import { WeightPulls } from '../../src/pulls/weight-pulls.ts'
 import { code, PublishedHost } from '../helpers/published-host.ts'
-import { publishSlime, weightsOf, zstdBomb, zstdFrame } from '../helpers/published-deltas.ts'
+import { publishSlime, weightsOf, writeFile, zstdBomb, zstdFrame } from '../helpers/published-deltas.ts'
 import type { SlimeDelta } from '../helpers/published-deltas.ts'
 
 class Host extends PublishedHost {
@@ -122,6 +123,77 @@ t.test('a change that broke off leaves a folder of no version', async t => {
     writeFileSync(join(host.local, '.weight_sync/state.json'), state)
     t.throws(() => host.pull(2), code('CHECKPOINT_FORMAT', /state\.json/))
   }
+})
+
+t.test('a version of which a file has not come is none yet, be it changes or whole', async t => {
+  for (const isWhole of [false, true]) {
+    const host = make(t)
+    const index = 'model.safetensors.index.json'
+    const published = host.publish()
+    if (isWhole) {
+      cpSync(host.base, published, { recursive: true, force: true })
+      host.versions[1] = host.versions[0]!
+      for (const file of readdirSync(published)) if (file.endsWith('.safetensors') && !host.files.includes(file)) rmSync(join(published, file))
+      writeFileSync(join(published, index), JSON.stringify({ weight_map: Object.fromEntries(host.files.flatMap(file => [...weightsOf(host.base, [file]).keys()].map(name => [name, file]))) }))
+    }
+    host.pull(0)
+    const late = readdirSync(published).filter(name => name.endsWith('.safetensors')).sort().at(-1)!
+    renameSync(join(published, late), join(host.root, late))
+    t.throws(() => host.pull(1), code('CHECKPOINT_FORMAT', new RegExp(late)), isWhole ? 'whole' : 'changes')
+    renameSync(join(host.root, late), join(published, late))
+    host.pull(1)
+    host.holds(t, 1)
+    rmSync(host.root, { recursive: true })
+  }
+})
+
+t.test('what is no file is not waited for', async t => {
+  for (const [index, name] of ['model-00001-of-00002.safetensors', 'model.safetensors.index.json'].entries()) {
+    const host = new Host(t.testdir({}))
+    const file = join(host.publish(), name)
+    rmSync(file)
+    execFileSync('mkfifo', [file])
+    t.throws(() => host.pull(1), code('CHECKPOINT_FORMAT', /is not a regular file/), `${index}`)
+    rmSync(host.root, { recursive: true })
+  }
+})
+
+t.test('what is changed are the files that are loaded, whatever lies beside them', async t => {
+  for (const isSingle of [false, true]) {
+    const host = make(t)
+    const weights = host.versions[0]!
+    if (isSingle) {
+      for (const file of host.files) rmSync(join(host.base, file))
+      host.files.splice(0, 2, 'model.safetensors')
+      writeFile(join(host.base, 'model.safetensors'), weights)
+    } else {
+      writeFileSync(join(host.base, 'model.safetensors.index.json'), JSON.stringify({ weight_map: Object.fromEntries(host.files.flatMap(file => [...weightsOf(host.base, [file]).keys()].map(name => [name, file]))) }))
+    }
+    writeFile(join(host.base, 'other.safetensors'), weights)
+    host.publish()
+    host.pull(1)
+    host.holds(t, 1)
+    rmSync(host.root, { recursive: true })
+  }
+  const twice = make(t)
+  writeFile(join(twice.base, 'other.safetensors'), twice.versions[0]!)
+  twice.publish()
+  t.throws(() => twice.pull(1), code('CHECKPOINT_FORMAT', /is in .* as well/), 'nobody knows which one is loaded')
+})
+
+t.test('version 0 is the checkpoint that this server began with, not the one of a run before it that got no further', async t => {
+  const host = make(t)
+  host.pull(0)
+  const other = new Host(join(host.root, 'another'))
+  writeFile(join(other.base, other.files[0]!), new Map([...weightsOf(other.base, [other.files[0]!])].map(([name, data]) => [name, Buffer.from(data.map(byte => byte ^ 255))])))
+  pullWeights({ localFolder: host.local, baseFolder: other.base, sourceFolder: host.source, targetVersion: 0 }, native(), () => true)
+  const theirs = weightsOf(other.base, other.files)
+  t.ok([...weightsOf(host.local, host.files)].every(([name, data]) => theirs.get(name)!.equals(data)), 'it is the other one')
+  t.match(host.pull(0), { version: 0 })
+  host.holds(t, 0)
+  writeFileSync(join(host.local, 'mine.txt'), '')
+  host.pull(0)
+  t.ok(existsSync(join(host.local, 'mine.txt')), 'and who comes second on a host finds the work done')
 })
 
 t.test('a new run begins from the base, and so does what an earlier start of the system has written', t => {

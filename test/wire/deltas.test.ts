@@ -96,4 +96,11 @@ t.test('objects are asked for where their bucket is, and nothing else can be', a
   t.match(odd.headers['authorization'], /Signature=6753de76a8409feaf1087a72d66cab85511f6ca32c0b5e24483739ef7c375dc8$/)
   t.equal((await signedGet({ bucket: 'b', region: 'r', key: 'k' }, { AWS_ENDPOINT_URL: 'http://minio:9000/' }, at)).url.href, 'http://minio:9000/b/k')
   t.same((await signedGet({ bucket: 'b', region: 'r', key: 'k' }, {}, at)).headers, {}, 'unsigned without credentials')
+  // A compose file that hands on what its user has not set.
+  const unset = { AWS_ENDPOINT_URL: '', AWS_ENDPOINT_URL_S3: '', AWS_ACCESS_KEY_ID: '', AWS_SECRET_ACCESS_KEY: '', AWS_SESSION_TOKEN: '' }
+  t.match(await signedGet({ bucket: 'b', region: 'r', key: 'k' }, unset, at), { url: { href: 'https://b.s3.r.amazonaws.com/k' } })
+  t.same((await signedGet({ bucket: 'b', region: 'r', key: 'k' }, unset, at)).headers, {})
+  t.equal((await signedGet({ bucket: 'b', region: 'r', key: 'k' }, { ...unset, AWS_ENDPOINT_URL: 'http://minio:9000' }, at)).url.href, 'http://minio:9000/b/k')
+  t.equal((await signedGet({ bucket: 'a.b', region: 'r', key: 'k' }, {}, at)).url.href, 'https://s3.r.amazonaws.com/a.b/k', 'no certificate of AWS is for a.b.s3')
+  t.equal((await signedGet({ bucket: 'b', region: 'cn-north-1', key: 'k' }, {}, at)).url.href, 'https://b.s3.cn-north-1.amazonaws.com.cn/k')
 })
