@@ -1,15 +1,17 @@
 import { spawn, spawnSync } from 'node:child_process'
 import { copyFileSync, existsSync, mkdirSync, readFileSync, readdirSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
-import { basename, dirname, join, relative } from 'node:path'
+import { basename, dirname, join, relative, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
+import { lock } from './build-lock.js'
 
 // Builds the native addon into prebuilds/<platform>-<arch>/refit.node. With CMake where it is installed, else with the compiler
 // alone: the same files and the same flags (a test compares the two).
 //   --faults    also, for tests: build/faults/refit.node, whose fault points they can arm, and build/stand-in/librefit_cuda.so,
 //               which opens shared memory in place of a card's
 //   --tests     instead builds and runs native/test/*_test.cc under the address and undefined-behaviour sanitizers (or --sanitize)
+//   --tsan      instead builds and runs what has threads, and needs no kernel, under the thread sanitizer
 //   --no-cmake  the second way, even where CMake is installed
 //   --commands  only prints the second way's compile commands, one JSON array a line
 //   --cuda      only builds the CUDA library, prebuilds/<platform>-<arch>/librefit_cuda.so
@@ -27,13 +29,18 @@ const CUDA_SOURCES = join('native', 'cuda')
 const STAND_IN = join('native', 'test', 'ipc_stand_in.cc')
 /** What it has of the CUDA library: process groups, but for their cards. */
 const STAND_IN_CUDA = ['dynamic', 'group', 'group_lane', 'group_library', 'group_receive', 'group_weights', 'group_words', 'nccl', 'nccl_api'].map(name => join(CUDA_SOURCES, `${name}.cc`))
+/** Programs of threads: of native/test, and groups of NCCL against a library whose ranks are threads. */
+const THREADED = ['gloo', 'ipc', 'pool', 'store', 'write'].map(name => join('native', 'test', `${name}_test.cc`))
+const GROUP_LIFE = ['group_life', 'group_bytes'].map(name => join('native', 'test', 'gpu', `${name}.cc`))
+const LOOP = join('native', 'test', 'nccl_loop.cc')
 /** Every kind of card that a published build serves, and PTX of the newest for those to come. */
 const RELEASE_ARCHS = ['80', '90', '100', '120']
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
 process.chdir(root)
 const options = readOptions()
-const tests = options.tests || options.sanitize
+const tests = options.tests || options.sanitize || options.tsan
+const sanitizers = options.tsan ? 'thread' : 'address,undefined'
 const started = Date.now()
 
 if (process.platform !== 'linux' || !['x64', 'arm64'].includes(process.arch)) {
@@ -47,9 +54,10 @@ if (options.commands) {
   process.exit(0)
 }
 const generator = options['no-cmake'] ? undefined : findGenerator()
-const unlock = lock(join('build', options.cuda || options['cuda-tests'] ? 'native-cuda.lock' : tests ? 'native-tests.lock' : 'native.lock'))
+const unlock = lock(join('build', options.cuda || options['cuda-tests'] ? 'native-cuda.lock' : options.tsan ? 'native-tsan.lock' : tests ? 'native-tests.lock' : 'native.lock'))
 try {
   if (options.cuda || options['cuda-tests']) await buildCuda()
+  else if (options.tsan) await runThreaded()
   else if (tests) await runTests()
   else {
     await buildAddons()
@@ -62,7 +70,7 @@ try {
 unlock()
 
 function readOptions () {
-  const names = ['faults', 'tests', 'sanitize', 'no-cmake', 'commands', 'cuda', 'cuda-tests', 'verbose']
+  const names = ['faults', 'tests', 'sanitize', 'tsan', 'no-cmake', 'commands', 'cuda', 'cuda-tests', 'verbose']
   try {
     return parseArgs({ options: Object.fromEntries(names.map(name => [name, { type: 'boolean' }])) }).values
   } catch {
@@ -104,6 +112,22 @@ async function runTests () {
   const failed = names.filter(name => spawnSync(join(folder, name), { stdio: 'inherit' }).status !== 0)
   if (failed.length > 0) throw new Error(`${failed.join(', ')} failed`)
   say(`${names.length} native test programs passed under ASan and UBSan in ${((Date.now() - started) / 1000).toFixed(1)} s`)
+}
+
+/** Compiled without CMake: few files, and none of the kernels, which take longest. */
+async function runThreaded () {
+  const folder = buildFolder('native-tsan')
+  const core = coreUnits(folder, true)
+  const programs = [...THREADED.map(file => ({ name: basename(file, '.cc'), files: [file] })), { name: 'group_life', files: [...GROUP_LIFE, ...STAND_IN_CUDA] }]
+  for (const { name, files } of programs) {
+    await link(join(folder, name), [...core, ...files.map(file => unit(join(folder, 'test'), file, ['-DREFIT_FAULTS']))], ['-fsanitize=thread', '-pthread', '-ldl'])
+  }
+  const loop = join(folder, 'loop.so')
+  await link(loop, [unit(join(folder, 'test'), LOOP, [])], ['-fsanitize=thread', '-shared', '-pthread'])
+  const env = { ...process.env, TSAN_OPTIONS: `suppressions=${join(root, 'native', 'test', 'tsan.supp')}` }
+  const failed = programs.filter(({ name }) => spawnSync(join(folder, name), [resolve(loop)], { stdio: 'inherit', env }).status !== 0)
+  if (failed.length > 0) throw new Error(`${failed.map(({ name }) => name).join(', ')} failed`)
+  say(`${programs.length} native test programs passed under TSan in ${((Date.now() - started) / 1000).toFixed(1)} s`)
 }
 
 // --- the CUDA library
@@ -196,7 +220,7 @@ function findGenerator () {
 function commonFlags () {
   return [...tests ? [] : ['-O3', '-DNDEBUG'], '-std=c++20', '-fPIC', '-Wall', '-Wextra', '-fno-math-errno', '-fvisibility=hidden',
     ...compiler.clang ? [] : ['-Wno-restrict'],
-    ...tests ? ['-O1', '-g', '-fno-omit-frame-pointer', '-fsanitize=address,undefined', '-fno-sanitize-recover=all'] : [],
+    ...tests ? ['-O1', '-g', '-fno-omit-frame-pointer', `-fsanitize=${sanitizers}`, ...options.tsan ? [] : ['-fno-sanitize-recover=all']] : [],
     '-Inative']
 }
 
@@ -355,32 +379,6 @@ async function tool (command, args) {
 }
 
 /** One build of a kind at a time in a checkout: tests and `npm ci` may start one each. A lock whose process is gone is taken over. */
-function lock (file) {
-  mkdirSync(dirname(file), { recursive: true })
-  for (let waited = 0; ; waited++) {
-    try {
-      writeFileSync(file, String(process.pid), { flag: 'wx' })
-      process.once('exit', () => rmSync(file, { force: true }))
-      return () => rmSync(file, { force: true })
-    } catch (error) {
-      if (error.code !== 'EEXIST') throw error
-    }
-    if (!isAlive(file)) rmSync(file, { force: true })
-    else if (waited === 0) say('another build is running, waiting for it')
-    else if (waited > 6000) fail(`${file} has been held for ten minutes: end that build, or remove the file`)
-    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 100)
-  }
-}
-
-function isAlive (file) {
-  try {
-    process.kill(Number(readFileSync(file, 'utf8')), 0)
-    return true
-  } catch (error) {
-    return error.code === 'EPERM'
-  }
-}
-
 function say (message) {
   console.log(`refit: ${message}`)
 }

@@ -24,9 +24,11 @@ std::shared_ptr<Core> core_of(const Napi::CallbackInfo& info) {
 class WriteTask : public Task {
  public:
   void run(Device& device, const std::atomic<bool>& cancel) override {
+    // Given back here, also by what throws, and not where the task is freed: the slots are received into next, and the
+    // thread that frees it may be the one that waits for them.
+    const auto kept = std::move(owned.kept);
     owned.job.cancel = &cancel;
     outcome_ = device.write(owned.job);
-    owned.kept.clear();  // now, not when the task is freed: the slots are received into next
   }
 
   Napi::Value result(Napi::Env env, const Held&) override {

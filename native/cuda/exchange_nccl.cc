@@ -183,17 +183,17 @@ void connect(Rank& rank, NcclComm& comm, const NcclWait& wait) {
   memory.reserve(kBytes * 2 * ranks, "memory to try NCCL's connections");
   uint8_t* const bytes = memory.data();
   check(cudaMemsetAsync(bytes, 0, kBytes * 2 * ranks, rank.stream), "clear");
-  comm.group([&] {
-    for (size_t r = 0; r < ranks; ++r) {
-      if (static_cast<int>(r) == comm.rank()) continue;
-      comm.send(bytes + kBytes * r, kBytes, kNcclUint8, static_cast<int>(r), rank.stream);
-      comm.recv(bytes + kBytes * (ranks + r), kBytes, kNcclUint8, static_cast<int>(r), rank.stream);
-    }
-  });
   try {
+    comm.group([&] {
+      for (size_t r = 0; r < ranks; ++r) {
+        if (static_cast<int>(r) == comm.rank()) continue;
+        comm.send(bytes + kBytes * r, kBytes, kNcclUint8, static_cast<int>(r), rank.stream);
+        comm.recv(bytes + kBytes * (ranks + r), kBytes, kNcclUint8, static_cast<int>(r), rank.stream);
+      }
+    });
     await_stream(comm, rank.stream, "the first exchange through NCCL", wait);
   } catch (const NcclError&) {
-    comm.abort();  // the kernel ends, and the memory can be freed
+    comm.abort();  // the kernel, if it was launched, ends, and the memory can be freed
     throw;
   }
 }

@@ -112,7 +112,11 @@ void GlooGroup::run(const char* phase, GroupDeadline deadline, F&& collective) {
     if (error.kind == GroupErrorKind::kTimeout) throw;
     break_off(GroupErrorKind::kBroken, phase, error.what() + detail(nullptr));
   } catch (...) {
-    // No memory, say. Its transfers are gone, and pairs still point at them.
+    // Its transfers are gone, and pairs still point at them.
+    {
+      const std::lock_guard lock(mutex_);
+      if (broken_.empty()) broken_ = "out of memory";
+    }
     aborted_.store(true);
     mesh_.close(true);
     throw;

@@ -12,6 +12,7 @@ import { codedJob, expectedParams } from './helpers/coded.ts'
 import { compile, LIBRARY, SANITIZED } from './helpers/compile.ts'
 import { plainModel, readAll } from './helpers/plain-core.ts'
 import type { PlainModel } from './helpers/plain-core.ts'
+import { configSource, FAULTY, runAlone } from './helpers/run-script.ts'
 
 // Process groups of NCCL without a card: what is shipped but for CUDA's own calls, against a library with NCCL's interface whose ranks
 // are threads (native/test/nccl_loop.cc). native/test/gpu/group_test.cu has the rest.
@@ -156,4 +157,32 @@ t.test('what cannot be is refused before anything is joined, and what never come
   addon.groupAbort(group, 'destroyed meanwhile')
   await t.rejects(connecting, { code: 'GROUP_BROKEN', message: /destroyed meanwhile/ })
   await addon.endGroup(group, false)
+})
+
+t.test('a write of a slot that has failed holds the slot no longer, also where nobody hears of it any more', t => {
+  // The thread that is to hear of it is ending the group, and waits until no write reads its slots.
+  const { config } = plainModel()
+  const ran = runAlone(`
+    const { Worker } = require('node:worker_threads')
+    const worker = new Worker(\`
+      const addon = require(${JSON.stringify(FAULTY)})
+      const config = ${configSource({ ...config, device: 'cuda', cards: [0], shareCards: true })}
+      const library = ${JSON.stringify(loop)}
+      const run = async () => {
+        const core = addon.createCore(config)
+        const group = addon.ncclGroup(core, { size: 1, firstRank: 0, library })
+        await addon.ncclConnect(group, addon.ncclUniqueId(library), 10000)
+        await addon.stageGroup(group, 128, 1)
+        const write = source => { addon.write(core, { sources: [source], tensors: Float64Array.of(0, 0, 0, 64, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 64, 1, 0, 0) }) }
+        addon.armFault({ point: 'copy', at: 1, action: 'stall', stallMs: 1000 })
+        write({ fd: require('node:fs').openSync('/dev/zero', 'r') })
+        addon.release(core, 1, false)
+        write({ staged: { group, slot: 0 } })
+        process.exit(7)
+      }
+      run()\`, { eval: true })
+    worker.on('exit', code => { console.log('the worker ended with', code) })
+    setTimeout(() => { console.log('the worker does not end'); process.kill(process.pid, 'SIGKILL') }, 15000).unref()`)
+  t.strictSame([ran.stdout, ran.signal, ran.status], ['the worker ended with 7\n', null, 0], ran.stderr)
+  t.end()
 })

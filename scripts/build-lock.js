@@ -1,0 +1,32 @@
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { dirname } from 'node:path'
+
+/** One build at a time: waits for the one that holds the file, and returns what lets the next one in. */
+export function lock (file) {
+  mkdirSync(dirname(file), { recursive: true })
+  for (let waited = 0; ; waited++) {
+    try {
+      writeFileSync(file, String(process.pid), { flag: 'wx' })
+      process.once('exit', () => rmSync(file, { force: true }))
+      return () => rmSync(file, { force: true })
+    } catch (error) {
+      if (error.code !== 'EEXIST') throw error
+    }
+    if (!isAlive(file)) rmSync(file, { force: true })
+    else if (waited === 0) console.log('refit: another build is running, waiting for it')
+    else if (waited > 6000) {
+      console.error(`refit: ${file} has been held for ten minutes: end that build, or remove the file`)
+      process.exit(1)
+    }
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 100)
+  }
+}
+
+function isAlive (file) {
+  try {
+    process.kill(Number(readFileSync(file, 'utf8')), 0)
+    return true
+  } catch (error) {
+    return error.code === 'EPERM'
+  }
+}
