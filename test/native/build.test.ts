@@ -1,6 +1,6 @@
 import { spawnSync } from 'node:child_process'
 import { chmodSync, existsSync, mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs'
-import { basename, delimiter, join, resolve } from 'node:path'
+import { delimiter, join, resolve } from 'node:path'
 import t from 'tap'
 import { packageRoot } from '../../src/root.ts'
 
@@ -8,6 +8,11 @@ const script = join(packageRoot, 'scripts/build-native.js')
 
 function build (args: string[], env: NodeJS.ProcessEnv = process.env): { status: number | null, stdout: string, stderr: string } {
   return spawnSync(process.execPath, [script, ...args], { encoding: 'utf8', env })
+}
+
+/** Into a tree of a test's own. */
+function copyScripts (root: string): void {
+  for (const file of ['scripts/build-native.js', 'scripts/build-lock.js']) writeFileSync(join(root, file), readFileSync(join(packageRoot, file)))
 }
 
 /** A PATH on which only these programs are found, each made from a shell script. */
@@ -85,7 +90,7 @@ t.test('the fallback compiles, keeps what is fresh, and compiles again what a he
   // A small tree with the script's folders: compiling the real one takes minutes.
   const root = t.testdir({ native: { core: {}, cpu: {}, transport: {}, binding: {} }, scripts: {} })
   writeFileSync(join(root, 'package.json'), '{"type":"module"}')
-  writeFileSync(join(root, 'scripts/build-native.js'), readFileSync(script))
+  copyScripts(root)
   symlinkSync(join(packageRoot, 'node_modules'), join(root, 'node_modules'))
   for (const map of ['native/binding/exports.map']) writeFileSync(join(root, map), readFileSync(join(packageRoot, map)))
   const write = (file: string, text: string): void => { writeFileSync(join(root, file), text) }
@@ -152,7 +157,7 @@ t.test('a lock that a dead process left behind is taken over', t => {
   const root = t.testdir({ scripts: {}, build: { 'native.lock': '999999999' } })
   mkdirSync(join(root, 'native'))
   writeFileSync(join(root, 'package.json'), '{"type":"module"}')
-  writeFileSync(join(root, 'scripts', basename(script)), readFileSync(script))
+  copyScripts(root)
   const { stdout, stderr } = spawnSync(process.execPath, [join(root, 'scripts/build-native.js'), '--no-cmake'], { encoding: 'utf8', timeout: 120_000, env: { ...process.env, PATH: `${process.env.PATH ?? ''}${delimiter}.` } })
   t.notMatch(stdout, 'waiting')
   t.match(stderr, /ENOENT|is not installed/, 'it went on to the build itself')
