@@ -3,6 +3,7 @@ import type { FastifyBaseLogger, FastifyInstance } from 'fastify'
 import workers from '../routes/workers.ts'
 import { gateway } from './gateway/gateway.ts'
 import type { GatewayContext, GatewayOptions } from './gateway/gateway.ts'
+import { closeIdle } from './http/close-idle.ts'
 import { describeApi } from './openapi.ts'
 import { validatorCompiler } from './http/validation.ts'
 
@@ -34,10 +35,7 @@ export async function createGateway (options: GatewayServerOptions): Promise<Gat
     forceCloseConnections: 'idle',
     return503OnClosing: true
   })
-  let isClosing = false
-  app.addHook('preClose', async () => { isClosing = true })
-  // As src/server.ts has it, too.
-  app.addHook('onResponse', async () => { if (isClosing) setImmediate(() => { app.server.closeIdleConnections() }) })
+  closeIdle(app)
   app.setValidatorCompiler(validatorCompiler)
   await describeApi(app, API)
   const context = gateway(app, options, app.log)

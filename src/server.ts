@@ -1,5 +1,6 @@
 import Fastify, { LogController } from 'fastify'
 import type { FastifyBaseLogger, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { closeIdle } from './http/close-idle.ts'
 import { refusalBody } from './http/error-reply.ts'
 import { deferContinue } from './http/expect-continue.ts'
 import { describeApi } from './openapi.ts'
@@ -42,12 +43,9 @@ export async function createServer (options: ServerOptions): Promise<FastifyInst
   deferContinue(app.server)
   await describeApi(app)
   app.addHook('onResponse', logResponse)
-  let isClosing = false
-  // Connections that are idle are closed by the close itself; one whose reply ends later is idle a turn after that.
-  app.addHook('onResponse', async () => { if (isClosing) setImmediate(() => { app.server.closeIdleConnections() }) })
+  closeIdle(app)
   app.setNotFoundHandler(notFound)
   app.addHook('preClose', done => {
-    isClosing = true
     setTimeout(() => app.server.closeAllConnections(), closeGraceMs).unref()
     done()
   })

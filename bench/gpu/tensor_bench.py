@@ -32,7 +32,7 @@ PATH = "/update_weights_from_tensor"
 ROUNDS = 15
 # A training run takes hundreds of updates: before those that count, the server's JavaScript has been compiled and torch's pools are warm.
 WARM = 20
-# Of small requests, whose time is that of JavaScript: it is compiled by how often it ran, and takes a tenth longer after 20 updates than after 100 or 400.
+# Of small requests, whose time is that of JavaScript: it is compiled by how often it ran, and takes a tenth longer after 20 updates than after 120 or 400.
 WARM_SMALL = 100
 BUCKET = 512_000_000
 MOST_SEGMENTS = 32

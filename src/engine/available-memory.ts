@@ -14,15 +14,15 @@ export function availableMemory (reported: number = process.availableMemory(), w
 
 /** memory.stat of this process's group in the unified hierarchy, or of a container's in the older one; empty where there is neither. */
 function memoryStat (): string {
-  return read('/proc/self/cgroup', text => read(`/sys/fs/cgroup${/^0::(.*)$/m.exec(text)?.[1] ?? '/none'}/memory.stat`)) || read('/sys/fs/cgroup/memory/memory.stat')
+  const path = /^0::(.*)$/m.exec(read('/proc/self/cgroup'))?.[1]
+  return (path === undefined ? '' : read(`/sys/fs/cgroup${path}/memory.stat`)) || read('/sys/fs/cgroup/memory/memory.stat')
 }
 
-function read (path: string, use: (text: string) => string = text => text): string {
-  let text: string
+/** Empty where there is no such file. */
+function read (path: string): string {
   try {
-    text = readFileSync(path, 'utf8')
+    return readFileSync(path, 'utf8')
   } catch {
     return ''
   }
-  return use(text)
 }

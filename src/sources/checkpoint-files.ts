@@ -1,7 +1,7 @@
 import { readdir, stat } from 'node:fs/promises'
 import { basename, dirname, join } from 'node:path'
 import { RefitError } from '../errors.ts'
-import { INDEX_NAME, parseIndex, SINGLE_NAME as SINGLE } from '../wire/safetensors-index.ts'
+import { INDEX_NAME, parseIndex, SINGLE_NAME } from '../wire/safetensors-index.ts'
 import type { PathJail } from './path-jail.ts'
 import { outside } from './path-jail.ts'
 import { WatchedFile } from './watched-file.ts'
@@ -37,13 +37,13 @@ async function inFolder (jail: PathJail, folder: string, path: string): Promise<
   const shards = names.filter(name => SHARD.test(name))
   if (all.includes(INDEX_NAME)) {
     const found = await byIndex(jail, folder, INDEX_NAME)
-    if (!names.includes(SINGLE) || found.names.includes(SINGLE)) return found
+    if (!names.includes(SINGLE_NAME) || found.names.includes(SINGLE_NAME)) return found
     await found.index!.file.close()
-    throw refuse(`${JSON.stringify(path)} holds both ${SINGLE} and an ${INDEX_NAME} of other files; remove the stale one`)
+    throw refuse(`${JSON.stringify(path)} holds both ${SINGLE_NAME} and an ${INDEX_NAME} of other files; remove the stale one`)
   }
-  if (names.includes(SINGLE)) {
-    if (shards.length > 0) throw refuse(`${JSON.stringify(path)} holds both ${SINGLE} and shards (${shards[0]}), and no index; remove the stale ones`)
-    return { folder, names: [SINGLE] }
+  if (names.includes(SINGLE_NAME)) {
+    if (shards.length > 0) throw refuse(`${JSON.stringify(path)} holds both ${SINGLE_NAME} and shards (${shards[0]}), and no index; remove the stale ones`)
+    return { folder, names: [SINGLE_NAME] }
   }
   if (names.length === 0) throw refuse(nothingIn(path, all))
   checkShards(path, shards)
