@@ -25,10 +25,10 @@ const MAY_IMPORT = {
 }
 /** Files beside the folders that only some may see. */
 const FILES = {
-  'src/native.ts': ['src/weights', 'src/sources', 'src/pulls', 'src/engine', 'src/transfer'],
-  'src/plugin.ts': [],
-  'src/server.ts': ['src/cli'],
-  'src/gateway-server.ts': ['src/cli'],
+  'src/native/addon.ts': ['src/weights', 'src/sources', 'src/pulls', 'src/engine', 'src/transfer'],
+  'src/app/plugin.ts': [],
+  'src/app/server.ts': ['src/cli'],
+  'src/app/gateway-server.ts': ['src/cli'],
   'src/main.ts': [],
   'src/config.ts': ['src/config', 'src/cli']
 }
@@ -53,9 +53,9 @@ const directions = Object.entries(MAY_IMPORT).map(([folder, allowed]) => ({
 
 const ONLY_SERVER_SEES_ROUTES = {
   files: ['src/*.ts'],
-  ignores: ['src/plugin.ts', 'src/server.ts', 'src/gateway-server.ts'],
+  ignores: ['src/app/plugin.ts', 'src/app/server.ts', 'src/app/gateway-server.ts'],
   rules: {
-    '@typescript-eslint/no-restricted-imports': ['error', { patterns: [{ regex: '/routes/', allowTypeImports: true, message: 'Only src/plugin.ts and src/server.ts see routes.' }] }]
+    '@typescript-eslint/no-restricted-imports': ['error', { patterns: [{ regex: '/routes/', allowTypeImports: true, message: 'Only src/app/plugin.ts and src/app/server.ts see routes.' }] }]
   }
 }
 

@@ -3,7 +3,7 @@ import { closeSync, fstatSync, openSync, readdirSync, readSync, unlinkSync, writ
 import { join } from 'node:path'
 import { Worker } from 'node:worker_threads'
 import { createEngine, createServer } from '../src/index.ts'
-import { openDiskSource } from '../src/sources/disk.ts'
+import { openDiskSource } from '../src/sources/disk/disk.ts'
 import { packageRoot } from '../src/root.ts'
 import { checkPython, machine, median, python } from './lib/baseline.ts'
 import { cardEntry, emptyBucketEntry, sharedEntry } from './lib/handles.ts'

@@ -1,7 +1,7 @@
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { gatewayApiDocument } from '../src/gateway-server.ts'
-import { openApiDocument } from '../src/openapi.ts'
+import { gatewayApiDocument } from '../src/app/gateway-server.ts'
+import { openApiDocument } from '../src/app/openapi.ts'
 import { packageRoot } from '../src/root.ts'
 
 // Writes openapi/openapi.json from the schemas of the routes. Run after `npm run build:ts`: `npm run openapi`.

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { RefitClient } from '../src/client.ts'
+import { RefitClient } from '../src/client/client.ts'
 import { scriptedEngine } from './helpers/scripted-engine.ts'
 
 t.test('a stream that breaks off, or ends without its mark, is an error and no end', async t => {

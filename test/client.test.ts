@@ -1,8 +1,8 @@
 import t from 'tap'
-import { ClientError } from '../src/client-error.ts'
-import { RefitClient } from '../src/client.ts'
-import type { GenerateOutput } from '../src/client.ts'
-import { sseData } from '../src/sse-reader.ts'
+import { ClientError } from '../src/client/client-error.ts'
+import { RefitClient } from '../src/client/client.ts'
+import type { GenerateOutput } from '../src/client/client.ts'
+import { sseData } from '../src/client/sse-reader.ts'
 import { FakeEngine } from './helpers/fake-engine.ts'
 import { routeApp, until } from './helpers/route-app.ts'
 

@@ -44,7 +44,7 @@ t.test('the lint rules refuse an import against the direction of the house', asy
     ['src/engine/x.ts', '../server.ts'],
     ['src/sources/x.ts', '../plugin.ts'],
     ['src/main.ts', '../routes/generate.ts'],
-    ['src/metrics.ts', '../routes/generate.ts']
+    ['src/http/metrics.ts', '../routes/generate.ts']
   ] as const) t.equal((await refusals(file, specifier)).length, 1, `${file} imports ${specifier}`)
 })
 
@@ -62,8 +62,8 @@ t.test('the lint rules let through what the house allows', async t => {
     ['src/wire/x.ts', './safetensors.ts'],
     ['src/model/x.ts', '../native.ts', 'import type'],
     ['src/wire/x.ts', '../errors.ts'],
-    ['src/server.ts', '../routes/generate.ts'],
-    ['src/plugin.ts', '../routes/generate.ts']
+    ['src/app/server.ts', '../routes/generate.ts'],
+    ['src/app/plugin.ts', '../routes/generate.ts']
   ] as const) t.same(await refusals(file, specifier, keyword), [], `${file} ${keyword ?? 'import'}s ${specifier}`)
 })
 

@@ -1,8 +1,8 @@
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
-import { gatewayApiDocument } from '../src/gateway-server.ts'
-import { openApiDocument } from '../src/openapi.ts'
+import { gatewayApiDocument } from '../src/app/gateway-server.ts'
+import { openApiDocument } from '../src/app/openapi.ts'
 import { packageRoot } from '../src/root.ts'
 
 interface Operation { operationId: string, summary?: string, tags: string[], security: object[], responses: Record<string, { description: string }>, requestBody?: { content: object } }

@@ -1,10 +1,10 @@
 import { parentPort } from 'node:worker_threads'
-import { native } from '../../src/native.ts'
-import { warmUp } from '../../src/sources/warm-up.ts'
-import { readTensorBody } from '../../src/wire/torch-body.ts'
-import { readCardLists } from '../../src/wire/torch-columns.ts'
-import { packTensorBody } from '../../src/wire/torch-packed.ts'
-import { decodePayload } from '../../src/wire/torch-payload.ts'
+import { native } from '../../src/native/addon.ts'
+import { warmUp } from '../../src/sources/tensor/warm-up.ts'
+import { readTensorBody } from '../../src/wire/torch/body.ts'
+import { readCardLists } from '../../src/wire/torch/columns.ts'
+import { packTensorBody } from '../../src/wire/torch/packed.ts'
+import { decodePayload } from '../../src/wire/torch/payload.ts'
 
 // The decoders in a thread as the server starts it: one message, one body, its milliseconds. `lists`: by the addon's reader, which takes lists of
 // handles; else by the one that takes every payload.

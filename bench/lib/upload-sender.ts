@@ -1,8 +1,8 @@
 import { readFileSync } from 'node:fs'
 import { request } from 'node:http'
 import { createInterface } from 'node:readline'
-import { headerLength, parseHeader, PREFIX_BYTES } from '../../src/wire/safetensors.ts'
-import { encodeHeader } from '../../src/wire/safetensors-encode.ts'
+import { headerLength, parseHeader, PREFIX_BYTES } from '../../src/wire/safetensors/header.ts'
+import { encodeHeader } from '../../src/wire/safetensors/encode.ts'
 
 // Sends safetensors files when it is told to, one line of JSON each, and answers with the milliseconds. usage: upload-sender FILE FILE
 

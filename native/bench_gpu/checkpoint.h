@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/model.h"
-#include "core/write.h"
+#include "core/write/write.h"
 
 namespace refit::bench {
 

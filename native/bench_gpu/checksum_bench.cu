@@ -7,7 +7,7 @@
 #include "bench_gpu/checkpoint.h"
 #include "bench_gpu/timing.h"
 #include "core/checksum.h"
-#include "cuda/checksum.h"
+#include "cuda/weights/checksum.h"
 
 using namespace refit;
 using namespace refit::bench;

@@ -18,8 +18,8 @@
 #include "bench_gpu/timing.h"
 #include "core/checksum.h"
 #include "core/pool.h"
-#include "cuda/pinned_ring.h"
-#include "cuda/write.h"
+#include "cuda/device/pinned_ring.h"
+#include "cuda/weights/write.h"
 #include "transport/file_read.h"
 
 using namespace refit;

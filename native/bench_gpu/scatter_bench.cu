@@ -10,10 +10,10 @@
 #include "bench_gpu/checkpoint.h"
 #include "bench_gpu/timing.h"
 #include "core/checksum.h"
-#include "cuda/checksum.h"
-#include "cuda/scatter.h"
-#include "cuda/scatter_runs.h"
-#include "cuda/write_batches.h"
+#include "cuda/weights/checksum.h"
+#include "cuda/scatter/scatter.h"
+#include "cuda/scatter/scatter_runs.h"
+#include "cuda/weights/write_batches.h"
 
 using namespace refit;
 using namespace refit::bench;

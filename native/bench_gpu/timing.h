@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/check.h"
+#include "cuda/device/check.h"
 
 namespace refit::bench {
 

@@ -1,4 +1,4 @@
-// The exports of the addon: src/native.ts describes each, and which thread may call it.
+// The exports of the addon: src/native/addon.ts describes each, and which thread may call it.
 #include <unistd.h>
 
 #include <memory>

@@ -3,7 +3,7 @@
 
 namespace refit::binding {
 
-// freeBuffer and pageOffset of src/native.ts.
+// freeBuffer and pageOffset of src/native/addon.ts.
 void free_buffer(const Napi::CallbackInfo& info);
 Napi::Value page_offset(const Napi::CallbackInfo& info);
 

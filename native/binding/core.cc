@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "core/cuda_library.h"
+#include "core/library/cuda_library.h"
 
 namespace refit::binding {
 namespace {

@@ -3,7 +3,7 @@
 #include "binding/config.h"
 #include "binding/error_code.h"
 #include "binding/fields.h"
-#include "core/cuda_library.h"
+#include "core/library/cuda_library.h"
 
 namespace refit::binding {
 namespace {

@@ -3,7 +3,7 @@
 
 namespace refit::binding {
 
-// cudaCards and cudaMemoryPlan of src/native.ts.
+// cudaCards and cudaMemoryPlan of src/native/addon.ts.
 Napi::Value cuda_cards(const Napi::CallbackInfo& info);
 Napi::Value cuda_memory_plan(const Napi::CallbackInfo& info);
 

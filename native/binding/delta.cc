@@ -10,7 +10,7 @@
 
 #include "binding/fields.h"
 #include "binding/write_job.h"
-#include "transport/tensor_delta.h"
+#include "codec/tensor_delta.h"
 
 namespace refit::binding {
 namespace {

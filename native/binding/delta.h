@@ -3,7 +3,7 @@
 
 namespace refit::binding {
 
-// lockFile and applyDeltas of src/native.ts.
+// lockFile and applyDeltas of src/native/addon.ts.
 Napi::Value lock_file(const Napi::CallbackInfo& info);
 Napi::Value apply_deltas(const Napi::CallbackInfo& info);
 

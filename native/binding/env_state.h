@@ -24,7 +24,7 @@ class Operation {
 
   // True where it touches memory of JavaScript objects: the environment then waits for it before it ends.
   bool borrows = false;
-  // Set when it threw; the code is empty where the error has none (NativeErrorCode in src/native.ts).
+  // Set when it threw; the code is empty where the error has none (NativeErrorCode in src/native/addon.ts).
   std::string error, error_code;
 };
 

@@ -1,4 +1,4 @@
-// Errors that JavaScript tells apart by `code`: NativeErrorCode in src/native.ts.
+// Errors that JavaScript tells apart by `code`: NativeErrorCode in src/native/addon.ts.
 #pragma once
 #include <exception>
 #include <string>

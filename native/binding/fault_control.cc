@@ -1,7 +1,7 @@
 #include "binding/fault_control.h"
 
 #include "binding/fields.h"
-#include "core/cuda_library.h"
+#include "core/library/cuda_library.h"
 #include "core/fault.h"
 
 namespace refit::binding {

@@ -10,7 +10,7 @@ constexpr bool kFaults =
     false;
 #endif
 
-// Test builds: sets armFault and faultPending of src/native.ts. Product builds: nothing.
+// Test builds: sets armFault and faultPending of src/native/addon.ts. Product builds: nothing.
 void export_faults(Napi::Env env, Napi::Object exports);
 
 }  // namespace refit::binding

@@ -11,7 +11,7 @@
 #include "binding/error_code.h"
 #include "binding/fields.h"
 #include "binding/write_job.h"
-#include "transport/gloo_group.h"
+#include "transport/gloo/gloo_group.h"
 
 namespace refit::binding {
 namespace {

@@ -1,4 +1,4 @@
-// Process groups (src/native-groups.ts): the registry of handles, the thread that each group waits on, and the
+// Process groups (src/native/groups.ts): the registry of handles, the thread that each group waits on, and the
 // functions that all kinds of groups have in common.
 #pragma once
 #include <functional>

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "binding/fields.h"
-#include "transport/handle_list.h"
+#include "codec/handle_list.h"
 
 namespace refit::binding {
 namespace {

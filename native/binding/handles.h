@@ -3,7 +3,7 @@
 
 namespace refit::binding {
 
-// readHandles of src/native.ts.
+// readHandles of src/native/addon.ts.
 Napi::Value read_handles(const Napi::CallbackInfo& info);
 
 }  // namespace refit::binding

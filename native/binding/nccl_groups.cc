@@ -9,10 +9,10 @@
 #include "binding/fields.h"
 #include "binding/groups.h"
 #include "binding/write_job.h"
-#include "core/cuda_library.h"
-#include "core/nccl_group.h"
-#include "core/places.h"
-#include "core/write_check.h"
+#include "core/library/cuda_library.h"
+#include "transport/nccl/nccl_group.h"
+#include "core/write/places.h"
+#include "core/write/write_check.h"
 
 namespace refit::binding {
 namespace {

@@ -11,10 +11,10 @@
 #include "binding/env_state.h"
 #include "binding/fields.h"
 #include "binding/write_job.h"
-#include "core/element_patch.h"
-#include "core/write_check.h"
-#include "transport/blake2b.h"
-#include "transport/zstd_stream.h"
+#include "core/write/element_patch.h"
+#include "core/write/write_check.h"
+#include "codec/blake2b.h"
+#include "codec/zstd_stream.h"
 
 namespace refit::binding {
 namespace {

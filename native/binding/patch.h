@@ -3,7 +3,7 @@
 
 namespace refit::binding {
 
-// fetch, checkPatches, applyPatches, torchHash and unpackZstd of src/native-deltas.ts.
+// fetch, checkPatches, applyPatches, torchHash and unpackZstd of src/native/deltas.ts.
 Napi::Value fetch(const Napi::CallbackInfo& info);
 Napi::Value check_patches(const Napi::CallbackInfo& info);
 Napi::Value apply_patches(const Napi::CallbackInfo& info);

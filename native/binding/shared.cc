@@ -1,9 +1,9 @@
 #include "binding/shared.h"
 
 #include "binding/fields.h"
-#include "transport/ipc_descriptor.h"
-#include "transport/local_socket.h"
-#include "transport/shared_count.h"
+#include "transport/ipc/ipc_descriptor.h"
+#include "transport/ipc/local_socket.h"
+#include "transport/ipc/shared_count.h"
 
 namespace refit::binding {
 namespace {

@@ -7,7 +7,7 @@
 #include "binding/env_state.h"
 #include "binding/fields.h"
 #include "binding/write_job.h"
-#include "core/write_check.h"
+#include "core/write/write_check.h"
 
 namespace refit::binding {
 namespace {

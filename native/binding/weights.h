@@ -3,7 +3,7 @@
 
 namespace refit::binding {
 
-// The operations on weights and memory of src/native.ts. Malformed arguments throw before anything is queued; the work
+// The operations on weights and memory of src/native/addon.ts. Malformed arguments throw before anything is queued; the work
 // itself runs on the core's writer thread.
 Napi::Value write(const Napi::CallbackInfo& info);
 Napi::Value expect_write(const Napi::CallbackInfo& info);

@@ -1,4 +1,4 @@
-// A WriteJob of src/native.ts as the core wants it.
+// A WriteJob of src/native/addon.ts as the core wants it.
 #pragma once
 #include <memory>
 #include <span>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "binding/napi_setup.h"
-#include "core/write.h"
+#include "core/write/write.h"
 
 namespace refit::binding {
 

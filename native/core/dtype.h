@@ -1,4 +1,4 @@
-// Storage dtypes and their conversions. The numbers are those of DTYPES in src/native.ts.
+// Storage dtypes and their conversions. The numbers are those of DTYPES in src/native/addon.ts.
 #pragma once
 #include <bit>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // A process group that ranks of this process are in, with other ranks elsewhere: torch trainers, or other engines. The
-// binding and everything above it talk to this alone; native/transport/gloo_group.h is one kind, NCCL's the other.
+// binding and everything above it talk to this alone; native/transport/gloo/gloo_group.h is one kind, NCCL's the other.
 //
 // Threads: the functions that wait are called by one thread at a time, the group's own (native/binding/groups.h): never
 // by an event loop. `abort` and `staged` may be called by any thread at any time.
@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "core/model.h"
-#include "core/write.h"
+#include "core/write/write.h"
 
 namespace refit {
 
 class Device;
 
-// GroupErrorCode in src/native-groups.ts.
+// GroupErrorCode in src/native/groups.ts.
 enum class GroupErrorKind : uint8_t { kTimeout = 0, kBroken, kRefused };
 
 // Of use to nobody after kTimeout and kBroken: the group is to be ended. The message names phase, peer, rank and
@@ -31,7 +31,7 @@ struct GroupError : std::runtime_error {
 // Every wait ends here, with kTimeout.
 using GroupDeadline = std::chrono::steady_clock::time_point;
 
-// One broadcast into a staging slot (PART_FIELDS in src/native-groups.ts).
+// One broadcast into a staging slot (PART_FIELDS in src/native/groups.ts).
 struct GroupPart {
   uint64_t offset = 0;  // in the slot
   uint64_t bytes = 0;
@@ -68,7 +68,7 @@ class Group {
   virtual std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) = 0;
   // One broadcast of host memory from this process's first rank.
   virtual void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) = 0;
-  // All parameters of the device from rank `root` straight into place; see groupParams in src/native-groups.ts.
+  // All parameters of the device from rank `root` straight into place; see groupParams in src/native/groups.ts.
   // The device has this configuration. Others may read it meanwhile, and where the parameters are received nobody may.
   virtual void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) = 0;
   // torch's `barrier` of the backend: returns when all ranks have come.

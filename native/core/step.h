@@ -1,4 +1,4 @@
-// One forward step: the views that the binding makes of StepBatch, and the result (field by field as src/native.ts
+// One forward step: the views that the binding makes of StepBatch, and the result (field by field as src/native/addon.ts
 // says).
 #pragma once
 #include <cstdint>

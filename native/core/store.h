@@ -9,7 +9,7 @@
 #include "core/arena.h"
 #include "core/model.h"
 #include "core/pool.h"
-#include "core/write.h"
+#include "core/write/write.h"
 
 namespace refit {
 

@@ -3,7 +3,7 @@
 #include "core/device.h"
 #include "core/pool.h"
 #include "core/store.h"
-#include "cpu/forward.h"
+#include "cpu/forward/forward.h"
 #include "cpu/kernels.h"
 
 namespace refit::cpu {

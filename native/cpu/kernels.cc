@@ -2,8 +2,8 @@
 
 #include <stdexcept>
 
-#include "cpu/gemm.h"
-#include "cpu/isa.h"
+#include "cpu/gemm/gemm.h"
+#include "cpu/isa/isa.h"
 
 namespace refit::cpu {
 

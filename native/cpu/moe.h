@@ -2,8 +2,8 @@
 #pragma once
 #include <vector>
 
-#include "cpu/forward_mlp.h"
-#include "cpu/forward_model.h"
+#include "cpu/forward/forward_mlp.h"
+#include "cpu/forward/forward_model.h"
 
 namespace refit::cpu {
 

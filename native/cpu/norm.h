@@ -1,7 +1,7 @@
 // RMSNorm in Hugging Face's order: x * rstd is rounded to the dtype first, then multiplied by the weight and rounded
 // again.
 #pragma once
-#include "cpu/forward_common.h"
+#include "cpu/forward/forward_common.h"
 
 namespace refit::cpu {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/model.h"
-#include "cpu/forward_common.h"
+#include "cpu/forward/forward_common.h"
 
 namespace refit::cpu {
 

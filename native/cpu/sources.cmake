@@ -1,6 +1,6 @@
 # The CPU's sources (REFIT_CPU_SOURCES), and the flags of the units that hold one instruction set each (why: cpu/isa.h): the end
 # of a file's name says which. Included from the native root: include(cpu/sources.cmake).
-file(GLOB REFIT_CPU_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cc)
+file(GLOB_RECURSE REFIT_CPU_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cc)
 
 # Contraction would fuse multiply and add here and not there.
 set(refit_scalar_flags -ffp-contract=off)

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "test/check.h"
-#include "transport/tensor_delta.h"
-#include "transport/xxh3.h"
-#include "transport/zstd_stream.h"
+#include "codec/tensor_delta.h"
+#include "codec/xxh3.h"
+#include "codec/zstd_stream.h"
 
 using namespace refit;
 

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <string>
 
-#include "core/device_table.h"
+#include "core/library/device_table.h"
 
 namespace refit {
 namespace {

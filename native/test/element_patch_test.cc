@@ -1,5 +1,5 @@
 // Changes of single elements, and the hashes that come with them.
-#include "core/element_patch.h"
+#include "core/write/element_patch.h"
 
 #include <bit>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "test/check.h"
-#include "transport/blake2b.h"
+#include "codec/blake2b.h"
 
 using namespace refit;
 

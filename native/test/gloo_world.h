@@ -19,7 +19,7 @@
 
 #include "core/memory_error.h"
 #include "test/check.h"
-#include "transport/gloo_group.h"
+#include "transport/gloo/gloo_group.h"
 
 namespace refit::test {
 namespace {

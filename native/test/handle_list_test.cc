@@ -1,6 +1,6 @@
 // The reader of handles' lists under sanitizers: what it makes of a list, and that no cut, changed or joined pickle
 // makes it read beyond its memory.
-#include "transport/handle_list.h"
+#include "codec/handle_list.h"
 
 #include <algorithm>
 #include <array>

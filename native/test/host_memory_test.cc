@@ -1,5 +1,5 @@
 // What is left of host memory, as files of a made-up system tell it.
-#include "cuda/host_memory.cc"
+#include "cuda/device/host_memory.cc"
 
 #include <unistd.h>
 

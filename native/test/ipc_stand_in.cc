@@ -7,14 +7,14 @@
 // Cards: $REFIT_STAND_IN_CARDS of them (default 2), with the UUIDs GPU-00000000-0000-0000-0000-00000000000N, N =
 // 0, 1... and 8 GiB each, all of them peers.
 //
-// What stands for CUDA's handles, in a segment (src/native.ts: CudaSegment):
+// What stands for CUDA's handles, in a segment (src/native/addon.ts: CudaSegment):
 // - a memory handle: 64 bytes, the name of a POSIX shared-memory file ("/name", as shm_open takes it), padded with
 //   zeros. The file is mapped read-only; its length is the segment's, and offset 0 its first byte.
 // - descriptors of blocks: of files (memfd, shared memory) of at least `blockBytes` each, mapped one after another.
 // - a fabric handle: as a memory handle, of at least `blockBytes`.
 // - an event handle: 64 bytes, a name as above. The event is done when the first int32 of the file is not 0; nothing is
 //   read before. It is opened at the start of the write: a file that is not there is a sender that has gone.
-// Process groups of NCCL (native/cuda/group.h) have host memory for cards. The library that they open is to be the one
+// Process groups of NCCL (native/cuda/group/group.h) have host memory for cards. The library that they open is to be the one
 // of native/test/nccl_loop.cc, whose ranks are in this process: name it in REFIT_NCCL.
 //
 // Files must not be cut while a write runs (write the event's int32 in place): that would end the process.
@@ -31,15 +31,15 @@
 #include <mutex>
 #include <thread>
 
-#include "core/device_table.h"
+#include "core/library/device_table.h"
 #include "core/fault.h"
 #include "core/pool.h"
-#include "cuda/group.h"
-#include "cuda/group_library.h"
-#include "cuda/group_words.h"
+#include "cuda/group/group.h"
+#include "cuda/group/group_library.h"
+#include "cuda/group/group_words.h"
 #include "test/loop_card.h"
-#include "transport/ipc_fetch.h"
-#include "transport/ipc_session.h"
+#include "transport/ipc/ipc_fetch.h"
+#include "transport/ipc/ipc_session.h"
 
 namespace refit {
 namespace {

@@ -18,11 +18,11 @@
 
 #include "core/fault.h"
 #include "core/store.h"
-#include "core/write_check.h"
+#include "core/write/write_check.h"
 #include "test/check.h"
-#include "transport/ipc_descriptor.h"
-#include "transport/ipc_session.h"
-#include "transport/ipc_words.h"
+#include "transport/ipc/ipc_descriptor.h"
+#include "transport/ipc/ipc_session.h"
+#include "transport/ipc/ipc_words.h"
 
 using namespace refit;
 using ipc::Cause;

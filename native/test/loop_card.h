@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "core/memory_error.h"
-#include "cuda/group_card.h"
+#include "cuda/group/group_card.h"
 #include "test/nccl_loop.h"
 
 namespace refit::test {

@@ -1,6 +1,6 @@
 // Where broadcasts go in the weights: by hand for what can be wrong, and at random against a write that is watched
 // byte by byte.
-#include "core/places.h"
+#include "core/write/places.h"
 
 #include <random>
 #include <vector>

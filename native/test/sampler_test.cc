@@ -1,13 +1,13 @@
 // The sampler against brute force in double precision. Build as forward_test.cc.
-#include "cpu/sampler.h"
+#include "cpu/sampler/sampler.h"
 
 #include <limits>
 #include <set>
 
 #include "core/philox.h"
 #include "cpu/kernels.h"
-#include "cpu/sampler_gumbel.h"
-#include "cpu/sampler_mask.h"
+#include "cpu/sampler/sampler_gumbel.h"
+#include "cpu/sampler/sampler_mask.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
 

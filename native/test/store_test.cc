@@ -10,7 +10,7 @@
 
 #include "core/arena.h"
 #include "core/fault.h"
-#include "core/write_check.h"
+#include "core/write/write_check.h"
 #include "test/check.h"
 
 using namespace refit;

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/store.h"
-#include "core/write_check.h"
-#include "core/write_plan.h"
+#include "core/write/write_check.h"
+#include "core/write/write_plan.h"
 #include "test/check.h"
 #include "test/random.h"
 

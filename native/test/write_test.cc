@@ -1,5 +1,5 @@
 // Every test writes position-coded data and compares whole parameters with a plain loop over the rectangles.
-#include "core/write.h"
+#include "core/write/write.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -13,9 +13,9 @@
 
 #include "core/fault.h"
 #include "core/store.h"
-#include "core/write_check.h"
-#include "core/write_convert.h"
-#include "core/write_plan.h"
+#include "core/write/write_check.h"
+#include "core/write/write_convert.h"
+#include "core/write/write_plan.h"
 #include "test/check.h"
 #include "test/random.h"
 

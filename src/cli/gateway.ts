@@ -4,7 +4,7 @@ import type { GatewayConfig } from '../config/gateway-options.ts'
 import { loadOptions } from '../config/load-config.ts'
 import { redact } from '../config/redact.ts'
 import { RefitError } from '../errors.ts'
-import { createGateway } from '../gateway-server.ts'
+import { createGateway } from '../app/gateway-server.ts'
 import { checkPort, listenError } from './check-port.ts'
 import { createLog } from './log.ts'
 

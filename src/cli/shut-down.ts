@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyInstance } from 'fastify'
 import type { Logger } from 'pino'
-import type { RolloutEngine } from '../engine/rollout-engine.ts'
+import type { RolloutEngine } from '../contract/rollout-engine.ts'
 
 const POLL_MS = 20
 /** How long aborted requests may take to send what they have. */

@@ -1,4 +1,4 @@
-import type { EngineStats, RolloutEngine } from '../engine/rollout-engine.ts'
+import type { EngineStats, RolloutEngine } from '../contract/rollout-engine.ts'
 
 const EVERY_MS = 10_000
 

@@ -1,7 +1,7 @@
 import { resolve } from 'node:path'
 import { pathToFileURL } from 'node:url'
 import { RefitError } from '../errors.ts'
-import type { RefitPluginOptions } from '../plugin.ts'
+import type { RefitPluginOptions } from '../app/plugin.ts'
 
 type WeightLoaders = NonNullable<RefitPluginOptions['weightLoaders']>
 

@@ -1,9 +1,9 @@
 import { Type } from 'typebox'
 import type { RouteContext } from '../http/context.ts'
-import { allLayers, base64 } from '../http/routed-experts.ts'
-import type { WantedExperts } from '../http/routed-experts.ts'
+import { allLayers, base64 } from '../http/sglang/routed-experts.ts'
+import type { WantedExperts } from '../http/sglang/routed-experts.ts'
 import type { Sample } from '../http/sample.ts'
-import { encodeNpy } from '../wire/npy.ts'
+import { encodeNpy } from '../wire/trainers/npy.ts'
 
 /** vLLM's base64 of a .npy file; prime-rl's and SkyRL's objects with base64 of the bare values. */
 export type ExpertsForm = 'vllm' | 'prime-rl' | 'skyrl'

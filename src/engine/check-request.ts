@@ -1,6 +1,6 @@
 import { RefitError } from '../errors.ts'
 import { checkSampling } from './check-sampling.ts'
-import type { GenerateRequest } from './rollout-engine.ts'
+import type { GenerateRequest } from '../contract/rollout-engine.ts'
 
 export interface RequestLimits {
   vocabSize: number

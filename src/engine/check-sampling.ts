@@ -1,5 +1,5 @@
 import { RefitError } from '../errors.ts'
-import type { SamplingParams } from './rollout-engine.ts'
+import type { SamplingParams } from '../contract/rollout-engine.ts'
 
 /** Below it sampling is greedy: dividing by it would overflow. */
 export const GREEDY_TEMPERATURE = 1e-6

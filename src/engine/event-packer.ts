@@ -1,6 +1,6 @@
 import type { ErrorCode } from '../errors.ts'
 import type { EventBatch, EventDetail } from './messages.ts'
-import type { TokenEvent } from './rollout-engine.ts'
+import type { TokenEvent } from '../contract/rollout-engine.ts'
 import type { SchedulerStats } from './scheduler.ts'
 
 /**

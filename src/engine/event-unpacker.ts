@@ -1,5 +1,5 @@
 import type { EventBatch, EventDetail } from './messages.ts'
-import type { TokenEvent } from './rollout-engine.ts'
+import type { TokenEvent } from '../contract/rollout-engine.ts'
 
 /** What the main thread keeps of a request to complete its events. */
 export class EventUnpacker {

@@ -1,6 +1,6 @@
 import { RefitError } from '../errors.ts'
 import type { Architecture } from '../model/architecture.ts'
-import type { ExpertLayout } from './rollout-engine.ts'
+import type { ExpertLayout } from '../contract/rollout-engine.ts'
 
 /** What an engine with --enable-return-routed-experts records; null without it. Throws CONFIG for a model without experts. */
 export function recordedLayout (arch: Architecture, isWanted: boolean): ExpertLayout | null {

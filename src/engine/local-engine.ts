@@ -1,15 +1,15 @@
 import type {
   EngineInfo, EngineStats, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, TensorChecksum, TokenEvent, UpdateOptions, WeightState, WeightUpdate
-} from './rollout-engine.ts'
-import { DTYPES } from '../native.ts'
-import type { NativeAddon } from '../native.ts'
-import type { DeltaHost } from './delta-host.ts'
-import type { GroupHost } from './group-host.ts'
+} from '../contract/rollout-engine.ts'
+import { DTYPES } from '../native/addon.ts'
+import type { NativeAddon } from '../native/addon.ts'
+import type { DeltaHost } from '../contract/delta-host.ts'
+import type { GroupHost } from '../contract/group-host.ts'
 import type { HeldWeights } from './held-weights.ts'
 import type { SchedulerClient } from './scheduler-client.ts'
-import type { WeightCoverage, WeightTransactions } from './weight-transactions.ts'
+import type { WeightCoverage, WeightTransactions } from '../contract/weight-transactions.ts'
 import type { MappingCounts } from '../weights/mappings.ts'
-import type { WriteReport } from '../weights/source.ts'
+import type { WriteReport } from '../contract/weight-source.ts'
 import { Awake } from './awake.ts'
 import { seedSource } from './seed-source.ts'
 

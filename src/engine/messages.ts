@@ -1,9 +1,9 @@
-import type { CoreConfig } from '../native.ts'
+import type { CoreConfig } from '../native/addon.ts'
 import type { ErrorCode } from '../errors.ts'
-import type { FinishReason, GenerateRequest, InputLogprobs, PauseMode, Scored, StartTimes } from './rollout-engine.ts'
+import type { FinishReason, GenerateRequest, InputLogprobs, PauseMode, Scored, StartTimes } from '../contract/rollout-engine.ts'
 import type { SchedulerOptions } from './step-device.ts'
 import type { SchedulerStats } from './scheduler.ts'
-import type { GateOpening } from '../weights/gate.ts'
+import type { GateOpening } from '../contract/gate.ts'
 
 // What the main thread and the scheduler's worker thread say to each other. Requests and calls carry numbers that the main thread
 // chose; both directions keep their order. Everything here survives a structured clone.

@@ -1,5 +1,5 @@
-import type { StepResult } from '../native.ts'
-import type { GenerateRequest, Scored } from './rollout-engine.ts'
+import type { StepResult } from '../native/addon.ts'
+import type { GenerateRequest, Scored } from '../contract/rollout-engine.ts'
 
 /** Reads the ragged lists of a step's result, row after row. */
 export class ResultCursor {

@@ -1,7 +1,7 @@
-import type { StepBatch, StepResult } from '../native.ts'
+import type { StepBatch, StepResult } from '../native/addon.ts'
 import type { ErrorCode } from '../errors.ts'
 import type { Heartbeat } from './heartbeat.ts'
-import type { TokenEvent } from './rollout-engine.ts'
+import type { TokenEvent } from '../contract/rollout-engine.ts'
 
 /** What the scheduler needs of a device: one forward step, synchronous. Arrays of the batch are reused by the next step. */
 export interface StepDevice {

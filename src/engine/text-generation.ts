@@ -1,5 +1,5 @@
 import type { Detokenizer } from '../text/tokenizer.ts'
-import type { FinishReason, GenerateRequest, RolloutEngine, TokenEvent } from './rollout-engine.ts'
+import type { FinishReason, GenerateRequest, RolloutEngine, TokenEvent } from '../contract/rollout-engine.ts'
 import { StopMatcher } from './stop-matcher.ts'
 
 export interface TextStopOptions {

@@ -1,4 +1,4 @@
-import type { FinishReason, TokenEvent } from './rollout-engine.ts'
+import type { FinishReason, TokenEvent } from '../contract/rollout-engine.ts'
 import type { Sequence } from './sequence.ts'
 
 /** An event without tokens; the caller adds what the step brought. */

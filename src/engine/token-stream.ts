@@ -1,5 +1,5 @@
 import type { RefitError } from '../errors.ts'
-import type { TokenEvent } from './rollout-engine.ts'
+import type { TokenEvent } from '../contract/rollout-engine.ts'
 
 /** What a stream asks of its owner. */
 export interface StreamOwner {

@@ -1,4 +1,4 @@
-import type { AuthLevel } from '../auth.ts'
+import type { AuthLevel } from '../http/auth.ts'
 import type { JsonBody, Step } from './json-body.ts'
 import { NAMELESS, RPC, scopeCall, updateInfoCall } from './calls-by-body.ts'
 

@@ -1,7 +1,7 @@
 import { PassThrough } from 'node:stream'
 import type { IncomingMessage } from 'node:http'
 import { once } from 'node:events'
-import { dropRest } from '../http/upload-pump.ts'
+import { dropRest } from '../http/upload/upload-pump.ts'
 import { readAll } from '../remote/connection.ts'
 import type { Call } from '../remote/connection.ts'
 import { answerOf } from './replies.ts'

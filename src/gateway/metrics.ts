@@ -1,5 +1,5 @@
 import { collectDefaultMetrics, Counter, Gauge, Histogram, Registry } from 'prom-client'
-import { trailingNumber } from '../metrics.ts'
+import { trailingNumber } from '../http/metrics.ts'
 import type { Fleet } from './fleet.ts'
 import { failureOf } from './replies.ts'
 import type { Outcome } from './replies.ts'

@@ -2,10 +2,10 @@ import { isAscii } from 'node:buffer'
 import type { IncomingMessage } from 'node:http'
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
-import { sendContinue } from './expect-continue.ts'
-import { freeBody, holdBody } from './hold-body.ts'
+import { sendContinue } from './upload/expect-continue.ts'
+import { freeBody, holdBody } from './upload/hold-body.ts'
 import { parseJsonText } from './parse-json.ts'
-import { BYTES, FORM, uploadType } from './upload-types.ts'
+import { BYTES, FORM, uploadType } from './upload/upload-types.ts'
 
 /**
  * refit's own parsers, in its own scope: a host may have parsers for the same types, and Fastify's refuse empty bodies, which

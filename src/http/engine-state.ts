@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import type { RolloutEngine } from '../engine/rollout-engine.ts'
+import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import { nullable } from './schemas.ts'
 
 export const EngineState = Type.Object({

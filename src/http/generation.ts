@@ -1,12 +1,12 @@
 import type { ServerResponse } from 'node:http'
 import { RefitError } from '../errors.ts'
-import type { LogprobOptions, SamplingParams } from '../engine/rollout-engine.ts'
+import type { LogprobOptions, SamplingParams } from '../contract/rollout-engine.ts'
 import { demandAwake } from '../weights/state-reason.ts'
 import type { RouteContext } from './context.ts'
 import { duplicate } from './live-requests.ts'
 import { Sample } from './sample.ts'
-import type { TextOptions } from './sampling.ts'
-import { textEvents } from './text-events.ts'
+import type { TextOptions } from './sglang/sampling.ts'
+import { textEvents } from './sglang/text-events.ts'
 
 /** One sample to make. */
 export interface SamplePlan {

@@ -1,5 +1,5 @@
 import { RefitError } from '../errors.ts'
-import type { RolloutEngine } from '../engine/rollout-engine.ts'
+import type { RolloutEngine } from '../contract/rollout-engine.ts'
 
 /**
  * Ids of the requests under way as clients know them, each with the engine requests behind it: a batch or n samples are several

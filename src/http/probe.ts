@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { randomBytes } from 'node:crypto'
-import type { RolloutEngine } from '../engine/rollout-engine.ts'
+import type { RolloutEngine } from '../contract/rollout-engine.ts'
 
 const POLL_MS = 50
 

@@ -1,9 +1,9 @@
 import { RefitError } from '../errors.ts'
-import type { EngineInfo } from '../engine/rollout-engine.ts'
+import type { EngineInfo } from '../contract/rollout-engine.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
 import { MAX_BATCH } from './limits.ts'
 import { invalid } from './refuse.ts'
-import { DEFAULT_MAX_NEW_TOKENS } from './sampling.ts'
+import { DEFAULT_MAX_NEW_TOKENS } from './sglang/sampling.ts'
 
 /** Token ids as a client sent them, checked against the vocabulary. `param` names the list. */
 export function idsOf (ids: readonly number[], info: EngineInfo, param: string): Int32Array {

@@ -1,4 +1,4 @@
-import type { FinishReason, InputLogprobs, Scored } from '../engine/rollout-engine.ts'
+import type { FinishReason, InputLogprobs, Scored } from '../contract/rollout-engine.ts'
 import type { TextEvent } from '../engine/text-generation.ts'
 
 /** Tokens [start, end) of the output were made by weights of this label. */

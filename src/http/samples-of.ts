@@ -1,5 +1,5 @@
 import type { SamplePlan } from './generation.ts'
-import type { Sampling } from './sampling.ts'
+import type { Sampling } from './sglang/sampling.ts'
 
 /** The samples of one prompt, as many as its sampling says, beside each other: sample j takes seed + j. */
 export function samplesOf (sampling: Sampling, maxNewTokens: number, { rid, ...shared }: Omit<SamplePlan, 'sampling' | 'text'>): SamplePlan[] {

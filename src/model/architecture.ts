@@ -1,4 +1,4 @@
-import type { DType } from '../native.ts'
+import type { DType } from '../native/addon.ts'
 
 export const ARCHITECTURES = ['LlamaForCausalLM', 'Qwen2ForCausalLM', 'Qwen3ForCausalLM', 'Qwen3MoeForCausalLM'] as const
 export type ArchitectureName = typeof ARCHITECTURES[number]

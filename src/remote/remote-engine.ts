@@ -1,9 +1,9 @@
 import type {
   EngineInfo, EngineStats, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, TensorChecksum, TokenEvent, UpdateOptions, WeightState, WeightUpdate
-} from '../engine/rollout-engine.ts'
-import type { WeightCoverage } from '../engine/weight-transactions.ts'
+} from '../contract/rollout-engine.ts'
+import type { WeightCoverage } from '../contract/weight-transactions.ts'
 import { RefitError } from '../errors.ts'
-import { sseData } from '../sse-reader.ts'
+import { sseData } from '../client/sse-reader.ts'
 import { Connection, messageOf, readAll } from './connection.ts'
 import type { ConnectionOptions, JsonReply } from './connection.ts'
 import { readFacts } from './dialect.ts'

@@ -1,6 +1,6 @@
 import { ERROR_CODES, RefitError } from '../errors.ts'
 import type { ErrorCode } from '../errors.ts'
-import type { EngineInfo, EngineStats, ExpertLayout, MemoryTag, PauseMode, ReleasedMemory, WeightState } from '../engine/rollout-engine.ts'
+import type { EngineInfo, EngineStats, ExpertLayout, MemoryTag, PauseMode, ReleasedMemory, WeightState } from '../contract/rollout-engine.ts'
 import type { Connection } from './connection.ts'
 import { messageOf, parsed } from './connection.ts'
 import { readFacts } from './dialect.ts'

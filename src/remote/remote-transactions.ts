@@ -1,4 +1,4 @@
-import type { TransactionOptions, TransactionStatus, WeightTransactions } from '../engine/weight-transactions.ts'
+import type { TransactionOptions, TransactionStatus, WeightTransactions } from '../contract/weight-transactions.ts'
 import { RefitError } from '../errors.ts'
 import type { RemoteState } from './remote-state.ts'
 

@@ -1,9 +1,9 @@
 import { read } from 'node:fs'
 import { promisify } from 'node:util'
 import { RefitError } from '../errors.ts'
-import type { AnnouncedTensor, WeightSource } from '../weights/source.ts'
-import { SAFETENSORS_BITS } from '../wire/safetensors-dtypes.ts'
-import { encodeHeader } from '../wire/safetensors-encode.ts'
+import type { AnnouncedTensor, WeightSource } from '../contract/weight-source.ts'
+import { SAFETENSORS_BITS } from '../wire/safetensors/dtypes.ts'
+import { encodeHeader } from '../wire/safetensors/encode.ts'
 
 const CHUNK_BYTES = 4 << 20
 const readFile = promisify(read)

@@ -1,4 +1,4 @@
-import type { FinishReason, GenerateRequest, Scored, TokenEvent } from '../engine/rollout-engine.ts'
+import type { FinishReason, GenerateRequest, Scored, TokenEvent } from '../contract/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
 import type { Connection } from './connection.ts'
 import { parsed, readAll } from './connection.ts'

@@ -1,4 +1,4 @@
-import type { ExpertLayout, FinishReason, GenerateRequest, InputLogprobs, Scored, TokenEvent } from '../engine/rollout-engine.ts'
+import type { ExpertLayout, FinishReason, GenerateRequest, InputLogprobs, Scored, TokenEvent } from '../contract/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
 
 type WireScored = [number | null, number, ...unknown[]]

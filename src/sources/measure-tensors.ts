@@ -1,5 +1,5 @@
 import { RefitError } from '../errors.ts'
-import { readDTypeText } from '../wire/torch-dtype-text.ts'
+import { readDTypeText } from '../wire/torch/dtype-text.ts'
 
 export interface MeasuredTensor {
   name: string

@@ -1,7 +1,7 @@
 import type { ModelTable } from '../model/architecture.ts'
 import { engineTensors } from '../model/engine-names.ts'
 import type { Coverage } from './coverage.ts'
-import type { WeightSource } from './source.ts'
+import type { WeightSource } from '../contract/weight-source.ts'
 
 /** The model's names of all that a source announces; what the model does not know is left out. */
 export function announcedNames (table: ModelTable, coverage: Coverage, source: WeightSource): Set<string> {

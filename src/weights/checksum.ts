@@ -1,7 +1,7 @@
 import { RefitError } from '../errors.ts'
-import { RECT_FIELDS } from '../native.ts'
+import { RECT_FIELDS } from '../native/addon.ts'
 import type { Rect, TensorPlan } from '../model/architecture.ts'
-import type { TensorChecksum } from '../engine/rollout-engine.ts'
+import type { TensorChecksum } from '../contract/rollout-engine.ts'
 import type { WeightStore } from './weight-store.ts'
 import { packRects } from './plan.ts'
 

@@ -1,5 +1,5 @@
-import { DTYPES, RECT_FIELDS, TENSOR_FIELDS } from '../native.ts'
-import type { NativeSource, WriteJob } from '../native.ts'
+import { DTYPES, RECT_FIELDS, TENSOR_FIELDS } from '../native/addon.ts'
+import type { NativeSource, WriteJob } from '../native/addon.ts'
 
 /** A rows x cols part of a tensor. */
 interface Block { row: number, rows: number, col: number, cols: number }

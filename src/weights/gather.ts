@@ -1,4 +1,4 @@
-import type { NativeAddon } from '../native.ts'
+import type { NativeAddon } from '../native/addon.ts'
 import type { PieceRows } from '../model/checkpoint-layout.ts'
 
 interface Weights { addon: NativeAddon, core: number }

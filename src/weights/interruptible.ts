@@ -1,4 +1,4 @@
-import type { WeightStream } from './stream.ts'
+import type { WeightStream } from '../contract/weight-stream.ts'
 
 /** The same stream; waiting for its bytes ends with the signal's reason when the signal is aborted. */
 export function interruptible (stream: WeightStream, signal: AbortSignal): WeightStream {

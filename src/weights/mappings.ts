@@ -1,4 +1,4 @@
-import type { NativeAddon } from '../native.ts'
+import type { NativeAddon } from '../native/addon.ts'
 
 /** Of all writes so far, counted for each rank. What is opened and not closed is kept open under a name. */
 export interface MappingCounts { opened: number, closed: number }

@@ -2,7 +2,7 @@ import { RefitError } from '../errors.ts'
 import type { ModelTable, TensorPlan } from '../model/architecture.ts'
 import { engineTensors } from '../model/engine-names.ts'
 import type { Coverage } from './coverage.ts'
-import type { AnnouncedTensor, WeightSource } from './source.ts'
+import type { AnnouncedTensor, WeightSource } from '../contract/weight-source.ts'
 
 /** A tensor of a source that the model has a place for, and the ranks that take their part from it (null: all). */
 export interface Brought { plan: TensorPlan, tensor: AnnouncedTensor, ranks: ReadonlySet<number> | null }

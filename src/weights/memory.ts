@@ -1,8 +1,8 @@
 import { RefitError } from '../errors.ts'
-import type { MemoryReport, MemoryTag } from '../engine/rollout-engine.ts'
-import { MEMORY_TAGS } from '../native.ts'
-import type { NativeAddon } from '../native.ts'
-import type { Gate } from './gate.ts'
+import type { MemoryReport, MemoryTag } from '../contract/rollout-engine.ts'
+import { MEMORY_TAGS } from '../native/addon.ts'
+import type { NativeAddon } from '../native/addon.ts'
+import type { Gate } from '../contract/gate.ts'
 import type { Readers } from './readers.ts'
 import type { WeightLedger } from './weight-state.ts'
 

@@ -1,12 +1,12 @@
 import { RefitError } from '../errors.ts'
-import { DTYPE_BYTES, DTYPES } from '../native.ts'
-import type { ElementPatch } from '../native-deltas.ts'
+import { DTYPE_BYTES, DTYPES } from '../native/addon.ts'
+import type { ElementPatch } from '../native/deltas.ts'
 import type { TensorPlan } from '../model/architecture.ts'
 import { cutCheckpoint } from '../model/checkpoint-layout.ts'
 import type { CheckpointPiece, LaidTensor } from '../model/checkpoint-layout.ts'
 import { gatherRows } from './gather.ts'
-import type { AnnouncedTensor, WeightPatch, WeightSource } from './source.ts'
-import type { StreamPiece, WeightStream } from './stream.ts'
+import type { AnnouncedTensor, WeightPatch, WeightSource } from '../contract/weight-source.ts'
+import type { StreamPiece, WeightStream } from '../contract/weight-stream.ts'
 import type { WeightStore } from './weight-store.ts'
 
 /** A piece stays as it is until the next is asked for, so that two turns are enough. */

@@ -1,10 +1,10 @@
-import { DTYPES, DTYPE_BYTES, RECT_FIELDS, TENSOR_FIELDS } from '../native.ts'
-import type { WriteJob } from '../native.ts'
+import { DTYPES, DTYPE_BYTES, RECT_FIELDS, TENSOR_FIELDS } from '../native/addon.ts'
+import type { WriteJob } from '../native/addon.ts'
 import type { ModelTable, Rect, TensorPlan } from '../model/architecture.ts'
 import type { Coverage } from './coverage.ts'
 import { matchTensors } from './match.ts'
 import type { Brought } from './match.ts'
-import type { AnnouncedTensor, TensorPart, WeightSource } from './source.ts'
+import type { AnnouncedTensor, TensorPart, WeightSource } from '../contract/weight-source.ts'
 
 /** Everything about one write that can be known before its first byte. */
 export interface WritePlan {

@@ -1,9 +1,9 @@
-import { TENSOR_FIELDS } from '../native.ts'
+import { TENSOR_FIELDS } from '../native/addon.ts'
 import type { ModelTable } from '../model/architecture.ts'
 import type { Coverage } from './coverage.ts'
 import { planWrite } from './plan.ts'
 import type { WritePlan } from './plan.ts'
-import type { AnnouncedTensor, WeightSource } from './source.ts'
+import type { AnnouncedTensor, WeightSource } from '../contract/weight-source.ts'
 
 interface Known { tensors: readonly AnnouncedTensor[], plan: WritePlan }
 

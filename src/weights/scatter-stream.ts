@@ -1,10 +1,10 @@
-import { TENSOR_UNTOUCHED } from '../native.ts'
-import type { NativeAddon } from '../native.ts'
+import { TENSOR_UNTOUCHED } from '../native/addon.ts'
+import type { NativeAddon } from '../native/addon.ts'
 import { JobCutter } from './cut-job.ts'
 import type { WritePlan } from './plan.ts'
 import { writeJob } from './scatter.ts'
 import type { ScatterOutcome } from './scatter.ts'
-import type { WeightStream } from './stream.ts'
+import type { WeightStream } from '../contract/weight-stream.ts'
 
 /** Runs a planned write on the device piece by piece, as its bytes come. Never throws for a fault on the way. */
 export async function scatterStream (addon: NativeAddon, core: number, plan: WritePlan, stream: WeightStream): Promise<ScatterOutcome> {

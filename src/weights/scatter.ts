@@ -1,5 +1,5 @@
-import { DTYPES, RECT_FIELDS, TENSOR_FIELDS, TENSOR_PARTIAL, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../native.ts'
-import type { NativeAddon, WriteJob, WriteOutcome } from '../native.ts'
+import { DTYPES, RECT_FIELDS, TENSOR_FIELDS, TENSOR_PARTIAL, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../native/addon.ts'
+import type { NativeAddon, WriteJob, WriteOutcome } from '../native/addon.ts'
 import type { WritePlan } from './plan.ts'
 
 /** Called as a write proceeds, with bytes done and bytes in all. */

@@ -1,5 +1,5 @@
 import { RefitError } from '../errors.ts'
-import type { Gate, GateKeeper } from './gate.ts'
+import type { Gate, GateKeeper } from '../contract/gate.ts'
 import type { Transactions } from './transactions.ts'
 
 /** How often it is looked whether a transaction has taken the gate meanwhile. */

@@ -1,6 +1,6 @@
-import type { WeightState } from '../engine/rollout-engine.ts'
+import type { WeightState } from '../contract/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
-import type { MemoryTag } from '../native.ts'
+import type { MemoryTag } from '../native/addon.ts'
 
 const NAMED = 3
 

@@ -1,4 +1,4 @@
-import type { WriteReport } from './source.ts'
+import type { WriteReport } from '../contract/weight-source.ts'
 
 const SHOWN_NAMES = 100
 

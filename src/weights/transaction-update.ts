@@ -1,7 +1,7 @@
 import { RefitError } from '../errors.ts'
-import type { UpdateOptions, WeightUpdate } from '../engine/rollout-engine.ts'
+import type { UpdateOptions, WeightUpdate } from '../contract/rollout-engine.ts'
 import type { Progress } from './scatter.ts'
-import type { WeightSource, WriteReport } from './source.ts'
+import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import type { Transaction } from './transaction.ts'
 
 /** An update that belongs to a transaction: its writes queue there with those of others, and what its commit asks for waits for the end. */

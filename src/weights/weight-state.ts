@@ -1,6 +1,6 @@
-import type { ReleasedMemory, WeightState } from '../engine/rollout-engine.ts'
-import type { MemoryTag } from '../native.ts'
-import type { GateOpening } from './gate.ts'
+import type { ReleasedMemory, WeightState } from '../contract/rollout-engine.ts'
+import type { MemoryTag } from '../native/addon.ts'
+import type { GateOpening } from '../contract/gate.ts'
 import { asleepReason, tornReason } from './state-reason.ts'
 
 /**

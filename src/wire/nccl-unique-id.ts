@@ -1,9 +1,9 @@
-import { readPickle } from './pickle.ts'
-import type { PickleNames } from './pickle.ts'
-import { PICKLE_LIMITS } from './pickle-limits.ts'
-import { describePickle, PickleBytes, PickleDict, PickleName, PickleObject } from './pickle-values.ts'
-import type { PickleValue } from './pickle-values.ts'
-import { protocolError } from './store-protocol.ts'
+import { readPickle } from './pickle/reader.ts'
+import type { PickleNames } from './pickle/reader.ts'
+import { PICKLE_LIMITS } from './pickle/limits.ts'
+import { describePickle, PickleBytes, PickleDict, PickleName, PickleObject } from './pickle/values.ts'
+import type { PickleValue } from './pickle/values.ts'
+import { protocolError } from './store/protocol.ts'
 
 // ncclUniqueId as trainers publish it: 128 bytes, or those of the ctypes structure that vLLM's pynccl pickles.
 

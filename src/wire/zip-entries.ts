@@ -1,4 +1,4 @@
-import { payloadError } from './torch-tensor.ts'
+import { payloadError } from './torch/tensor.ts'
 
 // The part of the zip format (PKWARE's APPNOTE) that torch.save writes: entries that are stored, not compressed, and sizes in the central
 // directory at the end. Nothing is inflated, and no name is ever a path.

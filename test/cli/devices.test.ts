@@ -1,6 +1,6 @@
 import t from 'tap'
 import { describe } from '../../src/cli/devices.ts'
-import type { CudaCard, CudaCards } from '../../src/native.ts'
+import type { CudaCard, CudaCards } from '../../src/native/addon.ts'
 
 const card = (ordinal: number, more: Partial<CudaCard> = {}): CudaCard => ({
   ordinal, name: 'NVIDIA H200', uuid: `GPU-00000000-0000-0000-0000-00000000000${ordinal}`, pciBusId: `0000:0${ordinal}:00.0`, computeCapability: '9.0', multiprocessors: 132, totalBytes: 150.1e9, freeBytes: 149.5e9, virtualMemory: true, integrated: false, ...more

@@ -3,7 +3,7 @@ import Fastify from 'fastify'
 import type { Test } from 'tap'
 import type { FastifyInstance } from 'fastify'
 import { shutDown } from '../../src/cli/shut-down.ts'
-import type { RolloutEngine } from '../../src/engine/rollout-engine.ts'
+import type { RolloutEngine } from '../../src/contract/rollout-engine.ts'
 
 const log = { info: () => {}, warn: () => {} }
 

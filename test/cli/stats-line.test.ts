@@ -1,7 +1,7 @@
 import t from 'tap'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { logStats, statsLine } from '../../src/cli/stats-line.ts'
-import type { EngineStats } from '../../src/engine/rollout-engine.ts'
+import type { EngineStats } from '../../src/contract/rollout-engine.ts'
 
 const idle: EngineStats = {
   running: 0,

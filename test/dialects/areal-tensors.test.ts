@@ -1,5 +1,5 @@
 import t from 'tap'
-import { openArealTensors } from '../../src/dialects/areal-tensors.ts'
+import { openArealTensors } from '../../src/dialects/areal/tensors.ts'
 import { call, routeApp } from '../helpers/route-app.ts'
 
 const base64 = (bytes: ArrayLike<number>): string => Buffer.from(bytes).toString('base64')

@@ -9,7 +9,7 @@ import t from 'tap'
 import { engineServer, modelFolder } from '../helpers/gateway.ts'
 import { global } from '../helpers/pickles.ts'
 import { pickle } from '../helpers/zmq-sender.ts'
-import { zmtpGreeting, zmtpMessage, zmtpReady, ZmtpReader } from '../../src/wire/zmtp.ts'
+import { zmtpGreeting, zmtpMessage, zmtpReady, ZmtpReader } from '../../src/wire/trainers/zmtp.ts'
 
 const NORM = 'model.norm.weight'
 

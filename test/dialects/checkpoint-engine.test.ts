@@ -6,10 +6,10 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t from 'tap'
 import type { Test } from 'tap'
-import { chooseSeats } from '../../src/dialects/checkpoint-engine.ts'
-import { socketOf } from '../../src/dialects/zmq-path.ts'
-import { Replier } from '../../src/dialects/zmq-rep.ts'
-import { zmtpGreeting, zmtpMessage, zmtpReady, ZmtpReader } from '../../src/wire/zmtp.ts'
+import { chooseSeats } from '../../src/dialects/checkpoint-engine/checkpoint-engine.ts'
+import { socketOf } from '../../src/dialects/checkpoint-engine/zmq-path.ts'
+import { Replier } from '../../src/dialects/checkpoint-engine/zmq-rep.ts'
+import { zmtpGreeting, zmtpMessage, zmtpReady, ZmtpReader } from '../../src/wire/trainers/zmtp.ts'
 
 const UUIDS = ['GPU-11111111-1111-1111-1111-111111111111', 'GPU-22222222-2222-2222-2222-222222222222', 'GPU-33333333-3333-3333-3333-333333333333'] as const
 const card = (uuid: string): { ordinal: number, uuid: string, name: string, totalBytes: number } => ({ ordinal: 0, uuid, name: 'H', totalBytes: 1 })

@@ -3,7 +3,7 @@ import { createServer } from 'node:http'
 import type { ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import t from 'tap'
-import { readS3Object } from '../../src/sources/s3-object.ts'
+import { readS3Object } from '../../src/sources/disk/s3-object.ts'
 import { engineServer, modelFolder } from '../helpers/gateway.ts'
 
 t.test('a payload that was still coming when the trainer prepared anew does not stand in the way of the one under its key', async t => {

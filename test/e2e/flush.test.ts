@@ -1,6 +1,6 @@
 import t from 'tap'
 import { join } from 'node:path'
-import { createEngine } from '../../src/engine/create-engine.ts'
+import { createEngine } from '../../src/app/create-engine.ts'
 import { packageRoot } from '../../src/root.ts'
 import { prompt, rollout, rolloutRequest } from '../helpers/rollout.ts'
 

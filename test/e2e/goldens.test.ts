@@ -1,8 +1,8 @@
 import t from 'tap'
 import type { Test } from 'tap'
-import { createEngine } from '../../src/engine/create-engine.ts'
+import { createEngine } from '../../src/app/create-engine.ts'
 import type { LocalEngine } from '../../src/engine/local-engine.ts'
-import type { Scored } from '../../src/engine/rollout-engine.ts'
+import type { Scored } from '../../src/contract/rollout-engine.ts'
 import { goldenNames, readGolden } from '../helpers/goldens.ts'
 import { rollout, rolloutRequest } from '../helpers/rollout.ts'
 

@@ -5,7 +5,7 @@ import { once } from 'node:events'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
-import { createEngine } from '../../src/engine/create-engine.ts'
+import { createEngine } from '../../src/app/create-engine.ts'
 import { packageRoot } from '../../src/root.ts'
 import { bareFolder, modelFolder, SMALL } from '../helpers/load-from.ts'
 

@@ -1,7 +1,7 @@
 import t from 'tap'
 import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { createEngine } from '../../src/engine/create-engine.ts'
+import { createEngine } from '../../src/app/create-engine.ts'
 import { packageRoot } from '../../src/root.ts'
 import { eventually, failureOf } from '../helpers/eventually.ts'
 import { bareFolder, joinByHand, member, modelFolder, serve, SMALL } from '../helpers/load-from.ts'

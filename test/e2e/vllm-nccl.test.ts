@@ -8,9 +8,9 @@ import type { SentTensor } from '../helpers/group-trainer.ts'
 import { eventually } from '../helpers/eventually.ts'
 import { NcclTrainer, useLoop } from '../helpers/nccl-trainer.ts'
 import { layout } from '../helpers/uploads.ts'
-import { WeightGroups } from '../../src/groups/weight-groups.ts'
-import { masterPolicy } from '../../src/store/master-policy.ts'
-import { StoreServer } from '../../src/store/server.ts'
+import { WeightGroups } from '../../src/process-groups/weight-groups.ts'
+import { masterPolicy } from '../../src/rendezvous/master-policy.ts'
+import { StoreServer } from '../../src/rendezvous/server.ts'
 
 // vLLM's NCCL transfer into engines on cards: what is shipped but for CUDA's and NCCL's own calls. In the loop a broadcast of another
 // size than its root's never ends, so that every cut has to be the trainer's.

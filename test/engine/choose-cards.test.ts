@@ -1,6 +1,6 @@
 import t from 'tap'
 import { chooseCards, firstCard, fullest } from '../../src/engine/choose-cards.ts'
-import type { CudaCard, CudaCards } from '../../src/native.ts'
+import type { CudaCard, CudaCards } from '../../src/native/addon.ts'
 
 const card = (ordinal: number, more: Partial<CudaCard> = {}): CudaCard => ({
   ordinal, name: 'NVIDIA H100', uuid: `GPU-${ordinal}`, pciBusId: `0000:0${ordinal}:00.0`, computeCapability: '9.0', multiprocessors: 132, totalBytes: 80e9, freeBytes: 79e9 - ordinal * 1e9, virtualMemory: true, integrated: false, ...more

@@ -1,7 +1,7 @@
 import t from 'tap'
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { createEngine } from '../../src/engine/create-engine.ts'
+import { createEngine } from '../../src/app/create-engine.ts'
 import { probeCards } from '../../src/engine/probe-cards.ts'
 import { packageRoot } from '../../src/root.ts'
 

@@ -1,7 +1,7 @@
 import t from 'tap'
 import { generateText } from '../../src/engine/text-generation.ts'
 import type { TextEvent, TextStopOptions } from '../../src/engine/text-generation.ts'
-import type { FinishReason, GenerateRequest, TokenEvent } from '../../src/engine/rollout-engine.ts'
+import type { FinishReason, GenerateRequest, TokenEvent } from '../../src/contract/rollout-engine.ts'
 import { makeRequest } from '../helpers/scheduler-harness.ts'
 
 // Token n is the n-th of these texts; the detokenizer holds half an emoji back, as a real one does.

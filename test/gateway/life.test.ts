@@ -1,7 +1,7 @@
 import { Agent, get } from 'node:http'
 import { join } from 'node:path'
 import t from 'tap'
-import { createGateway } from '../../src/gateway-server.ts'
+import { createGateway } from '../../src/app/gateway-server.ts'
 import { engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import { hangs, says, scriptedEngine } from '../helpers/scripted-engine.ts'
 

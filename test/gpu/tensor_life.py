@@ -323,7 +323,7 @@ def five_hundred(options):
             # What is made once is made.
             sender("loop", port=server.port, count=28, ways=ways, ranks=ranks)
             sender("forget")
-            # A server's thread for large bodies is started when it has run for a second (src/plugin.ts).
+            # A server's thread for large bodies is started when it has run for a second (src/app/plugin.ts).
             time.sleep(1.5)
             before = dict(sender=sender("memory"), server=footprint(server.process.pid), card=free_everywhere() if on_card(options) else [])
             files = set(shared_files(sender.pid))

@@ -1,11 +1,11 @@
 import { announceTensors } from '../../src/sources/announce-tensors.ts'
-import { announceLists, AnnouncedReader } from '../../src/sources/announced-columns.ts'
-import { referencesOf, referencesOfLists } from '../../src/sources/share-references.ts'
-import type { ShareReferences } from '../../src/sources/share-references.ts'
-import { readTensorBody } from '../../src/wire/torch-body.ts'
-import type { CardLists } from '../../src/wire/torch-columns.ts'
-import type { IpcHandle } from '../../src/wire/torch-ipc-handle.ts'
-import type { AnnouncedTensor } from '../../src/weights/source.ts'
+import { announceLists, AnnouncedReader } from '../../src/sources/tensor/announced-columns.ts'
+import { referencesOf, referencesOfLists } from '../../src/sources/tensor/share-references.ts'
+import type { ShareReferences } from '../../src/sources/tensor/share-references.ts'
+import { readTensorBody } from '../../src/wire/torch/body.ts'
+import type { CardLists } from '../../src/wire/torch/columns.ts'
+import type { IpcHandle } from '../../src/wire/torch/ipc-handle.ts'
+import type { AnnouncedTensor } from '../../src/contract/weight-source.ts'
 
 // What lists of handles bring, as the addon's reader has it and as the one of all payloads has it, in one form.
 

@@ -1,5 +1,5 @@
-import { DTYPE_BYTES } from '../../src/native.ts'
-import type { DType } from '../../src/native.ts'
+import { DTYPE_BYTES } from '../../src/native/addon.ts'
+import type { DType } from '../../src/native/addon.ts'
 
 const f32 = new Float32Array(1)
 const u32 = new Uint32Array(f32.buffer)

@@ -1,9 +1,9 @@
 import { RefitError } from '../../src/errors.ts'
 import type {
   EngineInfo, EngineStats, ExpertLayout, FinishReason, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, Scored, TokenEvent, UpdateOptions, WeightState, WeightUpdate
-} from '../../src/engine/rollout-engine.ts'
-import type { WeightCoverage, WeightTransactions } from '../../src/engine/weight-transactions.ts'
-import type { WeightSource, WriteReport } from '../../src/weights/source.ts'
+} from '../../src/contract/rollout-engine.ts'
+import type { WeightCoverage, WeightTransactions } from '../../src/contract/weight-transactions.ts'
+import type { WeightSource, WriteReport } from '../../src/contract/weight-source.ts'
 
 export interface FakeOptions {
   info?: Partial<EngineInfo>

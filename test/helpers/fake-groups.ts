@@ -1,6 +1,6 @@
-import { PART_FIELDS } from '../../src/native-groups.ts'
-import type { NcclGroupOptions, NativeGroups } from '../../src/native-groups.ts'
-import type { GroupHost } from '../../src/engine/group-host.ts'
+import { PART_FIELDS } from '../../src/native/groups.ts'
+import type { NcclGroupOptions, NativeGroups } from '../../src/native/groups.ts'
+import type { GroupHost } from '../../src/contract/group-host.ts'
 
 /** `slot` null: straight into the weights. */
 export interface Received { slot: number | null, parts: number[][], gate: boolean }

@@ -3,13 +3,13 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { FastifyInstance } from 'fastify'
 import type { Test } from 'tap'
-import { createEngine } from '../../src/engine/create-engine.ts'
+import { createEngine } from '../../src/app/create-engine.ts'
 import type { LocalEngine } from '../../src/engine/local-engine.ts'
-import { createGateway } from '../../src/gateway-server.ts'
-import type { GatewayServer, GatewayServerOptions } from '../../src/gateway-server.ts'
+import { createGateway } from '../../src/app/gateway-server.ts'
+import type { GatewayServer, GatewayServerOptions } from '../../src/app/gateway-server.ts'
 import { packageRoot } from '../../src/root.ts'
-import { createServer } from '../../src/server.ts'
-import type { ServerOptions } from '../../src/server.ts'
+import { createServer } from '../../src/app/server.ts'
+import type { ServerOptions } from '../../src/app/server.ts'
 
 export interface EngineServer { url: string, port: number, app: FastifyInstance, engine: LocalEngine, kill: () => Promise<void> }
 

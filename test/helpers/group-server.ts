@@ -1,5 +1,5 @@
 import type { Test } from 'tap'
-import type { ServerOptions } from '../../src/server.ts'
+import type { ServerOptions } from '../../src/app/server.ts'
 import { GroupTrainer } from './group-trainer.ts'
 import type { SentTensor, TrainerOptions } from './group-trainer.ts'
 import { layout, uploadServer } from './uploads.ts'

@@ -1,7 +1,7 @@
-import { native } from '../../src/native.ts'
-import { exchangeGlooAddresses } from '../../src/store/gloo-addresses.ts'
-import { StoreServer } from '../../src/store/server.ts'
-import type { StoreClient } from '../../src/store/client.ts'
+import { native } from '../../src/native/addon.ts'
+import { exchangeGlooAddresses } from '../../src/rendezvous/gloo-addresses.ts'
+import { StoreServer } from '../../src/rendezvous/server.ts'
+import type { StoreClient } from '../../src/rendezvous/client.ts'
 
 /** A tensor as a trainer broadcasts it. */
 export interface SentTensor { name: string, dtype: string, shape: number[], data: Uint8Array }

@@ -1,12 +1,12 @@
 import { createHash } from 'node:crypto'
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import type { DType } from '../../src/native.ts'
+import type { DType } from '../../src/native/addon.ts'
 import type { Architecture } from '../../src/model/architecture.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import { parseModelConfig } from '../../src/model/parse-config.ts'
-import { encodeSafetensors } from '../../src/wire/safetensors-encode.ts'
-import { SAFETENSORS_NAMES } from '../../src/wire/safetensors-dtypes.ts'
+import { encodeSafetensors } from '../../src/wire/safetensors/encode.ts'
+import { SAFETENSORS_NAMES } from '../../src/wire/safetensors/dtypes.ts'
 import { encodeValues } from './dtype-values.ts'
 
 /** The value of a checkpoint tensor at a flat index. */

@@ -1,5 +1,5 @@
 import type { ModelTable } from '../../src/model/architecture.ts'
-import type { AnnouncedTensor, WeightSource } from '../../src/weights/source.ts'
+import type { AnnouncedTensor, WeightSource } from '../../src/contract/weight-source.ts'
 
 const coded = new Map<string, Uint16Array>()
 const checksums = new Map<string, string>()

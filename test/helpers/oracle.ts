@@ -1,8 +1,8 @@
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import type { Architecture } from '../../src/model/architecture.ts'
-import { headerLength, parseHeader } from '../../src/wire/safetensors.ts'
-import { toDType } from '../../src/wire/safetensors-dtypes.ts'
+import { headerLength, parseHeader } from '../../src/wire/safetensors/header.ts'
+import { toDType } from '../../src/wire/safetensors/dtypes.ts'
 import type { CheckpointTensor } from './make-checkpoint.ts'
 import { decodeValues } from './dtype-values.ts'
 

@@ -1,9 +1,9 @@
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { packageRoot } from '../../src/root.ts'
-import type { IpcHandle } from '../../src/wire/torch-ipc-handle.ts'
-import type { TensorRequestBody } from '../../src/wire/torch-body.ts'
-import type { TensorStorage } from '../../src/wire/torch-tensor.ts'
+import type { IpcHandle } from '../../src/wire/torch/ipc-handle.ts'
+import type { TensorRequestBody } from '../../src/wire/torch/body.ts'
+import type { TensorStorage } from '../../src/wire/torch/tensor.ts'
 
 // Pickles that Python recorded (test/fixtures/pickles/make_pickles.py), and a few bytes to write others by hand.
 

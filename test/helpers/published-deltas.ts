@@ -1,8 +1,8 @@
 import { createHash } from 'node:crypto'
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { encodeSafetensors } from '../../src/wire/safetensors-encode.ts'
-import { headerLength, parseHeader, PREFIX_BYTES } from '../../src/wire/safetensors.ts'
+import { encodeSafetensors } from '../../src/wire/safetensors/encode.ts'
+import { headerLength, parseHeader, PREFIX_BYTES } from '../../src/wire/safetensors/header.ts'
 
 // What trainers publish of a checkpoint's changes. The frames are made by hand (RFC 8878): Node has no Zstandard yet.
 

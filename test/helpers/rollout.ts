@@ -1,4 +1,4 @@
-import type { GenerateRequest, LogprobOptions, RolloutEngine, SamplingParams, TokenEvent } from '../../src/engine/rollout-engine.ts'
+import type { GenerateRequest, LogprobOptions, RolloutEngine, SamplingParams, TokenEvent } from '../../src/contract/rollout-engine.ts'
 
 let made = 0
 

@@ -1,6 +1,6 @@
 import { Scheduler } from '../../src/engine/scheduler.ts'
 import type { SchedulerOptions } from '../../src/engine/step-device.ts'
-import type { GenerateRequest, LogprobOptions, SamplingParams, TokenEvent } from '../../src/engine/rollout-engine.ts'
+import type { GenerateRequest, LogprobOptions, SamplingParams, TokenEvent } from '../../src/contract/rollout-engine.ts'
 import { FakeDevice, RECORDED, SCORE_ROW, expertsOf, logprobOf, nextToken } from './fake-device.ts'
 import type { Context } from './fake-device.ts'
 

@@ -5,7 +5,7 @@ import type { Socket } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { Test } from 'tap'
-import { zmtpGreeting, zmtpMessage, zmtpReady, ZmtpReader } from '../../src/wire/zmtp.ts'
+import { zmtpGreeting, zmtpMessage, zmtpReady, ZmtpReader } from '../../src/wire/trainers/zmtp.ts'
 import { assemble, PROTO4, str, u32 } from './pickles.ts'
 
 // Parameter servers and verl's workers, as far as an engine sees them: a socket that sends pickles.

@@ -9,7 +9,7 @@ import type { IncomingMessage } from 'node:http'
 import type { FastifyInstance } from 'fastify'
 import { installBodyParsers } from '../../src/http/body-parser.ts'
 import { errorHandler } from '../../src/http/error-reply.ts'
-import { freeBody, holdBody } from '../../src/http/hold-body.ts'
+import { freeBody, holdBody } from '../../src/http/upload/hold-body.ts'
 
 /** Position-coded, of many chunks of a socket. */
 function long (bytes: number): string {

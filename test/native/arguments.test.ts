@@ -1,6 +1,6 @@
 import t from 'tap'
-import { native, ROW_FLOATS, ROW_INTS } from '../../src/native.ts'
-import type { CoreConfig, StepBatch } from '../../src/native.ts'
+import { native, ROW_FLOATS, ROW_INTS } from '../../src/native/addon.ts'
+import type { CoreConfig, StepBatch } from '../../src/native/addon.ts'
 import { plainModel } from './helpers/plain-core.ts'
 
 const addon = native()

@@ -2,7 +2,7 @@ import { closeSync, openSync, readFileSync, readdirSync, rmSync, writeFileSync, 
 import { createRequire } from 'node:module'
 import { join } from 'node:path'
 import t from 'tap'
-import type { CoreConfig, CudaSegment, Fault, NativeAddon, WriteJob, WriteOutcome } from '../../src/native.ts'
+import type { CoreConfig, CudaSegment, Fault, NativeAddon, WriteJob, WriteOutcome } from '../../src/native/addon.ts'
 import { packageRoot } from '../../src/root.ts'
 import { plainModel, readAll } from './helpers/plain-core.ts'
 

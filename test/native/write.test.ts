@@ -1,7 +1,7 @@
 import { closeSync, existsSync, openSync, truncateSync } from 'node:fs'
 import t from 'tap'
-import { native, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../../src/native.ts'
-import type { DType, WriteJob } from '../../src/native.ts'
+import { native, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../../src/native/addon.ts'
+import type { DType, WriteJob } from '../../src/native/addon.ts'
 import { codedJob, expectedParams } from './helpers/coded.ts'
 import { plainModel, readAll } from './helpers/plain-core.ts'
 

@@ -34,7 +34,7 @@ try {
 function pack () {
   const [{ filename, files, size }] = JSON.parse(npm(root, ['pack', '--json', '--ignore-scripts', '--pack-destination', folder]))
   const paths = files.map(({ path }) => path)
-  for (const path of ['bin/refit.js', 'dist/src/main.js', 'dist/src/index.js', 'dist/src/index.d.ts', 'dist/src/engine/worker.js', addon, 'native/CMakeLists.txt', 'native/cuda/CMakeLists.txt', 'native/cuda/nccl.cc', 'scripts/build-lock.js', 'scripts/build-native.js',
+  for (const path of ['bin/refit.js', 'dist/src/main.js', 'dist/src/index.js', 'dist/src/index.d.ts', 'dist/src/engine/worker.js', addon, 'native/CMakeLists.txt', 'native/cuda/CMakeLists.txt', 'native/cuda/group/nccl.cc', 'scripts/build-lock.js', 'scripts/build-native.js',
     'models/adder-base/model.safetensors', 'models/adder/model.safetensors', 'openapi/openapi.json', 'docs/configuration.md', 'README.md', 'LICENSE', 'CHANGELOG.md']) {
     assert.ok(paths.includes(path), `${path} is missing from the package`)
   }

@@ -1,6 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { cutBroadcasts, placeTensors } from '../../src/sources/broadcasts.ts'
+import { cutBroadcasts, placeTensors } from '../../src/sources/distributed/broadcasts.ts'
 import { measureTensors } from '../../src/sources/measure-tensors.ts'
 
 const of = (bytes: readonly number[]) => bytes.map((size, index) => ({ name: String(index), dtype: 'uint8', shape: [size], bytes: size }))

@@ -1,10 +1,10 @@
 import t from 'tap'
 import { FakeGroups } from '../helpers/fake-groups.ts'
 import { eventually } from '../helpers/eventually.ts'
-import { WeightGroups } from '../../src/groups/weight-groups.ts'
-import { DistributedReceiver } from '../../src/sources/distributed.ts'
-import { masterPolicy } from '../../src/store/master-policy.ts'
-import { StoreServer } from '../../src/store/server.ts'
+import { WeightGroups } from '../../src/process-groups/weight-groups.ts'
+import { DistributedReceiver } from '../../src/sources/distributed/distributed.ts'
+import { masterPolicy } from '../../src/rendezvous/master-policy.ts'
+import { StoreServer } from '../../src/rendezvous/server.ts'
 
 const BUCKET = 1 << 20
 

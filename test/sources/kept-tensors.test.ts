@@ -1,7 +1,7 @@
 import t from 'tap'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { KeptTensors } from '../../src/sources/kept-tensors.ts'
-import { TensorSource } from '../../src/sources/tensor.ts'
+import { KeptTensors } from '../../src/sources/tensor/kept-tensors.ts'
+import { TensorSource } from '../../src/sources/tensor/tensor.ts'
 
 // What is kept while nobody closes mappings, as while a transaction is open that no write comes to.
 

@@ -4,12 +4,12 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import fc from 'fast-check'
 import t from 'tap'
-import { allocatePages, freeChunk, freeMemory, PAGE_BYTES } from '../../src/host-memory.ts'
-import { native } from '../../src/native.ts'
-import { SpoolFile } from '../../src/sources/spool-file.ts'
-import { Staging } from '../../src/sources/upload-staging.ts'
-import { Upload } from '../../src/sources/upload.ts'
-import { encodeSafetensors } from '../../src/wire/safetensors-encode.ts'
+import { allocatePages, freeChunk, freeMemory, PAGE_BYTES } from '../../src/native/host-memory.ts'
+import { native } from '../../src/native/addon.ts'
+import { SpoolFile } from '../../src/sources/upload/spool-file.ts'
+import { Staging } from '../../src/sources/upload/upload-staging.ts'
+import { Upload } from '../../src/sources/upload/upload.ts'
+import { encodeSafetensors } from '../../src/wire/safetensors/encode.ts'
 
 const folder = mkdtempSync(join(tmpdir(), 'refit-spool-test-'))
 t.teardown(() => { rmSync(folder, { recursive: true }) })

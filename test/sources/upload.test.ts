@@ -2,10 +2,10 @@ import { readdirSync } from 'node:fs'
 import assert from 'node:assert/strict'
 import fc from 'fast-check'
 import t from 'tap'
-import { Staging } from '../../src/sources/upload-staging.ts'
-import { Upload } from '../../src/sources/upload.ts'
-import type { UploadFile } from '../../src/sources/upload-file.ts'
-import type { WeightSource } from '../../src/weights/source.ts'
+import { Staging } from '../../src/sources/upload/upload-staging.ts'
+import { Upload } from '../../src/sources/upload/upload.ts'
+import type { UploadFile } from '../../src/sources/upload/upload-file.ts'
+import type { WeightSource } from '../../src/contract/weight-source.ts'
 
 const MEMORY = 4 << 20
 // A piece of a stream has 128 KB: the file has several, and its data begins at an odd offset.

@@ -4,7 +4,7 @@ import { buildModelTable } from '../../src/model/model-table.ts'
 import { Coverage } from '../../src/weights/coverage.ts'
 import { planWrite } from '../../src/weights/plan.ts'
 import { Planner } from '../../src/weights/planner.ts'
-import type { AnnouncedTensor, WeightSource } from '../../src/weights/source.ts'
+import type { AnnouncedTensor, WeightSource } from '../../src/contract/weight-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
 const RANKS = 2

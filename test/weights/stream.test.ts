@@ -6,7 +6,7 @@ import { codedChecksum, memorySource } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { RefitError } from '../../src/errors.ts'
 import { missingNames } from '../../src/weights/plan.ts'
-import type { WeightSource } from '../../src/weights/source.ts'
+import type { WeightSource } from '../../src/contract/weight-source.ts'
 import type { WeightStore } from '../../src/weights/weight-store.ts'
 
 const addon = faultyAddon()

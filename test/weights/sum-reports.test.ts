@@ -1,6 +1,6 @@
 import t from 'tap'
 import { sumReports } from '../../src/weights/sum-reports.ts'
-import type { WriteReport } from '../../src/weights/source.ts'
+import type { WriteReport } from '../../src/contract/weight-source.ts'
 
 const report = (fields: Partial<WriteReport>): WriteReport => ({
   source: 'tensor', tensors: 1, bytes: 1e6, missing: ['a', 'b'], missingCount: 2, ignored: [], ms: { plan: 1, gate: 2, write: 3, verify: 4, total: 10 }, gbPerSecond: 1, ...fields

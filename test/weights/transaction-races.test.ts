@@ -4,7 +4,7 @@ import { faultyAddon, storeOf } from '../helpers/core.ts'
 import { memorySource } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { missingNames } from '../../src/weights/plan.ts'
-import type { WeightSource } from '../../src/weights/source.ts'
+import type { WeightSource } from '../../src/contract/weight-source.ts'
 
 const addon = faultyAddon()
 

@@ -8,7 +8,7 @@ import { codedChecksum, memorySource } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { RefitError } from '../../src/errors.ts'
 import { missingNames } from '../../src/weights/plan.ts'
-import type { WeightSource } from '../../src/weights/source.ts'
+import type { WeightSource } from '../../src/contract/weight-source.ts'
 
 // Random programs on a real store and on a model of it that a page holds: whom it lets in, what it answers, which bytes there are,
 // which are torn, what they are called, and whether anything may be generated.

@@ -7,7 +7,7 @@ import { codedChecksum, memorySource } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { RefitError } from '../../src/errors.ts'
 import { missingNames } from '../../src/weights/plan.ts'
-import type { WeightSource } from '../../src/weights/source.ts'
+import type { WeightSource } from '../../src/contract/weight-source.ts'
 
 // Transactions over a real core, behind gates that nobody holds, by a clock that moves when it is told to.
 

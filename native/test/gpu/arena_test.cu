@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/memory_error.h"
-#include "cuda/arena.h"
-#include "cuda/driver.h"
+#include "cuda/device/arena.h"
+#include "cuda/device/driver.h"
 #include "test/check.h"
 
 namespace refit::cuda {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/step.h"
-#include "cuda/attention.h"
+#include "cuda/attention/attention.h"
 #include "test/check.h"
 
 namespace refit::test {

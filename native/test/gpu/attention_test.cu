@@ -2,7 +2,7 @@
 // one step or many, narrow or wide, shared among blocks or not. --plan stops after what needs no card.
 #include <cinttypes>
 
-#include "cuda/attention.h"
+#include "cuda/attention/attention.h"
 #include "test/gpu/attention_bench.cuh"
 #include "test/gpu/attention_plan_check.h"
 #include "test/gpu/attention_world.cuh"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/step.h"
-#include "cuda/attention.h"
+#include "cuda/attention/attention.h"
 #include "test/gpu/matrix_common.cuh"
 
 namespace refit::test {

@@ -7,9 +7,9 @@
 
 #include "core/checksum.h"
 #include "core/store.h"
-#include "cuda/check.h"
-#include "cuda/checksum.h"
-#include "cuda/scramble.h"
+#include "cuda/device/check.h"
+#include "cuda/weights/checksum.h"
+#include "cuda/weights/scramble.h"
 #include "test/check.h"
 #include "test/random.h"
 

@@ -10,9 +10,9 @@
 #include <stdexcept>
 
 #include "core/memory_error.h"
-#include "cuda/check.h"
-#include "cuda/device.h"
-#include "cuda/memory.h"
+#include "cuda/device/check.h"
+#include "cuda/device/device.h"
+#include "cuda/device/memory.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
 

@@ -1,6 +1,6 @@
 // Speed of the small kernels at the sizes of an 8B model.
 #pragma once
-#include "cuda/elementwise.h"
+#include "cuda/forward/elementwise.h"
 #include "test/gpu/matrix_common.cuh"
 
 namespace refit::test {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cpu/forward_common.h"
+#include "cpu/forward/forward_common.h"
 #include "test/gpu/matrix_common.cuh"
 
 namespace refit::test {

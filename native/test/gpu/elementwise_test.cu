@@ -5,7 +5,7 @@
 
 #include "cpu/norm.h"
 #include "cpu/rope.h"
-#include "cuda/elementwise.h"
+#include "cuda/forward/elementwise.h"
 #include "test/gpu/elementwise_bench.cuh"
 #include "test/gpu/elementwise_common.cuh"
 

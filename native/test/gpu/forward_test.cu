@@ -8,10 +8,10 @@
 #include <stdexcept>
 #include <string>
 
-#include "cuda/check.h"
-#include "cuda/exchange.h"
-#include "cuda/forward.h"
-#include "cuda/peers.h"
+#include "cuda/device/check.h"
+#include "cuda/exchange/exchange.h"
+#include "cuda/forward/forward.h"
+#include "cuda/exchange/peers.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
 

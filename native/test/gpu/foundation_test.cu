@@ -12,14 +12,14 @@
 #include <thread>
 
 #include "core/device.h"
-#include "cuda/cards.h"
-#include "cuda/check.h"
-#include "cuda/dynamic.h"
-#include "cuda/health.h"
-#include "cuda/host_memory.h"
-#include "cuda/inject.h"
-#include "cuda/peers.h"
-#include "cuda/watchdog.h"
+#include "cuda/device/cards.h"
+#include "cuda/device/check.h"
+#include "cuda/device/dynamic.h"
+#include "cuda/device/health.h"
+#include "cuda/device/host_memory.h"
+#include "cuda/device/inject.h"
+#include "cuda/exchange/peers.h"
+#include "cuda/device/watchdog.h"
 #include "test/check.h"
 
 namespace refit::cuda {

@@ -8,8 +8,8 @@
 #include <string>
 #include <thread>
 
-#include "cuda/check.h"
-#include "cuda/gemm.h"
+#include "cuda/device/check.h"
+#include "cuda/gemm/gemm.h"
 #include "test/gpu/matrix_common.cuh"
 
 namespace refit::test {

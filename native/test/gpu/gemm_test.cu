@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "cuda/gemm.h"
+#include "cuda/gemm/gemm.h"
 #include "test/gpu/gemm_loading.cuh"
 #include "test/gpu/matrix_common.cuh"
 

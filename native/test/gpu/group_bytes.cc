@@ -1,8 +1,8 @@
 // What goes through process groups of NCCL: broadcasts into slots and into the weights, parameters, what is sent.
 #include <random>
 
-#include "core/places.h"
-#include "cuda/group_library.h"
+#include "core/write/places.h"
+#include "cuda/group/group_library.h"
 #include "test/gpu/group_world.h"
 
 namespace refit::test {

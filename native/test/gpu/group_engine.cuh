@@ -5,11 +5,11 @@
 #include <future>
 #include <random>
 
-#include "cuda/device.h"
-#include "cuda/group.h"
-#include "cuda/group_cuda.h"
-#include "cuda/uuid.h"
-#include "cuda/write.h"
+#include "cuda/device/device.h"
+#include "cuda/group/group.h"
+#include "cuda/group/group_cuda.h"
+#include "cuda/device/uuid.h"
+#include "cuda/weights/write.h"
 #include "test/check.h"
 #include "test/gpu/group_trainer.cuh"
 

@@ -8,8 +8,8 @@
 
 #include "core/device.h"
 #include "core/memory_error.h"
-#include "cuda/group_library.h"
-#include "cuda/group_words.h"
+#include "cuda/group/group_library.h"
+#include "cuda/group/group_words.h"
 #include "test/gpu/group_world.h"
 
 using namespace refit;

@@ -9,13 +9,13 @@
 #include <future>
 #include <random>
 
-#include "core/places.h"
-#include "cuda/device.h"
-#include "cuda/group.h"
-#include "cuda/group_cuda.h"
-#include "cuda/group_library.h"
-#include "cuda/uuid.h"
-#include "cuda/write.h"
+#include "core/write/places.h"
+#include "cuda/device/device.h"
+#include "cuda/group/group.h"
+#include "cuda/group/group_cuda.h"
+#include "cuda/group/group_library.h"
+#include "cuda/device/uuid.h"
+#include "cuda/weights/write.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
 #include "test/gpu/group_bench.cuh"

@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/check.h"
-#include "cuda/nccl.h"
+#include "cuda/device/check.h"
+#include "cuda/group/nccl.h"
 #include "test/gpu/pipe.h"
 
 namespace refit::group_test {

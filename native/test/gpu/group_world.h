@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/group.h"
-#include "cuda/nccl.h"
+#include "cuda/group/group.h"
+#include "cuda/group/nccl.h"
 #include "test/check.h"
 #include "test/loop_card.h"
 

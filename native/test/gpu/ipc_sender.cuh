@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/philox.h"
-#include "cuda/driver.h"
+#include "cuda/device/driver.h"
 #include "test/gpu/pipe.h"
 
 namespace refit::ipc_test {

@@ -11,16 +11,16 @@
 #include <thread>
 
 #include "core/fault.cc"
-#include "core/write_check.h"
-#include "cuda/ipc_driver.h"
-#include "cuda/peers.h"
-#include "cuda/uuid.h"
-#include "cuda/write.h"
-#include "cuda/write_run.cc"
+#include "core/write/write_check.h"
+#include "cuda/weights/ipc_driver.h"
+#include "cuda/exchange/peers.h"
+#include "cuda/device/uuid.h"
+#include "cuda/weights/write.h"
+#include "cuda/weights/write_run.cc"
 #include "test/check.h"
-#include "transport/ipc_descriptor.h"
-#include "transport/ipc_mappings.cc"
-#include "transport/ipc_session.cc"
+#include "transport/ipc/ipc_descriptor.h"
+#include "transport/ipc/ipc_mappings.cc"
+#include "transport/ipc/ipc_session.cc"
 // Behind the executor: it has its fault points from above.
 #include "test/gpu/ipc_bench.cuh"
 

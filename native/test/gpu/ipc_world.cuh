@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "core/write_check.h"
-#include "cuda/ipc_driver.h"
-#include "cuda/peers.h"
-#include "cuda/uuid.h"
-#include "cuda/write.h"
+#include "core/write/write_check.h"
+#include "cuda/weights/ipc_driver.h"
+#include "cuda/exchange/peers.h"
+#include "cuda/device/uuid.h"
+#include "cuda/weights/write.h"
 #include "test/gpu/ipc_sender.cuh"
 
 using namespace refit;

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/check.h"
-#include "cuda/types.h"
+#include "cuda/device/check.h"
+#include "cuda/device/types.h"
 #include "test/check.h"
 
 namespace refit::test {

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <set>
 
-#include "cuda/moe_kernels.h"
+#include "cuda/moe/moe_kernels.h"
 #include "test/gpu/matrix_common.cuh"
 
 namespace refit::test {

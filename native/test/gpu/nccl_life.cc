@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-#include "cuda/nccl.h"
+#include "cuda/group/nccl.h"
 #include "test/check.h"
 
 using namespace refit::cuda;

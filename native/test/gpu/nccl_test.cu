@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "core/device.h"
-#include "cuda/all_reduce.h"
-#include "cuda/check.h"
-#include "cuda/exchange.h"
-#include "cuda/peers.h"
+#include "cuda/exchange/all_reduce.h"
+#include "cuda/device/check.h"
+#include "cuda/exchange/exchange.h"
+#include "cuda/exchange/peers.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "core/device.h"
-#include "cuda/check.h"
-#include "cuda/rank.h"
-#include "cuda/watchdog.h"
+#include "cuda/device/check.h"
+#include "cuda/device/rank.h"
+#include "cuda/device/watchdog.h"
 #include "test/check.h"
 
 namespace refit::cuda {

@@ -6,10 +6,10 @@
 
 #include "core/philox.h"
 #include "cpu/kernels.h"
-#include "cpu/sampler.h"
-#include "cpu/sampler_penalty.h"
-#include "cuda/check.h"
-#include "cuda/sampler.h"
+#include "cpu/sampler/sampler.h"
+#include "cpu/sampler/sampler_penalty.h"
+#include "cuda/device/check.h"
+#include "cuda/sampler/sampler.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
 

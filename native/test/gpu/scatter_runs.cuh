@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "cuda/scatter.h"
-#include "cuda/scatter_runs.h"
+#include "cuda/scatter/scatter.h"
+#include "cuda/scatter/scatter_runs.h"
 #include "test/check.h"
 #include "test/gpu/scatter_world.cuh"
 

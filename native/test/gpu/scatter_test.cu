@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda/check.h"
-#include "cuda/scatter.h"
-#include "cuda/scatter_plan.h"
+#include "cuda/device/check.h"
+#include "cuda/scatter/scatter.h"
+#include "cuda/scatter/scatter_plan.h"
 #include "test/check.h"
 #include "test/gpu/scatter_runs.cuh"
 #include "test/gpu/scatter_world.cuh"

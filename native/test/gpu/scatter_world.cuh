@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/check.h"
+#include "cuda/device/check.h"
 #include "test/random.h"
 
 namespace {

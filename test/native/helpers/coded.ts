@@ -1,7 +1,7 @@
 import { openSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { DTYPES, DTYPE_BYTES, TENSOR_FIELDS } from '../../../src/native.ts'
-import type { DType, NativeSource, WriteJob } from '../../../src/native.ts'
+import { DTYPES, DTYPE_BYTES, TENSOR_FIELDS } from '../../../src/native/addon.ts'
+import type { DType, NativeSource, WriteJob } from '../../../src/native/addon.ts'
 import type { PlainModel, PlainTensor } from './plain-core.ts'
 
 const words = new Uint32Array(1)

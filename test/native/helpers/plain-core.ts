@@ -1,4 +1,4 @@
-import type { CoreConfig, NativeAddon } from '../../../src/native.ts'
+import type { CoreConfig, NativeAddon } from '../../../src/native/addon.ts'
 
 /** A rectangle without its tensor: rank, parameter, srcRow, srcCol, rows, cols, dstRow, dstCol. */
 export type PlainRect = [number, number, number, number, number, number, number, number]

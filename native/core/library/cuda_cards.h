@@ -1,0 +1,37 @@
+// What there is of CUDA on this machine; field by field as src/native/addon.ts says.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace refit {
+
+struct CudaCard {
+  int ordinal = 0;
+  std::string name, uuid, pci_bus_id, compute_capability;
+  int multiprocessors = 0;
+  uint64_t total_bytes = 0, free_bytes = 0;
+  bool virtual_memory = false;
+  bool integrated = false;
+  std::string error;  // why this library cannot compute on it
+};
+
+struct CudaFoundLibrary {
+  std::string name, path, version;
+  std::string tried;  // not empty: missing
+};
+
+struct CudaCards {
+  std::string error;  // why there are none; empty otherwise
+  std::string driver_cuda, runtime_cuda, driver_version, architectures;
+  std::vector<CudaCard> cards;
+  std::vector<uint8_t> peer_access;  // [cards, cards]: from, to
+  std::vector<CudaFoundLibrary> libraries;
+};
+
+// Bytes that one card is asked for.
+struct CudaMemoryPlan {
+  uint64_t weight_bytes = 0, kv_bytes = 0, scratch_bytes = 0, fixed_bytes = 0;
+};
+
+}  // namespace refit

@@ -1,0 +1,84 @@
+// The boundary between the addon and a shared library with a device of its own (librefit_cuda.so): a table of
+// functions.
+//
+// Both sides have their own copy of the C++ library, so no exception, no ownership and no container to be grown may
+// cross. Inputs are read only; results are handed to a function of the caller while the library still owns them;
+// failures are plain records. Both sides must have been built from the same headers: `version` and `layout` tell.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/library/cuda_cards.h"
+#include "core/device.h"
+#include "core/library/library_call.h"
+#include "transport/nccl/nccl_library.h"
+
+namespace refit {
+
+// To be raised with every change of this file that sizes do not show.
+constexpr uint32_t kDeviceLibraryVersion = 8;
+constexpr const char* kDeviceLibraryEntry = "refit_device_library";
+
+struct DeviceLibrary {
+  uint32_t version;
+  uint32_t bytes;  // of this table
+  uint64_t layout;
+
+  // All report through `failure`, whose kind is kNone on entry.
+  void (*cards)(Sink<CudaCards> sink, Failure& failure) noexcept;
+  void (*memory_plan)(const CoreConfig& config, CudaMemoryPlan& plan, Failure& failure) noexcept;
+  // Null on failure.
+  Device* (*open)(const CoreConfig& config, Failure& failure) noexcept;
+  void (*close)(Device* device) noexcept;
+  void (*info)(const Device& device, Sink<DeviceInfo> sink, Failure& failure) noexcept;
+  const void* (*address)(const Device& device, int rank, int param) noexcept;
+  void (*step)(Device& device, const StepBatch& batch, Sink<StepResult> sink, Failure& failure) noexcept;
+  void (*write)(Device& device, const WriteJob& job, Sink<WriteOutcome> sink, Failure& failure) noexcept;
+  void (*read)(Device& device, int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out,
+               Failure& failure) noexcept;
+  void (*checksum)(Device& device, const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols,
+                   Sink<std::vector<uint64_t>> sink, Failure& failure) noexcept;
+  void (*scramble)(Device& device, uint64_t seed, Failure& failure) noexcept;
+  void (*release_memory)(Device& device, uint32_t tags, bool keep_weights, uint64_t& bytes, Failure& failure) noexcept;
+  void (*resume_memory)(Device& device, uint32_t tags, bool& weights_kept, Failure& failure) noexcept;
+  void (*close_mappings)(Device& device, const std::string& name, uint64_t& closed, Failure& failure) noexcept;
+  void (*fetch)(Device& device, const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out,
+                Failure& failure) noexcept;
+  NcclGroupTable groups;
+};
+
+// Of the library: `extern "C" const DeviceLibrary* refit_device_library()`.
+using DeviceLibraryEntry = const DeviceLibrary* (*)();
+
+// Differs where the two sides do not agree about the size of what crosses.
+constexpr uint64_t device_library_layout() {
+  uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a (Fowler, Noll, Vo), 64 bits
+  for (const uint64_t size : {sizeof(DeviceLibrary),
+                              sizeof(Failure),
+                              sizeof(CoreConfig),
+                              sizeof(Arch),
+                              sizeof(Param),
+                              sizeof(StepBatch),
+                              sizeof(StepResult),
+                              sizeof(WriteJob),
+                              sizeof(Source),
+                              sizeof(Segment),
+                              sizeof(Tensor),
+                              sizeof(Rect),
+                              sizeof(WriteOutcome),
+                              sizeof(DeviceInfo),
+                              sizeof(CudaCards),
+                              sizeof(CudaCard),
+                              sizeof(CudaFoundLibrary),
+                              sizeof(CudaMemoryPlan),
+                              sizeof(NcclGroupOptions),
+                              sizeof(GroupPart),
+                              sizeof(GroupDeadline),
+                              sizeof(std::string),
+                              sizeof(std::vector<int>)}) {
+    hash = (hash ^ size) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+}  // namespace refit

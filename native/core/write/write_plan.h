@@ -1,0 +1,45 @@
+// How a write is cut into pieces of work: each piece is read once, for all ranks that need it.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/model.h"
+#include "core/write/write.h"
+
+namespace refit {
+
+// Rows [row, row + rows) x columns [col, col + cols) of a tensor: the smallest block around what its rectangles need.
+struct Chunk {
+  int tensor = 0;
+  int64_t row = 0, rows = 0;
+  int64_t col = 0, cols = 0;
+  size_t first_rect = 0, rects = 0;  // in WritePlan.rects
+  // The file's bytes are the parameter's bytes, in order: read straight into the first rectangle, copy from there to
+  // others.
+  bool straight = false;
+};
+
+struct WritePlan {
+  std::vector<Chunk> chunks;         // in the order of the tensors, front to back
+  std::vector<int> rects;            // indices into WriteJob.rects, chunk by chunk
+  std::vector<int64_t> chunks_left;  // per tensor, how many chunks it has
+  uint64_t scratch = 0;              // most bytes that a chunk stages
+};
+
+// From the first to the last byte of the chunk in its source.
+uint64_t chunk_span(const Chunk& chunk, const Tensor& tensor);
+
+// Most bytes that a chunk spans, but for a single element's.
+struct ChunkLimits {
+  // Straight reads are long, to spare system calls. Staged ones stay in a core's second-level cache, so that the
+  // scatter reads from there and staging costs no memory bandwidth.
+  uint64_t straight = 2 << 20;
+  uint64_t staged = 256 << 10;
+  // A single row longer than this is cut by columns (into pieces of `straight`).
+  uint64_t row = 4 << 20;
+};
+
+WritePlan plan_write(const WriteJob& job, const std::vector<Param>& params, DType dtype,
+                     const ChunkLimits& limits = {});
+
+}  // namespace refit

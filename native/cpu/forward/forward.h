@@ -1,0 +1,61 @@
+// The forward pass of all architectures: what a layer has is told by which parameters exist (cpu/forward_model.h).
+//
+// Virtual ranks are computed one after another with the parts that real ones would hold, and their partial sums are
+// added in rank order in fp32. With bf16 parameters activations are rounded where Hugging Face's bf16 modules hold bf16
+// tensors, with one exception: logits keep their fp32 accumulators.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "core/step.h"
+#include "core/store.h"
+#include "cpu/attention/attention.h"
+#include "cpu/forward/forward_model.h"
+#include "cpu/kv_cache.h"
+#include "cpu/moe.h"
+#include "cpu/rope.h"
+#include "cpu/sampler/sampler.h"
+
+namespace refit::cpu {
+
+class Forward {
+ public:
+  // Throws std::invalid_argument. All references must outlive it.
+  Forward(const CoreConfig& config, const Store& store, const Kernels& kernels, Pool& pool);
+
+  void step(const StepBatch& batch, StepResult& result);
+  uint64_t kv_bytes() const { return cache_.bytes(); }
+  // See KvCache::release. No step may run until what stood in the pages is not needed any more.
+  uint64_t release_kv() { return cache_.release(); }
+
+ private:
+  void embed(const StepBatch& batch);
+  void attend(const StepBatch& batch, int layer);
+  // Norm and RoPE of q and k, and the cache's K and V.
+  void prepare(const StepBatch& batch, int layer);
+  void mlp(int layer, int64_t tokens, StepResult& result);
+  void sample(const StepBatch& batch, StepResult& result);
+  // The n values of a vector parameter as floats, rank 0's; null where the model has none.
+  const float* widened(int param, int64_t n, Buffer& buffer) const;
+
+  Context ctx_;
+  Model model_;
+  KvCache cache_;
+  Rope rope_;
+  Attention attention_;
+  Moe moe_;
+  Sampler sampler_;
+
+  // Of the step under way. hidden_ [T, H] is the residual stream, normed_ [T, H] what the next linear reads.
+  Buffer hidden_, normed_, logits_, selected_;
+  std::vector<Buffer> qkv_, attended_, parts_;  // per rank: [T, (nq + 2 nkv) hd], [T, nq hd], [T, H]
+  std::vector<Buffer> scratch_;                 // per thread
+  Buffer norm_weight_, q_norm_, k_norm_, bias_;
+  MlpScratch mlp_scratch_;
+  struct Place {
+    int32_t position, page, slot;
+  };
+  std::vector<Place> places_;  // of each token
+};
+
+}  // namespace refit::cpu

@@ -1,0 +1,17 @@
+// The gated MLP: down(silu(gate(x)) * up(x)), of one rank.
+#pragma once
+#include "cpu/forward/forward_common.h"
+
+namespace refit::cpu {
+
+// Scratch that the dense MLP and the experts share.
+struct MlpScratch {
+  Buffer gate_up, act, ones;
+};
+
+// x: [rows, hidden], rounded. gate_up: [2 * inter, hidden] and down: [hidden, inter], of ctx.dtype. y: [rows, hidden],
+// this rank's part of the sum, in fp32, not rounded.
+void gated_mlp(const Context& ctx, const float* x, const void* gate_up, const void* down, float* y, int64_t rows,
+               int64_t hidden, int64_t inter, MlpScratch& scratch);
+
+}  // namespace refit::cpu

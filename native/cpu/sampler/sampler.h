@@ -1,0 +1,46 @@
+// From logits to tokens and logprobs, in fp32, one row at a time:
+// penalties -> bias -> temperature -> top-k -> top-p -> min-p -> Gumbel-max with counter-based noise (core/philox.h).
+// A row's result depends on its logits and its own fields alone.
+//
+// Logprobs are log-softmax over the whole vocabulary after penalties, bias and temperature (or of the logits as they
+// came, on request), never renormalised over what top-k, top-p and min-p keep. Temperature 0 means greedy: logprobs are
+// then those of temperature 1. A row with a NaN or without any finite maximum does not fail: it takes the largest logit
+// that is a number, and its logprobs are NaN.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/step.h"
+#include "cpu/forward/forward_common.h"
+
+namespace refit::cpu {
+
+// Buffers of one thread.
+struct SamplerScratch {
+  std::vector<float> raw, prob;
+  std::vector<int32_t> order, counts;
+};
+
+class Sampler {
+ public:
+  Sampler(const Kernels& kernels, int vocab, int threads);
+
+  // Sizes the result. Batch and result must stay until the last row() of the step.
+  void begin(const StepBatch& batch, StepResult& result);
+  // Fills row r of the result. position: absolute, of the token to sample. logits [vocab] are overwritten. Any thread
+  // of the pool.
+  void row(int r, int32_t position, float* logits, int thread);
+
+ private:
+  int pick(int r, int32_t position, const float* z, float max, float* prob, SamplerScratch& scratch) const;
+  void report(int r, int token, const float* z, float max, double log_sum, SamplerScratch& scratch) const;
+
+  const Kernels& k_;
+  const int vocab_;
+  std::vector<SamplerScratch> scratch_;
+  const StepBatch* batch_ = nullptr;
+  StepResult* result_ = nullptr;
+  std::vector<int64_t> top_offsets_;
+};
+
+}  // namespace refit::cpu

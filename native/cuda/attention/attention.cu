@@ -1,0 +1,102 @@
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "cuda/attention/attention.h"
+#include "cuda/attention/attention_merge.cuh"
+#include "cuda/attention/attention_narrow.cuh"
+#include "cuda/attention/attention_wide.cuh"
+#include "cuda/device/check.h"
+
+namespace refit::cuda {
+namespace {
+
+// Lets a kernel have `bytes` of shared memory, once per card. `done`: a bit per card.
+template <class Kernel>
+void allow_shared(Kernel kernel, int bytes, int carveout, std::atomic<uint64_t>& done) {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if ((done.load(std::memory_order_acquire) & bit) != 0) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "attention: shared memory");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, carveout),
+        "attention: shared memory");
+  done.fetch_or(bit, std::memory_order_release);
+}
+
+template <int D>
+void launch(AttentionArgs a, const AttentionInput& input, cudaStream_t stream) {
+  static std::atomic<uint64_t> wide_done{0}, narrow_done{0};
+  const int wide = input.wide_items < 0 ? input.item_count : input.wide_items;
+  const int narrow = input.wide_items < 0 ? input.item_count : input.item_count - wide;
+  const auto blocks = [&a](int items) { return static_cast<unsigned>(items) * static_cast<unsigned>(a.kv_heads); };
+  if (wide > 0) {
+    // The rest of the 228 KiB is a cache for sums that wait for their chunk to end.
+    constexpr int kBytes = AttentionShape<D>::kStreamBytes, kCarveout = 72;
+    allow_shared(attention_wide_kernel<D>, kBytes, kCarveout, wide_done);
+    attention_wide_kernel<D><<<blocks(wide), kAttentionThreads, kBytes, stream>>>(a);
+    check_launch("attention_wide");
+  }
+  if (narrow > 0) {
+    constexpr int kBytes = NarrowShape<D>::kBytes, kCarveout = 100;
+    allow_shared(attention_narrow_kernel<D>, kBytes, kCarveout, narrow_done);
+    a.items += input.item_count - narrow;
+    attention_narrow_kernel<D><<<blocks(narrow), kAttentionThreads, kBytes, stream>>>(a);
+    check_launch("attention_narrow");
+  }
+}
+
+void check_input(int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, const bf16* qkv) {
+  const auto fail = [](const std::string& what) { throw std::invalid_argument("attention: " + what); };
+  if (kv.head_dim < 8 || kv.head_dim % 8 != 0 || kv.head_dim > 256) {
+    fail("head_dim is " + std::to_string(kv.head_dim) + ", expected a multiple of 8 up to 256");
+  }
+  if (kv.kv_heads < 1 || heads % kv.kv_heads != 0 || heads / kv.kv_heads < 1 || heads / kv.kv_heads > kWideRows) {
+    fail(std::to_string(heads) + " query heads for " + std::to_string(kv.kv_heads) +
+         " KV heads, expected a multiple of up to " + std::to_string(kWideRows));
+  }
+  if (kv.page_size < 1 ||
+      static_cast<int64_t>(kv.pages) * kv.kv_heads * kv.page_size > std::numeric_limits<int>::max()) {
+    fail("the cache has " + std::to_string(kv.pages) + " pages of " + std::to_string(kv.page_size) + " tokens with " +
+         std::to_string(kv.kv_heads) + " heads, expected at most 2^31 keys of one head in all");
+  }
+  if (ldq % 2 != 0 || reinterpret_cast<uintptr_t>(qkv) % 4 != 0 || reinterpret_cast<uintptr_t>(kv.k) % 16 != 0 ||
+      reinterpret_cast<uintptr_t>(kv.v) % 16 != 0) {
+    fail("a buffer is not aligned");
+  }
+  if (static_cast<int64_t>(input.item_count) * kv.kv_heads > std::numeric_limits<int>::max()) {
+    fail(std::to_string(input.item_count) + " items are too many for one launch");
+  }
+}
+
+}  // namespace
+
+void attention(const bf16* qkv, int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, bf16* out,
+               cudaStream_t stream) {
+  check_input(ldq, input, kv, heads, qkv);
+  if (input.item_count == 0) return;
+  const float scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kv.head_dim)));
+  const AttentionArgs a{qkv, ldq,   input.items, input.pages,         kv.k,         kv.v,        input.parts,
+                        out, heads, kv.kv_heads, heads / kv.kv_heads, kv.page_size, kv.head_dim, scale};
+  if (kv.head_dim <= 16) {
+    launch<16>(a, input, stream);
+  } else if (kv.head_dim <= 32) {
+    launch<32>(a, input, stream);
+  } else if (kv.head_dim <= 64) {
+    launch<64>(a, input, stream);
+  } else if (kv.head_dim <= 96) {
+    launch<96>(a, input, stream);
+  } else if (kv.head_dim <= 128) {
+    launch<128>(a, input, stream);
+  } else {
+    launch<256>(a, input, stream);
+  }
+  if (input.merge_count > 0) {
+    attention_merge_kernel<<<dim3(input.merge_count, heads), kAttentionThreads, 0, stream>>>(a, input.merges);
+    check_launch("attention_merge");
+  }
+}
+
+}  // namespace refit::cuda

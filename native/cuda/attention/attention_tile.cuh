@@ -1,0 +1,227 @@
+// What the narrow and the wide attention kernel share. Both do the same arithmetic per row, in the same order: tiles of
+// keys ascending; the maximum over a tile; the old sums scaled; then products of 16 keys at a time, ascending. A column
+// that a row must not see has the weight 0 exactly, and a tile or chunk with only such columns leaves the row's sums as
+// they were. So a row's bits do not depend on which kernel computes it, on its neighbours, or on how work was split.
+// (A row whose own sequence holds an infinity or NaN at a later position of the same step may become NaN too.)
+//
+// The online softmax over tiles is FlashAttention-2's (Dao, 2023).
+#pragma once
+#include <cstdint>
+
+#include "cuda/attention/attention.h"
+#include "cuda/gemm/gemm_mma.cuh"
+#include "cuda/device/types.h"
+
+namespace refit::cuda {
+
+constexpr int kAttentionThreads = 128;
+constexpr int kAttentionWarps = kAttentionThreads / 32;
+
+struct AttentionArgs {
+  const bf16* q;
+  int64_t ldq;
+  const AttentionItem* items;
+  const int32_t* pages;
+  const bf16* k;
+  const bf16* v;
+  float* parts;
+  bf16* out;
+  int heads, kv_heads, group, page_size, head_dim;
+  float scale;  // of scores, with log2(e): the softmax is computed with powers of 2
+};
+
+// D: head_dim, rounded up. Rows of K and V in shared memory are an odd number of 16-byte pieces apart, so that the
+// eight rows of a matrix lie in different banks.
+template <int D>
+struct AttentionShape {
+  static constexpr int kTile = D <= 128 ? 64 : 32;  // keys
+  static constexpr int kStages = D <= 64 ? 3 : 2;
+  static constexpr int kPitch = D * 2 + 16;  // bytes
+  static constexpr int kStageBytes = 2 * kTile * kPitch;
+  static constexpr int kTilesPerChunk = kAttentionChunk / kTile;
+  static constexpr int kRowSlots = 4;
+  static constexpr int kStreamBytes = kStages * kStageBytes + kRowSlots * kTile * 4;
+  static_assert(kStages < kRowSlots && kTile <= kAttentionThreads && kAttentionChunk % kTile == 0);
+};
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// As load_matrices, each matrix transposed.
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+constexpr uint32_t kOnes = 0x3f803f80;  // two bf16
+
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+// What is subtracted from scores; a row that has seen nothing yet must not meet inf - inf.
+__device__ __forceinline__ float base_of(float maximum) { return maximum == minus_infinity() ? 0.0f : maximum; }
+
+// The tiles of one item, loaded ahead of their use. Keys at and beyond `end` become zeros, so that what lies in unused
+// slots meets nothing. All threads of the block call all functions alike.
+template <int D>
+class KvStream {
+  using Shape = AttentionShape<D>;
+
+ public:
+  // `shared`: kStreamBytes.
+  __device__ KvStream(const AttentionArgs& args, const AttentionItem& item, int head, uint8_t* shared)
+      : a_(args),
+        pages_(args.pages + item.table),
+        rows_(reinterpret_cast<int32_t*>(shared + Shape::kStages * Shape::kStageBytes)),
+        stages_(shared_address(shared)),
+        head_(head),
+        end_(item.position + item.tokens),
+        first_(item.chunk * Shape::kTilesPerChunk) {
+    const int seen = (end_ + Shape::kTile - 1) / Shape::kTile - first_;
+    count = min(seen, item.chunks * Shape::kTilesPerChunk);
+    for (int i = 0; i < Shape::kStages; ++i) keep_row(i, row_of(i));
+    __syncthreads();
+    for (int i = 0; i < Shape::kStages - 1; ++i) load(i);
+  }
+
+  // Tile i is there; the one after those on their way is asked for.
+  __device__ void begin(int i) {
+    wait_async<Shape::kStages - 2>();
+    __syncthreads();
+    load(i + Shape::kStages - 1);
+    next_ = row_of(i + Shape::kStages);
+  }
+  // Late: the page table's answer has had the whole tile's time.
+  __device__ void finish(int i) { keep_row(i + Shape::kStages, next_); }
+
+  __device__ int first_key(int i) const { return (first_ + i) * Shape::kTile; }
+  __device__ uint32_t k(int i) const { return stages_ + i % Shape::kStages * Shape::kStageBytes; }
+  __device__ uint32_t v(int i) const { return k(i) + Shape::kTile * Shape::kPitch; }
+
+  int count;  // tiles
+
+ private:
+  // Of this thread's key in tile i: its row in the cache, in units of head_dim elements; -1: none.
+  __device__ int32_t row_of(int i) const {
+    const int key = first_key(i) + static_cast<int>(threadIdx.x);
+    if (static_cast<int>(threadIdx.x) >= Shape::kTile || i >= count || key >= end_) return -1;
+    const int page = key / a_.page_size;
+    return (pages_[page] * a_.kv_heads + head_) * a_.page_size + (key - page * a_.page_size);
+  }
+  __device__ void keep_row(int i, int32_t row) {
+    if (static_cast<int>(threadIdx.x) < Shape::kTile) rows_[i % Shape::kRowSlots * Shape::kTile + threadIdx.x] = row;
+  }
+
+  // Always one group of copies, if an empty one.
+  __device__ void load(int i) {
+    if (i < count) {
+      constexpr int kPieces = D / 8;  // of 16 bytes in a row
+      const int32_t* rows = rows_ + i % Shape::kRowSlots * Shape::kTile;
+#pragma unroll
+      for (int n = threadIdx.x; n < Shape::kTile * kPieces; n += kAttentionThreads) {
+        const int row = n / kPieces, piece = n % kPieces;
+        const int32_t at = rows[row];
+        const bool there = at >= 0 && piece * 8 < a_.head_dim;
+        const int64_t offset = there ? static_cast<int64_t>(at) * a_.head_dim + piece * 8 : 0;
+        const uint32_t to = k(i) + row * Shape::kPitch + piece * 16;
+        copy_async(to, a_.k + offset, there ? 16 : 0);
+        copy_async(to + Shape::kTile * Shape::kPitch, a_.v + offset, there ? 16 : 0);
+      }
+    }
+    commit_async();
+  }
+
+  const AttentionArgs& a_;
+  const int32_t* pages_;
+  int32_t* rows_;
+  uint32_t stages_;
+  int head_, end_, first_;
+  int32_t next_ = -1;
+};
+
+// Where row r of an item's tile stands: a token and a query head of the KV head's group.
+struct AttentionRow {
+  int token, head, position;
+  bool there;
+};
+
+__device__ __forceinline__ AttentionRow row_at(const AttentionArgs& a, const AttentionItem& item, int kv_head, int r) {
+  const bool there = r < item.tokens * a.group;
+  // Rows that pad the tile count as the last one, so that only tiles at the diagonal need a mask.
+  if (!there) r = item.tokens * a.group - 1;
+  const int token = r / a.group;
+  return {item.first_token + token, kv_head * a.group + (r - token * a.group), item.position + token, there};
+}
+
+// Q of rows r0 and r0 + 8 as operands of mma; zeros beyond head_dim and for rows that pad the tile.
+template <int D>
+__device__ __forceinline__ void load_q(const AttentionArgs& a, const AttentionRow (&rows)[2],
+                                       uint32_t (&q)[D / 16][4]) {
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const bf16* from = a.q + rows[r].token * a.ldq + static_cast<int64_t>(rows[r].head) * a.head_dim;
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int column = step * 16 + half * 8 + t * 2;
+        const bool there = rows[r].there && column < a.head_dim;
+        q[step][half * 2 + r] = there ? *reinterpret_cast<const uint32_t*>(from + column) : 0;
+      }
+    }
+  }
+}
+
+// Weights of a tile's columns for one row, given the row's maximum over them; gives what the old sums are to be
+// multiplied by.
+__device__ __forceinline__ float advance(float& maximum, float tile_maximum, float scale, float& base) {
+  const float now = fmaxf(maximum, __fmul_rn(tile_maximum, scale));
+  base = base_of(now);
+  const float keep = power_of_2(maximum - base);
+  maximum = now;
+  return keep;
+}
+__device__ __forceinline__ float weight_of(float score, float scale, float base) {
+  return power_of_2(__fmaf_rn(score, scale, -base));
+}
+
+// Combines sums over chunks so far with those of the next chunk: sums = sums * keep + next * add.
+struct ChunkFactors {
+  float keep, add;
+};
+__device__ __forceinline__ ChunkFactors combine(float& maximum, float next) {
+  const float now = fmaxf(maximum, next), base = base_of(now);
+  const ChunkFactors f{power_of_2(maximum - base), power_of_2(next - base)};
+  maximum = now;
+  return f;
+}
+__device__ __forceinline__ float combined(float sum, float next, const ChunkFactors& f) {
+  return __fmaf_rn(next, f.add, __fmul_rn(sum, f.keep));
+}
+
+// Partial results of one row: head_dim sums, the maximum, the sum of weights.
+__device__ __forceinline__ float* part_of(const AttentionArgs& a, const AttentionItem& item, const AttentionRow& row) {
+  const int64_t r = item.part + (row.token - item.first_token);
+  return a.parts + (r * a.heads + row.head) * (a.head_dim + 2);
+}
+__device__ __forceinline__ bf16* out_of(const AttentionArgs& a, const AttentionRow& row) {
+  return a.out + (static_cast<int64_t>(row.token) * a.heads + row.head) * a.head_dim;
+}
+__device__ __forceinline__ void put_result(bf16* to, float x, float y, float inverse) {
+  put_pair(to, __fmul_rn(x, inverse), __fmul_rn(y, inverse));
+}
+
+}  // namespace refit::cuda

@@ -1,0 +1,38 @@
+// NVIDIA cards as a device: one rank on each card, arenas by tag, the forward pass and the weight store on top.
+#pragma once
+#include <memory>
+
+#include "core/device.h"
+#include "cuda/device/watchdog.h"
+
+namespace refit::cuda {
+
+class CudaDevice : public Device {
+ public:
+  // Everything is checked before anything is allocated. Throws std::invalid_argument (bad configuration), NoMemory,
+  // std::runtime_error (no driver, no such card, cards that do not reach each other), DeviceLost.
+  explicit CudaDevice(const CoreConfig& config);
+  // After a card was lost all that the ranks use is left as it is: they may be stuck in it.
+  ~CudaDevice() override;
+
+  DeviceInfo info() const override;
+  const void* address(int rank, int param) const override;
+  // While memory is released, what would touch it throws std::runtime_error. All of these throw DeviceLost.
+  void step(const StepBatch& batch, StepResult& result) override;
+  WriteOutcome write(const WriteJob& job) override;
+  void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) override;
+  std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) override;
+  void scramble(uint64_t seed) override;
+  uint64_t release_memory(uint32_t tags, bool keep_weights) override;
+  bool resume_memory(uint32_t tags) override;
+  uint64_t close_mappings(const std::string& name) override;
+  void fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) override;
+  std::unique_ptr<NcclGroup> nccl_group(const NcclGroupOptions& options) override;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+  std::unique_ptr<Watchdog> watchdog_;
+};
+
+}  // namespace refit::cuda

@@ -1,0 +1,60 @@
+// Where a card is within a step: the host notes the name of every launch, and the card writes a word of host memory at
+// each boundary of layers, so that after a failure the operations that can have met it are known by name.
+//
+// The word is written by a stream memory operation (cuStreamWriteValue32): no kernel, about a microsecond of host time
+// a layer.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cuda/device/inject.h"
+
+namespace refit::cuda {
+
+class Progress {
+ public:
+  // The card is current. `rank` chooses whether an injected fault is this rank's.
+  Progress(int rank, cudaStream_t stream);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // The device calls this before a step and end_step when all ranks have ended it.
+  void begin_step();
+  void end_step();
+  // The rank's thread, before every launch of a step: `name` is a literal ("qkv"), layer -1 for what belongs to none.
+  // With REFIT_CUDA_SYNC=1 it waits for the operation before it, so that its failure is thrown (CudaError) under its
+  // own name.
+  void begin_op(const char* name, int layer = -1);
+
+  // Any thread: "layers.12.qkv", or "between layers.12.qkv and layers.12.down"; empty between steps.
+  std::string where() const;
+
+ private:
+  struct Op {
+    std::atomic<const char*> name{nullptr};
+    std::atomic<int> layer{-1};
+    std::atomic<bool> boundary{false};
+  };
+  // More than any step has operations between two boundaries.
+  static constexpr uint32_t kOps = 4096;
+
+  void mark(uint32_t number);
+
+  const cudaStream_t stream_;
+  const bool sync_;
+  Fault fault_;
+  std::unique_ptr<Op[]> ops_;          // a ring: operation n is at n % kOps
+  std::atomic<uint32_t> issued_{0};    // operations begun on the host, in all; wraps
+  std::atomic<uint32_t> ended_{0};     // `issued_` when the last step had ended
+  volatile uint32_t* word_ = nullptr;  // pinned: the number of an operation that all before it have ended
+  uint64_t word_on_card_ = 0;
+  bool fresh_step_ = true;
+  bool inject_ = false;
+};
+
+}  // namespace refit::cuda

@@ -1,0 +1,178 @@
+#include "cuda/device/rank.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include "core/device.h"
+#include "core/look.h"
+#include "cuda/device/check.h"
+#include "cuda/device/sticky.h"
+#include "cuda/device/uuid.h"
+
+namespace refit::cuda {
+namespace {
+
+// After a task the next one often comes at once; and who asked for one waits for it, through the copies of a whole
+// model.
+constexpr std::chrono::milliseconds kNext{2}, kDone{30};
+
+}  // namespace
+
+Rank::Rank(int index, int device, std::shared_ptr<Health> health)
+    : index(index), device(device), health_(health ? std::move(health) : std::make_shared<Health>()) {
+  activity_ = health_->add("rank " + std::to_string(index) + " (card " + std::to_string(device) + ")");
+  thread_ = quiet_thread("refit-rank-" + std::to_string(index), [this] { loop(); });
+  try {
+    run([this] { start(); }).get();
+  } catch (...) {
+    close();  // no destructor runs
+    throw;
+  }
+}
+
+Rank::~Rank() { close(); }
+
+void Rank::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+void Rank::start() {
+  doing("start");
+  check(cudaSetDevice(device), "cudaSetDevice");
+  cudaDeviceProp prop;
+  check(cudaGetDeviceProperties(&prop, device), "cudaGetDeviceProperties");
+  activity_->rename("rank " + std::to_string(index) + " (" + uuid_text(prop.uuid) + ", card " + std::to_string(device) +
+                    ")");
+  // Without an order between them and the legacy stream.
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  check(cudaStreamCreateWithFlags(&copy, cudaStreamNonBlocking), "cudaStreamCreate");
+  progress_ = std::make_unique<Progress>(index, stream);
+  activity_->set_where([this] { return progress_->where(); });
+}
+
+void Rank::stop() {
+  activity_->set_where(nullptr);
+  doing("close its streams");
+  progress_.reset();
+  if (copy != nullptr) cudaStreamDestroy(copy);
+  if (stream != nullptr) cudaStreamDestroy(stream);
+  activity_->end();
+}
+
+std::future<void> Rank::run(std::function<void()> fn) {
+  std::packaged_task<void()> task([this, fn = std::move(fn)] {
+    struct Idle {
+      Activity& activity;
+      ~Idle() { activity.end(); }
+    } idle{*activity_};
+    doing("a task");
+    try {
+      fn();
+    } catch (...) {
+      fail();
+    }
+  });
+  std::future<void> result = task.get_future();
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+    waiting_ = true;
+  }
+  wake_.notify_one();
+  return result;
+}
+
+void Rank::fail() {
+  std::string what = "an exception";
+  try {
+    throw;
+  } catch (const DeviceLost& e) {
+    health_->lose(e.what());
+    throw;
+  } catch (const std::exception& e) {
+    what = e.what();
+  } catch (...) {
+  }
+  // A card whose context is lost repeats its error on every call.
+  cudaGetLastError();
+  const cudaError_t again = stream == nullptr ? cudaSuccess : cudaStreamQuery(stream);
+  cudaGetLastError();  // where a runtime keeps "not ready", it would be taken for the next launch's
+  if (!is_sticky(again)) {
+    health_->note(label() + " failed: " + what);
+    throw;
+  }
+  const std::string where = progress_ ? progress_->where() : "";
+  const std::string message = label() + " is lost: " + cudaGetErrorName(again) + " (" + cudaGetErrorString(again) +
+                              ") " + (where.empty() ? std::string("in ") + last_operation() : where) + "; noticed by " +
+                              what;
+  health_->lose(message);
+  throw DeviceLost(message);
+}
+
+void Rank::loop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return closing_ || !tasks_.empty(); });
+    if (tasks_.empty()) break;
+    {
+      std::packaged_task<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      waiting_ = !tasks_.empty();
+      lock.unlock();
+      task();
+    }  // what it holds is freed here, not under the lock
+    look_for(kNext, [this] { return waiting_.load(std::memory_order_relaxed); });
+    lock.lock();
+  }
+  lock.unlock();
+  stop();
+}
+
+void wait(std::future<void>& task) {
+  look_for(kDone, [&] { return task.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
+  task.get();
+}
+
+void on_all(std::vector<std::unique_ptr<Rank>>& ranks, const std::function<void(Rank&)>& fn) {
+  std::vector<std::future<void>> futures;
+  std::exception_ptr first;
+  try {
+    for (auto& rank : ranks) futures.push_back(rank->run([&fn, &rank = *rank] { fn(rank); }));
+  } catch (...) {
+    first = std::current_exception();
+  }
+  // All must have ended before anything that they refer to goes.
+  for (auto& future : futures) {
+    try {
+      wait(future);
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+std::thread quiet_thread(const std::string& name, std::function<void()> fn) {
+  // Signals belong to the host program's threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread;
+  try {
+    thread = std::thread(std::move(fn));
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
+  return thread;
+}
+
+}  // namespace refit::cuda

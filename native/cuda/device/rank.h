@@ -1,0 +1,83 @@
+// One tensor-parallel rank: its card, its streams, and the thread that makes every CUDA call for it.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cuda/device/health.h"
+#include "cuda/device/progress.h"
+
+namespace refit::cuda {
+
+class Rank {
+ public:
+  // Starts the thread, makes the card current on it and creates the streams. Throws CudaError. `health`, where given,
+  // is told of failures and sees what the thread is doing.
+  Rank(int index, int device, std::shared_ptr<Health> health = nullptr);
+  ~Rank();
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
+  const int index;                // tensor-parallel rank
+  const int device;               // runtime ordinal of its card
+  cudaStream_t stream = nullptr;  // steps, scatters
+  cudaStream_t copy = nullptr;    // asynchronous copies that overlap
+
+  // Runs fn on the rank's thread; exceptions come out of the future. An error that the card repeats from then on (see
+  // is_sticky) comes out as DeviceLost, which names the rank, the card, the error and the operation.
+  std::future<void> run(std::function<void()> fn);
+
+  // What the thread is doing, for the watchdog: said before everything that can get stuck in a card. Each call begins a
+  // new deadline. A string literal, or a name that lives as long as the device.
+  void doing(const char* operation) { activity_->begin(operation); }
+  // The thread waits for something that is not a card's (a disk, a caller): no deadline until the next doing().
+  void waiting(const char* operation) { activity_->begin(operation, false); }
+  const char* last_operation() const { return activity_->operation.load(std::memory_order_relaxed); }
+
+  // Before every launch of a step: see Progress.
+  void begin_op(const char* name, int layer = -1) {
+    activity_->begin(name);
+    progress_->begin_op(name, layer);
+  }
+  Progress& progress() { return *progress_; }
+  // "rank 1 (GPU-…, card 1)"
+  std::string label() const { return activity_->label(); }
+
+ private:
+  void loop();
+  void start();
+  void stop();
+  void close();
+  // Throws what becomes of the exception in flight: itself, or DeviceLost.
+  [[noreturn]] void fail();
+
+  std::shared_ptr<Health> health_;
+  std::shared_ptr<Activity> activity_;
+  std::unique_ptr<Progress> progress_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::packaged_task<void()>> tasks_;
+  bool closing_ = false;
+  std::atomic<bool> waiting_ = false;  // a task is there; for a look without the lock
+  std::thread thread_;
+};
+
+// Waits for what Rank::run gave, and throws what it threw.
+void wait(std::future<void>& task);
+
+// fn(rank) on all ranks at once; returns when all have ended; rethrows the first failure.
+void on_all(std::vector<std::unique_ptr<Rank>>& ranks, const std::function<void(Rank&)>& fn);
+
+// A thread with a name that no signal of the process comes to.
+std::thread quiet_thread(const std::string& name, std::function<void()> fn);
+
+}  // namespace refit::cuda

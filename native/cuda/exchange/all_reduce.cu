@@ -1,0 +1,212 @@
+#include <algorithm>
+
+#include "cuda/exchange/all_reduce.h"
+#include "cuda/device/check.h"
+
+namespace refit::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kSumBlocks = 1024;  // twice what a large card holds at a time
+
+// Flags of a rank: [phase][block][peer], the epoch that `peer` has reached. They only rise, so nothing is ever reset,
+// and a peer that is ahead by one call does no harm.
+constexpr int kPhases = 2;
+static_assert(sizeof(uint64_t) * kPhases * kCollectiveBlocks * kMaxRanks <= kSignalBytes);
+
+__device__ int flag(int phase, int peer) {
+  return (phase * kCollectiveBlocks + static_cast<int>(blockIdx.x)) * kMaxRanks + peer;
+}
+
+// System scope, because the other side is another card.
+__device__ void store_release(uint64_t* p, uint64_t v) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ uint64_t load_acquire(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+
+// This block and the same block of all peers have come here: what they wrote before, in this kernel or in earlier ones
+// of their streams, is visible to this block afterwards. Release and acquire of one thread stand for the whole block:
+// __syncthreads orders the others' accesses before the one and after the other.
+__device__ void meet(const PeerGroup& group, int phase, uint64_t epoch) {
+  __syncthreads();
+  const int peer = static_cast<int>(threadIdx.x);
+  if (peer < group.ranks) {
+    store_release(group.signals[peer] + flag(phase, group.rank), epoch);
+    const uint64_t* own = group.signals[group.rank] + flag(phase, peer);
+    while (load_acquire(own) < epoch) {
+    }
+  }
+  __syncthreads();
+}
+
+__device__ float2 widen(uint32_t pair) { return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)}; }
+
+__device__ uint32_t narrow(float2 f) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(f.x, f.y);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Sum of vector i of all ranks, in rank order.
+template <int kRanks>
+__device__ uint4 sum(const bf16* const* buffers, int64_t i) {
+  uint4 parts[kRanks];
+#pragma unroll
+  for (int r = 0; r < kRanks; ++r) parts[r] = reinterpret_cast<const uint4*>(buffers[r])[i];
+  float2 acc[4];
+#pragma unroll
+  for (int r = 0; r < kRanks; ++r) {
+    const uint32_t words[4] = {parts[r].x, parts[r].y, parts[r].z, parts[r].w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 f = widen(words[j]);
+      acc[j] = r == 0 ? f : make_float2(acc[j].x + f.x, acc[j].y + f.y);
+    }
+  }
+  return {narrow(acc[0]), narrow(acc[1]), narrow(acc[2]), narrow(acc[3])};
+}
+
+// Vectors are of 8 elements.
+template <int kRanks>
+__global__ void __launch_bounds__(kThreads)
+    one_shot_kernel(PeerGroup group, int side, uint4* out, int64_t vectors, uint64_t epoch) {
+  meet(group, 0, epoch);
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < vectors; i += stride)
+    out[i] = sum<kRanks>(group.buffers[side], i);
+}
+
+// Rank r sums vectors [r * share, (r + 1) * share) into its own buffer: nobody else reads those there before they are
+// summed. A block gathers what the same block of the peers has summed, so blocks need to meet only their likes.
+template <int kRanks>
+__global__ void __launch_bounds__(kThreads)
+    two_shot_kernel(PeerGroup group, int side, uint4* out, int64_t vectors, uint64_t epoch) {
+  const int64_t share = (vectors + kRanks - 1) / kRanks;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  meet(group, 0, epoch);
+  uint4* own = reinterpret_cast<uint4*>(group.buffers[side][group.rank]);
+  for (int64_t i = first; i < share; i += stride) {
+    const int64_t at = group.rank * share + i;
+    if (at < vectors) own[at] = sum<kRanks>(group.buffers[side], at);
+  }
+  meet(group, 1, epoch);
+  for (int64_t i = first; i < share; i += stride) {
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) {
+      const int64_t at = r * share + i;
+      if (at < vectors) out[at] = reinterpret_cast<const uint4*>(group.buffers[side][r])[at];
+    }
+  }
+}
+
+template <int kRanks>
+__global__ void __launch_bounds__(kThreads) sum_kernel(SumParts parts, uint4* out, int64_t vectors) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < vectors; i += stride)
+    out[i] = sum<kRanks>(parts.buffers, i);
+}
+
+__global__ void barrier_kernel(PeerGroup group, uint64_t epoch) { meet(group, 0, epoch); }
+
+template <int kRanks>
+void launch(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t vectors, uint64_t epoch,
+            cudaStream_t stream) {
+  const int64_t work = two_shot ? (vectors + kRanks - 1) / kRanks : vectors;
+  const int most = std::clamp(group.blocks, 1, kCollectiveBlocks);
+  const int blocks = static_cast<int>(std::min<int64_t>(most, (work + kThreads - 1) / kThreads));
+  uint4* to = reinterpret_cast<uint4*>(out);
+  if (two_shot) {
+    two_shot_kernel<kRanks><<<blocks, kThreads, 0, stream>>>(group, side, to, vectors, epoch);
+  } else {
+    one_shot_kernel<kRanks><<<blocks, kThreads, 0, stream>>>(group, side, to, vectors, epoch);
+  }
+  check_launch("all_reduce");
+}
+
+void run(bool two_shot, const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch,
+         cudaStream_t stream) {
+  if (count <= 0) return;
+  const int64_t vectors = (count + 7) / 8;
+  switch (group.ranks) {
+    case 1:
+      check(cudaMemcpyAsync(out, group.buffers[side][0], vectors * 16, cudaMemcpyDeviceToDevice, stream), "all_reduce");
+      return;
+    case 2:
+      return launch<2>(two_shot, group, side, out, vectors, epoch, stream);
+    case 3:
+      return launch<3>(two_shot, group, side, out, vectors, epoch, stream);
+    case 4:
+      return launch<4>(two_shot, group, side, out, vectors, epoch, stream);
+    case 5:
+      return launch<5>(two_shot, group, side, out, vectors, epoch, stream);
+    case 6:
+      return launch<6>(two_shot, group, side, out, vectors, epoch, stream);
+    case 7:
+      return launch<7>(two_shot, group, side, out, vectors, epoch, stream);
+    default:
+      return launch<8>(two_shot, group, side, out, vectors, epoch, stream);
+  }
+}
+
+}  // namespace
+
+void all_reduce(const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch, cudaStream_t stream) {
+  // With two ranks both ways read the same bytes from the peer.
+  const bool two_shot = group.ranks > 2 && count * static_cast<int64_t>(sizeof(bf16)) > kOneShotBytes;
+  run(two_shot, group, side, out, count, epoch, stream);
+}
+
+void all_reduce_one_shot(const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch,
+                         cudaStream_t stream) {
+  run(false, group, side, out, count, epoch, stream);
+}
+
+void all_reduce_two_shot(const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch,
+                         cudaStream_t stream) {
+  run(true, group, side, out, count, epoch, stream);
+}
+
+void sum_parts(const SumParts& parts, int ranks, bf16* out, int64_t count, cudaStream_t stream) {
+  if (count <= 0) return;
+  const int64_t vectors = (count + 7) / 8;
+  const auto blocks = static_cast<int>(std::min<int64_t>(kSumBlocks, (vectors + kThreads - 1) / kThreads));
+  uint4* to = reinterpret_cast<uint4*>(out);
+  switch (ranks) {
+    case 1:
+      sum_kernel<1><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    case 2:
+      sum_kernel<2><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    case 3:
+      sum_kernel<3><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    case 4:
+      sum_kernel<4><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    case 5:
+      sum_kernel<5><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    case 6:
+      sum_kernel<6><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    case 7:
+      sum_kernel<7><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+      break;
+    default:
+      sum_kernel<8><<<blocks, kThreads, 0, stream>>>(parts, to, vectors);
+  }
+  check_launch("sum_parts");
+}
+
+void barrier(const PeerGroup& group, uint64_t epoch, cudaStream_t stream) {
+  if (group.ranks == 1) return;
+  barrier_kernel<<<1, 32, 0, stream>>>(group, epoch);
+  check_launch("barrier");
+}
+
+}  // namespace refit::cuda

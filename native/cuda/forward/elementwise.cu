@@ -1,0 +1,82 @@
+#include <algorithm>
+
+#include "cuda/device/check.h"
+#include "cuda/forward/elementwise.h"
+#include "cuda/forward/elementwise_host.h"
+#include "cuda/forward/elementwise_math.cuh"
+
+namespace refit::cuda {
+namespace {
+
+// blockIdx.x: the token; N elements at a time.
+template <int N>
+__global__ void __launch_bounds__(256)
+    embed_kernel(const int32_t* tokens, const bf16* table, int64_t first_row, int64_t rows, int hidden, bf16* out) {
+  const int64_t row = tokens[blockIdx.x] - first_row;
+  const bool here = row >= 0 && row < rows;
+  const bf16* from = table + (here ? row : 0) * hidden;
+  bf16* to = out + static_cast<int64_t>(blockIdx.x) * hidden;
+  for (int i = threadIdx.x * N; i < hidden; i += blockDim.x * N) {
+    Bf16s<N> x;
+    for (int e = 0; e < N; ++e) x.v[e] = bf16(0.0f);
+    if (here) x = Bf16s<N>::load(from + i);
+    x.store(to + i);
+  }
+}
+
+// blockIdx.y: the row, in strides of gridDim.y; N elements a thread.
+template <int N>
+__global__ void __launch_bounds__(128) silu_mul_kernel(const bf16* x, bf16* out, int64_t count, int64_t inter) {
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  if (i >= inter) return;
+  for (int64_t row = blockIdx.y; row < count; row += gridDim.y) {
+    const bf16* gates = x + row * 2 * inter + i;
+    const Bf16s<N> gate = Bf16s<N>::load(gates), up = Bf16s<N>::load(gates + inter);
+    Bf16s<N> y;
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      const float act = rounded_bf16(silu_as_cpu(__bfloat162float(gate.v[e])));
+      y.v[e] = __float2bfloat16_rn(__fmul_rn(act, __bfloat162float(up.v[e])));
+    }
+    y.store(out + row * inter + i);
+  }
+}
+
+// Threads in whole warps, at most `most`, for `items` things to do.
+int threads_for(int64_t items, int most) {
+  return static_cast<int>(std::clamp<int64_t>((items + 31) / 32 * 32, 32, most));
+}
+
+template <int N>
+void launch_silu_mul(const bf16* x, bf16* out, int64_t count, int64_t inter, cudaStream_t stream) {
+  const int64_t vectors = (inter + N - 1) / N;
+  const int threads = threads_for(vectors, 128);
+  const dim3 grid(static_cast<unsigned>((vectors + threads - 1) / threads),
+                  static_cast<unsigned>(std::min<int64_t>(count, 65535)));
+  silu_mul_kernel<N><<<grid, threads, 0, stream>>>(x, out, count, inter);
+}
+
+}  // namespace
+
+void embed(const int32_t* tokens, int count, const bf16* table, int64_t first_row, int64_t rows, int hidden, bf16* out,
+           cudaStream_t stream) {
+  if (count <= 0) return;
+  if (in_eights(hidden, table, out)) {
+    embed_kernel<8><<<count, threads_for(hidden / 8, 256), 0, stream>>>(tokens, table, first_row, rows, hidden, out);
+  } else {
+    embed_kernel<1><<<count, threads_for(hidden, 256), 0, stream>>>(tokens, table, first_row, rows, hidden, out);
+  }
+  check_launch("embed");
+}
+
+void silu_mul(const bf16* x, bf16* out, int64_t count, int64_t inter, cudaStream_t stream) {
+  if (count <= 0 || inter <= 0) return;
+  if (in_eights(inter, x, out)) {
+    launch_silu_mul<8>(x, out, count, inter, stream);
+  } else {
+    launch_silu_mul<1>(x, out, count, inter, stream);
+  }
+  check_launch("silu_mul");
+}
+
+}  // namespace refit::cuda

@@ -1,0 +1,141 @@
+// Norm of q and k per head, RoPE, and the store into the KV cache, in one pass over qkv.
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "cuda/device/check.h"
+#include "cuda/forward/elementwise.h"
+#include "cuda/forward/elementwise_host.h"
+#include "cuda/forward/elementwise_math.cuh"
+
+namespace refit::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+struct RopeArgs {
+  bf16* qkv;
+  const bf16* q_norm;
+  const bf16* k_norm;
+  float eps;
+  const float* rope;
+  const int32_t* positions;
+  const int32_t* slots;
+  int count, heads;
+  KvLayer kv;
+};
+
+// 1 << lanes_shift threads (at most 32) work on one head of one token; a thread has N neighbours of the lower
+// half and the same of the upper one.
+template <int N>
+__global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, int lanes_shift) {
+  const int dim = a.kv.head_dim, half = dim / 2, per_token = a.heads + 2 * a.kv.kv_heads;
+  const int lanes = 1 << lanes_shift;
+  const int unit = static_cast<int>((blockIdx.x * kThreads + threadIdx.x) >> lanes_shift);
+  const int token = unit / per_token, head = unit - token * per_token;
+  const int i = (static_cast<int>(threadIdx.x) & (lanes - 1)) * N;
+  // Whole warps stay for the shuffles.
+  const bool active = token < a.count && i < half;
+  const bool is_v = head >= a.heads + a.kv.kv_heads, is_k = !is_v && head >= a.heads;
+  bf16* at = a.qkv + static_cast<int64_t>(unit) * dim + i;
+
+  // All loads first: what depends on a position or slot waits for it, not for the norm.
+  Bf16s<N> low, high, weight_low, weight_high;
+  alignas(16) float cos[N], sin[N];
+  for (int e = 0; e < N; ++e) low.v[e] = high.v[e] = bf16(0.0f);
+  const bf16* norm = is_v ? nullptr : is_k ? a.k_norm : a.q_norm;
+  int slot = 0;
+  if (active) {
+    low = Bf16s<N>::load(at);
+    high = Bf16s<N>::load(at + half);
+    if (norm != nullptr) {
+      weight_low = Bf16s<N>::load(norm + i);
+      weight_high = Bf16s<N>::load(norm + half + i);
+    }
+    if (head >= a.heads) slot = a.slots[token];
+    if (!is_v) {
+      const float* angle = a.rope + static_cast<int64_t>(a.positions[token]) * dim + i;
+      for (int e = 0; e < N; e += 4) {
+        *reinterpret_cast<float4*>(cos + e) = *reinterpret_cast<const float4*>(angle + e);
+        *reinterpret_cast<float4*>(sin + e) = *reinterpret_cast<const float4*>(angle + half + e);
+      }
+    }
+  }
+  if (a.q_norm != nullptr || a.k_norm != nullptr) {
+    float sum = 0.0f;
+    for (int e = 0; e < N; ++e) {
+      const float l = __bfloat162float(low.v[e]), h = __bfloat162float(high.v[e]);
+      sum = __fmaf_rn(h, h, __fmaf_rn(l, l, sum));
+    }
+    for (int mask = lanes / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+    if (norm != nullptr && active) {
+      const float rstd = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, static_cast<float>(dim)), a.eps)));
+      for (int e = 0; e < N; ++e) {
+        const float l = rounded_bf16(__fmul_rn(__bfloat162float(low.v[e]), rstd));
+        const float h = rounded_bf16(__fmul_rn(__bfloat162float(high.v[e]), rstd));
+        low.v[e] = __float2bfloat16_rn(__fmul_rn(l, __bfloat162float(weight_low.v[e])));
+        high.v[e] = __float2bfloat16_rn(__fmul_rn(h, __bfloat162float(weight_high.v[e])));
+      }
+    }
+  }
+  if (!active) return;
+
+  if (!is_v) {
+    for (int e = 0; e < N; ++e) {
+      const float l = __bfloat162float(low.v[e]), h = __bfloat162float(high.v[e]);
+      // Hugging Face's x * cos + rotate_half(x) * sin: two rounded products, then the rounded sum.
+      low.v[e] = __float2bfloat16_rn(rounded_bf16(__fmul_rn(l, cos[e])) + rounded_bf16(__fmul_rn(-h, sin[e])));
+      high.v[e] = __float2bfloat16_rn(rounded_bf16(__fmul_rn(h, cos[e])) + rounded_bf16(__fmul_rn(l, sin[e])));
+    }
+    low.store(at);
+    high.store(at + half);
+  }
+  if (head >= a.heads) {
+    const int page = slot / a.kv.page_size;
+    const int kv_head = head - a.heads - (is_v ? a.kv.kv_heads : 0);
+    const int64_t row =
+        (static_cast<int64_t>(page) * a.kv.kv_heads + kv_head) * a.kv.page_size + (slot - page * a.kv.page_size);
+    bf16* to = (is_v ? a.kv.v : a.kv.k) + row * dim + i;
+    low.store(to);
+    high.store(to + half);
+  }
+}
+
+template <int N>
+void launch(const RopeArgs& a, cudaStream_t stream) {
+  int lanes_shift = 0;
+  while ((N << lanes_shift) < a.kv.head_dim / 2) lanes_shift++;
+  const int64_t threads = static_cast<int64_t>(a.count) * (a.heads + 2 * a.kv.kv_heads) << lanes_shift;
+  // Indices of threads are 32 bits wide in the kernel.
+  if (threads > std::numeric_limits<int>::max() - kThreads) {
+    throw std::invalid_argument("rope_and_cache: " + std::to_string(a.count) + " tokens are too many for one launch");
+  }
+  const int64_t blocks = (threads + kThreads - 1) / kThreads;
+  rope_and_cache_kernel<N><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(a, lanes_shift);
+}
+
+}  // namespace
+
+void rope_and_cache(bf16* qkv, const bf16* q_norm, const bf16* k_norm, float eps, const float* rope,
+                    const int32_t* positions, const int32_t* slots, int count, int heads, const KvLayer& kv,
+                    cudaStream_t stream) {
+  if (kv.head_dim < 8 || kv.head_dim % 8 != 0 || kv.head_dim > 256) {
+    throw std::invalid_argument("rope_and_cache: head_dim is " + std::to_string(kv.head_dim) +
+                                ", expected a multiple of 8 up to 256");
+  }
+  if (count <= 0) return;
+  const RopeArgs a{qkv, q_norm, k_norm, eps, rope, positions, slots, count, heads, kv};
+  // Of any number of columns: only the addresses matter here.
+  if (!in_eights(0, qkv, q_norm, k_norm, rope, kv.k, kv.v)) {
+    throw std::invalid_argument("rope_and_cache: a buffer does not begin at a multiple of 16 bytes");
+  }
+  // Both halves of a head begin at a multiple of the vector.
+  if (kv.head_dim % 16 == 0) {
+    launch<8>(a, stream);
+  } else {
+    launch<4>(a, stream);
+  }
+  check_launch("rope_and_cache");
+}
+
+}  // namespace refit::cuda

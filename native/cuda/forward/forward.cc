@@ -1,0 +1,153 @@
+#include "cuda/forward/forward.h"
+
+#include <set>
+#include <stdexcept>
+#include <string>
+
+#include "core/step_check.h"
+#include "cuda/forward/forward_memory.h"
+#include "cuda/forward/forward_rank.h"
+#include "cuda/forward/rope_table.h"
+#include "cuda/forward/step_block.h"
+
+namespace refit::cuda {
+namespace {
+
+// Of all rows of a step together: 2 GB of results.
+constexpr int64_t kMostTops = int64_t{1} << 28;
+
+}  // namespace
+
+Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& ranks, std::vector<ForwardMemory> memory,
+                 const std::vector<std::unique_ptr<NcclComm>>& comms)
+    : layout_(config),
+      pages_(config.pages),
+      page_size_(config.page_size),
+      shape_(std::make_unique<ForwardShape>(config, layout_)),
+      ranks_(ranks),
+      forwards_(ranks.size()),
+      block_(std::make_unique<Growing>(Growing::Where::kHost)),
+      results_(std::make_unique<Growing>(Growing::Where::kHost)) {
+  if (ranks.size() != static_cast<size_t>(layout_.ranks) || memory.size() != ranks.size())
+    throw std::invalid_argument("bad configuration: " + std::to_string(layout_.ranks) + " ranks, but " +
+                                std::to_string(ranks.size()) + " threads and memory for " +
+                                std::to_string(memory.size()));
+  if (!comms.empty() && comms.size() != ranks.size())
+    throw std::invalid_argument("bad configuration: " + std::to_string(comms.size()) + " communicators for " +
+                                std::to_string(ranks.size()) + " ranks");
+  std::vector<RankBuffers> buffers;
+  ForwardSizes sizes;
+  for (const ForwardMemory& m : memory) buffers.push_back(carve_buffers(layout_, *shape_, m.scratch, m.peer, sizes));
+  const std::vector<float> rope = rope_table(layout_.arch, 0, shape_->context);
+  std::set<int> cards;
+  for (const auto& rank : ranks_) cards.insert(rank->device);
+  const bool shared_cards = cards.size() < ranks_.size();
+  on_all(ranks_, [&](Rank& rank) {
+    const RankBuffers& own = buffers[rank.index];
+    std::unique_ptr<Exchange> exchange;
+    if (!comms.empty()) {
+      exchange = nccl_exchange(rank, layout_, *shape_, own, *comms[rank.index]);
+    } else if (ranks_.size() > 1) {
+      exchange = peer_exchange(rank, buffers, shared_cards);
+    }
+    forwards_[rank.index] = std::make_unique<RankForward>(config, layout_, *shape_, rank, memory[rank.index], own, rope,
+                                                          std::move(exchange));
+    if (rank.index != 0) return;
+    block_->reserve(RankForward::kFirstBlock, "memory for the step's block");
+    results_->reserve(RankForward::kFirstResults, "memory for the step's results");
+  });
+}
+
+// What CUDA gave is returned on the threads that took it.
+Forward::~Forward() {
+  try {
+    on_all(ranks_, [this](Rank& rank) {
+      rank.doing("free the forward pass");
+      forwards_[rank.index].reset();
+      if (rank.index == 0) block_.reset(), results_.reset();
+    });
+  } catch (...) {
+  }
+}
+
+int64_t Forward::max_tokens() const { return shape_->tokens; }
+
+void Forward::check_limits(const StepBatch& batch) const {
+  const auto fail = [](const std::string& what) { throw std::invalid_argument("malformed step: " + what); };
+  const auto tokens = static_cast<int64_t>(batch.tokens.size());
+  if (tokens > shape_->tokens) {
+    fail(std::to_string(tokens) + " tokens, but this engine was made for at most " + std::to_string(shape_->tokens) +
+         " in a step (maxStepTokens)");
+  }
+  for (int s = 0; s < batch.sequences(); ++s) {
+    const int64_t end = int64_t{batch.start_pos[s]} + batch.seq_offsets[s + 1] - batch.seq_offsets[s];
+    if (end > shape_->context) {
+      fail("sequence " + std::to_string(s) + " ends at position " + std::to_string(end) +
+           ", but this engine was made for sequences of at most " + std::to_string(shape_->context) +
+           " tokens (maxContext)");
+    }
+  }
+  int64_t tops = 0;
+  for (int r = 0; r < batch.rows(); ++r) tops += batch.row_ints[static_cast<size_t>(r) * kRowInts + 3];
+  if (tops > kMostTops)
+    fail(std::to_string(tops) + " top logprobs in one step; at most " + std::to_string(kMostTops) + " are computed");
+}
+
+// Apart from the launches: an allocation may wait for a card, and no card may wait for a peer then.
+void Forward::make_room(const StepBlock& block, const ResultBlock& results) {
+  if (block_->bytes() >= block.card_bytes() && results_->bytes() >= results.bytes()) return;
+  on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->reserve(block.card_bytes(), results.bytes()); });
+  // Last: what these hold, all cards' blocks hold too.
+  auto grown = ranks_.front()->run([&] {
+    block_->reserve(block.card_bytes(), "memory for the step's block");
+    results_->reserve(results.bytes(), "memory for the step's results");
+  });
+  wait(grown);
+}
+
+// Likewise: what a product of a size that has not been before needs is loaded while no card computes.
+void Forward::load_products(int64_t tokens, int64_t rows) {
+  if (ranks_.size() == 1) return;
+  if (!loaded_tokens_.contains(tokens)) {
+    on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->load_for_tokens(static_cast<int>(tokens)); });
+    loaded_tokens_.insert(tokens);
+  }
+  // The head's blocks: whole ones, and what is left.
+  for (const int64_t count : {rows < shape_->rows ? 0 : shape_->rows, rows % shape_->rows}) {
+    if (count == 0 || loaded_rows_.contains(count)) continue;
+    on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->load_for_rows(static_cast<int>(count)); });
+    loaded_rows_.insert(count);
+  }
+}
+
+void Forward::step(const StepBatch& batch, StepResult& result) {
+  check_batch(batch, {layout_.arch.vocab, pages_, page_size_});
+  check_limits(batch);
+  const ResultBlock results(batch, layout_.recorded);
+  if (batch.tokens.empty()) {
+    result = {};  // rows and experts are of tokens, so there are none
+    return;
+  }
+  const AttentionPlan plan = plan_attention(batch, layout_.group, layout_.kv_heads);
+  const StepBlock block(batch, plan, page_size_);
+  if (plan.part_rows > shape_->part_rows)
+    throw std::logic_error("attention needs " + std::to_string(plan.part_rows) + " rows of partial results, but " +
+                           std::to_string(shape_->part_rows) + " are there");
+  make_room(block, results);
+  load_products(static_cast<int64_t>(batch.tokens.size()), batch.rows());
+  block.write(block_->data());
+  const StepJob job{block,
+                    results,
+                    block_->data(),
+                    results_->data(),
+                    sample_traits(batch, layout_.arch.vocab),
+                    static_cast<int>(batch.tokens.size()),
+                    batch.rows(),
+                    epoch_};
+  // First: should a rank fail, flags of this step are never taken for those of the next.
+  epoch_ += RankForward::collectives(layout_, *shape_, batch.rows());
+  on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->run(job); });
+  results.read(results_->data(), result);
+}
+
+}  // namespace refit::cuda

@@ -1,0 +1,162 @@
+#include "cuda/forward/forward_memory.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+#include "cuda/exchange/all_reduce.h"
+#include "cuda/attention/attention.h"
+#include "cuda/device/check.h"
+#include "cuda/sampler/sampler.h"
+
+namespace refit::cuda {
+namespace {
+
+constexpr int64_t kDefaultStepTokens = 8192;
+// Scoring a long prompt over a large vocabulary is done in blocks of rows: 160 MB of logits at most.
+constexpr int64_t kLogitFloats = 40 << 20, kMostRows = 256;
+// Experts take more tokens in turns.
+constexpr int64_t kMoeTokens = 4096;
+constexpr size_t kGemmBytes = size_t{32} << 20;
+constexpr size_t kAlignment = 256;
+// Well below what 64 bits hold, so that sums of a few of them do not overflow.
+constexpr unsigned __int128 kMostBytes = static_cast<unsigned __int128>(1) << 50;
+
+void require(bool ok, const std::string& what) {
+  if (!ok) throw std::invalid_argument("bad configuration: " + what);
+}
+
+size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Parts of a region, one after another.
+class Carver {
+ public:
+  explicit Carver(void* base, size_t used = 0) : base_(static_cast<uint8_t*>(base)), used_(used) {}
+  template <class T>
+  T* take(int64_t rows, int64_t cols = 1) {
+    const unsigned __int128 bytes = static_cast<unsigned __int128>(rows) * cols * sizeof(T);
+    require(bytes < kMostBytes, "a step's buffers overflow the address space; lower max_step_tokens");
+    T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += padded(static_cast<size_t>(bytes));
+    return at;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  uint8_t* base_;
+  size_t used_;
+};
+
+size_t kv_bytes(const CoreConfig& config, const Layout& layout) {
+  require(config.pages > 0 && config.page_size > 0, "pages and page_size must be positive");
+  const int64_t slots = static_cast<int64_t>(config.pages) * config.page_size;
+  require(slots <= std::numeric_limits<int32_t>::max(),
+          std::to_string(slots) + " tokens of KV cache; at most 2^31 - 1 can be addressed");
+  const unsigned __int128 bytes = static_cast<unsigned __int128>(slots) * layout.kv_heads * layout.arch.head_dim *
+                                  layout.arch.layers * 2 * sizeof(bf16);
+  require(bytes < kMostBytes, "the KV cache overflows the address space");
+  return static_cast<size_t>(bytes);
+}
+
+}  // namespace
+
+ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : dense_inter(0), sparse_inter(0) {
+  const Arch& arch = layout.arch;
+  require(config.dtype == DType::kBFloat16, "cards compute in bfloat16 (--dtype bfloat16)");
+  require(layout.ranks <= kMaxRanks,
+          std::to_string(layout.ranks) + " ranks; cards are used up to --tp " + std::to_string(kMaxRanks));
+  require(arch.head_dim % 8 == 0 && arch.head_dim <= 256,
+          "head_dim " + std::to_string(arch.head_dim) + " is not a multiple of 8 up to 256, which cards need");
+  require(layout.group <= kWideRows, std::to_string(layout.group) + " query heads per KV head; at most " +
+                                         std::to_string(kWideRows) + " are computed on cards");
+  require(config.max_step_tokens >= 0 && config.max_step_sequences >= 0 && config.max_context >= 0,
+          "max_step_tokens, max_step_sequences and max_context cannot be negative");
+  require(config.pages > 0 && config.page_size > 0, "pages and page_size must be positive");
+  tokens = config.max_step_tokens > 0 ? config.max_step_tokens : kDefaultStepTokens;
+  context = static_cast<int64_t>(config.pages) * config.page_size;
+  if (config.max_context > 0) context = std::min<int64_t>(context, config.max_context);
+  logits_ld = (layout.ranks * layout.vocab_rows + 7) / 8 * 8;
+  // A token has at most one row that scores it and one that samples after it.
+  rows = std::clamp<int64_t>(kLogitFloats / logits_ld, 1, std::min<int64_t>(kMostRows, 2 * tokens));
+  part_rows = max_part_rows(tokens, tokens, context);
+  // A sum's shares are rounded up to 8 elements; a row of logits of the other ranks, in fp32, has to fit (exchange.h).
+  exchange = std::max(tokens * layout.arch.hidden + 8 * layout.ranks, 2 * (layout.ranks - 1) * layout.vocab_rows);
+  for (const LayerParams& layer : layout.layers) {
+    int64_t& inter = layer.sparse() ? sparse_inter : dense_inter;
+    inter = std::max(inter, layer.inter);
+  }
+}
+
+MoeShape moe_shape(const Layout& layout, int64_t inter) {
+  return {layout.arch.experts, layout.arch.experts_per_token, layout.arch.norm_topk_prob, layout.arch.hidden, inter};
+}
+
+RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void* scratch, void* peer,
+                          ForwardSizes& sizes) {
+  const int64_t hidden = layout.arch.hidden, tokens = shape.tokens;
+  RankBuffers b{};
+  Carver carver(scratch);
+  b.hidden = carver.take<bf16>(tokens, hidden);
+  b.normed = carver.take<bf16>(tokens, hidden);
+  b.delta = carver.take<bf16>(tokens, hidden);
+  b.selected = carver.take<bf16>(shape.rows, hidden);
+  b.logits = carver.take<float>(shape.rows, shape.logits_ld);
+  b.gemm_bytes = kGemmBytes;
+  b.gemm = carver.take<uint8_t>(kGemmBytes);
+  b.sampler = carver.take<uint8_t>(sampler_scratch_bytes(shape.rows, layout.arch.vocab));
+
+  Carver attend = carver, dense = carver, sparse = carver;
+  b.qkv = attend.take<bf16>(tokens, layout.qkv_cols());
+  b.attended = attend.take<bf16>(tokens, layout.q_cols());
+  b.parts = attend.take<float>(shape.part_rows, static_cast<int64_t>(layout.heads) * (layout.arch.head_dim + 2));
+  b.gate_up = dense.take<bf16>(tokens, 2 * shape.dense_inter);
+  b.act = dense.take<bf16>(tokens, shape.dense_inter);
+  if (shape.sparse_inter > 0) {
+    b.moe_bytes = Moe::scratch_bytes(moe_shape(layout, shape.sparse_inter), std::min(tokens, kMoeTokens));
+    b.moe = sparse.take<uint8_t>(b.moe_bytes);
+  }
+  sizes.scratch = std::max({attend.used(), dense.used(), sparse.used()});
+
+  Carver peers(peer);
+  b.rope = peers.take<float>(shape.context, layout.arch.head_dim);
+  if (layout.ranks > 1) {
+    b.signals = peers.take<uint64_t>(kSignalBytes / sizeof(uint64_t));
+    // Collectives move 8 elements at a time; each part's padding covers the last of them.
+    for (bf16*& side : b.exchange) side = peers.take<bf16>(shape.exchange);
+  }
+  sizes.peer = peers.used();
+  return b;
+}
+
+ForwardSizes forward_sizes(const CoreConfig& config) {
+  const Layout layout(config);
+  const ForwardShape shape(config, layout);
+  ForwardSizes sizes;
+  sizes.kv = kv_bytes(config, layout);
+  carve_buffers(layout, shape, nullptr, nullptr, sizes);
+  return sizes;
+}
+
+Growing::~Growing() {
+  if (data_ == nullptr) return;
+  if (where_ == Where::kCard) {
+    cudaFree(data_);
+  } else {
+    cudaFreeHost(data_);
+  }
+}
+
+void Growing::reserve(size_t bytes, const char* what) {
+  if (bytes <= bytes_) return;
+  bytes = padded(std::max(bytes, bytes_ + bytes_ / 2));
+  void* fresh = nullptr;
+  const cudaError_t code =
+      where_ == Where::kCard ? cudaMalloc(&fresh, bytes) : cudaHostAlloc(&fresh, bytes, cudaHostAllocPortable);
+  if (code != cudaSuccess) cudaGetLastError();  // or the next launch would be blamed
+  check(code, what);
+  if (data_ != nullptr) check(where_ == Where::kCard ? cudaFree(data_) : cudaFreeHost(data_), what);
+  data_ = static_cast<uint8_t*>(fresh);
+  bytes_ = bytes;
+}
+
+}  // namespace refit::cuda

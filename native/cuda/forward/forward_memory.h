@@ -1,0 +1,76 @@
+// Where things are in one rank's scratch, KV and peer memory, and the blocks that carry steps.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/layout.h"
+#include "cuda/forward/forward.h"
+#include "cuda/moe/moe.h"
+#include "cuda/device/types.h"
+
+namespace refit::cuda {
+
+// Sizes of a step's buffers, the same for all ranks.
+struct ForwardShape {
+  // Throws std::invalid_argument.
+  ForwardShape(const CoreConfig& config, const Layout& layout);
+
+  int64_t tokens;     // most new tokens of a step
+  int64_t context;    // tokens of the longest sequence
+  int64_t rows;       // logits are made for so many rows at a time
+  int64_t logits_ld;  // floats from row to row of the logits: all ranks' shares of the vocabulary, side by side
+  int64_t part_rows;  // of attention
+  int64_t exchange;   // elements of one exchange buffer
+  int64_t dense_inter, sparse_inter;  // widest of any layer, of one rank; 0 for none
+};
+
+MoeShape moe_shape(const Layout& layout, int64_t inter);
+
+struct RankBuffers {
+  // Scratch. hidden [T, H] is the residual stream, normed [T, H] what the next linear reads, delta [T, H] what is added
+  // next.
+  bf16 *hidden, *normed, *delta;
+  bf16 *qkv, *attended;  // [T, (nq + 2 nkv) hd], [T, nq hd]
+  float* parts;          // [part_rows, nq, hd + 2]
+  bf16 *gate_up, *act;   // [T, 2 I], [T, I]; in the place of qkv to parts
+  bf16* selected;        // [rows, H]
+  float* logits;         // [rows, logits_ld]; rank 0's is written by all that reach it
+  void* moe;
+  size_t moe_bytes;
+  void* gemm;
+  size_t gemm_bytes;
+  void* sampler;
+  // Peer memory.
+  float* rope;        // [context, hd]
+  uint64_t* signals;  // with several ranks, as are exchange
+  bf16* exchange[2];  // [T, H], and room as of ForwardShape
+};
+
+// The parts of both regions; with null bases only their sizes count.
+RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void* scratch, void* peer,
+                          ForwardSizes& sizes);
+
+// Memory that grows on demand, between steps: on a card, or pinned on the host.
+class Growing {
+ public:
+  enum class Where : uint8_t { kCard, kHost };
+  explicit Growing(Where where) : where_(where) {}
+  ~Growing();
+  Growing(const Growing&) = delete;
+  Growing& operator=(const Growing&) = delete;
+
+  // At least `bytes`, contents undefined afterwards. On a rank's thread while no rank computes: the driver may wait for
+  // its cards. Throws CudaError naming `what`.
+  void reserve(size_t bytes, const char* what);
+  size_t bytes() const { return bytes_; }
+  uint8_t* data() const { return data_; }
+
+ private:
+  const Where where_;
+  uint8_t* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace refit::cuda

@@ -1,0 +1,224 @@
+#include "cuda/forward/forward_rank.h"
+
+#include <algorithm>
+
+#include "cuda/attention/attention.h"
+#include "cuda/device/check.h"
+#include "cuda/forward/elementwise.h"
+#include "cuda/sampler/sampler.h"
+
+namespace refit::cuda {
+
+RankForward::RankForward(const CoreConfig& config, const Layout& layout, const ForwardShape& shape, Rank& rank,
+                         const ForwardMemory& memory, const RankBuffers& own, const std::vector<float>& rope,
+                         std::unique_ptr<Exchange> exchange)
+    : layout_(layout),
+      shape_(shape),
+      rank_(rank),
+      params_(memory.params),
+      kv_(static_cast<bf16*>(memory.kv)),
+      pages_(config.pages),
+      page_size_(config.page_size),
+      own_(own),
+      exchange_(std::move(exchange)),
+      gemm_(own_.gemm, own_.gemm_bytes) {
+  if (exchange_) gemm_.demand_loaded();
+  for (const LayerParams& layer : layout.layers) {
+    if (layer.sparse()) moe_.try_emplace(layer.inter, moe_shape(layout, layer.inter), gemm_, own_.moe, own_.moe_bytes);
+  }
+  reserve(kFirstBlock, kFirstResults);
+  rank.doing("upload the RoPE table");
+  check(cudaMemcpyAsync(own_.rope, rope.data(), rope.size() * sizeof(float), cudaMemcpyHostToDevice, rank.stream),
+        "upload the RoPE table");
+  check(cudaStreamSynchronize(rank.stream), "upload the RoPE table");
+}
+
+void RankForward::reserve(size_t block_bytes, size_t result_bytes) {
+  rank_.doing("make room for a step");
+  block_.reserve(block_bytes, "memory for the step's block");
+  if (rank_.index == 0) results_.reserve(result_bytes, "memory for the step's results");
+}
+
+void RankForward::load_for_tokens(int tokens) {
+  rank_.doing("load the kernels of a step");
+  const cudaStream_t stream = rank_.stream;
+  for (int layer = 0; layer < layout_.arch.layers; ++layer) {
+    const LayerParams& p = layout_.layers[layer];
+    gemm_.load(qkv(layer, tokens), stream);
+    gemm_.load(o(layer, tokens), stream);
+    if (p.sparse()) {
+      moe_.at(p.inter).load(own_.normed, param(p.router), tokens, stream);
+    } else {
+      gemm_.load(gate_up(layer, tokens), stream);
+      gemm_.load(down(layer, tokens), stream);
+    }
+  }
+  check(cudaStreamSynchronize(stream), "load the kernels of a step");
+}
+
+void RankForward::load_for_rows(int rows) {
+  rank_.doing("load the kernels of a step's head");
+  gemm_.load(lm_head(rows), rank_.stream);
+  check(cudaStreamSynchronize(rank_.stream), "load the kernels of a step's head");
+}
+
+uint64_t RankForward::collectives(const Layout& layout, const ForwardShape& shape, int64_t rows) {
+  if (layout.ranks == 1) return 0;
+  const uint64_t sums = 1 + 2 * layout.layers.size();
+  const int64_t blocks = (rows + shape.rows - 1) / shape.rows;
+  return sums + (blocks > 0 ? 2 * static_cast<uint64_t>(blocks) - 1 : 0);
+}
+
+void RankForward::run(const StepJob& job) {
+  const cudaStream_t stream = rank_.stream;
+  if (exchange_) exchange_->begin_step(job.epoch);
+  rank_.begin_op("copy in");
+  check(cudaMemcpyAsync(block_.data(), job.host_block, rank_.index == 0 ? job.block.bytes() : job.block.shared_bytes(),
+                        cudaMemcpyHostToDevice, stream),
+        "copy in");
+  StepView view = job.block.view(block_.data());
+  view.attention.parts = own_.parts;
+  embed_tokens(view, job.tokens);
+  for (int layer = 0; layer < layout_.arch.layers; ++layer) {
+    attend(view, layer, job.tokens);
+    mlp(layer, job);
+  }
+  head(view, job);
+  if (rank_.index == 0 && job.results.bytes() > 0) {
+    rank_.begin_op("copy out");
+    check(cudaMemcpyAsync(job.host_results, results_.data(), job.results.bytes(), cudaMemcpyDeviceToHost, stream),
+          "copy out");
+  }
+  if (exchange_) return exchange_->wait();
+  rank_.doing("wait for the step");
+  check(cudaStreamSynchronize(stream), "the step");
+}
+
+void RankForward::sum(int side, int layer, int count, bf16* out) {
+  if (exchange_) exchange_->sum(side, layer, out, int64_t{count} * layout_.arch.hidden);
+}
+
+KvLayer RankForward::kv_layer(int layer) const {
+  const int64_t half = int64_t{pages_} * page_size_ * layout_.kv_heads * layout_.arch.head_dim;
+  bf16* const k = kv_ + 2 * half * layer;
+  return {k, k + half, pages_, page_size_, layout_.kv_heads, layout_.arch.head_dim};
+}
+
+Product RankForward::qkv(int layer, int count) const {
+  const LayerParams& p = layout_.layers[layer];
+  const int64_t hidden = layout_.arch.hidden, cols = layout_.qkv_cols();
+  return {{count, cols, hidden, hidden, cols}, own_.normed, param(p.qkv), param(p.qkv_bias), own_.qkv};
+}
+
+Product RankForward::o(int layer, int count) const {
+  const int64_t hidden = layout_.arch.hidden, cols = layout_.q_cols();
+  return {{count, hidden, cols, cols, hidden}, own_.attended, param(layout_.layers[layer].o), nullptr, part(0)};
+}
+
+Product RankForward::gate_up(int layer, int count) const {
+  const LayerParams& p = layout_.layers[layer];
+  const int64_t hidden = layout_.arch.hidden, cols = 2 * p.inter;
+  return {{count, cols, hidden, hidden, cols}, own_.normed, param(p.gate_up), nullptr, own_.gate_up};
+}
+
+Product RankForward::down(int layer, int count) const {
+  const LayerParams& p = layout_.layers[layer];
+  const int64_t hidden = layout_.arch.hidden, cols = p.inter;
+  return {{count, hidden, cols, cols, hidden}, own_.act, param(p.down), nullptr, part(1)};
+}
+
+// This rank's share of the vocabulary.
+Product RankForward::lm_head(int count) const {
+  const int64_t hidden = layout_.arch.hidden, cols = layout_.vocab_rows;
+  float* const logits = exchange_ ? exchange_->logits() : own_.logits;
+  return {{count, cols, hidden, hidden, shape_.logits_ld},
+          own_.selected,
+          param(layout_.lm_head),
+          nullptr,
+          logits + rank_.index * cols};
+}
+
+// The sides of the exchange take turns (see all_reduce.h): 1 for the embedding, then 0 and 1 in every layer. Between
+// two steps all ranks have stood still.
+void RankForward::embed_tokens(const StepView& view, int count) {
+  const int hidden = layout_.arch.hidden;
+  bf16* const out = exchange_ ? part(1) : own_.hidden;
+  rank_.begin_op("embed");
+  embed(view.tokens, count, param(layout_.embed), rank_.index * layout_.vocab_rows, layout_.vocab_rows, hidden, out,
+        rank_.stream);
+  sum(1, -1, count, own_.hidden);
+  rank_.begin_op("ln1", 0);
+  add_norm(own_.hidden, nullptr, nullptr, param(layout_.layers[0].ln1), layout_.arch.rms_eps, count, hidden,
+           own_.normed, rank_.stream);
+}
+
+void RankForward::attend(const StepView& view, int layer, int count) {
+  const LayerParams& p = layout_.layers[layer];
+  const KvLayer kv = kv_layer(layer);
+  const float eps = layout_.arch.rms_eps;
+  const cudaStream_t stream = rank_.stream;
+  rank_.begin_op("qkv", layer);
+  gemm_.run(qkv(layer, count), stream);
+  rank_.begin_op("rope", layer);
+  rope_and_cache(own_.qkv, param(p.q_norm), param(p.k_norm), eps, own_.rope, view.positions, view.slots, count,
+                 layout_.heads, kv, stream);
+  rank_.begin_op("attention", layer);
+  attention(own_.qkv, layout_.qkv_cols(), view.attention, kv, layout_.heads, own_.attended, stream);
+  rank_.begin_op("o", layer);
+  gemm_.run(o(layer, count), stream);
+  sum(0, layer, count, own_.delta);
+  rank_.begin_op("ln2", layer);
+  add_norm(own_.hidden, own_.delta, param(p.o_bias), param(p.ln2), eps, count, layout_.arch.hidden, own_.normed,
+           stream);
+}
+
+void RankForward::mlp(int layer, const StepJob& job) {
+  const LayerParams& p = layout_.layers[layer];
+  const int count = job.tokens;
+  const cudaStream_t stream = rank_.stream;
+  if (p.sparse()) {
+    rank_.begin_op("moe", layer);
+    // All ranks choose alike: the router is whole on each, and they have the same sums.
+    RouteRecord record;
+    if (layout_.recorded > 0 && rank_.index == 0) {
+      record = {job.results.experts(results_.data()) + p.sparse_index * layout_.arch.experts_per_token,
+                layout_.recorded};
+    }
+    moe_.at(p.inter).run(own_.normed, param(p.router), param(p.w13), param(p.w2), part(1), count, layout_.ranks > 1,
+                         stream, record);
+  } else {
+    rank_.begin_op("gate_up", layer);
+    gemm_.run(gate_up(layer, count), stream);
+    rank_.begin_op("silu", layer);
+    silu_mul(own_.gate_up, own_.act, count, p.inter, stream);
+    rank_.begin_op("down", layer);
+    gemm_.run(down(layer, count), stream);
+  }
+  sum(1, layer, count, own_.delta);
+  // The next layer's norm; the final one is taken only of the rows that are sampled.
+  const bool last = layer + 1 == layout_.arch.layers;
+  rank_.begin_op(last ? "add" : "next ln1", layer);
+  add_norm(own_.hidden, own_.delta, nullptr, last ? nullptr : param(layout_.layers[layer + 1].ln1),
+           layout_.arch.rms_eps, count, layout_.arch.hidden, own_.normed, stream);
+}
+
+// Every rank makes its share of the vocabulary; rank 0 samples.
+void RankForward::head(const StepView& view, const StepJob& job) {
+  const cudaStream_t stream = rank_.stream;
+  for (int begin = 0; begin < job.rows; begin += static_cast<int>(shape_.rows)) {
+    const int count = std::min(static_cast<int>(shape_.rows), job.rows - begin);
+    if (begin > 0 && exchange_) exchange_->next_logits();
+    rank_.begin_op("norm");
+    norm_rows(own_.hidden, view.row_tokens + begin, count, param(layout_.norm), layout_.arch.rms_eps,
+              layout_.arch.hidden, own_.selected, stream);
+    rank_.begin_op("lm_head");
+    gemm_.run(lm_head(count), stream);
+    if (exchange_) exchange_->gather_logits(count);
+    if (rank_.index != 0) continue;
+    rank_.begin_op("sample");
+    sample(own_.logits, shape_.logits_ld, layout_.arch.vocab, view.rows, begin, count, job.traits,
+           job.results.view(results_.data()), own_.sampler, stream);
+  }
+}
+
+}  // namespace refit::cuda

@@ -1,0 +1,81 @@
+// The launches of one rank's part of a step. All of it runs on the rank's thread, with its card current.
+#pragma once
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/layout.h"
+#include "cuda/exchange/exchange.h"
+#include "cuda/forward/forward.h"
+#include "cuda/forward/forward_memory.h"
+#include "cuda/gemm/gemm.h"
+#include "cuda/moe/moe.h"
+#include "cuda/forward/step_block.h"
+
+namespace refit::cuda {
+
+// One step, the same for all ranks.
+struct StepJob {
+  const StepBlock& block;
+  const ResultBlock& results;
+  const uint8_t* host_block;  // pinned
+  uint8_t* host_results;      // pinned; rank 0 fills it
+  SampleTraits traits;
+  int tokens, rows;
+  uint64_t epoch;  // collectives before the step
+};
+
+class RankForward {
+ public:
+  // `own`: of this rank. `exchange`: with the other ranks, null where there are none. Fills the rank's own tables; no
+  // step may run before all ranks have been made.
+  RankForward(const CoreConfig& config, const Layout& layout, const ForwardShape& shape, Rank& rank,
+              const ForwardMemory& memory, const RankBuffers& own, const std::vector<float>& rope,
+              std::unique_ptr<Exchange> exchange);
+
+  // A step's page lists, histories and results may grow; what most steps need is there from the start.
+  static constexpr size_t kFirstBlock = size_t{4} << 20, kFirstResults = size_t{1} << 20;
+  // Makes room for the blocks of a step; no rank may be computing.
+  void reserve(size_t block_bytes, size_t result_bytes);
+  // Loads what the products of steps with so many tokens or rows need (see Gemm::load); no rank may be computing. With
+  // other ranks, a step that was not prepared is refused.
+  void load_for_tokens(int tokens);
+  void load_for_rows(int rows);
+  // Returns when the card has done its part.
+  void run(const StepJob& job);
+
+  // How many collectives a step has on each rank.
+  static uint64_t collectives(const Layout& layout, const ForwardShape& shape, int64_t rows);
+
+ private:
+  void embed_tokens(const StepView& view, int count);
+  void attend(const StepView& view, int layer, int count);
+  void mlp(int layer, const StepJob& job);
+  void head(const StepView& view, const StepJob& job);
+  // Where this rank's part of a sum goes, and the sum of all ranks' into `out`.
+  bf16* part(int side) const { return exchange_ ? exchange_->part(side) : own_.delta; }
+  void sum(int side, int layer, int count, bf16* out);
+
+  Product qkv(int layer, int count) const;
+  Product o(int layer, int count) const;
+  Product gate_up(int layer, int count) const;
+  Product down(int layer, int count) const;
+  Product lm_head(int count) const;
+
+  const bf16* param(int id) const { return id < 0 ? nullptr : params_[id]; }
+  KvLayer kv_layer(int layer) const;
+
+  const Layout& layout_;
+  const ForwardShape& shape_;
+  Rank& rank_;
+  const std::vector<const bf16*> params_;
+  bf16* const kv_;
+  const int pages_, page_size_;
+  const RankBuffers own_;
+  const std::unique_ptr<Exchange> exchange_;
+  Gemm gemm_;
+  std::map<int64_t, Moe> moe_;  // by columns of an expert
+  Growing block_{Growing::Where::kCard}, results_{Growing::Where::kCard};
+};
+
+}  // namespace refit::cuda

@@ -1,0 +1,173 @@
+#include "cuda/forward/step_block.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace refit::cuda {
+namespace {
+
+constexpr size_t kAlignment = 16;
+
+size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+template <class T>
+const T* at(const uint8_t* base, size_t offset) {
+  return reinterpret_cast<const T*>(base + offset);
+}
+
+}  // namespace
+
+template <class T>
+size_t StepBlock::place(size_t count) {
+  const size_t offset = card_bytes_;
+  card_bytes_ += padded(count * sizeof(T));
+  return offset;
+}
+
+StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page_size) : batch_(batch), plan_(plan) {
+  const size_t tokens = batch.tokens.size(), rows = static_cast<size_t>(batch.rows());
+  positions_.resize(tokens);
+  slots_.resize(tokens);
+  for (int s = 0; s < batch.sequences(); ++s) {
+    for (int32_t t = batch.seq_offsets[s]; t < batch.seq_offsets[s + 1]; ++t) {
+      const int32_t position = batch.start_pos[s] + (t - batch.seq_offsets[s]);
+      positions_[t] = position;
+      slots_[t] = batch.pages[batch.page_offsets[s] + position / page_size] * page_size + position % page_size;
+      furthest_ = std::max(furthest_, position);
+    }
+  }
+  row_tokens_.resize(rows);
+  row_positions_.resize(rows);
+  top_offsets_.assign(rows + 1, 0);
+  for (size_t r = 0; r < rows; ++r) {
+    const int32_t* ints = batch.row_ints.data() + r * kRowInts;
+    row_tokens_[r] = ints[0];
+    row_positions_[r] = positions_[ints[0]] + 1;
+    top_offsets_[r + 1] = top_offsets_[r] + ints[3];
+  }
+
+  tokens_ = place<int32_t>(tokens);
+  positions_at_ = place<int32_t>(tokens);
+  slots_at_ = place<int32_t>(tokens);
+  page_offsets_ = place<int32_t>(batch.page_offsets.size());
+  pages_ = place<int32_t>(batch.pages.size());
+  items_ = place<AttentionItem>(plan.items.size());
+  merges_ = place<AttentionMerge>(plan.merges.size());
+  row_tokens_at_ = place<int32_t>(rows);
+  shared_bytes_ = card_bytes_;
+
+  row_ints_ = place<int32_t>(batch.row_ints.size());
+  row_floats_ = place<float>(batch.row_floats.size());
+  row_seeds_ = place<uint64_t>(rows);
+  row_positions_at_ = place<int32_t>(rows);
+  history_offsets_ = place<int32_t>(batch.history_offsets.size());
+  history_ = place<int32_t>(batch.history.size());
+  bias_offsets_ = place<int32_t>(batch.bias_offsets.size());
+  bias_tokens_ = place<int32_t>(batch.bias_tokens.size());
+  bias_values_ = place<float>(batch.bias_values.size());
+  id_offsets_ = place<int32_t>(batch.id_offsets.size());
+  ids_ = place<int32_t>(batch.ids.size());
+  top_offsets_at_ = place<int32_t>(top_offsets_.size());
+  bytes_ = card_bytes_;
+
+  saved_history_ = place<float>(batch.history.size());
+  saved_bias_ = place<float>(batch.bias_tokens.size());
+}
+
+template <class T>
+void StepBlock::put(uint8_t* host, size_t offset, const T& from) {
+  if (from.size() > 0) std::memcpy(host + offset, from.data(), from.size() * sizeof(from[0]));
+}
+
+void StepBlock::write(uint8_t* host) const {
+  put(host, tokens_, batch_.tokens);
+  put(host, positions_at_, positions_);
+  put(host, slots_at_, slots_);
+  put(host, page_offsets_, batch_.page_offsets);
+  put(host, pages_, batch_.pages);
+  put(host, items_, plan_.items);
+  put(host, merges_, plan_.merges);
+  put(host, row_tokens_at_, row_tokens_);
+  put(host, row_ints_, batch_.row_ints);
+  put(host, row_floats_, batch_.row_floats);
+  put(host, row_seeds_, batch_.row_seeds);
+  put(host, row_positions_at_, row_positions_);
+  put(host, history_offsets_, batch_.history_offsets);
+  put(host, history_, batch_.history);
+  put(host, bias_offsets_, batch_.bias_offsets);
+  put(host, bias_tokens_, batch_.bias_tokens);
+  put(host, bias_values_, batch_.bias_values);
+  put(host, id_offsets_, batch_.id_offsets);
+  put(host, ids_, batch_.ids);
+  put(host, top_offsets_at_, top_offsets_);
+}
+
+StepView StepBlock::view(uint8_t* base) const {
+  StepView view;
+  view.tokens = at<int32_t>(base, tokens_);
+  view.positions = at<int32_t>(base, positions_at_);
+  view.slots = at<int32_t>(base, slots_at_);
+  view.attention.items = at<AttentionItem>(base, items_);
+  view.attention.item_count = static_cast<int>(plan_.items.size());
+  view.attention.merges = at<AttentionMerge>(base, merges_);
+  view.attention.merge_count = static_cast<int>(plan_.merges.size());
+  view.attention.page_offsets = at<int32_t>(base, page_offsets_);
+  view.attention.pages = at<int32_t>(base, pages_);
+  view.attention.parts = nullptr;
+  view.attention.wide_items = plan_.wide_items;
+  view.row_tokens = at<int32_t>(base, row_tokens_at_);
+  view.rows.row_ints = at<int32_t>(base, row_ints_);
+  view.rows.row_floats = at<float>(base, row_floats_);
+  view.rows.row_seeds = at<uint64_t>(base, row_seeds_);
+  view.rows.positions = at<int32_t>(base, row_positions_at_);
+  view.rows.history_offsets = at<int32_t>(base, history_offsets_);
+  view.rows.history = at<int32_t>(base, history_);
+  view.rows.bias_offsets = at<int32_t>(base, bias_offsets_);
+  view.rows.bias_tokens = at<int32_t>(base, bias_tokens_);
+  view.rows.bias_values = at<float>(base, bias_values_);
+  view.rows.id_offsets = at<int32_t>(base, id_offsets_);
+  view.rows.ids = at<int32_t>(base, ids_);
+  view.rows.top_offsets = at<int32_t>(base, top_offsets_at_);
+  view.rows.saved_history = reinterpret_cast<float*>(base + saved_history_);
+  view.rows.saved_bias = reinterpret_cast<float*>(base + saved_bias_);
+  return view;
+}
+
+ResultBlock::ResultBlock(const StepBatch& batch, int64_t recorded)
+    : rows_(static_cast<size_t>(batch.rows())),
+      ids_(batch.ids.size()),
+      recorded_(batch.tokens.size() * static_cast<size_t>(recorded)) {
+  for (size_t r = 0; r < rows_; ++r) tops_ += static_cast<size_t>(batch.row_ints[r * kRowInts + 3]);
+  const auto place = [this](size_t count, size_t size = 4) {
+    const size_t offset = bytes_;
+    bytes_ += padded(count * size);
+    return offset;
+  };
+  tokens_ = place(rows_);
+  logprobs_ = place(rows_);
+  top_ids_ = place(tops_);
+  top_logprobs_ = place(tops_);
+  id_logprobs_ = place(ids_);
+  experts_ = place(recorded_, sizeof(uint16_t));
+}
+
+SampleOutput ResultBlock::view(uint8_t* base) const {
+  return {reinterpret_cast<int32_t*>(base + tokens_), reinterpret_cast<float*>(base + logprobs_),
+          reinterpret_cast<int32_t*>(base + top_ids_), reinterpret_cast<float*>(base + top_logprobs_),
+          reinterpret_cast<float*>(base + id_logprobs_)};
+}
+
+void ResultBlock::read(const uint8_t* host, StepResult& result) const {
+  const auto get = [host](size_t offset, size_t count, auto& to) {
+    to.resize(count);
+    if (count > 0) std::memcpy(to.data(), host + offset, count * sizeof(to[0]));
+  };
+  get(tokens_, rows_, result.tokens);
+  get(logprobs_, rows_, result.logprobs);
+  get(top_ids_, tops_, result.top_ids);
+  get(top_logprobs_, tops_, result.top_logprobs);
+  get(id_logprobs_, ids_, result.id_logprobs);
+  get(experts_, recorded_, result.experts);
+}
+
+}  // namespace refit::cuda

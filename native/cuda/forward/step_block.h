@@ -1,0 +1,73 @@
+// A step's data on its way to the cards and back, as one block of bytes each way.
+//
+// In: what all ranks need comes first, then what only the sampling rank needs, then scratch that is not copied.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/step.h"
+#include "cuda/attention/attention.h"
+#include "cuda/sampler/sampler.h"
+
+namespace refit::cuda {
+
+// Where things are in the block on a card.
+struct StepView {
+  const int32_t* tokens;      // [T]
+  const int32_t* positions;   // [T] absolute
+  const int32_t* slots;       // [T] page * page_size + slot
+  AttentionInput attention;   // without `parts`
+  const int32_t* row_tokens;  // [R] index of the token whose logits a row uses
+  SampleRows rows;            // only on the rank that samples
+};
+
+class StepBlock {
+ public:
+  // The batch has been checked. It and the plan must stay until the last call of write.
+  StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page_size);
+
+  size_t shared_bytes() const { return shared_bytes_; }  // what every rank gets
+  size_t bytes() const { return bytes_; }                // what the sampling rank gets
+  size_t card_bytes() const { return card_bytes_; }      // with scratch
+
+  // Fills `host`, of bytes().
+  void write(uint8_t* host) const;
+  // base: of the block on a card, aligned to 16.
+  StepView view(uint8_t* base) const;
+  // Largest absolute position.
+  int32_t furthest() const { return furthest_; }
+
+ private:
+  template <class T>
+  size_t place(size_t count);
+  template <class T>
+  static void put(uint8_t* host, size_t offset, const T& from);
+
+  const StepBatch& batch_;
+  const AttentionPlan& plan_;
+  std::vector<int32_t> positions_, slots_, row_tokens_, row_positions_, top_offsets_;
+  int32_t furthest_ = 0;
+  size_t card_bytes_ = 0, shared_bytes_ = 0, bytes_ = 0;
+  // Offsets in the block.
+  size_t tokens_, positions_at_, slots_at_, page_offsets_, pages_, items_, merges_, row_tokens_at_;
+  size_t row_ints_, row_floats_, row_seeds_, row_positions_at_, history_offsets_, history_, bias_offsets_, bias_tokens_,
+      bias_values_, id_offsets_, ids_, top_offsets_at_, saved_history_, saved_bias_;
+};
+
+class ResultBlock {
+ public:
+  // `recorded`: experts recorded of each token (Layout).
+  ResultBlock(const StepBatch& batch, int64_t recorded);
+  size_t bytes() const { return bytes_; }
+  SampleOutput view(uint8_t* base) const;
+  // [T, recorded], in the block at `base`.
+  uint16_t* experts(uint8_t* base) const { return reinterpret_cast<uint16_t*>(base + experts_); }
+  void read(const uint8_t* host, StepResult& result) const;
+
+ private:
+  size_t rows_, tops_ = 0, ids_, recorded_;
+  size_t tokens_, logprobs_, top_ids_, top_logprobs_, id_logprobs_, experts_, bytes_ = 0;
+};
+
+}  // namespace refit::cuda

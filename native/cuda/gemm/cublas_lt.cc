@@ -1,0 +1,236 @@
+#include "cuda/gemm/cublas_lt.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+
+#include "cuda/device/dynamic.h"
+
+namespace refit::cuda {
+namespace {
+
+constexpr const char* kSwitch = "REFIT_CUBLASLT";
+
+// cudaDataType_t, cublasComputeType_t, cublasOperation_t
+constexpr int kFloat = 0, kBf16 = 14, kCompute32F = 68;
+constexpr int32_t kTranspose = 1, kPlain = 0;
+// cublasLtMatmulDescAttributes_t
+constexpr int kDescTransA = 3, kDescTransB = 4, kDescEpilogue = 7, kDescBiasPointer = 8;
+// cublasLtEpilogue_t
+constexpr int32_t kEpilogueBias = 4;
+// cublasLtMatmulPreferenceAttributes_t
+constexpr int kPreferWorkspace = 1, kPreferAlignment = 5;  // of A; of B, C and D follow
+// cublasStatus_t
+constexpr int kSuccess = 0, kInvalidValue = 7, kArchMismatch = 8, kNotSupported = 15;
+
+struct Algo {
+  uint64_t data[8];
+};
+
+struct Heuristic {
+  Algo algo;
+  size_t workspace_bytes;
+  int state;
+  float waves;
+  int reserved[4];
+};
+static_assert(sizeof(Heuristic) == 96);
+
+using Object = void*;  // descriptors of all kinds
+
+// The largest power of two, at most 256, that divides the address.
+int alignment(const void* p) {
+  const auto address = reinterpret_cast<uintptr_t>(p) | 256;
+  return static_cast<int>(address & (~address + 1));
+}
+
+bool refused(int status) { return status == kInvalidValue || status == kArchMismatch || status == kNotSupported; }
+
+std::string version_text(size_t version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+void check(int status, const char* operation) {
+  if (status != kSuccess)
+    throw std::runtime_error(std::string(operation) + " answered status " + std::to_string(status));
+}
+
+}  // namespace
+
+struct CublasLt::Api {
+  Library library;
+  size_t (*version)();
+  int (*create)(void** handle);
+  int (*destroy)(void* handle);
+  int (*desc_create)(Object* desc, int compute, int scale);
+  int (*desc_set)(Object desc, int attribute, const void* value, size_t bytes);
+  int (*desc_destroy)(Object desc);
+  int (*layout_create)(Object* layout, int type, uint64_t rows, uint64_t columns, int64_t ld);
+  int (*layout_destroy)(Object layout);
+  int (*preference_create)(Object* preference);
+  int (*preference_set)(Object preference, int attribute, const void* value, size_t bytes);
+  int (*preference_destroy)(Object preference);
+  int (*heuristic)(void* handle, Object desc, Object a, Object b, Object c, Object d, Object preference, int wanted,
+                   Heuristic* results, int* found);
+  int (*matmul)(void* handle, Object desc, const void* alpha, const void* a, Object a_layout, const void* b,
+                Object b_layout, const void* beta, const void* c, Object c_layout, void* d, Object d_layout,
+                const Algo* algo, void* workspace, size_t workspace_bytes, cudaStream_t stream);
+
+  // The name of the first function that is missing; null where all are there.
+  const char* resolve() {
+    const char* missing = nullptr;
+    const auto find = [&](auto& function, const char* name) {
+      void* const found = symbol(library, name);
+      if (found == nullptr && missing == nullptr) missing = name;
+      std::memcpy(&function, &found, sizeof found);
+    };
+    find(version, "cublasLtGetVersion");
+    find(create, "cublasLtCreate");
+    find(destroy, "cublasLtDestroy");
+    find(desc_create, "cublasLtMatmulDescCreate");
+    find(desc_set, "cublasLtMatmulDescSetAttribute");
+    find(desc_destroy, "cublasLtMatmulDescDestroy");
+    find(layout_create, "cublasLtMatrixLayoutCreate");
+    find(layout_destroy, "cublasLtMatrixLayoutDestroy");
+    find(preference_create, "cublasLtMatmulPreferenceCreate");
+    find(preference_set, "cublasLtMatmulPreferenceSetAttribute");
+    find(preference_destroy, "cublasLtMatmulPreferenceDestroy");
+    find(heuristic, "cublasLtMatmulAlgoGetHeuristic");
+    find(matmul, "cublasLtMatmul");
+    return missing;
+  }
+};
+
+// How one kind of product is done. The library speaks column-major: its D [N, M] is our y, its A, transposed, our w,
+// its B our x.
+struct CublasLt::Plan {
+  Object desc = nullptr, a = nullptr, b = nullptr, d = nullptr;
+  Algo algo{};
+  bool usable = false, loaded = false;
+};
+
+CublasLt::CublasLt(void* workspace, size_t workspace_bytes) : workspace_(workspace), workspace_bytes_(workspace_bytes) {
+  const char* const wish = std::getenv(kSwitch);
+  if (wish != nullptr && std::strcmp(wish, "off") == 0) {
+    info_ = std::string("cuBLASLt is off (") + kSwitch + "=off)";
+    return;
+  }
+  auto api = std::make_unique<Api>();
+  const bool named = wish != nullptr && *wish != '\0';
+  api->library = open_library({"libcublasLt.so.13", "libcublasLt.so.12"}, named ? kSwitch : nullptr);
+  if (api->library.handle == nullptr) {
+    info_ = "cuBLASLt was not found; tried\n" + api->library.tried;
+    return;
+  }
+  if (const char* missing = api->resolve()) {
+    info_ = "cuBLASLt at " + api->library.path + " has no function " + missing;
+    return;
+  }
+  const size_t version = api->version();
+  const std::string name = "cuBLASLt " + version_text(version) + " (" + api->library.path + ")";
+  if (version < 120000 || version >= 140000) {
+    info_ = name + " is not used: versions 12 and 13 are known";
+    return;
+  }
+  if (const int status = api->create(&handle_); status != kSuccess) {
+    handle_ = nullptr;
+    info_ = name + " is not used: cublasLtCreate answered status " + std::to_string(status);
+    return;
+  }
+  info_ = name;
+  api_ = std::move(api);
+}
+
+CublasLt::~CublasLt() {
+  if (!there()) return;
+  for (auto& [key, plan] : plans_) {
+    if (plan.desc != nullptr) api_->desc_destroy(plan.desc);
+    for (Object layout : {plan.a, plan.b, plan.d}) {
+      if (layout != nullptr) api_->layout_destroy(layout);
+    }
+  }
+  api_->destroy(handle_);
+}
+
+void CublasLt::make(Plan& plan, const Key& key, const bf16* bias) {
+  const auto& [m, n, k, ldx, ldy, wide, has_bias, align] = key;
+  const auto columns = static_cast<uint64_t>(m), rows = static_cast<uint64_t>(n), depth = static_cast<uint64_t>(k);
+  check(api_->desc_create(&plan.desc, kCompute32F, kFloat), "cublasLtMatmulDescCreate");
+  check(api_->desc_set(plan.desc, kDescTransA, &kTranspose, sizeof kTranspose),
+        "setting the first operand's transpose");
+  check(api_->desc_set(plan.desc, kDescTransB, &kPlain, sizeof kPlain), "setting the second operand's transpose");
+  if (has_bias) {
+    check(api_->desc_set(plan.desc, kDescEpilogue, &kEpilogueBias, sizeof kEpilogueBias), "setting the epilogue");
+    check(api_->desc_set(plan.desc, kDescBiasPointer, &bias, sizeof bias), "setting the bias");
+  }
+  check(api_->layout_create(&plan.a, kBf16, depth, rows, k), "cublasLtMatrixLayoutCreate");
+  check(api_->layout_create(&plan.b, kBf16, depth, columns, ldx), "cublasLtMatrixLayoutCreate");
+  check(api_->layout_create(&plan.d, wide ? kFloat : kBf16, rows, columns, ldy), "cublasLtMatrixLayoutCreate");
+
+  Object preference = nullptr;
+  check(api_->preference_create(&preference), "cublasLtMatmulPreferenceCreate");
+  const uint64_t most = workspace_bytes_;
+  int status = api_->preference_set(preference, kPreferWorkspace, &most, sizeof most);
+  const auto bytes = static_cast<uint32_t>(align);
+  for (int operand = 0; operand < 4 && status == kSuccess; operand++) {
+    status = api_->preference_set(preference, kPreferAlignment + operand, &bytes, sizeof bytes);
+  }
+  Heuristic best{};
+  int found = 0;
+  if (status == kSuccess) {
+    status = api_->heuristic(handle_, plan.desc, plan.a, plan.b, plan.d, plan.d, preference, 1, &best, &found);
+  }
+  api_->preference_destroy(preference);
+  if (!refused(status)) check(status, "cublasLtMatmulAlgoGetHeuristic");
+  plan.usable = status == kSuccess && found > 0 && best.state == kSuccess && best.workspace_bytes <= workspace_bytes_;
+  plan.algo = best.algo;
+}
+
+CublasLt::Plan* CublasLt::plan_of(const Product& p) {
+  const GemmShape& s = p.shape;
+  // A bias of another type than y is not something the library promises for these types.
+  if (!there() || s.m <= 0 || s.n <= 0 || s.k <= 0 || (p.wide && p.bias != nullptr)) return nullptr;
+  int align = std::min({alignment(p.x), alignment(p.w), alignment(p.y)});
+  if (p.bias != nullptr) align = std::min(align, alignment(p.bias));
+  // Rows that do not begin at 16 bytes have slow ways at best. Two kinds of alignment keep the plans few.
+  if (align < 16 || s.k % 8 != 0 || s.ldx % 8 != 0 || s.ldy * (p.wide ? 4 : 2) % 16 != 0) return nullptr;
+  const Key key{s.m, s.n, s.k, s.ldx, s.ldy, p.wide, p.bias != nullptr, align == 256 ? 256 : 16};
+  const auto [at, is_new] = plans_.try_emplace(key);
+  if (is_new) make(at->second, key, p.bias);
+  return at->second.usable ? &at->second : nullptr;
+}
+
+bool CublasLt::launch(Plan& plan, const Product& p, cudaStream_t stream) {
+  if (p.bias != nullptr) {
+    check(api_->desc_set(plan.desc, kDescBiasPointer, &p.bias, sizeof p.bias), "setting the bias");
+  }
+  const float one = 1.0f, zero = 0.0f;
+  const int status = api_->matmul(handle_, plan.desc, &one, p.w, plan.a, p.x, plan.b, &zero, p.y, plan.d, p.y, plan.d,
+                                  &plan.algo, workspace_, workspace_bytes_, stream);
+  if (refused(status)) {
+    plan.usable = false;
+    return false;
+  }
+  check(status, "cublasLtMatmul");
+  plan.loaded = true;
+  return true;
+}
+
+bool CublasLt::run(const Product& p, cudaStream_t stream) {
+  Plan* const plan = plan_of(p);
+  if (plan == nullptr) return false;
+  if (demands_loaded_ && !plan->loaded) {
+    throw std::logic_error("a product of " + std::to_string(p.shape.m) + " x " + std::to_string(p.shape.n) + " x " +
+                           std::to_string(p.shape.k) + " was not loaded before the step");
+  }
+  return launch(*plan, p, stream);
+}
+
+void CublasLt::load(const Product& p, cudaStream_t stream) {
+  Plan* const plan = plan_of(p);
+  if (plan != nullptr && !plan->loaded) launch(*plan, p, stream);
+}
+
+}  // namespace refit::cuda

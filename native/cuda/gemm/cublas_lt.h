@@ -1,0 +1,54 @@
+// cuBLASLt through dlopen and own declarations of the little that is used (the C interface of cuBLAS 12 and 13; names
+// and numbers as in its public header cublasLt.h).
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "cuda/gemm/gemm.h"
+
+namespace refit::cuda {
+
+// One per rank; used from the rank's thread, on one stream, with the card current.
+class CublasLt {
+ public:
+  // Opens the library, unless REFIT_CUBLASLT=off; REFIT_CUBLASLT may also be the path of the file. `workspace`: memory
+  // of the card, aligned to 256 bytes, that stays for life. Never throws for want of the library.
+  CublasLt(void* workspace, size_t workspace_bytes);
+  ~CublasLt();
+  CublasLt(const CublasLt&) = delete;
+  CublasLt& operator=(const CublasLt&) = delete;
+
+  bool there() const { return handle_ != nullptr; }
+  // Version and file, or why it is not there.
+  const std::string& info() const { return info_; }
+
+  // False where the library is not there or has no way to do it: then nothing was started. Throws std::runtime_error
+  // where it failed. The first product of a shape asks for the best way and keeps it; later ones allocate nothing.
+  bool run(const Product& product, cudaStream_t stream);
+  // As Gemm's.
+  void load(const Product& product, cudaStream_t stream);
+  void demand_loaded() { demands_loaded_ = true; }
+
+ private:
+  struct Api;
+  struct Plan;
+  // m, n, k, ldx, ldy, wide, bias, alignment
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, int>;
+
+  // Null where there is no way to do it.
+  Plan* plan_of(const Product& product);
+  void make(Plan& plan, const Key& key, const bf16* bias);
+  bool launch(Plan& plan, const Product& product, cudaStream_t stream);
+
+  std::unique_ptr<Api> api_;
+  void* handle_ = nullptr;
+  void* workspace_;
+  size_t workspace_bytes_;
+  std::string info_;
+  std::map<Key, Plan> plans_;
+  bool demands_loaded_ = false;
+};
+
+}  // namespace refit::cuda

@@ -1,0 +1,79 @@
+#include "cuda/gemm/gemm.h"
+
+#include "cuda/device/check.h"
+#include "cuda/gemm/cublas_lt.h"
+#include "cuda/gemm/gemm_kernels.h"
+
+namespace refit::cuda {
+namespace {
+
+// Up to so many rows the streaming kernel is chosen before cuBLASLt.
+constexpr int64_t kStreamRowsByChoice = 16;
+static_assert(kStreamRowsByChoice <= kStreamMaxRows);
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "the number of multiprocessors");
+  return count;
+}
+
+}  // namespace
+
+struct Gemm::Plans {
+  Plans(void* workspace, size_t bytes) : library(workspace, bytes), processors(multiprocessors()) {}
+
+  bool may_take(GemmPath path) const { return forced == GemmPath::kAuto || forced == path; }
+  bool streams(const Product& p) const {
+    const int64_t most = forced == GemmPath::kAuto ? kStreamRowsByChoice : kStreamMaxRows;
+    return may_take(GemmPath::kStream) && p.shape.m <= most && stream_takes(p.shape, p.x, p.w);
+  }
+  template <class Out>
+  void run_own(const Product& p, bool streamed, cudaStream_t stream) const {
+    auto* const y = static_cast<Out*>(p.y);
+    if (streamed) {
+      stream_gemm(p.shape, p.x, p.w, p.bias, y, stream);
+    } else {
+      tile_gemm(p.shape, p.x, p.w, p.bias, y, processors, stream);
+    }
+  }
+
+  CublasLt library;
+  const int processors;
+  GemmPath forced = GemmPath::kAuto, last = GemmPath::kAuto;
+};
+
+Gemm::Gemm(void* workspace, size_t workspace_bytes) : plans_(std::make_unique<Plans>(workspace, workspace_bytes)) {
+  prepare_stream_gemm();
+  prepare_tile_gemm();
+}
+
+Gemm::~Gemm() = default;
+
+void Gemm::run(const Product& p, cudaStream_t stream) {
+  if (p.shape.m <= 0 || p.shape.n <= 0) return;
+  const bool streamed = plans_->streams(p);
+  if (!streamed && plans_->may_take(GemmPath::kLibrary) && plans_->library.run(p, stream)) {
+    plans_->last = GemmPath::kLibrary;
+    return;
+  }
+  plans_->last = streamed ? GemmPath::kStream : GemmPath::kTile;
+  if (p.wide) {
+    plans_->run_own<float>(p, streamed, stream);
+  } else {
+    plans_->run_own<bf16>(p, streamed, stream);
+  }
+}
+
+void Gemm::load(const Product& p, cudaStream_t stream) {
+  if (!plans_->streams(p) && plans_->may_take(GemmPath::kLibrary)) plans_->library.load(p, stream);
+}
+
+void Gemm::demand_loaded() { plans_->library.demand_loaded(); }
+
+const std::string& Gemm::library() const { return plans_->library.info(); }
+bool Gemm::has_library() const { return plans_->library.there(); }
+void Gemm::force(GemmPath path) { plans_->forced = path; }
+GemmPath Gemm::last_path() const { return plans_->last; }
+
+}  // namespace refit::cuda

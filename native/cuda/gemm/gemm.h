@@ -1,0 +1,68 @@
+// y = x wᵀ (+ bias): x [M, K] bf16 row-major with leading dimension ldx, w [N, K] bf16 row-major (as checkpoints hold
+// it), bias [N] bf16 or null, y [M, N] bf16 or float with leading dimension ldy; fp32 accumulation.
+//
+// Three paths: an own weight-streaming kernel for few rows, cuBLASLt for the rest, and an own mma.sync kernel where
+// cuBLASLt is missing or REFIT_CUBLASLT=off.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "cuda/device/types.h"
+
+namespace refit::cuda {
+
+struct GemmShape {
+  int64_t m, n, k;
+  int64_t ldx, ldy;
+};
+
+struct Product {
+  Product(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, bf16* y)
+      : shape(shape), x(x), w(w), bias(bias), y(y), wide(false) {}
+  Product(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, float* y)
+      : shape(shape), x(x), w(w), bias(bias), y(y), wide(true) {}
+
+  GemmShape shape;
+  const bf16 *x, *w, *bias;
+  void* y;
+  bool wide;  // y is float
+};
+
+enum class GemmPath {
+  kAuto,
+  kStream,   // own, at most 16 rows: bandwidth of the weights
+  kLibrary,  // cuBLASLt
+  kTile,     // own, any shape and alignment
+};
+
+// One per rank; used from the rank's thread, on one stream. Construction happens with the card current.
+class Gemm {
+ public:
+  // Opens cuBLASLt where it is found. `workspace`: memory of the card that stays for life (32 MiB on Hopper).
+  Gemm(void* workspace, size_t workspace_bytes);
+  ~Gemm();
+  Gemm(const Gemm&) = delete;
+  Gemm& operator=(const Gemm&) = delete;
+
+  void run(const Product& product, cudaStream_t stream);
+  // Leaves nothing for a run of the same product to load; y may be overwritten. cuBLASLt loads a kernel when it is
+  // first needed, and waits for the cards to do so: for ever, where one of them waits for this rank in a collective.
+  void load(const Product& product, cudaStream_t stream);
+  // From now on cuBLASLt is given loaded products alone; others throw std::logic_error.
+  void demand_loaded();
+
+  // Version and file of cuBLASLt, or why there is none: for logs.
+  const std::string& library() const;
+  bool has_library() const;
+
+  // For tests and benchmarks: products take this path from now on; those that it cannot take go to the tiled kernel.
+  void force(GemmPath path);
+  // The path that the last product took.
+  GemmPath last_path() const;
+
+ private:
+  struct Plans;
+  std::unique_ptr<Plans> plans_;
+};
+
+}  // namespace refit::cuda

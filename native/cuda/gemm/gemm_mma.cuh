@@ -1,0 +1,93 @@
+// The instructions that the matrix kernels stand on: mma.sync for bf16, ldmatrix, cp.async, and streaming loads
+// (PTX ISA, "Warp-level matrix instructions"; sm_80 and later).
+#pragma once
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "cuda/device/types.h"
+
+namespace refit::cuda {
+
+// d += a b with a [16, 16], b [16, 8]. Of thread 4 g + t, a pair being two neighbours along k:
+//   a: pairs (row g, k 2t), (row g + 8, k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8)
+//   b: pairs (k 2t, column g), (k 2t + 8, column g)
+//   d: (row g, columns 2t, 2t + 1), (row g + 8, the same)
+__device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                    uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// 16 bytes to shared memory past the registers: the first `bytes` of them from `from`, the rest zero.
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most `Pending` of this thread's groups are under way.
+template <int Pending>
+__device__ __forceinline__ void wait_async() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+// 16 bytes that are read once, past the first cache; zeros where `there` is false, and then `p` is not touched.
+// Volatile, as load_kept: many loads must be under way, and the compiler likes to sink them to their use.
+__device__ __forceinline__ uint4 load_once(const bf16* p, bool there) {
+  uint4 v;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.s32 p, %5, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@p ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(p), "r"(static_cast<int>(there)));
+  return v;
+}
+
+// The same for what other warps read too.
+__device__ __forceinline__ uint4 load_kept(const bf16* p, bool there) {
+  uint4 v;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.s32 p, %5, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(p), "r"(static_cast<int>(there)));
+  return v;
+}
+
+__device__ __forceinline__ float rounded(float v) { return __bfloat162float(__float2bfloat16_rn(v)); }
+
+__device__ __forceinline__ void put(bf16* y, float v) { *y = __float2bfloat16_rn(v); }
+__device__ __forceinline__ void put(float* y, float v) { *y = v; }
+__device__ __forceinline__ void put_pair(bf16* y, float a, float b) {
+  *reinterpret_cast<__nv_bfloat162*>(y) = __floats2bfloat162_rn(a, b);
+}
+__device__ __forceinline__ void put_pair(float* y, float a, float b) {
+  *reinterpret_cast<float2*>(y) = make_float2(a, b);
+}
+
+}  // namespace refit::cuda

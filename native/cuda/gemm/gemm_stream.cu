@@ -1,0 +1,75 @@
+#include "cuda/device/check.h"
+#include "cuda/gemm/gemm_kernels.h"
+#include "cuda/gemm/gemm_stream.cuh"
+
+namespace refit::cuda {
+namespace {
+
+static_assert(kStreamMaxRows == kStreamMaxTiles * 8);
+
+// Block b makes columns [16 b, 16 b + 16) of y.
+template <int Tiles, class Out>
+__global__ void __launch_bounds__(kStreamThreads, 2)
+    stream_kernel(int M, int64_t N, int K, const bf16* __restrict__ x, int64_t ldx, const bf16* __restrict__ w,
+                  const bf16* __restrict__ bias, Out* __restrict__ y, int64_t ldy) {
+  __shared__ StreamSums<Tiles> sums;
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int64_t n0 = static_cast<int64_t>(blockIdx.x) * kStreamRows;
+  StreamRows<Tiles> rows;
+  // Past the last row of w the last one is read again; its products are not stored.
+  rows.w[0] = w + min(n0 + g, N - 1) * K + t * 8;
+  rows.w[1] = w + min(n0 + g + 8, N - 1) * K + t * 8;
+#pragma unroll
+  for (int i = 0; i < Tiles; i++) rows.x[i] = i * 8 + g < M ? x + (i * 8 + g) * ldx + t * 8 : nullptr;
+  stream_product(rows, K, sums);
+  for (int i = threadIdx.x; i < M * kStreamRows; i += kStreamThreads) {
+    const int m = i / kStreamRows, n = i % kStreamRows;
+    if (n0 + n >= N) continue;
+    float sum = sums.total(m, n);
+    if (bias != nullptr) sum += __bfloat162float(bias[n0 + n]);
+    put(y + m * ldy + n0 + n, sum);
+  }
+}
+
+template <int Tiles, class Out>
+void launch(const GemmShape& s, const bf16* x, const bf16* w, const bf16* bias, Out* y, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>((s.n + kStreamRows - 1) / kStreamRows);
+  stream_kernel<Tiles, Out><<<blocks, kStreamThreads, 0, stream>>>(static_cast<int>(s.m), s.n, static_cast<int>(s.k), x,
+                                                                   s.ldx, w, bias, y, s.ldy);
+  check_launch("launch of the streaming matrix kernel");
+}
+
+template <int Tiles, class Out>
+void prepare() {
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, stream_kernel<Tiles, Out>), "loading the streaming matrix kernel");
+}
+
+bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+}  // namespace
+
+bool stream_takes(const GemmShape& s, const bf16* x, const bf16* w) {
+  return s.m <= kStreamMaxRows && s.k % 8 == 0 && s.ldx % 8 == 0 && aligned(x) && aligned(w);
+}
+
+template <class Out>
+void stream_gemm(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, Out* y, cudaStream_t stream) {
+  if (shape.m <= 8) {
+    launch<1>(shape, x, w, bias, y, stream);
+  } else {
+    launch<2>(shape, x, w, bias, y, stream);
+  }
+}
+
+template void stream_gemm(const GemmShape&, const bf16*, const bf16*, const bf16*, bf16*, cudaStream_t);
+template void stream_gemm(const GemmShape&, const bf16*, const bf16*, const bf16*, float*, cudaStream_t);
+
+void prepare_stream_gemm() {
+  prepare<1, bf16>();
+  prepare<2, bf16>();
+  prepare<1, float>();
+  prepare<2, float>();
+}
+
+}  // namespace refit::cuda

@@ -1,0 +1,100 @@
+// The product of few rows of x with 16 rows of w, for a block that reads these rows of w once, at the speed of memory.
+//
+// Tensor cores do the arithmetic although they are nearly idle, because they make it free: the 16 rows of w are the
+// first operand, the rows of x, padded to 8 or 16, the second, so the instructions per byte of w hardly grow with M.
+// The order of k within a product is free as long as both operands agree, so a thread takes the 16 bytes that it loads,
+// 8 neighbours of k, as its part of two products; nothing passes through shared memory on the way.
+//
+// K is cut into runs of 128 that go round the block's eight warps; their sums meet in shared memory and are added in
+// the order of warps. Nothing of this depends on M: the bits of a row are the same whatever rows come with it.
+#pragma once
+#include "cuda/gemm/gemm_mma.cuh"
+
+namespace refit::cuda {
+
+constexpr int kStreamRows = 16;   // of w for one block
+constexpr int kStreamWarps = 8;   // of a block
+constexpr int kStreamBlocks = 4;  // of 32 along k, in one run of a warp
+constexpr int kStreamRun = kStreamBlocks * 32;
+constexpr int kStreamThreads = kStreamWarps * 32;
+constexpr int kStreamMaxTiles = 2;  // of 8 rows of x
+
+// Where thread 4 g + t of each warp reads: all pointers are past the row's first 8 t elements.
+template <int Tiles>
+struct StreamRows {
+  const bf16* w[2];      // rows g and g + 8 of the 16
+  const bf16* x[Tiles];  // row g of each eight; null past the last
+};
+
+// What one warp needs of w for one run.
+struct StreamRun {
+  uint4 low[kStreamBlocks], high[kStreamBlocks];
+};
+
+template <int Tiles>
+__device__ __forceinline__ StreamRun stream_fetch(const StreamRows<Tiles>& rows, int k, int t, int K) {
+  StreamRun run;
+#pragma unroll
+  for (int b = 0; b < kStreamBlocks; b++) {
+    const bool there = k + b * 32 + t * 8 < K;
+    run.low[b] = load_once(rows.w[0] + k + b * 32, there);
+    run.high[b] = load_once(rows.w[1] + k + b * 32, there);
+  }
+  return run;
+}
+
+// Sums of all warps: element (warp, m, n) of x's row m and w's row n. Rows are padded against bank conflicts.
+template <int Tiles>
+struct StreamSums {
+  static constexpr int kRow = kStreamRows + 1;
+  float part[kStreamWarps][Tiles * 8][kRow];
+
+  __device__ __forceinline__ float total(int m, int n) const {
+    float sum = part[0][m][n];
+#pragma unroll
+    for (int warp = 1; warp < kStreamWarps; warp++) sum += part[warp][m][n];
+    return sum;
+  }
+};
+
+// Every thread of the block calls it; afterwards sums.total is valid in all of them. K a multiple of 8, rows of w and x
+// aligned to 16 bytes.
+template <int Tiles>
+__device__ __forceinline__ void stream_product(const StreamRows<Tiles>& rows, int K, StreamSums<Tiles>& sums) {
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  float acc[Tiles][4] = {};
+  int k = warp * kStreamRun;
+  StreamRun now = stream_fetch(rows, k, t, K);
+  for (; k < K; k += kStreamWarps * kStreamRun) {
+    // x first: it is near, and must not wait behind the next run of w.
+    uint4 x[Tiles][kStreamBlocks];
+#pragma unroll
+    for (int b = 0; b < kStreamBlocks; b++) {
+      const bool there = k + b * 32 + t * 8 < K;
+#pragma unroll
+      for (int i = 0; i < Tiles; i++) x[i][b] = load_kept(rows.x[i] + k + b * 32, there && rows.x[i] != nullptr);
+    }
+    const StreamRun next = stream_fetch(rows, k + kStreamWarps * kStreamRun, t, K);
+#pragma unroll
+    for (int b = 0; b < kStreamBlocks; b++) {
+      const uint4 low = now.low[b], high = now.high[b];
+#pragma unroll
+      for (int i = 0; i < Tiles; i++) {
+        mma(acc[i], low.x, high.x, low.y, high.y, x[i][b].x, x[i][b].y);
+        mma(acc[i], low.z, high.z, low.w, high.w, x[i][b].z, x[i][b].w);
+      }
+    }
+    now = next;
+  }
+#pragma unroll
+  for (int i = 0; i < Tiles; i++) {
+    const int m = i * 8 + 2 * t;
+    sums.part[warp][m][g] = acc[i][0];
+    sums.part[warp][m + 1][g] = acc[i][1];
+    sums.part[warp][m][g + 8] = acc[i][2];
+    sums.part[warp][m + 1][g + 8] = acc[i][3];
+  }
+  __syncthreads();
+}
+
+}  // namespace refit::cuda

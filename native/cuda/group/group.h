@@ -1,0 +1,70 @@
+// A process group of NCCL: ranks of a device, each on a thread, a stream and a communicator of its own, among ranks of
+// other processes. It knows no CUDA: that is GroupCard's.
+#pragma once
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/nccl/nccl_group.h"
+#include "cuda/group/group_card.h"
+#include "cuda/group/group_lane.h"
+
+namespace refit::cuda {
+
+class CardGroup : public NcclGroup {
+ public:
+  // Opens the library; touches no card. Throws GroupError (kRefused) where it cannot be.
+  CardGroup(GroupHost host, const NcclGroupOptions& options);
+  ~CardGroup() override;
+
+  std::string describe() const override;
+  std::string library() const override;
+  void connect(const uint8_t* id, GroupDeadline deadline) override;
+  void stage(uint64_t bytes, int slots = kGroupSlots) override;
+  // The memory is not owned by what is returned: see NcclGroup in core/cuda_library.cc.
+  StagedSlot staged(int slot) const override;
+  void begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
+  void arrive(GroupDeadline deadline) override;
+  std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
+                               const std::vector<Rect>& rects) const override;
+  void receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
+  std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes, GroupDeadline deadline) override;
+  void send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) override;
+  void params(Device& device, const CoreConfig& config, int rank, int root, GroupDeadline deadline) override;
+  void params(int rank, int root, GroupDeadline deadline);
+  void barrier(GroupDeadline deadline) override;
+  void abort(const std::string& reason) noexcept override;
+  void end() noexcept override;
+
+ private:
+  struct State;
+
+  // How a call on all lanes went: the first failure, and whose it is.
+  struct Outcome {
+    std::exception_ptr error;
+    int lane = -1;
+    double seconds = 0;
+  };
+
+  Outcome run(GroupDeadline deadline, bool cancel, const std::function<void(GroupLane&)>& fn);
+  void on_lanes(const char* phase, GroupDeadline deadline, const std::function<void(GroupLane&)>& fn);
+  void open_lanes();
+  [[noreturn]] void lose(const std::string& message);
+  void demand_usable(const char* phase) const;
+  void demand_idle(const char* phase) const;
+  void demand_free_slots() const;
+  void all_or_none(GroupDeadline deadline, const std::function<void(GroupLane&)>& fn);
+  void demand_root(int root) const;
+  int local_ranks() const;
+
+  const NcclGroupOptions options_;
+  const NcclApi& api_;
+  // Shared with the cards' threads: one that is stuck keeps what it uses.
+  const std::shared_ptr<State> state_;
+};
+
+}  // namespace refit::cuda

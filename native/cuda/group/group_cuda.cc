@@ -1,0 +1,97 @@
+#include "cuda/group/group_cuda.h"
+
+#include <vector>
+
+#include "core/memory_error.h"
+#include "cuda/device/check.h"
+#include "cuda/device/memory.h"
+#include "cuda/device/rank.h"
+
+namespace refit::cuda {
+namespace {
+
+class CudaGroupCard : public GroupCard {
+ public:
+  // A health of its own: how long a rank may wait for others is the group's to say, not the watchdog's.
+  CudaGroupCard(int rank, int device) : rank_(rank, device) {
+    rank_
+        .run([this] {
+          for (auto& set : marks_) {
+            for (cudaEvent_t& event : set) {
+              check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+            }
+          }
+        })
+        .get();
+  }
+  ~CudaGroupCard() override {
+    try {
+      rank_
+          .run([this] {
+            for (auto& set : marks_) {
+              for (cudaEvent_t event : set) cudaEventDestroy(event);
+            }
+          })
+          .get();
+    } catch (...) {
+      // The card is lost, and the process about to end.
+    }
+  }
+
+  std::string label() const override { return rank_.label(); }
+  const char* last_operation() const override { return rank_.last_operation(); }
+  std::future<void> run(std::function<void()> fn) override { return rank_.run(std::move(fn)); }
+  void doing(const char* operation) noexcept override { rank_.doing(operation); }
+  NcclStream stream() override { return rank_.stream; }
+
+  uint8_t* allocate(uint64_t bytes) override {
+    void* memory = nullptr;
+    const cudaError_t code = cudaMalloc(&memory, bytes);
+    if (code == cudaSuccess) return static_cast<uint8_t*>(memory);
+    cudaGetLastError();
+    if (code != cudaErrorMemoryAllocation) throw CudaError(code, "memory for a process group");
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    throw NoMemory(label() + " has no room for " + gigabytes(bytes) +
+                   " of a process group's staging: " + gigabytes(free) + " of " + gigabytes(total) +
+                   " are free; lower --bucket-bytes or --mem-fraction, or end what else uses the card");
+  }
+  void free(uint8_t* memory) noexcept override { cudaFree(memory); }
+
+  void upload(uint8_t* to, const uint8_t* from, uint64_t bytes) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, rank_.stream), "upload");
+  }
+
+  void download(uint8_t* to, const uint8_t* from, uint64_t bytes) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, rank_.stream), "download");
+    check(cudaStreamSynchronize(rank_.stream), "download");
+  }
+
+  bool idle() override { return is_done(cudaStreamQuery(rank_.stream), "a process group's stream"); }
+
+  void mark(int set, int index) override {
+    check(cudaEventRecord(marks_[set][index], rank_.stream), "cudaEventRecord");
+  }
+  bool passed(int set, int index) override {
+    return is_done(cudaEventQuery(marks_[set][index]), "a mark of a process group");
+  }
+
+ private:
+  static bool is_done(cudaError_t code, const char* what) {
+    if (code == cudaSuccess) return true;
+    cudaGetLastError();  // "not ready" too would be taken for the next launch's
+    if (code != cudaErrorNotReady) throw CudaError(code, what);
+    return false;
+  }
+
+  Rank rank_;
+  cudaEvent_t marks_[kMarkSets][kMarks] = {};
+};
+
+}  // namespace
+
+std::unique_ptr<GroupCard> open_group_card(int rank, int device) {
+  return std::make_unique<CudaGroupCard>(rank, device);
+}
+
+}  // namespace refit::cuda

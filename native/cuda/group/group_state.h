@@ -1,0 +1,33 @@
+// What a group's calls and its cards' threads have in common.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/group/group.h"
+
+namespace refit::cuda {
+
+struct CardGroup::State {
+  explicit State(GroupHost given) : host(std::move(given)) {}
+
+  const GroupHost host;
+  std::vector<std::unique_ptr<GroupLane>> lanes;  // from connect to end
+  std::vector<int> tensor_ranks;                  // each lane's
+  bool connected = false, ended = false;
+  uint64_t slot_bytes = 0;
+  int slots = 0;            // of so many bytes
+  std::vector<int> coming;  // slots that are received into and have not been waited for, in order
+  uint64_t room(int slot) const { return slot < slots ? slot_bytes : 0; }
+  std::atomic<bool> cancel{false};
+
+  mutable std::mutex mutex;
+  std::string reason;    // of the abort; of the first failure, after which the group is of no use
+  bool aborted = false;  // by the caller
+  bool lost = false;     // a card: nothing is freed
+};
+
+}  // namespace refit::cuda

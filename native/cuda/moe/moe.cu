@@ -1,0 +1,120 @@
+#include <stdexcept>
+#include <string>
+
+#include "cuda/moe/moe.h"
+#include "cuda/moe/moe_kernels.h"
+
+namespace refit::cuda {
+namespace {
+
+// Tokens of one turn: bounds the scratch of a long prefill; an expert's weights are then read once a turn.
+constexpr int64_t kTurnTokens = 4096;
+
+// Rows per expert, on average, from which the larger of two kernels is taken.
+constexpr int64_t kTileFrom = 8, kLargeTileFrom = 96;
+
+int choose_tile_rows(const MoeShape& shape, int64_t count) {
+  const int64_t rows = count * shape.per_token / shape.experts;
+  if (count <= 8) return 8;  // an expert has at most as many rows as there are tokens
+  if (rows <= kTileFrom) return 16;
+  return rows < kLargeTileFrom ? 64 : 128;
+}
+
+void check_shape(const MoeShape& s) {
+  const auto fail = [](const std::string& why) { throw std::invalid_argument("mixture of experts: " + why); };
+  if (s.experts < 1 || s.experts > kMaxExperts)
+    fail(std::to_string(s.experts) + " experts; 1 to " + std::to_string(kMaxExperts) + " are supported");
+  if (s.per_token < 1 || s.per_token > std::min(s.experts, kMaxPerToken))
+    fail(std::to_string(s.per_token) + " experts per token of " + std::to_string(s.experts) + "; 1 to " +
+         std::to_string(std::min(s.experts, kMaxPerToken)) + " are supported");
+  if (s.hidden < 1 || s.inter < 1) fail("hidden and intermediate sizes must be positive");
+}
+
+}  // namespace
+
+MoeScratch carve_moe_scratch(const MoeShape& s, int64_t tokens, void* base) {
+  const int64_t pairs = tokens * s.per_token;
+  size_t used = 0;
+  const auto carve = [&](int64_t count, size_t size) {
+    void* const at = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(base) + used);
+    used += (static_cast<size_t>(count) * size + 255) / 256 * 256;
+    return at;
+  };
+  MoeScratch scratch;
+  scratch.logits = static_cast<bf16*>(carve(tokens * s.experts, sizeof(bf16)));
+  scratch.ids = static_cast<int32_t*>(carve(pairs, sizeof(int32_t)));
+  scratch.weights = static_cast<float*>(carve(pairs, sizeof(float)));
+  scratch.slots = static_cast<int32_t*>(carve(pairs, sizeof(int32_t)));
+  scratch.tokens = static_cast<int32_t*>(carve(pairs, sizeof(int32_t)));
+  scratch.tiles = static_cast<RowTile*>(carve(max_row_tiles(pairs, s.experts, 8), sizeof(RowTile)));  // 8: most tiles
+  scratch.tile_count = static_cast<int32_t*>(carve(1, sizeof(int32_t)));
+  scratch.act = static_cast<bf16*>(carve(pairs * s.inter, sizeof(bf16)));
+  scratch.out = carve(pairs * s.hidden, sizeof(float));
+  scratch.bytes = used;
+  return scratch;
+}
+
+size_t Moe::scratch_bytes(const MoeShape& shape, int64_t tokens) {
+  return carve_moe_scratch(shape, std::min(tokens, kTurnTokens), nullptr).bytes;
+}
+
+Moe::Moe(const MoeShape& shape, Gemm& gemm, void* scratch, size_t scratch_bytes)
+    : shape_(shape), gemm_(gemm), scratch_(scratch), scratch_bytes_(scratch_bytes) {
+  check_shape(shape);
+  int64_t no = kTurnTokens + 1;  // turn_ tokens fit, `no` do not
+  while (no - turn_ > 1) {
+    const int64_t middle = (turn_ + no) / 2;
+    (carve_moe_scratch(shape, middle, nullptr).bytes <= scratch_bytes ? turn_ : no) = middle;
+  }
+  if (turn_ == 0) {
+    throw std::invalid_argument("mixture of experts: " + std::to_string(scratch_bytes) +
+                                " bytes of scratch are too few; one token needs " +
+                                std::to_string(Moe::scratch_bytes(shape, 1)));
+  }
+  prepare_moe_route();
+  prepare_moe_gemm();
+}
+
+template <class F>
+void Moe::in_turns(int64_t count, F&& fn) const {
+  const int64_t turns = (count + turn_ - 1) / turn_;
+  for (int64_t i = 0; i < turns; i++) {
+    const int64_t begin = count * i / turns, end = count * (i + 1) / turns;
+    fn(begin, end - begin);
+  }
+}
+
+void Moe::run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
+              cudaStream_t stream, RouteRecord record) {
+  in_turns(count, [&](int64_t begin, int64_t tokens) {
+    RouteRecord part = record;
+    if (record.to != nullptr) part.to += begin * record.stride;
+    run_turn(x + begin * shape_.hidden, router, w13, w2, y + begin * shape_.hidden, tokens, partial, stream, part);
+  });
+}
+
+void Moe::load(const bf16* x, const bf16* router, int64_t count, cudaStream_t stream) {
+  in_turns(count, [&](int64_t begin, int64_t tokens) {
+    gemm_.load(routing(x + begin * shape_.hidden, router, tokens), stream);
+  });
+}
+
+Product Moe::routing(const bf16* x, const bf16* router, int64_t count) const {
+  const GemmShape shape{count, shape_.experts, shape_.hidden, shape_.hidden, shape_.experts};
+  return {shape, x, router, nullptr, carve_moe_scratch(shape_, count, scratch_).logits};
+}
+
+void Moe::run_turn(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count,
+                   bool partial, cudaStream_t stream, RouteRecord record) {
+  const MoeScratch scratch = carve_moe_scratch(shape_, count, scratch_);
+  int tile_rows = forced_rows_ != 0 ? forced_rows_ : choose_tile_rows(shape_, count);
+  if (!moe_rows_aligned(shape_, x, w13, w2)) tile_rows = 64;
+  gemm_.run(routing(x, router, count), stream);
+  choose_experts(shape_, scratch, count, stream, record);
+  sort_by_expert(shape_, scratch, count, tile_rows, stream);
+  expert_gate_up(shape_, scratch, x, w13, count, tile_rows, stream);
+  expert_down(shape_, scratch, w2, count, partial, tile_rows, stream);
+  combine_experts(shape_, scratch, y, count, partial, stream);
+}
+
+}  // namespace refit::cuda

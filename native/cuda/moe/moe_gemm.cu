@@ -1,0 +1,218 @@
+// The experts' products: the same cores as for plain matrices, once for each row tile of the list that the card made.
+#include "cuda/device/check.h"
+#include "cuda/gemm/gemm_stream.cuh"
+#include "cuda/gemm/gemm_tile.cuh"
+#include "cuda/moe/moe_kernels.h"
+
+namespace refit::cuda {
+namespace {
+
+// x: rows of K elements; row i of an expert is x[from[slot]], or x[slot] where `from` is null.
+struct Experts {
+  const RowTile* tiles;
+  const int32_t* tile_count;
+  const bf16* x;
+  const int32_t* from;
+  const bf16* w;
+  int N, K;  // of one expert: columns that are made, products of each
+};
+
+// g / (1 + e^-g), for g < 0 as g e^g / (1 + e^g), which cannot overflow.
+__device__ __forceinline__ float silu(float g) {
+  const float e = expf(-fabsf(g));
+  const float positive = g / (1.0f + e);
+  return signbit(g) ? positive * e : positive;
+}
+
+// Gate and up projection in one: an expert has 2 N rows of w, first of the gate, then of up, and y [slots, N] is
+// silu(gate) * up, rounded where Hugging Face's module holds bf16 tensors. Rows of w are taken eight of the gate, the
+// same eight of up, and so on: a thread then has both sums of a column.
+struct GateUp {
+  using Out = bf16;
+  static constexpr int kRowsPerColumn = 2;
+  static __device__ __forceinline__ int64_t w_row(int64_t expert, int n0, int r, int N) {
+    const int n = min(n0 + r / 16 * 8 + r % 8, N - 1);
+    return (expert * 2 + r / 8 % 2) * N + n;
+  }
+  static __device__ __forceinline__ float finish(float gate, float up) {
+    return rounded(silu(rounded(gate))) * rounded(up);
+  }
+};
+
+// Down projection: N rows of w, y [slots, N].
+template <class Result>
+struct Down {
+  using Out = Result;
+  static constexpr int kRowsPerColumn = 1;
+  static __device__ __forceinline__ int64_t w_row(int64_t expert, int n0, int r, int N) {
+    return expert * N + min(n0 + r, N - 1);
+  }
+};
+
+// Blocks (column tile, row tile); a row tile has at most 8 * Tiles rows.
+template <class Kind, int Tiles>
+__global__ void __launch_bounds__(kStreamThreads, 2) stream_experts(Experts e, typename Kind::Out* __restrict__ y) {
+  constexpr int kColumns = kStreamRows / Kind::kRowsPerColumn;
+  __shared__ StreamSums<Tiles> sums;
+  // Both are asked for at once; a tile past the last is not initialised, and not used.
+  const RowTile tile = e.tiles[blockIdx.y];
+  if (static_cast<int>(blockIdx.y) >= *e.tile_count) return;
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int n0 = blockIdx.x * kColumns;
+  StreamRows<Tiles> rows;
+  rows.w[0] = e.w + Kind::w_row(tile.expert, n0, g, e.N) * e.K + t * 8;
+  rows.w[1] = e.w + Kind::w_row(tile.expert, n0, g + 8, e.N) * e.K + t * 8;
+#pragma unroll
+  for (int i = 0; i < Tiles; i++) {
+    const int m = i * 8 + g;
+    rows.x[i] = nullptr;
+    if (m < tile.rows) {
+      const int64_t slot = tile.first + m;
+      rows.x[i] = e.x + (e.from != nullptr ? e.from[slot] : slot) * e.K + t * 8;
+    }
+  }
+  stream_product(rows, e.K, sums);
+  for (int i = threadIdx.x; i < tile.rows * kColumns; i += kStreamThreads) {
+    const int m = i / kColumns, n = i % kColumns;
+    if (n0 + n >= e.N) continue;
+    float value = sums.total(m, n);
+    if constexpr (Kind::kRowsPerColumn == 2) value = Kind::finish(value, sums.total(m, n + 8));
+    put(y + static_cast<int64_t>(tile.first + m) * e.N + n0 + n, value);
+  }
+}
+
+// Blocks (column tile, row tile); a row tile has at most S::kM rows. pairs: two neighbours of y may be stored at once.
+template <class Kind, class S, bool Aligned>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+    tile_experts(Experts e, typename Kind::Out* __restrict__ y, bool pairs) {
+  using Product = TileProduct<S, Aligned>;
+  extern __shared__ __align__(128) uint8_t shared[];
+  const RowTile tile = e.tiles[blockIdx.y];
+  if (static_cast<int>(blockIdx.y) >= *e.tile_count) return;
+  const int n0 = blockIdx.x * (S::kN / Kind::kRowsPerColumn);
+  typename Product::Sums acc = {};
+  Product::run(
+      shared,
+      [&](int r) {
+        const int64_t slot = tile.first + min(r, tile.rows - 1);
+        return e.x + (e.from != nullptr ? e.from[slot] : slot) * e.K;
+      },
+      [&](int r) { return e.w + Kind::w_row(tile.expert, n0, r, e.N) * e.K; }, e.K, acc);
+#pragma unroll
+  for (int j = 0; j < S::kNTiles; j += Kind::kRowsPerColumn) {
+    // With two rows of w per column, tiles of eight alternate: an even one's columns are at half its place.
+    const int r = Product::column(j);
+    const int n = n0 + (Kind::kRowsPerColumn == 2 ? r / 16 * 8 + r % 8 : r);
+#pragma unroll
+    for (int i = 0; i < S::kMTiles; i++) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int m = Product::row(i, h);
+        if (m >= tile.rows || n >= e.N) continue;
+        float a = acc[i][j][2 * h], b = acc[i][j][2 * h + 1];
+        if constexpr (Kind::kRowsPerColumn == 2) {
+          a = Kind::finish(a, acc[i][j + 1][2 * h]);
+          b = Kind::finish(b, acc[i][j + 1][2 * h + 1]);
+        }
+        typename Kind::Out* to = y + static_cast<int64_t>(tile.first + m) * e.N + n;
+        if (pairs) {
+          put_pair(to, a, b);
+        } else {
+          put(to, a);
+          if (n + 1 < e.N) put(to + 1, b);
+        }
+      }
+    }
+  }
+}
+
+template <class Kind, int Tiles>
+void launch_stream(const Experts& e, typename Kind::Out* y, int64_t row_tiles, cudaStream_t stream) {
+  constexpr int kColumns = kStreamRows / Kind::kRowsPerColumn;
+  const dim3 grid((e.N + kColumns - 1) / kColumns, static_cast<unsigned>(row_tiles));
+  stream_experts<Kind, Tiles><<<grid, kStreamThreads, 0, stream>>>(e, y);
+  check_launch("launch of the experts' streaming kernel");
+}
+
+template <class Kind, class S, bool Aligned>
+void launch_tile(const Experts& e, typename Kind::Out* y, int64_t row_tiles, cudaStream_t stream) {
+  constexpr int kColumns = S::kN / Kind::kRowsPerColumn;
+  const dim3 grid((e.N + kColumns - 1) / kColumns, static_cast<unsigned>(row_tiles));
+  tile_experts<Kind, S, Aligned><<<grid, S::kThreads, S::kSharedBytes, stream>>>(e, y, e.N % 2 == 0);
+  check_launch("launch of the experts' tiled kernel");
+}
+
+bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+template <class Kind>
+void launch(const Experts& e, typename Kind::Out* y, int64_t row_tiles, int tile_rows, cudaStream_t stream) {
+  const bool rows_aligned = e.K % 8 == 0 && aligned(e.x) && aligned(e.w);
+  if (tile_rows == 8) {
+    launch_stream<Kind, 1>(e, y, row_tiles, stream);
+  } else if (tile_rows == 16) {
+    launch_stream<Kind, 2>(e, y, row_tiles, stream);
+  } else if (tile_rows == LargeTile::kM) {
+    launch_tile<Kind, LargeTile, true>(e, y, row_tiles, stream);
+  } else if (rows_aligned) {
+    launch_tile<Kind, SmallTile, true>(e, y, row_tiles, stream);
+  } else {
+    launch_tile<Kind, SmallTile, false>(e, y, row_tiles, stream);
+  }
+}
+
+template <class Kind>
+void prepare() {
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, stream_experts<Kind, 1>), "loading the experts' streaming kernel");
+  check(cudaFuncGetAttributes(&attributes, stream_experts<Kind, 2>), "loading the experts' streaming kernel");
+  const auto allow = [](auto kernel, int bytes) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+          "shared memory of the experts' tiled kernel");
+  };
+  allow(tile_experts<Kind, SmallTile, false>, SmallTile::kSharedBytes);
+  allow(tile_experts<Kind, SmallTile, true>, SmallTile::kSharedBytes);
+  allow(tile_experts<Kind, LargeTile, true>, LargeTile::kSharedBytes);
+}
+
+}  // namespace
+
+bool moe_rows_aligned(const MoeShape& shape, const bf16* x, const bf16* w13, const bf16* w2) {
+  return shape.hidden % 8 == 0 && shape.inter % 8 == 0 && aligned(x) && aligned(w13) && aligned(w2);
+}
+
+void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16* x, const bf16* w13, int64_t count,
+                    int tile_rows, cudaStream_t stream) {
+  const Experts e{scratch.tiles,
+                  scratch.tile_count,
+                  x,
+                  scratch.tokens,
+                  w13,
+                  static_cast<int>(shape.inter),
+                  static_cast<int>(shape.hidden)};
+  launch<GateUp>(e, scratch.act, max_row_tiles(count * shape.per_token, shape.experts, tile_rows), tile_rows, stream);
+}
+
+void expert_down(const MoeShape& shape, const MoeScratch& scratch, const bf16* w2, int64_t count, bool partial,
+                 int tile_rows, cudaStream_t stream) {
+  const Experts e{scratch.tiles,
+                  scratch.tile_count,
+                  scratch.act,
+                  nullptr,
+                  w2,
+                  static_cast<int>(shape.hidden),
+                  static_cast<int>(shape.inter)};
+  const int64_t row_tiles = max_row_tiles(count * shape.per_token, shape.experts, tile_rows);
+  if (partial) {
+    launch<Down<float>>(e, static_cast<float*>(scratch.out), row_tiles, tile_rows, stream);
+  } else {
+    launch<Down<bf16>>(e, static_cast<bf16*>(scratch.out), row_tiles, tile_rows, stream);
+  }
+}
+
+void prepare_moe_gemm() {
+  prepare<GateUp>();
+  prepare<Down<bf16>>();
+  prepare<Down<float>>();
+}
+
+}  // namespace refit::cuda

@@ -1,0 +1,34 @@
+// The tables of one launch on their way from the host to the card: the same layout in pinned memory and on the card.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "cuda/scatter/scatter_kernel.h"
+#include "cuda/scatter/scatter_plan.h"
+
+namespace refit::cuda {
+
+class ScatterSegment {
+ public:
+  // Room for kScatterCopies copies in each of two lists. The card must be current, here and below. Throws CudaError.
+  ScatterSegment();
+  ~ScatterSegment();
+  ScatterSegment(const ScatterSegment&) = delete;
+  ScatterSegment& operator=(const ScatterSegment&) = delete;
+
+  // Waits until the card has passed what was last marked, then gives out empty lists in pinned memory.
+  ScatterLists lists();
+  // Enqueues the copy of what the lists use; counters are zero behind it.
+  ScatterWork upload(const ScatterLists& lists, cudaStream_t stream);
+  // The launch that uses the segment has been enqueued.
+  void mark(cudaStream_t stream);
+
+ private:
+  ScatterTiles upload(size_t offset, const ScatterList& list, cudaStream_t stream);
+
+  uint8_t* host_ = nullptr;
+  uint8_t* card_ = nullptr;
+  cudaEvent_t done_ = nullptr;
+  bool used_ = false;
+};
+
+}  // namespace refit::cuda

@@ -1,0 +1,40 @@
+// CUDA's side of memory that is shared between processes: cudaIpcMemHandle_t, expandable segments, events.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/device/driver.h"
+#include "cuda/device/rank.h"
+#include "transport/ipc/ipc_driver.h"
+
+namespace refit::cuda {
+
+// Why the driver refused, as far as its code tells. `visible`: the exporter's card is one of this process's.
+ipc::Cause cause_of(CUresult code, bool visible);
+
+class CardIpc : public ipc::Driver {
+ public:
+  // The ranks outlive it. Throws CudaError.
+  explicit CardIpc(std::vector<std::unique_ptr<Rank>>& ranks);
+
+  int ranks() const override { return static_cast<int>(ranks_.size()); }
+  // On the rank's own card, whichever the exporter's is: what that card reads goes over NVLink or PCIe.
+  ipc::Mapping open(int rank, const Segment& segment) override;
+  void close(int rank, const ipc::Mapping& mapping) override;
+  uint64_t open_event(int rank, const uint8_t* handle) override;
+  bool event_done(int rank, uint64_t event) override;
+  void close_event(int rank, uint64_t event) override;
+  // A rank on that card, else the first.
+  int nearest(const std::string& uuid) const;
+
+ private:
+  ipc::Mapping open_handle(const Segment& segment, bool visible);
+  ipc::Mapping open_blocks(int device, const Segment& segment, bool visible);
+
+  std::vector<std::unique_ptr<Rank>>& ranks_;
+  std::vector<CUcontext> contexts_;  // each rank's
+  std::vector<std::string> cards_;   // UUIDs of those that are visible, by ordinal
+};
+
+}  // namespace refit::cuda

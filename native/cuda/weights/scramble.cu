@@ -1,0 +1,29 @@
+#include <algorithm>
+
+#include "core/checksum.h"
+#include "cuda/device/check.h"
+#include "cuda/weights/scramble.h"
+
+namespace refit::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Finite and within [-1, 1): the card's rounding to bf16 is that of core/dtype.h.
+__global__ void __launch_bounds__(kThreads) scramble_kernel(bf16* out, int64_t count, uint64_t key) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
+    out[i] = __float2bfloat16_rn(scramble_noise(key, i));
+  }
+}
+
+}  // namespace
+
+void scramble(bf16* out, int64_t count, uint64_t seed, uint64_t address, cudaStream_t stream) {
+  if (count <= 0) return;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>((count + kThreads - 1) / kThreads, 4096));
+  scramble_kernel<<<blocks, kThreads, 0, stream>>>(out, count, scramble_key(seed, address));
+  check_launch("scramble");
+}
+
+}  // namespace refit::cuda

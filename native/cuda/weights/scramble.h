@@ -1,0 +1,12 @@
+// The noise of Store::scramble on a card, bit for bit.
+#pragma once
+#include <cstdint>
+
+#include "cuda/device/types.h"
+
+namespace refit::cuda {
+
+// Fills `count` elements of one parameter; `address` counts parameters rank by rank.
+void scramble(bf16* out, int64_t count, uint64_t seed, uint64_t address, cudaStream_t stream);
+
+}  // namespace refit::cuda

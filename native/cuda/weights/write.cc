@@ -1,0 +1,179 @@
+#include "cuda/weights/write.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "core/pool.h"
+#include "cuda/device/check.h"
+#include "cuda/weights/checksum.h"
+#include "cuda/weights/ipc_driver.h"
+#include "cuda/device/pinned_ring.h"
+#include "cuda/weights/scramble.h"
+#include "cuda/weights/write_run.h"
+#include "transport/ipc/ipc_fetch.h"
+
+namespace refit::cuda {
+namespace {
+
+constexpr size_t kSlots = 16;
+static_assert(CardStore::kRingBytes % kSlots == 0);
+
+WriteOutcome nothing_written(const WriteJob& job, const char* error) {
+  WriteOutcome out;
+  out.states.assign(job.tensors.size(), static_cast<uint8_t>(TensorState::kUntouched));
+  out.error = error;
+  return out;
+}
+
+}  // namespace
+
+struct CardStore::State {
+  State(CardParams given, int threads)
+      : params(std::move(given)), pool(threads), shared(*params.ranks), mappings(shared, pool) {
+    lanes.resize(params.ranks->size());
+    checksums.resize(params.ranks->size());
+  }
+  ~State() {
+    // On the threads that made them. A card that is lost only makes these calls fail.
+    try {
+      on_all(*params.ranks, [this](Rank& rank) {
+        lanes[static_cast<size_t>(rank.index)].reset();
+        checksums[static_cast<size_t>(rank.index)].reset();
+        if (rank.index == 0) ring.reset();
+      });
+    } catch (const std::exception&) {
+    }
+  }
+
+  const CardParams params;
+  Pool pool;
+  CardIpc shared;
+  ipc::Mappings mappings;  // closes what is kept
+  std::unique_ptr<PinnedRing> ring;
+  std::vector<std::unique_ptr<WriteLane>> lanes;
+  std::vector<std::unique_ptr<Checksum>> checksums;
+};
+
+CardStore::CardStore(CardParams params, int threads) : state_(std::make_unique<State>(std::move(params), threads)) {
+  State& s = *state_;
+  on_all(*s.params.ranks, [&s](Rank& rank) {
+    rank.doing("weights: buffers");
+    if (rank.index == 0) s.ring = std::make_unique<PinnedRing>(kSlots, kRingBytes / kSlots);
+    s.lanes[static_cast<size_t>(rank.index)] = std::make_unique<WriteLane>(kSlots);
+    s.checksums[static_cast<size_t>(rank.index)] = std::make_unique<Checksum>();
+  });
+}
+
+CardStore::~CardStore() = default;
+
+WriteOutcome CardStore::write(const WriteJob& job) {
+  State& s = *state_;
+  std::unique_ptr<WriteRun> run;
+  try {
+    run = std::make_unique<WriteRun>(s.params, job, *s.ring, s.lanes, s.mappings);
+  } catch (const std::bad_alloc&) {
+    return nothing_written(job, "no memory for read buffers");
+  }
+  run->run(s.pool);
+  return run->outcome();
+}
+
+uint64_t CardStore::close_mappings(const std::string& name) {
+  State& s = *state_;
+  uint64_t closed = 0;
+  Rank& rank = *s.params.ranks->front();
+  rank.run([&] {
+        rank.doing("weights: close shared memory");
+        closed = s.mappings.close(name);
+      })
+      .get();
+  return closed;
+}
+
+void CardStore::fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) {
+  State& s = *state_;
+  if (bytes == 0) return;
+  Rank& rank = *(*s.params.ranks)[static_cast<size_t>(s.shared.nearest(segment.uuid))];
+  ipc::await_events(s.shared, rank.index, segment, timeout_ms);
+  auto done = rank.run([&] {
+    rank.doing("weights: open shared memory");
+    const ipc::FetchMapping mapping(s.shared, rank.index, segment, offset, bytes);
+    for (uint64_t at = 0; at < bytes; at += s.ring->slot_bytes()) {
+      const auto size = static_cast<size_t>(std::min<uint64_t>(s.ring->slot_bytes(), bytes - at));
+      rank.doing("weights: read shared memory");
+      check(cudaMemcpyAsync(s.ring->slot(0), mapping.data() + at, size, cudaMemcpyDefault, rank.copy),
+            "weights: fetch");
+      check(cudaStreamSynchronize(rank.copy), "weights: fetch");
+      std::memcpy(out + at, s.ring->slot(0), size);
+    }
+    rank.doing("weights: close shared memory");
+  });
+  wait(done);
+}
+
+void CardStore::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {
+  if (rows <= 0 || cols <= 0) return;
+  State& s = *state_;
+  Rank& r = *(*s.params.ranks)[static_cast<size_t>(rank)];
+  r.run([&] {
+     const int64_t pitch = s.params.shapes[static_cast<size_t>(param)].cols;
+     const bf16* from = s.params.at(rank, param) + row * pitch + col;
+     const auto room = static_cast<int64_t>(s.ring->slot_bytes() / sizeof(bf16));
+     const int64_t width = std::min(cols, room);
+     const int64_t height = std::clamp<int64_t>(room / width, 1, rows);
+     for (int64_t i = 0; i < rows; i += height) {
+       for (int64_t k = 0; k < cols; k += width) {
+         const int64_t h = std::min(height, rows - i);
+         const auto bytes = static_cast<size_t>(std::min(width, cols - k)) * sizeof(bf16);
+         r.doing("weights: read");
+         check(
+             cudaMemcpy2DAsync(s.ring->slot(0), bytes, from + i * pitch + k, static_cast<size_t>(pitch) * sizeof(bf16),
+                               bytes, static_cast<size_t>(h), cudaMemcpyDeviceToHost, r.copy),
+             "weights: read");
+         check(cudaStreamSynchronize(r.copy), "weights: read");
+         for (int64_t j = 0; j < h; j++) {
+           std::memcpy(out + ((i + j) * cols + k) * static_cast<int64_t>(sizeof(bf16)),
+                       s.ring->slot(0) + static_cast<size_t>(j) * bytes, bytes);
+         }
+       }
+     }
+   }).get();
+}
+
+std::vector<uint64_t> CardStore::checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) {
+  State& s = *state_;
+  std::vector<uint64_t> out(rects.size());
+  on_all(*s.params.ranks, [&](Rank& rank) {
+    std::vector<SumRect> mine;
+    std::vector<size_t> at;
+    for (size_t i = 0; i < rects.size(); i++) {
+      const Rect& rect = rects[i];
+      if (rect.rank != rank.index) continue;
+      const Param& shape = s.params.shapes[static_cast<size_t>(rect.param)];
+      const int64_t cols = tensor_cols[static_cast<size_t>(rect.tensor)];
+      mine.push_back({s.params.at(rect.rank, rect.param) + rect.dst_row * shape.cols + rect.dst_col, rect.rows,
+                      rect.cols, shape.cols, static_cast<uint64_t>(rect.src_row * cols + rect.src_col), cols});
+      at.push_back(i);
+    }
+    rank.doing("weights: checksum");
+    const std::vector<uint64_t> sums = s.checksums[static_cast<size_t>(rank.index)]->run(mine, rank.stream);
+    for (size_t i = 0; i < sums.size(); i++) out[at[i]] = sums[i];
+  });
+  return out;
+}
+
+void CardStore::scramble(uint64_t seed) {
+  State& s = *state_;
+  on_all(*s.params.ranks, [&](Rank& rank) {
+    rank.doing("weights: scramble");
+    for (size_t p = 0; p < s.params.shapes.size(); p++) {
+      const Param& shape = s.params.shapes[p];
+      cuda::scramble(s.params.at(rank.index, static_cast<int>(p)), shape.rows * shape.cols, seed,
+                     static_cast<uint64_t>(rank.index) * s.params.shapes.size() + p, rank.stream);
+    }
+    check(cudaStreamSynchronize(rank.stream), "weights: scramble");
+  });
+}
+
+}  // namespace refit::cuda

@@ -1,0 +1,88 @@
+// One write of one job onto the cards; CardStore::write makes one and runs it.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/pool.h"
+#include "cuda/device/pinned_ring.h"
+#include "cuda/scatter/scatter.h"
+#include "cuda/weights/write.h"
+#include "cuda/weights/write_batches.h"
+#include "transport/ipc/ipc_session.h"
+
+namespace refit::cuda {
+
+// What a rank keeps for writes; made, used and destroyed on the rank's thread.
+struct WriteLane {
+  explicit WriteLane(size_t slots);
+  ~WriteLane();
+  WriteLane(const WriteLane&) = delete;
+  WriteLane& operator=(const WriteLane&) = delete;
+
+  Scatter scatter;
+  // Per slot: the copy engine and the kernels have passed what the rank wanted of it.
+  std::vector<cudaEvent_t> copied, scattered;
+};
+
+class WriteRun {
+ public:
+  // Plans all of it; throws std::bad_alloc. Nothing has been written then.
+  WriteRun(const CardParams& params, const WriteJob& job, PinnedRing& ring,
+           std::vector<std::unique_ptr<WriteLane>>& lanes, ipc::Mappings& mappings);
+
+  // Throws DeviceLost where a card is lost.
+  void run(Pool& pool);
+  WriteOutcome outcome() const;
+
+ private:
+  // A rectangle whose source the cards can read where it lies.
+  struct Direct {
+    int tensor;
+    Copy2d copy;
+  };
+
+  std::vector<uint8_t> find_near();
+  void plan_direct();
+  void read_chunk(size_t index);
+  bool fetch(const Chunk& chunk, uint8_t* slot);
+  void drain_whole(Rank& rank);
+  void drain(Rank& rank);
+  bool read_segments(Rank& rank);
+  void close_segments(bool lost);
+  bool run_direct(Rank& rank);
+  bool may_copy(int tensor);
+  void scatter(Rank& rank, const std::vector<Copy2d>& copies, const std::vector<int>& tensors, bool from_host);
+  bool enqueue(Rank& rank, size_t batch);
+  void retire(Rank& rank, size_t batch);
+  bool await_batch(size_t batch);
+  void fail(int tensor, std::string message);
+
+  const CardParams& params_;
+  const WriteJob& job_;
+  PinnedRing& ring_;
+  std::vector<std::unique_ptr<WriteLane>>& lanes_;
+  BatchPlan batches_;
+  std::vector<std::vector<Direct>> direct_;              // of each rank
+  std::unique_ptr<std::atomic<int64_t>[]> left_;         // of each tensor: pieces that no stream has been given yet
+  std::unique_ptr<std::atomic<bool>[]> dirty_;           // tensors of which something may have been written
+  std::unique_ptr<std::atomic<int64_t>[]> chunks_left_;  // of each batch: chunks that are not read
+  std::vector<uint64_t> segment_bytes_;                  // of each tensor that is read from a segment
+  std::atomic<uint64_t> bytes_ = 0;
+  std::atomic<bool> stop_ = false;
+
+  std::mutex mutex_;
+  std::condition_variable readers_wake_;  // a slot is free, or stop
+  std::condition_variable ranks_wake_;    // a batch is read, or no more will be
+  std::vector<size_t> retired_;           // of each rank: batches that it has done with
+  bool reading_ = true;
+  bool broken_ = false;  // a rank ended by an exception: nothing that it was given counts as written
+  std::string error_;
+  int error_tensor_ = -1;
+  std::unique_ptr<ipc::Session> session_;
+};
+
+}  // namespace refit::cuda

@@ -1,0 +1,100 @@
+// gloo's broadcast and barrier as work that goes on as connections let it. Used by one thread.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/gloo/gloo_mesh.h"
+
+namespace refit::gloo {
+
+// The ranks of a group; `mine` are this process's.
+struct Members {
+  int size = 0;
+  std::vector<int> mine;
+};
+
+class Collective {
+ public:
+  virtual ~Collective() = default;
+  // Begins what can be begun; true when all is done. Throws LinkFault.
+  virtual bool step() = 0;
+  // What it waits for, in words; of that link alone where it is given (empty: nothing of it).
+  virtual std::string where(const Link* link) const = 0;
+};
+
+// One stretch of memory to broadcast.
+struct Piece {
+  uint8_t* memory = nullptr;
+  uint64_t bytes = 0;
+};
+
+// One broadcast after another, each of one piece: a binomial tree from `root`. `tag` counts them.
+//
+// Of the ranks of this process that receive from elsewhere, the one nearest to the root keeps the bytes; the others
+// drop theirs. Requests for pieces to come are made ahead of time, so that a sender need not wait for us between two of
+// them.
+class Broadcasts : public Collective {
+ public:
+  Broadcasts(Mesh& mesh, const Members& members, int root, std::vector<Piece> pieces, uint32_t& tag);
+  bool step() override;
+  std::string where(const Link* link) const override;
+
+ private:
+  struct Edge {
+    Link* link = nullptr;
+    bool receives = false;
+    bool sends = false;
+  };
+  // A piece under way; transfers are those of `edges_`. They are pointed to.
+  struct Running {
+    size_t piece = 0;
+    uint64_t slot = 0;
+    std::vector<Transfer> transfers;
+    bool sending = false;
+  };
+
+  void open(size_t piece);
+  bool advance(Running& running);
+
+  const std::vector<Piece> pieces_;
+  std::vector<Edge> edges_;
+  int keeper_ = -1;          // the edge whose bytes are kept; -1: the root is of this process
+  std::vector<Link*> idle_;  // links without a part in these broadcasts
+  uint32_t& tag_;
+  size_t next_ = 0;
+  std::deque<std::unique_ptr<Running>> running_;
+};
+
+// A dissemination barrier (Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988): in the
+// round of distance d = 1, 2, 4, ... each rank tells the one d after it, and hears from the one d before it.
+class Barrier : public Collective {
+ public:
+  Barrier(Mesh& mesh, const Members& members, uint32_t& tag);
+  bool step() override;
+  std::string where(const Link* link) const override;
+
+ private:
+  struct Way {
+    Link* link = nullptr;
+    Transfer receive, send;
+    bool receives = false, sends = false;
+  };
+  struct Place {
+    int rank = 0;
+    int distance = 1;  // of the round that it is in
+    bool told = false;
+  };
+
+  bool advance(Place& place);
+  Way* way(int mine, int other);
+
+  const Members& members_;
+  uint64_t slot_ = 0;
+  std::deque<Way> ways_;
+  std::vector<Place> places_;
+};
+
+}  // namespace refit::gloo

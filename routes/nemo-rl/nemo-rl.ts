@@ -1,0 +1,99 @@
+import { Type } from 'typebox'
+import { weightTransferOf } from '../../src/dialects/vllm/transfer.ts'
+import { pauseFor, resumeFor } from '../../src/dialects/pause.ts'
+import { RefitError } from '../../src/errors.ts'
+import type { Routes } from '../../src/http/context.ts'
+import { expectUpdate } from '../../src/updates/expect-update.ts'
+import { nullable, refusals, unused } from '../../src/http/schemas.ts'
+import { Report, toReport } from '../../src/updates/write-report.ts'
+
+const InitBody = Type.Object({
+  engine_rpc: Type.String({ description: '"init_weight_transfer_engine".' }),
+  init_info: Type.Unknown({ description: 'As of /init_weight_transfer_engine. All ranks of the trainer are in the group, before the engines\'.' })
+}, { title: 'DynamoInitGroupRequest' })
+
+const UpdateBody = Type.Object({
+  engine_rpc: Type.String({ description: '"start_weight_update", "update_weights" or "finish_weight_update".' }),
+  update_info: Type.Optional(Type.Unknown({ description: 'Of update_weights: as of /update_weights.' })),
+  is_checkpoint_format: nullable(Type.Boolean()),
+  weight_version: nullable(Type.String(), 'Of finish_weight_update: the label of the new weights.'),
+  reset_prefix_cache: nullable(Type.Boolean(), 'Drop the prefix cache (default true).'),
+  allow_unpaused: unused('Updates need no pause.')
+}, { title: 'DynamoUpdateRequest' })
+
+const PauseBody = Type.Object({
+  mode: nullable(Type.Union([Type.Literal('abort'), Type.Literal('wait'), Type.Literal('keep')]), 'As of /pause; default abort.'),
+  clear_cache: nullable(Type.Boolean(), 'Drop the prefix cache (default true; not with keep).')
+}, { title: 'DynamoPauseRequest' })
+
+const Done = Type.Object({
+  status: Type.Literal('ok'),
+  message: Type.String(),
+  report: Type.Optional(Report)
+}, { title: 'DynamoReply', description: 'Done.' })
+
+/** The admin routes of Dynamo's vLLM workers, as NeMo-RL calls them: calls of the engine in an envelope, and `"status": "ok"` in every answer. */
+const nemoRl: Routes = async (app, { context }) => {
+  const { engine } = context
+  const transfer = weightTransferOf(context)
+  const config = { auth: 'admin' } as const
+  const schema = { tags: ['weights'], response: { 200: Done, ...refusals() } }
+
+  app.post('/engine/init_weights_update_group', {
+    config,
+    schema: { ...schema, operationId: 'dynamoInitWeightsUpdateGroup', summary: 'Join the trainer\'s group (NeMo-RL)', description: 'Answers when all ranks have joined.', body: InitBody }
+  }, async request => {
+    const { engine_rpc: rpc, init_info: info } = request.body
+    if (rpc !== 'init_weight_transfer_engine') throw unknownRpc(rpc, ['init_weight_transfer_engine'])
+    await transfer.init(info)
+    return { status: 'ok' as const, message: 'Weight transfer initialized' }
+  })
+
+  app.post('/engine/update_weights_from_distributed', {
+    preParsing: expectUpdate(context),
+    config,
+    schema: { ...schema, operationId: 'dynamoUpdateWeightsFromDistributed', summary: 'Begin, take or end an update (NeMo-RL)', description: 'As /start_weight_update, /update_weights and /finish_weight_update, by `engine_rpc`.', body: UpdateBody }
+  }, async request => {
+    const { engine_rpc: rpc, update_info: info, is_checkpoint_format: format, weight_version: version, reset_prefix_cache: flush } = request.body
+    switch (rpc) {
+      case 'start_weight_update':
+        await transfer.start({ owner: `NeMo-RL's start_weight_update (from ${request.ip})`, checkpointFormat: format ?? true })
+        return { status: 'ok' as const, message: 'Weight update started' }
+      case 'update_weights': {
+        const report = await transfer.update(isPlain(info) && flush != null ? { ...info, flush_cache: flush } : info)
+        return { status: 'ok' as const, message: 'Weights updated', report: toReport(report) }
+      }
+      case 'finish_weight_update':
+        await transfer.finish(version ?? undefined)
+        return { status: 'ok' as const, message: 'Weight update finished' }
+      default:
+        throw unknownRpc(rpc, ['start_weight_update', 'update_weights', 'finish_weight_update'])
+    }
+  })
+
+  app.post('/engine/pause_generation', {
+    config,
+    schema: { ...schema, operationId: 'dynamoPauseGeneration', summary: 'Pause generation (NeMo-RL)', body: PauseBody }
+  }, async request => {
+    const { mode, clear_cache: clear } = request.body
+    await pauseFor(context, mode === 'keep' ? 'in_place' : mode ?? 'abort')
+    if (mode !== 'keep' && clear !== false) await engine.dropCache()
+    return { status: 'ok' as const, message: 'Generation paused' }
+  })
+
+  app.post('/engine/resume_generation', {
+    config,
+    schema: { ...schema, operationId: 'dynamoResumeGeneration', summary: 'Continue after a pause (NeMo-RL)', body: Type.Object({}) }
+  }, async () => {
+    await resumeFor(context)
+    return { status: 'ok' as const, message: 'Generation resumed' }
+  })
+}
+
+function isPlain (value: unknown): value is Record<string, unknown> { return typeof value === 'object' && value !== null && !Array.isArray(value) }
+
+function unknownRpc (rpc: string, known: readonly string[]): RefitError {
+  return new RefitError('UNSUPPORTED', `engine_rpc: expected ${known.map(name => `"${name}"`).join(', ')}, got ${JSON.stringify(rpc.slice(0, 100))}`, { param: 'engine_rpc' })
+}
+
+export default nemoRl

@@ -1,0 +1,174 @@
+import { Type } from 'typebox'
+import type { Static } from 'typebox'
+import type { FastifyReply } from 'fastify'
+import { RefitError } from '../../src/errors.ts'
+import { completionLogprobs, CompletionLogprobs } from '../../src/http/openai/completion-logprobs.ts'
+import type { RouteContext, Routes } from '../../src/http/context.ts'
+import { refusalBody, refusalOf } from '../../src/http/error-reply.ts'
+import { sendEvents } from '../../src/http/event-stream.ts'
+import { newRid } from '../../src/http/sglang/generate-body.ts'
+import { abortOnHangup, Generation } from '../../src/http/generation.ts'
+import { MAX_TOP_LOGPROBS } from '../../src/http/limits.ts'
+import { openAiFields, openAiRid, openAiSamples, openAiSampling } from '../../src/http/openai/openai-body.ts'
+import { finishOf, openAiChoice, openAiReply, Usage, usageOf, versionOf } from '../../src/http/openai/openai-output.ts'
+import { bestOf, promptLogprobs, PromptLogprobs, promptLogprobsField, scoring } from '../../src/http/openai/prompt-logprobs.ts'
+import { checkBatch, encodeText, idsOf, needTokenizer } from '../../src/http/prompts.ts'
+import { invalid, refuseFormat, refuseUnsupported } from '../../src/http/refuse.ts'
+import { sglext, wantedExperts } from '../../src/http/sglang/routed-experts.ts'
+import type { WantedExperts } from '../../src/http/sglang/routed-experts.ts'
+import type { Sample } from '../../src/http/sample.ts'
+import { nullable, OpenAiRefusal, refusals, refused, streamable, TokenIds } from '../../src/http/schemas.ts'
+
+const DEFAULT_MAX_TOKENS = 16
+
+const Body = Type.Object({
+  ...openAiFields,
+  prompt: Type.Union([Type.String(), Type.Array(Type.String()), TokenIds, Type.Array(TokenIds)], { description: 'Text, token ids, or a batch of either.' }),
+  max_tokens: nullable(Type.Integer({ minimum: 0 }), 'Default 16; 0 scores the prompt only.'),
+  echo: nullable(Type.Boolean(), 'The prompt, too, with its logprobs if asked for.'),
+  logprobs: nullable(Type.Integer({ minimum: 0, maximum: MAX_TOP_LOGPROBS }), 'Best alternatives per token; 0 for the tokens\' own alone.'),
+  prompt_logprobs: promptLogprobsField,
+  best_of: nullable(Type.Integer(), 'Only as many as n.'),
+  suffix: refused('suffixes'),
+  prompt_embeds: refused('embeddings as input'),
+  response_format: refused('structured output')
+}, { title: 'CompletionRequest' })
+
+type Body = Static<typeof Body>
+
+const Choice = Type.Object({ ...openAiChoice, text: Type.String(), logprobs: nullable(CompletionLogprobs), prompt_logprobs: PromptLogprobs })
+const Completion = Type.Object({ ...openAiReply, object: Type.Literal('text_completion'), choices: Type.Array(Choice), usage: Usage }, {
+  title: 'Completion'
+})
+
+interface Plan {
+  body: Body
+  id: string
+  created: number
+  generation: Generation
+  n: number
+  /** Text of each sample's prompt, to be echoed. */
+  echoes: string[] | null
+  /** Best tokens of each that are wanted of output and prompt; null for no scores. */
+  best: { output: number | null, prompt: number | null }
+  /** Null: not wanted. */
+  experts: WantedExperts | null
+}
+
+/** OpenAI's completions. */
+const completions: Routes = async (app, { context }) => {
+  app.post('/v1/completions', {
+    config: { auth: 'normal', errors: 'openai' },
+    schema: { operationId: 'createCompletion', summary: 'Complete a prompt', tags: ['openai'], body: Body, response: { 200: streamable(Completion, 'Choices in the order of prompts, n beside each other. With `stream`, events with what is new.'), ...refusals(OpenAiRefusal) } }
+  }, async (request, reply) => {
+    const plan = read(request.body, context)
+    abortOnHangup(reply.raw, plan.generation)
+    if (request.body.stream === true) return await stream(plan, context, reply)
+    await plan.generation.run()
+    const { samples } = plan.generation
+    return {
+      ...head(plan, context),
+      choices: samples.map((sample, i) => choice(plan, context, sample, i, 0, 0)),
+      usage: usageOf(samples, plan.n),
+      metadata: versionOf(samples),
+      ...sglext(samples, plan.experts)
+    }
+  })
+}
+
+function read (body: Body, context: RouteContext): Plan {
+  refuseUnsupported(body, { suffix: 'suffixes are', prompt_embeds: 'embeddings as input are' })
+  if (body.best_of != null && body.best_of !== (body.n ?? 1)) throw new RefitError('UNSUPPORTED', 'best_of: only the value of n is supported', { param: 'best_of' })
+  refuseFormat(body.response_format)
+  const { info } = context.engine
+  const prompts = readPrompts(body, context)
+  const sampling = openAiSampling(body, body.max_tokens ?? undefined, context, DEFAULT_MAX_TOKENS)
+  checkBatch(prompts.length, sampling.n, info, context.maxBatch, sampling.n > 1 ? 'n' : 'prompt')
+  if (body.stream === true && body.prompt_logprobs != null) throw invalid('prompt_logprobs', 'cannot be had of a stream')
+  const best = { output: bestOf(body.logprobs, info.vocabSize), prompt: bestOf(body.prompt_logprobs, info.vocabSize) }
+  const logprobs = scoring(best.output, best.prompt ?? (body.echo === true ? best.output : null))
+  const experts = wantedExperts(body, prompts, info)
+  const plans = prompts.flatMap((promptIds, i) => openAiSamples({
+    body, promptIds, sampling, logprobs, experts, info, rid: openAiRid(body, i, prompts.length), param: 'prompt', fallback: DEFAULT_MAX_TOKENS
+  }))
+  const tokenizer = body.echo === true ? needTokenizer(context.tokenizer, 'echo') : null
+  return {
+    body,
+    id: `cmpl-${newRid()}`,
+    created: Math.floor(Date.now() / 1000),
+    generation: new Generation(context, plans),
+    n: sampling.n,
+    best,
+    experts,
+    echoes: tokenizer === null ? null : plans.map(plan => tokenizer.decode(plan.promptIds, { skipSpecialTokens: sampling.text.skipSpecialTokens }))
+  }
+}
+
+function readPrompts ({ prompt }: Body, { engine, tokenizer }: RouteContext): Int32Array[] {
+  if (typeof prompt === 'string') return [encodeText(tokenizer, prompt, engine.info, 'prompt')]
+  if (prompt.length === 0) throw invalid('prompt', 'cannot be empty')
+  if (typeof prompt[0] === 'number') return [idsOf(prompt as number[], engine.info, 'prompt')]
+  return (prompt as (string | number[])[]).map((one, i) => {
+    return typeof one === 'string' ? encodeText(tokenizer, one, engine.info, `prompt[${i}]`) : idsOf(one, engine.info, `prompt[${i}]`)
+  })
+}
+
+function head ({ id, created }: Plan, { engine }: RouteContext) {
+  return { id, object: 'text_completion' as const, created, model: engine.info.servedModelName }
+}
+
+/** What a sample has brought since `text` characters and `tokens` tokens had been sent. */
+function choice ({ body, echoes, best, experts, generation }: Plan, { tokenizer }: RouteContext, sample: Sample, index: number, text: number, tokens: number) {
+  const first = text === 0 && tokens === 0
+  const echo = echoes?.[index] ?? ''
+  const texts = { tokenizer, asIds: body.return_tokens_as_token_ids ?? false, best: best.output ?? 0 }
+  const offset = first ? 0 : echo.length + text
+  return {
+    index,
+    text: (first ? echo : '') + sample.text.slice(text),
+    logprobs: best.output === null ? null : completionLogprobs(sample, tokens, sample.tokens.length, first && echoes !== null, offset, texts),
+    ...finishOf(sample.finish),
+    ...generation.samples.length > 1 ? sglext([sample], experts) : {},
+    ...best.prompt === null ? {} : { prompt_logprobs: promptLogprobs(sample, best.prompt, tokenizer) },
+    ...body.return_token_ids === true ? { token_ids: sample.tokens.slice(tokens), ...first ? { prompt_token_ids: Array.from(sample.promptIds) } : {} } : {}
+  }
+}
+
+async function stream (plan: Plan, context: RouteContext, reply: FastifyReply): Promise<FastifyReply> {
+  const { generation, body, n } = plan
+  const { samples } = generation
+  const changed = new Set<number>()
+  const sent = samples.map(() => ({ text: 0, tokens: 0 }))
+  const wantUsage = body.stream_options?.include_usage === true
+  let usageDue = false
+  let expertsDue = false
+  return await sendEvents(reply, {
+    run: async notify => {
+      await generation.run(index => { changed.add(index); notify() })
+      usageDue = wantUsage
+      expertsDue = plan.experts !== null
+    },
+    next: () => {
+      for (const index of changed) {
+        changed.delete(index)
+        const sample = samples[index]!
+        const last = sent[index]!
+        if (sample.finish === null && sample.tokens.length === last.tokens && sample.text.length === last.text) continue
+        const news = choice(plan, context, sample, index, last.text, last.tokens)
+        sent[index] = { text: sample.text.length, tokens: sample.tokens.length }
+        return { ...head(plan, context), choices: [news], ...wantUsage ? { usage: null } : {} }
+      }
+      if (expertsDue) {
+        expertsDue = false
+        const extension = sglext(samples, plan.experts)
+        if (extension.sglext !== undefined) return { ...head(plan, context), choices: [], ...extension, ...wantUsage ? { usage: null } : {} }
+      }
+      if (!usageDue) return undefined
+      usageDue = false
+      return { ...head(plan, context), choices: [], usage: usageOf(samples, n), metadata: versionOf(samples) }
+    },
+    failure: error => refusalBody('openai', refusalOf(error))
+  })
+}
+
+export default completions

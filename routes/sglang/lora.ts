@@ -1,0 +1,41 @@
+import { Type } from 'typebox'
+import type { Routes } from '../../src/http/context.ts'
+import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
+import { AdapterRefusal, adapterEntries, refuseAdapter } from '../../src/http/sglang/lora.ts'
+import { OpenAiRefusal, refusals } from '../../src/http/schemas.ts'
+
+const Body = Type.Any({ description: 'Whatever its clients send. Handles of tensors in it are given back.' })
+
+/** LoRA adapters, which refit does not apply: refused by name, in the form that the clients of each spelling read. */
+const lora: Routes = async (app, { context }) => {
+  const refuse = (path: string, operationId: string, errors: 'lora' | 'openai', reply: typeof AdapterRefusal | typeof OpenAiRefusal): void => {
+    app.post(path, {
+      config: { auth: 'admin', errors },
+      bodyLimit: TENSOR_BODY_LIMIT,
+      schema: {
+        operationId,
+        summary: 'Not supported: LoRA adapters',
+        description: 'refit serves whole weights: merge the adapter into them and send those. The reply is always a refusal, and the sender\'s references have been given back before it.',
+        tags: ['weights'],
+        body: Body,
+        // Whatever the status: there is no success to describe.
+        response: { ...refusals(reply), default: reply }
+      }
+    }, async request => {
+      const entries = adapterEntries(request.body)
+      if (entries.length > 0) await context.tensors.discard(entries)
+      throw refuseAdapter(request.body)
+    })
+  }
+  // SGLang's, and of prime-rl's own server.
+  refuse('/load_lora_adapter', 'loadLoraAdapter', 'lora', AdapterRefusal)
+  refuse('/unload_lora_adapter', 'unloadLoraAdapter', 'lora', AdapterRefusal)
+  refuse('/load_lora_adapter_from_tensors', 'loadLoraAdapterFromTensors', 'lora', AdapterRefusal)
+  refuse('/load_lora_adapter_from_distributed', 'loadLoraAdapterFromDistributed', 'lora', AdapterRefusal)
+  // vLLM's, and SkyRL's server around it.
+  refuse('/v1/load_lora_adapter', 'loadLoraAdapterV1', 'openai', OpenAiRefusal)
+  refuse('/v1/unload_lora_adapter', 'unloadLoraAdapterV1', 'openai', OpenAiRefusal)
+  refuse('/skyrl/v1/load_lora_adapter', 'loadLoraAdapterSkyrl', 'openai', OpenAiRefusal)
+}
+
+export default lora

@@ -1,0 +1,98 @@
+import { Type } from 'typebox'
+import type { Routes } from '../../src/http/context.ts'
+import { FillBody, fillFromOther, InitSendBody, initSendGroup, SendBody, sendToRemote, weightsInfo } from '../../src/updates/remote-instance.ts'
+import { refusals, WeightsRefusal } from '../../src/http/schemas.ts'
+import { Report, toReport } from '../../src/updates/write-report.ts'
+
+const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, { title: 'InitWeightsSendGroupReply', description: 'All ranks are connected.' })
+
+const Sent = Type.Object({
+  success: Type.Literal(true),
+  message: Type.String(),
+  weight_version: Type.String({ description: 'The label of what was sent.' }),
+  layout: Type.String(),
+  bytes: Type.Integer(),
+  ms: Type.Number({ description: 'Of the transfer alone.' }),
+  checksums: Type.Record(Type.String(), Type.String(), { description: 'Of every checkpoint tensor as it was sent (docs/checksum.md).' })
+}, { title: 'SendWeightsReply', description: 'All bytes have been sent, and the group is gone.' })
+
+const Info = Type.Object({
+  server: Type.Literal('refit'),
+  version: Type.String(),
+  protocol: Type.Integer({ description: 'Of the messages that engines exchange.' }),
+  model: Type.Record(Type.String(), Type.Union([Type.String(), Type.Number(), Type.Boolean()]), { description: 'What two engines must have in common.' }),
+  tensors: Type.String({ description: 'Digest of names and shapes of all checkpoint tensors.' }),
+  dtype: Type.String(),
+  device: Type.String(),
+  cards: Type.Array(Type.String(), { description: 'UUIDs of the ranks\' cards; none on the CPU.' }),
+  tp_size: Type.Integer(),
+  weight_version: Type.String(),
+  engine: Type.String({ description: 'Tells it from all other engines.' }),
+  not_ready: Type.Union([Type.String(), Type.Null()], { description: 'Why its weights cannot be sent now.' })
+}, { title: 'WeightsInfo', description: 'What an engine that is to be filled must know.' })
+
+const Filled = Type.Object({
+  success: Type.Literal(true),
+  message: Type.String(),
+  weight_version: Type.String({ description: 'The label of the other engine, and now of this one.' }),
+  backend: Type.String(),
+  layout: Type.String(),
+  report: Report
+}, { title: 'PeerUpdateReply', description: 'All weights are those of the other engine: every checksum is the same.' })
+
+/** Weights from one engine to another: to those that start (`--load-from`), and to those that have missed updates. */
+const remoteInstance: Routes = async (app, { context }) => {
+  const tags = ['weights']
+  // Requests that wait for a receiver would hold up the end.
+  app.addHook('preClose', async () => {
+    context.fills?.close()
+    await context.sending?.close()
+  })
+
+  app.post('/init_weights_send_group_for_remote_instance', {
+    config: { auth: 'admin', errors: 'weights' },
+    schema: {
+      operationId: 'initWeightsSendGroup',
+      summary: 'Make a group to send this engine\'s weights in',
+      description: 'Answers once all ranks are there, connected and through a barrier. A group serves one transfer. Engines that start with --load-from call it.',
+      tags,
+      body: InitSendBody,
+      response: { 200: Done, ...refusals(WeightsRefusal) }
+    }
+  }, async (request, reply) => ({ success: true as const, message: await initSendGroup(context, request.body, reply) }))
+
+  app.post('/send_weights_to_remote_instance', {
+    config: { auth: 'admin', errors: 'weights' },
+    schema: {
+      operationId: 'sendWeights',
+      summary: 'Send this engine\'s weights',
+      description: 'In its turn among the updates: no update writes meanwhile. Generation goes on over gloo, and stands still over NCCL while it sends.',
+      tags,
+      body: SendBody,
+      response: { 200: Sent, ...refusals(WeightsRefusal) }
+    }
+  }, async (request, reply) => await sendToRemote(context, request.body, reply))
+
+  app.post('/update_weights_from_peer', {
+    config: { auth: 'admin', errors: 'weights' },
+    schema: {
+      operationId: 'updateWeightsFromPeer',
+      summary: 'Take all weights, and the label, of another engine',
+      description: 'As an engine that starts with --load-from, while this one serves: updates wait meanwhile, and nothing is generated until every checksum has been compared. ' +
+        'Whoever closes the request gives it up: nothing has changed before the first byte, and after it all weights are torn until they are written again.',
+      tags,
+      body: FillBody,
+      response: { 200: Filled, ...refusals(WeightsRefusal) }
+    }
+  }, async (request, reply) => {
+    const { message, version, route: { backend, layout }, report } = await fillFromOther(context, request.body, reply)
+    return { success: true as const, message, weight_version: version, backend, layout, report: toReport(report) }
+  })
+
+  app.get('/remote_instance_weights_info', {
+    config: { auth: 'admin' },
+    schema: { operationId: 'weightsInfo', summary: 'What an engine that is to be filled from this one must know', tags, response: { 200: Info, ...refusals() } }
+  }, async () => weightsInfo(context))
+}
+
+export default remoteInstance

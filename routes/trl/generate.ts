@@ -1,0 +1,68 @@
+import { Type } from 'typebox'
+import type { FastifyReply } from 'fastify'
+import { planTrlChat, planTrlGenerate, TrlChatBody, TrlGenerateBody, TrlReply, trlReply } from '../../src/dialects/trl/generate.ts'
+import type { TrlPlan } from '../../src/dialects/trl/generate.ts'
+import { planTrlScores, TrlScoresBody, TrlScoresReply, trlScores } from '../../src/dialects/trl/scores.ts'
+import { EngineState, engineState } from '../../src/http/engine-state.ts'
+import type { Routes } from '../../src/http/context.ts'
+import { abortOnHangup, Generation } from '../../src/http/generation.ts'
+import { RETRY_AFTER_SECONDS } from '../../src/http/limits.ts'
+import { refusals } from '../../src/http/schemas.ts'
+
+const TpSize = Type.Object({ tensor_parallel_size: Type.Integer() }, { description: 'Ranks of this engine.' })
+const WorldSize = Type.Object({ world_size: Type.Integer() }, { description: 'Ranks of this engine.' })
+
+/** Generation as TRL's `vllm-serve` has it: all its paths end in a slash. */
+const trlGenerate: Routes = async (app, { context }) => {
+  const { engine } = context
+  const normal = { auth: 'normal' } as const
+
+  app.post('/generate/', {
+    config: normal,
+    schema: { operationId: 'trlGenerate', summary: 'Generate from texts or token ids (TRL)', tags: ['generation'], body: TrlGenerateBody, response: { 200: TrlReply, ...refusals() } }
+  }, async (request, reply) => await complete(planTrlGenerate(request.body, context), reply))
+
+  app.post('/chat/', {
+    config: normal,
+    schema: { operationId: 'trlChat', summary: 'Answer conversations (TRL)', tags: ['generation'], body: TrlChatBody, response: { 200: TrlReply, ...refusals() } }
+  }, async (request, reply) => await complete(planTrlChat(request.body, context), reply))
+
+  app.post('/get_sequence_logprobs/', {
+    config: normal,
+    schema: { operationId: 'trlSequenceLogprobs', summary: 'Score given token ids (TRL)', tags: ['generation'], body: TrlScoresBody, response: { 200: TrlScoresReply, ...refusals() } }
+  }, async (request, reply) => {
+    const plan = planTrlScores(request.body, context)
+    const generation = new Generation(context, plan.samples)
+    abortOnHangup(reply.raw, generation)
+    await generation.run()
+    return trlScores(plan, generation.samples)
+  })
+
+  app.get('/health/', {
+    config: { auth: 'public' },
+    schema: { operationId: 'trlHealth', summary: 'Liveness (TRL)', tags: ['health'], response: { 200: EngineState, 503: EngineState, ...refusals() } }
+  }, async (_request, reply) => {
+    const state = engineState(engine)
+    if (state.status === 'unavailable') reply.code(503).header('retry-after', RETRY_AFTER_SECONDS)
+    return state
+  })
+
+  app.get('/get_world_size/', {
+    config: normal,
+    schema: { operationId: 'trlWorldSize', summary: 'How many ranks join a process group (TRL)', tags: ['info'], response: { 200: WorldSize, ...refusals() } }
+  }, async () => ({ world_size: engine.info.ranks }))
+
+  app.get('/get_tensor_parallel_size/', {
+    config: normal,
+    schema: { operationId: 'trlTensorParallelSize', summary: 'The same in older TRLs', tags: ['info'], response: { 200: TpSize, ...refusals() } }
+  }, async () => ({ tensor_parallel_size: engine.info.ranks }))
+
+  async function complete (plan: TrlPlan, reply: FastifyReply): Promise<ReturnType<typeof trlReply>> {
+    const generation = new Generation(context, plan.samples)
+    abortOnHangup(reply.raw, generation)
+    await generation.run()
+    return trlReply(plan, generation.samples)
+  }
+}
+
+export default trlGenerate

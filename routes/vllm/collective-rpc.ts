@@ -1,0 +1,37 @@
+import { Type } from 'typebox'
+import { callMethod } from '../../src/dialects/vllm/collective-rpc.ts'
+import { RefitError } from '../../src/errors.ts'
+import type { Routes } from '../../src/http/context.ts'
+import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
+import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
+
+const Body = Type.Object({
+  method: nullable(Type.String(), 'One of the methods that trainers call; the reply to any other names them.'),
+  args: nullable(Type.Array(Type.Unknown())),
+  kwargs: nullable(Type.Record(Type.String(), Type.Unknown())),
+  timeout: nullable(Type.Number({ exclusiveMinimum: 0, maximum: 86400 }), 'Seconds; of update_weights_from_ipc.')
+}, { title: 'CollectiveRpcRequest' })
+
+const Results = Type.Object({ results: Type.Array(Type.Unknown(), { description: 'What each rank answers; null, mostly.' }) }, { title: 'CollectiveRpcReply', description: 'Done, on every rank.' })
+
+/** vLLM's call of a worker's method, for those that trainers call by it. */
+const collectiveRpc: Routes = async (app, { context }) => {
+  app.post('/collective_rpc', {
+    bodyLimit: TENSOR_BODY_LIMIT,
+    config: { auth: 'admin', errors: 'weights' },
+    schema: {
+      operationId: 'collectiveRpc',
+      summary: 'Call a method of the workers (vLLM)',
+      description: 'Only methods that trainers use, by name: those of weight updates in vLLM\'s, SkyRL\'s and checkpoint-engine\'s spelling. 400 for any other.',
+      tags: ['weights'],
+      body: Body,
+      response: { 200: Results, ...refusals(WeightsRefusal) }
+    }
+  }, async request => {
+    const { method, args, kwargs, timeout } = request.body
+    if (method == null) throw new RefitError('INVALID_REQUEST', 'Missing \'method\' in request body', { param: 'method' })
+    return { results: await callMethod(context, method, { args: args ?? [], kwargs: kwargs ?? {}, timeout: timeout ?? null, owner: `${method} (from ${request.ip})` }) }
+  })
+}
+
+export default collectiveRpc

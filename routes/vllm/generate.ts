@@ -1,0 +1,21 @@
+import { answerVllm } from '../../src/dialects/vllm/answer.ts'
+import { planVllmGenerate, VllmGenerateBody } from '../../src/dialects/vllm/generate.ts'
+import { VllmGenerateReply } from '../../src/dialects/vllm/output.ts'
+import type { Routes } from '../../src/http/context.ts'
+import { OpenAiRefusal, refusals, streamable } from '../../src/http/schemas.ts'
+
+/** vLLM's tokens in, tokens out, as trainers call it. */
+const vllmGenerate: Routes = async (app, { context }) => {
+  app.post('/inference/v1/generate', {
+    config: { auth: 'normal', errors: 'openai' },
+    schema: {
+      operationId: 'vllmGenerate',
+      summary: 'Generate from token ids (vLLM)',
+      tags: ['generation'],
+      body: VllmGenerateBody,
+      response: { 200: streamable(VllmGenerateReply, 'n choices. With `stream`, events with what is new.'), ...refusals(OpenAiRefusal) }
+    }
+  }, async (request, reply) => await answerVllm(context, planVllmGenerate(request.body, context), reply))
+}
+
+export default vllmGenerate

@@ -1,0 +1,142 @@
+import { basename, dirname, resolve } from 'node:path'
+import { RefitError } from '../errors.ts'
+import type { Architecture } from '../model/architecture.ts'
+import { describeModel } from '../model/describe-model.ts'
+import { buildModelTable } from '../model/model-table.ts'
+import { readArchitecture } from '../model/read-config.ts'
+import { native } from '../native/addon.ts'
+// The one file of this folder that joins engine, weights and a source: the engine itself knows no way in.
+/* eslint-disable @typescript-eslint/no-restricted-imports */
+import { fillFromPeer } from '../peer/fill-from-peer.ts'
+import { openDiskSource } from '../sources/disk/disk.ts'
+/* eslint-enable @typescript-eslint/no-restricted-imports */
+import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
+import { WeightStore } from '../weights/weight-store.ts'
+import { availableMemory } from '../engine/available-memory.ts'
+import type { EngineOptions } from '../engine/engine-options.ts'
+import { recordedPerToken } from '../engine/expert-layout.ts'
+import type { HeldWeights } from '../engine/held-weights.ts'
+import { LocalEngine } from '../engine/local-engine.ts'
+import type { StartData } from '../engine/messages.ts'
+import { planCore } from '../engine/plan-core.ts'
+import type { EngineInfo } from '../contract/rollout-engine.ts'
+import { SchedulerClient } from '../engine/scheduler-client.ts'
+
+export type { EngineOptions } from '../engine/engine-options.ts'
+
+/** Loads the model of a folder (config.json and safetensors files) and starts an engine for it. `close` it to end its threads. */
+export async function createEngine (modelPath: string, options: EngineOptions = {}): Promise<LocalEngine> {
+  const arch = await readArchitecture(modelPath)
+  if (options.loadFrom !== undefined) return await start(modelPath, arch, null, options)
+  const source = await inFolder(modelPath, async () => await openDiskSource(modelPath, { roots: options.modelRoots ?? ownRoots(modelPath) }))
+  try {
+    return await start(modelPath, arch, source, options)
+  } finally {
+    await source.close()
+  }
+}
+
+/** Without a source: from the engine of `loadFrom`. */
+async function start (modelPath: string, arch: Architecture, source: WeightSource | null, options: EngineOptions): Promise<LocalEngine> {
+  const { servedModelName = modelPath, weightVersion = 'default', maxQueuedRequests = 4096 } = options
+  const table = buildModelTable(arch, options.tp ?? 1)
+  // Loaded here first: were the worker the only one to hold it, it would be unloaded under living threads when the worker ends.
+  const addon = native()
+  const { core: config, contextLength, maxRunningRequests, maxBatchTokens, cards, visible, experts } = await planCore(arch, table, options, addon)
+  const data: StartData = {
+    core: config,
+    scheduler: {
+      contextLength,
+      vocabSize: arch.vocabSize,
+      eosTokenIds: arch.eosTokenIds,
+      maxRunningRequests,
+      maxQueuedRequests,
+      maxBatchTokens,
+      recorded: recordedPerToken(experts),
+      epoch: 0,
+      version: weightVersion,
+      torn: 'no weights have been loaded'
+    },
+    randomSeed: options.randomSeed === undefined ? null : BigInt(options.randomSeed)
+  }
+  const { onFailure, watchdogMs, updateDeadlineMs: deadlineMs } = options
+  const scheduler = await SchedulerClient.start(data, { ...onFailure === undefined ? {} : { onFailure }, ...watchdogMs === undefined ? {} : { watchdogMs } })
+  try {
+    const { core } = scheduler
+    const store = new WeightStore({
+      addon,
+      core,
+      table,
+      dtype: config.dtype,
+      gates: scheduler,
+      version: weightVersion,
+      keepWeights: options.enableWeightsCpuBackup ?? false,
+      availableBytes: availableMemory,
+      onHost: config.device === 'cpu',
+      releasable: cards.every(({ virtualMemory }) => virtualMemory),
+      ...deadlineMs === undefined ? {} : { deadlineMs }
+    })
+    const native = addon.coreInfo(core)
+    const info: EngineInfo = {
+      modelPath,
+      servedModelName,
+      architecture: arch.name,
+      modelType: arch.modelType,
+      vocabSize: arch.vocabSize,
+      contextLength,
+      eosTokenIds: arch.eosTokenIds,
+      device: config.device,
+      cards: cards.map(({ ordinal, uuid, name, totalBytes }) => ({ ordinal, uuid, name, totalBytes })),
+      ...visible.length === 0 ? {} : { visibleCards: visible.map(({ ordinal, uuid }) => ({ ordinal, uuid })) },
+      isa: native.isa,
+      ranks: table.ranks,
+      threads: native.threads,
+      dtype: config.dtype,
+      weightBytes: native.weightBytes,
+      kvBytes: native.kvBytes,
+      kvTokens: config.pages * config.pageSize,
+      weightsCpuBackup: options.enableWeightsCpuBackup ?? false,
+      maxRunningRequests,
+      maxQueuedRequests,
+      ...experts === null ? {} : { experts }
+    }
+    const held: HeldWeights = { store, model: describeModel(arch), device: config.device }
+    const loadReport = source === null
+      ? (await fillFromPeer({ ...held, info }, { timeoutMs: deadlineMs, onProgress: options.onProgress, ...options.loadFrom! })).report
+      : await inFolder(modelPath, async () => await load(store, source, options.onProgress))
+    return new LocalEngine(info, scheduler, store, loadReport, held)
+  } catch (error) {
+    await scheduler.close()
+    throw error
+  }
+}
+
+/** The first update: every tensor of the model must come with it. */
+async function load (store: WeightStore, source: WeightSource, onProgress: EngineOptions['onProgress']): Promise<WriteReport> {
+  const update = await store.update()
+  try {
+    const report = await update.write(source, onProgress)
+    await update.commit({ requireAll: true })
+    return report
+  } catch (error) {
+    await update.abort('the model could not be loaded')
+    throw error
+  }
+}
+
+/** What is wrong with a checkpoint is said with the folder that it lies in. */
+async function inFolder<T> (folder: string, read: () => Promise<T>): Promise<T> {
+  try {
+    return await read()
+  } catch (error) {
+    if (!(error instanceof RefitError) || !/^(CHECKPOINT|WEIGHTS)_/.test(error.code) || error.message.includes(resolve(folder))) throw error
+    throw new RefitError(error.code, `${folder}: ${error.message}`, { cause: error, ...error.param === undefined ? {} : { param: error.param } })
+  }
+}
+
+/** The model's folder. In a Hugging Face cache, its files are links from snapshots/<revision> to blobs beside it. */
+function ownRoots (modelPath: string): string[] {
+  const folder = resolve(modelPath)
+  const snapshots = dirname(folder)
+  return basename(snapshots) === 'snapshots' ? [folder, dirname(snapshots)] : [folder]
+}

@@ -1,0 +1,57 @@
+import Fastify, { LogController } from 'fastify'
+import type { FastifyBaseLogger, FastifyInstance } from 'fastify'
+import workers from '../../routes/gateway/workers.ts'
+import { gateway } from '../gateway/gateway.ts'
+import type { GatewayContext, GatewayOptions } from '../gateway/gateway.ts'
+import { closeIdle } from '../http/close-idle.ts'
+import { describeApi } from './openapi.ts'
+import { validatorCompiler } from '../http/validation.ts'
+
+export interface GatewayServerOptions extends GatewayOptions {
+  /** A pino logger; default none. */
+  logger?: FastifyBaseLogger
+}
+
+export type GatewayServer = FastifyInstance & { gateway: GatewayContext }
+
+// As src/app/server.ts has it: trainers keep their connections over a step.
+const KEEP_ALIVE_MS = 3_600_000
+
+const API = {
+  title: 'refit gateway',
+  description: 'One address for many engines. Routes of the engines themselves are those of openapi.json: generation goes to one of them, what is about weights and state to all.',
+  tags: [{ name: 'workers', description: 'The engines, and the health of the gateway.' }]
+}
+
+/** A gateway that does not listen yet; resolves once every engine has been looked at. */
+export async function createGateway (options: GatewayServerOptions): Promise<GatewayServer> {
+  const { logger } = options
+  const app = Fastify({
+    ...logger === undefined ? { logger: false } : { loggerInstance: logger },
+    logController: new LogController({ disableRequestLogging: true }),
+    requestTimeout: 0,
+    connectionTimeout: 0,
+    keepAliveTimeout: KEEP_ALIVE_MS,
+    forceCloseConnections: 'idle',
+    return503OnClosing: true
+  })
+  closeIdle(app)
+  app.setValidatorCompiler(validatorCompiler)
+  await describeApi(app, API)
+  const context = gateway(app, options, app.log)
+  app.get('/openapi.json', { config: { auth: 'public' }, schema: { hide: true } }, async () => app.swagger())
+  await app.register(workers, { context })
+  const { fleet, health } = context
+  // One after another, so that the first one in the list says which weights are current.
+  for (const url of options.engines) await health.watch(fleet.add(url))
+  return Object.assign(app as unknown as FastifyInstance, { gateway: context })
+}
+
+/** The document of openapi/gateway.json. */
+export async function gatewayApiDocument (): Promise<object> {
+  const app = await createGateway({ engines: [] })
+  await app.ready()
+  const document = app.swagger()
+  await app.close()
+  return document
+}

@@ -1,0 +1,233 @@
+import { basename, dirname, resolve } from 'node:path'
+import { inspect } from 'node:util'
+import type { FastifyInstance } from 'fastify'
+import areal from '../../routes/areal/areal.ts'
+import chatRender from '../../routes/vllm/chat-render.ts'
+import collectiveRpc from '../../routes/vllm/collective-rpc.ts'
+import control from '../../routes/sglang/control.ts'
+import generate from '../../routes/sglang/generate.ts'
+import health from '../../routes/sglang/health.ts'
+import info from '../../routes/sglang/info.ts'
+import lora from '../../routes/sglang/lora.ts'
+import memory from '../../routes/sglang/memory.ts'
+import metricsRoutes from '../../routes/refit/metrics.ts'
+import chat from '../../routes/openai/chat.ts'
+import completions from '../../routes/openai/completions.ts'
+import models from '../../routes/openai/models.ts'
+import nemoRl from '../../routes/nemo-rl/nemo-rl.ts'
+import nemoRlSparse from '../../routes/nemo-rl/sparse.ts'
+import primeRl from '../../routes/prime-rl/prime-rl.ts'
+import skyrl from '../../routes/skyrl/skyrl.ts'
+import skyrlGenerate from '../../routes/skyrl/generate.ts'
+import tokenize from '../../routes/sglang/tokenize.ts'
+import trl from '../../routes/trl/trl.ts'
+import trlGenerate from '../../routes/trl/generate.ts'
+import updateWeights from '../../routes/vllm/update-weights.ts'
+import vllmControl from '../../routes/vllm/control.ts'
+import vllmGenerate from '../../routes/vllm/generate.ts'
+import vllmInfo from '../../routes/vllm/info.ts'
+import vllmSleep from '../../routes/vllm/sleep.ts'
+import vllmWeights from '../../routes/vllm/weights.ts'
+import weights from '../../routes/sglang/weights.ts'
+import pull from '../../routes/sglang/pull-weights.ts'
+import leftovers from '../../routes/sglang/unsupported.ts'
+import ipc from '../../routes/checkpoint-engine/weights-ipc.ts'
+import tensors from '../../routes/sglang/weights-tensor.ts'
+import distributedWeights from '../../routes/sglang/weights-distributed.ts'
+import weightGroups from '../../routes/sglang/weights-group.ts'
+import remoteInstance from '../../routes/sglang/weights-remote-instance.ts'
+import keptTensors from '../../routes/refit/weights-tensor-kept.ts'
+import scope from '../../routes/refit/weights-transaction-scope.ts'
+import transactions from '../../routes/refit/weights-transaction.ts'
+import { guard } from '../http/auth.ts'
+import { chooseDialects, DIALECT_NAMES } from '../dialects/names.ts'
+import type { DialectName } from '../dialects/names.ts'
+import type { RolloutEngine } from '../contract/rollout-engine.ts'
+import { installBodyParsers } from '../http/body-parser.ts'
+import type { RouteContext, Routes } from '../http/context.ts'
+import { errorHandler, refusalBody, refusalOf } from '../http/error-reply.ts'
+import { BODY_LIMIT, MAX_BATCH } from '../http/limits.ts'
+import { LiveRequests } from '../http/live-requests.ts'
+import { LoadedFrom } from '../http/sglang/loaded-from.ts'
+import { logUnknownFields } from '../http/unknown-fields.ts'
+import { validatorCompiler } from '../http/validation.ts'
+import { packageVersion } from '../http/version.ts'
+import { Metrics } from '../http/metrics.ts'
+import { PeerFills } from '../peer/peer-fills.ts'
+import type { StoreRules } from '../peer/remote-stores.ts'
+import { SendGroups } from '../peer/send-groups.ts'
+import { WeightGroups } from '../process-groups/weight-groups.ts'
+import { DistributedReceiver } from '../sources/distributed/distributed.ts'
+import { openDiskSource } from '../sources/disk/disk.ts'
+import { KeptTensors } from '../sources/tensor/kept-tensors.ts'
+import { TensorReceiver } from '../sources/tensor/tensor-receiver.ts'
+import type { WeightLoader } from '../sources/disk/weight-loader.ts'
+import { UploadReceiver } from '../sources/upload/upload-receiver.ts'
+import { WeightPulls } from '../deltas/weight-pulls.ts'
+import { masterPolicy } from '../rendezvous/master-policy.ts'
+import { loadTokenizer } from '../text/tokenizer.ts'
+import type { Tokenizer } from '../text/tokenizer.ts'
+
+export interface RefitPluginOptions {
+  engine: RolloutEngine
+  /** Null: token ids only. Left out: the one in the model's folder, if there is one. */
+  tokenizer?: Tokenizer | null
+  /** Wanted of every caller, but for health and metrics. */
+  apiKey?: string | undefined
+  /** Wanted instead on the routes that change weights or the state of the engine. */
+  adminApiKey?: string | undefined
+  /** Folders from which weights may be loaded by request (default: the one that holds the model's folder). Symlinks may not lead out. */
+  modelRoots?: string[]
+  /** Makes weights of what trainers send to /update_weights_from_tensor under these names as `load_format`. They run in this process, with all its rights. */
+  weightLoaders?: Readonly<Record<string, WeightLoader>>
+  /** Where uploads that do not fit in memory are spooled (default the system's folder for temporary files). */
+  uploadFolder?: string | undefined
+  /** Most memory that uploads wait in (default 192 MiB). */
+  uploadMemoryBytes?: number | undefined
+  /** Longest that a client may send nothing of an upload, in milliseconds (default 60000). */
+  uploadTimeoutMs?: number | undefined
+  /** Most bytes of one broadcast through a process group, and of each of its staging buffers (default 4 GiB). */
+  bucketBytes?: number | undefined
+  /** Broadcasts over NCCL are never received straight into the weights; see --staged-broadcasts (default false). */
+  stagedBroadcasts?: boolean | undefined
+  /** Longest that each phase of a process group may take, in milliseconds (default 300000). */
+  groupTimeoutMs?: number | undefined
+  /** Stores of trainers that may be connected to besides loopback and private addresses; see --allow-master. */
+  allowMasters?: readonly string[] | undefined
+  /** The trainer's libnccl.so.2 (default where the addon finds one). */
+  ncclPath?: string | undefined
+  /** Whose routes there are besides SGLang's, OpenAI's and refit's own (default all). */
+  dialects?: readonly DialectName[] | undefined
+  /** Most samples of one request. */
+  maxBatch?: number
+}
+
+const BUCKET_BYTES = 2 ** 32
+const GROUP_TIMEOUT_MS = 300_000
+
+/** When the thread that reads tensors is started, if no request has been there before. */
+const WARM_AFTER_MS = 1000
+
+const ROUTES: Routes[] = [generate, health, info, control, memory, weights, tensors, keptTensors, weightGroups, distributedWeights, remoteInstance, lora, transactions, scope, pull, leftovers, completions, chat, models, tokenize, metricsRoutes]
+
+/** What vLLM's own clients call to steer it and to generate. */
+const VLLM: Routes[] = [vllmControl, vllmSleep, vllmInfo, vllmGenerate, chatRender]
+
+/** Its weight transfer. */
+const TRANSFER: Routes[] = [vllmWeights, updateWeights, collectiveRpc]
+
+/** A file that several speak stands with each of them. */
+const DIALECT_ROUTES: Readonly<Record<DialectName, readonly Routes[]>> = {
+  vllm: [...VLLM, ...TRANSFER],
+  skyrl: [...VLLM, ...TRANSFER, skyrlGenerate, skyrl],
+  areal: [vllmSleep, areal],
+  'prime-rl': [vllmControl, vllmInfo, vllmGenerate, primeRl, updateWeights],
+  'nemo-rl': [nemoRl, nemoRlSparse],
+  trl: [...VLLM, trlGenerate, trl],
+  'checkpoint-engine': [ipc, collectiveRpc]
+}
+
+/**
+ * A rollout server as a Fastify plugin: `app.register(refit, { engine, prefix: '/rollout' })`. Encapsulated: validators, parsers,
+ * error handler and hooks are its own, and a host's routes see none of them. The engine stays the caller's, who closes it.
+ */
+export default async function refit (app: FastifyInstance, options: RefitPluginOptions): Promise<void> {
+  checkOptions(options)
+  const { engine } = options
+  const roots = options.modelRoots ?? defaultRoots(engine.info.modelPath)
+  const receiver = new TensorReceiver({ ranks: engine.info.ranks, cards: engine.info.cards.map(({ uuid }) => uuid), visible: engine.info.visibleCards ?? null, loaders: options.weightLoaders ?? {}, deltas: engine.deltaHost })
+  const kept = new KeptTensors({ closeMappings: engine.closeMappings?.bind(engine) })
+  const uploads = new UploadReceiver({ folder: options.uploadFolder, stallMs: options.uploadTimeoutMs, memoryBytes: options.uploadMemoryBytes })
+  const policy = masterPolicy(options.allowMasters)
+  const groups = new WeightGroups({
+    host: engine.groupHost,
+    policy,
+    timeoutMs: options.groupTimeoutMs ?? GROUP_TIMEOUT_MS,
+    ncclPath: options.ncclPath,
+    staged: options.stagedBroadcasts
+  })
+  const context: RouteContext = {
+    engine,
+    tokenizer: options.tokenizer === undefined ? await loadTokenizer(engine.info.modelPath) : options.tokenizer,
+    live: new LiveRequests(engine),
+    metrics: new Metrics(engine),
+    maxBatch: options.maxBatch ?? MAX_BATCH,
+    openCheckpoint: async path => await openDiskSource(path, { roots }),
+    tensors: receiver,
+    kept,
+    groups,
+    ...transfersOf(engine, { policy, ncclPath: options.ncclPath }),
+    distributed: new DistributedReceiver(groups, options.bucketBytes ?? BUCKET_BYTES),
+    uploads,
+    pulls: new WeightPulls({ roots, baseFolder: engine.info.modelPath }),
+    dialects: chooseDialects(options.dialects ?? []),
+    loaded: new LoadedFrom({ modelPath: engine.info.modelPath, loadFormat: 'auto' }, engine.transactions),
+    version: packageVersion(),
+    startedAt: Date.now() / 1000
+  }
+
+  app.setValidatorCompiler(validatorCompiler)
+  // Schemas of replies are documentation; writing by them would drop fields, and fail on what JSON cannot hold.
+  app.setSerializerCompiler(() => serialize)
+  app.setReplySerializer(serialize)
+  app.setErrorHandler(errorHandler)
+  // Without the charset that Fastify adds: there are clients that compare the whole value.
+  app.addHook('onSend', async (_request, reply, payload) => {
+    if (reply.getHeader('content-type') === 'application/json; charset=utf-8') reply.header('content-type', 'application/json')
+    return payload
+  })
+  installBodyParsers(app)
+  guard(app, options)
+  logUnknownFields(app)
+  app.addHook('onRoute', route => { route.bodyLimit ??= BODY_LIMIT })
+  context.metrics.watchShares(receiver.counts)
+  context.metrics.watchKept(() => kept.stats)
+  context.metrics.watchUploads(uploads)
+  context.metrics.watchGroups(groups)
+  // Once the start is over; a server that ends before has no use for it.
+  const warming = setTimeout(() => { receiver.start() }, WARM_AFTER_MS).unref()
+  // Requests that wait for a trainer's broadcasts would hold up the end.
+  app.addHook('preClose', async () => { groups.abort() })
+  app.addHook('onClose', async () => {
+    clearTimeout(warming)
+    await groups.close()
+    await kept.close()
+    await receiver.close()
+    uploads.close()
+    context.metrics.close()
+  })
+  const spoken = DIALECT_NAMES.filter(name => context.dialects.has(name)).flatMap(name => DIALECT_ROUTES[name])
+  for (const routes of new Set([...ROUTES, ...spoken])) await app.register(routes, { context })
+}
+
+/** TypeError in words for what only callers without types can pass, and what would fail much later. */
+function checkOptions (options: RefitPluginOptions): void {
+  const { engine } = options as { engine?: Partial<RolloutEngine> | null }
+  if (typeof engine?.info !== 'object') {
+    const got = engine === undefined ? '' : `; got ${engine instanceof Promise ? 'a promise: await it' : inspect(engine, { depth: 0 }).slice(0, 100)}`
+    throw new TypeError(`refit needs an engine: app.register(refit, { engine: await createEngine(model) })${got}`)
+  }
+  for (const name of ['modelRoots', 'allowMasters', 'dialects'] as const) {
+    const list: unknown = options[name]
+    if (list === undefined || (Array.isArray(list) && list.every(item => typeof item === 'string'))) continue
+    throw new TypeError(`refit: ${name} is ${inspect(list, { depth: 0 }).slice(0, 100)}; expected an array of strings`)
+  }
+}
+
+// An error comes here only where a hook of a host failed after the error handler had its turn.
+function serialize (data: unknown): string {
+  return JSON.stringify(data instanceof Error ? refusalBody('sglang', refusalOf(data)) : data)
+}
+
+function defaultRoots (modelPath: string): string[] {
+  const holder = dirname(resolve(modelPath))
+  // Files in a Hugging Face cache are links from snapshots/<revision> to blobs beside it.
+  return [basename(holder) === 'snapshots' ? dirname(holder) : holder]
+}
+
+/** Weights from engine to engine. */
+function transfersOf ({ held, info }: RolloutEngine, rules: StoreRules): Pick<RouteContext, 'sending' | 'fills'> {
+  if (held === undefined) return { sending: null, fills: null }
+  const fills = new PeerFills(held, info, rules)
+  return { sending: new SendGroups(held, rules, fills), fills }
+}

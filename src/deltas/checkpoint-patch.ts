@@ -1,0 +1,269 @@
+import { createHash } from 'node:crypto'
+import { chmodSync, closeSync, constants, copyFileSync, existsSync, fstatSync, fsyncSync, mkdirSync, openSync, readdirSync, readFileSync, readSync, realpathSync, renameSync, rmSync, statSync, writeSync } from 'node:fs'
+import { availableParallelism } from 'node:os'
+import { basename, dirname, join } from 'node:path'
+import { RefitError } from '../errors.ts'
+import { DELTA_FIELDS } from '../native/addon.ts'
+import type { NativeAddon } from '../native/addon.ts'
+import { headerLength, parseHeader, PREFIX_BYTES } from '../wire/safetensors/header.ts'
+import type { SafetensorsHeader } from '../wire/safetensors/header.ts'
+import { INDEX_NAME, SINGLE_NAME } from '../wire/safetensors/index.ts'
+
+// A checkpoint on this host whose tensors are changed where they lie, by compressed changes that a trainer publishes. All calls block: they
+// are for threads of their own.
+
+export type PatchAddon = Pick<NativeAddon, 'lockFile' | 'applyDeltas'>
+/** Whether a real path may be read. */
+export type Contains = (real: string) => boolean
+
+/** Where a tensor lies in a file; `end` is exclusive. */
+export interface Place { path: string, begin: number, end: number }
+
+/** The compressed change of one tensor, between `begin` and `end` of the file that holds it. */
+export interface Change { name: string, begin: number, end: number, place: Place, checksum: string }
+
+/** What a change has come to: `bytes` of the tensors, whole. */
+export interface Applied { tensors: number, bytes: number }
+
+export function add (sum: Applied, { tensors, bytes }: Applied): void {
+  sum.tensors += tensors
+  sum.bytes += bytes
+}
+
+const LOCK_POLL_MS = 20
+
+export const CHECKSUMS = ['xxh3-128', 'adler32', 'sha256'] as const
+export type ChecksumName = typeof CHECKSUMS[number]
+export interface Encoding { isXor: boolean, checksum: ChecksumName }
+
+const MAX_THREADS = 32
+/** Of changes, in memory at once; one that is larger stands alone. */
+const BATCH_BYTES = 2 ** 28
+const MAX_BATCH_BYTES = 2 ** 32 - 2 ** 16
+const READ_BYTES = 2 ** 30
+const SHOWN = 20
+
+/** Tensors of a checkpoint's files that are open for changes; close() at the end. */
+export class CheckpointPatch {
+  readonly #addon: PatchAddon
+  readonly #places = new Map<string, Place>()
+  readonly #open = new Map<string, number>()
+  readonly #folder: string
+
+  constructor (folder: string, addon: PatchAddon) {
+    this.#addon = addon
+    this.#folder = folder
+    for (const name of weightFiles(folder)) {
+      const path = join(folder, name)
+      for (const { name: tensor, begin, end } of readHeader(path).tensors) {
+        const other = this.#places.get(tensor)
+        if (other !== undefined) throw new RefitError('CHECKPOINT_FORMAT', `${path}: tensor "${tensor}" is in ${basename(other.path)} as well`, { param: tensor })
+        this.#places.set(tensor, { path, begin, end })
+      }
+    }
+  }
+
+  /** Throws WEIGHTS_UNKNOWN_NAME; `file` names it. */
+  place (name: string, file: string): Place {
+    const place = this.#places.get(name)
+    if (place === undefined) throw new RefitError('WEIGHTS_UNKNOWN_NAME', `${file} changes "${name}", which ${this.#folder} does not have`, { param: name })
+    return place
+  }
+
+  /** Changes tensors by what `file` holds, and counts them and their bytes. Throws CHECKPOINT_FORMAT, naming the tensor, and CHECKPOINT_CHANGED where checksums are wrong afterwards. */
+  apply (file: string, changes: readonly Change[], encoding: Encoding): Applied {
+    const wrong = [...batches(changes)].flatMap(batch => this.#applyBatch(file, batch, encoding))
+    if (wrong.length === 0) return { tensors: changes.length, bytes: changes.reduce((sum, { place }) => sum + place.end - place.begin, 0) }
+    throw new RefitError('CHECKPOINT_CHANGED', `after ${file}, the checksums of ${wrong.length} tensors are not what it says: ${wrong.slice(0, SHOWN).join(', ')}. ${this.#folder} is of no version now; the next pull makes it anew`)
+  }
+
+  close (): void {
+    for (const fd of this.#open.values()) closeSync(fd)
+    this.#open.clear()
+  }
+
+  #applyBatch (file: string, changes: readonly Change[], { isXor, checksum }: Encoding): string[] {
+    const from = Math.min(...changes.map(({ begin }) => begin))
+    const data = readPart(file, from, Math.max(...changes.map(({ end }) => end)))
+    const table = new Float64Array(changes.length * DELTA_FIELDS)
+    for (const [row, { begin, end, place }] of changes.entries()) {
+      table.set([this.#descriptor(place.path), place.begin, place.end - place.begin, begin - from, end - from], row * DELTA_FIELDS)
+    }
+    const sums = named(file, changes, () => this.#addon.applyDeltas(data, table, isXor, checksum !== 'adler32', Math.min(MAX_THREADS, availableParallelism())))
+    const sum = (row: number): string => checksum === 'sha256' ? sha256(changes[row]!.place) : sums[row]!
+    return changes.filter((change, row) => change.checksum.toLowerCase() !== sum(row)).map(({ name }) => name)
+  }
+
+  #descriptor (path: string): number {
+    let fd = this.#open.get(path)
+    if (fd === undefined) this.#open.set(path, fd = openSync(path, 'r+'))
+    return fd
+  }
+}
+
+/** An exact copy of a whole checkpoint's files, without folders in it; other files go. */
+export function copyCheckpoint (from: string, to: string, contains: Contains): void {
+  const files = checkpointFiles(from)
+  mkdirSync(to, { recursive: true })
+  for (const entry of readdirSync(to, { withFileTypes: true })) if (!entry.isDirectory() && !files.includes(entry.name)) rmSync(join(to, entry.name))
+  for (const name of files) {
+    const source = insideOf(join(from, name), contains)
+    // Links of a Hugging Face cache become files, and what cannot be written can: they are changed later.
+    rmSync(join(to, name), { force: true })
+    copyFileSync(source, join(to, name), constants.COPYFILE_FICLONE)
+    chmodSync(join(to, name), 0o644)
+    if (statSync(source).size !== statSync(join(to, name)).size) throw new RefitError('CHECKPOINT_CHANGED', `${join(from, name)} changed its size while it was copied`)
+  }
+}
+
+/** What the index of a folder says: the file of each tensor. Null where there is none. Throws CHECKPOINT_FORMAT. */
+export function readWeightMap (folder: string): Map<string, string> | null {
+  const path = join(folder, INDEX_NAME)
+  if (!existsSync(path)) return null
+  const entries = Object.entries(readJson(path).weight_map ?? {})
+  const [wrong] = entries.find(([, file]) => typeof file !== 'string') ?? []
+  if (wrong !== undefined) throw new RefitError('CHECKPOINT_FORMAT', `${path}: weight_map: the file of ${JSON.stringify(wrong.slice(0, 200))} is to be a text`)
+  return new Map(entries as Array<[string, string]>)
+}
+
+/** The files of its weights, as findCheckpoint chooses those to load: whatever lies beside them is neither read nor changed. Throws CHECKPOINT_FORMAT where one is not there. */
+function weightFiles (folder: string): string[] {
+  const all = readdirSync(folder).filter(name => name.endsWith('.safetensors') && !name.startsWith('.'))
+  const named = new Set(readWeightMap(folder)?.values())
+  for (const name of named) if (!all.includes(name)) throw new RefitError('CHECKPOINT_FORMAT', `${folder} has no ${name}, which its ${INDEX_NAME} names`)
+  return named.size > 0 ? [...named] : all.includes(SINGLE_NAME) ? [SINGLE_NAME] : all
+}
+
+/** Its files, by name. Throws CHECKPOINT_FORMAT where there are no weights, or not all. */
+function checkpointFiles (folder: string): string[] {
+  const files = readdirSync(folder).filter(name => statSync(join(folder, name)).isFile())
+  if (weightFiles(folder).length === 0) throw new RefitError('CHECKPOINT_FORMAT', `${folder} holds no safetensors: it is no checkpoint to begin from`)
+  return files
+}
+
+/** The real path of what is there. Throws CHECKPOINT_PATH. */
+export function insideOf (path: string, contains: Contains): string {
+  let real: string | undefined
+  try {
+    real = realpathSync(path)
+  } catch {}
+  if (real === undefined || !contains(real)) throw new RefitError('CHECKPOINT_PATH', `${path} is not there, or leads out of the allowed roots (--model-root)`)
+  return real
+}
+
+export function readHeader (path: string): SafetensorsHeader {
+  const fd = openFile(path)
+  try {
+    const { size } = fstatSync(fd)
+    const prefix = Buffer.alloc(PREFIX_BYTES)
+    readSync(fd, prefix, 0, PREFIX_BYTES, 0)
+    const json = Buffer.alloc(headerLength(prefix, size, path))
+    readSync(fd, json, 0, json.length, PREFIX_BYTES)
+    return parseHeader(json, size, path)
+  } finally {
+    closeSync(fd)
+  }
+}
+
+/** For reading. Never waits for the writer of a FIFO, as a thread that does could not be ended. Throws CHECKPOINT_FORMAT. */
+function openFile (path: string): number {
+  const fd = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK)
+  if (fstatSync(fd).isFile()) return fd
+  closeSync(fd)
+  throw new RefitError('CHECKPOINT_FORMAT', `${path} is not a regular file`)
+}
+
+/** An object. Throws CHECKPOINT_FORMAT. */
+export function readJson (path: string): Record<string, unknown> {
+  const fd = openFile(path)
+  try {
+    const value: unknown = JSON.parse(readFileSync(fd, 'utf8'))
+    if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value as Record<string, unknown>
+  } catch (error) {
+    throw new RefitError('CHECKPOINT_FORMAT', `${path} is not JSON: ${error instanceof Error ? error.message : String(error)}`, { cause: error })
+  } finally {
+    closeSync(fd)
+  }
+  throw new RefitError('CHECKPOINT_FORMAT', `${path} is JSON, but no object`)
+}
+
+/** Whole or not at all, also after the machine has lost its power. */
+export function writeDurably (path: string, text: string): void {
+  const temporary = join(dirname(path), `.${basename(path)}.tmp`)
+  const fd = openSync(temporary, 'w')
+  try {
+    writeSync(fd, text)
+    fsyncSync(fd)
+  } finally {
+    closeSync(fd)
+  }
+  renameSync(temporary, path)
+}
+
+/**
+ * Of this start of the system. What is changed in files is not forced to the disk, which would take seconds: a state that another start wrote
+ * may tell of bytes that were lost with it.
+ */
+export function bootId (): string {
+  return readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim()
+}
+
+/** As the only one on this host, whoever else locks that file. */
+export function locked<T> (path: string, addon: PatchAddon, run: () => T): T {
+  mkdirSync(dirname(path), { recursive: true })
+  const lock = openSync(path, 'a')
+  const cell = new Int32Array(new SharedArrayBuffer(4))
+  try {
+    // Slept between, as a thread that waits in the system cannot be ended.
+    while (!addon.lockFile(lock)) Atomics.wait(cell, 0, 0, LOCK_POLL_MS)
+    return run()
+  } finally {
+    closeSync(lock)
+  }
+}
+
+function * batches (changes: readonly Change[]): Generator<Change[]> {
+  let batch: Change[] = []
+  // In the order of their bytes: a batch is read as one piece.
+  for (const change of [...changes].sort((a, b) => a.begin - b.begin)) {
+    if (batch.length > 0 && change.end - batch[0]!.begin > BATCH_BYTES) {
+      yield batch
+      batch = []
+    }
+    batch.push(change)
+  }
+  if (batch.length > 0) yield batch
+}
+
+function readPart (path: string, begin: number, end: number): Uint8Array {
+  if (end - begin > MAX_BATCH_BYTES) throw new RefitError('UNSUPPORTED', `${path}: a change of ${end - begin} bytes; at most ${MAX_BATCH_BYTES}`)
+  const data = Buffer.allocUnsafeSlow(end - begin)
+  const fd = openFile(path)
+  try {
+    for (let done = 0; done < data.length;) {
+      const part = readSync(fd, data, done, Math.min(READ_BYTES, data.length - done), begin + done)
+      if (part === 0) throw new RefitError('CHECKPOINT_CHANGED', `${path} became shorter while it was read`)
+      done += part
+    }
+  } finally {
+    closeSync(fd)
+  }
+  return data
+}
+
+function sha256 ({ path, begin, end }: Place): string {
+  const hash = createHash('sha256')
+  for (let at = begin; at < end; at += BATCH_BYTES) hash.update(readPart(path, at, Math.min(end, at + BATCH_BYTES)))
+  return hash.digest('hex')
+}
+
+function named (file: string, changes: readonly Change[], run: () => string[]): string[] {
+  try {
+    return run()
+  } catch (error) {
+    const [, row = '', why = ''] = /^(\d+): (.*)$/s.exec(error instanceof Error ? error.message : '') ?? []
+    const name = changes[Number(row)]?.name
+    if (row === '' || name === undefined) throw error
+    throw new RefitError('CHECKPOINT_FORMAT', `${file}: tensor "${name}": ${why}`, { param: name, cause: error })
+  }
+}

@@ -1,0 +1,56 @@
+import { RefitError } from '../../errors.ts'
+import { GROUP_NAME, updateFromDistributed } from '../../updates/distributed-update.ts'
+import type { RouteContext } from '../../http/context.ts'
+import type { WriteReport } from '../../contract/weight-source.ts'
+
+/** What AReaL announces for the next bucket of one group. */
+export interface ArealBucket { names: string[], dtypes: string[], shapes: number[][], group_name: string }
+
+export interface ArealOutcome { message: string, report: WriteReport, torn: number }
+
+/**
+ * AReaL's vLLM mode updates a bucket in two requests: one brings names, dtypes and shapes, the next one, which is empty, takes what is
+ * broadcast. What was announced is good for one update, so that a repeated request waits for nothing that nobody sends.
+ */
+export class ArealBuckets {
+  readonly #context: RouteContext
+  #announced: ArealBucket | null = null
+  #running: Promise<ArealOutcome> | null = null
+
+  constructor (context: RouteContext) { this.#context = context }
+
+  /** Throws NOT_FOUND, or what the group failed by. What was announced and not taken before is forgotten, as in AReaL's own server. */
+  announce (bucket: ArealBucket): void {
+    this.#context.groups.get(bucket.group_name)
+    this.#announced = bucket
+  }
+
+  /** Receives, writes and answers for the bucket that was announced last; a second call joins the first. CONFLICT where there is none. */
+  async update (): Promise<ArealOutcome> {
+    const bucket = this.#announced
+    if (bucket === null) {
+      if (this.#running !== null) return await this.#running
+      throw new RefitError('CONFLICT', 'no bucket is announced since the last update: call /areal_set_update_weight_meta before each /areal_update_weights_xccl. Nothing was received')
+    }
+    this.#announced = null
+    // AReaL's server ends running requests and drops the caches, whether or not generation is paused.
+    const running = this.#running = updateFromDistributed(this.#context, { ...bucket, abort_all_requests: true }).finally(() => { if (this.#running === running) this.#running = null })
+    return await running
+  }
+
+  /** Adapters are refused, but their tensors are broadcast whatever is answered: they are received and dropped, or the group is aborted. */
+  async refuseAdapter (body: Readonly<Record<string, unknown>>): Promise<RefitError> {
+    const note = await this.#context.distributed.refuse(body, GROUP_NAME)
+    return adapterRefusal(body.lora_name, note)
+  }
+}
+
+export function adapterRefusal (name: unknown, note?: string): RefitError {
+  const which = typeof name === 'string' ? ` ${JSON.stringify(name.slice(0, 128))}` : ''
+  return new RefitError('UNSUPPORTED', `LoRA adapter${which}: this server does not apply adapters. Train without use_lora, or merge the adapter and send whole weights${note === undefined ? '' : `. ${note}`}`, { param: 'lora_name' })
+}
+
+/** What AReaL's server says of every rank. */
+export function rankWords (ranks: number): string {
+  return Array.from({ length: ranks }, (_, rank) => `TP rank: ${rank} success\n`).join('')
+}

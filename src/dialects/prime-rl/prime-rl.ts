@@ -1,0 +1,140 @@
+import { RefitError } from '../../errors.ts'
+import type { ErrorCode } from '../../errors.ts'
+import type { RouteContext } from '../../http/context.ts'
+import { measured } from '../../updates/apply-source.ts'
+import { updateFromDisk } from '../../updates/disk-update.ts'
+import { Joiner } from '../../weights/joiner.ts'
+import type { WriteReport } from '../../contract/weight-source.ts'
+import { sumReports } from '../../weights/sum-reports.ts'
+import { StateDicts } from './stream.ts'
+import { onePer } from '../one-per.ts'
+
+export interface Broadcaster { host: string, port: number, rankOffset: number, inferenceWorldSize: number, backend: string, quantized: boolean, session: string | null }
+
+const GROUP = 'prime-rl'
+/** Longest that one update may take; each broadcast has the group's own limit. */
+const UPDATE_MS = 3600_000
+/** These are the same at every try, or nobody's to try again. */
+const AS_IT_IS: ReadonlySet<ErrorCode> = new Set<ErrorCode>(['DEVICE_LOST', 'ENGINE_CLOSED'])
+
+/** prime-rl's orchestrator, which asks for updates, and its trainer, which broadcasts: one of each for an engine. */
+class PrimeRl {
+  readonly #context: RouteContext
+  readonly #updates = new Joiner<unknown>()
+  /** The update that ended last, of those that named their folder. */
+  #last: { folder: string, error: unknown } | null = null
+
+  constructor (context: RouteContext) { this.#context = context }
+
+  async init ({ host, port, rankOffset, inferenceWorldSize, backend, quantized, session }: Broadcaster): Promise<void> {
+    if (session !== null) {
+      throw new RefitError('UNSUPPORTED', 'session_id: weights over NIXL and ModelExpress are not supported; set weight_broadcast.type to "nccl" or "filesystem"', { param: 'session_id' })
+    }
+    if (quantized) {
+      throw new RefitError('UNSUPPORTED', 'quantize_in_weight_transfer: this server takes weights as they stand in checkpoints, not as vLLM\'s kernels have them; set it to false', { param: 'quantize_in_weight_transfer' })
+    }
+    // The trainer's is rank 0.
+    await this.#context.groups.init({ name: GROUP, backend, form: 'vllm', address: host, port, rankOffset: rankOffset + 1, worldSize: inferenceWorldSize + 1 }, { renew: true })
+    this.#last = null
+  }
+
+  /** A repeated request, which prime-rl sends when no answer came, joins the one that runs, or has the outcome of the one that ended. */
+  async update (folder: string | null): Promise<void> {
+    const { groups } = this.#context
+    const isJoined = groups.list.some(({ name }) => name === GROUP)
+    if (!isJoined && folder === null) throw new RefitError('INVALID_REQUEST', 'weight_dir: null, and there is no process group: call /init_broadcaster first, or name a checkpoint', { param: 'weight_dir' })
+    await this.#updates.join(JSON.stringify([isJoined, folder]), async () => await (isJoined ? this.#broadcast(folder) : this.#fromFolder(folder!)))
+  }
+
+  async #fromFolder (path: string): Promise<void> {
+    // prime-rl keeps its requests' prefixes apart by cache_salt, and never flushes.
+    await updateFromDisk(this.#context, { model_path: path, flush_cache: false })
+  }
+
+  async #broadcast (folder: string | null): Promise<void> {
+    const last = this.#last
+    if (last !== null && last.folder === folder) {
+      if (last.error !== null) throw last.error
+      return
+    }
+    const ended = (error: unknown): void => { if (folder !== null) this.#last = { folder, error } }
+    try {
+      await measured(this.#context.metrics, async () => ({ report: await this.#receive(folder) }))
+      ended(null)
+    } catch (error) {
+      const final = spent(error)
+      ended(final)
+      throw final
+    }
+  }
+
+  /** All state dicts are one transaction: nothing is generated before the last one, and what is given up in the middle is torn. */
+  async #receive (folder: string | null): Promise<WriteReport> {
+    const { engine: { transactions }, groups } = this.#context
+    const group = groups.get(GROUP)
+    const { id } = await transactions.open({ owner: `prime-rl's update${folder === null ? '' : ` from ${folder}`}`, deadlineMs: UPDATE_MS }).catch((error: unknown) => {
+      // The trainer sends all the same, and the next update would take this one's state dicts for its own.
+      group.giveUp(`an update was refused before anything of it was received: ${error instanceof Error ? error.message : String(error)}`)
+      throw error
+    })
+    try {
+      const report = await this.#write(id, new StateDicts(group, this.#context.distributed), () => group.failure !== null)
+      await transactions.commit(id, { flushCache: false })
+      return report
+    } catch (error) {
+      const { outcome, written } = await transactions.abort(id, error instanceof Error ? error.message : String(error))
+      if (outcome !== 'torn' || !(error instanceof RefitError)) throw error
+      throw new RefitError('WEIGHTS_TORN', `${error.message}. ${written} tensors had been written before, and are torn until they are written again, by any update`, { cause: error })
+    }
+  }
+
+  /** Once a state dict is refused, the others are received and dropped: the trainer sends them all. */
+  async #write (transaction: string, dicts: StateDicts, isBroken: () => boolean): Promise<WriteReport> {
+    const { engine } = this.#context
+    const reports: WriteReport[] = []
+    let refusal: unknown
+    const count = await dicts.count()
+    for (let index = 1; index <= count; index++) {
+      try {
+        const source = await dicts.open(`state dict ${index} of ${count}`)
+        try {
+          if (refusal !== undefined) continue
+          const update = await engine.update({ transaction })
+          reports.push(await update.write(source))
+          await update.commit({ flushCache: false, allowTorn: true })
+        } catch (error) {
+          await source.close()
+          throw source.noted(error)
+        } finally {
+          await source.close()
+        }
+      } catch (error) {
+        refusal ??= error
+        // What has not come by then never will.
+        if (isBroken()) break
+      }
+    }
+    if (refusal !== undefined) throw refusal
+    if (reports.length === 0) throw new RefitError('WEIGHTS_INCOMPLETE', 'the trainer has sent no state dict')
+    return sumReports(reports)
+  }
+}
+
+const primeRl = onePer((context: RouteContext) => new PrimeRl(context))
+
+/** Joins prime-rl's trainer; resolves once the communicator stands. */
+export async function initPrimeRl (context: RouteContext, broadcaster: Broadcaster): Promise<void> {
+  await primeRl(context).init(broadcaster)
+}
+
+/** prime-rl's `/update_weights`: over NCCL once there is a group, whatever the folder is named, else from the folder. */
+export async function updatePrimeRl (context: RouteContext, { weight_dir: folder }: { weight_dir?: string | null }): Promise<{ status: 'ok' }> {
+  await primeRl(context).update(folder ?? null)
+  return { status: 'ok' }
+}
+
+/** prime-rl repeats what is answered with 5xx, while its trainer has sent and sends no more. */
+function spent (error: unknown): unknown {
+  if (!(error instanceof RefitError) || error.statusCode < 500 || AS_IT_IS.has(error.code)) return error
+  return new RefitError('BROADCAST_SPENT', `${error.code}: ${error.message}`, { cause: error })
+}

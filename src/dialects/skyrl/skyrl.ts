@@ -1,0 +1,90 @@
+import { Type } from 'typebox'
+import type { Static } from 'typebox'
+import { RefitError } from '../../errors.ts'
+import type { RouteContext } from '../../http/context.ts'
+import { nullable } from '../../http/schemas.ts'
+import { bodyCheck } from '../../http/validation.ts'
+import { Joiner } from '../../weights/joiner.ts'
+import type { WriteReport } from '../../contract/weight-source.ts'
+import { weightTransferOf } from '../vllm/transfer.ts'
+import { onePer } from '../one-per.ts'
+
+// SkyRL's first remote engines: a group of torch, and one request for each chunk, all of whose tensors are one broadcast. What SkyRL calls
+// now are methods of /collective_rpc (src/dialects/vllm/collective-rpc.ts).
+
+export interface OldInit {
+  /** Later versions have `master_addr`. */
+  master_address?: string | undefined
+  master_addr?: string | undefined
+  master_port: number
+  rank_offset: number
+  world_size: number
+  group_name: string
+  backend: string
+  /** Later versions have `override_existing_receiver`. */
+  override_existing?: boolean | undefined
+  override_existing_receiver?: boolean | undefined
+}
+
+/** `sizes`: elements of each; without, every tensor is a broadcast of its own. */
+const OldUpdate = Type.Object({
+  names: Type.Array(Type.String()),
+  dtypes: Type.Array(Type.String()),
+  shapes: Type.Array(Type.Array(Type.Integer({ minimum: 0 }))),
+  sizes: nullable(Type.Array(Type.Integer({ minimum: 0 })))
+})
+type OldUpdate = Static<typeof OldUpdate>
+const check = bodyCheck(OldUpdate)
+
+class OldSkyrl {
+  readonly #context: RouteContext
+  readonly #updates = new Joiner<WriteReport>()
+  #group: string | null = null
+
+  constructor (context: RouteContext) { this.#context = context }
+
+  async init (init: OldInit): Promise<void> {
+    const { master_address: first, master_addr: address = first, master_port: port, rank_offset: rankOffset, world_size: worldSize, group_name: name, backend } = init
+    if (address === undefined) throw new RefitError('INVALID_REQUEST', 'master_addr: is required', { param: 'master_addr' })
+    const { groups } = this.#context
+    const renew = init.override_existing_receiver ?? init.override_existing ?? false
+    const isThere = groups.list.some(group => group.name === name && group.error === null)
+    // SkyRL's engines keep the one that they have, without a word.
+    if (!isThere || renew) await groups.init({ name, backend, address, port, rankOffset, worldSize }, { renew })
+    this.#group = name
+  }
+
+  async update (fields: Readonly<Record<string, unknown>>): Promise<WriteReport> {
+    const groupName = this.#group
+    const checked = check(fields)
+    if ('error' in checked) throw await this.#refusal(checked.error as RefitError, fields)
+    const { names, dtypes, shapes, sizes } = checked.value as OldUpdate
+    if (groupName === null) throw new RefitError('CONFLICT', 'there is no group of a trainer to receive from: call /init_weight_update_communicator first')
+    return await this.#updates.join(JSON.stringify([names, dtypes, shapes, sizes ?? null]), async () => {
+      const error = sizes == null ? undefined : wrongSizes(names, shapes, sizes)
+      if (error !== undefined) throw await this.#refusal(error, {})
+      return await weightTransferOf(this.#context).receive({ names, dtypes, shapes, groupName, packing: sizes == null ? 'each' : 'whole' }, {})
+    })
+  }
+
+  /** Of a request that is not what it should be the trainer broadcasts all the same. */
+  async #refusal ({ message, param }: RefitError, { names, dtypes, shapes, sizes }: Readonly<Record<string, unknown>>): Promise<RefitError> {
+    const note = this.#group === null ? undefined : await this.#context.distributed.refuse({ names, dtypes, shapes }, this.#group, sizes == null ? 'each' : 'whole')
+    return new RefitError('INVALID_REQUEST', note === undefined ? message : `${message}. ${note}`, param === undefined ? {} : { param })
+  }
+}
+
+function wrongSizes (names: readonly string[], shapes: ReadonlyArray<readonly number[]>, sizes: readonly number[]): RefitError | undefined {
+  const at = sizes.length === shapes.length ? sizes.findIndex((size, index) => size !== shapes[index]!.reduce((a, b) => a * b, 1)) : sizes.length
+  if (at < 0) return undefined
+  const what = at < sizes.length ? `${sizes[at]} elements for [${shapes[at]!.join(', ')}] of "${names[at]}"` : `${sizes.length} for ${shapes.length} shapes`
+  return new RefitError('INVALID_REQUEST', `sizes: ${what}`, { param: 'sizes' })
+}
+
+const oldSkyrl = onePer((context: RouteContext) => new OldSkyrl(context))
+
+/** `/init_weight_update_communicator`. Throws as WeightGroups.init does. */
+export async function initOldSkyrl (context: RouteContext, init: OldInit): Promise<void> { await oldSkyrl(context).init(init) }
+
+/** One chunk. What is refused has been received and dropped, or its group aborted. */
+export async function updateOldSkyrl (context: RouteContext, fields: Readonly<Record<string, unknown>>): Promise<WriteReport> { return await oldSkyrl(context).update(fields) }

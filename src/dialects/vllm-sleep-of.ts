@@ -1,6 +1,0 @@
-import type { RolloutEngine } from '../engine/rollout-engine.ts'
-import { VllmSleep } from './vllm-sleep.ts'
-import { onePer } from './one-per.ts'
-
-/** The one of an engine: every route that puts it to sleep, pauses or resumes it shares it. */
-export const vllmSleepOf = onePer((engine: RolloutEngine) => new VllmSleep(engine))

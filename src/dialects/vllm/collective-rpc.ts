@@ -1,0 +1,94 @@
+import { RefitError } from '../../errors.ts'
+import type { RouteContext } from '../../http/context.ts'
+import { updateFromIpc } from '../checkpoint-engine/checkpoint-engine.ts'
+import type { DialectName } from '../names.ts'
+import { vllmSleepOf } from './sleep-of.ts'
+import { weightTransferOf } from './transfer.ts'
+
+// vLLM's /collective_rpc calls any method of its workers by name. Here are those that trainers call, and no others.
+
+export interface RpcCall {
+  args: readonly unknown[]
+  kwargs: Readonly<Record<string, unknown>>
+  /** Seconds. */
+  timeout: number | null
+  /** Who asks, in words. */
+  owner: string
+}
+
+interface Method {
+  /** With which of these it is there. */
+  of: readonly DialectName[]
+  /** What each rank answers. */
+  run: (context: RouteContext, call: RpcCall) => Promise<unknown>
+}
+
+const NATIVE: readonly DialectName[] = ['vllm', 'skyrl']
+const SKYRL: readonly DialectName[] = ['skyrl']
+
+const METHODS: Readonly<Record<string, Method>> = {
+  // vLLM's own, as routes of the same names have them.
+  init_weight_transfer_engine: { of: NATIVE, run: async (context, call) => { await weightTransferOf(context).init(take(call, 0, 'init_info')) } },
+  start_weight_update: { of: NATIVE, run: start },
+  update_weights: { of: NATIVE, run: async (context, call) => { await weightTransferOf(context).update(take(call, 0, 'update_info')) } },
+  finish_weight_update: { of: NATIVE, run: finish },
+  // SkyRL's worker extension.
+  skyrl_start_weight_update: { of: SKYRL, run: start },
+  update_weights_nccl: { of: SKYRL, run: async (context, call) => { await weightTransferOf(context).update(take(call, 0, 'update_info'), { inScope: true }) } },
+  update_weights_ipc: { of: SKYRL, run: async (context, call) => { await weightTransferOf(context).update(take(call, 0, 'update_info'), { inScope: true }) } },
+  skyrl_finish_weight_update: { of: SKYRL, run: finish },
+  // Frozen requests keep their KV cache where it is: there is nowhere else to put it. Weights are written anew by the update.
+  skyrl_sleep_for_weight_sync: { of: SKYRL, run: async ({ engine }, call) => { await vllmSleepOf(engine).sleep({ level: 2, mode: 'keep', tags: toFlag(call, 0, 'offload_kv', true) ? ['weights'] : ['weights', 'kv_cache'] }) } },
+  skyrl_wake_for_weight_sync: { of: SKYRL, run: async ({ engine }, call) => { await vllmSleepOf(engine).wake(toTexts(call, 0, 'tags')) } },
+  // checkpoint-engine's worker extension.
+  update_weights_from_ipc: { of: ['checkpoint-engine'], run: async (context, call) => { await updateFromIpc(context, toHandles(call), call.timeout === null ? {} : { timeout: call.timeout }) } }
+}
+
+/** Runs a method. Throws INVALID_REQUEST for one that there is not, naming those that there are, and for arguments that it does not take. */
+export async function callMethod (context: RouteContext, name: string, call: RpcCall): Promise<unknown[]> {
+  const isThere = ({ of }: Method): boolean => of.some(dialect => context.dialects.has(dialect))
+  const method = Object.hasOwn(METHODS, name) ? METHODS[name]! : undefined
+  if (method === undefined || !isThere(method)) {
+    const names = Object.keys(METHODS).filter(known => isThere(METHODS[known]!))
+    throw new RefitError('INVALID_REQUEST', `method: ${JSON.stringify(name.slice(0, 100))} is not one that can be called here; there are ${names.join(', ')}`, { param: 'method' })
+  }
+  const result = await method.run(context, call) ?? null
+  return Array.from({ length: context.engine.info.ranks }, () => result)
+}
+
+async function start (context: RouteContext, call: RpcCall): Promise<void> {
+  await weightTransferOf(context).start({ owner: call.owner, checkpointFormat: toFlag(call, 0, 'is_checkpoint_format', true) })
+}
+
+async function finish (context: RouteContext, call: RpcCall): Promise<void> {
+  const version = take(call, 0, 'weight_version') ?? undefined
+  if (version !== undefined && typeof version !== 'string') throw wrong('weight_version', 'a str', version)
+  await weightTransferOf(context).finish(version)
+}
+
+/** Python's: by position or by name. */
+function take ({ args, kwargs }: RpcCall, index: number, name: string): unknown {
+  return Object.hasOwn(kwargs, name) ? kwargs[name] : args[index]
+}
+
+function toFlag (call: RpcCall, index: number, name: string, other: boolean): boolean {
+  const value = take(call, index, name) ?? other
+  if (typeof value !== 'boolean') throw wrong(name, 'a bool', value)
+  return value
+}
+
+function toTexts (call: RpcCall, index: number, name: string): string[] {
+  const value = take(call, index, name) ?? []
+  if (!Array.isArray(value) || !value.every(item => typeof item === 'string')) throw wrong(name, 'a list of str', value)
+  return value
+}
+
+function toHandles (call: RpcCall): Record<string, string> {
+  const value = take(call, 0, 'zmq_handles')
+  if (typeof value !== 'object' || value === null || Array.isArray(value) || !Object.values(value).every(item => typeof item === 'string')) throw wrong('zmq_handles', 'a dict of str', value)
+  return value as Record<string, string>
+}
+
+function wrong (name: string, expected: string, value: unknown): RefitError {
+  return new RefitError('INVALID_REQUEST', `${name}: expected ${expected}, got ${String(JSON.stringify(value)).slice(0, 100)}`, { param: name })
+}

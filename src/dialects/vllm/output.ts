@@ -1,0 +1,90 @@
+import { Type } from 'typebox'
+import type { Scored } from '../../contract/rollout-engine.ts'
+import { chatLogprobs } from '../../http/openai/chat-logprobs.ts'
+import { finite, Usage } from '../../http/openai/openai-output.ts'
+import { promptLogprobs, PromptLogprobs } from '../../http/openai/prompt-logprobs.ts'
+import type { WantedExperts } from '../../http/sglang/routed-experts.ts'
+import type { Sample } from '../../http/sample.ts'
+import { nullable } from '../../http/schemas.ts'
+import type { Tokenizer } from '../../text/tokenizer.ts'
+import { VllmExperts, vllmExperts } from '../routed-experts.ts'
+import type { ExpertsForm } from '../routed-experts.ts'
+
+export interface VllmOutput {
+  /** Of replies with text; null for tokens alone. */
+  tokenizer: Tokenizer | null
+  /** Best tokens of each that are wanted of output and prompt; null for no scores. */
+  best: { output: number | null, prompt: number | null }
+  /** Null where the engine records none. */
+  experts: { wanted: WantedExperts, form: ExpertsForm } | null
+}
+
+const Scores = {
+  token: Type.String({ description: '"token_id:<id>", as older vLLMs have it; the text in mode `text`.' }),
+  token_id: Type.Optional(Type.Integer()),
+  logprob: Type.Number(),
+  rank: nullable(Type.Integer(), '1 is the best; null where the token is none of the best that were asked for.'),
+  bytes: nullable(Type.Array(Type.Integer()), 'In mode `text`.')
+}
+
+const Span = Type.Object({ version: Type.String(), start: Type.Integer(), end: Type.Integer() })
+
+const Choice = Type.Object({
+  index: Type.Integer(),
+  finish_reason: nullable(Type.String(), 'stop, length or abort.'),
+  stop_reason: nullable(Type.Union([Type.String(), Type.Integer()]), 'The text or token that ended it.'),
+  token_ids: Type.Array(Type.Integer()),
+  text: Type.Optional(Type.String()),
+  logprobs: nullable(Type.Object({ content: Type.Array(Type.Object({ ...Scores, top_logprobs: Type.Array(Type.Object(Scores), { description: 'The token itself, then the best ones besides it.' }) })) })),
+  weight_versions: Type.Optional(Type.Array(Span, { description: 'Which output tokens, [start, end), were made by which weights.' })),
+  routed_experts: VllmExperts,
+  sampling_mask: Type.Null()
+})
+
+export const VllmGenerateReply = Type.Object({
+  request_id: Type.String(),
+  model: Type.String(),
+  created: Type.Integer(),
+  output_mode: Type.String(),
+  choices: Type.Array(Choice),
+  usage: Usage,
+  prompt_logprobs: PromptLogprobs,
+  prompt_token_ids: nullable(Type.Array(Type.Integer())),
+  metrics: Type.Null(),
+  kv_transfer_params: Type.Null()
+}, { title: 'VllmGenerateReply' })
+
+/** What a sample has brought since `tokens` tokens and `text` characters had been sent. */
+export function vllmChoice (sample: Sample, index: number, { tokenizer, best, experts }: VllmOutput, sent = { tokens: 0, text: 0 }): Record<string, unknown> {
+  return {
+    index,
+    finish_reason: sample.finish?.type ?? null,
+    stop_reason: sample.finish?.type === 'stop' ? sample.finish.matched : null,
+    token_ids: sample.tokens.slice(sent.tokens),
+    ...tokenizer === null ? {} : { text: sample.text.slice(sent.text) },
+    logprobs: best.output === null ? null : tokenizer === null ? tokenLogprobs(sample, sent.tokens, best.output) : chatLogprobs(sample, sent.tokens, { tokenizer, asIds: false, best: best.output }),
+    ...sample.finish === null ? {} : { weight_versions: sample.spans.map(span => ({ ...span })) },
+    routed_experts: experts === null ? null : vllmExperts(sample, experts),
+    sampling_mask: null
+  }
+}
+
+export function vllmPromptLogprobs (samples: Sample[], { best, tokenizer }: VllmOutput): unknown {
+  return best.prompt === null ? null : promptLogprobs(samples[0]!, best.prompt, tokenizer)
+}
+
+/** By token id. Beside each token itself, the best ones at its position, then those that were asked for by id. */
+function tokenLogprobs (sample: Sample, from: number, best: number): object {
+  return {
+    content: sample.logprobs.slice(from).map((own, i) => {
+      const top = (sample.top[from + i] ?? []).slice(0, best)
+      const rank = (id: number): number | null => {
+        const at = top.findIndex(([, token]) => token === id)
+        return at < 0 ? null : at + 1
+      }
+      const wire = ([logprob, id]: Scored): object => ({ token: `token_id:${id}`, token_id: id, logprob: finite(logprob), rank: rank(id) })
+      const others = [...top, ...sample.ids[from + i] ?? []].filter(([, id], at, all) => id !== own[1] && all.findIndex(([, other]) => other === id) === at)
+      return { ...wire(own), top_logprobs: [own, ...others].map(wire) }
+    })
+  }
+}

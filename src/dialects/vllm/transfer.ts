@@ -1,0 +1,215 @@
+import { RefitError } from '../../errors.ts'
+import { applySource, measured, openedFor, scopeKey } from '../../updates/apply-source.ts'
+import type { UpdateFields } from '../../updates/apply-source.ts'
+import type { RouteContext } from '../../http/context.ts'
+import { updateFromDisk } from '../../updates/disk-update.ts'
+import type { Packing } from '../../sources/distributed/broadcasts.ts'
+import type { Fetched } from '../../deltas/delta-store.ts'
+import { PackedOffers } from '../../sources/tensor/packed-offers.ts'
+import type { DeltaHost, DeltaVersion } from '../../deltas/weight-pulls.ts'
+import { Joiner } from '../../weights/joiner.ts'
+import type { WeightSource, WriteReport } from '../../contract/weight-source.ts'
+import type { Offer } from '../../wire/torch/offer.ts'
+import { readInitInfo, toPacking } from './init-info.ts'
+import type { PackingFields } from './init-info.ts'
+import { readUpdateInfo } from './update-info.ts'
+import type { BroadcastInfo, DeltaUpdate, DiskInfo, HandlesInfo, UpdateInfo } from './update-info.ts'
+import { onePer } from '../one-per.ts'
+
+export interface Broadcast { names: readonly string[], dtypes: readonly string[], shapes: ReadonlyArray<readonly number[]>, groupName: string, packing: Packing }
+
+/** vLLM's weight transfer engine: one of a server, whoever speaks to it. Init once, then start, any number of updates, finish. */
+export class WeightTransfer {
+  readonly #context: RouteContext
+  readonly #updates = new Joiner<WriteReport>()
+  readonly #fetches = new Joiner<Fetched>()
+  readonly #packed: PackedOffers
+  #group: string | null = null
+  #packing: PackingFields = {}
+  /** The checkpoint that SkyRL's deltas change. */
+  #deltas: DeltaHost | null = null
+  /** A start of ours has not been followed by a finish. */
+  #isStarted = false
+
+  constructor (context: RouteContext) {
+    const { engine: { info }, tensors, kept } = context
+    this.#context = context
+    this.#packed = new PackedOffers({ tensors, kept, ranks: info.ranks, cards: info.cards.map(({ uuid }) => uuid) })
+  }
+
+  /** Joins a trainer's group, and resolves when all ranks have; there is nothing to do for handles and files. What there was before is given up. */
+  async init (value: unknown): Promise<void> {
+    const { group, packing, delta } = readInitInfo(value)
+    const host = delta === null ? null : await this.#context.pulls.host(delta.local_checkpoint_dir, delta.base_model_path)
+    if (group !== null) await this.#context.groups.init(group, { renew: true })
+    if (this.#group !== null && this.#group !== group?.name) await this.#context.groups.destroy(this.#group)
+    this.#group = group?.name ?? null
+    this.#deltas = host
+    this.#packing = packing
+    await this.#packed.end()
+  }
+
+  /** Begins an update of many requests; one that is open, after a crash of the trainer, is given up. */
+  async start ({ owner, checkpointFormat = true }: { owner: string, checkpointFormat?: boolean | undefined }): Promise<void> {
+    if (!checkpointFormat) throw new RefitError('UNSUPPORTED', 'is_checkpoint_format: false means parameters as vLLM\'s kernels have them; send weights as checkpoints have them', { param: 'is_checkpoint_format' })
+    await this.#context.engine.transactions.open({ scope: true, owner })
+    this.#isStarted = true
+    await this.#packed.end()
+  }
+
+  /**
+   * Receives, writes and only then answers: part of the update that was started, else one of its own, or refused where there has to be one
+   * (`inScope`). A call equal to one under way gets that one's outcome.
+   */
+  async update (value: unknown, { inScope = false }: { inScope?: boolean } = {}): Promise<WriteReport> {
+    return await this.#updates.join([scopeKey(this.#context.engine, {}), JSON.stringify(value)], async () => {
+      const update = await this.#read(value, inScope)
+      switch (update.kind) {
+        case 'disk': return await this.#fromDisk(update.info)
+        case 'delta': return await this.#fromDelta(update.info)
+        case 'handles': return await this.#fromHandles(update.info)
+        case 'broadcast': return await this.#fromBroadcast(update.info)
+        case 'broken-broadcast': throw await this.#broken(update.fields, update.error)
+      }
+    })
+  }
+
+  /** SkyRL's: brings this host's checkpoint to a version, while generation goes on. A call equal to one under way gets that one's outcome. */
+  async fetch (version: DeltaVersion): Promise<Fetched> {
+    const host = this.#deltaHost()
+    return await this.#fetches.join(JSON.stringify([host, version]), async () => await this.#context.pulls.fetch(host, version))
+  }
+
+  /** Moves the label and lets generation go on. Without a start there is nothing to finish, but for the label. */
+  async finish (version?: string): Promise<void> {
+    const { transactions } = this.#context.engine
+    const isOpen = transactions.current?.scope === true
+    if (isOpen || this.#isStarted) {
+      try {
+        await transactions.commit(null, version === undefined ? {} : { version })
+      } catch (error) {
+        // The sender may mend it, with what it has exported.
+        if ((error as { code?: unknown }).code === 'TRANSACTION_INCOMPLETE') throw error
+        this.#isStarted = false
+        await this.#packed.end()
+        throw error
+      }
+      this.#isStarted = false
+    } else if (version !== undefined) {
+      await this.#context.engine.setWeightVersion(version)
+    }
+    await this.#packed.end()
+  }
+
+  /** Writes what a trainer broadcasts as one update. What is refused has been received and dropped. */
+  async receive (broadcast: Broadcast, fields: UpdateFields): Promise<WriteReport> {
+    const { engine, distributed, metrics } = this.#context
+    return await asReport(metrics, async () => {
+      const source = await openedFor(engine, fields, async () => await distributed.open({ ...broadcast, loadFormat: null }))
+      return await this.#apply(source, fields).catch((error: unknown) => { throw source.noted(error) })
+    })
+  }
+
+  /** Writes tensors in memory of cards as one update. `isReused`: the sender sends the handle of one buffer again and again. */
+  async take (entry: string, offer: Offer, fields: UpdateFields, isReused: boolean): Promise<WriteReport> {
+    const { engine, metrics, tensors } = this.#context
+    return await asReport(metrics, async () => {
+      if (isReused) return await this.#takeAgain(entry, offer, fields)
+      const { source } = await openedFor(engine, fields, async () => await tensors.openOffer(entry, offer))
+      return await this.#apply(source, fields)
+    })
+  }
+
+  /** The group that /init_weight_transfer_engine made. Throws CONFLICT where there is none, and what it failed by. */
+  groupName (): string {
+    if (this.#group === null) throw new RefitError('CONFLICT', 'there is no group of a trainer to receive from: call /init_weight_transfer_engine with master_address, master_port, rank_offset and world_size first')
+    return this.#group
+  }
+
+  #deltaHost (): DeltaHost {
+    if (this.#deltas === null) throw new RefitError('CONFLICT', 'there is no checkpoint for deltas: call /init_weight_transfer_engine with base_model_path and local_checkpoint_dir first')
+    return this.#deltas
+  }
+
+  async #takeAgain (entry: string, offer: Offer, fields: UpdateFields): Promise<WriteReport> {
+    let isOpen = false
+    try {
+      return await this.#packed.write(entry, offer, async source => {
+        isOpen = true
+        return await this.#apply(source, fields)
+      })
+    } catch (error) {
+      if (!isOpen) this.#owe(error)
+      throw error
+    }
+  }
+
+  async #read (value: unknown, inScope: boolean): Promise<UpdateInfo> {
+    try {
+      const update = readUpdateInfo(value)
+      if (!inScope || update.kind === 'broken-broadcast' || this.#context.engine.transactions.current?.scope === true) return update
+      const error = new RefitError('CONFLICT', 'no weight update has been started, or it was given up since: call skyrl_start_weight_update before')
+      if (update.kind !== 'broadcast') throw error
+      return { kind: 'broken-broadcast', fields: update.info, error }
+    } catch (error) {
+      this.#owe(error)
+      const entry = (value as { ipc_handles_pickled?: unknown } | null)?.ipc_handles_pickled
+      if (typeof entry === 'string' && !this.#packed.holds(entry)) await this.#context.tensors.discard([entry], true)
+      throw error
+    }
+  }
+
+  /** In an update that was started: nobody knows what it would have brought. */
+  #owe (error: unknown): void {
+    this.#context.engine.transactions.refused(null, error instanceof Error ? error.message : String(error))
+  }
+
+  async #fromBroadcast (info: BroadcastInfo): Promise<WriteReport> {
+    const { names, dtype_names: dtypes, shapes } = info
+    const groupName = await openedFor(this.#context.engine, {}, async () => this.groupName())
+    return await this.receive({ names, dtypes, shapes, groupName, packing: toPacking(info, this.#packing) }, toFields(info))
+  }
+
+  async #fromHandles (info: HandlesInfo): Promise<WriteReport> {
+    const { names, dtype_names: dtypes, shapes, ipc_handles_pickled: entry, tensor_sizes: bytes, sizes } = info
+    // SkyRL packs each chunk into a new tensor, vLLM all of them into one.
+    const offer: Offer = { names, dtypes, shapes, sizes: bytes ?? sizes ?? null, unit: bytes == null ? 'elements' : 'bytes' }
+    return await this.take(entry, offer, toFields(info), bytes != null)
+  }
+
+  async #fromDisk (info: DiskInfo): Promise<WriteReport> {
+    return (await updateFromDisk(this.#context, { model_path: info.path, ...toFields(info) })).report
+  }
+
+  /** The version is the label, where there is no other. */
+  async #fromDelta ({ target_version: version, ...info }: DeltaUpdate): Promise<WriteReport> {
+    const fields = toFields({ ...info, weight_version: info.weight_version ?? String(version) })
+    const path = await openedFor(this.#context.engine, fields, async () => await this.#context.pulls.fetched(this.#deltaHost(), version))
+    return (await updateFromDisk(this.#context, { model_path: path, ...fields })).report
+  }
+
+  /** The trainer broadcasts whatever is wrong with a field. */
+  async #broken (fields: Readonly<Record<string, unknown>>, error: RefitError): Promise<RefitError> {
+    this.#owe(error)
+    if (this.#group === null) return error
+    const { names, dtype_names: dtypes, shapes, packed, packed_buffer_size_bytes: bytes } = fields
+    const isKnown = error.code !== 'UNSUPPORTED' && (packed === undefined || typeof packed === 'boolean') && (bytes === undefined || (Number.isSafeInteger(bytes) && Number(bytes) >= 0))
+    const note = await this.#context.distributed.refuse(isKnown ? { names, dtypes, shapes } : {}, this.#group, isKnown ? toPacking(fields as PackingFields, this.#packing) : 'each')
+    return note === undefined ? error : new RefitError(error.code, `${error.message}. ${note}`, error.param === undefined ? {} : { param: error.param })
+  }
+
+  async #apply (source: WeightSource, fields: UpdateFields): Promise<WriteReport> {
+    return await applySource(this.#context.engine, source, fields, { allowTorn: true, failed: '' })
+  }
+}
+
+async function asReport (metrics: RouteContext['metrics'], run: () => Promise<WriteReport>): Promise<WriteReport> {
+  return (await measured(metrics, async () => ({ report: await run() }))).report
+}
+
+function toFields ({ weight_version: version, flush_cache: flush }: { weight_version?: string | null, flush_cache?: boolean }): UpdateFields {
+  return { ...version == null ? {} : { weight_version: version }, ...flush === undefined ? {} : { flush_cache: flush } }
+}
+
+/** The server's. */
+export const weightTransferOf = onePer((context: RouteContext) => new WeightTransfer(context))

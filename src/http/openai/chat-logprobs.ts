@@ -1,0 +1,25 @@
+import { Type } from 'typebox'
+import type { Scored } from '../../contract/rollout-engine.ts'
+import type { LogprobTexts } from './completion-logprobs.ts'
+import { tokenText } from './completion-logprobs.ts'
+import { finite } from './openai-output.ts'
+import type { Sample } from '../sample.ts'
+
+const TokenLogprob = {
+  token: Type.String(),
+  logprob: Type.Number(),
+  bytes: Type.Union([Type.Array(Type.Integer()), Type.Null()], { description: 'UTF-8 of the token; null for a part of a character.' })
+}
+
+export const ChatLogprobs = Type.Object({
+  content: Type.Array(Type.Object({ ...TokenLogprob, top_logprobs: Type.Array(Type.Object(TokenLogprob)) }))
+})
+
+/** Logprobs of output tokens from `from` on. */
+export function chatLogprobs (sample: Sample, from: number, texts: LogprobTexts): Type.Static<typeof ChatLogprobs> {
+  const wire = ([logprob, id]: Scored) => {
+    const token = tokenText(id, texts)
+    return { token, logprob: finite(logprob), bytes: token.includes('\ufffd') ? null : [...Buffer.from(token)] }
+  }
+  return { content: sample.logprobs.slice(from).map((scored, i) => ({ ...wire(scored), top_logprobs: (sample.top[from + i] ?? []).slice(0, texts.best).map(wire) })) }
+}

@@ -1,0 +1,64 @@
+import { Type } from 'typebox'
+import type { Static } from 'typebox'
+import { RefitError } from '../../errors.ts'
+import { nullable, transactionField } from '../schemas.ts'
+import { bodyCheck } from '../validation.ts'
+
+const MODE = 'null: all of the body is there before the first byte is written. "stream": it is written as it comes; if it breaks off, what is torn is named.'
+
+export const UploadFields = Type.Object({
+  weight_version: nullable(Type.String(), 'The label of the new weights.'),
+  flush_cache: Type.Optional(Type.Boolean({ description: 'Drop the prefix cache (default true).' })),
+  abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' })),
+  mode: nullable(Type.String(), MODE),
+  load_format: nullable(Type.String(), 'null or "safetensors".'),
+  transaction: transactionField
+}, { title: 'UploadFields' })
+
+export type UploadFields = Static<typeof UploadFields>
+
+const check = bodyCheck(UploadFields)
+/** What must be known before the first byte of a file. */
+const EARLY = ['mode', 'load_format'] as const
+/** What must be where bytes are written as they come. */
+const EARLY_IN_STREAMS = ['abort_all_requests', 'transaction'] as const
+
+/** The fields of one upload as they come: those of the query, then those of the form. */
+export class UploadForm {
+  /** Checked; they change when more come. */
+  readonly fields: UploadFields = {}
+  readonly unknown: string[] = []
+  readonly #seen = new Set<string>()
+  #begun = false
+
+  constructor (query: object) {
+    for (const [name, value] of Object.entries(query)) this.#set(name, value)
+  }
+
+  get streams (): boolean { return this.fields.mode === 'stream' }
+
+  /** A field of the form: a text, or what its JSON says where it is of that type. Throws INVALID_REQUEST or UNSUPPORTED. */
+  add (name: string, value: unknown): void {
+    if (this.#seen.has(name)) throw new RefitError('INVALID_REQUEST', `the field ${JSON.stringify(name.slice(0, 100))} comes twice`, { param: name.slice(0, 100) })
+    this.#seen.add(name)
+    const early: readonly string[] = this.streams ? [...EARLY, ...EARLY_IN_STREAMS] : EARLY
+    if (this.#begun && early.includes(name)) throw new RefitError('INVALID_REQUEST', `${name} comes after a file; it has to stand before them`, { param: name })
+    this.#set(name, value)
+  }
+
+  /** A file begins. */
+  begin (): void { this.#begun = true }
+
+  #set (name: string, value: unknown): void {
+    if (!Object.hasOwn(UploadFields.properties, name)) {
+      if (this.unknown.length < 100) this.unknown.push(name.slice(0, 100))
+      return
+    }
+    const checked = check({ [name]: value })
+    if ('error' in checked) throw checked.error
+    Object.assign(this.fields, checked.value)
+    const { mode, load_format: format } = this.fields
+    if (mode != null && mode !== 'stream') throw new RefitError('UNSUPPORTED', `mode: expected "stream" or nothing, got ${JSON.stringify(mode.slice(0, 100))}`, { param: 'mode' })
+    if (format != null && format !== 'safetensors') throw new RefitError('UNSUPPORTED', `load_format: uploads are safetensors files; expected "safetensors" or nothing, got ${JSON.stringify(format.slice(0, 100))}`, { param: 'load_format' })
+  }
+}

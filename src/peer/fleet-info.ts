@@ -1,0 +1,86 @@
+import type { HeldWeights } from '../engine/held-weights.ts'
+import type { RolloutEngine } from '../contract/rollout-engine.ts'
+import { modelDifference, tableDigest } from '../model/describe-model.ts'
+import type { ModelDescription } from '../model/describe-model.ts'
+
+/** Of the messages that engines exchange to fill one from another. */
+export const FLEET_PROTOCOL = 2
+
+/** What an engine that is to be filled must know of the one that fills it: the body of /remote_instance_weights_info. */
+export interface FleetInfo {
+  server: 'refit'
+  version: string
+  protocol: number
+  /** Tells it from all other engines. */
+  engine: string
+  model: ModelDescription
+  /** Digest of names and shapes of all checkpoint tensors, in their order. */
+  tensors: string
+  dtype: 'bfloat16' | 'float32'
+  device: string
+  /** Of each rank; none on the CPU. */
+  cards: string[]
+  tp_size: number
+  weight_version: string
+  /** Why its weights cannot be had now; they may be later. */
+  not_ready: string | null
+}
+
+/** `version`: of this program; `from`: the engine that this one is being filled from. */
+export function fleetInfo ({ info, weights, weightVersion, transactions, closed }: RolloutEngine, { store, model }: HeldWeights, version: string, from: string | null): FleetInfo {
+  const notReady = closed
+    ? 'it is closed'
+    : weights.state === 'torn'
+      ? `its weights are torn: ${weights.reason}`
+      : weights.state === 'asleep' && weights.tags.includes('weights')
+        ? 'the memory of its weights is released'
+        : transactions.current !== null ? 'a weight transaction is open' : from !== null ? beingFilled(from) : null
+  return {
+    server: 'refit',
+    version,
+    protocol: FLEET_PROTOCOL,
+    engine: store.id,
+    model,
+    tensors: tableDigest(store.table),
+    dtype: info.dtype,
+    device: info.device,
+    cards: info.cards.map(({ uuid }) => uuid),
+    tp_size: info.ranks,
+    weight_version: weightVersion,
+    not_ready: notReady
+  }
+}
+
+/** Two that waited for each other would stand still. */
+export function beingFilled (from: string): string { return `it is being filled itself, from ${from}` }
+
+/** What an engine has that is to be filled. */
+export interface Receiver { model: ModelDescription, tensors: string, dtype: string, device: string, cards: readonly string[], ranks: number }
+
+/** Why one engine cannot be filled from another, in words; undefined where it can. */
+export function whyNot (own: Receiver, peer: FleetInfo): string | undefined {
+  if (peer.protocol !== FLEET_PROTOCOL) return `it speaks protocol ${peer.protocol} of engine to engine (refit ${peer.version}), this engine ${FLEET_PROTOCOL}: use the same version of refit`
+  const difference = modelDifference(own.model, peer.model)
+  if (difference !== undefined) return `it serves another model: ${difference.field} is ${JSON.stringify(difference.other)} there and ${JSON.stringify(difference.own)} here`
+  if (own.tensors !== peer.tensors) return `it has other checkpoint tensors for this model (refit ${peer.version}): use the same version of refit`
+  if (own.dtype !== peer.dtype) return `it holds its weights in ${peer.dtype}, this engine in ${own.dtype}, and weights are copied as they are: use --dtype ${peer.dtype}`
+  return undefined
+}
+
+/** How weights go from one engine to another. */
+export interface Route { backend: 'nccl' | 'gloo', layout: 'parameters' | 'checkpoint', why: string }
+
+/** By the two engines' devices: NCCL from cards to other cards, else gloo through host memory; ranks one to one where there are as many. */
+export function chooseRoute (own: Receiver, peer: FleetInfo): Route {
+  const onCards = own.device === 'cuda' && peer.device === 'cuda'
+  const shared = own.cards.find(card => peer.cards.includes(card))
+  const backend = onCards && shared === undefined ? 'nccl' : 'gloo'
+  const why = shared !== undefined
+    ? `both engines use card ${shared}, which NCCL refuses`
+    : onCards ? 'both engines are on cards' : own.device === peer.device ? 'both engines are on the CPU' : `this engine is on ${name(own.device)}, the other on ${name(peer.device)}`
+  // Parameters go from host memory to host memory, or from card to card.
+  const isDirect = own.ranks === peer.tp_size && (backend === 'nccl' || !(own.device === 'cuda' || peer.device === 'cuda'))
+  return { backend, layout: isDirect ? 'parameters' : 'checkpoint', why }
+}
+
+function name (device: string): string { return device === 'cuda' ? 'cards' : 'the CPU' }

@@ -1,0 +1,105 @@
+import { RefitError } from '../errors.ts'
+import { cutCheckpoint, layOutCheckpoint } from '../model/checkpoint-layout.ts'
+import { DTYPE_BYTES } from '../native/addon.ts'
+import { fill } from '../weights/sharing.ts'
+import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
+import type { WeightStore } from '../weights/weight-store.ts'
+import { allOf } from './all-of.ts'
+import { PieceStream } from './piece-stream.ts'
+import { meet } from './remote-link.ts'
+import type { Link } from './remote-link.ts'
+import type { SendOptions } from './weight-sender.ts'
+
+export interface ReceiveOptions extends SendOptions {
+  /** Tells the sender to begin: what is on cards receives behind the gate, and a sender that spins on its own would wait for it. */
+  begin?: (() => void) | undefined
+  /** With bytes done and bytes in all. */
+  onProgress?: ((done: number, total: number) => void) | undefined
+  /** All bytes are there, and nothing has been generated from them: throws where they are not what was sent, else says what they are labelled. */
+  settle?: () => Promise<string>
+  /** Ends running requests instead of waiting for them (default false). */
+  abort?: boolean
+  /** Aborted before the first byte is written, nothing changes. */
+  signal?: AbortSignal | undefined
+}
+
+/** The other side of `sendWeights`: fills every parameter over links that are joined. The label moves with `settle` alone. */
+export async function receiveWeights (store: WeightStore, links: readonly Link[], options: ReceiveOptions): Promise<WriteReport> {
+  return options.layout === 'parameters' ? await receiveParameters(store, links, options) : await receiveTensors(store, links[0]!, options)
+}
+
+async function receiveParameters (store: WeightStore, links: readonly Link[], { timeoutMs, begin, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
+  const { addon, core, table, dtype } = store
+  const started = performance.now()
+  await fill(store, async () => {
+    await allOf(links.map(async (link, rank) => { await addon.groupParams(link.handle, core, rank, 0, timeoutMs) }), reason => {
+      for (const link of links) link.abort(reason)
+    })
+    return await settle?.()
+  }, {
+    abort,
+    deadlineMs: timeoutMs,
+    signal,
+    needsGate: links.some(({ onCards }) => onCards),
+    ready: async () => {
+      begin?.()
+      await meet(links, timeoutMs)
+    }
+  })
+  const ms = performance.now() - started
+  const bytes = table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * DTYPE_BYTES[dtype]
+  const tensors = [...table.tensors.values()].filter(({ alternative }) => !alternative).length
+  return {
+    source: 'distributed', tensors, bytes, missing: [], missingCount: 0, ignored: [], ms: { plan: 0, gate: 0, write: ms, verify: 0, total: ms }, gbPerSecond: bytes / 1e6 / Math.max(ms, 1e-3)
+  }
+}
+
+async function receiveTensors (store: WeightStore, link: Link, { pieceBytes, timeoutMs, begin, onProgress, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
+  const { addon, dtype } = store
+  const { handle, onCards } = link
+  const layout = layOutCheckpoint(store.table, DTYPE_BYTES[dtype])
+  const pieces = [...cutCheckpoint(layout, pieceBytes)]
+  const source: WeightSource = {
+    kind: 'distributed',
+    tensors: layout.tensors.map(({ plan: { name, shape }, offset }) => ({ name, dtype, shape, source: 0, offset })),
+    sources: [],
+    stream: new PieceStream({
+      addon,
+      group: handle,
+      needsGate: onCards,
+      pieces,
+      timeoutMs,
+      begin: async () => {
+        begin?.()
+        await meet([link], timeoutMs)
+      },
+      onProgress: bytes => { onProgress?.(bytes, layout.bytes) }
+    }),
+    verify: async () => {},
+    close: async () => {}
+  }
+  const update = await store.update({ abortAllRequests: abort, deadlineMs: timeoutMs })
+  const { epoch } = store
+  try {
+    if (store.transactions.current !== null) throw new RefitError('CONFLICT', 'a trainer\'s update of many requests has begun on this engine: it cannot be filled from another one meanwhile')
+    signal?.throwIfAborted()
+    const report = await update.write(source)
+    const version = await settle?.()
+    await update.commit({ requireAll: true, ...version === undefined ? {} : { version } })
+    return report
+  } catch (error) {
+    // What has come has not been compared.
+    if (store.epoch !== epoch) store.ledger.toreAll(`they were filled from another engine: ${error instanceof Error ? error.message : String(error)}`)
+    await update.abort(error instanceof Error ? error.message : String(error))
+    throw error
+  }
+}
+
+/** Throws WEIGHTS_MISMATCH unless the weights are what the sender says that it has sent. */
+export function compareChecksums (own: readonly { name: string, checksum: string }[], sent: Readonly<Record<string, string>>): void {
+  const wrong = own.filter(({ name, checksum }) => sent[name] !== checksum).map(({ name }) => name)
+  const extra = Object.keys(sent).length - (own.length - wrong.filter(name => !(name in sent)).length)
+  if (wrong.length === 0 && extra === 0) return
+  const shown = wrong.length === 0 ? `the sender has ${extra} tensors more` : `${wrong.slice(0, 5).join(', ')}${wrong.length > 5 ? ` and ${wrong.length - 5} more` : ''}`
+  throw new RefitError('WEIGHTS_MISMATCH', `what arrived is not what was sent: checksums differ (${shown})`, { param: wrong[0] ?? 'checksums' })
+}

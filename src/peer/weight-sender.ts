@@ -1,0 +1,87 @@
+import { cutCheckpoint, layOutCheckpoint, longestPiece } from '../model/checkpoint-layout.ts'
+import { DTYPE_BYTES } from '../native/addon.ts'
+import { checksums } from '../weights/checksum.ts'
+import { gatherRows } from '../weights/gather.ts'
+import { share } from '../weights/sharing.ts'
+import type { WeightStore } from '../weights/weight-store.ts'
+import { allOf } from './all-of.ts'
+import { leave, meet } from './remote-link.ts'
+import type { Link } from './remote-link.ts'
+
+/** What a group of links carries: `parameters`, those of each rank straight into place over a link of its own; `checkpoint`, whole tensors over one. */
+export type SendLayout = 'parameters' | 'checkpoint'
+
+export interface SendOptions {
+  layout: SendLayout
+  /** Most bytes of one broadcast of tensors. */
+  pieceBytes: number
+  /** Longest wait for the turn among updates, and for each step of the transfer. */
+  timeoutMs: number
+}
+
+export interface SenderOptions extends SendOptions {
+  /** Meets the receivers before the first byte. */
+  barrier: boolean
+}
+
+export interface SentWeights {
+  /** Label and epoch of what was sent. */
+  version: string
+  epoch: number
+  bytes: number
+  ms: number
+  /** Of every checkpoint tensor as it was sent. */
+  checksums: Record<string, string>
+}
+
+/**
+ * Sends all weights of an engine over links that are joined, in its turn among the updates, and ends the links. Over gloo generation goes
+ * on meanwhile; over NCCL, which spins on the cards, no step runs while it sends, and running requests go on afterwards.
+ */
+export async function sendWeights (store: WeightStore, links: readonly Link[], { layout, pieceBytes, timeoutMs, barrier }: SenderOptions): Promise<SentWeights> {
+  const send = async (): Promise<number> => {
+    if (barrier) await meet(links, timeoutMs)
+    const bytes = layout === 'parameters' ? await sendParameters(store, links, timeoutMs) : await sendTensors(store, links[0]!, pieceBytes, timeoutMs)
+    await leave(links, timeoutMs)
+    return bytes
+  }
+  return await share(store, async still => {
+    const started = performance.now()
+    const { epoch, weightVersion: version } = store
+    const bytes = links.some(({ backend }) => backend === 'nccl') ? await still(send) : await send()
+    const ms = performance.now() - started
+    const { tensors } = await checksums(store)
+    return { version, epoch, bytes, ms, checksums: Object.fromEntries(tensors.map(({ name, checksum }) => [name, checksum])) }
+  }, timeoutMs)
+}
+
+async function sendParameters ({ addon, core, dtype, table }: WeightStore, links: readonly Link[], timeoutMs: number): Promise<number> {
+  await allOf(links.map(async (link, rank) => { await addon.groupParams(link.handle, core, rank, 0, timeoutMs) }), reason => {
+    // The others would wait for their peers until the deadline.
+    for (const link of links) link.abort(reason)
+  })
+  return table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * DTYPE_BYTES[dtype]
+}
+
+/** The next piece is gathered while the one before is on its way. */
+async function sendTensors (store: WeightStore, { handle, backend }: Link, pieceBytes: number, timeoutMs: number): Promise<number> {
+  const { addon } = store
+  const layout = layOutCheckpoint(store.table, DTYPE_BYTES[store.dtype])
+  const pieces = [...cutCheckpoint(layout, pieceBytes)]
+  const most = longestPiece(pieces)
+  if (backend === 'nccl') await addon.stageGroup(handle, most, 1)
+  const buffers = [new Uint8Array(most), new Uint8Array(most)]
+  const gather = async (index: number): Promise<Uint8Array | undefined> => {
+    const piece = pieces[index]
+    if (piece === undefined) return undefined
+    const buffer = buffers[index % 2]!.subarray(0, piece.length)
+    for (const part of piece.parts) await gatherRows(store, part, layout.elementBytes, buffer)
+    return buffer
+  }
+  let next = await gather(0)
+  for (let index = 0; next !== undefined; index++) {
+    const [gathered] = await allOf<unknown>([gather(index + 1), addon.groupSend(handle, next, timeoutMs)])
+    next = gathered as Uint8Array | undefined
+  }
+  return layout.bytes
+}

@@ -1,0 +1,49 @@
+import type { NativeGroups } from '../native/groups.ts'
+import type { StoreClient } from '../rendezvous/client.ts'
+import { exchangeGlooAddresses } from '../rendezvous/gloo-addresses.ts'
+import type { Deadline } from '../rendezvous/within.ts'
+import type { GroupLink, Leftovers } from './link.ts'
+
+const PIECE_BYTES = 64 << 20
+
+export interface GlooLinkOptions {
+  name: string
+  size: number
+  /** Of this process. */
+  ranks: number[]
+  /** An address of this machine that the other ranks reach. */
+  host: string
+  leftovers: Leftovers
+}
+
+/** gloo: every rank says in the store where it listens, and connects with all others as soon as they have. */
+export class GlooLink implements GroupLink {
+  readonly handle: number
+  readonly needsGate = false
+  readonly isEager = true
+  readonly isAhead = false
+  readonly pieceBytes = PIECE_BYTES
+  readonly #native: NativeGroups
+  readonly #options: GlooLinkOptions
+  readonly #addresses: Uint8Array[]
+
+  /** Listens. */
+  constructor (native: NativeGroups, options: GlooLinkOptions) {
+    const { size, ranks, host } = options
+    const { group, addresses } = native.glooGroup({ size, ranks, host })
+    this.#native = native
+    this.#options = options
+    this.handle = group
+    this.#addresses = addresses
+  }
+
+  async meet (store: StoreClient, deadline: Deadline): Promise<void> {
+    const { name, size, ranks, leftovers } = this.#options
+    const stale = leftovers.addresses === undefined ? {} : { stale: leftovers.addresses }
+    const peers = await exchangeGlooAddresses(store, { group: name, size, ranks, addresses: this.#addresses, ...stale }, deadline)
+    leftovers.addresses = peers
+    await this.#native.glooConnect(this.handle, peers, Math.max(1, deadline.timeoutMs))
+  }
+
+  async connect (): Promise<void> {}
+}

@@ -1,0 +1,67 @@
+import type { WriteJob } from '../native/addon.ts'
+import type { NativeGroups } from '../native/groups.ts'
+import type { StoreClient } from '../rendezvous/client.ts'
+import { UNIQUE_ID_FORMS } from '../rendezvous/unique-id-forms.ts'
+import type { UniqueIdFormName } from '../rendezvous/unique-id-forms.ts'
+import { findUniqueId, publishUniqueId } from '../rendezvous/unique-id.ts'
+import type { Deadline } from '../rendezvous/within.ts'
+import type { GroupLink, Leftovers } from './link.ts'
+
+const PIECE_BYTES = 512 << 20
+
+export interface NcclLinkOptions {
+  name: string
+  size: number
+  /** The first of this process's. */
+  firstRank: number
+  /** The only tensor-parallel rank of the core that is in it; without, all of them are. */
+  coreRank?: number | undefined
+  /** Of libnccl.so.2; default where the addon finds it. */
+  library: string | undefined
+  leftovers: Leftovers
+  /** Default torch's. */
+  form?: UniqueIdFormName
+  /** Rank 0 is of this process: it makes the id. */
+  hosts?: boolean
+}
+
+/** NCCL: rank 0 publishes the id of the communicator; then all ranks make it together. */
+export class NcclLink implements GroupLink {
+  readonly handle: number
+  readonly needsGate = true
+  readonly isEager: boolean
+  readonly isAhead = true
+  readonly pieceBytes = PIECE_BYTES
+  readonly #native: NativeGroups
+  readonly #options: NcclLinkOptions
+  #id: Uint8Array | undefined
+  #connecting: Promise<void> | undefined
+
+  /** Opens the library, and touches no card. */
+  constructor (native: NativeGroups, core: number, options: NcclLinkOptions) {
+    const { size, firstRank, coreRank, library } = options
+    this.#native = native
+    this.#options = options
+    const { warmUp, atOnce } = UNIQUE_ID_FORMS[options.form ?? 'custom']
+    this.isEager = atOnce
+    this.handle = native.ncclGroup(core, { size, firstRank, warmUp, ...coreRank === undefined ? {} : { coreRank }, ...library === undefined ? {} : { library } })
+  }
+
+  async meet (store: StoreClient, deadline: Deadline): Promise<void> {
+    const { name, size, leftovers, form = 'custom', hosts = false, library } = this.#options
+    if (hosts) {
+      this.#id = this.#native.ncclUniqueId(library)
+      return await publishUniqueId(store, name, form, this.#id, deadline)
+    }
+    const { id } = await findUniqueId(store, { group: name, size, forms: [form], ...leftovers.id === undefined ? {} : { stale: [leftovers.id] } }, deadline)
+    leftovers.id = id
+    this.#id = id
+  }
+
+  places (parts: Float64Array, { tensors, rects }: WriteJob): Float64Array { return this.#native.groupPlaces(this.handle, parts, tensors, rects) }
+
+  async connect (timeoutMs: number): Promise<void> {
+    this.#connecting ??= this.#native.ncclConnect(this.handle, this.#id!, timeoutMs)
+    await this.#connecting
+  }
+}

@@ -1,0 +1,31 @@
+import { setImmediate as breathe } from 'node:timers/promises'
+import { formatError, parseHeaderInSlices } from '../../wire/safetensors/header.ts'
+import type { SafetensorsTensor } from '../../wire/safetensors/header.ts'
+import { toDType } from '../../wire/safetensors/dtypes.ts'
+import type { AnnouncedTensor } from '../../contract/weight-source.ts'
+
+/** The tensors of a header, which is parsed without holding up the event loop. See `parseHeaderInSlices`. */
+export async function parseTensors (json: Uint8Array, fileBytes: number | null, file: string): Promise<SafetensorsTensor[]> {
+  const steps = parseHeaderInSlices(json, fileBytes, file)
+  for (;;) {
+    const { done, value } = steps.next()
+    if (done === true) return value.tensors
+    await breathe()
+  }
+}
+
+/** Throws CHECKPOINT_FORMAT for a dtype that refit does not read. `base`: where in its source the file's byte 0 would lie. */
+export function announce ({ name, dtype, shape, begin }: SafetensorsTensor, source: number, file: string, base = 0): AnnouncedTensor {
+  const type = toDType(dtype)
+  if (type === undefined) throw formatError(file, `dtype ${dtype} is not supported; refit reads BF16, F16 and F32`, name)
+  return { name, dtype: type, shape, source, offset: base + begin }
+}
+
+/** Every tensor that the index maps must be in the file that it names. Tensors that it leaves out are read all the same, as transformers does. */
+export function checkIndex (index: { label: string, weightMap: ReadonlyMap<string, string> }, homes: ReadonlyMap<string, string>): void {
+  for (const [name, expected] of index.weightMap) {
+    const home = homes.get(name)
+    if (home === expected) continue
+    throw formatError(index.label, `should be in ${expected}, but ${home === undefined ? 'no file has it' : `is in ${home}`}`, name)
+  }
+}

@@ -1,0 +1,51 @@
+import type { MeasuredTensor } from '../measure-tensors.ts'
+
+/** How a trainer lays announced tensors into broadcasts. */
+export type Packing =
+  /** One broadcast for each tensor. */
+  | 'each'
+  /** All of them in one, one after another without gaps. */
+  | 'whole'
+  /** Consecutive ones of one dtype in one, without gaps (prime-rl, transports/weights/nccl.py). */
+  | 'dtype'
+  /** Consecutive ones in one, without gaps; it is closed after the tensor at which its bytes exceed `bufferBytes` (vLLM, packed_tensor.py). */
+  | { bufferBytes: number }
+
+export interface Broadcasts {
+  /** Bytes of each. */
+  sizes: number[]
+  /** Index of the first tensor of each, and one more than that of its last. */
+  spans: ReadonlyArray<readonly [first: number, end: number]>
+}
+
+/** None for no tensors. */
+export function cutBroadcasts (tensors: readonly MeasuredTensor[], packing: Packing): Broadcasts {
+  const limit = packing === 'each' ? -1 : typeof packing === 'object' ? packing.bufferBytes : Infinity
+  const sizes: number[] = []
+  const spans: Array<readonly [number, number]> = []
+  let first = 0
+  let sum = 0
+  for (const [index, { bytes, dtype }] of tensors.entries()) {
+    sum += bytes
+    const next = tensors[index + 1]
+    if (next !== undefined && sum <= limit && (packing !== 'dtype' || next.dtype === dtype)) continue
+    sizes.push(sum)
+    spans.push([first, index + 1])
+    first = index + 1
+    sum = 0
+  }
+  return { sizes, spans }
+}
+
+/** Where each tensor lies in a stream whose broadcasts begin at `offsets`. */
+export function placeTensors (tensors: readonly MeasuredTensor[], { spans }: Broadcasts, offsets: readonly number[]): number[] {
+  const at: number[] = []
+  for (const [index, [first, end]] of spans.entries()) {
+    let next = offsets[index]!
+    for (const { bytes } of tensors.slice(first, end)) {
+      at.push(next)
+      next += bytes
+    }
+  }
+  return at
+}

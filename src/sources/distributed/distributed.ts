@@ -1,0 +1,152 @@
+import { RefitError } from '../../errors.ts'
+import { layOutPieces } from '../../process-groups/pieces.ts'
+import { nameRange } from '../../process-groups/group-words.ts'
+import type { Receipt } from '../../process-groups/receipt.ts'
+import type { WeightGroups } from '../../process-groups/weight-groups.ts'
+import { describeUnreadDType, torchWeightDType } from '../../wire/torch/dtypes.ts'
+import type { AnnouncedTensor, WeightSource } from '../../contract/weight-source.ts'
+import { cutBroadcasts, placeTensors } from './broadcasts.ts'
+import type { Broadcasts, Packing } from './broadcasts.ts'
+import { measureTensors } from '../measure-tensors.ts'
+import type { MeasuredTensor } from '../measure-tensors.ts'
+
+export interface DistributedRequest {
+  names: readonly string[]
+  dtypes: readonly string[]
+  shapes: readonly (readonly number[])[]
+  groupName: string
+  /** "flattened_bucket": one broadcast of the tensors' bytes, one after another. Else one for each tensor, in order. */
+  loadFormat: string | null
+  /** In place of `loadFormat`, for trainers that announce how they pack tensors. */
+  packing?: Packing
+  /** The trainer sends once it has been told that it may: what is refused before `stream.ready` is called does not come (default false). */
+  asks?: boolean
+}
+
+/** Tensors that rank 0 of a process group broadcasts. Close it, whatever happens: what nobody took is received and dropped. */
+export interface DistributedSource extends WeightSource {
+  /** The error that it was refused by or failed with, and what became of the bytes that were announced. */
+  noted: (error: unknown) => unknown
+  /** In place of `close`, of a trainer that asks and was told no. */
+  withdraw: () => void
+}
+
+interface Announced { tensors: MeasuredTensor[], broadcasts: Broadcasts, stream: Receipt, at: number[] }
+
+/** Makes sources of what trainers announce to send through groups. */
+export class DistributedReceiver {
+  readonly #groups: WeightGroups
+  readonly #bucketBytes: number
+
+  /** `bucketBytes`: most that one broadcast may have, and one of the two staging slots. */
+  constructor (groups: WeightGroups, bucketBytes: number) {
+    this.#groups = groups
+    this.#bucketBytes = bucketBytes
+  }
+
+  /**
+   * Throws NOT_FOUND, or what the group failed by, where nothing is received. Where the announcement tells how many bytes come, they are received and dropped
+   * before it throws what is wrong with it; else the group is aborted, and the message says so.
+   */
+  async open (request: DistributedRequest): Promise<DistributedSource> {
+    const { tensors, broadcasts, stream, at } = this.#announce(request)
+    try {
+      this.#demandRoom(tensors, broadcasts, request.packing)
+      demandWeights(tensors)
+    } catch (error) {
+      if (request.asks === true) {
+        stream.withdraw()
+        throw error
+      }
+      await stream.close()
+      throw withNote(error, stream)
+    }
+    return {
+      kind: 'distributed',
+      tensors: tensors.map(({ name, dtype, shape }, index): AnnouncedTensor => ({ name, dtype: torchWeightDType(dtype)!, shape, source: 0, offset: at[index]! })),
+      sources: [],
+      stream,
+      noted: error => withNote(error, stream),
+      verify: async () => {},
+      withdraw: () => { stream.withdraw() },
+      close: async () => { await stream.close() }
+    }
+  }
+
+  /**
+   * Of a request that is refused for something else: what it announces is received and dropped where that can be told, else the group is
+   * aborted. In a sentence, which became of it; undefined where there is no such group.
+   */
+  async refuse ({ names, dtypes, shapes, group_name: group, load_format: format }: Readonly<Record<string, unknown>>, groupName: string, packing?: Packing): Promise<string | undefined> {
+    const request = { names, dtypes, shapes, groupName: String(group ?? groupName), loadFormat: format ?? null, ...packing === undefined ? {} : { packing } } as DistributedRequest
+    try {
+      if (!isListOf(names, isText) || !isListOf(dtypes, isText) || !isListOf(shapes, shape => isListOf(shape, isSize))) return this.#abort(request.groupName, 'the fields of a request were not what they should be')
+      const { stream } = this.#announce(request)
+      await stream.close()
+      return stream.dropped
+    } catch (error) {
+      return error instanceof RefitError && (error.code === 'INVALID_REQUEST' || error.code === 'TENSOR_PAYLOAD') ? error.message : undefined
+    }
+  }
+
+  #announce ({ names, dtypes, shapes, groupName, loadFormat, packing = loadFormat === 'flattened_bucket' ? 'whole' : 'each', asks }: DistributedRequest): Announced {
+    const group = this.#groups.get(groupName)
+    let tensors: MeasuredTensor[]
+    try {
+      tensors = measureTensors(names, dtypes, shapes)
+    } catch (error) {
+      if (asks === true) throw error
+      const { code, message, param } = error as RefitError
+      throw new RefitError(code, `${message}. ${this.#abort(groupName, message)}`, { cause: error, ...param === undefined ? {} : { param } })
+    }
+    const broadcasts = cutBroadcasts(tensors, packing)
+    // What is dropped lies in a slot, too: no memory is taken for whatever somebody announces.
+    if (asks !== true && broadcasts.sizes.some(size => size > 2 * this.#bucketBytes)) this.#refuseLarge(groupName, tensors, broadcasts, packing)
+    const { offsets, pieces } = layOutPieces(broadcasts.sizes, Math.min(this.#bucketBytes, group.pieceBytes))
+    const stream = group.announce(pieces, ({ first, end }) => {
+      const of = nameRange(names.slice(broadcasts.spans[first]![0], broadcasts.spans[end - 1]![1]))
+      return packing === 'whole' ? `the bucket of ${of}` : of
+    }, this.#bucketBytes)
+    return { tensors, broadcasts, stream, at: placeTensors(tensors, broadcasts, offsets) }
+  }
+
+  /** Nobody knows how far the trainer is. */
+  #abort (groupName: string, reason: string): string {
+    this.#groups.get(groupName).giveUp(reason)
+    return `Nobody can tell what the trainer sends, so that process group "${groupName}" was aborted; initialise it again`
+  }
+
+  #refuseLarge (groupName: string, tensors: readonly MeasuredTensor[], broadcasts: Broadcasts, packing: Packing): void {
+    try {
+      this.#demandRoom(tensors, broadcasts, packing)
+    } catch (error) {
+      const { code, message, param } = error as RefitError
+      this.#groups.get(groupName).giveUp(message)
+      throw new RefitError(code, `${message}. There is no room to receive and drop it, so that process group "${groupName}" was aborted; initialise it again`, { cause: error, ...param === undefined ? {} : { param } })
+    }
+  }
+
+  #demandRoom (tensors: readonly MeasuredTensor[], { sizes, spans }: Broadcasts, packing?: Packing): void {
+    const index = sizes.findIndex(size => size > this.#bucketBytes)
+    if (index < 0) return
+    const [first, end] = spans[index]!
+    const isOne = end === first + 1
+    const what = isOne ? `tensor "${tensors[first]!.name}"` : `the ${typeof packing === 'object' ? 'chunk' : 'bucket'} of ${end - first} tensors`
+    const why = typeof packing === 'object' && !isOne ? `; a chunk ends after the tensor with which it exceeds the buffer of ${packing.bufferBytes} bytes` : ''
+    throw new RefitError('TENSOR_PAYLOAD', `${what} has ${sizes[index]!} bytes, and one broadcast may have ${this.#bucketBytes} (--bucket-bytes)${why}`, { param: isOne ? tensors[first]!.name : 'shapes' })
+  }
+}
+
+function withNote (error: unknown, { dropped }: Receipt): unknown {
+  if (!(error instanceof RefitError) || dropped === undefined) return error
+  return new RefitError(error.code, `${error.message}. ${dropped}`, { cause: error, ...error.param === undefined ? {} : { param: error.param } })
+}
+
+function demandWeights (tensors: readonly MeasuredTensor[]): void {
+  const unread = tensors.find(({ dtype }) => torchWeightDType(dtype) === undefined)
+  if (unread !== undefined) throw new RefitError('TENSOR_PAYLOAD', `tensor "${unread.name}": ${describeUnreadDType(unread.dtype)}`, { param: unread.name })
+}
+
+function isListOf (value: unknown, is: (item: unknown) => boolean): boolean { return Array.isArray(value) && value.every(is) }
+function isText (value: unknown): boolean { return typeof value === 'string' }
+function isSize (value: unknown): boolean { return typeof value === 'number' }

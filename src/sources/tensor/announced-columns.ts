@@ -1,0 +1,116 @@
+import { DTYPES } from '../../native/addon.ts'
+import type { DType } from '../../native/addon.ts'
+import type { HandleColumns, TensorColumns } from '../../native/handles.ts'
+import type { AnnouncedTensor, TensorPart } from '../../contract/weight-source.ts'
+import { payloadError } from '../../wire/torch/tensor.ts'
+
+/** Announced tensors on their way from thread to thread: structured cloning of thousands of objects takes longer than reading them did. */
+export interface AnnouncedColumns extends TensorColumns {
+  /** By index; of tensors that do not lie row-major. */
+  parts: ReadonlyMap<number, readonly TensorPart[]>
+  /** Lists of ranks, and the list that each tensor was brought to. Null where all were brought to all. */
+  ranks: { lists: ReadonlyArray<readonly number[]>, of: Uint16Array<ArrayBuffer> } | null
+}
+
+/** Of all names of a request, as in native/codec/handle_list.cc: a pickle says a long one once, and a list may have it as often as it is long. */
+const MAX_NAMES = 256 << 20
+const DTYPE_NAMES = Object.keys(DTYPES) as DType[]
+
+/** Throws TENSOR_PAYLOAD for names that take more memory than there is for them. */
+export function packAnnounced (tensors: readonly AnnouncedTensor[]): AnnouncedColumns {
+  const dims = Uint8Array.from(tensors, ({ shape }) => shape.length)
+  const sizes = new Float64Array(dims.reduce((sum, count) => sum + count, 0))
+  const nameEnds = new Int32Array(tensors.length)
+  const parts = new Map<number, readonly TensorPart[]>()
+  let names = ''
+  let used = 0
+  for (const [index, tensor] of tensors.entries()) {
+    names += tensor.name
+    if (names.length > MAX_NAMES) throw payloadError(`the names of its ${tensors.length} tensors take more than ${MAX_NAMES} characters; send several requests`)
+    nameEnds[index] = names.length
+    for (const size of tensor.shape) sizes[used++] = size
+    if (tensor.parts !== undefined) parts.set(index, tensor.parts)
+  }
+  return {
+    names,
+    nameEnds,
+    dtypes: Uint8Array.from(tensors, ({ dtype }) => DTYPES[dtype]),
+    dims,
+    sizes,
+    sources: Int32Array.from(tensors, ({ source }) => source),
+    offsets: Float64Array.from(tensors, ({ offset }) => offset),
+    parts,
+    ranks: packRanks(tensors)
+  }
+}
+
+/** Reads columns. A sender brings the same names and shapes again and again: those of the last time are taken where they are the same. */
+export class AnnouncedReader {
+  #last: { columns: AnnouncedColumns, names: string[], shapes: number[][] } | undefined
+
+  read (columns: AnnouncedColumns): AnnouncedTensor[] {
+    const { dtypes, sources, offsets, parts, ranks } = columns
+    const last = this.#last
+    const names = last !== undefined && columns.names === last.columns.names && areEqual(columns.nameEnds, last.columns.nameEnds) ? last.names : namesOf(columns)
+    const shapes = last !== undefined && areEqual(columns.dims, last.columns.dims) && areEqual(columns.sizes, last.columns.sizes) ? last.shapes : shapesOf(columns)
+    this.#last = { columns, names, shapes }
+    const tensors = names.map((name, index): AnnouncedTensor => ({ name, dtype: DTYPE_NAMES[dtypes[index]!]!, shape: shapes[index]!, source: sources[index]!, offset: offsets[index]! }))
+    for (const [index, own] of parts) tensors[index]!.parts = own
+    if (ranks !== null) for (const [index, tensor] of tensors.entries()) tensor.ranks = ranks.lists[ranks.of[index]!]!
+    return tensors
+  }
+}
+
+function namesOf (columns: TensorColumns): string[] {
+  return Array.from(columns.nameEnds, (_, index) => nameAt(columns, index))
+}
+
+function nameAt ({ names, nameEnds }: TensorColumns, index: number): string {
+  return names.slice(index === 0 ? 0 : nameEnds[index - 1]!, nameEnds[index]!)
+}
+
+function shapesOf ({ dims, sizes }: TensorColumns): number[][] {
+  let end = 0
+  return Array.from(dims, count => {
+    end += count
+    return Array.from(sizes.subarray(end - count, end))
+  })
+}
+
+function areEqual (a: NodeJS.TypedArray, b: NodeJS.TypedArray): boolean {
+  const bytes = (array: NodeJS.TypedArray): Buffer => Buffer.from(array.buffer, array.byteOffset, array.byteLength)
+  return bytes(a).equals(bytes(b))
+}
+
+/** Lists as a reader put them down: of each segment the source, and of each list the ranks that it was brought to. */
+export function announceLists (columns: HandleColumns, sourceOf: Int32Array, ranks: number[][]): AnnouncedColumns {
+  const { names, nameEnds, dtypes, dims, sizes, offsets, ends } = columns
+  const announced = { names, nameEnds, dtypes, dims, sizes, offsets, sources: columns.sources.map(segment => sourceOf[segment]!), parts: new Map<never, never>() }
+  if (ranks.length === 1) return { ...announced, ranks: null }
+  const of = new Uint16Array(dims.length)
+  for (const [list, end] of ends.entries()) of.fill(list, list === 0 ? 0 : ends[list - 1]!, end)
+  return { ...announced, ranks: { lists: ranks, of } }
+}
+
+/** The name of the first tensor in a segment. */
+export function nameOfFirst (columns: HandleColumns, segment: number): string | undefined {
+  const index = columns.sources.indexOf(segment)
+  return index === -1 ? undefined : nameAt(columns, index)
+}
+
+/** All transferable memory of columns. */
+export function buffersOf ({ nameEnds, dtypes, dims, sizes, sources, offsets }: TensorColumns): ArrayBuffer[] {
+  return [nameEnds, dtypes, dims, sizes, sources, offsets].map(({ buffer }) => buffer)
+}
+
+function packRanks (tensors: readonly AnnouncedTensor[]): AnnouncedColumns['ranks'] {
+  if (tensors.every(({ ranks }) => ranks === undefined)) return null
+  const lists = new Map<string, { index: number, ranks: readonly number[] }>()
+  const of = Uint16Array.from(tensors, ({ ranks = [] }) => {
+    const key = ranks.join()
+    let list = lists.get(key)
+    if (list === undefined) lists.set(key, list = { index: lists.size, ranks })
+    return list.index
+  })
+  return { lists: [...lists.values()].map(({ ranks }) => ranks), of }
+}

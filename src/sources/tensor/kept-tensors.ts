@@ -1,0 +1,202 @@
+import { once } from 'node:events'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { RefitError } from '../../errors.ts'
+import { DTYPE_BYTES } from '../../native/addon.ts'
+import type { NativeSource } from '../../native/addon.ts'
+import type { WeightSource } from '../../contract/weight-source.ts'
+import type { TensorSource } from './tensor.ts'
+
+/** What is kept between requests: the sender's words for it. A generation says which of the sender's allocations they are. */
+export interface KeptName { name: string, generation: number }
+
+interface Kept extends KeptName {
+  source: TensorSource
+  /** The name under which a write keeps the mappings; never used twice. */
+  mapping: string
+  bytes: number
+  /** A write has begun to open it. */
+  isMapped: boolean
+}
+
+/** One name: requests of it take turns. */
+interface Slot { kept: Kept | undefined, turn: Promise<void>, users: number }
+
+const MAX_NAMES = 8
+/** How long a reply waits for mappings to be closed; while somebody writes that takes until the write's end. What is not read may be given back before. */
+const PATIENCE_MS = 1000
+
+export interface KeptTensorsOptions {
+  /** Closes what a write keeps open (`CudaSegment.keep`); engines without cards have none. */
+  closeMappings?: ((mapping: string) => Promise<void>) | undefined
+}
+
+/**
+ * Tensors that stay open between requests, so that another update from the same memory takes no handles: the mappings, the decoded
+ * payload and the sender's references are kept under a name, until it is replaced, released or its sender has ended.
+ */
+export class KeptTensors {
+  readonly #closeMappings: KeptTensorsOptions['closeMappings']
+  readonly #slots = new Map<string, Slot>()
+  #serial = 0
+  readonly #end = new AbortController()
+
+  constructor ({ closeMappings }: KeptTensorsOptions = {}) { this.#closeMappings = closeMappings }
+
+  /** How many names are kept, and how many bytes of tensors under them. */
+  get stats (): { names: number, bytes: number } {
+    let names = 0
+    let bytes = 0
+    for (const { kept } of this.#slots.values()) {
+      if (kept === undefined) continue
+      names++
+      bytes += kept.bytes
+    }
+    return { names, bytes }
+  }
+
+  /**
+   * Writes a source and keeps it under a name. What is kept under that name already is given back first, before the write. If the
+   * write fails, nothing is kept, unless `anyway`. CONFLICT where as many names are kept as may be; the source is closed then.
+   */
+  async keep<T> ({ name, generation }: KeptName, source: TensorSource, write: (source: WeightSource) => Promise<T>, anyway = false): Promise<T> {
+    if (this.#end.signal.aborted) {
+      await source.close()
+      throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
+    }
+    if (source.patch !== undefined) {
+      await source.close()
+      throw new RefitError('UNSUPPORTED', 'a delta cannot be kept: written once more, it would change what others have written meanwhile', { param: 'keep' })
+    }
+    if (!this.#slots.has(name) && this.#slots.size >= MAX_NAMES) {
+      await source.close()
+      throw new RefitError('CONFLICT', `${MAX_NAMES} names are kept already (${[...this.#slots.keys()].join(', ')}); give one back with /release_kept_tensors`, { param: 'keep' })
+    }
+    return await this.#inTurn(name, async slot => {
+      // Closed with the gate of the write, or between two steps before it.
+      const replaced = this.#giveBack(slot)
+      const kept: Kept = { name, generation, source, mapping: `${++this.#serial}`, bytes: bytesOf(source), isMapped: false }
+      try {
+        const outcome = await write(new KeptSource(kept, true))
+        slot.kept = kept
+        await replaced
+        return outcome
+      } catch (error) {
+        slot.kept = kept
+        if (!anyway) await this.#giveBack(slot, PATIENCE_MS)
+        await Promise.race([replaced, sleep(PATIENCE_MS, undefined, { ref: false })])
+        throw error
+      }
+    })
+  }
+
+  /**
+   * Writes what is kept once more; `tensors`: others than at first, in the same memory. NOT_FOUND, CONFLICT for another generation,
+   * TENSOR_PAYLOAD where its sender has ended: then it is given back.
+   */
+  async write<T> ({ name, generation }: KeptName, write: (source: WeightSource) => Promise<T>, tensors?: TensorSource['tensors']): Promise<T> {
+    if (!this.#slots.has(name)) throw unknown(name)
+    return await this.#inTurn(name, async slot => {
+      const { kept } = slot
+      if (kept === undefined) throw unknown(name)
+      if (kept.generation !== generation) {
+        throw new RefitError('CONFLICT', `generation ${kept.generation} is kept under ${JSON.stringify(name)}, not ${generation}; send the handles of ${generation} with keep`, { param: 'kept' })
+      }
+      try {
+        await kept.source.look()
+      } catch (error) {
+        await this.#giveBack(slot, PATIENCE_MS)
+        throw new RefitError('TENSOR_PAYLOAD', `${error instanceof Error ? error.message : String(error)}. What was kept under ${JSON.stringify(name)} is given back; send handles again, with keep`, { param: 'kept', cause: error })
+      }
+      return await write(new KeptSource(kept, !kept.isMapped, tensors))
+    })
+  }
+
+  /** Gives back what is kept under a name, or all; after the writes of them under way. Returns what it was. */
+  async release (name?: string, patienceMs?: number): Promise<KeptName[]> {
+    const names = name === undefined ? [...this.#slots.keys()] : this.#slots.has(name) ? [name] : []
+    const released = await Promise.all(names.map(async name => await this.#inTurn(name, async slot => {
+      const { kept } = slot
+      await this.#giveBack(slot, patienceMs)
+      return kept === undefined ? [] : [{ name, generation: kept.generation }]
+    })))
+    return released.flat()
+  }
+
+  /** Gives back all, and keeps nothing more. Those who wait for mappings to be closed lose patience: what these wait for may end after this. */
+  async close (): Promise<void> {
+    this.#end.abort()
+    await this.release(undefined, PATIENCE_MS)
+  }
+
+  /** The mappings first, then the references. Never throws: what cannot be closed is not read any more. */
+  async #giveBack (slot: Slot, patienceMs?: number): Promise<void> {
+    const { kept } = slot
+    if (kept === undefined) return
+    slot.kept = undefined
+    if (kept.isMapped && kept.source.sources.some(source => 'segment' in source)) {
+      await this.#patiently(this.#closeMappings?.(kept.mapping).catch(() => {}), patienceMs)
+    }
+    await kept.source.close()
+  }
+
+  async #patiently (closed: Promise<void> | undefined, patienceMs?: number): Promise<void> {
+    const { signal } = this.#end
+    const late = new AbortController()
+    const wait = async (): Promise<void> => {
+      if (patienceMs === undefined && !signal.aborted) await once(signal, 'abort', { signal: late.signal })
+      await sleep(patienceMs ?? PATIENCE_MS, undefined, { signal: late.signal })
+    }
+    await Promise.race([closed, wait().catch(() => {})])
+    late.abort()
+  }
+
+  async #inTurn<T> (name: string, run: (slot: Slot) => Promise<T>): Promise<T> {
+    let slot = this.#slots.get(name)
+    if (slot === undefined) this.#slots.set(name, slot = { kept: undefined, turn: Promise.resolve(), users: 0 })
+    const own = slot
+    own.users++
+    const before = own.turn
+    let leave: () => void = () => {}
+    own.turn = new Promise(resolve => { leave = resolve })
+    await before
+    try {
+      return await run(own)
+    } finally {
+      leave()
+      if (--own.users === 0 && own.kept === undefined) this.#slots.delete(name)
+    }
+  }
+}
+
+/** A kept source during one write. */
+class KeptSource implements WeightSource {
+  readonly kind = 'tensor'
+  readonly layout: 'checkpoint' | 'engine'
+  readonly tensors: TensorSource['tensors']
+  readonly sources: readonly NativeSource[]
+  readonly #kept: Kept
+
+  /** Events are waited for the first time: later the sender has waited itself, and its events may be gone. */
+  constructor (kept: Kept, isFirst: boolean, tensors = kept.source.tensors) {
+    const { source, mapping } = kept
+    this.layout = source.layout
+    this.tensors = tensors
+    this.sources = source.sources.map(one => 'segment' in one ? { segment: { ...one.segment, keep: mapping, ...isFirst ? {} : { events: new Uint8Array() } } } : one)
+    this.#kept = kept
+  }
+
+  async verify (): Promise<void> {
+    await this.#kept.source.verify()
+    this.#kept.isMapped = true
+  }
+
+  async close (): Promise<void> { this.#kept.source.rest() }
+}
+
+function unknown (name: string): RefitError {
+  return new RefitError('NOT_FOUND', `nothing is kept under ${JSON.stringify(name)}: it was released or replaced, or its write failed, or the server has started anew; send handles, with keep`, { param: 'kept' })
+}
+
+function bytesOf ({ tensors }: TensorSource): number {
+  return tensors.reduce((sum, { shape, dtype }) => sum + shape.reduce((a, b) => a * b, DTYPE_BYTES[dtype]), 0)
+}

@@ -1,0 +1,72 @@
+import { RefitError } from '../../errors.ts'
+import type { PlainValue } from '../../wire/torch/plain.ts'
+import { runLoader } from '../disk/run-loader.ts'
+import type { OpenShares } from '../disk/run-loader.ts'
+import type { ShareHold } from './tensor.ts'
+import type { WeightLoader } from '../disk/weight-loader.ts'
+
+export interface HeldShares extends OpenShares { hold: ShareHold }
+
+const BUILT_IN = ['flattened_bucket', 'direct', 'auto', 'null', '']
+
+/** Throws TypeError for a name that has a meaning already, and for what is no function. */
+export function checkLoaders (loaders: Readonly<Record<string, WeightLoader>>): ReadonlyMap<string, WeightLoader> {
+  for (const [name, loader] of Object.entries(loaders)) {
+    if (BUILT_IN.includes(name)) throw new TypeError(`a weight loader cannot be named ${JSON.stringify(name)}: that load_format is refit's own`)
+    if (typeof loader !== 'function') throw new TypeError(`the weight loader ${JSON.stringify(name)} is a ${typeof loader}, not a function`)
+  }
+  return new Map(Object.entries(loaders))
+}
+
+/**
+ * What a loader makes of a request's shares, with what it opened itself, to be given back as one. After a failure all of it has been
+ * given back, the request's own too.
+ */
+export async function loadShares (name: string, loader: WeightLoader, opened: HeldShares, openPickle: (bytes: Uint8Array, classes: readonly string[]) => Promise<HeldShares & { value: PlainValue }>): Promise<HeldShares> {
+  const holds = [opened.hold]
+  const pending = new Set<Promise<unknown>>()
+  const unpickle = async (bytes: Uint8Array, classes: readonly string[]): Promise<OpenShares & { value: PlainValue }> => {
+    const more = await openPickle(bytes, classes)
+    holds.push(more.hold)
+    return more
+  }
+  try {
+    const loaded = await runLoader({
+      name,
+      loader,
+      opened,
+      unpickle: async (bytes, classes) => {
+        const opening = unpickle(bytes, classes)
+        pending.add(opening)
+        return await opening
+      }
+    })
+    // One that the loader did not wait for is held all the same.
+    await Promise.allSettled(pending)
+    return { ...loaded, hold: join(holds) }
+  } catch (error) {
+    await Promise.allSettled(pending)
+    await join(holds).release()
+    throw error
+  }
+}
+
+/** For a loader that is not there. */
+export function unknownFormat (loadFormat: string, loaders: Iterable<string>): RefitError {
+  const names = ['null', '"flattened_bucket"', '"direct"', ...[...loaders].map(name => JSON.stringify(name))]
+  return new RefitError('UNSUPPORTED', `load_format: expected ${names.slice(0, -1).join(', ')} or ${names.at(-1)}, got ${JSON.stringify(loadFormat)}; others are registered by --weight-loader`, { param: 'load_format' })
+}
+
+function join (holds: readonly ShareHold[]): ShareHold {
+  return {
+    isOpen: () => holds.every(hold => hold.isOpen()),
+    findGone: async () => {
+      for (const hold of holds) {
+        const gone = await hold.findGone()
+        if (gone !== null) return gone
+      }
+      return null
+    },
+    release: async () => { await Promise.all(holds.map(async hold => { await hold.release() })) }
+  }
+}

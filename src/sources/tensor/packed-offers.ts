@@ -1,0 +1,91 @@
+import { RefitError } from '../../errors.ts'
+import { offeredExports, readOfferBody } from '../../wire/torch/offer.ts'
+import type { Offer } from '../../wire/torch/offer.ts'
+import type { TensorStorage } from '../../wire/torch/tensor.ts'
+import type { WeightSource } from '../../contract/weight-source.ts'
+import { announceTensors } from '../announce-tensors.ts'
+import type { KeptTensors } from './kept-tensors.ts'
+import type { TensorReceiver } from './tensor-receiver.ts'
+
+/** Under which the buffer is kept (docs/tensor-updates.md). */
+const NAME = 'vllm ipc'
+
+export interface PackedOffersOptions {
+  tensors: Pick<TensorReceiver, 'openOffer'>
+  kept: KeptTensors
+  ranks: number
+  /** UUIDs of the ranks' cards. */
+  cards: readonly string[]
+}
+
+/** One export of a sender's buffer for each of our cards, and where it lies among the sources that are kept. */
+interface Held { generation: number, sourceOf: ReadonlyMap<string, number> }
+
+/**
+ * Chunks of weights that a sender packs into one buffer, again and again: it exports the buffer once and sends the same handle with each
+ * chunk. One export counts one reference, which may be given back once (torch's reference counter): the mapping is kept from the first
+ * chunk to the end of the update, or until another buffer comes.
+ */
+export class PackedOffers {
+  readonly #options: PackedOffersOptions
+  #held: Held | undefined
+  #generation = 0
+  /** Chunks come one after another; a client that tries again does not. */
+  #turn: Promise<unknown> = Promise.resolve()
+
+  constructor (options: PackedOffersOptions) { this.#options = options }
+
+  /** Writes one chunk by `apply`. Throws as TensorReceiver.open does, TENSOR_PAYLOAD where the sender has ended, and what `apply` throws. */
+  async write<T> (entry: string, offer: Offer, apply: (source: WeightSource) => Promise<T>): Promise<T> {
+    return await this.#inTurn(async () => {
+      if (!this.holds(entry)) return await this.#first(entry, offer, apply)
+      try {
+        return await this.#again(this.#held!, entry, offer, apply)
+      } catch (error) {
+        // Somebody gave it back by /release_kept_tensors: it cannot be opened again, for its reference is gone.
+        if (error instanceof RefitError && (error.code === 'NOT_FOUND' || error.code === 'TENSOR_PAYLOAD') && error.param === 'kept') this.#held = undefined
+        throw error
+      }
+    })
+  }
+
+  /** Whether what an entry offers is held already: its references are not to be given back for a chunk that is refused. */
+  holds (entry: string): boolean {
+    const exports = offeredExports(entry, this.#options.cards)
+    return this.#held !== undefined && exports.length > 0 && exports.every(key => this.#held!.sourceOf.has(key))
+  }
+
+  /** The sender needs it no more. */
+  async end (): Promise<void> {
+    await this.#inTurn(async () => {
+      if (this.#held === undefined) return
+      this.#held = undefined
+      await this.#options.kept.release(NAME)
+    })
+  }
+
+  async #first<T> (entry: string, offer: Offer, apply: (source: WeightSource) => Promise<T>): Promise<T> {
+    const { tensors, kept } = this.#options
+    const { source, sourceOf } = await tensors.openOffer(entry, offer)
+    const generation = ++this.#generation
+    return await kept.keep({ name: NAME, generation }, source, async kept => {
+      this.#held = { generation, sourceOf: new Map([...sourceOf].flatMap(([storage, index]) => storage.kind === 'cuda' ? [[exportOf(storage), index] as const] : [])) }
+      return await apply(kept)
+    }, true)
+  }
+
+  async #again<T> ({ generation, sourceOf }: Held, entry: string, offer: Offer, apply: (source: WeightSource) => Promise<T>): Promise<T> {
+    const { kept, ranks, cards } = this.#options
+    const body = readOfferBody(entry, offer, ranks, cards)
+    const fileOf = new Map(body.storages.flatMap(storage => storage.kind === 'cuda' ? [[storage as TensorStorage, sourceOf.get(exportOf(storage))!] as const] : []))
+    return await kept.write({ name: NAME, generation }, apply, announceTensors(body.ranks, fileOf))
+  }
+
+  async #inTurn<T> (run: () => Promise<T>): Promise<T> {
+    const turn = this.#turn.then(run, run)
+    this.#turn = turn.catch(() => {})
+    return await turn
+  }
+}
+
+function exportOf ({ counterFile, counterSlot }: Extract<TensorStorage, { kind: 'cuda' }>): string { return `${counterFile}/${counterSlot}` }

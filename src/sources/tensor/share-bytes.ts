@@ -1,0 +1,61 @@
+import type { DeltaHost } from '../../contract/delta-host.ts'
+import type { NativeSource } from '../../native/addon.ts'
+import { torchItemBytes } from '../../wire/torch/dtypes.ts'
+import { countElements } from '../../wire/torch/extent.ts'
+import { payloadError, SHARED_FILE_HEADER } from '../../wire/torch/tensor.ts'
+import type { TensorDescriptor, TensorStorage } from '../../wire/torch/tensor.ts'
+import { readSpan } from '../disk/read-span.ts'
+
+/** At once: other requests get their turn between two of them. */
+const CHUNK_BYTES = 256 << 20
+/** Of a Uint8Array on the oldest supported Node. */
+const MAX_BYTES = 2 ** 32 - 1
+
+/** Brings bytes of flat tensors into host memory, from wherever their senders have them: other than LoaderReads also from cards, and whole payloads. */
+export class ShareBytes {
+  readonly #sourceOf: (storage: TensorStorage) => NativeSource | undefined
+  readonly #host: Pick<DeltaHost, 'fetch'>
+
+  constructor (sourceOf: (storage: TensorStorage) => NativeSource | undefined, host: Pick<DeltaHost, 'fetch'>) {
+    this.#sourceOf = sourceOf
+    this.#host = host
+  }
+
+  /** Of a tensor whose elements are neighbours. Throws TENSOR_PAYLOAD. */
+  static size ({ name, dtype, shape, stride }: TensorDescriptor): number {
+    if (shape.length !== 1 || (shape[0]! > 1 && stride[0] !== 1)) throw payloadError(`shape [${shape.join(', ')}] with strides [${stride.join(', ')}] is not flat`, name)
+    return countElements(shape, name) * torchItemBytes(dtype)!
+  }
+
+  /** All of it. */
+  async read (tensor: TensorDescriptor): Promise<Uint8Array> {
+    const size = ShareBytes.size(tensor)
+    if (size > MAX_BYTES) throw payloadError(`it has ${size} bytes; a delta of so many is sent in several requests`, tensor.name)
+    const whole = new Uint8Array(size)
+    let at = 0
+    for await (const chunk of this.chunks(tensor)) {
+      whole.set(chunk, at)
+      at += chunk.length
+    }
+    return whole
+  }
+
+  /** Front to back. */
+  async * chunks (tensor: TensorDescriptor): AsyncGenerator<Uint8Array> {
+    const size = ShareBytes.size(tensor)
+    for (let at = 0; at < size; at += CHUNK_BYTES) yield await this.#span(tensor, at, Math.min(CHUNK_BYTES, size - at))
+  }
+
+  async #span ({ name, offset, storage }: TensorDescriptor, at: number, length: number): Promise<Uint8Array> {
+    const source = this.#sourceOf(storage)
+    if (source === undefined) throw payloadError('it belongs to another request', name)
+    if ('segment' in source) {
+      const base = storage.kind === 'cuda' ? storage.offset : 0
+      return await this.#host.fetch(source, base + offset + at, length).catch((error: unknown) => {
+        throw (error as { code?: unknown }).code === undefined ? payloadError(error instanceof Error ? error.message : String(error), name) : error
+      })
+    }
+    if (!('fd' in source)) throw payloadError('it lies in memory that is not shared', name)
+    return await readSpan(source.fd, (storage.kind === 'shared-file' ? SHARED_FILE_HEADER : 0) + offset + at, length, name)
+  }
+}

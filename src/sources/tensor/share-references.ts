@@ -1,0 +1,23 @@
+import type { CardLists } from '../../wire/torch/columns.ts'
+import type { TensorStorage } from '../../wire/torch/tensor.ts'
+
+/** References that senders hold for us, one for each share: by name how many of a file, and which slots of a counter file. */
+export interface ShareReferences { files: Map<string, number>, counters: Map<string, Int32Array<ArrayBuffer>> }
+
+export function referencesOf (storages: Iterable<TensorStorage>): ShareReferences {
+  const files = new Map<string, number>()
+  const slots = new Map<string, number[]>()
+  for (const storage of storages) {
+    if (storage.kind === 'shared-file') files.set(storage.file, (files.get(storage.file) ?? 0) + 1)
+    else if (storage.kind === 'cuda') {
+      const list = slots.get(storage.counterFile)
+      if (list === undefined) slots.set(storage.counterFile, [storage.counterSlot])
+      else list.push(storage.counterSlot)
+    }
+  }
+  return { files, counters: new Map([...slots].map(([file, list]) => [file, Int32Array.from(list)])) }
+}
+
+export function referencesOfLists ({ columns: { counters } }: CardLists): ShareReferences {
+  return { files: new Map(), counters: new Map(counters.map(({ file, slots }) => [file, slots])) }
+}

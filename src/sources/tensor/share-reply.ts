@@ -1,0 +1,22 @@
+import { packTensorBody, unpackTensorBody } from '../../wire/torch/packed.ts'
+import type { PackedTensorBody } from '../../wire/torch/packed.ts'
+import { buffersOf } from './announced-columns.ts'
+import type { FromShares } from './share-messages.ts'
+
+type Opened = Extract<FromShares, { type: 'opened' }>
+
+/** A reply on its way between threads: bodies are packed. */
+export type PackedReply = Exclude<FromShares, Opened> | Omit<Opened, 'body'> & { body: PackedTensorBody }
+
+export function packReply (reply: FromShares): { packed: PackedReply, transfer: ArrayBuffer[] } {
+  if (reply.type !== 'opened' && reply.type !== 'announced') return { packed: reply, transfer: [] }
+  const { handles, events } = reply.segments
+  const segments = [handles.buffer, events.buffer]
+  if (reply.type === 'announced') return { packed: reply, transfer: [...segments, ...buffersOf(reply.tensors)] }
+  const body = packTensorBody(reply.body)
+  return { packed: { ...reply, body }, transfer: [...segments, body.numbers.buffer, reply.sourceOf.buffer] }
+}
+
+export function unpackReply (packed: PackedReply): FromShares {
+  return packed.type === 'opened' ? { ...packed, body: unpackTensorBody(packed.body) } : packed
+}

@@ -1,0 +1,26 @@
+import { parentPort, workerData } from 'node:worker_threads'
+import { native } from '../../native/addon.ts'
+import { ShareDesk } from './share-desk.ts'
+import type { ShareThreadData, ToShares } from './share-messages.ts'
+import { packReply } from './share-reply.ts'
+import { VisibleCards } from './visible-cards.ts'
+import { warmUp } from './warm-up.ts'
+
+// The thread of the shares, for large bodies: one of 20,000 handles takes a long time to read, and as many files a long time to open,
+// and neither may hold up the event loop. The files that it opens are closed when it ends, however it ends; of what else it holds the
+// main thread takes care (ShareThread).
+
+const port = parentPort!
+const { visible } = workerData as ShareThreadData
+const desk = new ShareDesk(native(), visible === null ? null : new VisibleCards(visible))
+
+port.on('message', (message: ToShares) => {
+  if (message.type === 'end') {
+    desk.close()
+    return port.close()
+  }
+  const { packed, transfer } = packReply(desk.handle(message))
+  port.postMessage(packed, transfer)
+})
+
+warmUp()

@@ -1,0 +1,240 @@
+import type { DeltaHost } from '../../contract/delta-host.ts'
+import { RefitError } from '../../errors.ts'
+import type { NativeSource } from '../../native/addon.ts'
+import { decodePayload } from '../../wire/torch/payload.ts'
+import type { PlainValue } from '../../wire/torch/plain.ts'
+import type { TensorDescriptor, TensorStorage } from '../../wire/torch/tensor.ts'
+import type { Offer } from '../../wire/torch/offer.ts'
+import { announceTensors } from '../announce-tensors.ts'
+import { AnnouncedReader } from './announced-columns.ts'
+import { unpackSegments } from './cuda-segments.ts'
+import { checkLoaders, loadShares, unknownFormat } from './load-shares.ts'
+import type { HeldShares } from './load-shares.ts'
+import type { HeldSources, SentEntries, ToShares } from './share-messages.ts'
+import type { ShareReferences } from './share-references.ts'
+import { ShareThread, ThreadEnded } from './share-thread.ts'
+import type { ShareLife, ShareTotals } from './share-thread.ts'
+import { TensorSource } from './tensor.ts'
+import type { ShareHold, TensorSourceParts } from './tensor.ts'
+import { VERL_DELTA, VerlDelta } from './verl-delta.ts'
+import type { VisibleCard } from './visible-cards.ts'
+import type { WeightLoader } from '../disk/weight-loader.ts'
+
+type Ask<T extends ToShares['type']> = Omit<Extract<ToShares, { type: T }>, 'id'>
+
+const OWN_FORMATS = ['flattened_bucket', 'direct']
+/** Characters of base64 and bytes of pickles that are read on the event loop: some 500 handles, 2 ms. */
+const NEAR_BYTES = 256 << 10
+
+export interface TensorPayload {
+  /** `serialized_named_tensors`. */
+  entries: readonly string[]
+  loadFormat: string | null
+}
+
+/** A tensor whose handle was sent on its own. `memory` is null for one without elements. Closing the source gives it back. */
+export interface OpenHandle { tensor: TensorDescriptor, memory: NativeSource | null, source: Pick<TensorSource, 'verify' | 'rest' | 'close'> }
+
+export interface TensorReceiverOptions {
+  /** Tensor-parallel ranks. */
+  ranks: number
+  /** UUIDs of the ranks' cards; none on the CPU. */
+  cards?: readonly string[]
+  /** The cards whose memory can be read; null, the default, where none can. */
+  visible?: readonly VisibleCard[] | null
+  /** What reads deltas; without, they are refused. */
+  deltas?: DeltaHost | undefined
+  /** By `load_format`. */
+  loaders?: Readonly<Record<string, WeightLoader>>
+  /** Bodies up to this size are read on the event loop (default 256 KiB), larger ones on a thread. */
+  nearBytes?: number
+}
+
+/** Opens what trainers share: large bodies on a thread of its own. */
+export class TensorReceiver {
+  readonly #options: Required<Omit<TensorReceiverOptions, 'loaders' | 'deltas'>>
+  readonly #deltas: VerlDelta | undefined
+  readonly #loaders: ReadonlyMap<string, WeightLoader>
+  readonly #thread: ShareThread
+  readonly #reader = new AnnouncedReader()
+  readonly #open = new Set<TensorSource>()
+  #closed = false
+
+  constructor ({ loaders = {}, deltas, ...options }: TensorReceiverOptions) {
+    this.#deltas = deltas === undefined ? undefined : new VerlDelta(deltas)
+    this.#options = { cards: [], visible: null, nearBytes: NEAR_BYTES, ...options }
+    this.#loaders = checkLoaders(loaders)
+    this.#thread = new ShareThread({ visible: this.#options.visible })
+  }
+
+  get counts (): Readonly<ShareTotals> { return this.#thread.totals }
+
+  /** Starts the thread, so that the first request does not wait for it. */
+  start (): void {
+    if (!this.#closed) this.#thread.start()
+  }
+
+  /**
+   * Decodes and opens all of a payload. After a refusal nothing is open, and the sender's references have been given back:
+   * INVALID_REQUEST, PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD, UNSUPPORTED or WEIGHT_LOADER.
+   */
+  async open ({ entries, loadFormat }: TensorPayload): Promise<TensorSource> {
+    if (loadFormat === 'direct' && entries.length === 1 && this.#options.ranks > 1) {
+      await this.discard(entries)
+      throw new RefitError('INVALID_REQUEST', `serialized_named_tensors has one entry; with load_format "direct" every tensor-parallel rank (${this.#options.ranks}) is sent its own shards, in an entry of its own`, { param: 'serialized_named_tensors' })
+    }
+    const loader = await this.#findLoader(entries, loadFormat)
+    if (loader === undefined && loadFormat === VERL_DELTA) return await this.#openDelta(this.#deltas!, entries)
+    if (loader === undefined) return await this.#openWeights(entries, loadFormat)
+    const opened = await this.#openShares(this.#asked('open', entries, loadFormat), entries)
+    const { ranks, sources, sourceOf, hold } = await loadShares(loadFormat!, loader, opened, async (bytes, classes) => await this.#openPickle(bytes, classes))
+    try {
+      return this.#sourceOf({ tensors: announceTensors(ranks, sourceOf), sources, layout: 'checkpoint', hold })
+    } catch (error) {
+      await hold.release()
+      throw error
+    }
+  }
+
+  /**
+   * Opens one tensor whose handle was sent on its own; what is written of it is its opener's to say. `card`: of the UUID under which it
+   * was sent, whatever index the sender has for it. Throws as `open` does.
+   */
+  async openHandle (name: string, bytes: Uint8Array, card: string | null): Promise<OpenHandle> {
+    const { ranks, sources, sourceOf, hold } = await this.#openShares({ type: 'handle', name, bytes, card }, [bytes])
+    const source = this.#sourceOf({ tensors: [], sources, layout: 'checkpoint', hold })
+    const tensor = ranks[0]![0]!
+    return { tensor, memory: sources[sourceOf.get(tensor.storage) ?? -1] ?? null, source }
+  }
+
+  /**
+   * Opens what each rank takes of handles by card; what is there for other cards is left alone. `sourceOf`: in which of the source's
+   * memory a storage lies. Throws as `open` does.
+   */
+  async openOffer (entry: string, offer: Offer): Promise<{ source: TensorSource, sourceOf: ReadonlyMap<TensorStorage, number> }> {
+    const { ranks: count, cards } = this.#options
+    const { ranks, sources, sourceOf, hold } = await this.#openShares({ type: 'offer', entry, offer, ranks: count, cards }, [entry])
+    try {
+      return { source: this.#sourceOf({ tensors: announceTensors(ranks, sourceOf), sources, layout: 'checkpoint', hold }), sourceOf }
+    } catch (error) {
+      await hold.release()
+      throw error
+    }
+  }
+
+  /** Gives back the references of a body that is refused for other reasons; `isOffer`: only those for cards of ours. Never throws. */
+  async discard (entries: ReadonlyArray<string | Uint8Array>, isOffer = false): Promise<void> {
+    if (this.#closed) return
+    await this.#seen(entries, async life => await this.#thread.ask(life, { type: 'discard', entries, ...isOffer ? { cards: this.#options.cards } : {} })).catch(() => {})
+  }
+
+  /** Ends the thread, after the writes under way; what is open still is given back. */
+  async close (): Promise<void> {
+    this.#closed = true
+    await Promise.all([...this.#open].map(async source => { await source.revoke() }))
+    await this.#thread.close()
+  }
+
+  async #openDelta (deltas: VerlDelta, entries: readonly string[]): Promise<TensorSource> {
+    const opened = await this.#openShares(this.#asked('open', entries, VERL_DELTA), entries)
+    try {
+      const parts = await deltas.open(opened)
+      return this.#sourceOf({ sources: parts.patch === undefined ? opened.sources : [], layout: 'checkpoint', hold: opened.hold, ...parts })
+    } catch (error) {
+      await opened.hold.release()
+      throw error
+    }
+  }
+
+  /** Undefined for refit's own formats, and for deltas. */
+  async #findLoader (entries: readonly string[], loadFormat: string | null): Promise<WeightLoader | undefined> {
+    if (loadFormat === null || OWN_FORMATS.includes(loadFormat)) return undefined
+    const loader = this.#loaders.get(loadFormat)
+    if (loader !== undefined || (loadFormat === VERL_DELTA && this.#deltas !== undefined)) return loader
+    await this.discard(entries)
+    throw unknownFormat(loadFormat, this.#loaders.keys())
+  }
+
+  async #openWeights (entries: readonly string[], loadFormat: string | null): Promise<TensorSource> {
+    const layout = loadFormat === 'direct' ? 'engine' : 'checkpoint'
+    const { reply, sources, hold } = await this.#held(entries, async life => await this.#thread.ask(life, this.#asked('announce', decodeEntries(entries), loadFormat)))
+    return this.#sourceOf({ tensors: this.#reader.read(reply.tensors), sources, layout, hold })
+  }
+
+  #asked<T extends 'announce' | 'open'> (type: T, entries: SentEntries['entries'], loadFormat: string | null): { type: T } & SentEntries {
+    const { ranks, cards } = this.#options
+    return { type, entries, loadFormat, ranks, cards }
+  }
+
+  /** A source that is open until it is closed. */
+  #sourceOf (parts: Omit<TensorSourceParts, 'closed'>): TensorSource {
+    const source: TensorSource = new TensorSource({ ...parts, closed: () => { this.#open.delete(source) } })
+    this.#open.add(source)
+    return source
+  }
+
+  async #openPickle (bytes: Uint8Array, classes: readonly string[]): Promise<HeldShares & { value: PlainValue }> {
+    const { ranks, cards } = this.#options
+    return await this.#openShares({ type: 'unpickle', bytes, classes, ranks, cards }, [bytes])
+  }
+
+  /** Where a body is read. */
+  #lifeFor (entries: ReadonlyArray<string | Uint8Array>): ShareLife {
+    let bytes = 0
+    for (const entry of entries) bytes += entry.length
+    return bytes <= this.#options.nearBytes ? this.#thread.near() : this.#thread.start()
+  }
+
+  async #openShares (request: Ask<'open'> | Ask<'unpickle'> | Ask<'handle'> | Ask<'offer'>, entries: SentEntries['entries']): Promise<HeldShares & { value: PlainValue }> {
+    const { reply, sources, hold } = await this.#held(entries, async life => await this.#thread.ask(life, request))
+    const { body: { ranks, storages }, sourceOf, value } = reply
+    return { ranks, sources, sourceOf: new Map(storages.map((storage, index) => [storage, sourceOf[index]!])), hold, value }
+  }
+
+  /** Asks for what brings tensors: what holds them until they are given back, and what the addon is told of them. */
+  async #held<T extends HeldSources> (entries: SentEntries['entries'], ask: (life: ShareLife) => Promise<T & { id: number }>): Promise<{ reply: T, sources: NativeSource[], hold: ShareHold }> {
+    return await this.#seen(entries, async life => {
+      const reply = await ask(life)
+      const { id, fds, segments, references } = reply
+      return { reply, sources: [...fds.map(fd => ({ fd })), ...unpackSegments(segments).map(segment => ({ segment }))], hold: this.#holdOf(life, id, references) }
+    })
+  }
+
+  /** Where a thread ends at another's request, before it has come to this one, the next thread takes it. */
+  async #seen<T> (entries: SentEntries['entries'], ask: (life: ShareLife) => Promise<T>): Promise<T> {
+    for (let life = this.#lifeFor(entries); ; life = this.#thread.start()) {
+      try {
+        return await ask(life)
+      } catch (error) {
+        if (!(error instanceof ThreadEnded && error.unseen) || this.#closed) throw error
+      }
+    }
+  }
+
+  #holdOf (life: ShareLife, of: number, references: readonly ShareReferences[]): ShareHold {
+    const thread = this.#thread
+    return {
+      isOpen: () => !life.ended,
+      findGone: async () => (await thread.ask(life, { type: 'look', of })).gone,
+      release: async () => {
+        // With its thread what it opened has been closed; the references are there still, unless it gave them back when it was closed.
+        if (!life.ended) await thread.ask(life, { type: 'release', of }).catch(() => {})
+        else if (!this.#closed) await thread.ask(thread.start(), { type: 'drop', references }).catch(() => {})
+      }
+    }
+  }
+}
+
+/** The pickles of entries, each text once: bytes go to another thread faster than text. What is no base64 stays what it is, for its reader to refuse. */
+function decodeEntries (entries: readonly string[]): ReadonlyArray<string | Uint8Array> {
+  const pickles = new Map<string, Uint8Array>()
+  try {
+    return entries.map(entry => {
+      let pickle = pickles.get(entry)
+      if (pickle === undefined) pickles.set(entry, pickle = decodePayload(entry))
+      return pickle
+    })
+  } catch {
+    return entries
+  }
+}

@@ -1,0 +1,153 @@
+import { closeSync } from 'node:fs'
+import { RefitError } from '../../errors.ts'
+import type { NativeAddon } from '../../native/addon.ts'
+import type { CardSegment } from '../../wire/torch/columns.ts'
+import { SHARED_FILE_HEADER } from '../../wire/torch/tensor.ts'
+import type { SharedFileStorage, TensorStorage } from '../../wire/torch/tensor.ts'
+import { CudaSegments } from './cuda-segments.ts'
+import type { PackedSegments } from './cuda-segments.ts'
+import type { ShareReferences } from './share-references.ts'
+import { isSharedMemory, openSharedMemory, unlinkSharedMemory } from './shared-memory.ts'
+import type { VisibleCards } from './visible-cards.ts'
+
+type Addon = Pick<NativeAddon, 'dropFileReferences' | 'dropCudaReferences' | 'takeDescriptor'>
+
+/** How many of each there were: shares are references that senders hold for us, files are what was opened for them. */
+export interface ShareCounts { shares: number, files: number }
+
+/** What was opened; `sourceOf`: for each storage or segment that was asked for the source it is, files first; -1 for none. */
+export interface OpenedSources { fds: number[], segments: PackedSegments, sourceOf: Int32Array<ArrayBuffer> }
+
+interface SharedFile { fd: number, bytes: number, index: number }
+
+// The addon keeps a second descriptor of each while it writes.
+const MAX_FILES = 4096
+
+/**
+ * What one request shares: opened once per file and segment, and every reference given back once, whatever became of the request.
+ * Runs on the thread of the shares. Segments of cards are only collected here: a write opens them.
+ */
+export class TensorShares {
+  readonly #addon: Addon
+  readonly #cards: VisibleCards | null
+  readonly #references: ShareReferences
+  readonly #spares: ShareReferences | undefined
+  readonly #files = new Map<string, SharedFile>()
+  readonly #segments: CudaSegments
+  #released = false
+
+  /** `cards`: null for an engine on the CPU. `spares`: what is given back with the rest, and never opened. */
+  constructor (references: ShareReferences, addon: Addon, cards: VisibleCards | null, spares?: ShareReferences) {
+    this.#references = references
+    this.#spares = spares
+    this.#addon = addon
+    this.#cards = cards
+    this.#segments = new CudaSegments(addon, cards!)
+  }
+
+  /**
+   * Opens all files, and finds the cards and descriptors of all segments. Throws TENSOR_PAYLOAD (it is gone, not ours, too short, on a
+   * card out of reach) or UNSUPPORTED (a kind of memory that the engine cannot read), with the storage at fault as `cause`.
+   */
+  openStorages (storages: readonly TensorStorage[]): OpenedSources {
+    const sourceOf = new Int32Array(storages.length).fill(-1)
+    const cuda: number[] = []
+    for (const [index, storage] of storages.entries()) {
+      blamed(storage, () => {
+        if (storage.kind === 'shared-file') sourceOf[index] = this.#openFile(storage)
+        else if (storage.kind === 'cuda') {
+          if (this.#cards === null) throw onCpu()
+          sourceOf[index] = this.#segments.add(storage)
+          cuda.push(index)
+        } else if (storage.kind === 'descriptor') throw byDescriptor()
+      })
+    }
+    // Files come first, and how many there are is known now.
+    for (const index of cuda) sourceOf[index]! += this.#files.size
+    return { fds: [...this.#files.values()].map(({ fd }) => fd), segments: this.#segments.pack(), sourceOf }
+  }
+
+  /** The same for segments, of an engine on cards. */
+  openSegments (list: readonly CardSegment[]): OpenedSources {
+    const sourceOf = Int32Array.from(list, segment => blamed(segment, () => this.#segments.addSegment(segment)))
+    return { fds: [], segments: this.#segments.pack(), sourceOf }
+  }
+
+  /** Descriptors that were taken out of senders, for the main thread to close after the release. */
+  get taken (): number[] { return this.#segments.taken }
+
+  /** The name of shared memory that went with its sender, or null while all are there. */
+  findGone (): string | null {
+    const { files, counters } = this.#references
+    for (const names of [files, counters]) for (const name of names.keys()) if (!isSharedMemory(name)) return name
+    return null
+  }
+
+  /** Gives back every reference and closes what is open. Never throws; a second call does nothing. */
+  release (): ShareCounts {
+    if (this.#released) return { shares: 0, files: 0 }
+    this.#released = true
+    let shares = this.#drop(this.#references)
+    if (this.#spares !== undefined) shares += this.#drop(this.#spares)
+    const files = this.#files.size
+    for (const { fd } of this.#files.values()) closeSync(fd)
+    this.#files.clear()
+    return { shares, files }
+  }
+
+  /** Its index among the files. */
+  #openFile ({ file: name, bytes }: SharedFileStorage): number {
+    let file = this.#files.get(name)
+    if (file === undefined) {
+      if (this.#files.size >= MAX_FILES) throw new RefitError('TENSOR_PAYLOAD', `one request may bring ${MAX_FILES} files of shared memory; send flattened buckets, which take one each, or several requests`)
+      this.#files.set(name, file = { ...openSharedMemory(name), index: this.#files.size })
+    }
+    if (file.bytes < SHARED_FILE_HEADER + bytes) throw new RefitError('TENSOR_PAYLOAD', `shared memory ${name} has ${file.bytes} bytes, but a storage of ${bytes} and its header take ${SHARED_FILE_HEADER + bytes}`)
+    return file.index
+  }
+
+  /** Of how many shares. One file at a time: there may be more than this process may open. */
+  #drop ({ files, counters }: ShareReferences): number {
+    let shares = 0
+    for (const [name, references] of files) shares += this.#withFile(name, fd => this.#dropFile(name, fd, references))
+    for (const [name, slots] of counters) shares += this.#withFile(name, fd => this.#addon.dropCudaReferences(fd, slots))
+    return shares
+  }
+
+  /** Whoever takes the last reference removes the file: the sender has freed it already. */
+  #dropFile (name: string, fd: number, references: number): number {
+    if (this.#addon.dropFileReferences(fd, references) === 0) unlinkSharedMemory(name)
+    return references
+  }
+
+  /** 0 where it cannot be opened, or counts nothing: the sender may have ended, and its files with it. */
+  #withFile (name: string, drop: (fd: number) => number): number {
+    const open = this.#files.get(name)
+    let fd: number | undefined
+    try {
+      fd = open?.fd ?? openSharedMemory(name).fd
+      return drop(fd)
+    } catch {
+      return 0
+    } finally {
+      if (open === undefined && fd !== undefined) closeSync(fd)
+    }
+  }
+}
+
+/** Says of what is refused which storage or segment it was. */
+function blamed<T> (cause: TensorStorage | CardSegment, open: () => T): T {
+  try {
+    return open()
+  } catch (error) {
+    throw error instanceof RefitError ? new RefitError(error.code, error.message, { cause }) : error
+  }
+}
+
+function byDescriptor (): RefitError {
+  return new RefitError('UNSUPPORTED', 'its memory is shared by a file descriptor, which only processes started by the sender can ask for. Call torch.multiprocessing.set_sharing_strategy("file_system") in the sender before it shares tensors')
+}
+
+function onCpu (): RefitError {
+  return new RefitError('UNSUPPORTED', 'it lies in the memory of a card, and this engine is on the CPU: send tensors on the CPU (.cpu()), or start refit with --device cuda')
+}

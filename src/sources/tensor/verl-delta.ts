@@ -1,0 +1,152 @@
+import type { DeltaHost } from '../../contract/delta-host.ts'
+import { RefitError } from '../../errors.ts'
+import { POSITIONS } from '../../native/deltas.ts'
+import { DTYPES } from '../../native/addon.ts'
+import type { ElementPatch } from '../../native/deltas.ts'
+import type { DType } from '../../native/addon.ts'
+import type { AnnouncedTensor, WeightPatch, WriteReport } from '../../contract/weight-source.ts'
+import { contiguous } from '../../wire/torch/bucket.ts'
+import { torchWeightDType } from '../../wire/torch/dtypes.ts'
+import { payloadError } from '../../wire/torch/tensor.ts'
+import type { TensorDescriptor } from '../../wire/torch/tensor.ts'
+import { DELTA_POSITIONS, DELTA_SPEC, DELTA_VALUES, deltaChecksum, readDeltaSpec, valueBytes } from '../../wire/trainers/verl-delta.ts'
+import type { DeltaParam, DeltaSpec } from '../../wire/trainers/verl-delta.ts'
+import { announceTensors } from '../announce-tensors.ts'
+import type { OpenShares } from '../disk/run-loader.ts'
+import { ShareBytes } from './share-bytes.ts'
+
+/** What a flush brings, for a source. */
+export interface DeltaParts {
+  tensors: AnnouncedTensor[]
+  patch?: WeightPatch
+  accept?: (report: WriteReport) => void
+}
+
+/** The load_format of verl's delta_sharded: the place of a function in verl that SGLang's workers would import. */
+export const VERL_DELTA = 'verl.workers.rollout.sglang_rollout.delta_loader.apply_delta'
+
+const MAX_SPEC_BYTES = 64 << 20
+
+interface Flush { spec: TensorDescriptor, positions: TensorDescriptor | undefined, values: TensorDescriptor }
+
+/**
+ * verl's flushes. `indices` is a change of elements, `dense` whole tensors. Every rank is sent a copy of the same flush: of changes the
+ * first rank's is read, of whole tensors each rank's own.
+ */
+export class VerlDelta {
+  readonly #host: DeltaHost
+  /** Of the verification that goes on: elements that were not equal, by tensor. */
+  readonly #unequal = new Map<string, number>()
+
+  constructor (host: DeltaHost) { this.#host = host }
+
+  /** Throws TENSOR_PAYLOAD. The sender's memory has to stay until what it returns has been written. */
+  async open ({ ranks, sources, sourceOf }: OpenShares): Promise<DeltaParts> {
+    const bytes = new ShareBytes(storage => sources[sourceOf.get(storage) ?? -1], this.#host)
+    const lists = [...new Set(ranks)].map(findFlush)
+    const first = lists[0]!
+    const spec = await this.#readSpec(lists, bytes)
+    if (!spec.verify) this.#unequal.clear()
+    if (spec.encoding === 'dense' && !spec.verify) {
+      for (const flush of lists) await this.#demandChecksum(spec, null, flush, bytes)
+      const flushOf = new Map(ranks.map(rank => [rank, flushOfRank(rank, spec)]))
+      return { tensors: announceTensors(ranks.map(rank => flushOf.get(rank)!), sourceOf) }
+    }
+    const positions = first.positions === undefined ? new Uint8Array(0) : await bytes.read(first.positions)
+    const values = await bytes.read(first.values)
+    await this.#demandSum(spec, positions, await this.#host.hash(values, torchWeightDType(first.values.dtype)!))
+    const patch = patchOf(spec, positions, values, first.values.dtype)
+    const tensors = announced(spec, patch)
+    return spec.verify ? { tensors, patch, accept: report => { this.#compared(spec, report) } } : { tensors, patch }
+  }
+
+  /** Ranks are sent the same; that of a rank which was sent another one would be lost. */
+  async #readSpec (lists: readonly Flush[], bytes: ShareBytes): Promise<DeltaSpec> {
+    let text: Buffer | undefined
+    for (const { spec, positions, values } of lists) {
+      if (spec.dtype !== 'uint8') throw payloadError(`it is of ${spec.dtype}, expected uint8`, DELTA_SPEC)
+      if (ShareBytes.size(spec) > MAX_SPEC_BYTES) throw payloadError(`it has ${ShareBytes.size(spec)} bytes, and ${MAX_SPEC_BYTES} are the most`, DELTA_SPEC)
+      const own = Buffer.from(await bytes.read(spec))
+      if (text !== undefined && !text.equals(own)) throw payloadError('ranks are sent different deltas', DELTA_SPEC)
+      if (positions !== undefined && positions.dtype !== 'uint8') throw payloadError(`it is of ${positions.dtype}, expected uint8`, DELTA_POSITIONS)
+      const size = valueBytes(values.dtype)
+      if (size === undefined) throw payloadError(`its dtype ${values.dtype} is not one of weights: refit takes bfloat16, float16 and float32`, DELTA_VALUES)
+      text = own
+    }
+    const { positions, values } = lists[0]!
+    return readDeltaSpec(text!, positions === undefined ? 0 : ShareBytes.size(positions), ShareBytes.size(values) / valueBytes(values.dtype)!)
+  }
+
+  async #demandChecksum (spec: DeltaSpec, positions: Uint8Array | null, { values }: Flush, bytes: ShareBytes): Promise<void> {
+    let sum = 0n
+    for await (const chunk of bytes.chunks(values)) sum ^= await this.#host.hash(chunk, torchWeightDType(values.dtype)!)
+    await this.#demandSum(spec, positions ?? new Uint8Array(0), sum)
+  }
+
+  async #demandSum ({ checksum }: DeltaSpec, positions: Uint8Array, values: bigint): Promise<void> {
+    const got = deltaChecksum(await this.#host.hash(positions, null), values)
+    if (got !== checksum) throw payloadError(`the checksum of positions and values is ${got}, and the sender's was ${checksum}: they were changed on the way. Nothing has changed here`, DELTA_SPEC)
+  }
+
+  /** Whole weights over those that deltas have made: nothing should change. What did is told with the last flush, as verl's own loader does. */
+  #compared ({ params, isLast }: DeltaSpec, { changed = 0 }: WriteReport): void {
+    if (changed > 0) this.#unequal.set(params.map(({ name }) => name).slice(0, 3).join(', ') + (params.length > 3 ? ', ...' : ''), changed)
+    if (!isLast) return
+    const unequal = [...this.#unequal]
+    this.#unequal.clear()
+    if (unequal.length === 0) return
+    const total = unequal.reduce((sum, [, count]) => sum + count, 0)
+    throw new RefitError('WEIGHTS_MISMATCH', `verification failed: ${total} elements differed from the trainer's, among ${unequal.slice(0, 10).map(([names, count]) => `${names} (${count})`).join('; ')}. They are the trainer's now`)
+  }
+}
+
+function findFlush (tensors: readonly TensorDescriptor[]): Flush {
+  const find = (name: string): TensorDescriptor | undefined => tensors.find(tensor => tensor.name === name)
+  const spec = find(DELTA_SPEC)
+  const values = find(DELTA_VALUES)
+  const positions = find(DELTA_POSITIONS)
+  if (spec === undefined || values === undefined || tensors.length !== (positions === undefined ? 2 : 3)) {
+    throw payloadError(`a delta is ${DELTA_SPEC}, ${DELTA_POSITIONS} (unless it is dense) and ${DELTA_VALUES}, got ${tensors.map(({ name }) => name).slice(0, 5).join(', ') || 'nothing'}`)
+  }
+  return { spec, positions, values }
+}
+
+/** Whole tensors as views of the values that a rank was sent. */
+function flushOfRank (tensors: readonly TensorDescriptor[], { params }: DeltaSpec): TensorDescriptor[] {
+  const { values } = findFlush(tensors)
+  const size = valueBytes(values.dtype)!
+  return params.map(({ name, shape, values: [start] }) => ({ ...values, name, shape, stride: contiguous(shape), offset: values.offset + start * size }))
+}
+
+function patchOf ({ encoding, params }: DeltaSpec, positions: Uint8Array, values: Uint8Array, dtype: string): WeightPatch {
+  const size = valueBytes(dtype)!
+  const tensors = new Map<string, ElementPatch[]>()
+  for (const { name, positions: [from, to], values: [start, end] } of params) {
+    const patch: ElementPatch = {
+      encoding: encoding === 'dense' ? POSITIONS.range : POSITIONS.int32,
+      positions: positions.subarray(from, to),
+      first: 0,
+      values: values.subarray(start * size, end * size),
+      dtype: DTYPES[torchWeightDType(dtype) as DType],
+      xor: false
+    }
+    const known = tensors.get(name)
+    if (known === undefined) tensors.set(name, [patch])
+    else known.push(patch)
+  }
+  return { tensors, bytes: positions.length + values.length }
+}
+
+/** Each tensor once, however many parts its changes come in. */
+function announced ({ params }: DeltaSpec, { tensors }: WeightPatch): AnnouncedTensor[] {
+  const shapes = new Map<string, DeltaParam>()
+  for (const param of params) {
+    const known = shapes.get(param.name)
+    if (known !== undefined && known.shape.join() !== param.shape.join()) throw payloadError(`it has the shapes [${known.shape.join(', ')}] and [${param.shape.join(', ')}]`, param.name)
+    shapes.set(param.name, param)
+  }
+  return [...tensors.keys()].map(name => {
+    const { dtype, shape } = shapes.get(name)!
+    return { name, dtype: torchWeightDType(dtype)!, shape: [...shape], source: 0, offset: 0 }
+  })
+}

@@ -1,0 +1,44 @@
+import { tmpdir } from 'node:os'
+import { freeChunk } from '../../native/host-memory.ts'
+import { checkRoom } from './spool-file.ts'
+import { Upload } from './upload.ts'
+import type { UploadOptions } from './upload.ts'
+import { Staging } from './upload-staging.ts'
+
+export interface UploadReceiverOptions {
+  /** Where bodies that do not fit in memory are spooled; default the system's folder for temporary files. */
+  folder?: string | undefined
+  /** Longest that a client may send nothing; default 60 s. */
+  stallMs?: number | undefined
+  /** Most memory that bodies wait in; default 192 MiB. */
+  memoryBytes?: number | undefined
+}
+
+const STALL_MS = 60_000
+
+/** What the uploads of one server share. */
+export class UploadReceiver {
+  readonly staging: Staging
+  readonly stallMs: number
+  readonly #folder: string
+
+  constructor ({ folder, stallMs = STALL_MS, memoryBytes }: UploadReceiverOptions) {
+    this.#folder = folder ?? tmpdir()
+    this.stallMs = stallMs
+    this.staging = new Staging(memoryBytes)
+  }
+
+  open (options: Pick<UploadOptions, 'isStream' | 'maxBytes'>): Upload {
+    return new Upload({ ...options, staging: this.staging, folder: this.#folder, stallMs: this.stallMs })
+  }
+
+  /** Throws SPOOL_FAILED for a body that neither memory nor the folder has room for. */
+  async checkRoom (bytes: number): Promise<void> {
+    if (bytes > this.staging.holdBytes) await checkRoom(this.#folder, bytes)
+  }
+
+  /** Of a body, once it has been taken and where nobody else has it. */
+  freeChunk (chunk: Uint8Array): void { freeChunk(chunk) }
+
+  close (): void { this.staging.close() }
+}

@@ -1,0 +1,178 @@
+import { RefitError } from '../../errors.ts'
+import type { StreamPiece, WeightStream } from '../../contract/weight-stream.ts'
+import type { UploadSink } from './upload-sink.ts'
+import type { Staging } from './upload-staging.ts'
+
+const PIECES = 3
+/** Of the piece before, at the start of each: what an element of 4 bytes may have left there, at most 3. */
+const OVERLAP = 4
+
+/** Bytes per millisecond. */
+const LEAST_RATE = 1000
+
+interface Piece { begin: number, slot: Buffer, length: number }
+
+/** Hands the data of one file to a write under way: bytes come in on one side, pieces go out on the other. */
+export class UploadStream implements UploadSink, WeightStream {
+  readonly #staging: Staging
+  readonly #stallMs: number
+  /** Of a whole piece. */
+  readonly #bytes: number
+  readonly #free: Buffer[] = []
+  readonly #full: Piece[] = []
+  #slots = 2
+  #filling: Buffer
+  #filled = 0
+  /** Bytes at its start that the piece before it had as well. */
+  #carried = 0
+  #begin = 0
+  /** The piece that is being written. */
+  #out: Buffer | undefined
+  #hasGone = false
+  /** Milliseconds that whoever writes has waited for bytes since. */
+  #waited = 0
+  #ended = false
+  #closed = false
+  #failure: unknown
+  #wakeReader: (() => void) | undefined
+  #wakeWriter: (() => void) | undefined
+
+  constructor (staging: Staging, stallMs: number) {
+    this.#staging = staging
+    this.#stallMs = stallMs
+    this.#bytes = staging.pieceBytes
+    this.#filling = staging.take(staging.pieceBytes)
+    try {
+      this.#free.push(staging.take(staging.pieceBytes))
+    } catch (error) {
+      staging.give(this.#filling)
+      throw error
+    }
+  }
+
+  // What comes in.
+
+  write (bytes: Uint8Array): Promise<void> | undefined {
+    for (let at = 0; at < bytes.length;) {
+      if (this.#failure !== undefined) throw this.#failure
+      if (this.#closed) throw givenUp()
+      if (this.#filled === this.#bytes && !this.#turn()) {
+        this.#wakeReader?.()
+        return this.#room().then(async () => await this.write(bytes.subarray(at)))
+      }
+      const count = Math.min(this.#bytes - this.#filled, bytes.length - at)
+      this.#filling.set(count === bytes.length ? bytes : bytes.subarray(at, at + count), this.#filled)
+      at += count
+      this.#filled += count
+    }
+    if (this.#isReady()) this.#wakeReader?.()
+    return undefined
+  }
+
+  async end (): Promise<void> {}
+
+  /** All of the body has come, and nothing is wrong with it. */
+  finish (): void {
+    this.#ended = true
+    this.#wakeReader?.()
+  }
+
+  /** The body broke off, or is not what it should be. */
+  fail (error: unknown): void {
+    if (this.#ended) return
+    this.#failure ??= error
+    this.#wakeReader?.()
+    this.#wakeWriter?.()
+  }
+
+  /** Nobody takes any more: what comes in is refused from here on. What went out has been written. */
+  async close (): Promise<void> {
+    if (this.#closed) return
+    this.#closed = true
+    this.#wakeWriter?.()
+    this.#wakeReader?.()
+    for (const slot of [...this.#free, ...this.#full.map(({ slot }) => slot), this.#filling, this.#out]) if (slot !== undefined) this.#staging.give(slot)
+  }
+
+  // What goes out.
+
+  /** Throws what the body broke by, if nothing of it has gone out. */
+  verify (): void {
+    if (this.#failure !== undefined && !this.#hasGone) throw this.#failure
+  }
+
+  async ready (): Promise<void> {
+    while (!this.#isReady() && !this.#ended && this.#failure === undefined && !this.#closed) await this.#come()
+    if (this.#failure !== undefined) throw this.#failure
+  }
+
+  /** Something has come, or will not. Other updates wait, and once a piece has gone out nothing is generated: the sender may not take as long as it likes. */
+  async #come (): Promise<void> {
+    const began = performance.now()
+    const came = this.#begin + this.#filled
+    const left = this.#stallMs + came / LEAST_RATE - this.#waited
+    const timer = setTimeout(() => { this.fail(tooSlow(this.#stallMs, came)) }, left)
+    await new Promise<void>(resolve => { this.#wakeReader = resolve })
+    clearTimeout(timer)
+    this.#waited += performance.now() - began
+  }
+
+  async next (): Promise<StreamPiece | undefined> {
+    if (this.#out !== undefined) {
+      this.#free.push(this.#out)
+      this.#out = undefined
+      this.#wakeWriter?.()
+    }
+    await this.ready()
+    const piece = this.#full.shift()
+    if (piece !== undefined) {
+      this.#out = piece.slot
+      this.#hasGone = true
+      return pieceOf(piece.begin, piece.slot, piece.length)
+    }
+    if (this.#filled === this.#carried) return undefined
+    // The last one: it stays where it is, and nothing fills any more.
+    const last = pieceOf(this.#begin, this.#filling, this.#filled)
+    this.#filled = this.#carried
+    this.#hasGone = true
+    return last
+  }
+
+  /** A piece may go out once a byte behind it has come: if all ends badly, there is one that has not. */
+  #isReady (): boolean {
+    return this.#full.length > 1 || (this.#full.length === 1 && this.#filled > this.#carried)
+  }
+
+  /** The full piece joins the others and another one begins to fill; false, and nothing done, where all are in use. */
+  #turn (): boolean {
+    if (this.#free.length === 0 && this.#slots < PIECES) {
+      const another = this.#staging.tryTake(this.#bytes)
+      this.#slots = another === undefined ? PIECES : this.#slots + 1
+      if (another !== undefined) this.#free.push(another)
+    }
+    const next = this.#free.pop()
+    if (next === undefined) return false
+    this.#filling.copy(next, 0, this.#bytes - OVERLAP, this.#bytes)
+    this.#full.push({ begin: this.#begin, slot: this.#filling, length: this.#bytes })
+    this.#begin += this.#bytes - OVERLAP
+    this.#filling = next
+    this.#filled = this.#carried = OVERLAP
+    return true
+  }
+
+  async #room (): Promise<void> {
+    while (this.#free.length === 0 && !this.#closed && this.#failure === undefined) await new Promise<void>(resolve => { this.#wakeWriter = resolve })
+  }
+}
+
+function pieceOf (begin: number, slot: Buffer, length: number): StreamPiece {
+  return { begin, length, source: { buffer: slot.subarray(0, length) } }
+}
+
+function tooSlow (stallMs: number, came: number): RefitError {
+  return new RefitError('BODY_STALLED', `the body came too slowly to be written as it comes, after ${came} bytes of tensors: nothing is generated meanwhile, so that the engine waits ${stallMs / 1000} s (--upload-timeout) and a second for each megabyte in all. Leave mode=stream out`)
+}
+
+function givenUp (): RefitError {
+  return new RefitError('INTERNAL', 'nobody takes the rest of this upload')
+}

@@ -1,0 +1,61 @@
+import { Type } from 'typebox'
+import type { Static } from 'typebox'
+import type { TransactionStatus, WeightCoverage } from '../contract/weight-transactions.ts'
+import { nullable } from '../http/schemas.ts'
+
+const Names = (description: string) => Type.Array(Type.String(), { description: `${description}; at most 100.` })
+
+/** How a weight transaction stands, or how it ended. */
+export const Transaction = Type.Object({
+  id: Type.String(),
+  owner: Type.String(),
+  kind: Type.Union([Type.Literal('transaction'), Type.Literal('scope')], { description: 'scope: a trainer\'s begin_weight_update.' }),
+  state: Type.Union([Type.Literal('open'), Type.Literal('committed'), Type.Literal('aborted')]),
+  writing: Type.Boolean({ description: 'It has begun to write: nothing is generated until it ends.' }),
+  weight_version: Type.Union([Type.String(), Type.Null()], { description: 'The label that its commit sets; null leaves the one there is.' }),
+  expected_count: Type.Union([Type.Integer(), Type.Null()], { description: 'Tensors that a commit demands; null where none.' }),
+  written_count: Type.Integer({ description: 'Tensors of the model that it brought whole.' }),
+  missing: Names('Of the expected tensors (of all, where none are), those that it has not brought'),
+  missing_count: Type.Integer(),
+  failed: Names('Tensors of writes that failed in it and were not repeated; without them there is no commit'),
+  failed_count: Type.Integer(),
+  torn: Names('Tensors of the model that are torn now, or were when it ended'),
+  torn_count: Type.Integer(),
+  writes: Type.Integer({ description: 'Writes that succeeded.' }),
+  bytes: Type.Integer({ description: 'Bytes that they took from their sources.' }),
+  seconds: Type.Number({ description: 'How long it has been open, or was.' }),
+  seconds_left: Type.Union([Type.Number(), Type.Null()], { description: 'Until it is aborted; null once it has ended.' }),
+  outcome: Type.Union([Type.Literal('old'), Type.Literal('new'), Type.Literal('torn'), Type.Null()], { description: 'Once it has ended, what its weights are: as before it, as it brought them, or torn.' }),
+  reason: Type.Union([Type.String(), Type.Null()], { description: 'Why it was aborted.' })
+}, { title: 'WeightTransaction', description: 'How it stands, or how it ended.' })
+
+export function toTransaction ({ scope, version, expected, written, missingCount, failedCount, tornCount, secondsLeft, seconds, ...rest }: TransactionStatus): Static<typeof Transaction> {
+  return {
+    ...rest,
+    kind: scope ? 'scope' : 'transaction',
+    weight_version: version,
+    expected_count: expected,
+    written_count: written,
+    missing_count: missingCount,
+    failed_count: failedCount,
+    torn_count: tornCount,
+    seconds: rounded(seconds),
+    seconds_left: secondsLeft === null ? null : rounded(secondsLeft)
+  }
+}
+
+/** In seconds, at most a week: a transaction that is forgotten must not keep generation still for ever. */
+export const Deadline = Type.Number({ exclusiveMinimum: 0, maximum: 604_800 })
+
+/** Tensors that updates brought since a pause. */
+export const Coverage = nullable(Type.Object({
+  since: Type.Union([Type.Literal('pause'), Type.Literal('transaction')]),
+  missing: Names('Tensors of the model that no update has brought since'),
+  missing_count: Type.Integer()
+}), 'Which tensors no update has brought since the last pause, or since a weight transaction was opened without one. Left out or null where there was no update.')
+
+export function toCoverage (coverage: WeightCoverage | null): Static<typeof Coverage> {
+  return coverage === null ? null : { since: coverage.since, missing: coverage.missing, missing_count: coverage.missingCount }
+}
+
+function rounded (seconds: number): number { return Math.round(seconds * 1000) / 1000 }

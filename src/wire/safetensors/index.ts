@@ -1,0 +1,60 @@
+import { formatError, MAX_TENSORS } from './header.ts'
+import { clip, JsonSyntaxError, StrictJson } from '../strict-json.ts'
+
+/** The name that transformers gives the index of a sharded checkpoint. */
+export const INDEX_NAME = 'model.safetensors.index.json'
+/** And that of one that is not sharded. */
+export const SINGLE_NAME = 'model.safetensors'
+const MAX_FILE_NAME = 255
+const SUFFIX = '.safetensors'
+
+export interface SafetensorsIndex {
+  /** Tensor name to file name. */
+  weightMap: Map<string, string>
+  /** File names, each once, in alphabetical order. */
+  files: string[]
+}
+
+/** Parses an index; file names must be plain names beside it. Throws CHECKPOINT_FORMAT. `file` names it in messages. */
+export function parseIndex (json: Uint8Array, file: string): SafetensorsIndex {
+  const reader = new StrictJson(json)
+  let weightMap: Map<string, string> | undefined
+  try {
+    for (const key of reader.entries()) {
+      // `metadata` (total_size and the like) informs; it is checked as JSON and left out.
+      if (key === 'weight_map') weightMap = readWeightMap(reader, file)
+      else reader.skip()
+    }
+    if (reader.peek() !== -1) throw reader.fail('text after the end')
+  } catch (error) {
+    if (error instanceof JsonSyntaxError) throw formatError(file, `bad index: ${error.message}`)
+    throw error
+  }
+  if (weightMap === undefined) throw formatError(file, 'has no weight_map')
+  if (weightMap.size === 0) throw formatError(file, 'its weight_map is empty')
+  return { weightMap, files: [...new Set(weightMap.values())].sort() }
+}
+
+function readWeightMap (reader: StrictJson, file: string): Map<string, string> {
+  const names = new Map<string, string>()
+  const map = new Map<string, string>()
+  for (const tensor of reader.entries()) {
+    if (map.size === MAX_TENSORS) throw formatError(file, `more than ${MAX_TENSORS} tensors`)
+    const name = reader.string()
+    // The first copy of each file name stands for all.
+    let known = names.get(name)
+    if (known === undefined) {
+      checkFileName(name, tensor, file)
+      names.set(name, known = name)
+    }
+    map.set(tensor, known)
+  }
+  return map
+}
+
+function checkFileName (name: string, tensor: string, file: string): void {
+  // eslint-disable-next-line no-control-regex
+  const plain = name !== '' && name.length <= MAX_FILE_NAME && !/[/\\\0-\x1f]/.test(name) && !name.startsWith('.')
+  if (!plain) throw formatError(file, `the file name ${JSON.stringify(clip(name))} is not a plain name beside the index`, tensor)
+  if (!name.endsWith(SUFFIX)) throw formatError(file, `the file ${JSON.stringify(name)} is not ${SUFFIX}; refit reads safetensors only`, tensor)
+}

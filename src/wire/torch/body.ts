@@ -1,0 +1,94 @@
+import { RefitError } from '../../errors.ts'
+import { describeUnreadDType, torchWeightDType } from './dtypes.ts'
+import { isOfferedBucket, readBucket } from './bucket.ts'
+import { NamedTensors } from './named.ts'
+import { inEntry, readPayload } from './payload.ts'
+import { toCardUuid } from './cards.ts'
+import { takeSpares } from './rebuild.ts'
+import { StorageTable } from './storage.ts'
+import type { StorageOptions } from './storage.ts'
+import { payloadError } from './tensor.ts'
+import type { TensorDescriptor, TensorStorage } from './tensor.ts'
+
+/** The tensors of SGLang's `/update_weights_from_tensor`. */
+export interface TensorRequest {
+  /** `serialized_named_tensors`: one entry per tensor-parallel rank (further ones are not read), or one for all. */
+  entries: ReadonlyArray<string | Uint8Array>
+  /** Null, `direct` and names of custom loaders bring lists of (name, tensor); `flattened_bucket` brings a bucket. */
+  loadFormat: string | null
+  /** Tensor-parallel ranks of the engine. */
+  ranks: number
+  /** UUID of each rank's card: what it takes of a tensor that is offered on several. None: an engine without cards. */
+  cards?: readonly string[]
+}
+
+export interface TensorRequestOptions extends StorageOptions {
+  /** Take tensors of bytes, integers and float64 too: for custom loaders, which make weights of them. */
+  anyDType?: boolean
+}
+
+export interface TensorBody {
+  /** Per rank, in the order of its entry. Ranks that are sent the same share one array. */
+  ranks: TensorDescriptor[][]
+  /** Every storage that is not empty, each share once: what is to be opened, and what is to be released. */
+  storages: TensorStorage[]
+}
+
+export interface TensorRequestBody extends TensorBody {
+  /** Shared for cards that no rank has: to be released, and not to be opened. */
+  spares: TensorStorage[]
+}
+
+type Reader = (rank: number, card: string | undefined) => TensorDescriptor[]
+
+const WHERE = 'serialized_named_tensors'
+
+/**
+ * Reads all that a request brings, for all ranks; nothing is opened. Throws INVALID_REQUEST (number of entries), PICKLE_MALFORMED,
+ * PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD or UNSUPPORTED; messages name entry and tensor. Storages that a refused request
+ * shares are told by `readShares`.
+ */
+export function readTensorBody ({ entries, loadFormat, ranks, cards = [] }: TensorRequest, options: TensorRequestOptions = {}): TensorRequestBody {
+  if (entries.length !== 1 && entries.length < ranks) {
+    throw new RefitError('INVALID_REQUEST', `${WHERE} has ${entries.length} entries; give one per tensor-parallel rank (${ranks}), or one for all`, { param: WHERE })
+  }
+  const storages = new StorageTable(options)
+  const readers: Reader[] = []
+  const own = cards.map(card => toCardUuid(card))
+  const out: TensorDescriptor[][] = []
+  for (let rank = 0; rank < ranks; rank++) {
+    const index = entries.length === 1 ? 0 : rank
+    // Trainers repeat one text for every rank.
+    const twin = entries.findIndex(entry => sameEntry(entry, entries[index]!))
+    out.push(inEntry(`${WHERE}[${index}]`, () => {
+      readers[twin] ??= readEntry(entries[index]!, loadFormat, storages, options.anyDType === true)
+      return readers[twin](rank, own[rank])
+    }))
+  }
+  const spares = takeSpares(storages)
+  return { ranks: out, storages: storages.list, spares }
+}
+
+function readEntry (entry: string | Uint8Array, loadFormat: string | null, storages: StorageTable, anyDType: boolean): Reader {
+  const root = readPayload(entry)
+  if (loadFormat === 'flattened_bucket') {
+    if (isOfferedBucket(root)) return (_rank, card) => checked(readBucket(root, storages, card), anyDType)
+    const tensors = checked(readBucket(root, storages), anyDType)
+    return () => tensors
+  }
+  const named = new NamedTensors(root, storages)
+  if (named.perRank) return (rank, card) => checked(named.forRank(rank, card), anyDType)
+  const tensors = checked(named.forRank(0), anyDType)
+  return () => tensors
+}
+
+function checked (tensors: TensorDescriptor[], anyDType: boolean): TensorDescriptor[] {
+  if (anyDType) return tensors
+  for (const { name, dtype } of tensors) if (torchWeightDType(dtype) === undefined) throw payloadError(describeUnreadDType(dtype), name)
+  return tensors
+}
+
+function sameEntry (a: string | Uint8Array, b: string | Uint8Array): boolean {
+  if (typeof a === 'string' || typeof b === 'string') return a === b
+  return a === b || Buffer.compare(a, b) === 0
+}

@@ -1,0 +1,23 @@
+import { PickleDict } from '../pickle/values.ts'
+import type { TensorRequestBody } from './body.ts'
+import { toCardUuid } from './cards.ts'
+import { readNested } from './payload.ts'
+import { readTensor } from './rebuild.ts'
+import { StorageTable } from './storage.ts'
+import { directHandle } from '../trainers/verl-buckets.ts'
+
+/**
+ * Reads a pickle of one tensor's handle: (function, arguments), as torch's reduce_tensor returns it; or of verl's metadata with one in it. `card`: the UUID of the card that
+ * it lies on; the index in it counts the cards that the sender sees. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED.
+ */
+export function readHandle (name: string, bytes: Uint8Array, card?: string): TensorRequestBody {
+  const pickled = readNested(bytes)
+  const root = directHandle(pickled) ?? pickled
+  const uuid = card === undefined ? undefined : toCardUuid(card)
+  const storages = new StorageTable()
+  const byCard = new PickleDict()
+  byCard.keys.push(uuid ?? null)
+  byCard.values.push(root)
+  const tensor = readTensor(name, uuid === undefined ? root : byCard, storages, uuid)
+  return { ranks: [[tensor]], storages: storages.list, spares: [] }
+}

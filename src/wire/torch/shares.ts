@@ -1,0 +1,94 @@
+import { PickleBytes, PickleDict, PickleList, PickleName, PickleObject, PickleSet } from '../pickle/values.ts'
+import type { PickleTuple, PickleValue } from '../pickle/values.ts'
+import { isCardDict, toCardUuid } from './cards.ts'
+import { readNested, readPayload } from './payload.ts'
+import { salvageNames } from './names.ts'
+import { isCudaArgs } from './rebuild.ts'
+import { StorageTable } from './storage.ts'
+import type { StorageOptions } from './storage.ts'
+import type { TensorStorage } from './tensor.ts'
+
+/**
+ * Every storage that the entries of a request share, each once, whatever else is wrong with them: after a refusal the sender's
+ * references are given back all the same, or its memory is never freed. Names outside of the closed set are passed over as records.
+ * Never throws; what is malformed shares nothing. `cards`: of what is offered on several cards only that of these, the rest being other
+ * engines'.
+ */
+export function readShares (entries: ReadonlyArray<string | Uint8Array>, options: StorageOptions = {}, cards?: readonly string[]): TensorStorage[] {
+  const own = cards?.map(card => toCardUuid(card))
+  const storages = new StorageTable(options)
+  // Equal texts share the same things; the counts of shared memory are per pickle, not per copy of it.
+  for (const entry of new Set(entries.map(entry => typeof entry === 'string' ? entry : Buffer.from(entry).toString('latin1')))) {
+    const root = attempt(() => readPayload(Buffer.from(entry, 'latin1'), salvageNames))
+    if (root !== undefined) collect(root, storages, own)
+  }
+  return storages.list
+}
+
+/** Walks all that hangs together, each object once. */
+export function collect (root: PickleValue, storages: StorageTable, own?: ReadonlyArray<string | undefined>): void {
+  const seen = new Set<PickleValue>()
+  const open: PickleValue[] = [root]
+  const visit = (values: readonly PickleValue[]): void => {
+    for (const value of values) {
+      if (value === null || typeof value !== 'object' || seen.has(value)) continue
+      seen.add(value)
+      open.push(value)
+    }
+  }
+  for (let value = open.pop(); value !== undefined; value = open.pop()) {
+    if (Array.isArray(value)) {
+      if (value[0] instanceof PickleName && Array.isArray(value[1])) take(value[0], value[1], storages)
+      visit(value)
+    } else if (value instanceof PickleList || value instanceof PickleSet) visit(value.items)
+    else if (value instanceof PickleDict) {
+      if (isCardDict(value)) {
+        takeOffer(value, storages, own)
+        if (own !== undefined) continue
+      }
+      visit(value.keys)
+      visit(value.values)
+    } else if (value instanceof PickleObject) {
+      take(value.name, value.args, storages)
+      if (value.name.role.startsWith('rebuild_storage_')) attempt(() => storages.cpu(value as PickleObject))
+      visit(value.args)
+      if (value.name.role === 'LocalSerializedTensor') visit(nested(value.state?.get('values'), seen))
+      else if (value.state !== null) visit([value.state])
+    }
+  }
+}
+
+/** Handles by card. Newer ones are arguments alone, which are told from other tuples only here. */
+function takeOffer ({ keys, values }: PickleDict, storages: StorageTable, own?: ReadonlyArray<string | undefined>): void {
+  for (const [index, value] of values.entries()) {
+    if (own !== undefined && values.length > 1 && !own.includes(toCardUuid(keys[index] as string))) continue
+    const args = isCudaArgs(value) ? value : value instanceof PickleObject ? value.args : Array.isArray(value) ? value[1] : value
+    if (isCudaArgs(args)) attempt(() => storages.cuda(args, toCardUuid(keys[index] as string)))
+  }
+}
+
+function take (name: PickleName, args: PickleTuple, storages: StorageTable): void {
+  if (name.role === 'rebuild_cuda_tensor') attempt(() => storages.cuda(args))
+}
+
+/** Roots of the pickles that a LocalSerializedTensor holds; each is read once, however many hold it. */
+function nested (values: PickleValue | undefined, seen: Set<PickleValue>): PickleValue[] {
+  if (!(values instanceof PickleList) || seen.has(values)) return []
+  seen.add(values)
+  const roots: PickleValue[] = []
+  for (const value of values.items) {
+    if (!(value instanceof PickleBytes) || seen.has(value)) continue
+    seen.add(value)
+    const root = attempt(() => readNested(value.view(), salvageNames))
+    if (root !== undefined) roots.push(root)
+  }
+  return roots
+}
+
+function attempt<T> (read: () => T): T | undefined {
+  try {
+    return read()
+  } catch {
+    return undefined
+  }
+}

@@ -1,0 +1,30 @@
+import { RefitError } from '../../errors.ts'
+import { describePickle } from '../pickle/values.ts'
+import type { PickleValue } from '../pickle/values.ts'
+import { MAX_TENSORS } from '../safetensors/header.ts'
+import { clip } from '../strict-json.ts'
+import { payloadError } from './tensor.ts'
+
+const MAX_NAME = 2048
+const LORA = /(?:^|\.)lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)(?:\.|$)/
+
+/** Throws TENSOR_PAYLOAD for what is no name, and UNSUPPORTED for a part of a LoRA adapter. */
+export function toTensorName (value: PickleValue | undefined): string {
+  if (typeof value !== 'string') throw payloadError(`a tensor's name is ${describePickle(value)}, not a str`)
+  if (value === '' || value.length > MAX_NAME || value.includes('\0')) throw payloadError('a tensor\'s name is empty, too long or holds NUL')
+  if (value.includes('lora_') && LORA.test(value)) {
+    throw new RefitError('UNSUPPORTED', `tensor ${JSON.stringify(clip(value))} is a part of a LoRA adapter, which refit does not apply: merge the adapter into the weights (merge_and_unload) and send those`, { param: clip(value) })
+  }
+  return value
+}
+
+/** Before anything is made for each of them. Throws TENSOR_PAYLOAD. */
+export function checkTensorCount (count: number): void {
+  if (count > MAX_TENSORS) throw payloadError(`${count} tensors (at most ${MAX_TENSORS})`)
+}
+
+/** The error, with the tensor's name in front unless it has one. */
+export function nameTensor (error: unknown, name: string): unknown {
+  if (!(error instanceof RefitError) || error.param !== undefined) return error
+  return new RefitError(error.code, `tensor ${JSON.stringify(clip(name))}: ${error.message}`, { param: clip(name) })
+}

@@ -1,0 +1,98 @@
+import { describePickle, PickleDict, PickleList, PickleObject } from '../pickle/values.ts'
+import type { PickleValue } from '../pickle/values.ts'
+import { contiguous } from '../torch/bucket.ts'
+import { describeUnreadDType, torchItemBytes, torchWeightDType } from '../torch/dtypes.ts'
+import { countElements } from '../torch/extent.ts'
+import { toSize, toSizes, toTorchDType } from '../torch/fields.ts'
+import { salvageNames } from '../torch/names.ts'
+import { readPickle } from '../pickle/reader.ts'
+import { payloadError } from '../torch/tensor.ts'
+import type { TensorDescriptor } from '../torch/tensor.ts'
+import { checkTensorCount, nameTensor, toTensorName } from '../torch/tensor-name.ts'
+import { bucketMeta, directHandle } from './verl-buckets.ts'
+
+// What checkpoint-engine's parameter server says to an engine's worker, as pickles (MoonshotAI/checkpoint-engine, checkpoint_engine/worker.py
+// and ps.py): first the handle of one flat buffer, then for each bucket a list of what lies where in it, at the end None twice; or an
+// exception at any time, which ends it. Each is answered with nothing, or with an error's text. verl speaks much the same to vLLM's workers
+// (verl-buckets.ts), but that it looks at no answer.
+
+/** A tensor in the buffer: whole, row-major. */
+export interface BufferPiece {
+  name: string
+  /** As torch names it. */
+  dtype: string
+  shape: number[]
+  /** Bytes from the buffer's first one. */
+  offset: number
+}
+
+export interface Bucket {
+  type: 'bucket'
+  pieces: BufferPiece[]
+  /** verl's alone: nothing follows the last one. */
+  isLast?: boolean
+  /** verl's alone: the only tensor does not lie in the buffer, but where its own handle says. */
+  isDirect?: boolean
+}
+
+export type ServerMessage =
+  | Bucket
+  /** None: first there is nothing more to write, then all is over. */
+  | { type: 'none' }
+  /** An exception: some worker has failed, and all stop. */
+  | { type: 'stop', reason: string }
+
+/** Reads what follows the handle. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED; nothing is imported or called. */
+export function readServerMessage (bytes: Uint8Array): ServerMessage {
+  // Exceptions may be of any class: they are read as records of it.
+  const root = readPickle(bytes, salvageNames)
+  if (root === null) return { type: 'none' }
+  if (root instanceof PickleList) {
+    checkTensorCount(root.items.length)
+    return { type: 'bucket', pieces: root.items.map(readPiece) }
+  }
+  const verl = bucketMeta(root)
+  if (verl !== null) {
+    checkTensorCount(verl.entries.length)
+    const isDirect = directHandle(root) !== undefined
+    const own = verl.entries.find(entry => entry instanceof PickleDict && entry.get('handle') != null)
+    if (own !== undefined && !isDirect) throw payloadError('a tensor with a handle of its own comes with others')
+    return { type: 'bucket', pieces: verl.entries.map(readPiece), isLast: verl.isLast, isDirect }
+  }
+  if (root instanceof PickleObject && root.name.role === 'unknown') return { type: 'stop', reason: reasonOf(root) }
+  throw payloadError(`${describePickle(root)} where a list of tensors, None or an exception was expected`)
+}
+
+function readPiece (value: PickleValue): BufferPiece {
+  if (!(value instanceof PickleDict)) throw payloadError(`a bucket holds ${describePickle(value)}, not a dict of name, dtype, shape and offset`)
+  const name = toTensorName(value.get('name'))
+  try {
+    const dtype = toTorchDType(value.get('dtype'))
+    if (torchWeightDType(dtype) === undefined) throw payloadError(describeUnreadDType(dtype), name)
+    const shape = value.get('shape')
+    const sizes = [...toSizes(shape instanceof PickleList ? shape.items : shape, 'its shape')]
+    return { name, dtype, shape: sizes, offset: toSize(value.get('offset'), 'its offset') }
+  } catch (error) {
+    throw nameTensor(error, name)
+  }
+}
+
+/** Where it lies in memory. Throws TENSOR_PAYLOAD where that is not inside of the buffer. */
+export function placePiece ({ name, dtype, shape, offset }: BufferPiece, buffer: TensorDescriptor): TensorDescriptor {
+  const bytes = countElements(shape, name) * torchItemBytes(dtype)!
+  const size = buffer.shape[0]!
+  if (offset + bytes > size) throw payloadError(`${dtype} [${shape.join(', ')}] from byte ${offset} on ends at byte ${offset + bytes}, and the buffer has ${size}`, name)
+  return { name, dtype, shape, stride: contiguous(shape), offset: buffer.offset + offset, storage: buffer.storage }
+}
+
+/** Throws TENSOR_PAYLOAD unless it is flat bytes. */
+export function checkBuffer ({ dtype, shape, stride, name }: TensorDescriptor): void {
+  if (dtype === 'uint8' && shape.length === 1 && (shape[0]! < 2 || stride[0] === 1)) return
+  throw payloadError(`it is ${dtype} [${shape.join(', ')}] with strides [${stride.join(', ')}], and a buffer is flat uint8`, name)
+}
+
+/** `RuntimeError: Some workers failed`. */
+function reasonOf ({ name, args }: PickleObject): string {
+  const text = args.flat().find(argument => typeof argument === 'string')
+  return text === undefined ? name.name : `${name.name}: ${text.slice(0, 1000)}`
+}
