@@ -1,68 +1,132 @@
-import neostandard from 'neostandard'
+import importX from 'eslint-plugin-import-x'
+import neostandard, { plugins } from 'neostandard'
 
-// Who may import whom, as the design has it. Types cross more borders than values do: they hold nothing together at run time.
-const FOLDERS = ['routes', 'src/weights', 'src/sources', 'src/pulls', 'src/engine', 'src/text', 'src/model', 'src/wire', 'src/store', 'src/groups', 'src/transfer', 'src/http', 'src/config', 'src/cli', 'src/remote', 'src/gateway', 'src/dialects']
-const MAY_IMPORT = {
-  routes: ['src/weights', 'src/engine', 'src/http', 'src/text', 'src/dialects'],
-  'src/http': ['src/engine', 'src/weights', 'src/text'],
-  'src/weights': ['src/sources', 'src/model'],
-  'src/sources': ['src/wire', 'src/model', 'src/groups'],
-  // Checkpoints on this host that follow what is published: they announce no tensors, and an update loads them as any folder.
-  'src/pulls': ['src/sources', 'src/wire'],
-  'src/engine': ['src/model', 'src/text', 'src/weights'],
-  'src/text': [],
-  'src/model': [],
-  'src/wire': [],
-  'src/store': ['src/wire'],
-  'src/groups': ['src/store'],
-  'src/transfer': ['src/groups', 'src/store', 'src/weights', 'src/model', 'src/remote'],
+// dprint owns the form of code (npm run format); these rules hold what a formatter cannot: direction, length, correctness.
+
+/**
+ * Which folders a folder may import from, types included. What is not listed is refused, so imports point one way:
+ * app -> routes -> dialects, gateway -> http -> updates -> engine, sources -> weights -> wire, model, text -> contract -> native.
+ */
+const LAYERS = {
+  'src/contract': ['src/native'],
+  'src/native': [],
   'src/config': [],
-  'src/remote': ['src/engine', 'src/weights', 'src/wire'],
-  // What a trainer's own requests mean, over what every dialect uses.
-  'src/dialects': ['src/http', 'src/weights', 'src/sources', 'src/pulls', 'src/engine', 'src/groups', 'src/store', 'src/wire'],
-  'src/gateway': ['src/remote', 'src/http'],
-  'src/cli': ['src/engine', 'src/text', 'src/config', 'src/dialects']
+  'src/text': [],
+  'src/model': ['src/native'],
+  'src/wire': ['src/native'],
+  'src/rendezvous': ['src/wire'],
+  'src/client': ['src/contract'],
+  'src/weights': ['src/contract', 'src/model', 'src/native'],
+  'src/process-groups': ['src/contract', 'src/native', 'src/rendezvous'],
+  'src/remote': ['src/client', 'src/contract', 'src/wire'],
+  'src/sources': ['src/contract', 'src/native', 'src/process-groups', 'src/wire'],
+  // Checkpoints on this host that follow what a trainer publishes: an update loads them as it loads any folder.
+  'src/deltas': ['src/native', 'src/sources', 'src/wire'],
+  'src/engine': ['src/contract', 'src/model', 'src/native', 'src/text', 'src/weights'],
+  'src/peer': [
+    'src/client',
+    'src/contract',
+    'src/engine',
+    'src/model',
+    'src/native',
+    'src/process-groups',
+    'src/remote',
+    'src/rendezvous',
+    'src/weights'
+  ],
+  'src/updates': ['src/contract', 'src/peer', 'src/sources', 'src/weights'],
+  'src/http': [
+    'src/contract',
+    'src/deltas',
+    'src/engine',
+    'src/native',
+    'src/peer',
+    'src/process-groups',
+    'src/sources',
+    'src/text',
+    'src/updates',
+    'src/weights'
+  ],
+  'src/gateway': ['src/http', 'src/remote'],
+  // What the requests of one trainer or server mean.
+  'src/dialects': [
+    'src/contract',
+    'src/deltas',
+    'src/http',
+    'src/native',
+    'src/process-groups',
+    'src/rendezvous',
+    'src/sources',
+    'src/text',
+    'src/updates',
+    'src/weights',
+    'src/wire'
+  ],
+  routes: ['src/contract', 'src/dialects', 'src/gateway', 'src/http', 'src/updates', 'src/weights'],
+  'src/app': '*',
+  'src/cli': ['src/app', 'src/config', 'src/contract', 'src/dialects', 'src/engine', 'src/native', 'src/text']
 }
-/** Files beside the folders that only some may see. */
+/** Files beside the folders, and the folders that may import them. */
 const FILES = {
-  'src/native/addon.ts': ['src/weights', 'src/sources', 'src/pulls', 'src/engine', 'src/transfer'],
-  'src/app/plugin.ts': [],
-  'src/app/server.ts': ['src/cli'],
-  'src/app/gateway-server.ts': ['src/cli'],
-  'src/main.ts': [],
-  'src/config.ts': ['src/config', 'src/cli']
+  'src/config.ts': ['src/config', 'src/cli'],
+  'src/index.ts': [],
+  'src/main.ts': []
 }
-const NO_IO = ['fs', 'fs/promises', 'net', 'dgram', 'http', 'https', 'http2', 'tls', 'child_process', 'worker_threads', 'cluster', 'dns']
+const NO_IO = [
+  'fs',
+  'fs/promises',
+  'net',
+  'dgram',
+  'http',
+  'https',
+  'http2',
+  'tls',
+  'child_process',
+  'worker_threads',
+  'cluster',
+  'dns'
+]
 
-const directions = Object.entries(MAY_IMPORT).map(([folder, allowed]) => ({
-  files: [`${folder}/**/*.ts`],
-  rules: {
-    '@typescript-eslint/no-restricted-imports': ['error', {
-      patterns: [
-        ...FOLDERS.filter(other => other !== folder && !allowed.includes(other)).map(other => ({
-          regex: `^\\.{1,2}/(.*/)?${other.replace('src/', '')}/`, allowTypeImports: true, message: `${folder} does not import from ${other}.`
-        })),
-        ...Object.entries(FILES).filter(([, by]) => !by.includes(folder)).map(([file]) => ({
-          regex: `^(\\.\\./)+(src/)?${file.replace('src/', '').replace('.', '\\.')}$`, allowTypeImports: true, message: `${folder} does not import ${file}.`
-        })),
-        ...folder === 'src/wire' ? [{ regex: `^(node:)?(${NO_IO.join('|')})$`, message: 'src/wire opens no file and no socket.' }] : []
-      ]
-    }]
-  }
-}))
-
-const ONLY_SERVER_SEES_ROUTES = {
-  files: ['src/*.ts'],
-  ignores: ['src/app/plugin.ts', 'src/app/server.ts', 'src/app/gateway-server.ts'],
-  rules: {
-    '@typescript-eslint/no-restricted-imports': ['error', { patterns: [{ regex: '/routes/', allowTypeImports: true, message: 'Only src/app/plugin.ts and src/app/server.ts see routes.' }] }]
-  }
-}
+const zones = Object.entries(LAYERS).flatMap(([folder, allowed]) => [
+  ...Object
+    .keys(LAYERS)
+    .filter(other => other !== folder && allowed !== '*' && !allowed.includes(other))
+    .map(other => ({ target: `./${folder}`, from: `./${other}`, message: `${folder} does not import from ${other}.` })),
+  ...Object
+    .entries(FILES)
+    .filter(([, by]) => !by.includes(folder))
+    .map(([file]) => ({ target: `./${folder}`, from: `./${file}`, message: `${folder} does not import ${file}.` }))
+])
 
 export default [
-  ...neostandard({ ts: true, ignores: ['build/**', 'dist/**', 'prebuilds/**', 'coverage/**', 'node_modules/**', '.tap/**'] }),
-  ...directions,
-  ONLY_SERVER_SEES_ROUTES,
+  ...neostandard({
+    ts: true,
+    noStyle: true,
+    ignores: ['build/**', 'dist/**', 'prebuilds/**', 'coverage/**', 'node_modules/**', '.tap/**']
+  }),
+  {
+    files: ['src/**/*.ts', 'routes/**/*.ts'],
+    plugins: { 'import-x': importX },
+    rules: {
+      'import-x/no-restricted-paths': ['error', { basePath: import.meta.dirname, zones }],
+      'max-lines-per-function': ['error', { max: 80 }]
+    }
+  },
+  {
+    files: ['src/wire/**/*.ts'],
+    rules: {
+      'no-restricted-imports': ['error', {
+        patterns: [{ regex: `^(node:)?(${NO_IO.join('|')})$`, message: 'src/wire opens no file and no socket.' }]
+      }]
+    }
+  },
+  {
+    plugins: { '@stylistic': plugins['@stylistic'] },
+    rules: {
+      '@stylistic/max-len': ['error', { code: 120, ignoreUrls: true }],
+      'max-lines': ['error', { max: 400 }]
+    }
+  },
   {
     files: ['**/*.ts'],
     rules: {
@@ -70,9 +134,7 @@ export default [
       // A schema and its type may share a name, and tsc finds real redeclarations.
       '@typescript-eslint/no-redeclare': 'off',
       'valid-typeof': 'off',
-      'no-void': ['error', { allowAsStatement: true }],
-      '@stylistic/object-property-newline': 'off',
-      '@stylistic/member-delimiter-style': ['error', { multiline: { delimiter: 'none' }, singleline: { delimiter: 'comma' } }]
+      'no-void': ['error', { allowAsStatement: true }]
     }
   }
 ]

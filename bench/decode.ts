@@ -11,7 +11,12 @@ const rivals = checkPython()
 const THREADS = Number(process.env.REFIT_THREADS ?? 2)
 const folder = randomModel()
 let requests = 0
-const engine = await createEngine(folder, { threads: THREADS, maxTotalTokens: 16384, contextLength: 4096, maxPrefillTokens: 512 })
+const engine = await createEngine(folder, {
+  threads: THREADS,
+  maxTotalTokens: 16384,
+  contextLength: 4096,
+  maxPrefillTokens: 512
+})
 
 const bytes = engine.info.weightBytes
 await run(engine, 1, 32, 8)
@@ -32,16 +37,36 @@ const after = transformers(folder, THREADS, 'prefill', 'decode')
 const torch = { prefill: (before.prefill! + after.prefill!) / 2, decode: (before.decode! + after.decode!) / 2 }
 
 report('decode', [
-  { figure: `decode, batch 1, ${(bytes / 1e9).toFixed(2)} GB of bf16`, ours: `${single.ms.toFixed(1)} ms/token, ${single.gbs.toFixed(1)} GB/s`, other: `${single.read} GB/s, vectorised ${THREADS}-thread read; median of ${turns.length} turns`, ratio: single.gbs / single.read, goal: 0.85 },
-  { figure: 'decode, batch 16', ours: `${batchMs.toFixed(1)} ms/step`, other: `${torch.decode.toFixed(1)} ms/step, transformers`, ratio: torch.decode / batchMs, goal: 2 },
-  { figure: 'prefill, 512 tokens', ours: `${prefillMs.toFixed(0)} ms`, other: `${torch.prefill.toFixed(0)} ms, transformers`, ratio: torch.prefill / prefillMs, goal: 0.8 }
+  {
+    figure: `decode, batch 1, ${(bytes / 1e9).toFixed(2)} GB of bf16`,
+    ours: `${single.ms.toFixed(1)} ms/token, ${single.gbs.toFixed(1)} GB/s`,
+    other: `${single.read} GB/s, vectorised ${THREADS}-thread read; median of ${turns.length} turns`,
+    ratio: single.gbs / single.read,
+    goal: 0.85
+  },
+  {
+    figure: 'decode, batch 16',
+    ours: `${batchMs.toFixed(1)} ms/step`,
+    other: `${torch.decode.toFixed(1)} ms/step, transformers`,
+    ratio: torch.decode / batchMs,
+    goal: 2
+  },
+  {
+    figure: 'prefill, 512 tokens',
+    ours: `${prefillMs.toFixed(0)} ms`,
+    other: `${torch.prefill.toFixed(0)} ms, transformers`,
+    ratio: torch.prefill / prefillMs,
+    goal: 0.8
+  }
 ], rivals)
 
 /** Milliseconds between the tokens of the first of `batch` requests, once all are running. */
 async function run (engine: RolloutEngine, batch: number, prompt: number, tokens: number): Promise<number[]> {
   const times: number[] = []
   await Promise.all(Array.from({ length: batch }, async (_, index) => {
-    for await (const event of engine.generate(request(prompt, tokens))) if (index === 0 && event.tokens.length > 0) times.push(performance.now())
+    for await (const event of engine.generate(request(prompt, tokens))) {
+      if (index === 0 && event.tokens.length > 0) times.push(performance.now())
+    }
   }))
   return times.map((time, i) => time - times[i - 1]!).slice(Math.min(4, times.length - 2))
 }
@@ -51,7 +76,9 @@ async function prefill (engine: RolloutEngine, prompt: number, rounds: number): 
   const times: number[] = []
   for (let round = 0; round < rounds; round++) {
     const start = performance.now()
-    for await (const event of engine.generate(request(prompt, 1))) if (event.tokens.length > 0) times.push(performance.now() - start)
+    for await (const event of engine.generate(request(prompt, 1))) {
+      if (event.tokens.length > 0) times.push(performance.now() - start)
+    }
   }
   return times
 }
@@ -63,8 +90,19 @@ function request (prompt: number, tokens: number): GenerateRequest {
     // Another prompt each time: the prefix cache must not help.
     inputIds: Int32Array.from({ length: prompt }, (_, i) => (id * 7907 + i * 104729) % 32000),
     sampling: {
-      maxNewTokens: tokens, minNewTokens: 0, temperature: 0, topP: 1, topK: 0, minP: 0, frequencyPenalty: 0, presencePenalty: 0,
-      repetitionPenalty: 1, stopTokenIds: [], ignoreEos: true, logitBias: [], seed: 1n
+      maxNewTokens: tokens,
+      minNewTokens: 0,
+      temperature: 0,
+      topP: 1,
+      topK: 0,
+      minP: 0,
+      frequencyPenalty: 0,
+      presencePenalty: 0,
+      repetitionPenalty: 1,
+      stopTokenIds: [],
+      ignoreEos: true,
+      logitBias: [],
+      seed: 1n
     },
     logprobs: null
   }

@@ -14,7 +14,8 @@ const rivals = checkPython()
 const THREADS = Number(process.env.REFIT_THREADS ?? 2)
 const base = randomModel(1)
 const next = randomModel(2)
-const files = (folder: string): string[] => readdirSync(folder).filter(name => name.endsWith('.safetensors')).map(name => join(folder, name))
+const files = (folder: string): string[] =>
+  readdirSync(folder).filter(name => name.endsWith('.safetensors')).map(name => join(folder, name))
 machine('pread', THREADS, ...files(base), ...files(next)) // both in the page cache from here on
 
 // Loads take turns with plain reads, each into an engine of its own.
@@ -28,7 +29,9 @@ while (loads.length < 5) {
 const before = anonymousBytes()
 const engine = await createEngine(base, { threads: THREADS, maxTotalTokens: 4096, modelRoots: [dirname(base)] })
 let peak = anonymousBytes()
-const sampler = setInterval(() => { peak = Math.max(peak, anonymousBytes()) }, 5)
+const sampler = setInterval(() => {
+  peak = Math.max(peak, anonymousBytes())
+}, 5)
 
 // Ours, Python's and a plain read of the same file take turns, one each: the machine's own speed drifts, and what one has done leaves
 // the caches to the next.
@@ -68,10 +71,36 @@ const load = loads.sort((a, b) => a.gbs / a.pread - b.gbs / b.pread)[loads.lengt
 // Nothing was generated, so no page of the KV cache has been touched.
 const allowed = weightBytes + 250e6
 report('disk', [
-  { figure: `load of ${(bytes / 1e9).toFixed(2)} GB, once memory is there`, ours: `${load.gbs.toFixed(2)} GB/s`, other: `${load.pread} GB/s, plain ${THREADS}-thread pread into faulted memory; median of ${loads.length} turns`, ratio: load.gbs / load.pread, goal: 0.9 },
-  { figure: 'update_weights_from_disk, whole call', ours: `${updateMs.toFixed(0)} ms, ${updateGBs.toFixed(2)} GB/s`, other: `${pread.toFixed(2)} GB/s, plain ${THREADS}-thread pread of the same file; medians of ${ROUNDS} each in turns`, ratio: updateGBs / pread, goal: 0.9 },
-  { figure: 'the same update in Python', ours: `${updateMs.toFixed(0)} ms`, other: `${pythonMs.toFixed(0)} ms, safetensors + param.copy_; medians of ${ROUNDS} each in turns`, ratio: pythonMs / updateMs, goal: 1.5 },
-  { figure: 'anonymous resident memory, also during updates', ours: `${(peak / 1e6).toFixed(0)} MB (${(before / 1e6).toFixed(0)} before the engine)`, other: `${(allowed / 1e6).toFixed(0)} MB = weights + 250 MB`, ratio: allowed / peak, goal: 1 }
+  {
+    figure: `load of ${(bytes / 1e9).toFixed(2)} GB, once memory is there`,
+    ours: `${load.gbs.toFixed(2)} GB/s`,
+    other: `${load.pread} GB/s, plain ${THREADS}-thread pread into faulted memory; median of ${loads.length} turns`,
+    ratio: load.gbs / load.pread,
+    goal: 0.9
+  },
+  {
+    figure: 'update_weights_from_disk, whole call',
+    ours: `${updateMs.toFixed(0)} ms, ${updateGBs.toFixed(2)} GB/s`,
+    other: `${
+      pread.toFixed(2)
+    } GB/s, plain ${THREADS}-thread pread of the same file; medians of ${ROUNDS} each in turns`,
+    ratio: updateGBs / pread,
+    goal: 0.9
+  },
+  {
+    figure: 'the same update in Python',
+    ours: `${updateMs.toFixed(0)} ms`,
+    other: `${pythonMs.toFixed(0)} ms, safetensors + param.copy_; medians of ${ROUNDS} each in turns`,
+    ratio: pythonMs / updateMs,
+    goal: 1.5
+  },
+  {
+    figure: 'anonymous resident memory, also during updates',
+    ours: `${(peak / 1e6).toFixed(0)} MB (${(before / 1e6).toFixed(0)} before the engine)`,
+    other: `${(allowed / 1e6).toFixed(0)} MB = weights + 250 MB`,
+    ratio: allowed / peak,
+    goal: 1
+  }
 ], rivals)
 
 function anonymousBytes (): number {

@@ -23,12 +23,28 @@ report('tensor', [...await decoding(), ...await sharedMemory()], rivals)
 /** The tensors of Qwen3-30B-A3B, each in a share of its own: the first large body of a fresh thread, and those that follow. */
 async function decoding (): Promise<Figure[]> {
   const layer = (n: number): Array<{ name: string, shape: [number, number] }> => [
-    ...['input_layernorm', 'post_attention_layernorm', 'self_attn.q_norm', 'self_attn.k_norm'].map(name => ({ name: `model.layers.${n}.${name}.weight`, shape: [2048, 1] as [number, number] })),
-    ...['q', 'k', 'v', 'o'].map(name => ({ name: `model.layers.${n}.self_attn.${name}_proj.weight`, shape: [4096, 2048] as [number, number] })),
+    ...['input_layernorm', 'post_attention_layernorm', 'self_attn.q_norm', 'self_attn.k_norm'].map(name => ({
+      name: `model.layers.${n}.${name}.weight`,
+      shape: [2048, 1] as [number, number]
+    })),
+    ...['q', 'k', 'v', 'o'].map(name => ({
+      name: `model.layers.${n}.self_attn.${name}_proj.weight`,
+      shape: [4096, 2048] as [number, number]
+    })),
     { name: `model.layers.${n}.mlp.gate.weight`, shape: [128, 2048] },
-    ...Array.from({ length: 128 }, (_, e) => ['gate', 'up', 'down'].map(name => ({ name: `model.layers.${n}.mlp.experts.${e}.${name}_proj.weight`, shape: [768, 2048] as [number, number] }))).flat()
+    ...Array
+      .from({ length: 128 }, (_, e) =>
+        ['gate', 'up', 'down']
+          .map(name => ({
+            name: `model.layers.${n}.mlp.experts.${e}.${name}_proj.weight`,
+            shape: [768, 2048] as [number, number]
+          })))
+      .flat()
   ]
-  const ends = ['model.embed_tokens.weight', 'model.norm.weight', 'lm_head.weight'].map(name => ({ name, shape: [2048, 1] as [number, number] }))
+  const ends = ['model.embed_tokens.weight', 'model.norm.weight', 'lm_head.weight'].map(name => ({
+    name,
+    shape: [2048, 1] as [number, number]
+  }))
   const tensors = [...Array.from({ length: 48 }, (_, n) => layer(n)).flat(), ...ends]
   const entry = cardEntry(tensors)
   const first: number[] = []
@@ -40,24 +56,44 @@ async function decoding (): Promise<Figure[]> {
     first.push(ms!)
     later.push(...rest)
     whole.push(...(await decode(entry, false, 6)).slice(1))
-    theirs.push((JSON.parse(execFileSync(python(), [join(packageRoot, 'bench/python/unpickle.py')], { input: entry, encoding: 'utf8' })) as { ms: number }).ms)
+    theirs.push(
+      (JSON.parse(
+        execFileSync(python(), [join(packageRoot, 'bench/python/unpickle.py')], { input: entry, encoding: 'utf8' })
+      ) as { ms: number })
+        .ms
+    )
   }
   const row = (which: string, ms: number[]): Figure => ({
-    figure: `${tensors.length} handles in one request (${(entry.length / 1e6).toFixed(1)} MB of base64), decoded: ${which}`, ours: `${median(ms).toFixed(1)} ms`,
-    other: `40 ms; CPython's C unpickler without any calls ${median(theirs).toFixed(1)} ms; in turns`, ratio: 40 / median(ms), goal: 1
+    figure: `${tensors.length} handles in one request (${
+      (entry.length / 1e6).toFixed(1)
+    } MB of base64), decoded: ${which}`,
+    ours: `${median(ms).toFixed(1)} ms`,
+    other: `40 ms; CPython's C unpickler without any calls ${median(theirs).toFixed(1)} ms; in turns`,
+    ratio: 40 / median(ms),
+    goal: 1
   })
-  return [row('first body of a thread', first), row('later bodies', later), row('later bodies, by the reader that takes every payload', whole)]
+  return [
+    row('first body of a thread', first),
+    row('later bodies', later),
+    row('later bodies, by the reader that takes every payload', whole)
+  ]
 }
 
 async function decode (entry: string, lists: boolean, times: number): Promise<number[]> {
-  const worker = new Worker(new URL('./lib/decode-worker.js', import.meta.url), { resourceLimits: { maxYoungGenerationSizeMb: 192 } })
+  const worker = new Worker(new URL('./lib/decode-worker.js', import.meta.url), {
+    resourceLimits: { maxYoungGenerationSizeMb: 192 }
+  })
   const ms: number[] = []
   while (ms.length < times) {
-    ms.push(await new Promise<number>((resolve, reject) => {
-      worker.once('message', (message: { ms: number }) => { resolve(message.ms) })
-      worker.once('error', reject)
-      worker.postMessage({ entry, lists })
-    }))
+    ms.push(
+      await new Promise<number>((resolve, reject) => {
+        worker.once('message', (message: { ms: number }) => {
+          resolve(message.ms)
+        })
+        worker.once('error', reject)
+        worker.postMessage({ entry, lists })
+      })
+    )
   }
   await worker.terminate()
   return ms
@@ -71,7 +107,11 @@ async function sharedMemory (): Promise<Figure[]> {
   const post = async (entry: string, loadFormat: string | null): Promise<number> => {
     const body = JSON.stringify({ serialized_named_tensors: [entry], load_format: loadFormat, flush_cache: false })
     const start = performance.now()
-    const reply = await fetch(`${url}/update_weights_from_tensor`, { method: 'POST', body, headers: { 'content-type': 'application/json' } })
+    const reply = await fetch(`${url}/update_weights_from_tensor`, {
+      method: 'POST',
+      body,
+      headers: { 'content-type': 'application/json' }
+    })
     const text = await reply.text()
     if (!reply.ok) throw new Error(text)
     return performance.now() - start
@@ -102,12 +142,22 @@ async function sharedMemory (): Promise<Figure[]> {
     }
     return [
       {
-        figure: `update of ${(bytes / 1e9).toFixed(2)} GB out of CPU shared memory, POST to 200`, ours: `${median(updates).toFixed(0)} ms, ${gbs.toFixed(2)} GB/s`,
-        other: `${median(fresh)} GB/s, ${THREADS}-thread memcpy from a mapping of the same file, made for the copy (${median(kept)} from one that is there already); in turns`, ratio: gbs / median(fresh), goal: 0.85
+        figure: `update of ${(bytes / 1e9).toFixed(2)} GB out of CPU shared memory, POST to 200`,
+        ours: `${median(updates).toFixed(0)} ms, ${gbs.toFixed(2)} GB/s`,
+        other: `${median(fresh)} GB/s, ${THREADS}-thread memcpy from a mapping of the same file, made for the copy (${
+          median(kept)
+        } from one that is there already); in turns`,
+        ratio: gbs / median(fresh),
+        goal: 0.85
       },
       {
-        figure: 'an empty bucket, POST to 200', ours: `${median(empty).toFixed(2)} ms`,
-        other: `1 ms; GET /health by the same client ${median(health).toFixed(2)} ms; medians of ${empty.length} in turns`, ratio: 1 / median(empty), goal: 1
+        figure: 'an empty bucket, POST to 200',
+        ours: `${median(empty).toFixed(2)} ms`,
+        other: `1 ms; GET /health by the same client ${
+          median(health).toFixed(2)
+        } ms; medians of ${empty.length} in turns`,
+        ratio: 1 / median(empty),
+        goal: 1
       }
     ]
   } finally {
@@ -118,7 +168,10 @@ async function sharedMemory (): Promise<Figure[]> {
 }
 
 /** As torch shares one flat tensor: a header with the count, which is high enough for all updates, and all weights behind it. */
-async function copyToSharedMemory (model: string, path: string): Promise<{ bytes: number, tensors: Array<{ name: string, shape: number[], dtype: string, offset: number }> }> {
+async function copyToSharedMemory (
+  model: string,
+  path: string
+): Promise<{ bytes: number, tensors: Array<{ name: string, shape: number[], dtype: string, offset: number }> }> {
   const source = await openDiskSource(model, { roots: [model] })
   const tensors = source.tensors.map(({ name, shape, dtype, offset }) => ({ name, shape, dtype, offset }))
   await source.close()

@@ -41,8 +41,22 @@ async function send (target: string, kind: 'bytes' | 'form', tensors: number): P
 let turn = 0
 const figures: Figure[] = []
 const rows = [
-  { name: 'octet-stream, written as it comes (mode=stream)', kind: 'bytes', query: '?mode=stream', tensors: 0, goal: 0.75, keeps: null },
-  { name: 'multipart, written as it comes (mode=stream)', kind: 'form', query: '?mode=stream', tensors: 0, goal: 0.85, keeps: null },
+  {
+    name: 'octet-stream, written as it comes (mode=stream)',
+    kind: 'bytes',
+    query: '?mode=stream',
+    tensors: 0,
+    goal: 0.75,
+    keeps: null
+  },
+  {
+    name: 'multipart, written as it comes (mode=stream)',
+    kind: 'form',
+    query: '?mode=stream',
+    tensors: 0,
+    goal: 0.85,
+    keeps: null
+  },
   { name: 'octet-stream, held in memory', kind: 'bytes', query: '', tensors: 4, goal: 0.75, keeps: '/hold' },
   { name: 'multipart, held in memory', kind: 'form', query: '', tensors: 4, goal: 0.85, keeps: '/hold' },
   { name: 'octet-stream, spooled to disk', kind: 'bytes', query: '', tensors: 0, goal: 0.75, keeps: '/disk' },
@@ -50,7 +64,9 @@ const rows = [
 ] as const
 const idle = resident()
 let peak = idle
-const sampler = setInterval(() => { peak = Math.max(peak, resident()) }, 5)
+const sampler = setInterval(() => {
+  peak = Math.max(peak, resident())
+}, 5)
 let slowest = 0
 const probes = new AbortController()
 const probing = probe(probes.signal)
@@ -60,11 +76,32 @@ clearInterval(sampler)
 probes.abort()
 await probing
 for (const row of rows) {
-  if (row.keeps !== null) await compare(row, row.keeps, row.keeps === '/hold' ? 'chunks kept and joined, used for nothing' : 'written to a file and read back by node:stream, used for nothing', 1)
+  if (row.keeps !== null) {
+    await compare(
+      row,
+      row.keeps,
+      row.keeps === '/hold'
+        ? 'chunks kept and joined, used for nothing'
+        : 'written to a file and read back by node:stream, used for nothing',
+      1
+    )
+  }
 }
 sender.stdin!.end()
-figures.push({ figure: 'resident memory that uploads add, at most', ours: `${((peak - idle) / 1e6).toFixed(0)} MB`, other: '300 MB allowed', ratio: 300e6 / (peak - idle), goal: 1 })
-figures.push({ figure: 'slowest GET /health during uploads', ours: `${slowest.toFixed(0)} ms`, other: '250 ms allowed', ratio: 250 / slowest, goal: 1 })
+figures.push({
+  figure: 'resident memory that uploads add, at most',
+  ours: `${((peak - idle) / 1e6).toFixed(0)} MB`,
+  other: '300 MB allowed',
+  ratio: 300e6 / (peak - idle),
+  goal: 1
+})
+figures.push({
+  figure: 'slowest GET /health during uploads',
+  ours: `${slowest.toFixed(0)} ms`,
+  other: '250 ms allowed',
+  ratio: 250 / slowest,
+  goal: 1
+})
 await app.close()
 await engine.close()
 counter.kill()
@@ -72,7 +109,12 @@ if (process.argv[2] === undefined) report('upload', figures)
 else console.table(figures)
 
 /** Both in turns. */
-async function compare ({ name, kind, query, tensors }: typeof rows[number], other: string, does: string, goal: number): Promise<void> {
+async function compare (
+  { name, kind, query, tensors }: typeof rows[number],
+  other: string,
+  does: string,
+  goal: number
+): Promise<void> {
   if (!name.includes(process.argv[2] ?? '')) return
   const ours: number[] = []
   const theirs: number[] = []
@@ -86,12 +128,21 @@ async function compare ({ name, kind, query, tensors }: typeof rows[number], oth
     size = mine.bytes
   }
   const [a, b] = [median(ours), median(theirs)]
-  figures.push({ figure: `${name}, ${(size / 1e9).toFixed(2)} GB`, ours: `${(size / a / 1e6).toFixed(2)} GB/s`, other: `${(size / b / 1e6).toFixed(2)} GB/s, ${does}; medians of ${ours.length} in turns`, ratio: b / a, goal })
+  figures.push({
+    figure: `${name}, ${(size / 1e9).toFixed(2)} GB`,
+    ours: `${(size / a / 1e6).toFixed(2)} GB/s`,
+    other: `${(size / b / 1e6).toFixed(2)} GB/s, ${does}; medians of ${ours.length} in turns`,
+    ratio: b / a,
+    goal
+  })
 }
 
 /** A program beside this one. */
 function child (name: string, stdio: StdioOptions, args: readonly string[]): ChildProcess {
-  return spawn(process.execPath, [fileURLToPath(new URL(`./lib/${name}${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)), ...args], { stdio })
+  return spawn(process.execPath, [
+    fileURLToPath(new URL(`./lib/${name}${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)),
+    ...args
+  ], { stdio })
 }
 
 /** Whether the server answers others meanwhile. */

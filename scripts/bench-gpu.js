@@ -20,23 +20,38 @@ process.chdir(root)
 const PROGRAMS = join('build', 'cuda', 'programs')
 const SERVER_PARTS = ['load', 'memory', 'decode-1', 'decode-64']
 const TENSOR_PARTS = ['tensor-empty', 'tensor-pooled', 'tensor-ordinary', 'tensor-buckets', 'tensor-kept', 'tensor-30b']
-const DISTRIBUTED_PARTS = ['distributed-empty', 'distributed-init', 'distributed-bucket', 'distributed-buckets', 'distributed-each', 'distributed-tp2']
+const DISTRIBUTED_PARTS = [
+  'distributed-empty',
+  'distributed-init',
+  'distributed-bucket',
+  'distributed-buckets',
+  'distributed-each',
+  'distributed-tp2'
+]
 const NATIVE_LIMIT_S = 300
 const SERVER_LIMIT_S = 3000
 const options = readOptions()
-const python = process.env.REFIT_PYTHON ?? (existsSync(join('build', 'venv', 'bin', 'python')) ? join(root, 'build', 'venv', 'bin', 'python') : 'python3')
+const python = process.env.REFIT_PYTHON ??
+  (existsSync(join('build', 'venv', 'bin', 'python')) ? join(root, 'build', 'venv', 'bin', 'python') : 'python3')
 
 const card = ask('nvidia-smi', ['--query-gpu=name,driver_version', '--format=csv,noheader']).split('\n')
 const [cardName, driver] = card[0].split(', ')
-const libraries = ask(python, ['-c', 'import torch, transformers, safetensors; print(f"CUDA {torch.version.cuda} · torch {torch.__version__}, transformers {transformers.__version__}, safetensors {safetensors.__version__}")'])
-if (existsSync(join('scripts', 'build-native.js')) && !options['no-build']) run(process.execPath, [join('scripts', 'build-native.js'), '--cuda', '--cuda-tests'])
+const libraries = ask(python, [
+  '-c',
+  'import torch, transformers, safetensors; print(f"CUDA {torch.version.cuda} · torch {torch.__version__}, transformers {transformers.__version__}, safetensors {safetensors.__version__}")'
+])
+if (existsSync(join('scripts', 'build-native.js')) && !options['no-build']) {
+  run(process.execPath, [join('scripts', 'build-native.js'), '--cuda', '--cuda-tests'])
+}
 if (!existsSync(join('build', 'probe', 'bandwidth'))) run(python, [join('native', 'probe', 'run.py'), '--build'])
 
 const date = new Date().toISOString().slice(0, 10)
 const sections = []
 let failures = 0
 const programs = existsSync(PROGRAMS) ? readdirSync(PROGRAMS).filter(name => name.endsWith('_bench')).sort() : []
-if (programs.length === 0) fail(`${PROGRAMS} has no *_bench: run "node scripts/build-native.js --cuda-tests" (it needs nvcc)`)
+if (programs.length === 0) {
+  fail(`${PROGRAMS} has no *_bench: run "node scripts/build-native.js --cuda-tests" (it needs nvcc)`)
+}
 const leftBehind = watchLeftovers()
 let underWay
 endTogether(signal => {
@@ -45,10 +60,30 @@ endTogether(signal => {
   keep()
 })
 for (const name of programs.filter(name => wanted('native') || wanted(name))) await native(name)
-await pythonParts(TENSOR_PARTS.filter(wanted), 'tensor_bench.py', 'Updates from tensors, whole requests', ['model', 'layers', 'folder'])
-await pythonParts(DISTRIBUTED_PARTS.filter(wanted), 'distributed_bench.py', 'Updates from process groups, whole requests', ['model', 'layers', 'folder'])
-await pythonParts(SERVER_PARTS.filter(part => wanted('server') || wanted(part)), 'server_bench.py', `Server: ${options.model ?? 'qwen3-8b'} shape, random weights`, ['tp', 'model', 'layers', 'folder'])
-if (sections.length === 0) fail(`no part's name contains ${options.only.join(' or ')}: there are ${[...programs, ...TENSOR_PARTS, ...DISTRIBUTED_PARTS, ...SERVER_PARTS].join(', ')}`)
+await pythonParts(TENSOR_PARTS.filter(wanted), 'tensor_bench.py', 'Updates from tensors, whole requests', [
+  'model',
+  'layers',
+  'folder'
+])
+await pythonParts(
+  DISTRIBUTED_PARTS.filter(wanted),
+  'distributed_bench.py',
+  'Updates from process groups, whole requests',
+  ['model', 'layers', 'folder']
+)
+await pythonParts(
+  SERVER_PARTS.filter(part => wanted('server') || wanted(part)),
+  'server_bench.py',
+  `Server: ${options.model ?? 'qwen3-8b'} shape, random weights`,
+  ['tp', 'model', 'layers', 'folder']
+)
+if (sections.length === 0) {
+  fail(
+    `no part's name contains ${options.only.join(' or ')}: there are ${
+      [...programs, ...TENSOR_PARTS, ...DISTRIBUTED_PARTS, ...SERVER_PARTS].join(', ')
+    }`
+  )
+}
 for (const path of leftBehind()) console.log(`!!!!! ${path} was left behind; removed !!!!!`)
 console.log(`\n${head()}\n\n${sections.join('\n\n')}\n\nkept in ${keep()}`)
 process.exit(failures === 0 ? 0 : 1)
@@ -61,7 +96,17 @@ async function native (name) {
   console.log(text)
   if (code !== 0) failures++
   const isTable = out.split('\n').some(line => line.startsWith('| '))
-  sections.push(`## ${name}\n\n${isTable ? out : `\`\`\`\n${out}\n\`\`\``}${code === 0 ? '' : `\n\nFAILED (${late ? `still running after ${NATIVE_LIMIT_S} s` : code}): ${text.split('\n').at(-1)}`}`)
+  sections.push(
+    `## ${name}\n\n${isTable ? out : `\`\`\`\n${out}\n\`\`\``}${
+      code === 0
+        ? ''
+        : `\n\nFAILED (${late ? `still running after ${NATIVE_LIMIT_S} s` : code}): ${
+          text
+            .split('\n')
+            .at(-1)
+        }`
+    }`
+  )
   keep()
 }
 
@@ -71,10 +116,20 @@ async function pythonParts (parts, program, title, flags) {
   const rows = join(folder, 'rows.md')
   underWay = { title, rows }
   const given = flags.flatMap(name => options[name] === undefined ? [] : [`--${name}`, options[name]])
-  const { code, late } = await runLimited([python, '-u', join('bench', 'gpu', program), '--out', rows, ...given, ...parts.flatMap(part => ['--only', part])], { seconds: SERVER_LIMIT_S, show: true })
+  const { code, late } = await runLimited([
+    python,
+    '-u',
+    join('bench', 'gpu', program),
+    '--out',
+    rows,
+    ...given,
+    ...parts.flatMap(part => ['--only', part])
+  ], { seconds: SERVER_LIMIT_S, show: true })
   if (code !== 0) failures++
   underWay = undefined
-  const why = code === 0 ? undefined : `| ${program} | FAILED (${late ? `still running after ${SERVER_LIMIT_S} s` : code}) | | | | NO |`
+  const why = code === 0
+    ? undefined
+    : `| ${program} | FAILED (${late ? `still running after ${SERVER_LIMIT_S} s` : code}) | | | | NO |`
   sections.push(tableOf({ title, rows, why }))
   rmSync(folder, { recursive: true })
   keep()
@@ -84,7 +139,9 @@ async function pythonParts (parts, program, title, flags) {
 function tableOf ({ title, rows, why }) {
   const told = existsSync(rows) ? readFileSync(rows, 'utf8').trimEnd() : ''
   const lines = [...told === '' ? [] : [told], ...why === undefined || told.includes('FAILED') ? [] : [why]]
-  return `## ${title}\n\n| figure | refit | compared with | ratio | goal | reached |\n| --- | --- | --- | --- | --- | --- |\n${lines.join('\n')}`
+  return `## ${title}\n\n| figure | refit | compared with | ratio | goal | reached |\n| --- | --- | --- | --- | --- | --- |\n${
+    lines.join('\n')
+  }`
 }
 
 function head () {
@@ -116,8 +173,18 @@ function readOptions () {
   const text = { type: 'string' }
   try {
     return parseArgs({
-      options: { only: { type: 'string', multiple: true, default: [] }, tp: text, model: text, layers: text, folder: text, results: { type: 'string', default: join('bench', 'results') }, name: { type: 'string', default: 'gpu' }, 'no-build': { type: 'boolean', default: false } }
-    }).values
+      options: {
+        only: { type: 'string', multiple: true, default: [] },
+        tp: text,
+        model: text,
+        layers: text,
+        folder: text,
+        results: { type: 'string', default: join('bench', 'results') },
+        name: { type: 'string', default: 'gpu' },
+        'no-build': { type: 'boolean', default: false }
+      }
+    })
+      .values
   } catch (error) {
     return fail(error.message)
   }

@@ -4,7 +4,7 @@ import { dirname } from 'node:path'
 /** One build at a time: waits for the one that holds the file, and returns what lets the next one in. */
 export function lock (file) {
   mkdirSync(dirname(file), { recursive: true })
-  for (let waited = 0; ; waited++) {
+  for (let waited = 0;; waited++) {
     try {
       writeFileSync(file, String(process.pid), { flag: 'wx' })
       process.once('exit', () => rmSync(file, { force: true }))

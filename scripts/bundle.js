@@ -17,11 +17,30 @@ const { out } = readOptions()
 /** Needed. */
 const PARTS = ['package.json', 'bin', 'dist', join('prebuilds', `${process.platform}-${process.arch}`), 'models']
 /** Taken where they are there, else said. */
-const GPU_PARTS = ['scripts/test-gpu.js', 'scripts/bench-gpu.js', 'scripts/run-limited.js', 'examples/trainers', 'clients/python', 'test/contract', 'test/interop', 'test/gpu', 'test/goldens', 'docs/checksum.md', 'bench/gpu', 'bench/native', 'bench/python', 'bench/results', 'native/probe', 'build/cuda/programs', 'build/probe']
+const GPU_PARTS = [
+  'scripts/test-gpu.js',
+  'scripts/bench-gpu.js',
+  'scripts/run-limited.js',
+  'examples/trainers',
+  'clients/python',
+  'test/contract',
+  'test/interop',
+  'test/gpu',
+  'test/goldens',
+  'docs/checksum.md',
+  'bench/gpu',
+  'bench/native',
+  'bench/python',
+  'bench/results',
+  'native/probe',
+  'build/cuda/programs',
+  'build/probe'
+]
 /** Only the build of the addon needs them. */
 const BUILD_ONLY = ['node-addon-api', 'node-api-headers']
 /** Of an npm package, what no program reads. */
-const UNREAD = /^(test|tests|docs|examples?|benchmarks?|\.github|\.vscode)(\/|$)|\.(md|markdown|map|ts|mts|cts|flow|yml|yaml)$|(^|\/)(tsconfig.*|\.[a-z]+rc|eslint\.config\.js)$/
+const UNREAD =
+  /^(test|tests|docs|examples?|benchmarks?|\.github|\.vscode)(\/|$)|\.(md|markdown|map|ts|mts|cts|flow|yml|yaml)$|(^|\/)(tsconfig.*|\.[a-z]+rc|eslint\.config\.js)$/
 /** Of the GPU tests, what only their build needs. */
 const OBJECTS = /(^|\/)(CMakeFiles|__pycache__)(\/|$)|\.(o|a|d|cmake|txt|pyc|ninja)$|(^|\/)Makefile$/
 
@@ -48,7 +67,11 @@ writeFileSync(join(out, 'unpack.sh'), unpackScript(), { mode: 0o755 })
 const unpacked = bytes(tree)
 rmSync(tree, { recursive: true, force: true })
 const files = readdirSync(out).map(name => `${name} ${megabytes(statSync(join(out, name)).size)}`)
-console.log(`${relative(root, out) || out}: ${megabytes(bytes(out))} MB (${files.join(', ')}); unpacked ${megabytes(unpacked)} MB and Node.js`)
+console.log(
+  `${relative(root, out) || out}: ${megabytes(bytes(out))} MB (${files.join(', ')}); unpacked ${
+    megabytes(unpacked)
+  } MB and Node.js`
+)
 if (absent.length > 0) console.log(`not there, left out: ${absent.join(', ')}`)
 
 function readOptions () {
@@ -61,14 +84,19 @@ function readOptions () {
 }
 
 function copy (part, but) {
-  cpSync(part, join(tree, part), { recursive: true, filter: path => but === undefined || !but.test(relative(part, path)) })
+  cpSync(part, join(tree, part), {
+    recursive: true,
+    filter: path => but === undefined || !but.test(relative(part, path))
+  })
 }
 
 /** Folders of what the program imports, and what that imports. */
 function productionPackages () {
   const { stdout } = spawnSync('npm', ['ls', '--omit=dev', '--all', '--parseable'], { encoding: 'utf8' })
   const folders = stdout.split('\n').slice(1).filter(line => line !== '').map(line => relative(root, line))
-  if (folders.length === 0 || !folders.every(folder => existsSync(folder))) fail('"npm ls --omit=dev" does not tell which packages are installed: run "npm ci"')
+  if (folders.length === 0 || !folders.every(folder => existsSync(folder))) {
+    fail('"npm ls --omit=dev" does not tell which packages are installed: run "npm ci"')
+  }
   return folders.filter(folder => !BUILD_ONLY.some(name => folder.endsWith(join('node_modules', name))))
 }
 
@@ -94,7 +122,8 @@ function stripPrograms () {
 
 /** An addon of other sources than the compiled program's would only show over there. */
 function tryIt () {
-  const script = "import('./dist/src/index.js').then(async refit => (await refit.createEngine('models/adder', { threads: 1, maxTotalTokens: 256 })).close())"
+  const script =
+    "import('./dist/src/index.js').then(async refit => (await refit.createEngine('models/adder', { threads: 1, maxTotalTokens: 256 })).close())"
   const { status, stderr } = spawnSync(process.execPath, ['-e', script], { cwd: tree, encoding: 'utf8' })
   if (status !== 0) fail(`what is built does not run, build it again ("npm run build"):\n${stderr}`)
 }
@@ -131,7 +160,10 @@ mv "$to/node/bin/node.new" "$to/node/bin/node"
 }
 
 function bytes (folder) {
-  return readdirSync(folder, { recursive: true, encoding: 'utf8' }).map(name => statSync(join(folder, name))).filter(entry => entry.isFile()).reduce((sum, { size }) => sum + size, 0)
+  return readdirSync(folder, { recursive: true, encoding: 'utf8' })
+    .map(name => statSync(join(folder, name)))
+    .filter(entry => entry.isFile())
+    .reduce((sum, { size }) => sum + size, 0)
 }
 
 function megabytes (count) {
@@ -139,7 +171,9 @@ function megabytes (count) {
 }
 
 function need (command, name) {
-  if (spawnSync(command, ['--version'], { stdio: 'ignore' }).error !== undefined) fail(`${command} was not found: install it (on Debian or Ubuntu: apt-get install -y ${name})`)
+  if (spawnSync(command, ['--version'], { stdio: 'ignore' }).error !== undefined) {
+    fail(`${command} was not found: install it (on Debian or Ubuntu: apt-get install -y ${name})`)
+  }
 }
 
 function fail (message) {

@@ -2,17 +2,34 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 
 /** A row of test/contract/rows.json. `by`: what the mode's own weights come by; none: there is no such thing. */
-export interface Row { row: number, trainer: string, mode: string, by: string[], note?: string, absent?: string, extra?: boolean }
+export interface Row {
+  row: number
+  trainer: string
+  mode: string
+  by: string[]
+  note?: string
+  absent?: string
+  extra?: boolean
+}
 
 /** What `pytest test/contract --matrix FILE` writes. */
 export interface Run {
   date: string
   cards: string | null
   torch: string
-  tests: Record<string, { rows: number[], outcome: 'passed' | 'failed' | 'skipped', brings: string[], refused: string | null }>
+  tests: Record<
+    string,
+    { rows: number[], outcome: 'passed' | 'failed' | 'skipped', brings: string[], refused: string | null }
+  >
 }
 
-interface Outcome { passed: number, failed: number, skipped: number, brought: Set<string>, refused: Set<string> }
+interface Outcome {
+  passed: number
+  failed: number
+  skipped: number
+  brought: Set<string>
+  refused: Set<string>
+}
 
 /** Tests that only assert refusals are told, and count for nothing. */
 export function outcomeOf (row: Row, run: Run): Outcome {
@@ -24,7 +41,7 @@ export function outcomeOf (row: Row, run: Run): Outcome {
       continue
     }
     outcome[test.outcome]++
-    if (test.outcome === 'passed') for (const way of test.brings) outcome.brought.add(way)
+    if (test.outcome === 'passed') { for (const way of test.brings) outcome.brought.add(way) }
   }
   return outcome
 }
@@ -39,7 +56,8 @@ export function isPassed (row: Row, run: Run): boolean {
 export function isOwn (row: Row, runs: readonly Run[]): boolean {
   const passed = runs.filter(run => isPassed(row, run))
   const brought = new Set(passed.flatMap(run => [...outcomeOf(row, run).brought]))
-  return passed.length > 0 && runs.every(run => outcomeOf(row, run).failed === 0) && row.by.every(way => brought.has(way))
+  return passed.length > 0 && runs.every(run => outcomeOf(row, run).failed === 0) &&
+    row.by.every(way => brought.has(way))
 }
 
 export function cellOf (row: Row, run: Run | undefined): string {
@@ -51,7 +69,7 @@ export function cellOf (row: Row, run: Run | undefined): string {
   return refused.size > 0 ? 'refused' : 'no test'
 }
 
-const PAGES: Readonly<Record<string, string>> = { 'vLLM\'s own client': '../vllm.md' }
+const PAGES: Readonly<Record<string, string>> = { "vLLM's own client": '../vllm.md' }
 
 export function pageOf (trainer: string): string {
   return PAGES[trainer] ?? `${trainer.toLowerCase()}.md`
@@ -60,7 +78,14 @@ export function pageOf (trainer: string): string {
 /** Every row. */
 export function fullTable (rows: readonly Row[], here: Run, cards?: Run): string {
   const runs = cards === undefined ? [here] : [here, cards]
-  const head = ['#', 'trainer / mode', 'weights by', `without cards, ${here.date}`, cards === undefined ? 'on cards' : `on ${cards.cards}, ${cards.date}`, 'notes, and what is refused']
+  const head = [
+    '#',
+    'trainer / mode',
+    'weights by',
+    `without cards, ${here.date}`,
+    cards === undefined ? 'on cards' : `on ${cards.cards}, ${cards.date}`,
+    'notes, and what is refused'
+  ]
   const line = (row: Row): string[] => [
     row.extra === true ? `(${row.row})` : String(row.row),
     `[${row.trainer}](${pageOf(row.trainer)}) / ${row.mode}`,
@@ -84,25 +109,36 @@ export function summary (rows: readonly Row[], runs: readonly Run[]): string {
   const failed = counted.filter(row => runs.some(run => outcomeOf(row, run).failed > 0))
   const passed = counted.filter(row => !failed.includes(row) && runs.some(run => isPassed(row, run)))
   const own = passed.filter(row => isOwn(row, runs))
-  const needing = counted.filter(row => !failed.includes(row) && !passed.includes(row) && runs.some(run => outcomeOf(row, run).skipped > 0))
+  const needing = counted.filter(row =>
+    !failed.includes(row) && !passed.includes(row) && runs.some(run => outcomeOf(row, run).skipped > 0)
+  )
   const others = counted.filter(row => ![...failed, ...passed, ...needing].includes(row))
   const list = (of: readonly Row[]): string => of.length === 0 ? '' : ` (${of.map(({ row }) => row).join(', ')})`
   const waiting = passed.filter(row => !own.includes(row))
   const parts = [
     `${passed.length} of ${counted.length} rows pass`,
     waiting.length === 0
-      ? 'all of them with what the trainer\'s own weights come by'
-      : `${own.length} of them with what the trainer's own weights come by, ${waiting.length} so far with what stands in for it${list(waiting)}: gloo for NCCL, shared memory for CUDA IPC`
+      ? "all of them with what the trainer's own weights come by"
+      : `${own.length} of them with what the trainer's own weights come by, ${waiting.length} so far with what stands in for it${
+        list(waiting)
+      }: gloo for NCCL, shared memory for CUDA IPC`
   ]
-  const rest = [[needing, 'needs cards', 'need cards'], [failed, 'fails', 'fail'], [others, 'is refused or not there', 'are refused or not there']] as const
-  const told = rest.filter(([of]) => of.length > 0).map(([of, one, many]) => `${of.length} ${of.length === 1 ? one : many}${list(of)}`)
+  const rest = [[needing, 'needs cards', 'need cards'], [failed, 'fails', 'fail'], [
+    others,
+    'is refused or not there',
+    'are refused or not there'
+  ]] as const
+  const told = rest.filter(([of]) => of.length > 0).map(([of, one, many]) =>
+    `${of.length} ${of.length === 1 ? one : many}${list(of)}`
+  )
   return `${parts.join(', ')}. ${told.length === 0 ? 'No row fails' : told.join('; ')}.`
 }
 
 /** A line for each trainer, as README has it. */
 export function shortTable (rows: readonly Row[], here: Run, cards?: Run): string {
   const runs = cards === undefined ? [here] : [here, cards]
-  const works = (row: Row): boolean => runs.some(run => isPassed(row, run)) && runs.every(run => outcomeOf(row, run).failed === 0)
+  const works = (row: Row): boolean =>
+    runs.some(run => isPassed(row, run)) && runs.every(run => outcomeOf(row, run).failed === 0)
   const lines = [...new Set(rows.map(({ trainer }) => trainer))].map(trainer => {
     const own = rows.filter(row => row.trainer === trainer)
     const list = (of: readonly Row[]): string => of.map(({ mode }) => mode).join('; ')

@@ -16,25 +16,37 @@ const { values: { results = [] } } = parseArgs({ options: { results: { type: 'st
 if (results.length > 0) {
   const runs = results.map(file => JSON.parse(readFileSync(file, 'utf8')))
   const machines = [...new Set(runs.map(({ cards }) => cards))]
-  if (machines.length > 1 || machines[0] === null) fail(`expected results of one machine with cards, got ${machines.map(name => name ?? 'none').join(' and ')}`)
+  if (machines.length > 1 || machines[0] === null) {
+    fail(`expected results of one machine with cards, got ${machines.map(name => name ?? 'none').join(' and ')}`)
+  }
   keep('matrix-cards.json', { ...runs.at(-1), tests: Object.assign({}, ...runs.map(({ tests }) => tests)) })
 } else {
   const python = pythonWith(['torch', 'transformers', 'safetensors', 'pytest', 'zstandard', 'xxhash'], 'matrix')
   const file = join('build', 'matrix.json')
   mkdirSync('build', { recursive: true })
   // Without cards, also where there are some: theirs are kept apart.
-  const { status } = spawnSync(python, ['-m', 'pytest', '-q', join('test', 'contract'), '--matrix', file], { stdio: 'inherit', env: { ...process.env, CUDA_VISIBLE_DEVICES: '' } })
+  const { status } = spawnSync(python, ['-m', 'pytest', '-q', join('test', 'contract'), '--matrix', file], {
+    stdio: 'inherit',
+    env: { ...process.env, CUDA_VISIBLE_DEVICES: '' }
+  })
   // 1: some tests failed, which the table tells.
   if (status !== 0 && status !== 1) fail(`pytest ended with ${status}`)
   keep('matrix.json', JSON.parse(readFileSync(file, 'utf8')))
   process.exitCode = status
 }
-if (spawnSync(process.execPath, [join('dist', 'scripts', 'write-docs.js')], { stdio: 'inherit' }).status !== 0) fail('the tables were not written: npm run build:ts')
+if (spawnSync(process.execPath, [join('dist', 'scripts', 'write-docs.js')], { stdio: 'inherit' }).status !== 0) {
+  fail('the tables were not written: npm run build:ts')
+}
 
 /** A line for each test, so that differences can be read. */
 function keep (name, { tests, ...about }) {
-  const lines = Object.entries(tests).sort(([a], [b]) => a < b ? -1 : 1).map(([test, known]) => `    ${JSON.stringify(test)}: ${JSON.stringify(known)}`)
-  const head = Object.entries(about).map(([key, value]) => `  ${JSON.stringify(key)}: ${JSON.stringify(value)},\n`).join('')
+  const lines = Object.entries(tests).sort(([a], [b]) => a < b ? -1 : 1).map(([test, known]) =>
+    `    ${JSON.stringify(test)}: ${JSON.stringify(known)}`
+  )
+  const head = Object
+    .entries(about)
+    .map(([key, value]) => `  ${JSON.stringify(key)}: ${JSON.stringify(value)},\n`)
+    .join('')
   writeFileSync(join(RESULTS, name), `{\n${head}  "tests": {\n${lines.join(',\n')}\n  }\n}\n`)
 }
 

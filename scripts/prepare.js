@@ -11,8 +11,10 @@ run([join('scripts', 'build-native.js')])
 const typescript = findTypeScript()
 if (typescript !== undefined) run([typescript, '-p', 'tsconfig.build.json'])
 else if (!existsSync(join('dist', 'src', 'main.js'))) {
-  console.error('refit: the TypeScript is not compiled, because its compiler is a devDependency and those were left out. To get a build without them:\n' +
-    '  npm ci && npm prune --omit=dev --ignore-scripts')
+  console.error(
+    'refit: the TypeScript is not compiled, because its compiler is a devDependency and those were left out. To get a build without them:\n' +
+      '  npm ci && npm prune --omit=dev --ignore-scripts'
+  )
 }
 
 function findTypeScript () {

@@ -15,7 +15,11 @@ const groups = new Set()
  */
 export async function runLimited ([command, ...args], { seconds, show = false, env = process.env }) {
   const began = Date.now()
-  const child = spawn(command, args, { stdio: ['ignore', show ? 'inherit' : 'pipe', show ? 'inherit' : 'pipe'], detached: true, env })
+  const child = spawn(command, args, {
+    stdio: ['ignore', show ? 'inherit' : 'pipe', show ? 'inherit' : 'pipe'],
+    detached: true,
+    env
+  })
   const said = []
   const out = []
   let late = false
@@ -26,13 +30,21 @@ export async function runLimited ([command, ...args], { seconds, show = false, e
   timers.push(setTimeout(() => {
     late = true
     child.kill('SIGTERM')
-    timers.push(setTimeout(() => { endGroup(child.pid) }, GRACE_MS))
+    timers.push(setTimeout(() => {
+      endGroup(child.pid)
+    }, GRACE_MS))
   }, 1000 * seconds))
   const code = await new Promise(resolve => {
-    child.on('error', error => { resolve(error.message) })
+    child.on('error', error => {
+      resolve(error.message)
+    })
     // What it started must not outlive it, nor keep its output open.
-    child.on('exit', () => { endGroup(child.pid) })
-    child.on('close', (code, signal) => { resolve(code ?? signal) })
+    child.on('exit', () => {
+      endGroup(child.pid)
+    })
+    child.on('close', (code, signal) => {
+      resolve(code ?? signal)
+    })
   })
   for (const timer of timers) clearTimeout(timer)
   groups.delete(child.pid)
@@ -65,7 +77,9 @@ function leftovers () {
   return ['/dev/shm', tmpdir()].flatMap(folder => {
     try {
       // The process that made it is in its name.
-      return readdirSync(folder).filter(name => /^refit-gpu-\d+-/.test(name) && !existsSync(`/proc/${name.split('-')[2]}`)).map(name => join(folder, name))
+      return readdirSync(folder)
+        .filter(name => /^refit-gpu-\d+-/.test(name) && !existsSync(`/proc/${name.split('-')[2]}`))
+        .map(name => join(folder, name))
     } catch {
       return []
     }

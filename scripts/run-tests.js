@@ -16,18 +16,29 @@ export async function runTests (files, { jobs, seconds, onEnd }) {
 
 async function runTest (file, number, seconds) {
   const began = performance.now()
-  const child = spawn(process.execPath, ['--enable-source-maps', file], { stdio: ['ignore', 'pipe', 'inherit'], env: { ...process.env, TAP: '1', TAP_TIMEOUT: String(seconds) } })
+  const child = spawn(process.execPath, ['--enable-source-maps', file], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+    env: { ...process.env, TAP: '1', TAP_TIMEOUT: String(seconds) }
+  })
   let said = ''
-  child.stdout.setEncoding('utf8').on('data', text => { said += text })
+  child.stdout.setEncoding('utf8').on('data', text => {
+    said += text
+  })
   // tap's own limit is the same, and tells which test is late.
-  const late = setTimeout(() => { child.kill('SIGKILL') }, seconds * 1000 + GRACE_MS)
+  const late = setTimeout(() => {
+    child.kill('SIGKILL')
+  }, seconds * 1000 + GRACE_MS)
   const { code, signal } = await new Promise((resolve, reject) => {
     child.once('error', reject)
-    child.once('close', (code, signal) => { resolve({ code, signal }) })
+    child.once('close', (code, signal) => {
+      resolve({ code, signal })
+    })
   })
   clearTimeout(late)
   const lines = said.split('\n').filter(line => !/^TAP version/.test(line))
   if (code !== 0) lines.push(`# ended with ${signal ?? code}`)
   const ms = (performance.now() - began).toFixed(3)
-  return `# Subtest: ${file}\n${lines.map(line => line === '' ? '' : `    ${line}`).join('\n').trimEnd()}\n${code === 0 ? 'ok' : 'not ok'} ${number} - ${file} # time=${ms}ms\n\n`
+  return `# Subtest: ${file}\n${lines.map(line => line === '' ? '' : `    ${line}`).join('\n').trimEnd()}\n${
+    code === 0 ? 'ok' : 'not ok'
+  } ${number} - ${file} # time=${ms}ms\n\n`
 }

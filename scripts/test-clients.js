@@ -27,22 +27,57 @@ writeFileSync(join(OUT, 'python', 'api.py'), pythonClient(document))
 cpSync(join('test', 'clients', 'client.py'), join(OUT, 'python', 'client.py'))
 const shards = splitInTwo(join(weights, 'model.safetensors'))
 
-check('the TypeScript client type-checks', process.execPath, [join('node_modules', 'typescript', 'bin', 'tsc'), '--noEmit', '--ignoreConfig', '--strict', '--allowJs', '--checkJs', '--skipLibCheck', '--target', 'es2023',
-  '--module', 'nodenext', '--types', 'node', '--allowImportingTsExtensions', join(OUT, 'typescript', 'client.js')])
+check('the TypeScript client type-checks', process.execPath, [
+  join('node_modules', 'typescript', 'bin', 'tsc'),
+  '--noEmit',
+  '--ignoreConfig',
+  '--strict',
+  '--allowJs',
+  '--checkJs',
+  '--skipLibCheck',
+  '--target',
+  'es2023',
+  '--module',
+  'nodenext',
+  '--types',
+  'node',
+  '--allowImportingTsExtensions',
+  join(OUT, 'typescript', 'client.js')
+])
 if (spawnSync(python, ['-m', 'mypy', '--version']).status === 0) {
-  check('the Python client type-checks', python, ['-m', 'mypy', '--strict', '--no-warn-return-any', '--python-version', '3.11', join(OUT, 'python', 'api.py'), join(OUT, 'python', 'client.py')], { MYPYPATH: join(OUT, 'python') })
+  check('the Python client type-checks', python, [
+    '-m',
+    'mypy',
+    '--strict',
+    '--no-warn-return-any',
+    '--python-version',
+    '3.11',
+    join(OUT, 'python', 'api.py'),
+    join(OUT, 'python', 'client.py')
+  ], { MYPYPATH: join(OUT, 'python') })
 } else {
   console.log(`!!!!! ${python} HAS NO mypy: THE GENERATED PYTHON CLIENT WAS NOT TYPE-CHECKED !!!!!`)
 }
-await serve(url => check('the TypeScript client drives a server', process.execPath, [join(OUT, 'typescript', 'client.js'), url, weights, ...shards]))
-await serve(url => check('the Python client drives a server', python, [join(OUT, 'python', 'client.py'), url, weights, ...shards]))
+await serve(url =>
+  check('the TypeScript client drives a server', process.execPath, [
+    join(OUT, 'typescript', 'client.js'),
+    url,
+    weights,
+    ...shards
+  ])
+)
+await serve(url =>
+  check('the Python client drives a server', python, [join(OUT, 'python', 'client.py'), url, weights, ...shards])
+)
 console.log(`${4 - failed} passed, ${failed} failed`)
 if (failed > 0) process.exitCode = 1
 
 /** Bytes are Blobs; openapi-typescript leaves that to its users. */
 async function typescriptClient () {
   const blob = ts.factory.createTypeReferenceNode(ts.factory.createIdentifier('Blob'))
-  return astToString(await openapiTS(document, { transform: schema => schema.format === 'binary' ? blob : undefined, silent: true }))
+  return astToString(
+    await openapiTS(document, { transform: schema => schema.format === 'binary' ? blob : undefined, silent: true })
+  )
 }
 
 function check (name, command, args, env = {}) {
@@ -53,7 +88,17 @@ function check (name, command, args, env = {}) {
 
 /** A server that has just loaded the untrained model. */
 async function serve (use) {
-  const server = spawn(process.execPath, [join('bin', 'refit.js'), 'serve', join('models', 'adder-base'), '--model-root', 'models', '--port', '0', '--threads', '1'], { stdio: ['ignore', 'pipe', 'inherit'] })
+  const server = spawn(process.execPath, [
+    join('bin', 'refit.js'),
+    'serve',
+    join('models', 'adder-base'),
+    '--model-root',
+    'models',
+    '--port',
+    '0',
+    '--threads',
+    '1'
+  ], { stdio: ['ignore', 'pipe', 'inherit'] })
   try {
     for await (const line of createInterface({ input: server.stdout })) {
       const url = /http:\/\/127\.0\.0\.1:\d+/.exec(line)?.[0]

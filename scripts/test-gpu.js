@@ -38,11 +38,17 @@ const began = Date.now()
 const rows = []
 const leftBehind = watchLeftovers()
 let report
-endTogether(signal => { finish(`ended by ${signal}`) })
+endTogether(signal => {
+  finish(`ended by ${signal}`)
+})
 
-if (existsSync(join('scripts', 'build-native.js')) && !options['no-build']) run(process.execPath, [join('scripts', 'build-native.js'), '--cuda', '--cuda-tests'])
+if (existsSync(join('scripts', 'build-native.js')) && !options['no-build']) {
+  run(process.execPath, [join('scripts', 'build-native.js'), '--cuda', '--cuda-tests'])
+}
 const programs = existsSync(PROGRAMS) ? readdirSync(PROGRAMS).filter(name => name.endsWith('_test')).sort() : []
-if (programs.length === 0) fail(`${PROGRAMS} has no *_test: run "node scripts/build-native.js --cuda-tests" (it needs nvcc)`)
+if (programs.length === 0) {
+  fail(`${PROGRAMS} has no *_test: run "node scripts/build-native.js --cuda-tests" (it needs nvcc)`)
+}
 
 await together(programs.map(name => ({ name: `kernels/${name}`, command: [join(PROGRAMS, name)], limit: LIMIT_S })))
 await engine()
@@ -51,32 +57,86 @@ process.exit(finish() ? 0 : 1)
 
 async function sanitized () {
   const tools = ['memcheck', 'racecheck']
-  const tests = tools.flatMap(tool => programs.filter(name => !UNSANITIZED.has(name)).map(name => ({ name: `${tool}/${name}`, tool, program: join(PROGRAMS, name) }))).filter(({ name }) => wanted(name))
+  const tests = tools
+    .flatMap(tool =>
+      programs.filter(name => !UNSANITIZED.has(name)).map(name => ({
+        name: `${tool}/${name}`,
+        tool,
+        program: join(PROGRAMS, name)
+      }))
+    )
+    .filter(({ name }) => wanted(name))
   if (tests.length === 0) return
   const sanitizer = options['no-sanitizer'] ? undefined : findSanitizer()
   if (sanitizer === undefined) {
     const outcome = options['no-sanitizer'] ? 'skipped' : 'failed'
-    if (outcome === 'failed') console.error('\n!!!!! compute-sanitizer WAS NOT FOUND on PATH nor in /usr/local/cuda/bin: no kernel was checked. Install it (cuda-sanitizer), or say --no-sanitizer !!!!!\n')
-    for (const { name } of tests) rows.push({ name, outcome, seconds: 0, note: outcome === 'skipped' ? '--no-sanitizer' : 'compute-sanitizer was not found' })
+    if (outcome === 'failed') {
+      console.error(
+        '\n!!!!! compute-sanitizer WAS NOT FOUND on PATH nor in /usr/local/cuda/bin: no kernel was checked. Install it (cuda-sanitizer), or say --no-sanitizer !!!!!\n'
+      )
+    }
+    for (const { name } of tests) {
+      rows.push({
+        name,
+        outcome,
+        seconds: 0,
+        note: outcome === 'skipped' ? '--no-sanitizer' : 'compute-sanitizer was not found'
+      })
+    }
     return
   }
-  await together(tests.map(({ name, tool, program }) => ({ name, limit: SANITIZER_LIMIT_S, env: tool === 'racecheck' ? OWN_KERNELS : process.env, command: [sanitizer, '--tool', tool, '--error-exitcode', '99', '--print-limit', '5', ...tool === 'memcheck' ? ['--report-api-errors', 'no'] : [], program, '--quick'] })))
+  await together(
+    tests.map(({ name, tool, program }) => ({
+      name,
+      limit: SANITIZER_LIMIT_S,
+      env: tool === 'racecheck' ? OWN_KERNELS : process.env,
+      command: [
+        sanitizer,
+        '--tool',
+        tool,
+        '--error-exitcode',
+        '99',
+        '--print-limit',
+        '5',
+        ...tool === 'memcheck' ? ['--report-api-errors', 'no'] : [],
+        program,
+        '--quick'
+      ]
+    }))
+  )
 }
 
 async function engine () {
   if (options.only.length > 0 && options.only.every(word => /^(kernels|memcheck|racecheck)/.test(word))) return
-  const python = process.env.REFIT_PYTHON ?? (existsSync(join('build', 'venv', 'bin', 'python')) ? join(root, 'build', 'venv', 'bin', 'python') : 'python3')
+  const python = process.env.REFIT_PYTHON ??
+    (existsSync(join('build', 'venv', 'bin', 'python')) ? join(root, 'build', 'venv', 'bin', 'python') : 'python3')
   const test = join('test', 'gpu', 'engine_test.py')
   const left = secondsLeft()
   if (left <= 0) return rows.push(outOfTime('engine'))
   const folder = mkdtempSync(join(tmpdir(), 'refit-test-gpu-'))
   report = join(folder, 'report.json')
-  const flags = [...Number.isFinite(left) ? ['--within', Math.ceil(left)] : [], ...options.only.flatMap(word => ['--only', word]), ...options.small ? ['--small'] : [], ...options.whole ? ['--whole'] : [], ...options.folder === undefined ? [] : ['--folder', options.folder]]
-  const { code, late } = await runLimited([python, '-u', test, '--report', report, ...flags.map(String)], { seconds: Math.min(ENGINE_LIMIT_S, left + LIMIT_S), show: true })
+  const flags = [
+    ...Number.isFinite(left) ? ['--within', Math.ceil(left)] : [],
+    ...options.only.flatMap(word => ['--only', word]),
+    ...options.small ? ['--small'] : [],
+    ...options.whole ? ['--whole'] : [],
+    ...options.folder === undefined ? [] : ['--folder', options.folder]
+  ]
+  const { code, late } = await runLimited([python, '-u', test, '--report', report, ...flags.map(String)], {
+    seconds: Math.min(ENGINE_LIMIT_S, left + LIMIT_S),
+    show: true
+  })
   const told = readReport()
   rows.push(...told)
   const isChosen = code !== NOTHING_CHOSEN || told.length > 0
-  if (late || (isChosen && code !== 0 && !told.some(({ outcome }) => outcome === 'failed'))) rows.push({ name: 'engine', outcome: 'failed', seconds: 0, note: `${python} ${test} ended with ${code}${late ? ', out of time' : ''}, and told of ${told.length} tests` })
+  if (late || (isChosen && code !== 0 && !told.some(({ outcome }) => outcome === 'failed'))) {
+    rows.push({
+      name: 'engine',
+      outcome: 'failed',
+      seconds: 0,
+      note: `${python} ${test} ended with ${code}${late ? ', out of time' : ''}, and told of ${told.length} tests`
+    })
+  }
   rmSync(folder, { recursive: true })
 }
 
@@ -124,25 +184,54 @@ function outOfTime (name) {
 function finish (ended = '') {
   rows.push(...readReport())
   const left = leftBehind()
-  if (left.length > 0) rows.push({ name: 'left-behind', outcome: 'failed', seconds: 0, note: `${left.join(', ')}: a test was killed or forgot it; removed` })
-  if (ended !== '') rows.push({ name: 'test:gpu', outcome: 'failed', seconds: 0, note: `${ended}; what is not in this table was not run` })
+  if (left.length > 0) {
+    rows.push({
+      name: 'left-behind',
+      outcome: 'failed',
+      seconds: 0,
+      note: `${left.join(', ')}: a test was killed or forgot it; removed`
+    })
+  }
+  if (ended !== '') {
+    rows.push({
+      name: 'test:gpu',
+      outcome: 'failed',
+      seconds: 0,
+      note: `${ended}; what is not in this table was not run`
+    })
+  }
   console.log(`\n${cards()}`)
-  for (const { name, outcome, seconds, note } of rows) console.log(`${(outcome === 'passed' ? outcome : outcome.toUpperCase()).padEnd(8)} ${seconds.toFixed(1).padStart(6)} s  ${name}${note === '' ? '' : `: ${note.slice(0, outcome === 'failed' ? 900 : 300)}`}`)
+  for (const { name, outcome, seconds, note } of rows) {
+    console.log(`${(outcome === 'passed' ? outcome : outcome.toUpperCase()).padEnd(8)} ${
+      seconds
+        .toFixed(1)
+        .padStart(6)
+    } s  ${name}${note === '' ? '' : `: ${note.slice(0, outcome === 'failed' ? 900 : 300)}`}`)
+  }
   const count = outcome => rows.filter(row => row.outcome === outcome).length
   const forTime = rows.filter(({ note }) => note === OUT_OF_TIME).length
-  console.log(`${((Date.now() - began) / 1000).toFixed(0)} s in all\n${count('passed')} passed, ${count('failed')} failed, ${count('skipped')} skipped`)
+  console.log(
+    `${((Date.now() - began) / 1000).toFixed(0)} s in all\n${count('passed')} passed, ${count('failed')} failed, ${
+      count('skipped')
+    } skipped`
+  )
   if (forTime > 0) console.log(`!!!!! ${forTime} OF THEM WERE NOT RUN: --within ${options.within} s was over !!!!!`)
   if (rows.length === 0) fail(`no test's name contains ${options.only.join(' or ')}`)
   return count('failed') === 0 && count('passed') > 0 && forTime === 0
 }
 
 function cards () {
-  const { status, stdout } = spawnSync('nvidia-smi', ['--query-gpu=name,driver_version,memory.total', '--format=csv,noheader'], { encoding: 'utf8' })
+  const { status, stdout } = spawnSync('nvidia-smi', [
+    '--query-gpu=name,driver_version,memory.total',
+    '--format=csv,noheader'
+  ], { encoding: 'utf8' })
   return status === 0 ? stdout.trim() : 'nvidia-smi does not tell what cards there are'
 }
 
 function findSanitizer () {
-  for (const folder of [...(process.env.PATH ?? '').split(':'), '/usr/local/cuda/bin', '/usr/local/cuda/compute-sanitizer']) {
+  for (
+    const folder of [...(process.env.PATH ?? '').split(':'), '/usr/local/cuda/bin', '/usr/local/cuda/compute-sanitizer']
+  ) {
     const path = join(folder, 'compute-sanitizer')
     try {
       accessSync(path, constants.X_OK)
@@ -160,10 +249,21 @@ function readOptions () {
   const flag = { type: 'boolean', default: false }
   try {
     const { values } = parseArgs({
-      options: { only: { type: 'string', multiple: true, default: [] }, small: flag, whole: flag, 'no-sanitizer': flag, 'no-build': flag, jobs: { type: 'string', default: '4' }, within: { type: 'string', default: 'Infinity' }, folder: { type: 'string' } }
+      options: {
+        only: { type: 'string', multiple: true, default: [] },
+        small: flag,
+        whole: flag,
+        'no-sanitizer': flag,
+        'no-build': flag,
+        jobs: { type: 'string', default: '4' },
+        within: { type: 'string', default: 'Infinity' },
+        folder: { type: 'string' }
+      }
     })
     const jobs = Number(values.jobs)
-    if (!Number.isInteger(jobs) || jobs < 1) throw new Error(`--jobs: expected a number of 1 or more, got "${values.jobs}"`)
+    if (!Number.isInteger(jobs) || jobs < 1) {
+      throw new Error(`--jobs: expected a number of 1 or more, got "${values.jobs}"`)
+    }
     const within = Number(values.within)
     if (!(within > 0)) throw new Error(`--within: expected seconds, got "${values.within}"`)
     return { ...values, jobs, within }

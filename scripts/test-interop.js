@@ -13,9 +13,19 @@ process.chdir(join(dirname(fileURLToPath(import.meta.url)), '..'))
 const FOLDER = join('test', 'interop')
 const python = pythonWith(['torch', 'transformers', 'safetensors', 'openai', 'pytest'], 'test:interop')
 const names = existsSync(FOLDER) ? readdirSync(FOLDER, { recursive: true, encoding: 'utf8' }) : []
-if (!names.some(name => name.endsWith('.test.ts')) || !names.some(name => /(^|\/)test_[^/]*\.py$/.test(name))) fail(`there are no tests in ${FOLDER}`)
-const absent = ['xdist', 'ray', 'zmq', 'zstandard', 'xxhash'].filter(name => spawnSync(python, ['-c', `import ${name}`], { stdio: 'ignore' }).status !== 0)
-if (absent.length > 0) console.error(`!!!!! ${python} has no ${absent.join(', ')}: what needs them is skipped (pip install pytest-xdist ray pyzmq zstandard xxhash) !!!!!`)
+if (!names.some(name => name.endsWith('.test.ts')) || !names.some(name => /(^|\/)test_[^/]*\.py$/.test(name))) {
+  fail(`there are no tests in ${FOLDER}`)
+}
+const absent = ['xdist', 'ray', 'zmq', 'zstandard', 'xxhash'].filter(name =>
+  spawnSync(python, ['-c', `import ${name}`], { stdio: 'ignore' }).status !== 0
+)
+if (absent.length > 0) {
+  console.error(
+    `!!!!! ${python} has no ${
+      absent.join(', ')
+    }: what needs them is skipped (pip install pytest-xdist ray pyzmq zstandard xxhash) !!!!!`
+  )
+}
 
 const env = { ...process.env, REFIT_PYTHON: python, REFIT_REQUIRE_INTEROP: '1' }
 const workers = absent.includes('xdist') ? [] : ['-n', '2', '--dist', 'loadfile']

@@ -29,7 +29,9 @@ run(process.execPath, [join('node_modules', 'typescript', 'bin', 'tsc'), '-p', '
 cpSync('test', join(OUT, 'test'), { recursive: true, filter: path => !path.endsWith('.ts') })
 
 const compiled = sources.map(source => join(OUT, relative(root, source).replace(/\.ts$/, '.js')))
-for (const file of compiled) if (!existsSync(file)) fail(`${file} was not compiled: does tsconfig.test.json include it?`)
+for (const file of compiled) {
+  if (!existsSync(file)) fail(`${file} was not compiled: does tsconfig.test.json include it?`)
+}
 const status = options.every(option => /^--(jobs|timeout)=\d+$/.test(option)) ? await runHere() : runByTap()
 const counts = count(readFileSync(RESULTS, 'utf8'))
 for (const file of compiled.filter(file => !counts.files.has(file))) {
@@ -37,7 +39,9 @@ for (const file of compiled.filter(file => !counts.files.has(file))) {
   counts.failed++
 }
 if (status !== 0 && counts.failed === 0) counts.failed = 1
-console.log(`${counts.passed} passed, ${counts.failed} failed${counts.skipped > 0 ? `, ${counts.skipped} skipped` : ''}`)
+console.log(
+  `${counts.passed} passed, ${counts.failed} failed${counts.skipped > 0 ? `, ${counts.skipped} skipped` : ''}`
+)
 process.exit(counts.failed === 0 ? 0 : 1)
 
 function find (path, isNamed) {
@@ -50,7 +54,8 @@ function find (path, isNamed) {
 }
 
 async function runHere () {
-  const number = (name, otherwise) => Number(options.find(option => option.startsWith(`--${name}=`))?.split('=')[1] ?? otherwise)
+  const number = (name, otherwise) =>
+    Number(options.find(option => option.startsWith(`--${name}=`))?.split('=')[1] ?? otherwise)
   // Tests wait for each other's cores badly where there are too many.
   const jobs = Math.max(1, number('jobs', Math.min(availableParallelism(), 4)))
   writeFileSync(RESULTS, '')
@@ -68,8 +73,13 @@ async function runHere () {
 function runByTap () {
   const coverage = options.includes('--coverage') ? [] : ['--disable-coverage']
   // A terminal gets tap's own display. Elsewhere it would be repainted line after line, so the results are told from the file.
-  const { status } = spawnSync(process.execPath, [join('node_modules', 'tap', 'dist', 'esm', 'run.mjs'), ...coverage,
-    `--output-file=${RESULTS}`, ...options.filter(option => option !== '--coverage'), ...compiled], { stdio: ['inherit', process.stdout.isTTY ? 'inherit' : 'ignore', 'inherit'] })
+  const { status } = spawnSync(process.execPath, [
+    join('node_modules', 'tap', 'dist', 'esm', 'run.mjs'),
+    ...coverage,
+    `--output-file=${RESULTS}`,
+    ...options.filter(option => option !== '--coverage'),
+    ...compiled
+  ], { stdio: ['inherit', process.stdout.isTTY ? 'inherit' : 'ignore', 'inherit'] })
   if (!process.stdout.isTTY) tell(readFileSync(RESULTS, 'utf8'))
   return status
 }
@@ -80,8 +90,12 @@ function tell (tap) {
     const name = /^# Subtest: (.*)/.exec(section)?.[1]
     if (name === undefined) continue
     const [, not, ms] = /^(not )?ok \d+ - .*?(?:# time=([\d.]+)ms)?$/m.exec(section) ?? [undefined, 'not ', undefined]
-    console.log(`${not === undefined ? 'ok    ' : 'FAILED'} ${name}${ms === undefined ? '' : ` (${(ms / 1000).toFixed(1)} s)`}`)
-    if (not !== undefined) console.log(section.split('\n').filter(line => line.trim() !== '' && !/^ +(ok \d|1\.\.\d)/.test(line)).join('\n'))
+    console.log(
+      `${not === undefined ? 'ok    ' : 'FAILED'} ${name}${ms === undefined ? '' : ` (${(ms / 1000).toFixed(1)} s)`}`
+    )
+    if (not !== undefined) {
+      console.log(section.split('\n').filter(line => line.trim() !== '' && !/^ +(ok \d|1\.\.\d)/.test(line)).join('\n'))
+    }
   }
 }
 

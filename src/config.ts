@@ -11,7 +11,8 @@ export const OPTIONS = {
     group: 'model',
     value: 'MODEL',
     aliases: ['model-path'],
-    help: 'A folder with config.json and safetensors files, or a name (org/name) in the local Hugging Face cache. Also the first argument without a flag.',
+    help:
+      'A folder with config.json and safetensors files, or a name (org/name) in the local Hugging Face cache. Also the first argument without a flag.',
     unset: 'required'
   },
   revision: {
@@ -55,7 +56,8 @@ export const OPTIONS = {
     default: null,
     group: 'model',
     value: 'URL',
-    help: 'Take the weights from a refit server that runs with this model, with their label, instead of from the folder of MODEL, which then needs only its configuration and tokenizer.',
+    help:
+      'Take the weights from a refit server that runs with this model, with their label, instead of from the folder of MODEL, which then needs only its configuration and tokenizer.',
     unset: 'from the folder of MODEL'
   },
   loadFromKey: {
@@ -64,7 +66,8 @@ export const OPTIONS = {
     group: 'model',
     secret: true,
     value: 'KEY',
-    help: 'Admin key of that server (its API key where it has no other). Others on the machine can see flags: prefer the variable.',
+    help:
+      'Admin key of that server (its API key where it has no other). Others on the machine can see flags: prefer the variable.',
     unset: 'no key is sent'
   },
   loadFromTimeout: {
@@ -92,7 +95,8 @@ export const OPTIONS = {
     pattern: /^(cpu|cuda(:\d{1,4})?)$/,
     takes: 'cpu, cuda or cuda:N',
     spellings: { gpu: 'cuda', nvidia: 'cuda' },
-    help: 'Where the model computes: on the CPU, or on NVIDIA cards, rank 0 on card 0 (or N) of those that CUDA_VISIBLE_DEVICES shows. "refit devices" lists them.'
+    help:
+      'Where the model computes: on the CPU, or on NVIDIA cards, rank 0 on card 0 (or N) of those that CUDA_VISIBLE_DEVICES shows. "refit devices" lists them.'
   },
   dtype: {
     type: 'choice',
@@ -100,8 +104,13 @@ export const OPTIONS = {
     group: 'engine',
     choices: ['auto', 'bfloat16', 'float32'],
     spellings: { bf16: 'bfloat16', fp32: 'float32', f32: 'float32', float: 'float32' },
-    refused: { float16: 'nothing computes in float16 here (checkpoints in float16 are converted on load); use bfloat16 or float32', half: 'nothing computes in float16 here (checkpoints in float16 are converted on load); use bfloat16 or float32' },
-    help: 'Dtype of weights and KV cache. auto: bfloat16, or float32 on a CPU where the checkpoint is float32. Cards take bfloat16 only.'
+    refused: {
+      float16:
+        'nothing computes in float16 here (checkpoints in float16 are converted on load); use bfloat16 or float32',
+      half: 'nothing computes in float16 here (checkpoints in float16 are converted on load); use bfloat16 or float32'
+    },
+    help:
+      'Dtype of weights and KV cache. auto: bfloat16, or float32 on a CPU where the checkpoint is float32. Cards take bfloat16 only.'
   },
   tp: {
     type: 'integer',
@@ -176,7 +185,8 @@ export const OPTIONS = {
     group: 'engine',
     aliases: ['mem-fraction-static'],
     value: 'FRACTION',
-    help: 'Share of the memory that is free at the start for weights and KV cache; with cards, of the fullest one. No more is taken than --max-running-requests can fill.',
+    help:
+      'Share of the memory that is free at the start for weights and KV cache; with cards, of the fullest one. No more is taken than --max-running-requests can fill.',
     unset: '0.5, on cards 0.85'
   },
   maxPrefillTokens: {
@@ -215,7 +225,8 @@ export const OPTIONS = {
     value: 'NAME=FILE',
     aliases: ['custom-weight-loader'],
     takes: '`name=./module.mjs`; several in the variable with `:` between them',
-    help: 'JavaScript module whose default export makes weights of what trainers post to /update_weights_from_tensor under the load_format NAME. Relative to the working folder; runs in this process with all its rights. May be repeated.',
+    help:
+      'JavaScript module whose default export makes weights of what trainers post to /update_weights_from_tensor under the load_format NAME. Relative to the working folder; runs in this process with all its rights. May be repeated.',
     unset: 'none'
   },
   bucketBytes: {
@@ -225,13 +236,15 @@ export const OPTIONS = {
     max: 2 ** 40,
     group: 'engine',
     value: 'BYTES',
-    help: 'Most bytes of one broadcast through a process group: a tensor, or a flattened bucket. Buffers as large as the largest piece that was not received straight into the weights are kept with each group, on cards in their memory: two, or one where it is over 1 GiB and was the only one of its request.'
+    help:
+      'Most bytes of one broadcast through a process group: a tensor, or a flattened bucket. Buffers as large as the largest piece that was not received straight into the weights are kept with each group, on cards in their memory: two, or one where it is over 1 GiB and was the only one of its request.'
   },
   stagedBroadcasts: {
     type: 'boolean',
     default: false,
     group: 'engine',
-    help: 'Broadcasts over NCCL are always received into buffers first, and a broadcast that breaks off changes nothing. Else those whose bytes the engine holds in the same order are received straight into the weights, which needs no buffers, and one that breaks off leaves its tensors torn.'
+    help:
+      'Broadcasts over NCCL are always received into buffers first, and a broadcast that breaks off changes nothing. Else those whose bytes the engine holds in the same order are received straight into the weights, which needs no buffers, and one that breaks off leaves its tensors torn.'
   },
   groupTimeout: {
     type: 'number',
@@ -240,15 +253,17 @@ export const OPTIONS = {
     max: 86400,
     group: 'engine',
     value: 'SECONDS',
-    help: 'Longest that a process group waits for its other ranks: to join, to connect, and for each piece of an update.'
+    help:
+      'Longest that a process group waits for its other ranks: to join, to connect, and for each piece of an update.'
   },
   ncclPath: {
     type: 'string',
     default: null,
     group: 'engine',
     value: 'FILE',
-    help: "The libnccl.so.2 that process groups use. It must be of the trainer's version: the one in its site-packages/nvidia/nccl/lib.",
-    unset: '$REFIT_NCCL, then that of torch, then the system\'s'
+    help:
+      "The libnccl.so.2 that process groups use. It must be of the trainer's version: the one in its site-packages/nvidia/nccl/lib.",
+    unset: "$REFIT_NCCL, then that of torch, then the system's"
   },
   updateDeadline: {
     type: 'number',
@@ -263,13 +278,15 @@ export const OPTIONS = {
     type: 'boolean',
     default: false,
     group: 'engine',
-    help: 'Weights whose memory is released keep a copy in host memory and come back whole. Else they come back torn, to be written by an update.'
+    help:
+      'Weights whose memory is released keep a copy in host memory and come back whole. Else they come back torn, to be written by an update.'
   },
   enableReturnRoutedExperts: {
     type: 'boolean',
     default: false,
     group: 'engine',
-    help: 'Keep which experts every token was routed to, beside the KV cache in host memory, for requests that ask for them (routing replay). Mixtures of experts only.'
+    help:
+      'Keep which experts every token was routed to, beside the KV cache in host memory, for requests that ask for them (routing replay). Mixtures of experts only.'
   },
   watchdogTimeout: {
     type: 'number',
@@ -278,7 +295,8 @@ export const OPTIONS = {
     max: 86400,
     group: 'engine',
     value: 'SECONDS',
-    help: 'Longest that one step may take: then the device counts as lost, requests fail and the process ends with exit code 70.'
+    help:
+      'Longest that one step may take: then the device counts as lost, requests fail and the process ends with exit code 70.'
   },
   host: {
     type: 'string',
@@ -300,7 +318,8 @@ export const OPTIONS = {
     group: 'server',
     secret: true,
     value: 'KEY',
-    help: 'Key that clients send as "Authorization: Bearer KEY". Others on the machine can see flags: prefer the variable.',
+    help:
+      'Key that clients send as "Authorization: Bearer KEY". Others on the machine can see flags: prefer the variable.',
     unset: 'no key is asked for'
   },
   adminApiKey: {
@@ -324,7 +343,8 @@ export const OPTIONS = {
     group: 'server',
     value: 'ADDRESS',
     takes: 'an address, a network such as 100.64.0.0/10, a name, *.name or *',
-    help: 'Store of a trainer (master_address) that process groups may be joined at, besides loopback and private addresses. Link-local and metadata addresses are refused always. May be repeated.',
+    help:
+      'Store of a trainer (master_address) that process groups may be joined at, besides loopback and private addresses. Link-local and metadata addresses are refused always. May be repeated.',
     unset: 'loopback and private addresses'
   },
   dialects: {
@@ -342,7 +362,8 @@ export const OPTIONS = {
     default: null,
     group: 'server',
     value: 'FOLDER',
-    help: 'Where uploads of weights that do not fit in memory are spooled before they are written. Needs room for the largest; a folder in memory (tmpfs) takes that memory.',
+    help:
+      'Where uploads of weights that do not fit in memory are spooled before they are written. Needs room for the largest; a folder in memory (tmpfs) takes that memory.',
     unset: "the system's folder for temporary files"
   },
   uploadTimeout: {

@@ -9,13 +9,16 @@ const CODES = {
   FORBIDDEN: [403, 'the key does not reach this route'],
   NOT_FOUND: [404, 'no such route, model or name'],
   CONFLICT: [409, 'another update or a state of the engine stands against it'],
-  TRANSACTION_OPEN: [409, 'somebody else\'s weight transaction is open'],
+  TRANSACTION_OPEN: [409, "somebody else's weight transaction is open"],
   TRANSACTION_INCOMPLETE: [409, 'a weight transaction cannot be committed yet: it stays open'],
   TRANSACTION_ENDED: [409, 'the weight transaction was committed or aborted, or its deadline has passed'],
   BODY_TOO_LARGE: [413, 'the body exceeds the limit of its route'],
   BODY_BROKEN: [400, 'the body broke off, is not of the length that it says, or is no well-formed form'],
   BODY_STALLED: [408, 'no byte of an upload came for longer than --upload-timeout'],
-  SPOOL_FAILED: [507, 'the folder where uploads are spooled has no room for the body, or cannot be written to; nothing has changed'],
+  SPOOL_FAILED: [
+    507,
+    'the folder where uploads are spooled has no room for the body, or cannot be written to; nothing has changed'
+  ],
   QUEUE_FULL: [503, 'as many requests wait as --max-queued-requests allows'],
   ENGINE_TORN: [503, 'weights are torn: an update failed midway and has not been repeated'],
   ENGINE_ASLEEP: [503, 'memory of the engine is released and has not been resumed'],
@@ -44,10 +47,22 @@ const CODES = {
   WEIGHTS_MISMATCH: [400, 'a tensor of another shape or dtype than the model expects'],
   WEIGHTS_INCOMPLETE: [400, 'tensors are missing where all are demanded'],
   WEIGHTS_TORN: [500, 'a write failed midway; the named tensors are torn'],
-  GROUP_REFUSED: [400, 'a process group cannot be: the message says why, and nothing was joined where that could be known before'],
-  GROUP_BROKEN: [502, 'a process group broke: a peer ended, closed its connection or sent what it must not; initialise it again'],
-  BROADCAST_SPENT: [409, 'an update through a process group failed after its trainer had begun to send: the same request again would wait for bytes that nobody sends'],
-  GROUP_TIMEOUT: [504, 'another rank of a process group did not come, or stood still, for longer than --group-timeout; initialise it again'],
+  GROUP_REFUSED: [
+    400,
+    'a process group cannot be: the message says why, and nothing was joined where that could be known before'
+  ],
+  GROUP_BROKEN: [
+    502,
+    'a process group broke: a peer ended, closed its connection or sent what it must not; initialise it again'
+  ],
+  BROADCAST_SPENT: [
+    409,
+    'an update through a process group failed after its trainer had begun to send: the same request again would wait for bytes that nobody sends'
+  ],
+  GROUP_TIMEOUT: [
+    504,
+    'another rank of a process group did not come, or stood still, for longer than --group-timeout; initialise it again'
+  ],
   CONFIG: [400, 'a flag, variable or key of the configuration is wrong'],
   NATIVE_MISSING: [500, 'the native addon is not built'],
   INTERNAL: [500, 'a defect of refit']
@@ -72,4 +87,9 @@ export class RefitError extends Error {
     this.statusCode = CODES[code][0]
     this.param = options.param
   }
+}
+
+/** The message of whatever was thrown; JavaScript can throw values that are no Error. */
+export function errorMessage (thrown: unknown): string {
+  return thrown instanceof Error ? thrown.message : String(thrown)
 }

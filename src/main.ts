@@ -7,7 +7,11 @@ import { packageRoot } from './root.ts'
 
 // The command line. Exit codes: 0 done · 1 failed · 2 asked for wrongly · 70 a device was lost (src/cli/end-on-failure.ts).
 
-interface Command { summary: string, help: () => string | Promise<string>, run: (args: string[]) => Promise<void> }
+interface Command {
+  summary: string
+  help: () => string | Promise<string>
+  run: (args: string[]) => Promise<void>
+}
 
 const COMMANDS: Record<string, Command> = {
   serve: {
@@ -57,7 +61,11 @@ function find (name: string): Command {
   const command = Object.hasOwn(COMMANDS, name) ? COMMANDS[name] : undefined
   if (command !== undefined) return command
   const near = suggest(name, Object.keys(COMMANDS))
-  const hint = near !== undefined ? `did you mean "refit ${near}"?` : name.startsWith('-') ? `options come after a command: "refit serve MODEL ${name}"` : `to serve a model: "refit serve ${name}"`
+  const hint = near !== undefined
+    ? `did you mean "refit ${near}"?`
+    : name.startsWith('-')
+    ? `options come after a command: "refit serve MODEL ${name}"`
+    : `to serve a model: "refit serve ${name}"`
   throw new RefitError('CONFIG', `unknown command ${JSON.stringify(name)}; ${hint}`, { param: name })
 }
 
@@ -76,6 +84,8 @@ try {
   const isKnown = error instanceof RefitError && error.code !== 'INTERNAL'
   process.stderr.write(`refit: ${isKnown ? error.message : error instanceof Error ? error.stack : String(error)}\n`)
   // Every other way to end would wait for threads that are stuck in the device.
-  if (error instanceof RefitError && error.code === 'DEVICE_LOST') (await import('./engine/end-process.ts')).endProcess((await import('./cli/end-on-failure.ts')).LOST_DEVICE_EXIT)
+  if (error instanceof RefitError && error.code === 'DEVICE_LOST') {
+    ;(await import('./engine/end-process.ts')).endProcess((await import('./cli/end-on-failure.ts')).LOST_DEVICE_EXIT)
+  }
   process.exit(error instanceof RefitError && error.code === 'CONFIG' ? 2 : 1)
 }

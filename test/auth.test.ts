@@ -164,7 +164,13 @@ const API = 'api-key'
 const ADMIN = 'admin-key'
 type Statuses = [noKey: number, apiKey: number, adminKey: number]
 /** SGLang's table: what no key, the API key and the admin key are answered. */
-const TABLE: [name: string, keys: { apiKey?: string, adminApiKey?: string }, normal: Statuses, admin: Statuses, adminOnly: Statuses][] = [
+const TABLE: [
+  name: string,
+  keys: { apiKey?: string, adminApiKey?: string },
+  normal: Statuses,
+  admin: Statuses,
+  adminOnly: Statuses
+][] = [
   ['no keys', {}, [200, 200, 200], [200, 200, 200], [403, 403, 403]],
   ['the API key alone', { apiKey: API }, [401, 200, 401], [401, 200, 401], [403, 403, 403]],
   ['the admin key alone', { adminApiKey: ADMIN }, [200, 200, 200], [401, 401, 200], [401, 401, 200]],
@@ -176,22 +182,38 @@ for (const [name, keys, normal, admin, adminOnly] of TABLE) {
   t.test(`with ${name} set, levels let through whom SGLang lets through`, async t => {
     const { url } = await routeApp(t, keys)
     const closed = await adminOnlyRoute(t, keys)
-    for (const [level, at, expected] of [
-      ['normal', `${url}/model_info`, normal], ['admin', `${url}/flush_cache`, admin], ['admin-only', closed.url, adminOnly],
-      ['public', `${url}/health`, [200, 200, 200]], ['public', `${url}/metrics`, [200, 200, 200]]
-    ] as const) {
+    for (
+      const [level, at, expected] of [
+        ['normal', `${url}/model_info`, normal],
+        ['admin', `${url}/flush_cache`, admin],
+        ['admin-only', closed.url, adminOnly],
+        ['public', `${url}/health`, [200, 200, 200]],
+        ['public', `${url}/metrics`, [200, 200, 200]]
+      ] as const
+    ) {
       for (const [i, key] of [undefined, API, ADMIN].entries()) {
-        const { status, json } = await call(at, undefined, key === undefined ? {} : { headers: { authorization: `Bearer ${key}` } })
+        const { status, json } = await call(
+          at,
+          undefined,
+          key === undefined ? {} : { headers: { authorization: `Bearer ${key}` } }
+        )
         t.equal(status, expected[i], `${level} route with ${key ?? 'no key'}`)
         if (status !== 200) t.same(json, BODIES[status])
       }
     }
-    t.equal(closed.calls(), adminOnly.filter(status => status === 200).length, 'the admin-only route ran for nobody else')
+    t.equal(
+      closed.calls(),
+      adminOnly.filter(status => status === 200).length,
+      'the admin-only route ran for nobody else'
+    )
   })
 }
 
 /** No route of refit is admin-only, so one that is stands here. */
-async function adminOnlyRoute (t: Test, keys: { apiKey?: string, adminApiKey?: string }): Promise<{ url: string, calls: () => number }> {
+async function adminOnlyRoute (
+  t: Test,
+  keys: { apiKey?: string, adminApiKey?: string }
+): Promise<{ url: string, calls: () => number }> {
   const app = Fastify({ forceCloseConnections: true })
   let calls = 0
   app.setErrorHandler(errorHandler)
@@ -203,12 +225,17 @@ async function adminOnlyRoute (t: Test, keys: { apiKey?: string, adminApiKey?: s
 
 t.test('the scheme is case-insensitive, the key is not, and parts of it do not do', async t => {
   const { url } = await routeApp(t, { apiKey: 'Secret' })
-  const status = async (authorization: string) => (await call(`${url}/model_info`, undefined, { headers: { authorization } })).status
-  for (const good of ['Bearer Secret', 'bearer Secret', 'BEARER  Secret', 'Bearer Secret ']) t.equal(await status(good), 200, good)
-  for (const bad of ['Bearer secret', 'Bearer Secre', 'Bearer Secret2', 'Bearer', 'Bearer ', 'Basic Secret', 'Secret', '']) t.equal(await status(bad), 401, bad)
+  const status = async (authorization: string) =>
+    (await call(`${url}/model_info`, undefined, { headers: { authorization } })).status
+  for (const good of ['Bearer Secret', 'bearer Secret', 'BEARER  Secret', 'Bearer Secret ']) {
+    t.equal(await status(good), 200, good)
+  }
+  for (
+    const bad of ['Bearer secret', 'Bearer Secre', 'Bearer Secret2', 'Bearer', 'Bearer ', 'Basic Secret', 'Secret', '']
+  ) t.equal(await status(bad), 401, bad)
 })
 
-t.test('OpenAI routes refuse in OpenAI\'s shape, and before the body is looked at', async t => {
+t.test("OpenAI routes refuse in OpenAI's shape, and before the body is looked at", async t => {
   const { url } = await routeApp(t, { apiKey: API })
   const { status, json, headers } = await call(`${url}/v1/completions`, { nonsense: 1 })
   t.equal(status, 401)
@@ -218,8 +245,22 @@ t.test('OpenAI routes refuse in OpenAI\'s shape, and before the body is looked a
 
 t.test('an engine behind keys is not called by those without', async t => {
   const { url, engine } = await routeApp(t, { adminApiKey: ADMIN })
-  for (const path of ['/pause_generation', '/continue_generation', '/abort_request', '/weights_checker', '/update_weight_version', '/update_weights_from_disk', '/get_weights_by_name']) {
-    t.equal((await call(url + path, { abort_all: true, new_version: 'x', model_path: '/', name: 'a.weight' })).status, 401, path)
+  for (
+    const path of [
+      '/pause_generation',
+      '/continue_generation',
+      '/abort_request',
+      '/weights_checker',
+      '/update_weight_version',
+      '/update_weights_from_disk',
+      '/get_weights_by_name'
+    ]
+  ) {
+    t.equal(
+      (await call(url + path, { abort_all: true, new_version: 'x', model_path: '/', name: 'a.weight' })).status,
+      401,
+      path
+    )
   }
   t.same(engine.calls, [])
   t.equal(engine.weightVersion, 'default')

@@ -10,10 +10,18 @@ t.test('the client speaks to a plugin under a prefix, with keys', async t => {
   const { url, engine } = await routeApp(t, { prefix: '/rollout', apiKey: 'a', adminApiKey: 'b' })
   const client = new RefitClient(`${url}/`, { apiKey: 'a', adminApiKey: 'b' })
   t.teardown(async () => await client.close())
-  const output = await client.generate({ text: 'abc', return_logprob: true, sampling_params: { max_new_tokens: 2 } }) as GenerateOutput
+  const output = await client.generate({
+    text: 'abc',
+    return_logprob: true,
+    sampling_params: { max_new_tokens: 2 }
+  }) as GenerateOutput
   t.equal(output.text, 'ab')
   t.same(output.meta_info.output_token_logprobs, [[-0.97, 97, null], [-0.98, 98, null]])
-  t.equal((await client.generate({ input_ids: [[5], [6]], sampling_params: { max_new_tokens: 1 } }) as GenerateOutput[]).length, 2)
+  t.equal(
+    (await client.generate({ input_ids: [[5], [6]], sampling_params: { max_new_tokens: 1 } }) as GenerateOutput[])
+      .length,
+    2
+  )
   await client.pause('in_place')
   t.match(await client.health(), { status: 'paused', paused: 'in_place' })
   await client.continue()
@@ -35,7 +43,9 @@ t.test('a stream yields what there is so far, and leaving the loop ends the requ
   const client = new RefitClient(url)
   t.teardown(async () => await client.close())
   const lengths: number[] = []
-  for await (const output of client.stream({ input_ids: [5], sampling_params: { max_new_tokens: 4 } })) lengths.push(output.output_ids.length)
+  for await (const output of client.stream({ input_ids: [5], sampling_params: { max_new_tokens: 4 } })) {
+    lengths.push(output.output_ids.length)
+  }
   t.equal(lengths.at(-1), 4)
   t.same(lengths, [...lengths].sort((a, b) => a - b))
   for await (const output of client.stream({ input_ids: [5], sampling_params: { max_new_tokens: 500 } })) {
@@ -63,18 +73,30 @@ t.test('errors of the server carry status, code and its words, also in mid-strea
   const { url } = await routeApp(t, { engine })
   const client = new RefitClient(url)
   t.teardown(async () => await client.close())
-  await t.rejects(client.generate({}), { name: 'ClientError', status: 400, code: 'INVALID_REQUEST', message: /^Either text/ })
-  await t.rejects(client.updateWeightsFromDisk({ model_path: '/none' }), { status: 400, code: 'CHECKPOINT_PATH', message: /^Failed to get weights iterator/ })
+  await t.rejects(client.generate({}), {
+    name: 'ClientError',
+    status: 400,
+    code: 'INVALID_REQUEST',
+    message: /^Either text/
+  })
+  await t.rejects(client.updateWeightsFromDisk({ model_path: '/none' }), {
+    status: 400,
+    code: 'CHECKPOINT_PATH',
+    message: /^Failed to get weights iterator/
+  })
   const busy = client.generate({ input_ids: [5], rid: 'b', sampling_params: { max_new_tokens: 500 } })
   await until(() => engine.live === 1)
   await t.rejects(client.flushCache(), { status: 400, message: 'Flush cache failed.' })
   await client.abort('b')
   t.equal((await busy as GenerateOutput).meta_info.finish_reason!.type, 'abort')
-  await t.rejects((async () => {
-    for await (const output of client.stream({ input_ids: [5], sampling_params: { max_new_tokens: 500 } })) {
-      if (output.output_ids.length > 2) engine.weights = { state: 'torn', tensors: ['x'], reason: 'a read failed' }
-    }
-  })(), { name: 'ClientError', status: 503, code: 'ENGINE_TORN', message: 'a read failed' })
+  await t.rejects(
+    (async () => {
+      for await (const output of client.stream({ input_ids: [5], sampling_params: { max_new_tokens: 500 } })) {
+        if (output.output_ids.length > 2) engine.weights = { state: 'torn', tensors: ['x'], reason: 'a read failed' }
+      }
+    })(),
+    { name: 'ClientError', status: 503, code: 'ENGINE_TORN', message: 'a read failed' }
+  )
 })
 
 t.test('memory is released and resumed, and its state read back', async t => {
@@ -82,7 +104,11 @@ t.test('memory is released and resumed, and its state read back', async t => {
   const client = new RefitClient(url)
   t.teardown(async () => await client.close())
   await client.releaseMemory()
-  t.match(await client.health(), { status: 'asleep', weights: { state: 'asleep' }, released_memory: { weights: 1000, kv_cache: 1000, cuda_graph: 1000 } })
+  t.match(await client.health(), {
+    status: 'asleep',
+    weights: { state: 'asleep' },
+    released_memory: { weights: 1000, kv_cache: 1000, cuda_graph: 1000 }
+  })
   await t.rejects(client.generate({ input_ids: [5] }), { status: 503, code: 'ENGINE_ASLEEP' })
   await client.resumeMemory(['weights'])
   await client.resumeMemory(['kv_cache', 'cuda_graph'])
@@ -109,7 +135,9 @@ t.test('an error reply of any shape gives a message', async t => {
 t.test('events are read whatever the pieces they come in', async t => {
   const text = Buffer.from(': note\n\ndata: {"a":"€"}\n\nevent: x\ndata:{"b":1}\r\n\r\ndata: [DONE]\n\ndata: after\n\n')
   for (let size = 1; size < text.length; size++) {
-    async function * pieces () { for (let i = 0; i < text.length; i += size) yield text.subarray(i, i + size) }
+    async function* pieces () {
+      for (let i = 0; i < text.length; i += size) yield text.subarray(i, i + size)
+    }
     const seen: string[] = []
     for await (const data of sseData(pieces())) seen.push(data)
     t.same(seen, ['{"a":"€"}', '{"b":1}'], `pieces of ${size}`)

@@ -11,11 +11,41 @@ t.test('the Dockerfile, .dockerignore and docker-compose.yml fit each other and 
 
 /** A change to one of the files, and what the lint must say of it. */
 const ERRORS: [what: string, file: string, from: string | RegExp, to: string, fault: RegExp][] = [
-  ['a source that is not there', 'Dockerfile', 'COPY package.json', 'COPY packages.json', /^build: COPY packages\.json does not exist$/],
-  ['a source that is ignored', '.dockerignore', /$/, '\npackage-lock.json\n', /^build: COPY package-lock\.json is excluded/],
-  ['a source that a pattern ignores', '.dockerignore', /$/, '\n*.json\n', /^build: COPY package(-lock)?\.json is excluded/],
-  ['a source inside an ignored folder', 'Dockerfile', 'COPY package.json', 'COPY build/native package.json', /^build: COPY build\/native is excluded/],
-  ['a COPY from a stage that is not there', 'Dockerfile', '--from=build /refit', '--from=built /refit', /^cpu: COPY --from=built names no stage$/],
+  [
+    'a source that is not there',
+    'Dockerfile',
+    'COPY package.json',
+    'COPY packages.json',
+    /^build: COPY packages\.json does not exist$/
+  ],
+  [
+    'a source that is ignored',
+    '.dockerignore',
+    /$/,
+    '\npackage-lock.json\n',
+    /^build: COPY package-lock\.json is excluded/
+  ],
+  [
+    'a source that a pattern ignores',
+    '.dockerignore',
+    /$/,
+    '\n*.json\n',
+    /^build: COPY package(-lock)?\.json is excluded/
+  ],
+  [
+    'a source inside an ignored folder',
+    'Dockerfile',
+    'COPY package.json',
+    'COPY build/native package.json',
+    /^build: COPY build\/native is excluded/
+  ],
+  [
+    'a COPY from a stage that is not there',
+    'Dockerfile',
+    '--from=build /refit',
+    '--from=built /refit',
+    /^cpu: COPY --from=built names no stage$/
+  ],
   ['a target that is no stage', 'docker-compose.yml', 'target: gpu', 'target: cuda', /target cuda is no stage$/],
   ['no targets', 'docker-compose.yml', /, target: \w+/g, '', /builds no target$/],
   ['a stage under another name', 'Dockerfile', ' AS cpu', ' AS server', /target cpu is no stage$/],
@@ -24,9 +54,27 @@ const ERRORS: [what: string, file: string, from: string | RegExp, to: string, fa
   ['root by its number', 'Dockerfile', 'USER node\n', 'USER 0:0\n', /^cpu: runs as root$/],
   ['no port', 'Dockerfile', 'EXPOSE 30000\n', '', /^cpu: has no EXPOSE$/],
   ['no entry point', 'Dockerfile', /ENTRYPOINT.*\n/, '', /^cpu: has no ENTRYPOINT$/],
-  ['the latest image', 'Dockerfile', 'node:22-slim AS cpu', 'node:latest AS cpu', /^cpu: node:latest is no fixed version$/],
-  ['an image without a tag', 'Dockerfile', 'node:22-slim AS build', 'registry:5000/node AS build', /^build: registry:5000\/node has no tag$/],
-  ['the latest image in compose', 'docker-compose.yml', 'build: { context: ., target: cpu }', 'build: { context: ., target: cpu }\n    image: refit:latest', /^docker-compose\.yml: refit:latest/]
+  [
+    'the latest image',
+    'Dockerfile',
+    'node:22-slim AS cpu',
+    'node:latest AS cpu',
+    /^cpu: node:latest is no fixed version$/
+  ],
+  [
+    'an image without a tag',
+    'Dockerfile',
+    'node:22-slim AS build',
+    'registry:5000/node AS build',
+    /^build: registry:5000\/node has no tag$/
+  ],
+  [
+    'the latest image in compose',
+    'docker-compose.yml',
+    'build: { context: ., target: cpu }',
+    'build: { context: ., target: cpu }\n    image: refit:latest',
+    /^docker-compose\.yml: refit:latest/
+  ]
 ]
 
 for (const [what, file, from, to, fault] of ERRORS) {
@@ -50,7 +98,9 @@ t.test('what an exception brings back may be copied', async t => {
 
 function copy (t: Test): string {
   const folder = t.testdir()
-  for (const name of ['Dockerfile', '.dockerignore', 'docker-compose.yml', 'package.json', 'package-lock.json']) cpSync(join(packageRoot, name), join(folder, name))
+  for (const name of ['Dockerfile', '.dockerignore', 'docker-compose.yml', 'package.json', 'package-lock.json']) {
+    cpSync(join(packageRoot, name), join(folder, name))
+  }
   mkdirSync(join(folder, 'build/native'), { recursive: true })
   return folder
 }

@@ -6,7 +6,21 @@ import { packageRoot } from '../src/root.ts'
 import { FakeEngine } from './helpers/fake-engine.ts'
 
 t.test('importing the package, and serving another engine, loads no native code', async t => {
-  t.same(Object.keys(index).sort(), ['ClientError', 'ERROR_CODES', 'RefitClient', 'RefitError', 'RemoteEngine', 'buildServer', 'createEngine', 'createGateway', 'createServer', 'default', 'endProcess', 'loadTokenizer', 'refit'])
+  t.same(Object.keys(index).sort(), [
+    'ClientError',
+    'ERROR_CODES',
+    'RefitClient',
+    'RefitError',
+    'RemoteEngine',
+    'buildServer',
+    'createEngine',
+    'createGateway',
+    'createServer',
+    'default',
+    'endProcess',
+    'loadTokenizer',
+    'refit'
+  ])
   const app = Fastify()
   await app.register(refit, { engine: new FakeEngine(), tokenizer: null })
   await app.ready()
@@ -16,7 +30,7 @@ t.test('importing the package, and serving another engine, loads no native code'
   t.same(sharedObjects.filter(path => path.endsWith('refit.node')), [])
 })
 
-t.test('a model\'s own tokenizer is taken when none is given, and none where there is none', async t => {
+t.test("a model's own tokenizer is taken when none is given, and none where there is none", async t => {
   const modelPath = join(packageRoot, 'models/adder')
   const status = async (path: string) => {
     const app = Fastify()

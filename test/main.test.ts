@@ -12,23 +12,42 @@ import { packageRoot } from '../src/root.ts'
 
 const isSource = import.meta.url.endsWith('.ts')
 const FAULTY = join(packageRoot, 'build/faults/refit.node')
-const MAIN = [...isSource ? process.execArgv : [], fileURLToPath(new URL(`../src/main${isSource ? '.ts' : '.js'}`, import.meta.url))]
+const MAIN = [
+  ...isSource ? process.execArgv : [],
+  fileURLToPath(new URL(`../src/main${isSource ? '.ts' : '.js'}`, import.meta.url))
+]
 const MODEL = join(packageRoot, 'test', 'goldens', 'qwen3')
 const ENVIRONMENT = { PATH: process.env.PATH, HOME: '/nonexistent' }
 
-interface Server { child: ChildProcess, url: string, lines: Record<string, any>[], exit: Promise<unknown[]> }
+interface Server {
+  child: ChildProcess
+  url: string
+  lines: Record<string, any>[]
+  exit: Promise<unknown[]>
+}
 
 function refit (...args: string[]): { status: number | null, stdout: string, stderr: string } {
   return spawnSync(process.execPath, [...MAIN, ...args], { encoding: 'utf8', env: ENVIRONMENT })
 }
 
-async function serve (t: Test, args: string[], env: Record<string, string> = {}, options: string[] = []): Promise<Server> {
-  const child = spawn(process.execPath, [...options, ...MAIN, 'serve', MODEL, '--port', '0', '--threads', '1', ...args], { env: { ...ENVIRONMENT, ...env }, stdio: ['ignore', 'pipe', 'pipe'] })
+async function serve (
+  t: Test,
+  args: string[],
+  env: Record<string, string> = {},
+  options: string[] = []
+): Promise<Server> {
+  const child = spawn(
+    process.execPath,
+    [...options, ...MAIN, 'serve', MODEL, '--port', '0', '--threads', '1', ...args],
+    { env: { ...ENVIRONMENT, ...env }, stdio: ['ignore', 'pipe', 'pipe'] }
+  )
   t.teardown(() => child.kill('SIGKILL'))
   const exit = once(child, 'exit')
   const lines: Record<string, any>[] = []
   let stderr = ''
-  child.stderr.on('data', chunk => { stderr += chunk })
+  child.stderr.on('data', chunk => {
+    stderr += chunk
+  })
   const url = await new Promise<string>((resolve, reject) => {
     createInterface({ input: child.stdout }).on('line', line => {
       const entry = JSON.parse(line) as Record<string, any>
@@ -42,7 +61,11 @@ async function serve (t: Test, args: string[], env: Record<string, string> = {},
 }
 
 const post = async (url: string, body: object, headers = {}): Promise<{ status: number, body: any }> => {
-  const reply = await fetch(url, { method: 'POST', body: JSON.stringify(body), headers: { 'content-type': 'application/json', ...headers } })
+  const reply = await fetch(url, {
+    method: 'POST',
+    body: JSON.stringify(body),
+    headers: { 'content-type': 'application/json', ...headers }
+  })
   return { status: reply.status, body: await reply.json() }
 }
 
@@ -59,17 +82,22 @@ t.test('help and version are printed, and wrong calls end with 2 and one line th
   t.match(refit('help', 'serve'), { status: 0, stdout: /--port/ })
   t.match(refit('--version'), { status: 0, stdout: /^\d+\.\d+\.\d+\n$/, stderr: '' })
   t.match(refit(), { status: 2, stdout: '', stderr: /Usage: refit COMMAND/ })
-  for (const [args, message] of [
-    [['sevre', 'x'], /^refit: unknown command "sevre"; did you mean "refit serve"\?\n$/],
-    [['--port', '1'], /options come after a command/],
-    [['serve'], /^refit: serve needs a MODEL: .*\n$/],
-    [['serve', 'x', '--prot', '1'], /^refit: --prot: unknown option; did you mean --port\?\n$/],
-    [['serve', 'x', '--port', '99999'], /^refit: --port: expected an integer from 0 to 65535, got 99999\n$/],
-    [['serve', 'Qwen/Qwen3-0.6B'], /hf download Qwen\/Qwen3-0\.6B\n$/],
-    [['serve', MODEL, '--host', '0.0.0.0'], /can be reached by others/],
-    [['serve', MODEL, '--tokenizer-path', '/nonexistent'], /tokenizer/],
-    [['gateway', '--engine', 'http://127.0.0.1:1', '--engine', 'foo'], /^refit: --engine: "foo" is not the address of an engine: expected http:\/\/host:port, .*\n$/]
-  ] as const) {
+  for (
+    const [args, message] of [
+      [['sevre', 'x'], /^refit: unknown command "sevre"; did you mean "refit serve"\?\n$/],
+      [['--port', '1'], /options come after a command/],
+      [['serve'], /^refit: serve needs a MODEL: .*\n$/],
+      [['serve', 'x', '--prot', '1'], /^refit: --prot: unknown option; did you mean --port\?\n$/],
+      [['serve', 'x', '--port', '99999'], /^refit: --port: expected an integer from 0 to 65535, got 99999\n$/],
+      [['serve', 'Qwen/Qwen3-0.6B'], /hf download Qwen\/Qwen3-0\.6B\n$/],
+      [['serve', MODEL, '--host', '0.0.0.0'], /can be reached by others/],
+      [['serve', MODEL, '--tokenizer-path', '/nonexistent'], /tokenizer/],
+      [
+        ['gateway', '--engine', 'http://127.0.0.1:1', '--engine', 'foo'],
+        /^refit: --engine: "foo" is not the address of an engine: expected http:\/\/host:port, .*\n$/
+      ]
+    ] as const
+  ) {
     const { status, stderr } = refit(...args)
     t.equal(status, 2, args.join(' '))
     t.match(stderr, message)
@@ -97,30 +125,77 @@ t.test('a model that cannot be loaded ends with 1 and no stack', async t => {
 })
 
 t.test('serves until SIGTERM, and logs its configuration without the keys', async t => {
-  const { child, url, lines, exit } = await serve(t, ['--served-model-name', 'tiny', '--weight-version', 'v1', '--admin-api-key', 'hunter3'], { REFIT_API_KEY: 'hunter2', REFIT_MODEL_ROOTS: 'x' })
+  const { child, url, lines, exit } = await serve(t, [
+    '--served-model-name',
+    'tiny',
+    '--weight-version',
+    'v1',
+    '--admin-api-key',
+    'hunter3'
+  ], { REFIT_API_KEY: 'hunter2', REFIT_MODEL_ROOTS: 'x' })
   const authorization = 'Bearer hunter2'
   t.equal((await fetch(`${url}/health`)).status, 200)
   t.equal((await post(`${url}/generate`, { input_ids: [1, 2, 3] })).status, 401)
-  const { status, body } = await post(`${url}/generate`, { input_ids: [1, 2, 3], sampling_params: { max_new_tokens: 4, temperature: 0, ignore_eos: true } }, { authorization })
+  const { status, body } = await post(`${url}/generate`, {
+    input_ids: [1, 2, 3],
+    sampling_params: { max_new_tokens: 4, temperature: 0, ignore_eos: true }
+  }, { authorization })
   t.equal(status, 200)
-  t.match(body, { output_ids: [Number, Number, Number, Number], meta_info: { weight_version: 'v1', completion_tokens: 4 } })
+  t.match(body, {
+    output_ids: [Number, Number, Number, Number],
+    meta_info: { weight_version: 'v1', completion_tokens: 4 }
+  })
   t.match(await (await fetch(`${url}/v1/models`, { headers: { authorization } })).json(), { data: [{ id: 'tiny' }] })
-  t.equal((await post(`${url}/update_weights_from_disk`, { model_path: MODEL }, { authorization })).status, 401, 'the key for weights is another one')
-  t.match(await post(`${url}/update_weights_from_disk`, { model_path: MODEL }, { authorization: 'Bearer hunter3' }), { status: 200, body: { success: true } }, 'from the folder that holds the model')
-  t.equal((await post(`${url}/update_weights_from_disk`, { model_path: packageRoot }, { authorization: 'Bearer hunter3' })).status, 400, 'from outside')
+  t.equal(
+    (await post(`${url}/update_weights_from_disk`, { model_path: MODEL }, { authorization })).status,
+    401,
+    'the key for weights is another one'
+  )
+  t.match(await post(`${url}/update_weights_from_disk`, { model_path: MODEL }, { authorization: 'Bearer hunter3' }), {
+    status: 200,
+    body: { success: true }
+  }, 'from the folder that holds the model')
+  t.equal(
+    (await post(`${url}/update_weights_from_disk`, { model_path: packageRoot }, { authorization: 'Bearer hunter3' }))
+      .status,
+    400,
+    'from outside'
+  )
 
   child.kill('SIGTERM')
   t.same(await exit, [0, null])
-  t.match(lines.find(({ config }) => config !== undefined), { config: { 'api-key': '***', 'admin-api-key': '***', 'served-model-name': 'tiny', threads: 1 } })
+  t.match(lines.find(({ config }) => config !== undefined), {
+    config: { 'api-key': '***', 'admin-api-key': '***', 'served-model-name': 'tiny', threads: 1 }
+  })
   t.notMatch(JSON.stringify(lines), /hunter/)
-  for (const message of [/REFIT_MODEL_ROOTS is not a variable/, /no tokenizer\.json: only token ids/, /^loaded in .*Qwen3ForCausalLM in .* on cpu/, /SIGTERM: shutting down/, /^shut down$/]) {
+  for (
+    const message of [
+      /REFIT_MODEL_ROOTS is not a variable/,
+      /no tokenizer\.json: only token ids/,
+      /^loaded in .*Qwen3ForCausalLM in .* on cpu/,
+      /SIGTERM: shutting down/,
+      /^shut down$/
+    ]
+  ) {
     t.ok(lines.some(({ msg }) => message.test(msg)), String(message))
   }
 })
 
 t.test('after SIGINT a request that waits is aborted when its grace has passed, and the exit is clean', async t => {
-  const { child, url, lines, exit } = await serve(t, ['--shutdown-timeout', '0.2', '--model-root', MODEL, '--model-root', '/nonexistent/weights', '--model-root', join(MODEL, 'config.json')])
-  t.same(lines.map(({ msg }) => /^--model-root: .*\/(.*;)/.exec(msg)?.[1]).filter(Boolean), ['weights does not exist;', 'config.json is no folder;'], 'roots that are none are told of at the start')
+  const { child, url, lines, exit } = await serve(t, [
+    '--shutdown-timeout',
+    '0.2',
+    '--model-root',
+    MODEL,
+    '--model-root',
+    '/nonexistent/weights',
+    '--model-root',
+    join(MODEL, 'config.json')
+  ])
+  t.same(lines.map(({ msg }) => /^--model-root: .*\/(.*;)/.exec(msg)?.[1]).filter(Boolean), [
+    'weights does not exist;',
+    'config.json is no folder;'
+  ], 'roots that are none are told of at the start')
   await post(`${url}/pause_generation`, { mode: 'in_place' })
   const waiting = post(`${url}/generate`, { input_ids: [1, 2, 3], rid: 'a' })
   await untilOneWaits(url)
@@ -144,29 +219,55 @@ t.test('a second signal ends at once', async t => {
 
 t.test('devices says why no card can be used, in words or JSON, and ends with 1', async t => {
   const env = { ...ENVIRONMENT, REFIT_CUDA_LIBRARY: '/nonexistent/librefit_cuda.so' }
-  const run = (...args: string[]) => spawnSync(process.execPath, [...MAIN, 'devices', ...args], { encoding: 'utf8', env })
-  t.match(run(), { status: 1, stdout: /^no card can be used: .*\/nonexistent\/librefit_cuda\.so does not exist/, stderr: '' })
+  const run = (...args: string[]) =>
+    spawnSync(process.execPath, [...MAIN, 'devices', ...args], { encoding: 'utf8', env })
+  t.match(run(), {
+    status: 1,
+    stdout: /^no card can be used: .*\/nonexistent\/librefit_cuda\.so does not exist/,
+    stderr: ''
+  })
   const { status, stdout } = run('--json')
   t.equal(status, 1)
   t.match(JSON.parse(stdout), { cards: [], error: /does not exist/ })
   t.match(run('--jason'), { status: 2, stderr: /--jason: unknown option/ })
   t.match(refit('devices', '--help'), { status: 0, stdout: /Usage: refit devices/ })
-  t.match(spawnSync(process.execPath, [...MAIN, 'serve', MODEL, '--device', 'cuda'], { encoding: 'utf8', env }), { status: 2, stderr: /^refit: --device cuda: .*does not exist.*\n$/ })
+  t.match(spawnSync(process.execPath, [...MAIN, 'serve', MODEL, '--device', 'cuda'], { encoding: 'utf8', env }), {
+    status: 2,
+    stderr: /^refit: --device cuda: .*does not exist.*\n$/
+  })
 })
 
 /** Runs before the program: the k-th step of the engine fails or stalls. */
 function faultAtStep (fault: object): string[] {
-  const source = `import { createRequire } from 'node:module'; createRequire(${JSON.stringify(FAULTY)})(${JSON.stringify(FAULTY)}).armFault(${JSON.stringify(fault)})`
+  const source = `import { createRequire } from 'node:module'; createRequire(${JSON.stringify(FAULTY)})(${
+    JSON.stringify(FAULTY)
+  }).armFault(${JSON.stringify(fault)})`
   return ['--import', `data:text/javascript,${encodeURIComponent(source)}`]
 }
 
-for (const [how, fault, args, message] of [
-  ['fails', { point: 'step', at: 4, action: 'fail' }, [], /^device lost: injected fault: rank 0 is lost in a step; requests in the step: met. Ending with exit code 70$/],
-  ['never ends', { point: 'step', at: 4, action: 'stall', stallMs: 600_000 }, ['--watchdog-timeout', '1'], /^device lost: a step has not ended within 1 s \(--watchdog-timeout\); requests in the step: met. Ending with exit code 70$/]
-] as const) {
+for (
+  const [how, fault, args, message] of [
+    [
+      'fails',
+      { point: 'step', at: 4, action: 'fail' },
+      [],
+      /^device lost: injected fault: rank 0 is lost in a step; requests in the step: met. Ending with exit code 70$/
+    ],
+    [
+      'never ends',
+      { point: 'step', at: 4, action: 'stall', stallMs: 600_000 },
+      ['--watchdog-timeout', '1'],
+      /^device lost: a step has not ended within 1 s \(--watchdog-timeout\); requests in the step: met. Ending with exit code 70$/
+    ]
+  ] as const
+) {
   t.test(`a step that ${how} fails its request in words, is one fatal line, and ends the process with 70`, async t => {
     const { url, lines, exit } = await serve(t, [...args], { REFIT_NATIVE: FAULTY }, faultAtStep(fault))
-    const reply = await post(`${url}/generate`, { input_ids: [1, 2, 3], rid: 'met', sampling_params: { max_new_tokens: 100, ignore_eos: true } })
+    const reply = await post(`${url}/generate`, {
+      input_ids: [1, 2, 3],
+      rid: 'met',
+      sampling_params: { max_new_tokens: 100, ignore_eos: true }
+    })
     t.match(reply, { status: 503, body: { error: { code: 'DEVICE_LOST' } } })
     t.same(await exit, [70, null])
     const fatal = lines.filter(({ level }) => level === 60)

@@ -1,7 +1,18 @@
 import { existsSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
-import { cellOf, fullTable, isOwn, isPassed, matrixPages, pageOf, readMatrix, shortTable, summary, withTable } from '../scripts/matrix-table.ts'
+import {
+  cellOf,
+  fullTable,
+  isOwn,
+  isPassed,
+  matrixPages,
+  pageOf,
+  readMatrix,
+  shortTable,
+  summary,
+  withTable
+} from '../scripts/matrix-table.ts'
 import type { Row, Run } from '../scripts/matrix-table.ts'
 import { packageRoot } from '../src/root.ts'
 
@@ -15,7 +26,10 @@ t.test('README and docs/trainers have the tables that the kept results make', as
 })
 
 t.test('the matrix has rows 1 to 30, each once, and every trainer has a page that names its rows', async t => {
-  t.same(rows.filter(row => row.extra !== true).map(({ row }) => row), Array.from({ length: 30 }, (_, index) => index + 1))
+  t.same(
+    rows.filter(row => row.extra !== true).map(({ row }) => row),
+    Array.from({ length: 30 }, (_, index) => index + 1)
+  )
   t.equal(new Set(rows.map(({ row }) => row)).size, rows.length)
   for (const { row, trainer } of rows) {
     const page = join(packageRoot, 'docs/trainers', pageOf(trainer))
@@ -25,19 +39,38 @@ t.test('the matrix has rows 1 to 30, each once, and every trainer has a page tha
 })
 
 t.test('what is kept is of rows that there are, and was run', async t => {
-  for (const [name, { rows: of, outcome, brings }] of [here, ...cards === undefined ? [] : [cards]].flatMap(run => Object.entries(run.tests))) {
+  for (
+    const [name, { rows: of, outcome, brings }] of [here, ...cards === undefined ? [] : [cards]].flatMap(run =>
+      Object.entries(run.tests)
+    )
+  ) {
     t.ok(of.length > 0 && of.every(number => rows.some(({ row }) => row === number)), name)
     t.match(outcome, /^(passed|failed|skipped)$/, name)
     t.ok(brings.every(way => ['gloo', 'NCCL', 'shared memory', 'CUDA IPC', 'files', 'HTTP'].includes(way)), name)
   }
   t.equal(here.cards, null)
-  for (const row of rows) t.ok(row.absent !== undefined || [here, cards].some(run => run !== undefined && cellOf(row, run) !== 'no test'), `row ${row.row} has tests, or a reason why not`)
+  for (const row of rows) {
+    t.ok(
+      row.absent !== undefined || [here, cards].some(run => run !== undefined && cellOf(row, run) !== 'no test'),
+      `row ${row.row} has tests, or a reason why not`
+    )
+  }
 })
 
 const NCCL: Row = { row: 1, trainer: 'slime', mode: 'x', by: ['NCCL'] }
 type Test = Run['tests'][string]
-const test = (outcome: Test['outcome'], brings: string[] = [], refused: string | null = null): Test => ({ rows: [1], outcome, brings, refused })
-const run = (...tests: Test[]): Run => ({ date: '2026-01-02', cards: null, torch: '2', tests: Object.fromEntries(tests.map((each, index) => [String(index), each])) })
+const test = (outcome: Test['outcome'], brings: string[] = [], refused: string | null = null): Test => ({
+  rows: [1],
+  outcome,
+  brings,
+  refused
+})
+const run = (...tests: Test[]): Run => ({
+  date: '2026-01-02',
+  cards: null,
+  torch: '2',
+  tests: Object.fromEntries(tests.map((each, index) => [String(index), each]))
+})
 
 t.test('refusals pass no row, and one that is not refused any more fails it', async t => {
   const refused = run(test('passed', [], 'adapters'))
@@ -69,6 +102,9 @@ t.test('a row passes with weights, its own on cards, and with no failure anywher
 })
 
 t.test('a page without marks is no page of the matrix', async t => {
-  t.equal(withTable('a\n<!-- matrix -->\nold\n<!-- /matrix -->\nb', 'new\n'), 'a\n<!-- matrix -->\nnew\n<!-- /matrix -->\nb')
+  t.equal(
+    withTable('a\n<!-- matrix -->\nold\n<!-- /matrix -->\nb', 'new\n'),
+    'a\n<!-- matrix -->\nnew\n<!-- /matrix -->\nb'
+  )
   t.throws(() => withTable('nothing', 'x'), /matrix/)
 })

@@ -5,11 +5,21 @@ import { gatewayApiDocument } from '../src/app/gateway-server.ts'
 import { openApiDocument } from '../src/app/openapi.ts'
 import { packageRoot } from '../src/root.ts'
 
-interface Operation { operationId: string, summary?: string, tags: string[], security: object[], responses: Record<string, { description: string }>, requestBody?: { content: object } }
+interface Operation {
+  operationId: string
+  summary?: string
+  tags: string[]
+  security: object[]
+  responses: Record<string, { description: string }>
+  requestBody?: { content: object }
+}
 
 const document = JSON.parse(JSON.stringify(await openApiDocument()))
-const operations = Object.entries(document.paths as Record<string, Record<string, Operation>>)
-  .flatMap(([path, methods]) => Object.entries(methods).map(([method, operation]) => ({ name: `${method} ${path}`, ...operation })))
+const operations = Object
+  .entries(document.paths as Record<string, Record<string, Operation>>)
+  .flatMap(([path, methods]) =>
+    Object.entries(methods).map(([method, operation]) => ({ name: `${method} ${path}`, ...operation }))
+  )
 
 t.test('openapi/openapi.json is what the routes say', async t => {
   const written = JSON.parse(readFileSync(join(packageRoot, 'openapi', 'openapi.json'), 'utf8'))
@@ -30,10 +40,18 @@ t.test('every operation has an id of its own, a summary, a known tag, its securi
     t.ok(own.length === 1 && tags.includes(own[0]), name)
     t.ok(Array.isArray(security), name)
     t.ok(responses['4XX'], name)
-    t.ok(Object.values(responses).every(response => response.description !== 'Default Response'), `${name} describes its replies`)
+    t.ok(
+      Object.values(responses).every(response => response.description !== 'Default Response'),
+      `${name} describes its replies`
+    )
   }
 })
 
 t.test('the document is OpenAPI 3.1 with licence, server and key', async t => {
-  t.match(document, { openapi: '3.1.0', info: { title: 'refit', license: { name: 'Apache-2.0' } }, servers: [{ url: /^http/ }], components: { securitySchemes: { key: { type: 'http', scheme: 'bearer' } } } })
+  t.match(document, {
+    openapi: '3.1.0',
+    info: { title: 'refit', license: { name: 'Apache-2.0' } },
+    servers: [{ url: /^http/ }],
+    components: { securitySchemes: { key: { type: 'http', scheme: 'bearer' } } }
+  })
 })

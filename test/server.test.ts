@@ -11,7 +11,10 @@ import { call, until } from './helpers/route-app.ts'
 async function server (t: Test, options: Partial<ServerOptions> & { engine?: FakeEngine } = {}) {
   const engine = options.engine ?? new FakeEngine()
   const app = await buildServer({ tokenizer: new ByteTokenizer(), port: 0, closeGraceMs: 100, ...options, engine })
-  t.teardown(async () => { await app.close(); await engine.close() })
+  t.teardown(async () => {
+    await app.close()
+    await engine.close()
+  })
   const address = app.server.address()
   const port = typeof address === 'object' ? address!.port : 0
   return { app, engine, port, url: `http://127.0.0.1:${port}` }
@@ -69,7 +72,9 @@ t.test('close cuts what does not end, and stalled uploads with it', async t => {
   paused.catch(() => {})
   const stalled = connect(port, '127.0.0.1')
   await once(stalled, 'connect')
-  stalled.write('POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"inp')
+  stalled.write(
+    'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"inp'
+  )
   await until(() => engine.live === 1)
   await app.close()
   await t.rejects(paused)
@@ -79,11 +84,19 @@ t.test('close cuts what does not end, and stalled uploads with it', async t => {
 
 t.test('garbage on the wire is 400 and leaves the server standing', async t => {
   const { port, url } = await server(t)
-  for (const text of ['GARBAGE\r\n\r\n', 'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n', `GET /${'a'.repeat(100_000)} HTTP/1.1\r\nhost: x\r\n\r\n`]) {
+  for (
+    const text of [
+      'GARBAGE\r\n\r\n',
+      'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n',
+      `GET /${'a'.repeat(100_000)} HTTP/1.1\r\nhost: x\r\n\r\n`
+    ]
+  ) {
     const socket = connect(port, '127.0.0.1')
     socket.on('error', () => {})
     let reply = ''
-    socket.on('data', chunk => { reply += String(chunk) })
+    socket.on('data', chunk => {
+      reply += String(chunk)
+    })
     socket.write(text)
     await once(socket, 'close')
     t.match(reply, /^HTTP\/1\.1 4\d\d /)
@@ -95,11 +108,15 @@ t.test('bodies may come chunked, slowly, and on a GET that does not want one', a
   const { port } = await server(t)
   const socket = connect(port, '127.0.0.1')
   let reply = ''
-  socket.on('data', chunk => { reply += String(chunk) })
+  socket.on('data', chunk => {
+    reply += String(chunk)
+  })
   const body = JSON.stringify({ input_ids: [5], sampling_params: { max_new_tokens: 1 } })
   socket.write('GET /model_info HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}')
   await until(() => reply.includes('"model_path"'))
-  socket.write('POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n')
+  socket.write(
+    'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n'
+  )
   for (const character of body) {
     socket.write(`1\r\n${character}\r\n`)
     await new Promise(resolve => setImmediate(resolve))

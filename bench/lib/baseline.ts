@@ -11,7 +11,15 @@ function memory (): string {
   if (built !== '') return built
   const binary = join(packageRoot, 'build/bench/memory')
   mkdirSync(join(packageRoot, 'build/bench'), { recursive: true })
-  execFileSync('g++', ['-O3', '-march=native', '-std=c++20', '-pthread', '-o', binary, join(packageRoot, 'bench/native/memory.cc')])
+  execFileSync('g++', [
+    '-O3',
+    '-march=native',
+    '-std=c++20',
+    '-pthread',
+    '-o',
+    binary,
+    join(packageRoot, 'bench/native/memory.cc')
+  ])
   return (built = binary)
 }
 
@@ -24,12 +32,16 @@ export function machine (...args: (string | number)[]): { bestGBs: number, media
 export function checkPython (): string {
   const name = python()
   const libraries = 'torch transformers safetensors'
-  const code = `import ${libraries.replaceAll(' ', ', ')}; print(*(f"{m.__name__} {m.__version__}" for m in (${libraries.replaceAll(' ', ', ')})), sep=", ")`
+  const code = `import ${libraries.replaceAll(' ', ', ')}; print(*(f"{m.__name__} {m.__version__}" for m in (${
+    libraries.replaceAll(' ', ', ')
+  })), sep=", ")`
   const { status, stdout, stderr, error } = spawnSync(name, ['-c', code], { encoding: 'utf8' })
   if (status === 0) return stdout.trim()
   const reason = error?.message ?? stderr.trim().split('\n').at(-1)
-  throw new Error(`${name} does not have ${libraries} (${reason}). Name another one in REFIT_PYTHON, or make it:\n` +
-    `  python3 -m venv build/venv && build/venv/bin/pip install ${libraries}`)
+  throw new Error(
+    `${name} does not have ${libraries} (${reason}). Name another one in REFIT_PYTHON, or make it:\n` +
+      `  python3 -m venv build/venv && build/venv/bin/pip install ${libraries}`
+  )
 }
 
 /** $REFIT_PYTHON, else the project's own environment, else the system's Python. */
@@ -39,11 +51,16 @@ export function python (): string {
 }
 
 /** A process that does the same work as refit once for each folder or file: `turn(path)` answers with its milliseconds. */
-export interface Rival { turn: (path: string) => Promise<number>, end: () => void }
+export interface Rival {
+  turn: (path: string) => Promise<number>
+  end: () => void
+}
 
 /** A Python process that holds the same model and updates it from a folder. */
 export function pythonUpdates (model: string, threads: number): Promise<Rival> {
-  return rival(python(), [join(packageRoot, 'bench/python/transformers_bench.py'), model, String(threads), 'turns'], { OMP_NUM_THREADS: String(threads) })
+  return rival(python(), [join(packageRoot, 'bench/python/transformers_bench.py'), model, String(threads), 'turns'], {
+    OMP_NUM_THREADS: String(threads)
+  })
 }
 
 /** A process that reads a file, no longer than `longest`, into memory that is faulted in. */
@@ -65,14 +82,28 @@ async function rival (command: string, args: string[], env: Record<string, strin
       child.stdin.write(`${path}\n`)
       return await next()
     },
-    end: () => { child.stdin.end() }
+    end: () => {
+      child.stdin.end()
+    }
   }
 }
 
 /** Runs bench/python/transformers_bench.py (in the Python of `checkPython`); medians in milliseconds. */
-export function transformers (model: string, threads: number, ...what: ('prefill' | 'decode')[]): Record<string, number> {
-  const output = execFileSync(python(), [join(packageRoot, 'bench/python/transformers_bench.py'), model, String(threads), ...what],
-    { encoding: 'utf8', env: { ...process.env, OMP_NUM_THREADS: String(threads) }, stdio: ['ignore', 'pipe', 'inherit'] })
+export function transformers (
+  model: string,
+  threads: number,
+  ...what: ('prefill' | 'decode')[]
+): Record<string, number> {
+  const output = execFileSync(python(), [
+    join(packageRoot, 'bench/python/transformers_bench.py'),
+    model,
+    String(threads),
+    ...what
+  ], {
+    encoding: 'utf8',
+    env: { ...process.env, OMP_NUM_THREADS: String(threads) },
+    stdio: ['ignore', 'pipe', 'inherit']
+  })
   const rows = output.trim().split('\n').map(line => JSON.parse(line) as { what: string, ms: number[] })
   return Object.fromEntries(rows.map(row => [row.what, median(row.ms)]))
 }

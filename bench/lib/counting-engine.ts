@@ -11,14 +11,26 @@ let version = 'default'
 const server = createServer((request, response) => {
   const path = request.url!.split('?', 1)[0]!
   let bytes = 0
-  request.on('data', (chunk: Buffer) => { bytes += chunk.length })
+  request.on('data', (chunk: Buffer) => {
+    bytes += chunk.length
+  })
   request.on('end', () => {
     if (path === '/capabilities') return answer(response, { server: 'refit', dialects: ['sglang'] })
-    if (path === '/server_info') return answer(response, { tp_size: 1, weight_version: version, weights: 'current', started_at: 1, model_path: '/m' })
+    if (path === '/server_info') {
+      return answer(response, {
+        tp_size: 1,
+        weight_version: version,
+        weights: 'current',
+        started_at: 1,
+        model_path: '/m'
+      })
+    }
     if (path === '/weights_checker') return answer(response, { success: true, checksums: { a: version } })
     if (!path.startsWith('/update_weights')) return answer(response, { status: 'ok' })
     version = new URL(request.url!, 'http://h').searchParams.get('v') ?? version
-    setTimeout(() => { answer(response, { success: true, message: 'ok', bytes }) }, WORK_MS)
+    setTimeout(() => {
+      answer(response, { success: true, message: 'ok', bytes })
+    }, WORK_MS)
   })
 })
 
@@ -27,4 +39,6 @@ function answer (response: ServerResponse, body: object): void {
   response.writeHead(200, { 'content-type': 'application/json', 'content-length': Buffer.byteLength(text) }).end(text)
 }
 
-server.listen(0, '127.0.0.1', () => { console.log(`is ready on http://127.0.0.1:${(server.address() as AddressInfo).port}"`) })
+server.listen(0, '127.0.0.1', () => {
+  console.log(`is ready on http://127.0.0.1:${(server.address() as AddressInfo).port}"`)
+})

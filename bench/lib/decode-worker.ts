@@ -12,6 +12,8 @@ import { decodePayload } from '../../src/wire/torch/payload.ts'
 warmUp()
 parentPort!.on('message', ({ entry, lists }: { entry: string, lists: boolean }) => {
   const start = performance.now()
-  const found = lists ? readCardLists(native(), [decodePayload(entry)])!.segments.length : packTensorBody(readTensorBody({ entries: [entry], loadFormat: null, ranks: 1 })).handles.length
+  const found = lists
+    ? readCardLists(native(), [decodePayload(entry)])!.segments.length
+    : packTensorBody(readTensorBody({ entries: [entry], loadFormat: null, ranks: 1 })).handles.length
   parentPort!.postMessage({ ms: performance.now() - start, segments: found })
 })

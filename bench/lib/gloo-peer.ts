@@ -11,14 +11,18 @@ export interface GlooPeer {
   /** What it broadcasts, in this order. */
   tensors: { name: string, shape: number[] }[]
   /** A word of bench/python/gloo_peer.py; its own milliseconds. */
-  ask: (word: { do: string, group: string, port?: number, rank?: number, world?: number, way?: string }) => Promise<number>
+  ask: (
+    word: { do: string, group: string, port?: number, rank?: number, world?: number, way?: string }
+  ) => Promise<number>
   end: () => void
 }
 
 /** A torch process that takes part in groups of gloo, with the tensors of a checkpoint. */
 export async function glooPeer (checkpoint: string, threads: number): Promise<GlooPeer> {
-  const child = spawn(python(), [join(packageRoot, 'bench/python/gloo_peer.py'), checkpoint, String(threads)],
-    { env: { ...process.env, OMP_NUM_THREADS: String(threads), GLOO_SOCKET_IFNAME: 'lo' }, stdio: ['pipe', 'pipe', 'inherit'] })
+  const child = spawn(python(), [join(packageRoot, 'bench/python/gloo_peer.py'), checkpoint, String(threads)], {
+    env: { ...process.env, OMP_NUM_THREADS: String(threads), GLOO_SOCKET_IFNAME: 'lo' },
+    stdio: ['pipe', 'pipe', 'inherit']
+  })
   const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]()
   const next = async (): Promise<unknown> => {
     const { value, done } = await lines.next()
@@ -33,7 +37,9 @@ export async function glooPeer (checkpoint: string, threads: number): Promise<Gl
       child.stdin.write(`${JSON.stringify(word)}\n`)
       return (await next() as { ms: number }).ms
     },
-    end: () => { child.stdin.end() }
+    end: () => {
+      child.stdin.end()
+    }
   }
 }
 
@@ -44,7 +50,9 @@ export async function freePort (): Promise<number> {
     server.once('error', reject)
     server.listen(0, '127.0.0.1', () => {
       const { port } = server.address() as AddressInfo
-      server.close(() => { resolve(port) })
+      server.close(() => {
+        resolve(port)
+      })
     })
   })
 }

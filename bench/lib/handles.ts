@@ -5,7 +5,10 @@ const REDUCTIONS = 'torch.multiprocessing.reductions'
 type Part = string | Buffer | number
 
 /** One tensor of a card in a share of its own. */
-export interface CardTensor { name: string, shape: [number, number] }
+export interface CardTensor {
+  name: string
+  shape: [number, number]
+}
 
 /** A list of (name, tensor) of one sender's card, base64: a segment for every 32 tensors, a slot of the counter file for each. */
 export function cardEntry (tensors: readonly CardTensor[]): string {
@@ -38,7 +41,12 @@ export function cardEntry (tensors: readonly CardTensor[]): string {
   return pickler.base64()
 }
 
-export interface SharedView { name: string, shape: readonly number[], dtype: string, /** Elements. */ offset: number }
+export interface SharedView {
+  name: string
+  shape: readonly number[]
+  dtype: string /** Elements. */
+  offset: number
+}
 
 /** A list of (name, tensor), all of them views of one storage in the shared memory `file`, base64. */
 export function sharedEntry (file: string, bytes: number, tensors: readonly SharedView[]): string {
@@ -104,7 +112,9 @@ class Pickler {
   readonly #known = new Map<string, number>()
   memoized = 0
 
-  op (codes: string): void { this.#parts.push(Buffer.from(codes, 'latin1')) }
+  op (codes: string): void {
+    this.#parts.push(Buffer.from(codes, 'latin1'))
+  }
 
   put (key: string): void {
     this.#known.set(key, this.memoized++)
@@ -159,10 +169,16 @@ class Pickler {
     this.memoized += 2
   }
 
-  base64 (): string { return Buffer.concat(this.#parts).toString('base64') }
+  base64 (): string {
+    return Buffer.concat(this.#parts).toString('base64')
+  }
 
   #push (...parts: Part[]): void {
-    for (const part of parts) this.#parts.push(typeof part === 'string' ? Buffer.from(part, 'latin1') : typeof part === 'number' ? Buffer.from([part]) : part)
+    for (const part of parts) {
+      this.#parts.push(
+        typeof part === 'string' ? Buffer.from(part, 'latin1') : typeof part === 'number' ? Buffer.from([part]) : part
+      )
+    }
   }
 }
 

@@ -41,14 +41,26 @@ type Shape = [name: string, shape: number[]]
 
 function shapes (): Shape[] {
   const { hidden_size: h, intermediate_size: i, head_dim: d, num_attention_heads: q, num_key_value_heads: kv } = CONFIG
-  const layer = (n: number): Shape[] => ([
-    ['input_layernorm.weight', [h]],
-    ['self_attn.q_proj.weight', [q * d, h]], ['self_attn.k_proj.weight', [kv * d, h]], ['self_attn.v_proj.weight', [kv * d, h]],
-    ['self_attn.q_norm.weight', [d]], ['self_attn.k_norm.weight', [d]], ['self_attn.o_proj.weight', [h, q * d]],
-    ['post_attention_layernorm.weight', [h]],
-    ['mlp.gate_proj.weight', [i, h]], ['mlp.up_proj.weight', [i, h]], ['mlp.down_proj.weight', [h, i]]
-  ] satisfies Shape[]).map(([name, shape]) => [`model.layers.${n}.${name}`, shape])
-  return [['model.embed_tokens.weight', [CONFIG.vocab_size, h]], ...Array.from({ length: CONFIG.num_hidden_layers }, (_, n) => layer(n)).flat(), ['model.norm.weight', [h]]]
+  const layer = (n: number): Shape[] =>
+    ([
+      ['input_layernorm.weight', [h]],
+      ['self_attn.q_proj.weight', [q * d, h]],
+      ['self_attn.k_proj.weight', [kv * d, h]],
+      ['self_attn.v_proj.weight', [kv * d, h]],
+      ['self_attn.q_norm.weight', [d]],
+      ['self_attn.k_norm.weight', [d]],
+      ['self_attn.o_proj.weight', [h, q * d]],
+      ['post_attention_layernorm.weight', [h]],
+      ['mlp.gate_proj.weight', [i, h]],
+      ['mlp.up_proj.weight', [i, h]],
+      ['mlp.down_proj.weight', [h, i]]
+    ] satisfies Shape[])
+      .map(([name, shape]) => [`model.layers.${n}.${name}`, shape])
+  return [
+    ['model.embed_tokens.weight', [CONFIG.vocab_size, h]],
+    ...Array.from({ length: CONFIG.num_hidden_layers }, (_, n) => layer(n)).flat(),
+    ['model.norm.weight', [h]]
+  ]
 }
 
 function writeSafetensors (path: string, tensors: Shape[], seed: number): void {
@@ -87,9 +99,11 @@ function uniformBf16 (count: number, seed: number): Uint16Array {
   const bits = new Uint32Array(value.buffer)
   let state = (seed * 2654435761) >>> 0
   for (let i = 0; i < count; i++) {
-    state ^= state << 13; state >>>= 0
+    state ^= state << 13
+    state >>>= 0
     state ^= state >>> 17
-    state ^= state << 5; state >>>= 0
+    state ^= state << 5
+    state >>>= 0
     value[0] = (state / 0x100000000 - 0.5) * 0.07
     out[i] = bits[0]! >>> 16
   }

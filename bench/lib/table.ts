@@ -5,13 +5,30 @@ import { native } from '../../src/native/addon.ts'
 import { packageRoot } from '../../src/root.ts'
 
 /** One figure: ours, what a user would pick instead, their ratio (above 1: ours is better), and the ratio that is asked for. */
-export interface Figure { figure: string, ours: string, other: string, ratio: number, goal: number }
+export interface Figure {
+  figure: string
+  ours: string
+  other: string
+  ratio: number
+  goal: number
+}
 
 /** Prints a table of figures and keeps it under bench/results/. `rivals`: versions of what was compared with. */
 export function report (name: string, figures: Figure[], rivals?: string): void {
-  const head = `${new Date().toISOString().slice(0, 10)} · ${cpus()[0]?.model ?? 'unknown CPU'} x ${cpus().length} · ${native().isas()[0]} · Node ${process.versions.node}${rivals === undefined ? '' : ` · ${rivals}`}`
-  const rows = figures.map(f => `| ${f.figure} | ${f.ours} | ${f.other} | ${f.ratio.toFixed(2)} | ${f.goal.toFixed(2)} | ${f.ratio >= f.goal ? 'yes' : 'NO'} |`)
-  const table = ['| figure | refit | compared with | ratio | goal | reached |', '| --- | --- | --- | --- | --- | --- |', ...rows].join('\n')
+  const head = `${new Date().toISOString().slice(0, 10)} · ${cpus()[0]?.model ?? 'unknown CPU'} x ${cpus().length} · ${
+    native().isas()[0]
+  } · Node ${process.versions.node}${rivals === undefined ? '' : ` · ${rivals}`}`
+  const rows = figures.map(f =>
+    `| ${f.figure} | ${f.ours} | ${f.other} | ${f.ratio.toFixed(2)} | ${f.goal.toFixed(2)} | ${
+      f.ratio >= f.goal ? 'yes' : 'NO'
+    } |`
+  )
+  const table = [
+    '| figure | refit | compared with | ratio | goal | reached |',
+    '| --- | --- | --- | --- | --- | --- |',
+    ...rows
+  ]
+    .join('\n')
   console.log(`\n${head}\n\n${table}\n`)
   const file = join(packageRoot, 'bench/results', `${name}.md`)
   mkdirSync(join(packageRoot, 'bench/results'), { recursive: true })

@@ -13,7 +13,9 @@ import type { FastifyRequest } from 'fastify'
 
 const app = Fastify({ forceCloseConnections: true })
 await app.register(multipart)
-app.addContentTypeParser('application/octet-stream', (_request, _payload, done) => { done(null) })
+app.addContentTypeParser('application/octet-stream', (_request, _payload, done) => {
+  done(null)
+})
 app.post('/', async request => ({ seen: await count(request) }))
 app.post('/hold', async request => ({ seen: Buffer.concat(await keep(request)).length }))
 app.post('/disk', async request => ({ seen: await throughDisk(request) }))
@@ -21,7 +23,9 @@ process.stdout.write(`${await app.listen({ port: 0, host: '127.0.0.1' })}\n`)
 
 async function count (request: FastifyRequest): Promise<number> {
   let seen = 0
-  const add = (chunk: Buffer): void => { seen += chunk.length }
+  const add = (chunk: Buffer): void => {
+    seen += chunk.length
+  }
   if (!request.isMultipart()) {
     request.raw.on('data', add)
     await once(request.raw, 'end')
@@ -51,7 +55,7 @@ async function throughDisk (request: FastifyRequest): Promise<number> {
   return seen
 }
 
-async function * bodies (request: FastifyRequest): AsyncGenerator<Readable> {
+async function* bodies (request: FastifyRequest): AsyncGenerator<Readable> {
   if (!request.isMultipart()) return yield request.raw
   for await (const part of request.parts({ limits: { fileSize: Infinity } })) if (part.type === 'file') yield part.file
 }

@@ -6,7 +6,12 @@ import { encodeHeader } from '../../src/wire/safetensors/encode.ts'
 
 // Sends safetensors files when it is told to, one line of JSON each, and answers with the milliseconds. usage: upload-sender FILE FILE
 
-interface Order { url: string, kind: 'bytes' | 'form', tensors: number, file: number }
+interface Order {
+  url: string
+  kind: 'bytes' | 'form'
+  tensors: number
+  file: number
+}
 
 const CHUNK = 1 << 20
 const files = process.argv.slice(2).map(path => readFileSync(path))
@@ -16,12 +21,19 @@ function body ({ kind, tensors, file }: Order): Buffer[] {
   const whole = files[file]!
   const parts = tensors === 0 ? [whole] : first(whole, tensors)
   if (kind === 'bytes') return parts
-  return [Buffer.from('--border\r\ncontent-disposition: form-data; name="file"; filename="model.safetensors"\r\n\r\n'), ...parts, Buffer.from('\r\n--border--\r\n')]
+  return [
+    Buffer.from('--border\r\ncontent-disposition: form-data; name="file"; filename="model.safetensors"\r\n\r\n'),
+    ...parts,
+    Buffer.from('\r\n--border--\r\n')
+  ]
 }
 
 function first (whole: Buffer, count: number): Buffer[] {
   const length = headerLength(whole, whole.length, 'file')
-  const tensors = parseHeader(whole.subarray(PREFIX_BYTES, PREFIX_BYTES + length), whole.length, 'file').tensors.slice(0, count)
+  const tensors = parseHeader(whole.subarray(PREFIX_BYTES, PREFIX_BYTES + length), whole.length, 'file').tensors.slice(
+    0,
+    count
+  )
   return [encodeHeader(tensors), whole.subarray(tensors[0]!.begin, tensors.at(-1)!.end)]
 }
 
@@ -34,7 +46,13 @@ async function send (order: Order): Promise<object> {
   const reply = new Promise<string>((resolve, reject) => {
     sending.on('error', reject).on('response', response => {
       let text = ''
-      response.on('data', data => { text += String(data) }).on('end', () => { response.statusCode === 200 ? resolve(text) : reject(new Error(text)) })
+      response
+        .on('data', data => {
+          text += String(data)
+        })
+        .on('end', () => {
+          response.statusCode === 200 ? resolve(text) : reject(new Error(text))
+        })
     })
   })
   for (const part of parts) {

@@ -30,14 +30,22 @@ for (let at = 0; at < prompts.length; at += batch) {
   }
 }
 await client.close()
-console.log(`${right} of ${prompts.length} sums right (${(100 * right / prompts.length).toFixed(1)} %), weight version ${[...versions].join(', ')}`)
+console.log(
+  `${right} of ${prompts.length} sums right (${(100 * right / prompts.length).toFixed(1)} %), weight version ${
+    [...versions].join(', ')
+  }`
+)
 
 async function generate (text: string[]): Promise<GenerateOutput[]> {
-  const replies = await client.generate({ text, sampling_params: { temperature: 0, max_new_tokens: 8 } }).catch(cause => {
-    if (!(cause instanceof ClientError) || cause.status !== 0) throw cause
-    throw new Error(`no server answers at ${values.url} (start one with: npm start)`, { cause })
-  })
-  if (!Array.isArray(replies) || replies.length !== text.length) throw new Error(`${text.length} prompts sent, got ${JSON.stringify(replies).slice(0, 200)}`)
+  const replies = await client.generate({ text, sampling_params: { temperature: 0, max_new_tokens: 8 } }).catch(
+    cause => {
+      if (!(cause instanceof ClientError) || cause.status !== 0) throw cause
+      throw new Error(`no server answers at ${values.url} (start one with: npm start)`, { cause })
+    }
+  )
+  if (!Array.isArray(replies) || replies.length !== text.length) {
+    throw new Error(`${text.length} prompts sent, got ${JSON.stringify(replies).slice(0, 200)}`)
+  }
   return replies
 }
 

@@ -10,9 +10,9 @@
 #include "bench_gpu/checkpoint.h"
 #include "bench_gpu/timing.h"
 #include "core/checksum.h"
-#include "cuda/weights/checksum.h"
 #include "cuda/scatter/scatter.h"
 #include "cuda/scatter/scatter_runs.h"
+#include "cuda/weights/checksum.h"
 #include "cuda/weights/write_batches.h"
 
 using namespace refit;

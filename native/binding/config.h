@@ -4,7 +4,8 @@
 
 namespace refit::binding {
 
-// CoreConfig of src/native/addon.ts. Types and ranges of every field are checked here, what they mean together by the device.
+// CoreConfig of src/native/addon.ts. Types and ranges of every field are checked here, what they mean together by the
+// device.
 CoreConfig parse_config(const Napi::Value& value);
 
 }  // namespace refit::binding

@@ -1,8 +1,8 @@
 #include "binding/fault_control.h"
 
 #include "binding/fields.h"
-#include "core/library/cuda_library.h"
 #include "core/fault.h"
+#include "core/library/cuda_library.h"
 
 namespace refit::binding {
 

@@ -10,9 +10,9 @@
 #include "binding/groups.h"
 #include "binding/write_job.h"
 #include "core/library/cuda_library.h"
-#include "transport/nccl/nccl_group.h"
 #include "core/write/places.h"
 #include "core/write/write_check.h"
+#include "transport/nccl/nccl_group.h"
 
 namespace refit::binding {
 namespace {

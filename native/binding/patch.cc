@@ -11,10 +11,10 @@
 #include "binding/env_state.h"
 #include "binding/fields.h"
 #include "binding/write_job.h"
-#include "core/write/element_patch.h"
-#include "core/write/write_check.h"
 #include "codec/blake2b.h"
 #include "codec/zstd_stream.h"
+#include "core/write/element_patch.h"
+#include "core/write/write_check.h"
 
 namespace refit::binding {
 namespace {

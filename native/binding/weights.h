@@ -3,8 +3,8 @@
 
 namespace refit::binding {
 
-// The operations on weights and memory of src/native/addon.ts. Malformed arguments throw before anything is queued; the work
-// itself runs on the core's writer thread.
+// The operations on weights and memory of src/native/addon.ts. Malformed arguments throw before anything is queued; the
+// work itself runs on the core's writer thread.
 Napi::Value write(const Napi::CallbackInfo& info);
 Napi::Value expect_write(const Napi::CallbackInfo& info);
 Napi::Value read(const Napi::CallbackInfo& info);

@@ -9,8 +9,8 @@
 #include <variant>
 #include <vector>
 
-#include "core/dtype.h"
 #include "codec/pickle_machine.h"
+#include "core/dtype.h"
 
 namespace refit {
 

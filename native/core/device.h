@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "core/model.h"
-#include "transport/nccl/nccl_group.h"
 #include "core/step.h"
 #include "core/write/write.h"
+#include "transport/nccl/nccl_group.h"
 
 namespace refit {
 

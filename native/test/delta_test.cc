@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include "test/check.h"
 #include "codec/tensor_delta.h"
 #include "codec/xxh3.h"
 #include "codec/zstd_stream.h"
+#include "test/check.h"
 
 using namespace refit;
 

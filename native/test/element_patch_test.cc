@@ -8,8 +8,8 @@
 #include <random>
 #include <string>
 
-#include "test/check.h"
 #include "codec/blake2b.h"
+#include "test/check.h"
 
 using namespace refit;
 

@@ -14,8 +14,8 @@
 // - a fabric handle: as a memory handle, of at least `blockBytes`.
 // - an event handle: 64 bytes, a name as above. The event is done when the first int32 of the file is not 0; nothing is
 //   read before. It is opened at the start of the write: a file that is not there is a sender that has gone.
-// Process groups of NCCL (native/cuda/group/group.h) have host memory for cards. The library that they open is to be the one
-// of native/test/nccl_loop.cc, whose ranks are in this process: name it in REFIT_NCCL.
+// Process groups of NCCL (native/cuda/group/group.h) have host memory for cards. The library that they open is to be
+// the one of native/test/nccl_loop.cc, whose ranks are in this process: name it in REFIT_NCCL.
 //
 // Files must not be cut while a write runs (write the event's int32 in place): that would end the process.
 #include <fcntl.h>
@@ -31,8 +31,8 @@
 #include <mutex>
 #include <thread>
 
-#include "core/library/device_table.h"
 #include "core/fault.h"
+#include "core/library/device_table.h"
 #include "core/pool.h"
 #include "cuda/group/group.h"
 #include "cuda/group/group_library.h"

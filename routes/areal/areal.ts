@@ -13,8 +13,8 @@ import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Joiner } from '../../src/weights/joiner.ts'
 
 const InitBody = Type.Object({
-  master_address: Type.String({ minLength: 1, description: 'Where the trainer\'s rank 0 listens. See --allow-master.' }),
-  master_port: Type.Integer({ minimum: 1, maximum: 65535, description: 'A number, or AReaL\'s text of one.' }),
+  master_address: Type.String({ minLength: 1, description: "Where the trainer's rank 0 listens. See --allow-master." }),
+  master_port: Type.Integer({ minimum: 1, maximum: 65535, description: "A number, or AReaL's text of one." }),
   rank_offset: Type.Integer({ minimum: 0 }),
   world_size: Type.Integer({ minimum: 1, maximum: 65535 }),
   backend: Type.Optional(Type.String({ description: '"nccl" (default) or "gloo".' })),
@@ -36,16 +36,22 @@ const DiskBody = Type.Object({
 
 const TensorBody = Type.Object({
   names: Type.Array(Type.String()),
-  weights: Type.Record(Type.String(), Type.Object({
-    data: nullable(Type.String(), 'Base64 of the elements, row-major; of bfloat16 as float32.'),
-    shape: Type.Array(Type.Integer({ minimum: 0 })),
-    dtype: Type.String()
-  }))
+  weights: Type.Record(
+    Type.String(),
+    Type.Object({
+      data: nullable(Type.String(), 'Base64 of the elements, row-major; of bfloat16 as float32.'),
+      shape: Type.Array(Type.Integer({ minimum: 0 })),
+      dtype: Type.String()
+    })
+  )
 }, { title: 'ArealTensorUpdateRequest' })
 
 const Empty = Type.Any({ description: 'AReaL sends {}.' })
 const Adapter = Type.Any({ description: 'Whatever AReaL sends for an adapter.' })
-const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, { title: 'ArealReply', description: 'Done.' })
+const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, {
+  title: 'ArealReply',
+  description: 'Done.'
+})
 
 /** What AReaL asks of its own vLLM server (areal_vllm_server). Its SGLang mode speaks SGLang's routes. */
 const areal: Routes = async (app, { context }) => {
@@ -58,10 +64,27 @@ const areal: Routes = async (app, { context }) => {
 
   app.post('/areal_init_weights_update_group', {
     config,
-    schema: { ...schema, operationId: 'arealInitWeightsUpdateGroup', summary: 'Join AReaL\'s process group', description: 'As /init_weights_update_group.', body: InitBody }
+    schema: {
+      ...schema,
+      operationId: 'arealInitWeightsUpdateGroup',
+      summary: "Join AReaL's process group",
+      description: 'As /init_weights_update_group.',
+      body: InitBody
+    }
   }, async request => {
-    const { master_address: address, master_port: port, rank_offset: rankOffset, world_size: worldSize, group_name: name, backend = 'nccl' } = request.body
-    await groups.init({ name, backend, address, port, rankOffset, worldSize, barrier: false }).catch((error: unknown) => { throw prefixed('Failed to init group! ', error) })
+    const {
+      master_address: address,
+      master_port: port,
+      rank_offset: rankOffset,
+      world_size: worldSize,
+      group_name: name,
+      backend = 'nccl'
+    } = request.body
+    await groups.init({ name, backend, address, port, rankOffset, worldSize, barrier: false }).catch(
+      (error: unknown) => {
+        throw prefixed('Failed to init group! ', error)
+      }
+    )
     return done()
   })
 
@@ -69,7 +92,13 @@ const areal: Routes = async (app, { context }) => {
     config,
     // AReaL broadcasts at the same time, whatever is wrong with a field.
     attachValidation: true,
-    schema: { ...schema, operationId: 'arealSetUpdateWeightMeta', summary: 'Announce the next bucket', description: 'Good for one /areal_update_weights_xccl.', body: MetaBody }
+    schema: {
+      ...schema,
+      operationId: 'arealSetUpdateWeightMeta',
+      summary: 'Announce the next bucket',
+      description: 'Good for one /areal_update_weights_xccl.',
+      body: MetaBody
+    }
   }, async request => {
     const { validationError } = request
     if (validationError !== undefined) {
@@ -84,13 +113,24 @@ const areal: Routes = async (app, { context }) => {
   app.post('/areal_update_weights_xccl', {
     preParsing: expectUpdate(context),
     config,
-    schema: { ...schema, operationId: 'arealUpdateWeightsXccl', summary: 'Take the bucket that was announced', description: 'Running requests are ended, and the caches dropped. What is refused is received and dropped first.', body: Empty }
+    schema: {
+      ...schema,
+      operationId: 'arealUpdateWeightsXccl',
+      summary: 'Take the bucket that was announced',
+      description: 'Running requests are ended, and the caches dropped. What is refused is received and dropped first.',
+      body: Empty
+    }
   }, async () => {
     await buckets.update()
     return done()
   })
 
-  for (const [path, operationId] of [['/areal_set_update_weight_meta_lora', 'arealSetUpdateWeightMetaLora'], ['/areal_update_weights_lora_xccl', 'arealUpdateWeightsLoraXccl'], ['/areal_update_weights_lora', 'arealUpdateWeightsLora']] as const) {
+  for (
+    const [path, operationId] of [['/areal_set_update_weight_meta_lora', 'arealSetUpdateWeightMetaLora'], [
+      '/areal_update_weights_lora_xccl',
+      'arealUpdateWeightsLoraXccl'
+    ], ['/areal_update_weights_lora', 'arealUpdateWeightsLora']] as const
+  ) {
     const isAnnounced = path === '/areal_set_update_weight_meta_lora'
     app.post(path, {
       config,
@@ -98,7 +138,9 @@ const areal: Routes = async (app, { context }) => {
         ...schema,
         operationId,
         summary: 'Not supported: LoRA adapters',
-        description: isAnnounced ? 'The tensors that are broadcast are received and dropped before the refusal.' : 'Always refused.',
+        description: isAnnounced
+          ? 'The tensors that are broadcast are received and dropped before the refusal.'
+          : 'Always refused.',
         body: Adapter
       }
     }, async request => {
@@ -109,22 +151,43 @@ const areal: Routes = async (app, { context }) => {
 
   app.post('/areal_update_weights', {
     config,
-    schema: { ...schema, operationId: 'arealUpdateWeights', summary: 'Take new weights from a checkpoint on disk', description: 'As /update_weights_from_disk with abort_all_requests. A call equal to one that runs already gets that one\'s outcome.', body: DiskBody }
+    schema: {
+      ...schema,
+      operationId: 'arealUpdateWeights',
+      summary: 'Take new weights from a checkpoint on disk',
+      description:
+        "As /update_weights_from_disk with abort_all_requests. A call equal to one that runs already gets that one's outcome.",
+      body: DiskBody
+    }
   }, async request => {
     const { model_path: path, load_format: format = null } = request.body
-    await disk.join(JSON.stringify([path, format]), async () => await updateFromDisk(context, { model_path: path, load_format: format, abort_all_requests: true }))
+    await disk.join(
+      JSON.stringify([path, format]),
+      async () => await updateFromDisk(context, { model_path: path, load_format: format, abort_all_requests: true })
+    )
     return done()
   })
 
   app.post('/areal_update_weights_tensor', {
     config,
     bodyLimit: TENSOR_BODY_LIMIT,
-    schema: { ...schema, operationId: 'arealUpdateWeightsTensor', summary: 'Take new weights out of the body', description: 'All of a request is one update.', body: TensorBody }
+    schema: {
+      ...schema,
+      operationId: 'arealUpdateWeightsTensor',
+      summary: 'Take new weights out of the body',
+      description: 'All of a request is one update.',
+      body: TensorBody
+    }
   }, async request => {
     const { names, weights } = request.body
     await measured(metrics, async () => {
       const source = await openedFor(engine, {}, async () => openArealTensors(names, weights))
-      return { report: await applySource(engine, source, { abort_all_requests: true }, { allowTorn: true, failed: 'Failed to update parameter from tensor! ' }) }
+      return {
+        report: await applySource(engine, source, { abort_all_requests: true }, {
+          allowTorn: true,
+          failed: 'Failed to update parameter from tensor! '
+        })
+      }
     })
     return done()
   })

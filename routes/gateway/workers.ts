@@ -7,8 +7,15 @@ import { installBodyParsers } from '../../src/http/body-parser.ts'
 import { RETRY_AFTER_SECONDS } from '../../src/http/limits.ts'
 import { nullable, refusals, unused } from '../../src/http/schemas.ts'
 
-const State = Type.Union([Type.Literal('joining'), Type.Literal('ready'), Type.Literal('stale'), Type.Literal('down'), Type.Literal('draining')], {
-  description: 'Requests go to ready engines only. stale: it lives, but does not hold the current weights; updates go to it.'
+const State = Type.Union([
+  Type.Literal('joining'),
+  Type.Literal('ready'),
+  Type.Literal('stale'),
+  Type.Literal('down'),
+  Type.Literal('draining')
+], {
+  description:
+    'Requests go to ready engines only. stale: it lives, but does not hold the current weights; updates go to it.'
 })
 const Described = Type.Object({
   id: Type.String(),
@@ -24,22 +31,39 @@ const Described = Type.Object({
   dialect: Type.Union([Type.String({ description: 'refit, sglang or vllm.' }), Type.Null()]),
   model_path: Type.Union([Type.String(), Type.Null()])
 }, { title: 'Worker', description: 'One engine.' })
-const Problem = Type.Object({ id: Type.String(), url: Type.String(), state: Type.String(), message: Type.String() }, { title: 'EngineProblem' })
+const Problem = Type.Object({ id: Type.String(), url: Type.String(), state: Type.String(), message: Type.String() }, {
+  title: 'EngineProblem'
+})
 const fields = {
   weight_version: Type.Union([Type.String(), Type.Null()], { description: 'Label of the current weights.' }),
   errors: Type.Array(Problem, { description: 'Engines that are down or hold other weights, and why.' })
 }
-const Workers = Type.Object({ workers: Type.Array(Described), total: Type.Integer(), ...fields }, { title: 'Workers', description: 'All engines.' })
+const Workers = Type.Object({ workers: Type.Array(Described), total: Type.Integer(), ...fields }, {
+  title: 'Workers',
+  description: 'All engines.'
+})
 const GatewayState = Type.Object({
-  status: Type.Union([Type.Literal('ok'), Type.Literal('paused'), Type.Literal('degraded'), Type.Literal('unavailable')], { description: 'degraded: some engines are not ready; unavailable: none is.' }),
+  status: Type.Union([
+    Type.Literal('ok'),
+    Type.Literal('paused'),
+    Type.Literal('degraded'),
+    Type.Literal('unavailable')
+  ], { description: 'degraded: some engines are not ready; unavailable: none is.' }),
   ready: Type.Integer({ description: 'Engines that are.' }),
   ...fields
 }, { title: 'GatewayState', description: 'State of the gateway.' })
 
 const AddBody = Type.Object({
-  url: Type.String({ minLength: 1, maxLength: 2048, description: 'http://host:port, https://host:port or unix:/path/to.sock.' }),
+  url: Type.String({
+    minLength: 1,
+    maxLength: 2048,
+    description: 'http://host:port, https://host:port or unix:/path/to.sock.'
+  }),
   worker_type: nullable(Type.String(), 'null or "regular".'),
-  api_key: nullable(Type.String(), 'Key of this engine, where it is not that of the others; it is called with no other then.'),
+  api_key: nullable(
+    Type.String(),
+    'Key of this engine, where it is not that of the others; it is called with no other then.'
+  ),
   admin_api_key: nullable(Type.String(), 'Its admin key; default api_key.'),
   bootstrap_port: unused()
 }, { title: 'WorkerRequest' })
@@ -53,14 +77,29 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
   const admin = { auth: 'admin' } as const
   const tags = ['workers']
 
-  app.get('/workers', {
-    config: { auth: 'normal' },
-    schema: { operationId: 'workers', summary: 'The engines', tags, response: { 200: Workers, ...refusals() } }
-  }, async () => ({ workers: fleet.list.map(describe), total: fleet.workers.size, weight_version: fleet.version, errors: fleet.errors }))
+  app.get(
+    '/workers',
+    {
+      config: { auth: 'normal' },
+      schema: { operationId: 'workers', summary: 'The engines', tags, response: { 200: Workers, ...refusals() } }
+    },
+    async () => ({
+      workers: fleet.list.map(describe),
+      total: fleet.workers.size,
+      weight_version: fleet.version,
+      errors: fleet.errors
+    })
+  )
 
   app.get('/workers/:id', {
     config: { auth: 'normal' },
-    schema: { operationId: 'worker', summary: 'One engine', tags, params: Params, response: { 200: Described, ...refusals() } }
+    schema: {
+      operationId: 'worker',
+      summary: 'One engine',
+      tags,
+      params: Params,
+      response: { 200: Described, ...refusals() }
+    }
   }, async request => describe(find(request.params.id)))
 
   app.post('/workers', {
@@ -68,16 +107,26 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
     schema: {
       operationId: 'addWorker',
       summary: 'Add an engine',
-      description: 'Answered at once; requests go to it when it is ready: when it answers and holds the current weights. One that does not is filled.',
+      description:
+        'Answered at once; requests go to it when it is ready: when it answers and holds the current weights. One that does not is filled.',
       tags,
       body: AddBody,
       response: { 202: Described, ...refusals() }
     }
   }, async (request, reply) => {
     const { url, worker_type: type, api_key: apiKey, admin_api_key: adminApiKey } = request.body
-    if (type != null && type !== 'regular') throw new RefitError('UNSUPPORTED', `worker_type: expected "regular" or nothing, got ${JSON.stringify(type.slice(0, 100))}`, { param: 'worker_type' })
+    if (type != null && type !== 'regular') {
+      throw new RefitError(
+        'UNSUPPORTED',
+        `worker_type: expected "regular" or nothing, got ${JSON.stringify(type.slice(0, 100))}`,
+        { param: 'worker_type' }
+      )
+    }
     const isKnown = fleet.workers.size
-    const worker = fleet.add(url, { ...apiKey == null ? {} : { apiKey, adminApiKey: apiKey }, ...adminApiKey == null ? {} : { adminApiKey } })
+    const worker = fleet.add(url, {
+      ...apiKey == null ? {} : { apiKey, adminApiKey: apiKey },
+      ...adminApiKey == null ? {} : { adminApiKey }
+    })
     if (fleet.workers.size > isKnown) void health.watch(worker)
     return await reply.code(202).header('location', `/workers/${worker.id}`).send(describe(worker))
   })
@@ -104,7 +153,14 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
 
   app.get('/health', {
     config: { auth: 'public' },
-    schema: { operationId: 'health', summary: 'Liveness', description: '503 where no engine is ready. Engines that are down or hold other weights than the others are named.', tags, response: { 200: GatewayState, 503: GatewayState, ...refusals() } }
+    schema: {
+      operationId: 'health',
+      summary: 'Liveness',
+      description:
+        '503 where no engine is ready. Engines that are down or hold other weights than the others are named.',
+      tags,
+      response: { 200: GatewayState, 503: GatewayState, ...refusals() }
+    }
   }, async (_request, reply) => {
     if (fleet.ready.length === 0) reply.code(503).header('retry-after', RETRY_AFTER_SECONDS)
     return await reply.send(state())
@@ -112,35 +168,73 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
 
   app.get('/ready', {
     config: { auth: 'public' },
-    schema: { operationId: 'ready', summary: 'Readiness', description: '503 unless every engine that is not draining is ready.', tags, response: { 200: GatewayState, 503: GatewayState, ...refusals() } }
+    schema: {
+      operationId: 'ready',
+      summary: 'Readiness',
+      description: '503 unless every engine that is not draining is ready.',
+      tags,
+      response: { 200: GatewayState, 503: GatewayState, ...refusals() }
+    }
   }, async (_request, reply) => {
     const { status } = state()
     if (status === 'degraded' || status === 'unavailable') reply.code(503).header('retry-after', RETRY_AFTER_SECONDS)
     return await reply.send(state())
   })
 
-  app.get('/ping', { config: { auth: 'normal' }, schema: { operationId: 'ping', summary: 'Answers at once', tags, response: { 200: Type.String({ description: 'Empty.' }), ...refusals() } } }, async () => '')
+  app.get('/ping', {
+    config: { auth: 'normal' },
+    schema: {
+      operationId: 'ping',
+      summary: 'Answers at once',
+      tags,
+      response: { 200: Type.String({ description: 'Empty.' }), ...refusals() }
+    }
+  }, async () => '')
 
   app.get('/metrics', {
     config: { auth: 'public' },
-    schema: { operationId: 'metrics', summary: 'Prometheus metrics of the gateway', description: 'Those of an engine are at the engine.', tags, response: { 200: { description: 'In the text format.', content: { 'text/plain': { schema: Type.String() } } }, ...refusals() } }
+    schema: {
+      operationId: 'metrics',
+      summary: 'Prometheus metrics of the gateway',
+      description: 'Those of an engine are at the engine.',
+      tags,
+      response: {
+        200: { description: 'In the text format.', content: { 'text/plain': { schema: Type.String() } } },
+        ...refusals()
+      }
+    }
   }, async (_request, reply) => await reply.type(metrics.registry.contentType).send(await metrics.registry.metrics()))
 
   function state (): Type.Static<typeof GatewayState> {
     const { ready, errors, version, paused, list } = fleet
-    const status = ready.length === 0 ? 'unavailable' : errors.length > 0 || list.some(({ state }) => state === 'joining') ? 'degraded' : paused ? 'paused' : 'ok'
+    const status = ready.length === 0
+      ? 'unavailable'
+      : errors.length > 0 || list.some(({ state }) => state === 'joining')
+      ? 'degraded'
+      : paused
+      ? 'paused'
+      : 'ok'
     return { status, ready: ready.length, weight_version: version, errors }
   }
 
   /** By id, or by address. */
   function find (id: string): Worker {
     const worker = fleet.workers.get(id) ?? fleet.list.find(({ url }) => url === id)
-    if (worker === undefined) throw new RefitError('NOT_FOUND', `there is no engine ${JSON.stringify(id)}; GET /workers lists them`)
+    if (worker === undefined) {
+      throw new RefitError(
+        'NOT_FOUND',
+        `there is no engine ${JSON.stringify(id)}; GET /workers lists them`
+      )
+    }
     return worker
   }
 
   async function drain (worker: Worker): Promise<void> {
-    while (worker.isBusy) await new Promise(resolve => { setTimeout(resolve, DRAIN_POLL_MS).unref() })
+    while (worker.isBusy) {
+      await new Promise(resolve => {
+        setTimeout(resolve, DRAIN_POLL_MS).unref()
+      })
+    }
     await remove(worker)
   }
 
@@ -150,6 +244,8 @@ const workers: FastifyPluginAsyncTypebox<{ context: GatewayContext }> = async (a
   }
 }
 
-function describe (worker: Worker): Type.Static<typeof Described> { return worker.toJSON() as Type.Static<typeof Described> }
+function describe (worker: Worker): Type.Static<typeof Described> {
+  return worker.toJSON() as Type.Static<typeof Described>
+}
 
 export default workers

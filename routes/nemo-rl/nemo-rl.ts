@@ -9,7 +9,9 @@ import { Report, toReport } from '../../src/updates/write-report.ts'
 
 const InitBody = Type.Object({
   engine_rpc: Type.String({ description: '"init_weight_transfer_engine".' }),
-  init_info: Type.Unknown({ description: 'As of /init_weight_transfer_engine. All ranks of the trainer are in the group, before the engines\'.' })
+  init_info: Type.Unknown({
+    description: "As of /init_weight_transfer_engine. All ranks of the trainer are in the group, before the engines'."
+  })
 }, { title: 'DynamoInitGroupRequest' })
 
 const UpdateBody = Type.Object({
@@ -22,7 +24,10 @@ const UpdateBody = Type.Object({
 }, { title: 'DynamoUpdateRequest' })
 
 const PauseBody = Type.Object({
-  mode: nullable(Type.Union([Type.Literal('abort'), Type.Literal('wait'), Type.Literal('keep')]), 'As of /pause; default abort.'),
+  mode: nullable(
+    Type.Union([Type.Literal('abort'), Type.Literal('wait'), Type.Literal('keep')]),
+    'As of /pause; default abort.'
+  ),
   clear_cache: nullable(Type.Boolean(), 'Drop the prefix cache (default true; not with keep).')
 }, { title: 'DynamoPauseRequest' })
 
@@ -41,7 +46,13 @@ const nemoRl: Routes = async (app, { context }) => {
 
   app.post('/engine/init_weights_update_group', {
     config,
-    schema: { ...schema, operationId: 'dynamoInitWeightsUpdateGroup', summary: 'Join the trainer\'s group (NeMo-RL)', description: 'Answers when all ranks have joined.', body: InitBody }
+    schema: {
+      ...schema,
+      operationId: 'dynamoInitWeightsUpdateGroup',
+      summary: "Join the trainer's group (NeMo-RL)",
+      description: 'Answers when all ranks have joined.',
+      body: InitBody
+    }
   }, async request => {
     const { engine_rpc: rpc, init_info: info } = request.body
     if (rpc !== 'init_weight_transfer_engine') throw unknownRpc(rpc, ['init_weight_transfer_engine'])
@@ -52,12 +63,27 @@ const nemoRl: Routes = async (app, { context }) => {
   app.post('/engine/update_weights_from_distributed', {
     preParsing: expectUpdate(context),
     config,
-    schema: { ...schema, operationId: 'dynamoUpdateWeightsFromDistributed', summary: 'Begin, take or end an update (NeMo-RL)', description: 'As /start_weight_update, /update_weights and /finish_weight_update, by `engine_rpc`.', body: UpdateBody }
+    schema: {
+      ...schema,
+      operationId: 'dynamoUpdateWeightsFromDistributed',
+      summary: 'Begin, take or end an update (NeMo-RL)',
+      description: 'As /start_weight_update, /update_weights and /finish_weight_update, by `engine_rpc`.',
+      body: UpdateBody
+    }
   }, async request => {
-    const { engine_rpc: rpc, update_info: info, is_checkpoint_format: format, weight_version: version, reset_prefix_cache: flush } = request.body
+    const {
+      engine_rpc: rpc,
+      update_info: info,
+      is_checkpoint_format: format,
+      weight_version: version,
+      reset_prefix_cache: flush
+    } = request.body
     switch (rpc) {
       case 'start_weight_update':
-        await transfer.start({ owner: `NeMo-RL's start_weight_update (from ${request.ip})`, checkpointFormat: format ?? true })
+        await transfer.start({
+          owner: `NeMo-RL's start_weight_update (from ${request.ip})`,
+          checkpointFormat: format ?? true
+        })
         return { status: 'ok' as const, message: 'Weight update started' }
       case 'update_weights': {
         const report = await transfer.update(isPlain(info) && flush != null ? { ...info, flush_cache: flush } : info)
@@ -83,17 +109,28 @@ const nemoRl: Routes = async (app, { context }) => {
 
   app.post('/engine/resume_generation', {
     config,
-    schema: { ...schema, operationId: 'dynamoResumeGeneration', summary: 'Continue after a pause (NeMo-RL)', body: Type.Object({}) }
+    schema: {
+      ...schema,
+      operationId: 'dynamoResumeGeneration',
+      summary: 'Continue after a pause (NeMo-RL)',
+      body: Type.Object({})
+    }
   }, async () => {
     await resumeFor(context)
     return { status: 'ok' as const, message: 'Generation resumed' }
   })
 }
 
-function isPlain (value: unknown): value is Record<string, unknown> { return typeof value === 'object' && value !== null && !Array.isArray(value) }
+function isPlain (value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value)
+}
 
 function unknownRpc (rpc: string, known: readonly string[]): RefitError {
-  return new RefitError('UNSUPPORTED', `engine_rpc: expected ${known.map(name => `"${name}"`).join(', ')}, got ${JSON.stringify(rpc.slice(0, 100))}`, { param: 'engine_rpc' })
+  return new RefitError(
+    'UNSUPPORTED',
+    `engine_rpc: expected ${known.map(name => `"${name}"`).join(', ')}, got ${JSON.stringify(rpc.slice(0, 100))}`,
+    { param: 'engine_rpc' }
+  )
 }
 
 export default nemoRl

@@ -8,7 +8,11 @@ import { refusals } from '../../src/http/schemas.ts'
 const KEY_HEADER = 'x-nemo-rl-refit-key'
 
 const Prepare = Type.Object({
-  tensors: Type.Record(Type.String(), Type.Array(Type.Union([Type.Array(Type.Integer({ minimum: 0 })), Type.String()]), { minItems: 2, maxItems: 2 }), { description: 'Of each tensor that may change: its shape, and its dtype as torch names it.' })
+  tensors: Type.Record(
+    Type.String(),
+    Type.Array(Type.Union([Type.Array(Type.Integer({ minimum: 0 })), Type.String()]), { minItems: 2, maxItems: 2 }),
+    { description: 'Of each tensor that may change: its shape, and its dtype as torch names it.' }
+  )
 }, { title: 'NemoRlPrepareRequest' })
 
 const Manifest = Type.Object({
@@ -24,10 +28,21 @@ const ZmqFlush = Type.Object({
   expected_payloads: Type.Optional(Type.Integer({ minimum: 0 }))
 }, { title: 'NemoRlZmqFlushRequest' })
 
-const Done = Type.Object({ ok: Type.Literal(true), payloads: Type.Optional(Type.Integer()) }, { title: 'NemoRlReply', description: 'Done.', additionalProperties: true })
-const Refused = Type.Object({ ok: Type.Literal(false), error: Type.String(), code: Type.String({ description: 'A stable code, such as CONFLICT.' }) }, { title: 'NemoRlRefusal', description: 'Refused; the weights are what they were, unless the words say otherwise.' })
+const Done = Type.Object({ ok: Type.Literal(true), payloads: Type.Optional(Type.Integer()) }, {
+  title: 'NemoRlReply',
+  description: 'Done.',
+  additionalProperties: true
+})
+const Refused = Type.Object({
+  ok: Type.Literal(false),
+  error: Type.String(),
+  code: Type.String({ description: 'A stable code, such as CONFLICT.' })
+}, { title: 'NemoRlRefusal', description: 'Refused; the weights are what they were, unless the words say otherwise.' })
 
-function toPair (name: string, [shape, dtype]: ReadonlyArray<number[] | string>): readonly [shape: readonly number[], dtype: string] {
+function toPair (
+  name: string,
+  [shape, dtype]: ReadonlyArray<number[] | string>
+): readonly [shape: readonly number[], dtype: string] {
   if (Array.isArray(shape) && typeof dtype === 'string') return [shape, dtype]
   throw new RefitError('INVALID_REQUEST', `tensors.${name}: expected [shape, dtype]`, { param: 'tensors' })
 }
@@ -41,37 +56,85 @@ const nemoRlSparse: Routes = async (app, { context }) => {
   app.post('/nemo-rl/refit/prepare', {
     config,
     bodyLimit: TENSOR_BODY_LIMIT,
-    schema: { ...schema, operationId: 'nemoRlPrepare', summary: 'Say what changes will be relative to (NeMo-RL)', description: 'From now on these weights are to be what the trainer\'s baseline is. `overwrite_names`: tensors whose new values have to be sent, not changes of bits.', body: Prepare }
+    schema: {
+      ...schema,
+      operationId: 'nemoRlPrepare',
+      summary: 'Say what changes will be relative to (NeMo-RL)',
+      description:
+        "From now on these weights are to be what the trainer's baseline is. `overwrite_names`: tensors whose new values have to be sent, not changes of bits.",
+      body: Prepare
+    }
   }, async request => {
     const began = performance.now()
     const tensors = Object.entries(request.body.tensors).map(([name, pair]) => [name, toPair(name, pair)] as const)
     const names = await sparse.prepare(Object.fromEntries(tensors))
-    return { ok: true as const, tensors: tensors.length, overwrite_names: names, seconds: (performance.now() - began) / 1000 }
+    return {
+      ok: true as const,
+      tensors: tensors.length,
+      overwrite_names: names,
+      seconds: (performance.now() - began) / 1000
+    }
   })
 
   app.post('/nemo-rl/refit/s3-manifest', {
     config,
-    schema: { ...schema, operationId: 'nemoRlS3Manifest', summary: 'Take a payload out of S3 (NeMo-RL)', description: 'Answers when it has been read and checked; the flush writes it.', body: Manifest }
+    schema: {
+      ...schema,
+      operationId: 'nemoRlS3Manifest',
+      summary: 'Take a payload out of S3 (NeMo-RL)',
+      description: 'Answers when it has been read and checked; the flush writes it.',
+      body: Manifest
+    }
   }, async request => {
     const began = performance.now()
     const { bucket, region, key, checksum, verification_candidates: candidates = 0 } = request.body
-    const { payloads, duplicate } = await sparse.takeFromS3({ bucket, region, key }, { key: `s3://${bucket}/${key}`, checksum, candidates })
-    return { ok: true as const, payloads, ...duplicate ? { duplicate } : {}, receiver_s3_download_s: (performance.now() - began) / 1000 }
+    const { payloads, duplicate } = await sparse.takeFromS3({ bucket, region, key }, {
+      key: `s3://${bucket}/${key}`,
+      checksum,
+      candidates
+    })
+    return {
+      ok: true as const,
+      payloads,
+      ...duplicate ? { duplicate } : {},
+      receiver_s3_download_s: (performance.now() - began) / 1000
+    }
   })
 
   app.post('/nemo-rl/refit/zmq-flush', {
     config,
-    schema: { ...schema, operationId: 'nemoRlZmqFlush', summary: 'Wait for the payloads of a transfer over ZeroMQ (NeMo-RL)', body: ZmqFlush }
+    schema: {
+      ...schema,
+      operationId: 'nemoRlZmqFlush',
+      summary: 'Wait for the payloads of a transfer over ZeroMQ (NeMo-RL)',
+      body: ZmqFlush
+    }
   }, async () => {
-    throw new RefitError('UNSUPPORTED', 'payloads are taken out of S3 (refit_transport "vllm_s3_sparse"), not over ZeroMQ')
+    throw new RefitError(
+      'UNSUPPORTED',
+      'payloads are taken out of S3 (refit_transport "vllm_s3_sparse"), not over ZeroMQ'
+    )
   })
 
   app.post('/nemo-rl/refit/flush', {
     config,
-    schema: { ...schema, operationId: 'nemoRlFlush', summary: 'Write all that has come (NeMo-RL)', description: 'As one update. After a failure nothing more is taken until the trainer prepares again.', body: Type.Object({}) }
+    schema: {
+      ...schema,
+      operationId: 'nemoRlFlush',
+      summary: 'Write all that has come (NeMo-RL)',
+      description: 'As one update. After a failure nothing more is taken until the trainer prepares again.',
+      body: Type.Object({})
+    }
   }, async () => {
     const { payloads, seconds, candidates, changed } = await sparse.flush()
-    return { ok: true as const, payloads, batches: payloads === 0 ? 0 : 1, seconds, changed, verification_candidates: candidates }
+    return {
+      ok: true as const,
+      payloads,
+      batches: payloads === 0 ? 0 : 1,
+      seconds,
+      changed,
+      verification_candidates: candidates
+    }
   })
 }
 

@@ -11,7 +11,13 @@ import { abortOnHangup, Generation } from '../../src/http/generation.ts'
 import { MAX_TOP_LOGPROBS } from '../../src/http/limits.ts'
 import { openAiFields, openAiRid, openAiSamples, openAiSampling } from '../../src/http/openai/openai-body.ts'
 import { finishOf, openAiChoice, openAiReply, Usage, usageOf, versionOf } from '../../src/http/openai/openai-output.ts'
-import { bestOf, promptLogprobs, PromptLogprobs, promptLogprobsField, scoring } from '../../src/http/openai/prompt-logprobs.ts'
+import {
+  bestOf,
+  promptLogprobs,
+  PromptLogprobs,
+  promptLogprobsField,
+  scoring
+} from '../../src/http/openai/prompt-logprobs.ts'
 import { checkBatch } from '../../src/http/prompts.ts'
 import { invalid, refuseFormat, refuseUnsupported } from '../../src/http/refuse.ts'
 import { sglext, wantedExperts } from '../../src/http/sglang/routed-experts.ts'
@@ -26,7 +32,10 @@ const Body = Type.Object({
   max_tokens: nullable(Type.Integer({ minimum: 0 }), 'Default: what the context leaves.'),
   max_completion_tokens: nullable(Type.Integer({ minimum: 0 }), 'The same under its new name, which wins.'),
   logprobs: nullable(Type.Boolean()),
-  top_logprobs: nullable(Type.Integer({ minimum: 0, maximum: MAX_TOP_LOGPROBS }), 'Best alternatives per token; needs `logprobs`.'),
+  top_logprobs: nullable(
+    Type.Integer({ minimum: 0, maximum: MAX_TOP_LOGPROBS }),
+    'Best alternatives per token; needs `logprobs`.'
+  ),
   prompt_logprobs: promptLogprobsField,
   return_prompt_token_ids: nullable(Type.Boolean()),
   audio: refused('audio'),
@@ -72,7 +81,16 @@ interface Plan {
 const chat: Routes = async (app, { context }) => {
   app.post('/v1/chat/completions', {
     config: { auth: 'normal', errors: 'openai' },
-    schema: { operationId: 'createChatCompletion', summary: 'Answer a conversation', tags: ['openai'], body: Body, response: { 200: streamable(ChatCompletion, 'n choices. With `stream`, events of `chat.completion.chunk`.'), ...refusals(OpenAiRefusal) } }
+    schema: {
+      operationId: 'createChatCompletion',
+      summary: 'Answer a conversation',
+      tags: ['openai'],
+      body: Body,
+      response: {
+        200: streamable(ChatCompletion, 'n choices. With `stream`, events of `chat.completion.chunk`.'),
+        ...refusals(OpenAiRefusal)
+      }
+    }
   }, async (request, reply) => {
     const plan = read(request.body, context)
     abortOnHangup(reply.raw, plan.generation)
@@ -93,7 +111,9 @@ const chat: Routes = async (app, { context }) => {
       metadata: versionOf(samples),
       ...sglext(samples, plan.experts),
       ...promptIdsOf(plan),
-      ...plan.best.prompt === null ? {} : { prompt_logprobs: promptLogprobs(samples[0]!, plan.best.prompt, context.tokenizer) }
+      ...plan.best.prompt === null
+        ? {}
+        : { prompt_logprobs: promptLogprobs(samples[0]!, plan.best.prompt, context.tokenizer) }
     }
   })
 }
@@ -102,15 +122,37 @@ function read (body: Body, context: RouteContext): Plan {
   refuseUnsupported(body, { audio: 'audio is' })
   refuseFormat(body.response_format)
   if ((body.top_logprobs ?? 0) > 0 && body.logprobs !== true) throw invalid('top_logprobs', 'needs "logprobs": true')
-  if (body.stream === true && body.prompt_logprobs != null) throw invalid('prompt_logprobs', 'cannot be had of a stream')
+  if (body.stream === true && body.prompt_logprobs != null) {
+    throw invalid('prompt_logprobs', 'cannot be had of a stream')
+  }
   const { info } = context.engine
   const promptIds = chatPrompt(body.messages, body, context)
   const sampling = openAiSampling(body, body.max_completion_tokens ?? body.max_tokens ?? null, context)
   checkBatch(1, sampling.n, info, context.maxBatch, 'n')
-  const best = { output: body.logprobs === true ? bestOf(body.top_logprobs ?? 0, info.vocabSize) : null, prompt: bestOf(body.prompt_logprobs, info.vocabSize) }
+  const best = {
+    output: body.logprobs === true ? bestOf(body.top_logprobs ?? 0, info.vocabSize) : null,
+    prompt: bestOf(body.prompt_logprobs, info.vocabSize)
+  }
   const experts = wantedExperts(body, [promptIds], info)
-  const plans = openAiSamples({ body, promptIds, sampling, logprobs: scoring(best.output, best.prompt), experts, info, rid: openAiRid(body, 0, 1), param: 'messages' })
-  return { body, id: `chatcmpl-${newRid()}`, created: Math.floor(Date.now() / 1000), generation: new Generation(context, plans), promptIds, best, experts }
+  const plans = openAiSamples({
+    body,
+    promptIds,
+    sampling,
+    logprobs: scoring(best.output, best.prompt),
+    experts,
+    info,
+    rid: openAiRid(body, 0, 1),
+    param: 'messages'
+  })
+  return {
+    body,
+    id: `chatcmpl-${newRid()}`,
+    created: Math.floor(Date.now() / 1000),
+    generation: new Generation(context, plans),
+    promptIds,
+    best,
+    experts
+  }
 }
 
 function head<T extends string> ({ id, created }: Plan, { engine }: RouteContext, object: T) {
@@ -118,7 +160,9 @@ function head<T extends string> ({ id, created }: Plan, { engine }: RouteContext
 }
 
 function logprobsOf ({ body, best }: Plan, { tokenizer }: RouteContext, sample: Sample, from: number) {
-  return best.output === null ? null : chatLogprobs(sample, from, { tokenizer, asIds: body.return_tokens_as_token_ids ?? false, best: best.output })
+  return best.output === null
+    ? null
+    : chatLogprobs(sample, from, { tokenizer, asIds: body.return_tokens_as_token_ids ?? false, best: best.output })
 }
 
 function tokenIds ({ body }: Plan, sample: Sample, from: number): { token_ids?: number[] } {
@@ -126,7 +170,9 @@ function tokenIds ({ body }: Plan, sample: Sample, from: number): { token_ids?: 
 }
 
 function promptIdsOf ({ body, promptIds }: Plan): { prompt_token_ids?: number[] } {
-  return body.return_token_ids === true || body.return_prompt_token_ids === true ? { prompt_token_ids: Array.from(promptIds) } : {}
+  return body.return_token_ids === true || body.return_prompt_token_ids === true
+    ? { prompt_token_ids: Array.from(promptIds) }
+    : {}
 }
 
 async function stream (plan: Plan, context: RouteContext, reply: FastifyReply): Promise<FastifyReply> {
@@ -137,28 +183,54 @@ async function stream (plan: Plan, context: RouteContext, reply: FastifyReply): 
   const wantUsage = body.stream_options?.include_usage === true
   let usageDue = false
   let expertsDue = false
-  const chunk = (choices: object[]): object => ({ ...head(plan, context, 'chat.completion.chunk'), choices, ...wantUsage ? { usage: null } : {} })
+  const chunk = (choices: object[]): object => ({
+    ...head(plan, context, 'chat.completion.chunk'),
+    choices,
+    ...wantUsage ? { usage: null } : {}
+  })
 
   const nextOf = (index: number): object | undefined => {
     const sample = samples[index]!
     const last = sent[index]!
     if (!last.role) {
       last.role = true
-      return { ...chunk([{ index, delta: { role: 'assistant', content: '' }, logprobs: null, finish_reason: null }]), ...promptIdsOf(plan) }
+      return {
+        ...chunk([{ index, delta: { role: 'assistant', content: '' }, logprobs: null, finish_reason: null }]),
+        ...promptIdsOf(plan)
+      }
     }
     if (sample.text.length > last.text || sample.tokens.length > last.tokens) {
-      const news = { index, delta: { content: sample.text.slice(last.text) }, logprobs: logprobsOf(plan, context, sample, last.tokens), finish_reason: null, ...tokenIds(plan, sample, last.tokens) }
+      const news = {
+        index,
+        delta: { content: sample.text.slice(last.text) },
+        logprobs: logprobsOf(plan, context, sample, last.tokens),
+        finish_reason: null,
+        ...tokenIds(plan, sample, last.tokens)
+      }
       last.text = sample.text.length
       last.tokens = sample.tokens.length
       return chunk([news])
     }
     changed.delete(index)
-    return sample.finish === null ? undefined : chunk([{ index, delta: {}, logprobs: null, ...finishOf(sample.finish), ...samples.length > 1 ? sglext([sample], plan.experts) : {} }])
+    return sample.finish === null
+      ? undefined
+      : chunk([{
+        index,
+        delta: {},
+        logprobs: null,
+        ...finishOf(sample.finish),
+        ...samples.length > 1
+          ? sglext([sample], plan.experts)
+          : {}
+      }])
   }
 
   return await sendEvents(reply, {
     run: async notify => {
-      await generation.run(index => { changed.add(index); notify() })
+      await generation.run(index => {
+        changed.add(index)
+        notify()
+      })
       usageDue = wantUsage
       expertsDue = plan.experts !== null
     },
@@ -174,7 +246,12 @@ async function stream (plan: Plan, context: RouteContext, reply: FastifyReply): 
       }
       if (!usageDue) return undefined
       usageDue = false
-      return { ...head(plan, context, 'chat.completion.chunk'), choices: [], usage: usageOf(samples, samples.length), metadata: versionOf(samples) }
+      return {
+        ...head(plan, context, 'chat.completion.chunk'),
+        choices: [],
+        usage: usageOf(samples, samples.length),
+        metadata: versionOf(samples)
+      }
     },
     failure: error => refusalBody('openai', refusalOf(error))
   })

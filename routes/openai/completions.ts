@@ -11,7 +11,13 @@ import { abortOnHangup, Generation } from '../../src/http/generation.ts'
 import { MAX_TOP_LOGPROBS } from '../../src/http/limits.ts'
 import { openAiFields, openAiRid, openAiSamples, openAiSampling } from '../../src/http/openai/openai-body.ts'
 import { finishOf, openAiChoice, openAiReply, Usage, usageOf, versionOf } from '../../src/http/openai/openai-output.ts'
-import { bestOf, promptLogprobs, PromptLogprobs, promptLogprobsField, scoring } from '../../src/http/openai/prompt-logprobs.ts'
+import {
+  bestOf,
+  promptLogprobs,
+  PromptLogprobs,
+  promptLogprobsField,
+  scoring
+} from '../../src/http/openai/prompt-logprobs.ts'
 import { checkBatch, encodeText, idsOf, needTokenizer } from '../../src/http/prompts.ts'
 import { invalid, refuseFormat, refuseUnsupported } from '../../src/http/refuse.ts'
 import { sglext, wantedExperts } from '../../src/http/sglang/routed-experts.ts'
@@ -23,10 +29,15 @@ const DEFAULT_MAX_TOKENS = 16
 
 const Body = Type.Object({
   ...openAiFields,
-  prompt: Type.Union([Type.String(), Type.Array(Type.String()), TokenIds, Type.Array(TokenIds)], { description: 'Text, token ids, or a batch of either.' }),
+  prompt: Type.Union([Type.String(), Type.Array(Type.String()), TokenIds, Type.Array(TokenIds)], {
+    description: 'Text, token ids, or a batch of either.'
+  }),
   max_tokens: nullable(Type.Integer({ minimum: 0 }), 'Default 16; 0 scores the prompt only.'),
   echo: nullable(Type.Boolean(), 'The prompt, too, with its logprobs if asked for.'),
-  logprobs: nullable(Type.Integer({ minimum: 0, maximum: MAX_TOP_LOGPROBS }), 'Best alternatives per token; 0 for the tokens\' own alone.'),
+  logprobs: nullable(
+    Type.Integer({ minimum: 0, maximum: MAX_TOP_LOGPROBS }),
+    "Best alternatives per token; 0 for the tokens' own alone."
+  ),
   prompt_logprobs: promptLogprobsField,
   best_of: nullable(Type.Integer(), 'Only as many as n.'),
   suffix: refused('suffixes'),
@@ -36,8 +47,18 @@ const Body = Type.Object({
 
 type Body = Static<typeof Body>
 
-const Choice = Type.Object({ ...openAiChoice, text: Type.String(), logprobs: nullable(CompletionLogprobs), prompt_logprobs: PromptLogprobs })
-const Completion = Type.Object({ ...openAiReply, object: Type.Literal('text_completion'), choices: Type.Array(Choice), usage: Usage }, {
+const Choice = Type.Object({
+  ...openAiChoice,
+  text: Type.String(),
+  logprobs: nullable(CompletionLogprobs),
+  prompt_logprobs: PromptLogprobs
+})
+const Completion = Type.Object({
+  ...openAiReply,
+  object: Type.Literal('text_completion'),
+  choices: Type.Array(Choice),
+  usage: Usage
+}, {
   title: 'Completion'
 })
 
@@ -59,7 +80,19 @@ interface Plan {
 const completions: Routes = async (app, { context }) => {
   app.post('/v1/completions', {
     config: { auth: 'normal', errors: 'openai' },
-    schema: { operationId: 'createCompletion', summary: 'Complete a prompt', tags: ['openai'], body: Body, response: { 200: streamable(Completion, 'Choices in the order of prompts, n beside each other. With `stream`, events with what is new.'), ...refusals(OpenAiRefusal) } }
+    schema: {
+      operationId: 'createCompletion',
+      summary: 'Complete a prompt',
+      tags: ['openai'],
+      body: Body,
+      response: {
+        200: streamable(
+          Completion,
+          'Choices in the order of prompts, n beside each other. With `stream`, events with what is new.'
+        ),
+        ...refusals(OpenAiRefusal)
+      }
+    }
   }, async (request, reply) => {
     const plan = read(request.body, context)
     abortOnHangup(reply.raw, plan.generation)
@@ -78,19 +111,33 @@ const completions: Routes = async (app, { context }) => {
 
 function read (body: Body, context: RouteContext): Plan {
   refuseUnsupported(body, { suffix: 'suffixes are', prompt_embeds: 'embeddings as input are' })
-  if (body.best_of != null && body.best_of !== (body.n ?? 1)) throw new RefitError('UNSUPPORTED', 'best_of: only the value of n is supported', { param: 'best_of' })
+  if (body.best_of != null && body.best_of !== (body.n ?? 1)) {
+    throw new RefitError('UNSUPPORTED', 'best_of: only the value of n is supported', { param: 'best_of' })
+  }
   refuseFormat(body.response_format)
   const { info } = context.engine
   const prompts = readPrompts(body, context)
   const sampling = openAiSampling(body, body.max_tokens ?? undefined, context, DEFAULT_MAX_TOKENS)
   checkBatch(prompts.length, sampling.n, info, context.maxBatch, sampling.n > 1 ? 'n' : 'prompt')
-  if (body.stream === true && body.prompt_logprobs != null) throw invalid('prompt_logprobs', 'cannot be had of a stream')
+  if (body.stream === true && body.prompt_logprobs != null) {
+    throw invalid('prompt_logprobs', 'cannot be had of a stream')
+  }
   const best = { output: bestOf(body.logprobs, info.vocabSize), prompt: bestOf(body.prompt_logprobs, info.vocabSize) }
   const logprobs = scoring(best.output, best.prompt ?? (body.echo === true ? best.output : null))
   const experts = wantedExperts(body, prompts, info)
-  const plans = prompts.flatMap((promptIds, i) => openAiSamples({
-    body, promptIds, sampling, logprobs, experts, info, rid: openAiRid(body, i, prompts.length), param: 'prompt', fallback: DEFAULT_MAX_TOKENS
-  }))
+  const plans = prompts.flatMap((promptIds, i) =>
+    openAiSamples({
+      body,
+      promptIds,
+      sampling,
+      logprobs,
+      experts,
+      info,
+      rid: openAiRid(body, i, prompts.length),
+      param: 'prompt',
+      fallback: DEFAULT_MAX_TOKENS
+    })
+  )
   const tokenizer = body.echo === true ? needTokenizer(context.tokenizer, 'echo') : null
   return {
     body,
@@ -100,7 +147,9 @@ function read (body: Body, context: RouteContext): Plan {
     n: sampling.n,
     best,
     experts,
-    echoes: tokenizer === null ? null : plans.map(plan => tokenizer.decode(plan.promptIds, { skipSpecialTokens: sampling.text.skipSpecialTokens }))
+    echoes: tokenizer === null
+      ? null
+      : plans.map(plan => tokenizer.decode(plan.promptIds, { skipSpecialTokens: sampling.text.skipSpecialTokens }))
   }
 }
 
@@ -109,7 +158,9 @@ function readPrompts ({ prompt }: Body, { engine, tokenizer }: RouteContext): In
   if (prompt.length === 0) throw invalid('prompt', 'cannot be empty')
   if (typeof prompt[0] === 'number') return [idsOf(prompt as number[], engine.info, 'prompt')]
   return (prompt as (string | number[])[]).map((one, i) => {
-    return typeof one === 'string' ? encodeText(tokenizer, one, engine.info, `prompt[${i}]`) : idsOf(one, engine.info, `prompt[${i}]`)
+    return typeof one === 'string'
+      ? encodeText(tokenizer, one, engine.info, `prompt[${i}]`)
+      : idsOf(one, engine.info, `prompt[${i}]`)
   })
 }
 
@@ -118,7 +169,14 @@ function head ({ id, created }: Plan, { engine }: RouteContext) {
 }
 
 /** What a sample has brought since `text` characters and `tokens` tokens had been sent. */
-function choice ({ body, echoes, best, experts, generation }: Plan, { tokenizer }: RouteContext, sample: Sample, index: number, text: number, tokens: number) {
+function choice (
+  { body, echoes, best, experts, generation }: Plan,
+  { tokenizer }: RouteContext,
+  sample: Sample,
+  index: number,
+  text: number,
+  tokens: number
+) {
   const first = text === 0 && tokens === 0
   const echo = echoes?.[index] ?? ''
   const texts = { tokenizer, asIds: body.return_tokens_as_token_ids ?? false, best: best.output ?? 0 }
@@ -126,11 +184,15 @@ function choice ({ body, echoes, best, experts, generation }: Plan, { tokenizer 
   return {
     index,
     text: (first ? echo : '') + sample.text.slice(text),
-    logprobs: best.output === null ? null : completionLogprobs(sample, tokens, sample.tokens.length, first && echoes !== null, offset, texts),
+    logprobs: best.output === null
+      ? null
+      : completionLogprobs(sample, tokens, sample.tokens.length, first && echoes !== null, offset, texts),
     ...finishOf(sample.finish),
     ...generation.samples.length > 1 ? sglext([sample], experts) : {},
     ...best.prompt === null ? {} : { prompt_logprobs: promptLogprobs(sample, best.prompt, tokenizer) },
-    ...body.return_token_ids === true ? { token_ids: sample.tokens.slice(tokens), ...first ? { prompt_token_ids: Array.from(sample.promptIds) } : {} } : {}
+    ...body.return_token_ids === true
+      ? { token_ids: sample.tokens.slice(tokens), ...first ? { prompt_token_ids: Array.from(sample.promptIds) } : {} }
+      : {}
   }
 }
 
@@ -144,7 +206,10 @@ async function stream (plan: Plan, context: RouteContext, reply: FastifyReply): 
   let expertsDue = false
   return await sendEvents(reply, {
     run: async notify => {
-      await generation.run(index => { changed.add(index); notify() })
+      await generation.run(index => {
+        changed.add(index)
+        notify()
+      })
       usageDue = wantUsage
       expertsDue = plan.experts !== null
     },
@@ -161,7 +226,9 @@ async function stream (plan: Plan, context: RouteContext, reply: FastifyReply): 
       if (expertsDue) {
         expertsDue = false
         const extension = sglext(samples, plan.experts)
-        if (extension.sglext !== undefined) return { ...head(plan, context), choices: [], ...extension, ...wantUsage ? { usage: null } : {} }
+        if (extension.sglext !== undefined) {
+          return { ...head(plan, context), choices: [], ...extension, ...wantUsage ? { usage: null } : {} }
+        }
       }
       if (!usageDue) return undefined
       usageDue = false

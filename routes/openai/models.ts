@@ -22,17 +22,34 @@ const models: Routes = async (app, { context }) => {
 
   app.get('/v1/models', {
     config,
-    schema: { operationId: 'listModels', summary: 'The models', tags: ['openai'], response: { 200: Models, ...refusals(OpenAiRefusal) } }
+    schema: {
+      operationId: 'listModels',
+      summary: 'The models',
+      tags: ['openai'],
+      response: { 200: Models, ...refusals(OpenAiRefusal) }
+    }
   }, async () => ({ object: 'list' as const, data: [modelOf(context)] }))
 
   // A wildcard: names are paths as often as not, and clients do not always escape the slashes.
   app.get('/v1/models/*', {
     config,
-    schema: { operationId: 'getModel', summary: 'A model', tags: ['openai'], params: Type.Object({ '*': Type.String() }), response: { 200: Model, ...refusals(OpenAiRefusal) } }
+    schema: {
+      operationId: 'getModel',
+      summary: 'A model',
+      tags: ['openai'],
+      params: Type.Object({ '*': Type.String() }),
+      response: { 200: Model, ...refusals(OpenAiRefusal) }
+    }
   }, async request => {
     const wanted = request.params['*']
     const model = modelOf(context)
-    if (wanted !== model.id) throw new RefitError('NOT_FOUND', `there is no model ${JSON.stringify(wanted.slice(0, 200))}; the model is ${JSON.stringify(model.id)}`, { param: 'model' })
+    if (wanted !== model.id) {
+      throw new RefitError(
+        'NOT_FOUND',
+        `there is no model ${JSON.stringify(wanted.slice(0, 200))}; the model is ${JSON.stringify(model.id)}`,
+        { param: 'model' }
+      )
+    }
     return model
   })
 }

@@ -10,7 +10,10 @@ const metrics: Routes = async (app, { context }) => {
       operationId: 'metrics',
       summary: 'Prometheus metrics',
       tags: ['info'],
-      response: { 200: { description: 'In the text format.', content: { 'text/plain': { schema: Type.String() } } }, ...refusals() }
+      response: {
+        200: { description: 'In the text format.', content: { 'text/plain': { schema: Type.String() } } },
+        ...refusals()
+      }
     }
   }, async (_request, reply) => {
     const { registry } = context.metrics

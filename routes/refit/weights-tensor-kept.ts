@@ -8,22 +8,28 @@ const ReleaseBody = Type.Object({
 
 const Released = Type.Object({
   success: Type.Literal(true),
-  released: Type.Array(Type.Object({ name: Type.String(), generation: Type.Integer() }), { description: 'What was kept, and is given back. Nothing was, where it is empty.' })
+  released: Type.Array(Type.Object({ name: Type.String(), generation: Type.Integer() }), {
+    description: 'What was kept, and is given back. Nothing was, where it is empty.'
+  })
 }, { title: 'KeptTensorsReleased', description: 'The mappings are closed, and the sender has its references back.' })
 
 /** Gives back what updates from tensors keep between requests (docs/tensor-updates.md). */
 const kept: Routes = async (app, { context }) => {
-  app.post('/release_kept_tensors', {
-    config: { auth: 'admin', errors: 'weights' },
-    schema: {
-      operationId: 'releaseKeptTensors',
-      summary: 'Give back tensors that are kept between updates',
-      description: 'Waits for the updates under way, as an update does.',
-      tags: ['weights'],
-      body: ReleaseBody,
-      response: { 200: Released, ...refusals(WeightsRefusal) }
-    }
-  }, async request => ({ success: true as const, released: await context.kept.release(request.body.name ?? undefined) }))
+  app.post(
+    '/release_kept_tensors',
+    {
+      config: { auth: 'admin', errors: 'weights' },
+      schema: {
+        operationId: 'releaseKeptTensors',
+        summary: 'Give back tensors that are kept between updates',
+        description: 'Waits for the updates under way, as an update does.',
+        tags: ['weights'],
+        body: ReleaseBody,
+        response: { 200: Released, ...refusals(WeightsRefusal) }
+      }
+    },
+    async request => ({ success: true as const, released: await context.kept.release(request.body.name ?? undefined) })
+  )
 }
 
 export default kept

@@ -5,19 +5,30 @@ import { Deadline, toTransaction, Transaction } from '../../src/updates/transact
 
 const BeginBody = Type.Object({
   selector: unused(),
-  weight_version: nullable(Type.String(), 'refit\'s own: the label that the end sets.'),
-  deadline: nullable(Deadline, 'refit\'s own: seconds without a write after which the scope is aborted (default --update-deadline).')
+  weight_version: nullable(Type.String(), "refit's own: the label that the end sets."),
+  deadline: nullable(
+    Deadline,
+    "refit's own: seconds without a write after which the scope is aborted (default --update-deadline)."
+  )
 }, { title: 'BeginWeightUpdateRequest' })
 
 const EndBody = Type.Object({
-  weight_version: nullable(Type.String(), 'refit\'s own: the label (default: the last one that an update since the begin has named).'),
-  flush_cache: nullable(Type.Boolean(), 'refit\'s own: drop the prefix cache (default: if one of the updates wants that, as they do by default).')
+  weight_version: nullable(
+    Type.String(),
+    "refit's own: the label (default: the last one that an update since the begin has named)."
+  ),
+  flush_cache: nullable(
+    Type.Boolean(),
+    "refit's own: drop the prefix cache (default: if one of the updates wants that, as they do by default)."
+  )
 }, { title: 'EndWeightUpdateRequest' })
 
 const Done = Type.Object({
   success: Type.Literal(true),
   message: Type.String(),
-  transaction: Type.Union([Transaction, Type.Null()], { description: 'null: no scope was open, so that there was nothing to end.' })
+  transaction: Type.Union([Transaction, Type.Null()], {
+    description: 'null: no scope was open, so that there was nothing to end.'
+  })
 }, { title: 'WeightUpdateScope', description: 'Done.' })
 
 /** A trainer's begin and end around updates of many requests, as SGLang has them; optional, as its sessions are in older versions. */
@@ -32,7 +43,8 @@ const scope: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'beginWeightUpdate',
       summary: 'Begin an update of many requests',
-      description: 'All updates until the end belong to it: labels wait for the end, and from the first write to the end nothing is generated. ' +
+      description:
+        'All updates until the end belong to it: labels wait for the end, and from the first write to the end nothing is generated. ' +
         'A begin while one is open, after a crash of the trainer, aborts that and starts anew. 409 while a weight transaction is open.',
       body: BeginBody
     }
@@ -53,13 +65,17 @@ const scope: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'endWeightUpdate',
       summary: 'End an update of many requests',
-      description: 'Moves the label, drops the caches and lets generation go on. 409, and it stays open, while an update that failed in it has not been repeated. ' +
+      description:
+        'Moves the label, drops the caches and lets generation go on. 409, and it stays open, while an update that failed in it has not been repeated. ' +
         '409 also where it was aborted since. Without a begin, and a second time, it succeeds and does nothing.',
       body: EndBody
     }
   }, async request => {
     const { weight_version: version, flush_cache: flushCache } = request.body
-    const status = await transactions.commit(null, { ...version == null ? {} : { version }, ...flushCache == null ? {} : { flushCache } })
+    const status = await transactions.commit(null, {
+      ...version == null ? {} : { version },
+      ...flushCache == null ? {} : { flushCache }
+    })
     return { success: true as const, message: 'Success', transaction: status === null ? null : toTransaction(status) }
   })
 }

@@ -6,19 +6,36 @@ import { Deadline, toTransaction, Transaction } from '../../src/updates/transact
 const strict = { additionalProperties: false } as const
 
 const OpenBody = Type.Object({
-  owner: Type.String({ minLength: 1, maxLength: 256, description: 'Who opens it, in words, for those whom it keeps out. Opening again under the same words aborts the one that is open.' }),
-  id: nullable(Type.String({ pattern: '^[\\w.-]{1,64}$' }), 'Its id (drawn if left out): for the same transaction on several servers.'),
-  expected: nullable(Type.Union([Type.Literal('all'), Type.Array(Type.String(), { minItems: 1 })]), 'Checkpoint names without which it cannot be committed, or "all".'),
+  owner: Type.String({
+    minLength: 1,
+    maxLength: 256,
+    description:
+      'Who opens it, in words, for those whom it keeps out. Opening again under the same words aborts the one that is open.'
+  }),
+  id: nullable(
+    Type.String({ pattern: '^[\\w.-]{1,64}$' }),
+    'Its id (drawn if left out): for the same transaction on several servers.'
+  ),
+  expected: nullable(
+    Type.Union([Type.Literal('all'), Type.Array(Type.String(), { minItems: 1 })]),
+    'Checkpoint names without which it cannot be committed, or "all".'
+  ),
   deadline: nullable(Deadline, 'Seconds after which it is aborted (default --update-deadline).'),
   weight_version: nullable(Type.String(), 'The label that its commit sets.')
 }, { ...strict, title: 'TransactionOpenRequest' })
 
 const CommitBody = Type.Object({
   weight_version: nullable(Type.String(), 'The label (default: the last one that was named in it).'),
-  flush_cache: nullable(Type.Boolean(), 'Drop the prefix cache (default: if one of its updates wants that, as they do by default).')
+  flush_cache: nullable(
+    Type.Boolean(),
+    'Drop the prefix cache (default: if one of its updates wants that, as they do by default).'
+  )
 }, { ...strict, title: 'TransactionCommitRequest' })
 
-const AbortBody = Type.Object({ reason: nullable(Type.String({ maxLength: 1000 }), 'For logs and for those who ask.') }, { ...strict, title: 'TransactionAbortRequest' })
+const AbortBody = Type.Object(
+  { reason: nullable(Type.String({ maxLength: 1000 }), 'For logs and for those who ask.') },
+  { ...strict, title: 'TransactionAbortRequest' }
+)
 
 const Params = Type.Object({ id: Type.String({ maxLength: 64 }) })
 
@@ -34,7 +51,8 @@ const transactions: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'openWeightTransaction',
       summary: 'Open a weight transaction',
-      description: 'Updates that name its id write in it, from any source and over several connections. From its first write until it ends nothing is generated. ' +
+      description:
+        'Updates that name its id write in it, from any source and over several connections. From its first write until it ends nothing is generated. ' +
         'Other updates get 409 meanwhile.',
       body: OpenBody
     }
@@ -57,7 +75,10 @@ const transactions: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'weightTransactions',
       summary: 'The weight transaction that is open',
-      response: { 200: Type.Object({ open: Type.Union([Transaction, Type.Null()]) }, { description: 'There is at most one.' }), ...refusals(WeightsRefusal) }
+      response: {
+        200: Type.Object({ open: Type.Union([Transaction, Type.Null()]) }, { description: 'There is at most one.' }),
+        ...refusals(WeightsRefusal)
+      }
     }
   }, async () => {
     const { current } = transactions
@@ -66,7 +87,12 @@ const transactions: Routes = async (app, { context }) => {
 
   app.get('/weight_transactions/:id', {
     config,
-    schema: { ...schema, operationId: 'weightTransaction', summary: 'How a weight transaction stands, or how it ended', params: Params }
+    schema: {
+      ...schema,
+      operationId: 'weightTransaction',
+      summary: 'How a weight transaction stands, or how it ended',
+      params: Params
+    }
   }, async request => toTransaction(await transactions.status(request.params.id)))
 
   app.post('/weight_transactions/:id/commit', {
@@ -75,15 +101,22 @@ const transactions: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'commitWeightTransaction',
       summary: 'Commit a weight transaction',
-      description: 'Moves the label, drops the caches and lets generation go on. 409, and it stays open, while expected tensors are missing or a write that failed ' +
+      description:
+        'Moves the label, drops the caches and lets generation go on. 409, and it stays open, while expected tensors are missing or a write that failed ' +
         'has not been repeated. A second commit gets the answer of the first.',
       params: Params,
       body: CommitBody
     }
   }, async request => {
     const { weight_version: version, flush_cache: flushCache } = request.body
-    const status = await transactions.commit(request.params.id, { ...version == null ? {} : { version }, ...flushCache == null ? {} : { flushCache } })
-    request.log.info({ transaction: status!.id, owner: status!.owner, tensors: status!.written, bytes: status!.bytes }, 'weight transaction committed')
+    const status = await transactions.commit(request.params.id, {
+      ...version == null ? {} : { version },
+      ...flushCache == null ? {} : { flushCache }
+    })
+    request.log.info(
+      { transaction: status!.id, owner: status!.owner, tensors: status!.written, bytes: status!.bytes },
+      'weight transaction committed'
+    )
     return toTransaction(status!)
   })
 
@@ -93,14 +126,18 @@ const transactions: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'abortWeightTransaction',
       summary: 'Abort a weight transaction',
-      description: 'The label stays. `outcome` says what the weights are: "old" if it had written nothing, "torn" if it had written a part, which has to be written again, and ' +
+      description:
+        'The label stays. `outcome` says what the weights are: "old" if it had written nothing, "torn" if it had written a part, which has to be written again, and ' +
         '"new" if it had written all.',
       params: Params,
       body: AbortBody
     }
   }, async request => {
     const status = await transactions.abort(request.params.id, request.body.reason ?? 'on request')
-    request.log.warn({ transaction: status.id, owner: status.owner, outcome: status.outcome }, 'weight transaction aborted')
+    request.log.warn(
+      { transaction: status.id, owner: status.owner, outcome: status.outcome },
+      'weight transaction aborted'
+    )
     return toTransaction(status)
   })
 }

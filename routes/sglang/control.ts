@@ -6,16 +6,28 @@ import { Refusal, refusals, unused } from '../../src/http/schemas.ts'
 import { Coverage, toCoverage } from '../../src/updates/transaction-status.ts'
 import { pauseFor, resumeFor } from '../../src/dialects/pause.ts'
 
-const FLUSHED = 'Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n'
+const FLUSHED =
+  'Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n'
 const MAX_FLUSH_SECONDS = 3600
 
 const Status = Type.Object({ message: Type.String(), status: Type.String() }, { description: 'Done.' })
-const Continued = Type.Object({ message: Type.String(), status: Type.String({ description: 'ok, or why nothing is generated yet: torn, asleep, updating.' }), coverage: Coverage }, { description: 'The pause has ended.' })
-const NotFlushed = { description: 'Not flushed.', content: { 'text/plain': { schema: Type.String() }, 'application/json': { schema: Refusal } } }
-const FlushQuery = Type.Object({ timeout: Type.Optional(Type.Number({ minimum: 0, maximum: MAX_FLUSH_SECONDS, description: 'Seconds to wait until the engine is idle.' })) })
+const Continued = Type.Object({
+  message: Type.String(),
+  status: Type.String({ description: 'ok, or why nothing is generated yet: torn, asleep, updating.' }),
+  coverage: Coverage
+}, { description: 'The pause has ended.' })
+const NotFlushed = {
+  description: 'Not flushed.',
+  content: { 'text/plain': { schema: Type.String() }, 'application/json': { schema: Refusal } }
+}
+const FlushQuery = Type.Object({
+  timeout: Type.Optional(Type
+    .Number({ minimum: 0, maximum: MAX_FLUSH_SECONDS, description: 'Seconds to wait until the engine is idle.' }))
+})
 const PauseBody = Type.Object({
   mode: Type.Optional(Type.Union([Type.Literal('abort'), Type.Literal('retract'), Type.Literal('in_place')], {
-    description: 'abort (default): end all requests with what they have; retract: give up their KV, to be computed again; in_place: keep it.'
+    description:
+      'abort (default): end all requests with what they have; retract: give up their KV, to be computed again; in_place: keep it.'
   }))
 })
 const ContinueBody = Type.Object({ torch_empty_cache: unused() })
@@ -41,7 +53,8 @@ const control: Routes = async (app, { context }) => {
       schema: {
         operationId: method === 'GET' ? 'flushCacheGet' : 'flushCache',
         summary: method === 'GET' ? 'Drop the prefix cache (as POST)' : 'Drop the prefix cache',
-        description: '400 unless no request runs or waits, or none does within the timeout. Requests that a pause with abort holds do not count.',
+        description:
+          '400 unless no request runs or waits, or none does within the timeout. Requests that a pause with abort holds do not count.',
         tags: ['control'],
         querystring: FlushQuery,
         response: { 200: Type.String({ description: 'Flushed.' }), 400: NotFlushed, ...refusals() }
@@ -53,10 +66,16 @@ const control: Routes = async (app, { context }) => {
   async function flush (reply: FastifyReply, seconds: number): Promise<FastifyReply> {
     reply.type('text/plain; charset=utf-8')
     if (flushing) return reply.code(400).send('Another flush_cache is already in progress.')
-    if (seconds === 0) return await engine.flushCache(0) ? reply.send(FLUSHED) : reply.code(400).send('Flush cache failed.\n')
+    if (seconds === 0) {
+      return await engine.flushCache(0)
+        ? reply.send(FLUSHED)
+        : reply.code(400).send('Flush cache failed.\n')
+    }
     flushing = true
     try {
-      return await engine.flushCache(seconds * 1000) ? reply.send(FLUSHED) : reply.code(400).send('Timed out waiting for idle state.')
+      return await engine.flushCache(seconds * 1000)
+        ? reply.send(FLUSHED)
+        : reply.code(400).send('Timed out waiting for idle state.')
     } finally {
       flushing = false
     }
@@ -64,7 +83,13 @@ const control: Routes = async (app, { context }) => {
 
   app.post('/pause_generation', {
     config: { auth: 'admin' },
-    schema: { operationId: 'pauseGeneration', summary: 'Pause generation', tags: ['control'], body: PauseBody, response: { 200: Status, ...refusals() } }
+    schema: {
+      operationId: 'pauseGeneration',
+      summary: 'Pause generation',
+      tags: ['control'],
+      body: PauseBody,
+      response: { 200: Status, ...refusals() }
+    }
   }, async request => {
     await pauseFor(context, request.body.mode ?? 'abort')
     return { message: 'Generation paused successfully.', status: 'ok' }
@@ -72,7 +97,15 @@ const control: Routes = async (app, { context }) => {
 
   app.post('/continue_generation', {
     config: { auth: 'admin' },
-    schema: { operationId: 'continueGeneration', summary: 'Continue after a pause', description: 'Opens nothing while weights are torn: waiting requests then fail with the reason. While memory is released, and until a weight transaction that writes has ended, they wait on.', tags: ['control'], body: ContinueBody, response: { 200: Continued, ...refusals() } }
+    schema: {
+      operationId: 'continueGeneration',
+      summary: 'Continue after a pause',
+      description:
+        'Opens nothing while weights are torn: waiting requests then fail with the reason. While memory is released, and until a weight transaction that writes has ended, they wait on.',
+      tags: ['control'],
+      body: ContinueBody,
+      response: { 200: Continued, ...refusals() }
+    }
   }, async () => {
     await resumeFor(context)
     const coverage = toCoverage(engine.coverage)
@@ -81,7 +114,14 @@ const control: Routes = async (app, { context }) => {
 
   app.post('/abort_request', {
     config: { auth: 'admin' },
-    schema: { operationId: 'abortRequest', summary: 'End requests', description: 'Each is answered with what it has so far.', tags: ['control'], body: AbortBody, response: { 200: Type.String({ description: 'Empty.' }), ...refusals() } }
+    schema: {
+      operationId: 'abortRequest',
+      summary: 'End requests',
+      description: 'Each is answered with what it has so far.',
+      tags: ['control'],
+      body: AbortBody,
+      response: { 200: Type.String({ description: 'Empty.' }), ...refusals() }
+    }
   }, async request => {
     const { rid = '', abort_all: all = false, prefix = false } = request.body
     if (all) engine.abortAll()
@@ -94,10 +134,29 @@ const control: Routes = async (app, { context }) => {
 function continued ({ weights, transactions }: RolloutEngine): { message: string, status: string } {
   if (transactions.writing) {
     const { owner, secondsLeft } = transactions.current!
-    return { message: `The pause has ended, but nothing is generated until the weight transaction of ${owner} ends (in ${Math.ceil(secondsLeft ?? 0)} s at the latest).`, status: 'updating' }
+    return {
+      message: `The pause has ended, but nothing is generated until the weight transaction of ${owner} ends (in ${
+        Math.ceil(secondsLeft ?? 0)
+      } s at the latest).`,
+      status: 'updating'
+    }
   }
-  if (weights.state === 'torn') return { message: `The pause has ended, but weights are torn and nothing is generated: ${weights.reason}`, status: 'torn' }
-  if (weights.state === 'asleep') return { message: `The pause has ended, but memory is released (${weights.tags.join(', ')}) and nothing is generated until it is resumed.`, status: 'asleep' }
+  if (weights.state === 'torn') {
+    return {
+      message: `The pause has ended, but weights are torn and nothing is generated: ${weights.reason}`,
+      status: 'torn'
+    }
+  }
+  if (weights.state === 'asleep') {
+    return {
+      message: `The pause has ended, but memory is released (${
+        weights
+          .tags
+          .join(', ')
+      }) and nothing is generated until it is resumed.`,
+      status: 'asleep'
+    }
+  }
   return { message: 'Generation continued successfully.', status: 'ok' }
 }
 

@@ -13,7 +13,10 @@ import { nullable, refusals, streamable } from '../../src/http/schemas.ts'
 
 const MetaInfo = Type.Object({
   id: Type.String(),
-  finish_reason: Type.Union([Type.Object({ type: Type.String() }, { description: 'stop (matched), length (length) or abort (message)' }), Type.Null()]),
+  finish_reason: Type.Union([
+    Type.Object({ type: Type.String() }, { description: 'stop (matched), length (length) or abort (message)' }),
+    Type.Null()
+  ]),
   prompt_tokens: Type.Integer(),
   completion_tokens: Type.Integer(),
   cached_tokens: Type.Integer(),
@@ -24,7 +27,9 @@ const MetaInfo = Type.Object({
   }),
   seed: nullable(Type.String(), 'The seed in use; send it as `sampling_seed` to repeat the sample.'),
   routed_experts: Type.Optional(RoutedExperts),
-  routed_experts_start_len: Type.Optional(Type.Integer({ description: 'Position of the first row of `routed_experts`.' }))
+  routed_experts_start_len: Type.Optional(
+    Type.Integer({ description: 'Position of the first row of `routed_experts`.' })
+  )
 }, { title: 'MetaInfo' })
 
 const Output = Type.Object({
@@ -49,14 +54,25 @@ const generate: Routes = async (app, { context }) => {
         summary: summaries[method],
         tags: ['generation'],
         body: GenerateBody,
-        response: { 200: streamable(Reply, 'One sample, or a list for a batch or n above 1. With `stream`, each event has everything so far.'), ...refusals() }
+        response: {
+          200: streamable(
+            Reply,
+            'One sample, or a list for a batch or n above 1. With `stream`, each event has everything so far.'
+          ),
+          ...refusals()
+        }
       },
       handler: async (request, reply) => await answer(context, planGenerate(request.body, context), request, reply)
     })
   }
 }
 
-async function answer (context: RouteContext, plan: GeneratePlan, request: FastifyRequest, reply: FastifyReply): Promise<unknown> {
+async function answer (
+  context: RouteContext,
+  plan: GeneratePlan,
+  request: FastifyRequest,
+  reply: FastifyReply
+): Promise<unknown> {
   const generation = new Generation(context, plan.samples)
   abortOnHangup(reply.raw, generation)
   if (plan.stream) return await stream(generation, plan, reply)
@@ -84,13 +100,31 @@ async function stream (generation: Generation, plan: GeneratePlan, reply: Fastif
       changed.delete(index)
       const sample = generation.samples[index]!
       sent[index] = sample.tokens.length
-      const output = sglangOutput(sample, plan.outputs[index]!, plan.deltas ? shown[index] ?? NOTHING_SHOWN : NOTHING_SHOWN)
-      if (plan.deltas) shown[index] = { tokens: sample.tokens.length, text: sample.text.length, input: sample.input !== null }
+      const output = sglangOutput(
+        sample,
+        plan.outputs[index]!,
+        plan.deltas ? shown[index] ?? NOTHING_SHOWN : NOTHING_SHOWN
+      )
+      if (plan.deltas) {
+        shown[index] = {
+          tokens: sample.tokens.length,
+          text: sample.text.length,
+          input: sample.input !== null
+        }
+      }
       return plan.single ? output : { ...output, index }
     },
     failure: error => {
       const { message, status, code } = refusalOf(error)
-      return { error: { message, type: status < 500 ? 'invalid_request_error' : 'server_error', code: status, refit_code: code, retryable: status === 503 } }
+      return {
+        error: {
+          message,
+          type: status < 500 ? 'invalid_request_error' : 'server_error',
+          code: status,
+          refit_code: code,
+          retryable: status === 503
+        }
+      }
     }
   })
 }

@@ -14,7 +14,14 @@ const health: Routes = async (app, { context }) => {
 
   app.get('/health', {
     config: { auth: 'public' },
-    schema: { operationId: 'health', summary: 'Liveness', description: '200 while the engine works, also while it is paused or asleep, or its weights are torn; the body says which.', tags: ['health'], response }
+    schema: {
+      operationId: 'health',
+      summary: 'Liveness',
+      description:
+        '200 while the engine works, also while it is paused or asleep, or its weights are torn; the body says which.',
+      tags: ['health'],
+      response
+    }
   }, async (_request, reply) => {
     const state = engineState(context.engine)
     return answer(reply, state.status !== 'unavailable', state)
@@ -22,7 +29,14 @@ const health: Routes = async (app, { context }) => {
 
   app.get('/ready', {
     config: { auth: 'public' },
-    schema: { operationId: 'ready', summary: 'Readiness', description: '503 while weights are torn, memory is released or the engine is closed. An engine that is paused, or in the midst of a weight transaction, is ready: it takes requests and holds them.', tags: ['health'], response }
+    schema: {
+      operationId: 'ready',
+      summary: 'Readiness',
+      description:
+        '503 while weights are torn, memory is released or the engine is closed. An engine that is paused, or in the midst of a weight transaction, is ready: it takes requests and holds them.',
+      tags: ['health'],
+      response
+    }
   }, async (_request, reply) => {
     const state = engineState(context.engine)
     return answer(reply, ['ok', 'paused', 'updating'].includes(state.status), state)
@@ -30,17 +44,34 @@ const health: Routes = async (app, { context }) => {
 
   app.get('/health_generate', {
     config: { auth: 'public' },
-    schema: { operationId: 'healthGenerate', summary: 'Generates one token', description: 'While paused, asleep or in the midst of a weight transaction, where it stands still on purpose, it answers 200 at once; while weights are torn, 503.', tags: ['health'], response }
+    schema: {
+      operationId: 'healthGenerate',
+      summary: 'Generates one token',
+      description:
+        'While paused, asleep or in the midst of a weight transaction, where it stands still on purpose, it answers 200 at once; while weights are torn, 503.',
+      tags: ['health'],
+      response
+    }
   }, async (_request, reply) => answer(reply, await generates(context), engineState(context.engine)))
 
   app.get('/ping', {
     config: { auth: 'normal' },
-    schema: { operationId: 'ping', summary: 'Answers at once', tags: ['health'], response: { 200: Type.String({ description: 'Empty.' }), ...refusals() } }
+    schema: {
+      operationId: 'ping',
+      summary: 'Answers at once',
+      tags: ['health'],
+      response: { 200: Type.String({ description: 'Empty.' }), ...refusals() }
+    }
   }, async () => '')
 
   app.get('/', {
     config: { auth: 'normal' },
-    schema: { operationId: 'root', summary: 'Name of the server', tags: ['health'], response: { 200: Type.String({ description: 'A JSON string.' }), ...refusals() } }
+    schema: {
+      operationId: 'root',
+      summary: 'Name of the server',
+      tags: ['health'],
+      response: { 200: Type.String({ description: 'A JSON string.' }), ...refusals() }
+    }
   }, async (_request, reply) => reply.type('application/json').serializer(JSON.stringify).send('refit is running'))
 }
 

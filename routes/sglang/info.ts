@@ -16,7 +16,10 @@ const ModelInfo = Type.Object({
 }, { title: 'ModelInfo', description: 'The model.' })
 
 const Any = Type.Object({}, { additionalProperties: true, description: 'See the field names.' })
-const WeightVersion = Type.Object({ weight_version: Type.String() }, { title: 'WeightVersion', description: 'The label in use.' })
+const WeightVersion = Type.Object({ weight_version: Type.String() }, {
+  title: 'WeightVersion',
+  description: 'The label in use.'
+})
 const LoadsQuery = Type.Object({
   include: nullable(Type.String(), 'Without effect.'),
   dp_rank: nullable(Type.String(), 'Without effect.'),
@@ -25,7 +28,13 @@ const LoadsQuery = Type.Object({
 
 /** What the server is and how busy it is. */
 const info: Routes = async (app, { context }) => {
-  const get = (path: string, operationId: string, summary: string, schema: typeof Any | typeof ModelInfo | typeof WeightVersion, read: (context: RouteContext) => unknown): void => {
+  const get = (
+    path: string,
+    operationId: string,
+    summary: string,
+    schema: typeof Any | typeof ModelInfo | typeof WeightVersion,
+    read: (context: RouteContext) => unknown
+  ): void => {
     app.get(path, {
       config: { auth: 'normal' },
       schema: { operationId, summary, tags: ['info'], response: { 200: schema, ...refusals() } }
@@ -33,18 +42,30 @@ const info: Routes = async (app, { context }) => {
   }
   get('/model_info', 'modelInfo', 'The model', ModelInfo, modelInfo)
   get('/get_model_info', 'getModelInfo', 'The model (old name)', ModelInfo, modelInfo)
-  get('/server_info', 'serverInfo', 'The server\'s settings and state', Any, serverInfo)
-  get('/get_server_info', 'getServerInfo', 'The server\'s settings and state (old name)', Any, serverInfo)
+  get('/server_info', 'serverInfo', "The server's settings and state", Any, serverInfo)
+  get('/get_server_info', 'getServerInfo', "The server's settings and state (old name)", Any, serverInfo)
   get('/weight_version', 'weightVersion', 'The weight version', WeightVersion, weightVersion)
   get('/get_weight_version', 'getWeightVersion', 'The weight version (old name)', WeightVersion, weightVersion)
   get('/capabilities', 'capabilities', 'What this server can do', Any, capabilities)
 
   app.get('/get_load', {
     config: { auth: 'normal' },
-    schema: { operationId: 'getLoad', summary: 'How busy the server is (old form)', tags: ['info'], response: { 200: Type.Array(Any, { description: 'One entry, as there is one replica.' }), ...refusals() } }
+    schema: {
+      operationId: 'getLoad',
+      summary: 'How busy the server is (old form)',
+      tags: ['info'],
+      response: { 200: Type.Array(Any, { description: 'One entry, as there is one replica.' }), ...refusals() }
+    }
   }, async () => {
     const { running, queued, usedTokens } = context.engine.stats
-    return [{ dp_rank: 0, num_reqs: running + queued, num_waiting_reqs: queued, num_tokens: usedTokens, num_pending_tokens: 0, ts_tic: Date.now() / 1000 }]
+    return [{
+      dp_rank: 0,
+      num_reqs: running + queued,
+      num_waiting_reqs: queued,
+      num_tokens: usedTokens,
+      num_pending_tokens: 0,
+      ts_tic: Date.now() / 1000
+    }]
   })
 
   app.get('/v1/loads', {
@@ -54,12 +75,29 @@ const info: Routes = async (app, { context }) => {
       summary: 'How busy the server is',
       tags: ['info'],
       querystring: LoadsQuery,
-      response: { 200: { content: { 'application/json': { schema: Any }, 'text/plain': { schema: Type.String() } }, description: 'One entry, as there is one replica.' }, ...refusals() }
+      response: {
+        200: {
+          content: {
+            'application/json': { schema: Any },
+            'text/plain': { schema: Type.String() }
+          },
+          description: 'One entry, as there is one replica.'
+        },
+        ...refusals()
+      }
     }
   }, async (request, reply) => {
     const load = loadOf(context)
-    if (request.query.format !== 'prometheus') return { timestamp: new Date().toISOString(), version: context.version, loads: [load] }
-    const lines = Object.entries(load).filter(([name]) => name !== 'dp_rank').map(([name, value]) => `refit:load_${name}{dp_rank="0"} ${value}`)
+    if (request.query.format !== 'prometheus') {
+      return {
+        timestamp: new Date().toISOString(),
+        version: context.version,
+        loads: [load]
+      }
+    }
+    const lines = Object.entries(load).filter(([name]) => name !== 'dp_rank').map(([name, value]) =>
+      `refit:load_${name}{dp_rank="0"} ${value}`
+    )
     return reply.type('text/plain; version=0.0.4; charset=utf-8').send(lines.join('\n') + '\n')
   })
 }
@@ -127,7 +165,12 @@ function serverInfo (context: RouteContext): Record<string, unknown> {
     enable_return_routed_experts: info.experts !== undefined,
     internal_states: [{
       last_gen_throughput: stats.tokensPerSecond,
-      memory_usage: { weight: gigabytes(info.weightBytes), kvcache: gigabytes(info.kvBytes), token_capacity: info.kvTokens, graph: 0 },
+      memory_usage: {
+        weight: gigabytes(info.weightBytes),
+        kvcache: gigabytes(info.kvBytes),
+        token_capacity: info.kvTokens,
+        graph: 0
+      },
       effective_max_running_requests_per_dp: info.maxRunningRequests
     }],
     started_at: context.startedAt,
@@ -156,18 +199,39 @@ function capabilities ({ engine, tokenizer, version, maxBatch, dialects }: Route
   return {
     server: 'refit',
     version,
-    model: { architecture: engine.info.architecture, model_type: engine.info.modelType, vocab_size: engine.info.vocabSize, eos_token_ids: engine.info.eosTokenIds, weight_bytes: engine.info.weightBytes, routed_experts: toExperts(engine.info) },
-    weights: { sources: ['disk'], checker: ['checksum', 'snapshot', 'reset_tensors', 'compare'], ranks: engine.info.ranks, transactions: true },
+    model: {
+      architecture: engine.info.architecture,
+      model_type: engine.info.modelType,
+      vocab_size: engine.info.vocabSize,
+      eos_token_ids: engine.info.eosTokenIds,
+      weight_bytes: engine.info.weightBytes,
+      routed_experts: toExperts(engine.info)
+    },
+    weights: {
+      sources: ['disk'],
+      checker: ['checksum', 'snapshot', 'reset_tensors', 'compare'],
+      ranks: engine.info.ranks,
+      transactions: true
+    },
     memory: { tags: ['weights', 'kv_cache', 'cuda_graph'], weights_cpu_backup: engine.info.weightsCpuBackup },
     pause_modes: ['abort', 'retract', 'in_place'],
-    generation: { text: tokenizer !== null, chat: tokenizer?.hasChatTemplate ?? false, logprobs: true, stream: true, stream_deltas: true, batch: maxBatch },
+    generation: {
+      text: tokenizer !== null,
+      chat: tokenizer?.hasChatTemplate ?? false,
+      logprobs: true,
+      stream: true,
+      stream_deltas: true,
+      batch: maxBatch
+    },
     dialects: ['sglang', 'openai', ...dialects]
   }
 }
 
 /** Of engines that record which experts tokens are routed to. */
 function toExperts ({ experts }: RouteContext['engine']['info']): Record<string, unknown> | null {
-  return experts === undefined ? null : { layers: experts.layers, sparse_layers: experts.sparse, experts: experts.experts, per_token: experts.perToken }
+  return experts === undefined
+    ? null
+    : { layers: experts.layers, sparse_layers: experts.sparse, experts: experts.experts, per_token: experts.perToken }
 }
 
 export default info

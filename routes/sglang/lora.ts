@@ -8,14 +8,20 @@ const Body = Type.Any({ description: 'Whatever its clients send. Handles of tens
 
 /** LoRA adapters, which refit does not apply: refused by name, in the form that the clients of each spelling read. */
 const lora: Routes = async (app, { context }) => {
-  const refuse = (path: string, operationId: string, errors: 'lora' | 'openai', reply: typeof AdapterRefusal | typeof OpenAiRefusal): void => {
+  const refuse = (
+    path: string,
+    operationId: string,
+    errors: 'lora' | 'openai',
+    reply: typeof AdapterRefusal | typeof OpenAiRefusal
+  ): void => {
     app.post(path, {
       config: { auth: 'admin', errors },
       bodyLimit: TENSOR_BODY_LIMIT,
       schema: {
         operationId,
         summary: 'Not supported: LoRA adapters',
-        description: 'refit serves whole weights: merge the adapter into them and send those. The reply is always a refusal, and the sender\'s references have been given back before it.',
+        description:
+          "refit serves whole weights: merge the adapter into them and send those. The reply is always a refusal, and the sender's references have been given back before it.",
         tags: ['weights'],
         body: Body,
         // Whatever the status: there is no success to describe.

@@ -9,9 +9,15 @@ import { OppositeJoiner } from '../../src/weights/opposite-joiner.ts'
 
 const Tag = Type.Union([Type.Literal('weights'), Type.Literal('kv_cache'), Type.Literal('cuda_graph')])
 const MemoryBody = Type.Object({
-  tags: Type.Optional(Type.Union([Type.Array(Tag), Tag, Type.Null()], { description: 'Kinds of memory; null, an empty list or none: all that apply.' }))
+  tags: Type.Optional(
+    Type.Union([Type.Array(Tag), Tag, Type.Null()], {
+      description: 'Kinds of memory; null, an empty list or none: all that apply.'
+    })
+  )
 }, { title: 'MemoryRequest' })
-const Query = Type.Object({ tags: Type.Optional(Type.Array(Type.String(), { description: 'May be given several times.' })) })
+const Query = Type.Object({
+  tags: Type.Optional(Type.Array(Type.String(), { description: 'May be given several times.' }))
+})
 const Done = Type.Null({ description: 'Done; null, as in SGLang.' })
 
 const ROUTES = [
@@ -19,7 +25,8 @@ const ROUTES = [
     path: '/release_memory_occupation',
     operation: 'releaseMemoryOccupation',
     summary: 'Give memory back to the system',
-    description: 'Addresses stay. Waits for running requests, unless generation is paused: then held requests wait, and are computed again. ' +
+    description:
+      'Addresses stay. Waits for running requests, unless generation is paused: then held requests wait, and are computed again. ' +
       'Until all memory is back, requests are refused with 503. 409 for a kind that is released already, and for kv_cache while a pause in place holds requests.',
     log: 'memory released'
   },
@@ -27,7 +34,8 @@ const ROUTES = [
     path: '/resume_memory_occupation',
     operation: 'resumeMemoryOccupation',
     summary: 'Take memory again',
-    description: 'Weights come back torn, to be written by an update, unless the server keeps a copy (--enable-weights-cpu-backup). ' +
+    description:
+      'Weights come back torn, to be written by an update, unless the server keeps a copy (--enable-weights-cpu-backup). ' +
       '409 for a kind that is not released; 503 where there is not enough memory, and what could not be had stays released.',
     log: 'memory resumed'
   }
@@ -40,11 +48,17 @@ const memory: Routes = async (app, { context }) => {
   const calls = new OppositeJoiner<MemoryReport>()
 
   for (const { path, operation, summary, description, log } of ROUTES) {
-    const run = async (request: FastifyRequest, reply: FastifyReply, { tags }: Type.Static<typeof MemoryBody>): Promise<FastifyReply> => {
+    const run = async (
+      request: FastifyRequest,
+      reply: FastifyReply,
+      { tags }: Type.Static<typeof MemoryBody>
+    ): Promise<FastifyReply> => {
       const wanted: MemoryTag[] = tags == null ? [] : typeof tags === 'string' ? [tags] : tags
       // A client's retry of a call under way gets that one's outcome.
       const report = await calls.join(path, [...wanted].sort().join(), async () => {
-        return await (path === '/release_memory_occupation' ? engine.releaseMemory(wanted) : engine.resumeMemory(wanted))
+        return await (path === '/release_memory_occupation'
+          ? engine.releaseMemory(wanted)
+          : engine.resumeMemory(wanted))
       })
       request.log.info({ tags: report.tags, bytes: report.bytes, ms: Math.round(report.ms) }, log)
       return reply.type('application/json').send('null')
@@ -53,7 +67,12 @@ const memory: Routes = async (app, { context }) => {
     app.get(path, {
       exposeHeadRoute: false,
       config: { auth: 'admin' },
-      schema: { ...schema, operationId: `${operation}Get`, summary: `${summary} (as POST; by query or by a JSON body)`, querystring: Query }
+      schema: {
+        ...schema,
+        operationId: `${operation}Get`,
+        summary: `${summary} (as POST; by query or by a JSON body)`,
+        querystring: Query
+      }
     }, async (request, reply) => await run(request, reply, await getBody(request, check)))
     app.post(path, {
       config: { auth: 'admin' },

@@ -4,15 +4,25 @@ import { refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Joiner } from '../../src/weights/joiner.ts'
 
 const PullBody = Type.Object({
-  local_checkpoint_dir: Type.String({ minLength: 1, description: 'The checkpoint of this host, inside the allowed roots; it is made if it is not there.' }),
-  source_dir: Type.String({ minLength: 1, description: 'Where the trainer publishes weight_v000001 and so on, inside the allowed roots.' }),
-  target_version: Type.Integer({ minimum: 0, maximum: 999_999, description: '0: a copy of the checkpoint that the server began with.' })
+  local_checkpoint_dir: Type.String({
+    minLength: 1,
+    description: 'The checkpoint of this host, inside the allowed roots; it is made if it is not there.'
+  }),
+  source_dir: Type.String({
+    minLength: 1,
+    description: 'Where the trainer publishes weight_v000001 and so on, inside the allowed roots.'
+  }),
+  target_version: Type.Integer({
+    minimum: 0,
+    maximum: 999_999,
+    description: '0: a copy of the checkpoint that the server began with.'
+  })
 }, { title: 'PullWeightsRequest' })
 
 const Pulled = Type.Object({
   success: Type.Literal(true),
   message: Type.String(),
-  version: Type.Integer({ description: 'That the host\'s checkpoint is of now.' }),
+  version: Type.Integer({ description: "That the host's checkpoint is of now." }),
   tensors: Type.Integer({ description: 'Tensors that were changed.' }),
   bytes: Type.Integer({ description: 'Of those tensors.' })
 }, { title: 'PullWeightsReply', description: 'The checkpoint is of that version, and its checksums are right.' })
@@ -25,15 +35,19 @@ const pull: Routes = async (app, { context }) => {
     config: { auth: 'admin', errors: 'weights' },
     schema: {
       operationId: 'pullWeights',
-      summary: 'Bring this host\'s checkpoint to a published version',
-      description: 'Generation goes on meanwhile; /update_weights_from_disk with the local folder loads it. Calls for one folder take turns on a host, whoever makes them.',
+      summary: "Bring this host's checkpoint to a published version",
+      description:
+        'Generation goes on meanwhile; /update_weights_from_disk with the local folder loads it. Calls for one folder take turns on a host, whoever makes them.',
       tags: ['weights'],
       body: PullBody,
       response: { 200: Pulled, ...refusals(WeightsRefusal) }
     }
   }, async request => {
     const { local_checkpoint_dir: localFolder, source_dir: sourceFolder, target_version: targetVersion } = request.body
-    const { version, tensors, bytes } = await pulls.join(JSON.stringify([localFolder, sourceFolder, targetVersion]), async () => await context.pulls.pull({ localFolder, sourceFolder, targetVersion }))
+    const { version, tensors, bytes } = await pulls.join(
+      JSON.stringify([localFolder, sourceFolder, targetVersion]),
+      async () => await context.pulls.pull({ localFolder, sourceFolder, targetVersion })
+    )
     return { success: true as const, message: 'Success.', version, tensors, bytes }
   })
 }

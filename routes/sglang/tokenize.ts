@@ -8,9 +8,18 @@ import { nullable, refusals, TokenIds } from '../../src/http/schemas.ts'
 
 const TokenizeBody = Type.Object({
   model: nullable(Type.String(), 'Any name: there is one model.'),
-  prompt: nullable(Type.Union([Type.String(), Type.Array(Type.String(), { maxItems: MAX_BATCH })]), 'Text or a batch of texts.'),
-  messages: nullable(Type.Array(Type.Object({ role: Type.String() }, { additionalProperties: true }), { minItems: 1 }), 'A conversation instead of a prompt.'),
-  add_special_tokens: nullable(Type.Boolean(), 'Default true; false for a conversation, whose template writes its own.'),
+  prompt: nullable(
+    Type.Union([Type.String(), Type.Array(Type.String(), { maxItems: MAX_BATCH })]),
+    'Text or a batch of texts.'
+  ),
+  messages: nullable(
+    Type.Array(Type.Object({ role: Type.String() }, { additionalProperties: true }), { minItems: 1 }),
+    'A conversation instead of a prompt.'
+  ),
+  add_special_tokens: nullable(
+    Type.Boolean(),
+    'Default true; false for a conversation, whose template writes its own.'
+  ),
   add_generation_prompt: nullable(Type.Boolean(), 'For a conversation (default true).'),
   chat_template_kwargs: nullable(Type.Object({}, { additionalProperties: true }))
 }, { title: 'TokenizeRequest' })
@@ -24,11 +33,17 @@ const Tokens = Type.Object({
 const DetokenizeBody = Type.Object({
   model: nullable(Type.String(), 'Any name: there is one model.'),
   tokens: Type.Union([TokenIds, Type.Array(TokenIds, { maxItems: MAX_BATCH })]),
-  skip_special_tokens: nullable(Type.Boolean(), 'Left out: special tokens are left out of `text`, as SGLang does, and are in `prompt`, as vLLM does.')
+  skip_special_tokens: nullable(
+    Type.Boolean(),
+    'Left out: special tokens are left out of `text`, as SGLang does, and are in `prompt`, as vLLM does.'
+  )
 }, { title: 'DetokenizeRequest' })
 
 const Text = Type.Union([Type.String(), Type.Array(Type.String())])
-const Texts = Type.Object({ text: Text, prompt: Text }, { title: 'Detokenized', description: 'The text, under SGLang\'s name and under vLLM\'s.' })
+const Texts = Type.Object({ text: Text, prompt: Text }, {
+  title: 'Detokenized',
+  description: "The text, under SGLang's name and under vLLM's."
+})
 
 /** Text to token ids and back. */
 const tokenize: Routes = async (app, { context }) => {
@@ -37,11 +52,23 @@ const tokenize: Routes = async (app, { context }) => {
     const suffix = prefix === '' ? '' : 'V1'
     app.post(`${prefix}/tokenize`, {
       config,
-      schema: { operationId: `tokenize${suffix}`, summary: 'Text to token ids', tags: ['text'], body: TokenizeBody, response: { 200: Tokens, ...refusals() } }
+      schema: {
+        operationId: `tokenize${suffix}`,
+        summary: 'Text to token ids',
+        tags: ['text'],
+        body: TokenizeBody,
+        response: { 200: Tokens, ...refusals() }
+      }
     }, async request => encode(request.body, context))
     app.post(`${prefix}/detokenize`, {
       config,
-      schema: { operationId: `detokenize${suffix}`, summary: 'Token ids to text', tags: ['text'], body: DetokenizeBody, response: { 200: Texts, ...refusals() } }
+      schema: {
+        operationId: `detokenize${suffix}`,
+        summary: 'Token ids to text',
+        tags: ['text'],
+        body: DetokenizeBody,
+        response: { 200: Texts, ...refusals() }
+      }
     }, async request => decode(request.body, context))
   }
 }
@@ -60,23 +87,39 @@ function encode (body: Static<typeof TokenizeBody>, { engine, tokenizer: maybe }
   }
   const tokens = prompt != null
     ? encodeOne(prompt, body.add_special_tokens ?? true)
-    : encodeOne(tokenizer.applyChatTemplate(messages!, {
-      addGenerationPrompt: body.add_generation_prompt ?? true,
-      kwargs: { ...body.chat_template_kwargs }
-    }), body.add_special_tokens ?? false)
+    : encodeOne(
+      tokenizer.applyChatTemplate(messages!, {
+        addGenerationPrompt: body.add_generation_prompt ?? true,
+        kwargs: { ...body.chat_template_kwargs }
+      }),
+      body.add_special_tokens ?? false
+    )
   return { tokens, count: tokens.length, max_model_len: maxModelLength }
 }
 
-function decode ({ tokens, skip_special_tokens: skip }: Static<typeof DetokenizeBody>, { engine, tokenizer: maybe }: RouteContext): Static<typeof Texts> {
+function decode (
+  { tokens, skip_special_tokens: skip }: Static<typeof DetokenizeBody>,
+  { engine, tokenizer: maybe }: RouteContext
+): Static<typeof Texts> {
   const tokenizer = needTokenizer(maybe, 'tokens')
   const decodeOne = (ids: number[], param: string, skipSpecialTokens: boolean): string => {
     const stray = ids.find(id => id < 0 || id >= engine.info.vocabSize)
-    if (stray !== undefined) throw invalid(param, `expected token ids from 0 to ${engine.info.vocabSize - 1}, got ${stray}`)
+    if (stray !== undefined) {
+      throw invalid(
+        param,
+        `expected token ids from 0 to ${
+          engine
+            .info
+            .vocabSize - 1
+        }, got ${stray}`
+      )
+    }
     return tokenizer.decode(ids, { skipSpecialTokens })
   }
-  const decodeAll = (skipSpecialTokens: boolean): string | string[] => Array.isArray(tokens[0])
-    ? (tokens as number[][]).map((ids, i) => decodeOne(ids, `tokens[${i}]`, skipSpecialTokens))
-    : decodeOne(tokens as number[], 'tokens', skipSpecialTokens)
+  const decodeAll = (skipSpecialTokens: boolean): string | string[] =>
+    Array.isArray(tokens[0])
+      ? (tokens as number[][]).map((ids, i) => decodeOne(ids, `tokens[${i}]`, skipSpecialTokens))
+      : decodeOne(tokens as number[], 'tokens', skipSpecialTokens)
   return { text: decodeAll(skip ?? true), prompt: decodeAll(skip ?? false) }
 }
 

@@ -12,48 +12,74 @@ const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }
 
 /** Requests of SGLang's trainers that have little to do here. */
 const leftovers: Routes = async app => {
-  app.post('/post_process_weights', {
-    config: { auth: 'admin', errors: 'weights' },
-    schema: {
-      operationId: 'postProcessWeights',
-      summary: 'What quantised weights need before and after an update',
-      description: 'slime sends this around updates of quantised models. Weights are held as they are sent here (bfloat16), so that there is never anything to do.',
-      tags: ['weights'],
-      body: PostProcessBody,
-      response: { 200: Done, ...refusals(WeightsRefusal) }
-    }
-  }, async () => ({ success: true as const, message: 'Success. There was nothing to do: weights are not quantised here, and are written where they are used.' }))
+  app.post(
+    '/post_process_weights',
+    {
+      config: { auth: 'admin', errors: 'weights' },
+      schema: {
+        operationId: 'postProcessWeights',
+        summary: 'What quantised weights need before and after an update',
+        description:
+          'slime sends this around updates of quantised models. Weights are held as they are sent here (bfloat16), so that there is never anything to do.',
+        tags: ['weights'],
+        body: PostProcessBody,
+        response: { 200: Done, ...refusals(WeightsRefusal) }
+      }
+    },
+    async () => ({
+      success: true as const,
+      message: 'Success. There was nothing to do: weights are not quantised here, and are written where they are used.'
+    })
+  )
 
-  for (const [url, operationId, word] of [['/start_profile', 'startProfile', 'started'], ['/stop_profile', 'stopProfile', 'stopped']] as const) {
+  for (
+    const [url, operationId, word] of [['/start_profile', 'startProfile', 'started'], [
+      '/stop_profile',
+      'stopProfile',
+      'stopped'
+    ]] as const
+  ) {
     app.post(url, {
       config: { auth: 'admin' },
       schema: {
         operationId,
         summary: `Refused: no profile is ${word}`,
-        description: 'There is no profiler in here. Nsight Systems profiles the process from outside; /metrics has times of steps and updates.',
+        description:
+          'There is no profiler in here. Nsight Systems profiles the process from outside; /metrics has times of steps and updates.',
         tags: ['control'],
         response: refusals()
       }
-    }, async () => { throw new RefitError('UNSUPPORTED', `no profile is ${word}: refit has no profiler of its own. Run the server under one (nsys profile refit serve ...), and see /metrics`) })
+    }, async () => {
+      throw new RefitError(
+        'UNSUPPORTED',
+        `no profile is ${word}: refit has no profiler of its own. Run the server under one (nsys profile refit serve ...), and see /metrics`
+      )
+    })
   }
 
   // miles asks where a rank's weights lie, to write them by RDMA.
-  for (const [url, operationId, auth] of [
-    ['/remote_instance_transfer_engine_info', 'remoteInstanceTransferEngineInfo', 'admin'],
-    ['/get_remote_instance_transfer_engine_info', 'getRemoteInstanceTransferEngineInfo', 'admin'],
-    ['/parallelism_config', 'parallelismConfig', 'normal']
-  ] as const) {
+  for (
+    const [url, operationId, auth] of [
+      ['/remote_instance_transfer_engine_info', 'remoteInstanceTransferEngineInfo', 'admin'],
+      ['/get_remote_instance_transfer_engine_info', 'getRemoteInstanceTransferEngineInfo', 'admin'],
+      ['/parallelism_config', 'parallelismConfig', 'normal']
+    ] as const
+  ) {
     app.get(url, {
       config: { auth },
       schema: {
         operationId,
         summary: 'Refused: weights are not written from outside',
-        description: 'Of SGLang\'s transfer engine (Mooncake), by which trainers write into the memory of ranks. Here every byte is checked before it is written.',
+        description:
+          "Of SGLang's transfer engine (Mooncake), by which trainers write into the memory of ranks. Here every byte is checked before it is written.",
         tags: ['weights'],
         response: refusals()
       }
     }, async () => {
-      throw new RefitError('UNSUPPORTED', 'there is no transfer engine here: ranks are not written to from outside. Send weights through a process group (/init_weights_update_group), as handles or uploads (/update_weights_from_tensor) or from disk')
+      throw new RefitError(
+        'UNSUPPORTED',
+        'there is no transfer engine here: ranks are not written to from outside. Send weights through a process group (/init_weights_update_group), as handles or uploads (/update_weights_from_tensor) or from disk'
+      )
     })
   }
 }

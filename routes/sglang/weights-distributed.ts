@@ -1,7 +1,12 @@
 import { Type } from 'typebox'
 import { owe, scopeKey } from '../../src/updates/apply-source.ts'
 import type { Routes } from '../../src/http/context.ts'
-import { distributedIdentity, DistributedUpdateBody, GROUP_NAME, updateFromDistributed } from '../../src/updates/distributed-update.ts'
+import {
+  distributedIdentity,
+  DistributedUpdateBody,
+  GROUP_NAME,
+  updateFromDistributed
+} from '../../src/updates/distributed-update.ts'
 import { expectUpdate } from '../../src/updates/expect-update.ts'
 import { refusals, tornTensors, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Report, toReport } from '../../src/updates/write-report.ts'
@@ -26,9 +31,10 @@ const distributed: Routes = async (app, { context }) => {
     attachValidation: true,
     schema: {
       operationId: 'updateWeightsFromDistributed',
-      summary: 'Take new weights from a trainer\'s broadcasts',
-      description: 'Post it, and broadcast the tensors from rank 0 in the order of `names`. A request that is refused is received and dropped first, and then answered; where nobody can tell what comes, ' +
-        'the group is aborted, and the message says so. A call equal to one that runs already gets that one\'s outcome.',
+      summary: "Take new weights from a trainer's broadcasts",
+      description:
+        'Post it, and broadcast the tensors from rank 0 in the order of `names`. A request that is refused is received and dropped first, and then answered; where nobody can tell what comes, ' +
+        "the group is aborted, and the message says so. A call equal to one that runs already gets that one's outcome.",
       tags: ['weights'],
       body: DistributedUpdateBody,
       response: { 200: DistributedUpdated, ...refusals(WeightsRefusal) }
@@ -41,7 +47,10 @@ const distributed: Routes = async (app, { context }) => {
       if (note === undefined) throw validationError
       throw new RefitError('INVALID_REQUEST', `${validationError.message}. ${note}`)
     }
-    const { message, report, torn } = await updates.join(scopeKey(context.engine, request.body) + distributedIdentity(request.body), async () => await updateFromDistributed(context, request.body))
+    const { message, report, torn } = await updates.join(
+      scopeKey(context.engine, request.body) + distributedIdentity(request.body),
+      async () => await updateFromDistributed(context, request.body)
+    )
     return { success: true as const, message, torn_count: torn, report: toReport(report) }
   })
 }

@@ -8,19 +8,35 @@ import { RefitError } from '../../src/errors.ts'
 const groupName = Type.Optional(Type.String({ description: `Default "${GROUP_NAME}".` }))
 
 const InitBody = Type.Object({
-  master_address: Type.String({ minLength: 1, description: 'Where the trainer\'s rank 0 listens: a name or an address. See --allow-master.' }),
+  master_address: Type.String({
+    minLength: 1,
+    description: "Where the trainer's rank 0 listens: a name or an address. See --allow-master."
+  }),
   master_port: Type.Integer({ minimum: 1, maximum: 65535 }),
-  rank_offset: Type.Integer({ minimum: 0, description: 'The rank of this engine\'s tensor-parallel rank 0; the others follow.' }),
-  world_size: Type.Integer({ minimum: 1, maximum: 65535, description: 'Ranks of the whole group, the trainer\'s among them.' }),
+  rank_offset: Type.Integer({
+    minimum: 0,
+    description: "The rank of this engine's tensor-parallel rank 0; the others follow."
+  }),
+  world_size: Type.Integer({
+    minimum: 1,
+    maximum: 65535,
+    description: "Ranks of the whole group, the trainer's among them."
+  }),
   group_name: groupName,
   backend: Type.Optional(Type.String({ description: '"nccl" (default) or "gloo".' })),
-  barrier: nullable(Type.Boolean(), 'refit\'s own: all ranks meet in a barrier when the group is made, as SGLang\'s and ROLL\'s instance loaders do (default false).'),
+  barrier: nullable(
+    Type.Boolean(),
+    "refit's own: all ranks meet in a barrier when the group is made, as SGLang's and ROLL's instance loaders do (default false)."
+  ),
   pp_rank: unused()
 }, { title: 'InitWeightsUpdateGroupRequest' })
 
 const DestroyBody = Type.Object({ group_name: groupName }, { title: 'DestroyWeightsUpdateGroupRequest' })
 
-const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, { title: 'WeightsUpdateGroupReply', description: 'Done.' })
+const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, {
+  title: 'WeightsUpdateGroupReply',
+  description: 'Done.'
+})
 
 /** Process groups of trainers, through which they broadcast weights (docs/groups.md). The messages are SGLang's. */
 const groups: Routes = async (app, { context }) => {
@@ -32,14 +48,27 @@ const groups: Routes = async (app, { context }) => {
     schema: {
       ...schema,
       operationId: 'initWeightsUpdateGroup',
-      summary: 'Join a trainer\'s process group',
-      description: 'Answers as soon as the trainer\'s store has counted this engine\'s ranks; what comes later goes on by itself. The same call again changes nothing; another one under the same name is a 409.',
+      summary: "Join a trainer's process group",
+      description:
+        "Answers as soon as the trainer's store has counted this engine's ranks; what comes later goes on by itself. The same call again changes nothing; another one under the same name is a 409.",
       body: InitBody
     }
   }, async request => {
-    const { master_address: address, master_port: port, rank_offset: rankOffset, world_size: worldSize, group_name: name = GROUP_NAME, backend = 'nccl', barrier } = request.body
-    await context.groups.init({ name, backend, address, port, rankOffset, worldSize, barrier: barrier ?? false })
-      .catch((error: unknown) => { throw prefixed('Failed to initialize custom process group: ', error) })
+    const {
+      master_address: address,
+      master_port: port,
+      rank_offset: rankOffset,
+      world_size: worldSize,
+      group_name: name = GROUP_NAME,
+      backend = 'nccl',
+      barrier
+    } = request.body
+    await context
+      .groups
+      .init({ name, backend, address, port, rankOffset, worldSize, barrier: barrier ?? false })
+      .catch((error: unknown) => {
+        throw prefixed('Failed to initialize custom process group: ', error)
+      })
     return { success: true as const, message: 'Succeeded to initialize custom process group.' }
   })
 
@@ -48,13 +77,15 @@ const groups: Routes = async (app, { context }) => {
     schema: {
       ...schema,
       operationId: 'destroyWeightsUpdateGroup',
-      summary: 'Leave a trainer\'s process group',
+      summary: "Leave a trainer's process group",
       description: 'What is under way in it fails. 400 where there is no group of the name.',
       body: DestroyBody
     }
   }, async request => {
     const { group_name: name = GROUP_NAME } = request.body
-    if (!await context.groups.destroy(name)) throw new RefitError('INVALID_REQUEST', 'The group to be destroyed does not exist.', { param: 'group_name' })
+    if (!await context.groups.destroy(name)) {
+      throw new RefitError('INVALID_REQUEST', 'The group to be destroyed does not exist.', { param: 'group_name' })
+    }
     return { success: true as const, message: 'Succeeded to destroy custom process group.' }
   })
 }

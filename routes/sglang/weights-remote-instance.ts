@@ -1,10 +1,21 @@
 import { Type } from 'typebox'
 import type { Routes } from '../../src/http/context.ts'
-import { FillBody, fillFromOther, InitSendBody, initSendGroup, SendBody, sendToRemote, weightsInfo } from '../../src/updates/remote-instance.ts'
+import {
+  FillBody,
+  fillFromOther,
+  InitSendBody,
+  initSendGroup,
+  SendBody,
+  sendToRemote,
+  weightsInfo
+} from '../../src/updates/remote-instance.ts'
 import { refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Report, toReport } from '../../src/updates/write-report.ts'
 
-const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, { title: 'InitWeightsSendGroupReply', description: 'All ranks are connected.' })
+const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, {
+  title: 'InitWeightsSendGroupReply',
+  description: 'All ranks are connected.'
+})
 
 const Sent = Type.Object({
   success: Type.Literal(true),
@@ -13,18 +24,22 @@ const Sent = Type.Object({
   layout: Type.String(),
   bytes: Type.Integer(),
   ms: Type.Number({ description: 'Of the transfer alone.' }),
-  checksums: Type.Record(Type.String(), Type.String(), { description: 'Of every checkpoint tensor as it was sent (docs/checksum.md).' })
+  checksums: Type.Record(Type.String(), Type.String(), {
+    description: 'Of every checkpoint tensor as it was sent (docs/checksum.md).'
+  })
 }, { title: 'SendWeightsReply', description: 'All bytes have been sent, and the group is gone.' })
 
 const Info = Type.Object({
   server: Type.Literal('refit'),
   version: Type.String(),
   protocol: Type.Integer({ description: 'Of the messages that engines exchange.' }),
-  model: Type.Record(Type.String(), Type.Union([Type.String(), Type.Number(), Type.Boolean()]), { description: 'What two engines must have in common.' }),
+  model: Type.Record(Type.String(), Type.Union([Type.String(), Type.Number(), Type.Boolean()]), {
+    description: 'What two engines must have in common.'
+  }),
   tensors: Type.String({ description: 'Digest of names and shapes of all checkpoint tensors.' }),
   dtype: Type.String(),
   device: Type.String(),
-  cards: Type.Array(Type.String(), { description: 'UUIDs of the ranks\' cards; none on the CPU.' }),
+  cards: Type.Array(Type.String(), { description: "UUIDs of the ranks' cards; none on the CPU." }),
   tp_size: Type.Integer(),
   weight_version: Type.String(),
   engine: Type.String({ description: 'Tells it from all other engines.' }),
@@ -53,8 +68,9 @@ const remoteInstance: Routes = async (app, { context }) => {
     config: { auth: 'admin', errors: 'weights' },
     schema: {
       operationId: 'initWeightsSendGroup',
-      summary: 'Make a group to send this engine\'s weights in',
-      description: 'Answers once all ranks are there, connected and through a barrier. A group serves one transfer. Engines that start with --load-from call it.',
+      summary: "Make a group to send this engine's weights in",
+      description:
+        'Answers once all ranks are there, connected and through a barrier. A group serves one transfer. Engines that start with --load-from call it.',
       tags,
       body: InitSendBody,
       response: { 200: Done, ...refusals(WeightsRefusal) }
@@ -65,8 +81,9 @@ const remoteInstance: Routes = async (app, { context }) => {
     config: { auth: 'admin', errors: 'weights' },
     schema: {
       operationId: 'sendWeights',
-      summary: 'Send this engine\'s weights',
-      description: 'In its turn among the updates: no update writes meanwhile. Generation goes on over gloo, and stands still over NCCL while it sends.',
+      summary: "Send this engine's weights",
+      description:
+        'In its turn among the updates: no update writes meanwhile. Generation goes on over gloo, and stands still over NCCL while it sends.',
       tags,
       body: SendBody,
       response: { 200: Sent, ...refusals(WeightsRefusal) }
@@ -78,7 +95,8 @@ const remoteInstance: Routes = async (app, { context }) => {
     schema: {
       operationId: 'updateWeightsFromPeer',
       summary: 'Take all weights, and the label, of another engine',
-      description: 'As an engine that starts with --load-from, while this one serves: updates wait meanwhile, and nothing is generated until every checksum has been compared. ' +
+      description:
+        'As an engine that starts with --load-from, while this one serves: updates wait meanwhile, and nothing is generated until every checksum has been compared. ' +
         'Whoever closes the request gives it up: nothing has changed before the first byte, and after it all weights are torn until they are written again.',
       tags,
       body: FillBody,
@@ -91,7 +109,12 @@ const remoteInstance: Routes = async (app, { context }) => {
 
   app.get('/remote_instance_weights_info', {
     config: { auth: 'admin' },
-    schema: { operationId: 'weightsInfo', summary: 'What an engine that is to be filled from this one must know', tags, response: { 200: Info, ...refusals() } }
+    schema: {
+      operationId: 'weightsInfo',
+      summary: 'What an engine that is to be filled from this one must know',
+      tags,
+      response: { 200: Info, ...refusals() }
+    }
   }, async () => weightsInfo(context))
 }
 

@@ -17,7 +17,10 @@ const TensorsUpdated = Type.Object({
   torn_count: tornTensors,
   report: Report,
   upload: Type.Optional(UploadReport)
-}, { title: 'TensorUpdateReply', description: 'All bytes are in place on every rank, and the sender may free or reuse its memory.' })
+}, {
+  title: 'TensorUpdateReply',
+  description: 'All bytes are in place on every rank, and the sender may free or reuse its memory.'
+})
 
 /** Weights out of the memory of processes on the same machine. */
 const tensors: Routes = async (app, { context }) => {
@@ -33,7 +36,8 @@ const tensors: Routes = async (app, { context }) => {
     schema: {
       operationId: 'updateWeightsFromTensor',
       summary: 'Take new weights from tensors that a torch process shares',
-      description: 'All handles are read and checked before the first byte is written, and given back before the reply, whatever it says. A call equal to one that runs already gets that one\'s outcome, but for `kept`, which is written once more.',
+      description:
+        "All handles are read and checked before the first byte is written, and given back before the reply, whatever it says. A call equal to one that runs already gets that one's outcome, but for `kept`, which is written once more.",
       tags: ['weights'],
       body: TensorUpdateBody,
       response: { 200: TensorsUpdated, ...refusals(WeightsRefusal) }
@@ -50,7 +54,9 @@ const tensors: Routes = async (app, { context }) => {
     }
     const update = async (): ReturnType<typeof updateFromTensor> => await updateFromTensor(context, request.body)
     // Texts of handles tell a client's retry; what is kept may hold other bytes by now than the call before read.
-    const { message, report, torn } = request.body.kept == null ? await updates.join([scopeKey(context.engine, request.body), ...tensorIdentity(request.body)], update) : await update()
+    const { message, report, torn } = request.body.kept == null
+      ? await updates.join([scopeKey(context.engine, request.body), ...tensorIdentity(request.body)], update)
+      : await update()
     return { success: true as const, message, torn_count: torn, report: toReport(report) }
   })
 }

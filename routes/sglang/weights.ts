@@ -23,7 +23,10 @@ const VersionBody = Type.Object({
   abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests (default true).' }))
 })
 
-const VersionUpdated = Type.Object({ success: Type.Literal(true), message: Type.String(), new_version: Type.String() }, { description: 'Done.' })
+const VersionUpdated = Type.Object(
+  { success: Type.Literal(true), message: Type.String(), new_version: Type.String() },
+  { description: 'Done.' }
+)
 
 const GetWeightsBody = Type.Object({
   name: Type.String({ minLength: 1, description: 'A checkpoint name.' }),
@@ -36,9 +39,17 @@ const MAX_VALUES = 1 << 22
 const Values = Type.Array(Type.Unknown(), { description: 'Values as float32, rows as lists.' })
 
 const CheckerBody = Type.Object({
-  action: Type.Optional(Type.Union([Type.Literal('checksum'), Type.Literal('snapshot'), Type.Literal('reset_tensors'), Type.Literal('compare')], {
-    description: 'checksum (default); snapshot and compare; reset_tensors fills all weights with noise and declares them torn.'
-  })),
+  action: Type.Optional(
+    Type.Union([
+      Type.Literal('checksum'),
+      Type.Literal('snapshot'),
+      Type.Literal('reset_tensors'),
+      Type.Literal('compare')
+    ], {
+      description:
+        'checksum (default); snapshot and compare; reset_tensors fills all weights with noise and declares them torn.'
+    })
+  ),
   allow_quant_error: unused(),
   skip_tensor_list: unused(),
   selector: unused()
@@ -47,9 +58,13 @@ const CheckerBody = Type.Object({
 const Checked = Type.Object({
   success: Type.Literal(true),
   message: Type.String(),
-  ranks: Type.Optional(Type.Array(Type.Object({ checksums: Type.Record(Type.String(), Type.String()), per_gpu_checksum: Type.String() }))),
+  ranks: Type.Optional(
+    Type.Array(Type.Object({ checksums: Type.Record(Type.String(), Type.String()), per_gpu_checksum: Type.String() }))
+  ),
   per_engine_checksum: Type.Optional(Type.String()),
-  checksums: Type.Optional(Type.Record(Type.String(), Type.String(), { description: 'Of every checkpoint tensor, whole.' }))
+  checksums: Type.Optional(
+    Type.Record(Type.String(), Type.String(), { description: 'Of every checkpoint tensor, whole.' })
+  )
 }, { title: 'WeightsCheckerReply', description: 'Done.' })
 
 const NO_QUERY = { name: nullable(Type.String()), truncate_size: nullable(Type.Integer({ minimum: 0 })) }
@@ -68,35 +83,58 @@ const weights: Routes = async (app, { context }) => {
     schema: {
       operationId: 'updateWeightsFromDisk',
       summary: 'Take new weights from a checkpoint on disk',
-      description: 'All headers are checked before the first byte is written. A call equal to one that runs already gets that one\'s outcome.',
+      description:
+        "All headers are checked before the first byte is written. A call equal to one that runs already gets that one's outcome.",
       tags,
       body: DiskUpdateBody,
       response: { 200: DiskUpdated, ...refusals(WeightsRefusal) }
     }
   }, async request => {
     demandValid(engine, request)
-    const { message, report, torn } = await updates.join(scopeKey(engine, request.body) + identity(request.body), async () => await updateFromDisk(context, request.body))
+    const { message, report, torn } = await updates.join(
+      scopeKey(engine, request.body) + identity(request.body),
+      async () => await updateFromDisk(context, request.body)
+    )
     return { success: true as const, message, num_paused_requests: 0, torn_count: torn, report: toReport(report) }
   })
 
   app.post('/update_weight_version', {
     config,
-    schema: { operationId: 'updateWeightVersion', summary: 'Move the label, not the weights', description: 'Between begin_weight_update and end_weight_update the label waits for the end.', tags, body: VersionBody, response: { 200: VersionUpdated, ...refusals(WeightsRefusal) } }
+    schema: {
+      operationId: 'updateWeightVersion',
+      summary: 'Move the label, not the weights',
+      description: 'Between begin_weight_update and end_weight_update the label waits for the end.',
+      tags,
+      body: VersionBody,
+      response: { 200: VersionUpdated, ...refusals(WeightsRefusal) }
+    }
   }, async request => {
     const { new_version: version, abort_all_requests: abort = true } = request.body
     // While the label is somebody's, a refusal comes before anything else.
     const { current } = engine.transactions
     if (abort && (current === null || current.scope)) engine.abortAll()
     const isMoved = await engine.setWeightVersion(version)
-    return { success: true as const, message: isMoved ? `Weight version updated to ${version}` : `Weight version will be ${version} when the open update ends`, new_version: version }
+    return {
+      success: true as const,
+      message: isMoved
+        ? `Weight version updated to ${version}`
+        : `Weight version will be ${version} when the open update ends`,
+      new_version: version
+    }
   })
 
   const getSchema = { tags, response: { 200: Values, ...refusals() } }
-  const readWeights = async ({ name, truncate_size: rows = 100 }: Type.Static<typeof GetWeightsBody>): Promise<unknown[]> => {
+  const readWeights = async (
+    { name, truncate_size: rows = 100 }: Type.Static<typeof GetWeightsBody>
+  ): Promise<unknown[]> => {
     const columns = (await engine.readWeight(name, 1)).values.length
     if (rows * columns > MAX_VALUES) {
       const most = Math.floor(MAX_VALUES / columns)
-      throw new RefitError('INVALID_REQUEST', `truncate_size: ${rows} rows of ${columns} values are more than one reply holds; at most ${most} rows of ${name}`, { param: 'truncate_size' })
+      throw new RefitError(
+        'INVALID_REQUEST',
+        `truncate_size: ${rows} rows of ${columns} values are more than one reply holds; at most ${most} rows of ${name}`,
+        { param: 'truncate_size' }
+      )
     }
     const { shape, values } = await engine.readWeight(name, rows)
     return nested(shape, values)
@@ -105,7 +143,12 @@ const weights: Routes = async (app, { context }) => {
   app.get('/get_weights_by_name', {
     exposeHeadRoute: false,
     config: { auth: 'admin' },
-    schema: { ...getSchema, operationId: 'getWeightsByNameGet', summary: 'Values of a tensor (as POST; by query or by a JSON body)', querystring: Type.Object(NO_QUERY) }
+    schema: {
+      ...getSchema,
+      operationId: 'getWeightsByNameGet',
+      summary: 'Values of a tensor (as POST; by query or by a JSON body)',
+      querystring: Type.Object(NO_QUERY)
+    }
   }, async request => await readWeights(await getBody(request, checkGetWeights)))
   app.post('/get_weights_by_name', {
     config: { auth: 'admin' },
@@ -124,7 +167,12 @@ const weights: Routes = async (app, { context }) => {
   app.get('/weights_checker', {
     exposeHeadRoute: false,
     config,
-    schema: { ...checkSchema, operationId: 'weightsCheckerGet', summary: 'Check weights (as POST; by query or by a JSON body)', querystring: Type.Object({ action: nullable(Type.String()) }) }
+    schema: {
+      ...checkSchema,
+      operationId: 'weightsCheckerGet',
+      summary: 'Check weights (as POST; by query or by a JSON body)',
+      querystring: Type.Object({ action: nullable(Type.String()) })
+    }
   }, async request => await check(await getBody(request, checkChecker)))
   app.post('/weights_checker', {
     config,
@@ -133,7 +181,15 @@ const weights: Routes = async (app, { context }) => {
 }
 
 /** What makes two calls the same update. */
-function identity ({ model_path: path, load_format: format = null, weight_version: version = null, flush_cache: flush = true, abort_all_requests: abort = false }: DiskUpdateBody): string {
+function identity (
+  {
+    model_path: path,
+    load_format: format = null,
+    weight_version: version = null,
+    flush_cache: flush = true,
+    abort_all_requests: abort = false
+  }: DiskUpdateBody
+): string {
   return JSON.stringify([path, format, version, flush, abort])
 }
 
@@ -141,7 +197,10 @@ function identity ({ model_path: path, load_format: format = null, weight_versio
 function nested (shape: number[], values: Float32Array): unknown[] {
   if (shape.length < 2) return Array.from(values)
   const columns = shape.at(-1)!
-  return Array.from({ length: columns === 0 ? 0 : values.length / columns }, (_, row) => Array.from(values.subarray(row * columns, (row + 1) * columns)))
+  return Array.from(
+    { length: columns === 0 ? 0 : values.length / columns },
+    (_, row) => Array.from(values.subarray(row * columns, (row + 1) * columns))
+  )
 }
 
 export default weights

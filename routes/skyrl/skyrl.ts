@@ -6,14 +6,20 @@ import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schem
 import { Report, toReport } from '../../src/updates/write-report.ts'
 
 const InitBody = Type.Object({
-  master_addr: Type.Optional(Type.String({ minLength: 1, description: 'Where the trainer\'s rank 0 listens. See --allow-master.' })),
+  master_addr: Type.Optional(
+    Type.String({ minLength: 1, description: "Where the trainer's rank 0 listens. See --allow-master." })
+  ),
   master_address: Type.Optional(Type.String({ minLength: 1, description: 'The same in older versions.' })),
   master_port: Type.Integer({ minimum: 1, maximum: 65535 }),
   rank_offset: Type.Integer({ minimum: 0 }),
   world_size: Type.Integer({ minimum: 1, maximum: 65535 }),
   group_name: Type.String({ minLength: 1 }),
   backend: Type.String({ description: '"nccl" or "gloo".' }),
-  override_existing_receiver: Type.Optional(Type.Boolean({ description: 'Give up a group of the name that is there (default false: keep it, and join nothing).' })),
+  override_existing_receiver: Type.Optional(
+    Type.Boolean({
+      description: 'Give up a group of the name that is there (default false: keep it, and join nothing).'
+    })
+  ),
   override_existing: Type.Optional(Type.Boolean({ description: 'The same in older versions.' })),
   model_dtype_str: unused()
 }, { title: 'SkyrlInitRequest' })
@@ -27,17 +33,28 @@ const UpdateBody = Type.Object({
 
 const Fetched = Type.Object({
   status: Type.Literal('ok'),
-  result: Type.Array(Type.Object({
-    status: Type.Literal('ok'),
-    target_version: Type.Integer(),
-    tensors: Type.Integer({ description: 'That were changed.' }),
-    bytes: Type.Integer({ description: 'Of those tensors.' }),
-    stats: Type.Object({ fetch_s: Type.Number(), apply_s: Type.Number(), reset_s: Type.Number(), total_s: Type.Number() }, { description: 'Seconds; nothing is downloaded (fetch_s).' })
-  }), { description: 'The same for each rank: a host has one checkpoint.' })
+  result: Type.Array(
+    Type.Object({
+      status: Type.Literal('ok'),
+      target_version: Type.Integer(),
+      tensors: Type.Integer({ description: 'That were changed.' }),
+      bytes: Type.Integer({ description: 'Of those tensors.' }),
+      stats: Type.Object({
+        fetch_s: Type.Number(),
+        apply_s: Type.Number(),
+        reset_s: Type.Number(),
+        total_s: Type.Number()
+      }, { description: 'Seconds; nothing is downloaded (fetch_s).' })
+    }),
+    { description: 'The same for each rank: a host has one checkpoint.' }
+  )
 }, { title: 'SkyrlFetchReply', description: 'The checkpoint is of that version, and its checksums are right.' })
 
 const Done = Type.Object({ status: Type.Literal('ok') }, { title: 'SkyrlReply', description: 'Done.' })
-const Updated = Type.Object({ status: Type.Literal('ok'), report: Report }, { title: 'SkyrlUpdateReply', description: 'All bytes are in place on every rank.' })
+const Updated = Type.Object({ status: Type.Literal('ok'), report: Report }, {
+  title: 'SkyrlUpdateReply',
+  description: 'All bytes are in place on every rank.'
+})
 
 /** What SkyRL asked of its first remote engines, and what it asks besides vLLM's routes and /collective_rpc. */
 const skyrl: Routes = async (app, { context }) => {
@@ -47,7 +64,7 @@ const skyrl: Routes = async (app, { context }) => {
     config,
     schema: {
       operationId: 'skyrlInitWeightUpdateCommunicator',
-      summary: 'Join SkyRL\'s process group (older versions)',
+      summary: "Join SkyRL's process group (older versions)",
       description: 'As /init_weights_update_group.',
       tags: ['weights'],
       body: InitBody,
@@ -62,7 +79,7 @@ const skyrl: Routes = async (app, { context }) => {
     config,
     schema: {
       operationId: 'skyrlUpdateWeights',
-      summary: 'Take a chunk of SkyRL\'s weights (older versions)',
+      summary: "Take a chunk of SkyRL's weights (older versions)",
       description: 'As /update_weights with the same fields.',
       tags: ['weights'],
       body: UpdateBody,
@@ -74,8 +91,9 @@ const skyrl: Routes = async (app, { context }) => {
     config,
     schema: {
       operationId: 'skyrlFetchWeights',
-      summary: 'Bring this host\'s checkpoint to a version that SkyRL has published',
-      description: 'Generation goes on meanwhile; /update_weights with the same target_version loads it. Calls for one folder take turns on a host, whoever makes them.',
+      summary: "Bring this host's checkpoint to a version that SkyRL has published",
+      description:
+        'Generation goes on meanwhile; /update_weights with the same target_version loads it. Calls for one folder take turns on a host, whoever makes them.',
       tags: ['weights'],
       body: FetchWeights,
       response: { 200: Fetched, ...refusals(WeightsRefusal) }

@@ -1,6 +1,13 @@
 import { Type } from 'typebox'
 import type { FastifyReply } from 'fastify'
-import { planTrlChat, planTrlGenerate, TrlChatBody, TrlGenerateBody, TrlReply, trlReply } from '../../src/dialects/trl/generate.ts'
+import {
+  planTrlChat,
+  planTrlGenerate,
+  TrlChatBody,
+  TrlGenerateBody,
+  TrlReply,
+  trlReply
+} from '../../src/dialects/trl/generate.ts'
 import type { TrlPlan } from '../../src/dialects/trl/generate.ts'
 import { planTrlScores, TrlScoresBody, TrlScoresReply, trlScores } from '../../src/dialects/trl/scores.ts'
 import { EngineState, engineState } from '../../src/http/engine-state.ts'
@@ -19,17 +26,35 @@ const trlGenerate: Routes = async (app, { context }) => {
 
   app.post('/generate/', {
     config: normal,
-    schema: { operationId: 'trlGenerate', summary: 'Generate from texts or token ids (TRL)', tags: ['generation'], body: TrlGenerateBody, response: { 200: TrlReply, ...refusals() } }
+    schema: {
+      operationId: 'trlGenerate',
+      summary: 'Generate from texts or token ids (TRL)',
+      tags: ['generation'],
+      body: TrlGenerateBody,
+      response: { 200: TrlReply, ...refusals() }
+    }
   }, async (request, reply) => await complete(planTrlGenerate(request.body, context), reply))
 
   app.post('/chat/', {
     config: normal,
-    schema: { operationId: 'trlChat', summary: 'Answer conversations (TRL)', tags: ['generation'], body: TrlChatBody, response: { 200: TrlReply, ...refusals() } }
+    schema: {
+      operationId: 'trlChat',
+      summary: 'Answer conversations (TRL)',
+      tags: ['generation'],
+      body: TrlChatBody,
+      response: { 200: TrlReply, ...refusals() }
+    }
   }, async (request, reply) => await complete(planTrlChat(request.body, context), reply))
 
   app.post('/get_sequence_logprobs/', {
     config: normal,
-    schema: { operationId: 'trlSequenceLogprobs', summary: 'Score given token ids (TRL)', tags: ['generation'], body: TrlScoresBody, response: { 200: TrlScoresReply, ...refusals() } }
+    schema: {
+      operationId: 'trlSequenceLogprobs',
+      summary: 'Score given token ids (TRL)',
+      tags: ['generation'],
+      body: TrlScoresBody,
+      response: { 200: TrlScoresReply, ...refusals() }
+    }
   }, async (request, reply) => {
     const plan = planTrlScores(request.body, context)
     const generation = new Generation(context, plan.samples)
@@ -40,7 +65,12 @@ const trlGenerate: Routes = async (app, { context }) => {
 
   app.get('/health/', {
     config: { auth: 'public' },
-    schema: { operationId: 'trlHealth', summary: 'Liveness (TRL)', tags: ['health'], response: { 200: EngineState, 503: EngineState, ...refusals() } }
+    schema: {
+      operationId: 'trlHealth',
+      summary: 'Liveness (TRL)',
+      tags: ['health'],
+      response: { 200: EngineState, 503: EngineState, ...refusals() }
+    }
   }, async (_request, reply) => {
     const state = engineState(engine)
     if (state.status === 'unavailable') reply.code(503).header('retry-after', RETRY_AFTER_SECONDS)
@@ -49,12 +79,22 @@ const trlGenerate: Routes = async (app, { context }) => {
 
   app.get('/get_world_size/', {
     config: normal,
-    schema: { operationId: 'trlWorldSize', summary: 'How many ranks join a process group (TRL)', tags: ['info'], response: { 200: WorldSize, ...refusals() } }
+    schema: {
+      operationId: 'trlWorldSize',
+      summary: 'How many ranks join a process group (TRL)',
+      tags: ['info'],
+      response: { 200: WorldSize, ...refusals() }
+    }
   }, async () => ({ world_size: engine.info.ranks }))
 
   app.get('/get_tensor_parallel_size/', {
     config: normal,
-    schema: { operationId: 'trlTensorParallelSize', summary: 'The same in older TRLs', tags: ['info'], response: { 200: TpSize, ...refusals() } }
+    schema: {
+      operationId: 'trlTensorParallelSize',
+      summary: 'The same in older TRLs',
+      tags: ['info'],
+      response: { 200: TpSize, ...refusals() }
+    }
   }, async () => ({ tensor_parallel_size: engine.info.ranks }))
 
   async function complete (plan: TrlPlan, reply: FastifyReply): Promise<ReturnType<typeof trlReply>> {

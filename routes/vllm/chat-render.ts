@@ -21,7 +21,10 @@ const Body = Type.Object({
 const Rendered = Type.Object({
   request_id: Type.String(),
   token_ids: Type.Array(Type.Integer(), { description: 'The prompt.' }),
-  sampling_params: Type.Object({}, { additionalProperties: true, description: 'What the request says, in vLLM\'s names.' }),
+  sampling_params: Type.Object({}, {
+    additionalProperties: true,
+    description: "What the request says, in vLLM's names."
+  }),
   model: Type.String(),
   stream: Type.Boolean(),
   cache_salt: Type.Union([Type.String(), Type.Null()]),
@@ -34,14 +37,26 @@ const Rendered = Type.Object({
 const chatRender: Routes = async (app, { context }) => {
   app.post('/v1/chat/completions/render', {
     config: { auth: 'normal', errors: 'openai' },
-    schema: { operationId: 'renderChatCompletion', summary: 'Token ids of a conversation (vLLM)', description: 'Generates nothing.', tags: ['openai'], body: Body, response: { 200: Rendered, ...refusals(OpenAiRefusal) } }
+    schema: {
+      operationId: 'renderChatCompletion',
+      summary: 'Token ids of a conversation (vLLM)',
+      description: 'Generates nothing.',
+      tags: ['openai'],
+      body: Body,
+      response: { 200: Rendered, ...refusals(OpenAiRefusal) }
+    }
   }, async ({ body }) => {
     const promptIds = chatPrompt(body.messages, body, context)
     const sampling = openAiSampling(body, body.max_completion_tokens ?? body.max_tokens ?? null, context)
     return {
       request_id: `chatcmpl-${newRid()}`,
       token_ids: Array.from(promptIds),
-      sampling_params: writeVllmSampling(sampling, sampling.maxNewTokens ?? null, body.logprobs === true ? body.top_logprobs ?? 0 : null, body.prompt_logprobs ?? null),
+      sampling_params: writeVllmSampling(
+        sampling,
+        sampling.maxNewTokens ?? null,
+        body.logprobs === true ? body.top_logprobs ?? 0 : null,
+        body.prompt_logprobs ?? null
+      ),
       model: context.engine.info.servedModelName,
       stream: body.stream ?? false,
       cache_salt: body.cache_salt ?? null,

@@ -12,7 +12,9 @@ const Body = Type.Object({
   timeout: nullable(Type.Number({ exclusiveMinimum: 0, maximum: 86400 }), 'Seconds; of update_weights_from_ipc.')
 }, { title: 'CollectiveRpcRequest' })
 
-const Results = Type.Object({ results: Type.Array(Type.Unknown(), { description: 'What each rank answers; null, mostly.' }) }, { title: 'CollectiveRpcReply', description: 'Done, on every rank.' })
+const Results = Type.Object({
+  results: Type.Array(Type.Unknown(), { description: 'What each rank answers; null, mostly.' })
+}, { title: 'CollectiveRpcReply', description: 'Done, on every rank.' })
 
 /** vLLM's call of a worker's method, for those that trainers call by it. */
 const collectiveRpc: Routes = async (app, { context }) => {
@@ -22,15 +24,23 @@ const collectiveRpc: Routes = async (app, { context }) => {
     schema: {
       operationId: 'collectiveRpc',
       summary: 'Call a method of the workers (vLLM)',
-      description: 'Only methods that trainers use, by name: those of weight updates in vLLM\'s, SkyRL\'s and checkpoint-engine\'s spelling. 400 for any other.',
+      description:
+        "Only methods that trainers use, by name: those of weight updates in vLLM's, SkyRL's and checkpoint-engine's spelling. 400 for any other.",
       tags: ['weights'],
       body: Body,
       response: { 200: Results, ...refusals(WeightsRefusal) }
     }
   }, async request => {
     const { method, args, kwargs, timeout } = request.body
-    if (method == null) throw new RefitError('INVALID_REQUEST', 'Missing \'method\' in request body', { param: 'method' })
-    return { results: await callMethod(context, method, { args: args ?? [], kwargs: kwargs ?? {}, timeout: timeout ?? null, owner: `${method} (from ${request.ip})` }) }
+    if (method == null) throw new RefitError('INVALID_REQUEST', "Missing 'method' in request body", { param: 'method' })
+    return {
+      results: await callMethod(context, method, {
+        args: args ?? [],
+        kwargs: kwargs ?? {},
+        timeout: timeout ?? null,
+        owner: `${method} (from ${request.ip})`
+      })
+    }
   })
 }
 

@@ -6,16 +6,27 @@ import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schem
 
 const Mode = Type.Union([Type.Literal('abort'), Type.Literal('wait'), Type.Literal('keep')])
 const PauseFields = Type.Object({
-  mode: nullable(Mode, 'Running requests are ended with what they have (abort, default), finished (wait), or frozen with their KV (keep). New ones wait.'),
+  mode: nullable(
+    Mode,
+    'Running requests are ended with what they have (abort, default), finished (wait), or frozen with their KV (keep). New ones wait.'
+  ),
   clear_cache: nullable(Type.Boolean(), 'Drop the prefix cache; default true, without effect with `keep`.'),
   wait_for_inflight_requests: nullable(Type.Boolean(), 'Old spelling of mode wait.'),
-  wait_for_inflight_request: nullable(Type.Boolean(), 'The same in SkyRL\'s old spelling.')
+  wait_for_inflight_request: nullable(Type.Boolean(), "The same in SkyRL's old spelling.")
 }, { title: 'VllmPauseRequest' })
 const ResetFields = Type.Object({
-  reset_running_requests: nullable(Type.Boolean(), 'Running requests lose their KV, too, and are computed again (default false: they keep it, and no other request finds it).'),
+  reset_running_requests: nullable(
+    Type.Boolean(),
+    'Running requests lose their KV, too, and are computed again (default false: they keep it, and no other request finds it).'
+  ),
   reset_external: unused()
 }, { title: 'VllmResetRequest' })
-const AbortBody = Type.Object({ request_ids: nullable(Type.Array(Type.String()), 'Requests to end, unknown ones are no error; none or an empty list: all.') }, { title: 'VllmAbortRequest' })
+const AbortBody = Type.Object({
+  request_ids: nullable(
+    Type.Array(Type.String()),
+    'Requests to end, unknown ones are no error; none or an empty list: all.'
+  )
+}, { title: 'VllmAbortRequest' })
 
 const Status = Type.Object({ status: Type.String() }, { description: 'Done.' })
 const Reset = Type.Object({ success: Type.Literal(true), status: Type.Literal('ok') }, { description: 'Done.' })
@@ -28,9 +39,18 @@ const vllmControl: Routes = async (app, { context }) => {
 
   app.post('/pause', {
     config,
-    schema: { operationId: 'vllmPause', summary: 'Pause generation (vLLM)', description: 'Options by query or by body.', tags: ['control'], querystring: PauseFields, body: PauseFields, response }
+    schema: {
+      operationId: 'vllmPause',
+      summary: 'Pause generation (vLLM)',
+      description: 'Options by query or by body.',
+      tags: ['control'],
+      querystring: PauseFields,
+      body: PauseFields,
+      response
+    }
   }, async request => {
-    const { mode, clear_cache: clear, wait_for_inflight_requests: wait, wait_for_inflight_request: oldWait } = queryOrBody(request.query, request.body)
+    const { mode, clear_cache: clear, wait_for_inflight_requests: wait, wait_for_inflight_request: oldWait } =
+      queryOrBody(request.query, request.body)
     const chosen = wait === true || oldWait === true ? 'wait' : mode ?? 'abort'
     await pauseFor(context, chosen === 'keep' ? 'in_place' : chosen)
     if (chosen !== 'keep' && clear !== false) await engine.dropCache()
@@ -39,7 +59,14 @@ const vllmControl: Routes = async (app, { context }) => {
 
   app.post('/resume', {
     config,
-    schema: { operationId: 'vllmResume', summary: 'Continue after a pause (vLLM)', description: 'Opens nothing while weights are torn or asleep, or in the midst of an update.', tags: ['control'], body: Type.Object({}), response }
+    schema: {
+      operationId: 'vllmResume',
+      summary: 'Continue after a pause (vLLM)',
+      description: 'Opens nothing while weights are torn or asleep, or in the midst of an update.',
+      tags: ['control'],
+      body: Type.Object({}),
+      response
+    }
   }, async () => {
     await resumeFor(context)
     return { status: 'resumed' }
@@ -47,7 +74,17 @@ const vllmControl: Routes = async (app, { context }) => {
 
   app.get('/is_paused', {
     config: { auth: 'normal' },
-    schema: { operationId: 'vllmIsPaused', summary: 'Whether generation is paused (vLLM)', tags: ['control'], response: { 200: Type.Object({ is_paused: Type.Boolean() }, { description: 'By whomever; also while `wait` lets running requests end.' }), ...refusals() } }
+    schema: {
+      operationId: 'vllmIsPaused',
+      summary: 'Whether generation is paused (vLLM)',
+      tags: ['control'],
+      response: {
+        200: Type.Object({ is_paused: Type.Boolean() }, {
+          description: 'By whomever; also while `wait` lets running requests end.'
+        }),
+        ...refusals()
+      }
+    }
   }, async () => {
     const { paused, pausing } = engine.stats
     return { is_paused: paused !== null || pausing }
@@ -61,7 +98,13 @@ const vllmControl: Routes = async (app, { context }) => {
       description: 'Each is answered with what it has so far.',
       tags: ['control'],
       body: AbortBody,
-      response: { 200: Type.Object({ status: Type.Literal('aborted'), aborted: Type.Integer({ description: 'How many were told to end.' }) }, { description: 'Done.' }), ...refusals(WeightsRefusal) }
+      response: {
+        200: Type.Object({
+          status: Type.Literal('aborted'),
+          aborted: Type.Integer({ description: 'How many were told to end.' })
+        }, { description: 'Done.' }),
+        ...refusals(WeightsRefusal)
+      }
     }
   }, async request => {
     const ids = request.body.request_ids ?? []
@@ -86,10 +129,22 @@ const vllmControl: Routes = async (app, { context }) => {
     return { success: true as const, status: 'ok' as const }
   })
 
-  for (const [path, operationId] of [['/reset_mm_cache', 'vllmResetMmCache'], ['/reset_encoder_cache', 'vllmResetEncoderCache']] as const) {
+  for (
+    const [path, operationId] of [['/reset_mm_cache', 'vllmResetMmCache'], [
+      '/reset_encoder_cache',
+      'vllmResetEncoderCache'
+    ]] as const
+  ) {
     app.post(path, {
       config,
-      schema: { operationId, summary: 'Drop what is cached of media (vLLM)', description: 'This engine takes no media, so there is never any.', tags: ['control'], body: Type.Object({}), response: { 200: Reset, ...refusals(WeightsRefusal) } }
+      schema: {
+        operationId,
+        summary: 'Drop what is cached of media (vLLM)',
+        description: 'This engine takes no media, so there is never any.',
+        tags: ['control'],
+        body: Type.Object({}),
+        response: { 200: Reset, ...refusals(WeightsRefusal) }
+      }
     }, async () => ({ success: true as const, status: 'ok' as const }))
   }
 }

@@ -13,7 +13,10 @@ const vllmGenerate: Routes = async (app, { context }) => {
       summary: 'Generate from token ids (vLLM)',
       tags: ['generation'],
       body: VllmGenerateBody,
-      response: { 200: streamable(VllmGenerateReply, 'n choices. With `stream`, events with what is new.'), ...refusals(OpenAiRefusal) }
+      response: {
+        200: streamable(VllmGenerateReply, 'n choices. With `stream`, events with what is new.'),
+        ...refusals(OpenAiRefusal)
+      }
     }
   }, async (request, reply) => await answerVllm(context, planVllmGenerate(request.body, context), reply))
 }

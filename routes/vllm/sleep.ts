@@ -10,14 +10,31 @@ const Mode = Type.Union([Type.Literal('abort'), Type.Literal('wait'), Type.Liter
 const Tags = Type.Union([Type.Array(Type.String()), Type.String()])
 
 const sleepFields = {
-  level: nullable(Type.Integer({ minimum: 0, maximum: 2 }), '0: only pause; 1 (default): weights keep a copy in host memory and come back as they were; 2: they come back empty, and are torn until an update has written them.'),
-  mode: nullable(Mode, 'Running requests are ended with what they have (abort, default), finished (wait), or held and computed again once all is awake (keep).')
+  level: nullable(
+    Type.Integer({ minimum: 0, maximum: 2 }),
+    '0: only pause; 1 (default): weights keep a copy in host memory and come back as they were; 2: they come back empty, and are torn until an update has written them.'
+  ),
+  mode: nullable(
+    Mode,
+    'Running requests are ended with what they have (abort, default), finished (wait), or held and computed again once all is awake (keep).'
+  )
 }
-const SleepBody = Type.Object({ ...sleepFields, tags: nullable(Tags, 'weights, kv_cache; default both.'), timeout: unused() }, { title: 'VllmSleepRequest' })
-const WakeBody = Type.Object({ tags: nullable(Tags, 'weights, kv_cache; default all that sleeps.') }, { title: 'VllmWakeRequest' })
+const SleepBody = Type.Object({
+  ...sleepFields,
+  tags: nullable(Tags, 'weights, kv_cache; default both.'),
+  timeout: unused()
+}, { title: 'VllmSleepRequest' })
+const WakeBody = Type.Object({ tags: nullable(Tags, 'weights, kv_cache; default all that sleeps.') }, {
+  title: 'VllmWakeRequest'
+})
 // A query's single value is made a list.
-const SleepQuery = Type.Object({ ...sleepFields, tags: Type.Optional(Type.Array(Type.String(), { description: 'May be given several times.' })) })
-const WakeQuery = Type.Object({ tags: Type.Optional(Type.Array(Type.String(), { description: 'May be given several times.' })) })
+const SleepQuery = Type.Object({
+  ...sleepFields,
+  tags: Type.Optional(Type.Array(Type.String(), { description: 'May be given several times.' }))
+})
+const WakeQuery = Type.Object({
+  tags: Type.Optional(Type.Array(Type.String(), { description: 'May be given several times.' }))
+})
 
 const Slept = Type.Object({
   status: Type.String(),
@@ -31,14 +48,16 @@ const vllmSleep: Routes = async (app, { context }) => {
   const sleeper = vllmSleepOf(engine)
   const calls = new OppositeJoiner<MemoryReport>()
   const config = { auth: 'admin', errors: 'weights' } as const
-  const list = (tags: string | string[] | null | undefined): string[] => tags == null ? [] : typeof tags === 'string' ? [tags] : tags
+  const list = (tags: string | string[] | null | undefined): string[] =>
+    tags == null ? [] : typeof tags === 'string' ? [tags] : tags
 
   app.post('/sleep', {
     config,
     schema: {
       operationId: 'vllmSleep',
       summary: 'Give memory back to the system (vLLM)',
-      description: 'Options by query or by body. Requests are refused with 503 until all is awake. 503 NO_MEMORY, and nothing has changed, where level 1 finds no room for the copy.',
+      description:
+        'Options by query or by body. Requests are refused with 503 until all is awake. 503 NO_MEMORY, and nothing has changed, where level 1 finds no room for the copy.',
       tags: ['control'],
       querystring: SleepQuery,
       body: SleepBody,
@@ -58,7 +77,8 @@ const vllmSleep: Routes = async (app, { context }) => {
     schema: {
       operationId: 'vllmWakeUp',
       summary: 'Take memory again (vLLM)',
-      description: 'Tags by query or by body. What is awake already is left as it is. A pause that a sleep began ends when all is awake.',
+      description:
+        'Tags by query or by body. What is awake already is left as it is. A pause that a sleep began ends when all is awake.',
       tags: ['control'],
       querystring: WakeQuery,
       body: WakeBody,
@@ -73,7 +93,12 @@ const vllmSleep: Routes = async (app, { context }) => {
 
   app.get('/is_sleeping', {
     config: { auth: 'normal' },
-    schema: { operationId: 'vllmIsSleeping', summary: 'Whether memory is released (vLLM)', tags: ['control'], response: { 200: Type.Object({ is_sleeping: Type.Boolean() }, { description: 'Of any kind.' }), ...refusals() } }
+    schema: {
+      operationId: 'vllmIsSleeping',
+      summary: 'Whether memory is released (vLLM)',
+      tags: ['control'],
+      response: { 200: Type.Object({ is_sleeping: Type.Boolean() }, { description: 'Of any kind.' }), ...refusals() }
+    }
   }, async () => ({ is_sleeping: sleeper.isSleeping }))
 }
 

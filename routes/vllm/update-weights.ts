@@ -11,10 +11,18 @@ import { Report, toReport } from '../../src/updates/write-report.ts'
 
 const Body = Type.Object({
   update_info: Type.Optional(Type.Unknown({
-    description: 'vLLM: {names, dtype_names, shapes} and packed of what rank 0 broadcasts; {names, dtype_names, shapes, ipc_handles_pickled} and tensor_sizes of memory on this engine\'s cards; {path} of a checkpoint; or SkyRL\'s {target_version} of what /fetch_weights has made ready.'
+    description:
+      "vLLM: {names, dtype_names, shapes} and packed of what rank 0 broadcasts; {names, dtype_names, shapes, ipc_handles_pickled} and tensor_sizes of memory on this engine's cards; {path} of a checkpoint; or SkyRL's {target_version} of what /fetch_weights has made ready."
   })),
-  weight_dir: nullable(Type.String(), 'prime-rl: a checkpoint\'s folder or, once its group stands, the name of the step that is broadcast.'),
-  names: Type.Optional(Type.Unknown({ description: 'SkyRL\'s first remote engines: names, dtypes, shapes, and sizes where they are one broadcast.' })),
+  weight_dir: nullable(
+    Type.String(),
+    "prime-rl: a checkpoint's folder or, once its group stands, the name of the step that is broadcast."
+  ),
+  names: Type.Optional(
+    Type.Unknown({
+      description: "SkyRL's first remote engines: names, dtypes, shapes, and sizes where they are one broadcast."
+    })
+  ),
   dtypes: Type.Optional(Type.Unknown()),
   shapes: Type.Optional(Type.Unknown()),
   sizes: Type.Optional(Type.Unknown())
@@ -41,12 +49,27 @@ const updateWeights: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'updateWeights',
       summary: 'Take new weights (vLLM, SkyRL, prime-rl)',
-      description: 'Open until all has been received and written. What is refused of a broadcast is received and dropped before the answer. A call equal to one that runs already gets that one\'s outcome.'
+      description:
+        "Open until all has been received and written. What is refused of a broadcast is received and dropped before the answer. A call equal to one that runs already gets that one's outcome."
     }
   }, async ({ body }) => {
-    if (isVllm && body.update_info != null) return { message: 'Weights updated', report: toReport(await weightTransferOf(context).update(body.update_info)) }
-    if (dialects.has('prime-rl') && 'weight_dir' in body) return await updatePrimeRl(context, body.weight_dir === undefined ? {} : { weight_dir: body.weight_dir })
-    if (dialects.has('skyrl') && body.names !== undefined) return { status: 'ok', report: toReport(await updateOldSkyrl(context, body)) }
+    if (isVllm && body.update_info != null) {
+      return {
+        message: 'Weights updated',
+        report: toReport(await weightTransferOf(context).update(body.update_info))
+      }
+    }
+    if (dialects.has('prime-rl') && 'weight_dir' in body) {
+      return await updatePrimeRl(
+        context,
+        body.weight_dir === undefined
+          ? {}
+          : { weight_dir: body.weight_dir }
+      )
+    }
+    if (dialects.has('skyrl') && body.names !== undefined) {
+      return { status: 'ok', report: toReport(await updateOldSkyrl(context, body)) }
+    }
     const field = isVllm ? 'update_info' : 'weight_dir'
     throw new RefitError('INVALID_REQUEST', `Missing '${field}' in request body`, { param: field })
   })

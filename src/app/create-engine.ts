@@ -28,7 +28,10 @@ export type { EngineOptions } from '../engine/engine-options.ts'
 export async function createEngine (modelPath: string, options: EngineOptions = {}): Promise<LocalEngine> {
   const arch = await readArchitecture(modelPath)
   if (options.loadFrom !== undefined) return await start(modelPath, arch, null, options)
-  const source = await inFolder(modelPath, async () => await openDiskSource(modelPath, { roots: options.modelRoots ?? ownRoots(modelPath) }))
+  const source = await inFolder(
+    modelPath,
+    async () => await openDiskSource(modelPath, { roots: options.modelRoots ?? ownRoots(modelPath) })
+  )
   try {
     return await start(modelPath, arch, source, options)
   } finally {
@@ -37,12 +40,22 @@ export async function createEngine (modelPath: string, options: EngineOptions = 
 }
 
 /** Without a source: from the engine of `loadFrom`. */
-async function start (modelPath: string, arch: Architecture, source: WeightSource | null, options: EngineOptions): Promise<LocalEngine> {
+async function start (
+  modelPath: string,
+  arch: Architecture,
+  source: WeightSource | null,
+  options: EngineOptions
+): Promise<LocalEngine> {
   const { servedModelName = modelPath, weightVersion = 'default', maxQueuedRequests = 4096 } = options
   const table = buildModelTable(arch, options.tp ?? 1)
   // Loaded here first: were the worker the only one to hold it, it would be unloaded under living threads when the worker ends.
   const addon = native()
-  const { core: config, contextLength, maxRunningRequests, maxBatchTokens, cards, visible, experts } = await planCore(arch, table, options, addon)
+  const { core: config, contextLength, maxRunningRequests, maxBatchTokens, cards, visible, experts } = await planCore(
+    arch,
+    table,
+    options,
+    addon
+  )
   const data: StartData = {
     core: config,
     scheduler: {
@@ -60,7 +73,10 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
     randomSeed: options.randomSeed === undefined ? null : BigInt(options.randomSeed)
   }
   const { onFailure, watchdogMs, updateDeadlineMs: deadlineMs } = options
-  const scheduler = await SchedulerClient.start(data, { ...onFailure === undefined ? {} : { onFailure }, ...watchdogMs === undefined ? {} : { watchdogMs } })
+  const scheduler = await SchedulerClient.start(data, {
+    ...onFailure === undefined ? {} : { onFailure },
+    ...watchdogMs === undefined ? {} : { watchdogMs }
+  })
   try {
     const { core } = scheduler
     const store = new WeightStore({
@@ -102,7 +118,12 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
     }
     const held: HeldWeights = { store, model: describeModel(arch), device: config.device }
     const loadReport = source === null
-      ? (await fillFromPeer({ ...held, info }, { timeoutMs: deadlineMs, onProgress: options.onProgress, ...options.loadFrom! })).report
+      ? (await fillFromPeer({ ...held, info }, {
+        timeoutMs: deadlineMs,
+        onProgress: options.onProgress,
+        ...options.loadFrom!
+      }))
+        .report
       : await inFolder(modelPath, async () => await load(store, source, options.onProgress))
     return new LocalEngine(info, scheduler, store, loadReport, held)
   } catch (error) {
@@ -112,7 +133,11 @@ async function start (modelPath: string, arch: Architecture, source: WeightSourc
 }
 
 /** The first update: every tensor of the model must come with it. */
-async function load (store: WeightStore, source: WeightSource, onProgress: EngineOptions['onProgress']): Promise<WriteReport> {
+async function load (
+  store: WeightStore,
+  source: WeightSource,
+  onProgress: EngineOptions['onProgress']
+): Promise<WriteReport> {
   const update = await store.update()
   try {
     const report = await update.write(source, onProgress)
@@ -129,8 +154,14 @@ async function inFolder<T> (folder: string, read: () => Promise<T>): Promise<T> 
   try {
     return await read()
   } catch (error) {
-    if (!(error instanceof RefitError) || !/^(CHECKPOINT|WEIGHTS)_/.test(error.code) || error.message.includes(resolve(folder))) throw error
-    throw new RefitError(error.code, `${folder}: ${error.message}`, { cause: error, ...error.param === undefined ? {} : { param: error.param } })
+    if (
+      !(error instanceof RefitError) || !/^(CHECKPOINT|WEIGHTS)_/.test(error.code) ||
+      error.message.includes(resolve(folder))
+    ) throw error
+    throw new RefitError(error.code, `${folder}: ${error.message}`, {
+      cause: error,
+      ...error.param === undefined ? {} : { param: error.param }
+    })
   }
 }
 

@@ -8,7 +8,7 @@ import { packageVersion } from '../http/version.ts'
 import refit from './plugin.ts'
 
 const TAGS = [
-  { name: 'generation', description: 'SGLang\'s native generation endpoint.' },
+  { name: 'generation', description: "SGLang's native generation endpoint." },
   { name: 'openai', description: 'Endpoints of the OpenAI API.' },
   { name: 'text', description: 'Text to token ids and back.' },
   { name: 'weights', description: 'Reading, checking and replacing weights. Admin key, if there is one.' },
@@ -18,7 +18,14 @@ const TAGS = [
 ]
 
 /** Collects the routes that are registered after it; `app.swagger()` then gives the document of openapi/openapi.json. */
-export async function describeApi (app: FastifyInstance, { title = 'refit', description = 'A rollout server for RL training whose weights can be replaced while it runs.', tags = TAGS } = {}): Promise<void> {
+export async function describeApi (
+  app: FastifyInstance,
+  {
+    title = 'refit',
+    description = 'A rollout server for RL training whose weights can be replaced while it runs.',
+    tags = TAGS
+  } = {}
+): Promise<void> {
   await app.register(swagger, {
     openapi: {
       openapi: '3.1.0',
@@ -30,9 +37,19 @@ export async function describeApi (app: FastifyInstance, { title = 'refit', desc
       },
       servers: [{ url: 'http://127.0.0.1:30000', description: 'The default address.' }],
       tags,
-      components: { securitySchemes: { key: { type: 'http', scheme: 'bearer', description: 'The API key, or the admin key on routes that change weights or the state of the engine.' } } }
+      components: {
+        securitySchemes: {
+          key: {
+            type: 'http',
+            scheme: 'bearer',
+            description: 'The API key, or the admin key on routes that change weights or the state of the engine.'
+          }
+        }
+      }
     },
-    refResolver: { buildLocalReference: (json, _base, _fragment, i) => typeof json['$id'] === 'string' ? json['$id'] : `def-${i}` },
+    refResolver: {
+      buildLocalReference: (json, _base, _fragment, i) => typeof json['$id'] === 'string' ? json['$id'] : `def-${i}`
+    },
     transform: ({ schema, url, route }) => {
       // An empty requirement beside the key: without keys on the server, none is wanted.
       const security: Record<string, string[]>[] = route.config?.auth === 'public' ? [] : [{ key: [] }, {}]
@@ -55,7 +72,11 @@ function withUploads (schema: FastifySchema): FastifySchema {
   const { properties } = UploadFields
   // `format` is of OpenAPI 3.0: with it, generators give bytes a type of their own.
   const bytes = { type: 'string', format: 'binary', contentMediaType: BYTES }
-  const file = { type: 'array', items: bytes, description: 'Safetensors files, and an index of them where there is one; each a part of its own.' }
+  const file = {
+    type: 'array',
+    items: bytes,
+    description: 'Safetensors files, and an index of them where there is one; each a part of its own.'
+  }
   const content = {
     'application/json': { schema: schema.body },
     [FORM]: { schema: { type: 'object', properties: { ...properties, file } } },

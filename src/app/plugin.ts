@@ -108,7 +108,29 @@ const GROUP_TIMEOUT_MS = 300_000
 /** When the thread that reads tensors is started, if no request has been there before. */
 const WARM_AFTER_MS = 1000
 
-const ROUTES: Routes[] = [generate, health, info, control, memory, weights, tensors, keptTensors, weightGroups, distributedWeights, remoteInstance, lora, transactions, scope, pull, leftovers, completions, chat, models, tokenize, metricsRoutes]
+const ROUTES: Routes[] = [
+  generate,
+  health,
+  info,
+  control,
+  memory,
+  weights,
+  tensors,
+  keptTensors,
+  weightGroups,
+  distributedWeights,
+  remoteInstance,
+  lora,
+  transactions,
+  scope,
+  pull,
+  leftovers,
+  completions,
+  chat,
+  models,
+  tokenize,
+  metricsRoutes
+]
 
 /** What vLLM's own clients call to steer it and to generate. */
 const VLLM: Routes[] = [vllmControl, vllmSleep, vllmInfo, vllmGenerate, chatRender]
@@ -135,9 +157,19 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   checkOptions(options)
   const { engine } = options
   const roots = options.modelRoots ?? defaultRoots(engine.info.modelPath)
-  const receiver = new TensorReceiver({ ranks: engine.info.ranks, cards: engine.info.cards.map(({ uuid }) => uuid), visible: engine.info.visibleCards ?? null, loaders: options.weightLoaders ?? {}, deltas: engine.deltaHost })
+  const receiver = new TensorReceiver({
+    ranks: engine.info.ranks,
+    cards: engine.info.cards.map(({ uuid }) => uuid),
+    visible: engine.info.visibleCards ?? null,
+    loaders: options.weightLoaders ?? {},
+    deltas: engine.deltaHost
+  })
   const kept = new KeptTensors({ closeMappings: engine.closeMappings?.bind(engine) })
-  const uploads = new UploadReceiver({ folder: options.uploadFolder, stallMs: options.uploadTimeoutMs, memoryBytes: options.uploadMemoryBytes })
+  const uploads = new UploadReceiver({
+    folder: options.uploadFolder,
+    stallMs: options.uploadTimeoutMs,
+    memoryBytes: options.uploadMemoryBytes
+  })
   const policy = masterPolicy(options.allowMasters)
   const groups = new WeightGroups({
     host: engine.groupHost,
@@ -173,21 +205,30 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   app.setErrorHandler(errorHandler)
   // Without the charset that Fastify adds: there are clients that compare the whole value.
   app.addHook('onSend', async (_request, reply, payload) => {
-    if (reply.getHeader('content-type') === 'application/json; charset=utf-8') reply.header('content-type', 'application/json')
+    if (reply.getHeader('content-type') === 'application/json; charset=utf-8') {
+      reply.header('content-type', 'application/json')
+    }
     return payload
   })
   installBodyParsers(app)
   guard(app, options)
   logUnknownFields(app)
-  app.addHook('onRoute', route => { route.bodyLimit ??= BODY_LIMIT })
+  app.addHook('onRoute', route => {
+    route.bodyLimit ??= BODY_LIMIT
+  })
   context.metrics.watchShares(receiver.counts)
   context.metrics.watchKept(() => kept.stats)
   context.metrics.watchUploads(uploads)
   context.metrics.watchGroups(groups)
   // Once the start is over; a server that ends before has no use for it.
-  const warming = setTimeout(() => { receiver.start() }, WARM_AFTER_MS).unref()
+  const warming = setTimeout(() => {
+    receiver.start()
+  }, WARM_AFTER_MS)
+    .unref()
   // Requests that wait for a trainer's broadcasts would hold up the end.
-  app.addHook('preClose', async () => { groups.abort() })
+  app.addHook('preClose', async () => {
+    groups.abort()
+  })
   app.addHook('onClose', async () => {
     clearTimeout(warming)
     await groups.close()
@@ -204,7 +245,9 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
 function checkOptions (options: RefitPluginOptions): void {
   const { engine } = options as { engine?: Partial<RolloutEngine> | null }
   if (typeof engine?.info !== 'object') {
-    const got = engine === undefined ? '' : `; got ${engine instanceof Promise ? 'a promise: await it' : inspect(engine, { depth: 0 }).slice(0, 100)}`
+    const got = engine === undefined
+      ? ''
+      : `; got ${engine instanceof Promise ? 'a promise: await it' : inspect(engine, { depth: 0 }).slice(0, 100)}`
     throw new TypeError(`refit needs an engine: app.register(refit, { engine: await createEngine(model) })${got}`)
   }
   for (const name of ['modelRoots', 'allowMasters', 'dialects'] as const) {

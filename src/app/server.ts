@@ -56,16 +56,26 @@ export async function createServer (options: ServerOptions): Promise<FastifyInst
   function notFound (request: FastifyRequest, reply: FastifyReply): FastifyReply {
     const path = request.url.split('?', 1)[0]!
     const allowed = METHODS.filter(method => app.hasRoute({ method, url: path }))
-    const message = allowed.length > 0 ? `${path} takes ${allowed.join(' and ')}, not ${request.method}` : `there is no route ${request.method} ${path.slice(0, 200)}`
+    const message = allowed.length > 0
+      ? `${path} takes ${allowed.join(' and ')}, not ${request.method}`
+      : `there is no route ${request.method} ${path.slice(0, 200)}`
     const status = allowed.length > 0 ? 405 : 404
     if (status === 405) reply.header('allow', allowed.join(', '))
     const refusal = { status, code: 'NOT_FOUND', message, param: null }
-    return reply.code(status).send({ detail: status === 405 ? 'Method Not Allowed' : 'Not Found', ...refusalBody(path.startsWith('/v1/') ? 'openai' : 'sglang', refusal) })
+    return reply.code(status).send({
+      detail: status === 405 ? 'Method Not Allowed' : 'Not Found',
+      ...refusalBody(path.startsWith('/v1/') ? 'openai' : 'sglang', refusal)
+    })
   }
 }
 
 /** One line per call that changes something; the many that generate are logged at debug. */
 async function logResponse (request: FastifyRequest, reply: FastifyReply): Promise<void> {
   const level = request.routeOptions.config.auth === 'admin' ? 'info' : 'debug'
-  request.log[level]({ method: request.method, url: request.url.slice(0, 200), status: reply.statusCode, ms: Math.round(reply.elapsedTime * 10) / 10 }, 'request')
+  request.log[level]({
+    method: request.method,
+    url: request.url.slice(0, 200),
+    status: reply.statusCode,
+    ms: Math.round(reply.elapsedTime * 10) / 10
+  }, 'request')
 }

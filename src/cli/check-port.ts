@@ -7,7 +7,10 @@ export async function checkPort (host: string, port: number): Promise<void> {
   await new Promise<void>((resolve, reject) => {
     server.once('error', reject)
     server.listen({ host, port }, resolve)
-  }).catch((error: NodeJS.ErrnoException) => { throw listenError(error, host, port) })
+  })
+    .catch((error: NodeJS.ErrnoException) => {
+      throw listenError(error, host, port)
+    })
   await new Promise(resolve => server.close(resolve))
 }
 
@@ -20,5 +23,10 @@ export function listenError (error: NodeJS.ErrnoException, host: string, port: n
     ENOTFOUND: `the host name ${host} is not known; give an address with --host`
   }
   const reason = reasons[error.code ?? '']
-  return reason === undefined ? error : new RefitError('CONFIG', reason, { param: error.code === 'EADDRINUSE' || error.code === 'EACCES' ? '--port' : '--host', cause: error })
+  return reason === undefined
+    ? error
+    : new RefitError('CONFIG', reason, {
+      param: error.code === 'EADDRINUSE' || error.code === 'EACCES' ? '--port' : '--host',
+      cause: error
+    })
 }

@@ -13,7 +13,9 @@ The cards are looked at in a child process: a driver that crashes is a message h
 /** `refit devices`. */
 export async function devices (args: readonly string[]): Promise<void> {
   const unknown = args.find(argument => argument !== '--json')
-  if (unknown !== undefined) throw new RefitError('CONFIG', `${unknown}: unknown option; "refit devices" takes --json alone`, { param: unknown })
+  if (unknown !== undefined) {
+    throw new RefitError('CONFIG', `${unknown}: unknown option; "refit devices" takes --json alone`, { param: unknown })
+  }
   const found = await probeCards()
   process.stdout.write(args.length > 0 ? JSON.stringify(found, null, 2) + '\n' : describe(found))
   if (!found.cards.some(({ error }) => error === undefined)) process.exitCode = 1
@@ -21,7 +23,12 @@ export async function devices (args: readonly string[]): Promise<void> {
 
 /** In words, for a terminal. */
 export function describe (found: CudaCards): string {
-  const sections = [found.error === undefined ? [] : [`no card can be used: ${found.error}`], found.cards.flatMap(describeCard), found.cards.length > 1 ? peers(found) : [], libraries(found)]
+  const sections = [
+    found.error === undefined ? [] : [`no card can be used: ${found.error}`],
+    found.cards.flatMap(describeCard),
+    found.cards.length > 1 ? peers(found) : [],
+    libraries(found)
+  ]
   return sections.filter(lines => lines.length > 0).map(lines => lines.join('\n')).join('\n\n') + '\n'
 }
 
@@ -29,26 +36,46 @@ function describeCard (card: CudaCard): string[] {
   return [
     `card ${card.ordinal}: ${card.name}`,
     `  ${card.uuid}, PCI ${card.pciBusId}`,
-    `  compute capability ${card.computeCapability}, ${card.multiprocessors} multiprocessors, ${gigabytes(card.freeBytes)} of ${gigabytes(card.totalBytes)} free`,
+    `  compute capability ${card.computeCapability}, ${card.multiprocessors} multiprocessors, ${
+      gigabytes(card.freeBytes)
+    } of ${gigabytes(card.totalBytes)} free`,
     ...card.virtualMemory ? [] : ['  memory cannot be released and resumed (no virtual memory management)'],
     ...card.error === undefined ? [] : [`  cannot be used: ${card.error}`]
   ]
 }
 
 function libraries (found: CudaCards): string[] {
-  const driver = `driver ${found.driverVersion || 'not found'} (CUDA ${found.driverCuda || 'unknown'}), refit's library: CUDA ${found.runtimeCuda || 'not opened'}, kernels for ${found.architectures || 'none'}`
-  return [driver, ...found.libraries.flatMap(({ name, path, version, tried = '' }) => {
-    return path !== undefined ? [`${name} ${version ?? ''}: ${path}`] : [`${name} not found; tried`, ...tried.split('\n').map(line => `  ${line}`)]
-  })]
+  const driver = `driver ${found.driverVersion || 'not found'} (CUDA ${
+    found.driverCuda || 'unknown'
+  }), refit's library: CUDA ${found.runtimeCuda || 'not opened'}, kernels for ${found.architectures || 'none'}`
+  return [
+    driver,
+    ...found.libraries.flatMap(({ name, path, version, tried = '' }) => {
+      return path !== undefined
+        ? [`${name} ${version ?? ''}: ${path}`]
+        : [`${name} not found; tried`, ...tried.split('\n').map(line => `  ${line}`)]
+    })
+  ]
 }
 
 function peers ({ cards, peerAccess, libraries }: CudaCards): string[] {
-  const reach = cards.map(({ ordinal }, from) => [ordinal, cards.flatMap((card, to) => to !== from && peerAccess[from]?.[to] === true ? [card.ordinal] : [])] as const)
-  if (reach.every(([, others]) => others.length === cards.length - 1)) return ['every card reaches the memory of every other: ranks of --tp exchange by peer access']
+  const reach = cards.map(({ ordinal }, from) =>
+    [
+      ordinal,
+      cards.flatMap((card, to) => to !== from && peerAccess[from]?.[to] === true ? [card.ordinal] : [])
+    ] as const
+  )
+  if (reach.every(([, others]) => others.length === cards.length - 1)) {
+    return ['every card reaches the memory of every other: ranks of --tp exchange by peer access']
+  }
   const nccl = libraries.find(({ name }) => name === 'NCCL')
   return [
-    ...reach.map(([ordinal, others]) => `card ${ordinal} reaches the memory of ${others.length === 0 ? 'no other' : others.join(', ')}`),
-    `ranks of --tp on cards that all reach each other exchange by peer access, others by NCCL${nccl?.path === undefined ? ', which was not found' : ` ${nccl.version ?? ''}`.trimEnd()}`
+    ...reach.map(([ordinal, others]) =>
+      `card ${ordinal} reaches the memory of ${others.length === 0 ? 'no other' : others.join(', ')}`
+    ),
+    `ranks of --tp on cards that all reach each other exchange by peer access, others by NCCL${
+      nccl?.path === undefined ? ', which was not found' : ` ${nccl.version ?? ''}`.trimEnd()
+    }`
   ]
 }
 

@@ -12,9 +12,13 @@ const REPLIES_MS = 300
  */
 export function endOnFailure (error: RefitError, log: Pick<Logger, 'fatal'>, end: (exitCode: number) => void): void {
   if (error.code !== 'DEVICE_LOST') {
-    setImmediate(() => { throw error })
+    setImmediate(() => {
+      throw error
+    })
     return
   }
   log.fatal({ code: error.code }, `device lost: ${error.message}. Ending with exit code ${LOST_DEVICE_EXIT}`)
-  setTimeout(() => { end(LOST_DEVICE_EXIT) }, REPLIES_MS)
+  setTimeout(() => {
+    end(LOST_DEVICE_EXIT)
+  }, REPLIES_MS)
 }

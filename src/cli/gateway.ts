@@ -13,10 +13,16 @@ const GRACE_MS = 10_000
 
 /** `refit gateway`: resolves once the gateway listens. */
 export async function gateway (args: readonly string[]): Promise<void> {
-  const { config, warnings } = loadOptions(GATEWAY_OPTIONS, args, process.env) as { config: GatewayConfig, warnings: string[] }
+  const { config, warnings } = loadOptions(GATEWAY_OPTIONS, args, process.env) as {
+    config: GatewayConfig
+    warnings: string[]
+  }
   const log = createLog(config.logLevel)
   for (const warning of warnings) log.warn(warning)
-  log.info({ config: redact(config, GATEWAY_OPTIONS), node: process.version, pid: process.pid }, `gateway to ${config.engine.join(', ') || 'no engine yet'}`)
+  log.info(
+    { config: redact(config, GATEWAY_OPTIONS), node: process.version, pid: process.pid },
+    `gateway to ${config.engine.join(', ') || 'no engine yet'}`
+  )
   await checkPort(config.host, config.port)
   const app = await createGateway({
     engines: config.engine,
@@ -27,8 +33,13 @@ export async function gateway (args: readonly string[]): Promise<void> {
     fill: config.fill,
     fillTimeoutMs: config.fillTimeout * 1000,
     logger: log
-  }).catch((error: unknown) => { throw engineError(error) })
-  await app.listen({ host: config.host, port: config.port }).catch(error => { throw listenError(error as NodeJS.ErrnoException, config.host, config.port) })
+  })
+    .catch((error: unknown) => {
+      throw engineError(error)
+    })
+  await app.listen({ host: config.host, port: config.port }).catch(error => {
+    throw listenError(error as NodeJS.ErrnoException, config.host, config.port)
+  })
   closeWithGrace({ delay: 2 * GRACE_MS, logger: log }, async ({ err, signal }) => {
     if (err !== undefined) log.fatal({ err }, 'failed; shutting down')
     else log.info(`${signal ?? 'end'}: shutting down`)

@@ -2,7 +2,10 @@ const DRAW_EVERY_MS = 100
 const LOG_EVERY_MS = 1000
 const WIDTH = 30
 
-interface Terminal { isTTY?: boolean, write: (text: string) => unknown }
+interface Terminal {
+  isTTY?: boolean
+  write: (text: string) => unknown
+}
 
 /** Shows how far loading has come: a bar where there is a terminal, else one log line per 10 %, at most one a second. */
 export class LoadProgress {

@@ -5,5 +5,8 @@ import pretty from 'pino-pretty'
 /** JSON lines on stdout, or coloured text where stdout is a terminal. Written at once: nothing is lost when the process ends. */
 export function createLog (level: string): Logger {
   if (!process.stdout.isTTY) return pino({ level })
-  return pino({ level }, pretty({ sync: true, ignore: 'pid,hostname', translateTime: 'SYS:HH:MM:ss', singleLine: true }))
+  return pino(
+    { level },
+    pretty({ sync: true, ignore: 'pid,hostname', translateTime: 'SYS:HH:MM:ss', singleLine: true })
+  )
 }

@@ -57,10 +57,11 @@ export async function serve (args: readonly string[]): Promise<void> {
     uploadFolder: config.uploadFolder ?? undefined,
     uploadTimeoutMs: config.uploadTimeout * 1000,
     closeGraceMs: config.shutdownTimeout * 1000 + CLOSE_MS
-  }).catch(async (error: Error) => {
-    await engine.close()
-    throw listenError(error, config.host, config.port)
   })
+    .catch(async (error: Error) => {
+      await engine.close()
+      throw listenError(error, config.host, config.port)
+    })
   const stopStats = logStats(engine, (fields, line) => log.info(fields, line))
   closeWithGrace({
     delay: config.shutdownTimeout * 1000 + CLOSE_MS,
@@ -80,7 +81,11 @@ type Log = ReturnType<typeof createLog>
 
 function demandModel ({ model }: Config): string {
   if (model !== null) return model
-  throw new RefitError('CONFIG', 'serve needs a MODEL: a folder with config.json and safetensors files, or a name in the local Hugging Face cache; "refit serve --help" says more', { param: 'MODEL' })
+  throw new RefitError(
+    'CONFIG',
+    'serve needs a MODEL: a folder with config.json and safetensors files, or a name in the local Hugging Face cache; "refit serve --help" says more',
+    { param: 'MODEL' }
+  )
 }
 
 /** They may be mounted later: weights are looked for when they are asked for. */
@@ -102,7 +107,9 @@ async function openTokenizer (config: Config, modelPath: string, log: Log): Prom
   const folder = config.tokenizerPath ?? modelPath
   const tokenizer = await loadTokenizer(folder)
   if (tokenizer !== null) return tokenizer
-  if (config.tokenizerPath !== null) throw new RefitError('CONFIG', `--tokenizer-path: ${folder} has no tokenizer.json`, { param: '--tokenizer-path' })
+  if (config.tokenizerPath !== null) {
+    throw new RefitError('CONFIG', `--tokenizer-path: ${folder} has no tokenizer.json`, { param: '--tokenizer-path' })
+  }
   log.warn(`${folder} has no tokenizer.json: only token ids are served (--skip-tokenizer-init says so on purpose)`)
   return null
 }
@@ -112,14 +119,24 @@ async function load (path: string, config: Config, log: Log): Promise<RolloutEng
   const progress = new LoadProgress(process.stderr, line => log.info(line))
   let engine: RolloutEngine
   try {
-    engine = await createEngine(path, { ...engineOptions(config, log), onProgress: (done, total) => progress.update(done, total) })
+    engine = await createEngine(path, {
+      ...engineOptions(config, log),
+      onProgress: (done, total) => progress.update(done, total)
+    })
   } finally {
     progress.end()
   }
   const { info } = engine
   for (const { ordinal, uuid, name } of info.cards) log.info(`card ${ordinal}: ${name}, ${uuid}`)
-  log.info({ engine: info }, `loaded in ${((performance.now() - began) / 1000).toFixed(2)} s: ${info.architecture} in ${info.dtype} on ${info.device} (${info.isa}), ` +
-    `${info.threads} threads, tp ${info.ranks}, weights ${gigabytes(info.weightBytes)}, KV cache ${gigabytes(info.kvBytes)} for ${info.kvTokens} tokens, context ${info.contextLength}`)
+  log.info(
+    { engine: info },
+    `loaded in ${
+      ((performance.now() - began) / 1000).toFixed(2)
+    } s: ${info.architecture} in ${info.dtype} on ${info.device} (${info.isa}), ` +
+      `${info.threads} threads, tp ${info.ranks}, weights ${gigabytes(info.weightBytes)}, KV cache ${
+        gigabytes(info.kvBytes)
+      } for ${info.kvTokens} tokens, context ${info.contextLength}`
+  )
   return engine
 }
 
@@ -127,7 +144,17 @@ function engineOptions (config: Config, log: Log): EngineOptions {
   return {
     servedModelName: config.servedModelName ?? config.model ?? undefined,
     weightVersion: config.weightVersion,
-    ...config.loadFrom === null ? {} : { loadFrom: { url: config.loadFrom, key: config.loadFromKey ?? undefined, timeoutMs: config.loadFromTimeout * 1000, ncclPath: config.ncclPath ?? undefined, log: line => log.info(line) } },
+    ...config.loadFrom === null
+      ? {}
+      : {
+        loadFrom: {
+          url: config.loadFrom,
+          key: config.loadFromKey ?? undefined,
+          timeoutMs: config.loadFromTimeout * 1000,
+          ncclPath: config.ncclPath ?? undefined,
+          log: line => log.info(line)
+        }
+      },
     device: config.device,
     baseGpuId: config.baseGpuId ?? undefined,
     dtype: config.dtype,

@@ -8,12 +8,25 @@ const POLL_MS = 20
 const FLUSH_MS = 1000
 
 /** Stops taking requests, lets running ones end for `graceMs`, aborts the rest, closes. */
-export async function shutDown (app: FastifyInstance, engine: RolloutEngine, graceMs: number, log: Pick<Logger, 'info' | 'warn'>): Promise<void> {
+export async function shutDown (
+  app: FastifyInstance,
+  engine: RolloutEngine,
+  graceMs: number,
+  log: Pick<Logger, 'info' | 'warn'>
+): Promise<void> {
   const { running, queued } = engine.stats
-  if (running + queued > 0) log.info(`no new requests; ${running} running and ${queued} queued ones have ${graceMs / 1000} s to end (a second Ctrl-C ends them now)`)
+  if (running + queued > 0) {
+    log.info(
+      `no new requests; ${running} running and ${queued} queued ones have ${
+        graceMs / 1000
+      } s to end (a second Ctrl-C ends them now)`
+    )
+  }
   let isClosed = false
   // Refuses new connections and requests; resolves once the last reply is out.
-  const closed = app.close().finally(() => { isClosed = true })
+  const closed = app.close().finally(() => {
+    isClosed = true
+  })
   await untilOr(graceMs, () => isClosed || isIdle(engine))
   if (!isClosed && !isIdle(engine)) log.warn(`${engine.abortAll()} requests did not end in time and are aborted`)
   await untilOr(FLUSH_MS, () => isClosed)

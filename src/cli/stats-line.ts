@@ -3,13 +3,19 @@ import type { EngineStats, RolloutEngine } from '../contract/rollout-engine.ts'
 const EVERY_MS = 10_000
 
 /** Logs one line every 10 s in which the engine had work. Returns what ends it. */
-export function logStats (engine: Pick<RolloutEngine, 'stats'>, log: (fields: object, line: string) => void, everyMs = EVERY_MS): () => void {
+export function logStats (
+  engine: Pick<RolloutEngine, 'stats'>,
+  log: (fields: object, line: string) => void,
+  everyMs = EVERY_MS
+): () => void {
   let before = engine.stats
   let since = performance.now()
   const timer = setInterval(() => {
     const stats = engine.stats
     const now = performance.now()
-    if (stats.running > 0 || stats.queued > 0 || stats.steps !== before.steps) log(...statsLine(before, stats, (now - since) / 1000))
+    if (stats.running > 0 || stats.queued > 0 || stats.steps !== before.steps) {
+      log(...statsLine(before, stats, (now - since) / 1000))
+    }
     before = stats
     since = now
   }, everyMs)
@@ -30,8 +36,13 @@ export function statsLine (before: EngineStats, after: EngineStats, seconds: num
     prefixHitPercent: round(100 * hits / Math.max(1, prompt)),
     retractions: after.retractions - before.retractions
   }
-  return [fields, `${fields.running} running, ${fields.queued} queued, ${fields.generatedPerSecond} tok/s generated, ${fields.promptPerSecond} tok/s of prompts, ` +
-    `KV cache ${fields.kvUsedPercent} % used, prefix hits ${fields.prefixHitPercent} %${after.paused === null ? '' : `, paused (${after.paused})`}`]
+  return [
+    fields,
+    `${fields.running} running, ${fields.queued} queued, ${fields.generatedPerSecond} tok/s generated, ${fields.promptPerSecond} tok/s of prompts, ` +
+    `KV cache ${fields.kvUsedPercent} % used, prefix hits ${fields.prefixHitPercent} %${
+      after.paused === null ? '' : `, paused (${after.paused})`
+    }`
+  ]
 }
 
 function round (value: number): number {

@@ -10,7 +10,9 @@ export async function loadWeightLoaders (options: readonly string[], folder = pr
   const loaders: Record<string, WeightLoaders[string]> = Object.create(null)
   for (const option of options) {
     const [, name, path] = /^([^=]+)=(.+)$/.exec(option) ?? []
-    if (name === undefined || path === undefined) throw bad(`expected NAME=FILE, such as mine=./loader.mjs, got ${JSON.stringify(option)}`)
+    if (name === undefined || path === undefined) {
+      throw bad(`expected NAME=FILE, such as mine=./loader.mjs, got ${JSON.stringify(option)}`)
+    }
     if (name in loaders) throw bad(`the name ${JSON.stringify(name)} is given twice`)
     const file = resolve(folder, path)
     loaders[name] = await importLoader(name, file)
@@ -28,9 +30,18 @@ async function importLoader (name: string, file: string): Promise<WeightLoaders[
   }
   if (typeof module.default === 'function') return module.default as WeightLoaders[string]
   const exported = Object.keys(module)
-  throw bad(`${name}: ${file} has no function for its default export (it exports ${exported.length === 0 ? 'nothing' : exported.join(', ')}); write "export default async function (tensors, { read }) { ... }"`)
+  throw bad(
+    `${name}: ${file} has no function for its default export (it exports ${
+      exported.length === 0
+        ? 'nothing'
+        : exported.join(', ')
+    }); write "export default async function (tensors, { read }) { ... }"`
+  )
 }
 
 function bad (message: string, cause?: unknown): RefitError {
-  return new RefitError('CONFIG', `--weight-loader: ${message}`, { param: '--weight-loader', ...cause === undefined ? {} : { cause } })
+  return new RefitError('CONFIG', `--weight-loader: ${message}`, {
+    param: '--weight-loader',
+    ...cause === undefined ? {} : { cause }
+  })
 }

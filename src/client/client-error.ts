@@ -17,8 +17,13 @@ export class ClientError extends Error {
 
   static of (status: number, text: string): ClientError {
     let body: unknown = text
-    try { body = JSON.parse(text) } catch { /* Text it stays. */ }
-    const { message, error } = (typeof body === 'object' && body !== null ? body : {}) as { message?: string, error?: string | { message?: string, code?: string } }
+    try {
+      body = JSON.parse(text)
+    } catch { /* Text it stays. */ }
+    const { message, error } = (typeof body === 'object' && body !== null ? body : {}) as {
+      message?: string
+      error?: string | { message?: string, code?: string }
+    }
     const inner = typeof error === 'object' ? error : { message: error, code: undefined }
     return new ClientError(message ?? inner.message ?? (text.trim() || `status ${status}`), status, inner.code, body)
   }

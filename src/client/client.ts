@@ -10,7 +10,10 @@ export type WireLogprob = [number | null, number, string | null]
 
 export interface GenerateMeta {
   id: string
-  finish_reason: { type: 'stop', matched: number | string | null } | { type: 'length', length: number } | { type: 'abort', message: string } | null
+  finish_reason: { type: 'stop', matched: number | string | null } | { type: 'length', length: number } | {
+    type: 'abort'
+    message: string
+  } | null
   prompt_tokens: number
   completion_tokens: number
   cached_tokens: number
@@ -53,7 +56,12 @@ export interface ClientOptions {
   connections?: number
 }
 
-interface CallOptions { method?: 'GET' | 'POST', body?: unknown, admin?: boolean, signal?: AbortSignal | undefined }
+interface CallOptions {
+  method?: 'GET' | 'POST'
+  body?: unknown
+  admin?: boolean
+  signal?: AbortSignal | undefined
+}
 
 /** A client of one server. Generation and updates have no timeout: pass a signal. */
 export class RefitClient {
@@ -72,22 +80,35 @@ export class RefitClient {
 
   /** One prompt and n = 1: one output; a batch or n above 1: a list. */
   async generate (request: GenerateBody, signal?: AbortSignal): Promise<GenerateOutput | GenerateOutput[]> {
-    return await this.#json('/generate', { method: 'POST', body: { ...request, stream: false }, signal }) as GenerateOutput | GenerateOutput[]
+    return await this.#json('/generate', { method: 'POST', body: { ...request, stream: false }, signal }) as
+      | GenerateOutput
+      | GenerateOutput[]
   }
 
   /** Outputs as they grow, each with everything so far. Leaving the loop ends the request. */
-  async * stream (request: GenerateBody, signal?: AbortSignal): AsyncGenerator<GenerateOutput, void, undefined> {
+  async *stream (request: GenerateBody, signal?: AbortSignal): AsyncGenerator<GenerateOutput, void, undefined> {
     const { body } = await this.#call('/generate', { method: 'POST', body: { ...request, stream: true }, signal })
     try {
       const events = sseData(body)
       for (;;) {
-        const { value: data, done } = await events.next().catch(error => { throw signal?.aborted === true ? error : brokenOff(error) })
+        const { value: data, done } = await events.next().catch(error => {
+          throw signal?.aborted === true ? error : brokenOff(error)
+        })
         if (done === true) {
           if (!data) throw brokenOff()
           return
         }
-        const event = JSON.parse(data) as GenerateOutput & { error?: { message: string, code: number, refit_code?: string } }
-        if (event.error !== undefined) throw new ClientError(event.error.message, event.error.code, event.error.refit_code, event)
+        const event = JSON.parse(data) as GenerateOutput & {
+          error?: { message: string, code: number, refit_code?: string }
+        }
+        if (event.error !== undefined) {
+          throw new ClientError(
+            event.error.message,
+            event.error.code,
+            event.error.refit_code,
+            event
+          )
+        }
         yield event
       }
     } finally {
@@ -95,12 +116,19 @@ export class RefitClient {
     }
   }
 
-  async updateWeightsFromDisk (update: DiskUpdateBody, signal?: AbortSignal): Promise<{ success: true, message: string, num_paused_requests: number, report: UpdateReport }> {
+  async updateWeightsFromDisk (
+    update: DiskUpdateBody,
+    signal?: AbortSignal
+  ): Promise<{ success: true, message: string, num_paused_requests: number, report: UpdateReport }> {
     return await this.#json('/update_weights_from_disk', { method: 'POST', body: update, admin: true, signal }) as never
   }
 
   async updateWeightVersion (version: string, { abortAllRequests = true } = {}): Promise<void> {
-    await this.#json('/update_weight_version', { method: 'POST', body: { new_version: version, abort_all_requests: abortAllRequests }, admin: true })
+    await this.#json('/update_weight_version', {
+      method: 'POST',
+      body: { new_version: version, abort_all_requests: abortAllRequests },
+      admin: true
+    })
   }
 
   async pause (mode: PauseMode = 'abort'): Promise<void> {
@@ -127,7 +155,9 @@ export class RefitClient {
     await body.dump()
   }
 
-  async modelInfo (): Promise<{ model_path: string, weight_version: string, model_type: string, architectures: string[], [key: string]: unknown }> {
+  async modelInfo (): Promise<
+    { model_path: string, weight_version: string, model_type: string, architectures: string[], [key: string]: unknown }
+  > {
     return await this.#json('/model_info') as never
   }
 
@@ -146,13 +176,25 @@ export class RefitClient {
   }
 
   /** The state of the engine; does not throw while it is torn, asleep or paused. */
-  async health (): Promise<{ status: 'ok' | 'paused' | 'torn' | 'asleep' | 'unavailable', weight_version: string, paused: PauseMode | null, released_memory: ReleasedMemory, weights: { state: 'current' | 'torn' | 'asleep', tags?: MemoryTag[], reason?: string, tensors?: string[] } }> {
+  async health (): Promise<
+    {
+      status: 'ok' | 'paused' | 'torn' | 'asleep' | 'unavailable'
+      weight_version: string
+      paused: PauseMode | null
+      released_memory: ReleasedMemory
+      weights: { state: 'current' | 'torn' | 'asleep', tags?: MemoryTag[], reason?: string, tensors?: string[] }
+    }
+  > {
     return await this.#json('/health') as never
   }
 
   /** Checksums of all checkpoint tensors, 16 hex digits each. */
   async checksums (): Promise<Record<string, string>> {
-    const reply = await this.#json('/weights_checker', { method: 'POST', body: { action: 'checksum' }, admin: true }) as { checksums: Record<string, string> }
+    const reply = await this.#json('/weights_checker', {
+      method: 'POST',
+      body: { action: 'checksum' },
+      admin: true
+    }) as { checksums: Record<string, string> }
     return reply.checksums
   }
 
@@ -162,7 +204,11 @@ export class RefitClient {
 
   /** Values of a checkpoint tensor: rows as lists, or the values of a vector. */
   async getWeights (name: string, rows = 100): Promise<number[] | number[][]> {
-    return await this.#json('/get_weights_by_name', { method: 'POST', body: { name, truncate_size: rows }, admin: true }) as number[] | number[][]
+    return await this.#json('/get_weights_by_name', {
+      method: 'POST',
+      body: { name, truncate_size: rows },
+      admin: true
+    }) as number[] | number[][]
   }
 
   /** Ends all connections; calls under way fail. */
@@ -177,19 +223,34 @@ export class RefitClient {
 
   async #call (path: string, { method = 'GET', body, admin = false, signal }: CallOptions) {
     const key = admin ? this.#options.adminApiKey ?? this.#options.apiKey : this.#options.apiKey
-    const reply = await this.#pool.request({
-      method,
-      path: this.#prefix + path,
-      headers: {
-        ...body === undefined ? {} : { 'content-type': 'application/json' },
-        ...key === undefined ? {} : { authorization: `Bearer ${key}` }
-      },
-      body: body === undefined ? null : JSON.stringify(body),
-      ...signal === undefined ? {} : { signal }
-    }).catch(error => { throw error instanceof Error && error.name !== 'AbortError' ? new ClientError(`${method} ${path}: ${error.message}`, 0, undefined, undefined, error) : error })
+    const reply = await this
+      .#pool
+      .request({
+        method,
+        path: this.#prefix + path,
+        headers: {
+          ...body === undefined ? {} : { 'content-type': 'application/json' },
+          ...key === undefined ? {} : { authorization: `Bearer ${key}` }
+        },
+        body: body === undefined ? null : JSON.stringify(body),
+        ...signal === undefined ? {} : { signal }
+      })
+      .catch(error => {
+        throw error instanceof Error && error.name !== 'AbortError'
+          ? new ClientError(`${method} ${path}: ${error.message}`, 0, undefined, undefined, error)
+          : error
+      })
     if (reply.statusCode >= 400) throw ClientError.of(reply.statusCode, await reply.body.text())
     return reply
   }
 }
 
-function brokenOff (cause?: Error): ClientError { return new ClientError(`POST /generate: the stream broke off${cause === undefined ? '' : `: ${cause.message}`}`, 0, undefined, undefined, cause) }
+function brokenOff (cause?: Error): ClientError {
+  return new ClientError(
+    `POST /generate: the stream broke off${cause === undefined ? '' : `: ${cause.message}`}`,
+    0,
+    undefined,
+    undefined,
+    cause
+  )
+}

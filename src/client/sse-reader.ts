@@ -1,5 +1,5 @@
 /** Data of server-sent events, up to the end mark; comments and other fields are skipped. Returns whether the mark came. */
-export async function * sseData (body: AsyncIterable<Uint8Array>): AsyncGenerator<string, boolean, undefined> {
+export async function* sseData (body: AsyncIterable<Uint8Array>): AsyncGenerator<string, boolean, undefined> {
   const decoder = new TextDecoder()
   let rest = ''
   for await (const chunk of body) {

@@ -7,7 +7,9 @@ import { expected } from './parse-value.ts'
 
 /** The text of docs/configuration.md; `npm run docs` writes it and a test compares. */
 export function configurationPage (): string {
-  const sections = Object.entries(GROUPS).filter(([group]) => group !== 'gateway').map(([group, title]) => `## ${title}\n\n${rows(OPTIONS, group)}`)
+  const sections = Object.entries(GROUPS).filter(([group]) => group !== 'gateway').map(([group, title]) =>
+    `## ${title}\n\n${rows(OPTIONS, group)}`
+  )
   return `# Configuration
 
 <!-- Written by "npm run docs" from src/config.ts: change it there. -->
@@ -61,7 +63,9 @@ libraries that were found, and \`/server_info\` the UUIDs of those in use. How r
 }
 
 function rows (table: OptionTable, group: string): string {
-  const lines = Object.entries<Option>(table).filter(([, option]) => option.group === group).map(([key, option]) => row(key, option))
+  const lines = Object.entries<Option>(table).filter(([, option]) => option.group === group).map(([key, option]) =>
+    row(key, option)
+  )
   return `| flag | variable | takes | default | meaning |\n|---|---|---|---|---|\n${lines.join('\n')}\n`
 }
 
@@ -69,7 +73,13 @@ function row (key: string, option: Option): string {
   const names = [flagName(key), ...option.aliases ?? []].map(name => `\`--${name}\``).join(' ')
   const preset = defaultText(option)
   const isLiteral = option.default !== null && !Array.isArray(option.default)
-  const cells = [names, `\`${variableName(key)}\``, takes(option), preset === null ? 'off' : isLiteral ? `\`${preset}\`` : preset, option.help]
+  const cells = [
+    names,
+    `\`${variableName(key)}\``,
+    takes(option),
+    preset === null ? 'off' : isLiteral ? `\`${preset}\`` : preset,
+    option.help
+  ]
   return `| ${cells.map(cell => cell.replaceAll('|', '\\|')).join(' | ')} |`
 }
 

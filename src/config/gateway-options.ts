@@ -10,9 +10,11 @@ export const GATEWAY_OPTIONS = {
     default: [],
     group: 'gateway',
     value: 'URL',
-    takes: '`http://host:port`, `https://host:port` or `unix:/path/to.sock`; several in the variable with `,` between them',
+    takes:
+      '`http://host:port`, `https://host:port` or `unix:/path/to.sock`; several in the variable with `,` between them',
     separator: ',',
-    help: 'An engine: refit, SGLang or vLLM. May be given several times; POST /workers adds more. The first one that answers says which weights are current.',
+    help:
+      'An engine: refit, SGLang or vLLM. May be given several times; POST /workers adds more. The first one that answers says which weights are current.',
     unset: 'none'
   },
   engineApiKey: {
@@ -46,7 +48,8 @@ export const GATEWAY_OPTIONS = {
     type: 'boolean',
     default: true,
     group: 'gateway',
-    help: 'Engines that join or come back with other weights are given the current ones. Off (--no-fill): they wait for the next update.'
+    help:
+      'Engines that join or come back with other weights are given the current ones. Off (--no-fill): they wait for the next update.'
   },
   fillTimeout: {
     type: 'number',
@@ -55,7 +58,8 @@ export const GATEWAY_OPTIONS = {
     max: 86400,
     group: 'gateway',
     value: 'SECONDS',
-    help: 'Longest time that an engine may take to be given the current weights. After a failure it is tried again, each time later.'
+    help:
+      'Longest time that an engine may take to be given the current weights. After a failure it is tried again, each time later.'
   },
   host,
   port: { ...port, default: 30080 },

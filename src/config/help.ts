@@ -8,20 +8,29 @@ export const GROUPS = { model: 'Model', engine: 'Engine', gateway: 'Engines', se
 /** `--host HOST`, `--insecure`: the flag with the name of its value. */
 export function usage (key: string, option: Option): string {
   if (option.type === 'boolean') return `--${flagName(key)}`
-  return `--${flagName(key)} ${option.value ?? (option.type === 'choice' ? option.choices!.join('|') : option.type === 'integer' ? 'N' : 'VALUE')}`
+  return `--${flagName(key)} ${
+    option.value ?? (option.type === 'choice' ? option.choices!.join('|') : option.type === 'integer' ? 'N' : 'VALUE')
+  }`
 }
 
 /** The default in words, or null for a switch that is off. */
 export function defaultText (option: Option): string | null {
-  if (option.default === null || (Array.isArray(option.default) && option.default.length === 0)) return option.unset ?? null
+  if (option.default === null || (Array.isArray(option.default) && option.default.length === 0)) {
+    return option.unset ?? null
+  }
   return option.default === false ? null : String(option.default)
 }
 
 /** The text of `refit serve --help`, wrapped to `width` columns. */
 export function serveHelp (width = 100): string {
   const lines = [
-    'Usage: refit serve MODEL [options]', '',
-    ...wrap('MODEL is a folder with config.json and safetensors files, or a name in the local Hugging Face cache.', '', width),
+    'Usage: refit serve MODEL [options]',
+    '',
+    ...wrap(
+      'MODEL is a folder with config.json and safetensors files, or a name in the local Hugging Face cache.',
+      '',
+      width
+    ),
     ...about(width)
   ]
   return [...lines, ...sections(OPTIONS, width)].join('\n') + '\n'
@@ -30,16 +39,25 @@ export function serveHelp (width = 100): string {
 /** The text of `refit gateway --help`. */
 export function gatewayHelp (width = 100): string {
   const lines = [
-    'Usage: refit gateway --engine URL [--engine URL ...] [options]', '',
-    ...wrap('One address for many engines: requests are balanced over them, and what is about weights goes to all at once.', '', width),
+    'Usage: refit gateway --engine URL [--engine URL ...] [options]',
+    '',
+    ...wrap(
+      'One address for many engines: requests are balanced over them, and what is about weights goes to all at once.',
+      '',
+      width
+    ),
     ...about(width)
   ]
   return [...lines, ...sections(GATEWAY_OPTIONS, width)].join('\n') + '\n'
 }
 
 function about (width: number): string[] {
-  return wrap('Every option is also an environment variable (--log-level: REFIT_LOG_LEVEL) and a key of the ' +
-      'JSON file that --config names. Flags come before variables, variables before the file.', '', width)
+  return wrap(
+    'Every option is also an environment variable (--log-level: REFIT_LOG_LEVEL) and a key of the ' +
+      'JSON file that --config names. Flags come before variables, variables before the file.',
+    '',
+    width
+  )
 }
 
 function sections (table: OptionTable, width: number): string[] {
@@ -48,7 +66,9 @@ function sections (table: OptionTable, width: number): string[] {
     if (!Object.values<Option>(table).some(option => option.group === group)) continue
     lines.push('', `${title}:`)
     for (const [key, option] of Object.entries<Option>(table)) {
-      if (option.group === group && key !== 'model') lines.push(`  ${usage(key, option)}`, ...wrap(describe(option), '      ', width))
+      if (option.group === group && key !== 'model') {
+        lines.push(`  ${usage(key, option)}`, ...wrap(describe(option), '      ', width))
+      }
     }
   }
   return lines

@@ -21,20 +21,26 @@ export function loadConfig (args: readonly string[], environment: Environment): 
 }
 
 /** The same by the table of another command, which has the options of an address (`host`, `apiKey`, `adminApiKey`, `insecure`) too. */
-export function loadOptions (table: OptionTable, args: readonly string[], environment: Environment): { config: object, sources: Record<string, 'flag' | 'environment' | 'file'>, warnings: string[] } {
+export function loadOptions (
+  table: OptionTable,
+  args: readonly string[],
+  environment: Environment
+): { config: object, sources: Record<string, 'flag' | 'environment' | 'file'>, warnings: string[] } {
   const flags = parseArguments(args, table)
   const { values: variables, warnings } = parseEnvironment(environment, table)
   const path = flags['config'] ?? variables['config']
   const file = typeof path === 'string' ? readConfigFile(path, table) : {}
   const sources: Record<string, 'flag' | 'environment' | 'file'> = {}
-  const config = Object.fromEntries(Object.entries<Option>(table).map(([key, option]) => {
-    for (const [source, values] of [['flag', flags], ['environment', variables], ['file', file]] as const) {
-      if (values[key] === undefined) continue
-      sources[key] = source
-      return [key, values[key]]
-    }
-    return [key, option.default]
-  }))
+  const config = Object.fromEntries(
+    Object.entries<Option>(table).map(([key, option]) => {
+      for (const [source, values] of [['flag', flags], ['environment', variables], ['file', file]] as const) {
+        if (values[key] === undefined) continue
+        sources[key] = source
+        return [key, values[key]]
+      }
+      return [key, option.default]
+    })
+  )
   checkAddress(config as unknown as Config)
   return { config, sources, warnings }
 }
@@ -49,6 +55,10 @@ export function isLoopback (host: string): boolean {
 
 function checkAddress ({ host, apiKey, adminApiKey, insecure }: Config): void {
   if (isLoopback(host) || apiKey !== null || adminApiKey !== null || insecure) return
-  throw new RefitError('CONFIG', `--host ${host} can be reached by others, who could replace the weights: set --api-key or --admin-api-key (REFIT_API_KEY, REFIT_ADMIN_API_KEY), ` +
-    'or say --insecure if the network is trusted', { param: '--host' })
+  throw new RefitError(
+    'CONFIG',
+    `--host ${host} can be reached by others, who could replace the weights: set --api-key or --admin-api-key (REFIT_API_KEY, REFIT_ADMIN_API_KEY), ` +
+      'or say --insecure if the network is trusted',
+    { param: '--host' }
+  )
 }

@@ -28,12 +28,11 @@ export interface Option {
   secret?: boolean
 }
 
-type Base<O extends Option> =
-  O extends { choices: readonly (infer C)[] } ? C
-    : O['type'] extends 'integer' | 'number' ? number
-      : O['type'] extends 'boolean' ? boolean
-        : O['type'] extends 'list' ? readonly string[]
-          : string
+type Base<O extends Option> = O extends { choices: readonly (infer C)[] } ? C :
+  O['type'] extends 'integer' | 'number' ? number :
+  O['type'] extends 'boolean' ? boolean :
+  O['type'] extends 'list' ? readonly string[] :
+  string
 
 /** The type of an option's value in the loaded configuration. */
 export type OptionValue<O extends Option> = O['default'] extends null ? Base<O> | null : Base<O>

@@ -13,7 +13,11 @@ export type Values = Partial<Record<string, unknown>>
 
 /** The spellings of a command's flags. */
 export function flagsOf (table: OptionTable): ReadonlyMap<string, string> {
-  return new Map(Object.entries<Option>(table).flatMap(([key, option]) => [flagName(key), ...option.aliases ?? []].map(name => [name, key] as const)))
+  return new Map(
+    Object.entries<Option>(table).flatMap(([key, option]) =>
+      [flagName(key), ...option.aliases ?? []].map(name => [name, key] as const)
+    )
+  )
 }
 
 /** Reads `--name value`, `--name=value`, `--flag`, `--no-flag` and at most one word without dashes (MODEL). A later value replaces an earlier one; a list grows. */
@@ -37,16 +41,29 @@ export function parseArguments (args: readonly string[], table: OptionTable = OP
     if (option.type === 'boolean') text ??= negated ? 'false' : 'true'
     else if (text === undefined) {
       text = args[++i]
-      if (text === undefined || text.startsWith('--')) throw new RefitError('CONFIG', `${name} needs a value: ${name} ${option.value ?? 'VALUE'}`, { param: name })
+      if (text === undefined || text.startsWith('--')) {
+        throw new RefitError(
+          'CONFIG',
+          `${name} needs a value: ${name} ${option.value ?? 'VALUE'}`,
+          { param: name }
+        )
+      }
     }
     values[key] = option.type === 'list'
-      ? [...values[key] as string[] ?? [], ...checkValue(option, option.separator === undefined ? [text] : text.split(option.separator), name) as string[]]
+      ? [
+        ...values[key] as string[] ?? [],
+        ...checkValue(option, option.separator === undefined ? [text] : text.split(option.separator), name) as string[]
+      ]
       : parseText(option, text, name)
   }
   return takeModel(values, words, table)
 }
 
-function readFlag (argument: string, table: OptionTable, flags: ReadonlyMap<string, string>): { key: string, name: string, inline: string | undefined, negated: boolean } {
+function readFlag (
+  argument: string,
+  table: OptionTable,
+  flags: ReadonlyMap<string, string>
+): { key: string, name: string, inline: string | undefined, negated: boolean } {
   const equals = argument.indexOf('=')
   const name = equals < 0 ? argument : argument.slice(0, equals)
   const inline = equals < 0 ? undefined : argument.slice(equals + 1)
@@ -54,18 +71,44 @@ function readFlag (argument: string, table: OptionTable, flags: ReadonlyMap<stri
   const key = flags.get(bare)
   if (key !== undefined && name.startsWith('--')) return { key, name, inline, negated: false }
   const positive = bare.startsWith('no-') ? flags.get(bare.slice(3)) : undefined
-  if (positive !== undefined && table[positive]!.type === 'boolean' && inline === undefined) return { key: positive, name, inline, negated: true }
+  if (positive !== undefined && table[positive]!.type === 'boolean' && inline === undefined) {
+    return { key: positive, name, inline, negated: true }
+  }
   const near = suggest(bare.replace(/^-/, '').replaceAll('_', '-').toLowerCase(), flags.keys())
-  throw new RefitError('CONFIG', `${name}: unknown option${near === undefined ? `; "refit ${'model' in table ? 'serve' : 'gateway'} --help" lists them all` : `; did you mean --${near}?`}`, { param: name })
+  throw new RefitError(
+    'CONFIG',
+    `${name}: unknown option${
+      near === undefined
+        ? `; "refit ${'model' in table ? 'serve' : 'gateway'} --help" lists them all`
+        : `; did you mean --${near}?`
+    }`,
+    { param: name }
+  )
 }
 
 function takeModel (values: Values, words: string[], table: OptionTable): Values {
-  if (!('model' in table) && words.length > 0) throw new RefitError('CONFIG', `${JSON.stringify(words[0])}: expected options only, such as --engine http://host:30000`, { param: words[0]! })
+  if (!('model' in table) && words.length > 0) {
+    throw new RefitError(
+      'CONFIG',
+      `${JSON.stringify(words[0])}: expected options only, such as --engine http://host:30000`,
+      { param: words[0]! }
+    )
+  }
   const [model, extra] = words
-  if (extra !== undefined) throw new RefitError('CONFIG', `one MODEL is served at a time, got ${JSON.stringify(model)} and ${JSON.stringify(extra)}`, { param: 'MODEL' })
+  if (extra !== undefined) {
+    throw new RefitError(
+      'CONFIG',
+      `one MODEL is served at a time, got ${JSON.stringify(model)} and ${JSON.stringify(extra)}`,
+      { param: 'MODEL' }
+    )
+  }
   if (model === undefined) return values
   if (values['model'] !== undefined && values['model'] !== model) {
-    throw new RefitError('CONFIG', `MODEL is given twice: ${JSON.stringify(model)} and --model ${JSON.stringify(values['model'])}`, { param: 'MODEL' })
+    throw new RefitError(
+      'CONFIG',
+      `MODEL is given twice: ${JSON.stringify(model)} and --model ${JSON.stringify(values['model'])}`,
+      { param: 'MODEL' }
+    )
   }
   if (model === '') throw new RefitError('CONFIG', 'MODEL: expected a folder or a name, got ""', { param: 'MODEL' })
   return { ...values, model }

@@ -8,13 +8,23 @@ import { suggest } from './suggest.ts'
 export type Environment = Readonly<Record<string, string | undefined>>
 
 /** Variables that refit reads elsewhere: paths of libraries, and what to build. */
-const OTHERS = ['REFIT_NATIVE', 'REFIT_CUDA', 'REFIT_CUDA_ARCHS', 'REFIT_CUDA_LIBRARY', 'REFIT_CUDA_LIBS', 'REFIT_WATCHDOG_SECONDS']
+const OTHERS = [
+  'REFIT_NATIVE',
+  'REFIT_CUDA',
+  'REFIT_CUDA_ARCHS',
+  'REFIT_CUDA_LIBRARY',
+  'REFIT_CUDA_LIBS',
+  'REFIT_WATCHDOG_SECONDS'
+]
 
 /**
  * Reads `REFIT_<FLAG>`; an empty variable counts as unset. A variable that is almost one of ours is only warned of, never refused:
  * Kubernetes sets REFIT_SERVICE_HOST and the like for a Service named refit.
  */
-export function parseEnvironment (environment: Environment, table: OptionTable = OPTIONS): { values: Values, warnings: string[] } {
+export function parseEnvironment (
+  environment: Environment,
+  table: OptionTable = OPTIONS
+): { values: Values, warnings: string[] } {
   const values: Values = {}
   const known = new Map(Object.entries<Option>(table).map(([key, option]) => [variableName(key), { key, option }]))
   const warnings: string[] = []

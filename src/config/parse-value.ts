@@ -53,12 +53,20 @@ export function checkValue (option: Option, value: unknown, where: string): Valu
 /** What an option takes, in words. */
 export function expected (option: Option): string {
   switch (option.type) {
-    case 'boolean': return 'true or false'
-    case 'integer': return 'an integer' + range(option)
-    case 'number': return 'a number' + range(option)
-    case 'list': return option.takes === undefined ? 'a path, or a list of paths' : `${option.takes.split(';', 1)[0]!.replaceAll('`', '')}, or a list of these`
-    case 'choice': return 'one of ' + option.choices!.join(', ')
-    case 'string': return option.takes ?? 'a string that is not empty'
+    case 'boolean':
+      return 'true or false'
+    case 'integer':
+      return 'an integer' + range(option)
+    case 'number':
+      return 'a number' + range(option)
+    case 'list':
+      return option.takes === undefined
+        ? 'a path, or a list of paths'
+        : `${option.takes.split(';', 1)[0]!.replaceAll('`', '')}, or a list of these`
+    case 'choice':
+      return 'one of ' + option.choices!.join(', ')
+    case 'string':
+      return option.takes ?? 'a string that is not empty'
   }
 }
 
@@ -66,7 +74,11 @@ function parseBoolean (text: string, where: string): boolean {
   const word = text.trim().toLowerCase()
   if (['true', '1', 'yes', 'on'].includes(word)) return true
   if (['false', '0', 'no', 'off'].includes(word)) return false
-  throw new RefitError('CONFIG', `${where}: expected true, 1, yes or on, or false, 0, no or off, got ${JSON.stringify(text)}`, { param: where })
+  throw new RefitError(
+    'CONFIG',
+    `${where}: expected true, 1, yes or on, or false, 0, no or off, got ${JSON.stringify(text)}`,
+    { param: where }
+  )
 }
 
 function checkChoice (option: Option, value: string, where: string): string {
@@ -74,7 +86,13 @@ function checkChoice (option: Option, value: string, where: string): string {
   const meant = option.spellings?.[word] ?? word
   if (option.choices!.includes(meant)) return meant
   const reason = option.refused?.[word]
-  if (reason !== undefined) throw new RefitError('CONFIG', `${where}: ${JSON.stringify(value)} is not supported: ${reason}`, { param: where })
+  if (reason !== undefined) {
+    throw new RefitError(
+      'CONFIG',
+      `${where}: ${JSON.stringify(value)} is not supported: ${reason}`,
+      { param: where }
+    )
+  }
   const near = suggest(word, option.choices!)
   throw wrong(option, value, where, near === undefined ? '' : `; did you mean ${near}?`)
 }
@@ -93,6 +111,8 @@ function range ({ min, max }: Option): string {
 function wrong (option: Option, value: unknown, where: string, hint = ''): RefitError {
   const got = option.secret === true ? `${typeof value} (not shown)` : JSON.stringify(value)
   // Kubernetes sets <SERVICE>_PORT for every Service that it knows.
-  if (where === 'REFIT_PORT' && typeof value === 'string' && value.startsWith('tcp://')) hint = '; Kubernetes sets this variable for a Service named refit: give the Service another name'
+  if (where === 'REFIT_PORT' && typeof value === 'string' && value.startsWith('tcp://')) {
+    hint = '; Kubernetes sets this variable for a Service named refit: give the Service another name'
+  }
   return new RefitError('CONFIG', `${where}: expected ${expected(option)}, got ${got}${hint}`, { param: where })
 }

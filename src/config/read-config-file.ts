@@ -16,10 +16,28 @@ export function readConfigFile (path: string, table: OptionTable = OPTIONS): Val
     const key = flags.get(flag)
     if (key === undefined) {
       const near = suggest(flag.toLowerCase(), flags.keys())
-      throw new RefitError('CONFIG', `${path}: unknown key ${JSON.stringify(name)}${near === undefined ? '' : `; did you mean ${JSON.stringify(near)}?`}`, { param: name })
+      throw new RefitError(
+        'CONFIG',
+        `${path}: unknown key ${JSON.stringify(name)}${
+          near === undefined ? '' : `; did you mean ${JSON.stringify(near)}?`
+        }`,
+        { param: name }
+      )
     }
-    if (key === 'config') throw new RefitError('CONFIG', `${path}: a config file cannot name another one (key ${JSON.stringify(name)})`, { param: name })
-    if (key in values) throw new RefitError('CONFIG', `${path}: ${JSON.stringify(name)} is another spelling of a key that is there already`, { param: name })
+    if (key === 'config') {
+      throw new RefitError(
+        'CONFIG',
+        `${path}: a config file cannot name another one (key ${JSON.stringify(name)})`,
+        { param: name }
+      )
+    }
+    if (key in values) {
+      throw new RefitError(
+        'CONFIG',
+        `${path}: ${JSON.stringify(name)} is another spelling of a key that is there already`,
+        { param: name }
+      )
+    }
     if (value !== null) values[key] = checkValue(table[key]!, value, `${path}: ${name}`)
   }
   return values
@@ -30,8 +48,17 @@ function readObject (path: string): object {
   try {
     content = JSON.parse(readFileSync(path, 'utf8'))
   } catch (cause) {
-    throw new RefitError('CONFIG', `--config: ${path} cannot be read as JSON: ${(cause as Error).message}`, { param: '--config', cause })
+    throw new RefitError('CONFIG', `--config: ${path} cannot be read as JSON: ${(cause as Error).message}`, {
+      param: '--config',
+      cause
+    })
   }
   if (typeof content === 'object' && content !== null && !Array.isArray(content)) return content
-  throw new RefitError('CONFIG', `--config: ${path}: expected a JSON object of options, got ${Array.isArray(content) ? 'an array' : JSON.stringify(content)}`, { param: '--config' })
+  throw new RefitError(
+    'CONFIG',
+    `--config: ${path}: expected a JSON object of options, got ${
+      Array.isArray(content) ? 'an array' : JSON.stringify(content)
+    }`,
+    { param: '--config' }
+  )
 }

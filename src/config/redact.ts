@@ -4,8 +4,10 @@ import { flagName } from './option.ts'
 
 /** The configuration as it may be logged: keyed by flag name, secrets as ***. */
 export function redact (config: object, table: OptionTable = OPTIONS): Record<string, unknown> {
-  return Object.fromEntries(Object.entries<Option>(table).map(([key, option]) => {
-    const value = (config as Record<string, unknown>)[key]
-    return [flagName(key), option.secret === true && value !== null ? '***' : value]
-  }))
+  return Object.fromEntries(
+    Object.entries<Option>(table).map(([key, option]) => {
+      const value = (config as Record<string, unknown>)[key]
+      return [flagName(key), option.secret === true && value !== null ? '***' : value]
+    })
+  )
 }

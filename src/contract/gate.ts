@@ -27,4 +27,10 @@ export interface Gate {
  * drops the prefix cache. With `asleep` no step runs, what is queued waits, and new requests fail with ENGINE_ASLEEP (its reason).
  * With `torn` alone no step runs, and new requests fail with ENGINE_TORN; queued ones too, once no pause holds them.
  */
-export interface GateOpening { epoch: number, version: string, flushCache: boolean, torn: string | null, asleep: string | null }
+export interface GateOpening {
+  epoch: number
+  version: string
+  flushCache: boolean
+  torn: string | null
+  asleep: string | null
+}

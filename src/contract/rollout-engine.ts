@@ -115,7 +115,10 @@ export interface TokenEvent {
 export type PauseMode = 'abort' | 'retract' | 'in_place'
 
 /** State of the bytes; see docs/updates.md. Asleep: memory of these kinds is released (docs/memory.md); what is there of weights is whole. */
-export type WeightState = { state: 'current' } | { state: 'torn', tensors: string[], reason: string } | { state: 'asleep', tags: MemoryTag[] }
+export type WeightState = { state: 'current' } | { state: 'torn', tensors: string[], reason: string } | {
+  state: 'asleep'
+  tags: MemoryTag[]
+}
 
 export type { MemoryTag } from '../native/addon.ts'
 
@@ -123,7 +126,11 @@ export type { MemoryTag } from '../native/addon.ts'
 export type ReleasedMemory = Readonly<Partial<Record<MemoryTag, number>>>
 
 /** What a release or a resume did. */
-export interface MemoryReport { tags: MemoryTag[], bytes: number, ms: number }
+export interface MemoryReport {
+  tags: MemoryTag[]
+  bytes: number
+  ms: number
+}
 
 export interface EngineInfo {
   modelPath: string
@@ -208,13 +215,18 @@ export interface WeightUpdate {
    * Moves the label (if given), drops the caches, opens the gate. `requireAll` demands that every name was written. WEIGHTS_TORN while
    * anything is torn, unless `allowTorn`: one of many updates that heal the weights together; until the last nothing generates.
    */
-  commit: (options: { version?: string, flushCache?: boolean, requireAll?: boolean, allowTorn?: boolean }) => Promise<void>
+  commit: (
+    options: { version?: string, flushCache?: boolean, requireAll?: boolean, allowTorn?: boolean }
+  ) => Promise<void>
   /** Opens the gate without moving the label. What is torn stays torn. */
   abort: (reason: string) => Promise<void>
 }
 
 /** Checksum of one checkpoint tensor as the engine holds it (docs/checksum.md), 16 hex digits, and the same per rank that holds a part. */
-export interface TensorChecksum { name: string, checksum: string }
+export interface TensorChecksum {
+  name: string
+  checksum: string
+}
 
 export interface RolloutEngine {
   readonly info: EngineInfo

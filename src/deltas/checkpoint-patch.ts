@@ -1,8 +1,26 @@
 import { createHash } from 'node:crypto'
-import { chmodSync, closeSync, constants, copyFileSync, existsSync, fstatSync, fsyncSync, mkdirSync, openSync, readdirSync, readFileSync, readSync, realpathSync, renameSync, rmSync, statSync, writeSync } from 'node:fs'
+import {
+  chmodSync,
+  closeSync,
+  constants,
+  copyFileSync,
+  existsSync,
+  fstatSync,
+  fsyncSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  readSync,
+  realpathSync,
+  renameSync,
+  rmSync,
+  statSync,
+  writeSync
+} from 'node:fs'
 import { availableParallelism } from 'node:os'
 import { basename, dirname, join } from 'node:path'
-import { RefitError } from '../errors.ts'
+import { errorMessage, RefitError } from '../errors.ts'
 import { DELTA_FIELDS } from '../native/addon.ts'
 import type { NativeAddon } from '../native/addon.ts'
 import { headerLength, parseHeader, PREFIX_BYTES } from '../wire/safetensors/header.ts'
@@ -17,13 +35,26 @@ export type PatchAddon = Pick<NativeAddon, 'lockFile' | 'applyDeltas'>
 export type Contains = (real: string) => boolean
 
 /** Where a tensor lies in a file; `end` is exclusive. */
-export interface Place { path: string, begin: number, end: number }
+export interface Place {
+  path: string
+  begin: number
+  end: number
+}
 
 /** The compressed change of one tensor, between `begin` and `end` of the file that holds it. */
-export interface Change { name: string, begin: number, end: number, place: Place, checksum: string }
+export interface Change {
+  name: string
+  begin: number
+  end: number
+  place: Place
+  checksum: string
+}
 
 /** What a change has come to: `bytes` of the tensors, whole. */
-export interface Applied { tensors: number, bytes: number }
+export interface Applied {
+  tensors: number
+  bytes: number
+}
 
 export function add (sum: Applied, { tensors, bytes }: Applied): void {
   sum.tensors += tensors
@@ -34,7 +65,10 @@ const LOCK_POLL_MS = 20
 
 export const CHECKSUMS = ['xxh3-128', 'adler32', 'sha256'] as const
 export type ChecksumName = typeof CHECKSUMS[number]
-export interface Encoding { isXor: boolean, checksum: ChecksumName }
+export interface Encoding {
+  isXor: boolean
+  checksum: ChecksumName
+}
 
 const MAX_THREADS = 32
 /** Of changes, in memory at once; one that is larger stands alone. */
@@ -57,7 +91,13 @@ export class CheckpointPatch {
       const path = join(folder, name)
       for (const { name: tensor, begin, end } of readHeader(path).tensors) {
         const other = this.#places.get(tensor)
-        if (other !== undefined) throw new RefitError('CHECKPOINT_FORMAT', `${path}: tensor "${tensor}" is in ${basename(other.path)} as well`, { param: tensor })
+        if (other !== undefined) {
+          throw new RefitError(
+            'CHECKPOINT_FORMAT',
+            `${path}: tensor "${tensor}" is in ${basename(other.path)} as well`,
+            { param: tensor }
+          )
+        }
         this.#places.set(tensor, { path, begin, end })
       }
     }
@@ -66,15 +106,29 @@ export class CheckpointPatch {
   /** Throws WEIGHTS_UNKNOWN_NAME; `file` names it. */
   place (name: string, file: string): Place {
     const place = this.#places.get(name)
-    if (place === undefined) throw new RefitError('WEIGHTS_UNKNOWN_NAME', `${file} changes "${name}", which ${this.#folder} does not have`, { param: name })
+    if (place === undefined) {
+      throw new RefitError('WEIGHTS_UNKNOWN_NAME', `${file} changes "${name}", which ${this.#folder} does not have`, {
+        param: name
+      })
+    }
     return place
   }
 
   /** Changes tensors by what `file` holds, and counts them and their bytes. Throws CHECKPOINT_FORMAT, naming the tensor, and CHECKPOINT_CHANGED where checksums are wrong afterwards. */
   apply (file: string, changes: readonly Change[], encoding: Encoding): Applied {
     const wrong = [...batches(changes)].flatMap(batch => this.#applyBatch(file, batch, encoding))
-    if (wrong.length === 0) return { tensors: changes.length, bytes: changes.reduce((sum, { place }) => sum + place.end - place.begin, 0) }
-    throw new RefitError('CHECKPOINT_CHANGED', `after ${file}, the checksums of ${wrong.length} tensors are not what it says: ${wrong.slice(0, SHOWN).join(', ')}. ${this.#folder} is of no version now; the next pull makes it anew`)
+    if (wrong.length === 0) {
+      return {
+        tensors: changes.length,
+        bytes: changes.reduce((sum, { place }) => sum + place.end - place.begin, 0)
+      }
+    }
+    throw new RefitError(
+      'CHECKPOINT_CHANGED',
+      `after ${file}, the checksums of ${wrong.length} tensors are not what it says: ${
+        wrong.slice(0, SHOWN).join(', ')
+      }. ${this.#folder} is of no version now; the next pull makes it anew`
+    )
   }
 
   close (): void {
@@ -87,9 +141,23 @@ export class CheckpointPatch {
     const data = readPart(file, from, Math.max(...changes.map(({ end }) => end)))
     const table = new Float64Array(changes.length * DELTA_FIELDS)
     for (const [row, { begin, end, place }] of changes.entries()) {
-      table.set([this.#descriptor(place.path), place.begin, place.end - place.begin, begin - from, end - from], row * DELTA_FIELDS)
+      table.set(
+        [this.#descriptor(place.path), place.begin, place.end - place.begin, begin - from, end - from],
+        row * DELTA_FIELDS
+      )
     }
-    const sums = named(file, changes, () => this.#addon.applyDeltas(data, table, isXor, checksum !== 'adler32', Math.min(MAX_THREADS, availableParallelism())))
+    const sums = named(
+      file,
+      changes,
+      () =>
+        this.#addon.applyDeltas(
+          data,
+          table,
+          isXor,
+          checksum !== 'adler32',
+          Math.min(MAX_THREADS, availableParallelism())
+        )
+    )
     const sum = (row: number): string => checksum === 'sha256' ? sha256(changes[row]!.place) : sums[row]!
     return changes.filter((change, row) => change.checksum.toLowerCase() !== sum(row)).map(({ name }) => name)
   }
@@ -105,14 +173,18 @@ export class CheckpointPatch {
 export function copyCheckpoint (from: string, to: string, contains: Contains): void {
   const files = checkpointFiles(from)
   mkdirSync(to, { recursive: true })
-  for (const entry of readdirSync(to, { withFileTypes: true })) if (!entry.isDirectory() && !files.includes(entry.name)) rmSync(join(to, entry.name))
+  for (const entry of readdirSync(to, { withFileTypes: true })) {
+    if (!entry.isDirectory() && !files.includes(entry.name)) rmSync(join(to, entry.name))
+  }
   for (const name of files) {
     const source = insideOf(join(from, name), contains)
     // Links of a Hugging Face cache become files, and what cannot be written can: they are changed later.
     rmSync(join(to, name), { force: true })
     copyFileSync(source, join(to, name), constants.COPYFILE_FICLONE)
     chmodSync(join(to, name), 0o644)
-    if (statSync(source).size !== statSync(join(to, name)).size) throw new RefitError('CHECKPOINT_CHANGED', `${join(from, name)} changed its size while it was copied`)
+    if (statSync(source).size !== statSync(join(to, name)).size) {
+      throw new RefitError('CHECKPOINT_CHANGED', `${join(from, name)} changed its size while it was copied`)
+    }
   }
 }
 
@@ -122,7 +194,12 @@ export function readWeightMap (folder: string): Map<string, string> | null {
   if (!existsSync(path)) return null
   const entries = Object.entries(readJson(path).weight_map ?? {})
   const [wrong] = entries.find(([, file]) => typeof file !== 'string') ?? []
-  if (wrong !== undefined) throw new RefitError('CHECKPOINT_FORMAT', `${path}: weight_map: the file of ${JSON.stringify(wrong.slice(0, 200))} is to be a text`)
+  if (wrong !== undefined) {
+    throw new RefitError(
+      'CHECKPOINT_FORMAT',
+      `${path}: weight_map: the file of ${JSON.stringify(wrong.slice(0, 200))} is to be a text`
+    )
+  }
   return new Map(entries as Array<[string, string]>)
 }
 
@@ -130,14 +207,20 @@ export function readWeightMap (folder: string): Map<string, string> | null {
 function weightFiles (folder: string): string[] {
   const all = readdirSync(folder).filter(name => name.endsWith('.safetensors') && !name.startsWith('.'))
   const named = new Set(readWeightMap(folder)?.values())
-  for (const name of named) if (!all.includes(name)) throw new RefitError('CHECKPOINT_FORMAT', `${folder} has no ${name}, which its ${INDEX_NAME} names`)
+  for (const name of named) {
+    if (!all.includes(name)) {
+      throw new RefitError('CHECKPOINT_FORMAT', `${folder} has no ${name}, which its ${INDEX_NAME} names`)
+    }
+  }
   return named.size > 0 ? [...named] : all.includes(SINGLE_NAME) ? [SINGLE_NAME] : all
 }
 
 /** Its files, by name. Throws CHECKPOINT_FORMAT where there are no weights, or not all. */
 function checkpointFiles (folder: string): string[] {
   const files = readdirSync(folder).filter(name => statSync(join(folder, name)).isFile())
-  if (weightFiles(folder).length === 0) throw new RefitError('CHECKPOINT_FORMAT', `${folder} holds no safetensors: it is no checkpoint to begin from`)
+  if (weightFiles(folder).length === 0) {
+    throw new RefitError('CHECKPOINT_FORMAT', `${folder} holds no safetensors: it is no checkpoint to begin from`)
+  }
   return files
 }
 
@@ -147,7 +230,9 @@ export function insideOf (path: string, contains: Contains): string {
   try {
     real = realpathSync(path)
   } catch {}
-  if (real === undefined || !contains(real)) throw new RefitError('CHECKPOINT_PATH', `${path} is not there, or leads out of the allowed roots (--model-root)`)
+  if (real === undefined || !contains(real)) {
+    throw new RefitError('CHECKPOINT_PATH', `${path} is not there, or leads out of the allowed roots (--model-root)`)
+  }
   return real
 }
 
@@ -180,7 +265,11 @@ export function readJson (path: string): Record<string, unknown> {
     const value: unknown = JSON.parse(readFileSync(fd, 'utf8'))
     if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value as Record<string, unknown>
   } catch (error) {
-    throw new RefitError('CHECKPOINT_FORMAT', `${path} is not JSON: ${error instanceof Error ? error.message : String(error)}`, { cause: error })
+    throw new RefitError(
+      'CHECKPOINT_FORMAT',
+      `${path} is not JSON: ${errorMessage(error)}`,
+      { cause: error }
+    )
   } finally {
     closeSync(fd)
   }
@@ -222,7 +311,7 @@ export function locked<T> (path: string, addon: PatchAddon, run: () => T): T {
   }
 }
 
-function * batches (changes: readonly Change[]): Generator<Change[]> {
+function* batches (changes: readonly Change[]): Generator<Change[]> {
   let batch: Change[] = []
   // In the order of their bytes: a batch is read as one piece.
   for (const change of [...changes].sort((a, b) => a.begin - b.begin)) {
@@ -236,7 +325,9 @@ function * batches (changes: readonly Change[]): Generator<Change[]> {
 }
 
 function readPart (path: string, begin: number, end: number): Uint8Array {
-  if (end - begin > MAX_BATCH_BYTES) throw new RefitError('UNSUPPORTED', `${path}: a change of ${end - begin} bytes; at most ${MAX_BATCH_BYTES}`)
+  if (end - begin > MAX_BATCH_BYTES) {
+    throw new RefitError('UNSUPPORTED', `${path}: a change of ${end - begin} bytes; at most ${MAX_BATCH_BYTES}`)
+  }
   const data = Buffer.allocUnsafeSlow(end - begin)
   const fd = openFile(path)
   try {

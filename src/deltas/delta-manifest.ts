@@ -1,13 +1,29 @@
 import { RefitError } from '../errors.ts'
 
 /** What changes one tensor: bytes under `key` in a file of the version's folder, and what the tensor's `bytes` sum up to afterwards. */
-export interface DeltaRecord { name: string, bytes: number, file: string, key: string, checksum: string, algorithm: 'xxh3-128' | 'sha256' }
+export interface DeltaRecord {
+  name: string
+  bytes: number
+  file: string
+  key: string
+  checksum: string
+  algorithm: 'xxh3-128' | 'sha256'
+}
 
-export interface DeltaManifest { version: number, base: number, records: DeltaRecord[] }
+export interface DeltaManifest {
+  version: number
+  base: number
+  records: DeltaRecord[]
+}
 
 /** manifest.json of a version that SkyRL has published (weight_sync/delta_checkpoint.py). Throws CHECKPOINT_FORMAT or UNSUPPORTED. */
-export function readManifest ({ version, base_version: base, tensors = [] }: Readonly<Record<string, unknown>>, path: string): DeltaManifest {
-  if (!Number.isSafeInteger(version) || !Number.isSafeInteger(base)) throw broken(path, 'version and base_version are to be integers')
+export function readManifest (
+  { version, base_version: base, tensors = [] }: Readonly<Record<string, unknown>>,
+  path: string
+): DeltaManifest {
+  if (!Number.isSafeInteger(version) || !Number.isSafeInteger(base)) {
+    throw broken(path, 'version and base_version are to be integers')
+  }
   if (!Array.isArray(tensors)) throw broken(path, 'tensors is to be a list')
   const records = tensors.map((tensor: unknown, index) => readRecord(tensor, `${path}: tensors[${index}]`))
   const names = new Set<string>()
@@ -27,14 +43,33 @@ function readRecord (value: unknown, where: string): DeltaRecord {
     return found
   }
   const bytes = fields.uncompressed_num_bytes
-  if (!Number.isSafeInteger(bytes) || Number(bytes) < 0) throw broken(where, 'uncompressed_num_bytes is to be a number of bytes')
+  if (!Number.isSafeInteger(bytes) || Number(bytes) < 0) {
+    throw broken(where, 'uncompressed_num_bytes is to be a number of bytes')
+  }
   const file = text('payload_file')
-  if (file.includes('/') || file.includes('\0') || file === '.' || file === '..') throw broken(where, `payload_file ${JSON.stringify(file)} is to be a file's name, in the folder of the manifest`)
+  if (file.includes('/') || file.includes('\0') || file === '.' || file === '..') {
+    throw broken(
+      where,
+      `payload_file ${JSON.stringify(file)} is to be a file's name, in the folder of the manifest`
+    )
+  }
   // The first versions had no other, and called it so.
   const isOld = fields.checksum === undefined
   const algorithm = isOld ? 'sha256' : fields.checksum_algorithm ?? 'xxh3-128'
-  if (algorithm !== 'xxh3-128' && algorithm !== 'sha256') throw new RefitError('UNSUPPORTED', `${where}: checksum_algorithm ${JSON.stringify(algorithm)}; expected xxh3-128 or sha256`)
-  return { name: text('name'), bytes: Number(bytes), file, key: text('payload_key'), checksum: text(isOld ? 'sha256' : 'checksum'), algorithm }
+  if (algorithm !== 'xxh3-128' && algorithm !== 'sha256') {
+    throw new RefitError(
+      'UNSUPPORTED',
+      `${where}: checksum_algorithm ${JSON.stringify(algorithm)}; expected xxh3-128 or sha256`
+    )
+  }
+  return {
+    name: text('name'),
+    bytes: Number(bytes),
+    file,
+    key: text('payload_key'),
+    checksum: text(isOld ? 'sha256' : 'checksum'),
+    algorithm
+  }
 }
 
 function broken (where: string, message: string): RefitError {

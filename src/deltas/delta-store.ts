@@ -3,7 +3,17 @@ import { existsSync, readdirSync, readFileSync, rmSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { RefitError } from '../errors.ts'
-import { add, bootId, CheckpointPatch, copyCheckpoint, insideOf, locked, readHeader, readJson, writeDurably } from './checkpoint-patch.ts'
+import {
+  add,
+  bootId,
+  CheckpointPatch,
+  copyCheckpoint,
+  insideOf,
+  locked,
+  readHeader,
+  readJson,
+  writeDurably
+} from './checkpoint-patch.ts'
 import type { Change, Contains, PatchAddon } from './checkpoint-patch.ts'
 import { readManifest } from './delta-manifest.ts'
 import type { DeltaRecord } from './delta-manifest.ts'
@@ -27,10 +37,21 @@ export interface FetchRequest {
   targetFolder: string | null
 }
 
-export interface Fetched { version: number, tensors: number, bytes: number, seconds: { apply: number, reset: number } }
+export interface Fetched {
+  version: number
+  tensors: number
+  bytes: number
+  seconds: { apply: number, reset: number }
+}
 
 /** `manifest_sha256` is refit's own: of the version's manifest; '' where nobody has told. */
-interface State { version: number, write_in_progress: boolean, target_version: number | null, base_model_path: string, manifest_sha256: string }
+interface State {
+  version: number
+  write_in_progress: boolean
+  target_version: number | null
+  base_model_path: string
+  manifest_sha256: string
+}
 
 const SYNC = '.skyrl_weight_sync'
 const LOCK = 'writer.lock'
@@ -46,18 +67,39 @@ export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains:
     const weights = join(local, WEIGHTS)
     const state = toState(existsSync(statePath(local)) ? readJson(statePath(local)) : {})
     // Without its weights it is of no version, whatever it says.
-    const isSound = !state.write_in_progress && state.base_model_path === request.baseName && existsSync(weights) && isOfThisRun(request, state, contains)
+    const isSound = !state.write_in_progress && state.base_model_path === request.baseName && existsSync(weights) &&
+      isOfThisRun(request, state, contains)
     const before = isSound ? state.version : 0
     if (before > target) {
-      throw new RefitError('CONFLICT', `${local} is of version ${before}, and target_version ${target} lies before it: deltas do not lead back. For a new training run take another local_checkpoint_dir, or remove this one`, { param: 'target_version' })
+      throw new RefitError(
+        'CONFLICT',
+        `${local} is of version ${before}, and target_version ${target} lies before it: deltas do not lead back. For a new training run take another local_checkpoint_dir, or remove this one`,
+        { param: 'target_version' }
+      )
     }
     const changing = (from: number, to: number, manifest: string, change: () => void): void => {
-      writeState(local, { version: from, write_in_progress: true, target_version: target, base_model_path: request.baseName, manifest_sha256: '' })
+      writeState(local, {
+        version: from,
+        write_in_progress: true,
+        target_version: target,
+        base_model_path: request.baseName,
+        manifest_sha256: ''
+      })
       change()
-      writeState(local, { version: to, write_in_progress: false, target_version: null, base_model_path: request.baseName, manifest_sha256: manifest })
+      writeState(local, {
+        version: to,
+        write_in_progress: false,
+        target_version: null,
+        base_model_path: request.baseName,
+        manifest_sha256: manifest
+      })
     }
     if (!existsSync(statePath(local)) && existsSync(weights) && readdirSync(weights).length > 0) {
-      throw new RefitError('CHECKPOINT_PATH', `${weights} holds files, and none that were fetched: name an empty folder`, { param: 'local_checkpoint_dir' })
+      throw new RefitError(
+        'CHECKPOINT_PATH',
+        `${weights} holds files, and none that were fetched: name an empty folder`,
+        { param: 'local_checkpoint_dir' }
+      )
     }
     if (!isSound) {
       done.seconds.reset = seconds(() => {
@@ -76,7 +118,12 @@ export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains:
           const folder = insideOf(deltaFolder(request, version), contains)
           const files = readDelta(folder, version, patch, contains)
           changing(version - 1, version, digestOf(join(folder, MANIFEST)), () => {
-            for (const { file, checksum, changes } of files) add(done, patch.apply(file, changes, { isXor: true, checksum }))
+            for (const { file, checksum, changes } of files) {
+              add(
+                done,
+                patch.apply(file, changes, { isXor: true, checksum })
+              )
+            }
           })
         } finally {
           patch.close()
@@ -89,30 +136,72 @@ export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains:
 
 /** The folder to load, once its checkpoint is of that version. Throws CONFLICT. */
 export async function fetchedFolder (local: string, version: number): Promise<string> {
-  const state = await readFile(statePath(local), 'utf8').then(text => toState(JSON.parse(text) as Record<string, unknown>)).catch(() => null)
+  const state = await readFile(statePath(local), 'utf8')
+    .then(text => toState(JSON.parse(text) as Record<string, unknown>))
+    .catch(() => null)
   if (state === null || state.write_in_progress || state.version !== version) {
-    const what = state === null ? 'nothing has been fetched' : state.write_in_progress ? `a fetch of version ${state.target_version} has broken off, or runs` : `it is of version ${state.version}`
-    throw new RefitError('CONFLICT', `${local} is not ready to be loaded as version ${version}: ${what}. Call /fetch_weights first`, { param: 'target_version' })
+    const what = state === null
+      ? 'nothing has been fetched'
+      : state.write_in_progress
+      ? `a fetch of version ${state.target_version} has broken off, or runs`
+      : `it is of version ${state.version}`
+    throw new RefitError(
+      'CONFLICT',
+      `${local} is not ready to be loaded as version ${version}: ${what}. Call /fetch_weights first`,
+      { param: 'target_version' }
+    )
   }
   return join(local, WEIGHTS)
 }
 
-interface FileChanges { file: string, checksum: DeltaRecord['algorithm'], changes: Change[] }
+interface FileChanges {
+  file: string
+  checksum: DeltaRecord['algorithm']
+  changes: Change[]
+}
 
 function readDelta (folder: string, version: number, patch: CheckpointPatch, contains: Contains): FileChanges[] {
   const path = insideOf(join(folder, MANIFEST), contains)
   const manifest = readManifest(readJson(path), path)
-  if (manifest.version !== version || manifest.base !== version - 1) throw new RefitError('CHECKPOINT_FORMAT', `${path} says that it leads from version ${manifest.base} to ${manifest.version}, not from ${version - 1} to ${version}`)
+  if (manifest.version !== version || manifest.base !== version - 1) {
+    throw new RefitError(
+      'CHECKPOINT_FORMAT',
+      `${path} says that it leads from version ${manifest.base} to ${manifest.version}, not from ${
+        version - 1
+      } to ${version}`
+    )
+  }
   const found = new Map<string, FileChanges>()
   const headers = new Map<string, Map<string, { begin: number, end: number, dtype: string }>>()
   for (const { name, bytes, file: base, key, checksum, algorithm } of manifest.records) {
     const file = insideOf(join(folder, base), contains)
     let entries = headers.get(file)
-    if (entries === undefined) headers.set(file, entries = new Map(readHeader(file).tensors.map(tensor => [tensor.name, tensor])))
+    if (entries === undefined) {
+      headers.set(
+        file,
+        entries = new Map(
+          readHeader(file)
+            .tensors
+            .map(tensor => [tensor.name, tensor])
+        )
+      )
+    }
     const entry = entries.get(key)
-    if (entry?.dtype !== 'U8') throw new RefitError('CHECKPOINT_FORMAT', `${file} holds no bytes "${key}", which are to change "${name}"`, { param: name })
+    if (entry?.dtype !== 'U8') {
+      throw new RefitError('CHECKPOINT_FORMAT', `${file} holds no bytes "${key}", which are to change "${name}"`, {
+        param: name
+      })
+    }
     const place = patch.place(name, file)
-    if (place.end - place.begin !== bytes) throw new RefitError('CHECKPOINT_FORMAT', `${file} changes ${bytes} bytes of "${name}", which has ${place.end - place.begin}: the trainer began from another checkpoint`, { param: name })
+    if (place.end - place.begin !== bytes) {
+      throw new RefitError(
+        'CHECKPOINT_FORMAT',
+        `${file} changes ${bytes} bytes of "${name}", which has ${
+          place.end - place.begin
+        }: the trainer began from another checkpoint`,
+        { param: name }
+      )
+    }
     const group = `${algorithm} ${file}`
     const changes = found.get(group) ?? { file, checksum: algorithm, changes: [] }
     changes.changes.push({ name, begin: entry.begin, end: entry.end, place, checksum })
@@ -134,7 +223,13 @@ function digestOf (path: string): string {
 
 function deltaFolder ({ syncFolder, targetFolder, targetVersion }: FetchRequest, version: number): string {
   if (version === targetVersion && targetFolder !== null) return targetFolder
-  if (syncFolder === null) throw new RefitError('INVALID_REQUEST', `sync_dir: is required, for version ${version} has to be applied before ${targetVersion}`, { param: 'sync_dir' })
+  if (syncFolder === null) {
+    throw new RefitError(
+      'INVALID_REQUEST',
+      `sync_dir: is required, for version ${version} has to be applied before ${targetVersion}`,
+      { param: 'sync_dir' }
+    )
+  }
   return join(syncFolder, `delta-${String(version).padStart(8, '0')}`)
 }
 
@@ -143,10 +238,22 @@ function statePath (local: string): string {
 }
 
 function toState (fields: Record<string, unknown>): State {
-  const { version = 0, write_in_progress: isWriting = Object.keys(fields).length === 0, target_version: target = null, base_model_path: base = '', manifest_sha256: manifest = '' } = fields
+  const {
+    version = 0,
+    write_in_progress: isWriting = Object.keys(fields).length === 0,
+    target_version: target = null,
+    base_model_path: base = '',
+    manifest_sha256: manifest = ''
+  } = fields
   const isOld = fields.boot_id !== undefined && fields.boot_id !== bootId()
   const isKnown = !isOld && Number.isSafeInteger(version) && Number(version) >= 0 && typeof base === 'string'
-  return { version: isKnown ? Number(version) : 0, write_in_progress: !isKnown || isWriting === true, target_version: typeof target === 'number' ? target : null, base_model_path: isKnown ? base : '', manifest_sha256: typeof manifest === 'string' ? manifest : '' }
+  return {
+    version: isKnown ? Number(version) : 0,
+    write_in_progress: !isKnown || isWriting === true,
+    target_version: typeof target === 'number' ? target : null,
+    base_model_path: isKnown ? base : '',
+    manifest_sha256: typeof manifest === 'string' ? manifest : ''
+  }
 }
 
 function writeState (local: string, state: State): void {

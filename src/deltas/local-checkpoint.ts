@@ -1,7 +1,18 @@
 import { existsSync, mkdirSync, readdirSync, rmSync } from 'node:fs'
 import { join } from 'node:path'
 import { RefitError } from '../errors.ts'
-import { add, bootId, CheckpointPatch, copyCheckpoint, insideOf, locked, readHeader, readJson, readWeightMap, writeDurably } from './checkpoint-patch.ts'
+import {
+  add,
+  bootId,
+  CheckpointPatch,
+  copyCheckpoint,
+  insideOf,
+  locked,
+  readHeader,
+  readJson,
+  readWeightMap,
+  writeDurably
+} from './checkpoint-patch.ts'
 import type { Applied, Contains, Encoding, PatchAddon } from './checkpoint-patch.ts'
 import { checkIndex } from '../sources/disk/safetensors-tensors.ts'
 import { INDEX_NAME } from '../wire/safetensors/index.ts'
@@ -18,9 +29,17 @@ export interface PullRequest {
   targetVersion: number
 }
 
-export interface Pulled { from: number | null, version: number, tensors: number, bytes: number }
+export interface Pulled {
+  from: number | null
+  version: number
+  tensors: number
+  bytes: number
+}
 
-interface DeltaIndex extends Encoding { version: number, base: number }
+interface DeltaIndex extends Encoding {
+  version: number
+  base: number
+}
 
 /** As SGLang has it, so that either finds the other's. */
 const SYNC = '.weight_sync'
@@ -59,7 +78,11 @@ export function pullWeights (request: PullRequest, addon: PatchAddon, contains: 
 
 function versionFolder (source: string, version: number, contains: Contains): string {
   const folder = join(source, `weight_v${String(version).padStart(6, '0')}`)
-  if (!existsSync(folder)) throw new RefitError('CHECKPOINT_PATH', `the published weight version ${folder} is not there`, { param: 'target_version' })
+  if (!existsSync(folder)) {
+    throw new RefitError('CHECKPOINT_PATH', `the published weight version ${folder} is not there`, {
+      param: 'target_version'
+    })
+  }
   return insideOf(folder, contains)
 }
 
@@ -71,12 +94,22 @@ function readDelta (folder: string): DeltaIndex | null {
   const { delta_encoding: encoding, compression_format: compression, checksum_format: checksum } = metadata
   if (encoding === undefined) return null
   const expect = (what: string, value: unknown, known: readonly string[]): void => {
-    if (!known.includes(value as string)) throw new RefitError('UNSUPPORTED', `${path}: ${what} ${JSON.stringify(value)}; expected ${known.join(' or ')}`)
+    if (!known.includes(value as string)) {
+      throw new RefitError(
+        'UNSUPPORTED',
+        `${path}: ${what} ${JSON.stringify(value)}; expected ${known.join(' or ')}`
+      )
+    }
   }
   expect('delta_encoding', encoding, ['xor', 'overwrite'])
   expect('compression_format', compression, ['zstd'])
   expect('checksum_format', checksum, ['xxh3-128', 'adler32'])
-  return { version: Number(metadata.version), base: Number(metadata.base_version), isXor: encoding === 'xor', checksum: checksum as Encoding['checksum'] }
+  return {
+    version: Number(metadata.version),
+    base: Number(metadata.base_version),
+    isXor: encoding === 'xor',
+    checksum: checksum as Encoding['checksum']
+  }
 }
 
 /** Null where there is none, or a change of it broke off. `from`: the folder that it was copied from, where that is known. */
@@ -93,7 +126,10 @@ function changing (local: string, version: number, change: () => void, from?: st
   const mark = join(local, SYNC, CHANGING)
   writeDurably(mark, String(version))
   change()
-  writeDurably(join(local, SYNC, STATE), JSON.stringify({ version: String(version).padStart(6, '0'), boot_id: bootId(), copied_from: from }))
+  writeDurably(
+    join(local, SYNC, STATE),
+    JSON.stringify({ version: String(version).padStart(6, '0'), boot_id: bootId(), copied_from: from })
+  )
   rmSync(mark)
 }
 
@@ -101,13 +137,26 @@ function resetTo (from: string, local: string, version: number, contains: Contai
   mkdirSync(local, { recursive: true })
   // One mistyped path must not cost a checkpoint.
   const isOurs = [STATE, CHANGING].some(name => existsSync(join(local, SYNC, name)))
-  if (!isOurs && readdirSync(local).some(name => name !== SYNC)) throw new RefitError('CHECKPOINT_PATH', `${local} holds files, and none that were pulled: name an empty folder`, { param: 'local_checkpoint_dir' })
-  changing(local, version, () => { copyCheckpoint(from, local, contains) }, from)
+  if (!isOurs && readdirSync(local).some(name => name !== SYNC)) {
+    throw new RefitError('CHECKPOINT_PATH', `${local} holds files, and none that were pulled: name an empty folder`, {
+      param: 'local_checkpoint_dir'
+    })
+  }
+  changing(local, version, () => {
+    copyCheckpoint(from, local, contains)
+  }, from)
 }
 
 function applyVersion (local: string, folder: string, version: number, addon: PatchAddon, contains: Contains): Applied {
   const delta = readDelta(folder)!
-  if (delta.version !== version || delta.base !== version - 1) throw new RefitError('CHECKPOINT_FORMAT', `${folder} says that it leads from version ${delta.base} to ${delta.version}, not from ${version - 1} to ${version}`)
+  if (delta.version !== version || delta.base !== version - 1) {
+    throw new RefitError(
+      'CHECKPOINT_FORMAT',
+      `${folder} says that it leads from version ${delta.base} to ${delta.version}, not from ${
+        version - 1
+      } to ${version}`
+    )
+  }
   const sum = { tensors: 0, bytes: 0 }
   const patch = new CheckpointPatch(local, addon)
   try {
@@ -115,7 +164,17 @@ function applyVersion (local: string, folder: string, version: number, addon: Pa
     const files = readdirSync(folder).filter(name => name.endsWith('.safetensors')).sort().map(name => {
       const file = insideOf(join(folder, name), contains)
       const { tensors, metadata } = readHeader(file)
-      return { name, file, changes: tensors.map(({ name, begin, end }) => ({ name, begin, end, place: patch.place(name, file), checksum: metadata.get(name) ?? '' })) }
+      return {
+        name,
+        file,
+        changes: tensors.map(({ name, begin, end }) => ({
+          name,
+          begin,
+          end,
+          place: patch.place(name, file),
+          checksum: metadata.get(name) ?? ''
+        }))
+      }
     })
     // Of a shared folder, a file may be seen later than the index that was written after it.
     const homes = new Map(files.flatMap(({ name: home, changes }) => changes.map(({ name }) => [name, home] as const)))

@@ -1,5 +1,5 @@
 import { parentPort, workerData } from 'node:worker_threads'
-import { RefitError } from '../errors.ts'
+import { errorMessage, RefitError } from '../errors.ts'
 import { native } from '../native/addon.ts'
 import { fetchDeltas } from './delta-store.ts'
 import { pullWeights } from './local-checkpoint.ts'
@@ -12,8 +12,14 @@ try {
   const job = workerData as PullJob
   const jail = await PathJail.of(job.roots)
   const contains = (real: string): boolean => jail.contains(real)
-  parentPort!.postMessage({ done: job.kind === 'pull' ? pullWeights(job.request, native(), contains) : fetchDeltas(job.request, native(), contains) })
+  parentPort!.postMessage({
+    done: job.kind === 'pull'
+      ? pullWeights(job.request, native(), contains)
+      : fetchDeltas(job.request, native(), contains)
+  })
 } catch (error) {
-  const { code, message, param } = error instanceof RefitError ? error : new RefitError('CHECKPOINT_PATH', error instanceof Error ? error.message : String(error))
+  const { code, message, param } = error instanceof RefitError
+    ? error
+    : new RefitError('CHECKPOINT_PATH', errorMessage(error))
   parentPort!.postMessage({ refused: { code, message, param } })
 }

@@ -12,7 +12,9 @@ import { PathJail } from '../sources/disk/path-jail.ts'
 const WORKER = new URL(`./pull-worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
 
 /** What the thread of a pull is given. */
-export type PullJob = { roots: readonly string[] } & ({ kind: 'pull', request: PullRequest } | { kind: 'fetch', request: FetchRequest })
+export type PullJob =
+  & { roots: readonly string[] }
+  & ({ kind: 'pull', request: PullRequest } | { kind: 'fetch', request: FetchRequest })
 
 type Reply<T> = { done: T } | { refused: { code: ErrorCode, message: string, param?: string } }
 
@@ -26,13 +28,19 @@ export interface WeightPullsOptions {
 export type DeltaHost = Pick<FetchRequest, 'localFolder' | 'baseFolder' | 'baseName' | 'isOwn'>
 
 /** Where a version of SkyRL's is published: in a folder of its own (`uri`), which lies in that of all. */
-export interface DeltaVersion { targetVersion: number, syncDir: string | null, uri: string | null }
+export interface DeltaVersion {
+  targetVersion: number
+  syncDir: string | null
+  uri: string | null
+}
 
 /** Keeps checkpoints on this host up to date with what a trainer publishes, each pull on a thread of its own. */
 export class WeightPulls {
   readonly #options: WeightPullsOptions
 
-  constructor (options: WeightPullsOptions) { this.#options = options }
+  constructor (options: WeightPullsOptions) {
+    this.#options = options
+  }
 
   /** slime's. Both folders must lie in the roots; the local one is made. Throws CHECKPOINT_PATH, CHECKPOINT_FORMAT, CHECKPOINT_CHANGED or UNSUPPORTED. */
   async pull ({ localFolder, sourceFolder, targetVersion }: Omit<PullRequest, 'baseFolder'>): Promise<Pulled> {
@@ -41,8 +49,11 @@ export class WeightPulls {
     const local = await this.#made(jail, localFolder)
     // Version 0 is made before anything has been published.
     const source = targetVersion === 0 ? sourceFolder : await found(jail, sourceFolder, 'source_dir')
-    demandApart(local, { 'the model\'s folder': baseFolder, source_dir: source })
-    return await this.#run({ kind: 'pull', request: { localFolder: local, baseFolder, sourceFolder: source, targetVersion } })
+    demandApart(local, { "the model's folder": baseFolder, source_dir: source })
+    return await this.#run({
+      kind: 'pull',
+      request: { localFolder: local, baseFolder, sourceFolder: source, targetVersion }
+    })
   }
 
   /** Where SkyRL's deltas will be applied. A name of the Hugging Face Hub is what the server was started with. Throws CHECKPOINT_PATH. */
@@ -51,7 +62,7 @@ export class WeightPulls {
     const baseFolder = await this.#base(jail, baseModel)
     const local = await this.#made(jail, localFolder)
     const own = await realpath(this.#options.baseFolder)
-    demandApart(local, { base_model_path: baseFolder, 'the model\'s folder': own })
+    demandApart(local, { base_model_path: baseFolder, "the model's folder": own })
     return { localFolder: local, baseFolder, baseName: baseModel, isOwn: baseFolder === own }
   }
 
@@ -60,12 +71,22 @@ export class WeightPulls {
     const jail = await PathJail.of(this.#options.roots)
     const folder = async (path: string | null, name: string): Promise<string | null> => {
       if (path === null) return null
-      if (/^[a-z][a-z\d+.-]*:\/\//i.test(path)) throw new RefitError('UNSUPPORTED', `${name}: ${JSON.stringify(path)} is in an object store, which is not read here; publish to a folder that this host shares, inside --model-root`, { param: name })
+      if (/^[a-z][a-z\d+.-]*:\/\//i.test(path)) {
+        throw new RefitError(
+          'UNSUPPORTED',
+          `${name}: ${
+            JSON.stringify(path)
+          } is in an object store, which is not read here; publish to a folder that this host shares, inside --model-root`,
+          { param: name }
+        )
+      }
       return await found(jail, path, name)
     }
     const targetFolder = await folder(uri, 'uri')
     const syncFolder = await folder(syncDir, 'sync_dir')
-    for (const published of [syncFolder, targetFolder]) if (published !== null) demandApart(host.localFolder, { 'the folder of what is published': published })
+    for (const published of [syncFolder, targetFolder]) {
+      if (published !== null) demandApart(host.localFolder, { 'the folder of what is published': published })
+    }
     return await this.#run({ kind: 'fetch', request: { ...host, targetVersion, syncFolder, targetFolder } })
   }
 
@@ -98,7 +119,9 @@ export class WeightPulls {
     const reply = await new Promise<Reply<T>>((resolve, reject) => {
       worker.once('message', resolve)
       worker.once('error', reject)
-      worker.once('exit', code => { reject(new RefitError('INTERNAL', `the thread of the pull has ended with ${code}`)) })
+      worker.once('exit', code => {
+        reject(new RefitError('INTERNAL', `the thread of the pull has ended with ${code}`))
+      })
     })
     if ('done' in reply) return reply.done
     const { code, message, param } = reply.refused
@@ -107,14 +130,22 @@ export class WeightPulls {
 }
 
 async function found (jail: PathJail, path: string, param: string): Promise<string> {
-  return await jail.resolve(path).catch((error: unknown) => { throw named(error, param) })
+  return await jail.resolve(path).catch((error: unknown) => {
+    throw named(error, param)
+  })
 }
 
 /** The local folder is written to. */
 function demandApart (local: string, others: Readonly<Record<string, string>>): void {
   const inside = (one: string, other: string): boolean => `${one}/`.startsWith(`${other}/`)
   for (const [name, folder] of Object.entries(others)) {
-    if (inside(local, folder) || inside(folder, local)) throw new RefitError('CHECKPOINT_PATH', `local_checkpoint_dir ${local} is written to, and must lie apart from ${name}, ${folder}`, { param: 'local_checkpoint_dir' })
+    if (inside(local, folder) || inside(folder, local)) {
+      throw new RefitError(
+        'CHECKPOINT_PATH',
+        `local_checkpoint_dir ${local} is written to, and must lie apart from ${name}, ${folder}`,
+        { param: 'local_checkpoint_dir' }
+      )
+    }
   }
 }
 

@@ -2,7 +2,10 @@ import type { RouteContext } from '../http/context.ts'
 import { vllmSleepOf } from './vllm/sleep-of.ts'
 
 /** A trainer's own pause, in whichever dialect: waking up from a sleep does not end it. */
-export async function pauseFor ({ engine, metrics }: RouteContext, mode: Parameters<RouteContext['engine']['pause']>[0]): Promise<void> {
+export async function pauseFor (
+  { engine, metrics }: RouteContext,
+  mode: Parameters<RouteContext['engine']['pause']>[0]
+): Promise<void> {
   vllmSleepOf(engine).disown()
   await engine.pause(mode)
   metrics.pauseBegan()

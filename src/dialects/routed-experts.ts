@@ -17,16 +17,27 @@ const Packed = Type.Object({
 }, { title: 'PackedExperts' })
 
 export const VllmExperts = Type.Union([
-  Type.String({ description: 'Base64 of a .npy file of uint8 or uint16 [tokens - 1 - start, layers, experts per token].' }), Packed, Type.Null()
-], { description: 'The experts that each token but the last was routed to, of prompt and output, best first, zeros in layers without experts; of servers with --enable-return-routed-experts.' })
+  Type.String({
+    description: 'Base64 of a .npy file of uint8 or uint16 [tokens - 1 - start, layers, experts per token].'
+  }),
+  Packed,
+  Type.Null()
+], {
+  description:
+    'The experts that each token but the last was routed to, of prompt and output, best first, zeros in layers without experts; of servers with --enable-return-routed-experts.'
+})
 
 const UINT8_IDS = 256
 
 /** Null where the sample has none. */
-export function vllmExperts ({ experts }: Sample, { wanted: { layout, from }, form }: { wanted: WantedExperts, form: ExpertsForm }): unknown {
+export function vllmExperts (
+  { experts }: Sample,
+  { wanted: { layout, from }, form }: { wanted: WantedExperts, form: ExpertsForm }
+): unknown {
   if (experts === null) return null
   const shape = [experts.length / (layout.sparse.length * layout.perToken), layout.layers, layout.perToken]
-  const values = (isWide: boolean): Uint8Array | Uint16Array => isWide ? allLayers(experts, layout, Uint16Array) : allLayers(experts, layout, Uint8Array)
+  const values = (isWide: boolean): Uint8Array | Uint16Array =>
+    isWide ? allLayers(experts, layout, Uint16Array) : allLayers(experts, layout, Uint8Array)
   if (form === 'vllm') return encodeNpy(values(layout.experts > UINT8_IDS), shape).toString('base64')
   // Both go by the ids that are there, and SkyRL refuses what is wider than it has to be.
   const isWide = experts.some(id => id >= UINT8_IDS)

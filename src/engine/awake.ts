@@ -16,7 +16,9 @@ export class Awake {
     this.#isRoomy = processors >= ROOMY
   }
 
-  get isTurning (): boolean { return this.#isTurning }
+  get isTurning (): boolean {
+    return this.#isTurning
+  }
 
   /** For so many milliseconds from now on, at least. Keeps the process alive as long. */
   stay (ms: number): void {

@@ -13,6 +13,7 @@ import type { SchedulerOptions } from './step-device.ts'
 import { StepBuilder } from './step-builder.ts'
 import { tokenEvent } from './token-event.ts'
 import { WaitingQueue } from './waiting-queue.ts'
+import { errorMessage } from '../errors.ts'
 
 /** Continuous batching: who runs, who waits, what each step computes. Whether steps may run at all is the Scheduler's matter. */
 export class Batcher {
@@ -93,7 +94,13 @@ export class Batcher {
     } catch (error) {
       if (isLost(error)) throw new LostDevice(error.message, sequences.map(({ id }) => id))
       // What the device wrote before it failed is unknown, so nothing of these sequences is kept.
-      for (const seq of [...sequences]) this.fail(seq, 'INTERNAL', `the device failed in a step: ${error instanceof Error ? error.message : String(error)}`)
+      for (const seq of [...sequences]) {
+        this.fail(
+          seq,
+          'INTERNAL',
+          `the device failed in a step: ${errorMessage(error)}`
+        )
+      }
       return true
     } finally {
       heartbeat?.end()
@@ -134,7 +141,9 @@ export class Batcher {
       if (seq.state !== 'queued' || seq.pageCount > 0) throw new Error('a waiting sequence is not as it should be')
       if (seq.next !== null && seq.next.arrival < seq.arrival) throw new Error('the queue is out of order')
     }
-    if (queued !== this.#queue.size || queued + this.#parked + this.running.length !== this.#live.size) throw new Error('sequences are lost')
+    if (queued !== this.#queue.size || queued + this.#parked + this.running.length !== this.#live.size) {
+      throw new Error('sequences are lost')
+    }
     const started = this.all().filter((seq) => seq.started && seq.state !== 'running').length
     if (started !== this.startedWaiting) throw new Error('the count of retracted sequences is wrong')
   }
@@ -219,7 +228,9 @@ export class Batcher {
       if (need <= this.kv.available) break
       let least = this.running[0]!
       for (const seq of this.running) {
-        if (seq.completion < least.completion || (seq.completion === least.completion && seq.arrival > least.arrival)) least = seq
+        if (seq.completion < least.completion || (seq.completion === least.completion && seq.arrival > least.arrival)) {
+          least = seq
+        }
       }
       this.#retract(least)
       this.#ratio.retracted(this.running)
@@ -267,7 +278,12 @@ export class Batcher {
       if (prefilled && event === null) event = tokenEvent(seq, this.version, { type: 'length', length: seq.completion })
       if (event === null) continue
       // The first prefill has ended where all tokens so far are of this step.
-      if (seq.completion === event.tokens.length) event.times = { queueMs: seq.startedAt - seq.arrivedAt, prefillMs: this.#options.now() - seq.startedAt }
+      if (seq.completion === event.tokens.length) {
+        event.times = {
+          queueMs: seq.startedAt - seq.arrivedAt,
+          prefillMs: this.#options.now() - seq.startedAt
+        }
+      }
       event.input = seq.input
       seq.input = null
       if (event.finish !== null) {

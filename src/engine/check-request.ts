@@ -20,25 +20,42 @@ const MAX_TOP_K = 2 ** 31 - 1
 /** Throws on a request that could never run, or whose token ids would lead outside of the model's tables. */
 export function checkRequest (request: GenerateRequest, limits: RequestLimits): void {
   const { inputIds, sampling, logprobs, expertsFrom } = request
-  if (inputIds.length === 0) throw new RefitError('INVALID_REQUEST', 'input_ids is empty; at least one token is needed', { param: 'input_ids' })
+  if (inputIds.length === 0) {
+    throw new RefitError('INVALID_REQUEST', 'input_ids is empty; at least one token is needed', { param: 'input_ids' })
+  }
   checkIds(inputIds, limits.vocabSize, 'input_ids')
   checkIds(sampling.logitBias.map(([id]) => id), limits.vocabSize, 'logit_bias')
   checkSampling(sampling)
   if (!(Number.isInteger(sampling.topK) && sampling.topK >= 0 && sampling.topK <= MAX_TOP_K)) {
-    throw new RefitError('INVALID_REQUEST', `top_k is ${sampling.topK}; expected 0 (off) or a number of tokens`, { param: 'top_k' })
+    throw new RefitError('INVALID_REQUEST', `top_k is ${sampling.topK}; expected 0 (off) or a number of tokens`, {
+      param: 'top_k'
+    })
   }
   if (logprobs !== null) {
     checkIds(logprobs.ids, limits.vocabSize, 'token_ids_logprob')
     if (!(logprobs.top >= 0 && logprobs.top <= limits.vocabSize)) {
-      throw new RefitError('INVALID_REQUEST', `top_logprobs_num is ${logprobs.top}; expected 0 to the vocabulary's ${limits.vocabSize}`, { param: 'top_logprobs_num' })
+      throw new RefitError(
+        'INVALID_REQUEST',
+        `top_logprobs_num is ${logprobs.top}; expected 0 to the vocabulary's ${limits.vocabSize}`,
+        { param: 'top_logprobs_num' }
+      )
     }
-    const positions = sampling.maxNewTokens + (logprobs.startLen === null ? 0 : Math.max(0, inputIds.length - logprobs.startLen))
+    const positions = sampling.maxNewTokens +
+      (logprobs.startLen === null ? 0 : Math.max(0, inputIds.length - logprobs.startLen))
     const scores = (logprobs.top + logprobs.ids.length) * positions
     if (scores > MAX_SCORES) {
-      throw new RefitError('INVALID_REQUEST', `${logprobs.top} top logprobs and ${logprobs.ids.length} token ids for up to ${positions} positions make ${scores} scores; at most ${MAX_SCORES} are kept for one request: ask for fewer of either`, { param: logprobs.top > logprobs.ids.length ? 'top_logprobs_num' : 'token_ids_logprob' })
+      throw new RefitError(
+        'INVALID_REQUEST',
+        `${logprobs.top} top logprobs and ${logprobs.ids.length} token ids for up to ${positions} positions make ${scores} scores; at most ${MAX_SCORES} are kept for one request: ask for fewer of either`,
+        { param: logprobs.top > logprobs.ids.length ? 'top_logprobs_num' : 'token_ids_logprob' }
+      )
     }
     if (logprobs.startLen !== null && !(logprobs.startLen >= 0 && logprobs.startLen <= inputIds.length)) {
-      throw new RefitError('INVALID_REQUEST', `logprob_start_len is ${logprobs.startLen}; expected 0 to the prompt's ${inputIds.length} tokens`, { param: 'logprob_start_len' })
+      throw new RefitError(
+        'INVALID_REQUEST',
+        `logprob_start_len is ${logprobs.startLen}; expected 0 to the prompt's ${inputIds.length} tokens`,
+        { param: 'logprob_start_len' }
+      )
     }
   }
   if (expertsFrom !== undefined) checkExperts(expertsFrom, inputIds.length, limits.recorded ?? 0)
@@ -46,22 +63,40 @@ export function checkRequest (request: GenerateRequest, limits: RequestLimits): 
 }
 
 function checkExperts (from: number, prompt: number, recorded: number): void {
-  if (recorded === 0) throw new RefitError('UNSUPPORTED', 'return_routed_experts: this engine does not record which experts tokens are routed to', { param: 'return_routed_experts' })
+  if (recorded === 0) {
+    throw new RefitError(
+      'UNSUPPORTED',
+      'return_routed_experts: this engine does not record which experts tokens are routed to',
+      { param: 'return_routed_experts' }
+    )
+  }
   if (Number.isInteger(from) && from >= 0 && from <= prompt) return
-  throw new RefitError('INVALID_REQUEST', `routed_experts_start_len is ${from}; expected 0 to the prompt's ${prompt} tokens`, { param: 'routed_experts_start_len' })
+  throw new RefitError(
+    'INVALID_REQUEST',
+    `routed_experts_start_len is ${from}; expected 0 to the prompt's ${prompt} tokens`,
+    { param: 'routed_experts_start_len' }
+  )
 }
 
 function checkFit (prompt: number, maxNewTokens: number, { contextLength, pages, pageSize }: RequestLimits): void {
   if (prompt > contextLength || (prompt === contextLength && maxNewTokens > 0)) {
-    throw new RefitError('PROMPT_TOO_LONG',
-      `The input (${prompt} tokens) is longer than the model's context length (${contextLength} tokens, of which one must be left to generate).`, { param: 'input_ids' })
+    throw new RefitError(
+      'PROMPT_TOO_LONG',
+      `The input (${prompt} tokens) is longer than the model's context length (${contextLength} tokens, of which one must be left to generate).`,
+      { param: 'input_ids' }
+    )
   }
   // The last token that is generated needs no KV.
   const most = Math.max(prompt, Math.min(prompt + maxNewTokens, contextLength) - 1)
   if (Math.ceil(most / pageSize) > pages) {
-    throw new RefitError('PROMPT_TOO_LONG',
-      `The input (${prompt} tokens) and max_new_tokens (${maxNewTokens}) need ${most} tokens of KV cache, which holds ${pages * pageSize}. ` +
-      'Lower max_new_tokens, shorten the input, or start the server with a larger KV cache.', { param: 'max_new_tokens' })
+    throw new RefitError(
+      'PROMPT_TOO_LONG',
+      `The input (${prompt} tokens) and max_new_tokens (${maxNewTokens}) need ${most} tokens of KV cache, which holds ${
+        pages * pageSize
+      }. ` +
+        'Lower max_new_tokens, shorten the input, or start the server with a larger KV cache.',
+      { param: 'max_new_tokens' }
+    )
   }
 }
 
@@ -69,7 +104,11 @@ function checkIds (ids: ArrayLike<number>, vocabSize: number, param: string): vo
   for (let i = 0; i < ids.length; i++) {
     const id = ids[i]!
     if (!(Number.isInteger(id) && id >= 0 && id < vocabSize)) {
-      throw new RefitError('INVALID_REQUEST', `${param}[${i}] is ${id}; expected a token id from 0 to ${vocabSize - 1}`, { param })
+      throw new RefitError(
+        'INVALID_REQUEST',
+        `${param}[${i}] is ${id}; expected a token id from 0 to ${vocabSize - 1}`,
+        { param }
+      )
     }
   }
 }

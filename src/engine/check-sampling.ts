@@ -6,7 +6,10 @@ export const GREEDY_TEMPERATURE = 1e-6
 /** A logit that is divided by it, and by the least temperature, is still far from float32's end. */
 const LEAST_REPETITION = 1e-6
 
-export type SamplingNumbers = Pick<SamplingParams, 'temperature' | 'topP' | 'minP' | 'frequencyPenalty' | 'presencePenalty' | 'repetitionPenalty' | 'logitBias'>
+export type SamplingNumbers = Pick<
+  SamplingParams,
+  'temperature' | 'topP' | 'minP' | 'frequencyPenalty' | 'presencePenalty' | 'repetitionPenalty' | 'logitBias'
+>
 
 /**
  * INVALID_REQUEST, named by field with `prefix` before it, for numbers that cannot be sampled by. Samplers compute in float32, where 1e39 is infinite and 1e-46
@@ -21,11 +24,25 @@ export function checkSampling (values: SamplingNumbers, prefix = ''): void {
   check(isFloat(temperature), 'temperature', `temperature must be a finite float32, got ${temperature}.`)
   check(Math.fround(topP) > 0 && topP <= 1, 'top_p', `top_p must be in (0, 1], got ${topP}.`)
   check(minP >= 0 && minP <= 1, 'min_p', `min_p must be in [0, 1], got ${minP}.`)
-  check(Math.abs(frequencyPenalty) <= 2, 'frequency_penalty', `frequency_penalty must be in [-2, 2], got ${frequencyPenalty}.`)
-  check(Math.abs(presencePenalty) <= 2, 'presence_penalty', `presence_penalty must be in [-2, 2], got ${presencePenalty}.`)
-  check(repetitionPenalty >= LEAST_REPETITION && repetitionPenalty <= 2, 'repetition_penalty', `repetition_penalty must be in [0.000001, 2], got ${repetitionPenalty}.`)
+  check(
+    Math.abs(frequencyPenalty) <= 2,
+    'frequency_penalty',
+    `frequency_penalty must be in [-2, 2], got ${frequencyPenalty}.`
+  )
+  check(
+    Math.abs(presencePenalty) <= 2,
+    'presence_penalty',
+    `presence_penalty must be in [-2, 2], got ${presencePenalty}.`
+  )
+  check(
+    repetitionPenalty >= LEAST_REPETITION && repetitionPenalty <= 2,
+    'repetition_penalty',
+    `repetition_penalty must be in [0.000001, 2], got ${repetitionPenalty}.`
+  )
   const stray = logitBias.find(([, bias]) => !isFloat(bias))
-  if (stray !== undefined) check(false, 'logit_bias', `logit_bias must have finite float32 values, got ${stray[1]} for ${stray[0]}.`)
+  if (stray !== undefined) {
+    check(false, 'logit_bias', `logit_bias must have finite float32 values, got ${stray[1]} for ${stray[0]}.`)
+  }
 }
 
 function isFloat (value: number): boolean {

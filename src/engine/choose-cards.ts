@@ -6,13 +6,21 @@ export function firstCard (device: string, baseGpuId: number | null): number | n
   const [, ordinal] = /^cuda(?::(\d{1,4}))?$/.exec(device) ?? []
   if (device === 'cpu') {
     if (baseGpuId === null) return null
-    throw new RefitError('CONFIG', '--base-gpu-id: the CPU has no cards; add --device cuda, or leave it out', { param: 'base-gpu-id' })
+    throw new RefitError('CONFIG', '--base-gpu-id: the CPU has no cards; add --device cuda, or leave it out', {
+      param: 'base-gpu-id'
+    })
   }
   if (!device.startsWith('cuda') || (device !== 'cuda' && ordinal === undefined)) {
-    throw new RefitError('CONFIG', `--device: expected cpu, cuda or cuda:N, got ${JSON.stringify(device)}`, { param: 'device' })
+    throw new RefitError('CONFIG', `--device: expected cpu, cuda or cuda:N, got ${JSON.stringify(device)}`, {
+      param: 'device'
+    })
   }
   if (ordinal !== undefined && baseGpuId !== null && Number(ordinal) !== baseGpuId) {
-    throw new RefitError('CONFIG', `--device ${device} and --base-gpu-id ${baseGpuId} name different cards; leave one out`, { param: 'device' })
+    throw new RefitError(
+      'CONFIG',
+      `--device ${device} and --base-gpu-id ${baseGpuId} name different cards; leave one out`,
+      { param: 'device' }
+    )
   }
   return ordinal === undefined ? baseGpuId ?? 0 : Number(ordinal)
 }
@@ -25,7 +33,9 @@ export function chooseCards (found: CudaCards, first: number, ranks: number, sha
   const { cards } = found
   if (found.error !== undefined) throw new RefitError('CONFIG', `--device cuda: ${found.error}`, { param: 'device' })
   if (first >= cards.length) {
-    throw new RefitError('CONFIG', `--device cuda:${first}: there is no card ${first}; ${seen(cards)}`, { param: 'device' })
+    throw new RefitError('CONFIG', `--device cuda:${first}: there is no card ${first}; ${seen(cards)}`, {
+      param: 'device'
+    })
   }
   if (first + ranks > cards.length && !share) {
     const wanted = ranks === 1 ? `card ${first}` : `${ranks} cards, ${first} to ${first + ranks - 1}`
@@ -34,18 +44,29 @@ export function chooseCards (found: CudaCards, first: number, ranks: number, sha
   const usable = cards.slice(first, first + ranks)
   const chosen = Array.from({ length: ranks }, (_, rank) => usable[rank % usable.length]!)
   const bad = chosen.find(card => card.error !== undefined)
-  if (bad !== undefined) throw new RefitError('CONFIG', `--device cuda: card ${bad.ordinal} (${bad.name}): ${bad.error!}`, { param: 'device' })
+  if (bad !== undefined) {
+    throw new RefitError(
+      'CONFIG',
+      `--device cuda: card ${bad.ordinal} (${bad.name}): ${bad.error!}`,
+      { param: 'device' }
+    )
+  }
   return chosen
 }
 
 /** The card with the least free memory, and what each of its ranks can have of it: the KV cache is as large as fits there. */
 export function fullest (cards: readonly CudaCard[]): { card: CudaCard, freeBytes: number } {
-  const rows = cards.map(card => ({ card, freeBytes: Math.floor(card.freeBytes / cards.filter(other => other === card).length) }))
+  const rows = cards.map(card => ({
+    card,
+    freeBytes: Math.floor(card.freeBytes / cards.filter(other => other === card).length)
+  }))
   return rows.reduce((least, row) => row.freeBytes < least.freeBytes ? row : least)
 }
 
 function seen (cards: readonly CudaCard[]): string {
   if (cards.length === 0) return 'no card is visible (CUDA_VISIBLE_DEVICES hides some, if it is set)'
   const list = cards.map(({ ordinal, name, uuid }) => `${ordinal}: ${name} ${uuid}`).join(', ')
-  return `visible ${cards.length === 1 ? 'is one' : `are ${cards.length}`} (${list}); CUDA_VISIBLE_DEVICES chooses them, and "refit devices" shows them`
+  return `visible ${
+    cards.length === 1 ? 'is one' : `are ${cards.length}`
+  } (${list}); CUDA_VISIBLE_DEVICES chooses them, and "refit devices" shows them`
 }

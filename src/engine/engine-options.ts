@@ -47,7 +47,14 @@ export interface EngineOptions {
    * Fill the engine from another one that serves the same model, instead of from the model's folder, which then needs no weights. It takes
    * the other's label, too. Waits while the other one is not ready, at most `timeoutMs` (default `updateDeadlineMs`, else 300 s).
    */
-  loadFrom?: { url: string, key?: string, timeoutMs?: number, pieceBytes?: number, ncclPath?: string, log?: (line: string) => void }
+  loadFrom?: {
+    url: string
+    key?: string
+    timeoutMs?: number
+    pieceBytes?: number
+    ncclPath?: string
+    log?: (line: string) => void
+  }
   /** Called while the weights are loaded, with bytes done and bytes in all. */
   onProgress?: (done: number, total: number) => void
   /**

@@ -8,7 +8,11 @@ export function recordedLayout (arch: Architecture, isWanted: boolean): ExpertLa
   const { moe } = arch
   const sparse = moe === null ? [] : [...moe.sparse.keys()].filter(layer => moe.sparse[layer])
   if (moe === null || sparse.length === 0) {
-    throw new RefitError('CONFIG', `--enable-return-routed-experts: ${arch.name} has no experts that tokens could be routed to; leave it out`, { param: 'enable-return-routed-experts' })
+    throw new RefitError(
+      'CONFIG',
+      `--enable-return-routed-experts: ${arch.name} has no experts that tokens could be routed to; leave it out`,
+      { param: 'enable-return-routed-experts' }
+    )
   }
   return { layers: arch.layers, sparse, experts: moe.experts, perToken: moe.expertsPerToken }
 }

@@ -16,14 +16,19 @@ export class ExpertPages {
   constructor (pageSize: number, width: number) {
     this.#pageSize = pageSize
     this.#width = width
-    this.#slabPages = Math.max(1, Math.floor(SLAB_BYTES / Uint16Array.BYTES_PER_ELEMENT / Math.max(1, pageSize * width)))
+    this.#slabPages = Math.max(
+      1,
+      Math.floor(SLAB_BYTES / Uint16Array.BYTES_PER_ELEMENT / Math.max(1, pageSize * width))
+    )
   }
 
   /** Stores `count` tokens' entries, from token `first` of `rows` on, at `position` and on of a sequence that holds `pages`. */
   write (pages: Int32Array, position: number, rows: Uint16Array, first: number, count: number): void {
     const width = this.#width
     if (width === 0) return
-    if (rows.length < (first + count) * width) throw new Error(`the device has recorded ${rows.length} experts; expected ${(first + count) * width} or more`)
+    if (rows.length < (first + count) * width) {
+      throw new Error(`the device has recorded ${rows.length} experts; expected ${(first + count) * width} or more`)
+    }
     this.#pieces(pages, position, position + count, (page, at, length, done) => {
       page.set(rows.subarray((first + done) * width, (first + done + length) * width), at * width)
     })
@@ -33,12 +38,19 @@ export class ExpertPages {
   read (pages: Int32Array, from: number, to: number): Uint16Array {
     const width = this.#width
     const rows = new Uint16Array(Math.max(0, to - from) * width)
-    this.#pieces(pages, from, to, (page, at, length, done) => { rows.set(page.subarray(at * width, (at + length) * width), done * width) })
+    this.#pieces(pages, from, to, (page, at, length, done) => {
+      rows.set(page.subarray(at * width, (at + length) * width), done * width)
+    })
     return rows
   }
 
   /** Calls `visit` with each page of the positions [from, to): its entries, the first slot in it, how many, and how many came before. */
-  #pieces (pages: Int32Array, from: number, to: number, visit: (page: Uint16Array, at: number, length: number, done: number) => void): void {
+  #pieces (
+    pages: Int32Array,
+    from: number,
+    to: number,
+    visit: (page: Uint16Array, at: number, length: number, done: number) => void
+  ): void {
     for (let position = from; position < to;) {
       const at = position % this.#pageSize
       const length = Math.min(this.#pageSize - at, to - position)

@@ -25,7 +25,7 @@ class Growable<T extends Numbers> {
     const end = this.length + to - from
     if (end > this.data.length) this.#grow(end)
     // A short copy is quicker than making a view.
-    if (to - from < 32) for (let i = from; i < to; i++) this.data[this.length++] = values[i]!
+    if (to - from < 32) { for (let i = from; i < to; i++) this.data[this.length++] = values[i]! }
     else this.data.set(values.subarray(from, to), this.length)
     this.length = end
   }

@@ -2,4 +2,8 @@ import type { ModelDescription } from '../model/describe-model.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
 
 /** Weights that an engine holds in this process, and what they are of: what it takes to send them to another engine. */
-export interface HeldWeights { readonly store: WeightStore, readonly model: ModelDescription, readonly device: 'cpu' | 'cuda' }
+export interface HeldWeights {
+  readonly store: WeightStore
+  readonly model: ModelDescription
+  readonly device: 'cpu' | 'cuda'
+}

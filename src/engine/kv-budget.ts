@@ -26,13 +26,31 @@ export function kvBytesPerToken (arch: Architecture, ranks: number, elementBytes
 
 /** KV pages: as many as all running requests could fill at full length, less where memory does not allow it. Throws CONFIG with the numbers. */
 export function kvPages (options: KvBudgetOptions): number {
-  const { pageBytes, pageSize, contextLength, maxRunningRequests, maxTotalTokens, availableBytes, memFraction, weightBytes, otherBytes } = options
+  const {
+    pageBytes,
+    pageSize,
+    contextLength,
+    maxRunningRequests,
+    maxTotalTokens,
+    availableBytes,
+    memFraction,
+    weightBytes,
+    otherBytes
+  } = options
   if (maxTotalTokens !== null) return Math.max(1, Math.floor(maxTotalTokens / pageSize))
   const fitting = Math.floor((availableBytes * memFraction - weightBytes - otherBytes) / pageBytes)
   if (fitting < 1) {
     const others = otherBytes === 0 ? '' : ` and ${megabytes(otherBytes)} of buffers`
-    throw new RefitError('CONFIG', `--mem-fraction: ${memFraction} of ${megabytes(availableBytes)} ${options.where} holds no KV cache beside ${megabytes(weightBytes)} of weights${others} ` +
-      `(a page of ${pageSize} tokens takes ${megabytes(pageBytes)}); raise it, set --max-total-tokens, or free memory`, { param: 'mem-fraction' })
+    throw new RefitError(
+      'CONFIG',
+      `--mem-fraction: ${memFraction} of ${megabytes(availableBytes)} ${options.where} holds no KV cache beside ${
+        megabytes(weightBytes)
+      } of weights${others} ` +
+        `(a page of ${pageSize} tokens takes ${
+          megabytes(pageBytes)
+        }); raise it, set --max-total-tokens, or free memory`,
+      { param: 'mem-fraction' }
+    )
   }
   return Math.min(fitting, maxRunningRequests * Math.ceil(contextLength / pageSize))
 }

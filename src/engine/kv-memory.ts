@@ -84,10 +84,14 @@ export class KvMemory {
   check (holders: readonly Sequence[]): void {
     this.allocator.check()
     const refs = new Int32Array(this.allocator.total)
-    this.cache.check((page) => { refs[page]!++ })
+    this.cache.check((page) => {
+      refs[page]!++
+    })
     for (const seq of holders) for (let i = 0; i < seq.pageCount; i++) refs[seq.pages[i]!]!++
     for (let page = 0; page < refs.length; page++) {
-      if (refs[page] !== this.allocator.refs(page)) throw new Error(`KV page ${page} has ${refs[page]} holders but ${this.allocator.refs(page)} references`)
+      if (refs[page] !== this.allocator.refs(page)) {
+        throw new Error(`KV page ${page} has ${refs[page]} holders but ${this.allocator.refs(page)} references`)
+      }
     }
   }
 }

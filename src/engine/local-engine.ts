@@ -1,5 +1,17 @@
 import type {
-  EngineInfo, EngineStats, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, TensorChecksum, TokenEvent, UpdateOptions, WeightState, WeightUpdate
+  EngineInfo,
+  EngineStats,
+  GenerateRequest,
+  MemoryReport,
+  MemoryTag,
+  PauseMode,
+  ReleasedMemory,
+  RolloutEngine,
+  TensorChecksum,
+  TokenEvent,
+  UpdateOptions,
+  WeightState,
+  WeightUpdate
 } from '../contract/rollout-engine.ts'
 import { DTYPES } from '../native/addon.ts'
 import type { NativeAddon } from '../native/addon.ts'
@@ -56,7 +68,13 @@ export class LocalEngine implements RolloutEngine {
   /** Its weights, for engines that fill themselves from it. */
   readonly held?: HeldWeights
 
-  constructor (info: EngineInfo, scheduler: SchedulerClient, weights: WeightKeeper, loadReport: WriteReport, held?: HeldWeights) {
+  constructor (
+    info: EngineInfo,
+    scheduler: SchedulerClient,
+    weights: WeightKeeper,
+    loadReport: WriteReport,
+    held?: HeldWeights
+  ) {
     this.info = info
     if (held !== undefined) this.held = held
     this.#scheduler = scheduler
@@ -97,7 +115,8 @@ export class LocalEngine implements RolloutEngine {
   }
 
   get ready (): boolean {
-    return !this.closed && this.#weights.state.state === 'current' && this.#scheduler.stats.paused === null && !this.#weights.transactions.writing
+    return !this.closed && this.#weights.state.state === 'current' && this.#scheduler.stats.paused === null &&
+      !this.#weights.transactions.writing
   }
 
   generate (request: GenerateRequest): AsyncIterable<TokenEvent> {
@@ -173,16 +192,30 @@ export class LocalEngine implements RolloutEngine {
 
   get groupHost (): GroupHost {
     const { addon, core } = this.#weights
-    return { native: addon, core, device: this.info.device === 'cuda' ? 'cuda' : 'cpu', ranks: this.info.ranks, standStill: async (run, deadlineMs) => await this.#weights.standStill(run, deadlineMs) }
+    return {
+      native: addon,
+      core,
+      device: this.info.device === 'cuda' ? 'cuda' : 'cpu',
+      ranks: this.info.ranks,
+      standStill: async (run, deadlineMs) => await this.#weights.standStill(run, deadlineMs)
+    }
   }
 
   get deltaHost (): DeltaHost {
     const { addon, core } = this.#weights
     return {
-      fetch: async (source, offset, bytes) => await this.#weights.standStill(async () => await addon.fetch(core, source, offset, bytes, FETCH_MS), STAND_STILL_MS),
+      fetch: async (source, offset, bytes) =>
+        await this.#weights.standStill(
+          async () => await addon.fetch(core, source, offset, bytes, FETCH_MS),
+          STAND_STILL_MS
+        ),
       hash: async (data, dtype) => await addon.torchHash(core, data, dtype === null ? null : DTYPES[dtype]),
-      check: tensors => { this.#weights.check(tensors) },
-      unpack: async (data, digest, into) => { await addon.unpackZstd(core, data, digest, into) }
+      check: tensors => {
+        this.#weights.check(tensors)
+      },
+      unpack: async (data, digest, into) => {
+        await addon.unpackZstd(core, data, digest, into)
+      }
     }
   }
 

@@ -1,6 +1,13 @@
 import type { CoreConfig } from '../native/addon.ts'
 import type { ErrorCode } from '../errors.ts'
-import type { FinishReason, GenerateRequest, InputLogprobs, PauseMode, Scored, StartTimes } from '../contract/rollout-engine.ts'
+import type {
+  FinishReason,
+  GenerateRequest,
+  InputLogprobs,
+  PauseMode,
+  Scored,
+  StartTimes
+} from '../contract/rollout-engine.ts'
 import type { SchedulerOptions } from './step-device.ts'
 import type { SchedulerStats } from './scheduler.ts'
 import type { GateOpening } from '../contract/gate.ts'
@@ -17,7 +24,9 @@ export interface StartData {
 }
 
 /** What it is handed over; see Heartbeat. */
-export interface WorkerData extends StartData { heartbeat: SharedArrayBuffer }
+export interface WorkerData extends StartData {
+  heartbeat: SharedArrayBuffer
+}
 
 export type ToWorker =
   | { type: 'add', id: number, request: GenerateRequest }

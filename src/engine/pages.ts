@@ -53,6 +53,8 @@ export class PageAllocator {
     }
     let held = 0
     for (let page = 0; page < this.total; page++) if (this.#refs[page]! > 0) held++
-    if (held + this.#free !== this.total) throw new Error(`${this.#free} free and ${held} held KV pages do not make ${this.total}`)
+    if (held + this.#free !== this.total) {
+      throw new Error(`${this.#free} free and ${held} held KV pages do not make ${this.total}`)
+    }
   }
 }

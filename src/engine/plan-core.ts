@@ -1,5 +1,5 @@
 import { availableParallelism } from 'node:os'
-import { RefitError } from '../errors.ts'
+import { errorMessage, RefitError } from '../errors.ts'
 import type { Architecture, ModelTable } from '../model/architecture.ts'
 import { toNativeArch } from '../model/native-arch.ts'
 import { DTYPE_BYTES } from '../native/addon.ts'
@@ -38,14 +38,26 @@ const PAGE_SIZE = 16
 const RANK_WATCHDOG_SHARE = 0.9
 
 /** Finds the device and sizes what lies on it. Throws CONFIG where model, options and device do not fit each other. */
-export async function planCore (arch: Architecture, table: ModelTable, options: EngineOptions, addon: Pick<NativeAddon, 'cudaMemoryPlan'>, probe = probeCards): Promise<CorePlan> {
+export async function planCore (
+  arch: Architecture,
+  table: ModelTable,
+  options: EngineOptions,
+  addon: Pick<NativeAddon, 'cudaMemoryPlan'>,
+  probe = probeCards
+): Promise<CorePlan> {
   const first = firstCard(options.device ?? 'cpu', options.baseGpuId ?? null)
   return first === null ? planCpu(arch, table, options) : await planCuda(arch, table, options, addon, first, probe)
 }
 
 function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions): CorePlan {
-  const { maxRunningRequests = DEFAULTS.cpu.maxRunningRequests, maxPrefillTokens: maxBatchTokens = DEFAULTS.cpu.maxBatchTokens, pageSize = PAGE_SIZE } = options
-  const dtype = options.dtype === undefined || options.dtype === 'auto' ? (arch.dtype === 'float32' ? 'float32' : 'bfloat16') : options.dtype
+  const {
+    maxRunningRequests = DEFAULTS.cpu.maxRunningRequests,
+    maxPrefillTokens: maxBatchTokens = DEFAULTS.cpu.maxBatchTokens,
+    pageSize = PAGE_SIZE
+  } = options
+  const dtype = options.dtype === undefined || options.dtype === 'auto'
+    ? (arch.dtype === 'float32' ? 'float32' : 'bfloat16')
+    : options.dtype
   const wanted = contextOf(arch, options)
   const experts = expertsOf(arch, options)
   const pages = kvPages({
@@ -58,18 +70,48 @@ function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions)
     weightBytes: table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * DTYPE_BYTES[dtype],
     otherBytes: 0
   })
-  const core: CoreConfig = { device: 'cpu', ...common(arch, table, options), dtype, pages, pageSize, ...options.isa === undefined ? {} : { isa: options.isa } }
-  return { core, contextLength: Math.min(wanted, pages * pageSize), maxRunningRequests, maxBatchTokens, cards: [], visible: [], experts }
+  const core: CoreConfig = {
+    device: 'cpu',
+    ...common(arch, table, options),
+    dtype,
+    pages,
+    pageSize,
+    ...options.isa === undefined ? {} : { isa: options.isa }
+  }
+  return {
+    core,
+    contextLength: Math.min(wanted, pages * pageSize),
+    maxRunningRequests,
+    maxBatchTokens,
+    cards: [],
+    visible: [],
+    experts
+  }
 }
 
-async function planCuda (arch: Architecture, table: ModelTable, options: EngineOptions, addon: Pick<NativeAddon, 'cudaMemoryPlan'>, first: number, probe: () => Promise<CudaCards>): Promise<CorePlan> {
+async function planCuda (
+  arch: Architecture,
+  table: ModelTable,
+  options: EngineOptions,
+  addon: Pick<NativeAddon, 'cudaMemoryPlan'>,
+  first: number,
+  probe: () => Promise<CudaCards>
+): Promise<CorePlan> {
   if (options.dtype === 'float32') {
-    throw new RefitError('CONFIG', '--dtype float32: cards compute in bfloat16; leave --dtype out (weights are converted as they are loaded), or use --device cpu', { param: 'dtype' })
+    throw new RefitError(
+      'CONFIG',
+      '--dtype float32: cards compute in bfloat16; leave --dtype out (weights are converted as they are loaded), or use --device cpu',
+      { param: 'dtype' }
+    )
   }
   const experts = expertsOf(arch, options)
   const found = await probe()
   const cards = chooseCards(found, first, table.ranks, process.env.REFIT_CUDA_SHARE_CARD === '1')
-  const { maxRunningRequests = DEFAULTS.cuda.maxRunningRequests, maxPrefillTokens: maxBatchTokens = DEFAULTS.cuda.maxBatchTokens, pageSize = PAGE_SIZE } = options
+  const {
+    maxRunningRequests = DEFAULTS.cuda.maxRunningRequests,
+    maxPrefillTokens: maxBatchTokens = DEFAULTS.cuda.maxBatchTokens,
+    pageSize = PAGE_SIZE
+  } = options
   const wanted = contextOf(arch, options)
   const core: CoreConfig = {
     device: 'cuda',
@@ -84,33 +126,55 @@ async function planCuda (arch: Architecture, table: ModelTable, options: EngineO
     ...options.watchdogMs === undefined ? {} : { watchdogSeconds: options.watchdogMs / 1000 * RANK_WATCHDOG_SHARE }
   }
   const { card, freeBytes } = fullest(cards)
-  const pagesBeside = ({ weightBytes, scratchBytes, fixedBytes }: CudaMemoryPlan): number => kvPages({
-    ...budget(options, DEFAULTS.cuda.memFraction),
-    pageBytes: kvBytesPerToken(arch, table.ranks, DTYPE_BYTES.bfloat16) / table.ranks * pageSize,
-    contextLength: wanted,
-    maxRunningRequests,
-    availableBytes: freeBytes,
-    where: `free memory of card ${card.ordinal} (${card.name})`,
-    weightBytes,
-    otherBytes: scratchBytes + fixedBytes
-  })
+  const pagesBeside = ({ weightBytes, scratchBytes, fixedBytes }: CudaMemoryPlan): number =>
+    kvPages({
+      ...budget(options, DEFAULTS.cuda.memFraction),
+      pageBytes: kvBytesPerToken(arch, table.ranks, DTYPE_BYTES.bfloat16) / table.ranks * pageSize,
+      contextLength: wanted,
+      maxRunningRequests,
+      availableBytes: freeBytes,
+      where: `free memory of card ${card.ordinal} (${card.name})`,
+      weightBytes,
+      otherBytes: scratchBytes + fixedBytes
+    })
   // Buffers grow with the longest sequence that the pages hold: those of as many pages as fit beside the buffers of one are the most.
   const pages = pagesBeside(planMemory(addon, { ...core, pages: pagesBeside(planMemory(addon, core)) }))
   demandHostMemory(pages * pageSize * recordedBytes(experts))
   const contextLength = Math.min(wanted, pages * pageSize)
-  return { core: { ...core, pages, maxContext: contextLength }, contextLength, maxRunningRequests, maxBatchTokens, cards, visible: found.cards, experts }
+  return {
+    core: { ...core, pages, maxContext: contextLength },
+    contextLength,
+    maxRunningRequests,
+    maxBatchTokens,
+    cards,
+    visible: found.cards,
+    experts
+  }
 }
 
 function planMemory (addon: Pick<NativeAddon, 'cudaMemoryPlan'>, core: CoreConfig): CudaMemoryPlan {
   try {
     return addon.cudaMemoryPlan(core)
   } catch (error) {
-    throw new RefitError('CONFIG', `--device cuda: ${error instanceof Error ? error.message : String(error)}`, { param: 'device', cause: error })
+    throw new RefitError('CONFIG', `--device cuda: ${errorMessage(error)}`, {
+      param: 'device',
+      cause: error
+    })
   }
 }
 
-function common (arch: Architecture, table: ModelTable, options: EngineOptions): Pick<CoreConfig, 'ranks' | 'threads' | 'arch' | 'params' | 'recordExperts'> {
-  return { ranks: table.ranks, threads: options.threads ?? availableParallelism(), arch: toNativeArch(arch), params: table.params, ...options.enableReturnRoutedExperts === true ? { recordExperts: true } : {} }
+function common (
+  arch: Architecture,
+  table: ModelTable,
+  options: EngineOptions
+): Pick<CoreConfig, 'ranks' | 'threads' | 'arch' | 'params' | 'recordExperts'> {
+  return {
+    ranks: table.ranks,
+    threads: options.threads ?? availableParallelism(),
+    arch: toNativeArch(arch),
+    params: table.params,
+    ...options.enableReturnRoutedExperts === true ? { recordExperts: true } : {}
+  }
 }
 
 function expertsOf (arch: Architecture, { enableReturnRoutedExperts = false }: EngineOptions): ExpertLayout | null {
@@ -121,17 +185,30 @@ function expertsOf (arch: Architecture, { enableReturnRoutedExperts = false }: E
 function demandHostMemory (bytes: number): void {
   const free = availableMemory()
   if (bytes <= free) return
-  throw new RefitError('CONFIG', `--enable-return-routed-experts: the experts of all tokens of the KV cache take ${(bytes / 1e9).toFixed(2)} GB of host memory, of which ${(free / 1e9).toFixed(2)} GB are free; lower --max-total-tokens or --mem-fraction`, { param: 'enable-return-routed-experts' })
+  throw new RefitError(
+    'CONFIG',
+    `--enable-return-routed-experts: the experts of all tokens of the KV cache take ${
+      (bytes / 1e9).toFixed(2)
+    } GB of host memory, of which ${(free / 1e9).toFixed(2)} GB are free; lower --max-total-tokens or --mem-fraction`,
+    { param: 'enable-return-routed-experts' }
+  )
 }
 
-function budget ({ pageSize = PAGE_SIZE, maxTotalTokens, memFraction }: EngineOptions, fraction: number): Pick<KvBudgetOptions, 'pageSize' | 'maxTotalTokens' | 'memFraction'> {
+function budget (
+  { pageSize = PAGE_SIZE, maxTotalTokens, memFraction }: EngineOptions,
+  fraction: number
+): Pick<KvBudgetOptions, 'pageSize' | 'maxTotalTokens' | 'memFraction'> {
   return { pageSize, maxTotalTokens: maxTotalTokens ?? null, memFraction: memFraction ?? fraction }
 }
 
 function contextOf (arch: Architecture, { contextLength }: EngineOptions): number {
   if (contextLength === undefined) return arch.contextLength
   if (contextLength > arch.contextLength) {
-    throw new RefitError('CONFIG', `--context-length: ${contextLength} tokens are more than the model's ${arch.contextLength} (max_position_embeddings of config.json)`, { param: 'context-length' })
+    throw new RefitError(
+      'CONFIG',
+      `--context-length: ${contextLength} tokens are more than the model's ${arch.contextLength} (max_position_embeddings of config.json)`,
+      { param: 'context-length' }
+    )
   }
   return contextLength
 }

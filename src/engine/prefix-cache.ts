@@ -59,7 +59,19 @@ export class PrefixCache {
   root (salt: string): CacheNode {
     let root = this.#roots.get(salt)
     if (root === undefined) {
-      root = { id: this.#nextId++, parent: null, page: -1, depth: 0, hash: 0, salt, locks: 0, children: 0, chain: null, older: null, newer: null }
+      root = {
+        id: this.#nextId++,
+        parent: null,
+        page: -1,
+        depth: 0,
+        hash: 0,
+        salt,
+        locks: 0,
+        children: 0,
+        chain: null,
+        older: null,
+        newer: null
+      }
       this.#roots.set(salt, root)
     }
     return root
@@ -169,8 +181,12 @@ export class PrefixCache {
       if (seen.has(node.parent!)) throw new Error('a parent stands before its child in the eviction list')
       seen.add(node)
     }
-    if (seen.size !== this.#evictable) throw new Error(`${seen.size} nodes in the eviction list, but ${this.#evictable} evictable`)
-    for (const root of this.#roots.values()) if (root.locks === 0 && root.children === 0) throw new Error('an idle root was kept')
+    if (seen.size !== this.#evictable) {
+      throw new Error(`${seen.size} nodes in the eviction list, but ${this.#evictable} evictable`)
+    }
+    for (const root of this.#roots.values()) {
+      if (root.locks === 0 && root.children === 0) throw new Error('an idle root was kept')
+    }
   }
 
   #child (parent: CacheNode, tokens: Int32Array, hash: number): CacheNode | undefined {
@@ -189,7 +205,19 @@ export class PrefixCache {
 
   #create (parent: CacheNode, tokens: Int32Array, hash: number, page: number): CacheNode {
     const chain = this.#nodes.get(hash) ?? null
-    const node: CacheNode = { id: this.#nextId++, parent, page, depth: parent.depth + 1, hash, salt: parent.salt, locks: 0, children: 0, chain, older: null, newer: null }
+    const node: CacheNode = {
+      id: this.#nextId++,
+      parent,
+      page,
+      depth: parent.depth + 1,
+      hash,
+      salt: parent.salt,
+      locks: 0,
+      children: 0,
+      chain,
+      older: null,
+      newer: null
+    }
     const from = parent.depth * this.#pageSize
     this.#tokens.set(tokens.subarray(from, from + this.#pageSize), page * this.#pageSize)
     this.#nodes.set(hash, node)

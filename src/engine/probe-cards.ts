@@ -20,11 +20,18 @@ export interface ProbeOptions {
 export async function probeCards ({ script, limitMs = LONGEST_MS }: ProbeOptions = {}): Promise<CudaCards> {
   // The loader of sources, but no inspector: its port is taken.
   const options = process.execArgv.filter(option => !option.startsWith('--inspect'))
-  const child = spawn(process.execPath, [...options, script ?? fileURLToPath(new URL(`./probe-child${EXTENSION}`, import.meta.url))], { stdio: ['ignore', 'pipe', 'pipe'] })
+  const child = spawn(process.execPath, [
+    ...options,
+    script ?? fileURLToPath(new URL(`./probe-child${EXTENSION}`, import.meta.url))
+  ], { stdio: ['ignore', 'pipe', 'pipe'] })
   const output: Buffer[] = []
   const complaints: Buffer[] = []
-  child.stdout.on('data', (chunk: Buffer) => { output.push(chunk) })
-  child.stderr.on('data', (chunk: Buffer) => { complaints.push(chunk) })
+  child.stdout.on('data', (chunk: Buffer) => {
+    output.push(chunk)
+  })
+  child.stderr.on('data', (chunk: Buffer) => {
+    complaints.push(chunk)
+  })
   let late = false
   const timer = setTimeout(() => {
     late = true
@@ -32,11 +39,26 @@ export async function probeCards ({ script, limitMs = LONGEST_MS }: ProbeOptions
   }, limitMs)
   const [code, signal] = await new Promise<[number | null, NodeJS.Signals | null]>((resolve, reject) => {
     child.once('error', reject)
-    child.once('close', (code, signal) => { resolve([code, signal]) })
-  }).finally(() => { clearTimeout(timer) })
+    child.once('close', (code, signal) => {
+      resolve([code, signal])
+    })
+  })
+    .finally(() => {
+      clearTimeout(timer)
+    })
   if (code === 0) return JSON.parse(Buffer.concat(output).toString()) as CudaCards
-  const how = late ? `did not end within ${limitMs / 1000} s` : signal !== null ? `was ended by ${signal}` : `failed with code ${code}`
+  const how = late
+    ? `did not end within ${limitMs / 1000} s`
+    : signal !== null
+    ? `was ended by ${signal}`
+    : `failed with code ${code}`
   const said = Buffer.concat(complaints).toString().trim().split('\n').at(-1) ?? ''
-  throw new RefitError('CONFIG', `a process that only looked at the cards ${how}${said === '' ? '' : ` (${said.slice(0, 500)})`}: the CUDA driver, or a library that ${cudaLibraryPath()} opens, is broken; ` +
-    'see whether nvidia-smi works, and look into the kernel\'s log (dmesg) for NVRM and Xid', { param: 'device' })
+  throw new RefitError(
+    'CONFIG',
+    `a process that only looked at the cards ${how}${
+      said === '' ? '' : ` (${said.slice(0, 500)})`
+    }: the CUDA driver, or a library that ${cudaLibraryPath()} opens, is broken; ` +
+      "see whether nvidia-smi works, and look into the kernel's log (dmesg) for NVRM and Xid",
+    { param: 'device' }
+  )
 }

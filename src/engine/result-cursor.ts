@@ -23,7 +23,9 @@ export class ResultCursor {
   /** Logprobs of the ids asked for, of the next row; to be called once per row, in order. */
   ids (request: GenerateRequest): Scored[] {
     const scored: Scored[] = []
-    if (request.logprobs !== null) for (const id of request.logprobs.ids) scored.push([this.#result.idLogprobs[this.#id++]!, id])
+    if (request.logprobs !== null) {
+      for (const id of request.logprobs.ids) scored.push([this.#result.idLogprobs[this.#id++]!, id])
+    }
     return scored
   }
 }

@@ -21,7 +21,12 @@ export interface ClientOptions {
   url?: URL
 }
 
-interface Live { id: number, rid: string, stream: TokenStream, unpacker: EventUnpacker }
+interface Live {
+  id: number
+  rid: string
+  stream: TokenStream
+  unpacker: EventUnpacker
+}
 
 type Call = ToWorker extends infer M ? M extends { call: number } ? Omit<M, 'call'> : never : never
 
@@ -53,7 +58,9 @@ export class SchedulerClient implements GateKeeper {
   /** Starts the worker and waits until its core stands. Throws what the core said where it could not be made. */
   static async start (data: StartData, options: ClientOptions = {}): Promise<SchedulerClient> {
     const client = new SchedulerClient(data, options)
-    await new Promise<void>((resolve, reject) => { client.#starting = { resolve, reject } })
+    await new Promise<void>((resolve, reject) => {
+      client.#starting = { resolve, reject }
+    })
     return client
   }
 
@@ -62,14 +69,41 @@ export class SchedulerClient implements GateKeeper {
     const heartbeat = Heartbeat.allocate(data.scheduler.maxRunningRequests)
     this.#heartbeat = new Heartbeat(heartbeat)
     const { watchdogMs } = options
-    this.#endWatch = watchdogMs === undefined ? () => {} : watch(this.#heartbeat, watchdogMs, () => { this.#stuck(watchdogMs) })
+    this.#endWatch = watchdogMs === undefined ? () => {} : watch(this.#heartbeat, watchdogMs, () => {
+      this.#stuck(watchdogMs)
+    })
     const totalTokens = data.core.pages * data.core.pageSize
-    this.#stats = { running: 0, queued: 0, paused: null, pausing: false, usedTokens: 0, cachedTokens: 0, totalTokens, promptTokens: 0, generationTokens: 0, prefixHitTokens: 0, retractions: 0, steps: 0, stepMs: 0 }
-    this.#worker = new Worker(options.url ?? WORKER, { workerData: { ...data, heartbeat } satisfies WorkerData, name: 'refit scheduler' })
-    this.#worker.on('message', (message: FromWorker) => { this.#receive(message) })
-    this.#worker.on('messageerror', (error) => { this.#fail('ENGINE_CLOSED', `a message of the scheduler could not be read: ${error.message}`, error) })
-    this.#worker.on('error', (error) => { this.#fail('ENGINE_CLOSED', `the scheduler failed: ${error.message}`, error) })
-    this.#worker.on('exit', (code) => { this.#fail('ENGINE_CLOSED', `the scheduler ended with code ${code}`, undefined) })
+    this.#stats = {
+      running: 0,
+      queued: 0,
+      paused: null,
+      pausing: false,
+      usedTokens: 0,
+      cachedTokens: 0,
+      totalTokens,
+      promptTokens: 0,
+      generationTokens: 0,
+      prefixHitTokens: 0,
+      retractions: 0,
+      steps: 0,
+      stepMs: 0
+    }
+    this.#worker = new Worker(options.url ?? WORKER, {
+      workerData: { ...data, heartbeat } satisfies WorkerData,
+      name: 'refit scheduler'
+    })
+    this.#worker.on('message', (message: FromWorker) => {
+      this.#receive(message)
+    })
+    this.#worker.on('messageerror', (error) => {
+      this.#fail('ENGINE_CLOSED', `a message of the scheduler could not be read: ${error.message}`, error)
+    })
+    this.#worker.on('error', (error) => {
+      this.#fail('ENGINE_CLOSED', `the scheduler failed: ${error.message}`, error)
+    })
+    this.#worker.on('exit', (code) => {
+      this.#fail('ENGINE_CLOSED', `the scheduler ended with code ${code}`, undefined)
+    })
   }
 
   /** Handle of the native core that the worker made. */
@@ -93,7 +127,13 @@ export class SchedulerClient implements GateKeeper {
     return new TokenStream({
       begin: (stream) => {
         this.#demandOpen()
-        if (this.#byRid.has(rid)) throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${rid}; it belongs to a request that is still running`, { param: 'rid' })
+        if (this.#byRid.has(rid)) {
+          throw new RefitError(
+            'INVALID_REQUEST',
+            `Duplicate request ID detected: ${rid}; it belongs to a request that is still running`,
+            { param: 'rid' }
+          )
+        }
         const live = { id, rid, stream, unpacker: new EventUnpacker(request.logprobs !== null) }
         const { inputIds } = request
         // Of a view, a structured clone would copy the whole buffer under it.
@@ -192,23 +232,41 @@ export class SchedulerClient implements GateKeeper {
   async #awaitGate (message: Call, deadlineMs: number, signal?: AbortSignal): Promise<void> {
     let done = false
     try {
-      done = await this.#call(message, { type: 'cancelShut', afterMs: deadlineMs, ...signal === undefined ? {} : { signal } })
+      done = await this.#call(message, {
+        type: 'cancelShut',
+        afterMs: deadlineMs,
+        ...signal === undefined ? {} : { signal }
+      })
     } finally {
       if (!done) this.#standing.gateGivenUp()
     }
-    if (!done && signal?.aborted === true) throw new RefitError('CONFLICT', 'the update was given up before running requests were finished')
-    if (!done) throw new RefitError('DEADLINE', `running requests were not finished within ${Math.round(deadlineMs)} ms`)
+    if (!done && signal?.aborted === true) {
+      throw new RefitError('CONFLICT', 'the update was given up before running requests were finished')
+    }
+    if (!done) {
+      throw new RefitError(
+        'DEADLINE',
+        `running requests were not finished within ${Math.round(deadlineMs)} ms`
+      )
+    }
   }
 
   /** Sends a call and waits for its reply; `cancel` is sent when the reply takes longer than that, or on the signal. The reply decides. */
-  async #call (message: Call, cancel?: { type: 'cancelFlush' | 'cancelShut', afterMs: number, signal?: AbortSignal }): Promise<boolean> {
+  async #call (
+    message: Call,
+    cancel?: { type: 'cancelFlush' | 'cancelShut', afterMs: number, signal?: AbortSignal }
+  ): Promise<boolean> {
     this.#demandOpen()
     const call = this.#numbers++
-    const reply = new Promise<boolean>((resolve, reject) => { this.#calls.set(call, { resolve, reject }) })
+    const reply = new Promise<boolean>((resolve, reject) => {
+      this.#calls.set(call, { resolve, reject })
+    })
     this.#post({ ...message, call } as ToWorker)
     if (cancel === undefined) return await reply
     const { type, afterMs, signal } = cancel
-    const send = (): void => { if (this.#closed === null) this.#post({ type, call }) }
+    const send = (): void => {
+      if (this.#closed === null) this.#post({ type, call })
+    }
     const timer = setTimeout(send, Math.min(afterMs, LONGEST_TIMER_MS))
     if (signal?.aborted === true) send()
     signal?.addEventListener('abort', send)
@@ -235,13 +293,15 @@ export class SchedulerClient implements GateKeeper {
 
   #receive (message: FromWorker): void {
     switch (message.type) {
-      case 'batch': return this.#deliver(message)
+      case 'batch':
+        return this.#deliver(message)
       case 'reply': {
         this.#calls.get(message.call)?.resolve(message.done)
         this.#calls.delete(message.call)
         return
       }
-      case 'lost': return this.#lose(message.message, message.ids)
+      case 'lost':
+        return this.#lose(message.message, message.ids)
       case 'ready': {
         this.#core = message.core
         this.#starting?.resolve()
@@ -319,7 +379,9 @@ export class SchedulerClient implements GateKeeper {
       return
     }
     const wanted = this.#closing !== null
-    this.#closed = wanted ? new RefitError('ENGINE_CLOSED', 'the engine is shut down', { cause }) : new RefitError(code, message, { cause })
+    this.#closed = wanted
+      ? new RefitError('ENGINE_CLOSED', 'the engine is shut down', { cause })
+      : new RefitError(code, message, { cause })
     for (const { id, stream } of [...this.#live.values()]) {
       this.#forget(id)
       stream.fail(this.#closed)

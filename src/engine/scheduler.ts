@@ -37,7 +37,8 @@ export class Scheduler {
 
   /** A step would compute something. */
   get busy (): boolean {
-    return !this.#gateShut && this.#paused === null && this.#torn === null && this.#asleep === null && !this.#batcher.idle
+    return !this.#gateShut && this.#paused === null && this.#torn === null && this.#asleep === null &&
+      !this.#batcher.idle
   }
 
   /** Queues a request under a number that is not in use. A request that cannot be taken fails at once through the sink. */
@@ -50,7 +51,10 @@ export class Scheduler {
       const { running: { length: running }, waiting } = this.#batcher
       // Whoever has a place to run in is not in the queue, although no step has begun it yet.
       if (running + waiting >= maxRunningRequests + maxQueuedRequests) {
-        throw new RefitError('QUEUE_FULL', `${running} requests run and ${waiting} wait, as many as --max-running-requests (${maxRunningRequests}) and --max-queued-requests (${maxQueuedRequests}) allow; try again later`)
+        throw new RefitError(
+          'QUEUE_FULL',
+          `${running} requests run and ${waiting} wait, as many as --max-running-requests (${maxRunningRequests}) and --max-queued-requests (${maxQueuedRequests}) allow; try again later`
+        )
       }
     } catch (error) {
       if (!(error instanceof RefitError)) throw error
@@ -206,7 +210,10 @@ export class Scheduler {
       for (const call of this.#drains) this.#options.sink.reply(call, true)
       this.#drains = []
     }
-    if (this.#shuts.length > 0 && !this.#gateShut && (stands || this.#shuts[0]!.inPlace || running.length + startedWaiting === 0)) {
+    if (
+      this.#shuts.length > 0 && !this.#gateShut &&
+      (stands || this.#shuts[0]!.inPlace || running.length + startedWaiting === 0)
+    ) {
       this.#gateShut = true
       this.#options.sink.reply(this.#shuts.shift()!.call, true)
     }

@@ -3,7 +3,11 @@ import { GREEDY_TEMPERATURE } from './check-sampling.ts'
 import type { CacheNode } from './prefix-cache.ts'
 import type { FinishReason, GenerateRequest, InputLogprobs } from '../contract/rollout-engine.ts'
 
-export interface ModelLimits { contextLength: number, vocabSize: number, eosTokenIds: number[] }
+export interface ModelLimits {
+  contextLength: number
+  vocabSize: number
+  eosTokenIds: number[]
+}
 
 /** A request in the scheduler: its tokens, its pages, and how far it has come. */
 export class Sequence {
@@ -72,7 +76,14 @@ export class Sequence {
     this.tokens = new Int32Array(Math.min(this.maxLength, inputIds.length + 64))
     this.tokens.set(inputIds)
     this.floats = new Float32Array(ROW_FLOATS)
-    this.floats.set([s.temperature < GREEDY_TEMPERATURE ? 0 : s.temperature, s.topP, s.minP, s.frequencyPenalty, s.presencePenalty, s.repetitionPenalty])
+    this.floats.set([
+      s.temperature < GREEDY_TEMPERATURE ? 0 : s.temperature,
+      s.topP,
+      s.minP,
+      s.frequencyPenalty,
+      s.presencePenalty,
+      s.repetitionPenalty
+    ])
     this.logprobFlags = logprobs === null ? 0 : ROW_WANT_LOGPROB | (logprobs.raw ? ROW_RAW_LOGPROB : 0)
     this.penalties = s.frequencyPenalty !== 0 || s.presencePenalty !== 0 || s.repetitionPenalty !== 1
     this.biasTokens = Int32Array.from(s.logitBias, ([token]) => token)
@@ -110,7 +121,9 @@ export class Sequence {
       this.tokens = tokens
     }
     this.tokens[this.length++] = token
-    if (this.stops.has(token) && this.completion > this.request.sampling.minNewTokens) return { type: 'stop', matched: token }
+    if (this.stops.has(token) && this.completion > this.request.sampling.minNewTokens) {
+      return { type: 'stop', matched: token }
+    }
     return this.length >= this.maxLength ? { type: 'length', length: this.completion } : null
   }
 
@@ -126,5 +139,7 @@ export class Sequence {
 
 /** Nothing stands before the first position of a prompt: its score is null. */
 function noScores ({ inputIds, logprobs }: GenerateRequest): InputLogprobs {
-  return logprobs!.startLen === 0 ? { logprobs: [[null, inputIds[0]!]], top: [null], ids: [null] } : { logprobs: [], top: [], ids: [] }
+  return logprobs!.startLen === 0
+    ? { logprobs: [[null, inputIds[0]!]], top: [null], ids: [null] }
+    : { logprobs: [], top: [], ids: [] }
 }

@@ -12,14 +12,20 @@ export class Standing {
   /** Gates that were asked for, and neither opened nor given up. */
   #gates = 0
 
-  sent (id: number): void { this.#unfinished.add(id) }
+  sent (id: number): void {
+    this.#unfinished.add(id)
+  }
 
-  ended (id: number): void { this.#unfinished.delete(id) }
+  ended (id: number): void {
+    this.#unfinished.delete(id)
+  }
 
   /** A pause is sent; what it returns is to be called when it holds. */
   pausing (): () => void {
     const turn = ++this.#turns
-    return () => { if (turn === this.#turns) this.#paused = true }
+    return () => {
+      if (turn === this.#turns) this.#paused = true
+    }
   }
 
   /** It may go on, or hold other requests than before: the next gate is asked for. */
@@ -34,7 +40,9 @@ export class Standing {
     return this.#gates++ === 0 && (idle || (!abort && (this.#paused || this.#asleep)))
   }
 
-  gateGivenUp (): void { this.#gates-- }
+  gateGivenUp (): void {
+    this.#gates--
+  }
 
   gateOpened (isAsleep: boolean): void {
     this.#gates--

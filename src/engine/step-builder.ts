@@ -31,10 +31,38 @@ export class StepBuilder {
   readonly #ids = intList()
 
   clear (): void {
-    this.sequences.length = this.takes.length = this.rowSequences.length = this.rowPositions.length = 0
-    for (const list of [this.#tokens, this.#seqOffsets, this.#startPos, this.#pageOffsets, this.#pages, this.#rowInts, this.#rowFloats,
-      this.#historyOffsets, this.#history, this.#biasOffsets, this.#biasTokens, this.#biasValues, this.#idOffsets, this.#ids]) list.clear()
-    for (const list of [this.#seqOffsets, this.#pageOffsets, this.#historyOffsets, this.#biasOffsets, this.#idOffsets]) list.push(0)
+    this.sequences.length =
+      this.takes.length =
+      this.rowSequences.length =
+      this.rowPositions.length =
+        0
+    for (
+      const list of [
+        this.#tokens,
+        this.#seqOffsets,
+        this.#startPos,
+        this.#pageOffsets,
+        this.#pages,
+        this.#rowInts,
+        this.#rowFloats,
+        this.#historyOffsets,
+        this.#history,
+        this.#biasOffsets,
+        this.#biasTokens,
+        this.#biasValues,
+        this.#idOffsets,
+        this.#ids
+      ]
+    ) list.clear()
+    for (
+      const list of [
+        this.#seqOffsets,
+        this.#pageOffsets,
+        this.#historyOffsets,
+        this.#biasOffsets,
+        this.#idOffsets
+      ]
+    ) list.push(0)
   }
 
   get tokens (): number {
@@ -104,7 +132,15 @@ export class StepBuilder {
     this.#historyOffsets.push(this.#history.length)
   }
 
-  #row (seq: Sequence, position: number, index: number, target: number, topK: number, flags: number, historyPrompt: number): void {
+  #row (
+    seq: Sequence,
+    position: number,
+    index: number,
+    target: number,
+    topK: number,
+    flags: number,
+    historyPrompt: number
+  ): void {
     const row = this.rowSequences.length
     this.rowSequences.push(seq)
     this.rowPositions.push(position)

@@ -18,7 +18,12 @@ export interface SchedulerSink {
 }
 
 /** New tokens that one step brings at most: all running requests and one page of a prefill always fit, so neither can starve the other. */
-export function stepTokens ({ maxBatchTokens, maxRunningRequests, pageSize }: Pick<SchedulerOptions, 'maxBatchTokens' | 'maxRunningRequests' | 'pageSize'>): number {
+export function stepTokens (
+  { maxBatchTokens, maxRunningRequests, pageSize }: Pick<
+    SchedulerOptions,
+    'maxBatchTokens' | 'maxRunningRequests' | 'pageSize'
+  >
+): number {
   return Math.max(maxBatchTokens, maxRunningRequests + pageSize)
 }
 

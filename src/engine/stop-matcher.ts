@@ -1,7 +1,13 @@
 /** What text may be shown after a piece has come, and the stop string that ended it, if one did. */
-export interface StopOutcome { text: string, matched: string | null }
+export interface StopOutcome {
+  text: string
+  matched: string | null
+}
 
-interface Tables { texts: readonly string[], failures: readonly Int32Array[] }
+interface Tables {
+  texts: readonly string[]
+  failures: readonly Int32Array[]
+}
 
 const SHOWN = '+'
 const HIDDEN = '-'
@@ -76,7 +82,9 @@ export class StopMatcher {
 /** What is shown of the first `end` characters. */
 function visible (text: string, mask: string, end: number): string {
   const part = text.slice(0, end)
-  return mask.lastIndexOf(HIDDEN, end - 1) < 0 ? part : Array.from({ length: end }, (_, i) => mask[i] === SHOWN ? part[i]! : '').join('')
+  return mask.lastIndexOf(HIDDEN, end - 1) < 0
+    ? part
+    : Array.from({ length: end }, (_, i) => mask[i] === SHOWN ? part[i]! : '').join('')
 }
 
 function tablesOf (stops: readonly string[]): Tables {

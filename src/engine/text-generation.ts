@@ -19,7 +19,12 @@ export type TextEvent = TokenEvent & { text: string }
  * cut from the output, and the engine's request is aborted. It is not obeyed before `minNewTokens` tokens, and wins over an end by length at
  * the same token. Without a detokenizer, all text is empty and stop strings cannot match.
  */
-export async function * generateText (engine: Pick<RolloutEngine, 'generate' | 'abort'>, request: GenerateRequest, detokenizer: Detokenizer | null, options: TextStopOptions): AsyncGenerator<TextEvent, void, undefined> {
+export async function* generateText (
+  engine: Pick<RolloutEngine, 'generate' | 'abort'>,
+  request: GenerateRequest,
+  detokenizer: Detokenizer | null,
+  options: TextStopOptions
+): AsyncGenerator<TextEvent, void, undefined> {
   const matcher = new StopMatcher(options.stop, options.noStopTrim)
   const { minNewTokens } = request.sampling
   /** What a stop string has ended, while its experts are on their way: they come with the engine's last event. */
@@ -57,8 +62,13 @@ export async function * generateText (engine: Pick<RolloutEngine, 'generate' | '
     }
     // Characters that were never finished, and what was held back in vain.
     const last = matcher.push(detokenizer?.flush() ?? '')
-    if (last.matched !== null) yield { ...event, text: text + last.text, finish: { type: 'stop', matched: last.matched } }
-    else yield { ...event, text: text + last.text + matcher.flush() }
+    if (last.matched !== null) {
+      yield {
+        ...event,
+        text: text + last.text,
+        finish: { type: 'stop', matched: last.matched }
+      }
+    } else yield { ...event, text: text + last.text + matcher.flush() }
     return
   }
 }
@@ -68,7 +78,11 @@ function endsAtToken (finish: FinishReason | null): boolean {
 }
 
 /** The experts of an engine's last event, as they are where the output has its first `completionTokens` tokens only. */
-function expertsOf ({ experts, promptTokens, completionTokens }: TokenEvent, { expertsFrom = 0 }: GenerateRequest, kept: number): { experts?: Uint16Array } {
+function expertsOf (
+  { experts, promptTokens, completionTokens }: TokenEvent,
+  { expertsFrom = 0 }: GenerateRequest,
+  kept: number
+): { experts?: Uint16Array } {
   if (experts === undefined) return {}
   const rows = (tokens: number): number => Math.max(0, promptTokens + tokens - 1 - expertsFrom)
   return { experts: experts.subarray(0, rows(kept) * experts.length / Math.max(1, rows(completionTokens))) }

@@ -40,7 +40,9 @@ export class TokenStream implements AsyncIterableIterator<TokenEvent> {
     }
     if (this.#state === 'ended') return { done: true, value: undefined }
     if (this.#waiting !== null) throw new Error('a token stream has one reader at a time')
-    return await new Promise((resolve, reject) => { this.#waiting = { resolve, reject } })
+    return await new Promise((resolve, reject) => {
+      this.#waiting = { resolve, reject }
+    })
   }
 
   async return (): Promise<IteratorResult<TokenEvent>> {

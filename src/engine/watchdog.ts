@@ -23,5 +23,7 @@ export function watch (heartbeat: Heartbeat, timeoutMs: number, stuck: () => voi
     stuck()
   }, intervalMs)
   timer.unref()
-  return () => { clearInterval(timer) }
+  return () => {
+    clearInterval(timer)
+  }
 }

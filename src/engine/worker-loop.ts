@@ -32,9 +32,15 @@ export class WorkerLoop {
     this.#scheduler = new Scheduler({
       ...options,
       sink: {
-        event: (id, event) => { this.#packer.event(id, event) },
-        error: (id, code, message) => { this.#packer.error(id, code, message) },
-        reply: (call, done) => { this.#replies.push({ type: 'reply', call, done }) }
+        event: (id, event) => {
+          this.#packer.event(id, event)
+        },
+        error: (id, code, message) => {
+          this.#packer.error(id, code, message)
+        },
+        reply: (call, done) => {
+          this.#replies.push({ type: 'reply', call, done })
+        }
       }
     })
     port.on('message', (message: ToWorker) => {
@@ -49,14 +55,18 @@ export class WorkerLoop {
     this.#scheduled = false
     const until = performance.now() + TURN_MS
     while (!this.#closed) {
-      for (let received; (received = receiveMessageOnPort(this.#port)) !== undefined && !this.#closed;) this.#handle(received.message as ToWorker)
+      for (let received; (received = receiveMessageOnPort(this.#port)) !== undefined && !this.#closed;) {
+        this.#handle(received.message as ToWorker)
+      }
       const worked = this.#step()
       if (worked) this.#changed = true
       this.#send()
       if (!worked) return
       if (performance.now() > until) {
         this.#scheduled = true
-        setImmediate(() => { this.#turn() })
+        setImmediate(() => {
+          this.#turn()
+        })
         return
       }
     }
@@ -79,12 +89,14 @@ export class WorkerLoop {
     const scheduler = this.#scheduler
     this.#changed = true
     switch (message.type) {
-      case 'add': return scheduler.add(message.id, message.request)
+      case 'add':
+        return scheduler.add(message.id, message.request)
       case 'abort': {
         scheduler.abort(message.id)
         return
       }
-      case 'abortAll': return scheduler.abortAll()
+      case 'abortAll':
+        return scheduler.abortAll()
       case 'pause': {
         scheduler.pause(message.mode)
         this.#replies.push({ type: 'reply', call: message.call, done: true })
@@ -95,18 +107,25 @@ export class WorkerLoop {
         this.#replies.push({ type: 'reply', call: message.call, done: true })
         return
       }
-      case 'drain': return scheduler.drain(message.call)
+      case 'drain':
+        return scheduler.drain(message.call)
       case 'dropCache': {
         scheduler.dropCache(message.retract)
         this.#replies.push({ type: 'reply', call: message.call, done: true })
         return
       }
-      case 'flush': return scheduler.flush(message.call)
-      case 'cancelFlush': return scheduler.cancelFlush(message.call)
-      case 'shut': return scheduler.shut(message.call, message.abort, message.inPlace)
-      case 'cancelShut': return scheduler.cancelShut(message.call)
-      case 'open': return scheduler.open(message)
-      case 'relabel': return scheduler.setVersion(message.version)
+      case 'flush':
+        return scheduler.flush(message.call)
+      case 'cancelFlush':
+        return scheduler.cancelFlush(message.call)
+      case 'shut':
+        return scheduler.shut(message.call, message.abort, message.inPlace)
+      case 'cancelShut':
+        return scheduler.cancelShut(message.call)
+      case 'open':
+        return scheduler.open(message)
+      case 'relabel':
+        return scheduler.setVersion(message.version)
       case 'close': {
         scheduler.failAll('ENGINE_CLOSED', 'the engine is shutting down')
         this.#send()

@@ -1,5 +1,5 @@
 import { parentPort, workerData } from 'node:worker_threads'
-import { RefitError } from '../errors.ts'
+import { errorMessage, RefitError } from '../errors.ts'
 import { native } from '../native/addon.ts'
 import { Heartbeat } from './heartbeat.ts'
 import type { FromWorker, WorkerData } from './messages.ts'
@@ -40,7 +40,15 @@ try {
   start()
 } catch (error) {
   const native = (error as { code?: unknown }).code
-  const code = error instanceof RefitError ? error.code : native === 'NO_MEMORY' || native === 'DEVICE_LOST' ? native : 'CONFIG'
-  post({ type: 'failed', code, message: `the engine could not be started: ${error instanceof Error ? error.message : String(error)}` })
+  const code = error instanceof RefitError
+    ? error.code
+    : native === 'NO_MEMORY' || native === 'DEVICE_LOST'
+    ? native
+    : 'CONFIG'
+  post({
+    type: 'failed',
+    code,
+    message: `the engine could not be started: ${errorMessage(error)}`
+  })
   port.close()
 }

@@ -26,17 +26,31 @@ export async function admit (fleet: Fleet, worker: Worker, filling: FillOptions 
   } catch (error) {
     fleet.unready(worker, 'down', (error as Error).message)
     // An update that waits there since before would wait for ever.
-    if (!(error instanceof RefitError) && worker.lookFailed(error as Error, signal.aborted)) await worker.cut(new RefitError('ENGINE_FAILED', `${worker.url} is down`))
+    if (!(error instanceof RefitError) && worker.lookFailed(error as Error, signal.aborted)) {
+      await worker.cut(new RefitError('ENGINE_FAILED', `${worker.url} is down`))
+    }
     return
   }
   worker.failures = 0
-  if (before !== null && (before.instance !== facts.instance || (worker.hasEnded && !DIALECTS[facts.dialect].tellsStart))) startedAnew(fleet, worker)
+  if (
+    before !== null && (before.instance !== facts.instance || (worker.hasEnded && !DIALECTS[facts.dialect].tellsStart))
+  ) startedAnew(fleet, worker)
   worker.hasEnded = false
   worker.facts = facts
-  if (!fleet.isQuiet) return fleet.unready(worker, 'stale', fleet.paused ? 'it waits for the end of the pause' : 'it waits for the end of an update')
+  if (!fleet.isQuiet) {
+    return fleet.unready(
+      worker,
+      'stale',
+      fleet.paused
+        ? 'it waits for the end of the pause'
+        : 'it waits for the end of an update'
+    )
+  }
   const { updates } = fleet
   const peer = await reference(fleet, worker)
-  if (peer?.facts?.details['weight_transaction'] != null) return fleet.unready(worker, 'stale', 'it waits for the end of a weight transaction')
+  if (peer?.facts?.details['weight_transaction'] != null) {
+    return fleet.unready(worker, 'stale', 'it waits for the end of a weight transaction')
+  }
   let problem = await difference(fleet, worker, peer)
   // What somebody else is updating is not overwritten.
   if (problem !== null && filling !== null && !(worker.isForeign && worker.inSync) && isUnchanged()) {
@@ -48,12 +62,22 @@ export async function admit (fleet: Fleet, worker: Worker, filling: FillOptions 
   }
   if (problem === null && worker.isPaused && isUnchanged()) problem = await goOn(worker)
   if (!fleet.workers.has(worker.id) || worker.state === 'draining') return
-  if (!isUnchanged()) return fleet.unready(worker, 'stale', `an update or a pause came while it was ${problem === null ? 'compared' : 'filled or compared'}`)
-  if (peer === null && fleet.ready.length > 0) return fleet.unready(worker, 'stale', 'another engine became ready first, with which it is compared next')
+  if (!isUnchanged()) {
+    return fleet.unready(
+      worker,
+      'stale',
+      `an update or a pause came while it was ${problem === null ? 'compared' : 'filled or compared'}`
+    )
+  }
+  if (peer === null && fleet.ready.length > 0) {
+    return fleet.unready(worker, 'stale', 'another engine became ready first, with which it is compared next')
+  }
   if (problem === null) fleet.admitted(worker)
   else fleet.unready(worker, 'stale', problem)
 
-  function isUnchanged (): boolean { return fleet.isQuiet && fleet.updates === updates }
+  function isUnchanged (): boolean {
+    return fleet.isQuiet && fleet.updates === updates
+  }
 }
 
 export function startedAnew (fleet: Fleet, worker: Worker): void {
@@ -67,7 +91,10 @@ export function startedAnew (fleet: Fleet, worker: Worker): void {
 /** It missed the end of a pause: what it were sent would wait there. */
 async function goOn (worker: Worker): Promise<string | null> {
   try {
-    const reply = await worker.connection.json('POST', DIALECTS[worker.facts!.dialect].resume, {}, { admin: true, signal: AbortSignal.timeout(LOOK_MS) })
+    const reply = await worker.connection.json('POST', DIALECTS[worker.facts!.dialect].resume, {}, {
+      admin: true,
+      signal: AbortSignal.timeout(LOOK_MS)
+    })
     if (reply.status >= 400) return `it is paused: ${messageOf(reply)}`
     worker.isPaused = false
     return null
@@ -81,7 +108,9 @@ async function reference (fleet: Fleet, worker: Worker): Promise<Worker | null> 
   const others = fleet.ready.filter(other => other !== worker)
   const peer = others.find(({ facts }) => facts?.dialect === worker.facts?.dialect) ?? others[0]
   if (peer === undefined) return null
-  peer.facts = await readFacts(peer.connection, peer.facts!.dialect, AbortSignal.timeout(LOOK_MS)).catch(() => peer.facts)
+  peer.facts = await readFacts(peer.connection, peer.facts!.dialect, AbortSignal.timeout(LOOK_MS)).catch(() =>
+    peer.facts
+  )
   return peer
 }
 
@@ -91,10 +120,14 @@ async function difference (fleet: Fleet, worker: Worker, peer: Worker | null): P
   if (facts.torn !== null) return facts.torn
   if (peer === null) return alone(fleet, worker)
   const theirs = peer.facts!
-  if (facts.version !== theirs.version && facts.version !== null && theirs.version !== null) return `it holds version ${JSON.stringify(facts.version)}, the others ${JSON.stringify(theirs.version)}`
+  if (facts.version !== theirs.version && facts.version !== null && theirs.version !== null) {
+    return `it holds version ${JSON.stringify(facts.version)}, the others ${JSON.stringify(theirs.version)}`
+  }
   if (worker.inSync && !worker.isForeign) return null
   if (facts.dialect === theirs.dialect && DIALECTS[facts.dialect].hasChecksums) return await compareBytes(worker, peer)
-  return fleet.updates === 0 || (worker.update === fleet.updates && fleet.isOnDisk) ? null : 'it missed updates, and engines of this kind tell no checksums: a whole update from disk lets it in'
+  return fleet.updates === 0 || (worker.update === fleet.updates && fleet.isOnDisk)
+    ? null
+    : 'it missed updates, and engines of this kind tell no checksums: a whole update from disk lets it in'
 }
 
 /** Nobody holds the current weights who could be asked. */
@@ -108,18 +141,31 @@ async function compareBytes (worker: Worker, peer: Worker): Promise<string | nul
   if (typeof own === 'string') return `its checksums could not be read: ${own}`
   if (typeof theirs === 'string') return `checksums of ${peer.url} could not be read: ${theirs}`
   if (own.digest === theirs.digest) return null
-  const different = [...theirs.tensors].filter(([name, checksum]) => own.tensors.get(name) !== checksum).map(([name]) => name)
+  const different = [...theirs.tensors].filter(([name, checksum]) => own.tensors.get(name) !== checksum).map(([name]) =>
+    name
+  )
   const shown = different.slice(0, 3).join(', ')
-  return `it holds other weights than ${peer.url}${different.length === 0 ? '' : `: ${shown}${different.length > 3 ? ` and ${different.length - 3} more` : ''}`}`
+  return `it holds other weights than ${peer.url}${
+    different.length === 0 ? '' : `: ${shown}${different.length > 3 ? ` and ${different.length - 3} more` : ''}`
+  }`
 }
 
-interface Checksums { digest: string, tensors: ReadonlyMap<string, string> }
+interface Checksums {
+  digest: string
+  tensors: ReadonlyMap<string, string>
+}
 
 /** Of whole tensors where the engine tells them, which do not depend on its ranks; else of the engine. A text says what failed. */
 async function checksums ({ connection }: Worker): Promise<Checksums | string> {
   try {
-    const reply = await connection.json('POST', '/weights_checker', { action: 'checksum' }, { admin: true, signal: AbortSignal.timeout(COMPARE_MS) })
-    const { checksums: tensors, per_engine_checksum: whole } = (reply.body ?? {}) as { checksums?: Record<string, string>, per_engine_checksum?: string }
+    const reply = await connection.json('POST', '/weights_checker', { action: 'checksum' }, {
+      admin: true,
+      signal: AbortSignal.timeout(COMPARE_MS)
+    })
+    const { checksums: tensors, per_engine_checksum: whole } = (reply.body ?? {}) as {
+      checksums?: Record<string, string>
+      per_engine_checksum?: string
+    }
     if (reply.status >= 400) return messageOf(reply)
     if (typeof tensors === 'object' && tensors !== null) {
       const sorted = Object.entries(tensors).sort(([a], [b]) => a < b ? -1 : 1)

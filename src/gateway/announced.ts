@@ -26,7 +26,9 @@ export class Announced {
   }
 
   /** It was brought. */
-  end (kind: string): void { this.#kinds.delete(kind) }
+  end (kind: string): void {
+    this.#kinds.delete(kind)
+  }
 
   /** It was started anew, and knows nothing. */
   forget (worker: Worker): void {

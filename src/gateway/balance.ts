@@ -2,9 +2,15 @@ import { createHash } from 'node:crypto'
 import type { IncomingHttpHeaders } from 'node:http'
 
 /** What decides where a request goes. `sticky` keys stay on their engine however busy it is. */
-export interface RoutingKey { hash: number, sticky: boolean }
+export interface RoutingKey {
+  hash: number
+  sticky: boolean
+}
 
-interface Choice { seed: number, load: number }
+interface Choice {
+  seed: number
+  load: number
+}
 
 /** Of a prompt, what is hashed: the samples of a prompt and the turns of a talk share it; what many prompts share is usually shorter. */
 const PREFIX_BYTES = 1024
@@ -67,7 +73,9 @@ function promptBegin (body: Buffer): number {
   return first
 }
 
-function hash32 (bytes: Uint8Array): number { return createHash('sha1').update(bytes).digest().readUInt32LE() }
+function hash32 (bytes: Uint8Array): number {
+  return createHash('sha1').update(bytes).digest().readUInt32LE()
+}
 
 /** Finalizer of MurmurHash3 (Austin Appleby, public domain), as an unsigned number. */
 function mix (value: number): number {

@@ -23,7 +23,12 @@ export function perEngine (fleet: Fleet, call: Call, body: JsonBody, workers: re
 }
 
 /** A group is given away only if all of its ranks can come: one that waits for a rank that is down waits in vain. */
-function joined (fleet: Fleet, { at, offset, world: worldField }: Ranks, body: JsonBody, workers: readonly Worker[]): PerEngine {
+function joined (
+  fleet: Fleet,
+  { at, offset, world: worldField }: Ranks,
+  body: JsonBody,
+  workers: readonly Worker[]
+): PerEngine {
   const [first, world] = [whole(body.get(...at, offset)), whole(body.get(...at, worldField))]
   // Handles and files need no group; what is missing is told by the engines.
   if (first === null || world === null) return null
@@ -31,10 +36,19 @@ function joined (fleet: Fleet, { at, offset, world: worldField }: Ranks, body: J
   const missing = fleet.list.filter(worker => !workers.includes(worker) && worker.state !== 'draining')
   const layout = workers.map(({ url, ranks }) => `${url} has ${ranks}`).join(', ')
   if (first + total > world) {
-    throw new RefitError('INVALID_REQUEST', `${worldField}: ranks from ${offset} ${first} on are ${total} (${layout}), which ${world} has no room for; read tp_size of /server_info again`, { param: worldField })
+    throw new RefitError(
+      'INVALID_REQUEST',
+      `${worldField}: ranks from ${offset} ${first} on are ${total} (${layout}), which ${world} has no room for; read tp_size of /server_info again`,
+      { param: worldField }
+    )
   }
   if (missing.length > 0 && first + total + sum(missing) <= world) {
-    throw new RefitError('NO_ENGINE', `the group would wait for ranks that do not come: ${missing.map(({ url, state }) => `${url} is ${state}`).join(', ')}`)
+    throw new RefitError(
+      'NO_ENGINE',
+      `the group would wait for ranks that do not come: ${
+        missing.map(({ url, state }) => `${url} is ${state}`).join(', ')
+      }`
+    )
   }
   let rank = first
   return new Map(workers.map(worker => {
@@ -61,4 +75,6 @@ function whole (value: unknown): number | null {
   return Number.isSafeInteger(number) ? number as number : null
 }
 
-function sum (workers: readonly Worker[]): number { return workers.reduce((total, { ranks }) => total + ranks, 0) }
+function sum (workers: readonly Worker[]): number {
+  return workers.reduce((total, { ranks }) => total + ranks, 0)
+}

@@ -24,16 +24,20 @@ export function updateInfoCall (body: JsonBody, at: readonly Step[]): Call {
 function infoCall (body: JsonBody, at: readonly Step[]): Call {
   const one = body.count(...at) === undefined ? at : [...at, 0]
   if (body.has(...one, 'path')) return { ...weights, checkpoint: [...one, 'path'] }
-  const isHere = body.has(...one, 'target_version') || body.has(...one, 'ipc_handles_pickled') || body.has(...one, 'ipc_handles')
+  const isHere = body.has(...one, 'target_version') || body.has(...one, 'ipc_handles_pickled') ||
+    body.has(...one, 'ipc_handles')
   return isHere ? weights : { ...broadcast, group: GROUP }
 }
 
 /** NeMo-RL's envelope. */
 export function scopeCall (body: JsonBody): Call {
   switch (body.text('engine_rpc')) {
-    case 'start_weight_update': return begin
-    case 'finish_weight_update': return label
-    default: return updateInfoCall(body, [])
+    case 'start_weight_update':
+      return begin
+    case 'finish_weight_update':
+      return label
+    default:
+      return updateInfoCall(body, [])
   }
 }
 
@@ -44,7 +48,13 @@ function argument (body: JsonBody, name: string): readonly Step[] {
 
 /** Methods of `/collective_rpc`. */
 export const RPC: Readonly<Record<string, ((body: JsonBody) => Call) | undefined>> = {
-  init_weight_transfer_engine: body => ({ to: 'members', does: 'join', group: GROUP, ranks: { at: argument(body, 'init_info'), offset: 'rank_offset', world: 'world_size' }, ...RESULTS }),
+  init_weight_transfer_engine: body => ({
+    to: 'members',
+    does: 'join',
+    group: GROUP,
+    ranks: { at: argument(body, 'init_info'), offset: 'rank_offset', world: 'world_size' },
+    ...RESULTS
+  }),
   start_weight_update: () => ({ ...begin, ...RESULTS }),
   skyrl_start_weight_update: () => ({ ...begin, ...RESULTS }),
   update_weights: body => ({ ...infoCall(body, argument(body, 'update_info')), ...RESULTS }),

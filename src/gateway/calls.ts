@@ -45,7 +45,11 @@ export interface Call {
   answer?: Answer
 }
 
-export interface Ranks { at: readonly Step[], offset: string, world: string }
+export interface Ranks {
+  at: readonly Step[]
+  offset: string
+  world: string
+}
 
 /** How answers become one, besides `engines`. */
 export interface Answer {
@@ -72,7 +76,11 @@ const resume: Call = { to: 'all', does: 'resume' }
 const memory: Call = { ...state, does: 'memory' }
 const broadcast: Call = { to: 'group', does: 'weights' }
 const leave: Call = { to: 'group', does: 'leave' }
-const join = (at: readonly Step[] = [], offset = 'rank_offset', world = 'world_size'): Call => ({ to: 'members', does: 'join', ranks: { at, offset, world } })
+const join = (at: readonly Step[] = [], offset = 'rank_offset', world = 'world_size'): Call => ({
+  to: 'members',
+  does: 'join',
+  ranks: { at, offset, world }
+})
 const adapter: Call = { to: 'members', does: 'label' }
 const NEMO_KEY = 'x-nemo-rl-refit-key'
 const nobody = 'it makes one engine rank 0 of a group that has one engine'
@@ -81,7 +89,17 @@ const nobody = 'it makes one engine rank 0 of a group that has one engine'
 export const CALLS: Readonly<Record<string, Call>> = {
   // Generation.
   '/generate': { ...one, methods: ['POST', 'PUT'] },
-  ...all(one, '/v1/completions', '/v1/chat/completions', '/v1/chat/completions/render', '/inference/v1/generate', '/skyrl/v1/generate', '/generate/', '/chat/', '/get_sequence_logprobs/'),
+  ...all(
+    one,
+    '/v1/completions',
+    '/v1/chat/completions',
+    '/v1/chat/completions/render',
+    '/inference/v1/generate',
+    '/skyrl/v1/generate',
+    '/generate/',
+    '/chat/',
+    '/get_sequence_logprobs/'
+  ),
   ...all(one, '/tokenize', '/detokenize', '/v1/tokenize', '/v1/detokenize'),
 
   // What the engines are.
@@ -89,7 +107,12 @@ export const CALLS: Readonly<Record<string, Call>> = {
   // Read alone: a proxy before an engine may resolve `..`.
   ...all({ ...any, methods: GET }, '/v1/models', '/v1/models/*'),
   ...all({ ...any, auth: 'public' }, '/health_generate', '/liveness', '/health/'),
-  ...all({ ...any, auth: 'admin' }, '/get_weights_by_name', '/remote_instance_transfer_engine_info', '/get_remote_instance_transfer_engine_info'),
+  ...all(
+    { ...any, auth: 'admin' },
+    '/get_weights_by_name',
+    '/remote_instance_transfer_engine_info',
+    '/get_remote_instance_transfer_engine_info'
+  ),
   ...all(seen({ agree: 'weight_version' }), '/weight_version', '/get_weight_version', '/weight_info'),
   ...all(seen({ join: ['loads'] }), '/get_load', '/v1/loads'),
   '/is_paused': seen({ every: ['is_paused'] }),
@@ -98,9 +121,25 @@ export const CALLS: Readonly<Record<string, Call>> = {
   // Their state.
   ...all(pause, '/pause_generation', '/pause', '/areal_pause_generation', '/engine/pause_generation'),
   ...all(resume, '/continue_generation', '/resume', '/areal_continue_generation', '/engine/resume_generation'),
-  ...all(state, '/flush_cache', '/reset_prefix_cache', '/reset_prefix_cache/', '/reset_mm_cache', '/reset_encoder_cache'),
+  ...all(
+    state,
+    '/flush_cache',
+    '/reset_prefix_cache',
+    '/reset_prefix_cache/',
+    '/reset_mm_cache',
+    '/reset_encoder_cache'
+  ),
   ...all(memory, '/release_memory_occupation', '/resume_memory_occupation', '/sleep', '/wake_up'),
-  ...all(state, '/abort_request', '/finish_session', '/post_process_weights', '/release_kept_tensors', '/start_profile', '/stop_profile', '/start_draft_weight_update'),
+  ...all(
+    state,
+    '/abort_request',
+    '/finish_session',
+    '/post_process_weights',
+    '/release_kept_tensors',
+    '/start_profile',
+    '/stop_profile',
+    '/start_draft_weight_update'
+  ),
   '/abort_requests': { ...state, answer: { sum: ['aborted'] } },
   '/weights_checker': { ...state, answer: { agree: 'checksums' } },
   '/weight_checker': { ...state, answer: { every: ['match'], join: ['mismatches'] } },
@@ -110,7 +149,17 @@ export const CALLS: Readonly<Record<string, Call>> = {
   '/update_weights_from_tensor': { ...weights, cut: ['serialized_named_tensors'] },
   '/update_weights_from_ipc': weights,
   '/areal_update_weights_tensor': { ...weights, stream: true },
-  ...all(adapter, '/load_lora_adapter', '/unload_lora_adapter', '/load_lora_adapter_from_tensors', '/load_lora_adapter_from_distributed', '/v1/load_lora_adapter', '/v1/unload_lora_adapter', '/skyrl/v1/load_lora_adapter', '/areal_update_weights_lora'),
+  ...all(
+    adapter,
+    '/load_lora_adapter',
+    '/unload_lora_adapter',
+    '/load_lora_adapter_from_tensors',
+    '/load_lora_adapter_from_distributed',
+    '/v1/load_lora_adapter',
+    '/v1/unload_lora_adapter',
+    '/skyrl/v1/load_lora_adapter',
+    '/areal_update_weights_lora'
+  ),
   // They change a host's disk, which is for an engine that is being filled, too.
   '/pull_weights': { to: 'members' },
   '/fetch_weights': { to: 'members', answer: { join: ['result'] } },
@@ -122,7 +171,11 @@ export const CALLS: Readonly<Record<string, Call>> = {
 
   // Weights through process groups.
   ...all(join(), '/init_weights_update_group', '/areal_init_weights_update_group', '/init_weight_update_communicator'),
-  ...all({ ...join(['init_info']), group: { name: NAMELESS } }, '/init_weight_transfer_engine', '/engine/init_weights_update_group'),
+  ...all(
+    { ...join(['init_info']), group: { name: NAMELESS } },
+    '/init_weight_transfer_engine',
+    '/engine/init_weights_update_group'
+  ),
   '/init_broadcaster': { ...join([], 'rank_offset', 'inference_world_size'), group: { name: NAMELESS } },
   ...all(broadcast, '/update_weights_from_distributed', '/update_weights_skyrl'),
   // Announced, and brought by the next call.
@@ -140,7 +193,13 @@ export const CALLS: Readonly<Record<string, Call>> = {
 
   // Updates of many requests.
   ...all({ to: 'members', does: 'begin' }, '/begin_weight_update', '/start_weight_update'),
-  ...all(label, '/end_weight_update', '/finish_weight_update', '/update_weight_version', '/weight_transactions/:id/commit'),
+  ...all(
+    label,
+    '/end_weight_update',
+    '/finish_weight_update',
+    '/update_weight_version',
+    '/weight_transactions/:id/commit'
+  ),
   '/weight_transactions': { to: 'members', methods: BOTH, does: 'begin', id: true },
   '/weight_transactions/:id': { to: 'members', methods: GET },
   '/weight_transactions/:id/abort': { to: 'members' }
@@ -148,10 +207,14 @@ export const CALLS: Readonly<Record<string, Call>> = {
 
 /** What no gateway can do for many engines, and what to do instead. */
 export const REFUSED: Readonly<Record<string, string>> = {
-  '/remote_instance_weights_info': 'weights are taken from one engine: name one of /workers in --load-from, not the gateway',
-  '/init_weights_send_group_for_remote_instance': 'weights are taken from one engine: name one of /workers in --load-from, not the gateway',
-  '/send_weights_to_remote_instance': 'weights are taken from one engine: name one of /workers in --load-from, not the gateway',
-  '/update_weights_from_peer': 'engines are filled one by one, and the gateway does that itself for those that missed an update; ask an engine of /workers'
+  '/remote_instance_weights_info':
+    'weights are taken from one engine: name one of /workers in --load-from, not the gateway',
+  '/init_weights_send_group_for_remote_instance':
+    'weights are taken from one engine: name one of /workers in --load-from, not the gateway',
+  '/send_weights_to_remote_instance':
+    'weights are taken from one engine: name one of /workers in --load-from, not the gateway',
+  '/update_weights_from_peer':
+    'engines are filled one by one, and the gateway does that itself for those that missed an update; ask an engine of /workers'
 }
 
 /** What nobody has heard of goes to all; what has weights in its name is taken to change them. */
@@ -159,4 +222,6 @@ export function unknownCall (path: string, method: string): Call {
   return method !== 'GET' && /weight|lora/.test(path) ? { to: 'members', does: 'weights' } : { to: 'all' }
 }
 
-function all (call: Call, ...paths: string[]): Record<string, Call> { return Object.fromEntries(paths.map(path => [path, call])) }
+function all (call: Call, ...paths: string[]): Record<string, Call> {
+  return Object.fromEntries(paths.map(path => [path, call]))
+}

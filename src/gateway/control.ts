@@ -21,14 +21,29 @@ const BEFORE_FILLS: ReadonlySet<Call['does']> = new Set(['weights', 'label', 'be
 const MISSED = 'it did not get all that the update was announced with'
 
 /** Sends a call that is meant for the weights or the state of every engine to every engine, and answers for all. `body` null: an upload, which is not held. */
-export async function control (fleet: Fleet, metrics: GatewayMetrics, request: FastifyRequest, route: Call, body: Buffer | null): Promise<Merged> {
+export async function control (
+  fleet: Fleet,
+  metrics: GatewayMetrics,
+  request: FastifyRequest,
+  route: Call,
+  body: Buffer | null
+): Promise<Merged> {
   const json = new JsonBody(body ?? Buffer.alloc(0))
   const call = body === null ? route : route.by?.(json) ?? route
-  if (call.alone !== undefined && fleet.members.length > 1) throw new RefitError('UNSUPPORTED', `${fleet.members.length} engines are behind the gateway, and this call is for one: ${call.alone}; ask an engine of /workers`)
+  if (call.alone !== undefined && fleet.members.length > 1) {
+    throw new RefitError(
+      'UNSUPPORTED',
+      `${fleet.members.length} engines are behind the gateway, and this call is for one: ${call.alone}; ask an engine of /workers`
+    )
+  }
   const { workers, inGroup } = targets(fleet, call, json)
   if (workers.length === 0) throw fleet.noEngine()
   const lacking = partial(fleet, call, workers)
-  if (BEFORE_FILLS.has(call.does) && request.method !== 'GET') for (const { filling } of workers) filling?.abort(new RefitError('CONFLICT', 'a call for the weights of all engines came meanwhile'))
+  if (BEFORE_FILLS.has(call.does) && request.method !== 'GET') {
+    for (const { filling } of workers) {
+      filling?.abort(new RefitError('CONFLICT', 'a call for the weights of all engines came meanwhile'))
+    }
+  }
   const ready = workers.filter(({ state }) => state === 'ready')
   const isUpdate = request.method !== 'GET' && (call.does === 'weights' || call.does === 'label')
   if (isUpdate) fleet.updateBegan()
@@ -40,12 +55,29 @@ export async function control (fleet: Fleet, metrics: GatewayMetrics, request: F
     metrics.fannedOut(String(request.routeOptions.url), (performance.now() - began) / 1000, outcomes, isUpdate)
     // Where the client broke off, engines have changed nothing, or say themselves what is torn.
     const isWhole = body !== null || request.raw.complete
-    if (isUpdate) fleet.updateEnded(outcomes.map(outcome => ({ worker: outcome.worker, failure: failureOf(outcome) ?? (lacking.includes(outcome.worker) ? MISSED : null), isUnknown: isWhole && 'error' in outcome })), checkpointOf(call, json, inGroup))
+    if (isUpdate) {
+      fleet.updateEnded(
+        outcomes.map(outcome => ({
+          worker: outcome.worker,
+          failure: failureOf(outcome) ?? (lacking.includes(outcome.worker)
+            ? MISSED
+            : null),
+          isUnknown: isWhole && 'error' in outcome
+        })),
+        checkpointOf(call, json, inGroup)
+      )
+    }
   }
   follow(fleet, call, json, outcomes)
-  if (call.does === 'begin' && request.method !== 'GET' && outcomes.some(outcome => ready.includes(outcome.worker) && failureOf(outcome) !== null)) await takeBack(outcomes, request.headers.authorization)
+  if (
+    call.does === 'begin' && request.method !== 'GET' &&
+    outcomes.some(outcome => ready.includes(outcome.worker) && failureOf(outcome) !== null)
+  ) await takeBack(outcomes, request.headers.authorization)
   // What fails on an engine that is out anyway is told by /workers; a trainer could do nothing about it.
-  const told = outcomes.filter(outcome => ready.includes(outcome.worker) || (call.does !== undefined && failureOf(outcome) === null && !lacking.includes(outcome.worker)))
+  const told = outcomes.filter(outcome =>
+    ready.includes(outcome.worker) ||
+    (call.does !== undefined && failureOf(outcome) === null && !lacking.includes(outcome.worker))
+  )
   return merge(call.answer ?? {}, ready.length === 0 ? outcomes : told)
 }
 
@@ -55,7 +87,12 @@ function partial (fleet: Fleet, { announcedBy }: Call, workers: readonly Worker[
   const lacking = fleet.announced.lacking(announcedBy, workers)
   if (lacking.length === 0) return []
   if (!workers.some(worker => worker.state === 'ready' && !lacking.includes(worker))) {
-    throw new RefitError('CONFLICT', `no ready engine has all that the update was announced with: ${lacking.map(({ url }) => url).join(', ')} missed some of it. Nothing was written; begin the update anew`)
+    throw new RefitError(
+      'CONFLICT',
+      `no ready engine has all that the update was announced with: ${
+        lacking.map(({ url }) => url).join(', ')
+      } missed some of it. Nothing was written; begin the update anew`
+    )
   }
   for (const worker of lacking) fleet.missed(worker, MISSED)
   return lacking
@@ -64,12 +101,23 @@ function partial (fleet: Fleet, { announcedBy }: Call, workers: readonly Worker[
 /** What some engines refused to begin is open on none: an update that comes without it would be a part of it on the others. What has been written to stays. */
 async function takeBack (outcomes: readonly Outcome[], authorization: string | undefined): Promise<void> {
   const begun = outcomes.filter(outcome => failureOf(outcome) === null && outcome.worker.facts?.dialect === 'refit')
-  await Promise.all(begun.map(async ({ worker: { connection } }) => {
-    const options = { admin: true, headers: authorization === undefined ? {} : { authorization }, signal: AbortSignal.timeout(LOOK_MS) }
-    const { body } = await connection.json('GET', '/weight_transactions', undefined, options)
-    const { id, written_count: written } = (body as { open?: { id?: string, written_count?: number } | null } | undefined)?.open ?? {}
-    if (id !== undefined && written === 0) await connection.json('POST', `/weight_transactions/${encodeURIComponent(id)}/abort`, { reason: 'another engine behind the gateway refused to begin' }, options)
-  })).catch(() => {})
+  await Promise
+    .all(begun.map(async ({ worker: { connection } }) => {
+      const options = {
+        admin: true,
+        headers: authorization === undefined ? {} : { authorization },
+        signal: AbortSignal.timeout(LOOK_MS)
+      }
+      const { body } = await connection.json('GET', '/weight_transactions', undefined, options)
+      const { id, written_count: written } =
+        (body as { open?: { id?: string, written_count?: number } | null } | undefined)?.open ?? {}
+      if (id !== undefined && written === 0) {
+        await connection.json('POST', `/weight_transactions/${encodeURIComponent(id)}/abort`, {
+          reason: 'another engine behind the gateway refused to begin'
+        }, options)
+      }
+    }))
+    .catch(() => {})
 }
 
 /** Of a process group its members; else all that live. */
@@ -80,15 +128,31 @@ function targets (fleet: Fleet, call: Call, body: JsonBody): { workers: Worker[]
   return { workers: inGroup.length > 0 ? inGroup : fleet.members, inGroup: inGroup.length > 0 }
 }
 
-async function send (fleet: Fleet, request: FastifyRequest, call: Call, body: Buffer | null, json: JsonBody, workers: readonly Worker[]): Promise<Outcome[]> {
-  const plain: EngineCall = { method: request.method, path: request.url, headers: readHeaders(request.headers), admin: true }
+async function send (
+  fleet: Fleet,
+  request: FastifyRequest,
+  call: Call,
+  body: Buffer | null,
+  json: JsonBody,
+  workers: readonly Worker[]
+): Promise<Outcome[]> {
+  const plain: EngineCall = {
+    method: request.method,
+    path: request.url,
+    headers: readHeaders(request.headers),
+    admin: true
+  }
   if (body === null) return await fanOutStream(workers, request.raw, () => plain)
   const bodies = request.method === 'GET' ? null : perEngine(fleet, call, json, workers)
   if (bodies === null) return await fanOut(workers, () => ({ ...plain, body: body.length === 0 ? null : body }))
   const headers = bodylessHeaders(request.headers)
   return await fanOut(workers, worker => {
     const pieces = bodies.get(worker)!
-    return { ...plain, headers: { ...headers, 'content-length': String(pieces.reduce((sum, { length }) => sum + length, 0)) }, body: Readable.from(pieces.filter(({ length }) => length > 0), { objectMode: false }) }
+    return {
+      ...plain,
+      headers: { ...headers, 'content-length': String(pieces.reduce((sum, { length }) => sum + length, 0)) },
+      body: Readable.from(pieces.filter(({ length }) => length > 0), { objectMode: false })
+    }
   })
 }
 
@@ -96,12 +160,23 @@ async function send (fleet: Fleet, request: FastifyRequest, call: Call, body: Bu
 function follow (fleet: Fleet, call: Call, body: JsonBody, outcomes: readonly Outcome[]): void {
   const took = outcomes.filter(outcome => failureOf(outcome) === null)
   const { announces, announcedBy } = call
-  if (announces !== undefined) fleet.announced.took(announces.kind, announces.isFirst === true, body.bytes, took.map(({ worker }) => worker))
+  if (announces !== undefined) {
+    fleet.announced.took(
+      announces.kind,
+      announces.isFirst === true,
+      body.bytes,
+      took.map(({ worker }) => worker)
+    )
+  }
   if (announcedBy !== undefined && took.length > 0) fleet.announced.end(announcedBy)
-  if (call.does === 'pause' || call.does === 'resume') for (const { worker } of took) worker.isPaused = call.does === 'pause'
+  if (call.does === 'pause' || call.does === 'resume') {
+    for (const { worker } of took) worker.isPaused = call.does === 'pause'
+  }
   if (call.does === 'pause' && took.length > 0) fleet.pauseMoved(true)
   if (call.does === 'resume') {
-    for (const { worker } of outcomes) if (worker.isPaused) fleet.unready(worker, 'stale', 'it missed the end of a pause')
+    for (const { worker } of outcomes) {
+      if (worker.isPaused) fleet.unready(worker, 'stale', 'it missed the end of a pause')
+    }
     fleet.pauseMoved(false)
   }
   if (call.does !== 'join' && call.does !== 'leave') return

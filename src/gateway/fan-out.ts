@@ -14,7 +14,11 @@ export async function fanOut (workers: readonly Worker[], call: (worker: Worker)
 }
 
 /** A body that is not held: every engine gets it piece by piece, at the pace of the slowest. One that fails is left behind. */
-export async function fanOutStream (workers: readonly Worker[], body: IncomingMessage, call: (worker: Worker) => Call): Promise<Outcome[]> {
+export async function fanOutStream (
+  workers: readonly Worker[],
+  body: IncomingMessage,
+  call: (worker: Worker) => Call
+): Promise<Outcome[]> {
   const lanes = workers.map(worker => ({ worker, pipe: new PassThrough() }))
   for (const { pipe } of lanes) pipe.on('error', () => {})
   const outcomes = Promise.all(lanes.map(async ({ worker, pipe }) => {

@@ -14,19 +14,34 @@ const FIRST_WAIT_MS = 1000
 const LONGEST_WAIT_MS = 60_000
 
 /** One call of the engine that is filled. */
-interface Call { path: string, body: object }
-interface Way { from: 'disk' | 'peer', where: string, calls: readonly Call[] }
+interface Call {
+  path: string
+  body: object
+}
+interface Way {
+  from: 'disk' | 'peer'
+  where: string
+  calls: readonly Call[]
+}
 
 /**
  * Gives an engine the current weights: from the checkpoint that they came from, else from an engine that holds them. Null where that worked, else why not. After a
  * failure nothing is tried for a while, each time longer. Ended by `worker.filling`, when a call for the weights comes that must not wait.
  */
-export async function fill (fleet: Fleet, worker: Worker, peer: Worker | null, { timeoutMs, metrics }: FillOptions): Promise<string | null> {
+export async function fill (
+  fleet: Fleet,
+  worker: Worker,
+  peer: Worker | null,
+  { timeoutMs, metrics }: FillOptions
+): Promise<string | null> {
   const wait = worker.fillAt - performance.now()
   if (wait > 0) return `${worker.fillFailure}; tried again in ${Math.ceil(wait / 1000)} s`
   const stop = new AbortController()
   worker.filling = stop
-  const timer = setTimeout(() => { stop.abort(new RefitError('DEADLINE', `it took longer than ${timeoutMs / 1000} s`)) }, timeoutMs).unref()
+  const timer = setTimeout(() => {
+    stop.abort(new RefitError('DEADLINE', `it took longer than ${timeoutMs / 1000} s`))
+  }, timeoutMs)
+    .unref()
   const { ways, failures } = waysOf(fleet, worker, peer, timeoutMs)
   try {
     for (const way of ways) {
@@ -52,13 +67,17 @@ export async function fill (fleet: Fleet, worker: Worker, peer: Worker | null, {
   return worker.fillFailure
 }
 
-function isGivenUp ({ aborted, reason }: AbortSignal): boolean { return aborted && (reason as RefitError).code !== 'DEADLINE' }
+function isGivenUp ({ aborted, reason }: AbortSignal): boolean {
+  return aborted && (reason as RefitError).code !== 'DEADLINE'
+}
 
 async function take ({ connection }: Worker, { calls }: Way, signal: AbortSignal): Promise<string | null> {
   for (const { path, body } of calls) {
     try {
       const reply = await connection.json('POST', path, body, { admin: true, signal })
-      if (reply.status >= 400 || (reply.body as { success?: unknown } | undefined)?.success === false) return messageOf(reply)
+      if (reply.status >= 400 || (reply.body as { success?: unknown } | undefined)?.success === false) {
+        return messageOf(reply)
+      }
     } catch (error) {
       return (signal.aborted ? signal.reason as Error : error as Error).message
     }
@@ -67,7 +86,12 @@ async function take ({ connection }: Worker, { calls }: Way, signal: AbortSignal
 }
 
 /** Disk first: it takes nothing from an engine that generates, and says at once where the files are not there. */
-function waysOf (fleet: Fleet, worker: Worker, peer: Worker | null, timeoutMs: number): { ways: Way[], failures: string[] } {
+function waysOf (
+  fleet: Fleet,
+  worker: Worker,
+  peer: Worker | null,
+  timeoutMs: number
+): { ways: Way[], failures: string[] } {
   const ways: Way[] = []
   const failures: string[] = []
   const path = fleet.checkpoint ?? peer?.facts?.modelPath ?? null
@@ -75,8 +99,13 @@ function waysOf (fleet: Fleet, worker: Worker, peer: Worker | null, timeoutMs: n
   const label = version === null ? {} : { weight_version: version }
   const dialect = worker.facts!.dialect
   if (!fleet.isOnDisk || path === null) failures.push('the current weights came from no checkpoint')
-  else if (dialect !== 'vllm') ways.push({ from: 'disk', where: path, calls: [{ path: '/update_weights_from_disk', body: { model_path: path, abort_all_requests: true, ...label } }] })
-  else {
+  else if (dialect !== 'vllm') {
+    ways.push({
+      from: 'disk',
+      where: path,
+      calls: [{ path: '/update_weights_from_disk', body: { model_path: path, abort_all_requests: true, ...label } }]
+    })
+  } else {
     ways.push({
       from: 'disk',
       where: path,
@@ -96,7 +125,17 @@ function waysOf (fleet: Fleet, worker: Worker, peer: Worker | null, timeoutMs: n
     ways.push({
       from: 'peer',
       where: peer.url,
-      calls: [{ path: '/update_weights_from_peer', body: { url: peer.url, timeout: timeoutMs / 1000, abort_all_requests: true, ...peer.adminKey === undefined ? {} : { api_key: peer.adminKey } } }]
+      calls: [{
+        path: '/update_weights_from_peer',
+        body: {
+          url: peer.url,
+          timeout: timeoutMs / 1000,
+          abort_all_requests: true,
+          ...peer.adminKey === undefined
+            ? {}
+            : { api_key: peer.adminKey }
+        }
+      }]
     })
   }
   return { ways, failures }

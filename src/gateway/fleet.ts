@@ -5,10 +5,17 @@ import type { RoutingKey } from './balance.ts'
 import { Announced } from './announced.ts'
 import { Worker } from './worker.ts'
 
-export interface Log { info: (fields: object, line: string) => void, warn: (fields: object, line: string) => void }
+export interface Log {
+  info: (fields: object, line: string) => void
+  warn: (fields: object, line: string) => void
+}
 
 /** What came of an update on one engine. `isUnknown`: it may have taken it, but its answer is lost. */
-export interface UpdateOutcome { worker: Worker, failure: string | null, isUnknown: boolean }
+export interface UpdateOutcome {
+  worker: Worker
+  failure: string | null
+  isUnknown: boolean
+}
 
 /**
  * The engines, and which of them hold the current weights. Current is what the updates through this gateway have left on the engines that took
@@ -38,14 +45,24 @@ export class Fleet {
     this.log = log
   }
 
-  get list (): Worker[] { return [...this.workers.values()] }
-  get ready (): Worker[] { return this.list.filter(({ state }) => state === 'ready') }
+  get list (): Worker[] {
+    return [...this.workers.values()]
+  }
+  get ready (): Worker[] {
+    return this.list.filter(({ state }) => state === 'ready')
+  }
   /** Those that control and weight calls go to. */
-  get served (): Worker[] { return this.list.filter(({ isServed }) => isServed) }
+  get served (): Worker[] {
+    return this.list.filter(({ isServed }) => isServed)
+  }
   /** Those that hold weights or are to hold them: their ranks are the ranks of the gateway. */
-  get members (): Worker[] { return this.list.filter(({ state }) => state === 'ready' || state === 'stale') }
+  get members (): Worker[] {
+    return this.list.filter(({ state }) => state === 'ready' || state === 'stale')
+  }
   /** Labels and checksums can be compared: no update is under way, and none is about to come. */
-  get isQuiet (): boolean { return this.#underWay === 0 && !this.paused }
+  get isQuiet (): boolean {
+    return this.#underWay === 0 && !this.paused
+  }
 
   add (url: string, options: ConnectionOptions = {}): Worker {
     const worker = new Worker(url, { ...this.#options, ...options })
@@ -71,8 +88,13 @@ export class Fleet {
 
   /** Why nothing can be generated, in words that name every engine. */
   noEngine (): RefitError {
-    const states = this.list.map(({ url, state, reason }) => `${url} is ${state}${reason === null ? '' : ` (${reason})`}`)
-    return new RefitError('NO_ENGINE', `no engine is ready: ${states.length === 0 ? 'there is none; POST /workers adds one' : states.join('; ')}`)
+    const states = this.list.map(({ url, state, reason }) =>
+      `${url} is ${state}${reason === null ? '' : ` (${reason})`}`
+    )
+    return new RefitError(
+      'NO_ENGINE',
+      `no engine is ready: ${states.length === 0 ? 'there is none; POST /workers adds one' : states.join('; ')}`
+    )
   }
 
   admitted (worker: Worker): void {
@@ -89,12 +111,16 @@ export class Fleet {
   /** Takes it out of the rotation. */
   unready (worker: Worker, state: 'stale' | 'down', reason: string): void {
     if (worker.state === 'draining') return
-    if (worker.state !== state || worker.reason !== reason) this.log.warn({ worker: worker.id, url: worker.url }, `engine is ${state}: ${reason}`)
+    if (worker.state !== state || worker.reason !== reason) {
+      this.log.warn({ worker: worker.id, url: worker.url }, `engine is ${state}: ${reason}`)
+    }
     worker.state = state
     worker.reason = reason
   }
 
-  updateBegan (): void { this.#underWay++ }
+  updateBegan (): void {
+    this.#underWay++
+  }
 
   /** `checkpoint`: where the weights came from, null for elsewhere; undefined: no weights came. */
   updateEnded (outcomes: readonly UpdateOutcome[], checkpoint: string | null | undefined): void {
@@ -108,7 +134,12 @@ export class Fleet {
       }
       for (const worker of this.list) {
         if (took.has(worker)) worker.update = this.updates
-        else this.missed(worker, outcomes.find(outcome => outcome.worker === worker)?.failure ?? 'it was not among those that the update went to')
+        else {this.missed(
+            worker,
+            outcomes
+              .find(outcome => outcome.worker === worker)
+              ?.failure ?? 'it was not among those that the update went to'
+          )}
       }
     } else {
       for (const { worker, failure, isUnknown } of outcomes) {
@@ -138,7 +169,8 @@ export class Fleet {
     const votes = new Map<string | null, number>()
     for (const label of labels) votes.set(label, (votes.get(label) ?? 0) + 1)
     // At a tie the label that was the fleet's stays, else the first engine's.
-    const [version = this.version] = [...votes].sort((a, b) => b[1] - a[1] || Number(b[0] === this.version) - Number(a[0] === this.version))[0] ?? []
+    const [version = this.version] =
+      [...votes].sort((a, b) => b[1] - a[1] || Number(b[0] === this.version) - Number(a[0] === this.version))[0] ?? []
     this.version = version
     for (const worker of ready) {
       const label = worker.facts?.version ?? null
@@ -150,6 +182,11 @@ export class Fleet {
 
   /** What is wrong, per engine: for /health and /workers. */
   get errors (): { id: string, url: string, state: string, message: string }[] {
-    return this.list.filter(({ state }) => state === 'stale' || state === 'down').map(({ id, url, state, reason }) => ({ id, url, state, message: reason ?? state }))
+    return this.list.filter(({ state }) => state === 'stale' || state === 'down').map(({ id, url, state, reason }) => ({
+      id,
+      url,
+      state,
+      message: reason ?? state
+    }))
   }
 }

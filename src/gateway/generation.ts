@@ -14,10 +14,17 @@ import type { Worker } from './worker.ts'
  * Passes a generation to one engine and its reply to the client as it comes. Another engine is tried while nothing of a reply has been passed on
  * and the first one has failed to take the request, has died on it, or says 503: it is not ready, and has generated nothing.
  */
-export async function generate ({ fleet, health, metrics }: { fleet: Fleet, health: Health, metrics: GatewayMetrics }, request: FastifyRequest, reply: FastifyReply, body: Buffer): Promise<unknown> {
+export async function generate (
+  { fleet, health, metrics }: { fleet: Fleet, health: Health, metrics: GatewayMetrics },
+  request: FastifyRequest,
+  reply: FastifyReply,
+  body: Buffer
+): Promise<unknown> {
   const { raw } = reply
   const gone = new AbortController()
-  const leave = (): void => { if (!raw.writableFinished) gone.abort() }
+  const leave = (): void => {
+    if (!raw.writableFinished) gone.abort()
+  }
   raw.once('close', leave)
   const key = routingKey(request.headers, body)
   const headers = requestHeaders(request.headers)
@@ -37,7 +44,14 @@ export async function generate ({ fleet, health, metrics }: { fleet: Fleet, heal
       tried.add(worker)
       worker.load++
       try {
-        const answer = await worker.connection.request({ method: request.method, path: request.url, headers, body, signal: gone.signal, admin: request.routeOptions.config.auth === 'admin' })
+        const answer = await worker.connection.request({
+          method: request.method,
+          path: request.url,
+          headers,
+          body,
+          signal: gone.signal,
+          admin: request.routeOptions.config.auth === 'admin'
+        })
         metrics.answered(worker, answer.statusCode)
         if (answer.statusCode !== 503) {
           await pass(answer, reply)
@@ -70,4 +84,8 @@ async function pass ({ statusCode, headers, body }: Dispatcher.ResponseData, rep
 }
 
 /** A request that cannot be put on the wire says nothing about the engine. */
-function isOurs (error: unknown): boolean { return ['UND_ERR_INVALID_ARG', 'UND_ERR_NOT_SUPPORTED', 'UND_ERR_REQ_CONTENT_LENGTH_MISMATCH'].includes((error as { code?: string }).code ?? '') }
+function isOurs (error: unknown): boolean {
+  return ['UND_ERR_INVALID_ARG', 'UND_ERR_NOT_SUPPORTED', 'UND_ERR_REQ_CONTENT_LENGTH_MISMATCH'].includes(
+    (error as { code?: string }).code ?? ''
+  )
+}

@@ -1,7 +1,17 @@
 import type { IncomingHttpHeaders } from 'node:http'
 
 /** They speak of one connection, not of the message (RFC 9110, 7.6.1). */
-const HOP_BY_HOP = new Set(['connection', 'keep-alive', 'proxy-authenticate', 'proxy-authorization', 'proxy-connection', 'te', 'trailer', 'transfer-encoding', 'upgrade'])
+const HOP_BY_HOP = new Set([
+  'connection',
+  'keep-alive',
+  'proxy-authenticate',
+  'proxy-authorization',
+  'proxy-connection',
+  'te',
+  'trailer',
+  'transfer-encoding',
+  'upgrade'
+])
 
 /** A client's headers for an engine. */
 export function requestHeaders (headers: IncomingHttpHeaders): Record<string, string | string[]> {
@@ -15,7 +25,10 @@ export function readHeaders (headers: IncomingHttpHeaders): Record<string, strin
 
 /** The same where the body is another one. */
 export function bodylessHeaders (headers: IncomingHttpHeaders): Record<string, string | string[]> {
-  return pick(headers, name => name === 'host' || name === 'expect' || name === 'accept-encoding' || name === 'content-length')
+  return pick(
+    headers,
+    name => name === 'host' || name === 'expect' || name === 'accept-encoding' || name === 'content-length'
+  )
 }
 
 /** An engine's headers for a client. */

@@ -20,13 +20,18 @@ const LONGEST_WAIT = 32
 export class Health {
   readonly #fleet: Fleet
   readonly #options: HealthOptions
-  readonly #watched = new Map<Worker, { timer: NodeJS.Timeout | undefined, waits: number, looking: boolean, again: boolean }>()
+  readonly #watched = new Map<
+    Worker,
+    { timer: NodeJS.Timeout | undefined, waits: number, looking: boolean, again: boolean }
+  >()
   #closed = false
 
   constructor (fleet: Fleet, options: HealthOptions) {
     this.#fleet = fleet
     this.#options = options
-    fleet.onChange = () => { for (const worker of this.#watched.keys()) this.soon(worker) }
+    fleet.onChange = () => {
+      for (const worker of this.#watched.keys()) this.soon(worker)
+    }
   }
 
   /** Resolves after the first look. */
@@ -65,7 +70,10 @@ export class Health {
 
   #schedule (worker: Worker, entry: { timer: NodeJS.Timeout | undefined }, ms: number): void {
     clearTimeout(entry.timer)
-    entry.timer = setTimeout(() => { void this.#turn(worker) }, ms).unref()
+    entry.timer = setTimeout(() => {
+      void this.#turn(worker)
+    }, ms)
+      .unref()
   }
 
   async #turn (worker: Worker, filling = this.#options.fill): Promise<void> {
@@ -82,7 +90,9 @@ export class Health {
     entry.looking = false
     if (this.#closed || !this.#watched.has(worker)) return
     // An engine that stays out is compared less and less often: comparing takes its time, and that of the one that it is compared with.
-    entry.waits = worker.state === 'stale' && state === 'stale' && !entry.again ? Math.min(entry.waits * 2, LONGEST_WAIT) : 1
+    entry.waits = worker.state === 'stale' && state === 'stale' && !entry.again
+      ? Math.min(entry.waits * 2, LONGEST_WAIT)
+      : 1
     this.#schedule(worker, entry, entry.again ? SOON_MS : this.#options.intervalMs * entry.waits)
     entry.again = false
   }
@@ -98,7 +108,11 @@ export class Health {
       worker.failures = 0
     } catch (error) {
       if (!worker.lookFailed(error as Error, signal.aborted)) return
-      fleet.unready(worker, 'down', signal.aborted ? `silent ${SILENT_LOOKS} times for ${LOOK_MS / 1000} s` : wordsOf(error as Error))
+      fleet.unready(
+        worker,
+        'down',
+        signal.aborted ? `silent ${SILENT_LOOKS} times for ${LOOK_MS / 1000} s` : wordsOf(error as Error)
+      )
       // What waits there waits in vain; a generation of which nothing has been sent is tried elsewhere.
       await worker.cut(new RefitError('ENGINE_FAILED', `${worker.url} is down`))
       return
@@ -119,7 +133,11 @@ export class Health {
   /** All labels at once: an update that somebody else spreads moves them one after another. */
   async #compare (): Promise<void> {
     const { updates, ready } = this.#fleet
-    const facts = await Promise.all(ready.map(async ({ connection, facts }) => await readFacts(connection, facts!.dialect, AbortSignal.timeout(LOOK_MS)).catch(() => null)))
+    const facts = await Promise.all(
+      ready.map(async ({ connection, facts }) =>
+        await readFacts(connection, facts!.dialect, AbortSignal.timeout(LOOK_MS)).catch(() => null)
+      )
+    )
     if (!this.#fleet.isQuiet || this.#fleet.updates !== updates || facts.includes(null)) return
     for (const [i, worker] of ready.entries()) worker.facts = facts[i]!
     this.#fleet.compareLabels()

@@ -1,12 +1,20 @@
 /** Bytes of a body: from `begin` to before `end`. */
-interface Span { begin: number, end: number }
+interface Span {
+  begin: number
+  end: number
+}
 
 export type Step = string | number
-export interface Edit { at: readonly Step[], value: Pieces | string }
+export interface Edit {
+  at: readonly Step[]
+  value: Pieces | string
+}
 /** One behind the other; memory of the body is not copied. */
 export type Pieces = readonly Buffer[]
 
-const [QUOTE, BACKSLASH, OPEN_BRACE, CLOSE_BRACE, OPEN_BRACKET, CLOSE_BRACKET, COMMA, COLON] = Buffer.from('"\\{}[],:') as unknown as [number, number, number, number, number, number, number, number]
+const [QUOTE, BACKSLASH, OPEN_BRACE, CLOSE_BRACE, OPEN_BRACKET, CLOSE_BRACKET, COMMA, COLON] = Buffer.from(
+  '"\\{}[],:'
+) as unknown as [number, number, number, number, number, number, number, number]
 
 /**
  * A JSON body, of which a gateway reads a few fields and changes fewer: handles by the hundred megabytes are neither decoded nor written anew. What is not
@@ -16,19 +24,26 @@ export class JsonBody {
   readonly bytes: Buffer
   readonly #inside = new Map<number, Map<Step, Span>>()
 
-  constructor (bytes: Buffer) { this.bytes = bytes }
+  constructor (bytes: Buffer) {
+    this.bytes = bytes
+  }
 
   /** Neither missing nor null. */
   has (...path: Step[]): boolean {
     const span = this.#find(path)
-    return span !== undefined && this.bytes.toString('latin1', span.begin, Math.min(span.end, span.begin + 5)) !== 'null'
+    return span !== undefined &&
+      this.bytes.toString('latin1', span.begin, Math.min(span.end, span.begin + 5)) !== 'null'
   }
 
   /** Undefined where there is nothing, or nothing that is JSON. */
   get (...path: Step[]): unknown {
     const span = this.#find(path)
     if (span === undefined) return undefined
-    try { return JSON.parse(this.bytes.toString('utf8', span.begin, span.end)) } catch { return undefined }
+    try {
+      return JSON.parse(this.bytes.toString('utf8', span.begin, span.end))
+    } catch {
+      return undefined
+    }
   }
 
   text (...path: Step[]): string | undefined {
@@ -46,14 +61,21 @@ export class JsonBody {
   slice (path: readonly Step[], first: number, count: number): Pieces {
     const members = this.#members(this.#find(path)!)
     const [from, to] = [members.get(first), members.get(first + count - 1)]
-    return from === undefined || to === undefined ? [Buffer.from('[]')] : [Buffer.from('['), this.bytes.subarray(from.begin, to.end), Buffer.from(']')]
+    return from === undefined || to === undefined
+      ? [Buffer.from('[]')]
+      : [Buffer.from('['), this.bytes.subarray(from.begin, to.end), Buffer.from(']')]
   }
 
   /** The bytes with other values at places that are there. */
   with (edits: readonly Edit[]): Pieces {
     const parts: Buffer[] = []
     let from = 0
-    for (const { span: { begin, end }, value } of edits.map(({ at, value }) => ({ span: this.#find(at)!, value })).sort((a, b) => a.span.begin - b.span.begin)) {
+    for (
+      const { span: { begin, end }, value } of edits.map(({ at, value }) => ({ span: this.#find(at)!, value })).sort((
+        a,
+        b
+      ) => a.span.begin - b.span.begin)
+    ) {
       parts.push(this.bytes.subarray(from, begin), ...typeof value === 'string' ? [Buffer.from(value)] : value)
       from = end
     }
@@ -83,7 +105,11 @@ export class JsonBody {
     let members = this.#inside.get(begin)
     if (members === undefined) {
       members = new Map()
-      try { outline(this.bytes, begin, members) } catch { members.clear() }
+      try {
+        outline(this.bytes, begin, members)
+      } catch {
+        members.clear()
+      }
       this.#inside.set(begin, members)
     }
     return members
@@ -96,7 +122,7 @@ function outline (text: Buffer, begin: number, members: Map<Step, Span>): void {
   const closing = opening === OPEN_BRACE ? CLOSE_BRACE : CLOSE_BRACKET
   let at = skipSpace(text, begin + 1)
   if (text[at] === closing) return
-  for (let index = 0; ; index++) {
+  for (let index = 0;; index++) {
     let name: Step = index
     if (opening === OPEN_BRACE) {
       const end = skipString(text, at)
@@ -122,7 +148,7 @@ function skipSpace (text: Buffer, begin: number): number {
 
 function skipString (text: Buffer, begin: number): number {
   if (text[begin] !== QUOTE) throw new SyntaxError('no string')
-  for (let from = begin + 1; ;) {
+  for (let from = begin + 1;;) {
     const end = text.indexOf(QUOTE, from)
     if (end < 0) throw new SyntaxError('a string without an end')
     let escapes = 0
@@ -146,7 +172,9 @@ function skipValue (text: Buffer, begin: number): number {
     else if (byte === CLOSE_BRACE || byte === CLOSE_BRACKET) {
       if (depth === 0) return ended(begin, at)
       if (--depth === 0) return at + 1
-    } else if (depth === 0 && (byte === COMMA || byte === 0x20 || byte === 0x0a || byte === 0x0d || byte === 0x09)) return ended(begin, at)
+    } else if (depth === 0 && (byte === COMMA || byte === 0x20 || byte === 0x0a || byte === 0x0d || byte === 0x09)) {
+      return ended(begin, at)
+    }
     at++
   }
   throw new SyntaxError('a value without an end')

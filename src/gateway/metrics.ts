@@ -22,26 +22,70 @@ export class GatewayMetrics {
   constructor (fleet: Fleet) {
     const registers = [this.registry]
     collectDefaultMetrics({ register: this.registry })
-    this.#requests = new Counter({ name: 'refit:gateway_requests_total', help: 'Requests that went to one engine, by engine and the status of its answer; "failed": it gave none', labelNames: ['worker', 'status'], registers })
-    this.#retries = new Counter({ name: 'refit:gateway_retries_total', help: 'Requests that were given to another engine, as this one failed or was not ready', labelNames: ['worker'], registers })
-    this.#fanOut = new Histogram({ name: 'refit:gateway_fan_out_seconds', help: 'From a call for all engines to the last of their answers, by route', labelNames: ['path'], buckets: SECONDS, registers })
-    this.#failures = new Counter({ name: 'refit:gateway_fan_out_failures_total', help: 'Answers of engines to such calls that were failures, or did not come', labelNames: ['worker'], registers })
-    this.#updates = new Counter({ name: 'refit:gateway_weight_updates_total', help: 'Calls that change weights or their label, by how many engines took them', labelNames: ['outcome'], registers })
-    this.#fills = new Counter({ name: 'refit:gateway_fills_total', help: 'Engines that were given the current weights, by where these came from', labelNames: ['from', 'outcome'], registers })
-    this.#fillSeconds = new Histogram({ name: 'refit:gateway_fill_seconds', help: 'Time that it took where it succeeded', buckets: SECONDS, registers })
+    this.#requests = new Counter({
+      name: 'refit:gateway_requests_total',
+      help: 'Requests that went to one engine, by engine and the status of its answer; "failed": it gave none',
+      labelNames: ['worker', 'status'],
+      registers
+    })
+    this.#retries = new Counter({
+      name: 'refit:gateway_retries_total',
+      help: 'Requests that were given to another engine, as this one failed or was not ready',
+      labelNames: ['worker'],
+      registers
+    })
+    this.#fanOut = new Histogram({
+      name: 'refit:gateway_fan_out_seconds',
+      help: 'From a call for all engines to the last of their answers, by route',
+      labelNames: ['path'],
+      buckets: SECONDS,
+      registers
+    })
+    this.#failures = new Counter({
+      name: 'refit:gateway_fan_out_failures_total',
+      help: 'Answers of engines to such calls that were failures, or did not come',
+      labelNames: ['worker'],
+      registers
+    })
+    this.#updates = new Counter({
+      name: 'refit:gateway_weight_updates_total',
+      help: 'Calls that change weights or their label, by how many engines took them',
+      labelNames: ['outcome'],
+      registers
+    })
+    this.#fills = new Counter({
+      name: 'refit:gateway_fills_total',
+      help: 'Engines that were given the current weights, by where these came from',
+      labelNames: ['from', 'outcome'],
+      registers
+    })
+    this.#fillSeconds = new Histogram({
+      name: 'refit:gateway_fill_seconds',
+      help: 'Time that it took where it succeeded',
+      buckets: SECONDS,
+      registers
+    })
     for (const outcome of ['all', 'some', 'none']) this.#updates.inc({ outcome }, 0)
     this.#readFleet(fleet)
   }
 
-  answered (worker: Worker, status: number | 'failed'): void { this.#requests.inc({ worker: worker.url, status: String(status) }) }
-  retried (worker: Worker): void { this.#retries.inc({ worker: worker.url }) }
+  answered (worker: Worker, status: number | 'failed'): void {
+    this.#requests.inc({ worker: worker.url, status: String(status) })
+  }
+  retried (worker: Worker): void {
+    this.#retries.inc({ worker: worker.url })
+  }
 
   /** `path`: as its route is written, so that ids make no new series. */
   fannedOut (path: string, seconds: number, outcomes: readonly Outcome[], isUpdate: boolean): void {
     this.#fanOut.observe({ path }, seconds)
     const failed = outcomes.filter(outcome => failureOf(outcome) !== null)
     for (const { worker } of failed) this.#failures.inc({ worker: worker.url })
-    if (isUpdate) this.#updates.inc({ outcome: failed.length === 0 && outcomes.length > 0 ? 'all' : failed.length < outcomes.length ? 'some' : 'none' })
+    if (isUpdate) {
+      this.#updates.inc({
+        outcome: failed.length === 0 && outcomes.length > 0 ? 'all' : failed.length < outcomes.length ? 'some' : 'none'
+      })
+    }
   }
 
   filled (from: 'disk' | 'peer', isDone: boolean, seconds: number): void {
@@ -49,7 +93,9 @@ export class GatewayMetrics {
     if (isDone) this.#fillSeconds.observe(seconds)
   }
 
-  close (): void { this.registry.clear() }
+  close (): void {
+    this.registry.clear()
+  }
 
   /** What the fleet knows is read when somebody asks; of engines that are gone, nothing is left. */
   #readFleet (fleet: Fleet): void {
@@ -68,18 +114,35 @@ export class GatewayMetrics {
     }
     perWorker('requests_in_flight', 'Requests under way on an engine through this gateway', ({ load }) => load)
     perWorker('worker_ready', '1 while requests go to the engine', ({ state }) => Number(state === 'ready'))
-    perWorker('worker_weight_version', 'The digits that the label of its weights ends with; NaN where it ends with none', ({ facts }) => trailingNumber(facts?.version ?? ''))
+    perWorker(
+      'worker_weight_version',
+      'The digits that the label of its weights ends with; NaN where it ends with none',
+      ({ facts }) => trailingNumber(facts?.version ?? '')
+    )
     const states: Gauge<'state'> = new Gauge({
       name: 'refit:gateway_workers',
       help: 'Engines, by state',
       labelNames: ['state'],
       registers,
-      collect: () => { for (const state of STATES) states.set({ state }, fleet.list.filter(worker => worker.state === state).length) }
+      collect: () => {
+        for (const state of STATES) states.set({ state }, fleet.list.filter(worker => worker.state === state).length)
+      }
     })
     const gauge = (name: string, help: string, read: () => number): void => {
-      const one: Gauge = new Gauge({ name: `refit:gateway_${name}`, help, registers, collect: () => { one.set(read()) } })
+      const one: Gauge = new Gauge({
+        name: `refit:gateway_${name}`,
+        help,
+        registers,
+        collect: () => {
+          one.set(read())
+        }
+      })
     }
-    gauge('weight_version', 'The digits that the label of the current weights ends with', () => trailingNumber(fleet.version ?? ''))
+    gauge(
+      'weight_version',
+      'The digits that the label of the current weights ends with',
+      () => trailingNumber(fleet.version ?? '')
+    )
     gauge('paused', '1 while generation is paused through this gateway', () => Number(fleet.paused))
     const updates: Counter = new Counter({
       name: 'refit:gateway_weights_changed_total',

@@ -9,14 +9,28 @@ import type { Worker } from './worker.ts'
 export type Outcome = Answer | { worker: Worker, error: Error }
 
 /** `json`: the body read, undefined where it is no JSON. */
-interface Answer { worker: Worker, status: number, headers: IncomingHttpHeaders, body: Buffer, json: unknown }
+interface Answer {
+  worker: Worker
+  status: number
+  headers: IncomingHttpHeaders
+  body: Buffer
+  json: unknown
+}
 
-export interface Merged { status: number, type: string, body: Buffer | string }
+export interface Merged {
+  status: number
+  type: string
+  body: Buffer | string
+}
 
 export function failureOf (outcome: Outcome): string | null {
   if ('error' in outcome) return outcome.error.message
   const { status, json } = outcome
-  if (status < 400) return (json as { success?: unknown } | null | undefined)?.success === false ? wordsOf(outcome) : null
+  if (status < 400) {
+    return (json as { success?: unknown } | null | undefined)?.success === false
+      ? wordsOf(outcome)
+      : null
+  }
   return `${status} ${wordsOf(outcome)}`
 }
 
@@ -36,34 +50,75 @@ export function merge (rule: Rule, outcomes: readonly Outcome[]): Merged {
   if (answered.length === 1 || !/json/.test(type)) return { status: first.status, type, body: first.body }
   const bodies = answered.map(({ json }) => json)
   if (rule.agree !== undefined) demandAgreement(answered.map(({ worker }) => worker), bodies, rule.agree)
-  if (bodies.every(body => Array.isArray(body))) return { status: first.status, type, body: JSON.stringify(bodies.flat()) }
+  if (bodies.every(body => Array.isArray(body))) {
+    return {
+      status: first.status,
+      type,
+      body: JSON.stringify(bodies.flat())
+    }
+  }
   if (!bodies.every(isObject)) return { status: first.status, type, body: first.body }
   const engines = Object.fromEntries(answered.map(({ worker }, i) => [worker.url, bodies[i]]))
   return { status: first.status, type, body: JSON.stringify({ ...bodies[0], ...together(rule, bodies), engines }) }
 }
 
 /** Fields that are of all engines, where all have them. */
-function together ({ join = [], sum = [], every = [] }: Rule, bodies: readonly Record<string, unknown>[]): Record<string, unknown> {
+function together (
+  { join = [], sum = [], every = [] }: Rule,
+  bodies: readonly Record<string, unknown>[]
+): Record<string, unknown> {
   const fields: Record<string, unknown> = {}
-  const values = (name: string, isRight: (value: unknown) => boolean): unknown[] | null => bodies.every(body => isRight(body[name])) ? bodies.map(body => body[name]) : null
+  const values = (name: string, isRight: (value: unknown) => boolean): unknown[] | null =>
+    bodies.every(body => isRight(body[name])) ? bodies.map(body => body[name]) : null
   for (const name of join) fields[name] = values(name, Array.isArray)?.flat()
-  for (const name of sum) fields[name] = values(name, value => typeof value === 'number')?.reduce<number>((total, value) => total + (value as number), 0)
+  for (const name of sum) {
+    fields[name] = values(name, value => typeof value === 'number')?.reduce<number>(
+      (total, value) => total + (value as number),
+      0
+    )
+  }
   for (const name of every) fields[name] = values(name, value => typeof value === 'boolean')?.every(value => value)
   return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined))
 }
 
-interface Failed { outcome: Outcome, failure: string }
+interface Failed {
+  outcome: Outcome
+  failure: string
+}
 
 function refusal (outcomes: readonly Outcome[], failed: readonly Failed[]): Merged {
-  const statuses = new Set(failed.map(({ outcome }) => 'error' in outcome || outcome.status < 400 ? 502 : outcome.status))
+  const statuses = new Set(
+    failed.map(({ outcome }) => 'error' in outcome || outcome.status < 400 ? 502 : outcome.status)
+  )
   const status = failed.length === outcomes.length && statuses.size === 1 ? [...statuses][0]! : 502
   // All refuse alike, and nothing has changed anywhere: their own words and code.
   const [first] = outcomes
-  if (outcomes.length === 1 && first !== undefined && !('error' in first)) return { status: first.status < 400 ? 502 : first.status, type: String(first.headers['content-type'] ?? 'application/json'), body: first.body }
-  const message = `${failed.length} of ${outcomes.length} engines failed: ${failed.map(({ outcome, failure }) => `${outcome.worker.url}: ${failure}`).join('; ')}`
+  if (outcomes.length === 1 && first !== undefined && !('error' in first)) {
+    return {
+      status: first.status < 400 ? 502 : first.status,
+      type: String(first.headers['content-type'] ?? 'application/json'),
+      body: first.body
+    }
+  }
+  const message = `${failed.length} of ${outcomes.length} engines failed: ${
+    failed.map(({ outcome, failure }) => `${outcome.worker.url}: ${failure}`).join('; ')
+  }`
   const engines = Object.fromEntries(outcomes.map(outcome => [outcome.worker.url, engineReport(outcome)]))
-  const code = status === 502 || 'error' in failed[0]!.outcome ? 'ENGINE_FAILED' : (failed[0]!.outcome.json as { error?: { code?: string } } | null | undefined)?.error?.code ?? 'ENGINE_FAILED'
-  return { status, type: 'application/json', body: JSON.stringify({ success: false, message, type: STATUS_CODES[status], code: status, error: { message, code }, engines }) }
+  const code = status === 502 || 'error' in failed[0]!.outcome
+    ? 'ENGINE_FAILED'
+    : (failed[0]!.outcome.json as { error?: { code?: string } } | null | undefined)?.error?.code ?? 'ENGINE_FAILED'
+  return {
+    status,
+    type: 'application/json',
+    body: JSON.stringify({
+      success: false,
+      message,
+      type: STATUS_CODES[status],
+      code: status,
+      error: { message, code },
+      engines
+    })
+  }
 }
 
 function engineReport (outcome: Outcome): object {
@@ -79,11 +134,21 @@ function demandAgreement (workers: readonly Worker[], bodies: readonly unknown[]
   throw new RefitError('VERSIONS_DISAGREE', `engines hold different weights (${field}): ${said.join('; ')}`)
 }
 
-function wordsOf ({ status, body, json }: Answer): string { return messageOf({ status, body: json, text: String(body) }) }
+function wordsOf ({ status, body, json }: Answer): string {
+  return messageOf({ status, body: json, text: String(body) })
+}
 
 /** An engine's reply, read. */
 export function answerOf (worker: Worker, status: number, headers: IncomingHttpHeaders, body: Buffer): Outcome {
-  return { worker, status, headers, body, json: /json/.test(String(headers['content-type'] ?? 'json')) ? parsed(String(body)) : undefined }
+  return {
+    worker,
+    status,
+    headers,
+    body,
+    json: /json/.test(String(headers['content-type'] ?? 'json')) ? parsed(String(body)) : undefined
+  }
 }
 
-function isObject (value: unknown): value is Record<string, unknown> { return typeof value === 'object' && value !== null && !Array.isArray(value) }
+function isObject (value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value)
+}

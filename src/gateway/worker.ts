@@ -60,15 +60,23 @@ export class Worker {
   }
 
   /** What another engine has to know to take weights from it. */
-  get adminKey (): string | undefined { return this.#options.adminApiKey ?? this.#options.apiKey }
+  get adminKey (): string | undefined {
+    return this.#options.adminApiKey ?? this.#options.apiKey
+  }
 
-  get ranks (): number { return this.facts?.ranks ?? 1 }
+  get ranks (): number {
+    return this.facts?.ranks ?? 1
+  }
 
   /** Takes what control and weight calls say. */
-  get isServed (): boolean { return this.state === 'ready' || this.state === 'stale' || this.state === 'draining' }
+  get isServed (): boolean {
+    return this.state === 'ready' || this.state === 'stale' || this.state === 'draining'
+  }
 
   /** Generates, or does what all are told. */
-  get isBusy (): boolean { return this.load + this.calls > 0 }
+  get isBusy (): boolean {
+    return this.load + this.calls > 0
+  }
 
   /** Whether what waits there waits in vain, now that a look at it has failed on the way. */
   lookFailed ({ code = '' }: NodeJS.ErrnoException, isSilence: boolean): boolean {

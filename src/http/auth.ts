@@ -19,7 +19,10 @@ declare module 'fastify' {
   }
 }
 
-export interface Keys { apiKey?: string | undefined, adminApiKey?: string | undefined }
+export interface Keys {
+  apiKey?: string | undefined
+  adminApiKey?: string | undefined
+}
 
 const LEVELS: readonly unknown[] = ['public', 'normal', 'admin', 'admin-only'] satisfies AuthLevel[]
 
@@ -32,24 +35,35 @@ export function guard (app: FastifyInstance, keys: Keys): void {
   app.addHook('onRequest', async request => {
     const level = request.routeOptions.config.auth
     if (level === 'public') return
-    if (level === 'admin-only' && admin === undefined) throw new RefitError('FORBIDDEN', 'this route is closed: the server has no admin key (--admin-api-key)')
+    if (level === 'admin-only' && admin === undefined) {
+      throw new RefitError('FORBIDDEN', 'this route is closed: the server has no admin key (--admin-api-key)')
+    }
     const wanted = level === 'normal' ? api : admin ?? api
     if (wanted === undefined) return
     const { keyHeader } = request.routeOptions.config
     if (keyHeader !== undefined && !('authorization' in request.headers)) {
       const own = request.headers[keyHeader]
       if (typeof own === 'string' && timingSafeEqual(digest(own), wanted)) return
-      throw new RefitError('FORBIDDEN', `this route needs the ${wanted === api ? 'API' : 'admin'} key in "${keyHeader}"`)
+      throw new RefitError(
+        'FORBIDDEN',
+        `this route needs the ${wanted === api ? 'API' : 'admin'} key in "${keyHeader}"`
+      )
     }
     const given = bearer(request)
     if (given === undefined) throw new RefitError('UNAUTHORIZED', 'this route needs "authorization: Bearer <key>"')
-    if (!timingSafeEqual(digest(given), wanted)) throw new RefitError('UNAUTHORIZED', `the key is not the ${wanted === api ? 'API' : 'admin'} key`)
+    if (!timingSafeEqual(digest(given), wanted)) {
+      throw new RefitError('UNAUTHORIZED', `the key is not the ${wanted === api ? 'API' : 'admin'} key`)
+    }
   })
 }
 
 function requireLevel (route: RouteOptions): void {
   if (LEVELS.includes(route.config?.auth)) return
-  throw new Error(`route ${String(route.method)} ${route.url} declares no auth level (config: { auth: 'public' | 'normal' | 'admin' | 'admin-only' })`)
+  throw new Error(
+    `route ${
+      String(route.method)
+    } ${route.url} declares no auth level (config: { auth: 'public' | 'normal' | 'admin' | 'admin-only' })`
+  )
 }
 
 function bearer (request: FastifyRequest): string | undefined {

@@ -14,16 +14,25 @@ import { BYTES, FORM, uploadType } from './upload/upload-types.ts'
 export function installBodyParsers (app: FastifyInstance): void {
   app.removeAllContentTypeParsers()
   for (const type of ['application/json', '*']) {
-    app.addContentTypeParser(type, async (request: FastifyRequest, body: IncomingMessage) => parseJson(await readText(request, body)))
+    app.addContentTypeParser(
+      type,
+      async (request: FastifyRequest, body: IncomingMessage) => parseJson(await readText(request, body))
+    )
   }
   // Routes that take uploads read them from the raw request, when they are ready for them; nobody else is sent one. For forms they have a parser.
-  app.addContentTypeParser(BYTES, (_request, _payload, done) => { done(null) })
+  app.addContentTypeParser(BYTES, (_request, _payload, done) => {
+    done(null)
+  })
   app.addHook('preParsing', async request => {
     if (uploadType(request) !== undefined) return
     const { 'content-type': type = '', 'content-length': length } = request.headers
-    if (type === '' || length === '0' || request.method === 'GET' || request.method === 'HEAD' || isJson(type)) return sendContinue(request.raw)
+    if (type === '' || length === '0' || request.method === 'GET' || request.method === 'HEAD' || isJson(type)) {
+      return sendContinue(request.raw)
+    }
     const uploads = request.routeOptions.config.uploads === true ? `, or files as ${FORM} or ${BYTES}` : ''
-    const message = `content type ${JSON.stringify(type.slice(0, 100))} is not taken here; send JSON with "content-type: application/json"${uploads}`
+    const message = `content type ${
+      JSON.stringify(type.slice(0, 100))
+    } is not taken here; send JSON with "content-type: application/json"${uploads}`
     throw Object.assign(new Error(message), { statusCode: 415, code: 'FST_ERR_CTP_INVALID_MEDIA_TYPE' })
   })
   app.addHook('preValidation', async request => {
@@ -47,7 +56,10 @@ export function parseJson (text: string): unknown {
     value = parseJsonText(text)
   } catch (error) {
     const hint = /[:[,]\s*(NaN|-?Infinity)\b/.test(text) ? '; NaN and Infinity are no JSON, send null' : ''
-    throw new RefitError('INVALID_REQUEST', `the body is not valid JSON (${(error as Error).message.slice(0, 200)}${hint})`)
+    throw new RefitError(
+      'INVALID_REQUEST',
+      `the body is not valid JSON (${(error as Error).message.slice(0, 200)}${hint})`
+    )
   }
   if (text.includes('__proto__') || text.includes('\\u')) refusePrototypeKeys(value)
   return value
@@ -70,7 +82,9 @@ function refusePrototypeKeys (root: unknown): void {
   while (open.length > 0) {
     const value = open.pop()
     if (typeof value !== 'object' || value === null) continue
-    if (Object.hasOwn(value, '__proto__')) throw new RefitError('INVALID_REQUEST', 'the body has a field "__proto__"', { param: '__proto__' })
+    if (Object.hasOwn(value, '__proto__')) {
+      throw new RefitError('INVALID_REQUEST', 'the body has a field "__proto__"', { param: '__proto__' })
+    }
     for (const inner of Object.values(value)) if (typeof inner === 'object') open.push(inner)
   }
 }

@@ -3,7 +3,14 @@ import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import { nullable } from './schemas.ts'
 
 export const EngineState = Type.Object({
-  status: Type.Union([Type.Literal('ok'), Type.Literal('paused'), Type.Literal('torn'), Type.Literal('asleep'), Type.Literal('updating'), Type.Literal('unavailable')]),
+  status: Type.Union([
+    Type.Literal('ok'),
+    Type.Literal('paused'),
+    Type.Literal('torn'),
+    Type.Literal('asleep'),
+    Type.Literal('updating'),
+    Type.Literal('unavailable')
+  ]),
   weights: Type.Object({
     state: Type.Union([Type.Literal('current'), Type.Literal('torn'), Type.Literal('asleep')]),
     tags: Type.Optional(Type.Array(Type.String(), { description: 'Kinds of memory that are released.' })),
@@ -11,14 +18,19 @@ export const EngineState = Type.Object({
     tensors: Type.Optional(Type.Array(Type.String(), { description: 'Torn tensors, at most 100.' })),
     torn_count: Type.Optional(Type.Integer())
   }),
-  released_memory: Type.Record(Type.String(), Type.Integer(), { description: 'Bytes given back, per kind of memory that is released.' }),
+  released_memory: Type.Record(Type.String(), Type.Integer(), {
+    description: 'Bytes given back, per kind of memory that is released.'
+  }),
   weight_version: Type.String(),
   paused: nullable(Type.String(), 'The mode of the pause.'),
-  transaction: nullable(Type.Object({
-    owner: Type.String(),
-    writing: Type.Boolean({ description: 'It has begun to write: requests wait for its end.' }),
-    seconds_left: Type.Number({ description: 'Until it is given up.' })
-  }), 'The weight transaction that is open.')
+  transaction: nullable(
+    Type.Object({
+      owner: Type.String(),
+      writing: Type.Boolean({ description: 'It has begun to write: requests wait for its end.' }),
+      seconds_left: Type.Number({ description: 'Until it is given up.' })
+    }),
+    'The weight transaction that is open.'
+  )
 }, { title: 'EngineState', description: 'State of the engine.' })
 
 type EngineState = Type.Static<typeof EngineState>
@@ -31,11 +43,28 @@ export function engineState (engine: RolloutEngine): EngineState {
   const { current } = transactions
   const { paused } = engine.stats
   return {
-    status: engine.closed ? 'unavailable' : weights.state !== 'current' ? weights.state : paused !== null ? 'paused' : transactions.writing ? 'updating' : 'ok',
-    weights: weights.state !== 'torn' ? weights : { state: 'torn', reason: weights.reason, tensors: weights.tensors.slice(0, SHOWN), torn_count: weights.tensors.length },
+    status: engine.closed
+      ? 'unavailable'
+      : weights.state !== 'current'
+      ? weights.state
+      : paused !== null
+      ? 'paused'
+      : transactions.writing
+      ? 'updating'
+      : 'ok',
+    weights: weights.state !== 'torn'
+      ? weights
+      : {
+        state: 'torn',
+        reason: weights.reason,
+        tensors: weights.tensors.slice(0, SHOWN),
+        torn_count: weights.tensors.length
+      },
     released_memory: engine.releasedMemory,
     weight_version: engine.weightVersion,
     paused,
-    transaction: current === null ? null : { owner: current.owner, writing: current.writing, seconds_left: current.secondsLeft ?? 0 }
+    transaction: current === null
+      ? null
+      : { owner: current.owner, writing: current.writing, seconds_left: current.secondsLeft ?? 0 }
   }
 }

@@ -26,15 +26,31 @@ export interface Refusal {
 }
 
 const OPENAI_TYPES: Record<number, string> = {
-  401: 'authentication_error', 403: 'permission_error', 404: 'not_found_error', 409: 'conflict_error', 503: 'unavailable_error', 504: 'timeout_error'
+  401: 'authentication_error',
+  403: 'permission_error',
+  404: 'not_found_error',
+  409: 'conflict_error',
+  503: 'unavailable_error',
+  504: 'timeout_error'
 }
 
 /** What a client is told of an error; a defect's own words stay in the log. */
 export function refusalOf (error: unknown): Refusal {
-  if (error instanceof RefitError) return { status: error.statusCode, code: error.code, message: error.message, param: error.param ?? null }
+  if (error instanceof RefitError) {
+    return {
+      status: error.statusCode,
+      code: error.code,
+      message: error.message,
+      param: error.param ?? null
+    }
+  }
   const { statusCode = 500, code = 'INTERNAL', message = '' } = error as Partial<FastifyError>
-  if (statusCode < 400 || statusCode >= 500) return { status: 500, code: 'INTERNAL', message: 'internal error; the server\'s log says more', param: null }
-  if (code === 'FST_ERR_CTP_BODY_TOO_LARGE') return { status: 413, code: 'BODY_TOO_LARGE', message: 'the body is larger than this route takes', param: null }
+  if (statusCode < 400 || statusCode >= 500) {
+    return { status: 500, code: 'INTERNAL', message: "internal error; the server's log says more", param: null }
+  }
+  if (code === 'FST_ERR_CTP_BODY_TOO_LARGE') {
+    return { status: 413, code: 'BODY_TOO_LARGE', message: 'the body is larger than this route takes', param: null }
+  }
   return { status: statusCode, code, message, param: null }
 }
 
@@ -47,9 +63,25 @@ export function refusalBody (dialect: ErrorDialect, refusal: Refusal): Record<st
   if (dialect === 'nemo-rl') return { ok: false, error: message, code }
   // SGLang's whole body for these two.
   if (code === 'UNAUTHORIZED' || code === 'FORBIDDEN') return { error: status === 401 ? 'Unauthorized' : 'Forbidden' }
-  if (dialect === 'lora') return { rid: null, http_worker_ipc: null, success: false, error_message: message, loaded_adapters: null, error: { message, code } }
+  if (dialect === 'lora') {
+    return {
+      rid: null,
+      http_worker_ipc: null,
+      success: false,
+      error_message: message,
+      loaded_adapters: null,
+      error: { message, code }
+    }
+  }
   if (dialect === 'weights') return { success: false, message, error: { message, code } }
-  return { object: 'error', message, type: STATUS_CODES[status] ?? String(status), param, code: status, error: { message, code } }
+  return {
+    object: 'error',
+    message,
+    type: STATUS_CODES[status] ?? String(status),
+    param,
+    code: status,
+    error: { message, code }
+  }
 }
 
 export function dialectOf (request: FastifyRequest): ErrorDialect {
@@ -59,8 +91,12 @@ export function dialectOf (request: FastifyRequest): ErrorDialect {
 export function errorHandler (error: unknown, request: FastifyRequest, reply: FastifyReply): FastifyReply {
   const refusal = refusalOf(error)
   // 503 says what state the server is in, which is nobody's defect, unless something else brought it there.
-  if (refusal.status === 503 && (error as RefitError).cause === undefined) request.log.warn({ code: refusal.code }, refusal.message)
-  else if (refusal.status >= 500) request.log.error({ err: error }, refusal.message)
+  if (refusal.status === 503 && (error as RefitError).cause === undefined) {
+    request.log.warn(
+      { code: refusal.code },
+      refusal.message
+    )
+  } else if (refusal.status >= 500) request.log.error({ err: error }, refusal.message)
   else request.log.info({ code: refusal.code, param: refusal.param }, refusal.message)
   if (refusal.status === 503) reply.header('retry-after', RETRY_AFTER_SECONDS)
   // What the client has still to send would be read to its end.

@@ -76,10 +76,17 @@ export async function sendEvents (reply: FastifyReply, { run, next, failure }: S
     // Without this a client waits for headers until the first token.
   }, () => reply.raw.flushHeaders())
   let begun = (): void => {}
-  const first = new Promise<void>(resolve => { begun = resolve })
-  const done = run(() => { begun(); stream.notify() })
+  const first = new Promise<void>(resolve => {
+    begun = resolve
+  })
+  const done = run(() => {
+    begun()
+    stream.notify()
+  })
   let timer: NodeJS.Timeout | undefined
-  const patience = new Promise<void>(resolve => { timer = setTimeout(resolve, FIRST_EVENT_MS) })
+  const patience = new Promise<void>(resolve => {
+    timer = setTimeout(resolve, FIRST_EVENT_MS)
+  })
   try {
     await Promise.race([first, done, patience])
   } finally {
@@ -93,6 +100,9 @@ export async function sendEvents (reply: FastifyReply, { run, next, failure }: S
   })
   // The client has left already; there is nobody to tell.
   if (reply.raw.destroyed) return reply.hijack()
-  reply.header('content-type', 'text/event-stream; charset=utf-8').header('cache-control', 'no-cache').header('x-accel-buffering', 'no')
+  reply.header('content-type', 'text/event-stream; charset=utf-8').header('cache-control', 'no-cache').header(
+    'x-accel-buffering',
+    'no'
+  )
   return await reply.send(stream)
 }

@@ -94,7 +94,9 @@ export class Generation {
 
 /** Aborts when the client is gone before it has its whole reply: nobody would read the tokens. */
 export function abortOnHangup (raw: ServerResponse, generation: Generation): void {
-  const abort = (): void => { if (!raw.writableFinished) generation.abort() }
+  const abort = (): void => {
+    if (!raw.writableFinished) generation.abort()
+  }
   if (raw.destroyed) abort()
   else raw.once('close', abort)
 }

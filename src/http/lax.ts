@@ -19,19 +19,27 @@ export function coerceLax (schema: Schema, value: unknown): unknown {
   if (value === null || value === undefined) return value
   if (schema.anyOf !== undefined) return coerceUnion(schema.anyOf, value)
   switch (schema.type) {
-    case 'integer': return integer(value)
-    case 'number': return number(value)
-    case 'boolean': return boolean(value)
-    case 'array': return array(schema, value)
-    case 'object': return object(schema, value)
-    default: return value
+    case 'integer':
+      return integer(value)
+    case 'number':
+      return number(value)
+    case 'boolean':
+      return boolean(value)
+    case 'array':
+      return array(schema, value)
+    case 'object':
+      return object(schema, value)
+    default:
+      return value
   }
 }
 
 /** A branch that takes the value as it is comes before any that would change it: ["1", "2"] are two texts before they are two token ids. */
 function coerceUnion (branches: Schema[], value: unknown): unknown {
   if (branches.some(branch => fits(branch, value))) return value
-  const changed = branches.map(branch => [branch, coerceLax(branch, value)] as const).filter(([, coerced]) => coerced !== value)
+  const changed = branches.map(branch => [branch, coerceLax(branch, value)] as const).filter(([, coerced]) =>
+    coerced !== value
+  )
   // Where none fits, the validation refuses what is left.
   const [, coerced] = changed.find(([branch, coerced]) => fits(branch, coerced)) ?? changed[0] ?? [undefined, value]
   return coerced
@@ -42,13 +50,21 @@ function fits (schema: Schema, value: unknown): boolean {
   if (schema.anyOf !== undefined) return schema.anyOf.some(branch => fits(branch, value))
   const { type, items, properties = {} } = schema
   switch (type) {
-    case undefined: return true
-    case 'null': return value === null
-    case 'integer': return Number.isInteger(value)
-    case 'array': return Array.isArray(value) && (items === undefined || value.every(item => fits(items, item)))
-    case 'object': return typeof value === 'object' && value !== null && !Array.isArray(value) &&
-      Object.entries(properties).every(([name, field]) => !Object.hasOwn(value, name) || fits(field, (value as Record<string, unknown>)[name]))
-    default: return typeof value === type
+    case undefined:
+      return true
+    case 'null':
+      return value === null
+    case 'integer':
+      return Number.isInteger(value)
+    case 'array':
+      return Array.isArray(value) && (items === undefined || value.every(item => fits(items, item)))
+    case 'object':
+      return typeof value === 'object' && value !== null && !Array.isArray(value) &&
+        Object.entries(properties).every(([name, field]) =>
+          !Object.hasOwn(value, name) || fits(field, (value as Record<string, unknown>)[name])
+        )
+    default:
+      return typeof value === type
   }
 }
 

@@ -9,7 +9,9 @@ export class LiveRequests {
   readonly #engine: RolloutEngine
   readonly #engineRids = new Map<string, string[]>()
 
-  constructor (engine: RolloutEngine) { this.#engine = engine }
+  constructor (engine: RolloutEngine) {
+    this.#engine = engine
+  }
 
   /** Claims `names`; throws when one is taken, then none is. The function gives them back. */
   claim (names: Map<string, string[]>): () => void {
@@ -17,13 +19,17 @@ export class LiveRequests {
       if (this.#engineRids.has(name)) throw duplicate(name)
     }
     for (const [name, rids] of names) this.#engineRids.set(name, rids)
-    return () => { for (const name of names.keys()) this.#engineRids.delete(name) }
+    return () => {
+      for (const name of names.keys()) this.#engineRids.delete(name)
+    }
   }
 
   /** Aborts the request of that name, or all whose names begin with it. An unknown name is no error: it may have just ended. */
   abort (name: string, prefix: boolean): void {
     if (name === '') return
-    const found = prefix ? [...this.#engineRids].filter(([known]) => known.startsWith(name)).flatMap(([, rids]) => rids) : this.#engineRids.get(name) ?? []
+    const found = prefix
+      ? [...this.#engineRids].filter(([known]) => known.startsWith(name)).flatMap(([, rids]) => rids)
+      : this.#engineRids.get(name) ?? []
     for (const rid of new Set(found)) this.#engine.abort(rid)
   }
 }

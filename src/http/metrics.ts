@@ -31,16 +31,66 @@ export class Metrics {
     collectDefaultMetrics({ register: this.registry })
     this.#readEngine()
 
-    this.#finished = new Counter({ name: 'refit:request_success_total', help: 'Requests that ended, by reason', labelNames: ['finished_reason'], registers })
-    this.#firstToken = new Histogram({ name: 'refit:time_to_first_token_seconds', help: 'From the request to its first token', buckets: REQUEST_BUCKETS, registers })
-    this.#interToken = new Histogram({ name: 'refit:inter_token_latency_seconds', help: 'From one token to the next', buckets: TOKEN_BUCKETS, registers })
-    this.#request = new Histogram({ name: 'refit:e2e_request_latency_seconds', help: 'From the request to its last token', buckets: REQUEST_BUCKETS, registers })
-    this.#decode = new Histogram({ name: 'refit:request_decode_time_seconds', help: 'From the first token to the last', buckets: REQUEST_BUCKETS, registers })
-    this.#queue = new Histogram({ name: 'refit:request_queue_time_seconds', help: 'From the request\'s arrival in the scheduler until it first ran', buckets: REQUEST_BUCKETS, registers })
-    this.#prefill = new Histogram({ name: 'refit:request_prefill_time_seconds', help: 'From when the request first ran to its first token', buckets: REQUEST_BUCKETS, registers })
-    this.#updates = new Counter({ name: 'refit:weight_updates_total', help: 'Weight updates, by outcome', labelNames: ['outcome'], registers })
-    this.#updateSeconds = new Histogram({ name: 'refit:weight_update_seconds', help: 'Time of weight updates, by phase', labelNames: ['phase'], buckets: UPDATE_BUCKETS, registers })
-    this.#updateBytes = new Counter({ name: 'refit:weight_update_bytes_total', help: 'Bytes taken from sources', registers })
+    this.#finished = new Counter({
+      name: 'refit:request_success_total',
+      help: 'Requests that ended, by reason',
+      labelNames: ['finished_reason'],
+      registers
+    })
+    this.#firstToken = new Histogram({
+      name: 'refit:time_to_first_token_seconds',
+      help: 'From the request to its first token',
+      buckets: REQUEST_BUCKETS,
+      registers
+    })
+    this.#interToken = new Histogram({
+      name: 'refit:inter_token_latency_seconds',
+      help: 'From one token to the next',
+      buckets: TOKEN_BUCKETS,
+      registers
+    })
+    this.#request = new Histogram({
+      name: 'refit:e2e_request_latency_seconds',
+      help: 'From the request to its last token',
+      buckets: REQUEST_BUCKETS,
+      registers
+    })
+    this.#decode = new Histogram({
+      name: 'refit:request_decode_time_seconds',
+      help: 'From the first token to the last',
+      buckets: REQUEST_BUCKETS,
+      registers
+    })
+    this.#queue = new Histogram({
+      name: 'refit:request_queue_time_seconds',
+      help: "From the request's arrival in the scheduler until it first ran",
+      buckets: REQUEST_BUCKETS,
+      registers
+    })
+    this.#prefill = new Histogram({
+      name: 'refit:request_prefill_time_seconds',
+      help: 'From when the request first ran to its first token',
+      buckets: REQUEST_BUCKETS,
+      registers
+    })
+    this.#updates = new Counter({
+      name: 'refit:weight_updates_total',
+      help: 'Weight updates, by outcome',
+      labelNames: ['outcome'],
+      registers
+    })
+    this.#updateSeconds = new Histogram({
+      name: 'refit:weight_update_seconds',
+      help: 'Time of weight updates, by phase',
+      labelNames: ['phase'],
+      buckets: UPDATE_BUCKETS,
+      registers
+    })
+    this.#updateBytes = new Counter({
+      name: 'refit:weight_update_bytes_total',
+      help: 'Bytes taken from sources',
+      registers
+    })
     for (const outcome of ['success', 'refused', 'torn']) this.#updates.inc({ outcome }, 0)
   }
 
@@ -67,66 +117,129 @@ export class Metrics {
     for (const [phase, ms] of Object.entries(report.ms)) this.#updateSeconds.observe({ phase }, ms / 1000)
   }
 
-  observeFailedUpdate (torn: boolean): void { this.#updates.inc({ outcome: torn ? 'torn' : 'refused' }) }
+  observeFailedUpdate (torn: boolean): void {
+    this.#updates.inc({ outcome: torn ? 'torn' : 'refused' })
+  }
 
   /** Memory that trainers share: what was opened is closed again, and every reference that they hold for us is given back. */
   watchShares (counts: Readonly<{ sharesReleased: number, filesOpened: number, filesClosed: number }>): void {
-    this.#counter('tensor_shares_released_total', 'References of tensor senders that were given back', () => counts.sharesReleased)
-    this.#counter('tensor_files_opened_total', 'Files of shared memory, and descriptors of expandable segments, that were opened for updates from tensors', () => counts.filesOpened)
+    this.#counter(
+      'tensor_shares_released_total',
+      'References of tensor senders that were given back',
+      () => counts.sharesReleased
+    )
+    this.#counter(
+      'tensor_files_opened_total',
+      'Files of shared memory, and descriptors of expandable segments, that were opened for updates from tensors',
+      () => counts.filesOpened
+    )
     this.#counter('tensor_files_closed_total', 'Those that were closed again', () => counts.filesClosed)
   }
 
   /** Memory that uploads wait in. */
   watchUploads (uploads: { staging: { bytes: { live: number, kept: number } } }): void {
     this.#gauge('upload_staging_bytes', 'Memory in use by uploads under way', () => uploads.staging.bytes.live)
-    this.#gauge('upload_staging_kept_bytes', 'Memory kept a while for the next upload', () => uploads.staging.bytes.kept)
+    this.#gauge(
+      'upload_staging_kept_bytes',
+      'Memory kept a while for the next upload',
+      () => uploads.staging.bytes.kept
+    )
   }
 
   /** Process groups of trainers. */
-  watchGroups (groups: { list: readonly unknown[], counts: Readonly<{ joined: number, failed: number, bytesReceived: number, bytesDropped: number }> }): void {
+  watchGroups (
+    groups: {
+      list: readonly unknown[]
+      counts: Readonly<{ joined: number, failed: number, bytesReceived: number, bytesDropped: number }>
+    }
+  ): void {
     this.#gauge('weight_groups', 'Process groups of trainers that this engine is in', () => groups.list.length)
     this.#counter('weight_groups_joined_total', 'Process groups that were joined', () => groups.counts.joined)
     this.#counter('weight_groups_failed_total', 'Process groups that failed', () => groups.counts.failed)
-    this.#counter('group_received_bytes_total', 'Bytes of weights that came through process groups', () => groups.counts.bytesReceived)
-    this.#counter('group_dropped_bytes_total', 'Those of them that were of requests that had been refused', () => groups.counts.bytesDropped)
+    this.#counter(
+      'group_received_bytes_total',
+      'Bytes of weights that came through process groups',
+      () => groups.counts.bytesReceived
+    )
+    this.#counter(
+      'group_dropped_bytes_total',
+      'Those of them that were of requests that had been refused',
+      () => groups.counts.bytesDropped
+    )
   }
 
   /** What trainers asked to keep between requests. */
   watchKept (stats: () => { names: number, bytes: number }): void {
-    this.#gauge('kept_tensor_names', 'Names under which tensors of trainers are kept open between updates', () => stats().names)
+    this.#gauge(
+      'kept_tensor_names',
+      'Names under which tensors of trainers are kept open between updates',
+      () => stats().names
+    )
     this.#gauge('kept_tensor_bytes', 'Bytes of the tensors that are kept', () => stats().bytes)
   }
 
-  pauseBegan (): void { this.#pausedSince ??= performance.now() }
+  pauseBegan (): void {
+    this.#pausedSince ??= performance.now()
+  }
 
   pauseEnded (): void {
     if (this.#pausedSince !== null) this.#pausedMs += performance.now() - this.#pausedSince
     this.#pausedSince = null
   }
 
-  close (): void { this.registry.clear() }
+  close (): void {
+    this.registry.clear()
+  }
 
   /** What the engine knows is read when somebody asks. */
   #readEngine (): void {
     const engine = this.#engine
     this.#gauge('num_requests_running', 'Requests that generate', () => engine.stats.running)
     this.#gauge('num_requests_waiting', 'Requests that wait to run', () => engine.stats.queued)
-    this.#gauge('kv_cache_usage_perc', 'Share of the KV cache in use by requests, 0 to 1', () => ratio(engine.stats.usedTokens, engine.stats.totalTokens))
-    this.#gauge('weight_version', 'The digits that the weight version ends with (42 of "step-42"); NaN where it ends with none', () => trailingNumber(engine.weightVersion))
+    this.#gauge(
+      'kv_cache_usage_perc',
+      'Share of the KV cache in use by requests, 0 to 1',
+      () => ratio(engine.stats.usedTokens, engine.stats.totalTokens)
+    )
+    this.#gauge(
+      'weight_version',
+      'The digits that the weight version ends with (42 of "step-42"); NaN where it ends with none',
+      () => trailingNumber(engine.weightVersion)
+    )
     this.#gauge('weight_epoch', 'Moves with every write of weights', () => engine.epoch)
     this.#gauge('weights_torn', '1 while weights are torn', () => Number(engine.weights.state === 'torn'))
-    this.#gauge('weight_transaction_open', '1 while a weight transaction, or a trainer\'s begin, is open', () => Number(engine.transactions.currentId !== null))
-    this.#gauge('engine_asleep', '1 while memory of any kind is released', () => Number(Object.keys(engine.releasedMemory).length > 0))
+    this.#gauge(
+      'weight_transaction_open',
+      "1 while a weight transaction, or a trainer's begin, is open",
+      () => Number(engine.transactions.currentId !== null)
+    )
+    this.#gauge(
+      'engine_asleep',
+      '1 while memory of any kind is released',
+      () => Number(Object.keys(engine.releasedMemory).length > 0)
+    )
     this.#releasedMemory()
     this.#gauge('generation_paused', '1 while generation is paused', () => Number(engine.stats.paused !== null))
     this.#gauge('engine_step_seconds', 'Time of the last step', () => engine.stats.stepMs / 1000)
     if (engine.mappings !== undefined) {
-      this.#counter('cuda_segments_opened_total', 'Segments of other processes on cards that were mapped for updates, counted for each rank', () => engine.mappings!.opened)
-      this.#counter('cuda_segments_closed_total', 'Those that were unmapped again; what is kept stays open', () => engine.mappings!.closed)
+      this.#counter(
+        'cuda_segments_opened_total',
+        'Segments of other processes on cards that were mapped for updates, counted for each rank',
+        () => engine.mappings!.opened
+      )
+      this.#counter(
+        'cuda_segments_closed_total',
+        'Those that were unmapped again; what is kept stays open',
+        () => engine.mappings!.closed
+      )
     }
     this.#counter('prompt_tokens_total', 'Prompt tokens', () => engine.stats.promptTokens)
     this.#counter('generation_tokens_total', 'Generated tokens', () => engine.stats.generationTokens)
-    this.#counter('prefix_cache_hits_total', 'Prompt tokens taken from the prefix cache', () => engine.stats.prefixHitTokens)
+    this.#counter(
+      'prefix_cache_hits_total',
+      'Prompt tokens taken from the prefix cache',
+      () => engine.stats.prefixHitTokens
+    )
     this.#counter('num_preemptions_total', 'Retractions of running requests', () => engine.stats.retractions)
     this.#counter('engine_steps_total', 'Forward steps', () => engine.stats.steps)
     this.#counter('generation_pause_seconds_total', 'Time spent paused through the pause endpoints', () => {
@@ -135,7 +248,12 @@ export class Metrics {
   }
 
   #gauge (name: string, help: string, read: () => number): void {
-    const gauge: Gauge = new Gauge({ name: `refit:${name}`, help, registers: [this.registry], collect: () => gauge.set(read()) })
+    const gauge: Gauge = new Gauge({
+      name: `refit:${name}`,
+      help,
+      registers: [this.registry],
+      collect: () => gauge.set(read())
+    })
   }
 
   #releasedMemory (): void {
@@ -145,7 +263,12 @@ export class Metrics {
       labelNames: ['tag'],
       registers: [this.registry],
       collect: () => {
-        for (const tag of ['weights', 'kv_cache', 'cuda_graph'] as const) gauge.set({ tag }, this.#engine.releasedMemory[tag] ?? 0)
+        for (const tag of ['weights', 'kv_cache', 'cuda_graph'] as const) {
+          gauge.set(
+            { tag },
+            this.#engine.releasedMemory[tag] ?? 0
+          )
+        }
       }
     })
   }
@@ -155,13 +278,20 @@ export class Metrics {
       name: `refit:${name}`,
       help,
       registers: [this.registry],
-      collect: () => { counter.reset(); counter.inc(read()) }
+      collect: () => {
+        counter.reset()
+        counter.inc(read())
+      }
     })
   }
 }
 
-function ratio (part: number, whole: number): number { return whole === 0 ? 0 : part / whole }
+function ratio (part: number, whole: number): number {
+  return whole === 0 ? 0 : part / whole
+}
 
 // A gauge without a value would be left out; NaN is Prometheus's word for "not a number".
 // The look-behind keeps a long label from being searched again from each of its digits.
-export function trailingNumber (version: string): number { return Number(/(?<!\d)\d+$/.exec(version)?.[0] ?? NaN) }
+export function trailingNumber (version: string): number {
+  return Number(/(?<!\d)\d+$/.exec(version)?.[0] ?? NaN)
+}

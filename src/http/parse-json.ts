@@ -9,7 +9,11 @@ export function parseJsonText (text: string): unknown {
   const cut = text.length < LONG ? undefined : cutLongTexts(text)
   if (cut === undefined) return JSON.parse(text)
   const { rest, mark, texts } = cut
-  return JSON.parse(rest, (_key, value: unknown) => typeof value === 'string' && value.startsWith(mark) ? texts[Number(value.slice(mark.length))] : value)
+  return JSON.parse(
+    rest,
+    (_key, value: unknown) =>
+      typeof value === 'string' && value.startsWith(mark) ? texts[Number(value.slice(mark.length))] : value
+  )
 }
 
 /** The text with a mark and a number in place of each long text in it; undefined where there is none. */
@@ -53,7 +57,7 @@ function isKey (text: string, close: number): boolean {
 
 /** Begins with what base64 has not, so that it is soon known that the text has none. */
 function unusedMark (text: string): string {
-  for (let i = 0; ; i++) {
+  for (let i = 0;; i++) {
     const mark = `~${i}~`
     if (!text.includes(mark)) return mark
   }

@@ -14,7 +14,11 @@ export async function computes (engine: RolloutEngine, timeoutMs: number): Promi
   const rid = `HEALTH_CHECK_${randomBytes(8).toString('hex')}`
   let answered: boolean | undefined
   // A full queue refuses the probe; steps then tell.
-  const probe = ask(engine, rid).then(() => { answered = true }, () => { answered = false })
+  const probe = ask(engine, rid).then(() => {
+    answered = true
+  }, () => {
+    answered = false
+  })
   const deadline = performance.now() + timeoutMs
   try {
     while (performance.now() < deadline) {
@@ -34,7 +38,19 @@ function standsStill ({ stats, weights, transactions }: RolloutEngine): boolean 
 
 async function ask (engine: RolloutEngine, rid: string): Promise<void> {
   const sampling = {
-    maxNewTokens: 1, minNewTokens: 0, temperature: 0, topP: 1, topK: 0, minP: 0, frequencyPenalty: 0, presencePenalty: 0, repetitionPenalty: 1, stopTokenIds: [], ignoreEos: true, logitBias: [], seed: null
+    maxNewTokens: 1,
+    minNewTokens: 0,
+    temperature: 0,
+    topP: 1,
+    topK: 0,
+    minP: 0,
+    frequencyPenalty: 0,
+    presencePenalty: 0,
+    repetitionPenalty: 1,
+    stopTokenIds: [],
+    ignoreEos: true,
+    logitBias: [],
+    seed: null
   }
   for await (const event of engine.generate({ rid, inputIds: Int32Array.of(0), sampling, logprobs: null })) {
     if (event.tokens.length > 0) return

@@ -5,7 +5,11 @@ export function refuseUnsupported (fields: object, features: Record<string, stri
   for (const [field, feature] of Object.entries(features)) {
     const value = (fields as Record<string, unknown>)[field]
     if (!isSet(value)) continue
-    throw new RefitError('UNSUPPORTED', `${prefix}${field}: ${feature} not supported by this server; leave the field out`, { param: prefix + field })
+    throw new RefitError(
+      'UNSUPPORTED',
+      `${prefix}${field}: ${feature} not supported by this server; leave the field out`,
+      { param: prefix + field }
+    )
   }
 }
 
@@ -21,7 +25,9 @@ export function invalid (param: string, message: string): RefitError {
 /** OpenAI's `response_format`, of which only plain text can be had. */
 export function refuseFormat (format: unknown): void {
   if (format == null || (format as { type?: unknown }).type === 'text') return
-  throw new RefitError('UNSUPPORTED', 'response_format: only {"type": "text"} is supported by this server', { param: 'response_format' })
+  throw new RefitError('UNSUPPORTED', 'response_format: only {"type": "text"} is supported by this server', {
+    param: 'response_format'
+  })
 }
 
 const MAX_DEPTH = 256

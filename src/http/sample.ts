@@ -2,7 +2,11 @@ import type { FinishReason, InputLogprobs, Scored } from '../contract/rollout-en
 import type { TextEvent } from '../engine/text-generation.ts'
 
 /** Tokens [start, end) of the output were made by weights of this label. */
-export interface VersionSpan { version: string, start: number, end: number }
+export interface VersionSpan {
+  version: string
+  start: number
+  end: number
+}
 
 /** What one engine request has brought so far. */
 export class Sample {
@@ -62,7 +66,9 @@ export class Sample {
     this.endedAt = now
   }
 
-  get seconds (): number { return ((this.endedAt ?? performance.now()) - this.startedAt) / 1000 }
+  get seconds (): number {
+    return ((this.endedAt ?? performance.now()) - this.startedAt) / 1000
+  }
 
   #extendSpan (version: string, count: number): void {
     const start = this.tokens.length

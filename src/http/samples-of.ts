@@ -2,7 +2,11 @@ import type { SamplePlan } from './generation.ts'
 import type { Sampling } from './sglang/sampling.ts'
 
 /** The samples of one prompt, as many as its sampling says, beside each other: sample j takes seed + j. */
-export function samplesOf (sampling: Sampling, maxNewTokens: number, { rid, ...shared }: Omit<SamplePlan, 'sampling' | 'text'>): SamplePlan[] {
+export function samplesOf (
+  sampling: Sampling,
+  maxNewTokens: number,
+  { rid, ...shared }: Omit<SamplePlan, 'sampling' | 'text'>
+): SamplePlan[] {
   const { n, text, params } = sampling
   return Array.from({ length: n }, (_, j): SamplePlan => ({
     ...shared,

@@ -7,10 +7,15 @@ export function nullable<T extends TSchema> (schema: T, description?: string) {
 }
 
 /** Of replies to updates. */
-export const tornTensors = Type.Integer({ description: 'Tensors of the model that are torn still. It generates once they are written too.' })
+export const tornTensors = Type.Integer({
+  description: 'Tensors of the model that are torn still. It generates once they are written too.'
+})
 
 /** Of every update of weights. */
-export const transactionField = nullable(Type.String(), 'Id of the weight transaction that it belongs to (POST /weight_transactions).')
+export const transactionField = nullable(
+  Type.String(),
+  'Id of the weight transaction that it belongs to (POST /weight_transactions).'
+)
 
 /** A field that is taken and has no effect here. */
 export function unused (description = 'Taken and without effect here.') {
@@ -31,7 +36,10 @@ export const Refusal = Type.Object({
   param: Type.Optional(Type.Union([Type.String(), Type.Null()], { description: 'The field at fault.' })),
   code: Type.Optional(Type.Integer({ description: 'The HTTP status.' })),
   error: Type.Union([
-    Type.Object({ message: Type.String(), code: Type.String({ description: 'A stable code, such as INVALID_REQUEST.' }) }),
+    Type.Object({
+      message: Type.String(),
+      code: Type.String({ description: 'A stable code, such as INVALID_REQUEST.' })
+    }),
     Type.String({ description: '"Unauthorized" or "Forbidden".' })
   ])
 }, { title: 'Refusal', description: 'Refused; nothing has changed.' })
@@ -40,7 +48,10 @@ export const WeightsRefusal = Type.Object({
   success: Type.Optional(Type.Literal(false)),
   message: Type.Optional(Type.String()),
   error: Type.Union([
-    Type.Object({ message: Type.String(), code: Type.String({ description: 'A stable code, such as CHECKPOINT_PATH.' }) }),
+    Type.Object({
+      message: Type.String(),
+      code: Type.String({ description: 'A stable code, such as CHECKPOINT_PATH.' })
+    }),
     Type.String({ description: '"Unauthorized" or "Forbidden".' })
   ])
 }, { title: 'WeightsRefusal', description: 'Refused or failed.' })

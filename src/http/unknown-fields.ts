@@ -1,6 +1,9 @@
 import type { FastifyInstance } from 'fastify'
 
-interface Schema { properties?: Record<string, Schema>, anyOf?: Schema[] }
+interface Schema {
+  properties?: Record<string, Schema>
+  anyOf?: Schema[]
+}
 
 const REMEMBERED = 1000
 
@@ -27,6 +30,8 @@ function unknownFields (known: Record<string, Schema>, body: object): string[] {
     if (typeof value !== 'object' || value === null || Array.isArray(value)) return []
     const { properties, anyOf = [] } = known[field]!
     const inner = properties ?? anyOf.find(branch => branch.properties !== undefined)?.properties ?? {}
-    return Object.keys(inner).length === 0 ? [] : Object.keys(value).filter(name => !Object.hasOwn(inner, name)).map(name => `${field}.${name}`)
+    return Object.keys(inner).length === 0
+      ? []
+      : Object.keys(value).filter(name => !Object.hasOwn(inner, name)).map(name => `${field}.${name}`)
   })
 }

@@ -58,15 +58,25 @@ function sentence (error: ErrorObject): string {
   const got = `got ${show(error.data)}`
   const limit = String(error.params.limit)
   switch (error.keyword) {
-    case 'required': return 'is required'
-    case 'additionalProperties': return `unknown field; known are ${Object.keys(schema.properties ?? {}).join(', ')}`
-    case 'minimum': case 'maximum': case 'exclusiveMinimum': case 'exclusiveMaximum':
+    case 'required':
+      return 'is required'
+    case 'additionalProperties':
+      return `unknown field; known are ${Object.keys(schema.properties ?? {}).join(', ')}`
+    case 'minimum':
+    case 'maximum':
+    case 'exclusiveMinimum':
+    case 'exclusiveMaximum':
       return `expected a number ${String(error.params.comparison)} ${limit}, ${got}`
-    case 'minItems': return `expected at least ${limit} item${limit === '1' ? '' : 's'}, got ${(error.data as unknown[]).length}`
-    case 'maxItems': return `expected at most ${limit} items, got ${(error.data as unknown[]).length}`
-    case 'minLength': return limit === '1' ? 'must not be empty' : `expected at least ${limit} characters, ${got}`
-    case 'maxLength': return `expected at most ${limit} characters, got ${(error.data as string).length}`
-    default: return `expected ${describe(schema)}, ${got}`
+    case 'minItems':
+      return `expected at least ${limit} item${limit === '1' ? '' : 's'}, got ${(error.data as unknown[]).length}`
+    case 'maxItems':
+      return `expected at most ${limit} items, got ${(error.data as unknown[]).length}`
+    case 'minLength':
+      return limit === '1' ? 'must not be empty' : `expected at least ${limit} characters, ${got}`
+    case 'maxLength':
+      return `expected at most ${limit} characters, got ${(error.data as string).length}`
+    default:
+      return `expected ${describe(schema)}, ${got}`
   }
 }
 
@@ -77,14 +87,22 @@ export function describe (schema: Schema): string {
   if (schema.enum !== undefined) return join(schema.enum.map(value => JSON.stringify(value)))
   if (Array.isArray(schema.type)) return join(schema.type.map(type => describe({ type })))
   switch (schema.type) {
-    case 'string': return 'a string'
-    case 'integer': return 'an integer'
-    case 'number': return 'a finite number'
-    case 'boolean': return 'true or false'
-    case 'null': return 'null'
-    case 'object': return 'an object'
-    case 'array': return schema.items === undefined ? 'an array' : `an array of ${plural(schema.items)}`
-    default: return 'another value'
+    case 'string':
+      return 'a string'
+    case 'integer':
+      return 'an integer'
+    case 'number':
+      return 'a finite number'
+    case 'boolean':
+      return 'true or false'
+    case 'null':
+      return 'null'
+    case 'object':
+      return 'an object'
+    case 'array':
+      return schema.items === undefined ? 'an array' : `an array of ${plural(schema.items)}`
+    default:
+      return 'another value'
   }
 }
 
@@ -94,9 +112,15 @@ function branches (schema: Schema): Schema[] {
 
 function plural (schema: Schema): string {
   switch (schema.type) {
-    case 'string': case 'integer': case 'number': case 'object': return `${schema.type}s`
-    case 'array': return schema.items === undefined ? 'arrays' : `arrays of ${plural(schema.items)}`
-    default: return 'values'
+    case 'string':
+    case 'integer':
+    case 'number':
+    case 'object':
+      return `${schema.type}s`
+    case 'array':
+      return schema.items === undefined ? 'arrays' : `arrays of ${plural(schema.items)}`
+    default:
+      return 'values'
   }
 }
 

@@ -7,7 +7,14 @@ import { explain } from './validation-message.ts'
 
 type Check = (data: unknown) => { value: unknown } | { error: Error }
 
-const options = { strict: true, strictTypes: false, allowUnionTypes: true, verbose: true, removeAdditional: false, useDefaults: true } as const
+const options = {
+  strict: true,
+  strictTypes: false,
+  allowUnionTypes: true,
+  verbose: true,
+  removeAdditional: false,
+  useDefaults: true
+} as const
 const bodies = new Ajv({ ...options, coerceTypes: false })
 // Query strings and path parameters are strings until something converts them.
 const strings = new Ajv({ ...options, coerceTypes: 'array' })

@@ -1,6 +1,11 @@
 import type { DType } from '../native/addon.ts'
 
-export const ARCHITECTURES = ['LlamaForCausalLM', 'Qwen2ForCausalLM', 'Qwen3ForCausalLM', 'Qwen3MoeForCausalLM'] as const
+export const ARCHITECTURES = [
+  'LlamaForCausalLM',
+  'Qwen2ForCausalLM',
+  'Qwen3ForCausalLM',
+  'Qwen3MoeForCausalLM'
+] as const
 export type ArchitectureName = typeof ARCHITECTURES[number]
 
 /** What config.json says, in one form for all architectures and both generations of transformers. */
@@ -35,7 +40,10 @@ export interface Architecture {
 }
 
 /** RoPE tables: inverse frequencies [headDim / 2] in float64, and the factor on cos and sin. */
-export interface Rope { invFreq: Float64Array, scale: number }
+export interface Rope {
+  invFreq: Float64Array
+  scale: number
+}
 
 export interface Moe {
   experts: number
@@ -72,7 +80,11 @@ export interface TensorPlan {
 }
 
 /** A parameter of every rank: fused, sharded, at a fixed address. A vector is [n, 1]. */
-export interface Param { name: string, rows: number, cols: number }
+export interface Param {
+  name: string
+  rows: number
+  cols: number
+}
 
 /** The table of an architecture under a layout: every parameter of a rank, and every checkpoint name with its rectangles. */
 export interface ModelTable {

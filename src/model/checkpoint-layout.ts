@@ -1,16 +1,32 @@
 import type { ModelTable, TensorPlan } from './architecture.ts'
 
 /** A checkpoint tensor in a row of them: where its first byte stands. */
-export interface LaidTensor { plan: TensorPlan, offset: number }
+export interface LaidTensor {
+  plan: TensorPlan
+  offset: number
+}
 
 /** All checkpoint tensors of a model one after another, as one engine sends them to another: row-major, each from an aligned offset on. */
-export interface CheckpointLayout { tensors: LaidTensor[], elementBytes: number, bytes: number }
+export interface CheckpointLayout {
+  tensors: LaidTensor[]
+  elementBytes: number
+  bytes: number
+}
 
 /** Rows of a tensor that stand in a piece, at `at` bytes from its begin. */
-export interface PieceRows { plan: TensorPlan, row: number, rows: number, at: number }
+export interface PieceRows {
+  plan: TensorPlan
+  row: number
+  rows: number
+  at: number
+}
 
 /** Bytes [begin, begin + length) of a layout: what goes in one broadcast. Gaps between tensors hold anything. */
-export interface CheckpointPiece { begin: number, length: number, parts: PieceRows[] }
+export interface CheckpointPiece {
+  begin: number
+  length: number
+  parts: PieceRows[]
+}
 
 /** Copies in large words want it, and so do kernels. */
 const ALIGNMENT = 256
@@ -32,7 +48,10 @@ export function layOutCheckpoint (table: ModelTable, elementBytes: number): Chec
  * The layout front to back in pieces of at most `limit` bytes (or one row, where that is longer) and what aligns the next tensor, cut
  * between rows. Both ends of a transfer cut alike, so that nothing but the limit need be agreed.
  */
-export function * cutCheckpoint ({ tensors, elementBytes }: CheckpointLayout, limit: number): Generator<CheckpointPiece> {
+export function* cutCheckpoint (
+  { tensors, elementBytes }: CheckpointLayout,
+  limit: number
+): Generator<CheckpointPiece> {
   let piece: CheckpointPiece | undefined
   for (const { plan, offset } of tensors) {
     const rowBytes = plan.cols * elementBytes
@@ -56,7 +75,9 @@ export function * cutCheckpoint ({ tensors, elementBytes }: CheckpointLayout, li
   if (piece !== undefined) yield piece
 }
 
-function align (offset: number): number { return Math.ceil(offset / ALIGNMENT) * ALIGNMENT }
+function align (offset: number): number {
+  return Math.ceil(offset / ALIGNMENT) * ALIGNMENT
+}
 
 /** In bytes: what a slot for pieces needs room for. */
 export function longestPiece (pieces: readonly CheckpointPiece[]): number {

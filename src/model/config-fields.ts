@@ -49,7 +49,9 @@ export class ConfigFields {
     const value = this.get(name) ?? fallback
     if (value === undefined) throw this.error(name, 'is missing')
     if (!Number.isSafeInteger(value)) throw this.error(name, `expected an integer, got ${show(value)}`)
-    if ((value as number) < min || (value as number) > max) throw this.error(name, `expected ${min} to ${max}, got ${show(value)}`)
+    if ((value as number) < min || (value as number) > max) {
+      throw this.error(name, `expected ${min} to ${max}, got ${show(value)}`)
+    }
     return value as number
   }
 
@@ -57,7 +59,9 @@ export class ConfigFields {
   number (name: string, above: number, fallback?: number): number {
     const value = this.get(name) ?? fallback
     if (value === undefined) throw this.error(name, 'is missing')
-    if (typeof value !== 'number' || !Number.isFinite(value)) throw this.error(name, `expected a number, got ${show(value)}`)
+    if (typeof value !== 'number' || !Number.isFinite(value)) {
+      throw this.error(name, `expected a number, got ${show(value)}`)
+    }
     if (value <= above) throw this.error(name, `expected a number above ${above}, got ${value}`)
     return value
   }
@@ -70,7 +74,9 @@ export class ConfigFields {
 
   string (name: string): string | undefined {
     const value = this.get(name)
-    if (value !== undefined && typeof value !== 'string') throw this.error(name, `expected a string, got ${show(value)}`)
+    if (value !== undefined && typeof value !== 'string') {
+      throw this.error(name, `expected a string, got ${show(value)}`)
+    }
     return value
   }
 
@@ -79,7 +85,9 @@ export class ConfigFields {
     const value = this.get(name) ?? []
     if (!Array.isArray(value)) throw this.error(name, `expected a list of integers, got ${show(value)}`)
     for (const item of value) {
-      if (!Number.isSafeInteger(item) || item < min || item > max) throw this.error(name, `expected integers from ${min} to ${max}, got ${show(item)}`)
+      if (!Number.isSafeInteger(item) || item < min || item > max) {
+        throw this.error(name, `expected integers from ${min} to ${max}, got ${show(item)}`)
+      }
     }
     return value as number[]
   }

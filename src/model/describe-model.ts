@@ -31,7 +31,10 @@ export function describeModel (arch: Architecture): ModelDescription {
 }
 
 /** The first field in which two descriptions differ, with what each says; undefined where they are the same. */
-export function modelDifference (own: ModelDescription, other: ModelDescription): { field: string, own: unknown, other: unknown } | undefined {
+export function modelDifference (
+  own: ModelDescription,
+  other: ModelDescription
+): { field: string, own: unknown, other: unknown } | undefined {
   for (const field of new Set([...Object.keys(own), ...Object.keys(other)])) {
     if (own[field] !== other[field]) return { field, own: own[field], other: other[field] }
   }
@@ -40,7 +43,9 @@ export function modelDifference (own: ModelDescription, other: ModelDescription)
 
 /** Of names and shapes of all checkpoint tensors, in the order in which engines send them to each other. */
 export function tableDigest (table: ModelTable): string {
-  return digest([...table.tensors.values()].filter(({ alternative }) => !alternative).map(({ name, shape }) => [name, shape]))
+  return digest(
+    [...table.tensors.values()].filter(({ alternative }) => !alternative).map(({ name, shape }) => [name, shape])
+  )
 }
 
 function digest (value: unknown): string {

@@ -2,7 +2,11 @@ import type { ModelTable, Param, TensorPlan } from './architecture.ts'
 
 // The parameters of a rank as SGLang names and shapes them (`named_parameters()` of its models): what `load_format` "direct" brings.
 
-const WHOLE: Record<string, string> = { embed: 'model.embed_tokens.weight', norm: 'model.norm.weight', lm_head: 'lm_head.weight' }
+const WHOLE: Record<string, string> = {
+  embed: 'model.embed_tokens.weight',
+  norm: 'model.norm.weight',
+  lm_head: 'lm_head.weight'
+}
 const IN_LAYER: Record<string, string> = {
   ln1: 'input_layernorm.weight',
   qkv: 'self_attn.qkv_proj.weight',
@@ -27,7 +31,12 @@ const known = new WeakMap<ModelTable, ReadonlyMap<string, TensorPlan>>()
  */
 export function engineTensors (table: ModelTable): ReadonlyMap<string, TensorPlan> {
   let tensors = known.get(table)
-  if (tensors === undefined) known.set(table, tensors = new Map(table.params.map((param, id) => toEntry(table, param, id))))
+  if (tensors === undefined) {
+    known.set(
+      table,
+      tensors = new Map(table.params.map((param, id) => toEntry(table, param, id)))
+    )
+  }
   return tensors
 }
 
@@ -36,7 +45,14 @@ function toEntry (table: ModelTable, param: Param, id: number): [string, TensorP
   const name = inner === undefined ? WHOLE[param.name]! : `model.layers.${layer}.${IN_LAYER[inner]!}`
   const rect = { param: id, srcRow: 0, srcCol: 0, rows: param.rows, cols: param.cols, dstRow: 0, dstCol: 0 }
   const rects = Array.from({ length: table.ranks }, (_, rank) => ({ rank, ...rect }))
-  return [name, { name, shape: shapeOf(table, param, inner ?? param.name), rows: param.rows, cols: param.cols, rects, alternative: true }]
+  return [name, {
+    name,
+    shape: shapeOf(table, param, inner ?? param.name),
+    rows: param.rows,
+    cols: param.cols,
+    rects,
+    alternative: true
+  }]
 }
 
 function shapeOf (table: ModelTable, { name, rows, cols }: Param, kind: string): number[] {

@@ -8,7 +8,9 @@ import type { RankSizes } from './rank-sizes.ts'
 export function paramTable (arch: Architecture, sizes: RankSizes): Param[] {
   const { hiddenSize, headDim, moe } = arch
   const params: Param[] = []
-  const add = (name: string, rows: number, cols: number): void => { params.push({ name, rows, cols }) }
+  const add = (name: string, rows: number, cols: number): void => {
+    params.push({ name, rows, cols })
+  }
   const qkvRows = (sizes.heads + 2 * sizes.kvHeads) * headDim
   add('embed', sizes.vocab, hiddenSize)
   for (let i = 0; i < arch.layers; i++) {

@@ -71,28 +71,53 @@ function architectureName (fields: ConfigFields): ArchitectureName {
   const modelType = fields.string('model_type')
   const list = fields.get('architectures') ?? ARCHITECTURES.filter(a => MODEL_TYPES[a] === modelType)
   if (!Array.isArray(list) || list.length === 0) {
-    throw fields.error('architectures', `expected a list with the name of the architecture, got ${show(fields.get('architectures'))}; ${supported}`)
+    throw fields.error(
+      'architectures',
+      `expected a list with the name of the architecture, got ${show(fields.get('architectures'))}; ${supported}`
+    )
   }
   const name = ARCHITECTURES.find(a => a === list[0])
-  if (name === undefined || list.length !== 1) throw fields.error('architectures', `${show(list.length === 1 ? list[0] : list)} is not supported; ${supported}`)
+  if (name === undefined || list.length !== 1) {
+    throw fields.error(
+      'architectures',
+      `${
+        show(
+          list.length === 1
+            ? list[0]
+            : list
+        )
+      } is not supported; ${supported}`
+    )
+  }
   if (modelType !== undefined && modelType !== MODEL_TYPES[name]) {
     throw fields.error('model_type', `${name} goes with ${show(MODEL_TYPES[name])}, got ${show(modelType)}`)
   }
   return name
 }
 
-function attention (fields: ConfigFields, name: ArchitectureName, hiddenSize: number): Pick<Architecture, 'heads' | 'kvHeads' | 'headDim'> {
+function attention (
+  fields: ConfigFields,
+  name: ArchitectureName,
+  hiddenSize: number
+): Pick<Architecture, 'heads' | 'kvHeads' | 'headDim'> {
   const heads = fields.int('num_attention_heads', 1, MAX_WIDTH)
   // null, and for Llama an absent field too, means multi-head attention; the Qwen defaults are numbers that fit one size only.
   const multiHead = name === 'LlamaForCausalLM' || (name !== 'Qwen3MoeForCausalLM' && fields.has('num_key_value_heads'))
   const kvHeads = fields.int('num_key_value_heads', 1, heads, multiHead ? heads : undefined)
-  if (heads % kvHeads !== 0) throw fields.error('num_key_value_heads', `${heads} attention heads are not a multiple of ${kvHeads} KV heads`)
+  if (heads % kvHeads !== 0) {
+    throw fields.error('num_key_value_heads', `${heads} attention heads are not a multiple of ${kvHeads} KV heads`)
+  }
   if (fields.get('head_dim') === undefined && name !== 'Qwen3ForCausalLM' && hiddenSize % heads !== 0) {
-    throw fields.error('head_dim', `is missing, and hidden_size ${hiddenSize} is not a multiple of ${heads} attention heads`)
+    throw fields.error(
+      'head_dim',
+      `is missing, and hidden_size ${hiddenSize} is not a multiple of ${heads} attention heads`
+    )
   }
   const headDim = fields.int('head_dim', 1, 4096, name === 'Qwen3ForCausalLM' ? QWEN3_HEAD_DIM : hiddenSize / heads)
   if (headDim % 2 !== 0) throw fields.error('head_dim', `RoPE needs an even number, got ${headDim}`)
-  if (heads * headDim > MAX_WIDTH) throw fields.error('num_attention_heads', `${heads} heads of ${headDim} are wider than ${MAX_WIDTH}`)
+  if (heads * headDim > MAX_WIDTH) {
+    throw fields.error('num_attention_heads', `${heads} heads of ${headDim} are wider than ${MAX_WIDTH}`)
+  }
   return { heads, kvHeads, headDim }
 }
 
@@ -100,7 +125,9 @@ function parseMoe (fields: ConfigFields, layers: number): Moe | null {
   // transformers 5 writes num_local_experts.
   const names = ['num_experts', 'num_local_experts'].filter(n => fields.get(n) !== undefined)
   const [experts, other] = (names.length === 0 ? ['num_experts'] : names).map(n => fields.int(n, 0, MAX_EXPERTS))
-  if (other !== undefined && other !== experts) throw fields.error('num_local_experts', `${other} contradicts num_experts ${experts}`)
+  if (other !== undefined && other !== experts) {
+    throw fields.error('num_local_experts', `${other} contradicts num_experts ${experts}`)
+  }
   if (experts === 0) return null
   const step = fields.int('decoder_sparse_step', 1, MAX_WIDTH, 1)
   const dense = new Set(fields.ints('mlp_only_layers', 0, MAX_WIDTH))

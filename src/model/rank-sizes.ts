@@ -26,7 +26,9 @@ export function rankSizes (arch: Architecture, ranks: number): RankSizes {
   }
   const heads = share(arch.heads, 'attention heads (num_attention_heads)')
   if (arch.kvHeads % ranks !== 0 && ranks % arch.kvHeads !== 0) {
-    throw misfit(`${arch.kvHeads} KV heads (num_key_value_heads) can neither be split over nor replicated to ${ranks} ranks evenly`)
+    throw misfit(
+      `${arch.kvHeads} KV heads (num_key_value_heads) can neither be split over nor replicated to ${ranks} ranks evenly`
+    )
   }
   const dense = arch.moe === null || arch.moe.sparse.includes(false)
   return {
@@ -35,7 +37,9 @@ export function rankSizes (arch: Architecture, ranks: number): RankSizes {
     kvHeads: Math.max(1, arch.kvHeads / ranks),
     kvReplicas: Math.max(1, ranks / arch.kvHeads),
     intermediate: dense ? share(arch.intermediateSize, 'columns of the MLP (intermediate_size)') : 0,
-    expertIntermediate: arch.moe === null ? 0 : share(arch.moe.intermediateSize, 'columns of an expert (moe_intermediate_size)'),
+    expertIntermediate: arch.moe === null
+      ? 0
+      : share(arch.moe.intermediateSize, 'columns of an expert (moe_intermediate_size)'),
     vocab: paddedVocab(arch.vocabSize, ranks) / ranks
   }
 }

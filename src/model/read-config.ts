@@ -9,7 +9,12 @@ const MAX_BYTES = 4 << 20
 /** The architecture of a model folder, from its config.json and, where there is one, generation_config.json. Throws MODEL_CONFIG. */
 export async function readArchitecture (folder: string): Promise<Architecture> {
   const config = await readJson(join(folder, 'config.json'))
-  if (config === undefined) throw new RefitError('MODEL_CONFIG', `${folder} has no config.json; a model folder needs one beside its safetensors files`)
+  if (config === undefined) {
+    throw new RefitError(
+      'MODEL_CONFIG',
+      `${folder} has no config.json; a model folder needs one beside its safetensors files`
+    )
+  }
   return parseModelConfig(config, await readJson(join(folder, 'generation_config.json')))
 }
 
@@ -18,7 +23,9 @@ async function readJson (path: string): Promise<unknown> {
   try {
     const info = await stat(path)
     if (!info.isFile()) throw new RefitError('MODEL_CONFIG', `${path} is not a regular file`)
-    if (info.size > MAX_BYTES) throw new RefitError('MODEL_CONFIG', `${path}: ${info.size} bytes are too many (${MAX_BYTES} at most)`)
+    if (info.size > MAX_BYTES) {
+      throw new RefitError('MODEL_CONFIG', `${path}: ${info.size} bytes are too many (${MAX_BYTES} at most)`)
+    }
     text = await readFile(path, 'utf8')
   } catch (error) {
     if (error instanceof RefitError) throw error

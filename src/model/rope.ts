@@ -14,22 +14,37 @@ export function parseRope (config: ConfigFields, headDim: number, contextLength:
   const theta = rope.number('rope_theta', 0, config.number('rope_theta', 0, DEFAULT_THETA))
   for (const fields of [rope, config]) {
     if (fields.number('partial_rotary_factor', 0, 1) !== 1) {
-      throw fields.error('partial_rotary_factor', `${show(fields.get('partial_rotary_factor'))} is not supported: refit rotates whole heads (1)`)
+      throw fields.error(
+        'partial_rotary_factor',
+        `${show(fields.get('partial_rotary_factor'))} is not supported: refit rotates whole heads (1)`
+      )
     }
   }
   const type = rope.string('rope_type') ?? rope.string('type') ?? 'default'
   const invFreq = Float64Array.from({ length: headDim / 2 }, (_, i) => theta ** (-2 * i / headDim))
-  const original = (): number => config.int('original_max_position_embeddings', 1, MAX_POSITIONS,
-    rope.int('original_max_position_embeddings', 1, MAX_POSITIONS, contextLength))
+  const original = (): number =>
+    config.int(
+      'original_max_position_embeddings',
+      1,
+      MAX_POSITIONS,
+      rope.int('original_max_position_embeddings', 1, MAX_POSITIONS, contextLength)
+    )
   switch (type) {
-    case 'default': return { invFreq, scale: 1 }
+    case 'default':
+      return { invFreq, scale: 1 }
     case 'linear': {
       const factor = rope.number('factor', 0)
       return { invFreq: invFreq.map(f => f / factor), scale: 1 }
     }
-    case 'llama3': return { invFreq: llama3(invFreq, rope, original()), scale: 1 }
-    case 'yarn': return yarn(invFreq, rope, theta, original(), contextLength)
-    default: throw rope.error(rope.get('rope_type') === undefined ? 'type' : 'rope_type', `${show(type)} is not supported; refit knows ${TYPES.join(', ')}`)
+    case 'llama3':
+      return { invFreq: llama3(invFreq, rope, original()), scale: 1 }
+    case 'yarn':
+      return yarn(invFreq, rope, theta, original(), contextLength)
+    default:
+      throw rope.error(
+        rope.get('rope_type') === undefined ? 'type' : 'rope_type',
+        `${show(type)} is not supported; refit knows ${TYPES.join(', ')}`
+      )
   }
 }
 
@@ -61,16 +76,24 @@ function llama3 (invFreq: Float64Array, rope: ConfigFields, original: number): F
   })
 }
 
-function yarn (invFreq: Float64Array, rope: ConfigFields, theta: number, original: number, contextLength: number): Rope {
+function yarn (
+  invFreq: Float64Array,
+  rope: ConfigFields,
+  theta: number,
+  original: number,
+  contextLength: number
+): Rope {
   if (theta === 1) throw rope.error('rope_theta', 'expected a base other than 1 for yarn')
   const half = invFreq.length
   const dim = half * 2
   const factor = rope.number('factor', 0, contextLength / original)
   // 0 means "not set" for these four, as in Python's `or`.
-  const orDefault = (name: string, fallback: number): number => rope.get(name) === 0 ? fallback : rope.number(name, 0, fallback)
+  const orDefault = (name: string, fallback: number): number =>
+    rope.get(name) === 0 ? fallback : rope.number(name, 0, fallback)
   const betaFast = orDefault('beta_fast', 32)
   const betaSlow = orDefault('beta_slow', 1)
-  const correction = (rotations: number): number => dim * Math.log(original / (rotations * 2 * Math.PI)) / (2 * Math.log(theta))
+  const correction = (rotations: number): number =>
+    dim * Math.log(original / (rotations * 2 * Math.PI)) / (2 * Math.log(theta))
   const truncate = rope.boolean('truncate', true)
   let low = correction(betaFast)
   let high = correction(betaSlow)

@@ -26,13 +26,21 @@ class TensorTable {
   build (): Map<string, TensorPlan> {
     const { hiddenSize, vocabSize, layers, moe, tieWordEmbeddings } = this.#arch
     const { ranks, vocab } = this.#sizes
-    this.#add('model.embed_tokens.weight', [vocabSize, hiddenSize], vocabShares(ranks, { param: this.#id('embed') }, vocab))
+    this.#add(
+      'model.embed_tokens.weight',
+      [vocabSize, hiddenSize],
+      vocabShares(ranks, { param: this.#id('embed') }, vocab)
+    )
     for (let i = 0; i < layers; i++) {
       this.#attention(i)
       if (moe?.sparse[i] === true) this.#experts(i, moe.experts, moe.intermediateSize)
       else this.#mlp(i)
       for (const [name, param] of [['input_layernorm', 'ln1'], ['post_attention_layernorm', 'ln2']] as const) {
-        this.#add(`model.layers.${i}.${name}.weight`, [hiddenSize], replicated(ranks, { param: this.#id(`layers.${i}.${param}`) }))
+        this.#add(
+          `model.layers.${i}.${name}.weight`,
+          [hiddenSize],
+          replicated(ranks, { param: this.#id(`layers.${i}.${param}`) })
+        )
       }
     }
     this.#add('model.norm.weight', [hiddenSize], replicated(ranks, { param: this.#id('norm') }))
@@ -69,7 +77,11 @@ class TensorTable {
       this.#add(`${from}self_attn.${name}_proj.weight`, [rows, hiddenSize], shares('qkv'))
       if (qkvBias) this.#add(`${from}self_attn.${name}_proj.bias`, [rows], shares('qkv_bias'))
     }
-    this.#add(from + 'self_attn.o_proj.weight', [hiddenSize, heads * headDim], colShares(ranks, { param: this.#id(to + 'o') }))
+    this.#add(
+      from + 'self_attn.o_proj.weight',
+      [hiddenSize, heads * headDim],
+      colShares(ranks, { param: this.#id(to + 'o') })
+    )
     if (oBias) this.#add(from + 'self_attn.o_proj.bias', [hiddenSize], whole('o_bias'))
     if (qkNorm) {
       this.#add(from + 'self_attn.q_norm.weight', [headDim], whole('q_norm'))
@@ -83,24 +95,53 @@ class TensorTable {
     const from = `model.layers.${i}.mlp.`
     const gateUp = this.#id(`layers.${i}.gate_up`)
     this.#add(from + 'gate_proj.weight', [intermediateSize, hiddenSize], rowShares(ranks, { param: gateUp }))
-    this.#add(from + 'up_proj.weight', [intermediateSize, hiddenSize], rowShares(ranks, { param: gateUp, dstRow: intermediate }))
-    this.#add(from + 'down_proj.weight', [hiddenSize, intermediateSize], colShares(ranks, { param: this.#id(`layers.${i}.down`) }))
+    this.#add(
+      from + 'up_proj.weight',
+      [intermediateSize, hiddenSize],
+      rowShares(ranks, { param: gateUp, dstRow: intermediate })
+    )
+    this.#add(
+      from + 'down_proj.weight',
+      [hiddenSize, intermediateSize],
+      colShares(ranks, { param: this.#id(`layers.${i}.down`) })
+    )
   }
 
   #experts (i: number, experts: number, width: number): void {
     const { hiddenSize } = this.#arch
     const { ranks, expertIntermediate } = this.#sizes
     const from = `model.layers.${i}.mlp.`
-    const [router, w13, w2] = ['router', 'w13', 'w2'].map(name => this.#id(`layers.${i}.${name}`)) as [number, number, number]
+    const [router, w13, w2] = ['router', 'w13', 'w2'].map(name => this.#id(`layers.${i}.${name}`)) as [
+      number,
+      number,
+      number
+    ]
     this.#add(from + 'gate.weight', [experts, hiddenSize], replicated(ranks, { param: router }))
     for (let e = 0; e < experts; e++) {
       const gate = e * 2 * expertIntermediate
-      this.#add(`${from}experts.${e}.gate_proj.weight`, [width, hiddenSize], rowShares(ranks, { param: w13, dstRow: gate }))
-      this.#add(`${from}experts.${e}.up_proj.weight`, [width, hiddenSize], rowShares(ranks, { param: w13, dstRow: gate + expertIntermediate }))
-      this.#add(`${from}experts.${e}.down_proj.weight`, [hiddenSize, width], colShares(ranks, { param: w2, dstRow: e * hiddenSize }))
+      this.#add(
+        `${from}experts.${e}.gate_proj.weight`,
+        [width, hiddenSize],
+        rowShares(ranks, { param: w13, dstRow: gate })
+      )
+      this.#add(
+        `${from}experts.${e}.up_proj.weight`,
+        [width, hiddenSize],
+        rowShares(ranks, { param: w13, dstRow: gate + expertIntermediate })
+      )
+      this.#add(
+        `${from}experts.${e}.down_proj.weight`,
+        [hiddenSize, width],
+        colShares(ranks, { param: w2, dstRow: e * hiddenSize })
+      )
     }
     // transformers 5 keeps the experts of a layer in two tensors, and trainers send those.
-    this.#add(from + 'experts.gate_up_proj', [experts, 2 * width, hiddenSize], gateUpShares(ranks, { param: w13 }, experts), true)
+    this.#add(
+      from + 'experts.gate_up_proj',
+      [experts, 2 * width, hiddenSize],
+      gateUpShares(ranks, { param: w13 }, experts),
+      true
+    )
     this.#add(from + 'experts.down_proj', [experts, hiddenSize, width], colShares(ranks, { param: w2 }), true)
   }
 }

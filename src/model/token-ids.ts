@@ -6,9 +6,16 @@ import { RefitError } from '../errors.ts'
 const MAX_ID = 2 ** 31 - 1
 
 /** Begin and end of sequence: generation_config.json first, then config.json, then LlamaConfig's defaults (1 and 2). */
-export function parseTokenIds (config: ConfigFields, generationConfig: unknown, name: ArchitectureName): Pick<Architecture, 'bosTokenId' | 'eosTokenIds'> {
+export function parseTokenIds (
+  config: ConfigFields,
+  generationConfig: unknown,
+  name: ArchitectureName
+): Pick<Architecture, 'bosTokenId' | 'eosTokenIds'> {
   if (generationConfig !== undefined && generationConfig !== null && !isObject(generationConfig)) {
-    throw new RefitError('MODEL_CONFIG', `generation_config.json: expected a JSON object, got ${show(generationConfig)}`)
+    throw new RefitError(
+      'MODEL_CONFIG',
+      `generation_config.json: expected a JSON object, got ${show(generationConfig)}`
+    )
   }
   const generation = isObject(generationConfig) ? generationConfig : {}
   const llama = name === 'LlamaForCausalLM'
@@ -26,7 +33,9 @@ function toIds (value: unknown, where: string, param: string): number[] {
   const list: unknown[] = Array.isArray(value) ? value : [value]
   for (const id of list) {
     if (!Number.isSafeInteger(id) || (id as number) < 0 || (id as number) > MAX_ID) {
-      throw new RefitError('MODEL_CONFIG', `${where}: expected a token id or a list of them, got ${show(value)}`, { param })
+      throw new RefitError('MODEL_CONFIG', `${where}: expected a token id or a list of them, got ${show(value)}`, {
+        param
+      })
     }
   }
   return [...new Set(list as number[])]

@@ -17,7 +17,11 @@ export type DType = keyof typeof DTYPES
 export const DTYPE_BYTES: Record<DType, number> = { bfloat16: 2, float16: 2, float32: 4 }
 
 /** One parameter of every rank: a row-major matrix (a vector is [n, 1]); its index in `CoreConfig.params` is its id. */
-export interface NativeParam { name: string, rows: number, cols: number }
+export interface NativeParam {
+  name: string
+  rows: number
+  cols: number
+}
 
 /** What the forward pass must know of the model; see `Architecture` in src/model/architecture.ts. Sizes are of the whole model, not of a rank. */
 export interface NativeArch {
@@ -162,7 +166,11 @@ export interface CudaSegment {
 }
 
 /** Physical blocks of equal size that are mapped one after another: descriptors of this process, or fabric handles of 64 bytes each. */
-export interface CudaBlocks { blockBytes: number, fds: number[], fabric: Uint8Array }
+export interface CudaBlocks {
+  blockBytes: number
+  fds: number[]
+  fabric: Uint8Array
+}
 
 /** Fields of one tensor in `WriteJob.tensors`: source index · byte offset of element [0, 0] · dtype number · rows · cols · bytes from row to row · bytes from column to column (the element's size but for transposed and stepped views). */
 export const TENSOR_FIELDS = 7
@@ -269,7 +277,12 @@ export interface CudaMemoryPlan {
  * A fault to arm in a test build: at the k-th pass of the named point; `slow` stalls every pass from there on. A step that fails is lost
  * with its device. `open`, `event` and `close` are those of segments; `end` is that of a JavaScript environment, and cannot fail.
  */
-export interface Fault { point: 'read' | 'copy' | 'alloc' | 'step' | 'open' | 'event' | 'close' | 'end', at: number, action: 'fail' | 'stall' | 'slow' | 'die', stallMs?: number }
+export interface Fault {
+  point: 'read' | 'copy' | 'alloc' | 'step' | 'open' | 'event' | 'close' | 'end'
+  at: number
+  action: 'fail' | 'stall' | 'slow' | 'die'
+  stallMs?: number
+}
 
 export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles {
   /** True in a build with fault points. */
@@ -298,7 +311,15 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles {
   /** Main thread. A hint: a write comes within a few milliseconds. Wakes up the threads that will run it; where there are processors to spare, they look for it. */
   expectWrite: (handle: number) => void
   /** Main thread, gate shut. Stored bytes of a rectangle of one rank's parameter, row-major. */
-  read: (handle: number, rank: number, param: number, row: number, col: number, rows: number, cols: number) => Promise<Uint8Array>
+  read: (
+    handle: number,
+    rank: number,
+    param: number,
+    row: number,
+    col: number,
+    rows: number,
+    cols: number
+  ) => Promise<Uint8Array>
   /**
    * Main thread, gate shut. Per rectangle the partial checksum of docs/checksum.md: the sum over its elements of
    * stored bits times key(index in the checkpoint tensor), mod 2^64. `tensorCols` has one entry per tensor named by the rectangles.
@@ -377,7 +398,12 @@ export function cudaLibraryPath (): string {
 export function native (): NativeAddon {
   if (loaded !== undefined) return loaded
   const path = addonPath()
-  if (!existsSync(path)) throw new RefitError('NATIVE_MISSING', `${path} does not exist; run "npm run build:native" in ${packageRoot} (it needs a C++20 compiler)`)
+  if (!existsSync(path)) {
+    throw new RefitError(
+      'NATIVE_MISSING',
+      `${path} does not exist; run "npm run build:native" in ${packageRoot} (it needs a C++20 compiler)`
+    )
+  }
   loaded = createRequire(import.meta.url)(path) as NativeAddon
   return loaded
 }

@@ -24,14 +24,26 @@ export interface NativeDeltas {
    * Main thread, gate shut. Bytes of a card's memory that another process shares, once its events are done; opened for this alone. At most
    * 2^31 bytes.
    */
-  fetch: (handle: number, source: { segment: CudaSegment }, offset: number, bytes: number, timeoutMs: number) => Promise<Uint8Array>
+  fetch: (
+    handle: number,
+    source: { segment: CudaSegment },
+    offset: number,
+    bytes: number,
+    timeoutMs: number
+  ) => Promise<Uint8Array>
   /**
    * Main thread; on the core's own, as the three below. Rejects with a message where a position lies outside of a tensor of `elements`
    * (held in `dtype`), or comes twice in these patches.
    */
   checkPatches: (handle: number, patches: readonly ElementPatch[], elements: number, dtype: number) => Promise<void>
   /** Changes `block`, which holds a tensor's elements from `first` on, by patches that were checked. Resolves to how many have other bits now. */
-  applyPatches: (handle: number, patches: readonly ElementPatch[], block: Uint8Array, first: number, dtype: number) => Promise<number>
+  applyPatches: (
+    handle: number,
+    patches: readonly ElementPatch[],
+    block: Uint8Array,
+    first: number,
+    dtype: number
+  ) => Promise<number>
   /** torch.hash_tensor of elements of a dtype (a number of DTYPES; null: uint8). */
   torchHash: (handle: number, data: Uint8Array, dtype: number | null) => Promise<bigint>
   /** A Zstandard frame into memory of its size. Rejects where the frame's BLAKE2b is not `digest` (1 to 64 bytes), or it does not fill the memory. */

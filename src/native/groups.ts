@@ -7,7 +7,10 @@ export type GroupHandle = number
 export const PART_FIELDS = 2
 
 /** Bytes that a group has received, as the source of a write: the slot of each rank on a card, one for all in host memory. */
-export interface StagedSource { group: GroupHandle, slot: 0 | 1 }
+export interface StagedSource {
+  group: GroupHandle
+  slot: 0 | 1
+}
 
 /**
  * `code` of what these functions throw or reject with. GROUP_TIMEOUT: a deadline has passed. GROUP_BROKEN: a peer ended, closed its
@@ -36,7 +39,9 @@ export interface NativeGroups {
    * Main thread. gloo: listens for the other ranks on `host` (an address of this machine) for each of `ranks`, which are this process's,
    * in a group of `size`. `addresses`: of each of them what the others must be told (the value of its key in the store).
    */
-  glooGroup: (options: { size: number, ranks: number[], host: string }) => { group: GroupHandle, addresses: Uint8Array[] }
+  glooGroup: (
+    options: { size: number, ranks: number[], host: string }
+  ) => { group: GroupHandle, addresses: Uint8Array[] }
   /** Main thread. Connects with the other ranks; `peers` has the value of every rank's key, [size]. Runs on a thread of the group. */
   glooConnect: (group: GroupHandle, peers: Uint8Array[], deadlineMs: number) => Promise<void>
   /**
@@ -58,7 +63,13 @@ export interface NativeGroups {
    * Main thread, gate shut where the group is NCCL's. Takes part in one broadcast for each of `parts` (PART_FIELDS), in order, from rank
    * `root`, into the slot. The other slot may be read by `write` meanwhile. One receive, send or barrier of a group at a time; but see groupBegin.
    */
-  groupReceive: (group: GroupHandle, slot: 0 | 1, parts: Float64Array, root: number, deadlineMs: number) => Promise<void>
+  groupReceive: (
+    group: GroupHandle,
+    slot: 0 | 1,
+    parts: Float64Array,
+    root: number,
+    deadlineMs: number
+  ) => Promise<void>
   /**
    * Main thread, gate shut. NCCL alone. groupReceive in two: resolves when the broadcasts are on the cards' streams, so that those of a second call
    * follow the first one's there without a gap; a third one needs `groupArrive` before it.

@@ -1,7 +1,16 @@
 // The part of the addon that reads lists of tensors' handles; see src/native/addon.ts.
 
 /** What a global name in a pickle is to `readHandles`. */
-export const PICKLE_ROLES = { unknown: 0, rebuild: 1, tuple: 2, tensorClass: 3, storageClass: 4, bfloat16: 5, float16: 6, float32: 7 } as const
+export const PICKLE_ROLES = {
+  unknown: 0,
+  rebuild: 1,
+  tuple: 2,
+  tensorClass: 3,
+  storageClass: 4,
+  bfloat16: 5,
+  float16: 6,
+  float32: 7
+} as const
 export type PickleRole = typeof PICKLE_ROLES[keyof typeof PICKLE_ROLES]
 
 /** Tensors, each a row-major part of a source, in columns: many of them go from thread to thread in no time. */
@@ -43,5 +52,8 @@ export interface NativeHandles {
    * Any thread. Reads pickles of lists of (name, tensor of a card) whose tensors lie row-major; native/codec/handle_list.h says what
    * it checks. Null where there is anything else in them, or something wrong. Throws what `roleOf` throws.
    */
-  readHandles: (pickles: readonly Uint8Array[], roleOf: (module: string, name: string) => PickleRole) => HandleColumns | null
+  readHandles: (
+    pickles: readonly Uint8Array[],
+    roleOf: (module: string, name: string) => PickleRole
+  ) => HandleColumns | null
 }

@@ -11,7 +11,10 @@ const CHUNK_BYTES = 32 << 10
  */
 export function freeChunk (chunk: Uint8Array): void {
   // A part of something larger may not be its reader's alone.
-  if (chunk.byteLength >= CHUNK_BYTES && chunk.byteLength === chunk.buffer.byteLength && chunk.buffer instanceof ArrayBuffer) native().freeBuffer(chunk.buffer)
+  if (
+    chunk.byteLength >= CHUNK_BYTES && chunk.byteLength === chunk.buffer.byteLength &&
+    chunk.buffer instanceof ArrayBuffer
+  ) native().freeBuffer(chunk.buffer)
 }
 
 /** Memory that begins with a page, and of which nobody else has a part. Give it back by `freeMemory`. */
@@ -23,4 +26,6 @@ export function allocatePages (bytes: number): Buffer {
 }
 
 /** At once: the collector may leave it for minutes, since to it a buffer is a small object. */
-export function freeMemory ({ buffer }: Buffer): void { native().freeBuffer(buffer as ArrayBuffer) }
+export function freeMemory ({ buffer }: Buffer): void {
+  native().freeBuffer(buffer as ArrayBuffer)
+}

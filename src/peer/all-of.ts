@@ -1,15 +1,20 @@
-import { RefitError } from '../errors.ts'
+import { errorMessage, RefitError } from '../errors.ts'
 
 /** Waits for all, and throws what failed first: none is left alone with memory that is about to go. `failed` is called with it at once, once. */
-export async function allOf<T> (work: readonly Promise<T>[], failed: (reason: string, error: unknown) => void = () => {}): Promise<T[]> {
+export async function allOf<T> (
+  work: readonly Promise<T>[],
+  failed: (reason: string, error: unknown) => void = () => {}
+): Promise<T[]> {
   let first: { error: unknown } | undefined
-  const results = await Promise.allSettled(work.map(async promise => await promise.catch((error: unknown) => {
-    if (first === undefined) {
-      first = { error }
-      failed(`another link of the transfer failed: ${error instanceof Error ? error.message : String(error)}`, error)
-    }
-    throw error
-  })))
+  const results = await Promise.allSettled(work.map(async promise =>
+    await promise.catch((error: unknown) => {
+      if (first === undefined) {
+        first = { error }
+        failed(`another link of the transfer failed: ${errorMessage(error)}`, error)
+      }
+      throw error
+    })
+  ))
   if (first !== undefined) throw asRefitError(first.error)
   return results.map(result => (result as PromiseFulfilledResult<T>).value)
 }
@@ -17,6 +22,8 @@ export async function allOf<T> (work: readonly Promise<T>[], failed: (reason: st
 /** What the addon says of a group, as an error of refit's. */
 export function asRefitError (error: unknown): unknown {
   const code = (error as { code?: unknown } | null)?.code
-  if (error instanceof RefitError || (code !== 'GROUP_TIMEOUT' && code !== 'GROUP_BROKEN' && code !== 'GROUP_REFUSED')) return error
+  if (
+    error instanceof RefitError || (code !== 'GROUP_TIMEOUT' && code !== 'GROUP_BROKEN' && code !== 'GROUP_REFUSED')
+  ) return error
   return new RefitError(code, (error as Error).message, { cause: error })
 }

@@ -47,7 +47,11 @@ export interface FillRunning {
   words?: PeerWords
 }
 
-export interface Filled { report: WriteReport, version: string, route: Route }
+export interface Filled {
+  report: WriteReport
+  version: string
+  route: Route
+}
 
 export type Own = HeldWeights & { info: Pick<EngineInfo, 'cards'> & { dtype: string } }
 
@@ -67,7 +71,14 @@ export async function fillFromPeer (own: Own, options: FillOptions, running: Fil
   const { words = LOAD_FROM } = running
   const peer = new Peer(url, key, words)
   const { store, model, device, info } = own
-  const receiver: Receiver = { model, tensors: tableDigest(store.table), dtype: info.dtype, device, cards: info.cards.map(({ uuid }) => uuid), ranks: store.table.ranks }
+  const receiver: Receiver = {
+    model,
+    tensors: tableDigest(store.table),
+    dtype: info.dtype,
+    device,
+    cards: info.cards.map(({ uuid }) => uuid),
+    ranks: store.table.ranks
+  }
   const deadline = new Deadline({ signal: running.signal }, timeoutMs)
   let said = ''
   try {
@@ -87,13 +98,26 @@ export async function fillFromPeer (own: Own, options: FillOptions, running: Fil
     try {
       running.signal?.throwIfAborted()
       const info = await peer.info()
-      if (info.engine === store.id) throw new RefitError('INVALID_REQUEST', `${peer.url} is this very engine: it is filled from another one`, { param: words.url })
+      if (info.engine === store.id) {
+        throw new RefitError('INVALID_REQUEST', `${peer.url} is this very engine: it is filled from another one`, {
+          param: words
+            .url
+        })
+      }
       const reason = whyNot(receiver, info)
-      if (reason !== undefined) throw new RefitError('WEIGHTS_MISMATCH', `this engine cannot be filled from ${peer.url}: ${reason}`)
+      if (reason !== undefined) {
+        throw new RefitError('WEIGHTS_MISMATCH', `this engine cannot be filled from ${peer.url}: ${reason}`)
+      }
       if (info.not_ready !== null) return info.not_ready
       const route = chooseRoute(receiver, info)
-      log(`weights come from ${peer.url} (version ${JSON.stringify(info.weight_version)}, tp ${info.tp_size}) over ${route.backend}, as ${route.why}; ` +
-        (route.layout === 'parameters' ? 'each rank from its own' : `whole tensors, as it has ${info.tp_size} ranks on ${info.device} and this engine ${receiver.ranks} on ${receiver.device}`))
+      log(
+        `weights come from ${peer.url} (version ${
+          JSON.stringify(info.weight_version)
+        }, tp ${info.tp_size}) over ${route.backend}, as ${route.why}; ` +
+          (route.layout === 'parameters'
+            ? 'each rank from its own'
+            : `whole tensors, as it has ${info.tp_size} ranks on ${info.device} and this engine ${receiver.ranks} on ${receiver.device}`)
+      )
       return await transfer(own, peer, info, route, options, running)
     } catch (error) {
       if (isLater(error) && running.signal?.aborted !== true) return error.message
@@ -102,13 +126,22 @@ export async function fillFromPeer (own: Own, options: FillOptions, running: Fil
   }
 }
 
-async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo, route: Route, options: FillOptions, running: FillRunning): Promise<Filled> {
+async function transfer (
+  own: Own,
+  peer: Peer,
+  { tp_size: peerRanks }: FleetInfo,
+  route: Route,
+  options: FillOptions,
+  running: FillRunning
+): Promise<Filled> {
   const { timeoutMs = TIMEOUT_MS, pieceBytes = PIECE_BYTES, ncclPath, onProgress } = options
   const { signal, abort = false, still = async run => await run() } = running
   const { store } = own
   const { table } = store
   const stop = new AbortController()
-  const given = (): void => { stop.abort(signal!.reason) }
+  const given = (): void => {
+    stop.abort(signal!.reason)
+  }
   signal?.addEventListener('abort', given)
   const deadline = new Deadline({ timeoutMs, signal: stop.signal }, timeoutMs)
   const isDirect = route.layout === 'parameters'
@@ -118,7 +151,9 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
   const host = await localAddress(showAddress({ host: await peer.address(), port: 9 }))
   const stores = await hostStores(host, new Array<number>(isDirect ? peerRanks : 1).fill(0), deadline)
   const links: Link[] = []
-  const end = async (): Promise<void> => { for (const link of links) await link.end(true).catch(() => {}) }
+  const end = async (): Promise<void> => {
+    for (const link of links) await link.end(true).catch(() => {})
+  }
   try {
     const group: InitSendBody = {
       master_address: host,
@@ -146,23 +181,37 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
       ncclPath,
       host
     }))
-    await allOf<unknown>([peer.init(group, stop.signal), joinLinks(wanted, { deadline, still }, links)], (_, error) => { stop.abort(asRefitError(error)) })
-    const { sent, report } = await exchange(peer, group, links, stop, async send => await receiveWeights(store, links, {
-      layout: route.layout,
-      pieceBytes,
-      timeoutMs,
-      onProgress,
-      abort,
-      signal: stop.signal,
-      begin: () => { send().catch(() => {}) },
-      settle: async () => {
-        await leave(links, timeoutMs)
-        const timer = setTimeout(() => { stop.abort(new RefitError('DEADLINE', `${peer.url} has sent all, and has not said within ${timeoutMs / 1000} s what it was`)) }, timeoutMs)
-        const { checksums: theirs, weight_version: version } = await send().finally(() => { clearTimeout(timer) })
-        compareChecksums((await checksums(store)).tensors, theirs)
-        return version
-      }
-    }))
+    await allOf<unknown>([peer.init(group, stop.signal), joinLinks(wanted, { deadline, still }, links)], (_, error) => {
+      stop.abort(asRefitError(error))
+    })
+    const { sent, report } = await exchange(peer, group, links, stop, async send =>
+      await receiveWeights(store, links, {
+        layout: route.layout,
+        pieceBytes,
+        timeoutMs,
+        onProgress,
+        abort,
+        signal: stop.signal,
+        begin: () => {
+          send().catch(() => {})
+        },
+        settle: async () => {
+          await leave(links, timeoutMs)
+          const timer = setTimeout(() => {
+            stop.abort(
+              new RefitError(
+                'DEADLINE',
+                `${peer.url} has sent all, and has not said within ${timeoutMs / 1000} s what it was`
+              )
+            )
+          }, timeoutMs)
+          const { checksums: theirs, weight_version: version } = await send().finally(() => {
+            clearTimeout(timer)
+          })
+          compareChecksums((await checksums(store)).tensors, theirs)
+          return version
+        }
+      }))
     return { report, version: sent.weight_version, route }
   } finally {
     signal?.removeEventListener('abort', given)
@@ -174,24 +223,37 @@ async function transfer (own: Own, peer: Peer, { tp_size: peerRanks }: FleetInfo
 }
 
 /** Takes the weights; `receive` asks for them, once, when it is ready. What the peer says of a failure explains it better than what is seen of it here. */
-async function exchange (peer: Peer, group: InitSendBody, links: readonly Link[], stop: AbortController, receive: (send: () => Promise<SendReply>) => Promise<WriteReport>): Promise<{ sent: SendReply, report: WriteReport }> {
+async function exchange (
+  peer: Peer,
+  group: InitSendBody,
+  links: readonly Link[],
+  stop: AbortController,
+  receive: (send: () => Promise<SendReply>) => Promise<WriteReport>
+): Promise<{ sent: SendReply, report: WriteReport }> {
   let said: unknown
   let sending: Promise<SendReply> | undefined
   const { master_address: masterAddress, ports, group_name: groupName } = group
-  const stopped = (): void => { for (const link of links) link.abort((stop.signal.reason as Error).message) }
+  const stopped = (): void => {
+    for (const link of links) link.abort((stop.signal.reason as Error).message)
+  }
   stop.signal.addEventListener('abort', stopped)
   if (stop.signal.aborted) stopped()
-  const send = async (): Promise<SendReply> => await (sending ??= peer.send({ master_address: masterAddress, ports, group_name: groupName }, stop.signal).catch((error: unknown) => {
-    said ??= error
-    for (const link of links) link.abort(`the sender says: ${(error as Error).message}`)
-    throw error
-  }))
+  const send = async (): Promise<SendReply> =>
+    await (sending ??= peer.send({ master_address: masterAddress, ports, group_name: groupName }, stop.signal).catch(
+      (error: unknown) => {
+        said ??= error
+        for (const link of links) link.abort(`the sender says: ${(error as Error).message}`)
+        throw error
+      }
+    ))
   try {
     const report = await receive(send)
     return { sent: await send(), report }
   } catch (error) {
     // The peer knows more where it has broken off itself; where it only waits, it has to be told.
-    const timer = setTimeout(() => { stop.abort(asRefitError(error)) }, GRACE_MS)
+    const timer = setTimeout(() => {
+      stop.abort(asRefitError(error))
+    }, GRACE_MS)
     await sending?.catch(() => {})
     clearTimeout(timer)
     throw asRefitError(said ?? error)

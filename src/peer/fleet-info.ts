@@ -27,14 +27,23 @@ export interface FleetInfo {
 }
 
 /** `version`: of this program; `from`: the engine that this one is being filled from. */
-export function fleetInfo ({ info, weights, weightVersion, transactions, closed }: RolloutEngine, { store, model }: HeldWeights, version: string, from: string | null): FleetInfo {
+export function fleetInfo (
+  { info, weights, weightVersion, transactions, closed }: RolloutEngine,
+  { store, model }: HeldWeights,
+  version: string,
+  from: string | null
+): FleetInfo {
   const notReady = closed
     ? 'it is closed'
     : weights.state === 'torn'
-      ? `its weights are torn: ${weights.reason}`
-      : weights.state === 'asleep' && weights.tags.includes('weights')
-        ? 'the memory of its weights is released'
-        : transactions.current !== null ? 'a weight transaction is open' : from !== null ? beingFilled(from) : null
+    ? `its weights are torn: ${weights.reason}`
+    : weights.state === 'asleep' && weights.tags.includes('weights')
+    ? 'the memory of its weights is released'
+    : transactions.current !== null
+    ? 'a weight transaction is open'
+    : from !== null
+    ? beingFilled(from)
+    : null
   return {
     server: 'refit',
     version,
@@ -52,23 +61,46 @@ export function fleetInfo ({ info, weights, weightVersion, transactions, closed 
 }
 
 /** Two that waited for each other would stand still. */
-export function beingFilled (from: string): string { return `it is being filled itself, from ${from}` }
+export function beingFilled (from: string): string {
+  return `it is being filled itself, from ${from}`
+}
 
 /** What an engine has that is to be filled. */
-export interface Receiver { model: ModelDescription, tensors: string, dtype: string, device: string, cards: readonly string[], ranks: number }
+export interface Receiver {
+  model: ModelDescription
+  tensors: string
+  dtype: string
+  device: string
+  cards: readonly string[]
+  ranks: number
+}
 
 /** Why one engine cannot be filled from another, in words; undefined where it can. */
 export function whyNot (own: Receiver, peer: FleetInfo): string | undefined {
-  if (peer.protocol !== FLEET_PROTOCOL) return `it speaks protocol ${peer.protocol} of engine to engine (refit ${peer.version}), this engine ${FLEET_PROTOCOL}: use the same version of refit`
+  if (peer.protocol !== FLEET_PROTOCOL) {
+    return `it speaks protocol ${peer.protocol} of engine to engine (refit ${peer.version}), this engine ${FLEET_PROTOCOL}: use the same version of refit`
+  }
   const difference = modelDifference(own.model, peer.model)
-  if (difference !== undefined) return `it serves another model: ${difference.field} is ${JSON.stringify(difference.other)} there and ${JSON.stringify(difference.own)} here`
-  if (own.tensors !== peer.tensors) return `it has other checkpoint tensors for this model (refit ${peer.version}): use the same version of refit`
-  if (own.dtype !== peer.dtype) return `it holds its weights in ${peer.dtype}, this engine in ${own.dtype}, and weights are copied as they are: use --dtype ${peer.dtype}`
+  if (difference !== undefined) {
+    return `it serves another model: ${difference.field} is ${JSON.stringify(difference.other)} there and ${
+      JSON.stringify(difference.own)
+    } here`
+  }
+  if (own.tensors !== peer.tensors) {
+    return `it has other checkpoint tensors for this model (refit ${peer.version}): use the same version of refit`
+  }
+  if (own.dtype !== peer.dtype) {
+    return `it holds its weights in ${peer.dtype}, this engine in ${own.dtype}, and weights are copied as they are: use --dtype ${peer.dtype}`
+  }
   return undefined
 }
 
 /** How weights go from one engine to another. */
-export interface Route { backend: 'nccl' | 'gloo', layout: 'parameters' | 'checkpoint', why: string }
+export interface Route {
+  backend: 'nccl' | 'gloo'
+  layout: 'parameters' | 'checkpoint'
+  why: string
+}
 
 /** By the two engines' devices: NCCL from cards to other cards, else gloo through host memory; ranks one to one where there are as many. */
 export function chooseRoute (own: Receiver, peer: FleetInfo): Route {
@@ -77,10 +109,17 @@ export function chooseRoute (own: Receiver, peer: FleetInfo): Route {
   const backend = onCards && shared === undefined ? 'nccl' : 'gloo'
   const why = shared !== undefined
     ? `both engines use card ${shared}, which NCCL refuses`
-    : onCards ? 'both engines are on cards' : own.device === peer.device ? 'both engines are on the CPU' : `this engine is on ${name(own.device)}, the other on ${name(peer.device)}`
+    : onCards
+    ? 'both engines are on cards'
+    : own.device === peer.device
+    ? 'both engines are on the CPU'
+    : `this engine is on ${name(own.device)}, the other on ${name(peer.device)}`
   // Parameters go from host memory to host memory, or from card to card.
-  const isDirect = own.ranks === peer.tp_size && (backend === 'nccl' || !(own.device === 'cuda' || peer.device === 'cuda'))
+  const isDirect = own.ranks === peer.tp_size &&
+    (backend === 'nccl' || !(own.device === 'cuda' || peer.device === 'cuda'))
   return { backend, layout: isDirect ? 'parameters' : 'checkpoint', why }
 }
 
-function name (device: string): string { return device === 'cuda' ? 'cards' : 'the CPU' }
+function name (device: string): string {
+  return device === 'cuda' ? 'cards' : 'the CPU'
+}

@@ -32,7 +32,9 @@ export class PeerFills {
   }
 
   /** The engine that this one is being filled from. */
-  get from (): string | null { return this.#from }
+  get from (): string | null {
+    return this.#from
+  }
 
   /** As fillFromPeer. Throws MASTER_REFUSED for an address that this engine's owner does not allow, and CONFLICT while another fill or an update of many requests is under way. */
   async fill ({ url, key, timeoutMs, abort, signal }: PeerFillOptions): Promise<Filled> {
@@ -42,7 +44,12 @@ export class PeerFills {
       const { store } = this.#own
       await store.transactions.demandNone()
       const both = AbortSignal.any([signal, this.#closing.signal])
-      return await fillFromPeer(this.#own, { url: await this.#allowed(url, timeoutMs), key, timeoutMs, ncclPath: this.#rules.ncclPath }, {
+      return await fillFromPeer(this.#own, {
+        url: await this.#allowed(url, timeoutMs),
+        key,
+        timeoutMs,
+        ncclPath: this.#rules.ncclPath
+      }, {
         signal: both,
         abort,
         still: async run => await store.standStill(run, timeoutMs),
@@ -53,7 +60,9 @@ export class PeerFills {
     }
   }
 
-  close (): void { this.#closing.abort(new RefitError('ENGINE_CLOSED', 'the engine is shutting down')) }
+  close (): void {
+    this.#closing.abort(new RefitError('ENGINE_CLOSED', 'the engine is shutting down'))
+  }
 
   /** Whoever may name an address makes this machine open connections: the rules are those of trainers' stores. Of http the address that was looked up stays the one that is called. */
   async #allowed (url: string, timeoutMs: number): Promise<string> {
@@ -62,10 +71,20 @@ export class PeerFills {
     const parsed = new URL(url)
     const { protocol, hostname, port } = parsed
     if (protocol !== 'http:' && protocol !== 'https:') return url
-    const { host } = await resolveMaster({ host: hostname, port: port === '' ? (protocol === 'http:' ? 80 : 443) : Number(port) }, this.#rules.policy, new Deadline({}, timeoutMs)).catch((error: unknown) => {
-      if (!(error instanceof RefitError)) throw error
-      throw new RefitError(error.code, error.message.replaceAll('master_address', 'url'), { param: 'url', cause: error })
-    })
+    const { host } = await resolveMaster(
+      { host: hostname, port: port === '' ? (protocol === 'http:' ? 80 : 443) : Number(port) },
+      this
+        .#rules
+        .policy,
+      new Deadline({}, timeoutMs)
+    )
+      .catch((error: unknown) => {
+        if (!(error instanceof RefitError)) throw error
+        throw new RefitError(error.code, error.message.replaceAll('master_address', 'url'), {
+          param: 'url',
+          cause: error
+        })
+      })
     if (protocol === 'http:') parsed.hostname = host.includes(':') ? `[${host}]` : host
     return parsed.href
   }

@@ -23,19 +23,34 @@ export interface InitSendBody {
 }
 
 /** What the owner of this engine calls the address and the key of the other one. */
-export interface PeerWords { url: string, key: string }
+export interface PeerWords {
+  url: string
+  key: string
+}
 
 /** Of an engine that starts. */
 export const LOAD_FROM: PeerWords = { url: '--load-from', key: '--load-from-key (REFIT_LOAD_FROM_KEY)' }
 
-export interface SendReply { weight_version: string, bytes: number, ms: number, checksums: Record<string, string> }
+export interface SendReply {
+  weight_version: string
+  bytes: number
+  ms: number
+  checksums: Record<string, string>
+}
 
 const INFO = '/remote_instance_weights_info'
 const INIT = '/init_weights_send_group_for_remote_instance'
 const SEND = '/send_weights_to_remote_instance'
 const ANSWER_MS = 20_000
 /** Codes of a peer that may be able to do it later. */
-const LATER: ReadonlySet<string> = new Set<ErrorCode>(['ENGINE_TORN', 'ENGINE_ASLEEP', 'ENGINE_CLOSED', 'TRANSACTION_OPEN', 'CONFLICT', 'DEADLINE'])
+const LATER: ReadonlySet<string> = new Set<ErrorCode>([
+  'ENGINE_TORN',
+  'ENGINE_ASLEEP',
+  'ENGINE_CLOSED',
+  'TRANSACTION_OPEN',
+  'CONFLICT',
+  'DEADLINE'
+])
 
 /** The engine that fills this one, over HTTP. */
 export class Peer {
@@ -47,8 +62,20 @@ export class Peer {
   /** Throws CONFIG for what is no URL. `key`: its admin key, or its API key where it has no other. */
   constructor (url: string, key?: string, words = LOAD_FROM) {
     const parsed = URL.canParse(url) ? new URL(url) : undefined
-    if (parsed === undefined || !['http:', 'https:'].includes(parsed.protocol)) throw new RefitError('CONFIG', `${words.url}: expected the URL of a refit server, such as http://10.0.0.7:30000, got ${JSON.stringify(url.slice(0, 200))}`, { param: words.url })
-    if (parsed.username !== '' || parsed.password !== '') throw new RefitError('CONFIG', `${words.url}: keys do not belong in the URL; use ${words.key}`, { param: words.url })
+    if (parsed === undefined || !['http:', 'https:'].includes(parsed.protocol)) {
+      throw new RefitError(
+        'CONFIG',
+        `${words.url}: expected the URL of a refit server, such as http://10.0.0.7:30000, got ${
+          JSON.stringify(url.slice(0, 200))
+        }`,
+        { param: words.url }
+      )
+    }
+    if (parsed.username !== '' || parsed.password !== '') {
+      throw new RefitError('CONFIG', `${words.url}: keys do not belong in the URL; use ${words.key}`, {
+        param: words.url
+      })
+    }
     this.#words = words
     this.#hostname = parsed.hostname.replace(/^\[(.*)\]$/, '$1')
     this.url = parsed.origin + parsed.pathname.replace(/\/+$/, '')
@@ -70,11 +97,16 @@ export class Peer {
     await this.#call('POST', INIT, body, signal)
   }
 
-  async send (body: Pick<InitSendBody, 'master_address' | 'ports' | 'group_name'>, signal: AbortSignal): Promise<SendReply> {
+  async send (
+    body: Pick<InitSendBody, 'master_address' | 'ports' | 'group_name'>,
+    signal: AbortSignal
+  ): Promise<SendReply> {
     return await this.#call('POST', SEND, body, signal) as SendReply
   }
 
-  async close (): Promise<void> { await this.#connection.close() }
+  async close (): Promise<void> {
+    await this.#connection.close()
+  }
 
   async #call (method: 'GET' | 'POST', path: string, body: unknown, signal: AbortSignal): Promise<unknown> {
     let reply: JsonReply
@@ -82,8 +114,16 @@ export class Peer {
       reply = await this.#connection.json(method, path, body, { signal })
     } catch (error) {
       if (signal.aborted && signal.reason instanceof RefitError) throw signal.reason
-      const what = signal.aborted ? `it did not answer ${path} within ${ANSWER_MS / 1000} s` : `${path}: ${(error as Error).message}`
-      throw new RefitError('ENGINE_FAILED', method === 'GET' ? `no refit server answers at ${this.url} (${what})` : `the connection to ${this.url} broke (${what})`, { cause: error })
+      const what = signal.aborted
+        ? `it did not answer ${path} within ${ANSWER_MS / 1000} s`
+        : `${path}: ${(error as Error).message}`
+      throw new RefitError(
+        'ENGINE_FAILED',
+        method === 'GET'
+          ? `no refit server answers at ${this.url} (${what})`
+          : `the connection to ${this.url} broke (${what})`,
+        { cause: error }
+      )
     }
     if (reply.status !== 200) throw this.#refusal(reply.status, ClientError.of(reply.status, reply.text), path)
     if (reply.body === undefined) throw this.#noServer(`its answer to ${path} is not JSON`)
@@ -93,18 +133,34 @@ export class Peer {
   #refusal (status: number, error: ClientError, path: string): RefitError {
     if (status === 401 || status === 403) {
       const code = error.code === 'MASTER_REFUSED' ? 'MASTER_REFUSED' : 'CONFIG'
-      const cure = code === 'CONFIG' ? `; ${this.#words.key} is to be its admin key, or its API key where it has no other` : ''
+      const cure = code === 'CONFIG'
+        ? `; ${this.#words.key} is to be its admin key, or its API key where it has no other`
+        : ''
       return new RefitError(code, `${this.url} refuses: ${error.message}${cure}`, { cause: error })
     }
-    if (error.code !== undefined && LATER.has(error.code)) return new RefitError(error.code as ErrorCode, error.message, { cause: error })
+    if (error.code !== undefined && LATER.has(error.code)) {
+      return new RefitError(
+        error.code as ErrorCode,
+        error.message,
+        { cause: error }
+      )
+    }
     if (status === 404 && path === INFO) return this.#noServer(`it has no ${path}`, error)
     // A server that starts or ends, or a proxy before one.
-    if (status === 503 || status === 502) return new RefitError('ENGINE_CLOSED', `it answered ${status}: ${error.message}`, { cause: error })
-    return new RefitError('ENGINE_FAILED', `${this.url} answered ${status} to ${path}: ${error.message}`, { cause: error })
+    if (status === 503 || status === 502) {
+      return new RefitError('ENGINE_CLOSED', `it answered ${status}: ${error.message}`, { cause: error })
+    }
+    return new RefitError('ENGINE_FAILED', `${this.url} answered ${status} to ${path}: ${error.message}`, {
+      cause: error
+    })
   }
 
   #noServer (what: string, cause?: unknown): RefitError {
-    return new RefitError('ENGINE_FAILED', `${this.url} cannot fill this engine: ${what}. ${this.#words.url} takes the URL of a refit server of the same version`, cause === undefined ? {} : { cause })
+    return new RefitError(
+      'ENGINE_FAILED',
+      `${this.url} cannot fill this engine: ${what}. ${this.#words.url} takes the URL of a refit server of the same version`,
+      cause === undefined ? {} : { cause }
+    )
   }
 }
 

@@ -25,7 +25,9 @@ export class PieceStream implements WeightStream {
   #coming: Promise<void> | undefined
   #staged: Promise<void> | undefined
 
-  constructor (options: PieceStreamOptions) { this.#options = options }
+  constructor (options: PieceStreamOptions) {
+    this.#options = options
+  }
 
   /** The first piece; behind a gate it comes with `next`. */
   async ready (): Promise<void> {

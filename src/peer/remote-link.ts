@@ -58,7 +58,13 @@ export class Link {
     const { addon, core, backend, name, size, rank, ranks, coreRank, ncclPath: library, host } = options
     this.#options = options
     this.#group = backend === 'gloo'
-      ? new GlooLink(addon, { name, size, ranks: Array.from({ length: ranks }, (_, i) => rank + i), host, leftovers: {} })
+      ? new GlooLink(addon, {
+        name,
+        size,
+        ranks: Array.from({ length: ranks }, (_, i) => rank + i),
+        host,
+        leftovers: {}
+      })
       : new NcclLink(addon, core, { name, size, firstRank: rank, coreRank, library, leftovers: {} })
     this.#addon = addon
     this.backend = backend
@@ -68,10 +74,18 @@ export class Link {
   /** As torch's helper does. All that waits for somebody who may never come; no card is touched. */
   async find (deadline: Deadline): Promise<void> {
     const { backend, store, name, size, rank, ranks, ncclPath } = this.#options
-    if (backend === 'nccl' && rank === 0) await publishUniqueId(store, name, 'custom', this.#addon.ncclUniqueId(ncclPath), deadline)
+    if (backend === 'nccl' && rank === 0) {
+      await publishUniqueId(
+        store,
+        name,
+        'custom',
+        this.#addon.ncclUniqueId(ncclPath),
+        deadline
+      )
+    }
     await store.countWorkers(ranks, deadline)
     await this.#group.meet(store, deadline)
-    if (this.#group.needsGate) while (await store.countWorkers(0, deadline) < size) await deadline.sleep(POLL_MS)
+    if (this.#group.needsGate) { while (await store.countWorkers(0, deadline) < size) await deadline.sleep(POLL_MS) }
   }
 
   /** With a barrier at the end as in SGLang's (`init_custom_process_group`, then `dist.barrier`). NCCL's while no step runs. */
@@ -82,12 +96,18 @@ export class Link {
   }
 
   /** Resolves once all ranks have come here. NCCL's while no step runs. */
-  async meet (timeoutMs: number): Promise<void> { await this.#addon.groupBarrier(this.handle, timeoutMs) }
+  async meet (timeoutMs: number): Promise<void> {
+    await this.#addon.groupBarrier(this.handle, timeoutMs)
+  }
 
   /** Something of it is on cards: what is done with it, the end too, wants that no step runs. */
-  get onCards (): boolean { return this.#onCards && !this.ended }
+  get onCards (): boolean {
+    return this.#onCards && !this.ended
+  }
 
-  get ended (): boolean { return this.#ended !== undefined }
+  get ended (): boolean {
+    return this.#ended !== undefined
+  }
 
   /** What is under way ends at once, on both sides. */
   abort (reason: string): void {
@@ -105,21 +125,38 @@ export class Link {
  * Joins all links of a transfer; `links` is filled with them as they are made, for the caller to end, whatever becomes of it. This engine stands
  * still once, for all: were it to do so for one after another, it would wait in one for an engine that waits for it in another.
  */
-export async function joinLinks (wanted: readonly LinkOptions[], { deadline, still }: JoinOptions, links: Link[]): Promise<void> {
+export async function joinLinks (
+  wanted: readonly LinkOptions[],
+  { deadline, still }: JoinOptions,
+  links: Link[]
+): Promise<void> {
   const control = new AbortController()
   const signal = deadline.signal === undefined ? control.signal : AbortSignal.any([deadline.signal, control.signal])
   const until = new Deadline({ timeoutMs: deadline.timeoutMs, signal }, deadline.timeoutMs)
-  const stop = (): void => { for (const link of links) link.abort((signal.reason as Error).message) }
+  const stop = (): void => {
+    for (const link of links) link.abort((signal.reason as Error).message)
+  }
   const all = async (run: (link: Link) => Promise<void>): Promise<void> => {
-    await allOf(links.map(run), reason => { control.abort(new RefitError('GROUP_BROKEN', reason)) })
+    await allOf(links.map(run), reason => {
+      control.abort(new RefitError('GROUP_BROKEN', reason))
+    })
   }
   signal.addEventListener('abort', stop)
   try {
     signal.throwIfAborted()
     for (const options of wanted) links.push(new Link(options))
-    await all(async link => { await link.find(until) })
-    if (wanted.every(({ backend }) => backend === 'gloo')) await all(async link => { await link.connect(until.timeoutMs) })
-    else await still(async () => { await all(async link => { await link.connect(Math.min(CONNECT_MS, until.timeoutMs)) }) })
+    await all(async link => {
+      await link.find(until)
+    })
+    if (wanted.every(({ backend }) => backend === 'gloo')) {
+      await all(async link => {
+        await link.connect(until.timeoutMs)
+      })
+    } else {await still(async () => {
+        await all(async link => {
+          await link.connect(Math.min(CONNECT_MS, until.timeoutMs))
+        })
+      })}
   } finally {
     signal.removeEventListener('abort', stop)
   }
@@ -127,9 +164,14 @@ export async function joinLinks (wanted: readonly LinkOptions[], { deadline, sti
 
 /** Both sides are there, and what may still be refused has been: from here on bytes go. */
 export async function meet (links: readonly Link[], timeoutMs: number): Promise<void> {
-  await allOf(links.map(async link => { await link.meet(timeoutMs) }), reason => {
-    for (const link of links) link.abort(reason)
-  })
+  await allOf(
+    links.map(async link => {
+      await link.meet(timeoutMs)
+    }),
+    reason => {
+      for (const link of links) link.abort(reason)
+    }
+  )
 }
 
 /**
@@ -138,7 +180,11 @@ export async function meet (links: readonly Link[], timeoutMs: number): Promise<
  */
 export async function leave (links: readonly Link[], timeoutMs: number): Promise<void> {
   const met = links.filter(({ backend }) => backend === 'nccl')
-  await allOf(met.map(async link => { await link.meet(timeoutMs) }))
-  await Promise.allSettled(met.map(async link => { await link.meet(Math.min(timeoutMs, LEAVE_MS)) }))
+  await allOf(met.map(async link => {
+    await link.meet(timeoutMs)
+  }))
+  await Promise.allSettled(met.map(async link => {
+    await link.meet(Math.min(timeoutMs, LEAVE_MS))
+  }))
   for (const link of links) await link.end()
 }

@@ -7,24 +7,42 @@ import type { Deadline } from '../rendezvous/within.ts'
 import { localAddress } from '../process-groups/local-address.ts'
 
 /** A store for each link of a transfer, and the address of this machine that the other side reaches. */
-export interface OpenStores { clients: StoreClient[], ports: number[], host: string, close: () => Promise<void> }
+export interface OpenStores {
+  clients: StoreClient[]
+  ports: number[]
+  host: string
+  close: () => Promise<void>
+}
 
 /** What the owner of this engine allows, and its libnccl. */
-export interface StoreRules { policy: MasterPolicy, ncclPath?: string | undefined }
+export interface StoreRules {
+  policy: MasterPolicy
+  ncclPath?: string | undefined
+}
 
-interface Masters { masterAddress: string, ports: readonly number[], receiverHosts: boolean }
+interface Masters {
+  masterAddress: string
+  ports: readonly number[]
+  receiverHosts: boolean
+}
 
 /**
  * Stores of links whose rank 0 this engine is: runs them itself, as torch's rank 0 does, or connects to the receiver's. Either way the
  * address must be one that `rules` allow. Throws as resolveMaster does, and CONFLICT where this machine cannot listen there.
  */
-export async function openStores ({ masterAddress, ports, receiverHosts }: Masters, { policy }: Pick<StoreRules, 'policy'>, deadline: Deadline): Promise<OpenStores> {
+export async function openStores (
+  { masterAddress, ports, receiverHosts }: Masters,
+  { policy }: Pick<StoreRules, 'policy'>,
+  deadline: Deadline
+): Promise<OpenStores> {
   const addresses: ResolvedMaster[] = []
   for (const port of ports) addresses.push(await resolveMaster({ host: masterAddress, port }, policy, deadline))
   const { host } = addresses[0]!
   if (!receiverHosts) return await hostStores(host, ports, deadline)
   return await open(host, async opened => {
-    for (const address of addresses) opened.clients.push(await StoreClient.connect({ ...address, timeoutMs: deadline.timeoutMs }, deadline))
+    for (const address of addresses) {
+      opened.clients.push(await StoreClient.connect({ ...address, timeoutMs: deadline.timeoutMs }, deadline))
+    }
     opened.ports.push(...ports)
     opened.host = await localAddress(opened.clients[0]!.where)
   })
@@ -40,10 +58,18 @@ export async function hostStores (host: string, ports: readonly number[], deadli
       opened.ports.push(server.address.port)
       opened.clients.push(await server.connect(deadline))
     }
-  }, async () => { await Promise.all(servers.map(async server => { await server.close() })) })
+  }, async () => {
+    await Promise.all(servers.map(async server => {
+      await server.close()
+    }))
+  })
 }
 
-async function open (host: string, fill: (opened: OpenStores) => Promise<void>, closeServers: () => Promise<void> = async () => {}): Promise<OpenStores> {
+async function open (
+  host: string,
+  fill: (opened: OpenStores) => Promise<void>,
+  closeServers: () => Promise<void> = async () => {}
+): Promise<OpenStores> {
   const opened: OpenStores = {
     clients: [],
     ports: [],

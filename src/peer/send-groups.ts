@@ -65,10 +65,14 @@ export class SendGroups {
     this.#fills = fills
   }
 
-  get open (): number { return this.#groups.size }
+  get open (): number {
+    return this.#groups.size
+  }
 
   /** `version`: of this program. */
-  info (engine: RolloutEngine, version: string): FleetInfo { return fleetInfo(engine, this.#held, version, this.#fills.from) }
+  info (engine: RolloutEngine, version: string): FleetInfo {
+    return fleetInfo(engine, this.#held, version, this.#fills.from)
+  }
 
   /** Resolves once all ranks are there and connected. Asked again under the same name, it gives up the group of before. */
   async init (options: SendGroupOptions): Promise<void> {
@@ -77,12 +81,27 @@ export class SendGroups {
     // Others may ask for it while one before is being ended.
     while (this.#groups.has(key)) await this.#drop(key, 'it was initialised again')
     if (this.#isClosed) throw new RefitError('ENGINE_CLOSED', 'the engine is shutting down')
-    if (this.#groups.size >= MOST_GROUPS) throw new RefitError('CONFLICT', `${this.#groups.size} groups are open already in which this engine sends its weights; use or abandon them first`)
-    const group: SendGroup = { options, links: [], stores: undefined, watches: [], stop: new AbortController(), timer: undefined }
+    if (this.#groups.size >= MOST_GROUPS) {
+      throw new RefitError(
+        'CONFLICT',
+        `${this.#groups.size} groups are open already in which this engine sends its weights; use or abandon them first`
+      )
+    }
+    const group: SendGroup = {
+      options,
+      links: [],
+      stores: undefined,
+      watches: [],
+      stop: new AbortController(),
+      timer: undefined
+    }
     this.#groups.set(key, group)
     try {
       await this.#join(group)
-      group.timer = setTimeout(() => { void this.#drop(key, `nobody asked for the weights within ${options.timeoutMs / 1000} s`, group) }, options.timeoutMs).unref()
+      group.timer = setTimeout(() => {
+        void this.#drop(key, `nobody asked for the weights within ${options.timeoutMs / 1000} s`, group)
+      }, options.timeoutMs)
+        .unref()
     } catch (error) {
       if (this.#groups.get(key) === group) this.#groups.delete(key)
       await this.#end(group, (error as Error).message)
@@ -91,16 +110,28 @@ export class SendGroups {
   }
 
   /** Sends over the group, which is gone afterwards, whatever comes of it. */
-  async send (name: string, ports: readonly number[], signal: AbortSignal): Promise<{ sent: SentWeights, layout: SendLayout }> {
+  async send (
+    name: string,
+    ports: readonly number[],
+    signal: AbortSignal
+  ): Promise<{ sent: SentWeights, layout: SendLayout }> {
     const key = keyOf({ name, ports })
     const group = this.#groups.get(key)
     if (group === undefined || group.timer === undefined) {
-      throw new RefitError('NOT_FOUND', `there is no group "${name}" through ports ${ports.join(',')}; /init_weights_send_group_for_remote_instance makes one, and it serves once`, { param: 'group_name' })
+      throw new RefitError(
+        'NOT_FOUND',
+        `there is no group "${name}" through ports ${
+          ports.join(',')
+        }; /init_weights_send_group_for_remote_instance makes one, and it serves once`,
+        { param: 'group_name' }
+      )
     }
     const { from } = this.#fills
     if (from !== null) throw new RefitError('CONFLICT', `this engine cannot send: ${beingFilled(from)}`)
     this.#groups.delete(key)
-    const gone = (): void => { for (const link of group.links) link.abort('the receiver has closed its request') }
+    const gone = (): void => {
+      for (const link of group.links) link.abort('the receiver has closed its request')
+    }
     signal.addEventListener('abort', gone)
     if (signal.aborted) gone()
     try {
@@ -121,28 +152,64 @@ export class SendGroups {
   #check ({ rank, size, ports, layout, backend, pieceBytes }: SendGroupOptions): void {
     const { store: { table }, device } = this.#held
     const onHost = device === 'cpu'
-    if (rank !== 0) throw new RefitError('INVALID_REQUEST', `group_rank: the engine that sends is rank 0 of its group, got ${rank}`, { param: 'group_rank' })
-    if (size < 2) throw new RefitError('INVALID_REQUEST', `world_size: one sends and others receive, expected at least 2, got ${size}`, { param: 'world_size' })
+    if (rank !== 0) {
+      throw new RefitError('INVALID_REQUEST', `group_rank: the engine that sends is rank 0 of its group, got ${rank}`, {
+        param: 'group_rank'
+      })
+    }
+    if (size < 2) {
+      throw new RefitError(
+        'INVALID_REQUEST',
+        `world_size: one sends and others receive, expected at least 2, got ${size}`,
+        { param: 'world_size' }
+      )
+    }
     const expected = layout === 'parameters' ? table.ranks : 1
     if (ports.length !== expected) {
-      throw new RefitError('INVALID_REQUEST', `ports: Expected ${expected} ports, but got ${ports.length} ports${layout === 'parameters' ? ': one for each tensor-parallel rank of this engine' : ''}.`, { param: 'ports' })
+      throw new RefitError(
+        'INVALID_REQUEST',
+        `ports: Expected ${expected} ports, but got ${ports.length} ports${
+          layout === 'parameters' ? ': one for each tensor-parallel rank of this engine' : ''
+        }.`,
+        { param: 'ports' }
+      )
     }
-    if (backend === 'nccl' && onHost) throw new RefitError('UNSUPPORTED', 'backend: "nccl" is for engines on cards, and this one computes on the CPU; use "gloo"', { param: 'backend' })
+    if (backend === 'nccl' && onHost) {
+      throw new RefitError(
+        'UNSUPPORTED',
+        'backend: "nccl" is for engines on cards, and this one computes on the CPU; use "gloo"',
+        { param: 'backend' }
+      )
+    }
     if (backend === 'gloo' && layout === 'parameters' && !onHost) {
-      throw new RefitError('UNSUPPORTED', 'backend: over "gloo" an engine on cards sends whole tensors; add "layout": "checkpoint", or use "nccl"', { param: 'backend' })
+      throw new RefitError(
+        'UNSUPPORTED',
+        'backend: over "gloo" an engine on cards sends whole tensors; add "layout": "checkpoint", or use "nccl"',
+        { param: 'backend' }
+      )
     }
-    if (!Number.isSafeInteger(pieceBytes) || pieceBytes < 1) throw new RefitError('INVALID_REQUEST', 'piece_bytes: expected a positive number of bytes', { param: 'piece_bytes' })
+    if (!Number.isSafeInteger(pieceBytes) || pieceBytes < 1) {
+      throw new RefitError('INVALID_REQUEST', 'piece_bytes: expected a positive number of bytes', {
+        param: 'piece_bytes'
+      })
+    }
   }
 
   async #join (group: SendGroup): Promise<void> {
     const { options } = group
     const { store } = this.#held
-    const signal = options.signal === undefined ? group.stop.signal : AbortSignal.any([group.stop.signal, options.signal])
+    const signal = options.signal === undefined
+      ? group.stop.signal
+      : AbortSignal.any([group.stop.signal, options.signal])
     const deadline = new Deadline({ timeoutMs: options.timeoutMs, signal }, options.timeoutMs)
     group.stores = await openStores(options, this.#rules, deadline)
     const { clients, host } = group.stores
     if (options.receiverHosts) {
-      group.watches = clients.map(client => new StoreWatch(client, () => { this.#lost(group) }))
+      group.watches = clients.map(client =>
+        new StoreWatch(client, () => {
+          this.#lost(group)
+        })
+      )
     }
     const wanted = clients.map((client, i) => ({
       addon: store.addon,
@@ -157,7 +224,11 @@ export class SendGroups {
       ncclPath: this.#rules.ncclPath,
       host
     }))
-    await joinLinks(wanted, { deadline, still: async run => await store.standStill(run, deadline.timeoutMs) }, group.links)
+    await joinLinks(
+      wanted,
+      { deadline, still: async run => await store.standStill(run, deadline.timeoutMs) },
+      group.links
+    )
   }
 
   /** Its receiver has gone. */
@@ -179,7 +250,9 @@ export class SendGroups {
 
   async #end (group: SendGroup, reason: string): Promise<void> {
     clearTimeout(group.timer)
-    const end = async (): Promise<void> => { for (const link of group.links) await link.end(true).catch(() => {}) }
+    const end = async (): Promise<void> => {
+      for (const link of group.links) await link.end(true).catch(() => {})
+    }
     // First: what spins on a card may keep this engine from standing still.
     for (const link of group.links) link.abort(reason)
     if (group.links.some(link => link.onCards)) await this.#held.store.standStill(end, END_MS).catch(end)
@@ -190,6 +263,10 @@ export class SendGroups {
 }
 
 /** The name that torch's helper gives the group of a rank in SGLang: the store's keys begin with it. */
-export function linkName (name: string, port: number, rank: number): string { return `${name}_${port}_${rank}` }
+export function linkName (name: string, port: number, rank: number): string {
+  return `${name}_${port}_${rank}`
+}
 
-function keyOf ({ name, ports }: { name: string, ports: readonly number[] }): string { return JSON.stringify([name, ports]) }
+function keyOf ({ name, ports }: { name: string, ports: readonly number[] }): string {
+  return JSON.stringify([name, ports])
+}

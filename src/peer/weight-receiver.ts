@@ -1,4 +1,4 @@
-import { RefitError } from '../errors.ts'
+import { errorMessage, RefitError } from '../errors.ts'
 import { cutCheckpoint, layOutCheckpoint } from '../model/checkpoint-layout.ts'
 import { DTYPE_BYTES } from '../native/addon.ts'
 import { fill } from '../weights/sharing.ts'
@@ -24,17 +24,32 @@ export interface ReceiveOptions extends SendOptions {
 }
 
 /** The other side of `sendWeights`: fills every parameter over links that are joined. The label moves with `settle` alone. */
-export async function receiveWeights (store: WeightStore, links: readonly Link[], options: ReceiveOptions): Promise<WriteReport> {
-  return options.layout === 'parameters' ? await receiveParameters(store, links, options) : await receiveTensors(store, links[0]!, options)
+export async function receiveWeights (
+  store: WeightStore,
+  links: readonly Link[],
+  options: ReceiveOptions
+): Promise<WriteReport> {
+  return options.layout === 'parameters'
+    ? await receiveParameters(store, links, options)
+    : await receiveTensors(store, links[0]!, options)
 }
 
-async function receiveParameters (store: WeightStore, links: readonly Link[], { timeoutMs, begin, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
+async function receiveParameters (
+  store: WeightStore,
+  links: readonly Link[],
+  { timeoutMs, begin, settle, abort = false, signal }: ReceiveOptions
+): Promise<WriteReport> {
   const { addon, core, table, dtype } = store
   const started = performance.now()
   await fill(store, async () => {
-    await allOf(links.map(async (link, rank) => { await addon.groupParams(link.handle, core, rank, 0, timeoutMs) }), reason => {
-      for (const link of links) link.abort(reason)
-    })
+    await allOf(
+      links.map(async (link, rank) => {
+        await addon.groupParams(link.handle, core, rank, 0, timeoutMs)
+      }),
+      reason => {
+        for (const link of links) link.abort(reason)
+      }
+    )
     return await settle?.()
   }, {
     abort,
@@ -50,11 +65,22 @@ async function receiveParameters (store: WeightStore, links: readonly Link[], { 
   const bytes = table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * DTYPE_BYTES[dtype]
   const tensors = [...table.tensors.values()].filter(({ alternative }) => !alternative).length
   return {
-    source: 'distributed', tensors, bytes, missing: [], missingCount: 0, ignored: [], ms: { plan: 0, gate: 0, write: ms, verify: 0, total: ms }, gbPerSecond: bytes / 1e6 / Math.max(ms, 1e-3)
+    source: 'distributed',
+    tensors,
+    bytes,
+    missing: [],
+    missingCount: 0,
+    ignored: [],
+    ms: { plan: 0, gate: 0, write: ms, verify: 0, total: ms },
+    gbPerSecond: bytes / 1e6 / Math.max(ms, 1e-3)
   }
 }
 
-async function receiveTensors (store: WeightStore, link: Link, { pieceBytes, timeoutMs, begin, onProgress, settle, abort = false, signal }: ReceiveOptions): Promise<WriteReport> {
+async function receiveTensors (
+  store: WeightStore,
+  link: Link,
+  { pieceBytes, timeoutMs, begin, onProgress, settle, abort = false, signal }: ReceiveOptions
+): Promise<WriteReport> {
   const { addon, dtype } = store
   const { handle, onCards } = link
   const layout = layOutCheckpoint(store.table, DTYPE_BYTES[dtype])
@@ -73,7 +99,9 @@ async function receiveTensors (store: WeightStore, link: Link, { pieceBytes, tim
         begin?.()
         await meet([link], timeoutMs)
       },
-      onProgress: bytes => { onProgress?.(bytes, layout.bytes) }
+      onProgress: bytes => {
+        onProgress?.(bytes, layout.bytes)
+      }
     }),
     verify: async () => {},
     close: async () => {}
@@ -81,7 +109,12 @@ async function receiveTensors (store: WeightStore, link: Link, { pieceBytes, tim
   const update = await store.update({ abortAllRequests: abort, deadlineMs: timeoutMs })
   const { epoch } = store
   try {
-    if (store.transactions.current !== null) throw new RefitError('CONFLICT', 'a trainer\'s update of many requests has begun on this engine: it cannot be filled from another one meanwhile')
+    if (store.transactions.current !== null) {
+      throw new RefitError(
+        'CONFLICT',
+        "a trainer's update of many requests has begun on this engine: it cannot be filled from another one meanwhile"
+      )
+    }
     signal?.throwIfAborted()
     const report = await update.write(source)
     const version = await settle?.()
@@ -89,17 +122,28 @@ async function receiveTensors (store: WeightStore, link: Link, { pieceBytes, tim
     return report
   } catch (error) {
     // What has come has not been compared.
-    if (store.epoch !== epoch) store.ledger.toreAll(`they were filled from another engine: ${error instanceof Error ? error.message : String(error)}`)
-    await update.abort(error instanceof Error ? error.message : String(error))
+    if (store.epoch !== epoch) {
+      store.ledger.toreAll(
+        `they were filled from another engine: ${errorMessage(error)}`
+      )
+    }
+    await update.abort(errorMessage(error))
     throw error
   }
 }
 
 /** Throws WEIGHTS_MISMATCH unless the weights are what the sender says that it has sent. */
-export function compareChecksums (own: readonly { name: string, checksum: string }[], sent: Readonly<Record<string, string>>): void {
+export function compareChecksums (
+  own: readonly { name: string, checksum: string }[],
+  sent: Readonly<Record<string, string>>
+): void {
   const wrong = own.filter(({ name, checksum }) => sent[name] !== checksum).map(({ name }) => name)
   const extra = Object.keys(sent).length - (own.length - wrong.filter(name => !(name in sent)).length)
   if (wrong.length === 0 && extra === 0) return
-  const shown = wrong.length === 0 ? `the sender has ${extra} tensors more` : `${wrong.slice(0, 5).join(', ')}${wrong.length > 5 ? ` and ${wrong.length - 5} more` : ''}`
-  throw new RefitError('WEIGHTS_MISMATCH', `what arrived is not what was sent: checksums differ (${shown})`, { param: wrong[0] ?? 'checksums' })
+  const shown = wrong.length === 0
+    ? `the sender has ${extra} tensors more`
+    : `${wrong.slice(0, 5).join(', ')}${wrong.length > 5 ? ` and ${wrong.length - 5} more` : ''}`
+  throw new RefitError('WEIGHTS_MISMATCH', `what arrived is not what was sent: checksums differ (${shown})`, {
+    param: wrong[0] ?? 'checksums'
+  })
 }

@@ -38,10 +38,16 @@ export interface SentWeights {
  * Sends all weights of an engine over links that are joined, in its turn among the updates, and ends the links. Over gloo generation goes
  * on meanwhile; over NCCL, which spins on the cards, no step runs while it sends, and running requests go on afterwards.
  */
-export async function sendWeights (store: WeightStore, links: readonly Link[], { layout, pieceBytes, timeoutMs, barrier }: SenderOptions): Promise<SentWeights> {
+export async function sendWeights (
+  store: WeightStore,
+  links: readonly Link[],
+  { layout, pieceBytes, timeoutMs, barrier }: SenderOptions
+): Promise<SentWeights> {
   const send = async (): Promise<number> => {
     if (barrier) await meet(links, timeoutMs)
-    const bytes = layout === 'parameters' ? await sendParameters(store, links, timeoutMs) : await sendTensors(store, links[0]!, pieceBytes, timeoutMs)
+    const bytes = layout === 'parameters'
+      ? await sendParameters(store, links, timeoutMs)
+      : await sendTensors(store, links[0]!, pieceBytes, timeoutMs)
     await leave(links, timeoutMs)
     return bytes
   }
@@ -51,20 +57,40 @@ export async function sendWeights (store: WeightStore, links: readonly Link[], {
     const bytes = links.some(({ backend }) => backend === 'nccl') ? await still(send) : await send()
     const ms = performance.now() - started
     const { tensors } = await checksums(store)
-    return { version, epoch, bytes, ms, checksums: Object.fromEntries(tensors.map(({ name, checksum }) => [name, checksum])) }
+    return {
+      version,
+      epoch,
+      bytes,
+      ms,
+      checksums: Object.fromEntries(tensors.map(({ name, checksum }) => [name, checksum]))
+    }
   }, timeoutMs)
 }
 
-async function sendParameters ({ addon, core, dtype, table }: WeightStore, links: readonly Link[], timeoutMs: number): Promise<number> {
-  await allOf(links.map(async (link, rank) => { await addon.groupParams(link.handle, core, rank, 0, timeoutMs) }), reason => {
-    // The others would wait for their peers until the deadline.
-    for (const link of links) link.abort(reason)
-  })
+async function sendParameters (
+  { addon, core, dtype, table }: WeightStore,
+  links: readonly Link[],
+  timeoutMs: number
+): Promise<number> {
+  await allOf(
+    links.map(async (link, rank) => {
+      await addon.groupParams(link.handle, core, rank, 0, timeoutMs)
+    }),
+    reason => {
+      // The others would wait for their peers until the deadline.
+      for (const link of links) link.abort(reason)
+    }
+  )
   return table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * DTYPE_BYTES[dtype]
 }
 
 /** The next piece is gathered while the one before is on its way. */
-async function sendTensors (store: WeightStore, { handle, backend }: Link, pieceBytes: number, timeoutMs: number): Promise<number> {
+async function sendTensors (
+  store: WeightStore,
+  { handle, backend }: Link,
+  pieceBytes: number,
+  timeoutMs: number
+): Promise<number> {
   const { addon } = store
   const layout = layOutCheckpoint(store.table, DTYPE_BYTES[store.dtype])
   const pieces = [...cutCheckpoint(layout, pieceBytes)]

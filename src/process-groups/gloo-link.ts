@@ -40,7 +40,11 @@ export class GlooLink implements GroupLink {
   async meet (store: StoreClient, deadline: Deadline): Promise<void> {
     const { name, size, ranks, leftovers } = this.#options
     const stale = leftovers.addresses === undefined ? {} : { stale: leftovers.addresses }
-    const peers = await exchangeGlooAddresses(store, { group: name, size, ranks, addresses: this.#addresses, ...stale }, deadline)
+    const peers = await exchangeGlooAddresses(
+      store,
+      { group: name, size, ranks, addresses: this.#addresses, ...stale },
+      deadline
+    )
     leftovers.addresses = peers
     await this.#native.glooConnect(this.handle, peers, Math.max(1, deadline.timeoutMs))
   }

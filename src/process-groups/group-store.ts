@@ -12,14 +12,29 @@ const ANY: readonly string[] = ['0.0.0.0', '::']
  * The store of a group: the trainer's, with our ranks counted, or one of ours, once all ranks are there. Throws as resolveMaster and
  * joinStore do, CONFLICT where this machine cannot listen there, and DEADLINE.
  */
-export async function openGroupStore (spec: GroupSpec, ranks: number, policy: MasterPolicy, deadline: Deadline): Promise<GroupStore> {
+export async function openGroupStore (
+  spec: GroupSpec,
+  ranks: number,
+  policy: MasterPolicy,
+  deadline: Deadline
+): Promise<GroupStore> {
   const { address, port, hosts } = spec
   if (hosts) return await hostStore(spec, ranks, policy, deadline)
   const client = await joinStore({ masterAddress: address, masterPort: port, ranks, policy }, deadline)
-  return { client, close: () => { client.close() } }
+  return {
+    client,
+    close: () => {
+      client.close()
+    }
+  }
 }
 
-async function hostStore ({ address, port, worldSize }: GroupSpec, ranks: number, policy: MasterPolicy, deadline: Deadline): Promise<GroupStore> {
+async function hostStore (
+  { address, port, worldSize }: GroupSpec,
+  ranks: number,
+  policy: MasterPolicy,
+  deadline: Deadline
+): Promise<GroupStore> {
   const host = ANY.includes(address) ? address : (await resolveMaster({ host: address, port }, policy, deadline)).host
   const server = await StoreServer.listen({ host, port, maxConnections: 4 * worldSize + 8 })
   try {

@@ -3,14 +3,29 @@ import type { ErrorCode } from '../errors.ts'
 import type { GroupSpec } from './group-spec.ts'
 
 /** `process group "g" (gloo, ranks 1-2 of 3, store at 10.0.0.7:29500)`. */
-export function describeGroup ({ name, backend, rankOffset, worldSize, address, port }: GroupSpec, ranks: number): string {
+export function describeGroup (
+  { name, backend, rankOffset, worldSize, address, port }: GroupSpec,
+  ranks: number
+): string {
   const own = ranks === 1 ? `rank ${rankOffset}` : `ranks ${rankOffset}-${rankOffset + ranks - 1}`
-  return `process group "${name}" (${backend}, ${own} of ${worldSize}, store at ${address.includes(':') ? `[${address}]` : address}:${port})`
+  return `process group "${name}" (${backend}, ${own} of ${worldSize}, store at ${
+    address.includes(':') ? `[${address}]` : address
+  }:${port})`
 }
 
-const OF_GROUPS: ReadonlySet<unknown> = new Set<ErrorCode>(['GROUP_TIMEOUT', 'GROUP_BROKEN', 'GROUP_REFUSED', 'DEVICE_LOST', 'NO_MEMORY'])
+const OF_GROUPS: ReadonlySet<unknown> = new Set<ErrorCode>([
+  'GROUP_TIMEOUT',
+  'GROUP_BROKEN',
+  'GROUP_REFUSED',
+  'DEVICE_LOST',
+  'NO_MEMORY'
+])
 /** What errors of the store and of the gate mean for a group. */
-const MEANS: Partial<Record<ErrorCode, ErrorCode>> = { DEADLINE: 'GROUP_TIMEOUT', STORE_UNREACHABLE: 'GROUP_BROKEN', STORE_PROTOCOL: 'GROUP_BROKEN' }
+const MEANS: Partial<Record<ErrorCode, ErrorCode>> = {
+  DEADLINE: 'GROUP_TIMEOUT',
+  STORE_UNREACHABLE: 'GROUP_BROKEN',
+  STORE_PROTOCOL: 'GROUP_BROKEN'
+}
 /** These say all there is to say. */
 const WHOLE: ReadonlySet<ErrorCode> = new Set<ErrorCode>(['INVALID_REQUEST', 'MASTER_REFUSED', 'UNSUPPORTED'])
 
@@ -18,8 +33,14 @@ const WHOLE: ReadonlySet<ErrorCode> = new Set<ErrorCode>(['INVALID_REQUEST', 'MA
 export function groupError (group: string, phase: string, elapsedMs: number, error: unknown): RefitError {
   if (error instanceof RefitError && WHOLE.has(error.code)) return error
   const { message = String(error), code } = error as { message?: string, code?: unknown }
-  const known = error instanceof RefitError ? MEANS[error.code] ?? error.code : OF_GROUPS.has(code) ? code as ErrorCode : 'INTERNAL'
-  return new RefitError(known, `${group}: ${phase} failed after ${(elapsedMs / 1000).toFixed(1)} s: ${message}`, { cause: error })
+  const known = error instanceof RefitError
+    ? MEANS[error.code] ?? error.code
+    : OF_GROUPS.has(code)
+    ? code as ErrorCode
+    : 'INTERNAL'
+  return new RefitError(known, `${group}: ${phase} failed after ${(elapsedMs / 1000).toFixed(1)} s: ${message}`, {
+    cause: error
+  })
 }
 
 /**

@@ -23,4 +23,7 @@ export interface GroupLink {
 }
 
 /** What the groups of a name left in a store: a trainer that uses its store again has it there still. */
-export interface Leftovers { id?: Uint8Array, addresses?: readonly Uint8Array[] }
+export interface Leftovers {
+  id?: Uint8Array
+  addresses?: readonly Uint8Array[]
+}

@@ -8,7 +8,13 @@ export async function localAddress (where: string): Promise<string> {
     await new Promise<void>((resolve, reject) => {
       socket.once('error', reject)
       // Node's types give the callback no argument; it has one where there is no way to the host.
-      socket.connect(Number(port), host, ((error?: Error | null) => { error == null ? resolve() : reject(error) }) as () => void)
+      socket.connect(
+        Number(port),
+        host,
+        ((error?: Error | null) => {
+          error == null ? resolve() : reject(error)
+        }) as () => void
+      )
     })
     return socket.address().address
   } finally {

@@ -44,7 +44,13 @@ export class NcclLink implements GroupLink {
     this.#options = options
     const { warmUp, atOnce } = UNIQUE_ID_FORMS[options.form ?? 'custom']
     this.isEager = atOnce
-    this.handle = native.ncclGroup(core, { size, firstRank, warmUp, ...coreRank === undefined ? {} : { coreRank }, ...library === undefined ? {} : { library } })
+    this.handle = native.ncclGroup(core, {
+      size,
+      firstRank,
+      warmUp,
+      ...coreRank === undefined ? {} : { coreRank },
+      ...library === undefined ? {} : { library }
+    })
   }
 
   async meet (store: StoreClient, deadline: Deadline): Promise<void> {
@@ -53,12 +59,19 @@ export class NcclLink implements GroupLink {
       this.#id = this.#native.ncclUniqueId(library)
       return await publishUniqueId(store, name, form, this.#id, deadline)
     }
-    const { id } = await findUniqueId(store, { group: name, size, forms: [form], ...leftovers.id === undefined ? {} : { stale: [leftovers.id] } }, deadline)
+    const { id } = await findUniqueId(store, {
+      group: name,
+      size,
+      forms: [form],
+      ...leftovers.id === undefined ? {} : { stale: [leftovers.id] }
+    }, deadline)
     leftovers.id = id
     this.#id = id
   }
 
-  places (parts: Float64Array, { tensors, rects }: WriteJob): Float64Array { return this.#native.groupPlaces(this.handle, parts, tensors, rects) }
+  places (parts: Float64Array, { tensors, rects }: WriteJob): Float64Array {
+    return this.#native.groupPlaces(this.handle, parts, tensors, rects)
+  }
 
   async connect (timeoutMs: number): Promise<void> {
     this.#connecting ??= this.#native.ncclConnect(this.handle, this.#id!, timeoutMs)

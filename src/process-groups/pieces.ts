@@ -49,10 +49,16 @@ export function joinPieces (pieces: readonly Piece[]): Piece {
   const parts = new Float64Array(pieces.reduce((sum, piece) => sum + piece.parts.length, 0))
   let at = 0
   for (const piece of pieces) {
-    for (const [index, value] of piece.parts.entries()) parts[at++] = index % PART_FIELDS === 0 ? piece.begin - begin + value : value
+    for (const [index, value] of piece.parts.entries()) {
+      parts[at++] = index % PART_FIELDS === 0
+        ? piece.begin - begin + value
+        : value
+    }
   }
   return { begin, length: last.begin + last.length - begin, parts, first, end: last.end }
 }
 
 /** Pieces take turns: one is received into a slot while the one before is written from the other. */
-export function slotOf (index: number): 0 | 1 { return index % 2 === 0 ? 0 : 1 }
+export function slotOf (index: number): 0 | 1 {
+  return index % 2 === 0 ? 0 : 1
+}

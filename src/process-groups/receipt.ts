@@ -3,12 +3,17 @@ import type { WriteJob } from '../native/addon.ts'
 import type { Coming, Target, WeightGroup } from './weight-group.ts'
 import { joinPieces, slotOf } from './pieces.ts'
 import type { Piece } from './pieces.ts'
+import { errorMessage } from '../errors.ts'
 
 /** What a sender that is not wanted any more may take to send the rest. */
 const HURRY_MS = 5000
 
 /** `end`: index of the piece behind it. */
-interface Incoming extends Coming { piece: Piece, end: number, into: Target }
+interface Incoming extends Coming {
+  piece: Piece
+  end: number
+  into: Target
+}
 
 /**
  * The broadcasts that one request has announced, as a stream of pieces: the next one is received while the one before is written, and what
@@ -32,10 +37,14 @@ export class Receipt implements WeightStream {
   #isRefused = false
   #dropping: Promise<void> | undefined
   #changed: () => void = () => {}
-  #change = new Promise<void>(resolve => { this.#changed = resolve })
+  #change = new Promise<void>(resolve => {
+    this.#changed = resolve
+  })
   #end: () => void = () => {}
   /** Resolves once all has come, or nothing more will. */
-  readonly ended = new Promise<void>(resolve => { this.#end = resolve })
+  readonly ended = new Promise<void>(resolve => {
+    this.#end = resolve
+  })
   hasEnded = false
   /** What became of the bytes that nobody took, in a sentence; undefined where there were none. */
   dropped: string | undefined
@@ -61,7 +70,9 @@ export class Receipt implements WeightStream {
     if (this.#started === 0 && this.#pieces.length > 0) this.#places = this.#group.places(this.#pieces, job)
   }
 
-  get touched (): boolean { return this.#touched }
+  get touched (): boolean {
+    return this.#touched
+  }
 
   async next (): Promise<StreamPiece | undefined> {
     if (this.#started === 0 && this.#pieces.length > 0) {
@@ -75,7 +86,10 @@ export class Receipt implements WeightStream {
     }
     const { piece: { begin, length }, end, into } = incoming
     // Into the slot of the piece before this one: it has been written.
-    if (this.#group.isAhead && 'slot' in into && this.#incoming.length === 1 && this.#placesOf(this.#started) === undefined) await this.#receive()?.begun.catch(() => {})
+    if (
+      this.#group.isAhead && 'slot' in into && this.#incoming.length === 1 &&
+      this.#placesOf(this.#started) === undefined
+    ) await this.#receive()?.begun.catch(() => {})
     await incoming.arrive()
     this.#remove(incoming)
     this.#given = end
@@ -87,7 +101,11 @@ export class Receipt implements WeightStream {
     if (this.hasEnded) return
     this.#isRefused = true
     this.#changed()
-    const timer = hurry ? setTimeout(() => { this.#group.giveUp(`what was announced of ${this.#rest} had not come when its update was given up`) }, HURRY_MS) : undefined
+    const timer = hurry
+      ? setTimeout(() => {
+        this.#group.giveUp(`what was announced of ${this.#rest} had not come when its update was given up`)
+      }, HURRY_MS)
+      : undefined
     try {
       await (this.#dropping ??= this.#drop())
     } finally {
@@ -107,9 +125,12 @@ export class Receipt implements WeightStream {
     this.#isRefused = true
     this.#changed()
     if (this.#given === this.#pieces.length || this.#group.failure !== null) return this.#finish()
-    await Promise.race([this.ended, this.#dropSomehow().catch((error: unknown) => {
-      this.#group.giveUp(`what was announced of ${this.#rest} could not be received: ${error instanceof Error ? error.message : String(error)}`)
-    })])
+    await Promise.race([
+      this.ended,
+      this.#dropSomehow().catch((error: unknown) => {
+        this.#group.giveUp(`what was announced of ${this.#rest} could not be received: ${errorMessage(error)}`)
+      })
+    ])
     this.#finish()
   }
 
@@ -117,8 +138,11 @@ export class Receipt implements WeightStream {
   async #dropSomehow (): Promise<void> {
     await this.#turn(false)
     if (this.hasEnded) return
-    if (this.#group.needsGate) await this.#group.standStill(async () => { await this.drop(false) })
-    else await this.drop(false)
+    if (this.#group.needsGate) {
+      await this.#group.standStill(async () => {
+        await this.drop(false)
+      })
+    } else await this.drop(false)
   }
 
   /** Waits until all that was announced before has come or is refused; what is refused is dropped where the gate is shut. */
@@ -138,11 +162,26 @@ export class Receipt implements WeightStream {
     const index = this.#started
     const end = this.#started = this.#runEnd(index)
     const piece = joinPieces(this.#pieces.slice(index, end))
-    const nameOf = (part: number): string => this.#names({ ...piece, first: piece.first + part - 1, end: piece.first + part })
+    const nameOf = (part: number): string =>
+      this.#names({ ...piece, first: piece.first + part - 1, end: piece.first + part })
     const into = this.#target(index, end)
-    const { begun, arrive } = this.#group.receive({ piece, into, of: this.#names(piece), at: `piece ${index + 1}${end > index + 1 ? ` to ${end}` : ''} of ${this.#pieces.length}`, nameOf })
+    const { begun, arrive } = this.#group.receive({
+      piece,
+      into,
+      of: this.#names(piece),
+      at: `piece ${index + 1}${end > index + 1 ? ` to ${end}` : ''} of ${this.#pieces.length}`,
+      nameOf
+    })
     let arrived: Promise<void> | undefined
-    const incoming = { piece, end, into, begun, arrive: async () => { await (arrived ??= arrive()) } }
+    const incoming = {
+      piece,
+      end,
+      into,
+      begun,
+      arrive: async () => {
+        await (arrived ??= arrive())
+      }
+    }
     this.#incoming.push(incoming)
     return incoming
   }
@@ -163,9 +202,15 @@ export class Receipt implements WeightStream {
       if (count > 0) this.dropped = 'What was announced has been received and dropped, and the group stays in step'
     } catch (error) {
       // Weights that it is coming into are nobody's before it has ended.
-      await Promise.allSettled(this.#incoming.map(async incoming => { await incoming.arrive() }))
+      await Promise.allSettled(this.#incoming.map(async incoming => {
+        await incoming.arrive()
+      }))
       // Where the group had failed before, that is what the request has failed by.
-      if (!isLate) this.dropped = `What was announced could not be received and dropped, so that the group was aborted (${error instanceof Error ? error.message : String(error)}); initialise it again`
+      if (!isLate) {
+        this.dropped = `What was announced could not be received and dropped, so that the group was aborted (${
+          errorMessage(error)
+        }); initialise it again`
+      }
     } finally {
       this.#finish()
     }
@@ -181,7 +226,8 @@ export class Receipt implements WeightStream {
     let end = index + 1
     if (this.#placesOf(index) === undefined) return end
     const { begin } = this.#pieces[index]!
-    const isOfRun = ({ begin: at, length }: Piece): boolean => at + length - begin <= this.#runBytes && this.#placesOf(end) !== undefined
+    const isOfRun = ({ begin: at, length }: Piece): boolean =>
+      at + length - begin <= this.#runBytes && this.#placesOf(end) !== undefined
     while (end < this.#pieces.length && isOfRun(this.#pieces[end]!)) end++
     return end
   }
@@ -189,7 +235,12 @@ export class Receipt implements WeightStream {
   #target (index: number, end: number): Target {
     if (this.#placesOf(index) !== undefined) {
       const places = Float64Array.from(this.#places.slice(index, end).flatMap(own => [...own!]))
-      return { places, began: () => { this.#touched = true } }
+      return {
+        places,
+        began: () => {
+          this.#touched = true
+        }
+      }
     }
     const room = { bytes: 0, slots: 0 }
     for (const [other, { length }] of this.#pieces.entries()) {
@@ -201,9 +252,13 @@ export class Receipt implements WeightStream {
   }
 
   /** What is refused is no weight's. */
-  #placesOf (index: number): Float64Array | undefined { return this.#isRefused ? undefined : this.#places[index] }
+  #placesOf (index: number): Float64Array | undefined {
+    return this.#isRefused ? undefined : this.#places[index]
+  }
 
-  get #rest (): string { return this.#names(this.#pieces[Math.min(this.#given, this.#pieces.length - 1)]!) }
+  get #rest (): string {
+    return this.#names(this.#pieces[Math.min(this.#given, this.#pieces.length - 1)]!)
+  }
 
   #finish (): void {
     if (this.hasEnded) return

@@ -10,7 +10,9 @@ export async function receiveBytes (group: WeightGroup, bytes: number, of: strin
   let read: Uint8Array = new Uint8Array()
   const take = async (): Promise<void> => {
     const piece = await receipt.next()
-    if (piece?.source == null || !('staged' in piece.source)) throw new TypeError('a group gives out what lies in a slot')
+    if (piece?.source == null || !('staged' in piece.source)) {
+      throw new TypeError('a group gives out what lies in a slot')
+    }
     read = await group.read(piece.source.staged.slot, bytes)
     await receipt.next()
   }

@@ -1,5 +1,6 @@
 import type { StoreClient } from '../rendezvous/client.ts'
 import { Deadline } from '../rendezvous/within.ts'
+import { errorMessage } from '../errors.ts'
 
 /** A key that nobody sets. */
 const NEVER = 'refit/until the end of the store'
@@ -20,9 +21,13 @@ export class StoreWatch {
     })
   }
 
-  get lost (): boolean { return this.reason !== '' }
+  get lost (): boolean {
+    return this.reason !== ''
+  }
 
-  close (): void { this.#control.abort(new Error('the group has ended')) }
+  close (): void {
+    this.#control.abort(new Error('the group has ended'))
+  }
 
   /** A wait that can only end with the connection. */
   async #watch (store: StoreClient): Promise<string> {
@@ -32,7 +37,9 @@ export class StoreWatch {
         // Somebody has set it, or the store answers whatever is asked.
         await new Deadline({ signal: this.#control.signal }, PAUSE_MS).sleep(PAUSE_MS)
       } catch (error) {
-        if ((error as { code?: unknown }).code !== 'DEADLINE') return error instanceof Error ? error.message : String(error)
+        if ((error as { code?: unknown }).code !== 'DEADLINE') {
+          return errorMessage(error)
+        }
       }
     }
   }

@@ -16,10 +16,18 @@ import { StoreWatch } from './store-watch.ts'
 export type GroupState = 'joining' | 'joined' | 'connected' | 'failed' | 'ended'
 
 /** What groups have done since the start. */
-export interface GroupCounts { joined: number, failed: number, bytesReceived: number, bytesDropped: number }
+export interface GroupCounts {
+  joined: number
+  failed: number
+  bytesReceived: number
+  bytesDropped: number
+}
 
 /** A connection with the rendezvous; `close` ends the store too where it is ours. */
-export interface GroupStore { client: StoreClient, close: () => void }
+export interface GroupStore {
+  client: StoreClient
+  close: () => void
+}
 
 export interface WeightGroupOptions {
   spec: GroupSpec
@@ -37,13 +45,25 @@ export interface WeightGroupOptions {
 }
 
 /** Where a piece is received: into a slot, of which there is to be so much room, or into the weights (`WeightGroup.places`), which change from when it has begun. */
-export type Target = { slot: 0 | 1, room: { bytes: number, slots: number } } | { places: Float64Array, began: () => void }
+export type Target = { slot: 0 | 1, room: { bytes: number, slots: number } } | {
+  places: Float64Array
+  began: () => void
+}
 
 /** `of`, `at` and `nameOf`, of the piece's broadcasts counted from 1, are for messages. */
-interface Reception { piece: Piece, into: Target, of: string, at: string, nameOf: (part: number) => string }
+interface Reception {
+  piece: Piece
+  into: Target
+  of: string
+  at: string
+  nameOf: (part: number) => string
+}
 
 /** A piece on its way. `begun`: the cards have been told, or it has come. `arrive`: waits for it, once. */
-export interface Coming { begun: Promise<void>, arrive: () => Promise<void> }
+export interface Coming {
+  begun: Promise<void>
+  arrive: () => Promise<void>
+}
 
 /** Bytes that slots grow by. */
 const GRAIN = 1 << 20
@@ -70,7 +90,10 @@ export class WeightGroup {
   #watch: StoreWatch | undefined
   #meeting: Promise<void> | undefined
   /** Of plans that are taken again at every step; what makes a plan is its rectangles. */
-  readonly #places = new WeakMap<Float64Array, { parts: Float64Array, tensors: Float64Array, places: Array<Float64Array | undefined> }>()
+  readonly #places = new WeakMap<
+    Float64Array,
+    { parts: Float64Array, tensors: Float64Array, places: Array<Float64Array | undefined> }
+  >()
   /** The phases that are under way, the oldest first. */
   readonly #phases: Array<{ what: string, deadline: Deadline }> = []
   #staged = { bytes: 0, slots: 0 }
@@ -85,8 +108,12 @@ export class WeightGroup {
     this.title = describeGroup(options.spec, options.host.ranks)
   }
 
-  get state (): GroupState { return this.#state }
-  get failure (): RefitError | null { return this.#failure }
+  get state (): GroupState {
+    return this.#state
+  }
+  get failure (): RefitError | null {
+    return this.#failure
+  }
   /** Why it is dead, in words; null where it is not. */
   get trouble (): string | null {
     if (this.#failure !== null) return this.#failure.message
@@ -94,17 +121,33 @@ export class WeightGroup {
   }
 
   /** Of no use any more; also where the trainer's store has gone. */
-  get isDead (): boolean { return this.trouble !== null }
-  get needsGate (): boolean { return this.#link!.needsGate }
+  get isDead (): boolean {
+    return this.trouble !== null
+  }
+  get needsGate (): boolean {
+    return this.#link!.needsGate
+  }
   /** The store of its rendezvous, once it has joined. */
-  get store (): StoreClient { return this.#store!.client }
-  get timeoutMs (): number { return this.#options.timeoutMs }
-  get handle (): number { return this.#link!.handle }
-  get pieceBytes (): number { return this.#link!.pieceBytes }
+  get store (): StoreClient {
+    return this.#store!.client
+  }
+  get timeoutMs (): number {
+    return this.#options.timeoutMs
+  }
+  get handle (): number {
+    return this.#link!.handle
+  }
+  get pieceBytes (): number {
+    return this.#link!.pieceBytes
+  }
   /** A piece may be begun before the one before it has come; else its time would run meanwhile. */
-  get isAhead (): boolean { return this.#link!.isAhead }
+  get isAhead (): boolean {
+    return this.#link!.isAhead
+  }
   /** Resolves once nothing of it is left. */
-  get gone (): Promise<void> { return this.#ending }
+  get gone (): Promise<void> {
+    return this.#ending
+  }
 
   /**
    * Resolves once the store has counted our ranks, and what comes later goes on by itself; of a form whose communicator is made at once,
@@ -124,7 +167,11 @@ export class WeightGroup {
     this.#state = 'joined'
     this.counts.joined++
     // With a store of our own no trainer goes.
-    if (!this.spec.hosts) this.#watch = new StoreWatch(this.#store!.client, () => { this.#storeLost() })
+    if (!this.spec.hosts) {
+      this.#watch = new StoreWatch(this.#store!.client, () => {
+        this.#storeLost()
+      })
+    }
     if (!this.#link!.isEager && !this.spec.barrier) return
     const standing = this.#stand(timeoutMs)
     if (UNIQUE_ID_FORMS[this.spec.form].atOnce) await standing
@@ -141,15 +188,23 @@ export class WeightGroup {
 
   demandLive (): void {
     if (this.#failure === null) {
-      if (this.#state === 'joining') throw new RefitError('CONFLICT', `${this.title} is still being joined. Nothing was received`)
+      if (this.#state === 'joining') {
+        throw new RefitError('CONFLICT', `${this.title} is still being joined. Nothing was received`)
+      }
       return
     }
     const way = this.spec.form === 'custom' ? 'call /init_weights_update_group' : 'initialise it'
-    throw new RefitError(this.#failure.code, `${this.#failure.message}. Nothing has been received since; ${way} again`, { cause: this.#failure })
+    throw new RefitError(
+      this.#failure.code,
+      `${this.#failure.message}. Nothing has been received since; ${way} again`,
+      { cause: this.#failure }
+    )
   }
 
   /** Requests before it whose broadcasts have not all come. */
-  ahead (receipt: Receipt): Receipt[] { return this.#receipts.slice(0, Math.max(0, this.#receipts.indexOf(receipt))) }
+  ahead (receipt: Receipt): Receipt[] {
+    return this.#receipts.slice(0, Math.max(0, this.#receipts.indexOf(receipt)))
+  }
 
   left (receipt: Receipt): void {
     const at = this.#receipts.indexOf(receipt)
@@ -159,9 +214,12 @@ export class WeightGroup {
   /** Resolves once bytes can flow. */
   async ready (): Promise<void> {
     this.demandLive()
-    await (this.#meeting ??= this.#phase(this.spec.backend === 'gloo' ? 'connecting with the other ranks' : 'waiting for the id of rank 0\'s communicator', async deadline => {
-      await this.#link!.meet(this.#store!.client, deadline)
-    }))
+    await (this.#meeting ??= this.#phase(
+      this.spec.backend === 'gloo' ? 'connecting with the other ranks' : "waiting for the id of rank 0's communicator",
+      async deadline => {
+        await this.#link!.meet(this.#store!.client, deadline)
+      }
+    ))
   }
 
   /** Of each piece of a write where in the weights its broadcasts go, as `parts`; undefined where they have to be staged. */
@@ -190,12 +248,22 @@ export class WeightGroup {
     const isAhead = 'slot' in into && this.isAhead
     const receiving = async (call: (timeoutMs: number) => Promise<void>): Promise<void> => {
       await this.#phase(`receiving ${of} (${at})`, async deadline => {
-        await call(deadline.timeoutMs).catch((error: unknown) => { throw namePart(error, nameOf) })
+        await call(deadline.timeoutMs).catch((error: unknown) => {
+          throw namePart(error, nameOf)
+        })
       })
     }
     const begin = async (timeoutMs: number): Promise<void> => {
       const { root } = this.spec
-      if ('slot' in into) return await (isAhead ? native.groupBegin : native.groupReceive)(this.handle, into.slot, piece.parts, root, timeoutMs)
+      if ('slot' in into) {
+        return await (isAhead ? native.groupBegin : native.groupReceive)(
+          this.handle,
+          into.slot,
+          piece.parts,
+          root,
+          timeoutMs
+        )
+      }
       const coming = native.groupReceiveInPlace(this.handle, into.places, root, timeoutMs)
       into.began()
       await coming
@@ -211,7 +279,11 @@ export class WeightGroup {
     begun.catch(() => {})
     const arrive = async (): Promise<void> => {
       await begun
-      if (isAhead) await receiving(async timeoutMs => { await native.groupArrive(this.handle, timeoutMs) })
+      if (isAhead) {
+        await receiving(async timeoutMs => {
+          await native.groupArrive(this.handle, timeoutMs)
+        })
+      }
       this.counts.bytesReceived += bytesOf(piece)
     }
     return { begun, arrive }
@@ -224,7 +296,9 @@ export class WeightGroup {
       // None at all would be no slot, for broadcasts without bytes.
       const bytes = Math.max(kept, Math.ceil(room.bytes / GRAIN) * GRAIN, GRAIN)
       const slots = bytes > ALONE ? room.slots : 2
-      await this.#phase(`finding room for ${slots} times ${bytes} bytes`, async () => { await native.stageGroup(this.handle, bytes, slots) })
+      await this.#phase(`finding room for ${slots} times ${bytes} bytes`, async () => {
+        await native.stageGroup(this.handle, bytes, slots)
+      })
       this.#staged = { bytes, slots }
     }
   }
@@ -232,7 +306,9 @@ export class WeightGroup {
   /** Bytes of a slot that have been received, as our first rank has them. */
   async read (slot: 0 | 1, bytes: number): Promise<Uint8Array> {
     let read: Uint8Array = new Uint8Array()
-    await this.#phase('reading what was received', async deadline => { read = await this.#options.host.native.groupRead(this.handle, slot, 0, bytes, deadline.timeoutMs) })
+    await this.#phase('reading what was received', async deadline => {
+      read = await this.#options.host.native.groupRead(this.handle, slot, 0, bytes, deadline.timeoutMs)
+    })
     return read
   }
 
@@ -259,25 +335,32 @@ export class WeightGroup {
     this.#close('ended', false)
   }
 
-  get #isOver (): boolean { return this.#state === 'failed' || this.#state === 'ended' }
+  get #isOver (): boolean {
+    return this.#state === 'failed' || this.#state === 'ended'
+  }
 
   async #connect (): Promise<void> {
     this.demandLive()
     if (this.#state === 'connected') return
-    await this.#phase('making the communicator', async deadline => { await this.#link!.connect(deadline.timeoutMs) })
+    await this.#phase('making the communicator', async deadline => {
+      await this.#link!.connect(deadline.timeoutMs)
+    })
     this.#state = 'connected'
   }
 
   /** What follows when the group is made. */
   async #stand (timeoutMs: number): Promise<void> {
     const { host } = this.#options
-    const stand = async (run: () => Promise<void>): Promise<void> => this.needsGate ? await host.standStill(run, timeoutMs) : await run()
+    const stand = async (run: () => Promise<void>): Promise<void> =>
+      this.needsGate ? await host.standStill(run, timeoutMs) : await run()
     try {
       await this.ready()
       await stand(async () => {
         await this.#connect()
         if (!this.spec.barrier) return
-        await this.#phase('the barrier', async deadline => { await host.native.groupBarrier(this.handle, deadline.timeoutMs) })
+        await this.#phase('the barrier', async deadline => {
+          await host.native.groupBarrier(this.handle, deadline.timeoutMs)
+        })
       })
     } catch (error) {
       throw this.#fail(groupError(this.title, 'standing still', timeoutMs, error))
@@ -303,7 +386,9 @@ export class WeightGroup {
   #storeLost (): void {
     if (this.#isOver) return
     const lost = (): void => {
-      if (this.#receipts.length > 0 || this.#state !== 'connected') this.giveUp(`the connection to the trainer's store has ended: ${this.#watch!.reason}`)
+      if (this.#receipts.length > 0 || this.#state !== 'connected') {
+        this.giveUp(`the connection to the trainer's store has ended: ${this.#watch!.reason}`)
+      }
     }
     if (this.#state !== 'connected') return lost()
     setTimeout(lost, STORE_GRACE_MS).unref()
@@ -325,12 +410,17 @@ export class WeightGroup {
     this.#store?.close()
     if (this.#link === undefined) return
     const { host } = this.#options
-    const end = async (): Promise<void> => { await host.native.endGroup(this.handle, abort) }
+    const end = async (): Promise<void> => {
+      await host.native.endGroup(this.handle, abort)
+    }
     // Where the engine has ended there is no gate any more, and nothing that could stand in the way.
     this.#ending = (this.needsGate ? host.standStill(end, GATE_MS).catch(end) : end()).catch(() => {})
   }
 }
 
 function areEqual (a: Float64Array, b: Float64Array): boolean {
-  return Buffer.compare(new Uint8Array(a.buffer, a.byteOffset, a.byteLength), new Uint8Array(b.buffer, b.byteOffset, b.byteLength)) === 0
+  return Buffer.compare(
+    new Uint8Array(a.buffer, a.byteOffset, a.byteLength),
+    new Uint8Array(b.buffer, b.byteOffset, b.byteLength)
+  ) === 0
 }

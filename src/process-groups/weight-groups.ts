@@ -52,7 +52,9 @@ export class WeightGroups {
   readonly #ending = new Set<Promise<void>>()
   #isClosed = false
 
-  constructor (options: WeightGroupsOptions) { this.#options = options }
+  constructor (options: WeightGroupsOptions) {
+    this.#options = options
+  }
 
   /**
    * Joins; resolves once the store has counted our ranks or, of forms whose communicator is made at once, when it stands. What is there
@@ -62,7 +64,12 @@ export class WeightGroups {
   async init (fields: GroupFields, { renew = false }: { renew?: boolean } = {}): Promise<void> {
     const { host } = this.#options
     if (this.#isClosed) throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
-    if (host === undefined) throw new RefitError('UNSUPPORTED', 'this engine is not in this process, and cannot join a process group from here')
+    if (host === undefined) {
+      throw new RefitError(
+        'UNSUPPORTED',
+        'this engine is not in this process, and cannot join a process group from here'
+      )
+    }
     const spec = checkSpec(fields, host)
     const known = this.#groups.get(spec.name)
     if (known !== undefined && !known.isDead) {
@@ -70,17 +77,33 @@ export class WeightGroups {
       if (isSameSpec(known.spec, spec) && (joining !== undefined || !renew)) return await joining
     }
     if (known !== undefined && !known.isDead && !renew) {
-      throw new RefitError('CONFLICT', `group_name: ${known.title} is in use with other parameters: ${differences(known.spec, spec)}; call /destroy_weights_update_group first`, { param: 'group_name' })
+      throw new RefitError(
+        'CONFLICT',
+        `group_name: ${known.title} is in use with other parameters: ${
+          differences(known.spec, spec)
+        }; call /destroy_weights_update_group first`,
+        { param: 'group_name' }
+      )
     }
     if (known !== undefined) this.#end(known, 'it was made anew')
     if (this.#groups.size >= MOST_GROUPS) this.#endDead()
-    if (this.#groups.size >= MOST_GROUPS) throw new RefitError('CONFLICT', `${MOST_GROUPS} process groups are open; destroy those that are of no use any more`)
+    if (this.#groups.size >= MOST_GROUPS) {
+      throw new RefitError(
+        'CONFLICT',
+        `${MOST_GROUPS} process groups are open; destroy those that are of no use any more`
+      )
+    }
     const group = this.#make(spec, host)
     this.#groups.set(spec.name, group)
-    const joining = group.join().catch((error: unknown) => {
-      if (this.#groups.get(spec.name) === group) this.#end(group, 'it could not be joined')
-      throw error
-    }).finally(() => { if (this.#joining.get(spec.name) === joining) this.#joining.delete(spec.name) })
+    const joining = group
+      .join()
+      .catch((error: unknown) => {
+        if (this.#groups.get(spec.name) === group) this.#end(group, 'it could not be joined')
+        throw error
+      })
+      .finally(() => {
+        if (this.#joining.get(spec.name) === joining) this.#joining.delete(spec.name)
+      })
     this.#joining.set(spec.name, joining)
     await joining
   }
@@ -91,7 +114,12 @@ export class WeightGroups {
     if (group === undefined) return false
     this.#end(group, '/destroy_weights_update_group was called')
     let timer: NodeJS.Timeout | undefined
-    await Promise.race([group.gone, new Promise<void>(resolve => { timer = setTimeout(resolve, END_MS) })])
+    await Promise.race([
+      group.gone,
+      new Promise<void>(resolve => {
+        timer = setTimeout(resolve, END_MS)
+      })
+    ])
     clearTimeout(timer)
     return true
   }
@@ -100,8 +128,18 @@ export class WeightGroups {
   get (name: string): WeightGroup {
     const group = this.#groups.get(name)
     if (group === undefined) {
-      const others = this.#groups.size === 0 ? 'there is none' : `there ${this.#groups.size === 1 ? 'is' : 'are'} ${[...this.#groups.keys()].slice(0, 5).map(other => JSON.stringify(other)).join(', ')}`
-      throw new RefitError('NOT_FOUND', `group_name: there is no process group ${JSON.stringify(name.slice(0, 200))} (${others}); call /init_weights_update_group first`, { param: 'group_name' })
+      const others = this.#groups.size === 0
+        ? 'there is none'
+        : `there ${this.#groups.size === 1 ? 'is' : 'are'} ${
+          [...this.#groups.keys()].slice(0, 5).map(other => JSON.stringify(other)).join(', ')
+        }`
+      throw new RefitError(
+        'NOT_FOUND',
+        `group_name: there is no process group ${
+          JSON.stringify(name.slice(0, 200))
+        } (${others}); call /init_weights_update_group first`,
+        { param: 'group_name' }
+      )
     }
     group.demandLive()
     return group
@@ -128,7 +166,12 @@ export class WeightGroups {
   /** Resolves once nothing of them is left, or `limitMs` later. */
   async close (limitMs = END_MS): Promise<void> {
     this.abort()
-    await Promise.race([Promise.all(this.#ending), new Promise<void>(resolve => { setTimeout(resolve, limitMs).unref() })])
+    await Promise.race([
+      Promise.all(this.#ending),
+      new Promise<void>(resolve => {
+        setTimeout(resolve, limitMs).unref()
+      })
+    ])
   }
 
   /** What they failed by has been told; nobody may ever call them by name again. */
@@ -139,7 +182,9 @@ export class WeightGroups {
   #end (group: WeightGroup, reason: string): void {
     group.end(reason)
     if (this.#groups.get(group.spec.name) === group) this.#groups.delete(group.spec.name)
-    const gone = group.gone.finally(() => { this.#ending.delete(gone) })
+    const gone = group.gone.finally(() => {
+      this.#ending.delete(gone)
+    })
     this.#ending.add(gone)
   }
 
@@ -148,7 +193,9 @@ export class WeightGroups {
     const { name, worldSize: size, rankOffset: firstRank, form, hosts } = spec
     const isNccl = spec.backend === 'nccl'
     // Of a communicator that is made at once each store has one id, which a client that tries again asks for again.
-    const leftovers = isNccl && UNIQUE_ID_FORMS[form].atOnce ? {} : this.#leftover(`${spec.address}:${spec.port}/${name}`)
+    const leftovers = isNccl && UNIQUE_ID_FORMS[form].atOnce
+      ? {}
+      : this.#leftover(`${spec.address}:${spec.port}/${name}`)
     return new WeightGroup({
       spec,
       host,
@@ -156,8 +203,18 @@ export class WeightGroups {
       timeoutMs,
       staged,
       openStore: async deadline => await openGroupStore(spec, host.ranks, policy, deadline),
-      early: () => isNccl ? new NcclLink(host.native, host.core, { name, size, firstRank, library: ncclPath, leftovers, form, hosts }) : undefined,
-      late: async store => new GlooLink(host.native, { name, size, ranks: this.#ranks(spec), host: await localAddress(store.where), leftovers })
+      early: () =>
+        isNccl
+          ? new NcclLink(host.native, host.core, { name, size, firstRank, library: ncclPath, leftovers, form, hosts })
+          : undefined,
+      late: async store =>
+        new GlooLink(host.native, {
+          name,
+          size,
+          ranks: this.#ranks(spec),
+          host: await localAddress(store.where),
+          leftovers
+        })
     })
   }
 
@@ -176,11 +233,21 @@ export class WeightGroups {
 
 /** In the words of /init_weights_update_group, where it has them. */
 const FIELDS: Readonly<Record<Exclude<keyof GroupSpec, 'name'>, string>> = {
-  backend: 'backend', form: 'form', address: 'master_address', port: 'master_port', rankOffset: 'rank_offset', worldSize: 'world_size', root: 'root', hosts: 'hosts', barrier: 'barrier'
+  backend: 'backend',
+  form: 'form',
+  address: 'master_address',
+  port: 'master_port',
+  rankOffset: 'rank_offset',
+  worldSize: 'world_size',
+  root: 'root',
+  hosts: 'hosts',
+  barrier: 'barrier'
 }
 
 /** `world_size is 2 there, 3 was asked for`. */
 function differences (known: GroupSpec, asked: GroupSpec): string {
-  return (Object.keys(FIELDS) as (keyof typeof FIELDS)[]).filter(field => known[field] !== asked[field])
-    .map(field => `${FIELDS[field]} is ${known[field]} there, ${asked[field]} was asked for`).join(', ')
+  return (Object.keys(FIELDS) as (keyof typeof FIELDS)[])
+    .filter(field => known[field] !== asked[field])
+    .map(field => `${FIELDS[field]} is ${known[field]} there, ${asked[field]} was asked for`)
+    .join(', ')
 }

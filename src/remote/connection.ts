@@ -46,10 +46,14 @@ export class Connection {
   }
 
   /** Called when a connection was lost, whoever ended it. */
-  onLost (lost: () => void): void { this.#pool.on('disconnect', lost) }
+  onLost (lost: () => void): void {
+    this.#pool.on('disconnect', lost)
+  }
 
   /** The key of this connection, if it has one, goes before the caller's. */
-  async request ({ method, path, headers = {}, body = null, signal, admin = false }: Call): Promise<Dispatcher.ResponseData> {
+  async request (
+    { method, path, headers = {}, body = null, signal, admin = false }: Call
+  ): Promise<Dispatcher.ResponseData> {
     const key = admin ? this.#options.adminApiKey ?? this.#options.apiKey : this.#options.apiKey
     return await this.#pool.request({
       method: method as Dispatcher.HttpMethod,
@@ -61,8 +65,15 @@ export class Connection {
   }
 
   /** Sends JSON and reads the whole reply. */
-  async json (method: string, path: string, body?: unknown, { headers = {}, ...options }: Pick<Call, 'admin' | 'headers' | 'signal'> = {}): Promise<JsonReply> {
-    const sent = body === undefined ? { headers } : { headers: { ...headers, 'content-type': 'application/json' }, body: JSON.stringify(body) }
+  async json (
+    method: string,
+    path: string,
+    body?: unknown,
+    { headers = {}, ...options }: Pick<Call, 'admin' | 'headers' | 'signal'> = {}
+  ): Promise<JsonReply> {
+    const sent = body === undefined
+      ? { headers }
+      : { headers: { ...headers, 'content-type': 'application/json' }, body: JSON.stringify(body) }
     const { statusCode, body: stream } = await this.request({ method, path, ...sent, ...options })
     const text = (await readAll(stream)).toString('utf8')
     return { status: statusCode, body: parsed(text), text }
@@ -94,20 +105,37 @@ export async function readAll (stream: AsyncIterable<Uint8Array>, limit = REPLY_
 
 /** What an engine's refusal says, in whichever of the known shapes. */
 export function messageOf ({ status, body, text }: JsonReply): string {
-  const { message, error, detail, error_message: inner } = (typeof body === 'object' && body !== null ? body : {}) as Record<string, unknown>
-  const words = [message, (error as { message?: unknown } | undefined)?.message, inner, error, detail].find(value => typeof value === 'string' && value !== '')
+  const { message, error, detail, error_message: inner } =
+    (typeof body === 'object' && body !== null ? body : {}) as Record<string, unknown>
+  const words = [message, (error as { message?: unknown } | undefined)?.message, inner, error, detail].find(value =>
+    typeof value === 'string' && value !== ''
+  )
   return typeof words === 'string' ? words : text.trim().slice(0, 500) || `status ${status}`
 }
 
 export function parsed (text: string): unknown {
-  try { return JSON.parse(text) } catch { return undefined }
+  try {
+    return JSON.parse(text)
+  } catch {
+    return undefined
+  }
 }
 
 function parse (url: string): { origin: string, prefix: string, socketPath?: string } {
-  const refuse = (): never => { throw new RefitError('INVALID_REQUEST', `${JSON.stringify(url.slice(0, 200))} is not the address of an engine: expected http://host:port, https://host:port or unix:/path/to.sock`, { param: 'url' }) }
+  const refuse = (): never => {
+    throw new RefitError(
+      'INVALID_REQUEST',
+      `${
+        JSON.stringify(url.slice(0, 200))
+      } is not the address of an engine: expected http://host:port, https://host:port or unix:/path/to.sock`,
+      { param: 'url' }
+    )
+  }
   if (url.startsWith('unix:/')) return { origin: 'http://localhost', prefix: '', socketPath: url.slice('unix:'.length) }
   if (!URL.canParse(url)) return refuse()
   const { origin, pathname, protocol, search, hash, username } = new URL(url)
-  if ((protocol !== 'http:' && protocol !== 'https:') || search !== '' || hash !== '' || username !== '') return refuse()
+  if ((protocol !== 'http:' && protocol !== 'https:') || search !== '' || hash !== '' || username !== '') {
+    return refuse()
+  }
   return { origin, prefix: pathname.replace(/\/+$/, '') }
 }

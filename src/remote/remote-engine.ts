@@ -1,5 +1,17 @@
 import type {
-  EngineInfo, EngineStats, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, TensorChecksum, TokenEvent, UpdateOptions, WeightState, WeightUpdate
+  EngineInfo,
+  EngineStats,
+  GenerateRequest,
+  MemoryReport,
+  MemoryTag,
+  PauseMode,
+  ReleasedMemory,
+  RolloutEngine,
+  TensorChecksum,
+  TokenEvent,
+  UpdateOptions,
+  WeightState,
+  WeightUpdate
 } from '../contract/rollout-engine.ts'
 import type { WeightCoverage } from '../contract/weight-transactions.ts'
 import { RefitError } from '../errors.ts'
@@ -21,14 +33,37 @@ export interface RemoteEngineOptions extends ConnectionOptions {
   pollMs?: number
 }
 
-interface Reply { status?: unknown, success?: unknown, message?: unknown, [field: string]: unknown }
+interface Reply {
+  status?: unknown
+  success?: unknown
+  message?: unknown
+  [field: string]: unknown
+}
 
-interface Paths { pause: (mode: PauseMode) => [path: string, body: object | undefined], resume: string, flush: string, sleep: string, wake: string }
+interface Paths {
+  pause: (mode: PauseMode) => [path: string, body: object | undefined]
+  resume: string
+  flush: string
+  sleep: string
+  wake: string
+}
 
 /** Of the calls that dialects name differently. */
 const PATHS: Readonly<Record<'sglang' | 'vllm', Paths>> = {
-  sglang: { pause: (mode: PauseMode) => ['/pause_generation', { mode }], resume: '/continue_generation', flush: '/flush_cache', sleep: '/release_memory_occupation', wake: '/resume_memory_occupation' },
-  vllm: { pause: (mode: PauseMode) => [`/pause?mode=${mode === 'abort' ? 'abort' : 'keep'}&clear_cache=false`, undefined], resume: '/resume', flush: '/reset_prefix_cache', sleep: '/sleep', wake: '/wake_up' }
+  sglang: {
+    pause: (mode: PauseMode) => ['/pause_generation', { mode }],
+    resume: '/continue_generation',
+    flush: '/flush_cache',
+    sleep: '/release_memory_occupation',
+    wake: '/resume_memory_occupation'
+  },
+  vllm: {
+    pause: (mode: PauseMode) => [`/pause?mode=${mode === 'abort' ? 'abort' : 'keep'}&clear_cache=false`, undefined],
+    resume: '/resume',
+    flush: '/reset_prefix_cache',
+    sleep: '/sleep',
+    wake: '/wake_up'
+  }
 }
 
 /**
@@ -48,7 +83,10 @@ export class RemoteEngine implements RolloutEngine {
     this.#connection = connection
     this.info = { ...infoOf(facts, connection.url), ...options.info }
     this.#state = new RemoteState(connection, facts, this.info, options.pollMs ?? 1000)
-    this.transactions = new RemoteTransactions(this.#state, async (method, path, body) => await this.#call(method, path, body))
+    this.transactions = new RemoteTransactions(
+      this.#state,
+      async (method, path, body) => await this.#call(method, path, body)
+    )
   }
 
   /** Throws ENGINE_FAILED where nothing answers, or nothing that is known. */
@@ -60,34 +98,70 @@ export class RemoteEngine implements RolloutEngine {
       return engine
     } catch (error) {
       await connection.close()
-      throw error instanceof RefitError ? error : new RefitError('ENGINE_FAILED', `${url} cannot be reached: ${(error as Error).message}`, { cause: error })
+      throw error instanceof RefitError
+        ? error
+        : new RefitError('ENGINE_FAILED', `${url} cannot be reached: ${(error as Error).message}`, { cause: error })
     }
   }
 
-  get dialect (): EngineFacts['dialect'] { return this.#state.facts.dialect }
-  get stats (): EngineStats { return this.#state.stats }
-  get weightVersion (): string { return this.#state.facts.version ?? 'default' }
+  get dialect (): EngineFacts['dialect'] {
+    return this.#state.facts.dialect
+  }
+  get stats (): EngineStats {
+    return this.#state.stats
+  }
+  get weightVersion (): string {
+    return this.#state.facts.version ?? 'default'
+  }
   /** Counts what was seen to change. */
-  get epoch (): number { return this.#state.epoch }
-  get weights (): WeightState { return this.#state.weights }
-  get releasedMemory (): ReleasedMemory { return this.#state.releasedMemory }
-  get closed (): boolean { return this.#closed }
-  get ready (): boolean { return !this.#closed && this.#state.isReachable && this.weights.state === 'current' && this.stats.paused === null && !this.transactions.writing }
+  get epoch (): number {
+    return this.#state.epoch
+  }
+  get weights (): WeightState {
+    return this.#state.weights
+  }
+  get releasedMemory (): ReleasedMemory {
+    return this.#state.releasedMemory
+  }
+  get closed (): boolean {
+    return this.#closed
+  }
+  get ready (): boolean {
+    return !this.#closed && this.#state.isReachable && this.weights.state === 'current' && this.stats.paused === null &&
+      !this.transactions.writing
+  }
 
-  async * generate (request: GenerateRequest): AsyncGenerator<TokenEvent, void, undefined> {
-    if (request.expertsFrom !== undefined && this.info.experts === undefined) throw new RefitError('UNSUPPORTED', 'return_routed_experts: the remote engine does not say that it records which experts tokens are routed to', { param: 'return_routed_experts' })
-    if (this.#live.has(request.rid)) throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${request.rid}`, { param: 'rid' })
+  async *generate (request: GenerateRequest): AsyncGenerator<TokenEvent, void, undefined> {
+    if (request.expertsFrom !== undefined && this.info.experts === undefined) {
+      throw new RefitError(
+        'UNSUPPORTED',
+        'return_routed_experts: the remote engine does not say that it records which experts tokens are routed to',
+        { param: 'return_routed_experts' }
+      )
+    }
+    if (this.#live.has(request.rid)) {
+      throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${request.rid}`, { param: 'rid' })
+    }
     const end = new AbortController()
     this.#live.set(request.rid, end)
     this.#state.began(request.inputIds.length)
     let isOver = false
     try {
-      for await (const event of this.dialect === 'vllm' ? generateVllm(this.#connection, request, this.info.servedModelName, this.weightVersion, end.signal) : this.#events(request, end.signal)) {
+      for await (
+        const event of this.dialect === 'vllm'
+          ? generateVllm(this.#connection, request, this.info.servedModelName, this.weightVersion, end.signal)
+          : this.#events(request, end.signal)
+      ) {
         this.#state.made(event.tokens.length)
         isOver = event.finish !== null
         yield event
       }
-      if (!isOver) throw new RefitError('ENGINE_FAILED', `${this.#connection.url} ended the stream of ${request.rid} in the middle`)
+      if (!isOver) {
+        throw new RefitError(
+          'ENGINE_FAILED',
+          `${this.#connection.url} ended the stream of ${request.rid} in the middle`
+        )
+      }
     } catch (error) {
       throw this.#failure(error, 'POST /generate')
     } finally {
@@ -98,12 +172,23 @@ export class RemoteEngine implements RolloutEngine {
     }
   }
 
-  async * #events (request: GenerateRequest, signal: AbortSignal): AsyncGenerator<TokenEvent, void, undefined> {
+  async *#events (request: GenerateRequest, signal: AbortSignal): AsyncGenerator<TokenEvent, void, undefined> {
     const isRefit = this.dialect === 'refit'
-    const { statusCode, body } = await this.#connection.request({ method: 'POST', path: '/generate', headers: { 'content-type': 'application/json' }, body: JSON.stringify(generateBody(request, isRefit)), signal })
+    const { statusCode, body } = await this.#connection.request({
+      method: 'POST',
+      path: '/generate',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify(generateBody(request, isRefit)),
+      signal
+    })
     if (statusCode >= 400) throw refusal('/generate', statusCode, String(await readAll(body)))
-    const reader = new EventReader(request, isRefit ? hasDeltas(this.#state.facts) : this.#state.facts.details['incremental_streaming_output'] === true, this.weightVersion, this.info.experts)
-    for await (const data of sseData(body)) yield * reader.read(data)
+    const reader = new EventReader(
+      request,
+      isRefit ? hasDeltas(this.#state.facts) : this.#state.facts.details['incremental_streaming_output'] === true,
+      this.weightVersion,
+      this.info.experts
+    )
+    for await (const data of sseData(body)) yield* reader.read(data)
   }
 
   abort (rid: string): boolean {
@@ -118,9 +203,15 @@ export class RemoteEngine implements RolloutEngine {
   }
 
   async pause (mode: PauseMode | 'wait'): Promise<void> {
-    if (mode === 'wait' && this.dialect === 'sglang') throw new RefitError('UNSUPPORTED', 'a remote SGLang cannot pause once running requests have ended: pause with mode "retract" or "in_place"')
-    if (mode === 'wait') await this.#state.pausing(async () => await this.#call('POST', '/pause?mode=wait&clear_cache=false', {}))
-    else await this.#call('POST', ...this.#paths.pause(mode))
+    if (mode === 'wait' && this.dialect === 'sglang') {
+      throw new RefitError(
+        'UNSUPPORTED',
+        'a remote SGLang cannot pause once running requests have ended: pause with mode "retract" or "in_place"'
+      )
+    }
+    if (mode === 'wait') {
+      await this.#state.pausing(async () => await this.#call('POST', '/pause?mode=wait&clear_cache=false', {}))
+    } else await this.#call('POST', ...this.#paths.pause(mode))
     this.#state.paused(mode === 'wait' ? 'in_place' : mode)
     await this.#state.refresh()
   }
@@ -132,18 +223,26 @@ export class RemoteEngine implements RolloutEngine {
   }
 
   async flushCache (timeoutMs = 0): Promise<boolean> {
-    const reply = await this.#json('POST', `${this.#paths.flush}${this.dialect === 'vllm' ? '' : `?timeout=${timeoutMs / 1000}`}`)
+    const reply = await this.#json(
+      'POST',
+      `${this.#paths.flush}${this.dialect === 'vllm' ? '' : `?timeout=${timeoutMs / 1000}`}`
+    )
     if (reply.status === 400) return false
     return demand(this.#paths.flush, reply)['success'] !== false
   }
 
   async dropCache ({ retract = false }: { retract?: boolean } = {}): Promise<void> {
-    if (this.dialect === 'sglang') throw new RefitError('UNSUPPORTED', 'a remote SGLang drops its cache only while it is idle (/flush_cache)')
+    if (this.dialect === 'sglang') {
+      throw new RefitError('UNSUPPORTED', 'a remote SGLang drops its cache only while it is idle (/flush_cache)')
+    }
     await this.#call('POST', `/reset_prefix_cache?reset_running_requests=${retract}`, {})
   }
 
   async setWeightVersion (version: string): Promise<boolean> {
-    const { message } = await this.#call('POST', '/update_weight_version', { new_version: version, abort_all_requests: false })
+    const { message } = await this.#call('POST', '/update_weight_version', {
+      new_version: version,
+      abort_all_requests: false
+    })
     await this.#state.refresh()
     return !/will be/.test(String(message))
   }
@@ -152,24 +251,41 @@ export class RemoteEngine implements RolloutEngine {
     return new RemoteUpdate(this.#connection, this.#state, this.transactions, options)
   }
 
-  async releaseMemory (tags: readonly MemoryTag[] = [], { keepWeights }: { keepWeights?: boolean } = {}): Promise<MemoryReport> {
+  async releaseMemory (
+    tags: readonly MemoryTag[] = [],
+    { keepWeights }: { keepWeights?: boolean } = {}
+  ): Promise<MemoryReport> {
     if (keepWeights === undefined || this.dialect === 'sglang') return await this.#memory(this.#paths.sleep, tags)
     return await this.#memory(`/sleep?mode=wait&level=${keepWeights ? 1 : 2}`, tags, true)
   }
 
-  async resumeMemory (tags: readonly MemoryTag[] = []): Promise<MemoryReport> { return await this.#memory(this.#paths.wake, tags) }
+  async resumeMemory (tags: readonly MemoryTag[] = []): Promise<MemoryReport> {
+    return await this.#memory(this.#paths.wake, tags)
+  }
 
   async readWeight (name: string, maxRows = 100): Promise<{ shape: number[], values: Float32Array }> {
-    const rows = await this.#call('POST', '/get_weights_by_name', { name, truncate_size: maxRows }) as unknown as number[] | number[][]
-    if (!Array.isArray(rows)) throw new RefitError('NOT_FOUND', `the remote engine has no tensor ${JSON.stringify(name)}`, { param: 'name' })
+    const rows = await this.#call('POST', '/get_weights_by_name', { name, truncate_size: maxRows }) as unknown as
+      | number[]
+      | number[][]
+    if (!Array.isArray(rows)) {
+      throw new RefitError(
+        'NOT_FOUND',
+        `the remote engine has no tensor ${JSON.stringify(name)}`,
+        { param: 'name' }
+      )
+    }
     const shape = Array.isArray(rows[0]) ? [rows.length, rows[0].length] : [rows.length]
     return { shape, values: Float32Array.from(rows.flat()) }
   }
 
   async checksums (): Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }> {
     const reply = await this.#call('POST', '/weights_checker', { action: 'checksum' })
-    const list = (map: unknown): TensorChecksum[] => Object.entries((map ?? {}) as Record<string, string>).map(([name, checksum]) => ({ name, checksum }))
-    return { tensors: list(reply['checksums']), ranks: ((reply['ranks'] ?? []) as { checksums: unknown }[]).map(({ checksums }) => list(checksums)) }
+    const list = (map: unknown): TensorChecksum[] =>
+      Object.entries((map ?? {}) as Record<string, string>).map(([name, checksum]) => ({ name, checksum }))
+    return {
+      tensors: list(reply['checksums']),
+      ranks: ((reply['ranks'] ?? []) as { checksums: unknown }[]).map(({ checksums }) => list(checksums))
+    }
   }
 
   async scrambleWeights (): Promise<void> {
@@ -185,17 +301,27 @@ export class RemoteEngine implements RolloutEngine {
     await this.#connection.close()
   }
 
-  get #paths (): Paths { return this.dialect === 'vllm' ? PATHS.vllm : PATHS.sglang }
+  get #paths (): Paths {
+    return this.dialect === 'vllm' ? PATHS.vllm : PATHS.sglang
+  }
 
   async #memory (path: string, tags: readonly MemoryTag[], isVllm = this.dialect === 'vllm'): Promise<MemoryReport> {
     const began = performance.now()
     const before = this.releasedMemory
-    const query = isVllm && tags.length > 0 ? `${path.includes('?') ? '&' : '?'}${tags.map(tag => `tags=${tag}`).join('&')}` : ''
+    const query = isVllm && tags.length > 0
+      ? `${path.includes('?') ? '&' : '?'}${tags.map(tag => `tags=${tag}`).join('&')}`
+      : ''
     await this.#call('POST', path + query, isVllm || tags.length === 0 ? {} : { tags })
     await this.#state.refresh()
     const now = this.releasedMemory
-    const moved = (['weights', 'kv_cache', 'cuda_graph'] as const).filter(tag => (before[tag] === undefined) !== (now[tag] === undefined))
-    return { tags: moved.length === 0 ? [...tags] : moved, bytes: moved.reduce((sum, tag) => sum + (before[tag] ?? now[tag] ?? 0), 0), ms: performance.now() - began }
+    const moved = (['weights', 'kv_cache', 'cuda_graph'] as const).filter(tag =>
+      (before[tag] === undefined) !== (now[tag] === undefined)
+    )
+    return {
+      tags: moved.length === 0 ? [...tags] : moved,
+      bytes: moved.reduce((sum, tag) => sum + (before[tag] ?? now[tag] ?? 0), 0),
+      ms: performance.now() - began
+    }
   }
 
   /** Nobody waits for its answer: what it brings comes with the streams that it ends. */
@@ -209,13 +335,17 @@ export class RemoteEngine implements RolloutEngine {
 
   async #json (method: string, path: string, body?: unknown): Promise<JsonReply> {
     if (this.#closed) throw new RefitError('ENGINE_CLOSED', 'the remote engine was closed')
-    return await this.#connection.json(method, path, body, { admin: true }).catch(error => { throw this.#failure(error, `${method} ${path}`) })
+    return await this.#connection.json(method, path, body, { admin: true }).catch(error => {
+      throw this.#failure(error, `${method} ${path}`)
+    })
   }
 
   #failure (error: unknown, call: string): unknown {
     if (error instanceof RefitError) return error
     if (this.#closed) return new RefitError('ENGINE_CLOSED', 'the remote engine was closed', { cause: error })
-    return new RefitError('ENGINE_FAILED', `${this.#connection.url}: ${call}: ${(error as Error).message}`, { cause: error })
+    return new RefitError('ENGINE_FAILED', `${this.#connection.url}: ${call}: ${(error as Error).message}`, {
+      cause: error
+    })
   }
 }
 
@@ -229,5 +359,7 @@ function demand (path: string, reply: JsonReply): Reply {
 
 /** An older refit leaves the wish unheard. */
 function hasDeltas ({ details }: EngineFacts): boolean {
-  return (details['capabilities'] as { generation?: { stream_deltas?: unknown } } | undefined)?.generation?.stream_deltas === true
+  return (details['capabilities'] as { generation?: { stream_deltas?: unknown } } | undefined)
+    ?.generation
+    ?.stream_deltas === true
 }

@@ -1,6 +1,14 @@
 import { ERROR_CODES, RefitError } from '../errors.ts'
 import type { ErrorCode } from '../errors.ts'
-import type { EngineInfo, EngineStats, ExpertLayout, MemoryTag, PauseMode, ReleasedMemory, WeightState } from '../contract/rollout-engine.ts'
+import type {
+  EngineInfo,
+  EngineStats,
+  ExpertLayout,
+  MemoryTag,
+  PauseMode,
+  ReleasedMemory,
+  WeightState
+} from '../contract/rollout-engine.ts'
 import type { Connection } from './connection.ts'
 import { messageOf, parsed } from './connection.ts'
 import { readFacts } from './dialect.ts'
@@ -35,14 +43,19 @@ export class RemoteState {
     this.#connection = connection
     this.facts = facts
     this.#info = info
-    this.#timer = setInterval(() => { void this.#look() }, pollMs).unref()
+    this.#timer = setInterval(() => {
+      void this.#look()
+    }, pollMs)
+      .unref()
   }
 
   /** Throws where it does not answer. */
   async refresh (signal?: AbortSignal): Promise<void> {
     const { dialect } = this.facts
     const facts = await readFacts(this.#connection, dialect, signal)
-    const [health, loads] = dialect === 'vllm' ? [{}, {}] : await Promise.all([this.#optional('/health', signal), this.#optional('/v1/loads', signal)])
+    const [health, loads] = dialect === 'vllm'
+      ? [{}, {}]
+      : await Promise.all([this.#optional('/health', signal), this.#optional('/v1/loads', signal)])
     const before = JSON.stringify([this.facts.version, this.weights])
     this.isReachable = true
     this.facts = facts
@@ -76,7 +89,9 @@ export class RemoteState {
     }
   }
 
-  paused (mode: PauseMode | null): void { this.#paused = mode }
+  paused (mode: PauseMode | null): void {
+    this.#paused = mode
+  }
 
   async pausing<T> (pause: () => Promise<T>): Promise<T> {
     this.#pausing++
@@ -88,22 +103,32 @@ export class RemoteState {
   }
 
   /** A write has come, whatever it did. */
-  written (): void { this.epoch++ }
+  written (): void {
+    this.epoch++
+  }
 
   began (promptTokens: number): void {
     this.#own.running++
     this.#own.promptTokens += promptTokens
   }
 
-  made (tokens: number): void { this.#own.generationTokens += tokens }
-  ended (): void { this.#own.running-- }
-  close (): void { clearInterval(this.#timer) }
+  made (tokens: number): void {
+    this.#own.generationTokens += tokens
+  }
+  ended (): void {
+    this.#own.running--
+  }
+  close (): void {
+    clearInterval(this.#timer)
+  }
 
   /** One at a time: an engine that is silent would be left one connection after another. */
   async #look (): Promise<void> {
     if (this.#looking) return
     this.#looking = true
-    await this.refresh(AbortSignal.timeout(LOOK_MS)).catch(() => { this.isReachable = false })
+    await this.refresh(AbortSignal.timeout(LOOK_MS)).catch(() => {
+      this.isReachable = false
+    })
     this.#looking = false
   }
 
@@ -121,14 +146,17 @@ export function refusal (path: string, status: number, text: string): RefitError
   const code = error?.code !== undefined && Object.hasOwn(ERROR_CODES, error.code) ? error.code as ErrorCode : null
   if (code !== null) return new RefitError(code, message)
   if (status === 503) return new RefitError('NO_ENGINE', message)
-  if (status === 401 || status === 403) return new RefitError('ENGINE_FAILED', `${path}: the remote engine wants another key (status ${status})`)
+  if (status === 401 || status === 403) {
+    return new RefitError('ENGINE_FAILED', `${path}: the remote engine wants another key (status ${status})`)
+  }
   return new RefitError(status < 500 ? 'INVALID_REQUEST' : 'ENGINE_FAILED', message)
 }
 
 /** What can be known of the model; the caller may know more. An engine that does not say how many token ids there are checks them itself. */
 export function infoOf ({ dialect, ranks, modelPath, details }: EngineFacts, url: string): EngineInfo {
   const model = ((details['capabilities'] as Fields | undefined)?.['model'] ?? {}) as Fields
-  const number = (value: unknown, otherwise: number): number => Number.isSafeInteger(value) ? value as number : otherwise
+  const number = (value: unknown, otherwise: number): number =>
+    Number.isSafeInteger(value) ? value as number : otherwise
   const text = (value: unknown, otherwise: string): string => typeof value === 'string' ? value : otherwise
   const most = number(details['max_running_requests'], 256)
   const architectures = details['architectures'] as string[] | undefined
@@ -159,12 +187,22 @@ export function infoOf ({ dialect, ranks, modelPath, details }: EngineFacts, url
 
 function expertsOf (told: unknown): { experts?: ExpertLayout } {
   if (typeof told !== 'object' || told === null) return {}
-  const { layers, sparse_layers: sparse, experts, per_token: perToken } = told as { layers: number, sparse_layers: number[], experts: number, per_token: number }
+  const { layers, sparse_layers: sparse, experts, per_token: perToken } = told as {
+    layers: number
+    sparse_layers: number[]
+    experts: number
+    per_token: number
+  }
   return { experts: { layers, sparse, experts, perToken } }
 }
 
 function weightState (weights: unknown): WeightState {
-  const { state, tags, reason, tensors } = (weights ?? {}) as { state?: string, tags?: MemoryTag[], reason?: string, tensors?: string[] }
+  const { state, tags, reason, tensors } = (weights ?? {}) as {
+    state?: string
+    tags?: MemoryTag[]
+    reason?: string
+    tensors?: string[]
+  }
   if (state === 'torn') return { state, tensors: tensors ?? [], reason: reason ?? 'the remote engine says so' }
   return state === 'asleep' ? { state, tags: tags ?? [] } : { state: 'current' }
 }

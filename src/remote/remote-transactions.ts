@@ -19,19 +19,37 @@ export class RemoteTransactions implements WeightTransactions {
     this.#call = call
   }
 
-  get current (): TransactionStatus | null { return this.#state.transaction === null ? null : statusOf(this.#state.transaction) }
-  get currentId (): string | null { return this.current?.id ?? null }
-  get writing (): boolean { return this.current?.writing ?? false }
+  get current (): TransactionStatus | null {
+    return this.#state.transaction === null ? null : statusOf(this.#state.transaction)
+  }
+  get currentId (): string | null {
+    return this.current?.id ?? null
+  }
+  get writing (): boolean {
+    return this.current?.writing ?? false
+  }
 
-  async open ({ id, owner, expected, version, deadlineMs, scope = false }: TransactionOptions): Promise<TransactionStatus> {
-    const fields = { ...deadlineMs === undefined ? {} : { deadline: deadlineMs / 1000 }, ...version === undefined ? {} : { weight_version: version } }
+  async open (
+    { id, owner, expected, version, deadlineMs, scope = false }: TransactionOptions
+  ): Promise<TransactionStatus> {
+    const fields = {
+      ...deadlineMs === undefined ? {} : { deadline: deadlineMs / 1000 },
+      ...version === undefined ? {} : { weight_version: version }
+    }
     const reply = scope
       ? (await this.#ours('POST', '/begin_weight_update', fields))['transaction'] as Fields
-      : await this.#ours('POST', '/weight_transactions', { owner, ...id === undefined ? {} : { id }, ...expected === undefined ? {} : { expected }, ...fields })
+      : await this.#ours('POST', '/weight_transactions', {
+        owner,
+        ...id === undefined ? {} : { id },
+        ...expected === undefined ? {} : { expected },
+        ...fields
+      })
     return statusOf(reply)
   }
 
-  async status (id: string): Promise<TransactionStatus> { return statusOf(await this.#ours('GET', path(id))) }
+  async status (id: string): Promise<TransactionStatus> {
+    return statusOf(await this.#ours('GET', path(id)))
+  }
 
   refused (id: string | null, reason: string): void {
     const of = id ?? (this.current?.scope === true ? this.currentId : null)
@@ -43,13 +61,26 @@ export class RemoteTransactions implements WeightTransactions {
     if (of !== null) this.#labels.set(of, version)
   }
 
-  async commit (id: string | null, { version, flushCache }: { version?: string, flushCache?: boolean } = {}): Promise<TransactionStatus | null> {
+  async commit (
+    id: string | null,
+    { version, flushCache }: { version?: string, flushCache?: boolean } = {}
+  ): Promise<TransactionStatus | null> {
     const of = id ?? this.currentId ?? ''
     const refused = this.#refused.get(of)
-    if (refused !== undefined) throw new RefitError('TRANSACTION_INCOMPLETE', `an update of it did not reach the remote engine (${refused}): abort it and begin anew`)
+    if (refused !== undefined) {
+      throw new RefitError(
+        'TRANSACTION_INCOMPLETE',
+        `an update of it did not reach the remote engine (${refused}): abort it and begin anew`
+      )
+    }
     const label = version ?? this.#labels.get(of)
-    const fields = { ...label === undefined ? {} : { weight_version: label }, ...flushCache === undefined ? {} : { flush_cache: flushCache } }
-    const reply = id === null ? (await this.#ours('POST', '/end_weight_update', fields))['transaction'] as Fields | null : await this.#ours('POST', `${path(id)}/commit`, fields)
+    const fields = {
+      ...label === undefined ? {} : { weight_version: label },
+      ...flushCache === undefined ? {} : { flush_cache: flushCache }
+    }
+    const reply = id === null
+      ? (await this.#ours('POST', '/end_weight_update', fields))['transaction'] as Fields | null
+      : await this.#ours('POST', `${path(id)}/commit`, fields)
     this.#labels.delete(of)
     return reply === null ? null : statusOf(reply)
   }
@@ -62,16 +93,40 @@ export class RemoteTransactions implements WeightTransactions {
   }
 
   async #ours (method: string, path: string, body?: unknown): Promise<Fields> {
-    if (this.#state.facts.dialect !== 'refit') throw new RefitError('UNSUPPORTED', 'only a remote refit has weight transactions')
+    if (this.#state.facts.dialect !== 'refit') {
+      throw new RefitError('UNSUPPORTED', 'only a remote refit has weight transactions')
+    }
     const reply = await this.#call(method, path, body)
     await this.#state.refresh()
     return reply
   }
 }
 
-function path (id: string): string { return `/weight_transactions/${encodeURIComponent(id)}` }
+function path (id: string): string {
+  return `/weight_transactions/${encodeURIComponent(id)}`
+}
 
 function statusOf (fields: Fields): TransactionStatus {
-  const { kind, weight_version: version, expected_count: expected, written_count: written, missing_count: missingCount, failed_count: failedCount, torn_count: tornCount, seconds_left: secondsLeft, ...rest } = fields
-  return { ...rest, scope: kind === 'scope', version, expected, written, missingCount, failedCount, tornCount, secondsLeft } as unknown as TransactionStatus
+  const {
+    kind,
+    weight_version: version,
+    expected_count: expected,
+    written_count: written,
+    missing_count: missingCount,
+    failed_count: failedCount,
+    torn_count: tornCount,
+    seconds_left: secondsLeft,
+    ...rest
+  } = fields
+  return {
+    ...rest,
+    scope: kind === 'scope',
+    version,
+    expected,
+    written,
+    missingCount,
+    failedCount,
+    tornCount,
+    secondsLeft
+  } as unknown as TransactionStatus
 }

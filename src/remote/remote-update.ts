@@ -31,14 +31,37 @@ export class RemoteUpdate implements WeightUpdate {
 
   async write (source: WeightSource): Promise<WriteReport> {
     const isRefit = this.#state.facts.dialect === 'refit'
-    if (this.#state.facts.dialect === 'vllm') throw new RefitError('UNSUPPORTED', 'a remote vLLM takes weights by its own transfer engine: speak to it, or to a gateway in front of it')
-    if (source.path === undefined && !isRefit) throw new RefitError('UNSUPPORTED', `a remote SGLang takes checkpoints on disk, not weights of the kind ${JSON.stringify(source.kind)}`)
+    if (this.#state.facts.dialect === 'vllm') {
+      throw new RefitError(
+        'UNSUPPORTED',
+        'a remote vLLM takes weights by its own transfer engine: speak to it, or to a gateway in front of it'
+      )
+    }
+    if (source.path === undefined && !isRefit) {
+      throw new RefitError(
+        'UNSUPPORTED',
+        `a remote SGLang takes checkpoints on disk, not weights of the kind ${JSON.stringify(source.kind)}`
+      )
+    }
     const body = source.path === undefined ? safetensorsBody(source) : null
-    if (isRefit && !this.#isInside) this.#own ??= (await this.#transactions.open({ owner: `remote engine ${randomUUID()}`, ...this.#options.deadlineMs === undefined ? {} : { deadlineMs: this.#options.deadlineMs } })).id
+    if (isRefit && !this.#isInside) {
+      this.#own ??= (await this.#transactions.open({
+        owner: `remote engine ${randomUUID()}`,
+        ...this.#options.deadlineMs === undefined
+          ? {}
+          : { deadlineMs: this.#options.deadlineMs }
+      }))
+        .id
+    }
     const id = this.#options.transaction ?? this.#own
-    const fields = { ...id === null ? {} : { transaction: id }, ...this.#options.abortAllRequests === true ? { abort_all_requests: true } : {} }
+    const fields = {
+      ...id === null ? {} : { transaction: id },
+      ...this.#options.abortAllRequests === true ? { abort_all_requests: true } : {}
+    }
     const reply = source.path !== undefined
-      ? await this.#connection.json('POST', '/update_weights_from_disk', { model_path: source.path, ...fields }, { admin: true })
+      ? await this.#connection.json('POST', '/update_weights_from_disk', { model_path: source.path, ...fields }, {
+        admin: true
+      })
       : await this.#upload(body!, fields)
     this.#state.written()
     if (isRefusal(reply)) throw refusal('the remote update', reply.status, reply.text)
@@ -46,12 +69,33 @@ export class RemoteUpdate implements WeightUpdate {
     return this.#report
   }
 
-  async commit ({ version, flushCache, requireAll = false }: { version?: string, flushCache?: boolean, requireAll?: boolean }): Promise<void> {
-    if (requireAll && this.#report !== null && this.#report.missingCount > 0) throw new RefitError('WEIGHTS_INCOMPLETE', `${this.#report.missingCount} tensors are missing: ${this.#report.missing.slice(0, 3).join(', ')}`)
-    if (this.#own !== null) await this.#transactions.commit(this.#own, { ...version === undefined ? {} : { version }, ...flushCache === undefined ? {} : { flushCache } })
-    else if (version !== undefined && this.#isInside) this.#transactions.label(this.#options.transaction ?? null, version)
-    else if (version !== undefined) {
-      const reply = await this.#connection.json('POST', '/update_weight_version', { new_version: version, abort_all_requests: false }, { admin: true })
+  async commit (
+    { version, flushCache, requireAll = false }: { version?: string, flushCache?: boolean, requireAll?: boolean }
+  ): Promise<void> {
+    if (requireAll && this.#report !== null && this.#report.missingCount > 0) {
+      throw new RefitError(
+        'WEIGHTS_INCOMPLETE',
+        `${this.#report.missingCount} tensors are missing: ${
+          this
+            .#report
+            .missing
+            .slice(0, 3)
+            .join(', ')
+        }`
+      )
+    }
+    if (this.#own !== null) {
+      await this.#transactions.commit(this.#own, {
+        ...version === undefined ? {} : { version },
+        ...flushCache === undefined ? {} : { flushCache }
+      })
+    } else if (version !== undefined && this.#isInside) {
+      this.#transactions.label(this.#options.transaction ?? null, version)
+    } else if (version !== undefined) {
+      const reply = await this.#connection.json('POST', '/update_weight_version', {
+        new_version: version,
+        abort_all_requests: false
+      }, { admin: true })
       if (isRefusal(reply)) throw refusal('/update_weight_version', reply.status, reply.text)
     }
     this.#own = null
@@ -65,10 +109,17 @@ export class RemoteUpdate implements WeightUpdate {
   }
 
   /** Part of what is open: a transaction that was named, or a trainer's scope. */
-  get #isInside (): boolean { return this.#options.transaction !== undefined || (this.#own === null && this.#transactions.current?.scope === true) }
+  get #isInside (): boolean {
+    return this.#options.transaction !== undefined || (this.#own === null && this.#transactions.current?.scope === true)
+  }
 
-  async #upload ({ length, chunks }: { length: number, chunks: AsyncIterable<Uint8Array> }, fields: Record<string, unknown>): Promise<JsonReply> {
-    const query = new URLSearchParams(Object.entries(fields).map(([name, value]): [string, string] => [name, String(value)]))
+  async #upload (
+    { length, chunks }: { length: number, chunks: AsyncIterable<Uint8Array> },
+    fields: Record<string, unknown>
+  ): Promise<JsonReply> {
+    const query = new URLSearchParams(
+      Object.entries(fields).map(([name, value]): [string, string] => [name, String(value)])
+    )
     const { statusCode: status, body } = await this.#connection.request({
       method: 'POST',
       path: `/update_weights_from_tensor?${query}`,
@@ -81,7 +132,9 @@ export class RemoteUpdate implements WeightUpdate {
   }
 }
 
-function isRefusal ({ status, body }: JsonReply): boolean { return status >= 400 || (body as { success?: unknown } | undefined)?.success === false }
+function isRefusal ({ status, body }: JsonReply): boolean {
+  return status >= 400 || (body as { success?: unknown } | undefined)?.success === false
+}
 
 /** SGLang tells nothing of what it did. */
 function reportOf (source: WeightSource, { body }: JsonReply): WriteReport {

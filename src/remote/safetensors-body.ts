@@ -11,27 +11,35 @@ const readFile = promisify(read)
 /** A source's tensors as one safetensors file, read as it is sent. Throws UNSUPPORTED for bytes that this process cannot read one after another. */
 export function safetensorsBody (source: WeightSource): { length: number, chunks: AsyncIterable<Uint8Array> } {
   if (source.patch !== undefined) throw new RefitError('UNSUPPORTED', 'a remote engine takes whole tensors, no deltas')
-  if (source.stream !== undefined) throw new RefitError('UNSUPPORTED', 'a remote engine takes no bytes as they come: leave mode=stream out')
+  if (source.stream !== undefined) {
+    throw new RefitError('UNSUPPORTED', 'a remote engine takes no bytes as they come: leave mode=stream out')
+  }
   for (const { name, parts, source: index } of source.tensors) {
     const from = source.sources[index]
-    if (parts !== undefined || from === undefined || !('fd' in from || 'buffer' in from)) throw new RefitError('UNSUPPORTED', `tensor ${name} lies in memory that only an engine of this host can open; send it to that engine, or through a gateway, which passes handles on`, { param: name })
+    if (parts !== undefined || from === undefined || !('fd' in from || 'buffer' in from)) {
+      throw new RefitError(
+        'UNSUPPORTED',
+        `tensor ${name} lies in memory that only an engine of this host can open; send it to that engine, or through a gateway, which passes handles on`,
+        { param: name }
+      )
+    }
   }
   const entries = source.tensors.map(tensor => ({ tensor, dtype: dtypeName(tensor), bytes: bytesOf(tensor) }))
   const header = encodeHeader(entries.map(({ tensor, dtype }) => ({ name: tensor.name, dtype, shape: tensor.shape })))
   return { length: header.length + entries.reduce((sum, { bytes }) => sum + bytes, 0), chunks: chunks() }
 
-  async function * chunks (): AsyncGenerator<Uint8Array, void, undefined> {
+  async function* chunks (): AsyncGenerator<Uint8Array, void, undefined> {
     yield header
     for (const { tensor, bytes } of entries) {
       const from = source.sources[tensor.source]!
       if ('buffer' in from) yield from.buffer.subarray(tensor.offset, tensor.offset + bytes)
-      else if ('fd' in from) yield * fileBytes(from.fd, tensor.offset, bytes)
+      else if ('fd' in from) yield* fileBytes(from.fd, tensor.offset, bytes)
     }
     await source.verify()
   }
 }
 
-async function * fileBytes (fd: number, offset: number, bytes: number): AsyncGenerator<Uint8Array, void, undefined> {
+async function* fileBytes (fd: number, offset: number, bytes: number): AsyncGenerator<Uint8Array, void, undefined> {
   for (let done = 0; done < bytes;) {
     const chunk = Buffer.allocUnsafe(Math.min(CHUNK_BYTES, bytes - done))
     const { bytesRead } = await readFile(fd, chunk, 0, chunk.length, offset + done)
@@ -45,7 +53,9 @@ const NAMES: Readonly<Record<string, string>> = { bfloat16: 'BF16', float16: 'F1
 
 function dtypeName ({ name, dtype }: AnnouncedTensor): string {
   const found = NAMES[dtype]
-  if (found === undefined) throw new RefitError('UNSUPPORTED', `tensor ${name}: ${dtype} cannot be uploaded`, { param: name })
+  if (found === undefined) {
+    throw new RefitError('UNSUPPORTED', `tensor ${name}: ${dtype} cannot be uploaded`, { param: name })
+  }
   return found
 }
 

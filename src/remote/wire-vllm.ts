@@ -4,29 +4,65 @@ import type { Connection } from './connection.ts'
 import { parsed, readAll } from './connection.ts'
 import { refusal } from './remote-state.ts'
 
-interface Entry { token_id?: number, logprob: number | null, top_logprobs?: { token_id?: number, logprob: number | null }[] }
-interface Choice { finish_reason?: string | null, stop_reason?: number | string | null, token_ids?: number[], logprobs?: { content?: Entry[] } | null, weight_versions?: { version: string, end: number }[] }
+interface Entry {
+  token_id?: number
+  logprob: number | null
+  top_logprobs?: { token_id?: number, logprob: number | null }[]
+}
+interface Choice {
+  finish_reason?: string | null
+  stop_reason?: number | string | null
+  token_ids?: number[]
+  logprobs?: { content?: Entry[] } | null
+  weight_versions?: { version: string, end: number }[]
+}
 
 const PATH = '/inference/v1/generate'
 
 /** vLLM's tokens in, tokens out: the whole output as one event, or one for each version of the weights that made a part of it. */
-export async function * generateVllm (connection: Connection, request: GenerateRequest, model: string, version: string, signal: AbortSignal): AsyncGenerator<TokenEvent, void, undefined> {
-  const { statusCode, body } = await connection.request({ method: 'POST', path: PATH, headers: { 'content-type': 'application/json' }, body: JSON.stringify(bodyOf(request, model)), signal })
+export async function* generateVllm (
+  connection: Connection,
+  request: GenerateRequest,
+  model: string,
+  version: string,
+  signal: AbortSignal
+): AsyncGenerator<TokenEvent, void, undefined> {
+  const { statusCode, body } = await connection.request({
+    method: 'POST',
+    path: PATH,
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify(bodyOf(request, model)),
+    signal
+  })
   const text = String(await readAll(body))
   if (statusCode >= 400) throw refusal(PATH, statusCode, text)
   const choice = (parsed(text) as { choices?: Choice[] } | undefined)?.choices?.[0]
   const tokens = choice?.token_ids
-  if (choice === undefined || !Array.isArray(tokens)) throw new RefitError('ENGINE_FAILED', `${PATH} of the remote engine answered no token_ids: ${text.slice(0, 200)}`)
+  if (choice === undefined || !Array.isArray(tokens)) {
+    throw new RefitError(
+      'ENGINE_FAILED',
+      `${PATH} of the remote engine answered no token_ids: ${text.slice(0, 200)}`
+    )
+  }
   const content = choice.logprobs?.content ?? []
-  if (request.logprobs !== null && content.length !== tokens.length) throw new RefitError('ENGINE_FAILED', `${PATH} of the remote engine answered ${content.length} logprobs for ${tokens.length} tokens`)
+  if (request.logprobs !== null && content.length !== tokens.length) {
+    throw new RefitError(
+      'ENGINE_FAILED',
+      `${PATH} of the remote engine answered ${content.length} logprobs for ${tokens.length} tokens`
+    )
+  }
   const spans = choice.weight_versions ?? []
   const cuts = spans.at(-1)?.end === tokens.length ? spans : [{ version, end: tokens.length }]
   let begin = 0
   for (const [i, { version: label, end }] of cuts.entries()) {
     yield {
       tokens: tokens.slice(begin, end),
-      logprobs: request.logprobs === null ? [] : content.slice(begin, end).map(({ logprob }, j): Scored => [logprob ?? -Infinity, tokens[begin + j]!]),
-      top: content.slice(begin, end).map(({ top_logprobs: top = [] }) => top.map(({ token_id: id = -1, logprob }): Scored => [logprob ?? -Infinity, id])),
+      logprobs: request.logprobs === null
+        ? []
+        : content.slice(begin, end).map(({ logprob }, j): Scored => [logprob ?? -Infinity, tokens[begin + j]!]),
+      top: content.slice(begin, end).map(({ top_logprobs: top = [] }) =>
+        top.map(({ token_id: id = -1, logprob }): Scored => [logprob ?? -Infinity, id])
+      ),
       ids: [],
       input: null,
       weightVersion: label,
@@ -42,7 +78,12 @@ export async function * generateVllm (connection: Connection, request: GenerateR
 }
 
 function bodyOf ({ rid, inputIds, sampling, logprobs, cacheSalt }: GenerateRequest, model: string): object {
-  if (logprobs !== null && (logprobs.startLen !== null || logprobs.ids.length > 0)) throw new RefitError('UNSUPPORTED', 'a remote vLLM scores output tokens only: leave logprob_start_len and token_ids_logprob out')
+  if (logprobs !== null && (logprobs.startLen !== null || logprobs.ids.length > 0)) {
+    throw new RefitError(
+      'UNSUPPORTED',
+      'a remote vLLM scores output tokens only: leave logprob_start_len and token_ids_logprob out'
+    )
+  }
   return {
     request_id: rid,
     model,
@@ -59,7 +100,9 @@ function bodyOf ({ rid, inputIds, sampling, logprobs, cacheSalt }: GenerateReque
       repetition_penalty: sampling.repetitionPenalty,
       stop_token_ids: sampling.stopTokenIds,
       ignore_eos: sampling.ignoreEos,
-      ...sampling.logitBias.length === 0 ? {} : { logit_bias: Object.fromEntries(sampling.logitBias.map(([id, bias]) => [String(id), bias])) },
+      ...sampling.logitBias.length === 0
+        ? {}
+        : { logit_bias: Object.fromEntries(sampling.logitBias.map(([id, bias]) => [String(id), bias])) },
       ...sampling.seed === null ? {} : { seed: Number(BigInt.asUintN(31, sampling.seed)) },
       ...logprobs === null ? {} : { logprobs: logprobs.top }
     },

@@ -1,4 +1,11 @@
-import type { ExpertLayout, FinishReason, GenerateRequest, InputLogprobs, Scored, TokenEvent } from '../contract/rollout-engine.ts'
+import type {
+  ExpertLayout,
+  FinishReason,
+  GenerateRequest,
+  InputLogprobs,
+  Scored,
+  TokenEvent
+} from '../contract/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
 
 type WireScored = [number | null, number, ...unknown[]]
@@ -23,7 +30,10 @@ interface Meta {
 }
 
 /** The body of SGLang's /generate for a request. `refit`: with the fields that are refit's own. */
-export function generateBody ({ rid, inputIds, sampling, logprobs, cacheSalt, expertsFrom }: GenerateRequest, refit: boolean): object {
+export function generateBody (
+  { rid, inputIds, sampling, logprobs, cacheSalt, expertsFrom }: GenerateRequest,
+  refit: boolean
+): object {
   return {
     rid,
     input_ids: Array.from(inputIds),
@@ -40,18 +50,20 @@ export function generateBody ({ rid, inputIds, sampling, logprobs, cacheSalt, ex
       repetition_penalty: sampling.repetitionPenalty,
       stop_token_ids: sampling.stopTokenIds,
       ignore_eos: sampling.ignoreEos,
-      ...sampling.logitBias.length === 0 ? {} : { logit_bias: Object.fromEntries(sampling.logitBias.map(([id, bias]) => [String(id), bias])) },
+      ...sampling.logitBias.length === 0
+        ? {}
+        : { logit_bias: Object.fromEntries(sampling.logitBias.map(([id, bias]) => [String(id), bias])) },
       ...sampling.seed === null ? {} : { sampling_seed: seedOf(sampling.seed, refit) }
     },
     ...logprobs === null
       ? {}
       : {
-          return_logprob: true,
-          logprob_start_len: logprobs.startLen ?? -1,
-          top_logprobs_num: logprobs.top,
-          ...logprobs.ids.length === 0 ? {} : { token_ids_logprob: logprobs.ids },
-          ...refit && logprobs.raw ? { return_raw_logprobs: true } : {}
-        },
+        return_logprob: true,
+        logprob_start_len: logprobs.startLen ?? -1,
+        top_logprobs_num: logprobs.top,
+        ...logprobs.ids.length === 0 ? {} : { token_ids_logprob: logprobs.ids },
+        ...refit && logprobs.raw ? { return_raw_logprobs: true } : {}
+      },
     ...expertsFrom === undefined ? {} : { return_routed_experts: true, routed_experts_start_len: expertsFrom },
     ...refit ? { stream_deltas: true } : {},
     ...cacheSalt === undefined ? {} : { extra_key: cacheSalt }
@@ -81,17 +93,31 @@ export class EventReader {
   }
 
   /** One event may hold tokens of several versions of the weights: then it becomes several. */
-  * read (data: string): Generator<TokenEvent, void, undefined> {
+  *read (data: string): Generator<TokenEvent, void, undefined> {
     const event = parse(data)
-    if (event.error !== undefined) throw new RefitError('ENGINE_FAILED', `the remote engine broke off: ${event.error.message ?? JSON.stringify(event.error)}`)
+    if (event.error !== undefined) {
+      throw new RefitError(
+        'ENGINE_FAILED',
+        `the remote engine broke off: ${
+          event
+            .error
+            .message ?? JSON.stringify(event.error)
+        }`
+      )
+    }
     const { output_ids: ids, meta_info: meta } = event
-    if (!Array.isArray(ids) || typeof meta !== 'object' || meta === null) throw broken('has no output_ids or no meta_info', data)
+    if (!Array.isArray(ids) || typeof meta !== 'object' || meta === null) {
+      throw broken('has no output_ids or no meta_info', data)
+    }
     const from = this.#deltas ? 0 : this.#tokens
     const fresh = <T>(list: T[] | undefined): T[] => (list ?? []).slice(from)
     const tokens = ids.slice(from)
     const logprobs = fresh(meta.output_token_logprobs).map(scored)
-    if (this.#request.logprobs !== null && logprobs.length !== tokens.length) throw broken(`has ${logprobs.length} logprobs for ${tokens.length} tokens`, data)
-    const rows = (list: Rows | undefined): Scored[][] => list === undefined ? logprobs.map(() => []) : fresh(list).map(rowOf)
+    if (this.#request.logprobs !== null && logprobs.length !== tokens.length) {
+      throw broken(`has ${logprobs.length} logprobs for ${tokens.length} tokens`, data)
+    }
+    const rows = (list: Rows | undefined): Scored[][] =>
+      list === undefined ? logprobs.map(() => []) : fresh(list).map(rowOf)
     const top = rows(meta.output_top_logprobs)
     const wanted = rows(meta.output_token_ids_logprobs)
     const finish = finishOf(meta)
@@ -125,13 +151,25 @@ export class EventReader {
     const { layers, perToken } = this.#experts
     const experts = sparseLayers(Buffer.from(text, 'base64'), this.#experts)
     const rows = Math.max(0, this.#request.inputIds.length + this.#tokens - 1 - expertsFrom)
-    if (experts === null || experts.length !== rows * this.#experts.sparse.length * perToken) throw new RefitError('ENGINE_FAILED', `an event of the remote engine has ${text.length} characters of routed_experts, which are not ${rows} tokens of ${layers} layers and ${perToken} experts`)
+    if (experts === null || experts.length !== rows * this.#experts.sparse.length * perToken) {
+      throw new RefitError(
+        'ENGINE_FAILED',
+        `an event of the remote engine has ${text.length} characters of routed_experts, which are not ${rows} tokens of ${layers} layers and ${perToken} experts`
+      )
+    }
     return { experts }
   }
 
   /** Where versions change among the new tokens: ends of runs, counted from the first token of the output. */
-  #cuts ({ weight_versions: spans = [], weight_version: version = this.#version }: Meta, begin: number, count: number): { end: number, version: string }[] {
-    const cuts = spans.filter(({ end }) => end > begin && end <= begin + count).map(({ end, version }) => ({ end, version }))
+  #cuts (
+    { weight_versions: spans = [], weight_version: version = this.#version }: Meta,
+    begin: number,
+    count: number
+  ): { end: number, version: string }[] {
+    const cuts = spans.filter(({ end }) => end > begin && end <= begin + count).map(({ end, version }) => ({
+      end,
+      version
+    }))
     return cuts.length > 0 && cuts.at(-1)!.end === begin + count ? cuts : [{ end: begin + count, version }]
   }
 
@@ -139,7 +177,11 @@ export class EventReader {
     const { input_token_logprobs: list = [] } = meta
     if (this.#input || this.#request.logprobs?.startLen == null || list.length === 0) return null
     this.#input = true
-    return { logprobs: list.map(([logprob, id]) => [logprob, id]), top: (meta.input_top_logprobs ?? []).map(optionalRow), ids: (meta.input_token_ids_logprobs ?? []).map(optionalRow) }
+    return {
+      logprobs: list.map(([logprob, id]) => [logprob, id]),
+      top: (meta.input_top_logprobs ?? []).map(optionalRow),
+      ids: (meta.input_token_ids_logprobs ?? []).map(optionalRow)
+    }
   }
 }
 
@@ -166,17 +208,27 @@ function parse (data: string): { error?: { message?: string }, output_ids?: numb
   throw broken('is no JSON object', data)
 }
 
-function broken (what: string, data: string): RefitError { return new RefitError('ENGINE_FAILED', `an event of the remote engine ${what}: ${data.slice(0, 200)}`) }
+function broken (what: string, data: string): RefitError {
+  return new RefitError('ENGINE_FAILED', `an event of the remote engine ${what}: ${data.slice(0, 200)}`)
+}
 
 function finishOf ({ finish_reason: reason }: Meta): FinishReason | null {
   if (reason == null) return null
   if (reason.type === 'abort') return { type: 'abort', message: reason.message ?? 'Aborted' }
-  return reason.type === 'length' ? { type: 'length', length: reason.length ?? 0 } : { type: 'stop', matched: reason.matched ?? null }
+  return reason.type === 'length'
+    ? { type: 'length', length: reason.length ?? 0 }
+    : { type: 'stop', matched: reason.matched ?? null }
 }
 
 // JSON has no -Infinity.
-function scored ([logprob, id]: WireScored): Scored { return [logprob ?? -Infinity, id] }
+function scored ([logprob, id]: WireScored): Scored {
+  return [logprob ?? -Infinity, id]
+}
 
-function rowOf (row: WireScored[] | null): Scored[] { return (row ?? []).map(scored) }
+function rowOf (row: WireScored[] | null): Scored[] {
+  return (row ?? []).map(scored)
+}
 
-function optionalRow (row: WireScored[] | null): Scored[] | null { return row === null ? null : row.map(scored) }
+function optionalRow (row: WireScored[] | null): Scored[] | null {
+  return row === null ? null : row.map(scored)
+}

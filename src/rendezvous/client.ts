@@ -76,8 +76,12 @@ export class StoreClient implements Store {
   }
 
   async get (key: string, limits: Limits = {}): Promise<Buffer> {
-    return (await this.#waitAnd([key], limits, async (connection, deadline, what) =>
-      await connection.request(encodeRequests({ op: 'GET', key: wire(key) }), valueReply(), deadline, what)))
+    return (await this.#waitAnd(
+      [key],
+      limits,
+      async (connection, deadline, what) =>
+        await connection.request(encodeRequests({ op: 'GET', key: wire(key) }), valueReply(), deadline, what)
+    ))
   }
 
   async add (key: string, delta: number, limits: Limits = {}): Promise<number> {
@@ -85,7 +89,12 @@ export class StoreClient implements Store {
   }
 
   async check (keys: readonly string[], limits: Limits = {}): Promise<boolean> {
-    return await this.#call(encodeRequests({ op: 'CHECK', keys: keys.map(wire) }), checkReply(), this.#deadline(limits), `looking for ${this.#show(keys)}`)
+    return await this.#call(
+      encodeRequests({ op: 'CHECK', keys: keys.map(wire) }),
+      checkReply(),
+      this.#deadline(limits),
+      `looking for ${this.#show(keys)}`
+    )
   }
 
   async wait (keys: readonly string[], limits: Limits = {}): Promise<void> {
@@ -93,27 +102,60 @@ export class StoreClient implements Store {
   }
 
   async multiGet (keys: readonly string[], limits: Limits = {}): Promise<Buffer[]> {
-    return await this.#waitAnd(keys, limits, async (connection, deadline, what) =>
-      await connection.request(encodeRequests({ op: 'MULTI_GET', keys: keys.map(wire) }), valuesReply(keys.length), deadline, what))
+    return await this.#waitAnd(
+      keys,
+      limits,
+      async (connection, deadline, what) =>
+        await connection.request(
+          encodeRequests({ op: 'MULTI_GET', keys: keys.map(wire) }),
+          valuesReply(keys.length),
+          deadline,
+          what
+        )
+    )
   }
 
-  async compareSet (key: string, expected: Uint8Array | string, desired: Uint8Array | string, limits: Limits = {}): Promise<Buffer> {
-    const bytes = encodeRequests({ op: 'COMPARE_SET', key: wire(key), expected: binary(expected), desired: binary(desired) })
+  async compareSet (
+    key: string,
+    expected: Uint8Array | string,
+    desired: Uint8Array | string,
+    limits: Limits = {}
+  ): Promise<Buffer> {
+    const bytes = encodeRequests({
+      op: 'COMPARE_SET',
+      key: wire(key),
+      expected: binary(expected),
+      desired: binary(desired)
+    })
     return await this.#call(bytes, valueReply(), this.#deadline(limits), `setting ${this.#show([key])}`)
   }
 
   async deleteKey (key: string, limits: Limits = {}): Promise<boolean> {
-    return await this.#call(encodeRequests({ op: 'DELETE_KEY', key: wire(key) }), numberReply(), this.#deadline(limits), `deleting ${this.#show([key])}`) > 0
+    return await this.#call(
+      encodeRequests({ op: 'DELETE_KEY', key: wire(key) }),
+      numberReply(),
+      this.#deadline(limits),
+      `deleting ${this.#show([key])}`
+    ) > 0
   }
 
   async numKeys (limits: Limits = {}): Promise<number> {
-    return await this.#call(encodeRequests({ op: 'NUM_KEYS' }), numberReply(), this.#deadline(limits), `counting the keys of the store at ${this.where}`)
+    return await this.#call(
+      encodeRequests({ op: 'NUM_KEYS' }),
+      numberReply(),
+      this.#deadline(limits),
+      `counting the keys of the store at ${this.where}`
+    )
   }
 
   /** Every key as it is on the wire (`/` first, but for `init/`); undefined where the server is older than torch 2.10 and cannot tell. */
   async listKeys (limits: Limits = {}): Promise<string[] | undefined> {
-    return await this.#newRequest({ op: 'LIST_KEYS' }, async (connection, bytes, deadline) =>
-      (await connection.request(bytes, keysReply(), deadline, 'the keys')).map(keyText), limits)
+    return await this.#newRequest(
+      { op: 'LIST_KEYS' },
+      async (connection, bytes, deadline) =>
+        (await connection.request(bytes, keysReply(), deadline, 'the keys')).map(keyText),
+      limits
+    )
   }
 
   /** True when the server answers; false where it is older than torch 2.5 and does not know PING. */
@@ -128,24 +170,38 @@ export class StoreClient implements Store {
   /** Closes every connection; what is under way rejects with STORE_UNREACHABLE. */
   close (): void {
     this.#closed = true
-    for (const connection of [...this.#open]) connection.destroy(unreachable(`refit has left the store at ${this.where}`))
+    for (const connection of [...this.#open]) {
+      connection.destroy(unreachable(`refit has left the store at ${this.where}`))
+    }
   }
 
   async #findServer (hosts: readonly string[], deadline: Deadline): Promise<void> {
     const failures: string[] = []
-    for (let tries = 1, pause = FIRST_PAUSE_MS; ; tries++) {
+    for (let tries = 1, pause = FIRST_PAUSE_MS;; tries++) {
       const at = (tries - 1) % hosts.length
       this.#address = { ...this.#address, host: hosts[at]! }
       try {
-        await this.#call(encodeRequests({ op: 'CHECK', keys: [WORKERS_KEY] }), checkReply(), deadline.part(TRY_MS), `waiting for the first answer of ${this.where}`)
+        await this.#call(
+          encodeRequests({ op: 'CHECK', keys: [WORKERS_KEY] }),
+          checkReply(),
+          deadline.part(TRY_MS),
+          `waiting for the first answer of ${this.where}`
+        )
         return
       } catch (error) {
-        if (deadline.signal?.aborted === true || (error instanceof RefitError && error.code === 'STORE_PROTOCOL')) throw error
+        if (deadline.signal?.aborted === true || (error instanceof RefitError && error.code === 'STORE_PROTOCOL')) {
+          throw error
+        }
         failures[at] = isDeadline(error) ? 'no answer' : (error as Error).message
         // Timers end up to a millisecond early.
         if (deadline.timeoutMs < 1) {
-          throw deadline.passed(`no TCPStore at ${hosts.map(host => showAddress({ ...this.#address, host })).join(' or ')}, in ${tries} ${tries === 1 ? 'try' : 'tries'} ` +
-            `(${failures.join('; ')}): is the trainer's rank 0 there, and may this machine connect to it?`, error)
+          throw deadline.passed(
+            `no TCPStore at ${hosts.map(host => showAddress({ ...this.#address, host })).join(' or ')}, in ${tries} ${
+              tries === 1 ? 'try' : 'tries'
+            } ` +
+              `(${failures.join('; ')}): is the trainer's rank 0 there, and may this machine connect to it?`,
+            error
+          )
         }
       }
       if (at < hosts.length - 1) continue
@@ -160,8 +216,15 @@ export class StoreClient implements Store {
   }
 
   async #add (name: string, delta: number, limits: Limits): Promise<number> {
-    if (!Number.isSafeInteger(delta)) throw new RefitError('INVALID_REQUEST', `${delta} to be added to a key of a store; expected a whole number`)
-    return await this.#call(encodeRequests({ op: 'ADD', key: name, delta }), numberReply(), this.#deadline(limits), `adding ${delta} in the store at ${this.where}`)
+    if (!Number.isSafeInteger(delta)) {
+      throw new RefitError('INVALID_REQUEST', `${delta} to be added to a key of a store; expected a whole number`)
+    }
+    return await this.#call(
+      encodeRequests({ op: 'ADD', key: name, delta }),
+      numberReply(),
+      this.#deadline(limits),
+      `adding ${delta} in the store at ${this.where}`
+    )
   }
 
   /** A request that is answered at once, on the shared connection. */
@@ -171,7 +234,11 @@ export class StoreClient implements Store {
   }
 
   /** Waits for the keys, then `then`, on a connection that nobody else uses meanwhile. */
-  async #waitAnd<T> (keys: readonly string[], limits: Limits, then: (connection: StoreConnection, deadline: Deadline, what: string) => Promise<T>): Promise<T> {
+  async #waitAnd<T> (
+    keys: readonly string[],
+    limits: Limits,
+    then: (connection: StoreConnection, deadline: Deadline, what: string) => Promise<T>
+  ): Promise<T> {
     const deadline = this.#deadline(limits)
     const what = `waiting for ${this.#show(keys)}`
     const connection = this.#spare?.usable === true ? this.#spare : this.#connect()
@@ -190,12 +257,21 @@ export class StoreClient implements Store {
   }
 
   /** A request that older servers close the connection on: undefined then. */
-  async #newRequest<T> (request: StoreRequest, run: (connection: StoreConnection, bytes: Buffer, deadline: Deadline) => Promise<T>, limits: Limits): Promise<T | undefined> {
+  async #newRequest<T> (
+    request: StoreRequest,
+    run: (connection: StoreConnection, bytes: Buffer, deadline: Deadline) => Promise<T>,
+    limits: Limits
+  ): Promise<T | undefined> {
     const deadline = this.#deadline(limits)
     const connection = this.#connect()
     try {
       // An answer to something that all know, so that what is closed after it was closed because of the request.
-      await connection.request(encodeRequests({ op: 'CHECK', keys: [WORKERS_KEY] }), checkReply(), deadline, `a first answer of the store at ${this.where}`)
+      await connection.request(
+        encodeRequests({ op: 'CHECK', keys: [WORKERS_KEY] }),
+        checkReply(),
+        deadline,
+        `a first answer of the store at ${this.where}`
+      )
       return await run(connection, encodeRequests(request), deadline.part(NEW_REQUEST_MS))
     } catch (error) {
       if (connection.answered && !this.#closed && deadline.signal?.aborted !== true) return undefined
@@ -207,7 +283,9 @@ export class StoreClient implements Store {
 
   #connect (): StoreConnection {
     if (this.#closed) throw unreachable(`refit has left the store at ${this.where}`)
-    const connection = new StoreConnection(this.#address, () => { this.#open.delete(connection) })
+    const connection = new StoreConnection(this.#address, () => {
+      this.#open.delete(connection)
+    })
     this.#open.add(connection)
     return connection
   }

@@ -22,7 +22,10 @@ interface Pending {
 }
 
 /** Where a store listens. `host` is an address, not a name. */
-export interface StoreAddress { host: string, port: number }
+export interface StoreAddress {
+  host: string
+  port: number
+}
 
 /** `10.0.0.7:29500`, `[fd00::7]:29500`. */
 export function showAddress ({ host, port }: StoreAddress): string {
@@ -47,10 +50,20 @@ export class StoreConnection {
     this.#where = showAddress(address)
     this.#closed = closed
     this.#socket = connect({ ...address, noDelay: true, keepAlive: true, keepAliveInitialDelay: KEEP_ALIVE_MS })
-    this.#socket.on('data', chunk => { this.#read(chunk) })
-      .on('error', error => { this.#fail(unreachable(`the store at ${this.#where} cannot be reached: ${error.message}`, error)) })
-      .on('end', () => { this.#fail(unreachable(`the store at ${this.#where} closed the connection`)) })
-      .on('close', () => { this.#fail(unreachable(`the connection to the store at ${this.#where} is closed`)) })
+    this
+      .#socket
+      .on('data', chunk => {
+        this.#read(chunk)
+      })
+      .on('error', error => {
+        this.#fail(unreachable(`the store at ${this.#where} cannot be reached: ${error.message}`, error))
+      })
+      .on('end', () => {
+        this.#fail(unreachable(`the store at ${this.#where} closed the connection`))
+      })
+      .on('close', () => {
+        this.#fail(unreachable(`the connection to the store at ${this.#where} is closed`))
+      })
     this.#socket.write(encodeRequests(validate()))
   }
 
@@ -74,12 +87,20 @@ export class StoreConnection {
         reject(error)
         this.#retire()
       }
-      const end = watch(deadline, () => { leave(deadline.passed(what)) }, leave)
+      const end = watch(deadline, () => {
+        leave(deadline.passed(what))
+      }, leave)
       const pending: Pending = {
         reader: new Pulling(reader),
         live: true,
-        resolve: value => { end(); resolve(value as T) },
-        reject: error => { end(); reject(error) }
+        resolve: value => {
+          end()
+          resolve(value as T)
+        },
+        reject: error => {
+          end()
+          reject(error)
+        }
       }
       this.#pending.push(pending)
       this.#socket.write(bytes)
@@ -94,7 +115,12 @@ export class StoreConnection {
       this.#socket.write(encodeRequests({ op: 'CANCEL_WAIT' }))
     }, () => {})
     try {
-      const there = await this.request(encodeRequests({ op: 'WAIT', keys }), waitReply(() => canceled), deadline.longer(CANCEL_GRACE_MS), what)
+      const there = await this.request(
+        encodeRequests({ op: 'WAIT', keys }),
+        waitReply(() => canceled),
+        deadline.longer(CANCEL_GRACE_MS),
+        what
+      )
       if (!there) throw deadline.passed(what)
     } catch (error) {
       throw isDeadline(error) ? deadline.passed(what) : error
@@ -120,10 +146,18 @@ export class StoreConnection {
         first.live = false
         if (this.#retired) this.#retire()
       }
-      if (this.#bytes.length > 0) throw new RefitError('STORE_PROTOCOL', `${this.#bytes.length} bytes that nothing has asked for`)
+      if (this.#bytes.length > 0) {
+        throw new RefitError('STORE_PROTOCOL', `${this.#bytes.length} bytes that nothing has asked for`)
+      }
     } catch (error) {
       const { message } = error as Error
-      this.#fail(new RefitError('STORE_PROTOCOL', `what answers at ${this.#where} is no TCPStore of torch 2.1 or later, or it is broken: ${message}`, { cause: error }))
+      this.#fail(
+        new RefitError(
+          'STORE_PROTOCOL',
+          `what answers at ${this.#where} is no TCPStore of torch 2.1 or later, or it is broken: ${message}`,
+          { cause: error }
+        )
+      )
     }
   }
 

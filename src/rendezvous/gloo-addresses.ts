@@ -19,24 +19,39 @@ export interface GlooExchange {
 }
 
 /** Tells the other ranks of a gloo group where this process's are, and waits for theirs. The values of all, by rank [size]. */
-export async function exchangeGlooAddresses (store: StoreClient, exchange: GlooExchange, limits: Limits): Promise<Buffer[]> {
+export async function exchangeGlooAddresses (
+  store: StoreClient,
+  exchange: GlooExchange,
+  limits: Limits
+): Promise<Buffer[]> {
   const { group, size, ranks, addresses, stale } = exchange
   const deadline = new Deadline(limits, store.timeoutMs)
   // gloo's own prefix is the number of its context, of which torch makes one.
   const part = customGroupStore(store, group, KEY_DEVICES.gloo)
   const key = (rank: number): string => `0/${rank}`
-  await Promise.all(ranks.map(async (rank, i) => { await part.set(key(rank), addresses[i]!, deadline) }))
+  await Promise.all(ranks.map(async (rank, i) => {
+    await part.set(key(rank), addresses[i]!, deadline)
+  }))
   const keys = Array.from({ length: size }, (_, rank) => key(rank))
   try {
     for (;;) {
       const values = await part.multiGet(keys, deadline)
-      const old = values.findIndex((value, rank) => !ranks.includes(rank) && stale?.[rank] !== undefined && value.equals(stale[rank]))
+      const old = values.findIndex((value, rank) =>
+        !ranks.includes(rank) && stale?.[rank] !== undefined && value.equals(stale[rank])
+      )
       if (old < 0) return values
       await deadline.sleep(STALE_MS)
       if (deadline.timeoutMs === 0) throw deadline.passed(`rank ${old} has left only its address in the group before`)
     }
   } catch (error) {
     if (!isDeadline(error)) throw error
-    throw deadline.passed(`not all ranks of group ${JSON.stringify(group)} are in the store at ${store.where}. ${await explainMissingRanks(store, exchange, deadline.signal)}`, error)
+    throw deadline.passed(
+      `not all ranks of group ${JSON.stringify(group)} are in the store at ${store.where}. ${await explainMissingRanks(
+        store,
+        exchange,
+        deadline.signal
+      )}`,
+      error
+    )
   }
 }

@@ -13,44 +13,95 @@ const SEARCH_MS = 3000
 /** Of ranks that are missing. */
 const MOST_SHOWN = 20
 
-const DETAIL = 'The trainer runs with TORCH_DISTRIBUTED_DEBUG=DETAIL, under which torch compares every collective over a group of its own that refit is not in: ' +
+const DETAIL =
+  'The trainer runs with TORCH_DISTRIBUTED_DEBUG=DETAIL, under which torch compares every collective over a group of its own that refit is not in: ' +
   'set it to OFF or INFO'
-const SPLIT = 'torch publishes it when rank 0 begins its first broadcast on the group. If the trainer hangs in one: its default process group is bound to a device ' +
+const SPLIT =
+  'torch publishes it when rank 0 begins its first broadcast on the group. If the trainer hangs in one: its default process group is bound to a device ' +
   '(init_process_group(device_id=...)), so that the group is split from it and has no id of its own (create the default group without device_id); ' +
   'or TORCH_NCCL_BCAST_UNIQUEID=0 is set, or another group_name'
 /** Keys, as they are on the wire, by which a setting is known. */
 const SIGNS: ReadonlyArray<readonly [RegExp, string]> = [
   [/\/pg_wrapper:/, DETAIL],
-  [/nccl_storekey_/, 'The trainer uses torch\'s backend nccl2 (TORCH_DIST_USE_NCCL2, "nccl2" or "nccl-lazy"), which exchanges its ids in another way: use backend "nccl"'],
-  [/UniqueNCCLID:/, 'The group has more ranks than TORCH_NCCL_RANKS_PER_ROOT (128 unless set), so that torch makes it with several ids, which refit does not support: set it to at least the number of ranks'],
-  [/IntraNodeComm\//, 'The trainer runs with ENABLE_INTRA_NODE_COMM=1, whose rendezvous refit does not take part in: unset it']
+  [
+    /nccl_storekey_/,
+    'The trainer uses torch\'s backend nccl2 (TORCH_DIST_USE_NCCL2, "nccl2" or "nccl-lazy"), which exchanges its ids in another way: use backend "nccl"'
+  ],
+  [
+    /UniqueNCCLID:/,
+    'The group has more ranks than TORCH_NCCL_RANKS_PER_ROOT (128 unless set), so that torch makes it with several ids, which refit does not support: set it to at least the number of ranks'
+  ],
+  [
+    /IntraNodeComm\//,
+    'The trainer runs with ENABLE_INTRA_NODE_COMM=1, whose rendezvous refit does not take part in: unset it'
+  ]
 ]
 const GROUP_KEY = /^\/([^/]+)\/\1\/\/(cuda|cpu)\/\//
 
 /** Rejects with UNSUPPORTED when the trainer's rank 0 is seen to run under TORCH_DISTRIBUTED_DEBUG=DETAIL, else with what the wait ends with. */
-export async function refuseDetail (store: StoreClient, group: string, device: KeyDevice, limits: Limits): Promise<never> {
+export async function refuseDetail (
+  store: StoreClient,
+  group: string,
+  device: KeyDevice,
+  limits: Limits
+): Promise<never> {
   await customGroupStore(store, group, device).wait([detailKey(group, 0)], limits)
   throw new RefitError('UNSUPPORTED', DETAIL)
 }
 
 /** Why no NCCL id has come, as far as the store tells; `isTorch`: of a group of torch. Never rejects. */
-export async function explainMissingId (store: StoreClient, query: { group: string, size: number, isTorch: boolean }, signal?: AbortSignal): Promise<string> {
+export async function explainMissingId (
+  store: StoreClient,
+  query: { group: string, size: number, isTorch: boolean },
+  signal?: AbortSignal
+): Promise<string> {
   const found = await look(store, query, 'cuda', signal)
-  return found.length > 0 ? found.join('. ') : `All ranks have been counted. ${query.isTorch ? SPLIT : 'Rank 0 publishes it when it makes its communicator: it stands before that, or its group is of another kind'}`
+  return found.length > 0
+    ? found.join('. ')
+    : `All ranks have been counted. ${
+      query.isTorch
+        ? SPLIT
+        : 'Rank 0 publishes it when it makes its communicator: it stands before that, or its group is of another kind'
+    }`
 }
 
 /** Why gloo's addresses are not all there. Never rejects. */
-export async function explainMissingRanks (store: StoreClient, query: { group: string, size: number }, signal?: AbortSignal): Promise<string> {
+export async function explainMissingRanks (
+  store: StoreClient,
+  query: { group: string, size: number },
+  signal?: AbortSignal
+): Promise<string> {
   const missing: number[] = []
-  await findMissing(customGroupStore(store, query.group, 'cpu'), [0, query.size], missing, new Deadline({ signal }, SEARCH_MS)).catch(() => {})
+  await findMissing(
+    customGroupStore(store, query.group, 'cpu'),
+    [0, query.size],
+    missing,
+    new Deadline({ signal }, SEARCH_MS)
+  )
+    .catch(() => {})
   const found = await look(store, query, 'cpu', signal)
   const shown = missing.slice(0, MOST_SHOWN).join(', ') + (missing.length > MOST_SHOWN ? ' and more' : '')
-  return [missing.length > 0 ? `Rank${missing.length > 1 ? 's' : ''} ${shown} of ${query.size} ${missing.length > 1 ? 'are' : 'is'} missing` : '', ...found].filter(text => text !== '').join('. ')
+  return [
+    missing.length > 0
+      ? `Rank${missing.length > 1 ? 's' : ''} ${shown} of ${query.size} ${missing.length > 1 ? 'are' : 'is'} missing`
+      : '',
+    ...found
+  ]
+    .filter(text => text !== '')
+    .join('. ')
 }
 
 /** The first ranks from `first` to before `end` that have no address, one more than are shown: by halves, since there may be tens of thousands. */
-async function findMissing (part: Store, [first, end]: readonly [number, number], missing: number[], limits: Limits): Promise<void> {
-  if (missing.length > MOST_SHOWN || await part.check(Array.from({ length: end - first }, (_, i) => `0/${first + i}`), limits)) return
+async function findMissing (
+  part: Store,
+  [first, end]: readonly [number, number],
+  missing: number[],
+  limits: Limits
+): Promise<void> {
+  if (
+    missing.length > MOST_SHOWN ||
+    await part.check(Array.from({ length: end - first }, (_, i) => `0/${first + i}`), limits)
+  ) return
   if (end - first === 1) {
     missing.push(first)
     return
@@ -61,7 +112,12 @@ async function findMissing (part: Store, [first, end]: readonly [number, number]
 }
 
 /** What the store tells, in sentences without their full stops. */
-async function look (store: StoreClient, { group, size }: { group: string, size: number }, device: KeyDevice, signal: AbortSignal | undefined): Promise<string[]> {
+async function look (
+  store: StoreClient,
+  { group, size }: { group: string, size: number },
+  device: KeyDevice,
+  signal: AbortSignal | undefined
+): Promise<string[]> {
   const limits: Limits = { timeoutMs: SEARCH_MS, signal }
   const count = await store.countWorkers(0, limits).catch(() => undefined)
   if (count === undefined) return ['The store does not answer any more']
@@ -69,7 +125,14 @@ async function look (store: StoreClient, { group, size }: { group: string, size:
   const words = SIGNS.filter(([sign]) => keys.some(key => sign.test(key))).map(([, text]) => text)
   if (count < size) words.push(`Only ${count} of ${size} ranks have come to the store`)
   const others = new Set(keys.map(key => GROUP_KEY.exec(key)?.[1]).filter(name => name !== undefined && name !== group))
-  if (others.size > 0) words.push(`The store has keys of ${[...others].slice(0, 5).map(name => JSON.stringify(name)).join(', ')}: is group_name the trainer's?`)
+  if (others.size > 0) {
+    words.push(`The store has keys of ${
+      [...others]
+        .slice(0, 5)
+        .map(name => JSON.stringify(name))
+        .join(', ')
+    }: is group_name the trainer's?`)
+  }
   return words
 }
 

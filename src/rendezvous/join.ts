@@ -19,7 +19,11 @@ export interface Rendezvous {
  */
 export async function joinStore (rendezvous: Rendezvous, limits: Limits & { timeoutMs: number }): Promise<StoreClient> {
   const deadline = new Deadline(limits, limits.timeoutMs)
-  const address = await resolveMaster({ host: rendezvous.masterAddress, port: rendezvous.masterPort }, rendezvous.policy, deadline)
+  const address = await resolveMaster(
+    { host: rendezvous.masterAddress, port: rendezvous.masterPort },
+    rendezvous.policy,
+    deadline
+  )
   const store = await StoreClient.connect({ ...address, timeoutMs: limits.timeoutMs }, deadline)
   try {
     await store.countWorkers(rendezvous.ranks, deadline)

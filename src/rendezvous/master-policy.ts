@@ -11,14 +11,28 @@ type Range = readonly [network: string, prefix: number]
 
 /** Never, whatever is allowed: link-local, where clouds serve credentials, and what is no machine's address. */
 const NEVER: readonly Range[] = [
-  ['169.254.0.0', 16], ['fe80::', 10],
+  ['169.254.0.0', 16],
+  ['fe80::', 10],
   // Where clouds put such services outside of link-local: AWS (IPv6), GCP (IPv6), Azure, Alibaba, Oracle.
-  ['fd00:ec2::', 32], ['fd20:ce::254', 128], ['168.63.129.16', 32], ['100.100.100.200', 32], ['192.0.0.192', 32],
-  ['0.0.0.0', 8], ['224.0.0.0', 4], ['255.255.255.255', 32], ['::', 128], ['ff00::', 8]
+  ['fd00:ec2::', 32],
+  ['fd20:ce::254', 128],
+  ['168.63.129.16', 32],
+  ['100.100.100.200', 32],
+  ['192.0.0.192', 32],
+  ['0.0.0.0', 8],
+  ['224.0.0.0', 4],
+  ['255.255.255.255', 32],
+  ['::', 128],
+  ['ff00::', 8]
 ]
 /** Loopback and private ones (RFC 1918, RFC 4193). */
 const ALLOWED: readonly Range[] = [
-  ['127.0.0.0', 8], ['::1', 128], ['10.0.0.0', 8], ['172.16.0.0', 12], ['192.168.0.0', 16], ['fc00::', 7]
+  ['127.0.0.0', 8],
+  ['::1', 128],
+  ['10.0.0.0', 8],
+  ['172.16.0.0', 12],
+  ['192.168.0.0', 16],
+  ['fc00::', 7]
 ]
 const NAME = /^(?:\*\.)?(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.?$/i
 
@@ -36,7 +50,9 @@ export function masterPolicy (patterns: readonly string[] = [], own: readonly st
     refusal (given, host) {
       const address = given.replace(/%.*$/, '')
       const all = [address, ...embedded(address)]
-      if (all.some(one => never.check(one, family(one)))) return 'link-local, metadata, multicast and unspecified addresses are never connected to'
+      if (all.some(one => never.check(one, family(one)))) {
+        return 'link-local, metadata, multicast and unspecified addresses are never connected to'
+      }
       // What carries an IPv4 address inside goes where that goes.
       const inner = all.at(-1)!
       if (allowed.check(inner, family(inner)) || names.some(name => matches(host, name))) return undefined
@@ -54,12 +70,17 @@ function embedded (address: string): string[] {
   const start = groups.slice(0, 6).join()
   // ::1 and :: are IPv6's own.
   if (start === '0,0,0,0,0,0') return groups[6] === 0 && groups[7]! <= 1 ? [] : [dotted(groups[6]!, groups[7]!)]
-  return start === '0,0,0,0,0,65535' || start === '0,0,0,0,65535,0' || start === '100,65435,0,0,0,0' ? [dotted(groups[6]!, groups[7]!)] : []
+  return start === '0,0,0,0,0,65535' || start === '0,0,0,0,65535,0' || start === '100,65435,0,0,0,0'
+    ? [dotted(groups[6]!, groups[7]!)]
+    : []
 }
 
 /** The eight groups of an IPv6 address. */
 function expand (address: string): number[] {
-  const text = address.replace(/(\d+)\.(\d+)\.(\d+)\.(\d+)$/, (_, a, b, c, d) => `${(a * 256 + +b).toString(16)}:${(c * 256 + +d).toString(16)}`)
+  const text = address.replace(
+    /(\d+)\.(\d+)\.(\d+)\.(\d+)$/,
+    (_, a, b, c, d) => `${(a * 256 + +b).toString(16)}:${(c * 256 + +d).toString(16)}`
+  )
   const [left = '', right] = text.split('::')
   const numbers = (part: string): number[] => part === '' ? [] : part.split(':').map(group => parseInt(group, 16))
   const [head, tail] = [numbers(left), numbers(right ?? '')]
@@ -74,12 +95,21 @@ function addPattern (pattern: string, allowed: BlockList, names: string[]): void
     allowed.addSubnet('::', 0, 'ipv6')
   } else if (isIP(network) !== 0 && prefix === undefined) {
     allowed.addAddress(network, family(network))
-  } else if (isIP(network) !== 0 && more.length === 0 && /^\d{1,3}$/.test(prefix!) && Number(prefix) <= (isIPv4(network) ? 32 : 128)) {
+  } else if (
+    isIP(network) !== 0 && more.length === 0 && /^\d{1,3}$/.test(prefix!) &&
+    Number(prefix) <= (isIPv4(network) ? 32 : 128)
+  ) {
     allowed.addSubnet(network, Number(prefix), family(network))
   } else if (NAME.test(bare) && !isNumeric(bare)) {
     names.push(bare.toLowerCase().replace(/\.$/, ''))
   } else {
-    throw new RefitError('CONFIG', `--allow-master ${JSON.stringify(pattern)}; expected an address, a network such as 100.64.0.0/10, a name, *.name or *`, { param: 'allow_master' })
+    throw new RefitError(
+      'CONFIG',
+      `--allow-master ${
+        JSON.stringify(pattern)
+      }; expected an address, a network such as 100.64.0.0/10, a name, *.name or *`,
+      { param: 'allow_master' }
+    )
   }
 }
 

@@ -39,7 +39,12 @@ export class PrefixStore implements Store {
     return await this.#store.multiGet(this.#keys(keys), limits)
   }
 
-  async compareSet (key: string, expected: Uint8Array | string, desired: Uint8Array | string, limits?: Limits): Promise<Buffer> {
+  async compareSet (
+    key: string,
+    expected: Uint8Array | string,
+    desired: Uint8Array | string,
+    limits?: Limits
+  ): Promise<Buffer> {
     return await this.#store.compareSet(this.#key(key), expected, desired, limits)
   }
 

@@ -12,7 +12,9 @@ import { watch } from './within.ts'
 export type Lookup = (host: string) => Promise<string[]>
 
 /** Where to connect to, as StoreClient takes it: the addresses of the name that are allowed. */
-export interface ResolvedMaster extends StoreAddress { alternatives: string[] }
+export interface ResolvedMaster extends StoreAddress {
+  alternatives: string[]
+}
 
 /** Linux takes these for the loopback, and trainers that listen on all interfaces send them. */
 const ANY: Readonly<Record<string, string[]>> = { '0.0.0.0': ['127.0.0.1'], '::': ['::1'] }
@@ -23,20 +25,36 @@ const systemLookup: Lookup = async host => (await lookup(host, { all: true })).m
  * The addresses to connect to for a trainer's `master_address`, those that are allowed: looked up once, so that a name that is answered
  * differently a moment later changes nothing. Brackets and zone of an IPv6 address are taken off. Throws INVALID_REQUEST, MASTER_REFUSED, STORE_UNREACHABLE or DEADLINE.
  */
-export async function resolveMaster (master: { host: string, port: number }, policy: MasterPolicy, deadline: Deadline, find: Lookup = systemLookup): Promise<ResolvedMaster> {
+export async function resolveMaster (
+  master: { host: string, port: number },
+  policy: MasterPolicy,
+  deadline: Deadline,
+  find: Lookup = systemLookup
+): Promise<ResolvedMaster> {
   const { port } = master
   const host = master.host.trim().replace(/^\[(.*)\]$/, '$1').replace(/^([^%]*:[^%]*)%.*$/, '$1')
   const shown = JSON.stringify(master.host.slice(0, 200))
   const invalid = (what: string, param: string): RefitError => new RefitError('INVALID_REQUEST', what, { param })
-  if (!Number.isInteger(port) || port < 1 || port > 65_535) throw invalid(`master_port is ${port}; expected 1 to 65535`, 'master_port')
-  if (host === '' || host.length > 253 || /[\s\0/@]/.test(host)) throw invalid(`master_address is ${shown}; expected a name or an address`, 'master_address')
+  if (!Number.isInteger(port) || port < 1 || port > 65_535) {
+    throw invalid(`master_port is ${port}; expected 1 to 65535`, 'master_port')
+  }
+  if (host === '' || host.length > 253 || /[\s\0/@]/.test(host)) {
+    throw invalid(`master_address is ${shown}; expected a name or an address`, 'master_address')
+  }
   if (isIP(host) === 0 && (isNumeric(host) || host.includes(':'))) {
-    throw invalid(`master_address is ${shown}, which is no address in its usual form (127.0.0.1, ::1) and no name`, 'master_address')
+    throw invalid(
+      `master_address is ${shown}, which is no address in its usual form (127.0.0.1, ::1) and no name`,
+      'master_address'
+    )
   }
   const addresses = ANY[host] ?? (isIP(host) !== 0 ? [host] : await within(find(host), deadline, shown))
   const allowed = addresses.filter(address => policy.refusal(address, host) === undefined)
   if (allowed.length === 0) {
-    const seen = addresses.length === 0 ? 'has no address' : `${isIP(host) !== 0 ? 'is refused' : `is ${addresses.slice(0, 4).join(', ')}`}: ${policy.refusal(addresses[0]!, host)}`
+    const seen = addresses.length === 0
+      ? 'has no address'
+      : `${isIP(host) !== 0 ? 'is refused' : `is ${addresses.slice(0, 4).join(', ')}`}: ${
+        policy.refusal(addresses[0]!, host)
+      }`
     throw new RefitError('MASTER_REFUSED', `master_address ${shown} ${seen}`, { param: 'master_address' })
   }
   return { host: allowed[0]!, port, alternatives: allowed.slice(1) }
@@ -44,14 +62,26 @@ export async function resolveMaster (master: { host: string, port: number }, pol
 
 /** Addresses of this machine, for `masterPolicy`: a trainer beside the engine may name any of them. */
 export function ownAddresses (): string[] {
-  return Object.values(networkInterfaces()).flatMap(found => found ?? []).map(({ address }) => address.replace(/%.*$/, ''))
+  return Object.values(networkInterfaces()).flatMap(found => found ?? []).map(({ address }) =>
+    address.replace(/%.*$/, '')
+  )
 }
 
 async function within (found: Promise<string[]>, deadline: Deadline, shown: string): Promise<string[]> {
   return await new Promise<string[]>((resolve, reject) => {
-    const end = watch(deadline, () => { reject(deadline.passed(`looking up master_address ${shown}`)) }, reject)
-    void found.then(resolve, error => {
-      reject(new RefitError('STORE_UNREACHABLE', `master_address ${shown} cannot be looked up: ${(error as Error).message}`, { param: 'master_address', cause: error }))
-    }).then(end)
+    const end = watch(deadline, () => {
+      reject(deadline.passed(`looking up master_address ${shown}`))
+    }, reject)
+    void found
+      .then(resolve, error => {
+        reject(
+          new RefitError(
+            'STORE_UNREACHABLE',
+            `master_address ${shown} cannot be looked up: ${(error as Error).message}`,
+            { param: 'master_address', cause: error }
+          )
+        )
+      })
+      .then(end)
   })
 }

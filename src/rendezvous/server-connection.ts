@@ -1,5 +1,13 @@
 import type { Socket } from 'node:net'
-import { byteAnswer, checkAnswer, keysAnswer, numberAnswer, pingAnswer, valueAnswer, valuesAnswer } from '../wire/store/answer.ts'
+import {
+  byteAnswer,
+  checkAnswer,
+  keysAnswer,
+  numberAnswer,
+  pingAnswer,
+  valueAnswer,
+  valuesAnswer
+} from '../wire/store/answer.ts'
 import { protocolError, STOP_WAITING, STORE_LIMITS, WAIT_CANCELED } from '../wire/store/protocol.ts'
 import { PullBuffer, Pulling } from '../wire/store/pull.ts'
 import type { StoreRequest } from '../wire/store/request.ts'
@@ -15,7 +23,10 @@ const UNREAD_BYTES = 1024 * 1024
 const KEY_COST = 64
 
 /** Bytes of requests that have come in part and of keys that are waited for, of all connections together. */
-export interface Inbox { bytes: number, maxBytes: number }
+export interface Inbox {
+  bytes: number
+  maxBytes: number
+}
 
 /** One client of the server. A request that is not of the protocol, or beyond a limit, closes the connection, as in torch. */
 export class ServerConnection {
@@ -37,9 +48,17 @@ export class ServerConnection {
 
   /** Serves the client until it leaves. */
   serve (): void {
-    this.#handshake = setTimeout(() => { this.#socket.destroy() }, HANDSHAKE_MS)
-    this.#socket.on('data', chunk => { this.#take(chunk) })
-      .on('drain', () => { this.#run() })
+    this.#handshake = setTimeout(() => {
+      this.#socket.destroy()
+    }, HANDSHAKE_MS)
+    this
+      .#socket
+      .on('data', chunk => {
+        this.#take(chunk)
+      })
+      .on('drain', () => {
+        this.#run()
+      })
       .on('error', () => {})
       .on('close', () => {
         clearTimeout(this.#handshake)
@@ -77,12 +96,15 @@ export class ServerConnection {
 
   #answer (request: StoreRequest): Buffer | undefined {
     const state = this.#state
-    if (this.#endWait !== undefined && request.op !== 'CANCEL_WAIT') throw protocolError(`${request.op} of a client that waits`)
+    if (this.#endWait !== undefined && request.op !== 'CANCEL_WAIT') {
+      throw protocolError(`${request.op} of a client that waits`)
+    }
     switch (request.op) {
       case 'VALIDATE':
         clearTimeout(this.#handshake)
         return undefined
-      case 'PING': return pingAnswer(request.nonce)
+      case 'PING':
+        return pingAnswer(request.nonce)
       case 'SET':
         state.set(request.key, request.value)
         return undefined
@@ -92,19 +114,28 @@ export class ServerConnection {
       case 'MULTI_SET':
         for (const [key, value] of request.pairs) state.set(key, value)
         return undefined
-      case 'ADD': return numberAnswer(state.add(request.key, request.delta))
-      case 'COMPARE_SET': return valueAnswer(state.compareSet(request.key, request.expected, request.desired))
-      case 'GET': return valueAnswer(state.get(request.key))
-      case 'MULTI_GET': return this.#values(request.keys)
-      case 'CHECK': return checkAnswer(state.has(request.keys))
-      case 'DELETE_KEY': return numberAnswer(state.delete(request.key) ? 1 : 0)
-      case 'NUM_KEYS': return numberAnswer(state.size)
-      case 'LIST_KEYS': return keysAnswer(state.keys)
+      case 'ADD':
+        return numberAnswer(state.add(request.key, request.delta))
+      case 'COMPARE_SET':
+        return valueAnswer(state.compareSet(request.key, request.expected, request.desired))
+      case 'GET':
+        return valueAnswer(state.get(request.key))
+      case 'MULTI_GET':
+        return this.#values(request.keys)
+      case 'CHECK':
+        return checkAnswer(state.has(request.keys))
+      case 'DELETE_KEY':
+        return numberAnswer(state.delete(request.key) ? 1 : 0)
+      case 'NUM_KEYS':
+        return numberAnswer(state.size)
+      case 'LIST_KEYS':
+        return keysAnswer(state.keys)
       case 'CANCEL_WAIT':
         this.#endWait?.()
         this.#endWait = undefined
         return byteAnswer(WAIT_CANCELED)
-      case 'WAIT': return this.#wait(request.keys)
+      case 'WAIT':
+        return this.#wait(request.keys)
     }
   }
 
@@ -112,7 +143,9 @@ export class ServerConnection {
   #values (keys: readonly string[]): Buffer {
     const values = keys.map(key => this.#state.get(key))
     const bytes = values.reduce((sum, value) => sum + value.length, 0)
-    if (bytes > STORE_LIMITS.messageBytes) throw protocolError(`MULTI_GET of ${bytes} bytes: at most ${STORE_LIMITS.messageBytes} are given`)
+    if (bytes > STORE_LIMITS.messageBytes) {
+      throw protocolError(`MULTI_GET of ${bytes} bytes: at most ${STORE_LIMITS.messageBytes} are given`)
+    }
     return valuesAnswer(values)
   }
 

@@ -54,9 +54,15 @@ export class StoreState {
   set (key: string, value: Uint8Array): void {
     const old = this.#values.get(key)
     const bytes = this.#bytes + value.length - (old?.length ?? -key.length - KEY_COST)
-    if (value.length > STORE_LIMITS.valueBytes) throw protocolError(`a value of ${value.length} bytes: at most ${STORE_LIMITS.valueBytes} are taken`)
-    if (old === undefined && this.#values.size >= this.#maxKeys) throw protocolError(`the store holds ${this.#maxKeys} keys, which is its limit`)
-    if (bytes > this.#maxBytes) throw protocolError(`the store would hold ${bytes} bytes; its limit is ${this.#maxBytes}`)
+    if (value.length > STORE_LIMITS.valueBytes) {
+      throw protocolError(`a value of ${value.length} bytes: at most ${STORE_LIMITS.valueBytes} are taken`)
+    }
+    if (old === undefined && this.#values.size >= this.#maxKeys) {
+      throw protocolError(`the store holds ${this.#maxKeys} keys, which is its limit`)
+    }
+    if (bytes > this.#maxBytes) {
+      throw protocolError(`the store would hold ${bytes} bytes; its limit is ${this.#maxBytes}`)
+    }
     this.#bytes = bytes
     this.#values.set(key, Buffer.from(value))
     this.#wake(key)
@@ -70,7 +76,9 @@ export class StoreState {
   add (key: string, delta: number): number {
     const text = this.#values.get(key)?.toString() ?? '0'
     const sum = Number(text) + delta
-    if (!/^-?\d+$/.test(text) || !Number.isSafeInteger(sum)) throw protocolError('ADD to what is no number, or grows out of range')
+    if (!/^-?\d+$/.test(text) || !Number.isSafeInteger(sum)) {
+      throw protocolError('ADD to what is no number, or grows out of range')
+    }
     this.set(key, Buffer.from(String(sum)))
     return sum
   }

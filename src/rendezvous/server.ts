@@ -32,11 +32,15 @@ export class StoreServer {
   #address: StoreAddress = { host: '', port: 0 }
 
   private constructor ({ maxConnections = 1024, maxKeys = 65_536, maxBytes = 64 * 1024 * 1024 }: StoreServerOptions) {
-    this.#state = new StoreState({ maxKeys, maxBytes }, () => { for (const look of this.#watchers) look() })
+    this.#state = new StoreState({ maxKeys, maxBytes }, () => {
+      for (const look of this.#watchers) look()
+    })
     const inbox: Inbox = { bytes: 0, maxBytes }
     this.#server = createServer({ noDelay: true, keepAlive: true }, socket => {
       this.#sockets.add(socket)
-      socket.on('close', () => { this.#sockets.delete(socket) })
+      socket.on('close', () => {
+        this.#sockets.delete(socket)
+      })
       new ServerConnection(socket, this.#state, inbox).serve()
     })
     this.#server.maxConnections = maxConnections
@@ -48,7 +52,13 @@ export class StoreServer {
     const server = new StoreServer(options)
     await new Promise<void>((resolve, reject) => {
       server.#server.once('error', error => {
-        reject(new RefitError('CONFLICT', `cannot listen on ${showAddress({ host, port })} for a rendezvous: ${error.message}`, { cause: error }))
+        reject(
+          new RefitError(
+            'CONFLICT',
+            `cannot listen on ${showAddress({ host, port })} for a rendezvous: ${error.message}`,
+            { cause: error }
+          )
+        )
       })
       server.#server.listen({ host, port }, resolve)
     })
@@ -93,7 +103,9 @@ export class StoreServer {
         }
         this.#watchers.add(look)
         end = watch(deadline, () => {
-          reject(deadline.passed(`${this.workers} of ${count} ranks have come to the store at ${showAddress(this.#address)}`))
+          reject(
+            deadline.passed(`${this.workers} of ${count} ranks have come to the store at ${showAddress(this.#address)}`)
+          )
         }, reject)
         look()
       })
@@ -113,7 +125,11 @@ export class StoreServer {
   /** Ends every connection. Resolves when the port is free. */
   async close (): Promise<void> {
     this.#closed = true
-    const closed = new Promise<void>(resolve => { this.#server.close(() => { resolve() }) })
+    const closed = new Promise<void>(resolve => {
+      this.#server.close(() => {
+        resolve()
+      })
+    })
     for (const socket of this.#sockets) socket.destroy()
     for (const look of this.#watchers) look()
     await closed

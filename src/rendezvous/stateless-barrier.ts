@@ -46,10 +46,15 @@ export class StatelessBarrier {
 
   async #whichComes (departure: string, answer: string, deadline: Deadline): Promise<boolean> {
     const race = new AbortController()
-    const leave = (): void => { race.abort(deadline.signal?.reason) }
+    const leave = (): void => {
+      race.abort(deadline.signal?.reason)
+    }
     deadline.signal?.addEventListener('abort', leave)
     const limits = { timeoutMs: deadline.timeoutMs, signal: race.signal }
-    const runners = [this.#store.wait([departure], limits).then(() => true), this.#store.wait([answer], limits).then(() => false)]
+    const runners = [
+      this.#store.wait([departure], limits).then(() => true),
+      this.#store.wait([answer], limits).then(() => false)
+    ]
     try {
       return await Promise.race(runners)
     } finally {

@@ -22,7 +22,12 @@ export interface Store {
    * Sets the key to `desired` if it holds `expected`, or if it is not there and `expected` is empty. Returns what the key holds then;
    * of a key that is not there, `expected`.
    */
-  compareSet: (key: string, expected: Uint8Array | string, desired: Uint8Array | string, limits?: Limits) => Promise<Buffer>
+  compareSet: (
+    key: string,
+    expected: Uint8Array | string,
+    desired: Uint8Array | string,
+    limits?: Limits
+  ) => Promise<Buffer>
   /** Whether it was there. */
   deleteKey: (key: string, limits?: Limits) => Promise<boolean>
 }

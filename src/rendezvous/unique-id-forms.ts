@@ -25,11 +25,29 @@ const raw = { decode: rawUniqueId, encode: rawUniqueId, warmUp: false, atOnce: f
 
 export const UNIQUE_ID_FORMS: Readonly<Record<UniqueIdFormName, UniqueIdForm>> = {
   /** `init_custom_process_group`: torch's ProcessGroupNCCL, first communicator. Published with rank 0's first collective. */
-  custom: { title: 'a group of init_custom_process_group', part: (store, group) => customGroupStore(store, group, 'cuda'), key: '0', ...raw },
+  custom: {
+    title: 'a group of init_custom_process_group',
+    part: (store, group) => customGroupStore(store, group, 'cuda'),
+    key: '0',
+    ...raw
+  },
   /** `init_process_group`: the trainer's own default group. */
-  default: { title: 'the default group of init_process_group', part: store => defaultGroupStore(store, 'cuda'), key: '0', ...raw },
+  default: {
+    title: 'the default group of init_process_group',
+    part: store => defaultGroupStore(store, 'cuda'),
+    key: '0',
+    ...raw
+  },
   /** vLLM's StatelessProcessGroup with PyNcclCommunicator: the first object that rank 0 broadcasts. */
-  vllm: { title: 'vLLM\'s StatelessProcessGroup', part: store => new PrefixStore('broadcast_from', store), key: '0/0', decode: unpickleUniqueId, encode: pickleUniqueId, warmUp: true, atOnce: true },
+  vllm: {
+    title: "vLLM's StatelessProcessGroup",
+    part: store => new PrefixStore('broadcast_from', store),
+    key: '0/0',
+    decode: unpickleUniqueId,
+    encode: pickleUniqueId,
+    warmUp: true,
+    atOnce: true
+  },
   /** NeMo-RL: a key of a plain TCPStore. */
-  'nemo-rl': { title: 'NeMo-RL\'s stateless group', part: whole, key: 'nccl_unique_id', ...raw, atOnce: true }
+  'nemo-rl': { title: "NeMo-RL's stateless group", part: whole, key: 'nccl_unique_id', ...raw, atOnce: true }
 }

@@ -39,17 +39,35 @@ export async function findUniqueId (store: StoreClient, query: UniqueIdQuery, li
   const deadline = new Deadline(limits, store.timeoutMs)
   const forms = query.forms ?? ['custom']
   const race = new AbortController()
-  const leave = (): void => { race.abort(deadline.signal?.reason) }
+  const leave = (): void => {
+    race.abort(deadline.signal?.reason)
+  }
   deadline.signal?.addEventListener('abort', leave)
   if (deadline.signal?.aborted === true) leave()
-  const runners: Array<Promise<FoundUniqueId>> = forms.map(async form => await oneForm(store, form, query, deadline, race.signal))
-  if (forms.includes('custom')) runners.push(refuseDetail(store, query.group, KEY_DEVICES.nccl, { timeoutMs: deadline.timeoutMs, signal: race.signal }))
+  const runners: Array<Promise<FoundUniqueId>> = forms.map(async form =>
+    await oneForm(store, form, query, deadline, race.signal)
+  )
+  if (forms.includes('custom')) {
+    runners.push(
+      refuseDetail(store, query.group, KEY_DEVICES.nccl, { timeoutMs: deadline.timeoutMs, signal: race.signal })
+    )
+  }
   try {
     return await Promise.race(runners)
   } catch (error) {
     if (!isDeadline(error)) throw error
     race.abort(error)
-    throw deadline.passed(`no NCCL id of group ${JSON.stringify(query.group)} in the store at ${store.where}. ${await explainMissingId(store, { ...query, isTorch: forms.includes('custom') }, deadline.signal)}`, error)
+    throw deadline.passed(
+      `no NCCL id of group ${JSON.stringify(query.group)} in the store at ${store.where}. ${await explainMissingId(
+        store,
+        {
+          ...query,
+          isTorch: forms.includes('custom')
+        },
+        deadline.signal
+      )}`,
+      error
+    )
   } finally {
     deadline.signal?.removeEventListener('abort', leave)
     race.abort(new Error('another was first'))
@@ -57,7 +75,13 @@ export async function findUniqueId (store: StoreClient, query: UniqueIdQuery, li
   }
 }
 
-async function oneForm (store: StoreClient, name: UniqueIdFormName, query: UniqueIdQuery, deadline: Deadline, signal: AbortSignal): Promise<FoundUniqueId> {
+async function oneForm (
+  store: StoreClient,
+  name: UniqueIdFormName,
+  query: UniqueIdQuery,
+  deadline: Deadline,
+  signal: AbortSignal
+): Promise<FoundUniqueId> {
   const form = UNIQUE_ID_FORMS[name]
   const part = form.part(store, query.group)
   for (;;) {
@@ -73,7 +97,13 @@ async function oneForm (store: StoreClient, name: UniqueIdFormName, query: Uniqu
 }
 
 /** Publishes the id of a group whose rank 0 is in this process. */
-export async function publishUniqueId (store: StoreClient, group: string, form: UniqueIdFormName, id: Uint8Array, limits?: Limits): Promise<void> {
+export async function publishUniqueId (
+  store: StoreClient,
+  group: string,
+  form: UniqueIdFormName,
+  id: Uint8Array,
+  limits?: Limits
+): Promise<void> {
   const { part, key, encode } = UNIQUE_ID_FORMS[form]
   await part(store, group).set(key, encode(id), limits)
 }

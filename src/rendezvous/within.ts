@@ -4,7 +4,10 @@ import { RefitError } from '../errors.ts'
 const LONGEST_TIMER_MS = 2 ** 31 - 1
 
 /** How long a call may take. Without `timeoutMs` the store's own default; `signal` ends it at once, with the signal's reason. */
-export interface Limits { timeoutMs?: number | undefined, signal?: AbortSignal | undefined }
+export interface Limits {
+  timeoutMs?: number | undefined
+  signal?: AbortSignal | undefined
+}
 
 /** One moment for all steps of something; it is limits of each of them. */
 export class Deadline {
@@ -44,7 +47,9 @@ export class Deadline {
 
   /** Resolves after `ms`, or when the time is up, whichever is sooner; rejects with the signal's reason. */
   async sleep (ms: number): Promise<void> {
-    await new Promise<void>((resolve, reject) => { watch(this.part(ms), resolve, reject) })
+    await new Promise<void>((resolve, reject) => {
+      watch(this.part(ms), resolve, reject)
+    })
   }
 }
 
@@ -52,7 +57,11 @@ export class Deadline {
  * Calls `late` when the time is up or `stopped` with the reason of the abort, once in all, unless the function that it returns is called
  * before. Of a signal that is aborted already, at once.
  */
-export function watch (limits: { timeoutMs: number, signal?: AbortSignal | undefined }, late: () => void, stopped: (reason: Error) => void): () => void {
+export function watch (
+  limits: { timeoutMs: number, signal?: AbortSignal | undefined },
+  late: () => void,
+  stopped: (reason: Error) => void
+): () => void {
   const { timeoutMs, signal } = limits
   const end = (): void => {
     clearTimeout(timer)

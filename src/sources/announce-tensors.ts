@@ -13,13 +13,21 @@ const MAX_MORE = 500_000
  * What ranks are brought, as a source announces it. What several ranks are brought alike stands once; `fileOf` says in which file of
  * the source a storage lies. Throws TENSOR_PAYLOAD for strides that cannot be copied, naming the tensor.
  */
-export function announceTensors (ranks: readonly TensorDescriptor[][], fileOf: ReadonlyMap<TensorStorage, number>): AnnouncedTensor[] {
+export function announceTensors (
+  ranks: readonly TensorDescriptor[][],
+  fileOf: ReadonlyMap<TensorStorage, number>
+): AnnouncedTensor[] {
   const lists = groupEqual(ranks)
   let left = MAX_MORE
   const announced = (tensor: TensorDescriptor): AnnouncedTensor => {
     const one = announce(tensor, fileOf)
     left -= (one.parts?.length ?? 1) - 1
-    if (left < 0) throw payloadError(`with its own, the strides of this request tear its tensors into more than ${MAX_MORE} matrices; send them contiguous()`, tensor.name)
+    if (left < 0) {
+      throw payloadError(
+        `with its own, the strides of this request tear its tensors into more than ${MAX_MORE} matrices; send them contiguous()`,
+        tensor.name
+      )
+    }
     return one
   }
   // Everybody is brought the same: the usual case.
@@ -50,7 +58,10 @@ function groupEqual (ranks: readonly TensorDescriptor[][]): Array<{ tensors: Ten
 }
 
 function sameTensor (a: TensorDescriptor, b: TensorDescriptor): boolean {
-  return a.name === b.name && a.storage === b.storage && a.offset === b.offset && a.dtype === b.dtype && sameNumbers(a.shape, b.shape) && sameNumbers(a.stride, b.stride)
+  return a.name === b.name && a.storage === b.storage && a.offset === b.offset && a.dtype === b.dtype && sameNumbers(
+    a.shape,
+    b.shape
+  ) && sameNumbers(a.stride, b.stride)
 }
 
 function sameNumbers (a: readonly number[], b: readonly number[]): boolean {
@@ -64,7 +75,9 @@ function announce (tensor: TensorDescriptor, fileOf: ReadonlyMap<TensorStorage, 
   const matrices = asMatrices(tensor).map(matrix => ({ ...matrix, offset: matrix.offset + start }))
   const itemBytes = DTYPE_BYTES[dtype]
   for (const { rows, cols, rowBytes, colBytes } of matrices) {
-    if (rows > 1 && colBytes === itemBytes && rowBytes < cols * itemBytes) throw payloadError('its rows overlap; send it contiguous()', name)
+    if (rows > 1 && colBytes === itemBytes && rowBytes < cols * itemBytes) {
+      throw payloadError('its rows overlap; send it contiguous()', name)
+    }
   }
   const announced = { name, dtype, shape, source: fileOf.get(storage) ?? 0, offset: matrices[0]?.offset ?? 0 }
   return matrices.length === 1 && isPacked(matrices[0]!, itemBytes) ? announced : { ...announced, parts: matrices }

@@ -10,18 +10,35 @@ export interface MeasuredTensor {
 }
 
 /** How many bytes a trainer will send for each tensor that it names. Throws INVALID_REQUEST where that cannot be told, naming the field. */
-export function measureTensors (names: readonly string[], dtypes: readonly string[], shapes: readonly (readonly number[])[]): MeasuredTensor[] {
+export function measureTensors (
+  names: readonly string[],
+  dtypes: readonly string[],
+  shapes: readonly (readonly number[])[]
+): MeasuredTensor[] {
   if (dtypes.length !== names.length || shapes.length !== names.length) {
-    throw invalid(dtypes.length === names.length ? 'shapes' : 'dtypes', `names, dtypes and shapes have ${names.length}, ${dtypes.length} and ${shapes.length} entries; expected the same number`)
+    throw invalid(
+      dtypes.length === names.length ? 'shapes' : 'dtypes',
+      `names, dtypes and shapes have ${names.length}, ${dtypes.length} and ${shapes.length} entries; expected the same number`
+    )
   }
   let sum = 0
   return names.map((name, index) => {
     const dtype = readDTypeText(dtypes[index]!)
-    if (dtype === undefined) throw invalid('dtypes', `"${dtypes[index]!.slice(0, 100)}" of "${name}" is not a dtype of torch whose size is known here`)
+    if (dtype === undefined) {
+      throw invalid(
+        'dtypes',
+        `"${dtypes[index]!.slice(0, 100)}" of "${name}" is not a dtype of torch whose size is known here`
+      )
+    }
     const shape = [...shapes[index]!]
     let bytes = dtype.bytes
     for (const size of shape) {
-      if (!Number.isSafeInteger(size) || size < 0) throw invalid('shapes', `[${shape.join(', ')}] of "${name}": expected whole numbers, not negative`)
+      if (!Number.isSafeInteger(size) || size < 0) {
+        throw invalid(
+          'shapes',
+          `[${shape.join(', ')}] of "${name}": expected whole numbers, not negative`
+        )
+      }
       bytes *= size
     }
     sum += bytes

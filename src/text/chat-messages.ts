@@ -26,7 +26,11 @@ function normalizeContent (content: unknown, where: string, keepParts: boolean):
   }
   const texts = content.map((part: { type?: unknown, text?: unknown } | null, index) => {
     if (part?.type === 'text' && typeof part.text === 'string') return part.text
-    throw new RefitError('UNSUPPORTED', `${where}[${index}] is of type ${JSON.stringify(part?.type)}; only text parts are supported`, { param: where })
+    throw new RefitError(
+      'UNSUPPORTED',
+      `${where}[${index}] is of type ${JSON.stringify(part?.type)}; only text parts are supported`,
+      { param: where }
+    )
   })
   return keepParts ? content : texts.join('\n')
 }

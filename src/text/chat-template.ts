@@ -9,7 +9,19 @@ const OPEN_END = 'REFIT_OPEN_END_OF_MESSAGE '
 // A template that loops over a message's content takes it in parts.
 const LOOPS_OVER_CONTENT = /\bin\s+\w+(\.content|\[\s*['"]content['"]\s*\])/
 // Set here or by the template language itself.
-const RESERVED = ['messages', 'add_generation_prompt', 'raise_exception', 'strftime_now', 'range', 'true', 'false', 'none', 'True', 'False', 'None']
+const RESERVED = [
+  'messages',
+  'add_generation_prompt',
+  'raise_exception',
+  'strftime_now',
+  'range',
+  'true',
+  'false',
+  'none',
+  'True',
+  'False',
+  'None'
+]
 
 /** The chat templates of one model, by name; each is compiled at its first use. */
 export class ChatTemplate {
@@ -38,7 +50,9 @@ export class ChatTemplate {
     if (open) openLast(chat)
     const taken = RESERVED.find(key => Object.hasOwn(options.kwargs ?? {}, key))
     if (taken !== undefined) {
-      throw new RefitError('INVALID_REQUEST', `chat_template_kwargs may not set ${taken}`, { param: 'chat_template_kwargs' })
+      throw new RefitError('INVALID_REQUEST', `chat_template_kwargs may not set ${taken}`, {
+        param: 'chat_template_kwargs'
+      })
     }
     const text = this.#run(name, {
       ...Object.fromEntries(this.#tokens),
@@ -57,7 +71,9 @@ export class ChatTemplate {
     if (this.#sources.has(wanted)) return wanted
     const known = names.length === 0
       ? `the model at ${this.#dir} has no chat template; send a prompt to /v1/completions or /generate instead`
-      : `no chat template is named ${JSON.stringify(wanted)}; the model has ${names.map(name => JSON.stringify(name)).join(', ')}`
+      : `no chat template is named ${JSON.stringify(wanted)}; the model has ${
+        names.map(name => JSON.stringify(name)).join(', ')
+      }`
     throw new RefitError('INVALID_REQUEST', known, { param: 'messages' })
   }
 
@@ -67,7 +83,10 @@ export class ChatTemplate {
       try {
         template = new Template(this.#sources.get(name)!)
       } catch (cause) {
-        throw new RefitError('UNSUPPORTED', `the model's chat template cannot be parsed: ${(cause as Error).message}`, { param: 'messages', cause })
+        throw new RefitError('UNSUPPORTED', `the model's chat template cannot be parsed: ${(cause as Error).message}`, {
+          param: 'messages',
+          cause
+        })
       }
       this.#compiled.set(name, template)
     }
@@ -75,7 +94,11 @@ export class ChatTemplate {
       return template.render(variables)
     } catch (cause) {
       // The library throws plain errors for raise_exception and for its own failures alike.
-      throw new RefitError('INVALID_REQUEST', `the model's chat template does not take these messages: ${(cause as Error).message}`, { param: 'messages', cause })
+      throw new RefitError(
+        'INVALID_REQUEST',
+        `the model's chat template does not take these messages: ${(cause as Error).message}`,
+        { param: 'messages', cause }
+      )
     }
   }
 }
@@ -84,7 +107,9 @@ function openLast (chat: ChatMessage[]): void {
   const last = chat.at(-1)!
   if (Array.isArray(last.content)) {
     const parts = last.content as { text: string }[]
-    last.content = parts.map((part, index) => index === parts.length - 1 ? { ...part, text: part.text + OPEN_END } : part)
+    last.content = parts.map((part, index) =>
+      index === parts.length - 1 ? { ...part, text: part.text + OPEN_END } : part
+    )
   } else {
     last.content = String(last.content) + OPEN_END
   }
@@ -93,7 +118,11 @@ function openLast (chat: ChatMessage[]): void {
 function cutOpen (text: string): string {
   const end = text.lastIndexOf(OPEN_END.trimEnd())
   if (end < 0) {
-    throw new RefitError('INVALID_REQUEST', 'continue_final_message: the chat template leaves the last message out or changes it', { param: 'messages' })
+    throw new RefitError(
+      'INVALID_REQUEST',
+      'continue_final_message: the chat template leaves the last message out or changes it',
+      { param: 'messages' }
+    )
   }
   return text.startsWith(OPEN_END, end) ? text.slice(0, end) : text.slice(0, end).trimEnd()
 }

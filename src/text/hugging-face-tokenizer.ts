@@ -4,7 +4,14 @@ import { byteForm } from './byte-form.ts'
 import { ChatTemplate } from './chat-template.ts'
 import { ByteDetokenizer, PieceTable } from './detokenizer.ts'
 import { namedTokens } from './special-tokens.ts'
-import type { ChatMessage, ChatTemplateOptions, DecodeOptions, Detokenizer, DetokenizerOptions, Tokenizer } from './tokenizer.ts'
+import type {
+  ChatMessage,
+  ChatTemplateOptions,
+  DecodeOptions,
+  Detokenizer,
+  DetokenizerOptions,
+  Tokenizer
+} from './tokenizer.ts'
 import type { TokenizerFiles } from './tokenizer-files.ts'
 import { WindowDetokenizer } from './window-detokenizer.ts'
 
@@ -44,7 +51,8 @@ export class HuggingFaceTokenizer implements Tokenizer {
 
   encode (text: string, { addSpecialTokens = true } = {}): number[] {
     const around = addSpecialTokens ? this.#around : null
-    const ids: (number | undefined)[] = this.#library.encode(text, { add_special_tokens: addSpecialTokens && around === null }).ids
+    const ids: (number | undefined)[] =
+      this.#library.encode(text, { add_special_tokens: addSpecialTokens && around === null }).ids
     // A character that is not in the vocabulary, where there is no token for the unknown, has no id.
     const known = ids.filter(id => id !== undefined)
     return around === null ? known : [...around.before, ...known, ...around.after]
@@ -57,7 +65,9 @@ export class HuggingFaceTokenizer implements Tokenizer {
   }
 
   idToText (id: number): string {
-    return this.#table === null ? this.#decodeByLibrary([id], false) : this.#table.piece(id)?.bytes.toString('utf8') ?? ''
+    return this.#table === null
+      ? this.#decodeByLibrary([id], false)
+      : this.#table.piece(id)?.bytes.toString('utf8') ?? ''
   }
 
   applyChatTemplate (messages: readonly ChatMessage[], options: ChatTemplateOptions = {}): string {
@@ -67,7 +77,11 @@ export class HuggingFaceTokenizer implements Tokenizer {
   detokenizer ({ skipSpecialTokens = false, context = [] }: DetokenizerOptions = {}): Detokenizer {
     const skipped = skipSpecialTokens ? this.specialIds : null
     if (this.#table !== null) return new ByteDetokenizer(this.#table, skipped, context.length > 0)
-    return new WindowDetokenizer(ids => this.#decodeByLibrary(ids, skipSpecialTokens), id => this.#speaks(id, skipSpecialTokens), context)
+    return new WindowDetokenizer(
+      ids => this.#decodeByLibrary(ids, skipSpecialTokens),
+      id => this.#speaks(id, skipSpecialTokens),
+      context
+    )
   }
 
   #decodeByLibrary (ids: ArrayLike<number>, skipSpecialTokens: boolean): string {
@@ -85,12 +99,22 @@ function openLibrary ({ dir, tokenizer, config }: TokenizerFiles): Library {
   try {
     return new Library(tokenizer, config)
   } catch (cause) {
-    throw new RefitError('MODEL_CONFIG', `${dir}/tokenizer.json cannot be used: ${(cause as Error).message}; --skip-tokenizer-init serves the model by token ids alone`, { cause })
+    throw new RefitError(
+      'MODEL_CONFIG',
+      `${dir}/tokenizer.json cannot be used: ${
+        (cause as Error).message
+      }; --skip-tokenizer-init serves the model by token ids alone`,
+      { cause }
+    )
   }
 }
 
 /** As in transformers 5: either flag, once written, replaces the post-processor of tokenizer.json. */
-function around (config: Record<string, unknown>, bos: number | null, eos: number | null): { before: number[], after: number[] } | null {
+function around (
+  config: Record<string, unknown>,
+  bos: number | null,
+  eos: number | null
+): { before: number[], after: number[] } | null {
   if (typeof config['add_bos_token'] !== 'boolean' && typeof config['add_eos_token'] !== 'boolean') return null
   return {
     before: config['add_bos_token'] === true && bos !== null ? [bos] : [],

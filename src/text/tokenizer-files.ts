@@ -28,7 +28,12 @@ async function readTemplates (dir: string, config: Record<string, unknown>): Pro
     templates.set('default', inConfig)
   } else if (Array.isArray(inConfig)) {
     for (const entry of inConfig as { name?: unknown, template?: unknown }[]) {
-      if (typeof entry?.name === 'string' && typeof entry.template === 'string') templates.set(entry.name, entry.template)
+      if (typeof entry?.name === 'string' && typeof entry.template === 'string') {
+        templates.set(
+          entry.name,
+          entry.template
+        )
+      }
     }
   }
   // transformers 5 writes templates beside the configuration, and prefers them there.

@@ -1,6 +1,6 @@
 import type { FastifyRequest } from 'fastify'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
-import { RefitError } from '../errors.ts'
+import { errorMessage, RefitError } from '../errors.ts'
 import type { Metrics } from '../http/metrics.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 
@@ -26,17 +26,29 @@ export interface ApplyOptions {
  * Writes all of a source as one update, closes it, and moves the label. In a transaction (the one that the fields name, or the trainer's scope
  * that is open) label and caches wait for its end, and the report names it.
  */
-export async function applySource (engine: RolloutEngine, source: WeightSource, fields: UpdateFields, { check, allowTorn = false, failed = 'Failed to update weights: ' }: ApplyOptions = {}): Promise<WriteReport> {
+export async function applySource (
+  engine: RolloutEngine,
+  source: WeightSource,
+  fields: UpdateFields,
+  { check, allowTorn = false, failed = 'Failed to update weights: ' }: ApplyOptions = {}
+): Promise<WriteReport> {
   try {
-    const update = await engine.update({ abortAllRequests: fields.abort_all_requests ?? false, ...fields.transaction == null ? {} : { transaction: fields.transaction } })
+    const update = await engine.update({
+      abortAllRequests: fields.abort_all_requests ?? false,
+      ...fields.transaction == null ? {} : { transaction: fields.transaction }
+    })
     try {
       const report = await update.write(source)
       check?.(report)
       source.accept?.(report)
-      await update.commit({ flushCache: fields.flush_cache ?? true, allowTorn, ...fields.weight_version == null ? {} : { version: fields.weight_version } })
+      await update.commit({
+        flushCache: fields.flush_cache ?? true,
+        allowTorn,
+        ...fields.weight_version == null ? {} : { version: fields.weight_version }
+      })
       return report
     } catch (error) {
-      await update.abort(error instanceof Error ? error.message : String(error))
+      await update.abort(errorMessage(error))
       throw prefixed(failed, error)
     }
   } finally {
@@ -52,16 +64,25 @@ export async function demandTurn (engine: RolloutEngine, { transaction }: Update
   }
   const { current } = engine.transactions
   if (current === null || current.scope) return
-  throw new RefitError('TRANSACTION_OPEN', `the weight transaction of ${current.owner} is open, for ${Math.ceil(current.secondsLeft ?? 0)} s more at most: its owner commits or aborts it. Nothing has changed`)
+  throw new RefitError(
+    'TRANSACTION_OPEN',
+    `the weight transaction of ${current.owner} is open, for ${
+      Math.ceil(current.secondsLeft ?? 0)
+    } s more at most: its owner commits or aborts it. Nothing has changed`
+  )
 }
 
 /** Opens what an update is to bring. In a transaction a failure is owed: nobody knows what it would have brought. */
-export async function openedFor<T> ({ transactions }: RolloutEngine, fields: UpdateFields, open: () => Promise<T>): Promise<T> {
+export async function openedFor<T> (
+  { transactions }: RolloutEngine,
+  fields: UpdateFields,
+  open: () => Promise<T>
+): Promise<T> {
   try {
     return await open()
   } catch (error) {
     // Read now: those of a form have come meanwhile.
-    transactions.refused(fields.transaction ?? null, error instanceof Error ? error.message : String(error))
+    transactions.refused(fields.transaction ?? null, errorMessage(error))
     throw error
   }
 }
@@ -73,17 +94,25 @@ export function owe ({ transactions }: RolloutEngine, body: unknown, reason: str
 }
 
 /** Of a route with `attachValidation`: throws what is wrong with the body, which is owed then. */
-export function demandValid (engine: RolloutEngine, { body, validationError }: Pick<FastifyRequest, 'body' | 'validationError'>): void {
+export function demandValid (
+  engine: RolloutEngine,
+  { body, validationError }: Pick<FastifyRequest, 'body' | 'validationError'>
+): void {
   if (validationError === undefined) return
   owe(engine, body, validationError.message)
   throw validationError
 }
 
 /** Tensors that are torn still. */
-export function tornCount ({ weights }: RolloutEngine): number { return weights.state === 'torn' ? weights.tensors.length : 0 }
+export function tornCount ({ weights }: RolloutEngine): number {
+  return weights.state === 'torn' ? weights.tensors.length : 0
+}
 
 /** Counts what comes of an update. */
-export async function measured<T extends { report: WriteReport }> (metrics: Metrics, run: () => Promise<T>): Promise<T> {
+export async function measured<T extends { report: WriteReport }> (
+  metrics: Metrics,
+  run: () => Promise<T>
+): Promise<T> {
   try {
     const outcome = await run()
     metrics.observeUpdate(outcome.report)
@@ -96,13 +125,18 @@ export async function measured<T extends { report: WriteReport }> (metrics: Metr
 
 export function prefixed (prefix: string, error: unknown): unknown {
   if (!(error instanceof RefitError)) return error
-  return new RefitError(error.code, prefix + error.message, { cause: error, ...error.param === undefined ? {} : { param: error.param } })
+  return new RefitError(error.code, prefix + error.message, {
+    cause: error,
+    ...error.param === undefined ? {} : { param: error.param }
+  })
 }
 
 /** What SGLang's messages of success end with. */
 export function labelText (version: string | null | undefined, report: WriteReport): string {
   if (version == null) return ''
-  return report.transaction === undefined ? ` Weight version updated to ${version}.` : ` Weight version will be ${version} when its transaction ends.`
+  return report.transaction === undefined
+    ? ` Weight version updated to ${version}.`
+    : ` Weight version will be ${version} when its transaction ends.`
 }
 
 /** What makes two calls the same update, besides their bodies: the transaction that they fall into. */

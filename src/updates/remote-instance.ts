@@ -13,39 +13,89 @@ const GROUP_NAME = 'weight_send_group'
 const MOST_PIECE_BYTES = 1 << 30
 const DEFAULT_PIECE_BYTES = 64 << 20
 
-const masterAddress = Type.String({ minLength: 1, description: 'Where the group\'s stores are.' })
-const ports = Type.String({ pattern: '^\\s*\\d{1,5}\\s*(,\\s*\\d{1,5}\\s*)*$', description: 'Ports of the stores, separated by commas: one for each tensor-parallel rank; with "layout": "checkpoint", one.' })
-const groupName = Type.Optional(Type.String({ minLength: 1, maxLength: 200, pattern: '^[\\x21-\\x7e]+$', description: `Default "${GROUP_NAME}".` }))
+const masterAddress = Type.String({ minLength: 1, description: "Where the group's stores are." })
+const ports = Type.String({
+  pattern: '^\\s*\\d{1,5}\\s*(,\\s*\\d{1,5}\\s*)*$',
+  description:
+    'Ports of the stores, separated by commas: one for each tensor-parallel rank; with "layout": "checkpoint", one.'
+})
+const groupName = Type.Optional(
+  Type.String({ minLength: 1, maxLength: 200, pattern: '^[\\x21-\\x7e]+$', description: `Default "${GROUP_NAME}".` })
+)
 
 export const InitSendBody = Type.Object({
   master_address: masterAddress,
   ports,
   group_rank: Type.Integer({ description: 'Of this engine: 0, the one that sends.' }),
-  world_size: Type.Integer({ minimum: 2, maximum: 65535, description: 'Ranks of each group: this engine\'s and those that receive.' }),
+  world_size: Type.Integer({
+    minimum: 2,
+    maximum: 65535,
+    description: "Ranks of each group: this engine's and those that receive."
+  }),
   group_name: groupName,
   backend: Type.Optional(Type.Union([Type.Literal('nccl'), Type.Literal('gloo')], { description: 'Default "nccl".' })),
   layout: Type.Optional(Type.Union([Type.Literal('parameters'), Type.Literal('checkpoint')], {
-    description: 'refit\'s own. "parameters" (default): the parameters of each rank, in the engine\'s order and form, over a group of its own. "checkpoint": whole checkpoint tensors over one group.'
+    description:
+      'refit\'s own. "parameters" (default): the parameters of each rank, in the engine\'s order and form, over a group of its own. "checkpoint": whole checkpoint tensors over one group.'
   })),
-  receiver_hosts: Type.Optional(Type.Boolean({ description: 'refit\'s own. The receiver runs the stores, and this engine connects to them (see --allow-master). Default false: this engine runs them on an address of its own, as torch\'s rank 0.' })),
-  barrier: Type.Optional(Type.Boolean({ description: 'refit\'s own. All ranks meet at a barrier before the first byte, so that a receiver knows that nothing is refused any more. Default false.' })),
-  piece_bytes: Type.Optional(Type.Integer({ minimum: 1, maximum: MOST_PIECE_BYTES, description: 'refit\'s own. Most bytes of one broadcast of checkpoint tensors.' })),
-  timeout: Type.Optional(Type.Number({ minimum: 0.1, maximum: 86400, description: 'refit\'s own. Seconds that each step may take (default 300).' }))
+  receiver_hosts: Type.Optional(
+    Type.Boolean({
+      description:
+        "refit's own. The receiver runs the stores, and this engine connects to them (see --allow-master). Default false: this engine runs them on an address of its own, as torch's rank 0."
+    })
+  ),
+  barrier: Type.Optional(
+    Type.Boolean({
+      description:
+        "refit's own. All ranks meet at a barrier before the first byte, so that a receiver knows that nothing is refused any more. Default false."
+    })
+  ),
+  piece_bytes: Type.Optional(
+    Type.Integer({
+      minimum: 1,
+      maximum: MOST_PIECE_BYTES,
+      description: "refit's own. Most bytes of one broadcast of checkpoint tensors."
+    })
+  ),
+  timeout: Type.Optional(
+    Type.Number({
+      minimum: 0.1,
+      maximum: 86400,
+      description: "refit's own. Seconds that each step may take (default 300)."
+    })
+  )
 }, { title: 'InitWeightsSendGroupRequest' })
 
-export const SendBody = Type.Object({ master_address: masterAddress, ports, group_name: groupName }, { title: 'SendWeightsRequest' })
+export const SendBody = Type.Object({ master_address: masterAddress, ports, group_name: groupName }, {
+  title: 'SendWeightsRequest'
+})
 
 export const FillBody = Type.Object({
-  url: Type.String({ minLength: 1, maxLength: 2048, description: 'The engine that has the weights: http://host:port or https://host:port, as this engine reaches it. See --allow-master.' }),
+  url: Type.String({
+    minLength: 1,
+    maxLength: 2048,
+    description:
+      'The engine that has the weights: http://host:port or https://host:port, as this engine reaches it. See --allow-master.'
+  }),
   api_key: nullable(Type.String(), 'Its admin key, or its API key where it has no other.'),
-  timeout: Type.Optional(Type.Number({ minimum: 0.1, maximum: 86400, description: 'Seconds until it has to be ready, and for each step of the transfer (default 300).' })),
+  timeout: Type.Optional(
+    Type.Number({
+      minimum: 0.1,
+      maximum: 86400,
+      description: 'Seconds until it has to be ready, and for each step of the transfer (default 300).'
+    })
+  ),
   abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' }))
 }, { title: 'PeerUpdateRequest' })
 
 const DEFAULT_TIMEOUT_S = 300
 
 /** SGLang's messages. The text before a failure's reason is SGLang's, too. */
-export async function initSendGroup (context: RouteContext, body: Static<typeof InitSendBody>, reply: FastifyReply): Promise<string> {
+export async function initSendGroup (
+  context: RouteContext,
+  body: Static<typeof InitSendBody>,
+  reply: FastifyReply
+): Promise<string> {
   const groups = demandGroups(context)
   try {
     const list = portsOf(body.ports)
@@ -94,14 +144,23 @@ export async function fillFromOther (context: RouteContext, body: Static<typeof 
   const { fills, metrics } = context
   if (fills === null) throw holdsNone('cannot be filled')
   return await measured(metrics, async () => {
-    const { report, version, route } = await fills.fill({
-      url: body.url,
-      key: body.api_key ?? undefined,
-      timeoutMs: (body.timeout ?? DEFAULT_TIMEOUT_S) * 1000,
-      abort: body.abort_all_requests ?? false,
-      signal: goneSignal(reply)
-    }).catch(error => { throw prefixed('Failed to update weights: ', error) })
-    return { message: `Succeeded to update model weights. Weight version updated to ${version}.`, version, route, report }
+    const { report, version, route } = await fills
+      .fill({
+        url: body.url,
+        key: body.api_key ?? undefined,
+        timeoutMs: (body.timeout ?? DEFAULT_TIMEOUT_S) * 1000,
+        abort: body.abort_all_requests ?? false,
+        signal: goneSignal(reply)
+      })
+      .catch(error => {
+        throw prefixed('Failed to update weights: ', error)
+      })
+    return {
+      message: `Succeeded to update model weights. Weight version updated to ${version}.`,
+      version,
+      route,
+      report
+    }
   })
 }
 
@@ -115,7 +174,10 @@ function demandGroups ({ sending }: RouteContext): SendGroups {
 }
 
 function holdsNone (what: string): RefitError {
-  return new RefitError('UNSUPPORTED', `this engine does not hold its weights in this process, and ${what} from here; ask the server that does`)
+  return new RefitError(
+    'UNSUPPORTED',
+    `this engine does not hold its weights in this process, and ${what} from here; ask the server that does`
+  )
 }
 
 function portsOf (text: string): number[] {
@@ -133,6 +195,10 @@ function showMaster (address: string, port: number): string {
 /** Aborted when the one who asked closes the connection before the reply. */
 function goneSignal ({ raw }: FastifyReply): AbortSignal {
   const control = new AbortController()
-  raw.once('close', () => { if (!raw.writableFinished) control.abort(new RefitError('GROUP_BROKEN', 'the one who asked has closed the connection')) })
+  raw.once('close', () => {
+    if (!raw.writableFinished) {
+      control.abort(new RefitError('GROUP_BROKEN', 'the one who asked has closed the connection'))
+    }
+  })
   return control.signal
 }

@@ -9,11 +9,17 @@ const Names = (description: string) => Type.Array(Type.String(), { description: 
 export const Transaction = Type.Object({
   id: Type.String(),
   owner: Type.String(),
-  kind: Type.Union([Type.Literal('transaction'), Type.Literal('scope')], { description: 'scope: a trainer\'s begin_weight_update.' }),
+  kind: Type.Union([Type.Literal('transaction'), Type.Literal('scope')], {
+    description: "scope: a trainer's begin_weight_update."
+  }),
   state: Type.Union([Type.Literal('open'), Type.Literal('committed'), Type.Literal('aborted')]),
   writing: Type.Boolean({ description: 'It has begun to write: nothing is generated until it ends.' }),
-  weight_version: Type.Union([Type.String(), Type.Null()], { description: 'The label that its commit sets; null leaves the one there is.' }),
-  expected_count: Type.Union([Type.Integer(), Type.Null()], { description: 'Tensors that a commit demands; null where none.' }),
+  weight_version: Type.Union([Type.String(), Type.Null()], {
+    description: 'The label that its commit sets; null leaves the one there is.'
+  }),
+  expected_count: Type.Union([Type.Integer(), Type.Null()], {
+    description: 'Tensors that a commit demands; null where none.'
+  }),
   written_count: Type.Integer({ description: 'Tensors of the model that it brought whole.' }),
   missing: Names('Of the expected tensors (of all, where none are), those that it has not brought'),
   missing_count: Type.Integer(),
@@ -24,12 +30,19 @@ export const Transaction = Type.Object({
   writes: Type.Integer({ description: 'Writes that succeeded.' }),
   bytes: Type.Integer({ description: 'Bytes that they took from their sources.' }),
   seconds: Type.Number({ description: 'How long it has been open, or was.' }),
-  seconds_left: Type.Union([Type.Number(), Type.Null()], { description: 'Until it is aborted; null once it has ended.' }),
-  outcome: Type.Union([Type.Literal('old'), Type.Literal('new'), Type.Literal('torn'), Type.Null()], { description: 'Once it has ended, what its weights are: as before it, as it brought them, or torn.' }),
+  seconds_left: Type.Union([Type.Number(), Type.Null()], {
+    description: 'Until it is aborted; null once it has ended.'
+  }),
+  outcome: Type.Union([Type.Literal('old'), Type.Literal('new'), Type.Literal('torn'), Type.Null()], {
+    description: 'Once it has ended, what its weights are: as before it, as it brought them, or torn.'
+  }),
   reason: Type.Union([Type.String(), Type.Null()], { description: 'Why it was aborted.' })
 }, { title: 'WeightTransaction', description: 'How it stands, or how it ended.' })
 
-export function toTransaction ({ scope, version, expected, written, missingCount, failedCount, tornCount, secondsLeft, seconds, ...rest }: TransactionStatus): Static<typeof Transaction> {
+export function toTransaction (
+  { scope, version, expected, written, missingCount, failedCount, tornCount, secondsLeft, seconds, ...rest }:
+    TransactionStatus
+): Static<typeof Transaction> {
   return {
     ...rest,
     kind: scope ? 'scope' : 'transaction',
@@ -48,14 +61,21 @@ export function toTransaction ({ scope, version, expected, written, missingCount
 export const Deadline = Type.Number({ exclusiveMinimum: 0, maximum: 604_800 })
 
 /** Tensors that updates brought since a pause. */
-export const Coverage = nullable(Type.Object({
-  since: Type.Union([Type.Literal('pause'), Type.Literal('transaction')]),
-  missing: Names('Tensors of the model that no update has brought since'),
-  missing_count: Type.Integer()
-}), 'Which tensors no update has brought since the last pause, or since a weight transaction was opened without one. Left out or null where there was no update.')
+export const Coverage = nullable(
+  Type.Object({
+    since: Type.Union([Type.Literal('pause'), Type.Literal('transaction')]),
+    missing: Names('Tensors of the model that no update has brought since'),
+    missing_count: Type.Integer()
+  }),
+  'Which tensors no update has brought since the last pause, or since a weight transaction was opened without one. Left out or null where there was no update.'
+)
 
 export function toCoverage (coverage: WeightCoverage | null): Static<typeof Coverage> {
-  return coverage === null ? null : { since: coverage.since, missing: coverage.missing, missing_count: coverage.missingCount }
+  return coverage === null
+    ? null
+    : { since: coverage.since, missing: coverage.missing, missing_count: coverage.missingCount }
 }
 
-function rounded (seconds: number): number { return Math.round(seconds * 1000) / 1000 }
+function rounded (seconds: number): number {
+  return Math.round(seconds * 1000) / 1000
+}

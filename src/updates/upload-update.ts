@@ -15,11 +15,22 @@ import { BYTES, uploadType } from '../http/upload/upload-types.ts'
 export const UploadReport = Type.Object({
   files: Type.Integer(),
   bytes: Type.Integer({ description: 'Of tensors.' }),
-  staged: Type.String({ description: 'Where the bytes waited for the write: "memory", "disk", or "stream" for one that was written as it came.' }),
-  receive_ms: Type.Number({ description: 'From the first look at the request until all of the body was there; of a stream, until its header was.' })
+  staged: Type.String({
+    description:
+      'Where the bytes waited for the write: "memory", "disk", or "stream" for one that was written as it came.'
+  }),
+  receive_ms: Type.Number({
+    description:
+      'From the first look at the request until all of the body was there; of a stream, until its header was.'
+  })
 }, { title: 'UploadReport' })
 
-export interface UploadOutcome { message: string, report: WriteReport, torn: number, upload: { files: number, bytes: number, staged: UploadPlace, receive_ms: number } }
+export interface UploadOutcome {
+  message: string
+  report: WriteReport
+  torn: number
+  upload: { files: number, bytes: number, staged: UploadPlace, receive_ms: number }
+}
 
 const INDEX = '.safetensors.index.json'
 
@@ -31,7 +42,9 @@ export async function updateFromUpload (context: RouteContext, request: FastifyR
     const began = performance.now()
     const isForm = uploadType(request) !== BYTES
     const query = request.query as Record<string, unknown>
-    const { form, length } = await openedFor(engine, { transaction: typeof query.transaction === 'string' ? query.transaction : null }, async () => {
+    const { form, length } = await openedFor(engine, {
+      transaction: typeof query.transaction === 'string' ? query.transaction : null
+    }, async () => {
       const form = new UploadForm(query)
       const length = checkHead(request)
       // A form may name its transaction later.
@@ -45,7 +58,9 @@ export async function updateFromUpload (context: RouteContext, request: FastifyR
     sendContinue(raw)
     const reading = read()
     // Its outcome is looked at below, when the write that goes on beside it has ended.
-    reading.catch(error => { upload.fail(error) })
+    reading.catch(error => {
+      upload.fail(error)
+    })
     try {
       const source = await openedFor(engine, form.fields, async () => await Promise.race([upload.opened, reading]))
       const receiveMs = performance.now() - began
@@ -67,13 +82,23 @@ export async function updateFromUpload (context: RouteContext, request: FastifyR
       await upload.close()
     }
 
-    function broke (error: unknown): void { upload.fail(error) }
-    function spent (chunk: Buffer): void { uploads.freeChunk(chunk) }
+    function broke (error: unknown): void {
+      upload.fail(error)
+    }
+    function spent (chunk: Buffer): void {
+      uploads.freeChunk(chunk)
+    }
 
     async function readBytes (): ReturnType<typeof upload.finish> {
       form.begin()
       const file = upload.begin('the body', length)
-      await pump(raw, { take: chunk => file.take(chunk), stallMs: uploads.stallMs, broke, spent, signal: control.signal })
+      await pump(raw, {
+        take: chunk => file.take(chunk),
+        stallMs: uploads.stallMs,
+        broke,
+        spent,
+        signal: control.signal
+      })
       await file.end()
       return await upload.finish()
     }
@@ -85,13 +110,23 @@ export async function updateFromUpload (context: RouteContext, request: FastifyR
         broke,
         spent,
         signal: control.signal,
-        field: (name, value) => { form.add(name, value) },
+        field: (name, value) => {
+          form.add(name, value)
+        },
         file: name => {
           form.begin()
           // Answered before the file has come.
-          if (form.streams || form.fields.transaction != null) demandTurn(engine, form.fields).catch(error => { control.abort(error) })
+          if (form.streams || form.fields.transaction != null) {
+            demandTurn(engine, form.fields).catch(error => {
+              control.abort(error)
+            })
+          }
           if (!name.endsWith(INDEX)) return upload.begin(name, null)
-          if (form.streams) throw new RefitError('UNSUPPORTED', `${name}: with mode=stream a request has one file and no index`, { param: 'mode' })
+          if (form.streams) {
+            throw new RefitError('UNSUPPORTED', `${name}: with mode=stream a request has one file and no index`, {
+              param: 'mode'
+            })
+          }
           return index.begin(name)
         }
       })
@@ -104,7 +139,11 @@ export async function updateFromUpload (context: RouteContext, request: FastifyR
 function checkHead ({ headers }: FastifyRequest): number | null {
   const encoding = headers['content-encoding']
   if (encoding !== undefined && encoding !== 'identity') {
-    throw new RefitError('UNSUPPORTED', `content-encoding ${JSON.stringify(encoding.slice(0, 100))} is not taken here: send the bytes as they are`, { param: 'content-encoding' })
+    throw new RefitError(
+      'UNSUPPORTED',
+      `content-encoding ${JSON.stringify(encoding.slice(0, 100))} is not taken here: send the bytes as they are`,
+      { param: 'content-encoding' }
+    )
   }
   return headers['content-length'] === undefined ? null : Number(headers['content-length'])
 }
@@ -132,7 +171,9 @@ class IndexFile {
     return {
       take: chunk => {
         const length = this.#length + chunk.length
-        if (length > MAX_INDEX_BYTES) throw new RefitError('BODY_TOO_LARGE', `${label} is longer than ${MAX_INDEX_BYTES} bytes`)
+        if (length > MAX_INDEX_BYTES) {
+          throw new RefitError('BODY_TOO_LARGE', `${label} is longer than ${MAX_INDEX_BYTES} bytes`)
+        }
         if (length > this.#bytes.length) {
           const larger = Buffer.allocUnsafeSlow(Math.max(2 * length, 1 << 20))
           this.#bytes.copy(larger)

@@ -9,7 +9,9 @@ export class WeightsChecker {
   readonly #engine: RolloutEngine
   #snapshot: Map<string, string> | null = null
 
-  constructor (engine: RolloutEngine) { this.#engine = engine }
+  constructor (engine: RolloutEngine) {
+    this.#engine = engine
+  }
 
   async checksum (): Promise<Record<string, unknown>> {
     const { tensors, ranks } = await this.#engine.checksums()
@@ -29,12 +31,17 @@ export class WeightsChecker {
 
   /** Throws unless the weights are what they were at the snapshot. */
   async compare (): Promise<void> {
-    if (this.#snapshot === null) throw new RefitError('CONFLICT', 'there is no snapshot to compare with; call with action "snapshot" first')
+    if (this.#snapshot === null) {
+      throw new RefitError('CONFLICT', 'there is no snapshot to compare with; call with action "snapshot" first')
+    }
     const now = await this.#now()
     const different = [...this.#snapshot].filter(([name, checksum]) => now.get(name) !== checksum).map(([name]) => name)
     if (different.length === 0) return
     const more = different.length > SHOWN ? `\nand ${different.length - SHOWN} more` : ''
-    throw new RefitError('WEIGHTS_MISMATCH', `check tensor equality failed:\n${different.slice(0, SHOWN).join('\n')}${more}`)
+    throw new RefitError(
+      'WEIGHTS_MISMATCH',
+      `check tensor equality failed:\n${different.slice(0, SHOWN).join('\n')}${more}`
+    )
   }
 
   async #now (): Promise<Map<string, string>> {
@@ -56,4 +63,6 @@ function asObject (tensors: TensorChecksum[]): Record<string, string> {
   return Object.fromEntries(tensors.map(({ name, checksum }) => [name, checksum]))
 }
 
-function sha256 (text: string): string { return createHash('sha256').update(text).digest('hex') }
+function sha256 (text: string): string {
+  return createHash('sha256').update(text).digest('hex')
+}

@@ -10,7 +10,7 @@ export function announcedNames (table: ModelTable, coverage: Coverage, source: W
   const tensors = isEngine ? engineTensors(table) : table.tensors
   for (const { name } of source.tensors) {
     const plan = tensors.get(isEngine ? name : table.canonical(name))
-    if (plan !== undefined) for (const weight of coverage.names(plan)) names.add(weight)
+    if (plan !== undefined) { for (const weight of coverage.names(plan)) names.add(weight) }
   }
   return names
 }

@@ -9,7 +9,9 @@ import { packRects } from './plan.ts'
  * Checksums of all checkpoint tensors as the engine holds them, and of each rank's share (docs/checksum.md). A tensor's checksum is
  * the sum of its rectangles'; what several ranks hold alike counts once, and must be alike unless the tensor is torn: INTERNAL otherwise.
  */
-export async function checksums (store: WeightStore): Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }> {
+export async function checksums (
+  store: WeightStore
+): Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }> {
   const plans = [...store.table.tensors.values()].filter(plan => !plan.alternative)
   const rects = new Float64Array(plans.reduce((sum, plan) => sum + plan.rects.length, 0) * RECT_FIELDS)
   let at = 0
@@ -47,10 +49,19 @@ function total (plan: TensorPlan, shares: BigUint64Array, torn: boolean): bigint
 
 function perRank (plan: TensorPlan, shares: BigUint64Array): Map<number, bigint> {
   const sums = new Map<number, bigint>()
-  for (const [index, rect] of plan.rects.entries()) sums.set(rect.rank, BigInt.asUintN(64, (sums.get(rect.rank) ?? 0n) + shares[index]!))
+  for (const [index, rect] of plan.rects.entries()) {
+    sums.set(
+      rect.rank,
+      BigInt.asUintN(64, (sums.get(rect.rank) ?? 0n) + shares[index]!)
+    )
+  }
   return sums
 }
 
-function regionOf (rect: Rect): string { return `${rect.srcRow},${rect.srcCol},${rect.rows},${rect.cols}` }
+function regionOf (rect: Rect): string {
+  return `${rect.srcRow},${rect.srcCol},${rect.rows},${rect.cols}`
+}
 
-function hex (value: bigint): string { return value.toString(16).padStart(16, '0') }
+function hex (value: bigint): string {
+  return value.toString(16).padStart(16, '0')
+}

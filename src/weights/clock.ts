@@ -14,6 +14,8 @@ export const systemClock: Clock = {
   now: () => performance.now(),
   after: (ms, run) => {
     const timer = setTimeout(run, Math.min(ms, LONGEST_TIMER_MS)).unref()
-    return () => { clearTimeout(timer) }
+    return () => {
+      clearTimeout(timer)
+    }
   }
 }

@@ -9,7 +9,9 @@ export class Coverage {
   #byParam: Map<number, TensorPlan[]> | undefined
   readonly #known = new Map<TensorPlan, string[]>()
 
-  constructor (table: ModelTable) { this.#table = table }
+  constructor (table: ModelTable) {
+    this.#table = table
+  }
 
   names (plan: TensorPlan): string[] {
     if (!plan.alternative) return [plan.name]
@@ -21,7 +23,9 @@ export class Coverage {
   #inside (plan: TensorPlan): string[] {
     const params = new Set(plan.rects.map(rect => rect.param))
     const candidates = new Set([...params].flatMap(param => this.#plansOf(param)))
-    return [...candidates].filter(inner => inner.rects.every(rect => plan.rects.some(outer => contains(outer, rect)))).map(inner => inner.name)
+    return [...candidates]
+      .filter(inner => inner.rects.every(rect => plan.rects.some(outer => contains(outer, rect))))
+      .map(inner => inner.name)
   }
 
   #plansOf (param: number): TensorPlan[] {

@@ -2,10 +2,18 @@ import { DTYPES, RECT_FIELDS, TENSOR_FIELDS } from '../native/addon.ts'
 import type { NativeSource, WriteJob } from '../native/addon.ts'
 
 /** A rows x cols part of a tensor. */
-interface Block { row: number, rows: number, col: number, cols: number }
+interface Block {
+  row: number
+  rows: number
+  col: number
+  cols: number
+}
 
 /** What a stretch of bytes brings: a job of its own, and for each of its tensors the index in the whole job. */
-export interface CutJob { job: WriteJob, owners: number[] }
+export interface CutJob {
+  job: WriteJob
+  owners: number[]
+}
 
 /** Cuts a job whose tensors lie row-major in one source into jobs for stretches of its bytes, front to back. */
 export class JobCutter {
@@ -20,24 +28,34 @@ export class JobCutter {
   constructor (job: WriteJob) {
     this.#job = job
     const count = job.tensors.length / TENSOR_FIELDS
-    this.#order = Array.from({ length: count }, (_, tensor) => tensor).sort((a, b) => this.#begin(a) - this.#begin(b) || this.#end(a) - this.#end(b))
+    this.#order = Array.from({ length: count }, (_, tensor) => tensor).sort((a, b) =>
+      this.#begin(a) - this.#begin(b) || this.#end(a) - this.#end(b)
+    )
     this.#rectAt = new Int32Array(count + 1)
     for (let at = 0; at < job.rects.length; at += RECT_FIELDS) this.#rectAt[job.rects[at]! + 1]!++
     for (let tensor = 0; tensor < count; tensor++) this.#rectAt[tensor + 1]! += this.#rectAt[tensor]!
   }
 
   /** Every byte before it has been cut. */
-  get done (): number { return this.#done }
+  get done (): number {
+    return this.#done
+  }
 
   /** The tensor that the next byte belongs to, or that stands behind it; undefined behind the last one. */
-  get tensor (): number | undefined { return this.#order[this.#next] }
+  get tensor (): number | undefined {
+    return this.#order[this.#next]
+  }
 
   /** Tensors with bytes that have not been cut. */
-  unfinished (done = this.#done): number[] { return this.#order.filter(tensor => this.#end(tensor) > done) }
+  unfinished (done = this.#done): number[] {
+    return this.#order.filter(tensor => this.#end(tensor) > done)
+  }
 
   /** What is new in the bytes from `begin` on, which are those of `source`: all elements that end in them and have not been cut. */
   cut (source: NativeSource, begin: number, length: number): CutJob {
-    if (begin > this.#done) throw new RangeError(`a piece begins at byte ${begin}, bytes from ${this.#done} on are missing`)
+    if (begin > this.#done) {
+      throw new RangeError(`a piece begins at byte ${begin}, bytes from ${this.#done} on are missing`)
+    }
     const to = begin + length
     const tensors: number[] = []
     const rects: number[] = []
@@ -52,12 +70,23 @@ export class JobCutter {
       for (const block of blocks(first, last, cols)) {
         const offset = this.#begin(tensor) + (block.row * cols + block.col) * size - begin
         this.#clip(tensor, block, owners.length, rects)
-        tensors.push(0, offset, this.#job.tensors[tensor * TENSOR_FIELDS + 2]!, block.rows, block.cols, cols * size, size)
+        tensors.push(
+          0,
+          offset,
+          this.#job.tensors[tensor * TENSOR_FIELDS + 2]!,
+          block.rows,
+          block.cols,
+          cols * size,
+          size
+        )
         owners.push(tensor)
       }
       if (this.#end(tensor) > to) {
         this.#done = this.#begin(tensor) + last * size
-        return { job: { sources: [source], tensors: Float64Array.from(tensors), rects: Float64Array.from(rects) }, owners }
+        return {
+          job: { sources: [source], tensors: Float64Array.from(tensors), rects: Float64Array.from(rects) },
+          owners
+        }
       }
     }
     this.#done = to
@@ -78,29 +107,47 @@ export class JobCutter {
   /** Of a tensor's rectangles, what lies in a block, as rectangles of the tensor `index` that the block becomes. */
   #clip (tensor: number, block: Block, index: number, into: number[]): void {
     const { rects } = this.#job
-    for (let at = this.#rectAt[tensor]! * RECT_FIELDS; at < this.#rectAt[tensor + 1]! * RECT_FIELDS; at += RECT_FIELDS) {
+    for (
+      let at = this.#rectAt[tensor]! * RECT_FIELDS;
+      at < this.#rectAt[tensor + 1]! * RECT_FIELDS;
+      at += RECT_FIELDS
+    ) {
       const [srcRow, srcCol, rows, cols] = [rects[at + 3]!, rects[at + 4]!, rects[at + 5]!, rects[at + 6]!]
       const top = Math.max(srcRow, block.row)
       const left = Math.max(srcCol, block.col)
       const height = Math.min(srcRow + rows, block.row + block.rows) - top
       const width = Math.min(srcCol + cols, block.col + block.cols) - left
       if (height <= 0 || width <= 0) continue
-      into.push(index, rects[at + 1]!, rects[at + 2]!, top - block.row, left - block.col, height, width, rects[at + 7]! + top - srcRow, rects[at + 8]! + left - srcCol)
+      into.push(
+        index,
+        rects[at + 1]!,
+        rects[at + 2]!,
+        top - block.row,
+        left - block.col,
+        height,
+        width,
+        rects[at + 7]! + top - srcRow,
+        rects[at + 8]! + left - srcCol
+      )
     }
   }
 
-  #begin (tensor: number): number { return this.#job.tensors[tensor * TENSOR_FIELDS + 1]! }
+  #begin (tensor: number): number {
+    return this.#job.tensors[tensor * TENSOR_FIELDS + 1]!
+  }
 
   #end (tensor: number): number {
     const at = tensor * TENSOR_FIELDS
     return this.#begin(tensor) + this.#job.tensors[at + 3]! * this.#job.tensors[at + 4]! * this.#elementBytes(tensor)
   }
 
-  #elementBytes (tensor: number): number { return this.#job.tensors[tensor * TENSOR_FIELDS + 2] === DTYPES.float32 ? 4 : 2 }
+  #elementBytes (tensor: number): number {
+    return this.#job.tensors[tensor * TENSOR_FIELDS + 2] === DTYPES.float32 ? 4 : 2
+  }
 }
 
 /** Elements [first, last) of a row-major matrix: the rest of a row, whole rows, the beginning of a row. */
-function * blocks (first: number, last: number, cols: number): Generator<Block> {
+function* blocks (first: number, last: number, cols: number): Generator<Block> {
   if (last <= first) return
   let row = Math.floor(first / cols)
   const col = first % cols

@@ -9,7 +9,11 @@ const SHOWN_NAMES = 5
  * The model's own names of those that somebody says will be brought, "all" of them, or null where nothing was said. Names that the
  * model has no use for (a tied head) are none. Throws WEIGHTS_UNKNOWN_NAME for one that it does not have.
  */
-export function expectedNames (table: ModelTable, coverage: Coverage, expected: readonly string[] | 'all' | undefined): ReadonlySet<string> | null {
+export function expectedNames (
+  table: ModelTable,
+  coverage: Coverage,
+  expected: readonly string[] | 'all' | undefined
+): ReadonlySet<string> | null {
   if (expected === undefined) return null
   if (expected === 'all') return new Set(missingNames(table, new Set()))
   const names = new Set<string>()
@@ -17,10 +21,16 @@ export function expectedNames (table: ModelTable, coverage: Coverage, expected: 
   for (const given of expected) {
     const name = table.canonical(given)
     const plan = table.tensors.get(name)
-    if (plan !== undefined) for (const weight of coverage.names(plan)) names.add(weight)
+    if (plan !== undefined) { for (const weight of coverage.names(plan)) names.add(weight) }
     else if (!table.ignored(name)) unknown.push(given)
   }
   if (unknown.length === 0) return names
   const shown = unknown.slice(0, SHOWN_NAMES).map(name => `"${name}"`).join(', ')
-  throw new RefitError('WEIGHTS_UNKNOWN_NAME', `the model has no tensor ${shown}${unknown.length > SHOWN_NAMES ? ` and ${unknown.length - SHOWN_NAMES} more` : ''}, so that none can be expected`, { param: 'expected' })
+  throw new RefitError(
+    'WEIGHTS_UNKNOWN_NAME',
+    `the model has no tensor ${shown}${
+      unknown.length > SHOWN_NAMES ? ` and ${unknown.length - SHOWN_NAMES} more` : ''
+    }, so that none can be expected`,
+    { param: 'expected' }
+  )
 }

@@ -1,10 +1,18 @@
 import type { NativeAddon } from '../native/addon.ts'
 import type { PieceRows } from '../model/checkpoint-layout.ts'
 
-interface Weights { addon: NativeAddon, core: number }
+interface Weights {
+  addon: NativeAddon
+  core: number
+}
 
 /** Copies rows of a checkpoint tensor out of the ranks that hold them into `into`, row-major in the engine's own dtype. Nobody may write meanwhile. */
-export async function gatherRows ({ addon, core }: Weights, { plan, row, rows, at }: PieceRows, elementBytes: number, into: Uint8Array): Promise<void> {
+export async function gatherRows (
+  { addon, core }: Weights,
+  { plan, row, rows, at }: PieceRows,
+  elementBytes: number,
+  into: Uint8Array
+): Promise<void> {
   const rowBytes = plan.cols * elementBytes
   const seen = new Set<string>()
   for (const rect of plan.rects) {
@@ -14,7 +22,15 @@ export async function gatherRows ({ addon, core }: Weights, { plan, row, rows, a
     const region = `${rect.srcRow},${rect.srcCol}`
     if (count <= 0 || seen.has(region)) continue
     seen.add(region)
-    const bytes = await addon.read(core, rect.rank, rect.param, rect.dstRow + from - rect.srcRow, rect.dstCol, count, rect.cols)
+    const bytes = await addon.read(
+      core,
+      rect.rank,
+      rect.param,
+      rect.dstRow + from - rect.srcRow,
+      rect.dstCol,
+      count,
+      rect.cols
+    )
     const width = rect.cols * elementBytes
     const start = at + (from - row) * rowBytes + rect.srcCol * elementBytes
     if (width === rowBytes) into.set(bytes, start)

@@ -3,20 +3,32 @@ import type { WeightStream } from '../contract/weight-stream.ts'
 /** The same stream; waiting for its bytes ends with the signal's reason when the signal is aborted. */
 export function interruptible (stream: WeightStream, signal: AbortSignal): WeightStream {
   return {
-    ready: async () => { await orAborted(stream.ready(), signal) },
-    prepare: job => { stream.prepare?.(job) },
-    get touched () { return stream.touched === true },
+    ready: async () => {
+      await orAborted(stream.ready(), signal)
+    },
+    prepare: job => {
+      stream.prepare?.(job)
+    },
+    get touched () {
+      return stream.touched === true
+    },
     next: async () => await orAborted(stream.next(), signal),
-    drop: async hurry => { await stream.drop?.(hurry || signal.aborted) }
+    drop: async hurry => {
+      await stream.drop?.(hurry || signal.aborted)
+    }
   }
 }
 
 async function orAborted<T> (promise: Promise<T>, signal: AbortSignal): Promise<T> {
   return await new Promise<T>((resolve, reject) => {
     const reason = (): Error => signal.reason
-    const stop = (): void => { reject(reason()) }
+    const stop = (): void => {
+      reject(reason())
+    }
     signal.addEventListener('abort', stop)
     if (signal.aborted) stop()
-    void promise.then(resolve, reject).then(() => { signal.removeEventListener('abort', stop) })
+    void promise.then(resolve, reject).then(() => {
+      signal.removeEventListener('abort', stop)
+    })
   })
 }

@@ -1,9 +1,16 @@
 import type { NativeAddon } from '../native/addon.ts'
 
 /** Of all writes so far, counted for each rank. What is opened and not closed is kept open under a name. */
-export interface MappingCounts { opened: number, closed: number }
+export interface MappingCounts {
+  opened: number
+  closed: number
+}
 
-interface Due { done: Promise<void>, resolve: () => void, reject: (error: unknown) => void }
+interface Due {
+  done: Promise<void>
+  resolve: () => void
+  reject: (error: unknown) => void
+}
 
 /** Memory of cards that writes map: what is kept is closed while the gate is shut, by whoever shuts it next. */
 export class Mappings {
@@ -16,12 +23,13 @@ export class Mappings {
     return {
       ...addon,
       // Not async: what is refused at once is thrown at once.
-      write: (core, job) => addon.write(core, job).then(outcome => {
-        this.counts.opened += outcome.segmentsOpened ?? 0
-        this.counts.closed += outcome.segmentsClosed ?? 0
-        if (outcome.warning !== undefined) this.#warning = outcome.warning
-        return outcome
-      })
+      write: (core, job) =>
+        addon.write(core, job).then(outcome => {
+          this.counts.opened += outcome.segmentsOpened ?? 0
+          this.counts.closed += outcome.segmentsClosed ?? 0
+          if (outcome.warning !== undefined) this.#warning = outcome.warning
+          return outcome
+        })
     }
   }
 
@@ -57,7 +65,9 @@ export class Mappings {
 
 function makeDue (): Due {
   let settle: Omit<Due, 'done'> | undefined
-  const done = new Promise<void>((resolve, reject) => { settle = { resolve, reject } })
+  const done = new Promise<void>((resolve, reject) => {
+    settle = { resolve, reject }
+  })
   // There may be nobody left who waits.
   done.catch(() => {})
   return { done, ...settle! }

@@ -5,7 +5,11 @@ import type { Coverage } from './coverage.ts'
 import type { AnnouncedTensor, WeightSource } from '../contract/weight-source.ts'
 
 /** A tensor of a source that the model has a place for, and the ranks that take their part from it (null: all). */
-export interface Brought { plan: TensorPlan, tensor: AnnouncedTensor, ranks: ReadonlySet<number> | null }
+export interface Brought {
+  plan: TensorPlan
+  tensor: AnnouncedTensor
+  ranks: ReadonlySet<number> | null
+}
 
 /**
  * Finds the place of every tensor that a source announces, and who takes what from which: a rank from the one that was brought to it,
@@ -13,7 +17,12 @@ export interface Brought { plan: TensorPlan, tensor: AnnouncedTensor, ranks: Rea
  * (with `strictNames`; else such names are ignored), WEIGHTS_MISMATCH for a shape that differs, a weight that is brought twice, or
  * an engine parameter that not every rank is brought.
  */
-export function matchTensors (table: ModelTable, coverage: Coverage, source: WeightSource, strictNames: boolean): { brought: Brought[], ignored: string[] } {
+export function matchTensors (
+  table: ModelTable,
+  coverage: Coverage,
+  source: WeightSource,
+  strictNames: boolean
+): { brought: Brought[], ignored: string[] } {
   const ignored = new Set<string>()
   const unknown = new Set<string>()
   const found = new Map<TensorPlan, AnnouncedTensor[]>()
@@ -22,7 +31,7 @@ export function matchTensors (table: ModelTable, coverage: Coverage, source: Wei
     const name = table.canonical(tensor.name)
     const plan = tensors.get(source.layout === 'engine' ? tensor.name : name)
     if (plan === undefined) {
-      (table.ignored(name) || !strictNames ? ignored : unknown).add(tensor.name)
+      ;(table.ignored(name) || !strictNames ? ignored : unknown).add(tensor.name)
       continue
     }
     checkShape(tensor, plan)
@@ -35,8 +44,11 @@ export function matchTensors (table: ModelTable, coverage: Coverage, source: Wei
   const brought: Brought[] = []
   for (const [plan, own] of found) {
     const first = own[0]!
-    if (own.length === 1 && (first.ranks === undefined || source.layout !== 'engine')) brought.push({ plan, tensor: first, ranks: null })
-    else for (const [tensor, ranks] of shareOut(plan, own, table.ranks, source.layout === 'engine')) brought.push({ plan, tensor, ranks })
+    if (own.length === 1 && (first.ranks === undefined || source.layout !== 'engine')) {
+      brought.push({ plan, tensor: first, ranks: null })
+    } else {for (const [tensor, ranks] of shareOut(plan, own, table.ranks, source.layout === 'engine')) {
+        brought.push({ plan, tensor, ranks })
+      }}
   }
   return { brought, ignored: [...ignored] }
 }
@@ -58,7 +70,12 @@ function checkCovered (found: ReadonlyMap<TensorPlan, AnnouncedTensor[]>, covera
 }
 
 /** Which ranks take from which of the tensors that bring the same. */
-function shareOut (plan: TensorPlan, tensors: AnnouncedTensor[], ranks: number, ownOnly: boolean): Iterable<[AnnouncedTensor, ReadonlySet<number> | null]> {
+function shareOut (
+  plan: TensorPlan,
+  tensors: AnnouncedTensor[],
+  ranks: number,
+  ownOnly: boolean
+): Iterable<[AnnouncedTensor, ReadonlySet<number> | null]> {
   const first = tensors[0]!
   const owners: AnnouncedTensor[] = []
   for (const tensor of tensors) {
@@ -71,7 +88,11 @@ function shareOut (plan: TensorPlan, tensors: AnnouncedTensor[], ranks: number, 
   for (let rank = 0; rank < ranks; rank++) {
     const owner = owners[rank]
     if (owner === undefined && ownOnly) {
-      throw new RefitError('WEIGHTS_MISMATCH', `"${first.name}" is not brought to rank ${rank}: parameters of the engine are brought to every rank, to each its own`, { param: first.name })
+      throw new RefitError(
+        'WEIGHTS_MISMATCH',
+        `"${first.name}" is not brought to rank ${rank}: parameters of the engine are brought to every rank, to each its own`,
+        { param: first.name }
+      )
     }
     const tensor = owner ?? first
     const share = shares.get(tensor)
@@ -82,18 +103,31 @@ function shareOut (plan: TensorPlan, tensors: AnnouncedTensor[], ranks: number, 
 }
 
 function checkShape (tensor: AnnouncedTensor, plan: TensorPlan): void {
-  const same = tensor.shape.length === plan.shape.length && tensor.shape.every((size, axis) => size === plan.shape[axis])
+  const same = tensor.shape.length === plan.shape.length &&
+    tensor.shape.every((size, axis) => size === plan.shape[axis])
   if (same) return
-  throw new RefitError('WEIGHTS_MISMATCH', `tensor "${tensor.name}" has shape [${tensor.shape.join(', ')}], the model expects [${plan.shape.join(', ')}]`, { param: tensor.name })
+  throw new RefitError(
+    'WEIGHTS_MISMATCH',
+    `tensor "${tensor.name}" has shape [${tensor.shape.join(', ')}], the model expects [${plan.shape.join(', ')}]`,
+    { param: tensor.name }
+  )
 }
 
 function broughtTwice (weight: string, one: AnnouncedTensor, other: AnnouncedTensor): RefitError {
-  return new RefitError('WEIGHTS_MISMATCH', `tensors "${one.name}" and "${other.name}" both bring ${weight}: bring each weight once`, { param: other.name })
+  return new RefitError(
+    'WEIGHTS_MISMATCH',
+    `tensors "${one.name}" and "${other.name}" both bring ${weight}: bring each weight once`,
+    { param: other.name }
+  )
 }
 
 function unknownNames (unknown: string[], tensors: ReadonlyMap<string, TensorPlan>): RefitError {
   const shown = unknown.slice(0, 5).map(name => `"${name}"`).join(', ')
   const more = unknown.length > 5 ? ` and ${unknown.length - 5} more` : ''
   const example = tensors.keys().next().value
-  return new RefitError('WEIGHTS_UNKNOWN_NAME', `the model has no tensor ${shown}${more}; its names look like "${example}"`, { param: unknown[0]! })
+  return new RefitError(
+    'WEIGHTS_UNKNOWN_NAME',
+    `the model has no tensor ${shown}${more}; its names look like "${example}"`,
+    { param: unknown[0]! }
+  )
 }

@@ -1,4 +1,4 @@
-import { RefitError } from '../errors.ts'
+import { errorMessage, RefitError } from '../errors.ts'
 import type { MemoryReport, MemoryTag } from '../contract/rollout-engine.ts'
 import { MEMORY_TAGS } from '../native/addon.ts'
 import type { NativeAddon } from '../native/addon.ts'
@@ -27,12 +27,21 @@ const GOING: readonly MemoryTag[] = ['weights', 'kv_cache', 'cuda_graph']
 /** And so they come back, as in SGLang. */
 const COMING: readonly MemoryTag[] = ['cuda_graph', 'weights', 'kv_cache']
 
-const UNRELEASABLE = 'this card has no virtual memory management (cards of virtual machines often have none): its memory cannot be released while the engine lives. Nothing has changed'
+const UNRELEASABLE =
+  'this card has no virtual memory management (cards of virtual machines often have none): its memory cannot be released while the engine lives. Nothing has changed'
 
-export async function releaseMemory (context: MemoryContext, wanted: readonly MemoryTag[] | undefined): Promise<MemoryReport> {
+export async function releaseMemory (
+  context: MemoryContext,
+  wanted: readonly MemoryTag[] | undefined
+): Promise<MemoryReport> {
   const { ledger } = context
   if (!context.releasable) throw new RefitError('UNSUPPORTED', UNRELEASABLE)
-  const tags = chosen(GOING, wanted, tag => !ledger.isReleased(tag), 'released already; resume it before it is released again')
+  const tags = chosen(
+    GOING,
+    wanted,
+    tag => !ledger.isReleased(tag),
+    'released already; resume it before it is released again'
+  )
   const began = performance.now()
   const gate = await context.shut()
   let bytes = 0
@@ -46,7 +55,10 @@ export async function releaseMemory (context: MemoryContext, wanted: readonly Me
   return { tags, bytes, ms: performance.now() - began }
 }
 
-export async function resumeMemory (context: MemoryContext, wanted: readonly MemoryTag[] | undefined): Promise<MemoryReport> {
+export async function resumeMemory (
+  context: MemoryContext,
+  wanted: readonly MemoryTag[] | undefined
+): Promise<MemoryReport> {
   const { ledger } = context
   const tags = chosen(COMING, wanted, tag => ledger.isReleased(tag), 'not released; there is nothing to resume')
   const began = performance.now()
@@ -60,25 +72,55 @@ export async function resumeMemory (context: MemoryContext, wanted: readonly Mem
   return { tags, bytes, ms: performance.now() - began }
 }
 
-function chosen (all: readonly MemoryTag[], wanted: readonly MemoryTag[] | undefined, fits: (tag: MemoryTag) => boolean, complaint: string): MemoryTag[] {
+function chosen (
+  all: readonly MemoryTag[],
+  wanted: readonly MemoryTag[] | undefined,
+  fits: (tag: MemoryTag) => boolean,
+  complaint: string
+): MemoryTag[] {
   const misfits = all.filter(tag => (wanted === undefined || wanted.length === 0 || wanted.includes(tag)) && !fits(tag))
   if (wanted !== undefined && wanted.length > 0) {
-    if (misfits.length > 0) throw new RefitError('CONFLICT', `memory of ${misfits.join(' and ')} is ${complaint}. Nothing has changed`, { param: 'tags' })
+    if (misfits.length > 0) {
+      throw new RefitError(
+        'CONFLICT',
+        `memory of ${misfits.join(' and ')} is ${complaint}. Nothing has changed`,
+        { param: 'tags' }
+      )
+    }
     return all.filter(tag => wanted.includes(tag))
   }
-  if (misfits.length === all.length) throw new RefitError('CONFLICT', `all memory (${all.join(', ')}) is ${complaint}. Nothing has changed`, { param: 'tags' })
+  if (misfits.length === all.length) {
+    throw new RefitError(
+      'CONFLICT',
+      `all memory (${all.join(', ')}) is ${complaint}. Nothing has changed`,
+      { param: 'tags' }
+    )
+  }
   return all.filter(fits)
 }
 
 function demandNoHolders (tags: readonly MemoryTag[], holders: number): void {
   if (holders === 0 || !tags.includes('kv_cache')) return
-  throw new RefitError('CONFLICT', `generation is paused in place, and ${holders} requests need their KV cache to go on: pause with mode "retract" (they are computed again) or "abort" ` +
-    'before kv_cache is released. Nothing has changed', { param: 'tags' })
+  throw new RefitError(
+    'CONFLICT',
+    `generation is paused in place, and ${holders} requests need their KV cache to go on: pause with mode "retract" (they are computed again) or "abort" ` +
+      'before kv_cache is released. Nothing has changed',
+    { param: 'tags' }
+  )
 }
 
-async function release ({ addon, core, ledger, readers, keepWeights, available, weightBytes }: MemoryContext, tag: MemoryTag): Promise<number> {
+async function release (
+  { addon, core, ledger, readers, keepWeights, available, weightBytes }: MemoryContext,
+  tag: MemoryTag
+): Promise<number> {
   const keep = tag === 'weights' && keepWeights
-  if (keep) demandMemory(weightBytes, available.forCopies(), 'a copy of the weights (--enable-weights-cpu-backup, or sleep at level 1). Nothing has changed')
+  if (keep) {
+    demandMemory(
+      weightBytes,
+      available.forCopies(),
+      'a copy of the weights (--enable-weights-cpu-backup, or sleep at level 1). Nothing has changed'
+    )
+  }
   // From here on no read begins.
   ledger.slept(tag, 0)
   if (tag === 'weights') await readers.idle()
@@ -91,30 +133,58 @@ async function release ({ addon, core, ledger, readers, keepWeights, available, 
     ledger.woke(tag, nothingChanged)
     // Half gone, perhaps: of the weights then nothing may be relied on.
     if (!nothingChanged) throw error
-    throw new RefitError('NO_MEMORY', `${messageOf(error)}: a copy of ${megabytes(weightBytes)} of weights (--enable-weights-cpu-backup) does not fit into memory. Nothing has changed`, { cause: error })
+    throw new RefitError(
+      'NO_MEMORY',
+      `${messageOf(error)}: a copy of ${
+        megabytes(weightBytes)
+      } of weights (--enable-weights-cpu-backup) does not fit into memory. Nothing has changed`,
+      { cause: error }
+    )
   }
 }
 
-async function resume ({ addon, core, ledger, available, weightBytes }: MemoryContext, tag: MemoryTag): Promise<number> {
+async function resume (
+  { addon, core, ledger, available, weightBytes }: MemoryContext,
+  tag: MemoryTag
+): Promise<number> {
   const bytes = ledger.released[tag]!
   // Asked for before it is touched: a system that has not enough ends processes instead of refusing.
-  if (tag === 'weights' && available.forWeights !== null) demandMemory(weightBytes, available.forWeights(), 'the weights. They stay released; free memory and try again')
+  if (tag === 'weights' && available.forWeights !== null) {
+    demandMemory(
+      weightBytes,
+      available.forWeights(),
+      'the weights. They stay released; free memory and try again'
+    )
+  }
   try {
     ledger.woke(tag, await addon.resume(core, MEMORY_TAGS[tag]))
     return bytes
   } catch (error) {
     if (codeOf(error) !== 'NO_MEMORY') throw error
-    throw new RefitError('NO_MEMORY', `memory of ${tag} could not be had (${messageOf(error)}). It stays released; free memory and try again`, { cause: error })
+    throw new RefitError(
+      'NO_MEMORY',
+      `memory of ${tag} could not be had (${messageOf(error)}). It stays released; free memory and try again`,
+      { cause: error }
+    )
   }
 }
 
 function demandMemory (needed: number, available: number, what: string): void {
   if (needed <= available) return
-  throw new RefitError('NO_MEMORY', `${megabytes(needed)} are needed and ${megabytes(available)} can be had for ${what}`)
+  throw new RefitError(
+    'NO_MEMORY',
+    `${megabytes(needed)} are needed and ${megabytes(available)} can be had for ${what}`
+  )
 }
 
-function megabytes (bytes: number): string { return `${(bytes / 1e6).toFixed(1)} MB` }
+function megabytes (bytes: number): string {
+  return `${(bytes / 1e6).toFixed(1)} MB`
+}
 
-function codeOf (error: unknown): unknown { return (error as { code?: unknown }).code }
+function codeOf (error: unknown): unknown {
+  return (error as { code?: unknown }).code
+}
 
-function messageOf (error: unknown): string { return error instanceof Error ? error.message : String(error) }
+function messageOf (error: unknown): string {
+  return errorMessage(error)
+}

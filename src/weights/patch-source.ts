@@ -1,4 +1,4 @@
-import { RefitError } from '../errors.ts'
+import { errorMessage, RefitError } from '../errors.ts'
 import { DTYPE_BYTES, DTYPES } from '../native/addon.ts'
 import type { ElementPatch } from '../native/deltas.ts'
 import type { TensorPlan } from '../model/architecture.ts'
@@ -12,18 +12,32 @@ import type { WeightStore } from './weight-store.ts'
 /** A piece stays as it is until the next is asked for, so that two turns are enough. */
 const TURNS = 2
 
-interface PatchedTensor extends LaidTensor { patches: readonly ElementPatch[] }
+interface PatchedTensor extends LaidTensor {
+  patches: readonly ElementPatch[]
+}
 
 /** A source of whole tensors, and how many elements have changed so far. */
-export interface PatchedSource { source: WeightSource, readonly changed: number }
+export interface PatchedSource {
+  source: WeightSource
+  readonly changed: number
+}
 
 /**
  * Changes of elements as whole tensors: with the gate shut, what is there is read from the ranks that hold it, changed, and written back to
  * all of them, piece by piece. Throws CONFLICT for a tensor that is torn, and where others have written since: nobody knows what would be
  * changed. Called in the update's turn.
  */
-export function patchSource (store: WeightStore, sent: WeightSource, { tensors: patches, baseEpoch = store.epoch }: WeightPatch): PatchedSource {
-  if (baseEpoch !== store.epoch) throw new RefitError('CONFLICT', 'others have written weights since what these changes are relative to. Nothing has changed')
+export function patchSource (
+  store: WeightStore,
+  sent: WeightSource,
+  { tensors: patches, baseEpoch = store.epoch }: WeightPatch
+): PatchedSource {
+  if (baseEpoch !== store.epoch) {
+    throw new RefitError(
+      'CONFLICT',
+      'others have written weights since what these changes are relative to. Nothing has changed'
+    )
+  }
   const { table, dtype } = store
   const { state } = store.ledger
   const torn = state.state === 'torn' ? new Set(state.tensors) : null
@@ -40,8 +54,24 @@ export function patchSource (store: WeightStore, sent: WeightSource, { tensors: 
     return announced
   })
   const stream = new PatchStream(store, laid, end)
-  const source: WeightSource = { kind: sent.kind, tensors, sources: [], stream, verify: async () => { await sent.verify() }, close: async () => { await sent.close() } }
-  return { source, get changed () { return stream.changed } }
+  const source: WeightSource = {
+    kind: sent.kind,
+    tensors,
+    sources: [],
+    stream,
+    verify: async () => {
+      await sent.verify()
+    },
+    close: async () => {
+      await sent.close()
+    }
+  }
+  return {
+    source,
+    get changed () {
+      return stream.changed
+    }
+  }
 }
 
 class PatchStream implements WeightStream {
@@ -57,7 +87,10 @@ class PatchStream implements WeightStream {
     this.#store = store
     this.#tensors = tensors
     this.#patchesOf = new Map(tensors.map(({ plan, patches }) => [plan, patches]))
-    this.#pieces = cutCheckpoint({ tensors: [...tensors], elementBytes: DTYPE_BYTES[store.dtype], bytes }, store.patchBytes)
+    this.#pieces = cutCheckpoint(
+      { tensors: [...tensors], elementBytes: DTYPE_BYTES[store.dtype], bytes },
+      store.patchBytes
+    )
   }
 
   /** Every position is looked at before the gate shuts. */
@@ -67,7 +100,11 @@ class PatchStream implements WeightStream {
       try {
         await addon.checkPatches(core, patches, plan.rows * plan.cols, DTYPES[dtype])
       } catch (error) {
-        throw new RefitError('TENSOR_PAYLOAD', `tensor "${plan.name}": ${error instanceof Error ? error.message : String(error)}. Nothing has changed`, { param: plan.name, cause: error })
+        throw new RefitError(
+          'TENSOR_PAYLOAD',
+          `tensor "${plan.name}": ${errorMessage(error)}. Nothing has changed`,
+          { param: plan.name, cause: error }
+        )
       }
     }
   }
@@ -98,5 +135,11 @@ class PatchStream implements WeightStream {
 function demandWhole ({ ledger, coverage }: WeightStore, plan: TensorPlan, torn: ReadonlySet<string>): void {
   const name = coverage.names(plan).find(name => torn.has(name))
   if (name === undefined) return
-  throw new RefitError('CONFLICT', `tensor "${name}" is torn, and a delta changes what is there: send it whole first (${ledger.tornReason ?? 'torn'}). Nothing has changed`, { param: name })
+  throw new RefitError(
+    'CONFLICT',
+    `tensor "${name}" is torn, and a delta changes what is there: send it whole first (${
+      ledger.tornReason ?? 'torn'
+    }). Nothing has changed`,
+    { param: name }
+  )
 }

@@ -28,7 +28,12 @@ export interface WritePlan {
  * WEIGHTS_UNKNOWN_NAME for a name that the model does not have (with `strictNames`; else such names are ignored),
  * WEIGHTS_MISMATCH for a shape that differs or a tensor that is brought twice.
  */
-export function planWrite (table: ModelTable, coverage: Coverage, source: WeightSource, strictNames: boolean): WritePlan {
+export function planWrite (
+  table: ModelTable,
+  coverage: Coverage,
+  source: WeightSource,
+  strictNames: boolean
+): WritePlan {
   const { brought, ignored } = matchTensors(table, coverage, source, strictNames)
   const names = new Set<string>()
   for (const { plan } of brought) for (const name of coverage.names(plan)) names.add(name)
@@ -43,7 +48,12 @@ export function missingNames (table: ModelTable, written: ReadonlySet<string>): 
 }
 
 /** One matrix of the job: where it lies in its source and which rectangles it fills. */
-interface Piece { plan: TensorPlan, tensor: AnnouncedTensor, part: TensorPart, rects: Rect[] }
+interface Piece {
+  plan: TensorPlan
+  tensor: AnnouncedTensor
+  part: TensorPart
+  rects: Rect[]
+}
 
 function layOut (source: WeightSource, brought: Brought[]): Omit<WritePlan, 'count' | 'names' | 'ignored'> {
   const pieces = brought.flatMap(piecesOf)
@@ -67,7 +77,12 @@ function layOut (source: WeightSource, brought: Brought[]): Omit<WritePlan, 'cou
     tensors[at + 6] = colBytes
     rectAt = packRects(piece, index, rects, rectAt)
   }
-  return { job: { sources: [...source.sources], tensors, rects }, tensors: pieces.map(({ plan }) => plan), indices, bytes }
+  return {
+    job: { sources: [...source.sources], tensors, rects },
+    tensors: pieces.map(({ plan }) => plan),
+    indices,
+    bytes
+  }
 }
 
 function piecesOf ({ plan, tensor, ranks }: Brought): Piece[] {
@@ -75,7 +90,12 @@ function piecesOf ({ plan, tensor, ranks }: Brought): Piece[] {
   if (tensor.parts === undefined) {
     const { rows, cols } = plan
     const colBytes = DTYPE_BYTES[tensor.dtype]
-    return [{ plan, tensor, part: { firstRow: 0, rows, cols, offset: tensor.offset, rowBytes: cols * colBytes, colBytes }, rects }]
+    return [{
+      plan,
+      tensor,
+      part: { firstRow: 0, rows, cols, offset: tensor.offset, rowBytes: cols * colBytes, colBytes },
+      rects
+    }]
   }
   if (tensor.parts.length === 1) return [{ plan, tensor, part: tensor.parts[0]!, rects }]
   return tensor.parts.map(part => ({ plan, tensor, part, rects: rects.flatMap(rect => clip(rect, part)) }))
@@ -85,7 +105,9 @@ function piecesOf ({ plan, tensor, ranks }: Brought): Piece[] {
 function clip (rect: Rect, { firstRow, rows }: TensorPart): Rect[] {
   const from = Math.max(rect.srcRow, firstRow)
   const end = Math.min(rect.srcRow + rect.rows, firstRow + rows)
-  return from < end ? [{ ...rect, srcRow: from - firstRow, rows: end - from, dstRow: rect.dstRow + from - rect.srcRow }] : []
+  return from < end
+    ? [{ ...rect, srcRow: from - firstRow, rows: end - from, dstRow: rect.dstRow + from - rect.srcRow }]
+    : []
 }
 
 /** Writes a tensor's rectangles into the addon's layout from element `at` on, under the index `tensor`; returns where the next goes. */

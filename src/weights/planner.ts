@@ -5,7 +5,10 @@ import { planWrite } from './plan.ts'
 import type { WritePlan } from './plan.ts'
 import type { AnnouncedTensor, WeightSource } from '../contract/weight-source.ts'
 
-interface Known { tensors: readonly AnnouncedTensor[], plan: WritePlan }
+interface Known {
+  tensors: readonly AnnouncedTensor[]
+  plan: WritePlan
+}
 
 /** Of all plans together: some 40 MB. */
 const MAX_TENSORS = 200_000
@@ -68,7 +71,9 @@ function areAlike (known: readonly AnnouncedTensor[], tensors: readonly Announce
     const a = known[index]!
     const b = tensors[index]!
     if (a.name !== b.name || a.dtype !== b.dtype || b.parts !== undefined || !areEqual(a.shape, b.shape)) return false
-    if (a.ranks !== b.ranks && (a.ranks === undefined || b.ranks === undefined || !areEqual(a.ranks, b.ranks))) return false
+    if (a.ranks !== b.ranks && (a.ranks === undefined || b.ranks === undefined || !areEqual(a.ranks, b.ranks))) {
+      return false
+    }
   }
   return true
 }

@@ -3,7 +3,11 @@ import type { Rect, TensorPlan } from '../model/architecture.ts'
 import type { WeightStore } from './weight-store.ts'
 
 /** A checkpoint tensor, gathered from the ranks that hold it, as float32; of at most `maxRows` rows (of elements for a vector). NOT_FOUND for a name that the model does not have. */
-export async function readTensor (store: WeightStore, name: string, maxRows = Infinity): Promise<{ shape: number[], values: Float32Array }> {
+export async function readTensor (
+  store: WeightStore,
+  name: string,
+  maxRows = Infinity
+): Promise<{ shape: number[], values: Float32Array }> {
   const plan = find(store, name)
   const rows = Math.min(plan.rows, maxRows)
   const values = new Float32Array(rows * plan.cols)

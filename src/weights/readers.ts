@@ -8,12 +8,16 @@ export class Readers {
     try {
       return await run()
     } finally {
-      if (--this.#count === 0) for (const resolve of this.#waiting.splice(0)) resolve()
+      if (--this.#count === 0) { for (const resolve of this.#waiting.splice(0)) resolve() }
     }
   }
 
   /** Resolves once none is under way. The caller has seen to it that none begins. */
   async idle (): Promise<void> {
-    if (this.#count > 0) await new Promise<void>(resolve => { this.#waiting.push(resolve) })
+    if (this.#count > 0) {
+      await new Promise<void>(resolve => {
+        this.#waiting.push(resolve)
+      })
+    }
   }
 }

@@ -5,9 +5,15 @@ import type { WritePlan } from './plan.ts'
 import { writeJob } from './scatter.ts'
 import type { ScatterOutcome } from './scatter.ts'
 import type { WeightStream } from '../contract/weight-stream.ts'
+import { errorMessage } from '../errors.ts'
 
 /** Runs a planned write on the device piece by piece, as its bytes come. Never throws for a fault on the way. */
-export async function scatterStream (addon: NativeAddon, core: number, plan: WritePlan, stream: WeightStream): Promise<ScatterOutcome> {
+export async function scatterStream (
+  addon: NativeAddon,
+  core: number,
+  plan: WritePlan,
+  stream: WeightStream
+): Promise<ScatterOutcome> {
   const cutter = new JobCutter(plan.job)
   let written = 0
   let bytes = 0
@@ -35,12 +41,21 @@ export async function scatterStream (addon: NativeAddon, core: number, plan: Wri
       written = cutter.done
     }
   } catch (cause) {
-    error = { message: cause instanceof Error ? cause.message : String(cause), tensor: cutter.tensor ?? 0, cause }
+    error = { message: errorMessage(cause), tensor: cutter.tensor ?? 0, cause }
   }
   if (error !== undefined) await stream.drop?.(false)
   touched ||= stream.touched === true
   const rest = cutter.unfinished(written)
-  if (error === undefined && rest.length > 0) error = { message: `the bytes ended at ${written}, before the tensor`, tensor: rest[0]! }
+  if (error === undefined && rest.length > 0) {
+    error = { message: `the bytes ended at ${written}, before the tensor`, tensor: rest[0]! }
+  }
   const missing = new Set(rest)
-  return { whole: [...plan.tensors.keys()].filter(tensor => !missing.has(tensor)), rest, touched, bytes: bytes + inPlace, inPlace, error }
+  return {
+    whole: [...plan.tensors.keys()].filter(tensor => !missing.has(tensor)),
+    rest,
+    touched,
+    bytes: bytes + inPlace,
+    inPlace,
+    error
+  }
 }

@@ -1,6 +1,14 @@
-import { DTYPES, RECT_FIELDS, TENSOR_FIELDS, TENSOR_PARTIAL, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../native/addon.ts'
+import {
+  DTYPES,
+  RECT_FIELDS,
+  TENSOR_FIELDS,
+  TENSOR_PARTIAL,
+  TENSOR_UNTOUCHED,
+  TENSOR_WRITTEN
+} from '../native/addon.ts'
 import type { NativeAddon, WriteJob, WriteOutcome } from '../native/addon.ts'
 import type { WritePlan } from './plan.ts'
+import { errorMessage } from '../errors.ts'
 
 /** Called as a write proceeds, with bytes done and bytes in all. */
 export type Progress = (done: number, total: number) => void
@@ -22,7 +30,12 @@ export interface ScatterOutcome {
 const SLICE_BYTES = 256 << 20
 
 /** Runs a planned write on the device: in one go, or in slices where somebody watches. Never throws for a fault on the way. */
-export async function scatter (addon: NativeAddon, core: number, plan: WritePlan, progress?: Progress): Promise<ScatterOutcome> {
+export async function scatter (
+  addon: NativeAddon,
+  core: number,
+  plan: WritePlan,
+  progress?: Progress
+): Promise<ScatterOutcome> {
   const states = new Uint8Array(plan.tensors.length)
   let bytes = 0
   let error: ScatterOutcome['error']
@@ -43,18 +56,23 @@ export async function scatter (addon: NativeAddon, core: number, plan: WritePlan
 }
 
 /** What the addon refuses at once has written nothing; a write that breaks off without an account may have touched all of it. */
-export async function writeJob (addon: NativeAddon, core: number, job: WriteJob, tensors: number): Promise<WriteOutcome> {
+export async function writeJob (
+  addon: NativeAddon,
+  core: number,
+  job: WriteJob,
+  tensors: number
+): Promise<WriteOutcome> {
   const writing = addon.write(core, job)
   return await writing.catch((error: unknown) => ({
     states: new Uint8Array(tensors).fill(TENSOR_PARTIAL),
     bytes: 0,
     segmentsOpened: 0,
     segmentsClosed: 0,
-    error: { message: error instanceof Error ? error.message : String(error), tensor: 0 }
+    error: { message: errorMessage(error), tensor: 0 }
   }))
 }
 
-function * slices (plan: WritePlan): Generator<readonly [number, number]> {
+function* slices (plan: WritePlan): Generator<readonly [number, number]> {
   let first = 0
   let bytes = 0
   for (const index of plan.tensors.keys()) {

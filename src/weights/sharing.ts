@@ -1,4 +1,4 @@
-import { RefitError } from '../errors.ts'
+import { errorMessage, RefitError } from '../errors.ts'
 import { asleepReason } from './state-reason.ts'
 import type { WeightStore } from './weight-store.ts'
 import { asleep } from './weight-store.ts'
@@ -7,11 +7,20 @@ import { asleep } from './weight-store.ts'
  * Lets `run` read all weights in its turn among the updates, so that nobody writes meanwhile. Generation goes on, but for what `run` does
  * while no step runs (`still`). Throws ENGINE_TORN or ENGINE_ASLEEP where there is nothing whole to read.
  */
-export async function share<T> (store: WeightStore, run: (still: <R>(run: () => Promise<R>) => Promise<R>) => Promise<T>, deadlineMs: number): Promise<T> {
+export async function share<T> (
+  store: WeightStore,
+  run: (still: <R>(run: () => Promise<R>) => Promise<R>) => Promise<T>,
+  deadlineMs: number
+): Promise<T> {
   return await store.inTurn(async (_shut, left) => {
     const { state, tornReason } = store.ledger
     if (tornReason !== null) throw new RefitError('ENGINE_TORN', tornReason)
-    if (state.state === 'asleep' && state.tags.includes('weights')) throw new RefitError('ENGINE_ASLEEP', asleepReason(state.tags))
+    if (state.state === 'asleep' && state.tags.includes('weights')) {
+      throw new RefitError(
+        'ENGINE_ASLEEP',
+        asleepReason(state.tags)
+      )
+    }
     return await store.readers.read(async () => await run(async still => await store.standStill(still, left())))
   }, deadlineMs)
 }
@@ -30,7 +39,11 @@ export interface FillOptions {
 }
 
 /** `run` writes every parameter straight into place, and names the label of what it has written, if that moves. Where it fails all of them are torn. */
-export async function fill (store: WeightStore, run: () => Promise<string | undefined>, { abort = false, deadlineMs, signal, ready = async () => {}, needsGate = false }: FillOptions = {}): Promise<void> {
+export async function fill (
+  store: WeightStore,
+  run: () => Promise<string | undefined>,
+  { abort = false, deadlineMs, signal, ready = async () => {}, needsGate = false }: FillOptions = {}
+): Promise<void> {
   await store.inTurn(async shut => {
     if (store.ledger.isReleased('weights')) throw asleep('updated')
     if (!needsGate) await ready()
@@ -39,7 +52,9 @@ export async function fill (store: WeightStore, run: () => Promise<string | unde
       signal?.throwIfAborted()
       if (needsGate) await ready()
       const version = await run().catch((error: unknown) => {
-        store.ledger.toreAll(`they were to be filled from another engine: ${error instanceof Error ? error.message : String(error)}`)
+        store.ledger.toreAll(
+          `they were to be filled from another engine: ${errorMessage(error)}`
+        )
         throw error
       })
       store.ledger.wroteAll()

@@ -13,7 +13,10 @@ export interface StandStillOptions {
 }
 
 /** Runs with the gate shut; see GroupHost. What runs may neither write weights nor wait for somebody else's write. */
-export async function standStill<T> (run: () => Promise<T>, { gates, transactions, reopen, deadlineMs }: StandStillOptions): Promise<T> {
+export async function standStill<T> (
+  run: () => Promise<T>,
+  { gates, transactions, reopen, deadlineMs }: StandStillOptions
+): Promise<T> {
   const until = performance.now() + deadlineMs
   for (;;) {
     const left = Math.max(1, until - performance.now())
@@ -21,7 +24,9 @@ export async function standStill<T> (run: () => Promise<T>, { gates, transaction
     if (inside !== null) return inside.value
     const control = new AbortController()
     // A transaction keeps the gate between requests: whoever waited for it outside would wait for the transaction's end.
-    const look = setInterval(() => { if (transactions.writing) control.abort(new Error('a transaction has the gate')) }, POLL_MS)
+    const look = setInterval(() => {
+      if (transactions.writing) control.abort(new Error('a transaction has the gate'))
+    }, POLL_MS)
     let gate: Gate
     try {
       gate = await gates.shut({ abort: false, inPlace: true, deadlineMs: left, signal: control.signal })

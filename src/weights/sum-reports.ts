@@ -12,11 +12,19 @@ export function sumReports (reports: readonly WriteReport[]): WriteReport {
     source,
     tensors: sum(({ tensors }) => tensors),
     bytes,
-    ...reports.some(({ bytesInPlace }) => bytesInPlace !== undefined) ? { bytesInPlace: sum(({ bytesInPlace = 0 }) => bytesInPlace) } : {},
+    ...reports.some(({ bytesInPlace }) => bytesInPlace !== undefined)
+      ? { bytesInPlace: sum(({ bytesInPlace = 0 }) => bytesInPlace) }
+      : {},
     missing,
     missingCount,
     ignored: [...new Set(reports.flatMap(({ ignored }) => ignored))].slice(0, SHOWN_NAMES),
-    ms: { plan: sum(({ ms }) => ms.plan), gate: sum(({ ms }) => ms.gate), write, verify: sum(({ ms }) => ms.verify), total: sum(({ ms }) => ms.total) },
+    ms: {
+      plan: sum(({ ms }) => ms.plan),
+      gate: sum(({ ms }) => ms.gate),
+      write,
+      verify: sum(({ ms }) => ms.verify),
+      total: sum(({ ms }) => ms.total)
+    },
     gbPerSecond: bytes / 1e6 / Math.max(write, 1e-3)
   }
 }

@@ -27,7 +27,9 @@ export class TransactionUpdate implements WeightUpdate {
   }
 
   /** What failed is in the transaction's books already. */
-  async abort (): Promise<void> { this.#ended = true }
+  async abort (): Promise<void> {
+    this.#ended = true
+  }
 
   #demandLive (): void {
     if (this.#ended) throw new RefitError('CONFLICT', 'this update has ended')

@@ -4,20 +4,43 @@ const SHOWN_NAMES = 10
 
 /** The first of many names. */
 export function shown (names: readonly string[]): string {
-  return names.slice(0, SHOWN_NAMES).join(', ') + (names.length > SHOWN_NAMES ? ` and ${names.length - SHOWN_NAMES} more` : '')
+  return names.slice(0, SHOWN_NAMES).join(', ') +
+    (names.length > SHOWN_NAMES ? ` and ${names.length - SHOWN_NAMES} more` : '')
 }
 
 /** Of an update that was to bring all. */
 export function notBrought (missing: readonly string[]): RefitError {
-  return new RefitError('WEIGHTS_INCOMPLETE', `${missing.length === 1 ? '1 tensor was' : `${missing.length} tensors were`} not brought: ${shown(missing)}`, { param: missing[0]! })
+  return new RefitError(
+    'WEIGHTS_INCOMPLETE',
+    `${missing.length === 1 ? '1 tensor was' : `${missing.length} tensors were`} not brought: ${shown(missing)}`,
+    { param: missing[0]! }
+  )
 }
 
 /** Why a transaction cannot be committed. */
-export function incomplete (transaction: string, { missing, failed, unread, msLeft }: { missing: readonly string[], failed: readonly string[], unread: string | null, msLeft: number }): RefitError {
+export function incomplete (
+  transaction: string,
+  { missing, failed, unread, msLeft }: {
+    missing: readonly string[]
+    failed: readonly string[]
+    unread: string | null
+    msLeft: number
+  }
+): RefitError {
   const parts = [
-    ...unread === null ? [] : [`a request in it was refused before its tensors were known (${unread}), so that all must be brought`],
+    ...unread === null
+      ? []
+      : [`a request in it was refused before its tensors were known (${unread}), so that all must be brought`],
     ...missing.length === 0 ? [] : [`${missing.length} expected tensors have not been brought: ${shown(missing)}`],
-    ...failed.length === 0 ? [] : [`${failed.length} tensors were in a write that failed, and have not been brought since: ${shown(failed)}`]
+    ...failed.length === 0
+      ? []
+      : [`${failed.length} tensors were in a write that failed, and have not been brought since: ${shown(failed)}`]
   ]
-  return new RefitError('TRANSACTION_INCOMPLETE', `${transaction} cannot be committed: ${parts.join('; ')}. It stays open, for ${Math.ceil(msLeft / 1000)} s: bring them, or give it up`, { param: (missing[0] ?? failed[0])! })
+  return new RefitError(
+    'TRANSACTION_INCOMPLETE',
+    `${transaction} cannot be committed: ${parts.join('; ')}. It stays open, for ${
+      Math.ceil(msLeft / 1000)
+    } s: bring them, or give it up`,
+    { param: (missing[0] ?? failed[0])! }
+  )
 }

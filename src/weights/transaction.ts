@@ -74,38 +74,79 @@ export class Transaction {
     this.#version = options.version
     this.#openedAt = clock.now()
     this.#epoch = store.epoch
-    this.#writes = { store, strictNames: true, parallel: true, signal: this.#giveUp.signal, shut: async () => await this.#shut(), leave: () => { this.#close()() } }
+    this.#writes = {
+      store,
+      strictNames: true,
+      parallel: true,
+      signal: this.#giveUp.signal,
+      shut: async () => await this.#shut(),
+      leave: () => {
+        this.#close()()
+      }
+    }
     this.#update = new Update(this.#writes, gate)
     // Every stream that is being written listens.
     setMaxListeners(0, this.#giveUp.signal)
     const { deadlineMs: ms } = options
-    const passed = options.scope === true ? `nothing came for ${ms / 1000} s` : `its deadline of ${ms / 1000} s has passed`
+    const passed = options.scope === true
+      ? `nothing came for ${ms / 1000} s`
+      : `its deadline of ${ms / 1000} s has passed`
     // Where the engine is gone, there is nobody to tell.
-    this.#deadline = new TransactionDeadline({ clock, ms, isIdle: this.isScope, passed: () => { this.abort(passed).catch(() => {}) } })
+    this.#deadline = new TransactionDeadline({
+      clock,
+      ms,
+      isIdle: this.isScope,
+      passed: () => {
+        this.abort(passed).catch(() => {})
+      }
+    })
   }
 
-  get owner (): string { return this.#context.options.owner }
-  get isScope (): boolean { return this.#context.options.scope === true }
+  get owner (): string {
+    return this.#context.options.owner
+  }
+  get isScope (): boolean {
+    return this.#context.options.scope === true
+  }
   /** Resolves, whatever comes of it, when the commit or abort under way is over; null when there is none. */
-  get settling (): Promise<void> | null { return this.#settling }
-  get isWriting (): boolean { return this.#update.holdsGate }
-  get name (): string { return `the weight transaction of ${this.owner}` }
+  get settling (): Promise<void> | null {
+    return this.#settling
+  }
+  get isWriting (): boolean {
+    return this.#update.holdsGate
+  }
+  get name (): string {
+    return `the weight transaction of ${this.owner}`
+  }
 
   get status (): TransactionStatus {
     return this.#last ?? this.#statusAt(null)
   }
 
   /** The part that one update has in it. */
-  join (options: UpdateOptions): WeightUpdate { return new TransactionUpdate(this, options) }
+  join (options: UpdateOptions): WeightUpdate {
+    return new TransactionUpdate(this, options)
+  }
 
   /** For a stranger. */
   conflict (): RefitError {
-    const ways = this.isScope ? '/end_weight_update ends it, and another /begin_weight_update gives it up' : 'its owner commits or aborts it'
-    return new RefitError('TRANSACTION_OPEN', `${this.name} is open, for ${Math.ceil(this.#deadline.msLeft / 1000)} s more at most: ${ways}. Nothing has changed`)
+    const ways = this.isScope
+      ? '/end_weight_update ends it, and another /begin_weight_update gives it up'
+      : 'its owner commits or aborts it'
+    return new RefitError(
+      'TRANSACTION_OPEN',
+      `${this.name} is open, for ${
+        Math.ceil(this.#deadline.msLeft / 1000)
+      } s more at most: ${ways}. Nothing has changed`
+    )
   }
 
   /** Writes all of a source after those that came before it. Its names are owed from a failure on until a write brings them. */
-  async write (source: WeightSource, { abortAllRequests = false, strictNames = true }: UpdateOptions, progress?: Progress): Promise<WriteReport> {
+  async write (
+    source: WeightSource,
+    { abortAllRequests = false, strictNames = true }: UpdateOptions,
+    progress?: Progress
+  ): Promise<WriteReport> {
     this.#demandOpen()
     return await this.#deadline.call(async () => {
       const { store } = this.#context
@@ -128,7 +169,10 @@ export class Transaction {
       } catch (error) {
         const isTorn = error instanceof RefitError && error.code === 'WEIGHTS_TORN'
         // Of a write that broke off in its middle, what arrived is not owed.
-        for (const name of names) if (isTorn && this.#update.written.has(name)) this.#failed.delete(name); else this.#failed.add(name)
+        for (const name of names) {
+          if (isTorn && this.#update.written.has(name)) this.#failed.delete(name)
+          else this.#failed.add(name)
+        }
         throw error
       }
     })
@@ -150,7 +194,9 @@ export class Transaction {
   }
 
   /** A request of its was refused before its tensors were known: from now on it is whole only with all that was to come. */
-  refused (reason: string): void { this.#unread ??= reason }
+  refused (reason: string): void {
+    this.#unread ??= reason
+  }
 
   /** What one of its updates wants done at the end. */
   defer (version?: string, flushCache = this.#count > 0, requireAll = false): void {
@@ -182,7 +228,11 @@ export class Transaction {
           this.#version = label
           this.#end = { state: 'committed', outcome: this.#isTouched ? 'new' : 'old', reason: null }
           try {
-            await this.#update.commit({ flushCache: flushCache ?? this.#flushCache, allowTorn: true, ...label === undefined ? {} : { version: label } })
+            await this.#update.commit({
+              flushCache: flushCache ?? this.#flushCache,
+              allowTorn: true,
+              ...label === undefined ? {} : { version: label }
+            })
           } finally {
             // The gate was not to be had.
             if (this.#last === null) this.#end = null
@@ -196,7 +246,9 @@ export class Transaction {
 
   /** Without effect on one that has ended. */
   async abort (reason: string): Promise<void> {
-    await this.#stop(reason, async () => { await this.#update.abort(reason) })
+    await this.#stop(reason, async () => {
+      await this.#update.abort(reason)
+    })
   }
 
   /** Aborts it and hands its gate, if it is shut, and its turn to `take`; which is not called where it ends otherwise. */
@@ -223,7 +275,11 @@ export class Transaction {
         const { written } = this.#update
         const isWhole = this.#isWhole
         if (written.size > 0 && !isWhole) {
-          this.#context.store.ledger.tore([], written, `${this.name} was aborted after ${written.size} tensors of it had been written: ${reason}`)
+          this.#context.store.ledger.tore(
+            [],
+            written,
+            `${this.name} was aborted after ${written.size} tensors of it had been written: ${reason}`
+          )
         }
         this.#end = { state: 'aborted', outcome: !this.#isTouched ? 'old' : isWhole ? 'new' : 'torn', reason }
         await last()
@@ -234,10 +290,14 @@ export class Transaction {
   }
 
   /** Bytes have been written. */
-  get #isTouched (): boolean { return this.#context.store.epoch !== this.#epoch }
+  get #isTouched (): boolean {
+    return this.#context.store.epoch !== this.#epoch
+  }
 
   /** All that was to come has come: the expected names, or all of the model where none were given. */
-  get #isWhole (): boolean { return this.#failed.size === 0 && this.#missing().length === 0 }
+  get #isWhole (): boolean {
+    return this.#failed.size === 0 && this.#missing().length === 0
+  }
 
   #missing (): string[] {
     const { expected, store } = this.#context
@@ -250,11 +310,20 @@ export class Transaction {
     if (this.#refusal !== null) throw this.#refusal
   }
 
-  #committed (): RefitError { return new RefitError('TRANSACTION_ENDED', `${this.name} was committed`) }
+  #committed (): RefitError {
+    return new RefitError('TRANSACTION_ENDED', `${this.name} was committed`)
+  }
 
   #demandWhole (): void {
     const missing = this.#context.expected === null && this.#unread === null ? [] : this.#missing()
-    if (missing.length + this.#failed.size > 0) throw incomplete(this.name, { missing: missing.filter(name => !this.#failed.has(name)), failed: [...this.#failed], unread: this.#unread, msLeft: this.#deadline.msLeft })
+    if (missing.length + this.#failed.size > 0) {
+      throw incomplete(this.name, {
+        missing: missing.filter(name => !this.#failed.has(name)),
+        failed: [...this.#failed],
+        unread: this.#unread,
+        msLeft: this.#deadline.msLeft
+      })
+    }
   }
 
   async #settle<T> (run: () => Promise<T>): Promise<T> {
@@ -270,7 +339,11 @@ export class Transaction {
 
   async #shut (): Promise<Gate> {
     try {
-      return await this.#context.shut({ abort: this.#abortRequests, deadlineMs: Math.max(1, this.#deadline.msLeft), signal: this.#giveUp.signal })
+      return await this.#context.shut({
+        abort: this.#abortRequests,
+        deadlineMs: Math.max(1, this.#deadline.msLeft),
+        signal: this.#giveUp.signal
+      })
     } catch (error) {
       throw this.#refusal ?? error
     }

@@ -30,11 +30,19 @@ export class Transactions implements WeightTransactions {
   #current: Transaction | null = null
   #lastScope: TransactionStatus | null = null
 
-  constructor (options: TransactionsOptions) { this.#options = options }
+  constructor (options: TransactionsOptions) {
+    this.#options = options
+  }
 
-  get current (): TransactionStatus | null { return this.#current?.status ?? null }
-  get currentId (): string | null { return this.#current?.id ?? null }
-  get writing (): boolean { return this.#current?.isWriting ?? false }
+  get current (): TransactionStatus | null {
+    return this.#current?.status ?? null
+  }
+  get currentId (): string | null {
+    return this.#current?.id ?? null
+  }
+  get writing (): boolean {
+    return this.#current?.isWriting ?? false
+  }
 
   async open (options: TransactionOptions): Promise<TransactionStatus> {
     const { store, deadlineMs, enter } = this.#options
@@ -42,12 +50,18 @@ export class Transactions implements WeightTransactions {
     for (;;) {
       const current = await this.#settled()
       if (options.id !== undefined && (options.id === current?.id || this.#ended.has(options.id))) {
-        throw new RefitError('CONFLICT', `id: ${JSON.stringify(options.id)} is, or was, another weight transaction; take a new one`, { param: 'id' })
+        throw new RefitError(
+          'CONFLICT',
+          `id: ${JSON.stringify(options.id)} is, or was, another weight transaction; take a new one`,
+          { param: 'id' }
+        )
       }
       if (current !== null) {
         if (!isSameOwner(current, options)) throw current.conflict()
         let next: Transaction | undefined
-        await current.handOver('its owner began anew', (gate, leave) => { next = this.#begin(options, expected, leave, gate) })
+        await current.handOver('its owner began anew', (gate, leave) => {
+          next = this.#begin(options, expected, leave, gate)
+        })
         if (next !== undefined) return next.status
         continue
       }
@@ -88,11 +102,20 @@ export class Transactions implements WeightTransactions {
 
   status (id: string): TransactionStatus {
     const status = this.#current?.id === id ? this.#current.status : this.#ended.get(id)
-    if (status === undefined) throw new RefitError('NOT_FOUND', `there is no weight transaction "${id}"; it is another server's, or ended long ago`, { param: 'transaction' })
+    if (status === undefined) {
+      throw new RefitError(
+        'NOT_FOUND',
+        `there is no weight transaction "${id}"; it is another server's, or ended long ago`,
+        { param: 'transaction' }
+      )
+    }
     return status
   }
 
-  async commit (id: string | null, options: { version?: string, flushCache?: boolean } = {}): Promise<TransactionStatus | null> {
+  async commit (
+    id: string | null,
+    options: { version?: string, flushCache?: boolean } = {}
+  ): Promise<TransactionStatus | null> {
     const current = this.#current
     if (id === null && current !== null && !current.isScope) throw current.conflict()
     if (current !== null && (id === null || id === current.id)) {
@@ -122,7 +145,12 @@ export class Transactions implements WeightTransactions {
     return await this.#current?.standStill(run, deadlineMs) ?? null
   }
 
-  #begin (options: TransactionOptions, expected: ReadonlySet<string> | null, leave: () => void, gate?: Gate): Transaction {
+  #begin (
+    options: TransactionOptions,
+    expected: ReadonlySet<string> | null,
+    leave: () => void,
+    gate?: Gate
+  ): Transaction {
     const { store, clock, deadlineMs, shut, opened } = this.#options
     const transaction = new Transaction({
       store,
@@ -156,7 +184,11 @@ export class Transactions implements WeightTransactions {
 }
 
 function ended ({ owner, state, reason }: TransactionStatus): RefitError {
-  return new RefitError('TRANSACTION_ENDED', `the weight transaction of ${owner} was ${state}${reason === null ? '' : `: ${reason}`}`, { param: 'transaction' })
+  return new RefitError(
+    'TRANSACTION_ENDED',
+    `the weight transaction of ${owner} was ${state}${reason === null ? '' : `: ${reason}`}`,
+    { param: 'transaction' }
+  )
 }
 
 function isSameOwner (transaction: Transaction, { owner, scope = false }: TransactionOptions): boolean {

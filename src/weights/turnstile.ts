@@ -4,8 +4,13 @@ import { RefitError } from '../errors.ts'
 const LONGEST_TIMER_MS = 2 ** 31 - 1
 
 /** Someone inside, or who waits. Null: wants to be alone; else others may be inside with names that are none of these. */
-interface Claim { names: ReadonlySet<string> | null }
-interface Waiter extends Claim { start: () => void, refuse: (error: Error) => void }
+interface Claim {
+  names: ReadonlySet<string> | null
+}
+interface Waiter extends Claim {
+  start: () => void
+  refuse: (error: Error) => void
+}
 
 /**
  * Lets one holder in at a time, in order of arrival, or several whose names differ; nobody passes one who waits for the same. The queue
@@ -16,7 +21,9 @@ export class Turnstile {
   readonly #inside = new Set<Claim>()
   #waiting: Waiter[] = []
 
-  constructor (limit: number) { this.#limit = limit }
+  constructor (limit: number) {
+    this.#limit = limit
+  }
 
   /** Resolves to the function that lets the next one in. CONFLICT when the queue is full, DEADLINE when the wait is over. */
   async enter (deadlineMs: number, names: ReadonlySet<string> | null = null): Promise<() => void> {
@@ -26,18 +33,29 @@ export class Turnstile {
       return this.#leaveOnce(claim)
     }
     if (this.#waiting.length >= this.#limit) {
-      throw new RefitError('CONFLICT', `${this.#waiting.length} weight updates wait already; send updates one after another`)
+      throw new RefitError(
+        'CONFLICT',
+        `${this.#waiting.length} weight updates wait already; send updates one after another`
+      )
     }
     return await new Promise((resolve, reject) => {
       const timer = setTimeout(() => {
         this.#waiting.splice(this.#waiting.indexOf(waiter), 1)
-        reject(new RefitError('DEADLINE', `another weight update was still under way after ${Math.round(deadlineMs)} ms`))
+        reject(
+          new RefitError('DEADLINE', `another weight update was still under way after ${Math.round(deadlineMs)} ms`)
+        )
         this.#admit()
       }, Math.min(deadlineMs, LONGEST_TIMER_MS))
       const waiter: Waiter = {
         names,
-        start: () => { clearTimeout(timer); resolve(this.#leaveOnce(waiter)) },
-        refuse: error => { clearTimeout(timer); reject(error) }
+        start: () => {
+          clearTimeout(timer)
+          resolve(this.#leaveOnce(waiter))
+        },
+        refuse: error => {
+          clearTimeout(timer)
+          reject(error)
+        }
       }
       this.#waiting.push(waiter)
     })
@@ -49,7 +67,9 @@ export class Turnstile {
   }
 
   #leaveOnce (claim: Claim): () => void {
-    return () => { if (this.#inside.delete(claim)) this.#admit() }
+    return () => {
+      if (this.#inside.delete(claim)) this.#admit()
+    }
   }
 
   #admit (): void {

@@ -45,10 +45,14 @@ export class Update implements WeightUpdate {
   }
 
   /** Tensors of the model that were brought whole. */
-  get written (): ReadonlySet<string> { return this.#written }
+  get written (): ReadonlySet<string> {
+    return this.#written
+  }
 
   /** Nothing is generated. */
-  get holdsGate (): boolean { return this.#gate !== undefined && !this.#ended }
+  get holdsGate (): boolean {
+    return this.#gate !== undefined && !this.#ended
+  }
 
   async write (source: WeightSource, progress?: Progress): Promise<WriteReport> {
     this.#claim(this.#context.parallel)
@@ -60,7 +64,9 @@ export class Update implements WeightUpdate {
     }
   }
 
-  async commit (options: { version?: string, flushCache?: boolean, requireAll?: boolean, allowTorn?: boolean }): Promise<void> {
+  async commit (
+    options: { version?: string, flushCache?: boolean, requireAll?: boolean, allowTorn?: boolean }
+  ): Promise<void> {
     this.#claim()
     this.#busy = true
     const { ledger } = this.#context.store
@@ -80,7 +86,9 @@ export class Update implements WeightUpdate {
 
   async abort (reason: string): Promise<void> {
     if (this.#ended) return
-    if (this.#busy || this.#writing > 0) throw new RefitError('CONFLICT', `an update cannot be given up (${reason}) while it writes`)
+    if (this.#busy || this.#writing > 0) {
+      throw new RefitError('CONFLICT', `an update cannot be given up (${reason}) while it writes`)
+    }
     await this.#end(this.#written.size > 0)
   }
 
@@ -95,7 +103,9 @@ export class Update implements WeightUpdate {
     const { store, strictNames, signal } = this.#context
     const patched = sent.patch === undefined ? null : patchSource(store, sent, sent.patch)
     const source = patched?.source ?? sent
-    const stream = source.stream === undefined || signal === undefined ? source.stream : interruptible(source.stream, signal)
+    const stream = source.stream === undefined || signal === undefined
+      ? source.stream
+      : interruptible(source.stream, signal)
     const started = performance.now()
     const plan = store.planner.plan(source, strictNames)
     const planned = performance.now()
@@ -105,7 +115,9 @@ export class Update implements WeightUpdate {
     // The bytes were announced before this turn came: what has changed since is refused while nothing is written.
     await source.verify()
     const shut = performance.now()
-    const outcome = stream === undefined ? await scatter(store.addon, store.core, plan, progress) : await scatterStream(store.addon, store.core, plan, stream)
+    const outcome = stream === undefined
+      ? await scatter(store.addon, store.core, plan, progress)
+      : await scatterStream(store.addon, store.core, plan, stream)
     const scattered = performance.now()
     await this.#settle(plan, outcome, source)
     const ended = performance.now()
@@ -118,7 +130,13 @@ export class Update implements WeightUpdate {
       missing: missing.slice(0, SHOWN_NAMES),
       missingCount: missing.length,
       ignored: plan.ignored.slice(0, SHOWN_NAMES),
-      ms: { plan: planned - started, gate: shut - planned, write: scattered - shut, verify: ended - scattered, total: ended - started },
+      ms: {
+        plan: planned - started,
+        gate: shut - planned,
+        write: scattered - shut,
+        verify: ended - scattered,
+        total: ended - started
+      },
       gbPerSecond: outcome.bytes / 1e6 / Math.max(scattered - shut, 1e-3),
       ...source.kind === 'distributed' ? { bytesInPlace: outcome.inPlace } : {},
       ...patched === null ? {} : { changed: patched.changed },
@@ -137,7 +155,9 @@ export class Update implements WeightUpdate {
     }
     // A tensor in parts is whole when all of them are.
     const broken = new Set(outcome.rest.map(tensor => plan.tensors[tensor]!))
-    const arrived = broken.size === 0 ? outcome.whole : outcome.whole.filter(tensor => !broken.has(plan.tensors[tensor]!))
+    const arrived = broken.size === 0
+      ? outcome.whole
+      : outcome.whole.filter(tensor => !broken.has(plan.tensors[tensor]!))
     // A file that moved explains a short read better than the read does; and bytes of a moving file are nobody's.
     const moved = await source.verify().then(() => undefined, (error: unknown) => error)
     const failure = moved ?? outcome.error?.cause ?? outcome.error
@@ -148,10 +168,15 @@ export class Update implements WeightUpdate {
       return
     }
     const cause = messageOf(failure)
-    const at = moved === undefined && outcome.error !== undefined ? ` at tensor "${plan.tensors[outcome.error.tensor]?.name ?? '?'}"` : ''
+    const at = moved === undefined && outcome.error !== undefined
+      ? ` at tensor "${plan.tensors[outcome.error.tensor]?.name ?? '?'}"`
+      : ''
     if (!outcome.touched) {
       if (failure instanceof RefitError) throw failure
-      throw new RefitError(source.kind === 'tensor' ? 'TENSOR_PAYLOAD' : source.kind === 'distributed' ? 'INTERNAL' : 'CHECKPOINT_FORMAT', `reading failed${at} before anything was written: ${cause}`)
+      throw new RefitError(
+        source.kind === 'tensor' ? 'TENSOR_PAYLOAD' : source.kind === 'distributed' ? 'INTERNAL' : 'CHECKPOINT_FORMAT',
+        `reading failed${at} before anything was written: ${cause}`
+      )
     }
     const whole = moved === undefined ? [...names(arrived)] : []
     const rest = [...names(moved === undefined ? outcome.rest : [...plan.tensors.keys()])]
@@ -159,8 +184,14 @@ export class Update implements WeightUpdate {
     for (const name of whole) this.#written.add(name)
     for (const name of rest) this.#written.delete(name)
     // Of a stream, what came last may have been nothing that the model needs.
-    const what = rest.length === 0 ? 'All tensors that the model needs of it had been written, and the label has not moved' : `Torn: ${rest.slice(0, 10).join(', ')}${rest.length > 10 ? ` and ${rest.length - 10} more` : ''}`
-    throw new RefitError('WEIGHTS_TORN', `the write failed${at}: ${cause}. ${what}. Repeat the update, from any source`, { cause: failure })
+    const what = rest.length === 0
+      ? 'All tensors that the model needs of it had been written, and the label has not moved'
+      : `Torn: ${rest.slice(0, 10).join(', ')}${rest.length > 10 ? ` and ${rest.length - 10} more` : ''}`
+    throw new RefitError(
+      'WEIGHTS_TORN',
+      `the write failed${at}: ${cause}. ${what}. Repeat the update, from any source`,
+      { cause: failure }
+    )
   }
 
   #demandAll (): void {
@@ -181,13 +212,17 @@ export class Update implements WeightUpdate {
   /** Writes that go on at once ask for one gate. */
   async #shut (): Promise<void> {
     if (this.#gate !== undefined) return
-    this.#shutting ??= this.#context.shut().finally(() => { this.#shutting = undefined })
+    this.#shutting ??= this.#context.shut().finally(() => {
+      this.#shutting = undefined
+    })
     this.#gate = await this.#shutting
   }
 
   #claim (besideWrites = false): void {
     if (this.#ended) throw new RefitError('CONFLICT', 'this update has ended')
-    if (this.#busy || (this.#writing > 0 && !besideWrites)) throw new RefitError('CONFLICT', 'this update is writing; one call at a time')
+    if (this.#busy || (this.#writing > 0 && !besideWrites)) {
+      throw new RefitError('CONFLICT', 'this update is writing; one call at a time')
+    }
   }
 }
 

@@ -27,11 +27,19 @@ export class WeightLedger {
     this.#version = version
   }
 
-  get version (): string { return this.#version }
-  get epoch (): number { return this.#epoch }
+  get version (): string {
+    return this.#version
+  }
+  get epoch (): number {
+    return this.#epoch
+  }
   /** Some bytes may not be relied on. While their memory is released there are none. */
-  get torn (): boolean { return this.#torn.size > 0 && !this.#released.has('weights') }
-  get released (): ReleasedMemory { return Object.fromEntries(this.#released) }
+  get torn (): boolean {
+    return this.#torn.size > 0 && !this.#released.has('weights')
+  }
+  get released (): ReleasedMemory {
+    return Object.fromEntries(this.#released)
+  }
 
   get state (): WeightState {
     if (this.torn) return { state: 'torn', tensors: [...this.#torn].sort(), reason: this.#reason }
@@ -47,10 +55,18 @@ export class WeightLedger {
   /** What the scheduler is told when the gate opens. */
   opening (flushCache: boolean): GateOpening {
     const tags = [...this.#released.keys()]
-    return { epoch: this.#epoch, version: this.#version, flushCache, torn: this.tornReason, asleep: tags.length === 0 ? null : asleepReason(tags) }
+    return {
+      epoch: this.#epoch,
+      version: this.#version,
+      flushCache,
+      torn: this.tornReason,
+      asleep: tags.length === 0 ? null : asleepReason(tags)
+    }
   }
 
-  isReleased (tag: MemoryTag): boolean { return this.#released.has(tag) }
+  isReleased (tag: MemoryTag): boolean {
+    return this.#released.has(tag)
+  }
 
   /** Tensors that no write has brought since an epoch, or that are torn. */
   notWrittenSince (epoch: number): string[] {
@@ -58,7 +74,9 @@ export class WeightLedger {
   }
 
   /** Epoch of a tensor's last write, 0 if never. */
-  writtenAt (name: string): number { return this.#writtenAt.get(name) ?? 0 }
+  writtenAt (name: string): number {
+    return this.#writtenAt.get(name) ?? 0
+  }
 
   /** All of `names` hold what was sent. */
   wrote (names: Iterable<string>): void {
@@ -67,7 +85,9 @@ export class WeightLedger {
   }
 
   /** The same for every tensor. */
-  wroteAll (): void { this.wrote(this.#names) }
+  wroteAll (): void {
+    this.wrote(this.#names)
+  }
 
   /** A write ended in its middle: `whole` arrived, `rest` did not (old, new or mixed bytes: nobody may rely on them). */
   tore (whole: Iterable<string>, rest: Iterable<string>, reason: string): void {
@@ -78,10 +98,14 @@ export class WeightLedger {
   }
 
   /** The same for every tensor. */
-  toreAll (reason: string): void { this.tore([], this.#names, reason) }
+  toreAll (reason: string): void {
+    this.tore([], this.#names, reason)
+  }
 
   /** The memory behind a tag is gone, or about to go. */
-  slept (tag: MemoryTag, bytes: number): void { this.#released.set(tag, bytes) }
+  slept (tag: MemoryTag, bytes: number): void {
+    this.#released.set(tag, bytes)
+  }
 
   /** It is back. `kept`: with the bytes that it had. */
   woke (tag: MemoryTag, kept: boolean): void {
@@ -90,7 +114,9 @@ export class WeightLedger {
   }
 
   /** Moves the label; allowed while torn (a trainer may label before it repeats), never by a failed write. */
-  label (version: string): void { this.#version = version }
+  label (version: string): void {
+    this.#version = version
+  }
 
   #heal (name: string): void {
     this.#torn.delete(name)

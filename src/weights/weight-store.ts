@@ -2,7 +2,15 @@ import { randomUUID } from 'node:crypto'
 import { RefitError } from '../errors.ts'
 import type { NativeAddon } from '../native/addon.ts'
 import type { ModelTable } from '../model/architecture.ts'
-import type { MemoryReport, MemoryTag, ReleasedMemory, TensorChecksum, UpdateOptions, WeightState, WeightUpdate } from '../contract/rollout-engine.ts'
+import type {
+  MemoryReport,
+  MemoryTag,
+  ReleasedMemory,
+  TensorChecksum,
+  UpdateOptions,
+  WeightState,
+  WeightUpdate
+} from '../contract/rollout-engine.ts'
 import type { WeightCoverage } from '../contract/weight-transactions.ts'
 import type { Clock } from './clock.ts'
 import { systemClock } from './clock.ts'
@@ -78,7 +86,9 @@ export class WeightStore {
   readonly #memory: Pick<WeightStoreOptions, 'keepWeights' | 'onHost' | 'releasable'> & { availableBytes: () => number }
 
   constructor (options: WeightStoreOptions) {
-    this.addon = this.mappings.watch(guardedAddon(options.addon, message => { options.gates.lost(message) }))
+    this.addon = this.mappings.watch(guardedAddon(options.addon, message => {
+      options.gates.lost(message)
+    }))
     this.#memory = { ...options, availableBytes: options.availableBytes ?? (() => process.availableMemory()) }
     this.core = options.core
     this.table = options.table
@@ -107,10 +117,18 @@ export class WeightStore {
     })
   }
 
-  get weightVersion (): string { return this.ledger.version }
-  get epoch (): number { return this.ledger.epoch }
-  get state (): WeightState { return this.ledger.state }
-  get releasedMemory (): ReleasedMemory { return this.ledger.released }
+  get weightVersion (): string {
+    return this.ledger.version
+  }
+  get epoch (): number {
+    return this.ledger.epoch
+  }
+  get state (): WeightState {
+    return this.ledger.state
+  }
+  get releasedMemory (): ReleasedMemory {
+    return this.ledger.released
+  }
 
   /** Waits for its turn; the gate is shut by the first write. End it with `commit` or `abort`, whatever happens. */
   async update (options: UpdateOptions = {}): Promise<WeightUpdate> {
@@ -167,7 +185,9 @@ export class WeightStore {
 
   /** Takes its turn among the updates; see RolloutEngine. */
   async release (tags?: readonly MemoryTag[], { keepWeights }: { keepWeights?: boolean } = {}): Promise<MemoryReport> {
-    return await this.inTurn(async shut => await releaseMemory({ ...this.#memoryContext(), ...keepWeights === undefined ? {} : { keepWeights }, shut }, tags))
+    return await this.inTurn(async shut =>
+      await releaseMemory({ ...this.#memoryContext(), ...keepWeights === undefined ? {} : { keepWeights }, shut }, tags)
+    )
   }
 
   async resume (tags?: readonly MemoryTag[]): Promise<MemoryReport> {
@@ -181,7 +201,9 @@ export class WeightStore {
   async closeMappings (name: string): Promise<void> {
     const closed = this.mappings.due(name)
     // An update that has the gate closes them too.
-    const turn = this.standStill(async () => { await this.mappings.closeDue(this.addon, this.core) }, this.#deadlineMs)
+    const turn = this.standStill(async () => {
+      await this.mappings.closeDue(this.addon, this.core)
+    }, this.#deadlineMs)
     turn.catch(() => {})
     await Promise.race([closed, turn])
   }
@@ -203,20 +225,44 @@ export class WeightStore {
 
   /** See GroupHost. */
   async standStill<T> (run: () => Promise<T>, deadlineMs: number): Promise<T> {
-    return await standStill(run, { gates: this.#gates, transactions: this.transactions, reopen: async gate => { await gate.open(this.ledger.opening(false)) }, deadlineMs })
+    return await standStill(run, {
+      gates: this.#gates,
+      transactions: this.transactions,
+      reopen: async gate => {
+        await gate.open(this.ledger.opening(false))
+      },
+      deadlineMs
+    })
   }
 
   /** Throws for tensors that the model does not have, or not in that shape; see DeltaHost. */
   check (tensors: ReadonlyArray<{ name: string, shape: readonly number[] }>): void {
-    const announced = tensors.map(({ name, shape }) => ({ name, dtype: this.dtype, shape: [...shape], source: 0, offset: 0 }))
-    matchTensors(this.table, this.coverage, { kind: 'memory', tensors: announced, sources: [], verify: async () => {}, close: async () => {} }, true)
+    const announced = tensors.map(({ name, shape }) => ({
+      name,
+      dtype: this.dtype,
+      shape: [...shape],
+      source: 0,
+      offset: 0
+    }))
+    matchTensors(this.table, this.coverage, {
+      kind: 'memory',
+      tensors: announced,
+      sources: [],
+      verify: async () => {},
+      close: async () => {}
+    }, true)
   }
 
   /** Gives up the transaction that is open. */
-  async close (): Promise<void> { await this.transactions.close() }
+  async close (): Promise<void> {
+    await this.transactions.close()
+  }
 
   /** In its turn among the updates, and not in a transaction. `left`: milliseconds until the deadline. `shut(true)` ends running requests instead of waiting for them. */
-  async inTurn<T> (run: (shut: (abort?: boolean) => Promise<Gate>, left: () => number) => Promise<T>, deadlineMs = this.#deadlineMs): Promise<T> {
+  async inTurn<T> (
+    run: (shut: (abort?: boolean) => Promise<Gate>, left: () => number) => Promise<T>,
+    deadlineMs = this.#deadlineMs
+  ): Promise<T> {
     const until = performance.now() + deadlineMs
     const left = (): number => Math.max(1, until - performance.now())
     for (;;) {
@@ -265,7 +311,11 @@ export class WeightStore {
       return await this.#gates.shut({ abort, deadlineMs, ...signal === undefined ? {} : { signal } })
     } catch (error) {
       if (error instanceof RefitError && error.code === 'DEADLINE') {
-        throw new RefitError('DEADLINE', `${error.message}; pause generation first, or end them (abort_all_requests, /abort_request)`, { cause: error })
+        throw new RefitError(
+          'DEADLINE',
+          `${error.message}; pause generation first, or end them (abort_all_requests, /abort_request)`,
+          { cause: error }
+        )
       }
       throw error
     }
@@ -273,5 +323,8 @@ export class WeightStore {
 }
 
 export function asleep (what: string): RefitError {
-  return new RefitError('CONFLICT', `weights cannot be ${what} while their memory is released; /resume_memory_occupation with tags ["weights"] brings it back. Nothing has changed`)
+  return new RefitError(
+    'CONFLICT',
+    `weights cannot be ${what} while their memory is released; /resume_memory_occupation with tags ["weights"] brings it back. Nothing has changed`
+  )
 }

@@ -20,7 +20,9 @@ const VLLM_MODULE = 'vllm.distributed.device_communicators.pynccl_wrapper'
 
 /** Throws STORE_PROTOCOL. */
 export function rawUniqueId (bytes: Uint8Array): Buffer {
-  if (bytes.length !== UNIQUE_ID_BYTES) throw protocolError(`an NCCL id of ${bytes.length} bytes; ${UNIQUE_ID_BYTES} expected`)
+  if (bytes.length !== UNIQUE_ID_BYTES) {
+    throw protocolError(`an NCCL id of ${bytes.length} bytes; ${UNIQUE_ID_BYTES} expected`)
+  }
   return Buffer.from(bytes)
 }
 
@@ -36,7 +38,9 @@ export function unpickleUniqueId (bytes: Uint8Array): Buffer {
 function structureBytes (value: PickleValue): PickleBytes | undefined {
   if (!(value instanceof PickleObject) || value.name !== CTYPES) return undefined
   const [type, state] = value.args
-  if (!(type instanceof PickleName) || type.role !== 'ncclUniqueId' || !Array.isArray(state) || state.length !== 2) return undefined
+  if (!(type instanceof PickleName) || type.role !== 'ncclUniqueId' || !Array.isArray(state) || state.length !== 2) {
+    return undefined
+  }
   const [attributes, bytes] = state
   return attributes instanceof PickleDict && attributes.size === 0 && bytes instanceof PickleBytes ? bytes : undefined
 }
@@ -45,10 +49,26 @@ function structureBytes (value: PickleValue): PickleBytes | undefined {
 export function pickleUniqueId (id: Uint8Array): Buffer {
   const text = (value: string): Buffer[] => [Buffer.of(0x8c, value.length), Buffer.from(value), MEMOIZE]
   const body = Buffer.concat([
-    ...text('_ctypes'), ...text('_unpickle'), STACK_GLOBAL, MEMOIZE,
-    ...text(VLLM_MODULE), ...text('ncclUniqueId'), STACK_GLOBAL, MEMOIZE,
-    Buffer.of(0x7d), MEMOIZE, Buffer.of(0x43, UNIQUE_ID_BYTES), rawUniqueId(id), MEMOIZE,
-    TUPLE2, MEMOIZE, TUPLE2, MEMOIZE, Buffer.of(0x52), MEMOIZE, Buffer.of(0x2e)
+    ...text('_ctypes'),
+    ...text('_unpickle'),
+    STACK_GLOBAL,
+    MEMOIZE,
+    ...text(VLLM_MODULE),
+    ...text('ncclUniqueId'),
+    STACK_GLOBAL,
+    MEMOIZE,
+    Buffer.of(0x7d),
+    MEMOIZE,
+    Buffer.of(0x43, UNIQUE_ID_BYTES),
+    rawUniqueId(id),
+    MEMOIZE,
+    TUPLE2,
+    MEMOIZE,
+    TUPLE2,
+    MEMOIZE,
+    Buffer.of(0x52),
+    MEMOIZE,
+    Buffer.of(0x2e)
   ])
   const head = Buffer.of(0x80, 4, 0x95, 0, 0, 0, 0, 0, 0, 0, 0)
   head.writeBigUInt64LE(BigInt(body.length), 3)

@@ -60,7 +60,7 @@ export class StrictJson {
   }
 
   /** Calls `entry` for every key of an object; it must consume the value. A key that comes twice is an error. */
-  * entries (): Generator<string, void, undefined> {
+  *entries (): Generator<string, void, undefined> {
     this.expect('{')
     if (this.take('}')) return
     const seen = new Set<string>()
@@ -119,7 +119,9 @@ export class StrictJson {
       if (value > Number.MAX_SAFE_INTEGER) throw this.fail('an integer beyond 2^53 - 1')
     }
     const next = bytes[at]
-    if (at === start || next === 0x2e || next === 0x65 || next === 0x45) throw this.fail(`expected an unsigned integer, got ${this.#seen()}`)
+    if (at === start || next === 0x2e || next === 0x65 || next === 0x45) {
+      throw this.fail(`expected an unsigned integer, got ${this.#seen()}`)
+    }
     if (bytes[start] === ZERO && at > start + 1) throw this.fail('a number with a leading zero')
     this.#at = at
     return value
@@ -145,8 +147,9 @@ export class StrictJson {
     if (byte === QUOTE) this.string()
     else if (byte === 0x7b) this.#skipObject(depth)
     else if (byte === 0x5b) this.#skipList(depth)
-    else if (byte === MINUS || (byte >= ZERO && byte <= NINE)) this.#skipMatch(/-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y)
-    else this.#skipMatch(/true|false|null/y)
+    else if (byte === MINUS || (byte >= ZERO && byte <= NINE)) {
+      this.#skipMatch(/-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y)
+    } else this.#skipMatch(/true|false|null/y)
   }
 
   /** Nothing may follow but `padding` bytes. */

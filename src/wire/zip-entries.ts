@@ -24,7 +24,14 @@ export function zipEntries (bytes: Uint8Array): Map<string, Uint8Array> {
   const entries = new Map<string, Uint8Array>()
   for (let i = 0; i < count; i++) {
     if (at + ENTRY_BYTES > end || data.readUInt32LE(at) !== ENTRY) throw bad('its directory breaks off')
-    const [method, size, nameLength, extra, comment, start] = [data.readUInt16LE(at + 10), data.readUInt32LE(at + 24), data.readUInt16LE(at + 28), data.readUInt16LE(at + 30), data.readUInt16LE(at + 32), data.readUInt32LE(at + 42)]
+    const [method, size, nameLength, extra, comment, start] = [
+      data.readUInt16LE(at + 10),
+      data.readUInt32LE(at + 24),
+      data.readUInt16LE(at + 28),
+      data.readUInt16LE(at + 30),
+      data.readUInt16LE(at + 32),
+      data.readUInt32LE(at + 42)
+    ]
     const name = data.toString('latin1', at + ENTRY_BYTES, at + ENTRY_BYTES + nameLength)
     if (method !== 0 || data.readUInt32LE(at + 20) !== size) throw bad('its entries are compressed')
     if (entries.has(name)) throw bad('a name comes twice')
@@ -35,7 +42,9 @@ export function zipEntries (bytes: Uint8Array): Map<string, Uint8Array> {
 }
 
 function contents (data: Buffer, start: number, size: number, end: number): Uint8Array {
-  if (start + LOCAL_BYTES > end || data.readUInt32LE(start) !== LOCAL) throw bad('an entry is not where its directory says')
+  if (start + LOCAL_BYTES > end || data.readUInt32LE(start) !== LOCAL) {
+    throw bad('an entry is not where its directory says')
+  }
   const from = start + LOCAL_BYTES + data.readUInt16LE(start + 26) + data.readUInt16LE(start + 28)
   if (from + size > end) throw bad('an entry ends behind the directory')
   return data.subarray(from, from + size)
@@ -48,4 +57,6 @@ function findEnd (data: Buffer): number {
   throw bad('it has no end of a zip archive')
 }
 
-function bad (message: string): Error { return payloadError(`it is no file of torch.save: ${message}`) }
+function bad (message: string): Error {
+  return payloadError(`it is no file of torch.save: ${message}`)
+}

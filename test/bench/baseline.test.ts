@@ -26,17 +26,36 @@ function script (folder: string, name: string, body: string): string {
 
 t.test('a Python that imports the libraries gives their versions, and is asked for all of them', async t => {
   const folder = t.testdir()
-  t.equal(check(script(folder, 'good', 'case "$2" in "import torch, transformers, safetensors;"*) echo "torch 2.13.0, transformers 5.18.0, safetensors 0.8.0";; *) exit 1;; esac')),
-    'torch 2.13.0, transformers 5.18.0, safetensors 0.8.0')
+  t.equal(
+    check(
+      script(
+        folder,
+        'good',
+        'case "$2" in "import torch, transformers, safetensors;"*) echo "torch 2.13.0, transformers 5.18.0, safetensors 0.8.0";; *) exit 1;; esac'
+      )
+    ),
+    'torch 2.13.0, transformers 5.18.0, safetensors 0.8.0'
+  )
 })
 
 t.test('a Python without a library, or none at all, is refused with the way to make one', async t => {
   const folder = t.testdir()
-  const poor = script(folder, 'poor', 'echo "Traceback" >&2; echo "ModuleNotFoundError: No module named \'torch\'" >&2; exit 1')
-  for (const [python, reason] of [[poor, 'No module named \'torch\''], [join(folder, 'absent'), 'ENOENT']] as const) {
+  const poor = script(
+    folder,
+    'poor',
+    'echo "Traceback" >&2; echo "ModuleNotFoundError: No module named \'torch\'" >&2; exit 1'
+  )
+  for (const [python, reason] of [[poor, "No module named 'torch'"], [join(folder, 'absent'), 'ENOENT']] as const) {
     const outcome = check(python)
     const message = outcome instanceof Error ? outcome.message : ''
-    for (const part of [python, reason, 'REFIT_PYTHON', 'python3 -m venv build/venv && build/venv/bin/pip install torch transformers safetensors']) {
+    for (
+      const part of [
+        python,
+        reason,
+        'REFIT_PYTHON',
+        'python3 -m venv build/venv && build/venv/bin/pip install torch transformers safetensors'
+      ]
+    ) {
       t.ok(message.includes(part), `${part} in ${message}`)
     }
   }

@@ -7,7 +7,11 @@ t.test('a port in use is refused before anything is loaded, with what to do', as
   const server = createServer()
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const { port } = server.address() as AddressInfo
-  await t.rejects(checkPort('127.0.0.1', port), { code: 'CONFIG', param: '--port', message: `port ${port} of 127.0.0.1 is in use; stop what listens there, or choose another one with --port` })
+  await t.rejects(checkPort('127.0.0.1', port), {
+    code: 'CONFIG',
+    param: '--port',
+    message: `port ${port} of 127.0.0.1 is in use; stop what listens there, or choose another one with --port`
+  })
   await new Promise(resolve => server.close(resolve))
   await t.resolves(checkPort('127.0.0.1', port), 'and the check leaves it free')
   await t.resolves(checkPort('127.0.0.1', port))

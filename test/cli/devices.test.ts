@@ -3,7 +3,17 @@ import { describe } from '../../src/cli/devices.ts'
 import type { CudaCard, CudaCards } from '../../src/native/addon.ts'
 
 const card = (ordinal: number, more: Partial<CudaCard> = {}): CudaCard => ({
-  ordinal, name: 'NVIDIA H200', uuid: `GPU-00000000-0000-0000-0000-00000000000${ordinal}`, pciBusId: `0000:0${ordinal}:00.0`, computeCapability: '9.0', multiprocessors: 132, totalBytes: 150.1e9, freeBytes: 149.5e9, virtualMemory: true, integrated: false, ...more
+  ordinal,
+  name: 'NVIDIA H200',
+  uuid: `GPU-00000000-0000-0000-0000-00000000000${ordinal}`,
+  pciBusId: `0000:0${ordinal}:00.0`,
+  computeCapability: '9.0',
+  multiprocessors: 132,
+  totalBytes: 150.1e9,
+  freeBytes: 149.5e9,
+  virtualMemory: true,
+  integrated: false,
+  ...more
 })
 const FOUND: CudaCards = {
   driverCuda: '13.0',
@@ -12,11 +22,16 @@ const FOUND: CudaCards = {
   architectures: '90',
   cards: [card(0), card(1), card(2, { virtualMemory: false, error: 'compute capability 7.0 is too old' })],
   peerAccess: [[true, true, false], [true, true, false], [false, false, true]],
-  libraries: [{ name: 'cuBLASLt', path: '/usr/local/cuda/lib64/libcublasLt.so.13', version: '13.1.0' }, { name: 'NCCL', tried: 'libnccl.so.2: no such file\n/opt/libnccl.so.2: no such file' }]
+  libraries: [{ name: 'cuBLASLt', path: '/usr/local/cuda/lib64/libcublasLt.so.13', version: '13.1.0' }, {
+    name: 'NCCL',
+    tried: 'libnccl.so.2: no such file\n/opt/libnccl.so.2: no such file'
+  }]
 }
 
 t.test('cards, their reach, driver and libraries are told in words', async t => {
-  t.equal(describe(FOUND), `card 0: NVIDIA H200
+  t.equal(
+    describe(FOUND),
+    `card 0: NVIDIA H200
   GPU-00000000-0000-0000-0000-000000000000, PCI 0000:00:00.0
   compute capability 9.0, 132 multiprocessors, 149.5 GB of 150.1 GB free
 card 1: NVIDIA H200
@@ -38,20 +53,39 @@ cuBLASLt 13.1.0: /usr/local/cuda/lib64/libcublasLt.so.13
 NCCL not found; tried
   libnccl.so.2: no such file
   /opt/libnccl.so.2: no such file
-`)
+`
+  )
 })
 
 t.test('where every card reaches every other, one line says so; one card needs none', async t => {
-  t.match(describe({ ...FOUND, cards: FOUND.cards.slice(0, 2) }), /\nevery card reaches the memory of every other: ranks of --tp exchange by peer access\n/)
+  t.match(
+    describe({ ...FOUND, cards: FOUND.cards.slice(0, 2) }),
+    /\nevery card reaches the memory of every other: ranks of --tp exchange by peer access\n/
+  )
   t.notMatch(describe({ ...FOUND, cards: FOUND.cards.slice(0, 1) }), /reach/)
 })
 
 t.test('where cards do not reach each other, the NCCL that would connect them is named', async t => {
   const libraries: CudaCards['libraries'] = [{ name: 'NCCL', path: '/opt/libnccl.so.2', version: '2.28.9' }]
-  t.match(describe({ ...FOUND, libraries }), /\ncard 2 reaches the memory of no other\nranks of --tp on cards that all reach each other exchange by peer access, others by NCCL 2\.28\.9\n/)
+  t.match(
+    describe({ ...FOUND, libraries }),
+    /\ncard 2 reaches the memory of no other\nranks of --tp on cards that all reach each other exchange by peer access, others by NCCL 2\.28\.9\n/
+  )
 })
 
 t.test('without cards the reason comes first', async t => {
-  const none: CudaCards = { driverCuda: '', runtimeCuda: '', driverVersion: '', architectures: '', cards: [], peerAccess: [], libraries: [], error: 'there is no driver' }
-  t.equal(describe(none), 'no card can be used: there is no driver\n\ndriver not found (CUDA unknown), refit\'s library: CUDA not opened, kernels for none\n')
+  const none: CudaCards = {
+    driverCuda: '',
+    runtimeCuda: '',
+    driverVersion: '',
+    architectures: '',
+    cards: [],
+    peerAccess: [],
+    libraries: [],
+    error: 'there is no driver'
+  }
+  t.equal(
+    describe(none),
+    "no card can be used: there is no driver\n\ndriver not found (CUDA unknown), refit's library: CUDA not opened, kernels for none\n"
+  )
 })

@@ -5,11 +5,22 @@ import { RefitError } from '../../src/errors.ts'
 t.test('a lost device is one fatal line, and the process is ended with 70 once replies had their moment', async t => {
   const lines: unknown[] = []
   const code = await new Promise<number>(resolve => {
-    endOnFailure(new RefitError('DEVICE_LOST', 'rank 1, card 3: attention failed; requests in the step: a, b'), { fatal: (...line: unknown[]) => { lines.push(line) } } as never, resolve)
+    endOnFailure(
+      new RefitError('DEVICE_LOST', 'rank 1, card 3: attention failed; requests in the step: a, b'),
+      {
+        fatal: (...line: unknown[]) => {
+          lines.push(line)
+        }
+      } as never,
+      resolve
+    )
     t.equal(lines.length, 1)
   })
   t.equal(code, 70)
-  t.same(lines, [[{ code: 'DEVICE_LOST' }, 'device lost: rank 1, card 3: attention failed; requests in the step: a, b. Ending with exit code 70']])
+  t.same(lines, [[
+    { code: 'DEVICE_LOST' },
+    'device lost: rank 1, card 3: attention failed; requests in the step: a, b. Ending with exit code 70'
+  ]])
 })
 
 t.test('any other failure is thrown where nothing catches it, which is what shuts a server down', async t => {

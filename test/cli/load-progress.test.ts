@@ -1,12 +1,21 @@
 import t from 'tap'
 import { LoadProgress } from '../../src/cli/load-progress.ts'
 
-function setup (isTTY: boolean): { progress: LoadProgress, drawn: string[], logged: string[], tick: (ms: number) => void } {
+function setup (
+  isTTY: boolean
+): { progress: LoadProgress, drawn: string[], logged: string[], tick: (ms: number) => void } {
   const drawn: string[] = []
   const logged: string[] = []
   let now = 0
   const progress = new LoadProgress({ isTTY, write: text => drawn.push(text) }, line => logged.push(line), () => now)
-  return { progress, drawn, logged, tick: ms => { now += ms } }
+  return {
+    progress,
+    drawn,
+    logged,
+    tick: ms => {
+      now += ms
+    }
+  }
 }
 
 t.test('on a terminal a bar grows, is repainted at most ten times a second and is taken away at the end', async t => {

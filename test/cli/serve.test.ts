@@ -4,5 +4,8 @@ import { serve } from '../../src/cli/serve.ts'
 t.test('a dialect that there is not is refused before anything is loaded', async t => {
   // Nothing in it can be loaded.
   const folder = t.testdir({ 'config.json': '{}' })
-  await t.rejects(serve([folder, '--port', '0', '--log-level', 'silent', '--skip-tokenizer-init', '--dialects', 'vlmm']), { code: 'CONFIG', param: 'dialects', message: /--dialects: expected vllm, .*got "vlmm"/ })
+  await t.rejects(
+    serve([folder, '--port', '0', '--log-level', 'silent', '--skip-tokenizer-init', '--dialects', 'vlmm']),
+    { code: 'CONFIG', param: 'dialects', message: /--dialects: expected vllm, .*got "vlmm"/ }
+  )
 })

@@ -8,12 +8,25 @@ import type { RolloutEngine } from '../../src/contract/rollout-engine.ts'
 const log = { info: () => {}, warn: () => {} }
 
 /** A server whose one route runs until `finish` or an abort, and counts as a running request of the engine. */
-async function setup (t: Test): Promise<{ app: FastifyInstance, engine: RolloutEngine, url: string, finish: () => void, events: string[], started: Promise<void> }> {
+async function setup (
+  t: Test
+): Promise<
+  {
+    app: FastifyInstance
+    engine: RolloutEngine
+    url: string
+    finish: () => void
+    events: string[]
+    started: Promise<void>
+  }
+> {
   const events: string[] = []
   const stats = { running: 0, queued: 0 }
   let end: (text: string) => void = () => {}
   let start: () => void = () => {}
-  const started = new Promise<void>(resolve => { start = resolve })
+  const started = new Promise<void>(resolve => {
+    start = resolve
+  })
   const engine = {
     stats,
     abortAll: () => {
@@ -21,7 +34,9 @@ async function setup (t: Test): Promise<{ app: FastifyInstance, engine: RolloutE
       end('aborted')
       return 1
     },
-    close: async () => { events.push('close') }
+    close: async () => {
+      events.push('close')
+    }
   } as unknown as RolloutEngine
   const app = Fastify()
   app.get('/', async () => {

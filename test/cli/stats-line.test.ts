@@ -21,9 +21,26 @@ const idle: EngineStats = {
 }
 
 t.test('the line tells what happened between two readings, per second', async t => {
-  const after = { ...idle, running: 3, queued: 2, usedTokens: 250, promptTokens: 500, generationTokens: 250, prefixHitTokens: 110, retractions: 1 }
+  const after = {
+    ...idle,
+    running: 3,
+    queued: 2,
+    usedTokens: 250,
+    promptTokens: 500,
+    generationTokens: 250,
+    prefixHitTokens: 110,
+    retractions: 1
+  }
   const [fields, line] = statsLine(idle, after, 10)
-  t.same(fields, { running: 3, queued: 2, generatedPerSecond: 20, promptPerSecond: 40, kvUsedPercent: 25, prefixHitPercent: 25, retractions: 1 })
+  t.same(fields, {
+    running: 3,
+    queued: 2,
+    generatedPerSecond: 20,
+    promptPerSecond: 40,
+    kvUsedPercent: 25,
+    prefixHitPercent: 25,
+    retractions: 1
+  })
   t.equal(line, '3 running, 2 queued, 20 tok/s generated, 40 tok/s of prompts, KV cache 25 % used, prefix hits 25 %')
   t.match(statsLine(idle, { ...after, paused: 'in_place' }, 10)[1], /paused \(in_place\)$/)
 })
@@ -38,7 +55,9 @@ t.test('nothing is logged while the engine idles, and a short burst is not misse
   }, 5)
   await sleep(30)
   t.same(lines, [])
-  const burst = new Promise<void>(resolve => { told = resolve })
+  const burst = new Promise<void>(resolve => {
+    told = resolve
+  })
   engine.stats = { ...idle, steps: 6 }
   // The timer itself keeps no process alive.
   const alive = setInterval(() => {}, 1000)

@@ -9,7 +9,9 @@ const [url = '', folder = '', ...shards] = process.argv.slice(2)
 const api = createClient({ baseUrl: url })
 
 async function answer () {
-  const { data, error } = await api.POST('/generate', { body: { text: '123+456=', sampling_params: { max_new_tokens: 8, temperature: 0 } } })
+  const { data, error } = await api.POST('/generate', {
+    body: { text: '123+456=', sampling_params: { max_new_tokens: 8, temperature: 0 } }
+  })
   assert.ok(data !== undefined && !Array.isArray(data) && typeof data !== 'string', JSON.stringify(error))
   assert.ok(['stop', 'length'].includes(data.meta_info.finish_reason?.type ?? ''))
   return data.text
@@ -17,7 +19,9 @@ async function answer () {
 
 assert.notEqual(await answer(), '579')
 
-const disk = await api.POST('/update_weights_from_disk', { body: { model_path: folder, weight_version: 'typescript disk' } })
+const disk = await api.POST('/update_weights_from_disk', {
+  body: { model_path: folder, weight_version: 'typescript disk' }
+})
 assert.ok(disk.data !== undefined && disk.data.report.tensors > 0, JSON.stringify(disk.error))
 assert.equal(await answer(), '579')
 
@@ -55,4 +59,6 @@ const wrong = await api.POST('/generate', { body: { text: 'x', sampling_params: 
 assert.equal(wrong.error?.param, 'sampling_params.max_new_tokens')
 // @ts-expect-error there is no such route
 assert.equal((await api.GET('/no_such_route')).response.status, 404)
-console.log(`typescript: generated, updated from disk, by a form and by bytes; refused with ${refused.error.error.code}`)
+console.log(
+  `typescript: generated, updated from disk, by a form and by bytes; refused with ${refused.error.error.code}`
+)

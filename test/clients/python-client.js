@@ -66,7 +66,9 @@ export function pythonClient (document) {
   for (const [name, schema] of Object.entries(document.components.schemas)) named(name, schema, classes)
   const methods = []
   for (const [path, operations] of Object.entries(document.paths)) {
-    for (const [method, operation] of Object.entries(operations)) methods.push(...methodsOf(path, method, operation, classes))
+    for (const [method, operation] of Object.entries(operations)) {
+      methods.push(...methodsOf(path, method, operation, classes))
+    }
   }
   return `${RUNTIME}\n${methods.join('\n')}\n\n${[...classes.values()].join('\n')}\n`
 }
@@ -96,16 +98,27 @@ function typeOf (schema, name, classes) {
   if (schema.enum !== undefined) return `Literal[${schema.enum.map(literal).join(', ')}]`
   if (Array.isArray(schema.type)) return union(schema.type.map(type => typeOf({ ...schema, type }, name, classes)))
   switch (schema.type) {
-    case 'string': return schema.format === 'binary' ? 'bytes' : 'str'
-    case 'integer': return 'int'
-    case 'number': return 'float'
-    case 'boolean': return 'bool'
-    case 'null': return 'None'
-    case 'array': return `list[${typeOf(schema.items, `${name}Item`, classes)}]`
+    case 'string':
+      return schema.format === 'binary' ? 'bytes' : 'str'
+    case 'integer':
+      return 'int'
+    case 'number':
+      return 'float'
+    case 'boolean':
+      return 'bool'
+    case 'null':
+      return 'None'
+    case 'array':
+      return `list[${typeOf(schema.items, `${name}Item`, classes)}]`
     case 'object':
       if (schema.properties !== undefined) return named(name, schema, classes)
-      return `dict[str, ${typeof schema.additionalProperties === 'object' ? typeOf(schema.additionalProperties, `${name}Value`, classes) : 'Any'}]`
-    default: return 'Any'
+      return `dict[str, ${
+        typeof schema.additionalProperties === 'object'
+          ? typeOf(schema.additionalProperties, `${name}Value`, classes)
+          : 'Any'
+      }]`
+    default:
+      return 'Any'
   }
 }
 
@@ -118,19 +131,28 @@ function methodsOf (path, method, operation, classes) {
   const parameters = operation.parameters ?? []
   const inPath = parameters.filter(one => one.in === 'path').map(one => one.name)
   const inQuery = parameters.filter(one => one.in === 'query')
-  const schema = { type: 'object', properties: Object.fromEntries(inQuery.map(one => [one.name, one.schema])), required: inQuery.filter(one => one.required).map(one => one.name) }
+  const schema = {
+    type: 'object',
+    properties: Object.fromEntries(inQuery.map(one => [one.name, one.schema])),
+    required: inQuery.filter(one => one.required).map(one => one.name)
+  }
   const query = inQuery.length === 0 ? '' : `, query: Union[${named(`${base}Query`, schema, classes)}, None] = None`
   const head = inPath.map(one => `, ${one}: str`).join('')
   const place = `f"${path}"`
   const asked = `"${method.toUpperCase()}", ${place}, ${query === '' ? 'None' : 'query'}`
   const contents = Object.entries(operation.requestBody?.content ?? {})
-  if (contents.length === 0) return [`    def ${name}(self${head}${query}) -> "${bare(result)}":\n        return self.ask(${asked})\n`]
+  if (contents.length === 0) {
+    return [`    def ${name}(self${head}${query}) -> "${bare(result)}":\n        return self.ask(${asked})\n`]
+  }
   return contents.map(([kind, content]) => {
     const suffix = KINDS[kind]
     if (suffix === undefined) throw new Error(`${operation.operationId}: a body of ${kind}`)
     const type = typeOf(content.schema, `${base}Body${pascal(suffix)}`, classes)
-    const body = { '': 'json.dumps(body).encode()', _form: '*form(body)', _bytes: 'body, "application/octet-stream"' }[suffix]
-    return `    def ${name}${suffix}(self${head}, body: ${type}${query}) -> "${bare(result)}":\n        return self.ask(${asked}, ${body})\n`
+    const body =
+      { '': 'json.dumps(body).encode()', _form: '*form(body)', _bytes: 'body, "application/octet-stream"' }[suffix]
+    return `    def ${name}${suffix}(self${head}, body: ${type}${query}) -> "${
+      bare(result)
+    }":\n        return self.ask(${asked}, ${body})\n`
   })
 }
 
@@ -144,8 +166,12 @@ function contentType (responses, which, name, classes) {
   return types.length === 0 ? 'Any' : union(types)
 }
 
-const union = types => { const own = [...new Set(types)]; return own.length === 1 ? own[0] : `Union[${own.join(', ')}]` }
-const literal = value => value === null ? 'None' : value === true ? 'True' : value === false ? 'False' : JSON.stringify(value)
+const union = types => {
+  const own = [...new Set(types)]
+  return own.length === 1 ? own[0] : `Union[${own.join(', ')}]`
+}
+const literal = value =>
+  value === null ? 'None' : value === true ? 'True' : value === false ? 'False' : JSON.stringify(value)
 const pascal = text => text.replace(/(?:^|[^A-Za-z0-9]+)([A-Za-z0-9])/g, (_, letter) => letter.toUpperCase())
 /** Within quotes already. */
 const bare = type => type.replaceAll('"', '')

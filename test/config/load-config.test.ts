@@ -9,11 +9,26 @@ import type { Option } from '../../src/config/option.ts'
 import { isLoopback, loadConfig } from '../../src/config/load-config.ts'
 import { redact } from '../../src/config/redact.ts'
 
-const refused = (param: string, message: RegExp): { code: string, param: string, message: RegExp } => ({ code: 'CONFIG', param, message })
+const refused = (param: string, message: RegExp): { code: string, param: string, message: RegExp } => ({
+  code: 'CONFIG',
+  param,
+  message
+})
 
 t.test('defaults stand where nothing is set', async t => {
   const { config, sources, warnings } = loadConfig([], {})
-  t.match(config, { model: null, host: '127.0.0.1', port: 30000, tp: 1, device: 'cpu', dtype: 'auto', insecure: false, modelRoot: [], apiKey: null, weightVersion: 'default' })
+  t.match(config, {
+    model: null,
+    host: '127.0.0.1',
+    port: 30000,
+    tp: 1,
+    device: 'cpu',
+    dtype: 'auto',
+    insecure: false,
+    modelRoot: [],
+    apiKey: null,
+    weightVersion: 'default'
+  })
   t.same(Object.keys(config).sort(), Object.keys(OPTIONS).sort())
   t.same(sources, {})
   t.same(warnings, [])
@@ -24,7 +39,14 @@ t.test('flags come before the environment, the environment before the file, the 
   writeFileSync(file, JSON.stringify({ port: 1, tp: 3, 'log-level': 'debug', 'max-running-requests': 7 }))
   const { config, sources } = loadConfig(['m', '--port', '3'], { REFIT_CONFIG: file, REFIT_PORT: '2', REFIT_TP: '2' })
   t.match(config, { model: 'm', port: 3, tp: 2, logLevel: 'debug', maxRunningRequests: 7, host: '127.0.0.1' })
-  t.same(sources, { model: 'flag', port: 'flag', tp: 'environment', config: 'environment', logLevel: 'file', maxRunningRequests: 'file' })
+  t.same(sources, {
+    model: 'flag',
+    port: 'flag',
+    tp: 'environment',
+    config: 'environment',
+    logLevel: 'file',
+    maxRunningRequests: 'file'
+  })
 })
 
 t.test('every option can be set in all three places, with the same outcome', async t => {
@@ -37,25 +59,56 @@ t.test('every option can be set in all three places, with the same outcome', asy
     const text = String(sample)
     const flags = option.type === 'boolean' ? [`--${name}=${text}`] : [`--${name}`, text]
     const expected = option.type === 'list' ? [sample] : sample
-    for (const spelling of option.aliases ?? []) t.same(loadConfig([`--${spelling}=${text}`], {}).config[key as OptionKey], expected, `--${spelling}`)
+    for (const spelling of option.aliases ?? []) {
+      t.same(loadConfig([`--${spelling}=${text}`], {}).config[key as OptionKey], expected, `--${spelling}`)
+    }
     t.same(loadConfig([...flags, '--insecure'], {}).config[key as OptionKey], expected, `--${name}`)
-    t.same(loadConfig(['--insecure'], { [variableName(key)]: text }).config[key as OptionKey], expected, variableName(key))
+    t.same(
+      loadConfig(['--insecure'], { [variableName(key)]: text }).config[key as OptionKey],
+      expected,
+      variableName(key)
+    )
     t.same(loadConfig([], { REFIT_CONFIG: file }).config[key as OptionKey], expected, `key ${name}`)
   }
 })
 
 t.test('spellings that SGLang users know are taken', async t => {
-  const { config } = loadConfig(['--model-path', 'x', '--tp-size', '2', '--mem-fraction-static', '.5', '--chunked-prefill-size', '512', '--dtype', 'BF16'], {})
+  const { config } = loadConfig([
+    '--model-path',
+    'x',
+    '--tp-size',
+    '2',
+    '--mem-fraction-static',
+    '.5',
+    '--chunked-prefill-size',
+    '512',
+    '--dtype',
+    'BF16'
+  ], {})
   t.match(config, { model: 'x', tp: 2, memFraction: 0.5, maxPrefillTokens: 512, dtype: 'bfloat16' })
   t.equal(loadConfig(['--tensor-parallel-size=4'], {}).config.tp, 4)
 })
 
 t.test('a device is a word, with a number or without, in any case', async t => {
-  for (const [typed, meant] of [['cpu', 'cpu'], ['CPU', 'cpu'], ['cuda', 'cuda'], ['CUDA:3', 'cuda:3'], ['gpu', 'cuda']] as const) {
+  for (
+    const [typed, meant] of [['cpu', 'cpu'], ['CPU', 'cpu'], ['cuda', 'cuda'], ['CUDA:3', 'cuda:3'], [
+      'gpu',
+      'cuda'
+    ]] as const
+  ) {
     t.equal(loadConfig(['--device', typed], {}).config.device, meant)
     t.equal(loadConfig([], { REFIT_DEVICE: typed }).config.device, meant)
   }
-  t.same(loadConfig([], { REFIT_CUDA_LIBRARY: '/x', REFIT_CUDA_LIBS: '/y', REFIT_CUDA_ARCHS: '90', REFIT_WATCHDOG_SECONDS: '5' }).warnings, [])
+  t.same(
+    loadConfig([], {
+      REFIT_CUDA_LIBRARY: '/x',
+      REFIT_CUDA_LIBS: '/y',
+      REFIT_CUDA_ARCHS: '90',
+      REFIT_WATCHDOG_SECONDS: '5'
+    })
+      .warnings,
+    []
+  )
 })
 
 t.test('the model is a word of its own anywhere on the line, or a flag, but not two things', async t => {
@@ -78,19 +131,50 @@ t.test('switches take --x, --no-x, --x=false and the usual words of the environm
   t.equal(loadConfig(['--insecure'], {}).config.insecure, true)
   t.equal(loadConfig(['--insecure=0'], {}).config.insecure, false)
   t.equal(loadConfig(['--no-insecure'], { REFIT_INSECURE: 'true' }).config.insecure, false)
-  for (const [text, value] of [['1', true], ['TRUE', true], ['yes', true], ['On', true], ['0', false], ['no', false], ['off', false], ['false', false], ['', false]] as const) {
+  for (
+    const [text, value] of [
+      ['1', true],
+      ['TRUE', true],
+      ['yes', true],
+      ['On', true],
+      ['0', false],
+      ['no', false],
+      ['off', false],
+      ['false', false],
+      ['', false]
+    ] as const
+  ) {
     t.equal(loadConfig([], { REFIT_INSECURE: text }).config.insecure, value, text)
   }
-  t.throws(() => loadConfig([], { REFIT_INSECURE: 'maybe' }), refused('REFIT_INSECURE', /expected true, 1, yes or on, or false, 0, no or off, got "maybe"/))
+  t.throws(
+    () => loadConfig([], { REFIT_INSECURE: 'maybe' }),
+    refused('REFIT_INSECURE', /expected true, 1, yes or on, or false, 0, no or off, got "maybe"/)
+  )
   t.throws(() => loadConfig(['--no-port'], {}), refused('--no-port', /unknown option/))
 })
 
 t.test('a misspelled option is named with the one that was meant', async t => {
-  for (const [typed, meant] of [['--prot', '--port'], ['--max-runing-requests', '--max-running-requests'], ['--tp_size', '--tp-size'], ['--Host', '--host'], ['-port', '--port'],
-    ['--api-kye', '--api-key'], ['--moddel-root=x', '--model-root']] as const) {
-    t.throws(() => loadConfig([typed, '1'], {}), refused(typed.split('=')[0]!, new RegExp(`unknown option; did you mean ${meant}\\?$`)), typed)
+  for (
+    const [typed, meant] of [
+      ['--prot', '--port'],
+      ['--max-runing-requests', '--max-running-requests'],
+      ['--tp_size', '--tp-size'],
+      ['--Host', '--host'],
+      ['-port', '--port'],
+      ['--api-kye', '--api-key'],
+      ['--moddel-root=x', '--model-root']
+    ] as const
+  ) {
+    t.throws(
+      () => loadConfig([typed, '1'], {}),
+      refused(typed.split('=')[0]!, new RegExp(`unknown option; did you mean ${meant}\\?$`)),
+      typed
+    )
   }
-  t.throws(() => loadConfig(['--enable-torch-compile'], {}), refused('--enable-torch-compile', /unknown option; "refit serve --help" lists them all/))
+  t.throws(
+    () => loadConfig(['--enable-torch-compile'], {}),
+    refused('--enable-torch-compile', /unknown option; "refit serve --help" lists them all/)
+  )
 })
 
 t.test('a flag without its value is refused, and a negative number is a value', async t => {
@@ -119,13 +203,24 @@ t.test('wrong types and ranges say what was expected and what came', async t => 
     [['--base-gpu-id', '-1'], '--base-gpu-id', /expected an integer from 0 to 1023, got -1/],
     [['--watchdog-timeout', '0'], '--watchdog-timeout', /from 1 to 86400, got 0/]
   ]
-  for (const [args, param, message] of cases) t.throws(() => loadConfig(args, {}), refused(param, message), args.join(' '))
+  for (const [args, param, message] of cases) {
+    t.throws(
+      () => loadConfig(args, {}),
+      refused(param, message),
+      args.join(' ')
+    )
+  }
 })
 
 t.test('a variable that Kubernetes sets is explained', async t => {
   t.throws(() => loadConfig([], { REFIT_PORT: 'tcp://10.0.0.1:80' }), refused('REFIT_PORT', /Service named refit/))
-  t.same(loadConfig([], { REFIT_SERVICE_HOST: '10.0.0.1', REFIT_PORT_30000_TCP_PROTO: 'tcp', REFIT_NATIVE: '/x' }).warnings, [])
-  t.match(loadConfig([], { REFIT_MODEL_ROOTS: 'x' }).warnings, [/REFIT_MODEL_ROOTS is not a variable .* did you mean REFIT_MODEL_ROOT\?/])
+  t.same(
+    loadConfig([], { REFIT_SERVICE_HOST: '10.0.0.1', REFIT_PORT_30000_TCP_PROTO: 'tcp', REFIT_NATIVE: '/x' }).warnings,
+    []
+  )
+  t.match(loadConfig([], { REFIT_MODEL_ROOTS: 'x' }).warnings, [
+    /REFIT_MODEL_ROOTS is not a variable .* did you mean REFIT_MODEL_ROOT\?/
+  ])
 })
 
 t.test('the config file is checked as strictly as flags are', async t => {
@@ -135,9 +230,17 @@ t.test('the config file is checked as strictly as flags are', async t => {
     writeFileSync(file, content)
     return loadConfig(['--config', file], {}).config
   }
-  t.match(load('{"max_running_requests": 5, "tp-size": 2, "model-root": "/a", "threads": null}'), { maxRunningRequests: 5, tp: 2, modelRoot: ['/a'], threads: null })
+  t.match(load('{"max_running_requests": 5, "tp-size": 2, "model-root": "/a", "threads": null}'), {
+    maxRunningRequests: 5,
+    tp: 2,
+    modelRoot: ['/a'],
+    threads: null
+  })
   t.throws(() => load('{"prot": 1}'), refused('prot', /unknown key "prot"; did you mean "port"\?/))
-  t.throws(() => load('{"port": "1"}'), { code: 'CONFIG', message: /port: expected an integer from 0 to 65535, got "1"/ })
+  t.throws(() => load('{"port": "1"}'), {
+    code: 'CONFIG',
+    message: /port: expected an integer from 0 to 65535, got "1"/
+  })
   t.throws(() => load('{"insecure": "true"}'), { code: 'CONFIG', message: /expected true or false, got "true"/ })
   t.throws(() => load('{"tp": 1, "tp-size": 2}'), refused('tp-size', /another spelling/))
   t.throws(() => load('{"config": "x"}'), refused('config', /cannot name another one/))
@@ -151,9 +254,13 @@ t.test('an address that others can reach needs a key or a plain word', async t =
   for (const host of ['0.0.0.0', '::', '10.0.0.1', 'example.org', '127.evil.example', '::ffff:10.0.0.1', '1.127.0.0']) {
     t.notOk(isLoopback(host), host)
     t.throws(() => loadConfig(['--host', host], {}), refused('--host', /can be reached by others/), host)
-    for (const cure of [['--insecure'], ['--api-key', 'k'], ['--admin-api-key', 'k']]) t.equal(loadConfig(['--host', host, ...cure], {}).config.host, host)
+    for (const cure of [['--insecure'], ['--api-key', 'k'], ['--admin-api-key', 'k']]) {
+      t.equal(loadConfig(['--host', host, ...cure], {}).config.host, host)
+    }
   }
-  for (const host of ['127.0.0.1', '127.9.9.9', 'localhost', 'LOCALHOST', '::1', '[::1]', '::ffff:127.0.0.1']) t.ok(isLoopback(host) && loadConfig(['--host', host], {}), host)
+  for (const host of ['127.0.0.1', '127.9.9.9', 'localhost', 'LOCALHOST', '::1', '[::1]', '::ffff:127.0.0.1']) {
+    t.ok(isLoopback(host) && loadConfig(['--host', host], {}), host)
+  }
 })
 
 t.test('keys are never shown: not in the logged configuration and not in errors', async t => {
@@ -168,24 +275,46 @@ t.test('keys are never shown: not in the logged configuration and not in errors'
 })
 
 t.test('whatever is typed, the answer is a configuration or a CONFIG error', async t => {
-  const word = fc.oneof(fc.string(), fc.constantFrom(...Object.keys(OPTIONS).map(key => '--' + flagName(key)), '--', '-', '=', '--=', '--no-', '-x', '9', '--port='))
-  fc.assert(fc.property(fc.array(word, { maxLength: 6 }), args => {
-    try {
-      loadConfig(args, {})
-      return true
-    } catch (error) {
-      return (error as { code?: string }).code === 'CONFIG'
-    }
-  }), { numRuns: 500 })
+  const word = fc.oneof(
+    fc.string(),
+    fc.constantFrom(
+      ...Object.keys(OPTIONS).map(key => '--' + flagName(key)),
+      '--',
+      '-',
+      '=',
+      '--=',
+      '--no-',
+      '-x',
+      '9',
+      '--port='
+    )
+  )
+  fc.assert(
+    fc.property(fc.array(word, { maxLength: 6 }), args => {
+      try {
+        loadConfig(args, {})
+        return true
+      } catch (error) {
+        return (error as { code?: string }).code === 'CONFIG'
+      }
+    }),
+    { numRuns: 500 }
+  )
 })
 
 function sampleOf (option: Option): string | number | boolean {
   switch (option.type) {
-    case 'boolean': return true
-    case 'integer': return Math.max(option.min ?? 0, 17)
-    case 'number': return option.max! < 1 ? 0.25 : 2.5
-    case 'choice': return option.choices!.at(-1)!
-    case 'list': return '/a'
-    case 'string': return option.pattern === undefined ? 'word' : 'cuda:17'
+    case 'boolean':
+      return true
+    case 'integer':
+      return Math.max(option.min ?? 0, 17)
+    case 'number':
+      return option.max! < 1 ? 0.25 : 2.5
+    case 'choice':
+      return option.choices!.at(-1)!
+    case 'list':
+      return '/a'
+    case 'string':
+      return option.pattern === undefined ? 'word' : 'cuda:17'
   }
 }

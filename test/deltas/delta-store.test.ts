@@ -20,17 +20,38 @@ class Host extends PublishedHost {
   }
 
   fetch (targetVersion: number, fields: Partial<FetchRequest> = {}): Fetched {
-    const request = { localFolder: this.local, baseFolder: this.base, baseName: 'org/model', isOwn: true, targetVersion, syncFolder: this.source, targetFolder: null, ...fields }
+    const request = {
+      localFolder: this.local,
+      baseFolder: this.base,
+      baseName: 'org/model',
+      isOwn: true,
+      targetVersion,
+      syncFolder: this.source,
+      targetFolder: null,
+      ...fields
+    }
     return fetchDeltas(request, native(), real => real.startsWith(this.root))
   }
 
-  get state (): unknown { return JSON.parse(readFileSync(this.statePath, 'utf8')) }
-  set state (value: object) { writeFileSync(this.statePath, JSON.stringify(value)) }
-  get statePath (): string { return join(this.local, '.skyrl_weight_sync/state.json') }
+  get state (): unknown {
+    return JSON.parse(readFileSync(this.statePath, 'utf8'))
+  }
+  set state (value: object) {
+    writeFileSync(this.statePath, JSON.stringify(value))
+  }
+  get statePath (): string {
+    return join(this.local, '.skyrl_weight_sync/state.json')
+  }
 
   async holds (t: Test, version: number): Promise<void> {
     this.holdsIn(t, await fetchedFolder(this.local, version), version)
-    t.match(this.state, { version, write_in_progress: false, target_version: null, base_model_path: 'org/model', manifest_sha256: version === 0 ? '' : /^[\da-f]{64}$/ })
+    t.match(this.state, {
+      version,
+      write_in_progress: false,
+      target_version: null,
+      base_model_path: 'org/model',
+      manifest_sha256: version === 0 ? '' : /^[\da-f]{64}$/
+    })
   }
 }
 
@@ -60,7 +81,10 @@ t.test('a version that is not there costs nothing of those before it', async t =
   host.publish()
   t.throws(() => host.fetch(4), code('CHECKPOINT_PATH', /delta-00000003 is not there/))
   await host.holds(t, 2)
-  t.throws(() => host.fetch(4, { syncFolder: null, targetFolder: host.source }), code('INVALID_REQUEST', /sync_dir.*version 3/))
+  t.throws(
+    () => host.fetch(4, { syncFolder: null, targetFolder: host.source }),
+    code('INVALID_REQUEST', /sync_dir.*version 3/)
+  )
   await host.holds(t, 2)
 })
 
@@ -69,10 +93,18 @@ t.test('a fetch that broke off, other weights and weights that are gone begin an
   host.publish()
   host.publish()
   const broken: Array<() => void> = [
-    () => { host.state = { version: 1, write_in_progress: true, target_version: 2, base_model_path: 'org/model' } },
-    () => { host.state = { version: 2, write_in_progress: false, target_version: null, base_model_path: 'org/other' } },
-    () => { host.state = { version: 'two', write_in_progress: false, base_model_path: 'org/model' } },
-    () => { rmSync(join(host.local, 'weights'), { recursive: true }) }
+    () => {
+      host.state = { version: 1, write_in_progress: true, target_version: 2, base_model_path: 'org/model' }
+    },
+    () => {
+      host.state = { version: 2, write_in_progress: false, target_version: null, base_model_path: 'org/other' }
+    },
+    () => {
+      host.state = { version: 'two', write_in_progress: false, base_model_path: 'org/model' }
+    },
+    () => {
+      rmSync(join(host.local, 'weights'), { recursive: true })
+    }
   ]
   for (const harm of broken) {
     host.fetch(2)
@@ -109,17 +141,35 @@ t.test('a later run that publishes other weights under the same versions is not 
 
 t.test('what is wrong with a version is refused before a byte changes, and a wrong sum makes all of it anew', async t => {
   type Edit = NonNullable<Parameters<typeof publishSkyrl>[4]>
-  const first = (fields: object): Edit => ({ tensors }) => { Object.assign(tensors[0]!, fields) }
+  const first = (fields: object): Edit => ({ tensors }) => {
+    Object.assign(tensors[0]!, fields)
+  }
   const bad: Array<[string, Edit, ReturnType<typeof code>]> = [
     ['an unknown name', first({ name: 'layer.77' }), code('WEIGHTS_UNKNOWN_NAME', /layer\.77/)],
     ['a size that lies', first({ uncompressed_num_bytes: 3 }), code('CHECKPOINT_FORMAT', /3 bytes of "layer\.\d"/)],
     ['a key that is not there', first({ payload_key: 'nothing' }), code('CHECKPOINT_FORMAT', /no bytes "nothing"/)],
-    ['a file that is not there', first({ payload_file: 'nothing.safetensors' }), code('CHECKPOINT_PATH', /nothing\.safetensors is not there/)],
-    ['a way out', first({ payload_file: '../../base/model-00001-of-00002.safetensors' }), code('CHECKPOINT_FORMAT', /payload_file/)],
+    [
+      'a file that is not there',
+      first({ payload_file: 'nothing.safetensors' }),
+      code('CHECKPOINT_PATH', /nothing\.safetensors is not there/)
+    ],
+    [
+      'a way out',
+      first({ payload_file: '../../base/model-00001-of-00002.safetensors' }),
+      code('CHECKPOINT_FORMAT', /payload_file/)
+    ],
     ['a folder', first({ payload_file: '..' }), code('CHECKPOINT_FORMAT', /payload_file/)],
-    ['a link out', first({ payload_file: 'link.safetensors' }), code('CHECKPOINT_PATH', /leads out of the allowed roots/)],
-    ['twice the same', ({ tensors }) => { tensors.push(tensors[0]!) }, code('CHECKPOINT_FORMAT', /changed twice/)],
-    ['another base', manifest => { manifest.base_version = 0 }, code('CHECKPOINT_FORMAT', /from version 0 to 2, not from 1 to 2/)],
+    [
+      'a link out',
+      first({ payload_file: 'link.safetensors' }),
+      code('CHECKPOINT_PATH', /leads out of the allowed roots/)
+    ],
+    ['twice the same', ({ tensors }) => {
+      tensors.push(tensors[0]!)
+    }, code('CHECKPOINT_FORMAT', /changed twice/)],
+    ['another base', manifest => {
+      manifest.base_version = 0
+    }, code('CHECKPOINT_FORMAT', /from version 0 to 2, not from 1 to 2/)],
     ['blake3', first({ checksum_algorithm: 'blake3' }), code('UNSUPPORTED', /blake3/)],
     ['no size', first({ uncompressed_num_bytes: -1 }), code('CHECKPOINT_FORMAT', /uncompressed_num_bytes/)]
   ]
@@ -164,8 +214,23 @@ t.test('sums of XXH3, and the field of the first manifests', async t => {
   const folder = join(host.source, 'delta-00000001')
   mkdirSync(folder)
   writeFile(join(folder, 'file'), new Map([['a', zstdFrame(xorOf(old, wanted))], ['b', zstdFrame(Buffer.alloc(403))]]))
-  const record = (name: string, sum: object): object => ({ name, uncompressed_num_bytes: 403, payload_file: 'file', payload_key: name, ...sum })
-  const publish = (sum: object): void => { writeFileSync(join(folder, 'manifest.json'), JSON.stringify({ version: 1, base_version: 0, tensors: [record('a', { checksum: '1b6de21e332dd73dcdeb804d65c6dea4' }), record('b', sum)] })) }
+  const record = (name: string, sum: object): object => ({
+    name,
+    uncompressed_num_bytes: 403,
+    payload_file: 'file',
+    payload_key: name,
+    ...sum
+  })
+  const publish = (sum: object): void => {
+    writeFileSync(
+      join(folder, 'manifest.json'),
+      JSON.stringify({
+        version: 1,
+        base_version: 0,
+        tensors: [record('a', { checksum: '1b6de21e332dd73dcdeb804d65c6dea4' }), record('b', sum)]
+      })
+    )
+  }
   publish({ checksum: '0'.repeat(32) })
   t.throws(() => host.fetch(1), code('CHECKPOINT_CHANGED', /1 tensors.*: b\./))
   publish({ sha256: (await import('node:crypto')).createHash('sha256').update(old).digest('hex') })
@@ -174,8 +239,21 @@ t.test('sums of XXH3, and the field of the first manifests', async t => {
 })
 
 t.test('a manifest that is none is refused by its field', async t => {
-  for (const fields of [{}, { version: 1 }, { version: '1', base_version: 0 }, { version: 1, base_version: 0, tensors: {} }, { version: 1, base_version: 0, tensors: [null] }, { version: 1, base_version: 0, tensors: [{ name: 'a' }] }]) {
-    t.throws(() => readManifest(fields, 'manifest.json'), code('CHECKPOINT_FORMAT', /^manifest\.json/), JSON.stringify(fields))
+  for (
+    const fields of [
+      {},
+      { version: 1 },
+      { version: '1', base_version: 0 },
+      { version: 1, base_version: 0, tensors: {} },
+      { version: 1, base_version: 0, tensors: [null] },
+      { version: 1, base_version: 0, tensors: [{ name: 'a' }] }
+    ]
+  ) {
+    t.throws(
+      () => readManifest(fields, 'manifest.json'),
+      code('CHECKPOINT_FORMAT', /^manifest\.json/),
+      JSON.stringify(fields)
+    )
   }
 })
 
@@ -183,20 +261,40 @@ t.test('folders are those of the roots, fetches take turns on threads of their o
   const host = make(t)
   for (let i = 0; i < 3; i++) host.publish()
   const pulls = new WeightPulls({ roots: [host.root], baseFolder: host.base })
-  for (const [local, base, param] of [
-    ['/etc/refit', 'org/model', 'local_checkpoint_dir'], [host.base, 'org/model', 'local_checkpoint_dir'], [join(host.base, 'x'), 'org/model', 'local_checkpoint_dir'], [host.local, '/no/such', 'base_model_path'], [host.local, '/etc', 'base_model_path']
-  ] as const) await t.rejects(pulls.host(local, base), { code: 'CHECKPOINT_PATH', param }, `${local} ${base}`)
+  for (
+    const [local, base, param] of [
+      ['/etc/refit', 'org/model', 'local_checkpoint_dir'],
+      [host.base, 'org/model', 'local_checkpoint_dir'],
+      [join(host.base, 'x'), 'org/model', 'local_checkpoint_dir'],
+      [host.local, '/no/such', 'base_model_path'],
+      [host.local, '/etc', 'base_model_path']
+    ] as const
+  ) await t.rejects(pulls.host(local, base), { code: 'CHECKPOINT_PATH', param }, `${local} ${base}`)
   t.notOk(existsSync('/etc/refit'))
   t.match(await pulls.host(host.local, host.base), { isOwn: true })
   const at = await pulls.host(host.local, 'org/model')
   const where = { syncDir: host.source, uri: null }
   for (const uri of ['gs://bucket/run', 's3://bucket/run', 'https://host/run']) {
-    await t.rejects(pulls.fetch(at, { targetVersion: 1, syncDir: uri, uri: null }), { code: 'UNSUPPORTED', param: 'sync_dir' })
-    await t.rejects(pulls.fetch(at, { targetVersion: 1, syncDir: host.source, uri }), { code: 'UNSUPPORTED', param: 'uri' })
+    await t.rejects(pulls.fetch(at, { targetVersion: 1, syncDir: uri, uri: null }), {
+      code: 'UNSUPPORTED',
+      param: 'sync_dir'
+    })
+    await t.rejects(pulls.fetch(at, { targetVersion: 1, syncDir: host.source, uri }), {
+      code: 'UNSUPPORTED',
+      param: 'uri'
+    })
   }
-  await t.rejects(pulls.fetch(at, { ...where, targetVersion: 1, syncDir: '/etc' }), { code: 'CHECKPOINT_PATH', param: 'sync_dir' })
-  await t.rejects(pulls.fetch(at, { ...where, targetVersion: 1, uri: host.local }), { code: 'CHECKPOINT_PATH', param: 'local_checkpoint_dir' })
-  const done = await Promise.all([3, 3, 3, 3].map(async targetVersion => await pulls.fetch(at, { ...where, targetVersion })))
+  await t.rejects(pulls.fetch(at, { ...where, targetVersion: 1, syncDir: '/etc' }), {
+    code: 'CHECKPOINT_PATH',
+    param: 'sync_dir'
+  })
+  await t.rejects(pulls.fetch(at, { ...where, targetVersion: 1, uri: host.local }), {
+    code: 'CHECKPOINT_PATH',
+    param: 'local_checkpoint_dir'
+  })
+  const done = await Promise.all(
+    [3, 3, 3, 3].map(async targetVersion => await pulls.fetch(at, { ...where, targetVersion }))
+  )
   t.same(done.map(({ tensors }) => tensors).sort((a, b) => a - b), [0, 0, 0, 8], 'one of them did it')
   t.equal(await pulls.fetched(at, 3), join(at.localFolder, 'weights'))
   await host.holds(t, 3)

@@ -1,5 +1,17 @@
 import { execFileSync } from 'node:child_process'
-import { chmodSync, cpSync, existsSync, lstatSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import {
+  chmodSync,
+  cpSync,
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync
+} from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import type { Test } from 'tap'
@@ -18,12 +30,23 @@ class Host extends PublishedHost {
   }
 
   pull (version: number): Pulled {
-    return pullWeights({ localFolder: this.local, baseFolder: this.base, sourceFolder: this.source, targetVersion: version }, native(), real => real.startsWith(this.root))
+    return pullWeights(
+      {
+        localFolder: this.local,
+        baseFolder: this.base,
+        sourceFolder: this.source,
+        targetVersion: version
+      },
+      native(),
+      real => real.startsWith(this.root)
+    )
   }
 
   holds (t: Test, version: number): void {
     this.holdsIn(t, this.local, version)
-    t.match(JSON.parse(readFileSync(join(this.local, '.weight_sync/state.json'), 'utf8')), { version: String(version).padStart(6, '0') })
+    t.match(JSON.parse(readFileSync(join(this.local, '.weight_sync/state.json'), 'utf8')), {
+      version: String(version).padStart(6, '0')
+    })
   }
 }
 
@@ -76,22 +99,60 @@ t.test('links of a cache and files that cannot be written to become files of the
   host.pull(1)
   host.holds(t, 1)
   // Who runs this may be root, who can write to anything.
-  for (const file of host.files) t.ok(lstatSync(join(host.local, file)).isFile() && (lstatSync(join(host.local, file)).mode & 0o200) !== 0)
+  for (const file of host.files) {
+    t.ok(lstatSync(join(host.local, file)).isFile() && (lstatSync(join(host.local, file)).mode & 0o200) !== 0)
+  }
   t.same(weightsOf(join(host.root, 'blobs'), host.files), host.versions[0])
 })
 
 t.test('what is wrong with a version is refused, and the one that is mended is reached', async t => {
   const bad: Array<[string, SlimeDelta, ReturnType<typeof code>]> = [
-    ['a wrong checksum', { edit: (_, sums) => { sums['layer.3'] = '00000000' } }, code('CHECKPOINT_CHANGED', /checksums of 1 tensors.*layer\.3/)],
-    ['no checksum', { edit: (_, sums) => { delete sums['layer.3'] } }, code('CHECKPOINT_CHANGED', /layer\.3/)],
-    ['an unknown name', { edit: entries => { entries.set('layer.77', zstdFrame(Buffer.alloc(3))) } }, code('WEIGHTS_UNKNOWN_NAME', /layer\.77/)],
-    ['no frame', { edit: entries => { entries.set('layer.3', Buffer.from('hello, this is no frame')) } }, code('CHECKPOINT_FORMAT', /layer\.3.*does not decompress/)],
-    ['a bomb', { edit: entries => { entries.set('layer.3', zstdBomb(1, 1000)) } }, code('CHECKPOINT_FORMAT', /layer\.3.*more bytes/)],
-    ['too few bytes', { edit: entries => { entries.set('layer.6', zstdFrame(Buffer.alloc(5))) } }, code('CHECKPOINT_FORMAT', /layer\.6.*fewer bytes/)],
-    ['another base', { metadata: { base_version: '000000' } }, code('CHECKPOINT_FORMAT', /from version 0 to 2, not from 1 to 2/)],
-    ['another encoding', { metadata: { delta_encoding: 'sum' } }, code('UNSUPPORTED', /delta_encoding "sum"; expected xor or overwrite/)],
+    ['a wrong checksum', {
+      edit: (_, sums) => {
+        sums['layer.3'] = '00000000'
+      }
+    }, code('CHECKPOINT_CHANGED', /checksums of 1 tensors.*layer\.3/)],
+    ['no checksum', {
+      edit: (_, sums) => {
+        delete sums['layer.3']
+      }
+    }, code('CHECKPOINT_CHANGED', /layer\.3/)],
+    ['an unknown name', {
+      edit: entries => {
+        entries.set('layer.77', zstdFrame(Buffer.alloc(3)))
+      }
+    }, code('WEIGHTS_UNKNOWN_NAME', /layer\.77/)],
+    ['no frame', {
+      edit: entries => {
+        entries.set('layer.3', Buffer.from('hello, this is no frame'))
+      }
+    }, code('CHECKPOINT_FORMAT', /layer\.3.*does not decompress/)],
+    ['a bomb', {
+      edit: entries => {
+        entries.set('layer.3', zstdBomb(1, 1000))
+      }
+    }, code('CHECKPOINT_FORMAT', /layer\.3.*more bytes/)],
+    ['too few bytes', {
+      edit: entries => {
+        entries.set('layer.6', zstdFrame(Buffer.alloc(5)))
+      }
+    }, code('CHECKPOINT_FORMAT', /layer\.6.*fewer bytes/)],
+    [
+      'another base',
+      { metadata: { base_version: '000000' } },
+      code('CHECKPOINT_FORMAT', /from version 0 to 2, not from 1 to 2/)
+    ],
+    [
+      'another encoding',
+      { metadata: { delta_encoding: 'sum' } },
+      code('UNSUPPORTED', /delta_encoding "sum"; expected xor or overwrite/)
+    ],
     ['blake3', { metadata: { checksum_format: 'blake3' } }, code('UNSUPPORTED', /checksum_format "blake3"/)],
-    ['another compression', { metadata: { compression_format: 'lz4' } }, code('UNSUPPORTED', /compression_format "lz4"/)]
+    [
+      'another compression',
+      { metadata: { compression_format: 'lz4' } },
+      code('UNSUPPORTED', /compression_format "lz4"/)
+    ]
   ]
   for (const [name, options, error] of bad) {
     const host = make(t)
@@ -133,8 +194,17 @@ t.test('a version of which a file has not come is none yet, be it changes or who
     if (isWhole) {
       cpSync(host.base, published, { recursive: true, force: true })
       host.versions[1] = host.versions[0]!
-      for (const file of readdirSync(published)) if (file.endsWith('.safetensors') && !host.files.includes(file)) rmSync(join(published, file))
-      writeFileSync(join(published, index), JSON.stringify({ weight_map: Object.fromEntries(host.files.flatMap(file => [...weightsOf(host.base, [file]).keys()].map(name => [name, file]))) }))
+      for (const file of readdirSync(published)) {
+        if (file.endsWith('.safetensors') && !host.files.includes(file)) rmSync(join(published, file))
+      }
+      writeFileSync(
+        join(published, index),
+        JSON.stringify({
+          weight_map: Object.fromEntries(host
+            .files
+            .flatMap(file => [...weightsOf(host.base, [file]).keys()].map(name => [name, file])))
+        })
+      )
     }
     host.pull(0)
     const late = readdirSync(published).filter(name => name.endsWith('.safetensors')).sort().at(-1)!
@@ -167,7 +237,14 @@ t.test('what is changed are the files that are loaded, whatever lies beside them
       host.files.splice(0, 2, 'model.safetensors')
       writeFile(join(host.base, 'model.safetensors'), weights)
     } else {
-      writeFileSync(join(host.base, 'model.safetensors.index.json'), JSON.stringify({ weight_map: Object.fromEntries(host.files.flatMap(file => [...weightsOf(host.base, [file]).keys()].map(name => [name, file]))) }))
+      writeFileSync(
+        join(host.base, 'model.safetensors.index.json'),
+        JSON.stringify({
+          weight_map: Object.fromEntries(host
+            .files
+            .flatMap(file => [...weightsOf(host.base, [file]).keys()].map(name => [name, file])))
+        })
+      )
     }
     writeFile(join(host.base, 'other.safetensors'), weights)
     host.publish()
@@ -185,10 +262,23 @@ t.test('version 0 is the checkpoint that this server began with, not the one of 
   const host = make(t)
   host.pull(0)
   const other = new Host(join(host.root, 'another'))
-  writeFile(join(other.base, other.files[0]!), new Map([...weightsOf(other.base, [other.files[0]!])].map(([name, data]) => [name, Buffer.from(data.map(byte => byte ^ 255))])))
-  pullWeights({ localFolder: host.local, baseFolder: other.base, sourceFolder: host.source, targetVersion: 0 }, native(), () => true)
+  writeFile(
+    join(other.base, other.files[0]!),
+    new Map([...weightsOf(other.base, [other.files[0]!])].map(([name, data]) => [
+      name,
+      Buffer.from(data.map(byte => byte ^ 255))
+    ]))
+  )
+  pullWeights(
+    { localFolder: host.local, baseFolder: other.base, sourceFolder: host.source, targetVersion: 0 },
+    native(),
+    () => true
+  )
   const theirs = weightsOf(other.base, other.files)
-  t.ok([...weightsOf(host.local, host.files)].every(([name, data]) => theirs.get(name)!.equals(data)), 'it is the other one')
+  t.ok(
+    [...weightsOf(host.local, host.files)].every(([name, data]) => theirs.get(name)!.equals(data)),
+    'it is the other one'
+  )
   t.match(host.pull(0), { version: 0 })
   host.holds(t, 0)
   writeFileSync(join(host.local, 'mine.txt'), '')
@@ -231,18 +321,25 @@ t.test('links of what is published may not lead out of the roots', async t => {
   t.throws(() => host.pull(1), code('CHECKPOINT_PATH', /leads out of the allowed roots/))
 })
 
-t.test('pulls of one folder take turns, and a folder that is the model\'s own is refused', async t => {
+t.test("pulls of one folder take turns, and a folder that is the model's own is refused", async t => {
   const host = make(t)
   for (let i = 0; i < 3; i++) host.publish()
   const pulls = new WeightPulls({ roots: [host.root], baseFolder: host.base })
-  const ask = async (version: number, fields: object = {}): Promise<Pulled> => await pulls.pull({ localFolder: host.local, sourceFolder: host.source, targetVersion: version, ...fields })
+  const ask = async (version: number, fields: object = {}): Promise<Pulled> =>
+    await pulls.pull({ localFolder: host.local, sourceFolder: host.source, targetVersion: version, ...fields })
   const done = await Promise.all([1, 3, 2, 3, 1, 2].map(async version => await ask(version)))
   t.ok(done.every(({ version }, index) => version >= [1, 3, 2, 3, 1, 2][index]!))
   host.holds(t, 3)
-  for (const [fields, param] of [
-    [{ localFolder: host.base }, 'local_checkpoint_dir'], [{ localFolder: join(host.base, 'inside') }, 'local_checkpoint_dir'], [{ localFolder: host.source }, 'local_checkpoint_dir'],
-    [{ localFolder: '/etc/refit' }, 'local_checkpoint_dir'], [{ sourceFolder: '/etc' }, 'source_dir'], [{ sourceFolder: join(host.root, 'nothing') }, 'source_dir']
-  ] as const) await t.rejects(ask(3, fields), { code: 'CHECKPOINT_PATH', param })
+  for (
+    const [fields, param] of [
+      [{ localFolder: host.base }, 'local_checkpoint_dir'],
+      [{ localFolder: join(host.base, 'inside') }, 'local_checkpoint_dir'],
+      [{ localFolder: host.source }, 'local_checkpoint_dir'],
+      [{ localFolder: '/etc/refit' }, 'local_checkpoint_dir'],
+      [{ sourceFolder: '/etc' }, 'source_dir'],
+      [{ sourceFolder: join(host.root, 'nothing') }, 'source_dir']
+    ] as const
+  ) await t.rejects(ask(3, fields), { code: 'CHECKPOINT_PATH', param })
   await t.rejects(ask(4), { code: 'CHECKPOINT_PATH', param: 'target_version' })
   host.holds(t, 3)
 })

@@ -31,23 +31,40 @@ t.test('what cannot be a tensor is refused by name', async t => {
     [{ dtype: 'torch.nothing' }, /not a dtype of torch/],
     [{ shape: [-1] }, /not negative/]
   ]
-  for (const [change, message] of cases) t.throws(() => openArealTensors(['a'], { a: { ...good, ...change } }), { message })
+  for (const [change, message] of cases) {
+    t.throws(() => openArealTensors(['a'], { a: { ...good, ...change } }), { message })
+  }
   t.throws(() => openArealTensors(['__proto__'], {}), { code: 'INVALID_REQUEST', param: 'weights' })
 })
 
-t.test('AReaL\'s routes answer in its form, and stand with its dialect alone', async t => {
+t.test("AReaL's routes answer in its form, and stand with its dialect alone", async t => {
   const { url, engine } = await routeApp(t)
-  t.same((await call(`${url}/areal_pause_generation`, {})).json, { success: true, message: 'Generation paused and all requests aborted' })
+  t.same((await call(`${url}/areal_pause_generation`, {})).json, {
+    success: true,
+    message: 'Generation paused and all requests aborted'
+  })
   t.same((await call(`${url}/areal_continue_generation`, {})).json, { success: true, message: 'Generation continued' })
-  const reply = await call(`${url}/areal_update_weights_tensor`, { names: ['b.bias'], weights: { 'b.bias': { type: 'tensor', data: floats(1, 2, 3, 4), shape: [4], dtype: 'torch.float32' } } })
+  const reply = await call(`${url}/areal_update_weights_tensor`, {
+    names: ['b.bias'],
+    weights: { 'b.bias': { type: 'tensor', data: floats(1, 2, 3, 4), shape: [4], dtype: 'torch.float32' } }
+  })
   t.same([reply.status, reply.json.success], [200, true], reply.text)
   t.ok(engine.calls.some(text => text.startsWith('update')))
-  for (const [path, body, status] of [
-    ['/areal_update_weights_xccl', {}, 409],
-    ['/areal_set_update_weight_meta', { names: [], dtypes: [], shapes: [], group_name: 'x' }, 404],
-    ['/areal_set_update_weight_meta_lora', { lora_name: 'v1' }, 400],
-    ['/areal_init_weights_update_group', { master_address: '127.0.0.1', master_port: '29500', rank_offset: 1, world_size: 2, backend: 'nccl', group_name: 'g' }, 400]
-  ] as const) {
+  for (
+    const [path, body, status] of [
+      ['/areal_update_weights_xccl', {}, 409],
+      ['/areal_set_update_weight_meta', { names: [], dtypes: [], shapes: [], group_name: 'x' }, 404],
+      ['/areal_set_update_weight_meta_lora', { lora_name: 'v1' }, 400],
+      ['/areal_init_weights_update_group', {
+        master_address: '127.0.0.1',
+        master_port: '29500',
+        rank_offset: 1,
+        world_size: 2,
+        backend: 'nccl',
+        group_name: 'g'
+      }, 400]
+    ] as const
+  ) {
     const refused = await call(url + path, body)
     t.equal(refused.status, status, refused.text)
     t.match(refused.json, { success: false, message: String, error: { message: String, code: String } })

@@ -32,24 +32,35 @@ t.test('a parameter server that is answered by one update is not connected to by
   server.on('connection', socket => {
     peers.push(socket)
     const reader = new ZmtpReader()
-    socket.on('error', () => {}).on('close', () => { peers.splice(peers.indexOf(socket), 1) }).on('data', chunk => {
-      for (const event of reader.push(chunk)) {
-        if (event.type !== 'message') continue
-        answers.push(String(event.frames[1]))
-        answered()
-      }
-    })
+    socket
+      .on('error', () => {})
+      .on('close', () => {
+        peers.splice(peers.indexOf(socket), 1)
+      })
+      .on('data', chunk => {
+        for (const event of reader.push(chunk)) {
+          if (event.type !== 'message') continue
+          answers.push(String(event.frames[1]))
+          answered()
+        }
+      })
     socket.write(Buffer.concat([zmtpGreeting(), zmtpReady('REQ')]))
   })
   const ask = async (turn: number, message: Buffer): Promise<void> => {
-    const answer = new Promise<void>(resolve => { answered = resolve })
+    const answer = new Promise<void>(resolve => {
+      answered = resolve
+    })
     peers[turn % peers.length]!.write(zmtpMessage([Buffer.alloc(0), message]))
     await answer
   }
   server.listen(path)
   await once(server, 'listening')
   const update = async (label: string): Promise<{ status: number, body: any }> => {
-    const reply = await fetch(`${url}/update_weights_from_ipc`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ zmq_handles: { 0: `ipc://${path}` }, weight_version: label, timeout: 5 }) })
+    const reply = await fetch(`${url}/update_weights_from_ipc`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify({ zmq_handles: { 0: `ipc://${path}` }, weight_version: label, timeout: 5 })
+    })
     return { status: reply.status, body: await reply.json() }
   }
   const connected = once(server, 'connection')
@@ -59,7 +70,10 @@ t.test('a parameter server that is answered by one update is not connected to by
   const second = update('second')
   await Promise.race([second, once(server, 'connection')])
   // The adder's hidden size.
-  const last = pickle({ bucket_meta: { [NORM]: { name: NORM, dtype: global('torch', 'float32'), shape: [96], offset: 0, handle: null } }, is_last: true })
+  const last = pickle({
+    bucket_meta: { [NORM]: { name: NORM, dtype: global('torch', 'float32'), shape: [96], offset: 0, handle: null } },
+    is_last: true
+  })
   await ask(1, last)
   t.match(await second, { status: 409, body: { error: { code: 'CONFLICT' } } })
   t.match(await first, { status: 200 })

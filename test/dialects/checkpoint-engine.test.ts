@@ -11,44 +11,89 @@ import { socketOf } from '../../src/dialects/checkpoint-engine/zmq-path.ts'
 import { Replier } from '../../src/dialects/checkpoint-engine/zmq-rep.ts'
 import { zmtpGreeting, zmtpMessage, zmtpReady, ZmtpReader } from '../../src/wire/trainers/zmtp.ts'
 
-const UUIDS = ['GPU-11111111-1111-1111-1111-111111111111', 'GPU-22222222-2222-2222-2222-222222222222', 'GPU-33333333-3333-3333-3333-333333333333'] as const
-const card = (uuid: string): { ordinal: number, uuid: string, name: string, totalBytes: number } => ({ ordinal: 0, uuid, name: 'H', totalBytes: 1 })
+const UUIDS = [
+  'GPU-11111111-1111-1111-1111-111111111111',
+  'GPU-22222222-2222-2222-2222-222222222222',
+  'GPU-33333333-3333-3333-3333-333333333333'
+] as const
+const card = (uuid: string): { ordinal: number, uuid: string, name: string, totalBytes: number } => ({
+  ordinal: 0,
+  uuid,
+  name: 'H',
+  totalBytes: 1
+})
 const never = new AbortController().signal
 
 t.test('each card of the engine has its socket, ranks of one card share it, and others are left alone', async (t) => {
   const handles = Object.fromEntries(UUIDS.map((uuid, index) => [uuid, `ipc://@s${index}`]))
-  t.match(chooseSeats({ cards: [card(UUIDS[2]), card(UUIDS[0])], ranks: 2 }, handles), [{ card: UUIDS[2], path: '\0s2', ranks: [0] }, { card: UUIDS[0], path: '\0s0', ranks: [1] }])
-  t.match(chooseSeats({ cards: [card(UUIDS[1]), card(UUIDS[1])], ranks: 2 }, handles), [{ card: UUIDS[1], ranks: [0, 1] }])
-  t.throws(() => chooseSeats({ cards: [card(UUIDS[0]), card(UUIDS[1])], ranks: 2 }, { [UUIDS[0]]: 'ipc://@a' }), { code: 'INVALID_REQUEST', param: 'zmq_handles', message: /card of rank 1, GPU-2222.* among GPU-1111/ })
+  t.match(chooseSeats({ cards: [card(UUIDS[2]), card(UUIDS[0])], ranks: 2 }, handles), [{
+    card: UUIDS[2],
+    path: '\0s2',
+    ranks: [0]
+  }, { card: UUIDS[0], path: '\0s0', ranks: [1] }])
+  t.match(chooseSeats({ cards: [card(UUIDS[1]), card(UUIDS[1])], ranks: 2 }, handles), [{
+    card: UUIDS[1],
+    ranks: [0, 1]
+  }])
+  t.throws(() => chooseSeats({ cards: [card(UUIDS[0]), card(UUIDS[1])], ranks: 2 }, { [UUIDS[0]]: 'ipc://@a' }), {
+    code: 'INVALID_REQUEST',
+    param: 'zmq_handles',
+    message: /card of rank 1, GPU-2222.* among GPU-1111/
+  })
 })
 
 t.test('an engine without cards takes one socket for all ranks, or one for each', async (t) => {
   t.match(chooseSeats({ cards: [], ranks: 2 }, { cpu: 'ipc://@a' }), [{ card: null, ranks: [0, 1] }])
-  t.match(chooseSeats({ cards: [], ranks: 2 }, { x: 'ipc://@a', y: 'ipc://@b' }), [{ endpoint: 'ipc://@a', ranks: [0] }, { endpoint: 'ipc://@b', ranks: [1] }])
+  t.match(chooseSeats({ cards: [], ranks: 2 }, { x: 'ipc://@a', y: 'ipc://@b' }), [
+    { endpoint: 'ipc://@a', ranks: [0] },
+    { endpoint: 'ipc://@b', ranks: [1] }
+  ])
   const wrong: Array<Record<string, string>> = [{}, { a: 'ipc://@a', b: 'ipc://@b', c: 'ipc://@c' }]
-  for (const handles of wrong) t.throws(() => chooseSeats({ cards: [], ranks: 2 }, handles), { code: 'INVALID_REQUEST' })
+  for (const handles of wrong) {
+    t.throws(() => chooseSeats({ cards: [], ranks: 2 }, handles), { code: 'INVALID_REQUEST' })
+  }
 })
 
 t.test('endpoints are Unix sockets', async (t) => {
   t.equal(socketOf('ipc://@checkpoint-engine-GPU-1-0.sock'), '\0checkpoint-engine-GPU-1-0.sock')
   t.equal(socketOf('ipc:///no/such.sock'), '/no/such.sock')
-  for (const endpoint of ['tcp://127.0.0.1:1', 'ipc://a', 'ipc://', 'ipc://@', 'ipc://@a b', `ipc:///${'x'.repeat(120)}`, `ipc://${process.execPath}`, 'ipc:///etc\0x']) {
+  for (
+    const endpoint of [
+      'tcp://127.0.0.1:1',
+      'ipc://a',
+      'ipc://',
+      'ipc://@',
+      'ipc://@a b',
+      `ipc:///${'x'.repeat(120)}`,
+      `ipc://${process.execPath}`,
+      'ipc:///etc\0x'
+    ]
+  ) {
     t.throws(() => socketOf(endpoint), { code: 'INVALID_REQUEST', param: 'zmq_handles' }, endpoint)
   }
 })
 
 /** A REQ peer at a socket in the file system; `events` of what it reads. */
-async function bound (t: Test, greet = true): Promise<{ path: string, peer: Promise<Socket>, read: (socket: Socket, count: number) => Promise<Buffer[][]> }> {
+async function bound (
+  t: Test,
+  greet = true
+): Promise<{ path: string, peer: Promise<Socket>, read: (socket: Socket, count: number) => Promise<Buffer[][]> }> {
   // Paths of sockets are short.
   const folder = mkdtempSync(join(tmpdir(), 'refit-zmq-'))
-  t.teardown(() => { rmSync(folder, { recursive: true }) })
+  t.teardown(() => {
+    rmSync(folder, { recursive: true })
+  })
   const path = join(folder, 's')
   const server = createServer()
   server.listen(path)
   await once(server, 'listening')
-  t.teardown(() => { server.close() })
+  t.teardown(() => {
+    server.close()
+  })
   const peer = once(server, 'connection').then(([socket]) => {
-    t.teardown(() => { (socket as Socket).destroy() })
+    t.teardown(() => {
+      ;(socket as Socket).destroy()
+    })
     if (greet) (socket as Socket).write(Buffer.concat([zmtpGreeting(), zmtpReady('REQ')]))
     return socket as Socket
   })
@@ -65,7 +110,7 @@ async function read (socket: Socket, count: number): Promise<Buffer[][]> {
   return found
 }
 
-async function * eventsOf (socket: Socket): AsyncGenerator<[Buffer]> {
+async function* eventsOf (socket: Socket): AsyncGenerator<[Buffer]> {
   for (;;) yield await once(socket, 'data') as [Buffer]
 }
 
@@ -85,7 +130,10 @@ t.test('a request is received and answered, and one more after it', async (t) =>
   socket.end()
   t.equal((await replier.receive(60_000, never)).toString(), 'last', 'what came before the end is received')
   replier.reply('')
-  await t.rejects(replier.receive(60_000, never), { code: 'ZMQ_UNREACHABLE', message: /it (closed|: the connection is closed)/ })
+  await t.rejects(replier.receive(60_000, never), {
+    code: 'ZMQ_UNREACHABLE',
+    message: /it (closed|: the connection is closed)/
+  })
   replier.close()
 })
 
@@ -101,10 +149,16 @@ t.test('silence, a peer that is no REQ socket, and nobody there', async (t) => {
   await t.rejects(replier.receive(60_000, never), { code: 'ZMQ_PROTOCOL', message: /1 frames/ })
   replier.close()
   const other = await bound(t, false)
-  const refused = t.rejects(Replier.connect({ path: other.path, name: 'it', connectMs: 60_000, signal: never }), { code: 'ZMQ_PROTOCOL', message: /"PUB" socket/ })
+  const refused = t.rejects(Replier.connect({ path: other.path, name: 'it', connectMs: 60_000, signal: never }), {
+    code: 'ZMQ_PROTOCOL',
+    message: /"PUB" socket/
+  })
   ;(await other.peer).write(Buffer.concat([zmtpGreeting(), zmtpReady('PUB' as 'REQ')]))
   await refused
   for (const path of ['/tmp/refit-nobody-binds-this', '\0nobody-binds-this']) {
-    await t.rejects(Replier.connect({ path, name: 'it', connectMs: 150, signal: never }), { code: 'ZMQ_UNREACHABLE', message: /nobody has bound the socket within 0\.15 s/ })
+    await t.rejects(Replier.connect({ path, name: 'it', connectMs: 150, signal: never }), {
+      code: 'ZMQ_UNREACHABLE',
+      message: /nobody has bound the socket within 0\.15 s/
+    })
   }
 })

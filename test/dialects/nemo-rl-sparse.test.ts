@@ -12,7 +12,8 @@ t.test('a payload that was still coming when the trainer prepared anew does not 
     asked.push(response)
     // The first one hangs.
     if (asked.length > 1) response.writeHead(404).end()
-  }).listen(0, '127.0.0.1')
+  })
+    .listen(0, '127.0.0.1')
   await once(store, 'listening')
   t.teardown(() => {
     delete process.env['AWS_ENDPOINT_URL']
@@ -22,11 +23,18 @@ t.test('a payload that was still coming when the trainer prepared anew does not 
   process.env['AWS_ENDPOINT_URL'] = `http://127.0.0.1:${(store.address() as AddressInfo).port}`
   const { url } = await engineServer(t, modelFolder(t), {})
   const post = async (route: string, body: object): Promise<{ status: number, body: any }> => {
-    const reply = await fetch(`${url}/nemo-rl/refit/${route}`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })
+    const reply = await fetch(`${url}/nemo-rl/refit/${route}`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify(body)
+    })
     return { status: reply.status, body: await reply.json() }
   }
-  const prepare = async (): Promise<void> => { t.match(await post('prepare', { tensors: { 'model.norm.weight': [[96], 'float32'] } }), { status: 200 }) }
-  const take = async (checksum: string): ReturnType<typeof post> => await post('s3-manifest', { bucket: 'bucket', region: 'r1', key: 'step_1/0.bin', checksum })
+  const prepare = async (): Promise<void> => {
+    t.match(await post('prepare', { tensors: { 'model.norm.weight': [[96], 'float32'] } }), { status: 200 })
+  }
+  const take = async (checksum: string): ReturnType<typeof post> =>
+    await post('s3-manifest', { bucket: 'bucket', region: 'r1', key: 'step_1/0.bin', checksum })
   await prepare()
   const requested = once(store, 'request')
   const first = take('00'.repeat(16))
@@ -39,11 +47,30 @@ t.test('a payload that was still coming when the trainer prepared anew does not 
 
 t.test('what a store answers is told, whether it is for now or for good, and nobody is led to another host', async t => {
   let status = 0
-  const store = createServer((_, response) => { response.writeHead(status, { location: 'http://127.0.0.1:1/' }).end('<Error><Code>Why</Code><Message>the reason</Message></Error>') }).listen(0, '127.0.0.1')
+  const store = createServer((_, response) => {
+    response.writeHead(status, { location: 'http://127.0.0.1:1/' }).end(
+      '<Error><Code>Why</Code><Message>the reason</Message></Error>'
+    )
+  })
+    .listen(0, '127.0.0.1')
   await once(store, 'listening')
-  t.teardown(() => { store.close() })
+  t.teardown(() => {
+    store.close()
+  })
   const env = { AWS_ENDPOINT_URL: `http://127.0.0.1:${(store.address() as AddressInfo).port}` }
-  for (const [code, statuses] of [['INVALID_REQUEST', [301, 400, 403, 404]], ['STORE_UNREACHABLE', [307, 429, 500, 503]]] as const) {
-    for (status of statuses) await t.rejects(readS3Object({ bucket: 'bucket', region: 'r1', key: 'k' }, 1, { env }), { code, message: new RegExp(`answers ${status}: Why, the reason`) }, `${status}`)
+  for (
+    const [code, statuses] of [['INVALID_REQUEST', [301, 400, 403, 404]], ['STORE_UNREACHABLE', [
+      307,
+      429,
+      500,
+      503
+    ]]] as const
+  ) {
+    for (status of statuses) {
+      await t.rejects(readS3Object({ bucket: 'bucket', region: 'r1', key: 'k' }, 1, { env }), {
+        code,
+        message: new RegExp(`answers ${status}: Why, the reason`)
+      }, `${status}`)
+    }
   }
 })

@@ -20,7 +20,9 @@ t.test('payloads are hashed and unpacked while a step runs, not between two', as
   })
   const seen = { tokens: 0 }
   native().armFault!({ point: 'step', at: 4, action: 'stall', stallMs: 600_000 })
-  const running = rollout(engine, rolloutRequest([3, 4, 5], { maxNewTokens: 400 }), () => { seen.tokens++ })
+  const running = rollout(engine, rolloutRequest([3, 4, 5], { maxNewTokens: 400 }), () => {
+    seen.tokens++
+  })
   while (native().faultPending!() || seen.tokens < 3) await sleep(1) // until a step has the device, and keeps it
   const before = seen.tokens
   const data = Uint8Array.from({ length: 1 << 16 }, (_, i) => (i * 7) & 255)

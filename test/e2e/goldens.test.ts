@@ -17,10 +17,16 @@ for (const name of goldenNames) {
   for (const dtype of ['float32', 'bfloat16'] as const) {
     t.test(`${name} in ${dtype}`, async t => {
       const engine = await createEngine(folder, { dtype, threads: 1, maxTotalTokens: 2048 })
-      t.teardown(async () => { await engine.close() })
+      t.teardown(async () => {
+        await engine.close()
+      })
 
       await t.test('continues greedily as transformers does', async t => {
-        const results = await Promise.all(cases.map(async ({ prompt }) => await rollout(engine, rolloutRequest(prompt, { maxNewTokens: 32, temperature: 0 }))))
+        const results = await Promise.all(
+          cases.map(async ({ prompt }) =>
+            await rollout(engine, rolloutRequest(prompt, { maxNewTokens: 32, temperature: 0 }))
+          )
+        )
         for (const [index, { greedy, gaps }] of cases.entries()) {
           const unclear = gaps.findIndex(gap => gap < CLEAR_GAP[dtype])
           const sure = unclear === -1 ? greedy.length : unclear
@@ -37,7 +43,9 @@ for (const name of goldenNames) {
     await t.test('has the distribution of transformers over the whole vocabulary, at temperatures 1 and 0.7, and scores every token alike', async t => {
       for (const { prompt, greedy, positions, fp32, logprobs } of cases) {
         const every = await distributions(engine, [...prompt, ...greedy])
-        for (const [row, position] of positions.entries()) within(t, difference(every[position]!, logSoftmax(fp32[row]!)), 1e-4, `position ${position}`)
+        for (const [row, position] of positions.entries()) {
+          within(t, difference(every[position]!, logSoftmax(fp32[row]!)), 1e-4, `position ${position}`)
+        }
         const cold = await firstToken(engine, prompt, 0.7)
         const last = positions.indexOf(prompt.length - 1)
         within(t, difference(cold, logSoftmax(fp32[last]!.map(logit => logit / 0.7))), 1e-4, 'temperature 0.7')
@@ -69,13 +77,17 @@ const everyId = (engine: LocalEngine): number[] => Array.from({ length: engine.i
 /** Per position of `tokens` but the last: logprobs of every id as the next token. */
 async function distributions (engine: LocalEngine, tokens: number[]): Promise<number[][]> {
   const rows: (Scored[] | null)[] = []
-  await rollout(engine, rolloutRequest(tokens, { maxNewTokens: 0 }, { startLen: 0, ids: everyId(engine) }), event => { rows.push(...event.input?.ids ?? []) })
+  await rollout(engine, rolloutRequest(tokens, { maxNewTokens: 0 }, { startLen: 0, ids: everyId(engine) }), event => {
+    rows.push(...event.input?.ids ?? [])
+  })
   return rows.slice(1).map(row => row!.map(([logprob]) => logprob))
 }
 
 async function firstToken (engine: LocalEngine, prompt: number[], temperature: number): Promise<number[]> {
   let row: Scored[] = []
-  await rollout(engine, rolloutRequest(prompt, { maxNewTokens: 1, temperature }, { ids: everyId(engine) }), event => { row = event.ids[0] ?? row })
+  await rollout(engine, rolloutRequest(prompt, { maxNewTokens: 1, temperature }, { ids: everyId(engine) }), event => {
+    row = event.ids[0] ?? row
+  })
   return row.map(([logprob]) => logprob)
 }
 

@@ -4,12 +4,19 @@ import { groupServer } from '../helpers/group-server.ts'
 
 t.test('older SkyRL: a trainer that comes again after it was killed is joined', async t => {
   const server = await groupServer(t)
-  const old = (trainer: { init: () => Record<string, unknown> }): Record<string, unknown> => ({ ...trainer.init(), model_dtype_str: 'torch.bfloat16', override_existing_receiver: false })
+  const old = (trainer: { init: () => Record<string, unknown> }): Record<string, unknown> => ({
+    ...trainer.init(),
+    model_dtype_str: 'torch.bfloat16',
+    override_existing_receiver: false
+  })
   const first = await server.trainer({ name: 'skyrl' })
   await Promise.all([server.post('/init_weight_update_communicator', old(first)), first.join()])
   await first.kill()
   const next = await server.trainer({ name: 'skyrl' })
-  await eventually(async () => await server.post('/init_weight_update_communicator', old(next)), () => next.store.workers === 2)
+  await eventually(
+    async () => await server.post('/init_weight_update_communicator', old(next)),
+    () => next.store.workers === 2
+  )
   t.equal(next.store.workers, 2)
 })
 

@@ -26,10 +26,21 @@ const EXPERTS = 8
 
 /** Names as state_dict() of transformers gives them, modules in the order in which they are made. `experts`: as version 4 and 5 have them. */
 function stateDict (architecture: ArchitectureName, layers: number, experts: 'each' | 'fused' = 'fused'): string[] {
-  const attention = ['q_proj', 'k_proj', 'v_proj'].flatMap(name => [`self_attn.${name}.weight`, ...architecture === 'Qwen2ForCausalLM' ? [`self_attn.${name}.bias`] : []])
-    .concat('self_attn.o_proj.weight', architecture.startsWith('Qwen3') ? ['self_attn.q_norm.weight', 'self_attn.k_norm.weight'] : [])
+  const attention = ['q_proj', 'k_proj', 'v_proj']
+    .flatMap(
+      name => [`self_attn.${name}.weight`, ...architecture === 'Qwen2ForCausalLM' ? [`self_attn.${name}.bias`] : []]
+    )
+    .concat(
+      'self_attn.o_proj.weight',
+      architecture.startsWith('Qwen3') ? ['self_attn.q_norm.weight', 'self_attn.k_norm.weight'] : []
+    )
   const dense = ['gate', 'up', 'down'].map(name => `mlp.${name}_proj.weight`)
-  const each = ['mlp.gate.weight', ...Array.from({ length: EXPERTS }, (_, e) => ['gate', 'up', 'down'].map(name => `mlp.experts.${e}.${name}_proj.weight`)).flat()]
+  const each = [
+    'mlp.gate.weight',
+    ...Array
+      .from({ length: EXPERTS }, (_, e) => ['gate', 'up', 'down'].map(name => `mlp.experts.${e}.${name}_proj.weight`))
+      .flat()
+  ]
   const sparse = experts === 'fused' ? ['mlp.experts.gate_up_proj', 'mlp.experts.down_proj', 'mlp.gate.weight'] : each
   const norms = ['input_layernorm.weight', 'post_attention_layernorm.weight']
   const names = ['model.embed_tokens.weight']
@@ -54,7 +65,12 @@ interface World {
   update: (variant: number, names: readonly string[], fields?: Record<string, unknown>) => Promise<Reply>
 }
 
-async function world (t: Test, config: Record<string, unknown>, tp = 1, options: Partial<ServerOptions> = {}): Promise<World> {
+async function world (
+  t: Test,
+  config: Record<string, unknown>,
+  tp = 1,
+  options: Partial<ServerOptions> = {}
+): Promise<World> {
   const server = await cudaServer(t, config, { tp }, { ncclPath: loop, groupTimeoutMs: 60_000, ...options })
   const trainer = await join(t, server, tp)
   const table = buildModelTable(parseModelConfig(config), tp)
@@ -63,9 +79,22 @@ async function world (t: Test, config: Record<string, unknown>, tp = 1, options:
     const fused = /^(.*\.experts)\.(gate_up|down)_proj$/.exec(name)
     if (fused === null) return new Uint8Array(codedTensor(variant, name, elements(name)).buffer)
     const [, of, parts] = fused as unknown as [string, string, string]
-    return Buffer.concat(Array.from({ length: EXPERTS }, (_, e) => parts.split('_').map(part => bytes(variant, `${of}.${e}.${part}_proj.weight`))).flat())
+    return Buffer.concat(
+      Array
+        .from(
+          { length: EXPERTS },
+          (_, e) => parts.split('_').map(part => bytes(variant, `${of}.${e}.${part}_proj.weight`))
+        )
+        .flat()
+    )
   }
-  const announce: World['announce'] = (names, fields) => ({ names, dtypes: names.map(() => 'bfloat16'), shapes: names.map(name => table.tensors.get(name)!.shape), group_name: 'weight_transfer', ...fields })
+  const announce: World['announce'] = (names, fields) => ({
+    names,
+    dtypes: names.map(() => 'bfloat16'),
+    shapes: names.map(name => table.tensors.get(name)!.shape),
+    group_name: 'weight_transfer',
+    ...fields
+  })
   const send: World['send'] = async (variant, names, isBucket = false) => {
     const parts = names.map(name => bytes(variant, name))
     for (const part of isBucket ? [Buffer.concat(parts)] : parts) await trainer.broadcast(part)
@@ -79,7 +108,10 @@ async function world (t: Test, config: Record<string, unknown>, tp = 1, options:
     announce,
     send,
     update: async (variant, names, fields = {}) => {
-      const [reply] = await Promise.all([server.post(UPDATE, announce(names, fields)), send(variant, names, fields.load_format === 'flattened_bucket')])
+      const [reply] = await Promise.all([
+        server.post(UPDATE, announce(names, fields)),
+        send(variant, names, fields.load_format === 'flattened_bucket')
+      ])
       return reply
     }
   }
@@ -87,24 +119,29 @@ async function world (t: Test, config: Record<string, unknown>, tp = 1, options:
 
 async function join (t: Test, server: CudaServer, tp: number): Promise<NcclTrainer> {
   const trainer = await NcclTrainer.start(t, { size: 1 + tp, loop })
-  const [reply] = await Promise.all([server.post('/init_weight_transfer_engine', { init_info: trainer.init() }), trainer.join()])
+  const [reply] = await Promise.all([
+    server.post('/init_weight_transfer_engine', { init_info: trainer.init() }),
+    trainer.join()
+  ])
   if (reply.status !== 200) throw new Error(JSON.stringify(reply.body))
   return trainer
 }
 
 const BUCKET = { load_format: 'flattened_bucket' }
 
-for (const [architecture, overrides, experts, bucketGoesInPlace] of [
-  ['LlamaForCausalLM', {}, 'fused', true],
-  // Biases stand between the rows of one parameter.
-  ['Qwen2ForCausalLM', {}, 'fused', false],
-  ['Qwen3ForCausalLM', WIDE, 'fused', true],
-  // The rows that make the vocabulary a multiple of 64 lie behind the embedding.
-  ['Qwen3ForCausalLM', { ...WIDE, vocab_size: 321 }, 'fused', false],
-  ['Qwen3MoeForCausalLM', WIDE, 'fused', true],
-  // Gate and up of all experts are one parameter, down of all another.
-  ['Qwen3MoeForCausalLM', WIDE, 'each', false]
-] as const) {
+for (
+  const [architecture, overrides, experts, bucketGoesInPlace] of [
+    ['LlamaForCausalLM', {}, 'fused', true],
+    // Biases stand between the rows of one parameter.
+    ['Qwen2ForCausalLM', {}, 'fused', false],
+    ['Qwen3ForCausalLM', WIDE, 'fused', true],
+    // The rows that make the vocabulary a multiple of 64 lie behind the embedding.
+    ['Qwen3ForCausalLM', { ...WIDE, vocab_size: 321 }, 'fused', false],
+    ['Qwen3MoeForCausalLM', WIDE, 'fused', true],
+    // Gate and up of all experts are one parameter, down of all another.
+    ['Qwen3MoeForCausalLM', WIDE, 'each', false]
+  ] as const
+) {
   t.test(`${architecture} ${JSON.stringify(overrides)}, experts ${experts}: A, B, A as a bucket, as two and one by one`, async t => {
     const config = tinyConfig(architecture, overrides)
     const { server, table, bytesOf, update } = await world(t, config)
@@ -136,7 +173,10 @@ t.test('in another order, in another type and on two ranks what does not lie the
   const names = stateDict('LlamaForCausalLM', 2)
   const { server, trainer, table, bytesOf, announce, update } = await world(t, config)
   const turned = [...names.slice(0, 3), names[4]!, names[3]!, ...names.slice(5)]
-  t.match(await update(1, turned, BUCKET), { status: 200, body: { report: { bytes: bytesOf(names), bytes_in_place: 0 } } })
+  t.match(await update(1, turned, BUCKET), {
+    status: 200,
+    body: { report: { bytes: bytesOf(names), bytes_in_place: 0 } }
+  })
   await checkVariant(t, server, table, 1)
   t.match(await update(2, turned), { status: 200, body: { report: { bytes_in_place: bytesOf(names) } } })
   await checkVariant(t, server, table, 2)
@@ -155,7 +195,11 @@ t.test('in another order, in another type and on two ranks what does not lie the
     await checkVariant(t, two.server, two.table, variant)
   }
   const norms = names.filter(name => name.includes('norm'))
-  t.match(await two.update(3, norms), { status: 200, body: { report: { bytes_in_place: bytesOf(norms) } } }, 'both ranks have all of them')
+  t.match(
+    await two.update(3, norms),
+    { status: 200, body: { report: { bytes_in_place: bytesOf(norms) } } },
+    'both ranks have all of them'
+  )
   t.match(await two.update(3, names.filter(name => !norms.includes(name))), { status: 200 })
   await checkVariant(t, two.server, two.table, 3)
 })
@@ -177,7 +221,11 @@ t.test('pieces that are staged and pieces that are not, in one update, leave wha
   }
   const one = await world(t, config, 1, { bucketBytes: 40_960 })
   const extra = 'model.layers.0.self_attn.rotary_emb.inv_freq'
-  const lists = { names: [...names, extra], dtypes: [...names.map(() => 'bfloat16'), 'bfloat16'], shapes: [...names.map(name => one.table.tensors.get(name)!.shape), [20_000]] }
+  const lists = {
+    names: [...names, extra],
+    dtypes: [...names.map(() => 'bfloat16'), 'bfloat16'],
+    shapes: [...names.map(name => one.table.tensors.get(name)!.shape), [20_000]]
+  }
   const post = one.server.post(UPDATE, one.announce(names, lists))
   await one.send(2, names)
   await one.trainer.broadcast(new Uint8Array(40_000))
@@ -189,8 +237,14 @@ t.test('pieces that are staged and pieces that are not, in one update, leave wha
 })
 
 /** An update to variant 2 whose trainer ends when so many tensors have come. */
-async function brokenOff ({ server, trainer, announce, send }: World, names: readonly string[], count: number, fields = {}): Promise<Reply> {
-  const last = async (): Promise<string> => (await server.engine.checksums()).tensors.find(({ name }) => name === names[count - 1])!.checksum
+async function brokenOff (
+  { server, trainer, announce, send }: World,
+  names: readonly string[],
+  count: number,
+  fields = {}
+): Promise<Reply> {
+  const last = async (): Promise<string> =>
+    (await server.engine.checksums()).tensors.find(({ name }) => name === names[count - 1])!.checksum
   const before = await last()
   const post = server.post(UPDATE, announce(names, fields))
   await send(2, names.slice(0, count))
@@ -207,12 +261,20 @@ t.test('what breaks off on its way into the weights is torn and named, and heale
   // All is one piece, and some of it has come.
   const { status, body } = await brokenOff(w, names, 5, { weight_version: 'two' })
   t.equal(status, 500)
-  t.match(body, { error: { code: 'WEIGHTS_TORN', message: /process group "weight_transfer".*receiving "model\.embed_tokens\.weight" to "lm_head\.weight".*Torn: .*Repeat the update/ } })
+  t.match(body, {
+    error: {
+      code: 'WEIGHTS_TORN',
+      message:
+        /process group "weight_transfer".*receiving "model\.embed_tokens\.weight" to "lm_head\.weight".*Torn: .*Repeat the update/
+    }
+  })
   const { weights } = w.server.engine
   if (weights.state !== 'torn') return t.fail('nothing is torn')
   t.same(weights.tensors, [...names].sort())
   t.equal(w.server.engine.weightVersion, 'one')
-  t.match(await w.server.post('/generate', { input_ids: [1, 2], sampling_params: { max_new_tokens: 1 } }), { status: 503 })
+  t.match(await w.server.post('/generate', { input_ids: [1, 2], sampling_params: { max_new_tokens: 1 } }), {
+    status: 503
+  })
   const trainer = await join(t, w.server, 1)
   const [healed] = await Promise.all([
     w.server.post(UPDATE, w.announce(names, { ...BUCKET, weight_version: 'two' })),
@@ -220,7 +282,9 @@ t.test('what breaks off on its way into the weights is torn and named, and heale
   ])
   t.match(healed, { status: 200, body: { torn_count: 0, report: { bytes_in_place: w.bytesOf(names) } } })
   await checkVariant(t, w.server, w.table, 2)
-  t.match(await w.server.post('/generate', { input_ids: [1, 2], sampling_params: { max_new_tokens: 1 } }), { status: 200 })
+  t.match(await w.server.post('/generate', { input_ids: [1, 2], sampling_params: { max_new_tokens: 1 } }), {
+    status: 200
+  })
 })
 
 t.test('of several pieces, those that had come are new', async t => {
@@ -237,7 +301,10 @@ t.test('with everything staged, an update that breaks off leaves the weights as 
   const names = stateDict('Qwen3ForCausalLM', 2)
   const w = await world(t, tinyConfig('Qwen3ForCausalLM', WIDE), 1, { stagedBroadcasts: true })
   for (const [variant, fields] of [[1, BUCKET], [2, {}]] as const) {
-    t.match(await w.update(variant, names, fields), { status: 200, body: { report: { bytes: w.bytesOf(names), bytes_in_place: 0 } } })
+    t.match(await w.update(variant, names, fields), {
+      status: 200,
+      body: { report: { bytes: w.bytesOf(names), bytes_in_place: 0 } }
+    })
     await checkVariant(t, w.server, w.table, variant)
   }
   const post = w.server.post(UPDATE, w.announce(names))
@@ -254,13 +321,25 @@ t.test('what is refused, and what comes while the weights are released, is recei
   t.match(await w.update(1, names), { status: 200 })
   const odd = [...names.slice(0, -1), 'nobody']
   const shapes = names.map(name => w.table.tensors.get(name)!.shape)
-  const [refused] = await Promise.all([w.server.post(UPDATE, w.announce(names, { names: odd, shapes })), w.send(2, names)])
-  t.match(refused, { status: 400, body: { error: { message: /nobody.*received and dropped, and the group stays in step/ } } })
+  const [refused] = await Promise.all([
+    w.server.post(UPDATE, w.announce(names, { names: odd, shapes })),
+    w.send(2, names)
+  ])
+  t.match(refused, {
+    status: 400,
+    body: { error: { message: /nobody.*received and dropped, and the group stays in step/ } }
+  })
   await checkVariant(t, w.server, w.table, 1)
   await w.server.ok('/release_memory_occupation', { tags: ['weights'] })
   const [asleep] = await Promise.all([w.server.post(UPDATE, w.announce(names, BUCKET)), w.send(2, names, true)])
-  t.match(asleep, { status: 409, body: { error: { code: 'CONFLICT', message: /received and dropped, and the group stays in step/ } } })
+  t.match(asleep, {
+    status: 409,
+    body: { error: { code: 'CONFLICT', message: /received and dropped, and the group stays in step/ } }
+  })
   await w.server.ok('/resume_memory_occupation', { tags: ['weights'] })
-  t.match(await w.update(2, names, BUCKET), { status: 200, body: { torn_count: 0, report: { bytes_in_place: w.bytesOf(names) } } })
+  t.match(await w.update(2, names, BUCKET), {
+    status: 200,
+    body: { torn_count: 0, report: { bytes_in_place: w.bytesOf(names) } }
+  })
   await checkVariant(t, w.server, w.table, 2)
 })

@@ -7,14 +7,34 @@ t.test('as many ranks as a group may have, of which two come: named in a sentenc
   const trainer = await server.trainer({ size: 65_535 })
   t.match(await server.post('/init_weights_update_group', trainer.init()), { status: 200 })
   const reply = await server.post('/update_weights_from_distributed', trainer.update(server.tensors('adder')))
-  t.match(reply, { status: 504, body: { error: { code: 'GROUP_TIMEOUT', message: /Ranks 0, 2, 3, .* and more of 65535 are missing/ } } })
+  t.match(reply, {
+    status: 504,
+    body: { error: { code: 'GROUP_TIMEOUT', message: /Ranks 0, 2, 3, .* and more of 65535 are missing/ } }
+  })
   t.ok(reply.body.message.length < 2000)
-  t.match(await server.post('/init_weights_update_group', { ...trainer.init(), world_size: 65_536 }), { status: 400, body: { message: /world_size/ } })
-  t.match(await server.post('/init_weight_transfer_engine', { init_info: { ...trainer.init(), world_size: 65_536 } }), { status: 400, body: { message: /world_size/ } })
+  t.match(await server.post('/init_weights_update_group', { ...trainer.init(), world_size: 65_536 }), {
+    status: 400,
+    body: { message: /world_size/ }
+  })
+  t.match(await server.post('/init_weight_transfer_engine', { init_info: { ...trainer.init(), world_size: 65_536 } }), {
+    status: 400,
+    body: { message: /world_size/ }
+  })
 })
 
 t.test('of a group to send in, too', async t => {
   const peer = await serve(t, 'adder')
-  const body = { master_address: '127.0.0.1', ports: '29999', group_rank: 0, world_size: 65_536, group_name: 'g', backend: 'gloo', timeout: 5 }
-  t.match(await peer.post('/init_weights_send_group_for_remote_instance', body), { status: 400, body: { message: /world_size/ } })
+  const body = {
+    master_address: '127.0.0.1',
+    ports: '29999',
+    group_rank: 0,
+    world_size: 65_536,
+    group_name: 'g',
+    backend: 'gloo',
+    timeout: 5
+  }
+  t.match(await peer.post('/init_weights_send_group_for_remote_instance', body), {
+    status: 400,
+    body: { message: /world_size/ }
+  })
 })

@@ -5,13 +5,19 @@ import t from 'tap'
 import { packageRoot } from '../../src/root.ts'
 import { answers, modelFolder, serve } from '../helpers/load-from.ts'
 
-interface Entry { dtype: string, shape: number[], data_offsets: [number, number] }
+interface Entry {
+  dtype: string
+  shape: number[]
+  data_offsets: [number, number]
+}
 
 /** Two files that have half of a checkpoint's tensors each. */
 function halves (file: string, folder: string): string[] {
   const all = readFileSync(file)
   const begin = 8 + Number(all.readBigUInt64LE(0))
-  const entries = Object.entries(JSON.parse(all.toString('utf8', 8, begin)) as Record<string, Entry>).filter(([name]) => name !== '__metadata__')
+  const entries = Object.entries(JSON.parse(all.toString('utf8', 8, begin)) as Record<string, Entry>).filter(([name]) =>
+    name !== '__metadata__'
+  )
   return [0, 1].map(half => {
     const header: Record<string, Entry> = {}
     const data: Buffer[] = []
@@ -31,15 +37,22 @@ function halves (file: string, folder: string): string[] {
 
 t.test('torn weights are healed from disk by parts: each is answered with what is torn still', async t => {
   const folder = mkdtempSync(join(tmpdir(), 'refit-parts-'))
-  t.teardown(() => { rmSync(folder, { recursive: true }) })
+  t.teardown(() => {
+    rmSync(folder, { recursive: true })
+  })
   const [first, second] = halves(join(modelFolder('adder'), 'model.safetensors'), folder)
-  const one = await serve(t, 'adder-base', { weightVersion: 'step-1' }, { modelRoots: [folder, join(packageRoot, 'models')] })
+  const one = await serve(t, 'adder-base', { weightVersion: 'step-1' }, {
+    modelRoots: [folder, join(packageRoot, 'models')]
+  })
   const all = Object.keys(await one.sums() as object).length
   t.match(await one.post('/weights_checker', { action: 'reset_tensors' }), { status: 200 })
   const part = await one.post('/update_weights_from_disk', { model_path: first })
   t.match(part, { status: 200, body: { success: true, torn_count: Math.floor(all / 2) } })
   t.match(await one.post('/generate', { text: '1+1=' }), { status: 503 })
-  t.match(await one.post('/update_weights_from_disk', { model_path: second, weight_version: 'step-2' }), { status: 200, body: { torn_count: 0 } })
+  t.match(await one.post('/update_weights_from_disk', { model_path: second, weight_version: 'step-2' }), {
+    status: 200,
+    body: { torn_count: 0 }
+  })
   t.equal(one.engine.weightVersion, 'step-2')
   t.same(await answers(one), await answers(await serve(t, 'adder')))
 })

@@ -14,11 +14,20 @@ import { slowSteps } from '../helpers/slow-steps.ts'
 
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
-interface Server { url: string, engine: LocalEngine, folder: string, post: (path: string, body: unknown) => Promise<{ status: number, body: any }>, get: (path: string) => Promise<{ status: number, body: any }>, sum: (text: string) => Promise<string> }
+interface Server {
+  url: string
+  engine: LocalEngine
+  folder: string
+  post: (path: string, body: unknown) => Promise<{ status: number, body: any }>
+  get: (path: string) => Promise<{ status: number, body: any }>
+  sum: (text: string) => Promise<string>
+}
 
 async function serve (t: Test, tp = 1): Promise<Server> {
   const folder = mkdtempSync(join(tmpdir(), 'refit-http-'))
-  for (const model of ['adder', 'adder-base']) cpSync(join(packageRoot, 'models', model), join(folder, model), { recursive: true })
+  for (const model of ['adder', 'adder-base']) {
+    cpSync(join(packageRoot, 'models', model), join(folder, model), { recursive: true })
+  }
   const engine = await createEngine(join(folder, 'adder-base'), { threads: 1, tp, maxTotalTokens: 8192 })
   const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 500 })
   const url = await app.listen({ host: '127.0.0.1', port: 0 })
@@ -31,14 +40,23 @@ async function serve (t: Test, tp = 1): Promise<Server> {
   const call = async (path: string, init: RequestInit = {}): Promise<{ status: number, body: any }> => {
     const reply = await fetch(url + path, init)
     const text = await reply.text()
-    return { status: reply.status, body: /json/.test(reply.headers.get('content-type') ?? '') ? JSON.parse(text) : text }
+    return {
+      status: reply.status,
+      body: /json/.test(reply.headers.get('content-type') ?? '') ? JSON.parse(text) : text
+    }
   }
-  const post = async (path: string, body: unknown): Promise<{ status: number, body: any }> => await call(path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })
-  const sum = async (text: string): Promise<string> => (await post('/generate', { text, sampling_params: { temperature: 0, max_new_tokens: 8 } })).body.text
+  const post = async (path: string, body: unknown): Promise<{ status: number, body: any }> =>
+    await call(path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })
+  const sum = async (text: string): Promise<string> =>
+    (await post('/generate', { text, sampling_params: { temperature: 0, max_new_tokens: 8 } })).body.text
   return { url, engine, folder, post, get: call, sum }
 }
 
-const PROMPTS = readFileSync(join(packageRoot, 'examples/adder/prompts.txt'), 'utf8').trim().split('\n').slice(0, 200).map(line => line.split('=')[0]! + '=')
+const PROMPTS = readFileSync(join(packageRoot, 'examples/adder/prompts.txt'), 'utf8')
+  .trim()
+  .split('\n')
+  .slice(0, 200)
+  .map(line => line.split('=')[0]! + '=')
 
 async function accuracy ({ post }: Server): Promise<number> {
   const { body } = await post('/generate', { text: PROMPTS, sampling_params: { temperature: 0, max_new_tokens: 8 } })
@@ -55,13 +73,28 @@ for (const tp of [1, 2]) {
     const base = await accuracy(server)
     t.ok(base >= 0.3 && base <= 0.75, `base is right ${base}`)
     const before = (await server.post('/weights_checker', {})).body
-    const update = await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'adder'), weight_version: 'step-1', abort_all_requests: true })
+    const update = await server.post('/update_weights_from_disk', {
+      model_path: join(server.folder, 'adder'),
+      weight_version: 'step-1',
+      abort_all_requests: true
+    })
     t.equal(update.status, 200)
-    t.match(update.body, { success: true, message: 'Succeeded to update model weights. Weight version updated to step-1.', num_paused_requests: 0, report: { tensors: 46, missing_count: 0, bytes: 936896 } })
+    t.match(update.body, {
+      success: true,
+      message: 'Succeeded to update model weights. Weight version updated to step-1.',
+      num_paused_requests: 0,
+      report: { tensors: 46, missing_count: 0, bytes: 936896 }
+    })
     t.ok(await accuracy(server) >= 0.99)
     t.equal((await server.get('/get_weight_version')).body.weight_version, 'step-1')
-    const chat = await server.post('/v1/chat/completions', { messages: [{ role: 'user', content: 'What is 12+345?' }], temperature: 0 })
-    t.match(chat.body, { choices: [{ message: { content: '357' }, finish_reason: 'stop' }], metadata: { weight_version: 'step-1' } })
+    const chat = await server.post('/v1/chat/completions', {
+      messages: [{ role: 'user', content: 'What is 12+345?' }],
+      temperature: 0
+    })
+    t.match(chat.body, {
+      choices: [{ message: { content: '357' }, finish_reason: 'stop' }],
+      metadata: { weight_version: 'step-1' }
+    })
     await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'adder-base') })
     t.same((await server.post('/weights_checker', {})).body, before, 'back to the same bits')
   })
@@ -70,17 +103,31 @@ for (const tp of [1, 2]) {
 t.test('an update that fails midway answers 500 with what is torn, generation answers 503, health 200, and a repeat heals', async t => {
   const server = await serve(t, 2)
   native().armFault!({ point: 'read', at: 20, action: 'fail' })
-  const failed = await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'adder'), weight_version: 'never' })
+  const failed = await server.post('/update_weights_from_disk', {
+    model_path: join(server.folder, 'adder'),
+    weight_version: 'never'
+  })
   native().armFault!(null)
   t.equal(failed.status, 500)
-  t.match(failed.body, { success: false, message: /the write failed at tensor ".*": injected fault.*Torn: .*Repeat the update/, error: { code: 'WEIGHTS_TORN' } })
+  t.match(failed.body, {
+    success: false,
+    message: /the write failed at tensor ".*": injected fault.*Torn: .*Repeat the update/,
+    error: { code: 'WEIGHTS_TORN' }
+  })
   const refused = await server.post('/generate', { text: '1+1=' })
   t.equal(refused.status, 503)
-  t.match(refused.body.error, { code: 'ENGINE_TORN', message: /^weights are torn \(.*injected fault.*\): (model\.[\w.]+, ){2}model\.[\w.]+( and \d+ more)?; write them again with any weight update$/ })
+  t.match(refused.body.error, {
+    code: 'ENGINE_TORN',
+    message:
+      /^weights are torn \(.*injected fault.*\): (model\.[\w.]+, ){2}model\.[\w.]+( and \d+ more)?; write them again with any weight update$/
+  })
   t.equal((await server.get('/health')).status, 200)
   t.equal((await server.get('/ready')).status, 503)
   t.equal((await server.get('/get_weight_version')).body.weight_version, 'default')
-  const healed = await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'adder'), weight_version: 'whole' })
+  const healed = await server.post('/update_weights_from_disk', {
+    model_path: join(server.folder, 'adder'),
+    weight_version: 'whole'
+  })
   t.match(healed, { status: 200, body: { success: true } })
   t.equal((await server.get('/ready')).status, 200)
   t.equal(await server.sum('12+345='), '357')
@@ -114,7 +161,10 @@ t.test('updates while clients generate: every answer is of one whole checkpoint,
   const server = await serve(t)
   const expected = new Map<string, string[]>()
   const ask = async (): Promise<{ text: string[], version: string[] }> => {
-    const { body } = await server.post('/generate', { text: PROMPTS.slice(0, 24), sampling_params: { temperature: 0, max_new_tokens: 8 } })
+    const { body } = await server.post('/generate', {
+      text: PROMPTS.slice(0, 24),
+      sampling_params: { temperature: 0, max_new_tokens: 8 }
+    })
     return { text: body.map((one: any) => one.text), version: body.map((one: any) => one.meta_info.weight_version) }
   }
   expected.set('default', (await ask()).text)
@@ -130,7 +180,10 @@ t.test('updates while clients generate: every answer is of one whole checkpoint,
     }
   })
   for (let turn = 0; turn < 12; turn++) {
-    const reply = await server.post('/update_weights_from_disk', { model_path: join(server.folder, turn % 2 === 0 ? 'adder-base' : 'adder'), weight_version: turn % 2 === 0 ? 'default' : 'v1' })
+    const reply = await server.post('/update_weights_from_disk', {
+      model_path: join(server.folder, turn % 2 === 0 ? 'adder-base' : 'adder'),
+      weight_version: turn % 2 === 0 ? 'default' : 'v1'
+    })
     t.equal(reply.status, 200)
   }
   updating.abort()
@@ -144,26 +197,46 @@ t.test('noise in all weights is seen by the checker, refuses generation, and is 
   t.equal((await server.post('/weights_checker', { action: 'reset_tensors' })).status, 200)
   t.equal((await server.post('/weights_checker', { action: 'compare' })).status, 400)
   t.equal((await server.post('/generate', { text: '1+1=' })).status, 503)
-  t.equal((await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'adder-base') })).status, 200)
+  t.equal(
+    (await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'adder-base') })).status,
+    200
+  )
   t.equal((await server.post('/weights_checker', { action: 'compare' })).status, 200)
 })
 
 t.test('a sample that ends without a new token after an update keeps the label of the weights that made its tokens', async t => {
   const server = await serve(t)
   slowSteps(t, 4)
-  const sample = server.post('/generate', { input_ids: [49, 43, 49, 61], rid: 'held', sampling_params: { max_new_tokens: 2000, ignore_eos: true } })
+  const sample = server.post('/generate', {
+    input_ids: [49, 43, 49, 61],
+    rid: 'held',
+    sampling_params: { max_new_tokens: 2000, ignore_eos: true }
+  })
   while (server.engine.stats.generationTokens < 5) await new Promise(resolve => setTimeout(resolve, 1))
   await server.post('/pause_generation', { mode: 'in_place' })
-  await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'adder'), weight_version: 'v2', flush_cache: false })
+  await server.post('/update_weights_from_disk', {
+    model_path: join(server.folder, 'adder'),
+    weight_version: 'v2',
+    flush_cache: false
+  })
   await server.post('/abort_request', { rid: 'held' })
   const { body } = await sample
-  t.match(body.meta_info, { finish_reason: { type: 'abort' }, weight_version: 'default', weight_versions: [{ version: 'default', start: 0 }] })
+  t.match(body.meta_info, {
+    finish_reason: { type: 'abort' },
+    weight_version: 'default',
+    weight_versions: [{ version: 'default', start: 0 }]
+  })
   t.equal((await server.get('/get_weight_version')).body.weight_version, 'v2')
 })
 
 t.test('what would fill the memory of the server is refused: scores without end, tensors without end, checkpoints of nothing', async t => {
   const server = await serve(t)
-  const scores = await server.post('/generate', { input_ids: [49], return_logprob: true, token_ids_logprob: new Array(1e6).fill(1), sampling_params: { max_new_tokens: 40 } })
+  const scores = await server.post('/generate', {
+    input_ids: [49],
+    return_logprob: true,
+    token_ids_logprob: new Array(1e6).fill(1),
+    sampling_params: { max_new_tokens: 40 }
+  })
   t.match(scores, { status: 400, body: { message: /at most the vocabulary's 260 token ids, got 1000000/ } })
   const rows = await server.post('/get_weights_by_name', { name: 'model.embed_tokens.weight', truncate_size: 1e9 })
   t.match(rows, { status: 400, body: { message: /at most 43690 rows/ } })
@@ -171,7 +244,10 @@ t.test('what would fill the memory of the server is refused: scores without end,
   const length = Buffer.alloc(8)
   length.writeBigUInt64LE(BigInt(header.length))
   writeFileSync(join(server.folder, 'nothing.safetensors'), Buffer.concat([length, header]))
-  const nothing = await server.post('/update_weights_from_disk', { model_path: join(server.folder, 'nothing.safetensors'), weight_version: 'never' })
+  const nothing = await server.post('/update_weights_from_disk', {
+    model_path: join(server.folder, 'nothing.safetensors'),
+    weight_version: 'never'
+  })
   t.match(nothing, { status: 400, body: { success: false, message: /brings no weight of this model/ } })
   t.equal((await server.get('/get_weight_version')).body.weight_version, 'default')
 })

@@ -23,7 +23,9 @@ const PROMPTS = [5, 40, 17, 64, 33, 1, 90].map((length, i) => prompt(i, length, 
 
 async function engineOf (t: Test, model: string, options: EngineOptions): Promise<LocalEngine> {
   const engine = await createEngine(model, { threads: 1, maxTotalTokens: 4096, ...options })
-  t.teardown(async () => { await engine.close() })
+  t.teardown(async () => {
+    await engine.close()
+  })
   return engine
 }
 
@@ -78,10 +80,14 @@ for (const model of ['qwen2', 'qwen3', 'qwen3-moe', 'llama']) {
   })
 }
 
-for (const architecture of ['LlamaForCausalLM', 'Qwen2ForCausalLM', 'Qwen3ForCausalLM', 'Qwen3MoeForCausalLM'] as const) {
+for (
+  const architecture of ['LlamaForCausalLM', 'Qwen2ForCausalLM', 'Qwen3ForCausalLM', 'Qwen3MoeForCausalLM'] as const
+) {
   t.test(`${architecture}: an engine updated in place is bit for bit the engine loaded fresh, there and back`, async t => {
     const root = mkdtempSync(join(tmpdir(), 'refit-fresh-'))
-    t.teardown(() => { rmSync(root, { recursive: true }) })
+    t.teardown(() => {
+      rmSync(root, { recursive: true })
+    })
     const folders = ['a', 'b'].map((name, i) => {
       const folder = join(root, name)
       writeModelFolder(folder, tinyConfig(architecture), { values: randomValues(i + 1), shards: 1 + i })
@@ -111,7 +117,9 @@ for (const architecture of ['LlamaForCausalLM', 'Qwen2ForCausalLM', 'Qwen3ForCau
 
 t.test('tokens before and after an update in place are labelled with the weights that made them, and old KV is never hit by new requests', async t => {
   const root = mkdtempSync(join(tmpdir(), 'refit-inplace-'))
-  t.teardown(() => { rmSync(root, { recursive: true }) })
+  t.teardown(() => {
+    rmSync(root, { recursive: true })
+  })
   cpSync(join(packageRoot, 'models/adder'), join(root, 'adder'), { recursive: true })
   cpSync(join(packageRoot, 'models/adder-base'), join(root, 'base'), { recursive: true })
   const fresh = await engineOf(t, join(root, 'adder'), {})

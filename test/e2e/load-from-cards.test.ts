@@ -16,14 +16,48 @@ process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda
 process.env.REFIT_STAND_IN_CARDS = '4'
 
 const loop = join(t.testdir(), 'loop.so')
-const { status, stderr } = spawnSync(process.env.CXX ?? 'g++', ['-std=c++20', '-O1', '-I', join(packageRoot, 'native'), '-shared', '-fPIC', '-fvisibility=hidden', join(packageRoot, 'native/test/nccl_loop.cc'), '-o', loop, '-pthread'], { encoding: 'utf8' })
+const { status, stderr } = spawnSync(process.env.CXX ?? 'g++', [
+  '-std=c++20',
+  '-O1',
+  '-I',
+  join(packageRoot, 'native'),
+  '-shared',
+  '-fPIC',
+  '-fvisibility=hidden',
+  join(packageRoot, 'native/test/nccl_loop.cc'),
+  '-o',
+  loop,
+  '-pthread'
+], { encoding: 'utf8' })
 if (status !== 0) throw new Error(stderr)
 
-const cards = (first: number, tp: number): EngineOptions => ({ device: 'cuda', baseGpuId: first, tp, maxTotalTokens: 4096 })
+const cards = (first: number, tp: number): EngineOptions => ({
+  device: 'cuda',
+  baseGpuId: first,
+  tp,
+  maxTotalTokens: 4096
+})
 
-async function filled (t: Test, peer: Member, options: EngineOptions, pieceBytes?: number): Promise<{ one: Member, line: string }> {
+async function filled (
+  t: Test,
+  peer: Member,
+  options: EngineOptions,
+  pieceBytes?: number
+): Promise<{ one: Member, line: string }> {
   const lines: string[] = []
-  const engine = await createEngine(bareFolder(t, 'adder'), { ...SMALL, ...options, loadFrom: { url: peer.url, ncclPath: loop, timeoutMs: 60_000, log: line => { lines.push(line) }, ...pieceBytes === undefined ? {} : { pieceBytes } } })
+  const engine = await createEngine(bareFolder(t, 'adder'), {
+    ...SMALL,
+    ...options,
+    loadFrom: {
+      url: peer.url,
+      ncclPath: loop,
+      timeoutMs: 60_000,
+      log: line => {
+        lines.push(line)
+      },
+      ...pieceBytes === undefined ? {} : { pieceBytes }
+    }
+  })
   t.equal(lines.length, 1)
   return { one: await member(t, engine), line: lines[0]! }
 }
@@ -60,6 +94,14 @@ t.test('between a card and the CPU, and two engines on one card, whole tensors g
 
 t.test('an engine on cards refuses to send parameters over gloo, in words', async t => {
   const peer = await serve(t, 'adder', cards(0, 1))
-  t.match(await peer.post('/init_weights_send_group_for_remote_instance', { master_address: '127.0.0.1', ports: '29997', group_rank: 0, world_size: 2, backend: 'gloo' }),
-    { status: 400, body: { message: /over "gloo" an engine on cards sends whole tensors; add "layout": "checkpoint"/ } })
+  t.match(
+    await peer.post('/init_weights_send_group_for_remote_instance', {
+      master_address: '127.0.0.1',
+      ports: '29997',
+      group_rank: 0,
+      world_size: 2,
+      backend: 'gloo'
+    }),
+    { status: 400, body: { message: /over "gloo" an engine on cards sends whole tensors; add "layout": "checkpoint"/ } }
+  )
 })

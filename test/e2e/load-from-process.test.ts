@@ -14,7 +14,10 @@ import { bareFolder, modelFolder, SMALL } from '../helpers/load-from.ts'
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
 const isSource = import.meta.url.endsWith('.ts')
-const MAIN = [...isSource ? process.execArgv : [], fileURLToPath(new URL(`../../src/main${isSource ? '.ts' : '.js'}`, import.meta.url))]
+const MAIN = [
+  ...isSource ? process.execArgv : [],
+  fileURLToPath(new URL(`../../src/main${isSource ? '.ts' : '.js'}`, import.meta.url))
+]
 
 interface Started {
   kill: (signal: NodeJS.Signals) => void
@@ -25,15 +28,31 @@ interface Started {
 }
 
 function start (t: Test, model: string, args: string[], env: Record<string, string> = {}): Started {
-  const child = spawn(process.execPath, [...MAIN, 'serve', model, '--port', '0', '--threads', '1', '--max-total-tokens', '4096', ...args], {
-    env: { PATH: process.env.PATH, HOME: '/nonexistent', REFIT_NATIVE: process.env.REFIT_NATIVE, ...env }, stdio: ['ignore', 'pipe', 'pipe']
+  const child = spawn(process.execPath, [
+    ...MAIN,
+    'serve',
+    model,
+    '--port',
+    '0',
+    '--threads',
+    '1',
+    '--max-total-tokens',
+    '4096',
+    ...args
+  ], {
+    env: { PATH: process.env.PATH, HOME: '/nonexistent', REFIT_NATIVE: process.env.REFIT_NATIVE, ...env },
+    stdio: ['ignore', 'pipe', 'pipe']
   })
   t.teardown(() => child.kill('SIGKILL'))
   let stderr = ''
   let log = ''
-  child.stderr.on('data', chunk => { stderr += chunk })
+  child.stderr.on('data', chunk => {
+    stderr += chunk
+  })
   let came = (): void => {}
-  const coming = new Promise<void>(resolve => { came = resolve })
+  const coming = new Promise<void>(resolve => {
+    came = resolve
+  })
   const ready = new Promise<string>((resolve, reject) => {
     createInterface({ input: child.stdout }).on('line', line => {
       log += line + '\n'
@@ -41,15 +60,28 @@ function start (t: Test, model: string, args: string[], env: Record<string, stri
       const url = /is ready on (http:[^\s"]+)/.exec(line)?.[1]
       if (url !== undefined) resolve(url)
     })
-    child.once('exit', code => { reject(new Error(`ended with ${code}: ${stderr}`)) })
+    child.once('exit', code => {
+      reject(new Error(`ended with ${code}: ${stderr}`))
+    })
   })
   ready.catch(() => {})
-  return { kill: signal => { child.kill(signal) }, ready, coming, ended: once(child, 'close').then(([code]) => ({ code: code as number | null, stderr, log })) }
+  return {
+    kill: signal => {
+      child.kill(signal)
+    },
+    ready,
+    coming,
+    ended: once(child, 'close').then(([code]) => ({ code: code as number | null, stderr, log }))
+  }
 }
 
-const generate = async (url: string): Promise<any> => await (await fetch(`${url}/generate`, {
-  method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ text: '12+30=', sampling_params: { temperature: 0, max_new_tokens: 8 } })
-})).json()
+const generate = async (url: string): Promise<any> =>
+  await (await fetch(`${url}/generate`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ text: '12+30=', sampling_params: { temperature: 0, max_new_tokens: 8 } })
+  }))
+    .json()
 
 t.test('a second server starts from a first one, with a key from the environment, and generates the same', async t => {
   const first = start(t, modelFolder('adder'), ['--weight-version', 'step-3'], { REFIT_ADMIN_API_KEY: 'secret' })

@@ -22,12 +22,34 @@ process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 // About 24 MB of weights.
 const folder = mkdtempSync(join(tmpdir(), 'refit-memory-'))
 for (const [name, seed] of [['a', 1], ['b', 2]] as const) {
-  writeModelFolder(join(folder, name), tinyConfig('Qwen3ForCausalLM', { hidden_size: 512, intermediate_size: 1536, num_hidden_layers: 3, vocab_size: 2048, max_position_embeddings: 4096 }), { values: randomValues(seed, 0.05) })
+  writeModelFolder(
+    join(folder, name),
+    tinyConfig('Qwen3ForCausalLM', {
+      hidden_size: 512,
+      intermediate_size: 1536,
+      num_hidden_layers: 3,
+      vocab_size: 2048,
+      max_position_embeddings: 4096
+    }),
+    { values: randomValues(seed, 0.05) }
+  )
 }
-t.teardown(() => { rmSync(folder, { recursive: true }) })
+t.teardown(() => {
+  rmSync(folder, { recursive: true })
+})
 
-interface Reply { status: number, body: any }
-interface Server { engine: LocalEngine, post: (path: string, body?: unknown) => Promise<Reply>, get: (path: string) => Promise<Reply>, ok: (path: string, body?: unknown) => Promise<any>, update: (name: string) => Promise<any>, tokens: (ids: number[], more?: object) => Promise<number[]> }
+interface Reply {
+  status: number
+  body: any
+}
+interface Server {
+  engine: LocalEngine
+  post: (path: string, body?: unknown) => Promise<Reply>
+  get: (path: string) => Promise<Reply>
+  ok: (path: string, body?: unknown) => Promise<any>
+  update: (name: string) => Promise<any>
+  tokens: (ids: number[], more?: object) => Promise<number[]>
+}
 
 async function serve (t: Test, options: EngineOptions = {}): Promise<Server> {
   const engine = await createEngine(join(folder, 'a'), { threads: 1, maxTotalTokens: 8192, ...options })
@@ -41,9 +63,13 @@ async function serve (t: Test, options: EngineOptions = {}): Promise<Server> {
   const call = async (path: string, init: RequestInit = {}): Promise<Reply> => {
     const reply = await fetch(url + path, init)
     const text = await reply.text()
-    return { status: reply.status, body: /json/.test(reply.headers.get('content-type') ?? '') ? JSON.parse(text) : text }
+    return {
+      status: reply.status,
+      body: /json/.test(reply.headers.get('content-type') ?? '') ? JSON.parse(text) : text
+    }
   }
-  const post = async (path: string, body: unknown = {}): Promise<Reply> => await call(path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })
+  const post = async (path: string, body: unknown = {}): Promise<Reply> =>
+    await call(path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })
   const ok = async (path: string, body?: unknown): Promise<any> => {
     const reply = await post(path, body)
     if (reply.status !== 200) throw new Error(`${path} answered ${reply.status}: ${JSON.stringify(reply.body)}`)
@@ -54,8 +80,14 @@ async function serve (t: Test, options: EngineOptions = {}): Promise<Server> {
     post,
     get: call,
     ok,
-    update: async name => await ok('/update_weights_from_disk', { model_path: join(folder, name), weight_version: name }),
-    tokens: async (ids, more = {}) => (await ok('/generate', { input_ids: ids, sampling_params: { temperature: 0, max_new_tokens: 12, ignore_eos: true, ...more } })).output_ids
+    update: async name =>
+      await ok('/update_weights_from_disk', { model_path: join(folder, name), weight_version: name }),
+    tokens: async (ids, more = {}) =>
+      (await ok('/generate', {
+        input_ids: ids,
+        sampling_params: { temperature: 0, max_new_tokens: 12, ignore_eos: true, ...more }
+      }))
+        .output_ids
   }
 }
 
@@ -89,7 +121,10 @@ t.test('the order of colocated trainers: flush, release all, resume weights, upd
   t.equal((await get('/flush_cache')).status, 200)
   await update('b')
   t.match(await ok('/continue_generation', {}), { status: 'asleep' })
-  t.match((await post('/generate', { input_ids: [5] })).body.error, { code: 'ENGINE_ASLEEP', message: /kv_cache, cuda_graph/ })
+  t.match((await post('/generate', { input_ids: [5] })).body.error, {
+    code: 'ENGINE_ASLEEP',
+    message: /kv_cache, cuda_graph/
+  })
   t.equal(await ok('/resume_memory_occupation', { tags: ['kv_cache', 'cuda_graph'] }), null)
   t.same(await tokens(PROMPT), b)
   t.same((await ok('/weights_checker')).checksums, sums)
@@ -107,10 +142,16 @@ t.test('requests that a pause retracted are held through release, resume and upd
   const expected = await tokens(PROMPT, { max_new_tokens: 120 })
   await ok('/flush_cache')
   const hurry = slowSteps(t, 40, 100)
-  const held = ok('/generate', { input_ids: PROMPT, sampling_params: { temperature: 0, max_new_tokens: 120, ignore_eos: true } })
+  const held = ok('/generate', {
+    input_ids: PROMPT,
+    sampling_params: { temperature: 0, max_new_tokens: 120, ignore_eos: true }
+  })
   while (engine.stats.generationTokens < 160) await new Promise(resolve => setTimeout(resolve, 1))
   await ok('/pause_generation', { mode: 'in_place' })
-  t.match(await post('/release_memory_occupation', {}), { status: 409, body: { error: { code: 'CONFLICT', message: /1 requests need their KV cache/ } } })
+  t.match(await post('/release_memory_occupation', {}), {
+    status: 409,
+    body: { error: { code: 'CONFLICT', message: /1 requests need their KV cache/ } }
+  })
   await ok('/pause_generation', { mode: 'retract' })
   hurry()
   await ok('/release_memory_occupation', {})
@@ -139,12 +180,21 @@ t.test('a copy of the weights brings the engine back without an update', async t
 t.test('wrong orders over HTTP are 409 in words, and the engine goes on', async t => {
   const { ok, post, get, update, tokens } = await serve(t)
   const before = await tokens(PROMPT)
-  t.match(await post('/resume_memory_occupation'), { status: 409, body: { error: { code: 'CONFLICT', message: /not released/ } } })
+  t.match(await post('/resume_memory_occupation'), {
+    status: 409,
+    body: { error: { code: 'CONFLICT', message: /not released/ } }
+  })
   t.match(await post('/resume_memory_occupation', { tags: ['weights'] }), { status: 409 })
   t.equal((await tokens(PROMPT)).join(), before.join())
   await ok('/release_memory_occupation', { tags: ['weights'] })
-  t.match(await post('/release_memory_occupation', { tags: ['weights'] }), { status: 409, body: { message: /memory of weights is released already/ } })
-  t.match(await post('/update_weights_from_disk', { model_path: join(folder, 'b') }), { status: 409, body: { success: false, message: /cannot be updated while their memory is released/, error: { code: 'CONFLICT' } } })
+  t.match(await post('/release_memory_occupation', { tags: ['weights'] }), {
+    status: 409,
+    body: { message: /memory of weights is released already/ }
+  })
+  t.match(await post('/update_weights_from_disk', { model_path: join(folder, 'b') }), {
+    status: 409,
+    body: { success: false, message: /cannot be updated while their memory is released/, error: { code: 'CONFLICT' } }
+  })
   t.match(await post('/weights_checker', {}), { status: 409, body: { success: false, message: /cannot be read/ } })
   t.match(await post('/weights_checker', { action: 'reset_tensors' }), { status: 409 })
   t.match(await post('/get_weights_by_name', { name: 'model.norm.weight' }), { status: 409 })
@@ -160,7 +210,10 @@ t.test('memory that cannot be had is 503 with the reason; what could not be had 
   const before = await tokens(PROMPT)
   await ok('/release_memory_occupation')
   native().armFault!({ point: 'alloc', at: 1, action: 'fail' })
-  t.match(await post('/resume_memory_occupation'), { status: 503, body: { error: { code: 'NO_MEMORY', message: /memory of weights could not be had/ } } })
+  t.match(await post('/resume_memory_occupation'), {
+    status: 503,
+    body: { error: { code: 'NO_MEMORY', message: /memory of weights could not be had/ } }
+  })
   t.match((await get('/health')).body, { status: 'asleep', weights: { tags: ['weights', 'kv_cache'] } })
   await ok('/resume_memory_occupation')
   await update('a')
@@ -207,7 +260,14 @@ t.test('a step that meets a lost device fails its requests with 503 at once, and
     post('/generate', { input_ids: PROMPT, rid: 'one', sampling_params: { max_new_tokens: 500, ignore_eos: true } }),
     post('/generate', { input_ids: PROMPT, rid: 'two', sampling_params: { max_new_tokens: 500, ignore_eos: true } })
   ])
-  for (const reply of [one, two]) t.match(reply, { status: 503, body: { error: { code: 'DEVICE_LOST', message: /^injected fault: rank 0 is lost in a step; requests in the step: / } } })
+  for (const reply of [one, two]) {
+    t.match(reply, {
+      status: 503,
+      body: {
+        error: { code: 'DEVICE_LOST', message: /^injected fault: rank 0 is lost in a step; requests in the step: / }
+      }
+    })
+  }
   t.equal(failures.length, 1)
   t.match(failures[0], /one|two/)
   t.ok(engine.closed)

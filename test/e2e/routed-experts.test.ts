@@ -21,11 +21,22 @@ import { tinyConfig } from '../helpers/tiny-config.ts'
 process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 
 const SHARED = prompt(50, 40, 320)
-const PROMPTS = [...[5, 40, 17, 64, 33, 1, 90].map((length, i) => prompt(i, length, 320)), [...SHARED, 7], [...SHARED, 9, 11]]
+const PROMPTS = [...[5, 40, 17, 64, 33, 1, 90].map((length, i) => prompt(i, length, 320)), [...SHARED, 7], [
+  ...SHARED,
+  9,
+  11
+]]
 
 async function engineOf (t: Test, model: string, options: EngineOptions): Promise<LocalEngine> {
-  const engine = await createEngine(model, { threads: 1, maxTotalTokens: 4096, enableReturnRoutedExperts: true, ...options })
-  t.teardown(async () => { await engine.close() })
+  const engine = await createEngine(model, {
+    threads: 1,
+    maxTotalTokens: 4096,
+    enableReturnRoutedExperts: true,
+    ...options
+  })
+  t.teardown(async () => {
+    await engine.close()
+  })
   return engine
 }
 
@@ -52,7 +63,11 @@ for (const name of ['qwen3-moe', 'qwen3-moe-step2']) {
         const scored = await routed(engine, [...prompt, ...greedy], { maxNewTokens: 0 })
         t.same(expertsOf(scored), all.slice(0, -width), 'one prefill')
         const turn = await routed(engine, [...prompt, ...greedy], { maxNewTokens: 1 }, prompt.length)
-        t.same(expertsOf(turn), all.slice(prompt.length * width), 'from a later position on, with the last token, which is of the prompt now')
+        t.same(
+          expertsOf(turn),
+          all.slice(prompt.length * width),
+          'from a later position on, with the last token, which is of the prompt now'
+        )
       }
     })
   }
@@ -63,13 +78,24 @@ for (const dtype of ['float32', 'bfloat16'] as const) {
     const folder = join(goldenRoot, 'qwen3-moe')
     const alone: Rollout[] = []
     for (const ids of PROMPTS) {
-      const engine = await createEngine(folder, { threads: 1, maxTotalTokens: 4096, dtype, enableReturnRoutedExperts: true })
+      const engine = await createEngine(folder, {
+        threads: 1,
+        maxTotalTokens: 4096,
+        dtype,
+        enableReturnRoutedExperts: true
+      })
       alone.push(await routed(engine, ids))
       await engine.close()
     }
     const expected = alone.map(visible)
-    const together = async (engine: LocalEngine): Promise<Rollout[]> => await Promise.all(PROMPTS.map(async ids => await routed(engine, ids)))
-    for (const [i, { tokens, last }] of alone.entries()) t.equal(last.experts!.length, (PROMPTS[i]!.length + tokens.length - 1) * 4)
+    const together = async (engine: LocalEngine): Promise<Rollout[]> =>
+      await Promise.all(PROMPTS.map(async ids => await routed(engine, ids)))
+    for (const [i, { tokens, last }] of alone.entries()) {
+      t.equal(
+        last.experts!.length,
+        (PROMPTS[i]!.length + tokens.length - 1) * 4
+      )
+    }
 
     const plain = await engineOf(t, folder, { dtype })
     t.same((await together(plain)).map(visible), expected, 'batched')
@@ -99,11 +125,17 @@ t.test('requests that were aborted have the experts of what they made, also from
   for (const mode of ['retract', 'in_place'] as const) {
     let isPaused = false
     const hurry = slowSteps(t, 20)
-    const ended = await rollout(engine, { ...rolloutRequest(PROMPTS[3]!, { maxNewTokens: 200 }), expertsFrom: 0 }, event => {
-      if (isPaused || event.completionTokens < 20) return
-      isPaused = true
-      engine.pause(mode).then(() => engine.abortAll(), error => { t.error(error) })
-    })
+    const ended = await rollout(
+      engine,
+      { ...rolloutRequest(PROMPTS[3]!, { maxNewTokens: 200 }), expertsFrom: 0 },
+      event => {
+        if (isPaused || event.completionTokens < 20) return
+        isPaused = true
+        engine.pause(mode).then(() => engine.abortAll(), error => {
+          t.error(error)
+        })
+      }
+    )
     hurry()
     await engine.resume()
     t.equal(ended.last.finish!.type, 'abort')
@@ -113,7 +145,11 @@ t.test('requests that were aborted have the experts of what they made, also from
   }
   await engine.pause('in_place')
   const queued = routed(engine, PROMPTS[4]!)
-  while (engine.stats.queued === 0) await new Promise(resolve => { setImmediate(resolve) })
+  while (engine.stats.queued === 0) {
+    await new Promise(resolve => {
+      setImmediate(resolve)
+    })
+  }
   engine.abortAll()
   t.equal((await queued).last.experts, undefined, 'nothing was computed of it')
   await engine.resume()
@@ -121,7 +157,9 @@ t.test('requests that were aborted have the experts of what they made, also from
 
 t.test('after an update experts are those of the new weights, none of the cache', async t => {
   const root = mkdtempSync(join(tmpdir(), 'refit-experts-'))
-  t.teardown(() => { rmSync(root, { recursive: true }) })
+  t.teardown(() => {
+    rmSync(root, { recursive: true })
+  })
   const folders = ['a', 'b'].map((name, i) => {
     const folder = join(root, name)
     writeModelFolder(folder, tinyConfig('Qwen3MoeForCausalLM'), { values: randomValues(i + 1), shards: 1 })
@@ -143,15 +181,27 @@ t.test('after an update experts are those of the new weights, none of the cache'
 })
 
 t.test('experts that are not there are refused, at the start and by request', async t => {
-  await t.rejects(createEngine(join(goldenRoot, 'qwen3'), { threads: 1, maxTotalTokens: 64, enableReturnRoutedExperts: true }), {
-    code: 'CONFIG', param: 'enable-return-routed-experts', message: /Qwen3ForCausalLM has no experts that tokens could be routed to/
-  })
+  await t.rejects(
+    createEngine(join(goldenRoot, 'qwen3'), { threads: 1, maxTotalTokens: 64, enableReturnRoutedExperts: true }),
+    {
+      code: 'CONFIG',
+      param: 'enable-return-routed-experts',
+      message: /Qwen3ForCausalLM has no experts that tokens could be routed to/
+    }
+  )
   const engine = await engineOf(t, join(goldenRoot, 'qwen3-moe'), { enableReturnRoutedExperts: false })
   t.equal(engine.info.experts, undefined)
   await t.rejects(routed(engine, [5, 6, 7]), { code: 'UNSUPPORTED', message: /does not record which experts/ })
   const recording = await engineOf(t, join(goldenRoot, 'qwen3-moe'), {})
   t.same(recording.info.experts, { layers: 3, sparse: [0, 2], experts: 8, perToken: 2 })
-  await t.rejects(routed(recording, [5, 6, 7], {}, 4), { code: 'INVALID_REQUEST', message: /routed_experts_start_len is 4; expected 0 to the prompt's 3 tokens/ })
-  t.equal((await routed(recording, [5, 6, 7], { maxNewTokens: 1 }, 3)).last.experts!.length, 0, 'from the end of the prompt on, and one token: none has been computed')
+  await t.rejects(routed(recording, [5, 6, 7], {}, 4), {
+    code: 'INVALID_REQUEST',
+    message: /routed_experts_start_len is 4; expected 0 to the prompt's 3 tokens/
+  })
+  t.equal(
+    (await routed(recording, [5, 6, 7], { maxNewTokens: 1 }, 3)).last.experts!.length,
+    0,
+    'from the end of the prompt on, and one token: none has been computed'
+  )
   t.equal((await rollout(recording, rolloutRequest([5, 6, 7]))).last.experts, undefined, 'not asked for')
 })

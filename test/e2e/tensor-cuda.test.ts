@@ -24,14 +24,27 @@ for (const arch of ARCHITECTURES) {
       for (const [step, variant] of [1, 2, 1].entries()) {
         const { tensors, sender, segments } = sendModel(t, table, variant, { version: step })
         const opened = await server.metric('cuda_segments_opened_total')
-        const reply = await server.ok(PATH, { serialized_named_tensors: [cudaEntry(tensors)], weight_version: String(step) })
-        t.match(reply, { message: `Success Weight version updated to ${step}.`, torn_count: 0, report: { tensors: tensors.length, missing: [] } })
+        const reply = await server.ok(PATH, {
+          serialized_named_tensors: [cudaEntry(tensors)],
+          weight_version: String(step)
+        })
+        t.match(reply, {
+          message: `Success Weight version updated to ${step}.`,
+          torn_count: 0,
+          report: { tensors: tensors.length, missing: [] }
+        })
         await checkVariant(t, server, table, variant)
         await checkIdle(t, server, sender)
         const mappings = await server.metric('cuda_segments_opened_total') - opened
-        t.ok(mappings > 0 && mappings <= segments.length * tp, 'each segment is opened once for each rank that reads it')
+        t.ok(
+          mappings > 0 && mappings <= segments.length * tp,
+          'each segment is opened once for each rank that reads it'
+        )
       }
-      t.equal(await server.metric('tensor_shares_released_total'), 3 * table.tensors.size - 3 * [...table.tensors.values()].filter(plan => plan.alternative).length)
+      t.equal(
+        await server.metric('tensor_shares_released_total'),
+        3 * table.tensors.size - 3 * [...table.tensors.values()].filter(plan => plan.alternative).length
+      )
     })
   }
 }
@@ -46,12 +59,16 @@ t.test('entries that differ by rank, cards by number, and shared memory beside c
   t.equal(second.sender.held, 0)
 
   const { tensors, sender } = sendModel(t, table, 2)
-  const files = new Map(tensors.filter((_, index) => index % 2 === 0).map(({ name }) => {
-    const { rows, cols } = table.tensors.get(name)!
-    return [name, sharedMemory(t, Buffer.from(codedTensor(2, name, rows * cols).buffer))]
-  }))
+  const files = new Map(
+    tensors.filter((_, index) => index % 2 === 0).map(({ name }) => {
+      const { rows, cols } = table.tensors.get(name)!
+      return [name, sharedMemory(t, Buffer.from(codedTensor(2, name, rows * cols).buffer))]
+    })
+  )
   const dropped = tensors.filter(({ name }) => files.has(name)).length
-  const mixed = tensors.map(tensor => files.has(tensor.name) ? { name: tensor.name, shape: tensor.shape, memory: files.get(tensor.name)! } : tensor)
+  const mixed = tensors.map(tensor =>
+    files.has(tensor.name) ? { name: tensor.name, shape: tensor.shape, memory: files.get(tensor.name)! } : tensor
+  )
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(mixed)] })
   await checkVariant(t, server, table, 2)
   t.equal(sender.held, dropped, 'those of the tensors that were not sent as handles')
@@ -71,9 +88,15 @@ t.test('events are waited for, and of senders that have gone the reply says so',
   const { tensors, sender, segments } = sendModel(t, table, 2, { perSegment: Infinity })
   const late = event(t, false)
   const noise = Buffer.alloc(segments[0]!.bytes, 0x55)
-  const data = Buffer.concat(tensors.map(({ name }) => Buffer.from(codedTensor(2, name, table.tensors.get(name)!.rows * table.tensors.get(name)!.cols).buffer)))
+  const data = Buffer.concat(
+    tensors.map(({ name }) =>
+      Buffer.from(codedTensor(2, name, table.tensors.get(name)!.rows * table.tensors.get(name)!.cols).buffer)
+    )
+  )
   segments[0]!.fill(0, noise)
-  const reply = server.ok(PATH, { serialized_named_tensors: [cudaEntry(tensors.map(tensor => ({ ...tensor, event: late.handle })))] })
+  const reply = server.ok(PATH, {
+    serialized_named_tensors: [cudaEntry(tensors.map(tensor => ({ ...tensor, event: late.handle })))]
+  })
   await new Promise(resolve => setTimeout(resolve, 250))
   segments[0]!.fill(0, data)
   late.set()

@@ -14,10 +14,20 @@ useStandIn()
 const PATH = '/update_weights_from_tensor'
 const LOADER = 'verl.workers.rollout.sglang_rollout.delta_loader.apply_delta'
 
-interface Flush { entries: string[], sender: Sender, events: Event[] }
+interface Flush {
+  entries: string[]
+  sender: Sender
+  events: Event[]
+}
 
 /** Every second element of some tensors, or all of them whole, as a variant has them. */
-async function flushOf (t: Test, server: CudaServer, table: ModelTable, variant: number, options: { names: string[], isDense?: boolean, isReady?: boolean, checksum?: bigint }): Promise<Flush> {
+async function flushOf (
+  t: Test,
+  server: CudaServer,
+  table: ModelTable,
+  variant: number,
+  options: { names: string[], isDense?: boolean, isReady?: boolean, checksum?: bigint }
+): Promise<Flush> {
   const positions: number[] = []
   const values: number[] = []
   const params = options.names.map(name => {
@@ -28,12 +38,30 @@ async function flushOf (t: Test, server: CudaServer, table: ModelTable, variant:
       if (options.isDense !== true) positions.push(index)
       values.push(bits)
     }
-    return { name, dtype: 'bfloat16', shape, pos_start: from[0], pos_end: positions.length * 4, pos_width: 4, val_start: from[1], val_end: values.length }
+    return {
+      name,
+      dtype: 'bfloat16',
+      shape,
+      pos_start: from[0],
+      pos_end: positions.length * 4,
+      pos_width: 4,
+      val_start: from[1],
+      val_end: values.length
+    }
   })
-  const blobs = { positions: Buffer.from(Int32Array.from(positions).buffer), values: Buffer.from(Uint16Array.from(values).buffer) }
+  const blobs = {
+    positions: Buffer.from(Int32Array.from(positions).buffer),
+    values: Buffer.from(Uint16Array.from(values).buffer)
+  }
   const { deltaHost } = server.engine
-  const checksum = options.checksum ?? (await deltaHost.hash(blobs.positions, null)) ^ ((await deltaHost.hash(blobs.values, 'bfloat16')) << 1n)
-  const spec = Buffer.from(JSON.stringify({ encoding: options.isDense === true ? 'dense' : 'indices', params, checksum: 'C' }).replace('"C"', String(checksum)))
+  const checksum = options.checksum ??
+    (await deltaHost.hash(blobs.positions, null)) ^ ((await deltaHost.hash(blobs.values, 'bfloat16')) << 1n)
+  const spec = Buffer.from(
+    JSON.stringify({ encoding: options.isDense === true ? 'dense' : 'indices', params, checksum: 'C' }).replace(
+      '"C"',
+      String(checksum)
+    )
+  )
   // One segment of torch's allocator, and a handle for each tensor in it.
   const gap = Buffer.alloc(512)
   const all = [spec, blobs.positions, blobs.values]
@@ -41,14 +69,29 @@ async function flushOf (t: Test, server: CudaServer, table: ModelTable, variant:
   const sender = new Sender(t)
   const events: Event[] = []
   let at = 0
-  const tensors = all.map((blob, index) => {
-    const storageOffset = at + gap.length
-    at = storageOffset + blob.length
-    const done = event(t, options.isReady ?? true)
-    events.push(done)
-    const isValues = index === 2
-    return { name: ['__delta_spec__', '__positions__', '__values__'][index]!, dtype: isValues ? 'bfloat16' : 'uint8', shape: [isValues ? blob.length / 2 : blob.length], blob: blobOf(memory), storageBytes: blob.length, storageOffset, share: sender.share(), event: done.handle }
-  }).filter(({ shape }) => shape[0]! > 0)
+  const tensors = all
+    .map((blob, index) => {
+      const storageOffset = at + gap.length
+      at = storageOffset + blob.length
+      const done = event(t, options.isReady ?? true)
+      events.push(done)
+      const isValues = index === 2
+      return {
+        name: ['__delta_spec__', '__positions__', '__values__'][index]!,
+        dtype: isValues ? 'bfloat16' : 'uint8',
+        shape: [
+          isValues
+            ? blob.length / 2
+            : blob.length
+        ],
+        blob: blobOf(memory),
+        storageBytes: blob.length,
+        storageOffset,
+        share: sender.share(),
+        event: done.handle
+      }
+    })
+    .filter(({ shape }) => shape[0]! > 0)
   if (options.isDense === true) sender.share()
   return { entries: [cudaEntry(tensors)], sender, events }
 }
@@ -58,7 +101,10 @@ for (const tp of [1, 2]) {
     const { server, table } = await serve(t, tp)
     const names = [...table.tensors.values()].filter(plan => !plan.alternative).map(({ name }) => name)
     await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 1).tensors)] })
-    const elements = names.reduce((sum, name) => sum + Math.ceil(table.tensors.get(name)!.rows * table.tensors.get(name)!.cols / 2), 0)
+    const elements = names.reduce(
+      (sum, name) => sum + Math.ceil(table.tensors.get(name)!.rows * table.tensors.get(name)!.cols / 2),
+      0
+    )
     for (const isAgain of [false, true]) {
       const { entries, sender } = await flushOf(t, server, table, 2, { names })
       const { report } = await server.ok(PATH, { serialized_named_tensors: entries, load_format: LOADER })
@@ -69,7 +115,10 @@ for (const tp of [1, 2]) {
     const { values } = await server.engine.readWeight('model.norm.weight')
     const [one, two] = [1, 2].map(variant => codedTensor(variant, 'model.norm.weight', values.length))
     const bits = new Uint32Array(values.buffer, values.byteOffset, values.length)
-    t.same([...bits].map(word => word >>> 16), [...bits.keys()].map(index => index % 2 === 0 ? two![index] : one![index]))
+    t.same(
+      [...bits].map(word => word >>> 16),
+      [...bits.keys()].map(index => index % 2 === 0 ? two![index] : one![index])
+    )
     const { entries } = await flushOf(t, server, table, 3, { names, isDense: true })
     await server.ok(PATH, { serialized_named_tensors: entries, load_format: LOADER })
     await checkVariant(t, server, table, 3)
@@ -83,7 +132,9 @@ t.test('what the sender has under way is waited for, and what is gone or wrong i
   const names = ['model.norm.weight']
   const late = await flushOf(t, server, table, 2, { names, isReady: false })
   let isDone = false
-  const reply = server.ok(PATH, { serialized_named_tensors: late.entries, load_format: LOADER }).then(() => { isDone = true })
+  const reply = server.ok(PATH, { serialized_named_tensors: late.entries, load_format: LOADER }).then(() => {
+    isDone = true
+  })
   await new Promise(resolve => setTimeout(resolve, 200))
   t.notOk(isDone)
   for (const { set } of late.events) set()
@@ -93,10 +144,16 @@ t.test('what the sender has under way is waited for, and what is gone or wrong i
 
   const gone = await flushOf(t, server, table, 2, { names })
   gone.events[2]!.remove()
-  t.match(await server.post(PATH, { serialized_named_tensors: gone.entries, load_format: LOADER }), { status: 400, body: { message: /__delta_spec__.*event that its sender recorded cannot be waited for/ } })
+  t.match(await server.post(PATH, { serialized_named_tensors: gone.entries, load_format: LOADER }), {
+    status: 400,
+    body: { message: /__delta_spec__.*event that its sender recorded cannot be waited for/ }
+  })
   await checkIdle(t, server, gone.sender)
   const wrong = await flushOf(t, server, table, 2, { names, checksum: 7n })
-  t.match(await server.post(PATH, { serialized_named_tensors: wrong.entries, load_format: LOADER }), { status: 400, body: { message: /checksum/ } })
+  t.match(await server.post(PATH, { serialized_named_tensors: wrong.entries, load_format: LOADER }), {
+    status: 400,
+    body: { message: /checksum/ }
+  })
   await checkIdle(t, server, wrong.sender)
   await checkVariant(t, server, table, 1)
 })
@@ -105,9 +162,14 @@ t.test('bytes behind the end of a segment, and handles that are none, are not fe
   const { server } = await serve(t)
   const memory = segment(t, Buffer.alloc(64, 7))
   const { core } = server.engine.groupHost
-  const source = { segment: { uuid: `GPU-${cardUuid(0)}`, handle: new Uint8Array(memory.handle), events: new Uint8Array(0) } }
+  const source = {
+    segment: { uuid: `GPU-${cardUuid(0)}`, handle: new Uint8Array(memory.handle), events: new Uint8Array(0) }
+  }
   t.same(await native().fetch(core, source, 60, 4, 60_000), new Uint8Array(4).fill(7))
   await t.rejects(native().fetch(core, source, 61, 4, 60_000), /ends at byte 65 of its CUDA memory, which has 64/)
-  t.throws(() => native().fetch(core, { segment: { ...source.segment, handle: new Uint8Array(3) } }, 0, 1, 60_000), /segment 0/)
+  t.throws(
+    () => native().fetch(core, { segment: { ...source.segment, handle: new Uint8Array(3) } }, 0, 1, 60_000),
+    /segment 0/
+  )
   t.throws(() => native().fetch(core, { buffer: new Uint8Array(1) } as never, 0, 1, 60_000), /expected a segment/)
 })

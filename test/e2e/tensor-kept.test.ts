@@ -11,11 +11,13 @@ import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'
 useStandIn()
 
 const PATH = '/update_weights_from_tensor'
-const data = (table: Parameters<typeof sendModel>[1], names: readonly string[], variant: number): Buffer => Buffer.concat(names.map(name => {
-  const { rows, cols } = table.tensors.get(name)!
-  return Buffer.from(codedTensor(variant, name, rows * cols).buffer)
-}))
-const kept = async (server: CudaServer): Promise<number[]> => await Promise.all(['kept_tensor_names', 'kept_tensor_bytes'].map(async name => await server.metric(name)))
+const data = (table: Parameters<typeof sendModel>[1], names: readonly string[], variant: number): Buffer =>
+  Buffer.concat(names.map(name => {
+    const { rows, cols } = table.tensors.get(name)!
+    return Buffer.from(codedTensor(variant, name, rows * cols).buffer)
+  }))
+const kept = async (server: CudaServer): Promise<number[]> =>
+  await Promise.all(['kept_tensor_names', 'kept_tensor_bytes'].map(async name => await server.metric(name)))
 
 t.test('what is kept is written again by a small request, without another mapping, until it is released', async t => {
   const { server, table } = await serve(t, 2)
@@ -23,7 +25,7 @@ t.test('what is kept is written again by a small request, without another mappin
   const names = tensors.map(({ name }) => name)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(tensors)], keep: { name: 'pool', generation: 1 } })
   await checkVariant(t, server, table, 1)
-  t.equal(sender.held, tensors.length, 'the sender\'s references are kept with it')
+  t.equal(sender.held, tensors.length, "the sender's references are kept with it")
   t.same(await kept(server), [1, segments[0]!.bytes])
   const opened = await server.metric('cuda_segments_opened_total')
   t.equal(await server.metric('cuda_segments_closed_total'), 0)
@@ -31,7 +33,10 @@ t.test('what is kept is written again by a small request, without another mappin
   events[0]!.remove()
   for (const variant of [2, 3, 1]) {
     segments[0]!.fill(0, data(table, names, variant))
-    t.match(await server.ok(PATH, { kept: { name: 'pool', generation: 1 }, weight_version: String(variant) }), { message: `Success Weight version updated to ${variant}.`, report: { tensors: tensors.length } })
+    t.match(await server.ok(PATH, { kept: { name: 'pool', generation: 1 }, weight_version: String(variant) }), {
+      message: `Success Weight version updated to ${variant}.`,
+      report: { tensors: tensors.length }
+    })
     await checkVariant(t, server, table, variant)
   }
   t.equal(await server.metric('cuda_segments_opened_total'), opened, 'nothing was opened again')
@@ -43,10 +48,16 @@ t.test('what is kept is written again by a small request, without another mappin
   t.equal(await server.metric('cuda_segments_opened_total') - opened, await server.metric('cuda_segments_closed_total'))
   t.same(await server.ok('/release_kept_tensors', { name: 'nobody' }), { success: true, released: [] })
   t.equal(sender.held, tensors.length)
-  t.same(await server.ok('/release_kept_tensors', { name: 'pool' }), { success: true, released: [{ name: 'pool', generation: 1 }] })
+  t.same(await server.ok('/release_kept_tensors', { name: 'pool' }), {
+    success: true,
+    released: [{ name: 'pool', generation: 1 }]
+  })
   t.same(await kept(server), [0, 0])
   await checkIdle(t, server, sender)
-  t.match(await server.post(PATH, { kept: { name: 'pool', generation: 1 } }), { status: 404, body: { success: false, message: /^nothing is kept under "pool"/, error: { code: 'NOT_FOUND' } } })
+  t.match(await server.post(PATH, { kept: { name: 'pool', generation: 1 } }), {
+    status: 404,
+    body: { success: false, message: /^nothing is kept under "pool"/, error: { code: 'NOT_FOUND' } }
+  })
 })
 
 t.test('two equal requests for what is kept are two writes: the memory may have changed between them', async t => {
@@ -64,7 +75,10 @@ t.test('another generation is a conflict, and replaces what is kept when it brin
   const { server, table } = await serve(t)
   const first = sendModel(t, table, 1)
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(first.tensors)], keep: { name: 'pool', generation: 4 } })
-  t.match(await server.post(PATH, { kept: { name: 'pool', generation: 5 } }), { status: 409, body: { message: /^generation 4 is kept under "pool", not 5/, error: { code: 'CONFLICT' } } })
+  t.match(await server.post(PATH, { kept: { name: 'pool', generation: 5 } }), {
+    status: 409,
+    body: { message: /^generation 4 is kept under "pool", not 5/, error: { code: 'CONFLICT' } }
+  })
   t.equal(first.sender.held, first.tensors.length)
   // The same memory again: handles that were open are opened anew, or found.
   const again = first.tensors.map(tensor => ({ ...tensor, share: first.sender.share() }))
@@ -81,14 +95,23 @@ t.test('another generation is a conflict, and replaces what is kept when it brin
   await server.ok(PATH, { kept: { name: 'twin', generation: 1 } })
   t.ok(mapped() > 0)
   const second = sendModel(t, table, 2)
-  await server.ok(PATH, { serialized_named_tensors: [cudaEntry(second.tensors)], keep: { name: 'twin', generation: 1 } })
+  await server.ok(PATH, {
+    serialized_named_tensors: [cudaEntry(second.tensors)],
+    keep: { name: 'twin', generation: 1 }
+  })
   t.equal(first.sender.held, 0)
   t.equal(second.sender.held, second.tensors.length)
   await checkVariant(t, server, table, 2)
   // A keep that is refused gives up what it would have replaced, and keeps nothing.
   const refused = sendModel(t, table, 1)
   refused.tensors[0]!.name = 'nobody'
-  t.match(await server.post(PATH, { serialized_named_tensors: [cudaEntry(refused.tensors)], keep: { name: 'twin', generation: 2 } }), { status: 400, body: { error: { code: 'WEIGHTS_UNKNOWN_NAME' } } })
+  t.match(
+    await server.post(PATH, {
+      serialized_named_tensors: [cudaEntry(refused.tensors)],
+      keep: { name: 'twin', generation: 2 }
+    }),
+    { status: 400, body: { error: { code: 'WEIGHTS_UNKNOWN_NAME' } } }
+  )
   t.equal(refused.sender.held + second.sender.held, 0)
   t.match(await server.post(PATH, { kept: { name: 'twin', generation: 2 } }), { status: 404 })
   await checkVariant(t, server, table, 2)
@@ -101,7 +124,13 @@ t.test('when a sender has ended, what it kept is given back at the next use', as
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(tensors)], keep: { name: 'pool', generation: 1 } })
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(sendModel(t, table, 2).tensors)] })
   sender.remove()
-  t.match(await server.post(PATH, { kept: { name: 'pool', generation: 1 } }), { status: 400, body: { message: /^the sender has ended: .* is given back; send handles again, with keep$/, error: { code: 'TENSOR_PAYLOAD' } } })
+  t.match(await server.post(PATH, { kept: { name: 'pool', generation: 1 } }), {
+    status: 400,
+    body: {
+      message: /^the sender has ended: .* is given back; send handles again, with keep$/,
+      error: { code: 'TENSOR_PAYLOAD' }
+    }
+  })
   t.same(await kept(server), [0, 0])
   await checkVariant(t, server, table, 2)
   await checkIdle(t, server)
@@ -114,7 +143,10 @@ t.test('shared memory can be kept as well, beside cards', async t => {
   const [first, ...rest] = tensors
   const { rows, cols } = table.tensors.get(first!.name)!
   const file = sharedMemory(t, Buffer.from(codedTensor(1, first!.name, rows * cols).buffer))
-  await server.ok(PATH, { serialized_named_tensors: [cudaEntry([{ name: first!.name, shape: first!.shape, memory: file }, ...rest])], keep: { name: 'mixed', generation: 0 } })
+  await server.ok(PATH, {
+    serialized_named_tensors: [cudaEntry([{ name: first!.name, shape: first!.shape, memory: file }, ...rest])],
+    keep: { name: 'mixed', generation: 0 }
+  })
   t.equal(file.count(), 2)
   segments[0]!.fill(0, data(table, tensors.map(({ name }) => name), 2))
   file.write(Buffer.from(codedTensor(2, first!.name, rows * cols).buffer))
@@ -131,20 +163,36 @@ t.test('what a scope was not brought, because no more can be kept, is owed', asy
   const { server } = await serve(t)
   const send = async (index: number) => {
     const memory = sharedMemory(t, Buffer.from(codedTensor(1, 'model.norm.weight', 64).buffer))
-    return await server.post(PATH, { serialized_named_tensors: [tensorEntry([{ name: 'model.norm.weight', shape: [64], memory }])], keep: { name: `name ${index}`, generation: index } })
+    return await server.post(PATH, {
+      serialized_named_tensors: [tensorEntry([{ name: 'model.norm.weight', shape: [64], memory }])],
+      keep: { name: `name ${index}`, generation: index }
+    })
   }
   for (let index = 0; index < 8; index++) t.equal((await send(index)).status, 200)
   await server.ok('/begin_weight_update', { weight_version: 'step-2' })
   t.equal((await send(8)).status, 409)
-  t.match(await server.post('/end_weight_update', {}), { status: 409, body: { error: { code: 'TRANSACTION_INCOMPLETE', message: /8 names are kept already/ } } })
+  t.match(await server.post('/end_weight_update', {}), {
+    status: 409,
+    body: { error: { code: 'TRANSACTION_INCOMPLETE', message: /8 names are kept already/ } }
+  })
 })
 
 t.test('eight names are kept, and a ninth is refused; closing gives all of them back', async t => {
   const { server } = await serve(t)
-  const files = Array.from({ length: 9 }, () => sharedMemory(t, Buffer.from(codedTensor(1, 'model.norm.weight', 64).buffer)))
-  const send = async (index: number) => await server.post(PATH, { serialized_named_tensors: [tensorEntry([{ name: 'model.norm.weight', shape: [64], memory: files[index]! }])], keep: { name: `name ${index}`, generation: index } })
+  const files = Array.from(
+    { length: 9 },
+    () => sharedMemory(t, Buffer.from(codedTensor(1, 'model.norm.weight', 64).buffer))
+  )
+  const send = async (index: number) =>
+    await server.post(PATH, {
+      serialized_named_tensors: [tensorEntry([{ name: 'model.norm.weight', shape: [64], memory: files[index]! }])],
+      keep: { name: `name ${index}`, generation: index }
+    })
   for (let index = 0; index < 8; index++) t.equal((await send(index)).status, 200)
-  t.match(await send(8), { status: 409, body: { message: /^8 names are kept already \(name 0, .*name 7\); give one back with \/release_kept_tensors$/ } })
+  t.match(await send(8), {
+    status: 409,
+    body: { message: /^8 names are kept already \(name 0, .*name 7\); give one back with \/release_kept_tensors$/ }
+  })
   t.same(files.map(file => file.count()), [2, 2, 2, 2, 2, 2, 2, 2, 1])
   await server.ok('/release_kept_tensors', { name: 'name 3' })
   t.equal((await server.post(PATH, { kept: { name: 'name 4', generation: 4 } })).status, 200)
@@ -155,17 +203,26 @@ t.test('eight names are kept, and a ninth is refused; closing gives all of them 
 t.test('a kept write that fails names what is torn, and can be repeated', async t => {
   const { server, table } = await serve(t)
   const { tensors, sender } = sendModel(t, table, 1)
-  t.teardown(() => { native().armFault!(null) })
+  t.teardown(() => {
+    native().armFault!(null)
+  })
   // The first one fails: nothing is kept.
   native().armFault!({ point: 'open', at: 2, action: 'fail' })
-  t.not((await server.post(PATH, { serialized_named_tensors: [cudaEntry(tensors)], keep: { name: 'pool', generation: 1 } })).status, 200)
+  t.not(
+    (await server.post(PATH, { serialized_named_tensors: [cudaEntry(tensors)], keep: { name: 'pool', generation: 1 } }))
+      .status,
+    200
+  )
   native().armFault!(null)
   t.same(await kept(server), [0, 0])
   await checkIdle(t, server, sender)
   const again = tensors.map(tensor => ({ ...tensor, share: sender.share() }))
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(again)], keep: { name: 'pool', generation: 1 } })
   native().armFault!({ point: 'copy', at: 3, action: 'fail' })
-  t.match(await server.post(PATH, { kept: { name: 'pool', generation: 1 } }), { status: 500, body: { error: { code: 'WEIGHTS_TORN' } } })
+  t.match(await server.post(PATH, { kept: { name: 'pool', generation: 1 } }), {
+    status: 500,
+    body: { error: { code: 'WEIGHTS_TORN' } }
+  })
   native().armFault!(null)
   t.equal(sender.held, again.length)
   await server.ok(PATH, { kept: { name: 'pool', generation: 1 } })
@@ -177,14 +234,30 @@ t.test('a kept write that fails names what is torn, and can be repeated', async 
 
 t.test('fields that are not what they should be are refused, and handles beside them given back', async t => {
   const { server } = await serve(t)
-  for (const keep of [{ name: 'x' }, { name: '', generation: 1 }, { name: 'x', generation: -1 }, { name: 'x', generation: 1.5 }, { name: 'x', generation: 1, more: 1 }, 'x', true]) {
+  for (
+    const keep of [
+      { name: 'x' },
+      { name: '', generation: 1 },
+      { name: 'x', generation: -1 },
+      { name: 'x', generation: 1.5 },
+      { name: 'x', generation: 1, more: 1 },
+      'x',
+      true
+    ]
+  ) {
     const file = sharedMemory(t, Buffer.from(codedTensor(1, 'model.norm.weight', 64).buffer))
     const serialized = [tensorEntry([{ name: 'model.norm.weight', shape: [64], memory: file }])]
-    t.match(await server.post(PATH, { serialized_named_tensors: serialized, keep }), { status: 400, body: { message: /^keep/, error: { code: 'INVALID_REQUEST' } } })
+    t.match(await server.post(PATH, { serialized_named_tensors: serialized, keep }), {
+      status: 400,
+      body: { message: /^keep/, error: { code: 'INVALID_REQUEST' } }
+    })
     t.equal(file.count(), 1)
   }
   for (const body of [{}, { keep: { name: 'x', generation: 1 } }]) {
-    t.match(await server.post(PATH, body), { status: 400, body: { message: /^serialized_named_tensors/, error: { code: 'INVALID_REQUEST' } } })
+    t.match(await server.post(PATH, body), {
+      status: 400,
+      body: { message: /^serialized_named_tensors/, error: { code: 'INVALID_REQUEST' } }
+    })
   }
 })
 
@@ -194,12 +267,23 @@ t.test('inside a transaction what is kept is replaced with its write, and releas
   const keep = { name: 'pool', generation: 1 }
   await server.ok(PATH, { serialized_named_tensors: [cudaEntry(first!.tensors)], keep })
   const { id: transaction } = await server.ok('/weight_transactions', { owner: 'a test' })
-  await server.ok(PATH, { serialized_named_tensors: [cudaEntry(second!.tensors)], keep: { ...keep, generation: 2 }, transaction })
+  await server.ok(PATH, {
+    serialized_named_tensors: [cudaEntry(second!.tensors)],
+    keep: { ...keep, generation: 2 },
+    transaction
+  })
   t.equal(first!.sender.held, 0)
   // One that is refused is answered, and does not wait for the next write.
   const refused = sendModel(t, table, 1)
   refused.tensors[0]!.name = 'nobody'
-  t.match(await server.post(PATH, { serialized_named_tensors: [cudaEntry(refused.tensors)], keep: { ...keep, name: 'other' }, transaction }), { status: 400 })
+  t.match(
+    await server.post(PATH, {
+      serialized_named_tensors: [cudaEntry(refused.tensors)],
+      keep: { ...keep, name: 'other' },
+      transaction
+    }),
+    { status: 400 }
+  )
   t.equal(refused.sender.held, 0)
   // Of a stranger it is done between two writes.
   t.same((await server.ok('/release_kept_tensors')).released, [{ ...keep, generation: 2 }])

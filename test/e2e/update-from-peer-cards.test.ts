@@ -14,7 +14,17 @@ function watchCalls ({ engine }: Member): { names: Set<string>, stepped: Set<str
   const { addon } = engine.held!.store
   const seen = { names: new Set<string>(), stepped: new Set<string>(), connecting: 0 }
   let connecting = 0
-  for (const name of ['ncclConnect', 'groupBarrier', 'stageGroup', 'groupReceive', 'groupSend', 'groupParams', 'endGroup'] as const) {
+  for (
+    const name of [
+      'ncclConnect',
+      'groupBarrier',
+      'stageGroup',
+      'groupReceive',
+      'groupSend',
+      'groupParams',
+      'endGroup'
+    ] as const
+  ) {
     const call = addon[name].bind(addon) as (...args: unknown[]) => Promise<unknown>
     Object.assign(addon, {
       [name]: async (...args: unknown[]) => {
@@ -34,18 +44,29 @@ function watchCalls ({ engine }: Member): { names: Set<string>, stepped: Set<str
 }
 
 async function pair (t: Test, from: number, to: number): Promise<[peer: Member, one: Member]> {
-  const peer = await serve(t, 'adder', { device: 'cuda', baseGpuId: 0, tp: from, weightVersion: 'step-9' }, { ncclPath: loop })
-  const one = await serve(t, 'adder-base', { device: 'cuda', baseGpuId: from, tp: to, weightVersion: 'step-1' }, { ncclPath: loop })
+  const peer = await serve(t, 'adder', { device: 'cuda', baseGpuId: 0, tp: from, weightVersion: 'step-9' }, {
+    ncclPath: loop
+  })
+  const one = await serve(t, 'adder-base', { device: 'cuda', baseGpuId: from, tp: to, weightVersion: 'step-1' }, {
+    ncclPath: loop
+  })
   return [peer, one]
 }
 
 /** Clients that ask without a pause, until it is called. */
-function ask (t: Test, member: Member, expected: Readonly<Record<string, string>>): { seen: Set<string>, end: () => Promise<void> } {
+function ask (
+  t: Test,
+  member: Member,
+  expected: Readonly<Record<string, string>>
+): { seen: Set<string>, end: () => Promise<void> } {
   const seen = new Set<string>()
   const over = new AbortController()
   const clients = Promise.all([0, 1, 2].map(async () => {
     while (!over.signal.aborted) {
-      const { status, body } = await member.post('/generate', { text: '12+30=', sampling_params: { temperature: 0, max_new_tokens: 8 } })
+      const { status, body } = await member.post('/generate', {
+        text: '12+30=',
+        sampling_params: { temperature: 0, max_new_tokens: 8 }
+      })
       const version = body.meta_info?.weight_version
       if (status !== 200 || body.text !== expected[version]) t.fail(`${status} ${JSON.stringify(body)}`)
       seen.add(version)
@@ -68,7 +89,16 @@ for (const [from, to] of [[1, 1], [2, 2], [1, 2], [2, 1]] as const) {
     const clients = [ask(t, peer, expected), ask(t, one, expected)]
     await until(() => clients.every(({ seen }) => seen.size === 1))
     const reply = await one.post('/update_weights_from_peer', { url: peer.url })
-    t.match(reply, { status: 200, body: { success: true, weight_version: 'step-9', backend: 'nccl', layout: from === to ? 'parameters' : 'checkpoint', report: { missing_count: 0 } } })
+    t.match(reply, {
+      status: 200,
+      body: {
+        success: true,
+        weight_version: 'step-9',
+        backend: 'nccl',
+        layout: from === to ? 'parameters' : 'checkpoint',
+        report: { missing_count: 0 }
+      }
+    })
     await until(() => clients[1]!.seen.size === 2)
     for (const { end } of clients) await end()
     for (const { names, stepped, connecting } of watched) {
@@ -84,7 +114,10 @@ for (const [from, to] of [[1, 1], [2, 2], [1, 2], [2, 1]] as const) {
 for (const [from, to] of [[1, 1], [1, 2]] as const) {
   t.test(`over NCCL, from tp ${from} to tp ${to}: the peer generates while this engine's running requests end`, async t => {
     const [peer, one] = await pair(t, from, to)
-    const long = one.post('/generate', { text: '12+30=', sampling_params: { temperature: 0, max_new_tokens: 1500, ignore_eos: true } })
+    const long = one.post('/generate', {
+      text: '12+30=',
+      sampling_params: { temperature: 0, max_new_tokens: 1500, ignore_eos: true }
+    })
     await until(() => one.engine.stats.running > 0)
     const order: string[] = []
     const { addon } = peer.engine.held!.store

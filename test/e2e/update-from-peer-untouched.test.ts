@@ -12,7 +12,10 @@ import type { Member } from '../helpers/load-from.ts'
 const PATH = '/update_weights_from_peer'
 
 async function pair (): Promise<[peer: Member, one: Member]> {
-  return [await serve(t, 'adder', { weightVersion: 'step-9' }), await serve(t, 'adder-base', { weightVersion: 'step-1' })]
+  return [
+    await serve(t, 'adder', { weightVersion: 'step-9' }),
+    await serve(t, 'adder-base', { weightVersion: 'step-1' })
+  ]
 }
 
 async function isUnchanged (t: Test, { engine, sums }: Member, before: unknown): Promise<void> {
@@ -21,7 +24,10 @@ async function isUnchanged (t: Test, { engine, sums }: Member, before: unknown):
 }
 
 /** While the fill waits for its turn, something happens at the peer. */
-async function refusedLate (t: Test, happens: (peer: Member) => Promise<unknown>): Promise<{ status: number, body: any }> {
+async function refusedLate (
+  t: Test,
+  happens: (peer: Member) => Promise<unknown>
+): Promise<{ status: number, body: any }> {
   const [peer, one] = await pair()
   const before = await one.sums()
   const held = await one.engine.update()
@@ -37,11 +43,22 @@ async function refusedLate (t: Test, happens: (peer: Member) => Promise<unknown>
 }
 
 t.test('a peer that begins a transaction before its first byte', async t => {
-  t.match(await refusedLate(t, async peer => { t.match(await peer.post('/weight_transactions', { owner: 'trainer' }), { status: 200 }) }), { status: 504, body: { message: /a weight transaction is open/ } })
+  t.match(
+    await refusedLate(t, async peer => {
+      t.match(await peer.post('/weight_transactions', { owner: 'trainer' }), { status: 200 })
+    }),
+    { status: 504, body: { message: /a weight transaction is open/ } }
+  )
 })
 
 t.test('a peer that ends before its first byte', async t => {
-  t.not((await refusedLate(t, async peer => { await peer.close() })).status, 200)
+  t.not(
+    (await refusedLate(t, async peer => {
+      await peer.close()
+    }))
+      .status,
+    200
+  )
 })
 
 t.test('over gloo an engine generates while the peer has not begun', async t => {
@@ -67,10 +84,18 @@ t.test('engines that are filled from each other wait without standing still, and
   await sleep(300)
   for (const held of helds) await held.abort('let it go')
   for (const member of members) t.equal((await answers(member)).length, 4)
-  for (const { status, body } of await Promise.all(both)) t.ok(status === 200 || (status === 504 && /it is being filled itself/.test(body.message)), `${status} ${body.message}`)
+  for (const { status, body } of await Promise.all(both)) {
+    t.ok(
+      status === 200 || (status === 504 && /it is being filled itself/.test(body.message)),
+      `${status} ${body.message}`
+    )
+  }
   for (const { engine } of members) t.equal(engine.weights.state, 'current')
   const after = [await peer.sums(), await one.sums()]
-  t.ok(after.every(sums => before.some(old => JSON.stringify(old) === JSON.stringify(sums))), 'of one or of the other, whole')
+  t.ok(
+    after.every(sums => before.some(old => JSON.stringify(old) === JSON.stringify(sums))),
+    'of one or of the other, whole'
+  )
 })
 
 t.test('an engine is not filled from itself', async t => {
@@ -81,7 +106,10 @@ t.test('an engine is not filled from itself', async t => {
 t.test('what the engine refuses itself is told at once', async t => {
   const [peer, one] = await pair()
   await one.post('/release_memory_occupation', { tags: ['weights'] })
-  t.match(await one.post(PATH, { url: peer.url, timeout: 30 }), { status: 409, body: { message: /weights cannot be updated while their memory is released/ } })
+  t.match(await one.post(PATH, { url: peer.url, timeout: 30 }), {
+    status: 409,
+    body: { message: /weights cannot be updated while their memory is released/ }
+  })
 })
 
 t.test('what a transfer that broke off has brought is torn, all of it', async t => {
@@ -108,10 +136,19 @@ t.test('a peer that never says what it has sent keeps nobody waiting for longer 
     const chunks: Buffer[] = []
     request.on('data', chunk => chunks.push(chunk))
     request.on('end', () => {
-      void fetch(peer.url + request.url!, { method: request.method!, headers: { 'content-type': 'application/json' }, ...request.method === 'POST' ? { body: Buffer.concat(chunks) } : {} }).then(async reply => {
-        const text = await reply.text()
-        if (!request.url!.startsWith('/send_weights')) response.writeHead(reply.status, { 'content-type': 'application/json' }).end(text)
+      void fetch(peer.url + request.url!, {
+        method: request.method!,
+        headers: { 'content-type': 'application/json' },
+        ...request.method === 'POST' ? { body: Buffer.concat(chunks) } : {}
       })
+        .then(async reply => {
+          const text = await reply.text()
+          if (!request.url!.startsWith('/send_weights')) {
+            response
+              .writeHead(reply.status, { 'content-type': 'application/json' })
+              .end(text)
+          }
+        })
     })
   })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))

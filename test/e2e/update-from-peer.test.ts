@@ -11,7 +11,13 @@ const PATH = '/update_weights_from_peer'
 
 /** Closes the request when `gone` is aborted. */
 async function take ({ url }: Member, body: object, gone: AbortSignal): Promise<unknown> {
-  return await fetch(url + PATH, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal: gone }).then(async reply => await reply.json(), () => 'closed')
+  return await fetch(url + PATH, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify(body),
+    signal: gone
+  })
+    .then(async reply => await reply.json(), () => 'closed')
 }
 
 /** Resolves when the engine asks for the first byte. */
@@ -31,7 +37,9 @@ function stall ({ engine }: Member): () => void {
   const { addon } = engine.held!.store
   const send = addon.groupParams.bind(addon)
   let goOn = (): void => {}
-  const released = new Promise<void>(resolve => { goOn = resolve })
+  const released = new Promise<void>(resolve => {
+    goOn = resolve
+  })
   addon.groupParams = async (...rest) => {
     await released
     await send(...rest)
@@ -45,11 +53,16 @@ async function liar (t: Test, url: string): Promise<string> {
     const chunks: Buffer[] = []
     request.on('data', chunk => chunks.push(chunk))
     request.on('end', () => {
-      void fetch(url + request.url!, { method: request.method!, headers: { 'content-type': 'application/json' }, ...request.method === 'POST' ? { body: Buffer.concat(chunks) } : {} }).then(async reply => {
-        const body = await reply.json() as { checksums?: Record<string, string> }
-        if (body.checksums !== undefined) body.checksums['model.norm.weight'] = '0'.repeat(16)
-        response.writeHead(reply.status, { 'content-type': 'application/json' }).end(JSON.stringify(body))
+      void fetch(url + request.url!, {
+        method: request.method!,
+        headers: { 'content-type': 'application/json' },
+        ...request.method === 'POST' ? { body: Buffer.concat(chunks) } : {}
       })
+        .then(async reply => {
+          const body = await reply.json() as { checksums?: Record<string, string> }
+          if (body.checksums !== undefined) body.checksums['model.norm.weight'] = '0'.repeat(16)
+          response.writeHead(reply.status, { 'content-type': 'application/json' }).end(JSON.stringify(body))
+        })
     })
   })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
@@ -70,7 +83,10 @@ for (const [from, to] of [[1, 1], [2, 1], [1, 2]] as const) {
     const over = new AbortController()
     const clients = Promise.all([0, 1, 2].map(async () => {
       while (!over.signal.aborted) {
-        const { status, body } = await one.post('/generate', { text: '12+30=', sampling_params: { temperature: 0, max_new_tokens: 8 } })
+        const { status, body } = await one.post('/generate', {
+          text: '12+30=',
+          sampling_params: { temperature: 0, max_new_tokens: 8 }
+        })
         const { weight_version: version } = body.meta_info
         if (status !== 200 || body.text !== expected[version]![0]) t.fail(`${status} ${JSON.stringify(body)}`)
         seen.add(version)
@@ -78,7 +94,17 @@ for (const [from, to] of [[1, 1], [2, 1], [1, 2]] as const) {
     }))
     await until(() => seen.size === 1)
     const reply = await one.post(PATH, { url: peer.url })
-    t.match(reply, { status: 200, body: { success: true, weight_version: 'step-9', backend: 'gloo', layout: from === to ? 'parameters' : 'checkpoint', message: /Weight version updated to step-9/, report: { missing_count: 0 } } })
+    t.match(reply, {
+      status: 200,
+      body: {
+        success: true,
+        weight_version: 'step-9',
+        backend: 'gloo',
+        layout: from === to ? 'parameters' : 'checkpoint',
+        message: /Weight version updated to step-9/,
+        report: { missing_count: 0 }
+      }
+    })
     await until(() => seen.size === 2)
     over.abort()
     await clients
@@ -95,7 +121,11 @@ t.test('given up before the first byte nothing has changed; in the midst of it a
   const opened = await peer.post('/weight_transactions', { owner: 'somebody' })
   const early = new AbortController()
   const waiting = take(one, { url: peer.url }, early.signal)
-  t.match(await one.post(PATH, { url: peer.url }), { status: 409, body: { message: /being filled from .* already/ } }, 'one at a time')
+  t.match(
+    await one.post(PATH, { url: peer.url }),
+    { status: 409, body: { message: /being filled from .* already/ } },
+    'one at a time'
+  )
   early.abort()
   t.equal(await waiting, 'closed')
   await peer.post(`/weight_transactions/${opened.body.id}/abort`)
@@ -123,7 +153,11 @@ t.test('given up before the first byte nothing has changed; in the midst of it a
   const broken = take(one, { url: peer.url }, late.signal)
   await begun
   let updated: Reply | undefined
-  const update = one.post('/update_weights_from_disk', { model_path: modelFolder('adder'), weight_version: 'healed' }).then(reply => { updated = reply })
+  const update = one
+    .post('/update_weights_from_disk', { model_path: modelFolder('adder'), weight_version: 'healed' })
+    .then(reply => {
+      updated = reply
+    })
   t.equal(updated, undefined, 'updates wait for it')
   late.abort()
   t.equal(await broken, 'closed')
@@ -142,7 +176,13 @@ for (const tp of [1, 2]) {
     const one = await serve(t, 'adder-base', { tp })
     const reply = await one.post(PATH, { url: await liar(t, peer.url) })
     t.equal(reply.status, 400)
-    t.match(reply.body, { success: false, error: { code: 'WEIGHTS_MISMATCH', message: /^Failed to update weights: what arrived is not what was sent: checksums differ \(model.norm.weight\)/ } })
+    t.match(reply.body, {
+      success: false,
+      error: {
+        code: 'WEIGHTS_MISMATCH',
+        message: /^Failed to update weights: what arrived is not what was sent: checksums differ \(model.norm.weight\)/
+      }
+    })
     t.match(one.engine, { weights: { state: 'torn' }, weightVersion: 'default' })
     t.match(await one.post('/generate', { text: '1+1=' }), { status: 503 })
     t.match(await one.post(PATH, { url: peer.url }), { status: 200 })
@@ -150,28 +190,36 @@ for (const tp of [1, 2]) {
   })
 }
 
-t.test('addresses go through the rules of trainers\' stores, keys are the peer\'s, and nothing changes by a refusal', async t => {
+t.test("addresses go through the rules of trainers' stores, keys are the peer's, and nothing changes by a refusal", async t => {
   const peer = await serve(t, 'adder', {}, { adminApiKey: 'secret' })
   const one = await serve(t, 'adder-base')
   const before = await one.sums()
-  for (const [body, status, code, message] of [
-    [{}, 400, 'INVALID_REQUEST', /url/],
-    [{ url: 'nonsense' }, 400, 'CONFIG', /url: expected the URL of a refit server/],
-    [{ url: 'unix:/tmp/x.sock' }, 400, 'CONFIG', /url: expected the URL/],
-    [{ url: 'http://u:p@127.0.0.1:1' }, 400, 'CONFIG', /keys do not belong in the URL; use api_key/],
-    [{ url: 'http://169.254.169.254/latest' }, 403, 'MASTER_REFUSED', /url "169.254.169.254" is refused: link-local/],
-    [{ url: 'http://8.8.8.8:30000' }, 403, 'MASTER_REFUSED', /url "8.8.8.8" is refused/],
-    [{ url: peer.url }, 400, 'CONFIG', /refuses: Unauthorized; api_key is to be its admin key/],
-    [{ url: peer.url, api_key: 'guess' }, 400, 'CONFIG', /refuses/],
-    [{ url: 'http://127.0.0.1:1' }, 502, 'ENGINE_FAILED', /no refit server answers at http:\/\/127.0.0.1:1/]
-  ] as const) {
+  for (
+    const [body, status, code, message] of [
+      [{}, 400, 'INVALID_REQUEST', /url/],
+      [{ url: 'nonsense' }, 400, 'CONFIG', /url: expected the URL of a refit server/],
+      [{ url: 'unix:/tmp/x.sock' }, 400, 'CONFIG', /url: expected the URL/],
+      [{ url: 'http://u:p@127.0.0.1:1' }, 400, 'CONFIG', /keys do not belong in the URL; use api_key/],
+      [{ url: 'http://169.254.169.254/latest' }, 403, 'MASTER_REFUSED', /url "169.254.169.254" is refused: link-local/],
+      [{ url: 'http://8.8.8.8:30000' }, 403, 'MASTER_REFUSED', /url "8.8.8.8" is refused/],
+      [{ url: peer.url }, 400, 'CONFIG', /refuses: Unauthorized; api_key is to be its admin key/],
+      [{ url: peer.url, api_key: 'guess' }, 400, 'CONFIG', /refuses/],
+      [{ url: 'http://127.0.0.1:1' }, 502, 'ENGINE_FAILED', /no refit server answers at http:\/\/127.0.0.1:1/]
+    ] as const
+  ) {
     const reply = await one.post(PATH, body)
     t.match(reply, { status, body: { error: { code, message } } }, JSON.stringify(body))
   }
   t.match(await one.post('/begin_weight_update', {}), { status: 200 })
-  t.match(await one.post(PATH, { url: peer.url, api_key: 'secret' }), { status: 409, body: { error: { code: 'TRANSACTION_OPEN' } } })
+  t.match(await one.post(PATH, { url: peer.url, api_key: 'secret' }), {
+    status: 409,
+    body: { error: { code: 'TRANSACTION_OPEN' } }
+  })
   t.match(await one.post('/end_weight_update', {}), { status: 200 })
   t.same(await one.sums(), before)
   t.match(await one.post(PATH, { url: peer.url, api_key: 'secret' }), { status: 200 })
-  t.same(await one.sums(), Object.fromEntries((await peer.engine.checksums()).tensors.map(({ name, checksum }) => [name, checksum])))
+  t.same(
+    await one.sums(),
+    Object.fromEntries((await peer.engine.checksums()).tensors.map(({ name, checksum }) => [name, checksum]))
+  )
 })

@@ -14,20 +14,31 @@ process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
 const BYTES = 'application/octet-stream'
 
 async function json (server: UploadServer, path: string, body: object = {}): Promise<Reply> {
-  const reply = await fetch(server.url + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })
+  const reply = await fetch(server.url + path, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify(body)
+  })
   return { status: reply.status, body: await reply.json() }
 }
 
-t.test('an upload for a transaction that is a stranger\'s, dead or unknown is refused before its body has come', async t => {
+t.test("an upload for a transaction that is a stranger's, dead or unknown is refused before its body has come", async t => {
   const server = await uploadServer(t)
   const file = server.file('adder')
   const before = await server.checksums()
   const { body: dead } = await json(server, '/weight_transactions', { owner: 'gone' })
   await json(server, `/weight_transactions/${dead.id}/abort`, { reason: 'tired' })
   const { body: open } = await json(server, '/weight_transactions', { owner: 'me' })
-  const head = '--x\r\ncontent-disposition: form-data; name="transaction"\r\n\r\nID\r\n--x\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\n'
+  const head =
+    '--x\r\ncontent-disposition: form-data; name="transaction"\r\n\r\nID\r\n--x\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\n'
   const cases: [query: string, form: string | null, status: number, code: string, message: RegExp][] = [
-    ['', null, 409, 'TRANSACTION_OPEN', /^the weight transaction of me is open, for \d+ s more at most: .*Nothing has changed$/],
+    [
+      '',
+      null,
+      409,
+      'TRANSACTION_OPEN',
+      /^the weight transaction of me is open, for \d+ s more at most: .*Nothing has changed$/
+    ],
     ['?mode=stream', null, 409, 'TRANSACTION_OPEN', /of me is open/],
     [`?transaction=${dead.id}`, null, 409, 'TRANSACTION_ENDED', /of gone was aborted: tired/],
     ['?transaction=nobody', null, 404, 'NOT_FOUND', /no weight transaction "nobody"/],
@@ -36,8 +47,13 @@ t.test('an upload for a transaction that is a stranger\'s, dead or unknown is re
     [`?transaction=${dead.id}`, '--x\r\n', 409, 'TRANSACTION_ENDED', /tired/]
   ]
   for (const [query, form, status, code, message] of cases) {
-    const { request, reply } = post(server.url + PATH + query, { 'content-type': form === null ? BYTES : 'multipart/form-data; boundary=x', 'content-length': file.length + 1000 })
-    request.write(Buffer.concat([Buffer.from(form ?? ''), form === '--x\r\n' ? Buffer.alloc(0) : file.subarray(0, 100)]))
+    const { request, reply } = post(server.url + PATH + query, {
+      'content-type': form === null ? BYTES : 'multipart/form-data; boundary=x',
+      'content-length': file.length + 1000
+    })
+    request.write(
+      Buffer.concat([Buffer.from(form ?? ''), form === '--x\r\n' ? Buffer.alloc(0) : file.subarray(0, 100)])
+    )
     // The rest is never sent.
     t.match(await reply, { status, body: { success: false, error: { code, message } } }, `${query} ${form ?? ''}`)
     request.destroy()
@@ -52,10 +68,19 @@ t.test('an upload for a transaction that is a stranger\'s, dead or unknown is re
 
 t.test('a request of a scope that is refused for its fields is owed, be it an upload or a body of handles', async t => {
   const server = await uploadServer(t)
-  for (const bad of [async () => await json(server, PATH, { serialized_named_tensors: 5 }), async () => await server.send(server.file('adder'), '?flush_cache=maybe'), async () => await server.send(server.file('adder'), '?mode=fast')]) {
+  for (
+    const bad of [
+      async () => await json(server, PATH, { serialized_named_tensors: 5 }),
+      async () => await server.send(server.file('adder'), '?flush_cache=maybe'),
+      async () => await server.send(server.file('adder'), '?mode=fast')
+    ]
+  ) {
     t.equal((await json(server, '/begin_weight_update')).status, 200)
     t.equal((await bad()).status, 400)
-    t.match(await json(server, '/end_weight_update'), { status: 409, body: { error: { code: 'TRANSACTION_INCOMPLETE', message: /refused before its tensors were known/ } } })
+    t.match(await json(server, '/end_weight_update'), {
+      status: 409,
+      body: { error: { code: 'TRANSACTION_INCOMPLETE', message: /refused before its tensors were known/ } }
+    })
     t.equal((await server.send(server.file('adder'))).status, 200)
     t.equal((await json(server, '/end_weight_update')).status, 200)
   }
@@ -74,7 +99,10 @@ t.test('a form that names its transaction is owed when it is refused before its 
     const { body: open } = await json(server, '/weight_transactions', { owner: 'me', weight_version: what })
     t.equal((await server.form([['transaction', open.id], ...parts])).status, 400, what)
     const commit = await json(server, `/weight_transactions/${open.id}/commit`)
-    t.match(commit, { status: 409, body: { error: { code: 'TRANSACTION_INCOMPLETE', message: /refused before its tensors were known/ } } }, what)
+    t.match(commit, {
+      status: 409,
+      body: { error: { code: 'TRANSACTION_INCOMPLETE', message: /refused before its tensors were known/ } }
+    }, what)
     t.equal(server.engine.weightVersion, 'default')
     t.equal((await json(server, `/weight_transactions/${open.id}/abort`)).body.outcome, 'old')
   }
@@ -84,7 +112,11 @@ t.test('a form that names its transaction is owed when it is refused before its 
 t.test('a begin and an end with nothing between them wait for nobody', async t => {
   const server = await uploadServer(t)
   slowSteps(t, 1)
-  const running = json(server, '/generate', { input_ids: [49, 43, 49, 61], rid: 'endless', sampling_params: { max_new_tokens: 2000, ignore_eos: true } })
+  const running = json(server, '/generate', {
+    input_ids: [49, 43, 49, 61],
+    rid: 'endless',
+    sampling_params: { max_new_tokens: 2000, ignore_eos: true }
+  })
   while (server.engine.stats.running === 0) await sleep(1)
   t.match(await json(server, '/begin_weight_update'), { status: 200 })
   t.match(await json(server, '/end_weight_update'), { status: 200, body: { transaction: { outcome: 'old' } } })
@@ -95,11 +127,18 @@ t.test('a begin and an end with nothing between them wait for nobody', async t =
 
 t.test('where the weights came from moves with the transaction that brought them', async t => {
   const server = await uploadServer(t)
-  const path = async (): Promise<string> => (await (await fetch(`${server.url}/get_model_info`)).json() as { model_path: string }).model_path
+  const path = async (): Promise<string> =>
+    (await (await fetch(`${server.url}/get_model_info`)).json() as { model_path: string }).model_path
   const first = await path()
   const adder = join(first, '..', 'adder')
   const { body: one } = await json(server, '/weight_transactions', { owner: 'a' })
-  t.match(await json(server, '/update_weights_from_disk', { model_path: join(adder, 'model.safetensors'), transaction: one.id }), { status: 200 })
+  t.match(
+    await json(server, '/update_weights_from_disk', {
+      model_path: join(adder, 'model.safetensors'),
+      transaction: one.id
+    }),
+    { status: 200 }
+  )
   t.equal(await path(), first, 'not before its end')
   const { body: ended } = await json(server, `/weight_transactions/${one.id}/abort`)
   t.match([ended.outcome, await path()], ['new', join(adder, 'model.safetensors')], 'all had come')
@@ -108,7 +147,10 @@ t.test('where the weights came from moves with the transaction that brought them
   await json(server, `/weight_transactions/${two.id}/commit`)
   t.equal(await path(), adder)
   const { body: three } = await json(server, '/weight_transactions', { owner: 'a', expected: ['model.norm.weight'] })
-  t.match(await json(server, '/update_weights_from_disk', { model_path: join(first, 'nowhere'), transaction: three.id }), { status: 400 })
+  t.match(
+    await json(server, '/update_weights_from_disk', { model_path: join(first, 'nowhere'), transaction: three.id }),
+    { status: 400 }
+  )
   await json(server, `/weight_transactions/${three.id}/abort`)
   t.equal(await path(), adder)
 })
@@ -119,16 +161,29 @@ t.test('with mode=stream a sender that trickles is cut off, and what it tore is 
   const { dataStart } = layout(file)
   const half = dataStart + 300_000
   const answer = await eventually(async () => {
-    const { request, reply } = post(`${server.url}${PATH}?mode=stream`, { 'content-type': BYTES, 'content-length': file.length })
+    const { request, reply } = post(`${server.url}${PATH}?mode=stream`, {
+      'content-type': BYTES,
+      'content-length': file.length
+    })
     request.write(file.subarray(0, half))
     // Never silent for as long as the deadline, unless the machine halts.
-    const trickle = setInterval(() => { request.write(file.subarray(half, half + 1)) }, 30)
+    const trickle = setInterval(() => {
+      request.write(file.subarray(half, half + 1))
+    }, 30)
     const answer = await reply
     clearInterval(trickle)
     request.destroy()
     return answer
   }, answer => /too slowly/.test(answer?.body.message))
-  t.match(answer, { status: 500, body: { error: { code: 'WEIGHTS_TORN', message: /came too slowly to be written as it comes.*0\.3 s \(--upload-timeout\).*Torn: / } } })
+  t.match(answer, {
+    status: 500,
+    body: {
+      error: {
+        code: 'WEIGHTS_TORN',
+        message: /came too slowly to be written as it comes.*0\.3 s \(--upload-timeout\).*Torn: /
+      }
+    }
+  })
   t.equal(server.engine.weights.state, 'torn')
   t.equal((await server.sendUntilTaken(file)).status, 200)
   t.equal(server.engine.weights.state, 'current')

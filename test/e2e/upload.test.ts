@@ -26,7 +26,16 @@ for (const { way, memory, query } of WAYS) {
       const server = await uploadServer(t, { uploadMemoryBytes: memory, tp })
       const a = await server.checksums()
       const raw = await server.send(server.file('adder'), `?weight_version=b${query}`)
-      t.match(raw, { status: 200, body: { success: true, message: 'Success Weight version updated to b.', torn_count: 0, report: { source: 'upload', tensors: 46, bytes: 936896, missing_count: 0 }, upload: { files: 1, bytes: 936896, staged: way } } })
+      t.match(raw, {
+        status: 200,
+        body: {
+          success: true,
+          message: 'Success Weight version updated to b.',
+          torn_count: 0,
+          report: { source: 'upload', tensors: 46, bytes: 936896, missing_count: 0 },
+          upload: { files: 1, bytes: 936896, staged: way }
+        }
+      })
       const b = await server.checksums()
       t.notSame(b, a)
       t.match((await server.generate()).body, { text: '46' }, 'it adds')
@@ -37,7 +46,10 @@ for (const { way, memory, query } of WAYS) {
       t.equal((await server.form([['file', server.file('adder'), 'x.safetensors']], `?${query}`)).status, 200)
       t.same(await server.checksums(), b)
       t.equal(server.engine.weightVersion, 'a', 'without a version the label stays')
-      t.match(await server.form([['file', server.file('adder'), 'x.safetensors'], ['weight_version', 'late']], `?${query}`), { status: 200, body: { message: 'Success Weight version updated to late.' } })
+      t.match(
+        await server.form([['file', server.file('adder'), 'x.safetensors'], ['weight_version', 'late']], `?${query}`),
+        { status: 200, body: { message: 'Success Weight version updated to late.' } }
+      )
       t.equal(server.engine.weightVersion, 'late')
       await server.idle()
     })
@@ -48,10 +60,24 @@ for (const { way, memory, query } of WAYS) {
     const file = server.file('adder')
     const { dataStart, tensors } = layout(file)
     const first = await server.checksums()
-    const cuts = [1, 7, 8, 9, 100, dataStart - 1, dataStart, dataStart + 1, file.length - 1, ...[0, 1, 20, 44].flatMap(i => [-1, 0, 1].map(d => tensors[i]!.end + d))]
+    const cuts = [
+      1,
+      7,
+      8,
+      9,
+      100,
+      dataStart - 1,
+      dataStart,
+      dataStart + 1,
+      file.length - 1,
+      ...[0, 1, 20, 44].flatMap(i => [-1, 0, 1].map(d => tensors[i]!.end + d))
+    ]
     for (const cut of cuts) {
       const begun = once(server.app.server, 'request')
-      const { request, reply } = post(server.url + PATH + `?weight_version=broken${query}`, { 'content-type': 'application/octet-stream', 'content-length': file.length })
+      const { request, reply } = post(server.url + PATH + `?weight_version=broken${query}`, {
+        'content-type': 'application/octet-stream',
+        'content-length': file.length
+      })
       request.write(file.subarray(0, cut))
       const [received] = await begun as [IncomingMessage]
       const gone = once(received, 'close').catch(() => {})
@@ -64,7 +90,10 @@ for (const { way, memory, query } of WAYS) {
       if (way !== 'stream') t.equal(weights.state, 'current', `cut at ${cut}`)
       if (weights.state === 'torn') {
         const whole = new Set(tensors.filter(({ end }) => end <= cut).map(({ name }) => name))
-        t.ok(weights.tensors.length > 0 && tensors.every(({ name }) => whole.has(name) || weights.tensors.includes(name)), `all that did not come is torn, cut at ${cut}`)
+        t.ok(
+          weights.tensors.length > 0 && tensors.every(({ name }) => whole.has(name) || weights.tensors.includes(name)),
+          `all that did not come is torn, cut at ${cut}`
+        )
         t.match(weights.reason, /broke off after \d+ bytes of 9\d{5}/)
         t.match(await server.generate(), { status: 503, body: { error: { code: 'ENGINE_TORN' } } })
         t.equal((await server.send(server.file('adder-base'), `?weight_version=default${query}`)).status, 200)
@@ -81,18 +110,33 @@ t.test('with mode=stream a broken body does tear, and a reply says what', async 
   const file = server.file('adder')
   // Where the machine halts, a body is stalled before something is in place: once more.
   const stalled = await eventually(async () => {
-    const { request, reply } = post(`${server.url}${PATH}?mode=stream`, { 'content-type': 'application/octet-stream', 'content-length': file.length })
+    const { request, reply } = post(`${server.url}${PATH}?mode=stream`, {
+      'content-type': 'application/octet-stream',
+      'content-length': file.length
+    })
     request.write(file.subarray(0, file.length - 1))
     const answer = await reply
     request.destroy()
     return answer
   }, answer => answer?.status === 500)
-  t.match(stalled, { status: 500, body: { success: false, error: { code: 'WEIGHTS_TORN', message: /no byte of the body came for 0\.15 s .*Torn: .*Repeat the update/ } } })
+  t.match(stalled, {
+    status: 500,
+    body: {
+      success: false,
+      error: { code: 'WEIGHTS_TORN', message: /no byte of the body came for 0\.15 s .*Torn: .*Repeat the update/ }
+    }
+  })
   t.equal(server.engine.weights.state, 'torn')
   // Trailing bytes of a body whose length nobody said: the last piece has been held back.
-  const tail = async (): Promise<Reply | null> => await server.form([['mode', 'stream'], ['file', Buffer.concat([file, Buffer.alloc(1)]), 'model.safetensors']]).catch(() => null)
+  const tail = async (): Promise<Reply | null> =>
+    await server
+      .form([['mode', 'stream'], ['file', Buffer.concat([file, Buffer.alloc(1)]), 'model.safetensors']])
+      .catch(() => null)
   const form = await eventually(tail, answer => /more bytes follow/.test(answer?.body.message))
-  t.match(form, { status: 500, body: { error: { code: 'WEIGHTS_TORN', message: /more bytes follow, which no tensor owns/ } } })
+  t.match(form, {
+    status: 500,
+    body: { error: { code: 'WEIGHTS_TORN', message: /more bytes follow, which no tensor owns/ } }
+  })
   t.match(server.engine.weights, { state: 'torn', tensors: [/./] })
   t.equal((await server.sendUntilTaken(file, '?mode=stream')).status, 200)
   t.equal(server.engine.weights.state, 'current')
@@ -105,11 +149,16 @@ t.test('a body that is stalled is refused after the deadline, and meanwhile the 
   for (const cut of [0, 5, 500, file.length - 1]) {
     for (const type of ['application/octet-stream', 'multipart/form-data; boundary=x']) {
       const { request, reply } = post(server.url + PATH, { 'content-type': type, 'content-length': file.length })
-      const head = type.startsWith('multi') ? '--x\r\ncontent-disposition: form-data; name="f"; filename="f.safetensors"\r\n\r\n' : ''
+      const head = type.startsWith('multi')
+        ? '--x\r\ncontent-disposition: form-data; name="f"; filename="f.safetensors"\r\n\r\n'
+        : ''
       request.write(Buffer.concat([Buffer.from(head), file]).subarray(0, cut))
       if (cut === 0) request.flushHeaders()
       t.equal((await fetch(`${server.url}/health`)).status, 200)
-      t.match(await reply, { status: 408, body: { success: false, error: { code: 'BODY_STALLED', message: /^no byte of the body came for 0\.2 s/ } } }, `${type} at ${cut}`)
+      t.match(await reply, {
+        status: 408,
+        body: { success: false, error: { code: 'BODY_STALLED', message: /^no byte of the body came for 0\.2 s/ } }
+      }, `${type} at ${cut}`)
       request.destroy()
     }
   }
@@ -120,7 +169,10 @@ t.test('a body that is stalled is refused after the deadline, and meanwhile the 
 t.test('a server that stood still itself reads what came meanwhile before it calls a sender stalled', async t => {
   const server = await uploadServer(t, { uploadTimeoutMs: 1000 })
   const file = server.file('adder')
-  const { request, reply } = post(server.url + PATH, { 'content-type': 'application/octet-stream', 'content-length': file.length })
+  const { request, reply } = post(server.url + PATH, {
+    'content-type': 'application/octet-stream',
+    'content-length': file.length
+  })
   const begun = once(server.app.server, 'request')
   request.write(file.subarray(0, 500))
   await begun
@@ -166,14 +218,29 @@ t.test('what is no safetensors file, or not for this model, is refused with the 
         if (mode !== '' && /end at|owns/.test(String(message))) continue
         const form = await server.form([['file', bytes, 'a.safetensors']], mode)
         const big = bytes === huge && memory !== undefined
-        t.match(form, big ? { status: 503, body: { error: { code: 'NO_MEMORY' } } } : { status: 400, body: { error: { code, message } } }, `${String(message)} form`)
+        t.match(
+          form,
+          big
+            ? { status: 503, body: { error: { code: 'NO_MEMORY' } } }
+            : { status: 400, body: { error: { code, message } } },
+          `${String(message)} form`
+        )
       }
-      const { request, reply } = post(server.url + PATH + mode, { 'content-type': 'application/octet-stream', 'transfer-encoding': 'chunked' })
+      const { request, reply } = post(server.url + PATH + mode, {
+        'content-type': 'application/octet-stream',
+        'transfer-encoding': 'chunked'
+      })
       request.write(giant)
-      t.match(await reply, { status: 413, body: { error: { code: 'BODY_TOO_LARGE', message: /several times what the model does/ } } })
+      t.match(await reply, {
+        status: 413,
+        body: { error: { code: 'BODY_TOO_LARGE', message: /several times what the model does/ } }
+      })
       request.destroy()
     }
-    t.match(await server.form([['weight_version', '3']]), { status: 400, body: { error: { code: 'BODY_BROKEN', message: 'the upload has no file' } } })
+    t.match(await server.form([['weight_version', '3']]), {
+      status: 400,
+      body: { error: { code: 'BODY_BROKEN', message: 'the upload has no file' } }
+    })
     t.same(await server.checksums(), before)
     t.equal(server.engine.weightVersion, 'default')
     await server.idle()
@@ -186,28 +253,68 @@ t.test('several files are one update; the same tensor or the same file twice is 
     const before = await server.checksums()
     const file = server.file('adder')
     const { tensors } = layout(file)
-    const part = (from: number, to: number): Buffer => encodeSafetensors(tensors.slice(from, to).map(({ name, dtype, shape, begin, end }) => ({ name, dtype, shape, data: file.subarray(begin, end) })))
+    const part = (from: number, to: number): Buffer =>
+      encodeSafetensors(
+        tensors.slice(from, to).map(({ name, dtype, shape, begin, end }) => ({
+          name,
+          dtype,
+          shape,
+          data: file.subarray(begin, end)
+        }))
+      )
     const [one, two, three] = [part(0, 10), part(10, 45), part(45, 46)]
-    const index = (wrong: string): Buffer => Buffer.from(JSON.stringify({ weight_map: Object.fromEntries(tensors.map(({ name }, i) => [name, i < 10 ? '1.safetensors' : i < 45 ? '2.safetensors' : wrong])) }))
+    const index = (wrong: string): Buffer =>
+      Buffer.from(
+        JSON.stringify({
+          weight_map: Object.fromEntries(tensors
+            .map(({ name }, i) => [name, i < 10 ? '1.safetensors' : i < 45 ? '2.safetensors' : wrong]))
+        })
+      )
     const files: FormParts = [['f', one, '1.safetensors'], ['f', two, '2.safetensors'], ['f', three, '3.safetensors']]
-    t.match(await server.form([...files, ['f', part(44, 46), '4.safetensors']]), { status: 400, body: { error: { message: /4\.safetensors: tensor .* is in 2\.safetensors as well/ } } })
-    t.match(await server.form([...files, ['f', part(44, 46), '1.safetensors']]), { status: 400, body: { error: { message: /1\.safetensors: was sent twice/ } } })
-    t.match(await server.form([['i', index('1.safetensors'), 'model.safetensors.index.json'], ...files]), { status: 400, body: { error: { message: /should be in 1\.safetensors, but is in 3\.safetensors/ } } })
-    t.match(await server.form([...files, ['mode', 'stream']]), { status: 400, body: { error: { message: /mode comes after a file/ } } })
+    t.match(await server.form([...files, ['f', part(44, 46), '4.safetensors']]), {
+      status: 400,
+      body: { error: { message: /4\.safetensors: tensor .* is in 2\.safetensors as well/ } }
+    })
+    t.match(await server.form([...files, ['f', part(44, 46), '1.safetensors']]), {
+      status: 400,
+      body: { error: { message: /1\.safetensors: was sent twice/ } }
+    })
+    t.match(await server.form([['i', index('1.safetensors'), 'model.safetensors.index.json'], ...files]), {
+      status: 400,
+      body: { error: { message: /should be in 1\.safetensors, but is in 3\.safetensors/ } }
+    })
+    t.match(await server.form([...files, ['mode', 'stream']]), {
+      status: 400,
+      body: { error: { message: /mode comes after a file/ } }
+    })
     const second = await server.form([['mode', 'stream'], ...files])
     t.match(second.body.error.message, /2\.safetensors is a second file/)
     // Where the first file was more than one piece, some of it is in place by then.
     t.equal(second.status, memory === undefined ? 400 : 500)
     t.equal(server.engine.weights.state, memory === undefined ? 'current' : 'torn')
     if (memory === undefined) t.same(await server.checksums(), before)
-    const reply = await server.form([...files, ['weight_version', '5'], ['i', index('3.safetensors'), 'model.safetensors.index.json']])
-    t.match(reply, { status: 200, body: { message: 'Success Weight version updated to 5.', report: { tensors: 46, missing_count: 0 }, upload: { files: 3, staged: memory === undefined ? 'memory' : 'disk' } } })
+    const reply = await server.form([...files, ['weight_version', '5'], [
+      'i',
+      index('3.safetensors'),
+      'model.safetensors.index.json'
+    ]])
+    t.match(reply, {
+      status: 200,
+      body: {
+        message: 'Success Weight version updated to 5.',
+        report: { tensors: 46, missing_count: 0 },
+        upload: { files: 3, staged: memory === undefined ? 'memory' : 'disk' }
+      }
+    })
     const after = await server.checksums()
     await server.send(server.file('adder-base'))
     await server.send(file)
     t.same(after, await server.checksums())
     // A bucket, and an empty one.
-    t.match(await server.form([['f', three, 'bucket']]), { status: 200, body: { report: { tensors: 1, missing_count: 45 } } })
+    t.match(await server.form([['f', three, 'bucket']]), {
+      status: 200,
+      body: { report: { tensors: 1, missing_count: 45 } }
+    })
     t.match(await server.send(part(0, 0), '?weight_version=6'), { status: 200, body: { report: { tensors: 0 } } })
     t.equal(server.engine.weightVersion, '6')
     await server.idle()
@@ -222,9 +329,10 @@ t.test('twenty uploads at once end one after another, each whole', async t => {
     t.equal((await server.send(file)).status, 200)
     sums.push(await server.checksums())
   }
-  const replies = await Promise.all(Array.from({ length: 20 }, async (_, i) => await (i % 4 === 3
-    ? server.form([['f', files[i % 2]!, 'model.safetensors']], `?weight_version=${i}`)
-    : server.send(files[i % 2]!, `?weight_version=${i}${i % 4 === 2 ? '&mode=stream' : ''}`))))
+  const replies = await Promise.all(Array.from({ length: 20 }, async (_, i) =>
+    await (i % 4 === 3
+      ? server.form([['f', files[i % 2]!, 'model.safetensors']], `?weight_version=${i}`)
+      : server.send(files[i % 2]!, `?weight_version=${i}${i % 4 === 2 ? '&mode=stream' : ''}`))))
   const places = replies.map(({ status, body }) => status === 200 ? body.upload.staged : `${status} ${body.error.code}`)
   t.ok(places.every(place => ['memory', 'disk', 'stream', '503 NO_MEMORY'].includes(place)), places.join())
   t.ok(places.includes('disk') && places.includes('memory'))
@@ -236,22 +344,39 @@ t.test('twenty uploads at once end one after another, each whole', async t => {
 
 t.test('a full disk is said in words, before the body and in its middle', async t => {
   const folder = mkdtempSync(join(tmpdir(), 'refit-tmpfs-'))
-  t.teardown(() => { rmSync(folder, { recursive: true, force: true }) })
+  t.teardown(() => {
+    rmSync(folder, { recursive: true, force: true })
+  })
   if (spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=1300k', 'refit-test', folder]).status !== 0) {
     t.pass('no right to mount a small file system here')
     return
   }
-  t.teardown(() => { spawnSync('umount', [folder]) })
+  t.teardown(() => {
+    spawnSync('umount', [folder])
+  })
   const server = await uploadServer(t, { uploadMemoryBytes: SMALL, uploadFolder: folder })
   const before = await server.checksums()
   const file = server.file('adder')
-  const fill = (bytes: number): void => { writeFileSync(join(folder, 'other'), Buffer.alloc(bytes)) }
+  const fill = (bytes: number): void => {
+    writeFileSync(join(folder, 'other'), Buffer.alloc(bytes))
+  }
   fill(800_000)
   for (const reply of [await server.send(file), await server.form([['f', file, 'x']])]) {
-    t.match(reply, { status: 507, body: { error: { code: 'SPOOL_FAILED', message: /has no room for the upload: \d+ bytes are to come, \d+ are free\. .*Nothing has changed/ } } })
+    t.match(reply, {
+      status: 507,
+      body: {
+        error: {
+          code: 'SPOOL_FAILED',
+          message: /has no room for the upload: \d+ bytes are to come, \d+ are free\. .*Nothing has changed/
+        }
+      }
+    })
   }
   fill(0)
-  const { request, reply } = post(server.url + PATH, { 'content-type': 'application/octet-stream', 'content-length': file.length })
+  const { request, reply } = post(server.url + PATH, {
+    'content-type': 'application/octet-stream',
+    'content-length': file.length
+  })
   request.write(file.subarray(0, 300_000))
   // The room for all of it has been looked for once the file has its size.
   while (!readdirSync('/proc/self/fd').some(isSpool)) await sleep(1)
@@ -264,7 +389,10 @@ t.test('a full disk is said in words, before the body and in its middle', async 
   t.equal((await server.send(file)).status, 200)
   const nowhere = await uploadServer(t, { uploadMemoryBytes: SMALL })
   rmSync(nowhere.spool, { recursive: true })
-  t.match(await nowhere.send(file), { status: 507, body: { error: { code: 'SPOOL_FAILED', message: /ENOENT.*--upload-folder/ } } })
+  t.match(await nowhere.send(file), {
+    status: 507,
+    body: { error: { code: 'SPOOL_FAILED', message: /ENOENT.*--upload-folder/ } }
+  })
 })
 
 /** A descriptor of an upload's file that has been made as long as the upload. */
@@ -285,8 +413,22 @@ t.test('several connections add up in one transaction: raw, as a form, and as st
   t.match(await server.send(server.file('adder-base')), { status: 200 })
   t.same(await server.checksums(), before)
   const { tensors } = layout(file)
-  const part = (from: number, to: number): Buffer => encodeSafetensors(tensors.slice(from, to).map(({ name, dtype, shape, begin, end }) => ({ name, dtype, shape, data: file.subarray(begin, end) })))
-  const json = async (path: string, body: object): Promise<any> => await (await fetch(server.url + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })).json()
+  const part = (from: number, to: number): Buffer =>
+    encodeSafetensors(
+      tensors.slice(from, to).map(({ name, dtype, shape, begin, end }) => ({
+        name,
+        dtype,
+        shape,
+        data: file.subarray(begin, end)
+      }))
+    )
+  const json = async (path: string, body: object): Promise<any> =>
+    await (await fetch(server.url + path, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify(body)
+    }))
+      .json()
   const { id } = await json('/weight_transactions', { owner: 'test', expected: 'all' })
   t.type(id, 'string')
   t.match(await server.send(part(0, 5)), { status: 409, body: { error: { code: 'TRANSACTION_OPEN' } } })
@@ -295,7 +437,10 @@ t.test('several connections add up in one transaction: raw, as a form, and as st
     server.form([['transaction', id], ['f', part(15, 30), 'b']]),
     server.send(part(30, 46), `?transaction=${id}&mode=stream`)
   ])
-  t.same(replies.map(({ status, body }) => [status, body.report?.transaction ?? JSON.stringify(body)]), Array.from({ length: 3 }, () => [200, id]))
+  t.same(
+    replies.map(({ status, body }) => [status, body.report?.transaction ?? JSON.stringify(body)]),
+    Array.from({ length: 3 }, () => [200, id])
+  )
   t.equal(server.engine.weightVersion, 'default')
   t.match(await json(`/weight_transactions/${id}/commit`, { weight_version: 'whole' }), { state: 'committed' })
   t.equal(server.engine.weightVersion, 'whole')

@@ -13,22 +13,40 @@ useStandIn()
 
 const UPDATE = '/update_weights'
 
-interface Named { name: string, shape: number[], data: Buffer }
+interface Named {
+  name: string
+  shape: number[]
+  data: Buffer
+}
 
 function model (table: ModelTable, variant: number): Named[] {
-  return [...table.tensors.values()].filter(plan => !plan.alternative).map(({ name, shape, rows, cols }) => ({ name, shape, data: Buffer.from(codedTensor(variant, name, rows * cols).buffer) }))
+  return [...table.tensors.values()].filter(plan => !plan.alternative).map(({ name, shape, rows, cols }) => ({
+    name,
+    shape,
+    data: Buffer.from(codedTensor(variant, name, rows * cols).buffer)
+  }))
 }
 
 const lists = (tensors: ReadonlyArray<{ name: string, shape: number[] }>): Record<string, unknown> => ({
-  names: tensors.map(({ name }) => name), dtype_names: tensors.map(() => 'bfloat16'), shapes: tensors.map(({ shape }) => shape)
+  names: tensors.map(({ name }) => name),
+  dtype_names: tensors.map(() => 'bfloat16'),
+  shapes: tensors.map(({ shape }) => shape)
 })
 
 /** A sender's buffer, exported once. */
-function packedBuffer (t: Test, bytes: number, dtype = 'uint8'): { memory: Segment, sender: Sender, tensor: CudaTensor } {
+function packedBuffer (
+  t: Test,
+  bytes: number,
+  dtype = 'uint8'
+): { memory: Segment, sender: Sender, tensor: CudaTensor } {
   const memory = segment(t, Buffer.alloc(bytes))
   const sender = new Sender(t)
   const items = dtype === 'uint8' ? bytes : bytes / 2
-  return { memory, sender, tensor: { name: '', shape: [items], dtype, blob: blobOf(memory), storageBytes: bytes, share: sender.share() } }
+  return {
+    memory,
+    sender,
+    tensor: { name: '', shape: [items], dtype, blob: blobOf(memory), storageBytes: bytes, share: sender.share() }
+  }
 }
 
 for (const isBare of [false, true]) {
@@ -41,11 +59,20 @@ for (const isBare of [false, true]) {
       // Of a third card, whose trainer shares with another engine: its references are not ours.
       const other = new Sender(t)
       const offers = mine[0]!.tensors.map((tensor, i) => ({
-        [cardUuid(0)]: tensor, [cardUuid(1)]: mine[1]!.tensors[i]!, [cardUuid(5)]: { ...tensor, share: other.share() }
+        [cardUuid(0)]: tensor,
+        [cardUuid(1)]: mine[1]!.tensors[i]!,
+        [cardUuid(5)]: { ...tensor, share: other.share() }
       }))
       await server.ok('/start_weight_update')
       for (const [from, to] of [[0, 5], [5, offers.length]] as const) {
-        const reply = await server.ok(UPDATE, { update_info: { ...lists(mine[0]!.tensors.slice(from, to)), ipc_handles_pickled: offerEntry(offers.slice(from, to), isBare) } })
+        const reply = await server.ok(UPDATE, {
+          update_info: {
+            ...lists(mine[0]!
+              .tensors
+              .slice(from, to)),
+            ipc_handles_pickled: offerEntry(offers.slice(from, to), isBare)
+          }
+        })
         t.match(reply, { message: 'Weights updated', report: { source: 'tensor', tensors: to - from } })
       }
       await server.ok('/finish_weight_update', { weight_version: `v${variant}` })
@@ -70,7 +97,9 @@ t.test('chunks in one buffer that is exported once: written one after another, a
     for (let at = 0; at < tensors.length; at += 3) {
       const chunk = tensors.slice(at, at + 3)
       for (const { memory } of buffers) memory.fill(0, Buffer.concat(chunk.map(({ data }) => data)))
-      await server.ok(UPDATE, { update_info: { ...lists(chunk), ipc_handles_pickled: entry, tensor_sizes: chunk.map(({ data }) => data.length) } })
+      await server.ok(UPDATE, {
+        update_info: { ...lists(chunk), ipc_handles_pickled: entry, tensor_sizes: chunk.map(({ data }) => data.length) }
+      })
       t.same(buffers.map(({ sender }) => sender.held), [1, 1], 'held while chunks come')
     }
     t.equal(await server.metric('cuda_segments_opened_total') - opened, 2, 'and mapped once for each rank')
@@ -85,14 +114,36 @@ t.test('another buffer, a start and an init give the one before back; a chunk th
   const tensors = model(table, 1)
   const chunk = tensors.slice(0, 2)
   const data = Buffer.concat(chunk.map(({ data }) => data))
-  const body = (buffer: ReturnType<typeof packedBuffer>, fields: Record<string, unknown> = {}): Record<string, unknown> =>
-    ({ update_info: { ...lists(chunk), ipc_handles_pickled: offerEntry({ [cardUuid(0)]: buffer.tensor }, true), tensor_sizes: chunk.map(({ data }) => data.length), ...fields } })
-  const [a, b, c] = [0, 1, 2].map(() => packedBuffer(t, 1 << 20)) as [ReturnType<typeof packedBuffer>, ReturnType<typeof packedBuffer>, ReturnType<typeof packedBuffer>]
+  const body = (
+    buffer: ReturnType<typeof packedBuffer>,
+    fields: Record<string, unknown> = {}
+  ): Record<string, unknown> => ({
+    update_info: {
+      ...lists(chunk),
+      ipc_handles_pickled: offerEntry({ [cardUuid(0)]: buffer.tensor }, true),
+      tensor_sizes: chunk.map(({ data }) => data.length),
+      ...fields
+    }
+  })
+  const [a, b, c] = [0, 1, 2].map(() => packedBuffer(t, 1 << 20)) as [
+    ReturnType<typeof packedBuffer>,
+    ReturnType<typeof packedBuffer>,
+    ReturnType<typeof packedBuffer>
+  ]
   for (const { memory } of [a, b, c]) memory.fill(0, data)
   await server.ok(UPDATE, body(a))
-  t.match(await server.post(UPDATE, body(a, { names: ['nobody', 'either'] })), { status: 400, body: { message: /nobody/ } })
-  t.match(await server.post(UPDATE, body(a, { tensor_sizes: [1, 2] })), { status: 400, body: { message: /bytes, but its size is 1/ } })
-  t.match(await server.post(UPDATE, body(a, { shapes: 'all' })), { status: 400, body: { message: /update_info: shapes/ } })
+  t.match(await server.post(UPDATE, body(a, { names: ['nobody', 'either'] })), {
+    status: 400,
+    body: { message: /nobody/ }
+  })
+  t.match(await server.post(UPDATE, body(a, { tensor_sizes: [1, 2] })), {
+    status: 400,
+    body: { message: /bytes, but its size is 1/ }
+  })
+  t.match(await server.post(UPDATE, body(a, { shapes: 'all' })), {
+    status: 400,
+    body: { message: /update_info: shapes/ }
+  })
   await server.ok(UPDATE, body(a))
   t.equal(a.sender.held, 1)
   await server.ok(UPDATE, body(b))
@@ -111,28 +162,51 @@ t.test('another buffer, a start and an init give the one before back; a chunk th
 
 t.test('SkyRL packs each chunk into a tensor of one dtype and counts elements, after a start', async t => {
   const { server, table } = await serve(t, 2)
-  const rpc = (method: string, kwargs: Record<string, unknown> = {}): Promise<{ status: number, body: any }> => server.post('/collective_rpc', { method, kwargs })
+  const rpc = (method: string, kwargs: Record<string, unknown> = {}): Promise<{ status: number, body: any }> =>
+    server.post('/collective_rpc', { method, kwargs })
   const chunkOf = (chunk: readonly Named[]): { info: Record<string, unknown>, senders: Sender[] } => {
     const data = Buffer.concat(chunk.map(({ data }) => data))
     const buffers = [0, 1].map(() => packedBuffer(t, data.length, 'bfloat16'))
     for (const { memory } of buffers) memory.fill(0, data)
     const entry = offerEntry({ [cardUuid(0)]: buffers[0]!.tensor, [cardUuid(1)]: buffers[1]!.tensor })
-    return { info: { ...lists(chunk), sizes: chunk.map(({ data }) => data.length / 2), ipc_handles_pickled: entry }, senders: buffers.map(({ sender }) => sender) }
+    return {
+      info: { ...lists(chunk), sizes: chunk.map(({ data }) => data.length / 2), ipc_handles_pickled: entry },
+      senders: buffers.map(({ sender }) => sender)
+    }
   }
   const early = chunkOf(model(table, 1).slice(0, 2))
-  t.match(await rpc('update_weights_ipc', { update_info: early.info }), { status: 409, body: { error: { message: /skyrl_start_weight_update/ } } })
+  t.match(await rpc('update_weights_ipc', { update_info: early.info }), {
+    status: 409,
+    body: { error: { message: /skyrl_start_weight_update/ } }
+  })
   t.same(early.senders.map(({ held }) => held), [0, 0], 'what was refused unread is given back too')
-  t.strictSame(await rpc('skyrl_start_weight_update', { is_checkpoint_format: true }), { status: 200, body: { results: [null, null] } })
+  t.strictSame(await rpc('skyrl_start_weight_update', { is_checkpoint_format: true }), {
+    status: 200,
+    body: { results: [null, null] }
+  })
   const tensors = model(table, 2)
   for (let at = 0; at < tensors.length; at += 4) {
     const { info, senders } = chunkOf(tensors.slice(at, at + 4))
-    t.strictSame(await rpc('update_weights_ipc', { update_info: info }), { status: 200, body: { results: [null, null] } })
+    t.strictSame(await rpc('update_weights_ipc', { update_info: info }), {
+      status: 200,
+      body: { results: [null, null] }
+    })
     t.same(senders.map(({ held }) => held), [0, 0], 'given back before the reply')
   }
   const { info } = chunkOf(tensors.slice(0, 1))
-  t.match(await rpc('update_weights_ipc', { update_info: { ...info, dtype_names: ['float32'] } }), { status: 400, body: { message: /announced as float32, and the packed tensor is of bfloat16/ } })
-  t.match(await rpc('update_weights_ipc', { update_info: { ...info, sizes: [7] } }), { status: 400, body: { message: /elements, but its size is 7/ } })
-  t.match(await rpc('skyrl_finish_weight_update'), { status: 200 }, 'all of the model has come, so that nothing is owed')
+  t.match(await rpc('update_weights_ipc', { update_info: { ...info, dtype_names: ['float32'] } }), {
+    status: 400,
+    body: { message: /announced as float32, and the packed tensor is of bfloat16/ }
+  })
+  t.match(await rpc('update_weights_ipc', { update_info: { ...info, sizes: [7] } }), {
+    status: 400,
+    body: { message: /elements, but its size is 7/ }
+  })
+  t.match(
+    await rpc('skyrl_finish_weight_update'),
+    { status: 200 },
+    'all of the model has come, so that nothing is owed'
+  )
   await checkVariant(t, server, table, 2)
   await checkIdle(t, server)
 })
@@ -144,22 +218,40 @@ t.test('what is announced has to be what the handles hold, and is refused with e
     sent.tensors.splice(2)
     return sent
   }
-  for (const [change, says] of [
-    [{ dtype_names: ['float32', 'float32'] }, /its handle is of bfloat16 \[.*\], and it is announced as float32/],
-    [{ shapes: [[1], [1]] }, /announced as bfloat16 \[1\]/],
-    [{ names: ['one'] }, /dtype_names has 2 entries and names 1/],
-    [{ tensor_sizes: [2, 2] }, /size is 2|dict \{card: handle\} was expected/],
-    [{ dtype_names: ['uint8', 'uint8'] }, /not one of weights/]
-  ] as const) {
+  for (
+    const [change, says] of [
+      [{ dtype_names: ['float32', 'float32'] }, /its handle is of bfloat16 \[.*\], and it is announced as float32/],
+      [{ shapes: [[1], [1]] }, /announced as bfloat16 \[1\]/],
+      [{ names: ['one'] }, /dtype_names has 2 entries and names 1/],
+      [{ tensor_sizes: [2, 2] }, /size is 2|dict \{card: handle\} was expected/],
+      [{ dtype_names: ['uint8', 'uint8'] }, /not one of weights/]
+    ] as const
+  ) {
     const { tensors, sender } = two()
-    const reply = await server.post(UPDATE, { update_info: { ...lists(tensors), ipc_handles_pickled: offerEntry(tensors.map(tensor => ({ [cardUuid(0)]: tensor }))), ...change } })
+    const reply = await server.post(UPDATE, {
+      update_info: {
+        ...lists(tensors),
+        ipc_handles_pickled: offerEntry(tensors.map(tensor => ({ [cardUuid(0)]: tensor }))),
+        ...change
+      }
+    })
     t.match(reply, { status: 400, body: { success: false, message: says } })
     t.equal(sender.held, sender.shares - 2, String(says))
   }
   const { tensors } = two()
-  t.match(await server.post(UPDATE, { update_info: { ...lists(tensors), ipc_handles: [{}] } }), { status: 400, body: { message: /send ipc_handles_pickled/ } })
+  t.match(await server.post(UPDATE, { update_info: { ...lists(tensors), ipc_handles: [{}] } }), {
+    status: 400,
+    body: { message: /send ipc_handles_pickled/ }
+  })
   const apart = two()
-  t.match(await server.post(UPDATE, { update_info: { ...lists(apart.tensors), ipc_handles_pickled: offerEntry(apart.tensors.map(tensor => ({ [cardUuid(3)]: tensor, [cardUuid(4)]: tensor }))) } }),
-    { status: 400, body: { message: /offered on the cards .*must run on the same ones/ } })
+  t.match(
+    await server.post(UPDATE, {
+      update_info: {
+        ...lists(apart.tensors),
+        ipc_handles_pickled: offerEntry(apart.tensors.map(tensor => ({ [cardUuid(3)]: tensor, [cardUuid(4)]: tensor })))
+      }
+    }),
+    { status: 400, body: { message: /offered on the cards .*must run on the same ones/ } }
+  )
   t.equal(apart.sender.held, apart.sender.shares, 'those are of other engines')
 })

@@ -21,7 +21,12 @@ const DTYPES: Record<string, string> = { BF16: 'bfloat16', F16: 'float16', F32: 
 
 function tensorsOf (model: 'adder' | 'adder-base'): SentTensor[] {
   const file = readFileSync(join(modelFolder(model), 'model.safetensors'))
-  return layout(file).tensors.map(({ name, dtype, shape, begin, end }) => ({ name, dtype: DTYPES[dtype]!, shape, data: file.subarray(begin, end) }))
+  return layout(file).tensors.map(({ name, dtype, shape, begin, end }) => ({
+    name,
+    dtype: DTYPES[dtype]!,
+    shape,
+    data: file.subarray(begin, end)
+  }))
 }
 
 /** As vLLM's packed_nccl_broadcast_producer. */
@@ -43,13 +48,25 @@ function chunksOf (tensors: readonly SentTensor[], bufferBytes: number): Buffer[
 }
 
 const announce = (tensors: readonly SentTensor[], fields: Record<string, unknown> = {}): Record<string, unknown> => ({
-  update_info: { names: tensors.map(({ name }) => name), dtype_names: tensors.map(({ dtype }) => dtype), shapes: tensors.map(({ shape }) => shape), ...fields }
+  update_info: {
+    names: tensors.map(({ name }) => name),
+    dtype_names: tensors.map(({ dtype }) => dtype),
+    shapes: tensors.map(({ shape }) => shape),
+    ...fields
+  }
 })
 
-async function joined (t: Test, tp: number, fields: Record<string, unknown> = {}): Promise<{ server: Member, trainer: NcclTrainer }> {
+async function joined (
+  t: Test,
+  tp: number,
+  fields: Record<string, unknown> = {}
+): Promise<{ server: Member, trainer: NcclTrainer }> {
   const server = await serve(t, 'adder-base', { device: 'cuda', tp }, { ncclPath: loop, groupTimeoutMs: 60_000 })
   const trainer = await NcclTrainer.start(t, { size: 1 + tp, loop })
-  const [reply] = await Promise.all([server.post('/init_weight_transfer_engine', { init_info: { ...trainer.init(), ...fields } }), trainer.join()])
+  const [reply] = await Promise.all([
+    server.post('/init_weight_transfer_engine', { init_info: { ...trainer.init(), ...fields } }),
+    trainer.join()
+  ])
   t.strictSame(reply, { status: 200, body: { message: 'Weight transfer initialized' } })
   return { server, trainer }
 }
@@ -67,29 +84,60 @@ for (const tp of [1, 2]) {
     // G1 and G2 say with each update how it is packed; a buffer of 0 bytes and one in the middle of a tensor.
     const half = Math.floor(adder.length / 2)
     for (const [part, bufferBytes] of [[adder.slice(0, half), 0], [adder.slice(half), 10_001]] as const) {
-      const [reply] = await Promise.all([server.post('/update_weights', announce(part, { packed: true, packed_buffer_size_bytes: bufferBytes, packed_num_buffers: 2 })), send(trainer, chunksOf(part, bufferBytes))])
-      t.match(reply, { status: 200, body: { message: 'Weights updated', report: { source: 'distributed', tensors: part.length } } })
+      const [reply] = await Promise.all([
+        server.post(
+          '/update_weights',
+          announce(part, { packed: true, packed_buffer_size_bytes: bufferBytes, packed_num_buffers: 2 })
+        ),
+        send(trainer, chunksOf(part, bufferBytes))
+      ])
+      t.match(reply, {
+        status: 200,
+        body: { message: 'Weights updated', report: { source: 'distributed', tensors: part.length } }
+      })
     }
     t.equal(server.engine.weightVersion, 'default', 'the label waits for the end')
-    t.strictSame(await server.post('/finish_weight_update', { weight_version: 'b' }), { status: 200, body: { message: 'Weight update finished' } })
+    t.strictSame(await server.post('/finish_weight_update', { weight_version: 'b' }), {
+      status: 200,
+      body: { message: 'Weight update finished' }
+    })
     t.equal(server.engine.weightVersion, 'b')
     const b = await server.sums()
     t.notSame(b, a)
-    const [reply] = await Promise.all([server.post('/update_weights', announce(base)), send(trainer, base.map(({ data }) => data))])
+    const [reply] = await Promise.all([
+      server.post('/update_weights', announce(base)),
+      send(trainer, base.map(({ data }) => data))
+    ])
     t.equal(reply.status, 200)
     t.same(await server.sums(), a)
-    t.strictSame(await server.post('/finish_weight_update', { weight_version: 'a' }), { status: 200, body: { message: 'Weight update finished' } })
+    t.strictSame(await server.post('/finish_weight_update', { weight_version: 'a' }), {
+      status: 200,
+      body: { message: 'Weight update finished' }
+    })
     t.equal(server.engine.weightVersion, 'a', 'without a start a finish moves the label')
   })
 }
 
 t.test('newer clients say at the init how tensors are packed, and the default buffer has 1 GiB', async t => {
-  const { server, trainer } = await joined(t, 1, { packed: true, packed_buffer_size_bytes: 50_000, packed_num_buffers: 3 })
+  const { server, trainer } = await joined(t, 1, {
+    packed: true,
+    packed_buffer_size_bytes: 50_000,
+    packed_num_buffers: 3
+  })
   const adder = tensorsOf('adder')
-  const [reply] = await Promise.all([server.post('/update_weights', announce(adder)), send(trainer, chunksOf(adder, 50_000))])
+  const [reply] = await Promise.all([
+    server.post('/update_weights', announce(adder)),
+    send(trainer, chunksOf(adder, 50_000))
+  ])
   t.equal(reply.status, 200)
-  t.match((await server.post('/generate', { text: '12+34=', sampling_params: { max_new_tokens: 4, temperature: 0 } })).body, { text: '46' })
-  const [again] = await Promise.all([server.post('/update_weights', announce(adder, { packed: true, packed_buffer_size_bytes: 2 ** 30 })), send(trainer, [Buffer.concat(adder.map(({ data }) => data))])])
+  t.match(
+    (await server.post('/generate', { text: '12+34=', sampling_params: { max_new_tokens: 4, temperature: 0 } })).body,
+    { text: '46' }
+  )
+  const [again] = await Promise.all([
+    server.post('/update_weights', announce(adder, { packed: true, packed_buffer_size_bytes: 2 ** 30 })),
+    send(trainer, [Buffer.concat(adder.map(({ data }) => data))])
+  ])
   t.equal(again.status, 200)
 })
 
@@ -98,16 +146,27 @@ t.test('what is refused has been received and dropped, chunk by chunk, and the g
   const adder = tensorsOf('adder')
   const before = await server.sums()
   const odd: SentTensor = { name: 'flags', dtype: 'uint8', shape: [3], data: Uint8Array.of(1, 2, 3) }
-  for (const [list, says] of [
-    [adder.map((tensor, i) => i === 3 ? { ...tensor, name: 'nobody' } : tensor), /nobody/],
-    // A tensor of 3 bytes puts those behind it at odd bytes.
-    [[odd, ...adder], /"flags": dtype uint8 is not one of weights/]
-  ] as const) {
-    const [reply] = await Promise.all([server.post('/update_weights', announce(list, { packed: true, packed_buffer_size_bytes: 5000 })), send(trainer, chunksOf(list, 5000))])
-    t.match(reply, { status: 400, body: { success: false, message: says, error: { message: /received and dropped, and the group stays in step/ } } })
+  for (
+    const [list, says] of [
+      [adder.map((tensor, i) => i === 3 ? { ...tensor, name: 'nobody' } : tensor), /nobody/],
+      // A tensor of 3 bytes puts those behind it at odd bytes.
+      [[odd, ...adder], /"flags": dtype uint8 is not one of weights/]
+    ] as const
+  ) {
+    const [reply] = await Promise.all([
+      server.post('/update_weights', announce(list, { packed: true, packed_buffer_size_bytes: 5000 })),
+      send(trainer, chunksOf(list, 5000))
+    ])
+    t.match(reply, {
+      status: 400,
+      body: { success: false, message: says, error: { message: /received and dropped, and the group stays in step/ } }
+    })
     t.same(await server.sums(), before)
   }
-  const [reply] = await Promise.all([server.post('/update_weights', announce(adder, { packed: true })), send(trainer, chunksOf(adder, 2 ** 30))])
+  const [reply] = await Promise.all([
+    server.post('/update_weights', announce(adder, { packed: true })),
+    send(trainer, chunksOf(adder, 2 ** 30))
+  ])
   t.equal(reply.status, 200)
 })
 
@@ -130,9 +189,24 @@ t.test('init waits for all ranks, gives up in time, and a later one makes the gr
     first = await NcclTrainer.start(t, { size: 3, loop })
     return await server.post('/init_weight_transfer_engine', { init_info: first.init() })
   }, ({ body }) => /Only/.test(body.message))
-  t.match(reply, { status: 504, body: { error: { code: 'GROUP_TIMEOUT', message: /waiting for the id of rank 0's communicator failed after \d+\.\d s.*Only 2 of 3 ranks have come to the store/ } } })
-  t.match(await server.post('/update_weights', announce(tensorsOf('adder'))), { status: 409, body: { message: /call \/init_weight_transfer_engine/ } })
-  t.match(await server.post('/init_weight_transfer_engine', { init_info: { ...first.init(), rank_offset: 3 } }), { status: 400, body: { message: /world_size/ } })
+  t.match(reply, {
+    status: 504,
+    body: {
+      error: {
+        code: 'GROUP_TIMEOUT',
+        message:
+          /waiting for the id of rank 0's communicator failed after \d+\.\d s.*Only 2 of 3 ranks have come to the store/
+      }
+    }
+  })
+  t.match(await server.post('/update_weights', announce(tensorsOf('adder'))), {
+    status: 409,
+    body: { message: /call \/init_weight_transfer_engine/ }
+  })
+  t.match(await server.post('/init_weight_transfer_engine', { init_info: { ...first.init(), rank_offset: 3 } }), {
+    status: 400,
+    body: { message: /world_size/ }
+  })
   t.match(await server.post('/generate', { text: '1+1=', sampling_params: { max_new_tokens: 1 } }), { status: 200 })
   for (let round = 0; round < 2; round++) {
     const statuses = await eventually(async () => {
@@ -158,22 +232,54 @@ t.test('an engine that is rank 0 runs the store and publishes the id, and the la
   const free = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
   const { port } = free.address
   await free.close()
-  const groups = new WeightGroups({ host: server.engine.groupHost, policy: masterPolicy(), timeoutMs: 60_000, ncclPath: loop })
-  t.teardown(async () => { await groups.close() })
-  const spec = { name: 'trl', backend: 'nccl', form: 'vllm', address: '0.0.0.0', port, rankOffset: 0, worldSize: 3, root: 2, hosts: true } as const
+  const groups = new WeightGroups({
+    host: server.engine.groupHost,
+    policy: masterPolicy(),
+    timeoutMs: 60_000,
+    ncclPath: loop
+  })
+  t.teardown(async () => {
+    await groups.close()
+  })
+  const spec = {
+    name: 'trl',
+    backend: 'nccl',
+    form: 'vllm',
+    address: '0.0.0.0',
+    port,
+    rankOffset: 0,
+    worldSize: 3,
+    root: 2,
+    hosts: true
+  } as const
   const init = groups.init(spec)
   const trainer = await NcclTrainer.start(t, { size: 3, rank: 2, port, loop })
   await Promise.all([init, trainer.join()])
   t.match(groups.list, [{ state: 'connected', ranks: [0, 1] }])
-  const receipt = groups.get('trl').announce([{ begin: 0, length: 256, parts: Float64Array.of(0, 5), first: 0, end: 1 }], () => 'five bytes')
+  const receipt = groups.get('trl').announce([{
+    begin: 0,
+    length: 256,
+    parts: Float64Array.of(0, 5),
+    first: 0,
+    end: 1
+  }], () => 'five bytes')
   const closing = receipt.close()
   await trainer.broadcast(Uint8Array.of(1, 2, 3, 4, 5))
   await closing
   t.match(groups.counts, { bytesReceived: 5, failed: 0 })
   await t.rejects(groups.init({ ...spec, name: 'other' }), { code: 'CONFLICT', message: /cannot listen/ })
-  await t.rejects(groups.init({ ...spec, name: 'other', root: 1 }), { code: 'INVALID_REQUEST', message: /rank 1 sends, which is one of this engine's own/ })
-  await t.rejects(groups.init({ ...spec, name: 'other', root: 3 }), { code: 'INVALID_REQUEST', message: /rank 3 sends, which is none/ })
-  await t.rejects(groups.init({ ...spec, name: 'other', rankOffset: 1 }), { code: 'INVALID_REQUEST', message: /expected 0, got 1/ })
+  await t.rejects(groups.init({ ...spec, name: 'other', root: 1 }), {
+    code: 'INVALID_REQUEST',
+    message: /rank 1 sends, which is one of this engine's own/
+  })
+  await t.rejects(groups.init({ ...spec, name: 'other', root: 3 }), {
+    code: 'INVALID_REQUEST',
+    message: /rank 3 sends, which is none/
+  })
+  await t.rejects(groups.init({ ...spec, name: 'other', rankOffset: 1 }), {
+    code: 'INVALID_REQUEST',
+    message: /expected 0, got 1/
+  })
   t.ok(await groups.destroy('trl'))
   const again = await StoreServer.listen({ host: '127.0.0.1', port })
   await again.close()

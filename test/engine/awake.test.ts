@@ -12,7 +12,9 @@ t.test('keeps the event loop turning for the time asked for, while timers and ot
     t.equal(awake.isTurning, true)
     await setTimeout(5)
     const { idle, active } = performance.eventLoopUtilization()
-    await new Promise<void>(resolve => { setImmediate(resolve) })
+    await new Promise<void>(resolve => {
+      setImmediate(resolve)
+    })
     const since = performance.eventLoopUtilization({ idle, active, utilization: 0 })
     return { isTurning: awake.isTurning, idle: since.idle }
   }, ({ isTurning }) => isTurning)

@@ -18,7 +18,9 @@ const MODEL = join(packageRoot, 'test/goldens/qwen3')
 
 async function start (t: Test, options: EngineOptions = {}): Promise<LocalEngine> {
   const engine = await createEngine(MODEL, { threads: 1, maxTotalTokens: 2048, maxRunningRequests: 8, ...options })
-  t.teardown(async () => { await engine.close() })
+  t.teardown(async () => {
+    await engine.close()
+  })
   return engine
 }
 
@@ -34,16 +36,31 @@ async function collect (stream: AsyncIterable<TokenEvent>): Promise<TokenEvent[]
 }
 
 const tokens = (events: TokenEvent[]): number[] => events.flatMap((event) => event.tokens)
-const logprobs = (events: TokenEvent[]): number[] => events.flatMap((event) => event.logprobs.map(([logprob]) => logprob))
+const logprobs = (events: TokenEvent[]): number[] =>
+  events.flatMap((event) => event.logprobs.map(([logprob]) => logprob))
 const prompt = (n: number, from = 1): number[] => Array.from({ length: n }, (_, i) => (from + i * 7) % 250)
 const SHORT = { maxNewTokens: 12, ignoreEos: true }
 
 // Starting a worker from sources takes a second: most tests share an engine.
 const loads: [number, number][] = []
-const engine = await start(t, { servedModelName: 'tiny', weightVersion: 'step-0', randomSeed: 42, onProgress: (done, total) => loads.push([done, total]) })
+const engine = await start(t, {
+  servedModelName: 'tiny',
+  weightVersion: 'step-0',
+  randomSeed: 42,
+  onProgress: (done, total) => loads.push([done, total])
+})
 
 t.test('an engine says what it is, generates, and draws seeds from its own', async (t) => {
-  t.match(engine.info, { modelPath: MODEL, servedModelName: 'tiny', architecture: 'Qwen3ForCausalLM', device: 'cpu', ranks: 1, threads: 1, kvTokens: 2048, maxRunningRequests: 8 })
+  t.match(engine.info, {
+    modelPath: MODEL,
+    servedModelName: 'tiny',
+    architecture: 'Qwen3ForCausalLM',
+    device: 'cpu',
+    ranks: 1,
+    threads: 1,
+    kvTokens: 2048,
+    maxRunningRequests: 8
+  })
   t.ok(engine.info.weightBytes > 0 && engine.info.kvBytes > 0)
   t.ok(loads.length > 0 && loads.at(-1)![0] === loads.at(-1)![1])
   t.equal(engine.weights.state, 'current')
@@ -61,18 +78,31 @@ t.test('tokens and logprobs are the same bits alone or in a batch, in chunks or 
     [prompt(70), { ...SHORT, maxNewTokens: 40 }, { startLen: 40, top: 1 }],
     [prompt(70), { ...SHORT, maxNewTokens: 40, temperature: 0 }, {}],
     [prompt(33, 9), { ...SHORT, maxNewTokens: 30, seed: 5n, topK: 20, topP: 0.9 }, {}],
-    [prompt(5, 3), { ...SHORT, maxNewTokens: 60, frequencyPenalty: 0.7, repetitionPenalty: 1.2, logitBias: [[7, 3]] }, { raw: true, ids: [1, 2] }]
+    [prompt(5, 3), { ...SHORT, maxNewTokens: 60, frequencyPenalty: 0.7, repetitionPenalty: 1.2, logitBias: [[7, 3]] }, {
+      raw: true,
+      ids: [1, 2]
+    }]
   ]
   const requests = (): GenerateRequest[] => wanted.map((args) => request(...args))
-  const facts = (events: TokenEvent[]): unknown => [tokens(events), events.map((e) => [e.logprobs, e.top, e.ids, e.input])]
+  const facts = (
+    events: TokenEvent[]
+  ): unknown => [tokens(events), events.map((e) => [e.logprobs, e.top, e.ids, e.input])]
 
   const expected: unknown[] = []
   for (const r of requests()) {
     expected.push(facts(await collect(engine.generate(r))))
     t.equal(await engine.flushCache(), true)
   }
-  t.same(await Promise.all(requests().map(async (r) => facts(await collect(engine.generate(r))))), expected, 'in a batch, with prefixes shared')
-  t.same(await Promise.all(requests().map(async (r) => facts(await collect(engine.generate(r))))), expected, 'from the prefix cache')
+  t.same(
+    await Promise.all(requests().map(async (r) => facts(await collect(engine.generate(r))))),
+    expected,
+    'in a batch, with prefixes shared'
+  )
+  t.same(
+    await Promise.all(requests().map(async (r) => facts(await collect(engine.generate(r))))),
+    expected,
+    'from the prefix cache'
+  )
   t.ok(engine.stats.prefixHitTokens > 0)
 
   // They may have ended before they could be retracted.
@@ -81,34 +111,60 @@ t.test('tokens and logprobs are the same bits alone or in a batch, in chunks or 
     const first = await Promise.all(running.map(async (stream) => (await stream.next()).value as TokenEvent))
     await engine.pause('retract')
     await engine.resume()
-    const rest = await Promise.all(running.map(async (stream) => await collect({ [Symbol.asyncIterator]: () => stream })))
+    const rest = await Promise.all(
+      running.map(async (stream) => await collect({ [Symbol.asyncIterator]: () => stream }))
+    )
     t.same(first.map((event, i) => facts([event, ...rest[i]!])), expected, 'retracted')
   }
   t.ok(engine.stats.retractions > 0)
 
   const chunked = await start(t, { maxPrefillTokens: 16, maxRunningRequests: 4, threads: 2 })
-  t.same(await Promise.all(requests().map(async (r) => facts(await collect(chunked.generate(r))))), expected, 'in chunks, on two threads')
+  t.same(
+    await Promise.all(requests().map(async (r) => facts(await collect(chunked.generate(r))))),
+    expected,
+    'in chunks, on two threads'
+  )
 
   const small = await start(t, { maxTotalTokens: 176, maxRunningRequests: 4 })
-  t.same(await Promise.all(requests().map(async (r) => facts(await collect(small.generate(r))))), expected, 'in a small KV cache')
+  t.same(
+    await Promise.all(requests().map(async (r) => facts(await collect(small.generate(r))))),
+    expected,
+    'in a small KV cache'
+  )
 })
 
 t.test('numbers that float32 does not hold end their own request, not the ones beside it; the least that are taken give finite logprobs', async (t) => {
   const beside = collect(engine.generate(request(prompt(30), { ...SHORT, maxNewTokens: 30 })))
-  for (const sampling of [{ temperature: 1e39 }, { repetitionPenalty: 1e-40 }, { repetitionPenalty: 1e39 }, { logitBias: [[3, 1e39]] as [number, number][] }, { topK: -1 }]) {
-    await t.rejects(collect(engine.generate(request(prompt(9), { ...SHORT, ...sampling }))), { code: 'INVALID_REQUEST' }, JSON.stringify(sampling))
+  for (
+    const sampling of [{ temperature: 1e39 }, { repetitionPenalty: 1e-40 }, { repetitionPenalty: 1e39 }, {
+      logitBias: [[3, 1e39]] as [number, number][]
+    }, { topK: -1 }]
+  ) {
+    await t.rejects(collect(engine.generate(request(prompt(9), { ...SHORT, ...sampling }))), {
+      code: 'INVALID_REQUEST'
+    }, JSON.stringify(sampling))
   }
   t.equal(tokens(await beside).length, 30)
-  const least = await collect(engine.generate(request(prompt(9), { ...SHORT, temperature: 1e-6, repetitionPenalty: 1e-6, topP: 1e-40, minP: 1e-46 }, {})))
+  const least = await collect(
+    engine.generate(
+      request(prompt(9), { ...SHORT, temperature: 1e-6, repetitionPenalty: 1e-6, topP: 1e-40, minP: 1e-46 }, {})
+    )
+  )
   t.equal(logprobs(least).length, 12)
   t.ok(logprobs(least).every(Number.isFinite))
   const greedy = tokens(await collect(engine.generate(request(prompt(9), { ...SHORT, temperature: 0 }))))
-  t.same(tokens(await collect(engine.generate(request(prompt(9), { ...SHORT, temperature: 1e-40 })))), greedy, 'a temperature too small to divide by is greedy')
+  t.same(
+    tokens(await collect(engine.generate(request(prompt(9), { ...SHORT, temperature: 1e-40 })))),
+    greedy,
+    'a temperature too small to divide by is greedy'
+  )
 })
 
 t.test('scores of a prompt are the logprobs that its tokens had when they were generated', async (t) => {
   const events = await collect(engine.generate(request(prompt(9), { ...SHORT, temperature: 1 }, {})))
-  const scored = await collect(engine.generate(request([...prompt(9), ...tokens(events)], { maxNewTokens: 0 }, { startLen: 9 })))
+  const scored = await collect(
+    engine.generate(request([...prompt(9), ...tokens(events)], { maxNewTokens: 0 }, { startLen: 9 }))
+  )
   t.same(scored[0]!.input!.logprobs, events.map((event) => event.logprobs[0]))
 })
 
@@ -136,7 +192,9 @@ t.test('scrambled weights are torn: nothing is generated until an update heals t
 
 t.test('a Hugging Face cache, whose files are links, is loaded', async (t) => {
   const folder = mkdtempSync(join(tmpdir(), 'refit-engine-'))
-  t.teardown(() => { rmSync(folder, { recursive: true }) })
+  t.teardown(() => {
+    rmSync(folder, { recursive: true })
+  })
   const snapshot = join(folder, 'models--a--b/snapshots/main')
   const blobs = join(folder, 'models--a--b/blobs')
   mkdirSync(blobs, { recursive: true })
@@ -155,10 +213,15 @@ t.test('a Hugging Face cache, whose files are links, is loaded', async (t) => {
 
 t.test('what cannot be loaded is refused in words, and no thread stays behind', async (t) => {
   const folder = mkdtempSync(join(tmpdir(), 'refit-engine-'))
-  t.teardown(() => { rmSync(folder, { recursive: true }) })
+  t.teardown(() => {
+    rmSync(folder, { recursive: true })
+  })
   await t.rejects(createEngine(folder), { code: 'MODEL_CONFIG' })
   cpSync(MODEL, folder, { recursive: true })
-  await t.rejects(createEngine(folder, { contextLength: 1e9 }), { code: 'CONFIG', message: /--context-length: 1000000000 tokens are more than the model's/ })
+  await t.rejects(createEngine(folder, { contextLength: 1e9 }), {
+    code: 'CONFIG',
+    message: /--context-length: 1000000000 tokens are more than the model's/
+  })
   await t.rejects(createEngine(folder, { tp: 3 }), { code: 'CONFIG', message: /--tp/ })
   await t.rejects(createEngine(folder, { isa: 'abacus', maxTotalTokens: 64 }), { code: 'CONFIG', message: /abacus/ })
   await t.rejects(createEngine(folder, { memFraction: 1e-12 }), { code: 'CONFIG', message: /--mem-fraction/ })

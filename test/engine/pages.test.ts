@@ -27,22 +27,28 @@ t.test('releasing or sharing a free page, or one that does not exist, throws', a
 })
 
 t.test('random programs agree with a reference that counts holders', async () => {
-  fc.assert(fc.property(fc.integer({ min: 1, max: 8 }), fc.array(fc.tuple(fc.constantFrom('allocate', 'retain', 'release'), fc.nat(7)), { maxLength: 200, size: 'max' }), (total, program) => {
-    const pages = new PageAllocator(total)
-    const holders = new Array<number>(total).fill(0)
-    for (const [what, n] of program) {
-      const page = n % total
-      if (what === 'allocate') {
-        if (pages.free === 0) continue
-        const got = pages.allocate()
-        if (holders[got] !== 0) throw new Error('a held page was handed out')
-        holders[got] = 1
-      } else if (holders[page]! > 0) {
-        pages[what as 'retain' | 'release'](page)
-        holders[page]! += what === 'retain' ? 1 : -1
+  fc.assert(
+    fc.property(
+      fc.integer({ min: 1, max: 8 }),
+      fc.array(fc.tuple(fc.constantFrom('allocate', 'retain', 'release'), fc.nat(7)), { maxLength: 200, size: 'max' }),
+      (total, program) => {
+        const pages = new PageAllocator(total)
+        const holders = new Array<number>(total).fill(0)
+        for (const [what, n] of program) {
+          const page = n % total
+          if (what === 'allocate') {
+            if (pages.free === 0) continue
+            const got = pages.allocate()
+            if (holders[got] !== 0) throw new Error('a held page was handed out')
+            holders[got] = 1
+          } else if (holders[page]! > 0) {
+            pages[what as 'retain' | 'release'](page)
+            holders[page]! += what === 'retain' ? 1 : -1
+          }
+          pages.check()
+          if (pages.free !== holders.filter((h) => h === 0).length) throw new Error('free is wrong')
+        }
       }
-      pages.check()
-      if (pages.free !== holders.filter((h) => h === 0).length) throw new Error('free is wrong')
-    }
-  }))
+    )
+  )
 })

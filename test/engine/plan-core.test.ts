@@ -13,15 +13,36 @@ const PAGE = 2 * 2 * 1 * 32 * 2 * 16
 const MEMORY = { weightBytes: 5e6, kvBytes: PAGE, scratchBytes: 2e6, fixedBytes: 1e6 }
 
 const card = (ordinal: number, freeBytes: number): CudaCard => ({
-  ordinal, name: 'NVIDIA H200', uuid: `GPU-${ordinal}`, pciBusId: '', computeCapability: '9.0', multiprocessors: 132, totalBytes: 150e9, freeBytes, virtualMemory: true, integrated: false
+  ordinal,
+  name: 'NVIDIA H200',
+  uuid: `GPU-${ordinal}`,
+  pciBusId: '',
+  computeCapability: '9.0',
+  multiprocessors: 132,
+  totalBytes: 150e9,
+  freeBytes,
+  virtualMemory: true,
+  integrated: false
 })
-const found = (...free: number[]): (() => Promise<CudaCards>) => async () => ({
-  driverCuda: '13.0', runtimeCuda: '13.0', driverVersion: '580', architectures: '90', cards: free.map((bytes, i) => card(i, bytes)), peerAccess: [], libraries: []
+const found = (...free: number[]): () => Promise<CudaCards> => async () => ({
+  driverCuda: '13.0',
+  runtimeCuda: '13.0',
+  driverVersion: '580',
+  architectures: '90',
+  cards: free.map((bytes, i) => card(i, bytes)),
+  peerAccess: [],
+  libraries: []
 })
 
 function addon () {
   const asked: CoreConfig[] = []
-  return { asked, cudaMemoryPlan: (config: CoreConfig) => { asked.push(config); return MEMORY } }
+  return {
+    asked,
+    cudaMemoryPlan: (config: CoreConfig) => {
+      asked.push(config)
+      return MEMORY
+    }
+  }
 }
 
 t.test('cards: the KV cache is what the fullest one has room for beside weights and buffers', async (t) => {
@@ -30,25 +51,51 @@ t.test('cards: the KV cache is what the fullest one has room for beside weights 
   t.same(plan.core.cards, [1, 2])
   t.same(plan.cards.map(({ uuid }) => uuid), ['GPU-1', 'GPU-2'])
   t.equal(plan.core.pages, Math.floor((0.85 * 30e6 - 8e6) / PAGE))
-  t.match(plan.core, { device: 'cuda', dtype: 'bfloat16', ranks: 2, maxStepTokens: 4096, maxStepSequences: 256, maxContext: 512, pageSize: 16 })
+  t.match(plan.core, {
+    device: 'cuda',
+    dtype: 'bfloat16',
+    ranks: 2,
+    maxStepTokens: 4096,
+    maxStepSequences: 256,
+    maxContext: 512,
+    pageSize: 16
+  })
   t.match(plan, { maxRunningRequests: 256, maxBatchTokens: 4096, contextLength: 512 })
-  t.same(native.asked.map(({ pages }) => pages), [1, plan.core.pages], 'what buffers take is asked with the pages that there will be')
+  t.same(
+    native.asked.map(({ pages }) => pages),
+    [1, plan.core.pages],
+    'what buffers take is asked with the pages that there will be'
+  )
   t.equal(plan.core.watchdogSeconds, undefined)
 })
 
 t.test('cards: no more than running requests can fill, or exactly what was asked for', async (t) => {
   const table = buildModelTable(ARCH, 1)
-  const wide = await planCore(ARCH, table, { device: 'cuda', maxRunningRequests: 3, maxPrefillTokens: 16, watchdogMs: 10_000 }, addon(), found(1e9))
+  const wide = await planCore(
+    ARCH,
+    table,
+    { device: 'cuda', maxRunningRequests: 3, maxPrefillTokens: 16, watchdogMs: 10_000 },
+    addon(),
+    found(1e9)
+  )
   t.equal(wide.core.pages, 3 * 512 / 16)
   t.match(wide.core, { maxStepTokens: 19, maxStepSequences: 3, watchdogSeconds: 9, cards: [0] })
-  const small = await planCore(ARCH, table, { device: 'cuda', baseGpuId: 1, maxTotalTokens: 100 }, addon(), found(1, 1e9))
+  const small = await planCore(
+    ARCH,
+    table,
+    { device: 'cuda', baseGpuId: 1, maxTotalTokens: 100 },
+    addon(),
+    found(1, 1e9)
+  )
   t.equal(small.core.pages, 6)
   t.match(small, { contextLength: 96, core: { maxContext: 96, cards: [1] } })
 })
 
 t.test('cards: one that is full is refused with its numbers', async (t) => {
   await t.rejects(planCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, addon(), found(9e6)), {
-    code: 'CONFIG', message: /0\.85 of 9\.0 MB free memory of card 0 \(NVIDIA H200\) holds no KV cache beside 5\.0 MB of weights and 3\.0 MB of buffers/
+    code: 'CONFIG',
+    message:
+      /0\.85 of 9\.0 MB free memory of card 0 \(NVIDIA H200\) holds no KV cache beside 5\.0 MB of weights and 3\.0 MB of buffers/
   })
 })
 
@@ -59,8 +106,18 @@ t.test('cards: buffers that grow with the longest sequence have their room, what
     const context = Math.min(pages * pageSize, maxContext!)
     return { ...MEMORY, fixedBytes: 1e6 + context * 32 * 4, scratchBytes: context > 512 ? 6e6 : 2e6 }
   }
-  for (const [free, options] of [[30e6, {}], [300e6, {}], [3e9, { maxRunningRequests: 2 }], [30e6, { memFraction: 0.95 }], [9.5e6, {}]] as const) {
-    const { core, contextLength } = await planCore(arch, buildModelTable(arch, 1), { device: 'cuda', ...options }, { cudaMemoryPlan }, found(free))
+  for (
+    const [free, options] of [
+      [30e6, {}],
+      [300e6, {}],
+      [3e9, { maxRunningRequests: 2 }],
+      [30e6, { memFraction: 0.95 }],
+      [9.5e6, {}]
+    ] as const
+  ) {
+    const { core, contextLength } = await planCore(arch, buildModelTable(arch, 1), { device: 'cuda', ...options }, {
+      cudaMemoryPlan
+    }, found(free))
     const { weightBytes, scratchBytes, fixedBytes } = cudaMemoryPlan(core)
     const taken = weightBytes + scratchBytes + fixedBytes + core.pages * 2 * PAGE
     const share = ('memFraction' in options ? options.memFraction : 0.85) * free
@@ -70,9 +127,13 @@ t.test('cards: buffers that grow with the longest sequence have their room, what
 })
 
 t.test('cards: a model that they cannot compute is refused in words, as a wrong option is', async (t) => {
-  const cudaMemoryPlan = (): never => { throw new Error('bad configuration: head_dim 4 is not a multiple of 8 up to 256, which cards need') }
+  const cudaMemoryPlan = (): never => {
+    throw new Error('bad configuration: head_dim 4 is not a multiple of 8 up to 256, which cards need')
+  }
   await t.rejects(planCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, { cudaMemoryPlan }, found(1e9)), {
-    code: 'CONFIG', param: 'device', message: '--device cuda: bad configuration: head_dim 4 is not a multiple of 8 up to 256, which cards need'
+    code: 'CONFIG',
+    param: 'device',
+    message: '--device cuda: bad configuration: head_dim 4 is not a multiple of 8 up to 256, which cards need'
   })
 })
 
@@ -81,7 +142,12 @@ t.test('a checkpoint in float32 computes in bfloat16 on cards and in float32 on 
   const table = buildModelTable(arch, 1)
   t.equal((await planCore(arch, table, { device: 'cuda' }, addon(), found(1e9))).core.dtype, 'bfloat16')
   const cpu = await planCore(arch, table, { threads: 3 }, addon(), () => t.fail('no card is looked for') as never)
-  t.match(cpu, { maxRunningRequests: 64, maxBatchTokens: 512, cards: [], core: { device: 'cpu', dtype: 'float32', threads: 3, ranks: 1 } })
+  t.match(cpu, {
+    maxRunningRequests: 64,
+    maxBatchTokens: 512,
+    cards: [],
+    core: { device: 'cpu', dtype: 'float32', threads: 3, ranks: 1 }
+  })
 })
 
 t.test('memory that files hold in a limited group can be had, as far as the machine has it', async (t) => {
@@ -90,6 +156,10 @@ t.test('memory that files hold in a limited group can be had, as far as the mach
   t.equal(availableMemory(100, 200, stat), 200)
   t.equal(availableMemory(100, 50, stat), 100)
   t.equal(availableMemory(100, 1000, ''), 100)
-  t.equal(availableMemory(100, 1000, 'inactive_file 1\nactive_file 2\ntotal_inactive_file 30\ntotal_active_file 40\n'), 170, 'the older hierarchy')
+  t.equal(
+    availableMemory(100, 1000, 'inactive_file 1\nactive_file 2\ntotal_inactive_file 30\ntotal_active_file 40\n'),
+    170,
+    'the older hierarchy'
+  )
   t.ok(availableMemory() > 0)
 })

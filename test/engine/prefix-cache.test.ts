@@ -138,55 +138,64 @@ t.test('random programs agree with a reference that keeps a list of prefixes', a
     fc.record({ what: fc.constant('drop' as const), n: fc.nat(9) }),
     fc.record({ what: fc.constant('evict' as const), n: fc.nat(4) })
   )
-  fc.assert(fc.property(fc.array(command, { maxLength: 80, size: 'max' }), (program) => {
-    const pages = new PageAllocator(24)
-    const cache = new PrefixCache(pages, SIZE)
-    // Prefix (with its salt) to page, in order of last use.
-    const reference = new Map<string, number>()
-    const held: { node: CacheNode, keys: string[] }[] = []
-    const keysOf = (list: number[], salt: string): string[] => Array.from({ length: Math.floor(list.length / SIZE) }, (_, i) => `${salt}:${list.slice(0, (i + 1) * SIZE).join()}`)
-    const touch = (keys: string[]): void => {
-      for (const key of [...keys].reverse()) {
-        const page = reference.get(key)
-        if (page === undefined) continue
-        reference.delete(key)
-        reference.set(key, page)
+  fc.assert(
+    fc.property(fc.array(command, { maxLength: 80, size: 'max' }), (program) => {
+      const pages = new PageAllocator(24)
+      const cache = new PrefixCache(pages, SIZE)
+      // Prefix (with its salt) to page, in order of last use.
+      const reference = new Map<string, number>()
+      const held: { node: CacheNode, keys: string[] }[] = []
+      const keysOf = (list: number[], salt: string): string[] =>
+        Array.from(
+          { length: Math.floor(list.length / SIZE) },
+          (_, i) => `${salt}:${list.slice(0, (i + 1) * SIZE).join()}`
+        )
+      const touch = (keys: string[]): void => {
+        for (
+          const key of [...keys].reverse()
+        ) {
+          const page = reference.get(key)
+          if (page === undefined) continue
+          reference.delete(key)
+          reference.set(key, page)
+        }
       }
-    }
-    const locked = (key: string): boolean => held.some((h) => h.keys.includes(key))
-    for (const c of program) {
-      if (c.what === 'insert') {
-        const keys = keysOf(c.tokens, c.salt)
-        if (pages.free < keys.length) continue
-        const got = insert(pages, cache, c.tokens, c.salt)
-        keys.forEach((key, i) => {
-          if (reference.has(key) && reference.get(key) !== got[i]) throw new Error('another page for a known prefix')
-          reference.set(key, got[i]!)
-        })
-        touch(keys)
-      } else if (c.what === 'match' || c.what === 'hold') {
-        const keys = keysOf(c.tokens, c.salt).filter((key) => reference.has(key))
-        const node = cache.match(Int32Array.from(c.tokens), c.tokens.length, c.salt)
-        cache.lock(node)
-        if (path(node).join() !== keys.map((key) => reference.get(key)).join()) throw new Error('a wrong match')
-        if (c.what === 'hold') held.push({ node, keys })
-        else {
+      const locked = (key: string): boolean => held.some((h) => h.keys.includes(key))
+      for (const c of program) {
+        if (c.what === 'insert') {
+          const keys = keysOf(c.tokens, c.salt)
+          if (pages.free < keys.length) continue
+          const got = insert(pages, cache, c.tokens, c.salt)
+          keys.forEach((key, i) => {
+            if (reference.has(key) && reference.get(key) !== got[i]) throw new Error('another page for a known prefix')
+            reference.set(key, got[i]!)
+          })
+          touch(keys)
+        } else if (c.what === 'match' || c.what === 'hold') {
+          const keys = keysOf(c.tokens, c.salt).filter((key) => reference.has(key))
+          const node = cache.match(Int32Array.from(c.tokens), c.tokens.length, c.salt)
+          cache.lock(node)
+          if (path(node).join() !== keys.map((key) => reference.get(key)).join()) throw new Error('a wrong match')
+          if (c.what === 'hold') held.push({ node, keys })
+          else {
+            cache.unlock(node)
+            touch(keys.filter((key) => !locked(key)))
+          }
+        } else if (c.what === 'drop' && held.length > 0) {
+          const [{ node, keys }] = held.splice(c.n % held.length, 1) as [{ node: CacheNode, keys: string[] }]
           cache.unlock(node)
           touch(keys.filter((key) => !locked(key)))
+        } else if (c.what === 'evict') {
+          const victims = [...reference.keys()].filter((key) => !locked(key)).slice(0, c.n)
+          if (cache.evict(c.n) !== victims.length) throw new Error('evict freed another number')
+          for (const key of victims) reference.delete(key)
         }
-      } else if (c.what === 'drop' && held.length > 0) {
-        const [{ node, keys }] = held.splice(c.n % held.length, 1) as [{ node: CacheNode, keys: string[] }]
-        cache.unlock(node)
-        touch(keys.filter((key) => !locked(key)))
-      } else if (c.what === 'evict') {
-        const victims = [...reference.keys()].filter((key) => !locked(key)).slice(0, c.n)
-        if (cache.evict(c.n) !== victims.length) throw new Error('evict freed another number')
-        for (const key of victims) reference.delete(key)
+        cache.check(() => {})
+        pages.check()
+        if (cache.size !== reference.size) throw new Error(`${cache.size} pages, expected ${reference.size}`)
+        if (pages.free !== 24 - reference.size) throw new Error('pages leak')
       }
-      cache.check(() => {})
-      pages.check()
-      if (cache.size !== reference.size) throw new Error(`${cache.size} pages, expected ${reference.size}`)
-      if (pages.free !== 24 - reference.size) throw new Error('pages leak')
-    }
-  }), { numRuns: 500 })
+    }),
+    { numRuns: 500 }
+  )
 })

@@ -13,11 +13,17 @@ t.test('what the child finds crosses whole', async (t) => {
   t.equal((await probeCards({ script })).cards[0]!.name.length, 200000)
 })
 
-for (const [how, source, message] of [
-  ['crashes', 'process.stderr.write("loading\\nlibcuda.so.1: it broke\\n", () => process.kill(process.pid, "SIGSEGV"))', /looked at the cards was ended by SIGSEGV \(libcuda\.so\.1: it broke\): the CUDA driver, or a library that .*librefit_cuda\.so opens, is broken; see whether nvidia-smi works/],
-  ['fails', 'throw new Error("no addon")', /looked at the cards failed with code 1 \(/],
-  ['hangs', 'setInterval(() => {}, 1000)', /looked at the cards did not end within 0\.7 s/]
-] as const) {
+for (
+  const [how, source, message] of [
+    [
+      'crashes',
+      'process.stderr.write("loading\\nlibcuda.so.1: it broke\\n", () => process.kill(process.pid, "SIGSEGV"))',
+      /looked at the cards was ended by SIGSEGV \(libcuda\.so\.1: it broke\): the CUDA driver, or a library that .*librefit_cuda\.so opens, is broken; see whether nvidia-smi works/
+    ],
+    ['fails', 'throw new Error("no addon")', /looked at the cards failed with code 1 \(/],
+    ['hangs', 'setInterval(() => {}, 1000)', /looked at the cards did not end within 0\.7 s/]
+  ] as const
+) {
   t.test(`a child that ${how} is a message here`, async (t) => {
     const script = join(t.testdir(), 'child.mjs')
     writeFileSync(script, source)
@@ -30,8 +36,20 @@ t.test('the real child says what there is here, and an engine without usable car
   const found = await probeCards()
   t.match(found.error, /librefit_cuda\.so does not exist/)
   t.same(found.cards, [])
-  await t.rejects(createEngine(MODEL, { device: 'cuda' }), { code: 'CONFIG', message: /^--device cuda: .*librefit_cuda\.so does not exist.*build-native/ })
-  await t.rejects(createEngine(MODEL, { device: 'cuda', dtype: 'float32' }), { code: 'CONFIG', message: /^--dtype float32: cards compute in bfloat16/ })
-  await t.rejects(createEngine(MODEL, { device: 'cuda', tp: 3 }), { code: 'CONFIG', message: /^--tp: 3 ranks do not divide/ })
-  await t.rejects(createEngine(MODEL, { device: 'cuda:1', baseGpuId: 2 }), { code: 'CONFIG', message: /name different cards/ })
+  await t.rejects(createEngine(MODEL, { device: 'cuda' }), {
+    code: 'CONFIG',
+    message: /^--device cuda: .*librefit_cuda\.so does not exist.*build-native/
+  })
+  await t.rejects(createEngine(MODEL, { device: 'cuda', dtype: 'float32' }), {
+    code: 'CONFIG',
+    message: /^--dtype float32: cards compute in bfloat16/
+  })
+  await t.rejects(createEngine(MODEL, { device: 'cuda', tp: 3 }), {
+    code: 'CONFIG',
+    message: /^--tp: 3 ranks do not divide/
+  })
+  await t.rejects(createEngine(MODEL, { device: 'cuda:1', baseGpuId: 2 }), {
+    code: 'CONFIG',
+    message: /name different cards/
+  })
 })

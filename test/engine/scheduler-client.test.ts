@@ -23,9 +23,33 @@ const DATA: StartData & Held = {
     params: [],
     pages: 8192,
     pageSize: 4,
-    arch: { hiddenSize: 1, layers: 1, heads: 1, kvHeads: 1, headDim: 2, vocabSize: 100, rmsNormEps: 1e-6, ropeInvFreq: new Float64Array(1), ropeScale: 1, sparseLayers: new Uint8Array(1), experts: 0, expertsPerToken: 0, normTopkProb: false }
+    arch: {
+      hiddenSize: 1,
+      layers: 1,
+      heads: 1,
+      kvHeads: 1,
+      headDim: 2,
+      vocabSize: 100,
+      rmsNormEps: 1e-6,
+      ropeInvFreq: new Float64Array(1),
+      ropeScale: 1,
+      sparseLayers: new Uint8Array(1),
+      experts: 0,
+      expertsPerToken: 0,
+      normTopkProb: false
+    }
   },
-  scheduler: { contextLength: 8192, vocabSize: 100, eosTokenIds: [0], maxRunningRequests: 4, maxQueuedRequests: 100, maxBatchTokens: 32, epoch: 0, version: '0', torn: null },
+  scheduler: {
+    contextLength: 8192,
+    vocabSize: 100,
+    eosTokenIds: [0],
+    maxRunningRequests: 4,
+    maxQueuedRequests: 100,
+    maxBatchTokens: 32,
+    epoch: 0,
+    version: '0',
+    torn: null
+  },
   randomSeed: null,
   mayBegin
 }
@@ -40,10 +64,19 @@ async function pauseAmid (events: AsyncIterator<TokenEvent>): Promise<void> {
   await paused
 }
 
-async function start (t: Test, options: ClientOptions = {}): Promise<{ client: SchedulerClient, failures: RefitError[] }> {
+async function start (
+  t: Test,
+  options: ClientOptions = {}
+): Promise<{ client: SchedulerClient, failures: RefitError[] }> {
   const failures: RefitError[] = []
-  const client = await SchedulerClient.start(DATA, { url: new URL(`../helpers/fake-worker${extname(import.meta.url)}`, import.meta.url), onFailure: (error) => failures.push(error), ...options })
-  t.teardown(async () => { await client.close() })
+  const client = await SchedulerClient.start(DATA, {
+    url: new URL(`../helpers/fake-worker${extname(import.meta.url)}`, import.meta.url),
+    onFailure: (error) => failures.push(error),
+    ...options
+  })
+  t.teardown(async () => {
+    await client.close()
+  })
   return { client, failures }
 }
 
@@ -98,7 +131,10 @@ t.test('leaving the loop early aborts the request and frees its rid and pages', 
   for await (const event of client.generate(request('a', [1, 2, 3], LONG))) {
     if (event.tokens.length > 0) break
   }
-  t.equal(tokens(await collect(client.generate(request('a', [1, 2, 3], { maxNewTokens: 4, ignoreEos: true })))).length, 4)
+  t.equal(
+    tokens(await collect(client.generate(request('a', [1, 2, 3], { maxNewTokens: 4, ignoreEos: true })))).length,
+    4
+  )
   t.equal(client.stats.running, 0)
   t.equal(client.stats.usedTokens, 0)
   t.ok(client.stats.generationTokens < 8000)
@@ -107,13 +143,19 @@ t.test('leaving the loop early aborts the request and frees its rid and pages', 
 t.test('a live rid is refused a second time', async (t) => {
   const first = client.generate(request('a', [1], LONG))
   await first.next()
-  await t.rejects(client.generate(request('a', [2])).next(), { code: 'INVALID_REQUEST', message: /Duplicate request ID detected: a/ })
+  await t.rejects(client.generate(request('a', [2])).next(), {
+    code: 'INVALID_REQUEST',
+    message: /Duplicate request ID detected: a/
+  })
   await first.return!()
 })
 
 t.test('a refused request throws its code at the first read, and others go on', async (t) => {
   const other = collect(client.generate(request('b', [1], { maxNewTokens: 5, ignoreEos: true })))
-  await t.rejects(collect(client.generate(request('a', [1, 1000]))), { code: 'INVALID_REQUEST', message: /input_ids\[1\] is 1000/ })
+  await t.rejects(collect(client.generate(request('a', [1, 1000]))), {
+    code: 'INVALID_REQUEST',
+    message: /input_ids\[1\] is 1000/
+  })
   t.equal((await other).length, 5)
 })
 
@@ -139,7 +181,12 @@ t.test('a pause holds, shows in the stats, lets requests wait, and ends', async 
   t.ok(steps > 0)
   const waiting = collect(client.generate(request('b', [3], { maxNewTokens: 2, ignoreEos: true })))
   t.equal(await client.flush(5), false, 'not idle')
-  t.same([client.stats.paused, client.stats.running, client.stats.queued, client.stats.steps], ['in_place', 1, 1, steps])
+  t.same([client.stats.paused, client.stats.running, client.stats.queued, client.stats.steps], [
+    'in_place',
+    1,
+    1,
+    steps
+  ])
   await client.pause('retract')
   t.same([client.stats.paused, client.stats.running, client.stats.queued, client.stats.steps], ['retract', 0, 2, steps])
   await client.resume()
@@ -173,7 +220,9 @@ t.test('the gate: shut after what runs, DEADLINE where that takes too long, open
   t.equal(client.stats.queued, 1)
   await gate.open({ epoch: 1, version: 'new', flushCache: true, torn: null, asleep: null })
   t.same((await late).map((event) => event.weightVersion), ['new', 'new', 'new'])
-  await t.rejects(gate.open({ epoch: 1, version: 'new', flushCache: true, torn: null, asleep: null }), { message: /opened twice/ })
+  await t.rejects(gate.open({ epoch: 1, version: 'new', flushCache: true, torn: null, asleep: null }), {
+    message: /opened twice/
+  })
   client.relabel('newer')
   t.equal((await collect(client.generate(request('c', [1], { maxNewTokens: 1 }))))[0]!.weightVersion, 'newer')
 })
@@ -192,13 +241,21 @@ t.test('torn weights reach readers as ENGINE_TORN, and a later gate heals', asyn
   t.equal((await collect(client.generate(request('c', [1], { maxNewTokens: 2, ignoreEos: true })))).length, 2)
 })
 
-for (const [how, seed, message] of [['exits', EXIT_SEED, /ended with code 7/], ['throws', THROW_SEED, /has a defect/]] as const) {
+for (
+  const [how, seed, message] of [['exits', EXIT_SEED, /ended with code 7/], [
+    'throws',
+    THROW_SEED,
+    /has a defect/
+  ]] as const
+) {
   t.test(`a worker that ${how} fails every request and call with ENGINE_CLOSED, once`, async (t) => {
     const { client, failures } = await start(t)
     const other = collect(client.generate(request('a', [1], LONG)))
     const flush = client.flush(60_000)
     const killer = collect(client.generate(request('b', [1], { ...LONG, seed })))
-    await Promise.all([other, flush, killer].map(async (promise) => { await t.rejects(promise as Promise<unknown>, { code: 'ENGINE_CLOSED', message }) }))
+    await Promise.all([other, flush, killer].map(async (promise) => {
+      await t.rejects(promise as Promise<unknown>, { code: 'ENGINE_CLOSED', message })
+    }))
     t.equal(failures.length, 1)
     t.equal(client.closed!.code, 'ENGINE_CLOSED')
     await t.rejects(client.pause('abort'), { code: 'ENGINE_CLOSED' })
@@ -210,10 +267,22 @@ for (const [how, seed, message] of [['exits', EXIT_SEED, /ended with code 7/], [
   })
 }
 
-for (const [how, seed, watchdogMs, message] of [
-  ['loses its device', LOST_SEED, 60_000, /^rank 1, card 3 \(H100\): the kernel "attention" failed; requests in the step: .*b/],
-  ['does not end', STUCK_SEED, 400, /^a step has not ended within 0\.4 s \(--watchdog-timeout\); requests in the step: .*b/]
-] as const) {
+for (
+  const [how, seed, watchdogMs, message] of [
+    [
+      'loses its device',
+      LOST_SEED,
+      60_000,
+      /^rank 1, card 3 \(H100\): the kernel "attention" failed; requests in the step: .*b/
+    ],
+    [
+      'does not end',
+      STUCK_SEED,
+      400,
+      /^a step has not ended within 0\.4 s \(--watchdog-timeout\); requests in the step: .*b/
+    ]
+  ] as const
+) {
   t.test(`a step that ${how} fails every request and call with DEVICE_LOST, once, and names its requests`, async (t) => {
     const { client, failures } = await start(t, { watchdogMs })
     // So that all of them are there when the first step is planned.
@@ -222,7 +291,9 @@ for (const [how, seed, watchdogMs, message] of [
     const flush = client.flush(60_000)
     const killer = collect(client.generate(request('b', [1], { ...LONG, seed })))
     const resumed = client.resume().catch(() => {})
-    await Promise.all([other, flush, killer].map(async (promise) => { await t.rejects(promise as Promise<unknown>, { code: 'DEVICE_LOST', message }) }))
+    await Promise.all([other, flush, killer].map(async (promise) => {
+      await t.rejects(promise as Promise<unknown>, { code: 'DEVICE_LOST', message })
+    }))
     await resumed
     t.equal(failures.length, 1)
     t.equal(failures[0]!.code, 'DEVICE_LOST')
@@ -266,11 +337,18 @@ t.test('close fails what runs, ends the thread and may be called twice', async (
   const events = client.generate(request('a', [1], LONG))
   await events.next()
   const rest = collect(events)
-  await Promise.all([t.rejects(rest, { code: 'ENGINE_CLOSED', message: /shutting down/ }), client.close(), client.close()])
+  await Promise.all([
+    t.rejects(rest, { code: 'ENGINE_CLOSED', message: /shutting down/ }),
+    client.close(),
+    client.close()
+  ])
   t.equal(failures.length, 0)
   await t.rejects(client.resume(), { code: 'ENGINE_CLOSED' })
 })
 
 t.test('a worker file that cannot be run is an error, not a hang', async (t) => {
-  await t.rejects(SchedulerClient.start(DATA, { url: new URL('./no-such-worker.js', import.meta.url) }), { code: 'INTERNAL', message: /could not be started/ })
+  await t.rejects(SchedulerClient.start(DATA, { url: new URL('./no-such-worker.js', import.meta.url) }), {
+    code: 'INTERNAL',
+    message: /could not be started/
+  })
 })

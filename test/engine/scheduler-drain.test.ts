@@ -109,7 +109,7 @@ t.test('dropping the cache takes nothing from running requests, and nobody else 
   h.drain()
   const running = h.add(makeRequest(PROMPT, LONG))
   for (let i = 0; i < 3; i++) h.scheduler.step()
-  t.equal(h.outcomes.get(running)!.events[0]!.cachedTokens, 4, 'the first request\'s page')
+  t.equal(h.outcomes.get(running)!.events[0]!.cachedTokens, 4, "the first request's page")
   h.scheduler.dropCache(false)
   h.scheduler.check()
   const again = h.add(makeRequest(PROMPT, LONG))
@@ -140,22 +140,31 @@ t.test('with retraction running requests are computed again, with the same token
 })
 
 t.test('in any order of calls every drain is answered once, and requests have the tokens of an undisturbed run', async () => {
-  fc.assert(fc.property(fc.array(fc.constantFrom('add', 'step', 'step', 'step', 'drain', 'resume', 'drop', 'retract', 'pause'), { maxLength: 60 }), calls => {
-    const h = new Harness({ maxRunningRequests: 2, pages: 24 })
-    const ids: number[] = []
-    let drains = 0
-    for (const [i, name] of calls.entries()) {
-      if (name === 'add') ids.push(h.add(makeRequest([1 + i % 7, 2, 3, 4, 5, 6], LONG)))
-      if (name === 'step') h.scheduler.step()
-      if (name === 'drain') h.scheduler.drain(drains++)
-      if (name === 'resume') h.scheduler.resume()
-      if (name === 'drop' || name === 'retract') h.scheduler.dropCache(name === 'retract')
-      if (name === 'pause') h.scheduler.pause('in_place')
-      h.scheduler.check()
-    }
-    h.scheduler.resume()
-    h.drain()
-    for (const id of ids) h.verify(id)
-    if (h.replies.size !== drains) throw new Error(`${drains} drains, ${h.replies.size} replies`)
-  }))
+  fc.assert(
+    fc.property(
+      fc.array(fc.constantFrom('add', 'step', 'step', 'step', 'drain', 'resume', 'drop', 'retract', 'pause'), {
+        maxLength: 60
+      }),
+      calls => {
+        const h = new Harness({ maxRunningRequests: 2, pages: 24 })
+        const ids: number[] = []
+        let drains = 0
+        for (const [i, name] of calls.entries()) {
+          if (name === 'add') {
+            ids.push(h.add(makeRequest([1 + i % 7, 2, 3, 4, 5, 6], LONG)))
+          }
+          if (name === 'step') h.scheduler.step()
+          if (name === 'drain') h.scheduler.drain(drains++)
+          if (name === 'resume') h.scheduler.resume()
+          if (name === 'drop' || name === 'retract') h.scheduler.dropCache(name === 'retract')
+          if (name === 'pause') h.scheduler.pause('in_place')
+          h.scheduler.check()
+        }
+        h.scheduler.resume()
+        h.drain()
+        for (const id of ids) h.verify(id)
+        if (h.replies.size !== drains) throw new Error(`${drains} drains, ${h.replies.size} replies`)
+      }
+    )
+  )
 })

@@ -4,7 +4,10 @@ import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 const LONG = { maxNewTokens: 12, ignoreEos: true }
 
 function started (h: Harness, steps: number, count = 2): number[] {
-  const ids = Array.from({ length: count }, (_, n) => h.add(makeRequest([n + 1, 2, 3, 4, 5, 6], { ...LONG, seed: BigInt(n) })))
+  const ids = Array.from(
+    { length: count },
+    (_, n) => h.add(makeRequest([n + 1, 2, 3, 4, 5, 6], { ...LONG, seed: BigInt(n) }))
+  )
   for (let i = 0; i < steps; i++) h.scheduler.step()
   return ids
 }
@@ -32,7 +35,9 @@ t.test('an unpaused shut waits for running requests, and new ones wait for the n
 
 t.test('a request that was retracted is finished before an unpaused shut', async (t) => {
   const h = new Harness({ pages: 12, pageSize: 4, maxBatchTokens: 64 })
-  const ids = [1, 2, 3].map((n) => h.add(makeRequest([n, n, n], { maxNewTokens: 26, ignoreEos: true, seed: BigInt(n) })))
+  const ids = [1, 2, 3].map((n) =>
+    h.add(makeRequest([n, n, n], { maxNewTokens: 26, ignoreEos: true, seed: BigInt(n) }))
+  )
   while (h.scheduler.stats().retractions === 0) t.ok(h.scheduler.step())
   h.scheduler.shut(1, false)
   h.drain()
@@ -82,7 +87,12 @@ t.test('shuts are granted one after another, and a cancelled one leaves the engi
   t.equal(h.replies.get(2), true, 'too late: the gate is shut')
   h.openWith(1)
   t.equal(h.replies.get(3), true)
-  t.throws(() => { h.scheduler.shut(4, false); h.openWith(2); h.openWith(3); h.openWith(4) }, /not shut/)
+  t.throws(() => {
+    h.scheduler.shut(4, false)
+    h.openWith(2)
+    h.openWith(3)
+    h.openWith(4)
+  }, /not shut/)
   for (const id of ids) h.verify(id)
 })
 
@@ -126,7 +136,11 @@ t.test('in_place: pages of two epochs are not kept, those computed again after a
 t.test('in_place: a prefill under way begins again, so that its tokens and scores are of one kind of weights', async (t) => {
   const h = new Harness({ maxBatchTokens: 12, maxRunningRequests: 8 })
   const prompt = Array.from({ length: 30 }, (_, i) => i + 1)
-  const ids = [h.add(makeRequest(prompt, LONG, { startLen: 0 })), h.add(makeRequest(prompt, LONG)), h.add(makeRequest(prompt, LONG, { startLen: 20 }))]
+  const ids = [
+    h.add(makeRequest(prompt, LONG, { startLen: 0 })),
+    h.add(makeRequest(prompt, LONG)),
+    h.add(makeRequest(prompt, LONG, { startLen: 20 }))
+  ]
   h.scheduler.step()
   h.scheduler.pause('in_place')
   h.scheduler.shut(1, false)
@@ -158,7 +172,10 @@ t.test('retract: running requests are computed again under the new weights and k
 
 t.test('retract and resume without an update gives the tokens of an undisturbed run', async (t) => {
   const calm = new Harness()
-  const expected = started(calm, 0).map((id) => { calm.drain(); return calm.tokens(id) })
+  const expected = started(calm, 0).map((id) => {
+    calm.drain()
+    return calm.tokens(id)
+  })
   const h = new Harness()
   const ids = started(h, 5)
   h.scheduler.pause('retract')
@@ -212,7 +229,9 @@ t.test('torn weights fail what runs, what waits and what comes, until an update 
   h.openWith(1, { torn: 'layers.0 is torn' })
   const late = h.add(makeRequest([1]))
   h.scheduler.resume()
-  for (const id of [...ids, late]) t.same(h.outcomes.get(id)!.error, { code: 'ENGINE_TORN', message: 'layers.0 is torn' })
+  for (const id of [...ids, late]) {
+    t.same(h.outcomes.get(id)!.error, { code: 'ENGINE_TORN', message: 'layers.0 is torn' })
+  }
   h.scheduler.check()
   h.scheduler.shut(2, false)
   t.equal(h.replies.get(2), true)

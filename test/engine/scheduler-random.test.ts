@@ -22,7 +22,15 @@ const add = fc.record({
   fork: fc.nat(15),
   copies: fc.constantFrom(1, 1, 1, 3),
   sampling,
-  logprobs: fc.option(fc.record({ startLen: fc.option(fc.nat(14)), top: fc.nat(2), ids: fc.constantFrom<number[]>([], [1]), raw: fc.boolean() }), { freq: 2 }),
+  logprobs: fc.option(
+    fc.record({
+      startLen: fc.option(fc.nat(14)),
+      top: fc.nat(2),
+      ids: fc.constantFrom<number[]>([], [1]),
+      raw: fc.boolean()
+    }),
+    { freq: 2 }
+  ),
   salt: fc.constantFrom(undefined, undefined, 'x'),
   expertsFrom: fc.option(fc.nat(14), { nil: undefined })
 })
@@ -31,23 +39,48 @@ const calm = [
   { weight: 6, arbitrary: add },
   { weight: 8, arbitrary: fc.record({ what: fc.constant('step' as const), count: fc.integer({ min: 1, max: 6 }) }) },
   { weight: 1, arbitrary: fc.record({ what: fc.constant('abort' as const), n: fc.nat() }) },
-  { weight: 2, arbitrary: fc.record({ what: fc.constant('shut' as const), abort: fc.constantFrom(false, false, true) }) },
+  {
+    weight: 2,
+    arbitrary: fc.record({ what: fc.constant('shut' as const), abort: fc.constantFrom(false, false, true) })
+  },
   { weight: 1, arbitrary: fc.record({ what: fc.constant('cancelShut' as const) }) },
-  { weight: 3, arbitrary: fc.record({ what: fc.constant('open' as const), moved: fc.constantFrom(true, true, false), flushCache: fc.boolean(), torn: fc.constantFrom(null, null, null, null, 'torn') }) },
+  {
+    weight: 3,
+    arbitrary: fc.record({
+      what: fc.constant('open' as const),
+      moved: fc.constantFrom(true, true, false),
+      flushCache: fc.boolean(),
+      torn: fc.constantFrom(null, null, null, null, 'torn')
+    })
+  },
   { weight: 1, arbitrary: fc.record({ what: fc.constant('flush' as const) }) },
   { weight: 1, arbitrary: fc.record({ what: fc.constant('cancelFlush' as const) }) }
 ]
 const wild = [
   ...calm,
-  { weight: 2, arbitrary: fc.record({ what: fc.constant('pause' as const), mode: fc.constantFrom('abort' as const, 'retract' as const, 'in_place' as const, 'in_place' as const) }) },
+  {
+    weight: 2,
+    arbitrary: fc.record({
+      what: fc.constant('pause' as const),
+      mode: fc.constantFrom('abort' as const, 'retract' as const, 'in_place' as const, 'in_place' as const)
+    })
+  },
   { weight: 2, arbitrary: fc.record({ what: fc.constant('resume' as const) }) },
   { weight: 1, arbitrary: fc.record({ what: fc.constant('fault' as const) }) }
 ]
 
 type Command = typeof wild[number]['arbitrary'] extends fc.Arbitrary<infer C> ? C : never
 
-interface Setup { pages: number, maxRunning: number, maxBatch: number }
-const setup = fc.record({ pages: fc.integer({ min: 8, max: 16 }), maxRunning: fc.integer({ min: 1, max: 6 }), maxBatch: fc.integer({ min: 1, max: 24 }) })
+interface Setup {
+  pages: number
+  maxRunning: number
+  maxBatch: number
+}
+const setup = fc.record({
+  pages: fc.integer({ min: 8, max: 16 }),
+  maxRunning: fc.integer({ min: 1, max: 6 }),
+  maxBatch: fc.integer({ min: 1, max: 24 })
+})
 
 class Program {
   readonly h: Harness
@@ -57,7 +90,14 @@ class Program {
   #flushes: number[] = []
 
   constructor ({ pages, maxRunning, maxBatch }: Setup) {
-    this.h = new Harness({ pages, pageSize: 4, vocabSize: 9, contextLength: 30, maxRunningRequests: maxRunning, maxBatchTokens: maxBatch })
+    this.h = new Harness({
+      pages,
+      pageSize: 4,
+      vocabSize: 9,
+      contextLength: 30,
+      maxRunningRequests: maxRunning,
+      maxBatchTokens: maxBatch
+    })
   }
 
   run (c: Command): void {
@@ -66,9 +106,25 @@ class Program {
       case 'add': {
         const prompt = Array.from({ length: c.length }, (_, i) => (i * (c.family + 1) + (i >= c.fork ? 1 : 0)) % 9)
         const { startLen = null, ...rest } = c.logprobs ?? {}
-        const logprobs = c.logprobs === null ? null : { ...rest, startLen: startLen === null ? null : Math.min(startLen, c.length) }
+        const logprobs = c.logprobs === null
+          ? null
+          : { ...rest, startLen: startLen === null ? null : Math.min(startLen, c.length) }
         const minNewTokens = Math.min(c.sampling.minNewTokens, c.sampling.maxNewTokens)
-        for (let i = 0; i < c.copies; i++) h.add(makeRequest(prompt, { ...c.sampling, minNewTokens, seed: c.sampling.seed + BigInt(i) }, logprobs, c.salt, c.expertsFrom === undefined ? undefined : Math.min(c.expertsFrom, c.length)))
+        for (let i = 0; i < c.copies; i++) {
+          h.add(makeRequest(
+            prompt,
+            {
+              ...c.sampling,
+              minNewTokens,
+              seed: c.sampling.seed + BigInt(i)
+            },
+            logprobs,
+            c.salt,
+            c.expertsFrom === undefined
+              ? undefined
+              : Math.min(c.expertsFrom, c.length)
+          ))
+        }
         break
       }
       case 'step':
@@ -135,50 +191,73 @@ class Program {
   finish (): void {
     const { h } = this
     h.scheduler.resume()
-    do h.drain(); while (this.open({ moved: false, flushCache: false, torn: null }))
+    do h.drain()
+    while (this.open({ moved: false, flushCache: false, torn: null }))
     for (const id of h.outcomes.keys()) {
       if (!h.ended(id)) throw new Error(`request ${id} never ended`)
       h.verify(id)
     }
-    for (let call = 1; call <= this.#calls; call++) if (!h.replies.has(call)) throw new Error(`call ${call} was never answered`)
+    for (let call = 1; call <= this.#calls; call++) {
+      if (!h.replies.has(call)) throw new Error(`call ${call} was never answered`)
+    }
     const stats = h.scheduler.stats()
-    if (stats.running + stats.queued > 0 || stats.usedTokens !== 0) throw new Error(`left behind: ${JSON.stringify(stats)}`)
+    if (stats.running + stats.queued > 0 || stats.usedTokens !== 0) {
+      throw new Error(`left behind: ${JSON.stringify(stats)}`)
+    }
     h.scheduler.flush(++this.#calls)
     if (h.scheduler.stats().cachedTokens !== 0) throw new Error('a flush of an idle engine leaves pages')
   }
 }
 
 t.test('whatever is asked in whatever order, tokens are right and nothing leaks', async () => {
-  fc.assert(fc.property(setup, fc.array(fc.oneof(...wild), { maxLength: 60, size: 'max' }), (s, commands) => {
-    const program = new Program(s)
-    for (const command of commands) program.run(command)
-    program.finish()
-  }), { numRuns: 1500 })
+  fc.assert(
+    fc.property(setup, fc.array(fc.oneof(...wild), { maxLength: 60, size: 'max' }), (s, commands) => {
+      const program = new Program(s)
+      for (const command of commands) program.run(command)
+      program.finish()
+    }),
+    { numRuns: 1500 }
+  )
 })
 
 t.test('without pauses, all tokens of a request are of one kind of weights', async () => {
-  fc.assert(fc.property(setup, fc.array(fc.oneof(...calm), { maxLength: 60, size: 'max' }), (s, commands) => {
-    const program = new Program(s)
-    for (const command of commands) program.run(command as Command)
-    program.finish()
-    for (const { events } of program.h.outcomes.values()) {
-      if (new Set(events.filter((e) => e.tokens.length > 0).map((e) => e.weightVersion)).size > 1) throw new Error('tokens of two weights')
-    }
-  }), { numRuns: 500 })
+  fc.assert(
+    fc.property(setup, fc.array(fc.oneof(...calm), { maxLength: 60, size: 'max' }), (s, commands) => {
+      const program = new Program(s)
+      for (const command of commands) program.run(command as Command)
+      program.finish()
+      for (const { events } of program.h.outcomes.values()) {
+        if (new Set(events.filter((e) => e.tokens.length > 0).map((e) => e.weightVersion)).size > 1) {
+          throw new Error('tokens of two weights')
+        }
+      }
+    }),
+    { numRuns: 500 }
+  )
 })
 
 t.test('retraction never changes a token: a tiny pool and a large one agree', async (t) => {
   let retractions = 0
-  fc.assert(fc.property(fc.array(add, { minLength: 2, maxLength: 8 }), (adds) => {
-    const run = (pages: number): Harness => {
-      const program = new Program({ pages, maxRunning: 8, maxBatch: 24 })
-      for (const command of adds) program.run({ ...command, sampling: { ...command.sampling, maxNewTokens: command.sampling.maxNewTokens * 2 } })
-      program.finish()
-      return program.h
-    }
-    const [tiny, large] = [run(8), run(512)]
-    retractions += tiny.scheduler.stats().retractions
-    for (const id of tiny.outcomes.keys()) if (tiny.tokens(id).join() !== large.tokens(id).join()) throw new Error('tokens differ')
-  }), { numRuns: 300 })
+  fc.assert(
+    fc.property(fc.array(add, { minLength: 2, maxLength: 8 }), (adds) => {
+      const run = (pages: number): Harness => {
+        const program = new Program({ pages, maxRunning: 8, maxBatch: 24 })
+        for (const command of adds) {
+          program.run({
+            ...command,
+            sampling: { ...command.sampling, maxNewTokens: command.sampling.maxNewTokens * 2 }
+          })
+        }
+        program.finish()
+        return program.h
+      }
+      const [tiny, large] = [run(8), run(512)]
+      retractions += tiny.scheduler.stats().retractions
+      for (const id of tiny.outcomes.keys()) {
+        if (tiny.tokens(id).join() !== large.tokens(id).join()) throw new Error('tokens differ')
+      }
+    }),
+    { numRuns: 300 }
+  )
   t.ok(retractions > 0, 'retractions did happen')
 })

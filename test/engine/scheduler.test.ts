@@ -52,7 +52,9 @@ t.test('a finished output is a prefix for the next turn', async (t) => {
 
 t.test('samples of one prompt share its prefill', async (t) => {
   const h = new Harness({ maxBatchTokens: 16 })
-  const ids = range(8).map((seed) => h.add(makeRequest(range(41), { seed: BigInt(seed), maxNewTokens: 3, ignoreEos: true })))
+  const ids = range(8).map((seed) =>
+    h.add(makeRequest(range(41), { seed: BigInt(seed), maxNewTokens: 3, ignoreEos: true }))
+  )
   h.drain()
   for (const id of ids) h.verify(id)
   t.equal(h.device.computed, 41 + 7 * 1 + 8 * 2, 'the prompt once, its last token once per sample, and the decodes')
@@ -98,7 +100,7 @@ t.test('prompts whose first pages have one hash do not wait for each other', asy
   const cache = new PrefixCache(new PageAllocator(1), 2)
   const root = cache.root('')
   const seen = new Map<number, number[]>()
-  for (let i = 0; ; i++) {
+  for (let i = 0;; i++) {
     const tokens = [(Math.imul(i, 2654435761) >>> 1) % (2 ** 31 - 1), i]
     const hash = cache.hash(root, Int32Array.from(tokens))
     const other = seen.get(hash)
@@ -115,7 +117,9 @@ t.test('prompts whose first pages have one hash do not wait for each other', asy
 
 t.test('when the leader of a shared prefill is aborted, those who wait go on', async (t) => {
   const h = new Harness({ maxBatchTokens: 12, maxRunningRequests: 8 })
-  const ids = range(4).map((seed) => h.add(makeRequest(range(30), { seed: BigInt(seed), maxNewTokens: 2, ignoreEos: true })))
+  const ids = range(4).map((seed) =>
+    h.add(makeRequest(range(30), { seed: BigInt(seed), maxNewTokens: 2, ignoreEos: true }))
+  )
   h.scheduler.step()
   t.equal(h.scheduler.stats().running, 1)
   t.equal(h.scheduler.stats().queued, 3)
@@ -169,7 +173,15 @@ t.test('prompts are scored in chunks, alone or with tokens behind them, hit or n
     h.add(makeRequest([4], { maxNewTokens: 2 }, { startLen: 0 })),
     h.add(makeRequest([4], { maxNewTokens: 0 }, { startLen: 1 })),
     h.add(makeRequest(range(9), { maxNewTokens: 0 })),
-    h.add(makeRequest(range(21), { maxNewTokens: 4, temperature: 0, frequencyPenalty: 0.5, repetitionPenalty: 1.5, logitBias: [[3, 2.5], [8, -1]] }, { raw: true, top: 1 }))
+    h.add(
+      makeRequest(range(21), {
+        maxNewTokens: 4,
+        temperature: 0,
+        frequencyPenalty: 0.5,
+        repetitionPenalty: 1.5,
+        logitBias: [[3, 2.5], [8, -1]]
+      }, { raw: true, top: 1 })
+    )
   ]
   h.drain()
   for (const id of ids) h.verify(id)
@@ -201,11 +213,19 @@ t.test('requests that can never run are refused with numbers, and nothing is lef
     [makeRequest([1], { minP: NaN }), 'INVALID_REQUEST', /min_p/],
     [makeRequest([1], { frequencyPenalty: 1e39 }), 'INVALID_REQUEST', /frequency_penalty/],
     [makeRequest([1], { presencePenalty: -1e39 }), 'INVALID_REQUEST', /presence_penalty/],
-    [makeRequest([1], { repetitionPenalty: 1e-46 }), 'INVALID_REQUEST', /repetition_penalty must be in \[0\.000001, 2\], got 1e-46/],
+    [
+      makeRequest([1], { repetitionPenalty: 1e-46 }),
+      'INVALID_REQUEST',
+      /repetition_penalty must be in \[0\.000001, 2\], got 1e-46/
+    ],
     [makeRequest([1], { logitBias: [[5, 1e39]] }), 'INVALID_REQUEST', /logit_bias .* got 1e\+39 for 5/],
     [makeRequest([1], {}, { ids: [4, 1.5] }), 'INVALID_REQUEST', /token_ids_logprob\[1\]/],
     [makeRequest([1], {}, { top: 101 }), 'INVALID_REQUEST', /top_logprobs_num/],
-    [makeRequest([1], { maxNewTokens: 40 }, { ids: new Array<number>(1e6).fill(1) }), 'INVALID_REQUEST', /1000000 token ids for up to 4[01] positions.*at most/],
+    [
+      makeRequest([1], { maxNewTokens: 40 }, { ids: new Array<number>(1e6).fill(1) }),
+      'INVALID_REQUEST',
+      /1000000 token ids for up to 4[01] positions.*at most/
+    ],
     [makeRequest([1], {}, { startLen: 2 }), 'INVALID_REQUEST', /logprob_start_len is 2/],
     [makeRequest(new Array(64).fill(1), { maxNewTokens: 1 }), 'PROMPT_TOO_LONG', /64 tokens.*64 tokens/],
     [makeRequest(new Array(65).fill(1), { maxNewTokens: 0 }), 'PROMPT_TOO_LONG', /65 tokens/],
@@ -231,7 +251,10 @@ t.test('an idle engine takes as many at once as can run, whatever its queue: the
     const h = new Harness({ maxRunningRequests: 3, maxQueuedRequests })
     for (let round = 0; round < 2; round++) {
       const ids = range(3 + maxQueuedRequests + 1).map((i) => h.add(makeRequest([1, i + 1], { maxNewTokens: 2 })))
-      t.same(ids.map((id) => h.outcomes.get(id)!.error?.code), [...Array(3 + maxQueuedRequests).fill(undefined), 'QUEUE_FULL'])
+      t.same(ids.map((id) => h.outcomes.get(id)!.error?.code), [
+        ...Array(3 + maxQueuedRequests).fill(undefined),
+        'QUEUE_FULL'
+      ])
       h.drain()
       for (const id of ids.slice(0, -1)) h.verify(id)
     }
@@ -240,7 +263,9 @@ t.test('an idle engine takes as many at once as can run, whatever its queue: the
 
 t.test('when pages run out, the request with least progress is computed again and goes on with the same tokens', async (t) => {
   const h = new Harness({ pages: 16, pageSize: 4, maxBatchTokens: 64 })
-  const ids = [1, 2, 3, 4].map((seed) => h.add(makeRequest(range(5, seed * 10), { seed: BigInt(seed), maxNewTokens: 30, ignoreEos: true }, { top: 1 })))
+  const ids = [1, 2, 3, 4].map((seed) =>
+    h.add(makeRequest(range(5, seed * 10), { seed: BigInt(seed), maxNewTokens: 30, ignoreEos: true }, { top: 1 }))
+  )
   h.drain()
   for (const id of ids) {
     h.verify(id)
@@ -253,7 +278,9 @@ t.test('when pages run out, the request with least progress is computed again an
 
 t.test('a full queue of long requests is served in order of arrival without starving anyone', async (t) => {
   const h = new Harness({ pages: 20, pageSize: 4, maxRunningRequests: 3 })
-  const ids = range(30).map((n) => h.add(makeRequest(range(1 + (n * 7) % 30), { seed: BigInt(n), maxNewTokens: 1 + (n * 11) % 40 })))
+  const ids = range(30).map((n) =>
+    h.add(makeRequest(range(1 + (n * 7) % 30), { seed: BigInt(n), maxNewTokens: 1 + (n * 11) % 40 }))
+  )
   h.drain()
   for (const id of ids) {
     t.ok(h.ended(id))
@@ -283,7 +310,9 @@ t.test('a device that throws fails the requests of that step and no other', asyn
 
 t.test('abort ends queued and running requests with what they have, and their pages come back', async (t) => {
   const h = new Harness({ maxRunningRequests: 1 })
-  const [running, queued, last] = [1, 2, 3].map((n) => h.add(makeRequest([n, n], { maxNewTokens: 9, ignoreEos: true }))) as [number, number, number]
+  const [running, queued, last] = [1, 2, 3].map((n) =>
+    h.add(makeRequest([n, n], { maxNewTokens: 9, ignoreEos: true }))
+  ) as [number, number, number]
   h.scheduler.step()
   h.scheduler.step()
   t.ok(h.scheduler.abort(running))
@@ -336,7 +365,8 @@ t.test('the first token of a request, and no other event, says how long it waite
     makeRequest(range(12), { maxNewTokens: 3, ignoreEos: true }),
     makeRequest(range(3), { maxNewTokens: 0 }, { startLen: 0 }),
     makeRequest([1], { maxNewTokens: 1 })
-  ].map((request) => h.add(request)) as [number, number, number]
+  ]
+    .map((request) => h.add(request)) as [number, number, number]
   now += 7
   h.scheduler.step()
   now += 20

@@ -10,7 +10,14 @@ type Heard = { id: number } | { call: number, done: boolean, holds: () => void }
 
 class Threads {
   readonly standing = new Standing()
-  readonly h = new Harness({ pages: 16, pageSize: 4, vocabSize: 9, contextLength: 30, maxRunningRequests: 4, maxBatchTokens: 16 })
+  readonly h = new Harness({
+    pages: 16,
+    pageSize: 4,
+    vocabSize: 9,
+    contextLength: 30,
+    maxRunningRequests: 4,
+    maxBatchTokens: 16
+  })
   readonly toWorker: Array<() => void> = []
   readonly toMain: Heard[] = []
   readonly #told = new Set<number>()
@@ -29,7 +36,11 @@ class Threads {
     const id = this.#requests++
     this.standing.sent(id)
     this.#live.add(id)
-    this.toWorker.push(() => { this.h.add(makeRequest(Array.from({ length }, (_, i) => (i * 5 + id) % 9), { maxNewTokens: 1 + id % 5, ignoreEos: true })) })
+    this.toWorker.push(() => {
+      this.h.add(
+        makeRequest(Array.from({ length }, (_, i) => (i * 5 + id) % 9), { maxNewTokens: 1 + id % 5, ignoreEos: true })
+      )
+    })
   }
 
   /** Its reader leaves; nobody waits for what it was. */
@@ -37,7 +48,9 @@ class Threads {
     const id = [...this.#live][n % Math.max(1, this.#live.size)]
     if (id === undefined) return
     this.#live.delete(id)
-    this.toWorker.push(() => { this.h.scheduler.abort(id) })
+    this.toWorker.push(() => {
+      this.h.scheduler.abort(id)
+    })
   }
 
   pause (mode: Extract<ToWorker, { type: 'pause' }>['mode'] | 'drain'): void {
@@ -52,7 +65,9 @@ class Threads {
 
   resume (): void {
     this.standing.unsettled()
-    this.toWorker.push(() => { this.h.scheduler.resume() })
+    this.toWorker.push(() => {
+      this.h.scheduler.resume()
+    })
   }
 
   shut (abort: boolean): void {
@@ -62,7 +77,9 @@ class Threads {
     this.#gate = { call, isShut }
     this.#mayRely = isShut
     if (isShut) this.relied++
-    this.toWorker.push(() => { this.h.scheduler.shut(call, abort) })
+    this.toWorker.push(() => {
+      this.h.scheduler.shut(call, abort)
+    })
   }
 
   open (asleep: boolean): void {
@@ -70,7 +87,9 @@ class Threads {
     this.#gate = null
     this.#mayRely = false
     this.standing.gateOpened(asleep)
-    this.toWorker.push(() => { this.h.openWith(++this.#asked, { asleep: asleep ? 'asleep' : null }) })
+    this.toWorker.push(() => {
+      this.h.openWith(++this.#asked, { asleep: asleep ? 'asleep' : null })
+    })
   }
 
   work (): void {
@@ -114,26 +133,76 @@ class Threads {
 }
 
 const command = fc.oneof(
-  { weight: 4, arbitrary: fc.integer({ min: 1, max: 9 }).map(length => (threads: Threads) => { threads.add(length) }) },
-  { weight: 1, arbitrary: fc.nat().map(n => (threads: Threads) => { threads.leave(n) }) },
-  { weight: 1, arbitrary: fc.constantFrom('abort' as const, 'retract' as const, 'in_place' as const, 'drain' as const).map(mode => (threads: Threads) => { threads.pause(mode) }) },
-  { weight: 3, arbitrary: fc.constant((threads: Threads) => { threads.resume() }) },
-  { weight: 3, arbitrary: fc.constantFrom(false, false, true).map(abort => (threads: Threads) => { threads.shut(abort) }) },
-  { weight: 8, arbitrary: fc.constantFrom(false, false, false, false, false, true).map(asleep => (threads: Threads) => { threads.open(asleep) }) },
-  { weight: 9, arbitrary: fc.constant((threads: Threads) => { threads.work() }) },
-  { weight: 9, arbitrary: fc.constant((threads: Threads) => { threads.step() }) },
-  { weight: 9, arbitrary: fc.constant((threads: Threads) => { threads.hear() }) }
+  {
+    weight: 4,
+    arbitrary: fc.integer({ min: 1, max: 9 }).map(length => (threads: Threads) => {
+      threads.add(length)
+    })
+  },
+  {
+    weight: 1,
+    arbitrary: fc.nat().map(n => (threads: Threads) => {
+      threads.leave(n)
+    })
+  },
+  {
+    weight: 1,
+    arbitrary: fc.constantFrom('abort' as const, 'retract' as const, 'in_place' as const, 'drain' as const).map(
+      mode => (threads: Threads) => {
+        threads.pause(mode)
+      }
+    )
+  },
+  {
+    weight: 3,
+    arbitrary: fc.constant((threads: Threads) => {
+      threads.resume()
+    })
+  },
+  {
+    weight: 3,
+    arbitrary: fc.constantFrom(false, false, true).map(abort => (threads: Threads) => {
+      threads.shut(abort)
+    })
+  },
+  {
+    weight: 8,
+    arbitrary: fc.constantFrom(false, false, false, false, false, true).map(asleep => (threads: Threads) => {
+      threads.open(asleep)
+    })
+  },
+  {
+    weight: 9,
+    arbitrary: fc.constant((threads: Threads) => {
+      threads.work()
+    })
+  },
+  {
+    weight: 9,
+    arbitrary: fc.constant((threads: Threads) => {
+      threads.step()
+    })
+  },
+  {
+    weight: 9,
+    arbitrary: fc.constant((threads: Threads) => {
+      threads.hear()
+    })
+  }
 )
 
 t.test('no step runs between a gate that is shut without an answer and its opening, in whatever order messages are read', async t => {
   let relied = 0
   let steps = 0
-  fc.assert(fc.property(fc.array(command, { minLength: 50, maxLength: 200, size: 'max' }), commands => {
-    const threads = new Threads()
-    for (const run of commands) run(threads)
-    relied += threads.relied
-    steps += threads.steps
-  }), { numRuns: 600 })
+  fc.assert(
+    fc.property(fc.array(command, { minLength: 50, maxLength: 200, size: 'max' }), commands => {
+      const threads = new Threads()
+      for (const run of commands) run(threads)
+      relied += threads.relied
+      steps += threads.steps
+    }),
+    { numRuns: 600 }
+  )
   t.ok(relied > 500 && steps > 2000, `${relied} gates, ${steps} steps`)
 })
 

@@ -59,13 +59,28 @@ t.test('a piece that is not shown takes part in a stop string and in nothing els
 
 t.test('however text is cut, the stop that is complete first ends it', async () => {
   const small = fc.string({ unit: fc.constantFrom('a', 'b', '😀'), maxLength: 4 })
-  fc.assert(fc.property(fc.array(small, { maxLength: 3 }), fc.array(fc.string({ unit: fc.constantFrom('a', 'b', '😀'), maxLength: 5 }), { maxLength: 8 }), fc.boolean(), (stops, pieces, keep) => {
-    const whole = pieces.join('')
-    const hits = stops.filter((stop) => stop !== '').map((stop) => ({ stop, end: whole.indexOf(stop) + stop.length })).filter(({ stop }) => whole.includes(stop))
-    hits.sort((a, b) => a.end - b.end || b.stop.length - a.stop.length)
-    const first = hits[0]
-    const expected = first === undefined ? { text: whole, matched: null } : { text: whole.slice(0, keep ? first.end : first.end - first.stop.length), matched: first.stop }
-    const got = run(stops, pieces, keep)
-    if (got.text !== expected.text || got.matched !== expected.matched) throw new Error(`${JSON.stringify(got)}, expected ${JSON.stringify(expected)}`)
-  }), { numRuns: 2000 })
+  fc.assert(
+    fc.property(
+      fc.array(small, { maxLength: 3 }),
+      fc.array(fc.string({ unit: fc.constantFrom('a', 'b', '😀'), maxLength: 5 }), { maxLength: 8 }),
+      fc.boolean(),
+      (stops, pieces, keep) => {
+        const whole = pieces.join('')
+        const hits = stops
+          .filter((stop) => stop !== '')
+          .map((stop) => ({ stop, end: whole.indexOf(stop) + stop.length }))
+          .filter(({ stop }) => whole.includes(stop))
+        hits.sort((a, b) => a.end - b.end || b.stop.length - a.stop.length)
+        const first = hits[0]
+        const expected = first === undefined
+          ? { text: whole, matched: null }
+          : { text: whole.slice(0, keep ? first.end : first.end - first.stop.length), matched: first.stop }
+        const got = run(stops, pieces, keep)
+        if (got.text !== expected.text || got.matched !== expected.matched) {
+          throw new Error(`${JSON.stringify(got)}, expected ${JSON.stringify(expected)}`)
+        }
+      }
+    ),
+    { numRuns: 2000 }
+  )
 })

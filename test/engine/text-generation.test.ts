@@ -44,7 +44,7 @@ class ScriptedEngine {
     return true
   }
 
-  async * generate (request: GenerateRequest): AsyncGenerator<TokenEvent> {
+  async *generate (request: GenerateRequest): AsyncGenerator<TokenEvent> {
     let completionTokens = 0
     try {
       for (const [i, tokens] of this.#steps.entries()) {
@@ -72,11 +72,28 @@ class ScriptedEngine {
 
 const LENGTH: FinishReason = { type: 'length', length: 9 }
 
-async function run (steps: number[][], finish: FinishReason, options: Partial<TextStopOptions> = {}, minNewTokens = 0): Promise<{ events: TextEvent[], text: string, tokens: number[], finish: FinishReason | null, left: boolean }> {
+async function run (
+  steps: number[][],
+  finish: FinishReason,
+  options: Partial<TextStopOptions> = {},
+  minNewTokens = 0
+): Promise<{ events: TextEvent[], text: string, tokens: number[], finish: FinishReason | null, left: boolean }> {
   const engine = new ScriptedEngine(steps, finish)
   const events: TextEvent[] = []
-  for await (const event of generateText(engine, makeRequest([1], { minNewTokens }), detokenizer(), { stop: [], noStopTrim: false, ...options })) events.push(event)
-  return { events, text: events.map((e) => e.text).join(''), tokens: events.flatMap((e) => e.tokens), finish: events.at(-1)!.finish, left: engine.left }
+  for await (
+    const event of generateText(engine, makeRequest([1], { minNewTokens }), detokenizer(), {
+      stop: [],
+      noStopTrim: false,
+      ...options
+    })
+  ) events.push(event)
+  return {
+    events,
+    text: events.map((e) => e.text).join(''),
+    tokens: events.flatMap((e) => e.tokens),
+    finish: events.at(-1)!.finish,
+    left: engine.left
+  }
 }
 
 t.test('text comes with the tokens that complete it, broken characters at the end', async (t) => {
@@ -129,7 +146,12 @@ t.test('a stop string wins over an end by length at the same token', async (t) =
 
 t.test('without a detokenizer there is no text, and tokens pass', async (t) => {
   const events: TextEvent[] = []
-  for await (const event of generateText(new ScriptedEngine([[2], [3]], LENGTH), makeRequest([1]), null, { stop: [], noStopTrim: false })) events.push(event)
+  for await (
+    const event of generateText(new ScriptedEngine([[2], [3]], LENGTH), makeRequest([1]), null, {
+      stop: [],
+      noStopTrim: false
+    })
+  ) events.push(event)
   t.same(events.map((e) => [e.text, e.tokens]), [['', [2]], ['', [3]]])
 })
 

@@ -1,11 +1,18 @@
 import t from 'tap'
 import { watch } from '../../src/engine/watchdog.ts'
 
-const heartbeat = (read: () => number | null) => ({ get step () { return read() } }) as Parameters<typeof watch>[0]
+const heartbeat = (read: () => number | null) =>
+  ({
+    get step () {
+      return read()
+    }
+  }) as Parameters<typeof watch>[0]
 
 // The watchdog's own timer keeps nobody alive.
 const alive = setInterval(() => {}, 1000)
-t.teardown(() => { clearInterval(alive) })
+t.teardown(() => {
+  clearInterval(alive)
+})
 
 async function pass (ms: number): Promise<void> {
   await new Promise((resolve) => setTimeout(resolve, ms))
@@ -27,13 +34,19 @@ t.test('steps that follow each other, and pauses between them, are never told', 
   let calls = 0
   const enough = new Promise<void>((resolve) => {
     let reads = 0
-    const end = watch(heartbeat(() => {
-      if (++reads === 30) {
-        end()
-        resolve()
+    const end = watch(
+      heartbeat(() => {
+        if (++reads === 30) {
+          end()
+          resolve()
+        }
+        return reads % 3 === 0 ? null : reads
+      }),
+      40,
+      () => {
+        calls++
       }
-      return reads % 3 === 0 ? null : reads
-    }), 40, () => { calls++ })
+    )
   })
   await enough
   t.equal(calls, 0)
@@ -42,7 +55,9 @@ t.test('steps that follow each other, and pauses between them, are never told', 
 t.test('time in which this thread did not run is not counted: a process that was stopped is not stuck', async (t) => {
   let step = 1
   let calls = 0
-  const end = watch(heartbeat(() => step), 400, () => { calls++ })
+  const end = watch(heartbeat(() => step), 400, () => {
+    calls++
+  })
   await pass(150)
   Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1500)
   await pass(1)

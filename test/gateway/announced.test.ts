@@ -8,7 +8,11 @@ const MANIFEST = '/nemo-rl/refit/s3-manifest'
 const FLUSH = '/nemo-rl/refit/flush'
 const REFUSED = { success: false, message: 'out for a moment' }
 
-interface Engine { url: string, bodies: Record<string, any>, replies: Record<string, object> }
+interface Engine {
+  url: string
+  bodies: Record<string, any>
+  replies: Record<string, object>
+}
 
 async function engineOf (t: Test): Promise<Engine> {
   const replies: Record<string, object> = {}
@@ -20,7 +24,9 @@ async function two (t: Test): Promise<{ a: Engine, b: Engine, gateway: GatewayUn
   return { a, b, gateway: await gatewayTo(t, [a.url, b.url], { fill: false }) }
 }
 
-function holdsOther ({ replies }: Engine): void { replies['/weights_checker'] = { success: true, per_engine_checksum: 'other' } }
+function holdsOther ({ replies }: Engine): void {
+  replies['/weights_checker'] = { success: true, per_engine_checksum: 'other' }
+}
 
 t.test('an engine that took no part of an announced update is out after it, whatever it answers to the rest', async t => {
   const { a, b, gateway } = await two(t)
@@ -80,12 +86,15 @@ t.test('where no engine has all of it nothing is written', async t => {
     await gateway.post(MANIFEST, { key: i })
     delete engine.replies[MANIFEST]
   }
-  t.match(await gateway.post(FLUSH), { status: 409, body: { error: { code: 'CONFLICT', message: /no ready engine has all that the update was announced with/ } } })
+  t.match(await gateway.post(FLUSH), {
+    status: 409,
+    body: { error: { code: 'CONFLICT', message: /no ready engine has all that the update was announced with/ } }
+  })
   for (const { bodies } of [a, b]) t.notOk(bodies[FLUSH])
   t.same(gateway.states(), { [a.url]: 'ready', [b.url]: 'ready' })
 })
 
-t.test('AReaL\'s buckets are announced, too', async t => {
+t.test("AReaL's buckets are announced, too", async t => {
   const { a, b, gateway } = await two(t)
   await gateway.post('/areal_init_weights_update_group', { rank_offset: 1, world_size: 3, group_name: 'g' })
   const meta = '/areal_set_update_weight_meta'

@@ -50,9 +50,16 @@ t.test('no prefix draws more than a quarter above the mean to its engine, howeve
 t.test('requests with the same beginning have the same key, whatever else they say', async t => {
   const of = (value: object, headers = {}) => routingKey(headers, body(value))
   const long = Array.from({ length: 600 }, (_, i) => i)
-  t.same(of({ input_ids: [...long, 7], sampling_params: { temperature: 1 } }), of({ rid: 'x', stream: true, input_ids: [...long, 8, 9], logprob_start_len: 3 }))
+  t.same(
+    of({ input_ids: [...long, 7], sampling_params: { temperature: 1 } }),
+    of({ rid: 'x', stream: true, input_ids: [...long, 8, 9], logprob_start_len: 3 })
+  )
   t.not(of({ input_ids: [1, 2, 3] })!.hash, of({ input_ids: [1, 2, 4] })!.hash)
-  for (const value of [{ text: 'a' }, { prompt: 'a' }, { messages: [{ role: 'user', content: [{ type: 'text', text: 'hi' }] }] }, { token_ids: [1] }]) t.ok(of(value))
+  for (
+    const value of [{ text: 'a' }, { prompt: 'a' }, {
+      messages: [{ role: 'user', content: [{ type: 'text', text: 'hi' }] }]
+    }, { token_ids: [1] }]
+  ) t.ok(of(value))
   t.equal(of({ sampling_params: { n: 1 } }), null)
   t.equal(routingKey({}, Buffer.alloc(0)), null)
   t.same(of({ text: 'a' }, { 'x-session-id': 's' }), of({ text: 'b' }, { 'x-smg-routing-key': 's' }))

@@ -14,12 +14,24 @@ t.test('an upload that all engines refuse at once is refused in their words, whi
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
   // As Python's http.client: the reply is read once all of the body has been sent, or can be sent no more.
   const socket = connect(Number(new URL(gateway.url).port), '127.0.0.1').on('error', () => {})
-  t.teardown(() => { socket.destroy() })
+  t.teardown(() => {
+    socket.destroy()
+  })
   const chunk = Buffer.alloc(1 << 20)
-  socket.pause().write(`POST ${TENSORS}?mode=nonsense HTTP/1.1\r\nhost: x\r\ncontent-type: application/octet-stream\r\ncontent-length: ${64 * chunk.length}\r\n\r\n`)
-  for (let i = 0; i < 64 && !socket.destroyed; i++) if (!socket.write(chunk)) await Promise.race([once(socket, 'drain'), once(socket, 'close')])
+  socket.pause().write(
+    `POST ${TENSORS}?mode=nonsense HTTP/1.1\r\nhost: x\r\ncontent-type: application/octet-stream\r\ncontent-length: ${
+      64 * chunk.length
+    }\r\n\r\n`
+  )
+  for (let i = 0; i < 64 && !socket.destroyed; i++) {
+    if (!socket.write(chunk)) await Promise.race([once(socket, 'drain'), once(socket, 'close')])
+  }
   let reply = ''
-  socket.on('data', data => { reply += String(data) }).resume()
+  socket
+    .on('data', data => {
+      reply += String(data)
+    })
+    .resume()
   await Promise.race([once(socket, 'data'), once(socket, 'close')])
   t.match(reply, /^HTTP\/1.1 400 /)
   t.match(reply, /mode: expected ..stream.. or nothing/)
@@ -29,8 +41,14 @@ t.test('a vLLM that was started anew is not taken for the one that held the weig
   const [a, b] = [await scriptedEngine(t, { dialect: 'vllm' }), await scriptedEngine(t, { dialect: 'vllm' })]
   const gateway = await gatewayTo(t, [a.url, b.url], { fill: false })
   t.same(Object.values(gateway.states()), ['ready', 'ready'])
-  t.equal((await gateway.post('/init_weight_transfer_engine', { init_info: { rank_offset: 1, world_size: 3 } })).status, 200)
-  t.equal((await gateway.post('/update_weights', { update_info: { names: [], dtype_names: [], shapes: [] } })).status, 200)
+  t.equal(
+    (await gateway.post('/init_weight_transfer_engine', { init_info: { rank_offset: 1, world_size: 3 } })).status,
+    200
+  )
+  t.equal(
+    (await gateway.post('/update_weights', { update_info: { names: [], dtype_names: [], shapes: [] } })).status,
+    200
+  )
   await b.kill()
   await gateway.until(b.url, 'down')
   const again = await scriptedEngine(t, { dialect: 'vllm', port: b.port })
@@ -61,7 +79,9 @@ t.test('answers of engines are read whatever the client could unpack', async t =
   const packed = (body: object) => (request: any, response: any): void => {
     const isPacked = /gzip/.test(String(request.headers['accept-encoding'] ?? ''))
     const text = Buffer.from(JSON.stringify(body))
-    response.writeHead(200, { 'content-type': 'application/json', ...isPacked ? { 'content-encoding': 'gzip' } : {} }).end(isPacked ? gzipSync(text) : text)
+    response
+      .writeHead(200, { 'content-type': 'application/json', ...isPacked ? { 'content-encoding': 'gzip' } : {} })
+      .end(isPacked ? gzipSync(text) : text)
   }
   const engines = [await scriptedEngine(t), await scriptedEngine(t)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url), { fill: false })
@@ -70,20 +90,26 @@ t.test('answers of engines are read whatever the client could unpack', async t =
   for (const { on } of engines) on['/flush_cache'] = packed({ success: true, message: 'flushed' })
   t.match((await gateway.post('/flush_cache')).body, { message: 'flushed', engines: {} })
   engines[1]!.on[DISK] = packed({ success: false, message: 'no such file' })
-  t.match((await gateway.post(DISK, { model_path: '/m2' })), { status: 502, body: { message: /no such file/ } })
+  t.match(await gateway.post(DISK, { model_path: '/m2' }), { status: 502, body: { message: /no such file/ } })
 })
 
 t.test('an engine that is drained in the middle of an update ends it first', async t => {
   const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
   const gateway = await gatewayTo(t, [a.url, b.url], { fill: false })
   let answer = (): void => {}
-  b.on[DISK] = (request, response) => { answer = () => { says({ success: true, message: 'ok' })(request, response) } }
+  b.on[DISK] = (request, response) => {
+    answer = () => {
+      says({ success: true, message: 'ok' })(request, response)
+    }
+  }
   const update = gateway.post(DISK, { model_path: '/m2' })
   while (b.calls[DISK] === undefined) await new Promise(resolve => setTimeout(resolve, 5))
   const id = gateway.app.gateway.fleet.list[1]!.id
   const drained = gateway.app.inject({ method: 'DELETE', url: `/workers/${id}` })
   await drained
-  setTimeout(() => { answer() }, 100)
+  setTimeout(() => {
+    answer()
+  }, 100)
   t.match(await update, { status: 200 })
   await gateway.until(b.url, 'gone')
 })
@@ -97,17 +123,25 @@ t.test('what a trainer asks the fleet about is answered by the next engine where
   t.match(await gateway.get('/get_world_size'), { status: 502, body: { error: { code: 'ENGINE_FAILED' } } })
 })
 
-t.test('an update does not wait for ever for an engine that is silent since it was taken out', { timeout: 10_000 }, async t => {
-  const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
-  const gateway = await gatewayTo(t, [a.url, b.url], { fill: false, healthMs: 500 })
-  b.on[DISK] = hangs
-  const update = gateway.post(DISK, { model_path: '/m2' })
-  while (b.calls[DISK] === undefined) await new Promise(resolve => setTimeout(resolve, 5))
-  // It was told to end, say, and waits for what is under way. A generation is the first to see it.
-  b.stopListening()
-  for (let i = 0; gateway.states()[b.url] === 'ready'; i++) await gateway.post('/generate', ask('1'), { 'x-session-id': String(i) })
-  t.match(await update, { status: 502, body: { message: /1 of 2 engines failed/ } })
-})
+t.test(
+  'an update does not wait for ever for an engine that is silent since it was taken out',
+  { timeout: 10_000 },
+  async t => {
+    const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
+    const gateway = await gatewayTo(t, [a.url, b.url], { fill: false, healthMs: 500 })
+    b.on[DISK] = hangs
+    const update = gateway.post(DISK, { model_path: '/m2' })
+    while (b.calls[DISK] === undefined) await new Promise(resolve => setTimeout(resolve, 5))
+    // It was told to end, say, and waits for what is under way. A generation is the first to see it.
+    b.stopListening()
+    for (let i = 0; gateway.states()[b.url] === 'ready'; i++) {
+      await gateway.post('/generate', ask('1'), {
+        'x-session-id': String(i)
+      })
+    }
+    t.match(await update, { status: 502, body: { message: /1 of 2 engines failed/ } })
+  }
+)
 
 t.test('an engine that missed the end of a pause is sent it before it generates', async t => {
   const folder = modelFolder(t)
@@ -118,7 +152,14 @@ t.test('an engine that missed the end of a pause is sent it before it generates'
   t.equal((await gateway.post('/pause_generation', { mode: 'in_place' })).status, 200)
   // Out of reach for a moment, as when a switch starts anew: it lives on.
   const { connection } = worker
-  const away = new Proxy(connection, { get: (target, name) => ['request', 'json'].includes(String(name)) ? async () => { throw new Error('no route to host') } : Reflect.get(target, name) })
+  const away = new Proxy(connection, {
+    get: (target, name) =>
+      ['request', 'json'].includes(String(name))
+        ? async () => {
+          throw new Error('no route to host')
+        }
+        : Reflect.get(target, name)
+  })
   worker.connection = away
   fleet.unready(worker, 'down', 'no route to host')
   t.equal((await gateway.post('/continue_generation')).status, 200)

@@ -13,7 +13,11 @@ t.test('an engine that is killed under load costs no request of which nothing wa
   const replies: Reply[] = []
   const killed = new AbortController()
   const clients = Array.from({ length: 12 }, async (_, client) => {
-    for (let i = client; i < 60 || !killed.signal.aborted; i += 12) replies.push(await gateway.post('/generate', ask(`${100 + i}+${i}=`, {}, { max_new_tokens: 40, ignore_eos: true })))
+    for (let i = client; i < 60 || !killed.signal.aborted; i += 12) {
+      replies.push(
+        await gateway.post('/generate', ask(`${100 + i}+${i}=`, {}, { max_new_tokens: 40, ignore_eos: true }))
+      )
+    }
   })
   await settled(() => replies.length >= 5 && engines[0]!.engine.stats.running > 0)
   await engines[0]!.kill()
@@ -35,7 +39,9 @@ t.test('an engine that is killed under load costs no request of which nothing wa
 t.test('an engine that breaks off, or is not ready, is passed over; a reply that broke in the middle breaks for the client', async t => {
   const folder = modelFolder(t)
   const good = await engineServer(t, folder)
-  let behave: RequestListener = (_, response) => { response.socket!.destroy() }
+  let behave: RequestListener = (_, response) => {
+    response.socket!.destroy()
+  }
   const odd = await impostor(t, good.url, (request, response) => behave(request, response))
   const gateway = await gatewayTo(t, [good.url, odd.url])
   const sessions = Array.from({ length: 12 }, (_, i) => ({ 'x-session-id': String(i) }))
@@ -47,11 +53,19 @@ t.test('an engine that breaks off, or is not ready, is passed over; a reply that
     }
     return statuses
   }
-  for (const [name, way] of Object.entries<RequestListener>({
-    'closes the connection': (_, response) => { response.socket!.destroy() },
-    'speaks no HTTP': (_, response) => { response.socket!.end('nonsense\r\n\r\n') },
-    'says 503': (_, response) => { response.writeHead(503, { 'content-type': 'application/json' }).end('{"error":{"code":"QUEUE_FULL"}}') }
-  })) {
+  for (
+    const [name, way] of Object.entries<RequestListener>({
+      'closes the connection': (_, response) => {
+        response.socket!.destroy()
+      },
+      'speaks no HTTP': (_, response) => {
+        response.socket!.end('nonsense\r\n\r\n')
+      },
+      'says 503': (_, response) => {
+        response.writeHead(503, { 'content-type': 'application/json' }).end('{"error":{"code":"QUEUE_FULL"}}')
+      }
+    })
+  ) {
     behave = way
     const before = odd.calls()
     t.same(new Set(await tryAll()), new Set([200]), name)
@@ -63,7 +77,16 @@ t.test('an engine that breaks off, or is not ready, is passed over; a reply that
   }
   const outcomes = await Promise.all(sessions.map(async session => {
     await gateway.until(odd.url, 'ready')
-    return await fetch(`${gateway.url}/generate`, { method: 'POST', headers: { 'content-type': 'application/json', ...session }, body: JSON.stringify(ask('1+1=', { stream: true })) }).then(async reply => { await reply.text(); return 'whole' }).catch(() => 'broken')
+    return await fetch(`${gateway.url}/generate`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json', ...session },
+      body: JSON.stringify(ask('1+1=', { stream: true }))
+    })
+      .then(async reply => {
+        await reply.text()
+        return 'whole'
+      })
+      .catch(() => 'broken')
   }))
   t.ok(outcomes.includes('broken'))
   t.ok(outcomes.includes('whole'))
@@ -78,7 +101,11 @@ async function settled (condition: () => boolean): Promise<void> {
 }
 
 /** Says of itself what the engine says, but generates as it likes. */
-async function impostor (t: Test, url: string, generate: RequestListener): Promise<{ url: string, calls: () => number }> {
+async function impostor (
+  t: Test,
+  url: string,
+  generate: RequestListener
+): Promise<{ url: string, calls: () => number }> {
   let calls = 0
   const server = createHttpServer((request, response) => {
     if (request.url === '/generate') {
@@ -86,8 +113,14 @@ async function impostor (t: Test, url: string, generate: RequestListener): Promi
       calls++
       return generate(request, response)
     }
-    void fetch(url + request.url!, { method: request.method!, headers: { 'content-type': 'application/json' }, ...request.method === 'POST' ? { body: '{}' } : {} })
-      .then(async reply => { response.writeHead(reply.status, { 'content-type': 'application/json' }).end(await reply.text()) })
+    void fetch(url + request.url!, {
+      method: request.method!,
+      headers: { 'content-type': 'application/json' },
+      ...request.method === 'POST' ? { body: '{}' } : {}
+    })
+      .then(async reply => {
+        response.writeHead(reply.status, { 'content-type': 'application/json' }).end(await reply.text())
+      })
       .catch(() => response.destroy())
   })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))

@@ -10,12 +10,17 @@ import { recorder } from '../helpers/recorder.ts'
 
 /** Weights that no checkpoint holds, as far as the gateway knows. */
 async function upload ({ url }: GatewayUnderTest, folder: string, version: string, model = 'adder'): Promise<number> {
-  const sent = await fetch(`${url}/update_weights_from_tensor?weight_version=${version}`, { method: 'POST', headers: { 'content-type': 'application/octet-stream' }, body: readFileSync(join(folder, model, 'model.safetensors')) })
+  const sent = await fetch(`${url}/update_weights_from_tensor?weight_version=${version}`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/octet-stream' },
+    body: readFileSync(join(folder, model, 'model.safetensors'))
+  })
   return sent.status
 }
 
 const sums = async ({ engine }: EngineServer): Promise<unknown> => (await engine.checksums()).tensors
-const reasonOf = ({ app }: GatewayUnderTest, engine: string): string => app.gateway.fleet.list.find(({ url }) => url === engine)?.reason ?? ''
+const reasonOf = ({ app }: GatewayUnderTest, engine: string): string =>
+  app.gateway.fleet.list.find(({ url }) => url === engine)?.reason ?? ''
 
 async function until (condition: () => boolean): Promise<void> {
   const end = performance.now() + 60_000
@@ -76,11 +81,23 @@ t.test('a fill has a deadline, is told in words, tried again later, and holds up
   const { first, gateway, held, late } = await heldBack(t, { fillTimeoutMs: 1000 })
   await gateway.post('/workers', { url: late.url })
   await until(() => /being filled from/.test(reasonOf(gateway, late.url)))
-  for (let i = 0; i < 6; i++) t.equal((await gateway.post('/generate', ask('12+34='), { 'x-session-id': String(i) })).body.meta_info.weight_version, 'step-1')
+  for (let i = 0; i < 6; i++) {
+    t.equal(
+      (await gateway.post('/generate', ask('12+34='), { 'x-session-id': String(i) })).body.meta_info.weight_version,
+      'step-1'
+    )
+  }
   await until(() => /took longer than 1 s/.test(reasonOf(gateway, late.url)))
   await until(() => /tried again in \d+ s/.test(reasonOf(gateway, late.url)))
-  const { body } = await eventually(async () => await gateway.get('/workers'), ({ body }) => /took longer/.test(body.errors[0]?.message))
-  t.match(body.errors, [{ url: late.url, state: 'stale', message: /the current weights came from no checkpoint; it could not be filled from http.*took longer/ }])
+  const { body } = await eventually(
+    async () => await gateway.get('/workers'),
+    ({ body }) => /took longer/.test(body.errors[0]?.message)
+  )
+  t.match(body.errors, [{
+    url: late.url,
+    state: 'stale',
+    message: /the current weights came from no checkpoint; it could not be filled from http.*took longer/
+  }])
   await held.abort('the test goes on')
   await gateway.until(late.url, 'ready')
   t.same(await sums(late), await sums(first))
@@ -94,7 +111,10 @@ t.test('an update that comes while an engine is filled does not wait for that: t
   // It has its own turn by then, and waits in it for bytes that do not come.
   await there
   t.match(reasonOf(gateway, late.url), /being filled from/)
-  const update = gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder-base'), weight_version: 'step-2' })
+  const update = gateway.post('/update_weights_from_disk', {
+    model_path: join(folder, 'adder-base'),
+    weight_version: 'step-2'
+  })
   // The one that joins has it before the one whose turn is taken, so that it did not wait for what that was to send.
   await until(() => late.engine.weightVersion === 'step-2')
   t.equal(first.engine.weightVersion, 'step-1')
@@ -133,15 +153,26 @@ t.test('with --no-fill an engine that holds other weights stays out, is told in 
 
 t.test('SGLang and vLLM are filled from disk alone, each in its own words, and a broadcast leaves nothing to fill them from', async t => {
   const vllm = { '/server_info': {}, '/version': { version: '0.26' } }
-  for (const [name, replies, update, filled] of [
-    ['vllm', vllm, ['/update_weights', { update_info: { path: '/step-1' } }], ['/update_weights', { update_info: { path: '/step-1' } }]],
-    ['sglang', {}, ['/update_weights_from_disk', { model_path: '/step-1' }], ['/update_weights_from_disk', { model_path: '/step-1', abort_all_requests: true, weight_version: 'default' }]]
-  ] as const) {
+  for (
+    const [name, replies, update, filled] of [
+      ['vllm', vllm, ['/update_weights', { update_info: { path: '/step-1' } }], ['/update_weights', {
+        update_info: { path: '/step-1' }
+      }]],
+      ['sglang', {}, ['/update_weights_from_disk', { model_path: '/step-1' }], ['/update_weights_from_disk', {
+        model_path: '/step-1',
+        abort_all_requests: true,
+        weight_version: 'default'
+      }]]
+    ] as const
+  ) {
     const first = await recorder(t, 1, replies)
     const gateway = await gatewayTo(t, [first.url])
     t.equal(gateway.app.gateway.fleet.list[0]!.facts?.dialect, name)
     t.equal((await gateway.post(update[0], update[1])).status, 200)
-    const late = await recorder(t, 1, { ...replies, '/weights_checker': { success: true, per_engine_checksum: 'other' } })
+    const late = await recorder(t, 1, {
+      ...replies,
+      '/weights_checker': { success: true, per_engine_checksum: 'other' }
+    })
     await gateway.post('/workers', { url: late.url })
     await until(() => late.bodies[filled[0]] !== undefined)
     t.same(late.bodies[filled[0]], filled[1])
@@ -152,7 +183,9 @@ t.test('SGLang and vLLM are filled from disk alone, each in its own words, and a
       await gateway.post('/update_weights', { update_info: { names: [] } })
       const last = await recorder(t, 1, replies)
       await gateway.post('/workers', { url: last.url })
-      await until(() => /came from no checkpoint; only refit engines take weights from one another/.test(reasonOf(gateway, last.url)))
+      await until(() =>
+        /came from no checkpoint; only refit engines take weights from one another/.test(reasonOf(gateway, last.url))
+      )
       t.equal(last.bodies['/update_weights'], undefined)
     } else await until(() => /holds other weights than/.test(reasonOf(gateway, late.url)))
   }

@@ -26,7 +26,16 @@ t.test('prompts spread over engines, one prompt keeps to its engine, a session k
   }
   const homes: number[] = []
   for (const text of prompts) homes.push(await whoServes(ask(text)))
-  for (let i = 0; i < 3; i++) t.ok(homes.filter(home => home === i).length > 0, `engine ${i} serves ${homes.filter(home => home === i).length} of 24`)
+  for (let i = 0; i < 3; i++) {
+    t.ok(
+      homes.filter(home => home === i).length > 0,
+      `engine ${i} serves ${
+        homes
+          .filter(home => home === i)
+          .length
+      } of 24`
+    )
+  }
   for (const [i, text] of prompts.slice(0, 6).entries()) t.equal(await whoServes(ask(text)), homes[i])
   const sessions = new Set<number>()
   for (const name of ['X-Session-ID', 'x-smg-routing-key']) {
@@ -40,8 +49,14 @@ t.test('prompts spread over engines, one prompt keeps to its engine, a session k
 t.test('many samples of one prompt at once are spread: a prefix draws no more than its engine can take', async t => {
   const { engines, gateway } = await fleet(t, 2)
   const most = [0, 0]
-  const timer = setInterval(() => { for (const [i, worker] of gateway.app.gateway.fleet.list.entries()) most[i] = Math.max(most[i]!, worker.load) }, 1)
-  const all = await Promise.all(Array.from({ length: 32 }, async () => await gateway.post('/generate', ask('1+1=', {}, { max_new_tokens: 60, ignore_eos: true }))))
+  const timer = setInterval(() => {
+    for (const [i, worker] of gateway.app.gateway.fleet.list.entries()) most[i] = Math.max(most[i]!, worker.load)
+  }, 1)
+  const all = await Promise.all(
+    Array.from({ length: 32 }, async () =>
+      await gateway
+        .post('/generate', ask('1+1=', {}, { max_new_tokens: 60, ignore_eos: true })))
+  )
   clearInterval(timer)
   t.ok(all.every(({ status }) => status === 200))
   for (const { engine } of engines) t.ok(engine.stats.generationTokens > 0)
@@ -51,7 +66,13 @@ t.test('many samples of one prompt at once are spread: a prefix draws no more th
 t.test('a stream is passed on as it comes, and one that the client leaves ends on the engine', async t => {
   const { engines, gateway } = await fleet(t, 1)
   const { engine } = engines[0]!
-  const long = (fields: object, signal: AbortSignal): Promise<Response> => fetch(`${gateway.url}/generate`, { method: 'POST', signal, headers: { 'content-type': 'application/json' }, body: JSON.stringify(ask('1+1=', fields, { max_new_tokens: 100, ignore_eos: true })) })
+  const long = (fields: object, signal: AbortSignal): Promise<Response> =>
+    fetch(`${gateway.url}/generate`, {
+      method: 'POST',
+      signal,
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify(ask('1+1=', fields, { max_new_tokens: 100, ignore_eos: true }))
+    })
   // Nothing is generated while it stands still: headers come all the same.
   await engine.pause('in_place')
   const [leave, leaveEarly] = [new AbortController(), new AbortController()]
@@ -67,7 +88,12 @@ t.test('a stream is passed on as it comes, and one that the client leaves ends o
   t.same(gateway.states(), { [engines[0]!.url]: 'ready' }, 'a client that leaves says nothing about the engine')
   await engine.resume()
   t.equal(engine.stats.generationTokens, 0)
-  const whole = await (await fetch(`${gateway.url}/v1/chat/completions`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ messages: [{ role: 'user', content: 'What is 1+1?' }], stream: true, max_tokens: 4 }) })).text()
+  const whole = await (await fetch(`${gateway.url}/v1/chat/completions`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ messages: [{ role: 'user', content: 'What is 1+1?' }], stream: true, max_tokens: 4 })
+  }))
+    .text()
   t.match(whole, /^data: \{[^]*data: \[DONE\]\n\n$/)
 })
 

@@ -6,9 +6,20 @@ import { engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import { hangs, says, scriptedEngine } from '../helpers/scripted-engine.ts'
 
 t.test('a gateway starts while an engine is being filled', async t => {
-  const [a, b] = [await scriptedEngine(t), await scriptedEngine(t, { on: { '/weights_checker': says({ success: true, per_engine_checksum: 'other' }), '/update_weights_from_disk': hangs } })]
+  const [a, b] = [
+    await scriptedEngine(t),
+    await scriptedEngine(t, {
+      on: {
+        '/weights_checker': says({ success: true, per_engine_checksum: 'other' }),
+        '/update_weights_from_disk': hangs
+      }
+    })
+  ]
   let isUp = false
-  const starting = createGateway({ engines: [a.url, b.url], healthMs: 60, fillTimeoutMs: 3000 }).then(app => { isUp = true; return app })
+  const starting = createGateway({ engines: [a.url, b.url], healthMs: 60, fillTimeoutMs: 3000 }).then(app => {
+    isUp = true
+    return app
+  })
   while (b.calls['/update_weights_from_disk'] === undefined) await new Promise(resolve => setTimeout(resolve, 5))
   t.ok(isUp)
   await (await starting).close()
@@ -16,8 +27,12 @@ t.test('a gateway starts while an engine is being filled', async t => {
 
 t.test('an engine that is silent at the end of a fill is looked at again', { timeout: 30_000 }, async t => {
   const a = await scriptedEngine(t)
-  const b = await scriptedEngine(t, { on: { '/weights_checker': says({ success: true, per_engine_checksum: 'other' }) } })
-  b.on['/update_weights_from_disk'] = () => { b.on['/server_info'] = hangs }
+  const b = await scriptedEngine(t, {
+    on: { '/weights_checker': says({ success: true, per_engine_checksum: 'other' }) }
+  })
+  b.on['/update_weights_from_disk'] = () => {
+    b.on['/server_info'] = hangs
+  }
   const gateway = await gatewayTo(t, [a.url, b.url], { fillTimeoutMs: 300 })
   while (b.on['/server_info'] === undefined) await new Promise(resolve => setTimeout(resolve, 5))
   const seen = b.calls['/server_info']!
@@ -28,27 +43,49 @@ t.test('an engine that is silent at the end of a fill is looked at again', { tim
   await gateway.until(b.url, 'ready')
 })
 
-t.test('a gateway that is closed ends with its last reply, not with the patience of its clients', { timeout: 10_000 }, async t => {
-  const engine = await scriptedEngine(t)
-  let answer = (): void => {}
-  engine.on['/generate'] = (request, response) => { answer = () => { says({ text: 'x' })(request, response) } }
-  const app = await createGateway({ engines: [engine.url], healthMs: 60 })
-  const url = await app.listen({ host: '127.0.0.1', port: 0 })
-  const agent = new Agent({ keepAlive: true })
-  t.teardown(() => { agent.destroy() })
-  const reply = new Promise<number | undefined>((resolve, reject) => get(`${url}/generate`, { agent, method: 'POST' }, response => { response.resume().on('end', () => { resolve(response.statusCode) }) }).on('error', reject))
-  while (engine.calls['/generate'] === undefined) await new Promise(resolve => setTimeout(resolve, 5))
-  const closed = app.close()
-  await new Promise(resolve => setTimeout(resolve, 50))
-  answer()
-  t.equal(await reply, 200)
-  await closed
-  t.pass('nobody cut the connection')
-})
+t.test(
+  'a gateway that is closed ends with its last reply, not with the patience of its clients',
+  { timeout: 10_000 },
+  async t => {
+    const engine = await scriptedEngine(t)
+    let answer = (): void => {}
+    engine.on['/generate'] = (request, response) => {
+      answer = () => {
+        says({ text: 'x' })(request, response)
+      }
+    }
+    const app = await createGateway({ engines: [engine.url], healthMs: 60 })
+    const url = await app.listen({ host: '127.0.0.1', port: 0 })
+    const agent = new Agent({ keepAlive: true })
+    t.teardown(() => {
+      agent.destroy()
+    })
+    const reply = new Promise<number | undefined>((resolve, reject) =>
+      get(`${url}/generate`, { agent, method: 'POST' }, response => {
+        response.resume().on('end', () => {
+          resolve(response.statusCode)
+        })
+      })
+        .on('error', reject)
+    )
+    while (engine.calls['/generate'] === undefined) await new Promise(resolve => setTimeout(resolve, 5))
+    const closed = app.close()
+    await new Promise(resolve => setTimeout(resolve, 50))
+    answer()
+    t.equal(await reply, 200)
+    await closed
+    t.pass('nobody cut the connection')
+  }
+)
 
 t.test('an engine that is added with its own key is called with no other', async t => {
   const keys = new Set<string | undefined>()
-  const on = { '/flush_cache': (request: any, response: any) => { keys.add(request.headers.authorization); says({ success: true })(request, response) } }
+  const on = {
+    '/flush_cache': (request: any, response: any) => {
+      keys.add(request.headers.authorization)
+      says({ success: true })(request, response)
+    }
+  }
   const [a, b] = [await scriptedEngine(t), await scriptedEngine(t, { on })]
   const gateway = await gatewayTo(t, [a.url], { engineKeys: { apiKey: 'all', adminApiKey: 'all-admin' } })
   t.equal((await gateway.post('/workers', { url: b.url, api_key: 'own' })).status, 202)
@@ -74,7 +111,11 @@ t.test('an update of many requests that one engine refuses to begin is open on n
     await engines[1]!.engine.transactions.abort(strange.id, 'done')
     for (const { engine } of engines) t.equal(engine.transactions.currentId, null, path)
     // It would have become a part of what the first engine had open, which answers 200 as well.
-    t.equal((await gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder'), weight_version: path })).status, 200)
+    t.equal(
+      (await gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder'), weight_version: path }))
+        .status,
+      200
+    )
     for (const { engine } of engines) t.equal(engine.weightVersion, path)
   }
 })

@@ -6,7 +6,11 @@ t.test('an engine that joins in mid-training is filled from the checkpoint of th
   const folder = modelFolder(t)
   const first = await engineServer(t, folder)
   const gateway = await gatewayTo(t, [first.url])
-  t.equal((await gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder'), weight_version: 'step-7' })).status, 200)
+  t.equal(
+    (await gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder'), weight_version: 'step-7' }))
+      .status,
+    200
+  )
   const late = await engineServer(t, folder)
   const added = await gateway.post('/workers', { url: late.url, worker_type: 'regular' })
   t.equal(added.status, 202)
@@ -15,8 +19,20 @@ t.test('an engine that joins in mid-training is filled from the checkpoint of th
   await gateway.until(late.url, 'ready')
   t.equal(late.engine.weightVersion, 'step-7')
   t.same((await late.engine.checksums()).tensors, (await first.engine.checksums()).tensors)
-  t.match((await gateway.get('/workers')).body, { total: 2, weight_version: 'step-7', errors: [], workers: [{ url: first.url, state: 'ready' }, { url: late.url, state: 'ready', is_healthy: true, weight_version: 'step-7' }] })
-  for (const url of [late.url, `${late.url}/`, late.url.replace('http:', 'HTTP:')]) t.equal((await gateway.post('/workers', { url })).status, 202, 'once more changes nothing')
+  t.match((await gateway.get('/workers')).body, {
+    total: 2,
+    weight_version: 'step-7',
+    errors: [],
+    workers: [{ url: first.url, state: 'ready' }, {
+      url: late.url,
+      state: 'ready',
+      is_healthy: true,
+      weight_version: 'step-7'
+    }]
+  })
+  for (const url of [late.url, `${late.url}/`, late.url.replace('http:', 'HTTP:')]) {
+    t.equal((await gateway.post('/workers', { url })).status, 202, 'once more changes nothing')
+  }
   t.equal((await gateway.get('/workers')).body.total, 2)
 })
 
@@ -27,9 +43,18 @@ t.test('an engine with the right label and other bytes is found by its checksums
   const gateway = await gatewayTo(t, [first.url, liar.url], { fill: false })
   t.same(gateway.states(), { [first.url]: 'ready', [liar.url]: 'stale' })
   const { body } = await gateway.get('/health')
-  t.match(body, { status: 'degraded', errors: [{ url: liar.url, message: /holds other weights than http.*: (lm_head|model)\..* and \d+ more/ }] })
-  t.match((await gateway.get(`/workers/${body.errors[0].id}`)).body, { state: 'stale', is_healthy: false, reason: /other weights/ })
-  for (let i = 0; i < 6; i++) t.equal((await gateway.post('/generate', ask('12+34='), { 'x-session-id': String(i) })).body.text, '46')
+  t.match(body, {
+    status: 'degraded',
+    errors: [{ url: liar.url, message: /holds other weights than http.*: (lm_head|model)\..* and \d+ more/ }]
+  })
+  t.match((await gateway.get(`/workers/${body.errors[0].id}`)).body, {
+    state: 'stale',
+    is_healthy: false,
+    reason: /other weights/
+  })
+  for (let i = 0; i < 6; i++) {
+    t.equal((await gateway.post('/generate', ask('12+34='), { 'x-session-id': String(i) })).body.text, '46')
+  }
   // What it missed does not matter once it holds the same.
   await gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder'), weight_version: 'step-2' })
   await gateway.until(liar.url, 'ready')
@@ -54,11 +79,19 @@ t.test('a label that somebody moves past the gateway is a disagreement until it 
   const engines = [await engineServer(t, folder), await engineServer(t, folder), await engineServer(t, folder)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
   const past = async (i: number): Promise<void> => {
-    await fetch(`${engines[i]!.url}/update_weights_from_disk`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ model_path: join(folder, 'adder'), weight_version: 'past' }) })
+    await fetch(`${engines[i]!.url}/update_weights_from_disk`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify({ model_path: join(folder, 'adder'), weight_version: 'past' })
+    })
   }
   await past(0)
   await gateway.until(engines[0]!.url, 'stale')
-  t.match((await gateway.get('/health')).body, { status: 'degraded', weight_version: 'default', errors: [{ url: engines[0]!.url, message: /holds version "past", the others "default"/ }] })
+  t.match((await gateway.get('/health')).body, {
+    status: 'degraded',
+    weight_version: 'default',
+    errors: [{ url: engines[0]!.url, message: /holds version "past", the others "default"/ }]
+  })
   await past(1)
   await past(2)
   for (const { url } of engines) await gateway.until(url, 'ready')

@@ -1,4 +1,11 @@
-import type { ChatMessage, ChatTemplateOptions, DecodeOptions, Detokenizer, DetokenizerOptions, Tokenizer } from '../../src/text/tokenizer.ts'
+import type {
+  ChatMessage,
+  ChatTemplateOptions,
+  DecodeOptions,
+  Detokenizer,
+  DetokenizerOptions,
+  Tokenizer
+} from '../../src/text/tokenizer.ts'
 
 /** The contract of a tokenizer over bytes: id = byte, 256 begins (never added), 2 ends; both are special. */
 export class ByteTokenizer implements Tokenizer {
@@ -8,16 +15,24 @@ export class ByteTokenizer implements Tokenizer {
   readonly eosTokenId = 2
   readonly hasChatTemplate = true
 
-  encode (text: string): number[] { return [...Buffer.from(text)] }
+  encode (text: string): number[] {
+    return [...Buffer.from(text)]
+  }
 
   decode (ids: ArrayLike<number>, { skipSpecialTokens = false }: DecodeOptions = {}): string {
     return Buffer.from(this.#bytes(ids, skipSpecialTokens)).toString()
   }
 
-  idToText (id: number): string { return id === 256 ? '<bos>' : Buffer.of(id).toString() }
+  idToText (id: number): string {
+    return id === 256 ? '<bos>' : Buffer.of(id).toString()
+  }
 
-  applyChatTemplate (messages: readonly ChatMessage[], { addGenerationPrompt = true, kwargs = {} }: ChatTemplateOptions = {}): string {
-    return messages.map(({ role, content }) => `${role}:${String(content)}\n`).join('') + (kwargs['shout'] === true ? '!' : '') + (addGenerationPrompt ? 'assistant:' : '')
+  applyChatTemplate (
+    messages: readonly ChatMessage[],
+    { addGenerationPrompt = true, kwargs = {} }: ChatTemplateOptions = {}
+  ): string {
+    return messages.map(({ role, content }) => `${role}:${String(content)}\n`).join('') +
+      (kwargs['shout'] === true ? '!' : '') + (addGenerationPrompt ? 'assistant:' : '')
   }
 
   detokenizer ({ skipSpecialTokens = false }: DetokenizerOptions = {}): Detokenizer {
@@ -38,6 +53,8 @@ export class ByteTokenizer implements Tokenizer {
   }
 
   #bytes (ids: ArrayLike<number>, skip: boolean): number[] {
-    return Array.from(ids).flatMap(id => skip && this.specialIds.has(id) ? [] : id === 256 ? [...Buffer.from('<bos>')] : id < 256 ? [id] : [])
+    return Array.from(ids).flatMap(id =>
+      skip && this.specialIds.has(id) ? [] : id === 256 ? [...Buffer.from('<bos>')] : id < 256 ? [id] : []
+    )
   }
 }

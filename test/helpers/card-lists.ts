@@ -22,7 +22,14 @@ export function describeLists (lists: CardLists, pickles: number): Described {
   const tensors = new AnnouncedReader().read(announceLists(columns, Int32Array.from(segments.keys()), ranks))
   const events: Described['events'] = {}
   for (const { device, handle, events: own } of segments) (events[keyOf(device, handle)] ??= []).push(...own)
-  return { tensors: tensors.map(({ source, ...tensor }) => ({ ...tensor, segment: keyOf(segments[source]!.device, segments[source]!.handle) })), events: sorted(events), counters: slotsOf(referencesOfLists(lists)) }
+  return {
+    tensors: tensors.map(({ source, ...tensor }) => ({
+      ...tensor,
+      segment: keyOf(segments[source]!.device, segments[source]!.handle)
+    })),
+    events: sorted(events),
+    counters: slotsOf(referencesOfLists(lists))
+  }
 }
 
 /** `pickles`: one for each rank. Throws for what is no list of tensors of cards. */
@@ -37,7 +44,11 @@ export function describeBodies (pickles: readonly Uint8Array[]): Described {
     if (storage.event !== null) own.push(storage.event)
     return key
   })
-  return { tensors: tensors.map(({ source, ...tensor }) => ({ ...tensor, segment: keys[source]! })), events: sorted(events), counters: slotsOf(referencesOf(storages)) }
+  return {
+    tensors: tensors.map(({ source, ...tensor }) => ({ ...tensor, segment: keys[source]! })),
+    events: sorted(events),
+    counters: slotsOf(referencesOf(storages))
+  }
 }
 
 function keyOf (device: number | string, handle: IpcHandle): string {

@@ -33,18 +33,50 @@ export class CountingGates implements GateKeeper {
     this.asked = options
     if (this.shutCount !== this.openCount) throw new Error('the gate was shut twice')
     this.shutCount++
-    return { holders: this.holders, open: async options => { this.openCount++; this.last = options } }
+    return {
+      holders: this.holders,
+      open: async options => {
+        this.openCount++
+        this.last = options
+      }
+    }
   }
 
-  relabel (version: string): void { this.labels.push(version) }
-  lost (message: string): void { this.losses.push(message) }
+  relabel (version: string): void {
+    this.labels.push(version)
+  }
+  lost (message: string): void {
+    this.losses.push(message)
+  }
 }
 
 /** A real core with a real store, no scheduler. */
-export function storeOf (addon: NativeAddon, arch: Architecture, ranks: number, dtype: 'bfloat16' | 'float32' = 'bfloat16', options: Partial<WeightStoreOptions> = {}): { store: WeightStore, gates: CountingGates, table: ModelTable, close: () => void } {
+export function storeOf (
+  addon: NativeAddon,
+  arch: Architecture,
+  ranks: number,
+  dtype: 'bfloat16' | 'float32' = 'bfloat16',
+  options: Partial<WeightStoreOptions> = {}
+): { store: WeightStore, gates: CountingGates, table: ModelTable, close: () => void } {
   const table = buildModelTable(arch, ranks)
-  const core = addon.createCore({ device: 'cpu', ranks, threads: 2, dtype, arch: toNativeArch(arch), params: table.params, pages: 4, pageSize: 16 })
+  const core = addon.createCore({
+    device: 'cpu',
+    ranks,
+    threads: 2,
+    dtype,
+    arch: toNativeArch(arch),
+    params: table.params,
+    pages: 4,
+    pageSize: 16
+  })
   const gates = new CountingGates()
   const store = new WeightStore({ addon, core, table, dtype, gates, ...options })
-  return { store, gates, table, close: () => { addon.closeCore(core) } }
+  return {
+    store,
+    gates,
+    table,
+    close: () => {
+      addon.closeCore(core)
+    }
+  }
 }

@@ -9,10 +9,20 @@ import { codedChecksum, codedTensor } from './memory-source.ts'
 
 // A whole model of position-coded tensors in a sender's cards, and what must hold after an update from it.
 
-export interface Sent { tensors: CudaTensor[], sender: Sender, segments: Segment[], events: Event[] }
+export interface Sent {
+  tensors: CudaTensor[]
+  sender: Sender
+  segments: Segment[]
+  events: Event[]
+}
 
 /** The whole model: `perSegment` tensors to a segment (Infinity: a pooled sender), each a share of its own. */
-export function sendModel (t: Test, table: ModelTable, variant: number, { perSegment = 3, device = cardUuid(0) as number | string, version = 2, events = true } = {}): Sent {
+export function sendModel (
+  t: Test,
+  table: ModelTable,
+  variant: number,
+  { perSegment = 3, device = cardUuid(0) as number | string, version = 2, events = true } = {}
+): Sent {
   const sender = new Sender(t)
   const plans = [...table.tensors.values()].filter(plan => !plan.alternative)
   const sent: Sent = { tensors: [], sender, segments: [], events: [] }
@@ -25,7 +35,16 @@ export function sendModel (t: Test, table: ModelTable, variant: number, { perSeg
     if (done !== null) sent.events.push(done)
     let at = 0
     for (const [index, { name, shape }] of part.entries()) {
-      sent.tensors.push({ name, shape, device, blob: blobOf(memory, version), storageBytes: parts[index]!.length, storageOffset: at, share: sender.share(), event: done?.handle ?? null })
+      sent.tensors.push({
+        name,
+        shape,
+        device,
+        blob: blobOf(memory, version),
+        storageBytes: parts[index]!.length,
+        storageOffset: at,
+        share: sender.share(),
+        event: done?.handle ?? null
+      })
       at += parts[index]!.length
     }
   }
@@ -34,7 +53,10 @@ export function sendModel (t: Test, table: ModelTable, variant: number, { perSeg
 
 export async function checkVariant (t: Test, server: CudaServer, table: ModelTable, variant: number): Promise<void> {
   const { checksums } = await server.ok('/weights_checker', { action: 'checksum' })
-  const wrong = Object.entries(checksums as Record<string, string>).filter(([name, checksum]) => checksum !== codedChecksum(table, name, variant)).map(([name]) => name)
+  const wrong = Object
+    .entries(checksums as Record<string, string>)
+    .filter(([name, checksum]) => checksum !== codedChecksum(table, name, variant))
+    .map(([name]) => name)
   t.same(wrong, [], `every tensor is that of variant ${variant}`)
 }
 
@@ -52,5 +74,8 @@ export function mapped (): number {
 
 /** A server for what does not depend on the architecture. */
 export async function serve (t: Test, tp = 1): Promise<{ server: CudaServer, table: ModelTable }> {
-  return { server: await cudaServer(t, tinyConfig('Qwen3ForCausalLM'), { tp }), table: buildModelTable(tinyArchitecture('Qwen3ForCausalLM'), tp) }
+  return {
+    server: await cudaServer(t, tinyConfig('Qwen3ForCausalLM'), { tp }),
+    table: buildModelTable(tinyArchitecture('Qwen3ForCausalLM'), tp)
+  }
 }

@@ -1,4 +1,14 @@
-import { closeSync, existsSync, mkdirSync, mkdtempSync, openSync, readSync, rmSync, unlinkSync, writeSync } from 'node:fs'
+import {
+  closeSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  openSync,
+  readSync,
+  rmSync,
+  unlinkSync,
+  writeSync
+} from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { FastifyInstance } from 'fastify'
@@ -21,7 +31,9 @@ import type { SharedTensor } from './shared-tensors.ts'
 export function useStandIn (): void {
   process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
   process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda.so')
-  if (!existsSync(process.env.REFIT_CUDA_LIBRARY)) throw new Error(`${process.env.REFIT_CUDA_LIBRARY} is missing: run "node scripts/build-native.js --faults"`)
+  if (!existsSync(process.env.REFIT_CUDA_LIBRARY)) {
+    throw new Error(`${process.env.REFIT_CUDA_LIBRARY} is missing: run "node scripts/build-native.js --faults"`)
+  }
 }
 
 /** As the stand-in has them. */
@@ -32,14 +44,20 @@ const SLOTS = 10_000
 const COUNTER_BYTES = HEADER + 8 * SLOTS
 let made = 0
 
-interface File { name: string, fd: number, remove: () => void }
+interface File {
+  name: string
+  fd: number
+  remove: () => void
+}
 
 function file (t: Test, prefix: string, data: Uint8Array): File {
   const name = `/${prefix}_${process.pid}_${Math.floor(Math.random() * 1e9)}_${made++}`
   const fd = openSync(`/dev/shm${name}`, 'wx+', 0o600)
   writeSync(fd, data, 0, data.length, 0)
   let open = true
-  const remove = (): void => { if (existsSync(`/dev/shm${name}`)) unlinkSync(`/dev/shm${name}`) }
+  const remove = (): void => {
+    if (existsSync(`/dev/shm${name}`)) unlinkSync(`/dev/shm${name}`)
+  }
   t.teardown(() => {
     if (open) closeSync(fd)
     open = false
@@ -60,15 +78,32 @@ export interface Segment {
 /** Memory of a card. */
 export function segment (t: Test, data: Uint8Array): Segment {
   const { name, fd, remove } = file(t, 'refit_segment', data)
-  return { handle: padded(name), bytes: data.length, remove, fill: (at, data) => { writeSync(fd, data, 0, data.length, at) } }
+  return {
+    handle: padded(name),
+    bytes: data.length,
+    remove,
+    fill: (at, data) => {
+      writeSync(fd, data, 0, data.length, at)
+    }
+  }
 }
 
-export interface Event { handle: Buffer, set: () => void, remove: () => void }
+export interface Event {
+  handle: Buffer
+  set: () => void
+  remove: () => void
+}
 
 /** An event that is done already, or when it is set. */
 export function event (t: Test, done = true): Event {
   const { name, fd, remove } = file(t, 'refit_event', Buffer.from([done ? 1 : 0, 0, 0, 0]))
-  return { handle: padded(name), remove, set: () => { writeSync(fd, Buffer.from([1]), 0, 1, 0) } }
+  return {
+    handle: padded(name),
+    remove,
+    set: () => {
+      writeSync(fd, Buffer.from([1]), 0, 1, 0)
+    }
+  }
 }
 
 function padded (name: string): Buffer {
@@ -78,7 +113,10 @@ function padded (name: string): Buffer {
 }
 
 /** One share of a storage, with a slot of its own. */
-export interface Share { counter: string, slot: number }
+export interface Share {
+  counter: string
+  slot: number
+}
 
 /** A torch process's counter file. */
 export class Sender {
@@ -112,7 +150,9 @@ export class Sender {
     return held
   }
 
-  get shares (): number { return this.#used }
+  get shares (): number {
+    return this.#used
+  }
 }
 
 export interface CudaTensor {
@@ -137,7 +177,12 @@ export function blobOf ({ handle }: Pick<Segment, 'handle'>, version = 2): Buffe
 }
 
 /** Of an expandable segment: descriptors of a process, or handles of 64 bytes. */
-export function expandableBlob (version: 1 | 2 | 3, pid: number, blockBytes: number, blocks: number[] | Buffer[]): Buffer {
+export function expandableBlob (
+  version: 1 | 2 | 3,
+  pid: number,
+  blockBytes: number,
+  blocks: number[] | Buffer[]
+): Buffer {
   const head = Buffer.alloc(version === 3 ? 32 : 24, 0xa5)
   head.writeInt32LE(pid, 0)
   head.writeBigUInt64LE(BigInt(blockBytes), 8)
@@ -154,7 +199,9 @@ export function expandableBlob (version: 1 | 2 | 3, pid: number, blockBytes: num
 
 /** An element of `serialized_named_tensors`: a list of (name, tensor), of cards and of shared memory. */
 export function cudaEntry (tensors: Array<CudaTensor | SharedTensor>): string {
-  const items = tensors.map(tensor => assemble(str(tensor.name), 'blob' in tensor ? pickledCuda(tensor) : pickledTensor(tensor), '\x86'))
+  const items = tensors.map(tensor =>
+    assemble(str(tensor.name), 'blob' in tensor ? pickledCuda(tensor) : pickledTensor(tensor), '\x86')
+  )
   return assemble(PROTO4, ']', '(', ...items, 'e', '.').toString('base64')
 }
 
@@ -163,10 +210,19 @@ export type CardOffer = Readonly<Record<string, CudaTensor>>
 
 /** `ipc_handles_pickled` for a list of tensors, or for one packed tensor. */
 export function offerEntry (offers: readonly CardOffer[] | CardOffer, isBare = false): string {
-  const dict = (offer: CardOffer): Buffer => assemble('}', '(', ...Object.entries(offer).flatMap(([card, tensor]) => {
-    const args = pickledArgs({ ...tensor, device: typeof tensor.device === 'number' ? tensor.device : 0 })
-    return [str(card), isBare ? args : assemble(global('torch.multiprocessing.reductions', 'rebuild_cuda_tensor'), args, '\x86')]
-  }), 'u')
+  const dict = (offer: CardOffer): Buffer =>
+    assemble(
+      '}',
+      '(',
+      ...Object.entries(offer).flatMap(([card, tensor]) => {
+        const args = pickledArgs({ ...tensor, device: typeof tensor.device === 'number' ? tensor.device : 0 })
+        return [
+          str(card),
+          isBare ? args : assemble(global('torch.multiprocessing.reductions', 'rebuild_cuda_tensor'), args, '\x86')
+        ]
+      }),
+      'u'
+    )
   const body = Array.isArray(offers) ? assemble(']', '(', ...offers.map(dict), 'e') : dict(offers as CardOffer)
   return assemble(PROTO4, body, '.').toString('base64')
 }
@@ -174,18 +230,54 @@ export function offerEntry (offers: readonly CardOffer[] | CardOffer, isBare = f
 /** The call of rebuild_cuda_tensor with its 15 arguments. */
 function pickledCuda (tensor: CudaTensor): Buffer {
   const patched = typeof (tensor.device ?? cardUuid(0)) === 'string'
-  return assemble(patched ? global('sglang.srt.utils.patch_torch', '_rebuild_cuda_tensor_modified') : global('torch.multiprocessing.reductions', 'rebuild_cuda_tensor'), pickledArgs(tensor), 'R')
-}
-
-function pickledArgs ({ shape, dtype = 'bfloat16', stride, offset = 0, device = cardUuid(0), blob, storageBytes, storageOffset = 0, share, event = null }: CudaTensor): Buffer {
   return assemble(
-    '(', global('torch', 'Tensor'), assemble(global('torch', 'Size'), tuple(shape), '\x85', 'R'), tuple(stride ?? contiguous(shape)), int(offset),
-    global('torch.storage', 'TypedStorage'), global('torch', dtype), typeof device === 'string' ? str(device) : int(device), bin(blob), int(storageBytes), int(storageOffset), '\x89',
-    bin(Buffer.from(share.counter)), int(share.slot), bin(event ?? Buffer.alloc(64)), event === null ? '\x89' : '\x88', 't'
+    patched
+      ? global('sglang.srt.utils.patch_torch', '_rebuild_cuda_tensor_modified')
+      : global('torch.multiprocessing.reductions', 'rebuild_cuda_tensor'),
+    pickledArgs(tensor),
+    'R'
   )
 }
 
-export interface Reply { status: number, body: any }
+function pickledArgs (
+  {
+    shape,
+    dtype = 'bfloat16',
+    stride,
+    offset = 0,
+    device = cardUuid(0),
+    blob,
+    storageBytes,
+    storageOffset = 0,
+    share,
+    event = null
+  }: CudaTensor
+): Buffer {
+  return assemble(
+    '(',
+    global('torch', 'Tensor'),
+    assemble(global('torch', 'Size'), tuple(shape), '\x85', 'R'),
+    tuple(stride ?? contiguous(shape)),
+    int(offset),
+    global('torch.storage', 'TypedStorage'),
+    global('torch', dtype),
+    typeof device === 'string' ? str(device) : int(device),
+    bin(blob),
+    int(storageBytes),
+    int(storageOffset),
+    '\x89',
+    bin(Buffer.from(share.counter)),
+    int(share.slot),
+    bin(event ?? Buffer.alloc(64)),
+    event === null ? '\x89' : '\x88',
+    't'
+  )
+}
+
+export interface Reply {
+  status: number
+  body: any
+}
 
 export interface CudaServer {
   engine: LocalEngine
@@ -199,7 +291,12 @@ export interface CudaServer {
 }
 
 /** A server whose engine runs on the stand-in, with weights of seed 1. */
-export async function cudaServer (t: Test, config: Record<string, unknown>, options: EngineOptions = {}, server: Partial<ServerOptions> = {}): Promise<CudaServer> {
+export async function cudaServer (
+  t: Test,
+  config: Record<string, unknown>,
+  options: EngineOptions = {},
+  server: Partial<ServerOptions> = {}
+): Promise<CudaServer> {
   const folder = mkdtempSync(join(tmpdir(), 'refit-cuda-'))
   mkdirSync(folder, { recursive: true })
   writeModelFolder(folder, config, { values: randomValues(1, 0.05) })
@@ -216,7 +313,11 @@ export async function cudaServer (t: Test, config: Record<string, unknown>, opti
   }
   t.teardown(close)
   const post = async (path: string, body: unknown = {}): Promise<Reply> => {
-    const reply = await fetch(url + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })
+    const reply = await fetch(url + path, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify(body)
+    })
     return { status: reply.status, body: await reply.json() }
   }
   return {

@@ -43,7 +43,7 @@ export function fromF16 (bits: number): number {
 /** `count` little-endian elements, element i holding `value(i)`. */
 export function encodeValues (dtype: DType, count: number, value: (index: number) => number): Buffer {
   const out = Buffer.alloc(count * DTYPE_BYTES[dtype])
-  if (dtype === 'float32') for (let i = 0; i < count; i++) out.writeFloatLE(value(i), i * 4)
+  if (dtype === 'float32') { for (let i = 0; i < count; i++) out.writeFloatLE(value(i), i * 4) }
   else {
     const encode = dtype === 'bfloat16' ? toBf16 : toF16
     for (let i = 0; i < count; i++) out.writeUInt16LE(encode(value(i)), i * 2)

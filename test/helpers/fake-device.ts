@@ -17,10 +17,21 @@ export interface Row {
 }
 
 /** Row of a scored prompt position. */
-export const SCORE_ROW: Omit<Row, 'seed'> = { topK: 0, flags: 3, floats: [1, 1, 0, 0, 0, 1], historyPrompt: 0, history: [], bias: [] }
+export const SCORE_ROW: Omit<Row, 'seed'> = {
+  topK: 0,
+  flags: 3,
+  floats: [1, 1, 0, 0, 0, 1],
+  historyPrompt: 0,
+  history: [],
+  bias: []
+}
 
 /** What stands in the slots that a row reads: tokens in order, and under which weights the KV of each was computed. */
-export interface Context { tokens: ArrayLike<number>, weights: ArrayLike<number>, current: number }
+export interface Context {
+  tokens: ArrayLike<number>
+  weights: ArrayLike<number>
+  current: number
+}
 
 const bits = new DataView(new ArrayBuffer(4))
 
@@ -104,15 +115,34 @@ export class FakeDevice implements StepDevice {
     }
     const rows = this.#validate(batch)
     this.#store(batch)
-    const result: StepResult = { tokens: new Int32Array(rows), logprobs: new Float32Array(rows).fill(NaN), topIds: new Int32Array(0), topLogprobs: new Float32Array(0), idLogprobs: new Float32Array(0), experts: this.#record(batch) }
+    const result: StepResult = {
+      tokens: new Int32Array(rows),
+      logprobs: new Float32Array(rows).fill(NaN),
+      topIds: new Int32Array(0),
+      topLogprobs: new Float32Array(0),
+      idLogprobs: new Float32Array(0),
+      experts: this.#record(batch)
+    }
     const topIds: number[] = []
     const topLogprobs: number[] = []
     const idLogprobs: number[] = []
     for (let row = 0; row < rows; row++) {
-      const [index, target, topK, top, flags, historyPrompt] = batch.rowInts.subarray(row * ROW_INTS) as unknown as [number, number, number, number, number, number]
+      const [index, target, topK, top, flags, historyPrompt] = batch.rowInts.subarray(row * ROW_INTS) as unknown as [
+        number,
+        number,
+        number,
+        number,
+        number,
+        number
+      ]
       const context = this.#read(batch, index)
       const bias: [number, number][] = []
-      for (let i = batch.biasOffsets[row]!; i < batch.biasOffsets[row + 1]!; i++) bias.push([batch.biasTokens[i]!, batch.biasValues[i]!])
+      for (let i = batch.biasOffsets[row]!; i < batch.biasOffsets[row + 1]!; i++) {
+        bias.push([
+          batch.biasTokens[i]!,
+          batch.biasValues[i]!
+        ])
+      }
       const token = target >= 0
         ? target
         : nextToken(context, {
@@ -130,7 +160,9 @@ export class FakeDevice implements StepDevice {
         topIds.push(i)
         topLogprobs.push(logprobOf(context, flags, i))
       }
-      for (let i = batch.idOffsets[row]!; i < batch.idOffsets[row + 1]!; i++) idLogprobs.push(logprobOf(context, flags, batch.ids[i]!))
+      for (let i = batch.idOffsets[row]!; i < batch.idOffsets[row + 1]!; i++) {
+        idLogprobs.push(logprobOf(context, flags, batch.ids[i]!))
+      }
     }
     result.topIds = Int32Array.from(topIds)
     result.topLogprobs = Float32Array.from(topLogprobs)
@@ -142,7 +174,9 @@ export class FakeDevice implements StepDevice {
   #validate (b: StepBatch): number {
     const sequences = b.startPos.length
     const rows = b.rowSeeds.length
-    const must = (ok: boolean, what: string): void => { if (!ok) throw new Error(`malformed batch: ${what}`) }
+    const must = (ok: boolean, what: string): void => {
+      if (!ok) throw new Error(`malformed batch: ${what}`)
+    }
     const offsets = (list: Int32Array, count: number, end: number, what: string): void => {
       must(list.length === count + 1 && list[0] === 0 && list[count] === end, `${what} offsets`)
       for (let i = 0; i < count; i++) must(list[i]! <= list[i + 1]!, `${what} offsets fall`)
@@ -155,13 +189,18 @@ export class FakeDevice implements StepDevice {
     offsets(b.idOffsets, rows, b.ids.length, 'id')
     must(b.biasValues.length === b.biasTokens.length, 'bias values')
     must(b.rowInts.length === rows * ROW_INTS && b.rowFloats.length === rows * ROW_FLOATS, 'row fields')
-    for (const token of [...b.tokens, ...b.history, ...b.biasTokens, ...b.ids]) must(token >= 0 && token < this.#vocab, `token ${token}`)
+    for (const token of [...b.tokens, ...b.history, ...b.biasTokens, ...b.ids]) {
+      must(token >= 0 && token < this.#vocab, `token ${token}`)
+    }
     for (const page of b.pages) must(page >= 0 && page < this.#pages, `page ${page}`)
     for (let s = 0; s < sequences; s++) {
       const count = b.seqOffsets[s + 1]! - b.seqOffsets[s]!
       const pages = b.pageOffsets[s + 1]! - b.pageOffsets[s]!
       must(count > 0, 'a sequence without tokens')
-      must(pages === Math.ceil((b.startPos[s]! + count) / this.#pageSize), `${pages} pages for ${b.startPos[s]! + count} tokens`)
+      must(
+        pages === Math.ceil((b.startPos[s]! + count) / this.#pageSize),
+        `${pages} pages for ${b.startPos[s]! + count} tokens`
+      )
     }
     for (let row = 0; row < rows; row++) {
       must(b.rowInts[row * ROW_INTS]! < b.tokens.length, 'row index')
@@ -173,13 +212,16 @@ export class FakeDevice implements StepDevice {
   }
 
   #slot (b: StepBatch, s: number, position: number): number {
-    return b.pages[b.pageOffsets[s]! + Math.floor(position / this.#pageSize)]! * this.#pageSize + position % this.#pageSize
+    return b.pages[b.pageOffsets[s]! + Math.floor(position / this.#pageSize)]! * this.#pageSize +
+      position % this.#pageSize
   }
 
   #record (b: StepBatch): Uint16Array {
     const experts: number[] = []
     for (let s = 0; s < b.startPos.length; s++) {
-      for (let i = b.seqOffsets[s]!; i < b.seqOffsets[s + 1]!; i++) experts.push(...expertsOf(b.tokens[i]!, b.startPos[s]! + i - b.seqOffsets[s]!, this.weights))
+      for (let i = b.seqOffsets[s]!; i < b.seqOffsets[s + 1]!; i++) {
+        experts.push(...expertsOf(b.tokens[i]!, b.startPos[s]! + i - b.seqOffsets[s]!, this.weights))
+      }
     }
     return Uint16Array.from(experts)
   }
@@ -208,7 +250,9 @@ export class FakeDevice implements StepDevice {
     const weights = new Int32Array(length)
     for (let position = 0; position < length; position++) {
       const slot = this.#slot(b, s, position)
-      if (this.#positions[slot] !== position) throw new Error(`KV slot ${slot} is read as position ${position} but holds ${this.#positions[slot]}`)
+      if (this.#positions[slot] !== position) {
+        throw new Error(`KV slot ${slot} is read as position ${position} but holds ${this.#positions[slot]}`)
+      }
       tokens[position] = this.#tokens[slot]!
       weights[position] = this.#weights[slot]!
     }

@@ -1,6 +1,20 @@
 import { RefitError } from '../../src/errors.ts'
 import type {
-  EngineInfo, EngineStats, ExpertLayout, FinishReason, GenerateRequest, MemoryReport, MemoryTag, PauseMode, ReleasedMemory, RolloutEngine, Scored, TokenEvent, UpdateOptions, WeightState, WeightUpdate
+  EngineInfo,
+  EngineStats,
+  ExpertLayout,
+  FinishReason,
+  GenerateRequest,
+  MemoryReport,
+  MemoryTag,
+  PauseMode,
+  ReleasedMemory,
+  RolloutEngine,
+  Scored,
+  TokenEvent,
+  UpdateOptions,
+  WeightState,
+  WeightUpdate
 } from '../../src/contract/rollout-engine.ts'
 import type { WeightCoverage, WeightTransactions } from '../../src/contract/weight-transactions.ts'
 import type { WeightSource, WriteReport } from '../../src/contract/weight-source.ts'
@@ -13,11 +27,21 @@ export interface FakeOptions {
   tensors?: Record<string, number[]>
 }
 
-interface Live { request: GenerateRequest, aborted: boolean, wake: () => void }
+interface Live {
+  request: GenerateRequest
+  aborted: boolean
+  wake: () => void
+}
 
 /** [to - from, sparse layers, experts per token]: by position, layer and place. */
 export function fakeExperts ({ sparse, perToken, experts }: ExpertLayout, from: number, to: number): Uint16Array {
-  return Uint16Array.from(Array.from({ length: Math.max(0, to - from) }, (_, i) => sparse.map(layer => Array.from({ length: perToken }, (_, j) => ((from + i) * 13 + layer * 5 + j) % experts))).flat(2))
+  return Uint16Array.from(
+    Array
+      .from({ length: Math.max(0, to - from) }, (_, i) =>
+        sparse
+          .map(layer => Array.from({ length: perToken }, (_, j) => ((from + i) * 13 + layer * 5 + j) % experts)))
+      .flat(2)
+  )
 }
 
 /**
@@ -34,7 +58,16 @@ export class FakeEngine implements RolloutEngine {
   coverage: WeightCoverage | null = null
   /** It has none: routes of transactions are tested on an engine that does. */
   readonly transactions: WeightTransactions = {
-    current: null, currentId: null, writing: false, open: noTransactions, refused: () => {}, status: () => { throw new Error('the fake engine has no transactions') }, commit: noTransactions, abort: noTransactions
+    current: null,
+    currentId: null,
+    writing: false,
+    open: noTransactions,
+    refused: () => {},
+    status: () => {
+      throw new Error('the fake engine has no transactions')
+    },
+    commit: noTransactions,
+    abort: noTransactions
   }
 
   /** Set to make releases and resumes fail. */
@@ -58,39 +91,79 @@ export class FakeEngine implements RolloutEngine {
   constructor ({ info = {}, stepMs = 0, tensors = { 'a.weight': [2, 3], 'b.bias': [4] } }: FakeOptions = {}) {
     this.stepMs = stepMs
     this.info = {
-      modelPath: '/models/fake', servedModelName: 'fake', architecture: 'Qwen3ForCausalLM', modelType: 'qwen3', vocabSize: 300, contextLength: 512, eosTokenIds: [2], device: 'cpu', cards: [], weightsCpuBackup: false, isa: 'scalar', ranks: 2, threads: 1, dtype: 'float32', weightBytes: 1 << 20, kvBytes: 1 << 20, kvTokens: 1 << 16, maxRunningRequests: 256, maxQueuedRequests: 256, ...info
+      modelPath: '/models/fake',
+      servedModelName: 'fake',
+      architecture: 'Qwen3ForCausalLM',
+      modelType: 'qwen3',
+      vocabSize: 300,
+      contextLength: 512,
+      eosTokenIds: [2],
+      device: 'cpu',
+      cards: [],
+      weightsCpuBackup: false,
+      isa: 'scalar',
+      ranks: 2,
+      threads: 1,
+      dtype: 'float32',
+      weightBytes: 1 << 20,
+      kvBytes: 1 << 20,
+      kvTokens: 1 << 16,
+      maxRunningRequests: 256,
+      maxQueuedRequests: 256,
+      ...info
     }
-    this.values = new Map(Object.entries(tensors).map(([name, shape]) => {
-      const size = shape.reduce((a, b) => a * b, 1)
-      return [name, { shape, values: Float32Array.from({ length: size }, (_, i) => i + 0.5) }]
-    }))
+    this.values = new Map(
+      Object.entries(tensors).map(([name, shape]) => {
+        const size = shape.reduce((a, b) => a * b, 1)
+        return [name, { shape, values: Float32Array.from({ length: size }, (_, i) => i + 0.5) }]
+      })
+    )
   }
 
-  get live (): number { return this.#live.size }
-  get ready (): boolean { return !this.closed && this.#paused === null && this.weights.state === 'current' }
+  get live (): number {
+    return this.#live.size
+  }
+  get ready (): boolean {
+    return !this.closed && this.#paused === null && this.weights.state === 'current'
+  }
 
   get stats (): EngineStats {
     return {
-      running: this.#live.size, queued: 0, paused: this.#paused, pausing: this.#pausing, usedTokens: 10, cachedTokens: 5, totalTokens: this.info.kvTokens, ...this.#counts, prefixHitTokens: 0, retractions: 0, stepMs: 1, tokensPerSecond: 7
+      running: this.#live.size,
+      queued: 0,
+      paused: this.#paused,
+      pausing: this.#pausing,
+      usedTokens: 10,
+      cachedTokens: 5,
+      totalTokens: this.info.kvTokens,
+      ...this.#counts,
+      prefixHitTokens: 0,
+      retractions: 0,
+      stepMs: 1,
+      tokensPerSecond: 7
     }
   }
 
-  async * generate (request: GenerateRequest): AsyncGenerator<TokenEvent, void, undefined> {
+  async *generate (request: GenerateRequest): AsyncGenerator<TokenEvent, void, undefined> {
     if (this.closed) throw new RefitError('ENGINE_CLOSED', 'the engine is shutting down')
     if (this.weights.state === 'torn') throw new RefitError('ENGINE_TORN', this.weights.reason)
-    if (this.#live.size >= this.info.maxRunningRequests + this.info.maxQueuedRequests) throw new RefitError('QUEUE_FULL', 'too many requests wait')
-    if (this.#live.has(request.rid)) throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${request.rid}`)
+    if (this.#live.size >= this.info.maxRunningRequests + this.info.maxQueuedRequests) {
+      throw new RefitError('QUEUE_FULL', 'too many requests wait')
+    }
+    if (this.#live.has(request.rid)) {
+      throw new RefitError('INVALID_REQUEST', `Duplicate request ID detected: ${request.rid}`)
+    }
     const live: Live = { request, aborted: false, wake: () => {} }
     this.#live.set(request.rid, live)
     this.requests.push(request)
     try {
-      yield * this.#steps(live)
+      yield* this.#steps(live)
     } finally {
       this.#live.delete(request.rid)
     }
   }
 
-  async * #steps (live: Live): AsyncGenerator<TokenEvent, void, undefined> {
+  async *#steps (live: Live): AsyncGenerator<TokenEvent, void, undefined> {
     const { inputIds, sampling, logprobs, expertsFrom } = live.request
     const seed = sampling.seed ?? 4242n
     this.#counts.promptTokens += inputIds.length
@@ -98,25 +171,41 @@ export class FakeEngine implements RolloutEngine {
     const event = (tokens: number[], finish: FinishReason | null): TokenEvent => ({
       tokens,
       logprobs: logprobs === null ? [] : tokens.map(scored),
-      top: logprobs === null ? [] : tokens.map(token => Array.from({ length: logprobs.top }, (_, i): Scored => scored((token + i) % this.info.vocabSize))),
+      top: logprobs === null
+        ? []
+        : tokens.map(token =>
+          Array.from({ length: logprobs.top }, (_, i): Scored => scored((token + i) % this.info.vocabSize))
+        ),
       ids: logprobs === null ? [] : tokens.map(() => logprobs.ids.map(scored)),
-      input: made === tokens.length && finish?.type !== 'abort' && logprobs?.startLen != null ? inputLogprobs(inputIds, logprobs.startLen, logprobs.top, logprobs.ids) : null,
+      input: made === tokens.length && finish?.type !== 'abort' && logprobs?.startLen != null
+        ? inputLogprobs(inputIds, logprobs.startLen, logprobs.top, logprobs.ids)
+        : null,
       weightVersion: this.weightVersion,
       promptTokens: inputIds.length,
       cachedTokens: Math.max(0, inputIds.length - 2),
       completionTokens: made,
       retractions: 0,
       seed,
-      ...finish === null || expertsFrom === undefined || (finish.type === 'abort' && made === 0) ? {} : { experts: fakeExperts(this.info.experts!, expertsFrom, inputIds.length + made - 1) },
+      ...finish === null || expertsFrom === undefined || (finish.type === 'abort' && made === 0)
+        ? {}
+        : { experts: fakeExperts(this.info.experts!, expertsFrom, inputIds.length + made - 1) },
       ...made === tokens.length && finish?.type !== 'abort' ? { times: { queueMs: 250, prefillMs: 1500 } } : {},
       finish
     })
     for (;;) {
-      while (this.#paused !== null && !live.aborted) await new Promise<void>(resolve => { live.wake = resolve })
-      if (live.aborted) return yield event([], { type: 'abort', message: made === 0 ? 'Abort in waiting queue' : 'Aborted' })
+      while (this.#paused !== null && !live.aborted) {
+        await new Promise<void>(resolve => {
+          live.wake = resolve
+        })
+      }
+      if (live.aborted) {
+        return yield event([], { type: 'abort', message: made === 0 ? 'Abort in waiting queue' : 'Aborted' })
+      }
       if (this.weights.state === 'torn') throw new RefitError('ENGINE_TORN', this.weights.reason)
       if (sampling.maxNewTokens === 0) return yield event([], { type: 'length', length: 0 })
-      await new Promise<void>(resolve => { this.stepMs === 0 ? setImmediate(resolve) : setTimeout(resolve, this.stepMs) })
+      await new Promise<void>(resolve => {
+        this.stepMs === 0 ? setImmediate(resolve) : setTimeout(resolve, this.stepMs)
+      })
       if (live.aborted || this.#paused !== null) continue
       const tokens: number[] = []
       let finish: FinishReason | null = null
@@ -124,7 +213,8 @@ export class FakeEngine implements RolloutEngine {
         const token = inputIds[made % inputIds.length]!
         tokens.push(token)
         made++
-        const isStop = sampling.stopTokenIds.includes(token) || (!sampling.ignoreEos && this.info.eosTokenIds.includes(token))
+        const isStop = sampling.stopTokenIds.includes(token) ||
+          (!sampling.ignoreEos && this.info.eosTokenIds.includes(token))
         if (isStop && made > sampling.minNewTokens) finish = { type: 'stop', matched: token }
         else if (made >= sampling.maxNewTokens) finish = { type: 'length', length: made }
       }
@@ -146,7 +236,10 @@ export class FakeEngine implements RolloutEngine {
 
   abortAll (): number {
     this.calls.push('abortAll')
-    for (const live of this.#live.values()) { live.aborted = true; live.wake() }
+    for (const live of this.#live.values()) {
+      live.aborted = true
+      live.wake()
+    }
     return this.#live.size
   }
 
@@ -190,14 +283,20 @@ export class FakeEngine implements RolloutEngine {
         this.calls.push(`commit ${JSON.stringify({ version, flushCache })}`)
         if (version !== undefined) this.weightVersion = version
       },
-      abort: async reason => { this.calls.push(`abort update: ${reason}`) }
+      abort: async reason => {
+        this.calls.push(`abort update: ${reason}`)
+      }
     }
   }
 
   async #write (source: WeightSource): Promise<WriteReport> {
     await this.holdUpdate
     const unknown = source.tensors.find(tensor => !this.values.has(tensor.name))
-    if (unknown !== undefined) throw new RefitError('WEIGHTS_UNKNOWN_NAME', `the model has no tensor "${unknown.name}"`, { param: unknown.name })
+    if (unknown !== undefined) {
+      throw new RefitError('WEIGHTS_UNKNOWN_NAME', `the model has no tensor "${unknown.name}"`, {
+        param: unknown.name
+      })
+    }
     this.epoch++
     if (this.failWriteAt !== null) {
       this.weights = { state: 'torn', tensors: [source.tensors[this.failWriteAt]!.name], reason: 'a read failed' }
@@ -206,12 +305,26 @@ export class FakeEngine implements RolloutEngine {
     for (const { name } of source.tensors) this.values.get(name)!.values.fill(this.epoch)
     this.weights = { state: 'current' }
     return {
-      source: 'disk', tensors: source.tensors.length, bytes: 64, missing: [], missingCount: 0, ignored: [], ms: { plan: 1, gate: 2, write: 3, verify: 4, total: 10 }, gbPerSecond: 0.5
+      source: 'disk',
+      tensors: source.tensors.length,
+      bytes: 64,
+      missing: [],
+      missingCount: 0,
+      ignored: [],
+      ms: { plan: 1, gate: 2, write: 3, verify: 4, total: 10 },
+      gbPerSecond: 0.5
     }
   }
 
-  async releaseMemory (tags: readonly MemoryTag[] = [], { keepWeights }: { keepWeights?: boolean } = {}): Promise<MemoryReport> {
-    return await this.#memory('release', tags, keepWeights === undefined ? '' : keepWeights ? ', keeping weights' : ', dropping weights')
+  async releaseMemory (
+    tags: readonly MemoryTag[] = [],
+    { keepWeights }: { keepWeights?: boolean } = {}
+  ): Promise<MemoryReport> {
+    return await this.#memory(
+      'release',
+      tags,
+      keepWeights === undefined ? '' : keepWeights ? ', keeping weights' : ', dropping weights'
+    )
   }
 
   async resumeMemory (tags: readonly MemoryTag[] = []): Promise<MemoryReport> {
@@ -224,7 +337,11 @@ export class FakeEngine implements RolloutEngine {
     if (this.memoryFault !== null) throw this.memoryFault
     const all: MemoryTag[] = ['weights', 'kv_cache', 'cuda_graph']
     const tags = wanted.length === 0 ? all : [...wanted]
-    const left = all.filter(tag => what === 'release' ? tags.includes(tag) || this.releasedMemory[tag] !== undefined : !tags.includes(tag) && this.releasedMemory[tag] !== undefined)
+    const left = all.filter(tag =>
+      what === 'release'
+        ? tags.includes(tag) || this.releasedMemory[tag] !== undefined
+        : !tags.includes(tag) && this.releasedMemory[tag] !== undefined
+    )
     this.releasedMemory = Object.fromEntries(left.map(tag => [tag, 1000]))
     this.weights = left.length === 0 ? { state: 'current' } : { state: 'asleep', tags: left }
     return { tags, bytes: 1000 * tags.length, ms: 3 }
@@ -239,7 +356,10 @@ export class FakeEngine implements RolloutEngine {
   }
 
   async checksums () {
-    const tensors = [...this.values].map(([name, { values }]) => ({ name, checksum: values.reduce((sum, value, i) => sum + value * (i + 1), 0).toFixed(0).padStart(16, '0') }))
+    const tensors = [...this.values].map(([name, { values }]) => ({
+      name,
+      checksum: values.reduce((sum, value, i) => sum + value * (i + 1), 0).toFixed(0).padStart(16, '0')
+    }))
     return { tensors, ranks: Array.from({ length: this.info.ranks }, () => tensors) }
   }
 
@@ -254,9 +374,13 @@ export class FakeEngine implements RolloutEngine {
   }
 }
 
-async function noTransactions (): Promise<never> { throw new Error('the fake engine has no transactions') }
+async function noTransactions (): Promise<never> {
+  throw new Error('the fake engine has no transactions')
+}
 
-function scored (token: number): Scored { return [-token / 100, token] }
+function scored (token: number): Scored {
+  return [-token / 100, token]
+}
 
 function inputLogprobs (ids: Int32Array, start: number, top: number, wanted: number[]) {
   const positions = Array.from(ids).slice(start)

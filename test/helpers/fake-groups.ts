@@ -3,7 +3,11 @@ import type { NcclGroupOptions, NativeGroups } from '../../src/native/groups.ts'
 import type { GroupHost } from '../../src/contract/group-host.ts'
 
 /** `slot` null: straight into the weights. */
-export interface Received { slot: number | null, parts: number[][], gate: boolean }
+export interface Received {
+  slot: number | null
+  parts: number[][]
+  gate: boolean
+}
 
 /**
  * NativeGroups without a network: every receive waits until the test lets it come, and it is noted whether the gate was shut. Breaks where
@@ -32,9 +36,13 @@ export class FakeGroups {
   fault: Error | null = null
 
   /** Pieces that nobody has waited for. */
-  get begun (): number { return this.#begun.length }
+  get begun (): number {
+    return this.#begun.length
+  }
 
-  constructor ({ isNccl }: { isNccl: boolean }) { this.#isNccl = isNccl }
+  constructor ({ isNccl }: { isNccl: boolean }) {
+    this.#isNccl = isNccl
+  }
 
   /** So many broadcasts come. */
   send (count = 1): void {
@@ -43,7 +51,13 @@ export class FakeGroups {
   }
 
   get host (): GroupHost {
-    return { native: this.native, core: 7, device: this.#isNccl ? 'cuda' : 'cpu', ranks: 2, standStill: async run => await this.shut(run) }
+    return {
+      native: this.native,
+      core: 7,
+      device: this.#isNccl ? 'cuda' : 'cpu',
+      ranks: 2,
+      standStill: async run => await this.shut(run)
+    }
   }
 
   async shut<T> (run: () => Promise<T>): Promise<T> {
@@ -58,7 +72,9 @@ export class FakeGroups {
   }
 
   get native (): NativeGroups {
-    const note = (what: string): void => { this.log.push(what) }
+    const note = (what: string): void => {
+      this.log.push(what)
+    }
     const demandGate = (what: string): void => {
       note(what)
       if (this.#isNccl && !this.gateIsShut) throw new Error(`${what} with the gate open`)
@@ -74,28 +90,49 @@ export class FakeGroups {
       }
     }
     const fake = {
-      glooGroup: ({ ranks }: { ranks: number[] }) => ({ group: ++this.#groups, addresses: ranks.map(rank => Uint8Array.of(rank)) }),
-      glooConnect: async () => { note('connect') },
+      glooGroup: ({ ranks }: { ranks: number[] }) => ({
+        group: ++this.#groups,
+        addresses: ranks.map(rank => Uint8Array.of(rank))
+      }),
+      glooConnect: async () => {
+        note('connect')
+      },
       ncclGroup: (_core: number, options: NcclGroupOptions) => {
         this.made.push(options)
         return ++this.#groups
       },
       ncclUniqueId: () => Buffer.alloc(128, 9),
-      ncclConnect: async () => { demandGate('connect') },
+      ncclConnect: async () => {
+        demandGate('connect')
+      },
       stageGroup: async (group: number, bytes: number, slots: number) => {
         demandGate('stage')
         this.staged.push([bytes, slots])
         this.#staged.set(group, { bytes, slots })
       },
-      groupBarrier: async () => { demandGate('barrier') },
-      groupAbort: (_group: number, reason: string) => { note('abort'); this.#fail?.(nativeError('GROUP_BROKEN', reason)) },
-      endGroup: async () => { demandGate('end') },
+      groupBarrier: async () => {
+        demandGate('barrier')
+      },
+      groupAbort: (_group: number, reason: string) => {
+        note('abort')
+        this.#fail?.(nativeError('GROUP_BROKEN', reason))
+      },
+      endGroup: async () => {
+        demandGate('end')
+      },
       groupPlaces: (_group: number, parts: Float64Array) => {
         note('places')
-        return Float64Array.from({ length: parts.length / PART_FIELDS }, (_, part) => this.placeOf(parts[part * PART_FIELDS]!))
+        return Float64Array.from(
+          { length: parts.length / PART_FIELDS },
+          (_, part) => this.placeOf(parts[part * PART_FIELDS]!)
+        )
       },
-      groupReceiveInPlace: async (group: number, parts: Float64Array) => { await receive('in place', group, null, parts) },
-      groupReceive: async (group: number, slot: number, parts: Float64Array) => { await receive('receive', group, slot, parts) },
+      groupReceiveInPlace: async (group: number, parts: Float64Array) => {
+        await receive('in place', group, null, parts)
+      },
+      groupReceive: async (group: number, slot: number, parts: Float64Array) => {
+        await receive('receive', group, slot, parts)
+      },
       groupBegin: async (_group: number, slot: number, parts: Float64Array) => {
         demandGate('begin')
         if (this.#begun.length === 2) throw new Error('both slots are being received into')
@@ -119,8 +156,15 @@ export class FakeGroups {
     for (let at = 0; at < parts.length; at += PART_FIELDS) {
       const [offset, bytes] = [parts[at]!, parts[at + 1]!]
       const staged = this.#staged.get(group) ?? { bytes: 0, slots: 0 }
-      if (slot !== null && (slot >= staged.slots || offset + bytes > staged.bytes)) throw new Error(`${offset} + ${bytes} bytes in slot ${slot} of ${staged.slots} of ${staged.bytes} bytes`)
-      while (this.sent === 0 && this.fault === null) await new Promise<void>((resolve, reject) => { this.#wake = resolve; this.#fail = reject })
+      if (slot !== null && (slot >= staged.slots || offset + bytes > staged.bytes)) {
+        throw new Error(`${offset} + ${bytes} bytes in slot ${slot} of ${staged.slots} of ${staged.bytes} bytes`)
+      }
+      while (this.sent === 0 && this.fault === null) {
+        await new Promise<void>((resolve, reject) => {
+          this.#wake = resolve
+          this.#fail = reject
+        })
+      }
       if (this.fault !== null) throw this.fault
       this.sent--
       list.push([offset, bytes])

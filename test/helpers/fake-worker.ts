@@ -7,7 +7,9 @@ import { FakeDevice } from './fake-device.ts'
 // The scheduler's worker with the fake device instead of a native core. A request with a magic seed brings the thread down.
 
 /** Whoever starts the worker can hold it in a step: [steps that it may begin; -1: any number]. */
-export interface Held { mayBegin: Int32Array }
+export interface Held {
+  mayBegin: Int32Array
+}
 
 export const EXIT_SEED = 0xdead_0001n
 export const THROW_SEED = 0xdead_0002n
@@ -28,8 +30,16 @@ if (parentPort !== null) {
         Atomics.wait(mayBegin, 0, 0)
         if (Atomics.load(mayBegin, 0) > 0) Atomics.sub(mayBegin, 0, 1)
         if (batch.rowSeeds.includes(EXIT_SEED)) process.exit(7)
-        if (batch.rowSeeds.includes(THROW_SEED)) process.nextTick(() => { throw new Error('the scheduler has a defect') })
-        if (batch.rowSeeds.includes(LOST_SEED)) throw Object.assign(new Error('rank 1, card 3 (H100): the kernel "attention" failed'), { code: 'DEVICE_LOST' })
+        if (batch.rowSeeds.includes(THROW_SEED)) {
+          process.nextTick(() => {
+            throw new Error('the scheduler has a defect')
+          })
+        }
+        if (batch.rowSeeds.includes(LOST_SEED)) {
+          throw Object.assign(new Error('rank 1, card 3 (H100): the kernel "attention" failed'), {
+            code: 'DEVICE_LOST'
+          })
+        }
         if (batch.rowSeeds.includes(STUCK_SEED)) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)
         // A slow step, so that the other thread can act in the middle of a request.
         Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1)

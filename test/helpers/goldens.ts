@@ -5,7 +5,9 @@ import { decodeValues } from './dtype-values.ts'
 
 /** Where make.py leaves its models. */
 export const goldenRoot = join(packageRoot, 'test/goldens')
-export const goldenNames = readdirSync(goldenRoot, { withFileTypes: true }).filter(entry => entry.isDirectory()).map(entry => entry.name)
+export const goldenNames = readdirSync(goldenRoot, { withFileTypes: true }).filter(entry => entry.isDirectory()).map(
+  entry => entry.name
+)
 
 export interface GoldenCase {
   prompt: number[]
@@ -21,7 +23,11 @@ export interface GoldenCase {
   experts?: Uint8Array
 }
 
-export interface Golden { folder: string, rope: { invFreq: Float64Array, scale: number }, cases: GoldenCase[] }
+export interface Golden {
+  folder: string
+  rope: { invFreq: Float64Array, scale: number }
+  cases: GoldenCase[]
+}
 
 /** What transformers computed for one golden model (test/goldens/make.py). */
 export function readGolden (name: string): Golden {
@@ -30,7 +36,9 @@ export function readGolden (name: string): Golden {
   return {
     folder,
     rope: { invFreq: decodeValues('float32', Buffer.from(rope.inv_freq, 'base64')), scale: rope.scale },
-    cases: cases.map(({ logits, bf16, experts, ...rest }: { logits: string, bf16: string, experts?: string, positions: number[] }) => ({
+    cases: cases.map((
+      { logits, bf16, experts, ...rest }: { logits: string, bf16: string, experts?: string, positions: number[] }
+    ) => ({
       ...rest,
       ...experts === undefined ? {} : { experts: Uint8Array.from(Buffer.from(experts, 'base64')) },
       fp32: rowsOf(decodeValues('float32', Buffer.from(logits, 'base64')), rest.positions.length),

@@ -21,15 +21,24 @@ export interface GroupServer extends UploadServer {
 const DTYPES: Record<string, string> = { BF16: 'bfloat16', F16: 'float16', F32: 'float32' }
 
 /** A server over the adder's base with `tp` ranks, and trainers that make groups of one engine with it. */
-export async function groupServer (t: Test, { tp = 1, ...options }: Partial<ServerOptions> & { tp?: number } = {}): Promise<GroupServer> {
+export async function groupServer (
+  t: Test,
+  { tp = 1, ...options }: Partial<ServerOptions> & { tp?: number } = {}
+): Promise<GroupServer> {
   const server = await uploadServer(t, { tp, groupTimeoutMs: 60_000, ...options })
   const post = async (path: string, body?: unknown): Promise<Reply> => {
-    const reply = await fetch(server.url + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: body === undefined ? null : JSON.stringify(body) })
+    const reply = await fetch(server.url + path, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: body === undefined ? null : JSON.stringify(body)
+    })
     return { status: reply.status, body: await reply.json() }
   }
   const trainer: GroupServer['trainer'] = async options => {
     const made = await GroupTrainer.start({ size: 1 + tp, ...options })
-    t.teardown(async () => { await made.end().catch(() => {}) })
+    t.teardown(async () => {
+      await made.end().catch(() => {})
+    })
     return made
   }
   return {
@@ -39,7 +48,12 @@ export async function groupServer (t: Test, { tp = 1, ...options }: Partial<Serv
     tensors: model => {
       const file = server.file(model)
       const { tensors } = layout(file)
-      return tensors.map(({ name, dtype, shape, begin, end }) => ({ name, dtype: DTYPES[dtype] ?? dtype, shape, data: file.subarray(begin, end) }))
+      return tensors.map(({ name, dtype, shape, begin, end }) => ({
+        name,
+        dtype: DTYPES[dtype] ?? dtype,
+        shape,
+        data: file.subarray(begin, end)
+      }))
     },
     joined: async options => {
       const made = await trainer(options)
@@ -51,10 +65,15 @@ export async function groupServer (t: Test, { tp = 1, ...options }: Partial<Serv
       const sent = trainer.send(tensors, fields?.load_format === 'flattened_bucket').catch((error: Error) => error)
       const reply = await post('/update_weights_from_distributed', trainer.update(tensors, fields))
       const error = await sent
-      if (reply.status === 200 && error instanceof Error) throw new Error(`the trainer could not send (${error.message}); the reply was ${JSON.stringify(reply)}`)
+      if (reply.status === 200 && error instanceof Error) {
+        throw new Error(`the trainer could not send (${error.message}); the reply was ${JSON.stringify(reply)}`)
+      }
       return reply
     },
     groups: async () => ((await (await fetch(`${server.url}/server_info`)).json()) as any).weight_groups,
-    metric: async name => Number(new RegExp(`^refit:${name}\\{.*\\} (\\S+)$`, 'm').exec(await (await fetch(`${server.url}/metrics`)).text())?.[1])
+    metric: async name =>
+      Number(
+        new RegExp(`^refit:${name}\\{.*\\} (\\S+)$`, 'm').exec(await (await fetch(`${server.url}/metrics`)).text())?.[1]
+      )
   }
 }

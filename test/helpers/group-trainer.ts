@@ -4,9 +4,18 @@ import { StoreServer } from '../../src/rendezvous/server.ts'
 import type { StoreClient } from '../../src/rendezvous/client.ts'
 
 /** A tensor as a trainer broadcasts it. */
-export interface SentTensor { name: string, dtype: string, shape: number[], data: Uint8Array }
+export interface SentTensor {
+  name: string
+  dtype: string
+  shape: number[]
+  data: Uint8Array
+}
 
-export interface TrainerOptions { name?: string, size: number, port?: number }
+export interface TrainerOptions {
+  name?: string
+  size: number
+  port?: number
+}
 
 const DEADLINE_MS = 60_000
 
@@ -18,7 +27,11 @@ export class GroupTrainer {
   readonly #client: StoreClient
   #group: number | undefined
 
-  private constructor ({ name = 'weight_update_group', size }: TrainerOptions, store: StoreServer, client: StoreClient) {
+  private constructor (
+    { name = 'weight_update_group', size }: TrainerOptions,
+    store: StoreServer,
+    client: StoreClient
+  ) {
     this.name = name
     this.size = size
     this.store = store
@@ -33,7 +46,14 @@ export class GroupTrainer {
 
   /** Fields of /init_weights_update_group for an engine whose ranks begin at `offset`. */
   init (offset = 1): Record<string, unknown> {
-    return { master_address: '127.0.0.1', master_port: this.store.address.port, rank_offset: offset, world_size: this.size, group_name: this.name, backend: 'gloo' }
+    return {
+      master_address: '127.0.0.1',
+      master_port: this.store.address.port,
+      rank_offset: offset,
+      world_size: this.size,
+      group_name: this.name,
+      backend: 'gloo'
+    }
   }
 
   /** As torch's helper: waits until all are counted, then connects with all. */
@@ -42,7 +62,9 @@ export class GroupTrainer {
     await this.store.waitForWorkers(size, { timeoutMs: DEADLINE_MS })
     const { group, addresses } = native().glooGroup({ size, ranks: [0], host: '127.0.0.1' })
     this.#group = group
-    const peers = await exchangeGlooAddresses(this.#client, { group: this.name, size, ranks: [0], addresses }, { timeoutMs: DEADLINE_MS })
+    const peers = await exchangeGlooAddresses(this.#client, { group: this.name, size, ranks: [0], addresses }, {
+      timeoutMs: DEADLINE_MS
+    })
     await native().glooConnect(group, peers, DEADLINE_MS)
   }
 
@@ -58,7 +80,13 @@ export class GroupTrainer {
 
   /** Fields of /update_weights_from_distributed. */
   update (tensors: readonly SentTensor[], fields: Record<string, unknown> = {}): Record<string, unknown> {
-    return { names: tensors.map(({ name }) => name), dtypes: tensors.map(({ dtype }) => dtype), shapes: tensors.map(({ shape }) => shape), group_name: this.name, ...fields }
+    return {
+      names: tensors.map(({ name }) => name),
+      dtypes: tensors.map(({ dtype }) => dtype),
+      shapes: tensors.map(({ shape }) => shape),
+      group_name: this.name,
+      ...fields
+    }
   }
 
   /** As if the process died. */

@@ -12,7 +12,12 @@ import { encodeValues } from './dtype-values.ts'
 /** The value of a checkpoint tensor at a flat index. */
 export type Values = (name: string, index: number) => number
 
-export interface CheckpointTensor { name: string, dtype: DType, shape: number[], data: Buffer }
+export interface CheckpointTensor {
+  name: string
+  dtype: DType
+  shape: number[]
+  data: Buffer
+}
 
 export interface CheckpointOptions {
   /** Default bfloat16; or one for each name. */
@@ -61,7 +66,10 @@ export function writeTensors (folder: string, tensors: CheckpointTensor[], shard
     write(file, part)
   })
   const totalSize = tensors.reduce((sum, tensor) => sum + tensor.data.length, 0)
-  writeFileSync(join(folder, 'model.safetensors.index.json'), JSON.stringify({ metadata: { total_size: totalSize }, weight_map: weightMap }, null, 2))
+  writeFileSync(
+    join(folder, 'model.safetensors.index.json'),
+    JSON.stringify({ metadata: { total_size: totalSize }, weight_map: weightMap }, null, 2)
+  )
   return files
 }
 
@@ -71,7 +79,11 @@ export function writeCheckpoint (folder: string, arch: Architecture, options: Ch
 }
 
 /** A model folder: config.json (see tiny-config.ts) and its checkpoint. Returns the architecture. */
-export function writeModelFolder (folder: string, config: Record<string, unknown>, options: CheckpointOptions = {}): Architecture {
+export function writeModelFolder (
+  folder: string,
+  config: Record<string, unknown>,
+  options: CheckpointOptions = {}
+): Architecture {
   const arch = parseModelConfig(config)
   writeCheckpoint(folder, arch, options)
   writeFileSync(join(folder, 'config.json'), JSON.stringify(config, null, 2))
@@ -88,7 +100,10 @@ export function positionCoded (seed = 0): Values {
 
 /** Normal noise, norms around 1: a model of it has logits that differ, and does not overflow. */
 export function randomValues (seed: number, std = 0.1): Values {
-  const noise = hashed(seed, (hash, again) => Math.sqrt(-2 * Math.log((hash + 1) / 2 ** 32)) * Math.cos(2 * Math.PI * again / 2 ** 32))
+  const noise = hashed(
+    seed,
+    (hash, again) => Math.sqrt(-2 * Math.log((hash + 1) / 2 ** 32)) * Math.cos(2 * Math.PI * again / 2 ** 32)
+  )
   return (name, index) => (/norm\.weight$/.test(name) ? 1 : 0) + std * noise(name, index)
 }
 

@@ -10,10 +10,14 @@ export class ManualClock implements Clock {
   after = (ms: number, run: () => void): () => void => {
     const timer = { at: this.#now + ms, run }
     this.#timers.add(timer)
-    return () => { this.#timers.delete(timer) }
+    return () => {
+      this.#timers.delete(timer)
+    }
   }
 
-  get armed (): number { return this.#timers.size }
+  get armed (): number {
+    return this.#timers.size
+  }
 
   /** Runs what falls due, in order. */
   advance (ms: number): void {

@@ -23,7 +23,12 @@ export function codedTensor (variant: number, name: string, count: number): Uint
 }
 
 /** A source that brings `names` of the table with the coded values of `variant`, from one buffer, at odd offsets. */
-export function memorySource (table: ModelTable, names: string[], variant: number, change: (tensor: AnnouncedTensor) => AnnouncedTensor = tensor => tensor): WeightSource {
+export function memorySource (
+  table: ModelTable,
+  names: string[],
+  variant: number,
+  change: (tensor: AnnouncedTensor) => AnnouncedTensor = tensor => tensor
+): WeightSource {
   const tensors: AnnouncedTensor[] = []
   const parts: Uint8Array[] = [new Uint8Array(1)]
   let bytes = 1
@@ -34,7 +39,13 @@ export function memorySource (table: ModelTable, names: string[], variant: numbe
     parts.push(new Uint8Array(bits.buffer), new Uint8Array(bits.length % 3))
     bytes += 2 * bits.length + bits.length % 3
   }
-  return { kind: 'memory', tensors, sources: [{ buffer: Buffer.concat(parts) }], verify: async () => {}, close: async () => {} }
+  return {
+    kind: 'memory',
+    tensors,
+    sources: [{ buffer: Buffer.concat(parts) }],
+    verify: async () => {},
+    close: async () => {}
+  }
 }
 
 /** docs/checksum.md, written once more and independently: over the coded values of one tensor. */

@@ -20,7 +20,9 @@ async function shared (t: Test): Promise<LocalEngine> {
     const made = engine = createEngine(modelFolder('adder-base'), { ...SMALL, device: 'cuda', baseGpuId: 7 })
     let root: Test | undefined = t
     while (root.parent !== undefined) root = root.parent as Test
-    root.teardown(async () => { await (await made).close() })
+    root.teardown(async () => {
+      await (await made).close()
+    })
   }
   return await engine
 }
@@ -52,7 +54,12 @@ export class NcclTrainer {
   #group: number | undefined
   #room = 0
 
-  private constructor (host: GroupHost, options: Required<Omit<NcclTrainerOptions, 'port'>>, store: StoreServer | null, client: StoreClient) {
+  private constructor (
+    host: GroupHost,
+    options: Required<Omit<NcclTrainerOptions, 'port'>>,
+    store: StoreServer | null,
+    client: StoreClient
+  ) {
     this.#host = host
     this.#options = options
     this.store = store
@@ -60,10 +67,15 @@ export class NcclTrainer {
   }
 
   /** On a card that no engine of the tests has. */
-  static async start (t: Test, { size, rank = 0, port, loop, warmUp = true }: NcclTrainerOptions): Promise<NcclTrainer> {
+  static async start (
+    t: Test,
+    { size, rank = 0, port, loop, warmUp = true }: NcclTrainerOptions
+  ): Promise<NcclTrainer> {
     const engine = await shared(t)
     const store = rank === 0 ? await StoreServer.listen({ host: '127.0.0.1', port: 0 }) : null
-    const client = store === null ? await StoreClient.connect({ host: '127.0.0.1', port: port!, timeoutMs: SECONDS }) : await store.connect()
+    const client = store === null
+      ? await StoreClient.connect({ host: '127.0.0.1', port: port!, timeoutMs: SECONDS })
+      : await store.connect()
     const trainer = new NcclTrainer(engine.groupHost, { size, rank, loop, warmUp }, store, client)
     t.teardown(async () => {
       await trainer.end().catch(() => {})
@@ -74,7 +86,12 @@ export class NcclTrainer {
 
   /** Fields of init_info. */
   init (offset = 1): Record<string, unknown> {
-    return { master_address: '127.0.0.1', master_port: this.store!.address.port, rank_offset: offset, world_size: this.#options.size }
+    return {
+      master_address: '127.0.0.1',
+      master_port: this.store!.address.port,
+      rank_offset: offset,
+      world_size: this.#options.size
+    }
   }
 
   async join (): Promise<void> {
@@ -86,7 +103,9 @@ export class NcclTrainer {
       await publishUniqueId(this.#client, '', 'vllm', id)
     } else id = (await findUniqueId(this.#client, { group: '', size, forms: ['vllm'] }, { timeoutMs: SECONDS })).id
     this.#group = native().ncclGroup(this.#host.core, { size, firstRank: rank, library: loop, warmUp })
-    await this.#host.standStill(async () => { await native().ncclConnect(this.#group!, id, SECONDS) }, SECONDS)
+    await this.#host.standStill(async () => {
+      await native().ncclConnect(this.#group!, id, SECONDS)
+    }, SECONDS)
   }
 
   async broadcast (bytes: Uint8Array): Promise<void> {
@@ -102,7 +121,9 @@ export class NcclTrainer {
     this.#client.close()
     if (group !== undefined) {
       native().groupAbort(group, 'the trainer has ended')
-      await this.#host.standStill(async () => { await native().endGroup(group, true) }, SECONDS)
+      await this.#host.standStill(async () => {
+        await native().endGroup(group, true)
+      }, SECONDS)
     }
     await this.store?.close()
   }

@@ -18,7 +18,12 @@ export function readWeights (folder: string): OracleWeights {
   for (const file of readdirSync(folder).filter(name => name.endsWith('.safetensors'))) {
     const bytes = readFileSync(join(folder, file))
     const { tensors } = parseHeader(bytes.subarray(8, 8 + headerLength(bytes, bytes.length, file)), bytes.length, file)
-    for (const { name, dtype, begin, end } of tensors) weights.set(name, decodeValues(toDType(dtype)!, bytes.subarray(begin, end)))
+    for (const { name, dtype, begin, end } of tensors) {
+      weights.set(
+        name,
+        decodeValues(toDType(dtype)!, bytes.subarray(begin, end))
+      )
+    }
   }
   return weights
 }
@@ -45,7 +50,9 @@ export class Oracle {
     for (let layer = 0; layer < layers; layer++) {
       const at = `model.layers.${layer}.`
       const attended = this.#attention(at + 'self_attn.', states.map(x => this.#norm(x, at + 'input_layernorm.weight')))
-      states.forEach((x, t) => { addTo(x, attended[t]!) })
+      states.forEach((x, t) => {
+        addTo(x, attended[t]!)
+      })
       for (const x of states) addTo(x, this.#feedForward(layer, this.#norm(x, at + 'post_attention_layernorm.weight')))
     }
     const head = tieWordEmbeddings ? embed : this.#get('lm_head.weight')
@@ -92,9 +99,12 @@ export class Oracle {
 
   #attention (at: string, inputs: Float64Array[]): Float64Array[] {
     const { heads, kvHeads, headDim, hiddenSize, qkvBias, oBias } = this.#arch
-    const project = (name: string, count: number): Float64Array[][] => inputs.map(x => split(this.#linear(at + name, x, count * headDim, qkvBias), headDim))
-    const rotated = (all: Float64Array[][], norm: string): Float64Array[][] => all.map((perHead, position) => perHead.map(head =>
-      this.#rotate(this.#arch.qkNorm ? this.#norm(head, at + norm) : head, position)))
+    const project = (name: string, count: number): Float64Array[][] =>
+      inputs.map(x => split(this.#linear(at + name, x, count * headDim, qkvBias), headDim))
+    const rotated = (all: Float64Array[][], norm: string): Float64Array[][] =>
+      all.map((perHead, position) =>
+        perHead.map(head => this.#rotate(this.#arch.qkNorm ? this.#norm(head, at + norm) : head, position))
+      )
     const q = rotated(project('q_proj', heads), 'q_norm.weight')
     const k = rotated(project('k_proj', kvHeads), 'k_norm.weight')
     const v = project('v_proj', kvHeads)
@@ -132,7 +142,12 @@ export class Oracle {
     const chosen = [...router.keys()].sort((a, b) => router[b]! - router[a]! || a - b).slice(0, moe.expertsPerToken)
     const total = moe.normTopkProb ? chosen.reduce((sum, e) => sum + router[e]!, 0) : 1
     const y = new Float64Array(hiddenSize)
-    for (const e of chosen) addTo(y, this.#mlp(`${at}experts.${e}.`, x, moe.intermediateSize).map(v => v * router[e]! / total))
+    for (const e of chosen) {
+      addTo(
+        y,
+        this.#mlp(`${at}experts.${e}.`, x, moe.intermediateSize).map(v => v * router[e]! / total)
+      )
+    }
     return y
   }
 
@@ -159,7 +174,9 @@ function dot (a: Float64Array, b: Float64Array): number {
 
 /** matrix [rows, x.length] times x. */
 function multiply (matrix: Float64Array, x: Float64Array, rows: number): Float64Array {
-  if (matrix.length !== rows * x.length) throw new Error(`a matrix of ${matrix.length} elements is not [${rows}, ${x.length}]`)
+  if (matrix.length !== rows * x.length) {
+    throw new Error(`a matrix of ${matrix.length} elements is not [${rows}, ${x.length}]`)
+  }
   const y = new Float64Array(rows)
   for (let r = 0, at = 0; r < rows; r++) {
     let sum = 0

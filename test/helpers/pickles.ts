@@ -17,19 +17,46 @@ export interface PayloadCase {
   any_dtype: boolean
   expected: { ranks: object[][], storages: object[], spares: object[] }
 }
-export interface RefusedCase { name: string, entries: string[], load_format: string | null, ranks: number, cards: string[], code: string, says: string }
-export interface ValueCase { name: string, pickle: string, value: unknown }
-export interface ExploitCase { name: string, pickle: string, refused: string }
+export interface RefusedCase {
+  name: string
+  entries: string[]
+  load_format: string | null
+  ranks: number
+  cards: string[]
+  code: string
+  says: string
+}
+export interface ValueCase {
+  name: string
+  pickle: string
+  value: unknown
+}
+export interface ExploitCase {
+  name: string
+  pickle: string
+  refused: string
+}
 
-interface Recorded { payloads: PayloadCase, refused: RefusedCase, values: ValueCase, exploits: ExploitCase }
+interface Recorded {
+  payloads: PayloadCase
+  refused: RefusedCase
+  values: ValueCase
+  exploits: ExploitCase
+}
 
 export function recordedPickles<K extends keyof Recorded> (kind: K): Array<Recorded[K]> {
-  return JSON.parse(readFileSync(join(packageRoot, 'test/fixtures/pickles', `${kind}.json`), 'utf8')) as Array<Recorded[K]>
+  return JSON.parse(readFileSync(join(packageRoot, 'test/fixtures/pickles', `${kind}.json`), 'utf8')) as Array<
+    Recorded[K]
+  >
 }
 
 /** Opcodes as latin1 text, numbers as bytes, and bytes, one after another. */
 export function assemble (...parts: Array<string | number | Uint8Array>): Buffer {
-  return Buffer.concat(parts.map(part => typeof part === 'string' ? Buffer.from(part, 'latin1') : typeof part === 'number' ? Buffer.from([part]) : part))
+  return Buffer.concat(
+    parts.map(part =>
+      typeof part === 'string' ? Buffer.from(part, 'latin1') : typeof part === 'number' ? Buffer.from([part]) : part
+    )
+  )
 }
 
 export const PROTO4 = '\x80\x04'
@@ -72,7 +99,11 @@ export function describeBody ({ ranks, storages, spares }: TensorRequestBody): P
 
 export function describeStorage (storage: TensorStorage): object {
   if (storage.kind !== 'cuda') return storage
-  return { ...storage, handle: describeHandle(storage.handle), event: storage.event === null ? null : hex(storage.event) }
+  return {
+    ...storage,
+    handle: describeHandle(storage.handle),
+    event: storage.event === null ? null : hex(storage.event)
+  }
 }
 
 function describeHandle ({ key, ...handle }: IpcHandle): object {

@@ -13,7 +13,12 @@ const BLOCK = 2 ** 17
 /** A frame of blocks that are not compressed. */
 export function zstdFrame (content: Uint8Array): Buffer {
   const parts: Uint8Array[] = [Uint8Array.of(0x28, 0xb5, 0x2f, 0xfd, 0x00, 10 << 3)]
-  for (let at = 0; at < content.length; at += BLOCK) parts.push(blockHead(0, Math.min(BLOCK, content.length - at)), content.subarray(at, at + BLOCK))
+  for (let at = 0; at < content.length; at += BLOCK) {
+    parts.push(
+      blockHead(0, Math.min(BLOCK, content.length - at)),
+      content.subarray(at, at + BLOCK)
+    )
+  }
   return Buffer.concat([...parts, Uint8Array.of(1, 0, 0)])
 }
 
@@ -47,7 +52,7 @@ export function sha256 (bytes: Uint8Array): string {
 export function changed (weights: Weights, seed: number): Weights {
   return new Map([...weights].map(([name, old], index) => {
     const now = Buffer.from(old)
-    if (index % 3 !== seed % 3) for (let at = seed % 7; at < now.length; at += 11) now[at]! ^= seed * 37 + at | 1
+    if (index % 3 !== seed % 3) { for (let at = seed % 7; at < now.length; at += 11) now[at]! ^= seed * 37 + at | 1 }
     return [name, now]
   }))
 }
@@ -77,14 +82,40 @@ function words (values: readonly number[]): Buffer {
   return out
 }
 
-export function writeFile (path: string, entries: ReadonlyMap<string, Uint8Array>, metadata: Record<string, string> = { format: 'pt' }): void {
-  writeFileSync(path, encodeSafetensors([...entries].map(([name, data]) => ({ name, dtype: 'U8' as const, shape: [data.length], data: Buffer.from(data) })), metadata))
+export function writeFile (
+  path: string,
+  entries: ReadonlyMap<string, Uint8Array>,
+  metadata: Record<string, string> = { format: 'pt' }
+): void {
+  writeFileSync(
+    path,
+    encodeSafetensors(
+      [...entries].map(([name, data]) => ({
+        name,
+        dtype: 'U8' as const,
+        shape: [data.length],
+        data: Buffer.from(data)
+      })),
+      metadata
+    )
+  )
 }
 
-export interface SlimeDelta { encoding?: 'xor' | 'overwrite', checksum?: (bytes: Uint8Array) => string, metadata?: Record<string, unknown>, edit?: (entries: Map<string, Buffer>, sums: Record<string, string>) => void }
+export interface SlimeDelta {
+  encoding?: 'xor' | 'overwrite'
+  checksum?: (bytes: Uint8Array) => string
+  metadata?: Record<string, unknown>
+  edit?: (entries: Map<string, Buffer>, sums: Record<string, string>) => void
+}
 
 /** slime's folder of a version, in two files. */
-export function publishSlime (source: string, version: number, before: Weights, after: Weights, { encoding = 'xor', checksum = adler32, metadata = {}, edit }: SlimeDelta = {}): string {
+export function publishSlime (
+  source: string,
+  version: number,
+  before: Weights,
+  after: Weights,
+  { encoding = 'xor', checksum = adler32, metadata = {}, edit }: SlimeDelta = {}
+): string {
   const folder = join(source, `weight_v${String(version).padStart(6, '0')}`)
   mkdirSync(folder, { recursive: true })
   const names = [...after.keys()].filter(name => !after.get(name)!.equals(before.get(name)!))
@@ -102,28 +133,64 @@ export function publishSlime (source: string, version: number, before: Weights, 
     writeFile(join(folder, file), entries, sums)
     for (const name of entries.keys()) weightMap[name] = file
   }
-  const about = { version: String(version).padStart(6, '0'), base_version: String(version - 1).padStart(6, '0'), delta_encoding: encoding, compression_format: 'zstd', checksum_format: 'adler32', ...metadata }
-  writeFileSync(join(folder, 'model.safetensors.index.json'), JSON.stringify({ metadata: about, weight_map: weightMap }))
+  const about = {
+    version: String(version).padStart(6, '0'),
+    base_version: String(version - 1).padStart(6, '0'),
+    delta_encoding: encoding,
+    compression_format: 'zstd',
+    checksum_format: 'adler32',
+    ...metadata
+  }
+  writeFileSync(
+    join(folder, 'model.safetensors.index.json'),
+    JSON.stringify({ metadata: about, weight_map: weightMap })
+  )
   return folder
 }
 
-interface Manifest { version: number, base_version: number, tensors: Array<Record<string, unknown>>, payload_files: string[] }
+interface Manifest {
+  version: number
+  base_version: number
+  tensors: Array<Record<string, unknown>>
+  payload_files: string[]
+}
 
 /** SkyRL's. */
-export function publishSkyrl (sync: string, version: number, before: Weights, after: Weights, edit: (manifest: Manifest) => void = () => {}): string {
+export function publishSkyrl (
+  sync: string,
+  version: number,
+  before: Weights,
+  after: Weights,
+  edit: (manifest: Manifest) => void = () => {}
+): string {
   const folder = join(sync, `delta-${String(version).padStart(8, '0')}`)
   mkdirSync(folder, { recursive: true })
   const names = [...after.keys()].filter(name => !after.get(name)!.equals(before.get(name)!))
   const manifest: Manifest = { version, base_version: version - 1, tensors: [], payload_files: [] }
   for (const part of [0, 1]) {
     const file = `delta-rank00000-file00000${part}.safetensors`
-    const entries = new Map(names.filter((_, index) => index % 2 === part).map(name => [`key of ${name}`, zstdFrame(xorOf(before.get(name)!, after.get(name)!))]))
+    const entries = new Map(
+      names.filter((_, index) => index % 2 === part).map(name => [
+        `key of ${name}`,
+        zstdFrame(xorOf(before.get(name)!, after.get(name)!))
+      ])
+    )
     writeFile(join(folder, file), entries)
     manifest.payload_files.push(file)
     for (const [key, data] of entries) {
       const name = key.slice('key of '.length)
       const bytes = after.get(name)!.length
-      manifest.tensors.push({ name, dtype: 'uint8', shape: [bytes], uncompressed_num_bytes: bytes, compressed_num_bytes: data.length, payload_file: file, payload_key: key, checksum: sha256(after.get(name)!), checksum_algorithm: 'sha256' })
+      manifest.tensors.push({
+        name,
+        dtype: 'uint8',
+        shape: [bytes],
+        uncompressed_num_bytes: bytes,
+        compressed_num_bytes: data.length,
+        payload_file: file,
+        payload_key: key,
+        checksum: sha256(after.get(name)!),
+        checksum_algorithm: 'sha256'
+      })
     }
   }
   edit(manifest)
@@ -134,9 +201,19 @@ export function publishSkyrl (sync: string, version: number, before: Weights, af
 /** Tensors of any bytes, in two files and with what else lies in a checkpoint. */
 export function makeBase (folder: string): { files: string[], weights: Weights } {
   mkdirSync(folder, { recursive: true })
-  const weights: Weights = new Map([1, 2, 64, 1000, 4097, 0, 131_073].map((size, index) => [`layer.${index}`, Buffer.from(Array.from({ length: size }, (_, at) => at * 31 + index & 255))]))
+  const weights: Weights = new Map(
+    [1, 2, 64, 1000, 4097, 0, 131_073].map((size, index) => [
+      `layer.${index}`,
+      Buffer.from(Array.from({ length: size }, (_, at) => at * 31 + index & 255))
+    ])
+  )
   const files = ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
-  for (const [part, file] of files.entries()) writeFile(join(folder, file), new Map([...weights].filter((_, index) => index % 2 === part)))
+  for (const [part, file] of files.entries()) {
+    writeFile(
+      join(folder, file),
+      new Map([...weights].filter((_, index) => index % 2 === part))
+    )
+  }
   writeFileSync(join(folder, 'config.json'), '{"model_type": "any"}')
   return { files, weights }
 }

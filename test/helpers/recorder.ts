@@ -3,14 +3,24 @@ import type { AddressInfo } from 'node:net'
 import type { Test } from 'tap'
 
 /** An engine of SGLang's dialect that keeps what it is sent: what the native core cannot do here, groups over cards, ends at the wire. */
-export async function recorder (t: Test, ranks: number, replies: Readonly<Record<string, object>> = {}): Promise<{ url: string, bodies: Record<string, any> }> {
+export async function recorder (
+  t: Test,
+  ranks: number,
+  replies: Readonly<Record<string, object>> = {}
+): Promise<{ url: string, bodies: Record<string, any> }> {
   const bodies: Record<string, any> = {}
   const server = createHttpServer((request, response) => {
     const chunks: Buffer[] = []
     request.on('data', chunk => chunks.push(chunk))
     request.on('end', () => {
       if (request.method === 'POST') bodies[request.url!] = JSON.parse(String(Buffer.concat(chunks)) || '{}')
-      const answers: Record<string, object> = { '/server_info': { tp_size: ranks, pp_size: 1 }, '/model_info': { model_path: '/m', weight_version: 'default' }, '/weights_checker': { success: true, per_engine_checksum: 'same' }, '/capabilities': { server: 'other' }, ...replies }
+      const answers: Record<string, object> = {
+        '/server_info': { tp_size: ranks, pp_size: 1 },
+        '/model_info': { model_path: '/m', weight_version: 'default' },
+        '/weights_checker': { success: true, per_engine_checksum: 'same' },
+        '/capabilities': { server: 'other' },
+        ...replies
+      }
       response.setHeader('content-type', 'application/json')
       response.end(JSON.stringify(answers[request.url!] ?? { success: true, message: 'ok' }))
     })

@@ -1,15 +1,37 @@
-import type { GenerateRequest, LogprobOptions, RolloutEngine, SamplingParams, TokenEvent } from '../../src/contract/rollout-engine.ts'
+import type {
+  GenerateRequest,
+  LogprobOptions,
+  RolloutEngine,
+  SamplingParams,
+  TokenEvent
+} from '../../src/contract/rollout-engine.ts'
 
 let made = 0
 
 /** A request with defaults: 24 sampled tokens at temperature 1, seed 11, logprobs of the output. */
-export function rolloutRequest (inputIds: number[], sampling: Partial<SamplingParams> = {}, logprobs: Partial<LogprobOptions> = {}): GenerateRequest {
+export function rolloutRequest (
+  inputIds: number[],
+  sampling: Partial<SamplingParams> = {},
+  logprobs: Partial<LogprobOptions> = {}
+): GenerateRequest {
   return {
     rid: `rollout-${made++}`,
     inputIds: Int32Array.from(inputIds),
     sampling: {
-      maxNewTokens: 24, minNewTokens: 0, temperature: 1, topP: 1, topK: 0, minP: 0, frequencyPenalty: 0, presencePenalty: 0, repetitionPenalty: 1,
-      stopTokenIds: [], ignoreEos: true, logitBias: [], seed: 11n, ...sampling
+      maxNewTokens: 24,
+      minNewTokens: 0,
+      temperature: 1,
+      topP: 1,
+      topK: 0,
+      minP: 0,
+      frequencyPenalty: 0,
+      presencePenalty: 0,
+      repetitionPenalty: 1,
+      stopTokenIds: [],
+      ignoreEos: true,
+      logitBias: [],
+      seed: 11n,
+      ...sampling
     },
     logprobs: { startLen: null, top: 0, ids: [], raw: false, ...logprobs }
   }
@@ -24,8 +46,17 @@ export interface Rollout {
   last: TokenEvent
 }
 
-export async function rollout (engine: RolloutEngine, request: GenerateRequest, onEvent?: (event: TokenEvent) => void): Promise<Rollout> {
-  const all = { tokens: [] as number[], logprobs: [] as number[], input: [] as (number | null)[], versions: [] as string[] }
+export async function rollout (
+  engine: RolloutEngine,
+  request: GenerateRequest,
+  onEvent?: (event: TokenEvent) => void
+): Promise<Rollout> {
+  const all = {
+    tokens: [] as number[],
+    logprobs: [] as number[],
+    input: [] as (number | null)[],
+    versions: [] as string[]
+  }
   let last: TokenEvent | undefined
   for await (const event of engine.generate(request)) {
     all.tokens.push(...event.tokens)

@@ -7,16 +7,25 @@ import type { RefitPluginOptions } from '../../src/app/plugin.ts'
 import { ByteTokenizer } from './byte-tokenizer.ts'
 import { FakeEngine } from './fake-engine.ts'
 
-export interface RouteApp { app: FastifyInstance, engine: FakeEngine, url: string }
+export interface RouteApp {
+  app: FastifyInstance
+  engine: FakeEngine
+  url: string
+}
 
 const ajv = new Ajv({ strict: false })
 
 /** The plugin in a bare app, listening on a free port. Every JSON reply is held against the schema that its route declares. */
-export async function routeApp (t: Test, options: Partial<RefitPluginOptions> & { engine?: FakeEngine, prefix?: string } = {}): Promise<RouteApp> {
+export async function routeApp (
+  t: Test,
+  options: Partial<RefitPluginOptions> & { engine?: FakeEngine, prefix?: string } = {}
+): Promise<RouteApp> {
   const engine = options.engine ?? new FakeEngine()
   const app = Fastify({ forceCloseConnections: true })
   app.addHook('onSend', async (request, reply, payload) => {
-    if (typeof payload === 'string' && payload !== '' && /json/.test(String(reply.getHeader('content-type')))) checkReply(request.routeOptions.schema?.response, reply.statusCode, JSON.parse(payload), request.url)
+    if (typeof payload === 'string' && payload !== '' && /json/.test(String(reply.getHeader('content-type')))) {
+      checkReply(request.routeOptions.schema?.response, reply.statusCode, JSON.parse(payload), request.url)
+    }
     return payload
   })
   await app.register(refit, { tokenizer: new ByteTokenizer(), ...options, engine })
@@ -37,17 +46,28 @@ function checkReply (response: unknown, status: number, body: unknown, url: stri
   throw new Error(`${url}: reply ${status} is not what its schema says: ${ajv.errorsText()}`)
 }
 
-export interface Reply { status: number, headers: Headers, text: string, json: any }
+export interface Reply {
+  status: number
+  headers: Headers
+  text: string
+  json: any
+}
 
 /** Sends JSON over a real socket. */
 export async function call (url: string, body?: unknown, init: RequestInit = {}): Promise<Reply> {
   const reply = await fetch(url, {
-    ...body === undefined ? {} : { method: 'POST', body: JSON.stringify(body), headers: { 'content-type': 'application/json' } },
+    ...body === undefined
+      ? {}
+      : { method: 'POST', body: JSON.stringify(body), headers: { 'content-type': 'application/json' } },
     ...init
   })
   const text = await reply.text()
   let json: unknown
-  try { json = JSON.parse(text) } catch { json = undefined }
+  try {
+    json = JSON.parse(text)
+  } catch {
+    json = undefined
+  }
   return { status: reply.status, headers: reply.headers, text, json }
 }
 

@@ -20,7 +20,13 @@ export const SAMPLING: SamplingParams = {
   seed: 7n
 }
 
-export function makeRequest (inputIds: number[], sampling: Partial<SamplingParams> = {}, logprobs: Partial<LogprobOptions> | null = null, cacheSalt?: string, expertsFrom?: number): GenerateRequest {
+export function makeRequest (
+  inputIds: number[],
+  sampling: Partial<SamplingParams> = {},
+  logprobs: Partial<LogprobOptions> | null = null,
+  cacheSalt?: string,
+  expertsFrom?: number
+): GenerateRequest {
   return {
     rid: 'r',
     inputIds: Int32Array.from(inputIds),
@@ -32,9 +38,28 @@ export function makeRequest (inputIds: number[], sampling: Partial<SamplingParam
 }
 
 /** Everything that came for one request. */
-export interface Outcome { request: GenerateRequest, events: TokenEvent[], error: { code: string, message: string } | null }
+export interface Outcome {
+  request: GenerateRequest
+  events: TokenEvent[]
+  error: { code: string, message: string } | null
+}
 
-export type HarnessOptions = Partial<Pick<SchedulerOptions, 'pages' | 'pageSize' | 'contextLength' | 'vocabSize' | 'eosTokenIds' | 'maxRunningRequests' | 'maxQueuedRequests' | 'maxBatchTokens' | 'recorded' | 'torn' | 'now'>>
+export type HarnessOptions = Partial<
+  Pick<
+    SchedulerOptions,
+    | 'pages'
+    | 'pageSize'
+    | 'contextLength'
+    | 'vocabSize'
+    | 'eosTokenIds'
+    | 'maxRunningRequests'
+    | 'maxQueuedRequests'
+    | 'maxBatchTokens'
+    | 'recorded'
+    | 'torn'
+    | 'now'
+  >
+>
 
 /** A scheduler on a fake device, with all that it emits collected by request and call. Weight labels are the numbers of the weights. */
 export class Harness {
@@ -109,9 +134,18 @@ export class Harness {
   }
 
   /** Opens a gate that is shut, with other weights. */
-  openWith (weights: number, options: { flushCache?: boolean, torn?: string | null, asleep?: string | null } = {}): void {
+  openWith (
+    weights: number,
+    options: { flushCache?: boolean, torn?: string | null, asleep?: string | null } = {}
+  ): void {
     this.device.weights = weights
-    this.scheduler.open({ epoch: weights, version: String(weights), flushCache: options.flushCache ?? true, torn: options.torn ?? null, asleep: options.asleep ?? null })
+    this.scheduler.open({
+      epoch: weights,
+      version: String(weights),
+      flushCache: options.flushCache ?? true,
+      torn: options.torn ?? null,
+      asleep: options.asleep ?? null
+    })
   }
 
   tokens (id: number): number[] {
@@ -125,7 +159,9 @@ export class Harness {
   verify (id: number): void {
     const { request, events } = this.outcomes.get(id)!
     const { sampling: s, logprobs, inputIds } = request
-    const fail = (what: string): never => { throw new Error(`request ${id}: ${what}`) }
+    const fail = (what: string): never => {
+      throw new Error(`request ${id}: ${what}`)
+    }
     const tokens = [...inputIds]
     const weights: number[] = inputIds.length === 0 ? [] : new Array<number>(inputIds.length).fill(-1)
     const stops = [...(s.ignoreEos ? [] : this.options.eosTokenIds), ...s.stopTokenIds]
@@ -152,7 +188,14 @@ export class Harness {
         const token = nextToken(context, {
           topK: s.topK,
           flags,
-          floats: Float32Array.of(s.temperature, s.topP, s.minP, s.frequencyPenalty, s.presencePenalty, s.repetitionPenalty),
+          floats: Float32Array.of(
+            s.temperature,
+            s.topP,
+            s.minP,
+            s.frequencyPenalty,
+            s.presencePenalty,
+            s.repetitionPenalty
+          ),
           seed: event.seed,
           historyPrompt: penalties ? inputIds.length : 0,
           history: penalties ? tokens : [],
@@ -166,21 +209,31 @@ export class Harness {
         }
         tokens.push(token)
         weights.push(-1)
-        const expected = stops.includes(token) && done + 1 > s.minNewTokens ? { type: 'stop', matched: token } : tokens.length >= maxLength ? { type: 'length', length: done + 1 } : null
+        const expected = stops.includes(token) && done + 1 > s.minNewTokens
+          ? { type: 'stop', matched: token }
+          : tokens.length >= maxLength
+          ? { type: 'length', length: done + 1 }
+          : null
         if (event.finish?.type !== 'abort') equal(event.finish, expected, 'finish')
       }
       if (event.completionTokens !== tokens.length - inputIds.length) fail('completionTokens is wrong')
       if (event.promptTokens !== inputIds.length) fail('promptTokens is wrong')
-      if (event.cachedTokens % this.options.pageSize !== 0 || event.cachedTokens >= inputIds.length) fail(`cachedTokens is ${event.cachedTokens}`)
+      if (event.cachedTokens % this.options.pageSize !== 0 || event.cachedTokens >= inputIds.length) {
+        fail(`cachedTokens is ${event.cachedTokens}`)
+      }
       if (s.seed !== null && event.seed !== s.seed) fail('seed is wrong')
       // Nothing was computed of a request that has ended before its first token (or score).
       const { expertsFrom: from } = request
-      const wanted = event.finish === null || from === undefined || first ? undefined : tokens.slice(0, -1).flatMap((token, i) => i < from ? [] : expertsOf(token, i, weights[i]!))
+      const wanted = event.finish === null || from === undefined || first
+        ? undefined
+        : tokens.slice(0, -1).flatMap((token, i) => i < from ? [] : expertsOf(token, i, weights[i]!))
       equal(event.experts === undefined ? undefined : Array.from(event.experts), wanted, 'experts')
     }
 
     function equal (got: unknown, expected: unknown, what: string): void {
-      if (JSON.stringify(got) !== JSON.stringify(expected)) fail(`${what}: got ${JSON.stringify(got)}, expected ${JSON.stringify(expected)}`)
+      if (JSON.stringify(got) !== JSON.stringify(expected)) {
+        fail(`${what}: got ${JSON.stringify(got)}, expected ${JSON.stringify(expected)}`)
+      }
     }
   }
 
@@ -189,13 +242,19 @@ export class Harness {
     const { startLen, top, ids } = logprobs!
     const expected: unknown[][] = [[], [], []]
     for (let p = startLen!; p < inputIds.length; p++) {
-      const context = { tokens: Array.from(inputIds.subarray(0, p)), weights: Array.from(whole.weights).slice(0, p), current: whole.current }
+      const context = {
+        tokens: Array.from(inputIds.subarray(0, p)),
+        weights: Array.from(whole.weights).slice(0, p),
+        current: whole.current
+      }
       const score = (id: number): number => logprobOf(context, SCORE_ROW.flags, id)
       expected[0]!.push(p === 0 ? [null, inputIds[0]] : [score(inputIds[p]!), inputIds[p]])
       expected[1]!.push(p === 0 ? null : Array.from({ length: top }, (_, i) => [score(i), i]))
       expected[2]!.push(p === 0 ? null : ids.map((i) => [score(i), i]))
     }
     const got = [event.input!.logprobs, event.input!.top, event.input!.ids]
-    if (JSON.stringify(got) !== JSON.stringify(expected)) throw new Error(`input logprobs: got ${JSON.stringify(got)}, expected ${JSON.stringify(expected)}`)
+    if (JSON.stringify(got) !== JSON.stringify(expected)) {
+      throw new Error(`input logprobs: got ${JSON.stringify(got)}, expected ${JSON.stringify(expected)}`)
+    }
   }
 }

@@ -20,18 +20,38 @@ export interface ScriptedEngine {
 }
 
 const ANSWERS: Readonly<Record<'sglang' | 'vllm', Readonly<Record<string, object>>>> = {
-  sglang: { '/capabilities': { server: 'other' }, '/server_info': { tp_size: 1, pp_size: 1 }, '/model_info': { model_path: '/m', weight_version: 'default' }, '/weights_checker': { success: true, per_engine_checksum: 'same' } },
-  vllm: { '/capabilities': {}, '/server_info': {}, '/version': { version: '0.20.0' }, '/get_world_size': { world_size: 1 }, '/v1/models': { data: [{ id: 'm', root: '/m' }] } }
+  sglang: {
+    '/capabilities': { server: 'other' },
+    '/server_info': { tp_size: 1, pp_size: 1 },
+    '/model_info': { model_path: '/m', weight_version: 'default' },
+    '/weights_checker': { success: true, per_engine_checksum: 'same' }
+  },
+  vllm: {
+    '/capabilities': {},
+    '/server_info': {},
+    '/version': { version: '0.20.0' },
+    '/get_world_size': { world_size: 1 },
+    '/v1/models': { data: [{ id: 'm', root: '/m' }] }
+  }
 }
 
 /** An engine that speaks a dialect as far as a gateway looks, and otherwise does what a test says. */
-export async function scriptedEngine (t: Test, { dialect = 'sglang', port = 0, on = {} }: { dialect?: 'sglang' | 'vllm', port?: number, on?: Record<string, RequestListener> } = {}): Promise<ScriptedEngine> {
+export async function scriptedEngine (
+  t: Test,
+  { dialect = 'sglang', port = 0, on = {} }: {
+    dialect?: 'sglang' | 'vllm'
+    port?: number
+    on?: Record<string, RequestListener>
+  } = {}
+): Promise<ScriptedEngine> {
   const calls: Record<string, number> = {}
   const early = new Set<string>()
   const server = createServer((request, response) => {
     const path = request.url!.split('?', 1)[0]!
     calls[path] = (calls[path] ?? 0) + 1
-    const answer = (): void => { (on[path] ?? says(ANSWERS[dialect][path] ?? { success: true, message: 'ok' }))(request, response) }
+    const answer = (): void => {
+      ;(on[path] ?? says(ANSWERS[dialect][path] ?? { success: true, message: 'ok' }))(request, response)
+    }
     if (early.has(path)) answer()
     else request.resume().on('end', answer).on('error', () => {})
   })
@@ -42,15 +62,35 @@ export async function scriptedEngine (t: Test, { dialect = 'sglang', port = 0, o
   }
   t.teardown(kill)
   const { port: taken } = server.address() as AddressInfo
-  return { url: `http://127.0.0.1:${taken}`, port: taken, on, early, calls, connections: async () => await new Promise((resolve, reject) => server.getConnections((error, count) => { error === null ? resolve(count) : reject(error) })), stopListening: () => { server.close() }, kill }
+  return {
+    url: `http://127.0.0.1:${taken}`,
+    port: taken,
+    on,
+    early,
+    calls,
+    connections: async () =>
+      await new Promise((resolve, reject) =>
+        server.getConnections((error, count) => {
+          error === null ? resolve(count) : reject(error)
+        })
+      ),
+    stopListening: () => {
+      server.close()
+    },
+    kill
+  }
 }
 
 export function says (body: object, status = 200): RequestListener {
-  return (_request, response) => { response.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(body)) }
+  return (_request, response) => {
+    response.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(body))
+  }
 }
 
 /** It took the call, and never answers. */
 export const hangs: RequestListener = () => {}
 
 /** It took the call, and the answer is lost. */
-export function loses (request: IncomingMessage): void { request.socket.destroy() }
+export function loses (request: IncomingMessage): void {
+  request.socket.destroy()
+}

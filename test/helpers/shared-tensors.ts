@@ -41,8 +41,12 @@ export function sharedMemory (t: Test, data: Uint8Array, count = 2): SharedMemor
       return head.readInt32LE()
     },
     exists: () => existsSync(path),
-    truncate: bytes => { ftruncateSync(fd, bytes) },
-    write: data => { writeSync(fd, data, 0, data.length, HEADER) }
+    truncate: bytes => {
+      ftruncateSync(fd, bytes)
+    },
+    write: data => {
+      writeSync(fd, data, 0, data.length, HEADER)
+    }
   }
 }
 
@@ -67,8 +71,16 @@ export function tensorEntry (tensors: SharedTensor[]): string {
 
 /** The call that ForkingPickler writes for one. */
 export function pickledTensor ({ memory, shape, dtype = 'bfloat16', stride, offset = 0 }: SharedTensor): Buffer {
-  const storage = assemble(global(REDUCTIONS, 'rebuild_storage_filename'), '(', global('torch.storage', 'UntypedStorage'),
-    bin(Buffer.from('/tmp/torch-shm-dir-test/manager.sock')), bin(Buffer.from(memory.name)), int(memory.bytes), 't', 'R')
+  const storage = assemble(
+    global(REDUCTIONS, 'rebuild_storage_filename'),
+    '(',
+    global('torch.storage', 'UntypedStorage'),
+    bin(Buffer.from('/tmp/torch-shm-dir-test/manager.sock')),
+    bin(Buffer.from(memory.name)),
+    int(memory.bytes),
+    't',
+    'R'
+  )
   const typed = assemble(global(REDUCTIONS, 'rebuild_typed_storage'), '(', storage, global('torch', dtype), 't', 'R')
   const size = assemble(global('torch', 'Size'), tuple(shape), '\x85', 'R')
   const metadata = assemble('(', int(offset), size, tuple(stride ?? contiguous(shape)), '\x89', 't')

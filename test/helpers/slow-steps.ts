@@ -6,7 +6,9 @@ import { native } from '../../src/native/addon.ts'
  * test has acted. The addon is to be the one with fault points.
  */
 export function slowSteps (t: Test, at: number, ms = 50): () => void {
-  const end = (): void => { native().armFault!(null) }
+  const end = (): void => {
+    native().armFault!(null)
+  }
   native().armFault!({ point: 'step', at, action: 'slow', stallMs: ms })
   t.teardown(end)
   return end

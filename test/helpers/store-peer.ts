@@ -9,23 +9,31 @@ export type Call = (call: string, ...args: unknown[]) => Promise<unknown>
 /** A process with torch's stores (test/interop/store_peer.py); it ends with the test. Calls are made one after another. */
 export function storePeer (t: Test, env: NodeJS.ProcessEnv = {}): Call {
   const child = spawn(process.env.REFIT_PYTHON ?? 'python3', [join(packageRoot, 'test/interop/store_peer.py')], {
-    stdio: ['pipe', 'pipe', 'pipe'], env: { ...process.env, OMP_NUM_THREADS: '1', ...env }
+    stdio: ['pipe', 'pipe', 'pipe'],
+    env: { ...process.env, OMP_NUM_THREADS: '1', ...env }
   })
   const waiting: Array<{ resolve: (value: unknown) => void, reject: (error: Error) => void }> = []
   let errors = ''
-  child.stderr.on('data', data => { errors += data })
+  child.stderr.on('data', data => {
+    errors += data
+  })
   createInterface({ input: child.stdout }).on('line', line => {
     const answer = JSON.parse(line) as { value?: unknown, error?: string }
     const call = waiting.shift()
     if (answer.error === undefined) call?.resolve(decode(answer.value))
     else call?.reject(new Error(answer.error))
   })
-  child.on('close', () => { for (const { reject } of waiting.splice(0)) reject(new Error(`the peer ended: ${errors.slice(-2000)}`)) })
-  t.teardown(() => { child.kill('SIGKILL') })
-  return async (call, ...args) => await new Promise((resolve, reject) => {
-    waiting.push({ resolve, reject })
-    child.stdin.write(JSON.stringify({ call, args: args.map(encode) }) + '\n')
+  child.on('close', () => {
+    for (const { reject } of waiting.splice(0)) reject(new Error(`the peer ended: ${errors.slice(-2000)}`))
   })
+  t.teardown(() => {
+    child.kill('SIGKILL')
+  })
+  return async (call, ...args) =>
+    await new Promise((resolve, reject) => {
+      waiting.push({ resolve, reject })
+      child.stdin.write(JSON.stringify({ call, args: args.map(encode) }) + '\n')
+    })
 }
 
 function encode (value: unknown): unknown {

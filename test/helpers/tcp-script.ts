@@ -12,13 +12,21 @@ export interface TcpScript {
 }
 
 /** A server on the loopback that does what the test says with each connection, and with all bytes that it has had so far. */
-export async function tcpScript (t: Test, data: (socket: Socket, bytes: Buffer, connection: number) => void, connected: (socket: Socket, connection: number) => void = () => {}): Promise<TcpScript> {
+export async function tcpScript (
+  t: Test,
+  data: (socket: Socket, bytes: Buffer, connection: number) => void,
+  connected: (socket: Socket, connection: number) => void = () => {}
+): Promise<TcpScript> {
   const script: TcpScript = { port: 0, count: 0, open: new Set(), received: [] }
   const server = createServer(socket => {
     const connection = script.count++
     let bytes = Buffer.alloc(0)
     script.open.add(socket)
-    socket.on('close', () => { script.open.delete(socket) }).on('error', () => {})
+    socket
+      .on('close', () => {
+        script.open.delete(socket)
+      })
+      .on('error', () => {})
       .on('data', chunk => {
         script.received.push(chunk)
         bytes = Buffer.concat([bytes, chunk])
@@ -26,11 +34,15 @@ export async function tcpScript (t: Test, data: (socket: Socket, bytes: Buffer, 
       })
     connected(socket, connection)
   })
-  await new Promise<void>(resolve => { server.listen(0, '127.0.0.1', resolve) })
+  await new Promise<void>(resolve => {
+    server.listen(0, '127.0.0.1', resolve)
+  })
   script.port = (server.address() as AddressInfo).port
   t.teardown(async () => {
     for (const socket of script.open) socket.destroy()
-    await new Promise(resolve => { server.close(resolve) })
+    await new Promise(resolve => {
+      server.close(resolve)
+    })
   })
   return script
 }

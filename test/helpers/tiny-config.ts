@@ -39,8 +39,21 @@ const OWN: Record<ArchitectureName, Json> = {
       original_max_position_embeddings: 64
     }
   },
-  Qwen2ForCausalLM: { model_type: 'qwen2', head_dim: undefined, tie_word_embeddings: true, use_sliding_window: false, sliding_window: null, max_window_layers: 28 },
-  Qwen3ForCausalLM: { model_type: 'qwen3', attention_bias: false, head_dim: 32, use_sliding_window: false, sliding_window: null },
+  Qwen2ForCausalLM: {
+    model_type: 'qwen2',
+    head_dim: undefined,
+    tie_word_embeddings: true,
+    use_sliding_window: false,
+    sliding_window: null,
+    max_window_layers: 28
+  },
+  Qwen3ForCausalLM: {
+    model_type: 'qwen3',
+    attention_bias: false,
+    head_dim: 32,
+    use_sliding_window: false,
+    sliding_window: null
+  },
   Qwen3MoeForCausalLM: {
     model_type: 'qwen3_moe',
     attention_bias: false,

@@ -16,7 +16,10 @@ import { eventually } from './eventually.ts'
 
 export const PATH = '/update_weights_from_tensor'
 
-export interface Reply { status: number, body: any }
+export interface Reply {
+  status: number
+  body: any
+}
 
 export interface UploadServer {
   url: string
@@ -38,14 +41,20 @@ export interface UploadServer {
 }
 
 /** Fields, and files with their names. */
-export type FormParts = (readonly [name: string, value: string] | readonly [name: string, bytes: Uint8Array, filename: string])[]
+export type FormParts =
+  (readonly [name: string, value: string] | readonly [name: string, bytes: Uint8Array, filename: string])[]
 
 /** A server over the adder's base, which an upload of the adder changes. */
-export async function uploadServer (t: Test, { tp = 1, ...options }: Partial<ServerOptions> & { tp?: number } = {}): Promise<UploadServer> {
+export async function uploadServer (
+  t: Test,
+  { tp = 1, ...options }: Partial<ServerOptions> & { tp?: number } = {}
+): Promise<UploadServer> {
   const folder = mkdtempSync(join(tmpdir(), 'refit-upload-test-'))
   const spool = options.uploadFolder ?? join(folder, 'spool')
   mkdirSync(spool, { recursive: true })
-  for (const model of ['adder', 'adder-base']) cpSync(join(packageRoot, 'models', model), join(folder, model), { recursive: true })
+  for (const model of ['adder', 'adder-base']) {
+    cpSync(join(packageRoot, 'models', model), join(folder, model), { recursive: true })
+  }
   const engine = await createEngine(join(folder, 'adder-base'), { threads: 1, tp, maxTotalTokens: 8192 })
   const app = await createServer({ engine, modelRoots: [folder], closeGraceMs: 500, uploadFolder: spool, ...options })
   const url = await app.listen({ host: '127.0.0.1', port: 0 })
@@ -58,7 +67,12 @@ export async function uploadServer (t: Test, { tp = 1, ...options }: Partial<Ser
     const reply = await fetch(url + path, init)
     return { status: reply.status, body: await reply.json() }
   }
-  const send = async (bytes: Uint8Array, query = ''): Promise<Reply> => await call(PATH + query, { method: 'POST', headers: { 'content-type': 'application/octet-stream' }, body: bytes as never })
+  const send = async (bytes: Uint8Array, query = ''): Promise<Reply> =>
+    await call(PATH + query, {
+      method: 'POST',
+      headers: { 'content-type': 'application/octet-stream' },
+      body: bytes as never
+    })
   return {
     url,
     app,
@@ -66,9 +80,18 @@ export async function uploadServer (t: Test, { tp = 1, ...options }: Partial<Ser
     spool,
     file: model => readFileSync(join(folder, model, 'model.safetensors')),
     checksums: async () => (await engine.checksums()).tensors,
-    generate: async () => await call('/generate', { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ text: '12+34=', sampling_params: { max_new_tokens: 4, temperature: 0 } }) }),
+    generate: async () =>
+      await call('/generate', {
+        method: 'POST',
+        headers: { 'content-type': 'application/json' },
+        body: JSON.stringify({ text: '12+34=', sampling_params: { max_new_tokens: 4, temperature: 0 } })
+      }),
     send,
-    sendUntilTaken: async (bytes, query) => await eventually(async () => await send(bytes, query).catch((error: Error): Reply => ({ status: 0, body: error })), ({ status }) => status === 200),
+    sendUntilTaken: async (bytes, query) =>
+      await eventually(
+        async () => await send(bytes, query).catch((error: Error): Reply => ({ status: 0, body: error })),
+        ({ status }) => status === 200
+      ),
     form: async (parts, query = '') => {
       const form = new FormData()
       for (const [name, value, filename] of parts) {
@@ -93,9 +116,16 @@ export async function uploadServer (t: Test, { tp = 1, ...options }: Partial<Ser
     const live = Number(/^refit:upload_staging_bytes\{.*\} (\d+)$/m.exec(metrics)?.[1])
     const files = readdirSync(spool)
     const open = readdirSync('/proc/self/fd').filter(fd => {
-      try { return readlinkSync(`/proc/self/fd/${fd}`).includes('refit-upload-') && !readlinkSync(`/proc/self/fd/${fd}`).includes('-test-') } catch { return false }
+      try {
+        return readlinkSync(`/proc/self/fd/${fd}`).includes('refit-upload-') &&
+          !readlinkSync(`/proc/self/fd/${fd}`).includes('-test-')
+      } catch {
+        return false
+      }
     })
-    return live === 0 && files.length === 0 && open.length === 0 ? '' : `${live} bytes, ${files.length} files, ${open.length} descriptors`
+    return live === 0 && files.length === 0 && open.length === 0
+      ? ''
+      : `${live} bytes, ${files.length} files, ${open.length} descriptors`
   }
 }
 
@@ -106,16 +136,27 @@ export function layout (file: Buffer): { dataStart: number, tensors: Safetensors
 }
 
 /** A request whose body is up to the caller: its reply comes when there is one, null where the connection ends without. */
-export function post (url: string, headers: OutgoingHttpHeaders): { request: ClientRequest, reply: Promise<Reply | null> } {
+export function post (
+  url: string,
+  headers: OutgoingHttpHeaders
+): { request: ClientRequest, reply: Promise<Reply | null> } {
   const sending = request(url, { method: 'POST', headers, agent: false })
   const reply = new Promise<Reply | null>(resolve => {
     sending.on('response', response => {
       let text = ''
-      response.on('data', chunk => { text += String(chunk) })
-      response.on('end', () => { resolve({ status: response.statusCode!, body: JSON.parse(text) }) })
-      response.on('error', () => { resolve(null) })
+      response.on('data', chunk => {
+        text += String(chunk)
+      })
+      response.on('end', () => {
+        resolve({ status: response.statusCode!, body: JSON.parse(text) })
+      })
+      response.on('error', () => {
+        resolve(null)
+      })
     })
-    sending.on('error', () => { resolve(null) })
+    sending.on('error', () => {
+      resolve(null)
+    })
   })
   return { request: sending, reply }
 }

@@ -24,7 +24,10 @@ function value (it: unknown): Buffer {
 export const pickle = (it: unknown): Buffer => assemble(PROTO4, value(it), '.')
 
 /** A sender that is asked for nothing but its messages, one after each answer; what it is answered. */
-export async function sender (t: Test, messages: readonly Buffer[]): Promise<{ endpoint: string, answers: Promise<string[]> }> {
+export async function sender (
+  t: Test,
+  messages: readonly Buffer[]
+): Promise<{ endpoint: string, answers: Promise<string[]> }> {
   const folder = mkdtempSync(join(tmpdir(), 'refit-zmq-'))
   const path = join(folder, 's')
   const server = createServer()
@@ -34,7 +37,10 @@ export async function sender (t: Test, messages: readonly Buffer[]): Promise<{ e
     server.close()
     rmSync(folder, { recursive: true })
   })
-  return { endpoint: `ipc://${path}`, answers: once(server, 'connection').then(async ([socket]) => await converse(socket as Socket, messages)) }
+  return {
+    endpoint: `ipc://${path}`,
+    answers: once(server, 'connection').then(async ([socket]) => await converse(socket as Socket, messages))
+  }
 }
 
 async function converse (socket: Socket, messages: readonly Buffer[]): Promise<string[]> {

@@ -5,9 +5,20 @@ import { errorHandler } from '../../src/http/error-reply.ts'
 
 async function logOf (error: unknown): Promise<Record<string, any>> {
   const lines: Record<string, any>[] = []
-  const app = Fastify({ logger: { level: 'info', stream: { write: (line: string) => { lines.push(JSON.parse(line)) } } } })
+  const app = Fastify({
+    logger: {
+      level: 'info',
+      stream: {
+        write: (line: string) => {
+          lines.push(JSON.parse(line))
+        }
+      }
+    }
+  })
   app.setErrorHandler(errorHandler)
-  app.get('/', async () => { throw error })
+  app.get('/', async () => {
+    throw error
+  })
   await app.inject('/')
   return lines.find(line => line['msg'] !== 'incoming request')!
 }
@@ -25,8 +36,14 @@ t.test('refusals that tell the state of the server are warnings without a stack'
 })
 
 t.test('defects keep their stack, also one that closed the engine; bad requests are no warning', async t => {
-  t.match(await logOf(new TypeError('x is undefined')), { level: ERROR, err: { message: 'x is undefined', stack: /error-reply/ } })
+  t.match(await logOf(new TypeError('x is undefined')), {
+    level: ERROR,
+    err: { message: 'x is undefined', stack: /error-reply/ }
+  })
   t.match(await logOf(new RefitError('WEIGHTS_TORN', 'half written')), { level: ERROR, err: { stack: /error-reply/ } })
-  t.match(await logOf(new RefitError('ENGINE_CLOSED', 'the scheduler failed', { cause: new Error('out of memory') })), { level: ERROR, err: { stack: /out of memory/ } })
+  t.match(await logOf(new RefitError('ENGINE_CLOSED', 'the scheduler failed', { cause: new Error('out of memory') })), {
+    level: ERROR,
+    err: { stack: /out of memory/ }
+  })
   t.match(await logOf(new RefitError('INVALID_REQUEST', 'n is 0')), { level: INFO, code: 'INVALID_REQUEST' })
 })

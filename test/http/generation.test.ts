@@ -8,7 +8,11 @@ t.test('where a queue refuses half of a batch, each of the other half is aborted
   await engine.pause('in_place')
   const held = call(`${url}/generate`, { input_ids: [5], sampling_params: { n: 32, max_new_tokens: 1 } })
   await until(() => engine.live === 32)
-  const refused = await call(`${url}/generate`, { input_ids: [5], sampling_params: { n: 64, max_new_tokens: 1 }, rid: 'b' })
+  const refused = await call(`${url}/generate`, {
+    input_ids: [5],
+    sampling_params: { n: 64, max_new_tokens: 1 },
+    rid: 'b'
+  })
   t.equal(refused.json.error.code, 'QUEUE_FULL')
   t.equal(engine.calls.filter(name => name.startsWith('abort b_')).length, 32)
   t.equal(engine.live, 32, 'nothing is left of it')
@@ -19,42 +23,89 @@ t.test('where a queue refuses half of a batch, each of the other half is aborted
 t.test('a stop text that names a special token is found, although special tokens are left out of the text', async t => {
   const { url } = await routeApp(t)
   const generate = async (input: number[], sampling: object) => {
-    const { text, output_ids: ids, meta_info: { finish_reason: finish } } = (await call(`${url}/generate`, { input_ids: input, sampling_params: { max_new_tokens: input.length, ...sampling } })).json
+    const { text, output_ids: ids, meta_info: { finish_reason: finish } } = (await call(`${url}/generate`, {
+      input_ids: input,
+      sampling_params: { max_new_tokens: input.length, ...sampling }
+    }))
+      .json
     return [text, ids.length, finish]
   }
   const [h, i, bos] = [104, 105, 256]
   t.same(await generate([h, i, bos, i], { stop: '<bos>' }), ['hi', 3, { type: 'stop', matched: '<bos>' }])
-  t.same(await generate([h, i, bos, i], { stop: ['x', 'i<bos>'] }), ['h', 3, { type: 'stop', matched: 'i<bos>' }], 'across the border')
-  t.same(await generate([h, i, bos, i], { stop: '<bos>', no_stop_trim: true }), ['hi', 3, { type: 'stop', matched: '<bos>' }])
-  t.same(await generate([h, i, bos, i], { stop: '<bos>', skip_special_tokens: false, no_stop_trim: true }), ['hi<bos>', 3, { type: 'stop', matched: '<bos>' }])
-  t.same(await generate([h, bos, i, i, h], { stop: '<bos>hi' }), ['hiih', 5, { type: 'length', length: 5 }], 'what was held back comes without it')
-  t.same(await generate([h, i, bos, i, h], { stop: 'ii' }), ['h', 4, { type: 'stop', matched: 'ii' }], 'texts that name none match what is shown')
-  t.same(await generate([h, i, bos, i], { stop: '<bos>', min_new_tokens: 4 }), ['hii', 4, { type: 'length', length: 4 }])
+  t.same(
+    await generate([h, i, bos, i], { stop: ['x', 'i<bos>'] }),
+    ['h', 3, { type: 'stop', matched: 'i<bos>' }],
+    'across the border'
+  )
+  t.same(await generate([h, i, bos, i], { stop: '<bos>', no_stop_trim: true }), ['hi', 3, {
+    type: 'stop',
+    matched: '<bos>'
+  }])
+  t.same(await generate([h, i, bos, i], { stop: '<bos>', skip_special_tokens: false, no_stop_trim: true }), [
+    'hi<bos>',
+    3,
+    { type: 'stop', matched: '<bos>' }
+  ])
+  t.same(
+    await generate([h, bos, i, i, h], { stop: '<bos>hi' }),
+    ['hiih', 5, { type: 'length', length: 5 }],
+    'what was held back comes without it'
+  )
+  t.same(
+    await generate([h, i, bos, i, h], { stop: 'ii' }),
+    ['h', 4, { type: 'stop', matched: 'ii' }],
+    'texts that name none match what is shown'
+  )
+  t.same(await generate([h, i, bos, i], { stop: '<bos>', min_new_tokens: 4 }), ['hii', 4, {
+    type: 'length',
+    length: 4
+  }])
 })
 
 t.test('a key of the prefix cache that every sample would carry is refused where it is no key', async t => {
   const { url, engine } = await routeApp(t)
-  for (const [path, body, param] of [
-    ['/generate', { input_ids: [5], extra_key: 'x'.repeat(1025) }, 'extra_key'],
-    ['/generate', { input_ids: [[5]], extra_key: ['x'.repeat(1025)] }, 'extra_key'],
-    ['/v1/completions', { prompt: [5], cache_salt: 'x'.repeat(1025) }, 'cache_salt'],
-    ['/v1/chat/completions', { messages: [{ role: 'user', content: 'x' }], extra_key: 'x'.repeat(1025) }, 'extra_key']
-  ] as const) {
+  for (
+    const [path, body, param] of [
+      ['/generate', { input_ids: [5], extra_key: 'x'.repeat(1025) }, 'extra_key'],
+      ['/generate', { input_ids: [[5]], extra_key: ['x'.repeat(1025)] }, 'extra_key'],
+      ['/v1/completions', { prompt: [5], cache_salt: 'x'.repeat(1025) }, 'cache_salt'],
+      ['/v1/chat/completions', { messages: [{ role: 'user', content: 'x' }], extra_key: 'x'.repeat(1025) }, 'extra_key']
+    ] as const
+  ) {
     const { status, text } = await call(url + path, body)
     t.equal(status, 400, path)
     t.match(text, new RegExp(`${param}.*expected at most 1024 characters`))
   }
   t.same(engine.requests, [])
-  t.equal((await call(`${url}/generate`, { input_ids: [5], extra_key: 'x'.repeat(1024), sampling_params: { max_new_tokens: 1 } })).status, 200)
+  t.equal(
+    (await call(`${url}/generate`, {
+      input_ids: [5],
+      extra_key: 'x'.repeat(1024),
+      sampling_params: { max_new_tokens: 1 }
+    }))
+      .status,
+    200
+  )
 })
 
 t.test('more ids to score than there are tokens are refused: every sample and every step would carry them', async t => {
   const { url, engine } = await routeApp(t)
   const ids = Array(301).fill(7)
-  for (const [path, body, param] of [
-    ['/generate', { input_ids: [5], return_logprob: true, token_ids_logprob: ids, sampling_params: { n: 4, max_new_tokens: 1 } }, 'token_ids_logprob'],
-    ['/inference/v1/generate', { token_ids: [5], sampling_params: { logprob_token_ids: ids, max_tokens: 1 } }, 'logprob_token_ids']
-  ] as const) {
+  for (
+    const [path, body, param] of [
+      ['/generate', {
+        input_ids: [5],
+        return_logprob: true,
+        token_ids_logprob: ids,
+        sampling_params: { n: 4, max_new_tokens: 1 }
+      }, 'token_ids_logprob'],
+      [
+        '/inference/v1/generate',
+        { token_ids: [5], sampling_params: { logprob_token_ids: ids, max_tokens: 1 } },
+        'logprob_token_ids'
+      ]
+    ] as const
+  ) {
     const { status, text } = await call(url + path, body)
     t.equal(status, 400)
     t.match(text, new RegExp(`${param}: expected at most the vocabulary's 300 token ids, got 301`))

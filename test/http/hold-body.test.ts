@@ -31,7 +31,15 @@ async function serve (t: Test, prepare: (app: FastifyInstance) => void = () => {
 }
 
 async function post (url: string, body: string | ReadableStream): Promise<{ status: number, body: any }> {
-  const reply = await fetch(url, { method: 'POST', headers: { 'content-type': 'application/json' }, body, ...typeof body === 'string' ? {} : { duplex: 'half' } } as RequestInit)
+  const reply = await fetch(
+    url,
+    {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body,
+      ...typeof body === 'string' ? {} : { duplex: 'half' }
+    } as RequestInit
+  )
   return { status: reply.status, body: await reply.json() }
 }
 
@@ -40,13 +48,22 @@ t.test('long bodies arrive as they were sent, announced or in chunks, ASCII or n
   const texts = [long(40_000), long(140_000), long(5 << 20), long(1 << 20) + 'ü', 'short']
   const replies = await Promise.all([...texts, ...texts].map(async (text, i) => {
     const body = JSON.stringify({ text })
-    return await post(url, i < texts.length ? body : Readable.toWeb(Readable.from([body.slice(0, 90_000), body.slice(90_000)].map(part => Buffer.from(part)))) as ReadableStream)
+    return await post(
+      url,
+      i < texts.length
+        ? body
+        : Readable.toWeb(
+          Readable.from([body.slice(0, 90_000), body.slice(90_000)].map(part => Buffer.from(part)))
+        ) as ReadableStream
+    )
   }))
   t.same(replies, [...texts, ...texts].map(text => ({ status: 200, body: { digest: digest(text) } })))
 })
 
 t.test('a host may put another stream in the place of the request', async t => {
-  const url = await serve(t, app => { app.addHook('preParsing', async (_request, _reply, payload) => payload.pipe(new PassThrough())) })
+  const url = await serve(t, app => {
+    app.addHook('preParsing', async (_request, _reply, payload) => payload.pipe(new PassThrough()))
+  })
   const text = long(2 << 20)
   t.same(await post(url, JSON.stringify({ text })), { status: 200, body: { digest: digest(text) } })
 })
@@ -87,10 +104,14 @@ t.test('what is too long is refused before it is held or as it comes, and the se
 t.test('a body that breaks off is told to whoever holds it', async t => {
   const app = Fastify()
   const ends: string[] = []
-  app.addContentTypeParser('*', async (request: { headers: IncomingMessage['headers'] }, body: IncomingMessage) => await holdBody(body, 1 << 20, request.headers).catch(error => {
-    ends.push(`${error.code}: ${error.message}`)
-    throw error
-  }))
+  app.addContentTypeParser(
+    '*',
+    async (request: { headers: IncomingMessage['headers'] }, body: IncomingMessage) =>
+      await holdBody(body, 1 << 20, request.headers).catch(error => {
+        ends.push(`${error.code}: ${error.message}`)
+        throw error
+      })
+  )
   app.post('/', async () => 'never')
   t.teardown(async () => await app.close())
   const { port } = new URL(await app.listen({ port: 0 }))

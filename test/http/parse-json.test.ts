@@ -2,26 +2,62 @@ import t from 'tap'
 import fc from 'fast-check'
 import { parseJsonText } from '../../src/http/parse-json.ts'
 
-const long = (unit: string): fc.Arbitrary<string> => fc.integer({ min: 0, max: 40_000 }).map(length => unit.repeat(Math.ceil(length / unit.length)))
-const texts = fc.oneof(fc.string(), long('QUJD/+4='), long('a"b'), long('\\'), long('\\"'), long('ä'), long('~0~1'), long(': '))
+const long = (unit: string): fc.Arbitrary<string> =>
+  fc.integer({ min: 0, max: 40_000 }).map(length => unit.repeat(Math.ceil(length / unit.length)))
+const texts = fc.oneof(
+  fc.string(),
+  long('QUJD/+4='),
+  long('a"b'),
+  long('\\'),
+  long('\\"'),
+  long('ä'),
+  long('~0~1'),
+  long(': ')
+)
 
 t.test('whatever it holds, a body is read as JSON.parse reads it', async t => {
-  const values = fc.letrec(tie => ({
-    value: fc.oneof({ depthSize: 'small' }, texts, fc.integer(), fc.boolean(), fc.constant(null), fc.array(tie('value'), { maxLength: 3 }), fc.dictionary(texts.filter(key => key !== '__proto__'), tie('value'), { maxKeys: 3 }))
-  })).value
-  fc.assert(fc.property(values, fc.nat(2), (value, indent) => {
-    const text = JSON.stringify(value, null, indent)
-    t.same(parseJsonText(text), JSON.parse(text))
-  }), { numRuns: 300 })
+  const values = fc
+    .letrec(tie => ({
+      value: fc.oneof(
+        { depthSize: 'small' },
+        texts,
+        fc.integer(),
+        fc.boolean(),
+        fc.constant(null),
+        fc.array(tie('value'), { maxLength: 3 }),
+        fc.dictionary(texts.filter(key => key !== '__proto__'), tie('value'), { maxKeys: 3 })
+      )
+    }))
+    .value
+  fc.assert(
+    fc.property(values, fc.nat(2), (value, indent) => {
+      const text = JSON.stringify(value, null, indent)
+      t.same(parseJsonText(text), JSON.parse(text))
+    }),
+    { numRuns: 300 }
+  )
 })
 
 t.test('what is no JSON is refused, with a long text in it too', async t => {
   const text = 'x'.repeat(100_000)
-  for (const body of [`{"a":"${text}`, `{"a":"${text}"`, `["${text}" "${text}"]`, `["${text}",]`, `{"${text}"}`, `"${text}\\"`, `'${text}'`, `["${text}\\x"]`]) t.throws(() => parseJsonText(body), SyntaxError, body.slice(0, 10))
+  for (
+    const body of [
+      `{"a":"${text}`,
+      `{"a":"${text}"`,
+      `["${text}" "${text}"]`,
+      `["${text}",]`,
+      `{"${text}"}`,
+      `"${text}\\"`,
+      `'${text}'`,
+      `["${text}\\x"]`
+    ]
+  ) t.throws(() => parseJsonText(body), SyntaxError, body.slice(0, 10))
 })
 
 t.test('texts are values, keys and neighbours of their marks', async t => {
   const text = 'QUJD'.repeat(10_000)
-  for (const value of [text, [text, text, '~0~0'], { [text]: text }, { a: [[{ b: text }]], '~1~': text }, `${text}"`]) t.same(parseJsonText(JSON.stringify(value)), value)
+  for (const value of [text, [text, text, '~0~0'], { [text]: text }, { a: [[{ b: text }]], '~1~': text }, `${text}"`]) {
+    t.same(parseJsonText(JSON.stringify(value)), value)
+  }
   t.same(parseJsonText(`{ "${text}" \n : "${text}" }`), { [text]: text })
 })

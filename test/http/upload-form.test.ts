@@ -12,7 +12,11 @@ import { dropRest, pump } from '../../src/http/upload/upload-pump.ts'
 import { freeChunk } from '../../src/native/host-memory.ts'
 import { until } from '../helpers/route-app.ts'
 
-interface Part { name: string, file: string | null, bytes: Buffer }
+interface Part {
+  name: string
+  file: string | null
+  bytes: Buffer
+}
 
 interface ReaderOptions {
   prepare?: (raw: IncomingMessage) => Promise<unknown>
@@ -21,7 +25,13 @@ interface ReaderOptions {
 }
 
 /** A route that keeps what comes, and the outcomes of its calls. */
-async function reader (t: Test, { prepare = async () => {}, wait = async () => await new Promise<void>(resolve => { setImmediate(resolve) }) }: ReaderOptions = {}): Promise<{ port: number, parts: Part[], outcomes: unknown[] }> {
+async function reader (t: Test, {
+  prepare = async () => {},
+  wait = async () =>
+    await new Promise<void>(resolve => {
+      setImmediate(resolve)
+    })
+}: ReaderOptions = {}): Promise<{ port: number, parts: Part[], outcomes: unknown[] }> {
   const app = Fastify({ forceCloseConnections: true, bodyLimit: 10 })
   const parts: Part[] = []
   const outcomes: unknown[] = []
@@ -32,7 +42,9 @@ async function reader (t: Test, { prepare = async () => {}, wait = async () => a
     await prepare(request.raw)
     parts.length = 0
     let open = false
-    const idle = (): void => { if (open) throw new Error('a part came before the one before it had ended') }
+    const idle = (): void => {
+      if (open) throw new Error('a part came before the one before it had ended')
+    }
     try {
       await readForm(request, {
         stallMs: 60_000,
@@ -54,7 +66,9 @@ async function reader (t: Test, { prepare = async () => {}, wait = async () => a
               chunks.push(Buffer.from(chunk))
               if (chunks.length % 2 === 1) return undefined
               busy = true
-              return wait().then(() => { busy = false })
+              return wait().then(() => {
+                busy = false
+              })
             },
             end: async () => {
               open = false
@@ -78,13 +92,29 @@ async function reader (t: Test, { prepare = async () => {}, wait = async () => a
 const BOUNDARY = 'a-b'
 function encode (parts: Part[], end = '--\r\n'): Buffer {
   const each = parts.flatMap(({ name, file, bytes }) => [
-    Buffer.from(`--${BOUNDARY}\r\nContent-Disposition: form-data; name="${name}"${file === null ? '' : `; filename="${file}"\r\nContent-Type: application/octet-stream`}\r\n\r\n`), bytes, Buffer.from('\r\n')])
+    Buffer.from(
+      `--${BOUNDARY}\r\nContent-Disposition: form-data; name="${name}"${
+        file === null ? '' : `; filename="${file}"\r\nContent-Type: application/octet-stream`
+      }\r\n\r\n`
+    ),
+    bytes,
+    Buffer.from('\r\n')
+  ])
   return Buffer.concat([...each, Buffer.from(`--${BOUNDARY}${end}`)])
 }
 
 async function post (port: number, pieces: Buffer[]): Promise<{ status: number, body: any }> {
-  const request = send({ port, host: '127.0.0.1', method: 'POST', headers: { 'content-type': `multipart/form-data; boundary=${BOUNDARY}` } })
-  for (const piece of pieces) await new Promise(resolve => { request.write(piece, resolve) })
+  const request = send({
+    port,
+    host: '127.0.0.1',
+    method: 'POST',
+    headers: { 'content-type': `multipart/form-data; boundary=${BOUNDARY}` }
+  })
+  for (const piece of pieces) {
+    await new Promise(resolve => {
+      request.write(piece, resolve)
+    })
+  }
   request.end()
   const [response] = await once(request, 'response') as [IncomingMessage]
   let text = ''
@@ -97,27 +127,49 @@ t.test('whatever fields and files a form has, in any order and cut anywhere, the
   const bytes = fc.oneof(fc.constantFrom(0, 1, 16_384, 65_536, 200_000, 1_200_000), fc.nat(40_000))
   const part = fc.oneof(
     fc.record({ file: fc.constant(null), size: fc.nat(30_000) }),
-    fc.record({ file: fc.stringMatching(/^[a-z]{1,9}\.safetensors$/), size: bytes }))
-  await fc.assert(fc.asyncProperty(fc.array(part, { minLength: 1, maxLength: 8 }), fc.array(fc.integer({ min: 1, max: 70_000 }), { maxLength: 4 }), fc.integer({ min: 1, max: 250 }), fc.boolean(), async (plan, cuts, seed, epilogue) => {
-    const wanted = plan.map(({ file, size }, i): Part => ({ name: file === null ? `field${i}` : '', file, bytes: Buffer.from(file === null ? 'x'.repeat(size) : Uint8Array.from({ length: size }, (_, at) => (at * seed + i + (at >> 8)) & 0xff)) }))
-    const body = encode(wanted, epilogue ? `--\r\n${'behind it '.repeat(9000)}` : undefined)
-    const pieces: Buffer[] = []
-    let at = 0
-    for (const cut of cuts) pieces.push(body.subarray(at, at += cut))
-    pieces.push(body.subarray(at))
-    const reply = await post(port, pieces.filter(({ length }) => length > 0))
-    if (reply.status !== 200) throw new Error(JSON.stringify(reply))
-    if (parts.length !== wanted.length) throw new Error(`${parts.length} parts of ${wanted.length}`)
-    for (const [i, { name, file, bytes }] of wanted.entries()) {
-      const got = parts[i]!
-      if (got.name !== name || got.file !== file || !got.bytes.equals(bytes)) throw new Error(`part ${i} differs`)
-    }
-  }), { numRuns: 150 })
+    fc.record({ file: fc.stringMatching(/^[a-z]{1,9}\.safetensors$/), size: bytes })
+  )
+  await fc.assert(
+    fc.asyncProperty(
+      fc.array(part, { minLength: 1, maxLength: 8 }),
+      fc.array(fc.integer({ min: 1, max: 70_000 }), { maxLength: 4 }),
+      fc.integer({ min: 1, max: 250 }),
+      fc.boolean(),
+      async (plan, cuts, seed, epilogue) => {
+        const wanted = plan.map(({ file, size }, i): Part => ({
+          name: file === null ? `field${i}` : '',
+          file,
+          bytes: Buffer.from(
+            file === null
+              ? 'x'.repeat(size)
+              : Uint8Array.from({ length: size }, (_, at) => (at * seed + i + (at >> 8)) & 0xff)
+          )
+        }))
+        const body = encode(wanted, epilogue ? `--\r\n${'behind it '.repeat(9000)}` : undefined)
+        const pieces: Buffer[] = []
+        let at = 0
+        for (const cut of cuts) pieces.push(body.subarray(at, at += cut))
+        pieces.push(body.subarray(at))
+        const reply = await post(port, pieces.filter(({ length }) => length > 0))
+        if (reply.status !== 200) throw new Error(JSON.stringify(reply))
+        if (parts.length !== wanted.length) throw new Error(`${parts.length} parts of ${wanted.length}`)
+        for (const [i, { name, file, bytes }] of wanted.entries()) {
+          const got = parts[i]!
+          if (got.name !== name || got.file !== file || !got.bytes.equals(bytes)) throw new Error(`part ${i} differs`)
+        }
+      }
+    ),
+    { numRuns: 150 }
+  )
 })
 
 t.test('a form that ends anywhere before its end is refused, and one whose client goes away is given up', async t => {
   const { port, outcomes } = await reader(t)
-  const whole = encode([{ name: 'a', file: null, bytes: Buffer.from('1') }, { name: '', file: 'f', bytes: Buffer.alloc(40, 7) }, { name: 'b', file: null, bytes: Buffer.from('2') }])
+  const whole = encode([{ name: 'a', file: null, bytes: Buffer.from('1') }, {
+    name: '',
+    file: 'f',
+    bytes: Buffer.alloc(40, 7)
+  }, { name: 'b', file: null, bytes: Buffer.from('2') }])
   const end = whole.length - 2
   for (let cut = 1; cut < end; cut++) {
     const { status, body } = await post(port, [whole.subarray(0, cut)])
@@ -128,8 +180,12 @@ t.test('a form that ends anywhere before its end is refused, and one whose clien
   for (let cut = 0; cut < whole.length; cut += 3) {
     const socket = createConnection(port, '127.0.0.1')
     socket.on('error', () => {})
-    socket.write(`POST / HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=${BOUNDARY}\r\ncontent-length: ${whole.length}\r\n\r\n`)
-    await new Promise(resolve => { socket.write(whole.subarray(0, cut), resolve) })
+    socket.write(
+      `POST / HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=${BOUNDARY}\r\ncontent-length: ${whole.length}\r\n\r\n`
+    )
+    await new Promise(resolve => {
+      socket.write(whole.subarray(0, cut), resolve)
+    })
     await new Promise(resolve => setTimeout(resolve, cut % 2 * 3))
     socket.destroy()
   }
@@ -142,11 +198,24 @@ t.test('a client that goes away before its body is looked at is noticed at once'
   const gone = new IncomingMessage(new Socket())
   gone.destroy()
   await once(gone, 'close')
-  await t.rejects(pump(gone, { take: () => undefined, stallMs: 60_000, broke: () => {}, spent: freeChunk, signal: new AbortController().signal }), { code: 'BODY_BROKEN' })
+  await t.rejects(
+    pump(gone, {
+      take: () => undefined,
+      stallMs: 60_000,
+      broke: () => {},
+      spent: freeChunk,
+      signal: new AbortController().signal
+    }),
+    { code: 'BODY_BROKEN' }
+  )
   const { port, outcomes } = await reader(t, { prepare: async raw => await once(raw, 'close').catch(() => {}) })
   const socket = createConnection(port, '127.0.0.1')
-  socket.write(`POST / HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=${BOUNDARY}\r\ncontent-length: 1000\r\n\r\n--${BOUNDARY}`)
-  setTimeout(() => { socket.destroy() }, 20)
+  socket.write(
+    `POST / HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=${BOUNDARY}\r\ncontent-length: 1000\r\n\r\n--${BOUNDARY}`
+  )
+  setTimeout(() => {
+    socket.destroy()
+  }, 20)
   await until(() => outcomes.length === 1)
   t.match(outcomes[0], { code: 'BODY_BROKEN', message: /broke off after 0 bytes of 1000/ })
 })
@@ -154,11 +223,15 @@ t.test('a client that goes away before its body is looked at is noticed at once'
 t.test('while a chunk is on its way, no more is read than a few buffers, of one large file or of many small ones', async t => {
   for (const sizes of [[48 << 20], [200_000, ...Array.from({ length: 96 }, () => 500_000)]]) {
     let release = (): void => {}
-    const gate = new Promise<void>(resolve => { release = resolve })
+    const gate = new Promise<void>(resolve => {
+      release = resolve
+    })
     const raws: IncomingMessage[] = []
     let isHeld = false
     const { port, parts } = await reader(t, {
-      prepare: async raw => { raws.push(raw) },
+      prepare: async raw => {
+        raws.push(raw)
+      },
       wait: async () => {
         isHeld = true
         await gate

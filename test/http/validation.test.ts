@@ -39,11 +39,29 @@ t.test('strings become the numbers and booleans that they spell, as with pydanti
 })
 
 t.test('what fits one of several kinds as it is stays as it is; only else is it converted', async t => {
-  const Prompt = Type.Union([Type.String(), Type.Array(Type.String()), Type.Array(Type.Integer()), Type.Array(Type.Array(Type.Integer()))])
+  const Prompt = Type.Union([
+    Type.String(),
+    Type.Array(Type.String()),
+    Type.Array(Type.Integer()),
+    Type.Array(Type.Array(Type.Integer()))
+  ])
   const Flags = Type.Union([Type.Boolean(), Type.Array(Type.Boolean())])
-  const Ids = Type.Union([Type.Union([Type.Array(Type.Integer()), Type.Array(Type.Union([Type.Array(Type.Integer()), Type.Null()]))]), Type.Null()])
-  const Options = Type.Object({ num: Type.Optional(Type.Number()), stop: Type.Optional(Type.Union([Type.String(), Type.Array(Type.String()), Type.Null()])) })
-  const Both = bodyCheck(Type.Object({ prompt: Type.Optional(Prompt), flags: Type.Optional(Flags), ids: Type.Optional(Ids), options: Type.Optional(Type.Union([Options, Type.Array(Options)])) }))
+  const Ids = Type.Union([
+    Type.Union([Type.Array(Type.Integer()), Type.Array(Type.Union([Type.Array(Type.Integer()), Type.Null()]))]),
+    Type.Null()
+  ])
+  const Options = Type.Object({
+    num: Type.Optional(Type.Number()),
+    stop: Type.Optional(Type.Union([Type.String(), Type.Array(Type.String()), Type.Null()]))
+  })
+  const Both = bodyCheck(
+    Type.Object({
+      prompt: Type.Optional(Prompt),
+      flags: Type.Optional(Flags),
+      ids: Type.Optional(Ids),
+      options: Type.Optional(Type.Union([Options, Type.Array(Options)]))
+    })
+  )
   const cases: [object, object?][] = [
     [{ prompt: ['1', '2'] }],
     [{ prompt: ['1', '2+2='] }],
@@ -64,7 +82,7 @@ t.test('what fits one of several kinds as it is stays as it is; only else is it 
   for (const [body, expected = body] of cases) {
     const before = structuredClone(body)
     t.same(Both(body), { value: expected }, JSON.stringify(before))
-    t.same(body, before, 'the caller\'s stays as it is')
+    t.same(body, before, "the caller's stays as it is")
   }
   t.match(Both({ prompt: ['1', null] }), { error: { message: /^prompt\[1\]: / } })
   t.match(Both({ options: { num: '5', stop: 6 } }), { error: { message: /^options\.stop: / } })
@@ -95,15 +113,33 @@ t.test('a body whose schema forbids unknown fields is taken as it is', async t =
 })
 
 t.test('whatever comes, the check answers, and what it lets through fits the schema', async t => {
-  fc.assert(fc.property(fc.record({
-    int: fc.anything(), num: fc.anything(), bool: fc.anything(), text: fc.anything(), list: fc.anything(), maybe: fc.anything(), either: fc.anything(), deep: fc.anything()
-  }, { requiredKeys: [] }), body => {
-    const outcome = check(body)
-    if ('error' in outcome) return /^[a-z]+[^ ]*: ./.test(outcome.error.message) && outcome.error.message.length < 500
-    const value = outcome.value as Record<string, unknown>
-    return (value['int'] === undefined || Number.isInteger(value['int'])) && (value['num'] === undefined || Number.isFinite(value['num'])) &&
-      (value['bool'] === undefined || typeof value['bool'] === 'boolean') && (value['text'] === undefined || typeof value['text'] === 'string')
-  }), { numRuns: 500 })
+  fc.assert(
+    fc.property(
+      fc.record({
+        int: fc.anything(),
+        num: fc.anything(),
+        bool: fc.anything(),
+        text: fc.anything(),
+        list: fc.anything(),
+        maybe: fc.anything(),
+        either: fc.anything(),
+        deep: fc.anything()
+      }, { requiredKeys: [] }),
+      body => {
+        const outcome = check(body)
+        if ('error' in outcome) {
+          return /^[a-z]+[^ ]*: ./.test(outcome.error.message) &&
+            outcome.error.message.length < 500
+        }
+        const value = outcome.value as Record<string, unknown>
+        return (value['int'] === undefined || Number.isInteger(value['int'])) &&
+          (value['num'] === undefined || Number.isFinite(value['num'])) &&
+          (value['bool'] === undefined || typeof value['bool'] === 'boolean') &&
+          (value['text'] === undefined || typeof value['text'] === 'string')
+      }
+    ),
+    { numRuns: 500 }
+  )
 })
 
 t.test('numbers survive the way through a string', async t => {

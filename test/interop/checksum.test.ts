@@ -20,7 +20,9 @@ t.test('the Python of docs/checksum.md gives the checksums of the addon, from a 
     const { config, tensors } = plainModel({ dtype })
     const coded = codedJob(tensors, { dtype })
     writeFileSync(join(folder, 'bytes'), (coded.job.sources[0] as { buffer: Uint8Array }).buffer)
-    writeFileSync(join(folder, 'check.py'), `${code}
+    writeFileSync(
+      join(folder, 'check.py'),
+      `${code}
 import sys, torch
 from safetensors.torch import save_file
 folder, tensors = sys.argv[1], json.loads(sys.argv[2])
@@ -35,8 +37,11 @@ for tensor in tensors:
     name = tensor['name']
     assert checksum(stored(folder + '/model.safetensors', name)) == checksum(held[name].view(torch.${numpy}).numpy())
     print(checksum(stored(folder + '/model.safetensors', name)))
-`)
-    const { status, stdout, stderr } = spawnSync(python, [join(folder, 'check.py'), folder, JSON.stringify(tensors)], { encoding: 'utf8' })
+`
+    )
+    const { status, stdout, stderr } = spawnSync(python, [join(folder, 'check.py'), folder, JSON.stringify(tensors)], {
+      encoding: 'utf8'
+    })
     t.equal(status, 0, stderr)
     const core = addon.createCore(config)
     await addon.write(core, coded.job)

@@ -36,11 +36,32 @@ const commands = {
       ranks: 1,
       threads: 1,
       dtype: 'bfloat16',
-      arch: { hiddenSize: 16, layers: 1, heads: 1, kvHeads: 1, headDim: 16, vocabSize: ROWS, rmsNormEps: 1e-6, ropeInvFreq: new Float64Array(8), ropeScale: 1, sparseLayers: new Uint8Array(1), experts: 0, expertsPerToken: 0, normTopkProb: false },
+      arch: {
+        hiddenSize: 16,
+        layers: 1,
+        heads: 1,
+        kvHeads: 1,
+        headDim: 16,
+        vocabSize: ROWS,
+        rmsNormEps: 1e-6,
+        ropeInvFreq: new Float64Array(8),
+        ropeScale: 1,
+        sparseLayers: new Uint8Array(1),
+        experts: 0,
+        expertsPerToken: 0,
+        normTopkProb: false
+      },
       params: [
-        ['embed', ROWS, 16], ['layers.0.ln1', 16, 1], ['layers.0.qkv', 48, 16], ['layers.0.o', 16, 16], ['layers.0.ln2', 16, 1],
-        ['layers.0.gate_up', 32, 16], ['layers.0.down', 16, 16], ['norm', 16, 1]
-      ].map(([name, rows, cols]) => ({ name, rows, cols })),
+        ['embed', ROWS, 16],
+        ['layers.0.ln1', 16, 1],
+        ['layers.0.qkv', 48, 16],
+        ['layers.0.o', 16, 16],
+        ['layers.0.ln2', 16, 1],
+        ['layers.0.gate_up', 32, 16],
+        ['layers.0.down', 16, 16],
+        ['norm', 16, 1]
+      ]
+        .map(([name, rows, cols]) => ({ name, rows, cols })),
       pages: 2,
       pageSize: 16
     })
@@ -48,7 +69,11 @@ const commands = {
     for (let i = 0; i < parts.length; i += 2) {
       const rows = Math.ceil(parts[i + 1] / 32)
       if (rows > 0) {
-        const outcome = await addon.write(core, { sources: [{ staged: { group, slot } }], tensors: Float64Array.of(0, parts[i], 0, rows, 16, 32, 2), rects: Float64Array.of(0, 0, 0, 0, 0, rows, 16, 0, 0) })
+        const outcome = await addon.write(core, {
+          sources: [{ staged: { group, slot } }],
+          tensors: Float64Array.of(0, parts[i], 0, rows, 16, 32, 2),
+          rects: Float64Array.of(0, 0, 0, 0, 0, rows, 16, 0, 0)
+        })
         if (outcome.error !== undefined) throw new Error(outcome.error.message)
       }
       const bytes = rows === 0 ? new Uint8Array(0) : await addon.read(core, 0, 0, 0, 0, rows, 16)

@@ -16,13 +16,27 @@ const script = fileURLToPath(new URL('./openai_client.py', import.meta.url))
 const missing = await run(python, ['-c', 'import openai']).then(() => null, (error: Error) => error.message)
 
 if (missing !== null) {
-  t.comment(`NOT TESTED against the openai client: ${python} cannot import it (${missing.trim().split('\n').at(-1)}). Set REFIT_PYTHON.`)
-  if (process.env['REFIT_REQUIRE_INTEROP'] === '1') t.fail('the openai client is required here (REFIT_REQUIRE_INTEROP=1)')
-  else t.pass('the openai client is missing', { skip: true })
+  t.comment(
+    `NOT TESTED against the openai client: ${python} cannot import it (${
+      missing
+        .trim()
+        .split('\n')
+        .at(-1)
+    }). Set REFIT_PYTHON.`
+  )
+  if (process.env['REFIT_REQUIRE_INTEROP'] === '1') {
+    t.fail('the openai client is required here (REFIT_REQUIRE_INTEROP=1)')
+  } else t.pass('the openai client is missing', { skip: true })
 } else {
   t.test('the official openai client works unchanged', async t => {
     const engine = new FakeEngine({ stepMs: 1 })
-    const app = await buildServer({ engine, tokenizer: new ByteTokenizer(), port: 0, apiKey: 'secret', closeGraceMs: 100 })
+    const app = await buildServer({
+      engine,
+      tokenizer: new ByteTokenizer(),
+      port: 0,
+      apiKey: 'secret',
+      closeGraceMs: 100
+    })
     t.teardown(async () => await app.close())
     const { port } = app.server.address() as { port: number }
     const { stdout } = await run(python, [script, `http://127.0.0.1:${port}`], { timeout: 60_000 })

@@ -23,7 +23,9 @@ for (const libuv of [true, false]) {
   t.test(`every call of the client does on torch's ${backend} server what torch's client sees`, async t => {
     const port = await torch('open_store', 's', 0, null, true, libuv) as number
     const client = await StoreClient.connect({ host, port, ...limits })
-    t.teardown(() => { client.close() })
+    t.teardown(() => {
+      client.close()
+    })
     const bytes = Buffer.from(Array.from({ length: 70_000 }, (_, i) => i * i % 256))
     await client.set('bytes', bytes)
     t.strictSame(await torch('store', 's', 'get', 'bytes'), bytes)
@@ -54,11 +56,16 @@ for (const libuv of [true, false]) {
   t.test(`waits on torch's ${backend} server end with the key, with the deadline and with the signal, and the client goes on`, async t => {
     const port = await torch('open_store', 's', 0, null, true, libuv) as number
     const client = await StoreClient.connect({ host, port, ...limits })
-    t.teardown(() => { client.close() })
+    t.teardown(() => {
+      client.close()
+    })
     const late = client.get('late')
     const stop = new AbortController()
     const stopped = client.wait(['late', 'never'], { signal: stop.signal })
-    await t.rejects(client.wait(['never'], { timeoutMs: 30 }), { code: 'DEADLINE', message: /waiting for "never" in the store at 127\.0\.0\.1:\d+$/ })
+    await t.rejects(client.wait(['never'], { timeoutMs: 30 }), {
+      code: 'DEADLINE',
+      message: /waiting for "never" in the store at 127\.0\.0\.1:\d+$/
+    })
     await torch('store', 's', 'set', 'late', 'here')
     t.equal((await late).toString(), 'here')
     stop.abort(new Error('no more'))
@@ -70,13 +77,17 @@ for (const libuv of [true, false]) {
 
   t.test(`torch's client (${backend} chosen) is served by refit's server`, async t => {
     const server = await StoreServer.listen({ host, port: 0 })
-    t.teardown(async () => { await server.close() })
+    t.teardown(async () => {
+      await server.close()
+    })
     const { port } = server.address
     server.countWorkers(1)
     await torch('open_store', 'c', port, 2, false, libuv)
     await server.waitForWorkers(2, limits)
     const ours = await server.connect(limits)
-    t.teardown(() => { ours.close() })
+    t.teardown(() => {
+      ours.close()
+    })
     await ours.set('id', id)
     t.strictSame(await torch('store', 'c', 'get', 'id'), id)
     t.equal(await torch('store', 'c', 'add', 'n', 3), 3)
@@ -104,7 +115,9 @@ t.test('rank 0 of init_custom_process_group finds refit as rank 1 and 2, and ref
   const joined = joinStore({ masterAddress: 'localhost', masterPort: port, ranks: 2, policy }, limits)
   await torch('rendezvous', 's', `tcp://${host}:${port}`, 0, 3)
   const store = await joined
-  t.teardown(() => { store.close() })
+  t.teardown(() => {
+    store.close()
+  })
   t.equal(await store.countWorkers(0), 3)
   const found = findUniqueId(store, { group: 'slime-pp_0', size: 3, forms: ['custom', 'vllm', 'nemo-rl'] }, limits)
   await torch('prefix', 'helper', 's', 'slime-pp_0')
@@ -116,7 +129,9 @@ t.test('rank 0 of init_custom_process_group finds refit as rank 1 and 2, and ref
 
 t.test('torch comes to a store that refit serves, by its rendezvous', async t => {
   const server = await StoreServer.listen({ host, port: 0 })
-  t.teardown(async () => { await server.close() })
+  t.teardown(async () => {
+    await server.close()
+  })
   server.countWorkers(2)
   await torch('rendezvous', 's', `tcp://${host}:${server.address.port}`, 2, 3)
   await server.waitForWorkers(3, limits)
@@ -127,8 +142,15 @@ t.test('gloo of torch and refit tell one another their addresses under the same 
   const { port } = await free()
   const made = torch('gloo_group', 'grp', `tcp://${host}:${port}`, 0, 2, 2)
   const store = await joinStore({ masterAddress: host, masterPort: port, ranks: 1, policy }, limits)
-  t.teardown(() => { store.close() })
-  const told = await exchangeGlooAddresses(store, { group: 'grp', size: 2, ranks: [1], addresses: [Buffer.from('not an address')] }, limits)
+  t.teardown(() => {
+    store.close()
+  })
+  const told = await exchangeGlooAddresses(store, {
+    group: 'grp',
+    size: 2,
+    ranks: [1],
+    addresses: [Buffer.from('not an address')]
+  }, limits)
   t.equal(told.length, 2)
   t.equal(told[1]!.toString(), 'not an address')
   // gloo's blob begins with the length of the host's name and that name.
@@ -144,9 +166,17 @@ t.test('that a trainer runs under TORCH_DISTRIBUTED_DEBUG=DETAIL is seen in its 
   const made = peers.map(async (peer, rank) => await peer('gloo_group', 'grp', url, rank, 2))
   await Promise.all(made)
   const store = await StoreClient.connect({ host, port, ...limits })
-  t.teardown(() => { store.close() })
-  await t.rejects(refuseDetail(store, 'grp', 'cpu', limits), { code: 'UNSUPPORTED', message: /TORCH_DISTRIBUTED_DEBUG=DETAIL/ })
-  await t.rejects(findUniqueId(store, { group: 'grp', size: 2 }, { timeoutMs: 50 }), { code: 'DEADLINE', message: /TORCH_DISTRIBUTED_DEBUG=DETAIL/ })
+  t.teardown(() => {
+    store.close()
+  })
+  await t.rejects(refuseDetail(store, 'grp', 'cpu', limits), {
+    code: 'UNSUPPORTED',
+    message: /TORCH_DISTRIBUTED_DEBUG=DETAIL/
+  })
+  await t.rejects(findUniqueId(store, { group: 'grp', size: 2 }, { timeoutMs: 50 }), {
+    code: 'DEADLINE',
+    message: /TORCH_DISTRIBUTED_DEBUG=DETAIL/
+  })
 })
 
 async function free (): Promise<{ port: number }> {

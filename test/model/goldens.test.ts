@@ -23,7 +23,12 @@ function checkLogits (t: Test, oracle: Oracle, golden: GoldenCase): void {
 
 t.test('the golden folder has the four architectures', async t => {
   const names = await Promise.all(goldenNames.map(async name => (await readArchitecture(readGolden(name).folder)).name))
-  t.same([...new Set(names)].sort(), ['LlamaForCausalLM', 'Qwen2ForCausalLM', 'Qwen3ForCausalLM', 'Qwen3MoeForCausalLM'])
+  t.same([...new Set(names)].sort(), [
+    'LlamaForCausalLM',
+    'Qwen2ForCausalLM',
+    'Qwen3ForCausalLM',
+    'Qwen3MoeForCausalLM'
+  ])
 })
 
 for (const name of goldenNames) {
@@ -33,8 +38,18 @@ for (const name of goldenNames) {
     const weights = readWeights(folder)
     const oracle = new Oracle(arch, weights)
     const wanted = [...buildModelTable(arch, 1).tensors.values()].filter(plan => !plan.alternative)
-    t.same([...weights.keys()].sort(), wanted.map(plan => plan.name).sort(), 'the table has exactly the names that save_pretrained writes')
-    for (const plan of wanted) t.equal(weights.get(plan.name)?.length, plan.rows * plan.cols, `${plan.name} has its size`)
+    t.same(
+      [...weights.keys()].sort(),
+      wanted.map(plan => plan.name).sort(),
+      'the table has exactly the names that save_pretrained writes'
+    )
+    for (const plan of wanted) {
+      t.equal(
+        weights.get(plan.name)?.length,
+        plan.rows * plan.cols,
+        `${plan.name} has its size`
+      )
+    }
     t.ok(maxOf(rope.invFreq.map((f, i) => f / arch.rope.invFreq[i]! - 1)) < 1e-6, 'inverse frequencies')
     t.ok(Math.abs(rope.scale - arch.rope.scale) < 1e-6, 'attention factor')
     for (const golden of cases) {

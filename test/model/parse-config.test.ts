@@ -9,15 +9,34 @@ import { readArchitecture } from '../../src/model/read-config.ts'
 import { tinyArchitecture, tinyConfig } from '../helpers/tiny-config.ts'
 
 t.test('every architecture is read', async t => {
-  for (const name of ARCHITECTURES) t.match(tinyArchitecture(name), { name, hiddenSize: 64, heads: 4, kvHeads: 2, vocabSize: 320, contextLength: 512, dtype: 'bfloat16' })
+  for (const name of ARCHITECTURES) {
+    t.match(tinyArchitecture(name), {
+      name,
+      hiddenSize: 64,
+      heads: 4,
+      kvHeads: 2,
+      vocabSize: 320,
+      contextLength: 512,
+      dtype: 'bfloat16'
+    })
+  }
 })
 
 t.test('the same model spelled by transformers 4 and 5 is the same architecture', async t => {
   for (const name of ARCHITECTURES) {
-    const { rope_parameters: rope, dtype, ...rest } = tinyConfig(name, { num_experts: undefined, num_local_experts: name === 'Qwen3MoeForCausalLM' ? 8 : undefined })
+    const { rope_parameters: rope, dtype, ...rest } = tinyConfig(name, {
+      num_experts: undefined,
+      num_local_experts: name === 'Qwen3MoeForCausalLM' ? 8 : undefined
+    })
     const { rope_theta: theta, ...scaling } = rope as Record<string, unknown>
     const five = parseModelConfig({ ...rest, rope_parameters: rope, dtype })
-    const four = parseModelConfig({ ...rest, rope_theta: theta, rope_scaling: scaling, torch_dtype: dtype, ...(name === 'Qwen3MoeForCausalLM' ? { num_local_experts: undefined, num_experts: 8 } : {}) })
+    const four = parseModelConfig({
+      ...rest,
+      rope_theta: theta,
+      rope_scaling: scaling,
+      torch_dtype: dtype,
+      ...(name === 'Qwen3MoeForCausalLM' ? { num_local_experts: undefined, num_experts: 8 } : {})
+    })
     t.same(four, five, name)
   }
 })
@@ -59,13 +78,24 @@ t.test('a published Qwen3-30B-A3B config, of transformers 4, is read', async t =
     use_sliding_window: false,
     vocab_size: 151936
   }, { bos_token_id: 151643, do_sample: true, eos_token_id: [151645, 151643] })
-  t.match(arch, { headDim: 128, qkNorm: true, qkvBias: false, contextLength: 40960, eosTokenIds: [151645, 151643], moe: { experts: 128, expertsPerToken: 8, intermediateSize: 768, normTopkProb: true } })
+  t.match(arch, {
+    headDim: 128,
+    qkNorm: true,
+    qkvBias: false,
+    contextLength: 40960,
+    eosTokenIds: [151645, 151643],
+    moe: { experts: 128, expertsPerToken: 8, intermediateSize: 768, normTopkProb: true }
+  })
   t.ok(arch.moe!.sparse.every(Boolean))
 })
 
 t.test('biases: Qwen2 has them on q, k, v without a flag; attention_bias gives Llama and Qwen3 all four', async t => {
   t.match(tinyArchitecture('Qwen2ForCausalLM'), { qkvBias: true, oBias: false, qkNorm: false })
-  t.match(tinyArchitecture('Qwen2ForCausalLM', { attention_bias: true }), { qkvBias: true, oBias: false }, 'transformers does not read the flag')
+  t.match(
+    tinyArchitecture('Qwen2ForCausalLM', { attention_bias: true }),
+    { qkvBias: true, oBias: false },
+    'transformers does not read the flag'
+  )
   for (const name of ['LlamaForCausalLM', 'Qwen3ForCausalLM', 'Qwen3MoeForCausalLM'] as const) {
     t.match(tinyArchitecture(name), { qkvBias: false, oBias: false, qkNorm: name !== 'LlamaForCausalLM' })
     t.match(tinyArchitecture(name, { attention_bias: true }), { qkvBias: true, oBias: true })
@@ -85,17 +115,26 @@ t.test('head_dim: as given, else hidden / heads, else 128 for Qwen3', async t =>
 t.test('num_key_value_heads: absent means all heads for Llama; null does for the dense ones; else it must be there', async t => {
   t.equal(tinyArchitecture('LlamaForCausalLM', { num_key_value_heads: undefined }).kvHeads, 4)
   t.equal(tinyArchitecture('Qwen3ForCausalLM', { num_key_value_heads: null }).kvHeads, 4)
-  t.throws(() => tinyArchitecture('Qwen3ForCausalLM', { num_key_value_heads: undefined }), { code: 'MODEL_CONFIG', param: 'num_key_value_heads' })
-  t.throws(() => tinyArchitecture('Qwen3MoeForCausalLM', { num_key_value_heads: null }), { code: 'MODEL_CONFIG', param: 'num_key_value_heads' })
+  t.throws(() => tinyArchitecture('Qwen3ForCausalLM', { num_key_value_heads: undefined }), {
+    code: 'MODEL_CONFIG',
+    param: 'num_key_value_heads'
+  })
+  t.throws(() => tinyArchitecture('Qwen3MoeForCausalLM', { num_key_value_heads: null }), {
+    code: 'MODEL_CONFIG',
+    param: 'num_key_value_heads'
+  })
 })
 
 t.test('tied embeddings are off unless the file says so', async t => {
-  for (const name of ARCHITECTURES) t.equal(tinyArchitecture(name, { tie_word_embeddings: undefined }).tieWordEmbeddings, false, name)
+  for (const name of ARCHITECTURES) {
+    t.equal(tinyArchitecture(name, { tie_word_embeddings: undefined }).tieWordEmbeddings, false, name)
+  }
   t.equal(tinyArchitecture('LlamaForCausalLM', { tie_word_embeddings: true }).tieWordEmbeddings, true)
 })
 
 t.test('which layers are sparse: every decoder_sparse_step-th, less mlp_only_layers', async t => {
-  const sparse = (overrides: Record<string, unknown>): boolean[] | undefined => tinyArchitecture('Qwen3MoeForCausalLM', { num_hidden_layers: 5, ...overrides }).moe?.sparse
+  const sparse = (overrides: Record<string, unknown>): boolean[] | undefined =>
+    tinyArchitecture('Qwen3MoeForCausalLM', { num_hidden_layers: 5, ...overrides }).moe?.sparse
   t.same(sparse({ mlp_only_layers: [] }), [true, true, true, true, true])
   t.same(sparse({ mlp_only_layers: null, decoder_sparse_step: 2 }), [false, true, false, true, false])
   t.same(sparse({ mlp_only_layers: [3, 0], decoder_sparse_step: 2 }), [false, true, false, false, false])
@@ -104,7 +143,11 @@ t.test('which layers are sparse: every decoder_sparse_step-th, less mlp_only_lay
 })
 
 t.test('end of sequence: generation_config.json, then config.json, then the defaults of Llama', async t => {
-  const ids = (config: Record<string, unknown>, generation?: unknown, name: ArchitectureName = 'Qwen3ForCausalLM'): number[] => parseModelConfig(tinyConfig(name, config), generation).eosTokenIds
+  const ids = (
+    config: Record<string, unknown>,
+    generation?: unknown,
+    name: ArchitectureName = 'Qwen3ForCausalLM'
+  ): number[] => parseModelConfig(tinyConfig(name, config), generation).eosTokenIds
   t.same(ids({}), [2])
   t.same(ids({ eos_token_id: [7, 8, 7] }), [7, 8])
   t.same(ids({ eos_token_id: 3 }, { eos_token_id: [5, 6] }), [5, 6])
@@ -115,7 +158,10 @@ t.test('end of sequence: generation_config.json, then config.json, then the defa
   t.same(ids({ eos_token_id: null }, undefined, 'LlamaForCausalLM'), [])
   t.equal(tinyArchitecture('LlamaForCausalLM', { bos_token_id: undefined }).bosTokenId, 1)
   t.equal(tinyArchitecture('Qwen3ForCausalLM', { bos_token_id: null }).bosTokenId, null)
-  t.throws(() => ids({}, { eos_token_id: 'end' }), { code: 'MODEL_CONFIG', message: /generation_config.json: eos_token_id: expected a token id or a list of them, got "end"/ })
+  t.throws(() => ids({}, { eos_token_id: 'end' }), {
+    code: 'MODEL_CONFIG',
+    message: /generation_config.json: eos_token_id: expected a token id or a list of them, got "end"/
+  })
   t.throws(() => ids({ eos_token_id: -1 }), { code: 'MODEL_CONFIG', param: 'eos_token_id' })
   t.throws(() => ids({}, []), { code: 'MODEL_CONFIG', message: /generation_config.json: expected a JSON object/ })
 })
@@ -123,36 +169,123 @@ t.test('end of sequence: generation_config.json, then config.json, then the defa
 t.test('dtype: of either generation, with or without "torch."', async t => {
   t.equal(tinyArchitecture('LlamaForCausalLM', { dtype: 'torch.float16' }).dtype, 'float16')
   t.equal(tinyArchitecture('LlamaForCausalLM', { dtype: undefined, torch_dtype: 'float32' }).dtype, 'float32')
-  t.throws(() => tinyArchitecture('LlamaForCausalLM', { dtype: 'float8_e4m3fn' }), { code: 'MODEL_CONFIG', message: /dtype: "float8_e4m3fn" is not supported; refit reads bfloat16, float16, float32/ })
+  t.throws(() => tinyArchitecture('LlamaForCausalLM', { dtype: 'float8_e4m3fn' }), {
+    code: 'MODEL_CONFIG',
+    message: /dtype: "float8_e4m3fn" is not supported; refit reads bfloat16, float16, float32/
+  })
 })
 
 t.test('a sliding window that is not in effect is no obstacle', async t => {
   const window = { use_sliding_window: true, sliding_window: 128 }
   t.ok(tinyArchitecture('Qwen2ForCausalLM', { sliding_window: 128 }), 'not used')
   t.ok(tinyArchitecture('Qwen2ForCausalLM', { ...window, max_window_layers: 2 }), 'from a layer that does not exist')
-  t.ok(tinyArchitecture('Qwen2ForCausalLM', { ...window, sliding_window: 512, max_window_layers: 0 }), 'as long as the context')
-  t.ok(tinyArchitecture('Qwen2ForCausalLM', { ...window, layer_types: ['full_attention', 'full_attention'] }), 'layer_types says otherwise')
+  t.ok(
+    tinyArchitecture('Qwen2ForCausalLM', { ...window, sliding_window: 512, max_window_layers: 0 }),
+    'as long as the context'
+  )
+  t.ok(
+    tinyArchitecture('Qwen2ForCausalLM', { ...window, layer_types: ['full_attention', 'full_attention'] }),
+    'layer_types says otherwise'
+  )
 })
 
 const refused: Array<[string, ArchitectureName, Record<string, unknown>, string, RegExp]> = [
-  ['another architecture', 'LlamaForCausalLM', { architectures: ['MistralForCausalLM'] }, 'architectures', /"MistralForCausalLM" is not supported; refit runs LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM/],
+  [
+    'another architecture',
+    'LlamaForCausalLM',
+    { architectures: ['MistralForCausalLM'] },
+    'architectures',
+    /"MistralForCausalLM" is not supported; refit runs LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM/
+  ],
   ['a bare model', 'LlamaForCausalLM', { architectures: ['LlamaModel'] }, 'architectures', /"LlamaModel"/],
   ['no architecture', 'LlamaForCausalLM', { architectures: [] }, 'architectures', /expected a list/],
-  ['two architectures', 'LlamaForCausalLM', { architectures: ['LlamaForCausalLM', 'Qwen2ForCausalLM'] }, 'architectures', /not supported/],
-  ['a model_type that contradicts', 'LlamaForCausalLM', { model_type: 'mistral' }, 'model_type', /LlamaForCausalLM goes with "llama", got "mistral"/],
-  ['quantised weights', 'Qwen2ForCausalLM', { quantization_config: { quant_method: 'awq' } }, 'quantization_config', /quantised checkpoints \("awq"\) are not supported/],
+  [
+    'two architectures',
+    'LlamaForCausalLM',
+    { architectures: ['LlamaForCausalLM', 'Qwen2ForCausalLM'] },
+    'architectures',
+    /not supported/
+  ],
+  [
+    'a model_type that contradicts',
+    'LlamaForCausalLM',
+    { model_type: 'mistral' },
+    'model_type',
+    /LlamaForCausalLM goes with "llama", got "mistral"/
+  ],
+  [
+    'quantised weights',
+    'Qwen2ForCausalLM',
+    { quantization_config: { quant_method: 'awq' } },
+    'quantization_config',
+    /quantised checkpoints \("awq"\) are not supported/
+  ],
   ['compressed weights', 'Qwen2ForCausalLM', { compression_config: {} }, 'compression_config', /quantised/],
   ['biases in the MLP', 'LlamaForCausalLM', { mlp_bias: true }, 'mlp_bias', /not supported/],
-  ['another activation', 'LlamaForCausalLM', { hidden_act: 'gelu' }, 'hidden_act', /"gelu" is not supported; refit knows silu/],
-  ['a sliding window', 'Qwen2ForCausalLM', { use_sliding_window: true, sliding_window: 128, max_window_layers: 1 }, 'use_sliding_window', /128 tokens, layers 1 to 1/],
-  ['a sliding window everywhere', 'Qwen3MoeForCausalLM', { use_sliding_window: true, sliding_window: 128 }, 'use_sliding_window', /layers 0 to 2/],
-  ['sliding layers', 'Qwen3ForCausalLM', { layer_types: ['full_attention', 'sliding_attention'] }, 'layer_types', /layer 1 wants "sliding_attention"/],
-  ['linear-attention layers', 'Qwen3ForCausalLM', { layer_types: ['linear_attention'] }, 'layer_types', /linear_attention/],
-  ['layer types of another kind', 'Qwen3ForCausalLM', { layer_types: 'full_attention' }, 'layer_types', /expected a list/],
-  ['heads that KV heads do not divide', 'LlamaForCausalLM', { num_key_value_heads: 3 }, 'num_key_value_heads', /4 attention heads are not a multiple of 3/],
-  ['more KV heads than heads', 'LlamaForCausalLM', { num_key_value_heads: 8 }, 'num_key_value_heads', /expected 1 to 4, got 8/],
+  [
+    'another activation',
+    'LlamaForCausalLM',
+    { hidden_act: 'gelu' },
+    'hidden_act',
+    /"gelu" is not supported; refit knows silu/
+  ],
+  [
+    'a sliding window',
+    'Qwen2ForCausalLM',
+    { use_sliding_window: true, sliding_window: 128, max_window_layers: 1 },
+    'use_sliding_window',
+    /128 tokens, layers 1 to 1/
+  ],
+  [
+    'a sliding window everywhere',
+    'Qwen3MoeForCausalLM',
+    { use_sliding_window: true, sliding_window: 128 },
+    'use_sliding_window',
+    /layers 0 to 2/
+  ],
+  [
+    'sliding layers',
+    'Qwen3ForCausalLM',
+    { layer_types: ['full_attention', 'sliding_attention'] },
+    'layer_types',
+    /layer 1 wants "sliding_attention"/
+  ],
+  [
+    'linear-attention layers',
+    'Qwen3ForCausalLM',
+    { layer_types: ['linear_attention'] },
+    'layer_types',
+    /linear_attention/
+  ],
+  [
+    'layer types of another kind',
+    'Qwen3ForCausalLM',
+    { layer_types: 'full_attention' },
+    'layer_types',
+    /expected a list/
+  ],
+  [
+    'heads that KV heads do not divide',
+    'LlamaForCausalLM',
+    { num_key_value_heads: 3 },
+    'num_key_value_heads',
+    /4 attention heads are not a multiple of 3/
+  ],
+  [
+    'more KV heads than heads',
+    'LlamaForCausalLM',
+    { num_key_value_heads: 8 },
+    'num_key_value_heads',
+    /expected 1 to 4, got 8/
+  ],
   ['an odd head', 'LlamaForCausalLM', { head_dim: 15 }, 'head_dim', /even number, got 15/],
-  ['a width that heads do not divide', 'LlamaForCausalLM', { head_dim: undefined, hidden_size: 66 }, 'head_dim', /hidden_size 66 is not a multiple of 4/],
+  [
+    'a width that heads do not divide',
+    'LlamaForCausalLM',
+    { head_dim: undefined, hidden_size: 66 },
+    'head_dim',
+    /hidden_size 66 is not a multiple of 4/
+  ],
   ['no hidden size', 'LlamaForCausalLM', { hidden_size: undefined }, 'hidden_size', /is missing/],
   ['a hidden size of text', 'LlamaForCausalLM', { hidden_size: '64' }, 'hidden_size', /expected an integer, got "64"/],
   ['half a layer', 'LlamaForCausalLM', { num_hidden_layers: 2.5 }, 'num_hidden_layers', /expected an integer, got 2.5/],
@@ -160,12 +293,42 @@ const refused: Array<[string, ArchitectureName, Record<string, unknown>, string,
   ['a vocabulary of 1e18', 'LlamaForCausalLM', { vocab_size: 1e18 }, 'vocab_size', /expected an integer/],
   ['a negative width', 'LlamaForCausalLM', { intermediate_size: -1 }, 'intermediate_size', /got -1/],
   ['an epsilon of zero', 'LlamaForCausalLM', { rms_norm_eps: 0 }, 'rms_norm_eps', /above 0/],
-  ['a flag that is a number', 'LlamaForCausalLM', { tie_word_embeddings: 1 }, 'tie_word_embeddings', /expected true or false, got 1/],
-  ['more experts per token than experts', 'Qwen3MoeForCausalLM', { num_experts_per_tok: 9 }, 'num_experts_per_tok', /expected 1 to 8, got 9/],
-  ['two numbers of experts', 'Qwen3MoeForCausalLM', { num_local_experts: 4 }, 'num_local_experts', /4 contradicts num_experts 8/],
-  ['experts without a width', 'Qwen3MoeForCausalLM', { moe_intermediate_size: undefined }, 'moe_intermediate_size', /is missing/],
+  [
+    'a flag that is a number',
+    'LlamaForCausalLM',
+    { tie_word_embeddings: 1 },
+    'tie_word_embeddings',
+    /expected true or false, got 1/
+  ],
+  [
+    'more experts per token than experts',
+    'Qwen3MoeForCausalLM',
+    { num_experts_per_tok: 9 },
+    'num_experts_per_tok',
+    /expected 1 to 8, got 9/
+  ],
+  [
+    'two numbers of experts',
+    'Qwen3MoeForCausalLM',
+    { num_local_experts: 4 },
+    'num_local_experts',
+    /4 contradicts num_experts 8/
+  ],
+  [
+    'experts without a width',
+    'Qwen3MoeForCausalLM',
+    { moe_intermediate_size: undefined },
+    'moe_intermediate_size',
+    /is missing/
+  ],
   ['no number of experts', 'Qwen3MoeForCausalLM', { num_experts: undefined }, 'num_experts', /is missing/],
-  ['dense layers that are no list', 'Qwen3MoeForCausalLM', { mlp_only_layers: 1 }, 'mlp_only_layers', /expected a list/],
+  [
+    'dense layers that are no list',
+    'Qwen3MoeForCausalLM',
+    { mlp_only_layers: 1 },
+    'mlp_only_layers',
+    /expected a list/
+  ],
   ['dense layers of text', 'Qwen3MoeForCausalLM', { mlp_only_layers: ['1'] }, 'mlp_only_layers', /got "1"/]
 ]
 for (const [what, name, overrides, param, message] of refused) {
@@ -176,7 +339,10 @@ for (const [what, name, overrides, param, message] of refused) {
 
 t.test('without architectures, model_type tells', async t => {
   t.equal(tinyArchitecture('Qwen3ForCausalLM', { architectures: undefined }).name, 'Qwen3ForCausalLM')
-  t.throws(() => tinyArchitecture('Qwen3ForCausalLM', { architectures: undefined, model_type: undefined }), { code: 'MODEL_CONFIG', param: 'architectures' })
+  t.throws(() => tinyArchitecture('Qwen3ForCausalLM', { architectures: undefined, model_type: undefined }), {
+    code: 'MODEL_CONFIG',
+    param: 'architectures'
+  })
 })
 
 t.test('what is not an object at all is refused', async t => {
@@ -185,15 +351,35 @@ t.test('what is not an object at all is refused', async t => {
 
 t.test('the native form says the same', async t => {
   const arch = tinyArchitecture('Qwen3MoeForCausalLM')
-  t.match(toNativeArch(arch), { hiddenSize: 64, layers: 3, heads: 4, kvHeads: 2, headDim: 16, experts: 8, expertsPerToken: 2, normTopkProb: true, ropeScale: 1 })
+  t.match(toNativeArch(arch), {
+    hiddenSize: 64,
+    layers: 3,
+    heads: 4,
+    kvHeads: 2,
+    headDim: 16,
+    experts: 8,
+    expertsPerToken: 2,
+    normTopkProb: true,
+    ropeScale: 1
+  })
   t.same([...toNativeArch(arch).sparseLayers], [1, 0, 1])
   t.same([...toNativeArch(tinyArchitecture('LlamaForCausalLM')).sparseLayers], [0, 0])
 })
 
 t.test('a folder without a config, or with a broken one, is named', async t => {
-  const folder = t.testdir({ broken: { 'config.json': '{' }, none: {}, fine: { 'config.json': JSON.stringify(tinyConfig('Qwen2ForCausalLM')), 'generation_config.json': '{"eos_token_id": 9}' } })
+  const folder = t.testdir({
+    broken: { 'config.json': '{' },
+    none: {},
+    fine: {
+      'config.json': JSON.stringify(tinyConfig('Qwen2ForCausalLM')),
+      'generation_config.json': '{"eos_token_id": 9}'
+    }
+  })
   await t.rejects(readArchitecture(join(folder, 'none')), { code: 'MODEL_CONFIG', message: /has no config.json/ })
-  await t.rejects(readArchitecture(join(folder, 'broken')), { code: 'MODEL_CONFIG', message: /config.json is not JSON/ })
+  await t.rejects(readArchitecture(join(folder, 'broken')), {
+    code: 'MODEL_CONFIG',
+    message: /config.json is not JSON/
+  })
   t.same((await readArchitecture(join(folder, 'fine'))).eosTokenIds, [9])
   mkdirSync(join(folder, 'none/config.json'))
   await t.rejects(readArchitecture(join(folder, 'none')), { code: 'MODEL_CONFIG', message: /is not a regular file/ })

@@ -34,14 +34,36 @@ for (const [sent, expected] of spellings) {
 }
 
 t.test('names that the model does not have come back as they were sent', async t => {
-  for (const name of ['', 'module.', 'module.nothing', 'model.layers.2.self_attn.q_proj.weight', 'visual.patch_embed.weight', 'model.' + q, 'layers', '__proto__', 'module.constructor']) {
+  for (
+    const name of [
+      '',
+      'module.',
+      'module.nothing',
+      'model.layers.2.self_attn.q_proj.weight',
+      'visual.patch_embed.weight',
+      'model.' + q,
+      'layers',
+      '__proto__',
+      'module.constructor'
+    ]
+  ) {
     t.equal(table.canonical(name), name)
   }
 })
 
 t.test('every name of a model stands for itself, under any pile of wrappers', async t => {
   const names = fc.constantFrom(...table.tensors.keys())
-  const prefix = fc.array(fc.constantFrom('module.', '_orig_mod.', '_fsdp_wrapped_module.', 'base_model.model.', 'model.language_model.', 'language_model.'), { maxLength: 3 })
+  const prefix = fc.array(
+    fc.constantFrom(
+      'module.',
+      '_orig_mod.',
+      '_fsdp_wrapped_module.',
+      'base_model.model.',
+      'model.language_model.',
+      'language_model.'
+    ),
+    { maxLength: 3 }
+  )
   fc.assert(fc.property(names, prefix, (name, prefixes) => table.canonical(prefixes.join('') + name) === name))
 })
 
@@ -51,8 +73,23 @@ t.test('a tied head and rotary buffers are ignored, under any spelling; an untie
     t.notOk(table.ignored(table.canonical(name)), name)
     t.ok(table.tensors.has(table.canonical(name)))
   }
-  for (const name of ['model.layers.0.self_attn.rotary_emb.inv_freq', 'model.rotary_emb.inv_freq', 'rotary_emb.inv_freq', 'module.model.layers.1.self_attn.rotary_emb.cos_cached']) {
+  for (
+    const name of [
+      'model.layers.0.self_attn.rotary_emb.inv_freq',
+      'model.rotary_emb.inv_freq',
+      'rotary_emb.inv_freq',
+      'module.model.layers.1.self_attn.rotary_emb.cos_cached'
+    ]
+  ) {
     t.ok(table.ignored(name), name)
   }
-  for (const name of ['inv_freq', 'model.norm.weight', 'rotary_emb.inv_freq.weight', 'xrotary_emb.inv_freq', 'lm_head.bias']) t.notOk(table.ignored(name), name)
+  for (
+    const name of [
+      'inv_freq',
+      'model.norm.weight',
+      'rotary_emb.inv_freq.weight',
+      'xrotary_emb.inv_freq',
+      'lm_head.bias'
+    ]
+  ) t.notOk(table.ignored(name), name)
 })

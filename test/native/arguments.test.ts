@@ -24,10 +24,19 @@ t.test('a configuration is refused with the field, what was expected and what ca
     [{ pageSize: 0 }, /^config.pageSize/],
     [{ arch: null }, /^config.arch: expected an object, got null$/],
     [{ arch: { ...config.arch, heads: NaN } }, /^config.arch.heads: .* got NaN$/],
-    [{ arch: { ...config.arch, rmsNormEps: Infinity } }, /^config.arch.rmsNormEps: expected a finite number, got Infinity$/],
+    [
+      { arch: { ...config.arch, rmsNormEps: Infinity } },
+      /^config.arch.rmsNormEps: expected a finite number, got Infinity$/
+    ],
     [{ arch: { ...config.arch, ropeInvFreq: [1] } }, /^config.arch.ropeInvFreq: expected Float64Array, got an array$/],
-    [{ arch: { ...config.arch, ropeInvFreq: new Float64Array(7) } }, /^config.arch.ropeInvFreq: expected headDim \/ 2 = 8 entries, got 7$/],
-    [{ arch: { ...config.arch, sparseLayers: new Uint8Array(2) } }, /^config.arch.sparseLayers: expected one entry per layer \(1\), got 2$/],
+    [
+      { arch: { ...config.arch, ropeInvFreq: new Float64Array(7) } },
+      /^config.arch.ropeInvFreq: expected headDim \/ 2 = 8 entries, got 7$/
+    ],
+    [
+      { arch: { ...config.arch, sparseLayers: new Uint8Array(2) } },
+      /^config.arch.sparseLayers: expected one entry per layer \(1\), got 2$/
+    ],
     [{ arch: { ...config.arch, normTopkProb: 0 } }, /^config.arch.normTopkProb: expected a boolean, got 0$/],
     [{ params: {} }, /^config.params: expected an array, got an object$/],
     [{ params: [null] }, /^config.params\[0\]: expected an object, got null$/],
@@ -35,19 +44,27 @@ t.test('a configuration is refused with the field, what was expected and what ca
     [{ params: config.params.slice(1) }, /embed/],
     [{ params: config.params.map(param => param.name === 'norm' ? { ...param, rows: 63 } : param) }, /norm/]
   ]
-  for (const [change, message] of cases) t.throws(() => addon.createCore({ ...config, ...change } as CoreConfig), { message })
-  t.throws(() => addon.createCore(undefined as unknown as CoreConfig), { message: 'config: expected an object, got undefined' })
+  for (const [change, message] of cases) {
+    t.throws(() => addon.createCore({ ...config, ...change } as CoreConfig), { message })
+  }
+  t.throws(() => addon.createCore(undefined as unknown as CoreConfig), {
+    message: 'config: expected an object, got undefined'
+  })
   t.throws(() => addon.createCore({ ...config, ranks: 1024 }), Error)
 })
 
 t.test('too little memory is said, with sizes', async t => {
   const vocab = 2 ** 31 - 64
   const { config } = plainModel({ hidden: 2 ** 20, vocab })
-  t.throws(() => addon.createCore(config), { message: /^not enough memory for \d{9,} MB of weights and 4 KV pages of 16 tokens$/ })
+  t.throws(() => addon.createCore(config), {
+    message: /^not enough memory for \d{9,} MB of weights and 4 KV pages of 16 tokens$/
+  })
 })
 
 t.test('a handle must be a number of an open core', async t => {
-  for (const handle of [undefined, 'x', -1, 0.5, 2 ** 40]) t.throws(() => addon.coreInfo(handle as number), { message: /^handle: expected an integer/ })
+  for (const handle of [undefined, 'x', -1, 0.5, 2 ** 40]) {
+    t.throws(() => addon.coreInfo(handle as number), { message: /^handle: expected an integer/ })
+  }
   t.throws(() => addon.coreInfo(123456), { message: 'no core has handle 123456: it was never created, or closed' })
 })
 
@@ -90,21 +107,50 @@ t.test('a step checks types and lengths of its arrays, and gives fresh ones', as
   wide.set(batch.tokens, 4)
   t.strictSame(addon.step(core, { ...batch, tokens: wide.subarray(4, 7) }), result)
 
-  const changed = (change: object): (() => unknown) => () => addon.step(core, { ...batch, ...change })
+  const changed = (change: object): () => unknown => () => addon.step(core, { ...batch, ...change })
   for (const name of Object.keys(batch)) {
-    t.throws(changed({ [name]: new Uint16Array(4) }), { message: new RegExp(`^batch.${name}: expected \\w+Array, got a typed array of another type$`) })
-    t.throws(changed({ [name]: undefined }), { message: new RegExp(`^batch.${name}: expected \\w+Array, got undefined$`) })
+    t.throws(changed({ [name]: new Uint16Array(4) }), {
+      message: new RegExp(`^batch.${name}: expected \\w+Array, got a typed array of another type$`)
+    })
+    t.throws(changed({ [name]: undefined }), {
+      message: new RegExp(`^batch.${name}: expected \\w+Array, got undefined$`)
+    })
   }
-  t.throws(changed({ seqOffsets: Int32Array.of(0) }), { message: 'batch.seqOffsets: expected 2 entries (one more than startPos), got 1' })
-  t.throws(changed({ rowInts: new Int32Array(5) }), { message: 'batch.rowInts: expected 6 entries (ROW_INTS for each of rowSeeds), got 5' })
+  t.throws(changed({ seqOffsets: Int32Array.of(0) }), {
+    message: 'batch.seqOffsets: expected 2 entries (one more than startPos), got 1'
+  })
+  t.throws(changed({ rowInts: new Int32Array(5) }), {
+    message: 'batch.rowInts: expected 6 entries (ROW_INTS for each of rowSeeds), got 5'
+  })
   t.throws(changed({ rowFloats: new Float32Array(7) }), { message: /^batch.rowFloats: expected 6/ })
-  t.throws(changed({ biasTokens: Int32Array.of(1) }), { message: 'batch.biasValues: expected 1 entries (as many as biasTokens), got 0' })
-  for (const name of ['historyOffsets', 'biasOffsets', 'idOffsets']) t.throws(changed({ [name]: new Int32Array(3) }), { message: new RegExp(`^batch.${name}: expected 2`) })
+  t.throws(changed({ biasTokens: Int32Array.of(1) }), {
+    message: 'batch.biasValues: expected 1 entries (as many as biasTokens), got 0'
+  })
+  for (const name of ['historyOffsets', 'biasOffsets', 'idOffsets']) {
+    t.throws(changed({ [name]: new Int32Array(3) }), { message: new RegExp(`^batch.${name}: expected 2`) })
+  }
   // What the numbers mean is the device's to check: none of these may crash the process.
-  for (const change of [{ tokens: Int32Array.of(1, 2, 128) }, { tokens: Int32Array.of(1, -2, 3) }, { pages: Int32Array.of(4) }, { pages: Int32Array.of(-1) },
-    { seqOffsets: Int32Array.of(0, 4) }, { seqOffsets: Int32Array.of(1, 3) }, { startPos: Int32Array.of(-1) }, { startPos: Int32Array.of(14) }, { startPos: Int32Array.of(2 ** 31 - 1) },
-    { pageOffsets: Int32Array.of(0, 2) }, { pageOffsets: Int32Array.of(1, 0) }, { idOffsets: Int32Array.of(0, 2) }, { ids: Int32Array.of(128) },
-    { rowInts: Int32Array.of(3, -1, 0, 0, 0, 0) }, { rowInts: Int32Array.of(0, 128, 0, 0, 0, 0) }, { historyOffsets: Int32Array.of(0, 1) }, { biasOffsets: Int32Array.of(0, 1) }]) {
+  for (
+    const change of [
+      { tokens: Int32Array.of(1, 2, 128) },
+      { tokens: Int32Array.of(1, -2, 3) },
+      { pages: Int32Array.of(4) },
+      { pages: Int32Array.of(-1) },
+      { seqOffsets: Int32Array.of(0, 4) },
+      { seqOffsets: Int32Array.of(1, 3) },
+      { startPos: Int32Array.of(-1) },
+      { startPos: Int32Array.of(14) },
+      { startPos: Int32Array.of(2 ** 31 - 1) },
+      { pageOffsets: Int32Array.of(0, 2) },
+      { pageOffsets: Int32Array.of(1, 0) },
+      { idOffsets: Int32Array.of(0, 2) },
+      { ids: Int32Array.of(128) },
+      { rowInts: Int32Array.of(3, -1, 0, 0, 0, 0) },
+      { rowInts: Int32Array.of(0, 128, 0, 0, 0, 0) },
+      { historyOffsets: Int32Array.of(0, 1) },
+      { biasOffsets: Int32Array.of(0, 1) }
+    ]
+  ) {
     t.throws(changed(change), Error, JSON.stringify(change))
   }
   t.strictSame(addon.step(core, batch), result, 'the core still works')

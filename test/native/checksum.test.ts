@@ -24,9 +24,15 @@ function checksum (tensor: PlainTensor, dtype: 'bfloat16' | 'float32'): bigint {
 async function ofCore (core: number, tensors: PlainTensor[]): Promise<Map<string, bigint>> {
   const rects = tensors.flatMap((tensor, t) => {
     const seen = new Set<string>()
-    return tensor.rects.filter(([, , row, col]) => !seen.has(`${row},${col}`) && seen.add(`${row},${col}`)).map(rect => [t, ...rect])
+    return tensor.rects.filter(([, , row, col]) => !seen.has(`${row},${col}`) && seen.add(`${row},${col}`)).map(
+      rect => [t, ...rect]
+    )
   })
-  const shares = await addon.checksum(core, Float64Array.from(rects.flat()), Float64Array.from(tensors, tensor => tensor.cols))
+  const shares = await addon.checksum(
+    core,
+    Float64Array.from(rects.flat()),
+    Float64Array.from(tensors, tensor => tensor.cols)
+  )
   const sums = new Map(tensors.map(tensor => [tensor.name, 0n]))
   for (const [i, rect] of rects.entries()) {
     const { name } = tensors[rect[0]!]!
@@ -42,7 +48,9 @@ t.test('shares of ranks add up to the checksum of the tensor, whatever the split
       const core = addon.createCore(config)
       await addon.write(core, codedJob(tensors, { dtype }).job)
       const sums = await ofCore(core, tensors)
-      for (const tensor of tensors) t.equal(sums.get(tensor.name), checksum(tensor, dtype), `${tensor.name}, ${dtype}, ${ranks} ranks`)
+      for (const tensor of tensors) {
+        t.equal(sums.get(tensor.name), checksum(tensor, dtype), `${tensor.name}, ${dtype}, ${ranks} ranks`)
+      }
       addon.closeCore(core)
     }
   }
@@ -66,12 +74,21 @@ t.test('scrambled weights have other checksums, which depend on the seed', async
 t.test('rectangles out of bounds are refused by name', async t => {
   const { config } = plainModel()
   const core = addon.createCore(config)
-  const of = (rect: number[], cols: number[]) => () => addon.checksum(core, Float64Array.from(rect), Float64Array.from(cols))
+  const of = (rect: number[], cols: number[]) => () =>
+    addon.checksum(core, Float64Array.from(rect), Float64Array.from(cols))
   t.throws(of([1, 0, 0, 0, 0, 1, 1, 0, 0], [64]), { message: 'rectangle 0 (tensor 1): tensorCols has 1 entries' })
-  t.throws(of([0, 0, 0, 0, 60, 1, 5, 0, 0], [64]), { message: "rectangle 0 (tensor 0): columns 60 + 5 exceed the tensor's 64" })
-  t.throws(of([0, 0, 0, 0, 0, 129, 64, 0, 0], [64]), { message: 'rectangle 0 (tensor 0): rows 0 + 129 exceed parameter embed [128, 64]' })
-  t.throws(of([0, 0, 0, 2 ** 52, 0, 1, 64, 0, 0], [2 ** 52]), { message: 'rectangle 0 (tensor 0): rows 4503599627370496 + 1 do not fit 63 bits' })
-  t.throws(of([0, 0, 0, 0, 0, 1, 64, 0, 0], [64.5]), { message: 'tensorCols[0]: expected an integer from 0 to 9007199254740991, got 64.5' })
+  t.throws(of([0, 0, 0, 0, 60, 1, 5, 0, 0], [64]), {
+    message: "rectangle 0 (tensor 0): columns 60 + 5 exceed the tensor's 64"
+  })
+  t.throws(of([0, 0, 0, 0, 0, 129, 64, 0, 0], [64]), {
+    message: 'rectangle 0 (tensor 0): rows 0 + 129 exceed parameter embed [128, 64]'
+  })
+  t.throws(of([0, 0, 0, 2 ** 52, 0, 1, 64, 0, 0], [2 ** 52]), {
+    message: 'rectangle 0 (tensor 0): rows 4503599627370496 + 1 do not fit 63 bits'
+  })
+  t.throws(of([0, 0, 0, 0, 0, 1, 64, 0, 0], [64.5]), {
+    message: 'tensorCols[0]: expected an integer from 0 to 9007199254740991, got 64.5'
+  })
   t.throws(of([0, 0], [64]), { message: 'rects: expected a multiple of 9 entries, got 2' })
   t.throws(() => addon.scramble(core, 5 as unknown as bigint), { message: 'seed: expected a bigint, got 5' })
   t.throws(() => addon.scramble(core, -1n), { message: 'seed: expected a bigint from 0 to 2^64 - 1' })

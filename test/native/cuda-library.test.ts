@@ -16,12 +16,24 @@ const real = cudaLibraryPath()
 const folder = t.testdir()
 const { config: plain } = plainModel()
 const config: CoreConfig = { ...plain, device: 'cuda', pages: 64 }
-const cure = 'build it with "node scripts/build-native.js --cuda" (it needs nvcc of CUDA 12.8 or newer and CMake), or name one in REFIT_CUDA_LIBRARY'
+const cure =
+  'build it with "node scripts/build-native.js --cuda" (it needs nvcc of CUDA 12.8 or newer and CMake), or name one in REFIT_CUDA_LIBRARY'
 
 function compile (name: string, flags: string[] = []): string {
   const to = join(folder, name)
-  const { status, stderr } = spawnSync(process.env.CXX ?? 'g++', ['-std=c++20', '-O1', '-shared', '-fPIC', '-fvisibility=hidden', '-I', join(packageRoot, 'native'), ...flags,
-    join(packageRoot, 'native/test/echo_device.cc'), '-o', to], { encoding: 'utf8' })
+  const { status, stderr } = spawnSync(process.env.CXX ?? 'g++', [
+    '-std=c++20',
+    '-O1',
+    '-shared',
+    '-fPIC',
+    '-fvisibility=hidden',
+    '-I',
+    join(packageRoot, 'native'),
+    ...flags,
+    join(packageRoot, 'native/test/echo_device.cc'),
+    '-o',
+    to
+  ], { encoding: 'utf8' })
   t.equal(status, 0, stderr)
   return to
 }
@@ -56,8 +68,14 @@ t.test('a library that is missing, none, or of another build is an error with it
     ['/nowhere/librefit_cuda.so', `CUDA: /nowhere/librefit_cuda.so does not exist or cannot be read: ${cure}`],
     [text, /^CUDA: .*text\.so does not open: .*(invalid ELF header|file too short)/],
     [other, `CUDA: ${other} is not refit's CUDA library: ${cure}`],
-    [compile('version.so', ['-DOTHER_VERSION']), /version\.so was built from other sources than the addon \(its interface is \d+, expected \d+\): build it/],
-    [compile('layout.so', ['-DOTHER_LAYOUT']), /layout\.so was built from other sources than the addon \(the layout of its data differs\): build it/]
+    [
+      compile('version.so', ['-DOTHER_VERSION']),
+      /version\.so was built from other sources than the addon \(its interface is \d+, expected \d+\): build it/
+    ],
+    [
+      compile('layout.so', ['-DOTHER_LAYOUT']),
+      /layout\.so was built from other sources than the addon \(the layout of its data differs\): build it/
+    ]
   ]
   for (const [path, message] of cases) {
     process.env.REFIT_CUDA_LIBRARY = path
@@ -66,7 +84,16 @@ t.test('a library that is missing, none, or of another build is an error with it
     t.throws(() => addon.cudaMemoryPlan(config), { message })
     const found = addon.cudaCards()
     t.match(found.error, message)
-    t.strictSame({ ...found, error: '' }, { error: '', driverCuda: '', runtimeCuda: '', driverVersion: '', architectures: '', cards: [], peerAccess: [], libraries: [] })
+    t.strictSame({ ...found, error: '' }, {
+      error: '',
+      driverCuda: '',
+      runtimeCuda: '',
+      driverVersion: '',
+      architectures: '',
+      cards: [],
+      peerAccess: [],
+      libraries: []
+    })
   }
   t.end()
 })
@@ -86,18 +113,58 @@ t.test('all that crosses the boundary arrives', async t => {
     driverVersion: '580.1.2',
     architectures: '90',
     cards: [
-      { ordinal: 0, name: 'first', uuid: 'GPU-0', pciBusId: '0000:01:00.0', computeCapability: '9.0', multiprocessors: 132, totalBytes: 80 * 2 ** 30, freeBytes: 5, virtualMemory: true, integrated: false },
-      { ordinal: 1, name: 'second', uuid: 'GPU-1', pciBusId: '0000:02:00.0', computeCapability: '7.5', multiprocessors: 40, totalBytes: 7, freeBytes: 6, virtualMemory: false, integrated: true, error: 'too old' }
+      {
+        ordinal: 0,
+        name: 'first',
+        uuid: 'GPU-0',
+        pciBusId: '0000:01:00.0',
+        computeCapability: '9.0',
+        multiprocessors: 132,
+        totalBytes: 80 * 2 ** 30,
+        freeBytes: 5,
+        virtualMemory: true,
+        integrated: false
+      },
+      {
+        ordinal: 1,
+        name: 'second',
+        uuid: 'GPU-1',
+        pciBusId: '0000:02:00.0',
+        computeCapability: '7.5',
+        multiprocessors: 40,
+        totalBytes: 7,
+        freeBytes: 6,
+        virtualMemory: false,
+        integrated: true,
+        error: 'too old'
+      }
     ],
     peerAccess: [[true, false], [true, true]],
-    libraries: [{ name: 'cuBLASLt', path: '/a/libcublasLt.so.13', version: '13.1.0' }, { name: 'NCCL', tried: 'libnccl.so.2: not there' }]
+    libraries: [{ name: 'cuBLASLt', path: '/a/libcublasLt.so.13', version: '13.1.0' }, {
+      name: 'NCCL',
+      tried: 'libnccl.so.2: not there'
+    }]
   })
   t.strictSame(addon.cudaMemoryPlan(config), { weightBytes: 2 ** 40, kvBytes: 64, scratchBytes: 3, fixedBytes: 4 })
 
   const ranks2 = { ...plainModel({ ranks: 2 }).config, device: 'cuda' as const, pages: 64 }
-  const core = addon.createCore({ ...ranks2, cards: [3, 1], shareCards: true, watchdogSeconds: 2.5, maxStepTokens: 7, maxStepSequences: 8, maxContext: 9, recordExperts: true })
+  const core = addon.createCore({
+    ...ranks2,
+    cards: [3, 1],
+    shareCards: true,
+    watchdogSeconds: 2.5,
+    maxStepTokens: 7,
+    maxStepSequences: 8,
+    maxContext: 9,
+    recordExperts: true
+  })
   const { addresses, ...info } = addon.coreInfo(core)
-  t.strictSame(info, { isa: 'cards 3 1 shared experts watchdog 2.500000', threads: 2, weightBytes: 7, kvBytes: 8000009 })
+  t.strictSame(info, {
+    isa: 'cards 3 1 shared experts watchdog 2.500000',
+    threads: 2,
+    weightBytes: 7,
+    kvBytes: 8000009
+  })
   t.strictSame([...addresses.slice(0, 2), addresses.at(-1)], [0n, 1n, 1007n])
   t.strictSame(addon.step(core, batchOf([4, 3, 2], 2)), {
     tokens: Int32Array.of(4, 3, 2),
@@ -107,16 +174,45 @@ t.test('all that crosses the boundary arrives', async t => {
     idLogprobs: Float32Array.of(3, 4),
     experts: Uint16Array.of(7, 65535)
   })
-  const outcome = await addon.write(core, { sources: [{ buffer: Uint8Array.of(200, ...new Array(255).fill(0)) }], tensors: Float64Array.of(0, 0, 1, 64, 1, 2, 2), rects: Float64Array.of(0, 1, 7, 0, 0, 64, 1, 0, 0) })
-  t.strictSame(outcome, { states: Uint8Array.of(1), bytes: 202, segmentsOpened: 0, segmentsClosed: 60000, error: { message: '1 rectangles', tensor: 0 } })
+  const outcome = await addon.write(core, {
+    sources: [{ buffer: Uint8Array.of(200, ...new Array(255).fill(0)) }],
+    tensors: Float64Array.of(0, 0, 1, 64, 1, 2, 2),
+    rects: Float64Array.of(0, 1, 7, 0, 0, 64, 1, 0, 0)
+  })
+  t.strictSame(outcome, {
+    states: Uint8Array.of(1),
+    bytes: 202,
+    segmentsOpened: 0,
+    segmentsClosed: 60000,
+    error: { message: '1 rectangles', tensor: 0 }
+  })
   const segment = { uuid: 'GPU-7', handle: new Uint8Array(64), events: new Uint8Array(128), keep: 'pool' }
-  const blocks = { uuid: 'GPU-8', handle: { blockBytes: 4096, fds: [0, 1], fabric: new Uint8Array() }, events: new Uint8Array() }
-  const shared = await addon.write(core, { sources: [{ segment }, { segment: blocks }], tensors: Float64Array.of(1, 0, 1, 64, 1, 2, 2), rects: Float64Array.of(0, 1, 7, 0, 0, 64, 1, 0, 0), eventTimeoutMs: 7 })
-  t.strictSame(shared, { states: Uint8Array.of(1), bytes: 2, segmentsOpened: 2, segmentsClosed: 7, warning: 'left open', error: { message: '1 rectangles, GPU-7 pool 64 0 0 0 128, GPU-8  0 4096 2 0 0', tensor: 0 } })
+  const blocks = {
+    uuid: 'GPU-8',
+    handle: { blockBytes: 4096, fds: [0, 1], fabric: new Uint8Array() },
+    events: new Uint8Array()
+  }
+  const shared = await addon.write(core, {
+    sources: [{ segment }, { segment: blocks }],
+    tensors: Float64Array.of(1, 0, 1, 64, 1, 2, 2),
+    rects: Float64Array.of(0, 1, 7, 0, 0, 64, 1, 0, 0),
+    eventTimeoutMs: 7
+  })
+  t.strictSame(shared, {
+    states: Uint8Array.of(1),
+    bytes: 2,
+    segmentsOpened: 2,
+    segmentsClosed: 7,
+    warning: 'left open',
+    error: { message: '1 rectangles, GPU-7 pool 64 0 0 0 128, GPU-8  0 4096 2 0 0', tensor: 0 }
+  })
   t.equal(await addon.closeMappings(core, 'pool'), 2 ** 40 + 4)
   t.strictSame(await addon.fetch(core, { segment }, 2, 3, 5), Uint8Array.of(71, 72, 73))
   t.strictSame(await addon.read(core, 1, 2, 3, 4, 1, 2), Uint8Array.of(127, 128, 129, 130))
-  t.strictSame(await addon.checksum(core, Float64Array.of(0, 1, 7, 0, 0, 64, 1, 0, 0), Float64Array.of(1)), BigUint64Array.of(2n ** 63n + 1001n))
+  t.strictSame(
+    await addon.checksum(core, Float64Array.of(0, 1, 7, 0, 0, 64, 1, 0, 0), Float64Array.of(1)),
+    BigUint64Array.of(2n ** 63n + 1001n)
+  )
   t.equal(await addon.release(core, MEMORY_TAGS.weights | MEMORY_TAGS.cuda_graph, true), 2 ** 40 + 51)
   t.equal(await addon.release(core, MEMORY_TAGS.kv_cache, false), 2 ** 40 + 20)
   t.equal(await addon.resume(core, MEMORY_TAGS.weights), true)
@@ -143,7 +239,13 @@ t.test('every failure of the library is an error of its kind', async t => {
       t.match((error as Error).message, message, from)
       t.equal((error as NodeJS.ErrnoException).code, code, from)
     }
-    const thrown = (fn: () => unknown): unknown => { try { return fn() } catch (error) { return error } }
+    const thrown = (fn: () => unknown): unknown => {
+      try {
+        return fn()
+      } catch (error) {
+        return error
+      }
+    }
     expected(thrown(() => addon.createCore({ ...config, pages: how })), 'createCore')
     expected(thrown(() => addon.step(core, batchOf([how], 0))), 'step')
     expected(await addon.scramble(core, BigInt(how)).catch((error: unknown) => error), 'scramble')
@@ -165,39 +267,66 @@ t.test('fields of cards are checked before the library sees them', t => {
     [{ maxStepSequences: 1.5 }, 'config.maxStepSequences: expected an integer from 1 to 2147483647, got 1.5'],
     [{ maxContext: '8' }, 'config.maxContext: expected an integer, got "8"']
   ]
-  for (const [change, message] of bad) t.throws(() => addon.createCore({ ...config, ...change } as CoreConfig), { message })
+  for (const [change, message] of bad) {
+    t.throws(() => addon.createCore({ ...config, ...change } as CoreConfig), { message })
+  }
   const core = addon.createCore(config)
   t.throws(() => addon.release(core, 8, false), { message: 'tags: expected an integer from 0 to 7, got 8' })
-  t.throws(() => addon.release(core, 1, undefined as unknown as boolean), { message: 'keepWeights: expected a boolean, got undefined' })
+  t.throws(() => addon.release(core, 1, undefined as unknown as boolean), {
+    message: 'keepWeights: expected a boolean, got undefined'
+  })
   t.throws(() => addon.resume(core, -1), { message: 'tags: expected an integer from 0 to 7, got -1' })
   addon.closeCore(core)
   t.end()
 })
 
 t.test('the process can be ended without anything being waited for', t => {
-  const script = `process.on('exit', () => console.log('handler')); require(${JSON.stringify(join(packageRoot, `prebuilds/linux-${process.arch}/refit.node`))}).endProcess(70)`
+  const script = `process.on('exit', () => console.log('handler')); require(${
+    JSON.stringify(join(packageRoot, `prebuilds/linux-${process.arch}/refit.node`))
+  }).endProcess(70)`
   const { status, stdout } = spawnSync(process.execPath, ['-e', script], { encoding: 'utf8' })
   t.equal(status, 70)
   t.equal(stdout, '')
   t.end()
 })
 
-t.test('the real library needs no library of CUDA to open, and says what is missing', { skip: !existsSync(real) && 'not built (scripts/build-native.js --cuda)' }, t => {
-  const script = `const { error, ...found } = require(${JSON.stringify(join(packageRoot, `prebuilds/linux-${process.arch}/refit.node`))}).cudaCards(); console.log(JSON.stringify({ error, ...found }))`
-  const { status, stdout, stderr } = spawnSync(process.execPath, ['-e', script], { encoding: 'utf8', env: { ...process.env, REFIT_CUDA_LIBRARY: real } })
+t.test('the real library needs no library of CUDA to open, and says what is missing', {
+  skip: !existsSync(real) && 'not built (scripts/build-native.js --cuda)'
+}, t => {
+  const script = `const { error, ...found } = require(${
+    JSON.stringify(join(packageRoot, `prebuilds/linux-${process.arch}/refit.node`))
+  }).cudaCards(); console.log(JSON.stringify({ error, ...found }))`
+  const { status, stdout, stderr } = spawnSync(process.execPath, ['-e', script], {
+    encoding: 'utf8',
+    env: { ...process.env, REFIT_CUDA_LIBRARY: real }
+  })
   t.equal(status, 0, stderr)
   const found = JSON.parse(stdout) as ReturnType<typeof addon.cudaCards>
   t.match(found.runtimeCuda, /^1[23]\.\d+$/)
   t.match(found.architectures, /^\d/)
-  if (found.cards.length === 0) t.match(found.error, /NVIDIA driver|hides all cards|sees no card|CUDA cannot be started/)
+  if (found.cards.length === 0) {
+    t.match(found.error, /NVIDIA driver|hides all cards|sees no card|CUDA cannot be started/)
+  }
   // Sizes and what is wrong with a configuration need no card.
-  const alone = (body: string): string => runAlone(`process.env.REFIT_CUDA_LIBRARY = ${JSON.stringify(real)}; const addon = require(${JSON.stringify(join(packageRoot, `prebuilds/linux-${process.arch}/refit.node`))}); const config = ${configSource(config)}; try { console.log(JSON.stringify(${body})) } catch (error) { console.log(error.message) }`).stdout.trim()
+  const alone = (body: string): string =>
+    runAlone(
+      `process.env.REFIT_CUDA_LIBRARY = ${JSON.stringify(real)}; const addon = require(${
+        JSON.stringify(join(packageRoot, `prebuilds/linux-${process.arch}/refit.node`))
+      }); const config = ${
+        configSource(config)
+      }; try { console.log(JSON.stringify(${body})) } catch (error) { console.log(error.message) }`
+    )
+      .stdout
+      .trim()
   const plan = JSON.parse(alone('addon.cudaMemoryPlan(config)')) as ReturnType<typeof addon.cudaMemoryPlan>
   t.ok(plan.weightBytes >= 2 * config.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0))
   t.equal(plan.kvBytes, 2 * 2 ** 20, 'rounded up to what a card maps')
   t.ok(plan.scratchBytes > 2 ** 20 && plan.fixedBytes > 2 ** 28)
   for (const call of ['cudaMemoryPlan', 'createCore']) {
-    t.match(alone(`addon.${call}({ ...config, dtype: 'float32' })`), /^bad configuration: the CUDA engine computes in bfloat16 alone, got float32/)
+    t.match(
+      alone(`addon.${call}({ ...config, dtype: 'float32' })`),
+      /^bad configuration: the CUDA engine computes in bfloat16 alone, got float32/
+    )
     t.match(alone(`addon.${call}({ ...config, ranks: 3 })`), 'bad configuration: heads 4 do not divide among 3 ranks')
   }
   if (found.cards.length === 0) t.equal(alone('addon.createCore(config)'), found.error)

@@ -23,7 +23,7 @@ async function sweep (t: Test, point: Fault['point'], dtype: DType, threads: num
   const before = await readAll(addon, core, model)
   const wanted = expectedParams(model, model.tensors, dtype, before)
   let failed = 0
-  for (let at = 1; ; at++) {
+  for (let at = 1;; at++) {
     await addon.scramble(core, 5n)
     arm({ point, at, action: 'fail' })
     const outcome = await addon.write(core, coded.job)
@@ -46,19 +46,26 @@ async function sweep (t: Test, point: Fault['point'], dtype: DType, threads: num
   function check (outcome: WriteOutcome, at: number, after: Uint8Array[]): void {
     for (const [i, tensor] of model.tensors.entries()) {
       // Of the parameters, only what this tensor's rectangles cover.
-      const differs = (from: Uint8Array[]): boolean => tensor.rects.some(([rank, param, , , rows, cols, dstRow, dstCol]) => {
-        const index = rank * model.config.params.length + param
-        const width = model.config.params[param]!.cols
-        for (let r = dstRow; r < dstRow + rows; r++) {
-          const [start, end] = [(r * width + dstCol) * 2, (r * width + dstCol + cols) * 2]
-          if (Buffer.compare(after[index]!.subarray(start, end), from[index]!.subarray(start, end)) !== 0) return true
-        }
-        return false
-      })
+      const differs = (from: Uint8Array[]): boolean =>
+        tensor.rects.some(([rank, param, , , rows, cols, dstRow, dstCol]) => {
+          const index = rank * model.config.params.length + param
+          const width = model.config.params[param]!.cols
+          for (let r = dstRow; r < dstRow + rows; r++) {
+            const [start, end] = [(r * width + dstCol) * 2, (r * width + dstCol + cols) * 2]
+            if (Buffer.compare(after[index]!.subarray(start, end), from[index]!.subarray(start, end)) !== 0) return true
+          }
+          return false
+        })
       const state = outcome.states[i]
-      if (state === TENSOR_WRITTEN && differs(wanted)) t.fail(`pass ${at}: ${tensor.name} is said to be written and is not`)
-      if (state === TENSOR_UNTOUCHED && differs(before)) t.fail(`pass ${at}: ${tensor.name} is said to be untouched and is not`)
-      if (state === TENSOR_PARTIAL && !differs(before)) t.fail(`pass ${at}: ${tensor.name} is said to be partial and is as it was`)
+      if (state === TENSOR_WRITTEN && differs(wanted)) {
+        t.fail(`pass ${at}: ${tensor.name} is said to be written and is not`)
+      }
+      if (state === TENSOR_UNTOUCHED && differs(before)) {
+        t.fail(`pass ${at}: ${tensor.name} is said to be untouched and is not`)
+      }
+      if (state === TENSOR_PARTIAL && !differs(before)) {
+        t.fail(`pass ${at}: ${tensor.name} is said to be partial and is as it was`)
+      }
     }
   }
 }
@@ -91,7 +98,9 @@ t.test('a failure is cured by writing the same again', async t => {
 t.test('memory that cannot be had is a refusal of the core, or of the write before it began', async t => {
   const model = plainModel({ ranks: 2 })
   arm({ point: 'alloc', at: 2, action: 'fail' })
-  t.throws(() => addon.createCore(model.config), { message: /^not enough memory for \d+ MB of weights and 4 KV pages of 16 tokens$/ })
+  t.throws(() => addon.createCore(model.config), {
+    message: /^not enough memory for \d+ MB of weights and 4 KV pages of 16 tokens$/
+  })
   arm(null)
   const core = addon.createCore(model.config)
   const before = await readAll(addon, core, model)
@@ -112,7 +121,9 @@ t.test('a stalled read delays the write and neither the event loop nor the outco
   const coded = codedJob(model.tensors, { folder: t.testdir() })
   arm({ point: 'read', at: 2, action: 'stall', stallMs: 600_000 })
   let ended = false
-  const writing = addon.write(core, coded.job).finally(() => { ended = true })
+  const writing = addon.write(core, coded.job).finally(() => {
+    ended = true
+  })
   while (addon.faultPending!()) await sleep(1)
   for (let ticks = 0; ticks < 6; ticks++) await sleep(5)
   t.notOk(ended, 'timers ran meanwhile')
@@ -131,16 +142,26 @@ t.test('a write can die in its middle, as in a crash', async t => {
     process.on('exit', () => console.log('exit handlers ran'))
     addon.write(core, { sources: [{ buffer: new Uint8Array(128) }], tensors: Float64Array.of(0, 0, 0, 64, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 64, 1, 0, 0) })
     setInterval(() => {}, 1000)`
-  const config = JSON.stringify(model.config, (_, v) => v instanceof Float64Array ? { f64: [...v] } : v instanceof Uint8Array ? { u8: [...v] } : v)
-  const { status, stdout, stderr } = spawnSync(process.execPath, ['-e', script, config], { encoding: 'utf8', timeout: 120_000 })
+  const config = JSON.stringify(
+    model.config,
+    (_, v) => v instanceof Float64Array ? { f64: [...v] } : v instanceof Uint8Array ? { u8: [...v] } : v
+  )
+  const { status, stdout, stderr } = spawnSync(process.execPath, ['-e', script, config], {
+    encoding: 'utf8',
+    timeout: 120_000
+  })
   t.equal(status, 134, stderr)
   t.equal(stdout, '')
 })
 
 t.test('armFault says what is wrong with a fault', async t => {
   const bad = (fault: unknown): () => void => () => arm(fault as Fault)
-  t.throws(bad({ point: 'write', at: 1, action: 'fail' }), { message: 'fault.point: expected one of read, copy, alloc, step, open, event, close, end, got "write"' })
-  t.throws(bad({ point: 'read', at: 1, action: 'burn' }), { message: 'fault.action: expected one of fail, stall, slow, die, got "burn"' })
+  t.throws(bad({ point: 'write', at: 1, action: 'fail' }), {
+    message: 'fault.point: expected one of read, copy, alloc, step, open, event, close, end, got "write"'
+  })
+  t.throws(bad({ point: 'read', at: 1, action: 'burn' }), {
+    message: 'fault.action: expected one of fail, stall, slow, die, got "burn"'
+  })
   t.throws(bad({ point: 'read', at: 0, action: 'fail' }), { message: /^fault.at: expected an integer from 1/ })
   t.throws(bad({ point: 'read', at: 1, action: 'stall' }), { message: /^fault.stallMs: expected an integer/ })
   t.throws(bad(undefined), { message: /^fault: expected an object, got undefined$/ })

@@ -17,7 +17,9 @@ async function connect (...members: number[][]): Promise<GroupHandle[]> {
   const size = members.flat().length
   const groups = members.map(ranks => addon.glooGroup({ size, ranks, host: '127.0.0.1' }))
   const peers = new Array<Uint8Array>(size)
-  for (const [g, ranks] of members.entries()) for (const [i, rank] of ranks.entries()) peers[rank] = groups[g]!.addresses[i]!
+  for (const [g, ranks] of members.entries()) {
+    for (const [i, rank] of ranks.entries()) peers[rank] = groups[g]!.addresses[i]!
+  }
   await Promise.all(groups.map(({ group }) => addon.glooConnect(group, peers, MS)))
   return groups.map(({ group }) => group)
 }
@@ -33,12 +35,25 @@ t.test('received bytes are written out of their slot while the other slot receiv
   const { job, bytes } = codedJob(model.tensors)
   const source = job.sources[0] as { buffer: Uint8Array }
   await addon.stageGroup(engine!, bytes + 512, 2)
-  await Promise.all([addon.groupSend(trainer!, source.buffer, MS), addon.groupReceive(engine!, 0, Float64Array.of(256, bytes), 0, MS)])
-  const staged = { ...job, sources: [{ staged: { group: engine!, slot: 0 as const } }], tensors: job.tensors.map((value, i) => i % 7 === 1 ? value + 256 : value) }
-  t.strictSame(Buffer.from(await addon.groupRead(engine!, 0, 256 + 5, 64, MS)), Buffer.from(source.buffer.subarray(5, 69)), 'and can be looked at')
+  await Promise.all([
+    addon.groupSend(trainer!, source.buffer, MS),
+    addon.groupReceive(engine!, 0, Float64Array.of(256, bytes), 0, MS)
+  ])
+  const staged = {
+    ...job,
+    sources: [{ staged: { group: engine!, slot: 0 as const } }],
+    tensors: job.tensors.map((value, i) => i % 7 === 1 ? value + 256 : value)
+  }
+  t.strictSame(
+    Buffer.from(await addon.groupRead(engine!, 0, 256 + 5, 64, MS)),
+    Buffer.from(source.buffer.subarray(5, 69)),
+    'and can be looked at'
+  )
   const other = new Uint8Array(1000).fill(7)
   const [outcome] = await Promise.all([
-    addon.write(core, staged), addon.groupSend(trainer!, other, MS), addon.groupReceive(engine!, 1, Float64Array.of(0, 1000), 0, MS)
+    addon.write(core, staged),
+    addon.groupSend(trainer!, other, MS),
+    addon.groupReceive(engine!, 1, Float64Array.of(0, 1000), 0, MS)
   ])
   t.strictSame([outcome.error, outcome.bytes], [undefined, bytes])
   t.ok(outcome.states.every(state => state === TENSOR_WRITTEN))
@@ -57,18 +72,28 @@ t.test('a write refuses slots that are not there', async t => {
   const core = addon.createCore(model.config)
   t.teardown(() => addon.closeCore(core))
   const [trainer, engine] = await connect([0], [1])
-  const job = (group: number, slot: number): any => ({ sources: [{ staged: { group, slot } }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) })
-  t.throws(() => addon.write(core, job(engine!, 0)), { message: 'job.sources[0].staged: gloo group of 2 (here: rank 1) has nothing staged' })
+  const job = (group: number, slot: number): any => ({
+    sources: [{ staged: { group, slot } }],
+    tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2),
+    rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0)
+  })
+  t.throws(() => addon.write(core, job(engine!, 0)), {
+    message: 'job.sources[0].staged: gloo group of 2 (here: rank 1) has nothing staged'
+  })
   await addon.stageGroup(engine!, 255, 2)
   t.throws(() => addon.write(core, job(engine!, 0)), { message: /255/ }, 'it ends before the tensor does')
   t.throws(() => addon.write(core, job(engine!, 2)), { message: /job\.sources\[0\]\.staged\.slot/ })
   await end([trainer!, engine!])
-  t.throws(() => addon.write(core, job(engine!, 0)), { message: `job.sources[0].staged: no group has handle ${engine!}: it was never made, or has ended` })
+  t.throws(() => addon.write(core, job(engine!, 0)), {
+    message: `job.sources[0].staged: no group has handle ${engine!}: it was never made, or has ended`
+  })
 })
 
 t.test('parameters go from core to core of one layout, rank by rank, straight into place', async t => {
   const cores = [addon.createCore(model.config), addon.createCore(model.config)]
-  t.teardown(() => { for (const core of cores) addon.closeCore(core) })
+  t.teardown(() => {
+    for (const core of cores) addon.closeCore(core)
+  })
   await addon.scramble(cores[1]!, 5n)
   const expected = await readAll(addon, cores[1]!, model)
   for (const rank of [0, 1]) {
@@ -83,7 +108,8 @@ t.test('parameters go from core to core of one layout, rank by rank, straight in
 t.test('bad arguments are refused before anything is sent', async t => {
   const [trainer, engine] = await connect([0], [1])
   await addon.stageGroup(engine!, 100, 2)
-  const receive = (slot: any, parts: any, root: any, ms: any = MS) => () => addon.groupReceive(engine!, slot, parts, root, ms)
+  const receive = (slot: any, parts: any, root: any, ms: any = MS) => () =>
+    addon.groupReceive(engine!, slot, parts, root, ms)
   t.throws(receive(2, Float64Array.of(0, 1), 0), { message: /slot: expected/ })
   t.throws(receive(0, Float64Array.of(0), 0), { message: 'parts: expected a multiple of 2 entries, got 1' })
   t.throws(receive(0, Float64Array.of(0.5, 1), 0), { message: /parts\[0\]\.offset: expected an integer/ })
@@ -96,14 +122,21 @@ t.test('bad arguments are refused before anything is sent', async t => {
   await t.rejects(addon.groupRead(engine!, 0, 0, 101, MS), { message: 'bytes 0 to 101 are not in a slot of 100' })
   t.throws(() => addon.groupRead(engine!, 0, -1, 1, MS), { message: /offset: expected/ })
   t.throws(() => addon.groupRead(engine!, 0, 0, 2 ** 31, MS), { message: /bytes: expected/ })
-  for (const [options, message] of [
-    [{ size: 2, ranks: [], host: '127.0.0.1' }, /ranks: expected one or more distinct ranks from 0 to 1/],
-    [{ size: 2, ranks: [2], host: '127.0.0.1' }, /ranks: expected/],
-    [{ size: 0, ranks: [0], host: '127.0.0.1' }, /options\.size: expected/],
-    [{ size: 2, ranks: [0], host: 'localhost' }, /host: expected an IPv4 or IPv6 address, got "localhost"/]
-  ] as const) t.throws(() => addon.glooGroup({ ...options, ranks: [...options.ranks] }), { message })
-  t.throws(() => addon.glooGroup({ size: 2, ranks: [0], host: '192.0.2.1' }), { code: 'GROUP_REFUSED', message: /not an address of this machine/ })
-  t.throws(() => addon.groupBarrier(12345, 1), { message: 'no group has handle 12345: it was never made, or has ended' })
+  for (
+    const [options, message] of [
+      [{ size: 2, ranks: [], host: '127.0.0.1' }, /ranks: expected one or more distinct ranks from 0 to 1/],
+      [{ size: 2, ranks: [2], host: '127.0.0.1' }, /ranks: expected/],
+      [{ size: 0, ranks: [0], host: '127.0.0.1' }, /options\.size: expected/],
+      [{ size: 2, ranks: [0], host: 'localhost' }, /host: expected an IPv4 or IPv6 address, got "localhost"/]
+    ] as const
+  ) t.throws(() => addon.glooGroup({ ...options, ranks: [...options.ranks] }), { message })
+  t.throws(() => addon.glooGroup({ size: 2, ranks: [0], host: '192.0.2.1' }), {
+    code: 'GROUP_REFUSED',
+    message: /not an address of this machine/
+  })
+  t.throws(() => addon.groupBarrier(12345, 1), {
+    message: 'no group has handle 12345: it was never made, or has ended'
+  })
   // None of this has upset the group.
   await Promise.all([addon.groupBarrier(trainer!, MS), addon.groupBarrier(engine!, MS)])
   await end([trainer!, engine!])
@@ -111,8 +144,15 @@ t.test('bad arguments are refused before anything is sent', async t => {
 
 t.test('a peer that does not come in time, an abort and an end are told apart by their codes', async t => {
   const [trainer, engine] = await connect([0], [1])
-  await t.rejects(addon.groupBarrier(engine!, 50), { code: 'GROUP_TIMEOUT', message: /^gloo group of 2 \(here: rank 1\): barrier: the deadline has passed; barrier 0 waited for rank 0 at 127\.0\.0\.1:\d+ \(.*\), after \d+\.\d s$/ })
-  await t.rejects(addon.groupBarrier(engine!, 50), { code: 'GROUP_BROKEN', message: /the group is of no more use since: .*the deadline has passed/ })
+  await t.rejects(addon.groupBarrier(engine!, 50), {
+    code: 'GROUP_TIMEOUT',
+    message:
+      /^gloo group of 2 \(here: rank 1\): barrier: the deadline has passed; barrier 0 waited for rank 0 at 127\.0\.0\.1:\d+ \(.*\), after \d+\.\d s$/
+  })
+  await t.rejects(addon.groupBarrier(engine!, 50), {
+    code: 'GROUP_BROKEN',
+    message: /the group is of no more use since: .*the deadline has passed/
+  })
   await t.rejects(addon.groupBarrier(trainer!, MS), { code: 'GROUP_BROKEN', message: /rank 1 at / })
   await end([trainer!, engine!])
   const again = await connect([0], [1])
@@ -142,7 +182,9 @@ t.test('a process ends at once while its groups wait, also for memory of JavaScr
     t.strictSame([ran.status, ran.signal, ran.stdout], [done.includes('throw') ? 1 : 3, null, 'waits\n'], done)
   }
   const worker = runAlone(`const { Worker } = require('node:worker_threads')
-    const worker = new Worker(${JSON.stringify(wait + 'function done () { require("node:worker_threads").parentPort.postMessage(1) }')}, { eval: true })
+    const worker = new Worker(${
+    JSON.stringify(wait + 'function done () { require("node:worker_threads").parentPort.postMessage(1) }')
+  }, { eval: true })
     worker.on('message', () => worker.terminate().then(() => console.log('terminated')))`)
   t.strictSame([worker.status, worker.signal], [0, null], worker.stderr)
   t.match(worker.stdout, /terminated/)

@@ -22,7 +22,8 @@ async function untilPassed (): Promise<void> {
 }
 
 /** A write of the last parameter, in scripts. */
-const NORM = '{ sources: [{ buffer: new Uint8Array(256) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) }'
+const NORM =
+  '{ sources: [{ buffer: new Uint8Array(256) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) }'
 
 t.test('closing waits for writes under way, and they end well', async t => {
   const core = addon.createCore(model.config)
@@ -30,19 +31,25 @@ t.test('closing waits for writes under way, and they end well', async t => {
   const coded = codedJob(model.tensors, { folder: t.testdir() })
   // Closing holds this thread, so another one ends the stall, a while after it has begun.
   const moment = new Int32Array(new SharedArrayBuffer(4))
-  const ender = new Worker(`
+  const ender = new Worker(
+    `
     const { parentPort, workerData: moment } = require('node:worker_threads')
     const addon = require(${JSON.stringify(FAULTY)})
     parentPort.postMessage('ready')
     Atomics.wait(moment, 0, 0)
     Atomics.wait(moment, 0, 1, 200)
     Atomics.store(moment, 0, 2)
-    addon.armFault(null)`, { eval: true, workerData: moment })
+    addon.armFault(null)`,
+    { eval: true, workerData: moment }
+  )
   const ended = once(ender, 'exit')
   await once(ender, 'message')
   addon.armFault!({ point: 'read', at: 1, action: 'stall', stallMs: 600_000 })
   const order: string[] = []
-  const first = addon.write(core, coded.job).then(outcome => { order.push('first'); return outcome })
+  const first = addon.write(core, coded.job).then(outcome => {
+    order.push('first')
+    return outcome
+  })
   const read = readAll(addon, core, model)
   Atomics.store(moment, 0, 1)
   Atomics.notify(moment, 0)
@@ -53,7 +60,11 @@ t.test('closing waits for writes under way, and they end well', async t => {
   t.throws(() => addon.closeCore(core), { message: /it was never created, or closed/ })
   const outcome = await first
   t.ok(outcome.states.every(state => state === TENSOR_WRITTEN))
-  t.strictSame(await read, expectedParams(model, model.tensors, 'bfloat16', before), 'what was queued behind it ran too')
+  t.strictSame(
+    await read,
+    expectedParams(model, model.tensors, 'bfloat16', before),
+    'what was queued behind it ran too'
+  )
   t.strictSame(order, ['closed', 'first'])
   await ended
   closeSync(coded.fd!)
@@ -74,10 +85,13 @@ t.test('parameters keep their addresses through writes and scrambling', async t 
 })
 
 t.test('a core belongs to the process: a worker creates it, main writes it, and it outlives the worker', async t => {
-  const worker = new Worker(`
+  const worker = new Worker(
+    `
     const { parentPort } = require('node:worker_threads')
     const addon = require(${JSON.stringify(FAULTY)})
-    parentPort.postMessage(addon.createCore(${configSource(model.config)}))`, { eval: true })
+    parentPort.postMessage(addon.createCore(${configSource(model.config)}))`,
+    { eval: true }
+  )
   const [core] = await once(worker, 'message') as [number]
   const writing = addon.write(core, codedJob(model.tensors).job)
   const [code] = await once(worker, 'exit') as [number]
@@ -94,13 +108,16 @@ const MAPPED = 64 << 20
 t.test('a worker that ends with a write under way takes the write with it, and waits until its memory is free', async t => {
   const core = addon.createCore(model.config)
   addon.armFault!({ point: 'copy', at: 1, action: 'stall', stallMs: 600_000 })
-  const worker = new Worker(`
+  const worker = new Worker(
+    `
     const { parentPort, workerData } = require('node:worker_threads')
     const addon = require(${JSON.stringify(FAULTY)})
     addon.write(workerData, { sources: [{ buffer: new Uint8Array(${MAPPED}).fill(7) }], tensors: Float64Array.of(0, 0, 0, 128, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0) })
     addon.write(workerData, ${NORM})
     parentPort.postMessage('under way')
-    setInterval(() => {}, 1000)`, { eval: true, workerData: core })
+    setInterval(() => {}, 1000)`,
+    { eval: true, workerData: core }
+  )
   await once(worker, 'message')
   await untilPassed()
   // The stall goes on until the worker's environment ends, and waits.
@@ -109,7 +126,11 @@ t.test('a worker that ends with a write under way takes the write with it, and w
   await untilPassed()
   addon.armFault!(null)
   await terminated
-  t.strictSame(await addon.read(core, 0, 7, 0, 0, 128, 1), new Uint8Array(256).fill(7), 'the first ended, the queued one never began')
+  t.strictSame(
+    await addon.read(core, 0, 7, 0, 0, 128, 1),
+    new Uint8Array(256).fill(7),
+    'the first ended, the queued one never began'
+  )
   addon.closeCore(core)
 })
 
@@ -117,13 +138,20 @@ t.test('what a worker had queued when it ended does not touch its memory any mor
   const core = addon.createCore(plainModel({ hidden: 512, vocab: MAPPED / 1024 }).config)
   addon.armFault!({ point: 'copy', at: 1, action: 'stall', stallMs: 600_000 })
   // Main's own write holds the thread, so the worker's reads, each into 64 MiB of the worker's, are all queued behind it.
-  const writing = addon.write(core, { sources: [{ buffer: new Uint8Array(2) }], tensors: Float64Array.of(0, 0, 0, 1, 1, 2, 2), rects: Float64Array.of(0, 0, 7, 0, 0, 1, 1, 0, 0) })
-  const worker = new Worker(`
+  const writing = addon.write(core, {
+    sources: [{ buffer: new Uint8Array(2) }],
+    tensors: Float64Array.of(0, 0, 0, 1, 1, 2, 2),
+    rects: Float64Array.of(0, 0, 7, 0, 0, 1, 1, 0, 0)
+  })
+  const worker = new Worker(
+    `
     const { parentPort, workerData } = require('node:worker_threads')
     const addon = require(${JSON.stringify(FAULTY)})
     for (let i = 0; i < 3; i++) addon.read(workerData, 0, 0, 0, 0, ${MAPPED / 1024}, 512)
     parentPort.postMessage('queued')
-    setInterval(() => {}, 1000)`, { eval: true, workerData: core })
+    setInterval(() => {}, 1000)`,
+    { eval: true, workerData: core }
+  )
   await once(worker, 'message')
   await worker.terminate()
   addon.armFault!(null)
@@ -148,7 +176,9 @@ t.test('a worker that alone loaded the addon may end while native threads run it
       const addon = require(${JSON.stringify(FAULTY)})
       const core = addon.createCore(${configSource(model.config)})
       addon.armFault({ point: 'read', at: 1, action: 'stall', stallMs: 300 })
-      addon.write(core, ${NORM.replace('{ buffer: new Uint8Array(256) }', '{ fd: require("node:fs").openSync("/dev/zero", "r") }')})
+      addon.write(core, ${
+    NORM.replace('{ buffer: new Uint8Array(256) }', '{ fd: require("node:fs").openSync("/dev/zero", "r") }')
+  })
       setTimeout(() => process.exit(4), 50)\`, { eval: true })
     worker.on('exit', code => setTimeout(() => console.log('worker ended with', code), 500))`)
   t.strictSame([ran.status, ran.signal, ran.stdout, ran.stderr], [0, null, 'worker ended with 4\n', ''])
@@ -157,7 +187,9 @@ t.test('a worker that alone loaded the addon may end while native threads run it
 
 t.test('process.exit in the middle of a write ends at once and cleanly', t => {
   for (const source of [`{ buffer: new Uint8Array(${MAPPED}) }`, '{ fd: fs.openSync("/dev/zero", "r") }']) {
-    const ran = runScript(model.config, `
+    const ran = runScript(
+      model.config,
+      `
       const fs = require('node:fs')
       const core = addon.createCore(config)
       const job = ${NORM.replace(/\{ buffer: [^}]*\}/, source)}
@@ -166,26 +198,33 @@ t.test('process.exit in the middle of a write ends at once and cleanly', t => {
       for (let i = 0; i < 50; i++) addon.write(core, job)
       addon.checksum(core, Float64Array.of(0, 0, 7, 0, 0, 128, 1, 0, 0), Float64Array.of(1))
       addon.read(core, 0, 0, 0, 0, 4, 4)
-      setTimeout(() => process.exit(7), 50)`)
+      setTimeout(() => process.exit(7), 50)`
+    )
     t.strictSame([ran.status, ran.signal, ran.stderr], [7, null, ''], source)
   }
   t.end()
 })
 
 t.test('a pending promise keeps the process alive, an idle core does not', t => {
-  const ran = runScript(model.config, `
+  const ran = runScript(
+    model.config,
+    `
     const core = addon.createCore(config)
     addon.armFault({ point: 'copy', at: 1, action: 'stall', stallMs: 200 })
-    addon.write(core, ${NORM}).then(outcome => console.log('written', outcome.states[0]))`)
+    addon.write(core, ${NORM}).then(outcome => console.log('written', outcome.states[0]))`
+  )
   t.strictSame([ran.status, ran.stdout, ran.stderr], [0, 'written 2\n', ''])
   t.end()
 })
 
 t.test('an exception in a continuation of a write is an ordinary unhandled rejection', t => {
-  const ran = runScript(model.config, `
+  const ran = runScript(
+    model.config,
+    `
     const core = addon.createCore(config)
     process.on('unhandledRejection', error => { console.log(error.message); process.exit(5) })
-    addon.write(core, ${NORM}).then(() => { throw new Error('mine') })`)
+    addon.write(core, ${NORM}).then(() => { throw new Error('mine') })`
+  )
   t.strictSame([ran.status, ran.stdout], [5, 'mine\n'])
   t.end()
 })
@@ -198,17 +237,30 @@ t.test('memory, descriptors and threads stay flat over 300 writes', async t => {
   const rects = Float64Array.from({ length: 8000 * 9 }, (_, i) => i % 9 === 5 || i % 9 === 6 ? 1 : 0)
   const round = async (n: number): Promise<number> => {
     for (let i = 0; i < n; i++) {
-      const { job } = i % 2 === 0 ? file : { job: { ...coded.job, sources: [{ buffer: Uint8Array.from((coded.job.sources[0] as { buffer: Uint8Array }).buffer) }] } }
+      const { job } = i % 2 === 0
+        ? file
+        : {
+          job: {
+            ...coded.job,
+            sources: [{ buffer: Uint8Array.from((coded.job.sources[0] as { buffer: Uint8Array }).buffer) }]
+          }
+        }
       if ((await addon.write(core, job)).error !== undefined) t.fail('a write failed')
       await addon.checksum(core, rects, Float64Array.of(64))
       await addon.read(core, 0, 0, 0, 0, 8, 8)
-      if (i % 20 === 0) { collect(); await setImmediate() }
+      if (i % 20 === 0) {
+        collect()
+        await setImmediate()
+      }
     }
     collect()
     await setImmediate()
     return process.memoryUsage().rss
   }
-  const counts = (): [fds: number, threads: number] => [readdirSync('/proc/self/fd').length, readdirSync('/proc/self/task').length]
+  const counts = (): [
+    fds: number,
+    threads: number
+  ] => [readdirSync('/proc/self/fd').length, readdirSync('/proc/self/task').length]
   const rss = await round(100)
   const before = counts()
   const more = (await round(300) - rss) / 1e6
@@ -229,5 +281,8 @@ t.test('cores come and go without leaving threads or memory', async t => {
     addon.closeCore(core)
   }
   t.equal(threads(), before)
-  t.ok(process.memoryUsage().rss - rss < 60e6, `${(process.memoryUsage().rss - rss) / 1e6} MB more after 20 cores of 17 MB`)
+  t.ok(
+    process.memoryUsage().rss - rss < 60e6,
+    `${(process.memoryUsage().rss - rss) / 1e6} MB more after 20 cores of 17 MB`
+  )
 })

@@ -20,7 +20,23 @@ import { configSource, FAULTY, runAlone } from './helpers/run-script.ts'
 const folder = t.testdir()
 const loop = compile(join(folder, 'loop.so'), ['test/nccl_loop.cc'], LIBRARY)
 t.test('groups are joined, received from, given up and ended, with nothing left of them', async t => {
-  const sources = ['test/gpu/group_life.cc', 'test/gpu/group_bytes.cc', 'core/places.cc', ...['group', 'group_lane', 'group_library', 'group_receive', 'group_weights', 'group_words', 'nccl', 'nccl_api', 'dynamic'].map(name => `cuda/${name}.cc`)]
+  const sources = [
+    'test/gpu/group_life.cc',
+    'test/gpu/group_bytes.cc',
+    'core/places.cc',
+    ...[
+      'group',
+      'group_lane',
+      'group_library',
+      'group_receive',
+      'group_weights',
+      'group_words',
+      'nccl',
+      'nccl_api',
+      'dynamic'
+    ]
+      .map(name => `cuda/${name}.cc`)
+  ]
   const program = compile(join(folder, 'group_life'), sources, SANITIZED)
   const { status, stdout, stderr } = spawnSync(program, [loop], { encoding: 'utf8', timeout: 120_000 })
   t.equal(status, 0, stdout + stderr)
@@ -32,27 +48,43 @@ process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda
 const addon = createRequire(import.meta.url)(join(packageRoot, 'build/faults/refit.node')) as NativeAddon
 const SECONDS = 60_000
 
-interface Engine { core: number, model: PlainModel }
+interface Engine {
+  core: number
+  model: PlainModel
+}
 
 function engine (t: Test, ranks: number, cards = Array.from({ length: ranks }, (_, card) => card)): Engine {
   const model = plainModel({ ranks })
   const core = addon.createCore({ ...model.config, device: 'cuda', cards, shareCards: true })
-  t.teardown(() => { addon.closeCore(core) })
+  t.teardown(() => {
+    addon.closeCore(core)
+  })
   return { core, model }
 }
 
 /** Groups of both: `from` is rank 0, `to` has the ranks behind. */
-async function meet (t: Test, from: Engine, to: Engine, options: Partial<NcclGroupOptions> = {}): Promise<[number, number]> {
+async function meet (
+  t: Test,
+  from: Engine,
+  to: Engine,
+  options: Partial<NcclGroupOptions> = {}
+): Promise<[number, number]> {
   const size = options.coreRank === undefined ? from.model.config.ranks + to.model.config.ranks : 2
   const first = options.coreRank === undefined ? from.model.config.ranks : 1
   const groups: [number, number] = [
     addon.ncclGroup(from.core, { size, firstRank: 0, library: loop, ...options }),
     addon.ncclGroup(to.core, { size, firstRank: first, library: loop, ...options })
   ]
-  t.teardown(async () => { await Promise.allSettled(groups.map(async group => { await addon.endGroup(group, true) })) })
+  t.teardown(async () => {
+    await Promise.allSettled(groups.map(async group => {
+      await addon.endGroup(group, true)
+    }))
+  })
   const id = addon.ncclUniqueId(loop)
   t.equal(id.length, 128)
-  await Promise.all(groups.map(async group => { await addon.ncclConnect(group, id, SECONDS) }))
+  await Promise.all(groups.map(async group => {
+    await addon.ncclConnect(group, id, SECONDS)
+  }))
   return groups
 }
 
@@ -66,20 +98,40 @@ t.test('pieces are received into alternating slots and written by every rank fro
   for (const group of [from, to]) await addon.stageGroup(group, bytes, 2)
   const before = await readAll(addon, receiver.core, receiver.model)
   for (const slot of [0, 1] as const) {
-    await Promise.all([addon.groupSend(from, buffer, SECONDS), addon.groupReceive(to, slot, Float64Array.of(0, bytes), 0, SECONDS)])
+    await Promise.all([
+      addon.groupSend(from, buffer, SECONDS),
+      addon.groupReceive(to, slot, Float64Array.of(0, bytes), 0, SECONDS)
+    ])
     t.same(Buffer.from(await addon.groupRead(to, slot, 3, 60, SECONDS)), Buffer.from(buffer.subarray(3, 63)))
     await addon.scramble(receiver.core, BigInt(slot + 1))
     const outcome = await addon.write(receiver.core, { ...job, sources: [{ staged: { group: to, slot } }] })
     t.equal(outcome.error, undefined)
-    t.strictSame(await readAll(addon, receiver.core, receiver.model), expectedParams(receiver.model, receiver.model.tensors, 'bfloat16', before))
+    t.strictSame(
+      await readAll(addon, receiver.core, receiver.model),
+      expectedParams(receiver.model, receiver.model.tensors, 'bfloat16', before)
+    )
   }
   await Promise.all([addon.groupBarrier(from, SECONDS), addon.groupBarrier(to, SECONDS)])
   // What lies outside of a slot, and a slot of another engine's group.
-  const beyond = { ...job, sources: [{ staged: { group: to, slot: 0 as const } }], tensors: job.tensors.map((value, i) => i === 1 ? value + bytes : value) }
-  t.throws(() => { void addon.write(receiver.core, beyond) }, /ends at byte/)
-  t.throws(() => { void addon.write(sender.core, { sources: [{ staged: { group: to, slot: 0 } }], tensors: new Float64Array(), rects: new Float64Array() }) }, /staged on the cards of 2 ranks, expected 1/)
+  const beyond = {
+    ...job,
+    sources: [{ staged: { group: to, slot: 0 as const } }],
+    tensors: job.tensors.map((value, i) => i === 1 ? value + bytes : value)
+  }
+  t.throws(() => {
+    void addon.write(receiver.core, beyond)
+  }, /ends at byte/)
+  t.throws(() => {
+    void addon.write(sender.core, {
+      sources: [{ staged: { group: to, slot: 0 } }],
+      tensors: new Float64Array(),
+      rects: new Float64Array()
+    })
+  }, /staged on the cards of 2 ranks, expected 1/)
   await addon.stageGroup(to, 0, 2)
-  t.throws(() => { void addon.write(receiver.core, { ...job, sources: [{ staged: { group: to, slot: 0 } }] }) }, /slot 0 has no room/)
+  t.throws(() => {
+    void addon.write(receiver.core, { ...job, sources: [{ staged: { group: to, slot: 0 } }] })
+  }, /slot 0 has no room/)
   for (const group of [from, to]) await addon.endGroup(group, false)
   t.throws(() => addon.ncclLibrary(to), /no group has handle/)
 })
@@ -90,26 +142,49 @@ t.test('broadcasts are received into the weights of every rank where they go the
   const [from, to] = await meet(t, sender, receiver)
   const { job, bytes } = codedJob(receiver.model.tensors)
   const { buffer } = job.sources[0] as { buffer: Uint8Array }
-  const parts = Float64Array.from(receiver.model.tensors.flatMap(({ rows, cols }, tensor) => [job.tensors[tensor * TENSOR_FIELDS + 1]!, rows * cols * 2]))
+  const parts = Float64Array.from(
+    receiver.model.tensors.flatMap(({ rows, cols }, tensor) => [
+      job.tensors[tensor * TENSOR_FIELDS + 1]!,
+      rows * cols * 2
+    ])
+  )
   const places = addon.groupPlaces(to, parts, job.tensors, job.rects)
   const found = receiver.model.tensors.filter((_, tensor) => places[tensor]! >= 0)
   t.same(found.map(({ name }) => name), ['ln1', 'ln2', 'norm'], 'what both ranks have whole')
   await addon.stageGroup(from, bytes, 1)
   const before = await readAll(addon, receiver.core, receiver.model)
   const into = [...places.keys()].filter(part => places[part]! >= 0)
-  const receiving = addon.groupReceiveInPlace(to, Float64Array.from(into.flatMap(part => [places[part]!, parts[part * PART_FIELDS + 1]!])), 0, SECONDS)
-  for (const part of into) await addon.groupSend(from, buffer.subarray(parts[part * PART_FIELDS], parts[part * PART_FIELDS]! + parts[part * PART_FIELDS + 1]!), SECONDS)
+  const receiving = addon.groupReceiveInPlace(
+    to,
+    Float64Array.from(into.flatMap(part => [places[part]!, parts[part * PART_FIELDS + 1]!])),
+    0,
+    SECONDS
+  )
+  for (const part of into) {
+    await addon.groupSend(
+      from,
+      buffer.subarray(parts[part * PART_FIELDS], parts[part * PART_FIELDS]! + parts[part * PART_FIELDS + 1]!),
+      SECONDS
+    )
+  }
   await receiving
-  t.strictSame(await readAll(addon, receiver.core, receiver.model), expectedParams(receiver.model, found, 'bfloat16', before))
+  t.strictSame(
+    await readAll(addon, receiver.core, receiver.model),
+    expectedParams(receiver.model, found, 'bfloat16', before)
+  )
   // What no write may be, what is not there, and what is no such group.
   const beyond = job.tensors.map((value, i) => i === 1 ? value + bytes : value)
   t.throws(() => addon.groupPlaces(to, parts, beyond, job.rects), /ends at byte/)
   t.throws(() => addon.groupPlaces(to, parts.subarray(1), job.tensors, job.rects), /parts: expected a multiple of 2/)
   await t.rejects(addon.groupReceiveInPlace(to, Float64Array.of(0, 2 ** 40), 0, SECONDS), /are not all weights/)
   const { group: gloo } = addon.glooGroup({ size: 2, ranks: [1], host: '127.0.0.1' })
-  t.teardown(async () => { await addon.endGroup(gloo, true) })
+  t.teardown(async () => {
+    await addon.endGroup(gloo, true)
+  })
   t.throws(() => addon.groupPlaces(gloo, parts, job.tensors, job.rects), /expected a group of NCCL/)
-  t.throws(() => { void addon.groupReceiveInPlace(gloo, parts, 0, SECONDS) }, /expected a group of NCCL/)
+  t.throws(() => {
+    void addon.groupReceiveInPlace(gloo, parts, 0, SECONDS)
+  }, /expected a group of NCCL/)
   await addon.release(receiver.core, 1, false)
   t.throws(() => addon.groupPlaces(to, parts, job.tensors, job.rects), /released/)
   await t.rejects(addon.groupReceiveInPlace(to, Float64Array.of(0, 2), 0, SECONDS), /released/)
@@ -122,9 +197,15 @@ t.test('parameters go from engine to engine, all ranks at once', async t => {
   await addon.scramble(receiver.core, 2n)
   const links = [await meet(t, sender, receiver, { coreRank: 0 }), await meet(t, sender, receiver, { coreRank: 1 })]
   await Promise.all([
-    ...links.map(async ([from], rank) => { await addon.groupParams(from, sender.core, rank, 0, SECONDS) }),
+    ...links.map(async ([from], rank) => {
+      await addon.groupParams(from, sender.core, rank, 0, SECONDS)
+    }),
     // Their peers in another order.
-    ...links.map(async ([, to], rank) => { await addon.groupParams(to, receiver.core, rank, 0, SECONDS) }).reverse()
+    ...links
+      .map(async ([, to], rank) => {
+        await addon.groupParams(to, receiver.core, rank, 0, SECONDS)
+      })
+      .reverse()
   ])
   const sent = await readAll(addon, sender.core, sender.model)
   t.strictSame(await readAll(addon, receiver.core, receiver.model), sent)
@@ -134,21 +215,40 @@ t.test('parameters go from engine to engine, all ranks at once', async t => {
 
 t.test('what cannot be is refused before anything is joined, and what never comes ends in time', async t => {
   const cpu = addon.createCore(plainModel().config)
-  t.teardown(() => { addon.closeCore(cpu) })
+  t.teardown(() => {
+    addon.closeCore(cpu)
+  })
   const options = { size: 3, firstRank: 1, library: loop }
   t.throws(() => addon.ncclGroup(cpu, options), { code: 'GROUP_REFUSED', message: /gloo/ })
   const shared = engine(t, 2, [1, 1])
-  t.throws(() => addon.ncclGroup(shared.core, options), { code: 'GROUP_REFUSED', message: /rank 1 and rank 0 share GPU-.*\/update_weights_from_tensor/ })
+  t.throws(() => addon.ncclGroup(shared.core, options), {
+    code: 'GROUP_REFUSED',
+    message: /rank 1 and rank 0 share GPU-.*\/update_weights_from_tensor/
+  })
   const { core } = engine(t, 2)
-  t.throws(() => addon.ncclGroup(core, { ...options, size: 2 }), { code: 'GROUP_REFUSED', message: /do not fit into a group of 2/ })
-  t.throws(() => addon.ncclGroup(core, { ...options, library: '/nowhere.so' }), { code: 'GROUP_REFUSED', message: /\/nowhere\.so/ })
-  t.throws(() => addon.ncclGroup(core, { ...options, peerCards: ['00000000-0000-0000-0000-000000000001'] }), { code: 'GROUP_REFUSED', message: /trainer share/ })
+  t.throws(() => addon.ncclGroup(core, { ...options, size: 2 }), {
+    code: 'GROUP_REFUSED',
+    message: /do not fit into a group of 2/
+  })
+  t.throws(() => addon.ncclGroup(core, { ...options, library: '/nowhere.so' }), {
+    code: 'GROUP_REFUSED',
+    message: /\/nowhere\.so/
+  })
+  t.throws(() => addon.ncclGroup(core, { ...options, peerCards: ['00000000-0000-0000-0000-000000000001'] }), {
+    code: 'GROUP_REFUSED',
+    message: /trainer share/
+  })
   t.throws(() => addon.ncclUniqueId('/nowhere.so'), { code: 'GROUP_REFUSED' })
   t.throws(() => addon.ncclGroup(core, { ...options, coreRank: 2 }), RangeError)
   const late = addon.ncclGroup(core, options)
-  t.throws(() => { void addon.ncclConnect(late, new Uint8Array(127), 100) }, /expected 128 bytes, got 127/)
+  t.throws(() => {
+    void addon.ncclConnect(late, new Uint8Array(127), 100)
+  }, /expected 128 bytes, got 127/)
   await t.rejects(addon.groupBarrier(late, 100), /is not connected/)
-  await t.rejects(addon.ncclConnect(late, addon.ncclUniqueId(loop), 100), { code: 'GROUP_TIMEOUT', message: /connecting/ })
+  await t.rejects(addon.ncclConnect(late, addon.ncclUniqueId(loop), 100), {
+    code: 'GROUP_TIMEOUT',
+    message: /connecting/
+  })
   await t.rejects(addon.groupBarrier(late, 100), { code: 'GROUP_BROKEN' })
   await addon.endGroup(late, true)
   // From another thread than the one that waits.

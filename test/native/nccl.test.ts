@@ -7,12 +7,22 @@ import { compile, LIBRARY, SANITIZED } from './helpers/compile.ts'
 // interface that answers as it is told. native/test/gpu/nccl_test.cu has the rest.
 
 const folder = t.testdir()
-const standIn = (name: string, ...flags: string[]): string => compile(join(folder, name), ['test/nccl_stand_in.cc'], [...LIBRARY, ...flags])
-const program = compile(join(folder, 'nccl_life'), ['test/gpu/nccl_life.cc', 'cuda/nccl.cc', 'cuda/nccl_api.cc', 'cuda/dynamic.cc'], SANITIZED)
+const standIn = (name: string, ...flags: string[]): string =>
+  compile(join(folder, name), ['test/nccl_stand_in.cc'], [...LIBRARY, ...flags])
+const program = compile(join(folder, 'nccl_life'), [
+  'test/gpu/nccl_life.cc',
+  'cuda/nccl.cc',
+  'cuda/nccl_api.cc',
+  'cuda/dynamic.cc'
+], SANITIZED)
 
 function run (library: string, env: NodeJS.ProcessEnv = {}): { status: number | null, said: string } {
   const { NCCL_NVLS_ENABLE: _, ...rest } = process.env
-  const { status, stdout, stderr } = spawnSync(program, [library], { encoding: 'utf8', env: { ...rest, ...env }, timeout: 120_000 })
+  const { status, stdout, stderr } = spawnSync(program, [library], {
+    encoding: 'utf8',
+    env: { ...rest, ...env },
+    timeout: 120_000
+  })
   return { status, said: stdout + stderr }
 }
 
@@ -34,12 +44,24 @@ t.test('multicast is left as the user has set it', async t => {
 
 t.test('a library that is missing, too old, too new or lacks a function is refused in words', async t => {
   const cases: Array<[string, string | RegExp]> = [
-    ['/nowhere/libnccl.so.2', /NCCL was not found: install it or torch, or name its file in REFIT_NCCL; tried\n\/nowhere\/libnccl\.so\.2: cannot open/],
-    [standIn('old.so', '-DVERSION=21212'), /NCCL 2\.12\.12 \(.*old\.so\) is not used: versions from 2\.14 on, below 3, are known/],
+    [
+      '/nowhere/libnccl.so.2',
+      /NCCL was not found: install it or torch, or name its file in REFIT_NCCL; tried\n\/nowhere\/libnccl\.so\.2: cannot open/
+    ],
+    [
+      standIn('old.so', '-DVERSION=21212'),
+      /NCCL 2\.12\.12 \(.*old\.so\) is not used: versions from 2\.14 on, below 3, are known/
+    ],
     [standIn('four-digits.so', '-DVERSION=2708'), /NCCL 2\.7\.8 \(.*\) is not used/],
     [standIn('new.so', '-DVERSION=30001'), /NCCL 3\.0\.1 \(.*\) is not used/],
-    [standIn('short.so', '-DVERSION=22809', '-DWITHOUT_RECV'), /NCCL 2\.28\.9 \(.*short\.so\) has no function ncclRecv/],
-    [compile(join(folder, 'other.so'), ['test/echo_device.cc'], LIBRARY), /other\.so is not NCCL: it does not tell its version/]
+    [
+      standIn('short.so', '-DVERSION=22809', '-DWITHOUT_RECV'),
+      /NCCL 2\.28\.9 \(.*short\.so\) has no function ncclRecv/
+    ],
+    [
+      compile(join(folder, 'other.so'), ['test/echo_device.cc'], LIBRARY),
+      /other\.so is not NCCL: it does not tell its version/
+    ]
   ]
   for (const [library, message] of cases) {
     const { status, said } = run(library)

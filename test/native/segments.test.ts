@@ -13,7 +13,9 @@ process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda
 const addon = createRequire(import.meta.url)(join(packageRoot, 'build/faults/refit.node')) as NativeAddon
 const uuid = addon.cudaCards().cards[0]!.uuid
 const made = new Set<string>()
-t.teardown(() => { for (const name of made) rmSync(`/dev/shm${name}`, { force: true }) })
+t.teardown(() => {
+  for (const name of made) rmSync(`/dev/shm${name}`, { force: true })
+})
 
 const model = plainModel({ ranks: 2 })
 const config: CoreConfig = { ...model.config, device: 'cuda' }
@@ -56,7 +58,10 @@ function jobOf (seed: number, change: (segment: CudaSegment, index: number) => v
 async function expected (seed: number): Promise<Uint8Array[]> {
   const cpu = addon.createCore(model.config)
   const job = jobOf(seed)
-  const outcome = await addon.write(cpu, { ...job, sources: model.tensors.map(({ rows, cols }, index) => ({ buffer: content(index, rows * cols, seed) })) })
+  const outcome = await addon.write(cpu, {
+    ...job,
+    sources: model.tensors.map(({ rows, cols }, index) => ({ buffer: content(index, rows * cols, seed) }))
+  })
   t.equal(outcome.error, undefined)
   const all = await readAll(addon, cpu, model)
   addon.closeCore(cpu)
@@ -71,7 +76,7 @@ function mappings (): number {
 const ALL = 2 * model.tensors.length
 const states = (outcome: WriteOutcome): number[] => [...new Set(outcome.states)]
 
-t.test('tensors in other processes\' segments arrive on every rank, and all that was opened is closed', async t => {
+t.test("tensors in other processes' segments arrive on every rank, and all that was opened is closed", async t => {
   const core = addon.createCore(config)
   for (const [seed, skip] of [[1, 0], [2, 6], [1, 512]] as const) {
     const outcome = await addon.write(core, jobOf(seed, undefined, skip))
@@ -85,7 +90,9 @@ t.test('tensors in other processes\' segments arrive on every rank, and all that
 
 t.test('kept segments are found open, show what was written meanwhile, and are closed by their name or with the core', async t => {
   const core = addon.createCore(config)
-  const keep = (segment: CudaSegment): void => { segment.keep = 'pool' }
+  const keep = (segment: CudaSegment): void => {
+    segment.keep = 'pool'
+  }
   t.match(await addon.write(core, jobOf(3, keep)), { segmentsOpened: ALL, segmentsClosed: 0 })
   const bytes = content(0, model.tensors[0]!.rows * model.tensors[0]!.cols, 4)
   const job = jobOf(3, keep)
@@ -105,10 +112,15 @@ t.test('kept segments are found open, show what was written meanwhile, and are c
 t.test('a fault at any opening or event leaves every weight as it was, and nothing open', async t => {
   const core = addon.createCore(config)
   const event = file('done', Uint8Array.of(1, 0, 0, 0))
-  const events = (segment: CudaSegment, index: number): void => { if (index === 0) segment.events = handle(event) }
+  const events = (segment: CudaSegment, index: number): void => {
+    if (index === 0) segment.events = handle(event)
+  }
   await addon.write(core, jobOf(6))
   const before = await readAll(addon, core, model)
-  const points: Array<[Fault['point'], number]> = [['event', 1], ...Array.from({ length: ALL }, (_, i): [Fault['point'], number] => ['open', i + 1])]
+  const points: Array<[Fault['point'], number]> = [
+    ['event', 1],
+    ...Array.from({ length: ALL }, (_, i): [Fault['point'], number] => ['open', i + 1])
+  ]
   for (const [point, at] of points) {
     addon.armFault!({ point, at, action: 'fail' })
     const outcome = await addon.write(core, jobOf(7, events))
@@ -127,7 +139,12 @@ t.test('a closing that fails is told, and made up for by the next write', async 
   const core = addon.createCore(config)
   addon.armFault!({ point: 'close', at: 3, action: 'fail' })
   const outcome = await addon.write(core, jobOf(8))
-  t.match(outcome, { error: undefined, segmentsOpened: ALL, segmentsClosed: ALL - 1, warning: /stays open on rank \d, injected fault: close/ })
+  t.match(outcome, {
+    error: undefined,
+    segmentsOpened: ALL,
+    segmentsClosed: ALL - 1,
+    warning: /stays open on rank \d, injected fault: close/
+  })
   addon.armFault!(null)
   t.match(await addon.write(core, jobOf(8)), { warning: undefined, segmentsOpened: ALL, segmentsClosed: ALL + 1 })
   t.equal(mappings(), 0)
@@ -137,11 +154,19 @@ t.test('a closing that fails is told, and made up for by the next write', async 
 t.test('nothing is read before an event is done, and one that is never done changes nothing', async t => {
   const core = addon.createCore(config)
   const name = file('late', new Uint8Array(4))
-  const events = (segment: CudaSegment): void => { segment.events = handle(name) }
-  t.match(await addon.write(core, { ...jobOf(9, events), eventTimeoutMs: 30 }), { error: { message: /was not done after 30 ms/ }, segmentsOpened: ALL, segmentsClosed: ALL })
+  const events = (segment: CudaSegment): void => {
+    segment.events = handle(name)
+  }
+  t.match(await addon.write(core, { ...jobOf(9, events), eventTimeoutMs: 30 }), {
+    error: { message: /was not done after 30 ms/ },
+    segmentsOpened: ALL,
+    segmentsClosed: ALL
+  })
   const job = jobOf(9, events)
   let ended = false
-  const writing = addon.write(core, job).finally(() => { ended = true })
+  const writing = addon.write(core, job).finally(() => {
+    ended = true
+  })
   await new Promise(resolve => setTimeout(resolve, 50))
   t.notOk(ended)
   const fd = openSync(`/dev/shm${name}`, 'r+')
@@ -157,15 +182,40 @@ t.test('every refusal names its tensor and the cure', async t => {
   await addon.write(core, jobOf(10))
   const before = await readAll(addon, core, model)
   const cases: Array<[string, RegExp, (segment: CudaSegment) => void]> = [
-    ['a sender that has gone', /cannot be opened: .*the sender has freed it or has ended.*--ipc=host/, segment => { segment.handle = handle('/refit-none') }],
-    ['bytes that are no handle', /cannot be opened: .*--ipc=host.*cudaMallocAsync/, segment => { segment.handle = new Uint8Array(64).fill(255) }],
-    ['a card that is not here', /the sender's card GPU-x is not visible to this process: .*CUDA_VISIBLE_DEVICES/, segment => { segment.uuid = 'GPU-x' }],
-    ['an event that has gone', /event that its sender recorded cannot be waited for: .*must keep them until the reply/, segment => { segment.events = handle('/refit-none') }],
-    ['memory that is too short', /ends at byte 12\d+ of its CUDA memory, which has 7:/, segment => { segment.handle = handle(file('short', new Uint8Array(7))) }],
-    ['a block that is too short', /a block is shorter than blockBytes/, segment => { segment.handle = { blockBytes: 1 << 20, fds: [], fabric: handle(file('short', new Uint8Array(7))) } }]
+    ['a sender that has gone', /cannot be opened: .*the sender has freed it or has ended.*--ipc=host/, segment => {
+      segment.handle = handle('/refit-none')
+    }],
+    ['bytes that are no handle', /cannot be opened: .*--ipc=host.*cudaMallocAsync/, segment => {
+      segment.handle = new Uint8Array(64).fill(255)
+    }],
+    [
+      'a card that is not here',
+      /the sender's card GPU-x is not visible to this process: .*CUDA_VISIBLE_DEVICES/,
+      segment => {
+        segment.uuid = 'GPU-x'
+      }
+    ],
+    [
+      'an event that has gone',
+      /event that its sender recorded cannot be waited for: .*must keep them until the reply/,
+      segment => {
+        segment.events = handle('/refit-none')
+      }
+    ],
+    ['memory that is too short', /ends at byte 12\d+ of its CUDA memory, which has 7:/, segment => {
+      segment.handle = handle(file('short', new Uint8Array(7)))
+    }],
+    ['a block that is too short', /a block is shorter than blockBytes/, segment => {
+      segment.handle = { blockBytes: 1 << 20, fds: [], fabric: handle(file('short', new Uint8Array(7))) }
+    }]
   ]
   for (const [name, message, spoil] of cases) {
-    const outcome = await addon.write(core, jobOf(11, (segment, index) => { if (index === 8) spoil(segment) }))
+    const outcome = await addon.write(
+      core,
+      jobOf(11, (segment, index) => {
+        if (index === 8) spoil(segment)
+      })
+    )
     t.match(outcome.error, { message, tensor: 8 }, name)
     t.strictSame(states(outcome), [0], name)
     t.equal(outcome.segmentsOpened, outcome.segmentsClosed, name)
@@ -174,7 +224,10 @@ t.test('every refusal names its tensor and the cure', async t => {
   t.equal(mappings(), 0)
   addon.closeCore(core)
   const cpu = addon.createCore(model.config)
-  t.match(await addon.write(cpu, jobOf(1)), { error: { message: /this engine runs on the CPU.*--device cuda/, tensor: 0 }, segmentsOpened: 0 })
+  t.match(await addon.write(cpu, jobOf(1)), {
+    error: { message: /this engine runs on the CPU.*--device cuda/, tensor: 0 },
+    segmentsOpened: 0
+  })
   addon.closeCore(cpu)
 })
 
@@ -184,14 +237,21 @@ t.test('expandable segments are mapped block by block, and known again by the fi
   const tensor = model.tensors[0]!
   const bytes = content(0, tensor.rows * tensor.cols, 12)
   const fds: number[] = []
-  const job = (): WriteJob => jobOf(12, (segment, index) => {
-    if (index === 0) Object.assign(segment, { handle: { blockBytes: BLOCK, fds, fabric: new Uint8Array() }, keep: 'blocks' })
-  })
+  const job = (): WriteJob =>
+    jobOf(12, (segment, index) => {
+      if (index === 0) {
+        Object.assign(segment, { handle: { blockBytes: BLOCK, fds, fabric: new Uint8Array() }, keep: 'blocks' })
+      }
+    })
   // Closed here before the write has begun: the addon has its own.
   const opened = (): void => {
-    for (let at = 0; at < bytes.length; at += BLOCK) fds.push(openSync(`/dev/shm${file(`block-${at}`, bytes.slice(at, at + BLOCK))}`, 'r'))
+    for (let at = 0; at < bytes.length; at += BLOCK) {
+      fds.push(openSync(`/dev/shm${file(`block-${at}`, bytes.slice(at, at + BLOCK))}`, 'r'))
+    }
   }
-  const closed = (): void => { for (const fd of fds.splice(0)) closeSync(fd) }
+  const closed = (): void => {
+    for (const fd of fds.splice(0)) closeSync(fd)
+  }
   const before = readdirSync('/proc/self/fd').length
   opened()
   const writing = addon.write(core, job())
@@ -207,18 +267,40 @@ t.test('expandable segments are mapped block by block, and known again by the fi
 t.test('malformed segments are refused before anything is queued', t => {
   const core = addon.createCore(config)
   const cases: Array<[RegExp, (segment: Record<string, unknown>) => void]> = [
-    [/^job.sources\[0\].segment.uuid: expected a string, got 7$/, segment => { segment.uuid = 7 }],
-    [/^job.sources\[0\].segment.events: expected Uint8Array, got undefined$/, segment => { delete segment.events }],
-    [/^segment 0: event handles have 63 bytes, expected 64 for each$/, segment => { segment.events = new Uint8Array(63) }],
-    [/^segment 0: the handle has 66 bytes, expected 64$/, segment => { segment.handle = new Uint8Array(66) }],
-    [/^job.sources\[0\].segment.handle: expected an object, got null$/, segment => { segment.handle = null }],
-    [/^job.sources\[0\].segment.handle.blockBytes: expected an integer from 1/, segment => { segment.handle = { blockBytes: 0, fds: [0], fabric: new Uint8Array() } }],
-    [/^job.sources\[0\].segment.handle.fds\[1\]: cannot use file descriptor 999999: Bad file descriptor$/, segment => { segment.handle = { blockBytes: 4096, fds: [0, 999999], fabric: new Uint8Array() } }],
-    [/^segment 0: expected a handle, descriptors of blocks, or fabric handles of blocks$/, segment => { segment.handle = { blockBytes: 4096, fds: [0], fabric: new Uint8Array(64) } }]
+    [/^job.sources\[0\].segment.uuid: expected a string, got 7$/, segment => {
+      segment.uuid = 7
+    }],
+    [/^job.sources\[0\].segment.events: expected Uint8Array, got undefined$/, segment => {
+      delete segment.events
+    }],
+    [/^segment 0: event handles have 63 bytes, expected 64 for each$/, segment => {
+      segment.events = new Uint8Array(63)
+    }],
+    [/^segment 0: the handle has 66 bytes, expected 64$/, segment => {
+      segment.handle = new Uint8Array(66)
+    }],
+    [/^job.sources\[0\].segment.handle: expected an object, got null$/, segment => {
+      segment.handle = null
+    }],
+    [/^job.sources\[0\].segment.handle.blockBytes: expected an integer from 1/, segment => {
+      segment.handle = { blockBytes: 0, fds: [0], fabric: new Uint8Array() }
+    }],
+    [/^job.sources\[0\].segment.handle.fds\[1\]: cannot use file descriptor 999999: Bad file descriptor$/, segment => {
+      segment.handle = { blockBytes: 4096, fds: [0, 999999], fabric: new Uint8Array() }
+    }],
+    [/^segment 0: expected a handle, descriptors of blocks, or fabric handles of blocks$/, segment => {
+      segment.handle = { blockBytes: 4096, fds: [0], fabric: new Uint8Array(64) }
+    }]
   ]
   const before = readdirSync('/proc/self/fd').length
   for (const [message, spoil] of cases) {
-    t.throws(() => addon.write(core, jobOf(1, (segment, index) => { if (index === 0) spoil(segment as unknown as Record<string, unknown>) })), { message })
+    t.throws(() =>
+      addon.write(
+        core,
+        jobOf(1, (segment, index) => {
+          if (index === 0) spoil(segment as unknown as Record<string, unknown>)
+        })
+      ), { message })
   }
   t.equal(readdirSync('/proc/self/fd').length, before, 'descriptors that were taken are given back')
   addon.closeCore(core)
@@ -232,8 +314,12 @@ t.test('descriptors of other processes are taken, or refused in words', t => {
   t.match(readFileSync(own, 'utf8'), `Pid:\t${process.pid}`)
   closeSync(own)
   closeSync(fd)
-  t.throws(() => addon.takeDescriptor(process.pid, 999999), { message: /^descriptor 999999 of process \d+ cannot be taken: pidfd_getfd: Bad file descriptor: / })
-  t.throws(() => addon.takeDescriptor(0x7ffffff, 1), { message: /there is no process 134217727: the sender has ended, or it is in another PID namespace/ })
+  t.throws(() => addon.takeDescriptor(process.pid, 999999), {
+    message: /^descriptor 999999 of process \d+ cannot be taken: pidfd_getfd: Bad file descriptor: /
+  })
+  t.throws(() => addon.takeDescriptor(0x7ffffff, 1), {
+    message: /there is no process 134217727: the sender has ended, or it is in another PID namespace/
+  })
   t.throws(() => addon.takeDescriptor(0, 1), { message: /^pid: expected an integer from 1/ })
   t.end()
 })

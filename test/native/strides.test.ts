@@ -13,7 +13,14 @@ const { config } = plainModel()
 const PARAM = config.params.findIndex(({ name }) => name.endsWith('gate_up'))
 const { rows: ROWS, cols: COLS } = config.params[PARAM]!
 
-interface View { dtype: DType, rows: number, cols: number, rowBytes: number, colBytes: number, offset: number }
+interface View {
+  dtype: DType
+  rows: number
+  cols: number
+  rowBytes: number
+  colBytes: number
+  offset: number
+}
 
 function codedMemory (bytes: number): Buffer {
   const memory = Buffer.alloc(bytes)
@@ -44,35 +51,45 @@ function jobOf (view: View, source: { fd: number } | { buffer: Uint8Array }) {
   }
 }
 
-const views = fc.record({
-  dtype: fc.constantFrom<DType>('bfloat16', 'float16', 'float32'),
-  rows: fc.integer({ min: 1, max: ROWS }),
-  cols: fc.integer({ min: 1, max: COLS }),
-  step: fc.integer({ min: 1, max: 3 }),
-  gap: fc.integer({ min: 0, max: 5 }),
-  offset: fc.integer({ min: 0, max: 17 }),
-  transposed: fc.boolean()
-}).map(({ dtype, rows, cols, step, gap, offset, transposed }): View => {
-  const near = DTYPE_BYTES[dtype] * step
-  const far = near * (transposed ? rows : cols) + gap
-  return { dtype, rows, cols, offset, rowBytes: transposed ? near : far, colBytes: transposed ? far : near }
-})
+const views = fc
+  .record({
+    dtype: fc.constantFrom<DType>('bfloat16', 'float16', 'float32'),
+    rows: fc.integer({ min: 1, max: ROWS }),
+    cols: fc.integer({ min: 1, max: COLS }),
+    step: fc.integer({ min: 1, max: 3 }),
+    gap: fc.integer({ min: 0, max: 5 }),
+    offset: fc.integer({ min: 0, max: 17 }),
+    transposed: fc.boolean()
+  })
+  .map(({ dtype, rows, cols, step, gap, offset, transposed }): View => {
+    const near = DTYPE_BYTES[dtype] * step
+    const far = near * (transposed ? rows : cols) + gap
+    return { dtype, rows, cols, offset, rowBytes: transposed ? near : far, colBytes: transposed ? far : near }
+  })
 
 t.test('transposed and stepped views arrive element by element, from memory and from a file', async t => {
   const core = addon.createCore(config)
   const path = join(t.testdir(), 'view.bin')
-  await fc.assert(fc.asyncProperty(views, fc.boolean(), async (view, fromFile) => {
-    const memory = codedMemory(view.offset + (view.rows - 1) * view.rowBytes + (view.cols - 1) * view.colBytes + DTYPE_BYTES[view.dtype])
-    await addon.scramble(core, 3n)
-    const before = await addon.read(core, 0, PARAM, 0, 0, ROWS, COLS)
-    if (fromFile) writeFileSync(path, memory)
-    const fd = fromFile ? openSync(path, 'r') : undefined
-    const outcome = await addon.write(core, jobOf(view, fd === undefined ? { buffer: memory } : { fd }))
-    if (fd !== undefined) closeSync(fd)
-    t.equal(outcome.error, undefined)
-    t.equal(outcome.states[0], TENSOR_WRITTEN)
-    t.ok(Buffer.from(await addon.read(core, 0, PARAM, 0, 0, ROWS, COLS)).equals(expected(memory, view, before)), JSON.stringify(view))
-  }), { numRuns: 150 })
+  await fc.assert(
+    fc.asyncProperty(views, fc.boolean(), async (view, fromFile) => {
+      const memory = codedMemory(
+        view.offset + (view.rows - 1) * view.rowBytes + (view.cols - 1) * view.colBytes + DTYPE_BYTES[view.dtype]
+      )
+      await addon.scramble(core, 3n)
+      const before = await addon.read(core, 0, PARAM, 0, 0, ROWS, COLS)
+      if (fromFile) writeFileSync(path, memory)
+      const fd = fromFile ? openSync(path, 'r') : undefined
+      const outcome = await addon.write(core, jobOf(view, fd === undefined ? { buffer: memory } : { fd }))
+      if (fd !== undefined) closeSync(fd)
+      t.equal(outcome.error, undefined)
+      t.equal(outcome.states[0], TENSOR_WRITTEN)
+      t.ok(
+        Buffer.from(await addon.read(core, 0, PARAM, 0, 0, ROWS, COLS)).equals(expected(memory, view, before)),
+        JSON.stringify(view)
+      )
+    }),
+    { numRuns: 150 }
+  )
   addon.closeCore(core)
 })
 
@@ -81,7 +98,9 @@ t.test('a view that leaves its source by one byte is refused, and nothing has ch
   const before = await addon.read(core, 0, PARAM, 0, 0, ROWS, COLS)
   const view: View = { dtype: 'float16', rows: 30, cols: 20, offset: 1, rowBytes: 2, colBytes: 64 }
   const end = 1 + 29 * 2 + 19 * 64 + 2
-  t.throws(() => addon.write(core, jobOf(view, { buffer: new Uint8Array(end - 1) })), { message: `tensor 0: ends at byte ${end}, but source 0 has ${end - 1}` })
+  t.throws(() => addon.write(core, jobOf(view, { buffer: new Uint8Array(end - 1) })), {
+    message: `tensor 0: ends at byte ${end}, but source 0 has ${end - 1}`
+  })
   t.strictSame(await addon.read(core, 0, PARAM, 0, 0, ROWS, COLS), before)
   addon.closeCore(core)
 })

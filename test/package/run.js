@@ -32,13 +32,38 @@ try {
 }
 
 function pack () {
-  const [{ filename, files, size }] = JSON.parse(npm(root, ['pack', '--json', '--ignore-scripts', '--pack-destination', folder]))
+  const [{ filename, files, size }] = JSON.parse(
+    npm(root, ['pack', '--json', '--ignore-scripts', '--pack-destination', folder])
+  )
   const paths = files.map(({ path }) => path)
-  for (const path of ['bin/refit.js', 'dist/src/main.js', 'dist/src/index.js', 'dist/src/index.d.ts', 'dist/src/engine/worker.js', addon, 'native/CMakeLists.txt', 'native/cuda/CMakeLists.txt', 'native/cuda/group/nccl.cc', 'scripts/build-lock.js', 'scripts/build-native.js',
-    'models/adder-base/model.safetensors', 'models/adder/model.safetensors', 'openapi/openapi.json', 'docs/configuration.md', 'README.md', 'LICENSE', 'CHANGELOG.md']) {
+  for (
+    const path of [
+      'bin/refit.js',
+      'dist/src/main.js',
+      'dist/src/index.js',
+      'dist/src/index.d.ts',
+      'dist/src/engine/worker.js',
+      addon,
+      'native/CMakeLists.txt',
+      'native/cuda/CMakeLists.txt',
+      'native/cuda/group/nccl.cc',
+      'scripts/build-lock.js',
+      'scripts/build-native.js',
+      'models/adder-base/model.safetensors',
+      'models/adder/model.safetensors',
+      'openapi/openapi.json',
+      'docs/configuration.md',
+      'README.md',
+      'LICENSE',
+      'CHANGELOG.md'
+    ]
+  ) {
     assert.ok(paths.includes(path), `${path} is missing from the package`)
   }
-  const strangers = paths.filter(path => /(^|\/)(test|\.ci|node_modules|build|__pycache__)\/|\.test\.|\.[jt]s\.map$|\.tsbuildinfo$|^dist\/(bench|scripts|examples)|^(src|routes|bench)\/|^native\/(probe|bench_gpu)\//.test(path))
+  const strangers = paths.filter(path =>
+    /(^|\/)(test|\.ci|node_modules|build|__pycache__)\/|\.test\.|\.[jt]s\.map$|\.tsbuildinfo$|^dist\/(bench|scripts|examples)|^(src|routes|bench)\/|^native\/(probe|bench_gpu)\//
+      .test(path)
+  )
   assert.deepEqual(strangers, [], 'files that a user does not need')
   console.log(`  ${paths.length} files, ${(size / 1e6).toFixed(1)} MB packed`)
   return join(folder, filename)
@@ -47,10 +72,20 @@ function pack () {
 function install (tarball) {
   mkdirSync(join(folder, 'app'))
   writeFileSync(join(folder, 'app', 'package.json'), '{ "name": "consumer", "private": true, "type": "module" }\n')
-  npm(join(folder, 'app'), ['install', '--ignore-scripts', '--omit=dev', '--prefer-offline', '--no-audit', '--no-fund', tarball])
+  npm(join(folder, 'app'), [
+    'install',
+    '--ignore-scripts',
+    '--omit=dev',
+    '--prefer-offline',
+    '--no-audit',
+    '--no-fund',
+    tarball
+  ])
   const installed = JSON.parse(readFileSync(join(folder, 'app', 'node_modules', 'refit', 'package.json'), 'utf8'))
   assert.equal(installed.version, version)
-  for (const script of ['preinstall', 'install', 'postinstall']) assert.equal(installed.scripts[script], undefined, `${script} would run at users' places`)
+  for (const script of ['preinstall', 'install', 'postinstall']) {
+    assert.equal(installed.scripts[script], undefined, `${script} would run at users' places`)
+  }
 }
 
 function importIt () {
@@ -67,11 +102,20 @@ async function serve () {
   const app = join(folder, 'app')
   assert.match(run(app, 'npx', ['--no-install', 'refit', '--version']), new RegExp(`^${version}$`, 'm'))
   const model = join(app, 'node_modules', 'refit', 'models', 'adder-base')
-  const server = spawn(join(app, 'node_modules', '.bin', 'refit'), ['serve', model, '--port', '0', '--threads', '1'], { cwd: app, stdio: ['ignore', 'pipe', 'inherit'] })
+  const server = spawn(join(app, 'node_modules', '.bin', 'refit'), ['serve', model, '--port', '0', '--threads', '1'], {
+    cwd: app,
+    stdio: ['ignore', 'pipe', 'inherit']
+  })
   try {
     const url = await address(server)
-    const reply = run(app, 'curl', ['-fsS', `${url}/generate`, '-H', 'content-type: application/json', '-d',
-      JSON.stringify({ text: '12+345=', sampling_params: { max_new_tokens: 4, temperature: 0 } })])
+    const reply = run(app, 'curl', [
+      '-fsS',
+      `${url}/generate`,
+      '-H',
+      'content-type: application/json',
+      '-d',
+      JSON.stringify({ text: '12+345=', sampling_params: { max_new_tokens: 4, temperature: 0 } })
+    ])
     assert.ok(JSON.parse(reply).meta_info.completion_tokens > 0, reply)
     server.kill('SIGTERM')
     assert.deepEqual(await once(server, 'exit'), [0, null], 'the exit after SIGTERM')
@@ -93,9 +137,30 @@ async function address (server) {
 
 function typecheck () {
   const app = join(folder, 'app')
-  npm(app, ['install', '--ignore-scripts', '--prefer-offline', '--no-audit', '--no-fund', `typescript@${devDependencies.typescript}`, `@types/node@${devDependencies['@types/node']}`])
+  npm(app, [
+    'install',
+    '--ignore-scripts',
+    '--prefer-offline',
+    '--no-audit',
+    '--no-fund',
+    `typescript@${devDependencies.typescript}`,
+    `@types/node@${devDependencies['@types/node']}`
+  ])
   cpSync(join(root, 'test', 'package', 'consumer.ts'), join(app, 'consumer.ts'))
-  writeFileSync(join(app, 'tsconfig.json'), JSON.stringify({ compilerOptions: { module: 'nodenext', target: 'es2022', strict: true, noEmit: true, types: ['node'], skipLibCheck: false }, files: ['consumer.ts'] }))
+  writeFileSync(
+    join(app, 'tsconfig.json'),
+    JSON.stringify({
+      compilerOptions: {
+        module: 'nodenext',
+        target: 'es2022',
+        strict: true,
+        noEmit: true,
+        types: ['node'],
+        skipLibCheck: false
+      },
+      files: ['consumer.ts']
+    })
+  )
   run(app, process.execPath, [join('node_modules', 'typescript', 'bin', 'tsc'), '-p', '.'])
 }
 

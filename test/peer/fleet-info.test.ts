@@ -11,7 +11,20 @@ const arch = await readArchitecture(join(packageRoot, 'models/adder'))
 const model = describeModel(arch)
 const tensors = tableDigest(buildModelTable(arch, 1))
 const own: Receiver = { model, tensors, dtype: 'bfloat16', device: 'cpu', cards: [], ranks: 1 }
-const peer: FleetInfo = { server: 'refit', version: '1', protocol: FLEET_PROTOCOL, engine: 'other', model, tensors, dtype: 'bfloat16', device: 'cpu', cards: [], tp_size: 1, weight_version: 'v', not_ready: null }
+const peer: FleetInfo = {
+  server: 'refit',
+  version: '1',
+  protocol: FLEET_PROTOCOL,
+  engine: 'other',
+  model,
+  tensors,
+  dtype: 'bfloat16',
+  device: 'cpu',
+  cards: [],
+  tp_size: 1,
+  weight_version: 'v',
+  not_ready: null
+}
 
 t.test('an engine of the same model can fill another, whatever their ranks', async t => {
   t.equal(whyNot(own, peer), undefined)
@@ -20,7 +33,10 @@ t.test('an engine of the same model can fill another, whatever their ranks', asy
 })
 
 t.test('what stands against it is said with both values', async t => {
-  t.match(whyNot(own, { ...peer, model: { ...model, rms_norm_eps: 1e-5 } }), /another model: rms_norm_eps is 0.00001 there and 0.000001 here/)
+  t.match(
+    whyNot(own, { ...peer, model: { ...model, rms_norm_eps: 1e-5 } }),
+    /another model: rms_norm_eps is 0.00001 there and 0.000001 here/
+  )
   t.match(whyNot(own, { ...peer, model: { ...model, extra: true } }), /extra is true there and undefined here/)
   t.match(whyNot(own, { ...peer, dtype: 'float32' }), /float32, this engine in bfloat16.*use --dtype float32/)
   t.match(whyNot(own, { ...peer, tensors: 'x' }), /other checkpoint tensors/)
@@ -28,18 +44,58 @@ t.test('what stands against it is said with both values', async t => {
 })
 
 t.test('a description tells apart all that changes what the weights compute, and nothing else', async t => {
-  t.equal(modelDifference(model, describeModel({ ...arch, contextLength: 1, eosTokenIds: [], dtype: 'float32' })), undefined)
-  t.match(modelDifference(model, describeModel({ ...arch, rope: { ...arch.rope, invFreq: arch.rope.invFreq.map(f => f * (1 + 1e-12)) } })), { field: 'rope' })
-  for (const field of ['hiddenSize', 'layers', 'heads', 'kvHeads', 'headDim', 'intermediateSize', 'vocabSize', 'rmsNormEps'] as const) {
+  t.equal(
+    modelDifference(model, describeModel({ ...arch, contextLength: 1, eosTokenIds: [], dtype: 'float32' })),
+    undefined
+  )
+  t.match(
+    modelDifference(
+      model,
+      describeModel({
+        ...arch,
+        rope: {
+          ...arch.rope,
+          invFreq: arch
+            .rope
+            .invFreq
+            .map(f => f * (1 + 1e-12))
+        }
+      })
+    ),
+    { field: 'rope' }
+  )
+  for (
+    const field of [
+      'hiddenSize',
+      'layers',
+      'heads',
+      'kvHeads',
+      'headDim',
+      'intermediateSize',
+      'vocabSize',
+      'rmsNormEps'
+    ] as const
+  ) {
     t.ok(modelDifference(model, describeModel({ ...arch, [field]: arch[field] + 1 })), field)
   }
-  for (const field of ['tieWordEmbeddings', 'qkvBias', 'oBias', 'qkNorm'] as const) t.ok(modelDifference(model, describeModel({ ...arch, [field]: !arch[field] })), field)
+  for (const field of ['tieWordEmbeddings', 'qkvBias', 'oBias', 'qkNorm'] as const) {
+    t.ok(modelDifference(model, describeModel({ ...arch, [field]: !arch[field] })), field)
+  }
 })
 
 t.test('the way is chosen by devices and ranks: NCCL between different cards, else gloo; parameters where ranks and memory are alike', async t => {
-  const cards = (device: string, list: string[] = [], ranks = 1): Pick<Receiver, 'device' | 'cards' | 'ranks'> => ({ device, cards: list, ranks })
+  const cards = (device: string, list: string[] = [], ranks = 1): Pick<Receiver, 'device' | 'cards' | 'ranks'> => ({
+    device,
+    cards: list,
+    ranks
+  })
   const route = (a: ReturnType<typeof cards>, b: ReturnType<typeof cards>): string => {
-    const { backend, layout } = chooseRoute({ ...own, ...a }, { ...peer, device: b.device, cards: [...b.cards], tp_size: b.ranks })
+    const { backend, layout } = chooseRoute({ ...own, ...a }, {
+      ...peer,
+      device: b.device,
+      cards: [...b.cards],
+      tp_size: b.ranks
+    })
     return `${backend} ${layout}`
   }
   t.equal(route(cards('cpu'), cards('cpu')), 'gloo parameters')
@@ -48,5 +104,8 @@ t.test('the way is chosen by devices and ranks: NCCL between different cards, el
   t.equal(route(cards('cuda', ['A', 'B'], 2), cards('cuda', ['C'])), 'nccl checkpoint')
   t.equal(route(cards('cuda', ['A']), cards('cuda', ['A'])), 'gloo checkpoint', 'NCCL refuses one card twice')
   t.equal(route(cards('cpu'), cards('cuda', ['A'])), 'gloo checkpoint')
-  t.match(chooseRoute({ ...own, ...cards('cuda', ['A']) }, { ...peer, device: 'cuda', cards: ['A'] }).why, /both engines use card A/)
+  t.match(
+    chooseRoute({ ...own, ...cards('cuda', ['A']) }, { ...peer, device: 'cuda', cards: ['A'] }).why,
+    /both engines use card A/
+  )
 })

@@ -10,20 +10,52 @@ t.test('of many requests for one group all but one are given up at once, and a c
   const { engine } = await serve(t, 'adder')
   const groups = new SendGroups(engine.held!, { policy: masterPolicy() }, { from: null })
   const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
-  t.teardown(async () => { await server.close() })
+  t.teardown(async () => {
+    await server.close()
+  })
   const options: SendGroupOptions = {
-    masterAddress: '127.0.0.1', ports: [server.address.port], rank: 0, size: 2, name: 'g', backend: 'gloo', layout: 'checkpoint', receiverHosts: true, barrier: false, pieceBytes: 1 << 20, timeoutMs: 60_000
+    masterAddress: '127.0.0.1',
+    ports: [server.address.port],
+    rank: 0,
+    size: 2,
+    name: 'g',
+    backend: 'gloo',
+    layout: 'checkpoint',
+    receiverHosts: true,
+    barrier: false,
+    pieceBytes: 1 << 20,
+    timeoutMs: 60_000
   }
   const all = Array.from({ length: 4 }, () => failureOf(groups.init(options)))
   const three = new Promise<number>(resolve => {
     let done = 0
-    for (const one of all) void one.then(() => { if (++done === 3) resolve(done) })
+    for (const one of all) {
+      void one.then(() => {
+        if (++done === 3) resolve(done)
+      })
+    }
   })
-  t.equal(await Promise.race([three, new Promise<number>(resolve => { setTimeout(resolve, 10_000, 0).unref() })]), 3)
+  t.equal(
+    await Promise.race([
+      three,
+      new Promise<number>(resolve => {
+        setTimeout(resolve, 10_000, 0).unref()
+      })
+    ]),
+    3
+  )
   t.equal(groups.open, 1)
   await groups.close()
   t.equal((await Promise.all(all)).filter(error => error !== null).length, 4)
   // Closed, it begins nothing.
-  t.match(await Promise.race([failureOf(groups.init(options)), new Promise(resolve => { setTimeout(resolve, 3000, 'it waits').unref() })]), { code: 'ENGINE_CLOSED' })
+  t.match(
+    await Promise.race([
+      failureOf(groups.init(options)),
+      new Promise(resolve => {
+        setTimeout(resolve, 3000, 'it waits').unref()
+      })
+    ]),
+    { code: 'ENGINE_CLOSED' }
+  )
   await groups.close()
 })

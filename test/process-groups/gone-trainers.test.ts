@@ -7,7 +7,9 @@ import { StoreServer } from '../../src/rendezvous/server.ts'
 t.test('groups whose trainers have gone make room for others, and their ends are told', async t => {
   const fake = new FakeGroups({ isNccl: false })
   const groups = new WeightGroups({ host: fake.host, policy: masterPolicy(), timeoutMs: 60_000 })
-  t.teardown(async () => { await groups.close(100) })
+  t.teardown(async () => {
+    await groups.close(100)
+  })
   // Each with a name of its own, as trainers have them that make one up at every start.
   for (let run = 0; run < 70; run++) {
     const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
@@ -16,7 +18,14 @@ t.test('groups whose trainers have gone make room for others, and their ends are
     await store.set(`${name}/${name}//cpu//0/0`, 'rank 0')
     store.close()
     try {
-      await groups.init({ name, backend: 'gloo', address: '127.0.0.1', port: server.address.port, rankOffset: 1, worldSize: 3 })
+      await groups.init({
+        name,
+        backend: 'gloo',
+        address: '127.0.0.1',
+        port: server.address.port,
+        rankOffset: 1,
+        worldSize: 3
+      })
       const group = groups.get(name)
       while (group.state !== 'connected') await new Promise(setImmediate)
       await server.close()
@@ -38,7 +47,16 @@ t.test('as many groups as there may be, all of them alive, leave no room', async
     await groups.close(100)
     await server.close()
   })
-  const init = async (run: number): Promise<void> => { await groups.init({ name: `run-${run}`, backend: 'gloo', address: '127.0.0.1', port: server.address.port, rankOffset: 1, worldSize: 3 }) }
+  const init = async (run: number): Promise<void> => {
+    await groups.init({
+      name: `run-${run}`,
+      backend: 'gloo',
+      address: '127.0.0.1',
+      port: server.address.port,
+      rankOffset: 1,
+      worldSize: 3
+    })
+  }
   for (let run = 0; run < 64; run++) await init(run)
   await t.rejects(init(64), { code: 'CONFLICT', message: /64 process groups are open/ })
   t.equal(groups.list.length, 64)

@@ -10,7 +10,13 @@ import type { WeightGroup } from '../../src/process-groups/weight-group.ts'
 import { masterPolicy } from '../../src/rendezvous/master-policy.ts'
 import { StoreServer } from '../../src/rendezvous/server.ts'
 
-interface Joined { fake: FakeGroups, groups: WeightGroups, group: WeightGroup, server: StoreServer, announce: (sizes: number[], pieceBytes?: number, runBytes?: number) => ReturnType<WeightGroup['announce']> }
+interface Joined {
+  fake: FakeGroups
+  groups: WeightGroups
+  group: WeightGroup
+  server: StoreServer
+  announce: (sizes: number[], pieceBytes?: number, runBytes?: number) => ReturnType<WeightGroup['announce']>
+}
 
 async function joined (t: Test, backend: 'nccl' | 'gloo', timeoutMs = 60_000, staged = false): Promise<Joined> {
   const fake = new FakeGroups({ isNccl: backend === 'nccl' })
@@ -20,14 +26,33 @@ async function joined (t: Test, backend: 'nccl' | 'gloo', timeoutMs = 60_000, st
     await groups.close(100)
     await server.close()
   })
-  await groups.init({ name: 'g', backend, address: '127.0.0.1', port: server.address.port, rankOffset: 1, worldSize: 3, barrier: false })
+  await groups.init({
+    name: 'g',
+    backend,
+    address: '127.0.0.1',
+    port: server.address.port,
+    rankOffset: 1,
+    worldSize: 3,
+    barrier: false
+  })
   t.equal(server.workers, 2, 'both ranks are counted')
   const store = await server.connect()
   if (backend === 'gloo') await store.set('g/g//cpu//0/0', 'rank 0')
   else await store.set('g/g//cuda//0', Buffer.alloc(128, 1))
   store.close()
   const group = groups.get('g')
-  return { fake, groups, group, server, announce: (sizes, pieceBytes = 1000, runBytes) => group.announce(layOutPieces(sizes, pieceBytes).pieces, ({ first, end }) => `tensors ${first} to ${end - 1}`, runBytes) }
+  return {
+    fake,
+    groups,
+    group,
+    server,
+    announce: (sizes, pieceBytes = 1000, runBytes) =>
+      group.announce(
+        layOutPieces(sizes, pieceBytes).pieces,
+        ({ first, end }) => `tensors ${first} to ${end - 1}`,
+        runBytes
+      )
+  }
 }
 
 t.test('gloo: the first piece comes before the gate is asked for, and the next while one is written', async t => {
@@ -95,7 +120,13 @@ t.test('nccl: a piece is begun before the one before it is waited for, once its 
       fake.log.length = 0
       const coming = receipt.next()
       await turn()
-      t.same(fake.log, [['connect', 'stage', 'begin', 'begin', 'receive'], ['begin', 'receive'], ['begin', 'receive'], ['receive']][piece], `of piece ${piece}`)
+      t.same(
+        fake.log,
+        [['connect', 'stage', 'begin', 'begin', 'receive'], ['begin', 'receive'], ['begin', 'receive'], [
+          'receive'
+        ]][piece],
+        `of piece ${piece}`
+      )
       fake.send()
       t.match(await coming, { source: { staged: { slot: piece % 2 } } })
     }
@@ -117,7 +148,10 @@ t.test('nccl: pieces that were begun ahead are waited for when they are dropped,
     await ending
   })
   t.match(groups.counts, { bytesReceived: 60, bytesDropped: 50 })
-  t.match(dropped, { hasEnded: true, dropped: 'What was announced has been received and dropped, and the group stays in step' })
+  t.match(dropped, {
+    hasEnded: true,
+    dropped: 'What was announced has been received and dropped, and the group stays in step'
+  })
   const failing = announce([10, 20, 30], 5)
   await failing.ready()
   await fake.shut(async () => {
@@ -223,9 +257,20 @@ t.test('nccl: what goes straight into the weights comes in longer runs', async t
   const found: Array<[begin: number, length: number]> = []
   await fake.shut(async () => {
     receipt.prepare(JOB)
-    for (let piece = await receipt.next(); piece !== undefined; piece = await receipt.next()) found.push([piece.begin, piece.length])
+    for (let piece = await receipt.next(); piece !== undefined; piece = await receipt.next()) {
+      found.push([
+        piece.begin,
+        piece.length
+      ])
+    }
   })
-  t.same(fake.received.map(({ parts }) => parts.map(([, bytes]) => bytes)), [[4000 * mib, 96 * mib], [1], [4096 * mib], [4097 * mib], [1]])
+  t.same(fake.received.map(({ parts }) => parts.map(([, bytes]) => bytes)), [
+    [4000 * mib, 96 * mib],
+    [1],
+    [4096 * mib],
+    [4097 * mib],
+    [1]
+  ])
   t.equal(found.length, 5)
   for (const [index, [begin, length]] of found.entries()) t.equal(begin + length, found[index + 1]?.[0] ?? begin + 256)
   await receipt.close()
@@ -274,7 +319,9 @@ for (const backend of ['gloo', 'nccl'] as const) {
     const { fake, groups, announce } = await joined(t, backend)
     const receipt = announce([10, 20, 30], 5)
     let closed = false
-    const closing = receipt.close().then(() => { closed = true })
+    const closing = receipt.close().then(() => {
+      closed = true
+    })
     fake.send(2)
     while (fake.received.length < 2) await new Promise(setImmediate)
     t.notOk(closed)
@@ -297,7 +344,10 @@ for (const backend of ['gloo', 'nccl'] as const) {
     t.same(fake.received, [])
     fake.send(4)
     await a.ready()
-    const takeA = async (): Promise<void> => { await a.next(); await a.next() }
+    const takeA = async (): Promise<void> => {
+      await a.next()
+      await a.next()
+    }
     await (backend === 'nccl' ? fake.shut(takeA) : takeA())
     await Promise.all([closing, third])
     t.same(fake.received.map(({ parts }) => parts.map(([, bytes]) => bytes)), [[1], [2, 2], [3]])
@@ -315,13 +365,28 @@ for (const backend of ['gloo', 'nccl'] as const) {
       fake.send(0)
       await receipt.next()
     }
-    await t.rejects(backend === 'nccl' ? fake.shut(take) : take(), { code: 'GROUP_BROKEN', message: /process group "g" \((gloo|nccl), ranks 1-2 of 3, store at 127\.0\.0\.1:\d+\): receiving tensors 1 to 1 \(piece 2 of 2\) failed after \d+\.\d s: rank 0 at 10\.0\.0\.1 ended/ })
+    await t.rejects(backend === 'nccl' ? fake.shut(take) : take(), {
+      code: 'GROUP_BROKEN',
+      message:
+        /process group "g" \((gloo|nccl), ranks 1-2 of 3, store at 127\.0\.0\.1:\d+\): receiving tensors 1 to 1 \(piece 2 of 2\) failed after \d+\.\d s: rank 0 at 10\.0\.0\.1 ended/
+    })
     await receipt.close()
     t.ok(fake.log.includes('abort'))
-    t.throws(() => groups.get('g'), { code: 'GROUP_BROKEN', message: /rank 0 at 10\.0\.0\.1 ended.*call \/init_weights_update_group again/ })
+    t.throws(() => groups.get('g'), {
+      code: 'GROUP_BROKEN',
+      message: /rank 0 at 10\.0\.0\.1 ended.*call \/init_weights_update_group again/
+    })
     t.match(groups.list, [{ state: 'failed', error: /ended/ }])
     fake.fault = null
-    await groups.init({ name: 'g', backend, address: '127.0.0.1', port: server.address.port, rankOffset: 1, worldSize: 3, barrier: false })
+    await groups.init({
+      name: 'g',
+      backend,
+      address: '127.0.0.1',
+      port: server.address.port,
+      rankOffset: 1,
+      worldSize: 3,
+      barrier: false
+    })
     t.match(groups.list, [{ state: /joined|connected/, error: null }])
     while (!fake.log.includes('end')) await new Promise(setImmediate)
   })
@@ -329,7 +394,11 @@ for (const backend of ['gloo', 'nccl'] as const) {
   t.test(`${backend}: destroying the group ends what waits in it`, async t => {
     const { groups, fake, announce } = await joined(t, backend)
     const receipt = announce([10])
-    const taken = backend === 'nccl' ? receipt.ready().then(async () => { await fake.shut(async () => await receipt.next()) }) : receipt.ready()
+    const taken = backend === 'nccl'
+      ? receipt.ready().then(async () => {
+        await fake.shut(async () => await receipt.next())
+      })
+      : receipt.ready()
     while (!fake.log.includes('receive')) await new Promise(setImmediate)
     const destroyed = groups.destroy('g')
     await t.rejects(taken, { code: 'GROUP_BROKEN', message: /\/destroy_weights_update_group was called/ })
@@ -341,7 +410,7 @@ for (const backend of ['gloo', 'nccl'] as const) {
 
   t.test(`${backend}: the end of the trainer's store fails a group that is not connected, or receives`, async t => {
     const { fake, group, announce, server } = await joined(t, backend)
-    if (backend === 'gloo') while (group.state !== 'connected') await new Promise(setImmediate)
+    if (backend === 'gloo') { while (group.state !== 'connected') await new Promise(setImmediate) }
     const receipt = backend === 'gloo' ? announce([10]) : undefined
     const waiting = receipt?.ready().catch((error: unknown) => error)
     await server.close()
@@ -362,11 +431,30 @@ t.test('an id that does not come within the deadline fails the group, and what w
   const fake = new FakeGroups({ isNccl: true })
   const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
   const groups = new WeightGroups({ host: fake.host, policy: masterPolicy(), timeoutMs: 60 })
-  t.teardown(async () => { await groups.close(100); await server.close() })
+  t.teardown(async () => {
+    await groups.close(100)
+    await server.close()
+  })
   // A machine that halts misses the deadline of the rendezvous, too: once more.
-  await eventually(async () => await failureOf(groups.init({ name: 'late', backend: 'nccl', address: '127.0.0.1', port: server.address.port, rankOffset: 1, worldSize: 3, barrier: false })), error => error === null)
+  await eventually(
+    async () =>
+      await failureOf(groups
+        .init({
+          name: 'late',
+          backend: 'nccl',
+          address: '127.0.0.1',
+          port: server.address.port,
+          rankOffset: 1,
+          worldSize: 3,
+          barrier: false
+        })),
+    error => error === null
+  )
   const receipt = groups.get('late').announce(layOutPieces([10], 5).pieces, () => '"x"')
-  await t.rejects(receipt.ready(), { code: 'GROUP_TIMEOUT', message: /waiting for the id of rank 0's communicator failed after \d+\.\d s: .*no NCCL id/ })
+  await t.rejects(receipt.ready(), {
+    code: 'GROUP_TIMEOUT',
+    message: /waiting for the id of rank 0's communicator failed after \d+\.\d s: .*no NCCL id/
+  })
   await receipt.close()
   t.equal(fake.shuts, fake.log.includes('end') ? 1 : 0, 'the gate was asked for, if at all, to end it')
   t.notOk(fake.log.includes('connect'))
@@ -374,20 +462,42 @@ t.test('an id that does not come within the deadline fails the group, and what w
 
 t.test('init: the same again is no second join, other parameters are a conflict, and what cannot be is said before anything is joined', async t => {
   const { groups, server, fake } = await joined(t, 'gloo')
-  const spec = { name: 'g', backend: 'gloo', address: '127.0.0.1', port: server.address.port, rankOffset: 1, worldSize: 3, barrier: false }
+  const spec = {
+    name: 'g',
+    backend: 'gloo',
+    address: '127.0.0.1',
+    port: server.address.port,
+    rankOffset: 1,
+    worldSize: 3,
+    barrier: false
+  }
   await groups.init(spec)
   t.equal(server.workers, 2)
-  await t.rejects(groups.init({ ...spec, worldSize: 4 }), { code: 'CONFLICT', param: 'group_name', message: /^group_name: process group "g" .* is in use with other parameters: world_size is 3 there, 4 was asked for; call \/destroy_weights_update_group first$/ })
-  await t.rejects(groups.init({ ...spec, worldSize: 4, address: '10.0.0.7' }), { message: /: master_address is 127\.0\.0\.1 there, 10\.0\.0\.7 was asked for, world_size is 3 there, 4 was asked for; call/ })
-  for (const [change, expected] of [
-    [{ name: 'a b' }, { code: 'INVALID_REQUEST', param: 'group_name' }],
-    [{ backend: 'mpi' }, { code: 'UNSUPPORTED', param: 'backend' }],
-    [{ backend: 'nccl' }, { code: 'GROUP_REFUSED', message: /computes on the CPU; make the group with "gloo"/ }],
-    [{ rankOffset: 0 }, { code: 'INVALID_REQUEST', param: 'rank_offset' }],
-    [{ rankOffset: 2 }, { code: 'INVALID_REQUEST', param: 'world_size', message: /ranks 2 to 3, but world_size is 3/ }],
-    [{ address: '169.254.169.254' }, { code: 'MASTER_REFUSED' }],
-    [{ address: '8.8.8.8' }, { code: 'MASTER_REFUSED' }]
-  ] as const) await t.rejects(groups.init({ ...spec, name: 'other', ...change }), expected as { code: string })
+  await t.rejects(groups.init({ ...spec, worldSize: 4 }), {
+    code: 'CONFLICT',
+    param: 'group_name',
+    message:
+      /^group_name: process group "g" .* is in use with other parameters: world_size is 3 there, 4 was asked for; call \/destroy_weights_update_group first$/
+  })
+  await t.rejects(groups.init({ ...spec, worldSize: 4, address: '10.0.0.7' }), {
+    message:
+      /: master_address is 127\.0\.0\.1 there, 10\.0\.0\.7 was asked for, world_size is 3 there, 4 was asked for; call/
+  })
+  for (
+    const [change, expected] of [
+      [{ name: 'a b' }, { code: 'INVALID_REQUEST', param: 'group_name' }],
+      [{ backend: 'mpi' }, { code: 'UNSUPPORTED', param: 'backend' }],
+      [{ backend: 'nccl' }, { code: 'GROUP_REFUSED', message: /computes on the CPU; make the group with "gloo"/ }],
+      [{ rankOffset: 0 }, { code: 'INVALID_REQUEST', param: 'rank_offset' }],
+      [{ rankOffset: 2 }, {
+        code: 'INVALID_REQUEST',
+        param: 'world_size',
+        message: /ranks 2 to 3, but world_size is 3/
+      }],
+      [{ address: '169.254.169.254' }, { code: 'MASTER_REFUSED' }],
+      [{ address: '8.8.8.8' }, { code: 'MASTER_REFUSED' }]
+    ] as const
+  ) await t.rejects(groups.init({ ...spec, name: 'other', ...change }), expected as { code: string })
   t.equal(groups.list.length, 1)
   t.equal(server.workers, 2)
   t.notOk(fake.log.includes('abort'))
@@ -397,8 +507,19 @@ t.test('many calls at once join once', async t => {
   const fake = new FakeGroups({ isNccl: false })
   const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
   const groups = new WeightGroups({ host: fake.host, policy: masterPolicy(), timeoutMs: 60_000 })
-  t.teardown(async () => { await groups.close(100); await server.close() })
-  const spec = { name: 'g', backend: 'gloo', address: 'localhost', port: server.address.port, rankOffset: 1, worldSize: 3, barrier: false }
+  t.teardown(async () => {
+    await groups.close(100)
+    await server.close()
+  })
+  const spec = {
+    name: 'g',
+    backend: 'gloo',
+    address: 'localhost',
+    port: server.address.port,
+    rankOffset: 1,
+    worldSize: 3,
+    barrier: false
+  }
   await Promise.all([groups.init(spec), groups.init(spec), groups.init(spec)])
   t.equal(server.workers, 2)
 })

@@ -18,8 +18,12 @@ t.test('a store in which the key is that nobody sets is not asked again and agai
     await wait(...rest)
   }
   let tell = (): void => {}
-  const lost = new Promise<void>(resolve => { tell = resolve })
-  const watch = new StoreWatch(store, () => { tell() })
+  const lost = new Promise<void>(resolve => {
+    tell = resolve
+  })
+  const watch = new StoreWatch(store, () => {
+    tell()
+  })
   await sleep(500)
   t.ok(asked < 10, `asked ${asked} times`)
   await server.close()

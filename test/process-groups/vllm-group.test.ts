@@ -12,7 +12,14 @@ import { pickleUniqueId, unpickleUniqueId } from '../../src/wire/nccl-unique-id.
 
 // vLLM's StatelessProcessGroup with PyNccl: what stands in the store, in which order, and what is waited for.
 
-interface Party { options: WeightGroupsOptions, fake: FakeGroups, groups: WeightGroups, server: StoreServer, fields: GroupFields, publish: (fill: number) => Promise<void> }
+interface Party {
+  options: WeightGroupsOptions
+  fake: FakeGroups
+  groups: WeightGroups
+  server: StoreServer
+  fields: GroupFields
+  publish: (fill: number) => Promise<void>
+}
 
 async function party (t: Test, timeoutMs = 60_000): Promise<Party> {
   const fake = new FakeGroups({ isNccl: true })
@@ -23,7 +30,15 @@ async function party (t: Test, timeoutMs = 60_000): Promise<Party> {
     await groups.close(100)
     await server.close()
   })
-  const fields = { name: 'g', backend: 'nccl', form: 'vllm', address: '127.0.0.1', port: server.address.port, rankOffset: 1, worldSize: 3 } as const
+  const fields = {
+    name: 'g',
+    backend: 'nccl',
+    form: 'vllm',
+    address: '127.0.0.1',
+    port: server.address.port,
+    rankOffset: 1,
+    worldSize: 3
+  } as const
   const publish = async (fill: number): Promise<void> => {
     const store = await server.connect()
     await store.set('broadcast_from/0/0', pickleUniqueId(Buffer.alloc(128, fill)))
@@ -35,7 +50,9 @@ async function party (t: Test, timeoutMs = 60_000): Promise<Party> {
 t.test('ranks are counted, the pickled id is read, and init waits until the communicator stands, with its first sum', async t => {
   const { fake, groups, server, fields, publish } = await party(t)
   let stands = false
-  const init = groups.init(fields).then(() => { stands = true })
+  const init = groups.init(fields).then(() => {
+    stands = true
+  })
   const retry = groups.init(fields, { renew: true })
   await server.waitForWorkers(2, { timeoutMs: 60_000 })
   await new Promise(resolve => setTimeout(resolve, 50))
@@ -45,7 +62,11 @@ t.test('ranks are counted, the pickled id is read, and init waits until the comm
   await publish(1)
   await Promise.all([init, retry])
   t.same(fake.log, ['connect'], 'with the gate shut, once, for a call and its retry')
-  t.strictSame(fake.made.map(({ size, firstRank, warmUp }) => ({ size, firstRank, warmUp })), [{ size: 3, firstRank: 1, warmUp: true }])
+  t.strictSame(fake.made.map(({ size, firstRank, warmUp }) => ({ size, firstRank, warmUp })), [{
+    size: 3,
+    firstRank: 1,
+    warmUp: true
+  }])
   t.match(groups.list, [{ state: 'connected' }])
   t.equal(server.workers, 2)
   await groups.init(fields)
@@ -59,8 +80,15 @@ t.test('an id that never comes is told in words, and the group is gone', async t
   const { options, fake, groups, server, fields, publish } = await party(t, 300)
   server.countWorkers(1)
   // A machine that halts misses the deadline of the rendezvous, too: once more.
-  const error = await eventually(async () => await failureOf(groups.init(fields)), error => /All ranks/.test(error!.message))
-  t.match(error, { code: 'GROUP_TIMEOUT', message: /waiting for the id of rank 0's communicator failed.*All ranks have been counted\. Rank 0 publishes it when it makes its communicator/ })
+  const error = await eventually(
+    async () => await failureOf(groups.init(fields)),
+    error => /All ranks/.test(error!.message)
+  )
+  t.match(error, {
+    code: 'GROUP_TIMEOUT',
+    message:
+      /waiting for the id of rank 0's communicator failed.*All ranks have been counted\. Rank 0 publishes it when it makes its communicator/
+  })
   options.timeoutMs = 60_000
   t.same(groups.list, [])
   while (!fake.log.includes('end')) await new Promise(setImmediate)
@@ -69,7 +97,7 @@ t.test('an id that never comes is told in words, and the group is gone', async t
   t.match(groups.list, [{ state: 'connected' }])
 })
 
-t.test('what is no pickled id is refused, and so is a trainer that puts torch\'s there', async t => {
+t.test("what is no pickled id is refused, and so is a trainer that puts torch's there", async t => {
   const { groups, server, fields } = await party(t)
   const store = await server.connect()
   await store.set('broadcast_from/0/0', Buffer.alloc(128, 1))
@@ -90,7 +118,11 @@ t.test('as rank 0 the engine hosts the store, and publishes the id once all are 
   await init
   t.match(fake.made, [{ size: 3, firstRank: 0, warmUp: true }])
   await groups.destroy('g')
-  await t.rejects(trainer.ping({ timeoutMs: 500 }).then(there => { if (!there) throw new Error('gone') }))
+  await t.rejects(
+    trainer.ping({ timeoutMs: 500 }).then(there => {
+      if (!there) throw new Error('gone')
+    })
+  )
   trainer.close()
 })
 

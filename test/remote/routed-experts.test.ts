@@ -11,7 +11,9 @@ const EXPERTS = { layers: 3, sparse: [0, 2], experts: 8, perToken: 2 }
 async function remoteOf (t: Test, engine: FakeEngine): Promise<RemoteEngine> {
   const { url } = await routeApp(t, { engine })
   const remote = await RemoteEngine.connect(url, { pollMs: 1000 })
-  t.teardown(async () => { await remote.close() })
+  t.teardown(async () => {
+    await remote.close()
+  })
   return remote
 }
 
@@ -28,7 +30,15 @@ t.test('a remote refit gives the experts that the engine itself gives, also thro
     t.equal(engine.requests.at(-1)!.expertsFrom, expertsFrom)
   }
   const { url } = await routeApp(t, { engine: remote as never })
-  const [near, behind] = await Promise.all([(await routeApp(t, { engine: new FakeEngine({ info: { ...engine.info } }) })).url, url].map(async url => await call(`${url}/generate`, { input_ids: [5, 6, 7], return_routed_experts: true, sampling_params: { max_new_tokens: 4 } })))
+  const [near, behind] = await Promise.all(
+    [(await routeApp(t, { engine: new FakeEngine({ info: { ...engine.info } }) })).url, url].map(async url =>
+      await call(`${url}/generate`, {
+        input_ids: [5, 6, 7],
+        return_routed_experts: true,
+        sampling_params: { max_new_tokens: 4 }
+      })
+    )
+  )
   t.type(near!.json.meta_info.routed_experts, 'string')
   t.equal(behind!.json.meta_info.routed_experts, near!.json.meta_info.routed_experts)
 })
@@ -37,12 +47,26 @@ t.test('a remote engine that does not record them is not asked, and one that sen
   const engine = new FakeEngine()
   const remote = await remoteOf(t, engine)
   t.equal(remote.info.experts, undefined)
-  await t.rejects(rollout(remote, { ...rolloutRequest([5]), expertsFrom: 0 }), { code: 'UNSUPPORTED', message: /the remote engine does not say that it records/ })
+  await t.rejects(rollout(remote, { ...rolloutRequest([5]), expertsFrom: 0 }), {
+    code: 'UNSUPPORTED',
+    message: /the remote engine does not say that it records/
+  })
   t.equal(engine.requests.length, 0)
-  const event = (experts: Buffer): string => JSON.stringify({ output_ids: [5, 6], meta_info: { finish_reason: { type: 'length', length: 2 }, routed_experts: experts.toString('base64') } })
+  const event = (experts: Buffer): string =>
+    JSON.stringify({
+      output_ids: [5, 6],
+      meta_info: { finish_reason: { type: 'length', length: 2 }, routed_experts: experts.toString('base64') }
+    })
   for (const bytes of [0, 47, 24 * 2, 24 * 4]) {
-    t.throws(() => [...new EventReader({ ...rolloutRequest([5, 6]), logprobs: null, expertsFrom: 0 }, false, 'v', EXPERTS).read(event(Buffer.alloc(bytes)))], { code: 'ENGINE_FAILED', message: /routed_experts, which are not 3 tokens of 3 layers and 2 experts/ }, `${bytes} bytes`)
+    t.throws(
+      () => [...new EventReader({ ...rolloutRequest([5, 6]), logprobs: null, expertsFrom: 0 }, false, 'v', EXPERTS)
+        .read(event(Buffer
+          .alloc(bytes)))],
+      { code: 'ENGINE_FAILED', message: /routed_experts, which are not 3 tokens of 3 layers and 2 experts/ },
+      `${bytes} bytes`
+    )
   }
-  const [good] = new EventReader({ ...rolloutRequest([5, 6]), logprobs: null, expertsFrom: 0 }, false, 'v', EXPERTS).read(event(Buffer.alloc(24 * 3)))
+  const [good] = new EventReader({ ...rolloutRequest([5, 6]), logprobs: null, expertsFrom: 0 }, false, 'v', EXPERTS)
+    .read(event(Buffer.alloc(24 * 3)))
   t.equal(good!.experts!.length, 3 * 4)
 })

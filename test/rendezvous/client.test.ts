@@ -23,15 +23,25 @@ t.test('the bytes of a session are those that were recorded with torch', async t
   t.equal(await client.countWorkers(1), 2)
   t.strictSame(await client.get('grp/grp//cuda//0'), id)
   client.close()
-  t.equal(Buffer.concat(script.received).toString('hex'), [
-    '00cef7853c', '0501000000000000000500000000000000696e69742f', '040500000000000000696e69742f0100000000000000',
-    '00cef7853c', '06010000000000000011000000000000002f6772702f6772702f2f637564612f2f30', '0311000000000000002f6772702f6772702f2f637564612f2f30'
-  ].join(''))
+  t.equal(
+    Buffer.concat(script.received).toString('hex'),
+    [
+      '00cef7853c',
+      '0501000000000000000500000000000000696e69742f',
+      '040500000000000000696e69742f0100000000000000',
+      '00cef7853c',
+      '06010000000000000011000000000000002f6772702f6772702f2f637564612f2f30',
+      '0311000000000000002f6772702f6772702f2f637564612f2f30'
+    ]
+      .join('')
+  )
   t.equal(script.count, 2, 'a wait has a connection of its own')
 })
 
 t.test('every request is written whole, for a server that reads on one thread for all clients', async t => {
-  const script = await tcpScript(t, (socket, bytes) => { if (bytes.length === HELLO || bytes.length > 100_000) socket.write(READY) })
+  const script = await tcpScript(t, (socket, bytes) => {
+    if (bytes.length === HELLO || bytes.length > 100_000) socket.write(READY)
+  })
   const client = await StoreClient.connect({ host, port: script.port, ...limits })
   await client.set('k', Buffer.alloc(100_000))
   client.close()
@@ -51,7 +61,11 @@ t.test('it tries until the server is there, and passes over what closes at once'
   client.close()
   await server.close()
   // A proxy takes connections before there is anything behind it.
-  const script = await tcpScript(t, socket => { socket.write(READY) }, (socket, connection) => { if (connection < 3) socket.destroy() })
+  const script = await tcpScript(t, socket => {
+    socket.write(READY)
+  }, (socket, connection) => {
+    if (connection < 3) socket.destroy()
+  })
   const late = await StoreClient.connect({ host, port: script.port, ...limits })
   t.equal(script.count, 4)
   late.close()
@@ -59,8 +73,15 @@ t.test('it tries until the server is there, and passes over what closes at once'
 
 t.test('the other addresses of a name are tried too', async t => {
   const server = await StoreServer.listen({ host, port: 0 })
-  t.teardown(async () => { await server.close() })
-  const client = await StoreClient.connect({ host: '127.0.0.9', port: server.address.port, alternatives: [host], ...limits })
+  t.teardown(async () => {
+    await server.close()
+  })
+  const client = await StoreClient.connect({
+    host: '127.0.0.9',
+    port: server.address.port,
+    alternatives: [host],
+    ...limits
+  })
   t.equal(client.where, `${host}:${server.address.port}`)
   client.close()
 })
@@ -71,25 +92,48 @@ t.test('a deadline says what was tried, and an abort ends it with its reason; ne
   await probe.close()
   const silent = await tcpScript(t, () => {})
   // On a machine that halts the time is up before the first refusal has come.
-  t.match(await eventually(async () => await failureOf(StoreClient.connect({ host, port }, { timeoutMs: 60 })), error => /ECONNREFUSED/.test(error!.message)), {
-    code: 'DEADLINE', message: new RegExp(`^the time was up after \\d+\\.\\d s: no TCPStore at 127\\.0\\.0\\.1:${port}, in \\d+ tr(?:y|ies) \\(.*ECONNREFUSED.*\\): is the trainer's rank 0 there`)
+  t.match(
+    await eventually(
+      async () => await failureOf(StoreClient.connect({ host, port }, { timeoutMs: 60 })),
+      error => /ECONNREFUSED/.test(error!.message)
+    ),
+    {
+      code: 'DEADLINE',
+      message: new RegExp(
+        `^the time was up after \\d+\\.\\d s: no TCPStore at 127\\.0\\.0\\.1:${port}, in \\d+ tr(?:y|ies) \\(.*ECONNREFUSED.*\\): is the trainer's rank 0 there`
+      )
+    }
+  )
+  await t.rejects(StoreClient.connect({ host, port: silent.port }, { timeoutMs: 60 }), {
+    code: 'DEADLINE',
+    message: /in 1 try \(no answer\)/
   })
-  await t.rejects(StoreClient.connect({ host, port: silent.port }, { timeoutMs: 60 }), { code: 'DEADLINE', message: /in 1 try \(no answer\)/ })
   for (const port2 of [port, silent.port]) {
     const stop = new AbortController()
     const connecting = StoreClient.connect({ host, port: port2 }, { timeoutMs: 60_000, signal: stop.signal })
-    setTimeout(() => { stop.abort(new Error('destroyed')) }, 30)
+    setTimeout(() => {
+      stop.abort(new Error('destroyed'))
+    }, 30)
     await t.rejects(connecting, { message: 'destroyed' })
-    await t.rejects(StoreClient.connect({ host, port: port2 }, { timeoutMs: 60_000, signal: stop.signal }), { message: 'destroyed' }, 'aborted before')
+    await t.rejects(StoreClient.connect({ host, port: port2 }, { timeoutMs: 60_000, signal: stop.signal }), {
+      message: 'destroyed'
+    }, 'aborted before')
   }
   await until(() => silent.open.size === 0)
   await nothingOpen()
 })
 
 t.test('what is no TCPStore is told at once', async t => {
-  const http = await tcpScript(t, socket => { socket.write('HTTP/1.1 400 Bad Request\r\n\r\n') })
-  await t.rejects(StoreClient.connect({ host, port: http.port, ...limits }), { code: 'STORE_PROTOCOL', message: /is no TCPStore of torch 2\.1 or later/ })
-  const talker = await tcpScript(t, socket => { socket.write(Buffer.alloc(2)) })
+  const http = await tcpScript(t, socket => {
+    socket.write('HTTP/1.1 400 Bad Request\r\n\r\n')
+  })
+  await t.rejects(StoreClient.connect({ host, port: http.port, ...limits }), {
+    code: 'STORE_PROTOCOL',
+    message: /is no TCPStore of torch 2\.1 or later/
+  })
+  const talker = await tcpScript(t, socket => {
+    socket.write(Buffer.alloc(2))
+  })
   const client = await StoreClient.connect({ host, port: talker.port, ...limits })
   await until(() => talker.open.size === 0)
   client.close()
@@ -98,24 +142,49 @@ t.test('what is no TCPStore is told at once', async t => {
 })
 
 /** A server that answers the handshake and does `act` on the first request after it. */
-const hostile = async (t: Parameters<typeof tcpScript>[0], act: (reply: (bytes: Buffer) => void, close: () => void) => void): ReturnType<typeof tcpScript> =>
+const hostile = async (
+  t: Parameters<typeof tcpScript>[0],
+  act: (reply: (bytes: Buffer) => void, close: () => void) => void
+): ReturnType<typeof tcpScript> =>
   await tcpScript(t, (socket, bytes) => {
     if (bytes.length === HELLO) socket.write(READY)
-    else if (bytes.length > HELLO || bytes[5] === 6) act(reply => { socket.write(reply) }, () => { socket.destroy() })
+    else if (bytes.length > HELLO || bytes[5] === 6) {
+      act(reply => {
+        socket.write(reply)
+      }, () => {
+        socket.destroy()
+      })
+    }
   })
 
 t.test('a server that breaks a reply off, lies about a length or says nonsense fails the call, not the client', async t => {
   const huge = Buffer.alloc(8, 0xff)
   const compare = async (client: StoreClient): Promise<unknown> => await client.compareSet('k', 'a', 'b')
   const wait = async (client: StoreClient): Promise<unknown> => await client.get('k')
-  for (const [what, code, act, call] of [
-    ['closed', 'STORE_UNREACHABLE', (_: unknown, close: () => void) => { close() }, wait],
-    ['closed in mid-reply', 'STORE_UNREACHABLE', (reply: (bytes: Buffer) => void, close: () => void) => { reply(Buffer.of(8, 0)); setTimeout(close, 5) }, compare],
-    ['closed in mid-value', 'STORE_UNREACHABLE', (reply: (bytes: Buffer) => void, close: () => void) => { reply(Buffer.of(8, 0, 0, 0, 0, 0, 0, 0, 1)); setTimeout(close, 5) }, compare],
-    ['a huge length', 'STORE_PROTOCOL', (reply: (bytes: Buffer) => void) => { reply(huge) }, compare],
-    ['more than was asked for', 'STORE_PROTOCOL', (reply: (bytes: Buffer) => void) => { reply(Buffer.alloc(9)) }, wait],
-    ['nonsense', 'STORE_PROTOCOL', (reply: (bytes: Buffer) => void) => { reply(Buffer.of(0x47)) }, wait]
-  ] as const) {
+  for (
+    const [what, code, act, call] of [
+      ['closed', 'STORE_UNREACHABLE', (_: unknown, close: () => void) => {
+        close()
+      }, wait],
+      ['closed in mid-reply', 'STORE_UNREACHABLE', (reply: (bytes: Buffer) => void, close: () => void) => {
+        reply(Buffer.of(8, 0))
+        setTimeout(close, 5)
+      }, compare],
+      ['closed in mid-value', 'STORE_UNREACHABLE', (reply: (bytes: Buffer) => void, close: () => void) => {
+        reply(Buffer.of(8, 0, 0, 0, 0, 0, 0, 0, 1))
+        setTimeout(close, 5)
+      }, compare],
+      ['a huge length', 'STORE_PROTOCOL', (reply: (bytes: Buffer) => void) => {
+        reply(huge)
+      }, compare],
+      ['more than was asked for', 'STORE_PROTOCOL', (reply: (bytes: Buffer) => void) => {
+        reply(Buffer.alloc(9))
+      }, wait],
+      ['nonsense', 'STORE_PROTOCOL', (reply: (bytes: Buffer) => void) => {
+        reply(Buffer.of(0x47))
+      }, wait]
+    ] as const
+  ) {
     const script = await hostile(t, act)
     const client = await StoreClient.connect({ host, port: script.port, ...limits })
     await t.rejects(call(client), { code }, what)
@@ -131,7 +200,10 @@ t.test('silence ends calls at their deadline, each on its own, and a wait is can
   const client = await StoreClient.connect({ host, port: script.port, ...limits })
   const stop = new AbortController()
   const patient = client.add('n', 1, { timeoutMs: 60_000, signal: stop.signal })
-  await t.rejects(client.check(['k'], { timeoutMs: 20 }), { code: 'DEADLINE', message: /looking for "k" in the store at/ })
+  await t.rejects(client.check(['k'], { timeoutMs: 20 }), {
+    code: 'DEADLINE',
+    message: /looking for "k" in the store at/
+  })
   await t.rejects(client.check(['k'], { timeoutMs: 20 }), { code: 'DEADLINE' }, 'on a connection that owes no reply')
   await until(() => script.count >= 2)
   t.equal(script.count, 2)
@@ -152,18 +224,26 @@ t.test('replies that come byte by byte, and late ones, are read; a shared connec
   const server = await StoreServer.listen({ host, port: 0 })
   const { port } = server.address
   const client = await StoreClient.connect({ host, port, ...limits })
-  t.teardown(() => { client.close() })
+  t.teardown(() => {
+    client.close()
+  })
   await client.set('k', 'v')
   await server.close()
   await t.rejects(client.add('n', 1), { code: 'STORE_UNREACHABLE' })
   const again = await StoreServer.listen({ host, port })
-  t.teardown(async () => { await again.close() })
+  t.teardown(async () => {
+    await again.close()
+  })
   t.equal(await client.add('n', 1), 1)
   const slow = await tcpScript(t, (socket, bytes) => {
     if (bytes.length === HELLO) socket.write(READY)
     if (bytes.length <= HELLO + 1) return
     const reply = Buffer.from('2a00000000000000', 'hex')
-    for (let i = 0; i < 8; i++) setTimeout(() => { socket.write(reply.subarray(i, i + 1)) }, 2 * i)
+    for (let i = 0; i < 8; i++) {
+      setTimeout(() => {
+        socket.write(reply.subarray(i, i + 1))
+      }, 2 * i)
+    }
   })
   const other = await StoreClient.connect({ host, port: slow.port, ...limits })
   t.equal(await other.add('n', 1), 42)
@@ -177,7 +257,10 @@ t.test('a wait whose key comes as it is cancelled has succeeded', async t => {
   })
   const client = await StoreClient.connect({ host, port: script.port, ...limits })
   // The answer has a moment, in which a machine may halt.
-  t.equal(await eventually(async () => await failureOf(client.wait(['k'], { timeoutMs: 20 })), error => error === null), null)
+  t.equal(
+    await eventually(async () => await failureOf(client.wait(['k'], { timeoutMs: 20 })), error => error === null),
+    null
+  )
   client.close()
 })
 

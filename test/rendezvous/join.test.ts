@@ -18,7 +18,12 @@ const idOf = (seed: number): Buffer => Buffer.from(Array.from({ length: 128 }, (
 
 async function joined (t: Test, ranks = 2): Promise<{ server: StoreServer, store: StoreClient }> {
   const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
-  const store = await joinStore({ masterAddress: '[::ffff:127.0.0.1]', masterPort: server.address.port, ranks, policy: masterPolicy() }, limits)
+  const store = await joinStore({
+    masterAddress: '[::ffff:127.0.0.1]',
+    masterPort: server.address.port,
+    ranks,
+    policy: masterPolicy()
+  }, limits)
   t.teardown(async () => {
     store.close()
     await server.close()
@@ -29,11 +34,22 @@ async function joined (t: Test, ranks = 2): Promise<{ server: StoreServer, store
 t.test('joining counts the ranks of this process, once the address is allowed', async t => {
   const { server } = await joined(t)
   t.equal(server.workers, 2)
-  await t.rejects(joinStore({ masterAddress: '169.254.169.254', masterPort: 80, ranks: 1, policy: masterPolicy(['*']) }, limits), { code: 'MASTER_REFUSED' })
-  await t.rejects(joinStore({ masterAddress: '127.0.0.1', masterPort: 1, ranks: 1, policy: masterPolicy() }, { timeoutMs: 30 }), { code: 'DEADLINE' })
+  await t.rejects(
+    joinStore({ masterAddress: '169.254.169.254', masterPort: 80, ranks: 1, policy: masterPolicy(['*']) }, limits),
+    { code: 'MASTER_REFUSED' }
+  )
+  await t.rejects(
+    joinStore({ masterAddress: '127.0.0.1', masterPort: 1, ranks: 1, policy: masterPolicy() }, { timeoutMs: 30 }),
+    { code: 'DEADLINE' }
+  )
 })
 
-for (const [form, key] of [['custom', '/g/g//cuda//0'], ['default', '/default_pg/0//cuda//0'], ['vllm', '/broadcast_from/0/0'], ['nemo-rl', '/nccl_unique_id']] as Array<[UniqueIdFormName, string]>) {
+for (
+  const [form, key] of [['custom', '/g/g//cuda//0'], ['default', '/default_pg/0//cuda//0'], [
+    'vllm',
+    '/broadcast_from/0/0'
+  ], ['nemo-rl', '/nccl_unique_id']] as Array<[UniqueIdFormName, string]>
+) {
   t.test(`the id of the form "${form}" is published and found under ${key}`, async t => {
     const { store } = await joined(t)
     const found = findUniqueId(store, { ...query, forms: ['custom', 'default', 'vllm', 'nemo-rl'] }, limits)
@@ -55,14 +71,19 @@ t.test('an id of the group before is passed over until the new one is there', as
   t.equal((await findUniqueId(store, { ...query, group: 'h' }, limits)).root, '10.0.0.7:29500')
   await t.rejects(findUniqueId(store, { ...query, stale: [idOf(1)] }, { timeoutMs: 60 }), { code: 'DEADLINE' })
   const found = findUniqueId(store, { ...query, stale: [idOf(0), idOf(1)] }, limits)
-  setTimeout(() => { void publishUniqueId(store, 'g', 'custom', idOf(2)) }, 30)
+  setTimeout(() => {
+    void publishUniqueId(store, 'g', 'custom', idOf(2))
+  }, 30)
   t.strictSame((await found).id, idOf(2))
 })
 
 t.test('an id of another length is refused', async t => {
   const { store } = await joined(t)
   await customGroupStore(store, 'g', 'cuda').set('0', idOf(1).subarray(1))
-  await t.rejects(findUniqueId(store, query, limits), { code: 'STORE_PROTOCOL', message: /an NCCL id of 127 bytes; 128 expected/ })
+  await t.rejects(findUniqueId(store, query, limits), {
+    code: 'STORE_PROTOCOL',
+    message: /an NCCL id of 127 bytes; 128 expected/
+  })
 })
 
 t.test('where no id comes the error says what the store shows of the reason', async t => {
@@ -70,18 +91,25 @@ t.test('where no id comes the error says what the store shows of the reason', as
   const { store } = await joined(t)
   // What the store shows is looked for within a moment, in which a machine may halt.
   const said = async (words: RegExp, what = ''): Promise<void> => {
-    const error = await eventually(async () => await failureOf(findUniqueId(store, query, short)), error => words.test(`${error!.code} ${error!.message}`))
+    const error = await eventually(
+      async () => await failureOf(findUniqueId(store, query, short)),
+      error => words.test(`${error!.code} ${error!.message}`)
+    )
     t.match(`${error!.code} ${error!.message}`, words, what)
   }
-  await said(/^DEADLINE the time was up after \d+\.\d s: no NCCL id of group "g" in the store at \[::ffff:127\.0\.0\.1\]:\d+\. Only 2 of 3 ranks have come to the store$/)
+  await said(
+    /^DEADLINE the time was up after \d+\.\d s: no NCCL id of group "g" in the store at \[::ffff:127\.0\.0\.1\]:\d+\. Only 2 of 3 ranks have come to the store$/
+  )
   await store.countWorkers(1)
   await said(/All ranks have been counted\. .*device_id.*TORCH_NCCL_BCAST_UNIQUEID=0 is set, or another group_name/)
-  for (const [key, words] of [
-    ['other/other//cuda//0', /keys of "other": is group_name the trainer's\?/],
-    ['g/g//cuda//UniqueNCCLID:0', /TORCH_NCCL_RANKS_PER_ROOT/],
-    ['some name/nccl_storekey_0', /TORCH_DIST_USE_NCCL2/],
-    ['g/g//cuda//IntraNodeComm//0', /ENABLE_INTRA_NODE_COMM=1/]
-  ] as const) {
+  for (
+    const [key, words] of [
+      ['other/other//cuda//0', /keys of "other": is group_name the trainer's\?/],
+      ['g/g//cuda//UniqueNCCLID:0', /TORCH_NCCL_RANKS_PER_ROOT/],
+      ['some name/nccl_storekey_0', /TORCH_DIST_USE_NCCL2/],
+      ['g/g//cuda//IntraNodeComm//0', /ENABLE_INTRA_NODE_COMM=1/]
+    ] as const
+  ) {
     await store.set(key, 'x')
     await said(words, key)
     await store.deleteKey(key)
@@ -93,7 +121,10 @@ t.test('TORCH_DISTRIBUTED_DEBUG=DETAIL is seen at once, and told in words', asyn
   const { store } = await joined(t)
   const found = findUniqueId(store, query, { timeoutMs: 60_000 })
   const gloo = refuseDetail(store, 'g', 'cpu', { timeoutMs: 60_000 })
-  const both = [t.rejects(found, { code: 'UNSUPPORTED', message: /TORCH_DISTRIBUTED_DEBUG=DETAIL/ }), t.rejects(gloo, { code: 'UNSUPPORTED' })]
+  const both = [
+    t.rejects(found, { code: 'UNSUPPORTED', message: /TORCH_DISTRIBUTED_DEBUG=DETAIL/ }),
+    t.rejects(gloo, { code: 'UNSUPPORTED' })
+  ]
   await store.set('g/g//cuda//pg_wrapper:g/0/0', 'x')
   await store.set('g/g//cpu//pg_wrapper:g/0/0', 'x')
   await Promise.all(both)
@@ -104,7 +135,10 @@ t.test('TORCH_DISTRIBUTED_DEBUG=DETAIL is seen at once, and told in words', asyn
 t.test('an abort and a server that ends stop the search at once, and leave nothing', async t => {
   const { store, server } = await joined(t)
   const stop = new AbortController()
-  const stopped = t.rejects(findUniqueId(store, { ...query, forms: ['custom', 'vllm'] }, { timeoutMs: 60_000, signal: stop.signal }), { message: 'destroyed' })
+  const stopped = t.rejects(
+    findUniqueId(store, { ...query, forms: ['custom', 'vllm'] }, { timeoutMs: 60_000, signal: stop.signal }),
+    { message: 'destroyed' }
+  )
   stop.abort(new Error('destroyed'))
   await stopped
   await t.rejects(findUniqueId(store, query, { timeoutMs: 60_000, signal: stop.signal }), { message: 'destroyed' })
@@ -117,12 +151,19 @@ t.test('an abort and a server that ends stop the search at once, and leave nothi
   await nothingOpen()
 })
 
-t.test('gloo addresses go under each rank\'s key and come back by rank', async t => {
+t.test("gloo addresses go under each rank's key and come back by rank", async t => {
   const { store } = await joined(t)
   const value = (rank: number, round = 0): Buffer => Buffer.from(`address of ${rank} in round ${round}`)
   const mine = { group: 'g', size: 4, ranks: [1, 3], addresses: [value(1), value(3)] }
-  const early = await eventually(async () => await failureOf(exchangeGlooAddresses(store, mine, { timeoutMs: 40 })), error => /Only 2/.test(error!.message))
-  t.match(early, { code: 'DEADLINE', message: /not all ranks of group "g" are in the store at .*\. Ranks 0, 2 of 4 are missing\. Only 2 of 4 ranks have come/ })
+  const early = await eventually(
+    async () => await failureOf(exchangeGlooAddresses(store, mine, { timeoutMs: 40 })),
+    error => /Only 2/.test(error!.message)
+  )
+  t.match(early, {
+    code: 'DEADLINE',
+    message:
+      /not all ranks of group "g" are in the store at .*\. Ranks 0, 2 of 4 are missing\. Only 2 of 4 ranks have come/
+  })
   const part = customGroupStore(store, 'g', 'cpu')
   await part.set('0/0', value(0))
   const told = exchangeGlooAddresses(store, mine, limits)
@@ -133,6 +174,8 @@ t.test('gloo addresses go under each rank\'s key and come back by rank', async t
   // The same store again: what is left of the round before is not taken.
   const again = exchangeGlooAddresses(store, { ...mine, addresses: [value(1, 1), value(3, 1)], stale: values }, limits)
   await part.set('0/0', value(0, 1))
-  setTimeout(() => { void part.set('0/2', value(2, 1)) }, 30)
+  setTimeout(() => {
+    void part.set('0/2', value(2, 1))
+  }, 30)
   t.strictSame(await again, [0, 1, 2, 3].map(rank => value(rank, 1)))
 })

@@ -11,11 +11,19 @@ import { nothingOpen, until } from '../helpers/tcp-script.ts'
 const host = '127.0.0.1'
 const limits = { timeoutMs: 60_000 }
 
-interface Raw { socket: Socket, received: () => Buffer, closed: Promise<void>, isClosed: () => boolean, send: (...requests: StoreRequest[]) => void }
+interface Raw {
+  socket: Socket
+  received: () => Buffer
+  closed: Promise<void>
+  isClosed: () => boolean
+  send: (...requests: StoreRequest[]) => void
+}
 
 async function serve (t: Test, options: Partial<StoreServerOptions> = {}): Promise<StoreServer> {
   const server = await StoreServer.listen({ host, port: 0, ...options })
-  t.teardown(async () => { await server.close() })
+  t.teardown(async () => {
+    await server.close()
+  })
   return server
 }
 
@@ -23,18 +31,56 @@ function raw (t: Test, server: StoreServer, handshake = true): Raw {
   const socket = connect(server.address.port, host)
   let bytes = Buffer.alloc(0)
   let isClosed = false
-  socket.on('data', chunk => { bytes = Buffer.concat([bytes, chunk]) }).on('error', () => {})
-  const closed = new Promise<void>(resolve => { socket.on('close', () => { isClosed = true; resolve() }) })
-  t.teardown(() => { socket.destroy() })
+  socket
+    .on('data', chunk => {
+      bytes = Buffer.concat([bytes, chunk])
+    })
+    .on('error', () => {})
+  const closed = new Promise<void>(resolve => {
+    socket.on('close', () => {
+      isClosed = true
+      resolve()
+    })
+  })
+  t.teardown(() => {
+    socket.destroy()
+  })
   if (handshake) socket.write(encodeRequests(validate()))
-  return { socket, received: () => bytes, closed, isClosed: () => isClosed, send: (...requests) => { socket.write(encodeRequests(...requests)) } }
+  return {
+    socket,
+    received: () => bytes,
+    closed,
+    isClosed: () => isClosed,
+    send: (...requests) => {
+      socket.write(encodeRequests(...requests))
+    }
+  }
 }
 
 t.test('requests that come together or a byte at a time are answered in order', async t => {
   const server = await serve(t)
-  const requests: StoreRequest[] = [{ op: 'SET', key: '/k', value: Buffer.from('v') }, { op: 'GET', key: '/k' }, { op: 'PING', nonce: 7 }, { op: 'ADD', key: 'init/', delta: 2 },
-    { op: 'GET', key: '/missing' }, { op: 'MULTI_GET', keys: ['/missing', 'init/'] }, { op: 'CHECK', keys: ['/missing'] }, { op: 'CANCEL_WAIT' }, { op: 'WAIT', keys: ['/k'] }]
-  const expected = ['0100000000000000' + '76', '07000000', '0200000000000000', '0000000000000000', '0000000000000000' + '0100000000000000' + '32', '01', '01', '00'].join('')
+  const requests: StoreRequest[] = [
+    { op: 'SET', key: '/k', value: Buffer.from('v') },
+    { op: 'GET', key: '/k' },
+    { op: 'PING', nonce: 7 },
+    { op: 'ADD', key: 'init/', delta: 2 },
+    { op: 'GET', key: '/missing' },
+    { op: 'MULTI_GET', keys: ['/missing', 'init/'] },
+    { op: 'CHECK', keys: ['/missing'] },
+    { op: 'CANCEL_WAIT' },
+    { op: 'WAIT', keys: ['/k'] }
+  ]
+  const expected = [
+    '0100000000000000' + '76',
+    '07000000',
+    '0200000000000000',
+    '0000000000000000',
+    '0000000000000000' + '0100000000000000' + '32',
+    '01',
+    '01',
+    '00'
+  ]
+    .join('')
   const together = raw(t, server)
   together.send(...requests)
   await until(() => together.received().length >= expected.length / 2)
@@ -46,7 +92,10 @@ t.test('requests that come together or a byte at a time are answered in order', 
     await new Promise(resolve => setImmediate(resolve))
   }
   await until(() => slow.received().length >= expected.length / 2)
-  t.equal(slow.received().toString('hex'), expected.replace('0200000000000000', '0400000000000000').replace('010000000000000032', '010000000000000034'))
+  t.equal(
+    slow.received().toString('hex'),
+    expected.replace('0200000000000000', '0400000000000000').replace('010000000000000032', '010000000000000034')
+  )
   t.equal(server.workers, 4)
 })
 
@@ -58,7 +107,18 @@ t.test('whatever is no request closes the connection, and only that', async t =>
     bad.socket.write(Buffer.from(bytes, 'hex'))
     await bad.closed
   }
-  for (const bytes of ['0e', '12', 'ff', '00cef7853c', '03ffffffffffffffff', '030120000000000000', '01010000000000000061010080000000000000', '060100020000000000']) {
+  for (
+    const bytes of [
+      '0e',
+      '12',
+      'ff',
+      '00cef7853c',
+      '03ffffffffffffffff',
+      '030120000000000000',
+      '01010000000000000061010080000000000000',
+      '060100020000000000'
+    ]
+  ) {
     const bad = raw(t, server)
     bad.socket.write(Buffer.from(bytes, 'hex'))
     await bad.closed
@@ -78,7 +138,9 @@ t.test('whatever is no request closes the connection, and only that', async t =>
 t.test('keys, bytes and connections are bounded, and what is deleted makes room', async t => {
   const server = await serve(t, { maxKeys: 3, maxBytes: 3000, maxConnections: 3 })
   const client = raw(t, server)
-  client.send({ op: 'MULTI_SET', pairs: [['/a', Buffer.alloc(1)], ['/b', Buffer.alloc(1)], ['/c', Buffer.alloc(1)]] }, { op: 'NUM_KEYS' })
+  client.send({ op: 'MULTI_SET', pairs: [['/a', Buffer.alloc(1)], ['/b', Buffer.alloc(1)], ['/c', Buffer.alloc(1)]] }, {
+    op: 'NUM_KEYS'
+  })
   await until(() => client.received().length === 8)
   const fourth = raw(t, server)
   fourth.send({ op: 'SET', key: '/d', value: Buffer.alloc(1) })
@@ -88,7 +150,9 @@ t.test('keys, bytes and connections are bounded, and what is deleted makes room'
   client.send({ op: 'SET', key: '/d', value: Buffer.alloc(2400) }, { op: 'NUM_KEYS' })
   await until(() => client.received().length === 24)
   for (let i = 1; i <= 3; i++) {
-    client.send({ op: 'DELETE_KEY', key: '/d' }, { op: 'SET', key: '/d', value: Buffer.alloc(2400) }, { op: 'NUM_KEYS' })
+    client.send({ op: 'DELETE_KEY', key: '/d' }, { op: 'SET', key: '/d', value: Buffer.alloc(2400) }, {
+      op: 'NUM_KEYS'
+    })
     await until(() => client.received().length === 24 + 16 * i)
   }
   const big = raw(t, server)
@@ -127,9 +191,26 @@ t.test('a client that reads nothing is not answered without end', async t => {
 t.test('waits end with the last of their keys, whoever sets it however, and with the connection', async t => {
   const server = await serve(t)
   const client = await server.connect(limits)
-  t.teardown(() => { client.close() })
-  const setters: Array<[StoreRequest, boolean]> = [[{ op: 'SET', key: '/b0', value: Buffer.of(1) }, true], [{ op: 'ADD', key: '/b1', delta: 1 }, true], [{ op: 'APPEND', key: '/b2', value: Buffer.of(1) }, true],
-    [{ op: 'COMPARE_SET', key: '/b3', expected: Buffer.alloc(0), desired: Buffer.of(1) }, true], [{ op: 'MULTI_SET', pairs: [['/b4', Buffer.of(1)]] }, true], [{ op: 'COMPARE_SET', key: '/b5', expected: Buffer.of(9), desired: Buffer.of(1) }, false]]
+  t.teardown(() => {
+    client.close()
+  })
+  const setters: Array<[StoreRequest, boolean]> = [
+    [{ op: 'SET', key: '/b0', value: Buffer.of(1) }, true],
+    [{ op: 'ADD', key: '/b1', delta: 1 }, true],
+    [{
+      op: 'APPEND',
+      key: '/b2',
+      value: Buffer.of(1)
+    }, true],
+    [{ op: 'COMPARE_SET', key: '/b3', expected: Buffer.alloc(0), desired: Buffer.of(1) }, true],
+    [{ op: 'MULTI_SET', pairs: [['/b4', Buffer.of(1)]] }, true],
+    [{
+      op: 'COMPARE_SET',
+      key: '/b5',
+      expected: Buffer.of(9),
+      desired: Buffer.of(1)
+    }, false]
+  ]
   const waiters = setters.map((_, i) => {
     const waiter = raw(t, server)
     waiter.send({ op: 'WAIT', keys: ['/a', `/b${i}`] })
@@ -179,7 +260,10 @@ t.test('ranks are counted, and the wait for them ends with the last, the deadlin
 
 t.test('a port that is taken is a conflict, and one interface alone is listened on', async t => {
   const server = await serve(t)
-  await t.rejects(StoreServer.listen(server.address), { code: 'CONFLICT', message: /cannot listen on 127\.0\.0\.1:\d+ for a rendezvous: .*EADDRINUSE/ })
+  await t.rejects(StoreServer.listen(server.address), {
+    code: 'CONFLICT',
+    message: /cannot listen on 127\.0\.0\.1:\d+ for a rendezvous: .*EADDRINUSE/
+  })
   const other = await StoreServer.listen({ host: '127.0.0.2', port: server.address.port })
   await other.close()
   t.pass()

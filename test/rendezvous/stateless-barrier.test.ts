@@ -10,7 +10,9 @@ const limits = { timeoutMs: MS }
 const CLIENTS = {
   old: async (store: StoreClient, world: number, round: number): Promise<void> => {
     const own = world - 1
-    for (let rank = 0; rank < own; rank++) await store.get(`broadcast_from/${rank}/${rank === 0 ? round + 1 : round}`, limits)
+    for (let rank = 0; rank < own; rank++) {
+      await store.get(`broadcast_from/${rank}/${rank === 0 ? round + 1 : round}`, limits)
+    }
     await store.set(`broadcast_from/${own}/${round}`, Buffer.of(0x80, 4, 0x4e, 0x2e))
   },
   new: async (store: StoreClient, world: number, round: number): Promise<void> => {
@@ -39,7 +41,9 @@ for (const kind of ['old', 'new'] as const) {
       const keys = await own.numKeys()
       for (let round = 0; round < 4; round++) {
         let isPassed = false
-        const passing = barrier.pass(limits).then(() => { isPassed = true })
+        const passing = barrier.pass(limits).then(() => {
+          isPassed = true
+        })
         await new Promise(setImmediate)
         t.notOk(isPassed, 'nobody passes before the client comes')
         await CLIENTS[kind](client, ranks + 1, round)
@@ -63,6 +67,8 @@ t.test('a client that does not come is a deadline, and one that is not waited fo
   control.abort(new Error('enough'))
   await t.rejects(passing, { message: 'enough' })
   // The server hears of it a turn later.
-  for (const end = performance.now() + MS; server.waiting > 0 && performance.now() < end;) await new Promise(resolve => setTimeout(resolve, 5))
+  for (const end = performance.now() + MS; server.waiting > 0 && performance.now() < end;) {
+    await new Promise(resolve => setTimeout(resolve, 5))
+  }
   t.equal(server.waiting, 0)
 })

@@ -3,7 +3,8 @@ import t from 'tap'
 import { cutBroadcasts, placeTensors } from '../../src/sources/distributed/broadcasts.ts'
 import { measureTensors } from '../../src/sources/measure-tensors.ts'
 
-const of = (bytes: readonly number[]) => bytes.map((size, index) => ({ name: String(index), dtype: 'uint8', shape: [size], bytes: size }))
+const of = (bytes: readonly number[]) =>
+  bytes.map((size, index) => ({ name: String(index), dtype: 'uint8', shape: [size], bytes: size }))
 const sum = (numbers: readonly number[]): number => numbers.reduce((a, b) => a + b, 0)
 
 t.test('a chunk ends after the tensor with which its bytes exceed the buffer, whatever the sizes are', async t => {
@@ -37,7 +38,9 @@ t.test('one for each, and one for all', async t => {
 })
 
 t.test('tensors lie without gaps in their broadcast, at odd bytes too, wherever that begins', async t => {
-  const tensors = measureTensors(['a', 'b', 'c', 'd'], ['uint8', 'bfloat16', 'bfloat16', 'float32'], [[3], [4], [1], [1]])
+  const tensors = measureTensors(['a', 'b', 'c', 'd'], ['uint8', 'bfloat16', 'bfloat16', 'float32'], [[3], [4], [1], [
+    1
+  ]])
   const broadcasts = cutBroadcasts(tensors, { bufferBytes: 10 })
   t.same(broadcasts, { sizes: [11, 6], spans: [[0, 2], [2, 4]] })
   t.same(placeTensors(tensors, broadcasts, [0, 256]), [0, 3, 256, 258])

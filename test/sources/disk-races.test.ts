@@ -1,4 +1,13 @@
-import { readdirSync, readFileSync, renameSync, rmSync, symlinkSync, truncateSync, unlinkSync, writeFileSync } from 'node:fs'
+import {
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  symlinkSync,
+  truncateSync,
+  unlinkSync,
+  writeFileSync
+} from 'node:fs'
 import { join } from 'node:path'
 import { setImmediate as breathe } from 'node:timers/promises'
 import { Worker } from 'node:worker_threads'
@@ -16,13 +25,16 @@ t.test('a folder that is swapped for a link out, over and over, never lets a fil
   const root = join(folder, 'root')
   symlinkSync('../out', join(root, 'evil'))
   // A thread of its own: swaps fall between any two system calls of the jail.
-  const swapper = new Worker(`
+  const swapper = new Worker(
+    `
     const { renameSync } = require('node:fs')
     const { workerData: root } = require('node:worker_threads')
     for (;;) {
       renameSync(root + '/sub', root + '/kept'); renameSync(root + '/evil', root + '/sub')
       renameSync(root + '/sub', root + '/evil'); renameSync(root + '/kept', root + '/sub')
-    }`, { eval: true, workerData: root })
+    }`,
+    { eval: true, workerData: root }
+  )
   const before = fds()
   const jail = await PathJail.of([root])
   const counts = { opened: 0, refused: 0 }
@@ -46,17 +58,35 @@ t.test('a folder that is swapped for a link out, over and over, never lets a fil
 
 t.test('a writer that races the reader is noticed by an error of refit, and leaves nothing open', async t => {
   const folder = join(t.testdir({ ckpt: {} }), 'ckpt')
-  const arch = tinyArchitecture('Qwen3ForCausalLM', { num_hidden_layers: 1, hidden_size: 8, intermediate_size: 8, head_dim: 2 })
+  const arch = tinyArchitecture('Qwen3ForCausalLM', {
+    num_hidden_layers: 1,
+    hidden_size: 8,
+    intermediate_size: 8,
+    head_dim: 2
+  })
   writeCheckpoint(folder, arch, { shards: 2 })
   const path = join(folder, 'model-00002-of-00002.safetensors')
   const good = readFileSync(path)
   const harm: Array<() => void> = [
-    () => { truncateSync(path, good.length - 1) },
-    () => { truncateSync(path, 4) },
-    () => { unlinkSync(path) },
-    () => { writeFileSync(path, Buffer.concat([good, good])) },
-    () => { writeFileSync(path + '.x', good.subarray(0, 50)); renameSync(path + '.x', path) },
-    () => { writeFileSync(join(folder, 'model.safetensors.index.json'), '{') }
+    () => {
+      truncateSync(path, good.length - 1)
+    },
+    () => {
+      truncateSync(path, 4)
+    },
+    () => {
+      unlinkSync(path)
+    },
+    () => {
+      writeFileSync(path, Buffer.concat([good, good]))
+    },
+    () => {
+      writeFileSync(path + '.x', good.subarray(0, 50))
+      renameSync(path + '.x', path)
+    },
+    () => {
+      writeFileSync(join(folder, 'model.safetensors.index.json'), '{')
+    }
   ]
   const index = readFileSync(join(folder, 'model.safetensors.index.json'))
   const before = fds()
@@ -73,7 +103,8 @@ t.test('a writer that races the reader is noticed by an error of refit, and leav
       } finally {
         await source.close()
       }
-    })().then(() => 'fine', (error: unknown) => error)
+    })()
+      .then(() => 'fine', (error: unknown) => error)
     for (let i = 0; i < round; i++) await breathe()
     harm[round % harm.length]!()
     harmed.abort()

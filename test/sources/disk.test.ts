@@ -1,5 +1,20 @@
 import { execFileSync } from 'node:child_process'
-import { appendFileSync, chmodSync, linkSync, mkdirSync, readdirSync, readFileSync, readSync, renameSync, rmSync, statSync, symlinkSync, truncateSync, utimesSync, writeFileSync } from 'node:fs'
+import {
+  appendFileSync,
+  chmodSync,
+  linkSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  readSync,
+  renameSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  truncateSync,
+  utimesSync,
+  writeFileSync
+} from 'node:fs'
 import { dirname, join, relative } from 'node:path'
 import t from 'tap'
 import type { Test } from 'tap'
@@ -21,7 +36,9 @@ const fds = (): number => readdirSync('/proc/self/fd').length
 /** Opens it, and makes sure that the test closes it. */
 async function open (t: Test, path: string, root = path): Promise<WeightSource> {
   const source = await openDiskSource(path, { roots: [root] })
-  t.teardown(async () => { await source.close() })
+  t.teardown(async () => {
+    await source.close()
+  })
   return source
 }
 
@@ -101,7 +118,12 @@ t.test('20,000 tensors in 40 files are announced', async t => {
   const folder = t.testdir()
   const data = Buffer.alloc(2)
   for (let file = 0; file < 40; file++) {
-    writeFileSync(join(folder, `part${file}.safetensors`), encodeSafetensors(Array.from({ length: 500 }, (_, i) => ({ name: `t.${file}.${i}`, dtype: 'F16', shape: [1], data }))))
+    writeFileSync(
+      join(folder, `part${file}.safetensors`),
+      encodeSafetensors(
+        Array.from({ length: 500 }, (_, i) => ({ name: `t.${file}.${i}`, dtype: 'F16', shape: [1], data }))
+      )
+    )
   }
   t.equal((await open(t, folder)).tensors.length, 20_000)
 })
@@ -112,25 +134,58 @@ t.test('a hub cache, whose files are links to blobs beside the snapshot, is read
   symlinkSync('../../blobs/abc', join(snapshot, 'model-00001-of-00002.safetensors'))
   symlinkSync('../../blobs/def', join(snapshot, 'model-00002-of-00002.safetensors'))
   t.same((await open(t, snapshot, folder)).tensors.map(({ name }) => name), ['a', 'b'])
-  t.same((await open(t, join(snapshot, 'model-00002-of-00002.safetensors'), folder)).tensors.map(({ name }) => name), ['b'])
-  await refused(t, snapshot, [snapshot], 'CHECKPOINT_PATH', /"model-00001-of-00002.safetensors" is not there, or not inside the allowed roots/)
+  t.same((await open(t, join(snapshot, 'model-00002-of-00002.safetensors'), folder)).tensors.map(({ name }) => name), [
+    'b'
+  ])
+  await refused(
+    t,
+    snapshot,
+    [snapshot],
+    'CHECKPOINT_PATH',
+    /"model-00001-of-00002.safetensors" is not there, or not inside the allowed roots/
+  )
 })
 
 t.test('what is absent and what is forbidden get the very same words', async t => {
-  const folder = t.testdir({ in: { 'model.safetensors': small('a') }, out: { 'model.safetensors': small('b'), secret: 'x' }, 'in-not': { 'model.safetensors': small('c') } })
+  const folder = t.testdir({
+    in: { 'model.safetensors': small('a') },
+    out: { 'model.safetensors': small('b'), secret: 'x' },
+    'in-not': { 'model.safetensors': small('c') }
+  })
   const root = join(folder, 'in')
   symlinkSync('../out', join(root, 'up'))
   symlinkSync('../out/model.safetensors', join(root, 'up.safetensors'))
   symlinkSync('loop', join(root, 'loop'))
   symlinkSync('../out/nothing', join(root, 'dangling'))
   const paths = [
-    join(folder, 'out'), join(folder, 'out/model.safetensors'), join(folder, 'out/secret'), join(folder, 'nothing'), join(folder, 'in-not'), join(root, 'nothing'), join(root, 'up'),
-    join(root, 'up/model.safetensors'), join(root, 'up.safetensors'), join(root, 'dangling'), join(root, 'loop'), `${root}/../out`, `${root}/..`, '/', '/etc/passwd', '/dev/zero', '/proc/self/mem',
-    '', root + '\0', `${root}/model.safetensors/x`, `${root}/${'n'.repeat(5000)}`, '/root/nothing'
+    join(folder, 'out'),
+    join(folder, 'out/model.safetensors'),
+    join(folder, 'out/secret'),
+    join(folder, 'nothing'),
+    join(folder, 'in-not'),
+    join(root, 'nothing'),
+    join(root, 'up'),
+    join(root, 'up/model.safetensors'),
+    join(root, 'up.safetensors'),
+    join(root, 'dangling'),
+    join(root, 'loop'),
+    `${root}/../out`,
+    `${root}/..`,
+    '/',
+    '/etc/passwd',
+    '/dev/zero',
+    '/proc/self/mem',
+    '',
+    root + '\0',
+    `${root}/model.safetensors/x`,
+    `${root}/${'n'.repeat(5000)}`,
+    '/root/nothing'
   ]
   for (const path of paths) {
     await refused(t, path, [root], 'CHECKPOINT_PATH', /./)
-    await t.rejects(openDiskSource(path, { roots: [root] }), { message: `${JSON.stringify(path)} is not there, or not inside the allowed roots (--model-root)` })
+    await t.rejects(openDiskSource(path, { roots: [root] }), {
+      message: `${JSON.stringify(path)} is not there, or not inside the allowed roots (--model-root)`
+    })
   }
   t.ok(await open(t, `${root}/../in`, root), 'dots that lead back inside are fine')
 })
@@ -149,43 +204,142 @@ t.test('FIFOs, sockets, devices and folders in the place of files are refused, w
   const folder = t.testdir({ fifo: {}, folder: { 'model.safetensors': {} }, link: {}, index: {}, named: {} })
   execFileSync('mkfifo', [join(folder, 'fifo/model.safetensors'), join(folder, 'index', INDEX)])
   symlinkSync('/dev/zero', join(folder, 'link/model.safetensors'))
-  for (const name of ['fifo', 'folder']) await refused(t, join(folder, name), [folder], 'CHECKPOINT_PATH', /model.safetensors is not a regular file/)
+  for (const name of ['fifo', 'folder']) {
+    await refused(t, join(folder, name), [folder], 'CHECKPOINT_PATH', /model.safetensors is not a regular file/)
+  }
   await refused(t, join(folder, 'index'), [folder], 'CHECKPOINT_PATH', /index.json is not a regular file/)
   await refused(t, join(folder, 'link'), [folder], 'CHECKPOINT_PATH', /is not there, or not inside/)
   await refused(t, join(folder, 'link'), ['/'], 'CHECKPOINT_PATH', /is not a regular file/)
   await refused(t, join(folder, 'fifo/model.safetensors'), [folder], 'CHECKPOINT_PATH', /is not a regular file/)
 })
 
-t.test('a file that may not be read is named', { skip: process.getuid?.() === 0 && 'root may read everything' }, async t => {
-  const folder = t.testdir({ 'model.safetensors': small('a') })
-  chmodSync(join(folder, 'model.safetensors'), 0)
-  await refused(t, folder, [folder], 'CHECKPOINT_PATH', /model.safetensors cannot be opened \(EACCES\)/)
-})
+t.test(
+  'a file that may not be read is named',
+  { skip: process.getuid?.() === 0 && 'root may read everything' },
+  async t => {
+    const folder = t.testdir({ 'model.safetensors': small('a') })
+    chmodSync(join(folder, 'model.safetensors'), 0)
+    await refused(t, folder, [folder], 'CHECKPOINT_PATH', /model.safetensors cannot be opened \(EACCES\)/)
+  }
+)
 
 const index = (map: Record<string, string>): string => JSON.stringify({ metadata: { total_size: 1 }, weight_map: map })
 const folders: Array<[string, Record<string, string | Buffer>, string, RegExp]> = [
   ['nothing', {}, 'CHECKPOINT_PATH', /holds no .safetensors file: it is empty/],
   ['other files', { 'README.md': 'x' }, 'CHECKPOINT_PATH', /holds no .safetensors file$/],
-  ['pickled weights', { 'pytorch_model.bin': 'x', 'config.json': '{}' }, 'CHECKPOINT_PATH', /holds pytorch_model.bin, but no .safetensors file; refit reads safetensors only/],
+  [
+    'pickled weights',
+    { 'pytorch_model.bin': 'x', 'config.json': '{}' },
+    'CHECKPOINT_PATH',
+    /holds pytorch_model.bin, but no .safetensors file; refit reads safetensors only/
+  ],
   ['GGUF', { 'model-q4.gguf': 'x' }, 'CHECKPOINT_PATH', /holds model-q4.gguf, but no/],
-  ['half-written files only', { '.model.safetensors': small('a'), 'model.safetensors.tmp': small('a') }, 'CHECKPOINT_PATH', /holds no .safetensors file/],
+  [
+    'half-written files only',
+    { '.model.safetensors': small('a'), 'model.safetensors.tmp': small('a') },
+    'CHECKPOINT_PATH',
+    /holds no .safetensors file/
+  ],
   ['an empty file', { 'model.safetensors': '' }, 'CHECKPOINT_FORMAT', /model.safetensors: 0 bytes are too few/],
-  ['a pointer of git-lfs', { 'model.safetensors': 'version https://git-lfs.github.com/spec/v1\n' }, 'CHECKPOINT_FORMAT', /is it a safetensors file/],
-  ['a cut file', { 'model.safetensors': small('a', 40).subarray(0, -1) }, 'CHECKPOINT_FORMAT', /cut off or still being written/],
-  ['a file cut in its header', { 'model.safetensors': small('a', 40).subarray(0, 20) }, 'CHECKPOINT_FORMAT', /cut off or still being written/],
-  ['a file with a tail', { 'model.safetensors': Buffer.concat([small('a'), Buffer.alloc(9)]) }, 'CHECKPOINT_FORMAT', /bytes follow that no tensor owns/],
-  ['eight-bit floats', { 'model.safetensors': encodeSafetensors([{ name: 'w', dtype: 'F8_E4M3', shape: [2], data: Buffer.alloc(2) }]) }, 'CHECKPOINT_FORMAT', /tensor "w": dtype F8_E4M3 is not supported; refit reads BF16, F16 and F32/],
+  [
+    'a pointer of git-lfs',
+    { 'model.safetensors': 'version https://git-lfs.github.com/spec/v1\n' },
+    'CHECKPOINT_FORMAT',
+    /is it a safetensors file/
+  ],
+  [
+    'a cut file',
+    { 'model.safetensors': small('a', 40).subarray(0, -1) },
+    'CHECKPOINT_FORMAT',
+    /cut off or still being written/
+  ],
+  [
+    'a file cut in its header',
+    { 'model.safetensors': small('a', 40).subarray(0, 20) },
+    'CHECKPOINT_FORMAT',
+    /cut off or still being written/
+  ],
+  [
+    'a file with a tail',
+    { 'model.safetensors': Buffer.concat([small('a'), Buffer.alloc(9)]) },
+    'CHECKPOINT_FORMAT',
+    /bytes follow that no tensor owns/
+  ],
+  [
+    'eight-bit floats',
+    { 'model.safetensors': encodeSafetensors([{ name: 'w', dtype: 'F8_E4M3', shape: [2], data: Buffer.alloc(2) }]) },
+    'CHECKPOINT_FORMAT',
+    /tensor "w": dtype F8_E4M3 is not supported; refit reads BF16, F16 and F32/
+  ],
   ['a bad second file', { 'a.safetensors': small('a'), 'b.safetensors': 'x' }, 'CHECKPOINT_FORMAT', /b.safetensors/],
-  ['a tensor in two files', { 'a.safetensors': small('t'), 'b.safetensors': small('t') }, 'CHECKPOINT_FORMAT', /b.safetensors: tensor "t": is in a.safetensors as well/],
-  ['shards with one missing', { 'model-00001-of-00003.safetensors': small('a'), 'model-00003-of-00003.safetensors': small('b') }, 'CHECKPOINT_PATH', /lacks model-00002-of-00003.safetensors/],
-  ['shards of two saves', { 'model-00001-of-00002.safetensors': small('a'), 'model-00002-of-00002.safetensors': small('b'), 'model-00003-of-00003.safetensors': small('c') }, 'CHECKPOINT_PATH', /mixes shards of different saves: model of 00002, model of 00003/],
-  ['a shard of a million', { 'model-00001-of-1000000.safetensors': small('a') }, 'CHECKPOINT_PATH', /speaks of 1000000 shards/],
-  ['a whole model and shards', { 'model.safetensors': small('a'), 'model-00001-of-00001.safetensors': small('b') }, 'CHECKPOINT_PATH', /holds both model.safetensors and shards/],
-  ['a whole model and an index of others', { 'model.safetensors': small('a'), 'x.safetensors': small('b'), [INDEX]: index({ b: 'x.safetensors' }) }, 'CHECKPOINT_PATH', /holds both model.safetensors and an model.safetensors.index.json/],
-  ['an index of a missing shard', { 'x.safetensors': small('a'), [INDEX]: index({ a: 'x.safetensors', b: 'y.safetensors' }) }, 'CHECKPOINT_PATH', /"y.safetensors" is not there/],
-  ['an index that leads up', { 'x.safetensors': small('a'), [INDEX]: index({ a: '../x.safetensors' }) }, 'CHECKPOINT_FORMAT', /not a plain name/],
-  ['an index of a tensor that no file has', { 'x.safetensors': small('a'), [INDEX]: index({ a: 'x.safetensors', b: 'x.safetensors' }) }, 'CHECKPOINT_FORMAT', /index.json: tensor "b": should be in x.safetensors, but no file has it/],
-  ['an index that mixes up files', { 'x.safetensors': small('a'), 'y.safetensors': small('b'), [INDEX]: index({ a: 'y.safetensors', b: 'x.safetensors' }) }, 'CHECKPOINT_FORMAT', /tensor "a": should be in y.safetensors, but is in x.safetensors/],
+  [
+    'a tensor in two files',
+    { 'a.safetensors': small('t'), 'b.safetensors': small('t') },
+    'CHECKPOINT_FORMAT',
+    /b.safetensors: tensor "t": is in a.safetensors as well/
+  ],
+  [
+    'shards with one missing',
+    { 'model-00001-of-00003.safetensors': small('a'), 'model-00003-of-00003.safetensors': small('b') },
+    'CHECKPOINT_PATH',
+    /lacks model-00002-of-00003.safetensors/
+  ],
+  [
+    'shards of two saves',
+    {
+      'model-00001-of-00002.safetensors': small('a'),
+      'model-00002-of-00002.safetensors': small('b'),
+      'model-00003-of-00003.safetensors': small('c')
+    },
+    'CHECKPOINT_PATH',
+    /mixes shards of different saves: model of 00002, model of 00003/
+  ],
+  [
+    'a shard of a million',
+    { 'model-00001-of-1000000.safetensors': small('a') },
+    'CHECKPOINT_PATH',
+    /speaks of 1000000 shards/
+  ],
+  [
+    'a whole model and shards',
+    { 'model.safetensors': small('a'), 'model-00001-of-00001.safetensors': small('b') },
+    'CHECKPOINT_PATH',
+    /holds both model.safetensors and shards/
+  ],
+  [
+    'a whole model and an index of others',
+    { 'model.safetensors': small('a'), 'x.safetensors': small('b'), [INDEX]: index({ b: 'x.safetensors' }) },
+    'CHECKPOINT_PATH',
+    /holds both model.safetensors and an model.safetensors.index.json/
+  ],
+  [
+    'an index of a missing shard',
+    { 'x.safetensors': small('a'), [INDEX]: index({ a: 'x.safetensors', b: 'y.safetensors' }) },
+    'CHECKPOINT_PATH',
+    /"y.safetensors" is not there/
+  ],
+  [
+    'an index that leads up',
+    { 'x.safetensors': small('a'), [INDEX]: index({ a: '../x.safetensors' }) },
+    'CHECKPOINT_FORMAT',
+    /not a plain name/
+  ],
+  [
+    'an index of a tensor that no file has',
+    { 'x.safetensors': small('a'), [INDEX]: index({ a: 'x.safetensors', b: 'x.safetensors' }) },
+    'CHECKPOINT_FORMAT',
+    /index.json: tensor "b": should be in x.safetensors, but no file has it/
+  ],
+  [
+    'an index that mixes up files',
+    {
+      'x.safetensors': small('a'),
+      'y.safetensors': small('b'),
+      [INDEX]: index({ a: 'y.safetensors', b: 'x.safetensors' })
+    },
+    'CHECKPOINT_FORMAT',
+    /tensor "a": should be in y.safetensors, but is in x.safetensors/
+  ],
   ['a broken index', { 'x.safetensors': small('a'), [INDEX]: '{' }, 'CHECKPOINT_FORMAT', /bad index/]
 ]
 for (const [what, files, code, message] of folders) {
@@ -196,13 +350,25 @@ for (const [what, files, code, message] of folders) {
 }
 
 t.test('an index rules: files that it does not name stay unread', async t => {
-  const folder = t.testdir({ 'x.safetensors': small('a'), 'stale.safetensors': 'broken', [INDEX]: index({ a: 'x.safetensors' }) })
+  const folder = t.testdir({
+    'x.safetensors': small('a'),
+    'stale.safetensors': 'broken',
+    [INDEX]: index({ a: 'x.safetensors' })
+  })
   t.same((await open(t, folder)).tensors.map(({ name }) => name), ['a'])
 })
 
 t.test('files of other formats are refused by their names', async t => {
   const folder = t.testdir({ 'model.bin': 'x', 'model.gguf': 'x' })
-  for (const name of ['model.bin', 'model.gguf']) await refused(t, join(folder, name), [folder], 'CHECKPOINT_PATH', /is not a .safetensors file; refit reads safetensors only/)
+  for (const name of ['model.bin', 'model.gguf']) {
+    await refused(
+      t,
+      join(folder, name),
+      [folder],
+      'CHECKPOINT_PATH',
+      /is not a .safetensors file; refit reads safetensors only/
+    )
+  }
 })
 
 t.test('headers of lies are refused before their size is allocated', async t => {
@@ -226,18 +392,49 @@ t.test('the headers of all files together have a limit', async t => {
     padded.write('{}', 8)
     writeFileSync(path, padded)
   }
-  await refused(t, folder, [folder], 'CHECKPOINT_FORMAT', /c.safetensors: with it the headers of this checkpoint pass 100000000 bytes/)
+  await refused(
+    t,
+    folder,
+    [folder],
+    'CHECKPOINT_FORMAT',
+    /c.safetensors: with it the headers of this checkpoint pass 100000000 bytes/
+  )
 })
 
 const changes: Array<[string, (path: string) => void, RegExp]> = [
-  ['is written to in place', path => { const bytes = readFileSync(path); bytes[bytes.length - 1]! ^= 1; writeFileSync(path, bytes) }, /mtimeNs|ctimeNs/],
-  ['is written to and given its old time', path => { writeFileSync(path, readFileSync(path)); utimesSync(path, 1, 1) }, /mtimeNs|ctimeNs/],
-  ['grows', path => { appendFileSync(path, 'x') }, /size went from/],
-  ['is cut', path => { truncateSync(path, 20) }, /size went from/],
-  ['is replaced by rename', path => { writeFileSync(path + '.new', readFileSync(path)); renameSync(path + '.new', path) }, /ctimeNs|leads elsewhere/],
-  ['is removed', path => { rmSync(path) }, /ctimeNs|leads elsewhere/],
-  ['is in a folder that is swapped', path => { const folder = dirname(path); renameSync(folder, folder + '-old'); mkdirSync(folder); writeFileSync(path, readFileSync(join(folder + '-old', 'model-00002-of-00002.safetensors'))) }, /its path now leads elsewhere/],
-  ['becomes a link elsewhere', path => { linkSync(path, path + '.kept'); rmSync(path); symlinkSync(path + '.other', path) }, /ctimeNs|leads elsewhere/]
+  ['is written to in place', path => {
+    const bytes = readFileSync(path)
+    bytes[bytes.length - 1]! ^= 1
+    writeFileSync(path, bytes)
+  }, /mtimeNs|ctimeNs/],
+  ['is written to and given its old time', path => {
+    writeFileSync(path, readFileSync(path))
+    utimesSync(path, 1, 1)
+  }, /mtimeNs|ctimeNs/],
+  ['grows', path => {
+    appendFileSync(path, 'x')
+  }, /size went from/],
+  ['is cut', path => {
+    truncateSync(path, 20)
+  }, /size went from/],
+  ['is replaced by rename', path => {
+    writeFileSync(path + '.new', readFileSync(path))
+    renameSync(path + '.new', path)
+  }, /ctimeNs|leads elsewhere/],
+  ['is removed', path => {
+    rmSync(path)
+  }, /ctimeNs|leads elsewhere/],
+  ['is in a folder that is swapped', path => {
+    const folder = dirname(path)
+    renameSync(folder, folder + '-old')
+    mkdirSync(folder)
+    writeFileSync(path, readFileSync(join(folder + '-old', 'model-00002-of-00002.safetensors')))
+  }, /its path now leads elsewhere/],
+  ['becomes a link elsewhere', path => {
+    linkSync(path, path + '.kept')
+    rmSync(path)
+    symlinkSync(path + '.other', path)
+  }, /ctimeNs|leads elsewhere/]
 ]
 for (const [what, change, message] of changes) {
   t.test(`verify notices when a file ${what}`, async t => {
@@ -282,10 +479,20 @@ t.test('a file is taken for open only when its time lies behind the clock, so th
 
 t.test('a file that somebody keeps writing to is refused', async t => {
   const folder = t.testdir({ 'model.safetensors': small('a') })
-  const writer = setInterval(() => { writeFileSync(join(folder, 'model.safetensors'), small('a'), { flag: 'r+' }) }, 1)
+  const writer = setInterval(() => {
+    writeFileSync(join(folder, 'model.safetensors'), small('a'), { flag: 'r+' })
+  }, 1)
   const before = fds()
   // Where the machine halts nobody writes for a moment, and that is not refused.
-  const error = await eventually(async () => await failureOf(openDiskSource(folder, { roots: [folder] }).then(async source => { await source.close() })), error => error !== null)
+  const error = await eventually(
+    async () =>
+      await failureOf(
+        openDiskSource(folder, { roots: [folder] }).then(async source => {
+          await source.close()
+        })
+      ),
+    error => error !== null
+  )
   clearInterval(writer)
   t.match(error, { name: 'RefitError', code: 'CHECKPOINT_CHANGED', message: /it is being written to right now/ })
   t.equal(fds(), before, 'no file stays open')

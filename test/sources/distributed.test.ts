@@ -18,26 +18,54 @@ t.test('what is refused for its size takes little more memory than what is taken
   })
   const receiver = new DistributedReceiver(groups, BUCKET)
   const store = await server.connect()
-  t.teardown(() => { store.close() })
+  t.teardown(() => {
+    store.close()
+  })
   let round = 0
   const joined = async (): Promise<string> => {
     const name = `g${round++}`
     await store.set(`${name}/${name}//cpu//0/0`, 'rank 0')
-    await groups.init({ name, backend: 'gloo', address: '127.0.0.1', port: server.address.port, rankOffset: 1, worldSize: 3 })
-    await eventually(async () => { await new Promise(setImmediate) }, () => groups.get(name).state === 'connected')
+    await groups.init({
+      name,
+      backend: 'gloo',
+      address: '127.0.0.1',
+      port: server.address.port,
+      rankOffset: 1,
+      worldSize: 3
+    })
+    await eventually(async () => {
+      await new Promise(setImmediate)
+    }, () => groups.get(name).state === 'connected')
     return name
   }
-  const announced = (groupName: string, bytes: number, loadFormat: string | null = null) => ({ names: ['small', 'large'], dtypes: ['uint8', 'uint8'], shapes: [[10], [bytes]], groupName, loadFormat })
+  const announced = (groupName: string, bytes: number, loadFormat: string | null = null) => ({
+    names: ['small', 'large'],
+    dtypes: ['uint8', 'uint8'],
+    shapes: [[10], [bytes]],
+    groupName,
+    loadFormat
+  })
   fake.send(100)
   const name = await joined()
-  await t.rejects(receiver.open(announced(name, 2 * BUCKET)), { code: 'TENSOR_PAYLOAD', param: 'large', message: /received and dropped, and the group stays in step/ })
+  await t.rejects(receiver.open(announced(name, 2 * BUCKET)), {
+    code: 'TENSOR_PAYLOAD',
+    param: 'large',
+    message: /received and dropped, and the group stays in step/
+  })
   t.match(groups.get(name).state, 'connected')
   for (const [bytes, format] of [[2 * BUCKET + 1, null], [2 ** 50, null], [2 ** 50, 'flattened_bucket']] as const) {
     const name = await joined()
-    await t.rejects(receiver.open(announced(name, bytes, format)), { code: 'TENSOR_PAYLOAD', message: /bytes, and one broadcast may have 1048576 \(--bucket-bytes\)\. There is no room to receive and drop it, so that process group "g\d" was aborted; initialise it again$/ })
+    await t.rejects(receiver.open(announced(name, bytes, format)), {
+      code: 'TENSOR_PAYLOAD',
+      message:
+        /bytes, and one broadcast may have 1048576 \(--bucket-bytes\)\. There is no room to receive and drop it, so that process group "g\d" was aborted; initialise it again$/
+    })
     t.throws(() => groups.get(name), { code: 'GROUP_BROKEN' })
   }
   const { names, dtypes, shapes, groupName } = announced(await joined(), 2 ** 50)
-  t.match(await receiver.refuse({ names, dtypes, shapes, group_name: groupName }, ''), /was aborted; initialise it again/)
+  t.match(
+    await receiver.refuse({ names, dtypes, shapes, group_name: groupName }, ''),
+    /was aborted; initialise it again/
+  )
   t.ok(fake.staged.every(([bytes]) => bytes <= 2 * BUCKET), JSON.stringify(fake.staged))
 })

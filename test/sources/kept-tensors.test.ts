@@ -10,21 +10,40 @@ function sourceOf (released: () => void): TensorSource {
     tensors: [],
     sources: [{ segment: { uuid: 'GPU-0', handle: new Uint8Array(64), events: new Uint8Array() } }],
     layout: 'checkpoint',
-    hold: { isOpen: () => true, findGone: async () => null, release: async () => { released() } },
+    hold: {
+      isOpen: () => true,
+      findGone: async () => null,
+      release: async () => {
+        released()
+      }
+    },
     closed: () => {}
   })
 }
 
 t.test('a shutdown does not wait for ever behind a release whose mappings nobody closes', async t => {
   const asked: string[] = []
-  const kept = new KeptTensors({ closeMappings: async mapping => { asked.push(mapping); await new Promise(() => {}) } })
-  let released = 0
-  await kept.keep({ name: 'pool', generation: 1 }, sourceOf(() => { released++ }), async source => {
-    await source.verify()
-    await source.close()
+  const kept = new KeptTensors({
+    closeMappings: async mapping => {
+      asked.push(mapping)
+      await new Promise(() => {})
+    }
   })
+  let released = 0
+  await kept.keep(
+    { name: 'pool', generation: 1 },
+    sourceOf(() => {
+      released++
+    }),
+    async source => {
+      await source.verify()
+      await source.close()
+    }
+  )
   let isDone = false
-  const releasing = kept.release('pool').finally(() => { isDone = true })
+  const releasing = kept.release('pool').finally(() => {
+    isDone = true
+  })
   await sleep(50)
   t.same(asked, ['1'])
   t.notOk(isDone, 'a request waits as long as it takes')
@@ -33,6 +52,15 @@ t.test('a shutdown does not wait for ever behind a release whose mappings nobody
   t.same(await releasing, [{ name: 'pool', generation: 1 }])
   t.equal(released, 1)
   t.same(kept.stats, { names: 0, bytes: 0 })
-  await t.rejects(kept.keep({ name: 'pool', generation: 2 }, sourceOf(() => { released++ }), async () => {}), { code: 'ENGINE_CLOSED' })
+  await t.rejects(
+    kept.keep(
+      { name: 'pool', generation: 2 },
+      sourceOf(() => {
+        released++
+      }),
+      async () => {}
+    ),
+    { code: 'ENGINE_CLOSED' }
+  )
   t.equal(released, 2)
 })

@@ -12,33 +12,59 @@ useStandIn()
 
 function receiverOf (t: Test): TensorReceiver {
   const receiver = new TensorReceiver({ ranks: 1, visible: native().cudaCards().cards, nearBytes: 0 })
-  t.teardown(async () => { await receiver.close() })
+  t.teardown(async () => {
+    await receiver.close()
+  })
   return receiver
 }
 
 /** Ends the thread: it is told to give back what is no list. */
-async function kill (receiver: TensorReceiver): Promise<void> { await receiver.discard(new Set(['no list']) as never) }
+async function kill (receiver: TensorReceiver): Promise<void> {
+  await receiver.discard(new Set(['no list']) as never)
+}
 
-const opened = (): number => readdirSync('/proc/self/fd').filter(fd => {
-  try {
-    return readlinkSync(`/proc/self/fd/${fd}`).startsWith('/dev/shm')
-  } catch {
-    return false
-  }
-}).length
+const opened = (): number =>
+  readdirSync('/proc/self/fd')
+    .filter(fd => {
+      try {
+        return readlinkSync(`/proc/self/fd/${fd}`).startsWith('/dev/shm')
+      } catch {
+        return false
+      }
+    })
+    .length
 
 t.test('what a thread that ended held is closed, and given back once', async t => {
   const receiver = receiverOf(t)
   const file = sharedMemory(t, Buffer.alloc(8))
   const sender = new Sender(t)
   const block = segment(t, Buffer.alloc(2 << 20))
-  const files = readdirSync('/proc/self/fd').map(fd => { try { return [Number(fd), readlinkSync(`/proc/self/fd/${fd}`)] as const } catch { return [-1, ''] as const } })
+  const files = readdirSync('/proc/self/fd').map(fd => {
+    try {
+      return [Number(fd), readlinkSync(`/proc/self/fd/${fd}`)] as const
+    } catch {
+      return [-1, ''] as const
+    }
+  })
   const fd = files.find(([, path]) => path.includes(block.handle.toString('latin1').replaceAll('\0', '')))![0]
   const before = opened()
   const entry = cudaEntry([
     { name: 'a', shape: [4], memory: file },
-    { name: 'b', shape: [4], blob: expandableBlob(3, process.pid, 2 << 20, [fd]), storageBytes: 8, share: sender.share() },
-    { name: 'c', shape: [4], blob: Buffer.from(segment(t, Buffer.alloc(8)).handle), storageBytes: 8, share: sender.share(), event: event(t).handle }
+    {
+      name: 'b',
+      shape: [4],
+      blob: expandableBlob(3, process.pid, 2 << 20, [fd]),
+      storageBytes: 8,
+      share: sender.share()
+    },
+    {
+      name: 'c',
+      shape: [4],
+      blob: Buffer.from(segment(t, Buffer.alloc(8)).handle),
+      storageBytes: 8,
+      share: sender.share(),
+      event: event(t).handle
+    }
   ])
   const source = await receiver.open({ entries: [entry], loadFormat: null })
   t.same(source.sources.map(source => Object.keys(source)[0]), ['fd', 'segment', 'segment'])
@@ -61,7 +87,11 @@ t.test('requests behind the one at which the thread ends are taken by the next t
   const files = [0, 1, 2].map(() => sharedMemory(t, Buffer.alloc(8)))
   const dying = kill(receiver)
   const entry = (index: number): string => tensorEntry([{ name: 'w', shape: [4], memory: files[index]! }])
-  const [source] = await Promise.all([receiver.open({ entries: [entry(0)], loadFormat: null }), receiver.discard([entry(1)]), dying])
+  const [source] = await Promise.all([
+    receiver.open({ entries: [entry(0)], loadFormat: null }),
+    receiver.discard([entry(1)]),
+    dying
+  ])
   t.same(files.map(file => file.count()), [2, 1, 2])
   for (const open of [source, await receiver.open({ entries: [entry(2)], loadFormat: null })]) {
     await open.verify()
@@ -73,10 +103,16 @@ t.test('requests behind the one at which the thread ends are taken by the next t
 t.test('a receiver that closes waits for what is read, and takes from the others', async t => {
   const receiver = receiverOf(t)
   const files = [0, 1].map(() => sharedMemory(t, Buffer.alloc(8)))
-  const [read, waiting] = await Promise.all(files.map(async memory => await receiver.open({ entries: [tensorEntry([{ name: 'w', shape: [4], memory }])], loadFormat: null })))
+  const [read, waiting] = await Promise.all(
+    files.map(async memory =>
+      await receiver.open({ entries: [tensorEntry([{ name: 'w', shape: [4], memory }])], loadFormat: null })
+    )
+  )
   await read!.verify()
   let closed = false
-  const closing = receiver.close().then(() => { closed = true })
+  const closing = receiver.close().then(() => {
+    closed = true
+  })
   await new Promise(resolve => setTimeout(resolve, 50))
   t.notOk(closed)
   await t.rejects(waiting!.verify(), { code: 'ENGINE_CLOSED' })

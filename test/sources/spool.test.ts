@@ -12,7 +12,9 @@ import { Upload } from '../../src/sources/upload/upload.ts'
 import { encodeSafetensors } from '../../src/wire/safetensors/encode.ts'
 
 const folder = mkdtempSync(join(tmpdir(), 'refit-spool-test-'))
-t.teardown(() => { rmSync(folder, { recursive: true }) })
+t.teardown(() => {
+  rmSync(folder, { recursive: true })
+})
 
 /** Byte i of file f. */
 const byte = (f: number, i: number): number => Math.imul(i + 1, 2654435761 + 2 * f) >>> 24
@@ -21,49 +23,89 @@ t.test('files that are held and files that are spooled come back as one stretch,
   const MEMORY = 1 << 20
   const staging = new Staging(MEMORY)
   // Some end in the middle of a page, an element of float32 or a slot; some are empty.
-  const size = fc.oneof(fc.integer({ min: 0, max: 3 }), fc.integer({ min: 4, max: 40_000 }), fc.integer({ min: 100_000, max: 300_000 }), fc.constantFrom(PAGE_BYTES / 2, staging.slotBytes / 2, 10 * staging.slotBytes))
+  const size = fc.oneof(
+    fc.integer({ min: 0, max: 3 }),
+    fc.integer({ min: 4, max: 40_000 }),
+    fc.integer({ min: 100_000, max: 300_000 }),
+    fc.constantFrom(PAGE_BYTES / 2, staging.slotBytes / 2, 10 * staging.slotBytes)
+  )
   let disk = 0
-  await fc.assert(fc.asyncProperty(fc.array(size, { minLength: 1, maxLength: 5 }), fc.integer({ min: 1, max: 70_000 }), async (sizes, chunk) => {
-    const upload = new Upload({ staging, folder, isStream: () => false, maxBytes: 1e9, stallMs: 60_000 })
-    const bodies = sizes.map((elements, f) => Buffer.from(Uint8Array.from({ length: 2 * elements }, (_, i) => byte(f, i))))
-    for (const [f, data] of bodies.entries()) {
-      const half = data.length >> 2 << 1
-      const bytes = encodeSafetensors([{ name: `${f}a`, dtype: 'BF16', shape: [half / 2], data: data.subarray(0, half) }, { name: `${f}b`, dtype: 'BF16', shape: [(data.length - half) / 2], data: data.subarray(half) }])
-      const file = upload.begin(`${f}`, null)
-      for (let at = 0; at < bytes.length; at += chunk) {
-        const part = Buffer.from(bytes.subarray(at, at + chunk))
-        await file.take(part)
-        part.fill(0)
+  await fc.assert(
+    fc.asyncProperty(
+      fc.array(size, { minLength: 1, maxLength: 5 }),
+      fc.integer({ min: 1, max: 70_000 }),
+      async (sizes, chunk) => {
+        const upload = new Upload({
+          staging,
+          folder,
+          isStream: () => false,
+          maxBytes: 1e9,
+          stallMs: 60_000
+        })
+        const bodies = sizes.map((elements, f) =>
+          Buffer.from(Uint8Array.from({ length: 2 * elements }, (_, i) => byte(f, i)))
+        )
+        for (const [f, data] of bodies.entries()) {
+          const half = data.length >> 2 << 1
+          const bytes = encodeSafetensors([{
+            name: `${f}a`,
+            dtype: 'BF16',
+            shape: [half / 2],
+            data: data.subarray(0, half)
+          }, { name: `${f}b`, dtype: 'BF16', shape: [(data.length - half) / 2], data: data.subarray(half) }])
+          const file = upload.begin(`${f}`, null)
+          for (let at = 0; at < bytes.length; at += chunk) {
+            const part = Buffer.from(bytes.subarray(at, at + chunk))
+            await file.take(part)
+            part.fill(0)
+          }
+          await file.end()
+        }
+        const source = await upload.finish()
+        const whole = Buffer.alloc(bodies.reduce((sum, { length }) => sum + length, 0))
+        let end = 0
+        if (source.stream === undefined) assert.equal(upload.place, 'memory')
+        else {
+          disk++
+          await source.stream.ready()
+          for (let piece = await source.stream.next(); piece !== undefined; piece = await source.stream.next()) {
+            const { buffer } = piece.source as { buffer: Uint8Array }
+            const borders = bodies.map((_, f) => bodies.slice(0, f).reduce((sum, { length }) => sum + length, 0))
+            assert.ok(
+              piece.begin <= Math.max(0, end - 3) || (piece.begin === end && borders.includes(end)),
+              `a piece at ${piece.begin} behind ${end}`
+            )
+            assert.ok(
+              whole.subarray(piece.begin, end).equals(buffer.subarray(0, end - piece.begin)),
+              'it begins with what stood there'
+            )
+            whole.set(buffer, piece.begin)
+            end = piece.begin + piece.length
+          }
+          assert.equal(end, whole.length)
+        }
+        for (const { name, shape, source: index, offset } of source.tensors) {
+          const data = bodies[parseInt(name)]!
+          const half = data.length >> 2 << 1
+          const from = source.stream === undefined
+            ? Buffer.from((source.sources[index] as { buffer: Uint8Array }).buffer)
+            : whole
+          assert.ok(
+            from.subarray(offset, offset + 2 * shape[0]!).equals(
+              name.endsWith('a')
+                ? data.subarray(0, half)
+                : data.subarray(half)
+            ),
+            name
+          )
+        }
+        await source.close()
+        assert.equal(staging.bytes.live, 0)
+        assert.deepEqual(readdirSync(folder), [])
       }
-      await file.end()
-    }
-    const source = await upload.finish()
-    const whole = Buffer.alloc(bodies.reduce((sum, { length }) => sum + length, 0))
-    let end = 0
-    if (source.stream === undefined) assert.equal(upload.place, 'memory')
-    else {
-      disk++
-      await source.stream.ready()
-      for (let piece = await source.stream.next(); piece !== undefined; piece = await source.stream.next()) {
-        const { buffer } = piece.source as { buffer: Uint8Array }
-        const borders = bodies.map((_, f) => bodies.slice(0, f).reduce((sum, { length }) => sum + length, 0))
-        assert.ok(piece.begin <= Math.max(0, end - 3) || (piece.begin === end && borders.includes(end)), `a piece at ${piece.begin} behind ${end}`)
-        assert.ok(whole.subarray(piece.begin, end).equals(buffer.subarray(0, end - piece.begin)), 'it begins with what stood there')
-        whole.set(buffer, piece.begin)
-        end = piece.begin + piece.length
-      }
-      assert.equal(end, whole.length)
-    }
-    for (const { name, shape, source: index, offset } of source.tensors) {
-      const data = bodies[parseInt(name)]!
-      const half = data.length >> 2 << 1
-      const from = source.stream === undefined ? Buffer.from((source.sources[index] as { buffer: Uint8Array }).buffer) : whole
-      assert.ok(from.subarray(offset, offset + 2 * shape[0]!).equals(name.endsWith('a') ? data.subarray(0, half) : data.subarray(half)), name)
-    }
-    await source.close()
-    assert.equal(staging.bytes.live, 0)
-    assert.deepEqual(readdirSync(folder), [])
-  }), { numRuns: 40, examples: [[[10 * staging.slotBytes, 3], 4096], [[40_001, 300_000, 300_000], 777]] })
+    ),
+    { numRuns: 40, examples: [[[10 * staging.slotBytes, 3], 4096], [[40_001, 300_000, 300_000], 777]] }
+  )
   t.ok(disk >= 2, `${disk} of them were spooled`)
   staging.close()
 })
@@ -125,6 +167,8 @@ t.test('memory of whole chunks is given back at once, of parts and of small ones
     t.same([native().pageOffset(pages), pages.length], [0, bytes])
     freeMemory(pages)
   }
-  t.throws(() => { native().freeBuffer(Buffer.alloc(1) as never) }, { name: 'TypeError', message: /expected an ArrayBuffer/ })
+  t.throws(() => {
+    native().freeBuffer(Buffer.alloc(1) as never)
+  }, { name: 'TypeError', message: /expected an ArrayBuffer/ })
   t.end()
 })

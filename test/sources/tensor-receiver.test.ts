@@ -21,11 +21,15 @@ const openFiles = (): number => readdirSync('/proc/self/fd').length
 
 function receiverOf (t: Test, ranks: number): TensorReceiver {
   const receiver = new TensorReceiver({ ranks })
-  t.teardown(async () => { await receiver.close() })
+  t.teardown(async () => {
+    await receiver.close()
+  })
   return receiver
 }
 
-function bytesOf (bits: Uint16Array): Uint8Array { return new Uint8Array(bits.buffer, bits.byteOffset, bits.byteLength) }
+function bytesOf (bits: Uint16Array): Uint8Array {
+  return new Uint8Array(bits.buffer, bits.byteOffset, bits.byteLength)
+}
 
 /** The whole model, each tensor in a file of its own. */
 function sharedModel (t: Test, table: ModelTable, variant: number): { tensors: SharedTensor[], files: SharedMemory[] } {
@@ -34,7 +38,12 @@ function sharedModel (t: Test, table: ModelTable, variant: number): { tensors: S
   return { tensors: plans.map(({ name, shape }, i) => ({ name, shape, memory: files[i]! })), files }
 }
 
-async function write (store: WeightStore, receiver: TensorReceiver, entries: string[], loadFormat: string | null = null): Promise<void> {
+async function write (
+  store: WeightStore,
+  receiver: TensorReceiver,
+  entries: string[],
+  loadFormat: string | null = null
+): Promise<void> {
   const source = await receiver.open({ entries, loadFormat })
   const update = await store.update()
   try {
@@ -49,7 +58,9 @@ async function write (store: WeightStore, receiver: TensorReceiver, entries: str
 }
 
 async function checkVariant (t: Test, store: WeightStore, table: ModelTable, variant: number): Promise<void> {
-  for (const { name, checksum } of (await store.checksums()).tensors) t.equal(checksum, codedChecksum(table, name, variant), name)
+  for (const { name, checksum } of (await store.checksums()).tensors) {
+    t.equal(checksum, codedChecksum(table, name, variant), name)
+  }
 }
 
 for (const ranks of [1, 2, 4]) {
@@ -64,7 +75,10 @@ for (const ranks of [1, 2, 4]) {
       const senders = openFiles()
       await write(store, receiver, [tensorEntry(tensors)])
       await checkVariant(t, store, table, variant)
-      t.ok(files.every(file => file.count() === 1 && file.exists()), 'the reference of the request is gone, the sender\'s own is not')
+      t.ok(
+        files.every(file => file.count() === 1 && file.exists()),
+        "the reference of the request is gone, the sender's own is not"
+      )
       t.equal(openFiles(), senders)
     }
     t.ok(before > 0)
@@ -73,7 +87,7 @@ for (const ranks of [1, 2, 4]) {
   })
 }
 
-t.test('ranks that are brought their own read their own; those that are not read another\'s', async t => {
+t.test("ranks that are brought their own read their own; those that are not read another's", async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(close)
   const receiver = receiverOf(t, 2)
@@ -88,7 +102,10 @@ t.test('ranks that are brought their own read their own; those that are not read
   const param = table.params.findIndex(({ name }) => name === 'norm')
   const { rows } = table.params[param]!
   for (const rank of [0, 1]) {
-    t.same(await addon.read(store.core, rank, param, 0, 0, rows, 1), bytesOf(codedTensor(rank + 1, 'model.norm.weight', rows)))
+    t.same(
+      await addon.read(store.core, rank, param, 0, 0, rows, 1),
+      bytesOf(codedTensor(rank + 1, 'model.norm.weight', rows))
+    )
   }
 })
 
@@ -112,7 +129,12 @@ t.test('a tensor in several matrices is cut where ranks and matrices meet, and i
     }
     return bits
   }
-  const permuted = (memory: SharedMemory): SharedTensor => ({ name, memory, shape: [experts, rows, cols], stride: [cols, experts * cols, 1] })
+  const permuted = (memory: SharedMemory): SharedTensor => ({
+    name,
+    memory,
+    shape: [experts, rows, cols],
+    stride: [cols, experts * cols, 1]
+  })
   await write(store, receiver, [tensorEntry([permuted(sharedMemory(t, bytesOf(parts(2))))])])
   for (const { name, checksum } of (await store.checksums()).tensors) {
     const isNew = /^model\.layers\.0\.mlp\.experts\.\d+\.(gate|up)/.test(name)
@@ -144,7 +166,10 @@ t.test('what "direct" brings is every parameter of every rank, and covers every 
       const plans = [...engineTensors(table).values()]
       t.equal(plans.length, table.params.length, 'a name each')
       const names = plans.flatMap(plan => coverage.names(plan))
-      t.same([...names].sort(), [...table.tensors.values()].filter(plan => !plan.alternative).map(plan => plan.name).sort())
+      t.same(
+        [...names].sort(),
+        [...table.tensors.values()].filter(plan => !plan.alternative).map(plan => plan.name).sort()
+      )
       for (const plan of plans) t.equal(plan.shape.reduce((a, b) => a * b, 1), plan.rows * plan.cols, plan.name)
     }
   }
@@ -155,18 +180,40 @@ t.test('a refused payload is given back whole, and nothing stays open', async t 
   await receiver.discard([])
   const bits = bytesOf(codedTensor(1, 'x', 64))
   const before = openFiles()
-  const tensor = (memory: Pick<SharedMemory, 'name' | 'bytes'>, fields: Partial<SharedTensor> = {}): SharedTensor => ({ name: 'w', memory, shape: [4], ...fields })
-  const refusals: Array<[what: string, code: string, references: number, entries: (memory: SharedMemory) => string[], loadFormat?: string]> = [
+  const tensor = (memory: Pick<SharedMemory, 'name' | 'bytes'>, fields: Partial<SharedTensor> = {}): SharedTensor => ({
+    name: 'w',
+    memory,
+    shape: [4],
+    ...fields
+  })
+  const refusals: Array<
+    [what: string, code: string, references: number, entries: (memory: SharedMemory) => string[], loadFormat?: string]
+  > = [
     ['expanded', 'TENSOR_PAYLOAD', 1, memory => [tensorEntry([tensor(memory, { shape: [8], stride: [0] })])]],
     ['overlapping', 'TENSOR_PAYLOAD', 1, memory => [tensorEntry([tensor(memory, { shape: [8, 8], stride: [1, 1] })])]],
     ['outside', 'TENSOR_PAYLOAD', 1, memory => [tensorEntry([tensor(memory, { shape: [65] })])]],
     ['dtype', 'TENSOR_PAYLOAD', 1, memory => [tensorEntry([tensor(memory, { dtype: 'int64' })])]],
-    ['more than the file has', 'TENSOR_PAYLOAD', 2, memory => [tensorEntry([tensor(memory), tensor({ ...memory, bytes: 1 << 20 }, { name: 'v' })])]],
-    ['beside one that is gone', 'TENSOR_PAYLOAD', 1, memory => [tensorEntry([tensor(memory), tensor({ name: '/torch_1_1_1', bytes: 8 }, { name: 'gone' })])]],
+    [
+      'more than the file has',
+      'TENSOR_PAYLOAD',
+      2,
+      memory => [tensorEntry([tensor(memory), tensor({ ...memory, bytes: 1 << 20 }, { name: 'v' })])]
+    ],
+    [
+      'beside one that is gone',
+      'TENSOR_PAYLOAD',
+      1,
+      memory => [tensorEntry([tensor(memory), tensor({ name: '/torch_1_1_1', bytes: 8 }, { name: 'gone' })])]
+    ],
     ['not a bucket', 'TENSOR_PAYLOAD', 1, memory => [tensorEntry([tensor(memory)])], 'flattened_bucket'],
     ['one entry of shards', 'INVALID_REQUEST', 1, memory => [tensorEntry([tensor(memory)])], 'direct'],
     ['a broken entry beside it', 'PICKLE_MALFORMED', 1, memory => [tensorEntry([tensor(memory)]), 'gASV']],
-    ['the same in three entries that differ', 'PICKLE_MALFORMED', 2, memory => [tensorEntry([tensor(memory)]), '', tensorEntry([tensor(memory, { name: 'v' })])]]
+    [
+      'the same in three entries that differ',
+      'PICKLE_MALFORMED',
+      2,
+      memory => [tensorEntry([tensor(memory)]), '', tensorEntry([tensor(memory, { name: 'v' })])]
+    ]
   ]
   for (const [what, code, references, entries, loadFormat = null] of refusals) {
     const memory = sharedMemory(t, bits, 10)
@@ -182,7 +229,10 @@ t.test('who takes the last reference removes the file; where there is none it is
   const bits = bytesOf(codedTensor(1, 'x', 4))
   for (const [count, left] of [[1, false], [2, true], [0, true], [-5, true]] as const) {
     const memory = sharedMemory(t, bits, count)
-    const source = await receiver.open({ entries: [tensorEntry([{ name: 'w', memory, shape: [4] }])], loadFormat: null })
+    const source = await receiver.open({
+      entries: [tensorEntry([{ name: 'w', memory, shape: [4] }])],
+      loadFormat: null
+    })
     t.equal(memory.count(), count, 'held while it is open')
     await source.close()
     await source.close()
@@ -197,13 +247,30 @@ t.test('links, folders and short files by the right name are refused, and not to
   const path = `/dev/shm${name}`
   const entries = [tensorEntry([{ name: 'w', memory: { name, bytes: 8 }, shape: [4] }])]
   writeFileSync(`${path}.target`, Buffer.alloc(100, 1))
-  for (const [make, remove] of [
-    [() => { symlinkSync(`${path}.target`, path) }, () => { unlinkSync(path) }],
-    [() => { mkdirSync(path) }, () => { rmdirSync(path) }],
-    [() => { writeFileSync(path, 'short') }, () => { unlinkSync(path) }]
-  ] as const) {
+  for (
+    const [make, remove] of [
+      [() => {
+        symlinkSync(`${path}.target`, path)
+      }, () => {
+        unlinkSync(path)
+      }],
+      [() => {
+        mkdirSync(path)
+      }, () => {
+        rmdirSync(path)
+      }],
+      [() => {
+        writeFileSync(path, 'short')
+      }, () => {
+        unlinkSync(path)
+      }]
+    ] as const
+  ) {
     make()
-    await t.rejects(receiver.open({ entries, loadFormat: null }), { code: 'TENSOR_PAYLOAD', message: /^tensor "w": shared memory \/torch_/ })
+    await t.rejects(receiver.open({ entries, loadFormat: null }), {
+      code: 'TENSOR_PAYLOAD',
+      message: /^tensor "w": shared memory \/torch_/
+    })
     remove()
   }
   unlinkSync(`${path}.target`)
@@ -212,25 +279,53 @@ t.test('links, folders and short files by the right name are refused, and not to
 t.test('memory of cards and descriptors are refused in words', async t => {
   const receiver = receiverOf(t, 1)
   const payloads = recordedPickles('payloads').filter(({ any_dtype: any, ranks }) => !any && ranks === 1)
-  for (const [kind, message] of [['cuda', /this engine is on the CPU: send tensors on the CPU/], ['descriptor', /set_sharing_strategy\("file_system"\)/]] as const) {
-    const payload = payloads.find(({ expected }) => expected.storages.length > 0 && expected.storages.every(storage => (storage as { kind: string }).kind === kind))!
-    await t.rejects(receiver.open({ entries: payload.entries, loadFormat: payload.load_format }), { code: 'UNSUPPORTED', message })
+  for (
+    const [kind, message] of [['cuda', /this engine is on the CPU: send tensors on the CPU/], [
+      'descriptor',
+      /set_sharing_strategy\("file_system"\)/
+    ]] as const
+  ) {
+    const payload = payloads.find(({ expected }) =>
+      expected.storages.length > 0 && expected.storages.every(storage => (storage as { kind: string }).kind === kind)
+    )!
+    await t.rejects(receiver.open({ entries: payload.entries, loadFormat: payload.load_format }), {
+      code: 'UNSUPPORTED',
+      message
+    })
   }
-  const card = new TensorReceiver({ ranks: 1, visible: [{ ordinal: 99, uuid: 'GPU-00000000-0000-0000-0000-000000000001' }] })
-  const payload = payloads.find(({ expected }) => expected.storages.length > 0 && expected.storages.every(storage => (storage as { kind: string }).kind === 'cuda'))!
-  await t.rejects(card.open({ entries: payload.entries, loadFormat: payload.load_format }), { code: 'TENSOR_PAYLOAD', message: /refit does not (see|count so far) \(it sees 99: GPU-0+-/ })
+  const card = new TensorReceiver({
+    ranks: 1,
+    visible: [{ ordinal: 99, uuid: 'GPU-00000000-0000-0000-0000-000000000001' }]
+  })
+  const payload = payloads.find(({ expected }) =>
+    expected.storages.length > 0 && expected.storages.every(storage => (storage as { kind: string }).kind === 'cuda')
+  )!
+  await t.rejects(card.open({ entries: payload.entries, loadFormat: payload.load_format }), {
+    code: 'TENSOR_PAYLOAD',
+    message: /refit does not (see|count so far) \(it sees 99: GPU-0+-/
+  })
   await card.close()
 })
 
 t.test('a slot of a counter of CUDA shares goes down by one for each share that is refused', async t => {
   const receiver = receiverOf(t, 1)
-  const payload = recordedPickles('payloads').find(({ any_dtype: any, ranks, expected }) => !any && ranks === 1 && expected.storages.length > 1 && expected.storages.every(storage => (storage as { kind: string }).kind === 'cuda'))!
+  const payload = recordedPickles('payloads').find(({ any_dtype: any, ranks, expected }) =>
+    !any && ranks === 1 && expected.storages.length > 1 &&
+    expected.storages.every(storage => (storage as { kind: string }).kind === 'cuda')
+  )!
   const slots = Buffer.alloc(8 * 10_000)
   const storages = payload.expected.storages as Array<{ counterFile: string, counterSlot: number }>
   for (let slot = 0; slot < 10_000; slot++) slots.writeBigInt64LE(5n, slot * 8)
-  const files = new Map([...new Set(storages.map(({ counterFile }) => counterFile))].map(name => [name, Buffer.concat([Buffer.alloc(64), slots])]))
+  const files = new Map(
+    [...new Set(storages.map(({ counterFile }) => counterFile))].map(name => [
+      name,
+      Buffer.concat([Buffer.alloc(64), slots])
+    ])
+  )
   for (const [name, data] of files) writeFileSync(`/dev/shm${name}`, data)
-  t.teardown(() => { for (const name of files.keys()) unlinkSync(`/dev/shm${name}`) })
+  t.teardown(() => {
+    for (const name of files.keys()) unlinkSync(`/dev/shm${name}`)
+  })
   await t.rejects(receiver.open({ entries: payload.entries, loadFormat: payload.load_format }), { code: 'UNSUPPORTED' })
   const { readFileSync } = await import('node:fs')
   let taken = 0
@@ -253,7 +348,7 @@ t.test('a receiver that is closed gives back what is open, and takes nothing mor
   const source = await receiver.open({ entries, loadFormat: null })
   await receiver.close()
   t.equal(memory.count(), 1)
-  await t.rejects(source.verify(), { code: 'ENGINE_CLOSED' }, 'its descriptors are closed, and may be another\'s by now')
+  await t.rejects(source.verify(), { code: 'ENGINE_CLOSED' }, "its descriptors are closed, and may be another's by now")
   await source.close()
   await t.rejects(receiver.open({ entries, loadFormat: null }), { code: 'ENGINE_CLOSED' })
   t.equal(memory.count(), 1)

@@ -43,7 +43,7 @@ async function bytesOf (source: WeightSource): Promise<Buffer> {
 async function drain (source: WeightSource): Promise<Buffer> {
   const out = Buffer.alloc(data.length)
   let end = 0
-  for (let last: Uint8Array | undefined; ;) {
+  for (let last: Uint8Array | undefined;;) {
     last?.fill(0)
     const piece = await source.stream!.next()
     if (piece === undefined) break
@@ -64,27 +64,33 @@ const cutsIn = fc.array(fc.integer({ min: 1, max: file.length - 1 }), { maxLengt
 t.test('bytes that come in any chunks are held, spooled or streamed as they are', async t => {
   const folder = t.testdir({})
   const { staging } = open(folder, false)
-  await fc.assert(fc.asyncProperty(cutsIn, fc.constantFrom('memory', 'disk', 'stream'), async (cuts, way) => {
-    // Half of what is there is taken, so that a body has to go to disk.
-    const taken = way === 'disk' ? staging.take(MEMORY * 0.7) : undefined
-    const { upload } = open(folder, way === 'stream', staging)
-    const to = upload.begin('file', cuts.length % 2 === 0 ? file.length : null)
-    if (way === 'stream') {
-      const [, bytes] = await Promise.all([feed(to, file, cuts).then(async () => await upload.finish()), upload.opened.then(drain)])
-      assert.ok(bytes.equals(data))
-    } else {
-      await feed(to, file, cuts)
-      const source = await upload.finish()
-      assert.equal(upload.place, way)
-      assert.ok((await bytesOf(source)).equals(data))
-      assert.deepEqual(source.tensors, [{ name: 'a', dtype: 'bfloat16', shape: [COUNT], source: 0, offset: 0 }])
-      await source.close()
-    }
-    await upload.close()
-    if (taken !== undefined) staging.give(taken)
-    assert.equal(staging.bytes.live, 0)
-    assert.deepEqual(readdirSync(folder), [])
-  }), { numRuns: 60 })
+  await fc.assert(
+    fc.asyncProperty(cutsIn, fc.constantFrom('memory', 'disk', 'stream'), async (cuts, way) => {
+      // Half of what is there is taken, so that a body has to go to disk.
+      const taken = way === 'disk' ? staging.take(MEMORY * 0.7) : undefined
+      const { upload } = open(folder, way === 'stream', staging)
+      const to = upload.begin('file', cuts.length % 2 === 0 ? file.length : null)
+      if (way === 'stream') {
+        const [, bytes] = await Promise.all([
+          feed(to, file, cuts).then(async () => await upload.finish()),
+          upload.opened.then(drain)
+        ])
+        assert.ok(bytes.equals(data))
+      } else {
+        await feed(to, file, cuts)
+        const source = await upload.finish()
+        assert.equal(upload.place, way)
+        assert.ok((await bytesOf(source)).equals(data))
+        assert.deepEqual(source.tensors, [{ name: 'a', dtype: 'bfloat16', shape: [COUNT], source: 0, offset: 0 }])
+        await source.close()
+      }
+      await upload.close()
+      if (taken !== undefined) staging.give(taken)
+      assert.equal(staging.bytes.live, 0)
+      assert.deepEqual(readdirSync(folder), [])
+    }),
+    { numRuns: 60 }
+  )
   staging.close()
   t.same(staging.bytes, { live: 0, kept: 0 })
 })
@@ -96,7 +102,9 @@ t.test('of a stream the last piece goes out when the end is known to be good, an
   const bodyEnd = 8 + json.length + staging.pieceBytes
   await to.take(file.subarray(0, bodyEnd))
   const { stream } = await upload.opened
-  void stream!.ready().then(() => { ready = true })
+  void stream!.ready().then(() => {
+    ready = true
+  })
   await new Promise(setImmediate)
   t.notOk(ready, 'a full piece, and nothing behind it')
   await to.take(file.subarray(bodyEnd, bodyEnd + 1))
@@ -132,7 +140,11 @@ t.test('memory is bounded in sum, kept for the next one, and freed', async t => 
 
 t.test('memory of an odd size cuts no bytes in two, and what is no size is refused', t => {
   const staging = new Staging((1 << 20) + 77)
-  for (const bytes of [staging.holdBytes, staging.pieceBytes, staging.slotBytes]) t.ok(Number.isSafeInteger(bytes) && bytes > 0, `${bytes}`)
-  for (const limit of [0, -1, 1000, 1e6 + 0.5, NaN, Infinity]) t.throws(() => new Staging(limit), { name: 'RangeError', message: /a whole number of bytes/ })
+  for (const bytes of [staging.holdBytes, staging.pieceBytes, staging.slotBytes]) {
+    t.ok(Number.isSafeInteger(bytes) && bytes > 0, `${bytes}`)
+  }
+  for (const limit of [0, -1, 1000, 1e6 + 0.5, NaN, Infinity]) {
+    t.throws(() => new Staging(limit), { name: 'RangeError', message: /a whole number of bytes/ })
+  }
   t.end()
 })

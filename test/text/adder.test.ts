@@ -27,28 +27,43 @@ t.test('its tokens are bytes and four special tokens, as many as the model has r
   t.equal(tokenizer.eosTokenId, EOS)
   t.same([...tokenizer.specialIds].sort(), [256, 257, 258, 259])
   t.same(tokenizer.encode('12+345='), [...Buffer.from('12+345=')])
-  fc.assert(fc.property(fc.string({ unit: 'binary', maxLength: 60 }), text => {
-    fc.pre(!text.includes('<|'))
-    const ids = tokenizer.encode(text)
-    return Buffer.from(ids).equals(Buffer.from(text, 'utf8')) && tokenizer.decode(ids) === text
-  }), { numRuns: 1000 })
+  fc.assert(
+    fc.property(fc.string({ unit: 'binary', maxLength: 60 }), text => {
+      fc.pre(!text.includes('<|'))
+      const ids = tokenizer.encode(text)
+      return Buffer.from(ids).equals(Buffer.from(text, 'utf8')) && tokenizer.decode(ids) === text
+    }),
+    { numRuns: 1000 }
+  )
 })
 
 t.test('any bytes stream as the platform decodes them', async t => {
   const tokenizer = (await loadTokenizer(MODELS[0]!))!
-  fc.assert(fc.property(fc.array(fc.integer({ min: 0, max: 255 }), { maxLength: 24 }), ids => {
-    const detokenizer = tokenizer.detokenizer()
-    const text = ids.map(id => detokenizer.push([id])).join('') + detokenizer.flush()
-    return text === new TextDecoder('utf-8', { ignoreBOM: true }).decode(Uint8Array.from(ids))
-  }), { numRuns: 3000 })
+  fc.assert(
+    fc.property(fc.array(fc.integer({ min: 0, max: 255 }), { maxLength: 24 }), ids => {
+      const detokenizer = tokenizer.detokenizer()
+      const text = ids.map(id => detokenizer.push([id])).join('') + detokenizer.flush()
+      return text === new TextDecoder('utf-8', { ignoreBOM: true }).decode(Uint8Array.from(ids))
+    }),
+    { numRuns: 3000 }
+  )
 })
 
 t.test('its chat template has the form that it was trained on, and refuses other roles', async t => {
   const tokenizer = (await loadTokenizer(MODELS[1]!))!
-  const messages = [{ role: 'system', content: 'S' }, { role: 'user', content: '1+2=' }, { role: 'assistant', content: '3' }, { role: 'user', content: '4+5=' }]
-  t.equal(tokenizer.applyChatTemplate(messages), '<|system|>S<|user|>1+2=<|assistant|>3<|endoftext|><|user|>4+5=<|assistant|>')
+  const messages = [{ role: 'system', content: 'S' }, { role: 'user', content: '1+2=' }, {
+    role: 'assistant',
+    content: '3'
+  }, { role: 'user', content: '4+5=' }]
+  t.equal(
+    tokenizer.applyChatTemplate(messages),
+    '<|system|>S<|user|>1+2=<|assistant|>3<|endoftext|><|user|>4+5=<|assistant|>'
+  )
   t.same(tokenizer.encode('<|user|>7<|assistant|>'), [258, 0x37, 259])
-  t.throws(() => tokenizer.applyChatTemplate([{ role: 'tool', content: '3' }]), { code: 'INVALID_REQUEST', message: /roles system, user and assistant, not tool/ })
+  t.throws(() => tokenizer.applyChatTemplate([{ role: 'tool', content: '3' }]), {
+    code: 'INVALID_REQUEST',
+    message: /roles system, user and assistant, not tool/
+  })
 })
 
 t.test('the prompts to measure on are 500 different sums of two three-digit numbers', async t => {

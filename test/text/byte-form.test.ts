@@ -8,19 +8,37 @@ const sequence = (...decoders: unknown[]) => ({ type: 'Sequence', decoders })
 const strip = (start: number, stop: number) => ({ type: 'Strip', content: ' ', start, stop })
 
 t.test('decoders that are no map from tokens to bytes have no byte form', async t => {
-  for (const decoder of [
-    undefined, null, 'ByteLevel', {}, { type: 'WordPiece', prefix: '##' }, { type: 'Sequence' }, sequence(), sequence(null),
-    sequence(fuse), sequence(strip(1, 0)), sequence(replace, strip(1, 0)), sequence(replace, fuse, strip(0, 1)),
-    sequence(fallback, replace), sequence({ type: 'Replace', pattern: { Regex: 'a+' }, content: ' ' }, fuse),
-    sequence({ type: 'Replace', pattern: { String: '' }, content: ' ' }, fuse), sequence(replace, { type: 'ByteLevel' }), sequence(replace, fuse, fuse)
-  ]) t.equal(byteForm(decoder), null, JSON.stringify(decoder))
+  for (
+    const decoder of [
+      undefined,
+      null,
+      'ByteLevel',
+      {},
+      { type: 'WordPiece', prefix: '##' },
+      { type: 'Sequence' },
+      sequence(),
+      sequence(null),
+      sequence(fuse),
+      sequence(strip(1, 0)),
+      sequence(replace, strip(1, 0)),
+      sequence(replace, fuse, strip(0, 1)),
+      sequence(fallback, replace),
+      sequence({ type: 'Replace', pattern: { Regex: 'a+' }, content: ' ' }, fuse),
+      sequence({ type: 'Replace', pattern: { String: '' }, content: ' ' }, fuse),
+      sequence(replace, { type: 'ByteLevel' }),
+      sequence(replace, fuse, fuse)
+    ]
+  ) t.equal(byteForm(decoder), null, JSON.stringify(decoder))
 })
 
 t.test('the decoders of today do, also nested', async t => {
   t.same(byteForm({ type: 'ByteLevel' })?.strip, null)
   t.ok(byteForm(sequence({ type: 'ByteLevel' })))
   t.same(byteForm(sequence(replace, fallback, fuse))?.strip, null)
-  t.same(byteForm(sequence(sequence(replace, fallback), sequence(fuse, strip(1, 0))))?.strip, { content: ' ', count: 1 })
+  t.same(byteForm(sequence(sequence(replace, fallback), sequence(fuse, strip(1, 0))))?.strip, {
+    content: ' ',
+    count: 1
+  })
   t.same(byteForm({ type: 'Metaspace', replacement: '_', prepend_scheme: 'never' })?.strip, null)
   t.same(byteForm({ type: 'Metaspace', replacement: '_', add_prefix_space: false })?.strip, null)
 })

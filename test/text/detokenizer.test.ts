@@ -17,40 +17,57 @@ function pieces (tokenizer: Tokenizer): fc.Arbitrary<number[][]> {
   const any = fc.integer({ min: 0, max: tokenizer.vocabSize + 3 })
   const bytes = fc.integer({ min: 0, max: 260 })
   const special = fc.constantFrom(...tokenizer.specialIds)
-  const text = fc.string({ unit: 'binary', maxLength: 12 }).map(text => tokenizer.encode(text, { addSpecialTokens: false }))
-  const run = fc.oneof(fc.array(fc.oneof(any, bytes, special), { maxLength: 12 }), fc.array(bytes, { maxLength: 12 }), text)
-  return fc.tuple(fc.array(run, { maxLength: 8 }), fc.infiniteStream(fc.integer({ min: 0, max: 4 }))).map(([runs, lengths]) => {
-    const ids = runs.flat()
-    const parts = []
-    for (let at = 0; at < ids.length;) {
-      const length = lengths.next().value
-      parts.push(ids.slice(at, at + length))
-      at += length
+  const text = fc.string({ unit: 'binary', maxLength: 12 }).map(text =>
+    tokenizer.encode(text, { addSpecialTokens: false })
+  )
+  const run = fc.oneof(
+    fc.array(fc.oneof(any, bytes, special), { maxLength: 12 }),
+    fc.array(bytes, { maxLength: 12 }),
+    text
+  )
+  return fc.tuple(fc.array(run, { maxLength: 8 }), fc.infiniteStream(fc.integer({ min: 0, max: 4 }))).map(
+    ([runs, lengths]) => {
+      const ids = runs.flat()
+      const parts = []
+      for (let at = 0; at < ids.length;) {
+        const length = lengths.next().value
+        parts.push(ids.slice(at, at + length))
+        at += length
+      }
+      return parts
     }
-    return parts
-  })
+  )
 }
 
 for (const name of ['qwen-like', 'llama3-like', 'llama2-like', 'metaspace-like', 'suffix-like']) {
   t.test(`${name}: pushes and flush, joined, are the decoding of all ids, wherever they are cut`, async t => {
     const tokenizer = await open(name)
-    fc.assert(fc.property(pieces(tokenizer), fc.boolean(), (parts, skipSpecialTokens) => {
-      return stream(tokenizer, parts, { skipSpecialTokens }) === tokenizer.decode(parts.flat(), { skipSpecialTokens })
-    }), { numRuns: 2000 })
+    fc.assert(
+      fc.property(pieces(tokenizer), fc.boolean(), (parts, skipSpecialTokens) => {
+        return stream(tokenizer, parts, { skipSpecialTokens }) === tokenizer.decode(parts.flat(), { skipSpecialTokens })
+      }),
+      { numRuns: 2000 }
+    )
   })
 
   t.test(`${name}: with the prompt as context, what is pushed is what the whole text has more than the prompt's`, async t => {
     const tokenizer = await open(name)
-    const words = fc.array(fc.constantFrom('the', ' rollout', '  weights', 'ing', ' 1234', '.', ' größer', '\n'), { minLength: 1, maxLength: 12 })
-    fc.assert(fc.property(words, words, (before, after) => {
-      const prompt = tokenizer.encode(before.join(''), { addSpecialTokens: false })
-      const all = tokenizer.encode([...before, ...after].join(''), { addSpecialTokens: false })
-      // Only where the prompt's tokens go on as they were is there a text that is added.
-      fc.pre(prompt.length > 0 && prompt.every((id, index) => all[index] === id))
-      const whole = tokenizer.decode(all)
-      const prefix = tokenizer.decode(prompt)
-      return prefix + stream(tokenizer, [all.slice(prompt.length)], { context: prompt }) === whole
-    }), { numRuns: 1000 })
+    const words = fc.array(fc.constantFrom('the', ' rollout', '  weights', 'ing', ' 1234', '.', ' größer', '\n'), {
+      minLength: 1,
+      maxLength: 12
+    })
+    fc.assert(
+      fc.property(words, words, (before, after) => {
+        const prompt = tokenizer.encode(before.join(''), { addSpecialTokens: false })
+        const all = tokenizer.encode([...before, ...after].join(''), { addSpecialTokens: false })
+        // Only where the prompt's tokens go on as they were is there a text that is added.
+        fc.pre(prompt.length > 0 && prompt.every((id, index) => all[index] === id))
+        const whole = tokenizer.decode(all)
+        const prefix = tokenizer.decode(prompt)
+        return prefix + stream(tokenizer, [all.slice(prompt.length)], { context: prompt }) === whole
+      }),
+      { numRuns: 1000 }
+    )
   })
 }
 

@@ -31,7 +31,11 @@ for (const name of NAMES) {
       }
       t.strictSame(got, { ids, withSpecial, decoded }, JSON.stringify(text.slice(0, 40)))
     }
-    const got = decodings.map(({ ids }) => ({ ids, text: tokenizer.decode(ids), skipped: tokenizer.decode(ids, { skipSpecialTokens: true }) }))
+    const got = decodings.map(({ ids }) => ({
+      ids,
+      text: tokenizer.decode(ids),
+      skipped: tokenizer.decode(ids, { skipSpecialTokens: true })
+    }))
     t.strictSame(got, decodings)
   })
 
@@ -97,7 +101,18 @@ t.test('a folder without tokenizer.json has no tokenizer', async t => {
 
 t.test('a broken tokenizer is refused with the name of its file', async t => {
   const dir = await mkdtemp(join(tmpdir(), 'refit-text-'))
-  for (const text of ['', '{', '[]', 'null', '7', '{}', '{"model": {}}', '{"model":{"type":"Strange"},"decoder":null,"post_processor":null,"pre_tokenizer":null,"normalizer":null}']) {
+  for (
+    const text of [
+      '',
+      '{',
+      '[]',
+      'null',
+      '7',
+      '{}',
+      '{"model": {}}',
+      '{"model":{"type":"Strange"},"decoder":null,"post_processor":null,"pre_tokenizer":null,"normalizer":null}'
+    ]
+  ) {
     await writeFile(join(dir, 'tokenizer.json'), text)
     await t.rejects(loadTokenizer(dir), { code: 'MODEL_CONFIG', message: join(dir, 'tokenizer.json') }, text)
   }

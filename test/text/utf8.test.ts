@@ -6,23 +6,32 @@ const decode = (bytes: Uint8Array) => new TextDecoder('utf-8', { ignoreBOM: true
 
 t.test('cutting where characters are complete never changes what any bytes decode to', async t => {
   // Lead and continuation bytes are drawn often: the boundaries of what UTF-8 allows lie between them.
-  const byte = fc.oneof(fc.integer({ min: 0, max: 255 }), fc.constantFrom(0x80, 0xbf, 0xc2, 0xe0, 0xe2, 0xed, 0xef, 0xf0, 0xf4, 0xf5, 0x9f, 0xa0, 0x8f, 0x90))
-  fc.assert(fc.property(fc.array(byte, { maxLength: 12 }), fc.array(byte, { maxLength: 4 }), (first, second) => {
-    const all = Uint8Array.from([...first, ...second])
-    const cut = completeLength(Uint8Array.from(first))
-    return first.length - cut <= 3 && decode(all.subarray(0, cut)) + decode(all.subarray(cut)) === decode(all)
-  }), { numRuns: 20_000 })
+  const byte = fc.oneof(
+    fc.integer({ min: 0, max: 255 }),
+    fc.constantFrom(0x80, 0xbf, 0xc2, 0xe0, 0xe2, 0xed, 0xef, 0xf0, 0xf4, 0xf5, 0x9f, 0xa0, 0x8f, 0x90)
+  )
+  fc.assert(
+    fc.property(fc.array(byte, { maxLength: 12 }), fc.array(byte, { maxLength: 4 }), (first, second) => {
+      const all = Uint8Array.from([...first, ...second])
+      const cut = completeLength(Uint8Array.from(first))
+      return first.length - cut <= 3 && decode(all.subarray(0, cut)) + decode(all.subarray(cut)) === decode(all)
+    }),
+    { numRuns: 20_000 }
+  )
 })
 
 t.test('nothing of whole characters is held back, and no part of a character is let go', async t => {
-  fc.assert(fc.property(fc.string({ unit: 'binary', minLength: 1, maxLength: 6 }), text => {
-    const bytes = Buffer.from(text, 'utf8')
-    if (completeLength(bytes) !== bytes.length) return false
-    const last = Buffer.byteLength([...text].at(-1)!)
-    for (let missing = 1; missing < last; missing++) {
-      if (completeLength(bytes.subarray(0, bytes.length - missing)) !== bytes.length - last) return false
-    }
-    return true
-  }), { numRuns: 5000 })
+  fc.assert(
+    fc.property(fc.string({ unit: 'binary', minLength: 1, maxLength: 6 }), text => {
+      const bytes = Buffer.from(text, 'utf8')
+      if (completeLength(bytes) !== bytes.length) return false
+      const last = Buffer.byteLength([...text].at(-1)!)
+      for (let missing = 1; missing < last; missing++) {
+        if (completeLength(bytes.subarray(0, bytes.length - missing)) !== bytes.length - last) return false
+      }
+      return true
+    }),
+    { numRuns: 5000 }
+  )
   t.equal(completeLength(new Uint8Array(0)), 0)
 })

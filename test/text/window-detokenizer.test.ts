@@ -8,11 +8,14 @@ import { WindowDetokenizer } from '../../src/text/window-detokenizer.ts'
 const qwen = (await loadTokenizer(join(packageRoot, 'test/fixtures/text/qwen-like')))!
 
 t.test('a sliding window gives the text of all ids for any text', async t => {
-  fc.assert(fc.property(fc.string({ unit: 'binary', maxLength: 40 }), text => {
-    const ids = qwen.encode(text, { addSpecialTokens: false })
-    const detokenizer = new WindowDetokenizer(ids => qwen.decode(ids), () => true)
-    return ids.map(id => detokenizer.push([id])).join('') + detokenizer.flush() === qwen.decode(ids)
-  }), { numRuns: 2000 })
+  fc.assert(
+    fc.property(fc.string({ unit: 'binary', maxLength: 40 }), text => {
+      const ids = qwen.encode(text, { addSpecialTokens: false })
+      const detokenizer = new WindowDetokenizer(ids => qwen.decode(ids), () => true)
+      return ids.map(id => detokenizer.push([id])).join('') + detokenizer.flush() === qwen.decode(ids)
+    }),
+    { numRuns: 2000 }
+  )
 })
 
 t.test('the work grows with the number of ids, also where every one is a broken character or has no text', async t => {

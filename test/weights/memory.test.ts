@@ -43,7 +43,12 @@ t.test('released weights come back torn at their addresses, and an update makes 
   t.same(store.state, { state: 'asleep', tags: ['weights', 'kv_cache'] })
   t.equal(store.releasedMemory.weights, addon.coreInfo(store.core).weightBytes)
   t.equal(store.epoch, epoch, 'no bytes have changed yet that anybody could read')
-  t.match(gates.last, { torn: null, asleep: /asleep: its memory is released \(weights, kv_cache\)/, flushCache: true, epoch })
+  t.match(gates.last, {
+    torn: null,
+    asleep: /asleep: its memory is released \(weights, kv_cache\)/,
+    flushCache: true,
+    epoch
+  })
 
   const resumed = await store.resume(['weights'])
   t.same(resumed.tags, ['weights'])
@@ -107,10 +112,15 @@ t.test('every wrong order is a CONFLICT that names the kind, and changes nothing
   await conflict(async () => await store.resume(['weights', 'kv_cache']), /memory of weights is not released/)
   t.same((await store.release()).tags, ['weights', 'cuda_graph'], 'all that is left')
   await conflict(async () => await store.release(), /all memory .* is released already/)
-  await conflict(async () => await store.update(), /weights cannot be updated while their memory is released; .*\["weights"\]/)
+  await conflict(
+    async () => await store.update(),
+    /weights cannot be updated while their memory is released; .*\["weights"\]/
+  )
   await conflict(async () => await store.checksums(), /weights cannot be read while/)
   await conflict(async () => await store.readTensor('model.norm.weight'), /weights cannot be read while/)
-  await conflict(async () => { await store.scramble(1n) }, /weights cannot be updated while/)
+  await conflict(async () => {
+    await store.scramble(1n)
+  }, /weights cannot be updated while/)
   t.same((await store.resume(['cuda_graph', 'weights'])).tags, ['cuda_graph', 'weights'])
   await conflict(async () => await store.resume(['cuda_graph']), /memory of cuda_graph is not released/)
   t.ok((await store.checksums()).tensors.length > 0, 'torn weights can be looked at')
@@ -131,7 +141,10 @@ t.test('a pause in place that holds requests stands against a release of their K
   const { store, gates, write } = setup(t)
   await write(1)
   gates.holders = 3
-  await t.rejects(store.release(['kv_cache']), { code: 'CONFLICT', message: /paused in place, and 3 requests need their KV cache .* "retract"/ })
+  await t.rejects(store.release(['kv_cache']), {
+    code: 'CONFLICT',
+    message: /paused in place, and 3 requests need their KV cache .* "retract"/
+  })
   await t.rejects(store.release(), { code: 'CONFLICT' })
   t.same(store.state, { state: 'current' })
   t.same(gates.shutCount, gates.openCount)
@@ -173,14 +186,21 @@ t.test('memory that cannot be had: a copy is refused before anything changes, a 
   await write(1)
   const before = await store.checksums()
   addon.armFault!({ point: 'alloc', at: 1, action: 'fail' })
-  await t.rejects(store.release(), { code: 'NO_MEMORY', message: /a copy of [\d.]+ MB of weights \(--enable-weights-cpu-backup\) does not fit into memory\. Nothing has changed/ })
+  await t.rejects(store.release(), {
+    code: 'NO_MEMORY',
+    message:
+      /a copy of [\d.]+ MB of weights \(--enable-weights-cpu-backup\) does not fit into memory\. Nothing has changed/
+  })
   t.same(store.state, { state: 'current' })
   t.same(await store.checksums(), before)
   t.match(gates.last, { torn: null, asleep: null })
 
   await store.release()
   addon.armFault!({ point: 'alloc', at: 2, action: 'fail' })
-  await t.rejects(store.resume(), { code: 'NO_MEMORY', message: /memory of weights could not be had .* It stays released; free memory and try again/ })
+  await t.rejects(store.resume(), {
+    code: 'NO_MEMORY',
+    message: /memory of weights could not be had .* It stays released; free memory and try again/
+  })
   t.same(store.state, { state: 'asleep', tags: ['weights', 'kv_cache'] }, 'the graphs came first, and are back')
   t.match(gates.last, { asleep: /weights, kv_cache/ })
   await store.resume()
@@ -193,7 +213,10 @@ t.test('where the system has less than the weights need, nothing is touched, and
   const { store, write } = setup(t, { keepWeights: true, availableBytes: () => free })
   await write(1)
   free = 1000
-  await t.rejects(store.release(['weights']), { code: 'NO_MEMORY', message: /^[\d.]+ MB are needed and 0\.0 MB can be had for a copy of the weights/ })
+  await t.rejects(store.release(['weights']), {
+    code: 'NO_MEMORY',
+    message: /^[\d.]+ MB are needed and 0\.0 MB can be had for a copy of the weights/
+  })
   t.same(store.state, { state: 'current' })
   free = 1e12
   await store.release(['weights'])
@@ -211,7 +234,10 @@ t.test('where a card cannot release its memory, a release is refused and the wei
   const before = await store.checksums()
   const { shutCount } = gates
   for (const tags of [undefined, ['weights'], ['kv_cache']] as const) {
-    await t.rejects(store.release(tags), { code: 'UNSUPPORTED', message: /no virtual memory management .* Nothing has changed/ })
+    await t.rejects(store.release(tags), {
+      code: 'UNSUPPORTED',
+      message: /no virtual memory management .* Nothing has changed/
+    })
   }
   t.equal(gates.shutCount, shutCount)
   t.same(store.state, { state: 'current' })
@@ -220,7 +246,15 @@ t.test('where a card cannot release its memory, a release is refused and the wei
 
 t.test('mappings are closed between two steps: nobody waits for running requests, nor for whose turn it is', async t => {
   const closed: string[] = []
-  const { store, gates, write } = setup(t, { addon: { ...addon, closeMappings: async (_core, name) => { closed.push(name); return 2 } } })
+  const { store, gates, write } = setup(t, {
+    addon: {
+      ...addon,
+      closeMappings: async (_core, name) => {
+        closed.push(name)
+        return 2
+      }
+    }
+  })
   await write(1)
   t.not(gates.asked!.inPlace, true, 'a write waits for them')
   await store.closeMappings('pool')
@@ -237,10 +271,23 @@ t.test('mappings are closed between two steps: nobody waits for running requests
 t.test('a device that is lost in a write, a read, a release or while mappings are closed is told once to whoever runs the engine', async t => {
   const lost = Object.assign(new Error('rank 0, card 2 (H200): the copy of a write failed'), { code: 'DEVICE_LOST' })
   for (const operation of ['write', 'checksum', 'release', 'resume', 'closeMappings'] as const) {
-    const broken = { ...addon, [operation]: async () => { throw lost } }
+    const broken = {
+      ...addon,
+      [operation]: async () => {
+        throw lost
+      }
+    }
     const { store, gates, write } = setup(t, { addon: broken })
     if (operation === 'resume') await store.release()
-    const run = { write: async () => await write(1), checksum: async () => await store.checksums(), release: async () => await store.release(['kv_cache']), resume: async () => await store.resume(), closeMappings: async () => { await store.closeMappings('pool') } }[operation]
+    const run = {
+      write: async () => await write(1),
+      checksum: async () => await store.checksums(),
+      release: async () => await store.release(['kv_cache']),
+      resume: async () => await store.resume(),
+      closeMappings: async () => {
+        await store.closeMappings('pool')
+      }
+    }[operation]
     await t.rejects(run() as Promise<unknown>, { message: /rank 0, card 2/ })
     t.same(gates.losses, [lost.message], operation)
     t.equal(gates.shutCount, gates.openCount)
@@ -259,6 +306,9 @@ t.test('a release says by itself whether weights keep a copy, whatever the engin
   }
   const { store, write } = setup(t, { availableBytes: () => 10 })
   await write(1)
-  await t.rejects(store.release(['weights'], { keepWeights: true }), { code: 'NO_MEMORY', message: /sleep at level 1\)\. Nothing has changed/ })
+  await t.rejects(store.release(['weights'], { keepWeights: true }), {
+    code: 'NO_MEMORY',
+    message: /sleep at level 1\)\. Nothing has changed/
+  })
   t.equal(store.state.state, 'current')
 })

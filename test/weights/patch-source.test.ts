@@ -30,7 +30,13 @@ async function apply (store: WeightStore, source: WeightSource): Promise<WriteRe
 }
 
 /** The elements of tensors that a rule picks, as a variant has them (`from`: as changes of the bits of another). */
-function patchOf (table: ModelTable, names: readonly string[], variant: number, picks: (index: number) => boolean = () => true, from?: number): WeightSource {
+function patchOf (
+  table: ModelTable,
+  names: readonly string[],
+  variant: number,
+  picks: (index: number) => boolean = () => true,
+  from?: number
+): WeightSource {
   const tensors = new Map<string, ElementPatch[]>()
   let bytes = 0
   for (const name of names) {
@@ -38,19 +44,45 @@ function patchOf (table: ModelTable, names: readonly string[], variant: number, 
     const wanted = codedTensor(variant, name, rows * cols)
     // In no order: from both ends.
     const at = Array.from(wanted.keys()).filter(picks).sort((a, b) => (a % 7) - (b % 7) || b - a)
-    const values = Uint16Array.from(at, index => from === undefined ? wanted[index]! : wanted[index]! ^ codedTensor(from, name, rows * cols)[index]!)
-    tensors.set(name, [{ encoding: POSITIONS.int32, positions: new Uint8Array(Int32Array.from(at).buffer), first: 0, values: new Uint8Array(values.buffer), dtype: DTYPES.bfloat16, xor: from !== undefined }])
+    const values = Uint16Array.from(
+      at,
+      index => from === undefined ? wanted[index]! : wanted[index]! ^ codedTensor(from, name, rows * cols)[index]!
+    )
+    tensors.set(name, [{
+      encoding: POSITIONS.int32,
+      positions: new Uint8Array(Int32Array.from(at).buffer),
+      first: 0,
+      values: new Uint8Array(values.buffer),
+      dtype: DTYPES.bfloat16,
+      xor: from !== undefined
+    }])
     bytes += at.length * 6
   }
-  const announced = names.map(name => ({ name, dtype: 'bfloat16' as const, shape: table.tensors.get(name)!.shape, source: 0, offset: 0 }))
-  return { kind: 'tensor', tensors: announced, sources: [], patch: { tensors, bytes }, verify: async () => {}, close: async () => {} }
+  const announced = names.map(name => ({
+    name,
+    dtype: 'bfloat16' as const,
+    shape: table.tensors.get(name)!.shape,
+    source: 0,
+    offset: 0
+  }))
+  return {
+    kind: 'tensor',
+    tensors: announced,
+    sources: [],
+    patch: { tensors, bytes },
+    verify: async () => {},
+    close: async () => {}
+  }
 }
 
 async function holds (store: WeightStore, table: ModelTable, variantOf: (name: string) => number): Promise<void> {
   const { tensors } = await store.checksums()
   // Stored bits: of a float32 those of the bfloat16, and 16 zeros.
   const stored = (checksum: string): string => store.dtype === 'bfloat16' ? checksum : `${checksum.slice(4)}0000`
-  assert.deepEqual(tensors, tensors.map(({ name }) => ({ name, checksum: stored(codedChecksum(table, name, variantOf(name))) })))
+  assert.deepEqual(
+    tensors,
+    tensors.map(({ name }) => ({ name, checksum: stored(codedChecksum(table, name, variantOf(name))) }))
+  )
 }
 
 for (const architecture of ['Qwen2ForCausalLM', 'Qwen3MoeForCausalLM'] as const) {
@@ -58,23 +90,40 @@ for (const architecture of ['Qwen2ForCausalLM', 'Qwen3MoeForCausalLM'] as const)
     for (const dtype of ['bfloat16', 'float32'] as const) {
       t.test(`${architecture} on ${ranks} ranks in ${dtype}: changes in any two halves make one variant of another, and nothing else moves`, async t => {
         // Pieces of some rows, and of several tensors.
-        const { store, table, close, gates } = storeOf(addon, tinyArchitecture(architecture), ranks, dtype, { patchBytes: 700 })
+        const { store, table, close, gates } = storeOf(addon, tinyArchitecture(architecture), ranks, dtype, {
+          patchBytes: 700
+        })
         t.teardown(close)
         const names = missingNames(table, new Set())
-        await fc.assert(fc.asyncProperty(fc.integer({ min: 1, max: 40 }), fc.integer({ min: 0, max: 6 }), fc.boolean(), async (step, rest, isXor) => {
-          await apply(store, memorySource(table, names, 1))
-          const some = names.filter((_, index) => index % 7 !== rest)
-          const isFirst = (index: number): boolean => index % (step + 1) === 0
-          // Bits of an engine in another dtype are not the sender's.
-          const from = isXor && dtype === 'bfloat16' ? 1 : undefined
-          const first = await apply(store, patchOf(table, some, 2, isFirst, from))
-          const second = await apply(store, patchOf(table, some, 2, index => !isFirst(index), from))
-          await holds(store, table, name => some.includes(name) ? 2 : 1)
-          const differing = some.reduce((sum, name) => sum + codedTensor(2, name, sizeOf(table, name)).filter((bits, index) => bits !== codedTensor(1, name, sizeOf(table, name))[index]).length, 0)
-          assert.equal(first.changed! + second.changed!, differing)
-          assert.equal(first.tensors, some.length)
-          assert.equal((await apply(store, patchOf(table, some, 2))).changed, 0, 'a second time changes nothing')
-        }), { numRuns: 4 })
+        await fc.assert(
+          fc.asyncProperty(
+            fc.integer({ min: 1, max: 40 }),
+            fc.integer({ min: 0, max: 6 }),
+            fc.boolean(),
+            async (step, rest, isXor) => {
+              await apply(store, memorySource(table, names, 1))
+              const some = names.filter((_, index) => index % 7 !== rest)
+              const isFirst = (index: number): boolean => index % (step + 1) === 0
+              // Bits of an engine in another dtype are not the sender's.
+              const from = isXor && dtype === 'bfloat16' ? 1 : undefined
+              const first = await apply(store, patchOf(table, some, 2, isFirst, from))
+              const second = await apply(store, patchOf(table, some, 2, index => !isFirst(index), from))
+              await holds(store, table, name => some.includes(name) ? 2 : 1)
+              const differing = some.reduce((sum, name) =>
+                sum + codedTensor(2, name, sizeOf(table, name))
+                  .filter((bits, index) => bits !== codedTensor(1, name, sizeOf(table, name))[index])
+                  .length, 0)
+              assert
+                .equal(
+                  first.changed! + second.changed!,
+                  differing
+                )
+              assert.equal(first.tensors, some.length)
+              assert.equal((await apply(store, patchOf(table, some, 2))).changed, 0, 'a second time changes nothing')
+            }
+          ),
+          { numRuns: 4 }
+        )
         t.equal(store.state.state, 'current')
         t.equal(gates.shutCount, gates.openCount)
       })
@@ -90,14 +139,42 @@ t.test('what is wrong is refused before the gate shuts', async t => {
   const shut = gates.shutCount
   const epoch = store.epoch
   const good = patchOf(table, ['model.norm.weight'], 2)
-  const changed = (change: (patch: ElementPatch) => Partial<ElementPatch>): WeightSource => ({ ...good, patch: { bytes: 0, tensors: new Map([...good.patch!.tensors].map(([name, patches]) => [name, patches.map(patch => ({ ...patch, ...change(patch) }))])) } })
+  const changed = (change: (patch: ElementPatch) => Partial<ElementPatch>): WeightSource => ({
+    ...good,
+    patch: {
+      bytes: 0,
+      tensors: new Map([...good.patch!.tensors]
+        .map(([name, patches]) => [
+          name,
+          patches.map(patch => ({ ...patch, ...change(patch) }))
+        ]))
+    }
+  })
   const cases: Array<[string, WeightSource, RegExp]> = [
-    ['TENSOR_PAYLOAD', changed(({ positions }) => ({ positions: positions.map((byte, index) => index < 4 ? 0xff : byte) })), /position -1 lies outside of its \d+ elements\. Nothing has changed/],
-    ['TENSOR_PAYLOAD', changed(({ positions }) => ({ positions: Uint8Array.from([...positions.subarray(0, 4), ...positions.subarray(0, positions.length - 4)]) })), /comes twice/],
+    [
+      'TENSOR_PAYLOAD',
+      changed(({ positions }) => ({ positions: positions.map((byte, index) => index < 4 ? 0xff : byte) })),
+      /position -1 lies outside of its \d+ elements\. Nothing has changed/
+    ],
+    [
+      'TENSOR_PAYLOAD',
+      changed(({ positions }) => ({
+        positions: Uint8Array.from([...positions.subarray(0, 4), ...positions.subarray(0, positions.length - 4)])
+      })),
+      /comes twice/
+    ],
     ['TENSOR_PAYLOAD', changed(({ positions }) => ({ positions: positions.subarray(4) })), /bytes of positions for/],
-    ['TENSOR_PAYLOAD', changed(() => ({ encoding: POSITIONS.range, positions: new Uint8Array(0), first: 1 })), /lies outside/],
+    [
+      'TENSOR_PAYLOAD',
+      changed(() => ({ encoding: POSITIONS.range, positions: new Uint8Array(0), first: 1 })),
+      /lies outside/
+    ],
     ['WEIGHTS_MISMATCH', { ...good, tensors: good.tensors.map(tensor => ({ ...tensor, shape: [3] })) }, /shape \[3\]/],
-    ['WEIGHTS_UNKNOWN_NAME', { ...good, tensors: good.tensors.map(tensor => ({ ...tensor, name: 'model.nobody' })) }, /model\.nobody/],
+    [
+      'WEIGHTS_UNKNOWN_NAME',
+      { ...good, tensors: good.tensors.map(tensor => ({ ...tensor, name: 'model.nobody' })) },
+      /model\.nobody/
+    ],
     ['WEIGHTS_MISMATCH', { ...good, tensors: [...good.tensors, ...good.tensors] }, /bring each weight once/]
   ]
   for (const [code, source, message] of cases) await t.rejects(apply(store, source), { code, message })
@@ -106,17 +183,22 @@ t.test('what is wrong is refused before the gate shuts', async t => {
   await holds(store, table, () => 1)
 })
 
-t.test('bits of another dtype than the engine\'s are refused', async t => {
+t.test("bits of another dtype than the engine's are refused", async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 1, 'float32')
   t.teardown(close)
   await apply(store, memorySource(table, missingNames(table, new Set()), 1))
-  await t.rejects(apply(store, patchOf(table, ['model.norm.weight'], 2, undefined, 1)), { code: 'TENSOR_PAYLOAD', message: /another dtype/ })
+  await t.rejects(apply(store, patchOf(table, ['model.norm.weight'], 2, undefined, 1)), {
+    code: 'TENSOR_PAYLOAD',
+    message: /another dtype/
+  })
 })
 
 t.test('a write that breaks off tears what it had begun, a delta of that is refused by name, and whole tensors heal it', async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(close)
-  t.teardown(() => { addon.armFault!(null) })
+  t.teardown(() => {
+    addon.armFault!(null)
+  })
   const names = missingNames(table, new Set())
   await apply(store, memorySource(table, names, 1))
   addon.armFault!({ point: 'copy', at: 5, action: 'fail' })

@@ -12,35 +12,78 @@ const table = buildModelTable(tinyArchitecture('Qwen3MoeForCausalLM'), RANKS)
 const coverage = new Coverage(table)
 const plans = [...table.tensors.values()].filter(plan => !plan.alternative)
 
-const sourceOf = (tensors: AnnouncedTensor[], more: Partial<WeightSource> = {}): WeightSource => ({ kind: 'memory', tensors, sources: [{ fd: 7 }], verify: async () => {}, close: async () => {}, ...more })
+const sourceOf = (tensors: AnnouncedTensor[], more: Partial<WeightSource> = {}): WeightSource => ({
+  kind: 'memory',
+  tensors,
+  sources: [{ fd: 7 }],
+  verify: async () => {},
+  close: async () => {},
+  ...more
+})
 
 /** Tensor i from place `place`; every other way in which lists may differ is a parameter. */
-function listOf (first: number, count: number, place: number, { dtype = 'bfloat16' as const, ranks = undefined as number[] | undefined, isParted = false } = {}): AnnouncedTensor[] {
+function listOf (
+  first: number,
+  count: number,
+  place: number,
+  { dtype = 'bfloat16' as const, ranks = undefined as number[] | undefined, isParted = false } = {}
+): AnnouncedTensor[] {
   return plans.slice(first, first + count).map(({ name, shape, rows, cols }, index) => ({
-    name, dtype, shape, source: place % 3, offset: 1000 * place + 64 * index, ...ranks === undefined ? {} : { ranks },
-    ...isParted && index === 0 ? { parts: [{ firstRow: 0, rows, cols, offset: 8 * place, rowBytes: 2 * cols + 2, colBytes: 2 }] } : {}
+    name,
+    dtype,
+    shape,
+    source: place % 3,
+    offset: 1000 * place + 64 * index,
+    ...ranks === undefined ? {} : { ranks },
+    ...isParted && index === 0
+      ? { parts: [{ firstRow: 0, rows, cols, offset: 8 * place, rowBytes: 2 * cols + 2, colBytes: 2 }] }
+      : {}
   }))
 }
 
 t.test('whatever came before, a plan is what it would be alone', async t => {
   const list = fc.record({
-    first: fc.constantFrom(0, 0, 1), count: fc.constantFrom(1, 5, 5, 6, plans.length), place: fc.nat({ max: 5 }),
-    dtype: fc.constantFrom('bfloat16', 'bfloat16', 'float32'), ranks: fc.constantFrom(undefined, undefined, [0], [0, 1]),
-    isParted: fc.constantFrom(false, false, true), extra: fc.constantFrom(null, null, 'rotary_emb.inv_freq', 'visual.weight'), strict: fc.boolean(), again: fc.boolean()
+    first: fc.constantFrom(0, 0, 1),
+    count: fc.constantFrom(1, 5, 5, 6, plans.length),
+    place: fc.nat({ max: 5 }),
+    dtype: fc.constantFrom('bfloat16', 'bfloat16', 'float32'),
+    ranks: fc.constantFrom(undefined, undefined, [0], [0, 1]),
+    isParted: fc.constantFrom(false, false, true),
+    extra: fc.constantFrom(null, null, 'rotary_emb.inv_freq', 'visual.weight'),
+    strict: fc.boolean(),
+    again: fc.boolean()
   })
-  fc.assert(fc.property(fc.array(list, { minLength: 2, maxLength: 12 }), lists => {
-    const planner = new Planner(table, coverage)
-    let last: AnnouncedTensor[] = []
-    for (const { first, count, place, extra, strict, again, ...rest } of lists) {
-      const tensors = again && last.length > 0 ? last : listOf(first, count, place, rest as Parameters<typeof listOf>[3])
-      // In the middle, so that first, last and count are what they are without it.
-      if (extra !== null && !again && count > 2) tensors[2] = { name: extra, dtype: 'float32', shape: [1], source: 0, offset: 0 }
-      last = tensors
-      const source = sourceOf(tensors)
-      const attempt = (plan: () => object): unknown => { try { return plan() } catch (error) { return (error as Error).message } }
-      t.strictSame(attempt(() => planner.plan(source, strict)), attempt(() => planWrite(table, coverage, source, strict)))
-    }
-  }), { numRuns: 60 })
+  fc.assert(
+    fc.property(fc.array(list, { minLength: 2, maxLength: 12 }), lists => {
+      const planner = new Planner(table, coverage)
+      let last: AnnouncedTensor[] = []
+      for (const { first, count, place, extra, strict, again, ...rest } of lists) {
+        const tensors = again && last.length > 0
+          ? last
+          : listOf(first, count, place, rest as Parameters<typeof listOf>[3])
+        // In the middle, so that first, last and count are what they are without it.
+        if (extra !== null && !again && count > 2) {
+          tensors[2] = { name: extra, dtype: 'float32', shape: [1], source: 0, offset: 0 }
+        }
+        last = tensors
+        const source = sourceOf(tensors)
+        const attempt = (plan: () => object): unknown => {
+          try {
+            return plan()
+          } catch (error) {
+            return (error as Error)
+              .message
+          }
+        }
+        t
+          .strictSame(
+            attempt(() => planner.plan(source, strict)),
+            attempt(() => planWrite(table, coverage, source, strict))
+          )
+      }
+    }),
+    { numRuns: 60 }
+  )
 })
 
 t.test('one list that is swapped for another of the same names in another order is planned anew', async t => {
@@ -50,7 +93,10 @@ t.test('one list that is swapped for another of the same names in another order 
   const swapped = tensors.slice()
   swapped[1] = tensors[2]!
   swapped[2] = tensors[1]!
-  t.strictSame(planner.plan(sourceOf(swapped), true).tensors, planWrite(table, coverage, sourceOf(swapped), true).tensors)
+  t.strictSame(
+    planner.plan(sourceOf(swapped), true).tensors,
+    planWrite(table, coverage, sourceOf(swapped), true).tensors
+  )
   const wrong = tensors.slice()
   wrong[3] = { ...tensors[3]!, shape: [...tensors[3]!.shape, 1] }
   t.throws(() => planner.plan(sourceOf(wrong), true), { code: 'WEIGHTS_MISMATCH' })

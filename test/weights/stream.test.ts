@@ -12,21 +12,34 @@ import type { WeightStore } from '../../src/weights/weight-store.ts'
 const addon = faultyAddon()
 const OVERLAP = 3
 
-interface Breaks { after: number, error: unknown }
+interface Breaks {
+  after: number
+  error: unknown
+}
 
 /** The same bytes piece by piece, cut anywhere; every piece is overwritten when the next one is asked for. */
-function streamed (whole: WeightSource, cuts: readonly number[], breaks?: Breaks): WeightSource & { asked: () => number } {
+function streamed (
+  whole: WeightSource,
+  cuts: readonly number[],
+  breaks?: Breaks
+): WeightSource & { asked: () => number } {
   const { buffer } = whole.sources[0] as { buffer: Uint8Array }
-  const ends = [...new Set(cuts.filter(cut => cut > OVERLAP && cut < buffer.length))].sort((a, b) => a - b).concat(buffer.length)
+  const ends = [...new Set(cuts.filter(cut => cut > OVERLAP && cut < buffer.length))].sort((a, b) => a - b).concat(
+    buffer.length
+  )
   let next = 0
   let last: Uint8Array | undefined
-  const stop = (): void => { if (next === breaks?.after) throw breaks.error }
+  const stop = (): void => {
+    if (next === breaks?.after) throw breaks.error
+  }
   return {
     ...whole,
     sources: [],
     asked: () => next,
     stream: {
-      ready: async () => { stop() },
+      ready: async () => {
+        stop()
+      },
       next: async () => {
         last?.fill(0xff)
         stop()
@@ -58,14 +71,17 @@ for (const architecture of ['Qwen2ForCausalLM', 'Qwen3MoeForCausalLM'] as const)
       const names = missingNames(table, new Set())
       const size = (memorySource(table, names, 0).sources[0] as { buffer: Uint8Array }).buffer.length
       let variant = 0
-      await fc.assert(fc.asyncProperty(fc.array(fc.integer({ min: 0, max: size }), { maxLength: 40 }), async cuts => {
-        variant = 1 + variant % 3
-        await store.scramble(BigInt(variant))
-        await apply(store, streamed(memorySource(table, names, variant), cuts))
-        const { tensors } = await store.checksums()
-        assert.deepEqual(tensors, names.map(name => ({ name, checksum: codedChecksum(table, name, variant) })))
-        assert.equal(store.state.state, 'current')
-      }), { numRuns: 12 })
+      await fc.assert(
+        fc.asyncProperty(fc.array(fc.integer({ min: 0, max: size }), { maxLength: 40 }), async cuts => {
+          variant = 1 + variant % 3
+          await store.scramble(BigInt(variant))
+          await apply(store, streamed(memorySource(table, names, variant), cuts))
+          const { tensors } = await store.checksums()
+          assert.deepEqual(tensors, names.map(name => ({ name, checksum: codedChecksum(table, name, variant) })))
+          assert.equal(store.state.state, 'current')
+        }),
+        { numRuns: 12 }
+      )
       t.equal(gates.shutCount, gates.openCount)
       t.equal(store.weightVersion, 'done')
     })
@@ -77,15 +93,25 @@ t.test('pieces of a few bytes, and cuts at and around every border of a tensor, 
   t.teardown(close)
   const names = missingNames(table, new Set()).filter(name => /norm|bias|k_proj/.test(name))
   const whole = memorySource(table, names, 5)
-  const cuts = whole.tensors.flatMap(({ offset, shape }) => [-2, -1, 0, 1, 2, 3].flatMap(d => [offset + d, offset + 2 * shape.reduce((a, b) => a * b, 1) + d]))
+  const cuts = whole.tensors.flatMap(({ offset, shape }) =>
+    [-2, -1, 0, 1, 2, 3].flatMap(d => [offset + d, offset + 2 * shape.reduce((a, b) => a * b, 1) + d])
+  )
   const bytes = (whole.sources[0] as { buffer: Uint8Array }).buffer.length
-  for (const list of [cuts, Array.from({ length: Math.ceil(bytes / 509) }, (_, i) => i * 509), Array.from({ length: 400 }, (_, i) => 4 + i)]) {
+  for (
+    const list of [
+      cuts,
+      Array.from({ length: Math.ceil(bytes / 509) }, (_, i) => i * 509),
+      Array.from({ length: 400 }, (_, i) => 4 + i)
+    ]
+  ) {
     await store.scramble(9n)
     const update = await store.update()
     await update.write(streamed(whole, list))
     await update.commit({ allowTorn: true })
     const { tensors } = await store.checksums()
-    for (const { name, checksum } of tensors.filter(({ name }) => names.includes(name))) t.equal(checksum, codedChecksum(table, name, 5), name)
+    for (const { name, checksum } of tensors.filter(({ name }) => names.includes(name))) {
+      t.equal(checksum, codedChecksum(table, name, 5), name)
+    }
   }
 })
 
@@ -101,14 +127,31 @@ t.test('where the pieces break off, what came whole is new, the rest is named as
     const source = streamed(memorySource(table, names, 2), cuts, { after, error })
     await t.rejects(apply(store, source), { code: 'WEIGHTS_TORN', message: /the body broke off/, cause: error })
     const { state } = store
-    const arrived = new Set(source.tensors.filter(({ offset, shape }) => offset + 2 * shape.reduce((a, b) => a * b, 1) <= [...cuts, size][after - 1]!).map(({ name }) => name))
-    t.same(state, { state: 'torn', tensors: names.filter(name => !arrived.has(name)).sort(), reason: state.state === 'torn' ? state.reason : '' })
-    for (const { name, checksum } of (await store.checksums()).tensors) if (arrived.has(name)) t.equal(checksum, codedChecksum(table, name, 2), name)
+    const arrived = new Set(
+      source
+        .tensors
+        .filter(({ offset, shape }) => offset + 2 * shape.reduce((a, b) => a * b, 1) <= [...cuts, size][after - 1]!)
+        .map(({ name }) => name)
+    )
+    t.same(state, {
+      state: 'torn',
+      tensors: names.filter(name => !arrived.has(name)).sort(),
+      reason: state.state === 'torn' ? state.reason : ''
+    })
+    for (const { name, checksum } of (await store.checksums()).tensors) {
+      if (arrived.has(name)) t.equal(checksum, codedChecksum(table, name, 2), name)
+    }
     t.match(gates.last?.torn, /torn/)
     t.equal(gates.last?.version, 'done')
   }
-  const late = streamed(memorySource(table, names, 2), cuts, { after: 16, error: new RefitError('BODY_BROKEN', 'the body broke off') })
-  await t.rejects(apply(store, late), { code: 'WEIGHTS_TORN', message: /the body broke off\. All tensors that the model needs of it had been written, and the label has not moved/ })
+  const late = streamed(memorySource(table, names, 2), cuts, {
+    after: 16,
+    error: new RefitError('BODY_BROKEN', 'the body broke off')
+  })
+  await t.rejects(apply(store, late), {
+    code: 'WEIGHTS_TORN',
+    message: /the body broke off\. All tensors that the model needs of it had been written, and the label has not moved/
+  })
   t.equal(store.state.state, 'current')
   await apply(store, memorySource(table, names, 3))
   t.equal(store.state.state, 'current')
@@ -121,7 +164,16 @@ t.test('pieces that break off before the first is written change nothing, and no
   await apply(store, memorySource(table, names, 1))
   const before = await store.checksums()
   const shut = gates.shutCount
-  await t.rejects(apply(store, streamed(memorySource(table, names, 2), [100], { after: 0, error: new RefitError('BODY_STALLED', 'no byte came') })), { code: 'BODY_STALLED', message: 'no byte came' })
+  await t.rejects(
+    apply(
+      store,
+      streamed(memorySource(table, names, 2), [100], {
+        after: 0,
+        error: new RefitError('BODY_STALLED', 'no byte came')
+      })
+    ),
+    { code: 'BODY_STALLED', message: 'no byte came' }
+  )
   const wrong = streamed(memorySource(table, names, 2, tensor => ({ ...tensor, name: `${tensor.name}x` })), [100])
   await t.rejects(apply(store, wrong), { code: 'WEIGHTS_UNKNOWN_NAME' })
   t.equal(wrong.asked(), 0, 'no piece was asked for')
@@ -133,12 +185,17 @@ t.test('pieces that break off before the first is written change nothing, and no
 t.test('a piece that cannot be written tears what is not whole', async t => {
   const { store, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 2)
   t.teardown(close)
-  t.teardown(() => { addon.armFault!(null) })
+  t.teardown(() => {
+    addon.armFault!(null)
+  })
   const names = missingNames(table, new Set())
   await apply(store, memorySource(table, names, 1))
   const size = (memorySource(table, names, 1).sources[0] as { buffer: Uint8Array }).buffer.length
   addon.armFault!({ point: 'copy', at: 30, action: 'fail' })
-  await t.rejects(apply(store, streamed(memorySource(table, names, 2), [size >> 2, size >> 1])), { code: 'WEIGHTS_TORN', message: /injected fault/ })
+  await t.rejects(apply(store, streamed(memorySource(table, names, 2), [size >> 2, size >> 1])), {
+    code: 'WEIGHTS_TORN',
+    message: /injected fault/
+  })
   addon.armFault!(null)
   const { state } = store
   if (state.state !== 'torn') return t.fail('nothing is torn')
@@ -155,5 +212,8 @@ t.test('a stream that ends early without a word is not taken for whole', async t
   const names = missingNames(table, new Set())
   const whole = memorySource(table, names, 1)
   const { buffer } = whole.sources[0] as { buffer: Uint8Array }
-  await t.rejects(apply(store, streamed({ ...whole, sources: [{ buffer: buffer.subarray(0, buffer.length - 64) }] }, [])), { code: 'WEIGHTS_TORN', message: /bytes ended/ })
+  await t.rejects(
+    apply(store, streamed({ ...whole, sources: [{ buffer: buffer.subarray(0, buffer.length - 64) }] }, [])),
+    { code: 'WEIGHTS_TORN', message: /bytes ended/ }
+  )
 })

@@ -28,7 +28,9 @@ for (let ticks = 0; ticks < 10; ticks++) {
 function later (source: WeightSource): { source: WeightSource, go: () => void } {
   const { buffer } = source.sources[0] as { buffer: Buffer }
   let go = (): void => {}
-  const ready = new Promise<void>(resolve => { go = resolve })
+  const ready = new Promise<void>(resolve => {
+    go = resolve
+  })
   let given = false
   return {
     go,
@@ -36,7 +38,9 @@ function later (source: WeightSource): { source: WeightSource, go: () => void } 
       ...source,
       sources: [],
       stream: {
-        ready: async () => { await ready },
+        ready: async () => {
+          await ready
+        },
         next: async () => {
           if (given) return undefined
           given = true
@@ -50,7 +54,10 @@ function later (source: WeightSource): { source: WeightSource, go: () => void } 
 for (const order of ['the one that ends them is ready first', 'the other one is ready first'] as const) {
   t.test(`of two connections of a transaction one ends running requests, and the other does not: ${order}`, async t => {
     const { store, gates, table, close } = storeOf(addon, tinyArchitecture('Qwen3ForCausalLM'), 1)
-    t.teardown(async () => { await store.close(); close() })
+    t.teardown(async () => {
+      await store.close()
+      close()
+    })
     const names = missingNames(table, new Set())
     const { id } = await store.transactions.open({ owner: 'trainer' })
     const one = later(memorySource(table, names.slice(0, 3), 1))
@@ -58,7 +65,8 @@ for (const order of ['the one that ends them is ready first', 'the other one is 
     const ending = (await store.update({ transaction: id, abortAllRequests: true })).write(one.source)
     const waiting = (await store.update({ transaction: id, abortAllRequests: false })).write(two.source)
     await sleep(10)
-    if (order === 'the one that ends them is ready first') one.go(); else two.go()
+    if (order === 'the one that ends them is ready first') one.go()
+    else two.go()
     await sleep(50)
     t.equal(gates.asked?.abort, true)
     one.go()

@@ -20,7 +20,10 @@ async function setup (t: Test, architecture: Parameters<typeof tinyArchitecture>
   const names = missingNames(table, new Set())
   const middle = names.length >> 1
   /** What an update route does with one request. */
-  const send = async (source: WeightSource, { transaction, version }: { transaction?: string, version?: string } = {}) => {
+  const send = async (
+    source: WeightSource,
+    { transaction, version }: { transaction?: string, version?: string } = {}
+  ) => {
     const update = await store.update(transaction === undefined ? {} : { transaction })
     try {
       const report = await update.write(source)
@@ -31,7 +34,8 @@ async function setup (t: Test, architecture: Parameters<typeof tinyArchitecture>
       throw error
     }
   }
-  const write = async (variant: number, some = names, options: { transaction?: string, version?: string } = {}) => await send(memorySource(table, some, variant), options)
+  const write = async (variant: number, some = names, options: { transaction?: string, version?: string } = {}) =>
+    await send(memorySource(table, some, variant), options)
   const holds = async (t: Test, variantOf: (name: string) => number | null): Promise<void> => {
     const { tensors } = await store.checksums()
     const known = tensors.filter(({ name }) => variantOf(name) !== null)
@@ -44,35 +48,73 @@ async function setup (t: Test, architecture: Parameters<typeof tinyArchitecture>
     made.close()
   })
   await write(1)
-  return { ...made, clock, names, first: names.slice(0, middle), second: names.slice(middle), send, write, holds, torn, shut: () => gates.shutCount - gates.openCount }
+  return {
+    ...made,
+    clock,
+    names,
+    first: names.slice(0, middle),
+    second: names.slice(middle),
+    send,
+    write,
+    holds,
+    torn,
+    shut: () => gates.shutCount - gates.openCount
+  }
 }
 
 /** A source that stops inside of the gate until it is let go, and fails then if it is told to. */
 function held (source: WeightSource): { source: WeightSource, inside: Promise<void>, go: (error?: Error) => void } {
   let arrive = (): void => {}
   let go: (error?: Error) => void = () => {}
-  const inside = new Promise<void>(resolve => { arrive = resolve })
-  const going = new Promise<void>((resolve, reject) => { go = error => { error === undefined ? resolve() : reject(error) } })
+  const inside = new Promise<void>(resolve => {
+    arrive = resolve
+  })
+  const going = new Promise<void>((resolve, reject) => {
+    go = error => {
+      error === undefined ? resolve() : reject(error)
+    }
+  })
   going.catch(() => {})
-  return { source: { ...source, verify: async () => { arrive(); await going } }, inside, go }
+  return {
+    source: {
+      ...source,
+      verify: async () => {
+        arrive()
+        await going
+      }
+    },
+    inside,
+    go
+  }
 }
 
 /** A source of which nobody knows afterwards what it wrote: all of it is torn. */
 function breaking (source: WeightSource): WeightSource {
   let calls = 0
-  return { ...source, verify: async () => { if (++calls === 2) throw new RefitError('CHECKPOINT_CHANGED', 'it moved') } }
+  return {
+    ...source,
+    verify: async () => {
+      if (++calls === 2) throw new RefitError('CHECKPOINT_CHANGED', 'it moved')
+    }
+  }
 }
 
 const PIECE_OVERLAP = 4
 const PIECES = 40
 
 /** The bytes of a source in pieces that come one after another; none after `last` ever does. */
-function streamed (source: WeightSource, pieces: number, last = pieces): { source: WeightSource, begun: Promise<void>, given: () => number } {
+function streamed (
+  source: WeightSource,
+  pieces: number,
+  last = pieces
+): { source: WeightSource, begun: Promise<void>, given: () => number } {
   const { buffer } = source.sources[0] as { buffer: Buffer }
   const size = Math.ceil(buffer.length / pieces)
   let given = 0
   let begin = (): void => {}
-  const begun = new Promise<void>(resolve => { begin = resolve })
+  const begun = new Promise<void>(resolve => {
+    begin = resolve
+  })
   const next = async () => {
     await turn()
     if (given === pieces) return undefined
@@ -90,18 +132,42 @@ for (const architecture of ['LlamaForCausalLM', 'Qwen3MoeForCausalLM'] as const)
     const { store, gates, names, first, second, write, holds, shut } = await setup(t, architecture)
     const opened = gates.openCount
     const { id, ...status } = await store.transactions.open({ owner: 'trainer', expected: 'all', version: 'v2' })
-    t.match(status, { owner: 'trainer', scope: false, state: 'open', writing: false, version: 'v2', expected: names.length, written: 0, missingCount: names.length, secondsLeft: 60, outcome: null })
+    t.match(status, {
+      owner: 'trainer',
+      scope: false,
+      state: 'open',
+      writing: false,
+      version: 'v2',
+      expected: names.length,
+      written: 0,
+      missingCount: names.length,
+      secondsLeft: 60,
+      outcome: null
+    })
     t.equal(shut(), 0, 'nothing stands still before a write')
     const report = await write(2, first, { transaction: id })
     t.equal(report.transaction, id)
     t.equal(report.missingCount, second.length)
-    t.match(store.transactions.status(id), { writing: true, written: first.length, missingCount: second.length, missing: second, writes: 1 })
+    t.match(store.transactions.status(id), {
+      writing: true,
+      written: first.length,
+      missingCount: second.length,
+      missing: second,
+      writes: 1
+    })
     t.equal(shut(), 1)
     await write(2, second, { transaction: id })
     t.equal(shut(), 1)
     t.equal(gates.openCount, opened)
     t.equal(store.weightVersion, 'default')
-    t.match(await store.transactions.commit(id), { state: 'committed', outcome: 'new', writing: false, secondsLeft: null, missing: [], tornCount: 0 })
+    t.match(await store.transactions.commit(id), {
+      state: 'committed',
+      outcome: 'new',
+      writing: false,
+      secondsLeft: null,
+      missing: [],
+      tornCount: 0
+    })
     t.equal(gates.openCount, opened + 1)
     t.match(gates.last, { version: 'v2', flushCache: true, torn: null, epoch: store.epoch })
     t.equal(store.weightVersion, 'v2')
@@ -117,12 +183,21 @@ t.test('a commit demands the expected names, says which are missing, and leaves 
   const expected = names.slice(0, 4)
   const { id } = await store.transactions.open({ owner: 'trainer', expected: [...expected, expected[0]!] })
   await write(2, expected.slice(0, 2), { transaction: id })
-  await t.rejects(store.transactions.commit(id), { code: 'TRANSACTION_INCOMPLETE', message: new RegExp(`2 expected tensors have not been brought: ${expected[2]!}, ${expected[3]!}.*stays open, for 60 s`) })
+  await t.rejects(store.transactions.commit(id), {
+    code: 'TRANSACTION_INCOMPLETE',
+    message: new RegExp(
+      `2 expected tensors have not been brought: ${expected[2]!}, ${expected[3]!}.*stays open, for 60 s`
+    )
+  })
   t.match(store.transactions.current, { id, state: 'open', writing: true, missing: expected.slice(2) })
   t.equal(shut(), 1)
   await write(2, names.slice(2, 9), { transaction: id })
   t.match(await store.transactions.commit(id), { state: 'committed', written: 9 })
-  await t.rejects(store.transactions.open({ owner: 'trainer', expected: ['model.nothing', names[0]!] }), { code: 'WEIGHTS_UNKNOWN_NAME', message: /"model.nothing"/, param: 'expected' })
+  await t.rejects(store.transactions.open({ owner: 'trainer', expected: ['model.nothing', names[0]!] }), {
+    code: 'WEIGHTS_UNKNOWN_NAME',
+    message: /"model.nothing"/,
+    param: 'expected'
+  })
   t.equal(store.transactions.current, null)
 })
 
@@ -170,7 +245,12 @@ t.test('a bucket that is refused is owed as well, from the first byte on that it
   const { store, table, first, second, send, write, holds } = await setup(t)
   await store.transactions.open({ owner: 'trainer', scope: true })
   await write(2, first, { version: 'v2' })
-  const strange = memorySource(table, second.slice(0, 2), 2, tensor => tensor.name === second[0] ? { ...tensor, name: 'model.strange' } : tensor)
+  const strange = memorySource(
+    table,
+    second.slice(0, 2),
+    2,
+    tensor => tensor.name === second[0] ? { ...tensor, name: 'model.strange' } : tensor
+  )
   await t.rejects(send(strange), { code: 'WEIGHTS_UNKNOWN_NAME' })
   t.match(store.transactions.current, { failed: [second[1]!], failedCount: 1, tornCount: 0, written: first.length })
   await t.rejects(store.transactions.commit(null), { code: 'TRANSACTION_INCOMPLETE' })
@@ -184,9 +264,13 @@ t.test('a request that is refused before its tensors are known is owed: then all
   const { store: { transactions }, write, names, first, second, holds } = await setup(t)
   const scope = await transactions.open({ owner: 'a trainer', scope: true })
   await write(2, first)
-  transactions.refused('somebody else\'s', 'no matter')
+  transactions.refused("somebody else's", 'no matter')
   transactions.refused(null, 'bad pickle')
-  await t.rejects(transactions.commit(null), { code: 'TRANSACTION_INCOMPLETE', message: /refused before its tensors were known \(bad pickle\), so that all must be brought; \d+ expected tensors have not been brought/ })
+  await t.rejects(transactions.commit(null), {
+    code: 'TRANSACTION_INCOMPLETE',
+    message:
+      /refused before its tensors were known \(bad pickle\), so that all must be brought; \d+ expected tensors have not been brought/
+  })
   t.equal(transactions.currentId, scope.id)
   await write(2, second)
   t.match(await transactions.commit(null), { state: 'committed', outcome: 'new' })
@@ -205,16 +289,28 @@ t.test('given up before a write, nothing has changed; in the midst, what was wri
   const counts = { shut: gates.shutCount, epoch: store.epoch }
   for (const scope of [false, true]) {
     const { id } = await store.transactions.open({ owner: 'trainer', scope, version: 'never' })
-    t.match(await store.transactions.abort(id, 'no need'), { state: 'aborted', outcome: 'old', reason: 'no need', tornCount: 0 })
+    t.match(await store.transactions.abort(id, 'no need'), {
+      state: 'aborted',
+      outcome: 'old',
+      reason: 'no need',
+      tornCount: 0
+    })
     t.same({ shut: gates.shutCount, epoch: store.epoch }, counts)
   }
   t.same(store.state, { state: 'current' })
 
   const { id } = await store.transactions.open({ owner: 'trainer', version: 'never' })
   await write(2, first, { transaction: id })
-  t.match(await store.transactions.abort(id, 'the loss is NaN'), { state: 'aborted', outcome: 'torn', torn: [...first].sort(), tornCount: first.length })
+  t.match(await store.transactions.abort(id, 'the loss is NaN'), {
+    state: 'aborted',
+    outcome: 'torn',
+    torn: [...first].sort(),
+    tornCount: first.length
+  })
   t.same(torn(), [...first].sort())
-  t.match(gates.last, { torn: /the weight transaction of trainer was aborted after \d+ tensors of it had been written: the loss is NaN/ })
+  t.match(gates.last, {
+    torn: /the weight transaction of trainer was aborted after \d+ tensors of it had been written: the loss is NaN/
+  })
   t.equal(shut(), 0)
   await holds(t, name => first.includes(name) ? null : 1)
   await write(3, first)
@@ -264,7 +360,9 @@ t.test('an abort waits for the write under way, sends away those that wait, and 
   const one = held(memorySource(table, first, 2))
   const writing = send(one.source, { transaction: id })
   await one.inside
-  const waiting = [write(2, second, { transaction: id }), store.transactions.commit(id)].map(async call => await call.then(() => 'done', (error: RefitError) => error.code))
+  const waiting = [write(2, second, { transaction: id }), store.transactions.commit(id)].map(async call =>
+    await call.then(() => 'done', (error: RefitError) => error.code)
+  )
   const abort = store.transactions.abort(id, 'enough')
   t.same(await Promise.all(waiting), ['TRANSACTION_ENDED', 'TRANSACTION_ENDED'], 'at once')
   t.equal(shut(), 1)
@@ -292,7 +390,13 @@ t.test('strangers get 409 with the owner and the seconds left: updates, releases
     async () => await store.transactions.open({ owner: 'trainer 7', scope: true }),
     async () => await store.transactions.commit(null)
   ]
-  for (const call of calls) await t.rejects(call(), { code: 'TRANSACTION_OPEN', message: /the weight transaction of trainer 7 is open, for 20 s more at most/, statusCode: 409 })
+  for (const call of calls) {
+    await t.rejects(call(), {
+      code: 'TRANSACTION_OPEN',
+      message: /the weight transaction of trainer 7 is open, for 20 s more at most/,
+      statusCode: 409
+    })
+  }
   await t.rejects(write(2, names, { transaction: 'another' }), { code: 'NOT_FOUND', param: 'transaction' })
   t.throws(() => store.transactions.status('another'), { code: 'NOT_FOUND' })
   await holds(t, () => 1)
@@ -301,14 +405,16 @@ t.test('strangers get 409 with the owner and the seconds left: updates, releases
   await t.rejects(write(2, names, { transaction: id }), { code: 'TRANSACTION_ENDED', message: /was aborted: done/ })
 
   await store.transactions.open({ owner: 'begin', scope: true })
-  for (const call of [calls[1]!, calls[2]!, calls[3]!, calls[5]!]) await t.rejects(call(), { code: 'TRANSACTION_OPEN', message: /\/end_weight_update ends it/ })
+  for (const call of [calls[1]!, calls[2]!, calls[3]!, calls[5]!]) {
+    await t.rejects(call(), { code: 'TRANSACTION_OPEN', message: /\/end_weight_update ends it/ })
+  }
   t.equal(store.label('later'), false)
   t.equal(store.weightVersion, 'default')
   await store.transactions.commit(null)
   t.equal(store.weightVersion, 'later')
 })
 
-t.test('a transaction ends at its deadline however busy it was; a trainer\'s scope only when nothing came for so long', async t => {
+t.test("a transaction ends at its deadline however busy it was; a trainer's scope only when nothing came for so long", async t => {
   const { store, clock, names, write, torn, holds, shut } = await setup(t)
   const { id } = await store.transactions.open({ owner: 'trainer', deadlineMs: 10_000 })
   for (const name of names.slice(0, 3)) {
@@ -318,9 +424,17 @@ t.test('a transaction ends at its deadline however busy it was; a trainer\'s sco
   t.equal(store.transactions.current!.secondsLeft, 1)
   clock.advance(1000)
   await turn()
-  t.match(store.transactions.status(id), { state: 'aborted', outcome: 'torn', reason: 'its deadline of 10 s has passed', torn: names.slice(0, 3).sort() })
+  t.match(store.transactions.status(id), {
+    state: 'aborted',
+    outcome: 'torn',
+    reason: 'its deadline of 10 s has passed',
+    torn: names.slice(0, 3).sort()
+  })
   t.equal(shut(), 0)
-  await t.rejects(store.transactions.commit(id), { code: 'TRANSACTION_ENDED', message: /its deadline of 10 s has passed/ })
+  await t.rejects(store.transactions.commit(id), {
+    code: 'TRANSACTION_ENDED',
+    message: /its deadline of 10 s has passed/
+  })
   await write(1, names)
 
   await store.transactions.open({ owner: 'begin', scope: true, deadlineMs: 10_000 })
@@ -333,7 +447,11 @@ t.test('a transaction ends at its deadline however busy it was; a trainer\'s sco
   await turn()
   t.equal(store.transactions.current, null)
   t.same(torn(), names.slice(0, 5).sort())
-  await t.rejects(store.transactions.commit(null), { code: 'TRANSACTION_ENDED', message: /nothing came for 10 s/ }, 'the end is not told that all is well')
+  await t.rejects(
+    store.transactions.commit(null),
+    { code: 'TRANSACTION_ENDED', message: /nothing came for 10 s/ },
+    'the end is not told that all is well'
+  )
   await write(1, names)
   await holds(t, () => 1)
   t.equal(clock.armed, 0)
@@ -344,7 +462,10 @@ t.test('a write that is under way when the deadline comes is finished, and no sc
   for (const scope of [false, true]) {
     const { id } = await store.transactions.open({ owner: 'trainer', scope, deadlineMs: 5000 })
     const one = held(memorySource(table, first, 2))
-    const writing = send(one.source, scope ? {} : { transaction: id }).then(() => 'done', (error: RefitError) => error.code)
+    const writing = send(one.source, scope ? {} : { transaction: id }).then(
+      () => 'done',
+      (error: RefitError) => error.code
+    )
     await one.inside
     clock.advance(60_000)
     await turn()
@@ -366,7 +487,12 @@ t.test('its owner may begin anew after a crash: the gate stays shut, what the fi
     await write(2, first, scope ? {} : { transaction: old.id })
     const { id } = await store.transactions.open({ owner: 'trainer', scope, version: 'new' })
     t.not(id, old.id)
-    t.match(store.transactions.status(old.id), { state: 'aborted', outcome: 'torn', reason: 'its owner began anew', tornCount: first.length })
+    t.match(store.transactions.status(old.id), {
+      state: 'aborted',
+      outcome: 'torn',
+      reason: 'its owner began anew',
+      tornCount: first.length
+    })
     t.same(torn(), [...first].sort())
     t.same([gates.shutCount, gates.openCount], [counts[0]! + 1, counts[1]!], 'shut once, never opened between the two')
     t.match(store.transactions.current, { id, written: 0, writing: true })
@@ -391,7 +517,9 @@ t.test('two begins and a deadline at once leave one scope open and nothing stuck
   const one = held(memorySource(table, first, 2))
   const writing = send(one.source).catch((error: RefitError) => error.code)
   await one.inside
-  const begins = [1, 2, 3].map(async () => await store.transactions.open({ owner: 'begin', scope: true, deadlineMs: 5000 }))
+  const begins = [1, 2, 3].map(async () =>
+    await store.transactions.open({ owner: 'begin', scope: true, deadlineMs: 5000 })
+  )
   const other = store.transactions.open({ owner: 'somebody' }).then(() => 'opened', (error: RefitError) => error.code)
   clock.advance(20_000)
   await turn()
@@ -413,7 +541,10 @@ t.test('a transaction waits for the updates before it; who waits behind it belon
     const running = send(one.source, { version: 'before' })
     await one.inside
     let isOpen = false
-    const opening = store.transactions.open({ owner: 'trainer', scope, version: 'after' }).then(status => { isOpen = true; return status })
+    const opening = store.transactions.open({ owner: 'trainer', scope, version: 'after' }).then(status => {
+      isOpen = true
+      return status
+    })
     const behind = write(3, names.slice(0, 1)).then(({ transaction }) => transaction, (error: RefitError) => error.code)
     const release = store.release(['kv_cache']).catch((error: RefitError) => error.code)
     await turn()
@@ -436,7 +567,10 @@ t.test('commits and aborts may be repeated, and not exchanged', async t => {
   t.equal(await store.transactions.commit(null), null, 'an end without a begin')
   const one = await store.transactions.open({ owner: 'trainer' })
   await write(2, names, { transaction: one.id })
-  const both = await Promise.all([store.transactions.commit(one.id, { version: 'v2' }), store.transactions.commit(one.id, { version: 'v2' })])
+  const both = await Promise.all([
+    store.transactions.commit(one.id, { version: 'v2' }),
+    store.transactions.commit(one.id, { version: 'v2' })
+  ])
   t.same(both[0], both[1])
   t.same(await store.transactions.commit(one.id), both[0])
   await t.rejects(store.transactions.abort(one.id, 'too late'), { code: 'TRANSACTION_ENDED', message: /was committed/ })
@@ -450,7 +584,10 @@ t.test('commits and aborts may be repeated, and not exchanged', async t => {
 t.test('weights that sleep cannot be written, and the turn is given back', async t => {
   const { store, names, write } = await setup(t)
   await store.release(['weights'])
-  await t.rejects(store.transactions.open({ owner: 'trainer' }), { code: 'CONFLICT', message: /resume_memory_occupation/ })
+  await t.rejects(store.transactions.open({ owner: 'trainer' }), {
+    code: 'CONFLICT',
+    message: /resume_memory_occupation/
+  })
   await store.resume(['weights'])
   const { id } = await store.transactions.open({ owner: 'trainer', expected: 'all' })
   await write(2, names, { transaction: id })
@@ -481,7 +618,9 @@ t.test('streams of several connections are written beside one another, with one 
   const shut = gates.shutCount
   const { id } = await store.transactions.open({ owner: 'trainer', expected: 'all', version: 'v2' })
   const third = Math.ceil(names.length / 3)
-  const parts = [0, 1, 2].map(part => streamed(memorySource(table, names.slice(part * third, (part + 1) * third), 2), PIECES))
+  const parts = [0, 1, 2].map(part =>
+    streamed(memorySource(table, names.slice(part * third, (part + 1) * third), 2), PIECES)
+  )
   const again = streamed(memorySource(table, names.slice(0, 2), 3), 2)
   const writes = [...parts, again].map(async ({ source }) => await send(source, { transaction: id }))
   await turn()
@@ -503,7 +642,9 @@ t.test('an abort and a deadline do not wait for bytes that never come, and name 
     const { id } = await store.transactions.open({ owner: 'trainer', scope, deadlineMs: 5000 })
     const one = streamed(memorySource(table, first, 2), 4, 2)
     const other = streamed(memorySource(table, second, 2), 4, 0)
-    const writes = [one, other].map(async ({ source }) => await send(source, scope ? {} : { transaction: id }).then(() => 'done', (error: RefitError) => error.code))
+    const writes = [one, other].map(async ({ source }) =>
+      await send(source, scope ? {} : { transaction: id }).then(() => 'done', (error: RefitError) => error.code)
+    )
     await one.begun
     await turn()
     if (scope) await store.transactions.abort(id, 'enough')
@@ -572,11 +713,19 @@ t.test('a label that comes while a commit opens the gate is refused, not forgott
 t.test('many streams at once are no reason for a warning', async t => {
   const { store, table, names, send } = await setup(t)
   const warnings: Error[] = []
-  const onWarning = (warning: Error): void => { warnings.push(warning) }
+  const onWarning = (warning: Error): void => {
+    warnings.push(warning)
+  }
   process.on('warning', onWarning)
-  t.teardown(() => { process.off('warning', onWarning) })
+  t.teardown(() => {
+    process.off('warning', onWarning)
+  })
   const { id } = await store.transactions.open({ owner: 'trainer' })
-  await Promise.all(names.slice(0, 14).map(async name => await send(streamed(memorySource(table, [name], 2), 2).source, { transaction: id })))
+  await Promise.all(
+    names.slice(0, 14).map(async name =>
+      await send(streamed(memorySource(table, [name], 2), 2).source, { transaction: id })
+    )
+  )
   await store.transactions.commit(id)
   await turn()
   t.same(warnings, [])

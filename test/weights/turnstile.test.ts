@@ -30,7 +30,9 @@ t.test('a full queue is a CONFLICT and an expired wait a DEADLINE, and both leav
   leave()
   const last = turnstile.enter(60_000)
   let entered = false
-  void last.then(() => { entered = true })
+  void last.then(() => {
+    entered = true
+  })
   await sleep(10)
   t.notOk(entered, 'leaving twice lets nobody in twice')
   leaveNext()
@@ -40,7 +42,11 @@ t.test('a full queue is a CONFLICT and an expired wait a DEADLINE, and both leav
 t.test('names that differ are let in together, and nobody passes one who waits for the same', async t => {
   const turnstile = new Turnstile(10)
   const order: string[] = []
-  const enter = (names: string): Promise<() => void> => turnstile.enter(60_000, names === '*' ? null : new Set(names)).then(leave => { order.push(names); return leave })
+  const enter = (names: string): Promise<() => void> =>
+    turnstile.enter(60_000, names === '*' ? null : new Set(names)).then(leave => {
+      order.push(names)
+      return leave
+    })
   const first = await enter('ab')
   const second = await enter('c')
   const waiting = [enter('bd'), enter('de'), enter('f'), enter('*'), enter('g')]
@@ -90,10 +96,16 @@ t.test('a deadline that no timer can hold waits all the same', async t => {
 t.test('identical calls share one run and its failure, and run again afterwards', async t => {
   const joiner = new Joiner<number>()
   let runs = 0
-  const run = async (): Promise<number> => { await sleep(5); return ++runs }
+  const run = async (): Promise<number> => {
+    await sleep(5)
+    return ++runs
+  }
   t.same(await Promise.all([joiner.join('a', run), joiner.join('a', run), joiner.join('b', run)]), [1, 1, 2])
   t.equal(await joiner.join('a', run), 3)
-  const fail = async (): Promise<number> => { await sleep(1); throw new Error('no') }
+  const fail = async (): Promise<number> => {
+    await sleep(1)
+    throw new Error('no')
+  }
   await Promise.all([t.rejects(joiner.join('c', fail)), t.rejects(joiner.join('c', fail))])
   t.equal(await joiner.join('c', run), 4)
 })

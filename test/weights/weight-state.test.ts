@@ -21,33 +21,39 @@ t.test('random programs agree with a reference that keeps one flag per name', as
     fc.record({ do: fc.constant('tore' as const), names, cut: fc.nat({ max: 5 }) }),
     fc.record({ do: fc.constant('label' as const), version: fc.string() })
   )
-  fc.assert(fc.property(fc.array(command, { maxLength: 40 }), program => {
-    const ledger = new WeightLedger(NAMES, 'v0')
-    const torn = new Map(NAMES.map(name => [name, true]))
-    const at = new Map<string, number>()
-    let epoch = 0
-    let version = 'v0'
-    for (const step of program) {
-      if (step.do === 'label') {
-        ledger.label(version = step.version)
-      } else {
-        epoch++
-        const whole = step.do === 'wrote' ? step.names : step.names.slice(0, step.cut)
-        const rest = step.do === 'wrote' ? [] : step.names.slice(step.cut)
-        if (step.do === 'wrote') ledger.wrote(whole)
-        else ledger.tore(whole, rest, 'cut')
-        for (const name of whole) { torn.set(name, false); at.set(name, epoch) }
-        for (const name of rest) torn.set(name, true)
+  fc.assert(
+    fc.property(fc.array(command, { maxLength: 40 }), program => {
+      const ledger = new WeightLedger(NAMES, 'v0')
+      const torn = new Map(NAMES.map(name => [name, true]))
+      const at = new Map<string, number>()
+      let epoch = 0
+      let version = 'v0'
+      for (const step of program) {
+        if (step.do === 'label') {
+          ledger.label(version = step.version)
+        } else {
+          epoch++
+          const whole = step.do === 'wrote' ? step.names : step.names.slice(0, step.cut)
+          const rest = step.do === 'wrote' ? [] : step.names.slice(step.cut)
+          if (step.do === 'wrote') ledger.wrote(whole)
+          else ledger.tore(whole, rest, 'cut')
+          for (const name of whole) {
+            torn.set(name, false)
+            at.set(name, epoch)
+          }
+          for (const name of rest) torn.set(name, true)
+        }
+        const expected = NAMES.filter(name => torn.get(name))
+        const state = ledger.state
+        if (JSON.stringify(state.state === 'torn' ? state.tensors : []) !== JSON.stringify(expected)) return false
+        if (ledger.epoch !== epoch || ledger.version !== version || ledger.torn !== (expected.length > 0)) return false
+        if ((ledger.tornReason === null) !== (expected.length === 0)) return false
+        if (NAMES.some(name => ledger.writtenAt(name) !== (at.get(name) ?? 0))) return false
       }
-      const expected = NAMES.filter(name => torn.get(name))
-      const state = ledger.state
-      if (JSON.stringify(state.state === 'torn' ? state.tensors : []) !== JSON.stringify(expected)) return false
-      if (ledger.epoch !== epoch || ledger.version !== version || ledger.torn !== (expected.length > 0)) return false
-      if ((ledger.tornReason === null) !== (expected.length === 0)) return false
-      if (NAMES.some(name => ledger.writtenAt(name) !== (at.get(name) ?? 0))) return false
-    }
-    return true
-  }), { numRuns: 500 })
+      return true
+    }),
+    { numRuns: 500 }
+  )
 })
 
 t.test('sleep is a state beside the others: what is torn stays torn behind it, and weights without a copy come back all torn', async () => {
@@ -58,40 +64,50 @@ t.test('sleep is a state beside the others: what is torn stays torn behind it, a
     fc.record({ do: fc.constant('slept' as const), tag, bytes: fc.nat() }),
     fc.record({ do: fc.constant('woke' as const), tag, kept: fc.boolean() })
   )
-  fc.assert(fc.property(fc.array(command, { maxLength: 40 }), program => {
-    const ledger = new WeightLedger(NAMES, 'v0')
-    const torn = new Set(NAMES)
-    const released = new Map<string, number>()
-    let epoch = 0
-    for (const step of program) {
-      const gone = released.has('weights')
-      if (step.do === 'wrote' && !gone) {
-        ledger.wrote(step.names)
-        for (const name of step.names) torn.delete(name)
-        epoch++
-      } else if (step.do === 'tore' && !gone) {
-        ledger.tore([], step.names, 'cut')
-        for (const name of step.names) torn.add(name)
-        epoch++
-      } else if (step.do === 'slept') {
-        ledger.slept(step.tag, step.bytes)
-        released.set(step.tag, step.bytes)
-      } else if (step.do === 'woke' && released.delete(step.tag)) {
-        ledger.woke(step.tag, step.kept)
-        if (step.tag === 'weights' && !step.kept) {
-          for (const name of NAMES) torn.add(name)
+  fc.assert(
+    fc.property(fc.array(command, { maxLength: 40 }), program => {
+      const ledger = new WeightLedger(NAMES, 'v0')
+      const torn = new Set(NAMES)
+      const released = new Map<string, number>()
+      let epoch = 0
+      for (const step of program) {
+        const gone = released.has('weights')
+        if (step.do === 'wrote' && !gone) {
+          ledger.wrote(step.names)
+          for (const name of step.names) torn.delete(name)
           epoch++
+        } else if (step.do === 'tore' && !gone) {
+          ledger.tore([], step.names, 'cut')
+          for (const name of step.names) torn.add(name)
+          epoch++
+        } else if (step.do === 'slept') {
+          ledger.slept(step.tag, step.bytes)
+          released.set(step.tag, step.bytes)
+        } else if (step.do === 'woke' && released.delete(step.tag)) {
+          ledger.woke(step.tag, step.kept)
+          if (step.tag === 'weights' && !step.kept) {
+            for (const name of NAMES) torn.add(name)
+            epoch++
+          }
         }
+        const isTorn = torn.size > 0 && !released.has('weights')
+        const { state } = ledger
+        if (state.state !== (isTorn ? 'torn' : released.size > 0 ? 'asleep' : 'current')) return false
+        if (state.state === 'torn' && state.tensors.join() !== NAMES.filter(name => torn.has(name)).join()) return false
+        if (state.state === 'asleep' && [...state.tags].sort().join() !== [...released.keys()].sort().join()) {
+          return false
+        }
+        if (JSON.stringify(Object.entries(ledger.released).sort()) !== JSON.stringify([...released].sort())) {
+          return false
+        }
+        const opening = ledger.opening(true)
+        if (
+          (opening.torn !== null) !== isTorn || (opening.asleep !== null) !== (released.size > 0) ||
+          opening.epoch !== epoch
+        ) return false
       }
-      const isTorn = torn.size > 0 && !released.has('weights')
-      const { state } = ledger
-      if (state.state !== (isTorn ? 'torn' : released.size > 0 ? 'asleep' : 'current')) return false
-      if (state.state === 'torn' && state.tensors.join() !== NAMES.filter(name => torn.has(name)).join()) return false
-      if (state.state === 'asleep' && [...state.tags].sort().join() !== [...released.keys()].sort().join()) return false
-      if (JSON.stringify(Object.entries(ledger.released).sort()) !== JSON.stringify([...released].sort())) return false
-      const opening = ledger.opening(true)
-      if ((opening.torn !== null) !== isTorn || (opening.asleep !== null) !== (released.size > 0) || opening.epoch !== epoch) return false
-    }
-    return true
-  }), { numRuns: 500 })
+      return true
+    }),
+    { numRuns: 500 }
+  )
 })

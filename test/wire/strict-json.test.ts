@@ -20,16 +20,21 @@ const accepts = (text: string): boolean => refusal(text) === undefined
 
 t.test('it accepts what JSON.parse accepts, and refuses what it refuses', async t => {
   const damage = fc.constantFrom('', '"', '{', ',', '}', ']', '\\', '0', '-', '.', 'e', '\n', '\t', ' ', '\x01')
-  const damaged = fc.json().chain(text => fc.tuple(fc.nat(text.length), damage).map(([at, c]) => text.slice(0, at) + c + text.slice(at + 1)))
-  fc.assert(fc.property(fc.oneof(fc.json(), damaged), text => {
-    const why = refusal(text.trimEnd())
-    try {
-      JSON.parse(text)
-    } catch {
-      return why !== undefined
-    }
-    return why === undefined || /comes twice|half a surrogate/.test(why)
-  }), { numRuns: 5000 })
+  const damaged = fc.json().chain(text =>
+    fc.tuple(fc.nat(text.length), damage).map(([at, c]) => text.slice(0, at) + c + text.slice(at + 1))
+  )
+  fc.assert(
+    fc.property(fc.oneof(fc.json(), damaged), text => {
+      const why = refusal(text.trimEnd())
+      try {
+        JSON.parse(text)
+      } catch {
+        return why !== undefined
+      }
+      return why === undefined || /comes twice|half a surrogate/.test(why)
+    }),
+    { numRuns: 5000 }
+  )
 })
 
 t.test('strings are read as JSON.parse reads them', async t => {
@@ -39,10 +44,18 @@ t.test('strings are read as JSON.parse reads them', async t => {
 })
 
 const badStrings: Array<[string, string | Buffer]> = [
-  ['an end inside', '"abc'], ['an end after a backslash', '"abc\\'], ['an unknown escape', '"\\x41"'], ['short hex', '"\\u12"'],
-  ['half a surrogate pair', '"\\ud83d"'], ['a raw newline', '"a\nb"'], ['an escaped raw newline', '"a\\\nb"'], ['single quotes', '\'a\''],
-  ['broken UTF-8', Buffer.from([0x22, 0xc3, 0x28, 0x22])], ['an overlong slash', Buffer.from([0x22, 0xc0, 0xaf, 0x22])],
-  ['a surrogate in UTF-8', Buffer.from([0x22, 0xed, 0xa0, 0x80, 0x22])], ['a byte order mark', '\ufeff"a"']
+  ['an end inside', '"abc'],
+  ['an end after a backslash', '"abc\\'],
+  ['an unknown escape', '"\\x41"'],
+  ['short hex', '"\\u12"'],
+  ['half a surrogate pair', '"\\ud83d"'],
+  ['a raw newline', '"a\nb"'],
+  ['an escaped raw newline', '"a\\\nb"'],
+  ['single quotes', "'a'"],
+  ['broken UTF-8', Buffer.from([0x22, 0xc3, 0x28, 0x22])],
+  ['an overlong slash', Buffer.from([0x22, 0xc0, 0xaf, 0x22])],
+  ['a surrogate in UTF-8', Buffer.from([0x22, 0xed, 0xa0, 0x80, 0x22])],
+  ['a byte order mark', '\ufeff"a"']
 ]
 for (const [what, text] of badStrings) {
   t.test(`a string with ${what} is refused`, async t => {
@@ -53,7 +66,24 @@ for (const [what, text] of badStrings) {
 t.test('unsigned integers are exact up to 2^53 - 1 and nothing else', async t => {
   fc.assert(fc.property(fc.maxSafeNat(), n => of(`${n},`).uint() === n))
   t.equal(of('9007199254740991').uint(), Number.MAX_SAFE_INTEGER)
-  for (const text of ['9007199254740992', '18446744073709551616', '9'.repeat(400), '-1', '1.0', '1e3', '1E3', '01', '00', '', '+1', '"1"', 'null', '٣']) {
+  for (
+    const text of [
+      '9007199254740992',
+      '18446744073709551616',
+      '9'.repeat(400),
+      '-1',
+      '1.0',
+      '1e3',
+      '1E3',
+      '01',
+      '00',
+      '',
+      '+1',
+      '"1"',
+      'null',
+      '٣'
+    ]
+  ) {
     t.throws(() => of(text).uint(), { name: 'JsonSyntaxError' }, text)
   }
 })
@@ -61,18 +91,24 @@ t.test('unsigned integers are exact up to 2^53 - 1 and nothing else', async t =>
 t.test('lists of integers have a limit', async t => {
   t.same(of('[ 1 ,2,\n3 ]').uints(3), [1, 2, 3])
   t.same(of('[]').uints(0), [])
-  for (const text of ['[1,2,3,4]', '[1,]', '[,]', '[1 2]', '[', '[1', '{}', '[[1]]']) t.throws(() => of(text).uints(3), { name: 'JsonSyntaxError' }, text)
+  for (const text of ['[1,2,3,4]', '[1,]', '[,]', '[1 2]', '[', '[1', '{}', '[[1]]']) {
+    t.throws(() => of(text).uints(3), { name: 'JsonSyntaxError' }, text)
+  }
 })
 
 t.test('a key that comes twice is refused, also when it is spelled with an escape', async t => {
-  for (const text of ['{"a":1,"a":1}', '{"a":1,"\\u0061":1}', '{"x":{"b":1,"b":2}}', '{"":1,"":1}']) t.notOk(accepts(text), text)
+  for (const text of ['{"a":1,"a":1}', '{"a":1,"\\u0061":1}', '{"x":{"b":1,"b":2}}', '{"":1,"":1}']) {
+    t.notOk(accepts(text), text)
+  }
   t.throws(() => of('{"a":1,"a":2}').skip(), { message: /the key "a" comes twice at byte 7/ })
   t.ok(accepts('{"a":{"a":1},"b":{"a":1},"__proto__":1}'))
 })
 
 t.test('nesting has a limit, so that no text overflows the stack', async t => {
   t.ok(accepts('['.repeat(60) + ']'.repeat(60)))
-  for (const open of ['[', '{"a":']) t.throws(() => of(open.repeat(1_000_000)).skip(), { message: /nested deeper than 64/ })
+  for (const open of ['[', '{"a":']) {
+    t.throws(() => of(open.repeat(1_000_000)).skip(), { message: /nested deeper than 64/ })
+  }
 })
 
 t.test('only the padding may follow', async t => {
@@ -81,6 +117,16 @@ t.test('only the padding may follow', async t => {
     reader.skip()
     reader.end(0x20)
   }
-  t.doesNotThrow(() => { after('{}    ') })
-  for (const text of ['{}\n', '{} {}', '{}\0', '{},', '{}  x']) t.throws(() => { after(text) }, /expected the end/, JSON.stringify(text))
+  t.doesNotThrow(() => {
+    after('{}    ')
+  })
+  for (const text of ['{}\n', '{} {}', '{}\0', '{},', '{}  x']) {
+    t.throws(
+      () => {
+        after(text)
+      },
+      /expected the end/,
+      JSON.stringify(text)
+    )
+  }
 })

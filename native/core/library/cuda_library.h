@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "core/library/cuda_cards.h"
 #include "core/device.h"
 #include "core/fault.h"
+#include "core/library/cuda_cards.h"
 
 namespace refit {
 

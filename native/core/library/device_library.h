@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/library/cuda_cards.h"
 #include "core/device.h"
+#include "core/library/cuda_cards.h"
 #include "core/library/library_call.h"
 #include "transport/nccl/nccl_library.h"
 

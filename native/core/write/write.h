@@ -1,5 +1,5 @@
-// A weight write: tensors somewhere in sources, and the rectangles of them that go into parameters (src/native/addon.ts:
-// WriteJob).
+// A weight write: tensors somewhere in sources, and the rectangles of them that go into parameters
+// (src/native/addon.ts: WriteJob).
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -9,8 +9,8 @@
 #include <cstdint>
 
 #include "cuda/attention/attention.h"
-#include "cuda/gemm/gemm_mma.cuh"
 #include "cuda/device/types.h"
+#include "cuda/gemm/gemm_mma.cuh"
 
 namespace refit::cuda {
 

@@ -10,8 +10,8 @@
 
 #include "cuda/device/driver.h"
 #include "cuda/device/dynamic.h"
-#include "cuda/group/nccl_api.h"
 #include "cuda/device/uuid.h"
+#include "cuda/group/nccl_api.h"
 
 // As CMake was told; native/cuda/CMakeLists.txt.
 #ifndef REFIT_CUDA_ARCHS

@@ -11,14 +11,14 @@
 #include "cuda/device/check.h"
 #include "cuda/device/dynamic.h"
 #include "cuda/device/environment.h"
+#include "cuda/device/memory.h"
+#include "cuda/device/uuid.h"
 #include "cuda/exchange/exchange.h"
+#include "cuda/exchange/peers.h"
 #include "cuda/forward/forward.h"
 #include "cuda/group/group.h"
 #include "cuda/group/group_cuda.h"
 #include "cuda/group/group_words.h"
-#include "cuda/device/memory.h"
-#include "cuda/exchange/peers.h"
-#include "cuda/device/uuid.h"
 #include "cuda/weights/write.h"
 
 namespace refit::cuda {

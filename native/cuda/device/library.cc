@@ -4,9 +4,9 @@
 #include "core/library/device_table.h"
 #include "cuda/device/cards.h"
 #include "cuda/device/device.h"
+#include "cuda/device/memory.h"
 #include "cuda/group/group.h"
 #include "cuda/group/group_library.h"
-#include "cuda/device/memory.h"
 
 namespace refit::cuda {
 namespace {

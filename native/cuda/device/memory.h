@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "core/arena.h"
-#include "core/library/cuda_cards.h"
 #include "core/device.h"
+#include "core/library/cuda_cards.h"
 #include "core/model.h"
 #include "cuda/device/arena.h"
 #include "cuda/forward/forward.h"

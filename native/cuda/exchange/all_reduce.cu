@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "cuda/exchange/all_reduce.h"
 #include "cuda/device/check.h"
+#include "cuda/exchange/all_reduce.h"
 
 namespace refit::cuda {
 namespace {

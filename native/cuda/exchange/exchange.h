@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "core/layout.h"
-#include "cuda/forward/forward_memory.h"
-#include "cuda/group/nccl.h"
 #include "cuda/device/rank.h"
 #include "cuda/device/types.h"
+#include "cuda/forward/forward_memory.h"
+#include "cuda/group/nccl.h"
 
 namespace refit::cuda {
 

@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "core/device.h"
-#include "cuda/exchange/all_reduce.h"
 #include "cuda/device/check.h"
+#include "cuda/exchange/all_reduce.h"
 #include "cuda/exchange/exchange.h"
 
 namespace refit::cuda {

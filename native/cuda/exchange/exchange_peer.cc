@@ -1,5 +1,5 @@
-#include "cuda/exchange/all_reduce.h"
 #include "cuda/device/check.h"
+#include "cuda/exchange/all_reduce.h"
 #include "cuda/exchange/exchange.h"
 
 namespace refit::cuda {

@@ -30,8 +30,8 @@ __device__ __forceinline__ float block_sum(float x, float* shared) {
   return x;
 }
 
-// vexp of native/cpu/isa/kernels_vec.h, operation for operation, with its fused multiply-adds: the same bits as the sets of
-// x86 that have them. The intrinsics keep the compiler from fusing others.
+// vexp of native/cpu/isa/kernels_vec.h, operation for operation, with its fused multiply-adds: the same bits as the
+// sets of x86 that have them. The intrinsics keep the compiler from fusing others.
 __device__ __forceinline__ float exp_as_cpu(float x) {
   // Comparisons, not fminf and fmaxf: these would lose a NaN.
   x = x > 89.0f ? 89.0f : x;

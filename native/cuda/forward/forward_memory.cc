@@ -4,9 +4,9 @@
 #include <limits>
 #include <stdexcept>
 
-#include "cuda/exchange/all_reduce.h"
 #include "cuda/attention/attention.h"
 #include "cuda/device/check.h"
+#include "cuda/exchange/all_reduce.h"
 #include "cuda/sampler/sampler.h"
 
 namespace refit::cuda {

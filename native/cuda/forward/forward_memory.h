@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "core/layout.h"
+#include "cuda/device/types.h"
 #include "cuda/forward/forward.h"
 #include "cuda/moe/moe.h"
-#include "cuda/device/types.h"
 
 namespace refit::cuda {
 

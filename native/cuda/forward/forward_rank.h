@@ -8,9 +8,9 @@
 #include "cuda/exchange/exchange.h"
 #include "cuda/forward/forward.h"
 #include "cuda/forward/forward_memory.h"
+#include "cuda/forward/step_block.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda/moe/moe.h"
-#include "cuda/forward/step_block.h"
 
 namespace refit::cuda {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "transport/nccl/nccl_group.h"
 #include "cuda/group/group_card.h"
 #include "cuda/group/group_lane.h"
+#include "transport/nccl/nccl_group.h"
 
 namespace refit::cuda {
 

@@ -2,8 +2,8 @@
 
 #include <stdexcept>
 
-#include "transport/nccl/nccl_group.h"
 #include "cuda/group/nccl.h"
+#include "transport/nccl/nccl_group.h"
 
 namespace refit::cuda {
 

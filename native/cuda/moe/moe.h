@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/gemm/gemm.h"
 #include "cuda/device/types.h"
+#include "cuda/gemm/gemm.h"
 
 namespace refit::cuda {
 

@@ -1,4 +1,5 @@
-// Penalties and logit bias, one block per row: the arithmetic of native/cpu/sampler/sampler_penalty.cc, product by product.
+// Penalties and logit bias, one block per row: the arithmetic of native/cpu/sampler/sampler_penalty.cc, product by
+// product.
 #include <algorithm>
 
 #include "cuda/device/check.h"

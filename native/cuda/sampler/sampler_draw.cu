@@ -1,5 +1,6 @@
-// The passes over all logits: best token, sum of exponentials, Gumbel-max draw (as native/cpu/sampler/sampler_gumbel.cc). A
-// block takes one chunk of one row; a warp per row then joins the chunks in order.
+// The passes over all logits: best token, sum of exponentials, Gumbel-max draw (as
+// native/cpu/sampler/sampler_gumbel.cc). A block takes one chunk of one row; a warp per row then joins the chunks in
+// order.
 #include "core/philox.h"
 #include "cuda/device/check.h"
 #include "cuda/sampler/sampler_row.cuh"

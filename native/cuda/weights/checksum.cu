@@ -3,9 +3,9 @@
 
 #include "core/checksum.h"
 #include "cuda/device/check.h"
-#include "cuda/weights/checksum.h"
 #include "cuda/scatter/scatter_segment.h"
 #include "cuda/scatter/scatter_tile.cuh"
+#include "cuda/weights/checksum.h"
 
 namespace refit::cuda {
 namespace {

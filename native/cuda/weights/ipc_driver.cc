@@ -5,8 +5,8 @@
 #include <mutex>
 
 #include "cuda/device/cards.h"
-#include "cuda/exchange/peers.h"
 #include "cuda/device/uuid.h"
+#include "cuda/exchange/peers.h"
 
 namespace refit::cuda {
 namespace {

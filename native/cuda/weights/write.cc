@@ -6,9 +6,9 @@
 
 #include "core/pool.h"
 #include "cuda/device/check.h"
+#include "cuda/device/pinned_ring.h"
 #include "cuda/weights/checksum.h"
 #include "cuda/weights/ipc_driver.h"
-#include "cuda/device/pinned_ring.h"
 #include "cuda/weights/scramble.h"
 #include "cuda/weights/write_run.h"
 #include "transport/ipc/ipc_fetch.h"

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/exchange/all_reduce.h"
 #include "cuda/device/check.h"
+#include "cuda/exchange/all_reduce.h"
 #include "test/check.h"
 
 using namespace refit::cuda;

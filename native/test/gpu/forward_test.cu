@@ -10,8 +10,8 @@
 
 #include "cuda/device/check.h"
 #include "cuda/exchange/exchange.h"
-#include "cuda/forward/forward.h"
 #include "cuda/exchange/peers.h"
+#include "cuda/forward/forward.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
 

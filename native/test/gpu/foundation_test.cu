@@ -18,8 +18,8 @@
 #include "cuda/device/health.h"
 #include "cuda/device/host_memory.h"
 #include "cuda/device/inject.h"
-#include "cuda/exchange/peers.h"
 #include "cuda/device/watchdog.h"
+#include "cuda/exchange/peers.h"
 #include "test/check.h"
 
 namespace refit::cuda {

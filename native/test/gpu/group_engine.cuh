@@ -6,9 +6,9 @@
 #include <random>
 
 #include "cuda/device/device.h"
+#include "cuda/device/uuid.h"
 #include "cuda/group/group.h"
 #include "cuda/group/group_cuda.h"
-#include "cuda/device/uuid.h"
 #include "cuda/weights/write.h"
 #include "test/check.h"
 #include "test/gpu/group_trainer.cuh"

@@ -11,10 +11,10 @@
 
 #include "core/write/places.h"
 #include "cuda/device/device.h"
+#include "cuda/device/uuid.h"
 #include "cuda/group/group.h"
 #include "cuda/group/group_cuda.h"
 #include "cuda/group/group_library.h"
-#include "cuda/device/uuid.h"
 #include "cuda/weights/write.h"
 #include "test/check.h"
 #include "test/forward_reference.h"

@@ -12,9 +12,9 @@
 
 #include "core/fault.cc"
 #include "core/write/write_check.h"
-#include "cuda/weights/ipc_driver.h"
-#include "cuda/exchange/peers.h"
 #include "cuda/device/uuid.h"
+#include "cuda/exchange/peers.h"
+#include "cuda/weights/ipc_driver.h"
 #include "cuda/weights/write.h"
 #include "cuda/weights/write_run.cc"
 #include "test/check.h"

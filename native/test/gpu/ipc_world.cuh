@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "core/write/write_check.h"
-#include "cuda/weights/ipc_driver.h"
-#include "cuda/exchange/peers.h"
 #include "cuda/device/uuid.h"
+#include "cuda/exchange/peers.h"
+#include "cuda/weights/ipc_driver.h"
 #include "cuda/weights/write.h"
 #include "test/gpu/ipc_sender.cuh"
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/device.h"
-#include "cuda/exchange/all_reduce.h"
 #include "cuda/device/check.h"
+#include "cuda/exchange/all_reduce.h"
 #include "cuda/exchange/exchange.h"
 #include "cuda/exchange/peers.h"
 #include "test/check.h"

@@ -4,9 +4,18 @@ import type { RouteContext } from '../../http/context.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
 
 /** What AReaL announces for the next bucket of one group. */
-export interface ArealBucket { names: string[], dtypes: string[], shapes: number[][], group_name: string }
+export interface ArealBucket {
+  names: string[]
+  dtypes: string[]
+  shapes: number[][]
+  group_name: string
+}
 
-export interface ArealOutcome { message: string, report: WriteReport, torn: number }
+export interface ArealOutcome {
+  message: string
+  report: WriteReport
+  torn: number
+}
 
 /**
  * AReaL's vLLM mode updates a bucket in two requests: one brings names, dtypes and shapes, the next one, which is empty, takes what is
@@ -17,7 +26,9 @@ export class ArealBuckets {
   #announced: ArealBucket | null = null
   #running: Promise<ArealOutcome> | null = null
 
-  constructor (context: RouteContext) { this.#context = context }
+  constructor (context: RouteContext) {
+    this.#context = context
+  }
 
   /** Throws NOT_FOUND, or what the group failed by. What was announced and not taken before is forgotten, as in AReaL's own server. */
   announce (bucket: ArealBucket): void {
@@ -30,11 +41,17 @@ export class ArealBuckets {
     const bucket = this.#announced
     if (bucket === null) {
       if (this.#running !== null) return await this.#running
-      throw new RefitError('CONFLICT', 'no bucket is announced since the last update: call /areal_set_update_weight_meta before each /areal_update_weights_xccl. Nothing was received')
+      throw new RefitError(
+        'CONFLICT',
+        'no bucket is announced since the last update: call /areal_set_update_weight_meta before each /areal_update_weights_xccl. Nothing was received'
+      )
     }
     this.#announced = null
     // AReaL's server ends running requests and drops the caches, whether or not generation is paused.
-    const running = this.#running = updateFromDistributed(this.#context, { ...bucket, abort_all_requests: true }).finally(() => { if (this.#running === running) this.#running = null })
+    const running = this.#running = updateFromDistributed(this.#context, { ...bucket, abort_all_requests: true })
+      .finally(() => {
+        if (this.#running === running) this.#running = null
+      })
     return await running
   }
 
@@ -47,7 +64,13 @@ export class ArealBuckets {
 
 export function adapterRefusal (name: unknown, note?: string): RefitError {
   const which = typeof name === 'string' ? ` ${JSON.stringify(name.slice(0, 128))}` : ''
-  return new RefitError('UNSUPPORTED', `LoRA adapter${which}: this server does not apply adapters. Train without use_lora, or merge the adapter and send whole weights${note === undefined ? '' : `. ${note}`}`, { param: 'lora_name' })
+  return new RefitError(
+    'UNSUPPORTED',
+    `LoRA adapter${which}: this server does not apply adapters. Train without use_lora, or merge the adapter and send whole weights${
+      note === undefined ? '' : `. ${note}`
+    }`,
+    { param: 'lora_name' }
+  )
 }
 
 /** What AReaL's server says of every rank. */

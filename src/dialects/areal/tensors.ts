@@ -6,7 +6,11 @@ import { decodeBase64 } from '../../wire/torch/payload.ts'
 import { describeUnreadDType, torchWeightDType } from '../../wire/torch/dtypes.ts'
 
 /** A tensor as AReaL writes it into JSON. */
-export interface ArealTensor { data?: string | null, shape: number[], dtype: string }
+export interface ArealTensor {
+  data?: string | null
+  shape: number[]
+  dtype: string
+}
 
 const FLOAT_BYTES = 4
 
@@ -14,13 +18,29 @@ const FLOAT_BYTES = 4
  * The tensors of one request, as a source. AReaL has no bfloat16 in numpy and sends float32 in its place, under the dtype that the tensor
  * has: how many bytes there are tells. Throws INVALID_REQUEST and TENSOR_PAYLOAD.
  */
-export function openArealTensors (names: readonly string[], weights: Readonly<Record<string, ArealTensor>>): WeightSource {
+export function openArealTensors (
+  names: readonly string[],
+  weights: Readonly<Record<string, ArealTensor>>
+): WeightSource {
   const absent = names.find(name => !Object.hasOwn(weights, name))
-  if (absent !== undefined) throw new RefitError('INVALID_REQUEST', `weights: "${absent.slice(0, 200)}" is one of names, but is not there`, { param: 'weights' })
+  if (absent !== undefined) {
+    throw new RefitError(
+      'INVALID_REQUEST',
+      `weights: "${absent.slice(0, 200)}" is one of names, but is not there`,
+      { param: 'weights' }
+    )
+  }
   const given = names.map(name => weights[name]!)
   const tensors: AnnouncedTensor[] = []
   const sources: NativeSource[] = []
-  for (const [index, { name, dtype, shape, bytes }] of measureTensors(names, given.map(({ dtype }) => dtype), given.map(({ shape }) => shape)).entries()) {
+  for (
+    const [index, { name, dtype, shape, bytes }] of measureTensors(
+      names,
+      given.map(({ dtype }) => dtype),
+      given.map(({ shape }) => shape)
+    )
+      .entries()
+  ) {
     const own = torchWeightDType(dtype)
     if (own === undefined) throw payloadError(name, describeUnreadDType(dtype))
     const { data } = given[index]!
@@ -36,7 +56,10 @@ function storedAs (name: string, dtype: DType, bytes: number, got: number): DTyp
   if (got === bytes) return dtype
   const asFloats = dtype === 'bfloat16' ? bytes / 2 * FLOAT_BYTES : bytes
   if (dtype === 'bfloat16' && got === asFloats) return 'float32'
-  throw payloadError(name, `its data has ${got} bytes; expected ${bytes}${dtype === 'bfloat16' ? `, or ${asFloats} as float32` : ''}`)
+  throw payloadError(
+    name,
+    `its data has ${got} bytes; expected ${bytes}${dtype === 'bfloat16' ? `, or ${asFloats} as float32` : ''}`
+  )
 }
 
 function decoded (name: string, text: string): Buffer {

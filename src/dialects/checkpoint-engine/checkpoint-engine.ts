@@ -25,7 +25,10 @@ export interface IpcUpdateFields {
   timeout?: number | null
 }
 
-export interface IpcUpdated { message: string, report: WriteReport }
+export interface IpcUpdated {
+  message: string
+  report: WriteReport
+}
 
 /** Longest that the parameter server may send nothing: it broadcasts a bucket meanwhile. */
 const SILENCE_MS = 300_000
@@ -47,35 +50,78 @@ const updatesOf = onePer((_context: RouteContext) => new IpcUpdates())
  * Takes an update from a parameter server. `zmqHandles`: by UUID of a card, the endpoint of the socket of the process on that card. The
  * call ends when the exchange does. One equal to a call under way gets that one's outcome.
  */
-export async function updateFromIpc (context: RouteContext, zmqHandles: Readonly<Record<string, string>>, fields: IpcUpdateFields = {}): Promise<IpcUpdated> {
+export async function updateFromIpc (
+  context: RouteContext,
+  zmqHandles: Readonly<Record<string, string>>,
+  fields: IpcUpdateFields = {}
+): Promise<IpcUpdated> {
   const seats = chooseSeats(context.engine.info, zmqHandles)
   const { joiner } = updatesOf(context)
-  const key = JSON.stringify([fields.transaction ?? null, seats.map(({ endpoint }) => endpoint), fields.weight_version ?? null, fields.flush_cache ?? true])
-  return await joiner.join(key, async () => await measured(context.metrics, async () => await exchange(context, seats, fields)))
+  const key = JSON.stringify([
+    fields.transaction ?? null,
+    seats.map(({ endpoint }) => endpoint),
+    fields.weight_version ?? null,
+    fields.flush_cache ?? true
+  ])
+  return await joiner.join(
+    key,
+    async () => await measured(context.metrics, async () => await exchange(context, seats, fields))
+  )
 }
 
 /** Ends what is under way: the server shuts down. */
 export function abortIpcUpdates (context: RouteContext): void {
-  for (const control of updatesOf(context).under) control.abort(new RefitError('ENGINE_CLOSED', 'the server is shutting down'))
+  for (const control of updatesOf(context).under) {
+    control.abort(new RefitError('ENGINE_CLOSED', 'the server is shutting down'))
+  }
 }
 
 async function exchange (context: RouteContext, seats: readonly Seat[], fields: IpcUpdateFields): Promise<IpcUpdated> {
   const { under, sockets } = updatesOf(context)
   const taken = seats.find(({ path }) => sockets.has(path))
   // The other side hands its messages out in turn to all who are connected.
-  if (taken !== undefined) throw new RefitError('CONFLICT', `an update with other fields takes what comes through ${taken.endpoint}: wait until it has ended`, { param: 'zmq_handles' })
+  if (taken !== undefined) {
+    throw new RefitError(
+      'CONFLICT',
+      `an update with other fields takes what comes through ${taken.endpoint}: wait until it has ended`,
+      { param: 'zmq_handles' }
+    )
+  }
   const deadlineMs = fields.timeout == null ? DEADLINE_MS : fields.timeout * 1000
   const control = new AbortController()
   setMaxListeners(0, control.signal)
   under.add(control)
   for (const { path } of seats) sockets.add(path)
-  const timer = setTimeout(() => { control.abort(new RefitError('DEADLINE', `the exchange with the parameter server has not ended within ${deadlineMs / 1000} s`)) }, deadlineMs)
+  const timer = setTimeout(() => {
+    control.abort(
+      new RefitError('DEADLINE', `the exchange with the parameter server has not ended within ${deadlineMs / 1000} s`)
+    )
+  }, deadlineMs)
   try {
-    const peers = await openedFor(context.engine, fields, async () => await Peers.connect(seats, { connectMs: Math.min(CONNECT_MS, deadlineMs * 0.9), silenceMs: Math.min(SILENCE_MS, deadlineMs), signal: control.signal }))
+    const peers = await openedFor(
+      context.engine,
+      fields,
+      async () =>
+        await Peers.connect(seats, {
+          connectMs: Math.min(CONNECT_MS, deadlineMs * 0.9),
+          silenceMs: Math.min(SILENCE_MS, deadlineMs),
+          signal: control.signal
+        })
+    )
     try {
-      const options = { flushCache: fields.flush_cache ?? true, version: fields.weight_version ?? null, transaction: fields.transaction ?? null, deadlineMs }
+      const options = {
+        flushCache: fields.flush_cache ?? true,
+        version: fields.weight_version ?? null,
+        transaction: fields.transaction ?? null,
+        deadlineMs
+      }
       const report = await new IpcUpdate(context, peers, options).run()
-      return { message: `IPC weight update completed successfully${fields.weight_version == null ? '' : '.'}${labelText(fields.weight_version, report)}`, report }
+      return {
+        message: `IPC weight update completed successfully${fields.weight_version == null ? '' : '.'}${
+          labelText(fields.weight_version, report)
+        }`,
+        report
+      }
     } finally {
       peers.close()
     }
@@ -90,11 +136,19 @@ async function exchange (context: RouteContext, seats: readonly Seat[], fields: 
  * Which sockets this engine answers: one for each of its ranks, where they are named by number; else one for each of its cards, each read by the ranks on that card. Others are other engines'. An engine
  * without cards answers a single one for all ranks, or as many as it has ranks, in their order.
  */
-export function chooseSeats ({ cards, ranks }: Pick<EngineInfo, 'cards' | 'ranks'>, zmqHandles: Readonly<Record<string, string>>): Seat[] {
+export function chooseSeats (
+  { cards, ranks }: Pick<EngineInfo, 'cards' | 'ranks'>,
+  zmqHandles: Readonly<Record<string, string>>
+): Seat[] {
   const entries = Object.entries(zmqHandles)
   // verl's workers have the numbers of the engine's ranks.
   if (entries.length === ranks && entries.every(([key], index) => key === String(index))) {
-    return entries.map(([, endpoint], rank) => ({ card: cards[rank]?.uuid ?? null, endpoint, path: socketOf(endpoint), ranks: [rank] }))
+    return entries.map(([, endpoint], rank) => ({
+      card: cards[rank]?.uuid ?? null,
+      endpoint,
+      path: socketOf(endpoint),
+      ranks: [rank]
+    }))
   }
   if (cards.length === 0) return seatsWithoutCards(entries, ranks)
   const byCard = new Map(entries.map(([key, endpoint]) => [toCardUuid(key) ?? key, endpoint]))
@@ -107,7 +161,13 @@ export function chooseSeats ({ cards, ranks }: Pick<EngineInfo, 'cards' | 'ranks
       continue
     }
     const endpoint = byCard.get(card)
-    if (endpoint === undefined) throw refusal(`there is no socket for the card of rank ${rank}, ${uuid}, among ${shown(entries)}: the parameter server needs a process on every card of this engine`)
+    if (endpoint === undefined) {
+      throw refusal(
+        `there is no socket for the card of rank ${rank}, ${uuid}, among ${
+          shown(entries)
+        }: the parameter server needs a process on every card of this engine`
+      )
+    }
     seats.set(card, { card: uuid, endpoint, path: socketOf(endpoint), ranks: [rank] })
   }
   return [...seats.values()]
@@ -116,9 +176,18 @@ export function chooseSeats ({ cards, ranks }: Pick<EngineInfo, 'cards' | 'ranks
 function seatsWithoutCards (entries: ReadonlyArray<[string, string]>, ranks: number): Seat[] {
   const all = Array.from({ length: ranks }, (_, rank) => rank)
   if (entries.length === 1 || entries.length === ranks) {
-    return entries.map(([, endpoint], index) => ({ card: null, endpoint, path: socketOf(endpoint), ranks: entries.length === 1 ? all : [index] }))
+    return entries.map(([, endpoint], index) => ({
+      card: null,
+      endpoint,
+      path: socketOf(endpoint),
+      ranks: entries.length === 1 ? all : [index]
+    }))
   }
-  throw refusal(`this engine has no cards, and takes the socket of one process${ranks > 1 ? `, or of ${ranks}, in the order of its ranks` : ''}; got ${shown(entries)}`)
+  throw refusal(
+    `this engine has no cards, and takes the socket of one process${
+      ranks > 1 ? `, or of ${ranks}, in the order of its ranks` : ''
+    }; got ${shown(entries)}`
+  )
 }
 
 function shown (entries: ReadonlyArray<[string, string]>): string {

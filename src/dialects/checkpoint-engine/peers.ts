@@ -35,7 +35,11 @@ export class Peers {
   /** Throws ZMQ_UNREACHABLE, ZMQ_PROTOCOL or DEADLINE; none is connected then. */
   static async connect (seats: readonly Seat[], options: PeersOptions): Promise<Peers> {
     const { connectMs, signal } = options
-    const found = await Promise.allSettled(seats.map(async ({ path, endpoint }) => await Replier.connect({ path, name: `the parameter server at ${endpoint}`, connectMs, signal })))
+    const found = await Promise.allSettled(
+      seats.map(async ({ path, endpoint }) =>
+        await Replier.connect({ path, name: `the parameter server at ${endpoint}`, connectMs, signal })
+      )
+    )
     const repliers = found.flatMap(one => one.status === 'fulfilled' ? [one.value] : [])
     const failed = found.find(one => one.status === 'rejected')
     const peers = new Peers(seats, repliers, options)

@@ -1,5 +1,5 @@
 import type { RolloutEngine } from '../../contract/rollout-engine.ts'
-import { RefitError } from '../../errors.ts'
+import { errorMessage, RefitError } from '../../errors.ts'
 import { prefixed } from '../../updates/apply-source.ts'
 import type { RouteContext } from '../../http/context.ts'
 import { openNamedMemory } from '../../sources/tensor/named-memory.ts'
@@ -70,22 +70,36 @@ export class IpcUpdate {
   async #open (messages: readonly Buffer[]): Promise<void> {
     const { seats } = this.#peers
     // Copies: of a view, all that it views would be sent to the thread that opens it.
-    const { handles, buffers } = await this.#openAll(messages.map((bytes, index) => async () => {
-      const named = readNamedMemory(bytes)
-      return named === null ? await this.#tensors.openHandle(BUFFER, new Uint8Array(bytes), seats[index]!.card) : await openNamedMemory(named, BUFFER)
-    }), buffers => { this.#buffers = buffers })
+    const { handles, buffers } = await this.#openAll(
+      messages.map((bytes, index) => async () => {
+        const named = readNamedMemory(bytes)
+        return named === null
+          ? await this.#tensors.openHandle(BUFFER, new Uint8Array(bytes), seats[index]!.card)
+          : await openNamedMemory(named, BUFFER)
+      }),
+      buffers => {
+        this.#buffers = buffers
+      }
+    )
     this.#handles = handles
     this.#buffers = buffers
     for (const { tensor } of handles) checkBuffer(tensor)
   }
 
   /** One for each seat. `take`: they are the caller's to close, also where some cannot be opened. */
-  async #openAll (opens: ReadonlyArray<() => Promise<OpenHandle>>, take: (buffers: SharedBuffers) => void): Promise<{ handles: OpenHandle[], buffers: SharedBuffers }> {
+  async #openAll (
+    opens: ReadonlyArray<() => Promise<OpenHandle>>,
+    take: (buffers: SharedBuffers) => void
+  ): Promise<{ handles: OpenHandle[], buffers: SharedBuffers }> {
     const opened = await Promise.allSettled(opens.map(async open => await open()))
     const handles = opened.flatMap(one => one.status === 'fulfilled' ? [one.value] : [])
     const bufferOf: number[] = []
     for (const [index, { ranks }] of this.#peers.seats.entries()) for (const rank of ranks) bufferOf[rank] = index
-    const buffers = new SharedBuffers({ buffers: handles, bufferOf, closeMappings: this.#engine.closeMappings?.bind(this.#engine) })
+    const buffers = new SharedBuffers({
+      buffers: handles,
+      bufferOf,
+      closeMappings: this.#engine.closeMappings?.bind(this.#engine)
+    })
     take(buffers)
     const failed = opened.find(one => one.status === 'rejected')
     if (failed !== undefined) throw failed.reason
@@ -99,7 +113,11 @@ export class IpcUpdate {
     if (transaction !== null) return transaction
     const { current } = transactions
     if (current?.scope === true) return current.id
-    const { id } = await transactions.open({ owner: `checkpoint-engine (${this.#peers.seats[0]!.endpoint})`, deadlineMs, ...version === null ? {} : { version } })
+    const { id } = await transactions.open({
+      owner: `checkpoint-engine (${this.#peers.seats[0]!.endpoint})`,
+      deadlineMs,
+      ...version === null ? {} : { version }
+    })
     this.#isOwn = true
     return id
   }
@@ -109,12 +127,22 @@ export class IpcUpdate {
       const messages = await this.#next()
       const { type } = messages[0]!
       const other = messages.find(message => message.type !== type)
-      if (other !== undefined) throw new RefitError('ZMQ_PROTOCOL', `ranks of the parameter server are not at the same step: one sent a ${type}, another a ${other.type}`)
+      if (other !== undefined) {
+        throw new RefitError(
+          'ZMQ_PROTOCOL',
+          `ranks of the parameter server are not at the same step: one sent a ${type}, another a ${other.type}`
+        )
+      }
       if (type === 'none') return await this.#end()
       const buckets = messages.filter(message => message.type === 'bucket')
       demandSame(buckets)
       if (buckets[0]!.isDirect === true) await this.#writeDirect(buckets)
-      else if (buckets[0]!.pieces.length > 0) await this.#write(this.#buffers!, this.#handles.map(({ tensor }, index) => buckets[index]!.pieces.map(piece => placePiece(piece, tensor))))
+      else if (buckets[0]!.pieces.length > 0) {
+        await this.#write(
+          this.#buffers!,
+          this.#handles.map(({ tensor }, index) => buckets[index]!.pieces.map(piece => placePiece(piece, tensor)))
+        )
+      }
       if (buckets[0]!.isLast === true) return await this.#endVerl()
       this.#peers.reply()
     }
@@ -125,8 +153,18 @@ export class IpcUpdate {
     const { seats } = this.#peers
     let opened: SharedBuffers | undefined
     try {
-      const { handles, buffers } = await this.#openAll(this.#bodies.map((bytes, index) => async () => await this.#tensors.openHandle(BUFFER, new Uint8Array(bytes), seats[index]!.card)), buffers => { opened = buffers })
-      await this.#write(buffers, handles.map(({ tensor }, index) => [{ ...tensor, name: buckets[index]!.pieces[0]!.name }]))
+      const { handles, buffers } = await this.#openAll(
+        this.#bodies.map((bytes, index) => async () =>
+          await this.#tensors.openHandle(BUFFER, new Uint8Array(bytes), seats[index]!.card)
+        ),
+        buffers => {
+          opened = buffers
+        }
+      )
+      await this.#write(
+        buffers,
+        handles.map(({ tensor }, index) => [{ ...tensor, name: buckets[index]!.pieces[0]!.name }])
+      )
     } finally {
       await opened?.close()
     }
@@ -137,7 +175,9 @@ export class IpcUpdate {
     this.#bodies = bodies
     const read: ServerMessage[] = []
     // Ranks send the same, to the byte.
-    for (const [index, body] of bodies.entries()) read.push(index > 0 && body.equals(bodies[0]!) ? read[0]! : readServerMessage(body))
+    for (const [index, body] of bodies.entries()) {
+      read.push(index > 0 && body.equals(bodies[0]!) ? read[0]! : readServerMessage(body))
+    }
     const stop = read.find(message => message.type === 'stop')
     if (stop !== undefined) throw new Stopped(stop.reason)
     return read
@@ -162,12 +202,18 @@ export class IpcUpdate {
 
   /** The first None: the buffers are not read any more. The second: that was all. */
   async #end (): Promise<void> {
-    if (this.#reports.length === 0) throw new RefitError('WEIGHTS_INCOMPLETE', 'the parameter server has sent no tensor')
+    if (this.#reports.length === 0) {
+      throw new RefitError('WEIGHTS_INCOMPLETE', 'the parameter server has sent no tensor')
+    }
     await this.#buffers!.close()
     this.#peers.reply()
     const messages = await this.#next()
-    if (messages.some(({ type }) => type !== 'none')) throw new RefitError('ZMQ_PROTOCOL', 'the parameter server sent more after it had taken its buffer back')
-    if (this.#isOwn) await this.#engine.transactions.commit(this.#transaction!, { flushCache: this.#options.flushCache })
+    if (messages.some(({ type }) => type !== 'none')) {
+      throw new RefitError('ZMQ_PROTOCOL', 'the parameter server sent more after it had taken its buffer back')
+    }
+    if (this.#isOwn) {
+      await this.#engine.transactions.commit(this.#transaction!, { flushCache: this.#options.flushCache })
+    }
     this.#peers.reply()
   }
 
@@ -175,7 +221,9 @@ export class IpcUpdate {
   async #endVerl (): Promise<void> {
     if (this.#reports.length === 0) throw new RefitError('WEIGHTS_INCOMPLETE', 'verl has sent no tensor')
     await this.#buffers!.close()
-    if (this.#isOwn) await this.#engine.transactions.commit(this.#transaction!, { flushCache: this.#options.flushCache })
+    if (this.#isOwn) {
+      await this.#engine.transactions.commit(this.#transaction!, { flushCache: this.#options.flushCache })
+    }
     this.#peers.reply()
   }
 
@@ -198,7 +246,11 @@ export class IpcUpdate {
     }
     const { outcome, written } = await transactions.abort(this.#transaction!, message)
     if (outcome !== 'torn') return prefixed(FAILED, toRefusal(error, outcome === 'old'))
-    return new RefitError('WEIGHTS_TORN', `${FAILED}${message}. ${written} tensors had been written and are torn until they are written again, from any source`, { cause: error })
+    return new RefitError(
+      'WEIGHTS_TORN',
+      `${FAILED}${message}. ${written} tensors had been written and are torn until they are written again, from any source`,
+      { cause: error }
+    )
   }
 
   #report (): WriteReport {
@@ -211,12 +263,26 @@ function demandSame ([first, ...others]: readonly Bucket[]): void {
   for (const [index, other] of others.entries()) {
     // The same bytes were read once.
     if (other === first) continue
-    const refuse = (what: string): RefitError => new RefitError('ZMQ_PROTOCOL', `senders are not at the same step: ${what} (socket ${index + 1} and the first one)`)
-    if (other.isLast === true !== (first!.isLast === true)) throw refuse('for one this bucket is the last one, for another it is not')
-    if (other.isDirect === true !== (first!.isDirect === true)) throw refuse('one sent a tensor by its own handle, another a bucket')
-    if (other.pieces.length !== first!.pieces.length) throw refuse(`one sent a bucket of ${other.pieces.length} tensors, another of ${first!.pieces.length}`)
+    const refuse = (what: string): RefitError =>
+      new RefitError(
+        'ZMQ_PROTOCOL',
+        `senders are not at the same step: ${what} (socket ${index + 1} and the first one)`
+      )
+    if (other.isLast === true !== (first!.isLast === true)) {
+      throw refuse('for one this bucket is the last one, for another it is not')
+    }
+    if (other.isDirect === true !== (first!.isDirect === true)) {
+      throw refuse('one sent a tensor by its own handle, another a bucket')
+    }
+    if (other.pieces.length !== first!.pieces.length) {
+      throw refuse(`one sent a bucket of ${other.pieces.length} tensors, another of ${first!.pieces.length}`)
+    }
     const at = other.pieces.findIndex(({ name }, piece) => name !== first!.pieces[piece]!.name)
-    if (at >= 0) throw refuse(`tensor ${at} of the bucket is ${other.pieces[at]!.name} for one, ${first!.pieces[at]!.name} for another`)
+    if (at >= 0) {
+      throw refuse(
+        `tensor ${at} of the bucket is ${other.pieces[at]!.name} for one, ${first!.pieces[at]!.name} for another`
+      )
+    }
   }
 }
 
@@ -224,9 +290,16 @@ function demandSame ([first, ...others]: readonly Bucket[]): void {
 class Stopped extends Error {}
 
 function toRefusal (error: unknown, isOld: boolean): unknown {
-  return error instanceof Stopped ? new RefitError('CONFLICT', `${messageOf(error)}. ${isOld ? 'Nothing has changed' : 'What came before has been written'}`) : error
+  return error instanceof Stopped
+    ? new RefitError(
+      'CONFLICT',
+      `${messageOf(error)}. ${isOld ? 'Nothing has changed' : 'What came before has been written'}`
+    )
+    : error
 }
 
 function messageOf (error: unknown): string {
-  return error instanceof Stopped ? `the parameter server gave the update up: ${error.message}` : error instanceof Error ? error.message : String(error)
+  return error instanceof Stopped
+    ? `the parameter server gave the update up: ${error.message}`
+    : errorMessage(error)
 }

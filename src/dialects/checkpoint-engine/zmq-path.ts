@@ -10,10 +10,13 @@ const MAX_BYTES = 107
  * system. Throws INVALID_REQUEST for all others, `tcp://` among them.
  */
 export function socketOf (endpoint: string): string {
-  const refusal = (why: string): RefitError => new RefitError('INVALID_REQUEST', `the ZeroMQ endpoint ${JSON.stringify(endpoint.slice(0, 200))} ${why}`, { param: 'zmq_handles' })
+  const refusal = (why: string): RefitError =>
+    new RefitError('INVALID_REQUEST', `the ZeroMQ endpoint ${JSON.stringify(endpoint.slice(0, 200))} ${why}`, {
+      param: 'zmq_handles'
+    })
   if (!endpoint.startsWith(SCHEME)) throw refusal('is not one of the same machine: ipc://@name or ipc:///path')
   const name = endpoint.slice(SCHEME.length)
-  if (!/^[\x21-\x7e]+$/.test(name)) throw refusal('has characters that a socket\'s name does not have')
+  if (!/^[\x21-\x7e]+$/.test(name)) throw refusal("has characters that a socket's name does not have")
   if (name.length > MAX_BYTES) throw refusal(`is longer than ${MAX_BYTES} bytes`)
   if (name.startsWith('@') && name.length > 1) return `\0${name.slice(1)}`
   if (!name.startsWith('/')) throw refusal('is not one of the same machine: ipc://@name or ipc:///path')

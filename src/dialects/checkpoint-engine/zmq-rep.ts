@@ -1,6 +1,6 @@
 import type { Socket } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { RefitError } from '../../errors.ts'
+import { errorMessage, RefitError } from '../../errors.ts'
 import { connectLocalSocket } from '../../sources/tensor/local-socket.ts'
 import { zmtpGreeting, zmtpMessage, zmtpPong, zmtpReady, ZmtpReader } from '../../wire/trainers/zmtp.ts'
 
@@ -36,10 +36,19 @@ export class Replier {
   private constructor (socket: Socket, name: string) {
     this.#socket = socket
     this.#name = name
-    socket.on('data', chunk => { this.#take(chunk) })
-      .on('error', error => { this.#fail(unreachable(`${name}: ${error.message}`, error)) })
-      .on('end', () => { this.#fail(unreachable(`${name} closed the connection`)) })
-      .on('close', () => { this.#fail(unreachable(`${name}: the connection is closed`)) })
+    socket
+      .on('data', chunk => {
+        this.#take(chunk)
+      })
+      .on('error', error => {
+        this.#fail(unreachable(`${name}: ${error.message}`, error))
+      })
+      .on('end', () => {
+        this.#fail(unreachable(`${name} closed the connection`))
+      })
+      .on('close', () => {
+        this.#fail(unreachable(`${name}: the connection is closed`))
+      })
     socket.write(zmtpGreeting())
   }
 
@@ -55,20 +64,35 @@ export class Replier {
       } catch (error) {
         signal.throwIfAborted()
         const code = (error as NodeJS.ErrnoException).code
-        if (!NOT_YET.includes(code ?? '')) throw error instanceof RefitError ? error : unreachable(`${name}: ${messageOf(error)}`, error)
-        if (performance.now() > until) throw unreachable(`${name}: nobody has bound the socket within ${connectMs / 1000} s (${code}). It is bound on this machine, in the same network namespace (containers: --network=host)?`, error)
+        if (!NOT_YET.includes(code ?? '')) {
+          throw error instanceof RefitError
+            ? error
+            : unreachable(`${name}: ${messageOf(error)}`, error)
+        }
+        if (performance.now() > until) {
+          throw unreachable(
+            `${name}: nobody has bound the socket within ${
+              connectMs / 1000
+            } s (${code}). It is bound on this machine, in the same network namespace (containers: --network=host)?`,
+            error
+          )
+        }
         await sleep(RETRY_MS, undefined, { signal }).catch(() => {})
       }
     }
   }
 
   /** The peer waits for a reply. */
-  get owes (): boolean { return this.#owes }
+  get owes (): boolean {
+    return this.#owes
+  }
 
   /** The next request. Throws DEADLINE when none comes for so long, ZMQ_UNREACHABLE when the peer goes. */
   async receive (silenceMs: number, signal: AbortSignal): Promise<Buffer> {
     if (this.#owes) throw new RefitError('INTERNAL', `${this.#name} waits for a reply`)
-    if (this.#requests.length === 0) await this.#wait(() => this.#requests.length > 0, silenceMs, `has sent nothing for ${silenceMs / 1000} s`, signal)
+    if (this.#requests.length === 0) {
+      await this.#wait(() => this.#requests.length > 0, silenceMs, `has sent nothing for ${silenceMs / 1000} s`, signal)
+    }
     this.#owes = true
     return this.#requests.shift()!
   }
@@ -84,7 +108,10 @@ export class Replier {
     this.#fail(unreachable(`${this.#name}: the connection was closed here`), false)
     this.#socket.end()
     // A peer that never closes its end does not keep the descriptor.
-    setTimeout(() => { this.#socket.destroy() }, RETRY_MS).unref()
+    setTimeout(() => {
+      this.#socket.destroy()
+    }, RETRY_MS)
+      .unref()
   }
 
   async #handshake (signal: AbortSignal): Promise<void> {
@@ -101,12 +128,16 @@ export class Replier {
     if (isThere()) return
     if (this.#failure !== undefined) throw this.#failure
     let timer: NodeJS.Timeout | undefined
-    const aborted = (): void => { this.#awaited?.reject(signal.reason as Error) }
+    const aborted = (): void => {
+      this.#awaited?.reject(signal.reason as Error)
+    }
     try {
       await new Promise<void>((resolve, reject) => {
         this.#awaited = { resolve, reject }
         signal.addEventListener('abort', aborted, { once: true })
-        timer = setTimeout(() => { reject(new RefitError('DEADLINE', `${this.#name} ${passed}`)) }, ms)
+        timer = setTimeout(() => {
+          reject(new RefitError('DEADLINE', `${this.#name} ${passed}`))
+        }, ms)
       })
     } finally {
       clearTimeout(timer)
@@ -124,13 +155,22 @@ export class Replier {
         else this.#request(event.frames)
       }
     } catch (error) {
-      this.#fail(error instanceof RefitError ? new RefitError(error.code, `${this.#name}: ${error.message}`) : unreachable(messageOf(error), error))
+      this.#fail(
+        error instanceof RefitError
+          ? new RefitError(error.code, `${this.#name}: ${error.message}`)
+          : unreachable(messageOf(error), error)
+      )
     }
   }
 
   #greeted (socketType: string): void {
     // As a REP socket takes them (RFC 28).
-    if (socketType !== 'REQ' && socketType !== 'DEALER') throw new RefitError('ZMQ_PROTOCOL', `it is a ${JSON.stringify(socketType.slice(0, 20))} socket, not REQ`)
+    if (socketType !== 'REQ' && socketType !== 'DEALER') {
+      throw new RefitError(
+        'ZMQ_PROTOCOL',
+        `it is a ${JSON.stringify(socketType.slice(0, 20))} socket, not REQ`
+      )
+    }
     this.#isReady = true
     this.#socket.write(zmtpReady('REP'))
     this.#awaited?.resolve()
@@ -138,8 +178,15 @@ export class Replier {
 
   /** An empty frame stands between the envelope and the body. */
   #request (frames: Buffer[]): void {
-    if (frames.length !== 2 || frames[0]!.length > 0) throw new RefitError('ZMQ_PROTOCOL', `it sent a message of ${frames.length} frames, and a request is an empty one and one more`)
-    if (this.#owes || this.#requests.length > 0) throw new RefitError('ZMQ_PROTOCOL', 'it sent a request before the reply to the last one')
+    if (frames.length !== 2 || frames[0]!.length > 0) {
+      throw new RefitError(
+        'ZMQ_PROTOCOL',
+        `it sent a message of ${frames.length} frames, and a request is an empty one and one more`
+      )
+    }
+    if (this.#owes || this.#requests.length > 0) {
+      throw new RefitError('ZMQ_PROTOCOL', 'it sent a request before the reply to the last one')
+    }
     this.#requests.push(frames[1]!)
     this.#awaited?.resolve()
   }
@@ -158,5 +205,5 @@ function unreachable (message: string, cause?: unknown): RefitError {
 }
 
 function messageOf (error: unknown): string {
-  return error instanceof Error ? error.message : String(error)
+  return errorMessage(error)
 }

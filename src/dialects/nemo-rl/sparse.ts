@@ -1,4 +1,4 @@
-import { RefitError } from '../../errors.ts'
+import { errorMessage, RefitError } from '../../errors.ts'
 import { applySource, measured } from '../../updates/apply-source.ts'
 import type { RouteContext } from '../../http/context.ts'
 import type { DeltaHost } from '../../contract/delta-host.ts'
@@ -24,11 +24,21 @@ export interface PayloadInfo {
 }
 
 /** `payloads`: 0 for one that was there already. */
-export interface PayloadTaken { payloads: number, duplicate: boolean }
+export interface PayloadTaken {
+  payloads: number
+  duplicate: boolean
+}
 
-export interface SparseFlush { payloads: number, seconds: number, candidates: number, changed: number }
+export interface SparseFlush {
+  payloads: number
+  seconds: number
+  candidates: number
+  changed: number
+}
 
-interface Payload extends PayloadInfo { items: SparseItem[] }
+interface Payload extends PayloadInfo {
+  items: SparseItem[]
+}
 
 /**
  * The receiving end of NeMo-RL's remote sparse refit. What comes waits until the flush, which writes all of it as one update: until then the
@@ -50,17 +60,28 @@ export class SparseRefit {
   /** Payloads that are read at once. */
   readonly #lanes = new Lanes(2)
 
-  constructor (context: RouteContext) { this.#context = context }
+  constructor (context: RouteContext) {
+    this.#context = context
+  }
 
   /** The trainer's tensors, which these weights are to be equal to from now on. Returns those that cannot be changed bit by bit. Throws WEIGHTS_*. */
-  async prepare (tensors: Readonly<Record<string, readonly [shape: readonly number[], dtype: string]>>): Promise<string[]> {
+  async prepare (
+    tensors: Readonly<Record<string, readonly [shape: readonly number[], dtype: string]>>
+  ): Promise<string[]> {
     await this.#flushed()
     const { engine } = this.#context
-    const known = new Map(Object.entries(tensors).map(([name, [shape, dtypeName]]) => {
-      const dtype = torchWeightDType(dtypeName)
-      if (dtype === undefined) throw payloadError(`its dtype ${dtypeName.slice(0, 40)} is not one of weights: refit takes bfloat16, float16 and float32`, name)
-      return [name, { shape, dtype }] as const
-    }))
+    const known = new Map(
+      Object.entries(tensors).map(([name, [shape, dtypeName]]) => {
+        const dtype = torchWeightDType(dtypeName)
+        if (dtype === undefined) {
+          throw payloadError(
+            `its dtype ${dtypeName.slice(0, 40)} is not one of weights: refit takes bfloat16, float16 and float32`,
+            name
+          )
+        }
+        return [name, { shape, dtype }] as const
+      })
+    )
     this.#host.check([...known].map(([name, { shape }]) => ({ name, shape })))
     this.#drop()
     // Those are refused when they have come: their keys are taken anew.
@@ -80,7 +101,11 @@ export class SparseRefit {
     await this.#flushed()
     this.#demandOpen()
     const other = this.#payloads.get(info.key) ?? this.#coming.get(info.key)
-    if (other !== undefined && other.checksum !== info.checksum) throw this.#broken(new RefitError('CONFLICT', `payload ${JSON.stringify(info.key.slice(0, 200))} came with other bytes before`))
+    if (other !== undefined && other.checksum !== info.checksum) {
+      throw this.#broken(
+        new RefitError('CONFLICT', `payload ${JSON.stringify(info.key.slice(0, 200))} came with other bytes before`)
+      )
+    }
     if (this.#payloads.has(info.key)) return { payloads: 0, duplicate: true }
     const coming = this.#coming.get(info.key)
     if (coming !== undefined) return await coming.done
@@ -120,7 +145,9 @@ export class SparseRefit {
 
   /** Writes all that has come, as one update; a retry gets the outcome of the flush that runs. After a failure nothing is taken until the trainer prepares anew. */
   async flush (): Promise<SparseFlush> {
-    return await (this.#flushing ??= this.#flush().finally(() => { this.#flushing = null }))
+    return await (this.#flushing ??= this.#flush().finally(() => {
+      this.#flushing = null
+    }))
   }
 
   async #flushed (): Promise<void> {
@@ -130,18 +157,43 @@ export class SparseRefit {
   async #flush (): Promise<SparseFlush> {
     const began = performance.now()
     await Promise.allSettled([...this.#coming.values()].map(async ({ done }) => await done))
-    if (this.#payloads.size === 0 && this.#owed.size === 0 && this.#closed === null) return { payloads: 0, seconds: 0, candidates: 0, changed: 0 }
+    if (this.#payloads.size === 0 && this.#owed.size === 0 && this.#closed === null) {
+      return { payloads: 0, seconds: 0, candidates: 0, changed: 0 }
+    }
     this.#demandOpen()
     const [owed] = this.#owed
-    if (owed !== undefined) throw this.#broken(new RefitError('WEIGHTS_INCOMPLETE', `${this.#owed.size} payloads have not come, among them ${JSON.stringify(owed[0].slice(0, 200))}: ${owed[1]}`))
+    if (owed !== undefined) {
+      throw this.#broken(
+        new RefitError(
+          'WEIGHTS_INCOMPLETE',
+          `${this.#owed.size} payloads have not come, among them ${JSON.stringify(owed[0].slice(0, 200))}: ${owed[1]}`
+        )
+      )
+    }
     const payloads = [...this.#payloads.values()]
     const base = this.#epoch
     try {
-      const { report } = await measured(this.#context.metrics, async () => ({ report: await applySource(this.#context.engine, sparseSource(payloads.flatMap(({ items }) => items), base), {}) }))
+      const { report } = await measured(
+        this.#context.metrics,
+        async () => ({
+          report: await applySource(
+            this
+              .#context
+              .engine,
+            sparseSource(payloads.flatMap(({ items }) => items), base),
+            {}
+          )
+        })
+      )
       this.#drop()
       // One write, one epoch; where there is another by now, somebody has written after it.
       this.#epoch = report.tensors > 0 ? base + 1 : base
-      return { payloads: payloads.length, seconds: (performance.now() - began) / 1000, candidates: payloads.reduce((sum, { candidates }) => sum + candidates, 0), changed: report.changed ?? 0 }
+      return {
+        payloads: payloads.length,
+        seconds: (performance.now() - began) / 1000,
+        candidates: payloads.reduce((sum, { candidates }) => sum + candidates, 0),
+        changed: report.changed ?? 0
+      }
     } catch (error) {
       throw this.#broken(error)
     }
@@ -149,20 +201,39 @@ export class SparseRefit {
 
   get #host (): DeltaHost {
     const { deltaHost } = this.#context.engine
-    if (deltaHost === undefined) throw new RefitError('UNSUPPORTED', 'a remote engine takes no deltas: send them to the engine itself')
+    if (deltaHost === undefined) {
+      throw new RefitError('UNSUPPORTED', 'a remote engine takes no deltas: send them to the engine itself')
+    }
     return deltaHost
   }
 
   #demandPrepared ({ name, shape, dtype, operation }: SparseItem): void {
     const known = this.#tensors.get(name)
     if (known === undefined) throw payloadError('it was not prepared', name)
-    if (known.dtype !== dtype || known.shape.join() !== shape.join()) throw payloadError(`it is ${dtype} [${shape.join(', ')}], and was prepared as ${known.dtype} [${known.shape.join(', ')}]`, name)
-    if (operation === 'xor' && dtype !== this.#context.engine.info.dtype) throw payloadError(`this engine holds ${this.#context.engine.info.dtype}: it is one of overwrite_names, and its values have to be the new ones`, name)
+    if (known.dtype !== dtype || known.shape.join() !== shape.join()) {
+      throw payloadError(
+        `it is ${dtype} [${shape.join(', ')}], and was prepared as ${known.dtype} [${known.shape.join(', ')}]`,
+        name
+      )
+    }
+    if (operation === 'xor' && dtype !== this.#context.engine.info.dtype) {
+      throw payloadError(
+        `this engine holds ${this.#context.engine.info.dtype}: it is one of overwrite_names, and its values have to be the new ones`,
+        name
+      )
+    }
   }
 
   #demandOpen (): void {
-    if (this.#closed === null && this.#epoch !== this.#context.engine.epoch) this.#close('others have written weights since')
-    if (this.#closed !== null) throw new RefitError('CONFLICT', `changes are not taken, as nobody knows what they would change: ${this.#closed}. Load the checkpoint that the trainer's changes begin from (/update_weights_from_disk), and prepare again (/nemo-rl/refit/prepare)`)
+    if (this.#closed === null && this.#epoch !== this.#context.engine.epoch) {
+      this.#close('others have written weights since')
+    }
+    if (this.#closed !== null) {
+      throw new RefitError(
+        'CONFLICT',
+        `changes are not taken, as nobody knows what they would change: ${this.#closed}. Load the checkpoint that the trainer's changes begin from (/update_weights_from_disk), and prepare again (/nemo-rl/refit/prepare)`
+      )
+    }
   }
 
   /** What was to come will not be whole any more. */
@@ -182,6 +253,8 @@ export class SparseRefit {
   }
 }
 
-function messageOf (error: unknown): string { return error instanceof Error ? error.message : String(error) }
+function messageOf (error: unknown): string {
+  return errorMessage(error)
+}
 
 export const sparseRefitOf = onePer((context: RouteContext) => new SparseRefit(context))

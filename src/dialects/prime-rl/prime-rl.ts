@@ -1,4 +1,4 @@
-import { RefitError } from '../../errors.ts'
+import { errorMessage, RefitError } from '../../errors.ts'
 import type { ErrorCode } from '../../errors.ts'
 import type { RouteContext } from '../../http/context.ts'
 import { measured } from '../../updates/apply-source.ts'
@@ -9,7 +9,15 @@ import { sumReports } from '../../weights/sum-reports.ts'
 import { StateDicts } from './stream.ts'
 import { onePer } from '../one-per.ts'
 
-export interface Broadcaster { host: string, port: number, rankOffset: number, inferenceWorldSize: number, backend: string, quantized: boolean, session: string | null }
+export interface Broadcaster {
+  host: string
+  port: number
+  rankOffset: number
+  inferenceWorldSize: number
+  backend: string
+  quantized: boolean
+  session: string | null
+}
 
 const GROUP = 'prime-rl'
 /** Longest that one update may take; each broadcast has the group's own limit. */
@@ -24,17 +32,35 @@ class PrimeRl {
   /** The update that ended last, of those that named their folder. */
   #last: { folder: string, error: unknown } | null = null
 
-  constructor (context: RouteContext) { this.#context = context }
+  constructor (context: RouteContext) {
+    this.#context = context
+  }
 
   async init ({ host, port, rankOffset, inferenceWorldSize, backend, quantized, session }: Broadcaster): Promise<void> {
     if (session !== null) {
-      throw new RefitError('UNSUPPORTED', 'session_id: weights over NIXL and ModelExpress are not supported; set weight_broadcast.type to "nccl" or "filesystem"', { param: 'session_id' })
+      throw new RefitError(
+        'UNSUPPORTED',
+        'session_id: weights over NIXL and ModelExpress are not supported; set weight_broadcast.type to "nccl" or "filesystem"',
+        { param: 'session_id' }
+      )
     }
     if (quantized) {
-      throw new RefitError('UNSUPPORTED', 'quantize_in_weight_transfer: this server takes weights as they stand in checkpoints, not as vLLM\'s kernels have them; set it to false', { param: 'quantize_in_weight_transfer' })
+      throw new RefitError(
+        'UNSUPPORTED',
+        "quantize_in_weight_transfer: this server takes weights as they stand in checkpoints, not as vLLM's kernels have them; set it to false",
+        { param: 'quantize_in_weight_transfer' }
+      )
     }
     // The trainer's is rank 0.
-    await this.#context.groups.init({ name: GROUP, backend, form: 'vllm', address: host, port, rankOffset: rankOffset + 1, worldSize: inferenceWorldSize + 1 }, { renew: true })
+    await this.#context.groups.init({
+      name: GROUP,
+      backend,
+      form: 'vllm',
+      address: host,
+      port,
+      rankOffset: rankOffset + 1,
+      worldSize: inferenceWorldSize + 1
+    }, { renew: true })
     this.#last = null
   }
 
@@ -42,8 +68,17 @@ class PrimeRl {
   async update (folder: string | null): Promise<void> {
     const { groups } = this.#context
     const isJoined = groups.list.some(({ name }) => name === GROUP)
-    if (!isJoined && folder === null) throw new RefitError('INVALID_REQUEST', 'weight_dir: null, and there is no process group: call /init_broadcaster first, or name a checkpoint', { param: 'weight_dir' })
-    await this.#updates.join(JSON.stringify([isJoined, folder]), async () => await (isJoined ? this.#broadcast(folder) : this.#fromFolder(folder!)))
+    if (!isJoined && folder === null) {
+      throw new RefitError(
+        'INVALID_REQUEST',
+        'weight_dir: null, and there is no process group: call /init_broadcaster first, or name a checkpoint',
+        { param: 'weight_dir' }
+      )
+    }
+    await this.#updates.join(
+      JSON.stringify([isJoined, folder]),
+      async () => await (isJoined ? this.#broadcast(folder) : this.#fromFolder(folder!))
+    )
   }
 
   async #fromFolder (path: string): Promise<void> {
@@ -57,7 +92,9 @@ class PrimeRl {
       if (last.error !== null) throw last.error
       return
     }
-    const ended = (error: unknown): void => { if (folder !== null) this.#last = { folder, error } }
+    const ended = (error: unknown): void => {
+      if (folder !== null) this.#last = { folder, error }
+    }
     try {
       await measured(this.#context.metrics, async () => ({ report: await this.#receive(folder) }))
       ended(null)
@@ -72,19 +109,31 @@ class PrimeRl {
   async #receive (folder: string | null): Promise<WriteReport> {
     const { engine: { transactions }, groups } = this.#context
     const group = groups.get(GROUP)
-    const { id } = await transactions.open({ owner: `prime-rl's update${folder === null ? '' : ` from ${folder}`}`, deadlineMs: UPDATE_MS }).catch((error: unknown) => {
-      // The trainer sends all the same, and the next update would take this one's state dicts for its own.
-      group.giveUp(`an update was refused before anything of it was received: ${error instanceof Error ? error.message : String(error)}`)
-      throw error
-    })
+    const { id } = await transactions
+      .open({ owner: `prime-rl's update${folder === null ? '' : ` from ${folder}`}`, deadlineMs: UPDATE_MS })
+      .catch((error: unknown) => {
+        // The trainer sends all the same, and the next update would take this one's state dicts for its own.
+        group.giveUp(
+          `an update was refused before anything of it was received: ${errorMessage(error)}`
+        )
+        throw error
+      })
     try {
-      const report = await this.#write(id, new StateDicts(group, this.#context.distributed), () => group.failure !== null)
+      const report = await this.#write(
+        id,
+        new StateDicts(group, this.#context.distributed),
+        () => group.failure !== null
+      )
       await transactions.commit(id, { flushCache: false })
       return report
     } catch (error) {
-      const { outcome, written } = await transactions.abort(id, error instanceof Error ? error.message : String(error))
+      const { outcome, written } = await transactions.abort(id, errorMessage(error))
       if (outcome !== 'torn' || !(error instanceof RefitError)) throw error
-      throw new RefitError('WEIGHTS_TORN', `${error.message}. ${written} tensors had been written before, and are torn until they are written again, by any update`, { cause: error })
+      throw new RefitError(
+        'WEIGHTS_TORN',
+        `${error.message}. ${written} tensors had been written before, and are torn until they are written again, by any update`,
+        { cause: error }
+      )
     }
   }
 
@@ -128,7 +177,10 @@ export async function initPrimeRl (context: RouteContext, broadcaster: Broadcast
 }
 
 /** prime-rl's `/update_weights`: over NCCL once there is a group, whatever the folder is named, else from the folder. */
-export async function updatePrimeRl (context: RouteContext, { weight_dir: folder }: { weight_dir?: string | null }): Promise<{ status: 'ok' }> {
+export async function updatePrimeRl (
+  context: RouteContext,
+  { weight_dir: folder }: { weight_dir?: string | null }
+): Promise<{ status: 'ok' }> {
   await primeRl(context).update(folder ?? null)
   return { status: 'ok' }
 }

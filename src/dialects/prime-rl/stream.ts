@@ -33,7 +33,12 @@ export class StateDicts {
     const bytes = await this.#integer(`the length of the metadata of ${title}`, 1, MOST_BYTES)
     const pickle = await receiveBytes(this.#group, bytes, `the metadata of ${title}`)
     const metadata = this.#known(() => readStateDictMetadata(pickle))
-    return await this.#receiver.open({ ...metadata, groupName: this.#group.spec.name, loadFormat: null, packing: 'dtype' })
+    return await this.#receiver.open({
+      ...metadata,
+      groupName: this.#group.spec.name,
+      loadFormat: null,
+      packing: 'dtype'
+    })
   }
 
   async #integer (what: string, least: number, most: number): Promise<number> {
@@ -51,7 +56,11 @@ export class StateDicts {
     } catch (error) {
       const { code, message } = error as RefitError
       this.#group.giveUp(message)
-      throw new RefitError(code, `${message}. Nobody can tell what the trainer sends, so that process group "${this.#group.spec.name}" was aborted; initialise it again`, { cause: error })
+      throw new RefitError(
+        code,
+        `${message}. Nobody can tell what the trainer sends, so that process group "${this.#group.spec.name}" was aborted; initialise it again`,
+        { cause: error }
+      )
     }
   }
 }

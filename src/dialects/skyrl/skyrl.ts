@@ -41,11 +41,23 @@ class OldSkyrl {
   readonly #updates = new Joiner<WriteReport>()
   #group: string | null = null
 
-  constructor (context: RouteContext) { this.#context = context }
+  constructor (context: RouteContext) {
+    this.#context = context
+  }
 
   async init (init: OldInit): Promise<void> {
-    const { master_address: first, master_addr: address = first, master_port: port, rank_offset: rankOffset, world_size: worldSize, group_name: name, backend } = init
-    if (address === undefined) throw new RefitError('INVALID_REQUEST', 'master_addr: is required', { param: 'master_addr' })
+    const {
+      master_address: first,
+      master_addr: address = first,
+      master_port: port,
+      rank_offset: rankOffset,
+      world_size: worldSize,
+      group_name: name,
+      backend
+    } = init
+    if (address === undefined) {
+      throw new RefitError('INVALID_REQUEST', 'master_addr: is required', { param: 'master_addr' })
+    }
     const { groups } = this.#context
     const renew = init.override_existing_receiver ?? init.override_existing ?? false
     const isThere = groups.list.some(group => group.name === name && group.error === null)
@@ -59,32 +71,67 @@ class OldSkyrl {
     const checked = check(fields)
     if ('error' in checked) throw await this.#refusal(checked.error as RefitError, fields)
     const { names, dtypes, shapes, sizes } = checked.value as OldUpdate
-    if (groupName === null) throw new RefitError('CONFLICT', 'there is no group of a trainer to receive from: call /init_weight_update_communicator first')
+    if (groupName === null) {
+      throw new RefitError(
+        'CONFLICT',
+        'there is no group of a trainer to receive from: call /init_weight_update_communicator first'
+      )
+    }
     return await this.#updates.join(JSON.stringify([names, dtypes, shapes, sizes ?? null]), async () => {
       const error = sizes == null ? undefined : wrongSizes(names, shapes, sizes)
       if (error !== undefined) throw await this.#refusal(error, {})
-      return await weightTransferOf(this.#context).receive({ names, dtypes, shapes, groupName, packing: sizes == null ? 'each' : 'whole' }, {})
+      return await weightTransferOf(this.#context).receive({
+        names,
+        dtypes,
+        shapes,
+        groupName,
+        packing: sizes == null ? 'each' : 'whole'
+      }, {})
     })
   }
 
   /** Of a request that is not what it should be the trainer broadcasts all the same. */
-  async #refusal ({ message, param }: RefitError, { names, dtypes, shapes, sizes }: Readonly<Record<string, unknown>>): Promise<RefitError> {
-    const note = this.#group === null ? undefined : await this.#context.distributed.refuse({ names, dtypes, shapes }, this.#group, sizes == null ? 'each' : 'whole')
-    return new RefitError('INVALID_REQUEST', note === undefined ? message : `${message}. ${note}`, param === undefined ? {} : { param })
+  async #refusal (
+    { message, param }: RefitError,
+    { names, dtypes, shapes, sizes }: Readonly<Record<string, unknown>>
+  ): Promise<RefitError> {
+    const note = this.#group === null
+      ? undefined
+      : await this.#context.distributed.refuse({ names, dtypes, shapes }, this.#group, sizes == null ? 'each' : 'whole')
+    return new RefitError(
+      'INVALID_REQUEST',
+      note === undefined ? message : `${message}. ${note}`,
+      param === undefined ? {} : { param }
+    )
   }
 }
 
-function wrongSizes (names: readonly string[], shapes: ReadonlyArray<readonly number[]>, sizes: readonly number[]): RefitError | undefined {
-  const at = sizes.length === shapes.length ? sizes.findIndex((size, index) => size !== shapes[index]!.reduce((a, b) => a * b, 1)) : sizes.length
+function wrongSizes (
+  names: readonly string[],
+  shapes: ReadonlyArray<readonly number[]>,
+  sizes: readonly number[]
+): RefitError | undefined {
+  const at = sizes.length === shapes.length
+    ? sizes.findIndex((size, index) => size !== shapes[index]!.reduce((a, b) => a * b, 1))
+    : sizes.length
   if (at < 0) return undefined
-  const what = at < sizes.length ? `${sizes[at]} elements for [${shapes[at]!.join(', ')}] of "${names[at]}"` : `${sizes.length} for ${shapes.length} shapes`
+  const what = at < sizes.length
+    ? `${sizes[at]} elements for [${shapes[at]!.join(', ')}] of "${names[at]}"`
+    : `${sizes.length} for ${shapes.length} shapes`
   return new RefitError('INVALID_REQUEST', `sizes: ${what}`, { param: 'sizes' })
 }
 
 const oldSkyrl = onePer((context: RouteContext) => new OldSkyrl(context))
 
 /** `/init_weight_update_communicator`. Throws as WeightGroups.init does. */
-export async function initOldSkyrl (context: RouteContext, init: OldInit): Promise<void> { await oldSkyrl(context).init(init) }
+export async function initOldSkyrl (context: RouteContext, init: OldInit): Promise<void> {
+  await oldSkyrl(context).init(init)
+}
 
 /** One chunk. What is refused has been received and dropped, or its group aborted. */
-export async function updateOldSkyrl (context: RouteContext, fields: Readonly<Record<string, unknown>>): Promise<WriteReport> { return await oldSkyrl(context).update(fields) }
+export async function updateOldSkyrl (
+  context: RouteContext,
+  fields: Readonly<Record<string, unknown>>
+): Promise<WriteReport> {
+  return await oldSkyrl(context).update(fields)
+}

@@ -23,15 +23,25 @@ const samplingFields = {
   top_k: nullable(Type.Integer(), 'Default -1, off; so is 0.'),
   min_p: nullable(Type.Number()),
   max_tokens: nullable(Type.Integer({ minimum: 0 }), 'Default 16.'),
-  logprobs: Type.Optional(Type.Union([Type.Integer({ minimum: 0 }), Type.Null()], { description: 'Best tokens beside each token (default 0: itself alone); null for no logprobs.' })),
-  truncate_prompt_tokens: nullable(Type.Integer({ minimum: -1 }), 'Only the last so many tokens of each prompt; -1: all.'),
-  generation_kwargs: nullable(VllmSamplingFields, 'More of vLLM\'s SamplingParams, over the fields beside it.'),
+  logprobs: Type.Optional(
+    Type.Union([Type.Integer({ minimum: 0 }), Type.Null()], {
+      description: 'Best tokens beside each token (default 0: itself alone); null for no logprobs.'
+    })
+  ),
+  truncate_prompt_tokens: nullable(
+    Type.Integer({ minimum: -1 }),
+    'Only the last so many tokens of each prompt; -1: all.'
+  ),
+  generation_kwargs: nullable(VllmSamplingFields, "More of vLLM's SamplingParams, over the fields beside it."),
   structured_outputs_regex: refused('structured output'),
   guided_decoding_regex: refused('structured output')
 }
 
 export const TrlGenerateBody = Type.Object({
-  prompts: Type.Union([Type.Array(Type.String(), { minItems: 1, maxItems: MAX_BATCH }), Type.Array(TokenIds, { minItems: 1, maxItems: MAX_BATCH })], { description: 'Texts, or lists of token ids.' }),
+  prompts: Type.Union([
+    Type.Array(Type.String(), { minItems: 1, maxItems: MAX_BATCH }),
+    Type.Array(TokenIds, { minItems: 1, maxItems: MAX_BATCH })
+  ], { description: 'Texts, or lists of token ids.' }),
   images: refused('images'),
   ...samplingFields
 }, { title: 'TrlGenerateRequest' })
@@ -39,13 +49,20 @@ export const TrlGenerateBody = Type.Object({
 const { chat_template_kwargs: templateKwargs, tools } = chatFields
 
 export const TrlChatBody = Type.Object({
-  messages: Type.Array(Type.Array(Message, { minItems: 1 }), { minItems: 1, maxItems: MAX_BATCH, description: 'Conversations.' }),
+  messages: Type.Array(Type.Array(Message, { minItems: 1 }), {
+    minItems: 1,
+    maxItems: MAX_BATCH,
+    description: 'Conversations.'
+  }),
   chat_template_kwargs: templateKwargs,
   tools,
   ...samplingFields
 }, { title: 'TrlChatRequest' })
 
-const Scores = nullable(Type.Array(Type.Array(Type.Array(Type.Number()))), 'Per completion and token: its logprob and those of the best tokens, best first.')
+const Scores = nullable(
+  Type.Array(Type.Array(Type.Array(Type.Number()))),
+  'Per completion and token: its logprob and those of the best tokens, best first.'
+)
 
 export const TrlReply = Type.Object({
   prompt_ids: Type.Array(TokenIds),
@@ -66,23 +83,48 @@ export interface TrlPlan {
 export function planTrlGenerate (body: Static<typeof TrlGenerateBody>, context: RouteContext): TrlPlan {
   const { engine: { info }, tokenizer } = context
   const { prompts, images } = body
-  if (Array.isArray(images) ? images.some(image => image !== null) : images != null) refuseUnsupported({ images: true }, { images: 'images are' })
-  return planOf(prompts.map((prompt, i) => typeof prompt === 'string' ? encodeText(tokenizer, prompt, info, `prompts[${i}]`) : idsOf(prompt, info, `prompts[${i}]`)), body, context, 'prompts')
+  if (Array.isArray(images) ? images.some(image => image !== null) : images != null) {
+    refuseUnsupported({ images: true }, { images: 'images are' })
+  }
+  return planOf(
+    prompts.map((prompt, i) =>
+      typeof prompt === 'string'
+        ? encodeText(tokenizer, prompt, info, `prompts[${i}]`)
+        : idsOf(prompt, info, `prompts[${i}]`)
+    ),
+    body,
+    context,
+    'prompts'
+  )
 }
 
 export function planTrlChat (body: Static<typeof TrlChatBody>, context: RouteContext): TrlPlan {
   const { messages, tools, chat_template_kwargs: kwargs } = body
   // TRL parses calls out of the text by itself.
-  const fields = { tool_choice: 'none', ...tools == null ? {} : { tools }, ...kwargs == null ? {} : { chat_template_kwargs: kwargs } }
-  return planOf(messages.map((conversation, i) => chatPrompt(conversation, fields, context, `messages[${i}]`)), body, context, 'messages')
+  const fields = {
+    tool_choice: 'none',
+    ...tools == null ? {} : { tools },
+    ...kwargs == null ? {} : { chat_template_kwargs: kwargs }
+  }
+  return planOf(
+    messages.map((conversation, i) => chatPrompt(conversation, fields, context, `messages[${i}]`)),
+    body,
+    context,
+    'messages'
+  )
 }
 
 function planOf (whole: Int32Array[], body: SamplingFields, context: RouteContext, param: string): TrlPlan {
-  refuseUnsupported(body, { structured_outputs_regex: 'structured output is', guided_decoding_regex: 'structured output is' })
+  refuseUnsupported(body, {
+    structured_outputs_regex: 'structured output is',
+    guided_decoding_regex: 'structured output is'
+  })
   const { info } = context.engine
   const { logprobs = 0, truncate_prompt_tokens: last, generation_kwargs: more } = body
   const fields: VllmSamplingFields = { ...body, logprobs, truncate_prompt_tokens: null, ...more }
-  if (fields.prompt_logprobs != null) throw invalid('generation_kwargs.prompt_logprobs', 'is not answered here; /get_sequence_logprobs/ scores prompts')
+  if (fields.prompt_logprobs != null) {
+    throw invalid('generation_kwargs.prompt_logprobs', 'is not answered here; /get_sequence_logprobs/ scores prompts')
+  }
   const { sampling, logprobs: scores, best } = readVllmSampling(fields, context, '', DEFAULT_MAX_TOKENS)
   if (last === 0) throw invalid('truncate_prompt_tokens', 'expected -1 or at least 1, got 0')
   const prompts = last == null || last < 0 ? whole : whole.map(ids => ids.slice(-last))
@@ -90,13 +132,21 @@ function planOf (whole: Int32Array[], body: SamplingFields, context: RouteContex
   const samples = prompts.flatMap((promptIds, i) => {
     const room = Math.max(1, info.contextLength - promptIds.length)
     const maxNewTokens = fitContext(promptIds.length, Math.min(sampling.maxNewTokens!, room), info, `${param}[${i}]`)
-    return samplesOf(sampling, maxNewTokens, { rid: newRid(), names: [], promptIds, logprobs: scores, cacheSalt: undefined })
+    return samplesOf(sampling, maxNewTokens, {
+      rid: newRid(),
+      names: [],
+      promptIds,
+      logprobs: scores,
+      cacheSalt: undefined
+    })
   })
   return { prompts, samples, best: best.output }
 }
 
 export function trlReply ({ prompts, best }: TrlPlan, samples: readonly Sample[]): Static<typeof TrlReply> {
-  const rows = best === null ? null : samples.map(({ logprobs, top }) => logprobs.map((own, i) => sortedScores(own, (top[i] ?? []).slice(0, best))))
+  const rows = best === null
+    ? null
+    : samples.map(({ logprobs, top }) => logprobs.map((own, i) => sortedScores(own, (top[i] ?? []).slice(0, best))))
   return {
     prompt_ids: prompts.map(ids => Array.from(ids)),
     completion_ids: samples.map(({ tokens }) => tokens),

@@ -14,61 +14,128 @@ import { nullable, TokenIds } from '../../http/schemas.ts'
 
 /** A teacher's scores of what a student has written. */
 export const TrlScoresBody = Type.Object({
-  sequences: Type.Array(TokenIds, { minItems: 1, maxItems: MAX_BATCH, description: 'Token ids, each a prompt and what follows it.' }),
+  sequences: Type.Array(TokenIds, {
+    minItems: 1,
+    maxItems: MAX_BATCH,
+    description: 'Token ids, each a prompt and what follows it.'
+  }),
   prompt_lengths: Type.Array(Type.Integer({ minimum: 0 }), { description: 'From which position on each is scored.' }),
-  top_logprobs: nullable(Type.Integer({ minimum: 1, maximum: MAX_TOP_LOGPROBS }), 'Best tokens of each position (default 100).'),
-  temperature: nullable(Type.Number(), 'Only 1: scores are of the model\'s own distribution.'),
-  response_format: nullable(Type.Union([Type.Literal('json'), Type.Literal('binary')]), 'binary: base64 of float32 and int32 arrays, little-endian (default json).')
+  top_logprobs: nullable(
+    Type.Integer({ minimum: 1, maximum: MAX_TOP_LOGPROBS }),
+    'Best tokens of each position (default 100).'
+  ),
+  temperature: nullable(Type.Number(), "Only 1: scores are of the model's own distribution."),
+  response_format: nullable(
+    Type.Union([Type.Literal('json'), Type.Literal('binary')]),
+    'binary: base64 of float32 and int32 arrays, little-endian (default json).'
+  )
 }, { title: 'TrlScoresRequest' })
 
 const Base64 = Type.Optional(Type.String())
 
 export const TrlScoresReply = Type.Object({
-  logprobs: nullable(Type.Array(Type.Array(Type.Array(Type.Number()))), 'Per sequence and position, best first; the token that stands there last, where it is none of the best.'),
+  logprobs: nullable(
+    Type.Array(Type.Array(Type.Array(Type.Number()))),
+    'Per sequence and position, best first; the token that stands there last, where it is none of the best.'
+  ),
   logprob_token_ids: nullable(Type.Array(Type.Array(TokenIds))),
   logprobs_b64: Base64,
   token_ids_b64: Base64,
   actual_logprobs_b64: Base64,
   actual_token_ids_b64: Base64,
-  shape: nullable(Type.Array(Type.Integer()), 'Of the first two arrays: sequences, most positions, top_logprobs. The last two have one entry per position.'),
+  shape: nullable(
+    Type.Array(Type.Integer()),
+    'Of the first two arrays: sequences, most positions, top_logprobs. The last two have one entry per position.'
+  ),
   completion_lengths: nullable(Type.Array(Type.Integer()))
 }, { title: 'TrlScores', description: 'Lists, or arrays in base64.' })
 
 const GREEDY: Omit<SamplingParams, 'maxNewTokens'> = {
-  minNewTokens: 0, temperature: 0, topP: 1, topK: 0, minP: 0, frequencyPenalty: 0, presencePenalty: 0, repetitionPenalty: 1, stopTokenIds: [], ignoreEos: true, logitBias: [], seed: null
+  minNewTokens: 0,
+  temperature: 0,
+  topP: 1,
+  topK: 0,
+  minP: 0,
+  frequencyPenalty: 0,
+  presencePenalty: 0,
+  repetitionPenalty: 1,
+  stopTokenIds: [],
+  ignoreEos: true,
+  logitBias: [],
+  seed: null
 }
 const NO_TEXT = { stop: [], noStopTrim: false, skipSpecialTokens: true, spacesBetweenSpecialTokens: true }
 const DEFAULT_TOP = 100
 /** Scores of one binary reply, whose rows are padded to the longest; a quarter of a gigabyte. */
 const MOST_CELLS = 1 << 26
 
-export interface TrlScoresPlan { samples: SamplePlan[], lengths: number[], top: number, binary: boolean }
+export interface TrlScoresPlan {
+  samples: SamplePlan[]
+  lengths: number[]
+  top: number
+  binary: boolean
+}
 
-export function planTrlScores (body: Static<typeof TrlScoresBody>, { engine: { info }, maxBatch }: RouteContext): TrlScoresPlan {
+export function planTrlScores (
+  body: Static<typeof TrlScoresBody>,
+  { engine: { info }, maxBatch }: RouteContext
+): TrlScoresPlan {
   const { sequences, prompt_lengths: lengths } = body
-  if (lengths.length !== sequences.length) throw invalid('prompt_lengths', `expected one for each of the ${sequences.length} sequences, got ${lengths.length}`)
-  if ((body.temperature ?? 1) !== 1) throw new RefitError('UNSUPPORTED', `temperature: given sequences are scored by the model's own distribution, temperature 1, got ${body.temperature}`, { param: 'temperature' })
+  if (lengths.length !== sequences.length) {
+    throw invalid('prompt_lengths', `expected one for each of the ${sequences.length} sequences, got ${lengths.length}`)
+  }
+  if ((body.temperature ?? 1) !== 1) {
+    throw new RefitError(
+      'UNSUPPORTED',
+      `temperature: given sequences are scored by the model's own distribution, temperature 1, got ${body.temperature}`,
+      { param: 'temperature' }
+    )
+  }
   checkBatch(sequences.length, 1, info, maxBatch, 'sequences')
   const top = Math.min(body.top_logprobs ?? DEFAULT_TOP, info.vocabSize)
   const samples = sequences.map((ids, i): SamplePlan => {
     const promptIds = idsOf(ids, info, `sequences[${i}]`)
     const length = lengths[i]!
-    if (length > ids.length) throw invalid(`prompt_lengths[${i}]`, `expected at most the ${ids.length} tokens of its sequence, got ${length}`)
+    if (length > ids.length) {
+      throw invalid(`prompt_lengths[${i}]`, `expected at most the ${ids.length} tokens of its sequence, got ${length}`)
+    }
     fitContext(ids.length, 0, info, `sequences[${i}]`)
-    return { rid: newRid(), names: [], promptIds, sampling: { ...GREEDY, maxNewTokens: 0 }, logprobs: { startLen: length, top, ids: [], raw: true }, text: NO_TEXT, cacheSalt: undefined }
+    return {
+      rid: newRid(),
+      names: [],
+      promptIds,
+      sampling: { ...GREEDY, maxNewTokens: 0 },
+      logprobs: { startLen: length, top, ids: [], raw: true },
+      text: NO_TEXT,
+      cacheSalt: undefined
+    }
   })
-  const cells = samples.length * Math.max(...sequences.map((ids, i) => ids.length - lengths[i]!)) * (body.top_logprobs ?? DEFAULT_TOP)
-  if (body.response_format === 'binary' && cells > MOST_CELLS) throw invalid('top_logprobs', `sequences times most scored positions times top_logprobs: expected at most ${MOST_CELLS} in one binary reply, got ${cells}`)
+  const cells = samples.length * Math.max(...sequences.map((ids, i) => ids.length - lengths[i]!)) *
+    (body.top_logprobs ?? DEFAULT_TOP)
+  if (body.response_format === 'binary' && cells > MOST_CELLS) {
+    throw invalid(
+      'top_logprobs',
+      `sequences times most scored positions times top_logprobs: expected at most ${MOST_CELLS} in one binary reply, got ${cells}`
+    )
+  }
   return { samples, lengths, top: body.top_logprobs ?? DEFAULT_TOP, binary: body.response_format === 'binary' }
 }
 
-export function trlScores ({ lengths, top, binary }: TrlScoresPlan, samples: readonly Sample[]): Static<typeof TrlScoresReply> {
+export function trlScores (
+  { lengths, top, binary }: TrlScoresPlan,
+  samples: readonly Sample[]
+): Static<typeof TrlScoresReply> {
   const inputs = samples.map(({ input }) => {
     if (input !== null) return input
-    throw new RefitError('CONFLICT', 'the request was aborted (/abort_request, or a pause or an update that ends requests) before all of its sequences were scored: send it again')
+    throw new RefitError(
+      'CONFLICT',
+      'the request was aborted (/abort_request, or a pause or an update that ends requests) before all of its sequences were scored: send it again'
+    )
   })
   if (binary) return packed(inputs, samples.map(({ promptIds }, i) => promptIds.length - lengths[i]!), top)
-  const rows = inputs.map(({ logprobs, top: best }) => logprobs.map(([logprob, id], i) => logprob === null ? [] : sortedScores([logprob, id], best[i] ?? [])))
+  const rows = inputs.map(({ logprobs, top: best }) =>
+    logprobs.map(([logprob, id], i) => logprob === null ? [] : sortedScores([logprob, id], best[i] ?? []))
+  )
   return {
     logprobs: rows.map(positions => positions.map(row => row.map(([logprob]) => logprob))),
     logprob_token_ids: rows.map(positions => positions.map(row => row.map(([, id]) => id)))
@@ -89,18 +156,25 @@ function packed (inputs: readonly InputLogprobs[], lengths: number[], top: numbe
   const ids = new Int32Array(positions * top)
   const own = new Float32Array(positions).fill(-Infinity)
   const ownIds = new Int32Array(positions)
-  inputs.forEach((input, s) => input.logprobs.forEach(([logprob, id], i) => {
-    if (logprob === null) return
-    const at = s * most + i
-    own[at] = logprob
-    ownIds[at] = id
-    for (const [k, [score, token]] of (input.top[i] ?? []).entries()) {
-      logprobs[at * top + k] = score
-      ids[at * top + k] = token
-    }
-  }))
+  inputs.forEach((input, s) =>
+    input.logprobs.forEach(([logprob, id], i) => {
+      if (logprob === null) return
+      const at = s * most + i
+      own[at] = logprob
+      ownIds[at] = id
+      for (const [k, [score, token]] of (input.top[i] ?? []).entries()) {
+        logprobs[at * top + k] = score
+        ids[at * top + k] = token
+      }
+    })
+  )
   const base64 = (array: Float32Array | Int32Array): string => Buffer.from(array.buffer).toString('base64')
   return {
-    logprobs_b64: base64(logprobs), token_ids_b64: base64(ids), actual_logprobs_b64: base64(own), actual_token_ids_b64: base64(ownIds), shape: [inputs.length, most, top], completion_lengths: lengths
+    logprobs_b64: base64(logprobs),
+    token_ids_b64: base64(ids),
+    actual_logprobs_b64: base64(own),
+    actual_token_ids_b64: base64(ownIds),
+    shape: [inputs.length, most, top],
+    completion_lengths: lengths
   }
 }

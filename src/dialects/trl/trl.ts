@@ -7,8 +7,17 @@ import { StatelessBarrier } from '../../rendezvous/stateless-barrier.ts'
 import { Joiner } from '../../weights/joiner.ts'
 import type { WeightSource } from '../../contract/weight-source.ts'
 
-export interface Communicator { host: string, port: number, cardUuid: string | undefined, backend: string }
-export interface NamedParameter { name: string, dtype: string, shape: number[] }
+export interface Communicator {
+  host: string
+  port: number
+  cardUuid: string | undefined
+  backend: string
+}
+export interface NamedParameter {
+  name: string
+  dtype: string
+  shape: number[]
+}
 
 const GROUP = 'trl'
 /** TRL comes once it has been answered, and not before: this long what is wrong at once may take to show. */
@@ -33,20 +42,40 @@ export class TrlWeights {
   #expected: string | null = null
   #failure: RefitError | null = null
 
-  constructor (context: RouteContext) { this.#context = context }
+  constructor (context: RouteContext) {
+    this.#context = context
+  }
 
   async init ({ host, port, cardUuid, backend }: Communicator): Promise<void> {
     const { engine, groups } = this.#context
     const { cards, ranks } = engine.info
     if (cardUuid !== undefined && cards.some(({ uuid }) => bare(uuid) === bare(cardUuid))) {
-      throw new RefitError('GROUP_REFUSED', `client_device_uuid: this engine computes on ${cardUuid}, and NCCL does not join two ranks on one card; train on another one`, { param: 'client_device_uuid' })
+      throw new RefitError(
+        'GROUP_REFUSED',
+        `client_device_uuid: this engine computes on ${cardUuid}, and NCCL does not join two ranks on one card; train on another one`,
+        { param: 'client_device_uuid' }
+      )
     }
     this.#failure = null
     this.#expected = null
     this.#barrier = null
-    const spec = { name: GROUP, backend, form: 'vllm', address: host, port, rankOffset: 0, hosts: true, worldSize: ranks + 1, root: ranks } as const
-    const joining = this.#joining = groups.init(spec, { renew: true }).then(() => { this.#barrier = new StatelessBarrier(groups.get(GROUP).store, ranks) })
-    joining.catch((error: unknown) => { if (this.#joining === joining) this.#failed('the communicator could not be made', error) })
+    const spec = {
+      name: GROUP,
+      backend,
+      form: 'vllm',
+      address: host,
+      port,
+      rankOffset: 0,
+      hosts: true,
+      worldSize: ranks + 1,
+      root: ranks
+    } as const
+    const joining = this.#joining = groups.init(spec, { renew: true }).then(() => {
+      this.#barrier = new StatelessBarrier(groups.get(GROUP).store, ranks)
+    })
+    joining.catch((error: unknown) => {
+      if (this.#joining === joining) this.#failed('the communicator could not be made', error)
+    })
     await Promise.race([joining, sleep(SHOW_MS)]).catch((error: unknown) => {
       this.#failure = null
       throw error
@@ -56,7 +85,9 @@ export class TrlWeights {
   /** Resolves once the client may send. */
   async update (parameter: NamedParameter): Promise<void> {
     this.#tell()
-    if (this.#joining === null) throw new RefitError('CONFLICT', 'there is no communicator: call /init_communicator/ first')
+    if (this.#joining === null) {
+      throw new RefitError('CONFLICT', 'there is no communicator: call /init_communicator/ first')
+    }
     const key = JSON.stringify(parameter)
     if (this.#expected === key) return
     const joining = this.#joining
@@ -91,16 +122,36 @@ export class TrlWeights {
 
   async #begin ({ name, dtype, shape }: NamedParameter, key: string): Promise<void> {
     const { engine, distributed, metrics } = this.#context
-    const source = await distributed.open({ names: [name], dtypes: [dtype], shapes: [shape], groupName: GROUP, loadFormat: null, asks: true })
+    const source = await distributed.open({
+      names: [name],
+      dtypes: [dtype],
+      shapes: [shape],
+      groupName: GROUP,
+      loadFormat: null,
+      asks: true
+    })
     let allow: () => void = () => {}
-    const allowed = new Promise<void>(resolve => { allow = resolve })
+    const allowed = new Promise<void>(resolve => {
+      allow = resolve
+    })
     const asked = askedFor(source, () => {
       this.#expected = key
       allow()
     })
     // TRL drops the caches itself, when all parameters have come.
-    const written = measured(metrics, async () => ({ report: await applySource(engine, asked, { flush_cache: false }, { allowTorn: true, failed: '' }) }))
-    this.#tail = written.catch((error: unknown) => { if (this.#expected === key) this.#failed(`parameter "${name}" could not be received`, source.noted(error)) }).then(async () => { await this.#meet() })
+    const written = measured(
+      metrics,
+      async () => ({
+        report: await applySource(engine, asked, { flush_cache: false }, { allowTorn: true, failed: '' })
+      })
+    )
+    this.#tail = written
+      .catch((error: unknown) => {
+        if (this.#expected === key) this.#failed(`parameter "${name}" could not be received`, source.noted(error))
+      })
+      .then(async () => {
+        await this.#meet()
+      })
     await Promise.race([allowed, written])
   }
 
@@ -119,7 +170,9 @@ export class TrlWeights {
 
   #failed (what: string, error: unknown): void {
     const { message = String(error), code = 'INTERNAL' } = error as Partial<RefitError>
-    this.#failure ??= new RefitError('BROADCAST_SPENT', `${what}, after it had been answered: ${code}: ${message}`, { cause: error })
+    this.#failure ??= new RefitError('BROADCAST_SPENT', `${what}, after it had been answered: ${code}: ${message}`, {
+      cause: error
+    })
   }
 
   /** Once. */
@@ -143,7 +196,9 @@ function askedFor (source: DistributedSource, allow: () => void): WeightSource {
         await stream!.ready()
       },
       next: async () => await stream!.next(),
-      drop: async hurry => { await stream!.drop?.(hurry) }
+      drop: async hurry => {
+        await stream!.drop?.(hurry)
+      }
     },
     close: async () => {
       if (isAllowed) await source.close()
@@ -152,4 +207,6 @@ function askedFor (source: DistributedSource, allow: () => void): WeightSource {
   }
 }
 
-function bare (uuid: string): string { return uuid.toLowerCase().replace(/^gpu-/, '') }
+function bare (uuid: string): string {
+  return uuid.toLowerCase().replace(/^gpu-/, '')
+}

@@ -8,7 +8,11 @@ import type { VllmGeneratePlan } from './generate.ts'
 import { vllmChoice, vllmPromptLogprobs } from './output.ts'
 
 /** Runs what was planned, and answers in vLLM's form. */
-export async function answerVllm (context: RouteContext, plan: VllmGeneratePlan, reply: FastifyReply): Promise<unknown> {
+export async function answerVllm (
+  context: RouteContext,
+  plan: VllmGeneratePlan,
+  reply: FastifyReply
+): Promise<unknown> {
   const generation = new Generation(context, plan.samples)
   abortOnHangup(reply.raw, generation)
   if (plan.stream) return await stream(generation, plan, reply)
@@ -41,7 +45,10 @@ async function stream (generation: Generation, plan: VllmGeneratePlan, reply: Fa
   })
   return await sendEvents(reply, {
     run: async notify => {
-      await generation.run(index => { changed.add(index); notify() })
+      await generation.run(index => {
+        changed.add(index)
+        notify()
+      })
       usageDue = plan.usage
     },
     next: () => {
@@ -50,7 +57,11 @@ async function stream (generation: Generation, plan: VllmGeneratePlan, reply: Fa
         const sample = samples[index]!
         const last = sent[index]!
         if (sample.finish === null && sample.tokens.length === last.tokens) continue
-        const event = { ...head(), choices: [vllmChoice(sample, index, plan.output, last)], ...plan.usage ? { usage: null } : {} }
+        const event = {
+          ...head(),
+          choices: [vllmChoice(sample, index, plan.output, last)],
+          ...plan.usage ? { usage: null } : {}
+        }
         sent[index] = { tokens: sample.tokens.length, text: sample.text.length }
         first = false
         return event

@@ -28,20 +28,59 @@ const SKYRL: readonly DialectName[] = ['skyrl']
 
 const METHODS: Readonly<Record<string, Method>> = {
   // vLLM's own, as routes of the same names have them.
-  init_weight_transfer_engine: { of: NATIVE, run: async (context, call) => { await weightTransferOf(context).init(take(call, 0, 'init_info')) } },
+  init_weight_transfer_engine: {
+    of: NATIVE,
+    run: async (context, call) => {
+      await weightTransferOf(context).init(take(call, 0, 'init_info'))
+    }
+  },
   start_weight_update: { of: NATIVE, run: start },
-  update_weights: { of: NATIVE, run: async (context, call) => { await weightTransferOf(context).update(take(call, 0, 'update_info')) } },
+  update_weights: {
+    of: NATIVE,
+    run: async (context, call) => {
+      await weightTransferOf(context).update(take(call, 0, 'update_info'))
+    }
+  },
   finish_weight_update: { of: NATIVE, run: finish },
   // SkyRL's worker extension.
   skyrl_start_weight_update: { of: SKYRL, run: start },
-  update_weights_nccl: { of: SKYRL, run: async (context, call) => { await weightTransferOf(context).update(take(call, 0, 'update_info'), { inScope: true }) } },
-  update_weights_ipc: { of: SKYRL, run: async (context, call) => { await weightTransferOf(context).update(take(call, 0, 'update_info'), { inScope: true }) } },
+  update_weights_nccl: {
+    of: SKYRL,
+    run: async (context, call) => {
+      await weightTransferOf(context).update(take(call, 0, 'update_info'), { inScope: true })
+    }
+  },
+  update_weights_ipc: {
+    of: SKYRL,
+    run: async (context, call) => {
+      await weightTransferOf(context).update(take(call, 0, 'update_info'), { inScope: true })
+    }
+  },
   skyrl_finish_weight_update: { of: SKYRL, run: finish },
   // Frozen requests keep their KV cache where it is: there is nowhere else to put it. Weights are written anew by the update.
-  skyrl_sleep_for_weight_sync: { of: SKYRL, run: async ({ engine }, call) => { await vllmSleepOf(engine).sleep({ level: 2, mode: 'keep', tags: toFlag(call, 0, 'offload_kv', true) ? ['weights'] : ['weights', 'kv_cache'] }) } },
-  skyrl_wake_for_weight_sync: { of: SKYRL, run: async ({ engine }, call) => { await vllmSleepOf(engine).wake(toTexts(call, 0, 'tags')) } },
+  skyrl_sleep_for_weight_sync: {
+    of: SKYRL,
+    run: async ({ engine }, call) => {
+      await vllmSleepOf(engine).sleep({
+        level: 2,
+        mode: 'keep',
+        tags: toFlag(call, 0, 'offload_kv', true) ? ['weights'] : ['weights', 'kv_cache']
+      })
+    }
+  },
+  skyrl_wake_for_weight_sync: {
+    of: SKYRL,
+    run: async ({ engine }, call) => {
+      await vllmSleepOf(engine).wake(toTexts(call, 0, 'tags'))
+    }
+  },
   // checkpoint-engine's worker extension.
-  update_weights_from_ipc: { of: ['checkpoint-engine'], run: async (context, call) => { await updateFromIpc(context, toHandles(call), call.timeout === null ? {} : { timeout: call.timeout }) } }
+  update_weights_from_ipc: {
+    of: ['checkpoint-engine'],
+    run: async (context, call) => {
+      await updateFromIpc(context, toHandles(call), call.timeout === null ? {} : { timeout: call.timeout })
+    }
+  }
 }
 
 /** Runs a method. Throws INVALID_REQUEST for one that there is not, naming those that there are, and for arguments that it does not take. */
@@ -50,14 +89,21 @@ export async function callMethod (context: RouteContext, name: string, call: Rpc
   const method = Object.hasOwn(METHODS, name) ? METHODS[name]! : undefined
   if (method === undefined || !isThere(method)) {
     const names = Object.keys(METHODS).filter(known => isThere(METHODS[known]!))
-    throw new RefitError('INVALID_REQUEST', `method: ${JSON.stringify(name.slice(0, 100))} is not one that can be called here; there are ${names.join(', ')}`, { param: 'method' })
+    throw new RefitError(
+      'INVALID_REQUEST',
+      `method: ${JSON.stringify(name.slice(0, 100))} is not one that can be called here; there are ${names.join(', ')}`,
+      { param: 'method' }
+    )
   }
   const result = await method.run(context, call) ?? null
   return Array.from({ length: context.engine.info.ranks }, () => result)
 }
 
 async function start (context: RouteContext, call: RpcCall): Promise<void> {
-  await weightTransferOf(context).start({ owner: call.owner, checkpointFormat: toFlag(call, 0, 'is_checkpoint_format', true) })
+  await weightTransferOf(context).start({
+    owner: call.owner,
+    checkpointFormat: toFlag(call, 0, 'is_checkpoint_format', true)
+  })
 }
 
 async function finish (context: RouteContext, call: RpcCall): Promise<void> {
@@ -85,10 +131,17 @@ function toTexts (call: RpcCall, index: number, name: string): string[] {
 
 function toHandles (call: RpcCall): Record<string, string> {
   const value = take(call, 0, 'zmq_handles')
-  if (typeof value !== 'object' || value === null || Array.isArray(value) || !Object.values(value).every(item => typeof item === 'string')) throw wrong('zmq_handles', 'a dict of str', value)
+  if (
+    typeof value !== 'object' || value === null || Array.isArray(value) ||
+    !Object.values(value).every(item => typeof item === 'string')
+  ) throw wrong('zmq_handles', 'a dict of str', value)
   return value as Record<string, string>
 }
 
 function wrong (name: string, expected: string, value: unknown): RefitError {
-  return new RefitError('INVALID_REQUEST', `${name}: expected ${expected}, got ${String(JSON.stringify(value)).slice(0, 100)}`, { param: name })
+  return new RefitError(
+    'INVALID_REQUEST',
+    `${name}: expected ${expected}, got ${String(JSON.stringify(value)).slice(0, 100)}`,
+    { param: name }
+  )
 }

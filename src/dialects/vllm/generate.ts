@@ -17,20 +17,32 @@ import type { VllmOutput } from './output.ts'
 
 /** vLLM's tokens in, tokens out. */
 export const VllmGenerateBody = Type.Object({
-  request_id: nullable(Type.String({ minLength: 1, maxLength: MAX_RID_LENGTH }), 'Id of the request, for /abort_requests; drawn if left out.'),
+  request_id: nullable(
+    Type.String({ minLength: 1, maxLength: MAX_RID_LENGTH }),
+    'Id of the request, for /abort_requests; drawn if left out.'
+  ),
   token_ids: Type.Array(Type.Integer(), { minItems: 1, description: 'The prompt.' }),
   sampling_params: nullable(VllmSamplingFields),
   model: nullable(Type.String(), 'Any name: there is one model.'),
   stream: nullable(Type.Boolean(), 'Server-sent events, each with what is new.'),
   stream_options: nullable(Type.Object({ include_usage: nullable(Type.Boolean()), continuous_usage_stats: unused() })),
-  output_mode: nullable(Type.Union([Type.Literal('tokens'), Type.Literal('text')]), '`text`: with the text, and logprobs by text (default `tokens`).'),
-  return_token_ids: nullable(Type.Boolean(), 'Send the prompt\'s ids back.'),
-  cache_salt: nullable(Type.String({ minLength: 1, maxLength: MAX_SALT_LENGTH }), 'Keeps prefix-cache entries of different salts apart.'),
+  output_mode: nullable(
+    Type.Union([Type.Literal('tokens'), Type.Literal('text')]),
+    '`text`: with the text, and logprobs by text (default `tokens`).'
+  ),
+  return_token_ids: nullable(Type.Boolean(), "Send the prompt's ids back."),
+  cache_salt: nullable(
+    Type.String({ minLength: 1, maxLength: MAX_SALT_LENGTH }),
+    'Keeps prefix-cache entries of different salts apart.'
+  ),
   features: refused('images and other media'),
   content_parts: refused('images and other media'),
   kv_transfer_params: refused('disaggregated prefill'),
   ec_transfer_params: refused('disaggregated encoders'),
-  return_routed_experts: nullable(Type.Boolean(), 'Servers with --enable-return-routed-experts send them always, others never: refused there.'),
+  return_routed_experts: nullable(
+    Type.Boolean(),
+    'Servers with --enable-return-routed-experts send them always, others never: refused there.'
+  ),
   return_full_logprobs: refused('packed logprobs; ask for sampling_params.logprobs'),
   return_sample_support: refused('sets of samples that were possible'),
   priority: unused(),
@@ -42,7 +54,12 @@ export const VllmGenerateBody = Type.Object({
 export type VllmGenerateBody = Static<typeof VllmGenerateBody>
 
 const UNSUPPORTED = {
-  features: 'images and other media are', content_parts: 'images and other media are', kv_transfer_params: 'disaggregated prefill is', ec_transfer_params: 'disaggregated encoders are', return_full_logprobs: 'packed logprobs are', return_sample_support: 'sets of samples that were possible are'
+  features: 'images and other media are',
+  content_parts: 'images and other media are',
+  kv_transfer_params: 'disaggregated prefill is',
+  ec_transfer_params: 'disaggregated encoders are',
+  return_full_logprobs: 'packed logprobs are',
+  return_sample_support: 'sets of samples that were possible are'
 }
 
 export interface VllmGeneratePlan {
@@ -57,13 +74,22 @@ export interface VllmGeneratePlan {
 }
 
 /** Everything about a body that can be refused is refused here, before the engine hears of it. */
-export function planVllmGenerate (body: VllmGenerateBody, context: RouteContext, form: ExpertsForm = expertsForm(context)): VllmGeneratePlan {
+export function planVllmGenerate (
+  body: VllmGenerateBody,
+  context: RouteContext,
+  form: ExpertsForm = expertsForm(context)
+): VllmGeneratePlan {
   refuseUnsupported(body, UNSUPPORTED)
   const { info } = context.engine
   if (body.return_routed_experts === true) demandExperts(info, 'return_routed_experts')
   refuseAdapter(body.model, info.servedModelName)
   const promptIds = idsOf(body.token_ids, info, 'token_ids')
-  const { sampling, logprobs, best, detokenize } = readVllmSampling(body.sampling_params ?? {}, context, 'sampling_params', null)
+  const { sampling, logprobs, best, detokenize } = readVllmSampling(
+    body.sampling_params ?? {},
+    context,
+    'sampling_params',
+    null
+  )
   checkBatch(1, sampling.n, info, context.maxBatch, 'sampling_params.n')
   const stream = body.stream ?? false
   if (stream && best.prompt !== null) throw invalid('sampling_params.prompt_logprobs', 'cannot be had of a stream')
@@ -71,7 +97,12 @@ export function planVllmGenerate (body: VllmGenerateBody, context: RouteContext,
   if (isText && !detokenize) throw invalid('output_mode', '"text" needs "detokenize": true in sampling_params')
   const tokenizer = isText ? needTokenizer(context.tokenizer, 'output_mode') : null
   // As vLLM has it: what does not fit into the context is cut off, not refused.
-  const wanted = sampling.maxNewTokens == null ? null : Math.min(sampling.maxNewTokens, Math.max(info.contextLength - promptIds.length, sampling.maxNewTokens === 0 ? 0 : 1))
+  const wanted = sampling.maxNewTokens == null
+    ? null
+    : Math.min(
+      sampling.maxNewTokens,
+      Math.max(info.contextLength - promptIds.length, sampling.maxNewTokens === 0 ? 0 : 1)
+    )
   const maxNewTokens = fitContext(promptIds.length, wanted, info, 'token_ids')
   const from = body.sampling_params?.routed_experts_prompt_start ?? 0
   if (info.experts !== undefined) checkStart(from, [promptIds], 'sampling_params.routed_experts_prompt_start')
@@ -84,5 +115,18 @@ export function planVllmGenerate (body: VllmGenerateBody, context: RouteContext,
     cacheSalt: body.cache_salt ?? undefined,
     ...info.experts === undefined ? {} : { expertsFrom: from }
   })
-  return { id, samples, output: { tokenizer, best, experts: info.experts === undefined ? null : { wanted: { layout: info.experts, from }, form } }, stream, usage: body.stream_options?.include_usage === true, promptIds: body.return_token_ids ?? false }
+  return {
+    id,
+    samples,
+    output: {
+      tokenizer,
+      best,
+      experts: info.experts === undefined
+        ? null
+        : { wanted: { layout: info.experts, from }, form }
+    },
+    stream,
+    usage: body.stream_options?.include_usage === true,
+    promptIds: body.return_token_ids ?? false
+  }
 }

@@ -21,7 +21,10 @@ const packing = {
 }
 
 /** How tensors are packed: since vLLM 0.26 said once, at the init; before, with each update. */
-export interface PackingFields { packed?: boolean, packed_buffer_size_bytes?: number }
+export interface PackingFields {
+  packed?: boolean
+  packed_buffer_size_bytes?: number
+}
 
 const NcclInfo = Type.Object({
   master_address: Type.String({ minLength: 1 }),
@@ -45,26 +48,58 @@ export type DeltaInfo = Static<typeof DeltaInfo>
 const checkDelta = bodyCheck(DeltaInfo)
 
 /** `group`: to be joined; null where handles or files will come. `delta`: null but for SkyRL's deltas. */
-export interface InitInfo { group: GroupFields | null, packing: PackingFields, delta: DeltaInfo | null }
+export interface InitInfo {
+  group: GroupFields | null
+  packing: PackingFields
+  delta: DeltaInfo | null
+}
 
 /** Throws INVALID_REQUEST, and UNSUPPORTED for vLLM's other transfers, naming them. */
 export function readInitInfo (value: unknown): InitInfo {
-  if (typeof value !== 'object' || value === null || Array.isArray(value)) throw new RefitError('INVALID_REQUEST', 'init_info: is required, an object', { param: 'init_info' })
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
+    throw new RefitError('INVALID_REQUEST', 'init_info: is required, an object', { param: 'init_info' })
+  }
   refuseOthers(Object.keys(value))
-  if (Object.hasOwn(value, 'local_checkpoint_dir')) return { group: null, packing: {}, delta: demand<DeltaInfo>(checkDelta(value), 'init_info') }
-  if (!Object.hasOwn(value, 'master_address')) return { group: null, packing: packingOf(demand<Static<typeof PackingInfo>>(checkPacking(value), 'init_info')), delta: null }
-  const { master_address: address, master_port: port, rank_offset: rankOffset, world_size: worldSize, backend = 'nccl', group_name: name = GROUP, ...rest } = demand<Static<typeof NcclInfo>>(checkNccl(value), 'init_info')
-  return { group: { name, backend, form: 'vllm', address, port, rankOffset, worldSize }, packing: packingOf(rest), delta: null }
+  if (Object.hasOwn(value, 'local_checkpoint_dir')) {
+    return { group: null, packing: {}, delta: demand<DeltaInfo>(checkDelta(value), 'init_info') }
+  }
+  if (!Object.hasOwn(value, 'master_address')) {
+    return {
+      group: null,
+      packing: packingOf(demand<Static<typeof PackingInfo>>(checkPacking(value), 'init_info')),
+      delta: null
+    }
+  }
+  const {
+    master_address: address,
+    master_port: port,
+    rank_offset: rankOffset,
+    world_size: worldSize,
+    backend = 'nccl',
+    group_name: name = GROUP,
+    ...rest
+  } = demand<Static<typeof NcclInfo>>(checkNccl(value), 'init_info')
+  return {
+    group: { name, backend, form: 'vllm', address, port, rankOffset, worldSize },
+    packing: packingOf(rest),
+    delta: null
+  }
 }
 
 /** What an update announces about it goes before what the init did. */
 export function toPacking (update: PackingFields, init: PackingFields): Packing {
-  const { packed = init.packed ?? false, packed_buffer_size_bytes: bufferBytes = init.packed_buffer_size_bytes ?? BUFFER_BYTES } = update
+  const {
+    packed = init.packed ?? false,
+    packed_buffer_size_bytes: bufferBytes = init.packed_buffer_size_bytes ?? BUFFER_BYTES
+  } = update
   return packed ? { bufferBytes } : 'each'
 }
 
 function packingOf ({ packed, packed_buffer_size_bytes: bytes }: PackingFields): PackingFields {
-  return { ...packed === undefined ? {} : { packed }, ...bytes === undefined ? {} : { packed_buffer_size_bytes: bytes } }
+  return {
+    ...packed === undefined ? {} : { packed },
+    ...bytes === undefined ? {} : { packed_buffer_size_bytes: bytes }
+  }
 }
 
 const OTHERS: ReadonlyArray<readonly [fields: RegExp, transfer: string]> = [
@@ -72,11 +107,16 @@ const OTHERS: ReadonlyArray<readonly [fields: RegExp, transfer: string]> = [
   [/mesh|placements/, 'nccl_m2n, which goes from shard to shard'],
   [/^nccl_unique_id/, 'a communicator whose id is in the request']
 ]
-const HERE = 'there are NCCL with master_address and master_port, CUDA IPC handles (init_info {}), and checkpoints on disk (init_info {})'
+const HERE =
+  'there are NCCL with master_address and master_port, CUDA IPC handles (init_info {}), and checkpoints on disk (init_info {})'
 
 function refuseOthers (fields: readonly string[]): void {
   for (const [sign, transfer] of OTHERS) {
     const field = fields.find(name => sign.test(name))
-    if (field !== undefined) throw new RefitError('UNSUPPORTED', `init_info: ${field} is of ${transfer}, which is not supported; ${HERE}`, { param: 'init_info' })
+    if (field !== undefined) {
+      throw new RefitError('UNSUPPORTED', `init_info: ${field} is of ${transfer}, which is not supported; ${HERE}`, {
+        param: 'init_info'
+      })
+    }
   }
 }

@@ -35,8 +35,20 @@ const Choice = Type.Object({
   stop_reason: nullable(Type.Union([Type.String(), Type.Integer()]), 'The text or token that ended it.'),
   token_ids: Type.Array(Type.Integer()),
   text: Type.Optional(Type.String()),
-  logprobs: nullable(Type.Object({ content: Type.Array(Type.Object({ ...Scores, top_logprobs: Type.Array(Type.Object(Scores), { description: 'The token itself, then the best ones besides it.' }) })) })),
-  weight_versions: Type.Optional(Type.Array(Span, { description: 'Which output tokens, [start, end), were made by which weights.' })),
+  logprobs: nullable(
+    Type.Object({
+      content: Type.Array(Type
+        .Object({
+          ...Scores,
+          top_logprobs: Type.Array(Type.Object(Scores), {
+            description: 'The token itself, then the best ones besides it.'
+          })
+        }))
+    })
+  ),
+  weight_versions: Type.Optional(
+    Type.Array(Span, { description: 'Which output tokens, [start, end), were made by which weights.' })
+  ),
   routed_experts: VllmExperts,
   sampling_mask: Type.Null()
 })
@@ -55,14 +67,23 @@ export const VllmGenerateReply = Type.Object({
 }, { title: 'VllmGenerateReply' })
 
 /** What a sample has brought since `tokens` tokens and `text` characters had been sent. */
-export function vllmChoice (sample: Sample, index: number, { tokenizer, best, experts }: VllmOutput, sent = { tokens: 0, text: 0 }): Record<string, unknown> {
+export function vllmChoice (
+  sample: Sample,
+  index: number,
+  { tokenizer, best, experts }: VllmOutput,
+  sent = { tokens: 0, text: 0 }
+): Record<string, unknown> {
   return {
     index,
     finish_reason: sample.finish?.type ?? null,
     stop_reason: sample.finish?.type === 'stop' ? sample.finish.matched : null,
     token_ids: sample.tokens.slice(sent.tokens),
     ...tokenizer === null ? {} : { text: sample.text.slice(sent.text) },
-    logprobs: best.output === null ? null : tokenizer === null ? tokenLogprobs(sample, sent.tokens, best.output) : chatLogprobs(sample, sent.tokens, { tokenizer, asIds: false, best: best.output }),
+    logprobs: best.output === null
+      ? null
+      : tokenizer === null
+      ? tokenLogprobs(sample, sent.tokens, best.output)
+      : chatLogprobs(sample, sent.tokens, { tokenizer, asIds: false, best: best.output }),
     ...sample.finish === null ? {} : { weight_versions: sample.spans.map(span => ({ ...span })) },
     routed_experts: experts === null ? null : vllmExperts(sample, experts),
     sampling_mask: null
@@ -82,8 +103,15 @@ function tokenLogprobs (sample: Sample, from: number, best: number): object {
         const at = top.findIndex(([, token]) => token === id)
         return at < 0 ? null : at + 1
       }
-      const wire = ([logprob, id]: Scored): object => ({ token: `token_id:${id}`, token_id: id, logprob: finite(logprob), rank: rank(id) })
-      const others = [...top, ...sample.ids[from + i] ?? []].filter(([, id], at, all) => id !== own[1] && all.findIndex(([, other]) => other === id) === at)
+      const wire = ([logprob, id]: Scored): object => ({
+        token: `token_id:${id}`,
+        token_id: id,
+        logprob: finite(logprob),
+        rank: rank(id)
+      })
+      const others = [...top, ...sample.ids[from + i] ?? []].filter(([, id], at, all) =>
+        id !== own[1] && all.findIndex(([, other]) => other === id) === at
+      )
       return { ...wire(own), top_logprobs: [own, ...others].map(wire) }
     })
   }

@@ -24,11 +24,20 @@ export const VllmSamplingFields = Type.Object({
   frequency_penalty: nullable(Type.Number(), '-2 to 2, default 0.'),
   presence_penalty: nullable(Type.Number(), '-2 to 2, default 0.'),
   repetition_penalty: nullable(Type.Number(), '0.000001 to 2, default 1.'),
-  seed: nullable(Type.Union([Type.Integer(), Type.String({ pattern: '^-?\\d{1,20}$' })]), 'Sample j of n takes seed + j.'),
+  seed: nullable(
+    Type.Union([Type.Integer(), Type.String({ pattern: '^-?\\d{1,20}$' })]),
+    'Sample j of n takes seed + j.'
+  ),
   stop: nullable(stop, 'Texts that end the generation.'),
-  stop_token_ids: nullable(Type.Array(Type.Integer(), { maxItems: 1024 }), 'Tokens that end the generation, besides the model\'s own.'),
-  ignore_eos: nullable(Type.Boolean(), 'Do not stop at the model\'s own end tokens.'),
-  logprobs: nullable(Type.Integer({ minimum: -1, maximum: MAX_TOP_LOGPROBS }), 'Logprobs of the output tokens, each with so many best ones at its position; -1 for all of the vocabulary.'),
+  stop_token_ids: nullable(
+    Type.Array(Type.Integer(), { maxItems: 1024 }),
+    "Tokens that end the generation, besides the model's own."
+  ),
+  ignore_eos: nullable(Type.Boolean(), "Do not stop at the model's own end tokens."),
+  logprobs: nullable(
+    Type.Integer({ minimum: -1, maximum: MAX_TOP_LOGPROBS }),
+    'Logprobs of the output tokens, each with so many best ones at its position; -1 for all of the vocabulary.'
+  ),
   prompt_logprobs: promptLogprobsField,
   logprob_token_ids: nullable(TokenIds, 'Token ids whose logprobs are wanted at every position of the output.'),
   logit_bias: nullable(Type.Record(Type.String(), Type.Number()), 'Added to logits; keys are token ids.'),
@@ -36,7 +45,10 @@ export const VllmSamplingFields = Type.Object({
   skip_special_tokens: nullable(Type.Boolean(), 'Leave special tokens out of the text (default true).'),
   spaces_between_special_tokens: nullable(Type.Boolean()),
   include_stop_str_in_output: nullable(Type.Boolean(), 'Leave the stop text in the text.'),
-  routed_experts_prompt_start: nullable(Type.Integer({ minimum: 0 }), 'First position whose experts are wanted, on servers that record them; at most the count of prompt tokens (default 0).'),
+  routed_experts_prompt_start: nullable(
+    Type.Integer({ minimum: 0 }),
+    'First position whose experts are wanted, on servers that record them; at most the count of prompt tokens (default 0).'
+  ),
   bad_words: refused('banned words; ban their tokens by logit_bias'),
   allowed_token_ids: refused('lists of allowed tokens'),
   structured_outputs: refused('structured output'),
@@ -54,7 +66,13 @@ export const VllmSamplingFields = Type.Object({
 export type VllmSamplingFields = Static<typeof VllmSamplingFields>
 
 const UNSUPPORTED = {
-  bad_words: 'banned words are', allowed_token_ids: 'lists of allowed tokens are', structured_outputs: 'structured output is', guided_decoding: 'structured output is', truncate_prompt_tokens: 'truncated prompts are', thinking_token_budget: 'budgets of thinking are', repetition_detection: 'detection of repetitions is'
+  bad_words: 'banned words are',
+  allowed_token_ids: 'lists of allowed tokens are',
+  structured_outputs: 'structured output is',
+  guided_decoding: 'structured output is',
+  truncate_prompt_tokens: 'truncated prompts are',
+  thinking_token_budget: 'budgets of thinking are',
+  repetition_detection: 'detection of repetitions is'
 }
 
 export interface VllmSampling {
@@ -67,41 +85,64 @@ export interface VllmSampling {
 }
 
 /** `param` says where the fields stood. `most`: as `Sampling.maxNewTokens`, where max_tokens is left out. */
-export function readVllmSampling (fields: VllmSamplingFields, { engine, tokenizer }: RouteContext, param: string, most: number | null): VllmSampling {
+export function readVllmSampling (
+  fields: VllmSamplingFields,
+  { engine, tokenizer }: RouteContext,
+  param: string,
+  most: number | null
+): VllmSampling {
   const prefix = param === '' ? '' : `${param}.`
   refuseUnsupported(fields, UNSUPPORTED, prefix)
   const { info } = engine
-  const sampling = openAiNames(() => readSampling({
-    max_new_tokens: fields.max_tokens ?? most,
-    min_new_tokens: fields.min_tokens,
-    n: fields.n,
-    temperature: fields.temperature,
-    top_p: fields.top_p,
-    top_k: fields.top_k === 0 ? -1 : fields.top_k,
-    min_p: fields.min_p,
-    frequency_penalty: fields.frequency_penalty,
-    presence_penalty: fields.presence_penalty,
-    repetition_penalty: fields.repetition_penalty,
-    stop: fields.stop,
-    stop_token_ids: fields.stop_token_ids,
-    ignore_eos: fields.ignore_eos,
-    no_stop_trim: fields.include_stop_str_in_output,
-    skip_special_tokens: fields.skip_special_tokens,
-    spaces_between_special_tokens: fields.spaces_between_special_tokens,
-    logit_bias: fields.logit_bias,
-    sampling_seed: fields.seed
-  }, info, param))
+  const sampling = openAiNames(() =>
+    readSampling(
+      {
+        max_new_tokens: fields.max_tokens ?? most,
+        min_new_tokens: fields.min_tokens,
+        n: fields.n,
+        temperature: fields.temperature,
+        top_p: fields.top_p,
+        top_k: fields.top_k === 0 ? -1 : fields.top_k,
+        min_p: fields.min_p,
+        frequency_penalty: fields.frequency_penalty,
+        presence_penalty: fields.presence_penalty,
+        repetition_penalty: fields.repetition_penalty,
+        stop: fields.stop,
+        stop_token_ids: fields.stop_token_ids,
+        ignore_eos: fields.ignore_eos,
+        no_stop_trim: fields.include_stop_str_in_output,
+        skip_special_tokens: fields.skip_special_tokens,
+        spaces_between_special_tokens: fields.spaces_between_special_tokens,
+        logit_bias: fields.logit_bias,
+        sampling_seed: fields.seed
+      },
+      info,
+      param
+    )
+  )
   const detokenize = fields.detokenize ?? true
   if (sampling.text.stop.length > 0 && !detokenize) throw invalid(`${prefix}stop`, 'stop texts need "detokenize": true')
-  if (sampling.text.stop.length > 0 && tokenizer === null) throw new RefitError('UNSUPPORTED', `${prefix}stop: this server has no tokenizer; use stop_token_ids`, { param: `${prefix}stop` })
+  if (sampling.text.stop.length > 0 && tokenizer === null) {
+    throw new RefitError('UNSUPPORTED', `${prefix}stop: this server has no tokenizer; use stop_token_ids`, {
+      param: `${prefix}stop`
+    })
+  }
   const ids = fields.logprob_token_ids ?? []
   checkScoredIds(ids, info.vocabSize, `${prefix}logprob_token_ids`)
-  const best = { output: bestOf(fields.logprobs ?? (ids.length > 0 ? 0 : null), info.vocabSize), prompt: bestOf(fields.prompt_logprobs, info.vocabSize) }
+  const best = {
+    output: bestOf(fields.logprobs ?? (ids.length > 0 ? 0 : null), info.vocabSize),
+    prompt: bestOf(fields.prompt_logprobs, info.vocabSize)
+  }
   return { sampling, logprobs: scoring(best.output, best.prompt, ids), best, detokenize }
 }
 
 /** What they are once read, in vLLM's names: for who renders a request and sends it on. */
-export function writeVllmSampling ({ params, n, text }: Sampling, maxTokens: number | null, logprobs: number | null, promptLogprobs: number | null): Record<string, unknown> {
+export function writeVllmSampling (
+  { params, n, text }: Sampling,
+  maxTokens: number | null,
+  logprobs: number | null,
+  promptLogprobs: number | null
+): Record<string, unknown> {
   return {
     n,
     max_tokens: maxTokens,
@@ -116,7 +157,9 @@ export function writeVllmSampling ({ params, n, text }: Sampling, maxTokens: num
     stop: text.stop,
     stop_token_ids: params.stopTokenIds,
     ignore_eos: params.ignoreEos,
-    logit_bias: params.logitBias.length === 0 ? null : Object.fromEntries(params.logitBias.map(([id, bias]) => [String(id), bias])),
+    logit_bias: params.logitBias.length === 0
+      ? null
+      : Object.fromEntries(params.logitBias.map(([id, bias]) => [String(id), bias])),
     seed: params.seed === null ? null : Number(BigInt.asIntN(64, params.seed)),
     logprobs,
     prompt_logprobs: promptLogprobs,

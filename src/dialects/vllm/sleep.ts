@@ -12,7 +12,11 @@ export interface SleepRequest {
 }
 
 /** What goes with vLLM's tags. Recorded graphs are a part of what it calls the cache. */
-const TAGS: Readonly<Record<string, readonly MemoryTag[]>> = { weights: ['weights'], kv_cache: ['kv_cache', 'cuda_graph'], cuda_graph: ['cuda_graph'] }
+const TAGS: Readonly<Record<string, readonly MemoryTag[]>> = {
+  weights: ['weights'],
+  kv_cache: ['kv_cache', 'cuda_graph'],
+  cuda_graph: ['cuda_graph']
+}
 /** Not memory: a pause alone. */
 const SCHEDULING = 'scheduling'
 const NOTHING: MemoryReport = { tags: [], bytes: 0, ms: 0 }
@@ -28,12 +32,18 @@ export class VllmSleep {
   #last: Promise<unknown> = Promise.resolve()
   #underWay = 0
 
-  constructor (engine: RolloutEngine) { this.#engine = engine }
+  constructor (engine: RolloutEngine) {
+    this.#engine = engine
+  }
 
-  get isSleeping (): boolean { return this.#released.length > 0 || this.#ownsPause }
+  get isSleeping (): boolean {
+    return this.#released.length > 0 || this.#ownsPause
+  }
 
   /** The trainer has paused, or goes on: whatever sleep paused is its own now. */
-  disown (): void { this.#ownsPause = false }
+  disown (): void {
+    this.#ownsPause = false
+  }
 
   async sleep ({ level, mode, tags: names }: SleepRequest): Promise<MemoryReport> {
     const wanted = memoryTags(names)
@@ -80,12 +90,16 @@ export class VllmSleep {
   /** What a call finds is what the one before left, and not what that one is about to change. */
   async #inTurn (run: () => Promise<MemoryReport>): Promise<MemoryReport> {
     this.#underWay++
-    const turn = this.#last.then(run).finally(() => { this.#underWay-- })
+    const turn = this.#last.then(run).finally(() => {
+      this.#underWay--
+    })
     this.#last = turn.catch(() => {})
     return await turn
   }
 
-  get #released (): MemoryTag[] { return Object.keys(this.#engine.releasedMemory) as MemoryTag[] }
+  get #released (): MemoryTag[] {
+    return Object.keys(this.#engine.releasedMemory) as MemoryTag[]
+  }
 
   async #pause (mode: 'abort' | 'wait' | 'retract' | 'in_place'): Promise<void> {
     this.#ownsPause ||= this.#engine.stats.paused === null
@@ -98,6 +112,12 @@ const TAGS_IN_ORDER: readonly MemoryTag[] = ['weights', 'kv_cache', 'cuda_graph'
 /** Null where none is named. */
 function memoryTags (names: readonly string[]): MemoryTag[] | null {
   const unknown = names.find(name => !Object.hasOwn(TAGS, name) && name !== SCHEDULING)
-  if (unknown !== undefined) throw new RefitError('INVALID_REQUEST', `tags: expected "weights", "kv_cache" or "scheduling", got ${JSON.stringify(unknown.slice(0, 100))}`, { param: 'tags' })
+  if (unknown !== undefined) {
+    throw new RefitError(
+      'INVALID_REQUEST',
+      `tags: expected "weights", "kv_cache" or "scheduling", got ${JSON.stringify(unknown.slice(0, 100))}`,
+      { param: 'tags' }
+    )
+  }
   return names.length === 0 ? null : [...new Set(names.flatMap(name => TAGS[name] ?? []))]
 }

@@ -1,4 +1,4 @@
-import { RefitError } from '../../errors.ts'
+import { errorMessage, RefitError } from '../../errors.ts'
 import { applySource, measured, openedFor, scopeKey } from '../../updates/apply-source.ts'
 import type { UpdateFields } from '../../updates/apply-source.ts'
 import type { RouteContext } from '../../http/context.ts'
@@ -16,7 +16,13 @@ import { readUpdateInfo } from './update-info.ts'
 import type { BroadcastInfo, DeltaUpdate, DiskInfo, HandlesInfo, UpdateInfo } from './update-info.ts'
 import { onePer } from '../one-per.ts'
 
-export interface Broadcast { names: readonly string[], dtypes: readonly string[], shapes: ReadonlyArray<readonly number[]>, groupName: string, packing: Packing }
+export interface Broadcast {
+  names: readonly string[]
+  dtypes: readonly string[]
+  shapes: ReadonlyArray<readonly number[]>
+  groupName: string
+  packing: Packing
+}
 
 /** vLLM's weight transfer engine: one of a server, whoever speaks to it. Init once, then start, any number of updates, finish. */
 export class WeightTransfer {
@@ -40,7 +46,9 @@ export class WeightTransfer {
   /** Joins a trainer's group, and resolves when all ranks have; there is nothing to do for handles and files. What there was before is given up. */
   async init (value: unknown): Promise<void> {
     const { group, packing, delta } = readInitInfo(value)
-    const host = delta === null ? null : await this.#context.pulls.host(delta.local_checkpoint_dir, delta.base_model_path)
+    const host = delta === null
+      ? null
+      : await this.#context.pulls.host(delta.local_checkpoint_dir, delta.base_model_path)
     if (group !== null) await this.#context.groups.init(group, { renew: true })
     if (this.#group !== null && this.#group !== group?.name) await this.#context.groups.destroy(this.#group)
     this.#group = group?.name ?? null
@@ -50,8 +58,16 @@ export class WeightTransfer {
   }
 
   /** Begins an update of many requests; one that is open, after a crash of the trainer, is given up. */
-  async start ({ owner, checkpointFormat = true }: { owner: string, checkpointFormat?: boolean | undefined }): Promise<void> {
-    if (!checkpointFormat) throw new RefitError('UNSUPPORTED', 'is_checkpoint_format: false means parameters as vLLM\'s kernels have them; send weights as checkpoints have them', { param: 'is_checkpoint_format' })
+  async start (
+    { owner, checkpointFormat = true }: { owner: string, checkpointFormat?: boolean | undefined }
+  ): Promise<void> {
+    if (!checkpointFormat) {
+      throw new RefitError(
+        'UNSUPPORTED',
+        "is_checkpoint_format: false means parameters as vLLM's kernels have them; send weights as checkpoints have them",
+        { param: 'is_checkpoint_format' }
+      )
+    }
     await this.#context.engine.transactions.open({ scope: true, owner })
     this.#isStarted = true
     await this.#packed.end()
@@ -65,11 +81,16 @@ export class WeightTransfer {
     return await this.#updates.join([scopeKey(this.#context.engine, {}), JSON.stringify(value)], async () => {
       const update = await this.#read(value, inScope)
       switch (update.kind) {
-        case 'disk': return await this.#fromDisk(update.info)
-        case 'delta': return await this.#fromDelta(update.info)
-        case 'handles': return await this.#fromHandles(update.info)
-        case 'broadcast': return await this.#fromBroadcast(update.info)
-        case 'broken-broadcast': throw await this.#broken(update.fields, update.error)
+        case 'disk':
+          return await this.#fromDisk(update.info)
+        case 'delta':
+          return await this.#fromDelta(update.info)
+        case 'handles':
+          return await this.#fromHandles(update.info)
+        case 'broadcast':
+          return await this.#fromBroadcast(update.info)
+        case 'broken-broadcast':
+          throw await this.#broken(update.fields, update.error)
       }
     })
   }
@@ -77,7 +98,10 @@ export class WeightTransfer {
   /** SkyRL's: brings this host's checkpoint to a version, while generation goes on. A call equal to one under way gets that one's outcome. */
   async fetch (version: DeltaVersion): Promise<Fetched> {
     const host = this.#deltaHost()
-    return await this.#fetches.join(JSON.stringify([host, version]), async () => await this.#context.pulls.fetch(host, version))
+    return await this.#fetches.join(
+      JSON.stringify([host, version]),
+      async () => await this.#context.pulls.fetch(host, version)
+    )
   }
 
   /** Moves the label and lets generation go on. Without a start there is nothing to finish, but for the label. */
@@ -105,8 +129,14 @@ export class WeightTransfer {
   async receive (broadcast: Broadcast, fields: UpdateFields): Promise<WriteReport> {
     const { engine, distributed, metrics } = this.#context
     return await asReport(metrics, async () => {
-      const source = await openedFor(engine, fields, async () => await distributed.open({ ...broadcast, loadFormat: null }))
-      return await this.#apply(source, fields).catch((error: unknown) => { throw source.noted(error) })
+      const source = await openedFor(
+        engine,
+        fields,
+        async () => await distributed.open({ ...broadcast, loadFormat: null })
+      )
+      return await this.#apply(source, fields).catch((error: unknown) => {
+        throw source.noted(error)
+      })
     })
   }
 
@@ -122,12 +152,22 @@ export class WeightTransfer {
 
   /** The group that /init_weight_transfer_engine made. Throws CONFLICT where there is none, and what it failed by. */
   groupName (): string {
-    if (this.#group === null) throw new RefitError('CONFLICT', 'there is no group of a trainer to receive from: call /init_weight_transfer_engine with master_address, master_port, rank_offset and world_size first')
+    if (this.#group === null) {
+      throw new RefitError(
+        'CONFLICT',
+        'there is no group of a trainer to receive from: call /init_weight_transfer_engine with master_address, master_port, rank_offset and world_size first'
+      )
+    }
     return this.#group
   }
 
   #deltaHost (): DeltaHost {
-    if (this.#deltas === null) throw new RefitError('CONFLICT', 'there is no checkpoint for deltas: call /init_weight_transfer_engine with base_model_path and local_checkpoint_dir first')
+    if (this.#deltas === null) {
+      throw new RefitError(
+        'CONFLICT',
+        'there is no checkpoint for deltas: call /init_weight_transfer_engine with base_model_path and local_checkpoint_dir first'
+      )
+    }
     return this.#deltas
   }
 
@@ -147,8 +187,13 @@ export class WeightTransfer {
   async #read (value: unknown, inScope: boolean): Promise<UpdateInfo> {
     try {
       const update = readUpdateInfo(value)
-      if (!inScope || update.kind === 'broken-broadcast' || this.#context.engine.transactions.current?.scope === true) return update
-      const error = new RefitError('CONFLICT', 'no weight update has been started, or it was given up since: call skyrl_start_weight_update before')
+      if (!inScope || update.kind === 'broken-broadcast' || this.#context.engine.transactions.current?.scope === true) {
+        return update
+      }
+      const error = new RefitError(
+        'CONFLICT',
+        'no weight update has been started, or it was given up since: call skyrl_start_weight_update before'
+      )
       if (update.kind !== 'broadcast') throw error
       return { kind: 'broken-broadcast', fields: update.info, error }
     } catch (error) {
@@ -161,19 +206,28 @@ export class WeightTransfer {
 
   /** In an update that was started: nobody knows what it would have brought. */
   #owe (error: unknown): void {
-    this.#context.engine.transactions.refused(null, error instanceof Error ? error.message : String(error))
+    this.#context.engine.transactions.refused(null, errorMessage(error))
   }
 
   async #fromBroadcast (info: BroadcastInfo): Promise<WriteReport> {
     const { names, dtype_names: dtypes, shapes } = info
     const groupName = await openedFor(this.#context.engine, {}, async () => this.groupName())
-    return await this.receive({ names, dtypes, shapes, groupName, packing: toPacking(info, this.#packing) }, toFields(info))
+    return await this.receive(
+      { names, dtypes, shapes, groupName, packing: toPacking(info, this.#packing) },
+      toFields(info)
+    )
   }
 
   async #fromHandles (info: HandlesInfo): Promise<WriteReport> {
     const { names, dtype_names: dtypes, shapes, ipc_handles_pickled: entry, tensor_sizes: bytes, sizes } = info
     // SkyRL packs each chunk into a new tensor, vLLM all of them into one.
-    const offer: Offer = { names, dtypes, shapes, sizes: bytes ?? sizes ?? null, unit: bytes == null ? 'elements' : 'bytes' }
+    const offer: Offer = {
+      names,
+      dtypes,
+      shapes,
+      sizes: bytes ?? sizes ?? null,
+      unit: bytes == null ? 'elements' : 'bytes'
+    }
     return await this.take(entry, offer, toFields(info), bytes != null)
   }
 
@@ -184,7 +238,11 @@ export class WeightTransfer {
   /** The version is the label, where there is no other. */
   async #fromDelta ({ target_version: version, ...info }: DeltaUpdate): Promise<WriteReport> {
     const fields = toFields({ ...info, weight_version: info.weight_version ?? String(version) })
-    const path = await openedFor(this.#context.engine, fields, async () => await this.#context.pulls.fetched(this.#deltaHost(), version))
+    const path = await openedFor(
+      this.#context.engine,
+      fields,
+      async () => await this.#context.pulls.fetched(this.#deltaHost(), version)
+    )
     return (await updateFromDisk(this.#context, { model_path: path, ...fields })).report
   }
 
@@ -193,9 +251,16 @@ export class WeightTransfer {
     this.#owe(error)
     if (this.#group === null) return error
     const { names, dtype_names: dtypes, shapes, packed, packed_buffer_size_bytes: bytes } = fields
-    const isKnown = error.code !== 'UNSUPPORTED' && (packed === undefined || typeof packed === 'boolean') && (bytes === undefined || (Number.isSafeInteger(bytes) && Number(bytes) >= 0))
-    const note = await this.#context.distributed.refuse(isKnown ? { names, dtypes, shapes } : {}, this.#group, isKnown ? toPacking(fields as PackingFields, this.#packing) : 'each')
-    return note === undefined ? error : new RefitError(error.code, `${error.message}. ${note}`, error.param === undefined ? {} : { param: error.param })
+    const isKnown = error.code !== 'UNSUPPORTED' && (packed === undefined || typeof packed === 'boolean') &&
+      (bytes === undefined || (Number.isSafeInteger(bytes) && Number(bytes) >= 0))
+    const note = await this.#context.distributed.refuse(
+      isKnown ? { names, dtypes, shapes } : {},
+      this.#group,
+      isKnown ? toPacking(fields as PackingFields, this.#packing) : 'each'
+    )
+    return note === undefined
+      ? error
+      : new RefitError(error.code, `${error.message}. ${note}`, error.param === undefined ? {} : { param: error.param })
   }
 
   async #apply (source: WeightSource, fields: UpdateFields): Promise<WriteReport> {
@@ -207,7 +272,9 @@ async function asReport (metrics: RouteContext['metrics'], run: () => Promise<Wr
   return (await measured(metrics, async () => ({ report: await run() }))).report
 }
 
-function toFields ({ weight_version: version, flush_cache: flush }: { weight_version?: string | null, flush_cache?: boolean }): UpdateFields {
+function toFields (
+  { weight_version: version, flush_cache: flush }: { weight_version?: string | null, flush_cache?: boolean }
+): UpdateFields {
   return { ...version == null ? {} : { weight_version: version }, ...flush === undefined ? {} : { flush_cache: flush } }
 }
 

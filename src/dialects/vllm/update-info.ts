@@ -11,14 +11,26 @@ const NAME = 'update_info'
 
 const Names = Type.Array(Type.String())
 const common = {
-  weight_version: nullable(Type.String(), 'refit\'s own: the label of the new weights.'),
-  flush_cache: Type.Optional(Type.Boolean({ description: 'refit\'s own: drop the prefix cache (default true).' }))
+  weight_version: nullable(Type.String(), "refit's own: the label of the new weights."),
+  flush_cache: Type.Optional(Type.Boolean({ description: "refit's own: drop the prefix cache (default true)." }))
 }
 const lists = { names: Names, dtype_names: Names, shapes: Type.Array(Type.Array(Type.Integer({ minimum: 0 }))) }
 
-const BroadcastInfo = Type.Object({ ...lists, ...common, packed: Type.Optional(Type.Boolean()), packed_buffer_size_bytes: Type.Optional(Type.Integer({ minimum: 0 })), packed_num_buffers: unused() })
+const BroadcastInfo = Type.Object({
+  ...lists,
+  ...common,
+  packed: Type.Optional(Type.Boolean()),
+  packed_buffer_size_bytes: Type.Optional(Type.Integer({ minimum: 0 })),
+  packed_num_buffers: unused()
+})
 const Sizes = Type.Array(Type.Integer({ minimum: 0 }))
-const HandlesInfo = Type.Object({ ...lists, ...common, ipc_handles_pickled: Type.String(), tensor_sizes: nullable(Sizes), sizes: nullable(Sizes) })
+const HandlesInfo = Type.Object({
+  ...lists,
+  ...common,
+  ipc_handles_pickled: Type.String(),
+  tensor_sizes: nullable(Sizes),
+  sizes: nullable(Sizes)
+})
 const DiskInfo = Type.Object({ ...common, path: Type.String({ minLength: 1 }) })
 /** SkyRL's; where it was published has been said to /fetch_weights. */
 const DeltaUpdate = Type.Object({ ...common, target_version: Type.Integer({ minimum: 0 }) })
@@ -36,7 +48,12 @@ export type UpdateInfo =
   | { kind: 'disk', info: DiskInfo }
   | { kind: 'delta', info: DeltaUpdate }
 
-const check = { broadcast: bodyCheck(BroadcastInfo), handles: bodyCheck(HandlesInfo), disk: bodyCheck(DiskInfo), delta: bodyCheck(DeltaUpdate) }
+const check = {
+  broadcast: bodyCheck(BroadcastInfo),
+  handles: bodyCheck(HandlesInfo),
+  disk: bodyCheck(DiskInfo),
+  delta: bodyCheck(DeltaUpdate)
+}
 
 /** Throws INVALID_REQUEST, and UNSUPPORTED in words. */
 export function readUpdateInfo (value: unknown): UpdateInfo {
@@ -46,14 +63,28 @@ export function readUpdateInfo (value: unknown): UpdateInfo {
   if (has('target_version')) return { kind: 'delta', info: demand<DeltaUpdate>(check.delta(fields), NAME) }
   if (has('ipc_handles_pickled')) {
     const info = demand<HandlesInfo>(check.handles(fields), NAME)
-    if (info.tensor_sizes != null && info.sizes != null) throw new RefitError('INVALID_REQUEST', 'update_info: tensor_sizes (bytes) and sizes (elements) at once', { param: 'sizes' })
+    if (info.tensor_sizes != null && info.sizes != null) {
+      throw new RefitError('INVALID_REQUEST', 'update_info: tensor_sizes (bytes) and sizes (elements) at once', {
+        param: 'sizes'
+      })
+    }
     return { kind: 'handles', info }
   }
   if (has('ipc_handles')) {
-    throw new RefitError('UNSUPPORTED', 'update_info: ipc_handles are objects of the trainer\'s process, which JSON cannot carry; send ipc_handles_pickled, base64 of them pickled', { param: 'ipc_handles' })
+    throw new RefitError(
+      'UNSUPPORTED',
+      "update_info: ipc_handles are objects of the trainer's process, which JSON cannot carry; send ipc_handles_pickled, base64 of them pickled",
+      { param: 'ipc_handles' }
+    )
   }
   try {
-    if (has('num_updates_list')) throw new RefitError('UNSUPPORTED', 'update_info: num_updates_list is of sparse_nccl, which sends changed elements alone and is not supported; send whole tensors (backend "nccl")', { param: 'num_updates_list' })
+    if (has('num_updates_list')) {
+      throw new RefitError(
+        'UNSUPPORTED',
+        'update_info: num_updates_list is of sparse_nccl, which sends changed elements alone and is not supported; send whole tensors (backend "nccl")',
+        { param: 'num_updates_list' }
+      )
+    }
     return { kind: 'broadcast', info: demand<BroadcastInfo>(check.broadcast(fields), NAME) }
   } catch (error) {
     return { kind: 'broken-broadcast', fields, error: error as RefitError }
@@ -64,8 +95,16 @@ export function readUpdateInfo (value: unknown): UpdateInfo {
 function pickOne (value: unknown): Record<string, unknown> {
   const list: unknown[] = Array.isArray(value) ? value : [value]
   const [first] = list
-  if (typeof first !== 'object' || first === null) throw new RefitError('INVALID_REQUEST', 'update_info: is required, an object', { param: 'update_info' })
+  if (typeof first !== 'object' || first === null) {
+    throw new RefitError('INVALID_REQUEST', 'update_info: is required, an object', { param: 'update_info' })
+  }
   const text = list.length > 1 ? JSON.stringify(first) : ''
-  if (list.slice(1).some(other => JSON.stringify(other) !== text)) throw new RefitError('UNSUPPORTED', 'update_info: a different one for each worker; send one that all of them share', { param: 'update_info' })
+  if (list.slice(1).some(other => JSON.stringify(other) !== text)) {
+    throw new RefitError(
+      'UNSUPPORTED',
+      'update_info: a different one for each worker; send one that all of them share',
+      { param: 'update_info' }
+    )
+  }
   return first as Record<string, unknown>
 }

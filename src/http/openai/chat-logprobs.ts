@@ -8,7 +8,9 @@ import type { Sample } from '../sample.ts'
 const TokenLogprob = {
   token: Type.String(),
   logprob: Type.Number(),
-  bytes: Type.Union([Type.Array(Type.Integer()), Type.Null()], { description: 'UTF-8 of the token; null for a part of a character.' })
+  bytes: Type.Union([Type.Array(Type.Integer()), Type.Null()], {
+    description: 'UTF-8 of the token; null for a part of a character.'
+  })
 }
 
 export const ChatLogprobs = Type.Object({
@@ -21,5 +23,12 @@ export function chatLogprobs (sample: Sample, from: number, texts: LogprobTexts)
     const token = tokenText(id, texts)
     return { token, logprob: finite(logprob), bytes: token.includes('\ufffd') ? null : [...Buffer.from(token)] }
   }
-  return { content: sample.logprobs.slice(from).map((scored, i) => ({ ...wire(scored), top_logprobs: (sample.top[from + i] ?? []).slice(0, texts.best).map(wire) })) }
+  return {
+    content: sample.logprobs.slice(from).map((scored, i) => ({
+      ...wire(scored),
+      top_logprobs: (sample.top[from + i] ?? [])
+        .slice(0, texts.best)
+        .map(wire)
+    }))
+  }
 }

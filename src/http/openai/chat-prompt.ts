@@ -5,14 +5,26 @@ import { encodeText, needTokenizer } from '../prompts.ts'
 import { isSet, refuseDeep, refuseUnsupported } from '../refuse.ts'
 import { nullable, refused } from '../schemas.ts'
 
-export const Message = Type.Object({ role: Type.String() }, { additionalProperties: true, description: 'What the chat template reads: role, content (text or text parts), and its own fields.' })
+export const Message = Type.Object({ role: Type.String() }, {
+  additionalProperties: true,
+  description: 'What the chat template reads: role, content (text or text parts), and its own fields.'
+})
 
 /** Fields of a conversation that say how it becomes a prompt. */
 export const chatFields = {
-  chat_template_kwargs: nullable(Type.Object({}, { additionalProperties: true }), 'More variables for the chat template.'),
-  add_generation_prompt: nullable(Type.Boolean(), 'End the prompt with the opening of the assistant\'s turn (default true).'),
+  chat_template_kwargs: nullable(
+    Type.Object({}, { additionalProperties: true }),
+    'More variables for the chat template.'
+  ),
+  add_generation_prompt: nullable(
+    Type.Boolean(),
+    "End the prompt with the opening of the assistant's turn (default true)."
+  ),
   continue_final_message: nullable(Type.Boolean(), 'Go on with the last message.'),
-  tools: nullable(Type.Array(Type.Unknown(), { maxItems: 1024 }), 'Schemas for the chat template, where it knows any. With `"tool_choice": "none"`: calls are not parsed, they stay in the text.'),
+  tools: nullable(
+    Type.Array(Type.Unknown(), { maxItems: 1024 }),
+    'Schemas for the chat template, where it knows any. With `"tool_choice": "none"`: calls are not parsed, they stay in the text.'
+  ),
   tool_choice: nullable(Type.Unknown(), 'Only "none", where there are tools.'),
   functions: refused('functions'),
   chat_template: refused('templates in requests')
@@ -29,10 +41,19 @@ interface ChatFields {
 }
 
 /** The prompt of a conversation by the model's own template. `param` names the conversation. */
-export function chatPrompt (messages: readonly { role: string }[], fields: ChatFields, { engine, tokenizer: maybe }: RouteContext, param = 'messages'): Int32Array {
+export function chatPrompt (
+  messages: readonly { role: string }[],
+  fields: ChatFields,
+  { engine, tokenizer: maybe }: RouteContext,
+  param = 'messages'
+): Int32Array {
   refuseUnsupported(fields, { functions: 'functions are', chat_template: 'templates in requests are' })
   if (isSet(fields.tools) && fields.tool_choice !== 'none') {
-    throw new RefitError('UNSUPPORTED', 'tools: tools are not supported by this server, but for their place in the prompt: calls are not parsed out of the text. Leave the field out, or send "tool_choice": "none"', { param: 'tools' })
+    throw new RefitError(
+      'UNSUPPORTED',
+      'tools: tools are not supported by this server, but for their place in the prompt: calls are not parsed out of the text. Leave the field out, or send "tool_choice": "none"',
+      { param: 'tools' }
+    )
   }
   refuseDeep(messages, param)
   refuseDeep(fields.chat_template_kwargs, 'chat_template_kwargs')

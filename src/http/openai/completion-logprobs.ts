@@ -20,8 +20,20 @@ export interface LogprobTexts {
 }
 
 /** Logprobs of output tokens [from, to), with those of the prompt before them if `prompt`; offsets count from `offset`. */
-export function completionLogprobs (sample: Sample, from: number, to: number, prompt: boolean, offset: number, texts: LogprobTexts): Type.Static<typeof CompletionLogprobs> {
-  const result = { tokens: [] as string[], token_logprobs: [] as (number | null)[], top_logprobs: [] as (Record<string, number> | null)[], text_offset: [] as number[] }
+export function completionLogprobs (
+  sample: Sample,
+  from: number,
+  to: number,
+  prompt: boolean,
+  offset: number,
+  texts: LogprobTexts
+): Type.Static<typeof CompletionLogprobs> {
+  const result = {
+    tokens: [] as string[],
+    token_logprobs: [] as (number | null)[],
+    top_logprobs: [] as (Record<string, number> | null)[],
+    text_offset: [] as number[]
+  }
   let at = offset
   const add = (logprob: number | null, id: number, top: Scored[] | null | undefined): void => {
     const token = tokenText(id, texts)

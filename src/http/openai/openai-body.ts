@@ -39,14 +39,17 @@ export const openAiFields = {
   stop_token_ids: nullable(Type.Array(Type.Integer(), { maxItems: 1024 })),
   ignore_eos: nullable(Type.Boolean()),
   no_stop_trim: nullable(Type.Boolean(), 'Leave the stop text in the output.'),
-  include_stop_str_in_output: nullable(Type.Boolean(), 'The same in vLLM\'s spelling.'),
+  include_stop_str_in_output: nullable(Type.Boolean(), "The same in vLLM's spelling."),
   skip_special_tokens: nullable(Type.Boolean(), 'Default true.'),
   spaces_between_special_tokens: nullable(Type.Boolean()),
   rid: nullable(Type.String({ minLength: 1, maxLength: MAX_RID_LENGTH }), 'Id of the request, for /abort_request.'),
   return_token_ids: nullable(Type.Boolean(), 'Send `token_ids` of each choice and `prompt_token_ids`.'),
   return_tokens_as_token_ids: nullable(Type.Boolean(), 'Tokens in logprobs as "token_id:<id>" instead of text.'),
-  cache_salt: nullable(Type.String({ maxLength: MAX_SALT_LENGTH }), 'Keeps prefix-cache entries of different salts apart.'),
-  extra_key: nullable(Type.String({ maxLength: MAX_SALT_LENGTH }), 'The same in SGLang\'s spelling.'),
+  cache_salt: nullable(
+    Type.String({ maxLength: MAX_SALT_LENGTH }),
+    'Keeps prefix-cache entries of different salts apart.'
+  ),
+  extra_key: nullable(Type.String({ maxLength: MAX_SALT_LENGTH }), "The same in SGLang's spelling."),
   lora_path: refused('LoRA adapters'),
   json_schema: refused('structured output'),
   regex: refused('structured output'),
@@ -68,34 +71,57 @@ export const openAiFields = {
 export type OpenAiFields = Static<Type.TObject<typeof openAiFields>>
 
 const UNSUPPORTED = {
-  lora_path: 'LoRA adapters are', json_schema: 'structured output is', regex: 'structured output is', ebnf: 'structured output is', guided_json: 'structured output is', guided_regex: 'structured output is', guided_grammar: 'structured output is', guided_choice: 'structured output is', structured_outputs: 'structured output is', return_hidden_states: 'hidden states are', custom_logit_processor: 'logit processors are', session_params: 'sessions are'
+  lora_path: 'LoRA adapters are',
+  json_schema: 'structured output is',
+  regex: 'structured output is',
+  ebnf: 'structured output is',
+  guided_json: 'structured output is',
+  guided_regex: 'structured output is',
+  guided_grammar: 'structured output is',
+  guided_choice: 'structured output is',
+  structured_outputs: 'structured output is',
+  return_hidden_states: 'hidden states are',
+  custom_logit_processor: 'logit processors are',
+  session_params: 'sessions are'
 }
 
 /** Sampling of an OpenAI body; `maxTokens` as `Sampling.maxNewTokens`, `fallback` as there. */
-export function openAiSampling (body: OpenAiFields, maxTokens: number | null | undefined, { engine, tokenizer }: RouteContext, fallback?: number): Sampling {
+export function openAiSampling (
+  body: OpenAiFields,
+  maxTokens: number | null | undefined,
+  { engine, tokenizer }: RouteContext,
+  fallback?: number
+): Sampling {
   refuseUnsupported(body, UNSUPPORTED)
   refuseAdapter(body.model, engine.info.servedModelName)
-  const sampling = openAiNames(() => readSampling({
-    max_new_tokens: maxTokens,
-    min_new_tokens: body.min_tokens,
-    n: body.n,
-    temperature: body.temperature,
-    top_p: body.top_p,
-    // vLLM's and OpenAI-style callers spell "off" as 0.
-    top_k: body.top_k === 0 ? -1 : body.top_k,
-    min_p: body.min_p,
-    frequency_penalty: body.frequency_penalty,
-    presence_penalty: body.presence_penalty,
-    repetition_penalty: body.repetition_penalty,
-    stop: body.stop,
-    stop_token_ids: body.stop_token_ids,
-    ignore_eos: body.ignore_eos,
-    no_stop_trim: body.no_stop_trim ?? body.include_stop_str_in_output,
-    skip_special_tokens: body.skip_special_tokens,
-    spaces_between_special_tokens: body.spaces_between_special_tokens,
-    logit_bias: body.logit_bias,
-    sampling_seed: body.seed
-  }, engine.info, '', fallback))
+  const sampling = openAiNames(() =>
+    readSampling(
+      {
+        max_new_tokens: maxTokens,
+        min_new_tokens: body.min_tokens,
+        n: body.n,
+        temperature: body.temperature,
+        top_p: body.top_p,
+        // vLLM's and OpenAI-style callers spell "off" as 0.
+        top_k: body.top_k === 0 ? -1 : body.top_k,
+        min_p: body.min_p,
+        frequency_penalty: body.frequency_penalty,
+        presence_penalty: body.presence_penalty,
+        repetition_penalty: body.repetition_penalty,
+        stop: body.stop,
+        stop_token_ids: body.stop_token_ids,
+        ignore_eos: body.ignore_eos,
+        no_stop_trim: body.no_stop_trim ?? body.include_stop_str_in_output,
+        skip_special_tokens: body.skip_special_tokens,
+        spaces_between_special_tokens: body.spaces_between_special_tokens,
+        logit_bias: body.logit_bias,
+        sampling_seed: body.seed
+      },
+      engine.info,
+      '',
+      fallback
+    )
+  )
   if (sampling.text.stop.length > 0 && tokenizer === null) {
     throw new RefitError('UNSUPPORTED', 'stop: this server has no tokenizer; use stop_token_ids', { param: 'stop' })
   }
@@ -104,8 +130,17 @@ export function openAiSampling (body: OpenAiFields, maxTokens: number | null | u
 
 /** The samples of a prompt, n beside each other. */
 export function openAiSamples (
-  { body, promptIds, sampling, logprobs, experts, info, rid, param, fallback }:
-  { body: OpenAiFields, promptIds: Int32Array, sampling: Sampling, logprobs: LogprobOptions | null, experts: WantedExperts | null, info: RouteContext['engine']['info'], rid: string, param: string, fallback?: number }
+  { body, promptIds, sampling, logprobs, experts, info, rid, param, fallback }: {
+    body: OpenAiFields
+    promptIds: Int32Array
+    sampling: Sampling
+    logprobs: LogprobOptions | null
+    experts: WantedExperts | null
+    info: RouteContext['engine']['info']
+    rid: string
+    param: string
+    fallback?: number
+  }
 ): SamplePlan[] {
   const maxNewTokens = fitContext(promptIds.length, sampling.maxNewTokens, info, param, fallback)
   return samplesOf(sampling, maxNewTokens, {

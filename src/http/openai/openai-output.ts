@@ -44,7 +44,9 @@ export function usageOf (samples: Sample[], n: number): Type.Static<typeof Usage
   }
 }
 
-export function finishOf (finish: FinishReason | null): { finish_reason: string | null, matched_stop: number | string | null } {
+export function finishOf (
+  finish: FinishReason | null
+): { finish_reason: string | null, matched_stop: number | string | null } {
   return { finish_reason: finish?.type ?? null, matched_stop: finish?.type === 'stop' ? finish.matched : null }
 }
 
@@ -53,6 +55,10 @@ export function versionOf (samples: Sample[]): { weight_version: string } {
 }
 
 /** JSON has no -Infinity; readers of these formats expect a number. */
-export function finite (logprob: number): number { return Math.max(logprob, -9999) }
+export function finite (logprob: number): number {
+  return Math.max(logprob, -9999)
+}
 
-function sum (numbers: number[]): number { return numbers.reduce((total, number) => total + number, 0) }
+function sum (numbers: number[]): number {
+  return numbers.reduce((total, number) => total + number, 0)
+}

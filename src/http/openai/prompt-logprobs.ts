@@ -11,17 +11,25 @@ import { nullable } from '../schemas.ts'
 
 export const promptLogprobsField = nullable(
   Type.Integer({ minimum: -1, maximum: MAX_TOP_LOGPROBS }),
-  'Scores of the prompt\'s tokens, each with so many best ones at its position; -1 for all of the vocabulary. Of the model\'s own distribution: temperature and penalties have no part in them.'
+  "Scores of the prompt's tokens, each with so many best ones at its position; -1 for all of the vocabulary. Of the model's own distribution: temperature and penalties have no part in them."
 )
 
-export const PromptLogprobs = nullable(Type.Array(Type.Union([
-  Type.Record(Type.String(), Type.Object({
-    logprob: Type.Number(),
-    rank: Type.Integer({ description: '1 is the best; one more than was asked for where the token is none of the best.' }),
-    decoded_token: Type.Union([Type.String(), Type.Null()])
-  })),
-  Type.Null()
-])), 'One entry per token of the prompt, by token id; null for the first, before which there is nothing.')
+export const PromptLogprobs = nullable(
+  Type.Array(Type.Union([
+    Type.Record(
+      Type.String(),
+      Type.Object({
+        logprob: Type.Number(),
+        rank: Type.Integer({
+          description: '1 is the best; one more than was asked for where the token is none of the best.'
+        }),
+        decoded_token: Type.Union([Type.String(), Type.Null()])
+      })
+    ),
+    Type.Null()
+  ])),
+  'One entry per token of the prompt, by token id; null for the first, before which there is nothing.'
+)
 
 /** How many best tokens of a position are meant: -1 means all. */
 export function bestOf (wanted: number | null | undefined, vocabSize: number): number | null {
@@ -30,7 +38,9 @@ export function bestOf (wanted: number | null | undefined, vocabSize: number): n
 
 /** Ids whose scores are wanted at every position, each sample with a copy of the list: there is no use for more of them than there are tokens. */
 export function checkScoredIds (ids: readonly number[], vocabSize: number, param: string): void {
-  if (ids.length > vocabSize) throw invalid(param, `expected at most the vocabulary's ${vocabSize} token ids, got ${ids.length}`)
+  if (ids.length > vocabSize) {
+    throw invalid(param, `expected at most the vocabulary's ${vocabSize} token ids, got ${ids.length}`)
+  }
   const stray = ids.find(id => id < 0 || id >= vocabSize)
   if (stray !== undefined) throw invalid(param, `expected token ids from 0 to ${vocabSize - 1}, got ${stray}`)
 }
@@ -42,15 +52,25 @@ export function scoring (output: number | null, prompt: number | null, ids: numb
 }
 
 /** Scores of the prompt with `best` of each position; null while there are none. */
-export function promptLogprobs (sample: Sample, best: number, tokenizer: Tokenizer | null): (Record<string, object> | null)[] | null {
+export function promptLogprobs (
+  sample: Sample,
+  best: number,
+  tokenizer: Tokenizer | null
+): (Record<string, object> | null)[] | null {
   const { input } = sample
   if (input === null) return null
   const decoded = (id: number): string | null => tokenizer?.idToText(id) ?? null
   return input.logprobs.map(([logprob, id], i) => {
     if (logprob === null) return null
     const top = (input.top[i] ?? []).slice(0, best)
-    const entries = top.map(([score, token], at): [string, object] => [String(token), { logprob: finite(score), rank: at + 1, decoded_token: decoded(token) }])
+    const entries = top.map((
+      [score, token],
+      at
+    ): [string, object] => [String(token), { logprob: finite(score), rank: at + 1, decoded_token: decoded(token) }])
     if (top.some(([, token]) => token === id)) return Object.fromEntries(entries)
-    return { ...Object.fromEntries(entries), [String(id)]: { logprob: finite(logprob), rank: best + 1, decoded_token: decoded(id) } }
+    return {
+      ...Object.fromEntries(entries),
+      [String(id)]: { logprob: finite(logprob), rank: best + 1, decoded_token: decoded(id) }
+    }
   })
 }

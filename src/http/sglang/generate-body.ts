@@ -21,20 +21,41 @@ const CacheKey = Type.String({ maxLength: MAX_SALT_LENGTH })
 
 /** SGLang's `GenerateReqInput`. Fields that are lists have one entry per prompt. */
 export const GenerateBody = Type.Object({
-  text: nullable(Type.Union([Type.String(), Type.Array(Type.String())]), 'The prompt, or a batch of them. Exactly one of `text` and `input_ids`.'),
+  text: nullable(
+    Type.Union([Type.String(), Type.Array(Type.String())]),
+    'The prompt, or a batch of them. Exactly one of `text` and `input_ids`.'
+  ),
   input_ids: nullable(Type.Union([TokenIds, Type.Array(TokenIds)]), 'The prompt as token ids, or a batch of them.'),
   sampling_params: nullable(Type.Union([SamplingFields, Type.Array(SamplingFields)]), 'For all prompts, or one each.'),
-  rid: nullable(Type.Union([Rid, Type.Array(Type.Union([Rid, Type.Null()]))]), 'Id of the request, for /abort_request; drawn if left out. On a batch, a string becomes <rid>_<i>.'),
+  rid: nullable(
+    Type.Union([Rid, Type.Array(Type.Union([Rid, Type.Null()]))]),
+    'Id of the request, for /abort_request; drawn if left out. On a batch, a string becomes <rid>_<i>.'
+  ),
   return_logprob: nullable(Type.Union([Type.Boolean(), Type.Array(Type.Boolean())]), 'Logprobs of the output tokens.'),
-  logprob_start_len: nullable(Type.Union([Type.Integer({ minimum: -1 }), Type.Array(Type.Integer({ minimum: -1 }))]), 'First prompt position whose logprob is wanted too; -1 (the default) for none.'),
-  top_logprobs_num: nullable(Type.Union([Type.Integer({ minimum: 0 }), Type.Array(Type.Integer({ minimum: 0 }))]), 'Best alternatives per position.'),
-  token_ids_logprob: nullable(Type.Union([TokenIds, Type.Array(Type.Union([TokenIds, Type.Null()]))]), 'Token ids whose logprobs are wanted at every position.'),
+  logprob_start_len: nullable(
+    Type.Union([Type.Integer({ minimum: -1 }), Type.Array(Type.Integer({ minimum: -1 }))]),
+    'First prompt position whose logprob is wanted too; -1 (the default) for none.'
+  ),
+  top_logprobs_num: nullable(
+    Type.Union([Type.Integer({ minimum: 0 }), Type.Array(Type.Integer({ minimum: 0 }))]),
+    'Best alternatives per position.'
+  ),
+  token_ids_logprob: nullable(
+    Type.Union([TokenIds, Type.Array(Type.Union([TokenIds, Type.Null()]))]),
+    'Token ids whose logprobs are wanted at every position.'
+  ),
   return_text_in_logprobs: nullable(Type.Boolean(), 'Texts of tokens beside their logprobs.'),
   return_raw_logprobs: nullable(Type.Boolean(), 'Logprobs before temperature, penalties and bias instead of after.'),
-  return_prompt_token_ids: nullable(Type.Boolean(), 'Send the prompt\'s ids back.'),
+  return_prompt_token_ids: nullable(Type.Boolean(), "Send the prompt's ids back."),
   stream: nullable(Type.Boolean(), 'Server-sent events, each with everything so far.'),
-  stream_deltas: nullable(Type.Boolean(), 'refit\'s own: each event of a stream has only what is new in it (`output_ids`, `text`, lists of logprobs), not everything so far.'),
-  extra_key: nullable(Type.Union([CacheKey, Type.Array(CacheKey)]), 'Keeps prefix-cache entries of different keys apart.'),
+  stream_deltas: nullable(
+    Type.Boolean(),
+    "refit's own: each event of a stream has only what is new in it (`output_ids`, `text`, lists of logprobs), not everything so far."
+  ),
+  extra_key: nullable(
+    Type.Union([CacheKey, Type.Array(CacheKey)]),
+    'Keeps prefix-cache entries of different keys apart.'
+  ),
   input_embeds: refused('embeddings as input'),
   image_data: refused('images'),
   video_data: refused('video'),
@@ -63,7 +84,18 @@ export const GenerateBody = Type.Object({
 export type GenerateBody = Static<typeof GenerateBody>
 
 const UNSUPPORTED = {
-  input_embeds: 'embeddings as input are', image_data: 'images are', video_data: 'video is', audio_data: 'audio is', lora_path: 'LoRA adapters are', session_params: 'sessions are', session_id: 'sessions are', custom_logit_processor: 'logit processors are', return_hidden_states: 'hidden states are', return_sampling_mask: 'sampling masks are', bootstrap_host: 'disaggregated prefill is', bootstrap_room: 'disaggregated prefill is'
+  input_embeds: 'embeddings as input are',
+  image_data: 'images are',
+  video_data: 'video is',
+  audio_data: 'audio is',
+  lora_path: 'LoRA adapters are',
+  session_params: 'sessions are',
+  session_id: 'sessions are',
+  custom_logit_processor: 'logit processors are',
+  return_hidden_states: 'hidden states are',
+  return_sampling_mask: 'sampling masks are',
+  bootstrap_host: 'disaggregated prefill is',
+  bootstrap_room: 'disaggregated prefill is'
 }
 
 export interface GeneratePlan {
@@ -84,56 +116,104 @@ export function planGenerate (body: GenerateBody, context: RouteContext): Genera
   const { info } = context.engine
   const samplings = readSamplings(body, prompts.length, context)
   const n = samplings[0]!.n
-  checkBatch(prompts.length, n, info, context.maxBatch, n > 1 ? 'sampling_params.n' : body.text == null ? 'input_ids' : 'text')
+  checkBatch(
+    prompts.length,
+    n,
+    info,
+    context.maxBatch,
+    n > 1 ? 'sampling_params.n' : body.text == null ? 'input_ids' : 'text'
+  )
   const experts = wantedExperts(body, prompts, info)
   const rids = ridsOf(body.rid, prompts.length, batch)
   const perPrompt = prompts.map((promptIds, i) => {
     const sampling = samplings[i]!
-    const maxNewTokens = fitContext(promptIds.length, sampling.maxNewTokens, info, body.text == null ? 'input_ids' : 'text')
-    return { promptIds, sampling, maxNewTokens, logprobs: logprobsOf(body, i, prompts.length, promptIds.length, info.vocabSize) }
+    const maxNewTokens = fitContext(
+      promptIds.length,
+      sampling.maxNewTokens,
+      info,
+      body.text == null ? 'input_ids' : 'text'
+    )
+    return {
+      promptIds,
+      sampling,
+      maxNewTokens,
+      logprobs: logprobsOf(body, i, prompts.length, promptIds.length, info.vocabSize)
+    }
   })
-  const samples = perPrompt.flatMap(({ promptIds, sampling, maxNewTokens, logprobs }, i) => samplesOf(sampling, maxNewTokens, {
-    rid: rids[i]!,
-    names: [rids[i]!, ...typeof body.rid === 'string' ? [body.rid] : []],
-    promptIds,
-    logprobs,
-    cacheSalt: perItem(body.extra_key, i, prompts.length, 'extra_key') ?? undefined,
-    ...experts === null ? {} : { expertsFrom: experts.from }
-  }))
-  const outputs = perPrompt.flatMap(({ logprobs }) => Array<OutputOptions>(n).fill({
-    tokenizer: context.tokenizer,
-    logprobs: logprobs !== null,
-    top: logprobs !== null && logprobs.top > 0,
-    ids: logprobs !== null && logprobs.ids.length > 0,
-    texts: body.return_text_in_logprobs ?? false,
-    promptIds: body.return_prompt_token_ids ?? false,
-    experts
-  }))
-  return { samples, outputs, single: !batch && n === 1, stream: body.stream ?? false, deltas: body.stream_deltas ?? false, streamInterval: samplings[0]!.streamInterval }
+  const samples = perPrompt.flatMap(({ promptIds, sampling, maxNewTokens, logprobs }, i) =>
+    samplesOf(sampling, maxNewTokens, {
+      rid: rids[i]!,
+      names: [rids[i]!, ...typeof body.rid === 'string' ? [body.rid] : []],
+      promptIds,
+      logprobs,
+      cacheSalt: perItem(body.extra_key, i, prompts.length, 'extra_key') ?? undefined,
+      ...experts === null ? {} : { expertsFrom: experts.from }
+    })
+  )
+  const outputs = perPrompt.flatMap(({ logprobs }) =>
+    Array<OutputOptions>(n).fill({
+      tokenizer: context.tokenizer,
+      logprobs: logprobs !== null,
+      top: logprobs !== null && logprobs.top > 0,
+      ids: logprobs !== null && logprobs.ids.length > 0,
+      texts: body.return_text_in_logprobs ?? false,
+      promptIds: body.return_prompt_token_ids ?? false,
+      experts
+    })
+  )
+  return {
+    samples,
+    outputs,
+    single: !batch && n === 1,
+    stream: body.stream ?? false,
+    deltas: body.stream_deltas ?? false,
+    streamInterval: samplings[0]!.streamInterval
+  }
 }
 
-function readPrompts (body: GenerateBody, { engine, tokenizer }: RouteContext): { prompts: Int32Array[], batch: boolean } {
+function readPrompts (
+  body: GenerateBody,
+  { engine, tokenizer }: RouteContext
+): { prompts: Int32Array[], batch: boolean } {
   const { text, input_ids: ids } = body
   if ((text ?? null) === null === ((ids ?? null) === null)) {
-    throw new RefitError('INVALID_REQUEST', `Either text, input_ids or input_embeds should be provided.${text == null ? '' : ' Both text and input_ids were sent.'}`, { param: 'text' })
+    throw new RefitError(
+      'INVALID_REQUEST',
+      `Either text, input_ids or input_embeds should be provided.${
+        text == null ? '' : ' Both text and input_ids were sent.'
+      }`,
+      { param: 'text' }
+    )
   }
   if (typeof text === 'string') return { prompts: [encodeText(tokenizer, text, engine.info, 'text')], batch: false }
   if (Array.isArray(text)) {
     if (text.length === 0) throw invalid('text', 'cannot be an empty batch')
     return { prompts: text.map((prompt, i) => encodeText(tokenizer, prompt, engine.info, `text[${i}]`)), batch: true }
   }
-  if (Array.isArray(ids![0])) return { prompts: (ids as number[][]).map((prompt, i) => idsOf(prompt, engine.info, `input_ids[${i}]`)), batch: true }
+  if (Array.isArray(ids![0])) {
+    return {
+      prompts: (ids as number[][]).map((prompt, i) => idsOf(prompt, engine.info, `input_ids[${i}]`)),
+      batch: true
+    }
+  }
   return { prompts: [idsOf(ids as number[], engine.info, 'input_ids')], batch: false }
 }
 
 function readSamplings (body: GenerateBody, count: number, { engine, tokenizer }: RouteContext): Sampling[] {
   const fields = body.sampling_params ?? {}
   const samplings = Array.isArray(fields)
-    ? Array.from({ length: count }, (_, i) => readSampling(perItem(fields, i, count, 'sampling_params')!, engine.info, `sampling_params[${i}]`))
+    ? Array.from(
+      { length: count },
+      (_, i) => readSampling(perItem(fields, i, count, 'sampling_params')!, engine.info, `sampling_params[${i}]`)
+    )
     : Array<Sampling>(count).fill(readSampling(fields, engine.info))
   for (const { n, text } of samplings) {
     if (n !== samplings[0]!.n) throw invalid('sampling_params', 'n must be the same for all prompts of a batch')
-    if (text.stop.length > 0 && tokenizer === null) throw new RefitError('UNSUPPORTED', 'sampling_params.stop: this server has no tokenizer; use stop_token_ids', { param: 'sampling_params.stop' })
+    if (text.stop.length > 0 && tokenizer === null) {
+      throw new RefitError('UNSUPPORTED', 'sampling_params.stop: this server has no tokenizer; use stop_token_ids', {
+        param: 'sampling_params.stop'
+      })
+    }
   }
   return samplings
 }
@@ -144,15 +224,27 @@ function ridsOf (rid: GenerateBody['rid'], count: number, batch: boolean): strin
   return Array.from({ length: count }, newRid)
 }
 
-export function newRid (): string { return randomUUID().replaceAll('-', '') }
+export function newRid (): string {
+  return randomUUID().replaceAll('-', '')
+}
 
-function logprobsOf (body: GenerateBody, i: number, count: number, promptTokens: number, vocabSize: number): LogprobOptions | null {
+function logprobsOf (
+  body: GenerateBody,
+  i: number,
+  count: number,
+  promptTokens: number,
+  vocabSize: number
+): LogprobOptions | null {
   if (perItem(body.return_logprob, i, count, 'return_logprob') !== true) return null
   const start = perItem(body.logprob_start_len, i, count, 'logprob_start_len') ?? -1
   const top = perItem(body.top_logprobs_num, i, count, 'top_logprobs_num') ?? 0
   const wanted = body.token_ids_logprob ?? []
-  const ids = (Array.isArray(wanted[0]) || wanted.includes(null as never) ? perItem(wanted as (number[] | null)[], i, count, 'token_ids_logprob') : wanted as number[]) ?? []
-  if (start > promptTokens) throw invalid('logprob_start_len', `${start} is higher than the number of input tokens ${promptTokens}`)
+  const ids = (Array.isArray(wanted[0]) || wanted.includes(null as never)
+    ? perItem(wanted as (number[] | null)[], i, count, 'token_ids_logprob')
+    : wanted as number[]) ?? []
+  if (start > promptTokens) {
+    throw invalid('logprob_start_len', `${start} is higher than the number of input tokens ${promptTokens}`)
+  }
   if (top > vocabSize) throw invalid('top_logprobs_num', `expected at most ${vocabSize}, got ${top}`)
   checkScoredIds(ids, vocabSize, 'token_ids_logprob')
   return { startLen: start < 0 ? null : start, top, ids, raw: body.return_raw_logprobs ?? false }
@@ -161,6 +253,8 @@ function logprobsOf (body: GenerateBody, i: number, count: number, promptTokens:
 /** A field that is one value for all prompts or a list with one for each. */
 function perItem<T> (value: T | T[] | null | undefined, index: number, count: number, param: string): T | undefined {
   if (!Array.isArray(value)) return value ?? undefined
-  if (value.length !== count) throw invalid(param, `expected one entry for each of the ${count} prompts, got ${value.length}`)
+  if (value.length !== count) {
+    throw invalid(param, `expected one entry for each of the ${count} prompts, got ${value.length}`)
+  }
   return value[index]
 }

@@ -1,6 +1,9 @@
 import type { TransactionStatus, WeightTransactions } from '../../contract/weight-transactions.ts'
 
-export interface Loaded { modelPath: string, loadFormat: string }
+export interface Loaded {
+  modelPath: string
+  loadFormat: string
+}
 
 /** Where the weights came from last; SGLang's clients read it back. What a transaction brings counts once that has ended well. */
 export class LoadedFrom {
@@ -13,8 +16,12 @@ export class LoadedFrom {
     this.#transactions = transactions
   }
 
-  get modelPath (): string { return this.#settled().modelPath }
-  get loadFormat (): string { return this.#settled().loadFormat }
+  get modelPath (): string {
+    return this.#settled().modelPath
+  }
+  get loadFormat (): string {
+    return this.#settled().loadFormat
+  }
 
   /** `loadFormat` null: it stays. `transaction`: the one that the update belongs to. */
   update (modelPath: string, loadFormat: string | null, transaction?: string): void {
@@ -27,7 +34,12 @@ export class LoadedFrom {
       const outcome = this.#outcome(update.transaction)
       if (outcome === null) return true
       // Of one that was aborted when all had come, the bytes are in place.
-      if (outcome === 'new') this.#loaded = { modelPath: update.modelPath, loadFormat: update.loadFormat ?? this.#loaded.loadFormat }
+      if (outcome === 'new') {
+        this.#loaded = {
+          modelPath: update.modelPath,
+          loadFormat: update.loadFormat ?? this.#loaded.loadFormat
+        }
+      }
       return false
     })
     return this.#loaded

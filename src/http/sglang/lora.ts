@@ -25,5 +25,9 @@ export function adapterEntries (body: unknown): string[] {
 export function refuseAdapter (body: unknown): RefitError {
   const name = (body as { lora_name?: unknown } | null | undefined)?.lora_name
   const which = typeof name === 'string' ? ` ${JSON.stringify(name.slice(0, MAX_NAME))}` : ''
-  return new RefitError('UNSUPPORTED', `LoRA adapter${which}: this server does not apply adapters. Merge it into the weights (merge_and_unload) and send those by any of the /update_weights_from_... routes`, { param: 'lora_name' })
+  return new RefitError(
+    'UNSUPPORTED',
+    `LoRA adapter${which}: this server does not apply adapters. Merge it into the weights (merge_and_unload) and send those by any of the /update_weights_from_... routes`,
+    { param: 'lora_name' }
+  )
 }

@@ -10,18 +10,34 @@ import { nullable } from '../schemas.ts'
 
 /** SGLang's fields of requests. */
 export const routedExpertsFields = {
-  return_routed_experts: nullable(Type.Boolean(), 'With the experts that each token was routed to, of prompt and output but for the last token. Of mixtures of experts, on servers with --enable-return-routed-experts.'),
-  routed_experts_start_len: nullable(Type.Integer({ minimum: 0 }), 'First position whose experts are wanted, at most the count of prompt tokens (default 0).')
+  return_routed_experts: nullable(
+    Type.Boolean(),
+    'With the experts that each token was routed to, of prompt and output but for the last token. Of mixtures of experts, on servers with --enable-return-routed-experts.'
+  ),
+  routed_experts_start_len: nullable(
+    Type.Integer({ minimum: 0 }),
+    'First position whose experts are wanted, at most the count of prompt tokens (default 0).'
+  )
 }
 
 /** Base64 of int32 [rows, layers, experts per token], best expert first; zeros in layers that have none. */
-export const RoutedExperts = Type.String({ description: 'Base64 of int32 [tokens - 1 - start, layers, experts per token], best expert first; zeros in layers without experts.' })
+export const RoutedExperts = Type.String({
+  description:
+    'Base64 of int32 [tokens - 1 - start, layers, experts per token], best expert first; zeros in layers without experts.'
+})
 
 /** Experts that are wanted of a sample: as they are recorded, and from which position on. */
-export interface WantedExperts { layout: ExpertLayout, from: number }
+export interface WantedExperts {
+  layout: ExpertLayout
+  from: number
+}
 
 /** What a body asks for; null for none. Throws UNSUPPORTED where it cannot be had. */
-export function wantedExperts (body: { return_routed_experts?: unknown, routed_experts_start_len?: number | null }, prompts: readonly ArrayLike<number>[], info: EngineInfo): WantedExperts | null {
+export function wantedExperts (
+  body: { return_routed_experts?: unknown, routed_experts_start_len?: number | null },
+  prompts: readonly ArrayLike<number>[],
+  info: EngineInfo
+): WantedExperts | null {
   if (body.return_routed_experts !== true) return null
   const layout = demandExperts(info, 'return_routed_experts')
   const from = body.routed_experts_start_len ?? 0
@@ -43,7 +59,11 @@ export function checkStart (from: number, prompts: readonly ArrayLike<number>[],
 }
 
 /** [rows, layers, experts per token] of the whole model. */
-export function allLayers<T extends Uint8Array | Uint16Array | Int32Array> (experts: Uint16Array, { layers, sparse, perToken }: ExpertLayout, Values: new (length: number) => T): T {
+export function allLayers<T extends Uint8Array | Uint16Array | Int32Array> (
+  experts: Uint16Array,
+  { layers, sparse, perToken }: ExpertLayout,
+  Values: new(length: number) => T
+): T {
   const width = sparse.length * perToken
   const rows = experts.length / width
   const all = new Values(rows * layers * perToken)
@@ -66,7 +86,10 @@ export function sglangExperts ({ experts }: Sample, wanted: WantedExperts | null
 }
 
 /** SGLang's extension of OpenAI's replies: of the first sample that has experts. */
-export function sglext (samples: readonly Sample[], wanted: WantedExperts | null): { sglext?: { routed_experts: string } } {
+export function sglext (
+  samples: readonly Sample[],
+  wanted: WantedExperts | null
+): { sglext?: { routed_experts: string } } {
   for (const sample of samples) {
     const experts = sglangExperts(sample, wanted)
     if (experts !== undefined) return { sglext: { routed_experts: experts } }
@@ -74,7 +97,12 @@ export function sglext (samples: readonly Sample[], wanted: WantedExperts | null
   return {}
 }
 
-export const Sglext = Type.Optional(Type.Object({ routed_experts: Type.Optional(RoutedExperts) }, { title: 'Sglext', description: 'What SGLang adds. Of several choices each has its own, and the reply the first one\'s.' }))
+export const Sglext = Type.Optional(
+  Type.Object({ routed_experts: Type.Optional(RoutedExperts) }, {
+    title: 'Sglext',
+    description: "What SGLang adds. Of several choices each has its own, and the reply the first one's."
+  })
+)
 
 export function base64 (values: Uint8Array | Uint16Array | Int32Array): string {
   return Buffer.from(values.buffer, values.byteOffset, values.byteLength).toString('base64')

@@ -10,7 +10,10 @@ const stop = Type.Union([Type.String(), Type.Array(Type.String(), { maxItems: 10
 
 /** SGLang's `sampling_params`; null means the default, an unknown key is refused. */
 export const SamplingFields = Type.Object({
-  max_new_tokens: nullable(Type.Integer(), 'Most tokens to generate (default 128); null: up to the context length; 0: score the prompt only.'),
+  max_new_tokens: nullable(
+    Type.Integer(),
+    'Most tokens to generate (default 128); null: up to the context length; 0: score the prompt only.'
+  ),
   min_new_tokens: nullable(Type.Integer(), 'No stop before this many tokens (default 0).'),
   n: nullable(Type.Integer({ minimum: 1 }), 'Samples of each prompt (default 1).'),
   temperature: nullable(Type.Number(), 'Default 1; 0 is greedy, and so is what is below 0.000001.'),
@@ -21,13 +24,19 @@ export const SamplingFields = Type.Object({
   presence_penalty: nullable(Type.Number(), '-2 to 2, default 0.'),
   repetition_penalty: nullable(Type.Number(), '0.000001 to 2, default 1.'),
   stop: nullable(stop, 'Texts that end the generation.'),
-  stop_token_ids: nullable(Type.Array(Type.Integer(), { maxItems: 1024 }), 'Tokens that end the generation, besides the model\'s own.'),
-  ignore_eos: nullable(Type.Boolean(), 'Do not stop at the model\'s own end tokens.'),
+  stop_token_ids: nullable(
+    Type.Array(Type.Integer(), { maxItems: 1024 }),
+    "Tokens that end the generation, besides the model's own."
+  ),
+  ignore_eos: nullable(Type.Boolean(), "Do not stop at the model's own end tokens."),
   no_stop_trim: nullable(Type.Boolean(), 'Leave the stop text in the output.'),
   skip_special_tokens: nullable(Type.Boolean(), 'Leave special tokens out of the text (default true).'),
   spaces_between_special_tokens: nullable(Type.Boolean(), 'Default true.'),
   logit_bias: nullable(Type.Record(Type.String(), Type.Number()), 'Added to logits; keys are token ids.'),
-  sampling_seed: nullable(Type.Union([Type.Integer(), Type.String({ pattern: '^-?\\d{1,20}$' })]), 'Seed of the noise; sample j of n takes seed + j.'),
+  sampling_seed: nullable(
+    Type.Union([Type.Integer(), Type.String({ pattern: '^-?\\d{1,20}$' })]),
+    'Seed of the noise; sample j of n takes seed + j.'
+  ),
   stream_interval: nullable(Type.Integer({ minimum: 1 }), 'Tokens from one streamed event to the next (default 1).'),
   json_schema: refused('structured output'),
   regex: refused('structured output'),
@@ -61,20 +70,37 @@ export const DEFAULT_MAX_NEW_TOKENS = 128
 
 /** Refusals name the fields as OpenAI and vLLM do. */
 export function openAiNames<T> (read: () => T): T {
-  const names = (text: string): string => text.replaceAll('max_new_tokens', 'max_tokens').replaceAll('min_new_tokens', 'min_tokens').replaceAll('sampling_seed', 'seed')
+  const names = (text: string): string =>
+    text.replaceAll('max_new_tokens', 'max_tokens').replaceAll('min_new_tokens', 'min_tokens').replaceAll(
+      'sampling_seed',
+      'seed'
+    )
   try {
     return read()
   } catch (error) {
     if (!(error instanceof RefitError)) throw error
-    throw new RefitError(error.code, names(error.message), { cause: error, ...error.param === undefined ? {} : { param: names(error.param) } })
+    throw new RefitError(error.code, names(error.message), {
+      cause: error,
+      ...error.param === undefined ? {} : { param: names(error.param) }
+    })
   }
 }
 
 /** Fields in SGLang's spelling, checked with SGLang's messages. `param` says where they stood; `fallback` is the most tokens where none are asked for. */
-export function readSampling (fields: SamplingFields, info: EngineInfo, param = 'sampling_params', fallback = DEFAULT_MAX_NEW_TOKENS): Sampling {
+export function readSampling (
+  fields: SamplingFields,
+  info: EngineInfo,
+  param = 'sampling_params',
+  fallback = DEFAULT_MAX_NEW_TOKENS
+): Sampling {
   const prefix = param === '' ? '' : `${param}.`
   refuseUnsupported(fields, {
-    json_schema: 'structured output is', regex: 'structured output is', ebnf: 'structured output is', structural_tag: 'structured output is', stop_regex: 'stop expressions are', custom_params: 'custom parameters are'
+    json_schema: 'structured output is',
+    regex: 'structured output is',
+    ebnf: 'structured output is',
+    structural_tag: 'structured output is',
+    stop_regex: 'stop expressions are',
+    custom_params: 'custom parameters are'
   }, prefix)
   const temperature = fields.temperature ?? 1
   const topP = fields.top_p ?? 1
@@ -91,12 +117,23 @@ export function readSampling (fields: SamplingFields, info: EngineInfo, param = 
   const logitBias = readLogitBias(fields.logit_bias ?? {}, info.vocabSize, check)
   checkSampling({ temperature, topP, minP, frequencyPenalty, presencePenalty, repetitionPenalty, logitBias }, prefix)
   check(topK === -1 || topK >= 1, 'top_k', `top_k must be -1 (disable) or at least 1, got ${topK}.`)
-  check(most === null || most === undefined || most >= 0, 'max_new_tokens', `max_new_tokens must be at least 0, got ${most}.`)
+  check(
+    most === null || most === undefined || most >= 0,
+    'max_new_tokens',
+    `max_new_tokens must be at least 0, got ${most}.`
+  )
   check(minNewTokens >= 0, 'min_new_tokens', `min_new_tokens must be in [0, max_new_tokens], got ${minNewTokens}.`)
-  check(most === null || minNewTokens <= (most ?? fallback), 'min_new_tokens',
-    `min_new_tokens must be in [0, max_new_tokens(${most ?? fallback})], got ${minNewTokens}.`)
+  check(
+    most === null || minNewTokens <= (most ?? fallback),
+    'min_new_tokens',
+    `min_new_tokens must be in [0, max_new_tokens(${most ?? fallback})], got ${minNewTokens}.`
+  )
   const stopTokenIds = fields.stop_token_ids ?? []
-  check(stopTokenIds.every(id => id >= 0 && id < info.vocabSize), 'stop_token_ids', `stop_token_ids must be in [0, ${info.vocabSize - 1}].`)
+  check(
+    stopTokenIds.every(id => id >= 0 && id < info.vocabSize),
+    'stop_token_ids',
+    `stop_token_ids must be in [0, ${info.vocabSize - 1}].`
+  )
   const stop = typeof fields.stop === 'string' ? [fields.stop] : fields.stop ?? []
   return {
     params: {
@@ -131,13 +168,21 @@ type Check = (holds: boolean, field: keyof SamplingFields, message: string) => v
 function readLogitBias (bias: Record<string, number>, vocabSize: number, check: Check): [number, number][] {
   return Object.entries(bias).map(([key, value]) => {
     const id = /^\d{1,9}$/.test(key) ? Number(key) : -1
-    check(id >= 0 && id < vocabSize, 'logit_bias', `logit_bias must have keys in [0, ${vocabSize - 1}], got ${key.slice(0, 40)}.`)
+    check(
+      id >= 0 && id < vocabSize,
+      'logit_bias',
+      `logit_bias must have keys in [0, ${vocabSize - 1}], got ${key.slice(0, 40)}.`
+    )
     return [id, value]
   })
 }
 
 function readSeed (seed: number | string | null | undefined, check: Check): bigint | null {
   if (seed === null || seed === undefined) return null
-  check(typeof seed === 'string' || Number.isSafeInteger(seed), 'sampling_seed', `sampling_seed ${seed} is too large for a JSON number; send it as a string.`)
+  check(
+    typeof seed === 'string' || Number.isSafeInteger(seed),
+    'sampling_seed',
+    `sampling_seed ${seed} is too large for a JSON number; send it as a string.`
+  )
   return BigInt.asUintN(64, BigInt(seed))
 }

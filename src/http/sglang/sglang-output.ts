@@ -21,7 +21,11 @@ export interface OutputOptions {
 type WireLogprob = [number | null, number, string | null]
 
 /** What earlier events have shown of a sample: tokens, characters, and whether logprobs of the prompt. */
-export interface Shown { tokens: number, text: number, input: boolean }
+export interface Shown {
+  tokens: number
+  text: number
+  input: boolean
+}
 
 export const NOTHING_SHOWN: Shown = { tokens: 0, text: 0, input: false }
 
@@ -58,7 +62,11 @@ function experts (sample: Sample, { experts: wanted }: OutputOptions): Record<st
   return rows === undefined ? {} : { routed_experts: rows, routed_experts_start_len: wanted!.from }
 }
 
-function logprobs (sample: Sample, { tokenizer, top, ids, texts }: OutputOptions, shown: Shown): Record<string, unknown> {
+function logprobs (
+  sample: Sample,
+  { tokenizer, top, ids, texts }: OutputOptions,
+  shown: Shown
+): Record<string, unknown> {
   const input = shown.input ? null : sample.input
   const text = (id: number): string | null => texts && tokenizer !== null ? tokenizer.idToText(id) : null
   const wire = ([logprob, id]: readonly [number | null, number]): WireLogprob => [logprob, id, text(id)]
@@ -68,6 +76,8 @@ function logprobs (sample: Sample, { tokenizer, top, ids, texts }: OutputOptions
     output_token_logprobs: sample.logprobs.slice(shown.tokens).map(wire),
     output_token_logprobs_length: sample.logprobs.length,
     ...top ? { input_top_logprobs: rows(input?.top), output_top_logprobs: rows(sample.top.slice(shown.tokens)) } : {},
-    ...ids ? { input_token_ids_logprobs: rows(input?.ids), output_token_ids_logprobs: rows(sample.ids.slice(shown.tokens)) } : {}
+    ...ids
+      ? { input_token_ids_logprobs: rows(input?.ids), output_token_ids_logprobs: rows(sample.ids.slice(shown.tokens)) }
+      : {}
   }
 }

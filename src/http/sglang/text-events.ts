@@ -6,7 +6,14 @@ import type { SamplePlan } from '../generation.ts'
 /** Events of one sample with their text. */
 export function textEvents ({ engine, tokenizer }: RouteContext, plan: SamplePlan): AsyncIterable<TextEvent> {
   const { rid, promptIds: inputIds, sampling, logprobs, cacheSalt, expertsFrom, text } = plan
-  const request = { rid, inputIds, sampling, logprobs, ...cacheSalt === undefined ? {} : { cacheSalt }, ...expertsFrom === undefined ? {} : { expertsFrom } }
+  const request = {
+    rid,
+    inputIds,
+    sampling,
+    logprobs,
+    ...cacheSalt === undefined ? {} : { cacheSalt },
+    ...expertsFrom === undefined ? {} : { expertsFrom }
+  }
   const detokenizer = tokenizer?.detokenizer({
     skipSpecialTokens: text.skipSpecialTokens,
     spacesBetweenSpecialTokens: text.spacesBetweenSpecialTokens,
@@ -14,7 +21,9 @@ export function textEvents ({ engine, tokenizer }: RouteContext, plan: SamplePla
   }) ?? null
   // Base models end their turns with a special token that is no eos of theirs: clients name it by its text, as SGLang lets them.
   const unseen = (id: number): string => {
-    if (tokenizer === null || !text.skipSpecialTokens || text.stop.length === 0 || !tokenizer.specialIds.has(id)) return ''
+    if (tokenizer === null || !text.skipSpecialTokens || text.stop.length === 0 || !tokenizer.specialIds.has(id)) {
+      return ''
+    }
     const special = tokenizer.idToText(id)
     return text.stop.some(stop => stop.includes(special)) ? special : ''
   }

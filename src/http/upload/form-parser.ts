@@ -12,5 +12,7 @@ export async function installFormParser (app: FastifyInstance): Promise<void> {
     await app.register(multipart)
     app.removeContentTypeParser(FORM)
   }
-  app.addContentTypeParser(FORM, (_request, _payload, done) => { done(null) })
+  app.addContentTypeParser(FORM, (_request, _payload, done) => {
+    done(null)
+  })
 }

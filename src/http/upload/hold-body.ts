@@ -11,10 +11,15 @@ const LARGE_BYTES = 128 << 10
  * back at once: megabytes of them make the collector search the whole heap. `headers`: of the request, where `body` is what came of it and no hook of a
  * host's has put another stream there. Throws BODY_TOO_LARGE, and BODY_BROKEN where it is not as long as announced or ends in the middle.
  */
-export async function holdBody (body: Readable, limit: number, headers: IncomingMessage['headers'] = {}): Promise<Buffer> {
+export async function holdBody (
+  body: Readable,
+  limit: number,
+  headers: IncomingMessage['headers'] = {}
+): Promise<Buffer> {
   const { 'content-length': announced } = headers
   const length = announced === undefined ? null : Number(announced)
-  const tooLarge = (): RefitError => new RefitError('BODY_TOO_LARGE', `the body is larger than the ${limit} bytes that are taken here`)
+  const tooLarge = (): RefitError =>
+    new RefitError('BODY_TOO_LARGE', `the body is larger than the ${limit} bytes that are taken here`)
   if (length !== null && length > limit) throw tooLarge()
   const memory = length === null || length < LARGE_BYTES ? null : Buffer.allocUnsafeSlow(length)
   const chunks: Buffer[] = []
@@ -40,9 +45,13 @@ export async function holdBody (body: Readable, limit: number, headers: Incoming
       if (length !== null && size !== length) reject(broken(`content-length is ${length}, and ${size} bytes came`))
       else resolve(memory ?? Buffer.concat(chunks, size))
     })
-    body.once('error', (error: Error & { statusCode?: number }) => { reject(error.statusCode === undefined ? broken(`it broke off after ${size} bytes`) : error) })
+    body.once('error', (error: Error & { statusCode?: number }) => {
+      reject(error.statusCode === undefined ? broken(`it broke off after ${size} bytes`) : error)
+    })
     // Also closed after its end, when nobody needs an error made.
-    body.once('close', () => { if (!ended) reject(broken(`it broke off after ${size} bytes`)) })
+    body.once('close', () => {
+      if (!ended) reject(broken(`it broke off after ${size} bytes`))
+    })
   })
 }
 
@@ -51,4 +60,6 @@ export function freeBody (body: Buffer): void {
   if (body.length >= LARGE_BYTES && body.length === body.buffer.byteLength) freeMemory(body)
 }
 
-function broken (what: string): RefitError { return new RefitError('BODY_BROKEN', `the body: ${what}`) }
+function broken (what: string): RefitError {
+  return new RefitError('BODY_BROKEN', `the body: ${what}`)
+}

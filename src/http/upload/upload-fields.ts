@@ -4,7 +4,8 @@ import { RefitError } from '../../errors.ts'
 import { nullable, transactionField } from '../schemas.ts'
 import { bodyCheck } from '../validation.ts'
 
-const MODE = 'null: all of the body is there before the first byte is written. "stream": it is written as it comes; if it breaks off, what is torn is named.'
+const MODE =
+  'null: all of the body is there before the first byte is written. "stream": it is written as it comes; if it breaks off, what is torn is named.'
 
 export const UploadFields = Type.Object({
   weight_version: nullable(Type.String(), 'The label of the new weights.'),
@@ -35,19 +36,33 @@ export class UploadForm {
     for (const [name, value] of Object.entries(query)) this.#set(name, value)
   }
 
-  get streams (): boolean { return this.fields.mode === 'stream' }
+  get streams (): boolean {
+    return this.fields.mode === 'stream'
+  }
 
   /** A field of the form: a text, or what its JSON says where it is of that type. Throws INVALID_REQUEST or UNSUPPORTED. */
   add (name: string, value: unknown): void {
-    if (this.#seen.has(name)) throw new RefitError('INVALID_REQUEST', `the field ${JSON.stringify(name.slice(0, 100))} comes twice`, { param: name.slice(0, 100) })
+    if (this.#seen.has(name)) {
+      throw new RefitError(
+        'INVALID_REQUEST',
+        `the field ${JSON.stringify(name.slice(0, 100))} comes twice`,
+        { param: name.slice(0, 100) }
+      )
+    }
     this.#seen.add(name)
     const early: readonly string[] = this.streams ? [...EARLY, ...EARLY_IN_STREAMS] : EARLY
-    if (this.#begun && early.includes(name)) throw new RefitError('INVALID_REQUEST', `${name} comes after a file; it has to stand before them`, { param: name })
+    if (this.#begun && early.includes(name)) {
+      throw new RefitError('INVALID_REQUEST', `${name} comes after a file; it has to stand before them`, {
+        param: name
+      })
+    }
     this.#set(name, value)
   }
 
   /** A file begins. */
-  begin (): void { this.#begun = true }
+  begin (): void {
+    this.#begun = true
+  }
 
   #set (name: string, value: unknown): void {
     if (!Object.hasOwn(UploadFields.properties, name)) {
@@ -58,7 +73,21 @@ export class UploadForm {
     if ('error' in checked) throw checked.error
     Object.assign(this.fields, checked.value)
     const { mode, load_format: format } = this.fields
-    if (mode != null && mode !== 'stream') throw new RefitError('UNSUPPORTED', `mode: expected "stream" or nothing, got ${JSON.stringify(mode.slice(0, 100))}`, { param: 'mode' })
-    if (format != null && format !== 'safetensors') throw new RefitError('UNSUPPORTED', `load_format: uploads are safetensors files; expected "safetensors" or nothing, got ${JSON.stringify(format.slice(0, 100))}`, { param: 'load_format' })
+    if (mode != null && mode !== 'stream') {
+      throw new RefitError(
+        'UNSUPPORTED',
+        `mode: expected "stream" or nothing, got ${JSON.stringify(mode.slice(0, 100))}`,
+        { param: 'mode' }
+      )
+    }
+    if (format != null && format !== 'safetensors') {
+      throw new RefitError(
+        'UNSUPPORTED',
+        `load_format: uploads are safetensors files; expected "safetensors" or nothing, got ${
+          JSON.stringify(format.slice(0, 100))
+        }`,
+        { param: 'load_format' }
+      )
+    }
   }
 }

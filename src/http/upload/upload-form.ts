@@ -7,7 +7,16 @@ import { watchBody } from './upload-watch.ts'
 
 // All of them are said in each call: a host's @fastify/multipart comes with defaults of the host's. Files have no limit of their own here: what
 // they announce is held against the model, and counted.
-const LIMITS = { files: 4096, fields: 100, parts: 5000, fieldNameSize: 100, fieldSize: 65536, headerPairs: 20, headerSize: 16384, fileSize: Infinity }
+const LIMITS = {
+  files: 4096,
+  fields: 100,
+  parts: 5000,
+  fieldNameSize: 100,
+  fieldSize: 65536,
+  headerPairs: 20,
+  headerSize: 16384,
+  fileSize: Infinity
+}
 const OPTIONS = {
   limits: LIMITS,
   throwFileSizeLimit: true,
@@ -16,7 +25,8 @@ const OPTIONS = {
   fileHwm: 1 << 16,
   defCharset: 'utf8',
   preservePath: false,
-  isPartAFile: (_name: unknown, type: string | undefined, file: string | undefined) => type === 'application/octet-stream' || file !== undefined
+  isPartAFile: (_name: unknown, type: string | undefined, file: string | undefined) =>
+    type === 'application/octet-stream' || file !== undefined
 }
 
 /** What takes the bytes of one file. */
@@ -34,11 +44,16 @@ export interface FormOptions extends Pick<PumpOptions, 'stallMs' | 'broke' | 'si
  * Reads a multipart/form-data body: fields and files, in their order, each when the one before it has ended. Rejects with what they throw,
  * BODY_BROKEN, BODY_STALLED or BODY_TOO_LARGE; then nothing of it is on its way any more.
  */
-export async function readForm (request: FastifyRequest, { field, file, stallMs, broke, signal, spent }: FormOptions): Promise<void> {
+export async function readForm (
+  request: FastifyRequest,
+  { field, file, stallMs, broke, signal, spent }: FormOptions
+): Promise<void> {
   const { raw } = request
   const control = new AbortController()
   const failed = new Promise<never>((_resolve, reject) => {
-    control.signal.addEventListener('abort', () => { reject(control.signal.reason) })
+    control.signal.addEventListener('abort', () => {
+      reject(control.signal.reason)
+    })
   })
   const fail = (error: unknown): void => {
     if (control.signal.aborted) return
@@ -50,19 +65,39 @@ export async function readForm (request: FastifyRequest, { field, file, stallMs,
   // Nothing else says so: see `installFormParser`.
   request.isMultipart = () => true
   const parts = request.parts(OPTIONS)
-  const read = async (): Promise<IteratorResult<Multipart>> => await parts.next().catch(error => { throw refusal(error) })
+  const read = async (): Promise<IteratorResult<Multipart>> =>
+    await parts.next().catch(error => {
+      throw refusal(error)
+    })
   // The first look at the parts starts the parser, before a byte is lost to the watch.
   let next = read()
-  const stop = watchBody(raw, { stallMs, signal, ended: error => { if (error !== undefined) fail(error) } })
+  const stop = watchBody(raw, {
+    stallMs,
+    signal,
+    ended: error => {
+      if (error !== undefined) fail(error)
+    }
+  })
   try {
     for (;;) {
       const { value: part, done } = await Promise.race([next, failed])
       control.signal.throwIfAborted()
       if (done === true) return
       if (part.type === 'file') {
-        await readFile(part.file, file(part.filename ?? part.fieldname ?? 'a file without a name'), { signal: control.signal, fail, free: chunk => { if (isOurs(raw)) spent(chunk) } })
+        await readFile(part.file, file(part.filename ?? part.fieldname ?? 'a file without a name'), {
+          signal: control.signal,
+          fail,
+          free: chunk => {
+            if (isOurs(raw)) spent(chunk)
+          }
+        })
       } else {
-        if (part.valueTruncated) throw new RefitError('BODY_TOO_LARGE', `the field ${JSON.stringify(String(part.fieldname).slice(0, 100))} is longer than ${LIMITS.fieldSize} bytes`)
+        if (part.valueTruncated) {
+          throw new RefitError(
+            'BODY_TOO_LARGE',
+            `the field ${JSON.stringify(String(part.fieldname).slice(0, 100))} is longer than ${LIMITS.fieldSize} bytes`
+          )
+        }
         field(String(part.fieldname), part.value)
       }
       next = read()
@@ -76,7 +111,11 @@ export async function readForm (request: FastifyRequest, { field, file, stallMs,
 }
 
 /** A file that is being taken when something fails is waited for, so that its owner may close it. */
-async function readFile (stream: MultipartFile['file'], file: FormFile, { signal, fail, free }: { signal: AbortSignal, fail: (error: unknown) => void, free: (chunk: Buffer) => void }): Promise<void> {
+async function readFile (
+  stream: MultipartFile['file'],
+  file: FormFile,
+  { signal, fail, free }: { signal: AbortSignal, fail: (error: unknown) => void, free: (chunk: Buffer) => void }
+): Promise<void> {
   let pending: Promise<void> | undefined
   await new Promise<void>((resolve, reject) => {
     let failure: unknown
@@ -84,12 +123,18 @@ async function readFile (stream: MultipartFile['file'], file: FormFile, { signal
       stream.off('data', onData).off('end', settle).off('error', onError)
       signal.removeEventListener('abort', onAbort)
       failure ??= error
-      const after = (): void => { failure === undefined ? resolve() : reject(failure) }
+      const after = (): void => {
+        failure === undefined ? resolve() : reject(failure)
+      }
       if (pending === undefined) after()
       else pending.then(after, after)
     }
-    const onAbort = (): void => { settle(signal.reason) }
-    const onError = (error: unknown): void => { fail(refusal(error)) }
+    const onAbort = (): void => {
+      settle(signal.reason)
+    }
+    const onError = (error: unknown): void => {
+      fail(refusal(error))
+    }
     const onData = (chunk: Buffer): void => {
       try {
         pending = file.take(chunk)
@@ -120,7 +165,9 @@ async function readFile (stream: MultipartFile['file'], file: FormFile, { signal
 function refusal (error: unknown): RefitError {
   const { code, message } = error as NodeJS.ErrnoException
   for (const what of ['parts', 'files', 'fields'] as const) {
-    if (code === `FST_${what.toUpperCase()}_LIMIT`) return new RefitError('BODY_TOO_LARGE', `the form has more than ${LIMITS[what]} ${what}`)
+    if (code === `FST_${what.toUpperCase()}_LIMIT`) {
+      return new RefitError('BODY_TOO_LARGE', `the form has more than ${LIMITS[what]} ${what}`)
+    }
   }
   return new RefitError('BODY_BROKEN', `the body is no well-formed multipart/form-data (${message})`)
 }

@@ -15,9 +15,14 @@ export interface PumpOptions extends Pick<WatchOptions, 'stallMs' | 'signal'> {
  * Hands a body's chunks on one at a time. Rejects with what `take` throws, with BODY_BROKEN or BODY_STALLED; then no chunk is on its way any
  * more, and what the client still sends is read by nobody (`dropRest`).
  */
-export async function pump (request: IncomingMessage, { take, spent, stallMs, broke, signal }: PumpOptions): Promise<void> {
+export async function pump (
+  request: IncomingMessage,
+  { take, spent, stallMs, broke, signal }: PumpOptions
+): Promise<void> {
   let pending: Promise<void> | undefined
-  const free = (chunk: Buffer): void => { if (isOurs(request)) spent(chunk) }
+  const free = (chunk: Buffer): void => {
+    if (isOurs(request)) spent(chunk)
+  }
   await new Promise<void>((resolve, reject) => {
     let settled = false
     let stop = (): void => {}
@@ -31,9 +36,13 @@ export async function pump (request: IncomingMessage, { take, spent, stallMs, br
         broke(error)
       }
       // The end may come while the last chunk is on its way. And what a chunk has opened, its owner knows once it has been taken.
-      const after = (): void => { error === undefined ? resolve() : reject(error) }
+      const after = (): void => {
+        error === undefined ? resolve() : reject(error)
+      }
       if (pending === undefined) after()
-      else pending.then(after, (failure: unknown) => { reject(error ?? failure) })
+      else {pending.then(after, (failure: unknown) => {
+          reject(error ?? failure)
+        })}
     }
     const onData = (chunk: Buffer): void => {
       try {
@@ -61,7 +70,9 @@ export async function pump (request: IncomingMessage, { take, spent, stallMs, br
 const OWN_LISTENERS = 2
 
 /** Nobody but us reads what comes: a host that listens as well may keep what it hears. */
-export function isOurs (request: IncomingMessage): boolean { return request.listenerCount('data') <= OWN_LISTENERS }
+export function isOurs (request: IncomingMessage): boolean {
+  return request.listenerCount('data') <= OWN_LISTENERS
+}
 
 const LINGER_MS = 30_000
 
@@ -71,8 +82,13 @@ const LINGER_MS = 30_000
  */
 export function dropRest (request: IncomingMessage): void {
   if (request.complete || request.destroyed) return
-  const timer = setTimeout(() => { if (!request.complete) request.destroy() }, LINGER_MS).unref()
-  request.once('close', () => { clearTimeout(timer) })
+  const timer = setTimeout(() => {
+    if (!request.complete) request.destroy()
+  }, LINGER_MS)
+    .unref()
+  request.once('close', () => {
+    clearTimeout(timer)
+  })
   request.on('error', () => {})
   request.resume()
 }

@@ -17,12 +17,19 @@ export function watchBody (request: IncomingMessage, { stallMs, signal, ended }:
   const timer = setTimeout(() => {
     const before = received
     // A process that stood still finds its timers due before it reads what came meanwhile.
-    looking = setImmediate(() => { look(before) })
+    looking = setImmediate(() => {
+      look(before)
+    })
   }, stallMs)
   const look = (before: number): void => {
     // Time that the client spends waiting for us is ours.
     if (request.isPaused() || received !== before) timer.refresh()
-    else end(new RefitError('BODY_STALLED', `no byte of the body came for ${stallMs / 1000} s (--upload-timeout), after ${received} bytes${of(request)}`))
+    else {end(
+        new RefitError(
+          'BODY_STALLED',
+          `no byte of the body came for ${stallMs / 1000} s (--upload-timeout), after ${received} bytes${of(request)}`
+        )
+      )}
   }
   const stop = (): void => {
     clearTimeout(timer)
@@ -38,15 +45,26 @@ export function watchBody (request: IncomingMessage, { stallMs, signal, ended }:
     received += chunk.length
     timer.refresh()
   }
-  const onResume = (): void => { timer.refresh() }
-  const onEnd = (): void => { end() }
+  const onResume = (): void => {
+    timer.refresh()
+  }
+  const onEnd = (): void => {
+    end()
+  }
   // A close after the end is not heard any more; one before it loses what was not read yet, even where all had come.
-  const onError = (): void => { end(new RefitError('BODY_BROKEN', `the body broke off after ${received} bytes${of(request)}`)) }
-  const onAbort = (): void => { end(signal.reason) }
+  const onError = (): void => {
+    end(new RefitError('BODY_BROKEN', `the body broke off after ${received} bytes${of(request)}`))
+  }
+  const onAbort = (): void => {
+    end(signal.reason)
+  }
   // Whoever destroys it later, its errors are nobody's.
   request.on('error', () => {})
   // Before those who free a chunk's memory once they have read it.
-  request.prependListener('data', onData).on('resume', onResume).on('end', onEnd).on('error', onError).on('close', onError)
+  request.prependListener('data', onData).on('resume', onResume).on('end', onEnd).on('error', onError).on(
+    'close',
+    onError
+  )
   if (signal.aborted) onAbort()
   // The client may have gone before anybody looked; nothing more is said of that then.
   else if (request.destroyed) onError()

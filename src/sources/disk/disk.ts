@@ -1,6 +1,12 @@
 import { join, resolve } from 'node:path'
 import { RefitError } from '../../errors.ts'
-import { formatError, headerLength, MAX_HEADER_BYTES, MAX_TENSORS, PREFIX_BYTES } from '../../wire/safetensors/header.ts'
+import {
+  formatError,
+  headerLength,
+  MAX_HEADER_BYTES,
+  MAX_TENSORS,
+  PREFIX_BYTES
+} from '../../wire/safetensors/header.ts'
 import type { AnnouncedTensor, WeightSource } from '../../contract/weight-source.ts'
 import { findCheckpoint } from './checkpoint-files.ts'
 import { PathJail } from './path-jail.ts'
@@ -23,9 +29,18 @@ export async function openDiskSource (path: string, { roots }: DiskOptions): Pro
   const jail = await PathJail.of(roots)
   const { folder, names, index } = await findCheckpoint(jail, path)
   const watched = index === undefined ? [] : [index.file]
-  const closeAll = async (): Promise<void> => { await Promise.all(watched.map(async file => { await file.close() })) }
+  const closeAll = async (): Promise<void> => {
+    await Promise.all(watched.map(async file => {
+      await file.close()
+    }))
+  }
   try {
-    if (names.length > MAX_FILES) throw new RefitError('CHECKPOINT_FORMAT', `${names.length} files are too many for one checkpoint (at most ${MAX_FILES})`)
+    if (names.length > MAX_FILES) {
+      throw new RefitError(
+        'CHECKPOINT_FORMAT',
+        `${names.length} files are too many for one checkpoint (at most ${MAX_FILES})`
+      )
+    }
     const files: WatchedFile[] = []
     for (const name of names) {
       const file = await WatchedFile.open(jail, join(folder, name), name)
@@ -33,7 +48,12 @@ export async function openDiskSource (path: string, { roots }: DiskOptions): Pro
       files.push(file)
     }
     const tensors = await readTensors(files)
-    if (index !== undefined) checkIndex({ label: index.file.label, weightMap: index.weightMap }, new Map(tensors.map(tensor => [tensor.name, names[tensor.source]!])))
+    if (index !== undefined) {
+      checkIndex(
+        { label: index.file.label, weightMap: index.weightMap },
+        new Map(tensors.map(tensor => [tensor.name, names[tensor.source]!]))
+      )
+    }
     return new DiskSource(resolve(path), tensors, files, watched)
   } catch (error) {
     await closeAll()
@@ -49,7 +69,12 @@ class DiskSource implements WeightSource {
   readonly #watched: readonly WatchedFile[]
   #closing: Promise<void> | undefined
 
-  constructor (path: string, tensors: readonly AnnouncedTensor[], files: readonly WatchedFile[], watched: readonly WatchedFile[]) {
+  constructor (
+    path: string,
+    tensors: readonly AnnouncedTensor[],
+    files: readonly WatchedFile[],
+    watched: readonly WatchedFile[]
+  ) {
     this.path = path
     this.tensors = tensors
     this.sources = files.map(({ fd }) => ({ fd }))
@@ -61,7 +86,11 @@ class DiskSource implements WeightSource {
   }
 
   async close (): Promise<void> {
-    this.#closing ??= Promise.all(this.#watched.map(async file => { await file.close() })).then(() => {})
+    this.#closing ??= Promise
+      .all(this.#watched.map(async file => {
+        await file.close()
+      }))
+      .then(() => {})
     await this.#closing
   }
 }
@@ -74,14 +103,18 @@ async function readTensors (files: readonly WatchedFile[]): Promise<AnnouncedTen
   for (const [source, file] of files.entries()) {
     const length = headerLength(await file.read(0, Math.min(PREFIX_BYTES, file.size)), file.size, file.label)
     budget -= length
-    if (budget < 0) throw formatError(file.label, `with it the headers of this checkpoint pass ${MAX_HEADER_BYTES} bytes`)
+    if (budget < 0) {
+      throw formatError(file.label, `with it the headers of this checkpoint pass ${MAX_HEADER_BYTES} bytes`)
+    }
     for (const tensor of await parseTensors(await file.read(PREFIX_BYTES, length), file.size, file.label)) {
       const owner = owners.get(tensor.name)
       if (owner !== undefined) throw formatError(file.label, `is in ${files[owner]!.label} as well`, tensor.name)
       owners.set(tensor.name, source)
       tensors.push(announce(tensor, source, file.label))
     }
-    if (tensors.length > MAX_TENSORS) throw formatError(file.label, `with it this checkpoint has more than ${MAX_TENSORS} tensors`)
+    if (tensors.length > MAX_TENSORS) {
+      throw formatError(file.label, `with it this checkpoint has more than ${MAX_TENSORS} tensors`)
+    }
   }
   return tensors
 }

@@ -18,7 +18,9 @@ export class LoaderReads {
   #left = MAX_REQUEST_READ_BYTES
   #ended = false
 
-  constructor (sourceOf: (storage: TensorStorage) => NativeSource | undefined) { this.#sourceOf = sourceOf }
+  constructor (sourceOf: (storage: TensorStorage) => NativeSource | undefined) {
+    this.#sourceOf = sourceOf
+  }
 
   /** Row-major. Throws TENSOR_PAYLOAD or UNSUPPORTED. */
   async read (tensor: TensorDescriptor): Promise<Uint8Array> {
@@ -45,17 +47,34 @@ export class LoaderReads {
     if (bytes === 0) return new Uint8Array(0)
     const matrices = asMatrices(tensor)
     const taken = matrices.reduce((sum, matrix) => sum + spanOf(matrix, itemBytes), 0)
-    if (taken > MAX_READ_BYTES) throw payloadError(`a loader may read ${MAX_READ_BYTES} bytes at once, and its elements span ${taken}`, name)
+    if (taken > MAX_READ_BYTES) {
+      throw payloadError(`a loader may read ${MAX_READ_BYTES} bytes at once, and its elements span ${taken}`, name)
+    }
     this.#left -= taken
-    if (this.#left < 0) throw payloadError(`with it, the loader would have read more than ${MAX_REQUEST_READ_BYTES} bytes in one request`, name)
+    if (this.#left < 0) {
+      throw payloadError(
+        `with it, the loader would have read more than ${MAX_REQUEST_READ_BYTES} bytes in one request`,
+        name
+      )
+    }
     const source = this.#sourceOf(storage)
     if (source === undefined) throw payloadError('it belongs to another request', name)
-    if (!('fd' in source)) throw new RefitError('UNSUPPORTED', `tensor ${JSON.stringify(name)} lies in the memory of a card, and loaders read CPU memory: send what they read as a CPU tensor (.cpu()), and the weights where they are`, { param: name })
+    if (!('fd' in source)) {
+      throw new RefitError(
+        'UNSUPPORTED',
+        `tensor ${
+          JSON.stringify(name)
+        } lies in the memory of a card, and loaders read CPU memory: send what they read as a CPU tensor (.cpu()), and the weights where they are`,
+        { param: name }
+      )
+    }
     const start = storage.kind === 'shared-file' ? SHARED_FILE_HEADER : 0
     const out = new Uint8Array(bytes)
     let at = 0
     for (const matrix of matrices) {
-      const from = await readSpan(source.fd, start + matrix.offset, spanOf(matrix, itemBytes), name, () => { this.#checkOpen(name) })
+      const from = await readSpan(source.fd, start + matrix.offset, spanOf(matrix, itemBytes), name, () => {
+        this.#checkOpen(name)
+      })
       at = copyPacked(matrix, from, itemBytes, out, at)
     }
     return out
@@ -72,13 +91,21 @@ function spanOf ({ rows, cols, rowBytes, colBytes }: StridedMatrix, itemBytes: n
 }
 
 /** Returns where the next matrix goes. */
-function copyPacked ({ rows, cols, rowBytes, colBytes }: StridedMatrix, from: Uint8Array, itemBytes: number, to: Uint8Array, at: number): number {
+function copyPacked (
+  { rows, cols, rowBytes, colBytes }: StridedMatrix,
+  from: Uint8Array,
+  itemBytes: number,
+  to: Uint8Array,
+  at: number
+): number {
   if (colBytes === itemBytes && rowBytes === cols * itemBytes) {
     to.set(from, at)
     return at + from.length
   }
   if (colBytes === itemBytes && cols > 1) {
-    for (let row = 0; row < rows; row++, at += cols * itemBytes) to.set(from.subarray(row * rowBytes, row * rowBytes + cols * itemBytes), at)
+    for (let row = 0; row < rows; row++, at += cols * itemBytes) {
+      to.set(from.subarray(row * rowBytes, row * rowBytes + cols * itemBytes), at)
+    }
     return at
   }
   for (let row = 0; row < rows; row++) {

@@ -32,16 +32,23 @@ export class LoaderTensor {
     this.shape = Object.freeze([...shape])
     this.stride = Object.freeze([...stride])
     this.#ranks = ranks
-    const looks = ({ dtype, shape, stride }: TensorDescriptor): string => `${dtype} [${shape.join(', ')}] with strides [${stride.join(', ')}]`
+    const looks = ({ dtype, shape, stride }: TensorDescriptor): string =>
+      `${dtype} [${shape.join(', ')}] with strides [${stride.join(', ')}]`
     const other = ranks.find(tensor => looks(tensor) !== looks(ranks[0]!))
-    if (other !== undefined) throw payloadError(`ranks are offered different ones: ${looks(ranks[0]!)} and ${looks(other)}`, name)
+    if (other !== undefined) {
+      throw payloadError(`ranks are offered different ones: ${looks(ranks[0]!)} and ${looks(other)}`, name)
+    }
   }
 
   /** Of one element. */
-  get itemBytes (): number { return torchItemBytes(this.dtype)! }
+  get itemBytes (): number {
+    return torchItemBytes(this.dtype)!
+  }
 
   /** Where it lies for each rank. */
-  static ranksOf (tensor: LoaderTensor): readonly TensorDescriptor[] { return tensor.#ranks }
+  static ranksOf (tensor: LoaderTensor): readonly TensorDescriptor[] {
+    return tensor.#ranks
+  }
 
   /** Other elements of the same memory. Throws TENSOR_PAYLOAD where they would lie outside of it. */
   view (options: ViewOptions = {}): LoaderTensor {
@@ -49,9 +56,16 @@ export class LoaderTensor {
     const itemBytes = torchItemBytes(dtype)
     if (itemBytes === undefined) throw payloadError(describeUnreadDType(String(dtype)), this.name)
     const shape = this.#sizes(options.shape ?? this.shape, 'shape')
-    const stride = options.stride === undefined && options.shape !== undefined ? contiguous(shape) : this.#sizes(options.stride ?? this.stride, 'stride')
+    const stride = options.stride === undefined && options.shape !== undefined
+      ? contiguous(shape)
+      : this.#sizes(options.stride ?? this.stride, 'stride')
     const shift = options.offset ?? 0
-    if (!Number.isSafeInteger(shift)) throw payloadError(`the offset of a view is ${String(shift)}, not a whole number of bytes`, this.name)
+    if (!Number.isSafeInteger(shift)) {
+      throw payloadError(
+        `the offset of a view is ${String(shift)}, not a whole number of bytes`,
+        this.name
+      )
+    }
     return new LoaderTensor(this.#ranks.map(tensor => {
       const offset = tensor.offset + shift
       if (offset < 0) throw payloadError(`a view begins ${-offset} bytes before its storage`, this.name)
@@ -63,15 +77,27 @@ export class LoaderTensor {
   /** Elements `start` to `end` (behind the last) of an axis. Throws TENSOR_PAYLOAD. */
   slice (axis: number, start: number, end: number): LoaderTensor {
     const size = this.shape[axis]
-    if (size === undefined || !Number.isSafeInteger(start) || !Number.isSafeInteger(end) || start < 0 || start > end || end > size) {
-      throw payloadError(`there is no slice ${start}:${end} of axis ${axis} of shape [${this.shape.join(', ')}]`, this.name)
+    if (
+      size === undefined || !Number.isSafeInteger(start) || !Number.isSafeInteger(end) || start < 0 || start > end ||
+      end > size
+    ) {
+      throw payloadError(
+        `there is no slice ${start}:${end} of axis ${axis} of shape [${this.shape.join(', ')}]`,
+        this.name
+      )
     }
     const shape = this.shape.with(axis, end - start)
-    return this.view({ shape, stride: this.stride, offset: countElements(shape) === 0 ? 0 : start * this.stride[axis]! * torchItemBytes(this.dtype)! })
+    return this.view({
+      shape,
+      stride: this.stride,
+      offset: countElements(shape) === 0 ? 0 : start * this.stride[axis]! * torchItemBytes(this.dtype)!
+    })
   }
 
   #sizes (value: unknown, what: string): number[] {
-    if (Array.isArray(value) && value.every(size => Number.isSafeInteger(size) && size >= 0)) return [...value] as number[]
+    if (Array.isArray(value) && value.every(size => Number.isSafeInteger(size) && size >= 0)) {
+      return [...value] as number[]
+    }
     throw payloadError(`the ${what} of a view is not a list of whole numbers from 0 up`, this.name)
   }
 }

@@ -8,7 +8,11 @@ const { O_RDONLY, O_NOFOLLOW, O_NONBLOCK } = constants
 
 /** The same words for a path that is not there and for one that may not be read: the reply must not map the disk outside the roots. */
 export function outside (path: string): RefitError {
-  return new RefitError('CHECKPOINT_PATH', `${JSON.stringify(path)} is not there, or not inside the allowed roots (--model-root)`, { param: 'model_path' })
+  return new RefitError(
+    'CHECKPOINT_PATH',
+    `${JSON.stringify(path)} is not there, or not inside the allowed roots (--model-root)`,
+    { param: 'model_path' }
+  )
 }
 
 /** Lets through only what lies, with every symlink followed, inside one of its roots. */
@@ -39,15 +43,22 @@ export class PathJail {
 
   /** Opens a regular file for reading; `label` names it in errors. Never waits for a FIFO's writer, never follows a late symlink out. */
   async open (path: string, label = path): Promise<FileHandle> {
-    const real = await this.resolve(path).catch(() => { throw outside(label) })
+    const real = await this.resolve(path).catch(() => {
+      throw outside(label)
+    })
     // Looked at before it is opened, because opening a device can do things; the checks that count are made on the open file.
-    const early = await lstat(real).catch(() => { throw outside(label) })
+    const early = await lstat(real).catch(() => {
+      throw outside(label)
+    })
     if (!early.isFile()) throw notAFile(label)
     let handle: FileHandle
     try {
       handle = await open(real, O_RDONLY | O_NOFOLLOW | O_NONBLOCK)
     } catch (error) {
-      throw new RefitError('CHECKPOINT_PATH', `${label} cannot be opened (${(error as NodeJS.ErrnoException).code})`, { param: 'model_path', cause: error })
+      throw new RefitError('CHECKPOINT_PATH', `${label} cannot be opened (${(error as NodeJS.ErrnoException).code})`, {
+        param: 'model_path',
+        cause: error
+      })
     }
     try {
       if (!(await handle.stat()).isFile()) throw notAFile(label)

@@ -5,7 +5,13 @@ import { payloadError } from '../../wire/torch/tensor.ts'
 const pread = promisify(readFile)
 
 /** Bytes of a file of shared memory, which is to have them. `check` is called before each read and may throw. Throws TENSOR_PAYLOAD of tensor `name` where the file ends before. */
-export async function readSpan (fd: number, position: number, length: number, name: string | undefined, check = (): void => {}): Promise<Uint8Array> {
+export async function readSpan (
+  fd: number,
+  position: number,
+  length: number,
+  name: string | undefined,
+  check = (): void => {}
+): Promise<Uint8Array> {
   const buffer = new Uint8Array(length)
   for (let done = 0; done < length;) {
     check()

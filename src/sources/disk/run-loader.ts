@@ -1,4 +1,4 @@
-import { RefitError } from '../../errors.ts'
+import { errorMessage, RefitError } from '../../errors.ts'
 import type { NativeSource } from '../../native/addon.ts'
 import { contiguous } from '../../wire/torch/bucket.ts'
 import { describeUnreadDType, torchItemBytes, torchWeightDType } from '../../wire/torch/dtypes.ts'
@@ -37,7 +37,9 @@ export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun):
   const reads = new LoaderReads(storage => sources[sourceOf.get(storage) ?? -1])
   const pickles = new Map<string, Promise<OpenShares & { value: PlainValue }>>()
   const end = new AbortController()
-  const timer = setTimeout(() => { end.abort(new RefitError('WEIGHT_LOADER', `it has not returned within ${MAX_MS / 1000} s`)) }, MAX_MS)
+  const timer = setTimeout(() => {
+    end.abort(new RefitError('WEIGHT_LOADER', `it has not returned within ${MAX_MS / 1000} s`))
+  }, MAX_MS)
   try {
     const ranks: TensorDescriptor[][] = []
     for (const group of groupRanks(opened.ranks)) {
@@ -61,11 +63,19 @@ export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun):
     let opening = pickles.get(key)
     if (opening === undefined) {
       // A copy: of a view, all that it views would be sent to the other thread.
-      pickles.set(key, opening = unpickle(new Uint8Array(bytes), classes).then(more => {
-        for (const [storage, index] of more.sourceOf) sourceOf.set(storage, index === -1 ? -1 : index + sources.length)
-        sources.push(...more.sources)
-        return more
-      }))
+      pickles.set(
+        key,
+        opening = unpickle(new Uint8Array(bytes), classes).then(more => {
+          for (const [storage, index] of more.sourceOf) {
+            sourceOf.set(
+              storage,
+              index === -1 ? -1 : index + sources.length
+            )
+          }
+          sources.push(...more.sources)
+          return more
+        })
+      )
     }
     return await opening
   }
@@ -75,16 +85,23 @@ export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun):
       ranks,
       signal: end.signal,
       read: heard(async (tensor: LoaderTensor) => await reads.read(LoaderTensor.ranksOf(demandTensor(tensor))[0]!)),
-      unpickle: heard(async (bytes: Uint8Array, { classes = [] }: { classes?: readonly string[] } = {}) => await unpickled(ranks, bytes, classes))
+      unpickle: heard(async (bytes: Uint8Array, { classes = [] }: { classes?: readonly string[] } = {}) =>
+        await unpickled(ranks, bytes, classes)
+      )
     }
   }
 
   async function unpickled (ranks: readonly number[], bytes: Uint8Array, classes: readonly string[]): Promise<unknown> {
     end.signal.throwIfAborted()
     if (!(bytes instanceof Uint8Array)) throw bad(`it unpickles ${what(bytes)}, not bytes`)
-    if (bytes.byteLength > MAX_READ_BYTES) throw bad(`it unpickles ${bytes.byteLength} bytes, and ${MAX_READ_BYTES} are the most`)
+    if (bytes.byteLength > MAX_READ_BYTES) {
+      throw bad(`it unpickles ${bytes.byteLength} bytes, and ${MAX_READ_BYTES} are the most`)
+    }
     const more = await openOnce(bytes, classes)
-    return withTensors(more.value, index => new LoaderTensor(ranks.map(rank => ({ ...more.ranks[rank]![index]!, name: `tensor ${index}` }))))
+    return withTensors(
+      more.value,
+      index => new LoaderTensor(ranks.map(rank => ({ ...more.ranks[rank]![index]!, name: `tensor ${index}` })))
+    )
   }
 }
 
@@ -105,12 +122,16 @@ function groupRanks (ranks: readonly TensorDescriptor[][]): Array<{ ranks: numbe
     if (group === undefined) groups.set(tensors, { ranks: [rank], tensors: [] })
     else group.ranks.push(rank)
   }
-  for (const [tensors, group] of groups) group.tensors = tensors.map(tensor => new LoaderTensor(group.ranks.map(() => tensor)))
+  for (const [tensors, group] of groups) {
+    group.tensors = tensors.map(tensor => new LoaderTensor(group.ranks.map(() => tensor)))
+  }
   return [...groups.values()]
 }
 
 async function collect (loaded: Iterable<LoadedTensor> | AsyncIterable<LoadedTensor>): Promise<LoadedTensor[]> {
-  if (typeof loaded !== 'object' || loaded === null || !(Symbol.iterator in loaded || Symbol.asyncIterator in loaded)) throw bad(`it returned ${what(loaded)}, not a list of [name, tensor]`)
+  if (typeof loaded !== 'object' || loaded === null || !(Symbol.iterator in loaded || Symbol.asyncIterator in loaded)) {
+    throw bad(`it returned ${what(loaded)}, not a list of [name, tensor]`)
+  }
   const list: LoadedTensor[] = []
   for await (const pair of loaded) {
     checkTensorCount(list.push(pair))
@@ -119,32 +140,63 @@ async function collect (loaded: Iterable<LoadedTensor> | AsyncIterable<LoadedTen
 }
 
 /** Per rank of the group, what was loaded; one array for all where it is the same. Sources of what the loader made are added. */
-function describe (loaded: readonly LoadedTensor[], ranks: readonly number[], sources: NativeSource[], sourceOf: Map<TensorStorage, number>): TensorDescriptor[][] {
+function describe (
+  loaded: readonly LoadedTensor[],
+  ranks: readonly number[],
+  sources: NativeSource[],
+  sourceOf: Map<TensorStorage, number>
+): TensorDescriptor[][] {
   const rows = loaded.map((pair: unknown, index) => {
-    if (!Array.isArray(pair) || pair.length !== 2) throw bad(`element ${index} of what it returned is ${what(pair)}, not [name, tensor]`)
+    if (!Array.isArray(pair) || pair.length !== 2) {
+      throw bad(`element ${index} of what it returned is ${what(pair)}, not [name, tensor]`)
+    }
     const name = toTensorName(pair[0] as string)
-    const tensors = pair[1] instanceof LoaderTensor ? LoaderTensor.ranksOf(pair[1]) : made(name, pair[1] as MadeTensor, ranks, sources, sourceOf)
+    const tensors = pair[1] instanceof LoaderTensor
+      ? LoaderTensor.ranksOf(pair[1])
+      : made(name, pair[1] as MadeTensor, ranks, sources, sourceOf)
     return tensors.map(tensor => checked({ ...tensor, name }, sourceOf))
   })
-  const isSame = rows.every(row => row.every(({ storage, offset }) => storage === row[0]!.storage && offset === row[0]!.offset))
+  const isSame = rows.every(row =>
+    row.every(({ storage, offset }) => storage === row[0]!.storage && offset === row[0]!.offset)
+  )
   const first = rows.map(row => row[0]!)
   return ranks.map((_, index) => isSame ? first : rows.map(row => row[index]!))
 }
 
 function checked (tensor: TensorDescriptor, sourceOf: ReadonlyMap<TensorStorage, number>): TensorDescriptor {
   if (torchWeightDType(tensor.dtype) === undefined) throw payloadError(describeUnreadDType(tensor.dtype), tensor.name)
-  if (tensor.storage.kind !== 'empty' && !sourceOf.has(tensor.storage)) throw payloadError('it belongs to another request', tensor.name)
+  if (tensor.storage.kind !== 'empty' && !sourceOf.has(tensor.storage)) {
+    throw payloadError(
+      'it belongs to another request',
+      tensor.name
+    )
+  }
   return tensor
 }
 
-function made (name: string, tensor: MadeTensor, ranks: readonly number[], sources: NativeSource[], sourceOf: Map<TensorStorage, number>): TensorDescriptor[] {
-  if (typeof tensor !== 'object' || tensor === null || !(tensor.data instanceof Uint8Array)) throw payloadError(`it is ${what(tensor)}: neither one of the tensors that were sent nor { dtype, shape, data: Uint8Array }`, name)
+function made (
+  name: string,
+  tensor: MadeTensor,
+  ranks: readonly number[],
+  sources: NativeSource[],
+  sourceOf: Map<TensorStorage, number>
+): TensorDescriptor[] {
+  if (typeof tensor !== 'object' || tensor === null || !(tensor.data instanceof Uint8Array)) {
+    throw payloadError(
+      `it is ${what(tensor)}: neither one of the tensors that were sent nor { dtype, shape, data: Uint8Array }`,
+      name
+    )
+  }
   const { dtype, shape, data } = tensor
   const itemBytes = torchItemBytes(String(dtype))
   if (itemBytes === undefined) throw payloadError(describeUnreadDType(String(dtype)), name)
-  if (!Array.isArray(shape) || !shape.every(size => Number.isSafeInteger(size) && size >= 0)) throw payloadError('its shape is not a list of whole numbers from 0 up', name)
+  if (!Array.isArray(shape) || !shape.every(size => Number.isSafeInteger(size) && size >= 0)) {
+    throw payloadError('its shape is not a list of whole numbers from 0 up', name)
+  }
   const bytes = countElements(shape, name) * itemBytes
-  if (data.byteLength !== bytes) throw payloadError(`${dtype} [${shape.join(', ')}] takes ${bytes} bytes, and its data has ${data.byteLength}`, name)
+  if (data.byteLength !== bytes) {
+    throw payloadError(`${dtype} [${shape.join(', ')}] takes ${bytes} bytes, and its data has ${data.byteLength}`, name)
+  }
   const storage: MemoryStorage = { kind: 'memory', data, bytes }
   sourceOf.set(storage, sources.push({ buffer: data }) - 1)
   const descriptor = { name, dtype, shape: [...shape], stride: contiguous(shape), offset: 0, storage }
@@ -166,10 +218,13 @@ function withTensors (root: PlainValue, tensorOf: (index: number) => LoaderTenso
     const made = value instanceof Float64Array
       ? tensorOf(value[0]!)
       : Array.isArray(value)
-        ? value.map(walk)
-        : value instanceof Map
-          ? new Map([...value].map(([key, item]) => [walk(key), walk(item)]))
-          : Object.assign(Object.create(null) as object, Object.fromEntries(Object.entries(value).map(([key, item]) => [key, walk(item)])))
+      ? value.map(walk)
+      : value instanceof Map
+      ? new Map([...value].map(([key, item]) => [walk(key), walk(item)]))
+      : Object.assign(
+        Object.create(null) as object,
+        Object.fromEntries(Object.entries(value).map(([key, item]) => [key, walk(item)]))
+      )
     seen.set(value, made)
     return made
   }
@@ -192,9 +247,24 @@ async function untilAborted<T> (promise: Promise<T>, signal: AbortSignal): Promi
 function named (name: string, error: unknown): RefitError {
   const prefix = `weight loader ${JSON.stringify(name)}: `
   // What its tools refused is the sender's fault as often as the loader's.
-  if (error instanceof RefitError && error.statusCode === 400) return new RefitError(error.code, prefix + error.message, { cause: error, ...error.param === undefined ? {} : { param: error.param } })
+  if (error instanceof RefitError && error.statusCode === 400) {
+    return new RefitError(
+      error.code,
+      prefix + error.message,
+      {
+        cause: error,
+        ...error.param === undefined
+          ? {}
+          : { param: error.param }
+      }
+    )
+  }
   if (error instanceof RefitError) return error
-  return new RefitError('WEIGHT_LOADER', `${prefix}it failed: ${error instanceof Error ? error.message : String(error)}`, { param: 'load_format', cause: error })
+  return new RefitError(
+    'WEIGHT_LOADER',
+    `${prefix}it failed: ${errorMessage(error)}`,
+    { param: 'load_format', cause: error }
+  )
 }
 
 function bad (message: string): RefitError {
@@ -202,5 +272,13 @@ function bad (message: string): RefitError {
 }
 
 function what (value: unknown): string {
-  return value === null ? 'null' : Array.isArray(value) ? `an array of ${value.length}` : typeof value === 'object' ? 'an object' : value === undefined ? 'nothing' : `a ${typeof value}`
+  return value === null
+    ? 'null'
+    : Array.isArray(value)
+    ? `an array of ${value.length}`
+    : typeof value === 'object'
+    ? 'an object'
+    : value === undefined
+    ? 'nothing'
+    : `a ${typeof value}`
 }

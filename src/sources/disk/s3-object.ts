@@ -3,7 +3,11 @@ import { AwsV4Signer } from 'aws4fetch'
 import { RefitError } from '../../errors.ts'
 
 /** An object of S3, as a trainer names it. */
-export interface S3Name { bucket: string, region: string, key: string }
+export interface S3Name {
+  bucket: string
+  region: string
+  key: string
+}
 
 export interface S3Options {
   /** Default the process's own. Read: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL. */
@@ -28,11 +32,28 @@ export async function readS3Object (name: S3Name, limit: number, options: S3Opti
   const { url, headers } = await signedGet(name, env, now())
   const what = `s3://${name.bucket}/${name.key}`
   const end = AbortSignal.timeout(TIMEOUT_MS)
-  const reply = await fetch(url, { headers, redirect: 'manual', signal: signal === undefined ? end : AbortSignal.any([end, signal]) }).catch((error: unknown) => { throw unreachable(what, error) })
+  const reply = await fetch(url, {
+    headers,
+    redirect: 'manual',
+    signal: signal === undefined ? end : AbortSignal.any([end, signal])
+  })
+    .catch((error: unknown) => {
+      throw unreachable(what, error)
+    })
   if (reply.status !== 200) {
     const message = `${what}: ${url.host} answers ${reply.status}${reasonIn(await reply.text().catch(() => ''))}`
-    if (reply.status === 403) throw new RefitError('INVALID_REQUEST', `${message}. The server's credentials are those of its environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN)`, { param: 'key' })
-    throw new RefitError(reply.status >= 500 || LATER.includes(reply.status) ? 'STORE_UNREACHABLE' : 'INVALID_REQUEST', message, { param: 'key' })
+    if (reply.status === 403) {
+      throw new RefitError(
+        'INVALID_REQUEST',
+        `${message}. The server's credentials are those of its environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN)`,
+        { param: 'key' }
+      )
+    }
+    throw new RefitError(
+      reply.status >= 500 || LATER.includes(reply.status) ? 'STORE_UNREACHABLE' : 'INVALID_REQUEST',
+      message,
+      { param: 'key' }
+    )
   }
   const length = Number(reply.headers.get('content-length') ?? NaN)
   if (!Number.isSafeInteger(length) || length > limit) {
@@ -66,30 +87,62 @@ async function collect (reply: Response, length: number, what: string): Promise<
 }
 
 function checkName ({ bucket, region, key }: S3Name): void {
-  if (!BUCKET.test(bucket) || bucket.includes('..')) throw new RefitError('INVALID_REQUEST', `bucket: ${JSON.stringify(bucket.slice(0, 80))} is no name of a bucket`, { param: 'bucket' })
-  if (!REGION.test(region)) throw new RefitError('INVALID_REQUEST', `region: ${JSON.stringify(region.slice(0, 80))} is no region`, { param: 'region' })
-  if (key.length === 0 || Buffer.byteLength(key) > MAX_KEY) throw new RefitError('INVALID_REQUEST', `key: expected 1 to ${MAX_KEY} bytes`, { param: 'key' })
+  if (!BUCKET.test(bucket) || bucket.includes('..')) {
+    throw new RefitError(
+      'INVALID_REQUEST',
+      `bucket: ${JSON.stringify(bucket.slice(0, 80))} is no name of a bucket`,
+      { param: 'bucket' }
+    )
+  }
+  if (!REGION.test(region)) {
+    throw new RefitError(
+      'INVALID_REQUEST',
+      `region: ${JSON.stringify(region.slice(0, 80))} is no region`,
+      { param: 'region' }
+    )
+  }
+  if (key.length === 0 || Buffer.byteLength(key) > MAX_KEY) {
+    throw new RefitError('INVALID_REQUEST', `key: expected 1 to ${MAX_KEY} bytes`, { param: 'key' })
+  }
   // A URL would leave the bucket by them.
-  if (key.split('/').some(part => part === '.' || part === '..')) throw new RefitError('INVALID_REQUEST', 'key: "." and ".." between its slashes are not taken', { param: 'key' })
+  if (key.split('/').some(part => part === '.' || part === '..')) {
+    throw new RefitError('INVALID_REQUEST', 'key: "." and ".." between its slashes are not taken', { param: 'key' })
+  }
 }
 
 /** A request for it by AWS's Signature Version 4, or without a signature where there are no credentials. */
-export async function signedGet ({ bucket, region, key }: S3Name, env: NonNullable<S3Options['env']>, now: Date): Promise<{ url: URL, headers: Record<string, string> }> {
+export async function signedGet (
+  { bucket, region, key }: S3Name,
+  env: NonNullable<S3Options['env']>,
+  now: Date
+): Promise<{ url: URL, headers: Record<string, string> }> {
   // Empty ones are unset, as AWS's own clients have it.
   const endpoint = env['AWS_ENDPOINT_URL_S3'] || env['AWS_ENDPOINT_URL']
   const path = key.split('/').map(encode).join('/')
-  if (endpoint && !URL.canParse(endpoint)) throw new RefitError('CONFIG', `AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL: ${JSON.stringify(endpoint)} is no URL`)
+  if (endpoint && !URL.canParse(endpoint)) {
+    throw new RefitError(
+      'CONFIG',
+      `AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL: ${JSON.stringify(endpoint)} is no URL`
+    )
+  }
   const host = `s3.${region}.amazonaws.com${region.startsWith('cn-') ? '.cn' : ''}`
   // Stores of one's own have their buckets in paths, as their names are not in the DNS; and AWS's certificate is for names without dots.
   const isInPath = Boolean(endpoint) || bucket.includes('.')
   const url = new URL(endpoint || `https://${isInPath ? '' : `${bucket}.`}${host}/`)
   url.pathname = isInPath ? `${url.pathname.replace(/\/$/, '')}/${bucket}/${path}` : `/${path}`
-  const { AWS_ACCESS_KEY_ID: accessKeyId, AWS_SECRET_ACCESS_KEY: secretAccessKey, AWS_SESSION_TOKEN: sessionToken } = env
+  const { AWS_ACCESS_KEY_ID: accessKeyId, AWS_SECRET_ACCESS_KEY: secretAccessKey, AWS_SESSION_TOKEN: sessionToken } =
+    env
   if (!accessKeyId || !secretAccessKey) return { url, headers: {} }
   const datetime = now.toISOString().replace(/[-:]|\.\d+/g, '')
   const signer = new AwsV4Signer({
-    url: url.href, accessKeyId, secretAccessKey, datetime, service: 's3', region,
-    headers: { 'x-amz-content-sha256': EMPTY }, ...sessionToken ? { sessionToken } : {}
+    url: url.href,
+    accessKeyId,
+    secretAccessKey,
+    datetime,
+    service: 's3',
+    region,
+    headers: { 'x-amz-content-sha256': EMPTY },
+    ...sessionToken ? { sessionToken } : {}
   })
   const { headers } = await signer.sign()
   headers.delete('host')
@@ -103,5 +156,7 @@ function encode (part: string): string {
 
 function unreachable (what: string, error: unknown): RefitError {
   const { message, cause } = error as { message?: string, cause?: { message?: string } }
-  return new RefitError('STORE_UNREACHABLE', `${what} cannot be read: ${cause?.message ?? message ?? String(error)}`, { cause: error })
+  return new RefitError('STORE_UNREACHABLE', `${what} cannot be read: ${cause?.message ?? message ?? String(error)}`, {
+    cause: error
+  })
 }

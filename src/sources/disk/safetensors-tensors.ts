@@ -5,7 +5,11 @@ import { toDType } from '../../wire/safetensors/dtypes.ts'
 import type { AnnouncedTensor } from '../../contract/weight-source.ts'
 
 /** The tensors of a header, which is parsed without holding up the event loop. See `parseHeaderInSlices`. */
-export async function parseTensors (json: Uint8Array, fileBytes: number | null, file: string): Promise<SafetensorsTensor[]> {
+export async function parseTensors (
+  json: Uint8Array,
+  fileBytes: number | null,
+  file: string
+): Promise<SafetensorsTensor[]> {
   const steps = parseHeaderInSlices(json, fileBytes, file)
   for (;;) {
     const { done, value } = steps.next()
@@ -15,17 +19,31 @@ export async function parseTensors (json: Uint8Array, fileBytes: number | null, 
 }
 
 /** Throws CHECKPOINT_FORMAT for a dtype that refit does not read. `base`: where in its source the file's byte 0 would lie. */
-export function announce ({ name, dtype, shape, begin }: SafetensorsTensor, source: number, file: string, base = 0): AnnouncedTensor {
+export function announce (
+  { name, dtype, shape, begin }: SafetensorsTensor,
+  source: number,
+  file: string,
+  base = 0
+): AnnouncedTensor {
   const type = toDType(dtype)
-  if (type === undefined) throw formatError(file, `dtype ${dtype} is not supported; refit reads BF16, F16 and F32`, name)
+  if (type === undefined) {
+    throw formatError(file, `dtype ${dtype} is not supported; refit reads BF16, F16 and F32`, name)
+  }
   return { name, dtype: type, shape, source, offset: base + begin }
 }
 
 /** Every tensor that the index maps must be in the file that it names. Tensors that it leaves out are read all the same, as transformers does. */
-export function checkIndex (index: { label: string, weightMap: ReadonlyMap<string, string> }, homes: ReadonlyMap<string, string>): void {
+export function checkIndex (
+  index: { label: string, weightMap: ReadonlyMap<string, string> },
+  homes: ReadonlyMap<string, string>
+): void {
   for (const [name, expected] of index.weightMap) {
     const home = homes.get(name)
     if (home === expected) continue
-    throw formatError(index.label, `should be in ${expected}, but ${home === undefined ? 'no file has it' : `is in ${home}`}`, name)
+    throw formatError(
+      index.label,
+      `should be in ${expected}, but ${home === undefined ? 'no file has it' : `is in ${home}`}`,
+      name
+    )
   }
 }

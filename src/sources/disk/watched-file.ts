@@ -32,7 +32,9 @@ export class WatchedFile {
     try {
       for (let wait = 0; wait < MAX_WAITS; wait++) {
         const opened = await handle.stat({ bigint: true })
-        if (Math.abs(Date.now() - Number(opened.mtimeMs)) >= TICK_MS) return new WatchedFile(path, label, handle, opened)
+        if (Math.abs(Date.now() - Number(opened.mtimeMs)) >= TICK_MS) {
+          return new WatchedFile(path, label, handle, opened)
+        }
         await sleep(TICK_MS)
       }
       throw changed(label, 'it is being written to right now')
@@ -63,7 +65,9 @@ export class WatchedFile {
     const moved = IDENTITY.find(key => now[key] !== this.#opened[key])
     if (moved !== undefined) throw changed(this.label, `${moved} went from ${this.#opened[moved]} to ${now[moved]}`)
     const there = await stat(this.#path, { bigint: true }).catch(() => undefined)
-    if (there?.ino !== this.#opened.ino || there.dev !== this.#opened.dev) throw changed(this.label, 'its path now leads elsewhere')
+    if (there?.ino !== this.#opened.ino || there.dev !== this.#opened.dev) {
+      throw changed(this.label, 'its path now leads elsewhere')
+    }
   }
 
   async close (): Promise<void> {
@@ -72,5 +76,8 @@ export class WatchedFile {
 }
 
 function changed (label: string, what: string): RefitError {
-  return new RefitError('CHECKPOINT_CHANGED', `${label} changed while it was read (${what}); send the update again when it is fully written`)
+  return new RefitError(
+    'CHECKPOINT_CHANGED',
+    `${label} changed while it was read (${what}); send the update again when it is fully written`
+  )
 }

@@ -5,7 +5,13 @@ import type { LoaderTensor } from './loader-tensor.ts'
  * sent something else; before the update's turn at the weights comes. What it returns is checked like any payload. Whatever it throws
  * is a 400 with its name and message.
  */
-export type WeightLoader = (tensors: readonly LoaderTensor[], tools: LoaderTools) => Iterable<LoadedTensor> | AsyncIterable<LoadedTensor> | Promise<Iterable<LoadedTensor> | AsyncIterable<LoadedTensor>>
+export type WeightLoader = (
+  tensors: readonly LoaderTensor[],
+  tools: LoaderTools
+) =>
+  | Iterable<LoadedTensor>
+  | AsyncIterable<LoadedTensor>
+  | Promise<Iterable<LoadedTensor> | AsyncIterable<LoadedTensor>>
 
 /** A whole tensor by its name in checkpoints: one that was sent (or a view of it), or one that the loader made. */
 export type LoadedTensor = readonly [name: string, tensor: LoaderTensor | MadeTensor]

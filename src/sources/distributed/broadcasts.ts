@@ -38,7 +38,11 @@ export function cutBroadcasts (tensors: readonly MeasuredTensor[], packing: Pack
 }
 
 /** Where each tensor lies in a stream whose broadcasts begin at `offsets`. */
-export function placeTensors (tensors: readonly MeasuredTensor[], { spans }: Broadcasts, offsets: readonly number[]): number[] {
+export function placeTensors (
+  tensors: readonly MeasuredTensor[],
+  { spans }: Broadcasts,
+  offsets: readonly number[]
+): number[] {
   const at: number[] = []
   for (const [index, [first, end]] of spans.entries()) {
     let next = offsets[index]!

@@ -31,7 +31,12 @@ export interface DistributedSource extends WeightSource {
   withdraw: () => void
 }
 
-interface Announced { tensors: MeasuredTensor[], broadcasts: Broadcasts, stream: Receipt, at: number[] }
+interface Announced {
+  tensors: MeasuredTensor[]
+  broadcasts: Broadcasts
+  stream: Receipt
+  at: number[]
+}
 
 /** Makes sources of what trainers announce to send through groups. */
 export class DistributedReceiver {
@@ -63,13 +68,23 @@ export class DistributedReceiver {
     }
     return {
       kind: 'distributed',
-      tensors: tensors.map(({ name, dtype, shape }, index): AnnouncedTensor => ({ name, dtype: torchWeightDType(dtype)!, shape, source: 0, offset: at[index]! })),
+      tensors: tensors.map(({ name, dtype, shape }, index): AnnouncedTensor => ({
+        name,
+        dtype: torchWeightDType(dtype)!,
+        shape,
+        source: 0,
+        offset: at[index]!
+      })),
       sources: [],
       stream,
       noted: error => withNote(error, stream),
       verify: async () => {},
-      withdraw: () => { stream.withdraw() },
-      close: async () => { await stream.close() }
+      withdraw: () => {
+        stream.withdraw()
+      },
+      close: async () => {
+        await stream.close()
+      }
     }
   }
 
@@ -77,19 +92,44 @@ export class DistributedReceiver {
    * Of a request that is refused for something else: what it announces is received and dropped where that can be told, else the group is
    * aborted. In a sentence, which became of it; undefined where there is no such group.
    */
-  async refuse ({ names, dtypes, shapes, group_name: group, load_format: format }: Readonly<Record<string, unknown>>, groupName: string, packing?: Packing): Promise<string | undefined> {
-    const request = { names, dtypes, shapes, groupName: String(group ?? groupName), loadFormat: format ?? null, ...packing === undefined ? {} : { packing } } as DistributedRequest
+  async refuse (
+    { names, dtypes, shapes, group_name: group, load_format: format }: Readonly<Record<string, unknown>>,
+    groupName: string,
+    packing?: Packing
+  ): Promise<string | undefined> {
+    const request = {
+      names,
+      dtypes,
+      shapes,
+      groupName: String(group ?? groupName),
+      loadFormat: format ?? null,
+      ...packing === undefined ? {} : { packing }
+    } as DistributedRequest
     try {
-      if (!isListOf(names, isText) || !isListOf(dtypes, isText) || !isListOf(shapes, shape => isListOf(shape, isSize))) return this.#abort(request.groupName, 'the fields of a request were not what they should be')
+      if (
+        !isListOf(names, isText) || !isListOf(dtypes, isText) || !isListOf(shapes, shape => isListOf(shape, isSize))
+      ) return this.#abort(request.groupName, 'the fields of a request were not what they should be')
       const { stream } = this.#announce(request)
       await stream.close()
       return stream.dropped
     } catch (error) {
-      return error instanceof RefitError && (error.code === 'INVALID_REQUEST' || error.code === 'TENSOR_PAYLOAD') ? error.message : undefined
+      return error instanceof RefitError && (error.code === 'INVALID_REQUEST' || error.code === 'TENSOR_PAYLOAD')
+        ? error.message
+        : undefined
     }
   }
 
-  #announce ({ names, dtypes, shapes, groupName, loadFormat, packing = loadFormat === 'flattened_bucket' ? 'whole' : 'each', asks }: DistributedRequest): Announced {
+  #announce (
+    {
+      names,
+      dtypes,
+      shapes,
+      groupName,
+      loadFormat,
+      packing = loadFormat === 'flattened_bucket' ? 'whole' : 'each',
+      asks
+    }: DistributedRequest
+  ): Announced {
     const group = this.#groups.get(groupName)
     let tensors: MeasuredTensor[]
     try {
@@ -97,11 +137,16 @@ export class DistributedReceiver {
     } catch (error) {
       if (asks === true) throw error
       const { code, message, param } = error as RefitError
-      throw new RefitError(code, `${message}. ${this.#abort(groupName, message)}`, { cause: error, ...param === undefined ? {} : { param } })
+      throw new RefitError(code, `${message}. ${this.#abort(groupName, message)}`, {
+        cause: error,
+        ...param === undefined ? {} : { param }
+      })
     }
     const broadcasts = cutBroadcasts(tensors, packing)
     // What is dropped lies in a slot, too: no memory is taken for whatever somebody announces.
-    if (asks !== true && broadcasts.sizes.some(size => size > 2 * this.#bucketBytes)) this.#refuseLarge(groupName, tensors, broadcasts, packing)
+    if (asks !== true && broadcasts.sizes.some(size => size > 2 * this.#bucketBytes)) {
+      this.#refuseLarge(groupName, tensors, broadcasts, packing)
+    }
     const { offsets, pieces } = layOutPieces(broadcasts.sizes, Math.min(this.#bucketBytes, group.pieceBytes))
     const stream = group.announce(pieces, ({ first, end }) => {
       const of = nameRange(names.slice(broadcasts.spans[first]![0], broadcasts.spans[end - 1]![1]))
@@ -122,7 +167,11 @@ export class DistributedReceiver {
     } catch (error) {
       const { code, message, param } = error as RefitError
       this.#groups.get(groupName).giveUp(message)
-      throw new RefitError(code, `${message}. There is no room to receive and drop it, so that process group "${groupName}" was aborted; initialise it again`, { cause: error, ...param === undefined ? {} : { param } })
+      throw new RefitError(
+        code,
+        `${message}. There is no room to receive and drop it, so that process group "${groupName}" was aborted; initialise it again`,
+        { cause: error, ...param === undefined ? {} : { param } }
+      )
     }
   }
 
@@ -131,22 +180,45 @@ export class DistributedReceiver {
     if (index < 0) return
     const [first, end] = spans[index]!
     const isOne = end === first + 1
-    const what = isOne ? `tensor "${tensors[first]!.name}"` : `the ${typeof packing === 'object' ? 'chunk' : 'bucket'} of ${end - first} tensors`
-    const why = typeof packing === 'object' && !isOne ? `; a chunk ends after the tensor with which it exceeds the buffer of ${packing.bufferBytes} bytes` : ''
-    throw new RefitError('TENSOR_PAYLOAD', `${what} has ${sizes[index]!} bytes, and one broadcast may have ${this.#bucketBytes} (--bucket-bytes)${why}`, { param: isOne ? tensors[first]!.name : 'shapes' })
+    const what = isOne
+      ? `tensor "${tensors[first]!.name}"`
+      : `the ${typeof packing === 'object' ? 'chunk' : 'bucket'} of ${end - first} tensors`
+    const why = typeof packing === 'object' && !isOne
+      ? `; a chunk ends after the tensor with which it exceeds the buffer of ${packing.bufferBytes} bytes`
+      : ''
+    throw new RefitError(
+      'TENSOR_PAYLOAD',
+      `${what} has ${sizes[index]!} bytes, and one broadcast may have ${this.#bucketBytes} (--bucket-bytes)${why}`,
+      { param: isOne ? tensors[first]!.name : 'shapes' }
+    )
   }
 }
 
 function withNote (error: unknown, { dropped }: Receipt): unknown {
   if (!(error instanceof RefitError) || dropped === undefined) return error
-  return new RefitError(error.code, `${error.message}. ${dropped}`, { cause: error, ...error.param === undefined ? {} : { param: error.param } })
+  return new RefitError(error.code, `${error.message}. ${dropped}`, {
+    cause: error,
+    ...error.param === undefined ? {} : { param: error.param }
+  })
 }
 
 function demandWeights (tensors: readonly MeasuredTensor[]): void {
   const unread = tensors.find(({ dtype }) => torchWeightDType(dtype) === undefined)
-  if (unread !== undefined) throw new RefitError('TENSOR_PAYLOAD', `tensor "${unread.name}": ${describeUnreadDType(unread.dtype)}`, { param: unread.name })
+  if (unread !== undefined) {
+    throw new RefitError(
+      'TENSOR_PAYLOAD',
+      `tensor "${unread.name}": ${describeUnreadDType(unread.dtype)}`,
+      { param: unread.name }
+    )
+  }
 }
 
-function isListOf (value: unknown, is: (item: unknown) => boolean): boolean { return Array.isArray(value) && value.every(is) }
-function isText (value: unknown): boolean { return typeof value === 'string' }
-function isSize (value: unknown): boolean { return typeof value === 'number' }
+function isListOf (value: unknown, is: (item: unknown) => boolean): boolean {
+  return Array.isArray(value) && value.every(is)
+}
+function isText (value: unknown): boolean {
+  return typeof value === 'string'
+}
+function isSize (value: unknown): boolean {
+  return typeof value === 'number'
+}

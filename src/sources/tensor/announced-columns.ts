@@ -26,7 +26,11 @@ export function packAnnounced (tensors: readonly AnnouncedTensor[]): AnnouncedCo
   let used = 0
   for (const [index, tensor] of tensors.entries()) {
     names += tensor.name
-    if (names.length > MAX_NAMES) throw payloadError(`the names of its ${tensors.length} tensors take more than ${MAX_NAMES} characters; send several requests`)
+    if (names.length > MAX_NAMES) {
+      throw payloadError(
+        `the names of its ${tensors.length} tensors take more than ${MAX_NAMES} characters; send several requests`
+      )
+    }
     nameEnds[index] = names.length
     for (const size of tensor.shape) sizes[used++] = size
     if (tensor.parts !== undefined) parts.set(index, tensor.parts)
@@ -51,12 +55,28 @@ export class AnnouncedReader {
   read (columns: AnnouncedColumns): AnnouncedTensor[] {
     const { dtypes, sources, offsets, parts, ranks } = columns
     const last = this.#last
-    const names = last !== undefined && columns.names === last.columns.names && areEqual(columns.nameEnds, last.columns.nameEnds) ? last.names : namesOf(columns)
-    const shapes = last !== undefined && areEqual(columns.dims, last.columns.dims) && areEqual(columns.sizes, last.columns.sizes) ? last.shapes : shapesOf(columns)
+    const names =
+      last !== undefined && columns.names === last.columns.names && areEqual(columns.nameEnds, last.columns.nameEnds)
+        ? last.names
+        : namesOf(columns)
+    const shapes =
+      last !== undefined && areEqual(columns.dims, last.columns.dims) && areEqual(columns.sizes, last.columns.sizes)
+        ? last.shapes
+        : shapesOf(columns)
     this.#last = { columns, names, shapes }
-    const tensors = names.map((name, index): AnnouncedTensor => ({ name, dtype: DTYPE_NAMES[dtypes[index]!]!, shape: shapes[index]!, source: sources[index]!, offset: offsets[index]! }))
+    const tensors = names.map((name, index): AnnouncedTensor => ({
+      name,
+      dtype: DTYPE_NAMES[dtypes[index]!]!,
+      shape: shapes[index]!,
+      source: sources[index]!,
+      offset: offsets[index]!
+    }))
     for (const [index, own] of parts) tensors[index]!.parts = own
-    if (ranks !== null) for (const [index, tensor] of tensors.entries()) tensor.ranks = ranks.lists[ranks.of[index]!]!
+    if (ranks !== null) {
+      for (const [index, tensor] of tensors.entries()) {
+        tensor.ranks = ranks.lists[ranks.of[index]!]!
+      }
+    }
     return tensors
   }
 }
@@ -85,7 +105,16 @@ function areEqual (a: NodeJS.TypedArray, b: NodeJS.TypedArray): boolean {
 /** Lists as a reader put them down: of each segment the source, and of each list the ranks that it was brought to. */
 export function announceLists (columns: HandleColumns, sourceOf: Int32Array, ranks: number[][]): AnnouncedColumns {
   const { names, nameEnds, dtypes, dims, sizes, offsets, ends } = columns
-  const announced = { names, nameEnds, dtypes, dims, sizes, offsets, sources: columns.sources.map(segment => sourceOf[segment]!), parts: new Map<never, never>() }
+  const announced = {
+    names,
+    nameEnds,
+    dtypes,
+    dims,
+    sizes,
+    offsets,
+    sources: columns.sources.map(segment => sourceOf[segment]!),
+    parts: new Map<never, never>()
+  }
   if (ranks.length === 1) return { ...announced, ranks: null }
   const of = new Uint16Array(dims.length)
   for (const [list, end] of ends.entries()) of.fill(list, list === 0 ? 0 : ends[list - 1]!, end)

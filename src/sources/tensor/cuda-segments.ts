@@ -1,4 +1,4 @@
-import { RefitError } from '../../errors.ts'
+import { errorMessage, RefitError } from '../../errors.ts'
 import type { CudaSegment, NativeAddon } from '../../native/addon.ts'
 import type { ExpandableHandle, IpcHandle } from '../../wire/torch/ipc-handle.ts'
 import type { CudaStorage } from '../../wire/torch/tensor.ts'
@@ -17,7 +17,11 @@ export interface PackedSegments {
   eventEnds: Int32Array<ArrayBuffer>
 }
 
-interface Segment { uuid: string, handle: IpcHandle, events: Set<string> }
+interface Segment {
+  uuid: string
+  handle: IpcHandle
+  events: Set<string>
+}
 
 const HANDLE_BYTES = 64
 // Of one process; it has to hold them while they are mapped.
@@ -69,12 +73,19 @@ export class CudaSegments {
     for (const fd of fds) {
       const key = `${pid}/${fd}`
       if (this.#taken.has(key)) continue
-      if (this.#taken.size >= MAX_DESCRIPTORS) throw new RefitError('TENSOR_PAYLOAD', `one request may bring ${MAX_DESCRIPTORS} blocks of expandable segments; send several requests, or start the sender without expandable_segments`)
+      if (this.#taken.size >= MAX_DESCRIPTORS) {
+        throw new RefitError(
+          'TENSOR_PAYLOAD',
+          `one request may bring ${MAX_DESCRIPTORS} blocks of expandable segments; send several requests, or start the sender without expandable_segments`
+        )
+      }
       this.#taken.set(key, takeDescriptor(this.#addon, pid, fd))
     }
   }
 
-  get count (): number { return this.#list.length }
+  get count (): number {
+    return this.#list.length
+  }
 
   pack (): PackedSegments {
     const handles = Buffer.alloc(this.#list.length * HANDLE_BYTES)
@@ -85,7 +96,13 @@ export class CudaSegments {
       for (const event of events) text += event
       eventEnds[index] = text.length
       if (handle.type === 'device') handles.write(handle.key, index * HANDLE_BYTES, 'latin1')
-      else blocks.set(index, { blockBytes: handle.segmentBytes, fds: handle.fds.map(fd => this.#taken.get(`${handle.pid}/${fd}`)!), fabric: handle.fabric.join('') })
+      else {blocks.set(index, {
+          blockBytes: handle.segmentBytes,
+          fds: handle
+            .fds
+            .map(fd => this.#taken.get(`${handle.pid}/${fd}`)!),
+          fabric: handle.fabric.join('')
+        })}
     }
     return {
       uuids: this.#list.map(({ uuid }) => uuid),
@@ -97,7 +114,9 @@ export class CudaSegments {
   }
 
   /** Descriptors that were taken out of senders. The main thread closes them: on another, Node warns of descriptors that it has not opened. */
-  get taken (): number[] { return [...this.#taken.values()] }
+  get taken (): number[] {
+    return [...this.#taken.values()]
+  }
 }
 
 /** What the addon is told of them. Views: nothing is copied again. */
@@ -118,7 +137,7 @@ function takeDescriptor (addon: Pick<NativeAddon, 'takeDescriptor'>, pid: number
   try {
     return addon.takeDescriptor(pid, fd)
   } catch (error) {
-    const why = error instanceof Error ? error.message : String(error)
+    const why = errorMessage(error)
     throw new RefitError('TENSOR_PAYLOAD', `it lies in an expandable segment: ${why}`, { cause: error })
   }
 }

@@ -1,13 +1,16 @@
 import { once } from 'node:events'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { RefitError } from '../../errors.ts'
+import { errorMessage, RefitError } from '../../errors.ts'
 import { DTYPE_BYTES } from '../../native/addon.ts'
 import type { NativeSource } from '../../native/addon.ts'
 import type { WeightSource } from '../../contract/weight-source.ts'
 import type { TensorSource } from './tensor.ts'
 
 /** What is kept between requests: the sender's words for it. A generation says which of the sender's allocations they are. */
-export interface KeptName { name: string, generation: number }
+export interface KeptName {
+  name: string
+  generation: number
+}
 
 interface Kept extends KeptName {
   source: TensorSource
@@ -19,7 +22,11 @@ interface Kept extends KeptName {
 }
 
 /** One name: requests of it take turns. */
-interface Slot { kept: Kept | undefined, turn: Promise<void>, users: number }
+interface Slot {
+  kept: Kept | undefined
+  turn: Promise<void>
+  users: number
+}
 
 const MAX_NAMES = 8
 /** How long a reply waits for mappings to be closed; while somebody writes that takes until the write's end. What is not read may be given back before. */
@@ -40,7 +47,9 @@ export class KeptTensors {
   #serial = 0
   readonly #end = new AbortController()
 
-  constructor ({ closeMappings }: KeptTensorsOptions = {}) { this.#closeMappings = closeMappings }
+  constructor ({ closeMappings }: KeptTensorsOptions = {}) {
+    this.#closeMappings = closeMappings
+  }
 
   /** How many names are kept, and how many bytes of tensors under them. */
   get stats (): { names: number, bytes: number } {
@@ -58,23 +67,45 @@ export class KeptTensors {
    * Writes a source and keeps it under a name. What is kept under that name already is given back first, before the write. If the
    * write fails, nothing is kept, unless `anyway`. CONFLICT where as many names are kept as may be; the source is closed then.
    */
-  async keep<T> ({ name, generation }: KeptName, source: TensorSource, write: (source: WeightSource) => Promise<T>, anyway = false): Promise<T> {
+  async keep<T> (
+    { name, generation }: KeptName,
+    source: TensorSource,
+    write: (source: WeightSource) => Promise<T>,
+    anyway = false
+  ): Promise<T> {
     if (this.#end.signal.aborted) {
       await source.close()
       throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
     }
     if (source.patch !== undefined) {
       await source.close()
-      throw new RefitError('UNSUPPORTED', 'a delta cannot be kept: written once more, it would change what others have written meanwhile', { param: 'keep' })
+      throw new RefitError(
+        'UNSUPPORTED',
+        'a delta cannot be kept: written once more, it would change what others have written meanwhile',
+        { param: 'keep' }
+      )
     }
     if (!this.#slots.has(name) && this.#slots.size >= MAX_NAMES) {
       await source.close()
-      throw new RefitError('CONFLICT', `${MAX_NAMES} names are kept already (${[...this.#slots.keys()].join(', ')}); give one back with /release_kept_tensors`, { param: 'keep' })
+      throw new RefitError(
+        'CONFLICT',
+        `${MAX_NAMES} names are kept already (${
+          [...this.#slots.keys()].join(', ')
+        }); give one back with /release_kept_tensors`,
+        { param: 'keep' }
+      )
     }
     return await this.#inTurn(name, async slot => {
       // Closed with the gate of the write, or between two steps before it.
       const replaced = this.#giveBack(slot)
-      const kept: Kept = { name, generation, source, mapping: `${++this.#serial}`, bytes: bytesOf(source), isMapped: false }
+      const kept: Kept = {
+        name,
+        generation,
+        source,
+        mapping: `${++this.#serial}`,
+        bytes: bytesOf(source),
+        isMapped: false
+      }
       try {
         const outcome = await write(new KeptSource(kept, true))
         slot.kept = kept
@@ -93,19 +124,35 @@ export class KeptTensors {
    * Writes what is kept once more; `tensors`: others than at first, in the same memory. NOT_FOUND, CONFLICT for another generation,
    * TENSOR_PAYLOAD where its sender has ended: then it is given back.
    */
-  async write<T> ({ name, generation }: KeptName, write: (source: WeightSource) => Promise<T>, tensors?: TensorSource['tensors']): Promise<T> {
+  async write<T> (
+    { name, generation }: KeptName,
+    write: (source: WeightSource) => Promise<T>,
+    tensors?: TensorSource['tensors']
+  ): Promise<T> {
     if (!this.#slots.has(name)) throw unknown(name)
     return await this.#inTurn(name, async slot => {
       const { kept } = slot
       if (kept === undefined) throw unknown(name)
       if (kept.generation !== generation) {
-        throw new RefitError('CONFLICT', `generation ${kept.generation} is kept under ${JSON.stringify(name)}, not ${generation}; send the handles of ${generation} with keep`, { param: 'kept' })
+        throw new RefitError(
+          'CONFLICT',
+          `generation ${kept.generation} is kept under ${
+            JSON.stringify(name)
+          }, not ${generation}; send the handles of ${generation} with keep`,
+          { param: 'kept' }
+        )
       }
       try {
         await kept.source.look()
       } catch (error) {
         await this.#giveBack(slot, PATIENCE_MS)
-        throw new RefitError('TENSOR_PAYLOAD', `${error instanceof Error ? error.message : String(error)}. What was kept under ${JSON.stringify(name)} is given back; send handles again, with keep`, { param: 'kept', cause: error })
+        throw new RefitError(
+          'TENSOR_PAYLOAD',
+          `${errorMessage(error)}. What was kept under ${
+            JSON.stringify(name)
+          } is given back; send handles again, with keep`,
+          { param: 'kept', cause: error }
+        )
       }
       return await write(new KeptSource(kept, !kept.isMapped, tensors))
     })
@@ -114,11 +161,13 @@ export class KeptTensors {
   /** Gives back what is kept under a name, or all; after the writes of them under way. Returns what it was. */
   async release (name?: string, patienceMs?: number): Promise<KeptName[]> {
     const names = name === undefined ? [...this.#slots.keys()] : this.#slots.has(name) ? [name] : []
-    const released = await Promise.all(names.map(async name => await this.#inTurn(name, async slot => {
-      const { kept } = slot
-      await this.#giveBack(slot, patienceMs)
-      return kept === undefined ? [] : [{ name, generation: kept.generation }]
-    })))
+    const released = await Promise.all(names.map(async name =>
+      await this.#inTurn(name, async slot => {
+        const { kept } = slot
+        await this.#giveBack(slot, patienceMs)
+        return kept === undefined ? [] : [{ name, generation: kept.generation }]
+      })
+    ))
     return released.flat()
   }
 
@@ -157,7 +206,9 @@ export class KeptTensors {
     own.users++
     const before = own.turn
     let leave: () => void = () => {}
-    own.turn = new Promise(resolve => { leave = resolve })
+    own.turn = new Promise(resolve => {
+      leave = resolve
+    })
     await before
     try {
       return await run(own)
@@ -181,7 +232,11 @@ class KeptSource implements WeightSource {
     const { source, mapping } = kept
     this.layout = source.layout
     this.tensors = tensors
-    this.sources = source.sources.map(one => 'segment' in one ? { segment: { ...one.segment, keep: mapping, ...isFirst ? {} : { events: new Uint8Array() } } } : one)
+    this.sources = source.sources.map(one =>
+      'segment' in one
+        ? { segment: { ...one.segment, keep: mapping, ...isFirst ? {} : { events: new Uint8Array() } } }
+        : one
+    )
     this.#kept = kept
   }
 
@@ -190,11 +245,19 @@ class KeptSource implements WeightSource {
     this.#kept.isMapped = true
   }
 
-  async close (): Promise<void> { this.#kept.source.rest() }
+  async close (): Promise<void> {
+    this.#kept.source.rest()
+  }
 }
 
 function unknown (name: string): RefitError {
-  return new RefitError('NOT_FOUND', `nothing is kept under ${JSON.stringify(name)}: it was released or replaced, or its write failed, or the server has started anew; send handles, with keep`, { param: 'kept' })
+  return new RefitError(
+    'NOT_FOUND',
+    `nothing is kept under ${
+      JSON.stringify(name)
+    }: it was released or replaced, or its write failed, or the server has started anew; send handles, with keep`,
+    { param: 'kept' }
+  )
 }
 
 function bytesOf ({ tensors }: TensorSource): number {

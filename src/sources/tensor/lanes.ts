@@ -3,12 +3,16 @@ export class Lanes {
   #free: number
   readonly #waiting: (() => void)[] = []
 
-  constructor (count: number) { this.#free = count }
+  constructor (count: number) {
+    this.#free = count
+  }
 
   /** Resolves to the function that lets the next one in. */
   async enter (): Promise<() => void> {
     if (this.#free > 0) this.#free--
-    else await new Promise<void>(resolve => { this.#waiting.push(resolve) })
+    else {await new Promise<void>(resolve => {
+        this.#waiting.push(resolve)
+      })}
     return () => {
       const next = this.#waiting.shift()
       if (next === undefined) this.#free++

@@ -5,15 +5,21 @@ import type { OpenShares } from '../disk/run-loader.ts'
 import type { ShareHold } from './tensor.ts'
 import type { WeightLoader } from '../disk/weight-loader.ts'
 
-export interface HeldShares extends OpenShares { hold: ShareHold }
+export interface HeldShares extends OpenShares {
+  hold: ShareHold
+}
 
 const BUILT_IN = ['flattened_bucket', 'direct', 'auto', 'null', '']
 
 /** Throws TypeError for a name that has a meaning already, and for what is no function. */
 export function checkLoaders (loaders: Readonly<Record<string, WeightLoader>>): ReadonlyMap<string, WeightLoader> {
   for (const [name, loader] of Object.entries(loaders)) {
-    if (BUILT_IN.includes(name)) throw new TypeError(`a weight loader cannot be named ${JSON.stringify(name)}: that load_format is refit's own`)
-    if (typeof loader !== 'function') throw new TypeError(`the weight loader ${JSON.stringify(name)} is a ${typeof loader}, not a function`)
+    if (BUILT_IN.includes(name)) {
+      throw new TypeError(`a weight loader cannot be named ${JSON.stringify(name)}: that load_format is refit's own`)
+    }
+    if (typeof loader !== 'function') {
+      throw new TypeError(`the weight loader ${JSON.stringify(name)} is a ${typeof loader}, not a function`)
+    }
   }
   return new Map(Object.entries(loaders))
 }
@@ -22,10 +28,18 @@ export function checkLoaders (loaders: Readonly<Record<string, WeightLoader>>): 
  * What a loader makes of a request's shares, with what it opened itself, to be given back as one. After a failure all of it has been
  * given back, the request's own too.
  */
-export async function loadShares (name: string, loader: WeightLoader, opened: HeldShares, openPickle: (bytes: Uint8Array, classes: readonly string[]) => Promise<HeldShares & { value: PlainValue }>): Promise<HeldShares> {
+export async function loadShares (
+  name: string,
+  loader: WeightLoader,
+  opened: HeldShares,
+  openPickle: (bytes: Uint8Array, classes: readonly string[]) => Promise<HeldShares & { value: PlainValue }>
+): Promise<HeldShares> {
   const holds = [opened.hold]
   const pending = new Set<Promise<unknown>>()
-  const unpickle = async (bytes: Uint8Array, classes: readonly string[]): Promise<OpenShares & { value: PlainValue }> => {
+  const unpickle = async (
+    bytes: Uint8Array,
+    classes: readonly string[]
+  ): Promise<OpenShares & { value: PlainValue }> => {
     const more = await openPickle(bytes, classes)
     holds.push(more.hold)
     return more
@@ -54,7 +68,13 @@ export async function loadShares (name: string, loader: WeightLoader, opened: He
 /** For a loader that is not there. */
 export function unknownFormat (loadFormat: string, loaders: Iterable<string>): RefitError {
   const names = ['null', '"flattened_bucket"', '"direct"', ...[...loaders].map(name => JSON.stringify(name))]
-  return new RefitError('UNSUPPORTED', `load_format: expected ${names.slice(0, -1).join(', ')} or ${names.at(-1)}, got ${JSON.stringify(loadFormat)}; others are registered by --weight-loader`, { param: 'load_format' })
+  return new RefitError(
+    'UNSUPPORTED',
+    `load_format: expected ${names.slice(0, -1).join(', ')} or ${names.at(-1)}, got ${
+      JSON.stringify(loadFormat)
+    }; others are registered by --weight-loader`,
+    { param: 'load_format' }
+  )
 }
 
 function join (holds: readonly ShareHold[]): ShareHold {
@@ -67,6 +87,10 @@ function join (holds: readonly ShareHold[]): ShareHold {
       }
       return null
     },
-    release: async () => { await Promise.all(holds.map(async hold => { await hold.release() })) }
+    release: async () => {
+      await Promise.all(holds.map(async hold => {
+        await hold.release()
+      }))
+    }
   }
 }

@@ -7,5 +7,12 @@ export function connectLocalSocket (path: string): Socket {
   const fd = native().connectLocal(path)
   if (fd >= 0) return new Socket({ fd, readable: true, writable: true })
   const code = getSystemErrorName(fd)
-  throw Object.assign(new Error(code === 'EACCES' ? 'it belongs to another user, or its permissions keep this one out: run both as one user' : `it cannot be connected to (${code})`), { code })
+  throw Object.assign(
+    new Error(
+      code === 'EACCES'
+        ? 'it belongs to another user, or its permissions keep this one out: run both as one user'
+        : `it cannot be connected to (${code})`
+    ),
+    { code }
+  )
 }

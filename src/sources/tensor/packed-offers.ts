@@ -19,7 +19,10 @@ export interface PackedOffersOptions {
 }
 
 /** One export of a sender's buffer for each of our cards, and where it lies among the sources that are kept. */
-interface Held { generation: number, sourceOf: ReadonlyMap<string, number> }
+interface Held {
+  generation: number
+  sourceOf: ReadonlyMap<string, number>
+}
 
 /**
  * Chunks of weights that a sender packs into one buffer, again and again: it exports the buffer once and sends the same handle with each
@@ -33,7 +36,9 @@ export class PackedOffers {
   /** Chunks come one after another; a client that tries again does not. */
   #turn: Promise<unknown> = Promise.resolve()
 
-  constructor (options: PackedOffersOptions) { this.#options = options }
+  constructor (options: PackedOffersOptions) {
+    this.#options = options
+  }
 
   /** Writes one chunk by `apply`. Throws as TensorReceiver.open does, TENSOR_PAYLOAD where the sender has ended, and what `apply` throws. */
   async write<T> (entry: string, offer: Offer, apply: (source: WeightSource) => Promise<T>): Promise<T> {
@@ -43,7 +48,10 @@ export class PackedOffers {
         return await this.#again(this.#held!, entry, offer, apply)
       } catch (error) {
         // Somebody gave it back by /release_kept_tensors: it cannot be opened again, for its reference is gone.
-        if (error instanceof RefitError && (error.code === 'NOT_FOUND' || error.code === 'TENSOR_PAYLOAD') && error.param === 'kept') this.#held = undefined
+        if (
+          error instanceof RefitError && (error.code === 'NOT_FOUND' || error.code === 'TENSOR_PAYLOAD') &&
+          error.param === 'kept'
+        ) this.#held = undefined
         throw error
       }
     })
@@ -69,15 +77,31 @@ export class PackedOffers {
     const { source, sourceOf } = await tensors.openOffer(entry, offer)
     const generation = ++this.#generation
     return await kept.keep({ name: NAME, generation }, source, async kept => {
-      this.#held = { generation, sourceOf: new Map([...sourceOf].flatMap(([storage, index]) => storage.kind === 'cuda' ? [[exportOf(storage), index] as const] : [])) }
+      this.#held = {
+        generation,
+        sourceOf: new Map(
+          [...sourceOf].flatMap(([storage, index]) =>
+            storage.kind === 'cuda' ? [[exportOf(storage), index] as const] : []
+          )
+        )
+      }
       return await apply(kept)
     }, true)
   }
 
-  async #again<T> ({ generation, sourceOf }: Held, entry: string, offer: Offer, apply: (source: WeightSource) => Promise<T>): Promise<T> {
+  async #again<T> (
+    { generation, sourceOf }: Held,
+    entry: string,
+    offer: Offer,
+    apply: (source: WeightSource) => Promise<T>
+  ): Promise<T> {
     const { kept, ranks, cards } = this.#options
     const body = readOfferBody(entry, offer, ranks, cards)
-    const fileOf = new Map(body.storages.flatMap(storage => storage.kind === 'cuda' ? [[storage as TensorStorage, sourceOf.get(exportOf(storage))!] as const] : []))
+    const fileOf = new Map(
+      body.storages.flatMap(storage =>
+        storage.kind === 'cuda' ? [[storage as TensorStorage, sourceOf.get(exportOf(storage))!] as const] : []
+      )
+    )
     return await kept.write({ name: NAME, generation }, apply, announceTensors(body.ranks, fileOf))
   }
 
@@ -88,4 +112,6 @@ export class PackedOffers {
   }
 }
 
-function exportOf ({ counterFile, counterSlot }: Extract<TensorStorage, { kind: 'cuda' }>): string { return `${counterFile}/${counterSlot}` }
+function exportOf ({ counterFile, counterSlot }: Extract<TensorStorage, { kind: 'cuda' }>): string {
+  return `${counterFile}/${counterSlot}`
+}

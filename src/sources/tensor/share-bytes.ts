@@ -5,6 +5,7 @@ import { countElements } from '../../wire/torch/extent.ts'
 import { payloadError, SHARED_FILE_HEADER } from '../../wire/torch/tensor.ts'
 import type { TensorDescriptor, TensorStorage } from '../../wire/torch/tensor.ts'
 import { readSpan } from '../disk/read-span.ts'
+import { errorMessage } from '../../errors.ts'
 
 /** At once: other requests get their turn between two of them. */
 const CHUNK_BYTES = 256 << 20
@@ -23,14 +24,21 @@ export class ShareBytes {
 
   /** Of a tensor whose elements are neighbours. Throws TENSOR_PAYLOAD. */
   static size ({ name, dtype, shape, stride }: TensorDescriptor): number {
-    if (shape.length !== 1 || (shape[0]! > 1 && stride[0] !== 1)) throw payloadError(`shape [${shape.join(', ')}] with strides [${stride.join(', ')}] is not flat`, name)
+    if (shape.length !== 1 || (shape[0]! > 1 && stride[0] !== 1)) {
+      throw payloadError(`shape [${shape.join(', ')}] with strides [${stride.join(', ')}] is not flat`, name)
+    }
     return countElements(shape, name) * torchItemBytes(dtype)!
   }
 
   /** All of it. */
   async read (tensor: TensorDescriptor): Promise<Uint8Array> {
     const size = ShareBytes.size(tensor)
-    if (size > MAX_BYTES) throw payloadError(`it has ${size} bytes; a delta of so many is sent in several requests`, tensor.name)
+    if (size > MAX_BYTES) {
+      throw payloadError(
+        `it has ${size} bytes; a delta of so many is sent in several requests`,
+        tensor.name
+      )
+    }
     const whole = new Uint8Array(size)
     let at = 0
     for await (const chunk of this.chunks(tensor)) {
@@ -41,7 +49,7 @@ export class ShareBytes {
   }
 
   /** Front to back. */
-  async * chunks (tensor: TensorDescriptor): AsyncGenerator<Uint8Array> {
+  async *chunks (tensor: TensorDescriptor): AsyncGenerator<Uint8Array> {
     const size = ShareBytes.size(tensor)
     for (let at = 0; at < size; at += CHUNK_BYTES) yield await this.#span(tensor, at, Math.min(CHUNK_BYTES, size - at))
   }
@@ -52,10 +60,17 @@ export class ShareBytes {
     if ('segment' in source) {
       const base = storage.kind === 'cuda' ? storage.offset : 0
       return await this.#host.fetch(source, base + offset + at, length).catch((error: unknown) => {
-        throw (error as { code?: unknown }).code === undefined ? payloadError(error instanceof Error ? error.message : String(error), name) : error
+        throw (error as { code?: unknown }).code === undefined
+          ? payloadError(errorMessage(error), name)
+          : error
       })
     }
     if (!('fd' in source)) throw payloadError('it lies in memory that is not shared', name)
-    return await readSpan(source.fd, (storage.kind === 'shared-file' ? SHARED_FILE_HEADER : 0) + offset + at, length, name)
+    return await readSpan(
+      source.fd,
+      (storage.kind === 'shared-file' ? SHARED_FILE_HEADER : 0) + offset + at,
+      length,
+      name
+    )
   }
 }

@@ -1,4 +1,4 @@
-import { RefitError } from '../../errors.ts'
+import { errorMessage, RefitError } from '../../errors.ts'
 import type { NativeAddon } from '../../native/addon.ts'
 import { readTensorBody } from '../../wire/torch/body.ts'
 import type { TensorRequestBody } from '../../wire/torch/body.ts'
@@ -54,17 +54,28 @@ export class ShareDesk {
       case 'open':
       case 'unpickle':
       case 'handle':
-      case 'offer': return this.#receive(message)
+      case 'offer':
+        return this.#receive(message)
       case 'release': {
         const released = this.#open.get(message.of)?.release() ?? { shares: 0, files: 0 }
         this.#open.delete(message.of)
         return { type: 'released', id, released }
       }
-      case 'look': return { type: 'looked', id, gone: this.#open.get(message.of)?.findGone() ?? null }
-      case 'discard': return { type: 'released', id, released: this.#giveBack(referencesOf(readShares(message.entries, {}, message.cards))) }
+      case 'look':
+        return { type: 'looked', id, gone: this.#open.get(message.of)?.findGone() ?? null }
+      case 'discard':
+        return {
+          type: 'released',
+          id,
+          released: this.#giveBack(referencesOf(readShares(message.entries, {}, message.cards)))
+        }
       case 'drop': {
         const released = message.references.map(references => this.#giveBack(references))
-        return { type: 'released', id, released: { shares: released.reduce((sum, { shares }) => sum + shares, 0), files: 0 } }
+        return {
+          type: 'released',
+          id,
+          released: { shares: released.reduce((sum, { shares }) => sum + shares, 0), files: 0 }
+        }
       }
     }
   }
@@ -114,13 +125,23 @@ export class ShareDesk {
         nameOf: cause => nameOfFirst(columns, segments.indexOf(cause as CardLists['segments'][number])),
         open: shares => {
           const { sourceOf, ...sources } = shares.openSegments(segments)
-          return { type: 'announced', id, tensors: announceLists(columns, sourceOf, lists.ranks), references: [references], ...sources, taken: shares.taken }
+          return {
+            type: 'announced',
+            id,
+            tensors: announceLists(columns, sourceOf, lists.ranks),
+            references: [references],
+            ...sources,
+            taken: shares.taken
+          }
         }
       }
     }
     const body = readTensorBody(message)
     return readOf(body, ({ sourceOf, ...held }) => {
-      const tensors = announceTensors(body.ranks, new Map(body.storages.map((storage, index) => [storage, sourceOf[index]!])))
+      const tensors = announceTensors(
+        body.ranks,
+        new Map(body.storages.map((storage, index) => [storage, sourceOf[index]!]))
+      )
       return { type: 'announced', id, tensors: packAnnounced(tensors), ...held }
     })
   }
@@ -166,14 +187,21 @@ function sharedBy (message: Bringing): TensorStorage[] {
 
 function decode (message: Exclude<Bringing, Announce>): { body: TensorRequestBody, value: PlainValue } {
   if (message.type === 'open') return { body: readTensorBody(message, { anyDType: true }), value: null }
-  if (message.type === 'offer') return { body: readOfferBody(message.entry, message.offer, message.ranks, message.cards), value: null }
-  if (message.type === 'handle') return { body: readHandle(message.name, message.bytes, message.card ?? undefined), value: null }
+  if (message.type === 'offer') {
+    return { body: readOfferBody(message.entry, message.offer, message.ranks, message.cards), value: null }
+  }
+  if (message.type === 'handle') {
+    return { body: readHandle(message.name, message.bytes, message.card ?? undefined), value: null }
+  }
   const { value, ...body } = readPlain(message.bytes, message.classes, message.ranks, message.cards)
   return { body, value }
 }
 
 /** `reply`: what is said of the body once it is open. */
-function readOf ({ ranks, storages, spares }: TensorRequestBody, reply: (held: HeldSources & Pick<OpenedSources, 'sourceOf'>) => FromShares): Read {
+function readOf (
+  { ranks, storages, spares }: TensorRequestBody,
+  reply: (held: HeldSources & Pick<OpenedSources, 'sourceOf'>) => FromShares
+): Read {
   const references = [referencesOf(storages), referencesOf(spares)] as const
   return {
     references: references[0],
@@ -188,7 +216,12 @@ function readOf ({ ranks, storages, spares }: TensorRequestBody, reply: (held: H
 
 /** Names the tensor that lies in what was refused. */
 function toRefusal (error: unknown, read: Read | undefined): RefitError {
-  if (!(error instanceof RefitError)) return new RefitError('INTERNAL', `the payload could not be read: ${error instanceof Error ? error.message : String(error)}`)
+  if (!(error instanceof RefitError)) {
+    return new RefitError(
+      'INTERNAL',
+      `the payload could not be read: ${errorMessage(error)}`
+    )
+  }
   const tensor = error.cause === undefined ? undefined : read?.nameOf(error.cause)
   if (tensor === undefined) return error
   const { message, param } = payloadError(error.message, tensor)

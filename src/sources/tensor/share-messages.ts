@@ -12,10 +12,17 @@ import type { VisibleCard } from './visible-cards.ts'
 // answered in the order in which they came.
 
 /** `visible`: of an engine that reads memory of cards, those that the process sees. */
-export interface ShareThreadData { visible: readonly VisibleCard[] | null }
+export interface ShareThreadData {
+  visible: readonly VisibleCard[] | null
+}
 
 /** Of one request; entries as they came, or decoded to pickles. */
-export interface SentEntries { entries: ReadonlyArray<string | Uint8Array>, loadFormat: string | null, ranks: number, cards: readonly string[] }
+export interface SentEntries {
+  entries: ReadonlyArray<string | Uint8Array>
+  loadFormat: string | null
+  ranks: number
+  cards: readonly string[]
+}
 
 export type ToShares =
   /** Decode and open weights. Answered by `announced`, or by `refused` after everything has been given back. */
@@ -23,7 +30,14 @@ export type ToShares =
   /** The same for tensors that are looked at before they are weights, of any dtype. Answered by `opened`, as the next three, or by `refused`. */
   | { type: 'open', id: number } & SentEntries
   /** The same for a pickle of plain data that stood in a tensor. */
-  | { type: 'unpickle', id: number, bytes: Uint8Array, classes: readonly string[], ranks: number, cards: readonly string[] }
+  | {
+    type: 'unpickle'
+    id: number
+    bytes: Uint8Array
+    classes: readonly string[]
+    ranks: number
+    cards: readonly string[]
+  }
   /** The same for the handle of one tensor, sent on its own (src/wire/torch/handle.ts). */
   | { type: 'handle', id: number, name: string, bytes: Uint8Array, card: string | null }
   /** The same for handles by card, with names, dtypes and shapes beside them (src/wire/torch/offer.ts). */
@@ -59,7 +73,15 @@ export interface OpenedShares extends HeldSources {
 export type FromShares =
   | { type: 'announced', id: number, tensors: AnnouncedColumns } & HeldSources
   | { type: 'opened', id: number } & OpenedShares
-  | { type: 'refused', id: number, code: ErrorCode, message: string, param: string | undefined, released: ShareCounts, taken: number[] }
+  | {
+    type: 'refused'
+    id: number
+    code: ErrorCode
+    message: string
+    param: string | undefined
+    released: ShareCounts
+    taken: number[]
+  }
   | { type: 'released', id: number, released: ShareCounts }
   /** `gone`: shared memory of a sender that has ended. */
   | { type: 'looked', id: number, gone: string | null }

@@ -2,7 +2,10 @@ import type { CardLists } from '../../wire/torch/columns.ts'
 import type { TensorStorage } from '../../wire/torch/tensor.ts'
 
 /** References that senders hold for us, one for each share: by name how many of a file, and which slots of a counter file. */
-export interface ShareReferences { files: Map<string, number>, counters: Map<string, Int32Array<ArrayBuffer>> }
+export interface ShareReferences {
+  files: Map<string, number>
+  counters: Map<string, Int32Array<ArrayBuffer>>
+}
 
 export function referencesOf (storages: Iterable<TensorStorage>): ShareReferences {
   const files = new Map<string, number>()

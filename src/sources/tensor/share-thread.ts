@@ -25,7 +25,10 @@ export interface ShareTotals {
 
 type Reply<T extends FromShares['type'] = FromShares['type']> = Extract<FromShares, { type: T }>
 type Request = ToShares extends infer T ? T extends { id: number } ? Omit<T, 'id'> : never : never
-interface Waiting { resolve: (reply: FromShares) => void, reject: (error: Error) => void }
+interface Waiting {
+  resolve: (reply: FromShares) => void
+  reject: (error: Error) => void
+}
 
 /** A thread that ended, and took what it had open with it. Requests that waited behind the one at which it ended have not been looked at. */
 export class ThreadEnded extends RefitError {
@@ -46,7 +49,9 @@ export class ShareLife {
   files = 0
   ended = false
 
-  constructor (worker: Worker | null) { this.worker = worker }
+  constructor (worker: Worker | null) {
+    this.worker = worker
+  }
 }
 
 /**
@@ -62,7 +67,9 @@ export class ShareThread {
   #last = 0
   #closed = false
 
-  constructor (data: ShareThreadData) { this.#data = data }
+  constructor (data: ShareThreadData) {
+    this.#data = data
+  }
 
   /** Where small bodies are read. ENGINE_CLOSED after `close`. */
   near (): ShareLife {
@@ -74,16 +81,27 @@ export class ShareThread {
   start (): ShareLife {
     this.#demandOpen()
     if (this.#life !== undefined) return this.#life
-    const worker = new Worker(WORKER, { name: 'refit shares', workerData: this.#data, resourceLimits: { maxYoungGenerationSizeMb: YOUNG_MB } })
+    const worker = new Worker(WORKER, {
+      name: 'refit shares',
+      workerData: this.#data,
+      resourceLimits: { maxYoungGenerationSizeMb: YOUNG_MB }
+    })
     const life = new ShareLife(worker)
     let failure = new RefitError('INTERNAL', 'the thread that reads tensors has ended')
-    worker.on('message', (message: PackedReply) => { this.#receive(life, unpackReply(message)) })
+    worker.on('message', (message: PackedReply) => {
+      this.#receive(life, unpackReply(message))
+    })
     worker.on('error', (error: NodeJS.ErrnoException) => {
       failure = error.code === 'ERR_WORKER_OUT_OF_MEMORY'
-        ? new RefitError('PICKLE_LIMIT', 'reading the payload takes more memory than there is for it; send fewer tensors in one request')
+        ? new RefitError(
+          'PICKLE_LIMIT',
+          'reading the payload takes more memory than there is for it; send fewer tensors in one request'
+        )
         : new RefitError('INTERNAL', `the thread that reads tensors failed: ${error.message}`, { cause: error })
     })
-    worker.once('exit', () => { this.#bury(life, failure) })
+    worker.once('exit', () => {
+      this.#bury(life, failure)
+    })
     // A process that waits for nothing of it may end.
     worker.unref()
     this.#life = life
@@ -92,9 +110,15 @@ export class ShareThread {
 
   /** Sends a request to that life of the thread. Throws ThreadEnded where it ends before the reply, and what it refused. */
   async ask (life: ShareLife, request: Extract<Request, { type: 'announce' }>): Promise<Reply<'announced'>>
-  async ask (life: ShareLife, request: Extract<Request, { type: 'open' | 'unpickle' | 'handle' | 'offer' }>): Promise<Reply<'opened'>>
+  async ask (
+    life: ShareLife,
+    request: Extract<Request, { type: 'open' | 'unpickle' | 'handle' | 'offer' }>
+  ): Promise<Reply<'opened'>>
   async ask (life: ShareLife, request: Extract<Request, { type: 'look' }>): Promise<Reply<'looked'>>
-  async ask (life: ShareLife, request: Extract<Request, { type: 'release' | 'discard' | 'drop' }>): Promise<Reply<'released'>>
+  async ask (
+    life: ShareLife,
+    request: Extract<Request, { type: 'release' | 'discard' | 'drop' }>
+  ): Promise<Reply<'released'>>
   async ask (life: ShareLife, request: Request): Promise<FromShares> {
     if (life.ended) throw new ThreadEnded(new RefitError('INTERNAL', 'the thread that reads tensors has ended'), true)
     const message = { ...request, id: ++this.#last } as Asked
@@ -200,6 +224,10 @@ export class ShareThread {
 function memoryOf (message: Asked): ArrayBuffer[] {
   if (message.type !== 'announce') return []
   const memory = new Set<ArrayBuffer>()
-  for (const entry of message.entries) if (typeof entry !== 'string' && entry.byteLength === entry.buffer.byteLength) memory.add(entry.buffer as ArrayBuffer)
+  for (const entry of message.entries) {
+    if (typeof entry !== 'string' && entry.byteLength === entry.buffer.byteLength) {
+      memory.add(entry.buffer as ArrayBuffer)
+    }
+  }
   return [...memory]
 }

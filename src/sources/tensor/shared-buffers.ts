@@ -42,16 +42,24 @@ export class SharedBuffers {
     const buffers = this.#buffers
     // Events are waited for the first time: later the sender has waited itself, and its events may be gone.
     const isFirst = !this.#isMapped
-    const open = (): void => { this.#isMapped = true }
+    const open = (): void => {
+      this.#isMapped = true
+    }
     return {
       kind: 'tensor',
       tensors: announceTensors(this.#bufferOf.map(buffer => tensors[buffer]!), this.#sourceOf),
-      sources: this.#sources.map(one => 'segment' in one ? { segment: { ...one.segment, keep: this.#mapping, ...isFirst ? {} : { events: new Uint8Array() } } } : one),
+      sources: this.#sources.map(one =>
+        'segment' in one
+          ? { segment: { ...one.segment, keep: this.#mapping, ...isFirst ? {} : { events: new Uint8Array() } } }
+          : one
+      ),
       async verify () {
         for (const { source } of buffers) await source.verify()
         open()
       },
-      async close () { for (const { source } of buffers) source.rest() }
+      async close () {
+        for (const { source } of buffers) source.rest()
+      }
     }
   }
 
@@ -64,9 +72,14 @@ export class SharedBuffers {
   async #close (): Promise<void> {
     if (this.#isMapped && this.#sources.some(source => 'segment' in source)) {
       const late = new AbortController()
-      await Promise.race([this.#closeMappings?.(this.#mapping).catch(() => {}), sleep(PATIENCE_MS, undefined, { signal: late.signal }).catch(() => {})])
+      await Promise.race([
+        this.#closeMappings?.(this.#mapping).catch(() => {}),
+        sleep(PATIENCE_MS, undefined, { signal: late.signal }).catch(() => {})
+      ])
       late.abort()
     }
-    await Promise.all(this.#buffers.map(async ({ source }) => { await source.close() }))
+    await Promise.all(this.#buffers.map(async ({ source }) => {
+      await source.close()
+    }))
   }
 }

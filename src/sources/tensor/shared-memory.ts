@@ -48,14 +48,21 @@ function refusal (name: string, code: string): RefitError {
   const why = code === 'ENOENT'
     ? 'does not exist: the sender has ended or freed it, or it lives in another container (both need one /dev/shm: docker run --ipc=host)'
     : code === 'EACCES' || code === 'EPERM'
-      ? 'belongs to another user: run the sender and refit as the same one'
-      : code === 'EMFILE' || code === 'ENFILE'
-        ? 'is one file too many for this process: raise ulimit -n, or send flattened buckets, which take one file each'
-        : `cannot be opened (${code})`
+    ? 'belongs to another user: run the sender and refit as the same one'
+    : code === 'EMFILE' || code === 'ENFILE'
+    ? 'is one file too many for this process: raise ulimit -n, or send flattened buckets, which take one file each'
+    : `cannot be opened (${code})`
   return new RefitError('TENSOR_PAYLOAD', `shared memory ${clip(name)} ${why}`)
 }
 
 function checkOwner (name: string, stats: Stats): void {
   if (!stats.isFile()) throw new RefitError('TENSOR_PAYLOAD', `shared memory ${clip(name)} is not a regular file`)
-  if (stats.uid !== process.geteuid!()) throw new RefitError('TENSOR_PAYLOAD', `shared memory ${clip(name)} belongs to user ${stats.uid}, and refit runs as ${process.geteuid!()}: run both as the same user`)
+  if (stats.uid !== process.geteuid!()) {
+    throw new RefitError(
+      'TENSOR_PAYLOAD',
+      `shared memory ${clip(name)} belongs to user ${stats.uid}, and refit runs as ${
+        process.geteuid!()
+      }: run both as the same user`
+    )
+  }
 }

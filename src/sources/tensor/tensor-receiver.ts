@@ -33,7 +33,11 @@ export interface TensorPayload {
 }
 
 /** A tensor whose handle was sent on its own. `memory` is null for one without elements. Closing the source gives it back. */
-export interface OpenHandle { tensor: TensorDescriptor, memory: NativeSource | null, source: Pick<TensorSource, 'verify' | 'rest' | 'close'> }
+export interface OpenHandle {
+  tensor: TensorDescriptor
+  memory: NativeSource | null
+  source: Pick<TensorSource, 'verify' | 'rest' | 'close'>
+}
 
 export interface TensorReceiverOptions {
   /** Tensor-parallel ranks. */
@@ -67,7 +71,9 @@ export class TensorReceiver {
     this.#thread = new ShareThread({ visible: this.#options.visible })
   }
 
-  get counts (): Readonly<ShareTotals> { return this.#thread.totals }
+  get counts (): Readonly<ShareTotals> {
+    return this.#thread.totals
+  }
 
   /** Starts the thread, so that the first request does not wait for it. */
   start (): void {
@@ -81,13 +87,22 @@ export class TensorReceiver {
   async open ({ entries, loadFormat }: TensorPayload): Promise<TensorSource> {
     if (loadFormat === 'direct' && entries.length === 1 && this.#options.ranks > 1) {
       await this.discard(entries)
-      throw new RefitError('INVALID_REQUEST', `serialized_named_tensors has one entry; with load_format "direct" every tensor-parallel rank (${this.#options.ranks}) is sent its own shards, in an entry of its own`, { param: 'serialized_named_tensors' })
+      throw new RefitError(
+        'INVALID_REQUEST',
+        `serialized_named_tensors has one entry; with load_format "direct" every tensor-parallel rank (${this.#options.ranks}) is sent its own shards, in an entry of its own`,
+        { param: 'serialized_named_tensors' }
+      )
     }
     const loader = await this.#findLoader(entries, loadFormat)
     if (loader === undefined && loadFormat === VERL_DELTA) return await this.#openDelta(this.#deltas!, entries)
     if (loader === undefined) return await this.#openWeights(entries, loadFormat)
     const opened = await this.#openShares(this.#asked('open', entries, loadFormat), entries)
-    const { ranks, sources, sourceOf, hold } = await loadShares(loadFormat!, loader, opened, async (bytes, classes) => await this.#openPickle(bytes, classes))
+    const { ranks, sources, sourceOf, hold } = await loadShares(
+      loadFormat!,
+      loader,
+      opened,
+      async (bytes, classes) => await this.#openPickle(bytes, classes)
+    )
     try {
       return this.#sourceOf({ tensors: announceTensors(ranks, sourceOf), sources, layout: 'checkpoint', hold })
     } catch (error) {
@@ -111,11 +126,23 @@ export class TensorReceiver {
    * Opens what each rank takes of handles by card; what is there for other cards is left alone. `sourceOf`: in which of the source's
    * memory a storage lies. Throws as `open` does.
    */
-  async openOffer (entry: string, offer: Offer): Promise<{ source: TensorSource, sourceOf: ReadonlyMap<TensorStorage, number> }> {
+  async openOffer (
+    entry: string,
+    offer: Offer
+  ): Promise<{ source: TensorSource, sourceOf: ReadonlyMap<TensorStorage, number> }> {
     const { ranks: count, cards } = this.#options
-    const { ranks, sources, sourceOf, hold } = await this.#openShares({ type: 'offer', entry, offer, ranks: count, cards }, [entry])
+    const { ranks, sources, sourceOf, hold } = await this.#openShares({
+      type: 'offer',
+      entry,
+      offer,
+      ranks: count,
+      cards
+    }, [entry])
     try {
-      return { source: this.#sourceOf({ tensors: announceTensors(ranks, sourceOf), sources, layout: 'checkpoint', hold }), sourceOf }
+      return {
+        source: this.#sourceOf({ tensors: announceTensors(ranks, sourceOf), sources, layout: 'checkpoint', hold }),
+        sourceOf
+      }
     } catch (error) {
       await hold.release()
       throw error
@@ -125,13 +152,20 @@ export class TensorReceiver {
   /** Gives back the references of a body that is refused for other reasons; `isOffer`: only those for cards of ours. Never throws. */
   async discard (entries: ReadonlyArray<string | Uint8Array>, isOffer = false): Promise<void> {
     if (this.#closed) return
-    await this.#seen(entries, async life => await this.#thread.ask(life, { type: 'discard', entries, ...isOffer ? { cards: this.#options.cards } : {} })).catch(() => {})
+    await this
+      .#seen(entries, async life =>
+        await this
+          .#thread
+          .ask(life, { type: 'discard', entries, ...isOffer ? { cards: this.#options.cards } : {} }))
+      .catch(() => {})
   }
 
   /** Ends the thread, after the writes under way; what is open still is given back. */
   async close (): Promise<void> {
     this.#closed = true
-    await Promise.all([...this.#open].map(async source => { await source.revoke() }))
+    await Promise.all([...this.#open].map(async source => {
+      await source.revoke()
+    }))
     await this.#thread.close()
   }
 
@@ -139,7 +173,12 @@ export class TensorReceiver {
     const opened = await this.#openShares(this.#asked('open', entries, VERL_DELTA), entries)
     try {
       const parts = await deltas.open(opened)
-      return this.#sourceOf({ sources: parts.patch === undefined ? opened.sources : [], layout: 'checkpoint', hold: opened.hold, ...parts })
+      return this.#sourceOf({
+        sources: parts.patch === undefined ? opened.sources : [],
+        layout: 'checkpoint',
+        hold: opened.hold,
+        ...parts
+      })
     } catch (error) {
       await opened.hold.release()
       throw error
@@ -157,18 +196,30 @@ export class TensorReceiver {
 
   async #openWeights (entries: readonly string[], loadFormat: string | null): Promise<TensorSource> {
     const layout = loadFormat === 'direct' ? 'engine' : 'checkpoint'
-    const { reply, sources, hold } = await this.#held(entries, async life => await this.#thread.ask(life, this.#asked('announce', decodeEntries(entries), loadFormat)))
+    const { reply, sources, hold } = await this.#held(
+      entries,
+      async life => await this.#thread.ask(life, this.#asked('announce', decodeEntries(entries), loadFormat))
+    )
     return this.#sourceOf({ tensors: this.#reader.read(reply.tensors), sources, layout, hold })
   }
 
-  #asked<T extends 'announce' | 'open'> (type: T, entries: SentEntries['entries'], loadFormat: string | null): { type: T } & SentEntries {
+  #asked<T extends 'announce' | 'open'> (
+    type: T,
+    entries: SentEntries['entries'],
+    loadFormat: string | null
+  ): { type: T } & SentEntries {
     const { ranks, cards } = this.#options
     return { type, entries, loadFormat, ranks, cards }
   }
 
   /** A source that is open until it is closed. */
   #sourceOf (parts: Omit<TensorSourceParts, 'closed'>): TensorSource {
-    const source: TensorSource = new TensorSource({ ...parts, closed: () => { this.#open.delete(source) } })
+    const source: TensorSource = new TensorSource({
+      ...parts,
+      closed: () => {
+        this.#open.delete(source)
+      }
+    })
     this.#open.add(source)
     return source
   }
@@ -185,24 +236,40 @@ export class TensorReceiver {
     return bytes <= this.#options.nearBytes ? this.#thread.near() : this.#thread.start()
   }
 
-  async #openShares (request: Ask<'open'> | Ask<'unpickle'> | Ask<'handle'> | Ask<'offer'>, entries: SentEntries['entries']): Promise<HeldShares & { value: PlainValue }> {
+  async #openShares (
+    request: Ask<'open'> | Ask<'unpickle'> | Ask<'handle'> | Ask<'offer'>,
+    entries: SentEntries['entries']
+  ): Promise<HeldShares & { value: PlainValue }> {
     const { reply, sources, hold } = await this.#held(entries, async life => await this.#thread.ask(life, request))
     const { body: { ranks, storages }, sourceOf, value } = reply
-    return { ranks, sources, sourceOf: new Map(storages.map((storage, index) => [storage, sourceOf[index]!])), hold, value }
+    return {
+      ranks,
+      sources,
+      sourceOf: new Map(storages.map((storage, index) => [storage, sourceOf[index]!])),
+      hold,
+      value
+    }
   }
 
   /** Asks for what brings tensors: what holds them until they are given back, and what the addon is told of them. */
-  async #held<T extends HeldSources> (entries: SentEntries['entries'], ask: (life: ShareLife) => Promise<T & { id: number }>): Promise<{ reply: T, sources: NativeSource[], hold: ShareHold }> {
+  async #held<T extends HeldSources> (
+    entries: SentEntries['entries'],
+    ask: (life: ShareLife) => Promise<T & { id: number }>
+  ): Promise<{ reply: T, sources: NativeSource[], hold: ShareHold }> {
     return await this.#seen(entries, async life => {
       const reply = await ask(life)
       const { id, fds, segments, references } = reply
-      return { reply, sources: [...fds.map(fd => ({ fd })), ...unpackSegments(segments).map(segment => ({ segment }))], hold: this.#holdOf(life, id, references) }
+      return {
+        reply,
+        sources: [...fds.map(fd => ({ fd })), ...unpackSegments(segments).map(segment => ({ segment }))],
+        hold: this.#holdOf(life, id, references)
+      }
     })
   }
 
   /** Where a thread ends at another's request, before it has come to this one, the next thread takes it. */
   async #seen<T> (entries: SentEntries['entries'], ask: (life: ShareLife) => Promise<T>): Promise<T> {
-    for (let life = this.#lifeFor(entries); ; life = this.#thread.start()) {
+    for (let life = this.#lifeFor(entries);; life = this.#thread.start()) {
       try {
         return await ask(life)
       } catch (error) {

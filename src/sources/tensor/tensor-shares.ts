@@ -13,12 +13,23 @@ import type { VisibleCards } from './visible-cards.ts'
 type Addon = Pick<NativeAddon, 'dropFileReferences' | 'dropCudaReferences' | 'takeDescriptor'>
 
 /** How many of each there were: shares are references that senders hold for us, files are what was opened for them. */
-export interface ShareCounts { shares: number, files: number }
+export interface ShareCounts {
+  shares: number
+  files: number
+}
 
 /** What was opened; `sourceOf`: for each storage or segment that was asked for the source it is, files first; -1 for none. */
-export interface OpenedSources { fds: number[], segments: PackedSegments, sourceOf: Int32Array<ArrayBuffer> }
+export interface OpenedSources {
+  fds: number[]
+  segments: PackedSegments
+  sourceOf: Int32Array<ArrayBuffer>
+}
 
-interface SharedFile { fd: number, bytes: number, index: number }
+interface SharedFile {
+  fd: number
+  bytes: number
+  index: number
+}
 
 // The addon keeps a second descriptor of each while it writes.
 const MAX_FILES = 4096
@@ -74,7 +85,9 @@ export class TensorShares {
   }
 
   /** Descriptors that were taken out of senders, for the main thread to close after the release. */
-  get taken (): number[] { return this.#segments.taken }
+  get taken (): number[] {
+    return this.#segments.taken
+  }
 
   /** The name of shared memory that went with its sender, or null while all are there. */
   findGone (): string | null {
@@ -99,10 +112,22 @@ export class TensorShares {
   #openFile ({ file: name, bytes }: SharedFileStorage): number {
     let file = this.#files.get(name)
     if (file === undefined) {
-      if (this.#files.size >= MAX_FILES) throw new RefitError('TENSOR_PAYLOAD', `one request may bring ${MAX_FILES} files of shared memory; send flattened buckets, which take one each, or several requests`)
+      if (this.#files.size >= MAX_FILES) {
+        throw new RefitError(
+          'TENSOR_PAYLOAD',
+          `one request may bring ${MAX_FILES} files of shared memory; send flattened buckets, which take one each, or several requests`
+        )
+      }
       this.#files.set(name, file = { ...openSharedMemory(name), index: this.#files.size })
     }
-    if (file.bytes < SHARED_FILE_HEADER + bytes) throw new RefitError('TENSOR_PAYLOAD', `shared memory ${name} has ${file.bytes} bytes, but a storage of ${bytes} and its header take ${SHARED_FILE_HEADER + bytes}`)
+    if (file.bytes < SHARED_FILE_HEADER + bytes) {
+      throw new RefitError(
+        'TENSOR_PAYLOAD',
+        `shared memory ${name} has ${file.bytes} bytes, but a storage of ${bytes} and its header take ${
+          SHARED_FILE_HEADER + bytes
+        }`
+      )
+    }
     return file.index
   }
 
@@ -110,7 +135,9 @@ export class TensorShares {
   #drop ({ files, counters }: ShareReferences): number {
     let shares = 0
     for (const [name, references] of files) shares += this.#withFile(name, fd => this.#dropFile(name, fd, references))
-    for (const [name, slots] of counters) shares += this.#withFile(name, fd => this.#addon.dropCudaReferences(fd, slots))
+    for (const [name, slots] of counters) {
+      shares += this.#withFile(name, fd => this.#addon.dropCudaReferences(fd, slots))
+    }
     return shares
   }
 
@@ -145,9 +172,15 @@ function blamed<T> (cause: TensorStorage | CardSegment, open: () => T): T {
 }
 
 function byDescriptor (): RefitError {
-  return new RefitError('UNSUPPORTED', 'its memory is shared by a file descriptor, which only processes started by the sender can ask for. Call torch.multiprocessing.set_sharing_strategy("file_system") in the sender before it shares tensors')
+  return new RefitError(
+    'UNSUPPORTED',
+    'its memory is shared by a file descriptor, which only processes started by the sender can ask for. Call torch.multiprocessing.set_sharing_strategy("file_system") in the sender before it shares tensors'
+  )
 }
 
 function onCpu (): RefitError {
-  return new RefitError('UNSUPPORTED', 'it lies in the memory of a card, and this engine is on the CPU: send tensors on the CPU (.cpu()), or start refit with --device cuda')
+  return new RefitError(
+    'UNSUPPORTED',
+    'it lies in the memory of a card, and this engine is on the CPU: send tensors on the CPU (.cpu()), or start refit with --device cuda'
+  )
 }

@@ -38,7 +38,9 @@ export class TensorSource implements WeightSource {
   #isRevoked = false
   #closing: Promise<void> | undefined
   #ended: () => void = () => {}
-  readonly #end = new Promise<void>(resolve => { this.#ended = resolve })
+  readonly #end = new Promise<void>(resolve => {
+    this.#ended = resolve
+  })
 
   constructor ({ tensors, sources, layout, patch, accept, hold, closed }: TensorSourceParts) {
     if (patch !== undefined) this.patch = patch
@@ -53,7 +55,12 @@ export class TensorSource implements WeightSource {
   /** Senders promise not to write what they share until they are answered; nothing tells whether they do. */
   async verify (): Promise<void> {
     if (this.#isRevoked && !this.#isRead) throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
-    if (!this.#hold.isOpen()) throw new RefitError('INTERNAL', 'the shared memory of this request was closed before it was read: the thread that holds it has ended')
+    if (!this.#hold.isOpen()) {
+      throw new RefitError(
+        'INTERNAL',
+        'the shared memory of this request was closed before it was read: the thread that holds it has ended'
+      )
+    }
     this.#isRead = true
   }
 

@@ -9,7 +9,14 @@ import { contiguous } from '../../wire/torch/bucket.ts'
 import { torchWeightDType } from '../../wire/torch/dtypes.ts'
 import { payloadError } from '../../wire/torch/tensor.ts'
 import type { TensorDescriptor } from '../../wire/torch/tensor.ts'
-import { DELTA_POSITIONS, DELTA_SPEC, DELTA_VALUES, deltaChecksum, readDeltaSpec, valueBytes } from '../../wire/trainers/verl-delta.ts'
+import {
+  DELTA_POSITIONS,
+  DELTA_SPEC,
+  DELTA_VALUES,
+  deltaChecksum,
+  readDeltaSpec,
+  valueBytes
+} from '../../wire/trainers/verl-delta.ts'
 import type { DeltaParam, DeltaSpec } from '../../wire/trainers/verl-delta.ts'
 import { announceTensors } from '../announce-tensors.ts'
 import type { OpenShares } from '../disk/run-loader.ts'
@@ -27,7 +34,11 @@ export const VERL_DELTA = 'verl.workers.rollout.sglang_rollout.delta_loader.appl
 
 const MAX_SPEC_BYTES = 64 << 20
 
-interface Flush { spec: TensorDescriptor, positions: TensorDescriptor | undefined, values: TensorDescriptor }
+interface Flush {
+  spec: TensorDescriptor
+  positions: TensorDescriptor | undefined
+  values: TensorDescriptor
+}
 
 /**
  * verl's flushes. `indices` is a change of elements, `dense` whole tensors. Every rank is sent a copy of the same flush: of changes the
@@ -38,7 +49,9 @@ export class VerlDelta {
   /** Of the verification that goes on: elements that were not equal, by tensor. */
   readonly #unequal = new Map<string, number>()
 
-  constructor (host: DeltaHost) { this.#host = host }
+  constructor (host: DeltaHost) {
+    this.#host = host
+  }
 
   /** Throws TENSOR_PAYLOAD. The sender's memory has to stay until what it returns has been written. */
   async open ({ ranks, sources, sourceOf }: OpenShares): Promise<DeltaParts> {
@@ -57,7 +70,15 @@ export class VerlDelta {
     await this.#demandSum(spec, positions, await this.#host.hash(values, torchWeightDType(first.values.dtype)!))
     const patch = patchOf(spec, positions, values, first.values.dtype)
     const tensors = announced(spec, patch)
-    return spec.verify ? { tensors, patch, accept: report => { this.#compared(spec, report) } } : { tensors, patch }
+    return spec.verify
+      ? {
+        tensors,
+        patch,
+        accept: report => {
+          this.#compared(spec, report)
+        }
+      }
+      : { tensors, patch }
   }
 
   /** Ranks are sent the same; that of a rank which was sent another one would be lost. */
@@ -65,19 +86,37 @@ export class VerlDelta {
     let text: Buffer | undefined
     for (const { spec, positions, values } of lists) {
       if (spec.dtype !== 'uint8') throw payloadError(`it is of ${spec.dtype}, expected uint8`, DELTA_SPEC)
-      if (ShareBytes.size(spec) > MAX_SPEC_BYTES) throw payloadError(`it has ${ShareBytes.size(spec)} bytes, and ${MAX_SPEC_BYTES} are the most`, DELTA_SPEC)
+      if (ShareBytes.size(spec) > MAX_SPEC_BYTES) {
+        throw payloadError(`it has ${ShareBytes.size(spec)} bytes, and ${MAX_SPEC_BYTES} are the most`, DELTA_SPEC)
+      }
       const own = Buffer.from(await bytes.read(spec))
       if (text !== undefined && !text.equals(own)) throw payloadError('ranks are sent different deltas', DELTA_SPEC)
-      if (positions !== undefined && positions.dtype !== 'uint8') throw payloadError(`it is of ${positions.dtype}, expected uint8`, DELTA_POSITIONS)
+      if (positions !== undefined && positions.dtype !== 'uint8') {
+        throw payloadError(`it is of ${positions.dtype}, expected uint8`, DELTA_POSITIONS)
+      }
       const size = valueBytes(values.dtype)
-      if (size === undefined) throw payloadError(`its dtype ${values.dtype} is not one of weights: refit takes bfloat16, float16 and float32`, DELTA_VALUES)
+      if (size === undefined) {
+        throw payloadError(
+          `its dtype ${values.dtype} is not one of weights: refit takes bfloat16, float16 and float32`,
+          DELTA_VALUES
+        )
+      }
       text = own
     }
     const { positions, values } = lists[0]!
-    return readDeltaSpec(text!, positions === undefined ? 0 : ShareBytes.size(positions), ShareBytes.size(values) / valueBytes(values.dtype)!)
+    return readDeltaSpec(
+      text!,
+      positions === undefined ? 0 : ShareBytes.size(positions),
+      ShareBytes.size(values) / valueBytes(values.dtype)!
+    )
   }
 
-  async #demandChecksum (spec: DeltaSpec, positions: Uint8Array | null, { values }: Flush, bytes: ShareBytes): Promise<void> {
+  async #demandChecksum (
+    spec: DeltaSpec,
+    positions: Uint8Array | null,
+    { values }: Flush,
+    bytes: ShareBytes
+  ): Promise<void> {
     let sum = 0n
     for await (const chunk of bytes.chunks(values)) sum ^= await this.#host.hash(chunk, torchWeightDType(values.dtype)!)
     await this.#demandSum(spec, positions ?? new Uint8Array(0), sum)
@@ -85,18 +124,33 @@ export class VerlDelta {
 
   async #demandSum ({ checksum }: DeltaSpec, positions: Uint8Array, values: bigint): Promise<void> {
     const got = deltaChecksum(await this.#host.hash(positions, null), values)
-    if (got !== checksum) throw payloadError(`the checksum of positions and values is ${got}, and the sender's was ${checksum}: they were changed on the way. Nothing has changed here`, DELTA_SPEC)
+    if (got !== checksum) {
+      throw payloadError(
+        `the checksum of positions and values is ${got}, and the sender's was ${checksum}: they were changed on the way. Nothing has changed here`,
+        DELTA_SPEC
+      )
+    }
   }
 
   /** Whole weights over those that deltas have made: nothing should change. What did is told with the last flush, as verl's own loader does. */
   #compared ({ params, isLast }: DeltaSpec, { changed = 0 }: WriteReport): void {
-    if (changed > 0) this.#unequal.set(params.map(({ name }) => name).slice(0, 3).join(', ') + (params.length > 3 ? ', ...' : ''), changed)
+    if (changed > 0) {
+      this.#unequal.set(
+        params.map(({ name }) => name).slice(0, 3).join(', ') + (params.length > 3 ? ', ...' : ''),
+        changed
+      )
+    }
     if (!isLast) return
     const unequal = [...this.#unequal]
     this.#unequal.clear()
     if (unequal.length === 0) return
     const total = unequal.reduce((sum, [, count]) => sum + count, 0)
-    throw new RefitError('WEIGHTS_MISMATCH', `verification failed: ${total} elements differed from the trainer's, among ${unequal.slice(0, 10).map(([names, count]) => `${names} (${count})`).join('; ')}. They are the trainer's now`)
+    throw new RefitError(
+      'WEIGHTS_MISMATCH',
+      `verification failed: ${total} elements differed from the trainer's, among ${
+        unequal.slice(0, 10).map(([names, count]) => `${names} (${count})`).join('; ')
+      }. They are the trainer's now`
+    )
   }
 }
 
@@ -106,7 +160,14 @@ function findFlush (tensors: readonly TensorDescriptor[]): Flush {
   const values = find(DELTA_VALUES)
   const positions = find(DELTA_POSITIONS)
   if (spec === undefined || values === undefined || tensors.length !== (positions === undefined ? 2 : 3)) {
-    throw payloadError(`a delta is ${DELTA_SPEC}, ${DELTA_POSITIONS} (unless it is dense) and ${DELTA_VALUES}, got ${tensors.map(({ name }) => name).slice(0, 5).join(', ') || 'nothing'}`)
+    throw payloadError(
+      `a delta is ${DELTA_SPEC}, ${DELTA_POSITIONS} (unless it is dense) and ${DELTA_VALUES}, got ${
+        tensors
+          .map(({ name }) => name)
+          .slice(0, 5)
+          .join(', ') || 'nothing'
+      }`
+    )
   }
   return { spec, positions, values }
 }
@@ -115,10 +176,21 @@ function findFlush (tensors: readonly TensorDescriptor[]): Flush {
 function flushOfRank (tensors: readonly TensorDescriptor[], { params }: DeltaSpec): TensorDescriptor[] {
   const { values } = findFlush(tensors)
   const size = valueBytes(values.dtype)!
-  return params.map(({ name, shape, values: [start] }) => ({ ...values, name, shape, stride: contiguous(shape), offset: values.offset + start * size }))
+  return params.map(({ name, shape, values: [start] }) => ({
+    ...values,
+    name,
+    shape,
+    stride: contiguous(shape),
+    offset: values.offset + start * size
+  }))
 }
 
-function patchOf ({ encoding, params }: DeltaSpec, positions: Uint8Array, values: Uint8Array, dtype: string): WeightPatch {
+function patchOf (
+  { encoding, params }: DeltaSpec,
+  positions: Uint8Array,
+  values: Uint8Array,
+  dtype: string
+): WeightPatch {
   const size = valueBytes(dtype)!
   const tensors = new Map<string, ElementPatch[]>()
   for (const { name, positions: [from, to], values: [start, end] } of params) {
@@ -142,7 +214,12 @@ function announced ({ params }: DeltaSpec, { tensors }: WeightPatch): AnnouncedT
   const shapes = new Map<string, DeltaParam>()
   for (const param of params) {
     const known = shapes.get(param.name)
-    if (known !== undefined && known.shape.join() !== param.shape.join()) throw payloadError(`it has the shapes [${known.shape.join(', ')}] and [${param.shape.join(', ')}]`, param.name)
+    if (known !== undefined && known.shape.join() !== param.shape.join()) {
+      throw payloadError(
+        `it has the shapes [${known.shape.join(', ')}] and [${param.shape.join(', ')}]`,
+        param.name
+      )
+    }
     shapes.set(param.name, param)
   }
   return [...tensors.keys()].map(name => {

@@ -40,5 +40,10 @@ function decode (entry: string | Uint8Array): void {
 function repeated (entry: string): Uint8Array {
   const bytes = Buffer.from(entry, 'base64')
   const items = bytes.subarray(HEAD, -TAIL)
-  return Buffer.concat([bytes.subarray(0, 2), Buffer.from(']\x94(', 'latin1'), ...new Array<Buffer>(COPIES).fill(items), bytes.subarray(-TAIL)])
+  return Buffer.concat([
+    bytes.subarray(0, 2),
+    Buffer.from(']\x94(', 'latin1'),
+    ...new Array<Buffer>(COPIES).fill(items),
+    bytes.subarray(-TAIL)
+  ])
 }

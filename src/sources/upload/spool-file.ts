@@ -15,7 +15,9 @@ export type Way = 'direct' | 'cached'
 
 /** Throws SPOOL_FAILED where the folder has no room for so many bytes. */
 export async function checkRoom (folder: string, bytes: number): Promise<void> {
-  const { bavail, bsize } = await statfs(folder).catch(error => { throw failed(folder, error) })
+  const { bavail, bsize } = await statfs(folder).catch(error => {
+    throw failed(folder, error)
+  })
   if (bavail * bsize < bytes) throw noRoom(folder, `${bytes} bytes are to come, ${bavail * bsize} are free`)
 }
 
@@ -41,7 +43,9 @@ export class SpoolFile {
 
   static async open (folder: string): Promise<SpoolFile> {
     const path = join(folder, `refit-upload-${process.pid}-${randomBytes(8).toString('hex')}`)
-    const cached = await open(path, 'wx+', 0o600).catch(error => { throw failed(folder, error) })
+    const cached = await open(path, 'wx+', 0o600).catch(error => {
+      throw failed(folder, error)
+    })
     const direct = await open(path, constants.O_RDWR | constants.O_DIRECT).catch(() => undefined)
     try {
       await unlink(path)
@@ -56,7 +60,9 @@ export class SpoolFile {
   async grow (from: number, to: number): Promise<void> {
     await checkRoom(this.#folder, to - from)
     // Writes behind a file's end wait for each other.
-    await this.#cached.truncate(to).catch(error => { throw failed(this.#folder, error) })
+    await this.#cached.truncate(to).catch(error => {
+      throw failed(this.#folder, error)
+    })
   }
 
   /** Whole pages of memory to whole pages of the file; resolves to the way by which to read them. */
@@ -65,13 +71,23 @@ export class SpoolFile {
       const way = this.#faster()
       const start = performance.now()
       try {
-        await transfer(bytes, position, async (done, at) => (await this.#handle(way).write(bytes, done, bytes.length - done, at)).bytesWritten)
+        await transfer(
+          bytes,
+          position,
+          async (done, at) => (await this.#handle(way).write(bytes, done, bytes.length - done, at)).bytesWritten
+        )
       } catch (error) {
         if (way === 'cached' || (error as NodeJS.ErrnoException).code !== 'EINVAL') throw failed(this.#folder, error)
         // A file system that wants larger blocks.
         this.#rates.direct = Number.MIN_VALUE
-        await transfer(bytes, position, async (done, at) => (await this.#cached.write(bytes, done, bytes.length - done, at)).bytesWritten)
-          .catch(error => { throw failed(this.#folder, error) })
+        await transfer(
+          bytes,
+          position,
+          async (done, at) => (await this.#cached.write(bytes, done, bytes.length - done, at)).bytesWritten
+        )
+          .catch(error => {
+            throw failed(this.#folder, error)
+          })
         return 'cached'
       }
       const rate = bytes.length / Math.max(1e-3, performance.now() - start)
@@ -83,7 +99,11 @@ export class SpoolFile {
   /** Fills whole pages of memory with what was written that way. */
   async read (bytes: Uint8Array, position: number, way: Way): Promise<void> {
     await this.#run(async () => {
-      await transfer(bytes, position, async (done, at) => (await this.#handle(way).read(bytes, done, bytes.length - done, at)).bytesRead)
+      await transfer(
+        bytes,
+        position,
+        async (done, at) => (await this.#handle(way).read(bytes, done, bytes.length - done, at)).bytesRead
+      )
     })
   }
 
@@ -96,7 +116,9 @@ export class SpoolFile {
     await this.#closing
   }
 
-  #handle (way: Way): FileHandle { return way === 'direct' ? this.#direct! : this.#cached }
+  #handle (way: Way): FileHandle {
+    return way === 'direct' ? this.#direct! : this.#cached
+  }
 
   #faster (): Way {
     const { direct, cached } = this.#rates
@@ -122,7 +144,11 @@ export class SpoolFile {
   }
 }
 
-async function transfer (bytes: Uint8Array, position: number, some: (done: number, at: number) => Promise<number>): Promise<void> {
+async function transfer (
+  bytes: Uint8Array,
+  position: number,
+  some: (done: number, at: number) => Promise<number>
+): Promise<void> {
   for (let done = 0; done < bytes.length;) {
     const count = await some(done, position + done)
     if (count === 0) throw new Error(`the spooled upload ends at byte ${position + done}`)
@@ -133,9 +159,18 @@ async function transfer (bytes: Uint8Array, position: number, some: (done: numbe
 function failed (folder: string, error: unknown): RefitError {
   const { code = '', message } = error as NodeJS.ErrnoException
   if (code === 'ENOSPC' || code === 'EDQUOT') return noRoom(folder, `the disk is full, or its quota used up (${code})`)
-  return new RefitError('SPOOL_FAILED', `the upload cannot be spooled to ${folder} (${code || message}): name another folder with --upload-folder. Nothing has changed`, { cause: error })
+  return new RefitError(
+    'SPOOL_FAILED',
+    `the upload cannot be spooled to ${folder} (${
+      code || message
+    }): name another folder with --upload-folder. Nothing has changed`,
+    { cause: error }
+  )
 }
 
 function noRoom (folder: string, what: string): RefitError {
-  return new RefitError('SPOOL_FAILED', `${folder} has no room for the upload: ${what}. Send smaller parts, or mode=stream, or name another folder with --upload-folder. Nothing has changed`)
+  return new RefitError(
+    'SPOOL_FAILED',
+    `${folder} has no room for the upload: ${what}. Send smaller parts, or mode=stream, or name another folder with --upload-folder. Nothing has changed`
+  )
 }

@@ -4,7 +4,11 @@ import type { SpoolSlots } from './spool-slots.ts'
 import type { UploadSink } from './upload-sink.ts'
 
 /** Where a stretch of an upload lies in the spooled file, and how each slot of it got there. */
-export interface SpooledPart { position: number, bytes: number, ways: readonly Way[] }
+export interface SpooledPart {
+  position: number
+  bytes: number
+  ways: readonly Way[]
+}
 
 /** Collects bytes in slots: one fills while others are on their way to the disk. */
 export class SpoolSink implements UploadSink {
@@ -56,8 +60,14 @@ export class SpoolSink implements UploadSink {
     const pages = slot.subarray(PAGE_BYTES, PAGE_BYTES + Math.ceil(this.#filled / PAGE_BYTES) * PAGE_BYTES)
     this.#slot = undefined
     this.#filled = 0
-    const writing = this.#file.write(pages, this.part.position + index * this.#slots.bytes)
-      .then(way => { this.#ways[index] = way }, error => { this.#failure ??= error })
+    const writing = this
+      .#file
+      .write(pages, this.part.position + index * this.#slots.bytes)
+      .then(way => {
+        this.#ways[index] = way
+      }, error => {
+        this.#failure ??= error
+      })
       .then(() => {
         this.#writing.delete(writing)
         this.#slots.give(slot)

@@ -33,7 +33,9 @@ export class SpoolSlots {
   }
 
   /** A page, for what stood before the data, and the data; undefined while all are in use. */
-  tryTake (): Buffer | undefined { return this.#free.pop() }
+  tryTake (): Buffer | undefined {
+    return this.#free.pop()
+  }
 
   give (slot: Buffer): void {
     this.#free.push(slot)
@@ -42,7 +44,11 @@ export class SpoolSlots {
 
   /** Resolves once one is free. */
   async freed (): Promise<void> {
-    if (this.#free.length === 0) await new Promise<void>(resolve => { this.#wake = resolve })
+    if (this.#free.length === 0) {
+      await new Promise<void>(resolve => {
+        this.#wake = resolve
+      })
+    }
   }
 
   /** Nobody uses any. */

@@ -10,8 +10,18 @@ const OVERLAP = 4
 /** A stretch of an upload: in memory, or in the spooled file. */
 export type UploadPart = { buffer: Uint8Array } | SpooledPart
 
-interface Unit { begin: number, bytes: number, buffer: Uint8Array | undefined, position: number, way: Way }
-interface Coming { unit: Unit, slot: Buffer | undefined, read: Promise<void> }
+interface Unit {
+  begin: number
+  bytes: number
+  buffer: Uint8Array | undefined
+  position: number
+  way: Way
+}
+interface Coming {
+  unit: Unit
+  slot: Buffer | undefined
+  read: Promise<void>
+}
 
 /** The parts of an upload one after another, as pieces; the next ones are read while one is written. Only when all of it has come. */
 export class SpoolStream implements WeightStream {
@@ -73,7 +83,7 @@ export class SpoolStream implements WeightStream {
   }
 }
 
-function * units (parts: readonly UploadPart[], slotBytes: number): Generator<Unit, undefined> {
+function* units (parts: readonly UploadPart[], slotBytes: number): Generator<Unit, undefined> {
   let begin = 0
   for (const part of parts) {
     if ('buffer' in part) {

@@ -38,7 +38,9 @@ export class Spool {
   }
 
   /** All parts of the upload, once the last sink has ended. */
-  stream (parts: readonly UploadPart[]): SpoolStream { return new SpoolStream(this.#file, this.#slots, parts) }
+  stream (parts: readonly UploadPart[]): SpoolStream {
+    return new SpoolStream(this.#file, this.#slots, parts)
+  }
 
   /** After what is on its way. */
   async close (): Promise<void> {

@@ -29,13 +29,18 @@ export class UploadFile {
   #left = 0
   #dataEnd = 0
 
-  constructor (options: UploadFileOptions) { this.#options = options }
+  constructor (options: UploadFileOptions) {
+    this.#options = options
+  }
 
   /** Takes all of `chunk`; a promise where the next one has to wait. Throws, or rejects, as soon as the bytes cannot be a file any more. */
   take (chunk: Uint8Array): Promise<void> | undefined {
     if (this.#sink === undefined) return this.#takeHead(chunk)
     if (chunk.length > this.#left) {
-      throw formatError(this.#options.label, `its tensors end at byte ${this.#dataEnd}, but more bytes follow, which no tensor owns`)
+      throw formatError(
+        this.#options.label,
+        `its tensors end at byte ${this.#dataEnd}, but more bytes follow, which no tensor owns`
+      )
     }
     this.#left -= chunk.length
     return this.#sink.write(chunk)
@@ -49,7 +54,12 @@ export class UploadFile {
       // With what came as the file's length it refuses, unless the header is whole.
       headerLength(this.#prefix.subarray(0, Math.min(have, PREFIX_BYTES)), have, label)
     }
-    if (this.#left > 0) throw formatError(label, `its tensors end at byte ${this.#dataEnd}, but it has ${this.#dataEnd - this.#left}: it is cut off`)
+    if (this.#left > 0) {
+      throw formatError(
+        label,
+        `its tensors end at byte ${this.#dataEnd}, but it has ${this.#dataEnd - this.#left}: it is cut off`
+      )
+    }
     await this.#sink?.end()
   }
 

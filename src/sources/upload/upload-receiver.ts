@@ -38,7 +38,11 @@ export class UploadReceiver {
   }
 
   /** Of a body, once it has been taken and where nobody else has it. */
-  freeChunk (chunk: Uint8Array): void { freeChunk(chunk) }
+  freeChunk (chunk: Uint8Array): void {
+    freeChunk(chunk)
+  }
 
-  close (): void { this.staging.close() }
+  close (): void {
+    this.staging.close()
+  }
 }

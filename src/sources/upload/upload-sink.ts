@@ -13,7 +13,9 @@ export class HeldSink implements UploadSink {
   readonly #buffer: Buffer
   #at = 0
 
-  constructor (buffer: Buffer) { this.#buffer = buffer }
+  constructor (buffer: Buffer) {
+    this.#buffer = buffer
+  }
 
   write (bytes: Uint8Array): undefined {
     this.#buffer.set(bytes, this.#at)

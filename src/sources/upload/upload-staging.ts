@@ -29,7 +29,11 @@ export class Staging {
 
   /** Throws RangeError for a limit that is no whole number of bytes, or too small to work with. */
   constructor (limit = STAGING_BYTES, idleMs = IDLE_MS) {
-    if (!Number.isSafeInteger(limit) || limit < LEAST_BYTES) throw new RangeError(`memory for uploads: expected a whole number of bytes, ${LEAST_BYTES} at least, got ${limit}`)
+    if (!Number.isSafeInteger(limit) || limit < LEAST_BYTES) {
+      throw new RangeError(
+        `memory for uploads: expected a whole number of bytes, ${LEAST_BYTES} at least, got ${limit}`
+      )
+    }
     this.#limit = limit
     this.holdBytes = Math.floor(limit / 4 * 3)
     this.pieceBytes = Math.floor(limit / 32)
@@ -38,16 +42,22 @@ export class Staging {
   }
 
   /** Bytes in use, and bytes kept for the next upload. */
-  get bytes (): { live: number, kept: number } { return { live: this.#live, kept: this.#cached } }
+  get bytes (): { live: number, kept: number } {
+    return { live: this.#live, kept: this.#cached }
+  }
 
   /** A buffer for a whole body, undefined where that does not fit. Give it back. */
-  tryHold (bytes: number): Buffer | undefined { return this.tryTake(bytes, this.#limit - this.holdBytes) }
+  tryHold (bytes: number): Buffer | undefined {
+    return this.tryTake(bytes, this.#limit - this.holdBytes)
+  }
 
   /** A buffer of at least so many bytes that begins with a page, undefined where it would leave less than `leave`. Give it back. */
   tryTake (bytes: number, leave = 0): Buffer | undefined {
     const size = Math.max(GRAIN, Math.ceil(bytes / GRAIN) * GRAIN)
     if (this.#live + size + leave > this.#limit) return undefined
-    const fitting = this.#kept.filter(({ length }) => length >= size && length <= 2 * size && this.#live + length + leave <= this.#limit)
+    const fitting = this.#kept.filter(({ length }) =>
+      length >= size && length <= 2 * size && this.#live + length + leave <= this.#limit
+    )
     const known = fitting.sort((a, b) => a.length - b.length)[0]
     if (known !== undefined) {
       this.#forget(known)
@@ -62,7 +72,12 @@ export class Staging {
   /** As `tryTake`; throws NO_MEMORY. */
   take (bytes: number): Buffer {
     const buffer = this.tryTake(bytes)
-    if (buffer === undefined) throw new RefitError('NO_MEMORY', `other uploads use the staging memory (${this.#live} of ${this.#limit} bytes); nothing has changed, send it again`)
+    if (buffer === undefined) {
+      throw new RefitError(
+        'NO_MEMORY',
+        `other uploads use the staging memory (${this.#live} of ${this.#limit} bytes); nothing has changed, send it again`
+      )
+    }
     return buffer
   }
 
@@ -72,7 +87,10 @@ export class Staging {
     this.#kept.push(buffer)
     this.#cached += buffer.length
     if (this.#closed) return this.#freeAll()
-    this.#timer ??= setTimeout(() => { this.#freeAll() }, this.#idleMs).unref()
+    this.#timer ??= setTimeout(() => {
+      this.#freeAll()
+    }, this.#idleMs)
+      .unref()
     this.#timer.refresh()
   }
 

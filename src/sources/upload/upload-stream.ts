@@ -10,7 +10,11 @@ const OVERLAP = 4
 /** Bytes per millisecond. */
 const LEAST_RATE = 1000
 
-interface Piece { begin: number, slot: Buffer, length: number }
+interface Piece {
+  begin: number
+  slot: Buffer
+  length: number
+}
 
 /** Hands the data of one file to a write under way: bytes come in on one side, pieces go out on the other. */
 export class UploadStream implements UploadSink, WeightStream {
@@ -91,7 +95,9 @@ export class UploadStream implements UploadSink, WeightStream {
     this.#closed = true
     this.#wakeWriter?.()
     this.#wakeReader?.()
-    for (const slot of [...this.#free, ...this.#full.map(({ slot }) => slot), this.#filling, this.#out]) if (slot !== undefined) this.#staging.give(slot)
+    for (const slot of [...this.#free, ...this.#full.map(({ slot }) => slot), this.#filling, this.#out]) {
+      if (slot !== undefined) this.#staging.give(slot)
+    }
   }
 
   // What goes out.
@@ -111,8 +117,12 @@ export class UploadStream implements UploadSink, WeightStream {
     const began = performance.now()
     const came = this.#begin + this.#filled
     const left = this.#stallMs + came / LEAST_RATE - this.#waited
-    const timer = setTimeout(() => { this.fail(tooSlow(this.#stallMs, came)) }, left)
-    await new Promise<void>(resolve => { this.#wakeReader = resolve })
+    const timer = setTimeout(() => {
+      this.fail(tooSlow(this.#stallMs, came))
+    }, left)
+    await new Promise<void>(resolve => {
+      this.#wakeReader = resolve
+    })
     clearTimeout(timer)
     this.#waited += performance.now() - began
   }
@@ -161,7 +171,11 @@ export class UploadStream implements UploadSink, WeightStream {
   }
 
   async #room (): Promise<void> {
-    while (this.#free.length === 0 && !this.#closed && this.#failure === undefined) await new Promise<void>(resolve => { this.#wakeWriter = resolve })
+    while (this.#free.length === 0 && !this.#closed && this.#failure === undefined) {
+      await new Promise<void>(resolve => {
+        this.#wakeWriter = resolve
+      })
+    }
   }
 }
 
@@ -170,7 +184,12 @@ function pieceOf (begin: number, slot: Buffer, length: number): StreamPiece {
 }
 
 function tooSlow (stallMs: number, came: number): RefitError {
-  return new RefitError('BODY_STALLED', `the body came too slowly to be written as it comes, after ${came} bytes of tensors: nothing is generated meanwhile, so that the engine waits ${stallMs / 1000} s (--upload-timeout) and a second for each megabyte in all. Leave mode=stream out`)
+  return new RefitError(
+    'BODY_STALLED',
+    `the body came too slowly to be written as it comes, after ${came} bytes of tensors: nothing is generated meanwhile, so that the engine waits ${
+      stallMs / 1000
+    } s (--upload-timeout) and a second for each megabyte in all. Leave mode=stream out`
+  )
 }
 
 function givenUp (): RefitError {

@@ -48,18 +48,28 @@ export class Upload {
   #stream: UploadStream | undefined
   #open!: (source: WeightSource) => void
   /** Of an upload that is written as it comes: its source, once its header has been read. */
-  readonly opened = new Promise<WeightSource>(resolve => { this.#open = resolve })
+  readonly opened = new Promise<WeightSource>(resolve => {
+    this.#open = resolve
+  })
   #closing: Promise<void> | undefined
 
-  constructor (options: UploadOptions) { this.#options = options }
+  constructor (options: UploadOptions) {
+    this.#options = options
+  }
 
   /** Files that have begun. */
-  get files (): number { return this.#files.length }
+  get files (): number {
+    return this.#files.length
+  }
 
   /** `bytes`: its length where that is known beforehand. */
   begin (label: string, bytes: number | null): UploadFile {
     if (this.#options.isStream() && this.#files.length > 0) {
-      throw new RefitError('UNSUPPORTED', `${label} is a second file: with mode=stream a request has one, since all of its tensors are checked before the first is written. Leave mode out, or send one request per file`, { param: 'mode' })
+      throw new RefitError(
+        'UNSUPPORTED',
+        `${label} is a second file: with mode=stream a request has one, since all of its tensors are checked before the first is written. Leave mode out, or send one request per file`,
+        { param: 'mode' }
+      )
     }
     if (this.#files.some(file => file.label === label)) throw formatError(label, 'was sent twice')
     const file = new UploadFile({
@@ -68,7 +78,9 @@ export class Upload {
       staging: this.#options.staging,
       claim: headerBytes => {
         this.#headerBytes += headerBytes
-        if (this.#headerBytes > MAX_HEADER_BYTES) throw formatError(label, `with it the headers of this upload pass ${MAX_HEADER_BYTES} bytes`)
+        if (this.#headerBytes > MAX_HEADER_BYTES) {
+          throw formatError(label, `with it the headers of this upload pass ${MAX_HEADER_BYTES} bytes`)
+        }
       },
       place: async (tensors, dataStart, dataBytes) => await this.#place(label, tensors, dataStart, dataBytes)
     })
@@ -79,36 +91,67 @@ export class Upload {
   /** All files have come. `index`: the JSON of an index of them, if there was one. */
   async finish (index?: { label: string, json: Uint8Array }): Promise<WeightSource> {
     if (this.#files.length === 0) throw new RefitError('BODY_BROKEN', 'the upload has no file')
-    if (index !== undefined) checkIndex({ label: index.label, weightMap: parseIndex(index.json, index.label).weightMap }, this.#homes)
+    if (index !== undefined) {
+      checkIndex({
+        label: index.label,
+        weightMap: parseIndex(index.json, index.label)
+          .weightMap
+      }, this.#homes)
+    }
     this.#stream?.finish()
     return this.#stream === undefined ? this.#source() : await this.opened
   }
 
   /** The body broke off, or is not what it should be. */
-  fail (error: unknown): void { this.#stream?.fail(error) }
+  fail (error: unknown): void {
+    this.#stream?.fail(error)
+  }
 
   async close (): Promise<void> {
     this.#closing ??= this.#close()
     await this.#closing
   }
 
-  async #place (label: string, tensors: SafetensorsTensor[], dataStart: number, dataBytes: number): Promise<UploadSink> {
+  async #place (
+    label: string,
+    tensors: SafetensorsTensor[],
+    dataStart: number,
+    dataBytes: number
+  ): Promise<UploadSink> {
     const { staging, folder, isStream, maxBytes, stallMs } = this.#options
     this.bytes += dataBytes
-    if (this.bytes > maxBytes) throw new RefitError('BODY_TOO_LARGE', `${label}: with it the tensors of this upload take ${this.bytes} bytes, several times what the model does (at most ${maxBytes})`)
+    if (this.bytes > maxBytes) {
+      throw new RefitError(
+        'BODY_TOO_LARGE',
+        `${label}: with it the tensors of this upload take ${this.bytes} bytes, several times what the model does (at most ${maxBytes})`
+      )
+    }
     for (const { name } of tensors) {
       const home = this.#homes.get(name)
       if (home !== undefined) throw formatError(label, `is in ${home} as well`, name)
       this.#homes.set(name, label)
     }
-    if (this.#homes.size > MAX_TENSORS) throw formatError(label, `with it this upload has more than ${MAX_TENSORS} tensors`)
+    if (this.#homes.size > MAX_TENSORS) {
+      throw formatError(label, `with it this upload has more than ${MAX_TENSORS} tensors`)
+    }
     // Dtypes are looked at before memory is taken or a file made.
     const announced = tensors.map(tensor => announce(tensor, this.#parts.length, label, -dataStart))
     this.#tensors.push(...announced)
     if (isStream()) {
       this.place = 'stream'
       const stream = this.#stream = new UploadStream(staging, stallMs)
-      this.#open({ kind: 'upload', tensors: this.#tensors, sources: [], stream, verify: async () => { stream.verify() }, close: async () => { await stream.close() } })
+      this.#open({
+        kind: 'upload',
+        tensors: this.#tensors,
+        sources: [],
+        stream,
+        verify: async () => {
+          stream.verify()
+        },
+        close: async () => {
+          await stream.close()
+        }
+      })
       return stream
     }
     const buffer = staging.tryHold(dataBytes)
@@ -126,11 +169,29 @@ export class Upload {
 
   /** Of what has come whole, which nobody but this process has. */
   #source (): WeightSource {
-    const ends = { verify: async () => {}, close: async () => { await this.close() } }
-    if (this.#spool === undefined) return { kind: 'upload', tensors: this.#tensors, sources: this.#parts.filter(part => 'buffer' in part), ...ends }
+    const ends = {
+      verify: async () => {},
+      close: async () => {
+        await this.close()
+      }
+    }
+    if (this.#spool === undefined) {
+      return {
+        kind: 'upload',
+        tensors: this.#tensors,
+        sources: this.#parts.filter(part => 'buffer' in part),
+        ...ends
+      }
+    }
     const begins = this.#parts.map(() => 0)
-    for (const [index, part] of this.#parts.slice(0, -1).entries()) begins[index + 1] = begins[index]! + ('buffer' in part ? part.buffer.length : part.bytes)
-    const tensors = this.#tensors.map(tensor => ({ ...tensor, source: 0, offset: begins[tensor.source]! + tensor.offset }))
+    for (const [index, part] of this.#parts.slice(0, -1).entries()) {
+      begins[index + 1] = begins[index]! + ('buffer' in part ? part.buffer.length : part.bytes)
+    }
+    const tensors = this.#tensors.map(tensor => ({
+      ...tensor,
+      source: 0,
+      offset: begins[tensor.source]! + tensor.offset
+    }))
     return { kind: 'upload', tensors, sources: [], stream: this.#spool.stream(this.#parts), ...ends }
   }
 

@@ -17,7 +17,13 @@ export interface PickleLimits {
 
 /** Eight times what a request of 18,867 handles takes, and some 300 MB of records at worst. */
 export const PICKLE_LIMITS: Readonly<PickleLimits> = {
-  bytes: 256 * 1024 * 1024, memo: 2 ** 21, objects: 2 ** 21, items: 2 ** 23, stack: 2 ** 20, depth: 64, text: 2 ** 20
+  bytes: 256 * 1024 * 1024,
+  memo: 2 ** 21,
+  objects: 2 ** 21,
+  items: 2 ** 23,
+  stack: 2 ** 20,
+  depth: 64,
+  text: 2 ** 20
 }
 
 /** Bytes of an int, and of the module or the name that a global has. */

@@ -5,7 +5,16 @@ import { MAX_GLOBAL_NAME, MAX_LONG_BYTES, PICKLE_LIMITS } from './limits.ts'
 import type { PickleLimits } from './limits.ts'
 import { readLong } from './numbers.ts'
 import { describeOpcode } from './opcodes.ts'
-import { describePickle, PickleBytes, PickleDict, PickleFloat, PickleList, PickleName, PickleObject, PickleSet } from './values.ts'
+import {
+  describePickle,
+  PickleBytes,
+  PickleDict,
+  PickleFloat,
+  PickleList,
+  PickleName,
+  PickleObject,
+  PickleSet
+} from './values.ts'
 import type { PickleTuple, PickleValue } from './values.ts'
 import { clip } from '../strict-json.ts'
 
@@ -66,54 +75,147 @@ class PickleReader {
       this.#at++
       // Numbers, not names, so that this is compiled to a jump table.
       switch (bytes[op]) {
-        case 0x94: this.#memoize(this.#memoized); break // MEMOIZE
-        case 0x4b: this.#push(bytes[this.#take(1)]!); break // BININT1
-        case 0x68: this.#get(bytes[this.#take(1)]!); break // BINGET
-        case 0x6a: this.#get(this.#u32()); break // LONG_BINGET
-        case 0x85: this.#tuple(this.#height - 1); break // TUPLE1
-        case 0x86: this.#tuple(this.#height - 2); break // TUPLE2
-        case 0x87: this.#tuple(this.#height - 3); break // TUPLE3
-        case 0x52: this.#reduce(); break // REDUCE
-        case 0x28: this.#mark(); break // MARK
-        case 0x74: this.#tuple(this.#unmark()); break // TUPLE
-        case 0x4d: this.#push(bytes.readUInt16LE(this.#take(2))); break // BININT2
-        case 0x4a: this.#push(bytes.readInt32LE(this.#take(4))); break // BININT
-        case 0x43: this.#binary(bytes[this.#take(1)]!); break // SHORT_BINBYTES
-        case 0x8c: this.#text(bytes[this.#take(1)]!); break // SHORT_BINUNICODE
-        case 0x88: this.#push(true); break // NEWTRUE
-        case 0x89: this.#push(false); break // NEWFALSE
-        case 0x4e: this.#push(null); break // NONE
-        case 0x8a: this.#long(bytes[this.#take(1)]!); break // LONG1
-        case 0x61: this.#append(this.#height - 1); break // APPEND
-        case 0x65: this.#append(this.#unmark()); break // APPENDS
-        case 0x73: this.#setItems(this.#height - 2); break // SETITEM
-        case 0x75: this.#setItems(this.#unmark()); break // SETITEMS
-        case 0x29: this.#push(NO_ARGS); break // EMPTY_TUPLE
-        case 0x5d: this.#make(new PickleList()); break // EMPTY_LIST
-        case 0x7d: this.#make(new PickleDict()); break // EMPTY_DICT
-        case 0x8f: this.#make(new PickleSet([])); break // EMPTY_SET
-        case 0x90: this.#addItems(); break // ADDITEMS
-        case 0x91: this.#make(new PickleSet(this.#cut(this.#unmark()))); break // FROZENSET
-        case 0x93: this.#stackGlobal(); break // STACK_GLOBAL
-        case 0x63: this.#global(this.#line(), this.#line()); break // GLOBAL
-        case 0x81: this.#newObject(); break // NEWOBJ
-        case 0x62: this.#build(); break // BUILD
-        case 0x51: this.#persistent(); break // BINPERSID
-        case 0x71: this.#memoize(bytes[this.#take(1)]!); break // BINPUT
-        case 0x72: this.#memoize(this.#u32()); break // LONG_BINPUT
-        case 0x58: this.#text(this.#u32()); break // BINUNICODE
-        case 0x8d: this.#text(this.#u64()); break // BINUNICODE8
-        case 0x42: this.#binary(this.#u32()); break // BINBYTES
-        case 0x8e: this.#binary(this.#u64()); break // BINBYTES8
-        case 0x96: this.#binary(this.#u64()); break // BYTEARRAY8
-        case 0x8b: this.#long(this.#u32()); break // LONG4
-        case 0x47: this.#make(new PickleFloat(bytes.readDoubleBE(this.#take(8)))); break // BINFLOAT
-        case 0x95: this.#frame(); break // FRAME
-        case 0x30: this.#drop(); break // POP
-        case 0x31: this.#height = this.#unmark(); break // POP_MARK
-        case 0x2e: return this.#stop() // STOP
-        case 0x80: throw malformed('a second PROTO', op)
-        default: throw refused(describeOpcode(bytes[op]!), op)
+        case 0x94:
+          this.#memoize(this.#memoized)
+          break // MEMOIZE
+        case 0x4b:
+          this.#push(bytes[this.#take(1)]!)
+          break // BININT1
+        case 0x68:
+          this.#get(bytes[this.#take(1)]!)
+          break // BINGET
+        case 0x6a:
+          this.#get(this.#u32())
+          break // LONG_BINGET
+        case 0x85:
+          this.#tuple(this.#height - 1)
+          break // TUPLE1
+        case 0x86:
+          this.#tuple(this.#height - 2)
+          break // TUPLE2
+        case 0x87:
+          this.#tuple(this.#height - 3)
+          break // TUPLE3
+        case 0x52:
+          this.#reduce()
+          break // REDUCE
+        case 0x28:
+          this.#mark()
+          break // MARK
+        case 0x74:
+          this.#tuple(this.#unmark())
+          break // TUPLE
+        case 0x4d:
+          this.#push(bytes.readUInt16LE(this.#take(2)))
+          break // BININT2
+        case 0x4a:
+          this.#push(bytes.readInt32LE(this.#take(4)))
+          break // BININT
+        case 0x43:
+          this.#binary(bytes[this.#take(1)]!)
+          break // SHORT_BINBYTES
+        case 0x8c:
+          this.#text(bytes[this.#take(1)]!)
+          break // SHORT_BINUNICODE
+        case 0x88:
+          this.#push(true)
+          break // NEWTRUE
+        case 0x89:
+          this.#push(false)
+          break // NEWFALSE
+        case 0x4e:
+          this.#push(null)
+          break // NONE
+        case 0x8a:
+          this.#long(bytes[this.#take(1)]!)
+          break // LONG1
+        case 0x61:
+          this.#append(this.#height - 1)
+          break // APPEND
+        case 0x65:
+          this.#append(this.#unmark())
+          break // APPENDS
+        case 0x73:
+          this.#setItems(this.#height - 2)
+          break // SETITEM
+        case 0x75:
+          this.#setItems(this.#unmark())
+          break // SETITEMS
+        case 0x29:
+          this.#push(NO_ARGS)
+          break // EMPTY_TUPLE
+        case 0x5d:
+          this.#make(new PickleList())
+          break // EMPTY_LIST
+        case 0x7d:
+          this.#make(new PickleDict())
+          break // EMPTY_DICT
+        case 0x8f:
+          this.#make(new PickleSet([]))
+          break // EMPTY_SET
+        case 0x90:
+          this.#addItems()
+          break // ADDITEMS
+        case 0x91:
+          this.#make(new PickleSet(this.#cut(this.#unmark())))
+          break // FROZENSET
+        case 0x93:
+          this.#stackGlobal()
+          break // STACK_GLOBAL
+        case 0x63:
+          this.#global(this.#line(), this.#line())
+          break // GLOBAL
+        case 0x81:
+          this.#newObject()
+          break // NEWOBJ
+        case 0x62:
+          this.#build()
+          break // BUILD
+        case 0x51:
+          this.#persistent()
+          break // BINPERSID
+        case 0x71:
+          this.#memoize(bytes[this.#take(1)]!)
+          break // BINPUT
+        case 0x72:
+          this.#memoize(this.#u32())
+          break // LONG_BINPUT
+        case 0x58:
+          this.#text(this.#u32())
+          break // BINUNICODE
+        case 0x8d:
+          this.#text(this.#u64())
+          break // BINUNICODE8
+        case 0x42:
+          this.#binary(this.#u32())
+          break // BINBYTES
+        case 0x8e:
+          this.#binary(this.#u64())
+          break // BINBYTES8
+        case 0x96:
+          this.#binary(this.#u64())
+          break // BYTEARRAY8
+        case 0x8b:
+          this.#long(this.#u32())
+          break // LONG4
+        case 0x47:
+          this.#make(new PickleFloat(bytes.readDoubleBE(this.#take(8))))
+          break // BINFLOAT
+        case 0x95:
+          this.#frame()
+          break // FRAME
+        case 0x30:
+          this.#drop()
+          break // POP
+        case 0x31:
+          this.#height = this.#unmark()
+          break // POP_MARK
+        case 0x2e:
+          return this.#stop() // STOP
+        case 0x80:
+          throw malformed('a second PROTO', op)
+        default:
+          throw refused(describeOpcode(bytes[op]!), op)
       }
     }
   }
@@ -121,7 +223,9 @@ class PickleReader {
   #start (): void {
     if (this.#end > this.#limits.bytes) throw limited(`${this.#end} bytes, at most ${this.#limits.bytes} are read`, 0)
     if (this.#end === 0) throw malformed('it is empty', 0)
-    if (this.#bytes[0] !== 0x80) throw malformed(`it does not begin with PROTO (80) but with ${this.#bytes[0]!.toString(16).padStart(2, '0')}`, 0)
+    if (this.#bytes[0] !== 0x80) {
+      throw malformed(`it does not begin with PROTO (80) but with ${this.#bytes[0]!.toString(16).padStart(2, '0')}`, 0)
+    }
     if (this.#end < 2) throw this.#cutOff()
     const protocol = this.#bytes[1]!
     if (protocol < LOWEST_PROTOCOL || protocol > HIGHEST_PROTOCOL) {
@@ -131,7 +235,12 @@ class PickleReader {
   }
 
   #stop (): PickleValue {
-    if (this.#height !== 1 || this.#marks.length > 0) throw malformed(`it stops with ${this.#height} values on its stack`, this.#op)
+    if (this.#height !== 1 || this.#marks.length > 0) {
+      throw malformed(
+        `it stops with ${this.#height} values on its stack`,
+        this.#op
+      )
+    }
     if (this.#at !== this.#end) throw malformed(`${this.#end - this.#at} bytes follow its end`, this.#at)
     return this.#stack[0]!
   }
@@ -166,7 +275,12 @@ class PickleReader {
   }
 
   #push (value: PickleValue): void {
-    if (this.#height >= this.#limits.stack) throw limited(`more than ${this.#limits.stack} values on its stack`, this.#op)
+    if (this.#height >= this.#limits.stack) {
+      throw limited(
+        `more than ${this.#limits.stack} values on its stack`,
+        this.#op
+      )
+    }
     this.#stack[this.#height++] = value
   }
 
@@ -199,7 +313,12 @@ class PickleReader {
 
   #countItems (count: number): void {
     this.#items += count
-    if (this.#items > this.#limits.items) throw limited(`more than ${this.#limits.items} values in its tuples, lists and dicts`, this.#op)
+    if (this.#items > this.#limits.items) {
+      throw limited(
+        `more than ${this.#limits.items} values in its tuples, lists and dicts`,
+        this.#op
+      )
+    }
   }
 
   #tuple (from: number): void {
@@ -207,7 +326,12 @@ class PickleReader {
   }
 
   #mark (): void {
-    if (this.#marks.length >= this.#limits.depth) throw limited(`values nest deeper than ${this.#limits.depth}`, this.#op)
+    if (this.#marks.length >= this.#limits.depth) {
+      throw limited(
+        `values nest deeper than ${this.#limits.depth}`,
+        this.#op
+      )
+    }
     this.#floor = this.#height
     this.#marks.push(this.#floor)
   }
@@ -255,7 +379,12 @@ class PickleReader {
   }
 
   #text (length: number): void {
-    if (length > this.#limits.text) throw limited(`a string of ${length} bytes (at most ${this.#limits.text})`, this.#op)
+    if (length > this.#limits.text) {
+      throw limited(
+        `a string of ${length} bytes (at most ${this.#limits.text})`,
+        this.#op
+      )
+    }
     const start = this.#take(length)
     this.#make(this.#string(start, start + length))
   }
@@ -277,7 +406,12 @@ class PickleReader {
     const start = this.#at
     const end = this.#bytes.indexOf(0x0a, start)
     if (end === -1) throw this.#cutOff()
-    if (end - start > MAX_GLOBAL_NAME) throw malformed(`a name of ${end - start} bytes (at most ${MAX_GLOBAL_NAME})`, this.#op)
+    if (end - start > MAX_GLOBAL_NAME) {
+      throw malformed(
+        `a name of ${end - start} bytes (at most ${MAX_GLOBAL_NAME})`,
+        this.#op
+      )
+    }
     this.#at = end + 1
     return this.#string(start, end)
   }
@@ -285,10 +419,20 @@ class PickleReader {
   #stackGlobal (): void {
     const name = this.#pop()
     const module = this.#pop()
-    if (typeof name !== 'string' || typeof module !== 'string') throw malformed('STACK_GLOBAL without two strings', this.#op)
+    if (typeof name !== 'string' || typeof module !== 'string') {
+      throw malformed(
+        'STACK_GLOBAL without two strings',
+        this.#op
+      )
+    }
     // Of a text that stands there once, thousands of names may be made.
     const length = Math.max(name.length, module.length)
-    if (length > MAX_GLOBAL_NAME) throw malformed(`a name of ${length} characters (at most ${MAX_GLOBAL_NAME})`, this.#op)
+    if (length > MAX_GLOBAL_NAME) {
+      throw malformed(
+        `a name of ${length} characters (at most ${MAX_GLOBAL_NAME})`,
+        this.#op
+      )
+    }
     this.#global(module, name)
   }
 
@@ -296,15 +440,29 @@ class PickleReader {
     const found = this.#names(module, name)
     if (found instanceof PickleName) return this.#push(found)
     const reason = found === undefined ? 'is not a name that refit knows' : `is not taken: ${found}`
-    throw refused(`${JSON.stringify(clip(`${clip(module, MAX_GLOBAL_NAME)}.${clip(name, MAX_GLOBAL_NAME)}`, 2 * MAX_GLOBAL_NAME))} ${reason}`, this.#op)
+    throw refused(
+      `${
+        JSON.stringify(clip(`${clip(module, MAX_GLOBAL_NAME)}.${clip(name, MAX_GLOBAL_NAME)}`, 2 * MAX_GLOBAL_NAME))
+      } ${reason}`,
+      this.#op
+    )
   }
 
   #reduce (): void {
     const args = this.#pop()
     const callee = this.#pop()
-    if (!(callee instanceof PickleName)) throw refused(`REDUCE calls ${describePickle(callee)}, which is not a known function`, this.#op)
+    if (!(callee instanceof PickleName)) {
+      throw refused(
+        `REDUCE calls ${describePickle(callee)}, which is not a known function`,
+        this.#op
+      )
+    }
     if (!Array.isArray(args)) throw malformed(`REDUCE with ${describePickle(args)} for a tuple`, this.#op)
-    this.#make(callee.use === 'any' ? new PickleObject(callee, this.#own(args)) : reducePickle(callee, args, this.#budget, this.#op))
+    this.#make(
+      callee.use === 'any'
+        ? new PickleObject(callee, this.#own(args))
+        : reducePickle(callee, args, this.#budget, this.#op)
+    )
   }
 
   /** Something beside the pickle; only of those who have a name for it. */
@@ -318,7 +476,12 @@ class PickleReader {
     const args = this.#pop()
     const name = this.#pop()
     const isAny = name instanceof PickleName && name.use === 'any'
-    if (!isAny && !(name instanceof PickleName && name.use === 'class')) throw refused(`NEWOBJ of ${describePickle(name)}, which is not a known class`, this.#op)
+    if (!isAny && !(name instanceof PickleName && name.use === 'class')) {
+      throw refused(
+        `NEWOBJ of ${describePickle(name)}, which is not a known class`,
+        this.#op
+      )
+    }
     if (!Array.isArray(args)) throw malformed(`NEWOBJ with ${describePickle(args)} for a tuple`, this.#op)
     this.#make(new PickleObject(name, isAny ? this.#own(args) : args))
   }
@@ -333,7 +496,12 @@ class PickleReader {
     const state = this.#pop()
     const object = this.#top()
     if (keeps(object, state)) return
-    if (!(object instanceof PickleObject) || object.name.use !== 'class') throw refused(`BUILD on ${describePickle(object)}`, this.#op)
+    if (!(object instanceof PickleObject) || object.name.use !== 'class') {
+      throw refused(
+        `BUILD on ${describePickle(object)}`,
+        this.#op
+      )
+    }
     if (!(state instanceof PickleDict)) throw refused(`BUILD with ${describePickle(state)} for a dict`, this.#op)
     if (object.state !== null) throw refused('BUILD for a second time on one object', this.#op)
     object.state = state

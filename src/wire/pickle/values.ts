@@ -1,8 +1,20 @@
 // What a pickle is read into: inert records. Python's None, bool, int and str become null, boolean, number or bigint, and string;
 // a tuple becomes an array. Nothing here refers to anything but other records and the bytes that were read.
 
-export type PickleValue = null | boolean | number | bigint | string | PickleTuple |
-  PickleFloat | PickleBytes | PickleList | PickleDict | PickleSet | PickleName | PickleObject
+export type PickleValue =
+  | null
+  | boolean
+  | number
+  | bigint
+  | string
+  | PickleTuple
+  | PickleFloat
+  | PickleBytes
+  | PickleList
+  | PickleDict
+  | PickleSet
+  | PickleName
+  | PickleObject
 
 export type PickleTuple = PickleValue[]
 

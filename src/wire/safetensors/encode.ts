@@ -5,7 +5,11 @@ import { SAFETENSORS_BITS } from './dtypes.ts'
 // The data area starts at a multiple of this, as the reference's writer has it.
 const ALIGNMENT = 8
 
-export interface SafetensorsEntry { name: string, dtype: string, shape: number[] }
+export interface SafetensorsEntry {
+  name: string
+  dtype: string
+  shape: number[]
+}
 
 /** Length prefix and padded JSON of a file that holds the tensors in this order, one after another. */
 export function encodeHeader (entries: readonly SafetensorsEntry[], metadata: Record<string, string> = {}): Buffer {
@@ -14,7 +18,13 @@ export function encodeHeader (entries: readonly SafetensorsEntry[], metadata: Re
   const names = new Set<string>(['__metadata__'])
   let at = 0
   for (const { name, dtype, shape } of entries) {
-    if (names.has(name)) throw new RefitError('CHECKPOINT_FORMAT', `the tensor name ${JSON.stringify(name)} is reserved or comes twice`, { param: name })
+    if (names.has(name)) {
+      throw new RefitError(
+        'CHECKPOINT_FORMAT',
+        `the tensor name ${JSON.stringify(name)} is reserved or comes twice`,
+        { param: name }
+      )
+    }
     names.add(name)
     const end = at + entryBytes(name, dtype, shape)
     json.push(`${JSON.stringify(name)}:{"dtype":"${dtype}","shape":[${shape.join(',')}],"data_offsets":[${at},${end}]}`)
@@ -29,11 +39,18 @@ export function encodeHeader (entries: readonly SafetensorsEntry[], metadata: Re
 }
 
 /** A whole file in memory; each tensor's data must have the length that its dtype and shape ask for. */
-export function encodeSafetensors (tensors: readonly (SafetensorsEntry & { data: Uint8Array })[], metadata: Record<string, string> = {}): Buffer {
+export function encodeSafetensors (
+  tensors: readonly (SafetensorsEntry & { data: Uint8Array })[],
+  metadata: Record<string, string> = {}
+): Buffer {
   for (const { name, dtype, shape, data } of tensors) {
     const bytes = entryBytes(name, dtype, shape)
     if (data.byteLength !== bytes) {
-      throw new RefitError('CHECKPOINT_FORMAT', `tensor ${JSON.stringify(name)}: ${dtype} [${shape.join(', ')}] takes ${bytes} bytes, got ${data.byteLength}`, { param: name })
+      throw new RefitError(
+        'CHECKPOINT_FORMAT',
+        `tensor ${JSON.stringify(name)}: ${dtype} [${shape.join(', ')}] takes ${bytes} bytes, got ${data.byteLength}`,
+        { param: name }
+      )
     }
   }
   return Buffer.concat([encodeHeader(tensors, metadata), ...tensors.map(tensor => tensor.data)])
@@ -43,7 +60,11 @@ function entryBytes (name: string, dtype: string, shape: number[]): number {
   const bits = SAFETENSORS_BITS.get(dtype)
   const bytes = (bits ?? NaN) * shape.reduce((product, dim) => product * dim, 1) / 8
   if (!Number.isSafeInteger(bytes) || bytes < 0) {
-    throw new RefitError('CHECKPOINT_FORMAT', `tensor ${JSON.stringify(name)}: ${dtype} [${shape.join(', ')}] cannot be stored`, { param: name })
+    throw new RefitError(
+      'CHECKPOINT_FORMAT',
+      `tensor ${JSON.stringify(name)}: ${dtype} [${shape.join(', ')}] cannot be stored`,
+      { param: name }
+    )
   }
   return bytes
 }

@@ -37,17 +37,28 @@ export interface SafetensorsHeader {
 /** A bad file, named as the caller knows it. */
 export function formatError (file: string, message: string, tensor?: string): RefitError {
   const where = tensor === undefined ? file : `${file}: tensor ${JSON.stringify(clip(tensor))}`
-  return new RefitError('CHECKPOINT_FORMAT', `${where}: ${message}`, tensor === undefined ? {} : { param: clip(tensor) })
+  return new RefitError(
+    'CHECKPOINT_FORMAT',
+    `${where}: ${message}`,
+    tensor === undefined ? {} : { param: clip(tensor) }
+  )
 }
 
 /** The JSON's length, from the first 8 bytes of a file of `fileBytes`; checked before anybody allocates it. */
 export function headerLength (prefix: Uint8Array, fileBytes: number, file: string): number {
-  if (fileBytes < PREFIX_BYTES + 2 || prefix.length < PREFIX_BYTES) throw formatError(file, `${fileBytes} bytes are too few for a safetensors file`)
+  if (fileBytes < PREFIX_BYTES + 2 || prefix.length < PREFIX_BYTES) {
+    throw formatError(file, `${fileBytes} bytes are too few for a safetensors file`)
+  }
   const length = new DataView(prefix.buffer, prefix.byteOffset, PREFIX_BYTES).getBigUint64(0, true)
-  if (length > BigInt(MAX_HEADER_BYTES)) throw formatError(file, `a header of ${length} bytes (at most ${MAX_HEADER_BYTES}); is it a safetensors file?`)
+  if (length > BigInt(MAX_HEADER_BYTES)) {
+    throw formatError(file, `a header of ${length} bytes (at most ${MAX_HEADER_BYTES}); is it a safetensors file?`)
+  }
   if (length < 2n) throw formatError(file, `a header of ${length} bytes is too short for JSON`)
   if (Number(length) + PREFIX_BYTES > fileBytes) {
-    throw formatError(file, `its header takes ${length} bytes, but the file has ${fileBytes}: it is cut off or still being written`)
+    throw formatError(
+      file,
+      `its header takes ${length} bytes, but the file has ${fileBytes}: it is cut off or still being written`
+    )
   }
   return Number(length)
 }
@@ -65,8 +76,12 @@ export function parseHeader (json: Uint8Array, fileBytes: number, file: string):
  * As `parseHeader`, but pauses every few thousand tensors, so that a long header need not hold up an event loop. Without `fileBytes`
  * (null: not known yet) the file must turn out to end where its last tensor does.
  */
-export function * parseHeaderInSlices (json: Uint8Array, fileBytes: number | null, file: string): Generator<undefined, SafetensorsHeader, undefined> {
-  if (json[0] !== 0x7b) throw formatError(file, 'its header does not begin with \'{\'; is it a safetensors file?')
+export function* parseHeaderInSlices (
+  json: Uint8Array,
+  fileBytes: number | null,
+  file: string
+): Generator<undefined, SafetensorsHeader, undefined> {
+  if (json[0] !== 0x7b) throw formatError(file, "its header does not begin with '{'; is it a safetensors file?")
   const reader = new StrictJson(json)
   const dataStart = PREFIX_BYTES + json.length
   const tensors: SafetensorsTensor[] = []
@@ -102,7 +117,9 @@ function readMetadata (reader: StrictJson, file: string): Map<string, string> {
 }
 
 function readEntry (reader: StrictJson, name: string, dataStart: number, file: string): SafetensorsTensor {
-  if (name === '' || name.length > MAX_NAME || name.includes('\0')) throw formatError(file, 'an empty name, a name with NUL, or one too long', name)
+  if (name === '' || name.length > MAX_NAME || name.includes('\0')) {
+    throw formatError(file, 'an empty name, a name with NUL, or one too long', name)
+  }
   let dtype: string | undefined
   let shape: number[] | undefined
   let offsets: number[] | undefined
@@ -112,12 +129,18 @@ function readEntry (reader: StrictJson, name: string, dataStart: number, file: s
     else if (field === 'data_offsets') offsets = reader.uints(2)
     else throw formatError(file, `the unknown field ${JSON.stringify(clip(field))}`, name)
   }
-  if (dtype === undefined || shape === undefined || offsets === undefined) throw formatError(file, 'needs dtype, shape and data_offsets', name)
+  if (dtype === undefined || shape === undefined || offsets === undefined) {
+    throw formatError(file, 'needs dtype, shape and data_offsets', name)
+  }
   if (offsets.length !== 2) throw formatError(file, `data_offsets has ${offsets.length} numbers, not 2`, name)
   const [begin, end] = offsets as [number, number]
   const bytes = byteLength(dtype, shape, name, file)
   if (end - begin !== bytes) {
-    throw formatError(file, `${dtype} [${shape.join(', ')}] takes ${bytes} bytes, but data_offsets [${begin}, ${end}] hold ${end - begin}`, name)
+    throw formatError(
+      file,
+      `${dtype} [${shape.join(', ')}] takes ${bytes} bytes, but data_offsets [${begin}, ${end}] hold ${end - begin}`,
+      name
+    )
   }
   return { name, dtype, shape, begin: dataStart + begin, end: dataStart + end }
 }

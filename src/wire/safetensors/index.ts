@@ -55,6 +55,18 @@ function readWeightMap (reader: StrictJson, file: string): Map<string, string> {
 function checkFileName (name: string, tensor: string, file: string): void {
   // eslint-disable-next-line no-control-regex
   const plain = name !== '' && name.length <= MAX_FILE_NAME && !/[/\\\0-\x1f]/.test(name) && !name.startsWith('.')
-  if (!plain) throw formatError(file, `the file name ${JSON.stringify(clip(name))} is not a plain name beside the index`, tensor)
-  if (!name.endsWith(SUFFIX)) throw formatError(file, `the file ${JSON.stringify(name)} is not ${SUFFIX}; refit reads safetensors only`, tensor)
+  if (!plain) {
+    throw formatError(
+      file,
+      `the file name ${JSON.stringify(clip(name))} is not a plain name beside the index`,
+      tensor
+    )
+  }
+  if (!name.endsWith(SUFFIX)) {
+    throw formatError(
+      file,
+      `the file ${JSON.stringify(name)} is not ${SUFFIX}; refit reads safetensors only`,
+      tensor
+    )
+  }
 }

@@ -4,7 +4,9 @@ import type { Pull } from './pull.ts'
 // The fields that requests and replies are made of.
 
 /** Bytes that one message may still have. */
-export interface Budget { left: number }
+export interface Budget {
+  left: number
+}
 
 export function newBudget (): Budget {
   return { left: STORE_LIMITS.messageBytes }
@@ -27,7 +29,7 @@ export function sized (value: Uint8Array): Uint8Array[] {
   return [i64(value.length), value]
 }
 
-export function * readI64 (): Pull<number> {
+export function* readI64 (): Pull<number> {
   const value = (yield 8).readBigInt64LE()
   const number = Number(value)
   if (!Number.isSafeInteger(number)) throw protocolError(`the number ${value} is out of the range that refit counts in`)
@@ -35,30 +37,30 @@ export function * readI64 (): Pull<number> {
 }
 
 /** A length or count of at most `limit`; `what` names it in the error. */
-export function * readCount (limit: number, what: string): Pull<number> {
+export function* readCount (limit: number, what: string): Pull<number> {
   const value = (yield 8).readBigUInt64LE()
   if (value > BigInt(limit)) throw protocolError(`${what} of ${value}: at most ${limit} is taken`)
   return Number(value)
 }
 
 /** Bytes of their own memory: what they came in is let go. */
-export function * readValue (left: Budget, limit: number = STORE_LIMITS.valueBytes): Pull<Buffer> {
-  const length = yield * readCount(Math.min(limit, left.left), 'a value\'s length')
+export function* readValue (left: Budget, limit: number = STORE_LIMITS.valueBytes): Pull<Buffer> {
+  const length = yield* readCount(Math.min(limit, left.left), "a value's length")
   left.left -= length
   return length === 0 ? Buffer.alloc(0) : Buffer.from(yield length)
 }
 
 /** One character a byte (latin1), so that keys that are no UTF-8 stay apart; `keyText` makes the words of it. */
-export function * readKey (left: Budget): Pull<string> {
-  const length = yield * readCount(Math.min(STORE_LIMITS.keyBytes, left.left), 'a key\'s length')
+export function* readKey (left: Budget): Pull<string> {
+  const length = yield* readCount(Math.min(STORE_LIMITS.keyBytes, left.left), "a key's length")
   left.left -= length
   return length === 0 ? '' : (yield length).toString('latin1')
 }
 
-export function * readKeys (left: Budget): Pull<string[]> {
-  const count = yield * readCount(STORE_LIMITS.keys, 'a number of keys')
+export function* readKeys (left: Budget): Pull<string[]> {
+  const count = yield* readCount(STORE_LIMITS.keys, 'a number of keys')
   const keys: string[] = []
-  for (let i = 0; i < count; i++) keys.push(yield * readKey(left))
+  for (let i = 0; i < count; i++) keys.push(yield* readKey(left))
   return keys
 }
 

@@ -13,17 +13,19 @@ export function valueReply (limit: number = STORE_LIMITS.valueBytes): Pull<Buffe
 }
 
 /** The reply to MULTI_GET of `count` keys. */
-export function * valuesReply (count: number, limit: number = STORE_LIMITS.valueBytes): Pull<Buffer[]> {
+export function* valuesReply (count: number, limit: number = STORE_LIMITS.valueBytes): Pull<Buffer[]> {
   const left = newBudget()
   const values: Buffer[] = []
-  for (let i = 0; i < count; i++) values.push(yield * readValue(left, limit))
+  for (let i = 0; i < count; i++) values.push(yield* readValue(left, limit))
   return values
 }
 
 /** The reply to CHECK: whether all are there. */
-export function * checkReply (): Pull<boolean> {
+export function* checkReply (): Pull<boolean> {
   const byte = (yield 1)[0]!
-  if (byte !== READY && byte !== NOT_READY) throw protocolError(`${byte} as the answer to CHECK, which is ${READY} or ${NOT_READY}`)
+  if (byte !== READY && byte !== NOT_READY) {
+    throw protocolError(`${byte} as the answer to CHECK, which is ${READY} or ${NOT_READY}`)
+  }
   return byte === READY
 }
 
@@ -31,27 +33,29 @@ export function * checkReply (): Pull<boolean> {
  * The reply to WAIT: true when the keys are there, false when it was cancelled. `isCanceled` says whether CANCEL_WAIT has been sent by
  * now: its answer comes in any case, also after that of a wait that ended just before.
  */
-export function * waitReply (isCanceled: () => boolean): Pull<boolean> {
+export function* waitReply (isCanceled: () => boolean): Pull<boolean> {
   const byte = (yield 1)[0]!
   if (byte === WAIT_CANCELED && isCanceled()) return false
   if (byte !== STOP_WAITING) throw protocolError(`${byte} as the answer to WAIT, which is ${STOP_WAITING}`)
   if (isCanceled()) {
     const second = (yield 1)[0]!
-    if (second !== WAIT_CANCELED) throw protocolError(`${second} as the answer to CANCEL_WAIT, which is ${WAIT_CANCELED}`)
+    if (second !== WAIT_CANCELED) {
+      throw protocolError(`${second} as the answer to CANCEL_WAIT, which is ${WAIT_CANCELED}`)
+    }
   }
   return true
 }
 
-export function * pingReply (nonce: number): Pull<void> {
+export function* pingReply (nonce: number): Pull<void> {
   const echo = (yield 4).readUInt32LE()
   if (echo !== nonce) throw protocolError(`${echo} as the answer to PING of ${nonce}`)
 }
 
 /** The reply to LIST_KEYS, as keys of the wire. */
-export function * keysReply (): Pull<string[]> {
+export function* keysReply (): Pull<string[]> {
   const left = newBudget()
-  const count = yield * readCount(STORE_LIMITS.keys, 'a number of keys')
+  const count = yield* readCount(STORE_LIMITS.keys, 'a number of keys')
   const keys: string[] = []
-  for (let i = 0; i < count; i++) keys.push(yield * readKey(left))
+  for (let i = 0; i < count; i++) keys.push(yield* readKey(left))
   return keys
 }

@@ -48,9 +48,16 @@ const WHERE = 'serialized_named_tensors'
  * PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD or UNSUPPORTED; messages name entry and tensor. Storages that a refused request
  * shares are told by `readShares`.
  */
-export function readTensorBody ({ entries, loadFormat, ranks, cards = [] }: TensorRequest, options: TensorRequestOptions = {}): TensorRequestBody {
+export function readTensorBody (
+  { entries, loadFormat, ranks, cards = [] }: TensorRequest,
+  options: TensorRequestOptions = {}
+): TensorRequestBody {
   if (entries.length !== 1 && entries.length < ranks) {
-    throw new RefitError('INVALID_REQUEST', `${WHERE} has ${entries.length} entries; give one per tensor-parallel rank (${ranks}), or one for all`, { param: WHERE })
+    throw new RefitError(
+      'INVALID_REQUEST',
+      `${WHERE} has ${entries.length} entries; give one per tensor-parallel rank (${ranks}), or one for all`,
+      { param: WHERE }
+    )
   }
   const storages = new StorageTable(options)
   const readers: Reader[] = []
@@ -69,7 +76,12 @@ export function readTensorBody ({ entries, loadFormat, ranks, cards = [] }: Tens
   return { ranks: out, storages: storages.list, spares }
 }
 
-function readEntry (entry: string | Uint8Array, loadFormat: string | null, storages: StorageTable, anyDType: boolean): Reader {
+function readEntry (
+  entry: string | Uint8Array,
+  loadFormat: string | null,
+  storages: StorageTable,
+  anyDType: boolean
+): Reader {
   const root = readPayload(entry)
   if (loadFormat === 'flattened_bucket') {
     if (isOfferedBucket(root)) return (_rank, card) => checked(readBucket(root, storages, card), anyDType)
@@ -84,7 +96,9 @@ function readEntry (entry: string | Uint8Array, loadFormat: string | null, stora
 
 function checked (tensors: TensorDescriptor[], anyDType: boolean): TensorDescriptor[] {
   if (anyDType) return tensors
-  for (const { name, dtype } of tensors) if (torchWeightDType(dtype) === undefined) throw payloadError(describeUnreadDType(dtype), name)
+  for (const { name, dtype } of tensors) {
+    if (torchWeightDType(dtype) === undefined) throw payloadError(describeUnreadDType(dtype), name)
+  }
   return tensors
 }
 

@@ -18,7 +18,11 @@ export function readBucket (root: PickleValue, storages: StorageTable, card?: st
   const flat = root instanceof PickleDict ? root.get('flattened_tensor') : undefined
   const metadata = root instanceof PickleDict ? root.get('metadata') : undefined
   if (flat === undefined || !(metadata instanceof PickleList)) {
-    throw payloadError(`a flattened bucket is a dict of flattened_tensor and metadata, got ${describePickle(root)}; is load_format meant?`)
+    throw payloadError(
+      `a flattened bucket is a dict of flattened_tensor and metadata, got ${
+        describePickle(root)
+      }; is load_format meant?`
+    )
   }
   checkTensorCount(metadata.items.length)
   const bucket = readFlat(flat, storages, card)
@@ -33,7 +37,12 @@ export function isOfferedBucket (root: PickleValue): boolean {
 function readFlat (value: PickleValue, storages: StorageTable, card?: string): TensorDescriptor {
   const flat = readTensor('flattened_tensor', value, storages, card)
   const { shape, stride } = flat
-  if (shape.length !== 1 || (shape[0]! > 1 && stride[0] !== 1)) throw payloadError(`shape [${shape.join(', ')}] with strides [${stride.join(', ')}] is not flat`, flat.name)
+  if (shape.length !== 1 || (shape[0]! > 1 && stride[0] !== 1)) {
+    throw payloadError(
+      `shape [${shape.join(', ')}] with strides [${stride.join(', ')}] is not flat`,
+      flat.name
+    )
+  }
   return flat
 }
 
@@ -56,13 +65,30 @@ function placePiece (name: string, state: PickleDict, flat: TensorDescriptor): T
   const numel = toSize(state.get('numel'), 'numel')
   const elements = countElements(shape)
   const inBytes = flat.dtype === 'uint8'
-  if (!inBytes && dtype !== flat.dtype) throw payloadError(`it is ${dtype} in a bucket of ${flat.dtype}; buckets of several dtypes are flattened as uint8`)
+  if (!inBytes && dtype !== flat.dtype) {
+    throw payloadError(`it is ${dtype} in a bucket of ${flat.dtype}; buckets of several dtypes are flattened as uint8`)
+  }
   const length = inBytes ? elements * torchItemBytes(dtype)! : elements
   const unit = inBytes ? 'bytes' : 'elements'
-  if (end - start !== length) throw payloadError(`${dtype} [${shape.join(', ')}] takes ${length} ${unit}, but start_idx ${start} and end_idx ${end} hold ${end - start}`)
+  if (end - start !== length) {
+    throw payloadError(
+      `${dtype} [${shape.join(', ')}] takes ${length} ${unit}, but start_idx ${start} and end_idx ${end} hold ${
+        end - start
+      }`
+    )
+  }
   if (end > flat.shape[0]!) throw payloadError(`it ends at ${end}, but the bucket has ${flat.shape[0]!} ${unit}`)
-  if (numel !== length && numel !== elements) throw payloadError(`numel is ${numel}, but [${shape.join(', ')}] has ${elements} elements`)
-  return { name, dtype, shape, stride: contiguous(shape), offset: flat.offset + start * torchItemBytes(flat.dtype)!, storage: flat.storage }
+  if (numel !== length && numel !== elements) {
+    throw payloadError(`numel is ${numel}, but [${shape.join(', ')}] has ${elements} elements`)
+  }
+  return {
+    name,
+    dtype,
+    shape,
+    stride: contiguous(shape),
+    offset: flat.offset + start * torchItemBytes(flat.dtype)!,
+    storage: flat.storage
+  }
 }
 
 /** Strides of a row-major tensor, as torch has them (a dimension of 0 counts as 1). */

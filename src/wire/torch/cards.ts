@@ -41,9 +41,20 @@ export function isCardDict (value: PickleValue | undefined): value is PickleDict
  * for an engine without cards, the first. Throws TENSOR_PAYLOAD where there are others alone.
  */
 export function pickCard (dict: PickleDict, card: string | undefined): { device: string, handle: PickleValue } {
-  if (dict.size === 1 || card === undefined) return { device: toCardUuid(dict.keys[0] as string)!, handle: dict.values[0]! }
+  if (dict.size === 1 || card === undefined) {
+    return {
+      device: toCardUuid(dict.keys[0] as string)!,
+      handle: dict.values[0]!
+    }
+  }
   const handles = byCard(dict)!
   const handle = handles.get(card)
-  if (handle === undefined) throw payloadError(`it is offered on the cards ${[...handles.keys()].slice(0, 16).join(', ')}, and this rank has ${card}: sender and server must run on the same ones`)
+  if (handle === undefined) {
+    throw payloadError(`it is offered on the cards ${
+      [...handles.keys()]
+        .slice(0, 16)
+        .join(', ')
+    }, and this rank has ${card}: sender and server must run on the same ones`)
+  }
   return { device: card, handle }
 }

@@ -10,17 +10,26 @@ import { isShmName, toDevice } from './storage.ts'
 // The usual request brings thousands of handles of whole, row-major tensors. The addon reads such lists, some ten times as fast as
 // src/wire/pickle/reader.ts, and refuses the rest without a word: that one reads all there is, and says what is wrong.
 
-export interface CardSegment { device: number | string, handle: IpcHandle, /** 64 bytes each, as latin1. */ events: string[] }
+export interface CardSegment {
+  device: number | string
+  handle: IpcHandle /** 64 bytes each, as latin1. */
+  events: string[]
+}
 
 /** Lists of tensors of cards: one for each pickle. */
-export interface CardLists { columns: HandleColumns, segments: CardSegment[] }
+export interface CardLists {
+  columns: HandleColumns
+  segments: CardSegment[]
+}
 
 const EVENT_BYTES = 64
 
 /** The lists of pickles that are all of that kind, or null. */
 export function readCardLists ({ readHandles }: NativeHandles, pickles: readonly Uint8Array[]): CardLists | null {
   const columns = readHandles(pickles, roleOf)
-  if (columns === null || columns.dims.length > MAX_TENSORS || !columns.counters.every(({ file }) => isShmName(file))) return null
+  if (columns === null || columns.dims.length > MAX_TENSORS || !columns.counters.every(({ file }) => isShmName(file))) {
+    return null
+  }
   try {
     return { columns, segments: segmentsOf(columns) }
   } catch {
@@ -29,7 +38,9 @@ export function readCardLists ({ readHandles }: NativeHandles, pickles: readonly
 }
 
 /** Throws TENSOR_PAYLOAD for a handle or a card that is not one. */
-function segmentsOf ({ devices, deviceOf, reach, handles, handleEnds, events, eventEnds }: HandleColumns): CardSegment[] {
+function segmentsOf (
+  { devices, deviceOf, reach, handles, handleEnds, events, eventEnds }: HandleColumns
+): CardSegment[] {
   const blobs = Buffer.from(handles.buffer)
   const waits = Buffer.from(events.buffer)
   const cards = devices.map(device => toDevice(device))
@@ -37,7 +48,9 @@ function segmentsOf ({ devices, deviceOf, reach, handles, handleEnds, events, ev
     const handle = parseIpcHandle(new PickleBytes(blobs, index === 0 ? 0 : handleEnds[index - 1]!, handleEnds[index]!))
     if (reach[index]! > (mappedBytes(handle) ?? Infinity)) throw new RangeError('a storage lies outside of its segment')
     const own: string[] = []
-    for (let at = index === 0 ? 0 : eventEnds[index - 1]!; at < eventEnds[index]!; at += EVENT_BYTES) own.push(waits.toString('latin1', at, at + EVENT_BYTES))
+    for (let at = index === 0 ? 0 : eventEnds[index - 1]!; at < eventEnds[index]!; at += EVENT_BYTES) {
+      own.push(waits.toString('latin1', at, at + EVENT_BYTES))
+    }
     return { device: cards[device]!, handle, events: own }
   })
 }
@@ -46,12 +59,17 @@ function roleOf (module: string, name: string): PickleRole {
   const found = torchNames(module, name)
   if (!(found instanceof PickleName)) return PICKLE_ROLES.unknown
   switch (found.role) {
-    case 'rebuild_cuda_tensor': return PICKLE_ROLES.rebuild
-    case 'tensor class': return PICKLE_ROLES.tensorClass
+    case 'rebuild_cuda_tensor':
+      return PICKLE_ROLES.rebuild
+    case 'tensor class':
+      return PICKLE_ROLES.tensorClass
     case 'storage class':
-    case 'legacy storage class': return PICKLE_ROLES.storageClass
-    case 'dtype': return dtypeRole(found.name)
-    default: return found.use === 'tuple' ? PICKLE_ROLES.tuple : PICKLE_ROLES.unknown
+    case 'legacy storage class':
+      return PICKLE_ROLES.storageClass
+    case 'dtype':
+      return dtypeRole(found.name)
+    default:
+      return found.use === 'tuple' ? PICKLE_ROLES.tuple : PICKLE_ROLES.unknown
   }
 }
 

@@ -3,14 +3,28 @@ import { torchItemBytes, TORCH_DTYPES } from './dtypes.ts'
 // torch's dtypes as trainers write them into JSON: an attribute of the module, with `torch.` before it or without.
 
 const ALIASES: ReadonlyMap<string, string> = new Map([
-  ['half', 'float16'], ['float', 'float32'], ['double', 'float64'], ['short', 'int16'], ['int', 'int32'], ['long', 'int64'],
-  ['chalf', 'complex32'], ['cfloat', 'complex64'], ['cdouble', 'complex128']
+  ['half', 'float16'],
+  ['float', 'float32'],
+  ['double', 'float64'],
+  ['short', 'int16'],
+  ['int', 'int32'],
+  ['long', 'int64'],
+  ['chalf', 'complex32'],
+  ['cfloat', 'complex64'],
+  ['cdouble', 'complex128']
 ])
 
 /** Bytes of an element that is sent, also of dtypes that no payload may carry. */
 const OTHER_BYTES: ReadonlyMap<string, number> = new Map([
-  ['float8_e4m3fn', 1], ['float8_e4m3fnuz', 1], ['float8_e5m2', 1], ['float8_e5m2fnuz', 1], ['float8_e8m0fnu', 1], ['float4_e2m1fn_x2', 1],
-  ['complex32', 4], ['complex64', 8], ['complex128', 16]
+  ['float8_e4m3fn', 1],
+  ['float8_e4m3fnuz', 1],
+  ['float8_e5m2', 1],
+  ['float8_e5m2fnuz', 1],
+  ['float8_e8m0fnu', 1],
+  ['float4_e2m1fn_x2', 1],
+  ['complex32', 4],
+  ['complex64', 8],
+  ['complex128', 16]
 ])
 
 /** Its canonical name and the bytes of an element; undefined for what is no dtype, or none that tensors are sent in. */

@@ -4,24 +4,73 @@ import type { DType } from '../../native/addon.ts'
 
 /** Bytes of an element, for every dtype that a payload may carry. Weights are of three of them; the others carry bytes, indices, masks. */
 const BYTES: ReadonlyMap<string, number> = new Map([
-  ['bfloat16', 2], ['float16', 2], ['float32', 4], ['float64', 8],
-  ['uint8', 1], ['int8', 1], ['bool', 1], ['int16', 2], ['uint16', 2], ['int32', 4], ['uint32', 4], ['int64', 8], ['uint64', 8]
+  ['bfloat16', 2],
+  ['float16', 2],
+  ['float32', 4],
+  ['float64', 8],
+  ['uint8', 1],
+  ['int8', 1],
+  ['bool', 1],
+  ['int16', 2],
+  ['uint16', 2],
+  ['int32', 4],
+  ['uint32', 4],
+  ['int64', 8],
+  ['uint64', 8]
 ])
 
-const WEIGHTS: ReadonlyMap<string, DType> = new Map([['bfloat16', 'bfloat16'], ['float16', 'float16'], ['float32', 'float32']])
+const WEIGHTS: ReadonlyMap<string, DType> = new Map([['bfloat16', 'bfloat16'], ['float16', 'float16'], [
+  'float32',
+  'float32'
+]])
 
 /** Known by name, and not taken. */
 const QUANTISED = new Set([
-  'float8_e4m3fn', 'float8_e4m3fnuz', 'float8_e5m2', 'float8_e5m2fnuz', 'float8_e8m0fnu', 'float4_e2m1fn_x2',
-  'qint8', 'quint8', 'qint32', 'quint4x2', 'quint2x4', 'bits1x8', 'bits2x4', 'bits4x2', 'bits8', 'bits16',
-  'int1', 'int2', 'int3', 'int4', 'int5', 'int6', 'int7', 'uint1', 'uint2', 'uint3', 'uint4', 'uint5', 'uint6', 'uint7'
+  'float8_e4m3fn',
+  'float8_e4m3fnuz',
+  'float8_e5m2',
+  'float8_e5m2fnuz',
+  'float8_e8m0fnu',
+  'float4_e2m1fn_x2',
+  'qint8',
+  'quint8',
+  'qint32',
+  'quint4x2',
+  'quint2x4',
+  'bits1x8',
+  'bits2x4',
+  'bits4x2',
+  'bits8',
+  'bits16',
+  'int1',
+  'int2',
+  'int3',
+  'int4',
+  'int5',
+  'int6',
+  'int7',
+  'uint1',
+  'uint2',
+  'uint3',
+  'uint4',
+  'uint5',
+  'uint6',
+  'uint7'
 ])
 const COMPLEX = new Set(['complex32', 'complex64', 'complex128'])
 
 /** Classes of torch before 2.0 that say a storage's dtype by their names. */
 const STORAGES: ReadonlyMap<string, string> = new Map([
-  ['BFloat16Storage', 'bfloat16'], ['HalfStorage', 'float16'], ['FloatStorage', 'float32'], ['DoubleStorage', 'float64'],
-  ['ByteStorage', 'uint8'], ['CharStorage', 'int8'], ['BoolStorage', 'bool'], ['ShortStorage', 'int16'], ['IntStorage', 'int32'], ['LongStorage', 'int64']
+  ['BFloat16Storage', 'bfloat16'],
+  ['HalfStorage', 'float16'],
+  ['FloatStorage', 'float32'],
+  ['DoubleStorage', 'float64'],
+  ['ByteStorage', 'uint8'],
+  ['CharStorage', 'int8'],
+  ['BoolStorage', 'bool'],
+  ['ShortStorage', 'int16'],
+  ['IntStorage', 'int32'],
+  ['LongStorage', 'int64']
 ])
 
 export const TORCH_DTYPES: readonly string[] = [...BYTES.keys(), ...QUANTISED, ...COMPLEX]
@@ -44,7 +93,9 @@ export function torchStorageDType (storageClass: string): string | undefined {
 /** Why a dtype is not taken, and what to do. */
 export function describeUnreadDType (name: string): string {
   const taken = 'refit takes bfloat16, float16 and float32'
-  if (QUANTISED.has(name)) return `dtype ${name} is a quantised one; ${taken}: send the weights before they are quantised, or dequantise them`
+  if (QUANTISED.has(name)) {
+    return `dtype ${name} is a quantised one; ${taken}: send the weights before they are quantised, or dequantise them`
+  }
   if (COMPLEX.has(name)) return `dtype ${name} is complex; ${taken}`
   return `dtype ${name} is not one of weights; ${taken}`
 }

@@ -20,9 +20,18 @@ export function countElements (shape: readonly number[], tensor?: string): numbe
  * Checks that all elements lie inside of a storage: `offset` bytes into it the first, the others by `stride` (elements). An empty
  * tensor has none, wherever it is. Throws TENSOR_PAYLOAD.
  */
-export function checkExtent (shape: readonly number[], stride: readonly number[], itemBytes: number, offset: number, storageBytes: number, tensor?: string): void {
+export function checkExtent (
+  shape: readonly number[],
+  stride: readonly number[],
+  itemBytes: number,
+  offset: number,
+  storageBytes: number,
+  tensor?: string
+): void {
   const elements = countElements(shape, tensor)
-  if (stride.length !== shape.length) throw payloadError(`${shape.length} dimensions and ${stride.length} strides`, tensor)
+  if (stride.length !== shape.length) {
+    throw payloadError(`${shape.length} dimensions and ${stride.length} strides`, tensor)
+  }
   if (elements === 0) return
   let last = 0
   for (let axis = 0; axis < shape.length; axis++) {
@@ -32,6 +41,11 @@ export function checkExtent (shape: readonly number[], stride: readonly number[]
   }
   const end = offset + (last + 1) * itemBytes
   if (end > storageBytes) {
-    throw payloadError(`shape [${shape.join(', ')}] with strides [${stride.join(', ')}] from byte ${offset} on ends at byte ${end}, but its storage has ${storageBytes}`, tensor)
+    throw payloadError(
+      `shape [${shape.join(', ')}] with strides [${
+        stride.join(', ')
+      }] from byte ${offset} on ends at byte ${end}, but its storage has ${storageBytes}`,
+      tensor
+    )
   }
 }

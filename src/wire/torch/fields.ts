@@ -14,7 +14,11 @@ export function toSize (value: PickleValue | undefined, what: string): number {
 /** A tuple of such ints; the tuple itself, not a copy. */
 export function toSizes (value: PickleValue | undefined, what: string): number[] {
   if (!Array.isArray(value)) throw payloadError(`${what} is ${describePickle(value)}, not a tuple of ints`)
-  for (const size of value) if (typeof size !== 'number' || size < 0) throw payloadError(`${what} holds ${describePickle(size)}, not an int from 0 to 2^53 - 1`)
+  for (const size of value) {
+    if (typeof size !== 'number' || size < 0) {
+      throw payloadError(`${what} holds ${describePickle(size)}, not an int from 0 to 2^53 - 1`)
+    }
+  }
   return value as number[]
 }
 
@@ -30,7 +34,9 @@ export function toBytes (value: PickleValue | undefined, what: string): PickleBy
 
 /** The torch name of a dtype that payloads may carry. */
 export function toTorchDType (value: PickleValue | undefined): string {
-  if (!(value instanceof PickleName) || value.role !== 'dtype') throw payloadError(`its dtype is ${describePickle(value)}, not one of torch's`)
+  if (!(value instanceof PickleName) || value.role !== 'dtype') {
+    throw payloadError(`its dtype is ${describePickle(value)}, not one of torch's`)
+  }
   if (torchItemBytes(value.name) === undefined) throw payloadError(describeUnreadDType(value.name))
   return value.name
 }
@@ -42,5 +48,7 @@ export function checkRole (value: PickleValue | undefined, what: string, role: s
 
 export function checkCount (args: PickleTuple, what: string, count: number, other = count): void {
   if (args.length === count || args.length === other) return
-  throw payloadError(`${what} has ${args.length} arguments; torch writes ${count}${other === count ? '' : ` or ${other}`}`)
+  throw payloadError(
+    `${what} has ${args.length} arguments; torch writes ${count}${other === count ? '' : ` or ${other}`}`
+  )
 }

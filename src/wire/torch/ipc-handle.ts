@@ -11,7 +11,11 @@ import { payloadError } from './tensor.ts'
 export type IpcHandle = DeviceHandle | ExpandableHandle
 
 /** A segment of cudaMalloc. `key` is the 64 bytes for cuIpcOpenMemHandle. */
-export interface DeviceHandle { type: 'device', version: number, key: string }
+export interface DeviceHandle {
+  type: 'device'
+  version: number
+  key: string
+}
 
 /** Physical blocks of an expandable segment, `segmentBytes` each, to be mapped one after another. */
 export interface ExpandableHandle {
@@ -42,31 +46,40 @@ export function parseIpcHandle (bytes: PickleBytes, newer = false): IpcHandle {
   const version = blob.charCodeAt(0)
   const type = blob.charCodeAt(1)
   if (version === 0 || (version > NEWEST_VERSION && !(newer && type === DEVICE))) {
-    throw payloadError(`a CUDA handle of ${blob.length} bytes and version ${version}; 64 bytes (torch up to 2.4) and versions 1 to ${NEWEST_VERSION} (2.5 to 2.14) are known`)
+    throw payloadError(
+      `a CUDA handle of ${blob.length} bytes and version ${version}; 64 bytes (torch up to 2.4) and versions 1 to ${NEWEST_VERSION} (2.5 to 2.14) are known`
+    )
   }
   if (type === EXPANDABLE) return expandableHandle(version, blob)
   if (type !== DEVICE) throw payloadError(`a CUDA handle of the unknown type ${type} ('c' and 'e' are known)`)
-  if (blob.length !== 2 + LEGACY_BYTES) throw payloadError(`a CUDA handle of type 'c' and ${blob.length} bytes (${2 + LEGACY_BYTES} expected)`)
+  if (blob.length !== 2 + LEGACY_BYTES) {
+    throw payloadError(`a CUDA handle of type 'c' and ${blob.length} bytes (${2 + LEGACY_BYTES} expected)`)
+  }
   return { type: 'device', version, key: blob.slice(2) }
 }
 
 function expandableHandle (version: number, blob: string): ExpandableHandle {
   const start = 2 + (version >= 3 ? 32 : 24)
-  const bad = (what: string): Error => payloadError(`a CUDA handle of an expandable segment, version ${version}, ${blob.length} bytes: ${what}`)
+  const bad = (what: string): Error =>
+    payloadError(`a CUDA handle of an expandable segment, version ${version}, ${blob.length} bytes: ${what}`)
   if (blob.length < start) throw bad('it is cut off')
   const bytes = Buffer.from(blob, 'latin1')
   const pid = bytes.readInt32LE(2)
   const segmentBytes = Number(bytes.readBigUInt64LE(10))
   const count = Number(bytes.readBigUInt64LE(18))
   if (pid <= 0) throw bad(`process ${pid}`)
-  if (segmentBytes === 0 || segmentBytes % MIN_SEGMENT !== 0) throw bad(`blocks of ${segmentBytes} bytes are no multiple of 2 MiB`)
+  if (segmentBytes === 0 || segmentBytes % MIN_SEGMENT !== 0) {
+    throw bad(`blocks of ${segmentBytes} bytes are no multiple of 2 MiB`)
+  }
   if (count === 0) throw bad('no blocks')
   if (!Number.isSafeInteger(segmentBytes * count)) throw bad(`${count} blocks of ${segmentBytes} bytes`)
   const size = (blob.length - start) / count
   const kind = version >= 3 ? bytes.readInt32LE(26) : 0
   // Version 1 had descriptors only; version 2 does not say what it has, and the length does.
   const fds = size === FD_BYTES && kind !== 2
-  if (!fds && !(size === FABRIC_BYTES && kind !== 1 && version > 1)) throw bad(`${count} blocks of handle type ${kind} do not take ${blob.length - start} bytes`)
+  if (!fds && !(size === FABRIC_BYTES && kind !== 1 && version > 1)) {
+    throw bad(`${count} blocks of handle type ${kind} do not take ${blob.length - start} bytes`)
+  }
   if (kind < 0 || kind > 2) throw bad(`handle type ${kind}`)
   const handle: ExpandableHandle = { type: 'expandable', version, key: '', pid, segmentBytes, fds: [], fabric: [] }
   for (let at = start; at < blob.length; at += size) {

@@ -24,14 +24,23 @@ const MAX_MATRICES = 4096
 export function asMatrices ({ name, dtype, shape, stride, offset }: TensorDescriptor): StridedMatrix[] {
   if (countElements(shape, name) === 0) return []
   const itemBytes = torchItemBytes(dtype)!
-  if (shape.some((size, axis) => size > 1 && stride[axis] === 0)) throw payloadError('it is expanded (a stride is 0); send it contiguous()', name)
+  if (shape.some((size, axis) => size > 1 && stride[axis] === 0)) {
+    throw payloadError('it is expanded (a stride is 0); send it contiguous()', name)
+  }
   const wide = shape.length > 1
   const cols = wide ? shape.at(-1)! : 1
   const colBytes = cols > 1 ? stride.at(-1)! * itemBytes : itemBytes
   const groups = mergeAxes(wide ? shape.slice(0, -1) : shape, stride)
   const { size: rows, step } = groups.pop() ?? { size: 1, step: cols }
   const starts = startsOf(groups, name)
-  return starts.map((start, index) => ({ firstRow: index * rows, rows, cols, offset: offset + start * itemBytes, rowBytes: step * itemBytes, colBytes }))
+  return starts.map((start, index) => ({
+    firstRow: index * rows,
+    rows,
+    cols,
+    offset: offset + start * itemBytes,
+    rowBytes: step * itemBytes,
+    colBytes
+  }))
 }
 
 /** Neighbouring axes that make up one, outermost first; axes of 1 are left out. */
@@ -51,7 +60,9 @@ function mergeAxes (shape: readonly number[], stride: readonly number[]): Array<
 function startsOf (groups: ReadonlyArray<{ size: number, step: number }>, name: string): number[] {
   let starts = [0]
   for (const { size, step } of groups) {
-    if (starts.length * size > MAX_MATRICES) throw payloadError(`its strides tear it into more than ${MAX_MATRICES} matrices; send it contiguous()`, name)
+    if (starts.length * size > MAX_MATRICES) {
+      throw payloadError(`its strides tear it into more than ${MAX_MATRICES} matrices; send it contiguous()`, name)
+    }
     starts = starts.flatMap(start => Array.from({ length: size }, (_, i) => start + i * step))
   }
   return starts

@@ -43,10 +43,18 @@ export class NamedTensors {
 
   #local (name: string, value: PickleObject, rank: number): TensorDescriptor {
     const values = value.state?.get('values')
-    if (!(values instanceof PickleList)) throw payloadError(`a LocalSerializedTensor with ${describePickle(values)} for values`)
+    if (!(values instanceof PickleList)) {
+      throw payloadError(`a LocalSerializedTensor with ${describePickle(values)} for values`)
+    }
     const mine = values.items[values.items.length === 1 ? 0 : rank]
-    if (mine === undefined) throw payloadError(`a LocalSerializedTensor has values for ${values.items.length} ranks, and this is rank ${rank}`)
-    if (!(mine instanceof PickleBytes)) throw payloadError(`a LocalSerializedTensor holds ${describePickle(mine)}, not bytes`)
+    if (mine === undefined) {
+      throw payloadError(
+        `a LocalSerializedTensor has values for ${values.items.length} ranks, and this is rank ${rank}`
+      )
+    }
+    if (!(mine instanceof PickleBytes)) {
+      throw payloadError(`a LocalSerializedTensor holds ${describePickle(mine)}, not bytes`)
+    }
     const known = this.#nested.get(mine)
     if (known !== undefined) return { ...known, name }
     const tensor = readTensor(name, readNested(mine.view()), this.#storages)
@@ -66,14 +74,19 @@ function toPairs (root: PickleValue): Array<[name: PickleValue, tensor: PickleVa
   checkTensorCount(items.length)
   return items.map(item => {
     const pair = item instanceof PickleList ? item.items : item
-    if (!Array.isArray(pair) || pair.length !== 2) throw payloadError(`${describePickle(item)} where a (name, tensor) was expected`)
+    if (!Array.isArray(pair) || pair.length !== 2) {
+      throw payloadError(`${describePickle(item)} where a (name, tensor) was expected`)
+    }
     return pair as [PickleValue, PickleValue]
   })
 }
 
 function dictPairs (root: PickleDict): Array<[name: PickleValue, tensor: PickleValue]> {
-  const misread = (hint: string): RefitError => payloadError(`${describePickle(root)} where a list of (name, tensor) was expected; ${hint}`)
-  if (root.keys.includes('flattened_tensor') && root.keys.includes('metadata')) throw misread('a bucket is sent with load_format "flattened_bucket"')
+  const misread = (hint: string): RefitError =>
+    payloadError(`${describePickle(root)} where a list of (name, tensor) was expected; ${hint}`)
+  if (root.keys.includes('flattened_tensor') && root.keys.includes('metadata')) {
+    throw misread('a bucket is sent with load_format "flattened_bucket"')
+  }
   const byCard: boolean = isCardDict(root)
   if (byCard) throw misread('its keys are cards, and the names of tensors belong around them: [(name, {card: handle})]')
   checkTensorCount(root.size)

@@ -27,7 +27,12 @@ export interface Offer {
   unit: 'bytes' | 'elements'
 }
 
-interface Wanted { name: string, dtype: string, shape: number[], bytes: number }
+interface Wanted {
+  name: string
+  dtype: string
+  shape: number[]
+  bytes: number
+}
 
 const WHERE = 'ipc_handles_pickled'
 
@@ -35,14 +40,24 @@ const WHERE = 'ipc_handles_pickled'
  * Reads what each rank takes of an offer; nothing is opened. `cards`: the UUID of each rank's. Throws INVALID_REQUEST for lists that do not
  * fit together, UNSUPPORTED for an engine without cards, PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT or TENSOR_PAYLOAD.
  */
-export function readOfferBody (entry: string, offer: Offer, ranks: number, cards: readonly string[]): TensorRequestBody {
-  if (cards.length === 0) throw new RefitError('UNSUPPORTED', `${WHERE}: handles of memory on cards, and this engine computes on the CPU`, { param: WHERE })
+export function readOfferBody (
+  entry: string,
+  offer: Offer,
+  ranks: number,
+  cards: readonly string[]
+): TensorRequestBody {
+  if (cards.length === 0) {
+    throw new RefitError('UNSUPPORTED', `${WHERE}: handles of memory on cards, and this engine computes on the CPU`, {
+      param: WHERE
+    })
+  }
   const wanted = readWanted(offer)
   const root = readPayload(entry)
   const storages = new StorageTable()
   const own = Array.from({ length: ranks }, (_, rank) => toCardUuid(cards[rank] ?? ''))
   const handles = offer.sizes === null ? listOf(root, wanted) : [root]
-  const read = (card: string | undefined): TensorDescriptor[] => offer.sizes === null ? readEach(wanted, handles, storages, card) : readFlat(wanted, root, offer, storages, card)
+  const read = (card: string | undefined): TensorDescriptor[] =>
+    offer.sizes === null ? readEach(wanted, handles, storages, card) : readFlat(wanted, root, offer, storages, card)
   const shared = handles.some(isOffer) ? undefined : read(undefined)
   return { ranks: own.map(card => shared ?? read(card)), storages: storages.list, spares: [] }
 }
@@ -53,7 +68,9 @@ export function offeredExports (entry: string, cards: readonly string[]): string
     const root = readPayload(entry)
     const storages = new StorageTable()
     for (const card of cards) readTensor('', root, storages, toCardUuid(card))
-    return storages.list.flatMap(storage => storage.kind === 'cuda' ? [`${storage.counterFile}/${storage.counterSlot}`] : [])
+    return storages.list.flatMap(storage =>
+      storage.kind === 'cuda' ? [`${storage.counterFile}/${storage.counterSlot}`] : []
+    )
   } catch {
     return []
   }
@@ -62,21 +79,37 @@ export function offeredExports (entry: string, cards: readonly string[]): string
 function readWanted ({ names, dtypes, shapes, sizes, unit }: Offer): Wanted[] {
   const count = names.length
   checkTensorCount(count)
-  for (const [field, list] of Object.entries({ dtype_names: dtypes, shapes, ...sizes === null ? {} : { [unit === 'bytes' ? 'tensor_sizes' : 'sizes']: sizes } })) {
-    if (list.length !== count) throw new RefitError('INVALID_REQUEST', `${field} has ${list.length} entries and names ${count}; expected the same number`, { param: field })
+  for (
+    const [field, list] of Object.entries({
+      dtype_names: dtypes,
+      shapes,
+      ...sizes === null ? {} : { [unit === 'bytes' ? 'tensor_sizes' : 'sizes']: sizes }
+    })
+  ) {
+    if (list.length !== count) {
+      throw new RefitError(
+        'INVALID_REQUEST',
+        `${field} has ${list.length} entries and names ${count}; expected the same number`,
+        { param: field }
+      )
+    }
   }
   return names.map((text, index) => {
     const name = toTensorName(text)
     try {
       const dtype = readDTypeText(dtypes[index]!)?.name
-      if (dtype === undefined) throw payloadError(`${JSON.stringify(dtypes[index]!.slice(0, 100))} is no dtype of torch`)
+      if (dtype === undefined) {
+        throw payloadError(`${JSON.stringify(dtypes[index]!.slice(0, 100))} is no dtype of torch`)
+      }
       if (torchWeightDType(dtype) === undefined) throw payloadError(describeUnreadDType(dtype))
       const shape = [...shapes[index]!]
       const elements = countElements(shape)
       const bytes = elements * torchItemBytes(dtype)!
       const size = sizes?.[index]
       const expected = unit === 'bytes' ? bytes : elements
-      if (size !== undefined && size !== expected) throw payloadError(`${dtype} [${shape.join(', ')}] takes ${expected} ${unit}, but its size is ${size}`)
+      if (size !== undefined && size !== expected) {
+        throw payloadError(`${dtype} [${shape.join(', ')}] takes ${expected} ${unit}, but its size is ${size}`)
+      }
       return { name, dtype, shape, bytes }
     } catch (error) {
       throw nameTensor(error, name)
@@ -85,35 +118,85 @@ function readWanted ({ names, dtypes, shapes, sizes, unit }: Offer): Wanted[] {
 }
 
 function listOf (root: PickleValue, wanted: readonly Wanted[]): readonly PickleValue[] {
-  if (isCardDict(root)) throw payloadError(`${WHERE} is one handle for all tensors, and the request does not say how much each takes of it (tensor_sizes)`)
+  if (isCardDict(root)) {
+    throw payloadError(
+      `${WHERE} is one handle for all tensors, and the request does not say how much each takes of it (tensor_sizes)`
+    )
+  }
   const items = root instanceof PickleList ? root.items : root
-  if (!Array.isArray(items)) throw payloadError(`${WHERE} holds ${describePickle(root)}; expected a list with a dict {card: handle} for each tensor`)
-  if (items.length !== wanted.length) throw new RefitError('INVALID_REQUEST', `${WHERE} has ${items.length} entries and names ${wanted.length}; expected the same number`, { param: WHERE })
+  if (!Array.isArray(items)) {
+    throw payloadError(
+      `${WHERE} holds ${describePickle(root)}; expected a list with a dict {card: handle} for each tensor`
+    )
+  }
+  if (items.length !== wanted.length) {
+    throw new RefitError(
+      'INVALID_REQUEST',
+      `${WHERE} has ${items.length} entries and names ${wanted.length}; expected the same number`,
+      { param: WHERE }
+    )
+  }
   return items
 }
 
-function readEach (wanted: readonly Wanted[], handles: readonly PickleValue[], storages: StorageTable, card: string | undefined): TensorDescriptor[] {
+function readEach (
+  wanted: readonly Wanted[],
+  handles: readonly PickleValue[],
+  storages: StorageTable,
+  card: string | undefined
+): TensorDescriptor[] {
   return wanted.map(({ name, dtype, shape }, index) => {
     const tensor = readTensor(name, demandDict(handles[index], name), storages, card)
-    if (tensor.dtype !== dtype || tensor.shape.length !== shape.length || tensor.shape.some((size, axis) => size !== shape[axis])) {
-      throw payloadError(`its handle is of ${tensor.dtype} [${tensor.shape.join(', ')}], and it is announced as ${dtype} [${shape.join(', ')}]`, name)
+    if (
+      tensor.dtype !== dtype || tensor.shape.length !== shape.length ||
+      tensor.shape.some((size, axis) => size !== shape[axis])
+    ) {
+      throw payloadError(
+        `its handle is of ${tensor.dtype} [${tensor.shape.join(', ')}], and it is announced as ${dtype} [${
+          shape.join(', ')
+        }]`,
+        name
+      )
     }
     return tensor
   })
 }
 
-function readFlat (wanted: readonly Wanted[], root: PickleValue, { unit }: Offer, storages: StorageTable, card: string | undefined): TensorDescriptor[] {
+function readFlat (
+  wanted: readonly Wanted[],
+  root: PickleValue,
+  { unit }: Offer,
+  storages: StorageTable,
+  card: string | undefined
+): TensorDescriptor[] {
   const flat = readTensor('the packed tensor', demandDict(root, 'the packed tensor'), storages, card)
   const { shape, stride, storage } = flat
-  if (shape.length !== 1 || (shape[0]! > 1 && stride[0] !== 1)) throw payloadError(`shape [${shape.join(', ')}] with strides [${stride.join(', ')}] is not flat`, flat.name)
-  if (unit === 'bytes' && flat.dtype !== 'uint8') throw payloadError(`it is of ${flat.dtype}; expected uint8, whose bytes tensor_sizes count`, flat.name)
+  if (shape.length !== 1 || (shape[0]! > 1 && stride[0] !== 1)) {
+    throw payloadError(
+      `shape [${shape.join(', ')}] with strides [${stride.join(', ')}] is not flat`,
+      flat.name
+    )
+  }
+  if (unit === 'bytes' && flat.dtype !== 'uint8') {
+    throw payloadError(
+      `it is of ${flat.dtype}; expected uint8, whose bytes tensor_sizes count`,
+      flat.name
+    )
+  }
   const end = flat.offset + shape[0]! * torchItemBytes(flat.dtype)!
   let at = flat.offset
   return wanted.map(({ name, dtype, shape, bytes }) => {
-    if (unit === 'elements' && dtype !== flat.dtype) throw payloadError(`it is announced as ${dtype}, and the packed tensor is of ${flat.dtype}`, name)
+    if (unit === 'elements' && dtype !== flat.dtype) {
+      throw payloadError(`it is announced as ${dtype}, and the packed tensor is of ${flat.dtype}`, name)
+    }
     const offset = at
     at += bytes
-    if (at > end) throw payloadError(`it ends at byte ${at - flat.offset}, and the packed tensor has ${end - flat.offset} bytes`, name)
+    if (at > end) {
+      throw payloadError(
+        `it ends at byte ${at - flat.offset}, and the packed tensor has ${end - flat.offset} bytes`,
+        name
+      )
+    }
     return { name, dtype, shape, stride: contiguous(shape), offset, storage }
   })
 }

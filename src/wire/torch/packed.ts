@@ -97,7 +97,16 @@ function unpackStorage (unpacker: Unpacker): TensorStorage {
       const offset = unpacker.next()
       const counterFile = unpacker.text()
       const counterSlot = unpacker.next()
-      return { kind, device, handle, offset, bytes, counterFile, counterSlot, event: unpacker.next() === 0 ? null : unpacker.text() }
+      return {
+        kind,
+        device,
+        handle,
+        offset,
+        bytes,
+        counterFile,
+        counterSlot,
+        event: unpacker.next() === 0 ? null : unpacker.text()
+      }
     }
     case 'shared-file': {
       const file = unpacker.text()
@@ -107,7 +116,8 @@ function unpackStorage (unpacker: Unpacker): TensorStorage {
       const address = unpacker.text()
       return { kind, address, key: unpacker.next(), bytes }
     }
-    case 'empty': return { kind, bytes: 0 }
+    case 'empty':
+      return { kind, bytes: 0 }
   }
 }
 

@@ -11,7 +11,15 @@ import { torchNames } from './names.ts'
 const PROTO = 0x80
 const HIGHEST_PROTOCOL = 5
 /** A tensor's handle takes less than a kilobyte, and one of a very long expandable segment some tens. */
-const NESTED_LIMITS: PickleLimits = { bytes: 2 ** 20, memo: 4096, objects: 4096, items: 16384, stack: 4096, depth: 16, text: 2 ** 16 }
+const NESTED_LIMITS: PickleLimits = {
+  bytes: 2 ** 20,
+  memo: 4096,
+  objects: 4096,
+  items: 16384,
+  stack: 4096,
+  depth: 16,
+  text: 2 ** 16
+}
 
 /** Reads one entry. As SGLang's server does, takes bytes or text, and base64 of base64. Throws PICKLE_*; bytes of the result are views. */
 export function readPayload (entry: string | Uint8Array, names: PickleNames = torchNames): PickleValue {
@@ -37,7 +45,9 @@ export function decodeBase64 (text: string): Buffer {
   const padding = text.endsWith('==') ? 2 : text.endsWith('=') ? 1 : 0
   const bytes = Buffer.from(text, 'base64')
   // Buffer skips what is not base64 and takes the URL alphabet as well; either shows.
-  if (text.length % 4 !== 0 || bytes.length !== text.length / 4 * 3 - padding || text.includes('-') || text.includes('_')) {
+  if (
+    text.length % 4 !== 0 || bytes.length !== text.length / 4 * 3 - padding || text.includes('-') || text.includes('_')
+  ) {
     throw malformed('it is not base64 (the standard alphabet, padded, without line breaks)', 0)
   }
   return bytes
@@ -58,6 +68,10 @@ export function inEntry<T> (where: string, read: () => T): T {
     return read()
   } catch (error) {
     if (!(error instanceof RefitError)) throw error
-    throw new RefitError(error.code, `${where}: ${error.message}`, error.param === undefined ? {} : { param: error.param })
+    throw new RefitError(
+      error.code,
+      `${where}: ${error.message}`,
+      error.param === undefined ? {} : { param: error.param }
+    )
   }
 }

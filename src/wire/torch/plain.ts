@@ -1,4 +1,13 @@
-import { describePickle, PickleBytes, PickleDict, PickleFloat, PickleList, PickleName, PickleObject, PickleSet } from '../pickle/values.ts'
+import {
+  describePickle,
+  PickleBytes,
+  PickleDict,
+  PickleFloat,
+  PickleList,
+  PickleName,
+  PickleObject,
+  PickleSet
+} from '../pickle/values.ts'
 import type { PickleValue } from '../pickle/values.ts'
 import type { PickleNames } from '../pickle/reader.ts'
 import { readPayload } from './payload.ts'
@@ -20,7 +29,17 @@ import { checkTensorCount } from './tensor-name.ts'
  * text, else a Map; bytes are a Uint8Array, dtypes their names, instances of named classes objects of their fields. A tensor is a
  * TensorMark: this crosses threads, and what a mark stands for follows apart.
  */
-export type PlainValue = null | boolean | number | bigint | string | Uint8Array | TensorMark | PlainValue[] | Map<PlainValue, PlainValue> | { [key: string]: PlainValue }
+export type PlainValue =
+  | null
+  | boolean
+  | number
+  | bigint
+  | string
+  | Uint8Array
+  | TensorMark
+  | PlainValue[]
+  | Map<PlainValue, PlainValue>
+  | { [key: string]: PlainValue }
 
 /** One number: which of the body's tensors. Nothing else is read into a Float64Array. */
 export type TensorMark = Float64Array
@@ -33,11 +52,17 @@ const MAX_DEPTH = 64
 
 /** The closed set, and classes by name in any module. */
 function plainNames (classes: readonly string[]): PickleNames {
-  return (module, name) => torchNames(module, name) ?? (classes.includes(name) ? new PickleName(module, name, 'class', 'record') : undefined)
+  return (module, name) =>
+    torchNames(module, name) ?? (classes.includes(name) ? new PickleName(module, name, 'class', 'record') : undefined)
 }
 
 /** Reads a pickle, or base64 of one. `cards`: the UUID of each rank's. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED. */
-export function readPlain (bytes: Uint8Array, classes: readonly string[], ranks: number, cards: readonly string[]): PlainBody {
+export function readPlain (
+  bytes: Uint8Array,
+  classes: readonly string[],
+  ranks: number,
+  cards: readonly string[]
+): PlainBody {
   const root = readPayload(bytes, plainNames(classes))
   const storages = new StorageTable()
   const reader = new PlainReader(storages, ranks, cards)
@@ -46,7 +71,12 @@ export function readPlain (bytes: Uint8Array, classes: readonly string[], ranks:
   // What stands where no tensor is read is given back too.
   const used = new Set(storages.list)
   collect(root, storages)
-  return { value, ranks: reader.tensors, storages: [...used], spares: [...new Set([...spares, ...storages.list.filter(storage => !used.has(storage))])] }
+  return {
+    value,
+    ranks: reader.tensors,
+    storages: [...used],
+    spares: [...new Set([...spares, ...storages.list.filter(storage => !used.has(storage))])]
+  }
 }
 
 class PlainReader {
@@ -80,18 +110,25 @@ class PlainReader {
   #plain (value: Exclude<PickleValue, null | boolean | number | bigint | string>, depth: number): PlainValue {
     if (isTensor(value)) return this.#tensor(value)
     if (Array.isArray(value)) return value.map(item => this.read(item, depth))
-    if (value instanceof PickleList || value instanceof PickleSet) return value.items.map(item => this.read(item, depth))
+    if (value instanceof PickleList || value instanceof PickleSet) {
+      return value.items.map(item => this.read(item, depth))
+    }
     if (value instanceof PickleDict) return this.#dict(value, depth)
     // A copy: the whole of a buffer would be sent along with a view of it.
     if (value instanceof PickleBytes) return new Uint8Array(value.view())
     if (value instanceof PickleFloat) return value.value
     if (value instanceof PickleName && value.role === 'dtype') return value.name
-    if (value instanceof PickleObject && value.name.role === 'record') return this.#dict(value.state ?? new PickleDict(), depth)
+    if (value instanceof PickleObject && value.name.role === 'record') {
+      return this.#dict(value.state ?? new PickleDict(), depth)
+    }
     throw payloadError(`${describePickle(value)} where plain data or a tensor was expected`)
   }
 
   #dict ({ keys, values }: PickleDict, depth: number): PlainValue {
-    const entries = keys.map((key, index): [PlainValue, PlainValue] => [this.read(key, depth), this.read(values[index]!, depth)])
+    const entries = keys.map((
+      key,
+      index
+    ): [PlainValue, PlainValue] => [this.read(key, depth), this.read(values[index]!, depth)])
     if (!keys.every(key => typeof key === 'string')) return new Map(entries)
     const object = Object.create(null) as { [key: string]: PlainValue }
     for (const [key, value] of entries) object[key as string] = value
@@ -102,7 +139,9 @@ class PlainReader {
     const index = this.tensors[0]!.length
     checkTensorCount(index + 1)
     const shared = isCardDict(value) ? undefined : readTensor(`tensor ${index}`, value, this.#storages)
-    for (const [rank, card] of this.#cards.entries()) this.tensors[rank]!.push(shared ?? readTensor(`tensor ${index}`, value, this.#storages, card))
+    for (const [rank, card] of this.#cards.entries()) {
+      this.tensors[rank]!.push(shared ?? readTensor(`tensor ${index}`, value, this.#storages, card))
+    }
     return Float64Array.of(index)
   }
 }
@@ -110,6 +149,8 @@ class PlainReader {
 /** A handle in any form that readTensor knows. */
 function isTensor (value: PickleValue): boolean {
   if (value instanceof PickleObject) return value.name.role.startsWith('rebuild_')
-  if (Array.isArray(value)) return value.length === 2 && value[0] instanceof PickleName && value[0].role.startsWith('rebuild_')
+  if (Array.isArray(value)) {
+    return value.length === 2 && value[0] instanceof PickleName && value[0].role.startsWith('rebuild_')
+  }
   return isCardDict(value)
 }

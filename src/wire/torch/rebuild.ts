@@ -16,7 +16,12 @@ const CUDA_ARGS = 15
  * What torch.multiprocessing's reducers wrote for a tensor: a call, its (function, arguments) as a bare tuple, or a dict of these by
  * card, of which `card` is the reader's. Throws TENSOR_PAYLOAD, naming it.
  */
-export function readTensor (name: string, value: PickleValue | undefined, storages: StorageTable, card?: string): TensorDescriptor {
+export function readTensor (
+  name: string,
+  value: PickleValue | undefined,
+  storages: StorageTable,
+  card?: string
+): TensorDescriptor {
   try {
     if (!isCardDict(value)) return readHandle(name, value, storages)
     if (value.size > 1) storages.offers.add(value)
@@ -46,24 +51,42 @@ export function takeSpares (storages: StorageTable): TensorStorage[] {
 }
 
 /** `card`: the UUID under which it stood, where a newer vLLM leaves out the function. */
-function readHandle (name: string, value: PickleValue | undefined, storages: StorageTable, card?: string): TensorDescriptor {
+function readHandle (
+  name: string,
+  value: PickleValue | undefined,
+  storages: StorageTable,
+  card?: string
+): TensorDescriptor {
   if (value instanceof PickleObject) return rebuild(name, value.name, value.args, storages, card)
-  if (Array.isArray(value) && value.length === 2 && value[0] instanceof PickleName && Array.isArray(value[1])) return rebuild(name, value[0], value[1], storages, card)
+  if (Array.isArray(value) && value.length === 2 && value[0] instanceof PickleName && Array.isArray(value[1])) {
+    return rebuild(name, value[0], value[1], storages, card)
+  }
   if (card !== undefined && isCudaArgs(value)) return rebuildCuda(name, value, storages, card)
   throw payloadError(`${describePickle(value)} where a tensor was expected`)
 }
 
 /** The arguments of rebuild_cuda_tensor alone. */
 export function isCudaArgs (value: PickleValue | undefined): value is PickleTuple {
-  return Array.isArray(value) && value.length === CUDA_ARGS && value[0] instanceof PickleName && value[0].role === 'tensor class'
+  return Array.isArray(value) && value.length === CUDA_ARGS && value[0] instanceof PickleName &&
+    value[0].role === 'tensor class'
 }
 
-function rebuild (tensor: string, name: PickleName, args: PickleTuple, storages: StorageTable, card?: string): TensorDescriptor {
+function rebuild (
+  tensor: string,
+  name: PickleName,
+  args: PickleTuple,
+  storages: StorageTable,
+  card?: string
+): TensorDescriptor {
   switch (name.role) {
-    case 'rebuild_cuda_tensor': return rebuildCuda(tensor, args, storages, card)
-    case 'rebuild_tensor': return rebuildCpu(tensor, args, storages)
-    case 'rebuild_meta_tensor': throw payloadError('a tensor on the meta device, which has no data')
-    default: throw payloadError(`a ${name.name} where a tensor was expected`)
+    case 'rebuild_cuda_tensor':
+      return rebuildCuda(tensor, args, storages, card)
+    case 'rebuild_tensor':
+      return rebuildCpu(tensor, args, storages)
+    case 'rebuild_meta_tensor':
+      throw payloadError('a tensor on the meta device, which has no data')
+    default:
+      throw payloadError(`a ${name.name} where a tensor was expected`)
   }
 }
 
@@ -80,13 +103,22 @@ function rebuildCpu (name: string, args: PickleTuple, storages: StorageTable): T
   checkRole(args[0], 'its class', 'tensor class')
   const { storage, dtype } = readTypedStorage(args[1])
   const metadata = args[2]
-  if (!Array.isArray(metadata) || metadata.length !== 4) throw payloadError(`its metadata is ${describePickle(metadata)}, not a tuple of 4`)
+  if (!Array.isArray(metadata) || metadata.length !== 4) {
+    throw payloadError(`its metadata is ${describePickle(metadata)}, not a tuple of 4`)
+  }
   toBoolean(metadata[3], 'requires_grad')
   const legacy = dtype instanceof PickleName ? torchStorageDType(dtype.name) : undefined
   return view(name, legacy ?? toTorchDType(dtype), metadata[1], metadata[2], metadata[0], storages.cpu(storage))
 }
 
-function view (name: string, dtype: string, size: PickleValue | undefined, strides: PickleValue | undefined, start: PickleValue | undefined, storage: TensorDescriptor['storage']): TensorDescriptor {
+function view (
+  name: string,
+  dtype: string,
+  size: PickleValue | undefined,
+  strides: PickleValue | undefined,
+  start: PickleValue | undefined,
+  storage: TensorDescriptor['storage']
+): TensorDescriptor {
   const itemBytes = torchItemBytes(dtype)!
   const shape = toSizes(size, 'its shape')
   const stride = toSizes(strides, 'its stride')

@@ -14,11 +14,19 @@ import type { TensorStorage } from './tensor.ts'
  * Never throws; what is malformed shares nothing. `cards`: of what is offered on several cards only that of these, the rest being other
  * engines'.
  */
-export function readShares (entries: ReadonlyArray<string | Uint8Array>, options: StorageOptions = {}, cards?: readonly string[]): TensorStorage[] {
+export function readShares (
+  entries: ReadonlyArray<string | Uint8Array>,
+  options: StorageOptions = {},
+  cards?: readonly string[]
+): TensorStorage[] {
   const own = cards?.map(card => toCardUuid(card))
   const storages = new StorageTable(options)
   // Equal texts share the same things; the counts of shared memory are per pickle, not per copy of it.
-  for (const entry of new Set(entries.map(entry => typeof entry === 'string' ? entry : Buffer.from(entry).toString('latin1')))) {
+  for (
+    const entry of new Set(
+      entries.map(entry => typeof entry === 'string' ? entry : Buffer.from(entry).toString('latin1'))
+    )
+  ) {
     const root = attempt(() => readPayload(Buffer.from(entry, 'latin1'), salvageNames))
     if (root !== undefined) collect(root, storages, own)
   }
@@ -59,10 +67,20 @@ export function collect (root: PickleValue, storages: StorageTable, own?: Readon
 }
 
 /** Handles by card. Newer ones are arguments alone, which are told from other tuples only here. */
-function takeOffer ({ keys, values }: PickleDict, storages: StorageTable, own?: ReadonlyArray<string | undefined>): void {
+function takeOffer (
+  { keys, values }: PickleDict,
+  storages: StorageTable,
+  own?: ReadonlyArray<string | undefined>
+): void {
   for (const [index, value] of values.entries()) {
     if (own !== undefined && values.length > 1 && !own.includes(toCardUuid(keys[index] as string))) continue
-    const args = isCudaArgs(value) ? value : value instanceof PickleObject ? value.args : Array.isArray(value) ? value[1] : value
+    const args = isCudaArgs(value)
+      ? value
+      : value instanceof PickleObject
+      ? value.args
+      : Array.isArray(value)
+      ? value[1]
+      : value
     if (isCudaArgs(args)) attempt(() => storages.cuda(args, toCardUuid(keys[index] as string)))
   }
 }

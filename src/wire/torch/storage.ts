@@ -59,25 +59,42 @@ export class StorageTable {
     const handle = this.#handle(device, toBytes(args[7], 'storage_handle'))
     const offset = toSize(args[9], 'storage_offset_bytes')
     const mapped = mappedBytes(handle)
-    if (mapped !== undefined && offset + bytes > mapped) throw payloadError(`a storage of ${bytes} bytes from byte ${offset} on does not fit the ${mapped} bytes of its handle`)
+    if (mapped !== undefined && offset + bytes > mapped) {
+      throw payloadError(
+        `a storage of ${bytes} bytes from byte ${offset} on does not fit the ${mapped} bytes of its handle`
+      )
+    }
     const counter = this.#counter(toBytes(args[11], 'ref_counter_handle'))
     const slot = toSize(args[12], 'ref_counter_offset')
     if (slot >= SLOTS) throw payloadError(`ref_counter_offset is ${slot}, and a counter file has ${SLOTS} slots`)
     const event = toEvent(args[13], toBoolean(args[14], 'event_sync_required'))
     const known = counter.shares[slot]
     if (known === undefined) {
-      const storage: CudaStorage = { kind: 'cuda', device, handle, offset, bytes, counterFile: counter.file, counterSlot: slot, event }
+      const storage: CudaStorage = {
+        kind: 'cuda',
+        device,
+        handle,
+        offset,
+        bytes,
+        counterFile: counter.file,
+        counterSlot: slot,
+        event
+      }
       counter.shares[slot] = storage
       this.list.push(storage)
       return storage
     }
-    if (known.handle !== handle || known.offset !== offset || known.bytes !== bytes) throw payloadError(`slot ${slot} of the counter ${counter.file} stands for two storages`)
+    if (known.handle !== handle || known.offset !== offset || known.bytes !== bytes) {
+      throw payloadError(`slot ${slot} of the counter ${counter.file} stands for two storages`)
+    }
     return known
   }
 
   /** Of a storage of CPU memory: a call of rebuild_storage_filename, _fd or _empty. Throws TENSOR_PAYLOAD. */
   cpu (value: PickleValue | undefined): Exclude<TensorStorage, CudaStorage> {
-    if (!(value instanceof PickleObject)) throw payloadError(`its storage is ${describePickle(value)}, not one that torch rebuilds`)
+    if (!(value instanceof PickleObject)) {
+      throw payloadError(`its storage is ${describePickle(value)}, not one that torch rebuilds`)
+    }
     if (value.seen !== undefined) return value.seen as SharedFileStorage
     const storage = readCpu(value)
     value.seen = storage
@@ -93,7 +110,11 @@ export class StorageTable {
 
   #handle (device: number | string, bytes: PickleBytes): IpcHandle {
     this.#looked += bytes.length
-    if (this.#looked > MAX_LOOKED) throw payloadError(`with its own, the CUDA handles of this request take more than ${MAX_LOOKED} bytes; send several requests`)
+    if (this.#looked > MAX_LOOKED) {
+      throw payloadError(
+        `with its own, the CUDA handles of this request take more than ${MAX_LOOKED} bytes; send several requests`
+      )
+    }
     const last = this.#last
     if (last !== undefined && last.device === device && last.bytes.equals(bytes)) return last.handle
     let handles = this.#handles.get(device)
@@ -116,7 +137,11 @@ export class StorageTable {
 }
 
 /** `shares` by slot: torch hands them out in order; where they are few and far between V8 makes a table of it. */
-interface CounterFile { file: string, bytes: PickleBytes, shares: CudaStorage[] }
+interface CounterFile {
+  file: string
+  bytes: PickleBytes
+  shares: CudaStorage[]
+}
 
 function readCpu (value: PickleObject): Exclude<TensorStorage, CudaStorage> {
   const { name: { role }, args } = value
@@ -126,7 +151,12 @@ function readCpu (value: PickleObject): Exclude<TensorStorage, CudaStorage> {
       const itemBytes = args.length === 5 ? torchItemBytes(toTorchDType(args[4]))! : 1
       const bytes = toSize(args[3], 'the size of its storage') * itemBytes
       if (!Number.isSafeInteger(bytes)) throw payloadError(`a storage of ${bytes} bytes`)
-      return { kind: 'shared-file', file: toShmName(toBytes(args[2], 'its storage'), 'its storage'), manager: toManager(toBytes(args[1], 'the manager of its storage')), bytes }
+      return {
+        kind: 'shared-file',
+        file: toShmName(toBytes(args[2], 'its storage'), 'its storage'),
+        manager: toManager(toBytes(args[1], 'the manager of its storage')),
+        bytes
+      }
     }
     case 'rebuild_storage_fd':
       checkCount(args, role, 3)
@@ -142,8 +172,12 @@ function readCpu (value: PickleObject): Exclude<TensorStorage, CudaStorage> {
 /** multiprocessing.resource_sharer.DupFd: (socket, key) under `_id`. */
 function readDupFd (value: PickleValue | undefined): Pick<DescriptorStorage, 'address' | 'key'> {
   const id = value instanceof PickleObject && value.name.role === 'DupFd' ? value.state?.get('_id') : undefined
-  if (!Array.isArray(id) || id.length !== 2) throw payloadError(`its descriptor is ${describePickle(value)} without a socket and a key`)
-  if (typeof id[0] !== 'string') throw payloadError(`its descriptor is offered at ${describePickle(id[0])}, not at the path of a Unix socket`)
+  if (!Array.isArray(id) || id.length !== 2) {
+    throw payloadError(`its descriptor is ${describePickle(value)} without a socket and a key`)
+  }
+  if (typeof id[0] !== 'string') {
+    throw payloadError(`its descriptor is offered at ${describePickle(id[0])}, not at the path of a Unix socket`)
+  }
   return { address: toPath(id[0]), key: toSize(id[1], 'the key of its descriptor') }
 }
 
@@ -166,7 +200,9 @@ export function isShmName (name: string): boolean {
 
 function toShmName (bytes: PickleBytes, what: string): string {
   const name = bytes.length > MAX_SHM_NAME ? '' : bytes.latin1()
-  if (!isShmName(name)) throw payloadError(`${what} is not a name of torch's shared memory (/torch_<pid>_<random>_<count>)`)
+  if (!isShmName(name)) {
+    throw payloadError(`${what} is not a name of torch's shared memory (/torch_<pid>_<random>_<count>)`)
+  }
   return name
 }
 
@@ -175,7 +211,9 @@ function toManager (bytes: PickleBytes): string {
 }
 
 function toPath (path: string): string {
-  if (!path.startsWith('/') || path.length >= MAX_PATH || !/^[\x20-\x7e]+$/.test(path)) throw payloadError('its storage is offered at something that is not the path of a Unix socket')
+  if (!path.startsWith('/') || path.length >= MAX_PATH || !/^[\x20-\x7e]+$/.test(path)) {
+    throw payloadError('its storage is offered at something that is not the path of a Unix socket')
+  }
   return path
 }
 
@@ -186,11 +224,17 @@ function toEvent (value: PickleValue | undefined, needed: boolean): string | nul
 }
 
 /** Storage and dtype of a typed storage, or of an untyped one whose dtype its last argument says. */
-export function readTypedStorage (value: PickleValue | undefined): { storage: PickleValue | undefined, dtype: PickleValue | undefined } {
-  if (!(value instanceof PickleObject)) throw payloadError(`its storage is ${describePickle(value)}, not one that torch rebuilds`)
+export function readTypedStorage (
+  value: PickleValue | undefined
+): { storage: PickleValue | undefined, dtype: PickleValue | undefined } {
+  if (!(value instanceof PickleObject)) {
+    throw payloadError(`its storage is ${describePickle(value)}, not one that torch rebuilds`)
+  }
   const { name: { role }, args } = value
   if (role === 'rebuild_storage_filename' && args.length === 5) return { storage: value, dtype: args[4] }
-  if (role !== 'rebuild_typed_storage' && role !== 'rebuild_typed_storage_child') throw payloadError(`its storage is a ${role} without a dtype`)
+  if (role !== 'rebuild_typed_storage' && role !== 'rebuild_typed_storage_child') {
+    throw payloadError(`its storage is a ${role} without a dtype`)
+  }
   checkCount(args, role, 2)
   if (role === 'rebuild_typed_storage_child') checkRole(args[1], 'the class of its storage', 'legacy storage class')
   return { storage: args[0], dtype: args[1] }

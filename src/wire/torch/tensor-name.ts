@@ -11,9 +11,17 @@ const LORA = /(?:^|\.)lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)(?:\.
 /** Throws TENSOR_PAYLOAD for what is no name, and UNSUPPORTED for a part of a LoRA adapter. */
 export function toTensorName (value: PickleValue | undefined): string {
   if (typeof value !== 'string') throw payloadError(`a tensor's name is ${describePickle(value)}, not a str`)
-  if (value === '' || value.length > MAX_NAME || value.includes('\0')) throw payloadError('a tensor\'s name is empty, too long or holds NUL')
+  if (value === '' || value.length > MAX_NAME || value.includes('\0')) {
+    throw payloadError("a tensor's name is empty, too long or holds NUL")
+  }
   if (value.includes('lora_') && LORA.test(value)) {
-    throw new RefitError('UNSUPPORTED', `tensor ${JSON.stringify(clip(value))} is a part of a LoRA adapter, which refit does not apply: merge the adapter into the weights (merge_and_unload) and send those`, { param: clip(value) })
+    throw new RefitError(
+      'UNSUPPORTED',
+      `tensor ${
+        JSON.stringify(clip(value))
+      } is a part of a LoRA adapter, which refit does not apply: merge the adapter into the weights (merge_and_unload) and send those`,
+      { param: clip(value) }
+    )
   }
   return value
 }

@@ -44,9 +44,16 @@ export interface DescriptorStorage {
 }
 
 /** Bytes of this process, which nobody shares: what a weight loader made. */
-export interface MemoryStorage { kind: 'memory', data: Uint8Array, bytes: number }
+export interface MemoryStorage {
+  kind: 'memory'
+  data: Uint8Array
+  bytes: number
+}
 
-export interface EmptyStorage { kind: 'empty', bytes: 0 }
+export interface EmptyStorage {
+  kind: 'empty'
+  bytes: 0
+}
 
 export const SHARED_FILE_HEADER = 64
 

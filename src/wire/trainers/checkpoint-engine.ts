@@ -64,7 +64,9 @@ export function readServerMessage (bytes: Uint8Array): ServerMessage {
 }
 
 function readPiece (value: PickleValue): BufferPiece {
-  if (!(value instanceof PickleDict)) throw payloadError(`a bucket holds ${describePickle(value)}, not a dict of name, dtype, shape and offset`)
+  if (!(value instanceof PickleDict)) {
+    throw payloadError(`a bucket holds ${describePickle(value)}, not a dict of name, dtype, shape and offset`)
+  }
   const name = toTensorName(value.get('name'))
   try {
     const dtype = toTorchDType(value.get('dtype'))
@@ -81,14 +83,24 @@ function readPiece (value: PickleValue): BufferPiece {
 export function placePiece ({ name, dtype, shape, offset }: BufferPiece, buffer: TensorDescriptor): TensorDescriptor {
   const bytes = countElements(shape, name) * torchItemBytes(dtype)!
   const size = buffer.shape[0]!
-  if (offset + bytes > size) throw payloadError(`${dtype} [${shape.join(', ')}] from byte ${offset} on ends at byte ${offset + bytes}, and the buffer has ${size}`, name)
+  if (offset + bytes > size) {
+    throw payloadError(
+      `${dtype} [${shape.join(', ')}] from byte ${offset} on ends at byte ${
+        offset + bytes
+      }, and the buffer has ${size}`,
+      name
+    )
+  }
   return { name, dtype, shape, stride: contiguous(shape), offset: buffer.offset + offset, storage: buffer.storage }
 }
 
 /** Throws TENSOR_PAYLOAD unless it is flat bytes. */
 export function checkBuffer ({ dtype, shape, stride, name }: TensorDescriptor): void {
   if (dtype === 'uint8' && shape.length === 1 && (shape[0]! < 2 || stride[0] === 1)) return
-  throw payloadError(`it is ${dtype} [${shape.join(', ')}] with strides [${stride.join(', ')}], and a buffer is flat uint8`, name)
+  throw payloadError(
+    `it is ${dtype} [${shape.join(', ')}] with strides [${stride.join(', ')}], and a buffer is flat uint8`,
+    name
+  )
 }
 
 /** `RuntimeError: Some workers failed`. */

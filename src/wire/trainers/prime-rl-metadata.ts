@@ -7,9 +7,14 @@ import { TORCH_DTYPES } from '../torch/dtypes.ts'
 import { torchNames } from '../torch/names.ts'
 
 /** What prime-rl says ahead of a state dict: tensors in the order in which they are sent, those of one dtype together. */
-export interface StateDictMetadata { names: string[], dtypes: string[], shapes: number[][] }
+export interface StateDictMetadata {
+  names: string[]
+  dtypes: string[]
+  shapes: number[][]
+}
 
-const names: PickleNames = (module, name) => module === 'torch' && (name === 'Size' || TORCH_DTYPES.includes(name)) ? torchNames(module, name) : undefined
+const names: PickleNames = (module, name) =>
+  module === 'torch' && (name === 'Size' || TORCH_DTYPES.includes(name)) ? torchNames(module, name) : undefined
 
 /** Reads `{dtype: [(name, shape, numel)]}` (prime-rl, transports/weights/nccl.py) as data. Throws PICKLE_* and TENSOR_PAYLOAD. */
 export function readStateDictMetadata (bytes: Uint8Array): StateDictMetadata {
@@ -22,8 +27,15 @@ export function readStateDictMetadata (bytes: Uint8Array): StateDictMetadata {
     if (!(list instanceof PickleList)) throw unread(list, 'a list of tensors')
     for (const item of list.items) {
       const [name, shape, count] = Array.isArray(item) ? item : []
-      if (typeof name !== 'string' || !Array.isArray(shape) || !shape.every(isSize) || !isSize(count)) throw unread(item, 'a tensor\'s name, shape and number of elements')
-      if (shape.reduce((product, size) => product * size, 1) !== count) throw new RefitError('TENSOR_PAYLOAD', `tensor "${name.slice(0, 200)}" of the metadata: shape [${shape.join(', ')}] has not ${count} elements`)
+      if (typeof name !== 'string' || !Array.isArray(shape) || !shape.every(isSize) || !isSize(count)) {
+        throw unread(item, "a tensor's name, shape and number of elements")
+      }
+      if (shape.reduce((product, size) => product * size, 1) !== count) {
+        throw new RefitError(
+          'TENSOR_PAYLOAD',
+          `tensor "${name.slice(0, 200)}" of the metadata: shape [${shape.join(', ')}] has not ${count} elements`
+        )
+      }
       all.names.push(name)
       all.dtypes.push(dtype.name)
       all.shapes.push(shape)
@@ -32,8 +44,13 @@ export function readStateDictMetadata (bytes: Uint8Array): StateDictMetadata {
   return all
 }
 
-function isSize (value: PickleValue | undefined): value is number { return typeof value === 'number' && Number.isSafeInteger(value) && value >= 0 }
+function isSize (value: PickleValue | undefined): value is number {
+  return typeof value === 'number' && Number.isSafeInteger(value) && value >= 0
+}
 
 function unread (value: PickleValue, expected: string): RefitError {
-  return new RefitError('TENSOR_PAYLOAD', `the metadata of a state dict: expected ${expected}, got ${describePickle(value)}`)
+  return new RefitError(
+    'TENSOR_PAYLOAD',
+    `the metadata of a state dict: expected ${expected}, got ${describePickle(value)}`
+  )
 }

@@ -30,7 +30,9 @@ const INTEGERS: Readonly<Record<number, string>> = { 2: 'int16', 4: 'int32' }
 /** Views of `bytes`. Throws PICKLE_* and TENSOR_PAYLOAD. */
 export function readSparsePayload (bytes: Uint8Array): SparseItem[] {
   const { root, tensor } = readTorchFile(bytes)
-  if (!Array.isArray(root) || root.length !== 3 || !Array.isArray(root[1]) || !(root[2] instanceof PickleList)) throw payloadError('a sparse payload is a tuple of positions, values and a list of items')
+  if (!Array.isArray(root) || root.length !== 3 || !Array.isArray(root[1]) || !(root[2] instanceof PickleList)) {
+    throw payloadError('a sparse payload is a tuple of positions, values and a list of items')
+  }
   const positions = tensor(root[0])
   if (positions.dtype !== 'uint8') throw payloadError(`its positions are of ${positions.dtype}, expected uint8`)
   const groups = root[1].map(tensor)
@@ -47,7 +49,9 @@ function readItem (item: PickleDict, index: number, positions: FileTensor, group
   const dtype = torchWeightDType(String(dtypeName))
   if (dtype === undefined) throw payloadError(describeUnreadDType(String(dtypeName)), name)
   const operation = item.get('operation')
-  if (operation !== 'xor' && operation !== 'overwrite') throw payloadError(`operation is ${String(operation).slice(0, 40)}, expected "xor" or "overwrite"`, name)
+  if (operation !== 'xor' && operation !== 'overwrite') {
+    throw payloadError(`operation is ${String(operation).slice(0, 40)}, expected "xor" or "overwrite"`, name)
+  }
   const shape = toSizes(item.get('shape'), 'its shape')
   countElements(shape, name)
   const values = valuesOf(item, name, dtype, groups)
@@ -58,18 +62,37 @@ function readItem (item: PickleDict, index: number, positions: FileTensor, group
 function valuesOf (item: PickleDict, name: string, dtype: DType, groups: readonly FileTensor[]): Uint8Array {
   const group = groups[toSize(item.get('value_group'), 'value_group')]
   const width = torchItemBytes(dtype)!
-  if (group === undefined || group.dtype !== INTEGERS[width]) throw payloadError(`its values are of ${group?.dtype ?? 'no group'}, expected ${INTEGERS[width]}`, name)
+  if (group === undefined || group.dtype !== INTEGERS[width]) {
+    throw payloadError(`its values are of ${group?.dtype ?? 'no group'}, expected ${INTEGERS[width]}`, name)
+  }
   const [from, to] = [toSize(item.get('value_start'), 'value_start'), toSize(item.get('value_end'), 'value_end')]
-  if (from >= to || to > group.shape[0]!) throw payloadError(`its values are ${from} to ${to} of ${group.shape[0]!}`, name)
+  if (from >= to || to > group.shape[0]!) {
+    throw payloadError(`its values are ${from} to ${to} of ${group.shape[0]!}`, name)
+  }
   return group.data.subarray(from * width, to * width)
 }
 
-function where (item: PickleDict, name: string, count: number, positions: Uint8Array): Pick<SparseItem, 'encoding' | 'positions' | 'first'> {
+function where (
+  item: PickleDict,
+  name: string,
+  count: number,
+  positions: Uint8Array
+): Pick<SparseItem, 'encoding' | 'positions' | 'first'> {
   const encoding = item.get('index_encoding')
-  if (encoding === 'range') return { encoding: 'range', positions: new Uint8Array(0), first: toSize(item.get('range_start'), 'range_start') }
-  if (encoding !== 'deltas') throw payloadError(`index_encoding is ${String(encoding).slice(0, 40)}, expected "range" or "deltas"`, name)
+  if (encoding === 'range') {
+    return {
+      encoding: 'range',
+      positions: new Uint8Array(0),
+      first: toSize(item.get('range_start'), 'range_start')
+    }
+  }
+  if (encoding !== 'deltas') {
+    throw payloadError(`index_encoding is ${String(encoding).slice(0, 40)}, expected "range" or "deltas"`, name)
+  }
   const [from, to] = [toSize(item.get('index_start'), 'index_start'), toSize(item.get('index_end'), 'index_end')]
   const width = (to - from) / count
-  if (from > to || to > positions.length || GAPS[width] === undefined) throw payloadError(`it has bytes ${from} to ${to} of ${positions.length} as the positions of ${count} values`, name)
+  if (from > to || to > positions.length || GAPS[width] === undefined) {
+    throw payloadError(`it has bytes ${from} to ${to} of ${positions.length} as the positions of ${count} values`, name)
+  }
   return { encoding: GAPS[width], positions: positions.subarray(from, to), first: 0 }
 }

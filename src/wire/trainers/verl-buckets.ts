@@ -8,7 +8,10 @@ import { payloadError } from '../torch/tensor.ts'
 // memory, then {"bucket_meta": {name: what lies where}, "is_last"}. What is larger than the buffer comes as a handle of its own.
 
 /** A buffer in shared memory without torch: the whole of it. */
-export interface NamedMemory { name: string, bytes: number }
+export interface NamedMemory {
+  name: string
+  bytes: number
+}
 
 const MEMORY = /^verl_weights_[0-9a-f]{32}$/
 
@@ -18,8 +21,12 @@ export function readNamedMemory (bytes: Uint8Array): NamedMemory | null {
   if (!(root instanceof PickleDict) || root.get('size') === undefined) return null
   const name = root.get('name')
   const size = root.get('size')
-  if (typeof name !== 'string' || !MEMORY.test(name)) throw payloadError(`the name of its shared memory is ${describePickle(name)} that verl does not give`)
-  if (typeof size !== 'number' || size <= 0) throw payloadError(`the size of its shared memory is ${describePickle(size)}`)
+  if (typeof name !== 'string' || !MEMORY.test(name)) {
+    throw payloadError(`the name of its shared memory is ${describePickle(name)} that verl does not give`)
+  }
+  if (typeof size !== 'number' || size <= 0) {
+    throw payloadError(`the size of its shared memory is ${describePickle(size)}`)
+  }
   return { name, bytes: size }
 }
 

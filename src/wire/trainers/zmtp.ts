@@ -44,7 +44,9 @@ export function zmtpPong (context: Uint8Array): Buffer {
 }
 
 export function zmtpMessage (frames: readonly Uint8Array[]): Buffer {
-  return Buffer.concat(frames.flatMap((frame, index) => [header(index + 1 < frames.length ? MORE : 0, frame.byteLength), frame]))
+  return Buffer.concat(
+    frames.flatMap((frame, index) => [header(index + 1 < frames.length ? MORE : 0, frame.byteLength), frame])
+  )
 }
 
 /** Reads what a peer sends, in pieces of any size. Throws ZMQ_PROTOCOL, after which it is of no use. */
@@ -71,10 +73,14 @@ export class ZmtpReader {
     // As early as it shows: a peer that speaks something else may never send 64 bytes.
     if (bytes.length > 0 && bytes[0] !== 0xff) throw protocol('what is there does not speak ZMTP')
     if (bytes.length > 9 && (bytes[9]! & 1) === 0) throw protocol('its signature is not that of ZMTP')
-    if (bytes.length > 10 && bytes[10]! < 3) throw protocol(`it speaks ZMTP ${bytes[10]}, and 3 is the oldest that refit speaks`)
+    if (bytes.length > 10 && bytes[10]! < 3) {
+      throw protocol(`it speaks ZMTP ${bytes[10]}, and 3 is the oldest that refit speaks`)
+    }
     if (bytes.length < GREETING_BYTES) return false
     const mechanism = bytes.toString('latin1', MECHANISM_AT, MECHANISM_AT + MECHANISM_BYTES).replace(/\0+$/, '')
-    if (mechanism !== 'NULL') throw protocol(`its security mechanism is ${JSON.stringify(mechanism)}, and refit speaks NULL alone`)
+    if (mechanism !== 'NULL') {
+      throw protocol(`its security mechanism is ${JSON.stringify(mechanism)}, and refit speaks NULL alone`)
+    }
     this.#take(GREETING_BYTES)
     this.#greeted = true
     return true
@@ -111,7 +117,9 @@ export class ZmtpReader {
     const length = body[0] ?? 0
     const name = body.toString('latin1', 1, 1 + length)
     const rest = body.subarray(1 + length)
-    if (name === 'ERROR') throw protocol(`it refused the connection: ${JSON.stringify(rest.toString('latin1', 1, 1 + (rest[0] ?? 0)))}`)
+    if (name === 'ERROR') {
+      throw protocol(`it refused the connection: ${JSON.stringify(rest.toString('latin1', 1, 1 + (rest[0] ?? 0)))}`)
+    }
     if (name === 'READY' && !this.#ready) {
       this.#ready = true
       events.push({ type: 'ready', socketType: propertiesOf(rest).get('socket-type') ?? '' })

@@ -43,10 +43,19 @@ export interface CodedOptions {
   bits?: typeof codedBits
 }
 
-export interface CodedJob { job: WriteJob, path: string | undefined, fd: number | undefined, bytes: number, ends: number[] }
+export interface CodedJob {
+  job: WriteJob
+  path: string | undefined
+  fd: number | undefined
+  bytes: number
+  ends: number[]
+}
 
 /** A job that brings the tensors out of one source. Who passes a folder closes the file. */
-export function codedJob (tensors: PlainTensor[], { dtype = 'bfloat16', gap = 0, folder, bits = codedBits }: CodedOptions = {}): CodedJob {
+export function codedJob (
+  tensors: PlainTensor[],
+  { dtype = 'bfloat16', gap = 0, folder, bits = codedBits }: CodedOptions = {}
+): CodedJob {
   const element = DTYPE_BYTES[dtype]
   const ends: number[] = []
   const fields: number[] = []
@@ -71,11 +80,23 @@ export function codedJob (tensors: PlainTensor[], { dtype = 'bfloat16', gap = 0,
   const fd = path === undefined ? undefined : openSync(path, 'r')
   const source: NativeSource = fd === undefined ? { buffer } : { fd }
   const rects = tensors.flatMap((tensor, t) => tensor.rects.flatMap(rect => [t, ...rect]))
-  return { job: { sources: [source], tensors: Float64Array.from(fields), rects: Float64Array.from(rects) }, path, fd, bytes: end - gap * tensors.length, ends }
+  return {
+    job: { sources: [source], tensors: Float64Array.from(fields), rects: Float64Array.from(rects) },
+    path,
+    fd,
+    bytes: end - gap * tensors.length,
+    ends
+  }
 }
 
 /** What the parameters are to hold once the tensors are written over `before`. */
-export function expectedParams (model: PlainModel, tensors: PlainTensor[], dtype: DType, before: Uint8Array[], bits = codedBits): Uint8Array[] {
+export function expectedParams (
+  model: PlainModel,
+  tensors: PlainTensor[],
+  dtype: DType,
+  before: Uint8Array[],
+  bits = codedBits
+): Uint8Array[] {
   const { config } = model
   const out = before.map(bytes => bytes.slice())
   for (const tensor of tensors) {
@@ -84,7 +105,11 @@ export function expectedParams (model: PlainModel, tensors: PlainTensor[], dtype
       const view = new DataView(bytes.buffer)
       for (let r = 0; r < rows; r++) {
         for (let c = 0; c < cols; c++) {
-          const value = convertBits(bits(tensor.name, (srcRow + r) * tensor.cols + srcCol + c, dtype), dtype, config.dtype)
+          const value = convertBits(
+            bits(tensor.name, (srcRow + r) * tensor.cols + srcCol + c, dtype),
+            dtype,
+            config.dtype
+          )
           const index = (dstRow + r) * config.params[param]!.cols + dstCol + c
           if (config.dtype === 'float32') view.setUint32(index * 4, value, true)
           else view.setUint16(index * 2, value, true)

@@ -8,8 +8,20 @@ export const SANITIZED = ['-g', '-fsanitize=address,undefined', '-fno-sanitize-r
 
 /** Compiles `sources` of native/ into `file`, and returns that; throws with what the compiler says. */
 export function compile (file: string, sources: readonly string[], flags: readonly string[]): string {
-  const { status, stderr, error } = spawnSync(compiler, ['-std=c++20', '-O1', '-Wall', '-Wextra', '-I', join(packageRoot, 'native'), ...flags,
-    ...sources.map(source => join(packageRoot, 'native', source)), '-o', file, '-pthread', '-ldl'], { encoding: 'utf8' })
+  const { status, stderr, error } = spawnSync(compiler, [
+    '-std=c++20',
+    '-O1',
+    '-Wall',
+    '-Wextra',
+    '-I',
+    join(packageRoot, 'native'),
+    ...flags,
+    ...sources.map(source => join(packageRoot, 'native', source)),
+    '-o',
+    file,
+    '-pthread',
+    '-ldl'
+  ], { encoding: 'utf8' })
   if (status !== 0) throw new Error(`${compiler} of ${sources.join(', ')} failed: ${error?.message ?? stderr}`)
   return file
 }

@@ -2,16 +2,33 @@ import type { CoreConfig, NativeAddon } from '../../../src/native/addon.ts'
 
 /** A rectangle without its tensor: rank, parameter, srcRow, srcCol, rows, cols, dstRow, dstCol. */
 export type PlainRect = [number, number, number, number, number, number, number, number]
-export interface PlainTensor { name: string, rows: number, cols: number, rects: PlainRect[] }
-export interface PlainModel { config: CoreConfig, tensors: PlainTensor[] }
+export interface PlainTensor {
+  name: string
+  rows: number
+  cols: number
+  rects: PlainRect[]
+}
+export interface PlainModel {
+  config: CoreConfig
+  tensors: PlainTensor[]
+}
 
-export interface PlainOptions { ranks?: number, dtype?: CoreConfig['dtype'], hidden?: number, vocab?: number, inter?: number, threads?: number }
+export interface PlainOptions {
+  ranks?: number
+  dtype?: CoreConfig['dtype']
+  hidden?: number
+  vocab?: number
+  inter?: number
+  threads?: number
+}
 
 const HEADS = 4
 const KV_HEADS = 2
 
 /** A dense model of one layer, its parameters and its sharding spelled out by hand: nothing of src/model is asked. */
-export function plainModel ({ ranks = 1, dtype = 'bfloat16', hidden = 64, vocab = 128, inter = 96, threads = 2 }: PlainOptions = {}): PlainModel {
+export function plainModel (
+  { ranks = 1, dtype = 'bfloat16', hidden = 64, vocab = 128, inter = 96, threads = 2 }: PlainOptions = {}
+): PlainModel {
   const headDim = 16
   const q = HEADS / ranks * headDim
   const kv = Math.max(1, KV_HEADS / ranks) * headDim
@@ -28,16 +45,36 @@ export function plainModel ({ ranks = 1, dtype = 'bfloat16', hidden = 64, vocab 
   const all = (rect: (rank: number) => PlainRect): PlainRect[] => Array.from({ length: ranks }, (_, rank) => rect(rank))
   const kvRow = (rank: number): number => Math.floor(rank * KV_HEADS / ranks) * headDim
   const tensors: PlainTensor[] = [
-    { name: 'embed', rows: vocab, cols: hidden, rects: all(r => [r, 0, r * vocab / ranks, 0, vocab / ranks, hidden, 0, 0]) },
+    {
+      name: 'embed',
+      rows: vocab,
+      cols: hidden,
+      rects: all(r => [r, 0, r * vocab / ranks, 0, vocab / ranks, hidden, 0, 0])
+    },
     { name: 'ln1', rows: hidden, cols: 1, rects: all(r => [r, 1, 0, 0, hidden, 1, 0, 0]) },
     { name: 'q', rows: HEADS * headDim, cols: hidden, rects: all(r => [r, 2, r * q, 0, q, hidden, 0, 0]) },
     { name: 'k', rows: KV_HEADS * headDim, cols: hidden, rects: all(r => [r, 2, kvRow(r), 0, kv, hidden, q, 0]) },
     { name: 'v', rows: KV_HEADS * headDim, cols: hidden, rects: all(r => [r, 2, kvRow(r), 0, kv, hidden, q + kv, 0]) },
     { name: 'o', rows: hidden, cols: HEADS * headDim, rects: all(r => [r, 3, 0, r * q, hidden, q, 0, 0]) },
     { name: 'ln2', rows: hidden, cols: 1, rects: all(r => [r, 4, 0, 0, hidden, 1, 0, 0]) },
-    { name: 'gate', rows: inter, cols: hidden, rects: all(r => [r, 5, r * inter / ranks, 0, inter / ranks, hidden, 0, 0]) },
-    { name: 'up', rows: inter, cols: hidden, rects: all(r => [r, 5, r * inter / ranks, 0, inter / ranks, hidden, inter / ranks, 0]) },
-    { name: 'down', rows: hidden, cols: inter, rects: all(r => [r, 6, 0, r * inter / ranks, hidden, inter / ranks, 0, 0]) },
+    {
+      name: 'gate',
+      rows: inter,
+      cols: hidden,
+      rects: all(r => [r, 5, r * inter / ranks, 0, inter / ranks, hidden, 0, 0])
+    },
+    {
+      name: 'up',
+      rows: inter,
+      cols: hidden,
+      rects: all(r => [r, 5, r * inter / ranks, 0, inter / ranks, hidden, inter / ranks, 0])
+    },
+    {
+      name: 'down',
+      rows: hidden,
+      cols: inter,
+      rects: all(r => [r, 6, 0, r * inter / ranks, hidden, inter / ranks, 0, 0])
+    },
     { name: 'norm', rows: hidden, cols: 1, rects: all(r => [r, 7, 0, 0, hidden, 1, 0, 0]) }
   ]
   return {
@@ -73,7 +110,9 @@ export function plainModel ({ ranks = 1, dtype = 'bfloat16', hidden = 64, vocab 
 export async function readAll (addon: NativeAddon, core: number, { config }: PlainModel): Promise<Uint8Array[]> {
   const reads: Array<Promise<Uint8Array>> = []
   for (let rank = 0; rank < config.ranks; rank++) {
-    for (const [id, param] of config.params.entries()) reads.push(addon.read(core, rank, id, 0, 0, param.rows, param.cols))
+    for (const [id, param] of config.params.entries()) {
+      reads.push(addon.read(core, rank, id, 0, 0, param.rows, param.cols))
+    }
   }
   return await Promise.all(reads)
 }

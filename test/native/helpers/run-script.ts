@@ -8,11 +8,22 @@ export const FAULTY = join(packageRoot, 'build/faults/refit.node')
 
 /** Source text of a value that JSON can't hold: typed arrays. */
 export function configSource (config: CoreConfig): string {
-  return JSON.stringify(config, (_, value) => value instanceof Float64Array ? { f64: [...value] } : value instanceof Uint8Array ? { u8: [...value] } : value)
-    .replaceAll(/\{"f64":(\[[^\]]*\])\}/g, 'Float64Array.from($1)').replaceAll(/\{"u8":(\[[^\]]*\])\}/g, 'Uint8Array.from($1)')
+  return JSON
+    .stringify(
+      config,
+      (_, value) =>
+        value instanceof Float64Array ? { f64: [...value] } : value instanceof Uint8Array ? { u8: [...value] } : value
+    )
+    .replaceAll(/\{"f64":(\[[^\]]*\])\}/g, 'Float64Array.from($1)')
+    .replaceAll(/\{"u8":(\[[^\]]*\])\}/g, 'Uint8Array.from($1)')
 }
 
-export interface Ran { status: number | null, signal: NodeJS.Signals | null, stdout: string, stderr: string }
+export interface Ran {
+  status: number | null
+  signal: NodeJS.Signals | null
+  stdout: string
+  stderr: string
+}
 
 /** Runs CommonJS source in a process of its own. */
 export function runAlone (script: string): Ran {

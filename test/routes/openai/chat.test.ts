@@ -6,17 +6,34 @@ const messages = [{ role: 'user', content: 'hi' }]
 // What the test tokenizer's template makes of it.
 const PROMPT = 'user:hi\nassistant:'
 
-t.test('a chat completion has OpenAI\'s form', async t => {
+t.test("a chat completion has OpenAI's form", async t => {
   const { url } = await routeApp(t)
-  const { status, json } = await call(`${url}/v1/chat/completions`, { model: 'x', messages, max_tokens: 4, return_token_ids: true })
+  const { status, json } = await call(`${url}/v1/chat/completions`, {
+    model: 'x',
+    messages,
+    max_tokens: 4,
+    return_token_ids: true
+  })
   t.equal(status, 200)
   const { id, created, ...rest } = json
   t.match(id, /^chatcmpl-/)
   t.same(rest, {
     object: 'chat.completion',
     model: 'fake',
-    choices: [{ index: 0, message: { role: 'assistant', content: 'user' }, logprobs: null, finish_reason: 'length', matched_stop: null, token_ids: [...Buffer.from('user')] }],
-    usage: { prompt_tokens: PROMPT.length, completion_tokens: 4, total_tokens: PROMPT.length + 4, prompt_tokens_details: { cached_tokens: PROMPT.length - 2 } },
+    choices: [{
+      index: 0,
+      message: { role: 'assistant', content: 'user' },
+      logprobs: null,
+      finish_reason: 'length',
+      matched_stop: null,
+      token_ids: [...Buffer.from('user')]
+    }],
+    usage: {
+      prompt_tokens: PROMPT.length,
+      completion_tokens: 4,
+      total_tokens: PROMPT.length + 4,
+      prompt_tokens_details: { cached_tokens: PROMPT.length - 2 }
+    },
     metadata: { weight_version: 'default' },
     prompt_token_ids: [...Buffer.from(PROMPT)]
   })
@@ -24,27 +41,57 @@ t.test('a chat completion has OpenAI\'s form', async t => {
 
 t.test('the new name of max_tokens wins, and without either the context is filled', async t => {
   const { url } = await routeApp(t)
-  t.equal((await call(`${url}/v1/chat/completions`, { messages, max_tokens: 4, max_completion_tokens: 2 })).json.usage.completion_tokens, 2)
+  t.equal(
+    (await call(`${url}/v1/chat/completions`, { messages, max_tokens: 4, max_completion_tokens: 2 }))
+      .json
+      .usage
+      .completion_tokens,
+    2
+  )
   t.equal((await call(`${url}/v1/chat/completions`, { messages })).json.usage.total_tokens, 512)
 })
 
 t.test('the template gets its variables', async t => {
   const { url, engine } = await routeApp(t)
-  await call(`${url}/v1/chat/completions`, { messages, max_tokens: 1, chat_template_kwargs: { shout: true }, add_generation_prompt: false })
+  await call(`${url}/v1/chat/completions`, {
+    messages,
+    max_tokens: 1,
+    chat_template_kwargs: { shout: true },
+    add_generation_prompt: false
+  })
   t.equal(Buffer.from(engine.requests[0]!.inputIds).toString(), 'user:hi\n!')
 })
 
 t.test('logprobs have the chat form', async t => {
   const { url } = await routeApp(t)
-  const [choice] = (await call(`${url}/v1/chat/completions`, { messages, max_tokens: 1, logprobs: true, top_logprobs: 2 })).json.choices
+  const [choice] =
+    (await call(`${url}/v1/chat/completions`, { messages, max_tokens: 1, logprobs: true, top_logprobs: 2 }))
+      .json
+      .choices
   t.same(choice.logprobs, {
-    content: [{ token: 'u', logprob: -1.17, bytes: [117], top_logprobs: [{ token: 'u', logprob: -1.17, bytes: [117] }, { token: 'v', logprob: -1.18, bytes: [118] }] }]
+    content: [{
+      token: 'u',
+      logprob: -1.17,
+      bytes: [117],
+      top_logprobs: [{ token: 'u', logprob: -1.17, bytes: [117] }, { token: 'v', logprob: -1.18, bytes: [118] }]
+    }]
   })
 })
 
 t.test('streams begin with the role and end with the reason, for each of n', async t => {
   const { url } = await routeApp(t)
-  const all = frames((await call(`${url}/v1/chat/completions`, { messages, n: 2, max_tokens: 4, logprobs: true, stream: true, return_token_ids: true, stream_options: { include_usage: true } })).text)
+  const all = frames(
+    (await call(`${url}/v1/chat/completions`, {
+      messages,
+      n: 2,
+      max_tokens: 4,
+      logprobs: true,
+      stream: true,
+      return_token_ids: true,
+      stream_options: { include_usage: true }
+    }))
+      .text
+  )
   t.equal(all.at(-1), '[DONE]')
   t.match(all.at(-2), { choices: [], usage: { prompt_tokens: PROMPT.length, completion_tokens: 8 } })
   const chunks = all.slice(0, -2)
@@ -63,12 +110,16 @@ t.test('streams begin with the role and end with the reason, for each of n', asy
 
 t.test('characters of several tokens come whole', async t => {
   const { url } = await routeApp(t)
-  const chunks = frames((await call(`${url}/v1/chat/completions`, { messages: [{ role: '€', content: '' }], max_tokens: 4, stream: true })).text).slice(0, -1)
+  const chunks = frames(
+    (await call(`${url}/v1/chat/completions`, { messages: [{ role: '€', content: '' }], max_tokens: 4, stream: true }))
+      .text
+  )
+    .slice(0, -1)
   const pieces = chunks.map(chunk => chunk.choices[0].delta.content ?? '').filter(Boolean)
   t.same(pieces, ['€', ':'])
 })
 
-t.test('errors have OpenAI\'s shape', async t => {
+t.test("errors have OpenAI's shape", async t => {
   const { url } = await routeApp(t)
   const cases: [object, RegExp, string][] = [
     [{}, /^messages: is required$/, 'messages'],
@@ -87,20 +138,35 @@ t.test('errors have OpenAI\'s shape', async t => {
     t.equal(status, 400)
     t.match(json.error, { message, param, type: 'invalid_request_error' })
   }
-  t.equal((await call(`${url}/v1/chat/completions`, { messages, tools: [], tool_choice: 'none', response_format: { type: 'text' }, max_tokens: 1 })).status, 200)
+  t.equal(
+    (await call(`${url}/v1/chat/completions`, {
+      messages,
+      tools: [],
+      tool_choice: 'none',
+      response_format: { type: 'text' },
+      max_tokens: 1
+    }))
+      .status,
+    200
+  )
 })
 
-t.test('a stream that breaks off says so in OpenAI\'s shape', async t => {
+t.test("a stream that breaks off says so in OpenAI's shape", async t => {
   const engine = new FakeEngine({ stepMs: 2 })
   const { url } = await routeApp(t, { engine })
   const pending = call(`${url}/v1/chat/completions`, { messages, stream: true })
   await until(() => engine.stats.generationTokens > 3)
   engine.weights = { state: 'torn', tensors: ['x'], reason: 'a read failed' }
   const all = frames((await pending).text)
-  t.same(all.slice(-2), [{ error: { message: 'a read failed', type: 'unavailable_error', param: null, code: 'ENGINE_TORN' } }, '[DONE]'])
+  t.same(all.slice(-2), [{
+    error: { message: 'a read failed', type: 'unavailable_error', param: null, code: 'ENGINE_TORN' }
+  }, '[DONE]'])
 })
 
 t.test('without a tokenizer chat is refused with the reason', async t => {
   const { url } = await routeApp(t, { tokenizer: null })
-  t.match((await call(`${url}/v1/chat/completions`, { messages })).json.error, { message: /no tokenizer/, code: 'UNSUPPORTED' })
+  t.match((await call(`${url}/v1/chat/completions`, { messages })).json.error, {
+    message: /no tokenizer/,
+    code: 'UNSUPPORTED'
+  })
 })

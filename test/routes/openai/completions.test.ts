@@ -2,7 +2,7 @@ import t from 'tap'
 import { FakeEngine } from '../../helpers/fake-engine.ts'
 import { call, frames, routeApp, until } from '../../helpers/route-app.ts'
 
-t.test('a completion has OpenAI\'s form and SGLang\'s additions', async t => {
+t.test("a completion has OpenAI's form and SGLang's additions", async t => {
   const { url } = await routeApp(t)
   const { status, json } = await call(`${url}/v1/completions`, { model: 'whatever', prompt: 'hello', max_tokens: 3 })
   t.equal(status, 200)
@@ -20,7 +20,8 @@ t.test('a completion has OpenAI\'s form and SGLang\'s additions', async t => {
 
 t.test('prompts are text, ids or batches of either, n beside each other', async t => {
   const { url, engine } = await routeApp(t)
-  const texts = async (body: object) => (await call(`${url}/v1/completions`, { max_tokens: 2, ...body })).json.choices.map((choice: any) => choice.text)
+  const texts = async (body: object) =>
+    (await call(`${url}/v1/completions`, { max_tokens: 2, ...body })).json.choices.map((choice: any) => choice.text)
   t.same(await texts({ prompt: [97, 98] }), ['ab'])
   t.same(await texts({ prompt: ['ab', 'cd'] }), ['ab', 'cd'])
   t.same(await texts({ prompt: [[97], [98]], n: 2, seed: -1 }), ['aa', 'aa', 'bb', 'bb'])
@@ -38,16 +39,46 @@ t.test('the default is 16 tokens, less where the context ends', async t => {
 t.test('extras of SGLang and vLLM reach the engine', async t => {
   const { url, engine } = await routeApp(t)
   await call(`${url}/v1/completions`, {
-    prompt: 'a', top_k: 0, min_p: 0.5, min_tokens: 2, repetition_penalty: 1.1, stop_token_ids: [7], ignore_eos: true, cache_salt: 'x', rid: 'mine', user: 'u', suffix: null, best_of: 1, logit_bias: { 5: 100 }
+    prompt: 'a',
+    top_k: 0,
+    min_p: 0.5,
+    min_tokens: 2,
+    repetition_penalty: 1.1,
+    stop_token_ids: [7],
+    ignore_eos: true,
+    cache_salt: 'x',
+    rid: 'mine',
+    user: 'u',
+    suffix: null,
+    best_of: 1,
+    logit_bias: { 5: 100 }
   })
-  t.match(engine.requests[0], { rid: 'mine', cacheSalt: 'x', sampling: { topK: 0, minP: 0.5, minNewTokens: 2, repetitionPenalty: 1.1, stopTokenIds: [7], ignoreEos: true, logitBias: [[5, 100]] } })
+  t.match(engine.requests[0], {
+    rid: 'mine',
+    cacheSalt: 'x',
+    sampling: {
+      topK: 0,
+      minP: 0.5,
+      minNewTokens: 2,
+      repetitionPenalty: 1.1,
+      stopTokenIds: [7],
+      ignoreEos: true,
+      logitBias: [[5, 100]]
+    }
+  })
 })
 
-t.test('logprobs have the completions form, with the prompt\'s under echo', async t => {
+t.test("logprobs have the completions form, with the prompt's under echo", async t => {
   const { url } = await routeApp(t)
   const [plain] = (await call(`${url}/v1/completions`, { prompt: 'abc', max_tokens: 2, logprobs: 0 })).json.choices
-  t.same(plain.logprobs, { tokens: ['a', 'b'], token_logprobs: [-0.97, -0.98], top_logprobs: [{ a: -0.97 }, { b: -0.98 }], text_offset: [0, 1] })
-  const [echoed] = (await call(`${url}/v1/completions`, { prompt: 'abc', max_tokens: 1, logprobs: 2, echo: true })).json.choices
+  t.same(plain.logprobs, {
+    tokens: ['a', 'b'],
+    token_logprobs: [-0.97, -0.98],
+    top_logprobs: [{ a: -0.97 }, { b: -0.98 }],
+    text_offset: [0, 1]
+  })
+  const [echoed] =
+    (await call(`${url}/v1/completions`, { prompt: 'abc', max_tokens: 1, logprobs: 2, echo: true })).json.choices
   t.equal(echoed.text, 'abca')
   t.same(echoed.logprobs.tokens, ['a', 'b', 'c', 'a'])
   t.same(echoed.logprobs.token_logprobs, [null, -0.98, -0.99, -0.97])
@@ -56,7 +87,15 @@ t.test('logprobs have the completions form, with the prompt\'s under echo', asyn
   const scored = (await call(`${url}/v1/completions`, { prompt: 'abc', max_tokens: 0, logprobs: 1, echo: true })).json
   t.same(scored.choices[0].logprobs.token_logprobs, [null, -0.98, -0.99])
   t.equal(scored.usage.completion_tokens, 0)
-  const [ids] = (await call(`${url}/v1/completions`, { prompt: [97, 98], max_tokens: 1, logprobs: 0, return_tokens_as_token_ids: true, return_token_ids: true })).json.choices
+  const [ids] = (await call(`${url}/v1/completions`, {
+    prompt: [97, 98],
+    max_tokens: 1,
+    logprobs: 0,
+    return_tokens_as_token_ids: true,
+    return_token_ids: true
+  }))
+    .json
+    .choices
   t.same(ids.logprobs.tokens, ['token_id:97'])
   t.match(ids, { token_ids: [97], prompt_token_ids: [97, 98] })
 })
@@ -84,7 +123,10 @@ t.test('streams send what is new, and usage when asked for', async t => {
 
 t.test('a stream cuts at a stop text and never shows a part of it', async t => {
   const { url } = await routeApp(t)
-  const chunks = frames((await call(`${url}/v1/completions`, { prompt: 'abcdef', stop: 'def', stream: true, max_tokens: 50 })).text).slice(0, -1)
+  const chunks = frames(
+    (await call(`${url}/v1/completions`, { prompt: 'abcdef', stop: 'def', stream: true, max_tokens: 50 })).text
+  )
+    .slice(0, -1)
   t.equal(chunks.map(chunk => chunk.choices[0].text).join(''), 'abc')
   t.match(chunks.at(-1).choices[0], { finish_reason: 'stop', matched_stop: 'def' })
 })
@@ -108,7 +150,7 @@ t.test('texts that look like numbers stay texts, whatever else a prompt may be',
   t.same(await prompts([['1'], [2, '3']]), [[1], [2, 3]], 'ids as texts, where nothing else is possible')
 })
 
-t.test('errors have OpenAI\'s shape', async t => {
+t.test("errors have OpenAI's shape", async t => {
   const { url } = await routeApp(t)
   const cases: [object, RegExp, string][] = [
     [{}, /^prompt: is required$/, 'prompt'],
@@ -118,9 +160,17 @@ t.test('errors have OpenAI\'s shape', async t => {
     [{ prompt: ['a', 5] }, /^prompt\[1\]: expected a string, got 5$/, 'prompt[1]'],
     [{ prompt: 'a', temperature: -1 }, /^temperature must be non-negative/, 'temperature'],
     [{ prompt: 'a', temperature: 1e39 }, /^temperature must be a finite float32, got 1e\+39\.$/, 'temperature'],
-    [{ prompt: 'a', logit_bias: { 5: 1e39 } }, /^logit_bias must have finite float32 values, got 1e\+39 for 5\.$/, 'logit_bias'],
+    [
+      { prompt: 'a', logit_bias: { 5: 1e39 } },
+      /^logit_bias must have finite float32 values, got 1e\+39 for 5\.$/,
+      'logit_bias'
+    ],
     [{ prompt: 'a', max_tokens: -1 }, /^max_tokens: expected a number >= 0, got -1$/, 'max_tokens'],
-    [{ prompt: 'a', max_tokens: 4, min_tokens: 5 }, /^min_tokens must be in \[0, max_tokens\(4\)\], got 5\.$/, 'min_tokens'],
+    [
+      { prompt: 'a', max_tokens: 4, min_tokens: 5 },
+      /^min_tokens must be in \[0, max_tokens\(4\)\], got 5\.$/,
+      'min_tokens'
+    ],
     [{ prompt: 'a', min_tokens: 17 }, /^min_tokens must be in \[0, max_tokens\(16\)\], got 17\.$/, 'min_tokens'],
     [{ prompt: 'a', seed: 2 ** 60 }, /^seed 1152921504606847000 is too large/, 'seed'],
     [{ prompt: 'a', n: 0 }, /^n: expected a number >= 1, got 0$/, 'n'],
@@ -136,7 +186,11 @@ t.test('errors have OpenAI\'s shape', async t => {
     t.equal(status, 400)
     t.match(json.error, { message, param, type: 'invalid_request_error', code: /^[A-Z_]+$/ })
   }
-  const plain = await call(`${url}/v1/completions`, undefined, { method: 'POST', body: 'prompt=a', headers: { 'content-type': 'application/x-www-form-urlencoded' } })
+  const plain = await call(`${url}/v1/completions`, undefined, {
+    method: 'POST',
+    body: 'prompt=a',
+    headers: { 'content-type': 'application/x-www-form-urlencoded' }
+  })
   t.equal(plain.status, 415)
   t.match(plain.json.error.message, /send JSON with "content-type: application\/json"/)
 })

@@ -2,7 +2,8 @@ import t from 'tap'
 import { call, routeApp, until } from '../../helpers/route-app.ts'
 import { FakeEngine } from '../../helpers/fake-engine.ts'
 
-const FLUSHED = 'Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n'
+const FLUSHED =
+  'Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n'
 
 t.test('pause and continue answer as SGLang does, whatever the body', async t => {
   const { url, engine } = await routeApp(t)
@@ -10,18 +11,51 @@ t.test('pause and continue answer as SGLang does, whatever the body', async t =>
   t.same((await call(`${url}/pause_generation`, {})).json, paused)
   t.same((await call(`${url}/pause_generation`, { mode: 'retract', rid: null, http_worker_ipc: null })).json, paused)
   t.same((await call(`${url}/pause_generation`, undefined, { method: 'POST' })).json, paused, 'no body')
-  t.same((await call(`${url}/pause_generation`, undefined, { method: 'POST', headers: { 'content-type': 'application/json' } })).json, paused, 'an empty one')
-  t.same((await call(`${url}/pause_generation`, undefined, { method: 'POST', body: Buffer.from('{"mode":"in_place"}') as never })).json, paused, 'no content type')
-  t.same((await call(`${url}/continue_generation`, { torch_empty_cache: false })).json, { message: 'Generation continued successfully.', status: 'ok' })
+  t.same(
+    (await call(`${url}/pause_generation`, undefined, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' }
+    }))
+      .json,
+    paused,
+    'an empty one'
+  )
+  t.same(
+    (await call(`${url}/pause_generation`, undefined, {
+      method: 'POST',
+      body: Buffer.from('{"mode":"in_place"}') as never
+    }))
+      .json,
+    paused,
+    'no content type'
+  )
+  t.same((await call(`${url}/continue_generation`, { torch_empty_cache: false })).json, {
+    message: 'Generation continued successfully.',
+    status: 'ok'
+  })
   t.equal((await call(`${url}/continue_generation`, {})).status, 200, 'again')
-  t.same(engine.calls.filter(name => !name.startsWith('abort')), ['pause abort', 'pause retract', 'pause abort', 'pause abort', 'pause in_place', 'resume', 'resume'])
+  t.same(engine.calls.filter(name => !name.startsWith('abort')), [
+    'pause abort',
+    'pause retract',
+    'pause abort',
+    'pause abort',
+    'pause in_place',
+    'resume',
+    'resume'
+  ])
 })
 
 t.test('a mode that is none, or null, is refused with the choices', async t => {
   const { url, engine } = await routeApp(t)
   const reply = await call(`${url}/pause_generation`, { mode: 'x' })
   t.equal(reply.status, 400)
-  t.match(reply.json, { object: 'error', type: 'Bad Request', code: 400, param: 'mode', message: 'mode: expected "abort", "retract" or "in_place", got "x"' })
+  t.match(reply.json, {
+    object: 'error',
+    type: 'Bad Request',
+    code: 400,
+    param: 'mode',
+    message: 'mode: expected "abort", "retract" or "in_place", got "x"'
+  })
   t.equal((await call(`${url}/pause_generation`, { mode: null })).status, 400)
   t.same(engine.calls, [])
 })
@@ -30,7 +64,10 @@ t.test('requests wait while paused and go on afterwards', async t => {
   const { url, engine } = await routeApp(t)
   await call(`${url}/pause_generation`, { mode: 'in_place' })
   let done = false
-  const pending = call(`${url}/generate`, { input_ids: [5], sampling_params: { max_new_tokens: 2 } }).then(reply => { done = true; return reply })
+  const pending = call(`${url}/generate`, { input_ids: [5], sampling_params: { max_new_tokens: 2 } }).then(reply => {
+    done = true
+    return reply
+  })
   await until(() => engine.live === 1)
   t.equal((await call(`${url}/health`)).json.status, 'paused')
   t.notOk(done)

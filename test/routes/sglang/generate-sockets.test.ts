@@ -9,7 +9,11 @@ async function raw (url: string, body: object) {
   const socket = connect(Number(port), hostname.replace(/^\[|\]$/g, ''))
   await once(socket, 'connect')
   const text = JSON.stringify(body)
-  socket.write(`POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(text)}\r\n\r\n${text}`)
+  socket.write(
+    `POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${
+      Buffer.byteLength(text)
+    }\r\n\r\n${text}`
+  )
   return socket
 }
 
@@ -23,7 +27,11 @@ for (const stream of [false, true]) {
     socket.destroy()
     await until(() => engine.live === 0)
     t.ok(engine.stats.generationTokens < 2000)
-    t.equal((await call(`${url}/generate`, { input_ids: [5], sampling_params: { max_new_tokens: 1 } })).status, 200, 'and generation goes on')
+    t.equal(
+      (await call(`${url}/generate`, { input_ids: [5], sampling_params: { max_new_tokens: 1 } })).status,
+      200,
+      'and generation goes on'
+    )
   })
 }
 
@@ -42,7 +50,11 @@ t.test('a paused stream has its headers before its first token', async t => {
   const engine = new FakeEngine()
   const { url } = await routeApp(t, { engine })
   await engine.pause('in_place')
-  const reply = await fetch(`${url}/generate`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ input_ids: [5], stream: true, sampling_params: { max_new_tokens: 2 } }) })
+  const reply = await fetch(`${url}/generate`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ input_ids: [5], stream: true, sampling_params: { max_new_tokens: 2 } })
+  })
   t.equal(reply.status, 200)
   t.equal(engine.stats.generationTokens, 0)
   await engine.resume()
@@ -54,11 +66,18 @@ t.test('a reader that does not read holds up neither generation nor memory, and 
   const engine = new FakeEngine({ info: { contextLength: 2 * tokens } })
   const { url } = await routeApp(t, { engine })
   // Cumulative events of 3000 tokens with logprobs would be some 70 MB if none were merged.
-  const socket = await raw(url, { input_ids: [5, 6], stream: true, return_logprob: true, sampling_params: { max_new_tokens: tokens } })
+  const socket = await raw(url, {
+    input_ids: [5, 6],
+    stream: true,
+    return_logprob: true,
+    sampling_params: { max_new_tokens: tokens }
+  })
   socket.pause()
   await until(() => engine.stats.generationTokens === tokens && engine.live === 0)
   let text = ''
-  socket.on('data', chunk => { text += String(chunk) })
+  socket.on('data', chunk => {
+    text += String(chunk)
+  })
   socket.resume()
   await until(() => text.endsWith('0\r\n\r\n'))
   socket.destroy()
@@ -77,11 +96,15 @@ t.test('one connection carries many requests', async t => {
   const { hostname, port } = new URL(url)
   const socket = connect(Number(port), hostname.replace(/^\[|\]$/g, ''))
   let text = ''
-  socket.on('data', chunk => { text += String(chunk) })
+  socket.on('data', chunk => {
+    text += String(chunk)
+  })
   const body = JSON.stringify({ input_ids: [5], sampling_params: { max_new_tokens: 1 } })
   const count = 20
   for (let i = 0; i < count; i++) {
-    socket.write(`POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`)
+    socket.write(
+      `POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`
+    )
     await until(() => text.split('HTTP/1.1 200').length === i + 2)
   }
   socket.destroy()
@@ -90,9 +113,12 @@ t.test('one connection carries many requests', async t => {
 
 t.test('many streams at once stay apart', async t => {
   const { url, engine } = await routeApp(t)
-  const replies = await Promise.all(Array.from({ length: 60 }, async (_, i) => await call(`${url}/generate`, {
-    input_ids: [i + 10, i + 100], stream: i % 2 === 0, sampling_params: { max_new_tokens: 6 }
-  })))
+  const replies = await Promise.all(Array.from({ length: 60 }, async (_, i) =>
+    await call(`${url}/generate`, {
+      input_ids: [i + 10, i + 100],
+      stream: i % 2 === 0,
+      sampling_params: { max_new_tokens: 6 }
+    })))
   for (const [i, reply] of replies.entries()) {
     const output = i % 2 === 0 ? frames(reply.text).at(-2) : reply.json
     t.same(output.output_ids, [i + 10, i + 100, i + 10, i + 100, i + 10, i + 100])

@@ -15,7 +15,9 @@ t.test('both answer null, by POST and GET, whatever form the tags have', async t
     t.match(reply.headers.get('content-type'), /^application\/json/)
     return engine.calls.join()
   }
-  for (const body of [{}, { tags: null }, { tags: [] }, { rid: null, http_worker_ipc: null }]) t.equal(await seen(RELEASE, body), 'release []')
+  for (const body of [{}, { tags: null }, { tags: [] }, { rid: null, http_worker_ipc: null }]) {
+    t.equal(await seen(RELEASE, body), 'release []')
+  }
   t.equal(await seen(RELEASE, undefined, { method: 'POST' }), 'release []', 'no body')
   t.equal(await seen(RELEASE, { tags: ['kv_cache', 'weights'] }), 'release ["kv_cache","weights"]')
   t.equal(await seen(RESUME, { tags: 'weights' }), 'resume ["weights"]')
@@ -39,7 +41,10 @@ t.test('an unknown kind is refused with the choices, before the engine is asked'
 t.test('what the engine refuses is 409 or 503 with its words', async t => {
   const { url, engine } = await routeApp(t)
   engine.memoryFault = new RefitError('CONFLICT', 'memory of weights is not released', { param: 'tags' })
-  t.match(await call(url + RESUME, { tags: ['weights'] }), { status: 409, json: { code: 409, message: 'memory of weights is not released', error: { code: 'CONFLICT' } } })
+  t.match(await call(url + RESUME, { tags: ['weights'] }), {
+    status: 409,
+    json: { code: 409, message: 'memory of weights is not released', error: { code: 'CONFLICT' } }
+  })
   engine.memoryFault = new RefitError('NO_MEMORY', 'memory of weights could not be had')
   const full = await call(url + RESUME, {})
   t.match(full, { status: 503, json: { error: { code: 'NO_MEMORY' } } })
@@ -49,7 +54,9 @@ t.test('what the engine refuses is 409 or 503 with its words', async t => {
 t.test('a retry while the first call runs gets its outcome, and another call is a call of its own', async t => {
   const { url, engine } = await routeApp(t)
   let go: () => void = () => {}
-  engine.holdUpdate = new Promise(resolve => { go = resolve })
+  engine.holdUpdate = new Promise(resolve => {
+    go = resolve
+  })
   const first = call(url + RELEASE, { tags: ['weights', 'kv_cache'] })
   await until(() => engine.calls.length === 1)
   const retry = call(url + RELEASE, { tags: ['kv_cache', 'weights'] })
@@ -63,18 +70,40 @@ t.test('a retry while the first call runs gets its outcome, and another call is 
 t.test('asleep shows everywhere: generation 503, health 200, ready 503, server info, metrics, continue', async t => {
   const { url } = await routeApp(t)
   await call(url + RELEASE, { tags: ['kv_cache', 'weights'] })
-  for (const [path, body] of [['/generate', { input_ids: [5] }], ['/v1/completions', { model: 'fake', prompt: 'a' }], ['/v1/chat/completions', { model: 'fake', messages: [{ role: 'user', content: 'a' }] }]] as const) {
+  for (
+    const [path, body] of [['/generate', { input_ids: [5] }], ['/v1/completions', { model: 'fake', prompt: 'a' }], [
+      '/v1/chat/completions',
+      { model: 'fake', messages: [{ role: 'user', content: 'a' }] }
+    ]] as const
+  ) {
     const reply = await call(url + path, body)
     t.equal(reply.status, 503, path)
-    t.match(reply.json.error, { code: 'ENGINE_ASLEEP', message: /asleep: its memory is released \(weights, kv_cache\); \/resume_memory_occupation brings it back/ })
+    t.match(reply.json.error, {
+      code: 'ENGINE_ASLEEP',
+      message: /asleep: its memory is released \(weights, kv_cache\); \/resume_memory_occupation brings it back/
+    })
     t.equal(reply.headers.get('retry-after'), '1')
   }
-  const state = { status: 'asleep', weights: { state: 'asleep', tags: ['weights', 'kv_cache'] }, released_memory: { weights: 1000, kv_cache: 1000 }, paused: null }
+  const state = {
+    status: 'asleep',
+    weights: { state: 'asleep', tags: ['weights', 'kv_cache'] },
+    released_memory: { weights: 1000, kv_cache: 1000 },
+    paused: null
+  }
   t.match(await call(`${url}/health`), { status: 200, json: state })
   t.match(await call(`${url}/ready`), { status: 503, json: state })
   t.match(await call(`${url}/health_generate`), { status: 200, json: state }, 'it stands still on purpose')
-  t.match((await call(`${url}/server_info`)).json, { status: 'not ready', weights: 'asleep', released_memory: { weights: 1000 }, cards: [], enable_weights_cpu_backup: false })
-  t.match((await call(`${url}/continue_generation`, {})).json, { status: 'asleep', message: /memory is released \(weights, kv_cache\)/ })
+  t.match((await call(`${url}/server_info`)).json, {
+    status: 'not ready',
+    weights: 'asleep',
+    released_memory: { weights: 1000 },
+    cards: [],
+    enable_weights_cpu_backup: false
+  })
+  t.match((await call(`${url}/continue_generation`, {})).json, {
+    status: 'asleep',
+    message: /memory is released \(weights, kv_cache\)/
+  })
   const metrics = (await call(`${url}/metrics`)).text
   t.match(metrics, /^refit:memory_released_bytes\{tag="weights",model_name="fake"\} 1000$/m)
   t.match(metrics, /^refit:memory_released_bytes\{tag="cuda_graph",model_name="fake"\} 0$/m)
@@ -88,12 +117,20 @@ t.test('an engine that has failed for good is neither alive nor ready, paused or
   const { url, engine } = await routeApp(t)
   await engine.pause('in_place')
   engine.closed = true
-  for (const path of ['/health', '/ready', '/health_generate']) t.match(await call(url + path), { status: 503, json: { status: 'unavailable' } }, path)
+  for (const path of ['/health', '/ready', '/health_generate']) {
+    t.match(await call(url + path), { status: 503, json: { status: 'unavailable' } }, path)
+  }
 })
 
 t.test('the admin key is wanted', async t => {
   const { url, engine } = await routeApp(t, { apiKey: 'user', adminApiKey: 'admin' })
-  const call2 = async (path: string, key: string): Promise<number> => (await call(url + path, {}, { method: 'POST', body: '{}', headers: { 'content-type': 'application/json', authorization: `Bearer ${key}` } })).status
+  const call2 = async (path: string, key: string): Promise<number> =>
+    (await call(url + path, {}, {
+      method: 'POST',
+      body: '{}',
+      headers: { 'content-type': 'application/json', authorization: `Bearer ${key}` }
+    }))
+      .status
   for (const path of [RELEASE, RESUME]) {
     t.equal(await call2(path, 'user'), 401)
     t.equal((await call(url + path)).status, 401, 'GET without a key')
@@ -105,7 +142,9 @@ t.test('the admin key is wanted', async t => {
 t.test('a release after a resume is no retry of the release before it', async t => {
   const { url, engine } = await routeApp(t)
   let go = (): void => {}
-  engine.holdUpdate = new Promise(resolve => { go = resolve })
+  engine.holdUpdate = new Promise(resolve => {
+    go = resolve
+  })
   const calls: Promise<unknown>[] = []
   for (const path of [RELEASE, RESUME, RELEASE]) {
     calls.push(call(url + path, {}))

@@ -15,6 +15,10 @@ t.test('what has no meaning here is refused in words that say what to do instead
     t.equal(status, 400, path)
     t.match(json, { error: { code: 'UNSUPPORTED', message } }, path)
   }
-  t.match((await call(url + '/post_process_weights', { restore_weights_before_load: true, post_process_quantization: false })).json, { success: true })
+  t.match(
+    (await call(url + '/post_process_weights', { restore_weights_before_load: true, post_process_quantization: false }))
+      .json,
+    { success: true }
+  )
   t.same(engine.calls, [])
 })

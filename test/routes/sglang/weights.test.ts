@@ -30,14 +30,27 @@ async function checkpoints (t: Test) {
 
 t.test('an update from disk writes, moves the label and reports', async t => {
   const { url, engine, good } = await checkpoints(t)
-  const reply = await call(`${url}/update_weights_from_disk`, { model_path: good, load_format: 'auto', weight_version: '7' })
+  const reply = await call(`${url}/update_weights_from_disk`, {
+    model_path: good,
+    load_format: 'auto',
+    weight_version: '7'
+  })
   t.equal(reply.status, 200)
   t.same(reply.json, {
     success: true,
     torn_count: 0,
     message: 'Succeeded to update model weights. Weight version updated to 7.',
     num_paused_requests: 0,
-    report: { source: 'disk', tensors: 2, bytes: 64, missing: [], missing_count: 0, ignored: [], ms: { plan: 1, gate: 2, write: 3, verify: 4, total: 10 }, gb_per_second: 0.5 }
+    report: {
+      source: 'disk',
+      tensors: 2,
+      bytes: 64,
+      missing: [],
+      missing_count: 0,
+      ignored: [],
+      ms: { plan: 1, gate: 2, write: 3, verify: 4, total: 10 },
+      gb_per_second: 0.5
+    }
   })
   t.same(engine.calls, ['update {"abortAllRequests":false}', 'commit {"version":"7","flushCache":true}'])
   t.match((await call(`${url}/model_info`)).json, { model_path: good, weight_version: '7' })
@@ -47,7 +60,19 @@ t.test('an update from disk writes, moves the label and reports', async t => {
 t.test('every field of SGLang is taken', async t => {
   const { url, engine, good } = await checkpoints(t)
   const reply = await call(`${url}/update_weights_from_disk`, {
-    model_path: good, load_format: null, abort_all_requests: true, weight_version: null, is_async: false, keep_pause: true, token_step: 5, manifest: { a: 1 }, torch_empty_cache: true, recapture_cuda_graph: true, flush_cache: 'false', rid: null, pp_rank: 3
+    model_path: good,
+    load_format: null,
+    abort_all_requests: true,
+    weight_version: null,
+    is_async: false,
+    keep_pause: true,
+    token_step: 5,
+    manifest: { a: 1 },
+    torch_empty_cache: true,
+    recapture_cuda_graph: true,
+    flush_cache: 'false',
+    rid: null,
+    pp_rank: 3
   })
   t.equal(reply.json.message, 'Succeeded to update model weights.')
   t.same(engine.calls, ['update {"abortAllRequests":true}', 'abortAll', 'commit {"flushCache":false}'])
@@ -58,14 +83,23 @@ t.test('what cannot be opened is refused before the engine hears of it', async t
   const { url, engine, root } = await checkpoints(t)
   await symlink('/etc', join(root, 'out'))
   await mkdir(join(root, 'empty'))
-  for (const path of [join(root, 'none'), '/etc', join(root, 'out'), join(root, 'empty'), `${root}/../../etc`, 'a\0b']) {
+  for (
+    const path of [join(root, 'none'), '/etc', join(root, 'out'), join(root, 'empty'), `${root}/../../etc`, 'a\0b']
+  ) {
     const reply = await call(`${url}/update_weights_from_disk`, { model_path: path })
     t.equal(reply.status, 400, path)
-    t.match(reply.json, { success: false, message: /^Failed to get weights iterator: /, error: { code: 'CHECKPOINT_PATH' } })
+    t.match(reply.json, {
+      success: false,
+      message: /^Failed to get weights iterator: /,
+      error: { code: 'CHECKPOINT_PATH' }
+    })
     t.equal(reply.json.error.message, reply.json.message)
   }
   await writeFile(join(root, 'empty', 'model.safetensors'), 'lies')
-  t.match((await call(`${url}/update_weights_from_disk`, { model_path: join(root, 'empty') })).json, { success: false, error: { code: 'CHECKPOINT_FORMAT' } })
+  t.match((await call(`${url}/update_weights_from_disk`, { model_path: join(root, 'empty') })).json, {
+    success: false,
+    error: { code: 'CHECKPOINT_FORMAT' }
+  })
   t.same(engine.calls, [])
 })
 
@@ -77,7 +111,10 @@ t.test('bad fields are refused in the shape of weight routes', async t => {
     [{ model_path: 3 }, /^model_path: expected a string, got 3$/],
     [{ model_path: good, weight_version: 3 }, /^weight_version: expected a string or null, got 3$/],
     [{ model_path: good, flush_cache: null }, /^flush_cache: expected true or false, got null$/],
-    [{ model_path: good, load_format: 'flattened_bucket' }, /^load_format: expected "auto" or "safetensors", got "flattened_bucket"$/]
+    [
+      { model_path: good, load_format: 'flattened_bucket' },
+      /^load_format: expected "auto" or "safetensors", got "flattened_bucket"$/
+    ]
   ]
   for (const [body, message] of cases) {
     const reply = await call(`${url}/update_weights_from_disk`, body)
@@ -91,7 +128,11 @@ t.test('a refused update is given up, and a torn one says so', async t => {
   const { url, engine, good, strange } = await checkpoints(t)
   const refused = await call(`${url}/update_weights_from_disk`, { model_path: strange, weight_version: '8' })
   t.equal(refused.status, 400)
-  t.match(refused.json, { success: false, message: 'Failed to update weights: the model has no tensor "c.weight"', error: { code: 'WEIGHTS_UNKNOWN_NAME' } })
+  t.match(refused.json, {
+    success: false,
+    message: 'Failed to update weights: the model has no tensor "c.weight"',
+    error: { code: 'WEIGHTS_UNKNOWN_NAME' }
+  })
   t.match(engine.calls.at(-1), /^abort update: the model has no tensor/)
   t.equal(engine.weightVersion, 'default')
   engine.failWriteAt = 1
@@ -109,8 +150,11 @@ t.test('a refused update is given up, and a torn one says so', async t => {
 t.test('a retry of an update that still runs joins it', async t => {
   const { url, engine, good } = await checkpoints(t)
   let release = () => {}
-  engine.holdUpdate = new Promise(resolve => { release = resolve })
-  const send = async (version: string) => await call(`${url}/update_weights_from_disk`, { model_path: good, weight_version: version })
+  engine.holdUpdate = new Promise(resolve => {
+    release = resolve
+  })
+  const send = async (version: string) =>
+    await call(`${url}/update_weights_from_disk`, { model_path: good, weight_version: version })
   const first = send('1')
   await until(() => engine.calls.length === 1)
   const again = send('1')
@@ -128,10 +172,16 @@ t.test('a retry of an update that still runs joins it', async t => {
 
 t.test('update_weight_version moves the label and ends requests unless told not to', async t => {
   const { url, engine } = await routeApp(t)
-  t.same((await call(`${url}/update_weight_version`, { new_version: 'a' })).json, { success: true, message: 'Weight version updated to a', new_version: 'a' })
+  t.same((await call(`${url}/update_weight_version`, { new_version: 'a' })).json, {
+    success: true,
+    message: 'Weight version updated to a',
+    new_version: 'a'
+  })
   await call(`${url}/update_weight_version`, { new_version: 'b', abort_all_requests: false })
   t.same(engine.calls, ['abortAll'])
-  for (const path of ['weight_version', 'get_weight_version']) t.same((await call(`${url}/${path}`)).json, { weight_version: 'b' })
+  for (const path of ['weight_version', 'get_weight_version']) {
+    t.same((await call(`${url}/${path}`)).json, { weight_version: 'b' })
+  }
   t.equal((await call(`${url}/update_weight_version`, {})).status, 400)
 })
 
@@ -143,7 +193,11 @@ t.test('weights can be read by name, by POST, by query and by a JSON body on a G
   t.same((await call(`${url}/get_weights_by_name`, { name: 'b.bias' })).json, [0.5, 1.5, 2.5, 3.5])
   t.same((await call(`${url}/get_weights_by_name?name=b.bias&truncate_size=2`)).json, [0.5, 1.5])
   const get = async (body: string) => {
-    const reply = await request(`${url}/get_weights_by_name`, { method: 'GET', body, headers: { 'content-type': 'application/json' } })
+    const reply = await request(`${url}/get_weights_by_name`, {
+      method: 'GET',
+      body,
+      headers: { 'content-type': 'application/json' }
+    })
     return { status: reply.statusCode, json: await reply.body.json() as any }
   }
   t.same((await get('{"name":"b.bias","truncate_size":3}')).json, [0.5, 1.5, 2.5])
@@ -160,7 +214,14 @@ t.test('the checker: checksum, snapshot, compare, reset_tensors', async t => {
   const act = async (action?: string) => await call(`${url}/weights_checker`, action === undefined ? {} : { action })
   const first = await act()
   t.equal(first.status, 200)
-  t.match(first.json, { success: true, message: 'Success.', per_engine_checksum: /^[0-9a-f]{64}$/, ranks: [{ per_gpu_checksum: /^[0-9a-f]{64}$/, parallelism_info: { tp_rank: 0, tp_size: 2, rank: 0, size: 2 } }, { parallelism_info: { tp_rank: 1 } }] })
+  t.match(first.json, {
+    success: true,
+    message: 'Success.',
+    per_engine_checksum: /^[0-9a-f]{64}$/,
+    ranks: [{ per_gpu_checksum: /^[0-9a-f]{64}$/, parallelism_info: { tp_rank: 0, tp_size: 2, rank: 0, size: 2 } }, {
+      parallelism_info: { tp_rank: 1 }
+    }]
+  })
   t.same(Object.keys(first.json.checksums), ['a.weight', 'b.bias'])
   t.same((await call(`${url}/weights_checker`)).json, first.json, 'GET without a body')
   t.match((await act('compare')).json, { success: false, message: /there is no snapshot/ })
@@ -172,9 +233,16 @@ t.test('the checker: checksum, snapshot, compare, reset_tensors', async t => {
   t.match(different.json, { success: false, message: 'check tensor equality failed:\nb.bias' })
   t.equal((await act('reset_tensors')).status, 200)
   t.equal((await call(`${url}/generate`, { input_ids: [5] })).json.error.code, 'ENGINE_TORN')
-  const viaGet = await request(`${url}/weights_checker`, { method: 'GET', body: '{"action":"snapshot"}', headers: { 'content-type': 'application/json' } })
+  const viaGet = await request(`${url}/weights_checker`, {
+    method: 'GET',
+    body: '{"action":"snapshot"}',
+    headers: { 'content-type': 'application/json' }
+  })
   t.equal(viaGet.statusCode, 200)
-  t.match((await act('explode')).json, { success: false, message: /^action: expected "checksum", "snapshot", "reset_tensors" or "compare", got "explode"$/ })
+  t.match((await act('explode')).json, {
+    success: false,
+    message: /^action: expected "checksum", "snapshot", "reset_tensors" or "compare", got "explode"$/
+  })
 })
 
 t.test('metrics count updates by outcome', async t => {
@@ -184,7 +252,9 @@ t.test('metrics count updates by outcome', async t => {
   engine.failWriteAt = 0
   await call(`${url}/update_weights_from_disk`, { model_path: good })
   const { text } = await call(`${url}/metrics`)
-  for (const outcome of ['success', 'refused', 'torn']) t.match(text, new RegExp(`refit:weight_updates_total\\{outcome="${outcome}",model_name="fake"\\} 1\n`))
+  for (const outcome of ['success', 'refused', 'torn']) {
+    t.match(text, new RegExp(`refit:weight_updates_total\\{outcome="${outcome}",model_name="fake"\\} 1\n`))
+  }
   t.match(text, 'refit:weight_update_bytes_total{model_name="fake"} 64\n')
   t.match(text, 'refit:weight_version{model_name="fake"} 12\n')
   t.match(text, 'refit:weights_torn{model_name="fake"} 1\n')

@@ -3,7 +3,8 @@ import t from 'tap'
 import { FakeEngine } from '../../helpers/fake-engine.ts'
 import { call, routeApp, until } from '../../helpers/route-app.ts'
 
-const post = async (url: string, body?: unknown) => await call(url, body, { method: 'POST', ...body === undefined ? {} : { body: JSON.stringify(body) } })
+const post = async (url: string, body?: unknown) =>
+  await call(url, body, { method: 'POST', ...body === undefined ? {} : { body: JSON.stringify(body) } })
 
 t.test('pause takes its mode by query or by body, or none at all', async t => {
   const { url, engine } = await routeApp(t)
@@ -24,14 +25,22 @@ t.test('pause takes its mode by query or by body, or none at all', async t => {
   t.same(await modes('/pause', { wait_for_inflight_request: true }), ['pause wait', 'drop cache'], 'an older SkyRL')
   t.same(await modes('/pause?wait_for_inflight_requests=true', {}), ['pause wait', 'drop cache'])
   t.same(await modes('/pause', { wait_for_inflight_request: false }), ['pause abort', 'drop cache'])
-  t.same(await modes('/pause?mode=abort', { mode: 'keep', clear_cache: null }), ['pause in_place'], 'the body\'s win, null is none')
+  t.same(
+    await modes('/pause?mode=abort', { mode: 'keep', clear_cache: null }),
+    ['pause in_place'],
+    "the body's win, null is none"
+  )
 })
 
 t.test('a mode that is none is refused with the choices, in a form that every client reads', async t => {
   const { url, engine } = await routeApp(t)
   for (const reply of [await post(`${url}/pause?mode=sleep`), await post(`${url}/pause`, { mode: 'sleep' })]) {
     t.equal(reply.status, 400)
-    t.match(reply.json, { success: false, message: /mode: expected "abort", "wait", "keep" or null, got "sleep"/, error: { message: /mode/, code: 'INVALID_REQUEST' } })
+    t.match(reply.json, {
+      success: false,
+      message: /mode: expected "abort", "wait", "keep" or null, got "sleep"/,
+      error: { message: /mode/, code: 'INVALID_REQUEST' }
+    })
   }
   t.equal((await post(`${url}/pause?clear_cache=maybe`)).status, 400)
   t.same(engine.calls, [])
@@ -47,13 +56,17 @@ t.test('is_paused follows pause and resume, whoever paused', async t => {
   t.same((await post(`${url}/resume`, {})).json, { status: 'resumed' }, 'again')
   t.same(await isPaused(), { is_paused: false })
   await post(`${url}/pause_generation`, {})
-  t.same(await isPaused(), { is_paused: true }, 'SGLang\'s pause is the same one')
+  t.same(await isPaused(), { is_paused: true }, "SGLang's pause is the same one")
 })
 
 t.test('is_paused says so while a pause waits for running requests, as vLLM does', async t => {
   const { url, engine } = await routeApp(t, { engine: new FakeEngine({ stepMs: 5 }) })
   const isPaused = async () => (await call(`${url}/is_paused`)).json
-  const running = post(`${url}/inference/v1/generate`, { request_id: 'a', token_ids: [5], sampling_params: { max_tokens: 40 } })
+  const running = post(`${url}/inference/v1/generate`, {
+    request_id: 'a',
+    token_ids: [5],
+    sampling_params: { max_tokens: 40 }
+  })
   await until(() => engine.live === 1)
   t.same(await isPaused(), { is_paused: false })
   const paused = post(`${url}/pause?mode=wait`)
@@ -67,10 +80,20 @@ t.test('is_paused says so while a pause waits for running requests, as vLLM does
 
 t.test('requests are ended all at once or by their ids', async t => {
   const { url, engine } = await routeApp(t, { engine: new FakeEngine({ stepMs: 5 }) })
-  const generate = async (id: string) => (await post(`${url}/inference/v1/generate`, { request_id: id, token_ids: [5], sampling_params: { max_tokens: 400 } })).json.choices[0]
+  const generate = async (id: string) =>
+    (await post(`${url}/inference/v1/generate`, {
+      request_id: id,
+      token_ids: [5],
+      sampling_params: { max_tokens: 400 }
+    }))
+      .json
+      .choices[0]
   const [first, second, third] = [generate('a'), generate('b'), generate('c')]
   await until(() => engine.live === 3)
-  t.same((await post(`${url}/abort_requests`, { request_ids: ['b', 'nobody'] })).json, { status: 'aborted', aborted: 2 })
+  t.same((await post(`${url}/abort_requests`, { request_ids: ['b', 'nobody'] })).json, {
+    status: 'aborted',
+    aborted: 2
+  })
   t.equal((await second).finish_reason, 'abort')
   t.equal(engine.live, 2)
   t.same((await post(`${url}/abort_requests`, {})).json, { status: 'aborted', aborted: 2 })
@@ -87,14 +110,16 @@ t.test('the prefix cache is dropped by query or by body, and the reply is JSON',
     return engine.calls
   }
   t.same(await reset(''), ['drop cache'])
-  t.same(await reset('', { reset_running_requests: true }), ['drop cache, retract'], 'SkyRL\'s body')
-  t.same(await reset('?reset_running_requests=true&reset_external=true'), ['drop cache, retract'], 'vLLM\'s query')
+  t.same(await reset('', { reset_running_requests: true }), ['drop cache, retract'], "SkyRL's body")
+  t.same(await reset('?reset_running_requests=true&reset_external=true'), ['drop cache, retract'], "vLLM's query")
   t.same(await reset('?reset_running_requests=false', {}), ['drop cache'])
   t.equal((await post(`${url}/reset_prefix_cache`, { reset_running_requests: 'perhaps' })).status, 400)
-  for (const path of ['/reset_mm_cache', '/reset_encoder_cache']) t.same((await post(url + path)).json, { success: true, status: 'ok' })
+  for (const path of ['/reset_mm_cache', '/reset_encoder_cache']) {
+    t.same((await post(url + path)).json, { success: true, status: 'ok' })
+  }
 })
 
-t.test('what is asked of an engine\'s size, version and life', async t => {
+t.test("what is asked of an engine's size, version and life", async t => {
   const { url, engine } = await routeApp(t)
   t.same((await call(`${url}/get_world_size`)).json, { world_size: 2 })
   t.same((await call(`${url}/get_world_size?include_dp=false`)).json, { world_size: 2 })
@@ -115,17 +140,29 @@ t.test('a GET with a JSON body is answered with a length, and leaves the connect
   const { url } = await routeApp(t)
   const agent = new http.Agent({ keepAlive: true, maxSockets: 1 })
   t.teardown(() => agent.destroy())
-  const get = async (path: string, body: string, headers: Record<string, string>) => await new Promise<{ status: number, length: string | undefined, text: string, port: number }>((resolve, reject) => {
-    const request = http.request(url + path, { method: 'GET', agent, headers }, reply => {
-      let text = ''
-      const { localPort: port } = reply.socket
-      reply.on('data', chunk => { text += chunk }).on('end', () => { resolve({ status: reply.statusCode!, length: reply.headers['content-length'], text, port: port! }) })
+  const get = async (path: string, body: string, headers: Record<string, string>) =>
+    await new Promise<{ status: number, length: string | undefined, text: string, port: number }>((resolve, reject) => {
+      const request = http.request(url + path, { method: 'GET', agent, headers }, reply => {
+        let text = ''
+        const { localPort: port } = reply.socket
+        reply
+          .on('data', chunk => {
+            text += chunk
+          })
+          .on('end', () => {
+            resolve({ status: reply.statusCode!, length: reply.headers['content-length'], text, port: port! })
+          })
+      })
+      request.on('error', reject)
+      request.end(body)
     })
-    request.on('error', reject)
-    request.end(body)
-  })
   const ports = new Set<number>()
-  for (const [path, body] of [['/get_world_size', '{}'], ['/health', '{}'], ['/is_paused', '{}'], ['/get_world_size', '{"x":1}'], ['/is_sleeping', '']] as const) {
+  for (
+    const [path, body] of [['/get_world_size', '{}'], ['/health', '{}'], ['/is_paused', '{}'], [
+      '/get_world_size',
+      '{"x":1}'
+    ], ['/is_sleeping', '']] as const
+  ) {
     const reply = await get(path, body, { 'content-type': 'application/json', 'content-length': String(body.length) })
     t.equal(reply.status, 200, path)
     t.equal(reply.length, String(reply.text.length), path)
@@ -135,19 +172,41 @@ t.test('a GET with a JSON body is answered with a length, and leaves the connect
   t.equal(ports.size, 1, 'one connection for all')
 })
 
-t.test('the checker\'s answers are the caller\'s to keep', async t => {
+t.test("the checker's answers are the caller's to keep", async t => {
   const { url, engine } = await routeApp(t)
   const check = async (body: object) => await post(`${url}/weight_checker`, body)
   const { checksums } = (await check({ action: 'checksum' })).json
-  t.same(Object.keys(checksums), ['dp0:pp0:pcp0:tp0:a.weight', 'dp0:pp0:pcp0:tp0:b.bias', 'dp0:pp0:pcp0:tp1:a.weight', 'dp0:pp0:pcp0:tp1:b.bias'])
+  t.same(Object.keys(checksums), [
+    'dp0:pp0:pcp0:tp0:a.weight',
+    'dp0:pp0:pcp0:tp0:b.bias',
+    'dp0:pp0:pcp0:tp1:a.weight',
+    'dp0:pp0:pcp0:tp1:b.bias'
+  ])
   const ranks = ['dp0:pp0:pcp0:tp0', 'dp0:pp0:pcp0:tp1']
   t.same((await check({ action: 'compare', baseline: checksums })).json, { match: true, mismatches: [], ranks })
   t.same((await check({ action: 'reset' })).json, { status: 'reset' })
   t.equal(engine.weights.state, 'torn')
-  t.match((await check({ action: 'compare', baseline: checksums })).json, { match: false, mismatches: Object.keys(checksums) })
+  t.match((await check({ action: 'compare', baseline: checksums })).json, {
+    match: false,
+    mismatches: Object.keys(checksums)
+  })
   const now = (await check({ action: 'checksum' })).json.checksums
   const { 'dp0:pp0:pcp0:tp1:b.bias': _, ...less } = now
-  t.match((await check({ action: 'compare', baseline: less })).json, { match: false, mismatches: ['dp0:pp0:pcp0:tp1:b.bias'] }, 'a key that is missing differs')
-  t.match((await check({ action: 'compare', baseline: now, checksums: [now, { ...now, 'dp0:pp0:pcp0:tp0:a.weight': 'x' }] })).json, { match: false, mismatches: ['dp0:pp0:pcp0:tp0:a.weight'] }, 'another engine\'s report')
-  for (const body of [{}, { action: 'snapshot' }, { action: 'compare' }, { action: 'compare', baseline: [] }, { action: 'compare', baseline: {}, checksums: {} }]) t.equal((await check(body)).status, 400, JSON.stringify(body))
+  t.match((await check({ action: 'compare', baseline: less })).json, {
+    match: false,
+    mismatches: ['dp0:pp0:pcp0:tp1:b.bias']
+  }, 'a key that is missing differs')
+  t.match(
+    (await check({ action: 'compare', baseline: now, checksums: [now, { ...now, 'dp0:pp0:pcp0:tp0:a.weight': 'x' }] }))
+      .json,
+    { match: false, mismatches: ['dp0:pp0:pcp0:tp0:a.weight'] },
+    "another engine's report"
+  )
+  for (
+    const body of [{}, { action: 'snapshot' }, { action: 'compare' }, { action: 'compare', baseline: [] }, {
+      action: 'compare',
+      baseline: {},
+      checksums: {}
+    }]
+  ) t.equal((await check(body)).status, 400, JSON.stringify(body))
 })

@@ -3,19 +3,34 @@ import type { FakeEngine } from '../../helpers/fake-engine.ts'
 import { RefitError } from '../../../src/errors.ts'
 import { call, routeApp, until } from '../../helpers/route-app.ts'
 
-const post = async (url: string, body?: unknown) => await call(url, body, { method: 'POST', ...body === undefined ? {} : { body: JSON.stringify(body) } })
+const post = async (url: string, body?: unknown) =>
+  await call(url, body, { method: 'POST', ...body === undefined ? {} : { body: JSON.stringify(body) } })
 const ALL = '["weights","kv_cache","cuda_graph"]'
 
-function since (engine: FakeEngine): string[] { return engine.calls.splice(0) }
+function since (engine: FakeEngine): string[] {
+  return engine.calls.splice(0)
+}
 
 t.test('level 1 keeps a copy of the weights, level 2 does not', async t => {
   const { url, engine } = await routeApp(t)
   const asleep = { status: 'sleeping', tags: ['weights', 'kv_cache', 'cuda_graph'], weights: 'asleep' }
-  for (const [path, body, how] of [['/sleep', undefined, 'keeping'], ['/sleep', {}, 'keeping'], ['/sleep?level=1', undefined, 'keeping'], ['/sleep?level=2', undefined, 'dropping'], ['/sleep', { level: 2 }, 'dropping']] as const) {
+  for (
+    const [path, body, how] of [
+      ['/sleep', undefined, 'keeping'],
+      ['/sleep', {}, 'keeping'],
+      ['/sleep?level=1', undefined, 'keeping'],
+      ['/sleep?level=2', undefined, 'dropping'],
+      ['/sleep', { level: 2 }, 'dropping']
+    ] as const
+  ) {
     t.same((await post(url + path, body)).json, asleep, path)
     t.same(since(engine), ['abortAll', `release ${ALL}, ${how} weights`])
     t.same((await call(`${url}/is_sleeping`)).json, { is_sleeping: true })
-    t.same((await post(`${url}/wake_up`, {})).json, { status: 'awake', tags: ['weights', 'kv_cache', 'cuda_graph'], weights: 'current' })
+    t.same((await post(`${url}/wake_up`, {})).json, {
+      status: 'awake',
+      tags: ['weights', 'kv_cache', 'cuda_graph'],
+      weights: 'current'
+    })
     t.same(since(engine), [`resume ${ALL}`])
     t.same((await call(`${url}/is_sleeping`)).json, { is_sleeping: false })
   }
@@ -29,15 +44,27 @@ t.test('weights wake first, to be written, then the cache', async t => {
   t.same(since(engine), ['resume ["weights"]'])
   t.same((await call(`${url}/is_sleeping`)).json, { is_sleeping: true }, 'until all is awake')
   t.equal((await post(`${url}/inference/v1/generate`, { token_ids: [5] })).status, 503)
-  t.match((await post(`${url}/wake_up?tags=kv_cache`)).json, { tags: ['kv_cache', 'cuda_graph'], weights: 'current' }, 'recorded graphs go with the cache')
+  t.match(
+    (await post(`${url}/wake_up?tags=kv_cache`)).json,
+    { tags: ['kv_cache', 'cuda_graph'], weights: 'current' },
+    'recorded graphs go with the cache'
+  )
   t.same((await call(`${url}/is_sleeping`)).json, { is_sleeping: false })
 })
 
 t.test('tags come once or several times, by query or by body', async t => {
   const { url, engine } = await routeApp(t)
-  for (const [path, body] of [['/sleep?tags=weights&tags=kv_cache'], ['/sleep', { tags: ['weights', 'kv_cache'] }], ['/sleep?tags=weights', { tags: ['kv_cache', 'weights'] }]] as const) {
+  for (
+    const [path, body] of [['/sleep?tags=weights&tags=kv_cache'], ['/sleep', { tags: ['weights', 'kv_cache'] }], [
+      '/sleep?tags=weights',
+      { tags: ['kv_cache', 'weights'] }
+    ]] as const
+  ) {
     t.equal((await post(url + path, body)).status, 200)
-    t.match(since(engine), ['abortAll', /^release \["weights","kv_cache","cuda_graph"\]|^release \["kv_cache","cuda_graph","weights"\]/])
+    t.match(since(engine), [
+      'abortAll',
+      /^release \["weights","kv_cache","cuda_graph"\]|^release \["kv_cache","cuda_graph","weights"\]/
+    ])
     await post(`${url}/wake_up?tags=weights&tags=kv_cache`, {})
     t.equal(engine.weights.state, 'current')
     since(engine)
@@ -61,7 +88,9 @@ t.test('a call that finds everything as it wants it succeeds and does nothing', 
 t.test('identical calls under way are one call', async t => {
   const { url, engine } = await routeApp(t)
   let go = (): void => {}
-  engine.holdUpdate = new Promise(resolve => { go = resolve })
+  engine.holdUpdate = new Promise(resolve => {
+    go = resolve
+  })
   const both = [post(`${url}/sleep?level=2`), post(`${url}/sleep`, { level: 2 })]
   await until(() => engine.calls.includes(`release ${ALL}, dropping weights`))
   await new Promise(resolve => setTimeout(resolve, 50))
@@ -73,8 +102,14 @@ t.test('identical calls under way are one call', async t => {
 t.test('sleeping and waking take turns: the last call decides, however long the one before waits for running requests', async t => {
   const { url, engine } = await routeApp(t)
   let go = (): void => {}
-  const hold = (): void => { engine.holdUpdate = new Promise(resolve => { go = resolve }) }
-  const settle = async (): Promise<void> => { await new Promise(resolve => setTimeout(resolve, 50)) }
+  const hold = (): void => {
+    engine.holdUpdate = new Promise(resolve => {
+      go = resolve
+    })
+  }
+  const settle = async (): Promise<void> => {
+    await new Promise(resolve => setTimeout(resolve, 50))
+  }
   hold()
   const sleep = post(`${url}/sleep?level=2&mode=wait`)
   await until(() => engine.calls.includes(`release ${ALL}, dropping weights`))
@@ -100,7 +135,9 @@ t.test('sleeping and waking take turns: the last call decides, however long the 
 t.test('a call that comes after its opposite is no retry of the one before that', async t => {
   const { url, engine } = await routeApp(t)
   let go = (): void => {}
-  engine.holdUpdate = new Promise(resolve => { go = resolve })
+  engine.holdUpdate = new Promise(resolve => {
+    go = resolve
+  })
   const calls = [post(`${url}/sleep?level=2`)]
   await until(() => engine.calls.includes(`release ${ALL}, dropping weights`))
   for (const path of ['/wake_up', '/sleep?level=2']) {
@@ -115,7 +152,9 @@ t.test('a call that comes after its opposite is no retry of the one before that'
 t.test('a sleep that ends requests ends them at once, also behind one that waits for them', async t => {
   const { url, engine } = await routeApp(t)
   let go = (): void => {}
-  engine.holdUpdate = new Promise(resolve => { go = resolve })
+  engine.holdUpdate = new Promise(resolve => {
+    go = resolve
+  })
   const slow = post(`${url}/sleep?level=1&mode=wait`)
   await until(() => engine.calls.includes(`release ${ALL}, keeping weights`))
   const fast = post(`${url}/sleep?level=1&mode=abort`)
@@ -165,12 +204,24 @@ t.test('level 0 only pauses', async t => {
 
 t.test('what cannot be is refused, and nothing changes', async t => {
   const { url, engine } = await routeApp(t)
-  for (const path of ['/sleep?level=3', '/sleep?level=-1', '/sleep?level=deep', '/sleep?mode=retract', '/sleep?tags=experts', '/wake_up?tags=experts']) {
+  for (
+    const path of [
+      '/sleep?level=3',
+      '/sleep?level=-1',
+      '/sleep?level=deep',
+      '/sleep?mode=retract',
+      '/sleep?tags=experts',
+      '/wake_up?tags=experts'
+    ]
+  ) {
     const reply = await post(url + path)
     t.equal(reply.status, 400, path)
     t.match(reply.json, { success: false, error: { message: String } })
   }
-  t.match((await post(`${url}/wake_up`, { tags: ['', 'x'] })).json.message, /tags: expected "weights", "kv_cache" or "scheduling", got ""/)
+  t.match(
+    (await post(`${url}/wake_up`, { tags: ['', 'x'] })).json.message,
+    /tags: expected "weights", "kv_cache" or "scheduling", got ""/
+  )
   t.same(since(engine), [])
   engine.memoryFault = new RefitError('NO_MEMORY', '12.0 MB are needed and 3.0 MB can be had for a copy of the weights')
   const refused = await post(`${url}/sleep`)

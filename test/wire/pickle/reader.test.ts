@@ -2,12 +2,21 @@ import t from 'tap'
 import { PICKLE_LIMITS } from '../../../src/wire/pickle/limits.ts'
 import type { PickleLimits } from '../../../src/wire/pickle/limits.ts'
 import { readPickle } from '../../../src/wire/pickle/reader.ts'
-import { PickleBytes, PickleDict, PickleFloat, PickleList, PickleName, PickleObject, PickleSet } from '../../../src/wire/pickle/values.ts'
+import {
+  PickleBytes,
+  PickleDict,
+  PickleFloat,
+  PickleList,
+  PickleName,
+  PickleObject,
+  PickleSet
+} from '../../../src/wire/pickle/values.ts'
 import type { PickleValue } from '../../../src/wire/pickle/values.ts'
 import { torchNames } from '../../../src/wire/torch/names.ts'
 import { assemble, bin, global, PROTO4, recordedPickles, str, u32, u64 } from '../../helpers/pickles.ts'
 
-const read = (...parts: Array<string | number | Uint8Array>): PickleValue => readPickle(assemble(PROTO4, ...parts), torchNames)
+const read = (...parts: Array<string | number | Uint8Array>): PickleValue =>
+  readPickle(assemble(PROTO4, ...parts), torchNames)
 
 /** The form in which Python recorded what it pickled. */
 function tagged (value: PickleValue): unknown {
@@ -18,7 +27,9 @@ function tagged (value: PickleValue): unknown {
   if (value instanceof PickleList) return { list: value.items.map(tagged) }
   if (value instanceof PickleDict) return { dict: value.keys.map((key, i) => [tagged(key), tagged(value.values[i]!)]) }
   if (value instanceof PickleBytes) return { bytes: value.view().toString('hex') }
-  if (value instanceof PickleSet) return { set: value.items.map(tagged).sort((a, b) => JSON.stringify(a) < JSON.stringify(b) ? -1 : 1) }
+  if (value instanceof PickleSet) {
+    return { set: value.items.map(tagged).sort((a, b) => JSON.stringify(a) < JSON.stringify(b) ? -1 : 1) }
+  }
   if (value instanceof PickleFloat) {
     const bytes = Buffer.alloc(8)
     bytes.writeDoubleBE(value.value)
@@ -30,12 +41,20 @@ function tagged (value: PickleValue): unknown {
 t.test('plain data reads as Python wrote it, in every protocol', async t => {
   const cases = recordedPickles('values')
   t.ok(cases.length > 40)
-  for (const { name, pickle, value } of cases) t.same(tagged(readPickle(Buffer.from(pickle, 'base64'), torchNames)), value, name)
+  for (const { name, pickle, value } of cases) {
+    t.same(tagged(readPickle(Buffer.from(pickle, 'base64'), torchNames)), value, name)
+  }
 })
 
 t.test('every pickle cut off anywhere is malformed, and so is one with a byte behind it', async t => {
-  const cases = recordedPickles('values').map(({ pickle }) => Buffer.from(pickle, 'base64')).filter(bytes => bytes.length < 3000)
-  cases.push(...recordedPickles('payloads').slice(0, 30).map(({ entries }) => Buffer.from(entries[0]!, 'base64')).filter(bytes => bytes.length < 3000))
+  const cases = recordedPickles('values').map(({ pickle }) => Buffer.from(pickle, 'base64')).filter(bytes =>
+    bytes.length < 3000
+  )
+  cases.push(
+    ...recordedPickles('payloads').slice(0, 30).map(({ entries }) => Buffer.from(entries[0]!, 'base64')).filter(bytes =>
+      bytes.length < 3000
+    )
+  )
   t.ok(cases.length > 20)
   for (const bytes of cases) {
     for (let end = 0; end < bytes.length; end++) {
@@ -46,7 +65,10 @@ t.test('every pickle cut off anywhere is malformed, and so is one with a byte be
         if ((error as { code?: string }).code !== 'PICKLE_MALFORMED') throw error
       }
     }
-    t.throws(() => readPickle(Buffer.concat([bytes, Buffer.from('.')]), torchNames), { code: 'PICKLE_MALFORMED', message: /1 bytes follow its end/ })
+    t.throws(() => readPickle(Buffer.concat([bytes, Buffer.from('.')]), torchNames), {
+      code: 'PICKLE_MALFORMED',
+      message: /1 bytes follow its end/
+    })
   }
 })
 
@@ -54,31 +76,57 @@ t.test('what runs code in Python, and every trick around it, is refused', async 
   const cases = recordedPickles('exploits')
   t.ok(cases.length > 300)
   for (const { name, pickle, refused } of cases) {
-    t.throws(() => readPickle(Buffer.from(pickle, 'base64'), torchNames), { name: 'RefitError', code: refused, message: /^(bad|refused) pickle at byte \d+: / }, name)
+    t.throws(() => readPickle(Buffer.from(pickle, 'base64'), torchNames), {
+      name: 'RefitError',
+      code: refused,
+      message: /^(bad|refused) pickle at byte \d+: /
+    }, name)
   }
 })
 
 t.test('a refusal says the name or the opcode, where it stood, and what to do where that is known', async t => {
-  t.throws(() => read(global('os', 'system'), str('x'), '\x85R.'), { code: 'PICKLE_REFUSED', message: 'refused pickle at byte 14: "os.system" is not a name that refit knows' })
-  t.throws(() => readPickle(assemble('\x80\x02cos\nsystem\n.'), torchNames), { message: 'refused pickle at byte 2: "os.system" is not a name that refit knows' })
-  t.throws(() => read(']P1\n.'), { message: /^refused pickle at byte 3: opcode 50 \(PERSID\) is not read: a persistent id/ })
+  t.throws(() => read(global('os', 'system'), str('x'), '\x85R.'), {
+    code: 'PICKLE_REFUSED',
+    message: 'refused pickle at byte 14: "os.system" is not a name that refit knows'
+  })
+  t.throws(() => readPickle(assemble('\x80\x02cos\nsystem\n.'), torchNames), {
+    message: 'refused pickle at byte 2: "os.system" is not a name that refit knows'
+  })
+  t.throws(() => read(']P1\n.'), {
+    message: /^refused pickle at byte 3: opcode 50 \(PERSID\) is not read: a persistent id/
+  })
   t.throws(() => read('\xfe.'), { message: 'refused pickle at byte 2: fe is no opcode of pickle' })
   t.throws(() => read(global('torch._tensor', '_rebuild_from_type_v2'), '.'), { message: /full_tensor\(\)/ })
   t.throws(() => read(global('torch.distributed.tensor', 'DTensor'), '.'), { message: /full_tensor\(\)/ })
-  t.throws(() => read(global('torch.distributed._shard.sharded_tensor.api', 'ShardedTensor'), '.'), { message: /full state dict/ })
+  t.throws(() => read(global('torch.distributed._shard.sharded_tensor.api', 'ShardedTensor'), '.'), {
+    message: /full state dict/
+  })
   t.throws(() => read(global('peft.tuners.lora.config', 'LoraConfig'), '.'), { message: /merge_and_unload/ })
-  t.throws(() => read(global('x'.repeat(250), 'y"\n'), '.'), { message: /y\\"\\n" is not a name/ }, 'names are quoted and cut')
+  t.throws(
+    () => read(global('x'.repeat(250), 'y"\n'), '.'),
+    { message: /y\\"\\n" is not a name/ },
+    'names are quoted and cut'
+  )
 })
 
 t.test('a name and a call become records, and arguments stay where they were', async t => {
-  const known = read(global('torch.multiprocessing.reductions', 'rebuild_tensor'), '\x94h\x00K\x01K\x02\x86R\x86.') as PickleValue[]
+  const known = read(
+    global('torch.multiprocessing.reductions', 'rebuild_tensor'),
+    '\x94h\x00K\x01K\x02\x86R\x86.'
+  ) as PickleValue[]
   t.ok(known[0] instanceof PickleName)
   t.equal((known[0] as PickleName).role, 'rebuild_tensor')
   const call = known[1] as PickleObject
   t.ok(call instanceof PickleObject)
   t.equal(call.name, known[0])
   t.same(call.args, [1, 2])
-  const instance = read(global('anywhere.at.all', 'FlattenedTensorMetadata'), ')\x81}', str('name'), str('w'), 'sb.') as PickleObject
+  const instance = read(
+    global('anywhere.at.all', 'FlattenedTensorMetadata'),
+    ')\x81}',
+    str('name'),
+    str('w'),
+    'sb.'
+  ) as PickleObject
   t.equal(instance.state?.get('name'), 'w')
   t.equal(instance.state?.get('shape'), undefined)
 })
@@ -94,59 +142,73 @@ t.test('bytes are views of the input', async t => {
 })
 
 t.test('frames', async t => {
-  const framed = (length: bigint, ...body: Array<string | Uint8Array>): Buffer => assemble(PROTO4, '\x95', u64(length), ...body)
+  const framed = (length: bigint, ...body: Array<string | Uint8Array>): Buffer =>
+    assemble(PROTO4, '\x95', u64(length), ...body)
   t.equal(readPickle(framed(2n, 'K\x07.').subarray(0), torchNames), 7, 'the last opcode may lie behind it')
   t.equal(readPickle(framed(3n, 'K\x07.'), torchNames), 7)
   const big = Buffer.alloc(70_000, 1)
   const outside = readPickle(framed(2n, ']\x94', bin(big), '\x95', u64(2n), 'a.'), torchNames) as PickleList
   t.equal((outside.items[0] as PickleBytes).length, 70_000, 'long bytes lie between frames')
-  for (const [what, bytes] of [
-    ['longer than the rest', framed(4n, 'K\x07.')],
-    ['of 2^63 bytes', framed(1n << 63n, 'K\x07.')],
-    ['inside another', framed(12n, '\x95', u64(3n), 'K\x07.')]
-  ] as const) t.throws(() => readPickle(bytes, torchNames), { code: 'PICKLE_MALFORMED' }, what)
+  for (
+    const [what, bytes] of [
+      ['longer than the rest', framed(4n, 'K\x07.')],
+      ['of 2^63 bytes', framed(1n << 63n, 'K\x07.')],
+      ['inside another', framed(12n, '\x95', u64(3n), 'K\x07.')]
+    ] as const
+  ) t.throws(() => readPickle(bytes, torchNames), { code: 'PICKLE_MALFORMED' }, what)
 })
 
 t.test('what no pickler writes is malformed', async t => {
-  for (const [what, ...parts] of [
-    ['a second PROTO', '\x80\x04N.'],
-    ['nothing on the stack', '.'],
-    ['two values on the stack', 'NN.'],
-    ['an open MARK', 'N(.'],
-    ['an open MARK under the value', '(N.'],
-    ['a tuple without MARK', 'NNt.'],
-    ['a tuple of more than there is', 'N\x86.'],
-    ['a tuple that takes what lies below a MARK', 'NN(N\x86.'],
-    ['REDUCE across a MARK', 'N(R.'],
-    ['a memo that was not set', 'h\x00.'],
-    ['a long memo that was not set', 'j', u32(7), '.'],
-    ['a memo of a number out of line', 'Nq\x05.'],
-    ['a memo of 2^32 - 1', 'Nr', u32(0xffffffff), '.'],
-    ['a memo of nothing', '\x94N.'],
-    ['a memo of what lies below a MARK', 'N(\x940.'],
-    ['APPEND to a tuple', ')Na.'],
-    ['APPENDS to a dict', '}(NNe.'],
-    ['APPENDS without MARK', ']NNe.'],
-    ['SETITEM on a list', ']NNs.'],
-    ['SETITEMS with an odd number', '}(NNNu.'],
-    ['SETITEMS below its MARK', '(}NNu.'],
-    ['ADDITEMS to a list', '](N\x90.'],
-    ['POP of nothing', '0.'],
-    ['POP_MARK without MARK', 'N1.'],
-    ['STACK_GLOBAL with one string', str('os'), '\x93.'],
-    ['text that is not UTF-8', '\x8c\x02\xc3\x28.'],
-    ['half a surrogate pair, as surrogatepass writes it', '\x8c\x03\xed\xa0\x80.'],
-    ['text longer than the pickle', 'X', u32(100), 'abc.'],
-    ['text of 2^64 - 1 bytes', '\x8d', u64(0xffffffffffffffffn), 'abc.'],
-    ['bytes longer than the pickle', '\x8e', u64(1n << 40n), 'abc.'],
-    ['a name without its line', 'ctorch\nTensor'],
-    ['a name that is too long', `c${'x'.repeat(300)}\nTensor\n.`],
-    ['REDUCE without a tuple', global('torch', 'Size'), 'NR.'],
-    ['bytes as text past latin1', global('_codecs', 'encode'), str('\u0100'), str('latin1'), '\x86R.']
-  ] as const) {
-    t.throws(() => read(...parts), { name: 'RefitError', code: /PICKLE_(MALFORMED|LIMIT)/, message: /at byte \d+: / }, what)
+  for (
+    const [what, ...parts] of [
+      ['a second PROTO', '\x80\x04N.'],
+      ['nothing on the stack', '.'],
+      ['two values on the stack', 'NN.'],
+      ['an open MARK', 'N(.'],
+      ['an open MARK under the value', '(N.'],
+      ['a tuple without MARK', 'NNt.'],
+      ['a tuple of more than there is', 'N\x86.'],
+      ['a tuple that takes what lies below a MARK', 'NN(N\x86.'],
+      ['REDUCE across a MARK', 'N(R.'],
+      ['a memo that was not set', 'h\x00.'],
+      ['a long memo that was not set', 'j', u32(7), '.'],
+      ['a memo of a number out of line', 'Nq\x05.'],
+      ['a memo of 2^32 - 1', 'Nr', u32(0xffffffff), '.'],
+      ['a memo of nothing', '\x94N.'],
+      ['a memo of what lies below a MARK', 'N(\x940.'],
+      ['APPEND to a tuple', ')Na.'],
+      ['APPENDS to a dict', '}(NNe.'],
+      ['APPENDS without MARK', ']NNe.'],
+      ['SETITEM on a list', ']NNs.'],
+      ['SETITEMS with an odd number', '}(NNNu.'],
+      ['SETITEMS below its MARK', '(}NNu.'],
+      ['ADDITEMS to a list', '](N\x90.'],
+      ['POP of nothing', '0.'],
+      ['POP_MARK without MARK', 'N1.'],
+      ['STACK_GLOBAL with one string', str('os'), '\x93.'],
+      ['text that is not UTF-8', '\x8c\x02\xc3\x28.'],
+      ['half a surrogate pair, as surrogatepass writes it', '\x8c\x03\xed\xa0\x80.'],
+      ['text longer than the pickle', 'X', u32(100), 'abc.'],
+      ['text of 2^64 - 1 bytes', '\x8d', u64(0xffffffffffffffffn), 'abc.'],
+      ['bytes longer than the pickle', '\x8e', u64(1n << 40n), 'abc.'],
+      ['a name without its line', 'ctorch\nTensor'],
+      ['a name that is too long', `c${'x'.repeat(300)}\nTensor\n.`],
+      ['REDUCE without a tuple', global('torch', 'Size'), 'NR.'],
+      ['bytes as text past latin1', global('_codecs', 'encode'), str('\u0100'), str('latin1'), '\x86R.']
+    ] as const
+  ) {
+    t.throws(
+      () => read(...parts),
+      { name: 'RefitError', code: /PICKLE_(MALFORMED|LIMIT)/, message: /at byte \d+: / },
+      what
+    )
   }
-  for (const [what, bytes] of [['empty', ''], ['of one byte', '\x80'], ['text', 'gASV'], ['of protocol 0', '(lp0\n.'], ['of protocol 1', '\x80\x01].'], ['of protocol 6', '\x80\x06].']] as const) {
+  for (
+    const [what, bytes] of [['empty', ''], ['of one byte', '\x80'], ['text', 'gASV'], ['of protocol 0', '(lp0\n.'], [
+      'of protocol 1',
+      '\x80\x01].'
+    ], ['of protocol 6', '\x80\x06].']] as const
+  ) {
     t.throws(() => readPickle(assemble(bytes), torchNames), { code: 'PICKLE_MALFORMED' }, what)
   }
 })
@@ -170,7 +232,11 @@ t.test('each limit holds, to the value', async t => {
   ]
   for (const [limit, at, pickle] of cases) {
     t.doesNotThrow(() => readPickle(pickle, torchNames, { ...PICKLE_LIMITS, [limit]: at }), limit)
-    t.throws(() => readPickle(pickle, torchNames, { ...PICKLE_LIMITS, [limit]: at - 1 }), { code: 'PICKLE_LIMIT' }, `${limit} less one`)
+    t.throws(
+      () => readPickle(pickle, torchNames, { ...PICKLE_LIMITS, [limit]: at - 1 }),
+      { code: 'PICKLE_LIMIT' },
+      `${limit} less one`
+    )
   }
   t.throws(() => read('\x8a\x21', Buffer.alloc(33, 1), '.'), { code: 'PICKLE_LIMIT' }, 'an int of 33 bytes')
   t.equal(read('\x8a\x20', Buffer.alloc(31), 1, '.'), 1n << 248n, 'an int of 32')
@@ -179,12 +245,19 @@ t.test('each limit holds, to the value', async t => {
 t.test('a bomb of a few bytes makes nothing big', async t => {
   const text = 'x'.repeat(200)
   const encodes = Buffer.concat(Array.from({ length: 100 }, () => assemble('h\x00h\x01h\x02\x86R0')))
-  t.throws(() => read(global('_codecs', 'encode'), '\x940', str(text), '\x940', str('latin1'), '\x940', encodes, 'N.'), { code: 'PICKLE_LIMIT' }, 'one text encoded again and again')
+  t.throws(
+    () => read(global('_codecs', 'encode'), '\x940', str(text), '\x940', str('latin1'), '\x940', encodes, 'N.'),
+    { code: 'PICKLE_LIMIT' },
+    'one text encoded again and again'
+  )
   const lists = assemble(PROTO4, ']'.repeat(2 ** 21 + 1), '.')
   t.throws(() => readPickle(lists, torchNames), { code: 'PICKLE_LIMIT' }, 'lists and nothing else')
   const tuples = assemble(PROTO4, ')', '\x85'.repeat(2 ** 21 + 1), '.')
   t.throws(() => readPickle(tuples, torchNames), { code: 'PICKLE_LIMIT' }, 'a tuple in a tuple in a tuple')
-  t.doesNotThrow(() => readPickle(assemble(PROTO4, ')', '\x85'.repeat(1_000_000), '.'), torchNames), 'nesting needs no stack of ours')
+  t.doesNotThrow(
+    () => readPickle(assemble(PROTO4, ')', '\x85'.repeat(1_000_000), '.'), torchNames),
+    'nesting needs no stack of ours'
+  )
   const doubled = Array.from({ length: 60 }, (_, i) => assemble('0h', i, 'h', i, '\x86\x94'))
   const twins = read(')\x94', ...doubled, '.') as PickleValue[]
   t.equal(twins[0], twins[1], 'a tuple of 2^60 leaves is 60 tuples')

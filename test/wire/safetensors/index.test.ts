@@ -3,22 +3,58 @@ import t from 'tap'
 import { RefitError } from '../../../src/errors.ts'
 import { parseIndex } from '../../../src/wire/safetensors/index.ts'
 
-const parse = (value: unknown): ReturnType<typeof parseIndex> => parseIndex(Buffer.from(typeof value === 'string' ? value : JSON.stringify(value)), 'index')
+const parse = (value: unknown): ReturnType<typeof parseIndex> =>
+  parseIndex(Buffer.from(typeof value === 'string' ? value : JSON.stringify(value)), 'index')
 
 t.test('an index as transformers writes it is read', async t => {
-  const { weightMap, files } = parse(JSON.stringify({ metadata: { total_parameters: 5, total_size: 10.5 }, weight_map: { b: 'model-00002-of-00002.safetensors', a: 'model-00001-of-00002.safetensors', c: 'model-00001-of-00002.safetensors' } }, null, 2) + '\n')
+  const { weightMap, files } = parse(
+    JSON.stringify(
+      {
+        metadata: { total_parameters: 5, total_size: 10.5 },
+        weight_map: {
+          b: 'model-00002-of-00002.safetensors',
+          a: 'model-00001-of-00002.safetensors',
+          c: 'model-00001-of-00002.safetensors'
+        }
+      },
+      null,
+      2
+    ) + '\n'
+  )
   t.same(files, ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors'])
   t.same(Object.fromEntries(weightMap), { a: files[0], b: files[1], c: files[0] })
 })
 
-for (const name of ['../x.safetensors', '/etc/x.safetensors', 'a/b.safetensors', 'a\\b.safetensors', '..', '.', '', '.x.safetensors', 'x\u0000.safetensors', 'x\n.safetensors', 'n'.repeat(300) + '.safetensors']) {
+for (
+  const name of [
+    '../x.safetensors',
+    '/etc/x.safetensors',
+    'a/b.safetensors',
+    'a\\b.safetensors',
+    '..',
+    '.',
+    '',
+    '.x.safetensors',
+    'x\u0000.safetensors',
+    'x\n.safetensors',
+    'n'.repeat(300) + '.safetensors'
+  ]
+) {
   t.test(`the file name ${JSON.stringify(name.slice(0, 30))} is refused`, async t => {
-    t.throws(() => parse({ weight_map: { t: name } }), { code: 'CHECKPOINT_FORMAT', message: /tensor "t": the file name .* is not a plain name beside the index/, param: 't' })
+    t.throws(() => parse({ weight_map: { t: name } }), {
+      code: 'CHECKPOINT_FORMAT',
+      message: /tensor "t": the file name .* is not a plain name beside the index/,
+      param: 't'
+    })
   })
 }
 
 const broken: Array<[string, string, RegExp]> = [
-  ['other files than safetensors', '{"weight_map":{"t":"pytorch_model.bin"}}', /pytorch_model.bin" is not .safetensors/],
+  [
+    'other files than safetensors',
+    '{"weight_map":{"t":"pytorch_model.bin"}}',
+    /pytorch_model.bin" is not .safetensors/
+  ],
   ['no map', '{"metadata":{}}', /has no weight_map/],
   ['an empty map', '{"weight_map":{}}', /its weight_map is empty/],
   ['a map that is a list', '{"weight_map":["a"]}', /bad index: expected '\{'/],
@@ -36,7 +72,8 @@ for (const [what, text, message] of broken) {
 }
 
 t.test('an index has as many tensors as a checkpoint may have', async t => {
-  const index = (count: number): string => `{"weight_map":{${Array.from({ length: count }, (_, i) => `"${i}":"a.safetensors"`).join()}}}`
+  const index = (count: number): string =>
+    `{"weight_map":{${Array.from({ length: count }, (_, i) => `"${i}":"a.safetensors"`).join()}}}`
   t.equal(parse(index(500_000)).weightMap.size, 500_000)
   t.throws(() => parse(index(500_001)), { code: 'CHECKPOINT_FORMAT', message: /more than 500000 tensors/ })
 })

@@ -10,10 +10,20 @@ import { assemble, recordedPickles } from '../../helpers/pickles.ts'
 // The addon's reader of handles against the reader of all payloads: what it takes, both read alike.
 
 const UUID = '3f0ce3ab-1111-2222-3333-0123456789ab'
-const segment = (index: number, version = 2): Buffer => version === 0 ? Buffer.alloc(64, index) : assemble(version, 'c', Buffer.alloc(64, index))
+const segment = (index: number, version = 2): Buffer =>
+  version === 0 ? Buffer.alloc(64, index) : assemble(version, 'c', Buffer.alloc(64, index))
 
 function card (index: number, more: Partial<CudaTensor> = {}): CudaTensor {
-  return { name: `model.layers.${index}.weight`, shape: [4, 8], blob: segment(index >> 1), storageBytes: 64, storageOffset: 512 * index, share: { counter: '/torch_12_34_0', slot: index }, device: UUID, ...more }
+  return {
+    name: `model.layers.${index}.weight`,
+    shape: [4, 8],
+    blob: segment(index >> 1),
+    storageBytes: 64,
+    storageOffset: 512 * index,
+    share: { counter: '/torch_12_34_0', slot: index },
+    device: UUID,
+    ...more
+  }
 }
 
 const pickle = (tensors: CudaTensor[]): Buffer => Buffer.from(cudaEntry(tensors), 'base64')
@@ -28,11 +38,18 @@ t.test('lists as torch and its trainers write them are read as the other reader 
   let read = 0
   for (const { name, entries, load_format: format, ranks } of recordedPickles('payloads')) {
     if (format === 'flattened_bucket') continue
-    const pickles = Array.from({ length: ranks }, (_, rank) => Buffer.from(entries[entries.length === 1 ? 0 : rank]!, 'base64'))
+    const pickles = Array.from(
+      { length: ranks },
+      (_, rank) => Buffer.from(entries[entries.length === 1 ? 0 : rank]!, 'base64')
+    )
     const lists = readCardLists(native(), pickles.slice(0, entries.length === 1 ? 1 : ranks))
     if (lists === null) continue
     read++
-    t.strictSame(describeLists(lists, entries.length === 1 ? 1 : ranks), describeBodies(entries.length === 1 ? pickles.slice(0, 1) : pickles), name)
+    t.strictSame(
+      describeLists(lists, entries.length === 1 ? 1 : ranks),
+      describeBodies(entries.length === 1 ? pickles.slice(0, 1) : pickles),
+      name
+    )
   }
   t.ok(read >= 5, `${read} of the recorded ones are such lists`)
 })
@@ -51,21 +68,41 @@ t.test('any list of whole tensors is read alike, with its shares, segments and e
     counter: fc.constantFrom('/torch_12_34_0', '/torch_12_99'),
     again: fc.boolean()
   })
-  fc.assert(fc.property(fc.array(tensor, { minLength: 1, maxLength: 20 }), list => {
-    const sent: CudaTensor[] = []
-    for (const [index, { segment: which, version, event, counter, again, shape, dtype, offset, ...rest }] of list.entries()) {
-      const bytes = (shape.reduce((a, b) => a * b, 1) + offset) * (dtype === 'float32' ? 4 : 2)
-      // Some are views of the share before them.
-      const last = sent.at(-1)
-      const share = again && last !== undefined && last.storageBytes >= bytes ? last : { blob: segment(which, version), storageBytes: bytes, share: { counter, slot: index }, event: event === null ? null : Buffer.alloc(64, event), ...rest }
-      sent.push({ ...share, name: `w${index}`, shape, dtype, offset })
-    }
-    sameByBoth([pickle(sent)])
-  }), { numRuns: 300 })
+  fc.assert(
+    fc.property(fc.array(tensor, { minLength: 1, maxLength: 20 }), list => {
+      const sent: CudaTensor[] = []
+      for (
+        const [index, { segment: which, version, event, counter, again, shape, dtype, offset, ...rest }] of list
+          .entries()
+      ) {
+        const bytes = (shape.reduce((a, b) => a * b, 1) + offset) * (dtype === 'float32' ? 4 : 2)
+        // Some are views of the share before them.
+        const last = sent.at(-1)
+        const share = again && last !== undefined && last.storageBytes >= bytes
+          ? last
+          : {
+            blob: segment(which, version),
+            storageBytes: bytes,
+            share: { counter, slot: index },
+            event: event === null ? null : Buffer.alloc(64, event),
+            ...rest
+          }
+        sent.push({ ...share, name: `w${index}`, shape, dtype, offset })
+      }
+      sameByBoth([pickle(sent)])
+    }),
+    { numRuns: 300 }
+  )
 })
 
 t.test('pickles of several ranks are read as one request', async t => {
-  const pickles = [0, 1, 2].map(rank => pickle([0, 1, 2, 3].map(index => card(index, { blob: segment(10 * rank + index), share: { counter: `/torch_1${rank}_34_0`, slot: index } }))))
+  const pickles = [0, 1, 2].map(rank =>
+    pickle(
+      [0, 1, 2, 3].map(index =>
+        card(index, { blob: segment(10 * rank + index), share: { counter: `/torch_1${rank}_34_0`, slot: index } })
+      )
+    )
+  )
   sameByBoth(pickles)
   const lists = readCardLists(native(), pickles)!
   t.same([...lists.columns.ends], [4, 8, 12])
@@ -76,8 +113,17 @@ t.test('pickles of several ranks are read as one request', async t => {
 t.test('the protocols of pickles do not matter', async t => {
   // One name, one tensor of [3]: protocol 2 with a memo that is set by number, long ints and names by line.
   const blob = segment(1)
-  const old = assemble('\x80\x02]q\x00X', Buffer.from([1, 0, 0, 0]), 'wq\x01ctorch.multiprocessing.reductions\nrebuild_cuda_tensor\nq\x02(ctorch\nTensor\nq\x03ctorch\nSize\nq\x04(K\x03tq\x05\x85Rq\x06K\x01\x85K\x00',
-    'ctorch.storage\n_TypedStorage\nctorch\nbfloat16\nK\x00B', Buffer.from([66, 0, 0, 0]), blob, '\x8a\x01\x06K\x00\x89C\x0e/torch_12_34_0K\x07C\x40', Buffer.alloc(64), '\x89tR\x86a.')
+  const old = assemble(
+    '\x80\x02]q\x00X',
+    Buffer.from([1, 0, 0, 0]),
+    'wq\x01ctorch.multiprocessing.reductions\nrebuild_cuda_tensor\nq\x02(ctorch\nTensor\nq\x03ctorch\nSize\nq\x04(K\x03tq\x05\x85Rq\x06K\x01\x85K\x00',
+    'ctorch.storage\n_TypedStorage\nctorch\nbfloat16\nK\x00B',
+    Buffer.from([66, 0, 0, 0]),
+    blob,
+    '\x8a\x01\x06K\x00\x89C\x0e/torch_12_34_0K\x07C\x40',
+    Buffer.alloc(64),
+    '\x89tR\x86a.'
+  )
   sameByBoth([old])
   t.same([...readCardLists(native(), [old])!.columns.sizes], [3])
 })
@@ -97,7 +143,7 @@ t.test('what is not such a list is left to the other reader', async t => {
     'a storage that is too small': pickle([card(0, { storageBytes: 63 })]),
     'a tensor that begins too late': pickle([card(0, { offset: 1 })]),
     'a slot that no file has': pickle([card(0, { share: { counter: '/torch_12_34_0', slot: 10_000 } })]),
-    'a counter that is not torch\'s': pickle([card(0, { share: { counter: '/etc/passwd', slot: 0 } })]),
+    "a counter that is not torch's": pickle([card(0, { share: { counter: '/etc/passwd', slot: 0 } })]),
     'one slot for two storages': pickle([card(0), card(1, { share: { counter: '/torch_12_34_0', slot: 0 } })]),
     'an event of another length': pickle([card(0, { event: Buffer.alloc(63) })]),
     'a device that is none': pickle([card(0, { device: 'cuda:0' })]),
@@ -114,7 +160,9 @@ t.test('what is not such a list is left to the other reader', async t => {
     const lists = readCardLists(native(), entries.map(entry => Buffer.from(entry, 'base64')))
     if (lists !== null) t.throws(() => describeLists(lists, entries.length), name)
   }
-  for (const { name, pickle } of recordedPickles('exploits')) t.equal(readCardLists(native(), [Buffer.from(pickle, 'base64')]), null, name)
+  for (const { name, pickle } of recordedPickles('exploits')) {
+    t.equal(readCardLists(native(), [Buffer.from(pickle, 'base64')]), null, name)
+  }
 })
 
 t.test('the addon says what is wrong with a call', async t => {
@@ -122,5 +170,8 @@ t.test('the addon says what is wrong with a call', async t => {
   t.throws(() => readHandles([], undefined as never), /roleOf is not a function/)
   t.throws(() => readHandles([1] as never, () => 0), /pickles: expected Uint8Array, got 1/)
   t.throws(() => readHandles([pickle([card(0)])], () => 99 as never), /roleOf: expected an integer/)
-  t.throws(() => readHandles([pickle([card(0)])], () => { throw new Error('mine') }), /mine/)
+  t.throws(() =>
+    readHandles([pickle([card(0)])], () => {
+      throw new Error('mine')
+    }), /mine/)
 })

@@ -7,7 +7,9 @@ import { recordedPickles } from '../../helpers/pickles.ts'
 
 t.test('a body packed, sent to another thread and unpacked is the same, and shares what it shared', async t => {
   const { port1, port2 } = new MessageChannel()
-  for (const { name, entries, load_format: loadFormat, ranks, cards, any_dtype: anyDType } of recordedPickles('payloads')) {
+  for (
+    const { name, entries, load_format: loadFormat, ranks, cards, any_dtype: anyDType } of recordedPickles('payloads')
+  ) {
     const { spares, ...body } = readTensorBody({ entries, loadFormat, ranks, cards }, { anyDType })
     t.notOk(spares.some(spare => body.storages.includes(spare)))
     const packed = packTensorBody(body)
@@ -17,16 +19,32 @@ t.test('a body packed, sent to another thread and unpacked is the same, and shar
     t.strictSame(got, body, name)
     for (const [rank, tensors] of body.ranks.entries()) {
       t.same(body.ranks.map(other => other === tensors), got.ranks.map(other => other === got.ranks[rank]))
-      for (const [i, { storage }] of tensors.entries()) t.equal(got.storages.indexOf(got.ranks[rank]![i]!.storage), body.storages.indexOf(storage))
+      for (const [i, { storage }] of tensors.entries()) {
+        t.equal(
+          got.storages.indexOf(got.ranks[rank]![i]!.storage),
+          body.storages.indexOf(storage)
+        )
+      }
     }
-    const handles = (list: typeof body.storages): number => new Set(list.map(storage => storage.kind === 'cuda' ? storage.handle : undefined)).size
+    const handles = (list: typeof body.storages): number =>
+      new Set(list.map(storage => storage.kind === 'cuda' ? storage.handle : undefined)).size
     t.equal(handles(got.storages), handles(body.storages), 'one segment stays one object')
   }
   port1.close()
 })
 
 t.test('many numbers', async t => {
-  const tensors = Array.from({ length: 5000 }, (_, i) => ({ name: `w${i}`, dtype: 'float32', shape: [i], stride: [1], offset: 2 ** 50 + i, storage: { kind: 'empty', bytes: 0 } as const }))
+  const tensors = Array.from(
+    { length: 5000 },
+    (_, i) => ({
+      name: `w${i}`,
+      dtype: 'float32',
+      shape: [i],
+      stride: [1],
+      offset: 2 ** 50 + i,
+      storage: { kind: 'empty', bytes: 0 } as const
+    })
+  )
   const body = { ranks: [tensors, [], tensors], storages: [] }
   t.strictSame(unpackTensorBody(packTensorBody(body)), body)
 })

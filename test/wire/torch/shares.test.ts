@@ -14,7 +14,17 @@ t.test('the shares of a good request are its storages, and those that it offers 
 
 t.test('of a refused request, all shares that can be read are told, from all its entries', async t => {
   const refused = recordedPickles('refused')
-  for (const name of ['an empty name', 'integers', 'a dict of cards without names', 'an extent beyond the storage', 'a triple', 'a slot that stands for two storages', 'a piece beyond the bucket']) {
+  for (
+    const name of [
+      'an empty name',
+      'integers',
+      'a dict of cards without names',
+      'an extent beyond the storage',
+      'a triple',
+      'a slot that stands for two storages',
+      'a piece beyond the bucket'
+    ]
+  ) {
     const { entries, load_format: loadFormat, ranks } = refused.find(found => found.name === name)!
     t.throws(() => readTensorBody({ entries, loadFormat, ranks }))
     t.equal(readShares(entries).length, 1, name)
@@ -26,10 +36,14 @@ t.test('of a refused request, all shares that can be read are told, from all its
 
 t.test('handles in a pickle that was refused for its names are found', async t => {
   const refused = recordedPickles('refused')
-  for (const name of ['a DTensor', 'a DTensor as a parameter', 'an adapter', 'a tensor on other cards than the rank\'s']) {
+  for (
+    const name of ['a DTensor', 'a DTensor as a parameter', 'an adapter', "a tensor on other cards than the rank's"]
+  ) {
     t.ok(readShares(refused.find(found => found.name === name)!.entries).length > 0, name)
   }
-  const exploit = recordedPickles('exploits').find(({ name }) => name === 'a call that stands in a list of good tensors')!
+  const exploit = recordedPickles('exploits').find(({ name }) =>
+    name === 'a call that stands in a list of good tensors'
+  )!
   t.equal(readShares([exploit.pickle]).length, 1, 'the good one')
 })
 
@@ -38,7 +52,14 @@ t.test('hostile pickles have none, and cost no more than reading them', async t 
   const cycle = assemble(PROTO4, ']\x94h\x00ah\x00a}\x94h\x01h\x01sa.')
   t.same(readShares([cycle]), [])
   const inner = assemble('\x80\x04', ']'.repeat(4000), '0'.repeat(3999), '.')
-  const locals = assemble(global('x', 'LocalSerializedTensor'), '\x94)\x81}\x94', str('values'), ']', bin(inner), '\x94asb')
+  const locals = assemble(
+    global('x', 'LocalSerializedTensor'),
+    '\x94)\x81}\x94',
+    str('values'),
+    ']',
+    bin(inner),
+    '\x94asb'
+  )
   const again = Buffer.concat(Array.from({ length: 20_000 }, () => assemble('h\x00)\x81h\x01b')))
   t.same(readShares([assemble(PROTO4, '(', locals, again, 't.')]), [])
 })

@@ -3,7 +3,11 @@ import { encodeNpy } from '../../../src/wire/trainers/npy.ts'
 
 t.test('a .npy file is what numpy.save writes', async t => {
   // np.save(f, np.arange(6, dtype=np.uint8).reshape(1, 3, 2)), in hexadecimal.
-  const saved = Buffer.concat([Buffer.from('\x93NUMPY\x01\x00\x76\x00', 'latin1'), Buffer.from('{\'descr\': \'|u1\', \'fortran_order\': False, \'shape\': (1, 3, 2), }'.padEnd(117) + '\n'), Buffer.from([0, 1, 2, 3, 4, 5])])
+  const saved = Buffer.concat([
+    Buffer.from('\x93NUMPY\x01\x00\x76\x00', 'latin1'),
+    Buffer.from("{'descr': '|u1', 'fortran_order': False, 'shape': (1, 3, 2), }".padEnd(117) + '\n'),
+    Buffer.from([0, 1, 2, 3, 4, 5])
+  ])
   t.same(encodeNpy(Uint8Array.of(0, 1, 2, 3, 4, 5), [1, 3, 2]), saved)
   const wide = encodeNpy(Uint16Array.of(258, 3), [2])
   t.match(wide.toString('latin1'), /'descr': '<u2', 'fortran_order': False, 'shape': \(2,\), \}/)

@@ -6,8 +6,18 @@ import type { ZmtpEvent } from '../../../src/wire/trainers/zmtp.ts'
 const hex = (text: string): Buffer => Buffer.from(text.replaceAll(' ', ''), 'hex')
 /** Of libzmq 4.3.5, a REQ socket: greeting and READY, as it sends them. */
 const LIBZMQ = Buffer.concat([
-  hex('ff 00 00 00 00 00 00 00 01 7f 03 01'), Buffer.from('NULL'), Buffer.alloc(16 + 32),
-  hex('04 26 05'), Buffer.from('READY'), hex('0b'), Buffer.from('Socket-Type'), hex('00 00 00 03'), Buffer.from('REQ'), hex('08'), Buffer.from('Identity'), hex('00 00 00 00')
+  hex('ff 00 00 00 00 00 00 00 01 7f 03 01'),
+  Buffer.from('NULL'),
+  Buffer.alloc(16 + 32),
+  hex('04 26 05'),
+  Buffer.from('READY'),
+  hex('0b'),
+  Buffer.from('Socket-Type'),
+  hex('00 00 00 03'),
+  Buffer.from('REQ'),
+  hex('08'),
+  Buffer.from('Identity'),
+  hex('00 00 00 00')
 ])
 
 function read (bytes: Buffer, sizes: readonly number[] = []): ZmtpEvent[] {
@@ -30,25 +40,52 @@ t.test('the greeting and the handshake are those of libzmq', async (t) => {
 })
 
 t.test('what is written is read, in pieces of any size', async (t) => {
-  const frame = fc.oneof(fc.uint8Array({ maxLength: 20 }), fc.integer({ min: 250, max: 70_000 }).map(size => new Uint8Array(size).fill(size & 0xff)))
+  const frame = fc.oneof(
+    fc.uint8Array({ maxLength: 20 }),
+    fc.integer({ min: 250, max: 70_000 }).map(size => new Uint8Array(size).fill(size & 0xff))
+  )
   const messages = fc.array(fc.array(frame, { minLength: 1, maxLength: 4 }), { maxLength: 4 })
-  fc.assert(fc.property(messages, fc.array(fc.integer({ min: 0, max: 300 }), { maxLength: 40 }), (messages, sizes) => {
-    const bytes = Buffer.concat([zmtpGreeting(), zmtpReady('REQ'), ...messages.map(frames => zmtpMessage(frames))])
-    const [first, ...events] = read(bytes, sizes)
-    t.ok(first?.type === 'ready')
-    t.ok(events.every((event, index) => event.type === 'message' && event.frames.length === messages[index]!.length && event.frames.every((got, at) => got.equals(messages[index]![at]!))))
-    return events.length === messages.length
-  }), { numRuns: 60 })
-  t.same(read(Buffer.concat([LIBZMQ, hex('01 00 00 02 68 69')]), new Array<number>(200).fill(1)).at(-1), { type: 'message', frames: [Buffer.alloc(0), Buffer.from('hi')] }, 'byte by byte')
+  fc.assert(
+    fc.property(messages, fc.array(fc.integer({ min: 0, max: 300 }), { maxLength: 40 }), (messages, sizes) => {
+      const bytes = Buffer.concat([zmtpGreeting(), zmtpReady('REQ'), ...messages.map(frames => zmtpMessage(frames))])
+      const [first, ...events] = read(bytes, sizes)
+      t.ok(first?.type === 'ready')
+      t.ok(
+        events.every((event, index) =>
+          event.type === 'message' && event.frames.length === messages[index]!.length && event
+            .frames
+            .every((got, at) => got.equals(messages[index]![at]!))
+        )
+      )
+      return events
+        .length === messages.length
+    }),
+    { numRuns: 60 }
+  )
+  t.same(read(Buffer.concat([LIBZMQ, hex('01 00 00 02 68 69')]), new Array<number>(200).fill(1)).at(-1), {
+    type: 'message',
+    frames: [Buffer.alloc(0), Buffer.from('hi')]
+  }, 'byte by byte')
 })
 
 t.test('a heartbeat is told with its context, and other commands are passed over', async (t) => {
-  const events = read(Buffer.concat([LIBZMQ, hex('04 09 04'), Buffer.from('PING'), hex('00 0a 61 62'), hex('04 05 04'), Buffer.from('PONG')]))
+  const events = read(
+    Buffer.concat([
+      LIBZMQ,
+      hex('04 09 04'),
+      Buffer.from('PING'),
+      hex('00 0a 61 62'),
+      hex('04 05 04'),
+      Buffer.from('PONG')
+    ])
+  )
   t.same(events.slice(1), [{ type: 'ping', context: Buffer.from('ab') }])
 })
 
 t.test('what no peer sends is refused as soon as it shows', async (t) => {
-  const refused = (bytes: Buffer, message: RegExp): void => { t.throws(() => read(bytes), { code: 'ZMQ_PROTOCOL', message }) }
+  const refused = (bytes: Buffer, message: RegExp): void => {
+    t.throws(() => read(bytes), { code: 'ZMQ_PROTOCOL', message })
+  }
   refused(Buffer.from('HTTP/1.1 400 Bad Request'), /does not speak ZMTP/)
   refused(hex('ff 00 00 00 00 00 00 00 01 7f 01'), /ZMTP 1/)
   const plain = zmtpGreeting()
@@ -60,5 +97,8 @@ t.test('what no peer sends is refused as soon as it shows', async (t) => {
   refused(Buffer.concat([LIBZMQ, hex('02 ff ff ff ff ff ff ff ff')]), /more than 67108864 bytes/)
   refused(Buffer.concat([LIBZMQ, ...new Array<Buffer>(20).fill(hex('01 00'))]), /more than 16 frames/)
   refused(Buffer.concat([zmtpGreeting(), hex('04 0a 05'), Buffer.from('READY'), hex('ff 00 00 00')]), /cut off/)
-  refused(Buffer.concat([LIBZMQ, hex('04 0a 05'), Buffer.from('ERROR'), hex('03'), Buffer.from('no!')]), /refused the connection: "no!"/)
+  refused(
+    Buffer.concat([LIBZMQ, hex('04 0a 05'), Buffer.from('ERROR'), hex('03'), Buffer.from('no!')]),
+    /refused the connection: "no!"/
+  )
 })
