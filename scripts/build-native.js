@@ -41,11 +41,11 @@ const STAND_IN = join('native', 'test', 'ipc_stand_in.cc')
 const STAND_IN_CUDA = [
   'dynamic',
   'group',
-  'group_lane',
+  'group_channel',
   'group_library',
   'group_receive',
   'group_weights',
-  'group_words',
+  'group_messages',
   'nccl',
   'nccl_api'
 ]

@@ -50,11 +50,11 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--gb") == 0) gb = std::atof(argv[i + 1]);
   }
   try {
-    print_card(0);
+    print_gpu(0);
     int sms = 0;
     check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
     const auto bytes = static_cast<uint64_t>(gb * 1e9) / 8192 * 8192;
-    const CardMemory memory(0, bytes + 4096), out(0, 4);
+    const GpuMemory memory(0, bytes + 4096), out(0, 4);
     fill_kernel<<<2048, 256>>>(reinterpret_cast<uint64_t*>(memory.data()), bytes / 8);
     const auto* data = reinterpret_cast<const uint4*>(memory.data());
     const size_t count = bytes / 16;

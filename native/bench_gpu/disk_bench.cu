@@ -1,4 +1,4 @@
-// A checkpoint from the page cache to a card, beside what bounds it: pinned host to device copies, and as many threads
+// A checkpoint from the page cache to a GPU, beside what bounds it: pinned host to device copies, and as many threads
 // reading the same file into pinned memory.
 //   disk_bench FOLDER [--gb N] [--threads N] [--turns N] [--ranks N]
 // The file in FOLDER is made where it is not there yet, and left.
@@ -66,9 +66,9 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--ranks") == 0) rank_count = std::atoi(argv[i + 1]);
   }
   try {
-    int cards = 0;
-    check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
-    for (int c = 0; c < std::min(cards, rank_count); c++) print_card(c);
+    int gpus = 0;
+    check(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
+    for (int c = 0; c < std::min(gpus, rank_count); c++) print_gpu(c);
     Shape shape = kQwen3_8B;
     while (static_cast<double>(Checkpoint(shape, rank_count, kHeader).bytes) > gb * 1e9 && shape.layers > 1)
       shape.layers--;
@@ -83,20 +83,20 @@ int main(int argc, char** argv) {
                 checkpoint.job.tensors.size(), bytes / 1e9, threads, rank_count);
 
     std::vector<std::unique_ptr<Rank>> ranks;
-    std::vector<std::unique_ptr<CardMemory>> memory;
-    CardParams params;
+    std::vector<std::unique_ptr<GpuMemory>> memory;
+    GpuParams params;
     params.ranks = &ranks;
     params.shapes = checkpoint.params;
     for (int r = 0; r < rank_count; r++) {
-      ranks.push_back(std::make_unique<Rank>(r, r % cards));
+      ranks.push_back(std::make_unique<Rank>(r, r % gpus));
       for (const Param& p : checkpoint.params) {
-        memory.push_back(std::make_unique<CardMemory>(r % cards, static_cast<size_t>(p.rows * p.cols) * 2));
+        memory.push_back(std::make_unique<GpuMemory>(r % gpus, static_cast<size_t>(p.rows * p.cols) * 2));
         params.addresses.push_back(reinterpret_cast<bf16*>(memory.back()->data()));
       }
     }
-    auto store = std::make_unique<CardStore>(params, threads);
-    const CardMemory staging(0, CardStore::kRingBytes);
-    const auto ring = std::make_unique<PinnedRing>(16, CardStore::kRingBytes / 16);
+    auto store = std::make_unique<GpuStore>(params, threads);
+    const GpuMemory staging(0, GpuStore::kRingBytes);
+    const auto ring = std::make_unique<PinnedRing>(16, GpuStore::kRingBytes / 16);
     cudaStream_t stream;
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
 
@@ -147,7 +147,7 @@ int main(int argc, char** argv) {
     take_turns_by_clock(all, turns);
     const size_t slower = all[1].median() > all[0].median() ? 1 : 0;
     std::swap(all[0], all[slower]);
-    print_table("page cache to card, beside the slower of its two halves", all, bytes);
+    print_table("page cache to GPU, beside the slower of its two halves", all, bytes);
 
     // All of it is there.
     for (const Rect& rect : checkpoint.job.rects) {

@@ -1,4 +1,4 @@
-// The batched scatter beside the card's own copies of the same bytes.
+// The batched scatter beside the GPU's own copies of the same bytes.
 //   scatter_bench [--turns N] [--only 8b|30b|tp2|odd|host]
 #include <cstdio>
 #include <cstdlib>
@@ -92,7 +92,7 @@ void bench_list(const std::string& title, const Scattered& list, uint8_t* target
   take_turns(contestants, turns, stream);
   print_table(title + ", " + std::to_string(list.copies.size()) + " rectangles", contestants,
               static_cast<double>(list.bytes));
-  // What the host does before the card begins.
+  // What the host does before the GPU begins.
   const auto begin = std::chrono::steady_clock::now();
   scatter.run(list.copies, stream);
   const std::chrono::duration<double, std::milli> host = std::chrono::steady_clock::now() - begin;
@@ -101,23 +101,23 @@ void bench_list(const std::string& title, const Scattered& list, uint8_t* target
   cudaStreamDestroy(stream);
 }
 
-void one_card(Shape shape, int ranks, int turns) {
+void one_gpu(Shape shape, int ranks, int turns) {
   size_t free = 0, total = 0;
   check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   const int64_t layers = shape.layers;
   while (Checkpoint(shape, ranks).bytes + Target(Checkpoint(shape, ranks)).bytes + (size_t{1} << 30) > free)
     shape.layers--;
   if (shape.layers < layers) {
-    std::printf("\n%s: %ld of its %ld layers, more do not fit twice into this card\n", shape.name,
+    std::printf("\n%s: %ld of its %ld layers, more do not fit twice into this GPU\n", shape.name,
                 static_cast<long>(shape.layers), static_cast<long>(layers));
   }
   const Checkpoint checkpoint(shape, ranks);
   const Target target(checkpoint);
-  const CardMemory source(0, checkpoint.bytes), to(0, target.bytes);
+  const GpuMemory source(0, checkpoint.bytes), to(0, target.bytes);
   fill(0, source.data(), checkpoint.bytes, 1);
   const Scattered list = copies_of(checkpoint, target, source.data(), to.data());
   const std::string what = std::string(shape.name) + (ranks > 1 ? ", rank 0 of " + std::to_string(ranks) : "") +
-                           ", one card, " + std::to_string(checkpoint.job.tensors.size()) + " tensors";
+                           ", one GPU, " + std::to_string(checkpoint.job.tensors.size()) + " tensors";
   bench_list(
       what, list, to.data(), target.bytes,
       [&](cudaStream_t s) {
@@ -127,17 +127,17 @@ void one_card(Shape shape, int ranks, int turns) {
 }
 
 void from_peer(int turns) {
-  int cards = 0, reach = 0;
-  check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
-  if (cards > 1) check(cudaDeviceCanAccessPeer(&reach, 0, 1), "cudaDeviceCanAccessPeer");
+  int gpus = 0, reach = 0;
+  check(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
+  if (gpus > 1) check(cudaDeviceCanAccessPeer(&reach, 0, 1), "cudaDeviceCanAccessPeer");
   if (reach == 0) {
-    std::printf("\nno second card in reach: slices over NVLink were not measured\n");
+    std::printf("\nno second GPU in reach: slices over NVLink were not measured\n");
     return;
   }
   check(cudaDeviceEnablePeerAccess(1, 0), "cudaDeviceEnablePeerAccess");
   const Checkpoint checkpoint(kQwen3_8B, 2);
   const Target target(checkpoint);
-  const CardMemory source(1, checkpoint.bytes), to(0, target.bytes);
+  const GpuMemory source(1, checkpoint.bytes), to(0, target.bytes);
   fill(1, source.data(), checkpoint.bytes, 2);
   const Scattered both = copies_of(checkpoint, target, source.data(), to.data());
   Scattered rows, cols;
@@ -163,7 +163,7 @@ void from_peer(int turns) {
 void odd_sources(int turns) {
   constexpr int64_t kSide = 4096, kCount = 64;
   constexpr uint64_t kElements = kSide * kSide;
-  const CardMemory source(0, kCount * kElements * 4 + 4096), to(0, kCount * kElements * 4);
+  const GpuMemory source(0, kCount * kElements * 4 + 4096), to(0, kCount * kElements * 4);
   fill(0, source.data(), kCount * kElements * 4, 3);
   struct Odd {
     const char* name;
@@ -215,7 +215,7 @@ void odd_sources(int turns) {
 
 void from_host(int turns) {
   constexpr uint64_t kBytes = uint64_t{1} << 30;
-  const CardMemory to(0, kBytes);
+  const GpuMemory to(0, kBytes);
   uint8_t* host = nullptr;
   check(cudaHostAlloc(reinterpret_cast<void**>(&host), kBytes, cudaHostAllocPortable), "cudaHostAlloc");
   std::memset(host, 1, kBytes);
@@ -272,14 +272,14 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--only") == 0) only = argv[i + 1];
   }
   try {
-    print_card(0);
+    print_gpu(0);
     if (only.empty() || only == "8b") {
-      one_card(kQwen3_8B, 1, turns);
-      one_card(kQwen3_8B, 2, turns);
+      one_gpu(kQwen3_8B, 1, turns);
+      one_gpu(kQwen3_8B, 2, turns);
     }
     if (only.empty() || only == "30b") {
-      one_card(kQwen3_30B_A3B, 1, turns);
-      one_card(kQwen3_30B_A3B, 2, turns);
+      one_gpu(kQwen3_30B_A3B, 1, turns);
+      one_gpu(kQwen3_30B_A3B, 2, turns);
     }
     if (only.empty() || only == "tp2") from_peer(turns);
     if (only.empty() || only == "odd") odd_sources(turns);

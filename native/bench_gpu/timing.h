@@ -1,4 +1,4 @@
-// Times of cards and hosts for the benchmarks: alternating turns, medians.
+// Times of GPUs and hosts for the benchmarks: alternating turns, medians.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -70,32 +70,32 @@ inline void print_table(const std::string& title, const std::vector<Contestant>&
   std::fflush(stdout);
 }
 
-inline void print_card(int device) {
+inline void print_gpu(int device) {
   cudaDeviceProp prop;
   int driver = 0, runtime = 0;
   cuda::check(cudaGetDeviceProperties(&prop, device), "cudaGetDeviceProperties");
   cuda::check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
   cuda::check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
-  std::printf("card %d: %s, sm_%d%d, %d SMs, %.1f GB; CUDA driver %d.%d, runtime %d.%d\n", device, prop.name,
+  std::printf("GPU %d: %s, sm_%d%d, %d SMs, %.1f GB; CUDA driver %d.%d, runtime %d.%d\n", device, prop.name,
               prop.major, prop.minor, prop.multiProcessorCount, static_cast<double>(prop.totalGlobalMem) / 1e9,
               driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
-// Memory of a card.
-class CardMemory {
+// Memory of a GPU.
+class GpuMemory {
  public:
-  CardMemory(int device, size_t bytes) : device_(device) {
+  GpuMemory(int device, size_t bytes) : device_(device) {
     cuda::check(cudaSetDevice(device), "cudaSetDevice");
     cuda::check(cudaMalloc(reinterpret_cast<void**>(&data_), bytes), "cudaMalloc");
     cuda::check(cudaSetDevice(0), "cudaSetDevice");
   }
-  ~CardMemory() {
+  ~GpuMemory() {
     cudaSetDevice(device_);
     cudaFree(data_);
     cudaSetDevice(0);
   }
-  CardMemory(const CardMemory&) = delete;
-  CardMemory& operator=(const CardMemory&) = delete;
+  GpuMemory(const GpuMemory&) = delete;
+  GpuMemory& operator=(const GpuMemory&) = delete;
   uint8_t* data() const { return data_; }
 
  private:

@@ -88,7 +88,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   };
   exports.Set("faults", kFaults);
   add("isas", isas);
-  add("cudaCards", cuda_cards);
+  add("cudaCards", cuda_gpus);
   add("cudaMemoryPlan", cuda_memory_plan);
   add("endProcess", end_process);
   add("createCore", create_core);

@@ -8,7 +8,7 @@
 namespace refit::binding {
 namespace {
 
-Napi::Object card(Napi::Env env, const CudaCard& from) {
+Napi::Object gpu(Napi::Env env, const CudaGpu& from) {
   Napi::Object out = Napi::Object::New(env);
   out.Set("ordinal", from.ordinal);
   out.Set("name", from.name);
@@ -42,17 +42,17 @@ Napi::Array array(Napi::Env env, const std::vector<T>& items, F&& make) {
 
 }  // namespace
 
-Napi::Value cuda_cards(const Napi::CallbackInfo& info) {
+Napi::Value cuda_gpus(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  const CudaCards found = refit::cuda_cards();
+  const CudaGpus found = refit::cuda_gpus();
   Napi::Object out = Napi::Object::New(env);
   if (!found.error.empty()) out.Set("error", found.error);
   out.Set("driverCuda", found.driver_cuda);
   out.Set("runtimeCuda", found.runtime_cuda);
   out.Set("driverVersion", found.driver_version);
   out.Set("architectures", found.architectures);
-  out.Set("cards", array(env, found.cards, card));
-  const uint32_t count = static_cast<uint32_t>(found.cards.size());
+  out.Set("cards", array(env, found.gpus, gpu));
+  const uint32_t count = static_cast<uint32_t>(found.gpus.size());
   Napi::Array peers = Napi::Array::New(env, count);
   for (uint32_t from = 0; from < count; from++) {
     Napi::Array row = Napi::Array::New(env, count);

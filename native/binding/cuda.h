@@ -4,7 +4,7 @@
 namespace refit::binding {
 
 // cudaCards and cudaMemoryPlan of src/native/addon.ts.
-Napi::Value cuda_cards(const Napi::CallbackInfo& info);
+Napi::Value cuda_gpus(const Napi::CallbackInfo& info);
 Napi::Value cuda_memory_plan(const Napi::CallbackInfo& info);
 
 }  // namespace refit::binding

@@ -86,16 +86,16 @@ GlooGroup& gloo_of(GroupEntry& entry) {
 
 }  // namespace
 
-GroupEntry::GroupEntry(std::unique_ptr<Group> group, bool card)
-    : group_(std::move(group)), card_(card), thread_("refit-group") {}
+GroupEntry::GroupEntry(std::unique_ptr<Group> group, bool gpu)
+    : group_(std::move(group)), gpu_(gpu), thread_("refit-group") {}
 
 GroupEntry::~GroupEntry() {
   group_->abort("it is given up");
   thread_.join();
 }
 
-int register_group(Napi::Env env, std::unique_ptr<Group> group, bool card) {
-  auto entry = std::make_shared<GroupEntry>(std::move(group), card);
+int register_group(Napi::Env env, std::unique_ptr<Group> group, bool gpu) {
+  auto entry = std::make_shared<GroupEntry>(std::move(group), gpu);
   Registry& all = registry();
   int handle = 0;
   {

@@ -17,15 +17,15 @@ namespace refit::binding {
 // libuv's pool, nor a core's writer thread may.
 class GroupEntry {
  public:
-  GroupEntry(std::unique_ptr<Group> group, bool card);
+  GroupEntry(std::unique_ptr<Group> group, bool gpu);
   // Aborts what was not ended. Never on the group's own thread.
   ~GroupEntry();
   GroupEntry(const GroupEntry&) = delete;
   GroupEntry& operator=(const GroupEntry&) = delete;
 
   Group& group() { return *group_; }
-  // Slots are memory of cards, else of the host.
-  bool card() const { return card_; }
+  // Slots are memory of GPUs, else of the host.
+  bool gpu() const { return gpu_; }
   // Queues a job for the group's thread; must not throw. Throws std::runtime_error after close().
   void post(std::function<void()> job) { thread_.post(std::move(job)); }
   // Takes no more jobs; returns at once. Those that were posted still run.
@@ -33,12 +33,12 @@ class GroupEntry {
 
  private:
   const std::unique_ptr<Group> group_;  // outlives the thread
-  const bool card_;
+  const bool gpu_;
   JobThread thread_;
 };
 
 // JavaScript thread: makes the group known, and aborts it when the environment ends. Returns its handle.
-int register_group(Napi::Env env, std::unique_ptr<Group> group, bool card);
+int register_group(Napi::Env env, std::unique_ptr<Group> group, bool gpu);
 // Any thread. Both throw std::invalid_argument for a handle that is not (or no longer) known.
 std::shared_ptr<GroupEntry> find_group(int handle);
 std::shared_ptr<GroupEntry> group_of(const Napi::CallbackInfo& info);

@@ -99,7 +99,7 @@ Napi::Value nccl_group(const Napi::CallbackInfo& info) {
   if (const Napi::Value peers = from.Get("peerCards"); !peers.IsUndefined()) {
     const Napi::Array list = to_array(peers, "options.peerCards");
     for (uint32_t i = 0; i < list.Length(); i++) {
-      options.peer_cards.push_back(to_string(list[i], "options.peerCards[" + std::to_string(i) + "]"));
+      options.peer_gpus.push_back(to_string(list[i], "options.peerCards[" + std::to_string(i) + "]"));
     }
   }
   return with_error_code(env, [&]() -> Napi::Value {

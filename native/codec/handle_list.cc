@@ -159,7 +159,7 @@ class Reader {
     const std::string number = device.type == Type::kInt ? std::to_string(device.at) : std::string();
     key_ += device.type == Type::kInt ? '#' : '\'';
     key_ += device.type == Type::kInt ? std::string_view(number) : machine.text(device);
-    const size_t card = device_index_.find(key_, [&] {
+    const size_t gpu = device_index_.find(key_, [&] {
       if (device.type == Type::kInt) {
         out_.devices.emplace_back(device.at);
       } else {
@@ -172,7 +172,7 @@ class Reader {
     segment = segment_index_.find(key_, [&] {
       put_ += key_.size();
       if (put_ > kMaxPut) return;
-      out_.segment_list.push_back({card, std::string(handle), 0, {}});
+      out_.segment_list.push_back({gpu, std::string(handle), 0, {}});
       events_.emplace_back();
     });
     if (put_ > kMaxPut) return false;

@@ -70,7 +70,7 @@ void write_all(int fd, const uint8_t* data, size_t size, uint64_t offset) {
   }
 }
 
-void demand_end(ZstdStream& change) {
+void require_end(ZstdStream& change) {
   uint8_t more;
   if (change.read(&more, 1) != 0) throw std::runtime_error("its change holds more bytes than it has");
 }
@@ -92,7 +92,7 @@ std::string apply_xor(const TensorDelta& delta) {
     hash.update(bytes.data(), size);
     done += size;
   }
-  demand_end(change);
+  require_end(change);
   return hash.hex();
 }
 
@@ -151,7 +151,7 @@ Overwrite checked_overwrite(const TensorDelta& delta) {
   uint8_t skipped[4096];
   for (uint64_t at = 0; at < out.count; at += sizeof skipped)
     take(positions.rest(), skipped, std::min<uint64_t>(sizeof skipped, out.count - at));
-  demand_end(positions.rest());
+  require_end(positions.rest());
   return out;
 }
 

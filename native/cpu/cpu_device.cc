@@ -33,7 +33,7 @@ CpuDevice::CpuDevice(const CoreConfig& config)
 
 DeviceInfo CpuDevice::info() const { return {kernels_.name, pool_.threads(), store_.bytes(), forward_.kv_bytes()}; }
 
-void CpuDevice::demand(uint32_t tags) const {
+void CpuDevice::require_available(uint32_t tags) const {
   const uint32_t missing = tags & released_;
   if (missing == 0) return;
   throw std::runtime_error(std::string("the memory of the ") + ((missing & kTagWeights) != 0 ? "weights" : "KV cache") +
@@ -41,27 +41,27 @@ void CpuDevice::demand(uint32_t tags) const {
 }
 
 void CpuDevice::step(const StepBatch& batch, StepResult& result) {
-  demand(kTagWeights | kTagKvCache);
+  require_available(kTagWeights | kTagKvCache);
   forward_.step(batch, result);
 }
 
 WriteOutcome CpuDevice::write(const WriteJob& job) {
-  demand(kTagWeights);
+  require_available(kTagWeights);
   return store_.write(job, pool_);
 }
 
 void CpuDevice::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {
-  demand(kTagWeights);
+  require_available(kTagWeights);
   store_.read(rank, param, row, col, rows, cols, out);
 }
 
 std::vector<uint64_t> CpuDevice::checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) {
-  demand(kTagWeights);
+  require_available(kTagWeights);
   return store_.checksum(rects, tensor_cols, pool_);
 }
 
 void CpuDevice::scramble(uint64_t seed) {
-  demand(kTagWeights);
+  require_available(kTagWeights);
   store_.scramble(seed, pool_);
 }
 

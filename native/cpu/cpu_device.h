@@ -24,7 +24,7 @@ class CpuDevice : public Device {
   bool resume_memory(uint32_t tags) override;
 
  private:
-  void demand(uint32_t tags) const;
+  void require_available(uint32_t tags) const;
 
   const Kernels& kernels_;
   Pool pool_;

@@ -1,6 +1,6 @@
-// The ceilings of a card that figures are compared with: read, copy, pinned host memory to card and back, peer copy.
+// The ceilings of a GPU that figures are compared with: read, copy, pinned host memory to GPU and back, peer copy.
 //   bandwidth          rows of the table of answers
-//   bandwidth --json   one JSON object: {"card", "read_gbs", "copy_gbs", "h2d_gbs", "d2h_gbs", "peer_gbs"?}
+//   bandwidth --json   one JSON object: {"GPU", "read_gbs", "copy_gbs", "h2d_gbs", "d2h_gbs", "peer_gbs"?}
 // A copy is counted by its payload: as many bytes are read again and written.
 #include <algorithm>
 #include <cstring>
@@ -68,7 +68,7 @@ double gbs(size_t bytes, cudaStream_t stream, const std::function<void()>& run) 
 
 int main(int argc, char** argv) {
   const bool json = argc > 1 && std::strcmp(argv[1], "--json") == 0;
-  const int devices = cards();
+  const int devices = gpus();
   MUST(cudaSetDevice(0));
   cudaDeviceProp properties;
   MUST(cudaGetDeviceProperties(&properties, 0));
@@ -116,9 +116,9 @@ int main(int argc, char** argv) {
     std::printf("}\n");
     return 0;
   }
-  row("P6", "reading the card's memory with a kernel", "%.0f GB/s (%.1f GB)", read, bytes / 1e9);
-  row("P6", "copy on the card (payload)", "%.0f GB/s", copy);
-  row("P6", "pinned host memory to card, and back", "%.1f and %.1f GB/s", h2d, d2h);
+  row("P6", "reading the GPU's memory with a kernel", "%.0f GB/s (%.1f GB)", read, bytes / 1e9);
+  row("P6", "copy on the GPU (payload)", "%.0f GB/s", copy);
+  row("P6", "pinned host memory to GPU, and back", "%.1f and %.1f GB/s", h2d, d2h);
   if (peer > 0) row("P4", "copy from a peer", "%.0f GB/s", peer);
   return 0;
 }

@@ -1,4 +1,4 @@
-// What is left of a card's state after a kernel has failed: how soon the host hears of it, and whether a mark in mapped
+// What is left of a GPU's state after a kernel has failed: how soon the host hears of it, and whether a mark in mapped
 // host memory still tells which operation it was. Runs in a process of its own, which it spoils.
 #include <thread>
 
@@ -14,7 +14,7 @@ __global__ void bad_write(uint32_t* nowhere) { *nowhere = 1; }
 }  // namespace
 
 int main() {
-  cards();
+  gpus();
   MUST(cudaSetDevice(0));
   cudaStream_t stream, other;
   MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

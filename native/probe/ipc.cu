@@ -89,7 +89,7 @@ int open_all(const char* path) {
 
 int second_process(const char* path) {
   const auto handles = read_handles(path);
-  const int devices = cards();
+  const int devices = gpus();
   MUST(cudaSetDevice(0));
   MUST(cudaFree(nullptr));
   void *pointer = nullptr, *again = nullptr;
@@ -107,7 +107,7 @@ int second_process(const char* path) {
     const cudaError_t code = cudaIpcOpenMemHandle(&other, handles[0], cudaIpcMemLazyEnablePeerAccess);
     (void)cudaGetLastError();
     const auto seen = code == cudaSuccess ? wrong_bytes(other, kBytes, 0x5a) : 0;
-    row("P2", "one handle opened on a second card's context of the same process", "%s, %s, %llu bytes wrong",
+    row("P2", "one handle opened on a second GPU's context of the same process", "%s, %s, %llu bytes wrong",
         cudaGetErrorName(code), other == pointer ? "the same address" : "another address", seen);
     if (code == cudaSuccess) MUST(cudaIpcCloseMemHandle(other));
     MUST(cudaSetDevice(0));

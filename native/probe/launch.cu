@@ -1,5 +1,5 @@
 // P4, P6: what a launch costs in a stream and in a graph, from one and two threads; and what a mark costs that tells
-// the host how far a card has come: a kernel's write to host memory, or cuStreamWriteValue32.
+// the host how far a GPU has come: a kernel's write to host memory, or cuStreamWriteValue32.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -74,8 +74,8 @@ Times graph_times(cudaStream_t stream, const std::function<void()>& enqueue, dou
   return times;
 }
 
-struct Card {
-  explicit Card(int device) {
+struct Gpu {
+  explicit Gpu(int device) {
     MUST(cudaSetDevice(device));
     MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     MUST(cudaMalloc(&cell, 256));
@@ -102,19 +102,19 @@ struct Card {
   uint32_t* cell = nullptr;
 };
 
-void launches(const Card& card) {
-  const Times plain = time_of(card.stream, [&] { card.kernels(); });
-  row("P6", "1,000 dependent tiny kernels in a stream, per kernel", "%.2f us on the host, %.2f us on the card",
+void launches(const Gpu& gpu) {
+  const Times plain = time_of(gpu.stream, [&] { gpu.kernels(); });
+  row("P6", "1,000 dependent tiny kernels in a stream, per kernel", "%.2f us on the host, %.2f us on the GPU",
       plain.host_us, plain.device_us);
   double ms = 0;
   const Times graph = graph_times(
-      card.stream, [&] { card.kernels(); }, &ms);
+      gpu.stream, [&] { gpu.kernels(); }, &ms);
   row("P6", "the same as one graph, per kernel",
-      "%.3f us on the host, %.2f us on the card (instantiate and upload %.2f ms)", graph.host_us, graph.device_us, ms);
-  const Times overlapped = time_of(card.stream, [&] { card.dependent_kernels(); });
+      "%.3f us on the host, %.2f us on the GPU (instantiate and upload %.2f ms)", graph.host_us, graph.device_us, ms);
+  const Times overlapped = time_of(gpu.stream, [&] { gpu.dependent_kernels(); });
   const Times overlapped_graph = graph_times(
-      card.stream, [&] { card.dependent_kernels(); }, &ms);
-  row("P6", "the same with programmatic dependent launch, stream / graph", "%.2f / %.2f us on the card",
+      gpu.stream, [&] { gpu.dependent_kernels(); }, &ms);
+  row("P6", "the same with programmatic dependent launch, stream / graph", "%.2f / %.2f us on the GPU",
       overlapped.device_us, overlapped_graph.device_us);
 }
 
@@ -125,68 +125,68 @@ void two_threads(int devices) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 2; i++) {
     threads.emplace_back([&, i] {
-      const Card card(i == 0 ? 0 : second);
+      const Gpu gpu(i == 0 ? 0 : second);
       ready++;
       while (ready < 2) std::this_thread::yield();
-      times[i] = time_of(card.stream, [&] { card.kernels(); });
+      times[i] = time_of(gpu.stream, [&] { gpu.kernels(); });
     });
   }
   for (std::thread& thread : threads) thread.join();
-  row("P6", devices > 1 ? "two threads, a card each, per kernel" : "two threads, one card, per kernel",
-      "%.2f and %.2f us on the host, %.2f and %.2f us on the card", times[0].host_us, times[1].host_us,
+  row("P6", devices > 1 ? "two threads, a GPU each, per kernel" : "two threads, one GPU, per kernel",
+      "%.2f and %.2f us on the host, %.2f and %.2f us on the GPU", times[0].host_us, times[1].host_us,
       times[0].device_us, times[1].device_us);
 }
 
-void marks(const Card& card) {
+void marks(const Gpu& gpu) {
   uint32_t *host = nullptr, *mapped = nullptr, *local = nullptr;
   MUST(cudaHostAlloc(&host, 4096, cudaHostAllocMapped | cudaHostAllocPortable));
   MUST(cudaHostGetDevicePointer(&mapped, host, 0));
   MUST(cudaMalloc(&local, 4096));
   *host = 0;
   const auto marking = [&](uint32_t* mark) {
-    return time_of(card.stream, [&] {
-      for (int i = 0; i < kKernels; i++) step_and_mark<<<1, 32, 0, card.stream>>>(card.cell, mark, i);
+    return time_of(gpu.stream, [&] {
+      for (int i = 0; i < kKernels; i++) step_and_mark<<<1, 32, 0, gpu.stream>>>(gpu.cell, mark, i);
       MUST(cudaGetLastError());
     });
   };
-  const Times none = time_of(card.stream, [&] { card.kernels(); });
+  const Times none = time_of(gpu.stream, [&] { gpu.kernels(); });
   const Times own = marking(local), far = marking(mapped);
-  row("P6", "kernel that writes a mark: none / to the card / to mapped host memory",
-      "%.2f / %.2f / %.2f us on the card per kernel", none.device_us, own.device_us, far.device_us);
+  row("P6", "kernel that writes a mark: none / to the GPU / to mapped host memory",
+      "%.2f / %.2f / %.2f us on the GPU per kernel", none.device_us, own.device_us, far.device_us);
 
   const auto write_value = DRIVER(cuStreamWriteValue32);
   const auto writing = [&](uint32_t* mark) {
-    return time_of(card.stream, [&] {
+    return time_of(gpu.stream, [&] {
       for (int i = 0; i < kKernels; i++) {
-        step<<<1, 32, 0, card.stream>>>(card.cell);
-        MUST(write_value(card.stream, reinterpret_cast<CUdeviceptr>(mark), i, CU_STREAM_WRITE_VALUE_DEFAULT));
+        step<<<1, 32, 0, gpu.stream>>>(gpu.cell);
+        MUST(write_value(gpu.stream, reinterpret_cast<CUdeviceptr>(mark), i, CU_STREAM_WRITE_VALUE_DEFAULT));
       }
     });
   };
   const Times value_own = writing(local), value_far = writing(mapped);
-  row("P6", "kernel, then cuStreamWriteValue32: to the card / to mapped host memory",
-      "%.2f / %.2f us on the host, %.2f / %.2f us on the card per pair", value_own.host_us, value_far.host_us,
+  row("P6", "kernel, then cuStreamWriteValue32: to the GPU / to mapped host memory",
+      "%.2f / %.2f us on the host, %.2f / %.2f us on the GPU per pair", value_own.host_us, value_far.host_us,
       value_own.device_us, value_far.device_us);
   double ms = 0;
   const Times in_graph = graph_times(
-      card.stream,
+      gpu.stream,
       [&] {
-        for (int i = 0; i < kKernels; i++) step_and_mark<<<1, 32, 0, card.stream>>>(card.cell, mapped, i);
+        for (int i = 0; i < kKernels; i++) step_and_mark<<<1, 32, 0, gpu.stream>>>(gpu.cell, mapped, i);
       },
       &ms);
-  row("P6", "kernel that writes a mark to mapped host memory, in a graph", "%.2f us on the card per kernel",
+  row("P6", "kernel that writes a mark to mapped host memory, in a graph", "%.2f us on the GPU per kernel",
       in_graph.device_us);
 
-  // The host sees a mark; a card sees the host's answer.
+  // The host sees a mark; a GPU sees the host's answer.
   volatile uint32_t* seen = host;
   volatile uint32_t* answer = host + 512;
   std::vector<double> trips;
   for (uint32_t i = 1; i <= 200; i++) {
     *seen = 0;
     *answer = 0;
-    step_and_mark<<<1, 1, 0, card.stream>>>(card.cell, mapped, i);
-    wait_for<<<1, 1, 0, card.stream>>>(mapped + 512, i);
-    step_and_mark<<<1, 1, 0, card.stream>>>(card.cell, mapped, i + 1000);
+    step_and_mark<<<1, 1, 0, gpu.stream>>>(gpu.cell, mapped, i);
+    wait_for<<<1, 1, 0, gpu.stream>>>(mapped + 512, i);
+    step_and_mark<<<1, 1, 0, gpu.stream>>>(gpu.cell, mapped, i + 1000);
     MUST(cudaGetLastError());
     while (*seen != i) {
     }
@@ -195,7 +195,7 @@ void marks(const Card& card) {
     while (*seen != i + 1000) {
     }
     trips.push_back(watch.us());
-    MUST(cudaStreamSynchronize(card.stream));
+    MUST(cudaStreamSynchronize(gpu.stream));
   }
   std::sort(trips.begin(), trips.end());
   row("P6", "host writes a flag, a waiting kernel ends, the next one's mark is seen by the host",
@@ -204,8 +204,8 @@ void marks(const Card& card) {
   std::vector<double> syncs;
   for (int i = 0; i < 200; i++) {
     Stopwatch watch;
-    step<<<1, 32, 0, card.stream>>>(card.cell);
-    MUST(cudaStreamSynchronize(card.stream));
+    step<<<1, 32, 0, gpu.stream>>>(gpu.cell);
+    MUST(cudaStreamSynchronize(gpu.stream));
     syncs.push_back(watch.us());
   }
   std::sort(syncs.begin(), syncs.end());
@@ -223,18 +223,18 @@ void peers(int devices) {
       if (a != b && can == 0) table += (table.empty() ? "not " : ", ") + std::to_string(a) + " -> " + std::to_string(b);
     }
   }
-  row("P4", "peer access", "%s", devices == 1 ? "one card" : table.empty() ? "between all cards" : table.c_str());
+  row("P4", "peer access", "%s", devices == 1 ? "one GPU" : table.empty() ? "between all GPUs" : table.c_str());
 }
 
 }  // namespace
 
 int main() {
-  const int devices = cards();
+  const int devices = gpus();
   peers(devices);
   {
-    const Card card(0);
-    launches(card);
-    marks(card);
+    const Gpu gpu(0);
+    launches(gpu);
+    marks(gpu);
   }
   two_threads(devices);
   return 0;

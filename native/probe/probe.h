@@ -1,5 +1,5 @@
 // What the probes share: checks that end the program, clocks, the driver's functions, and rows of the table of answers.
-// A probe asks one question of a card and its driver; it tests nothing of refit's.
+// A probe asks one question of a GPU and its driver; it tests nothing of refit's.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -64,11 +64,11 @@ row(const char* probe, const char* question, const char* format, ...) {
   std::fflush(stdout);
 }
 
-inline int cards() {
+inline int gpus() {
   int count = 0;
   MUST(cudaGetDeviceCount(&count));
   if (count == 0) {
-    std::fprintf(stderr, "no card\n");
+    std::fprintf(stderr, "no GPU\n");
     std::exit(1);
   }
   return count;

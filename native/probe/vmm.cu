@@ -50,7 +50,7 @@ void map(CUdeviceptr base, const Chunks& chunks, size_t chunk) {
   for (size_t i = 0; i < chunks.size(); i++) MUST(mem_map(base + i * chunk, chunk, 0, chunks[i], 0));
 }
 
-// All cards of the machine, as an engine's arenas are seen by all its ranks.
+// All GPUs of the machine, as an engine's arenas are seen by all its ranks.
 void set_access(CUdeviceptr base, size_t bytes, int devices) {
   std::vector<CUmemAccessDesc> access(devices);
   for (int i = 0; i < devices; i++) {
@@ -102,7 +102,7 @@ void costs(size_t bytes, size_t chunk, int devices, int threads) {
   }
   MUST(mem_address_free(base, bytes));
   char question[120];
-  std::snprintf(question, sizeof question, "%.0f GiB in chunks of %zu MiB, %d thread%s creating, access for %d card%s",
+  std::snprintf(question, sizeof question, "%.0f GiB in chunks of %zu MiB, %d thread%s creating, access for %d GPU%s",
                 bytes / double(kGiga), chunk / kMega, threads, threads > 1 ? "s" : "", devices, devices > 1 ? "s" : "");
   row("P1", question, "create %.2f, map %.2f, set access %.2f ms; unmap %.2f, release %.2f ms; %.1f %% back", best[0],
       best[1], best[2], best[3], best[4], 100 * back);
@@ -220,7 +220,7 @@ void waits(size_t chunk, int devices) {
 
 int main() {
   int devices = 1;
-  for (int i = 1, reachable = 1; i < cards() && reachable == 1; i++) {
+  for (int i = 1, reachable = 1; i < gpus() && reachable == 1; i++) {
     MUST(cudaDeviceCanAccessPeer(&reachable, i, 0));
     devices += reachable;
   }
@@ -233,7 +233,7 @@ int main() {
   row("P1", "granularity", "at least %zu KiB, %zu KiB recommended", least / 1024, advised / 1024);
   const size_t bytes = std::min<size_t>(16 * kGiga, free_bytes() / 2 / kGiga * kGiga);
   if (bytes == 0) {
-    std::fprintf(stderr, "the card has less than 2 GiB free\n");
+    std::fprintf(stderr, "the GPU has less than 2 GiB free\n");
     return 1;
   }
   for (const size_t chunk : {2 * kMega, 64 * kMega, 256 * kMega, 512 * kMega, kGiga}) costs(bytes, chunk, 1, 1);

@@ -12,8 +12,8 @@ namespace {
 using device_table::guarded;
 
 [[noreturn]] void fail(uint64_t how) {
-  if (how == 1) throw DeviceLost("rank 1 (GPU-1, card 1) is lost");
-  if (how == 2) throw NoMemory("card 0 is full");
+  if (how == 1) throw DeviceLost("rank 1 (GPU-1, GPU 1) is lost");
+  if (how == 2) throw NoMemory("GPU 0 is full");
   if (how == 3) throw std::bad_alloc();
   if (how == 4) throw std::invalid_argument("malformed");
   if (how == 5) throw std::runtime_error(std::string(20000, 'x'));
@@ -25,9 +25,9 @@ class EchoDevice : public Device {
   explicit EchoDevice(const CoreConfig& config) : config_(config) {}
 
   DeviceInfo info() const override {
-    std::string cards;
-    for (const int card : config_.cards) cards += " " + std::to_string(card);
-    return {"cards" + cards + (config_.share_cards ? " shared" : "") + (config_.record_experts ? " experts" : "") +
+    std::string gpus;
+    for (const int gpu : config_.gpus) gpus += " " + std::to_string(gpu);
+    return {"cards" + gpus + (config_.share_gpus ? " shared" : "") + (config_.record_experts ? " experts" : "") +
                 " watchdog " + std::to_string(config_.watchdog_seconds),
             config_.threads, static_cast<uint64_t>(config_.max_step_tokens),
             static_cast<uint64_t>(config_.max_step_sequences) * 1000000 + config_.max_context};
@@ -89,15 +89,15 @@ class EchoDevice : public Device {
   const CoreConfig config_;
 };
 
-void cards(Sink<CudaCards> sink, Failure& failure) noexcept {
+void gpus(Sink<CudaGpus> sink, Failure& failure) noexcept {
   guarded(failure, [&] {
-    CudaCards out;
+    CudaGpus out;
     out.driver_cuda = "13.0";
     out.runtime_cuda = "13.1";
     out.driver_version = "580.1.2";
     out.architectures = "90";
-    out.cards.push_back({0, "first", "GPU-0", "0000:01:00.0", "9.0", 132, uint64_t{80} << 30, 5, true, false, ""});
-    out.cards.push_back({1, "second", "GPU-1", "0000:02:00.0", "7.5", 40, 7, 6, false, true, "too old"});
+    out.gpus.push_back({0, "first", "GPU-0", "0000:01:00.0", "9.0", 132, uint64_t{80} << 30, 5, true, false, ""});
+    out.gpus.push_back({1, "second", "GPU-1", "0000:02:00.0", "7.5", 40, 7, 6, false, true, "too old"});
     out.peer_access = {1, 0, 1, 1};
     out.libraries.push_back({"cuBLASLt", "/a/libcublasLt.so.13", "13.1.0", ""});
     out.libraries.push_back({"NCCL", "", "", "libnccl.so.2: not there"});
@@ -121,7 +121,7 @@ Device* open(const CoreConfig& config, Failure& failure) noexcept {
   return device;
 }
 
-constexpr DeviceLibrary kTable = device_table::make(cards, memory_plan, open);
+constexpr DeviceLibrary kTable = device_table::make(gpus, memory_plan, open);
 
 }  // namespace
 }  // namespace refit

@@ -1,10 +1,10 @@
 // build/stand-in/librefit_cuda.so, made by `node scripts/build-native.js --faults` for tests alone: a CUDA library that
-// needs no card. Name it in REFIT_CUDA_LIBRARY, with build/faults/refit.node as REFIT_NATIVE, and ask for the device
+// needs no GPU. Name it in REFIT_CUDA_LIBRARY, with build/faults/refit.node as REFIT_NATIVE, and ask for the device
 // "cuda". It computes on the CPU and "opens" memory of other processes through the same code as the real one
 // (transport/ipc_*): planning, order, overlap, counting, keeping and closing are what is shipped, fault points
 // included.
 //
-// Cards: $REFIT_STAND_IN_CARDS of them (default 2), with the UUIDs GPU-00000000-0000-0000-0000-00000000000N, N =
+// GPUs: $REFIT_STAND_IN_GPUS of them (default 2), with the UUIDs GPU-00000000-0000-0000-0000-00000000000N, N =
 // 0, 1... and 8 GiB each, all of them peers.
 //
 // What stands for CUDA's handles, in a segment (src/native/addon.ts: CudaSegment):
@@ -14,7 +14,7 @@
 // - a fabric handle: as a memory handle, of at least `blockBytes`.
 // - an event handle: 64 bytes, a name as above. The event is done when the first int32 of the file is not 0; nothing is
 //   read before. It is opened at the start of the write: a file that is not there is a sender that has gone.
-// Process groups of NCCL (native/cuda/group/group.h) have host memory for cards. The library that they open is to be
+// Process groups of NCCL (native/cuda/group/group.h) have host memory for GPUs. The library that they open is to be
 // the one of native/test/nccl_loop.cc, whose ranks are in this process: name it in REFIT_NCCL.
 //
 // Files must not be cut while a write runs (write the event's int32 in place): that would end the process.
@@ -36,8 +36,8 @@
 #include "core/pool.h"
 #include "cuda/group/group.h"
 #include "cuda/group/group_library.h"
-#include "cuda/group/group_words.h"
-#include "test/loop_card.h"
+#include "cuda/group/group_messages.h"
+#include "test/loop_gpu.h"
 #include "transport/ipc/ipc_fetch.h"
 #include "transport/ipc/ipc_session.h"
 
@@ -49,12 +49,12 @@ using ipc::Cause;
 using ipc::Mapping;
 using ipc::Refused;
 
-int count_cards() {
+int count_gpus() {
   const char* const wanted = std::getenv("REFIT_STAND_IN_CARDS");
   return wanted == nullptr ? 2 : std::clamp(std::atoi(wanted), 0, 8);
 }
 
-std::string uuid_of(int card) { return "GPU-00000000-0000-0000-0000-00000000000" + std::to_string(card); }
+std::string uuid_of(int gpu) { return "GPU-00000000-0000-0000-0000-00000000000" + std::to_string(gpu); }
 
 class File {
  public:
@@ -94,8 +94,8 @@ class FileDriver : public ipc::Driver {
 
   Mapping open(int, const Segment& segment) override {
     bool visible = false;
-    for (int card = 0; card < count_cards(); card++) visible = visible || uuid_of(card) == segment.uuid;
-    if (!visible) throw Refused(Cause::kNotVisible, "stand-in: there is no card " + segment.uuid);
+    for (int gpu = 0; gpu < count_gpus(); gpu++) visible = visible || uuid_of(gpu) == segment.uuid;
+    if (!visible) throw Refused(Cause::kNotVisible, "stand-in: there is no GPU " + segment.uuid);
     if (segment.handle.empty()) return open_blocks(segment);
     const File file(segment.handle.data());
     const uint64_t bytes = bytes_of(file.fd);
@@ -251,7 +251,7 @@ class SharedWrite {
   ipc::Session session_;
 };
 
-// Each rank reads its own card's slot.
+// Each rank reads its own GPU's slot.
 WriteOutcome write_staged(Device& cpu, const WriteJob& job, int ranks) {
   WriteOutcome out;
   out.states.assign(job.tensors.size(), static_cast<uint8_t>(TensorState::kWritten));
@@ -281,8 +281,8 @@ WriteOutcome write_staged(Device& cpu, const WriteJob& job, int ranks) {
   return out;
 }
 
-test::LoopCards& loop_cards() {
-  static auto* const instance = new test::LoopCards;
+test::LoopGpus& loop_gpus() {
+  static auto* const instance = new test::LoopGpus;
   return *instance;
 }
 
@@ -333,12 +333,12 @@ class StandIn : public Device {
   std::unique_ptr<NcclGroup> nccl_group(const NcclGroupOptions& options) override {
     std::vector<std::string> uuids;
     for (int rank = 0; rank < ranks_; rank++)
-      uuids.push_back(uuid_of(config_.cards.empty() ? rank : config_.cards[rank]));
-    cuda::check_group_cards(uuids, options);
+      uuids.push_back(uuid_of(config_.gpus.empty() ? rank : config_.gpus[rank]));
+    cuda::check_group_gpus(uuids, options);
     cuda::GroupHost host;
     host.ranks = ranks_;
     host.dtype = config_.dtype;
-    host.open = [](int rank) { return std::make_unique<test::LoopCard>(rank, loop_cards()); };
+    host.open = [](int rank) { return std::make_unique<test::LoopGpu>(rank, loop_gpus()); };
     host.params = [this](int rank) {
       if (released_) throw std::runtime_error("the memory of the weights is released; resume it first");
       std::vector<cuda::GroupSpan> spans;
@@ -351,7 +351,7 @@ class StandIn : public Device {
       return spans;
     };
     host.lose = [](const std::string&) {};
-    return std::make_unique<cuda::CardGroup>(std::move(host), options);
+    return std::make_unique<cuda::GpuGroup>(std::move(host), options);
   }
 
  private:
@@ -364,18 +364,18 @@ class StandIn : public Device {
   std::atomic<bool> released_{false};  // the weights
 };
 
-void cards(Sink<CudaCards> sink, Failure& failure) noexcept {
+void gpus(Sink<CudaGpus> sink, Failure& failure) noexcept {
   guarded(failure, [&] {
-    CudaCards out;
-    const int count = count_cards();
-    if (count == 0) out.error = "the stand-in has no cards: REFIT_STAND_IN_CARDS is 0";
+    CudaGpus out;
+    const int count = count_gpus();
+    if (count == 0) out.error = "the stand-in has no GPUs: REFIT_STAND_IN_GPUS is 0";
     out.driver_cuda = "13.0";
     out.runtime_cuda = "13.0";
     out.driver_version = "0.0";
     out.architectures = "stand-in";
     for (int i = 0; i < count; i++) {
       const std::string bus = "0000:0" + std::to_string(i + 1) + ":00.0";
-      out.cards.push_back(
+      out.gpus.push_back(
           {i, "stand-in", uuid_of(i), bus, "9.0", 1, uint64_t{8} << 30, uint64_t{8} << 30, true, false, ""});
     }
     out.peer_access.assign(static_cast<size_t>(count) * count, 1);
@@ -409,7 +409,7 @@ void unique_id(const std::string& library, uint8_t* id, Failure& failure) noexce
   });
 }
 
-constexpr DeviceLibrary kTable = device_table::make(cards, memory_plan, open, unique_id);
+constexpr DeviceLibrary kTable = device_table::make(gpus, memory_plan, open, unique_id);
 
 }  // namespace
 }  // namespace refit

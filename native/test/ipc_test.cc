@@ -161,7 +161,7 @@ struct Ran {
   std::string warning;
 };
 
-// As CardStore runs it; what is given is the scatter.
+// As GpuStore runs it; what is given is the scatter.
 Ran run(ipc::Mappings& mappings, CountingDriver& driver, const WriteJob& job, const ipc::SessionLimits& limits = {}) {
   Ran out;
   out.rects.resize(static_cast<size_t>(driver.ranks()));
@@ -591,7 +591,7 @@ void nothing_is_left_open_whatever_happens() {
   }
 }
 
-void a_cpu_refuses_memory_of_cards() {
+void a_cpu_refuses_memory_of_gpus() {
   CoreConfig config;
   config.params = {{"p0", 4, 4}, {"p1", 4, 4}};
   Store store(config);
@@ -679,7 +679,7 @@ int main() {
   armed_faults_are_met_at_every_pass();
 #endif
   nothing_is_left_open_whatever_happens();
-  a_cpu_refuses_memory_of_cards();
+  a_cpu_refuses_memory_of_gpus();
   descriptors_of_another_process_are_taken_or_refused_in_words();
   every_refusal_has_a_cure();
   return refit::test::finish("ipc");

@@ -1,4 +1,4 @@
-// What stands for a card's stream in tests without a card: a thread that runs what it is given, in order. The library
+// What stands for a GPU's stream in tests without a GPU: a thread that runs what it is given, in order. The library
 // of nccl_loop.cc puts its transfers on it.
 #pragma once
 #include <condition_variable>

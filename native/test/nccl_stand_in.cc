@@ -1,5 +1,5 @@
 // A shared library with NCCL's C interface that moves no byte: it writes down how it is called and answers as it is
-// told, so that waiting, giving up and failing can be tried without a card. Built by test/native/nccl.test.ts, which
+// told, so that waiting, giving up and failing can be tried without a GPU. Built by test/native/nccl.test.ts, which
 // gives VERSION (22809) and, for a library that lacks a function, WITHOUT_RECV.
 #include <climits>
 #include <cstddef>

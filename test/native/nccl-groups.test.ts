@@ -26,11 +26,11 @@ t.test('groups are joined, received from, given up and ended, with nothing left 
     'core/places.cc',
     ...[
       'group',
-      'group_lane',
+      'group_channel',
       'group_library',
       'group_receive',
       'group_weights',
-      'group_words',
+      'group_messages',
       'nccl',
       'nccl_api',
       'dynamic'

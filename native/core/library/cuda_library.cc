@@ -186,12 +186,12 @@ void arm_cuda_library(fault::Point point, int64_t at, fault::Action action, int 
 }
 #endif
 
-CudaCards cuda_cards() {
-  CudaCards out;
+CudaGpus cuda_gpus() {
+  CudaGpus out;
   try {
-    Taken<CudaCards> taken(out);
+    Taken<CudaGpus> taken(out);
     Failure failure;
-    table().cards(taken.sink(), failure);
+    table().gpus(taken.sink(), failure);
     taken.finish(failure);
   } catch (const std::exception& e) {
     out.error = e.what();

@@ -6,7 +6,7 @@
 
 #include "core/device.h"
 #include "core/fault.h"
-#include "core/library/cuda_cards.h"
+#include "core/library/cuda_gpus.h"
 
 namespace refit {
 
@@ -21,7 +21,7 @@ CudaMemoryPlan cuda_memory_plan(const CoreConfig& config);
 // NcclGroup::kIdBytes for a group in which a rank of this process is the first. Throws GroupError.
 std::vector<uint8_t> nccl_unique_id(const std::string& library);
 // Never throws for a lack of cards: `error` says it, also where the library is missing.
-CudaCards cuda_cards();
+CudaGpus cuda_gpus();
 
 #ifdef REFIT_FAULTS
 // Arms a fault point of the library, if it is open and was built with them; `at` 0 disarms. The two sides have their

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/device.h"
-#include "core/library/cuda_cards.h"
+#include "core/library/cuda_gpus.h"
 #include "core/library/library_call.h"
 #include "transport/nccl/nccl_library.h"
 
@@ -25,7 +25,7 @@ struct DeviceLibrary {
   uint64_t layout;
 
   // All report through `failure`, whose kind is kNone on entry.
-  void (*cards)(Sink<CudaCards> sink, Failure& failure) noexcept;
+  void (*gpus)(Sink<CudaGpus> sink, Failure& failure) noexcept;
   void (*memory_plan)(const CoreConfig& config, CudaMemoryPlan& plan, Failure& failure) noexcept;
   // Null on failure.
   Device* (*open)(const CoreConfig& config, Failure& failure) noexcept;
@@ -67,8 +67,8 @@ constexpr uint64_t device_library_layout() {
                               sizeof(Rect),
                               sizeof(WriteOutcome),
                               sizeof(DeviceInfo),
-                              sizeof(CudaCards),
-                              sizeof(CudaCard),
+                              sizeof(CudaGpus),
+                              sizeof(CudaGpu),
                               sizeof(CudaFoundLibrary),
                               sizeof(CudaMemoryPlan),
                               sizeof(NcclGroupOptions),

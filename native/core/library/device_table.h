@@ -175,13 +175,13 @@ inline void no_unique_id(const std::string&, uint8_t*, Failure& failure) noexcep
 }
 
 // A table whose first functions are the library's own.
-constexpr DeviceLibrary make(decltype(DeviceLibrary::cards) cards, decltype(DeviceLibrary::memory_plan) memory_plan,
+constexpr DeviceLibrary make(decltype(DeviceLibrary::gpus) gpus, decltype(DeviceLibrary::memory_plan) memory_plan,
                              decltype(DeviceLibrary::open) open,
                              decltype(NcclGroupTable::unique_id) unique_id = no_unique_id) {
   return {kDeviceLibraryVersion,
           sizeof(DeviceLibrary),
           device_library_layout(),
-          cards,
+          gpus,
           memory_plan,
           open,
           close,

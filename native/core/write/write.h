@@ -12,7 +12,7 @@ namespace refit {
 
 // Memory of a card that another process shares by CUDA IPC (src/native/addon.ts: CudaSegment).
 struct Segment {
-  std::string uuid;             // of the exporter's card, as CudaCard::uuid
+  std::string uuid;             // of the exporter's card, as CudaGpu::uuid
   std::vector<uint8_t> handle;  // cudaIpcMemHandle_t, 64 bytes; empty: blocks
   uint64_t block_bytes = 0;     // of physical blocks of equal size, mapped one after another:
   std::vector<int> fds;         // a descriptor of this process for each,
@@ -30,11 +30,11 @@ struct Source {
   int fd = -1;
   const uint8_t* data = nullptr;
   uint64_t bytes = 0;  // of memory; files are bounded by their own end
-  int card = -1;       // the runtime ordinal of the card that `data` is on, for every rank to read; -1: host memory
+  int gpu = -1;       // the runtime ordinal of the card that `data` is on, for every rank to read; -1: host memory
   int segment = -1;    // in WriteJob.segments; offsets count from its first byte
   std::vector<const uint8_t*> rank_data{};  // not empty: of each rank, `bytes` of memory of its own card
 
-  bool on_card() const { return card >= 0 || segment >= 0 || !rank_data.empty(); }
+  bool on_gpu() const { return gpu >= 0 || segment >= 0 || !rank_data.empty(); }
   // Where rank's bytes begin, where the source is memory.
   const uint8_t* of(int rank) const { return rank_data.empty() ? data : rank_data[static_cast<size_t>(rank)]; }
 };

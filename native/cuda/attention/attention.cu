@@ -13,7 +13,7 @@
 namespace refit::cuda {
 namespace {
 
-// Lets a kernel have `bytes` of shared memory, once per card. `done`: a bit per card.
+// Lets a kernel have `bytes` of shared memory, once per GPU. `done`: a bit per GPU.
 template <class Kernel>
 void allow_shared(Kernel kernel, int bytes, int carveout, std::atomic<uint64_t>& done) {
   int device = 0;

@@ -32,7 +32,7 @@ struct AttentionMerge {
   int32_t part, parts;  // first row of partials of the first chunk, and how many chunks; a chunk has `tokens` rows
 };
 
-// Made on the host, once per step; all arrays are copied into the step's block on the card.
+// Made on the host, once per step; all arrays are copied into the step's block on the GPU.
 struct AttentionPlan {
   std::vector<AttentionItem> items;  // first those of more than kNarrowRows rows; most work first within both
   std::vector<AttentionMerge> merges;
@@ -40,7 +40,7 @@ struct AttentionPlan {
   int32_t part_rows = 0;   // rows of partial results needed: [part_rows, heads, head_dim + 2] floats
 };
 
-// Whether a token's chunks are shared among blocks: kAuto where there are too few blocks to fill a card otherwise. The
+// Whether a token's chunks are shared among blocks: kAuto where there are too few blocks to fill a GPU otherwise. The
 // others are for tests; kAlways may need more rows than max_part_rows says.
 enum class AttentionSplit : uint8_t { kAuto, kAlways, kNever };
 
@@ -54,7 +54,7 @@ int64_t max_part_rows(int64_t tokens, int64_t sequences, int64_t context);
 int64_t max_attention_items(int64_t tokens, int64_t sequences, int64_t context);
 
 struct AttentionInput {
-  const AttentionItem* items;  // on the card, as are all below
+  const AttentionItem* items;  // on the GPU, as are all below
   int item_count;
   const AttentionMerge* merges;
   int merge_count;

@@ -7,7 +7,7 @@
 namespace refit::cuda {
 namespace {
 
-// Blocks that keep a large card busy: two on each of 132 multiprocessors.
+// Blocks that keep a large GPU busy: two on each of 132 multiprocessors.
 constexpr int64_t kFillingBlocks = 264;
 // Bounds the memory of partial results. 8192 rows are 64 decoding sequences of 32k tokens; what does not fit is not
 // split.

@@ -25,7 +25,7 @@ std::string megabytes(size_t bytes) { return std::to_string((bytes + 999999) / 1
   cudaGetLastError();  // the allocation's own error must not be found by a later check
   size_t free = 0, total = 0;
   const bool known = cudaMemGetInfo(&free, &total) == cudaSuccess;
-  throw NoMemory("card " + std::to_string(device) + " is full: " + megabytes(bytes) + " were asked for" +
+  throw NoMemory("GPU " + std::to_string(device) + " is full: " + megabytes(bytes) + " were asked for" +
                  (known ? ", " + megabytes(free) + " of " + megabytes(total) + " are free" : ""));
 }
 
@@ -54,7 +54,7 @@ Arena::Arena(int device, size_t bytes, const std::vector<int>& peers) : device_(
   size_t granularity = 0;
   check(driver().granularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM), "cuMemGetAllocationGranularity");
   if (kChunk % granularity != 0) {
-    throw std::runtime_error("card " + std::to_string(device) + " maps memory in pieces of " +
+    throw std::runtime_error("GPU " + std::to_string(device) + " maps memory in pieces of " +
                              std::to_string(granularity) + " bytes, which do not divide " + std::to_string(kChunk));
   }
   mapped_ = (bytes + granularity - 1) / granularity * granularity;
@@ -100,7 +100,7 @@ void* Arena::carve(size_t bytes) {
 size_t Arena::release() {
   if (!resident_ || bytes_ == 0) return 0;
   if (!virtual_) {
-    throw std::runtime_error("card " + std::to_string(device_) +
+    throw std::runtime_error("GPU " + std::to_string(device_) +
                              " has no virtual memory management: its memory cannot be released while the engine lives");
   }
   const CurrentDevice current(device_);

@@ -1,5 +1,5 @@
-// Card memory by tag: an address range that is reserved once and stays, and physical memory behind it that can go and
-// come back (CUDA virtual memory management). Readable and writable by every card of the engine.
+// GPU memory by tag: an address range that is reserved once and stays, and physical memory behind it that can go and
+// come back (CUDA virtual memory management). Readable and writable by every GPU of the engine.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +14,8 @@ class Arena {
   static constexpr size_t kChunk = size_t{256} << 20;
 
   Arena() = default;
-  // Reserves `bytes` on card `device` (runtime ordinal), mapped for all cards in `peers`, and puts memory behind it.
-  // Throws NoMemory with the card's free memory where it is full; CudaError.
+  // Reserves `bytes` on GPU `device` (runtime ordinal), mapped for all GPUs in `peers`, and puts memory behind it.
+  // Throws NoMemory with the GPU's free memory where it is full; CudaError.
   Arena(int device, size_t bytes, const std::vector<int>& peers);
   ~Arena();
   Arena(Arena&& other) noexcept;
@@ -23,14 +23,14 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Bytes of physical memory behind an arena of `bytes`, where cards map in pieces of 2 MiB (all that are known do).
+  // Bytes of physical memory behind an arena of `bytes`, where GPUs map in pieces of 2 MiB (all that are known do).
   static constexpr size_t footprint(size_t bytes) { return (bytes + (size_t{2} << 20) - 1) >> 21 << 21; }
 
   // The next `bytes`, aligned to kAlignment. Throws std::bad_alloc when the arena is full.
   void* carve(size_t bytes);
 
-  // Gives the memory back; addresses stay. Nothing on any card may be using it. Returns the bytes given back (0 where
-  // it is released already). Throws std::runtime_error where the card has no virtual memory management.
+  // Gives the memory back; addresses stay. Nothing on any GPU may be using it. Returns the bytes given back (0 where
+  // it is released already). Throws std::runtime_error where the GPU has no virtual memory management.
   size_t release();
   // Puts (other) memory behind it, contents undefined. Throws like the constructor; then it stays released.
   void resume();
@@ -51,9 +51,9 @@ class Arena {
   bool resident_ = false;
   uint8_t* data_ = nullptr;
   size_t bytes_ = 0, used_ = 0;
-  size_t mapped_ = 0;             // bytes_ rounded to what the card maps
+  size_t mapped_ = 0;             // bytes_ rounded to what the GPU maps
   std::vector<uint64_t> chunks_;  // handles of the physical memory
-  std::vector<int> peers_;        // the own card is among them
+  std::vector<int> peers_;        // the own GPU is among them
 };
 
 }  // namespace refit::cuda

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "core/memory_error.h"
-#include "cuda/device/cards.h"
+#include "cuda/device/gpus.h"
 #include "cuda/device/check.h"
 #include "cuda/device/dynamic.h"
 #include "cuda/device/environment.h"
@@ -18,15 +18,15 @@
 #include "cuda/forward/forward.h"
 #include "cuda/group/group.h"
 #include "cuda/group/group_cuda.h"
-#include "cuda/group/group_words.h"
+#include "cuda/group/group_messages.h"
 #include "cuda/weights/write.h"
 
 namespace refit::cuda {
 namespace {
 
-// Contexts of eight cards with all their kernels take many seconds to come.
+// Contexts of eight GPUs with all their kernels take many seconds to come.
 constexpr double kStartSeconds = 300;
-// NCCL takes one or two seconds to connect the cards of one machine.
+// NCCL takes one or two seconds to connect the GPUs of one machine.
 constexpr double kJoinSeconds = 120;
 constexpr MemoryTag kTags[] = {kTagWeights, kTagKvCache, kTagCudaGraph};
 
@@ -36,7 +36,7 @@ const NcclApi& need_nccl(const std::string& why) {
     return open_nccl();
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(why +
-                             ", so tensor parallelism needs NCCL: choose cards that reach each other (\"refit "
+                             ", so tensor parallelism needs NCCL: choose GPUs that reach each other (\"refit "
                              "devices\" shows which do), use --tp 1, or give it NCCL. " +
                              error.what());
   }
@@ -56,22 +56,22 @@ struct CudaDevice::State {
 
   void start();
   void close() noexcept;
-  void check_room(const std::vector<int>& cards);
-  void demand(uint32_t tags) const;
+  void check_room(const std::vector<int>& gpus);
+  void require_available(uint32_t tags) const;
   uint64_t release(uint32_t tags, bool keep_weights);
   bool resume(uint32_t tags);
 
   const CoreConfig config;
   CudaMemoryPlan plan;
   std::string description;
-  std::map<int, std::string> uuids;  // of the cards
+  std::map<int, std::string> uuids;  // of the GPUs
   std::shared_ptr<Health> health = std::make_shared<Health>();
   uint32_t released = 0;  // MemoryTag bits
   std::vector<std::unique_ptr<Rank>> ranks;
-  std::vector<std::unique_ptr<NcclComm>> comms;  // empty where cards reach each other
+  std::vector<std::unique_ptr<NcclComm>> comms;  // empty where GPUs reach each other
   std::vector<std::unique_ptr<RankMemory>> memory;
   std::unique_ptr<Forward> forward;
-  std::unique_ptr<CardStore> store;
+  std::unique_ptr<GpuStore> store;
 };
 
 CudaDevice::CudaDevice(const CoreConfig& config) : state_(std::make_shared<State>(config)) {
@@ -92,52 +92,52 @@ CudaDevice::~CudaDevice() {
     watchdog_->run([state = state_] { state->close(); });
   } catch (...) {
   }
-  // Never destroyed: calls of a lost card fail at best, and threads that are stuck use it.
+  // Never destroyed: calls of a lost GPU fail at best, and threads that are stuck use it.
   if (state_->health->lost()) new std::shared_ptr<State>(state_);
 }
 
 void CudaDevice::State::start() {
-  const std::vector<int> cards = choose_cards(config, count_cards(), switched_on("REFIT_CUDA_SHARE_CARD"));
+  const std::vector<int> gpus = choose_gpus(config, count_gpus(), switched_on("REFIT_CUDA_SHARE_CARD"));
   if (config.ranks > 1 && switched_on("CUDA_LAUNCH_BLOCKING")) {
     throw std::invalid_argument(
         "CUDA_LAUNCH_BLOCKING is set, but ranks that wait for each other would never end: unset it, or use --tp 1");
   }
   std::map<std::string, int> kinds;
-  for (const int card : std::set<int>(cards.begin(), cards.end())) {
+  for (const int gpu : std::set<int>(gpus.begin(), gpus.end())) {
     cudaDeviceProp prop;
-    check(cudaGetDeviceProperties(&prop, card), "cudaGetDeviceProperties");
-    check_capability("card " + std::to_string(card) + " (" + prop.name + ", " + uuid_text(prop.uuid) + ")", prop.major,
+    check(cudaGetDeviceProperties(&prop, gpu), "cudaGetDeviceProperties");
+    check_capability("GPU " + std::to_string(gpu) + " (" + prop.name + ", " + uuid_text(prop.uuid) + ")", prop.major,
                      prop.minor);
-    uuids[card] = uuid_text(prop.uuid);
+    uuids[gpu] = uuid_text(prop.uuid);
     kinds[std::string(prop.name) + " (sm_" + std::to_string(prop.major * 10 + prop.minor) + ")"]++;
   }
   for (const auto& [kind, count] : kinds) {
     description += (description.empty() ? "" : ", ") + (count > 1 ? std::to_string(count) + " x " : "") + kind;
   }
-  const std::string why = why_nccl(cards);
+  const std::string why = why_nccl(gpus);
   const NcclApi* const nccl = why.empty() ? nullptr : &need_nccl(why);
-  for (int r = 0; r < config.ranks; r++) ranks.push_back(std::make_unique<Rank>(r, cards[r], health));
+  for (int r = 0; r < config.ranks; r++) ranks.push_back(std::make_unique<Rank>(r, gpus[r], health));
   if (nccl != nullptr) {
     comms = join_ranks(ranks, *nccl, kJoinSeconds);
   } else {
-    on_all(ranks, [&](Rank& rank) { enable_peers(rank, cards); });
+    on_all(ranks, [&](Rank& rank) { enable_peers(rank, gpus); });
   }
-  check_room(cards);
+  check_room(gpus);
   const ForwardSizes sizes = forward_sizes(config);
   memory.resize(config.ranks);
   on_all(ranks, [&](Rank& rank) {
     const std::vector<int> own{rank.device};
-    memory[rank.index] = std::make_unique<RankMemory>(config, sizes, rank, nccl != nullptr ? own : cards);
+    memory[rank.index] = std::make_unique<RankMemory>(config, sizes, rank, nccl != nullptr ? own : gpus);
   });
 
   std::vector<ForwardMemory> parts;
-  CardParams params{&ranks, config.params, {}};
+  GpuParams params{&ranks, config.params, {}};
   for (const auto& part : memory) {
     parts.push_back(part->forward());
     for (size_t id = 0; id < config.params.size(); id++) params.addresses.push_back(part->param(static_cast<int>(id)));
   }
   forward = std::make_unique<Forward>(config, ranks, std::move(parts), comms);
-  store = std::make_unique<CardStore>(std::move(params), config.threads);
+  store = std::make_unique<GpuStore>(std::move(params), config.threads);
   const LibraryVersion blas = find_cublas_lt();
   description += blas.version.empty() ? ", no cuBLASLt" : ", cuBLASLt " + blas.version;
   if (nccl != nullptr) {
@@ -147,7 +147,7 @@ void CudaDevice::State::start() {
   }
 }
 
-// On the ranks' threads: others have no card.
+// On the ranks' threads: others have no GPU.
 void CudaDevice::State::close() noexcept {
   store.reset();
   forward.reset();
@@ -171,26 +171,26 @@ void CudaDevice::State::close() noexcept {
 }
 
 // With the contexts there: what is free now is what there will be.
-void CudaDevice::State::check_room(const std::vector<int>& cards) {
+void CudaDevice::State::check_room(const std::vector<int>& gpus) {
   std::vector<size_t> free(ranks.size()), total(ranks.size());
   on_all(ranks, [&](Rank& rank) { check(cudaMemGetInfo(&free[rank.index], &total[rank.index]), "cudaMemGetInfo"); });
   const uint64_t exchange = Arena::footprint(forward_sizes(config).peer);
   const uint64_t each = plan.weight_bytes + plan.kv_bytes + plan.scratch_bytes + exchange;
   for (size_t r = 0; r < ranks.size(); r++) {
-    const auto sharing = static_cast<uint64_t>(std::count(cards.begin(), cards.end(), cards[r]));
+    const auto sharing = static_cast<uint64_t>(std::count(gpus.begin(), gpus.end(), gpus[r]));
     if (each * sharing <= free[r]) continue;
     throw NoMemory(
-        "card " + std::to_string(cards[r]) + " is too full for " + ranks[r]->label() + ": " +
+        "GPU " + std::to_string(gpus[r]) + " is too full for " + ranks[r]->label() + ": " +
         gigabytes(each * sharing) + " are needed (weights " + gigabytes(plan.weight_bytes) + ", KV cache " +
         gigabytes(plan.kv_bytes) + ", activations " + gigabytes(plan.scratch_bytes) + ", exchange " +
         gigabytes(exchange) + (sharing > 1 ? "; for each of " + std::to_string(sharing) + " ranks" : "") + "), " +
         gigabytes(free[r]) + " of " + gigabytes(total[r]) +
-        " are free: lower --mem-fraction or --max-total-tokens, use more cards (--tp), or end what else uses the card "
+        " are free: lower --mem-fraction or --max-total-tokens, use more GPUs (--tp), or end what else uses the GPU "
         "(nvidia-smi shows it)");
   }
 }
 
-void CudaDevice::State::demand(uint32_t tags) const {
+void CudaDevice::State::require_available(uint32_t tags) const {
   const uint32_t missing = tags & released;
   if (missing == 0) return;
   throw std::runtime_error(std::string("the memory of the ") + name_of(missing) + " is released; resume it first");
@@ -208,7 +208,7 @@ void CudaDevice::step(const StepBatch& batch, StepResult& result) {
   // The caller's views are copied, not what they show: should this end as lost, the process ends before that is reused.
   const auto out = std::make_shared<StepResult>();
   watchdog_->run([state = state_, batch, out] {
-    state->demand(kTagWeights | kTagKvCache | kTagCudaGraph);
+    state->require_available(kTagWeights | kTagKvCache | kTagCudaGraph);
     for (auto& rank : state->ranks) rank->progress().begin_step();
     state->forward->step(batch, *out);
     for (auto& rank : state->ranks) rank->progress().end_step();
@@ -220,7 +220,7 @@ WriteOutcome CudaDevice::write(const WriteJob& job) {
   const auto own = std::make_shared<WriteJob>(job);
   const auto out = std::make_shared<WriteOutcome>();
   watchdog_->run([state = state_, own, out] {
-    state->demand(kTagWeights);
+    state->require_available(kTagWeights);
     *out = state->store->write(*own);
   });
   return std::move(*out);
@@ -229,7 +229,7 @@ WriteOutcome CudaDevice::write(const WriteJob& job) {
 void CudaDevice::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {
   const auto bytes = std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(rows) * static_cast<size_t>(cols) * 2);
   watchdog_->run([state = state_, bytes, rank, param, row, col, rows, cols] {
-    state->demand(kTagWeights);
+    state->require_available(kTagWeights);
     state->store->read(rank, param, row, col, rows, cols, bytes->data());
   });
   std::copy(bytes->begin(), bytes->end(), out);
@@ -238,7 +238,7 @@ void CudaDevice::read(int rank, int param, int64_t row, int64_t col, int64_t row
 std::vector<uint64_t> CudaDevice::checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) {
   const auto out = std::make_shared<std::vector<uint64_t>>();
   watchdog_->run([state = state_, rects, tensor_cols, out] {
-    state->demand(kTagWeights);
+    state->require_available(kTagWeights);
     *out = state->store->checksum(rects, tensor_cols);
   });
   return std::move(*out);
@@ -246,7 +246,7 @@ std::vector<uint64_t> CudaDevice::checksum(const std::vector<Rect>& rects, const
 
 void CudaDevice::scramble(uint64_t seed) {
   watchdog_->run([state = state_, seed] {
-    state->demand(kTagWeights);
+    state->require_available(kTagWeights);
     state->store->scramble(seed);
   });
 }
@@ -281,14 +281,14 @@ void CudaDevice::fetch(const Segment& segment, uint64_t offset, uint64_t bytes, 
 
 std::unique_ptr<NcclGroup> CudaDevice::nccl_group(const NcclGroupOptions& options) {
   State& s = *state_;
-  std::vector<std::string> cards;
-  for (const auto& rank : s.ranks) cards.push_back(s.uuids.at(rank->device));
-  check_group_cards(cards, options);
+  std::vector<std::string> gpus;
+  for (const auto& rank : s.ranks) gpus.push_back(s.uuids.at(rank->device));
+  check_group_gpus(gpus, options);
   GroupHost host;
   host.ranks = s.config.ranks;
-  host.open = [state = state_](int rank) { return open_group_card(rank, state->ranks[rank]->device); };
+  host.open = [state = state_](int rank) { return open_group_gpu(rank, state->ranks[rank]->device); };
   host.params = [state = state_](int rank) {
-    state->demand(kTagWeights);
+    state->require_available(kTagWeights);
     std::vector<GroupSpan> spans;
     for (size_t id = 0; id < state->config.params.size(); id++) {
       const Param& param = state->config.params[id];
@@ -299,7 +299,7 @@ std::unique_ptr<NcclGroup> CudaDevice::nccl_group(const NcclGroupOptions& option
     return spans;
   };
   host.lose = [health = s.health](const std::string& message) { health->lose(message); };
-  return std::make_unique<CardGroup>(std::move(host), options);
+  return std::make_unique<GpuGroup>(std::move(host), options);
 }
 
 uint64_t CudaDevice::State::release(uint32_t tags, bool keep_weights) {
@@ -308,13 +308,13 @@ uint64_t CudaDevice::State::release(uint32_t tags, bool keep_weights) {
   for (const auto& part : memory) {
     if (part->releasable()) continue;
     throw std::runtime_error(
-        "this card has no virtual memory management (a virtual machine's often have none): its memory cannot be "
+        "this GPU has no virtual memory management (a virtual machine's often have none): its memory cannot be "
         "released "
         "while the engine lives");
   }
-  // No card may touch what another is about to unmap, so all stand still before the first goes on.
+  // No GPU may touch what another is about to unmap, so all stand still before the first goes on.
   on_all(ranks, [](Rank& rank) {
-    rank.doing("wait for the card before memory is released");
+    rank.doing("wait for the GPU before memory is released");
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   });
   if ((now & kTagWeights) != 0 && keep_weights) {

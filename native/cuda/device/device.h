@@ -1,4 +1,4 @@
-// NVIDIA cards as a device: one rank on each card, arenas by tag, the forward pass and the weight store on top.
+// NVIDIA GPUs as a device: one rank on each GPU, arenas by tag, the forward pass and the weight store on top.
 #pragma once
 #include <memory>
 
@@ -10,9 +10,9 @@ namespace refit::cuda {
 class CudaDevice : public Device {
  public:
   // Everything is checked before anything is allocated. Throws std::invalid_argument (bad configuration), NoMemory,
-  // std::runtime_error (no driver, no such card, cards that do not reach each other), DeviceLost.
+  // std::runtime_error (no driver, no such GPU, GPUs that do not reach each other), DeviceLost.
   explicit CudaDevice(const CoreConfig& config);
-  // After a card was lost all that the ranks use is left as it is: they may be stuck in it.
+  // After a GPU was lost all that the ranks use is left as it is: they may be stuck in it.
   ~CudaDevice() override;
 
   DeviceInfo info() const override;

@@ -47,10 +47,10 @@ const Driver& driver() {
 }
 
 int device_attribute(int device, CUdevice_attribute attribute) {
-  CUdevice card = 0;
-  check(driver().device_get(&card, device), "cuDeviceGet");
+  CUdevice gpu = 0;
+  check(driver().device_get(&gpu, device), "cuDeviceGet");
   int value = 0;
-  check(driver().device_get_attribute(&value, attribute, card), "cuDeviceGetAttribute");
+  check(driver().device_get_attribute(&value, attribute, gpu), "cuDeviceGetAttribute");
   return value;
 }
 

@@ -41,11 +41,11 @@ const Driver& driver();
 // Driver and runtime have the same numbers for their errors.
 inline void check(CUresult code, const char* operation) { check(static_cast<cudaError_t>(code), operation); }
 
-// An attribute of a card by its runtime ordinal.
+// An attribute of a GPU by its runtime ordinal.
 int device_attribute(int device, CUdevice_attribute attribute);
 
-// Makes a card current for a scope. A card that is current already is left alone: to set one creates its context, and a
-// thread that never set any counts as on card 0.
+// Makes a GPU current for a scope. A GPU that is current already is left alone: to set one creates its context, and a
+// thread that never set any counts as on GPU 0.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int device) : device_(device) {

@@ -1,5 +1,5 @@
-// Whether the cards still work, and what each rank is doing: written by the ranks' threads, read by whoever waits for
-// them. It outlives the ranks, because a thread that is stuck in a card is never joined.
+// Whether the GPUs still work, and what each rank is doing: written by the ranks' threads, read by whoever waits for
+// them. It outlives the ranks, because a thread that is stuck in a GPU is never joined.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -18,17 +18,17 @@ struct Activity {
   // Nothing is under way at first.
   explicit Activity(std::string name) : label_(std::move(name)) {}
 
-  void begin(const char* what, bool of_card = true) {
+  void begin(const char* what, bool of_gpu = true) {
     operation.store(what, std::memory_order_relaxed);
-    began.store(of_card ? now() : 0, std::memory_order_release);
+    began.store(of_gpu ? now() : 0, std::memory_order_release);
   }
   void end() { began.store(0, std::memory_order_release); }
-  // Seconds in this operation of the card; 0 where it is in none.
+  // Seconds in this operation of the GPU; 0 where it is in none.
   double seconds() const;
 
   std::string label() const;
   void rename(std::string name);
-  // Where within a step its card is (Progress::where); the thread that owns it sets it once.
+  // Where within a step its GPU is (Progress::where); the thread that owns it sets it once.
   void set_where(std::function<std::string()> where);
   std::string where() const;
 
@@ -45,16 +45,16 @@ struct Activity {
 
 class Health {
  public:
-  // A card is lost for good; the first message stays. Wakes who waits.
+  // A GPU is lost for good; the first message stays. Wakes who waits.
   void lose(const std::string& message);
   bool lost() const;
   // Empty until something was lost.
   std::string message() const;
-  // A rank's operation failed without its card being lost: what other ranks may be waiting for.
+  // A rank's operation failed without its GPU being lost: what other ranks may be waiting for.
   void note(const std::string& message);
 
   std::shared_ptr<Activity> add(const std::string& label);
-  // The message for the rank that has been in one operation of its card for more than `seconds`; empty where none has.
+  // The message for the rank that has been in one operation of its GPU for more than `seconds`; empty where none has.
   std::string stuck(double seconds) const;
 
   // Waits until `done` or lost, or for `seconds`. `done` is read under the lock; `finish` runs `set` under it and

@@ -1,4 +1,4 @@
-// Faults of a card on demand, for tests: REFIT_CUDA_FAULT="illegal:N" writes to an address that nothing is mapped at,
+// Faults of a GPU on demand, for tests: REFIT_CUDA_FAULT="illegal:N" writes to an address that nothing is mapped at,
 // in the middle of the N-th step, on rank 0; "illegal:N:R" on rank R; "hang:N:R" launches a kernel that never ends.
 #pragma once
 #include <cuda_runtime_api.h>

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "core/library/device_table.h"
-#include "cuda/device/cards.h"
+#include "cuda/device/gpus.h"
 #include "cuda/device/device.h"
 #include "cuda/device/memory.h"
 #include "cuda/group/group.h"
@@ -13,8 +13,8 @@ namespace {
 
 using device_table::guarded;
 
-void cards(Sink<CudaCards> sink, Failure& failure) noexcept {
-  guarded(failure, [&] { sink.take(sink.context, find_cards()); });
+void gpus(Sink<CudaGpus> sink, Failure& failure) noexcept {
+  guarded(failure, [&] { sink.take(sink.context, find_gpus()); });
 }
 
 void memory_plan(const CoreConfig& config, CudaMemoryPlan& plan, Failure& failure) noexcept {
@@ -34,7 +34,7 @@ void unique_id(const std::string& library, uint8_t* id, Failure& failure) noexce
   });
 }
 
-constexpr DeviceLibrary kTable = device_table::make(cards, memory_plan, open, unique_id);
+constexpr DeviceLibrary kTable = device_table::make(gpus, memory_plan, open, unique_id);
 
 }  // namespace
 }  // namespace refit::cuda

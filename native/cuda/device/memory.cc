@@ -13,13 +13,13 @@
 namespace refit::cuda {
 namespace {
 
-// What a context with all kernels loaded, cuBLASLt, streams and tables took on Hopper cards, rounded up.
+// What a context with all kernels loaded, cuBLASLt, streams and tables took on Hopper GPUs, rounded up.
 constexpr uint64_t kContextBytes = uint64_t{800} << 20;
 
-// What NCCL takes of a card beside: its kernels, all loaded at the start, and its buffers.
+// What NCCL takes of a GPU beside: its kernels, all loaded at the start, and its buffers.
 constexpr uint64_t kNcclBytes = uint64_t{1} << 30;
 
-// Of one copy between card and host: each begins a new deadline of the watchdog.
+// Of one copy between GPU and host: each begins a new deadline of the watchdog.
 constexpr size_t kCopyBytes = size_t{64} << 20;
 
 uint64_t param_bytes(const Param& param) {
@@ -28,15 +28,15 @@ uint64_t param_bytes(const Param& param) {
       __builtin_mul_overflow(static_cast<uint64_t>(param.rows), static_cast<uint64_t>(param.cols), &elements) ||
       __builtin_mul_overflow(elements, uint64_t{2}, &bytes) || bytes > (uint64_t{1} << 50)) {
     throw std::invalid_argument("bad configuration: parameter " + param.name + " is [" + std::to_string(param.rows) +
-                                ", " + std::to_string(param.cols) + "], more than a card can hold");
+                                ", " + std::to_string(param.cols) + "], more than a GPU can hold");
   }
   return bytes;
 }
 
-// Where the cards are not known, or cannot be asked, the engine will say so when it starts.
+// Where the GPUs are not known, or cannot be asked, the engine will say so when it starts.
 bool exchanges_by_nccl(const CoreConfig& config) {
   try {
-    return !why_nccl(config.cards).empty();
+    return !why_nccl(config.gpus).empty();
   } catch (const std::exception&) {
     cudaGetLastError();
     return false;

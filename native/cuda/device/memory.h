@@ -1,11 +1,11 @@
-// What an engine holds on one card for one rank, by tag, and how many bytes that is.
+// What an engine holds on one GPU for one rank, by tag, and how many bytes that is.
 #pragma once
 #include <cstdint>
 #include <vector>
 
 #include "core/arena.h"
 #include "core/device.h"
-#include "core/library/cuda_cards.h"
+#include "core/library/cuda_gpus.h"
 #include "core/model.h"
 #include "cuda/device/arena.h"
 #include "cuda/forward/forward.h"
@@ -16,7 +16,7 @@ namespace refit::cuda {
 uint64_t weight_bytes(const CoreConfig& config);
 
 // Of one rank; the estimate of what CUDA itself takes is in fixed_bytes. Throws std::invalid_argument as
-// make_cuda_device does for a bad configuration, and touches no card.
+// make_cuda_device does for a bad configuration, and touches no GPU.
 CudaMemoryPlan plan_memory(const CoreConfig& config);
 
 // "16.1 GB"
@@ -25,7 +25,7 @@ std::string gigabytes(uint64_t bytes);
 // Called on the rank's thread, all of it.
 class RankMemory {
  public:
-  // Weights are zeroed. `peers`: all cards of the engine. Throws NoMemory, CudaError.
+  // Weights are zeroed. `peers`: all GPUs of the engine. Throws NoMemory, CudaError.
   RankMemory(const CoreConfig& config, const ForwardSizes& sizes, Rank& rank, const std::vector<int>& peers);
 
   bf16* param(int id) const { return params_[id]; }

@@ -1,4 +1,4 @@
-// Slots of pinned host memory that every card can read, allocated once.
+// Slots of pinned host memory that every GPU can read, allocated once.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace refit::cuda {
 
 class PinnedRing {
  public:
-  // A card must be current, here and in the destructor. Throws CudaError.
+  // A GPU must be current, here and in the destructor. Throws CudaError.
   PinnedRing(size_t slots, size_t slot_bytes);
   ~PinnedRing();
   PinnedRing(const PinnedRing&) = delete;

@@ -22,9 +22,9 @@ Progress::Progress(int rank, cudaStream_t stream)
   check(cudaHostAlloc(&word, sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
   word_ = static_cast<uint32_t*>(word);
   *word_ = 0;
-  void* on_card = nullptr;
-  check(cudaHostGetDevicePointer(&on_card, word, 0), "cudaHostGetDevicePointer");
-  word_on_card_ = reinterpret_cast<uint64_t>(on_card);
+  void* on_gpu = nullptr;
+  check(cudaHostGetDevicePointer(&on_gpu, word, 0), "cudaHostGetDevicePointer");
+  word_on_gpu_ = reinterpret_cast<uint64_t>(on_gpu);
 }
 
 Progress::~Progress() { cudaFreeHost(const_cast<uint32_t*>(word_)); }
@@ -50,7 +50,7 @@ void Progress::begin_op(const char* name, int layer) {
   op.boundary.store(boundary, std::memory_order_relaxed);
   issued_.store(number + 1, std::memory_order_release);
   // The write is ordered after all that was launched before it.
-  if (boundary) check(driver().stream_write(stream_, word_on_card_, number, CU_STREAM_WRITE_VALUE_DEFAULT), "progress");
+  if (boundary) check(driver().stream_write(stream_, word_on_gpu_, number, CU_STREAM_WRITE_VALUE_DEFAULT), "progress");
   if (inject_ && layer >= 0) {
     inject_ = false;
     launch_fault(fault_.kind, stream_);

@@ -1,4 +1,4 @@
-// Where a card is within a step: the host notes the name of every launch, and the card writes a word of host memory at
+// Where a GPU is within a step: the host notes the name of every launch, and the GPU writes a word of host memory at
 // each boundary of layers, so that after a failure the operations that can have met it are known by name.
 //
 // The word is written by a stream memory operation (cuStreamWriteValue32): no kernel, about a microsecond of host time
@@ -17,7 +17,7 @@ namespace refit::cuda {
 
 class Progress {
  public:
-  // The card is current. `rank` chooses whether an injected fault is this rank's.
+  // The GPU is current. `rank` chooses whether an injected fault is this rank's.
   Progress(int rank, cudaStream_t stream);
   ~Progress();
   Progress(const Progress&) = delete;
@@ -52,7 +52,7 @@ class Progress {
   std::atomic<uint32_t> issued_{0};    // operations begun on the host, in all; wraps
   std::atomic<uint32_t> ended_{0};     // `issued_` when the last step had ended
   volatile uint32_t* word_ = nullptr;  // pinned: the number of an operation that all before it have ended
-  uint64_t word_on_card_ = 0;
+  uint64_t word_on_gpu_ = 0;
   bool fresh_step_ = true;
   bool inject_ = false;
 };

@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kNext{2}, kDone{30};
 
 Rank::Rank(int index, int device, std::shared_ptr<Health> health)
     : index(index), device(device), health_(health ? std::move(health) : std::make_shared<Health>()) {
-  activity_ = health_->add("rank " + std::to_string(index) + " (card " + std::to_string(device) + ")");
+  activity_ = health_->add("rank " + std::to_string(index) + " (GPU " + std::to_string(device) + ")");
   thread_ = quiet_thread("refit-rank-" + std::to_string(index), [this] { loop(); });
   try {
     run([this] { start(); }).get();
@@ -46,7 +46,7 @@ void Rank::start() {
   check(cudaSetDevice(device), "cudaSetDevice");
   cudaDeviceProp prop;
   check(cudaGetDeviceProperties(&prop, device), "cudaGetDeviceProperties");
-  activity_->rename("rank " + std::to_string(index) + " (" + uuid_text(prop.uuid) + ", card " + std::to_string(device) +
+  activity_->rename("rank " + std::to_string(index) + " (" + uuid_text(prop.uuid) + ", GPU " + std::to_string(device) +
                     ")");
   // Without an order between them and the legacy stream.
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
@@ -98,7 +98,7 @@ void Rank::fail() {
     what = e.what();
   } catch (...) {
   }
-  // A card whose context is lost repeats its error on every call.
+  // A GPU whose context is lost repeats its error on every call.
   cudaGetLastError();
   const cudaError_t again = stream == nullptr ? cudaSuccess : cudaStreamQuery(stream);
   cudaGetLastError();  // where a runtime keeps "not ready", it would be taken for the next launch's

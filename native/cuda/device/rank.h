@@ -1,4 +1,4 @@
-// One tensor-parallel rank: its card, its streams, and the thread that makes every CUDA call for it.
+// One tensor-parallel rank: its GPU, its streams, and the thread that makes every CUDA call for it.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -20,7 +20,7 @@ namespace refit::cuda {
 
 class Rank {
  public:
-  // Starts the thread, makes the card current on it and creates the streams. Throws CudaError. `health`, where given,
+  // Starts the thread, makes the GPU current on it and creates the streams. Throws CudaError. `health`, where given,
   // is told of failures and sees what the thread is doing.
   Rank(int index, int device, std::shared_ptr<Health> health = nullptr);
   ~Rank();
@@ -28,18 +28,18 @@ class Rank {
   Rank& operator=(const Rank&) = delete;
 
   const int index;                // tensor-parallel rank
-  const int device;               // runtime ordinal of its card
+  const int device;               // runtime ordinal of its GPU
   cudaStream_t stream = nullptr;  // steps, scatters
   cudaStream_t copy = nullptr;    // asynchronous copies that overlap
 
-  // Runs fn on the rank's thread; exceptions come out of the future. An error that the card repeats from then on (see
-  // is_sticky) comes out as DeviceLost, which names the rank, the card, the error and the operation.
+  // Runs fn on the rank's thread; exceptions come out of the future. An error that the GPU repeats from then on (see
+  // is_sticky) comes out as DeviceLost, which names the rank, the GPU, the error and the operation.
   std::future<void> run(std::function<void()> fn);
 
-  // What the thread is doing, for the watchdog: said before everything that can get stuck in a card. Each call begins a
+  // What the thread is doing, for the watchdog: said before everything that can get stuck in a GPU. Each call begins a
   // new deadline. A string literal, or a name that lives as long as the device.
   void doing(const char* operation) { activity_->begin(operation); }
-  // The thread waits for something that is not a card's (a disk, a caller): no deadline until the next doing().
+  // The thread waits for something that is not a GPU's (a disk, a caller): no deadline until the next doing().
   void waiting(const char* operation) { activity_->begin(operation, false); }
   const char* last_operation() const { return activity_->operation.load(std::memory_order_relaxed); }
 
@@ -49,7 +49,7 @@ class Rank {
     progress_->begin_op(name, layer);
   }
   Progress& progress() { return *progress_; }
-  // "rank 1 (GPU-…, card 1)"
+  // "rank 1 (GPU-…, GPU 1)"
   std::string label() const { return activity_->label(); }
 
  private:

@@ -1,4 +1,4 @@
-// Errors after which a card's context is of no use: every later call repeats them, and only the end of the process
+// Errors after which a GPU's context is of no use: every later call repeats them, and only the end of the process
 // helps.
 #pragma once
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-// What every kernel launcher of native/cuda speaks: element type, KV view, and the mark that tells where a card was
+// What every kernel launcher of native/cuda speaks: element type, KV view, and the mark that tells where a GPU was
 // when it failed.
 #pragma once
 #include <cuda_bf16.h>

@@ -103,7 +103,7 @@ void Watchdog::run(std::function<void()> fn, double patience) {
   } catch (const CudaError& e) {
     if (!is_sticky(e.code)) throw;
     // Met outside of a rank's thread.
-    health_->lose(std::string("a card is lost: ") + e.what());
+    health_->lose(std::string("a GPU is lost: ") + e.what());
     throw DeviceLost(health_->message());
   }
 }

@@ -7,7 +7,7 @@ namespace refit::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kSumBlocks = 1024;  // twice what a large card holds at a time
+constexpr int kSumBlocks = 1024;  // twice what a large GPU holds at a time
 
 // Flags of a rank: [phase][block][peer], the epoch that `peer` has reached. They only rise, so nothing is ever reset,
 // and a peer that is ahead by one call does no harm.
@@ -18,7 +18,7 @@ __device__ int flag(int phase, int peer) {
   return (phase * kCollectiveBlocks + static_cast<int>(blockIdx.x)) * kMaxRanks + peer;
 }
 
-// System scope, because the other side is another card.
+// System scope, because the other side is another GPU.
 __device__ void store_release(uint64_t* p, uint64_t v) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }

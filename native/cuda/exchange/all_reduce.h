@@ -1,8 +1,8 @@
 // Sum over ranks by reading the peers' memory: every rank has two buffers that all others can read (arenas mapped for
-// all cards), and flags in the same memory. Sums are made in fp32 in rank order and rounded once, so every rank holds
+// all GPUs), and flags in the same memory. Sums are made in fp32 in rank order and rounded once, so every rank holds
 // the same bits. All ranks make the same calls in the same order; nothing waits on the host.
 //
-// Ranks may share a card: then all their kernels must fit it at once, beside whatever the last rank still computes.
+// Ranks may share a GPU: then all their kernels must fit it at once, beside whatever the last rank still computes.
 #pragma once
 #include <cstddef>
 
@@ -21,7 +21,7 @@ constexpr int64_t kOneShotBytes = 512 * 1024;
 struct PeerGroup {
   int ranks = 1;
   int rank = 0;
-  // Most blocks of a collective's kernel, the same on all ranks; kSharedBlocks where ranks share a card.
+  // Most blocks of a collective's kernel, the same on all ranks; kSharedBlocks where ranks share a GPU.
   int blocks = kCollectiveBlocks;
   // Of each rank, readable and writable from this one; aligned to 16.
   bf16* buffers[2][kMaxRanks] = {};
@@ -48,7 +48,7 @@ void all_reduce_one_shot(const PeerGroup& group, int side, bf16* out, int64_t co
 void all_reduce_two_shot(const PeerGroup& group, int side, bf16* out, int64_t count, uint64_t epoch,
                          cudaStream_t stream);
 
-// The same sum, bit for bit, of buffers that are all on this rank's card: out[i] = the sum over r < ranks of
+// The same sum, bit for bit, of buffers that are all on this rank's GPU: out[i] = the sum over r < ranks of
 // buffers[r][i], for i < count rounded up to a multiple of 8. `out` may be one of them.
 struct SumParts {
   const bf16* buffers[kMaxRanks] = {};

@@ -1,5 +1,5 @@
 // How the ranks of a step add up their parts and bring their logits to rank 0: through each other's memory where all
-// cards reach each other, else through NCCL. Both make the same sums, in fp32 in rank order and rounded once, so which
+// GPUs reach each other, else through NCCL. Both make the same sums, in fp32 in rank order and rounded once, so which
 // of them it is shows in no bit.
 //
 // One object per rank, used on the rank's thread; all ranks make the same calls in the same order.
@@ -36,14 +36,14 @@ class Exchange {
 };
 
 // `buffers`: of all ranks, each within reach of this one. Clears the rank's flags on its stream.
-std::unique_ptr<Exchange> peer_exchange(Rank& rank, const std::vector<RankBuffers>& buffers, bool shared_cards);
+std::unique_ptr<Exchange> peer_exchange(Rank& rank, const std::vector<RankBuffers>& buffers, bool shared_gpus);
 
 // `own`: of this rank; no other rank's memory is touched.
 std::unique_ptr<Exchange> nccl_exchange(Rank& rank, const Layout& layout, const ForwardShape& shape,
                                         const RankBuffers& own, NcclComm& comm);
 
 // One communicator of all ranks, with every connection made that steps need, so that none allocates later. The ranks
-// are on cards of their own. Throws NcclError, CudaError: the cause, where several fail.
+// are on GPUs of their own. Throws NcclError, CudaError: the cause, where several fail.
 std::vector<std::unique_ptr<NcclComm>> join_ranks(std::vector<std::unique_ptr<Rank>>& ranks, const NcclApi& api,
                                                   double seconds);
 

@@ -15,7 +15,7 @@ namespace {
 // Elements of one 16-byte vector: sums move no less.
 constexpr int64_t kVector = 8;
 
-// Returns when the stream has passed all that it was given. NCCL's kernels wait for their peers on the card, so that
+// Returns when the stream has passed all that it was given. NCCL's kernels wait for their peers on the GPU, so that
 // they never will is only known by asking NCCL.
 void await_stream(NcclComm& comm, cudaStream_t stream, const char* what, const NcclWait& wait) {
   const auto began = std::chrono::steady_clock::now();
@@ -154,7 +154,7 @@ class NcclExchange : public Exchange {
           "copy logits");
   }
 
-  // A communicator that has failed serves no further step. The card's own error comes first: NCCL only repeats it.
+  // A communicator that has failed serves no further step. The GPU's own error comes first: NCCL only repeats it.
   template <class F>
   void guarded(F&& fn) {
     try {
@@ -179,7 +179,7 @@ class NcclExchange : public Exchange {
 void connect(Rank& rank, NcclComm& comm, const NcclWait& wait) {
   constexpr size_t kBytes = 1024;
   const auto ranks = static_cast<size_t>(comm.ranks());
-  Growing memory(Growing::Where::kCard);
+  Growing memory(Growing::Where::kGpu);
   memory.reserve(kBytes * 2 * ranks, "memory to try NCCL's connections");
   uint8_t* const bytes = memory.data();
   check(cudaMemsetAsync(bytes, 0, kBytes * 2 * ranks, rank.stream), "clear");

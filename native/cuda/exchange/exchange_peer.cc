@@ -7,11 +7,11 @@ namespace {
 
 class PeerExchange : public Exchange {
  public:
-  PeerExchange(Rank& rank, const std::vector<RankBuffers>& buffers, bool shared_cards)
+  PeerExchange(Rank& rank, const std::vector<RankBuffers>& buffers, bool shared_gpus)
       : rank_(rank), logits_(buffers[0].logits) {
     group_.ranks = static_cast<int>(buffers.size());
     group_.rank = rank.index;
-    if (shared_cards) group_.blocks = kSharedBlocks;
+    if (shared_gpus) group_.blocks = kSharedBlocks;
     for (size_t r = 0; r < buffers.size(); ++r) {
       for (int side = 0; side < 2; ++side) group_.buffers[side][r] = buffers[r].exchange[side];
       group_.signals[r] = buffers[r].signals;
@@ -48,8 +48,8 @@ class PeerExchange : public Exchange {
 
 }  // namespace
 
-std::unique_ptr<Exchange> peer_exchange(Rank& rank, const std::vector<RankBuffers>& buffers, bool shared_cards) {
-  return std::make_unique<PeerExchange>(rank, buffers, shared_cards);
+std::unique_ptr<Exchange> peer_exchange(Rank& rank, const std::vector<RankBuffers>& buffers, bool shared_gpus) {
+  return std::make_unique<PeerExchange>(rank, buffers, shared_gpus);
 }
 
 }  // namespace refit::cuda

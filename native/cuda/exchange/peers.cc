@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "cuda/device/cards.h"
+#include "cuda/device/gpus.h"
 #include "cuda/device/check.h"
 #include "cuda/device/environment.h"
 
@@ -15,34 +15,34 @@ constexpr const char* kNoPeers = "REFIT_CUDA_NO_PEERS";
 
 }  // namespace
 
-std::vector<int> choose_cards(const CoreConfig& config, int count, bool share) {
-  std::vector<int> cards = config.cards;
-  share = share || config.share_cards;
-  if (cards.empty()) {
+std::vector<int> choose_gpus(const CoreConfig& config, int count, bool share) {
+  std::vector<int> gpus = config.gpus;
+  share = share || config.share_gpus;
+  if (gpus.empty()) {
     if (config.ranks > count && !share) {
-      throw std::invalid_argument("--tp " + std::to_string(config.ranks) + " needs as many cards, but there " +
+      throw std::invalid_argument("--tp " + std::to_string(config.ranks) + " needs as many GPUs, but there " +
                                   (count == 1 ? "is 1" : "are " + std::to_string(count)) +
                                   ": lower --tp, or look at CUDA_VISIBLE_DEVICES");
     }
-    for (int r = 0; r < config.ranks; r++) cards.push_back(r % count);
+    for (int r = 0; r < config.ranks; r++) gpus.push_back(r % count);
   }
-  if (static_cast<int>(cards.size()) != config.ranks) {
-    throw std::invalid_argument("config.cards: expected one card for each of " + std::to_string(config.ranks) +
-                                " ranks, got " + std::to_string(cards.size()));
+  if (static_cast<int>(gpus.size()) != config.ranks) {
+    throw std::invalid_argument("config.GPUs: expected one GPU for each of " + std::to_string(config.ranks) +
+                                " ranks, got " + std::to_string(gpus.size()));
   }
-  for (const int card : cards) {
-    if (card >= 0 && card < count) continue;
-    throw std::invalid_argument("there is no card " + std::to_string(card) + ": " +
+  for (const int gpu : gpus) {
+    if (gpu >= 0 && gpu < count) continue;
+    throw std::invalid_argument("there is no GPU " + std::to_string(gpu) + ": " +
                                 (count == 1 ? "the only one is 0" : "they are 0 to " + std::to_string(count - 1)) +
                                 " (\"refit devices\" lists them; CUDA_VISIBLE_DEVICES changes their numbers)");
   }
-  for (size_t r = 0; r < cards.size() && !share; r++) {
-    if (std::count(cards.begin(), cards.end(), cards[r]) == 1) continue;
-    throw std::invalid_argument("card " + std::to_string(cards[r]) +
-                                " is named for several ranks: give each rank a card of its own (for tests, "
-                                "REFIT_CUDA_SHARE_CARD=1 allows it)");
+  for (size_t r = 0; r < gpus.size() && !share; r++) {
+    if (std::count(gpus.begin(), gpus.end(), gpus[r]) == 1) continue;
+    throw std::invalid_argument("GPU " + std::to_string(gpus[r]) +
+                                " is named for several ranks: give each rank a GPU of its own (for tests, "
+                                "REFIT_CUDA_SHARE_GPU=1 allows it)");
   }
-  return cards;
+  return gpus;
 }
 
 bool reaches(int from, int to) {
@@ -54,29 +54,29 @@ bool reaches(int from, int to) {
   return can != 0;
 }
 
-std::string why_nccl(const std::vector<int>& cards) {
+std::string why_nccl(const std::vector<int>& gpus) {
   std::string why;
-  if (cards.size() > 1 && switched_on(kNoPeers)) why = std::string(kNoPeers) + " is set";
-  for (const int from : cards) {
-    for (const int to : cards) {
+  if (gpus.size() > 1 && switched_on(kNoPeers)) why = std::string(kNoPeers) + " is set";
+  for (const int from : gpus) {
+    for (const int to : gpus) {
       if (!why.empty() || reaches(from, to)) continue;
-      why = "card " + std::to_string(from) + " cannot reach the memory of card " + std::to_string(to);
+      why = "GPU " + std::to_string(from) + " cannot reach the memory of GPU " + std::to_string(to);
     }
   }
   if (why.empty()) return why;
-  for (const int card : cards) {
-    if (std::count(cards.begin(), cards.end(), card) == 1) continue;
+  for (const int gpu : gpus) {
+    if (std::count(gpus.begin(), gpus.end(), gpu) == 1) continue;
     throw std::invalid_argument(
-        "several ranks are to share card " + std::to_string(card) +
-        " (REFIT_CUDA_SHARE_CARD), but NCCL, which takes one rank a card, would have to connect "
+        "several ranks are to share GPU " + std::to_string(gpu) +
+        " (REFIT_CUDA_SHARE_GPU), but NCCL, which takes one rank a GPU, would have to connect "
         "them (" +
-        why + "): give each rank a card of its own, or unset one of the two variables");
+        why + "): give each rank a GPU of its own, or unset one of the two variables");
   }
   return why;
 }
 
-void enable_peers(Rank& rank, const std::vector<int>& cards) {
-  for (const int other : cards) {
+void enable_peers(Rank& rank, const std::vector<int>& gpus) {
+  for (const int other : gpus) {
     if (other == rank.device) continue;
     rank.doing("enable peer access");
     const cudaError_t code = cudaDeviceEnablePeerAccess(other, 0);

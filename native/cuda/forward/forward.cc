@@ -39,16 +39,16 @@ Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& r
   ForwardSizes sizes;
   for (const ForwardMemory& m : memory) buffers.push_back(carve_buffers(layout_, *shape_, m.scratch, m.peer, sizes));
   const std::vector<float> rope = rope_table(layout_.arch, 0, shape_->context);
-  std::set<int> cards;
-  for (const auto& rank : ranks_) cards.insert(rank->device);
-  const bool shared_cards = cards.size() < ranks_.size();
+  std::set<int> gpus;
+  for (const auto& rank : ranks_) gpus.insert(rank->device);
+  const bool shared_gpus = gpus.size() < ranks_.size();
   on_all(ranks_, [&](Rank& rank) {
     const RankBuffers& own = buffers[rank.index];
     std::unique_ptr<Exchange> exchange;
     if (!comms.empty()) {
       exchange = nccl_exchange(rank, layout_, *shape_, own, *comms[rank.index]);
     } else if (ranks_.size() > 1) {
-      exchange = peer_exchange(rank, buffers, shared_cards);
+      exchange = peer_exchange(rank, buffers, shared_gpus);
     }
     forwards_[rank.index] = std::make_unique<RankForward>(config, layout_, *shape_, rank, memory[rank.index], own, rope,
                                                           std::move(exchange));
@@ -93,19 +93,19 @@ void Forward::check_limits(const StepBatch& batch) const {
     fail(std::to_string(tops) + " top logprobs in one step; at most " + std::to_string(kMostTops) + " are computed");
 }
 
-// Apart from the launches: an allocation may wait for a card, and no card may wait for a peer then.
+// Apart from the launches: an allocation may wait for a GPU, and no GPU may wait for a peer then.
 void Forward::make_room(const StepBlock& block, const ResultBlock& results) {
-  if (block_->bytes() >= block.card_bytes() && results_->bytes() >= results.bytes()) return;
-  on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->reserve(block.card_bytes(), results.bytes()); });
-  // Last: what these hold, all cards' blocks hold too.
+  if (block_->bytes() >= block.gpu_bytes() && results_->bytes() >= results.bytes()) return;
+  on_all(ranks_, [&](Rank& rank) { forwards_[rank.index]->reserve(block.gpu_bytes(), results.bytes()); });
+  // Last: what these hold, all GPUs' blocks hold too.
   auto grown = ranks_.front()->run([&] {
-    block_->reserve(block.card_bytes(), "memory for the step's block");
+    block_->reserve(block.gpu_bytes(), "memory for the step's block");
     results_->reserve(results.bytes(), "memory for the step's results");
   });
   wait(grown);
 }
 
-// Likewise: what a product of a size that has not been before needs is loaded while no card computes.
+// Likewise: what a product of a size that has not been before needs is loaded while no GPU computes.
 void Forward::load_products(int64_t tokens, int64_t rows) {
   if (ranks_.size() == 1) return;
   if (!loaded_tokens_.contains(tokens)) {

@@ -25,10 +25,10 @@ struct ForwardSizes {
   // Buffers and flags of collectives, that other ranks read and write, and tables that are made once: never released.
   size_t peer = 0;
 };
-// Throws std::invalid_argument for sizes that no card can hold or that the kernels cannot compute.
+// Throws std::invalid_argument for sizes that no GPU can hold or that the kernels cannot compute.
 ForwardSizes forward_sizes(const CoreConfig& config);
 
-// Of one rank. Where ranks exchange without NCCL, scratch and peer memory are readable and writable by all their cards.
+// Of one rank. Where ranks exchange without NCCL, scratch and peer memory are readable and writable by all their GPUs.
 struct ForwardMemory {
   std::vector<const bf16*> params;  // by parameter id of CoreConfig
   void* kv = nullptr;
@@ -46,7 +46,7 @@ struct ForwardShape;
 class Forward {
  public:
   // Fills peer memory. `ranks` and `comms` must outlive it; memory[i] is of ranks[i]. `comms`: one of each rank
-  // (join_ranks), where the cards do not reach each other; else empty.
+  // (join_ranks), where the GPUs do not reach each other; else empty.
   // Throws std::invalid_argument, CudaError.
   Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& ranks, std::vector<ForwardMemory> memory,
           const std::vector<std::unique_ptr<NcclComm>>& comms = {});

@@ -62,13 +62,13 @@ size_t kv_bytes(const CoreConfig& config, const Layout& layout) {
 
 ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : dense_inter(0), sparse_inter(0) {
   const Arch& arch = layout.arch;
-  require(config.dtype == DType::kBFloat16, "cards compute in bfloat16 (--dtype bfloat16)");
+  require(config.dtype == DType::kBFloat16, "GPUs compute in bfloat16 (--dtype bfloat16)");
   require(layout.ranks <= kMaxRanks,
-          std::to_string(layout.ranks) + " ranks; cards are used up to --tp " + std::to_string(kMaxRanks));
+          std::to_string(layout.ranks) + " ranks; GPUs are used up to --tp " + std::to_string(kMaxRanks));
   require(arch.head_dim % 8 == 0 && arch.head_dim <= 256,
-          "head_dim " + std::to_string(arch.head_dim) + " is not a multiple of 8 up to 256, which cards need");
+          "head_dim " + std::to_string(arch.head_dim) + " is not a multiple of 8 up to 256, which GPUs need");
   require(layout.group <= kWideRows, std::to_string(layout.group) + " query heads per KV head; at most " +
-                                         std::to_string(kWideRows) + " are computed on cards");
+                                         std::to_string(kWideRows) + " are computed on GPUs");
   require(config.max_step_tokens >= 0 && config.max_step_sequences >= 0 && config.max_context >= 0,
           "max_step_tokens, max_step_sequences and max_context cannot be negative");
   require(config.pages > 0 && config.page_size > 0, "pages and page_size must be positive");
@@ -139,7 +139,7 @@ ForwardSizes forward_sizes(const CoreConfig& config) {
 
 Growing::~Growing() {
   if (data_ == nullptr) return;
-  if (where_ == Where::kCard) {
+  if (where_ == Where::kGpu) {
     cudaFree(data_);
   } else {
     cudaFreeHost(data_);
@@ -151,10 +151,10 @@ void Growing::reserve(size_t bytes, const char* what) {
   bytes = padded(std::max(bytes, bytes_ + bytes_ / 2));
   void* fresh = nullptr;
   const cudaError_t code =
-      where_ == Where::kCard ? cudaMalloc(&fresh, bytes) : cudaHostAlloc(&fresh, bytes, cudaHostAllocPortable);
+      where_ == Where::kGpu ? cudaMalloc(&fresh, bytes) : cudaHostAlloc(&fresh, bytes, cudaHostAllocPortable);
   if (code != cudaSuccess) cudaGetLastError();  // or the next launch would be blamed
   check(code, what);
-  if (data_ != nullptr) check(where_ == Where::kCard ? cudaFree(data_) : cudaFreeHost(data_), what);
+  if (data_ != nullptr) check(where_ == Where::kGpu ? cudaFree(data_) : cudaFreeHost(data_), what);
   data_ = static_cast<uint8_t*>(fresh);
   bytes_ = bytes;
 }

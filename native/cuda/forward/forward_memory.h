@@ -52,17 +52,17 @@ struct RankBuffers {
 RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void* scratch, void* peer,
                           ForwardSizes& sizes);
 
-// Memory that grows on demand, between steps: on a card, or pinned on the host.
+// Memory that grows on demand, between steps: on a GPU, or pinned on the host.
 class Growing {
  public:
-  enum class Where : uint8_t { kCard, kHost };
+  enum class Where : uint8_t { kGpu, kHost };
   explicit Growing(Where where) : where_(where) {}
   ~Growing();
   Growing(const Growing&) = delete;
   Growing& operator=(const Growing&) = delete;
 
   // At least `bytes`, contents undefined afterwards. On a rank's thread while no rank computes: the driver may wait for
-  // its cards. Throws CudaError naming `what`.
+  // its GPUs. Throws CudaError naming `what`.
   void reserve(size_t bytes, const char* what);
   size_t bytes() const { return bytes_; }
   uint8_t* data() const { return data_; }

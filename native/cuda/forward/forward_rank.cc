@@ -22,7 +22,7 @@ RankForward::RankForward(const CoreConfig& config, const Layout& layout, const F
       own_(own),
       exchange_(std::move(exchange)),
       gemm_(own_.gemm, own_.gemm_bytes) {
-  if (exchange_) gemm_.demand_loaded();
+  if (exchange_) gemm_.require_loaded();
   for (const LayerParams& layer : layout.layers) {
     if (layer.sparse()) moe_.try_emplace(layer.inter, moe_shape(layout, layer.inter), gemm_, own_.moe, own_.moe_bytes);
   }

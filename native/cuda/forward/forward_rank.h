@@ -1,4 +1,4 @@
-// The launches of one rank's part of a step. All of it runs on the rank's thread, with its card current.
+// The launches of one rank's part of a step. All of it runs on the rank's thread, with its GPU current.
 #pragma once
 #include <map>
 #include <memory>
@@ -41,7 +41,7 @@ class RankForward {
   // other ranks, a step that was not prepared is refused.
   void load_for_tokens(int tokens);
   void load_for_rows(int rows);
-  // Returns when the card has done its part.
+  // Returns when the GPU has done its part.
   void run(const StepJob& job);
 
   // How many collectives a step has on each rank.
@@ -75,7 +75,7 @@ class RankForward {
   const std::unique_ptr<Exchange> exchange_;
   Gemm gemm_;
   std::map<int64_t, Moe> moe_;  // by columns of an expert
-  Growing block_{Growing::Where::kCard}, results_{Growing::Where::kCard};
+  Growing block_{Growing::Where::kGpu}, results_{Growing::Where::kGpu};
 };
 
 }  // namespace refit::cuda

@@ -1,4 +1,4 @@
-// Cosines and sines of RoPE for the card, with the arithmetic of native/cpu/rope.cc: angles in fp32 from fp32 inverse
+// Cosines and sines of RoPE for the GPU, with the arithmetic of native/cpu/rope.cc: angles in fp32 from fp32 inverse
 // frequencies, cos and sin rounded to bf16.
 #pragma once
 #include <cstdint>

@@ -19,8 +19,8 @@ const T* at(const uint8_t* base, size_t offset) {
 
 template <class T>
 size_t StepBlock::place(size_t count) {
-  const size_t offset = card_bytes_;
-  card_bytes_ += padded(count * sizeof(T));
+  const size_t offset = gpu_bytes_;
+  gpu_bytes_ += padded(count * sizeof(T));
   return offset;
 }
 
@@ -54,7 +54,7 @@ StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page
   items_ = place<AttentionItem>(plan.items.size());
   merges_ = place<AttentionMerge>(plan.merges.size());
   row_tokens_at_ = place<int32_t>(rows);
-  shared_bytes_ = card_bytes_;
+  shared_bytes_ = gpu_bytes_;
 
   row_ints_ = place<int32_t>(batch.row_ints.size());
   row_floats_ = place<float>(batch.row_floats.size());
@@ -68,7 +68,7 @@ StepBlock::StepBlock(const StepBatch& batch, const AttentionPlan& plan, int page
   id_offsets_ = place<int32_t>(batch.id_offsets.size());
   ids_ = place<int32_t>(batch.ids.size());
   top_offsets_at_ = place<int32_t>(top_offsets_.size());
-  bytes_ = card_bytes_;
+  bytes_ = gpu_bytes_;
 
   saved_history_ = place<float>(batch.history.size());
   saved_bias_ = place<float>(batch.bias_tokens.size());

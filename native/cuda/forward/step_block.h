@@ -1,4 +1,4 @@
-// A step's data on its way to the cards and back, as one block of bytes each way.
+// A step's data on its way to the GPUs and back, as one block of bytes each way.
 //
 // In: what all ranks need comes first, then what only the sampling rank needs, then scratch that is not copied.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace refit::cuda {
 
-// Where things are in the block on a card.
+// Where things are in the block on a GPU.
 struct StepView {
   const int32_t* tokens;      // [T]
   const int32_t* positions;   // [T] absolute
@@ -29,11 +29,11 @@ class StepBlock {
 
   size_t shared_bytes() const { return shared_bytes_; }  // what every rank gets
   size_t bytes() const { return bytes_; }                // what the sampling rank gets
-  size_t card_bytes() const { return card_bytes_; }      // with scratch
+  size_t gpu_bytes() const { return gpu_bytes_; }      // with scratch
 
   // Fills `host`, of bytes().
   void write(uint8_t* host) const;
-  // base: of the block on a card, aligned to 16.
+  // base: of the block on a GPU, aligned to 16.
   StepView view(uint8_t* base) const;
   // Largest absolute position.
   int32_t furthest() const { return furthest_; }
@@ -48,7 +48,7 @@ class StepBlock {
   const AttentionPlan& plan_;
   std::vector<int32_t> positions_, slots_, row_tokens_, row_positions_, top_offsets_;
   int32_t furthest_ = 0;
-  size_t card_bytes_ = 0, shared_bytes_ = 0, bytes_ = 0;
+  size_t gpu_bytes_ = 0, shared_bytes_ = 0, bytes_ = 0;
   // Offsets in the block.
   size_t tokens_, positions_at_, slots_at_, page_offsets_, pages_, items_, merges_, row_tokens_at_;
   size_t row_ints_, row_floats_, row_seeds_, row_positions_at_, history_offsets_, history_, bias_offsets_, bias_tokens_,

@@ -221,7 +221,7 @@ bool CublasLt::launch(Plan& plan, const Product& p, cudaStream_t stream) {
 bool CublasLt::run(const Product& p, cudaStream_t stream) {
   Plan* const plan = plan_of(p);
   if (plan == nullptr) return false;
-  if (demands_loaded_ && !plan->loaded) {
+  if (requires_loaded_ && !plan->loaded) {
     throw std::logic_error("a product of " + std::to_string(p.shape.m) + " x " + std::to_string(p.shape.n) + " x " +
                            std::to_string(p.shape.k) + " was not loaded before the step");
   }

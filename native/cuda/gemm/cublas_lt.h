@@ -10,11 +10,11 @@
 
 namespace refit::cuda {
 
-// One per rank; used from the rank's thread, on one stream, with the card current.
+// One per rank; used from the rank's thread, on one stream, with the GPU current.
 class CublasLt {
  public:
   // Opens the library, unless REFIT_CUBLASLT=off; REFIT_CUBLASLT may also be the path of the file. `workspace`: memory
-  // of the card, aligned to 256 bytes, that stays for life. Never throws for want of the library.
+  // of the GPU, aligned to 256 bytes, that stays for life. Never throws for want of the library.
   CublasLt(void* workspace, size_t workspace_bytes);
   ~CublasLt();
   CublasLt(const CublasLt&) = delete;
@@ -29,7 +29,7 @@ class CublasLt {
   bool run(const Product& product, cudaStream_t stream);
   // As Gemm's.
   void load(const Product& product, cudaStream_t stream);
-  void demand_loaded() { demands_loaded_ = true; }
+  void require_loaded() { requires_loaded_ = true; }
 
  private:
   struct Api;
@@ -48,7 +48,7 @@ class CublasLt {
   size_t workspace_bytes_;
   std::string info_;
   std::map<Key, Plan> plans_;
-  bool demands_loaded_ = false;
+  bool requires_loaded_ = false;
 };
 
 }  // namespace refit::cuda

@@ -69,7 +69,7 @@ void Gemm::load(const Product& p, cudaStream_t stream) {
   if (!plans_->streams(p) && plans_->may_take(GemmPath::kLibrary)) plans_->library.load(p, stream);
 }
 
-void Gemm::demand_loaded() { plans_->library.demand_loaded(); }
+void Gemm::require_loaded() { plans_->library.require_loaded(); }
 
 const std::string& Gemm::library() const { return plans_->library.info(); }
 bool Gemm::has_library() const { return plans_->library.there(); }

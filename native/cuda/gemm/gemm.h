@@ -35,10 +35,10 @@ enum class GemmPath {
   kTile,     // own, any shape and alignment
 };
 
-// One per rank; used from the rank's thread, on one stream. Construction happens with the card current.
+// One per rank; used from the rank's thread, on one stream. Construction happens with the GPU current.
 class Gemm {
  public:
-  // Opens cuBLASLt where it is found. `workspace`: memory of the card that stays for life (32 MiB on Hopper).
+  // Opens cuBLASLt where it is found. `workspace`: memory of the GPU that stays for life (32 MiB on Hopper).
   Gemm(void* workspace, size_t workspace_bytes);
   ~Gemm();
   Gemm(const Gemm&) = delete;
@@ -46,10 +46,10 @@ class Gemm {
 
   void run(const Product& product, cudaStream_t stream);
   // Leaves nothing for a run of the same product to load; y may be overwritten. cuBLASLt loads a kernel when it is
-  // first needed, and waits for the cards to do so: for ever, where one of them waits for this rank in a collective.
+  // first needed, and waits for the GPUs to do so: for ever, where one of them waits for this rank in a collective.
   void load(const Product& product, cudaStream_t stream);
   // From now on cuBLASLt is given loaded products alone; others throw std::logic_error.
-  void demand_loaded();
+  void require_loaded();
 
   // Version and file of cuBLASLt, or why there is none: for logs.
   const std::string& library() const;

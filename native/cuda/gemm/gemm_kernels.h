@@ -14,12 +14,12 @@ bool stream_takes(const GemmShape& shape, const bf16* x, const bf16* w);
 template <class Out>
 void stream_gemm(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, Out* y, cudaStream_t stream);
 
-// `processors`: multiprocessors of the card; decides the size of the tiles.
+// `processors`: multiprocessors of the GPU; decides the size of the tiles.
 template <class Out>
 void tile_gemm(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, Out* y, int processors,
                cudaStream_t stream);
 
-// Loads the kernels onto the current card and allows them their shared memory; before the first launch.
+// Loads the kernels onto the current GPU and allows them their shared memory; before the first launch.
 void prepare_stream_gemm();
 void prepare_tile_gemm();
 

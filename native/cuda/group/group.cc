@@ -14,12 +14,12 @@
 #include "core/memory_error.h"
 #include "cuda/group/group_library.h"
 #include "cuda/group/group_state.h"
-#include "cuda/group/group_words.h"
+#include "cuda/group/group_messages.h"
 
 namespace refit::cuda {
 namespace {
 
-// How long a thread may be in a call behind the deadline (an abort, a wait for kernels to end) before its card counts
+// How long a thread may be in a call behind the deadline (an abort, a wait for kernels to end) before its GPU counts
 // as lost.
 constexpr double kGraceSeconds = 60;
 constexpr double kEndSeconds = 10;
@@ -28,7 +28,7 @@ constexpr std::chrono::milliseconds kLook{30};
 
 }  // namespace
 
-CardGroup::CardGroup(GroupHost host, const NcclGroupOptions& options)
+GpuGroup::GpuGroup(GroupHost host, const NcclGroupOptions& options)
     : options_(options), api_(open_group_library(options.library)), state_(std::make_shared<State>(std::move(host))) {
   const auto refuse = [](const std::string& why) { throw GroupError(GroupErrorKind::kRefused, why); };
   const int ranks = state_->host.ranks;
@@ -47,22 +47,22 @@ CardGroup::CardGroup(GroupHost host, const NcclGroupOptions& options)
   }
 }
 
-CardGroup::~CardGroup() {
+GpuGroup::~GpuGroup() {
   abort("the group is dropped");
   end();
 }
 
-int CardGroup::local_ranks() const { return static_cast<int>(state_->tensor_ranks.size()); }
+int GpuGroup::local_ranks() const { return static_cast<int>(state_->tensor_ranks.size()); }
 
-std::string CardGroup::describe() const {
+std::string GpuGroup::describe() const {
   const int last = options_.first_rank + local_ranks() - 1;
   return "NCCL group of " + std::to_string(options_.size) + " (rank" + (local_ranks() > 1 ? "s " : " ") +
          std::to_string(options_.first_rank) + (local_ranks() > 1 ? "-" + std::to_string(last) : "") + " here)";
 }
 
-std::string CardGroup::library() const { return nccl_version(api_.version) + ", " + api_.path; }
+std::string GpuGroup::library() const { return nccl_version(api_.version) + ", " + api_.path; }
 
-void CardGroup::demand_usable(const char* phase) const {
+void GpuGroup::require_usable(const char* phase) const {
   const State& s = *state_;
   {
     const std::lock_guard lock(s.mutex);
@@ -74,28 +74,28 @@ void CardGroup::demand_usable(const char* phase) const {
   if (!s.connected) throw std::invalid_argument(describe() + " is not connected");
 }
 
-void CardGroup::demand_idle(const char* phase) const {
-  demand_usable(phase);
-  demand_free_slots();
+void GpuGroup::require_idle(const char* phase) const {
+  require_usable(phase);
+  require_free_slots();
 }
 
-void CardGroup::demand_free_slots() const {
+void GpuGroup::require_free_slots() const {
   if (!state_->coming.empty()) throw std::invalid_argument(describe() + ": its slots are being received into");
 }
 
-// fn on all lanes at once, each on its card's thread; returns when all have ended. `cancel`: the first failure ends the
+// fn on all channels at once, each on its GPU's thread; returns when all have ended. `cancel`: the first failure ends the
 // others.
-CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std::function<void(GroupLane&)>& fn) {
+GpuGroup::Outcome GpuGroup::run(GroupDeadline deadline, bool cancel, const std::function<void(GroupChannel&)>& fn) {
   const auto began = Clock::now();
   State& s = *state_;
   // When each failed, before its communicator was aborted for that: the others fail by the first one's end.
-  const auto failed = std::make_shared<std::vector<Clock::time_point>>(s.lanes.size(), Clock::time_point::max());
-  const auto own = std::make_shared<const std::function<void(GroupLane&)>>(fn);
+  const auto failed = std::make_shared<std::vector<Clock::time_point>>(s.channels.size(), Clock::time_point::max());
+  const auto own = std::make_shared<const std::function<void(GroupChannel&)>>(fn);
   std::vector<std::future<void>> futures;
-  for (size_t i = 0; i < s.lanes.size(); i++) {
-    futures.push_back(s.lanes[i]->card().run([state = state_, failed, own, cancel, i] {
+  for (size_t i = 0; i < s.channels.size(); i++) {
+    futures.push_back(s.channels[i]->gpu().run([state = state_, failed, own, cancel, i] {
       try {
-        (*own)(*state->lanes[i]);
+        (*own)(*state->channels[i]);
       } catch (...) {
         (*failed)[i] = noticed_at();
         if (cancel) state->cancel = true;
@@ -108,10 +108,10 @@ CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std
   Outcome out;
   std::exception_ptr lost;
   for (size_t i = 0; i < futures.size(); i++) {
-    GroupCard& card = s.lanes[i]->card();
+    GroupGpu& gpu = s.channels[i]->gpu();
     look_for(kLook, [&] { return futures[i].wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
     if (futures[i].wait_until(last) != std::future_status::ready) {
-      lose(card.label() + " has been stuck in \"" + card.last_operation() + "\" of an " + describe() + " for " +
+      lose(gpu.label() + " has been stuck in \"" + gpu.last_operation() + "\" of an " + describe() + " for " +
            seconds_text(seconds_since(began)) + " s");
     }
     try {
@@ -120,8 +120,8 @@ CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std
       if (!lost) lost = std::current_exception();
       s.host.lose(error.what());
     } catch (...) {
-      if (out.lane >= 0 && (*failed)[static_cast<size_t>(out.lane)] <= (*failed)[i]) continue;
-      out.lane = static_cast<int>(i);
+      if (out.channel >= 0 && (*failed)[static_cast<size_t>(out.channel)] <= (*failed)[i]) continue;
+      out.channel = static_cast<int>(i);
       out.error = std::current_exception();
     }
   }
@@ -133,14 +133,14 @@ CardGroup::Outcome CardGroup::run(GroupDeadline deadline, bool cancel, const std
   return out;
 }
 
-void CardGroup::lose(const std::string& message) {
+void GpuGroup::lose(const std::string& message) {
   state_->lost = true;
   state_->host.lose(message);
   throw DeviceLost(message);
 }
 
-// What a lane's failure is called. After it the group is of no use.
-void CardGroup::on_lanes(const char* phase, GroupDeadline deadline, const std::function<void(GroupLane&)>& fn) {
+// What a channel's failure is called. After it the group is of no use.
+void GpuGroup::on_channels(const char* phase, GroupDeadline deadline, const std::function<void(GroupChannel&)>& fn) {
   const Outcome out = run(deadline, true, fn);
   if (!out.error) return;
   GroupErrorKind kind = GroupErrorKind::kBroken;
@@ -160,8 +160,8 @@ void CardGroup::on_lanes(const char* phase, GroupDeadline deadline, const std::f
     said = error.what();
   }
   State& s = *state_;
-  GroupLane& lane = *s.lanes[static_cast<size_t>(out.lane)];
-  std::string text = describe() + ", " + phase + ", rank " + std::to_string(lane.rank()) + " (" + lane.card().label() +
+  GroupChannel& channel = *s.channels[static_cast<size_t>(out.channel)];
+  std::string text = describe() + ", " + phase + ", rank " + std::to_string(channel.rank()) + " (" + channel.gpu().label() +
                      ") after " + seconds_text(out.seconds) + " s: " + said;
   {
     const std::lock_guard lock(s.mutex);
@@ -176,38 +176,38 @@ void CardGroup::on_lanes(const char* phase, GroupDeadline deadline, const std::f
   throw GroupError(kind, text);
 }
 
-void CardGroup::connect(const uint8_t* id, GroupDeadline deadline) {
+void GpuGroup::connect(const uint8_t* id, GroupDeadline deadline) {
   State& s = *state_;
   {
     const std::lock_guard lock(s.mutex);
     if (!s.reason.empty()) throw GroupError(GroupErrorKind::kBroken, describe() + ", connecting: " + s.reason);
   }
-  if (s.ended || !s.lanes.empty()) {
+  if (s.ended || !s.channels.empty()) {
     throw std::invalid_argument(describe() + (s.ended ? " has ended" : " was connected before"));
   }
   if (Clock::now() >= deadline) {
     throw GroupError(GroupErrorKind::kTimeout, describe() + ", connecting: the deadline has passed before it began");
   }
-  open_lanes();
+  open_channels();
   NcclUniqueId unique;
   static_assert(sizeof unique.bytes == kIdBytes);
   std::memcpy(unique.bytes, id, sizeof unique.bytes);
   const GroupWait wait{deadline, &s.cancel};
-  on_lanes(("connecting by NCCL " + library()).c_str(), deadline,
-           [this, unique, wait](GroupLane& lane) { lane.join(api_, unique, options_.size, wait); });
+  on_channels(("connecting by NCCL " + library()).c_str(), deadline,
+           [this, unique, wait](GroupChannel& channel) { channel.join(api_, unique, options_.size, wait); });
   s.connected = true;
   if (options_.warm_up) {
-    on_lanes("warming up", deadline, [wait](GroupLane& lane) { lane.barrier(wait); });
+    on_channels("warming up", deadline, [wait](GroupChannel& channel) { channel.barrier(wait); });
   }
 }
 
-void CardGroup::open_lanes() {
+void GpuGroup::open_channels() {
   State& s = *state_;
   std::string failed;
   for (size_t i = 0; i < s.tensor_ranks.size() && failed.empty(); i++) {
     try {
-      auto card = s.host.open(s.tensor_ranks[i]);
-      s.lanes.push_back(std::make_unique<GroupLane>(std::move(card), options_.first_rank + static_cast<int>(i)));
+      auto gpu = s.host.open(s.tensor_ranks[i]);
+      s.channels.push_back(std::make_unique<GroupChannel>(std::move(gpu), options_.first_rank + static_cast<int>(i)));
     } catch (const DeviceLost& error) {
       lose(error.what());
     } catch (const std::exception& error) {
@@ -223,24 +223,24 @@ void CardGroup::open_lanes() {
   throw GroupError(GroupErrorKind::kBroken, failed);
 }
 
-void CardGroup::stage(uint64_t bytes, int slots) {
+void GpuGroup::stage(uint64_t bytes, int slots) {
   State& s = *state_;
-  if (s.ended || s.lanes.empty()) throw std::invalid_argument(describe() + " is not connected");
-  demand_free_slots();
+  if (s.ended || s.channels.empty()) throw std::invalid_argument(describe() + " is not connected");
+  require_free_slots();
   if (bytes > (uint64_t{1} << 48)) throw std::bad_alloc();
   if (bytes == s.slot_bytes && (bytes == 0 || slots == s.slots)) return;
   s.slot_bytes = 0;
-  const Outcome out = run(Clock::now(), false, [bytes, slots](GroupLane& lane) { lane.stage(bytes, slots); });
+  const Outcome out = run(Clock::now(), false, [bytes, slots](GroupChannel& channel) { channel.stage(bytes, slots); });
   if (!out.error) {
     s.slot_bytes = bytes;
     s.slots = slots;
     return;
   }
-  run(Clock::now(), false, [](GroupLane& lane) { lane.stage(0, 0); });  // all or none
+  run(Clock::now(), false, [](GroupChannel& channel) { channel.stage(0, 0); });  // all or none
   std::rethrow_exception(out.error);
 }
 
-StagedSlot CardGroup::staged(int slot) const {
+StagedSlot GpuGroup::staged(int slot) const {
   const State& s = *state_;
   if (s.room(slot) == 0) throw std::invalid_argument(describe() + ": slot " + std::to_string(slot) + " has no room");
   if (local_ranks() != s.host.ranks) {
@@ -249,12 +249,12 @@ StagedSlot CardGroup::staged(int slot) const {
   }
   StagedSlot out;
   out.source.bytes = s.slot_bytes;
-  for (const auto& lane : s.lanes) out.source.rank_data.push_back(lane->slot_data(slot));
+  for (const auto& channel : s.channels) out.source.rank_data.push_back(channel->slot_data(slot));
   return out;
 }
 
-void CardGroup::send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) {
-  demand_idle("sending");
+void GpuGroup::send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline) {
+  require_idle("sending");
   State& s = *state_;
   if (bytes > s.slot_bytes) {
     throw std::invalid_argument(describe() + ": " + std::to_string(bytes) +
@@ -263,19 +263,19 @@ void CardGroup::send(const uint8_t* data, uint64_t bytes, GroupDeadline deadline
   if (bytes == 0) return;
   const GroupWait wait{deadline, &s.cancel};
   const int root = options_.first_rank;
-  on_lanes("sending", deadline, [data, bytes, root, wait](GroupLane& lane) {
-    if (lane.rank() == root) return lane.send(data, bytes, wait);
-    lane.begin(0, {{0, bytes}}, root, wait);
-    lane.arrive(wait);
+  on_channels("sending", deadline, [data, bytes, root, wait](GroupChannel& channel) {
+    if (channel.rank() == root) return channel.send(data, bytes, wait);
+    channel.begin(0, {{0, bytes}}, root, wait);
+    channel.arrive(wait);
   });
 }
 
-void CardGroup::params(Device&, const CoreConfig&, int rank, int root, GroupDeadline deadline) {
+void GpuGroup::params(Device&, const CoreConfig&, int rank, int root, GroupDeadline deadline) {
   params(rank, root, deadline);
 }
 
-void CardGroup::params(int rank, int root, GroupDeadline deadline) {
-  demand_idle("parameters");
+void GpuGroup::params(int rank, int root, GroupDeadline deadline) {
+  require_idle("parameters");
   State& s = *state_;
   if (local_ranks() != 1 || s.tensor_ranks[0] != rank) {
     throw std::invalid_argument(describe() + ": parameters of tensor-parallel rank " + std::to_string(rank) +
@@ -286,16 +286,16 @@ void CardGroup::params(int rank, int root, GroupDeadline deadline) {
   }
   const std::vector<GroupSpan> spans = s.host.params(rank);
   const GroupWait wait{deadline, &s.cancel};
-  on_lanes("parameters", deadline, [spans, root, wait](GroupLane& lane) { lane.broadcast(spans, root, wait); });
+  on_channels("parameters", deadline, [spans, root, wait](GroupChannel& channel) { channel.broadcast(spans, root, wait); });
 }
 
-void CardGroup::barrier(GroupDeadline deadline) {
-  demand_idle("barrier");
+void GpuGroup::barrier(GroupDeadline deadline) {
+  require_idle("barrier");
   const GroupWait wait{deadline, &state_->cancel};
-  on_lanes("barrier", deadline, [wait](GroupLane& lane) { lane.barrier(wait); });
+  on_channels("barrier", deadline, [wait](GroupChannel& channel) { channel.barrier(wait); });
 }
 
-void CardGroup::abort(const std::string& reason) noexcept {
+void GpuGroup::abort(const std::string& reason) noexcept {
   State& s = *state_;
   try {
     const std::lock_guard lock(s.mutex);
@@ -308,7 +308,7 @@ void CardGroup::abort(const std::string& reason) noexcept {
   s.cancel = true;
 }
 
-void CardGroup::end() noexcept {
+void GpuGroup::end() noexcept {
   State& s = *state_;
   if (s.ended) return;
   s.ended = true;
@@ -319,13 +319,13 @@ void CardGroup::end() noexcept {
     abort = !s.reason.empty() || !s.connected;
   }
   try {
-    if (!s.lost) run(Clock::now(), false, [abort](GroupLane& lane) { lane.close(abort, kEndSeconds); });
+    if (!s.lost) run(Clock::now(), false, [abort](GroupChannel& channel) { channel.close(abort, kEndSeconds); });
   } catch (...) {
   }
   if (s.lost) {
     new std::shared_ptr<State>(state_);  // never destroyed: threads that are stuck use it
   } else {
-    s.lanes.clear();
+    s.channels.clear();
   }
 }
 

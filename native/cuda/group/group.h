@@ -1,5 +1,5 @@
 // A process group of NCCL: ranks of a device, each on a thread, a stream and a communicator of its own, among ranks of
-// other processes. It knows no CUDA: that is GroupCard's.
+// other processes. It knows no CUDA: that is GroupGpu's.
 #pragma once
 #include <atomic>
 #include <exception>
@@ -9,17 +9,17 @@
 #include <string>
 #include <vector>
 
-#include "cuda/group/group_card.h"
-#include "cuda/group/group_lane.h"
+#include "cuda/group/group_gpu.h"
+#include "cuda/group/group_channel.h"
 #include "transport/nccl/nccl_group.h"
 
 namespace refit::cuda {
 
-class CardGroup : public NcclGroup {
+class GpuGroup : public NcclGroup {
  public:
-  // Opens the library; touches no card. Throws GroupError (kRefused) where it cannot be.
-  CardGroup(GroupHost host, const NcclGroupOptions& options);
-  ~CardGroup() override;
+  // Opens the library; touches no GPU. Throws GroupError (kRefused) where it cannot be.
+  GpuGroup(GroupHost host, const NcclGroupOptions& options);
+  ~GpuGroup() override;
 
   std::string describe() const override;
   std::string library() const override;
@@ -43,27 +43,27 @@ class CardGroup : public NcclGroup {
  private:
   struct State;
 
-  // How a call on all lanes went: the first failure, and whose it is.
+  // How a call on all channels went: the first failure, and whose it is.
   struct Outcome {
     std::exception_ptr error;
-    int lane = -1;
+    int channel = -1;
     double seconds = 0;
   };
 
-  Outcome run(GroupDeadline deadline, bool cancel, const std::function<void(GroupLane&)>& fn);
-  void on_lanes(const char* phase, GroupDeadline deadline, const std::function<void(GroupLane&)>& fn);
-  void open_lanes();
+  Outcome run(GroupDeadline deadline, bool cancel, const std::function<void(GroupChannel&)>& fn);
+  void on_channels(const char* phase, GroupDeadline deadline, const std::function<void(GroupChannel&)>& fn);
+  void open_channels();
   [[noreturn]] void lose(const std::string& message);
-  void demand_usable(const char* phase) const;
-  void demand_idle(const char* phase) const;
-  void demand_free_slots() const;
-  void all_or_none(GroupDeadline deadline, const std::function<void(GroupLane&)>& fn);
-  void demand_root(int root) const;
+  void require_usable(const char* phase) const;
+  void require_idle(const char* phase) const;
+  void require_free_slots() const;
+  void all_or_none(GroupDeadline deadline, const std::function<void(GroupChannel&)>& fn);
+  void require_root(int root) const;
   int local_ranks() const;
 
   const NcclGroupOptions options_;
   const NcclApi& api_;
-  // Shared with the cards' threads: one that is stuck keeps what it uses.
+  // Shared with the GPUs' threads: one that is stuck keeps what it uses.
   const std::shared_ptr<State> state_;
 };
 

@@ -10,10 +10,10 @@
 namespace refit::cuda {
 namespace {
 
-class CudaGroupCard : public GroupCard {
+class CudaGroupGpu : public GroupGpu {
  public:
   // A health of its own: how long a rank may wait for others is the group's to say, not the watchdog's.
-  CudaGroupCard(int rank, int device) : rank_(rank, device) {
+  CudaGroupGpu(int rank, int device) : rank_(rank, device) {
     rank_
         .run([this] {
           for (auto& set : marks_) {
@@ -24,7 +24,7 @@ class CudaGroupCard : public GroupCard {
         })
         .get();
   }
-  ~CudaGroupCard() override {
+  ~CudaGroupGpu() override {
     try {
       rank_
           .run([this] {
@@ -34,7 +34,7 @@ class CudaGroupCard : public GroupCard {
           })
           .get();
     } catch (...) {
-      // The card is lost, and the process about to end.
+      // The GPU is lost, and the process about to end.
     }
   }
 
@@ -54,7 +54,7 @@ class CudaGroupCard : public GroupCard {
     cudaMemGetInfo(&free, &total);
     throw NoMemory(label() + " has no room for " + gigabytes(bytes) +
                    " of a process group's staging: " + gigabytes(free) + " of " + gigabytes(total) +
-                   " are free; lower --bucket-bytes or --mem-fraction, or end what else uses the card");
+                   " are free; lower --bucket-bytes or --mem-fraction, or end what else uses the GPU");
   }
   void free(uint8_t* memory) noexcept override { cudaFree(memory); }
 
@@ -90,8 +90,8 @@ class CudaGroupCard : public GroupCard {
 
 }  // namespace
 
-std::unique_ptr<GroupCard> open_group_card(int rank, int device) {
-  return std::make_unique<CudaGroupCard>(rank, device);
+std::unique_ptr<GroupGpu> open_group_gpu(int rank, int device) {
+  return std::make_unique<CudaGroupGpu>(rank, device);
 }
 
 }  // namespace refit::cuda

@@ -1,4 +1,4 @@
-// What a group's calls and its cards' threads have in common.
+// What a group's calls and its GPUs' threads have in common.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -11,12 +11,12 @@
 
 namespace refit::cuda {
 
-struct CardGroup::State {
+struct GpuGroup::State {
   explicit State(GroupHost given) : host(std::move(given)) {}
 
   const GroupHost host;
-  std::vector<std::unique_ptr<GroupLane>> lanes;  // from connect to end
-  std::vector<int> tensor_ranks;                  // each lane's
+  std::vector<std::unique_ptr<GroupChannel>> channels;  // from connect to end
+  std::vector<int> tensor_ranks;                  // each channel's
   bool connected = false, ended = false;
   uint64_t slot_bytes = 0;
   int slots = 0;            // of so many bytes
@@ -27,7 +27,7 @@ struct CardGroup::State {
   mutable std::mutex mutex;
   std::string reason;    // of the abort; of the first failure, after which the group is of no use
   bool aborted = false;  // by the caller
-  bool lost = false;     // a card: nothing is freed
+  bool lost = false;     // a GPU: nothing is freed
 };
 
 }  // namespace refit::cuda

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/write/places.h"
-#include "cuda/group/group_card.h"
+#include "cuda/group/group_gpu.h"
 
 namespace refit::cuda {
 

@@ -117,7 +117,7 @@ void NcclComm::finish() {
     throw;
   }
   // Not ncclCommDestroy, which returns only when the other ranks of this machine destroy theirs (seen with 2.28): a
-  // card must not stand still for them.
+  // GPU must not stand still for them.
   abort();
 }
 

@@ -29,13 +29,13 @@ struct NcclWait {
 // For a communicator to be; one rank calls it and tells the others. Throws NcclError.
 NcclUniqueId new_nccl_id(const NcclApi& api);
 
-// One rank of a communicator, used by one thread at a time, with the rank's card current. Calls only launch: that the
+// One rank of a communicator, used by one thread at a time, with the rank's GPU current. Calls only launch: that the
 // stream has passed them, cudaStreamQuery tells, and check() whether it still can.
 //
 // All throw NcclError. After one the communicator is of no use, and all ranks should abort theirs.
 class NcclComm {
  public:
-  // Joins as `rank` of `ranks`; returns when all have come. No two ranks may be on one card. `wait` goes for all later
+  // Joins as `rank` of `ranks`; returns when all have come. No two ranks may be on one GPU. `wait` goes for all later
   // calls as well.
   NcclComm(const NcclApi& api, const NcclUniqueId& id, int ranks, int rank, NcclWait wait);
   // Aborts what neither finish() nor abort() has ended.

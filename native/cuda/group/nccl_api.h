@@ -73,7 +73,7 @@ static_assert(offsetof(NcclConfig, traffic_class) == 44);
 // A configuration that a library of this version takes, where calls do not block and all else is the library's choice.
 NcclConfig nccl_config(int library_version);
 
-// An open library. The functions answer an NcclResult; pointers are to memory of the current card.
+// An open library. The functions answer an NcclResult; pointers are to memory of the current GPU.
 struct NcclApi {
   std::string path;  // where the loader has it from
   int version = 0;   // 22809 for 2.28.9

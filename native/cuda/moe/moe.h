@@ -16,7 +16,7 @@ struct MoeShape {
   int64_t hidden, inter;  // inter: of one expert on this rank
 };
 
-// Where the choice is written down besides: the experts of token t at to[t * stride ...], best first. On the card.
+// Where the choice is written down besides: the experts of token t at to[t * stride ...], best first. On the GPU.
 struct RouteRecord {
   uint16_t* to = nullptr;
   int64_t stride = 0;
@@ -26,15 +26,15 @@ class Moe {
  public:
   // Bytes of scratch that `run` needs for at most `tokens` tokens.
   static size_t scratch_bytes(const MoeShape& shape, int64_t tokens);
-  // `scratch`: memory of the card, aligned to 256 bytes; nothing in it outlives a run. Less than for all tokens is
+  // `scratch`: memory of the GPU, aligned to 256 bytes; nothing in it outlives a run. Less than for all tokens is
   // allowed: they then go in several turns. Throws std::invalid_argument where the shape or the scratch cannot be
-  // worked with. The card is current.
+  // worked with. The GPU is current.
   Moe(const MoeShape& shape, Gemm& gemm, void* scratch, size_t scratch_bytes);
 
   // x [T, hidden]; router [E, hidden]; w13 [E * 2 inter, hidden]; w2 [E * hidden, inter]. With one rank: y [T, hidden]
   // is the finished sum. With several (partial true) an expert's output is a partial sum over the ranks' shares of
   // inter, and rounding must wait: y is then the bf16 rounding of this rank's weighted fp32 sum, for the all-reduce. y
-  // is not x. Nothing waits for the card, and grids depend on count alone.
+  // is not x. Nothing waits for the GPU, and grids depend on count alone.
   void run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
            cudaStream_t stream, RouteRecord record = {});
   // What Gemm::load is to a product.

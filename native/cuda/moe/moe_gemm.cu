@@ -1,4 +1,4 @@
-// The experts' products: the same cores as for plain matrices, once for each row tile of the list that the card made.
+// The experts' products: the same cores as for plain matrices, once for each row tile of the list that the GPU made.
 #include "cuda/device/check.h"
 #include "cuda/gemm/gemm_stream.cuh"
 #include "cuda/gemm/gemm_tile.cuh"

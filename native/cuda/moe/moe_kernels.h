@@ -19,7 +19,7 @@ constexpr int64_t max_row_tiles(int64_t pairs, int64_t experts, int64_t tile_row
   return (pairs + std::min(experts, pairs) * (tile_rows - 1)) / tile_rows;
 }
 
-// What the kernels leave for each other; all on the card.
+// What the kernels leave for each other; all on the GPU.
 struct MoeScratch {
   bf16* logits;         // [T, experts]
   int32_t* ids;         // [T, k], ascending
@@ -55,7 +55,7 @@ void combine_experts(const MoeShape& shape, const MoeScratch& scratch, bf16* y, 
 // Whether the streaming kernels and the tiles of 128 can read these operands.
 bool moe_rows_aligned(const MoeShape& shape, const bf16* x, const bf16* w13, const bf16* w2);
 
-// Loads the kernels onto the current card and allows them their shared memory; before the first launch.
+// Loads the kernels onto the current GPU and allows them their shared memory; before the first launch.
 void prepare_moe_gemm();
 void prepare_moe_route();
 

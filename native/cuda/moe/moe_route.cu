@@ -1,5 +1,5 @@
 // Which token goes to which expert, in which order its rows are worked on, and how the results come together again.
-// Nothing here leaves the card, and every order is fixed: by token, expert and place, never by who comes first.
+// Nothing here leaves the GPU, and every order is fixed: by token, expert and place, never by who comes first.
 #include <stdexcept>
 
 #include "cuda/device/check.h"

@@ -1,4 +1,4 @@
-// From logits to tokens and logprobs on the card, in fp32; the rules, their order and the noise are those of
+// From logits to tokens and logprobs on the GPU, in fp32; the rules, their order and the noise are those of
 // native/cpu/sampler/sampler.h. A row's result depends on its logits and its own fields alone.
 #pragma once
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace refit::cuda {
 
-// The sampling fields of a step's rows, on the card (meaning and shapes as in core/step.h and src/native/addon.ts).
+// The sampling fields of a step's rows, on the GPU (meaning and shapes as in core/step.h and src/native/addon.ts).
 struct SampleRows {
   const int32_t* row_ints;
   const float* row_floats;
@@ -28,7 +28,7 @@ struct SampleRows {
   float* saved_bias;
 };
 
-// Where results go, on the card; flat as StepResult. Every entry of the rows is written.
+// Where results go, on the GPU; flat as StepResult. Every entry of the rows is written.
 struct SampleOutput {
   int32_t* tokens;
   float* logprobs;

@@ -1,5 +1,5 @@
 // The batched scatter that every update ends in: one launch per rank runs a list of strided copies with conversion to
-// bf16, from this card, a peer or pinned host memory. Long runs of bytes from this card go by its own copy.
+// bf16, from this GPU, a peer or pinned host memory. Long runs of bytes from this GPU go by its own copy.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -19,12 +19,12 @@ struct Copy2d {
   int64_t src_row_bytes, src_col_bytes;
   int64_t dst_cols;  // elements from row to row of the parameter
   DType dtype;
-  // What the source lies in: no copy of the card's own is asked to reach from one allocation into another, also where
+  // What the source lies in: no copy of the GPU's own is asked to reach from one allocation into another, also where
   // that begins at the next address.
   int memory = 0;
 };
 
-// One per rank. The list is cut into tiles of equal work on the host, copied to the card through an own pinned ring
+// One per rank. The list is cut into tiles of equal work on the host, copied to the GPU through an own pinned ring
 // (several lists may be under way), and run by one launch, or one for every kScatterCopies copies.
 class Scatter {
  public:
@@ -34,8 +34,8 @@ class Scatter {
   // quarter of it (H200).
   static constexpr uint64_t kLongRun = 256 << 20;
 
-  // The card must be current, here and below. `bulk`: on cards from sm_90 on, long rows go by bulk copies through
-  // shared memory. `long_run`: of sources on the same card. Throws CudaError.
+  // The GPU must be current, here and below. `bulk`: on GPUs from sm_90 on, long rows go by bulk copies through
+  // shared memory. `long_run`: of sources on the same GPU. Throws CudaError.
   explicit Scatter(uint32_t tile_bytes = kTileBytes, bool bulk = true, uint64_t long_run = kLongRun);
   ~Scatter();
   Scatter(const Scatter&) = delete;

@@ -6,7 +6,7 @@
 
 namespace refit::cuda {
 
-// A ScatterList on the card.
+// A ScatterList on the GPU.
 struct ScatterTiles {
   const uint32_t* first_tile;
   const ScatterCopy* copies;
@@ -18,7 +18,7 @@ struct ScatterWork {
   ScatterTiles threads, bulk;
 };
 
-// The card is current; a bulk list needs sm_90. Throws CudaError.
+// The GPU is current; a bulk list needs sm_90. Throws CudaError.
 void launch_scatter(const ScatterWork& work, cudaStream_t stream);
 
 }  // namespace refit::cuda

@@ -1,4 +1,4 @@
-// How a list of strided copies becomes tiles: plain host arithmetic, without a card.
+// How a list of strided copies becomes tiles: plain host arithmetic, without a GPU.
 //
 // A row of a copy is cut into slots: the aligned 16 bytes of the target that it touches (8 elements). A tile is some
 // rows times some slots; a block of the kernel takes one tile at a time.
@@ -19,7 +19,7 @@ enum class ScatterPath : uint8_t {
   kTranspose,  // rows of the source are closer together than columns: through shared memory
 };
 
-// What a block needs to know of a copy; the layout is the card's.
+// What a block needs to know of a copy; the layout is the GPU's.
 struct alignas(16) ScatterCopy {
   uint64_t src, dst;         // addresses of element (0, 0)
   int64_t src_row, src_col;  // bytes

@@ -24,20 +24,20 @@ ScatterSegment::ScatterSegment() {
   check(cudaHostAlloc(reinterpret_cast<void**>(&host_), 2 * kListBytes, cudaHostAllocDefault),
         "cudaHostAlloc(scatter lists)");
   try {
-    check(cudaMalloc(reinterpret_cast<void**>(&card_), 2 * kListBytes), "cudaMalloc(scatter list)");
+    check(cudaMalloc(reinterpret_cast<void**>(&gpu_), 2 * kListBytes), "cudaMalloc(scatter list)");
     check(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
   } catch (...) {
-    cudaFree(card_);
+    cudaFree(gpu_);
     cudaFreeHost(host_);
     throw;
   }
 }
 
 ScatterSegment::~ScatterSegment() {
-  // After a lost card these only fail.
+  // After a lost GPU these only fail.
   if (used_) cudaEventSynchronize(done_);
   cudaEventDestroy(done_);
-  cudaFree(card_);
+  cudaFree(gpu_);
   cudaFreeHost(host_);
 }
 
@@ -52,17 +52,17 @@ ScatterWork ScatterSegment::upload(const ScatterLists& lists, cudaStream_t strea
 
 ScatterTiles ScatterSegment::upload(size_t offset, const ScatterList& list, cudaStream_t stream) {
   uint8_t* const host = host_ + offset;
-  uint8_t* const card = card_ + offset;
+  uint8_t* const gpu = gpu_ + offset;
   const auto send = [&](size_t at, size_t bytes) {
-    check(cudaMemcpyAsync(card + at, host + at, bytes, cudaMemcpyHostToDevice, stream),
+    check(cudaMemcpyAsync(gpu + at, host + at, bytes, cudaMemcpyHostToDevice, stream),
           "cudaMemcpyAsync(scatter list)");
   };
   *reinterpret_cast<uint32_t*>(host) = 0;
   // An empty list has its counter too: blocks ask it once.
   send(0, kCounterBytes + (list.count > 0 ? list.count + 1 : 0) * sizeof(uint32_t));
   if (list.count > 0) send(kFirstBytes, list.count * sizeof(ScatterCopy));
-  const ScatterList there = list_at(card);
-  return {there.first_tile, there.copies, list.count, list.tiles, reinterpret_cast<uint32_t*>(card)};
+  const ScatterList there = list_at(gpu);
+  return {there.first_tile, there.copies, list.count, list.tiles, reinterpret_cast<uint32_t*>(gpu)};
 }
 
 void ScatterSegment::mark(cudaStream_t stream) {

@@ -1,4 +1,4 @@
-// The tables of one launch on their way from the host to the card: the same layout in pinned memory and on the card.
+// The tables of one launch on their way from the host to the GPU: the same layout in pinned memory and on the GPU.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -9,13 +9,13 @@ namespace refit::cuda {
 
 class ScatterSegment {
  public:
-  // Room for kScatterCopies copies in each of two lists. The card must be current, here and below. Throws CudaError.
+  // Room for kScatterCopies copies in each of two lists. The GPU must be current, here and below. Throws CudaError.
   ScatterSegment();
   ~ScatterSegment();
   ScatterSegment(const ScatterSegment&) = delete;
   ScatterSegment& operator=(const ScatterSegment&) = delete;
 
-  // Waits until the card has passed what was last marked, then gives out empty lists in pinned memory.
+  // Waits until the GPU has passed what was last marked, then gives out empty lists in pinned memory.
   ScatterLists lists();
   // Enqueues the copy of what the lists use; counters are zero behind it.
   ScatterWork upload(const ScatterLists& lists, cudaStream_t stream);
@@ -26,7 +26,7 @@ class ScatterSegment {
   ScatterTiles upload(size_t offset, const ScatterList& list, cudaStream_t stream);
 
   uint8_t* host_ = nullptr;
-  uint8_t* card_ = nullptr;
+  uint8_t* gpu_ = nullptr;
   cudaEvent_t done_ = nullptr;
   bool used_ = false;
 };

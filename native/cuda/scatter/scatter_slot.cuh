@@ -7,7 +7,7 @@ namespace refit::cuda {
 template <DType kType>
 constexpr int kSizeOf = kType == DType::kFloat32 ? 4 : 2;
 
-// Read once, from a card, a peer or the host: nothing is worth a place in L1.
+// Read once, from a GPU, a peer or the host: nothing is worth a place in L1.
 __device__ __forceinline__ uint4 load_vector(uint64_t address) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -52,7 +52,7 @@ __device__ __forceinline__ uint32_t load_u32(uint64_t address) {
   return load_u16(address) | load_u16(address + 2) << 16;
 }
 
-// The bits of core/dtype.h: round to nearest even, NaN quieted with its upper bits kept (the card's own conversion
+// The bits of core/dtype.h: round to nearest even, NaN quieted with its upper bits kept (the GPU's own conversion
 // gives another NaN).
 __device__ __forceinline__ uint32_t float_bits_to_bf16(uint32_t u) {
   const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;

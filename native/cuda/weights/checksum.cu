@@ -166,20 +166,20 @@ struct Checksum::State {
     check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
     check(cudaHostAlloc(reinterpret_cast<void**>(&host), kScatterCopies * sizeof(uint64_t), cudaHostAllocDefault),
           "cudaHostAlloc(checksums)");
-    if (const cudaError_t failed = cudaMalloc(reinterpret_cast<void**>(&card), kScatterCopies * sizeof(uint64_t))) {
+    if (const cudaError_t failed = cudaMalloc(reinterpret_cast<void**>(&gpu), kScatterCopies * sizeof(uint64_t))) {
       cudaFreeHost(host);
       check(failed, "cudaMalloc(checksums)");
     }
   }
   ~State() {
-    cudaFree(card);
+    cudaFree(gpu);
     cudaFreeHost(host);
   }
 
   ScatterSegment segment;
   int sms = 0;
   uint64_t* host = nullptr;
-  unsigned long long* card = nullptr;
+  unsigned long long* gpu = nullptr;
 };
 
 Checksum::Checksum() : state_(std::make_unique<State>()) {}
@@ -206,13 +206,13 @@ std::vector<uint64_t> Checksum::run(const std::vector<SumRect>& rects, cudaStrea
     }
     if (to == from) throw std::length_error("checksum: a rectangle is too large for one launch");
     if (list.tiles > 0) {
-      check(cudaMemsetAsync(s.card, 0, (to - from) * sizeof(uint64_t), stream), "cudaMemsetAsync(checksums)");
+      check(cudaMemsetAsync(s.gpu, 0, (to - from) * sizeof(uint64_t), stream), "cudaMemsetAsync(checksums)");
       const ScatterTiles tiles = s.segment.upload(lists, stream).threads;
       const auto blocks = std::min(tiles.tiles, static_cast<uint32_t>(2 * s.sms));
-      checksum_kernel<<<blocks, kThreads, 0, stream>>>(tiles, s.card);
+      checksum_kernel<<<blocks, kThreads, 0, stream>>>(tiles, s.gpu);
       check_launch("checksum");
       s.segment.mark(stream);
-      check(cudaMemcpyAsync(s.host, s.card, (to - from) * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream),
+      check(cudaMemcpyAsync(s.host, s.gpu, (to - from) * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream),
             "cudaMemcpyAsync(checksums)");
       check(cudaStreamSynchronize(stream), "checksum");
       std::copy_n(s.host, to - from, out.begin() + static_cast<int64_t>(from));

@@ -1,4 +1,4 @@
-// Partial checksums of docs/checksum.md on a card; the values are those of core/checksum.h.
+// Partial checksums of docs/checksum.md on a GPU; the values are those of core/checksum.h.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -20,7 +20,7 @@ struct SumRect {
 // One per rank.
 class Checksum {
  public:
-  // The card must be current, here and below. Throws CudaError.
+  // The GPU must be current, here and below. Throws CudaError.
   Checksum();
   ~Checksum();
   Checksum(const Checksum&) = delete;

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <mutex>
 
-#include "cuda/device/cards.h"
+#include "cuda/device/gpus.h"
 #include "cuda/device/uuid.h"
 #include "cuda/exchange/peers.h"
 
@@ -15,16 +15,16 @@ using ipc::Cause;
 using ipc::Mapping;
 using ipc::Refused;
 
-void demand(CUresult code, const char* operation, bool visible = true) {
+void require_success(CUresult code, const char* operation, bool visible = true) {
   if (code == CUDA_SUCCESS) return;
   throw Refused(cause_of(code, visible), CudaError(static_cast<cudaError_t>(code), operation).what());
 }
 
 // A rank's context for a scope, on any thread. Afterwards the thread has the one that it had, or none: to restore by
-// cudaSetDevice would give a thread without any a context on card 0.
+// cudaSetDevice would give a thread without any a context on GPU 0.
 class InContext {
  public:
-  explicit InContext(CUcontext context) { demand(driver().push_context(context), "cuCtxPushCurrent"); }
+  explicit InContext(CUcontext context) { require_success(driver().push_context(context), "cuCtxPushCurrent"); }
   ~InContext() {
     CUcontext own = nullptr;
     driver().pop_context(&own);
@@ -39,16 +39,16 @@ void set_access(CUdeviceptr base, uint64_t bytes, int device) {
   access.location.id = device;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
   const CUresult code = driver().set_access(base, bytes, &access, 1);
-  if (code != CUDA_ERROR_INVALID_VALUE && code != CUDA_ERROR_NOT_SUPPORTED) return demand(code, "cuMemSetAccess");
+  if (code != CUDA_ERROR_INVALID_VALUE && code != CUDA_ERROR_NOT_SUPPORTED) return require_success(code, "cuMemSetAccess");
   // Drivers that know no memory which is only read.
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  demand(driver().set_access(base, bytes, &access, 1), "cuMemSetAccess");
+  require_success(driver().set_access(base, bytes, &access, 1), "cuMemSetAccess");
 }
 
 CUevent event_of(uint64_t event) { return reinterpret_cast<CUevent>(event); }
 
 // All that opens and closes what other processes share goes one after another, whatever the context: two threads that
-// open one handle in one context at the same time (ranks that share a card) may meet CUDA_ERROR_ALREADY_MAPPED. The
+// open one handle in one context at the same time (ranks that share a GPU) may meet CUDA_ERROR_ALREADY_MAPPED. The
 // driver does one at a time anyway: more threads were no faster.
 std::mutex opening;
 
@@ -77,54 +77,54 @@ ipc::Cause cause_of(CUresult code, bool visible) {
   }
 }
 
-CardIpc::CardIpc(std::vector<std::unique_ptr<Rank>>& ranks) : ranks_(ranks), contexts_(ranks.size()) {
+GpuIpc::GpuIpc(std::vector<std::unique_ptr<Rank>>& ranks) : ranks_(ranks), contexts_(ranks.size()) {
   on_all(ranks_, [this](Rank& rank) {
     check(driver().current_context(&contexts_[static_cast<size_t>(rank.index)]), "cuCtxGetCurrent");
   });
-  const int count = count_cards();
-  for (int card = 0; card < count; card++) {
+  const int count = count_gpus();
+  for (int gpu = 0; gpu < count; gpu++) {
     cudaDeviceProp prop;
-    check(cudaGetDeviceProperties(&prop, card), "cudaGetDeviceProperties");
-    cards_.push_back(uuid_text(prop.uuid));
+    check(cudaGetDeviceProperties(&prop, gpu), "cudaGetDeviceProperties");
+    gpus_.push_back(uuid_text(prop.uuid));
   }
 }
 
-ipc::Mapping CardIpc::open(int rank, const Segment& segment) {
+ipc::Mapping GpuIpc::open(int rank, const Segment& segment) {
   const InContext current(contexts_[static_cast<size_t>(rank)]);
   const int device = ranks_[static_cast<size_t>(rank)]->device;
-  // A card that this process does not see may still be reached: the driver has the last word.
-  const auto found = std::find(cards_.begin(), cards_.end(), segment.uuid);
-  const bool visible = found != cards_.end() || segment.uuid.empty();
-  if (found != cards_.end() && !reaches(device, static_cast<int>(found - cards_.begin()))) {
-    throw Refused(Cause::kNoPeer, "card " + std::to_string(device) + " has no peer access to card " +
-                                      std::to_string(found - cards_.begin()));
+  // A GPU that this process does not see may still be reached: the driver has the last word.
+  const auto found = std::find(gpus_.begin(), gpus_.end(), segment.uuid);
+  const bool visible = found != gpus_.end() || segment.uuid.empty();
+  if (found != gpus_.end() && !reaches(device, static_cast<int>(found - gpus_.begin()))) {
+    throw Refused(Cause::kNoPeer, "GPU " + std::to_string(device) + " has no peer access to GPU " +
+                                      std::to_string(found - gpus_.begin()));
   }
   return segment.handle.empty() ? open_blocks(device, segment, visible) : open_handle(segment, visible);
 }
 
-ipc::Mapping CardIpc::open_handle(const Segment& segment, bool visible) {
+ipc::Mapping GpuIpc::open_handle(const Segment& segment, bool visible) {
   CUipcMemHandle handle{};
   static_assert(sizeof handle == Segment::kHandleBytes);
   std::memcpy(&handle, segment.handle.data(), sizeof handle);
   CUdeviceptr address = 0;
   const std::lock_guard lock(opening);
-  demand(driver().ipc_open(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS), "cuIpcOpenMemHandle", visible);
+  require_success(driver().ipc_open(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS), "cuIpcOpenMemHandle", visible);
   CUdeviceptr base = 0;
   size_t bytes = 0;
   const CUresult code = driver().address_range(&base, &bytes, address);
   if (code != CUDA_SUCCESS) {
     driver().ipc_close(address);
-    demand(code, "cuMemGetAddressRange");
+    require_success(code, "cuMemGetAddressRange");
   }
   return {address, base + bytes - address, false};
 }
 
-ipc::Mapping CardIpc::open_blocks(int device, const Segment& segment, bool visible) {
+ipc::Mapping GpuIpc::open_blocks(int device, const Segment& segment, bool visible) {
   const std::lock_guard lock(opening);
   const uint64_t block = segment.block_bytes;
   const uint64_t bytes = block * segment.blocks();
   CUdeviceptr base = 0;
-  demand(driver().address_reserve(&base, bytes, 0, 0, 0), "cuMemAddressReserve");
+  require_success(driver().address_reserve(&base, bytes, 0, 0, 0), "cuMemAddressReserve");
   uint64_t mapped = 0;
   try {
     for (size_t i = 0; i < segment.blocks(); i++) {
@@ -133,17 +133,17 @@ ipc::Mapping CardIpc::open_blocks(int device, const Segment& segment, bool visib
         CUmemFabricHandle fabric{};
         static_assert(sizeof fabric == Segment::kHandleBytes);
         std::memcpy(&fabric, segment.fabric.data() + i * sizeof fabric, sizeof fabric);
-        demand(driver().import(&memory, &fabric, CU_MEM_HANDLE_TYPE_FABRIC),
+        require_success(driver().import(&memory, &fabric, CU_MEM_HANDLE_TYPE_FABRIC),
                "cuMemImportFromShareableHandle(fabric handle)", visible);
       } else {
         void* const fd = reinterpret_cast<void*>(static_cast<uintptr_t>(segment.fds[i]));
-        demand(driver().import(&memory, fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+        require_success(driver().import(&memory, fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
                "cuMemImportFromShareableHandle(descriptor)", visible);
       }
       const CUresult code = driver().map(base + i * block, block, 0, memory, 0);
       // The mapping holds the memory by itself.
       driver().release(memory);
-      demand(code, "cuMemMap");
+      require_success(code, "cuMemMap");
       mapped += block;
     }
     set_access(base, bytes, device);
@@ -155,48 +155,48 @@ ipc::Mapping CardIpc::open_blocks(int device, const Segment& segment, bool visib
   return {base, bytes, true};
 }
 
-int CardIpc::nearest(const std::string& uuid) const {
+int GpuIpc::nearest(const std::string& uuid) const {
   for (const auto& rank : ranks_) {
-    if (cards_.at(static_cast<size_t>(rank->device)) == uuid) return rank->index;
+    if (gpus_.at(static_cast<size_t>(rank->device)) == uuid) return rank->index;
   }
   return 0;
 }
 
-void CardIpc::close(int rank, const ipc::Mapping& mapping) {
+void GpuIpc::close(int rank, const ipc::Mapping& mapping) {
   const InContext current(contexts_[static_cast<size_t>(rank)]);
   const std::lock_guard lock(opening);
   if (!mapping.blocks) {
-    return demand(driver().ipc_close(mapping.base), "cuIpcCloseMemHandle");
+    return require_success(driver().ipc_close(mapping.base), "cuIpcCloseMemHandle");
   }
-  demand(driver().unmap(mapping.base, mapping.bytes), "cuMemUnmap");
-  demand(driver().address_free(mapping.base, mapping.bytes), "cuMemAddressFree");
+  require_success(driver().unmap(mapping.base, mapping.bytes), "cuMemUnmap");
+  require_success(driver().address_free(mapping.base, mapping.bytes), "cuMemAddressFree");
 }
 
-uint64_t CardIpc::open_event(int rank, const uint8_t* bytes) {
+uint64_t GpuIpc::open_event(int rank, const uint8_t* bytes) {
   const InContext current(contexts_[static_cast<size_t>(rank)]);
   CUipcEventHandle handle{};
   static_assert(sizeof handle == Segment::kHandleBytes);
   std::memcpy(&handle, bytes, sizeof handle);
   CUevent event = nullptr;
   const std::lock_guard lock(opening);
-  demand(driver().ipc_open_event(&event, handle), "cuIpcOpenEventHandle");
+  require_success(driver().ipc_open_event(&event, handle), "cuIpcOpenEventHandle");
   return reinterpret_cast<uint64_t>(event);
 }
 
-// The host looks, and no stream waits: a stream of one card that waited for an event of another process on another card
+// The host looks, and no stream waits: a stream of one GPU that waited for an event of another process on another GPU
 // ended this process in a segmentation fault inside the driver (580.159).
-bool CardIpc::event_done(int rank, uint64_t event) {
+bool GpuIpc::event_done(int rank, uint64_t event) {
   const InContext current(contexts_[static_cast<size_t>(rank)]);
   const CUresult code = driver().event_query(event_of(event));
   if (code == CUDA_ERROR_NOT_READY) return false;
-  demand(code, "cuEventQuery");
+  require_success(code, "cuEventQuery");
   return true;
 }
 
-void CardIpc::close_event(int rank, uint64_t event) {
+void GpuIpc::close_event(int rank, uint64_t event) {
   const InContext current(contexts_[static_cast<size_t>(rank)]);
   const std::lock_guard lock(opening);
-  demand(driver().event_destroy(event_of(event)), "cuEventDestroy");
+  require_success(driver().event_destroy(event_of(event)), "cuEventDestroy");
 }
 
 }  // namespace refit::cuda

@@ -10,22 +10,22 @@
 
 namespace refit::cuda {
 
-// Why the driver refused, as far as its code tells. `visible`: the exporter's card is one of this process's.
+// Why the driver refused, as far as its code tells. `visible`: the exporter's GPU is one of this process's.
 ipc::Cause cause_of(CUresult code, bool visible);
 
-class CardIpc : public ipc::Driver {
+class GpuIpc : public ipc::Driver {
  public:
   // The ranks outlive it. Throws CudaError.
-  explicit CardIpc(std::vector<std::unique_ptr<Rank>>& ranks);
+  explicit GpuIpc(std::vector<std::unique_ptr<Rank>>& ranks);
 
   int ranks() const override { return static_cast<int>(ranks_.size()); }
-  // On the rank's own card, whichever the exporter's is: what that card reads goes over NVLink or PCIe.
+  // On the rank's own GPU, whichever the exporter's is: what that GPU reads goes over NVLink or PCIe.
   ipc::Mapping open(int rank, const Segment& segment) override;
   void close(int rank, const ipc::Mapping& mapping) override;
   uint64_t open_event(int rank, const uint8_t* handle) override;
   bool event_done(int rank, uint64_t event) override;
   void close_event(int rank, uint64_t event) override;
-  // A rank on that card, else the first.
+  // A rank on that GPU, else the first.
   int nearest(const std::string& uuid) const;
 
  private:
@@ -34,7 +34,7 @@ class CardIpc : public ipc::Driver {
 
   std::vector<std::unique_ptr<Rank>>& ranks_;
   std::vector<CUcontext> contexts_;  // each rank's
-  std::vector<std::string> cards_;   // UUIDs of those that are visible, by ordinal
+  std::vector<std::string> gpus_;   // UUIDs of those that are visible, by ordinal
 };
 
 }  // namespace refit::cuda

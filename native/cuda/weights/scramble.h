@@ -1,4 +1,4 @@
-// The noise of Store::scramble on a card, bit for bit.
+// The noise of Store::scramble on a GPU, bit for bit.
 #pragma once
 #include <cstdint>
 

@@ -17,7 +17,7 @@ namespace refit::cuda {
 namespace {
 
 constexpr size_t kSlots = 16;
-static_assert(CardStore::kRingBytes % kSlots == 0);
+static_assert(GpuStore::kRingBytes % kSlots == 0);
 
 WriteOutcome nothing_written(const WriteJob& job, const char* error) {
   WriteOutcome out;
@@ -28,17 +28,17 @@ WriteOutcome nothing_written(const WriteJob& job, const char* error) {
 
 }  // namespace
 
-struct CardStore::State {
-  State(CardParams given, int threads)
+struct GpuStore::State {
+  State(GpuParams given, int threads)
       : params(std::move(given)), pool(threads), shared(*params.ranks), mappings(shared, pool) {
-    lanes.resize(params.ranks->size());
+    writers.resize(params.ranks->size());
     checksums.resize(params.ranks->size());
   }
   ~State() {
-    // On the threads that made them. A card that is lost only makes these calls fail.
+    // On the threads that made them. A GPU that is lost only makes these calls fail.
     try {
       on_all(*params.ranks, [this](Rank& rank) {
-        lanes[static_cast<size_t>(rank.index)].reset();
+        writers[static_cast<size_t>(rank.index)].reset();
         checksums[static_cast<size_t>(rank.index)].reset();
         if (rank.index == 0) ring.reset();
       });
@@ -46,32 +46,32 @@ struct CardStore::State {
     }
   }
 
-  const CardParams params;
+  const GpuParams params;
   Pool pool;
-  CardIpc shared;
+  GpuIpc shared;
   ipc::Mappings mappings;  // closes what is kept
   std::unique_ptr<PinnedRing> ring;
-  std::vector<std::unique_ptr<WriteLane>> lanes;
+  std::vector<std::unique_ptr<RankWriter>> writers;
   std::vector<std::unique_ptr<Checksum>> checksums;
 };
 
-CardStore::CardStore(CardParams params, int threads) : state_(std::make_unique<State>(std::move(params), threads)) {
+GpuStore::GpuStore(GpuParams params, int threads) : state_(std::make_unique<State>(std::move(params), threads)) {
   State& s = *state_;
   on_all(*s.params.ranks, [&s](Rank& rank) {
     rank.doing("weights: buffers");
     if (rank.index == 0) s.ring = std::make_unique<PinnedRing>(kSlots, kRingBytes / kSlots);
-    s.lanes[static_cast<size_t>(rank.index)] = std::make_unique<WriteLane>(kSlots);
+    s.writers[static_cast<size_t>(rank.index)] = std::make_unique<RankWriter>(kSlots);
     s.checksums[static_cast<size_t>(rank.index)] = std::make_unique<Checksum>();
   });
 }
 
-CardStore::~CardStore() = default;
+GpuStore::~GpuStore() = default;
 
-WriteOutcome CardStore::write(const WriteJob& job) {
+WriteOutcome GpuStore::write(const WriteJob& job) {
   State& s = *state_;
   std::unique_ptr<WriteRun> run;
   try {
-    run = std::make_unique<WriteRun>(s.params, job, *s.ring, s.lanes, s.mappings);
+    run = std::make_unique<WriteRun>(s.params, job, *s.ring, s.writers, s.mappings);
   } catch (const std::bad_alloc&) {
     return nothing_written(job, "no memory for read buffers");
   }
@@ -79,7 +79,7 @@ WriteOutcome CardStore::write(const WriteJob& job) {
   return run->outcome();
 }
 
-uint64_t CardStore::close_mappings(const std::string& name) {
+uint64_t GpuStore::close_mappings(const std::string& name) {
   State& s = *state_;
   uint64_t closed = 0;
   Rank& rank = *s.params.ranks->front();
@@ -91,7 +91,7 @@ uint64_t CardStore::close_mappings(const std::string& name) {
   return closed;
 }
 
-void CardStore::fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) {
+void GpuStore::fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) {
   State& s = *state_;
   if (bytes == 0) return;
   Rank& rank = *(*s.params.ranks)[static_cast<size_t>(s.shared.nearest(segment.uuid))];
@@ -112,7 +112,7 @@ void CardStore::fetch(const Segment& segment, uint64_t offset, uint64_t bytes, i
   wait(done);
 }
 
-void CardStore::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {
+void GpuStore::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) {
   if (rows <= 0 || cols <= 0) return;
   State& s = *state_;
   Rank& r = *(*s.params.ranks)[static_cast<size_t>(rank)];
@@ -141,7 +141,7 @@ void CardStore::read(int rank, int param, int64_t row, int64_t col, int64_t rows
    }).get();
 }
 
-std::vector<uint64_t> CardStore::checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) {
+std::vector<uint64_t> GpuStore::checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols) {
   State& s = *state_;
   std::vector<uint64_t> out(rects.size());
   on_all(*s.params.ranks, [&](Rank& rank) {
@@ -163,7 +163,7 @@ std::vector<uint64_t> CardStore::checksum(const std::vector<Rect>& rects, const 
   return out;
 }
 
-void CardStore::scramble(uint64_t seed) {
+void GpuStore::scramble(uint64_t seed) {
   State& s = *state_;
   on_all(*s.params.ranks, [&](Rank& rank) {
     rank.doing("weights: scramble");

@@ -1,8 +1,8 @@
-// Weights on cards: what writes, reads, sums and scrambles the parameters of all ranks. It owns no parameter.
+// Weights on GPUs: what writes, reads, sums and scrambles the parameters of all ranks. It owns no parameter.
 //
 // Bytes of files and of pageable memory travel through a ring of pinned slots: threads read into a slot, each byte once
-// for all ranks, while every rank copies earlier slots to its own card. What must be converted or re-strided is taken
-// out of the slot by the scatter kernel. Sources on cards and in pinned memory are scattered where they lie, and so is
+// for all ranks, while every rank copies earlier slots to its own GPU. What must be converted or re-strided is taken
+// out of the slot by the scatter kernel. Sources on GPUs and in pinned memory are scattered where they lie, and so is
 // what other processes share, which is opened for the write (transport/ipc_session.h).
 //
 // Threads: one caller at a time (the core's writer thread); it and the reader pool read, the ranks' threads make the
@@ -21,7 +21,7 @@
 namespace refit::cuda {
 
 // Where the parameters are: bf16, row-major, `shapes` per rank. Outlives what holds it.
-struct CardParams {
+struct GpuParams {
   std::vector<std::unique_ptr<Rank>>* ranks = nullptr;
   std::vector<Param> shapes;
   std::vector<bf16*> addresses;  // rank-major: [rank * shapes.size() + param]
@@ -29,20 +29,20 @@ struct CardParams {
   bf16* at(int rank, int param) const { return addresses[static_cast<size_t>(rank) * shapes.size() + param]; }
 };
 
-class CardStore {
+class GpuStore {
  public:
   // Bytes of pinned host memory that a store holds for life.
   static constexpr uint64_t kRingBytes = 256 << 20;
 
   // Allocates the ring and every rank's tables; `threads` read files. Throws CudaError, std::bad_alloc.
-  CardStore(CardParams params, int threads);
-  ~CardStore();
-  CardStore(const CardStore&) = delete;
-  CardStore& operator=(const CardStore&) = delete;
+  GpuStore(GpuParams params, int threads);
+  ~GpuStore();
+  GpuStore(const GpuStore&) = delete;
+  GpuStore& operator=(const GpuStore&) = delete;
 
-  // The job must have passed check_write; addresses of card sources are readable from every rank's card. A fault of a
-  // source, and an error of a card that it survives, are told by the outcome, tensor by tensor: written, only once
-  // every rank has synchronised without an error. Throws CudaError where a card is lost (sticky error).
+  // The job must have passed check_write; addresses of GPU sources are readable from every rank's GPU. A fault of a
+  // source, and an error of a GPU that it survives, are told by the outcome, tensor by tensor: written, only once
+  // every rank has synchronised without an error. Throws CudaError where a GPU is lost (sticky error).
   WriteOutcome write(const WriteJob& job);
 
   // Closes the segments that writes kept open under the name; returns how many mappings that were.
@@ -51,7 +51,7 @@ class CardStore {
   // See Device::fetch.
   void fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out);
 
-  // All below throw CudaError; a fault there tells nothing about the weights but that the card is lost.
+  // All below throw CudaError; a fault there tells nothing about the weights but that the GPU is lost.
   // Row-major stored bytes of [row, row + rows) x [col, col + cols).
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out);
   // Per rectangle the partial checksum of docs/checksum.md.

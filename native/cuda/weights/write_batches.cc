@@ -5,7 +5,7 @@
 namespace refit::cuda {
 namespace {
 
-// Where a chunk does not follow the one before it; elements of a tensor that begins here are aligned as on the card.
+// Where a chunk does not follow the one before it; elements of a tensor that begins here are aligned as on the GPU.
 constexpr uint64_t kAlignment = 256;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// How a write's bytes travel through a ring of slots: plain host arithmetic, without a card.
+// How a write's bytes travel through a ring of slots: plain host arithmetic, without a GPU.
 //
 // A batch is what one slot holds at a time: chunks (core/write_plan.h) of the sources that are read, in order.
 #pragma once

@@ -1,4 +1,4 @@
-// The half of a write that travels through the ring: reading chunks into slots, and bringing slots to the cards.
+// The half of a write that travels through the ring: reading chunks into slots, and bringing slots to the GPUs.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -75,14 +75,14 @@ bool WriteRun::await_batch(size_t batch) {
   return chunks_left_[batch].load(std::memory_order_acquire) == 0 && !stop_;
 }
 
-// Waits until the cards have passed the rank's share of a batch.
+// Waits until the GPUs have passed the rank's share of a batch.
 void WriteRun::retire(Rank& rank, size_t batch) {
-  WriteLane& lane = *lanes_[static_cast<size_t>(rank.index)];
+  RankWriter& writer = *writers_[static_cast<size_t>(rank.index)];
   const size_t slot = batch % ring_.slots();
   rank.doing("weights: copies from the ring");
-  check(cudaEventSynchronize(lane.copied[slot]), "weights: copies from the ring");
+  check(cudaEventSynchronize(writer.copied[slot]), "weights: copies from the ring");
   rank.doing("weights: scatter from the ring");
-  check(cudaEventSynchronize(lane.scattered[slot]), "weights: scatter from the ring");
+  check(cudaEventSynchronize(writer.scattered[slot]), "weights: scatter from the ring");
   {
     const std::lock_guard lock(mutex_);
     retired_[static_cast<size_t>(rank.index)] = batch + 1;
@@ -92,7 +92,7 @@ void WriteRun::retire(Rank& rank, size_t batch) {
 
 bool WriteRun::enqueue(Rank& rank, size_t batch) {
   rank.doing("weights: copies from the ring");
-  WriteLane& lane = *lanes_[static_cast<size_t>(rank.index)];
+  RankWriter& writer = *writers_[static_cast<size_t>(rank.index)];
   const size_t slot = batch % ring_.slots();
   const Batch& range = batches_.batches[batch];
   std::vector<Copy2d> copies;
@@ -120,9 +120,9 @@ bool WriteRun::enqueue(Rank& rank, size_t batch) {
   for (const ByteRun& run : split.runs) {
     check(cudaMemcpyAsync(run.dst, run.src, run.bytes, cudaMemcpyHostToDevice, rank.copy), "weights: a copy");
   }
-  check(cudaEventRecord(lane.copied[slot], rank.copy), "weights: copies from the ring");
-  lane.scatter.run(split.rest, rank.stream, true);
-  check(cudaEventRecord(lane.scattered[slot], rank.stream), "weights: scatter from the ring");
+  check(cudaEventRecord(writer.copied[slot], rank.copy), "weights: copies from the ring");
+  writer.scatter.run(split.rest, rank.stream, true);
+  check(cudaEventRecord(writer.scattered[slot], rank.stream), "weights: scatter from the ring");
   for (const int t : tensors) left_[t].fetch_sub(1, std::memory_order_relaxed);
   return going;
 }

@@ -13,12 +13,12 @@
 namespace refit::cuda {
 namespace {
 
-// Batches that a rank has under way before it waits for the oldest: the card always has the next one in its queue.
+// Batches that a rank has under way before it waits for the oldest: the GPU always has the next one in its queue.
 constexpr size_t kUnderWay = 4;
 
 }  // namespace
 
-WriteLane::WriteLane(size_t slots) : copied(slots), scattered(slots) {
+RankWriter::RankWriter(size_t slots) : copied(slots), scattered(slots) {
   for (auto* events : {&copied, &scattered}) {
     for (cudaEvent_t& event : *events) {
       check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
@@ -26,15 +26,15 @@ WriteLane::WriteLane(size_t slots) : copied(slots), scattered(slots) {
   }
 }
 
-WriteLane::~WriteLane() {
+RankWriter::~RankWriter() {
   for (auto* events : {&copied, &scattered}) {
     for (cudaEvent_t event : *events) cudaEventDestroy(event);
   }
 }
 
-WriteRun::WriteRun(const CardParams& params, const WriteJob& job, PinnedRing& ring,
-                   std::vector<std::unique_ptr<WriteLane>>& lanes, ipc::Mappings& mappings)
-    : params_(params), job_(job), ring_(ring), lanes_(lanes), direct_(lanes.size()), retired_(lanes.size()) {
+WriteRun::WriteRun(const GpuParams& params, const WriteJob& job, PinnedRing& ring,
+                   std::vector<std::unique_ptr<RankWriter>>& writers, ipc::Mappings& mappings)
+    : params_(params), job_(job), ring_(ring), writers_(writers), direct_(writers.size()), retired_(writers.size()) {
   left_ = std::make_unique<std::atomic<int64_t>[]>(job.tensors.size());
   dirty_ = std::make_unique<std::atomic<bool>[]>(job.tensors.size());
   plan_direct();
@@ -48,7 +48,7 @@ WriteRun::WriteRun(const CardParams& params, const WriteJob& job, PinnedRing& ri
       mappings, job, [this](int tensor, std::string message) { fail(tensor, std::move(message)); });
 }
 
-// Sorts the sources into those that cards read themselves and those that are read into the ring.
+// Sorts the sources into those that GPUs read themselves and those that are read into the ring.
 void WriteRun::plan_direct() {
   const std::vector<uint8_t> near = find_near();
   std::vector<uint8_t> read(job_.tensors.size());
@@ -79,22 +79,22 @@ void WriteRun::plan_direct() {
   }
 }
 
-// For each source whether all cards can read it. Pinned memory has one address for the host and all cards; both ends of
-// a source are asked for, on every card.
+// For each source whether all GPUs can read it. Pinned memory has one address for the host and all GPUs; both ends of
+// a source are asked for, on every GPU.
 std::vector<uint8_t> WriteRun::find_near() {
   std::vector<uint8_t> near(job_.sources.size());
   bool ask = false;
   for (size_t s = 0; s < near.size(); s++) {
     const Source& source = job_.sources[s];
-    near[s] = source.fd < 0 && (source.on_card() || (source.data != nullptr && source.bytes > 0));
-    ask = ask || (near[s] != 0 && !source.on_card());
+    near[s] = source.fd < 0 && (source.on_gpu() || (source.data != nullptr && source.bytes > 0));
+    ask = ask || (near[s] != 0 && !source.on_gpu());
   }
   if (!ask) return near;
   std::mutex mutex;
   on_all(*params_.ranks, [&](Rank&) {
     for (size_t s = 0; s < near.size(); s++) {
       const Source& source = job_.sources[s];
-      if (source.fd >= 0 || source.on_card() || source.bytes == 0) continue;
+      if (source.fd >= 0 || source.on_gpu() || source.bytes == 0) continue;
       for (const uint8_t* at : {source.data, source.data + source.bytes - 1}) {
         cudaPointerAttributes attributes{};
         const cudaError_t failed = cudaPointerGetAttributes(&attributes, at);
@@ -255,7 +255,7 @@ bool WriteRun::read_segments(Rank& rank) {
   return going && !stop_;
 }
 
-// What cards read where it lies.
+// What GPUs read where it lies.
 bool WriteRun::run_direct(Rank& rank) {
   const std::vector<Direct>& all = direct_[static_cast<size_t>(rank.index)];
   bool going = true;
@@ -269,7 +269,7 @@ bool WriteRun::run_direct(Rank& rank) {
     if (!going) break;
     copies.push_back(direct.copy);
     tensors.push_back(direct.tensor);
-    from_host = from_host || !job_.sources[job_.tensors[direct.tensor].source].on_card();
+    from_host = from_host || !job_.sources[job_.tensors[direct.tensor].source].on_gpu();
   }
   scatter(rank, copies, tensors, from_host);
   return going;
@@ -290,7 +290,7 @@ bool WriteRun::may_copy(int tensor) {
 void WriteRun::scatter(Rank& rank, const std::vector<Copy2d>& copies, const std::vector<int>& tensors, bool from_host) {
   rank.doing("weights: scatter");
   for (const int t : tensors) dirty_[t].store(true, std::memory_order_relaxed);
-  lanes_[static_cast<size_t>(rank.index)]->scatter.run(copies, rank.stream, from_host);
+  writers_[static_cast<size_t>(rank.index)]->scatter.run(copies, rank.stream, from_host);
   for (const int t : tensors) left_[t].fetch_sub(1, std::memory_order_relaxed);
 }
 

@@ -1,4 +1,4 @@
-// One write of one job onto the cards; CardStore::write makes one and runs it.
+// One write of one job onto the GPUs; GpuStore::write makes one and runs it.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -17,11 +17,11 @@
 namespace refit::cuda {
 
 // What a rank keeps for writes; made, used and destroyed on the rank's thread.
-struct WriteLane {
-  explicit WriteLane(size_t slots);
-  ~WriteLane();
-  WriteLane(const WriteLane&) = delete;
-  WriteLane& operator=(const WriteLane&) = delete;
+struct RankWriter {
+  explicit RankWriter(size_t slots);
+  ~RankWriter();
+  RankWriter(const RankWriter&) = delete;
+  RankWriter& operator=(const RankWriter&) = delete;
 
   Scatter scatter;
   // Per slot: the copy engine and the kernels have passed what the rank wanted of it.
@@ -31,15 +31,15 @@ struct WriteLane {
 class WriteRun {
  public:
   // Plans all of it; throws std::bad_alloc. Nothing has been written then.
-  WriteRun(const CardParams& params, const WriteJob& job, PinnedRing& ring,
-           std::vector<std::unique_ptr<WriteLane>>& lanes, ipc::Mappings& mappings);
+  WriteRun(const GpuParams& params, const WriteJob& job, PinnedRing& ring,
+           std::vector<std::unique_ptr<RankWriter>>& writers, ipc::Mappings& mappings);
 
-  // Throws DeviceLost where a card is lost.
+  // Throws DeviceLost where a GPU is lost.
   void run(Pool& pool);
   WriteOutcome outcome() const;
 
  private:
-  // A rectangle whose source the cards can read where it lies.
+  // A rectangle whose source the GPUs can read where it lies.
   struct Direct {
     int tensor;
     Copy2d copy;
@@ -61,13 +61,13 @@ class WriteRun {
   bool await_batch(size_t batch);
   void fail(int tensor, std::string message);
 
-  const CardParams& params_;
+  const GpuParams& params_;
   const WriteJob& job_;
   PinnedRing& ring_;
-  std::vector<std::unique_ptr<WriteLane>>& lanes_;
+  std::vector<std::unique_ptr<RankWriter>>& writers_;
   BatchPlan batches_;
   std::vector<std::vector<Direct>> direct_;              // of each rank
-  std::unique_ptr<std::atomic<int64_t>[]> left_;         // of each tensor: pieces that no stream has been given yet
+  std::unique_ptr<std::atomic<int64_t>[]> left_;         // of each tensor: pieces that no writer has been given yet
   std::unique_ptr<std::atomic<bool>[]> dirty_;           // tensors of which something may have been written
   std::unique_ptr<std::atomic<int64_t>[]> chunks_left_;  // of each batch: chunks that are not read
   std::vector<uint64_t> segment_bytes_;                  // of each tensor that is read from a segment

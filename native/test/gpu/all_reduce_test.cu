@@ -1,4 +1,4 @@
-// Collectives of ranks on one card, and on cards of their own where there are enough. Arguments: [--quick] [--bench]
+// Collectives of ranks on one GPU, and on GPUs of their own where there are enough. Arguments: [--quick] [--bench]
 // [seed]. Every call sums fresh numbers, and ranks are held up at random, so that a flag that is read too early or a
 // buffer that is written too early shows as a wrong sum.
 #include <algorithm>
@@ -83,7 +83,7 @@ __global__ void delay_kernel(int microseconds) {
 
 // One rank: its memory, and a thread that launches for it.
 struct Peer {
-  int card = 0;
+  int gpu = 0;
   cudaStream_t stream = nullptr;
   bf16 *sides[2] = {}, *out = nullptr;
   uint64_t* signals = nullptr;
@@ -92,13 +92,13 @@ struct Peer {
 
 class Group {
  public:
-  explicit Group(const std::vector<int>& cards) : peers_(cards.size()) {
-    for (size_t r = 0; r < cards.size(); ++r) {
+  explicit Group(const std::vector<int>& gpus) : peers_(gpus.size()) {
+    for (size_t r = 0; r < gpus.size(); ++r) {
       Peer& p = peers_[r];
-      p.card = cards[r];
-      check(cudaSetDevice(p.card), "cudaSetDevice");
-      for (const int other : cards) {
-        if (other == p.card) continue;
+      p.gpu = gpus[r];
+      check(cudaSetDevice(p.gpu), "cudaSetDevice");
+      for (const int other : gpus) {
+        if (other == p.gpu) continue;
         const cudaError_t code = cudaDeviceEnablePeerAccess(other, 0);
         if (code == cudaErrorPeerAccessAlreadyEnabled) {
           cudaGetLastError();
@@ -120,7 +120,7 @@ class Group {
   }
   ~Group() {
     for (Peer& p : peers_) {
-      cudaSetDevice(p.card);
+      cudaSetDevice(p.gpu);
       cudaStreamDestroy(p.stream);
       for (void* m : {static_cast<void*>(p.sides[0]), static_cast<void*>(p.sides[1]), static_cast<void*>(p.out),
                       static_cast<void*>(p.signals), static_cast<void*>(p.report)})
@@ -134,7 +134,7 @@ class Group {
     PeerGroup group;
     group.ranks = ranks();
     group.rank = rank;
-    if (ranks() > 1 && peers_[0].card == peers_[1].card) group.blocks = kSharedBlocks;
+    if (ranks() > 1 && peers_[0].gpu == peers_[1].gpu) group.blocks = kSharedBlocks;
     for (int r = 0; r < ranks(); ++r) {
       for (int side = 0; side < 2; ++side) group.buffers[side][r] = peers_[r].sides[side];
       group.signals[r] = peers_[r].signals;
@@ -147,7 +147,7 @@ class Group {
     for (int r = 0; r < ranks(); ++r) {
       threads.emplace_back([&, r] {
         try {
-          check(cudaSetDevice(peers_[r].card), "cudaSetDevice");
+          check(cudaSetDevice(peers_[r].gpu), "cudaSetDevice");
           fn(r);
           check(cudaStreamSynchronize(peers_[r].stream), "synchronize");
         } catch (const std::exception& error) {
@@ -165,15 +165,15 @@ class Group {
 };
 
 std::string describe(Group& group) {
-  std::string text = std::to_string(group.ranks()) + " ranks on cards";
-  for (int r = 0; r < group.ranks(); ++r) text += " " + std::to_string(group[r].card);
+  std::string text = std::to_string(group.ranks()) + " ranks on GPUs";
+  for (int r = 0; r < group.ranks(); ++r) text += " " + std::to_string(group[r].gpu);
   return text;
 }
 
 void check_reports(Group& group, const std::string& what) {
   for (int r = 0; r < group.ranks(); ++r) {
     Report report;
-    check(cudaSetDevice(group[r].card), "cudaSetDevice");
+    check(cudaSetDevice(group[r].gpu), "cudaSetDevice");
     check(cudaMemcpy(&report, group[r].report, sizeof report, cudaMemcpyDeviceToHost), "report");
     CHECKF(report.wrong == 0, "%s, rank %d: %llu wrong elements; one: call %d, index %lld is %.9g, expected %.9g",
            what.c_str(), r, report.wrong, report.call, static_cast<long long>(report.index), report.got,
@@ -273,8 +273,8 @@ void bench(Group& group) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Before CUDA starts: a kernel that is loaded at its first launch may wait for a card that spins in a collective, and
-  // streams of ranks on one card must not share a queue.
+  // Before CUDA starts: a kernel that is loaded at its first launch may wait for a GPU that spins in a collective, and
+  // streams of ranks on one GPU must not share a queue.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   bool quick = false, benchmark = false;
@@ -288,13 +288,13 @@ int main(int argc, char** argv) {
       seed = static_cast<unsigned>(std::strtoul(argv[i], nullptr, 10));
     }
   }
-  int cards = 0;
-  check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
-  std::printf("all_reduce_test: seed %u, %d cards\n", seed, cards);
+  int gpus = 0;
+  check(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
+  std::printf("all_reduce_test: seed %u, %d GPUs\n", seed, gpus);
   for (const int ranks : {1, 2, 3, 4, 8}) {
     if (quick && ranks > 2) continue;
     std::vector<std::vector<int>> places{std::vector<int>(ranks, 0)};
-    if (ranks > 1 && cards >= ranks) {
+    if (ranks > 1 && gpus >= ranks) {
       places.emplace_back(ranks);
       for (int r = 0; r < ranks; ++r) places.back()[r] = r;
     }

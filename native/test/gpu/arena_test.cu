@@ -1,4 +1,4 @@
-// Card memory by tag: what is released goes back to the card and comes back at the same address. Arguments: [--quick]
+// GPU memory by tag: what is released goes back to the GPU and comes back at the same address. Arguments: [--quick]
 // [--bench] [seed].
 #include <algorithm>
 #include <chrono>
@@ -147,7 +147,7 @@ void test_full() {
   } catch (const NoMemory& e) {
     message = e.what();
   }
-  CHECKF(message.find("card 0 is full") == 0 && message.find(" are free") != std::string::npos, "%s", message.c_str());
+  CHECKF(message.find("GPU 0 is full") == 0 && message.find(" are free") != std::string::npos, "%s", message.c_str());
   CHECKF(free_bytes() + (4 << 20) >= free, "%zu bytes free before, %zu after", free, free_bytes());
   CHECKF(cudaGetLastError() == cudaSuccess, "the error of the allocation is left behind");
   // Released, while somebody else takes what it had.
@@ -166,21 +166,21 @@ void test_full() {
     check(cudaFree(other), "cudaFree");
   } else {
     cudaGetLastError();
-    std::printf("the card was too full to test a resume on a full card\n");
+    std::printf("the GPU was too full to test a resume on a full GPU\n");
   }
   arena.resume();
   write_all(arena, 5);
   CHECK(wrong_words(arena, 5) == 0);
 }
 
-// Written by one card, read by the other, before and after it was released.
+// Written by one GPU, read by the other, before and after it was released.
 void test_peers() {
   int count = 0;
   check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
   int can = 0;
   if (count > 1) check(cudaDeviceCanAccessPeer(&can, 1, 0), "cudaDeviceCanAccessPeer");
   if (can == 0) {
-    std::printf("one card, or cards that do not reach each other: peers were not tested\n");
+    std::printf("one GPU, or GPUs that do not reach each other: peers were not tested\n");
     return;
   }
   Arena arena(0, size_t{300} << 20, {0, 1});
@@ -188,10 +188,10 @@ void test_peers() {
     write_all(arena, round);
     {
       const CurrentDevice other(1);
-      CHECKF(wrong_words(arena, round) == 0, "round %d: card 1 reads", round);
+      CHECKF(wrong_words(arena, round) == 0, "round %d: GPU 1 reads", round);
       write_all(arena, round + 100);
     }
-    CHECKF(wrong_words(arena, round + 100) == 0, "round %d: card 1 wrote", round);
+    CHECKF(wrong_words(arena, round + 100) == 0, "round %d: GPU 1 wrote", round);
     arena.release();
     arena.resume();
   }

@@ -32,18 +32,18 @@ inline void bench_attention_shape(int count, int start, int fresh, cuda::Attenti
 
   Buffer<cuda::AttentionItem> items(plan.items.size());
   Buffer<cuda::AttentionMerge> merges(plan.merges.size());
-  Buffer<int32_t> offsets_card(offsets.size()), table_card(table.size());
+  Buffer<int32_t> offsets_gpu(offsets.size()), table_gpu(table.size());
   items.put(plan.items);
   merges.put(plan.merges);
-  offsets_card.put(offsets);
-  table_card.put(table);
+  offsets_gpu.put(offsets);
+  table_gpu.put(table);
   Buffer<float> parts(static_cast<size_t>(plan.part_rows) * kHeads * (kDim + 2));
   const int64_t tokens = static_cast<int64_t>(count) * fresh, ldq = (kHeads + 2 * kKvHeads) * kDim;
   Buffer<bf16> q(tokens * ldq), out(tokens * kHeads * kDim);
   fill(q.data(), tokens, ldq, ldq, 4.0f, 3);
   const cuda::AttentionInput input{items.data(),        static_cast<int>(plan.items.size()),
                                    merges.data(),       static_cast<int>(plan.merges.size()),
-                                   offsets_card.data(), table_card.data(),
+                                   offsets_gpu.data(), table_gpu.data(),
                                    parts.data(),        plan.wide_items};
   const double us = microseconds(fresh == 1 ? 200 : 20, [&](int i) {
     const cuda::KvLayer kv{

@@ -1,4 +1,4 @@
-// Whether a plan of attention does all of its step's work, once: needs no card.
+// Whether a plan of attention does all of its step's work, once: needs no GPU.
 #pragma once
 #include <algorithm>
 #include <random>
@@ -134,7 +134,7 @@ inline void check_plans(uint64_t seed) {
       check_plan(c, group, kv_heads, split);
     }
   }
-  // One long sequence is shared among blocks; a batch that fills a card is not.
+  // One long sequence is shared among blocks; a batch that fills a GPU is not.
   PlanCase alone, many;
   alone.add(100000, 1);
   for (int i = 0; i < 64; ++i) many.add(4095, 1);

@@ -1,5 +1,5 @@
 // Paged attention against double precision on ragged batches, and bit for bit against itself: alone or in a batch, in
-// one step or many, narrow or wide, shared among blocks or not. --plan stops after what needs no card.
+// one step or many, narrow or wide, shared among blocks or not. --plan stops after what needs no GPU.
 #include <cinttypes>
 
 #include "cuda/attention/attention.h"

@@ -125,10 +125,10 @@ struct StepArrays {
   }
 };
 
-// The plan's arrays on the card.
-class AttentionOnCard {
+// The plan's arrays on the GPU.
+class AttentionOnGpu {
  public:
-  AttentionOnCard(const StepArrays& step, const cuda::AttentionPlan& plan, int heads, int head_dim)
+  AttentionOnGpu(const StepArrays& step, const cuda::AttentionPlan& plan, int heads, int head_dim)
       : plan_(plan),
         items_(plan.items.size()),
         merges_(plan.merges.size()),
@@ -188,18 +188,18 @@ inline std::vector<bf16> run_attention(const AttentionWorld& world, const std::v
     }
   }
 
-  Buffer<bf16> q_card(qkv.size()), k_card(cache_size), v_card(cache_size), out(count * world.q_columns());
-  q_card.put(qkv);
-  k_card.put(k);
-  v_card.put(v);
-  AttentionOnCard on_card(step, plan, h.heads, h.head_dim);
-  cuda::AttentionInput input = on_card.input();
+  Buffer<bf16> q_gpu(qkv.size()), k_gpu(cache_size), v_gpu(cache_size), out(count * world.q_columns());
+  q_gpu.put(qkv);
+  k_gpu.put(k);
+  v_gpu.put(v);
+  AttentionOnGpu on_gpu(step, plan, h.heads, h.head_dim);
+  cuda::AttentionInput input = on_gpu.input();
   if (!know_wide) input.wide_items = -1;
-  const cuda::KvLayer kv{k_card.data(), v_card.data(), world.page_count, h.page_size, h.kv_heads, h.head_dim};
-  cuda::attention(q_card.data(), ldq, input, kv, h.heads, out.data(), nullptr);
+  const cuda::KvLayer kv{k_gpu.data(), v_gpu.data(), world.page_count, h.page_size, h.kv_heads, h.head_dim};
+  cuda::attention(q_gpu.data(), ldq, input, kv, h.heads, out.data(), nullptr);
   synchronize(what.c_str());
   out.check_guards("out", what);
-  on_card.check_guards(what);
+  on_gpu.check_guards(what);
   return out.get();
 }
 

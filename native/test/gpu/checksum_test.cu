@@ -1,4 +1,4 @@
-// Checksums and the noise of scramble on the card against the CPU's.   checksum_test [--quick] [--seed N]
+// Checksums and the noise of scramble on the GPU against the CPU's.   checksum_test [--quick] [--seed N]
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -31,13 +31,13 @@ uint64_t reference(uint64_t index, uint64_t bits) {
 
 struct Memory {
   std::vector<uint16_t> host;
-  uint16_t* card = nullptr;
+  uint16_t* gpu = nullptr;
   explicit Memory(Random& random, int64_t elements) : host(static_cast<size_t>(elements)) {
     for (uint16_t& b : host) b = static_cast<uint16_t>(random.next());
-    check(cudaMalloc(&card, host.size() * 2), "cudaMalloc");
-    check(cudaMemcpy(card, host.data(), host.size() * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
+    check(cudaMalloc(&gpu, host.size() * 2), "cudaMalloc");
+    check(cudaMemcpy(gpu, host.data(), host.size() * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
   }
-  ~Memory() { cudaFree(card); }
+  ~Memory() { cudaFree(gpu); }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 };
@@ -49,7 +49,7 @@ void check_rects(const Memory& memory, const std::vector<SumRect>& rects, const 
     CHECK(got.size() == rects.size());
     for (size_t i = 0; i < rects.size(); i++) {
       const SumRect& rect = rects[i];
-      const int64_t base = reinterpret_cast<const uint16_t*>(rect.data) - memory.card;
+      const int64_t base = reinterpret_cast<const uint16_t*>(rect.data) - memory.gpu;
       uint64_t expected = 0;
       for (int64_t r = 0; r < rect.rows; r++) {
         for (int64_t c = 0; c < rect.cols; c++) {
@@ -71,7 +71,7 @@ void check_rects(const Memory& memory, const std::vector<SumRect>& rects, const 
 void random_rectangles_sum(uint64_t seed, int count, int64_t most) {
   Random random(seed);
   const Memory memory(random, 4 * most + 1);
-  const auto* card = reinterpret_cast<const bf16*>(memory.card);
+  const auto* gpu = reinterpret_cast<const bf16*>(memory.gpu);
   std::vector<SumRect> rects;
   for (int i = 0; i < count; i++) {
     SumRect rect{};
@@ -86,9 +86,9 @@ void random_rectangles_sum(uint64_t seed, int count, int64_t most) {
     if (random.chance(4)) rect.first += uint64_t{1} << (20 + random.below(36));
     const int64_t needed = rect.rows * rect.pitch;
     const int64_t at = random.below(4 * most + 1 - needed);
-    rect.data = card + (random.chance(2) ? at / 8 * 8 : at);
+    rect.data = gpu + (random.chance(2) ? at / 8 * 8 : at);
     // One that ends with the allocation.
-    if (random.chance(6)) rect.data = card + (4 * most + 1 - needed);
+    if (random.chance(6)) rect.data = gpu + (4 * most + 1 - needed);
     rects.push_back(rect);
   }
   check_rects(memory, rects, "seed " + std::to_string(seed));
@@ -99,7 +99,7 @@ void more_rectangles_than_one_launch_takes(uint64_t seed) {
   const Memory memory(random, 100000);
   std::vector<SumRect> rects;
   for (int i = 0; i < 30000; i++) {
-    rects.push_back({reinterpret_cast<const bf16*>(memory.card) + random.below(90000), 1 + random.below(3),
+    rects.push_back({reinterpret_cast<const bf16*>(memory.gpu) + random.below(90000), 1 + random.below(3),
                      1 + random.below(20), 24, static_cast<uint64_t>(random.below(1 << 20)), 24});
   }
   check_rects(memory, rects, "30000 rectangles");
@@ -109,20 +109,20 @@ void parts_of_a_tensor_add_up(uint64_t seed) {
   Random random(seed);
   const int64_t rows = 1777, cols = 4096;
   const Memory memory(random, rows * cols);
-  const auto* card = reinterpret_cast<const bf16*>(memory.card);
+  const auto* gpu = reinterpret_cast<const bf16*>(memory.gpu);
   Checksum checksum;
-  const uint64_t whole = checksum.run({{card, 1, rows * cols, rows * cols, 0, rows * cols}}, nullptr)[0];
+  const uint64_t whole = checksum.run({{gpu, 1, rows * cols, rows * cols, 0, rows * cols}}, nullptr)[0];
   CHECKF(whole == checksum_run(memory.host.data(), DType::kBFloat16, 0, rows * cols), "%016lx",
          static_cast<unsigned long>(whole));
   for (const int64_t split : {2048, 1, 1001}) {
-    const auto parts = checksum.run({{card, rows, split, cols, 0, cols},
-                                     {card + split, rows, cols - split, cols, static_cast<uint64_t>(split), cols}},
+    const auto parts = checksum.run({{gpu, rows, split, cols, 0, cols},
+                                     {gpu + split, rows, cols - split, cols, static_cast<uint64_t>(split), cols}},
                                     nullptr);
     CHECKF(parts[0] + parts[1] == whole, "split at column %ld", long(split));
   }
 }
 
-// The same parameters on the CPU and on the card.
+// The same parameters on the CPU and on the GPU.
 void noise_is_the_cpus(uint64_t seed) {
   CoreConfig config;
   config.ranks = 2;
@@ -134,12 +134,12 @@ void noise_is_the_cpus(uint64_t seed) {
     for (int p = 0; p < store.params(); p++) {
       const int64_t count = store.shape(p).rows * store.shape(p).cols;
       std::vector<uint16_t> got(static_cast<size_t>(count) + 64, 0xA5C3);
-      uint16_t* card = nullptr;
-      check(cudaMalloc(&card, got.size() * 2), "cudaMalloc");
-      check(cudaMemcpy(card, got.data(), got.size() * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
-      scramble(reinterpret_cast<bf16*>(card), count, seed, static_cast<uint64_t>(rank * store.params() + p), nullptr);
-      check(cudaMemcpy(got.data(), card, got.size() * 2, cudaMemcpyDeviceToHost), "scramble");
-      cudaFree(card);
+      uint16_t* gpu = nullptr;
+      check(cudaMalloc(&gpu, got.size() * 2), "cudaMalloc");
+      check(cudaMemcpy(gpu, got.data(), got.size() * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
+      scramble(reinterpret_cast<bf16*>(gpu), count, seed, static_cast<uint64_t>(rank * store.params() + p), nullptr);
+      check(cudaMemcpy(got.data(), gpu, got.size() * 2, cudaMemcpyDeviceToHost), "scramble");
+      cudaFree(gpu);
       const auto* expected = static_cast<const uint16_t*>(store.param(rank, p));
       for (int64_t i = 0; i < count + 64; i++) {
         const uint16_t want = i < count ? expected[i] : 0xA5C3;

@@ -1,5 +1,5 @@
 // The CUDA device as the engine uses it: configurations that are refused, memory that is released and comes back, a
-// card that is lost under a step. What steps and writes compute has tests of its own. Arguments: [--quick] [seed].
+// GPU that is lost under a step. What steps and writes compute has tests of its own. Arguments: [--quick] [seed].
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -35,8 +35,8 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 CoreConfig config_of(const TestModel& model, int ranks) {
   CoreConfig config = model.config(ranks, 2, "", kPages, kPageSize);
   config.device = "cuda";
-  config.cards.assign(ranks, 0);
-  config.share_cards = true;
+  config.gpus.assign(ranks, 0);
+  config.share_gpus = true;
   config.max_step_tokens = 512;
   config.max_step_sequences = 16;
   config.max_context = 512;
@@ -109,21 +109,21 @@ void test_refused(const TestModel& model) {
     return message_of<std::invalid_argument>([&] { CudaDevice device(config); });
   };
   expect(refuse([](CoreConfig& c) { c.dtype = DType::kFloat32; }), {"float32", "--dtype bfloat16"});
-  expect(refuse([](CoreConfig& c) { c.cards = {99}; }), {"there is no card 99"});
-  expect(refuse([](CoreConfig& c) { c.cards = {0, 0}; }), {"one card for each of 1 ranks, got 2"});
+  expect(refuse([](CoreConfig& c) { c.gpus = {99}; }), {"there is no GPU 99"});
+  expect(refuse([](CoreConfig& c) { c.gpus = {0, 0}; }), {"one GPU for each of 1 ranks, got 2"});
   expect(refuse([](CoreConfig& c) { c.pages = 0; }), {"KV pages"});
   expect(refuse([](CoreConfig& c) { c.ranks = 3; }), {"do not divide"});
   expect(refuse([](CoreConfig& c) { c.ranks = 16; }), {"ranks"});
   expect(refuse([](CoreConfig& c) { c.params.pop_back(); }), {"missing"});
-  expect(refuse([](CoreConfig& c) { c.ranks = 2, c.cards = {0, 0}, c.share_cards = false; }), {""});
+  expect(refuse([](CoreConfig& c) { c.ranks = 2, c.gpus = {0, 0}, c.share_gpus = false; }), {""});
   CoreConfig shared = config_of(model, 2);
-  shared.share_cards = false;
+  shared.share_gpus = false;
   unsetenv("REFIT_CUDA_SHARE_CARD");
   expect(message_of<std::invalid_argument>([&] { CudaDevice device(shared); }), {"several ranks"});
   CoreConfig large = config_of(model, 1);
   large.pages = 12000000;
   expect(message_of<NoMemory>([&] { CudaDevice device(large); }),
-         {"card 0 is too full", "rank 0 (GPU-", "KV cache", "--mem-fraction"});
+         {"GPU 0 is too full", "rank 0 (GPU-", "KV cache", "--mem-fraction"});
 }
 
 void test_memory(const Variant& variant, int ranks, unsigned seed) {
@@ -220,7 +220,7 @@ void test_nothing_is_left(const TestModel& model) {
   }
 }
 
-// A card is lost under the third step. In a process of its own, that ends without destructors.
+// A GPU is lost under the third step. In a process of its own, that ends without destructors.
 void lose(const char* fault, int ranks, double watchdog, const char* expected, double least, double most) {
   setenv("REFIT_CUDA_FAULT", fault, 1);
   const TestModel model(kDense, DType::kBFloat16, 1);

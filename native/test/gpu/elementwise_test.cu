@@ -31,10 +31,10 @@ void test_embed(int count, int hidden, int64_t rows, int64_t first_row, int64_t 
     for (int i = 0; i < hidden; ++i)
       expected[static_cast<size_t>(t) * hidden + i] = __bfloat162float(table[row * hidden + i]);
   }
-  Place table_card(table, offset), out(static_cast<int64_t>(count) * hidden, 0);
-  Buffer<int32_t> tokens_card(count);
-  tokens_card.put(tokens);
-  cuda::embed(tokens_card.data(), count, table_card.data(), first_row, rows, hidden, out.data(), nullptr);
+  Place table_gpu(table, offset), out(static_cast<int64_t>(count) * hidden, 0);
+  Buffer<int32_t> tokens_gpu(count);
+  tokens_gpu.put(tokens);
+  cuda::embed(tokens_gpu.data(), count, table_gpu.data(), first_row, rows, hidden, out.data(), nullptr);
   synchronize(what.c_str());
   check_bits(what, out.get(what), expected, hidden);
 }
@@ -53,10 +53,10 @@ void test_add_norm(Cpu& cpu, const NormCase& c) {
   const float eps = 1e-5f;
   const Values residual = random_values(n, 2.0f), delta = random_values(n, 1.0f);
   const Values bias = random_values(c.hidden, 0.5f), weight = random_values(c.hidden, 1.0f);
-  Place residual_card(residual, c.offset), delta_card(delta, c.offset), bias_card(bias, c.offset);
-  Place weight_card(weight, c.offset), normed(n, c.offset);
-  cuda::add_norm(residual_card.data(), c.delta ? delta_card.data() : nullptr, c.bias ? bias_card.data() : nullptr,
-                 c.weight ? weight_card.data() : nullptr, eps, c.count, c.hidden, normed.data(), nullptr);
+  Place residual_gpu(residual, c.offset), delta_gpu(delta, c.offset), bias_gpu(bias, c.offset);
+  Place weight_gpu(weight, c.offset), normed(n, c.offset);
+  cuda::add_norm(residual_gpu.data(), c.delta ? delta_gpu.data() : nullptr, c.bias ? bias_gpu.data() : nullptr,
+                 c.weight ? weight_gpu.data() : nullptr, eps, c.count, c.hidden, normed.data(), nullptr);
   synchronize(what.c_str());
 
   std::vector<float> h = widened(residual), parts = widened(delta), out(n);
@@ -64,21 +64,21 @@ void test_add_norm(Cpu& cpu, const NormCase& c) {
   float* part = parts.data();
   cpu::add_and_norm(cpu.ctx, h.data(), &part, c.delta ? 1 : 0, c.bias ? bias_floats.data() : nullptr,
                     c.weight ? weight_floats.data() : nullptr, out.data(), c.count, c.hidden, eps);
-  check_bits(what + ": residual", residual_card.get(what), h, c.hidden);
+  check_bits(what + ": residual", residual_gpu.get(what), h, c.hidden);
   const Values got = normed.get(what);
   if (c.weight) {
     check_norm(what, got, out, c.hidden);
   } else {
     for (const bf16& x : got) CHECKF(bits(x) == 0xffff, "%s: normed was touched", what.c_str());
   }
-  check_bits(what + ": delta is only read", delta_card.get(what), widened(delta), c.hidden);
+  check_bits(what + ": delta is only read", delta_gpu.get(what), widened(delta), c.hidden);
 
   // A row's bits do not depend on its neighbours.
   if (c.count < 2 || !c.weight || c.offset != 0) return;
   const int64_t last = c.count - 1;
   Place alone(Values(residual.end() - c.hidden, residual.end()), 0), alone_out(c.hidden, 0);
-  cuda::add_norm(alone.data(), c.delta ? delta_card.data() + last * c.hidden : nullptr,
-                 c.bias ? bias_card.data() : nullptr, weight_card.data(), eps, 1, c.hidden, alone_out.data(), nullptr);
+  cuda::add_norm(alone.data(), c.delta ? delta_gpu.data() + last * c.hidden : nullptr,
+                 c.bias ? bias_gpu.data() : nullptr, weight_gpu.data(), eps, 1, c.hidden, alone_out.data(), nullptr);
   synchronize(what.c_str());
   check_bits(what + ": the last row alone", alone_out.get(what), widened(Values(got.end() - c.hidden, got.end())),
              c.hidden);
@@ -92,10 +92,10 @@ void test_norm_rows(Cpu& cpu, int count, int hidden, int64_t source_rows, int64_
   std::vector<int32_t> rows(count);
   for (int32_t& row : rows) row = static_cast<int32_t>(below(source_rows));
   rows[0] = static_cast<int32_t>(source_rows - 1);
-  Place x_card(x, offset), weight_card(weight, offset), out(static_cast<int64_t>(count) * hidden, offset);
-  Buffer<int32_t> rows_card(count);
-  rows_card.put(rows);
-  cuda::norm_rows(x_card.data(), rows_card.data(), count, weight_card.data(), 1e-6f, hidden, out.data(), nullptr);
+  Place x_gpu(x, offset), weight_gpu(weight, offset), out(static_cast<int64_t>(count) * hidden, offset);
+  Buffer<int32_t> rows_gpu(count);
+  rows_gpu.put(rows);
+  cuda::norm_rows(x_gpu.data(), rows_gpu.data(), count, weight_gpu.data(), 1e-6f, hidden, out.data(), nullptr);
   synchronize(what.c_str());
   const std::vector<float> all = widened(x);
   std::vector<float> expected(static_cast<size_t>(count) * hidden);
@@ -104,7 +104,7 @@ void test_norm_rows(Cpu& cpu, int count, int hidden, int64_t source_rows, int64_
                   expected.data() + static_cast<int64_t>(i) * hidden, hidden, 1e-6f);
   }
   check_norm(what, out.get(what), expected, hidden);
-  check_bits(what + ": x is only read", x_card.get(what), all, hidden);
+  check_bits(what + ": x is only read", x_gpu.get(what), all, hidden);
 }
 
 struct RopeCase {
@@ -143,19 +143,19 @@ void test_rope(Cpu& cpu, const RopeCase& c) {
   for (int32_t& p : position) p = static_cast<int32_t>(below(positions));
 
   const int64_t cache = static_cast<int64_t>(pages) * c.kv_heads * c.page_size * dim;
-  Place qkv_card(qkv, 0), q_norm_card(q_norm, 0), k_norm_card(k_norm, 0), k_card(cache, 0), v_card(cache, 0);
-  Buffer<float> table_card(table.size());
-  Buffer<int32_t> position_card(c.count), slots_card(c.count);
-  table_card.put(table);
-  position_card.put(position);
-  slots_card.put(slots);
-  cuda::rope_and_cache(qkv_card.data(), c.q_norm ? q_norm_card.data() : nullptr,
-                       c.k_norm ? k_norm_card.data() : nullptr, eps, table_card.data(), position_card.data(),
-                       slots_card.data(), c.count, c.heads,
-                       {k_card.data(), v_card.data(), pages, c.page_size, c.kv_heads, dim}, nullptr);
+  Place qkv_gpu(qkv, 0), q_norm_gpu(q_norm, 0), k_norm_gpu(k_norm, 0), k_gpu(cache, 0), v_gpu(cache, 0);
+  Buffer<float> table_gpu(table.size());
+  Buffer<int32_t> position_gpu(c.count), slots_gpu(c.count);
+  table_gpu.put(table);
+  position_gpu.put(position);
+  slots_gpu.put(slots);
+  cuda::rope_and_cache(qkv_gpu.data(), c.q_norm ? q_norm_gpu.data() : nullptr,
+                       c.k_norm ? k_norm_gpu.data() : nullptr, eps, table_gpu.data(), position_gpu.data(),
+                       slots_gpu.data(), c.count, c.heads,
+                       {k_gpu.data(), v_gpu.data(), pages, c.page_size, c.kv_heads, dim}, nullptr);
   synchronize(what.c_str());
 
-  const Values got = qkv_card.get(what);
+  const Values got = qkv_gpu.get(what);
   std::vector<float> expected = widened(qkv);
   const std::vector<float> q_weight = widened(q_norm), k_weight = widened(k_norm);
   for (int t = 0; t < c.count; ++t) {
@@ -187,7 +187,7 @@ void test_rope(Cpu& cpu, const RopeCase& c) {
   }
 
   // The cache holds what qkv now holds, in its slots, and nothing elsewhere.
-  const Values k = k_card.get(what), v = v_card.get(what);
+  const Values k = k_gpu.get(what), v = v_gpu.get(what);
   Values k_expected(cache, __ushort_as_bfloat16(0xffff)), v_expected = k_expected;
   for (int t = 0; t < c.count; ++t) {
     for (int head = 0; head < c.kv_heads; ++head) {
@@ -213,8 +213,8 @@ void test_silu_mul(Cpu& cpu, int64_t count, int64_t inter, int64_t offset, bool 
     for (int64_t i = 0; i < inter; ++i) x[i] = __ushort_as_bfloat16(static_cast<uint16_t>(i));
     for (int64_t i = 0; i < inter; ++i) x[inter + i] = __float2bfloat16_rn(1.0f);
   }
-  Place x_card(x, offset), out(count * inter, offset);
-  cuda::silu_mul(x_card.data(), out.data(), count, inter, nullptr);
+  Place x_gpu(x, offset), out(count * inter, offset);
+  cuda::silu_mul(x_gpu.data(), out.data(), count, inter, nullptr);
   synchronize(what.c_str());
   const std::vector<float> floats = widened(x), ones(inter, 1.0f);
   std::vector<float> expected(count * inter);

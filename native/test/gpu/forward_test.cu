@@ -1,6 +1,6 @@
-// Steps on cards against the CPU: both in bf16, and how far each is from the CPU in fp32. Arguments: [--quick]
-// [--bench] [--no-peers] [seed]. Several ranks share card 0, and stand on cards of their own where there are enough;
-// there they also exchange through NCCL, as where cards do not reach each other (--no-peers: that alone).
+// Steps on GPUs against the CPU: both in bf16, and how far each is from the CPU in fp32. Arguments: [--quick]
+// [--bench] [--no-peers] [seed]. Several ranks share GPU 0, and stand on GPUs of their own where there are enough;
+// there they also exchange through NCCL, as where GPUs do not reach each other (--no-peers: that alone).
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -33,7 +33,7 @@ const std::vector<Variant> kVariants = {
 
 constexpr int kPages = 160, kPageSize = 16, kMaxTokens = 700, kMaxContext = 1500;
 
-// Memory of a card with guard bytes on both sides.
+// Memory of a GPU with guard bytes on both sides.
 class Region {
  public:
   explicit Region(size_t bytes) : bytes_(bytes) {
@@ -70,23 +70,23 @@ const cuda::NcclApi* find_api() {
   }
 }
 
-bool all_reach(const std::vector<int>& cards) {
-  return std::all_of(cards.begin(), cards.end(), [&](int from) {
-    return std::all_of(cards.begin(), cards.end(), [&](int to) { return cuda::reaches(from, to); });
+bool all_reach(const std::vector<int>& gpus) {
+  return std::all_of(gpus.begin(), gpus.end(), [&](int from) {
+    return std::all_of(gpus.begin(), gpus.end(), [&](int to) { return cuda::reaches(from, to); });
   });
 }
 
-// A test model on cards, in plain allocations. With `nccl` no rank touches another's memory.
-class Cards {
+// A test model on GPUs, in plain allocations. With `nccl` no rank touches another's memory.
+class Gpus {
  public:
-  Cards(const TestModel& model, const std::vector<int>& cards, const cuda::NcclApi* nccl = nullptr) {
-    const int count = static_cast<int>(cards.size());
+  Gpus(const TestModel& model, const std::vector<int>& gpus, const cuda::NcclApi* nccl = nullptr) {
+    const int count = static_cast<int>(gpus.size());
     CoreConfig config = model.config(count, 1, "", kPages, kPageSize);
     config.max_step_tokens = kMaxTokens, config.max_context = kMaxContext;
     const cuda::ForwardSizes sizes = cuda::forward_sizes(config);
     std::vector<cuda::ForwardMemory> memory(count);
     for (int r = 0; r < count; ++r) {
-      check(cudaSetDevice(cards[r]), "cudaSetDevice");
+      check(cudaSetDevice(gpus[r]), "cudaSetDevice");
       memory[r].kv = add(sizes.kv)->data(), memory[r].peer = add(sizes.peer)->data();
       scratch_.push_back(add(sizes.scratch));
       memory[r].scratch = scratch_.back()->data();
@@ -99,21 +99,21 @@ class Cards {
         memory[r].params.push_back(reinterpret_cast<const cuda::bf16*>(to));
       }
       check(cudaDeviceSynchronize(), "upload");
-      ranks_.push_back(std::make_unique<cuda::Rank>(r, cards[r]));
+      ranks_.push_back(std::make_unique<cuda::Rank>(r, gpus[r]));
     }
     if (nccl != nullptr) {
       comms_ = cuda::join_ranks(ranks_, *nccl, 60);
     } else {
-      cuda::on_all(ranks_, [&](cuda::Rank& rank) { cuda::enable_peers(rank, cards); });
+      cuda::on_all(ranks_, [&](cuda::Rank& rank) { cuda::enable_peers(rank, gpus); });
     }
     forward_ = std::make_unique<cuda::Forward>(config, ranks_, memory, comms_);
   }
-  ~Cards() {
+  ~Gpus() {
     forward_.reset();
     if (!comms_.empty()) cuda::on_all(ranks_, [&](cuda::Rank& rank) { comms_[rank.index]->finish(); });
   }
-  Cards(const Cards&) = delete;
-  Cards& operator=(const Cards&) = delete;
+  Gpus(const Gpus&) = delete;
+  Gpus& operator=(const Gpus&) = delete;
 
   StepResult step(const BatchBuilder& b, bool poison = true) {
     for (size_t r = 0; poison && r < ranks_.size(); ++r) {
@@ -234,26 +234,26 @@ std::vector<Sequence> make_sequences(Rng& rng, int vocab, bool quick) {
 }
 
 // Ragged steps until all sequences are through: prefills in chunks of any size beside single tokens.
-void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed, bool quick,
+void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed, bool quick,
                   const cuda::NcclApi* nccl = nullptr) {
   Rng rng(seed);
-  const int ranks = static_cast<int>(cards.size());
+  const int ranks = static_cast<int>(gpus.size());
   char name[128];
   std::snprintf(name, sizeof name, "%s, %d ranks%s%s", v.name, ranks,
-                ranks > 1 && cards[0] != cards[1] ? " on cards of their own" : "", nccl != nullptr ? ", NCCL" : "");
+                ranks > 1 && gpus[0] != gpus[1] ? " on GPUs of their own" : "", nccl != nullptr ? ", NCCL" : "");
   const TestModel model(v, DType::kBFloat16, seed);
   TestModel wide = model;
   wide.dtype = DType::kFloat32;
   auto exact = wide.device(1, 2, "", kPages, kPageSize), host = model.device(ranks, 2, "", kPages, kPageSize);
   // The ways of exchange make the same sums.
-  std::unique_ptr<Cards> peers;
-  if (nccl != nullptr && all_reach(cards)) peers = std::make_unique<Cards>(model, cards);
-  Cards card(model, cards, nccl);
+  std::unique_ptr<Gpus> peers;
+  if (nccl != nullptr && all_reach(gpus)) peers = std::make_unique<Gpus>(model, gpus);
+  Gpus gpu(model, gpus, nccl);
 
   std::vector<Sequence> sequences = make_sequences(rng, v.vocab, quick);
-  Errors of_card, of_host;
+  Errors of_gpu, of_host;
   long greedy = 0, greedy_equal = 0, agreed = 0, drawn = 0;
-  long choices = 0, card_choices = 0, host_choices = 0, both_choices = 0;
+  long choices = 0, gpu_choices = 0, host_choices = 0, both_choices = 0;
   const auto k = static_cast<size_t>(v.experts_per_token);
   for (int round = 0;; ++round) {
     BatchBuilder b;
@@ -280,7 +280,7 @@ void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed
       b.row({.token = t, .target = b.tokens[t], .top = v.vocab, .flags = 3, .temperature = 0});
     const int last = scored - 1;
     for (int i = 0; i < 8; ++i) b.row({.token = last, .temperature = 0.5f, .top_p = 0.9f, .seed = seed * 100u + i});
-    const StepResult e = b.run(*exact), h = b.run(*host), c = card.step(b);
+    const StepResult e = b.run(*exact), h = b.run(*host), c = gpu.step(b);
     if (peers) {
       const StepResult p = peers->step(b);
       CHECKF(p.tokens == c.tokens && p.logprobs == c.logprobs && p.top_ids == c.top_ids &&
@@ -294,19 +294,19 @@ void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed
       return;
     if (v.experts > 0) {
       choices += static_cast<long>(c.experts.size() / k);
-      card_choices += same_choices(c.experts, e.experts, k), host_choices += same_choices(h.experts, e.experts, k);
+      gpu_choices += same_choices(c.experts, e.experts, k), host_choices += same_choices(h.experts, e.experts, k);
       both_choices += same_choices(c.experts, h.experts, k);
     }
     for (int t = 0; t < scored; ++t) {
       const auto ze = by_id(e, t, v.vocab), zh = by_id(h, t, v.vocab), zc = by_id(c, t, v.vocab);
-      double row_card = 0, row_host = 0;
+      double row_gpu = 0, row_host = 0;
       for (int i = 0; i < v.vocab; ++i) {
-        row_card = std::max(row_card, std::abs(double{zc[i]} - ze[i]));
+        row_gpu = std::max(row_gpu, std::abs(double{zc[i]} - ze[i]));
         row_host = std::max(row_host, std::abs(double{zh[i]} - ze[i]));
-        if (std::isnan(zc[i])) row_card = NAN;
+        if (std::isnan(zc[i])) row_gpu = NAN;
       }
-      of_card.add(row_card), of_host.add(row_host);
-      if (!CHECKF(!std::isnan(row_card), "%s, step %d: row %d of %d has a NaN", name, round, t, scored)) return;
+      of_gpu.add(row_gpu), of_host.add(row_host);
+      if (!CHECKF(!std::isnan(row_gpu), "%s, step %d: row %d of %d has a NaN", name, round, t, scored)) return;
       CHECKF(c.tokens[t] == b.tokens[t] && c.logprobs[t] == zc[b.tokens[t]],
              "%s, step %d: row %d scores %d (%g), expected %d (%g)", name, round, t, c.tokens[t], c.logprobs[t],
              b.tokens[t], zc[b.tokens[t]]);
@@ -322,7 +322,7 @@ void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed
       agreed += c.tokens[r] == h.tokens[r];
     }
     if (round == 0) {
-      const StepResult again = card.step(b);
+      const StepResult again = gpu.step(b);
       CHECKF(again.tokens == c.tokens && again.top_ids == c.top_ids && again.top_logprobs == c.top_logprobs &&
                  again.experts == c.experts,
              "%s: the same step again has other bits", name);
@@ -330,29 +330,29 @@ void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed
       BatchBuilder bare;
       bare.tokens = b.tokens, bare.seq_offsets = b.seq_offsets, bare.start_pos = b.start_pos;
       bare.page_offsets = b.page_offsets, bare.pages = b.pages;
-      const StepResult quiet = card.step(bare);
+      const StepResult quiet = gpu.step(bare);
       CHECKF(quiet.tokens.empty() && quiet.experts == c.experts, "%s: without rows, other experts (%zu, expected %zu)",
              name, quiet.experts.size(), c.experts.size());
     }
   }
-  card.check_guards(name);
+  gpu.check_guards(name);
   std::printf(
       "%-46s %5ld rows: error %.4f mean, %.4f most (CPU in bf16: %.4f, %.4f); greedy %ld of %ld; draws %ld of %ld\n",
-      name, of_card.count, of_card.mean(), of_card.worst, of_host.mean(), of_host.worst, greedy_equal, greedy, agreed,
+      name, of_gpu.count, of_gpu.mean(), of_gpu.worst, of_host.mean(), of_host.worst, greedy_equal, greedy, agreed,
       drawn);
   if (v.experts > 0) {
     std::printf(
-        "%-46s of %ld choices of experts the card makes %ld as the CPU in fp32, the CPU in bf16 %ld; %ld alike\n", name,
-        choices, card_choices, host_choices, both_choices);
+        "%-46s of %ld choices of experts the GPU makes %ld as the CPU in fp32, the CPU in bf16 %ld; %ld alike\n", name,
+        choices, gpu_choices, host_choices, both_choices);
     // A record of other tokens or layers would agree on a few.
-    CHECKF(card_choices >= host_choices - choices / 50 - 2, "%s: %ld of %ld choices of experts, the CPU in bf16 %ld",
-           name, card_choices, choices, host_choices);
+    CHECKF(gpu_choices >= host_choices - choices / 50 - 2, "%s: %ld of %ld choices of experts, the CPU in bf16 %ld",
+           name, gpu_choices, choices, host_choices);
   }
-  CHECKF(of_card.mean() <= 2 * of_host.mean() + 1e-3, "%s: mean error %g, CPU in bf16 %g", name, of_card.mean(),
+  CHECKF(of_gpu.mean() <= 2 * of_host.mean() + 1e-3, "%s: mean error %g, CPU in bf16 %g", name, of_gpu.mean(),
          of_host.mean());
   // One row may be unlucky. A router near a tie may choose otherwise, and then a row is off by anything.
   if (v.experts == 0)
-    CHECKF(of_card.worst <= 3 * of_host.worst + 1e-2, "%s: error %g, CPU in bf16 %g", name, of_card.worst,
+    CHECKF(of_gpu.worst <= 3 * of_host.worst + 1e-2, "%s: error %g, CPU in bf16 %g", name, of_gpu.worst,
            of_host.worst);
   CHECKF(greedy_equal >= greedy - (v.experts > 0 ? greedy / 50 + 1 : 0), "%s: %ld of %ld greedy tokens", name,
          greedy_equal, greedy);
@@ -361,13 +361,13 @@ void test_variant(const Variant& v, const std::vector<int>& cards, unsigned seed
 }
 
 // Steps that are refused, and that blocks grow: a long history, many results.
-void test_limits(const std::vector<int>& cards) {
+void test_limits(const std::vector<int>& gpus) {
   const TestModel model(kVariants[0], DType::kBFloat16, 3);
-  Cards card(model, cards);
+  Gpus gpu(model, gpus);
   const auto refused = [&](const char* part, const BatchBuilder& b) {
     std::string what;
     try {
-      card.step(b);
+      gpu.step(b);
     } catch (const std::invalid_argument& error) {
       what = error.what();
     }
@@ -378,7 +378,7 @@ void test_limits(const std::vector<int>& cards) {
   BatchBuilder plain;
   plain.sequence({1, 2, 3}, 0, {4});
   plain.row({.token = 2, .top = 101, .temperature = 0});
-  const StepResult first = card.step(plain);
+  const StepResult first = gpu.step(plain);
   CHECK(first.experts.empty());
 
   BatchBuilder many;
@@ -392,8 +392,8 @@ void test_limits(const std::vector<int>& cards) {
   refused("tokens[0] = 101 is outside", wrong);
   BatchBuilder endless;
   endless.sequence({1}, kMaxContext - 1, pages);
-  card.step(endless);  // allowed, and without rows
-  CHECK(card.step(BatchBuilder()).tokens.empty());
+  gpu.step(endless);  // allowed, and without rows
+  CHECK(gpu.step(BatchBuilder()).tokens.empty());
 
   BatchBuilder grown;
   grown.sequence(std::vector<int32_t>(kMaxTokens, 7), 0, pages);
@@ -402,15 +402,15 @@ void test_limits(const std::vector<int>& cards) {
   BatchBuilder::Row row{.token = 0, .temperature = 0, .presence = 1000.0f};
   for (int i = 0; i < 2000000; ++i) row.history.push_back(i % 100);
   grown.row(row);
-  const StepResult big = card.step(grown);
+  const StepResult big = gpu.step(grown);
   CHECK(big.top_ids.size() == 70700u && big.id_logprobs.size() == 2100u && big.tokens.back() == 100);
   for (int t = 1; t < kMaxTokens; ++t) {
     // The same token over and over: what it attends to is all the same.
     if (!CHECKF(!std::isnan(big.top_logprobs[t * 101]), "row %d of the large step", t)) break;
   }
-  const StepResult after = card.step(plain);
+  const StepResult after = gpu.step(plain);
   CHECK(after.top_ids == first.top_ids && after.top_logprobs == first.top_logprobs);
-  card.check_guards("limits");
+  gpu.check_guards("limits");
 }
 
 // Recorded only where it was asked for: nothing else of the step depends on it.
@@ -419,27 +419,27 @@ void test_without_record() {
   BatchBuilder b;
   b.sequence({1, 2, 3, 4, 5}, 0, {4});
   b.row({.token = 4, .top = 120, .temperature = 0});
-  const StepResult with = Cards(model, {0}).step(b);
+  const StepResult with = Gpus(model, {0}).step(b);
   model.record = false;
-  const StepResult without = Cards(model, {0}).step(b);
+  const StepResult without = Gpus(model, {0}).step(b);
   CHECKF(with.experts.size() == 5u * 2 * 2 && without.experts.empty(), "experts with %zu, without %zu",
          with.experts.size(), without.experts.size());
   CHECK(with.tokens == without.tokens && with.top_ids == without.top_ids && with.top_logprobs == without.top_logprobs);
 }
 
 // Time of a step beyond what its kernels need: a model so small that only launches and waits count.
-void bench(const std::vector<int>& cards, const cuda::NcclApi* nccl = nullptr) {
+void bench(const std::vector<int>& gpus, const cuda::NcclApi* nccl = nullptr) {
   const TestModel model({"llama", 128, 16, 8, 2, 64, 256, 1000, false, false, false, false}, DType::kBFloat16, 3);
-  Cards card(model, cards, nccl);
+  Gpus gpu(model, gpus, nccl);
   for (const int batch : {1, 32}) {
     BatchBuilder b;
     for (int i = 0; i < batch; ++i) b.row({.token = b.sequence({i}, 20, {2 * i, 2 * i + 1})});
-    for (int i = 0; i < 10; ++i) card.step(b, false);
+    for (int i = 0; i < 10; ++i) gpu.step(b, false);
     const auto start = std::chrono::steady_clock::now();
     const int steps = 100;
-    for (int i = 0; i < steps; ++i) card.step(b, false);
+    for (int i = 0; i < steps; ++i) gpu.step(b, false);
     const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - start;
-    std::printf("forward: %zu ranks%s, 16 small layers, batch %d: %.1f us a step\n", cards.size(),
+    std::printf("forward: %zu ranks%s, 16 small layers, batch %d: %.1f us a step\n", gpus.size(),
                 nccl != nullptr ? " by NCCL" : "", batch, time.count() / steps);
   }
 }
@@ -447,9 +447,9 @@ void bench(const std::vector<int>& cards, const cuda::NcclApi* nccl = nullptr) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Before CUDA starts: a kernel that is loaded at its first launch may wait for a card that spins in a collective.
+  // Before CUDA starts: a kernel that is loaded at its first launch may wait for a GPU that spins in a collective.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  // Streams of ranks on one card must not share a queue, or one would wait behind another's collective.
+  // Streams of ranks on one GPU must not share a queue, or one would wait behind another's collective.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   bool quick = false, benchmark = false, no_peers = false;
   unsigned seed = 1;
@@ -464,11 +464,11 @@ int main(int argc, char** argv) {
       seed = static_cast<unsigned>(std::strtoul(argv[i], nullptr, 10));
     }
   }
-  int cards = 0;
-  check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
-  std::printf("forward_test: seed %u, %d cards\n", seed, cards);
+  int gpus = 0;
+  check(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
+  std::printf("forward_test: seed %u, %d GPUs\n", seed, gpus);
   // compute-sanitizer (--quick) would check NCCL's kernels as well, for minutes.
-  const cuda::NcclApi* const nccl = no_peers || (!quick && cards > 1) ? find_api() : nullptr;
+  const cuda::NcclApi* const nccl = no_peers || (!quick && gpus > 1) ? find_api() : nullptr;
   for (const int ranks : {1, 2, 4}) {
     for (const Variant& v : kVariants) {
       const bool chosen = &v == &kVariants[0] || &v == &kVariants[5];
@@ -476,13 +476,13 @@ int main(int argc, char** argv) {
       if (!no_peers) test_variant(v, std::vector<int>(ranks, 0), seed, quick);
       std::vector<int> own(ranks);
       std::iota(own.begin(), own.end(), 0);
-      if (ranks == 1 || cards < ranks) continue;
+      if (ranks == 1 || gpus < ranks) continue;
       if (!no_peers && all_reach(own)) test_variant(v, own, seed, quick);
       if (nccl != nullptr) test_variant(v, own, seed, quick, nccl);
     }
   }
   if (no_peers) {
-    if (cards < 2) std::printf("!!!!! ONE CARD: the exchange through NCCL WAS NOT TESTED, it needs two\n");
+    if (gpus < 2) std::printf("!!!!! ONE GPU: the exchange through NCCL WAS NOT TESTED, it needs two\n");
     CHECK(nccl != nullptr);
   } else if (!quick) {
     test_limits({0});
@@ -492,8 +492,8 @@ int main(int argc, char** argv) {
   if (benchmark) {
     bench({0});
     bench({0, 0});
-    if (cards > 1 && all_reach({0, 1})) bench({0, 1});
-    if (cards > 1 && nccl != nullptr) bench({0, 1}, nccl);
+    if (gpus > 1 && all_reach({0, 1})) bench({0, 1});
+    if (gpus > 1 && nccl != nullptr) bench({0, 1}, nccl);
   }
   return finish("forward_test");
 }

@@ -1,4 +1,4 @@
-// What the CUDA device stands on, as far as it needs no card: texts for what is wrong, the choice of cards, the search
+// What the CUDA device stands on, as far as it needs no GPU: texts for what is wrong, the choice of GPUs, the search
 // for libraries, and the watchdog. Runs anywhere.
 #include <dlfcn.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "core/device.h"
-#include "cuda/device/cards.h"
+#include "cuda/device/gpus.h"
 #include "cuda/device/check.h"
 #include "cuda/device/dynamic.h"
 #include "cuda/device/health.h"
@@ -50,18 +50,18 @@ void test_driver_texts() {
   CHECK(cuda_version(12080) == "12.8");
   CHECK(cuda_version(0).empty());
 
-  CHECK(why_no_cards(cudaSuccess, 2, 13000, 13000, "580.65.06", nullptr).empty());
-  const std::string none = why_no_cards(cudaErrorInsufficientDriver, 0, 0, 13000, "", nullptr);
+  CHECK(why_no_gpus(cudaSuccess, 2, 13000, 13000, "580.65.06", nullptr).empty());
+  const std::string none = why_no_gpus(cudaErrorInsufficientDriver, 0, 0, 13000, "", nullptr);
   CHECKF(has(none, "no NVIDIA driver") && has(none, "--gpus all") && has(none, "580"), "%s", none.c_str());
-  const std::string unreachable = why_no_cards(cudaErrorInsufficientDriver, 0, 0, 13000, "580.65.06", nullptr);
+  const std::string unreachable = why_no_gpus(cudaErrorInsufficientDriver, 0, 0, 13000, "580.65.06", nullptr);
   CHECKF(has(unreachable, "580.65.06") && has(unreachable, "libcuda.so.1"), "%s", unreachable.c_str());
-  const std::string old = why_no_cards(cudaErrorInsufficientDriver, 0, 12080, 13000, "570.124.06", nullptr);
+  const std::string old = why_no_gpus(cudaErrorInsufficientDriver, 0, 12080, 13000, "570.124.06", nullptr);
   CHECKF(has(old, "too old") && has(old, "570.124.06") && has(old, "12.8") && has(old, "580") && has(old, "13.0"), "%s",
          old.c_str());
-  const std::string hidden = why_no_cards(cudaErrorNoDevice, 0, 13000, 13000, "580.65.06", "7");
-  CHECKF(has(hidden, "CUDA_VISIBLE_DEVICES=\"7\" hides all cards"), "%s", hidden.c_str());
-  CHECK(has(why_no_cards(cudaErrorNoDevice, 0, 13000, 13000, "580.65.06", nullptr), "sees no card"));
-  CHECK(has(why_no_cards(cudaErrorUnknown, 0, 13000, 13000, "580.65.06", nullptr), "cudaErrorUnknown"));
+  const std::string hidden = why_no_gpus(cudaErrorNoDevice, 0, 13000, 13000, "580.65.06", "7");
+  CHECKF(has(hidden, "CUDA_VISIBLE_DEVICES=\"7\" hides all GPUs"), "%s", hidden.c_str());
+  CHECK(has(why_no_gpus(cudaErrorNoDevice, 0, 13000, 13000, "580.65.06", nullptr), "sees no GPU"));
+  CHECK(has(why_no_gpus(cudaErrorUnknown, 0, 13000, 13000, "580.65.06", nullptr), "cudaErrorUnknown"));
 }
 
 void test_architectures() {
@@ -81,23 +81,23 @@ void test_architectures() {
   CHECKF(has(old, "Tesla T4") && has(old, "7.5") && has(old, "8.0"), "%s", old.c_str());
 }
 
-void test_choose_cards() {
+void test_choose_gpus() {
   CoreConfig config;
   config.ranks = 2;
-  CHECK((choose_cards(config, 4, false) == std::vector<int>{0, 1}));
-  const std::string few = message_of<std::invalid_argument>([&] { choose_cards(config, 1, false); });
+  CHECK((choose_gpus(config, 4, false) == std::vector<int>{0, 1}));
+  const std::string few = message_of<std::invalid_argument>([&] { choose_gpus(config, 1, false); });
   CHECKF(has(few, "--tp 2") && has(few, "is 1"), "%s", few.c_str());
-  CHECK((choose_cards(config, 1, true) == std::vector<int>{0, 0}));
-  config.cards = {3, 1};
-  CHECK((choose_cards(config, 4, false) == std::vector<int>{3, 1}));
-  const std::string absent = message_of<std::invalid_argument>([&] { choose_cards(config, 3, false); });
-  CHECKF(has(absent, "there is no card 3") && has(absent, "0 to 2"), "%s", absent.c_str());
-  config.cards = {1, 1};
-  CHECK(has(message_of<std::invalid_argument>([&] { choose_cards(config, 2, false); }), "several ranks"));
-  config.share_cards = true;
-  CHECK((choose_cards(config, 2, false) == std::vector<int>{1, 1}));
-  config.cards = {0};
-  CHECK(has(message_of<std::invalid_argument>([&] { choose_cards(config, 2, false); }), "expected one card for each"));
+  CHECK((choose_gpus(config, 1, true) == std::vector<int>{0, 0}));
+  config.gpus = {3, 1};
+  CHECK((choose_gpus(config, 4, false) == std::vector<int>{3, 1}));
+  const std::string absent = message_of<std::invalid_argument>([&] { choose_gpus(config, 3, false); });
+  CHECKF(has(absent, "there is no GPU 3") && has(absent, "0 to 2"), "%s", absent.c_str());
+  config.gpus = {1, 1};
+  CHECK(has(message_of<std::invalid_argument>([&] { choose_gpus(config, 2, false); }), "several ranks"));
+  config.share_gpus = true;
+  CHECK((choose_gpus(config, 2, false) == std::vector<int>{1, 1}));
+  config.gpus = {0};
+  CHECK(has(message_of<std::invalid_argument>([&] { choose_gpus(config, 2, false); }), "expected one GPU for each"));
 }
 
 void test_libraries() {
@@ -179,7 +179,7 @@ void test_watchdog_runs() {
     CHECK(*out == i);
   }
   CHECK(message_of<std::out_of_range>([&] { dog.run([] { throw std::out_of_range("as thrown"); }); }) == "as thrown");
-  // Slow, but in nothing of a card: a disk may take its time.
+  // Slow, but in nothing of a GPU: a disk may take its time.
   auto activity = health->add("rank 0");
   dog.run([activity] {
     activity->begin("read a file", false);
@@ -200,7 +200,7 @@ void test_watchdog_runs() {
 void test_watchdog_gives_up() {
   auto health = std::make_shared<Health>();
   Watchdog dog(health, 0.3);
-  const auto one = health->add("rank 0 (card 0)"), two = health->add("rank 1 (card 1)");
+  const auto one = health->add("rank 0 (GPU 0)"), two = health->add("rank 1 (GPU 1)");
   two->set_where([] { return std::string("between layers.1.qkv and layers.1.down"); });
   // The thread outlives the watchdog, so what it uses is shared.
   struct Shared {
@@ -220,7 +220,7 @@ void test_watchdog_gives_up() {
       shared->changed.notify_all();
     });
   });
-  CHECKF(has(said, "rank 1 (card 1) has been stuck in wait for the step, between layers.1.qkv and layers.1.down, for"),
+  CHECKF(has(said, "rank 1 (GPU 1) has been stuck in wait for the step, between layers.1.qkv and layers.1.down, for"),
          "%s", said.c_str());
   CHECK(health->lost());
   // From now on everything fails at once, in the same words.
@@ -279,7 +279,7 @@ int main() {
   using namespace refit::cuda;
   test_driver_texts();
   test_architectures();
-  test_choose_cards();
+  test_choose_gpus();
   test_libraries();
   test_faults();
   test_seconds();

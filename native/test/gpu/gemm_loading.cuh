@@ -25,7 +25,7 @@ __global__ void hold(const volatile uint32_t* let_go) {
   while (*let_go == 0) __nanosleep(1000);
 }
 
-// A card that does not move on until it is let go, or 20 s have passed.
+// A GPU that does not move on until it is let go, or 20 s have passed.
 class Held {
  public:
   Held() {
@@ -64,7 +64,7 @@ class Held {
   std::thread patience_;
 };
 
-// A rank that is late must be able to launch its products while its own card, or another's, waits for it.
+// A rank that is late must be able to launch its products while its own GPU, or another's, waits for it.
 void test_loaded_products_do_not_wait(uint64_t seed) {
   Buffer<uint8_t> workspace(kWorkspace);
   Gemm gemm(workspace.data(), kWorkspace);
@@ -83,7 +83,7 @@ void test_loaded_products_do_not_wait(uint64_t seed) {
       synchronize("load");
       Held held;
       gemm.run(product, nullptr);
-      CHECKF(held.let_go(), "m=%lld%s%s: waits for the card", static_cast<long long>(m), product.wide ? " float" : "",
+      CHECKF(held.let_go(), "m=%lld%s%s: waits for the GPU", static_cast<long long>(m), product.wide ? " float" : "",
              product.bias != nullptr ? " bias" : "");
     }
   }
@@ -92,7 +92,7 @@ void test_loaded_products_do_not_wait(uint64_t seed) {
 void test_unloaded_products_are_refused(uint64_t seed) {
   Buffer<uint8_t> workspace(kWorkspace);
   Gemm gemm(workspace.data(), kWorkspace);
-  gemm.demand_loaded();
+  gemm.require_loaded();
   const int64_t n = 256, k = 128;
   Buffer<bf16> x(40 * k), w(n * k), y(40 * n), loaded(40 * n);
   fill(x.data(), 40, k, k, 1.0f, seed);

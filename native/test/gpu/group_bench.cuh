@@ -6,14 +6,14 @@
 
 namespace {
 
-void bench(const std::vector<int>& cards, double gigabytes) {
+void bench(const std::vector<int>& gpus, double gigabytes) {
   constexpr int64_t kRows = 4096, kCols = 4096;
   constexpr size_t kTensors = 16;
   constexpr uint64_t kPiece = kTensors * kRows * kCols * 2;  // 512 MiB
   const int pieces = std::max(2, static_cast<int>(std::lround(gigabytes * 1e9 / static_cast<double>(kPiece))));
   std::vector<Param> shapes;
   for (size_t i = 0; i < 4 * kTensors; i++) shapes.push_back({"w" + std::to_string(i), kRows, kCols});
-  Engine engine(cards, shapes);
+  Engine engine(gpus, shapes);
   Trainer trainer;
   double seconds = 0;
   auto group = meet(engine, {&trainer}, &seconds);
@@ -53,14 +53,14 @@ void bench(const std::vector<int>& cards, double gigabytes) {
       gap = std::max(gap, since(waits));
       writing = std::async(std::launch::async, [&, i] {
         return engine.store->write(job_of(*group, i % 2, kTensors, static_cast<size_t>(i % 4) * kTensors, kRows, kCols,
-                                          static_cast<int>(engine.cards.size())));
+                                          static_cast<int>(engine.gpus.size())));
       });
     }
     CHECK(writing.get().error.empty());
     scattered = std::max(scattered, total / since(began));
     trainer.reply();
   }
-  std::printf("%zu receivers, %.1f GB in %d pieces of %.0f MB, communicator in %.0f ms, best of 3:\n", cards.size(),
+  std::printf("%zu receivers, %.1f GB in %d pieces of %.0f MB, communicator in %.0f ms, best of 3:\n", gpus.size(),
               total / 1e9, pieces, static_cast<double>(kPiece) / 1e6, seconds * 1e3);
   std::printf("  plain NCCL broadcasts      %7.1f GB/s\n", plain / 1e9);
   std::printf("  received, each waited for  %7.1f GB/s  %5.1f %%\n", received / 1e9, 100 * received / plain);

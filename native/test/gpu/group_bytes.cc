@@ -29,7 +29,7 @@ void test_receive(int ranks, int size, unsigned seed) {
   CHECK_THROWS(group->staged(0), std::invalid_argument);
   constexpr uint64_t kSlot = 40000;
   group->stage(kSlot);
-  CHECKF(cards.bytes >= ranks * 2 * static_cast<int64_t>(kSlot), "%lld", static_cast<long long>(cards.bytes));
+  CHECKF(gpus.bytes >= ranks * 2 * static_cast<int64_t>(kSlot), "%lld", static_cast<long long>(gpus.bytes));
 
   for (int round = 0; round < 12; round++) {
     const int slot = round % 2;
@@ -65,7 +65,7 @@ void test_receive(int ranks, int size, unsigned seed) {
     trainer.stream_wait();
     const StagedSlot staged = group->staged(slot);
     CHECK(staged.source.bytes == kSlot && staged.source.rank_data.size() == static_cast<size_t>(ranks));
-    CHECK(staged.source.on_card());
+    CHECK(staged.source.on_gpu());
     for (int rank = 0; rank < ranks; rank++) {
       const uint8_t* const from = staged.source.of(rank);
       for (size_t i = 0; i < parts.size(); i++) {
@@ -104,13 +104,13 @@ void test_exchange() {
   group->send(data.data(), data.size(), in(20));
   trainer.stream_wait();
   CHECK(got == data);
-  const int64_t small = cards.bytes;
+  const int64_t small = gpus.bytes;
   group->stage(100000);
-  CHECK(cards.bytes > small);
-  cards.room = cards.bytes + 1000;
+  CHECK(gpus.bytes > small);
+  gpus.room = gpus.bytes + 1000;
   CHECK_THROWS(group->stage(1 << 20), NoMemory);
   CHECK_THROWS(group->staged(0), std::invalid_argument);  // none rather than some
-  cards.room = int64_t{1} << 40;
+  gpus.room = int64_t{1} << 40;
   group->stage(100000);
   std::thread sending([&] { trainer.broadcast(data); });
   group->receive(1, {{512, 999}}, 0, in(20));
@@ -123,10 +123,10 @@ void test_exchange() {
   CHECK_THROWS(group->read(1, 100000, 1, in(5)), std::invalid_argument);
   CHECK_THROWS(group->read(1, UINT64_MAX, 2, in(5)), std::invalid_argument);
   // One slot takes half the memory of two, and the other is none.
-  const int64_t two = cards.bytes;
+  const int64_t two = gpus.bytes;
   group->stage(100000, 1);
-  const int64_t one = cards.bytes;
-  CHECKF(two - one >= 2 * 100000 && two - one < 2 * 101000, "%lld bytes on two cards",
+  const int64_t one = gpus.bytes;
+  CHECKF(two - one >= 2 * 100000 && two - one < 2 * 101000, "%lld bytes on two GPUs",
          static_cast<long long>(two - one));
   std::thread again([&] { trainer.broadcast(data); });
   group->receive(0, {{0, 999}}, 0, in(20));
@@ -136,7 +136,7 @@ void test_exchange() {
   CHECK_THROWS(group->receive(1, {{0, 1}}, 0, in(5)), std::invalid_argument);
   CHECK_THROWS(group->read(1, 0, 1, in(5)), std::invalid_argument);
   group->stage(100000, 2);
-  CHECK(cards.bytes == two && group->staged(1).source.bytes == 100000);
+  CHECK(gpus.bytes == two && group->staged(1).source.bytes == 100000);
   group->stage(0);
   CHECK_THROWS(group->staged(0), std::invalid_argument);
   group->end();
@@ -191,7 +191,7 @@ void test_in_place(int ranks) {
     options.library = library;
     GroupHost host;
     host.ranks = ranks;
-    host.open = [](int rank) { return std::make_unique<LoopCard>(rank, cards); };
+    host.open = [](int rank) { return std::make_unique<LoopGpu>(rank, gpus); };
     host.params = [&](int rank) {
       if (released) throw std::runtime_error("released");
       std::vector<GroupSpan> out;
@@ -202,7 +202,7 @@ void test_in_place(int ranks) {
       return out;
     };
     host.lose = [](const std::string& message) { losses.push_back(message); };
-    return std::make_unique<CardGroup>(std::move(host), options);
+    return std::make_unique<GpuGroup>(std::move(host), options);
   };
   std::vector<Tensor> tensors;
   std::vector<Rect> rects;
@@ -229,7 +229,7 @@ void test_in_place(int ranks) {
   const auto id = nccl_group_id(library);
   Trainer trainer(id, ranks + 1, 0);
   connect(*group, trainer, id);
-  const int64_t held = cards.bytes;
+  const int64_t held = gpus.bytes;
   // Past the weights, into the gap, from a rank of ours: nothing is called, and the group goes on.
   const std::vector<GroupPart> wrong{
       {4 * kParam, kParam + 1}, {3 * kParam - 1, 2}, {3 * kParam, 1}, {UINT64_MAX, 2}, {4 * kParam + kGap, 1}};
@@ -249,7 +249,7 @@ void test_in_place(int ranks) {
   expected.insert(expected.end(), kGap, 0xee);
   expected.insert(expected.end(), last.begin(), last.end());
   for (const auto& rank : weights) CHECK(rank == expected);
-  CHECKF(cards.bytes == held, "%lld bytes were staged", static_cast<long long>(cards.bytes - held));
+  CHECKF(gpus.bytes == held, "%lld bytes were staged", static_cast<long long>(gpus.bytes - held));
   // It stops between two broadcasts: the first is there, and the group is of no use.
   const std::vector<uint8_t> again = coded(3, kParam);
   trainer.broadcast(again);
@@ -308,7 +308,7 @@ void test_ahead(int ranks) {
   trainer.comm->abort();
 }
 
-// Given up while two are under way, and somebody waits for the first or nobody does: they leave the cards with the next
+// Given up while two are under way, and somebody waits for the first or nobody does: they leave the GPUs with the next
 // call that waits, and not only with the group.
 void test_ahead_aborted(bool is_waited_for) {
   Engine engine(2);

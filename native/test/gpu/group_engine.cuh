@@ -37,13 +37,13 @@ Command command(char what, uint64_t seed = 0, int late_ms = 0) {
   return c;
 }
 
-// What an engine has of weights: ranks on cards, parameters, a store.
+// What an engine has of weights: ranks on GPUs, parameters, a store.
 struct Engine {
-  Engine(std::vector<int> on, std::vector<Param> shapes) : cards(std::move(on)) {
-    for (size_t r = 0; r < cards.size(); r++) ranks.push_back(std::make_unique<Rank>(static_cast<int>(r), cards[r]));
-    CardParams params{&ranks, std::move(shapes), {}};
-    for (size_t r = 0; r < cards.size(); r++) {
-      check(cudaSetDevice(cards[r]), "cudaSetDevice");
+  Engine(std::vector<int> on, std::vector<Param> shapes) : gpus(std::move(on)) {
+    for (size_t r = 0; r < gpus.size(); r++) ranks.push_back(std::make_unique<Rank>(static_cast<int>(r), gpus[r]));
+    GpuParams params{&ranks, std::move(shapes), {}};
+    for (size_t r = 0; r < gpus.size(); r++) {
+      check(cudaSetDevice(gpus[r]), "cudaSetDevice");
       for (const Param& shape : params.shapes) {
         void* memory = nullptr;
         check(cudaMalloc(&memory, static_cast<size_t>(shape.rows * shape.cols) * sizeof(bf16)), "cudaMalloc");
@@ -52,25 +52,25 @@ struct Engine {
     }
     addresses = params.addresses;
     shapes_ = params.shapes;
-    store = std::make_unique<CardStore>(std::move(params), 2);
+    store = std::make_unique<GpuStore>(std::move(params), 2);
   }
   ~Engine() {
     store.reset();
     for (size_t i = 0; i < addresses.size(); i++) {
-      cudaSetDevice(cards[i / shapes_.size()]);
+      cudaSetDevice(gpus[i / shapes_.size()]);
       cudaFree(addresses[i]);
     }
   }
   Engine(const Engine&) = delete;
 
-  std::unique_ptr<CardGroup> group(int size, int first, bool warm_up = false) {
+  std::unique_ptr<GpuGroup> group(int size, int first, bool warm_up = false) {
     NcclGroupOptions options;
     options.size = size;
     options.first_rank = first;
     options.warm_up = warm_up;
     GroupHost host;
-    host.ranks = static_cast<int>(cards.size());
-    host.open = [this](int rank) { return open_group_card(rank, cards[static_cast<size_t>(rank)]); };
+    host.ranks = static_cast<int>(gpus.size());
+    host.open = [this](int rank) { return open_group_gpu(rank, gpus[static_cast<size_t>(rank)]); };
     host.params = [this](int rank) {
       std::vector<GroupSpan> spans;
       for (size_t id = 0; id < shapes_.size(); id++) {
@@ -81,32 +81,32 @@ struct Engine {
       return spans;
     };
     host.lose = [](const std::string& message) { CHECKF(false, "lost: %s", message.c_str()); };
-    return std::make_unique<CardGroup>(std::move(host), options);
+    return std::make_unique<GpuGroup>(std::move(host), options);
   }
 
   uint8_t* param(size_t rank, size_t id) const {
     return reinterpret_cast<uint8_t*>(addresses[rank * shapes_.size() + id]);
   }
 
-  const std::vector<int> cards;
+  const std::vector<int> gpus;
   std::vector<std::unique_ptr<Rank>> ranks;
   std::vector<Param> shapes_;
   std::vector<bf16*> addresses;
-  std::unique_ptr<CardStore> store;
+  std::unique_ptr<GpuStore> store;
 };
 
 std::vector<uint8_t> id_of(const std::string& text) { return {text.begin(), text.end()}; }
 
-Command join(const std::string& id, int size, int rank, int card) {
+Command join(const std::string& id, int size, int rank, int gpu) {
   Command c = command('J');
-  c.size = size, c.rank = rank, c.card = card;
+  c.size = size, c.rank = rank, c.gpu = gpu;
   std::memcpy(c.id, id.data(), sizeof c.id);
   return c;
 }
 
-// Ours are ranks 1, 2, ...; trainer 0 is rank 0 on card 0, others come behind us on the cards behind ours.
-std::unique_ptr<CardGroup> meet(Engine& engine, std::vector<Trainer*> trainers, double* seconds = nullptr) {
-  const int ours = static_cast<int>(engine.cards.size());
+// Ours are ranks 1, 2, ...; trainer 0 is rank 0 on GPU 0, others come behind us on the GPUs behind ours.
+std::unique_ptr<GpuGroup> meet(Engine& engine, std::vector<Trainer*> trainers, double* seconds = nullptr) {
+  const int ours = static_cast<int>(engine.gpus.size());
   const int size = ours + static_cast<int>(trainers.size());
   const std::string id = trainers[0]->ask(command('I'));
   for (size_t t = 0; t < trainers.size(); t++) {
@@ -121,11 +121,11 @@ std::unique_ptr<CardGroup> meet(Engine& engine, std::vector<Trainer*> trainers, 
   return group;
 }
 
-void check_slot(const Engine& engine, const CardGroup& group, int slot, const std::vector<GroupPart>& parts,
+void check_slot(const Engine& engine, const GpuGroup& group, int slot, const std::vector<GroupPart>& parts,
                 uint64_t seed, const char* what) {
   const StagedSlot staged = group.staged(slot);
-  for (size_t rank = 0; rank < engine.cards.size(); rank++) {
-    check(cudaSetDevice(engine.cards[rank]), "cudaSetDevice");
+  for (size_t rank = 0; rank < engine.gpus.size(); rank++) {
+    check(cudaSetDevice(engine.gpus[rank]), "cudaSetDevice");
     for (size_t i = 0; i < parts.size(); i++) {
       const Wrong wrong = compare(staged.source.of(static_cast<int>(rank)) + parts[i].offset, parts[i].bytes, seed + i);
       CHECKF(wrong.count == 0, "%s, our rank %zu, broadcast %zu of %zu (%llu bytes): %llu are wrong, the first is %llu",
@@ -136,7 +136,7 @@ void check_slot(const Engine& engine, const CardGroup& group, int slot, const st
 }
 
 // Of a staged piece: tensors one after another, into as many parameters from the first one on, whole on every rank.
-WriteJob job_of(const CardGroup& group, int slot, size_t tensors, size_t first_param, int64_t rows, int64_t cols,
+WriteJob job_of(const GpuGroup& group, int slot, size_t tensors, size_t first_param, int64_t rows, int64_t cols,
                 int ranks) {
   WriteJob job;
   job.sources.push_back(group.staged(slot).source);

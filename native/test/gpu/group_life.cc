@@ -1,4 +1,4 @@
-// Process groups of NCCL against native/test/nccl_loop.cc, whose ranks are threads and whose cards are host memory:
+// Process groups of NCCL against native/test/nccl_loop.cc, whose ranks are threads and whose GPUs are host memory:
 // joined, given up, ended; group_bytes.cc has what goes through them. Built and run by test/native/nccl-groups.test.ts.
 // Arguments: the library's file [seed].
 #include <dirent.h>
@@ -9,7 +9,7 @@
 #include "core/device.h"
 #include "core/memory_error.h"
 #include "cuda/group/group_library.h"
-#include "cuda/group/group_words.h"
+#include "cuda/group/group_messages.h"
 #include "test/gpu/group_world.h"
 
 using namespace refit;
@@ -39,9 +39,9 @@ void test_a_copy_that_fails() {
   group->receive(0, {{0, 999}}, 0, in(20));
   trainer.stream_wait();
   trainer.comm->check();
-  cards.downloads_fail = true;
+  gpus.downloads_fail = true;
   expect(failure_of([&] { group->read(0, 0, 999, in(20)); }, GroupErrorKind::kBroken), {"reading", "the copy failed"});
-  cards.downloads_fail = false;
+  gpus.downloads_fail = false;
   expect(failure_of([&] { group->read(0, 0, 999, in(20)); }, GroupErrorKind::kBroken), {"the copy failed"});
   CHECK_THROWS(trainer.comm->check(), NcclError);
   trainer.comm->abort();
@@ -90,13 +90,13 @@ void test_refused() {
 
   const std::vector<std::string> same{"GPU-0a", "GPU-0A"}, two{"GPU-0a", "GPU-0b"};
   NcclGroupOptions options{3, 1};
-  expect(failure_of([&] { check_group_cards(same, options); }, GroupErrorKind::kRefused),
+  expect(failure_of([&] { check_group_gpus(same, options); }, GroupErrorKind::kRefused),
          {"rank 1 and rank 0 share GPU-0A", "/update_weights_from_tensor"});
   options.core_rank = 1;
-  check_group_cards(same, options);
+  check_group_gpus(same, options);
   options.core_rank = -1;
-  options.peer_cards = {"GPU-0c", "0B"};
-  expect(failure_of([&] { check_group_cards(two, options); }, GroupErrorKind::kRefused),
+  options.peer_gpus = {"GPU-0c", "0B"};
+  expect(failure_of([&] { check_group_gpus(two, options); }, GroupErrorKind::kRefused),
          {"rank 1 and the trainer share GPU-0b: use /update_weights_from_tensor"});
 
   // What NCCL says once ranks have met.
@@ -107,7 +107,7 @@ void test_refused() {
     control->join_fails = said;
     auto group = engine.group({3, 1});
     expect(failure_of([&] { group->connect(nccl_group_id(library).data(), in(5)); }, GroupErrorKind::kRefused),
-           {said, cure, "NCCL group of 3 (ranks 1-2 here), connecting by NCCL 2.28.9, ", "loop card"});
+           {said, cure, "NCCL group of 3 (ranks 1-2 here), connecting by NCCL 2.28.9, ", "loop GPU"});
     control->join_fails = nullptr;
   }
   expect(failure_of(
@@ -217,7 +217,7 @@ void test_never(bool deaf) {
     for (int where = 0; where < 3; where++) {
       const auto unique = nccl_group_id(library);
       Trainer trainer(unique, 3, 0);
-      std::unique_ptr<CardGroup> group = where == 0 ? engine.group({3, 1}) : joined(trainer, unique);
+      std::unique_ptr<GpuGroup> group = where == 0 ? engine.group({3, 1}) : joined(trainer, unique);
       std::thread other([&] {
         sleep_ms(100);
         group->abort("the group was destroyed");
@@ -240,10 +240,10 @@ void test_never(bool deaf) {
   }
   control->deaf = 0;
   // No memory for it: said as such, and all of it is given back.
-  cards.room = 512;
+  gpus.room = 512;
   auto group = engine.group({3, 1});
   CHECK_THROWS(group->connect(id.data(), in(5)), NoMemory);
-  cards.room = int64_t{1} << 40;
+  gpus.room = int64_t{1} << 40;
 }
 
 void test_rounds() {

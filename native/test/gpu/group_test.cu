@@ -1,6 +1,6 @@
 // Process groups of NCCL with a trainer in another process: broadcasts of ragged sizes into both slots while the other
 // is scattered, barriers, sends, parameters from engine to engine, trainers that die, stop or never come, and forty
-// rounds with nothing left behind. Most of it needs two cards; a third and a fourth add groups of more ranks.
+// rounds with nothing left behind. Most of it needs two GPUs; a third and a fourth add groups of more ranks.
 //   group_test [--seed N] [--quick]   --quick: nothing, for compute-sanitizer, which would check NCCL's kernels
 //   group_test --bench [--gb 16]    receiving with scatter against plain NCCL, in pieces of 512 MB
 #include <dirent.h>
@@ -27,9 +27,9 @@ using namespace refit::group_test;
 
 namespace {
 
-void test_receive(const std::vector<int>& cards, int listeners, unsigned seed) {
+void test_receive(const std::vector<int>& gpus, int listeners, unsigned seed) {
   std::mt19937 rng(seed);
-  Engine engine(cards, {{"w", 16, 16}});
+  Engine engine(gpus, {{"w", 16, 16}});
   Trainer trainer, listener;
   std::vector<Trainer*> trainers{&trainer};
   if (listeners > 0) trainers.push_back(&listener);
@@ -88,15 +88,15 @@ void test_receive(const std::vector<int>& cards, int listeners, unsigned seed) {
   for (Trainer* t : trainers) t->tell(command('E'));
   group->end();
   for (Trainer* t : trainers) t->reply();
-  std::printf("receive: %zu ranks here, %zu elsewhere, joined in %.0f ms\n", cards.size(), trainers.size(),
+  std::printf("receive: %zu ranks here, %zu elsewhere, joined in %.0f ms\n", gpus.size(), trainers.size(),
               seconds * 1e3);
 }
 
-// Tensors into parameters of the same shape, without a slot. Of several cards these allocations need not lie alike, as
+// Tensors into parameters of the same shape, without a slot. Of several GPUs these allocations need not lie alike, as
 // an engine's do.
-void test_in_place(const std::vector<int>& cards, unsigned seed) {
+void test_in_place(const std::vector<int>& gpus, unsigned seed) {
   const std::vector<Param> shapes{{"a", 1024, 1000}, {"b", 333, 7}, {"c", 5, 1}, {"d", 8192, 4096}};
-  Engine engine(cards, shapes);
+  Engine engine(gpus, shapes);
   Trainer trainer;
   auto group = meet(engine, {&trainer});
   std::vector<Tensor> tensors;
@@ -107,7 +107,7 @@ void test_in_place(const std::vector<int>& cards, unsigned seed) {
   for (size_t i = 0; i < shapes.size(); i++) {
     const auto& [name, rows, cols] = shapes[i];
     tensors.push_back({0, at, DType::kBFloat16, rows, cols, static_cast<uint64_t>(cols) * 2, 2});
-    for (size_t rank = 0; rank < cards.size(); rank++) {
+    for (size_t rank = 0; rank < gpus.size(); rank++) {
       rects.push_back({static_cast<int>(i), static_cast<int>(rank), static_cast<int>(i), 0, 0, rows, cols, 0, 0});
     }
     sizes.push_back(static_cast<uint64_t>(rows * cols) * 2);
@@ -122,8 +122,8 @@ void test_in_place(const std::vector<int>& cards, unsigned seed) {
   trainer.tell(command('B', seed), sizes);
   group->receive_in_place(parts, 0, in(kPatience));
   trainer.reply();
-  for (size_t rank = 0; rank < cards.size(); rank++) {
-    check(cudaSetDevice(cards[rank]), "cudaSetDevice");
+  for (size_t rank = 0; rank < gpus.size(); rank++) {
+    check(cudaSetDevice(gpus[rank]), "cudaSetDevice");
     for (size_t i = 0; i < parts.size(); i++) {
       const Wrong wrong = compare(engine.param(rank, i), sizes[i], seed + i);
       CHECKF(wrong.count == 0, "in place, rank %zu, parameter %zu: %llu bytes are wrong, the first is %llu", rank, i,
@@ -134,13 +134,13 @@ void test_in_place(const std::vector<int>& cards, unsigned seed) {
 
 // Tensors of [rows, cols] in a slot, each into a parameter of its own.
 // The next piece is received while the one before is scattered.
-void test_overlap(const std::vector<int>& cards, unsigned seed) {
+void test_overlap(const std::vector<int>& gpus, unsigned seed) {
   constexpr int64_t kRows = 1024, kCols = 1000;
   constexpr size_t kTensors = 16, kPieces = 12;
   constexpr uint64_t kBytes = kRows * kCols * 2, kPiece = kTensors * kBytes;
   std::vector<Param> shapes;
   for (size_t i = 0; i < kTensors * kPieces; i++) shapes.push_back({"w" + std::to_string(i), kRows, kCols});
-  Engine engine(cards, shapes);
+  Engine engine(gpus, shapes);
   Trainer trainer;
   auto group = meet(engine, {&trainer});
   group->stage(kPiece);
@@ -156,14 +156,14 @@ void test_overlap(const std::vector<int>& cards, unsigned seed) {
     }
     writing = std::async(std::launch::async, [&, piece, slot] {
       return engine.store->write(
-          job_of(*group, slot, kTensors, piece * kTensors, kRows, kCols, static_cast<int>(engine.cards.size())));
+          job_of(*group, slot, kTensors, piece * kTensors, kRows, kCols, static_cast<int>(engine.gpus.size())));
     });
   }
   const WriteOutcome wrote = writing.get();
   CHECKF(wrote.error.empty() && wrote.bytes == kPiece, "%s, %llu bytes", wrote.error.c_str(),
          static_cast<unsigned long long>(wrote.bytes));
-  for (size_t rank = 0; rank < cards.size(); rank++) {
-    check(cudaSetDevice(cards[rank]), "cudaSetDevice");
+  for (size_t rank = 0; rank < gpus.size(); rank++) {
+    check(cudaSetDevice(gpus[rank]), "cudaSetDevice");
     for (size_t p = 0; p < shapes.size(); p++) {
       const Wrong wrong = compare(engine.param(rank, p), kBytes, seed + p / kTensors, p % kTensors * kBytes);
       CHECKF(wrong.count == 0, "overlap, rank %zu, parameter %zu: %llu bytes are wrong, the first is %llu", rank, p,
@@ -172,11 +172,11 @@ void test_overlap(const std::vector<int>& cards, unsigned seed) {
   }
 }
 
-CoreConfig config_of(const test::TestModel& model, std::vector<int> cards) {
-  CoreConfig config = model.config(static_cast<int>(cards.size()), 2, "", 64, 16);
+CoreConfig config_of(const test::TestModel& model, std::vector<int> gpus) {
+  CoreConfig config = model.config(static_cast<int>(gpus.size()), 2, "", 64, 16);
   config.device = "cuda";
-  config.cards = std::move(cards);
-  config.share_cards = true;
+  config.gpus = std::move(gpus);
+  config.share_gpus = true;
   config.max_step_tokens = 128;
   config.max_step_sequences = 4;
   config.max_context = 128;
@@ -194,8 +194,8 @@ void refused(Device& device, const NcclGroupOptions& options, const char* part) 
   }
 }
 
-// What one card is enough for.
-void test_single_card() {
+// What one GPU is enough for.
+void test_single_gpu() {
   const test::TestModel model(kVariant, DType::kBFloat16, 3);
   {
     CudaDevice device(config_of(model, {0, 0}));
@@ -205,7 +205,7 @@ void test_single_card() {
   cudaDeviceProp prop;
   check(cudaGetDeviceProperties(&prop, 0), "cudaGetDeviceProperties");
   NcclGroupOptions options{2, 1};
-  options.peer_cards = {uuid_text(prop.uuid).substr(4)};
+  options.peer_gpus = {uuid_text(prop.uuid).substr(4)};
   refused(device, options, "the trainer share GPU-");
   refused(device, {1, 1}, "do not fit into a group of 1");
   options = {2, 1};
@@ -228,7 +228,7 @@ void test_single_card() {
   CHECK_THROWS(group->staged(0), std::invalid_argument);
   group->end();
   group.reset();
-  // A trainer on the same card: NCCL says so when both have come.
+  // A trainer on the same GPU: NCCL says so when both have come.
   Trainer trainer;
   const std::string met = trainer.ask(command('I'));
   trainer.tell(join(met, 2, 0, 0));
@@ -236,9 +236,9 @@ void test_single_card() {
   const auto began = Clock::now();
   try {
     group->connect(id_of(met).data(), in(20));
-    CHECK(!"two ranks on one card were let in");
+    CHECK(!"two ranks on one GPU were let in");
   } catch (const GroupError& error) {
-    std::printf("one card twice: %.0f ms, %s\n", since(began) * 1e3, error.what());
+    std::printf("one GPU twice: %.0f ms, %s\n", since(began) * 1e3, error.what());
     CHECKF(error.kind == GroupErrorKind::kRefused && has(error.what(), "/update_weights_from_tensor"), "%s",
            error.what());
   }
@@ -464,10 +464,10 @@ void test_rounds(int rounds, unsigned seed) {
   const size_t threads_now = entries("/proc/self/task"), files_now = entries("/proc/self/fd");
   CHECKF(threads_now <= threads + 1, "%zu threads, %zu after five rounds", threads_now, threads);
   CHECKF(files_now <= files + 2, "%zu descriptors, %zu after five rounds", files_now, files);
-  CHECKF(left + (64u << 20) >= free, "%.0f MB of card 1 were not given back",
+  CHECKF(left + (64u << 20) >= free, "%.0f MB of GPU 1 were not given back",
          (static_cast<double>(free) - static_cast<double>(left)) / 1e6);
   std::printf(
-      "%d rounds: threads %zu and %zu, descriptors %zu and %zu, %.0f MB less of card 1, joined in %.0f ms on "
+      "%d rounds: threads %zu and %zu, descriptors %zu and %zu, %.0f MB less of GPU 1, joined in %.0f ms on "
       "average\n",
       rounds, threads, threads_now, files, files_now, (static_cast<double>(free) - static_cast<double>(left)) / 1e6,
       joined / rounds * 1e3);
@@ -486,9 +486,9 @@ void test_warm_up() {
 }
 
 int run(unsigned seed, bool costs, double gigabytes) {
-  int cards = 0;
-  check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
-  std::printf("group_test: seed %u, %d cards\n", seed, cards);
+  int gpus = 0;
+  check(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
+  std::printf("group_test: seed %u, %d GPUs\n", seed, gpus);
   try {
     const NcclApi& api = open_nccl();
     std::printf("%s, %s\n", api.name().c_str(), api.path.c_str());
@@ -496,15 +496,15 @@ int run(unsigned seed, bool costs, double gigabytes) {
     std::printf("!!!!! NCCL IS NOT HERE, SO NOTHING WAS TESTED: %s\n", error.what());
     return 0;
   }
-  if (costs && cards >= 2) {
+  if (costs && gpus >= 2) {
     bench({1}, gigabytes);
-    if (cards >= 3) bench({1, 2}, gigabytes);
+    if (gpus >= 3) bench({1, 2}, gigabytes);
     return 0;
   }
-  if (!costs) test_single_card();
-  if (cards < 2) {
+  if (!costs) test_single_gpu();
+  if (gpus < 2) {
     std::printf(
-        "!!!!! ONE CARD: groups with a trainer WERE NOT TESTED, they need two (trainer and engine each have one)\n");
+        "!!!!! ONE GPU: groups with a trainer WERE NOT TESTED, they need two (trainer and engine each have one)\n");
     return costs ? 0 : test::finish("group_test");
   }
   test_receive({1}, 0, seed);
@@ -514,14 +514,14 @@ int run(unsigned seed, bool costs, double gigabytes) {
   test_params(1);
   test_faults(seed + 2);
   test_rounds(40, seed + 3);
-  if (cards >= 3) {
+  if (gpus >= 3) {
     test_receive({1, 2}, 0, seed + 4);
     test_receive({1}, 1, seed + 5);
     test_overlap({1, 2}, seed + 6);
   } else {
-    std::printf("!!!!! TWO CARDS: groups of three and more ranks WERE NOT TESTED\n");
+    std::printf("!!!!! TWO GPUS: groups of three and more ranks WERE NOT TESTED\n");
   }
-  if (cards >= 4) test_params(2);
+  if (gpus >= 4) test_params(2);
   return test::finish("group_test");
 }
 

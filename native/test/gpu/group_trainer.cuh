@@ -55,21 +55,21 @@ static __global__ void count_wrong(const uint8_t* data, uint64_t count, uint64_t
   }
 }
 
-// Bytes [from, from + count) of broadcast `seed` are at `data`, on the card that is current.
+// Bytes [from, from + count) of broadcast `seed` are at `data`, on the GPU that is current.
 inline Wrong compare(const uint8_t* data, uint64_t count, uint64_t seed, uint64_t from = 0) {
-  Wrong* on_card = nullptr;
+  Wrong* on_gpu = nullptr;
   Wrong wrong{0, ~0ull};
-  check(cudaMalloc(&on_card, sizeof wrong), "cudaMalloc");
-  check(cudaMemcpy(on_card, &wrong, sizeof wrong, cudaMemcpyHostToDevice), "upload");
-  count_wrong<<<512, 256>>>(data, count, seed, from, on_card);
-  check(cudaMemcpy(&wrong, on_card, sizeof wrong, cudaMemcpyDeviceToHost), "count_wrong");
-  cudaFree(on_card);
+  check(cudaMalloc(&on_gpu, sizeof wrong), "cudaMalloc");
+  check(cudaMemcpy(on_gpu, &wrong, sizeof wrong, cudaMemcpyHostToDevice), "upload");
+  count_wrong<<<512, 256>>>(data, count, seed, from, on_gpu);
+  check(cudaMemcpy(&wrong, on_gpu, sizeof wrong, cudaMemcpyDeviceToHost), "count_wrong");
+  cudaFree(on_gpu);
   return wrong;
 }
 
 struct Command {
   char what = 'Q';
-  int32_t size = 0, rank = 0, card = 0;
+  int32_t size = 0, rank = 0, gpu = 0;
   int32_t root = 0;
   int32_t late_ms = 0;
   int32_t count = 0;   // of sizes, which follow
@@ -125,7 +125,7 @@ class Performer {
 
  private:
   std::string join(const Command& c) {
-    check(cudaSetDevice(c.card), "cudaSetDevice");
+    check(cudaSetDevice(c.gpu), "cudaSetDevice");
     if (stream_ == nullptr) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     cuda::NcclUniqueId id;
     std::memcpy(id.bytes, c.id, sizeof id.bytes);

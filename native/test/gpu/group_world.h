@@ -1,5 +1,5 @@
 // Engines and trainers in groups of NCCL for group_life.cc and group_bytes.cc: their library is
-// native/test/nccl_loop.cc, whose ranks are threads and whose cards are host memory.
+// native/test/nccl_loop.cc, whose ranks are threads and whose GPUs are host memory.
 #pragma once
 #include <chrono>
 #include <cstring>
@@ -12,7 +12,7 @@
 #include "cuda/group/group.h"
 #include "cuda/group/nccl.h"
 #include "test/check.h"
-#include "test/loop_card.h"
+#include "test/loop_gpu.h"
 
 namespace refit::test {
 
@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 inline std::string library;
 inline LoopControl* control = nullptr;
-inline LoopCards cards;
+inline LoopGpus gpus;
 inline std::vector<std::string> losses;
 
 inline GroupDeadline in(double seconds) {
@@ -47,18 +47,18 @@ struct Engine {
   explicit Engine(int ranks) : params(static_cast<size_t>(ranks)) {}
   std::vector<std::vector<std::vector<uint8_t>>> params;  // [rank][parameter]
 
-  std::unique_ptr<CardGroup> group(NcclGroupOptions options) {
+  std::unique_ptr<GpuGroup> group(NcclGroupOptions options) {
     options.library = library;
     GroupHost host;
     host.ranks = static_cast<int>(params.size());
-    host.open = [](int rank) { return std::make_unique<LoopCard>(rank, cards); };
+    host.open = [](int rank) { return std::make_unique<LoopGpu>(rank, gpus); };
     host.params = [this](int rank) {
       std::vector<GroupSpan> out;
       for (auto& param : params[static_cast<size_t>(rank)]) out.push_back({param.data(), param.size(), param.size()});
       return out;
     };
     host.lose = [](const std::string& message) { losses.push_back(message); };
-    return std::make_unique<CardGroup>(std::move(host), options);
+    return std::make_unique<GpuGroup>(std::move(host), options);
   }
 };
 
@@ -94,7 +94,7 @@ struct Trainer {
 };
 
 // The group and the only other rank, together.
-inline void connect(CardGroup& group, Trainer& trainer, const std::vector<uint8_t>& id) {
+inline void connect(GpuGroup& group, Trainer& trainer, const std::vector<uint8_t>& id) {
   std::thread joining([&] { trainer.join(); });
   group.connect(id.data(), in(20));
   joining.join();
@@ -123,8 +123,8 @@ inline void expect(const std::string& said, std::initializer_list<const char*> p
 
 inline void expect_none_left(const char* after) {
   CHECKF(control->live == 0, "%s: %d communicators live", after, control->live);
-  CHECKF(cards.bytes == 0, "%s: %lld bytes are left", after, static_cast<long long>(cards.bytes));
-  CHECKF(cards.open == 0, "%s: %d cards are open", after, cards.open.load());
+  CHECKF(gpus.bytes == 0, "%s: %lld bytes are left", after, static_cast<long long>(gpus.bytes));
+  CHECKF(gpus.open == 0, "%s: %d GPUs are open", after, gpus.open.load());
   CHECKF(losses.empty(), "%s: %s", after, losses.empty() ? "" : losses[0].c_str());
 }
 

@@ -36,8 +36,8 @@ double spread(int threads, size_t count, const std::function<void(size_t)>& fn) 
   });
 }
 
-// Whether opening and closing wait for what the card is doing, and what is gained by doing them meanwhile.
-void beside_copies(World& world, CardIpc& driver, const Shared& shared) {
+// Whether opening and closing wait for what the GPU is doing, and what is gained by doing them meanwhile.
+void beside_copies(World& world, GpuIpc& driver, const Shared& shared) {
   Rank& rank = *world.ranks[0];
   const auto count = static_cast<size_t>(world.segments);
   std::vector<ipc::Mapping> open(count);
@@ -119,7 +119,7 @@ void bench(double gigabytes) {
     const double bytes = static_cast<double>(world.segment_bytes()) * segments;
     std::printf("%d segment(s) of %lu bytes, %.2f GB\n", segments, static_cast<unsigned long>(world.segment_bytes()),
                 bytes / 1e9);
-    CardIpc driver(world.ranks);
+    GpuIpc driver(world.ranks);
     for (const int threads : {1, 2, 4, 8}) {
       std::vector<ipc::Mapping> open(static_cast<size_t>(segments));
       std::vector<double> opens, closes;

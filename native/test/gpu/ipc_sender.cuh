@@ -61,7 +61,7 @@ static __global__ void spin(uint64_t nanoseconds) {
 
 struct Command {
   char what = 'Q';  // A: cudaMalloc, V: blocks in one mapping, F: fill and record events, Q: the end
-  int32_t card = 0;
+  int32_t gpu = 0;
   int32_t count = 0;    // of segments, blocks or events
   int32_t spin_ms = 0;  // F: before it writes
   uint64_t bytes = 0;   // of each
@@ -73,7 +73,7 @@ struct Command {
 class Exporter {
  public:
   std::vector<uint8_t> run(const Command& c) {
-    check(cudaSetDevice(c.card), "cudaSetDevice");
+    check(cudaSetDevice(c.gpu), "cudaSetDevice");
     if (stream_ == nullptr) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     if (c.what == 'A') return allocate(c);
     if (c.what == 'V') return blocks(c);
@@ -114,7 +114,7 @@ class Exporter {
     CUmemAllocationProp prop{};
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    prop.location.id = c.card;
+    prop.location.id = c.gpu;
     prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     CUdeviceptr base = 0;
     const uint64_t all = c.bytes * static_cast<uint64_t>(c.count);

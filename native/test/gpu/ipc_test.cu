@@ -1,4 +1,4 @@
-// Weights out of another process's memory on the cards: ordinary segments, expandable ones, events, what is kept, and
+// Weights out of another process's memory on the GPUs: ordinary segments, expandable ones, events, what is kept, and
 // what goes wrong. The other process is this program again (ipc_sender.cuh).
 //   ipc_test [--quick]
 //   ipc_test --bench [--gb 16]    what opening, closing and events cost, and the rate of whole writes
@@ -46,13 +46,13 @@ void expect_untouched(World& world, const WriteOutcome& outcome, uint64_t seed, 
   CHECKF(world.wrong_elements(seed) == 0, "%s: something has changed", what);
 }
 
-void segments_arrive(int ranks, int segments, int events, int card) {
-  std::printf("%d rank(s), %d segment(s), %d event(s), from card %d\n", ranks, segments, events, card);
+void segments_arrive(int ranks, int segments, int events, int gpu) {
+  std::printf("%d rank(s), %d segment(s), %d event(s), from GPU %d\n", ranks, segments, events, gpu);
   Sender sender;
   World world(ranks, segments, 3, 1024);
-  Shared shared = share(sender, world, card);
+  Shared shared = share(sender, world, gpu);
   for (const uint64_t seed : {11, 12, 11}) {
-    refill(sender, shared, card, seed, events, events > 0 ? 30 : 0);
+    refill(sender, shared, gpu, seed, events, events > 0 ? 30 : 0);
     const WriteJob job = world.job([&](int s) { return shared.segment(s); });
     const WriteOutcome outcome = world.store->write(job);
     expect_written(world, outcome, seed, "a write");
@@ -62,7 +62,7 @@ void segments_arrive(int ranks, int segments, int events, int card) {
   }
   // Kept: found open by the next write, which sees what the sender wrote meanwhile.
   for (const uint64_t seed : {21, 22, 23}) {
-    refill(sender, shared, card, seed, events, events > 0 ? 5 : 0);
+    refill(sender, shared, gpu, seed, events, events > 0 ? 5 : 0);
     const WriteOutcome outcome = world.store->write(world.job([&](int s) { return shared.segment(s, "pool"); }));
     expect_written(world, outcome, seed, "a write out of kept segments");
     CHECK(outcome.segments_opened == (seed == 21 ? static_cast<uint64_t>(segments * ranks) : 0));
@@ -72,20 +72,20 @@ void segments_arrive(int ranks, int segments, int events, int card) {
   CHECK(world.store->close_mappings("pool") == 0);
 }
 
-void blocks_arrive(int ranks, int card) {
-  std::printf("%d rank(s), expandable segments, from card %d\n", ranks, card);
+void blocks_arrive(int ranks, int gpu) {
+  std::printf("%d rank(s), expandable segments, from GPU %d\n", ranks, gpu);
   Sender sender;
   constexpr int kBlocks = 6;
   constexpr uint64_t kBlockBytes = 2 << 20;
   World world(ranks, 1, 3, static_cast<int64_t>(kBlocks * kBlockBytes / kRowBytes / 3));
-  const std::vector<uint8_t> reply = sender.ask({'V', card, kBlocks, 0, kBlockBytes, 0});
+  const std::vector<uint8_t> reply = sender.ask({'V', gpu, kBlocks, 0, kBlockBytes, 0});
   std::vector<int> theirs(kBlocks);
   std::memcpy(theirs.data(), reply.data(), reply.size());
   for (const uint64_t seed : {31, 32, 33, 34}) {
-    const std::vector<uint8_t> events = sender.ask({'F', card, 2, 10, 0, seed});
+    const std::vector<uint8_t> events = sender.ask({'F', gpu, 2, 10, 0, seed});
     const bool keep = seed >= 33;
     Segment segment;
-    segment.uuid = uuid_of(card);
+    segment.uuid = uuid_of(gpu);
     segment.block_bytes = kBlockBytes;
     segment.events = events;
     if (keep) segment.keep = "blocks";
@@ -178,7 +178,7 @@ void memory_stays_flat(int rounds) {
     world.ranks[0]->run([&] { check(cudaMemGetInfo(i < 5 ? &before : &after, &total), "cudaMemGetInfo"); }).get();
   }
   CHECK(world.wrong_elements(static_cast<uint64_t>(50 + rounds - 1)) == 0);
-  // Other programs may use the card at the same time; what leaked here would be 40 times 2 MiB a write.
+  // Other programs may use the GPU at the same time; what leaked here would be 40 times 2 MiB a write.
   CHECKF(before < after + (size_t{20} << 20), "free before %zu, after %zu", before, after);
 }
 
@@ -194,7 +194,7 @@ void small_allocations() {
   CHECK(outcome.segments_opened == outcome.segments_closed);
 }
 
-// What a kept mapping is worth when its sender has been killed. Last: the card may not survive it.
+// What a kept mapping is worth when its sender has been killed. Last: the GPU may not survive it.
 void a_kept_mapping_outlives_its_sender() {
   std::printf("a sender that is killed while its segments are kept\n");
   auto sender = std::make_unique<Sender>();
@@ -232,19 +232,19 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--gb") == 0 && i + 1 < argc) gigabytes = std::atof(argv[++i]);
   }
   try {
-    const int cards = card_count();
-    std::printf("%d card(s)\n", cards);
+    const int gpus = gpu_count();
+    std::printf("%d GPU(s)\n", gpus);
     if (costs) {
       bench(gigabytes);
       return test::finish("ipc_test --bench");
     }
     for (const int ranks : {1, 2}) {
-      for (int card = 0; card < std::min(cards, 2); card++) {
-        segments_arrive(ranks, 1, 0, card);
-        segments_arrive(ranks, 5, 3, card);
-        segments_arrive(ranks, 60, 60, card);
+      for (int gpu = 0; gpu < std::min(gpus, 2); gpu++) {
+        segments_arrive(ranks, 1, 0, gpu);
+        segments_arrive(ranks, 5, 3, gpu);
+        segments_arrive(ranks, 60, 60, gpu);
         // memcheck takes a read across two mappings that lie side by side for one out of bounds.
-        if (!quick) blocks_arrive(ranks, card);
+        if (!quick) blocks_arrive(ranks, gpu);
       }
       refusals_change_nothing_and_say_why(ranks);
     }

@@ -24,15 +24,15 @@ namespace {
 constexpr int64_t kCols = 512;
 constexpr uint64_t kRowBytes = kCols * 2;
 
-int card_count() {
+int gpu_count() {
   int count = 0;
   check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
   return count;
 }
 
-std::string uuid_of(int card) {
+std::string uuid_of(int gpu) {
   cudaDeviceProp prop;
-  check(cudaGetDeviceProperties(&prop, card), "cudaGetDeviceProperties");
+  check(cudaGetDeviceProperties(&prop, gpu), "cudaGetDeviceProperties");
   return uuid_text(prop.uuid);
 }
 
@@ -40,8 +40,8 @@ std::string uuid_of(int card) {
 struct World {
   World(int ranks_wanted, int segments, int tensors, int64_t rows)
       : segments(segments), tensors(tensors), rows(rows), count(ranks_wanted) {
-    const int cards = card_count();
-    for (int r = 0; r < count; r++) ranks.push_back(std::make_unique<Rank>(r, r % cards));
+    const int gpus = gpu_count();
+    for (int r = 0; r < count; r++) ranks.push_back(std::make_unique<Rank>(r, r % gpus));
     std::vector<int> used;
     for (const auto& rank : ranks) used.push_back(rank->device);
     on_all(ranks, [&](Rank& rank) { enable_peers(rank, used); });
@@ -58,7 +58,7 @@ struct World {
         params.addresses.push_back(reinterpret_cast<bf16*>(static_cast<uint8_t*>(blocks[r]) + p * each));
       }
     }
-    store = std::make_unique<CardStore>(params, 8);
+    store = std::make_unique<GpuStore>(params, 8);
   }
   ~World() {
     store.reset();
@@ -138,8 +138,8 @@ struct World {
   const int count;
   std::vector<std::unique_ptr<Rank>> ranks;
   std::vector<void*> blocks;
-  CardParams params;
-  std::unique_ptr<CardStore> store;
+  GpuParams params;
+  std::unique_ptr<GpuStore> store;
 };
 
 struct Shared {
@@ -156,12 +156,12 @@ struct Shared {
   }
 };
 
-Shared share(Sender& sender, const World& world, int card) {
-  return {sender.ask({'A', card, world.segments, 0, world.segment_bytes(), 0}), {}, uuid_of(card)};
+Shared share(Sender& sender, const World& world, int gpu) {
+  return {sender.ask({'A', gpu, world.segments, 0, world.segment_bytes(), 0}), {}, uuid_of(gpu)};
 }
 
-void refill(Sender& sender, Shared& shared, int card, uint64_t seed, int events, int spin_ms) {
-  shared.events = sender.ask({'F', card, events, spin_ms, 0, seed});
+void refill(Sender& sender, Shared& shared, int gpu, uint64_t seed, int events, int spin_ms) {
+  shared.events = sender.ask({'F', gpu, events, spin_ms, 0, seed});
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the tests of matrix products share: buffers of the card with guards, numbers by position, a reference in double,
+// What the tests of matrix products share: buffers of the GPU with guards, numbers by position, a reference in double,
 // and the time of a piece of work.
 #pragma once
 #include <cuda_bf16.h>
@@ -23,7 +23,7 @@ using cuda::check;
 
 inline void synchronize(const char* what) { check(cudaDeviceSynchronize(), what); }
 
-// Elements of the card between two guards. Poison is 0xff: NaN as bf16 and as float, -1 as an integer.
+// Elements of the GPU between two guards. Poison is 0xff: NaN as bf16 and as float, -1 as an integer.
 template <class T>
 class Buffer {
  public:
@@ -42,11 +42,11 @@ class Buffer {
 
   void put(const std::vector<T>& values, size_t at = 0) {
     check(cudaMemcpy(data() + at, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
-          "copy to the card");
+          "copy to the GPU");
   }
   std::vector<T> get(size_t count, size_t at = 0) {
     std::vector<T> values(count);
-    check(cudaMemcpy(values.data(), data() + at, count * sizeof(T), cudaMemcpyDeviceToHost), "copy from the card");
+    check(cudaMemcpy(values.data(), data() + at, count * sizeof(T), cudaMemcpyDeviceToHost), "copy from the GPU");
     return values;
   }
   std::vector<T> get() { return get(count_); }
@@ -167,7 +167,7 @@ static __global__ void read_kernel(const uint4* from, int64_t count, uint32_t* t
   if (sum == 0x12345678) *to = sum;
 }
 
-// GB/s of reading the buffer with all of the card.
+// GB/s of reading the buffer with all of the GPU.
 inline double read_bandwidth(const void* data, size_t bytes, uint32_t* to) {
   int processors = 0;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");

@@ -1,6 +1,6 @@
 // Ranks that exchange through NCCL: sums and logits of ragged sizes against sums on the host, what a communicator can
 // do, and that a peer which never comes, stands still or goes ends in an error in time. Arguments: [--quick] (nothing
-// of NCCL, for compute-sanitizer: it would check NCCL's kernels) [seed]. Most of it needs two cards.
+// of NCCL, for compute-sanitizer: it would check NCCL's kernels) [seed]. Most of it needs two GPUs.
 #include <dirent.h>
 
 #include <chrono>
@@ -100,7 +100,7 @@ struct Memory {
   const int64_t count;
 };
 
-// The kernel alone, on one card.
+// The kernel alone, on one GPU.
 void test_sum_parts(unsigned seed) {
   std::mt19937 rng(seed);
   for (int ranks = 1; ranks <= kMaxRanks; ++ranks) {
@@ -123,7 +123,7 @@ void test_sum_parts(unsigned seed) {
   }
 }
 
-// Ranks on the cards 0, 1, ...
+// Ranks on the GPUs 0, 1, ...
 std::vector<std::unique_ptr<Rank>> make_ranks(int count) {
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int r = 0; r < count; ++r) ranks.push_back(std::make_unique<Rank>(r, r));
@@ -175,7 +175,7 @@ void test_exchange(const NcclApi& api, int count, int64_t tokens, int64_t hidden
   auto comms = join_ranks(ranks, api, kPatience);
   const double seconds = since(began);
   on_all(ranks, [&](Rank& rank) { check(cudaMemGetInfo(&after[rank.index], &total), "cudaMemGetInfo"); });
-  std::printf("%d ranks, %lld tokens x %lld: joined in %.2f s, %.0f MB of card 0\n", count,
+  std::printf("%d ranks, %lld tokens x %lld: joined in %.2f s, %.0f MB of GPU 0\n", count,
               static_cast<long long>(tokens), static_cast<long long>(hidden), seconds,
               (static_cast<double>(before[0]) - static_cast<double>(after[0])) / 1e6);
   std::vector<std::unique_ptr<Side>> sides(count);
@@ -311,7 +311,7 @@ std::string message_of(F&& fn) {
   return "(no exception)";
 }
 
-// On one card: a peer that does not come, and a thread that is told to stop waiting.
+// On one GPU: a peer that does not come, and a thread that is told to stop waiting.
 void test_alone(const NcclApi& api) {
   Rank rank(0, 0);
   rank.run([&] {
@@ -333,7 +333,7 @@ void test_alone(const NcclApi& api) {
         CHECKF(has(told, "given up after"), "%s", told.c_str());
         CHECKF(since(began) < 10, "%.1f s to be cancelled after 0.5", since(began));
 
-        // The card is as before: a communicator of one rank works at once.
+        // The GPU is as before: a communicator of one rank works at once.
         NcclComm comm(api, new_nccl_id(api), 1, 0, {kPatience});
         Memory<float> one(4);
         comm.all_reduce(one.data, one.data, 4, kNcclFloat32, kNcclSum, rank.stream);
@@ -343,15 +343,15 @@ void test_alone(const NcclApi& api) {
       .get();
 }
 
-// Two ranks on one card: NCCL refuses it, and nobody waits for ever.
-void test_same_card(const NcclApi& api) {
+// Two ranks on one GPU: NCCL refuses it, and nobody waits for ever.
+void test_same_gpu(const NcclApi& api) {
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int r = 0; r < 2; ++r) ranks.push_back(std::make_unique<Rank>(r, 0));
   const auto began = Clock::now();
   const std::string said = message_of([&] { join_ranks(ranks, api, 20); });
   CHECKF(has(said, "joining the communicator"), "%s", said.c_str());
   CHECKF(since(began) < 30, "%.1f s", since(began));
-  std::printf("two ranks on one card: %.1f s; %s\n", since(began), said.c_str());
+  std::printf("two ranks on one GPU: %.1f s; %s\n", since(began), said.c_str());
   std::string words;
   try {
     setenv("REFIT_CUDA_NO_PEERS", "1", 1);
@@ -360,7 +360,7 @@ void test_same_card(const NcclApi& api) {
     words = error.what();
   }
   unsetenv("REFIT_CUDA_NO_PEERS");
-  CHECKF(has(words, "share card 0") && has(words, "REFIT_CUDA_NO_PEERS"), "%s", words.c_str());
+  CHECKF(has(words, "share GPU 0") && has(words, "REFIT_CUDA_NO_PEERS"), "%s", words.c_str());
 }
 
 // A rank whose peer does not take part in a group: its kernel waits, and abort ends it.
@@ -423,15 +423,15 @@ void test_rounds(const NcclApi& api, int rounds) {
   const size_t threads_now = entries("/proc/self/task"), files_now = entries("/proc/self/fd");
   CHECKF(threads_now <= threads + 1, "%zu threads, %zu after three rounds", threads_now, threads);
   CHECKF(files_now <= files + 2, "%zu descriptors, %zu after three rounds", files_now, files);
-  CHECKF(left + (64u << 20) >= free, "%.0f MB of card 0 were not given back", (free - left) / 1e6);
-  std::printf("%d rounds: threads %zu and %zu, descriptors %zu and %zu, %.0f MB less of card 0\n", rounds, threads,
+  CHECKF(left + (64u << 20) >= free, "%.0f MB of GPU 0 were not given back", (free - left) / 1e6);
+  std::printf("%d rounds: threads %zu and %zu, descriptors %zu and %zu, %.0f MB less of GPU 0\n", rounds, threads,
               threads_now, files, files_now, (static_cast<double>(free) - static_cast<double>(left)) / 1e6);
 }
 
 int run(bool quick, unsigned seed) {
-  int cards = 0;
-  check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
-  std::printf("nccl_test: seed %u, %d cards\n", seed, cards);
+  int gpus = 0;
+  check(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
+  std::printf("nccl_test: seed %u, %d GPUs\n", seed, gpus);
   check(cudaSetDevice(0), "cudaSetDevice");
   test_sum_parts(seed);
   if (quick) return test::finish("nccl_test");
@@ -444,13 +444,13 @@ int run(bool quick, unsigned seed) {
   }
   std::printf("%s, %s\n", api->name().c_str(), api->path.c_str());
   test_alone(*api);
-  test_same_card(*api);
-  if (cards < 2) {
-    std::printf("!!!!! ONE CARD: the exchange between ranks WAS NOT TESTED, it needs two\n");
+  test_same_gpu(*api);
+  if (gpus < 2) {
+    std::printf("!!!!! ONE GPU: the exchange between ranks WAS NOT TESTED, it needs two\n");
     return test::finish("nccl_test");
   }
   for (const int ranks : {2, 4, 8}) {
-    if (cards < ranks) continue;
+    if (gpus < ranks) continue;
     test_exchange(*api, ranks, 4096, 1024, 1001, seed);
     // Exchange buffers that hold no more than one row of the others' logits.
     test_exchange(*api, ranks, 1, 64, 5003, seed + 1);

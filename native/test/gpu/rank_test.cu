@@ -1,5 +1,5 @@
-// A rank's thread, what it says of itself, and how a card that fails is noticed. Each failure is met in a process of
-// its own: a card's context is of no use afterwards. Arguments: [--quick] (no failures, for compute-sanitizer).
+// A rank's thread, what it says of itself, and how a GPU that fails is noticed. Each failure is met in a process of
+// its own: a GPU's context is of no use afterwards. Arguments: [--quick] (no failures, for compute-sanitizer).
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -35,7 +35,7 @@ __global__ void add_one(int* value) { *value += 1; }
 
 void test_run() {
   Rank rank(0, 0);
-  CHECKF(has(rank.label(), "rank 0 (GPU-") && has(rank.label(), ", card 0)"), "%s", rank.label().c_str());
+  CHECKF(has(rank.label(), "rank 0 (GPU-") && has(rank.label(), ", GPU 0)"), "%s", rank.label().c_str());
   std::thread::id first, second;
   rank.run([&] { first = std::this_thread::get_id(); }).get();
   rank.run([&] { second = std::this_thread::get_id(); }).get();
@@ -110,7 +110,7 @@ void test_progress() {
           check(cudaStreamSynchronize(rank.stream), "step");
         })
         .get();
-    // The card has passed the last boundary.
+    // The GPU has passed the last boundary.
     CHECKF(rank.progress().where() == "sample", "%s", rank.progress().where().c_str());
     rank.progress().end_step();
     CHECKF(rank.progress().where().empty(), "%s", rank.progress().where().c_str());
@@ -126,7 +126,7 @@ void test_progress() {
   rank.progress().end_step();
 }
 
-// Steps of four layers on `count` ranks of card 0; returns what came out of the watchdog.
+// Steps of four layers on `count` ranks of GPU 0; returns what came out of the watchdog.
 std::string run_steps(int count, double patience, double* took) {
   auto health = std::make_shared<Health>();
   auto dog = new Watchdog(health, patience);  // never destroyed, as the device does after a loss
@@ -192,7 +192,7 @@ void hang() {
   CHECKF(took >= 1.5 && took < 4, "%f s", took);
 }
 
-// The other rank of the same card is told as well; the caller hears of the first.
+// The other rank of the same GPU is told as well; the caller hears of the first.
 void illegal_on_one_of_two() {
   setenv("REFIT_CUDA_FAULT", "illegal:1:1", 1);
   double took = 0;

@@ -1,4 +1,4 @@
-// The card's sampler against the CPU's, row by row. Arguments: [--quick] [--bench] [seed].
+// The GPU's sampler against the CPU's, row by row. Arguments: [--quick] [--bench] [seed].
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -25,22 +25,22 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr uint32_t kPoison = 0x7fdeadbe;  // a NaN
 constexpr int kGuard = 64;                // words behind every result
 
-// An array on the card with guard words behind it.
+// An array on the GPU with guard words behind it.
 template <class T>
-class Card {
+class Gpu {
  public:
-  Card() = default;
-  explicit Card(const std::vector<T>& from) : Card(from.size()) {
+  Gpu() = default;
+  explicit Gpu(const std::vector<T>& from) : Gpu(from.size()) {
     if (size_ > 0) check(cudaMemcpy(data_, from.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), "copy");
   }
-  explicit Card(size_t size) : size_(size) {
+  explicit Gpu(size_t size) : size_(size) {
     check(cudaMalloc(&data_, size * sizeof(T) + kGuard * 4), "cudaMalloc");
     const std::vector<uint32_t> poison((size * sizeof(T) + kGuard * 4) / 4, kPoison);
     check(cudaMemcpy(data_, poison.data(), poison.size() * 4, cudaMemcpyHostToDevice), "copy");
   }
-  ~Card() { cudaFree(data_); }
-  Card(const Card&) = delete;
-  Card& operator=(const Card&) = delete;
+  ~Gpu() { cudaFree(data_); }
+  Gpu(const Gpu&) = delete;
+  Gpu& operator=(const Gpu&) = delete;
   T* get() const { return data_; }
   // The contents; the guards must be whole.
   std::vector<T> read(const char* name) const {
@@ -66,9 +66,9 @@ std::vector<T> vec(std::span<const T> s) {
   return {s.begin(), s.end()};
 }
 
-// Rows of the batch on the card.
-struct CardBatch {
-  explicit CardBatch(const StepBatch& b, const std::vector<int32_t>& at)
+// Rows of the batch on the GPU.
+struct GpuBatch {
+  explicit GpuBatch(const StepBatch& b, const std::vector<int32_t>& at)
       : ints(vec(b.row_ints)),
         history_offsets(vec(b.history_offsets)),
         history(vec(b.history)),
@@ -93,22 +93,22 @@ struct CardBatch {
             history.get(), bias_offsets.get(), bias_tokens.get(),   bias_values.get(), id_offsets.get(),
             ids.get(),     top_offsets.get(),  saved_history.get(), saved_bias.get()};
   }
-  Card<int32_t> ints, history_offsets, history, bias_offsets, bias_tokens, id_offsets, ids, positions, top_offsets;
-  Card<float> floats, bias_values, saved_history, saved_bias;
-  Card<uint64_t> seeds;
+  Gpu<int32_t> ints, history_offsets, history, bias_offsets, bias_tokens, id_offsets, ids, positions, top_offsets;
+  Gpu<float> floats, bias_values, saved_history, saved_bias;
+  Gpu<uint64_t> seeds;
 };
 
 // In blocks of `block` rows. Padding of the logits is poison.
-StepResult on_card(const StepBatch& batch, const std::vector<int32_t>& positions,
+StepResult on_gpu(const StepBatch& batch, const std::vector<int32_t>& positions,
                    const std::vector<std::vector<float>>& logits, int block) {
   const int rows = batch.rows(), vocab = static_cast<int>(logits[0].size());
   const int64_t ld = (vocab + 3) / 4 * 4 + 4;
-  const CardBatch on(batch, positions);
-  const auto offsets = CardBatch::tops(batch);
-  Card<int32_t> tokens(rows), top_ids(offsets.back());
-  Card<float> logprobs(rows), top_logprobs(offsets.back()), id_logprobs(batch.ids.size());
-  Card<float> z(static_cast<size_t>(block * ld));
-  Card<uint8_t> scratch(cuda::sampler_scratch_bytes(block, vocab));
+  const GpuBatch on(batch, positions);
+  const auto offsets = GpuBatch::tops(batch);
+  Gpu<int32_t> tokens(rows), top_ids(offsets.back());
+  Gpu<float> logprobs(rows), top_logprobs(offsets.back()), id_logprobs(batch.ids.size());
+  Gpu<float> z(static_cast<size_t>(block * ld));
+  Gpu<uint8_t> scratch(cuda::sampler_scratch_bytes(block, vocab));
   const cuda::SampleOutput out{tokens.get(), logprobs.get(), top_ids.get(), top_logprobs.get(), id_logprobs.get()};
   for (int first = 0; first < rows; first += block) {
     const int count = std::min(block, rows - first);
@@ -190,9 +190,9 @@ long drawn = 0, differing = 0;
 
 void compare(const Case& c, int block) {
   const StepBatch batch = c.batch.view();
-  const StepResult got = on_card(batch, c.positions, c.logits, block), expected = on_host(batch, c.positions, c.logits);
+  const StepResult got = on_gpu(batch, c.positions, c.logits, block), expected = on_host(batch, c.positions, c.logits);
   const int vocab = static_cast<int>(c.logits[0].size());
-  const auto offsets = CardBatch::tops(batch);
+  const auto offsets = GpuBatch::tops(batch);
   for (int r = 0; r < batch.rows(); ++r) {
     const Row& row = c.rows[r];
     char where[256];
@@ -230,7 +230,7 @@ void compare(const Case& c, int block) {
   for (int r = 0; r < batch.rows(); r += 5) {
     BatchBuilder alone;
     alone.row(c.rows[r]);
-    const StepResult one = on_card(alone.view(), {c.positions[r]}, {c.logits[r]}, 1);
+    const StepResult one = on_gpu(alone.view(), {c.positions[r]}, {c.logits[r]}, 1);
     bool equal = one.tokens[0] == got.tokens[r] && same(one.logprobs[0], got.logprobs[r]);
     for (size_t i = 0; i < one.top_ids.size(); ++i)
       equal &=
@@ -391,7 +391,7 @@ void test_distribution(Rng& rng) {
     b.row({.flags = 0, .temperature = 2.0f, .seed = 7});
     positions.push_back(i), logits.push_back(z);
   }
-  const StepResult r = on_card(b.view(), positions, logits, 1000);
+  const StepResult r = on_gpu(b.view(), positions, logits, 1000);
   std::vector<double> p(vocab), count(vocab, 0);
   double sum = 0, chi = 0;
   for (int i = 0; i < vocab; ++i) sum += p[i] = std::exp(z[i] / 2.0);
@@ -416,11 +416,11 @@ void bench(Rng& rng) {
       b.row(row);
     }
     const StepBatch batch = b.view();
-    const CardBatch on(batch, positions);
-    const auto offsets = CardBatch::tops(batch);
-    Card<int32_t> tokens(count), top_ids(offsets.back());
-    Card<float> logprobs(count), top_logprobs(offsets.back()), ids(batch.ids.size()), z(size_t{rows} * vocab);
-    Card<uint8_t> scratch(cuda::sampler_scratch_bytes(rows, vocab));
+    const GpuBatch on(batch, positions);
+    const auto offsets = GpuBatch::tops(batch);
+    Gpu<int32_t> tokens(count), top_ids(offsets.back());
+    Gpu<float> logprobs(count), top_logprobs(offsets.back()), ids(batch.ids.size()), z(size_t{rows} * vocab);
+    Gpu<uint8_t> scratch(cuda::sampler_scratch_bytes(rows, vocab));
     for (int i = 0; i < rows; ++i)
       check(cudaMemcpy(z.get() + size_t{1} * i * vocab, base.data(), vocab * 4, cudaMemcpyHostToDevice), "logits");
     const cuda::SampleOutput out{tokens.get(), logprobs.get(), top_ids.get(), top_logprobs.get(), ids.get()};

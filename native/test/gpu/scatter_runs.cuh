@@ -1,4 +1,4 @@
-// What is copied as one: joined on the host, and by the card.
+// What is copied as one: joined on the host, and by the GPU.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -117,10 +117,10 @@ void long_runs_arrive(uint64_t seed, bool from_peer) {
   const auto bytes = random_bytes(seed, static_cast<size_t>(list.source) + 1);
   std::vector<uint8_t> expected(static_cast<size_t>(list.target) * 2 + 16, 0xA5), got = expected;
   if (from_peer) check(cudaSetDevice(1), "cudaSetDevice");
-  const Card source(bytes.size());
+  const Gpu source(bytes.size());
   check(cudaMemcpy(source.data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
   check(cudaSetDevice(0), "cudaSetDevice");
-  const Card target(expected.size());
+  const Gpu target(expected.size());
   check(cudaMemcpy(target.data(), expected.data(), expected.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
   for (const Copy2d& copy : list.at(bytes.data(), expected.data())) copy_plainly(copy);
   Scatter scatter(Scatter::kTileBytes, true, uint64_t{1} << (seed % 15));
@@ -130,13 +130,13 @@ void long_runs_arrive(uint64_t seed, bool from_peer) {
   CHECKF(got == expected, "seed %lu, peer %d", static_cast<unsigned long>(seed), int(from_peer));
 }
 
-// Allocations that begin where others end: what follows there is no part of a copy that the card makes by itself.
+// Allocations that begin where others end: what follows there is no part of a copy that the GPU makes by itself.
 void neighbours_in_memory_arrive() {
   constexpr size_t kBytes = 2 << 20, kCount = 64;
-  std::vector<std::unique_ptr<Card>> sources;
-  for (size_t i = 0; i < kCount; i++) sources.push_back(std::make_unique<Card>(kBytes));
+  std::vector<std::unique_ptr<Gpu>> sources;
+  for (size_t i = 0; i < kCount; i++) sources.push_back(std::make_unique<Gpu>(kBytes));
   std::sort(sources.begin(), sources.end(), [](const auto& a, const auto& b) { return a->data() < b->data(); });
-  const Card target(kCount * kBytes);
+  const Gpu target(kCount * kBytes);
   std::vector<Copy2d> copies;
   std::vector<uint8_t> expected;
   for (size_t i = 0; i < kCount; i++) {

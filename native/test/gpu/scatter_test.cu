@@ -1,6 +1,6 @@
 // The batched scatter against a plain loop over elements. Sources are allocated to the byte (memcheck sees a read
 // beside them), targets lie in poisoned memory that is compared as a whole.
-//   scatter_test [--quick] [--host] [--seed N]     --host: only what needs no card
+//   scatter_test [--quick] [--host] [--seed N]     --host: only what needs no GPU
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -158,7 +158,7 @@ void tiles_cover_every_element_once(uint64_t seed) {
   const int count = static_cast<int>(1 + random.below(30));
   for (int i = 0; i < count; i++) cases.push_back(random_case(random, 4000, end));
   std::vector<uint16_t> target(static_cast<size_t>(end) + 8, kPoison);
-  // As on a card the target begins at 16 bytes, and the sources at 256.
+  // As on a GPU the target begins at 16 bytes, and the sources at 256.
   const uint64_t misplaced = reinterpret_cast<uintptr_t>(target.data()) % 16 / 2;
   uint16_t* base = target.data() + (8 - misplaced) % 8;
   std::vector<Copy2d> copies;
@@ -215,16 +215,16 @@ void long_flat_copies_have_full_tiles() {
   CHECK(host.lists.threads.copies[1].tile_rows == 16);
 }
 
-// --- on the card
+// --- on the GPU
 
-enum class Where { kCard, kPeer, kPinned };
+enum class Where { kGpu, kPeer, kPinned };
 
-// A list with its sources and its target in memory of the card.
+// A list with its sources and its target in memory of the GPU.
 struct Fixture {
   std::vector<Case> cases;
-  std::vector<std::unique_ptr<Card>> sources;
+  std::vector<std::unique_ptr<Gpu>> sources;
   std::vector<void*> pinned;
-  std::unique_ptr<Card> target;
+  std::unique_ptr<Gpu> target;
   std::vector<Copy2d> copies;
   int64_t end = 0;
   static constexpr int64_t kGuard = 512;
@@ -244,14 +244,14 @@ struct Fixture {
         std::memcpy(data, c.bytes.data(), c.bytes.size());
       } else {
         if (where == Where::kPeer) check(cudaSetDevice(1), "cudaSetDevice");
-        sources.push_back(std::make_unique<Card>(c.bytes.size()));
+        sources.push_back(std::make_unique<Gpu>(c.bytes.size()));
         data = sources.back()->data();
         check(cudaMemcpy(data, c.bytes.data(), c.bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
         check(cudaSetDevice(0), "cudaSetDevice");
       }
       c.copy.src = data + c.offset;
     }
-    target = std::make_unique<Card>(static_cast<size_t>(end + 2 * kGuard) * 2);
+    target = std::make_unique<Gpu>(static_cast<size_t>(end + 2 * kGuard) * 2);
     for (Case& c : cases) {
       c.copy.dst = reinterpret_cast<bf16*>(target->data()) + kGuard + c.at;
       copies.push_back(c.copy);
@@ -342,7 +342,7 @@ void every_value_converts() {
       f.cases.push_back(std::move(c));
     }
   }
-  f.place(Where::kCard);
+  f.place(Where::kGpu);
   f.poison();
   Scatter scatter;
   scatter.run(f.copies, nullptr);
@@ -359,7 +359,7 @@ void long_and_many_lists_arrive(uint64_t seed, int count) {
   Case whole;
   whole.bytes.resize(pool);
   for (uint8_t& b : whole.bytes) b = static_cast<uint8_t>(random.next());
-  Card source(pool);
+  Gpu source(pool);
   check(cudaMemcpy(source.data(), whole.bytes.data(), pool, cudaMemcpyHostToDevice), "cudaMemcpy");
   std::vector<Copy2d> copies;
   std::vector<int64_t> from, to;
@@ -377,7 +377,7 @@ void long_and_many_lists_arrive(uint64_t seed, int count) {
     end += copy.rows * 64;
     copies.push_back(copy);
   }
-  Card target(static_cast<size_t>(end) * 2);
+  Gpu target(static_cast<size_t>(end) * 2);
   std::vector<uint16_t> expected(static_cast<size_t>(end), kPoison), got(expected.size());
   for (int i = 0; i < count; i++) {
     Copy2d& copy = copies[static_cast<size_t>(i)];
@@ -437,7 +437,7 @@ void a_large_list_arrives(uint64_t seed) {
     f.end = c.at + c.extent();
     f.cases.push_back(std::move(c));
   }
-  f.place(Where::kCard);
+  f.place(Where::kGpu);
   for (const auto& [tile_bytes, bulk] : kVariants) {
     Scatter scatter(tile_bytes, bulk);
     f.poison();
@@ -466,7 +466,7 @@ int main(int argc, char** argv) {
   if (host_only) return test::finish("scatter_test --host");
   try {
     for (uint64_t i = 0; i < (quick ? 2 : 12); i++) {
-      random_lists_arrive(seed + 100 + i, quick ? 12 : 60, quick ? 1500 : 20000, Where::kCard);
+      random_lists_arrive(seed + 100 + i, quick ? 12 : 60, quick ? 1500 : 20000, Where::kGpu);
       random_lists_arrive(seed + 200 + i, quick ? 6 : 30, quick ? 1500 : 20000, Where::kPinned);
     }
     for (uint64_t i = 0; i < (quick ? 5 : 30); i++) long_runs_arrive(seed + i, false);
@@ -476,15 +476,15 @@ int main(int argc, char** argv) {
       every_value_converts();
       a_large_list_arrives(seed);
     }
-    int cards = 0, reach = 0;
-    check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
-    if (cards > 1) check(cudaDeviceCanAccessPeer(&reach, 0, 1), "cudaDeviceCanAccessPeer");
+    int gpus = 0, reach = 0;
+    check(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
+    if (gpus > 1) check(cudaDeviceCanAccessPeer(&reach, 0, 1), "cudaDeviceCanAccessPeer");
     if (reach != 0) {
       check(cudaDeviceEnablePeerAccess(1, 0), "cudaDeviceEnablePeerAccess");
       for (uint64_t i = 0; i < 3; i++) random_lists_arrive(seed + 300 + i, 40, 20000, Where::kPeer);
       for (uint64_t i = 0; i < 15; i++) long_runs_arrive(seed + i, true);
     } else {
-      std::printf("one card, or no peer access: sources on a peer were not tried\n");
+      std::printf("one GPU, or no peer access: sources on a peer were not tried\n");
     }
   } catch (const std::exception& e) {
     CHECKF(false, "%s", e.what());

@@ -12,12 +12,12 @@ using namespace refit;
 using namespace refit::cuda;
 using test::Random;
 
-class Card {
+class Gpu {
  public:
-  explicit Card(size_t bytes) { check(cudaMalloc(&data_, std::max<size_t>(bytes, 1)), "cudaMalloc"); }
-  ~Card() { cudaFree(data_); }
-  Card(const Card&) = delete;
-  Card& operator=(const Card&) = delete;
+  explicit Gpu(size_t bytes) { check(cudaMalloc(&data_, std::max<size_t>(bytes, 1)), "cudaMalloc"); }
+  ~Gpu() { cudaFree(data_); }
+  Gpu(const Gpu&) = delete;
+  Gpu& operator=(const Gpu&) = delete;
   uint8_t* data() const { return static_cast<uint8_t*>(data_); }
 
  private:

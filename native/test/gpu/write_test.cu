@@ -1,6 +1,6 @@
-// Writes onto cards against the CPU's store, which takes the same job: from files, memory, pinned memory and cards, for
+// Writes onto GPUs against the CPU's store, which takes the same job: from files, memory, pinned memory and GPUs, for
 // several ranks, with faults, and with what is read back.
-//   write_test [--quick] [--host] [--seed N]     --host: only what needs no card
+//   write_test [--quick] [--host] [--seed N]     --host: only what needs no GPU
 //
 // The executor is compiled here once more with its fault points; the library's is then not linked.
 #define REFIT_FAULTS
@@ -32,7 +32,7 @@ using test::Random;
 
 namespace {
 
-enum class Place { kFile, kMemory, kPinned, kCard };
+enum class Place { kFile, kMemory, kPinned, kGpu };
 
 // A job over sources of any place; the same bytes in host memory are the reference's.
 struct Fixture {
@@ -41,11 +41,11 @@ struct Fixture {
   std::vector<std::vector<uint8_t>> bytes;  // of each source
   std::vector<Place> places;
   std::vector<int> fds;
-  std::vector<void*> cards, pinned;
+  std::vector<void*> gpus, pinned;
 
   ~Fixture() {
     for (const int fd : fds) close(fd);
-    for (void* p : cards) cudaFree(p);
+    for (void* p : gpus) cudaFree(p);
     for (void* p : pinned) cudaFreeHost(p);
   }
 
@@ -72,10 +72,10 @@ struct Fixture {
       } else {
         void* p = nullptr;
         check(cudaMalloc(&p, bytes[s].size()), "cudaMalloc");
-        cards.push_back(p);
+        gpus.push_back(p);
         check(cudaMemcpy(p, bytes[s].data(), bytes[s].size(), cudaMemcpyHostToDevice), "cudaMemcpy");
         source.data = static_cast<uint8_t*>(p);
-        source.card = 0;
+        source.gpu = 0;
       }
       job.sources.push_back(source);
     }
@@ -241,23 +241,23 @@ void batches_carry_the_job(uint64_t seed) {
   }
 }
 
-// --- on the card
+// --- on the GPU
 
 constexpr size_t kGuard = 256;
 constexpr uint16_t kPoison = 0xA5C3;
 
-// Ranks on card 0 (or, where there are two that reach each other, by turns), parameters between guards, a CPU store.
+// Ranks on GPU 0 (or, where there are two that reach each other, by turns), parameters between guards, a CPU store.
 struct World {
   const CoreConfig config;
   Store expected;
   Pool pool{2};
   std::vector<std::unique_ptr<Rank>> ranks;
   std::vector<uint16_t*> blocks;
-  CardParams params;
-  std::unique_ptr<CardStore> store;
+  GpuParams params;
+  std::unique_ptr<GpuStore> store;
 
-  World(const CoreConfig& given, int cards) : config(given), expected(given) {
-    for (int r = 0; r < config.ranks; r++) ranks.push_back(std::make_unique<Rank>(r, r % cards));
+  World(const CoreConfig& given, int gpus) : config(given), expected(given) {
+    for (int r = 0; r < config.ranks; r++) ranks.push_back(std::make_unique<Rank>(r, r % gpus));
     params.ranks = &ranks;
     params.shapes = config.params;
     for (int r = 0; r < config.ranks; r++) {
@@ -275,7 +275,7 @@ struct World {
           })
           .get();
     }
-    store = std::make_unique<CardStore>(params, 3);
+    store = std::make_unique<GpuStore>(params, 3);
   }
   ~World() {
     store.reset();
@@ -287,7 +287,7 @@ struct World {
     store->scramble(seed);
   }
 
-  std::vector<uint16_t> on_card(size_t i, bool with_guards = false) const {
+  std::vector<uint16_t> on_gpu(size_t i, bool with_guards = false) const {
     const Param& shape = config.params[i % config.params.size()];
     std::vector<uint16_t> got(static_cast<size_t>(shape.rows * shape.cols) + 2 * kGuard);
     check(cudaMemcpy(got.data(), blocks[i], got.size() * 2, cudaMemcpyDeviceToHost), "cudaMemcpy");
@@ -299,7 +299,7 @@ struct World {
   void compare(const std::string& what) {
     for (size_t i = 0; i < blocks.size(); i++) {
       const int rank = static_cast<int>(i / config.params.size()), p = static_cast<int>(i % config.params.size());
-      const auto got = on_card(i, true);
+      const auto got = on_gpu(i, true);
       const auto* want = static_cast<const uint16_t*>(expected.param(rank, p));
       const Param& shape = config.params[static_cast<size_t>(p)];
       size_t wrong = 0, first = 0;
@@ -316,10 +316,10 @@ struct World {
   }
 };
 
-int usable_cards() {
-  int cards = 0, there = 0, back = 0;
-  check(cudaGetDeviceCount(&cards), "cudaGetDeviceCount");
-  if (cards < 2) return 1;
+int usable_gpus() {
+  int gpus = 0, there = 0, back = 0;
+  check(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
+  if (gpus < 2) return 1;
   check(cudaDeviceCanAccessPeer(&there, 0, 1), "cudaDeviceCanAccessPeer");
   check(cudaDeviceCanAccessPeer(&back, 1, 0), "cudaDeviceCanAccessPeer");
   if (there == 0 || back == 0) return 1;
@@ -330,7 +330,7 @@ int usable_cards() {
   return 2;
 }
 
-void random_jobs_arrive(uint64_t seed, int cards, int64_t rows, int64_t cols) {
+void random_jobs_arrive(uint64_t seed, int gpus, int64_t rows, int64_t cols) {
   Random random(seed);
   Fixture f;
   std::vector<Place> places;
@@ -338,7 +338,7 @@ void random_jobs_arrive(uint64_t seed, int cards, int64_t rows, int64_t cols) {
   for (int i = 0; i < count; i++) places.push_back(static_cast<Place>(random.below(4)));
   fill(f, random, static_cast<int>(1 + random.below(3)), places, rows, cols);
   f.place();
-  World world(f.config, cards);
+  World world(f.config, gpus);
   world.scramble(seed);
   const std::string what = "seed " + std::to_string(seed);
   world.compare(what + ", scrambled");
@@ -372,7 +372,7 @@ void random_jobs_arrive(uint64_t seed, int cards, int64_t rows, int64_t cols) {
 }
 
 // More than the ring holds, so that slots are used again, and chunks of every kind at full size.
-void a_job_larger_than_the_ring_arrives(int cards, uint64_t megabytes) {
+void a_job_larger_than_the_ring_arrives(int gpus, uint64_t megabytes) {
   Fixture f;
   f.places = {Place::kFile};
   f.bytes.resize(1);
@@ -391,7 +391,7 @@ void a_job_larger_than_the_ring_arrives(int cards, uint64_t megabytes) {
     std::memcpy(&f.bytes[0][i], &z, 8);
   }
   f.place();
-  World world(f.config, cards);
+  World world(f.config, gpus);
   world.scramble(5);
   for (int turn = 0; turn < 2; turn++) {
     const WriteOutcome outcome = world.store->write(f.job);
@@ -414,22 +414,22 @@ void small_rings_do_not_stall(uint64_t seed) {
   for (const size_t slots : {1, 2, 5}) {
     world.scramble(seed + slots);
     std::unique_ptr<PinnedRing> ring;
-    std::vector<std::unique_ptr<WriteLane>> lanes(2);
+    std::vector<std::unique_ptr<RankWriter>> writers(2);
     on_all(world.ranks, [&](Rank& rank) {
       if (rank.index == 0) ring = std::make_unique<PinnedRing>(slots, 8 << 20);
-      lanes[static_cast<size_t>(rank.index)] = std::make_unique<WriteLane>(slots);
+      writers[static_cast<size_t>(rank.index)] = std::make_unique<RankWriter>(slots);
     });
     Pool openers(1);
-    CardIpc shared(world.ranks);
+    GpuIpc shared(world.ranks);
     ipc::Mappings mappings(shared, openers);
-    WriteRun run(world.params, f.job, *ring, lanes, mappings);
+    WriteRun run(world.params, f.job, *ring, writers, mappings);
     run.run(world.pool);
     const WriteOutcome outcome = run.outcome();
     CHECKF(outcome.error.empty(), "%s", outcome.error.c_str());
     world.expected.write(f.host_job(), world.pool);
     world.compare(std::to_string(slots) + " slots");
     on_all(world.ranks, [&](Rank& rank) {
-      lanes[static_cast<size_t>(rank.index)].reset();
+      writers[static_cast<size_t>(rank.index)].reset();
       if (rank.index == 0) ring.reset();
     });
   }
@@ -468,14 +468,14 @@ void check_states(World& world, const Fixture& f, const WriteOutcome& outcome,
         world.expected.param(static_cast<int>(i / f.config.params.size()), static_cast<int>(t)));
     const std::vector<uint16_t> want =
         state == TensorState::kWritten ? std::vector<uint16_t>(whole, whole + before[i].size()) : before[i];
-    CHECKF(world.on_card(i) == want, "%s: tensor %zu of rank %zu is not what state %d says", what.c_str(), t,
+    CHECKF(world.on_gpu(i) == want, "%s: tensor %zu of rank %zu is not what state %d says", what.c_str(), t,
            i / f.config.params.size(), int(state));
   }
 }
 
 std::vector<std::vector<uint16_t>> contents(const World& world) {
   std::vector<std::vector<uint16_t>> out;
-  for (size_t i = 0; i < world.blocks.size(); i++) out.push_back(world.on_card(i));
+  for (size_t i = 0; i < world.blocks.size(); i++) out.push_back(world.on_gpu(i));
   return out;
 }
 
@@ -559,20 +559,20 @@ int main(int argc, char** argv) {
   for (uint64_t i = 0; i < (quick ? 20 : 400); i++) batches_carry_the_job(seed + i);
   if (host_only) return test::finish("write_test --host");
   try {
-    const int cards = usable_cards();
-    std::printf("%d card(s)\n", cards);
+    const int gpus = usable_gpus();
+    std::printf("%d GPU(s)\n", gpus);
     for (uint64_t i = 0; i < (quick ? 2 : 12); i++)
-      random_jobs_arrive(seed + i, cards, quick ? 40 : 300, quick ? 60 : 400);
+      random_jobs_arrive(seed + i, gpus, quick ? 40 : 300, quick ? 60 : 400);
     refusals_leave_all_untouched();
     if (!quick) {
-      random_jobs_arrive(seed + 50, cards, 2000, 3000);
+      random_jobs_arrive(seed + 50, gpus, 2000, 3000);
       small_rings_do_not_stall(seed);
       for (const Place place : {Place::kFile, Place::kMemory}) {
         states_are_exact_at_every_fault(fault::Point::kRead, place);
         states_are_exact_at_every_fault(fault::Point::kCopy, place);
       }
-      states_are_exact_at_every_fault(fault::Point::kCopy, Place::kCard);
-      a_job_larger_than_the_ring_arrives(cards, 700);
+      states_are_exact_at_every_fault(fault::Point::kCopy, Place::kGpu);
+      a_job_larger_than_the_ring_arrives(gpus, 700);
     }
   } catch (const std::exception& e) {
     CHECKF(false, "%s", e.what());

@@ -237,7 +237,7 @@ void GlooGroup::params(Device& device, const CoreConfig& config, int rank, int r
   check_usable("parameters");
   check_root(root);
   if (config.device != "cpu") {
-    throw std::invalid_argument(describe() + ": gloo has host memory alone, and the parameters are on cards: use NCCL");
+    throw std::invalid_argument(describe() + ": gloo has host memory alone, and the parameters are on GPUs: use NCCL");
   }
   std::vector<gloo::Piece> pieces;
   for (size_t param = 0; param < config.params.size(); param++) {

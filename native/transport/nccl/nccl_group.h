@@ -1,4 +1,4 @@
-// A process group whose ranks here are the cards of a CUDA device: the device makes it (core/device.h) and outlives it.
+// A process group whose ranks here are the GPUs of a CUDA device: the device makes it (core/device.h) and outlives it.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@ struct NcclGroupOptions {
   int core_rank = -1;     // the only tensor-parallel rank that takes part; -1: all do
   bool warm_up = false;   // a sum of one float32 right after all have joined, as vLLM's PyNcclCommunicator
   std::string library{};  // the file of NCCL; empty: where it is found
-  std::vector<std::string> peer_cards{};  // UUIDs of other ranks' cards, as far as they are known
+  std::vector<std::string> peer_gpus{};  // UUIDs of other ranks' GPUs, as far as they are known
 };
 
 class NcclGroup : public Group {
@@ -38,10 +38,10 @@ class NcclGroup : public Group {
     begin(slot, parts, root, deadline);
     arrive(deadline);
   }
-  // `receive` in two: `begin` returns when the broadcasts are on the cards' streams, and `arrive` when those of the
+  // `receive` in two: `begin` returns when the broadcasts are on the GPUs' streams, and `arrive` when those of the
   // first call that was not waited for yet have come, so that the next ones follow there without a gap. One for each
   // slot at a time. Until all have been waited for nothing else is called but `staged`, `read`, `abort` and `end`;
-  // after an abort they are waited for as well, or ended: that takes them off the cards.
+  // after an abort they are waited for as well, or ended: that takes them off the GPUs.
   virtual void begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) = 0;
   virtual void arrive(GroupDeadline deadline) = 0;
   // As `receive`, but into the weights of each rank: the parts' offsets are those of `places`. No step and

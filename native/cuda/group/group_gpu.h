@@ -1,6 +1,6 @@
-// What one rank of a process group needs of its card: a thread, a stream and some memory of its own, so that a
+// What one rank of a process group needs of its GPU: a thread, a stream and some memory of its own, so that a
 // broadcast can be received while the rank's other thread scatters what came before. An interface, so that groups are
-// tested on machines without a card.
+// tested on machines without a GPU.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -14,22 +14,22 @@
 
 namespace refit::cuda {
 
-class GroupCard {
+class GroupGpu {
  public:
   // Marks of a set, and sets: one for each thing that may be under way at a time.
   static constexpr int kMarks = 64;
   static constexpr int kMarkSets = 3;
 
-  virtual ~GroupCard() = default;
+  virtual ~GroupGpu() = default;
 
-  // "rank 1 (GPU-…, card 1)": the tensor-parallel rank. Any thread.
+  // "rank 1 (GPU-…, GPU 1)": the tensor-parallel rank. Any thread.
   virtual std::string label() const = 0;
   // What the thread is doing; any thread.
   virtual const char* last_operation() const = 0;
-  // Runs fn on the card's thread; exceptions come out of the future, as DeviceLost where the card is lost. Any thread.
+  // Runs fn on the GPU's thread; exceptions come out of the future, as DeviceLost where the GPU is lost. Any thread.
   virtual std::future<void> run(std::function<void()> fn) = 0;
 
-  // --- on the card's thread; all but `doing` and `free` throw std::exception (CudaError).
+  // --- on the GPU's thread; all but `doing` and `free` throw std::exception (CudaError).
 
   // A string literal.
   virtual void doing(const char* operation) noexcept = 0;
@@ -59,11 +59,11 @@ struct GroupSpan {
 struct GroupHost {
   int ranks = 0;                   // tensor-parallel
   DType dtype = DType::kBFloat16;  // of parameters
-  // A GroupCard for the rank; not on the card's thread.
-  std::function<std::unique_ptr<GroupCard>(int rank)> open;
+  // A GroupGpu for the rank; not on the GPU's thread.
+  std::function<std::unique_ptr<GroupGpu>(int rank)> open;
   // Where the rank's parameters are, in order; throws std::runtime_error while their memory is released.
   std::function<std::vector<GroupSpan>(int rank)> params;
-  // A card is lost, or a thread is stuck in it: the process is to end.
+  // A GPU is lost, or a thread is stuck in it: the process is to end.
   std::function<void(const std::string& message)> lose;
 };
 

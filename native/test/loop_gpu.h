@@ -1,4 +1,4 @@
-// A card of a process group in host memory, for nccl_loop.cc.
+// A GPU of a process group in host memory, for nccl_loop.cc.
 #pragma once
 #include <atomic>
 #include <cstdlib>
@@ -9,25 +9,25 @@
 #include <thread>
 
 #include "core/memory_error.h"
-#include "cuda/group/group_card.h"
+#include "cuda/group/group_gpu.h"
 #include "test/nccl_loop.h"
 
 namespace refit::test {
 
-// What all cards of a test have in common.
-struct LoopCards {
+// What all GPUs of a test have in common.
+struct LoopGpus {
   std::atomic<int64_t> bytes{0};  // that are allocated
   int64_t room = int64_t{1} << 40;
   std::atomic<int> open{0};
   std::atomic<bool> downloads_fail{false};
 };
 
-class LoopCard : public cuda::GroupCard {
+class LoopGpu : public cuda::GroupGpu {
  public:
-  LoopCard(int rank, LoopCards& cards) : rank_(rank), cards_(cards) { cards_.open++; }
-  ~LoopCard() override { cards_.open--; }
+  LoopGpu(int rank, LoopGpus& gpus) : rank_(rank), gpus_(gpus) { gpus_.open++; }
+  ~LoopGpu() override { gpus_.open--; }
 
-  std::string label() const override { return "rank " + std::to_string(rank_) + " (loop card)"; }
+  std::string label() const override { return "rank " + std::to_string(rank_) + " (loop GPU)"; }
   const char* last_operation() const override { return operation_; }
   std::future<void> run(std::function<void()> fn) override {
     auto task = std::make_shared<std::packaged_task<void()>>(std::move(fn));
@@ -40,8 +40,8 @@ class LoopCard : public cuda::GroupCard {
 
   uint8_t* allocate(uint64_t bytes) override {
     const auto wanted = static_cast<int64_t>(bytes);
-    if (cards_.bytes.fetch_add(wanted) + wanted > cards_.room) {
-      cards_.bytes -= wanted;
+    if (gpus_.bytes.fetch_add(wanted) + wanted > gpus_.room) {
+      gpus_.bytes -= wanted;
       throw NoMemory(label() + " is full");
     }
     auto* const at = static_cast<uint64_t*>(std::malloc(bytes + kHead));
@@ -50,7 +50,7 @@ class LoopCard : public cuda::GroupCard {
   }
   void free(uint8_t* memory) noexcept override {
     auto* const at = reinterpret_cast<uint64_t*>(memory - kHead);
-    cards_.bytes -= static_cast<int64_t>(*at);
+    gpus_.bytes -= static_cast<int64_t>(*at);
     std::free(at);
   }
   void upload(uint8_t* to, const uint8_t* from, uint64_t bytes) override {
@@ -58,7 +58,7 @@ class LoopCard : public cuda::GroupCard {
   }
   void download(uint8_t* to, const uint8_t* from, uint64_t bytes) override {
     while (!stream_.idle()) std::this_thread::yield();
-    if (cards_.downloads_fail) throw std::runtime_error(label() + ": the copy failed");
+    if (gpus_.downloads_fail) throw std::runtime_error(label() + ": the copy failed");
     std::memcpy(to, from, bytes);
   }
   bool idle() override { return stream_.idle(); }
@@ -72,7 +72,7 @@ class LoopCard : public cuda::GroupCard {
   static constexpr size_t kHead = 64;
 
   const int rank_;
-  LoopCards& cards_;
+  LoopGpus& gpus_;
   std::atomic<const char*> operation_{"start"};
   std::atomic<int> passed_[kMarkSets] = {};
   LoopStream stream_;

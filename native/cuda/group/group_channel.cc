@@ -1,4 +1,4 @@
-#include "cuda/group/group_lane.h"
+#include "cuda/group/group_channel.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 512;
 constexpr uint64_t kScalarBytes = 512;
-// How long kernels of an aborted communicator may take to leave the card.
+// How long kernels of an aborted communicator may take to leave the GPU.
 constexpr double kLeaveSeconds = 10;
 
 // Short waits are turned away from the processor only (through the broadcast of a model, where there are processors to
@@ -28,11 +28,11 @@ void pause(int turn) {
 }
 
 // Every how many parts a mark is set, and how many are: the last one stands behind all.
-size_t stride_of(size_t parts) { return std::max<size_t>(1, (parts + GroupCard::kMarks - 1) / GroupCard::kMarks); }
+size_t stride_of(size_t parts) { return std::max<size_t>(1, (parts + GroupGpu::kMarks - 1) / GroupGpu::kMarks); }
 size_t marks_of(size_t parts) { return std::max<size_t>(1, (parts + stride_of(parts) - 1) / stride_of(parts)); }
 
 // Of what is begun one at a time; what is received ahead has the others in turns.
-constexpr int kOneSet = GroupCard::kMarkSets - 1;
+constexpr int kOneSet = GroupGpu::kMarkSets - 1;
 
 }  // namespace
 
@@ -41,7 +41,7 @@ double GroupWait::seconds() const {
 }
 
 template <class F>
-void GroupLane::guarded(F&& fn) {
+void GroupChannel::guarded(F&& fn) {
   try {
     fn();
   } catch (...) {
@@ -51,40 +51,40 @@ void GroupLane::guarded(F&& fn) {
 }
 
 // The kernels end, and the memory can be freed.
-void GroupLane::abandon() noexcept {
+void GroupChannel::abandon() noexcept {
   coming_.clear();
   try {
-    card_->doing("abort NCCL's communicator");
+    gpu_->doing("abort NCCL's communicator");
     if (comm_) comm_->abort();
-    card_->doing("wait for NCCL's kernels to end");
+    gpu_->doing("wait for NCCL's kernels to end");
     const auto began = Clock::now();
-    for (int turn = 0; !card_->idle() && seconds_since(began) < kLeaveSeconds; turn++) pause(turn);
+    for (int turn = 0; !gpu_->idle() && seconds_since(began) < kLeaveSeconds; turn++) pause(turn);
   } catch (...) {
-    // The card's error comes out of the call that failed.
+    // The GPU's error comes out of the call that failed.
   }
 }
 
-void GroupLane::join(const NcclApi& api, const NcclUniqueId& id, int size, const GroupWait& wait) {
-  card_->doing("join a group of NCCL");
-  scalar_ = card_->allocate(kScalarBytes);
+void GroupChannel::join(const NcclApi& api, const NcclUniqueId& id, int size, const GroupWait& wait) {
+  gpu_->doing("join a group of NCCL");
+  scalar_ = gpu_->allocate(kScalarBytes);
   const float zero = 0;
-  card_->upload(scalar_, reinterpret_cast<const uint8_t*>(&zero), sizeof zero);
+  gpu_->upload(scalar_, reinterpret_cast<const uint8_t*>(&zero), sizeof zero);
   guarded([&] { comm_ = std::make_unique<NcclComm>(api, id, size, rank_, wait.nccl()); });
 }
 
-void GroupLane::stage(uint64_t bytes, int slots) {
-  card_->doing("staging slots of a group");
-  if (slots_ != nullptr) card_->free(slots_);
+void GroupChannel::stage(uint64_t bytes, int slots) {
+  gpu_->doing("staging slots of a group");
+  if (slots_ != nullptr) gpu_->free(slots_);
   slots_ = nullptr;
   slot_bytes_ = 0;
   if (bytes == 0) return;
   const uint64_t each = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  slots_ = card_->allocate(static_cast<uint64_t>(slots) * each);
+  slots_ = gpu_->allocate(static_cast<uint64_t>(slots) * each);
   slot_bytes_ = each;
 }
 
-void GroupLane::begin(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait) {
-  card_->doing("receive a broadcast");
+void GroupChannel::begin(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait) {
+  gpu_->doing("receive a broadcast");
   std::vector<GroupSpan> spans;
   for (const GroupPart& part : parts) spans.push_back({slot_data(slot) + part.offset, part.bytes, 0});
   const Flight flight{"receiving", next_set_, parts.size(), root};
@@ -93,37 +93,37 @@ void GroupLane::begin(int slot, const std::vector<GroupPart>& parts, int root, c
   coming_.push_back(flight);
 }
 
-void GroupLane::arrive(const GroupWait& wait) {
-  card_->doing("receive a broadcast");
+void GroupChannel::arrive(const GroupWait& wait) {
+  gpu_->doing("receive a broadcast");
   if (coming_.empty()) throw std::runtime_error("nothing is on its way any more");
   const Flight flight = coming_.front();
   coming_.pop_front();
   guarded([&] { await(flight, wait); });
 }
 
-void GroupLane::give_up() noexcept {
+void GroupChannel::give_up() noexcept {
   if (!coming_.empty()) abandon();
 }
 
-std::vector<uint8_t> GroupLane::read(int slot, uint64_t offset, uint64_t bytes) {
-  card_->doing("read what was received");
+std::vector<uint8_t> GroupChannel::read(int slot, uint64_t offset, uint64_t bytes) {
+  gpu_->doing("read what was received");
   std::vector<uint8_t> out(bytes);
-  guarded([&] { card_->download(out.data(), slot_data(slot) + offset, bytes); });
+  guarded([&] { gpu_->download(out.data(), slot_data(slot) + offset, bytes); });
   return out;
 }
 
-void GroupLane::send(const uint8_t* from, uint64_t bytes, const GroupWait& wait) {
-  card_->doing("send a broadcast");
+void GroupChannel::send(const uint8_t* from, uint64_t bytes, const GroupWait& wait) {
+  gpu_->doing("send a broadcast");
   const Flight flight{"sending", kOneSet, 1, rank_};
   guarded([&] {
-    card_->upload(slots_, from, bytes);
+    gpu_->upload(slots_, from, bytes);
     launch(flight, {{slots_, bytes, 0}}, wait);
     await(flight, wait);
   });
 }
 
-void GroupLane::broadcast(const std::vector<GroupSpan>& spans, int root, const GroupWait& wait) {
-  card_->doing("broadcast parameters");
+void GroupChannel::broadcast(const std::vector<GroupSpan>& spans, int root, const GroupWait& wait) {
+  gpu_->doing("broadcast parameters");
   const Flight flight{root == rank_ ? "sending parameters" : "receiving parameters", kOneSet, spans.size(), root};
   guarded([&] {
     launch(flight, spans, wait);
@@ -131,31 +131,31 @@ void GroupLane::broadcast(const std::vector<GroupSpan>& spans, int root, const G
   });
 }
 
-void GroupLane::barrier(const GroupWait& wait) {
-  card_->doing("wait for all ranks of a group");
+void GroupChannel::barrier(const GroupWait& wait) {
+  gpu_->doing("wait for all ranks of a group");
   guarded([&] {
     comm_->set_wait(wait.nccl());
-    comm_->all_reduce(scalar_, scalar_, 1, kNcclFloat32, kNcclSum, card_->stream());
-    card_->mark(kOneSet, 0);
+    comm_->all_reduce(scalar_, scalar_, 1, kNcclFloat32, kNcclSum, gpu_->stream());
+    gpu_->mark(kOneSet, 0);
     await({"the barrier", kOneSet, 0, -1}, wait);
   });
 }
 
-void GroupLane::launch(const Flight& flight, const std::vector<GroupSpan>& spans, const GroupWait& wait) {
+void GroupChannel::launch(const Flight& flight, const std::vector<GroupSpan>& spans, const GroupWait& wait) {
   const size_t stride = stride_of(spans.size());
   int marks = 0;
   for (size_t i = 0; i < spans.size(); i++) {
     const GroupSpan& span = spans[i];
     comm_->set_wait(wait.nccl());
     // NCCL takes no part in a broadcast of nothing, on any rank.
-    if (span.bytes > 0) comm_->broadcast(span.data, span.data, span.bytes, kNcclUint8, flight.root, card_->stream());
-    if ((i + 1) % stride == 0 || i + 1 == spans.size()) card_->mark(flight.set, marks++);
+    if (span.bytes > 0) comm_->broadcast(span.data, span.data, span.bytes, kNcclUint8, flight.root, gpu_->stream());
+    if ((i + 1) % stride == 0 || i + 1 == spans.size()) gpu_->mark(flight.set, marks++);
   }
-  if (marks == 0) card_->mark(flight.set, 0);
+  if (marks == 0) gpu_->mark(flight.set, 0);
 }
 
-// NCCL's kernels wait for their peers on the card: that these have gone, or will not come, is not seen there.
-void GroupLane::await(const Flight& flight, const GroupWait& wait) {
+// NCCL's kernels wait for their peers on the GPU: that these have gone, or will not come, is not seen there.
+void GroupChannel::await(const Flight& flight, const GroupWait& wait) {
   const auto began = Clock::now();
   const int last_mark = static_cast<int>(marks_of(flight.parts)) - 1;
   const auto where = [&] {
@@ -163,7 +163,7 @@ void GroupLane::await(const Flight& flight, const GroupWait& wait) {
     if (flight.root >= 0 && flight.root != rank_) text += " from rank " + std::to_string(flight.root);
     if (flight.parts > 0) {
       int passed = 0;
-      while (passed < last_mark && card_->passed(flight.set, passed)) passed++;
+      while (passed < last_mark && gpu_->passed(flight.set, passed)) passed++;
       const size_t stride = stride_of(flight.parts);
       const size_t first = static_cast<size_t>(passed) * stride + 1;
       const size_t last = std::min(flight.parts, first + stride - 1);
@@ -172,7 +172,7 @@ void GroupLane::await(const Flight& flight, const GroupWait& wait) {
     }
     return text;
   };
-  for (int turn = 0; !card_->passed(flight.set, last_mark); turn++) {
+  for (int turn = 0; !gpu_->passed(flight.set, last_mark); turn++) {
     if (turn % 64 == 0) comm_->check();
     if (wait.cancelled()) {
       throw NcclError(kNcclInProgress, where() + ": given up after " + seconds_text(seconds_since(began)) + " s");
@@ -185,9 +185,9 @@ void GroupLane::await(const Flight& flight, const GroupWait& wait) {
   comm_->check();  // kernels that NCCL has given up end as well
 }
 
-void GroupLane::close(bool abort, double seconds) noexcept {
+void GroupChannel::close(bool abort, double seconds) noexcept {
   try {
-    card_->doing("leave a group of NCCL");
+    gpu_->doing("leave a group of NCCL");
     if (comm_ && !abort) {
       comm_->set_wait({seconds, nullptr});
       comm_->finish();
@@ -198,9 +198,9 @@ void GroupLane::close(bool abort, double seconds) noexcept {
     abandon();
   }
   comm_.reset();
-  card_->doing("free a group's memory");
+  gpu_->doing("free a group's memory");
   for (uint8_t** memory : {&scalar_, &slots_}) {
-    if (*memory != nullptr) card_->free(*memory);
+    if (*memory != nullptr) gpu_->free(*memory);
     *memory = nullptr;
   }
   slot_bytes_ = 0;

@@ -6,7 +6,7 @@
 
 namespace refit {
 
-struct CudaCard {
+struct CudaGpu {
   int ordinal = 0;
   std::string name, uuid, pci_bus_id, compute_capability;
   int multiprocessors = 0;
@@ -21,10 +21,10 @@ struct CudaFoundLibrary {
   std::string tried;  // not empty: missing
 };
 
-struct CudaCards {
+struct CudaGpus {
   std::string error;  // why there are none; empty otherwise
   std::string driver_cuda, runtime_cuda, driver_version, architectures;
-  std::vector<CudaCard> cards;
+  std::vector<CudaGpu> gpus;
   std::vector<uint8_t> peer_access;  // [cards, cards]: from, to
   std::vector<CudaFoundLibrary> libraries;
 };

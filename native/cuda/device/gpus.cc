@@ -1,4 +1,4 @@
-#include "cuda/device/cards.h"
+#include "cuda/device/gpus.h"
 
 #include <algorithm>
 #include <cctype>
@@ -57,23 +57,23 @@ std::string bus_id(int device) {
   return id;
 }
 
-CudaCard describe(int device) {
+CudaGpu describe(int device) {
   cudaDeviceProp prop;
   check(cudaGetDeviceProperties(&prop, device), "cudaGetDeviceProperties");
-  CudaCard card;
-  card.ordinal = device;
-  card.name = prop.name;
-  card.uuid = uuid_text(prop.uuid);
-  card.pci_bus_id = bus_id(device);
-  card.compute_capability = std::to_string(prop.major) + "." + std::to_string(prop.minor);
-  card.multiprocessors = prop.multiProcessorCount;
-  card.total_bytes = prop.totalGlobalMem;
-  card.integrated = prop.integrated != 0;
-  card.virtual_memory = device_attribute(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0;
+  CudaGpu gpu;
+  gpu.ordinal = device;
+  gpu.name = prop.name;
+  gpu.uuid = uuid_text(prop.uuid);
+  gpu.pci_bus_id = bus_id(device);
+  gpu.compute_capability = std::to_string(prop.major) + "." + std::to_string(prop.minor);
+  gpu.multiprocessors = prop.multiProcessorCount;
+  gpu.total_bytes = prop.totalGlobalMem;
+  gpu.integrated = prop.integrated != 0;
+  gpu.virtual_memory = device_attribute(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0;
   try {
-    check_capability(card.name, prop.major, prop.minor);
+    check_capability(gpu.name, prop.major, prop.minor);
   } catch (const std::invalid_argument& e) {
-    card.error = e.what();
+    gpu.error = e.what();
   }
   CUdevice handle = 0;
   check(driver().device_get(&handle, device), "cuDeviceGet");
@@ -84,15 +84,15 @@ CudaCard describe(int device) {
   size_t free = 0, total = 0;
   const cudaError_t got = set == cudaSuccess ? cudaMemGetInfo(&free, &total) : set;
   if (got == cudaSuccess) {
-    card.free_bytes = free;
-    card.total_bytes = total;
-  } else if (card.error.empty()) {
+    gpu.free_bytes = free;
+    gpu.total_bytes = total;
+  } else if (gpu.error.empty()) {
     cudaGetLastError();
-    card.error = card.name + " cannot be used: " + cudaGetErrorName(got) + " (" + cudaGetErrorString(got) + ")";
+    gpu.error = gpu.name + " cannot be used: " + cudaGetErrorName(got) + " (" + cudaGetErrorString(got) + ")";
   }
   // Not a context of the engine's: hundreds of megabytes must not stay for a look.
   if (active == 0 && set == cudaSuccess) cudaDeviceReset();
-  return card;
+  return gpu;
 }
 
 }  // namespace
@@ -137,7 +137,7 @@ std::string describe_architectures(const std::string& list) {
   return code + (code.empty() || ptx.empty() ? "" : ", ") + ptx;
 }
 
-std::string why_no_cards(int status, int count, int driver, int runtime, const std::string& kernel_driver,
+std::string why_no_gpus(int status, int count, int driver, int runtime, const std::string& kernel_driver,
                          const char* visible) {
   if (status == cudaSuccess && count > 0) return "";
   const std::string needs = std::string("refit's CUDA library needs driver ") + least_driver(runtime) +
@@ -145,11 +145,11 @@ std::string why_no_cards(int status, int count, int driver, int runtime, const s
   if (driver == 0) {
     if (kernel_driver.empty()) {
       return "there is no NVIDIA driver on this machine (libcuda.so.1 was not found): install one, or give the "
-             "container its cards (docker run --gpus all); " +
+             "container its GPUs (docker run --gpus all); " +
              needs;
     }
     return "driver " + kernel_driver +
-           " is loaded but its library libcuda.so.1 was not found: give the container its cards (docker run --gpus all "
+           " is loaded but its library libcuda.so.1 was not found: give the container its GPUs (docker run --gpus all "
            "with the NVIDIA Container Toolkit), or install the driver's libraries";
   }
   if (driver < runtime / 1000 * 1000 || status == cudaErrorInsufficientDriver) {
@@ -160,16 +160,16 @@ std::string why_no_cards(int status, int count, int driver, int runtime, const s
   if (status == cudaErrorNoDevice || status == cudaSuccess) {
     if (visible != nullptr) {
       return std::string("CUDA_VISIBLE_DEVICES=\"") + visible +
-             "\" hides all cards: name cards that exist by index or UUID (nvidia-smi -L lists them), or unset it";
+             "\" hides all GPUs: name GPUs that exist by index or UUID (nvidia-smi -L lists them), or unset it";
     }
-    return "the NVIDIA driver sees no card: look at nvidia-smi, and in a container at its device permissions";
+    return "the NVIDIA driver sees no GPU: look at nvidia-smi, and in a container at its device permissions";
   }
   const cudaError_t code = static_cast<cudaError_t>(status);
   return std::string("CUDA cannot be started: ") + cudaGetErrorName(code) + " (" + cudaGetErrorString(code) +
          "); look at nvidia-smi and dmesg";
 }
 
-int count_cards() {
+int count_gpus() {
   prepare_runtime();
   int driver = 0, runtime = 0, count = 0;
   cudaDriverGetVersion(&driver);
@@ -177,27 +177,27 @@ int count_cards() {
   const cudaError_t status = cudaGetDeviceCount(&count);
   cudaGetLastError();
   const std::string why =
-      why_no_cards(status, count, driver, runtime, parse_driver_version(read_text("/proc/driver/nvidia/version")),
+      why_no_gpus(status, count, driver, runtime, parse_driver_version(read_text("/proc/driver/nvidia/version")),
                    std::getenv("CUDA_VISIBLE_DEVICES"));
   if (!why.empty()) throw std::runtime_error(why);
   return count;
 }
 
-void check_capability(const std::string& card, int major, int minor) {
+void check_capability(const std::string& gpu, int major, int minor) {
   if (covers(REFIT_CUDA_ARCHS, major, minor)) return;
   const std::string capability = std::to_string(major) + "." + std::to_string(minor);
   if (major < 8) {
-    throw std::invalid_argument(card + " has compute capability " + capability +
-                                ", refit needs 8.0 (Ampere) or newer: older cards have no bfloat16");
+    throw std::invalid_argument(gpu + " has compute capability " + capability +
+                                ", refit needs 8.0 (Ampere) or newer: older GPUs have no bfloat16");
   }
   throw std::invalid_argument(
-      card + " has compute capability " + capability + ", but this library has kernels for " +
+      gpu + " has compute capability " + capability + ", but this library has kernels for " +
       describe_architectures(REFIT_CUDA_ARCHS) +
       ": build it on this machine, or with REFIT_CUDA_ARCHS=" + std::to_string(major * 10 + minor));
 }
 
-CudaCards find_cards() {
-  CudaCards out;
+CudaGpus find_gpus() {
+  CudaGpus out;
   int driver = 0, runtime = 0;
   prepare_runtime();
   cudaDriverGetVersion(&driver);
@@ -210,8 +210,8 @@ CudaCards find_cards() {
     out.libraries.push_back({found.name, found.path, found.version, found.tried});
   }
   try {
-    const int count = count_cards();
-    for (int device = 0; device < count; device++) out.cards.push_back(describe(device));
+    const int count = count_gpus();
+    for (int device = 0; device < count; device++) out.gpus.push_back(describe(device));
     for (int from = 0; from < count; from++) {
       for (int to = 0; to < count; to++) {
         int can = from == to;
@@ -221,7 +221,7 @@ CudaCards find_cards() {
     }
   } catch (const std::exception& e) {
     out.error = e.what();
-    out.cards.clear();
+    out.gpus.clear();
     out.peer_access.clear();
   }
   return out;

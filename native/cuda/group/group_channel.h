@@ -1,6 +1,6 @@
 // One rank's part in a process group: its communicator and its two staging slots.
 //
-// Threads: everything runs on the card's thread, but for `slot_data`.
+// Threads: everything runs on the GPU's thread, but for `slot_data`.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/group.h"
-#include "cuda/group/group_card.h"
+#include "cuda/group/group_gpu.h"
 #include "cuda/group/nccl.h"
 
 namespace refit::cuda {
@@ -27,16 +27,16 @@ struct GroupWait {
 
 // All throw NcclError (kNcclInProgress: too late, or cancelled), NoMemory, CudaError. After any but NoMemory the
 // communicator has been aborted and nothing of it is left on the stream.
-class GroupLane {
+class GroupChannel {
  public:
   // `rank`: in the group.
-  GroupLane(std::unique_ptr<GroupCard> card, int rank) : card_(std::move(card)), rank_(rank) {}
-  // After close(), or where a card is lost.
-  ~GroupLane() = default;
-  GroupLane(const GroupLane&) = delete;
-  GroupLane& operator=(const GroupLane&) = delete;
+  GroupChannel(std::unique_ptr<GroupGpu> gpu, int rank) : gpu_(std::move(gpu)), rank_(rank) {}
+  // After close(), or where a GPU is lost.
+  ~GroupChannel() = default;
+  GroupChannel(const GroupChannel&) = delete;
+  GroupChannel& operator=(const GroupChannel&) = delete;
 
-  GroupCard& card() { return *card_; }
+  GroupGpu& gpu() { return *gpu_; }
   int rank() const { return rank_; }
 
   void join(const NcclApi& api, const NcclUniqueId& id, int size, const GroupWait& wait);
@@ -76,7 +76,7 @@ class GroupLane {
   void await(const Flight& flight, const GroupWait& wait);
   void abandon() noexcept;
 
-  const std::unique_ptr<GroupCard> card_;
+  const std::unique_ptr<GroupGpu> gpu_;
   const int rank_;
   std::unique_ptr<NcclComm> comm_;
   uint8_t* scalar_ = nullptr;  // of barriers
