@@ -76,9 +76,9 @@ inline void print_gpu(int device) {
   cuda::check(cudaGetDeviceProperties(&prop, device), "cudaGetDeviceProperties");
   cuda::check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
   cuda::check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
-  std::printf("GPU %d: %s, sm_%d%d, %d SMs, %.1f GB; CUDA driver %d.%d, runtime %d.%d\n", device, prop.name,
-              prop.major, prop.minor, prop.multiProcessorCount, static_cast<double>(prop.totalGlobalMem) / 1e9,
-              driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+  std::printf("GPU %d: %s, sm_%d%d, %d SMs, %.1f GB; CUDA driver %d.%d, runtime %d.%d\n", device, prop.name, prop.major,
+              prop.minor, prop.multiProcessorCount, static_cast<double>(prop.totalGlobalMem) / 1e9, driver / 1000,
+              driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
 // Memory of a GPU.

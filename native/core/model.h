@@ -62,8 +62,8 @@ struct CoreConfig {
   bool record_experts = false;  // steps tell which experts each token went to (StepResult::experts)
 
   // CUDA alone.
-  std::vector<int> gpus;       // of each rank, ordinals of the runtime; empty: 0, 1, ...
-  bool share_gpus = false;     // for tests: several ranks on one card
+  std::vector<int> gpus;        // of each rank, ordinals of the runtime; empty: 0, 1, ...
+  bool share_gpus = false;      // for tests: several ranks on one card
   double watchdog_seconds = 0;  // 0: $REFIT_WATCHDOG_SECONDS, else 60
   // The most that one step brings, and the most tokens that a sequence grows to; 0: the forward pass's defaults.
   int max_step_tokens = 0;

@@ -225,8 +225,8 @@ t.test('all that crosses the boundary arrives', async t => {
 
 t.test('every failure of the library is an error of its kind', async t => {
   const failures: Array<[number, { message: string | RegExp, code: string | undefined }]> = [
-    [1, { message: 'rank 1 (GPU-1, card 1) is lost', code: 'DEVICE_LOST' }],
-    [2, { message: 'card 0 is full', code: 'NO_MEMORY' }],
+    [1, { message: 'rank 1 (GPU-1, GPU 1) is lost', code: 'DEVICE_LOST' }],
+    [2, { message: 'GPU 0 is full', code: 'NO_MEMORY' }],
     [3, { message: 'not enough host memory', code: 'NO_MEMORY' }],
     [4, { message: 'malformed', code: undefined }],
     [5, { message: /^x{8191}$/, code: undefined }],
@@ -250,7 +250,7 @@ t.test('every failure of the library is an error of its kind', async t => {
     expected(thrown(() => addon.step(core, batchOf([how], 0))), 'step')
     expected(await addon.scramble(core, BigInt(how)).catch((error: unknown) => error), 'scramble')
   }
-  await t.rejects(addon.release(core, 0, false), { message: 'card 0 is full', code: 'NO_MEMORY' })
+  await t.rejects(addon.release(core, 0, false), { message: 'GPU 0 is full', code: 'NO_MEMORY' })
   t.throws(() => addon.cudaMemoryPlan({ ...config, dtype: 'float32' }), { message: 'malformed' })
   addon.closeCore(core)
 })
@@ -305,7 +305,7 @@ t.test('the real library needs no library of CUDA to open, and says what is miss
   t.match(found.runtimeCuda, /^1[23]\.\d+$/)
   t.match(found.architectures, /^\d/)
   if (found.cards.length === 0) {
-    t.match(found.error, /NVIDIA driver|hides all cards|sees no card|CUDA cannot be started/)
+    t.match(found.error, /NVIDIA driver|hides all GPUs|sees no GPU|CUDA cannot be started/)
   }
   // Sizes and what is wrong with a configuration need no card.
   const alone = (body: string): string =>

@@ -30,7 +30,7 @@ struct Source {
   int fd = -1;
   const uint8_t* data = nullptr;
   uint64_t bytes = 0;  // of memory; files are bounded by their own end
-  int gpu = -1;       // the runtime ordinal of the card that `data` is on, for every rank to read; -1: host memory
+  int gpu = -1;        // the runtime ordinal of the card that `data` is on, for every rank to read; -1: host memory
   int segment = -1;    // in WriteJob.segments; offsets count from its first byte
   std::vector<const uint8_t*> rank_data{};  // not empty: of each rank, `bytes` of memory of its own card
 

@@ -7,10 +7,10 @@
 #include <string>
 
 #include "core/memory_error.h"
-#include "cuda/device/gpus.h"
 #include "cuda/device/check.h"
 #include "cuda/device/dynamic.h"
 #include "cuda/device/environment.h"
+#include "cuda/device/gpus.h"
 #include "cuda/device/memory.h"
 #include "cuda/device/uuid.h"
 #include "cuda/exchange/exchange.h"
@@ -180,11 +180,11 @@ void CudaDevice::State::check_room(const std::vector<int>& gpus) {
     const auto sharing = static_cast<uint64_t>(std::count(gpus.begin(), gpus.end(), gpus[r]));
     if (each * sharing <= free[r]) continue;
     throw NoMemory(
-        "GPU " + std::to_string(gpus[r]) + " is too full for " + ranks[r]->label() + ": " +
-        gigabytes(each * sharing) + " are needed (weights " + gigabytes(plan.weight_bytes) + ", KV cache " +
-        gigabytes(plan.kv_bytes) + ", activations " + gigabytes(plan.scratch_bytes) + ", exchange " +
-        gigabytes(exchange) + (sharing > 1 ? "; for each of " + std::to_string(sharing) + " ranks" : "") + "), " +
-        gigabytes(free[r]) + " of " + gigabytes(total[r]) +
+        "GPU " + std::to_string(gpus[r]) + " is too full for " + ranks[r]->label() + ": " + gigabytes(each * sharing) +
+        " are needed (weights " + gigabytes(plan.weight_bytes) + ", KV cache " + gigabytes(plan.kv_bytes) +
+        ", activations " + gigabytes(plan.scratch_bytes) + ", exchange " + gigabytes(exchange) +
+        (sharing > 1 ? "; for each of " + std::to_string(sharing) + " ranks" : "") + "), " + gigabytes(free[r]) +
+        " of " + gigabytes(total[r]) +
         " are free: lower --mem-fraction or --max-total-tokens, use more GPUs (--tp), or end what else uses the GPU "
         "(nvidia-smi shows it)");
   }

@@ -138,7 +138,7 @@ std::string describe_architectures(const std::string& list) {
 }
 
 std::string why_no_gpus(int status, int count, int driver, int runtime, const std::string& kernel_driver,
-                         const char* visible) {
+                        const char* visible) {
   if (status == cudaSuccess && count > 0) return "";
   const std::string needs = std::string("refit's CUDA library needs driver ") + least_driver(runtime) +
                             " or newer (CUDA " + cuda_version(runtime / 1000 * 1000) + ")";
@@ -178,7 +178,7 @@ int count_gpus() {
   cudaGetLastError();
   const std::string why =
       why_no_gpus(status, count, driver, runtime, parse_driver_version(read_text("/proc/driver/nvidia/version")),
-                   std::getenv("CUDA_VISIBLE_DEVICES"));
+                  std::getenv("CUDA_VISIBLE_DEVICES"));
   if (!why.empty()) throw std::runtime_error(why);
   return count;
 }

@@ -26,7 +26,7 @@ void check_capability(const std::string& gpu, int major, int minor);
 // What cudaDriverGetVersion, cudaGetDeviceCount and the environment gave; empty where GPUs are there.
 // `status` is a cudaError_t; versions are as CUDA numbers them (13000).
 std::string why_no_gpus(int status, int count, int driver, int runtime, const std::string& kernel_driver,
-                         const char* visible);
+                        const char* visible);
 // "580.65.06" of the text of /proc/driver/nvidia/version; empty where there is none.
 std::string parse_driver_version(const std::string& text);
 // "13.0" of 13000.

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "core/library/device_table.h"
-#include "cuda/device/gpus.h"
 #include "cuda/device/device.h"
+#include "cuda/device/gpus.h"
 #include "cuda/device/memory.h"
 #include "cuda/group/group.h"
 #include "cuda/group/group_library.h"

@@ -4,9 +4,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "cuda/device/gpus.h"
 #include "cuda/device/check.h"
 #include "cuda/device/environment.h"
+#include "cuda/device/gpus.h"
 
 namespace refit::cuda {
 namespace {
@@ -66,11 +66,10 @@ std::string why_nccl(const std::vector<int>& gpus) {
   if (why.empty()) return why;
   for (const int gpu : gpus) {
     if (std::count(gpus.begin(), gpus.end(), gpu) == 1) continue;
-    throw std::invalid_argument(
-        "several ranks are to share GPU " + std::to_string(gpu) +
-        " (REFIT_CUDA_SHARE_GPU), but NCCL, which takes one rank a GPU, would have to connect "
-        "them (" +
-        why + "): give each rank a GPU of its own, or unset one of the two variables");
+    throw std::invalid_argument("several ranks are to share GPU " + std::to_string(gpu) +
+                                " (REFIT_CUDA_SHARE_GPU), but NCCL, which takes one rank a GPU, would have to connect "
+                                "them (" +
+                                why + "): give each rank a GPU of its own, or unset one of the two variables");
   }
   return why;
 }

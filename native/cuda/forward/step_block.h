@@ -29,7 +29,7 @@ class StepBlock {
 
   size_t shared_bytes() const { return shared_bytes_; }  // what every rank gets
   size_t bytes() const { return bytes_; }                // what the sampling rank gets
-  size_t gpu_bytes() const { return gpu_bytes_; }      // with scratch
+  size_t gpu_bytes() const { return gpu_bytes_; }        // with scratch
 
   // Fills `host`, of bytes().
   void write(uint8_t* host) const;

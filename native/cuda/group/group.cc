@@ -13,8 +13,8 @@
 #include "core/look.h"
 #include "core/memory_error.h"
 #include "cuda/group/group_library.h"
-#include "cuda/group/group_state.h"
 #include "cuda/group/group_messages.h"
+#include "cuda/group/group_state.h"
 
 namespace refit::cuda {
 namespace {
@@ -83,8 +83,8 @@ void GpuGroup::require_free_slots() const {
   if (!state_->coming.empty()) throw std::invalid_argument(describe() + ": its slots are being received into");
 }
 
-// fn on all channels at once, each on its GPU's thread; returns when all have ended. `cancel`: the first failure ends the
-// others.
+// fn on all channels at once, each on its GPU's thread; returns when all have ended. `cancel`: the first failure ends
+// the others.
 GpuGroup::Outcome GpuGroup::run(GroupDeadline deadline, bool cancel, const std::function<void(GroupChannel&)>& fn) {
   const auto began = Clock::now();
   State& s = *state_;
@@ -161,8 +161,8 @@ void GpuGroup::on_channels(const char* phase, GroupDeadline deadline, const std:
   }
   State& s = *state_;
   GroupChannel& channel = *s.channels[static_cast<size_t>(out.channel)];
-  std::string text = describe() + ", " + phase + ", rank " + std::to_string(channel.rank()) + " (" + channel.gpu().label() +
-                     ") after " + seconds_text(out.seconds) + " s: " + said;
+  std::string text = describe() + ", " + phase + ", rank " + std::to_string(channel.rank()) + " (" +
+                     channel.gpu().label() + ") after " + seconds_text(out.seconds) + " s: " + said;
   {
     const std::lock_guard lock(s.mutex);
     if (s.aborted) {
@@ -194,7 +194,7 @@ void GpuGroup::connect(const uint8_t* id, GroupDeadline deadline) {
   std::memcpy(unique.bytes, id, sizeof unique.bytes);
   const GroupWait wait{deadline, &s.cancel};
   on_channels(("connecting by NCCL " + library()).c_str(), deadline,
-           [this, unique, wait](GroupChannel& channel) { channel.join(api_, unique, options_.size, wait); });
+              [this, unique, wait](GroupChannel& channel) { channel.join(api_, unique, options_.size, wait); });
   s.connected = true;
   if (options_.warm_up) {
     on_channels("warming up", deadline, [wait](GroupChannel& channel) { channel.barrier(wait); });
@@ -286,7 +286,8 @@ void GpuGroup::params(int rank, int root, GroupDeadline deadline) {
   }
   const std::vector<GroupSpan> spans = s.host.params(rank);
   const GroupWait wait{deadline, &s.cancel};
-  on_channels("parameters", deadline, [spans, root, wait](GroupChannel& channel) { channel.broadcast(spans, root, wait); });
+  on_channels("parameters", deadline,
+              [spans, root, wait](GroupChannel& channel) { channel.broadcast(spans, root, wait); });
 }
 
 void GpuGroup::barrier(GroupDeadline deadline) {

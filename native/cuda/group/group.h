@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/group/group_gpu.h"
 #include "cuda/group/group_channel.h"
+#include "cuda/group/group_gpu.h"
 #include "transport/nccl/nccl_group.h"
 
 namespace refit::cuda {

@@ -90,8 +90,6 @@ class CudaGroupGpu : public GroupGpu {
 
 }  // namespace
 
-std::unique_ptr<GroupGpu> open_group_gpu(int rank, int device) {
-  return std::make_unique<CudaGroupGpu>(rank, device);
-}
+std::unique_ptr<GroupGpu> open_group_gpu(int rank, int device) { return std::make_unique<CudaGroupGpu>(rank, device); }
 
 }  // namespace refit::cuda

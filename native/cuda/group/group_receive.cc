@@ -54,8 +54,8 @@ void GpuGroup::arrive(GroupDeadline deadline) {
   require_usable("receiving");
 }
 
-// After a failure nothing is under way on any channel: on others than the one that failed, what was begun would wait for
-// bytes that do not come.
+// After a failure nothing is under way on any channel: on others than the one that failed, what was begun would wait
+// for bytes that do not come.
 void GpuGroup::all_or_none(GroupDeadline deadline, const std::function<void(GroupChannel&)>& fn) {
   try {
     on_channels("receiving", deadline, fn);
@@ -67,7 +67,7 @@ void GpuGroup::all_or_none(GroupDeadline deadline, const std::function<void(Grou
 }
 
 std::vector<uint64_t> GpuGroup::places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
-                                        const std::vector<Rect>& rects) const {
+                                       const std::vector<Rect>& rects) const {
   if (local_ranks() != state_->host.ranks) return std::vector<uint64_t>(parts.size(), kNoPlace);
   return places_in(state_->host, parts, tensors, rects);
 }

@@ -16,7 +16,7 @@ struct GpuGroup::State {
 
   const GroupHost host;
   std::vector<std::unique_ptr<GroupChannel>> channels;  // from connect to end
-  std::vector<int> tensor_ranks;                  // each channel's
+  std::vector<int> tensor_ranks;                        // each channel's
   bool connected = false, ended = false;
   uint64_t slot_bytes = 0;
   int slots = 0;            // of so many bytes

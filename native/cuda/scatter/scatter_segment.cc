@@ -54,8 +54,7 @@ ScatterTiles ScatterSegment::upload(size_t offset, const ScatterList& list, cuda
   uint8_t* const host = host_ + offset;
   uint8_t* const gpu = gpu_ + offset;
   const auto send = [&](size_t at, size_t bytes) {
-    check(cudaMemcpyAsync(gpu + at, host + at, bytes, cudaMemcpyHostToDevice, stream),
-          "cudaMemcpyAsync(scatter list)");
+    check(cudaMemcpyAsync(gpu + at, host + at, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync(scatter list)");
   };
   *reinterpret_cast<uint32_t*>(host) = 0;
   // An empty list has its counter too: blocks ask it once.

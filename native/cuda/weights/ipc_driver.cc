@@ -39,7 +39,8 @@ void set_access(CUdeviceptr base, uint64_t bytes, int device) {
   access.location.id = device;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
   const CUresult code = driver().set_access(base, bytes, &access, 1);
-  if (code != CUDA_ERROR_INVALID_VALUE && code != CUDA_ERROR_NOT_SUPPORTED) return require_success(code, "cuMemSetAccess");
+  if (code != CUDA_ERROR_INVALID_VALUE && code != CUDA_ERROR_NOT_SUPPORTED)
+    return require_success(code, "cuMemSetAccess");
   // Drivers that know no memory which is only read.
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   require_success(driver().set_access(base, bytes, &access, 1), "cuMemSetAccess");
@@ -108,7 +109,8 @@ ipc::Mapping GpuIpc::open_handle(const Segment& segment, bool visible) {
   std::memcpy(&handle, segment.handle.data(), sizeof handle);
   CUdeviceptr address = 0;
   const std::lock_guard lock(opening);
-  require_success(driver().ipc_open(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS), "cuIpcOpenMemHandle", visible);
+  require_success(driver().ipc_open(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS), "cuIpcOpenMemHandle",
+                  visible);
   CUdeviceptr base = 0;
   size_t bytes = 0;
   const CUresult code = driver().address_range(&base, &bytes, address);
@@ -134,11 +136,11 @@ ipc::Mapping GpuIpc::open_blocks(int device, const Segment& segment, bool visibl
         static_assert(sizeof fabric == Segment::kHandleBytes);
         std::memcpy(&fabric, segment.fabric.data() + i * sizeof fabric, sizeof fabric);
         require_success(driver().import(&memory, &fabric, CU_MEM_HANDLE_TYPE_FABRIC),
-               "cuMemImportFromShareableHandle(fabric handle)", visible);
+                        "cuMemImportFromShareableHandle(fabric handle)", visible);
       } else {
         void* const fd = reinterpret_cast<void*>(static_cast<uintptr_t>(segment.fds[i]));
         require_success(driver().import(&memory, fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-               "cuMemImportFromShareableHandle(descriptor)", visible);
+                        "cuMemImportFromShareableHandle(descriptor)", visible);
       }
       const CUresult code = driver().map(base + i * block, block, 0, memory, 0);
       // The mapping holds the memory by itself.

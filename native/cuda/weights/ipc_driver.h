@@ -34,7 +34,7 @@ class GpuIpc : public ipc::Driver {
 
   std::vector<std::unique_ptr<Rank>>& ranks_;
   std::vector<CUcontext> contexts_;  // each rank's
-  std::vector<std::string> gpus_;   // UUIDs of those that are visible, by ordinal
+  std::vector<std::string> gpus_;    // UUIDs of those that are visible, by ordinal
 };
 
 }  // namespace refit::cuda

@@ -41,10 +41,10 @@ inline void bench_attention_shape(int count, int start, int fresh, cuda::Attenti
   const int64_t tokens = static_cast<int64_t>(count) * fresh, ldq = (kHeads + 2 * kKvHeads) * kDim;
   Buffer<bf16> q(tokens * ldq), out(tokens * kHeads * kDim);
   fill(q.data(), tokens, ldq, ldq, 4.0f, 3);
-  const cuda::AttentionInput input{items.data(),        static_cast<int>(plan.items.size()),
-                                   merges.data(),       static_cast<int>(plan.merges.size()),
+  const cuda::AttentionInput input{items.data(),       static_cast<int>(plan.items.size()),
+                                   merges.data(),      static_cast<int>(plan.merges.size()),
                                    offsets_gpu.data(), table_gpu.data(),
-                                   parts.data(),        plan.wide_items};
+                                   parts.data(),       plan.wide_items};
   const double us = microseconds(fresh == 1 ? 200 : 20, [&](int i) {
     const cuda::KvLayer kv{
         k.data() + layer * (i % layers), v.data() + layer * (i % layers), pages, kPage, kKvHeads, kDim};

@@ -149,9 +149,8 @@ void test_rope(Cpu& cpu, const RopeCase& c) {
   table_gpu.put(table);
   position_gpu.put(position);
   slots_gpu.put(slots);
-  cuda::rope_and_cache(qkv_gpu.data(), c.q_norm ? q_norm_gpu.data() : nullptr,
-                       c.k_norm ? k_norm_gpu.data() : nullptr, eps, table_gpu.data(), position_gpu.data(),
-                       slots_gpu.data(), c.count, c.heads,
+  cuda::rope_and_cache(qkv_gpu.data(), c.q_norm ? q_norm_gpu.data() : nullptr, c.k_norm ? k_norm_gpu.data() : nullptr,
+                       eps, table_gpu.data(), position_gpu.data(), slots_gpu.data(), c.count, c.heads,
                        {k_gpu.data(), v_gpu.data(), pages, c.page_size, c.kv_heads, dim}, nullptr);
   synchronize(what.c_str());
 

@@ -352,8 +352,7 @@ void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed,
          of_host.mean());
   // One row may be unlucky. A router near a tie may choose otherwise, and then a row is off by anything.
   if (v.experts == 0)
-    CHECKF(of_gpu.worst <= 3 * of_host.worst + 1e-2, "%s: error %g, CPU in bf16 %g", name, of_gpu.worst,
-           of_host.worst);
+    CHECKF(of_gpu.worst <= 3 * of_host.worst + 1e-2, "%s: error %g, CPU in bf16 %g", name, of_gpu.worst, of_host.worst);
   CHECKF(greedy_equal >= greedy - (v.experts > 0 ? greedy / 50 + 1 : 0), "%s: %ld of %ld greedy tokens", name,
          greedy_equal, greedy);
   // Logits differ a little, so some draws do; noise of another position or seed would agree on few.

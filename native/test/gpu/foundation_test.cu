@@ -12,9 +12,9 @@
 #include <thread>
 
 #include "core/device.h"
-#include "cuda/device/gpus.h"
 #include "cuda/device/check.h"
 #include "cuda/device/dynamic.h"
+#include "cuda/device/gpus.h"
 #include "cuda/device/health.h"
 #include "cuda/device/host_memory.h"
 #include "cuda/device/inject.h"

@@ -41,8 +41,7 @@ class Buffer {
   void poison() { check(cudaMemset(raw_, 0xff, bytes() + 2 * kGuard), "cudaMemset"); }
 
   void put(const std::vector<T>& values, size_t at = 0) {
-    check(cudaMemcpy(data() + at, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
-          "copy to the GPU");
+    check(cudaMemcpy(data() + at, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "copy to the GPU");
   }
   std::vector<T> get(size_t count, size_t at = 0) {
     std::vector<T> values(count);

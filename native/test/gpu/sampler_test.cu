@@ -100,7 +100,7 @@ struct GpuBatch {
 
 // In blocks of `block` rows. Padding of the logits is poison.
 StepResult on_gpu(const StepBatch& batch, const std::vector<int32_t>& positions,
-                   const std::vector<std::vector<float>>& logits, int block) {
+                  const std::vector<std::vector<float>>& logits, int block) {
   const int rows = batch.rows(), vocab = static_cast<int>(logits[0].size());
   const int64_t ld = (vocab + 3) / 4 * 4 + 4;
   const GpuBatch on(batch, positions);
