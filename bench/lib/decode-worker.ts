@@ -1,5 +1,5 @@
 import { parentPort } from 'node:worker_threads'
-import { native } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
 import { warmUp } from '../../src/sources/tensor/warm-up.ts'
 import { readTensorBody } from '../../src/wire/torch/body.ts'
 import { readCardLists } from '../../src/wire/torch/columns.ts'

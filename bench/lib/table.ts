@@ -1,7 +1,7 @@
 import { appendFileSync, mkdirSync, readFileSync, writeFileSync, existsSync } from 'node:fs'
 import { cpus } from 'node:os'
 import { join } from 'node:path'
-import { native } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
 import { packageRoot } from '../../src/root.ts'
 
 /** One figure: ours, what a user would pick instead, their ratio (above 1: ours is better), and the ratio that is asked for. */

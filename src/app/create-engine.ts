@@ -4,7 +4,7 @@ import type { Architecture } from '../model/architecture.ts'
 import { describeModel } from '../model/describe-model.ts'
 import { buildModelTable } from '../model/model-table.ts'
 import { readArchitecture } from '../model/read-config.ts'
-import { native } from '../native/addon.ts'
+import { native } from '../native/load-addon.ts'
 // The one file of this folder that joins engine, weights and a source: the engine itself knows no way in.
 /* eslint-disable @typescript-eslint/no-restricted-imports */
 import { fillFromPeer } from '../peer/fill-from-peer.ts'

@@ -1,6 +1,6 @@
 import { probeCards } from '../engine/probe-cards.ts'
 import { RefitError } from '../errors.ts'
-import type { CudaCard, CudaCards } from '../native/addon.ts'
+import type { CudaCard, CudaCards } from '../native/devices.ts'
 
 export const DEVICES_HELP = `Usage: refit devices [--json]
 

@@ -1,4 +1,5 @@
-import type { CudaSegment, DType } from '../native/addon.ts'
+import type { DType } from '../native/dtypes.ts'
+import type { CudaSegment } from '../native/write-job.ts'
 
 /** What deltas need of an engine in this process before they are written: its own threads, and the eyes of its cards. */
 export interface DeltaHost {

@@ -1,5 +1,6 @@
 import type { ElementPatch } from '../native/deltas.ts'
-import type { DType, NativeSource } from '../native/addon.ts'
+import type { DType } from '../native/dtypes.ts'
+import type { NativeSource } from '../native/write-job.ts'
 import type { StridedMatrix } from '../wire/torch/matrix.ts'
 import type { WeightStream } from './weight-stream.ts'
 

@@ -1,4 +1,4 @@
-import type { NativeSource, WriteJob } from '../native/addon.ts'
+import type { NativeSource, WriteJob } from '../native/write-job.ts'
 
 /** Bytes of a source that come while they are written, front to back, in pieces of bounded size. */
 export interface WeightStream {

@@ -1,6 +1,6 @@
 import { parentPort, workerData } from 'node:worker_threads'
 import { errorMessage, RefitError } from '../errors.ts'
-import { native } from '../native/addon.ts'
+import { native } from '../native/load-addon.ts'
 import { fetchDeltas } from './delta-store.ts'
 import { pullWeights } from './local-checkpoint.ts'
 import { PathJail } from '../sources/disk/path-jail.ts'

@@ -1,4 +1,4 @@
-import type { StepResult } from '../native/addon.ts'
+import type { StepResult } from '../native/step.ts'
 import type { ErrorCode } from '../errors.ts'
 import { ExpertPages } from './expert-pages.ts'
 import { KvMemory } from './kv-memory.ts'

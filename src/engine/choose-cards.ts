@@ -1,5 +1,5 @@
 import { RefitError } from '../errors.ts'
-import type { CudaCard, CudaCards } from '../native/addon.ts'
+import type { CudaCard, CudaCards } from '../native/devices.ts'
 
 /** The first card that `device` names: 0 for "cuda", K for "cuda:K" or --base-gpu-id K. Null for "cpu". Throws CONFIG for anything else. */
 export function firstCard (device: string, baseGpuId: number | null): number | null {

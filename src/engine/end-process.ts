@@ -1,4 +1,4 @@
-import { native } from '../native/addon.ts'
+import { native } from '../native/load-addon.ts'
 
 /**
  * Ends the process at once: no handler runs and no thread is waited for. For a process whose device is lost, where every other way

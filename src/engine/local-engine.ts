@@ -13,7 +13,7 @@ import type {
   WeightState,
   WeightUpdate
 } from '../contract/rollout-engine.ts'
-import { DTYPES } from '../native/addon.ts'
+import { DTYPES } from '../native/dtypes.ts'
 import type { NativeAddon } from '../native/addon.ts'
 import type { DeltaHost } from '../contract/delta-host.ts'
 import type { GroupHost } from '../contract/group-host.ts'

@@ -1,4 +1,4 @@
-import type { CoreConfig } from '../native/addon.ts'
+import type { CoreConfig } from '../native/core-config.ts'
 import type { ErrorCode } from '../errors.ts'
 import type {
   FinishReason,

@@ -2,8 +2,10 @@ import { availableParallelism } from 'node:os'
 import { errorMessage, RefitError } from '../errors.ts'
 import type { Architecture, ModelTable } from '../model/architecture.ts'
 import { toNativeArch } from '../model/native-arch.ts'
-import { DTYPE_BYTES } from '../native/addon.ts'
-import type { CoreConfig, CudaCard, CudaCards, CudaMemoryPlan, NativeAddon } from '../native/addon.ts'
+import { bytesOf } from '../native/dtypes.ts'
+import type { NativeAddon } from '../native/addon.ts'
+import type { CoreConfig } from '../native/core-config.ts'
+import type { CudaCard, CudaCards, CudaMemoryPlan } from '../native/devices.ts'
 import { availableMemory } from './available-memory.ts'
 import { chooseCards, firstCard, fullest } from './choose-cards.ts'
 import type { EngineOptions } from './engine-options.ts'
@@ -62,12 +64,12 @@ function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions)
   const experts = expertsOf(arch, options)
   const pages = kvPages({
     ...budget(options, DEFAULTS.cpu.memFraction),
-    pageBytes: (kvBytesPerToken(arch, table.ranks, DTYPE_BYTES[dtype]) + recordedBytes(experts)) * pageSize,
+    pageBytes: (kvBytesPerToken(arch, table.ranks, bytesOf(dtype)) + recordedBytes(experts)) * pageSize,
     contextLength: wanted,
     maxRunningRequests,
     availableBytes: availableMemory(),
     where: 'free memory',
-    weightBytes: table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * DTYPE_BYTES[dtype],
+    weightBytes: table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * bytesOf(dtype),
     otherBytes: 0
   })
   const core: CoreConfig = {
@@ -129,7 +131,7 @@ async function planCuda (
   const pagesBeside = ({ weightBytes, scratchBytes, fixedBytes }: CudaMemoryPlan): number =>
     kvPages({
       ...budget(options, DEFAULTS.cuda.memFraction),
-      pageBytes: kvBytesPerToken(arch, table.ranks, DTYPE_BYTES.bfloat16) / table.ranks * pageSize,
+      pageBytes: kvBytesPerToken(arch, table.ranks, bytesOf('bfloat16')) / table.ranks * pageSize,
       contextLength: wanted,
       maxRunningRequests,
       availableBytes: freeBytes,

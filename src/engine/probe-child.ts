@@ -1,5 +1,5 @@
 import { writeSync } from 'node:fs'
-import { native } from '../native/addon.ts'
+import { native } from '../native/load-addon.ts'
 
 // Looks at the cards for probe-cards.ts. All of it may crash here.
 

@@ -1,4 +1,4 @@
-import type { StepResult } from '../native/addon.ts'
+import type { StepResult } from '../native/step.ts'
 import type { GenerateRequest, Scored } from '../contract/rollout-engine.ts'
 
 /** Reads the ragged lists of a step's result, row after row. */

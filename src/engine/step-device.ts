@@ -1,4 +1,4 @@
-import type { StepBatch, StepResult } from '../native/addon.ts'
+import type { StepBatch, StepResult } from '../native/step.ts'
 import type { ErrorCode } from '../errors.ts'
 import type { Heartbeat } from './heartbeat.ts'
 import type { TokenEvent } from '../contract/rollout-engine.ts'

@@ -1,6 +1,6 @@
 import { parentPort, workerData } from 'node:worker_threads'
 import { errorMessage, RefitError } from '../errors.ts'
-import { native } from '../native/addon.ts'
+import { native } from '../native/load-addon.ts'
 import { Heartbeat } from './heartbeat.ts'
 import type { FromWorker, WorkerData } from './messages.ts'
 import { seedSource } from './seed-source.ts'

@@ -1,4 +1,4 @@
-import type { DType } from '../native/addon.ts'
+import type { DType } from '../native/dtypes.ts'
 
 export const ARCHITECTURES = [
   'LlamaForCausalLM',

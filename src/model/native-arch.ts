@@ -1,4 +1,4 @@
-import type { NativeArch } from '../native/addon.ts'
+import type { NativeArch } from '../native/core-config.ts'
 import type { Architecture } from './architecture.ts'
 
 /** What the addon must know of an architecture. */

@@ -1,4 +1,4 @@
-import type { DType } from '../native/addon.ts'
+import type { DType } from '../native/dtypes.ts'
 import { ARCHITECTURES } from './architecture.ts'
 import type { Architecture, ArchitectureName, Moe } from './architecture.ts'
 import { ConfigFields, configError, isObject, show } from './config-fields.ts'

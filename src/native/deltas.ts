@@ -1,4 +1,4 @@
-import type { CudaSegment } from './addon.ts'
+import type { CudaSegment } from './write-job.ts'
 
 // The part of the addon that changes single elements of weights; see src/native/addon.ts.
 

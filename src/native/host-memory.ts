@@ -1,4 +1,4 @@
-import { native } from './addon.ts'
+import { native } from './load-addon.ts'
 
 /** What files are read and written in past the page cache: offsets, lengths and addresses are multiples of it. */
 export const PAGE_BYTES = 4096

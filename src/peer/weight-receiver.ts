@@ -1,6 +1,6 @@
 import { errorMessage, RefitError } from '../errors.ts'
 import { cutCheckpoint, layOutCheckpoint } from '../model/checkpoint-layout.ts'
-import { DTYPE_BYTES } from '../native/addon.ts'
+import { bytesOf } from '../native/dtypes.ts'
 import { fill } from '../weights/sharing.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
@@ -62,7 +62,7 @@ async function receiveParameters (
     }
   })
   const ms = performance.now() - started
-  const bytes = table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * DTYPE_BYTES[dtype]
+  const bytes = table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * bytesOf(dtype)
   const tensors = [...table.tensors.values()].filter(({ alternative }) => !alternative).length
   return {
     source: 'distributed',
@@ -83,7 +83,7 @@ async function receiveTensors (
 ): Promise<WriteReport> {
   const { addon, dtype } = store
   const { handle, onCards } = link
-  const layout = layOutCheckpoint(store.table, DTYPE_BYTES[dtype])
+  const layout = layOutCheckpoint(store.table, bytesOf(dtype))
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
   const source: WeightSource = {
     kind: 'distributed',

@@ -1,5 +1,5 @@
 import { cutCheckpoint, layOutCheckpoint, longestPiece } from '../model/checkpoint-layout.ts'
-import { DTYPE_BYTES } from '../native/addon.ts'
+import { bytesOf } from '../native/dtypes.ts'
 import { checksums } from '../weights/checksum.ts'
 import { gatherRows } from '../weights/gather.ts'
 import { share } from '../weights/sharing.ts'
@@ -81,7 +81,7 @@ async function sendParameters (
       for (const link of links) link.abort(reason)
     }
   )
-  return table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * DTYPE_BYTES[dtype]
+  return table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * bytesOf(dtype)
 }
 
 /** The next piece is gathered while the one before is on its way. */
@@ -92,7 +92,7 @@ async function sendTensors (
   timeoutMs: number
 ): Promise<number> {
   const { addon } = store
-  const layout = layOutCheckpoint(store.table, DTYPE_BYTES[store.dtype])
+  const layout = layOutCheckpoint(store.table, bytesOf(store.dtype))
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
   const most = longestPiece(pieces)
   if (backend === 'nccl') await addon.stageGroup(handle, most, 1)

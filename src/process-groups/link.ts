@@ -1,4 +1,4 @@
-import type { WriteJob } from '../native/addon.ts'
+import type { WriteJob } from '../native/write-job.ts'
 import type { GroupHandle } from '../native/groups.ts'
 import type { StoreClient } from '../rendezvous/client.ts'
 import type { Deadline } from '../rendezvous/within.ts'

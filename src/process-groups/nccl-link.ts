@@ -1,4 +1,4 @@
-import type { WriteJob } from '../native/addon.ts'
+import type { WriteJob } from '../native/write-job.ts'
 import type { NativeGroups } from '../native/groups.ts'
 import type { StoreClient } from '../rendezvous/client.ts'
 import { UNIQUE_ID_FORMS } from '../rendezvous/unique-id-forms.ts'

@@ -1,5 +1,5 @@
 import type { StreamPiece, WeightStream } from '../contract/weight-stream.ts'
-import type { WriteJob } from '../native/addon.ts'
+import type { WriteJob } from '../native/write-job.ts'
 import type { Coming, Target, WeightGroup } from './weight-group.ts'
 import { joinPieces, slotOf } from './pieces.ts'
 import type { Piece } from './pieces.ts'

@@ -1,6 +1,6 @@
 import type { GroupHost } from '../contract/group-host.ts'
 import { RefitError } from '../errors.ts'
-import type { WriteJob } from '../native/addon.ts'
+import type { WriteJob } from '../native/write-job.ts'
 import { PART_FIELDS } from '../native/groups.ts'
 import type { StoreClient } from '../rendezvous/client.ts'
 import { UNIQUE_ID_FORMS } from '../rendezvous/unique-id-forms.ts'

@@ -2,7 +2,8 @@ import { read } from 'node:fs'
 import { promisify } from 'node:util'
 import { RefitError } from '../errors.ts'
 import type { AnnouncedTensor, WeightSource } from '../contract/weight-source.ts'
-import { SAFETENSORS_BITS } from '../wire/safetensors/dtypes.ts'
+import { bytesOf } from '../native/dtypes.ts'
+import { SAFETENSORS_NAMES } from '../wire/safetensors/dtypes.ts'
 import { encodeHeader } from '../wire/safetensors/encode.ts'
 
 const CHUNK_BYTES = 4 << 20
@@ -24,7 +25,11 @@ export function safetensorsBody (source: WeightSource): { length: number, chunks
       )
     }
   }
-  const entries = source.tensors.map(tensor => ({ tensor, dtype: dtypeName(tensor), bytes: bytesOf(tensor) }))
+  const entries = source.tensors.map(tensor => ({
+    tensor,
+    dtype: SAFETENSORS_NAMES[tensor.dtype],
+    bytes: tensorBytes(tensor)
+  }))
   const header = encodeHeader(entries.map(({ tensor, dtype }) => ({ name: tensor.name, dtype, shape: tensor.shape })))
   return { length: header.length + entries.reduce((sum, { bytes }) => sum + bytes, 0), chunks: chunks() }
 
@@ -49,16 +54,6 @@ async function* fileBytes (fd: number, offset: number, bytes: number): AsyncGene
   }
 }
 
-const NAMES: Readonly<Record<string, string>> = { bfloat16: 'BF16', float16: 'F16', float32: 'F32' }
-
-function dtypeName ({ name, dtype }: AnnouncedTensor): string {
-  const found = NAMES[dtype]
-  if (found === undefined) {
-    throw new RefitError('UNSUPPORTED', `tensor ${name}: ${dtype} cannot be uploaded`, { param: name })
-  }
-  return found
-}
-
-function bytesOf (tensor: AnnouncedTensor): number {
-  return SAFETENSORS_BITS.get(dtypeName(tensor))! * tensor.shape.reduce((product, dim) => product * dim, 1) / 8
+function tensorBytes ({ dtype, shape }: AnnouncedTensor): number {
+  return shape.reduce((product, dim) => product * dim, bytesOf(dtype))
 }

@@ -1,4 +1,4 @@
-import { DTYPE_BYTES } from '../native/addon.ts'
+import { bytesOf } from '../native/dtypes.ts'
 import { torchWeightDType } from '../wire/torch/dtypes.ts'
 import { asMatrices } from '../wire/torch/matrix.ts'
 import type { StridedMatrix } from '../wire/torch/matrix.ts'
@@ -73,7 +73,7 @@ function announce (tensor: TensorDescriptor, fileOf: ReadonlyMap<TensorStorage, 
   const dtype = torchWeightDType(tensor.dtype)!
   const start = startOf(storage)
   const matrices = asMatrices(tensor).map(matrix => ({ ...matrix, offset: matrix.offset + start }))
-  const itemBytes = DTYPE_BYTES[dtype]
+  const itemBytes = bytesOf(dtype)
   for (const { rows, cols, rowBytes, colBytes } of matrices) {
     if (rows > 1 && colBytes === itemBytes && rowBytes < cols * itemBytes) {
       throw payloadError('its rows overlap; send it contiguous()', name)

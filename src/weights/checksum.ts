@@ -1,5 +1,5 @@
 import { RefitError } from '../errors.ts'
-import { RECT_FIELDS } from '../native/addon.ts'
+import { RECT_FIELDS } from '../native/write-layout.ts'
 import type { Rect, TensorPlan } from '../model/architecture.ts'
 import type { TensorChecksum } from '../contract/rollout-engine.ts'
 import type { WeightStore } from './weight-store.ts'

@@ -1,5 +1,6 @@
-import { DTYPES, RECT_FIELDS, TENSOR_FIELDS } from '../native/addon.ts'
-import type { NativeSource, WriteJob } from '../native/addon.ts'
+import { bytesOf, dtypeOf } from '../native/dtypes.ts'
+import { RECT, RECT_FIELDS, TENSOR, TENSOR_FIELDS } from '../native/write-layout.ts'
+import type { NativeSource, WriteJob } from '../native/write-job.ts'
 
 /** A rows x cols part of a tensor. */
 interface Block {
@@ -32,7 +33,7 @@ export class JobCutter {
       this.#begin(a) - this.#begin(b) || this.#end(a) - this.#end(b)
     )
     this.#rectAt = new Int32Array(count + 1)
-    for (let at = 0; at < job.rects.length; at += RECT_FIELDS) this.#rectAt[job.rects[at]! + 1]!++
+    for (let at = 0; at < job.rects.length; at += RECT_FIELDS) this.#rectAt[job.rects[at + RECT.tensor]! + 1]!++
     for (let tensor = 0; tensor < count; tensor++) this.#rectAt[tensor + 1]! += this.#rectAt[tensor]!
   }
 
@@ -64,21 +65,20 @@ export class JobCutter {
       const tensor = this.#order[this.#next]!
       if (this.#begin(tensor) >= to) break
       const size = this.#elementBytes(tensor)
-      const cols = this.#job.tensors[tensor * TENSOR_FIELDS + 4]!
+      const cols = this.#field(tensor, 'cols')
       const first = Math.max(0, (this.#done - this.#begin(tensor)) / size)
       const last = Math.floor((Math.min(to, this.#end(tensor)) - this.#begin(tensor)) / size)
       for (const block of blocks(first, last, cols)) {
         const offset = this.#begin(tensor) + (block.row * cols + block.col) * size - begin
         this.#clip(tensor, block, owners.length, rects)
-        tensors.push(
-          0,
-          offset,
-          this.#job.tensors[tensor * TENSOR_FIELDS + 2]!,
-          block.rows,
-          block.cols,
-          cols * size,
-          size
-        )
+        const at = owners.length * TENSOR_FIELDS
+        tensors[at + TENSOR.source] = 0
+        tensors[at + TENSOR.offset] = offset
+        tensors[at + TENSOR.dtype] = this.#field(tensor, 'dtype')
+        tensors[at + TENSOR.rows] = block.rows
+        tensors[at + TENSOR.cols] = block.cols
+        tensors[at + TENSOR.rowBytes] = cols * size
+        tensors[at + TENSOR.colBytes] = size
         owners.push(tensor)
       }
       if (this.#end(tensor) > to) {
@@ -112,37 +112,41 @@ export class JobCutter {
       at < this.#rectAt[tensor + 1]! * RECT_FIELDS;
       at += RECT_FIELDS
     ) {
-      const [srcRow, srcCol, rows, cols] = [rects[at + 3]!, rects[at + 4]!, rects[at + 5]!, rects[at + 6]!]
+      const srcRow = rects[at + RECT.srcRow]!
+      const srcCol = rects[at + RECT.srcCol]!
       const top = Math.max(srcRow, block.row)
       const left = Math.max(srcCol, block.col)
-      const height = Math.min(srcRow + rows, block.row + block.rows) - top
-      const width = Math.min(srcCol + cols, block.col + block.cols) - left
+      const height = Math.min(srcRow + rects[at + RECT.rows]!, block.row + block.rows) - top
+      const width = Math.min(srcCol + rects[at + RECT.cols]!, block.col + block.cols) - left
       if (height <= 0 || width <= 0) continue
-      into.push(
-        index,
-        rects[at + 1]!,
-        rects[at + 2]!,
-        top - block.row,
-        left - block.col,
-        height,
-        width,
-        rects[at + 7]! + top - srcRow,
-        rects[at + 8]! + left - srcCol
-      )
+      const to = into.length
+      into[to + RECT.tensor] = index
+      into[to + RECT.rank] = rects[at + RECT.rank]!
+      into[to + RECT.param] = rects[at + RECT.param]!
+      into[to + RECT.srcRow] = top - block.row
+      into[to + RECT.srcCol] = left - block.col
+      into[to + RECT.rows] = height
+      into[to + RECT.cols] = width
+      into[to + RECT.dstRow] = rects[at + RECT.dstRow]! + top - srcRow
+      into[to + RECT.dstCol] = rects[at + RECT.dstCol]! + left - srcCol
     }
   }
 
   #begin (tensor: number): number {
-    return this.#job.tensors[tensor * TENSOR_FIELDS + 1]!
+    return this.#field(tensor, 'offset')
   }
 
   #end (tensor: number): number {
-    const at = tensor * TENSOR_FIELDS
-    return this.#begin(tensor) + this.#job.tensors[at + 3]! * this.#job.tensors[at + 4]! * this.#elementBytes(tensor)
+    return this.#begin(tensor) +
+      this.#field(tensor, 'rows') * this.#field(tensor, 'cols') * this.#elementBytes(tensor)
   }
 
   #elementBytes (tensor: number): number {
-    return this.#job.tensors[tensor * TENSOR_FIELDS + 2] === DTYPES.float32 ? 4 : 2
+    return bytesOf(dtypeOf(this.#field(tensor, 'dtype')))
+  }
+
+  #field (tensor: number, field: keyof typeof TENSOR): number {
+    return this.#job.tensors[tensor * TENSOR_FIELDS + TENSOR[field]]!
   }
 }
 

@@ -1,5 +1,5 @@
 import { errorMessage, RefitError } from '../errors.ts'
-import { DTYPE_BYTES, DTYPES } from '../native/addon.ts'
+import { bytesOf, DTYPES } from '../native/dtypes.ts'
 import type { ElementPatch } from '../native/deltas.ts'
 import type { TensorPlan } from '../model/architecture.ts'
 import { cutCheckpoint } from '../model/checkpoint-layout.ts'
@@ -50,7 +50,7 @@ export function patchSource (
     if (plan === undefined) return announced
     if (torn !== null) demandWhole(store, plan, torn)
     laid.push({ plan, offset: end, patches: patches.get(tensor.name) ?? [] })
-    end += plan.rows * plan.cols * DTYPE_BYTES[dtype]
+    end += plan.rows * plan.cols * bytesOf(dtype)
     return announced
   })
   const stream = new PatchStream(store, laid, end)
@@ -88,7 +88,7 @@ class PatchStream implements WeightStream {
     this.#tensors = tensors
     this.#patchesOf = new Map(tensors.map(({ plan, patches }) => [plan, patches]))
     this.#pieces = cutCheckpoint(
-      { tensors: [...tensors], elementBytes: DTYPE_BYTES[store.dtype], bytes },
+      { tensors: [...tensors], elementBytes: bytesOf(store.dtype), bytes },
       store.patchBytes
     )
   }
@@ -113,7 +113,7 @@ class PatchStream implements WeightStream {
     const { value: piece, done } = this.#pieces.next()
     if (done === true) return undefined
     const { addon, core, dtype } = this.#store
-    const elementBytes = DTYPE_BYTES[dtype]
+    const elementBytes = bytesOf(dtype)
     const buffer = this.#buffer(piece.length)
     for (const part of piece.parts) {
       const { plan, row, rows, at } = part

@@ -1,5 +1,6 @@
-import { DTYPES, DTYPE_BYTES, RECT_FIELDS, TENSOR_FIELDS } from '../native/addon.ts'
-import type { WriteJob } from '../native/addon.ts'
+import { DTYPES, bytesOf } from '../native/dtypes.ts'
+import { RECT, RECT_FIELDS, TENSOR, TENSOR_FIELDS } from '../native/write-layout.ts'
+import type { WriteJob } from '../native/write-job.ts'
 import type { ModelTable, Rect, TensorPlan } from '../model/architecture.ts'
 import type { Coverage } from './coverage.ts'
 import { matchTensors } from './match.ts'
@@ -65,16 +66,16 @@ function layOut (source: WeightSource, brought: Brought[]): Omit<WritePlan, 'cou
   let rectAt = 0
   for (const [index, piece] of pieces.entries()) {
     const { tensor, part: { rows, cols, offset, rowBytes, colBytes } } = piece
-    bytes += rows * cols * DTYPE_BYTES[tensor.dtype]
+    bytes += rows * cols * bytesOf(tensor.dtype)
     // One by one: of 19,000 tensors a list each would take longer than all else here.
     const at = index * TENSOR_FIELDS
-    tensors[at] = tensor.source
-    tensors[at + 1] = offset
-    tensors[at + 2] = DTYPES[tensor.dtype]
-    tensors[at + 3] = rows
-    tensors[at + 4] = cols
-    tensors[at + 5] = rowBytes
-    tensors[at + 6] = colBytes
+    tensors[at + TENSOR.source] = tensor.source
+    tensors[at + TENSOR.offset] = offset
+    tensors[at + TENSOR.dtype] = DTYPES[tensor.dtype]
+    tensors[at + TENSOR.rows] = rows
+    tensors[at + TENSOR.cols] = cols
+    tensors[at + TENSOR.rowBytes] = rowBytes
+    tensors[at + TENSOR.colBytes] = colBytes
     rectAt = packRects(piece, index, rects, rectAt)
   }
   return {
@@ -89,7 +90,7 @@ function piecesOf ({ plan, tensor, ranks }: Brought): Piece[] {
   const rects = ranks === null ? plan.rects : plan.rects.filter(({ rank }) => ranks.has(rank))
   if (tensor.parts === undefined) {
     const { rows, cols } = plan
-    const colBytes = DTYPE_BYTES[tensor.dtype]
+    const colBytes = bytesOf(tensor.dtype)
     return [{
       plan,
       tensor,
@@ -113,15 +114,15 @@ function clip (rect: Rect, { firstRow, rows }: TensorPart): Rect[] {
 /** Writes a tensor's rectangles into the addon's layout from element `at` on, under the index `tensor`; returns where the next goes. */
 export function packRects (plan: { rects: readonly Rect[] }, tensor: number, into: Float64Array, at: number): number {
   for (const r of plan.rects) {
-    into[at] = tensor
-    into[at + 1] = r.rank
-    into[at + 2] = r.param
-    into[at + 3] = r.srcRow
-    into[at + 4] = r.srcCol
-    into[at + 5] = r.rows
-    into[at + 6] = r.cols
-    into[at + 7] = r.dstRow
-    into[at + 8] = r.dstCol
+    into[at + RECT.tensor] = tensor
+    into[at + RECT.rank] = r.rank
+    into[at + RECT.param] = r.param
+    into[at + RECT.srcRow] = r.srcRow
+    into[at + RECT.srcCol] = r.srcCol
+    into[at + RECT.rows] = r.rows
+    into[at + RECT.cols] = r.cols
+    into[at + RECT.dstRow] = r.dstRow
+    into[at + RECT.dstCol] = r.dstCol
     at += RECT_FIELDS
   }
   return at

@@ -1,4 +1,4 @@
-import { TENSOR_FIELDS } from '../native/addon.ts'
+import { TENSOR, TENSOR_FIELDS } from '../native/write-layout.ts'
 import type { ModelTable } from '../model/architecture.ts'
 import type { Coverage } from './coverage.ts'
 import { planWrite } from './plan.ts'
@@ -93,8 +93,9 @@ function moved ({ tensors: known, plan }: Known, { tensors, sources }: WeightSou
   job.tensors = job.tensors.slice()
   for (let index = 0; index < indices.length; index++) {
     const { source, offset } = tensors[indices[index]!]!
-    job.tensors[index * TENSOR_FIELDS] = source
-    job.tensors[index * TENSOR_FIELDS + 1] = offset
+    const at = index * TENSOR_FIELDS
+    job.tensors[at + TENSOR.source] = source
+    job.tensors[at + TENSOR.offset] = offset
   }
   return { ...plan, job }
 }

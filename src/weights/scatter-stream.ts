@@ -1,4 +1,4 @@
-import { TENSOR_UNTOUCHED } from '../native/addon.ts'
+import { TENSOR_UNTOUCHED } from '../native/write-layout.ts'
 import type { NativeAddon } from '../native/addon.ts'
 import { JobCutter } from './cut-job.ts'
 import type { WritePlan } from './plan.ts'

@@ -1,12 +1,15 @@
+import { bytesOf, dtypeOf } from '../native/dtypes.ts'
 import {
-  DTYPES,
+  RECT,
   RECT_FIELDS,
+  TENSOR,
   TENSOR_FIELDS,
   TENSOR_PARTIAL,
   TENSOR_UNTOUCHED,
   TENSOR_WRITTEN
-} from '../native/addon.ts'
-import type { NativeAddon, WriteJob, WriteOutcome } from '../native/addon.ts'
+} from '../native/write-layout.ts'
+import type { NativeAddon } from '../native/addon.ts'
+import type { WriteJob, WriteOutcome } from '../native/write-job.ts'
 import type { WritePlan } from './plan.ts'
 import { errorMessage } from '../errors.ts'
 
@@ -77,8 +80,8 @@ function* slices (plan: WritePlan): Generator<readonly [number, number]> {
   let bytes = 0
   for (const index of plan.tensors.keys()) {
     const at = index * TENSOR_FIELDS
-    const element = plan.job.tensors[at + 2] === DTYPES.float32 ? 4 : 2
-    bytes += plan.job.tensors[at + 3]! * plan.job.tensors[at + 4]! * element
+    const element = bytesOf(dtypeOf(plan.job.tensors[at + TENSOR.dtype]!))
+    bytes += plan.job.tensors[at + TENSOR.rows]! * plan.job.tensors[at + TENSOR.cols]! * element
     if (bytes < SLICE_BYTES) continue
     yield [first, index + 1]
     first = index + 1
@@ -94,7 +97,7 @@ function slice (job: WriteJob, first: number, last: number): WriteJob {
   const from = lowerBound(job.rects, count, first)
   const to = lowerBound(job.rects, count, last)
   const rects = job.rects.slice(from * RECT_FIELDS, to * RECT_FIELDS)
-  for (let at = 0; at < rects.length; at += RECT_FIELDS) rects[at]! -= first
+  for (let at = 0; at < rects.length; at += RECT_FIELDS) rects[at + RECT.tensor]! -= first
   return { sources: job.sources, tensors, rects }
 }
 
@@ -104,7 +107,7 @@ function lowerBound (rects: Float64Array, count: number, tensor: number): number
   let high = count
   while (low < high) {
     const middle = (low + high) >> 1
-    if (rects[middle * RECT_FIELDS]! < tensor) low = middle + 1
+    if (rects[middle * RECT_FIELDS + RECT.tensor]! < tensor) low = middle + 1
     else high = middle
   }
   return low

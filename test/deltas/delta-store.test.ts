@@ -2,7 +2,7 @@ import { existsSync, mkdirSync, readFileSync, rmSync, symlinkSync, writeFileSync
 import { join } from 'node:path'
 import t from 'tap'
 import type { Test } from 'tap'
-import { native } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
 import { readManifest } from '../../src/deltas/delta-manifest.ts'
 import { fetchDeltas, fetchedFolder } from '../../src/deltas/delta-store.ts'
 import type { Fetched, FetchRequest } from '../../src/deltas/delta-store.ts'

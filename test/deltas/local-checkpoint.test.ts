@@ -15,7 +15,7 @@ import {
 import { join } from 'node:path'
 import t from 'tap'
 import type { Test } from 'tap'
-import { native } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
 import { pullWeights } from '../../src/deltas/local-checkpoint.ts'
 import type { Pulled } from '../../src/deltas/local-checkpoint.ts'
 import { WeightPulls } from '../../src/deltas/weight-pulls.ts'

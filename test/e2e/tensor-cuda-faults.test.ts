@@ -1,7 +1,7 @@
 import t from 'tap'
 import { spawn } from 'node:child_process'
 import { readdirSync, readlinkSync } from 'node:fs'
-import { native } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
 import { checkIdle, checkVariant, mapped, sendModel, serve } from '../helpers/cuda-model.ts'
 import {
   blobOf,

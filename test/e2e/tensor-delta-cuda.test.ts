@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { Test } from 'tap'
-import { native } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
 import type { ModelTable } from '../../src/model/architecture.ts'
 import { checkIdle, checkVariant, sendModel, serve } from '../helpers/cuda-model.ts'
 import { blobOf, cardUuid, cudaEntry, event, segment, Sender, useStandIn } from '../helpers/cuda-tensors.ts'

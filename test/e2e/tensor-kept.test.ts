@@ -1,5 +1,5 @@
 import t from 'tap'
-import { native } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
 import { checkIdle, checkVariant, mapped, sendModel, serve } from '../helpers/cuda-model.ts'
 import { cudaEntry, useStandIn } from '../helpers/cuda-tensors.ts'
 import type { CudaServer } from '../helpers/cuda-tensors.ts'

@@ -1,6 +1,6 @@
 import t from 'tap'
 import { chooseCards, firstCard, fullest } from '../../src/engine/choose-cards.ts'
-import type { CudaCard, CudaCards } from '../../src/native/addon.ts'
+import type { CudaCard, CudaCards } from '../../src/native/devices.ts'
 
 const card = (ordinal: number, more: Partial<CudaCard> = {}): CudaCard => ({
   ordinal,

@@ -2,7 +2,8 @@ import t from 'tap'
 import { availableMemory } from '../../src/engine/available-memory.ts'
 import { planCore } from '../../src/engine/plan-core.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
-import type { CoreConfig, CudaCard, CudaCards } from '../../src/native/addon.ts'
+import type { CoreConfig } from '../../src/native/core-config.ts'
+import type { CudaCard, CudaCards } from '../../src/native/devices.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
 // What is laid on which device. Cards are told of here, and none is touched.

@@ -1,5 +1,5 @@
-import { DTYPE_BYTES } from '../../src/native/addon.ts'
-import type { DType } from '../../src/native/addon.ts'
+import { bytesOf } from '../../src/native/dtypes.ts'
+import type { DType } from '../../src/native/dtypes.ts'
 
 const f32 = new Float32Array(1)
 const u32 = new Uint32Array(f32.buffer)
@@ -42,7 +42,7 @@ export function fromF16 (bits: number): number {
 
 /** `count` little-endian elements, element i holding `value(i)`. */
 export function encodeValues (dtype: DType, count: number, value: (index: number) => number): Buffer {
-  const out = Buffer.alloc(count * DTYPE_BYTES[dtype])
+  const out = Buffer.alloc(count * bytesOf(dtype))
   if (dtype === 'float32') { for (let i = 0; i < count; i++) out.writeFloatLE(value(i), i * 4) }
   else {
     const encode = dtype === 'bfloat16' ? toBf16 : toF16
@@ -57,5 +57,5 @@ export function decodeValues (dtype: DType, bytes: Uint8Array): Float64Array {
   const read = dtype === 'float32'
     ? (i: number) => buffer.readFloatLE(i * 4)
     : (i: number) => (dtype === 'bfloat16' ? fromBf16 : fromF16)(buffer.readUInt16LE(i * 2))
-  return Float64Array.from({ length: bytes.byteLength / DTYPE_BYTES[dtype] }, (_, i) => read(i))
+  return Float64Array.from({ length: bytes.byteLength / bytesOf(dtype) }, (_, i) => read(i))
 }

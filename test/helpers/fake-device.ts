@@ -1,5 +1,5 @@
-import { ROW_FLOATS, ROW_INTS } from '../../src/native/addon.ts'
-import type { StepBatch, StepResult } from '../../src/native/addon.ts'
+import { ROW_FLOATS, ROW_INTS } from '../../src/native/step.ts'
+import type { StepBatch, StepResult } from '../../src/native/step.ts'
 import type { StepDevice } from '../../src/engine/step-device.ts'
 
 // A device that keeps the contract of `StepBatch` without a model: its «KV cache» holds (token, position, weights) per slot of a page,

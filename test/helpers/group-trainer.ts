@@ -1,4 +1,4 @@
-import { native } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
 import { exchangeGlooAddresses } from '../../src/rendezvous/gloo-addresses.ts'
 import { StoreServer } from '../../src/rendezvous/server.ts'
 import type { StoreClient } from '../../src/rendezvous/client.ts'

@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto'
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import type { DType } from '../../src/native/addon.ts'
+import type { DType } from '../../src/native/dtypes.ts'
 import type { Architecture } from '../../src/model/architecture.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import { parseModelConfig } from '../../src/model/parse-config.ts'

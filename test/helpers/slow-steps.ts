@@ -1,5 +1,5 @@
 import type { Test } from 'tap'
-import { native } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
 
 /**
  * Every step from the k-th on takes `ms` longer, until the function that it returns is called: for requests that must not end before the

@@ -1,6 +1,8 @@
 import t from 'tap'
-import { native, ROW_FLOATS, ROW_INTS } from '../../src/native/addon.ts'
-import type { CoreConfig, StepBatch } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
+import { ROW_FLOATS, ROW_INTS } from '../../src/native/step.ts'
+import type { CoreConfig } from '../../src/native/core-config.ts'
+import type { StepBatch } from '../../src/native/step.ts'
 import { plainModel } from './helpers/plain-core.ts'
 
 const addon = native()

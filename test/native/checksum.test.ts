@@ -1,5 +1,5 @@
 import t from 'tap'
-import { native } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
 import { codedBits, codedJob } from './helpers/coded.ts'
 import { plainModel } from './helpers/plain-core.ts'
 import type { PlainTensor } from './helpers/plain-core.ts'

@@ -1,6 +1,6 @@
 import { setTimeout } from 'node:timers/promises'
 import t from 'tap'
-import { TENSOR_WRITTEN } from '../../src/native/addon.ts'
+import { TENSOR_WRITTEN } from '../../src/native/write-layout.ts'
 import type { GroupHandle } from '../../src/native/groups.ts'
 import { faultyAddon } from '../helpers/core.ts'
 import { codedJob, expectedParams } from './helpers/coded.ts'

@@ -5,7 +5,7 @@ import t from 'tap'
 import type { Test } from 'tap'
 import { PART_FIELDS } from '../../src/native/groups.ts'
 import type { NcclGroupOptions } from '../../src/native/groups.ts'
-import { TENSOR_FIELDS } from '../../src/native/addon.ts'
+import { TENSOR, TENSOR_FIELDS } from '../../src/native/write-layout.ts'
 import type { NativeAddon } from '../../src/native/addon.ts'
 import { packageRoot } from '../../src/root.ts'
 import { codedJob, expectedParams } from './helpers/coded.ts'
@@ -144,7 +144,7 @@ t.test('broadcasts are received into the weights of every rank where they go the
   const { buffer } = job.sources[0] as { buffer: Uint8Array }
   const parts = Float64Array.from(
     receiver.model.tensors.flatMap(({ rows, cols }, tensor) => [
-      job.tensors[tensor * TENSOR_FIELDS + 1]!,
+      job.tensors[tensor * TENSOR_FIELDS + TENSOR.offset]!,
       rows * cols * 2
     ])
   )

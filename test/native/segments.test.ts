@@ -2,7 +2,9 @@ import { closeSync, openSync, readFileSync, readdirSync, rmSync, writeFileSync, 
 import { createRequire } from 'node:module'
 import { join } from 'node:path'
 import t from 'tap'
-import type { CoreConfig, CudaSegment, Fault, NativeAddon, WriteJob, WriteOutcome } from '../../src/native/addon.ts'
+import type { Fault, NativeAddon } from '../../src/native/addon.ts'
+import type { CoreConfig } from '../../src/native/core-config.ts'
+import type { CudaSegment, WriteJob, WriteOutcome } from '../../src/native/write-job.ts'
 import { packageRoot } from '../../src/root.ts'
 import { plainModel, readAll } from './helpers/plain-core.ts'
 

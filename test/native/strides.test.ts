@@ -2,8 +2,10 @@ import { closeSync, openSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import fc from 'fast-check'
 import t from 'tap'
-import { DTYPES, DTYPE_BYTES, native, TENSOR_WRITTEN } from '../../src/native/addon.ts'
-import type { DType } from '../../src/native/addon.ts'
+import { DTYPES, bytesOf } from '../../src/native/dtypes.ts'
+import { native } from '../../src/native/load-addon.ts'
+import { TENSOR_WRITTEN } from '../../src/native/write-layout.ts'
+import type { DType } from '../../src/native/dtypes.ts'
 import { codedBits, convertBits } from './helpers/coded.ts'
 import { plainModel } from './helpers/plain-core.ts'
 
@@ -35,7 +37,7 @@ function expected (memory: Buffer, view: View, before: Uint8Array): Uint8Array {
   for (let r = 0; r < view.rows; r++) {
     for (let c = 0; c < view.cols; c++) {
       const at = view.offset + r * view.rowBytes + c * view.colBytes
-      const bits = DTYPE_BYTES[view.dtype] === 2 ? memory.readUInt16LE(at) : memory.readUInt32LE(at)
+      const bits = bytesOf(view.dtype) === 2 ? memory.readUInt16LE(at) : memory.readUInt32LE(at)
       words.setUint16((r * COLS + c) * 2, convertBits(bits, view.dtype, 'bfloat16'), true)
     }
   }
@@ -62,7 +64,7 @@ const views = fc
     transposed: fc.boolean()
   })
   .map(({ dtype, rows, cols, step, gap, offset, transposed }): View => {
-    const near = DTYPE_BYTES[dtype] * step
+    const near = bytesOf(dtype) * step
     const far = near * (transposed ? rows : cols) + gap
     return { dtype, rows, cols, offset, rowBytes: transposed ? near : far, colBytes: transposed ? far : near }
   })
@@ -73,7 +75,7 @@ t.test('transposed and stepped views arrive element by element, from memory and 
   await fc.assert(
     fc.asyncProperty(views, fc.boolean(), async (view, fromFile) => {
       const memory = codedMemory(
-        view.offset + (view.rows - 1) * view.rowBytes + (view.cols - 1) * view.colBytes + DTYPE_BYTES[view.dtype]
+        view.offset + (view.rows - 1) * view.rowBytes + (view.cols - 1) * view.colBytes + bytesOf(view.dtype)
       )
       await addon.scramble(core, 3n)
       const before = await addon.read(core, 0, PARAM, 0, 0, ROWS, COLS)

@@ -1,7 +1,9 @@
 import { closeSync, existsSync, openSync, truncateSync } from 'node:fs'
 import t from 'tap'
-import { native, TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../../src/native/addon.ts'
-import type { DType, WriteJob } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
+import { TENSOR_UNTOUCHED, TENSOR_WRITTEN } from '../../src/native/write-layout.ts'
+import type { DType } from '../../src/native/dtypes.ts'
+import type { WriteJob } from '../../src/native/write-job.ts'
 import { codedJob, expectedParams } from './helpers/coded.ts'
 import { plainModel, readAll } from './helpers/plain-core.ts'
 

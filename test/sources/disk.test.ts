@@ -18,7 +18,7 @@ import {
 import { dirname, join, relative } from 'node:path'
 import t from 'tap'
 import type { Test } from 'tap'
-import { DTYPE_BYTES } from '../../src/native/addon.ts'
+import { bytesOf } from '../../src/native/dtypes.ts'
 import { openDiskSource } from '../../src/sources/disk/disk.ts'
 import type { WeightSource } from '../../src/contract/weight-source.ts'
 import { encodeSafetensors } from '../../src/wire/safetensors/encode.ts'
@@ -43,9 +43,9 @@ async function open (t: Test, path: string, root = path): Promise<WeightSource> 
 }
 
 /** The bytes of an announced tensor, read the way that the core does. */
-function bytesOf (source: WeightSource, name: string): Buffer {
+function storedBytes (source: WeightSource, name: string): Buffer {
   const tensor = source.tensors.find(found => found.name === name)!
-  const buffer = Buffer.alloc(tensor.shape.reduce((a, b) => a * b, 1) * DTYPE_BYTES[tensor.dtype])
+  const buffer = Buffer.alloc(tensor.shape.reduce((a, b) => a * b, 1) * bytesOf(tensor.dtype))
   readSync((source.sources[tensor.source] as { fd: number }).fd, buffer, 0, buffer.length, tensor.offset)
   return buffer
 }
@@ -70,7 +70,7 @@ for (const shards of [1, 2, 7]) {
     t.equal(source.sources.length, shards)
     t.same(source.tensors.map(({ name }) => name).sort(), tensors.map(({ name }) => name).sort())
     for (const { name, data, shape, dtype } of tensors) {
-      t.ok(bytesOf(source, name).equals(data), name)
+      t.ok(storedBytes(source, name).equals(data), name)
       t.match(source.tensors.find(found => found.name === name), { shape, dtype })
     }
     const places = source.tensors.map(tensor => tensor.source * 1e9 + tensor.offset)
@@ -86,7 +86,7 @@ t.test('all three dtypes, in one file', async t => {
   writeTensors(folder, mixed)
   const source = await open(t, folder)
   t.equal(new Set(source.tensors.map(({ dtype }) => dtype)).size, 3)
-  for (const { name, data } of mixed) t.ok(bytesOf(source, name).equals(data), name)
+  for (const { name, data } of mixed) t.ok(storedBytes(source, name).equals(data), name)
 })
 
 t.test('what save_pretrained writes is read: one file and shards', async t => {
@@ -460,7 +460,7 @@ t.test('reading changes nothing that verify looks at', async t => {
   const folder = t.testdir()
   writeTensors(folder, tensors, 2)
   const source = await open(t, folder)
-  for (const { name } of tensors) bytesOf(source, name)
+  for (const { name } of tensors) storedBytes(source, name)
   await source.verify()
 })
 

@@ -1,7 +1,7 @@
 import { readdirSync, readlinkSync } from 'node:fs'
 import t from 'tap'
 import type { Test } from 'tap'
-import { native } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
 import { TensorReceiver } from '../../src/sources/tensor/tensor-receiver.ts'
 import { cudaEntry, event, expandableBlob, segment, Sender, useStandIn } from '../helpers/cuda-tensors.ts'
 import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'

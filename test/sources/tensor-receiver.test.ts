@@ -1,7 +1,7 @@
 import { mkdirSync, readdirSync, rmdirSync, symlinkSync, unlinkSync, writeFileSync } from 'node:fs'
 import t from 'tap'
 import type { Test } from 'tap'
-import { native } from '../../src/native/addon.ts'
+import { native } from '../../src/native/load-addon.ts'
 import { engineTensors } from '../../src/model/engine-names.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import { ARCHITECTURES } from '../../src/model/architecture.ts'

@@ -1,5 +1,6 @@
 import { RefitError } from '../../errors.ts'
-import type { DType, NativeSource } from '../../native/addon.ts'
+import type { DType } from '../../native/dtypes.ts'
+import type { NativeSource } from '../../native/write-job.ts'
 import { measureTensors } from '../../sources/measure-tensors.ts'
 import type { AnnouncedTensor, WeightSource } from '../../contract/weight-source.ts'
 import { decodeBase64 } from '../../wire/torch/payload.ts'

@@ -1,5 +1,5 @@
 import { RefitError } from '../../errors.ts'
-import type { NativeSource } from '../../native/addon.ts'
+import type { NativeSource } from '../../native/write-job.ts'
 import { torchItemBytes } from '../../wire/torch/dtypes.ts'
 import { countElements } from '../../wire/torch/extent.ts'
 import { asMatrices } from '../../wire/torch/matrix.ts'

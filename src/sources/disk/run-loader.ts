@@ -1,5 +1,5 @@
 import { errorMessage, RefitError } from '../../errors.ts'
-import type { NativeSource } from '../../native/addon.ts'
+import type { NativeSource } from '../../native/write-job.ts'
 import { contiguous } from '../../wire/torch/bucket.ts'
 import { describeUnreadDType, torchItemBytes, torchWeightDType } from '../../wire/torch/dtypes.ts'
 import { countElements } from '../../wire/torch/extent.ts'

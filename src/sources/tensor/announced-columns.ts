@@ -1,5 +1,4 @@
-import { DTYPES } from '../../native/addon.ts'
-import type { DType } from '../../native/addon.ts'
+import { dtypeOf, DTYPES } from '../../native/dtypes.ts'
 import type { HandleColumns, TensorColumns } from '../../native/handles.ts'
 import type { AnnouncedTensor, TensorPart } from '../../contract/weight-source.ts'
 import { payloadError } from '../../wire/torch/tensor.ts'
@@ -14,7 +13,6 @@ export interface AnnouncedColumns extends TensorColumns {
 
 /** Of all names of a request, as in native/codec/handle_list.cc: a pickle says a long one once, and a list may have it as often as it is long. */
 const MAX_NAMES = 256 << 20
-const DTYPE_NAMES = Object.keys(DTYPES) as DType[]
 
 /** Throws TENSOR_PAYLOAD for names that take more memory than there is for them. */
 export function packAnnounced (tensors: readonly AnnouncedTensor[]): AnnouncedColumns {
@@ -66,7 +64,7 @@ export class AnnouncedReader {
     this.#last = { columns, names, shapes }
     const tensors = names.map((name, index): AnnouncedTensor => ({
       name,
-      dtype: DTYPE_NAMES[dtypes[index]!]!,
+      dtype: dtypeOf(dtypes[index]!),
       shape: shapes[index]!,
       source: sources[index]!,
       offset: offsets[index]!

@@ -1,5 +1,6 @@
 import { errorMessage, RefitError } from '../../errors.ts'
-import type { CudaSegment, NativeAddon } from '../../native/addon.ts'
+import type { NativeAddon } from '../../native/addon.ts'
+import type { CudaSegment } from '../../native/write-job.ts'
 import type { ExpandableHandle, IpcHandle } from '../../wire/torch/ipc-handle.ts'
 import type { CudaStorage } from '../../wire/torch/tensor.ts'
 import type { CardSegment } from '../../wire/torch/columns.ts'

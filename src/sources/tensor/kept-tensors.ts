@@ -1,8 +1,8 @@
 import { once } from 'node:events'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { errorMessage, RefitError } from '../../errors.ts'
-import { DTYPE_BYTES } from '../../native/addon.ts'
-import type { NativeSource } from '../../native/addon.ts'
+import { bytesOf } from '../../native/dtypes.ts'
+import type { NativeSource } from '../../native/write-job.ts'
 import type { WeightSource } from '../../contract/weight-source.ts'
 import type { TensorSource } from './tensor.ts'
 
@@ -103,7 +103,7 @@ export class KeptTensors {
         generation,
         source,
         mapping: `${++this.#serial}`,
-        bytes: bytesOf(source),
+        bytes: payloadBytes(source),
         isMapped: false
       }
       try {
@@ -260,6 +260,6 @@ function unknown (name: string): RefitError {
   )
 }
 
-function bytesOf ({ tensors }: TensorSource): number {
-  return tensors.reduce((sum, { shape, dtype }) => sum + shape.reduce((a, b) => a * b, DTYPE_BYTES[dtype]), 0)
+function payloadBytes ({ tensors }: TensorSource): number {
+  return tensors.reduce((sum, { shape, dtype }) => sum + shape.reduce((a, b) => a * b, bytesOf(dtype)), 0)
 }

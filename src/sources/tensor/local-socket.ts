@@ -1,6 +1,6 @@
 import { Socket } from 'node:net'
 import { getSystemErrorName } from 'node:util'
-import { native } from '../../native/addon.ts'
+import { native } from '../../native/load-addon.ts'
 
 /** Connects to a Unix socket of this machine, abstract ones (`\0name`) too. Throws an error with the system's code at once where nobody takes it. */
 export function connectLocalSocket (path: string): Socket {

@@ -1,5 +1,5 @@
 import type { DeltaHost } from '../../contract/delta-host.ts'
-import type { NativeSource } from '../../native/addon.ts'
+import type { NativeSource } from '../../native/write-job.ts'
 import { torchItemBytes } from '../../wire/torch/dtypes.ts'
 import { countElements } from '../../wire/torch/extent.ts'
 import { payloadError, SHARED_FILE_HEADER } from '../../wire/torch/tensor.ts'

@@ -1,7 +1,7 @@
 import { closeSync } from 'node:fs'
 import { Worker } from 'node:worker_threads'
 import { RefitError } from '../../errors.ts'
-import { native } from '../../native/addon.ts'
+import { native } from '../../native/load-addon.ts'
 import { ShareDesk } from './share-desk.ts'
 import type { Asked } from './share-desk.ts'
 import type { FromShares, ShareThreadData, ToShares } from './share-messages.ts'

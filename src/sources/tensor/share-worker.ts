@@ -1,5 +1,5 @@
 import { parentPort, workerData } from 'node:worker_threads'
-import { native } from '../../native/addon.ts'
+import { native } from '../../native/load-addon.ts'
 import { ShareDesk } from './share-desk.ts'
 import type { ShareThreadData, ToShares } from './share-messages.ts'
 import { packReply } from './share-reply.ts'

@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { NativeSource } from '../../native/addon.ts'
+import type { NativeSource } from '../../native/write-job.ts'
 import type { WeightSource } from '../../contract/weight-source.ts'
 import type { TensorDescriptor, TensorStorage } from '../../wire/torch/tensor.ts'
 import { announceTensors } from '../announce-tensors.ts'

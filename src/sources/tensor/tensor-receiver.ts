@@ -1,6 +1,6 @@
 import type { DeltaHost } from '../../contract/delta-host.ts'
 import { RefitError } from '../../errors.ts'
-import type { NativeSource } from '../../native/addon.ts'
+import type { NativeSource } from '../../native/write-job.ts'
 import { decodePayload } from '../../wire/torch/payload.ts'
 import type { PlainValue } from '../../wire/torch/plain.ts'
 import type { TensorDescriptor, TensorStorage } from '../../wire/torch/tensor.ts'

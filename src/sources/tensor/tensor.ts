@@ -1,5 +1,5 @@
 import { RefitError } from '../../errors.ts'
-import type { NativeSource } from '../../native/addon.ts'
+import type { NativeSource } from '../../native/write-job.ts'
 import type { AnnouncedTensor, WeightPatch, WeightSource } from '../../contract/weight-source.ts'
 
 /** What the thread of the shares holds for a source. */

@@ -1,28 +1,25 @@
-import type { DType } from '../../native/addon.ts'
+import { bytesOf, DTYPES } from '../../native/dtypes.ts'
+import type { DType, ElementType } from '../../native/dtypes.ts'
 
 // torch's dtypes by the name that a pickle has for them (always the canonical one: `bfloat16`, never `half`).
 
-/** Bytes of an element, for every dtype that a payload may carry. Weights are of three of them; the others carry bytes, indices, masks. */
-const BYTES: ReadonlyMap<string, number> = new Map([
-  ['bfloat16', 2],
-  ['float16', 2],
-  ['float32', 4],
-  ['float64', 8],
-  ['uint8', 1],
-  ['int8', 1],
-  ['bool', 1],
-  ['int16', 2],
-  ['uint16', 2],
-  ['int32', 4],
-  ['uint32', 4],
-  ['int64', 8],
-  ['uint64', 8]
-])
-
-const WEIGHTS: ReadonlyMap<string, DType> = new Map([['bfloat16', 'bfloat16'], ['float16', 'float16'], [
+/** Dtypes that a payload may carry: three of weights; the others carry bytes, indices, masks. */
+const CARRIED: readonly ElementType[] = [
+  'bfloat16',
+  'float16',
   'float32',
-  'float32'
-]])
+  'float64',
+  'uint8',
+  'int8',
+  'bool',
+  'int16',
+  'uint16',
+  'int32',
+  'uint32',
+  'int64',
+  'uint64'
+]
+const BYTES: ReadonlyMap<string, number> = new Map(CARRIED.map(name => [name, bytesOf(name)]))
 
 /** Known by name, and not taken. */
 const QUANTISED = new Set([
@@ -73,7 +70,7 @@ const STORAGES: ReadonlyMap<string, string> = new Map([
   ['LongStorage', 'int64']
 ])
 
-export const TORCH_DTYPES: readonly string[] = [...BYTES.keys(), ...QUANTISED, ...COMPLEX]
+export const TORCH_DTYPES: readonly string[] = [...CARRIED, ...QUANTISED, ...COMPLEX]
 export const TORCH_STORAGES: readonly string[] = [...STORAGES.keys()]
 
 /** Bytes of an element, or undefined for a dtype that payloads may not carry. */
@@ -83,7 +80,7 @@ export function torchItemBytes (name: string): number | undefined {
 
 /** refit's dtype for a weight of a torch dtype, undefined where refit has none. */
 export function torchWeightDType (name: string): DType | undefined {
-  return WEIGHTS.get(name)
+  return Object.hasOwn(DTYPES, name) ? name as DType : undefined
 }
 
 export function torchStorageDType (storageClass: string): string | undefined {

@@ -1,4 +1,4 @@
-import type { DType } from '../../native/addon.ts'
+import type { DType } from '../../native/dtypes.ts'
 import { PickleDict, PickleList } from '../pickle/values.ts'
 import { countElements } from '../torch/extent.ts'
 import { describeUnreadDType, torchItemBytes, torchWeightDType } from '../torch/dtypes.ts'

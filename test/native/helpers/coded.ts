@@ -1,7 +1,9 @@
 import { openSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { DTYPES, DTYPE_BYTES, TENSOR_FIELDS } from '../../../src/native/addon.ts'
-import type { DType, NativeSource, WriteJob } from '../../../src/native/addon.ts'
+import { DTYPES, bytesOf } from '../../../src/native/dtypes.ts'
+import { TENSOR, TENSOR_FIELDS } from '../../../src/native/write-layout.ts'
+import type { DType } from '../../../src/native/dtypes.ts'
+import type { NativeSource, WriteJob } from '../../../src/native/write-job.ts'
 import type { PlainModel, PlainTensor } from './plain-core.ts'
 
 const words = new Uint32Array(1)
@@ -14,7 +16,7 @@ export function codedBits (tensor: string, index: number, dtype: DType): number 
   h = Math.imul(h ^ index, 0x85ebca6b)
   h = Math.imul(h ^ h >>> 13, 0xc2b2ae35)
   h = (h ^ h >>> 16) >>> 0
-  return DTYPE_BYTES[dtype] === 2 ? h & 0xffff : h
+  return bytesOf(dtype) === 2 ? h & 0xffff : h
 }
 
 /** The bits that an element has after a write: exact upwards, round to nearest even to bfloat16, NaN quieted there. */
@@ -56,7 +58,7 @@ export function codedJob (
   tensors: PlainTensor[],
   { dtype = 'bfloat16', gap = 0, folder, bits = codedBits }: CodedOptions = {}
 ): CodedJob {
-  const element = DTYPE_BYTES[dtype]
+  const element = bytesOf(dtype)
   const ends: number[] = []
   const fields: number[] = []
   let end = 0
@@ -70,7 +72,7 @@ export function codedJob (
   const view = new DataView(buffer.buffer)
   for (const [t, tensor] of tensors.entries()) {
     for (let i = 0; i < tensor.rows * tensor.cols; i++) {
-      const at = fields[t * TENSOR_FIELDS + 1]! + i * element
+      const at = fields[t * TENSOR_FIELDS + TENSOR.offset]! + i * element
       if (element === 2) view.setUint16(at, bits(tensor.name, i, dtype), true)
       else view.setUint32(at, bits(tensor.name, i, dtype), true)
     }

@@ -1,4 +1,5 @@
-import type { CoreConfig, NativeAddon } from '../../../src/native/addon.ts'
+import type { NativeAddon } from '../../../src/native/addon.ts'
+import type { CoreConfig } from '../../../src/native/core-config.ts'
 
 /** A rectangle without its tensor: rank, parameter, srcRow, srcCol, rows, cols, dstRow, dstCol. */
 export type PlainRect = [number, number, number, number, number, number, number, number]

@@ -1,7 +1,7 @@
 import { spawnSync } from 'node:child_process'
 import { join } from 'node:path'
 import { packageRoot } from '../../../src/root.ts'
-import type { CoreConfig } from '../../../src/native/addon.ts'
+import type { CoreConfig } from '../../../src/native/core-config.ts'
 
 /** The addon with fault points, by path: for scripts in processes and workers of their own. */
 export const FAULTY = join(packageRoot, 'build/faults/refit.node')

@@ -1,7 +1,7 @@
 import t from 'tap'
 import { announceTensors } from '../../../src/sources/announce-tensors.ts'
 import { ShareDesk } from '../../../src/sources/tensor/share-desk.ts'
-import { native } from '../../../src/native/addon.ts'
+import { native } from '../../../src/native/load-addon.ts'
 import { readPickle } from '../../../src/wire/pickle/reader.ts'
 import { readTensorBody } from '../../../src/wire/torch/body.ts'
 import { salvageNames } from '../../../src/wire/torch/names.ts'

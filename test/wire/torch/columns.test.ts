@@ -1,6 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { native } from '../../../src/native/addon.ts'
+import { native } from '../../../src/native/load-addon.ts'
 import { readCardLists } from '../../../src/wire/torch/columns.ts'
 import { cudaEntry } from '../../helpers/cuda-tensors.ts'
 import type { CudaTensor } from '../../helpers/cuda-tensors.ts'
