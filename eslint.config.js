@@ -52,6 +52,7 @@ const LAYERS = {
   'src/dialects': [
     'src/contract',
     'src/deltas',
+    'src/gateway',
     'src/http',
     'src/native',
     'src/process-groups',
@@ -64,7 +65,7 @@ const LAYERS = {
   ],
   routes: ['src/contract', 'src/dialects', 'src/gateway', 'src/http', 'src/updates', 'src/weights'],
   'src/app': '*',
-  'src/cli': ['src/app', 'src/config', 'src/contract', 'src/dialects', 'src/engine', 'src/native', 'src/text']
+  'src/cli': ['src/app', 'src/config', 'src/contract', 'src/engine', 'src/native', 'src/text']
 }
 /** Files beside the folders, and the folders that may import them. */
 const FILES = {

@@ -1,12 +1,13 @@
 import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { DIALECT_NAMES } from '../src/app/dialects.ts'
 import { configurationPage } from '../src/config/configuration-page.ts'
 import { packageRoot } from '../src/root.ts'
 import { matrixPages, withTable } from './matrix-table.ts'
 
 // npm run docs: writes what pages have from tables of the program and from results. Tests fail where they differ.
 
-writeFileSync(join(packageRoot, 'docs', 'configuration.md'), configurationPage())
+writeFileSync(join(packageRoot, 'docs', 'configuration.md'), configurationPage(DIALECT_NAMES))
 for (const [page, table] of Object.entries(matrixPages(packageRoot))) {
   const path = join(packageRoot, page)
   writeFileSync(path, withTable(readFileSync(path, 'utf8'), table))

@@ -1,5 +1,4 @@
 import type { Option, OptionValue } from './config/option.ts'
-import { DIALECT_NAMES } from './dialects/names.ts'
 
 // The one table of options. Flags, environment variables, keys of the config file, defaults, types, `--help` and
 // docs/configuration.md come from it; src/config/load-config.ts reads values by it.
@@ -353,7 +352,7 @@ export const OPTIONS = {
     group: 'server',
     value: 'NAMES',
     separator: ',',
-    takes: `names out of ${DIALECT_NAMES.join(', ')}`,
+    takes: 'names of dialects',
     help: 'Whose routes there are besides those of SGLang, OpenAI and refit. May be repeated.',
     unset: 'all'
   },

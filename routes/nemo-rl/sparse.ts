@@ -1,11 +1,11 @@
 import { Type } from 'typebox'
 import { sparseRefitOf } from '../../src/dialects/nemo-rl/sparse.ts'
 import { RefitError } from '../../src/errors.ts'
+import { KEY_HEADER } from '../../src/dialects/nemo-rl/key-header.ts'
 import type { Routes } from '../../src/http/context.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { refusals } from '../../src/http/schemas.ts'
 
-const KEY_HEADER = 'x-nemo-rl-refit-key'
 
 const Prepare = Type.Object({
   tensors: Type.Record(

@@ -1,9 +1,10 @@
 import Fastify, { LogController } from 'fastify'
 import type { FastifyBaseLogger, FastifyInstance } from 'fastify'
 import workers from '../../routes/gateway/workers.ts'
-import { gateway } from '../gateway/gateway.ts'
+import { registerGateway } from '../gateway/gateway.ts'
 import type { GatewayContext, GatewayOptions } from '../gateway/gateway.ts'
 import { closeIdle } from '../http/close-idle.ts'
+import { ALL_DIALECTS } from './dialects.ts'
 import { describeApi } from './openapi.ts'
 import { validatorCompiler } from '../http/validation.ts'
 
@@ -39,7 +40,7 @@ export async function createGateway (options: GatewayServerOptions): Promise<Gat
   closeIdle(app)
   app.setValidatorCompiler(validatorCompiler)
   await describeApi(app, API)
-  const context = gateway(app, options, app.log)
+  const context = registerGateway(app, ALL_DIALECTS, options, app.log)
   app.get('/openapi.json', { config: { auth: 'public' }, schema: { hide: true } }, async () => app.swagger())
   await app.register(workers, { context })
   const { fleet, health } = context

@@ -1,50 +1,10 @@
 import { basename, dirname, resolve } from 'node:path'
 import { inspect } from 'node:util'
 import type { FastifyInstance } from 'fastify'
-import areal from '../../routes/areal/areal.ts'
-import chatRender from '../../routes/vllm/chat-render.ts'
-import collectiveRpc from '../../routes/vllm/collective-rpc.ts'
-import control from '../../routes/sglang/control.ts'
-import generate from '../../routes/sglang/generate.ts'
-import health from '../../routes/sglang/health.ts'
-import info from '../../routes/sglang/info.ts'
-import lora from '../../routes/sglang/lora.ts'
-import memory from '../../routes/sglang/memory.ts'
-import metricsRoutes from '../../routes/refit/metrics.ts'
-import chat from '../../routes/openai/chat.ts'
-import completions from '../../routes/openai/completions.ts'
-import models from '../../routes/openai/models.ts'
-import nemoRl from '../../routes/nemo-rl/nemo-rl.ts'
-import nemoRlSparse from '../../routes/nemo-rl/sparse.ts'
-import primeRl from '../../routes/prime-rl/prime-rl.ts'
-import skyrl from '../../routes/skyrl/skyrl.ts'
-import skyrlGenerate from '../../routes/skyrl/generate.ts'
-import tokenize from '../../routes/sglang/tokenize.ts'
-import trl from '../../routes/trl/trl.ts'
-import trlGenerate from '../../routes/trl/generate.ts'
-import updateWeights from '../../routes/vllm/update-weights.ts'
-import vllmControl from '../../routes/vllm/control.ts'
-import vllmGenerate from '../../routes/vllm/generate.ts'
-import vllmInfo from '../../routes/vllm/info.ts'
-import vllmSleep from '../../routes/vllm/sleep.ts'
-import vllmWeights from '../../routes/vllm/weights.ts'
-import weights from '../../routes/sglang/weights.ts'
-import pull from '../../routes/sglang/pull-weights.ts'
-import leftovers from '../../routes/sglang/unsupported.ts'
-import ipc from '../../routes/checkpoint-engine/weights-ipc.ts'
-import tensors from '../../routes/sglang/weights-tensor.ts'
-import distributedWeights from '../../routes/sglang/weights-distributed.ts'
-import weightGroups from '../../routes/sglang/weights-group.ts'
-import remoteInstance from '../../routes/sglang/weights-remote-instance.ts'
-import keptTensors from '../../routes/refit/weights-tensor-kept.ts'
-import scope from '../../routes/refit/weights-transaction-scope.ts'
-import transactions from '../../routes/refit/weights-transaction.ts'
 import { guard } from '../http/auth.ts'
-import { chooseDialects, DIALECT_NAMES } from '../dialects/names.ts'
-import type { DialectName } from '../dialects/names.ts'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import { installBodyParsers } from '../http/body-parser.ts'
-import type { RouteContext, Routes } from '../http/context.ts'
+import type { RouteContext } from '../http/context.ts'
 import { errorHandler, refusalBody, refusalOf } from '../http/error-reply.ts'
 import { BODY_LIMIT, MAX_BATCH } from '../http/limits.ts'
 import { LiveRequests } from '../http/live-requests.ts'
@@ -67,6 +27,8 @@ import { WeightPulls } from '../deltas/weight-pulls.ts'
 import { masterPolicy } from '../rendezvous/master-policy.ts'
 import { loadTokenizer } from '../text/tokenizer.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
+import { chooseDialects, loadRoutes } from './dialects.ts'
+import type { DialectName } from './dialects.ts'
 
 export interface RefitPluginOptions {
   engine: RolloutEngine
@@ -96,7 +58,7 @@ export interface RefitPluginOptions {
   allowMasters?: readonly string[] | undefined
   /** The trainer's libnccl.so.2 (default where the addon finds one). */
   ncclPath?: string | undefined
-  /** Whose routes there are besides SGLang's, OpenAI's and refit's own (default all). */
+  /** The dialects whose routes are served besides SGLang's, OpenAI's and refit's own (default all). */
   dialects?: readonly DialectName[] | undefined
   /** Most samples of one request. */
   maxBatch?: number
@@ -107,47 +69,6 @@ const GROUP_TIMEOUT_MS = 300_000
 
 /** When the thread that reads tensors is started, if no request has been there before. */
 const WARM_AFTER_MS = 1000
-
-const ROUTES: Routes[] = [
-  generate,
-  health,
-  info,
-  control,
-  memory,
-  weights,
-  tensors,
-  keptTensors,
-  weightGroups,
-  distributedWeights,
-  remoteInstance,
-  lora,
-  transactions,
-  scope,
-  pull,
-  leftovers,
-  completions,
-  chat,
-  models,
-  tokenize,
-  metricsRoutes
-]
-
-/** What vLLM's own clients call to steer it and to generate. */
-const VLLM: Routes[] = [vllmControl, vllmSleep, vllmInfo, vllmGenerate, chatRender]
-
-/** Its weight transfer. */
-const TRANSFER: Routes[] = [vllmWeights, updateWeights, collectiveRpc]
-
-/** A file that several speak stands with each of them. */
-const DIALECT_ROUTES: Readonly<Record<DialectName, readonly Routes[]>> = {
-  vllm: [...VLLM, ...TRANSFER],
-  skyrl: [...VLLM, ...TRANSFER, skyrlGenerate, skyrl],
-  areal: [vllmSleep, areal],
-  'prime-rl': [vllmControl, vllmInfo, vllmGenerate, primeRl, updateWeights],
-  'nemo-rl': [nemoRl, nemoRlSparse],
-  trl: [...VLLM, trlGenerate, trl],
-  'checkpoint-engine': [ipc, collectiveRpc]
-}
 
 /**
  * A rollout server as a Fastify plugin: `app.register(refit, { engine, prefix: '/rollout' })`. Encapsulated: validators, parsers,
@@ -237,8 +158,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
     uploads.close()
     context.metrics.close()
   })
-  const spoken = DIALECT_NAMES.filter(name => context.dialects.has(name)).flatMap(name => DIALECT_ROUTES[name])
-  for (const routes of new Set([...ROUTES, ...spoken])) await app.register(routes, { context })
+  for (const routes of await loadRoutes(context.dialects)) await app.register(routes, { context })
 }
 
 /** TypeError in words for what only callers without types can pass, and what would fail much later. */

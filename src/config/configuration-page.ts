@@ -5,10 +5,17 @@ import { flagName, variableName } from './option.ts'
 import { GROUPS, defaultText } from './help.ts'
 import { expected } from './parse-value.ts'
 
-/** The text of docs/configuration.md; `npm run docs` writes it and a test compares. */
-export function configurationPage (): string {
+/**
+ * The text of docs/configuration.md; `npm run docs` writes it and a test compares. `dialects`: the names that --dialects takes, which this
+ * folder does not know.
+ */
+export function configurationPage (dialects: readonly string[]): string {
+  const options = {
+    ...OPTIONS,
+    dialects: { ...OPTIONS.dialects, takes: `names out of ${dialects.join(', ')}` }
+  }
   const sections = Object.entries(GROUPS).filter(([group]) => group !== 'gateway').map(([group, title]) =>
-    `## ${title}\n\n${rows(OPTIONS, group)}`
+    `## ${title}\n\n${rows(options, group)}`
   )
   return `# Configuration
 

@@ -1,11 +1,11 @@
 import { createHash } from 'node:crypto'
 import { RefitError } from '../errors.ts'
 import { messageOf } from '../remote/connection.ts'
-import { DIALECTS, readFacts } from '../remote/dialect.ts'
-import type { EngineFacts } from '../remote/dialect.ts'
+import { ENGINE_KINDS, readFacts } from '../remote/engine-kind.ts'
+import type { EngineFacts } from '../remote/engine-kind.ts'
 import type { Fleet } from './fleet.ts'
-import { fill } from './fill.ts'
-import type { FillOptions } from './fill.ts'
+import { catchUp } from './catch-up.ts'
+import type { CatchUpOptions } from './catch-up.ts'
 import type { Worker } from './worker.ts'
 
 /** How long an engine may take to say what it is; a machine that is gone does not refuse, it is silent. */
@@ -17,12 +17,12 @@ const COMPARE_MS = 300_000
  * Lets an engine into the rotation if it holds what those in it hold: the same label and, where both can tell, the same checksums. One that
  * does not is filled (with null it is not) and compared again. While an update or a pause goes on it waits, as `stale`: updates reach it.
  */
-export async function admit (fleet: Fleet, worker: Worker, filling: FillOptions | null): Promise<void> {
+export async function admit (fleet: Fleet, worker: Worker, filling: CatchUpOptions | null): Promise<void> {
   const before = worker.facts
   let facts: EngineFacts
   const signal = AbortSignal.timeout(LOOK_MS)
   try {
-    facts = await readFacts(worker.connection, before?.dialect ?? null, signal)
+    facts = await readFacts(worker.connection, before?.kind ?? null, signal)
   } catch (error) {
     fleet.unready(worker, 'down', (error as Error).message)
     // An update that waits there since before would wait for ever.
@@ -33,7 +33,7 @@ export async function admit (fleet: Fleet, worker: Worker, filling: FillOptions 
   }
   worker.failures = 0
   if (
-    before !== null && (before.instance !== facts.instance || (worker.hasEnded && !DIALECTS[facts.dialect].tellsStart))
+    before !== null && (before.instance !== facts.instance || (worker.hasEnded && !ENGINE_KINDS[facts.kind].showsRestart))
   ) startedAnew(fleet, worker)
   worker.hasEnded = false
   worker.facts = facts
@@ -54,10 +54,10 @@ export async function admit (fleet: Fleet, worker: Worker, filling: FillOptions 
   let problem = await difference(fleet, worker, peer)
   // What somebody else is updating is not overwritten.
   if (problem !== null && filling !== null && !(worker.isForeign && worker.inSync) && isUnchanged()) {
-    const failure = await fill(fleet, worker, peer, filling)
+    const failure = await catchUp(fleet, worker, peer, filling)
     // The others are compared by their bytes.
-    if (failure === null && !DIALECTS[facts.dialect].hasChecksums && isUnchanged()) worker.update = updates
-    worker.facts = await readFacts(worker.connection, facts.dialect, AbortSignal.timeout(LOOK_MS)).catch(() => facts)
+    if (failure === null && !ENGINE_KINDS[facts.kind].hasChecksums && isUnchanged()) worker.update = updates
+    worker.facts = await readFacts(worker.connection, facts.kind, AbortSignal.timeout(LOOK_MS)).catch(() => facts)
     problem = failure === null ? await difference(fleet, worker, peer) : `${problem}; ${failure}`
   }
   if (problem === null && worker.isPaused && isUnchanged()) problem = await goOn(worker)
@@ -91,7 +91,7 @@ export function startedAnew (fleet: Fleet, worker: Worker): void {
 /** It missed the end of a pause: what it were sent would wait there. */
 async function goOn (worker: Worker): Promise<string | null> {
   try {
-    const reply = await worker.connection.json('POST', DIALECTS[worker.facts!.dialect].resume, {}, {
+    const reply = await worker.connection.json('POST', ENGINE_KINDS[worker.facts!.kind].resume, {}, {
       admin: true,
       signal: AbortSignal.timeout(LOOK_MS)
     })
@@ -106,9 +106,9 @@ async function goOn (worker: Worker): Promise<string | null> {
 /** An engine that holds the current weights, just asked for their label. */
 async function reference (fleet: Fleet, worker: Worker): Promise<Worker | null> {
   const others = fleet.ready.filter(other => other !== worker)
-  const peer = others.find(({ facts }) => facts?.dialect === worker.facts?.dialect) ?? others[0]
+  const peer = others.find(({ facts }) => facts?.kind === worker.facts?.kind) ?? others[0]
   if (peer === undefined) return null
-  peer.facts = await readFacts(peer.connection, peer.facts!.dialect, AbortSignal.timeout(LOOK_MS)).catch(() =>
+  peer.facts = await readFacts(peer.connection, peer.facts!.kind, AbortSignal.timeout(LOOK_MS)).catch(() =>
     peer.facts
   )
   return peer
@@ -124,7 +124,7 @@ async function difference (fleet: Fleet, worker: Worker, peer: Worker | null): P
     return `it holds version ${JSON.stringify(facts.version)}, the others ${JSON.stringify(theirs.version)}`
   }
   if (worker.inSync && !worker.isForeign) return null
-  if (facts.dialect === theirs.dialect && DIALECTS[facts.dialect].hasChecksums) return await compareBytes(worker, peer)
+  if (facts.kind === theirs.kind && ENGINE_KINDS[facts.kind].hasChecksums) return await compareBytes(worker, peer)
   return fleet.updates === 0 || (worker.update === fleet.updates && fleet.isOnDisk)
     ? null
     : 'it missed updates, and engines of this kind tell no checksums: a whole update from disk lets it in'

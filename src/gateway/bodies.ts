@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { RefitError } from '../errors.ts'
-import type { Call, Ranks } from './calls.ts'
+import type { GatewayCall, RankFields } from './gateway-call.ts'
 import type { Fleet } from './fleet.ts'
 import type { Edit, JsonBody, Pieces, Step } from './json-body.ts'
 import type { Worker } from './worker.ts'
@@ -12,10 +12,10 @@ export type PerEngine = ReadonlyMap<Worker, Pieces> | null
  * What cannot be said to all engines alike: which ranks of a process group they are, and which of the handles are for their cards. Engines
  * count in the order of /workers, one rank after another. All other bytes stay as they came.
  */
-export function perEngine (fleet: Fleet, call: Call, body: JsonBody, workers: readonly Worker[]): PerEngine {
+export function perEngine (fleet: Fleet, call: GatewayCall, body: JsonBody, workers: readonly Worker[]): PerEngine {
   if (call.ranks !== undefined) return joined(fleet, call.ranks, body, workers)
-  if (call.cut !== undefined) return cut(call.cut, body, workers)
-  if (call.id !== true || body.has('id')) return null
+  if (call.perRank !== undefined) return cut(call.perRank, body, workers)
+  if (call.sharesId !== true || body.has('id')) return null
   const id = JSON.stringify(randomUUID())
   // Of a name that comes twice the last one counts.
   const named = body.get('id') === null ? body.with([{ at: ['id'], value: id }]) : body.withMember('id', id)
@@ -25,7 +25,7 @@ export function perEngine (fleet: Fleet, call: Call, body: JsonBody, workers: re
 /** A group is given away only if all of its ranks can come: one that waits for a rank that is down waits in vain. */
 function joined (
   fleet: Fleet,
-  { at, offset, world: worldField }: Ranks,
+  { at, offset, world: worldField }: RankFields,
   body: JsonBody,
   workers: readonly Worker[]
 ): PerEngine {

@@ -3,13 +3,13 @@ import type { IncomingMessage } from 'node:http'
 import { once } from 'node:events'
 import { dropRest } from '../http/upload/upload-pump.ts'
 import { readAll } from '../remote/connection.ts'
-import type { Call } from '../remote/connection.ts'
+import type { EngineRequest } from '../remote/connection.ts'
 import { answerOf } from './replies.ts'
 import type { Outcome } from './replies.ts'
 import type { Worker } from './worker.ts'
 
 /** The same call to all at once. Never rejects: what failed is an outcome. Not ended when the client leaves: an update that some engines took must reach the others. */
-export async function fanOut (workers: readonly Worker[], call: (worker: Worker) => Call): Promise<Outcome[]> {
+export async function fanOut (workers: readonly Worker[], call: (worker: Worker) => EngineRequest): Promise<Outcome[]> {
   return await Promise.all(workers.map(async worker => await send(worker, call(worker))))
 }
 
@@ -17,7 +17,7 @@ export async function fanOut (workers: readonly Worker[], call: (worker: Worker)
 export async function fanOutStream (
   workers: readonly Worker[],
   body: IncomingMessage,
-  call: (worker: Worker) => Call
+  call: (worker: Worker) => EngineRequest
 ): Promise<Outcome[]> {
   const lanes = workers.map(worker => ({ worker, pipe: new PassThrough() }))
   for (const { pipe } of lanes) pipe.on('error', () => {})
@@ -57,7 +57,7 @@ async function drained (pipe: PassThrough): Promise<void> {
   }
 }
 
-async function send (worker: Worker, call: Call): Promise<Outcome> {
+async function send (worker: Worker, call: EngineRequest): Promise<Outcome> {
   worker.calls++
   try {
     const { statusCode: status, headers, body } = await worker.connection.request(call)

@@ -9,26 +9,28 @@ import { TENSOR_BODY_LIMIT } from '../http/limits.ts'
 import { BYTES, FORM } from '../http/upload/upload-types.ts'
 import { readAll } from '../remote/connection.ts'
 import type { ConnectionOptions } from '../remote/connection.ts'
-import { CALLS, REFUSED, unknownCall } from './calls.ts'
-import type { Call } from './calls.ts'
-import { control } from './control.ts'
+import { callTable } from './call-table.ts'
+import type { CallTable } from './call-table.ts'
+import { callEngines } from './call-engines.ts'
+import { describeFleet, reportCapabilities } from './describe-fleet.ts'
 import { Fleet } from './fleet.ts'
 import type { Log } from './fleet.ts'
-import { generate } from './generation.ts'
+import { unknownCall } from './gateway-call.ts'
+import type { DialectCalls, GatewayCall } from './gateway-call.ts'
+import { passToOneEngine } from './pass-to-one.ts'
 import { Health } from './health.ts'
 import { GatewayMetrics } from './metrics.ts'
-import { describeFleet } from './describe-fleet.ts'
 
 export interface GatewayOptions extends Keys {
-  /** Addresses; the first one that answers says which weights are current. */
+  /** Addresses of the engines; the first one that answers decides which weights are current. */
   engines: readonly string[]
-  /** Keys that engines are called with; without, the client's goes on to them. */
+  /** Keys for the engines; without them the client's key is passed on. */
   engineKeys?: ConnectionOptions
-  /** From one look at an engine to the next (default 2 s). */
+  /** Time between two health checks of an engine (default 2 s). */
   healthMs?: number
-  /** Fill engines that do not hold the current weights (default true). */
+  /** Load the current weights into engines that do not hold them (default true). */
   fill?: boolean
-  /** Longest time of it (default 300 s). */
+  /** Longest time of one such load (default 300 s). */
   fillTimeoutMs?: number
 }
 
@@ -39,33 +41,33 @@ export interface GatewayContext {
   options: GatewayOptions
 }
 
-const FILL_MS = 300_000
+interface GatewayParts extends GatewayContext {
+  app: FastifyInstance
+  table: CallTable
+}
 
-/** The gateway's routes but for its own: a Fastify plugin in a scope of its own. What it does not know goes to all engines, and wants the admin key. */
-export function gateway (app: FastifyInstance, options: GatewayOptions, log: Log): GatewayContext {
+type Handler = (request: FastifyRequest, reply: FastifyReply) => Promise<unknown>
+
+const CATCH_UP_MS = 300_000
+
+/**
+ * Registers the routes of all dialects on `app`, a Fastify scope of its own; /workers and the gateway's own health are in routes/gateway.
+ * A path that no dialect lists goes to all engines and needs the admin key.
+ */
+export function registerGateway (
+  app: FastifyInstance,
+  dialects: readonly DialectCalls[],
+  options: GatewayOptions,
+  log: Log
+): GatewayContext {
   const fleet = new Fleet(options.engineKeys ?? {}, log)
   const metrics = new GatewayMetrics(fleet)
-  const health = new Health(fleet, {
-    intervalMs: options.healthMs ?? 2000,
-    fill: options.fill === false ? null : { timeoutMs: options.fillTimeoutMs ?? FILL_MS, metrics }
-  })
+  const catchUp = options.fill === false ? null : { timeoutMs: options.fillTimeoutMs ?? CATCH_UP_MS, metrics }
+  const health = new Health(fleet, { intervalMs: options.healthMs ?? 2000, catchUp })
   const context: GatewayContext = { fleet, health, metrics, options }
+  const parts: GatewayParts = { ...context, app, table: callTable(dialects) }
   app.setErrorHandler(errorHandler)
-  app.removeAllContentTypeParsers()
-  app.addContentTypeParser(
-    '*',
-    { bodyLimit: TENSOR_BODY_LIMIT },
-    async (request: FastifyRequest, body: IncomingMessage) =>
-      isStreamed(fleet, CALLS[String(request.routeOptions.url)])
-        ? null
-        : await holdBody(body, TENSOR_BODY_LIMIT, request.headers)
-  )
-  // Held by nobody: piece by piece to every engine.
-  for (const type of [BYTES, FORM]) {
-    app.addContentTypeParser(type, (_request, _payload, done) => {
-      done(null, null)
-    })
-  }
+  installBodyParsers(parts)
   guard(app, options)
   app.addHook('onClose', async () => {
     health.close()
@@ -74,66 +76,95 @@ export function gateway (app: FastifyInstance, options: GatewayOptions, log: Log
       await connection.close()
     }))
   })
+  registerCalls(parts)
+  return context
+}
 
-  const toOne = async (request: FastifyRequest, reply: FastifyReply): Promise<unknown> => {
+/** Bodies are read whole, except those that are passed on piece by piece. */
+function installBodyParsers ({ app, fleet, table }: GatewayParts): void {
+  app.removeAllContentTypeParsers()
+  app.addContentTypeParser(
+    '*',
+    { bodyLimit: TENSOR_BODY_LIMIT },
+    async (request: FastifyRequest, body: IncomingMessage) =>
+      isStreamed(fleet, table.calls[String(request.routeOptions.url)])
+        ? null
+        : await holdBody(body, TENSOR_BODY_LIMIT, request.headers)
+  )
+  for (const type of [BYTES, FORM]) {
+    app.addContentTypeParser(type, (_request, _payload, done) => {
+      done(null, null)
+    })
+  }
+}
+
+function registerCalls (parts: GatewayParts): void {
+  const { app, fleet, table } = parts
+  for (const [url, call] of Object.entries(table.calls)) {
+    const handler = call.describe !== undefined
+      ? describeFleet(fleet, call.describe)
+      : call.to === 'one' || call.to === 'any'
+      ? toOneEngine(parts)
+      : toEngines(parts, call)
+    addRoute(app, url, call, handler)
+  }
+  const everywhere = { methods: ['GET', 'POST', 'PUT', 'DELETE'] }
+  for (const [url, message] of Object.entries(table.refused)) {
+    addRoute(app, url, { methods: ['GET', 'POST'] }, async () => {
+      throw new RefitError('UNSUPPORTED', message)
+    })
+  }
+  addRoute(app, '/*', everywhere, toEngines(parts, null))
+  addRoute(app, '/capabilities', { auth: 'normal', methods: ['GET'] }, async () => reportCapabilities(fleet, table))
+}
+
+function addRoute (
+  app: FastifyInstance,
+  url: string,
+  { methods = ['POST'], auth = 'admin', keyHeader }: Pick<GatewayCall, 'auth' | 'keyHeader' | 'methods'>,
+  handler: Handler
+): void {
+  app.route({
+    method: [...methods],
+    url,
+    exposeHeadRoute: false,
+    config: { auth, ...keyHeader === undefined ? {} : { keyHeader } },
+    schema: { hide: true },
+    handler
+  })
+}
+
+function toOneEngine (context: GatewayContext): Handler {
+  return async (request, reply) => {
     const body = await bodyOf(request)
     if (body === null) throw new RefitError('UNSUPPORTED', 'this route takes JSON')
-    return await generate(context, request, reply, body)
+    return await passToOneEngine(context, request, reply, body)
   }
-  const toAll = (call: Call | null) => async (request: FastifyRequest, reply: FastifyReply): Promise<unknown> => {
-    const { status, type, body } = await control(
-      fleet,
-      metrics,
+}
+
+/** `call` null: a path that no dialect lists. */
+function toEngines (context: GatewayContext, call: GatewayCall | null): Handler {
+  return async (request, reply) => {
+    const { status, type, body } = await callEngines(
+      context,
       request,
       call ?? unknownCall(request.url.split('?', 1)[0]!, request.method),
       await bodyOf(request)
     )
     return await reply.code(status).type(type).send(body)
   }
-  const refuse = (words: string) => async (): Promise<never> => {
-    throw new RefitError('UNSUPPORTED', words)
-  }
-  const route = (
-    url: string,
-    methods: readonly string[],
-    { auth, keyHeader }: Pick<Call, 'auth' | 'keyHeader'>,
-    handler: (request: FastifyRequest, reply: FastifyReply) => Promise<unknown>
-  ): void => {
-    app.route({
-      method: [...methods],
-      url,
-      exposeHeadRoute: false,
-      config: { auth: auth ?? 'admin', ...keyHeader === undefined ? {} : { keyHeader } },
-      schema: { hide: true },
-      handler
-    })
-  }
-  for (const [url, call] of Object.entries(CALLS)) {
-    route(
-      url,
-      call.methods ?? ['POST'],
-      call,
-      call.to === 'one' || call.to === 'any'
-        ? toOne
-        : toAll(call)
-    )
-  }
-  for (const [url, words] of Object.entries(REFUSED)) route(url, ['GET', 'POST'], {}, refuse(words))
-  route('/*', ['GET', 'POST', 'PUT', 'DELETE'], {}, toAll(null))
-  describeFleet(app, fleet)
-  return context
 }
 
-/** Of one engine nothing is cut. */
-function isStreamed ({ members }: Fleet, call: Call | undefined): boolean {
-  return call?.stream === true || (call?.cut !== undefined && members.length === 1)
+/** A list with one entry per rank needs no splitting while there is one engine. */
+function isStreamed ({ members }: Fleet, call: GatewayCall | undefined): boolean {
+  return call?.streamsBody === true || (call?.perRank !== undefined && members.length === 1)
 }
 
-/** Null: an upload, which is not read here. */
+/** Null: the body is passed on piece by piece and is not read here. */
 async function bodyOf (request: FastifyRequest): Promise<Buffer | null> {
   if (request.body === null) return null
   if (Buffer.isBuffer(request.body)) return request.body
-  // Some clients send JSON along with a GET, which Fastify leaves alone.
+  // Some clients send JSON with a GET; Fastify does not parse the body of a GET.
   const { 'content-length': length = '0', 'transfer-encoding': encoding } = request.headers
   return request.method === 'GET' && (length !== '0' || encoding !== undefined)
     ? await readAll(request.raw, TENSOR_BODY_LIMIT)

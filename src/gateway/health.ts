@@ -1,7 +1,7 @@
-import { readFacts, DIALECTS } from '../remote/dialect.ts'
+import { ENGINE_KINDS, readFacts } from '../remote/engine-kind.ts'
 import { RefitError } from '../errors.ts'
 import { admit, LOOK_MS, startedAnew } from './admission.ts'
-import type { FillOptions } from './fill.ts'
+import type { CatchUpOptions } from './catch-up.ts'
 import type { Fleet } from './fleet.ts'
 import { SILENT_LOOKS } from './worker.ts'
 import type { Worker } from './worker.ts'
@@ -10,7 +10,7 @@ export interface HealthOptions {
   /** From one look at an engine to the next. */
   intervalMs: number
   /** How engines are filled that do not hold the current weights; null: they are not. */
-  fill: FillOptions | null
+  catchUp: CatchUpOptions | null
 }
 
 const SOON_MS = 50
@@ -76,7 +76,7 @@ export class Health {
       .unref()
   }
 
-  async #turn (worker: Worker, filling = this.#options.fill): Promise<void> {
+  async #turn (worker: Worker, filling = this.#options.catchUp): Promise<void> {
     const entry = this.#watched.get(worker)
     if (entry === undefined || entry.looking) return
     entry.looking = true
@@ -103,7 +103,7 @@ export class Health {
     const { updates } = fleet
     const signal = AbortSignal.timeout(LOOK_MS)
     try {
-      const { body } = await connection.request({ method: 'GET', path: DIALECTS[facts!.dialect].alive, signal })
+      const { body } = await connection.request({ method: 'GET', path: ENGINE_KINDS[facts!.kind].alive, signal })
       await body.dump()
       worker.failures = 0
     } catch (error) {
@@ -119,7 +119,7 @@ export class Health {
     }
     if (!fleet.isQuiet) return
     // Busy with something long: alive all the same.
-    const now = await readFacts(connection, facts!.dialect, AbortSignal.timeout(LOOK_MS)).catch(() => null)
+    const now = await readFacts(connection, facts!.kind, AbortSignal.timeout(LOOK_MS)).catch(() => null)
     if (now === null || !fleet.isQuiet || fleet.updates !== updates) return
     worker.facts = now
     if (now.instance !== facts!.instance) {
@@ -135,7 +135,7 @@ export class Health {
     const { updates, ready } = this.#fleet
     const facts = await Promise.all(
       ready.map(async ({ connection, facts }) =>
-        await readFacts(connection, facts!.dialect, AbortSignal.timeout(LOOK_MS)).catch(() => null)
+        await readFacts(connection, facts!.kind, AbortSignal.timeout(LOOK_MS)).catch(() => null)
       )
     )
     if (!this.#fleet.isQuiet || this.#fleet.updates !== updates || facts.includes(null)) return

@@ -2,7 +2,7 @@ import type { IncomingHttpHeaders } from 'node:http'
 import { STATUS_CODES } from 'node:http'
 import { RefitError } from '../errors.ts'
 import { messageOf, parsed } from '../remote/connection.ts'
-import type { Answer as Rule } from './calls.ts'
+import type { MergeRule } from './gateway-call.ts'
 import type { Worker } from './worker.ts'
 
 /** What one engine answered, or why there is no answer. */
@@ -38,7 +38,7 @@ export function failureOf (outcome: Outcome): string | null {
  * One answer for many: the first engine's, with those of all under `engines`; a body that is a list is joined, and fields as the rule says. Where any failed, the status that all failures
  * share if all engines failed, else 502; the message names each engine that failed.
  */
-export function merge (rule: Rule, outcomes: readonly Outcome[]): Merged {
+export function merge (rule: MergeRule, outcomes: readonly Outcome[]): Merged {
   const failed = outcomes.flatMap(outcome => {
     const failure = failureOf(outcome)
     return failure === null ? [] : [{ outcome, failure }]
@@ -64,7 +64,7 @@ export function merge (rule: Rule, outcomes: readonly Outcome[]): Merged {
 
 /** Fields that are of all engines, where all have them. */
 function together (
-  { join = [], sum = [], every = [] }: Rule,
+  { join = [], sum = [], every = [] }: MergeRule,
   bodies: readonly Record<string, unknown>[]
 ): Record<string, unknown> {
   const fields: Record<string, unknown> = {}

@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto'
 import { Connection } from '../remote/connection.ts'
 import type { ConnectionOptions } from '../remote/connection.ts'
-import type { EngineFacts } from '../remote/dialect.ts'
+import type { EngineFacts } from '../remote/engine-kind.ts'
 
 /**
  * `joining`: asked what it is, compared with the others, filled. `ready`: generates. `stale`: lives, but does not hold the current weights, so
@@ -104,7 +104,7 @@ export class Worker {
       in_sync: inSync,
       load,
       ranks: facts?.ranks ?? null,
-      dialect: facts?.dialect ?? null,
+      dialect: facts?.kind ?? null,
       model_path: facts?.modelPath ?? null
     }
   }

@@ -1,5 +1,4 @@
 import type { FastifyPluginAsyncTypebox } from '@fastify/type-provider-typebox'
-import type { DialectName } from '../dialects/names.ts'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import type { Metrics } from './metrics.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
@@ -41,8 +40,8 @@ export interface RouteContext {
   uploads: UploadReceiver
   /** Keeps checkpoints on this host up to date. */
   pulls: WeightPulls
-  /** Whose routes there are. */
-  dialects: ReadonlySet<DialectName>
+  /** Names of the dialects that `--dialects` chose. */
+  dialects: ReadonlySet<string>
   loaded: LoadedFrom
   /** Of the program, for `/server_info`. */
   version: string

@@ -10,7 +10,7 @@ export interface ConnectionOptions {
   connectMs?: number
 }
 
-export interface Call {
+export interface EngineRequest {
   method: string
   /** With its query. */
   path: string
@@ -52,7 +52,7 @@ export class Connection {
 
   /** The key of this connection, if it has one, goes before the caller's. */
   async request (
-    { method, path, headers = {}, body = null, signal, admin = false }: Call
+    { method, path, headers = {}, body = null, signal, admin = false }: EngineRequest
   ): Promise<Dispatcher.ResponseData> {
     const key = admin ? this.#options.adminApiKey ?? this.#options.apiKey : this.#options.apiKey
     return await this.#pool.request({
@@ -69,7 +69,7 @@ export class Connection {
     method: string,
     path: string,
     body?: unknown,
-    { headers = {}, ...options }: Pick<Call, 'admin' | 'headers' | 'signal'> = {}
+    { headers = {}, ...options }: Pick<EngineRequest, 'admin' | 'headers' | 'signal'> = {}
   ): Promise<JsonReply> {
     const sent = body === undefined
       ? { headers }

@@ -18,8 +18,8 @@ import { RefitError } from '../errors.ts'
 import { sseData } from '../client/sse-reader.ts'
 import { Connection, messageOf, readAll } from './connection.ts'
 import type { ConnectionOptions, JsonReply } from './connection.ts'
-import { readFacts } from './dialect.ts'
-import type { EngineFacts } from './dialect.ts'
+import { readFacts } from './engine-kind.ts'
+import type { EngineFacts } from './engine-kind.ts'
 import { infoOf, refusal, RemoteState } from './remote-state.ts'
 import { RemoteTransactions } from './remote-transactions.ts'
 import { RemoteUpdate } from './remote-update.ts'
@@ -104,8 +104,8 @@ export class RemoteEngine implements RolloutEngine {
     }
   }
 
-  get dialect (): EngineFacts['dialect'] {
-    return this.#state.facts.dialect
+  get kind (): EngineFacts['kind'] {
+    return this.#state.facts.kind
   }
   get stats (): EngineStats {
     return this.#state.stats
@@ -148,7 +148,7 @@ export class RemoteEngine implements RolloutEngine {
     let isOver = false
     try {
       for await (
-        const event of this.dialect === 'vllm'
+        const event of this.kind === 'vllm'
           ? generateVllm(this.#connection, request, this.info.servedModelName, this.weightVersion, end.signal)
           : this.#events(request, end.signal)
       ) {
@@ -173,7 +173,7 @@ export class RemoteEngine implements RolloutEngine {
   }
 
   async *#events (request: GenerateRequest, signal: AbortSignal): AsyncGenerator<TokenEvent, void, undefined> {
-    const isRefit = this.dialect === 'refit'
+    const isRefit = this.kind === 'refit'
     const { statusCode, body } = await this.#connection.request({
       method: 'POST',
       path: '/generate',
@@ -203,7 +203,7 @@ export class RemoteEngine implements RolloutEngine {
   }
 
   async pause (mode: PauseMode | 'wait'): Promise<void> {
-    if (mode === 'wait' && this.dialect === 'sglang') {
+    if (mode === 'wait' && this.kind === 'sglang') {
       throw new RefitError(
         'UNSUPPORTED',
         'a remote SGLang cannot pause once running requests have ended: pause with mode "retract" or "in_place"'
@@ -225,14 +225,14 @@ export class RemoteEngine implements RolloutEngine {
   async flushCache (timeoutMs = 0): Promise<boolean> {
     const reply = await this.#json(
       'POST',
-      `${this.#paths.flush}${this.dialect === 'vllm' ? '' : `?timeout=${timeoutMs / 1000}`}`
+      `${this.#paths.flush}${this.kind === 'vllm' ? '' : `?timeout=${timeoutMs / 1000}`}`
     )
     if (reply.status === 400) return false
     return demand(this.#paths.flush, reply)['success'] !== false
   }
 
   async dropCache ({ retract = false }: { retract?: boolean } = {}): Promise<void> {
-    if (this.dialect === 'sglang') {
+    if (this.kind === 'sglang') {
       throw new RefitError('UNSUPPORTED', 'a remote SGLang drops its cache only while it is idle (/flush_cache)')
     }
     await this.#call('POST', `/reset_prefix_cache?reset_running_requests=${retract}`, {})
@@ -255,7 +255,7 @@ export class RemoteEngine implements RolloutEngine {
     tags: readonly MemoryTag[] = [],
     { keepWeights }: { keepWeights?: boolean } = {}
   ): Promise<MemoryReport> {
-    if (keepWeights === undefined || this.dialect === 'sglang') return await this.#memory(this.#paths.sleep, tags)
+    if (keepWeights === undefined || this.kind === 'sglang') return await this.#memory(this.#paths.sleep, tags)
     return await this.#memory(`/sleep?mode=wait&level=${keepWeights ? 1 : 2}`, tags, true)
   }
 
@@ -302,10 +302,10 @@ export class RemoteEngine implements RolloutEngine {
   }
 
   get #paths (): Paths {
-    return this.dialect === 'vllm' ? PATHS.vllm : PATHS.sglang
+    return this.kind === 'vllm' ? PATHS.vllm : PATHS.sglang
   }
 
-  async #memory (path: string, tags: readonly MemoryTag[], isVllm = this.dialect === 'vllm'): Promise<MemoryReport> {
+  async #memory (path: string, tags: readonly MemoryTag[], isVllm = this.kind === 'vllm'): Promise<MemoryReport> {
     const began = performance.now()
     const before = this.releasedMemory
     const query = isVllm && tags.length > 0

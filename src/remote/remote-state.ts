@@ -11,8 +11,8 @@ import type {
 } from '../contract/rollout-engine.ts'
 import type { Connection } from './connection.ts'
 import { messageOf, parsed } from './connection.ts'
-import { readFacts } from './dialect.ts'
-import type { EngineFacts } from './dialect.ts'
+import { readFacts } from './engine-kind.ts'
+import type { EngineFacts } from './engine-kind.ts'
 
 type Fields = Record<string, unknown>
 
@@ -51,16 +51,16 @@ export class RemoteState {
 
   /** Throws where it does not answer. */
   async refresh (signal?: AbortSignal): Promise<void> {
-    const { dialect } = this.facts
-    const facts = await readFacts(this.#connection, dialect, signal)
-    const [health, loads] = dialect === 'vllm'
+    const { kind } = this.facts
+    const facts = await readFacts(this.#connection, kind, signal)
+    const [health, loads] = kind === 'vllm'
       ? [{}, {}]
       : await Promise.all([this.#optional('/health', signal), this.#optional('/v1/loads', signal)])
     const before = JSON.stringify([this.facts.version, this.weights])
     this.isReachable = true
     this.facts = facts
     this.#load = ((loads['loads'] as Fields[] | undefined)?.[0]) ?? {}
-    if (dialect === 'refit') {
+    if (kind === 'refit') {
       this.weights = weightState(health['weights'])
       this.releasedMemory = (health['released_memory'] ?? {}) as ReleasedMemory
       this.#paused = (health['paused'] ?? null) as PauseMode | null
@@ -153,7 +153,7 @@ export function refusal (path: string, status: number, text: string): RefitError
 }
 
 /** What can be known of the model; the caller may know more. An engine that does not say how many token ids there are checks them itself. */
-export function infoOf ({ dialect, ranks, modelPath, details }: EngineFacts, url: string): EngineInfo {
+export function infoOf ({ kind, ranks, modelPath, details }: EngineFacts, url: string): EngineInfo {
   const model = ((details['capabilities'] as Fields | undefined)?.['model'] ?? {}) as Fields
   const number = (value: unknown, otherwise: number): number =>
     Number.isSafeInteger(value) ? value as number : otherwise
@@ -171,7 +171,7 @@ export function infoOf ({ dialect, ranks, modelPath, details }: EngineFacts, url
     // Memory of its cards is not ours to open: what trainers share is refused as by an engine on the CPU.
     device: 'remote',
     cards: [],
-    isa: dialect,
+    isa: kind,
     ranks,
     threads: number(details['threads'], 0),
     dtype: details['dtype'] === 'float32' ? 'float32' : 'bfloat16',

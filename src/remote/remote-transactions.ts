@@ -93,7 +93,7 @@ export class RemoteTransactions implements WeightTransactions {
   }
 
   async #ours (method: string, path: string, body?: unknown): Promise<Fields> {
-    if (this.#state.facts.dialect !== 'refit') {
+    if (this.#state.facts.kind !== 'refit') {
       throw new RefitError('UNSUPPORTED', 'only a remote refit has weight transactions')
     }
     const reply = await this.#call(method, path, body)

@@ -30,8 +30,8 @@ export class RemoteUpdate implements WeightUpdate {
   }
 
   async write (source: WeightSource): Promise<WriteReport> {
-    const isRefit = this.#state.facts.dialect === 'refit'
-    if (this.#state.facts.dialect === 'vllm') {
+    const isRefit = this.#state.facts.kind === 'refit'
+    if (this.#state.facts.kind === 'vllm') {
       throw new RefitError(
         'UNSUPPORTED',
         'a remote vLLM takes weights by its own transfer engine: speak to it, or to a gateway in front of it'

@@ -1,6 +1,7 @@
 import t from 'tap'
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { DIALECT_NAMES } from '../../src/app/dialects.ts'
 import { configurationPage } from '../../src/config/configuration-page.ts'
 import { FLAGS } from '../../src/config/parse-arguments.ts'
 import { serveHelp } from '../../src/config/help.ts'
@@ -11,7 +12,7 @@ t.test('--help and the configuration page name every flag and every alias', asyn
   const help = serveHelp()
   for (const flag of FLAGS.keys()) {
     if (!flag.startsWith('model')) t.match(help, `--${flag}`)
-    t.match(configurationPage(), `\`--${flag}\``)
+    t.match(configurationPage(DIALECT_NAMES), `\`--${flag}\``)
   }
 })
 
@@ -24,7 +25,7 @@ t.test('--help keeps to its width', async t => {
 })
 
 t.test('docs/configuration.md is what "npm run docs" writes', async t => {
-  t.equal(readFileSync(join(packageRoot, 'docs', 'configuration.md'), 'utf8'), configurationPage())
+  t.equal(readFileSync(join(packageRoot, 'docs', 'configuration.md'), 'utf8'), configurationPage(DIALECT_NAMES))
 })
 
 t.test('a suggestion is near: one edit in a short word, a third of a long one', async t => {

@@ -1,7 +1,8 @@
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
-import { CALLS, REFUSED } from '../../src/gateway/calls.ts'
+import { ALL_DIALECTS } from '../../src/app/dialects.ts'
+import { callTable } from '../../src/gateway/call-table.ts'
 import { packageRoot } from '../../src/root.ts'
 import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import { recorder } from '../helpers/recorder.ts'
@@ -10,18 +11,11 @@ t.test("every route of an engine has its line in the table of the gateway, or is
   const read = (name: string): Record<string, Record<string, unknown>> =>
     JSON.parse(readFileSync(join(packageRoot, 'openapi', name), 'utf8')).paths
   const [engine, own] = [read('openapi.json'), read('gateway.json')]
-  const described = [
-    '/server_info',
-    '/get_server_info',
-    '/get_world_size',
-    '/get_world_size/',
-    '/get_tensor_parallel_size/',
-    '/capabilities'
-  ]
+  const table = callTable(ALL_DIALECTS)
   const norm = (path: string): string => path.replace(/\{name\}/, '*').replace(/\{(\w+)\}/g, ':$1')
   for (const [path, methods] of Object.entries(engine)) {
-    if (described.includes(path) || path in own || norm(path) in REFUSED) continue
-    const call = CALLS[norm(path)]
+    if (path === '/capabilities' || path in own || norm(path) in table.refused) continue
+    const call = table.calls[norm(path)]
     t.ok(call, path)
     for (const method of Object.keys(methods)) {
       t.ok((call?.methods ?? ['POST']).includes(method.toUpperCase()), `${method} ${path}`)

@@ -167,7 +167,7 @@ t.test('SGLang and vLLM are filled from disk alone, each in its own words, and a
   ) {
     const first = await recorder(t, 1, replies)
     const gateway = await gatewayTo(t, [first.url])
-    t.equal(gateway.app.gateway.fleet.list[0]!.facts?.dialect, name)
+    t.equal(gateway.app.gateway.fleet.list[0]!.facts?.kind, name)
     t.equal((await gateway.post(update[0], update[1])).status, 200)
     const late = await recorder(t, 1, {
       ...replies,

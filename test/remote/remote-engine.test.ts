@@ -22,7 +22,7 @@ t.test('a remote refit gives the same tokens, logprobs and versions as the engin
   const folder = modelFolder(t)
   const { url, engine } = await engineServer(t, folder)
   const remote = await connect(t, url)
-  t.equal(remote.dialect, 'refit')
+  t.equal(remote.kind, 'refit')
   const { vocabSize, eosTokenIds, contextLength, ranks, architecture } = engine.info
   t.match(remote.info, { vocabSize, eosTokenIds, contextLength, ranks, architecture })
   const prompt = [10, 11, 12, 13, 14, 3]
@@ -188,7 +188,7 @@ t.test('an engine that is not there, or speaks nothing that is known, or breaks 
   const odd = await speaker(t, { '/version': '<html>' })
   await t.rejects(RemoteEngine.connect(odd.url), {
     code: 'ENGINE_FAILED',
-    message: /speaks no dialect that is known.*\/capabilities answered 404.*\/version answered 200/
+    message: /is no engine of a known kind.*\/capabilities answered 404.*\/version answered 200/
   })
   const sglang = await speaker(t, {
     '/server_info': { tp_size: 2, pp_size: 2, max_total_num_tokens: 100 },

@@ -1,7 +1,6 @@
 import { RefitError } from '../../errors.ts'
 import type { RouteContext } from '../../http/context.ts'
 import { updateFromIpc } from '../checkpoint-engine/checkpoint-engine.ts'
-import type { DialectName } from '../names.ts'
 import { vllmSleepOf } from './sleep-of.ts'
 import { weightTransferOf } from './transfer.ts'
 
@@ -17,49 +16,49 @@ export interface RpcCall {
 }
 
 interface Method {
-  /** With which of these it is there. */
-  of: readonly DialectName[]
+  /** The dialects that have this method. */
+  dialects: readonly string[]
   /** What each rank answers. */
   run: (context: RouteContext, call: RpcCall) => Promise<unknown>
 }
 
-const NATIVE: readonly DialectName[] = ['vllm', 'skyrl']
-const SKYRL: readonly DialectName[] = ['skyrl']
+const NATIVE: readonly string[] = ['vllm', 'skyrl']
+const SKYRL: readonly string[] = ['skyrl']
 
 const METHODS: Readonly<Record<string, Method>> = {
   // vLLM's own, as routes of the same names have them.
   init_weight_transfer_engine: {
-    of: NATIVE,
+    dialects: NATIVE,
     run: async (context, call) => {
       await weightTransferOf(context).init(take(call, 0, 'init_info'))
     }
   },
-  start_weight_update: { of: NATIVE, run: start },
+  start_weight_update: { dialects: NATIVE, run: start },
   update_weights: {
-    of: NATIVE,
+    dialects: NATIVE,
     run: async (context, call) => {
       await weightTransferOf(context).update(take(call, 0, 'update_info'))
     }
   },
-  finish_weight_update: { of: NATIVE, run: finish },
+  finish_weight_update: { dialects: NATIVE, run: finish },
   // SkyRL's worker extension.
-  skyrl_start_weight_update: { of: SKYRL, run: start },
+  skyrl_start_weight_update: { dialects: SKYRL, run: start },
   update_weights_nccl: {
-    of: SKYRL,
+    dialects: SKYRL,
     run: async (context, call) => {
       await weightTransferOf(context).update(take(call, 0, 'update_info'), { inScope: true })
     }
   },
   update_weights_ipc: {
-    of: SKYRL,
+    dialects: SKYRL,
     run: async (context, call) => {
       await weightTransferOf(context).update(take(call, 0, 'update_info'), { inScope: true })
     }
   },
-  skyrl_finish_weight_update: { of: SKYRL, run: finish },
+  skyrl_finish_weight_update: { dialects: SKYRL, run: finish },
   // Frozen requests keep their KV cache where it is: there is nowhere else to put it. Weights are written anew by the update.
   skyrl_sleep_for_weight_sync: {
-    of: SKYRL,
+    dialects: SKYRL,
     run: async ({ engine }, call) => {
       await vllmSleepOf(engine).sleep({
         level: 2,
@@ -69,14 +68,14 @@ const METHODS: Readonly<Record<string, Method>> = {
     }
   },
   skyrl_wake_for_weight_sync: {
-    of: SKYRL,
+    dialects: SKYRL,
     run: async ({ engine }, call) => {
       await vllmSleepOf(engine).wake(toTexts(call, 0, 'tags'))
     }
   },
   // checkpoint-engine's worker extension.
   update_weights_from_ipc: {
-    of: ['checkpoint-engine'],
+    dialects: ['checkpoint-engine'],
     run: async (context, call) => {
       await updateFromIpc(context, toHandles(call), call.timeout === null ? {} : { timeout: call.timeout })
     }
@@ -85,10 +84,10 @@ const METHODS: Readonly<Record<string, Method>> = {
 
 /** Runs a method. Throws INVALID_REQUEST for one that there is not, naming those that there are, and for arguments that it does not take. */
 export async function callMethod (context: RouteContext, name: string, call: RpcCall): Promise<unknown[]> {
-  const isThere = ({ of }: Method): boolean => of.some(dialect => context.dialects.has(dialect))
+  const isServed = ({ dialects }: Method): boolean => dialects.some(dialect => context.dialects.has(dialect))
   const method = Object.hasOwn(METHODS, name) ? METHODS[name]! : undefined
-  if (method === undefined || !isThere(method)) {
-    const names = Object.keys(METHODS).filter(known => isThere(METHODS[known]!))
+  if (method === undefined || !isServed(method)) {
+    const names = Object.keys(METHODS).filter(known => isServed(METHODS[known]!))
     throw new RefitError(
       'INVALID_REQUEST',
       `method: ${JSON.stringify(name.slice(0, 100))} is not one that can be called here; there are ${names.join(', ')}`,

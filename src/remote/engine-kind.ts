@@ -2,51 +2,52 @@ import { messageOf } from './connection.ts'
 import type { Connection, JsonReply } from './connection.ts'
 import { RefitError } from '../errors.ts'
 
-export type DialectName = 'refit' | 'sglang' | 'vllm'
+/** The program behind an engine's address. */
+export type EngineKind = 'refit' | 'sglang' | 'vllm'
 
-/** What an engine says of itself. */
+/** What an engine reports about itself. */
 export interface EngineFacts {
-  dialect: DialectName
-  /** GPUs, or ranks of a process group, that it counts for. */
+  kind: EngineKind
+  /** Ranks that it has in a process group: one for each GPU. */
   ranks: number
-  /** Label of its weights; null where it has none. */
+  /** Label of its weights; null if it has none. */
   version: string | null
-  /** Weights that are torn, in words. */
+  /** Why its weights cannot be used: a part of them is torn. */
   torn: string | null
-  /** Changes when the engine starts anew; null where it does not say. */
+  /** Changes when the engine is restarted; null if the engine reports nothing of the kind. */
   instance: string | null
   /** Where its weights were loaded from. */
   modelPath: string | null
-  /** Everything else that it answered with. */
+  /** All other fields of its replies. */
   details: Readonly<Record<string, unknown>>
 }
 
-interface Dialect {
-  /** Answered by engines of this dialect alone. */
+interface EngineRoutes {
+  /** A GET that only engines of this kind reply to. */
   probe: string
-  isSpoken: (body: Record<string, unknown>) => boolean
+  matches: (body: Record<string, unknown>) => boolean
   read: (
     connection: Connection,
     probed: Record<string, unknown>,
     signal: AbortSignal | undefined
-  ) => Promise<Omit<EngineFacts, 'dialect'>>
-  /** GET that answers in milliseconds while the engine lives. */
+  ) => Promise<Omit<EngineFacts, 'kind'>>
+  /** A GET that replies within milliseconds while the engine runs. */
   alive: string
-  /** Whether every start has another `instance`. */
-  tellsStart: boolean
-  /** POST that ends a pause. */
+  /** Whether `instance` changes with every restart. */
+  showsRestart: boolean
+  /** The POST that ends a pause. */
   resume: string
-  /** Whether /weights_checker gives checksums that two engines can be compared by. */
+  /** Whether /weights_checker returns checksums that two engines can be compared by. */
   hasChecksums: boolean
 }
 
 /** In the order in which they are tried. */
-export const DIALECTS: Readonly<Record<DialectName, Dialect>> = {
+export const ENGINE_KINDS: Readonly<Record<EngineKind, EngineRoutes>> = {
   refit: {
     probe: '/capabilities',
-    isSpoken: ({ server }) => server === 'refit',
+    matches: ({ server }) => server === 'refit',
     read: async (connection, capabilities, signal) => {
-      const info = await demand(connection, '/server_info', signal)
+      const info = await getObject(connection, '/server_info', signal)
       const torn = info['weights'] === 'torn' ? 'its weights are torn' : null
       return {
         ranks: count(info['tp_size']),
@@ -58,16 +59,16 @@ export const DIALECTS: Readonly<Record<DialectName, Dialect>> = {
       }
     },
     alive: '/health',
-    tellsStart: true,
+    showsRestart: true,
     resume: '/continue_generation',
     hasChecksums: true
   },
   sglang: {
     probe: '/server_info',
-    isSpoken: body => 'tp_size' in body || 'tensor_parallel_size' in body,
+    matches: body => 'tp_size' in body || 'tensor_parallel_size' in body,
     read: async (connection, probed, signal) => {
-      const model = await demand(connection, '/model_info', signal).catch(async () =>
-        await demand(connection, '/get_model_info', signal)
+      const model = await getObject(connection, '/model_info', signal).catch(async () =>
+        await getObject(connection, '/get_model_info', signal)
       )
       const ranks = probed['num_gpus'] === undefined
         ? count(probed['tp_size'] ?? probed['tensor_parallel_size']) * count(probed['pp_size'])
@@ -82,17 +83,17 @@ export const DIALECTS: Readonly<Record<DialectName, Dialect>> = {
       }
     },
     alive: '/health',
-    // Its seed may have been chosen.
-    tellsStart: false,
+    // Older versions report no start time, and a seed that the user chose survives a restart.
+    showsRestart: false,
     resume: '/continue_generation',
     hasChecksums: true
   },
   vllm: {
     probe: '/version',
-    isSpoken: body => typeof body['version'] === 'string',
+    matches: body => typeof body['version'] === 'string',
     read: async (connection, probed, signal) => {
       const optional = async (path: string): Promise<Record<string, unknown>> =>
-        await demand(connection, path, signal).catch(() => ({}))
+        await getObject(connection, path, signal).catch(() => ({}))
       const [size, weights, models] = [
         await optional('/get_world_size'),
         await optional('/weight_info'),
@@ -109,49 +110,43 @@ export const DIALECTS: Readonly<Record<DialectName, Dialect>> = {
       }
     },
     alive: '/health',
-    tellsStart: false,
+    showsRestart: false,
     resume: '/resume',
     hasChecksums: false
   }
 }
 
-/** Asks what speaks there. Throws ENGINE_FAILED where nothing that is known does, with what it answered. */
+/** Finds out which kind of engine replies there, or reads the facts of a known kind. Throws ENGINE_FAILED with its replies otherwise. */
 export async function readFacts (
   connection: Connection,
-  known: DialectName | null = null,
+  known: EngineKind | null = null,
   signal?: AbortSignal
 ): Promise<EngineFacts> {
-  const heard: string[] = []
-  for (const [name, { probe, isSpoken, read }] of Object.entries(DIALECTS) as [DialectName, Dialect][]) {
-    if (known !== null && name !== known) continue
+  const replies: string[] = []
+  for (const [kind, { probe, matches, read }] of Object.entries(ENGINE_KINDS) as [EngineKind, EngineRoutes][]) {
+    if (known !== null && kind !== known) continue
     const reply = await connection.json('GET', probe, undefined, { ...signal === undefined ? {} : { signal } })
     if (reply.status === 401 || reply.status === 403) {
       throw failed(connection, `${probe} wants a key (status ${reply.status}): name it`)
     }
-    if (reply.status < 400 && isObject(reply.body) && isSpoken(reply.body)) {
-      return {
-        dialect: name,
-        ...await read(connection, reply.body, signal)
-      }
+    if (reply.status < 400 && isObject(reply.body) && matches(reply.body)) {
+      return { kind, ...await read(connection, reply.body, signal) }
     }
-    heard.push(`${probe} answered ${reply.status}`)
+    replies.push(`${probe} answered ${reply.status}`)
   }
-  throw failed(connection, `speaks no dialect that is known (refit, SGLang, vLLM): ${heard.join(', ')}`)
+  throw failed(connection, `is no engine of a known kind (refit, SGLang, vLLM): ${replies.join(', ')}`)
 }
 
-async function demand (
+async function getObject (
   connection: Connection,
   path: string,
   signal: AbortSignal | undefined
 ): Promise<Record<string, unknown>> {
   const reply = await connection.json('GET', path, undefined, { ...signal === undefined ? {} : { signal } })
   if (reply.status < 400 && isObject(reply.body)) return reply.body
-  throw failed(
-    connection,
-    `GET ${path} answered ${reply.status}${reply.body === undefined ? ', which is no JSON' : ''}: ${
-      messageOf(reply as JsonReply).slice(0, 200)
-    }`
-  )
+  const form = reply.body === undefined ? ', which is no JSON' : ''
+  const message = messageOf(reply as JsonReply).slice(0, 200)
+  throw failed(connection, `GET ${path} answered ${reply.status}${form}: ${message}`)
 }
 
 function failed ({ url }: Connection, message: string): RefitError {

@@ -14,7 +14,7 @@ import type { Worker } from './worker.ts'
  * Passes a generation to one engine and its reply to the client as it comes. Another engine is tried while nothing of a reply has been passed on
  * and the first one has failed to take the request, has died on it, or says 503: it is not ready, and has generated nothing.
  */
-export async function generate (
+export async function passToOneEngine (
   { fleet, health, metrics }: { fleet: Fleet, health: Health, metrics: GatewayMetrics },
   request: FastifyRequest,
   reply: FastifyReply,

@@ -1,11 +1,11 @@
 import { Readable } from 'node:stream'
 import type { FastifyRequest } from 'fastify'
 import { RefitError } from '../errors.ts'
-import type { Call as EngineCall } from '../remote/connection.ts'
+import type { EngineRequest } from '../remote/connection.ts'
 import { LOOK_MS } from './admission.ts'
 import { perEngine } from './bodies.ts'
-import type { Call } from './calls.ts'
-import { NAMELESS } from './calls-by-body.ts'
+import { UNNAMED_GROUP } from './gateway-call.ts'
+import type { GatewayCall } from './gateway-call.ts'
 import { fanOut, fanOutStream } from './fan-out.ts'
 import type { Fleet } from './fleet.ts'
 import { bodylessHeaders, readHeaders } from './headers.ts'
@@ -16,36 +16,35 @@ import type { Merged, Outcome } from './replies.ts'
 import type { Worker } from './worker.ts'
 
 /** These write weights, or wait for the others that do, or for their memory: a transfer from one engine to another would hold them up, and is given up. */
-const BEFORE_FILLS: ReadonlySet<Call['does']> = new Set(['weights', 'label', 'begin', 'join', 'pause', 'memory'])
+const BEFORE_FILLS: ReadonlySet<GatewayCall['effect']> = new Set(['weights', 'label', 'begin', 'join', 'pause', 'memory'])
 
 const MISSED = 'it did not get all that the update was announced with'
 
 /** Sends a call that is meant for the weights or the state of every engine to every engine, and answers for all. `body` null: an upload, which is not held. */
-export async function control (
-  fleet: Fleet,
-  metrics: GatewayMetrics,
+export async function callEngines (
+  { fleet, metrics }: { fleet: Fleet, metrics: GatewayMetrics },
   request: FastifyRequest,
-  route: Call,
+  route: GatewayCall,
   body: Buffer | null
 ): Promise<Merged> {
   const json = new JsonBody(body ?? Buffer.alloc(0))
-  const call = body === null ? route : route.by?.(json) ?? route
-  if (call.alone !== undefined && fleet.members.length > 1) {
+  const call = body === null ? route : route.byBody?.(json) ?? route
+  if (call.oneEngineOnly !== undefined && fleet.members.length > 1) {
     throw new RefitError(
       'UNSUPPORTED',
-      `${fleet.members.length} engines are behind the gateway, and this call is for one: ${call.alone}; ask an engine of /workers`
+      `${fleet.members.length} engines are behind the gateway, and this call is for one: ${call.oneEngineOnly}; ask an engine of /workers`
     )
   }
   const { workers, inGroup } = targets(fleet, call, json)
   if (workers.length === 0) throw fleet.noEngine()
   const lacking = partial(fleet, call, workers)
-  if (BEFORE_FILLS.has(call.does) && request.method !== 'GET') {
+  if (BEFORE_FILLS.has(call.effect) && request.method !== 'GET') {
     for (const { filling } of workers) {
       filling?.abort(new RefitError('CONFLICT', 'a call for the weights of all engines came meanwhile'))
     }
   }
   const ready = workers.filter(({ state }) => state === 'ready')
-  const isUpdate = request.method !== 'GET' && (call.does === 'weights' || call.does === 'label')
+  const isUpdate = request.method !== 'GET' && (call.effect === 'weights' || call.effect === 'label')
   if (isUpdate) fleet.updateBegan()
   let outcomes: Outcome[] = []
   const began = performance.now()
@@ -70,19 +69,19 @@ export async function control (
   }
   follow(fleet, call, json, outcomes)
   if (
-    call.does === 'begin' && request.method !== 'GET' &&
+    call.effect === 'begin' && request.method !== 'GET' &&
     outcomes.some(outcome => ready.includes(outcome.worker) && failureOf(outcome) !== null)
   ) await takeBack(outcomes, request.headers.authorization)
   // What fails on an engine that is out anyway is told by /workers; a trainer could do nothing about it.
   const told = outcomes.filter(outcome =>
     ready.includes(outcome.worker) ||
-    (call.does !== undefined && failureOf(outcome) === null && !lacking.includes(outcome.worker))
+    (call.effect !== undefined && failureOf(outcome) === null && !lacking.includes(outcome.worker))
   )
-  return merge(call.answer ?? {}, ready.length === 0 ? outcomes : told)
+  return merge(call.merge ?? {}, ready.length === 0 ? outcomes : told)
 }
 
 /** Those that would take less than the others: nothing is generated on them from now on. They are sent the update all the same, as they wait for it. */
-function partial (fleet: Fleet, { announcedBy }: Call, workers: readonly Worker[]): Worker[] {
+function partial (fleet: Fleet, { announcedBy }: GatewayCall, workers: readonly Worker[]): Worker[] {
   if (announcedBy === undefined) return []
   const lacking = fleet.announced.lacking(announcedBy, workers)
   if (lacking.length === 0) return []
@@ -100,7 +99,7 @@ function partial (fleet: Fleet, { announcedBy }: Call, workers: readonly Worker[
 
 /** What some engines refused to begin is open on none: an update that comes without it would be a part of it on the others. What has been written to stays. */
 async function takeBack (outcomes: readonly Outcome[], authorization: string | undefined): Promise<void> {
-  const begun = outcomes.filter(outcome => failureOf(outcome) === null && outcome.worker.facts?.dialect === 'refit')
+  const begun = outcomes.filter(outcome => failureOf(outcome) === null && outcome.worker.facts?.kind === 'refit')
   await Promise
     .all(begun.map(async ({ worker: { connection } }) => {
       const options = {
@@ -121,7 +120,7 @@ async function takeBack (outcomes: readonly Outcome[], authorization: string | u
 }
 
 /** Of a process group its members; else all that live. */
-function targets (fleet: Fleet, call: Call, body: JsonBody): { workers: Worker[], inGroup: boolean } {
+function targets (fleet: Fleet, call: GatewayCall, body: JsonBody): { workers: Worker[], inGroup: boolean } {
   if (call.to !== 'group') return { workers: call.to === 'members' ? fleet.members : fleet.served, inGroup: false }
   const name = groupName(call, body)
   const inGroup = fleet.members.filter(({ groups }) => name === null ? groups.size > 0 : groups.has(name))
@@ -131,12 +130,12 @@ function targets (fleet: Fleet, call: Call, body: JsonBody): { workers: Worker[]
 async function send (
   fleet: Fleet,
   request: FastifyRequest,
-  call: Call,
+  call: GatewayCall,
   body: Buffer | null,
   json: JsonBody,
   workers: readonly Worker[]
 ): Promise<Outcome[]> {
-  const plain: EngineCall = {
+  const plain: EngineRequest = {
     method: request.method,
     path: request.url,
     headers: readHeaders(request.headers),
@@ -157,7 +156,7 @@ async function send (
 }
 
 /** What later calls depend on. */
-function follow (fleet: Fleet, call: Call, body: JsonBody, outcomes: readonly Outcome[]): void {
+function follow (fleet: Fleet, call: GatewayCall, body: JsonBody, outcomes: readonly Outcome[]): void {
   const took = outcomes.filter(outcome => failureOf(outcome) === null)
   const { announces, announcedBy } = call
   if (announces !== undefined) {
@@ -169,33 +168,33 @@ function follow (fleet: Fleet, call: Call, body: JsonBody, outcomes: readonly Ou
     )
   }
   if (announcedBy !== undefined && took.length > 0) fleet.announced.end(announcedBy)
-  if (call.does === 'pause' || call.does === 'resume') {
-    for (const { worker } of took) worker.isPaused = call.does === 'pause'
+  if (call.effect === 'pause' || call.effect === 'resume') {
+    for (const { worker } of took) worker.isPaused = call.effect === 'pause'
   }
-  if (call.does === 'pause' && took.length > 0) fleet.pauseMoved(true)
-  if (call.does === 'resume') {
+  if (call.effect === 'pause' && took.length > 0) fleet.pauseMoved(true)
+  if (call.effect === 'resume') {
     for (const { worker } of outcomes) {
       if (worker.isPaused) fleet.unready(worker, 'stale', 'it missed the end of a pause')
     }
     fleet.pauseMoved(false)
   }
-  if (call.does !== 'join' && call.does !== 'leave') return
+  if (call.effect !== 'join' && call.effect !== 'leave') return
   const name = groupName(call, body)
   // An init that names no ranks prepares for handles or files: the group of before is given up.
   const joins = call.ranks !== undefined && body.has(...call.ranks.at, call.ranks.offset)
   for (const { worker } of took) {
-    if (joins) worker.groups.add(name ?? NAMELESS)
-    else worker.groups.delete(name ?? NAMELESS)
+    if (joins) worker.groups.add(name ?? UNNAMED_GROUP)
+    else worker.groups.delete(name ?? UNNAMED_GROUP)
   }
 }
 
 /** Null: it names none. */
-function groupName ({ group = { field: 'group_name' } }: Call, body: JsonBody): string | null {
+function groupName ({ group = { field: 'group_name' } }: GatewayCall, body: JsonBody): string | null {
   return 'name' in group ? group.name : body.text(group.field) ?? null
 }
 
 /** Undefined: no weights came. Null: from elsewhere than a checkpoint. */
-function checkpointOf (call: Call, body: JsonBody, inGroup: boolean): string | null | undefined {
-  if (call.does !== 'weights') return undefined
+function checkpointOf (call: GatewayCall, body: JsonBody, inGroup: boolean): string | null | undefined {
+  if (call.effect !== 'weights') return undefined
   return call.checkpoint === undefined || inGroup ? null : body.text(...call.checkpoint) ?? null
 }

@@ -4,7 +4,7 @@ import type { Fleet } from './fleet.ts'
 import type { GatewayMetrics } from './metrics.ts'
 import type { Worker } from './worker.ts'
 
-export interface FillOptions {
+export interface CatchUpOptions {
   /** Longest time of one. */
   timeoutMs: number
   metrics: GatewayMetrics
@@ -28,11 +28,11 @@ interface Way {
  * Gives an engine the current weights: from the checkpoint that they came from, else from an engine that holds them. Null where that worked, else why not. After a
  * failure nothing is tried for a while, each time longer. Ended by `worker.filling`, when a call for the weights comes that must not wait.
  */
-export async function fill (
+export async function catchUp (
   fleet: Fleet,
   worker: Worker,
   peer: Worker | null,
-  { timeoutMs, metrics }: FillOptions
+  { timeoutMs, metrics }: CatchUpOptions
 ): Promise<string | null> {
   const wait = worker.fillAt - performance.now()
   if (wait > 0) return `${worker.fillFailure}; tried again in ${Math.ceil(wait / 1000)} s`
@@ -97,7 +97,7 @@ function waysOf (
   const path = fleet.checkpoint ?? peer?.facts?.modelPath ?? null
   const version = peer?.facts?.version ?? fleet.version
   const label = version === null ? {} : { weight_version: version }
-  const dialect = worker.facts!.dialect
+  const dialect = worker.facts!.kind
   if (!fleet.isOnDisk || path === null) failures.push('the current weights came from no checkpoint')
   else if (dialect !== 'vllm') {
     ways.push({
@@ -119,7 +119,7 @@ function waysOf (
   }
   if (dialect !== 'refit') failures.push('only refit engines take weights from one another')
   else if (peer === null) failures.push('no engine is ready that it could be filled from')
-  else if (peer.facts?.dialect !== 'refit') failures.push(`${peer.url} is no refit, which sends its weights to nobody`)
+  else if (peer.facts?.kind !== 'refit') failures.push(`${peer.url} is no refit, which sends its weights to nobody`)
   else if (peer.url.startsWith('unix:')) failures.push(`${peer.url} cannot be named to another engine`)
   else {
     ways.push({

@@ -1,0 +1,7 @@
+import metrics from './metrics.ts'
+import keptTensors from './weights-tensor-kept.ts'
+import scope from './weights-transaction-scope.ts'
+import transactions from './weights-transaction.ts'
+import type { Routes } from '../../src/http/context.ts'
+
+export default [metrics, keptTensors, scope, transactions] satisfies Routes[]

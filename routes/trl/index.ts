@@ -1,0 +1,6 @@
+import generate from './generate.ts'
+import trl from './trl.ts'
+import { STEERING } from '../vllm/index.ts'
+import type { Routes } from '../../src/http/context.ts'
+
+export default [...STEERING, generate, trl] satisfies Routes[]

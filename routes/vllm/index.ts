@@ -1,0 +1,17 @@
+import chatRender from './chat-render.ts'
+import collectiveRpc from './collective-rpc.ts'
+import control from './control.ts'
+import generate from './generate.ts'
+import info from './info.ts'
+import sleep from './sleep.ts'
+import updateWeights from './update-weights.ts'
+import weights from './weights.ts'
+import type { Routes } from '../../src/http/context.ts'
+
+/** What vLLM's own clients call to control it and to generate. */
+export const STEERING: readonly Routes[] = [control, sleep, info, generate, chatRender]
+
+/** vLLM's weight transfer. */
+export const TRANSFER: readonly Routes[] = [weights, updateWeights, collectiveRpc]
+
+export default [...STEERING, ...TRANSFER] satisfies Routes[]

@@ -1,0 +1,21 @@
+import { begin, BOTH, GET, label, paths, state } from '../../gateway/gateway-call.ts'
+import type { Dialect } from '../dialect.ts'
+
+export const refit: Dialect<'refit'> = {
+  name: 'refit',
+  title: "refit's own",
+  calls: {
+    '/release_kept_tensors': state,
+    '/begin_weight_update': begin,
+    '/end_weight_update': label,
+    '/weight_transactions': { ...begin, methods: BOTH, sharesId: true },
+    '/weight_transactions/:id': { to: 'members', methods: GET },
+    '/weight_transactions/:id/commit': label,
+    '/weight_transactions/:id/abort': { to: 'members' }
+  },
+  refusedByGateway: {
+    '/update_weights_from_peer':
+      'engines load from a peer one by one, and the gateway starts that itself for engines that missed an update; ' +
+      'call an engine of /workers'
+  }
+}

@@ -1,0 +1,81 @@
+import {
+  any,
+  broadcast,
+  GET,
+  join,
+  label,
+  leave,
+  memory,
+  one,
+  paths,
+  pause,
+  read,
+  resume,
+  state,
+  weights
+} from '../../gateway/gateway-call.ts'
+import type { GatewayCall } from '../../gateway/gateway-call.ts'
+import type { Dialect } from '../dialect.ts'
+
+const NAME_AN_ENGINE = 'weights are taken from one engine: name one of /workers in --load-from, not the gateway'
+
+/** Trainers read the number of ranks here. */
+const serverInfo: GatewayCall = {
+  to: 'any',
+  auth: 'normal',
+  methods: GET,
+  describe: (info, { ranks, engines }) => ({
+    ...info,
+    tp_size: ranks,
+    pp_size: 1,
+    ...info['num_gpus'] === undefined ? {} : { num_gpus: ranks },
+    engines
+  })
+}
+
+export const sglang: Dialect<'sglang'> = {
+  name: 'sglang',
+  title: 'SGLang',
+  calls: {
+    '/generate': { ...one, methods: ['POST', 'PUT'] },
+    ...paths(one, '/tokenize', '/detokenize', '/v1/tokenize', '/v1/detokenize'),
+    ...paths(any, '/', '/model_info', '/get_model_info', '/parallelism_config'),
+    ...paths(serverInfo, '/server_info', '/get_server_info'),
+    '/health_generate': { ...any, auth: 'public' },
+    ...paths(
+      { ...any, auth: 'admin' },
+      '/get_weights_by_name',
+      '/remote_instance_transfer_engine_info',
+      '/get_remote_instance_transfer_engine_info'
+    ),
+    ...paths(read({ agree: 'weight_version' }), '/weight_version', '/get_weight_version'),
+    ...paths(read({ join: ['loads'] }), '/get_load', '/v1/loads'),
+
+    '/pause_generation': pause,
+    '/continue_generation': resume,
+    ...paths(state, '/flush_cache', '/abort_request', '/post_process_weights', '/start_profile', '/stop_profile'),
+    ...paths(memory, '/release_memory_occupation', '/resume_memory_occupation'),
+    '/weights_checker': { ...state, merge: { agree: 'checksums' } },
+
+    '/update_weights_from_disk': { ...weights, checkpoint: ['model_path'] },
+    '/update_weights_from_tensor': { ...weights, perRank: ['serialized_named_tensors'] },
+    '/init_weights_update_group': join(),
+    '/update_weights_from_distributed': broadcast,
+    '/destroy_weights_update_group': leave,
+    '/update_weight_version': label,
+    // It changes files of a host, and a host whose engine is not ready yet needs them too.
+    '/pull_weights': { to: 'members' },
+    ...paths(
+      label,
+      '/load_lora_adapter',
+      '/unload_lora_adapter',
+      '/load_lora_adapter_from_tensors',
+      '/load_lora_adapter_from_distributed'
+    )
+  },
+  refusedByGateway: {
+    '/remote_instance_weights_info': NAME_AN_ENGINE,
+    '/init_weights_send_group_for_remote_instance': NAME_AN_ENGINE,
+    '/send_weights_to_remote_instance': NAME_AN_ENGINE
+  }
+}

@@ -1,0 +1,51 @@
+import {
+  any,
+  begin,
+  GET,
+  join,
+  label,
+  memory,
+  one,
+  paths,
+  pause,
+  read,
+  resume,
+  state,
+  UNNAMED_GROUP,
+  weights
+} from '../../gateway/gateway-call.ts'
+import type { Dialect } from '../dialect.ts'
+import { collectiveRpcCall, updateWeightsCall } from './gateway-calls.ts'
+
+export const vllm: Dialect<'vllm'> = {
+  name: 'vllm',
+  title: "vLLM's own, for RL: pause, sleep, weight transfer, `/inference/v1/generate`",
+  calls: {
+    ...paths(one, '/v1/chat/completions/render', '/inference/v1/generate'),
+    '/version': any,
+    '/liveness': { ...any, auth: 'public' },
+    '/get_world_size': { ...any, methods: GET, describe: (_, { ranks }) => ({ world_size: ranks }) },
+    '/weight_info': read({ agree: 'weight_version' }),
+    '/is_paused': read({ every: ['is_paused'] }),
+    '/is_sleeping': read({ every: ['is_sleeping'] }),
+    '/pause': pause,
+    '/resume': resume,
+    ...paths(
+      state,
+      '/reset_prefix_cache',
+      '/reset_mm_cache',
+      '/reset_encoder_cache',
+      '/start_draft_weight_update'
+    ),
+    ...paths(memory, '/sleep', '/wake_up'),
+    '/abort_requests': { ...state, merge: { sum: ['aborted'] } },
+    '/weight_checker': { ...state, merge: { every: ['match'], join: ['mismatches'] } },
+
+    '/init_weight_transfer_engine': { ...join(['init_info']), group: { name: UNNAMED_GROUP } },
+    '/start_weight_update': begin,
+    '/update_weights': { ...weights, byBody: updateWeightsCall },
+    '/finish_weight_update': label,
+    '/collective_rpc': { to: 'all', byBody: collectiveRpcCall },
+    ...paths(label, '/v1/load_lora_adapter', '/v1/unload_lora_adapter')
+  }
+}
