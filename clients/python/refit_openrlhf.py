@@ -1,10 +1,13 @@
-"""OpenRLHF's engine actor in front of a refit server: the method names of `RolloutRayActor` (openrlhf/trainer/ray/vllm_engine.py), spoken over HTTP.
+"""OpenRLHF's engine actor in front of a refit server.
 
-    refit serve MODEL --port 30000                      # on cards that the trainer does not use, or (IPC) on the same ones
-    REFIT_URLS=http://127.0.0.1:30000 python -m refit_openrlhf ...   # arguments as of openrlhf.cli.train_ppo_ray
+It has the methods of `RolloutRayActor` (openrlhf/trainer/ray/vllm_engine.py) and calls the server over HTTP.
 
-One parameter comes per call, by PyNccl from the trainer's rank 0 or as CUDA IPC handles of all ranks; each becomes a vLLM-style /update_weights with
-one name. The first of a round begins an update, the last (`empty_cache`) ends it, so that nothing is generated from a mixture.
+    refit serve MODEL --port 30000                      # on GPUs that the trainer does not use, or (IPC) on the same
+    REFIT_URLS=http://127.0.0.1:30000 python -m refit_openrlhf ...   # arguments of openrlhf.cli.train_ppo_ray
+
+Each call sends one parameter, by PyNccl from the trainer's rank 0 or as CUDA IPC handles of all ranks, and becomes a
+vLLM-style /update_weights with one name. The first parameter of a round begins an update and the last (`empty_cache`)
+ends it, so nothing is generated from a mixture.
 """
 
 import asyncio
@@ -17,10 +20,22 @@ from dataclasses import dataclass, field
 
 import refit
 
-# vLLM's names of sampling parameters, and those of /generate.
-SAMPLING = dict(temperature="temperature", top_p="top_p", top_k="top_k", min_p="min_p", max_tokens="max_new_tokens", min_tokens="min_new_tokens",
-                stop="stop", stop_token_ids="stop_token_ids", ignore_eos="ignore_eos", skip_special_tokens="skip_special_tokens",
-                repetition_penalty="repetition_penalty", presence_penalty="presence_penalty", frequency_penalty="frequency_penalty")  # fmt: skip
+# vLLM's names of sampling parameters -> those of /generate.
+SAMPLING = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
+    "skip_special_tokens": "skip_special_tokens",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
 
 
 @dataclass
@@ -30,7 +45,7 @@ class Logprob:
 
 @dataclass
 class CompletionOutput:
-    """What executors read of vLLM's class of this name. logprobs: [{token id: Logprob}] or None."""
+    """The fields of vLLM's class of this name that executors read. logprobs: [{token id: Logprob}] or None."""
 
     text: str
     token_ids: list
@@ -48,24 +63,31 @@ class RequestOutput:
 class RolloutActor:
     """One refit server.
 
-    url: default: the one of this engine's `index` in $REFIT_URLS (separated by commas). `model` and other options of vLLM are not used."""
+    url: default: entry `index` of $REFIT_URLS (separated by commas). `model` and other options of vLLM are not used."""
 
     def __init__(self, *args, url=None, index=0, agent_func_path=None, remote_rm_url=None, api_key=None, **kwargs):
         self.client = refit.Client(url or urls()[index], api_key or os.environ.get("REFIT_API_KEY"))
         self.client.wait_ready()
-        self.pool, self.running, self.round, self.begun = ThreadPoolExecutor(1024), 0, 0, False
+        self.pool = ThreadPoolExecutor(1024)
+        self.running, self.round, self.begun = 0, 0, False
         self.agent_func_path, self.remote_rm_url, self.executor = agent_func_path, remote_rm_url, None
 
     async def post(self, path, body=None, **query):
-        """In a thread: some calls end only when others of the same actor have come."""
+        """Posts in a thread: some calls end only after other calls of the same actor."""
         query = {name: value for name, value in query.items() if value is not None}
         path = f"{path}?{urllib.parse.urlencode(query, doseq=True)}" if query else path
-        return await asyncio.get_running_loop().run_in_executor(self.pool, lambda: self.client.call("POST", path, body, admin=True))
+        return await self.in_thread(lambda: self.client.call("POST", path, body, admin=True))
 
-    async def init_process_group(self, master_address, master_port, rank_offset, world_size, group_name, backend, use_ray=False):
+    async def in_thread(self, call):
+        return await asyncio.get_running_loop().run_in_executor(self.pool, call)
+
+    async def init_process_group(
+        self, master_address, master_port, rank_offset, world_size, group_name, backend, use_ray=False
+    ):
         if use_ray:
-            raise ValueError("vllm.sync_with_ray: refit joins no group of Ray's; turn it off")
-        place = dict(master_address=master_address, master_port=int(master_port), rank_offset=rank_offset, world_size=world_size)
+            raise ValueError("vllm.sync_with_ray: refit does not join groups of Ray; turn it off")
+        place = dict(master_address=master_address, master_port=int(master_port))
+        place.update(rank_offset=rank_offset, world_size=world_size)
         own = dict(backend=backend, group_name=group_name) if backend == "gloo" else {}
         return await self.post("/init_weight_transfer_engine", dict(init_info={**place, **own}))
 
@@ -80,7 +102,8 @@ class RolloutActor:
         if not self.begun:
             await self.post("/start_weight_update", {})
             self.begun = True
-        await self.post("/update_weights", dict(update_info=dict(names=[name], dtype_names=[refit.dtype_name(dtype)], shapes=[list(shape)], **info)))
+        about = dict(names=[name], dtype_names=[refit.dtype_name(dtype)], shapes=[list(shape)], **info)
+        await self.post("/update_weights", dict(update_info=about))
         if last:
             self.begun, self.round = False, self.round + 1
             await self.post("/finish_weight_update", dict(weight_version=f"openrlhf-{self.round}"))
@@ -101,7 +124,7 @@ class RolloutActor:
         await self.post("/wake_up", tags=tags)
 
     async def generate(self, prompt_token_ids, sampling_params, multi_modal_data=None):
-        """A RequestOutput. sampling_params: vLLM's, or anything with fields of those names."""
+        """Returns a RequestOutput. sampling_params: vLLM's, or any object with fields of those names."""
         if multi_modal_data:
             raise ValueError("refit generates from text alone")
         fields = {ours: getattr(sampling_params, theirs, None) for theirs, ours in SAMPLING.items()}
@@ -109,24 +132,33 @@ class RolloutActor:
         wanted = getattr(sampling_params, "logprobs", None) is not None
         prompt, self.running = list(prompt_token_ids), self.running + 1
         try:
-            reply = await asyncio.get_running_loop().run_in_executor(self.pool, lambda: self.client.generate(prompt, fields, return_logprob=wanted))
+            reply = await self.in_thread(lambda: self.client.generate(prompt, fields, return_logprob=wanted))
         finally:
             self.running -= 1
         meta, tokens = reply["meta_info"], reply["output_ids"]
-        logprobs = [{token: Logprob(logprob)} for logprob, token, _ in meta["output_token_logprobs"]] if wanted else None
-        return RequestOutput(prompt, [CompletionOutput(reply.get("text", ""), tokens, logprobs, meta["finish_reason"]["type"])])
+        logprobs = (
+            [{token: Logprob(logprob)} for logprob, token, _ in meta["output_token_logprobs"]] if wanted else None
+        )
+        completion = CompletionOutput(reply.get("text", ""), tokens, logprobs, meta["finish_reason"]["type"])
+        return RequestOutput(prompt, [completion])
 
     def get_num_unfinished_requests(self):
         return self.running
 
-    async def generate_responses(self, prompt, label, sampling_params, max_length, hf_tokenizer, num_samples=1, images=None):
-        """OpenRLHF's own executors, which call `generate`."""
+    async def generate_responses(
+        self, prompt, label, sampling_params, max_length, hf_tokenizer, num_samples=1, images=None
+    ):
+        """Runs OpenRLHF's own executors, which call `generate`."""
         if self.executor is None:
             from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
             from openrlhf.utils.agent import SingleTurnAgentExecutor
 
-            self.executor = _load_agent_executor(self.agent_func_path) if self.agent_func_path else SingleTurnAgentExecutor(self.remote_rm_url)
-        about = dict(prompt=prompt, label=label, sampling_params=sampling_params, max_length=max_length, hf_tokenizer=hf_tokenizer, images=images)
+            if self.agent_func_path:
+                self.executor = _load_agent_executor(self.agent_func_path)
+            else:
+                self.executor = SingleTurnAgentExecutor(self.remote_rm_url)
+        about = dict(prompt=prompt, label=label, sampling_params=sampling_params, max_length=max_length)
+        about.update(hf_tokenizer=hf_tokenizer, images=images)
         return await asyncio.gather(*[self.executor.execute(llm_engine=self, **about) for _ in range(num_samples)])
 
 
@@ -135,10 +167,13 @@ def urls():
 
 
 def create_vllm_engines(
-    num_engines, tensor_parallel_size=None, pretrain=None, seed=None, full_determinism=None, enable_prefix_caching=None, enforce_eager=None, max_model_len=None,
-    shared_pg=None, gpu_memory_utilization=None, vllm_enable_sleep=False, logprobs_mode=None, agent_func_path=None, remote_rm_url=None, **options,
+    num_engines, tensor_parallel_size=None, pretrain=None, seed=None, full_determinism=None, enable_prefix_caching=None,
+    enforce_eager=None, max_model_len=None, shared_pg=None, gpu_memory_utilization=None, vllm_enable_sleep=False,
+    logprobs_mode=None, agent_func_path=None, remote_rm_url=None, **options,
 ):  # fmt: skip
-    """In the place of OpenRLHF's, with its arguments: actors in front of the servers of $REFIT_URLS, on no card of Ray's. What concerns vLLM is not used."""
+    """Replaces OpenRLHF's function, with its arguments: makes actors in front of the servers of $REFIT_URLS.
+
+    The actors take no GPU of Ray's. Arguments that concern vLLM are not used."""
     import ray
 
     if len(urls()) != num_engines:
@@ -151,7 +186,9 @@ def create_vllm_engines(
 
 
 def install():
-    """From now on OpenRLHF makes its engines here. Its package has taken the function out of the module by then: both names are set."""
+    """OpenRLHF makes its engines here from now on.
+
+    OpenRLHF's package has imported the function from its module already, so both names are set."""
     import openrlhf.trainer.ray as package
     import openrlhf.trainer.ray.vllm_engine as module
 
@@ -161,7 +198,7 @@ def install():
 if __name__ == "__main__":
     import runpy
 
-    # By its name: Ray's workers import it.
+    # Import this file by its name, because Ray's workers import it.
     import refit_openrlhf
 
     refit_openrlhf.install()

@@ -1,12 +1,15 @@
-"""verl's rollout server on refit: what verl asks of the Ray actor of its SGLang server, or of its vLLM server, spoken over HTTP.
+"""verl's rollout server on refit.
+
+It has the methods that verl calls on the Ray actor of its SGLang or vLLM server, and calls refit over HTTP.
 
     VERL_USE_EXTERNAL_MODULES=refit_verl python -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=sglang ...
 
-verl imports that module in each of its processes, and its replicas are made here from then on; `refit_verl.install()` in the process that makes them
-(the task runner, a Ray actor) does the same.
+verl imports that module in each of its processes, and its replicas are made here from then on. Calling
+`refit_verl.install()` in the process that makes them (the task runner, a Ray actor) does the same.
 
-Each replica starts `refit serve` on the cards of its workers ($REFIT_COMMAND, default "refit"; more flags in $REFIT_FLAGS), or takes the server of its
-number in $REFIT_URLS. The actor has the name that verl's SGLang worker looks for, and that worker brings the weights over HTTP, as it does to SGLang.
+Each replica starts `refit serve` on the GPUs of its workers ($REFIT_COMMAND, default "refit"; more flags in
+$REFIT_FLAGS), or uses the server of its number in $REFIT_URLS. The actor has the name that verl's SGLang worker looks
+for, and that worker sends the weights over HTTP, as it does to SGLang.
 """
 
 import asyncio
@@ -21,13 +24,13 @@ from dataclasses import dataclass, field
 
 import refit
 
-# Of a server whose port somebody else takes each time.
+# How often a server is started whose free port another process takes first.
 STARTS = 3
 
 
 @dataclass
 class OwnTokenOutput:
-    """As verl's TokenOutput, where verl is not installed."""
+    """The same as verl's TokenOutput, for when verl is not installed."""
 
     token_ids: list
     log_probs: list = None
@@ -48,29 +51,35 @@ def token_output(**fields):
 class RefitServer:
     """One server.
 
-    config: verl's rollout config (max_model_len, prompt_length, response_length, free_cache_engine); mode: "hybrid", "colocated", "standalone"."""
+    config: verl's rollout config (max_model_len, prompt_length, response_length, free_cache_engine).
+    mode: "hybrid", "colocated" or "standalone". gpus: the value of CUDA_VISIBLE_DEVICES, or None."""
 
-    def __init__(self, config, model_path=None, mode="hybrid", replica_rank=0, ranks=1, cards=None, url=None, api_key=None):
-        self.config, self.model_path, self.mode, self.ranks, self.cards = config, model_path, mode, ranks, cards
+    def __init__(
+        self, config, model_path=None, mode="hybrid", replica_rank=0, ranks=1, gpus=None, url=None, api_key=None
+    ):
+        self.config, self.model_path, self.mode, self.ranks, self.gpus = config, model_path, mode, ranks, gpus
         self.replica_rank = replica_rank
         self.url, self.api_key = url or url_of(replica_rank), api_key or os.environ.get("REFIT_API_KEY")
-        self.client, self.process, self.global_steps, self.pool = None, None, None, ThreadPoolExecutor(1024)
+        self.client, self.process, self.global_steps = None, None, None
+        self.pool = ThreadPoolExecutor(1024)
 
     async def launch_server(self, **_):
         if self.url is None:
-            self.url = await self.within(self.start)
-        await self.within(self.wait)
+            self.url = await self.in_thread(self.start)
+        await self.in_thread(self.wait)
         self.client = refit.Client(self.url, self.api_key)
 
     def start(self):
         address = own_address()
         port = free_port(address)
         flags = ["--host", address, "--port", str(port), "--tp", str(self.ranks), "--skip-tokenizer-init"]
-        # Colocated without a trainer's weights: they have to come back as they were.
+        # A colocated server gets no weights from the trainer, so its own must survive a release.
         flags += ["--enable-weights-cpu-backup"] if self.mode == "colocated" else []
         flags += ["--context-length", str(self.config.max_model_len)] if self.config.max_model_len else []
-        command = shlex.split(os.environ.get("REFIT_COMMAND", "refit")) + ["serve", self.model_path, *flags, *shlex.split(os.environ.get("REFIT_FLAGS", ""))]
-        self.process = subprocess.Popen(command, env={**os.environ, **({"CUDA_VISIBLE_DEVICES": self.cards} if self.cards else {})})
+        flags += shlex.split(os.environ.get("REFIT_FLAGS", ""))
+        command = [*shlex.split(os.environ.get("REFIT_COMMAND", "refit")), "serve", self.model_path, *flags]
+        visible = {"CUDA_VISIBLE_DEVICES": self.gpus} if self.gpus else {}
+        self.process = subprocess.Popen(command, env={**os.environ, **visible})
         return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
     def wait(self):
@@ -78,13 +87,13 @@ class RefitServer:
         while not refit.Client(self.url, self.api_key, timeout=5).ready():
             if self.process is not None and self.process.poll() is not None:
                 tries -= 1
-                # Between the look for a free port and the server's listening another process may take it.
+                # Another process may take the free port before the server listens on it.
                 if tries == 0 or is_free(*self.get_server_address()):
                     raise RuntimeError(f"refit ended with {self.process.returncode} before it was ready")
                 self.url = self.start()
             time.sleep(0.1)
 
-    async def within(self, call, *args):
+    async def in_thread(self, call, *args):
         return await asyncio.get_running_loop().run_in_executor(self.pool, call, *args)
 
     def get_server_address(self):
@@ -96,80 +105,94 @@ class RefitServer:
         return self.get_server_address()
 
     async def generate(self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, **_):
-        """A TokenOutput. verl's rule for the number of tokens: what was asked, else the response's length; never more than fits."""
+        """Returns a TokenOutput.
+
+        verl's rule for the number of tokens: the requested number, else the response's length; never more than fits."""
         if image_data or video_data:
             raise ValueError("refit generates from text alone")
         prompt, params = list(prompt_ids), dict(sampling_params)
         room = self.config.max_model_len - len(prompt)
         if room < 0:
-            raise ValueError(f"the prompt has {len(prompt)} tokens, and max_model_len is {self.config.max_model_len}")
+            raise ValueError(f"the prompt has {len(prompt)} tokens, but max_model_len is {self.config.max_model_len}")
         wanted = params.pop("max_tokens", None)
         wanted = params.pop("max_new_tokens", wanted)
         if wanted is None:
-            wanted = min(self.config.response_length, self.config.prompt_length + self.config.response_length - len(prompt))
+            response = self.config.response_length
+            wanted = min(response, self.config.prompt_length + response - len(prompt))
         params["max_new_tokens"] = max(0, min(wanted, room))
         logprobs = bool(params.pop("logprobs", False))
-        reply = await self.within(lambda: self.client.generate(prompt, params, rid=request_id, return_logprob=logprobs))
+        reply = await self.in_thread(
+            lambda: self.client.generate(prompt, params, rid=request_id, return_logprob=logprobs)
+        )
         meta = reply["meta_info"]
         return token_output(
-            token_ids=reply["output_ids"], log_probs=[entry[0] for entry in meta["output_token_logprobs"]] if logprobs else None,
-            stop_reason=(meta["finish_reason"] or {}).get("type"), num_preempted=meta["num_retractions"],
+            token_ids=reply["output_ids"],
+            log_probs=[entry[0] for entry in meta["output_token_logprobs"]] if logprobs else None,
+            stop_reason=(meta["finish_reason"] or {}).get("type"),
+            num_preempted=meta["num_retractions"],
             extra_fields=dict(global_steps=self.global_steps, weight_version=meta["weight_version"]),
-        )  # fmt: skip
+        )
 
     async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
-        """What verl's vLLM worker has its engine do: take weights from the worker on each of its cards, which sends them over ZeroMQ. refit answers there itself."""
+        """verl's vLLM worker has its engine load weights from the worker on each GPU, which sends them over ZeroMQ.
+
+        refit answers on those sockets itself."""
         kwargs = kwargs or {}
         if method != "update_weights_from_ipc":
             raise ValueError(f"refit has no method {method!r} of vLLM's workers")
         if kwargs.get("peft_config") and kwargs.get("base_sync_done"):
             raise ValueError("refit applies no LoRA adapters: use lora.merge=True, or sglang's merged weights")
-        sockets = {str(rank): f"ipc:///tmp/rl-colocate-zmq-{job_id()}-replica-{self.replica_rank}-rank-{rank}.sock" for rank in range(self.ranks)}
+        prefix = f"ipc:///tmp/rl-colocate-zmq-{job_id()}-replica-{self.replica_rank}"
+        sockets = {str(rank): f"{prefix}-rank-{rank}.sock" for rank in range(self.ranks)}
         body = dict(zmq_handles=sockets, **({} if timeout is None else dict(timeout=timeout)))
-        await self.within(lambda: self.client.json("POST", "/update_weights_from_ipc", body, admin=True, retry=False))
+        path = "/update_weights_from_ipc"
+        await self.in_thread(lambda: self.client.json("POST", path, body, admin=True, retry=False))
 
     async def wait_for_requests_to_drain(self):
-        await self.within(self.client.flush, 600)
+        await self.in_thread(self.client.flush, 600)
 
     async def set_global_steps(self, global_steps):
-        """verl's number of the weights; also their label, which verl's worker does not send."""
+        """Sets verl's number of the weights. It becomes their label too, because verl's worker sends none."""
         self.global_steps = global_steps
-        await self.within(lambda: self.client.set_version(str(global_steps)))
+        await self.in_thread(lambda: self.client.set_version(str(global_steps)))
 
     async def abort_all_requests(self, **_):
-        await self.within(self.client.pause, "abort")
+        await self.in_thread(self.client.pause, "abort")
 
     async def resume_generation(self):
-        await self.within(self.client.resume)
+        await self.in_thread(self.client.resume)
 
     async def wake_up(self, tags=None):
-        """`tags`: as verl's vLLM worker asks for them; SGLang's wakes over HTTP."""
+        """tags: only verl's vLLM worker passes them; its SGLang worker wakes the server over HTTP."""
         if self.mode == "hybrid" and tags is None:
-            raise ValueError("hybrid: weights are woken by their update")
+            raise ValueError("hybrid: the update of the weights wakes them")
         if tags is not None:
-            return await self.within(self.client.resume_memory, list(tags))
-        await self.within(self.client.resume_memory, ["kv_cache", "weights"] if self.mode == "colocated" else ["kv_cache"])
+            return await self.in_thread(self.client.resume_memory, list(tags))
+        await self.in_thread(
+            self.client.resume_memory, ["kv_cache", "weights"] if self.mode == "colocated" else ["kv_cache"]
+        )
 
     async def sleep(self, **_):
         if self.config.free_cache_engine:
-            await self.within(self.client.release_memory, ["kv_cache"] if self.mode == "standalone" else ["kv_cache", "weights"])
+            tags = ["kv_cache"] if self.mode == "standalone" else ["kv_cache", "weights"]
+            await self.in_thread(self.client.release_memory, tags)
 
     async def clear_kv_cache(self):
-        await self.within(self.client.flush, 60)
+        await self.in_thread(self.client.flush, 60)
 
     async def release_kv_cache(self):
         if self.config.free_cache_engine:
-            await self.within(self.client.release_memory, ["kv_cache"])
+            await self.in_thread(self.client.release_memory, ["kv_cache"])
 
     async def resume_kv_cache(self):
         if self.config.free_cache_engine:
-            await self.within(self.client.resume_memory, ["kv_cache"])
+            await self.in_thread(self.client.resume_memory, ["kv_cache"])
 
     async def start_profile(self, **_):
-        """Nothing: /metrics has the figures."""
+        """Does nothing: /metrics has the figures."""
 
     async def stop_profile(self):
-        """Nothing."""
+        """Does nothing."""
 
     def shutdown(self):
         if self.process is not None:
@@ -201,7 +224,7 @@ def own_address():
 
 
 def free_port(address, port=0):
-    """`port` itself where it is given. Raises OSError where it is not free."""
+    """A free port, or `port` itself if it is given. Raises OSError if it is not free."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, port))
         return probe.getsockname()[1]
@@ -215,24 +238,41 @@ def is_free(address, port):
 
 
 def replica_class(name="sglang"):
-    """A RolloutReplica of verl whose servers are RefitServer actors; `name`: the rollout whose worker of verl's looks for them."""
+    """A RolloutReplica of verl whose servers are RefitServer actors. name: the rollout whose worker in verl looks for
+    them."""
     import ray
     from verl.workers.rollout.replica import RolloutReplica
 
     class RefitReplica(RolloutReplica):
         async def launch_servers(self):
             if self.nnodes != 1:
-                raise ValueError(f"refit serves a replica from one node; this one has {self.world_size} cards on {self.nnodes} nodes")
-            about = lambda _: (ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES", ""))  # noqa: E731
-            places = await asyncio.gather(*[worker.__ray_call__.remote(about) for worker in self.workers])
-            cards = ",".join(dict.fromkeys(card for _, visible in places for card in visible.split(",") if card))
-            kind = "reward_" if self.is_reward_model else "teacher_" if getattr(self, "is_teacher_model", False) else ""
+                where = f"{self.world_size} GPUs on {self.nnodes} nodes"
+                raise ValueError(f"refit serves a replica from one node; this one has {where}")
+
+            def place(_):
+                return ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+            places = await asyncio.gather(*[worker.__ray_call__.remote(place) for worker in self.workers])
+            gpus = ",".join(dict.fromkeys(gpu for _, visible in places for gpu in visible.split(",") if gpu))
+            kind = "teacher_" if getattr(self, "is_teacher_model", False) else ""
+            kind = "reward_" if self.is_reward_model else kind
             node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=places[0][0], soft=False)
-            options = dict(name=f"{name}_server_{kind}{self.replica_rank}_0", scheduling_strategy=node, num_cpus=0, max_concurrency=2000)
-            server = ray.remote(RefitServer).options(**options, runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}).remote(
-                config=self.config, model_path=self.model_config.local_path, mode=self.rollout_mode.value, replica_rank=self.replica_rank,
-                ranks=self.config.tensor_model_parallel_size, cards=cards or None,
-            )  # fmt: skip
+            options = dict(
+                name=f"{name}_server_{kind}{self.replica_rank}_0",
+                scheduling_strategy=node,
+                num_cpus=0,
+                max_concurrency=2000,
+                runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
+            )
+            actor = ray.remote(RefitServer).options(**options)
+            server = actor.remote(
+                config=self.config,
+                model_path=self.model_config.local_path,
+                mode=self.rollout_mode.value,
+                replica_rank=self.replica_rank,
+                ranks=self.config.tensor_model_parallel_size,
+                gpus=gpus or None,
+            )
             await server.launch_server.remote()
             host, port = await server.get_server_address.remote()
             self.servers, self._server_handle = [server], server
@@ -242,7 +282,7 @@ def replica_class(name="sglang"):
 
 
 def install(name="sglang"):
-    """From now on verl makes its rollout replicas of this name here."""
+    """verl makes its rollout replicas of this name here from now on."""
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     RolloutReplicaRegistry.register(name, lambda: replica_class(name))

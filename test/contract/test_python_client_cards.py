@@ -1,4 +1,4 @@
-"""clients/python/refit.py on cards: CUDA IPC handles, memory that is kept, and NCCL groups. What it does without cards: test/interop/test_python_client*.py."""
+"""clients/python/refit on cards: CUDA IPC handles, memory that is kept, and NCCL groups. What it does without cards: test/interop/test_python_client*.py."""
 
 import gc
 import os

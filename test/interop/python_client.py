@@ -1,4 +1,4 @@
-"""What the tests of clients/python/refit.py share: the module itself, the ways that weights go, and what has arrived."""
+"""What the tests of clients/python/refit share: the module itself, the ways that weights go, and what has arrived."""
 
 import sys
 

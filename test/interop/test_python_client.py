@@ -1,4 +1,4 @@
-"""clients/python/refit.py against a real server, with real torch: weights arrive by every transport bit for bit."""
+"""clients/python/refit against a real server, with real torch: weights arrive by every transport bit for bit."""
 
 import json
 import pathlib
@@ -41,7 +41,7 @@ def test_a_b_a_arrives_bit_for_bit_by_every_transport(engine_of, model_of, share
 def test_kept_tensors_are_sent_once_and_then_only_named(engine_of, model_of, monkeypatch):
     model, client = model_of("qwen3"), refit.Client(engine_of().url)
     offered = []
-    monkeypatch.setattr(refit, "pickled", lambda obj, real=refit.pickled: offered.append(1) or real(obj))
+    monkeypatch.setattr(refit.transports, "pickled", lambda obj, real=refit.pickled: offered.append(1) or real(obj))
 
     def update(variant, names=None):
         offered.clear()

@@ -1,4 +1,4 @@
-"""clients/python/refit.py: generation, control, and what becomes of whatever a server answers."""
+"""clients/python/refit: generation, control, and what becomes of whatever a server answers."""
 
 import http.server
 import pickle

@@ -1,4 +1,4 @@
-"""clients/python/refit.py with several engines, and with the groups that it makes."""
+"""clients/python/refit with several engines, and with the groups that it makes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""clients/python/refit.py where an update breaks: no broken update stays hidden, and the next one heals."""
+"""clients/python/refit where an update breaks: no broken update stays hidden, and the next one heals."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""clients/python/refit.py sends what trainers hold: models of transformers, and such as are sharded over processes."""
+"""clients/python/refit sends what trainers hold: models of transformers, and such as are sharded over processes."""
 
 import os
 import subprocess

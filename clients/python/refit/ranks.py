@@ -1,0 +1,45 @@
+"""The trainer's processes that send together."""
+
+from .errors import RefitError
+
+
+class Ranks:
+    """The trainer's processes that send together. Rank 0 calls the engines; all ranks call these methods in the same
+    order.
+
+    group: None for this process alone."""
+
+    def __init__(self, group=None):
+        self.group, self.rank, self.size = group, 0, 1
+        if group is not None:
+            import torch.distributed as dist
+
+            self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    def gather(self, mine):
+        """The values of all ranks, by rank, on every rank."""
+        if self.size == 1:
+            return [mine]
+        import torch.distributed as dist
+
+        gathered = [None] * self.size
+        dist.all_gather_object(gathered, mine, group=self.group)
+        return gathered
+
+    def first(self, act):
+        """Runs act() on rank 0 and returns its result on all ranks. If it fails, all ranks raise its error."""
+        outcome = [None, None]
+        if self.rank == 0:
+            try:
+                outcome[0] = act()
+            except Exception as error:
+                outcome[1] = error
+        if self.size > 1:
+            import torch.distributed as dist
+
+            if outcome[1] is not None and not isinstance(outcome[1], RefitError):
+                outcome[1] = RuntimeError(f"rank 0: {outcome[1]!r}")
+            dist.broadcast_object_list(outcome, dist.get_global_rank(self.group, 0), group=self.group)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
