@@ -13,7 +13,7 @@ const LAYERS = {
   'src/config': [],
   'src/text': [],
   'src/model': ['src/native'],
-  'src/wire': ['src/native'],
+  'src/wire': ['src/contract', 'src/native'],
   'src/rendezvous': ['src/wire'],
   'src/client': ['src/contract'],
   'src/weights': ['src/contract', 'src/model', 'src/native'],

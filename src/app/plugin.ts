@@ -1,6 +1,7 @@
 import { basename, dirname, resolve } from 'node:path'
 import { inspect } from 'node:util'
 import type { FastifyInstance } from 'fastify'
+import { heldWeights } from '../engine/held-weights.ts'
 import { guard } from '../http/auth.ts'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import { installBodyParsers } from '../http/body-parser.ts'
@@ -189,8 +190,9 @@ function defaultRoots (modelPath: string): string[] {
 }
 
 /** Weights from engine to engine. */
-function transfersOf ({ held, info }: RolloutEngine, rules: StoreRules): Pick<RouteContext, 'sending' | 'fills'> {
+function transfersOf (engine: RolloutEngine, rules: StoreRules): Pick<RouteContext, 'sending' | 'fills'> {
+  const held = heldWeights(engine)
   if (held === undefined) return { sending: null, fills: null }
-  const fills = new PeerFills(held, info, rules)
+  const fills = new PeerFills(held, engine.info, rules)
   return { sending: new SendGroups(held, rules, fills), fills }
 }

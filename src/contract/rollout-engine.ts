@@ -1,8 +1,6 @@
 import type { MemoryTag } from '../native/addon.ts'
 import type { DeltaHost } from './delta-host.ts'
 import type { GroupHost } from './group-host.ts'
-import type { HeldWeights } from '../engine/held-weights.ts'
-import type { MappingCounts } from '../weights/mappings.ts'
 import type { WeightSource, WriteReport } from './weight-source.ts'
 import type { WeightCoverage, WeightTransactions } from './weight-transactions.ts'
 
@@ -228,6 +226,12 @@ export interface TensorChecksum {
   checksum: string
 }
 
+/** Mappings of other processes' GPU memory by all writes so far, one for each segment and rank. What is opened and not closed is kept open. */
+export interface MappingCounts {
+  opened: number
+  closed: number
+}
+
 export interface RolloutEngine {
   readonly info: EngineInfo
   readonly stats: EngineStats
@@ -292,8 +296,6 @@ export interface RolloutEngine {
   readonly groupHost?: GroupHost
   /** Of engines in this process: what deltas need of it. */
   readonly deltaHost?: DeltaHost
-  /** Of engines in this process: the weights that it can send to other engines. */
-  readonly held?: HeldWeights
   /** Fills all weights with noise and declares them torn: what is not written afterwards is found. */
   scrambleWeights: () => Promise<void>
   close: () => Promise<void>

@@ -1,81 +1,116 @@
 import type { ElementPatch } from '../native/deltas.ts'
 import type { DType } from '../native/dtypes.ts'
 import type { NativeSource } from '../native/write-job.ts'
-import type { StridedMatrix } from '../wire/torch/matrix.ts'
 import type { WeightStream } from './weight-stream.ts'
+
+/** Rows and columns at fixed distances: element [r, c] is at byte `offset + r * rowBytes + c * colBytes` of the memory. */
+export interface StridedMatrix {
+  /** The row of the whole tensor that is this matrix's first row. */
+  firstRow: number
+  rows: number
+  cols: number
+  offset: number
+  rowBytes: number
+  colBytes: number
+}
 
 /** Rows of a tensor whose elements lie at fixed distances; offsets are bytes of its source. */
 export type TensorPart = StridedMatrix
 
-/** A tensor that a source brings: where its bytes lie in one of the source's files or buffers. Row-major unless it has parts; little-endian. */
+/**
+ * A tensor that a source contains, and where its bytes lie in one of the source's files or buffers.
+ * It is row-major unless it has parts; elements are little-endian.
+ */
 export interface AnnouncedTensor {
   name: string
   dtype: DType
   shape: number[]
-  /** Index in `WeightSource.sources`. */
+  /** Index in `StoredSource.sources`; 0 for a stream. */
   source: number
   /** Byte offset of the first element. */
   offset: number
-  /** All of its rows in order, where they do not lie row-major one after another: views, transposed, stepped. */
+  /** All of its rows in order, for tensors that are not contiguous: views, transposed, stepped. */
   parts?: readonly TensorPart[]
-  /** The ranks that it was brought to (default all). Others take theirs from it where nobody brought them one of their own. */
+  /** The ranks that it was sent to (default all). A rank that was sent none of its own takes its rows from this one. */
   ranks?: readonly number[]
 }
 
-/**
- * A way in: announces tensors, keeps their bytes readable until `close`, and says after the write whether they held still.
- * Making one (opening, reading headers, checking the format) needs no gate and changes nothing.
- */
-export interface WeightSource {
-  /** Transport, for reports and metrics. */
-  readonly kind: 'disk' | 'memory' | 'tensor' | 'upload' | 'distributed'
-  /** `checkpoint` (default): whole tensors by their names in checkpoints. `engine`: a rank's own parameters as SGLang names and shapes them, brought to each rank apart. */
-  readonly layout?: 'checkpoint' | 'engine'
-  /** Of a checkpoint on disk, as it was named: where an engine of another machine finds it too. */
-  readonly path?: string
+/** How the bytes travel; for reports, logs and metrics. */
+export type Transport = 'disk' | 'memory' | 'tensor' | 'upload' | 'distributed'
+
+interface SourceBase {
+  readonly transport: Transport
   readonly tensors: readonly AnnouncedTensor[]
-  readonly sources: readonly NativeSource[]
-  /** Where the bytes are not there yet; then all tensors lie in it, row-major, and `sources` is empty. */
-  readonly stream?: WeightStream
-  /** Where it brings changes of what is there instead: its tensors are the whole ones that it changes, `sources` is empty, and offsets mean nothing. */
-  readonly patch?: WeightPatch
-  /** May refuse what has been written, before the label moves. */
-  readonly accept?: (report: WriteReport) => void
-  /** Throws CHECKPOINT_CHANGED when the bytes may have moved under the write. */
+  /** Throws CHECKPOINT_CHANGED if the bytes may have moved under the write. Called before and after it. */
   verify: () => Promise<void>
   close: () => Promise<void>
+  /** Refuses what has been written, by throwing, before the label moves. */
+  readonly accept?: (report: WriteReport) => void
+  /** Adds to an error of this update what became of the bytes that a trainer had announced. Called after `close`. */
+  readonly explain?: (error: unknown) => unknown
 }
+
+/** Bytes that lie in files or memory and stay readable until `close`. */
+export interface StoredSource extends SourceBase {
+  readonly kind: 'stored'
+  readonly sources: readonly NativeSource[]
+  /**
+   * `checkpoint` (default): whole tensors by their names in checkpoints. `engine`: the parameters of each rank as SGLang names
+   * and shapes them, each rank's own.
+   */
+  readonly layout?: 'checkpoint' | 'engine'
+  /** The path of a checkpoint on disk as the request named it: an engine of another machine finds it there too. */
+  readonly path?: string
+}
+
+/** Bytes that come while they are written. All tensors lie row-major in the one stream. */
+export interface StreamedSource extends SourceBase {
+  readonly kind: 'streamed'
+  readonly stream: WeightStream
+}
+
+/** Changes relative to the weights in place. `tensors` are the whole tensors that change; their offsets mean nothing. */
+export interface PatchSource extends SourceBase {
+  readonly kind: 'patch'
+  readonly patch: WeightPatch
+}
+
+/**
+ * A way in: it announces tensors, delivers their bytes until `close`, and reports after the write whether they held still.
+ * Making one (opening, reading headers, checking the format) needs no gate and changes nothing.
+ */
+export type WeightSource = StoredSource | StreamedSource | PatchSource
 
 /** Changes of single elements. */
 export interface WeightPatch {
   /** By the names of the source's tensors. */
   readonly tensors: ReadonlyMap<string, readonly ElementPatch[]>
-  /** Of positions and values. */
+  /** Bytes of positions and values. */
   readonly bytes: number
-  /** Of the weights that the changes are relative to, where it is known: CONFLICT in front of others. */
+  /** Epoch of the weights that the changes are relative to, if it is known: CONFLICT at any other epoch. */
   readonly baseEpoch?: number
 }
 
-/** What one write did. Times in milliseconds, bytes as taken from the source. */
+/** Result of one write. Times in milliseconds, bytes as taken from the source. */
 export interface WriteReport {
-  source: WeightSource['kind']
+  source: Transport
   tensors: number
   bytes: number
-  /** Of broadcasts: those of them that were received straight into the weights, and were not staged. */
+  /** For broadcasts: bytes that were received straight into the weights, without staging. */
   bytesInPlace?: number
-  /** Names of the model that this write did not bring (at most 100; the count is whole). */
+  /** Names of the model that this write did not contain (at most 100; the count is whole). */
   missing: string[]
   missingCount: number
-  /** Names that were brought and are known to be of no use (tied head, rotary buffers). */
+  /** Names that the source contains and the model does not use (tied head, rotary buffers). */
   ignored: string[]
-  /** `decode`: of a payload, before `total` begins. */
+  /** `decode`: time to decode a payload, before `total` begins. */
   ms: { decode?: number, plan: number, gate: number, write: number, verify: number, total: number }
   /** bytes / write time, in 1e9 bytes per second. */
   gbPerSecond: number
-  /** Of changes: elements that have other bits than before. */
+  /** For patches: elements whose bits differ from before. */
   changed?: number
-  /** All was written, but memory of a sender's stays mapped: closing it is tried again with the next write. */
+  /** All bytes were written, but a mapping of a sender's memory stays open; the next write tries to close it again. */
   warning?: string
-  /** The transaction that it belongs to, whose end moves the label. */
+  /** The transaction that the write belongs to; its end moves the label. */
   transaction?: string
 }

@@ -34,6 +34,3 @@ export interface StreamPiece {
   /** Holds them from its first byte on; null: they have come into the weights themselves, tensor after tensor, and there is nothing to write. */
   source: NativeSource | null
 }
-
-/** What is enough for it: an element of 4 bytes that the piece before has not whole begins at most 3 before its end. */
-export const PIECE_OVERLAP = 3

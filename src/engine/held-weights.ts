@@ -1,3 +1,4 @@
+import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import type { ModelDescription } from '../model/describe-model.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
 
@@ -6,4 +7,9 @@ export interface HeldWeights {
   readonly store: WeightStore
   readonly model: ModelDescription
   readonly device: 'cpu' | 'cuda'
+}
+
+/** The weights of an engine in this process; undefined for a remote engine, which holds none here. */
+export function heldWeights (engine: RolloutEngine): HeldWeights | undefined {
+  return (engine as { held?: HeldWeights }).held
 }

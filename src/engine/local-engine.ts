@@ -2,6 +2,7 @@ import type {
   EngineInfo,
   EngineStats,
   GenerateRequest,
+  MappingCounts,
   MemoryReport,
   MemoryTag,
   PauseMode,
@@ -20,7 +21,6 @@ import type { GroupHost } from '../contract/group-host.ts'
 import type { HeldWeights } from './held-weights.ts'
 import type { SchedulerClient } from './scheduler-client.ts'
 import type { WeightCoverage, WeightTransactions } from '../contract/weight-transactions.ts'
-import type { MappingCounts } from '../weights/mappings.ts'
 import type { WriteReport } from '../contract/weight-source.ts'
 import { Awake } from './awake.ts'
 import { seedSource } from './seed-source.ts'

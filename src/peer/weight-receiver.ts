@@ -86,9 +86,9 @@ async function receiveTensors (
   const layout = layOutCheckpoint(store.table, bytesOf(dtype))
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
   const source: WeightSource = {
-    kind: 'distributed',
+    kind: 'streamed',
+    transport: 'distributed',
     tensors: layout.tensors.map(({ plan: { name, shape }, offset }) => ({ name, dtype, shape, source: 0, offset })),
-    sources: [],
     stream: new PieceStream({
       addon,
       group: handle,

@@ -37,13 +37,14 @@ export class RemoteUpdate implements WeightUpdate {
         'a remote vLLM takes weights by its own transfer engine: speak to it, or to a gateway in front of it'
       )
     }
-    if (source.path === undefined && !isRefit) {
+    const path = source.kind === 'stored' ? source.path : undefined
+    if (path === undefined && !isRefit) {
       throw new RefitError(
         'UNSUPPORTED',
-        `a remote SGLang takes checkpoints on disk, not weights of the kind ${JSON.stringify(source.kind)}`
+        `a remote SGLang takes checkpoints on disk, not weights of the kind ${JSON.stringify(source.transport)}`
       )
     }
-    const body = source.path === undefined ? safetensorsBody(source) : null
+    const body = path === undefined ? safetensorsBody(source) : null
     if (isRefit && !this.#isInside) {
       this.#own ??= (await this.#transactions.open({
         owner: `remote engine ${randomUUID()}`,
@@ -58,8 +59,8 @@ export class RemoteUpdate implements WeightUpdate {
       ...id === null ? {} : { transaction: id },
       ...this.#options.abortAllRequests === true ? { abort_all_requests: true } : {}
     }
-    const reply = source.path !== undefined
-      ? await this.#connection.json('POST', '/update_weights_from_disk', { model_path: source.path, ...fields }, {
+    const reply = path !== undefined
+      ? await this.#connection.json('POST', '/update_weights_from_disk', { model_path: path, ...fields }, {
         admin: true
       })
       : await this.#upload(body!, fields)
@@ -141,7 +142,7 @@ function reportOf (source: WeightSource, { body }: JsonReply): WriteReport {
   const { report = {} } = (body ?? {}) as { report?: Record<string, unknown> }
   const ms = { plan: 0, gate: 0, write: 0, verify: 0, total: 0, ...report['ms'] as object | undefined }
   return {
-    source: source.kind,
+    source: source.transport,
     tensors: Number(report['tensors'] ?? source.tensors.length),
     bytes: Number(report['bytes'] ?? 0),
     missing: (report['missing'] ?? []) as string[],

@@ -11,12 +11,13 @@ const readFile = promisify(read)
 
 /** A source's tensors as one safetensors file, read as it is sent. Throws UNSUPPORTED for bytes that this process cannot read one after another. */
 export function safetensorsBody (source: WeightSource): { length: number, chunks: AsyncIterable<Uint8Array> } {
-  if (source.patch !== undefined) throw new RefitError('UNSUPPORTED', 'a remote engine takes whole tensors, no deltas')
-  if (source.stream !== undefined) {
+  if (source.kind === 'patch') throw new RefitError('UNSUPPORTED', 'a remote engine takes whole tensors, no deltas')
+  if (source.kind === 'streamed') {
     throw new RefitError('UNSUPPORTED', 'a remote engine takes no bytes as they come: leave mode=stream out')
   }
-  for (const { name, parts, source: index } of source.tensors) {
-    const from = source.sources[index]
+  const { sources, tensors } = source
+  for (const { name, parts, source: index } of tensors) {
+    const from = sources[index]
     if (parts !== undefined || from === undefined || !('fd' in from || 'buffer' in from)) {
       throw new RefitError(
         'UNSUPPORTED',
@@ -25,7 +26,7 @@ export function safetensorsBody (source: WeightSource): { length: number, chunks
       )
     }
   }
-  const entries = source.tensors.map(tensor => ({
+  const entries = tensors.map(tensor => ({
     tensor,
     dtype: SAFETENSORS_NAMES[tensor.dtype],
     bytes: tensorBytes(tensor)
@@ -36,7 +37,7 @@ export function safetensorsBody (source: WeightSource): { length: number, chunks
   async function* chunks (): AsyncGenerator<Uint8Array, void, undefined> {
     yield header
     for (const { tensor, bytes } of entries) {
-      const from = source.sources[tensor.source]!
+      const from = sources[tensor.source]!
       if ('buffer' in from) yield from.buffer.subarray(tensor.offset, tensor.offset + bytes)
       else if ('fd' in from) yield* fileBytes(from.fd, tensor.offset, bytes)
     }

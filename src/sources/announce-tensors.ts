@@ -1,10 +1,9 @@
 import { bytesOf } from '../native/dtypes.ts'
 import { torchWeightDType } from '../wire/torch/dtypes.ts'
 import { asMatrices } from '../wire/torch/matrix.ts'
-import type { StridedMatrix } from '../wire/torch/matrix.ts'
 import { payloadError, SHARED_FILE_HEADER } from '../wire/torch/tensor.ts'
 import type { TensorDescriptor, TensorStorage } from '../wire/torch/tensor.ts'
-import type { AnnouncedTensor } from '../contract/weight-source.ts'
+import type { AnnouncedTensor, StridedMatrix } from '../contract/weight-source.ts'
 
 /** Matrices that the tensors of one request may have beyond one each: a tensor may be torn into thousands, and stand in a list as often as that is long. */
 const MAX_MORE = 500_000

@@ -49,7 +49,7 @@ export async function updateFromDistributed (
         throw prefixed(FAILED, error)
       })
     const report = await applySource(engine, source, body, { allowTorn: true, failed: '' }).catch((error: unknown) => {
-      throw prefixed(FAILED, source.noted(error))
+      throw prefixed(FAILED, source.explain(error))
     })
     return {
       message: `Succeeded to update parameter online.${labelText(body.weight_version, report)}`,

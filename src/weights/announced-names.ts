@@ -6,7 +6,7 @@ import type { WeightSource } from '../contract/weight-source.ts'
 /** The model's names of all that a source announces; what the model does not know is left out. */
 export function announcedNames (table: ModelTable, coverage: Coverage, source: WeightSource): Set<string> {
   const names = new Set<string>()
-  const isEngine = source.layout === 'engine'
+  const isEngine = source.kind === 'stored' && source.layout === 'engine'
   const tensors = isEngine ? engineTensors(table) : table.tensors
   for (const { name } of source.tensors) {
     const plan = tensors.get(isEngine ? name : table.canonical(name))

@@ -1,10 +1,5 @@
 import type { NativeAddon } from '../native/addon.ts'
-
-/** Of all writes so far, counted for each rank. What is opened and not closed is kept open under a name. */
-export interface MappingCounts {
-  opened: number
-  closed: number
-}
+import type { MappingCounts } from '../contract/rollout-engine.ts'
 
 interface Due {
   done: Promise<void>

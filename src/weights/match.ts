@@ -26,10 +26,11 @@ export function matchTensors (
   const ignored = new Set<string>()
   const unknown = new Set<string>()
   const found = new Map<TensorPlan, AnnouncedTensor[]>()
-  const tensors = source.layout === 'engine' ? engineTensors(table) : table.tensors
+  const isEngine = source.kind === 'stored' && source.layout === 'engine'
+  const tensors = isEngine ? engineTensors(table) : table.tensors
   for (const tensor of source.tensors) {
     const name = table.canonical(tensor.name)
-    const plan = tensors.get(source.layout === 'engine' ? tensor.name : name)
+    const plan = tensors.get(isEngine ? tensor.name : name)
     if (plan === undefined) {
       ;(table.ignored(name) || !strictNames ? ignored : unknown).add(tensor.name)
       continue
@@ -44,9 +45,9 @@ export function matchTensors (
   const brought: Brought[] = []
   for (const [plan, own] of found) {
     const first = own[0]!
-    if (own.length === 1 && (first.ranks === undefined || source.layout !== 'engine')) {
+    if (own.length === 1 && (first.ranks === undefined || !isEngine)) {
       brought.push({ plan, tensor: first, ranks: null })
-    } else {for (const [tensor, ranks] of shareOut(plan, own, table.ranks, source.layout === 'engine')) {
+    } else {for (const [tensor, ranks] of shareOut(plan, own, table.ranks, isEngine)) {
         brought.push({ plan, tensor, ranks })
       }}
   }

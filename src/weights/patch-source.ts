@@ -5,7 +5,7 @@ import type { TensorPlan } from '../model/architecture.ts'
 import { cutCheckpoint } from '../model/checkpoint-layout.ts'
 import type { CheckpointPiece, LaidTensor } from '../model/checkpoint-layout.ts'
 import { gatherRows } from './gather.ts'
-import type { AnnouncedTensor, WeightPatch, WeightSource } from '../contract/weight-source.ts'
+import type { AnnouncedTensor, PatchSource, StreamedSource } from '../contract/weight-source.ts'
 import type { StreamPiece, WeightStream } from '../contract/weight-stream.ts'
 import type { WeightStore } from './weight-store.ts'
 
@@ -18,7 +18,7 @@ interface PatchedTensor extends LaidTensor {
 
 /** A source of whole tensors, and how many elements have changed so far. */
 export interface PatchedSource {
-  source: WeightSource
+  source: StreamedSource
   readonly changed: number
 }
 
@@ -29,9 +29,9 @@ export interface PatchedSource {
  */
 export function patchSource (
   store: WeightStore,
-  sent: WeightSource,
-  { tensors: patches, baseEpoch = store.epoch }: WeightPatch
+  sent: PatchSource
 ): PatchedSource {
+  const { tensors: patches, baseEpoch = store.epoch } = sent.patch
   if (baseEpoch !== store.epoch) {
     throw new RefitError(
       'CONFLICT',
@@ -54,10 +54,10 @@ export function patchSource (
     return announced
   })
   const stream = new PatchStream(store, laid, end)
-  const source: WeightSource = {
-    kind: sent.kind,
+  const source: StreamedSource = {
+    kind: 'streamed',
+    transport: sent.transport,
     tensors,
-    sources: [],
     stream,
     verify: async () => {
       await sent.verify()

@@ -1,6 +1,6 @@
 import { DTYPES, bytesOf } from '../native/dtypes.ts'
 import { RECT, RECT_FIELDS, TENSOR, TENSOR_FIELDS } from '../native/write-layout.ts'
-import type { WriteJob } from '../native/write-job.ts'
+import type { NativeSource, WriteJob } from '../native/write-job.ts'
 import type { ModelTable, Rect, TensorPlan } from '../model/architecture.ts'
 import type { Coverage } from './coverage.ts'
 import { matchTensors } from './match.ts'
@@ -79,7 +79,7 @@ function layOut (source: WeightSource, brought: Brought[]): Omit<WritePlan, 'cou
     rectAt = packRects(piece, index, rects, rectAt)
   }
   return {
-    job: { sources: [...source.sources], tensors, rects },
+    job: { sources: memoryOf(source), tensors, rects },
     tensors: pieces.map(({ plan }) => plan),
     indices,
     bytes
@@ -126,4 +126,9 @@ export function packRects (plan: { rects: readonly Rect[] }, tensor: number, int
     at += RECT_FIELDS
   }
   return at
+}
+
+/** The files and buffers that a job reads; a stream hands its bytes to the job piece by piece. */
+export function memoryOf (source: WeightSource): NativeSource[] {
+  return source.kind === 'stored' ? [...source.sources] : []
 }

@@ -1,7 +1,7 @@
 import { TENSOR, TENSOR_FIELDS } from '../native/write-layout.ts'
 import type { ModelTable } from '../model/architecture.ts'
 import type { Coverage } from './coverage.ts'
-import { planWrite } from './plan.ts'
+import { memoryOf, planWrite } from './plan.ts'
 import type { WritePlan } from './plan.ts'
 import type { AnnouncedTensor, WeightSource } from '../contract/weight-source.ts'
 
@@ -31,7 +31,8 @@ export class Planner {
 
   /** As `planWrite`. */
   plan (source: WeightSource, strictNames: boolean): WritePlan {
-    const { tensors, layout = 'checkpoint' } = source
+    const { tensors } = source
+    const layout = source.kind === 'stored' ? source.layout ?? 'checkpoint' : 'checkpoint'
     const key = JSON.stringify([layout, strictNames, tensors.length, tensors[0]?.name, tensors.at(-1)?.name])
     const known = this.#known.get(key)
     if (known !== undefined && areAlike(known.tensors, tensors)) {
@@ -86,9 +87,10 @@ function areEqual (a: readonly number[], b: readonly number[]): boolean {
 }
 
 /** The plan for a list that differs in nothing but where its tensors lie. */
-function moved ({ tensors: known, plan }: Known, { tensors, sources }: WeightSource): WritePlan {
+function moved ({ tensors: known, plan }: Known, source: WeightSource): WritePlan {
+  const { tensors } = source
   const { indices } = plan
-  const job = { ...plan.job, sources: [...sources] }
+  const job = { ...plan.job, sources: memoryOf(source) }
   if (known === tensors) return { ...plan, job }
   job.tensors = job.tensors.slice()
   for (let index = 0; index < indices.length; index++) {

@@ -153,7 +153,7 @@ export class Transaction {
       const names = announcedNames(store.table, store.coverage, source)
       try {
         // Streams are written as they come, those of several connections beside one another.
-        const leave = await this.#inside.enter(this.#deadline.msLeft, source.stream === undefined ? null : names)
+        const leave = await this.#inside.enter(this.#deadline.msLeft, source.kind === 'streamed' ? names : null)
         try {
           this.#demandOpen()
           this.#abortRequests ||= abortAllRequests

@@ -101,9 +101,11 @@ export class Update implements WeightUpdate {
 
   async #write (sent: WeightSource, progress?: Progress): Promise<WriteReport> {
     const { store, strictNames, signal } = this.#context
-    const patched = sent.patch === undefined ? null : patchSource(store, sent, sent.patch)
-    const source = patched?.source ?? sent
-    const stream = source.stream === undefined || signal === undefined
+    const patched = sent.kind === 'patch' ? patchSource(store, sent) : null
+    const source = sent.kind === 'patch' ? patched!.source : sent
+    const stream = source.kind === 'stored'
+      ? undefined
+      : signal === undefined
       ? source.stream
       : interruptible(source.stream, signal)
     const started = performance.now()
@@ -124,9 +126,9 @@ export class Update implements WeightUpdate {
     const missing = missingNames(store.table, this.#written)
     const warning = store.mappings.takeWarning()
     return {
-      source: source.kind,
+      source: source.transport,
       tensors: plan.count,
-      bytes: sent.patch?.bytes ?? outcome.bytes,
+      bytes: sent.kind === 'patch' ? sent.patch.bytes : outcome.bytes,
       missing: missing.slice(0, SHOWN_NAMES),
       missingCount: missing.length,
       ignored: plan.ignored.slice(0, SHOWN_NAMES),
@@ -138,7 +140,7 @@ export class Update implements WeightUpdate {
         total: ended - started
       },
       gbPerSecond: outcome.bytes / 1e6 / Math.max(scattered - shut, 1e-3),
-      ...source.kind === 'distributed' ? { bytesInPlace: outcome.inPlace } : {},
+      ...source.transport === 'distributed' ? { bytesInPlace: outcome.inPlace } : {},
       ...patched === null ? {} : { changed: patched.changed },
       ...warning === undefined ? {} : { warning }
     }
@@ -174,13 +176,17 @@ export class Update implements WeightUpdate {
     if (!outcome.touched) {
       if (failure instanceof RefitError) throw failure
       throw new RefitError(
-        source.kind === 'tensor' ? 'TENSOR_PAYLOAD' : source.kind === 'distributed' ? 'INTERNAL' : 'CHECKPOINT_FORMAT',
+        source.transport === 'tensor'
+          ? 'TENSOR_PAYLOAD'
+          : source.transport === 'distributed'
+          ? 'INTERNAL'
+          : 'CHECKPOINT_FORMAT',
         `reading failed${at} before anything was written: ${cause}`
       )
     }
     const whole = moved === undefined ? [...names(arrived)] : []
     const rest = [...names(moved === undefined ? outcome.rest : [...plan.tensors.keys()])]
-    ledger.tore(whole, rest, `a write from ${source.kind} failed${at}: ${cause}`)
+    ledger.tore(whole, rest, `a write from ${source.transport} failed${at}: ${cause}`)
     for (const name of whole) this.#written.add(name)
     for (const name of rest) this.#written.delete(name)
     // Of a stream, what came last may have been nothing that the model needs.

@@ -245,7 +245,8 @@ export class WeightStore {
       offset: 0
     }))
     matchTensors(this.table, this.coverage, {
-      kind: 'memory',
+      kind: 'stored',
+      transport: 'memory',
       tensors: announced,
       sources: [],
       verify: async () => {},

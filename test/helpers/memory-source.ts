@@ -1,5 +1,5 @@
 import type { ModelTable } from '../../src/model/architecture.ts'
-import type { AnnouncedTensor, WeightSource } from '../../src/contract/weight-source.ts'
+import type { AnnouncedTensor, StoredSource } from '../../src/contract/weight-source.ts'
 
 const coded = new Map<string, Uint16Array>()
 const checksums = new Map<string, string>()
@@ -28,7 +28,7 @@ export function memorySource (
   names: string[],
   variant: number,
   change: (tensor: AnnouncedTensor) => AnnouncedTensor = tensor => tensor
-): WeightSource {
+): StoredSource {
   const tensors: AnnouncedTensor[] = []
   const parts: Uint8Array[] = [new Uint8Array(1)]
   let bytes = 1
@@ -40,7 +40,8 @@ export function memorySource (
     bytes += 2 * bits.length + bits.length % 3
   }
   return {
-    kind: 'memory',
+    kind: 'stored',
+    transport: 'memory',
     tensors,
     sources: [{ buffer: Buffer.concat(parts) }],
     verify: async () => {},

@@ -263,7 +263,15 @@ t.test('vLLM: tokens by its own route, pause and resume under its names, weights
   t.equal(engine.stats.paused, null)
   const update = await engine.update()
   await t.rejects(
-    update.write({ kind: 'disk', path: '/m', tensors: [], sources: [], verify: async () => {}, close: async () => {} }),
+    update.write({
+      kind: 'stored',
+      transport: 'disk',
+      path: '/m',
+      tensors: [],
+      sources: [],
+      verify: async () => {},
+      close: async () => {}
+    }),
     { code: 'UNSUPPORTED' }
   )
 })

@@ -20,7 +20,7 @@ import t from 'tap'
 import type { Test } from 'tap'
 import { bytesOf } from '../../src/native/dtypes.ts'
 import { openDiskSource } from '../../src/sources/disk/disk.ts'
-import type { WeightSource } from '../../src/contract/weight-source.ts'
+import type { StoredSource } from '../../src/contract/weight-source.ts'
 import { encodeSafetensors } from '../../src/wire/safetensors/encode.ts'
 import { eventually, failureOf } from '../helpers/eventually.ts'
 import { checkpointTensors, positionCoded, writeCheckpoint, writeTensors } from '../helpers/make-checkpoint.ts'
@@ -34,7 +34,7 @@ const INDEX = 'model.safetensors.index.json'
 const fds = (): number => readdirSync('/proc/self/fd').length
 
 /** Opens it, and makes sure that the test closes it. */
-async function open (t: Test, path: string, root = path): Promise<WeightSource> {
+async function open (t: Test, path: string, root = path): Promise<StoredSource> {
   const source = await openDiskSource(path, { roots: [root] })
   t.teardown(async () => {
     await source.close()
@@ -43,7 +43,7 @@ async function open (t: Test, path: string, root = path): Promise<WeightSource> 
 }
 
 /** The bytes of an announced tensor, read the way that the core does. */
-function storedBytes (source: WeightSource, name: string): Buffer {
+function storedBytes (source: StoredSource, name: string): Buffer {
   const tensor = source.tensors.find(found => found.name === name)!
   const buffer = Buffer.alloc(tensor.shape.reduce((a, b) => a * b, 1) * bytesOf(tensor.dtype))
   readSync((source.sources[tensor.source] as { fd: number }).fd, buffer, 0, buffer.length, tensor.offset)
@@ -66,7 +66,7 @@ for (const shards of [1, 2, 7]) {
     const folder = t.testdir()
     writeTensors(folder, tensors, shards)
     const source = await open(t, folder)
-    t.equal(source.kind, 'disk')
+    t.equal(source.transport, 'disk')
     t.equal(source.sources.length, shards)
     t.same(source.tensors.map(({ name }) => name).sort(), tensors.map(({ name }) => name).sort())
     for (const { name, data, shape, dtype } of tensors) {

@@ -1,4 +1,5 @@
 import { readdirSync, readlinkSync } from 'node:fs'
+import assert from 'node:assert/strict'
 import t from 'tap'
 import type { Test } from 'tap'
 import { native } from '../../src/native/load-addon.ts'
@@ -67,6 +68,7 @@ t.test('what a thread that ended held is closed, and given back once', async t =
     }
   ])
   const source = await receiver.open({ entries: [entry], loadFormat: null })
+  assert.ok(source.kind === 'stored')
   t.same(source.sources.map(source => Object.keys(source)[0]), ['fd', 'segment', 'segment'])
   t.ok(opened() > before + 2)
   await kill(receiver)

@@ -64,8 +64,9 @@ t.test('files that are held and files that are spooled come back as one stretch,
         const source = await upload.finish()
         const whole = Buffer.alloc(bodies.reduce((sum, { length }) => sum + length, 0))
         let end = 0
-        if (source.stream === undefined) assert.equal(upload.place, 'memory')
+        if (source.kind === 'stored') assert.equal(upload.place, 'memory')
         else {
+          assert.ok(source.kind === 'streamed')
           disk++
           await source.stream.ready()
           for (let piece = await source.stream.next(); piece !== undefined; piece = await source.stream.next()) {
@@ -87,7 +88,7 @@ t.test('files that are held and files that are spooled come back as one stretch,
         for (const { name, shape, source: index, offset } of source.tensors) {
           const data = bodies[parseInt(name)]!
           const half = data.length >> 2 << 1
-          const from = source.stream === undefined
+          const from = source.kind === 'stored'
             ? Buffer.from((source.sources[index] as { buffer: Uint8Array }).buffer)
             : whole
           assert.ok(
@@ -121,8 +122,9 @@ t.test('an upload that is given up while it is spooled, or read back, leaves not
       await file.take(bytes.subarray(0, bytes.length * part))
       if (part === 1) {
         await file.end()
-        const { stream } = await upload.finish()
-        for (let i = 0; i < pieces; i++) await stream!.next()
+        const source = await upload.finish()
+        assert.ok(source.kind === 'streamed')
+        for (let i = 0; i < pieces; i++) await source.stream.next()
       }
       await upload.close()
       t.same([staging.bytes.live, readdirSync(folder).length], [0, 0])

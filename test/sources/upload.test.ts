@@ -5,7 +5,7 @@ import t from 'tap'
 import { Staging } from '../../src/sources/upload/upload-staging.ts'
 import { Upload } from '../../src/sources/upload/upload.ts'
 import type { UploadFile } from '../../src/sources/upload/upload-file.ts'
-import type { WeightSource } from '../../src/contract/weight-source.ts'
+import type { StreamedSource, WeightSource } from '../../src/contract/weight-source.ts'
 
 const MEMORY = 4 << 20
 // A piece of a stream has 128 KB: the file has several, and its data begins at an odd offset.
@@ -34,18 +34,19 @@ async function feed (to: UploadFile, bytes: Buffer, cuts: readonly number[]): Pr
 }
 
 async function bytesOf (source: WeightSource): Promise<Buffer> {
-  if (source.stream !== undefined) return await drain(source)
+  if (source.kind === 'streamed') return await drain(source)
+  assert.ok(source.kind === 'stored')
   const [{ buffer }] = source.sources as [{ buffer: Uint8Array }]
   return Buffer.from(buffer)
 }
 
 /** All pieces put together, as one that writes them sees them: each is overwritten behind it. */
-async function drain (source: WeightSource): Promise<Buffer> {
+async function drain (source: StreamedSource): Promise<Buffer> {
   const out = Buffer.alloc(data.length)
   let end = 0
   for (let last: Uint8Array | undefined;;) {
     last?.fill(0)
-    const piece = await source.stream!.next()
+    const piece = await source.stream.next()
     if (piece === undefined) break
     assert.ok(end === 0 ? piece.begin === 0 : piece.begin <= end - 3, `a piece at ${piece.begin} behind ${end}`)
     const { buffer } = piece.source as { buffer: Uint8Array }
@@ -73,7 +74,7 @@ t.test('bytes that come in any chunks are held, spooled or streamed as they are'
       if (way === 'stream') {
         const [, bytes] = await Promise.all([
           feed(to, file, cuts).then(async () => await upload.finish()),
-          upload.opened.then(drain)
+          upload.opened.then(bytesOf)
         ])
         assert.ok(bytes.equals(data))
       } else {
@@ -101,8 +102,10 @@ t.test('of a stream the last piece goes out when the end is known to be good, an
   let ready = false
   const bodyEnd = 8 + json.length + staging.pieceBytes
   await to.take(file.subarray(0, bodyEnd))
-  const { stream } = await upload.opened
-  void stream!.ready().then(() => {
+  const source = await upload.opened
+  assert.ok(source.kind === 'streamed')
+  const { stream } = source
+  void stream.ready().then(() => {
     ready = true
   })
   await new Promise(setImmediate)

@@ -1,6 +1,7 @@
 import { readdirSync } from 'node:fs'
 import { join } from 'node:path'
 import { pathToFileURL } from 'node:url'
+import assert from 'node:assert/strict'
 import t from 'tap'
 import type { Test } from 'tap'
 import { TensorReceiver } from '../../src/sources/tensor/tensor-receiver.ts'
@@ -25,8 +26,11 @@ function receiverOf (t: Test, loader: WeightLoader, ranks = 1): TensorReceiver {
 
 const entryOf = (memory: SharedMemory, rest: Partial<SharedTensor> = {}): string =>
   tensorEntry([{ name: 'sent', memory, shape: [memory.bytes], dtype: 'uint8', ...rest }])
-const open = async (receiver: TensorReceiver, ...entries: string[]): Promise<TensorSource> =>
-  await receiver.open({ entries, loadFormat: 'mine' })
+const open = async (receiver: TensorReceiver, ...entries: string[]): Promise<TensorSource> => {
+  const source = await receiver.open({ entries, loadFormat: 'mine' })
+  assert.ok(source.kind === 'stored')
+  return source
+}
 
 t.test('a loader renames, views, slices and makes tensors, and the source announces what it returns', async t => {
   const memory = sharedMemory(t, bytes)

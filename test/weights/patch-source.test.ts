@@ -7,7 +7,7 @@ import type { ElementPatch } from '../../src/native/deltas.ts'
 import type { RefitError } from '../../src/errors.ts'
 import type { ModelTable } from '../../src/model/architecture.ts'
 import { missingNames } from '../../src/weights/plan.ts'
-import type { WeightSource, WriteReport } from '../../src/contract/weight-source.ts'
+import type { PatchSource, WeightSource, WriteReport } from '../../src/contract/weight-source.ts'
 import type { WeightStore } from '../../src/weights/weight-store.ts'
 import { faultyAddon, storeOf } from '../helpers/core.ts'
 import { codedChecksum, codedTensor, memorySource } from '../helpers/memory-source.ts'
@@ -36,7 +36,7 @@ function patchOf (
   variant: number,
   picks: (index: number) => boolean = () => true,
   from?: number
-): WeightSource {
+): PatchSource {
   const tensors = new Map<string, ElementPatch[]>()
   let bytes = 0
   for (const name of names) {
@@ -66,9 +66,9 @@ function patchOf (
     offset: 0
   }))
   return {
-    kind: 'tensor',
+    kind: 'patch',
+    transport: 'tensor',
     tensors: announced,
-    sources: [],
     patch: { tensors, bytes },
     verify: async () => {},
     close: async () => {}
@@ -139,11 +139,11 @@ t.test('what is wrong is refused before the gate shuts', async t => {
   const shut = gates.shutCount
   const epoch = store.epoch
   const good = patchOf(table, ['model.norm.weight'], 2)
-  const changed = (change: (patch: ElementPatch) => Partial<ElementPatch>): WeightSource => ({
+  const changed = (change: (patch: ElementPatch) => Partial<ElementPatch>): PatchSource => ({
     ...good,
     patch: {
       bytes: 0,
-      tensors: new Map([...good.patch!.tensors]
+      tensors: new Map([...good.patch.tensors]
         .map(([name, patches]) => [
           name,
           patches.map(patch => ({ ...patch, ...change(patch) }))

@@ -4,7 +4,7 @@ import { buildModelTable } from '../../src/model/model-table.ts'
 import { Coverage } from '../../src/weights/coverage.ts'
 import { planWrite } from '../../src/weights/plan.ts'
 import { Planner } from '../../src/weights/planner.ts'
-import type { AnnouncedTensor, WeightSource } from '../../src/contract/weight-source.ts'
+import type { AnnouncedTensor, StoredSource } from '../../src/contract/weight-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
 const RANKS = 2
@@ -12,8 +12,9 @@ const table = buildModelTable(tinyArchitecture('Qwen3MoeForCausalLM'), RANKS)
 const coverage = new Coverage(table)
 const plans = [...table.tensors.values()].filter(plan => !plan.alternative)
 
-const sourceOf = (tensors: AnnouncedTensor[], more: Partial<WeightSource> = {}): WeightSource => ({
-  kind: 'memory',
+const sourceOf = (tensors: AnnouncedTensor[], more: Partial<StoredSource> = {}): StoredSource => ({
+  kind: 'stored',
+  transport: 'memory',
   tensors,
   sources: [{ fd: 7 }],
   verify: async () => {},

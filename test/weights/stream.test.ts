@@ -6,7 +6,7 @@ import { codedChecksum, memorySource } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { RefitError } from '../../src/errors.ts'
 import { missingNames } from '../../src/weights/plan.ts'
-import type { WeightSource } from '../../src/contract/weight-source.ts'
+import type { StoredSource, StreamedSource, WeightSource } from '../../src/contract/weight-source.ts'
 import type { WeightStore } from '../../src/weights/weight-store.ts'
 
 const addon = faultyAddon()
@@ -19,10 +19,10 @@ interface Breaks {
 
 /** The same bytes piece by piece, cut anywhere; every piece is overwritten when the next one is asked for. */
 function streamed (
-  whole: WeightSource,
+  whole: StoredSource,
   cuts: readonly number[],
   breaks?: Breaks
-): WeightSource & { asked: () => number } {
+): StreamedSource & { asked: () => number } {
   const { buffer } = whole.sources[0] as { buffer: Uint8Array }
   const ends = [...new Set(cuts.filter(cut => cut > OVERLAP && cut < buffer.length))].sort((a, b) => a - b).concat(
     buffer.length
@@ -32,9 +32,13 @@ function streamed (
   const stop = (): void => {
     if (next === breaks?.after) throw breaks.error
   }
+  const { tensors, verify, close } = whole
   return {
-    ...whole,
-    sources: [],
+    kind: 'streamed',
+    transport: 'memory',
+    tensors,
+    verify,
+    close,
     asked: () => next,
     stream: {
       ready: async () => {

@@ -4,7 +4,7 @@ import { faultyAddon, storeOf } from '../helpers/core.ts'
 import { memorySource } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { missingNames } from '../../src/weights/plan.ts'
-import type { WeightSource } from '../../src/contract/weight-source.ts'
+import type { StoredSource, StreamedSource } from '../../src/contract/weight-source.ts'
 
 const addon = faultyAddon()
 
@@ -25,7 +25,7 @@ for (let ticks = 0; ticks < 10; ticks++) {
 }
 
 /** A stream that is ready when it is told to be. */
-function later (source: WeightSource): { source: WeightSource, go: () => void } {
+function later (source: StoredSource): { source: StreamedSource, go: () => void } {
   const { buffer } = source.sources[0] as { buffer: Buffer }
   let go = (): void => {}
   const ready = new Promise<void>(resolve => {
@@ -35,8 +35,11 @@ function later (source: WeightSource): { source: WeightSource, go: () => void } 
   return {
     go,
     source: {
-      ...source,
-      sources: [],
+      kind: 'streamed',
+      transport: 'memory',
+      tensors: source.tensors,
+      verify: source.verify,
+      close: source.close,
       stream: {
         ready: async () => {
           await ready

@@ -7,7 +7,7 @@ import { codedChecksum, memorySource } from '../helpers/memory-source.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 import { RefitError } from '../../src/errors.ts'
 import { missingNames } from '../../src/weights/plan.ts'
-import type { WeightSource } from '../../src/contract/weight-source.ts'
+import type { StoredSource, StreamedSource, WeightSource } from '../../src/contract/weight-source.ts'
 
 // Transactions over a real core, behind gates that nobody holds, by a clock that moves when it is told to.
 
@@ -104,10 +104,10 @@ const PIECES = 40
 
 /** The bytes of a source in pieces that come one after another; none after `last` ever does. */
 function streamed (
-  source: WeightSource,
+  source: StoredSource,
   pieces: number,
   last = pieces
-): { source: WeightSource, begun: Promise<void>, given: () => number } {
+): { source: StreamedSource, begun: Promise<void>, given: () => number } {
   const { buffer } = source.sources[0] as { buffer: Buffer }
   const size = Math.ceil(buffer.length / pieces)
   let given = 0
@@ -124,7 +124,13 @@ function streamed (
     if (given === last) begin()
     return { begin: at, length: bytes.length, source: { buffer: bytes } }
   }
-  return { source: { ...source, sources: [], stream: { ready: async () => {}, next } }, begun, given: () => given }
+  const { tensors, verify, close } = source
+  const stream = { ready: async () => {}, next }
+  return {
+    source: { kind: 'streamed', transport: 'memory', tensors, verify, close, stream },
+    begun,
+    given: () => given
+  }
 }
 
 for (const architecture of ['LlamaForCausalLM', 'Qwen3MoeForCausalLM'] as const) {

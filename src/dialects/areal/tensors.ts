@@ -2,7 +2,7 @@ import { RefitError } from '../../errors.ts'
 import type { DType } from '../../native/dtypes.ts'
 import type { NativeSource } from '../../native/write-job.ts'
 import { measureTensors } from '../../sources/measure-tensors.ts'
-import type { AnnouncedTensor, WeightSource } from '../../contract/weight-source.ts'
+import type { AnnouncedTensor, StoredSource } from '../../contract/weight-source.ts'
 import { decodeBase64 } from '../../wire/torch/payload.ts'
 import { describeUnreadDType, torchWeightDType } from '../../wire/torch/dtypes.ts'
 
@@ -22,7 +22,7 @@ const FLOAT_BYTES = 4
 export function openArealTensors (
   names: readonly string[],
   weights: Readonly<Record<string, ArealTensor>>
-): WeightSource {
+): StoredSource {
   const absent = names.find(name => !Object.hasOwn(weights, name))
   if (absent !== undefined) {
     throw new RefitError(
@@ -50,7 +50,7 @@ export function openArealTensors (
     tensors.push({ name, dtype: storedAs(name, own, bytes, buffer.length), shape, source: index, offset: 0 })
     sources.push({ buffer })
   }
-  return { kind: 'memory', tensors, sources, verify: async () => {}, close: async () => {} }
+  return { kind: 'stored', transport: 'memory', tensors, sources, verify: async () => {}, close: async () => {} }
 }
 
 function storedAs (name: string, dtype: DType, bytes: number, got: number): DType {

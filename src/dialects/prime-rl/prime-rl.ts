@@ -153,7 +153,7 @@ class PrimeRl {
           await update.commit({ flushCache: false, allowTorn: true })
         } catch (error) {
           await source.close()
-          throw source.noted(error)
+          throw source.explain(error)
         } finally {
           await source.close()
         }

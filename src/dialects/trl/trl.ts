@@ -147,7 +147,7 @@ export class TrlWeights {
     )
     this.#tail = written
       .catch((error: unknown) => {
-        if (this.#expected === key) this.#failed(`parameter "${name}" could not be received`, source.noted(error))
+        if (this.#expected === key) this.#failed(`parameter "${name}" could not be received`, source.explain(error))
       })
       .then(async () => {
         await this.#meet()
@@ -193,11 +193,11 @@ function askedFor (source: DistributedSource, allow: () => void): WeightSource {
       ready: async () => {
         isAllowed = true
         allow()
-        await stream!.ready()
+        await stream.ready()
       },
-      next: async () => await stream!.next(),
+      next: async () => await stream.next(),
       drop: async hurry => {
-        await stream!.drop?.(hurry)
+        await stream.drop?.(hurry)
       }
     },
     close: async () => {

@@ -135,7 +135,7 @@ export class WeightTransfer {
         async () => await distributed.open({ ...broadcast, loadFormat: null })
       )
       return await this.#apply(source, fields).catch((error: unknown) => {
-        throw source.noted(error)
+        throw source.explain(error)
       })
     })
   }

@@ -7,7 +7,7 @@ import {
   MAX_TENSORS,
   PREFIX_BYTES
 } from '../../wire/safetensors/header.ts'
-import type { AnnouncedTensor, WeightSource } from '../../contract/weight-source.ts'
+import type { AnnouncedTensor, StoredSource } from '../../contract/weight-source.ts'
 import { findCheckpoint } from './checkpoint-files.ts'
 import { PathJail } from './path-jail.ts'
 import { announce, checkIndex, parseTensors } from './safetensors-tensors.ts'
@@ -25,7 +25,7 @@ export interface DiskOptions {
  * A checkpoint on disk: a folder, a .safetensors file or an index. Opens every file and checks every header; changes nothing.
  * Throws CHECKPOINT_PATH, CHECKPOINT_FORMAT or CHECKPOINT_CHANGED; then nothing stays open.
  */
-export async function openDiskSource (path: string, { roots }: DiskOptions): Promise<WeightSource> {
+export async function openDiskSource (path: string, { roots }: DiskOptions): Promise<StoredSource> {
   const jail = await PathJail.of(roots)
   const { folder, names, index } = await findCheckpoint(jail, path)
   const watched = index === undefined ? [] : [index.file]
@@ -61,8 +61,9 @@ export async function openDiskSource (path: string, { roots }: DiskOptions): Pro
   }
 }
 
-class DiskSource implements WeightSource {
-  readonly kind = 'disk'
+class DiskSource implements StoredSource {
+  readonly kind = 'stored'
+  readonly transport = 'disk'
   readonly path: string
   readonly tensors: readonly AnnouncedTensor[]
   readonly sources: ReadonlyArray<{ fd: number }>

@@ -4,7 +4,7 @@ import { nameRange } from '../../process-groups/group-words.ts'
 import type { Receipt } from '../../process-groups/receipt.ts'
 import type { WeightGroups } from '../../process-groups/weight-groups.ts'
 import { describeUnreadDType, torchWeightDType } from '../../wire/torch/dtypes.ts'
-import type { AnnouncedTensor, WeightSource } from '../../contract/weight-source.ts'
+import type { AnnouncedTensor, StreamedSource } from '../../contract/weight-source.ts'
 import { cutBroadcasts, placeTensors } from './broadcasts.ts'
 import type { Broadcasts, Packing } from './broadcasts.ts'
 import { measureTensors } from '../measure-tensors.ts'
@@ -24,9 +24,8 @@ export interface DistributedRequest {
 }
 
 /** Tensors that rank 0 of a process group broadcasts. Close it, whatever happens: what nobody took is received and dropped. */
-export interface DistributedSource extends WeightSource {
-  /** The error that it was refused by or failed with, and what became of the bytes that were announced. */
-  noted: (error: unknown) => unknown
+export interface DistributedSource extends StreamedSource {
+  explain: (error: unknown) => unknown
   /** In place of `close`, of a trainer that asks and was told no. */
   withdraw: () => void
 }
@@ -67,7 +66,8 @@ export class DistributedReceiver {
       throw withNote(error, stream)
     }
     return {
-      kind: 'distributed',
+      kind: 'streamed',
+      transport: 'distributed',
       tensors: tensors.map(({ name, dtype, shape }, index): AnnouncedTensor => ({
         name,
         dtype: torchWeightDType(dtype)!,
@@ -75,9 +75,8 @@ export class DistributedReceiver {
         source: 0,
         offset: at[index]!
       })),
-      sources: [],
       stream,
-      noted: error => withNote(error, stream),
+      explain: error => withNote(error, stream),
       verify: async () => {},
       withdraw: () => {
         stream.withdraw()

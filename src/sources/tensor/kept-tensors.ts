@@ -3,8 +3,8 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { errorMessage, RefitError } from '../../errors.ts'
 import { bytesOf } from '../../native/dtypes.ts'
 import type { NativeSource } from '../../native/write-job.ts'
-import type { WeightSource } from '../../contract/weight-source.ts'
-import type { TensorSource } from './tensor.ts'
+import type { StoredSource, WeightSource } from '../../contract/weight-source.ts'
+import type { TensorPatch, TensorSource } from './tensor.ts'
 
 /** What is kept between requests: the sender's words for it. A generation says which of the sender's allocations they are. */
 export interface KeptName {
@@ -69,7 +69,7 @@ export class KeptTensors {
    */
   async keep<T> (
     { name, generation }: KeptName,
-    source: TensorSource,
+    source: TensorSource | TensorPatch,
     write: (source: WeightSource) => Promise<T>,
     anyway = false
   ): Promise<T> {
@@ -77,7 +77,7 @@ export class KeptTensors {
       await source.close()
       throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
     }
-    if (source.patch !== undefined) {
+    if (source.kind === 'patch') {
       await source.close()
       throw new RefitError(
         'UNSUPPORTED',
@@ -220,8 +220,9 @@ export class KeptTensors {
 }
 
 /** A kept source during one write. */
-class KeptSource implements WeightSource {
-  readonly kind = 'tensor'
+class KeptSource implements StoredSource {
+  readonly kind = 'stored'
+  readonly transport = 'tensor'
   readonly layout: 'checkpoint' | 'engine'
   readonly tensors: TensorSource['tensors']
   readonly sources: readonly NativeSource[]

@@ -1,7 +1,7 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { NativeSource } from '../../native/write-job.ts'
-import type { WeightSource } from '../../contract/weight-source.ts'
+import type { StoredSource } from '../../contract/weight-source.ts'
 import type { TensorDescriptor, TensorStorage } from '../../wire/torch/tensor.ts'
 import { announceTensors } from '../announce-tensors.ts'
 import type { OpenHandle } from './tensor-receiver.ts'
@@ -38,7 +38,7 @@ export class SharedBuffers {
   }
 
   /** What lies in them now, by buffer: tensors of the buffers' storages. What ranks of one buffer are brought is announced once. */
-  filled (tensors: readonly TensorDescriptor[][]): WeightSource {
+  filled (tensors: readonly TensorDescriptor[][]): StoredSource {
     const buffers = this.#buffers
     // Events are waited for the first time: later the sender has waited itself, and its events may be gone.
     const isFirst = !this.#isMapped
@@ -46,7 +46,8 @@ export class SharedBuffers {
       this.#isMapped = true
     }
     return {
-      kind: 'tensor',
+      kind: 'stored',
+      transport: 'tensor',
       tensors: announceTensors(this.#bufferOf.map(buffer => tensors[buffer]!), this.#sourceOf),
       sources: this.#sources.map(one =>
         'segment' in one

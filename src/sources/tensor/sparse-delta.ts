@@ -4,7 +4,7 @@ import { errorMessage, RefitError } from '../../errors.ts'
 import { POSITIONS } from '../../native/deltas.ts'
 import { DTYPES } from '../../native/dtypes.ts'
 import type { ElementPatch } from '../../native/deltas.ts'
-import type { AnnouncedTensor, WeightSource } from '../../contract/weight-source.ts'
+import type { AnnouncedTensor, PatchSource } from '../../contract/weight-source.ts'
 import { readSparsePayload } from '../../wire/trainers/sparse-payload.ts'
 import type { SparseItem } from '../../wire/trainers/sparse-payload.ts'
 import { zstdContentBytes } from '../../wire/trainers/zstd-frame.ts'
@@ -39,7 +39,7 @@ export async function openSparsePayload (
 }
 
 /** The changes of several payloads as one source, relative to the weights of that epoch. Throws TENSOR_PAYLOAD for a tensor that comes with two shapes. */
-export function sparseSource (items: readonly SparseItem[], baseEpoch: number): WeightSource {
+export function sparseSource (items: readonly SparseItem[], baseEpoch: number): PatchSource {
   const tensors = new Map<string, { announced: AnnouncedTensor, patches: ElementPatch[] }>()
   let bytes = 0
   for (const { name, dtype, shape, operation, encoding, positions, first, values } of items) {
@@ -60,9 +60,9 @@ export function sparseSource (items: readonly SparseItem[], baseEpoch: number): 
     } else known.patches.push(patch)
   }
   return {
-    kind: 'upload',
+    kind: 'patch',
+    transport: 'upload',
     tensors: [...tensors.values()].map(({ announced }) => announced),
-    sources: [],
     patch: { tensors: new Map([...tensors].map(([name, { patches }]) => [name, patches])), bytes, baseEpoch },
     verify: async () => {},
     close: async () => {}

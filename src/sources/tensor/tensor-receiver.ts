@@ -14,8 +14,8 @@ import type { HeldSources, SentEntries, ToShares } from './share-messages.ts'
 import type { ShareReferences } from './share-references.ts'
 import { ShareThread, ThreadEnded } from './share-thread.ts'
 import type { ShareLife, ShareTotals } from './share-thread.ts'
-import { TensorSource } from './tensor.ts'
-import type { ShareHold, TensorSourceParts } from './tensor.ts'
+import { TensorPatch, TensorSource } from './tensor.ts'
+import type { ShareHold, TensorPatchParts, TensorSourceParts } from './tensor.ts'
 import { VERL_DELTA, VerlDelta } from './verl-delta.ts'
 import type { VisibleCard } from './visible-cards.ts'
 import type { WeightLoader } from '../disk/weight-loader.ts'
@@ -61,7 +61,7 @@ export class TensorReceiver {
   readonly #loaders: ReadonlyMap<string, WeightLoader>
   readonly #thread: ShareThread
   readonly #reader = new AnnouncedReader()
-  readonly #open = new Set<TensorSource>()
+  readonly #open = new Set<TensorSource | TensorPatch>()
   #closed = false
 
   constructor ({ loaders = {}, deltas, ...options }: TensorReceiverOptions) {
@@ -84,7 +84,7 @@ export class TensorReceiver {
    * Decodes and opens all of a payload. After a refusal nothing is open, and the sender's references have been given back:
    * INVALID_REQUEST, PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD, UNSUPPORTED or WEIGHT_LOADER.
    */
-  async open ({ entries, loadFormat }: TensorPayload): Promise<TensorSource> {
+  async open ({ entries, loadFormat }: TensorPayload): Promise<TensorSource | TensorPatch> {
     if (loadFormat === 'direct' && entries.length === 1 && this.#options.ranks > 1) {
       await this.discard(entries)
       throw new RefitError(
@@ -169,16 +169,13 @@ export class TensorReceiver {
     await this.#thread.close()
   }
 
-  async #openDelta (deltas: VerlDelta, entries: readonly string[]): Promise<TensorSource> {
+  async #openDelta (deltas: VerlDelta, entries: readonly string[]): Promise<TensorSource | TensorPatch> {
     const opened = await this.#openShares(this.#asked('open', entries, VERL_DELTA), entries)
     try {
-      const parts = await deltas.open(opened)
-      return this.#sourceOf({
-        sources: parts.patch === undefined ? opened.sources : [],
-        layout: 'checkpoint',
-        hold: opened.hold,
-        ...parts
-      })
+      const { tensors, patch, accept } = await deltas.open(opened)
+      return patch === undefined
+        ? this.#sourceOf({ tensors, sources: opened.sources, layout: 'checkpoint', hold: opened.hold })
+        : this.#patchOf({ tensors, patch, accept, hold: opened.hold })
     } catch (error) {
       await opened.hold.release()
       throw error
@@ -214,12 +211,13 @@ export class TensorReceiver {
 
   /** A source that is open until it is closed. */
   #sourceOf (parts: Omit<TensorSourceParts, 'closed'>): TensorSource {
-    const source: TensorSource = new TensorSource({
-      ...parts,
-      closed: () => {
-        this.#open.delete(source)
-      }
-    })
+    const source: TensorSource = new TensorSource({ ...parts, closed: () => this.#open.delete(source) })
+    this.#open.add(source)
+    return source
+  }
+
+  #patchOf (parts: Omit<TensorPatchParts, 'closed'>): TensorPatch {
+    const source: TensorPatch = new TensorPatch({ ...parts, closed: () => this.#open.delete(source) })
     this.#open.add(source)
     return source
   }

@@ -1,6 +1,12 @@
 import { RefitError } from '../../errors.ts'
 import type { NativeSource } from '../../native/write-job.ts'
-import type { AnnouncedTensor, WeightPatch, WeightSource } from '../../contract/weight-source.ts'
+import type {
+  AnnouncedTensor,
+  PatchSource,
+  StoredSource,
+  WeightPatch,
+  WriteReport
+} from '../../contract/weight-source.ts'
 
 /** What the thread of the shares holds for a source. */
 export interface ShareHold {
@@ -12,27 +18,29 @@ export interface ShareHold {
   release: () => Promise<void>
 }
 
-export interface TensorSourceParts {
+interface SharedParts {
   tensors: readonly AnnouncedTensor[]
-  sources: readonly NativeSource[]
-  layout: 'checkpoint' | 'engine'
-  patch?: WeightPatch
-  accept?: WeightSource['accept']
   hold: ShareHold
   /** Called once, after it has been closed. */
-  closed: () => void
+  closed: () => unknown
 }
 
-/** Tensors in memory that a trainer shares. The sender's references are given back when it is closed: until then nothing of it may be freed. */
-export class TensorSource implements WeightSource {
-  readonly kind = 'tensor'
-  readonly layout: 'checkpoint' | 'engine'
+export interface TensorSourceParts extends SharedParts {
+  sources: readonly NativeSource[]
+  layout: 'checkpoint' | 'engine'
+}
+
+export interface TensorPatchParts extends SharedParts {
+  patch: WeightPatch
+  accept?: ((report: WriteReport) => void) | undefined
+}
+
+/** Tensors in memory that a trainer shares. `close` gives the sender's references back; until then the sender must free nothing. */
+abstract class SharedTensors {
+  readonly transport = 'tensor'
   readonly tensors: readonly AnnouncedTensor[]
-  readonly sources: readonly NativeSource[]
-  readonly patch?: WeightPatch
-  readonly accept?: NonNullable<WeightSource['accept']>
   readonly #hold: ShareHold
-  readonly #closed: () => void
+  readonly #closed: () => unknown
   /** From the first byte that may be read until it is closed. */
   #isRead = false
   #isRevoked = false
@@ -42,12 +50,8 @@ export class TensorSource implements WeightSource {
     this.#ended = resolve
   })
 
-  constructor ({ tensors, sources, layout, patch, accept, hold, closed }: TensorSourceParts) {
-    if (patch !== undefined) this.patch = patch
-    if (accept !== undefined) this.accept = accept
+  constructor ({ tensors, hold, closed }: SharedParts) {
     this.tensors = tensors
-    this.sources = sources
-    this.layout = layout
     this.#hold = hold
     this.#closed = closed
   }
@@ -88,5 +92,31 @@ export class TensorSource implements WeightSource {
       this.#closed()
     })
     await this.#closing
+  }
+}
+
+/** Whole tensors. */
+export class TensorSource extends SharedTensors implements StoredSource {
+  readonly kind = 'stored'
+  readonly layout: 'checkpoint' | 'engine'
+  readonly sources: readonly NativeSource[]
+
+  constructor (parts: TensorSourceParts) {
+    super(parts)
+    this.sources = parts.sources
+    this.layout = parts.layout
+  }
+}
+
+/** Changes of elements. Positions and values have been read; the sender's references are given back on close like those of tensors. */
+export class TensorPatch extends SharedTensors implements PatchSource {
+  readonly kind = 'patch'
+  readonly patch: WeightPatch
+  readonly accept?: (report: WriteReport) => void
+
+  constructor (parts: TensorPatchParts) {
+    super(parts)
+    this.patch = parts.patch
+    if (parts.accept !== undefined) this.accept = parts.accept
   }
 }

@@ -25,6 +25,7 @@ import { ShareBytes } from './share-bytes.ts'
 /** What a flush brings, for a source. */
 export interface DeltaParts {
   tensors: AnnouncedTensor[]
+  /** Absent for whole tensors. */
   patch?: WeightPatch
   accept?: (report: WriteReport) => void
 }

@@ -141,9 +141,9 @@ export class Upload {
       this.place = 'stream'
       const stream = this.#stream = new UploadStream(staging, stallMs)
       this.#open({
-        kind: 'upload',
+        kind: 'streamed',
+        transport: 'upload',
         tensors: this.#tensors,
-        sources: [],
         stream,
         verify: async () => {
           stream.verify()
@@ -177,7 +177,8 @@ export class Upload {
     }
     if (this.#spool === undefined) {
       return {
-        kind: 'upload',
+        kind: 'stored',
+        transport: 'upload',
         tensors: this.#tensors,
         sources: this.#parts.filter(part => 'buffer' in part),
         ...ends
@@ -192,7 +193,7 @@ export class Upload {
       source: 0,
       offset: begins[tensor.source]! + tensor.offset
     }))
-    return { kind: 'upload', tensors, sources: [], stream: this.#spool.stream(this.#parts), ...ends }
+    return { kind: 'streamed', transport: 'upload', tensors, stream: this.#spool.stream(this.#parts), ...ends }
   }
 
   async #close (): Promise<void> {

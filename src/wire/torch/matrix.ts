@@ -1,18 +1,8 @@
+import type { StridedMatrix } from '../../contract/weight-source.ts'
 import { torchItemBytes } from './dtypes.ts'
 import { countElements } from './extent.ts'
 import { payloadError } from './tensor.ts'
 import type { TensorDescriptor } from './tensor.ts'
-
-/** Rows and columns at fixed distances: element [r, c] is at byte `offset + r * rowBytes + c * colBytes` of the storage. */
-export interface StridedMatrix {
-  /** The row of the whole that its first row is. */
-  firstRow: number
-  rows: number
-  cols: number
-  offset: number
-  rowBytes: number
-  colBytes: number
-}
 
 const MAX_MATRICES = 4096
 
