@@ -18,6 +18,10 @@ std::string error_code(const std::exception& error) {
         return "GROUP_BROKEN";
       case GroupErrorKind::kRefused:
         return "GROUP_REFUSED";
+      case GroupErrorKind::kSharedGpu:
+        return "GROUP_SHARED_GPU";
+      case GroupErrorKind::kNcclVersion:
+        return "GROUP_NCCL_VERSION";
     }
   }
   return "";

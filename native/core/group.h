@@ -19,7 +19,13 @@ namespace refit {
 class Device;
 
 // GroupErrorCode in src/native/groups.ts.
-enum class GroupErrorKind : uint8_t { kTimeout = 0, kBroken, kRefused };
+enum class GroupErrorKind : uint8_t {
+  kTimeout = 0,
+  kBroken,
+  kRefused,
+  kSharedGpu,    // two ranks of an NCCL group are on one GPU
+  kNcclVersion,  // the ranks of an NCCL group have versions of NCCL that do not work together
+};
 
 // Of use to nobody after kTimeout and kBroken: the group is to be ended. The message names phase, peer, rank and
 // elapsed time.

@@ -4,7 +4,7 @@
 // (transport/ipc_*): planning, order, overlap, counting, keeping and closing are what is shipped, fault points
 // included.
 //
-// GPUs: $REFIT_STAND_IN_GPUS of them (default 2), with the UUIDs GPU-00000000-0000-0000-0000-00000000000N, N =
+// GPUs: $REFIT_STAND_IN_CARDS of them (default 2), with the UUIDs GPU-00000000-0000-0000-0000-00000000000N, N =
 // 0, 1... and 8 GiB each, all of them peers.
 //
 // What stands for CUDA's handles, in a segment (src/native/addon.ts: CudaSegment):
@@ -368,7 +368,7 @@ void gpus(Sink<CudaGpus> sink, Failure& failure) noexcept {
   guarded(failure, [&] {
     CudaGpus out;
     const int count = count_gpus();
-    if (count == 0) out.error = "the stand-in has no GPUs: REFIT_STAND_IN_GPUS is 0";
+    if (count == 0) out.error = "the stand-in has no GPUs: REFIT_STAND_IN_CARDS is 0";
     out.driver_cuda = "13.0";
     out.runtime_cuda = "13.0";
     out.driver_version = "0.0";

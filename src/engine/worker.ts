@@ -45,10 +45,13 @@ try {
     : native === 'NO_MEMORY' || native === 'DEVICE_LOST'
     ? native
     : 'CONFIG'
+  const advice = native === 'NO_MEMORY'
+    ? '; lower --mem-fraction or --max-total-tokens, use more GPUs (--tp), or end what else uses the memory'
+    : ''
   post({
     type: 'failed',
     code,
-    message: `the engine could not be started: ${errorMessage(error)}`
+    message: `the engine could not be started: ${errorMessage(error)}${advice}`
   })
   port.close()
 }

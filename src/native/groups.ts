@@ -14,10 +14,16 @@ export interface StagedSource {
 
 /**
  * `code` of what these functions throw or reject with. GROUP_TIMEOUT: a deadline has passed. GROUP_BROKEN: a peer ended, closed its
- * connection or sent what it must not. GROUP_REFUSED: it cannot be (one card twice, another version); said before anything was joined
- * where that can be known. Messages name phase, peer, rank and elapsed time. After the first two the group is of no use: `endGroup`.
+ * connection or sent what it must not. GROUP_REFUSED: the group is impossible; reported before anything is joined
+ * where that can be known. GROUP_SHARED_GPU and GROUP_NCCL_VERSION: refused because two ranks of an NCCL group share a GPU, or have versions
+ * that do not work together. Messages name phase, peer, rank and elapsed time. After the first two the group is of no use: `endGroup`.
  */
-export type GroupErrorCode = 'GROUP_TIMEOUT' | 'GROUP_BROKEN' | 'GROUP_REFUSED'
+export type GroupErrorCode =
+  | 'GROUP_TIMEOUT'
+  | 'GROUP_BROKEN'
+  | 'GROUP_REFUSED'
+  | 'GROUP_SHARED_GPU'
+  | 'GROUP_NCCL_VERSION'
 
 export interface NcclGroupOptions {
   /** Ranks of the group, of all processes. */

@@ -1,4 +1,5 @@
 import { errorMessage, RefitError } from '../errors.ts'
+import { fromNativeGroup } from '../process-groups/native-group-errors.ts'
 
 /** Waits for all, and throws what failed first: none is left alone with memory that is about to go. `failed` is called with it at once, once. */
 export async function allOf<T> (
@@ -21,9 +22,9 @@ export async function allOf<T> (
 
 /** What the addon says of a group, as an error of refit's. */
 export function asRefitError (error: unknown): unknown {
-  const code = (error as { code?: unknown } | null)?.code
-  if (
-    error instanceof RefitError || (code !== 'GROUP_TIMEOUT' && code !== 'GROUP_BROKEN' && code !== 'GROUP_REFUSED')
-  ) return error
-  return new RefitError(code, (error as Error).message, { cause: error })
+  if (error instanceof RefitError || !(error instanceof Error)) return error
+  const { code } = error as { code?: unknown }
+  if (code === 'NO_MEMORY' || code === 'DEVICE_LOST') return error
+  const failure = fromNativeGroup(error)
+  return failure === null ? error : new RefitError(failure.code, failure.message, { cause: error })
 }

@@ -1,6 +1,7 @@
-import { RefitError } from '../errors.ts'
+import { errorMessage, RefitError } from '../errors.ts'
 import type { ErrorCode } from '../errors.ts'
 import type { GroupSpec } from './group-spec.ts'
+import { fromNativeGroup } from './native-group-errors.ts'
 
 /** `process group "g" (gloo, ranks 1-2 of 3, store at 10.0.0.7:29500)`. */
 export function describeGroup (
@@ -13,13 +14,6 @@ export function describeGroup (
   }:${port})`
 }
 
-const OF_GROUPS: ReadonlySet<unknown> = new Set<ErrorCode>([
-  'GROUP_TIMEOUT',
-  'GROUP_BROKEN',
-  'GROUP_REFUSED',
-  'DEVICE_LOST',
-  'NO_MEMORY'
-])
 /** What errors of the store and of the gate mean for a group. */
 const MEANS: Partial<Record<ErrorCode, ErrorCode>> = {
   DEADLINE: 'GROUP_TIMEOUT',
@@ -32,13 +26,10 @@ const WHOLE: ReadonlySet<ErrorCode> = new Set<ErrorCode>(['INVALID_REQUEST', 'MA
 /** An error of a group: in which phase, after how long, and what the addon or the store said. */
 export function groupError (group: string, phase: string, elapsedMs: number, error: unknown): RefitError {
   if (error instanceof RefitError && WHOLE.has(error.code)) return error
-  const { message = String(error), code } = error as { message?: string, code?: unknown }
-  const known = error instanceof RefitError
-    ? MEANS[error.code] ?? error.code
-    : OF_GROUPS.has(code)
-    ? code as ErrorCode
-    : 'INTERNAL'
-  return new RefitError(known, `${group}: ${phase} failed after ${(elapsedMs / 1000).toFixed(1)} s: ${message}`, {
+  const { code, message } = error instanceof RefitError
+    ? { code: MEANS[error.code] ?? error.code, message: error.message }
+    : fromNativeGroup(error) ?? { code: 'INTERNAL' as const, message: errorMessage(error) }
+  return new RefitError(code, `${group}: ${phase} failed after ${(elapsedMs / 1000).toFixed(1)} s: ${message}`, {
     cause: error
   })
 }

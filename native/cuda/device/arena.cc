@@ -22,10 +22,10 @@ CUmemAllocationProp memory_of(int device) {
 std::string megabytes(size_t bytes) { return std::to_string((bytes + 999999) / 1000000) + " MB"; }
 
 [[noreturn]] void full(int device, size_t bytes) {
-  cudaGetLastError();  // the allocation's own error must not be found by a later check
+  cudaGetLastError();  // clear the allocation's own error, or a later check would find it
   size_t free = 0, total = 0;
   const bool known = cudaMemGetInfo(&free, &total) == cudaSuccess;
-  throw NoMemory("GPU " + std::to_string(device) + " is full: " + megabytes(bytes) + " were asked for" +
+  throw NoMemory("GPU " + std::to_string(device) + " is full: " + megabytes(bytes) + " were requested" +
                  (known ? ", " + megabytes(free) + " of " + megabytes(total) + " are free" : ""));
 }
 
@@ -40,7 +40,7 @@ Arena::Arena(int device, size_t bytes, const std::vector<int>& peers) : device_(
   const CurrentDevice current(device);
   virtual_ = device_attribute(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0;
   if (!virtual_) {
-    // Some virtual machines. Peers see it where peer access is enabled.
+    // Some virtual machines have no virtual memory management. Peers reach this memory where peer access is enabled.
     void* plain = nullptr;
     const cudaError_t code = cudaMalloc(&plain, bytes);
     if (code == cudaErrorMemoryAllocation) full(device, bytes);
@@ -64,7 +64,7 @@ Arena::Arena(int device, size_t bytes, const std::vector<int>& peers) : device_(
   try {
     resume();
   } catch (...) {
-    free_all();  // no destructor runs
+    free_all();  // the destructor does not run after an exception
     throw;
   }
 }
@@ -90,7 +90,7 @@ void* Arena::carve(size_t bytes) {
   const size_t take = padded(bytes);
   if (take < bytes || take > padded(bytes_) - used_) {
     throw NoMemory("an arena of " + std::to_string(bytes_) + " bytes has " + std::to_string(padded(bytes_) - used_) +
-                   " left, " + std::to_string(bytes) + " were asked for");
+                   " left, " + std::to_string(bytes) + " were requested");
   }
   void* const p = data_ + used_;
   used_ += take;
@@ -119,7 +119,7 @@ void Arena::resume() {
       CUmemGenericAllocationHandle handle = 0;
       const CUresult code = driver().create(&handle, size, &prop, 0);
       if (code == CUDA_ERROR_OUT_OF_MEMORY) {
-        unmap();  // first, so that the message has what is free without it
+        unmap();  // first, so that the message reports what is free without this arena
         full(device_, mapped_);
       }
       check(code, "cuMemCreate");
@@ -149,7 +149,7 @@ void Arena::resume() {
   resident_ = true;
 }
 
-// Each chunk by itself: a range is unmapped as it was mapped.
+// Chunk by chunk: a range must be unmapped as it was mapped.
 int Arena::unmap() noexcept {
   int failed = 0;
   const auto keep = [&](CUresult code) {

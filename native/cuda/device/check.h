@@ -1,4 +1,4 @@
-// CUDA runtime errors as exceptions that name the operation.
+// Throws CUDA runtime errors as exceptions that name the operation.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -19,7 +19,7 @@ inline void check(cudaError_t code, const char* operation) {
   if (code != cudaSuccess) throw CudaError(code, operation);
 }
 
-// After a kernel launch: the launch itself, not its execution.
+// Call it after a kernel launch. It checks the launch, not the execution.
 inline void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
 
 }  // namespace refit::cuda

@@ -24,20 +24,20 @@
 namespace refit::cuda {
 namespace {
 
-// Contexts of eight GPUs with all their kernels take many seconds to come.
+// Creating the contexts of eight GPUs with all their kernels takes many seconds.
 constexpr double kStartSeconds = 300;
 // NCCL takes one or two seconds to connect the GPUs of one machine.
 constexpr double kJoinSeconds = 120;
 constexpr MemoryTag kTags[] = {kTagWeights, kTagKvCache, kTagCudaGraph};
 
-// In front of why NCCL itself cannot be had, why it is needed.
+// Opens NCCL. If it is missing, the error begins with `why`: the reason why the engine needs it.
 const NcclApi& need_nccl(const std::string& why) {
   try {
     return open_nccl();
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(why +
                              ", so tensor parallelism needs NCCL: choose GPUs that reach each other (\"refit "
-                             "devices\" shows which do), use --tp 1, or give it NCCL. " +
+                             "devices\" shows which do), use one rank, or install NCCL. " +
                              error.what());
   }
 }
@@ -49,7 +49,7 @@ const char* name_of(uint32_t tags) {
 
 }  // namespace
 
-// Shared with the threads: whatever is stuck in an operation keeps what it uses.
+// Shared with the threads: a thread that is stuck in an operation keeps alive what it uses.
 struct CudaDevice::State {
   explicit State(const CoreConfig& config) : config(config) {}
   ~State() { close(); }
@@ -81,18 +81,18 @@ CudaDevice::CudaDevice(const CoreConfig& config) : state_(std::make_shared<State
   try {
     watchdog_->run([state = state_] { state->start(); }, kStartSeconds);
   } catch (const DeviceLost&) {
-    new std::shared_ptr<State>(state_);  // see the destructor
+    new std::shared_ptr<State>(state_);  // never deleted, see the destructor
     throw;
   }
 }
 
 CudaDevice::~CudaDevice() {
   try {
-    // Freeing can get stuck as well.
+    // Freeing can get stuck too, so the watchdog runs it.
     watchdog_->run([state = state_] { state->close(); });
   } catch (...) {
   }
-  // Never destroyed: calls of a lost GPU fail at best, and threads that are stuck use it.
+  // Never destroy the state of a lost GPU: at best its calls fail, and threads that are stuck still use it.
   if (state_->health->lost()) new std::shared_ptr<State>(state_);
 }
 
@@ -100,7 +100,7 @@ void CudaDevice::State::start() {
   const std::vector<int> gpus = choose_gpus(config, count_gpus(), switched_on("REFIT_CUDA_SHARE_CARD"));
   if (config.ranks > 1 && switched_on("CUDA_LAUNCH_BLOCKING")) {
     throw std::invalid_argument(
-        "CUDA_LAUNCH_BLOCKING is set, but ranks that wait for each other would never end: unset it, or use --tp 1");
+        "CUDA_LAUNCH_BLOCKING is set, but ranks that wait for each other would never end: unset it, or use one rank");
   }
   std::map<std::string, int> kinds;
   for (const int gpu : std::set<int>(gpus.begin(), gpus.end())) {
@@ -147,12 +147,12 @@ void CudaDevice::State::start() {
   }
 }
 
-// On the ranks' threads: others have no GPU.
+// Runs on the ranks' threads: only they have a current GPU.
 void CudaDevice::State::close() noexcept {
   store.reset();
   forward.reset();
   try {
-    // Together: a communicator ends in order when all its ranks do.
+    // All ranks at once: a communicator ends in order only when all its ranks leave together.
     if (!comms.empty()) {
       on_all(ranks, [this](Rank& rank) {
         rank.doing("leave NCCL's communicator");
@@ -170,7 +170,7 @@ void CudaDevice::State::close() noexcept {
   ranks.clear();
 }
 
-// With the contexts there: what is free now is what there will be.
+// Runs when the contexts exist: the memory that is free now is all that the engine can get.
 void CudaDevice::State::check_room(const std::vector<int>& gpus) {
   std::vector<size_t> free(ranks.size()), total(ranks.size());
   on_all(ranks, [&](Rank& rank) { check(cudaMemGetInfo(&free[rank.index], &total[rank.index]), "cudaMemGetInfo"); });
@@ -179,14 +179,12 @@ void CudaDevice::State::check_room(const std::vector<int>& gpus) {
   for (size_t r = 0; r < ranks.size(); r++) {
     const auto sharing = static_cast<uint64_t>(std::count(gpus.begin(), gpus.end(), gpus[r]));
     if (each * sharing <= free[r]) continue;
-    throw NoMemory(
-        "GPU " + std::to_string(gpus[r]) + " is too full for " + ranks[r]->label() + ": " + gigabytes(each * sharing) +
-        " are needed (weights " + gigabytes(plan.weight_bytes) + ", KV cache " + gigabytes(plan.kv_bytes) +
-        ", activations " + gigabytes(plan.scratch_bytes) + ", exchange " + gigabytes(exchange) +
-        (sharing > 1 ? "; for each of " + std::to_string(sharing) + " ranks" : "") + "), " + gigabytes(free[r]) +
-        " of " + gigabytes(total[r]) +
-        " are free: lower --mem-fraction or --max-total-tokens, use more GPUs (--tp), or end what else uses the GPU "
-        "(nvidia-smi shows it)");
+    throw NoMemory("GPU " + std::to_string(gpus[r]) + " is too full for " + ranks[r]->label() + ": " +
+                   gigabytes(each * sharing) + " are needed (weights " + gigabytes(plan.weight_bytes) + ", KV cache " +
+                   gigabytes(plan.kv_bytes) + ", activations " + gigabytes(plan.scratch_bytes) + ", exchange " +
+                   gigabytes(exchange) + (sharing > 1 ? "; for each of " + std::to_string(sharing) + " ranks" : "") +
+                   "), " + gigabytes(free[r]) + " of " + gigabytes(total[r]) +
+                   " are free; \"nvidia-smi\" shows what else uses the GPU");
   }
 }
 
@@ -205,7 +203,8 @@ DeviceInfo CudaDevice::info() const {
 const void* CudaDevice::address(int rank, int param) const { return state_->memory[rank]->param(param); }
 
 void CudaDevice::step(const StepBatch& batch, StepResult& result) {
-  // The caller's views are copied, not what they show: should this end as lost, the process ends before that is reused.
+  // Copy what the caller's views show, not the views: if this ends as lost, a stuck thread may still write while the
+  // caller reuses its memory.
   const auto out = std::make_shared<StepResult>();
   watchdog_->run([state = state_, batch, out] {
     state->require_available(kTagWeights | kTagKvCache | kTagCudaGraph);
@@ -270,7 +269,7 @@ uint64_t CudaDevice::close_mappings(const std::string& name) {
 }
 
 void CudaDevice::fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out) {
-  // Copies: should this end as lost, the threads that are stuck use their own.
+  // Copies: if this ends as lost, threads that are stuck use their own copies.
   const auto own = std::make_shared<Segment>(segment);
   const auto into = std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(bytes));
   watchdog_->run([state = state_, own, offset, timeout_ms, into] {
@@ -308,11 +307,11 @@ uint64_t CudaDevice::State::release(uint32_t tags, bool keep_weights) {
   for (const auto& part : memory) {
     if (part->releasable()) continue;
     throw std::runtime_error(
-        "this GPU has no virtual memory management (a virtual machine's often have none): its memory cannot be "
+        "this GPU has no virtual memory management (GPUs of virtual machines often have none): its memory cannot be "
         "released "
         "while the engine lives");
   }
-  // No GPU may touch what another is about to unmap, so all stand still before the first goes on.
+  // No GPU may touch memory that another one is about to unmap, so wait until all of them are idle.
   on_all(ranks, [](Rank& rank) {
     rank.doing("wait for the GPU before memory is released");
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -328,7 +327,7 @@ uint64_t CudaDevice::State::release(uint32_t tags, bool keep_weights) {
   std::vector<uint64_t> bytes(ranks.size());
   for (const MemoryTag tag : kTags) {
     if ((now & tag) == 0) continue;
-    released |= tag;  // first: a failure in the middle leaves it unusable, never half used
+    released |= tag;  // set it first: after a failure in the middle the memory counts as released, never as half usable
     on_all(ranks, [&](Rank& rank) { bytes[rank.index] += memory[rank.index]->release(tag, rank); });
   }
   uint64_t sum = 0;

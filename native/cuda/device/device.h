@@ -9,15 +9,15 @@ namespace refit::cuda {
 
 class CudaDevice : public Device {
  public:
-  // Everything is checked before anything is allocated. Throws std::invalid_argument (bad configuration), NoMemory,
+  // Checks everything before it allocates anything. Throws std::invalid_argument (bad configuration), NoMemory,
   // std::runtime_error (no driver, no such GPU, GPUs that do not reach each other), DeviceLost.
   explicit CudaDevice(const CoreConfig& config);
-  // After a GPU was lost all that the ranks use is left as it is: they may be stuck in it.
+  // If a GPU was lost, everything that the ranks use stays allocated: they may be stuck in it.
   ~CudaDevice() override;
 
   DeviceInfo info() const override;
   const void* address(int rank, int param) const override;
-  // While memory is released, what would touch it throws std::runtime_error. All of these throw DeviceLost.
+  // While memory is released, a call that would touch it throws std::runtime_error. All of these throw DeviceLost.
   void step(const StepBatch& batch, StepResult& result) override;
   WriteOutcome write(const WriteJob& job) override;
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) override;

@@ -1,5 +1,5 @@
-// The few functions of the driver (libcuda) that the runtime has no name for, found through the runtime: nothing links
-// against libcuda.
+// The few functions of the driver (libcuda) that the runtime does not offer. They are found through the runtime, so
+// nothing links against libcuda.
 #pragma once
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -22,7 +22,7 @@ struct Driver {
   PFN_cuMemSetAccess_v10020 set_access;
   PFN_cuStreamWriteValue32_v11070 stream_write;
 
-  // Memory and events of other processes. The runtime has these too, but leaves their errors behind for later checks.
+  // Memory and events of other processes. The runtime has these too, but its errors stay behind for later checks.
   PFN_cuCtxGetCurrent_v4000 current_context;
   PFN_cuCtxPushCurrent_v4000 push_context;
   PFN_cuCtxPopCurrent_v4000 pop_context;
@@ -35,17 +35,17 @@ struct Driver {
   PFN_cuEventDestroy_v4000 event_destroy;
 };
 
-// Throws CudaError where the driver lacks one.
+// Throws CudaError if the driver lacks one of them.
 const Driver& driver();
 
-// Driver and runtime have the same numbers for their errors.
+// Driver and runtime number their errors the same way.
 inline void check(CUresult code, const char* operation) { check(static_cast<cudaError_t>(code), operation); }
 
-// An attribute of a GPU by its runtime ordinal.
+// An attribute of a GPU, by runtime ordinal.
 int device_attribute(int device, CUdevice_attribute attribute);
 
-// Makes a GPU current for a scope. A GPU that is current already is left alone: to set one creates its context, and a
-// thread that never set any counts as on GPU 0.
+// Makes a GPU current for a scope. It leaves a GPU alone that is current already, because setting a GPU creates its
+// context, and a thread that never set one counts as on GPU 0.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int device) : device_(device) {

@@ -29,7 +29,7 @@ std::vector<std::string> split(const std::string& list) {
   return parts;
 }
 
-// The folders that match, newest version first; /usr/local/cuda is often a link to another of them.
+// The folders that match, newest version first. /usr/local/cuda is often a link to one of the others.
 void add_matches(std::vector<std::string>& out, const std::string& pattern) {
   glob_t found{};
   if (glob(pattern.c_str(), GLOB_ONLYDIR, nullptr, &found) == 0) {
@@ -47,7 +47,7 @@ std::string folder_of(const std::string& path) {
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
-// Folders of an environment's nvidia packages; `prefix` is what holds bin and lib.
+// Folders of an environment's nvidia packages; `prefix` is the folder that contains bin and lib.
 void add_environment(std::vector<std::string>& out, const std::string& prefix) {
   for (const char* lib : {"lib", "lib64"}) {
     for (const char* packages : {"site-packages", "dist-packages"}) {
@@ -56,7 +56,7 @@ void add_environment(std::vector<std::string>& out, const std::string& prefix) {
   }
 }
 
-// The prefixes that the python3 on PATH belongs to: as it is named (a virtual environment) and as links resolve.
+// The prefixes that the python3 on PATH belongs to: by its name (a virtual environment) and by its resolved link.
 std::vector<std::string> python_prefixes() {
   for (const std::string& folder : split(variable("PATH"))) {
     const std::string file = folder + "/python3";
@@ -78,7 +78,7 @@ class Search {
     if (handle == nullptr) {
       const char* const said = dlerror();
       const std::string why = said == nullptr ? "cannot be opened" : said;
-      // The loader's message begins with the file for most faults.
+      // For most faults the loader's message begins with the file name.
       library.tried += (library.tried.empty() ? "" : "\n") + (why.rfind(file, 0) == 0 ? why : file + ": " + why);
       return false;
     }
@@ -142,7 +142,8 @@ Library open_library(const std::vector<std::string>& names, const char* env_file
   const auto it = opened.find(key);
   if (it != opened.end()) return it->second;
   Library library = search(names, env_file);
-  if (library.handle != nullptr) opened.emplace(key, library);  // what is missing may be installed later
+  // a missing library is not remembered: it may be installed later
+  if (library.handle != nullptr) opened.emplace(key, library);
   return library;
 }
 
@@ -169,7 +170,7 @@ LibraryVersion find_cublas_lt() {
   void* const function = symbol(library, "cublasLtGetVersion");
   if (function == nullptr) return out;
   out.path = loaded_path(library, function);
-  // 130100 is 13.1.0.
+  // The number 130100 means 13.1.0.
   const size_t version = reinterpret_cast<size_t (*)()>(function)();
   out.version =
       std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." + std::to_string(version % 100);

@@ -1,5 +1,5 @@
-// Shared libraries that are used where they are found: cuBLASLt and NCCL come with the system, with the CUDA toolkit,
-// or with somebody's torch.
+// Shared libraries that are opened wherever they are found: cuBLASLt and NCCL come with the system, with the CUDA
+// toolkit or with an installed torch.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,35 +7,35 @@
 namespace refit::cuda {
 
 struct Library {
-  void* handle = nullptr;  // null: not found, and `tried` says where it was looked for
-  std::string path;        // where the loader got it from
-  std::string tried;       // one line a place: the path, and what the loader said
+  void* handle = nullptr;  // null: not found, and `tried` lists the places
+  std::string path;        // the file that the loader opened
+  std::string tried;       // one line for each place: the path and the loader's message
 };
 
-// The first of `names` (best first: "libcublasLt.so.13", "libcublasLt.so.12") that opens. Places, in order: the file
-// that the environment variable `env_file` names (may be null; nothing else is tried then), the folders of
-// $REFIT_CUDA_LIBS (separated by colons), the loader's own path, /usr/local/cuda*/lib64, and nvidia/*/lib of the
-// site-packages of $VIRTUAL_ENV, $CONDA_PREFIX, the python3 on PATH, /opt/*/.venv and /usr/lib/python3*. Opened once:
-// the library stays for the life of the process.
+// Opens the first of `names` (best first: "libcublasLt.so.13", "libcublasLt.so.12") that can be opened. Places, in
+// order: the file that the environment variable `env_file` names (may be null; if it is set, nothing else is tried),
+// the folders of $REFIT_CUDA_LIBS (separated by colons), the loader's own path, /usr/local/cuda*/lib64, and
+// nvidia/*/lib of the site-packages of $VIRTUAL_ENV, $CONDA_PREFIX, the python3 on PATH, /opt/*/.venv and
+// /usr/lib/python3*. A library is opened once and stays for the life of the process.
 Library open_library(const std::vector<std::string>& names, const char* env_file);
 
-// This file and no other.
+// Opens this file only.
 Library open_library_file(const std::string& file);
 
-// Null where the library has no such symbol.
+// Null if the library has no such symbol.
 void* symbol(const Library& library, const char* name);
-// Where the loader has the library from: open_library may have opened it by a name without a folder. `any_symbol`: one
-// of the library's.
+// The file that the loader opened; open_library may have opened the library by a bare name. `any_symbol`: a symbol
+// of the library.
 std::string loaded_path(const Library& library, void* any_symbol);
 
-// A library that is wanted, for `refit devices` and the log; `version` is empty where it does not tell.
+// A library's version for `refit devices` and the log; `version` is empty if the library does not report one.
 struct LibraryVersion {
   std::string name, path, version, tried;
 };
-// (For NCCL: cuda/nccl_api.h.)
+// NCCL has its own function in cuda/group/nccl_api.h.
 LibraryVersion find_cublas_lt();
 
-// Folders that open_library looks into after the environment and the loader's path, those that exist. For tests.
+// The existing folders that open_library looks into after the environment and the loader's path. For tests.
 std::vector<std::string> library_folders();
 
 }  // namespace refit::cuda

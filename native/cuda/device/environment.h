@@ -5,7 +5,7 @@
 
 namespace refit::cuda {
 
-// Set, and neither empty nor 0.
+// Whether the variable is set, and neither empty nor "0".
 inline bool switched_on(const char* name) {
   const char* const value = std::getenv(name);
   return value != nullptr && *value != 0 && std::strcmp(value, "0") != 0;

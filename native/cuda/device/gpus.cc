@@ -13,7 +13,7 @@
 #include "cuda/device/uuid.h"
 #include "cuda/group/nccl_api.h"
 
-// As CMake was told; native/cuda/CMakeLists.txt.
+// CMake passes the list; see native/cuda/CMakeLists.txt.
 #ifndef REFIT_CUDA_ARCHS
 #define REFIT_CUDA_ARCHS "90-real"
 #endif
@@ -21,7 +21,7 @@
 namespace refit::cuda {
 namespace {
 
-// The least driver of each major version of CUDA that the library can be built with (CUDA's table of minor version
+// The oldest driver for each major version of CUDA that the library can be built with (CUDA's table of minor version
 // compatibility).
 const char* least_driver(int runtime) { return runtime >= 13000 ? "580" : "525"; }
 
@@ -90,7 +90,7 @@ CudaGpu describe(int device) {
     cudaGetLastError();
     gpu.error = gpu.name + " cannot be used: " + cudaGetErrorName(got) + " (" + cudaGetErrorString(got) + ")";
   }
-  // Not a context of the engine's: hundreds of megabytes must not stay for a look.
+  // This context does not belong to the engine: looking at a GPU must not keep hundreds of megabytes.
   if (active == 0 && set == cudaSuccess) cudaDeviceReset();
   return gpu;
 }
@@ -145,12 +145,13 @@ std::string why_no_gpus(int status, int count, int driver, int runtime, const st
   if (driver == 0) {
     if (kernel_driver.empty()) {
       return "there is no NVIDIA driver on this machine (libcuda.so.1 was not found): install one, or give the "
-             "container its GPUs (docker run --gpus all); " +
+             "container its GPUs (in Docker: the \"gpus\" option); " +
              needs;
     }
     return "driver " + kernel_driver +
-           " is loaded but its library libcuda.so.1 was not found: give the container its GPUs (docker run --gpus all "
-           "with the NVIDIA Container Toolkit), or install the driver's libraries";
+           " is loaded but its library libcuda.so.1 was not found: give the container its GPUs (in Docker: the "
+           "\"gpus\" "
+           "option and the NVIDIA Container Toolkit), or install the driver's libraries";
   }
   if (driver < runtime / 1000 * 1000 || status == cudaErrorInsufficientDriver) {
     return "the NVIDIA driver is too old: " + (kernel_driver.empty() ? std::string("it") : kernel_driver) +

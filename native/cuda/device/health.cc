@@ -87,7 +87,7 @@ std::string Health::stuck(double seconds) const {
   std::snprintf(time, sizeof time, "%.3g", longest);
   std::string text = worst->label() + " has been stuck in " + worst->operation.load(std::memory_order_relaxed) +
                      (where.empty() ? "" : ", " + where + ",") + " for " + time + " s";
-  // Ranks that wait for another in a collective are stuck with it, and began their wait at about the same time.
+  // Ranks that wait for it in a collective are stuck too, and began to wait at about the same time.
   std::string others;
   for (const auto& activity : all) {
     if (activity.get() == worst || activity->seconds() < seconds / 2) continue;

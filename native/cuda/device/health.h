@@ -1,5 +1,5 @@
-// Whether the GPUs still work, and what each rank is doing: written by the ranks' threads, read by whoever waits for
-// them. It outlives the ranks, because a thread that is stuck in a GPU is never joined.
+// Records whether the GPUs still work and what each rank is doing. The ranks' threads write it, and threads that wait
+// for them read it. It outlives the ranks, because a thread that is stuck in a GPU is never joined.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -13,9 +13,9 @@
 
 namespace refit::cuda {
 
-// What one rank's thread is doing.
+// The operation that one rank's thread is in.
 struct Activity {
-  // Nothing is under way at first.
+  // At first no operation runs.
   explicit Activity(std::string name) : label_(std::move(name)) {}
 
   void begin(const char* what, bool of_gpu = true) {
@@ -23,12 +23,12 @@ struct Activity {
     began.store(of_gpu ? now() : 0, std::memory_order_release);
   }
   void end() { began.store(0, std::memory_order_release); }
-  // Seconds in this operation of the GPU; 0 where it is in none.
+  // Seconds in the current GPU operation; 0 if there is none.
   double seconds() const;
 
   std::string label() const;
   void rename(std::string name);
-  // Where within a step its GPU is (Progress::where); the thread that owns it sets it once.
+  // Returns the GPU's position within a step (Progress::where); the owning thread sets it once.
   void set_where(std::function<std::string()> where);
   std::string where() const;
 
@@ -45,20 +45,19 @@ struct Activity {
 
 class Health {
  public:
-  // A GPU is lost for good; the first message stays. Wakes who waits.
+  // A GPU is lost for good. Keeps the first message and wakes waiting threads.
   void lose(const std::string& message);
   bool lost() const;
-  // Empty until something was lost.
+  // Empty until a GPU is lost.
   std::string message() const;
-  // A rank's operation failed without its GPU being lost: what other ranks may be waiting for.
+  // An operation of a rank failed and its GPU still works. Other ranks may be waiting for this rank.
   void note(const std::string& message);
 
   std::shared_ptr<Activity> add(const std::string& label);
-  // The message for the rank that has been in one operation of its GPU for more than `seconds`; empty where none has.
+  // The message about the rank that has been in one GPU operation for more than `seconds`; empty if there is none.
   std::string stuck(double seconds) const;
 
-  // Waits until `done` or lost, or for `seconds`. `done` is read under the lock; `finish` runs `set` under it and
-  // wakes.
+  // Waits until `done`, until a GPU is lost, or for `seconds`. Reads `done` under the lock.
   bool wait(double seconds, const std::function<bool()>& done);
   void finish(const std::function<void()>& set);
 

@@ -10,14 +10,15 @@ namespace {
 
 constexpr uint64_t kUnknown = std::numeric_limits<uint64_t>::max();
 
-// The number in a file of one; "max" and files that do not exist are unknown.
+// The number that the file contains. "max" and missing files count as unknown.
 uint64_t number_in(const std::string& path) {
   std::ifstream file(path);
   uint64_t value = 0;
   return file >> value ? value : kUnknown;
 }
 
-// What files hold of a group's memory counts as used and gives way: above all the checkpoint that was just read.
+// Cached files count as used memory of a group, but the kernel drops them when needed: above all the checkpoint that
+// was just read.
 uint64_t files_of(const std::string& group, const std::string& prefix) {
   std::ifstream file(group + "/memory.stat");
   uint64_t bytes = 0, value = 0;
@@ -27,7 +28,7 @@ uint64_t files_of(const std::string& group, const std::string& prefix) {
   return bytes;
 }
 
-// prefix: of the fields that count the groups below, too, as the limit does.
+// `prefix`: of the fields that include the groups below, as the limit does.
 uint64_t left_of_group(const std::string& group, const char* limit, const char* used, const char* prefix) {
   const uint64_t most = number_in(group + limit), now = number_in(group + used);
   if (most == kUnknown || now == kUnknown) return kUnknown;

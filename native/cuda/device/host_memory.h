@@ -4,8 +4,8 @@
 
 namespace refit::cuda {
 
-// Bytes that this process can still be given without swapping: the system's, or its control group's where that is less.
-// `root`: for tests, a folder in the place of /.
+// Bytes that this process can still get without swapping: the smaller of what the system and its control group have
+// left. `root`: a folder that replaces / in tests.
 uint64_t available_host_bytes(const std::string& root = "");
 
 }  // namespace refit::cuda

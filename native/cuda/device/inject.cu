@@ -10,7 +10,7 @@ namespace {
 
 __global__ void write_nowhere(volatile int* address) { *address = 1; }
 
-// The word lies in host memory, so the compiler must believe that it may change; nothing ever changes it.
+// The word lies in host memory and is volatile, so the compiler must assume that it changes. Nothing changes it.
 __global__ void never_end(const volatile int* word) {
   while (*word == 0) __nanosleep(1000);
 }
@@ -44,7 +44,7 @@ Fault fault_from_environment() {
 
 void launch_fault(Fault::Kind kind, cudaStream_t stream) {
   if (kind == Fault::Kind::kIllegal) {
-    // Nothing is ever mapped on the first page.
+    // No memory is ever mapped on the first page.
     write_nowhere<<<1, 1, 0, stream>>>(reinterpret_cast<int*>(uintptr_t{0x10}));
     check_launch("the injected illegal write");
   } else if (kind == Fault::Kind::kHang) {

@@ -1,5 +1,5 @@
-// Faults of a GPU on demand, for tests: REFIT_CUDA_FAULT="illegal:N" writes to an address that nothing is mapped at,
-// in the middle of the N-th step, on rank 0; "illegal:N:R" on rank R; "hang:N:R" launches a kernel that never ends.
+// Injected GPU faults, for tests. REFIT_CUDA_FAULT="illegal:N" writes to an unmapped address in the middle of step N
+// on rank 0; "illegal:N:R" does so on rank R; "hang:N:R" launches a kernel that never ends.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -14,7 +14,7 @@ struct Fault {
   int rank = 0;
 };
 
-// What the environment asks for; throws std::invalid_argument for a spelling that is not known.
+// Reads the environment; throws std::invalid_argument for an unknown spelling.
 Fault fault_from_environment();
 
 void launch_fault(Fault::Kind kind, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// The table that the addon finds in librefit_cuda.so.
+// The table of functions that the addon finds in librefit_cuda.so.
 #include <algorithm>
 
 #include "core/library/device_table.h"

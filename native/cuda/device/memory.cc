@@ -13,13 +13,13 @@
 namespace refit::cuda {
 namespace {
 
-// What a context with all kernels loaded, cuBLASLt, streams and tables took on Hopper GPUs, rounded up.
+// Measured on Hopper GPUs and rounded up: a context with all kernels loaded, cuBLASLt, streams and tables.
 constexpr uint64_t kContextBytes = uint64_t{800} << 20;
 
-// What NCCL takes of a GPU beside: its kernels, all loaded at the start, and its buffers.
+// NCCL takes this much of a GPU in addition: its buffers and its kernels, which are all loaded at the start.
 constexpr uint64_t kNcclBytes = uint64_t{1} << 30;
 
-// Of one copy between GPU and host: each begins a new deadline of the watchdog.
+// Size of one copy between GPU and host. Each copy begins a new deadline of the watchdog.
 constexpr size_t kCopyBytes = size_t{64} << 20;
 
 uint64_t param_bytes(const Param& param) {
@@ -33,7 +33,7 @@ uint64_t param_bytes(const Param& param) {
   return bytes;
 }
 
-// Where the GPUs are not known, or cannot be asked, the engine will say so when it starts.
+// If the GPUs are unknown or cannot be queried, the engine reports that when it starts.
 bool exchanges_by_nccl(const CoreConfig& config) {
   try {
     return !why_nccl(config.gpus).empty();
@@ -60,8 +60,7 @@ uint64_t weight_bytes(const CoreConfig& config) {
 CudaMemoryPlan plan_memory(const CoreConfig& config) {
   if (config.dtype != DType::kBFloat16) {
     throw std::invalid_argument(
-        "bad configuration: the CUDA engine computes in bfloat16 alone, got float32: use --dtype bfloat16, "
-        "or --device cpu");
+        "bad configuration: the CUDA engine computes in bfloat16 only, got float32: use bfloat16, or the CPU");
   }
   if (config.ranks < 1 || config.ranks > kMaxRanks) {
     throw std::invalid_argument("bad configuration: " + std::to_string(config.ranks) + " ranks, expected 1 to " +
@@ -105,11 +104,11 @@ ForwardMemory RankMemory::forward() const {
 
 void RankMemory::keep_weights(Rank& rank) {
   const size_t bytes = weights_.bytes();
-  // Of all ranks that begin at once, the first few see the same; the last word is the system's.
+  // Ranks that release at the same time may see the same free memory; then the system's allocation decides.
   if (const uint64_t left = available_host_bytes(); bytes > left) {
     throw NoMemory("the weights of rank " + std::to_string(rank.index) + " need " + gigabytes(bytes) +
                    " of host memory to be kept in, " + gigabytes(left) +
-                   " are available: release them without keeping them (--enable-weights-cpu-backup off)");
+                   " are available: free host memory, or release the weights without keeping them");
   }
   refit::Arena copy(bytes);
   for (size_t at = 0; at < bytes; at += kCopyBytes) {
@@ -134,7 +133,7 @@ void RankMemory::resume(MemoryTag tag, Rank& rank) {
   arena(tag).resume();
   if (tag != kTagWeights || weights_.bytes() == 0) return;
   if (!kept()) {
-    // Rows that no checkpoint writes must be zero, as in an engine that was loaded fresh.
+    // Rows that no checkpoint writes must be zero, as in a newly loaded engine.
     check(cudaMemsetAsync(weights_.data(), 0, weights_.bytes(), rank.stream), "clear weights");
     check(cudaStreamSynchronize(rank.stream), "clear weights");
     return;

@@ -1,4 +1,4 @@
-// Slots of pinned host memory that every GPU can read, allocated once.
+// Slots of pinned host memory that every GPU can read. Allocated once.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace refit::cuda {
 
 class PinnedRing {
  public:
-  // A GPU must be current, here and in the destructor. Throws CudaError.
+  // A GPU must be current here and in the destructor. Throws CudaError.
   PinnedRing(size_t slots, size_t slot_bytes);
   ~PinnedRing();
   PinnedRing(const PinnedRing&) = delete;
@@ -15,7 +15,7 @@ class PinnedRing {
 
   size_t slots() const { return slots_; }
   size_t slot_bytes() const { return slot_bytes_; }
-  // Of turn n of a use that goes round: slot n mod slots().
+  // The slot of turn n of a user that goes round: slot n mod slots().
   uint8_t* slot(size_t turn) const { return data_ + turn % slots_ * slot_bytes_; }
 
  private:

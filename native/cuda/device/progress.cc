@@ -49,7 +49,7 @@ void Progress::begin_op(const char* name, int layer) {
   op.layer.store(layer, std::memory_order_relaxed);
   op.boundary.store(boundary, std::memory_order_relaxed);
   issued_.store(number + 1, std::memory_order_release);
-  // The write is ordered after all that was launched before it.
+  // The stream writes the word after everything that was launched before.
   if (boundary) check(driver().stream_write(stream_, word_on_gpu_, number, CU_STREAM_WRITE_VALUE_DEFAULT), "progress");
   if (inject_ && layer >= 0) {
     inject_ = false;
@@ -64,15 +64,14 @@ std::string Progress::where() const {
   const uint32_t issued = issued_.load(std::memory_order_acquire);
   const uint32_t ended = ended_.load(std::memory_order_acquire);
   if (issued == ended) return "";
-  // All operations before `first` have ended. A word from an earlier step says nothing about this one.
+  // All operations before `first` have ended. A word from an earlier step does not describe this one.
   uint32_t first = *word_;
-  if (first - ended >= issued - ended)
-    first = ended;  // both are counted from `ended`, so that wrapping does not matter
+  if (first - ended >= issued - ended) first = ended;  // both are counted from `ended`, so wrapping does not matter
   if (issued - first > kOps) return "";
   uint32_t last = issued - 1;
   for (uint32_t n = first + 1; n != issued; n++) {
     if (!ops_[n % kOps].boundary.load(std::memory_order_relaxed)) continue;
-    last = n - 1;  // the write before this one has not been made
+    last = n - 1;  // the stream has not written the boundary before this one
     break;
   }
   const auto name = [this](uint32_t n) {

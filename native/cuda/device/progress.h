@@ -1,8 +1,8 @@
-// Where a GPU is within a step: the host notes the name of every launch, and the GPU writes a word of host memory at
-// each boundary of layers, so that after a failure the operations that can have met it are known by name.
+// Tracks the position of a GPU within a step. The host notes the name of every launch, and the GPU writes a word of
+// host memory at each boundary of layers, so after a failure the possible operations are known by name.
 //
-// The word is written by a stream memory operation (cuStreamWriteValue32): no kernel, about a microsecond of host time
-// a layer.
+// A stream memory operation (cuStreamWriteValue32) writes the word: no kernel, about a microsecond of host time for
+// each layer.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -17,18 +17,17 @@ namespace refit::cuda {
 
 class Progress {
  public:
-  // The GPU is current. `rank` chooses whether an injected fault is this rank's.
+  // The GPU must be current. `rank` decides whether an injected fault belongs to this rank.
   Progress(int rank, cudaStream_t stream);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // The device calls this before a step and end_step when all ranks have ended it.
+  // The device calls begin_step before a step, and end_step when all ranks have ended it.
   void begin_step();
   void end_step();
-  // The rank's thread, before every launch of a step: `name` is a literal ("qkv"), layer -1 for what belongs to none.
-  // With REFIT_CUDA_SYNC=1 it waits for the operation before it, so that its failure is thrown (CudaError) under its
-  // own name.
+  // On the rank's thread, before every launch of a step. `name` is a literal ("qkv"); layer -1 means no layer. With
+  // REFIT_CUDA_SYNC=1 it waits for the operation before, so that a failure is thrown (CudaError) under the right name.
   void begin_op(const char* name, int layer = -1);
 
   // Any thread: "layers.12.qkv", or "between layers.12.qkv and layers.12.down"; empty between steps.
@@ -40,7 +39,7 @@ class Progress {
     std::atomic<int> layer{-1};
     std::atomic<bool> boundary{false};
   };
-  // More than any step has operations between two boundaries.
+  // More operations than any step has between two boundaries.
   static constexpr uint32_t kOps = 4096;
 
   void mark(uint32_t number);
@@ -49,9 +48,9 @@ class Progress {
   const bool sync_;
   Fault fault_;
   std::unique_ptr<Op[]> ops_;          // a ring: operation n is at n % kOps
-  std::atomic<uint32_t> issued_{0};    // operations begun on the host, in all; wraps
-  std::atomic<uint32_t> ended_{0};     // `issued_` when the last step had ended
-  volatile uint32_t* word_ = nullptr;  // pinned: the number of an operation that all before it have ended
+  std::atomic<uint32_t> issued_{0};    // operations begun on the host since the start; wraps
+  std::atomic<uint32_t> ended_{0};     // `issued_` at the end of the last step
+  volatile uint32_t* word_ = nullptr;  // pinned: the number of an operation; all operations before it have ended
   uint64_t word_on_gpu_ = 0;
   bool fresh_step_ = true;
   bool inject_ = false;

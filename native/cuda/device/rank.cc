@@ -12,8 +12,8 @@
 namespace refit::cuda {
 namespace {
 
-// After a task the next one often comes at once; and who asked for one waits for it, through the copies of a whole
-// model.
+// The next task often comes at once, so look for it before sleeping. A caller waits for its task through the copies of
+// a whole model, so look longer there.
 constexpr std::chrono::milliseconds kNext{2}, kDone{30};
 
 }  // namespace
@@ -25,7 +25,7 @@ Rank::Rank(int index, int device, std::shared_ptr<Health> health)
   try {
     run([this] { start(); }).get();
   } catch (...) {
-    close();  // no destructor runs
+    close();  // the destructor does not run after an exception
     throw;
   }
 }
@@ -48,7 +48,7 @@ void Rank::start() {
   check(cudaGetDeviceProperties(&prop, device), "cudaGetDeviceProperties");
   activity_->rename("rank " + std::to_string(index) + " (" + uuid_text(prop.uuid) + ", GPU " + std::to_string(device) +
                     ")");
-  // Without an order between them and the legacy stream.
+  // Non-blocking: no order between these streams and the legacy stream.
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   check(cudaStreamCreateWithFlags(&copy, cudaStreamNonBlocking), "cudaStreamCreate");
   progress_ = std::make_unique<Progress>(index, stream);
@@ -101,7 +101,7 @@ void Rank::fail() {
   // A GPU whose context is lost repeats its error on every call.
   cudaGetLastError();
   const cudaError_t again = stream == nullptr ? cudaSuccess : cudaStreamQuery(stream);
-  cudaGetLastError();  // where a runtime keeps "not ready", it would be taken for the next launch's
+  cudaGetLastError();  // a runtime that keeps "not ready" would report it at the next launch
   if (!is_sticky(again)) {
     health_->note(label() + " failed: " + what);
     throw;
@@ -125,7 +125,7 @@ void Rank::loop() {
       waiting_ = !tasks_.empty();
       lock.unlock();
       task();
-    }  // what it holds is freed here, not under the lock
+    }  // frees what the task holds outside the lock
     look_for(kNext, [this] { return waiting_.load(std::memory_order_relaxed); });
     lock.lock();
   }
@@ -146,7 +146,7 @@ void on_all(std::vector<std::unique_ptr<Rank>>& ranks, const std::function<void(
   } catch (...) {
     first = std::current_exception();
   }
-  // All must have ended before anything that they refer to goes.
+  // All tasks must have ended before anything that they refer to is destroyed.
   for (auto& future : futures) {
     try {
       wait(future);

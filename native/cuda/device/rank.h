@@ -1,4 +1,4 @@
-// One tensor-parallel rank: its GPU, its streams, and the thread that makes every CUDA call for it.
+// One tensor-parallel rank: its GPU, its streams, and the thread that makes every CUDA call for them.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -20,8 +20,8 @@ namespace refit::cuda {
 
 class Rank {
  public:
-  // Starts the thread, makes the GPU current on it and creates the streams. Throws CudaError. `health`, where given,
-  // is told of failures and sees what the thread is doing.
+  // Starts the thread, makes the GPU current on it and creates the streams. Throws CudaError. `health` (optional)
+  // records failures and what the thread is doing.
   Rank(int index, int device, std::shared_ptr<Health> health = nullptr);
   ~Rank();
   Rank(const Rank&) = delete;
@@ -30,20 +30,21 @@ class Rank {
   const int index;                // tensor-parallel rank
   const int device;               // runtime ordinal of its GPU
   cudaStream_t stream = nullptr;  // steps, scatters
-  cudaStream_t copy = nullptr;    // asynchronous copies that overlap
+  cudaStream_t copy = nullptr;    // asynchronous copies that overlap with `stream`
 
-  // Runs fn on the rank's thread; exceptions come out of the future. An error that the GPU repeats from then on (see
-  // is_sticky) comes out as DeviceLost, which names the rank, the GPU, the error and the operation.
+  // Runs fn on the rank's thread; its exceptions come out of the future. An error that the GPU repeats from then on
+  // (see
+  // is_sticky) comes out as DeviceLost with the rank, the GPU, the error and the operation.
   std::future<void> run(std::function<void()> fn);
 
-  // What the thread is doing, for the watchdog: said before everything that can get stuck in a GPU. Each call begins a
-  // new deadline. A string literal, or a name that lives as long as the device.
+  // Records the current operation for the watchdog; call it before everything that can get stuck in a GPU. Each call
+  // begins a new deadline. `operation`: a string literal, or a name that lives as long as the device.
   void doing(const char* operation) { activity_->begin(operation); }
-  // The thread waits for something that is not a GPU's (a disk, a caller): no deadline until the next doing().
+  // The thread waits for something other than a GPU (a disk, a caller): no deadline until the next doing().
   void waiting(const char* operation) { activity_->begin(operation, false); }
   const char* last_operation() const { return activity_->operation.load(std::memory_order_relaxed); }
 
-  // Before every launch of a step: see Progress.
+  // Call it before every launch of a step: see Progress.
   void begin_op(const char* name, int layer = -1) {
     activity_->begin(name);
     progress_->begin_op(name, layer);
@@ -57,7 +58,7 @@ class Rank {
   void start();
   void stop();
   void close();
-  // Throws what becomes of the exception in flight: itself, or DeviceLost.
+  // Throws the exception in flight: itself, or as DeviceLost.
   [[noreturn]] void fail();
 
   std::shared_ptr<Health> health_;
@@ -67,17 +68,17 @@ class Rank {
   std::condition_variable wake_;
   std::deque<std::packaged_task<void()>> tasks_;
   bool closing_ = false;
-  std::atomic<bool> waiting_ = false;  // a task is there; for a look without the lock
+  std::atomic<bool> waiting_ = false;  // a task is queued; read without the lock
   std::thread thread_;
 };
 
-// Waits for what Rank::run gave, and throws what it threw.
+// Waits for a future of Rank::run and rethrows its exception.
 void wait(std::future<void>& task);
 
-// fn(rank) on all ranks at once; returns when all have ended; rethrows the first failure.
+// Runs fn(rank) on all ranks at once, returns when all have ended, and rethrows the first failure.
 void on_all(std::vector<std::unique_ptr<Rank>>& ranks, const std::function<void(Rank&)>& fn);
 
-// A thread with a name that no signal of the process comes to.
+// A named thread that receives no signal of the process.
 std::thread quiet_thread(const std::string& name, std::function<void()> fn);
 
 }  // namespace refit::cuda

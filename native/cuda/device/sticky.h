@@ -1,5 +1,4 @@
-// Errors after which a GPU's context is of no use: every later call repeats them, and only the end of the process
-// helps.
+// Errors that make a GPU's context useless: every later call repeats them, and only the end of the process helps.
 #pragma once
 #include <cuda_runtime_api.h>
 

@@ -5,7 +5,7 @@
 
 namespace refit::cuda {
 
-// As nvidia-smi prints it: GPU-01234567-89ab-cdef-0123-456789abcdef.
+// The form that nvidia-smi prints: GPU-01234567-89ab-cdef-0123-456789abcdef.
 inline std::string uuid_text(const cudaUUID_t& uuid) {
   static const char* const digits = "0123456789abcdef";
   std::string text = "GPU";

@@ -16,7 +16,8 @@
 namespace refit::cuda {
 namespace {
 
-// The next operation often comes at once; and who asked for one waits for it, through the copies of a whole model.
+// The next operation often comes at once, so look for it before sleeping. A caller waits through the copies of a whole
+// model, so look longer there.
 constexpr std::chrono::milliseconds kNext{2}, kDone{30};
 
 }  // namespace
@@ -33,7 +34,7 @@ struct Watchdog::State {
   std::condition_variable wake;
   std::shared_ptr<Job> job;
   bool closing = false;
-  std::atomic<bool> waiting = false;  // a job is there, or no more will be; for a look without the lock
+  std::atomic<bool> waiting = false;  // a job is queued, or no more will come; read without the lock
 };
 
 Watchdog::Watchdog(std::shared_ptr<Health> health, double seconds)
@@ -102,7 +103,7 @@ void Watchdog::run(std::function<void()> fn, double patience) {
     std::rethrow_exception(job->error);
   } catch (const CudaError& e) {
     if (!is_sticky(e.code)) throw;
-    // Met outside of a rank's thread.
+    // The error occurred outside of a rank's thread.
     health_->lose(std::string("a GPU is lost: ") + e.what());
     throw DeviceLost(health_->message());
   }

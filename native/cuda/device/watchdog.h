@@ -1,5 +1,5 @@
-// Runs a device's operations on a thread of its own, so that whoever waits for one can give up when a GPU is lost or a
-// rank is stuck. What is stuck then stays so, with all that it uses: the process is to end.
+// Runs a device's operations on a thread of its own, so that a caller can give up when a GPU is lost or a rank is
+// stuck. A stuck thread stays stuck and keeps everything that it uses: the process must end.
 #pragma once
 #include <functional>
 #include <memory>
@@ -11,15 +11,15 @@ namespace refit::cuda {
 
 class Watchdog {
  public:
-  // `seconds`: how long a rank may be in one operation of its GPU.
+  // `seconds`: how long one GPU operation of a rank may take.
   Watchdog(std::shared_ptr<Health> health, double seconds);
-  // Waits for the thread unless a GPU was lost.
+  // Waits for the thread, unless a GPU was lost.
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // fn on the thread; one caller at a time. Throws what fn throws. Throws DeviceLost once a GPU is lost, maybe before
-  // fn has ended: fn must own what it uses, or share in it. `patience` is a longer time for this one.
+  // Runs fn on the thread; one caller at a time. Throws what fn throws, or DeviceLost when a GPU is lost. fn may still
+  // run then, so it must own or share in what it uses. `patience`: a longer limit for this call.
   void run(std::function<void()> fn, double patience = 0);
 
  private:
@@ -30,7 +30,7 @@ class Watchdog {
   std::thread thread_;
 };
 
-// `configured` where it is above 0, else $REFIT_WATCHDOG_SECONDS, else 60. Throws std::invalid_argument.
+// `configured` if it is above 0, else $REFIT_WATCHDOG_SECONDS, else 60. Throws std::invalid_argument.
 double watchdog_seconds(double configured);
 
 }  // namespace refit::cuda

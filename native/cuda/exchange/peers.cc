@@ -20,14 +20,15 @@ std::vector<int> choose_gpus(const CoreConfig& config, int count, bool share) {
   share = share || config.share_gpus;
   if (gpus.empty()) {
     if (config.ranks > count && !share) {
-      throw std::invalid_argument("--tp " + std::to_string(config.ranks) + " needs as many GPUs, but there " +
+      throw std::invalid_argument(std::to_string(config.ranks) +
+                                  " tensor-parallel ranks need as many GPUs, but there " +
                                   (count == 1 ? "is 1" : "are " + std::to_string(count)) +
-                                  ": lower --tp, or look at CUDA_VISIBLE_DEVICES");
+                                  ": use fewer ranks, or look at CUDA_VISIBLE_DEVICES");
     }
     for (int r = 0; r < config.ranks; r++) gpus.push_back(r % count);
   }
   if (static_cast<int>(gpus.size()) != config.ranks) {
-    throw std::invalid_argument("config.GPUs: expected one GPU for each of " + std::to_string(config.ranks) +
+    throw std::invalid_argument("config.cards: expected one GPU for each of " + std::to_string(config.ranks) +
                                 " ranks, got " + std::to_string(gpus.size()));
   }
   for (const int gpu : gpus) {
@@ -40,7 +41,7 @@ std::vector<int> choose_gpus(const CoreConfig& config, int count, bool share) {
     if (std::count(gpus.begin(), gpus.end(), gpus[r]) == 1) continue;
     throw std::invalid_argument("GPU " + std::to_string(gpus[r]) +
                                 " is named for several ranks: give each rank a GPU of its own (for tests, "
-                                "REFIT_CUDA_SHARE_GPU=1 allows it)");
+                                "REFIT_CUDA_SHARE_CARD=1 allows it)");
   }
   return gpus;
 }
@@ -67,7 +68,7 @@ std::string why_nccl(const std::vector<int>& gpus) {
   for (const int gpu : gpus) {
     if (std::count(gpus.begin(), gpus.end(), gpu) == 1) continue;
     throw std::invalid_argument("several ranks are to share GPU " + std::to_string(gpu) +
-                                " (REFIT_CUDA_SHARE_GPU), but NCCL, which takes one rank a GPU, would have to connect "
+                                " (REFIT_CUDA_SHARE_CARD), but NCCL, which takes one rank a GPU, would have to connect "
                                 "them (" +
                                 why + "): give each rank a GPU of its own, or unset one of the two variables");
   }

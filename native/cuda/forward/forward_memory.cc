@@ -62,9 +62,9 @@ size_t kv_bytes(const CoreConfig& config, const Layout& layout) {
 
 ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : dense_inter(0), sparse_inter(0) {
   const Arch& arch = layout.arch;
-  require(config.dtype == DType::kBFloat16, "GPUs compute in bfloat16 (--dtype bfloat16)");
-  require(layout.ranks <= kMaxRanks,
-          std::to_string(layout.ranks) + " ranks; GPUs are used up to --tp " + std::to_string(kMaxRanks));
+  require(config.dtype == DType::kBFloat16, "GPUs compute in bfloat16 only");
+  require(layout.ranks <= kMaxRanks, std::to_string(layout.ranks) + " tensor-parallel ranks; at most " +
+                                         std::to_string(kMaxRanks) + " GPUs are used");
   require(arch.head_dim % 8 == 0 && arch.head_dim <= 256,
           "head_dim " + std::to_string(arch.head_dim) + " is not a multiple of 8 up to 256, which GPUs need");
   require(layout.group <= kWideRows, std::to_string(layout.group) + " query heads per KV head; at most " +

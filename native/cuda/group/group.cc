@@ -43,7 +43,7 @@ GpuGroup::GpuGroup(GroupHost host, const NcclGroupOptions& options)
     refuse("ranks " + std::to_string(options.first_rank) + " to " +
            std::to_string(options.first_rank + local_ranks() - 1) + " do not fit into a group of " +
            std::to_string(options.size) + ": the engine takes part with " + std::to_string(local_ranks()) +
-           " (--tp), from rank_offset on");
+           " tensor-parallel ranks, from its first rank on");
   }
 }
 
@@ -144,25 +144,24 @@ void GpuGroup::on_channels(const char* phase, GroupDeadline deadline, const std:
   const Outcome out = run(deadline, true, fn);
   if (!out.error) return;
   GroupErrorKind kind = GroupErrorKind::kBroken;
-  std::string said;
+  std::string message;
   bool memory = false;
   try {
     std::rethrow_exception(out.error);
   } catch (const NcclError& error) {
-    const std::string cure = cure_of(error.what());
     if (error.result == kNcclInProgress) kind = GroupErrorKind::kTimeout;
-    if (!cure.empty()) kind = GroupErrorKind::kRefused;
-    said = error.what() + cure;
+    kind = refusal_of(error.what()).value_or(kind);
+    message = error.what();
   } catch (const std::bad_alloc& error) {
     memory = true;
-    said = error.what();
+    message = error.what();
   } catch (const std::exception& error) {
-    said = error.what();
+    message = error.what();
   }
   State& s = *state_;
   GroupChannel& channel = *s.channels[static_cast<size_t>(out.channel)];
   std::string text = describe() + ", " + phase + ", rank " + std::to_string(channel.rank()) + " (" +
-                     channel.gpu().label() + ") after " + seconds_text(out.seconds) + " s: " + said;
+                     channel.gpu().label() + ") after " + seconds_text(out.seconds) + " s: " + message;
   {
     const std::lock_guard lock(s.mutex);
     if (s.aborted) {
@@ -172,7 +171,7 @@ void GpuGroup::on_channels(const char* phase, GroupDeadline deadline, const std:
       s.reason = text;
     }
   }
-  if (memory && kind != GroupErrorKind::kRefused) std::rethrow_exception(out.error);
+  if (memory) std::rethrow_exception(out.error);
   throw GroupError(kind, text);
 }
 

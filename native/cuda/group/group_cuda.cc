@@ -53,8 +53,7 @@ class CudaGroupGpu : public GroupGpu {
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
     throw NoMemory(label() + " has no room for " + gigabytes(bytes) +
-                   " of a process group's staging: " + gigabytes(free) + " of " + gigabytes(total) +
-                   " are free; lower --bucket-bytes or --mem-fraction, or end what else uses the GPU");
+                   " of a process group's staging: " + gigabytes(free) + " of " + gigabytes(total) + " are free");
   }
   void free(uint8_t* memory) noexcept override { cudaFree(memory); }
 

@@ -18,19 +18,15 @@ std::string plain_uuid(std::string text) {
 
 }  // namespace
 
-std::string cure_of(const std::string& said) {
-  if (has(said, "Duplicate GPU")) {
-    return "; NCCL takes one rank a GPU: where trainer and engine share a GPU, use /update_weights_from_tensor";
-  }
-  if (has(said, "ismatched NCCL version") || has(said, "version mismatch")) {
-    return "; all ranks need the same version: name the trainer's file in --nccl-path or REFIT_NCCL";
-  }
-  return "";
+std::optional<GroupErrorKind> refusal_of(const std::string& message) {
+  if (has(message, "Duplicate GPU")) return GroupErrorKind::kSharedGpu;
+  if (has(message, "ismatched NCCL version") || has(message, "version mismatch")) return GroupErrorKind::kNcclVersion;
+  return std::nullopt;
 }
 
 void check_group_gpus(const std::vector<std::string>& gpus, const NcclGroupOptions& options) {
   const auto refuse = [](const std::string& why) {
-    throw GroupError(GroupErrorKind::kRefused, "NCCL takes one rank a GPU, but " + why);
+    throw GroupError(GroupErrorKind::kSharedGpu, "NCCL takes one rank for each GPU, but " + why);
   };
   std::map<std::string, size_t> taken;
   for (size_t rank = 0; rank < gpus.size(); rank++) {
@@ -38,12 +34,11 @@ void check_group_gpus(const std::vector<std::string>& gpus, const NcclGroupOptio
     const std::string who = "tensor-parallel rank " + std::to_string(rank);
     const auto [other, fresh] = taken.emplace(plain_uuid(gpus[rank]), rank);
     if (!fresh) {
-      refuse(who + " and rank " + std::to_string(other->second) + " share " + gpus[rank] +
-             ": use /update_weights_from_tensor, or backend \"gloo\"");
+      refuse(who + " and rank " + std::to_string(other->second) + " share " + gpus[rank]);
     }
     for (const std::string& peer : options.peer_gpus) {
       if (plain_uuid(peer) != other->first) continue;
-      refuse(who + " and the trainer share " + gpus[rank] + ": use /update_weights_from_tensor");
+      refuse(who + " and the trainer share " + gpus[rank]);
     }
   }
 }

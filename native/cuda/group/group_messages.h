@@ -1,5 +1,6 @@
-// Why ranks cannot be one group, before and after NCCL says so. Plain text, without a GPU.
+// Reasons why ranks cannot form one group, known before or reported by NCCL. Works without a GPU.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -7,11 +8,11 @@
 
 namespace refit::cuda {
 
-// What to do about what NCCL says when ranks have met and do not fit; empty where it says something else.
-std::string cure_of(const std::string& said);
+// Reads NCCL's message about ranks that have met and cannot form a group; empty for any other message.
+std::optional<GroupErrorKind> refusal_of(const std::string& message);
 
-// `GPUs`: the UUID of each tensor-parallel rank's. NCCL refuses two ranks on one GPU, but only once all have come:
-// what is known before is refused here. Throws GroupError (kRefused).
+// `gpus`: the UUID of each tensor-parallel rank's GPU. NCCL refuses two ranks on one GPU, but only after all ranks have
+// joined, so this refuses what is known before. Throws GroupError (kSharedGpu).
 void check_group_gpus(const std::vector<std::string>& gpus, const NcclGroupOptions& options);
 
 }  // namespace refit::cuda
