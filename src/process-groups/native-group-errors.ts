@@ -13,13 +13,14 @@ const REFUSALS: ReadonlySet<unknown> = new Set(['GROUP_SHARED_GPU', 'GROUP_NCCL_
 /** The addon knows no routes and options, so the advice is added here. */
 const ADVICE: Record<string, string> = {
   GROUP_SHARED_GPU:
-    'NCCL takes one rank for each GPU: use /update_weights_from_tensor where trainer and engine share a GPU, or backend "gloo"',
+    'NCCL takes one rank for each GPU: use /update_weights_from_tensor where trainer and engine share a GPU, ' +
+    'or backend "gloo"',
   GROUP_NCCL_VERSION:
     'all ranks need the same version of NCCL: name the file that the trainer uses in --nccl-path or REFIT_NCCL',
   NO_MEMORY: 'lower --bucket-bytes or --mem-fraction, or end what else uses the memory'
 }
 
-/** An error of the addon's process groups: its code in refit's API and its message with advice. Null for other errors. */
+/** The code in refit's API and the message with advice, for an error of the addon's groups. Null for other errors. */
 export function fromNativeGroup (error: unknown): { code: ErrorCode, message: string } | null {
   const { code, message = String(error) } = error as { code?: unknown, message?: string }
   const known = SAME.has(code) ? code as ErrorCode : REFUSALS.has(code) ? 'GROUP_REFUSED' : null
