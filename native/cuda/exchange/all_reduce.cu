@@ -7,10 +7,10 @@ namespace refit::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kSumBlocks = 1024;  // twice what a large GPU holds at a time
+constexpr int kSumBlocks = 1024;  // twice what a large GPU runs at a time
 
-// Flags of a rank: [phase][block][peer], the epoch that `peer` has reached. They only rise, so nothing is ever reset,
-// and a peer that is ahead by one call does no harm.
+// Flags of a rank: [phase][block][peer], the epoch that `peer` has reached. They only rise, so they are never reset,
+// and a peer that is one call ahead does no harm.
 constexpr int kPhases = 2;
 static_assert(sizeof(uint64_t) * kPhases * kCollectiveBlocks * kMaxRanks <= kSignalBytes);
 
@@ -28,9 +28,9 @@ __device__ uint64_t load_acquire(const uint64_t* p) {
   return v;
 }
 
-// This block and the same block of all peers have come here: what they wrote before, in this kernel or in earlier ones
-// of their streams, is visible to this block afterwards. Release and acquire of one thread stand for the whole block:
-// __syncthreads orders the others' accesses before the one and after the other.
+// Barrier of this block with the same block of all peers. What they wrote before, in this kernel or in earlier ones of
+// their streams, is visible to this block afterwards. One thread's release and acquire serve the whole block:
+// __syncthreads orders the other threads' accesses before the release and after the acquire.
 __device__ void meet(const PeerGroup& group, int phase, uint64_t epoch) {
   __syncthreads();
   const int peer = static_cast<int>(threadIdx.x);
@@ -69,7 +69,7 @@ __device__ uint4 sum(const bf16* const* buffers, int64_t i) {
   return {narrow(acc[0]), narrow(acc[1]), narrow(acc[2]), narrow(acc[3])};
 }
 
-// Vectors are of 8 elements.
+// A vector has 8 elements.
 template <int kRanks>
 __global__ void __launch_bounds__(kThreads)
     one_shot_kernel(PeerGroup group, int side, uint4* out, int64_t vectors, uint64_t epoch) {
@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(kThreads)
     out[i] = sum<kRanks>(group.buffers[side], i);
 }
 
-// Rank r sums vectors [r * share, (r + 1) * share) into its own buffer: nobody else reads those there before they are
-// summed. A block gathers what the same block of the peers has summed, so blocks need to meet only their likes.
+// Rank r sums vectors [r * share, (r + 1) * share) into its own buffer: no other rank reads those before they are
+// summed. A block gathers what the same block of each peer has summed, so only blocks with the same index synchronize.
 template <int kRanks>
 __global__ void __launch_bounds__(kThreads)
     two_shot_kernel(PeerGroup group, int side, uint4* out, int64_t vectors, uint64_t epoch) {

@@ -12,17 +12,17 @@
 namespace refit::cuda {
 namespace {
 
-// Elements of one 16-byte vector: sums move no less.
+// Elements of one 16-byte vector: the smallest unit of a sum.
 constexpr int64_t kVector = 8;
 
-// Returns when the stream has passed all that it was given. NCCL's kernels wait for their peers on the GPU, so that
-// they never will is only known by asking NCCL.
+// Returns when the stream has passed all its work. NCCL's kernels wait for their peers on the GPU, so only NCCL knows
+// when a peer will never come.
 void await_stream(NcclComm& comm, cudaStream_t stream, const char* what, const NcclWait& wait) {
   const auto began = std::chrono::steady_clock::now();
   for (int turn = 1;; ++turn) {
     const cudaError_t code = cudaStreamQuery(stream);
     if (code == cudaSuccess) break;
-    cudaGetLastError();  // "not ready" too would be taken for the next launch's
+    cudaGetLastError();  // a later launch would report this "not ready", too
     if (code != cudaErrorNotReady) throw CudaError(code, what);
     if (turn % 64 == 0) comm.check();
     if (wait.cancel != nullptr && wait.cancel->load(std::memory_order_relaxed))
@@ -30,7 +30,7 @@ void await_stream(NcclComm& comm, cudaStream_t stream, const char* what, const N
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - began;
     if (time.count() > wait.seconds)
       throw NcclError(kNcclInProgress, std::string(what) + ": not done after " + std::to_string(time.count()) + " s");
-    // Short steps end within the first turns; the longer ones bear 20 us.
+    // Short steps end within the first turns; longer ones may sleep 20 us.
     if (turn < 256) {
       std::this_thread::yield();
     } else {
@@ -54,7 +54,7 @@ class NcclExchange : public Exchange {
         logits_(own.logits) {}
 
   void begin_step(uint64_t) override {}
-  // One is enough: what was sent has left it before the stream writes to it again.
+  // One buffer is enough: its bytes are sent before the stream writes to it again.
   bf16* part(int) const override { return part_; }
 
   void sum(int, int layer, bf16* out, int64_t count) override {
@@ -75,7 +75,7 @@ class NcclExchange : public Exchange {
   float* logits() const override { return logits_; }
   void next_logits() override {}
 
-  // Through the exchange buffers, as many rows at a time as they hold.
+  // Uses the exchange buffers, as many rows at a time as they hold.
   void gather_logits(int rows) override {
     rank_.begin_op("logits by NCCL");
     const int64_t block = vocab_rows_;  // floats of one rank in a row
@@ -100,7 +100,7 @@ class NcclExchange : public Exchange {
 
   void wait() override {
     rank_.doing("wait for the step");
-    // How long it may take is the watchdog's to say.
+    // No limit here: the watchdog decides how long a step may take.
     guarded([&] { await_stream(comm_, rank_.stream, "the step", {std::numeric_limits<double>::infinity()}); });
   }
 
@@ -117,7 +117,7 @@ class NcclExchange : public Exchange {
     sum_parts(parts, ranks_, out, vectors * kVector, rank_.stream);
   }
 
-  // Rank r adds up vectors [r * share, (r + 1) * share) and tells the others.
+  // Rank r sums vectors [r * share, (r + 1) * share) and sends the result to the others.
   void sum_shares(bf16* out, int64_t vectors) {
     const int64_t share = (vectors + ranks_ - 1) / ranks_;
     const auto first = [&](int r) { return std::min(r * share, vectors); };
@@ -137,7 +137,7 @@ class NcclExchange : public Exchange {
     });
   }
 
-  // Where rank r's vectors arrive.
+  // The memory that receives rank r's vectors.
   bf16* slot(int r, int64_t vectors) const { return received_ + (r < me_ ? r : r - 1) * vectors * kVector; }
 
   void swap(int peer, const bf16* mine, int64_t sent, bf16* theirs, int64_t taken) {
@@ -154,7 +154,7 @@ class NcclExchange : public Exchange {
           "copy logits");
   }
 
-  // A communicator that has failed serves no further step. The GPU's own error comes first: NCCL only repeats it.
+  // After an error the communicator is unusable. The GPU's own error comes first, because NCCL only repeats it.
   template <class F>
   void guarded(F&& fn) {
     try {
@@ -175,7 +175,7 @@ class NcclExchange : public Exchange {
   float* const logits_;
 };
 
-// Each sends each other a few bytes, there and back.
+// Each rank exchanges a few bytes with every other, so that NCCL makes all connections.
 void connect(Rank& rank, NcclComm& comm, const NcclWait& wait) {
   constexpr size_t kBytes = 1024;
   const auto ranks = static_cast<size_t>(comm.ranks());
@@ -193,7 +193,7 @@ void connect(Rank& rank, NcclComm& comm, const NcclWait& wait) {
     });
     await_stream(comm, rank.stream, "the first exchange through NCCL", wait);
   } catch (const NcclError&) {
-    comm.abort();  // the kernel, if it was launched, ends, and the memory can be freed
+    comm.abort();  // ends the kernel if it was launched, so that the memory can be freed
     throw;
   }
 }
@@ -226,7 +226,7 @@ std::vector<std::unique_ptr<NcclComm>> join_ranks(std::vector<std::unique_ptr<Ra
           const std::lock_guard lock(mutex);
           if (!cause) cause = std::current_exception();
         }
-        cancel = true;  // or the others would wait for this rank
+        cancel = true;  // otherwise the others would wait for this rank
         throw;
       }
     });

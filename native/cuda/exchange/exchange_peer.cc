@@ -25,7 +25,7 @@ class PeerExchange : public Exchange {
     rank_.begin_op("all_reduce", layer);
     all_reduce(group_, side, out, count, ++epoch_, rank_.stream);
   }
-  // Rank 0's, for all: every rank writes its columns there.
+  // Rank 0's memory for all ranks: every rank writes its columns there.
   float* logits() const override { return logits_; }
   void next_logits() override { meet(); }
   void gather_logits(int) override { meet(); }

@@ -67,10 +67,11 @@ std::string why_nccl(const std::vector<int>& gpus) {
   if (why.empty()) return why;
   for (const int gpu : gpus) {
     if (std::count(gpus.begin(), gpus.end(), gpu) == 1) continue;
-    throw std::invalid_argument("several ranks are to share GPU " + std::to_string(gpu) +
-                                " (REFIT_CUDA_SHARE_CARD), but NCCL, which takes one rank a GPU, would have to connect "
-                                "them (" +
-                                why + "): give each rank a GPU of its own, or unset one of the two variables");
+    throw std::invalid_argument(
+        "several ranks share GPU " + std::to_string(gpu) +
+        " (REFIT_CUDA_SHARE_CARD), but NCCL, which takes one rank for each GPU, would have to connect "
+        "them (" +
+        why + "): give each rank a GPU of its own, or unset one of the two variables");
   }
   return why;
 }

@@ -19,11 +19,11 @@
 namespace refit::cuda {
 namespace {
 
-// How long a thread may be in a call behind the deadline (an abort, a wait for kernels to end) before its GPU counts
+// How long a thread may stay in a call after the deadline (an abort, a wait for kernels to end) before its GPU counts
 // as lost.
 constexpr double kGraceSeconds = 60;
 constexpr double kEndSeconds = 10;
-// Small pieces are there sooner than a thread that sleeps would wake up.
+// Small parts arrive sooner than a sleeping thread wakes up.
 constexpr std::chrono::milliseconds kLook{30};
 
 }  // namespace
@@ -67,7 +67,7 @@ void GpuGroup::require_usable(const char* phase) const {
   {
     const std::lock_guard lock(s.mutex);
     if (!s.reason.empty()) {
-      throw GroupError(GroupErrorKind::kBroken, describe() + ", " + phase + ": it is of no use any more: " + s.reason);
+      throw GroupError(GroupErrorKind::kBroken, describe() + ", " + phase + ": the group failed before: " + s.reason);
     }
   }
   if (s.ended) throw std::invalid_argument(describe() + " has ended");
@@ -83,12 +83,12 @@ void GpuGroup::require_free_slots() const {
   if (!state_->coming.empty()) throw std::invalid_argument(describe() + ": its slots are being received into");
 }
 
-// fn on all channels at once, each on its GPU's thread; returns when all have ended. `cancel`: the first failure ends
-// the others.
+// Runs fn on all channels at once, each on its GPU's thread; returns when all have ended. `cancel`: the first failure
+// ends the other calls.
 GpuGroup::Outcome GpuGroup::run(GroupDeadline deadline, bool cancel, const std::function<void(GroupChannel&)>& fn) {
   const auto began = Clock::now();
   State& s = *state_;
-  // When each failed, before its communicator was aborted for that: the others fail by the first one's end.
+  // The time of each failure, before its communicator was aborted: the first failure makes the others fail.
   const auto failed = std::make_shared<std::vector<Clock::time_point>>(s.channels.size(), Clock::time_point::max());
   const auto own = std::make_shared<const std::function<void(GroupChannel&)>>(fn);
   std::vector<std::future<void>> futures;
@@ -139,7 +139,7 @@ void GpuGroup::lose(const std::string& message) {
   throw DeviceLost(message);
 }
 
-// What a channel's failure is called. After it the group is of no use.
+// Turns a channel's failure into a GroupError. The group is unusable after it.
 void GpuGroup::on_channels(const char* phase, GroupDeadline deadline, const std::function<void(GroupChannel&)>& fn) {
   const Outcome out = run(deadline, true, fn);
   if (!out.error) return;
@@ -323,7 +323,7 @@ void GpuGroup::end() noexcept {
   } catch (...) {
   }
   if (s.lost) {
-    new std::shared_ptr<State>(state_);  // never destroyed: threads that are stuck use it
+    new std::shared_ptr<State>(state_);  // never deleted: threads that are stuck use it
   } else {
     s.channels.clear();
   }

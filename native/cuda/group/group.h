@@ -1,5 +1,5 @@
-// A process group of NCCL: ranks of a device, each on a thread, a stream and a communicator of its own, among ranks of
-// other processes. It knows no CUDA: that is GroupGpu's.
+// A process group of NCCL: ranks of one device among ranks of other processes. Each local rank has a thread, a stream
+// and a communicator of its own. This class knows no CUDA; GroupGpu does.
 #pragma once
 #include <atomic>
 #include <exception>
@@ -17,7 +17,7 @@ namespace refit::cuda {
 
 class GpuGroup : public NcclGroup {
  public:
-  // Opens the library; touches no GPU. Throws GroupError (kRefused) where it cannot be.
+  // Opens the library; touches no GPU. Throws GroupError (kRefused, kSharedGpu) if the group is impossible.
   GpuGroup(GroupHost host, const NcclGroupOptions& options);
   ~GpuGroup() override;
 
@@ -25,7 +25,7 @@ class GpuGroup : public NcclGroup {
   std::string library() const override;
   void connect(const uint8_t* id, GroupDeadline deadline) override;
   void stage(uint64_t bytes, int slots = kGroupSlots) override;
-  // The memory is not owned by what is returned: see NcclGroup in core/cuda_library.cc.
+  // The result does not own the memory: see NcclGroup in core/library/cuda_library.cc.
   StagedSlot staged(int slot) const override;
   void begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) override;
   void arrive(GroupDeadline deadline) override;
@@ -43,7 +43,7 @@ class GpuGroup : public NcclGroup {
  private:
   struct State;
 
-  // How a call on all channels went: the first failure, and whose it is.
+  // The result of a call on all channels: the first failure and its channel.
   struct Outcome {
     std::exception_ptr error;
     int channel = -1;
@@ -63,7 +63,7 @@ class GpuGroup : public NcclGroup {
 
   const NcclGroupOptions options_;
   const NcclApi& api_;
-  // Shared with the GPUs' threads: one that is stuck keeps what it uses.
+  // Shared with the GPUs' threads: a stuck thread keeps alive what it uses.
   const std::shared_ptr<State> state_;
 };
 

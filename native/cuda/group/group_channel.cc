@@ -16,8 +16,8 @@ constexpr uint64_t kScalarBytes = 512;
 // How long kernels of an aborted communicator may take to leave the GPU.
 constexpr double kLeaveSeconds = 10;
 
-// Short waits are turned away from the processor only (through the broadcast of a model, where there are processors to
-// spare), longer ones bear to sleep.
+// Short waits only yield the processor, because broadcasts of a model need quick reactions while processors are free.
+// Longer waits sleep.
 void pause(int turn) {
   static const int looks = is_roomy() ? 20000 : 256;
   if (turn < looks) {
@@ -27,11 +27,11 @@ void pause(int turn) {
   }
 }
 
-// Every how many parts a mark is set, and how many are: the last one stands behind all.
+// Marks are set after every so many parts; the last mark stands behind all parts.
 size_t stride_of(size_t parts) { return std::max<size_t>(1, (parts + GroupGpu::kMarks - 1) / GroupGpu::kMarks); }
 size_t marks_of(size_t parts) { return std::max<size_t>(1, (parts + stride_of(parts) - 1) / stride_of(parts)); }
 
-// Of what is begun one at a time; what is received ahead has the others in turns.
+// Calls that run one at a time use this set; broadcasts that are received ahead take the other sets in turns.
 constexpr int kOneSet = GroupGpu::kMarkSets - 1;
 
 }  // namespace
@@ -50,7 +50,7 @@ void GroupChannel::guarded(F&& fn) {
   }
 }
 
-// The kernels end, and the memory can be freed.
+// Ends the kernels, so that the memory can be freed.
 void GroupChannel::abandon() noexcept {
   coming_.clear();
   try {
@@ -60,7 +60,7 @@ void GroupChannel::abandon() noexcept {
     const auto began = Clock::now();
     for (int turn = 0; !gpu_->idle() && seconds_since(began) < kLeaveSeconds; turn++) pause(turn);
   } catch (...) {
-    // The GPU's error comes out of the call that failed.
+    // The call that failed reports the GPU's error.
   }
 }
 
@@ -95,7 +95,7 @@ void GroupChannel::begin(int slot, const std::vector<GroupPart>& parts, int root
 
 void GroupChannel::arrive(const GroupWait& wait) {
   gpu_->doing("receive a broadcast");
-  if (coming_.empty()) throw std::runtime_error("nothing is on its way any more");
+  if (coming_.empty()) throw std::runtime_error("no broadcast is being received");
   const Flight flight = coming_.front();
   coming_.pop_front();
   guarded([&] { await(flight, wait); });
@@ -147,14 +147,14 @@ void GroupChannel::launch(const Flight& flight, const std::vector<GroupSpan>& sp
   for (size_t i = 0; i < spans.size(); i++) {
     const GroupSpan& span = spans[i];
     comm_->set_wait(wait.nccl());
-    // NCCL takes no part in a broadcast of nothing, on any rank.
+    // NCCL skips an empty broadcast on all ranks.
     if (span.bytes > 0) comm_->broadcast(span.data, span.data, span.bytes, kNcclUint8, flight.root, gpu_->stream());
     if ((i + 1) % stride == 0 || i + 1 == spans.size()) gpu_->mark(flight.set, marks++);
   }
   if (marks == 0) gpu_->mark(flight.set, 0);
 }
 
-// NCCL's kernels wait for their peers on the GPU: that these have gone, or will not come, is not seen there.
+// NCCL's kernels wait for their peers on the GPU. The GPU does not notice that a peer has left or will not come.
 void GroupChannel::await(const Flight& flight, const GroupWait& wait) {
   const auto began = Clock::now();
   const int last_mark = static_cast<int>(marks_of(flight.parts)) - 1;
@@ -182,7 +182,7 @@ void GroupChannel::await(const Flight& flight, const GroupWait& wait) {
     }
     pause(turn);
   }
-  comm_->check();  // kernels that NCCL has given up end as well
+  comm_->check();  // kernels that NCCL has given up end, too
 }
 
 void GroupChannel::close(bool abort, double seconds) noexcept {

@@ -1,6 +1,6 @@
 // One rank's part in a process group: its communicator and its two staging slots.
 //
-// Threads: everything runs on the GPU's thread, but for `slot_data`.
+// Threads: all functions run on the GPU's thread, except `slot_data`.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -15,23 +15,24 @@
 
 namespace refit::cuda {
 
-// When a call has to end: at the deadline, or once another thread sets `cancel`.
+// A call ends at the deadline, or when another thread sets `cancel`.
 struct GroupWait {
   GroupDeadline deadline;
   const std::atomic<bool>* cancel = nullptr;
 
   bool cancelled() const { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
-  double seconds() const;  // that are left, at least 0
+  double seconds() const;  // seconds left, at least 0
   NcclWait nccl() const { return {seconds(), cancel}; }
 };
 
-// All throw NcclError (kNcclInProgress: too late, or cancelled), NoMemory, CudaError. After any but NoMemory the
-// communicator has been aborted and nothing of it is left on the stream.
+// All functions throw NcclError (kNcclInProgress: too late, or cancelled), NoMemory, CudaError. After any of them
+// except
+// NoMemory the communicator is aborted and none of its work is left on the stream.
 class GroupChannel {
  public:
   // `rank`: in the group.
   GroupChannel(std::unique_ptr<GroupGpu> gpu, int rank) : gpu_(std::move(gpu)), rank_(rank) {}
-  // After close(), or where a GPU is lost.
+  // Call close() first, unless a GPU is lost.
   ~GroupChannel() = default;
   GroupChannel(const GroupChannel&) = delete;
   GroupChannel& operator=(const GroupChannel&) = delete;
@@ -40,48 +41,48 @@ class GroupChannel {
   int rank() const { return rank_; }
 
   void join(const NcclApi& api, const NcclUniqueId& id, int size, const GroupWait& wait);
-  // Room for `bytes` in each of so many slots; 0 frees them.
+  // Allocates `bytes` for each of the slots; 0 frees them.
   void stage(uint64_t bytes, int slots);
-  // Enqueues broadcasts from `root` into the slot. Two at a time, each with an `arrive` of its own.
+  // Enqueues broadcasts from `root` into the slot. Two may be pending at a time; each needs its own `arrive`.
   void begin(int slot, const std::vector<GroupPart>& parts, int root, const GroupWait& wait);
-  // Returns when the first that was begun has come.
+  // Returns when the oldest pending broadcast has arrived.
   void arrive(const GroupWait& wait);
-  // Aborts the communicator where anything that was begun has not been waited for.
+  // Aborts the communicator if any broadcast is still pending.
   void give_up() noexcept;
   std::vector<uint8_t> read(int slot, uint64_t offset, uint64_t bytes);
   void send(const uint8_t* from, uint64_t bytes, const GroupWait& wait);
-  // In place: of all, in order.
+  // In place, in the given order.
   void broadcast(const std::vector<GroupSpan>& spans, int root, const GroupWait& wait);
   void barrier(const GroupWait& wait);
-  // Leaves, in order within so many seconds or at once, and frees everything.
+  // Leaves in order within so many seconds, or aborts at once; then frees everything.
   void close(bool abort, double seconds) noexcept;
 
-  // Any thread, but not during `stage`. Null where nothing is staged.
+  // Any thread, except during `stage`. Null if nothing is staged.
   uint8_t* slot_data(int slot) const { return slots_ == nullptr ? nullptr : slots_ + (slot == 0 ? 0 : slot_bytes_); }
 
  private:
-  // Broadcasts on the stream.
+  // Broadcasts that are on the stream.
   struct Flight {
     const char* what = "";
-    int set = 0;  // of marks
+    int set = 0;  // set of marks
     size_t parts = 0;
     int root = -1;
   };
 
-  // fn(); where it throws, the communicator is aborted first and the stream comes to its end.
+  // Runs fn(). If it throws, aborts the communicator and waits for the stream before it rethrows.
   template <class F>
   void guarded(F&& fn);
   void launch(const Flight& flight, const std::vector<GroupSpan>& spans, const GroupWait& wait);
-  // Returns when the stream has passed all of it.
+  // Returns when the stream has passed all of the flight.
   void await(const Flight& flight, const GroupWait& wait);
   void abandon() noexcept;
 
   const std::unique_ptr<GroupGpu> gpu_;
   const int rank_;
   std::unique_ptr<NcclComm> comm_;
-  uint8_t* scalar_ = nullptr;  // of barriers
+  uint8_t* scalar_ = nullptr;  // for barriers
   uint8_t* slots_ = nullptr;
-  uint64_t slot_bytes_ = 0;  // from the first to the second: `bytes` of stage, aligned
+  uint64_t slot_bytes_ = 0;  // distance from the first slot to the second: the staged bytes, aligned
   std::deque<Flight> coming_;
   int next_set_ = 0;
 };

@@ -12,7 +12,7 @@ namespace {
 
 class CudaGroupGpu : public GroupGpu {
  public:
-  // A health of its own: how long a rank may wait for others is the group's to say, not the watchdog's.
+  // It has a Health of its own: the group, not the watchdog, decides how long a rank may wait for others.
   CudaGroupGpu(int rank, int device) : rank_(rank, device) {
     rank_
         .run([this] {
@@ -34,7 +34,7 @@ class CudaGroupGpu : public GroupGpu {
           })
           .get();
     } catch (...) {
-      // The GPU is lost, and the process about to end.
+      // The GPU is lost, and the process is about to end.
     }
   }
 
@@ -78,7 +78,7 @@ class CudaGroupGpu : public GroupGpu {
  private:
   static bool is_done(cudaError_t code, const char* what) {
     if (code == cudaSuccess) return true;
-    cudaGetLastError();  // "not ready" too would be taken for the next launch's
+    cudaGetLastError();  // a later launch would report this "not ready", too
     if (code != cudaErrorNotReady) throw CudaError(code, what);
     return false;
   }

@@ -1,4 +1,4 @@
-// GPUs of a CUDA device as process groups use them.
+// The GPUs of a CUDA device, for process groups.
 #pragma once
 #include <memory>
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace refit::cuda {
 
-// A thread, streams and events of its own on the GPU, for tensor-parallel rank `rank`. It allocates: no rank may run a
+// Creates a thread, streams and events on the GPU for tensor-parallel rank `rank`. It allocates, so no rank may run a
 // step meanwhile. Throws CudaError, DeviceLost.
 std::unique_ptr<GroupGpu> open_group_gpu(int rank, int device);
 

@@ -1,6 +1,6 @@
-// What one rank of a process group needs of its GPU: a thread, a stream and some memory of its own, so that a
-// broadcast can be received while the rank's other thread scatters what came before. An interface, so that groups are
-// tested on machines without a GPU.
+// The parts of a GPU that one rank of a process group uses: a thread, a stream and some memory of its own. So a
+// broadcast can be received while the rank's other thread scatters the one before. It is an interface, so tests of
+// groups need no GPU.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,22 +16,22 @@ namespace refit::cuda {
 
 class GroupGpu {
  public:
-  // Marks of a set, and sets: one for each thing that may be under way at a time.
+  // Marks in a set, and number of sets: one set for each operation that may be pending at a time.
   static constexpr int kMarks = 64;
   static constexpr int kMarkSets = 3;
 
   virtual ~GroupGpu() = default;
 
-  // "rank 1 (GPU-…, GPU 1)": the tensor-parallel rank. Any thread.
+  // "rank 1 (GPU-…, GPU 1)", with the tensor-parallel rank. Any thread.
   virtual std::string label() const = 0;
-  // What the thread is doing; any thread.
+  // The current operation of the thread. Any thread.
   virtual const char* last_operation() const = 0;
-  // Runs fn on the GPU's thread; exceptions come out of the future, as DeviceLost where the GPU is lost. Any thread.
+  // Runs fn on the GPU's thread. Exceptions come out of the future, as DeviceLost if the GPU is lost. Any thread.
   virtual std::future<void> run(std::function<void()> fn) = 0;
 
-  // --- on the GPU's thread; all but `doing` and `free` throw std::exception (CudaError).
+  // --- on the GPU's thread; all except `doing` and `free` throw std::exception (CudaError).
 
-  // A string literal.
+  // `operation`: a string literal.
   virtual void doing(const char* operation) noexcept = 0;
   virtual NcclStream stream() = 0;
   // Throws NoMemory.
@@ -39,31 +39,32 @@ class GroupGpu {
   virtual void free(uint8_t* memory) noexcept = 0;
   // Enqueues a copy from host memory.
   virtual void upload(uint8_t* to, const uint8_t* from, uint64_t bytes) = 0;
-  // The same the other way; returns when it is there. Behind all that the stream was given.
+  // Copies to host memory, behind all work on the stream, and returns when the bytes are there.
   virtual void download(uint8_t* to, const uint8_t* from, uint64_t bytes) = 0;
-  // Whether the stream has passed all that it was given.
+  // Whether the stream has passed all its work.
   virtual bool idle() = 0;
-  // Enqueues mark number `index` of a set (rising from 0, below kMarks); whether the stream has passed it.
+  // mark() enqueues mark number `index` of a set (rising from 0, below kMarks); passed() checks whether the stream has
+  // passed it.
   virtual void mark(int set, int index) = 0;
   virtual bool passed(int set, int index) = 0;
 };
 
-// Memory of one parameter, or of several that lie one behind the other.
+// Memory of one parameter, or of several adjacent ones.
 struct GroupSpan {
   void* data = nullptr;
   uint64_t bytes = 0;
-  uint64_t row_bytes = 0;  // of a parameter
+  uint64_t row_bytes = 0;  // row size of a parameter
 };
 
-// What a group needs of the device that its ranks belong to. All may throw.
+// The functions of a device that a group of its ranks needs. All may throw.
 struct GroupHost {
-  int ranks = 0;                   // tensor-parallel
-  DType dtype = DType::kBFloat16;  // of parameters
-  // A GroupGpu for the rank; not on the GPU's thread.
+  int ranks = 0;                   // number of tensor-parallel ranks
+  DType dtype = DType::kBFloat16;  // dtype of the parameters
+  // Creates a GroupGpu for the rank; not on the GPU's thread.
   std::function<std::unique_ptr<GroupGpu>(int rank)> open;
-  // Where the rank's parameters are, in order; throws std::runtime_error while their memory is released.
+  // The memory of the rank's parameters, in order; throws std::runtime_error while it is released.
   std::function<std::vector<GroupSpan>(int rank)> params;
-  // A GPU is lost, or a thread is stuck in it: the process is to end.
+  // A GPU is lost, or a thread is stuck in it: the process must end.
   std::function<void(const std::string& message)> lose;
 };
 

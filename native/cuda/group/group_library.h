@@ -1,4 +1,4 @@
-// The NCCL of a process group. Both functions throw GroupError (kRefused).
+// Opens NCCL for a process group. Both functions throw GroupError (kRefused).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace refit::cuda {
 
-// `library`: its file; empty: where it is found.
+// `library`: its file; if empty, the usual places are searched.
 const NcclApi& open_group_library(const std::string& library);
 
-// For a group in which a rank of this process is the first.
+// The id of a new group whose first rank is in this process.
 std::vector<uint8_t> nccl_group_id(const std::string& library);
 
 }  // namespace refit::cuda

@@ -9,7 +9,7 @@ namespace {
 
 bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
-// Some print UUIDs without "GPU-", or in capitals.
+// Some programs print UUIDs without "GPU-", or in capitals.
 std::string plain_uuid(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
   if (text.rfind("gpu-", 0) == 0) text.erase(0, 4);

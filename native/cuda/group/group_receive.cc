@@ -11,7 +11,7 @@
 
 namespace refit::cuda {
 
-// Of what is received.
+// Checks the root of a receive.
 void GpuGroup::require_root(int root) const {
   const int last = options_.first_rank + local_ranks() - 1;
   if (root < 0 || root >= options_.size || (root >= options_.first_rank && root <= last)) {
@@ -49,13 +49,13 @@ void GpuGroup::arrive(GroupDeadline deadline) {
   }
   s.coming.erase(s.coming.begin());
   const GroupWait wait{deadline, &s.cancel};
-  // Also of a group that was aborted meanwhile: what is on the GPUs still has to leave them.
+  // This also runs for a group that was aborted meanwhile: its kernels still have to leave the GPUs.
   all_or_none(deadline, [wait](GroupChannel& channel) { channel.arrive(wait); });
   require_usable("receiving");
 }
 
-// After a failure nothing is under way on any channel: on others than the one that failed, what was begun would wait
-// for bytes that do not come.
+// After a failure no channel has pending work. Without the give_up, the other channels' broadcasts would wait for bytes
+// that never come.
 void GpuGroup::all_or_none(GroupDeadline deadline, const std::function<void(GroupChannel&)>& fn) {
   try {
     on_channels("receiving", deadline, fn);

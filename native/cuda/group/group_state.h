@@ -1,4 +1,4 @@
-// What a group's calls and its GPUs' threads have in common.
+// The state that a group's calls and its GPUs' threads share.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -16,18 +16,18 @@ struct GpuGroup::State {
 
   const GroupHost host;
   std::vector<std::unique_ptr<GroupChannel>> channels;  // from connect to end
-  std::vector<int> tensor_ranks;                        // each channel's
+  std::vector<int> tensor_ranks;                        // the tensor-parallel rank of each channel
   bool connected = false, ended = false;
   uint64_t slot_bytes = 0;
   int slots = 0;            // of so many bytes
-  std::vector<int> coming;  // slots that are received into and have not been waited for, in order
+  std::vector<int> coming;  // slots with a pending receive, in order
   uint64_t room(int slot) const { return slot < slots ? slot_bytes : 0; }
   std::atomic<bool> cancel{false};
 
   mutable std::mutex mutex;
-  std::string reason;    // of the abort; of the first failure, after which the group is of no use
+  std::string reason;    // why it was aborted, or the first failure, after which the group is unusable
   bool aborted = false;  // by the caller
-  bool lost = false;     // a GPU: nothing is freed
+  bool lost = false;     // a GPU is lost: nothing is freed
 };
 
 }  // namespace refit::cuda

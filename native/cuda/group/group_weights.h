@@ -1,5 +1,5 @@
-// The weights of an engine's ranks as broadcasts are received into them. Both functions throw std::runtime_error while
-// their memory is released.
+// The memory of an engine's weights, for broadcasts that are received straight into it. Both functions throw
+// std::runtime_error while the memory is released.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -9,12 +9,12 @@
 
 namespace refit::cuda {
 
-// find_places of core/places.h; a rank's weights begin with the parameter that lies first.
+// Runs find_places of core/write/places.h; offsets count from the rank's first parameter in memory.
 std::vector<uint64_t> places_in(const GroupHost& host, const std::vector<GroupPart>& parts,
                                 const std::vector<Tensor>& tensors, const std::vector<Rect>& rects);
 
-// For each of the tensor-parallel ranks the memory of each part, whose offset is such a place. Throws
-// std::invalid_argument where not all of it is parameters.
+// For each of the tensor-parallel ranks: the memory of each part, whose offset is such a place. Throws
+// std::invalid_argument if any of it is not parameters.
 std::vector<std::vector<GroupSpan>> spans_in(const GroupHost& host, const std::vector<int>& ranks,
                                              const std::vector<GroupPart>& parts);
 

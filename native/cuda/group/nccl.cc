@@ -51,7 +51,7 @@ NcclComm::NcclComm(const NcclApi& api, const NcclUniqueId& id, int ranks, int ra
   try {
     settle(result, "joining the communicator");
   } catch (...) {
-    abort();  // no destructor runs
+    abort();  // the destructor does not run after an exception
     throw;
   }
 }
@@ -95,7 +95,7 @@ void NcclComm::end_group() {
   settle(api_.group_end(), "ncclGroupEnd");
 }
 
-// The library counts its groups by thread, so one that failed must be ended too.
+// The library counts nested groups per thread, so a failed group must be ended, too.
 void NcclComm::drop_group() {
   grouped_ = false;
   api_.group_end();
@@ -116,16 +116,16 @@ void NcclComm::finish() {
     abort();
     throw;
   }
-  // Not ncclCommDestroy, which returns only when the other ranks of this machine destroy theirs (seen with 2.28): a
-  // GPU must not stand still for them.
+  // Not ncclCommDestroy, which returns only when the other ranks of this machine destroy theirs (seen with 2.28): a GPU
+  // must not be idle that long.
   abort();
 }
 
 void NcclComm::abort() {
   ncclComm* const comm = comm_.exchange(nullptr);
   if (comm == nullptr) return;
-  // NCCL's proxy may wait for connections of other ranks of this machine even so. Nobody else may have to: then it goes
-  // when they go.
+  // Even so, NCCL's proxy may wait for connections of other ranks of this machine. A thread waits for it here, so
+  // nothing else has to.
   const auto gone = std::make_shared<std::promise<void>>();
   const std::future<void> done = gone->get_future();
   std::thread([abort = api_.abort, comm, gone] {
@@ -135,7 +135,7 @@ void NcclComm::abort() {
   done.wait_for(kAbortPatience);
 }
 
-// Within a group calls are only collected.
+// Within a group NCCL only collects the calls.
 void NcclComm::settle(int result, const char* doing) {
   if (result != kNcclSuccess && result != kNcclInProgress) fail(result, doing);
   if (grouped_) return;
@@ -157,8 +157,8 @@ void NcclComm::settle(int result, const char* doing) {
                                            " s; another rank has not come or cannot be reached (NCCL_DEBUG=INFO makes "
                                            "NCCL tell more)");
     }
-    // A launch is made by a thread of NCCL's in about 100 us: to sleep through it would cost more than it. A
-    // communicator takes its time.
+    // One of NCCL's threads makes a launch in about 100 us, so sleeping would take longer than the launch. Creating a
+    // communicator takes much longer, so that wait sleeps.
     const double passed = seconds_since(began);
     if (passed < 0.5e-3) {
       std::this_thread::yield();

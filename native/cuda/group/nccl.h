@@ -1,4 +1,4 @@
-// A communicator of NCCL that never blocks a thread for longer than it is told to, and tells in words what failed.
+// A communicator of NCCL that blocks a thread only for a given time, and whose errors name what failed.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -12,33 +12,33 @@ namespace refit::cuda {
 class NcclError : public std::runtime_error {
  public:
   NcclError(int result, const std::string& message) : std::runtime_error(message), result(result) {}
-  // When it was noticed: before the communicator was aborted, which others notice.
+  // When the error was noticed: before the communicator was aborted, which other ranks notice.
   const std::chrono::steady_clock::time_point at = std::chrono::steady_clock::now();
   const int result;  // NcclResult; kNcclInProgress: it took too long, or was cancelled
 };
 
-// When what is being caught was noticed; for any exception.
+// When the exception in flight was noticed; works for any exception.
 std::chrono::steady_clock::time_point noticed_at();
 
-// How long a call may wait for other ranks. `cancel`, where given, ends the wait when another thread sets it.
+// How long a call may wait for other ranks. `cancel` (optional) ends the wait when another thread sets it.
 struct NcclWait {
   double seconds = 60;
   const std::atomic<bool>* cancel = nullptr;
 };
 
-// For a communicator to be; one rank calls it and tells the others. Throws NcclError.
+// The id of a new communicator. One rank creates it and sends it to the others. Throws NcclError.
 NcclUniqueId new_nccl_id(const NcclApi& api);
 
-// One rank of a communicator, used by one thread at a time, with the rank's GPU current. Calls only launch: that the
-// stream has passed them, cudaStreamQuery tells, and check() whether it still can.
+// One rank of a communicator. One thread at a time uses it, with the rank's GPU current. Calls only launch work:
+// cudaStreamQuery reports whether the stream has passed it, and check() whether the communicator still works.
 //
-// All throw NcclError. After one the communicator is of no use, and all ranks should abort theirs.
+// All functions throw NcclError. After one the communicator is unusable, and all ranks should abort theirs.
 class NcclComm {
  public:
-  // Joins as `rank` of `ranks`; returns when all have come. No two ranks may be on one GPU. `wait` goes for all later
-  // calls as well.
+  // Joins as `rank` of `ranks`; returns when all ranks have joined. No two ranks may be on one GPU. `wait` applies to
+  // all later calls, too.
   NcclComm(const NcclApi& api, const NcclUniqueId& id, int ranks, int rank, NcclWait wait);
-  // Aborts what neither finish() nor abort() has ended.
+  // Aborts, unless finish() or abort() was called.
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
@@ -48,13 +48,13 @@ class NcclComm {
   const NcclApi& api() const { return api_; }
   void set_wait(NcclWait wait) { wait_ = wait; }
 
-  // `count` of `type`; see NcclApi. All ranks make the same calls in the same order.
+  // `count` elements of `type`; see NcclApi. All ranks make the same calls in the same order.
   void send(const void* data, size_t count, NcclType type, int peer, NcclStream stream);
   void recv(void* data, size_t count, NcclType type, int peer, NcclStream stream);
   void broadcast(const void* from, void* to, size_t count, NcclType type, int root, NcclStream stream);
   void all_reduce(const void* from, void* to, size_t count, NcclType type, NcclOp op, NcclStream stream);
   void all_gather(const void* from, void* to, size_t count, NcclType type, NcclStream stream);
-  // The calls that `calls` makes here begin together: sends and receives between ranks need it.
+  // Starts the calls that `calls` makes together: sends and receives between ranks need that.
   template <class F>
   void group(F&& calls) {
     begin_group();
@@ -67,20 +67,20 @@ class NcclComm {
     end_group();
   }
 
-  // Throws where the communicator has failed in the meantime: a peer that died, a link that broke. Cheap.
+  // Throws if the communicator has failed meanwhile: a peer that died, a link that broke. Cheap.
   void check();
 
-  // The orderly end: waits for what is under way here. What others have still to get from here must have reached them.
+  // Ends in order: waits for the pending work of this rank. Other ranks must already have received what they need.
   void finish();
-  // The end at once, also of kernels that wait for a peer. Another thread may call it only while the owner is in no
-  // call of this object, but in a wait for the stream, say; a call is ended by `cancel`.
+  // Ends at once, even kernels that wait for a peer. Another thread may call it only while the owner is in no call of
+  // this object (it may wait for the stream); to end a call, use `cancel`.
   void abort();
 
  private:
   void begin_group();
   void end_group();
   void drop_group();
-  // After a call of the library: its answer, and what becomes of the call that went on without us.
+  // Handles the result of a library call, and waits for a call that continues in the background.
   void settle(int result, const char* doing);
   [[noreturn]] void fail(int result, const char* doing);
   std::string who() const;

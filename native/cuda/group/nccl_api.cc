@@ -11,11 +11,11 @@ namespace refit::cuda {
 namespace {
 
 constexpr const char* kSwitch = "REFIT_NCCL";
-// The first with ncclCommInitRankConfig: before it a rank that waits for others could not be given up.
+// 2.14 is the first version with ncclCommInitRankConfig: before it, a rank that waits for others cannot give up.
 constexpr int kOldest = 21400, kUnknown = 30000;
 
-// NCCL reads its environment when its first communicator is made. Multicast of the links (NVLS) takes memory and time
-// at the start and is of no use for what ranks send each other here.
+// NCCL reads its environment when its first communicator is created. Multicast over NVLink (NVLS) takes memory and
+// time at the start and brings nothing for what ranks send each other here.
 Library find_library() {
   setenv("NCCL_NVLS_ENABLE", "0", 0);
   return open_library({"libnccl.so.2"}, kSwitch);
@@ -58,7 +58,7 @@ std::unique_ptr<NcclApi> resolve(const Library& library) {
   find(api->all_gather, "ncclAllGather");
   api->path = loaded_path(library, any);
   api->version = version_of(library);
-  if (api->version == 0) throw std::runtime_error(api->path + " is not NCCL: it does not tell its version");
+  if (api->version == 0) throw std::runtime_error(api->path + " is not NCCL: it reports no version");
   if (api->version < kOldest || api->version >= kUnknown) {
     throw std::runtime_error(api->name() + " (" + api->path +
                              ") is not used: versions from 2.14 on, below 3, are known");
@@ -94,7 +94,8 @@ NcclConfig nccl_config(int library_version) {
 
 const NcclApi& open_nccl(const std::string& file) {
   static std::mutex mutex;
-  static auto& opened = *new std::map<std::string, std::unique_ptr<NcclApi>>;  // for threads that outlive main
+  // never destroyed, for threads that outlive main
+  static auto& opened = *new std::map<std::string, std::unique_ptr<NcclApi>>;
   const std::lock_guard lock(mutex);
   const auto it = opened.find(file);
   if (it != opened.end()) return *it->second;
