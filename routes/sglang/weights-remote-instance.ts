@@ -60,7 +60,7 @@ const remoteInstance: Routes = async (app, { context }) => {
   const tags = ['weights']
   // Requests that wait for a receiver would hold up the end.
   app.addHook('preClose', async () => {
-    context.fills?.close()
+    context.peerLoads?.close()
     await context.sending?.close()
   })
 

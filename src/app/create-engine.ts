@@ -7,7 +7,7 @@ import { readArchitecture } from '../model/read-config.ts'
 import { native } from '../native/load-addon.ts'
 // The one file of this folder that joins engine, weights and a source: the engine itself knows no way in.
 /* eslint-disable @typescript-eslint/no-restricted-imports */
-import { fillFromPeer } from '../peer/fill-from-peer.ts'
+import { loadFromPeer } from '../peer/load-from-peer.ts'
 import { openDiskSource } from '../sources/disk/disk.ts'
 /* eslint-enable @typescript-eslint/no-restricted-imports */
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
@@ -118,7 +118,7 @@ async function start (
     }
     const held: HeldWeights = { store, model: describeModel(arch), device: config.device }
     const loadReport = source === null
-      ? (await fillFromPeer({ ...held, info }, {
+      ? (await loadFromPeer({ ...held, info }, {
         timeoutMs: deadlineMs,
         onProgress: options.onProgress,
         ...options.loadFrom!

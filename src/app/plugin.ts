@@ -14,7 +14,7 @@ import { logUnknownFields } from '../http/unknown-fields.ts'
 import { validatorCompiler } from '../http/validation.ts'
 import { packageVersion } from '../http/version.ts'
 import { Metrics } from '../http/metrics.ts'
-import { PeerFills } from '../peer/peer-fills.ts'
+import { PeerLoads } from '../peer/peer-loads.ts'
 import type { StoreRules } from '../peer/remote-stores.ts'
 import { SendGroups } from '../peer/send-groups.ts'
 import { WeightGroups } from '../process-groups/weight-groups.ts'
@@ -190,9 +190,9 @@ function defaultRoots (modelPath: string): string[] {
 }
 
 /** Weights from engine to engine. */
-function transfersOf (engine: RolloutEngine, rules: StoreRules): Pick<RouteContext, 'sending' | 'fills'> {
+function transfersOf (engine: RolloutEngine, rules: StoreRules): Pick<RouteContext, 'sending' | 'peerLoads'> {
   const held = heldWeights(engine)
-  if (held === undefined) return { sending: null, fills: null }
-  const fills = new PeerFills(held, engine.info, rules)
-  return { sending: new SendGroups(held, rules, fills), fills }
+  if (held === undefined) return { sending: null, peerLoads: null }
+  const peerLoads = new PeerLoads(held, engine.info, rules)
+  return { sending: new SendGroups(held, rules, peerLoads), peerLoads }
 }

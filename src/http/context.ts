@@ -2,7 +2,7 @@ import type { FastifyPluginAsyncTypebox } from '@fastify/type-provider-typebox'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import type { Metrics } from './metrics.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
-import type { PeerFills } from '../peer/peer-fills.ts'
+import type { PeerLoads } from '../peer/peer-loads.ts'
 import type { SendGroups } from '../peer/send-groups.ts'
 import type { WeightGroups } from '../process-groups/weight-groups.ts'
 import type { DistributedReceiver } from '../sources/distributed/distributed.ts'
@@ -35,7 +35,7 @@ export interface RouteContext {
   /** Groups in which this engine's weights go to others; null where it holds none in this process. */
   sending: SendGroups | null
   /** Takes the weights of others; null likewise. */
-  fills: PeerFills | null
+  peerLoads: PeerLoads | null
   /** Takes what trainers send. */
   uploads: UploadReceiver
   /** Keeps checkpoints on this host up to date. */

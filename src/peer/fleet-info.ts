@@ -42,7 +42,7 @@ export function fleetInfo (
     : transactions.current !== null
     ? 'a weight transaction is open'
     : from !== null
-    ? beingFilled(from)
+    ? loadingFrom(from)
     : null
   return {
     server: 'refit',
@@ -61,7 +61,7 @@ export function fleetInfo (
 }
 
 /** Two that waited for each other would stand still. */
-export function beingFilled (from: string): string {
+export function loadingFrom (from: string): string {
   return `it is being filled itself, from ${from}`
 }
 
@@ -76,7 +76,7 @@ export interface Receiver {
 }
 
 /** Why one engine cannot be filled from another, in words; undefined where it can. */
-export function whyNot (own: Receiver, peer: FleetInfo): string | undefined {
+export function loadRefusal (own: Receiver, peer: FleetInfo): string | undefined {
   if (peer.protocol !== FLEET_PROTOCOL) {
     return `it speaks protocol ${peer.protocol} of engine to engine (refit ${peer.version}), this engine ${FLEET_PROTOCOL}: use the same version of refit`
   }

@@ -8,7 +8,7 @@ import type { JsonReply } from '../remote/connection.ts'
 import type { FleetInfo } from './fleet-info.ts'
 
 /** The fields of /init_weights_send_group_for_remote_instance, SGLang's first. */
-export interface InitSendBody {
+export interface SendGroupRequest {
   master_address: string
   ports: string
   group_rank: number
@@ -23,13 +23,13 @@ export interface InitSendBody {
 }
 
 /** What the owner of this engine calls the address and the key of the other one. */
-export interface PeerWords {
+export interface PeerOptionNames {
   url: string
   key: string
 }
 
 /** Of an engine that starts. */
-export const LOAD_FROM: PeerWords = { url: '--load-from', key: '--load-from-key (REFIT_LOAD_FROM_KEY)' }
+export const LOAD_FROM: PeerOptionNames = { url: '--load-from', key: '--load-from-key (REFIT_LOAD_FROM_KEY)' }
 
 export interface SendReply {
   weight_version: string
@@ -57,7 +57,7 @@ export class Peer {
   readonly url: string
   readonly #hostname: string
   readonly #connection: Connection
-  readonly #words: PeerWords
+  readonly #words: PeerOptionNames
 
   /** Throws CONFIG for what is no URL. `key`: its admin key, or its API key where it has no other. */
   constructor (url: string, key?: string, words = LOAD_FROM) {
@@ -93,12 +93,12 @@ export class Peer {
     return info
   }
 
-  async init (body: InitSendBody, signal: AbortSignal): Promise<void> {
+  async init (body: SendGroupRequest, signal: AbortSignal): Promise<void> {
     await this.#call('POST', INIT, body, signal)
   }
 
   async send (
-    body: Pick<InitSendBody, 'master_address' | 'ports' | 'group_name'>,
+    body: Pick<SendGroupRequest, 'master_address' | 'ports' | 'group_name'>,
     signal: AbortSignal
   ): Promise<SendReply> {
     return await this.#call('POST', SEND, body, signal) as SendReply

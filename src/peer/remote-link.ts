@@ -5,7 +5,7 @@ import { NcclLink } from '../process-groups/nccl-link.ts'
 import type { NativeGroups } from '../native/groups.ts'
 import type { StoreClient } from '../rendezvous/client.ts'
 import { publishUniqueId } from '../rendezvous/unique-id.ts'
-import { Deadline } from '../rendezvous/within.ts'
+import { Deadline } from '../rendezvous/deadline.ts'
 import { allOf } from './all-of.ts'
 
 export type Backend = 'nccl' | 'gloo'
@@ -63,9 +63,9 @@ export class Link {
         size,
         ranks: Array.from({ length: ranks }, (_, i) => rank + i),
         host,
-        leftovers: {}
+        stale: {}
       })
-      : new NcclLink(addon, core, { name, size, firstRank: rank, coreRank, library, leftovers: {} })
+      : new NcclLink(addon, core, { name, size, firstRank: rank, coreRank, library, stale: {} })
     this.#addon = addon
     this.backend = backend
     this.handle = this.#group.handle

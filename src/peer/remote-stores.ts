@@ -3,7 +3,7 @@ import { resolveMaster } from '../rendezvous/resolve-master.ts'
 import type { ResolvedMaster } from '../rendezvous/resolve-master.ts'
 import type { MasterPolicy } from '../rendezvous/master-policy.ts'
 import { StoreServer } from '../rendezvous/server.ts'
-import type { Deadline } from '../rendezvous/within.ts'
+import type { Deadline } from '../rendezvous/deadline.ts'
 import { localAddress } from '../process-groups/local-address.ts'
 
 /** A store for each link of a transfer, and the address of this machine that the other side reaches. */

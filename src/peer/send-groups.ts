@@ -1,11 +1,11 @@
 import type { HeldWeights } from '../engine/held-weights.ts'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
-import { Deadline } from '../rendezvous/within.ts'
+import { Deadline } from '../rendezvous/deadline.ts'
 import { asRefitError } from './all-of.ts'
-import { beingFilled, fleetInfo } from './fleet-info.ts'
+import { loadingFrom, fleetInfo } from './fleet-info.ts'
 import type { FleetInfo } from './fleet-info.ts'
-import type { PeerFills } from './peer-fills.ts'
+import type { PeerLoads } from './peer-loads.ts'
 import { joinLinks } from './remote-link.ts'
 import type { Backend, Link } from './remote-link.ts'
 import { openStores } from './remote-stores.ts'
@@ -54,15 +54,15 @@ const END_MS = 10_000
 export class SendGroups {
   readonly #held: HeldWeights
   readonly #rules: StoreRules
-  readonly #fills: Pick<PeerFills, 'from'>
+  readonly #loads: Pick<PeerLoads, 'from'>
   readonly #groups = new Map<string, SendGroup>()
   #isClosed = false
 
-  /** `fills`: of this engine, from others. */
-  constructor (held: HeldWeights, rules: StoreRules, fills: Pick<PeerFills, 'from'>) {
+  /** `loads`: the loads of this engine from others. */
+  constructor (held: HeldWeights, rules: StoreRules, loads: Pick<PeerLoads, 'from'>) {
     this.#held = held
     this.#rules = rules
-    this.#fills = fills
+    this.#loads = loads
   }
 
   get open (): number {
@@ -71,7 +71,7 @@ export class SendGroups {
 
   /** `version`: of this program. */
   info (engine: RolloutEngine, version: string): FleetInfo {
-    return fleetInfo(engine, this.#held, version, this.#fills.from)
+    return fleetInfo(engine, this.#held, version, this.#loads.from)
   }
 
   /** Resolves once all ranks are there and connected. Asked again under the same name, it gives up the group of before. */
@@ -126,8 +126,8 @@ export class SendGroups {
         { param: 'group_name' }
       )
     }
-    const { from } = this.#fills
-    if (from !== null) throw new RefitError('CONFLICT', `this engine cannot send: ${beingFilled(from)}`)
+    const { from } = this.#loads
+    if (from !== null) throw new RefitError('CONFLICT', `this engine cannot send: ${loadingFrom(from)}`)
     this.#groups.delete(key)
     const gone = (): void => {
       for (const link of group.links) link.abort('the receiver has closed its request')

@@ -133,7 +133,7 @@ async function receiveTensors (
 }
 
 /** Throws WEIGHTS_MISMATCH unless the weights are what the sender says that it has sent. */
-export function compareChecksums (
+export function verifyChecksums (
   own: readonly { name: string, checksum: string }[],
   sent: Readonly<Record<string, string>>
 ): void {

@@ -1,8 +1,8 @@
 import type { NativeGroups } from '../native/groups.ts'
 import type { StoreClient } from '../rendezvous/client.ts'
 import { exchangeGlooAddresses } from '../rendezvous/gloo-addresses.ts'
-import type { Deadline } from '../rendezvous/within.ts'
-import type { GroupLink, Leftovers } from './link.ts'
+import type { Deadline } from '../rendezvous/deadline.ts'
+import type { GroupLink, StaleKeys } from './link.ts'
 
 const PIECE_BYTES = 64 << 20
 
@@ -13,7 +13,7 @@ export interface GlooLinkOptions {
   ranks: number[]
   /** An address of this machine that the other ranks reach. */
   host: string
-  leftovers: Leftovers
+  stale: StaleKeys
 }
 
 /** gloo: every rank says in the store where it listens, and connects with all others as soon as they have. */
@@ -38,14 +38,19 @@ export class GlooLink implements GroupLink {
   }
 
   async meet (store: StoreClient, deadline: Deadline): Promise<void> {
-    const { name, size, ranks, leftovers } = this.#options
-    const stale = leftovers.addresses === undefined ? {} : { stale: leftovers.addresses }
+    const { name, size, ranks, stale } = this.#options
     const peers = await exchangeGlooAddresses(
       store,
-      { group: name, size, ranks, addresses: this.#addresses, ...stale },
+      {
+        group: name,
+        size,
+        ranks,
+        addresses: this.#addresses,
+        ...stale.addresses === undefined ? {} : { stale: stale.addresses }
+      },
       deadline
     )
-    leftovers.addresses = peers
+    stale.addresses = peers
     await this.#native.glooConnect(this.handle, peers, Math.max(1, deadline.timeoutMs))
   }
 

@@ -2,7 +2,7 @@ import { joinStore } from '../rendezvous/join.ts'
 import type { MasterPolicy } from '../rendezvous/master-policy.ts'
 import { resolveMaster } from '../rendezvous/resolve-master.ts'
 import { StoreServer } from '../rendezvous/server.ts'
-import type { Deadline } from '../rendezvous/within.ts'
+import type { Deadline } from '../rendezvous/deadline.ts'
 import type { GroupSpec } from './group-spec.ts'
 import type { GroupStore } from './weight-group.ts'
 

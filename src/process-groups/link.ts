@@ -1,7 +1,7 @@
 import type { WriteJob } from '../native/write-job.ts'
 import type { GroupHandle } from '../native/groups.ts'
 import type { StoreClient } from '../rendezvous/client.ts'
-import type { Deadline } from '../rendezvous/within.ts'
+import type { Deadline } from '../rendezvous/deadline.ts'
 
 /** How the ranks of one process group find each other: the part that is the backend's own. */
 export interface GroupLink {
@@ -23,7 +23,7 @@ export interface GroupLink {
 }
 
 /** What the groups of a name left in a store: a trainer that uses its store again has it there still. */
-export interface Leftovers {
+export interface StaleKeys {
   id?: Uint8Array
   addresses?: readonly Uint8Array[]
 }

@@ -4,8 +4,8 @@ import type { StoreClient } from '../rendezvous/client.ts'
 import { UNIQUE_ID_FORMS } from '../rendezvous/unique-id-forms.ts'
 import type { UniqueIdFormName } from '../rendezvous/unique-id-forms.ts'
 import { findUniqueId, publishUniqueId } from '../rendezvous/unique-id.ts'
-import type { Deadline } from '../rendezvous/within.ts'
-import type { GroupLink, Leftovers } from './link.ts'
+import type { Deadline } from '../rendezvous/deadline.ts'
+import type { GroupLink, StaleKeys } from './link.ts'
 
 const PIECE_BYTES = 512 << 20
 
@@ -18,7 +18,7 @@ export interface NcclLinkOptions {
   coreRank?: number | undefined
   /** Of libnccl.so.2; default where the addon finds it. */
   library: string | undefined
-  leftovers: Leftovers
+  stale: StaleKeys
   /** Default torch's. */
   form?: UniqueIdFormName
   /** Rank 0 is of this process: it makes the id. */
@@ -54,7 +54,7 @@ export class NcclLink implements GroupLink {
   }
 
   async meet (store: StoreClient, deadline: Deadline): Promise<void> {
-    const { name, size, leftovers, form = 'custom', hosts = false, library } = this.#options
+    const { name, size, stale, form = 'custom', hosts = false, library } = this.#options
     if (hosts) {
       this.#id = this.#native.ncclUniqueId(library)
       return await publishUniqueId(store, name, form, this.#id, deadline)
@@ -63,9 +63,9 @@ export class NcclLink implements GroupLink {
       group: name,
       size,
       forms: [form],
-      ...leftovers.id === undefined ? {} : { stale: [leftovers.id] }
+      ...stale.id === undefined ? {} : { stale: [stale.id] }
     }, deadline)
-    leftovers.id = id
+    stale.id = id
     this.#id = id
   }
 

@@ -1,5 +1,5 @@
 import type { StoreClient } from '../rendezvous/client.ts'
-import { Deadline } from '../rendezvous/within.ts'
+import { Deadline } from '../rendezvous/deadline.ts'
 import { errorMessage } from '../errors.ts'
 
 /** A key that nobody sets. */

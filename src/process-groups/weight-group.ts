@@ -4,11 +4,11 @@ import type { WriteJob } from '../native/write-job.ts'
 import { PART_FIELDS } from '../native/groups.ts'
 import type { StoreClient } from '../rendezvous/client.ts'
 import { UNIQUE_ID_FORMS } from '../rendezvous/unique-id-forms.ts'
-import { Deadline } from '../rendezvous/within.ts'
-import { describeGroup, groupError, namePart } from './group-words.ts'
+import { Deadline } from '../rendezvous/deadline.ts'
+import { describeGroup, groupError, namePart } from './group-messages.ts'
 import type { GroupSpec } from './group-spec.ts'
 import type { GroupLink } from './link.ts'
-import { bytesOf, Receipt } from './receipt.ts'
+import { bytesOf, BroadcastStream } from './broadcast-stream.ts'
 import { joinPieces } from './pieces.ts'
 import type { Piece } from './pieces.ts'
 import { StoreWatch } from './store-watch.ts'
@@ -51,7 +51,7 @@ export type Target = { slot: 0 | 1, room: { bytes: number, slots: number } } | {
 }
 
 /** `of`, `at` and `nameOf`, of the piece's broadcasts counted from 1, are for messages. */
-interface Reception {
+interface ReceiveRequest {
   piece: Piece
   into: Target
   of: string
@@ -60,7 +60,7 @@ interface Reception {
 }
 
 /** A piece on its way. `begun`: the cards have been told, or it has come. `arrive`: waits for it, once. */
-export interface Coming {
+export interface Reception {
   begun: Promise<void>
   arrive: () => Promise<void>
 }
@@ -82,7 +82,7 @@ export class WeightGroup {
   readonly #options: WeightGroupOptions
   readonly #control = new AbortController()
   /** Requests whose broadcasts have not all come, in the order in which they do. */
-  readonly #receipts: Receipt[] = []
+  readonly #receipts: BroadcastStream[] = []
   #state: GroupState = 'joining'
   #failure: RefitError | null = null
   #link: GroupLink | undefined
@@ -178,15 +178,15 @@ export class WeightGroup {
     else standing.catch(() => {})
   }
 
-  /** What a request announces: it comes after all that was announced before. `runBytes`: see Receipt. */
-  announce (pieces: readonly Piece[], names: (piece: Piece) => string, runBytes = 0): Receipt {
-    this.demandLive()
-    const receipt = new Receipt(this, pieces, names, runBytes)
+  /** What a request announces: it comes after all that was announced before. `runBytes`: see BroadcastStream. */
+  announce (pieces: readonly Piece[], names: (piece: Piece) => string, runBytes = 0): BroadcastStream {
+    this.requireLive()
+    const receipt = new BroadcastStream(this, pieces, names, runBytes)
     if (pieces.length > 0) this.#receipts.push(receipt)
     return receipt
   }
 
-  demandLive (): void {
+  requireLive (): void {
     if (this.#failure === null) {
       if (this.#state === 'joining') {
         throw new RefitError('CONFLICT', `${this.title} is still being joined. Nothing was received`)
@@ -202,18 +202,18 @@ export class WeightGroup {
   }
 
   /** Requests before it whose broadcasts have not all come. */
-  ahead (receipt: Receipt): Receipt[] {
+  ahead (receipt: BroadcastStream): BroadcastStream[] {
     return this.#receipts.slice(0, Math.max(0, this.#receipts.indexOf(receipt)))
   }
 
-  left (receipt: Receipt): void {
+  left (receipt: BroadcastStream): void {
     const at = this.#receipts.indexOf(receipt)
     if (at >= 0) this.#receipts.splice(at, 1)
   }
 
   /** Resolves once bytes can flow. */
   async ready (): Promise<void> {
-    this.demandLive()
+    this.requireLive()
     await (this.#meeting ??= this.#phase(
       this.spec.backend === 'gloo' ? 'connecting with the other ranks' : "waiting for the id of rank 0's communicator",
       async deadline => {
@@ -243,7 +243,7 @@ export class WeightGroup {
    * Begins to receive a piece, gate shut where that is needed. Where `isAhead`, a second one into the other slot may be begun before the first
    * has come.
    */
-  receive ({ piece, into, of, at, nameOf }: Reception): Coming {
+  receive ({ piece, into, of, at, nameOf }: ReceiveRequest): Reception {
     const { native } = this.#options.host
     const isAhead = 'slot' in into && this.isAhead
     const receiving = async (call: (timeoutMs: number) => Promise<void>): Promise<void> => {
@@ -318,7 +318,7 @@ export class WeightGroup {
   }
 
   /** It cannot stay in step. */
-  giveUp (reason: string): RefitError {
+  abandon (reason: string): RefitError {
     const [under] = this.#phases
     const phase = under === undefined ? '' : `, ${under.what}, after ${(under.deadline.elapsed / 1000).toFixed(1)} s`
     return this.#fail(new RefitError('GROUP_BROKEN', `${this.title} was aborted${phase}: ${reason}`))
@@ -340,7 +340,7 @@ export class WeightGroup {
   }
 
   async #connect (): Promise<void> {
-    this.demandLive()
+    this.requireLive()
     if (this.#state === 'connected') return
     await this.#phase('making the communicator', async deadline => {
       await this.#link!.connect(deadline.timeoutMs)
@@ -387,7 +387,7 @@ export class WeightGroup {
     if (this.#isOver) return
     const lost = (): void => {
       if (this.#receipts.length > 0 || this.#state !== 'connected') {
-        this.giveUp(`the connection to the trainer's store has ended: ${this.#watch!.reason}`)
+        this.abandon(`the connection to the trainer's store has ended: ${this.#watch!.reason}`)
       }
     }
     if (this.#state !== 'connected') return lost()

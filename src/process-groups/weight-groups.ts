@@ -5,7 +5,7 @@ import { GlooLink } from './gloo-link.ts'
 import { openGroupStore } from './group-store.ts'
 import { checkSpec, isSameSpec } from './group-spec.ts'
 import type { GroupFields, GroupSpec } from './group-spec.ts'
-import type { Leftovers } from './link.ts'
+import type { StaleKeys } from './link.ts'
 import { localAddress } from './local-address.ts'
 import { NcclLink } from './nccl-link.ts'
 import { UNIQUE_ID_FORMS } from '../rendezvous/unique-id-forms.ts'
@@ -48,7 +48,7 @@ export class WeightGroups {
   readonly #groups = new Map<string, WeightGroup>()
   readonly #joining = new Map<string, Promise<void>>()
   /** By store and name. */
-  readonly #leftovers = new Map<string, Leftovers>()
+  readonly #stale = new Map<string, StaleKeys>()
   readonly #ending = new Set<Promise<void>>()
   #isClosed = false
 
@@ -141,7 +141,7 @@ export class WeightGroups {
         { param: 'group_name' }
       )
     }
-    group.demandLive()
+    group.requireLive()
     return group
   }
 
@@ -193,9 +193,9 @@ export class WeightGroups {
     const { name, worldSize: size, rankOffset: firstRank, form, hosts } = spec
     const isNccl = spec.backend === 'nccl'
     // Of a communicator that is made at once each store has one id, which a client that tries again asks for again.
-    const leftovers = isNccl && UNIQUE_ID_FORMS[form].atOnce
+    const stale = isNccl && UNIQUE_ID_FORMS[form].atOnce
       ? {}
-      : this.#leftover(`${spec.address}:${spec.port}/${name}`)
+      : this.#staleKeys(`${spec.address}:${spec.port}/${name}`)
     return new WeightGroup({
       spec,
       host,
@@ -205,7 +205,7 @@ export class WeightGroups {
       openStore: async deadline => await openGroupStore(spec, host.ranks, policy, deadline),
       early: () =>
         isNccl
-          ? new NcclLink(host.native, host.core, { name, size, firstRank, library: ncclPath, leftovers, form, hosts })
+          ? new NcclLink(host.native, host.core, { name, size, firstRank, library: ncclPath, stale, form, hosts })
           : undefined,
       late: async store =>
         new GlooLink(host.native, {
@@ -213,7 +213,7 @@ export class WeightGroups {
           size,
           ranks: this.#ranks(spec),
           host: await localAddress(store.where),
-          leftovers
+          stale
         })
     })
   }
@@ -222,12 +222,12 @@ export class WeightGroups {
     return Array.from({ length: this.#options.host?.ranks ?? 0 }, (_, rank) => rankOffset + rank)
   }
 
-  #leftover (key: string): Leftovers {
-    const leftovers = this.#leftovers.get(key) ?? {}
-    this.#leftovers.delete(key)
-    this.#leftovers.set(key, leftovers)
-    if (this.#leftovers.size > REMEMBERED) this.#leftovers.delete(this.#leftovers.keys().next().value!)
-    return leftovers
+  #staleKeys (key: string): StaleKeys {
+    const stale = this.#stale.get(key) ?? {}
+    this.#stale.delete(key)
+    this.#stale.set(key, stale)
+    if (this.#stale.size > REMEMBERED) this.#stale.delete(this.#stale.keys().next().value!)
+    return stale
   }
 }
 

@@ -8,8 +8,8 @@ import type { Pull } from '../wire/store/pull.ts'
 import { showAddress, StoreConnection, unreachable } from './connection.ts'
 import type { StoreAddress } from './connection.ts'
 import type { Store } from './store.ts'
-import { Deadline, isDeadline } from './within.ts'
-import type { Limits } from './within.ts'
+import { Deadline, isDeadline } from './deadline.ts'
+import type { Limits } from './deadline.ts'
 
 /** One try to connect: a server that is busy with another client's half request, or a proxy before nothing, answers nothing. */
 const TRY_MS = 10_000

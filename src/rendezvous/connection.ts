@@ -5,8 +5,8 @@ import { PullBuffer, Pulling } from '../wire/store/pull.ts'
 import type { Pull } from '../wire/store/pull.ts'
 import { waitReply } from '../wire/store/reply.ts'
 import { encodeRequests, validate } from '../wire/store/request.ts'
-import type { Deadline } from './within.ts'
-import { isDeadline, watch } from './within.ts'
+import type { Deadline } from './deadline.ts'
+import { isDeadline, watchLimits } from './deadline.ts'
 
 /** How long the answer to CANCEL_WAIT may take before the connection is given up. */
 const CANCEL_GRACE_MS = 250
@@ -87,7 +87,7 @@ export class StoreConnection {
         reject(error)
         this.#retire()
       }
-      const end = watch(deadline, () => {
+      const end = watchLimits(deadline, () => {
         leave(deadline.passed(what))
       }, leave)
       const pending: Pending = {
@@ -110,7 +110,7 @@ export class StoreConnection {
   /** Waits for keys of the wire. When the time is up the wait is cancelled, and the connection is as good as before. */
   async wait (keys: readonly string[], deadline: Deadline, what: string): Promise<void> {
     let canceled = false
-    const end = watch({ timeoutMs: deadline.timeoutMs }, () => {
+    const end = watchLimits({ timeoutMs: deadline.timeoutMs }, () => {
       canceled = true
       this.#socket.write(encodeRequests({ op: 'CANCEL_WAIT' }))
     }, () => {})

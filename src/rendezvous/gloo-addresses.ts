@@ -1,8 +1,8 @@
 import type { StoreClient } from './client.ts'
 import { customGroupStore, KEY_DEVICES } from './group-keys.ts'
-import { explainMissingRanks } from './impossible.ts'
-import { Deadline, isDeadline } from './within.ts'
-import type { Limits } from './within.ts'
+import { explainMissingRanks } from './diagnose.ts'
+import { Deadline, isDeadline } from './deadline.ts'
+import type { Limits } from './deadline.ts'
 
 /** How often keys that still hold the addresses of a group before are read again. */
 const STALE_MS = 20

@@ -1,8 +1,8 @@
 import { StoreClient } from './client.ts'
 import type { MasterPolicy } from './master-policy.ts'
 import { resolveMaster } from './resolve-master.ts'
-import { Deadline } from './within.ts'
-import type { Limits } from './within.ts'
+import { Deadline } from './deadline.ts'
+import type { Limits } from './deadline.ts'
 
 export interface Rendezvous {
   /** As the trainer sent it: a name, an address, an IPv6 address with or without brackets. */

@@ -1,5 +1,5 @@
 import type { Store } from './store.ts'
-import type { Limits } from './within.ts'
+import type { Limits } from './deadline.ts'
 
 /** torch's PrefixStore: the part of a store whose keys begin with `prefix` and a slash. They nest. */
 export class PrefixStore implements Store {

@@ -5,8 +5,8 @@ import { RefitError } from '../errors.ts'
 import type { StoreAddress } from './connection.ts'
 import { isNumeric } from './master-policy.ts'
 import type { MasterPolicy } from './master-policy.ts'
-import type { Deadline } from './within.ts'
-import { watch } from './within.ts'
+import type { Deadline } from './deadline.ts'
+import { watchLimits } from './deadline.ts'
 
 /** Addresses of a name, as the system's resolver orders them. */
 export type Lookup = (host: string) => Promise<string[]>
@@ -69,7 +69,7 @@ export function ownAddresses (): string[] {
 
 async function within (found: Promise<string[]>, deadline: Deadline, shown: string): Promise<string[]> {
   return await new Promise<string[]>((resolve, reject) => {
-    const end = watch(deadline, () => {
+    const end = watchLimits(deadline, () => {
       reject(deadline.passed(`looking up master_address ${shown}`))
     }, reject)
     void found

@@ -8,8 +8,8 @@ import type { StoreAddress } from './connection.ts'
 import { ServerConnection } from './server-connection.ts'
 import type { Inbox } from './server-connection.ts'
 import { StoreState } from './server-state.ts'
-import { Deadline, watch } from './within.ts'
-import type { Limits } from './within.ts'
+import { Deadline, watchLimits } from './deadline.ts'
+import type { Limits } from './deadline.ts'
 
 export interface StoreServerOptions {
   /** The one interface to listen on: the protocol knows no key, so whoever can connect can read and write. */
@@ -102,7 +102,7 @@ export class StoreServer {
           else if (this.workers >= count) resolve()
         }
         this.#watchers.add(look)
-        end = watch(deadline, () => {
+        end = watchLimits(deadline, () => {
           reject(
             deadline.passed(`${this.workers} of ${count} ranks have come to the store at ${showAddress(this.#address)}`)
           )

@@ -1,7 +1,7 @@
 import { randomUUID } from 'node:crypto'
 import type { Store } from './store.ts'
-import { Deadline } from './within.ts'
-import type { Limits } from './within.ts'
+import { Deadline } from './deadline.ts'
+import type { Limits } from './deadline.ts'
 
 const ARRIVED = '1'
 /** `pickle.dumps(None)`. */

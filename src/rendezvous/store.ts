@@ -1,4 +1,4 @@
-import type { Limits } from './within.ts'
+import type { Limits } from './deadline.ts'
 
 // What refit knows as a store: torch's TCPStore, or a part of one under a prefix. Keys are as in Python, without the slash that
 // torch puts before them on the wire.

@@ -1,12 +1,12 @@
 import { uniqueIdAddress } from '../wire/nccl-unique-id.ts'
-import { explainMissingId, refuseDetail } from './impossible.ts'
+import { explainMissingId, refuseDetail } from './diagnose.ts'
 import type { StoreClient } from './client.ts'
 import { showAddress } from './connection.ts'
 import { KEY_DEVICES } from './group-keys.ts'
 import { UNIQUE_ID_FORMS } from './unique-id-forms.ts'
 import type { UniqueIdFormName } from './unique-id-forms.ts'
-import { Deadline, isDeadline } from './within.ts'
-import type { Limits } from './within.ts'
+import { Deadline, isDeadline } from './deadline.ts'
+import type { Limits } from './deadline.ts'
 
 /** How often a key that still holds the id of a group before is read again. */
 const STALE_MS = 20

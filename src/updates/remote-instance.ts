@@ -141,11 +141,11 @@ export async function sendToRemote (context: RouteContext, body: Static<typeof S
 
 /** Fills this engine from another one, as it would have been at its start. */
 export async function fillFromOther (context: RouteContext, body: Static<typeof FillBody>, reply: FastifyReply) {
-  const { fills, metrics } = context
-  if (fills === null) throw holdsNone('cannot be filled')
+  const { peerLoads, metrics } = context
+  if (peerLoads === null) throw holdsNone('cannot be filled')
   return await measured(metrics, async () => {
-    const { report, version, route } = await fills
-      .fill({
+    const { report, version, route } = await peerLoads
+      .load({
         url: body.url,
         key: body.api_key ?? undefined,
         timeoutMs: (body.timeout ?? DEFAULT_TIMEOUT_S) * 1000,

@@ -14,7 +14,7 @@ import { receiveWeights } from '../../src/peer/weight-receiver.ts'
 import { packageRoot } from '../../src/root.ts'
 import { createServer } from '../../src/app/server.ts'
 import type { ServerOptions } from '../../src/app/server.ts'
-import { Deadline } from '../../src/rendezvous/within.ts'
+import { Deadline } from '../../src/rendezvous/deadline.ts'
 import type { WriteReport } from '../../src/contract/weight-source.ts'
 
 export interface Reply {

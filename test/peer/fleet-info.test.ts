@@ -1,6 +1,6 @@
 import t from 'tap'
 import { join } from 'node:path'
-import { chooseRoute, FLEET_PROTOCOL, whyNot } from '../../src/peer/fleet-info.ts'
+import { chooseRoute, FLEET_PROTOCOL, loadRefusal } from '../../src/peer/fleet-info.ts'
 import type { FleetInfo, Receiver } from '../../src/peer/fleet-info.ts'
 import { describeModel, modelDifference, tableDigest } from '../../src/model/describe-model.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
@@ -27,20 +27,20 @@ const peer: FleetInfo = {
 }
 
 t.test('an engine of the same model can fill another, whatever their ranks', async t => {
-  t.equal(whyNot(own, peer), undefined)
+  t.equal(loadRefusal(own, peer), undefined)
   t.equal(tableDigest(buildModelTable(arch, 2)), tensors, 'checkpoint tensors do not depend on ranks')
-  t.equal(whyNot(own, { ...peer, tp_size: 8, device: 'cuda' }), undefined)
+  t.equal(loadRefusal(own, { ...peer, tp_size: 8, device: 'cuda' }), undefined)
 })
 
 t.test('what stands against it is said with both values', async t => {
   t.match(
-    whyNot(own, { ...peer, model: { ...model, rms_norm_eps: 1e-5 } }),
+    loadRefusal(own, { ...peer, model: { ...model, rms_norm_eps: 1e-5 } }),
     /another model: rms_norm_eps is 0.00001 there and 0.000001 here/
   )
-  t.match(whyNot(own, { ...peer, model: { ...model, extra: true } }), /extra is true there and undefined here/)
-  t.match(whyNot(own, { ...peer, dtype: 'float32' }), /float32, this engine in bfloat16.*use --dtype float32/)
-  t.match(whyNot(own, { ...peer, tensors: 'x' }), /other checkpoint tensors/)
-  t.match(whyNot(own, { ...peer, protocol: 9 }), /protocol 9 .*\(refit 1\)/)
+  t.match(loadRefusal(own, { ...peer, model: { ...model, extra: true } }), /extra is true there and undefined here/)
+  t.match(loadRefusal(own, { ...peer, dtype: 'float32' }), /float32, this engine in bfloat16.*use --dtype float32/)
+  t.match(loadRefusal(own, { ...peer, tensors: 'x' }), /other checkpoint tensors/)
+  t.match(loadRefusal(own, { ...peer, protocol: 9 }), /protocol 9 .*\(refit 1\)/)
 })
 
 t.test('a description tells apart all that changes what the weights compute, and nothing else', async t => {

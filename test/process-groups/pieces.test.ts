@@ -2,7 +2,7 @@ import t from 'tap'
 import assert from 'node:assert/strict'
 import fc from 'fast-check'
 import { layOutPieces } from '../../src/process-groups/pieces.ts'
-import { bytesOf } from '../../src/process-groups/receipt.ts'
+import { bytesOf } from '../../src/process-groups/broadcast-stream.ts'
 
 t.test('pieces hold every broadcast once, in order, aligned, and none is larger than it must be', async () => {
   await fc.assert(

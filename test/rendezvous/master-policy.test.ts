@@ -1,7 +1,7 @@
 import t from 'tap'
 import { masterPolicy } from '../../src/rendezvous/master-policy.ts'
 import { ownAddresses, resolveMaster } from '../../src/rendezvous/resolve-master.ts'
-import { Deadline } from '../../src/rendezvous/within.ts'
+import { Deadline } from '../../src/rendezvous/deadline.ts'
 
 const allowed = (address: string, patterns: string[] = [], host = address, own: string[] = []): boolean =>
   masterPolicy(patterns, own).refusal(address, host) === undefined

@@ -113,7 +113,7 @@ class PrimeRl {
       .open({ owner: `prime-rl's update${folder === null ? '' : ` from ${folder}`}`, deadlineMs: UPDATE_MS })
       .catch((error: unknown) => {
         // The trainer sends all the same, and the next update would take this one's state dicts for its own.
-        group.giveUp(
+        group.abandon(
           `an update was refused before anything of it was received: ${errorMessage(error)}`
         )
         throw error

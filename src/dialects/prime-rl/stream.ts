@@ -55,7 +55,7 @@ export class StateDicts {
       return read()
     } catch (error) {
       const { code, message } = error as RefitError
-      this.#group.giveUp(message)
+      this.#group.abandon(message)
       throw new RefitError(
         code,
         `${message}. Nobody can tell what the trainer sends, so that process group "${this.#group.spec.name}" was aborted; initialise it again`,

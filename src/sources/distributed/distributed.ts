@@ -1,7 +1,7 @@
 import { RefitError } from '../../errors.ts'
 import { layOutPieces } from '../../process-groups/pieces.ts'
-import { nameRange } from '../../process-groups/group-words.ts'
-import type { Receipt } from '../../process-groups/receipt.ts'
+import { nameRange } from '../../process-groups/group-messages.ts'
+import type { BroadcastStream } from '../../process-groups/broadcast-stream.ts'
 import type { WeightGroups } from '../../process-groups/weight-groups.ts'
 import { describeUnreadDType, torchWeightDType } from '../../wire/torch/dtypes.ts'
 import type { AnnouncedTensor, StreamedSource } from '../../contract/weight-source.ts'
@@ -33,7 +33,7 @@ export interface DistributedSource extends StreamedSource {
 interface Announced {
   tensors: MeasuredTensor[]
   broadcasts: Broadcasts
-  stream: Receipt
+  stream: BroadcastStream
   at: number[]
 }
 
@@ -156,7 +156,7 @@ export class DistributedReceiver {
 
   /** Nobody knows how far the trainer is. */
   #abort (groupName: string, reason: string): string {
-    this.#groups.get(groupName).giveUp(reason)
+    this.#groups.get(groupName).abandon(reason)
     return `Nobody can tell what the trainer sends, so that process group "${groupName}" was aborted; initialise it again`
   }
 
@@ -165,7 +165,7 @@ export class DistributedReceiver {
       this.#demandRoom(tensors, broadcasts, packing)
     } catch (error) {
       const { code, message, param } = error as RefitError
-      this.#groups.get(groupName).giveUp(message)
+      this.#groups.get(groupName).abandon(message)
       throw new RefitError(
         code,
         `${message}. There is no room to receive and drop it, so that process group "${groupName}" was aborted; initialise it again`,
@@ -193,7 +193,7 @@ export class DistributedReceiver {
   }
 }
 
-function withNote (error: unknown, { dropped }: Receipt): unknown {
+function withNote (error: unknown, { dropped }: BroadcastStream): unknown {
   if (!(error instanceof RefitError) || dropped === undefined) return error
   return new RefitError(error.code, `${error.message}. ${dropped}`, {
     cause: error,

@@ -291,7 +291,7 @@ t.test('nccl: a broadcast that fails on its way into the weights has touched the
   const early = say([100], 50)
   await other.shut(async () => {
     early.prepare(JOB)
-    group.giveUp('it is enough')
+    group.abandon('it is enough')
     await t.rejects(early.next(), { code: 'GROUP_BROKEN' })
   })
   t.notOk(early.touched)

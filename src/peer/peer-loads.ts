@@ -2,12 +2,12 @@ import type { HeldWeights } from '../engine/held-weights.ts'
 import type { EngineInfo } from '../contract/rollout-engine.ts'
 import { RefitError } from '../errors.ts'
 import { resolveMaster } from '../rendezvous/resolve-master.ts'
-import { Deadline } from '../rendezvous/within.ts'
-import { fillFromPeer } from './fill-from-peer.ts'
-import type { Filled } from './fill-from-peer.ts'
+import { Deadline } from '../rendezvous/deadline.ts'
+import { loadFromPeer } from './load-from-peer.ts'
+import type { PeerLoadResult } from './load-from-peer.ts'
 import type { StoreRules } from './remote-stores.ts'
 
-export interface PeerFillOptions {
+export interface PeerLoadRequest {
   /** Of the engine that has the weights: http or https. */
   url: string
   key?: string | undefined
@@ -20,7 +20,7 @@ export interface PeerFillOptions {
 const WORDS = { url: 'url', key: 'api_key' }
 
 /** Fills this engine, which serves, from another one. One at a time. */
-export class PeerFills {
+export class PeerLoads {
   readonly #own: HeldWeights & { info: EngineInfo }
   readonly #rules: StoreRules
   readonly #closing = new AbortController()
@@ -36,15 +36,15 @@ export class PeerFills {
     return this.#from
   }
 
-  /** As fillFromPeer. Throws MASTER_REFUSED for an address that this engine's owner does not allow, and CONFLICT while another fill or an update of many requests is under way. */
-  async fill ({ url, key, timeoutMs, abort, signal }: PeerFillOptions): Promise<Filled> {
+  /** As loadFromPeer. Throws MASTER_REFUSED for an address that this engine's owner does not allow, and CONFLICT while another fill or an update of many requests is under way. */
+  async load ({ url, key, timeoutMs, abort, signal }: PeerLoadRequest): Promise<PeerLoadResult> {
     if (this.#from !== null) throw new RefitError('CONFLICT', `this engine is being filled from ${this.#from} already`)
     this.#from = url
     try {
       const { store } = this.#own
       await store.transactions.demandNone()
       const both = AbortSignal.any([signal, this.#closing.signal])
-      return await fillFromPeer(this.#own, {
+      return await loadFromPeer(this.#own, {
         url: await this.#allowed(url, timeoutMs),
         key,
         timeoutMs,

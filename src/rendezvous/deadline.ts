@@ -48,7 +48,7 @@ export class Deadline {
   /** Resolves after `ms`, or when the time is up, whichever is sooner; rejects with the signal's reason. */
   async sleep (ms: number): Promise<void> {
     await new Promise<void>((resolve, reject) => {
-      watch(this.part(ms), resolve, reject)
+      watchLimits(this.part(ms), resolve, reject)
     })
   }
 }
@@ -57,7 +57,7 @@ export class Deadline {
  * Calls `late` when the time is up or `stopped` with the reason of the abort, once in all, unless the function that it returns is called
  * before. Of a signal that is aborted already, at once.
  */
-export function watch (
+export function watchLimits (
   limits: { timeoutMs: number, signal?: AbortSignal | undefined },
   late: () => void,
   stopped: (reason: Error) => void

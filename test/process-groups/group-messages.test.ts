@@ -1,5 +1,5 @@
 import t from 'tap'
-import { namePart } from '../../src/process-groups/group-words.ts'
+import { namePart } from '../../src/process-groups/group-messages.ts'
 
 const name = (message: string): string =>
   (namePart(Object.assign(new Error(message), { code: 'GROUP_BROKEN' }), part => `"tensor ${part}"`) as Error).message

@@ -4,22 +4,22 @@ import type { HeldWeights } from '../engine/held-weights.ts'
 import type { EngineInfo } from '../contract/rollout-engine.ts'
 import { tableDigest } from '../model/describe-model.ts'
 import { showAddress } from '../rendezvous/connection.ts'
-import { Deadline } from '../rendezvous/within.ts'
+import { Deadline } from '../rendezvous/deadline.ts'
 import { checksums } from '../weights/checksum.ts'
 import type { WriteReport } from '../contract/weight-source.ts'
 import { allOf, asRefitError } from './all-of.ts'
-import { chooseRoute, whyNot } from './fleet-info.ts'
+import { chooseRoute, loadRefusal } from './fleet-info.ts'
 import type { FleetInfo, Receiver, Route } from './fleet-info.ts'
 import { localAddress } from '../process-groups/local-address.ts'
 import { isLater, LOAD_FROM, Peer } from './peer.ts'
-import type { InitSendBody, PeerWords, SendReply } from './peer.ts'
+import type { SendGroupRequest, PeerOptionNames, SendReply } from './peer.ts'
 import { joinLinks, leave } from './remote-link.ts'
 import type { Link } from './remote-link.ts'
 import { hostStores } from './remote-stores.ts'
 import { linkName } from './send-groups.ts'
-import { compareChecksums, receiveWeights } from './weight-receiver.ts'
+import { verifyChecksums, receiveWeights } from './weight-receiver.ts'
 
-export interface FillOptions {
+export interface PeerLoadOptions {
   /** Of the engine that has the weights. */
   url: string
   /** Its admin key, or its API key where it has no other. */
@@ -36,7 +36,7 @@ export interface FillOptions {
 }
 
 /** For an engine that serves while it is filled. */
-export interface FillRunning {
+export interface LiveLoadOptions {
   /** Gives it up. Before the first byte nothing has changed; after it, all weights are torn. */
   signal?: AbortSignal | undefined
   /** Ends running requests instead of waiting for them (default false). */
@@ -44,16 +44,16 @@ export interface FillRunning {
   /** Runs what allocates on cards while no step runs (default at once: nothing has been generated yet). */
   still?: <T>(run: () => Promise<T>) => Promise<T>
   /** What its owner calls the address and the key of the other one. */
-  words?: PeerWords
+  words?: PeerOptionNames
 }
 
-export interface Filled {
+export interface PeerLoadResult {
   report: WriteReport
   version: string
   route: Route
 }
 
-export type Own = HeldWeights & { info: Pick<EngineInfo, 'cards'> & { dtype: string } }
+export type OwnEngine = HeldWeights & { info: Pick<EngineInfo, 'cards'> & { dtype: string } }
 
 const TIMEOUT_MS = 300_000
 const PIECE_BYTES = 64 << 20
@@ -66,7 +66,7 @@ const GRACE_MS = 1000
  * comparison. Waits while the other one is not ready; throws for all else, in words, and then this engine holds nothing that may be used:
  * ENGINE_FAILED, WEIGHTS_MISMATCH (another model or dtype, or bytes that differ in the end), CONFIG (its key), DEADLINE, GROUP_*.
  */
-export async function fillFromPeer (own: Own, options: FillOptions, running: FillRunning = {}): Promise<Filled> {
+export async function loadFromPeer (own: OwnEngine, options: PeerLoadOptions, running: LiveLoadOptions = {}): Promise<PeerLoadResult> {
   const { url, key, timeoutMs = TIMEOUT_MS, log = () => {} } = options
   const { words = LOAD_FROM } = running
   const peer = new Peer(url, key, words)
@@ -94,7 +94,7 @@ export async function fillFromPeer (own: Own, options: FillOptions, running: Fil
   }
 
   /** Why it cannot be yet, in words, or what was done. */
-  async function attempt (): Promise<Filled | string> {
+  async function attempt (): Promise<PeerLoadResult | string> {
     try {
       running.signal?.throwIfAborted()
       const info = await peer.info()
@@ -104,7 +104,7 @@ export async function fillFromPeer (own: Own, options: FillOptions, running: Fil
             .url
         })
       }
-      const reason = whyNot(receiver, info)
+      const reason = loadRefusal(receiver, info)
       if (reason !== undefined) {
         throw new RefitError('WEIGHTS_MISMATCH', `this engine cannot be filled from ${peer.url}: ${reason}`)
       }
@@ -127,13 +127,13 @@ export async function fillFromPeer (own: Own, options: FillOptions, running: Fil
 }
 
 async function transfer (
-  own: Own,
+  own: OwnEngine,
   peer: Peer,
   { tp_size: peerRanks }: FleetInfo,
   route: Route,
-  options: FillOptions,
-  running: FillRunning
-): Promise<Filled> {
+  options: PeerLoadOptions,
+  running: LiveLoadOptions
+): Promise<PeerLoadResult> {
   const { timeoutMs = TIMEOUT_MS, pieceBytes = PIECE_BYTES, ncclPath, onProgress } = options
   const { signal, abort = false, still = async run => await run() } = running
   const { store } = own
@@ -155,7 +155,7 @@ async function transfer (
     for (const link of links) await link.end(true).catch(() => {})
   }
   try {
-    const group: InitSendBody = {
+    const group: SendGroupRequest = {
       master_address: host,
       ports: stores.ports.join(','),
       group_rank: 0,
@@ -208,7 +208,7 @@ async function transfer (
           const { checksums: theirs, weight_version: version } = await send().finally(() => {
             clearTimeout(timer)
           })
-          compareChecksums((await checksums(store)).tensors, theirs)
+          verifyChecksums((await checksums(store)).tensors, theirs)
           return version
         }
       }))
@@ -225,7 +225,7 @@ async function transfer (
 /** Takes the weights; `receive` asks for them, once, when it is ready. What the peer says of a failure explains it better than what is seen of it here. */
 async function exchange (
   peer: Peer,
-  group: InitSendBody,
+  group: SendGroupRequest,
   links: readonly Link[],
   stop: AbortController,
   receive: (send: () => Promise<SendReply>) => Promise<WriteReport>

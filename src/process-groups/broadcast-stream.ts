@@ -1,6 +1,6 @@
 import type { StreamPiece, WeightStream } from '../contract/weight-stream.ts'
 import type { WriteJob } from '../native/write-job.ts'
-import type { Coming, Target, WeightGroup } from './weight-group.ts'
+import type { Reception, Target, WeightGroup } from './weight-group.ts'
 import { joinPieces, slotOf } from './pieces.ts'
 import type { Piece } from './pieces.ts'
 import { errorMessage } from '../errors.ts'
@@ -9,7 +9,7 @@ import { errorMessage } from '../errors.ts'
 const HURRY_MS = 5000
 
 /** `end`: index of the piece behind it. */
-interface Incoming extends Coming {
+interface Incoming extends Reception {
   piece: Piece
   end: number
   into: Target
@@ -21,7 +21,7 @@ interface Incoming extends Coming {
  * come whether or not they are wanted, and in the order of the requests: what is not taken is received and dropped by `close`. What is known
  * to go straight into the weights, and is wanted, is received there, many pieces in one go, and else into a slot.
  */
-export class Receipt implements WeightStream {
+export class BroadcastStream implements WeightStream {
   readonly #group: WeightGroup
   readonly #pieces: readonly Piece[]
   /** The tensors of a piece, for messages. */
@@ -103,7 +103,7 @@ export class Receipt implements WeightStream {
     this.#changed()
     const timer = hurry
       ? setTimeout(() => {
-        this.#group.giveUp(`what was announced of ${this.#rest} had not come when its update was given up`)
+        this.#group.abandon(`what was announced of ${this.#rest} had not come when its update was given up`)
       }, HURRY_MS)
       : undefined
     try {
@@ -128,7 +128,7 @@ export class Receipt implements WeightStream {
     await Promise.race([
       this.ended,
       this.#dropSomehow().catch((error: unknown) => {
-        this.#group.giveUp(`what was announced of ${this.#rest} could not be received: ${errorMessage(error)}`)
+        this.#group.abandon(`what was announced of ${this.#rest} could not be received: ${errorMessage(error)}`)
       })
     ])
     this.#finish()

@@ -3,8 +3,8 @@ import type { StoreClient } from './client.ts'
 import { customGroupStore, detailKey } from './group-keys.ts'
 import type { KeyDevice } from './group-keys.ts'
 import type { Store } from './store.ts'
-import { Deadline } from './within.ts'
-import type { Limits } from './within.ts'
+import { Deadline } from './deadline.ts'
+import type { Limits } from './deadline.ts'
 
 // What a trainer can be set to so that no rank of another program can join its group: found in the store, and said in words.
 
