@@ -105,7 +105,7 @@ class NcclExchange : public Exchange {
   }
 
  private:
-  // Everybody has everything, and adds it up.
+  // Every rank receives all parts and sums them.
   void sum_whole(bf16* out, int64_t vectors) {
     SumParts parts;
     comm_.group([&] {

@@ -12,7 +12,7 @@
 namespace refit::cuda {
 namespace {
 
-// Not on a peer.
+// False for memory of a peer.
 bool lies_on(int device, const void* memory) {
   cudaPointerAttributes attributes{};
   if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
@@ -36,7 +36,7 @@ struct Scatter::State {
   const uint64_t long_run;
   int device = 0;
   bool bulk;
-  // Lists that can be under way before the host waits for the oldest.
+  // Lists that may be pending before the host waits for the oldest.
   std::array<ScatterSegment, 4> segments;
   size_t next = 0;
 };

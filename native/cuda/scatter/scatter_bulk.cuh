@@ -1,12 +1,12 @@
 // The bulk half of the scatter: one warp of a block moves tiles by asynchronous bulk copies (cp.async.bulk, sm_90)
-// through stages of shared memory, without a register touching a byte.
+// through stages of shared memory; no byte passes through a register.
 #pragma once
 #include "cuda/scatter/scatter_tile.cuh"
 
 namespace refit::cuda {
 
-// 4 stages of 24 KB, two blocks on a multiprocessor: 95 % of cudaMemcpyAsync wherever source and target lie, where
-// ordinary loads and stores reach 90 to 97, by the addresses.
+// 4 stages of 24 KB, two blocks on a multiprocessor: 95 % of cudaMemcpyAsync for all addresses of source and target.
+// Ordinary loads and stores reach 90 to 97 %, depending on the addresses.
 constexpr uint32_t kBulkStages = 4;
 
 #if __CUDA_ARCH__ >= 900
@@ -46,7 +46,7 @@ __device__ __forceinline__ void bulk_store(uint64_t to, uint32_t from, uint32_t 
 
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// All but the latest `kPending` groups of this thread have read their shared memory.
+// Waits until all except the latest `kPending` groups of this thread have read their shared memory.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
@@ -61,7 +61,7 @@ struct BulkState {
 
 // Run by one whole warp. `stages`: kBulkStages times kBulkBytes of shared memory, aligned to 128.
 __device__ void run_bulk(const ScatterTiles& list, BulkState& state, uint8_t* stages) {
-  // Half of the stages fill while the others drain.
+  // Half of the stages are loaded while the others are stored.
   constexpr uint32_t kAhead = kBulkStages / 2;
   const uint32_t lane = threadIdx.x % 32;
   if (lane == 0) {

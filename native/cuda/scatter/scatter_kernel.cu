@@ -10,10 +10,10 @@ namespace {
 
 constexpr int kBlocksPerMultiprocessor = 2;
 constexpr int kThreads = 512;
-// Beside the warp that copies in bulk.
+// Threads in addition to the warp that copies in bulk.
 constexpr int kThreadsBeside = 256;
 
-// All warps of a group copy, the first one looks for the next tile before it does.
+// All warps of a group copy; before it copies, the first one looks for the next tile.
 template <int kGroup, typename Sync>
 __device__ __forceinline__ void run_threads(const ScatterTiles& list, uint32_t thread, ScatterJob (&jobs)[2],
                                             TransposeTile& tile, Sync sync) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ void run_threads(const ScatterTiles& list, uint32_t t
     feed.next(jobs[0]);
   }
   for (uint32_t turn = 0;; turn ^= 1) {
-    // One barrier a tile: behind it the job is there, and nobody reads the other one any more.
+    // One barrier per tile: after it the job is ready, and no thread reads the previous one any more.
     sync();
     const ScatterJob& job = jobs[turn];
     if (job.end) return;
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) scatter_ke
   run_threads<kThreads>(list, threadIdx.x, jobs, tile, [] { __syncthreads(); });
 }
 
-// The first warp moves the bulk list, the others the rest, side by side.
+// The first warp copies the bulk list, the other warps the rest at the same time.
 __global__ void __launch_bounds__(kThreadsBeside + 32, kBlocksPerMultiprocessor) scatter_bulk_kernel(ScatterWork work) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t stages[];

@@ -8,12 +8,12 @@ namespace {
 
 constexpr uint64_t kSlotBytes = 16;
 constexpr int64_t kSlotElements = 8;
-// Larger copies are cut, so that slots, rows and tiles of a copy fit 32 bits.
+// Larger copies are split, so that slots, rows and tiles of a copy fit 32 bits.
 constexpr int64_t kMaxCols = int64_t{1} << 33;
 constexpr int64_t kMaxRows = int64_t{1} << 30;
 constexpr int64_t kMaxPitch = (int64_t{1} << 31) - 1;
 
-// The same elements with fewer, longer rows where that can be.
+// The same elements with fewer, longer rows, if possible.
 Copy2d simplified(Copy2d copy) {
   const auto element = static_cast<int64_t>(size_of(copy.dtype));
   if (copy.cols == 1) copy.src_col_bytes = element;
@@ -22,7 +22,7 @@ Copy2d simplified(Copy2d copy) {
     copy.cols *= copy.rows;
     copy.rows = 1;
   } else if (copy.cols == 1 && copy.dst_cols == 1) {
-    // A stepped vector: one row of it.
+    // A strided vector: treat it as one row.
     copy.src_col_bytes = copy.src_row_bytes;
     copy.cols = copy.rows;
     copy.rows = 1;
@@ -44,7 +44,7 @@ ScatterPath path_of(const Copy2d& copy) {
   return whole_slots && same ? ScatterPath::kVector : ScatterPath::kRows;
 }
 
-// Most slots that a row touches.
+// Maximum number of slots that a row touches.
 uint64_t slots_of(const Copy2d& copy) {
   uint64_t before = reinterpret_cast<uintptr_t>(copy.dst) % kSlotBytes;
   if (copy.rows > 1 && copy.dst_cols % kSlotElements != 0) before = kSlotBytes - sizeof(bf16);
@@ -53,7 +53,7 @@ uint64_t slots_of(const Copy2d& copy) {
 
 uint64_t divided_up(uint64_t value, uint64_t by) { return (value + by - 1) / by; }
 
-// One copy whose numbers fit; false where there is no room.
+// Adds one copy whose numbers fit; false if there is no room.
 bool add(const Copy2d& copy, uint32_t tile_bytes, bool may_bulk, ScatterLists& out) {
   const ScatterPath path = path_of(copy);
   const bool bulk = path == ScatterPath::kVector && may_bulk &&
@@ -72,14 +72,14 @@ bool add(const Copy2d& copy, uint32_t tile_bytes, bool may_bulk, ScatterLists& o
   uint64_t rows = 1;
   uint64_t slots = 0;
   if (path == ScatterPath::kTranspose) {
-    // Columns in groups of 8 from the first one on, wherever they lie in the target.
+    // Groups of 8 columns, counted from the first one, at any place in the target.
     slots = divided_up(entry.cols, kSlotElements);
     entry.tile_slots = kTransposeSlots;
     rows = kTransposeRows;
   } else {
     slots = slots_of(copy);
     const uint64_t most = (bulk ? kBulkBytes : tile_bytes) / kSlotBytes;
-    // Equal parts, at 128 bytes of the target.
+    // Equal parts, aligned to 128 bytes of the target.
     const uint64_t equal = divided_up(slots, divided_up(slots, most));
     entry.tile_slots = static_cast<uint32_t>(std::min(most, divided_up(equal, 8) * 8));
     if (slots <= most) {
@@ -90,7 +90,7 @@ bool add(const Copy2d& copy, uint32_t tile_bytes, bool may_bulk, ScatterLists& o
   entry.tile_rows = static_cast<uint32_t>(std::min<uint64_t>(rows, entry.rows));
   entry.slots = static_cast<uint32_t>(slots);
   const uint64_t tiles = divided_up(entry.rows, entry.tile_rows) * divided_up(slots, entry.tile_slots);
-  // The kernel's counter runs past the end by one per block.
+  // Each block takes the kernel's counter one step past the end.
   if (list.count == list.capacity || list.tiles + tiles > std::numeric_limits<int32_t>::max()) return false;
   list.copies[list.count] = entry;
   list.first_tile[list.count++] = list.tiles;
@@ -106,7 +106,7 @@ bool plan_copy(const Copy2d& asked, uint32_t tile_bytes, bool bulk, ScatterLists
   const Copy2d copy = simplified(asked);
   const int64_t height = copy.dst_cols > kMaxPitch ? 1 : kMaxRows;
   if (copy.rows <= height && copy.cols <= kMaxCols) return add(copy, tile_bytes, bulk, out);
-  // Enormous ones in pieces; all of them or none go into this list.
+  // Very large copies are split; either all parts go into this list or none.
   const ScatterLists before = out;
   for (int64_t r = 0; r < copy.rows; r += height) {
     for (int64_t c = 0; c < copy.cols; c += kMaxCols) {

@@ -1,6 +1,7 @@
-// How a list of strided copies becomes tiles: plain host arithmetic, without a GPU.
+// Cuts a list of strided copies into tiles: plain host arithmetic, without a GPU.
 //
-// A row of a copy is cut into slots: the aligned 16 bytes of the target that it touches (8 elements). A tile is some
+// A row of a copy is cut into slots: the aligned 16-byte units (8 elements) of the target that it touches. A tile is
+// some
 // rows times some slots; a block of the kernel takes one tile at a time.
 #pragma once
 #include <cstddef>
@@ -13,24 +14,24 @@
 namespace refit::cuda {
 
 enum class ScatterPath : uint8_t {
-  kVector,     // bf16 whose source and target rows begin and end at 16 bytes: no element needs a look
-  kRows,       // neighbouring source elements; any alignment, any dtype
-  kGather,     // source elements further apart; rows are at least as far apart as columns
+  kVector,     // bf16 whose source and target rows begin and end at multiples of 16 bytes: no checks per element
+  kRows,       // adjacent source elements; any alignment, any dtype
+  kGather,     // source elements with gaps; rows are at least as far apart as columns
   kTranspose,  // rows of the source are closer together than columns: through shared memory
 };
 
-// What a block needs to know of a copy; the layout is the GPU's.
+// A copy as a block reads it; the GPU uses this layout.
 struct alignas(16) ScatterCopy {
   uint64_t src, dst;         // addresses of element (0, 0)
   int64_t src_row, src_col;  // bytes
   uint64_t cols;
   uint32_t dst_row;  // bytes
   uint32_t rows;
-  uint32_t slots;  // of a row, at most; a row that begins elsewhere in its first slot may touch one less
+  uint32_t slots;  // maximum per row; a row that begins at another offset in its first slot may touch one less
   uint32_t tile_rows, tile_slots;
   ScatterPath path;
   DType dtype;
-  uint16_t tag;  // the caller's
+  uint16_t tag;  // free for the caller
 };
 static_assert(sizeof(ScatterCopy) == 64);
 
@@ -49,8 +50,8 @@ REFIT_HOST_DEVICE inline TileRange tile_range(const ScatterCopy& copy, uint32_t 
   return range;
 }
 
-// Elements [from, to) of the row at `dst` lie in the slot; it would begin at element `first`, which may be negative.
-// Empty where the row ends before it.
+// Elements [from, to) of the row at `dst` are in the slot, which would begin at element `first` (may be negative).
+// Empty if the row ends before it.
 struct SlotRange {
   int64_t first, from, to;
 };
@@ -60,14 +61,14 @@ REFIT_HOST_DEVICE inline SlotRange slot_range(uint64_t dst, uint64_t cols, uint3
   return {first, first < 0 ? 0 : first, first + 8 < end ? first + 8 : end};
 }
 
-// Slots of a tile that goes through shared memory, and its rows.
+// Size of a tile that passes through shared memory: slots and rows.
 constexpr uint32_t kTransposeSlots = 8, kTransposeRows = 64;
-// Rows shorter than this are not worth a bulk copy each.
+// Shorter rows are not worth a bulk copy each.
 constexpr uint64_t kMinBulkRow = 512;
-// Most bytes of a tile that is copied in bulk.
+// Maximum bytes of a tile that is copied in bulk.
 constexpr uint32_t kBulkBytes = 24 << 10;
 
-// Copies with tiles, in arrays with room for `capacity` (first_tile: one more).
+// Copies and their tiles, in arrays with room for `capacity` entries (first_tile: one more).
 struct ScatterList {
   uint32_t* first_tile = nullptr;  // of each copy, rising; [count] is the sum
   ScatterCopy* copies = nullptr;
@@ -81,8 +82,8 @@ struct ScatterLists {
   ScatterList bulk;     // for bulk copies through shared memory; only kVector
 };
 
-// Adds the tiles of one copy; false, and nothing added, where there is no room for it. `tile_bytes`: of the target,
-// about. `bulk`: what can goes into the bulk list, else all into the other.
+// Adds the tiles of one copy; false, and nothing added, if there is no room. `tile_bytes`: approximate target bytes of
+// a tile. `bulk`: put copies into the bulk list where possible, else all into the other list.
 bool plan_copy(const Copy2d& copy, uint32_t tile_bytes, bool bulk, ScatterLists& out);
 // Adds copies[from], copies[from + 1], ... while there is room. Returns the next index.
 size_t plan_scatter(const std::vector<Copy2d>& copies, size_t from, uint32_t tile_bytes, bool bulk, ScatterLists& out);

@@ -4,7 +4,7 @@ namespace refit::cuda {
 namespace {
 
 constexpr int64_t kElement = sizeof(bf16);
-// What is joined ends where the kernel's vectors do.
+// Joined runs end at the boundaries of the kernel's vectors.
 constexpr uint64_t kVectorBytes = 16;
 
 ByteRun run_of(const Copy2d& copy) {

@@ -1,5 +1,4 @@
-// Copies that move bytes as they are, from one place to another in one piece: what a copy engine does better than a
-// kernel, where they are long.
+// Copies that move one contiguous run of bytes unchanged. For long runs a copy engine is faster than a kernel.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -14,9 +13,9 @@ struct ByteRun {
   uint64_t bytes;
 };
 
-// The bytes of a copy that is one run of bytes from and to; else 0.
+// The length of a copy that is one contiguous run in source and target; else 0.
 uint64_t run_bytes(const Copy2d& copy);
-// The other way.
+// The inverse.
 Copy2d copy_of(const ByteRun& run);
 
 struct SplitCopies {
@@ -24,8 +23,8 @@ struct SplitCopies {
   std::vector<Copy2d> rest;
 };
 
-// Runs of at least `least` bytes, and what is left, in order. Neighbours in the list that follow each other on both
-// sides, in one memory of the sources, are joined, in `rest` as well.
+// Splits off runs of at least `least` bytes; `rest` keeps the others, in order. Copies next to each other in the list
+// that are adjacent in source and target, in one source allocation, are joined, in `rest` as well.
 SplitCopies split_runs(const std::vector<Copy2d>& copies, uint64_t least);
 
 }  // namespace refit::cuda

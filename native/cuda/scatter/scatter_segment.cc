@@ -5,7 +5,7 @@
 namespace refit::cuda {
 namespace {
 
-// The counter is in front of the first array, so that one copy brings both.
+// The counter precedes the first array, so one copy transfers both.
 constexpr size_t kCounterBytes = 16;
 constexpr size_t kFirstBytes = (kCounterBytes + (kScatterCopies + 1) * sizeof(uint32_t) + 15) / 16 * 16;
 constexpr size_t kListBytes = kFirstBytes + kScatterCopies * sizeof(ScatterCopy);
@@ -34,7 +34,7 @@ ScatterSegment::ScatterSegment() {
 }
 
 ScatterSegment::~ScatterSegment() {
-  // After a lost GPU these only fail.
+  // On a lost GPU these calls only fail.
   if (used_) cudaEventSynchronize(done_);
   cudaEventDestroy(done_);
   cudaFree(gpu_);
@@ -57,7 +57,7 @@ ScatterTiles ScatterSegment::upload(size_t offset, const ScatterList& list, cuda
     check(cudaMemcpyAsync(gpu + at, host + at, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync(scatter list)");
   };
   *reinterpret_cast<uint32_t*>(host) = 0;
-  // An empty list has its counter too: blocks ask it once.
+  // An empty list needs its counter, too: blocks read it once.
   send(0, kCounterBytes + (list.count > 0 ? list.count + 1 : 0) * sizeof(uint32_t));
   if (list.count > 0) send(kFirstBytes, list.count * sizeof(ScatterCopy));
   const ScatterList there = list_at(gpu);

@@ -1,4 +1,4 @@
-// The tables of one launch on their way from the host to the GPU: the same layout in pinned memory and on the GPU.
+// Transfers the tables of one launch from the host to the GPU: the layout in pinned memory and on the GPU is the same.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -15,11 +15,11 @@ class ScatterSegment {
   ScatterSegment(const ScatterSegment&) = delete;
   ScatterSegment& operator=(const ScatterSegment&) = delete;
 
-  // Waits until the GPU has passed what was last marked, then gives out empty lists in pinned memory.
+  // Waits until the GPU has passed the last mark, then returns empty lists in pinned memory.
   ScatterLists lists();
-  // Enqueues the copy of what the lists use; counters are zero behind it.
+  // Enqueues the copy of the used part of the lists; it also sets the counters to zero.
   ScatterWork upload(const ScatterLists& lists, cudaStream_t stream);
-  // The launch that uses the segment has been enqueued.
+  // Call it when the launch that uses the segment has been enqueued.
   void mark(cudaStream_t stream);
 
  private:

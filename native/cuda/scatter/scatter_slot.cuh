@@ -1,4 +1,4 @@
-// Device code of the scatter, below the tile: loads of any alignment, conversion to bf16, one slot.
+// Device code of the scatter for one slot: loads of any alignment and conversion to bf16.
 #pragma once
 #include "cuda/scatter/scatter_plan.h"
 
@@ -7,7 +7,7 @@ namespace refit::cuda {
 template <DType kType>
 constexpr int kSizeOf = kType == DType::kFloat32 ? 4 : 2;
 
-// Read once, from a GPU, a peer or the host: nothing is worth a place in L1.
+// Each byte is read once, from a GPU, a peer or the host, so it bypasses L1.
 __device__ __forceinline__ uint4 load_vector(uint64_t address) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -21,7 +21,7 @@ __device__ __forceinline__ void store_vector(uint64_t address, uint4 v) {
                : "memory");
 }
 
-// Kept in L1: the neighbour reads half of it again.
+// Stays in L1: the adjacent thread reads half of it again.
 __device__ __forceinline__ uint4 load_shared_vector(uint64_t address) {
   return __ldg(reinterpret_cast<const uint4*>(address));
 }
@@ -40,7 +40,7 @@ __device__ __forceinline__ uint4 shifted(uint4 a, uint4 b, uint32_t shift) {
           __funnelshift_r(w3, w4, bits)};
 }
 
-// Elements that stand alone, at any address.
+// Single elements, at any address.
 __device__ __forceinline__ uint32_t load_u16(uint64_t address) {
   if (address % 2 == 0) return __ldg(reinterpret_cast<const uint16_t*>(address));
   const auto* bytes = reinterpret_cast<const uint8_t*>(address);
@@ -52,15 +52,14 @@ __device__ __forceinline__ uint32_t load_u32(uint64_t address) {
   return load_u16(address) | load_u16(address + 2) << 16;
 }
 
-// The bits of core/dtype.h: round to nearest even, NaN quieted with its upper bits kept (the GPU's own conversion
-// gives another NaN).
+// The same bits as core/dtype.h: round to nearest even; a NaN becomes quiet and keeps its upper bits (the GPU's own
+// conversion gives another NaN).
 __device__ __forceinline__ uint32_t float_bits_to_bf16(uint32_t u) {
   const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded;
 }
 
-// As in core/write_convert.cc: exact, subnormals by putting them under the exponent of 2^-14 and taking that away
-// again.
+// As in core/write/write_convert.cc: exact. Subnormals get the exponent of 2^-14, which is then subtracted again.
 __device__ __forceinline__ uint32_t fp16_to_float_bits(uint32_t h) {
   const uint32_t magnitude = (h & 0x7fffu) << 13;
   const uint32_t subnormal = __float_as_uint(__uint_as_float(magnitude + (113u << 23)) - __uint_as_float(113u << 23));
@@ -93,7 +92,7 @@ __device__ __forceinline__ uint32_t pair_of_word(uint32_t word) {
   return pair<kType>(word & 0xffffu, word >> 16);
 }
 
-// Eight elements from `address` on, where `stride` bytes lie between them.
+// Eight elements from `address` on, `stride` bytes apart.
 template <DType kType>
 __device__ __forceinline__ uint4 gather_slot(uint64_t address, int64_t stride) {
   uint32_t e[8];
@@ -102,7 +101,8 @@ __device__ __forceinline__ uint4 gather_slot(uint64_t address, int64_t stride) {
   return {e[0] | e[1] << 16, e[2] | e[3] << 16, e[4] | e[5] << 16, e[6] | e[7] << 16};
 }
 
-// Eight neighbours from `address` on. Only bytes of [begin, end) are read: what lies around them may not be mapped.
+// Eight adjacent elements from `address` on. Reads only bytes of [begin, end), because bytes around them may be
+// unmapped.
 template <DType kType>
 __device__ __forceinline__ uint4 load_slot(uint64_t address, uint64_t begin, uint64_t end) {
   constexpr int kVectors = kType == DType::kFloat32 ? 2 : 1;
@@ -130,7 +130,7 @@ __device__ __forceinline__ uint4 load_slot(uint64_t address, uint64_t begin, uin
   }
 }
 
-// The part of a row that lies in one slot of the target.
+// Copies the part of a row that is in one slot of the target.
 template <DType kType, bool kGathered>
 __device__ __forceinline__ void copy_slot(const ScatterCopy& copy, uint32_t row, uint32_t slot) {
   const uint64_t src = copy.src + row * static_cast<uint64_t>(copy.src_row);

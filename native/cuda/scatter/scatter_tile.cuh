@@ -1,26 +1,26 @@
-// Device code of the scatter: finding tiles, and copying one with all threads of a group.
+// Device code of the scatter: finds tiles and copies one with all threads of a group.
 #pragma once
 #include "cuda/scatter/scatter_kernel.h"
 #include "cuda/scatter/scatter_slot.cuh"
 
 namespace refit::cuda {
 
-constexpr int kScatterLoads = 4;  // of 16 bytes, in flight per thread
+constexpr int kScatterLoads = 4;  // loads of 16 bytes in flight per thread
 
 // One tile.
 struct ScatterJob {
   ScatterCopy copy;
   TileRange range;
-  bool end;  // there is none
+  bool end;  // no tile is left
 };
 
-// Hands out tiles to one warp of a group, all of whose lanes call it. A tile number is asked for one turn before it is
-// used, so the atomic's way to L2 and back costs nothing.
+// Hands out tiles to one warp of a group; all its lanes call it. A tile number is requested one turn before it is used,
+// which hides the latency of the atomic in L2.
 class TileFeed {
  public:
   explicit __device__ TileFeed(const ScatterTiles& list) : list_(list) {}
 
-  // Before the first next(), by the one warp that calls it.
+  // Call it before the first next(), by the warp that calls next().
   __device__ void ask() {
     if (threadIdx.x % 32 == 0) next_ = atomicAdd(list_.counter, 1);
   }
@@ -33,7 +33,7 @@ class TileFeed {
       return;
     }
     ask();
-    // Tiles only rise: from the last copy on, first by 32 and then by one.
+    // Tile numbers only rise: search forward from the last copy, first in steps of 32, then of one.
     for (uint32_t passed = 32; passed == 32;) {
       passed = count_begun(copy_ + 32 * (lane + 1), tile);
       copy_ += 32 * passed;
@@ -53,7 +53,7 @@ class TileFeed {
  private:
   static constexpr uint32_t kAll = 0xffffffffu;
 
-  // How many of the lanes' copies begin at or before the tile; they are the first lanes.
+  // The number of lanes whose copies begin at or before the tile; these are the first lanes.
   __device__ uint32_t count_begun(uint32_t copy, uint32_t tile) const {
     const bool begun = copy < list_.count && __ldg(list_.first_tile + copy) <= tile;
     return __popc(__ballot_sync(kAll, begun));
@@ -64,7 +64,7 @@ class TileFeed {
   uint32_t copy_ = 0;
 };
 
-// Goes through rows x slots in steps of `step`, row by row.
+// Walks over rows x slots in steps of `step`, row by row.
 struct Walk {
   __device__ Walk(uint32_t first, uint32_t step, uint32_t slots)
       : row(first / slots), slot(first % slots), row_step(step / slots), slot_step(step % slots), slots(slots) {}
@@ -80,7 +80,7 @@ struct Walk {
   const uint32_t row_step, slot_step, slots;
 };
 
-// Rows of one tile that lie apart.
+// Copies a tile whose rows are not adjacent.
 template <int kThreads>
 __device__ __forceinline__ void copy_vector_rows(uint64_t src, uint64_t dst, uint64_t src_row, uint32_t dst_row,
                                                  uint32_t rows, uint32_t slots, uint32_t thread) {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void copy_vector_run(uint64_t src, uint64_t dst, uint
   constexpr uint32_t kPass = kThreads * kScatterLoads;
   src += static_cast<uint64_t>(thread) * 16;
   dst += static_cast<uint64_t>(thread) * 16;
-  // Whole passes need no look at the end.
+  // Whole passes need no check for the end.
 #pragma unroll 1
   for (; slots >= kPass; slots -= kPass, src += kPass * 16, dst += kPass * 16) {
     uint4 v[kScatterLoads];
@@ -144,7 +144,7 @@ __device__ __forceinline__ void copy_vectors(const ScatterJob& job, uint32_t thr
   }
 }
 
-// The paths below are functions of their own: their registers would cost the one above its own.
+// The paths below are separate functions, because inlining them would cost the path above registers.
 template <int kThreads, DType kType, bool kGathered>
 __device__ __noinline__ void copy_slots(const ScatterJob& job, uint32_t thread) {
   for (Walk walk(thread, kThreads, job.range.slots); walk.row < job.range.rows; walk.next()) {
@@ -152,13 +152,13 @@ __device__ __noinline__ void copy_slots(const ScatterJob& job, uint32_t thread) 
   }
 }
 
-// Rows of 66: neither a column that is written nor rows that are read meet in a bank.
+// 66 elements per row: neither writing a column nor reading rows causes bank conflicts.
 struct TransposeTile {
   static constexpr uint32_t kCols = kTransposeSlots * 8;
   alignas(4) uint16_t at[kTransposeRows][kCols + 2];
 };
 
-// Lanes run along rows while they read, as the source does, and along columns while they write. `sync` waits for all
+// Lanes run along rows when they read, as the source does, and along columns when they write. `sync` waits for all
 // threads of the group.
 template <int kThreads, DType kType, typename Sync>
 __device__ __noinline__ void transpose(const ScatterJob& job, uint32_t thread, TransposeTile& tile, Sync sync) {

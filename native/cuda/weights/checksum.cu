@@ -10,16 +10,16 @@
 namespace refit::cuda {
 namespace {
 
-// A rectangle is planned like a copy whose target is the checkpoint tensor, laid out from address 0: the slots of its
-// rows are then the groups of 8 elements that share a factor. The number of the rectangle travels as the tag.
+// A rectangle is planned like a copy whose target is the checkpoint tensor at address 0. The slots of its rows are then
+// the groups of 8 elements that share a factor. The tag holds the number of the rectangle.
 constexpr int kThreads = 512;
 constexpr int kUnroll = 4;
 constexpr uint32_t kTileBytes = 64 << 10;
 
 static_assert(kChecksumGroup == 8 && kScatterCopies <= 65536);
 
-// A sum mod 2^64 of products with constants, in two parts: low is the sum with the constants' lower words, high with
-// their upper ones. So an element costs two multiply-adds and no other addition; the compiler does not find that.
+// A sum mod 2^64 of products with constants, in two parts: low uses the constants' lower words, high their upper words.
+// So an element costs two multiply-adds and no other addition; the compiler does not find that by itself.
 struct Parts {
   uint64_t low = 0;
   uint32_t high = 0;
@@ -50,7 +50,7 @@ __device__ __forceinline__ uint64_t sum_group(uint4 v, uint64_t group) {
   return parts.total() * checksum_factor(group);
 }
 
-// Whole groups at 16 bytes each.
+// Whole groups, 16 bytes each.
 __device__ __forceinline__ uint64_t sum_vectors(const ScatterJob& job, uint32_t thread) {
   const TileRange range = job.range;
   const auto src_row = static_cast<uint64_t>(job.copy.src_row);
@@ -124,7 +124,7 @@ __device__ __noinline__ uint64_t sum_slots(const ScatterJob& job, uint32_t threa
   return sum;
 }
 
-// All threads of a warp have the same sum's parts.
+// Sums the parts that the threads of a warp hold.
 __device__ __forceinline__ void flush(unsigned long long* to, uint64_t sum) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, 2) checksum_kernel(ScatterTiles list
     feed.ask();
     feed.next(jobs[0]);
   }
-  // Kept over the tiles of a rectangle.
+  // Carried over the tiles of a rectangle.
   uint64_t sum = 0;
   int rect = -1;
   for (uint32_t turn = 0;; turn ^= 1) {

@@ -1,4 +1,4 @@
-// Partial checksums of docs/checksum.md on a GPU; the values are those of core/checksum.h.
+// Partial checksums (docs/checksum.md) on a GPU; the values equal those of core/checksum.h.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,7 +17,7 @@ struct SumRect {
   int64_t tensor_cols;
 };
 
-// One per rank.
+// One object per rank.
 class Checksum {
  public:
   // The GPU must be current, here and below. Throws CudaError.
@@ -26,7 +26,7 @@ class Checksum {
   Checksum(const Checksum&) = delete;
   Checksum& operator=(const Checksum&) = delete;
 
-  // The sum of each rectangle; waits for the stream.
+  // The sum of each rectangle. Waits for the stream.
   std::vector<uint64_t> run(const std::vector<SumRect>& rects, cudaStream_t stream);
 
  private:

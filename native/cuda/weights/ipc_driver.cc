@@ -20,8 +20,8 @@ void require_success(CUresult code, const char* operation, bool visible = true) 
   throw Refused(cause_of(code, visible), CudaError(static_cast<cudaError_t>(code), operation).what());
 }
 
-// A rank's context for a scope, on any thread. Afterwards the thread has the one that it had, or none: to restore by
-// cudaSetDevice would give a thread without any a context on GPU 0.
+// Makes a rank's context current for a scope, on any thread, and then restores the thread's own context or none.
+// cudaSetDevice cannot restore it: it would give a thread without a context one on GPU 0.
 class InContext {
  public:
   explicit InContext(CUcontext context) { require_success(driver().push_context(context), "cuCtxPushCurrent"); }
@@ -41,16 +41,16 @@ void set_access(CUdeviceptr base, uint64_t bytes, int device) {
   const CUresult code = driver().set_access(base, bytes, &access, 1);
   if (code != CUDA_ERROR_INVALID_VALUE && code != CUDA_ERROR_NOT_SUPPORTED)
     return require_success(code, "cuMemSetAccess");
-  // Drivers that know no memory which is only read.
+  // Some drivers do not support read-only mappings.
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   require_success(driver().set_access(base, bytes, &access, 1), "cuMemSetAccess");
 }
 
 CUevent event_of(uint64_t event) { return reinterpret_cast<CUevent>(event); }
 
-// All that opens and closes what other processes share goes one after another, whatever the context: two threads that
-// open one handle in one context at the same time (ranks that share a GPU) may meet CUDA_ERROR_ALREADY_MAPPED. The
-// driver does one at a time anyway: more threads were no faster.
+// Opens and closes of other processes' memory run one after another, whatever the context: two threads that open one
+// handle in one context at the same time (ranks that share a GPU) may get CUDA_ERROR_ALREADY_MAPPED. The driver
+// serializes them anyway, so more threads were no faster.
 std::mutex opening;
 
 }  // namespace
@@ -93,7 +93,7 @@ GpuIpc::GpuIpc(std::vector<std::unique_ptr<Rank>>& ranks) : ranks_(ranks), conte
 ipc::Mapping GpuIpc::open(int rank, const Segment& segment) {
   const InContext current(contexts_[static_cast<size_t>(rank)]);
   const int device = ranks_[static_cast<size_t>(rank)]->device;
-  // A GPU that this process does not see may still be reached: the driver has the last word.
+  // A GPU that this process does not see may still be reachable, so the driver decides.
   const auto found = std::find(gpus_.begin(), gpus_.end(), segment.uuid);
   const bool visible = found != gpus_.end() || segment.uuid.empty();
   if (found != gpus_.end() && !reaches(device, static_cast<int>(found - gpus_.begin()))) {
@@ -143,7 +143,7 @@ ipc::Mapping GpuIpc::open_blocks(int device, const Segment& segment, bool visibl
                         "cuMemImportFromShareableHandle(descriptor)", visible);
       }
       const CUresult code = driver().map(base + i * block, block, 0, memory, 0);
-      // The mapping holds the memory by itself.
+      // The mapping alone keeps the memory.
       driver().release(memory);
       require_success(code, "cuMemMap");
       mapped += block;
@@ -185,8 +185,8 @@ uint64_t GpuIpc::open_event(int rank, const uint8_t* bytes) {
   return reinterpret_cast<uint64_t>(event);
 }
 
-// The host looks, and no stream waits: a stream of one GPU that waited for an event of another process on another GPU
-// ended this process in a segmentation fault inside the driver (580.159).
+// The host polls the event, and no stream waits for it: a stream of one GPU that waited for an event of another process
+// on another GPU ended this process in a segmentation fault inside the driver (580.159).
 bool GpuIpc::event_done(int rank, uint64_t event) {
   const InContext current(contexts_[static_cast<size_t>(rank)]);
   const CUresult code = driver().event_query(event_of(event));

@@ -1,4 +1,4 @@
-// CUDA's side of memory that is shared between processes: cudaIpcMemHandle_t, expandable segments, events.
+// Memory that processes share through CUDA: cudaIpcMemHandle_t, expandable segments, events.
 #pragma once
 #include <memory>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace refit::cuda {
 
-// Why the driver refused, as far as its code tells. `visible`: the exporter's GPU is one of this process's.
+// The reason of the driver's refusal, as far as its code shows it. `visible`: this process sees the exporter's GPU.
 ipc::Cause cause_of(CUresult code, bool visible);
 
 class GpuIpc : public ipc::Driver {
@@ -19,13 +19,13 @@ class GpuIpc : public ipc::Driver {
   explicit GpuIpc(std::vector<std::unique_ptr<Rank>>& ranks);
 
   int ranks() const override { return static_cast<int>(ranks_.size()); }
-  // On the rank's own GPU, whichever the exporter's is: what that GPU reads goes over NVLink or PCIe.
+  // Opens on the rank's own GPU, whichever GPU the exporter uses: that GPU then reads over NVLink or PCIe.
   ipc::Mapping open(int rank, const Segment& segment) override;
   void close(int rank, const ipc::Mapping& mapping) override;
   uint64_t open_event(int rank, const uint8_t* handle) override;
   bool event_done(int rank, uint64_t event) override;
   void close_event(int rank, uint64_t event) override;
-  // A rank on that GPU, else the first.
+  // A rank on that GPU, else the first rank.
   int nearest(const std::string& uuid) const;
 
  private:
@@ -34,7 +34,7 @@ class GpuIpc : public ipc::Driver {
 
   std::vector<std::unique_ptr<Rank>>& ranks_;
   std::vector<CUcontext> contexts_;  // each rank's
-  std::vector<std::string> gpus_;    // UUIDs of those that are visible, by ordinal
+  std::vector<std::string> gpus_;    // UUIDs of the visible GPUs, by ordinal
 };
 
 }  // namespace refit::cuda

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Finite and within [-1, 1): the GPU's rounding to bf16 is that of core/dtype.h.
+// Values are finite and within [-1, 1); the GPU rounds to bf16 as core/dtype.h does.
 __global__ void __launch_bounds__(kThreads) scramble_kernel(bf16* out, int64_t count, uint64_t key) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {

@@ -1,4 +1,4 @@
-// The noise of Store::scramble on a GPU, bit for bit.
+// The noise of Store::scramble on a GPU, equal bit for bit.
 #pragma once
 #include <cstdint>
 
@@ -6,7 +6,7 @@
 
 namespace refit::cuda {
 
-// Fills `count` elements of one parameter; `address` counts parameters rank by rank.
+// Writes noise to `count` elements of one parameter; `address` counts parameters rank by rank.
 void scramble(bf16* out, int64_t count, uint64_t seed, uint64_t address, cudaStream_t stream);
 
 }  // namespace refit::cuda

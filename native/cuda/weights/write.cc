@@ -35,7 +35,7 @@ struct GpuStore::State {
     checksums.resize(params.ranks->size());
   }
   ~State() {
-    // On the threads that made them. A GPU that is lost only makes these calls fail.
+    // Run on the threads that created them. On a lost GPU these calls only fail.
     try {
       on_all(*params.ranks, [this](Rank& rank) {
         writers[static_cast<size_t>(rank.index)].reset();
@@ -49,7 +49,7 @@ struct GpuStore::State {
   const GpuParams params;
   Pool pool;
   GpuIpc shared;
-  ipc::Mappings mappings;  // closes what is kept
+  ipc::Mappings mappings;  // its destructor closes kept mappings
   std::unique_ptr<PinnedRing> ring;
   std::vector<std::unique_ptr<RankWriter>> writers;
   std::vector<std::unique_ptr<Checksum>> checksums;

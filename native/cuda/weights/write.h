@@ -1,11 +1,14 @@
-// Weights on GPUs: what writes, reads, sums and scrambles the parameters of all ranks. It owns no parameter.
+// Weights on GPUs: writes, reads, sums and scrambles the parameters of all ranks. It owns no parameter.
 //
-// Bytes of files and of pageable memory travel through a ring of pinned slots: threads read into a slot, each byte once
-// for all ranks, while every rank copies earlier slots to its own GPU. What must be converted or re-strided is taken
-// out of the slot by the scatter kernel. Sources on GPUs and in pinned memory are scattered where they lie, and so is
-// what other processes share, which is opened for the write (transport/ipc_session.h).
+// Bytes of files and of pageable memory travel through a ring of pinned slots: threads read each byte once for all
+// ranks
+// into a slot, while every rank copies earlier slots to its own GPU. The scatter kernel takes bytes that must be
+// converted or re-strided out of the slot. Sources on GPUs and in pinned memory are scattered where they lie. Memory of
+// other processes is, too: it is opened for the write (transport/ipc/ipc_session.h).
 //
-// Threads: one caller at a time (the core's writer thread); it and the reader pool read, the ranks' threads make the
+// Threads: one caller at a time (the core's writer thread), which reads together with the reader pool; the ranks'
+// threads
+// make the CUDA calls. No rank may run a step meanwhile. Every call ends with all ranks synchronised.
 // CUDA calls. No rank may run a step meanwhile. Every call ends with all ranks synchronised.
 #pragma once
 #include <cstdint>
@@ -20,7 +23,7 @@
 
 namespace refit::cuda {
 
-// Where the parameters are: bf16, row-major, `shapes` per rank. Outlives what holds it.
+// The memory of the parameters: bf16, row-major, `shapes` per rank. It must outlive its users.
 struct GpuParams {
   std::vector<std::unique_ptr<Rank>>* ranks = nullptr;
   std::vector<Param> shapes;
@@ -31,7 +34,7 @@ struct GpuParams {
 
 class GpuStore {
  public:
-  // Bytes of pinned host memory that a store holds for life.
+  // Bytes of pinned host memory that a store holds for its whole life.
   static constexpr uint64_t kRingBytes = 256 << 20;
 
   // Allocates the ring and every rank's tables; `threads` read files. Throws CudaError, std::bad_alloc.
@@ -40,23 +43,23 @@ class GpuStore {
   GpuStore(const GpuStore&) = delete;
   GpuStore& operator=(const GpuStore&) = delete;
 
-  // The job must have passed check_write; addresses of GPU sources are readable from every rank's GPU. A fault of a
-  // source, and an error of a GPU that it survives, are told by the outcome, tensor by tensor: written, only once
-  // every rank has synchronised without an error. Throws CudaError where a GPU is lost (sticky error).
+  // The job must have passed check_write; addresses of GPU sources are readable from every rank's GPU. The outcome
+  // reports faults of sources and GPU errors that the GPU survives, tensor by tensor; a tensor counts as written only
+  // when every rank has synchronised without an error. Throws CudaError if a GPU is lost (sticky error).
   WriteOutcome write(const WriteJob& job);
 
-  // Closes the segments that writes kept open under the name; returns how many mappings that were.
+  // Closes the segments that writes kept open under the name; returns the number of closed mappings.
   uint64_t close_mappings(const std::string& name);
 
   // See Device::fetch.
   void fetch(const Segment& segment, uint64_t offset, uint64_t bytes, int timeout_ms, uint8_t* out);
 
-  // All below throw CudaError; a fault there tells nothing about the weights but that the GPU is lost.
+  // All functions below throw CudaError if the GPU is lost; such an error changes nothing in the weights.
   // Row-major stored bytes of [row, row + rows) x [col, col + cols).
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out);
-  // Per rectangle the partial checksum of docs/checksum.md.
+  // The partial checksum (docs/checksum.md) of each rectangle.
   std::vector<uint64_t> checksum(const std::vector<Rect>& rects, const std::vector<int64_t>& tensor_cols);
-  // The noise of Store::scramble, bit for bit.
+  // The noise of Store::scramble, equal bit for bit.
   void scramble(uint64_t seed);
 
  private:

@@ -5,7 +5,8 @@
 namespace refit::cuda {
 namespace {
 
-// Where a chunk does not follow the one before it; elements of a tensor that begins here are aligned as on the GPU.
+// Alignment in the slot of a chunk that does not follow the one before it. The elements of a tensor that begins here
+// are then aligned as on the GPU.
 constexpr uint64_t kAlignment = 256;
 
 }  // namespace
@@ -16,7 +17,7 @@ BatchPlan plan_batches(const WriteJob& job, const std::vector<uint8_t>& read, co
   if (std::find(read.begin(), read.end(), 0) == read.end()) {
     out.plan = plan_write(job, shapes, DType::kBFloat16, limits);
   } else if (std::find(read.begin(), read.end(), 1) != read.end()) {
-    // Indices of rectangles in the plan are the job's: others stay in place, empty.
+    // The plan keeps the job's indices of rectangles: rectangles of other tensors stay in place, empty.
     WriteJob part;
     part.sources = job.sources;
     part.tensors = job.tensors;

@@ -1,6 +1,6 @@
-// How a write's bytes travel through a ring of slots: plain host arithmetic, without a GPU.
+// Cuts a write into batches for a ring of slots: plain host arithmetic, without a GPU.
 //
-// A batch is what one slot holds at a time: chunks (core/write_plan.h) of the sources that are read, in order.
+// A batch is the content of one slot: chunks (core/write/write_plan.h) of the sources that are read, in order.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -17,21 +17,22 @@ struct Batch {
 struct BatchPlan {
   WritePlan plan;
   std::vector<uint64_t> offsets;  // of each chunk in its slot
-  std::vector<size_t> batch_of;   // each chunk's
+  std::vector<size_t> batch_of;   // the batch of each chunk
   std::vector<Batch> batches;
 };
 
-// One read each: long enough for the system call not to count, short enough for many threads to share a slot.
+// Size of one read: long enough to hide the cost of the system call, short enough for many threads to share a slot.
 constexpr ChunkLimits kBatchLimits{2 << 20, 2 << 20, 4 << 20};
 
-// Plans the rectangles of those tensors for which `read` is set. A slot has room for limits.row + limits.straight.
+// Plans the rectangles of the tensors for which `read` is set. A slot has room for limits.row + limits.straight.
 BatchPlan plan_batches(const WriteJob& job, const std::vector<uint8_t>& read, const std::vector<Param>& shapes,
                        uint64_t slot_bytes, const ChunkLimits& limits = kBatchLimits);
 
-// What the rectangle needs of the chunk, whose first byte is at `chunk_data`; `param` is the rectangle's parameter.
+// The part of the chunk that the rectangle needs; the chunk's first byte is at `chunk_data`, `param` is the rectangle's
+// parameter.
 Copy2d chunk_copy(const Tensor& tensor, const Chunk& chunk, const Rect& rect, const Param& shape,
                   const uint8_t* chunk_data, bf16* param);
-// The whole rectangle out of a source at `data`.
+// The whole rectangle from a source at `data`.
 Copy2d rect_copy(const Tensor& tensor, const Rect& rect, const Param& shape, const uint8_t* data, bf16* param);
 
 }  // namespace refit::cuda

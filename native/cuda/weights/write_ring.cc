@@ -1,4 +1,4 @@
-// The half of a write that travels through the ring: reading chunks into slots, and bringing slots to the GPUs.
+// The half of a write that uses the ring: reads chunks into slots and copies slots to the GPUs.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -13,7 +13,7 @@
 namespace refit::cuda {
 namespace {
 
-// Shorter runs go by the scatter kernel, which takes all of a batch's in one launch.
+// The scatter kernel takes shorter runs, all of a batch in one launch.
 constexpr uint64_t kEngineBytes = 64 << 10;
 
 }  // namespace
@@ -27,7 +27,8 @@ void WriteRun::read_chunk(size_t index) {
     return;
   }
   if (batch >= ring_.slots()) {
-    // Chunks are taken in order, so all of the batch that has the slot are read or being read: the ranks will free it.
+    // Chunks are taken in order, so all chunks of the batch that holds the slot are read or being read: the ranks will
+    // free it.
     std::unique_lock lock(mutex_);
     readers_wake_.wait(
         lock, [&] { return stop_ || *std::min_element(retired_.begin(), retired_.end()) + ring_.slots() > batch; });
@@ -67,7 +68,7 @@ bool WriteRun::fetch(const Chunk& chunk, uint8_t* slot) {
   return false;
 }
 
-// False where none will come.
+// False if no batch will come.
 bool WriteRun::await_batch(size_t batch) {
   std::unique_lock lock(mutex_);
   ranks_wake_.wait(lock,
@@ -75,7 +76,7 @@ bool WriteRun::await_batch(size_t batch) {
   return chunks_left_[batch].load(std::memory_order_acquire) == 0 && !stop_;
 }
 
-// Waits until the GPUs have passed the rank's share of a batch.
+// Waits until the GPU has passed the rank's part of a batch.
 void WriteRun::retire(Rank& rank, size_t batch) {
   RankWriter& writer = *writers_[static_cast<size_t>(rank.index)];
   const size_t slot = batch % ring_.slots();

@@ -13,7 +13,7 @@
 namespace refit::cuda {
 namespace {
 
-// Batches that a rank has under way before it waits for the oldest: the GPU always has the next one in its queue.
+// Pending batches before a rank waits for the oldest: the GPU always has the next one in its queue.
 constexpr size_t kUnderWay = 4;
 
 }  // namespace
@@ -48,7 +48,7 @@ WriteRun::WriteRun(const GpuParams& params, const WriteJob& job, PinnedRing& rin
       mappings, job, [this](int tensor, std::string message) { fail(tensor, std::move(message)); });
 }
 
-// Sorts the sources into those that GPUs read themselves and those that are read into the ring.
+// Splits the sources into those that GPUs read themselves and those that are read into the ring.
 void WriteRun::plan_direct() {
   const std::vector<uint8_t> near = find_near();
   std::vector<uint8_t> read(job_.tensors.size());
@@ -65,7 +65,7 @@ void WriteRun::plan_direct() {
     left_[rect.tensor]++;
     needed[rect.tensor] += static_cast<uint64_t>(rect.rows * rect.cols) * size_of(tensor.dtype);
   }
-  // What several ranks need is counted once, as where it is read once.
+  // Bytes that several ranks need are read once, so they count once.
   for (size_t t = 0; t < needed.size(); t++) {
     const Tensor& tensor = job_.tensors[t];
     const uint64_t bytes =
@@ -79,8 +79,8 @@ void WriteRun::plan_direct() {
   }
 }
 
-// For each source whether all GPUs can read it. Pinned memory has one address for the host and all GPUs; both ends of
-// a source are asked for, on every GPU.
+// For each source, whether all GPUs can read it. Pinned memory has one address for the host and all GPUs. Checks both
+// ends of a source on every GPU.
 std::vector<uint8_t> WriteRun::find_near() {
   std::vector<uint8_t> near(job_.sources.size());
   bool ask = false;
@@ -124,7 +124,7 @@ void WriteRun::run(Pool& pool) {
     reading_ = false;
   }
   ranks_wake_.notify_all();
-  // All must have ended before anything that they refer to goes.
+  // All tasks must have ended before anything that they refer to is destroyed.
   std::exception_ptr lost;
   for (auto& future : futures) {
     try {
@@ -132,14 +132,14 @@ void WriteRun::run(Pool& pool) {
     } catch (const DeviceLost&) {
       lost = std::current_exception();
     } catch (const std::exception&) {
-      // Told by outcome().
+      // outcome() reports this.
     }
   }
   close_segments(lost != nullptr);
   if (lost) std::rethrow_exception(lost);
 }
 
-// On a rank's thread, for its deadline.
+// Runs on a rank's thread, for its deadline.
 void WriteRun::close_segments(bool lost) {
   if (session_->empty()) return;
   if (lost) return session_->abandon();
@@ -190,7 +190,7 @@ void WriteRun::drain_whole(Rank& rank) {
       broken_ = true;
     }
     fail(-1, rank.label() + ": " + e.what());
-    // What it has under way must not read what is closed and freed next.
+    // Pending copies must not read memory that is closed and freed next.
     cudaStreamSynchronize(rank.copy);
     cudaStreamSynchronize(rank.stream);
     throw;
@@ -199,8 +199,8 @@ void WriteRun::drain_whole(Rank& rank) {
 
 void WriteRun::drain(Rank& rank) {
   size_t given = 0;
-  size_t& retired = retired_[static_cast<size_t>(rank.index)];  // written by this thread alone, under the mutex
-  // First: where handles are refused, nothing else may have been written.
+  size_t& retired = retired_[static_cast<size_t>(rank.index)];  // only this thread writes it, under the mutex
+  // Segments first: if handles are refused, nothing else may have been written.
   bool going = read_segments(rank) && run_direct(rank);
   while (going && given < batches_.batches.size()) {
     if (chunks_left_[given].load(std::memory_order_acquire) > 0) {
@@ -221,7 +221,7 @@ void WriteRun::drain(Rank& rank) {
   check(cudaStreamSynchronize(rank.stream), "weights: scatter");
 }
 
-// What other processes share, as it opens. Like all below, false where the write must end.
+// Scatters segments of other processes as they open. Like all functions below, returns false if the write must end.
 bool WriteRun::read_segments(Rank& rank) {
   if (session_->empty()) return true;
   rank.doing("weights: open shared memory");
@@ -255,7 +255,7 @@ bool WriteRun::read_segments(Rank& rank) {
   return going && !stop_;
 }
 
-// What GPUs read where it lies.
+// Scatters sources that GPUs read where they lie.
 bool WriteRun::run_direct(Rank& rank) {
   const std::vector<Direct>& all = direct_[static_cast<size_t>(rank.index)];
   bool going = true;
@@ -286,7 +286,7 @@ bool WriteRun::may_copy(int tensor) {
   return false;
 }
 
-// copies[i] is of tensors[i].
+// copies[i] belongs to tensors[i].
 void WriteRun::scatter(Rank& rank, const std::vector<Copy2d>& copies, const std::vector<int>& tensors, bool from_host) {
   rank.doing("weights: scatter");
   for (const int t : tensors) dirty_[t].store(true, std::memory_order_relaxed);

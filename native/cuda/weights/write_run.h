@@ -1,4 +1,4 @@
-// One write of one job onto the GPUs; GpuStore::write makes one and runs it.
+// Writes one job to the GPUs; GpuStore::write creates one and runs it.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -16,7 +16,7 @@
 
 namespace refit::cuda {
 
-// What a rank keeps for writes; made, used and destroyed on the rank's thread.
+// The state that a rank keeps for writes; created, used and destroyed on the rank's thread.
 struct RankWriter {
   explicit RankWriter(size_t slots);
   ~RankWriter();
@@ -24,22 +24,22 @@ struct RankWriter {
   RankWriter& operator=(const RankWriter&) = delete;
 
   Scatter scatter;
-  // Per slot: the copy engine and the kernels have passed what the rank wanted of it.
+  // Per slot: recorded when the copy engine and the kernels have passed the rank's part of it.
   std::vector<cudaEvent_t> copied, scattered;
 };
 
 class WriteRun {
  public:
-  // Plans all of it; throws std::bad_alloc. Nothing has been written then.
+  // Plans everything; throws std::bad_alloc. Nothing has been written then.
   WriteRun(const GpuParams& params, const WriteJob& job, PinnedRing& ring,
            std::vector<std::unique_ptr<RankWriter>>& writers, ipc::Mappings& mappings);
 
-  // Throws DeviceLost where a GPU is lost.
+  // Throws DeviceLost if a GPU is lost.
   void run(Pool& pool);
   WriteOutcome outcome() const;
 
  private:
-  // A rectangle whose source the GPUs can read where it lies.
+  // A rectangle whose source the GPUs read where it lies.
   struct Direct {
     int tensor;
     Copy2d copy;
@@ -67,9 +67,9 @@ class WriteRun {
   std::vector<std::unique_ptr<RankWriter>>& writers_;
   BatchPlan batches_;
   std::vector<std::vector<Direct>> direct_;              // of each rank
-  std::unique_ptr<std::atomic<int64_t>[]> left_;         // of each tensor: pieces that no writer has been given yet
-  std::unique_ptr<std::atomic<bool>[]> dirty_;           // tensors of which something may have been written
-  std::unique_ptr<std::atomic<int64_t>[]> chunks_left_;  // of each batch: chunks that are not read
+  std::unique_ptr<std::atomic<int64_t>[]> left_;         // of each tensor: pieces that no writer has taken yet
+  std::unique_ptr<std::atomic<bool>[]> dirty_;           // tensors that may be partly written
+  std::unique_ptr<std::atomic<int64_t>[]> chunks_left_;  // of each batch: chunks that are not read yet
   std::vector<uint64_t> segment_bytes_;                  // of each tensor that is read from a segment
   std::atomic<uint64_t> bytes_ = 0;
   std::atomic<bool> stop_ = false;
@@ -77,9 +77,9 @@ class WriteRun {
   std::mutex mutex_;
   std::condition_variable readers_wake_;  // a slot is free, or stop
   std::condition_variable ranks_wake_;    // a batch is read, or no more will be
-  std::vector<size_t> retired_;           // of each rank: batches that it has done with
+  std::vector<size_t> retired_;           // of each rank: finished batches
   bool reading_ = true;
-  bool broken_ = false;  // a rank ended by an exception: nothing that it was given counts as written
+  bool broken_ = false;  // a rank ended by an exception: nothing that it took counts as written
   std::string error_;
   int error_tensor_ = -1;
   std::unique_ptr<ipc::Session> session_;
