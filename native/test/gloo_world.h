@@ -1,4 +1,5 @@
-// Worlds of gloo's groups in one process, and a rank that does not keep to the protocol. For gloo_test.cc.
+// Worlds of gloo's groups in one process, and a rank that does not keep to the protocol. For gloo_test.cc and
+// gloo_faults_test.cc.
 #pragma once
 #include <dirent.h>
 #include <netinet/in.h>
@@ -230,6 +231,18 @@ Thrown receive_from(const std::function<void(Impostor&)>& act, std::chrono::mill
   }
   group.end();
   return thrown;
+}
+
+// Runs the tests, and checks that they leave no descriptor and no thread behind.
+void leaves_nothing(const std::function<void()>& tests) {
+  std::thread([] {}).join();  // a sanitizer starts its own thread with the first one
+  const int descriptors = entries("/proc/self/fd");
+  const int threads = entries("/proc/self/task");
+  tests();
+  CHECKF(entries("/proc/self/fd") == descriptors, "%d, were %d", entries("/proc/self/fd"), descriptors);
+  // A joined thread may be listed a little longer.
+  for (int i = 0; entries("/proc/self/task") != threads && i < 100; i++) std::this_thread::sleep_for(10ms);
+  CHECKF(entries("/proc/self/task") == threads, "%d, were %d", entries("/proc/self/task"), threads);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "cuda/forward/forward.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
+#include "test/gpu/forward_gpus.cuh"
 
 using namespace refit;
 using namespace refit::test;
@@ -29,119 +30,6 @@ const std::vector<Variant> kVariants = {
     {"one kv head", 64, 1, 8, 1, 128, 64, 50, false, false, true, false},
     {"qwen3 moe", 64, 3, 4, 2, 32, 96, 120, false, false, true, false, 8, 2, 32, true, {1, 0, 1}},
     {"qwen3 moe, no renorm", 128, 2, 4, 4, 16, 64, 90, false, false, true, true, 16, 4, 64, false, {1, 1}},
-};
-
-constexpr int kPages = 160, kPageSize = 16, kMaxTokens = 700, kMaxContext = 1500;
-
-// Memory of a GPU with guard bytes on both sides.
-class Region {
- public:
-  explicit Region(size_t bytes) : bytes_(bytes) {
-    check(cudaMalloc(&base_, bytes + 2 * kGuard), "cudaMalloc");
-    check(cudaMemset(base_, kPoison, bytes + 2 * kGuard), "poison");
-  }
-  ~Region() { cudaFree(base_); }
-  Region(const Region&) = delete;
-  Region& operator=(const Region&) = delete;
-  uint8_t* data() const { return base_ + kGuard; }
-  // Bytes of 0xff are NaN.
-  void poison() const { check(cudaMemset(data(), kPoison, bytes_), "poison"); }
-  bool whole() const {
-    std::vector<uint8_t> guard(2 * kGuard);
-    check(cudaMemcpy(guard.data(), base_, kGuard, cudaMemcpyDeviceToHost), "guard");
-    check(cudaMemcpy(guard.data() + kGuard, base_ + kGuard + bytes_, kGuard, cudaMemcpyDeviceToHost), "guard");
-    return std::all_of(guard.begin(), guard.end(), [](uint8_t b) { return b == kPoison; });
-  }
-
- private:
-  static constexpr size_t kGuard = 4096;
-  static constexpr uint8_t kPoison = 0xff;
-  uint8_t* base_ = nullptr;
-  size_t bytes_;
-};
-
-// Null where NCCL is not to be had.
-const cuda::NcclApi* find_api() {
-  try {
-    return &cuda::open_nccl();
-  } catch (const std::runtime_error& error) {
-    std::printf("!!!!! NCCL IS NOT HERE, SO IT WAS NOT TESTED: %s\n", error.what());
-    return nullptr;
-  }
-}
-
-bool all_reach(const std::vector<int>& gpus) {
-  return std::all_of(gpus.begin(), gpus.end(), [&](int from) {
-    return std::all_of(gpus.begin(), gpus.end(), [&](int to) { return cuda::reaches(from, to); });
-  });
-}
-
-// A test model on GPUs, in plain allocations. With `nccl` no rank touches another's memory.
-class Gpus {
- public:
-  Gpus(const TestModel& model, const std::vector<int>& gpus, const cuda::NcclApi* nccl = nullptr) {
-    const int count = static_cast<int>(gpus.size());
-    CoreConfig config = model.config(count, 1, "", kPages, kPageSize);
-    config.max_step_tokens = kMaxTokens, config.max_context = kMaxContext;
-    const cuda::ForwardSizes sizes = cuda::forward_sizes(config);
-    std::vector<cuda::ForwardMemory> memory(count);
-    for (int r = 0; r < count; ++r) {
-      check(cudaSetDevice(gpus[r]), "cudaSetDevice");
-      memory[r].kv = add(sizes.kv)->data(), memory[r].peer = add(sizes.peer)->data();
-      scratch_.push_back(add(sizes.scratch));
-      memory[r].scratch = scratch_.back()->data();
-      for (const Param& p : config.params) {
-        const Matrix m = model.shard(p.name, r, count);
-        std::vector<uint16_t> bits(m.x.size());
-        for (size_t i = 0; i < bits.size(); ++i) bits[i] = float_to_bf16(m.x[i]);
-        uint8_t* to = add(bits.size() * 2)->data();
-        check(cudaMemcpy(to, bits.data(), bits.size() * 2, cudaMemcpyHostToDevice), "upload");
-        memory[r].params.push_back(reinterpret_cast<const cuda::bf16*>(to));
-      }
-      check(cudaDeviceSynchronize(), "upload");
-      ranks_.push_back(std::make_unique<cuda::Rank>(r, gpus[r]));
-    }
-    if (nccl != nullptr) {
-      comms_ = cuda::join_ranks(ranks_, *nccl, 60);
-    } else {
-      cuda::on_all(ranks_, [&](cuda::Rank& rank) { cuda::enable_peers(rank, gpus); });
-    }
-    forward_ = std::make_unique<cuda::Forward>(config, ranks_, memory, comms_);
-  }
-  ~Gpus() {
-    forward_.reset();
-    if (!comms_.empty()) cuda::on_all(ranks_, [&](cuda::Rank& rank) { comms_[rank.index]->finish(); });
-  }
-  Gpus(const Gpus&) = delete;
-  Gpus& operator=(const Gpus&) = delete;
-
-  StepResult step(const BatchBuilder& b, bool poison = true) {
-    for (size_t r = 0; poison && r < ranks_.size(); ++r) {
-      // Nothing in scratch may outlive a step.
-      check(cudaSetDevice(ranks_[r]->device), "cudaSetDevice");
-      scratch_[r]->poison();
-      check(cudaDeviceSynchronize(), "poison");
-    }
-    StepResult result;
-    forward_->step(b.view(), result);
-    return result;
-  }
-  void check_guards(const char* where) const {
-    for (size_t i = 0; i < regions_.size(); ++i)
-      CHECKF(regions_[i]->whole(), "%s: bytes before or behind region %zu were written", where, i);
-  }
-
- private:
-  Region* add(size_t bytes) {
-    regions_.push_back(std::make_unique<Region>(bytes));
-    return regions_.back().get();
-  }
-
-  std::vector<std::unique_ptr<Region>> regions_;
-  std::vector<Region*> scratch_;
-  std::vector<std::unique_ptr<cuda::Rank>> ranks_;
-  std::vector<std::unique_ptr<cuda::NcclComm>> comms_;
-  std::unique_ptr<cuda::Forward> forward_;
 };
 
 using Rng = std::mt19937;
