@@ -6,7 +6,7 @@ import { createEngine, createServer } from '../src/index.ts'
 import { openDiskSource } from '../src/sources/disk/disk.ts'
 import { packageRoot } from '../src/root.ts'
 import { checkPython, machine, median, python } from './lib/baseline.ts'
-import { cardEntry, emptyBucketEntry, sharedEntry } from './lib/handles.ts'
+import { gpuEntry, emptyBucketEntry, sharedEntry } from './lib/handles.ts'
 import { randomModel } from './lib/random-model.ts'
 import { report } from './lib/table.ts'
 import type { Figure } from './lib/table.ts'
@@ -46,7 +46,7 @@ async function decoding (): Promise<Figure[]> {
     shape: [2048, 1] as [number, number]
   }))
   const tensors = [...Array.from({ length: 48 }, (_, n) => layer(n)).flat(), ...ends]
-  const entry = cardEntry(tensors)
+  const entry = gpuEntry(tensors)
   const first: number[] = []
   const later: number[] = []
   const whole: number[] = []

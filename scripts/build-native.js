@@ -291,7 +291,7 @@ function tryCuda (file) {
   if (!existsSync(addon)) return { status: 0 }
   const script = `const { runtimeCuda, error } = require(${
     JSON.stringify(addon)
-  }).cudaCards(); if (runtimeCuda === '') { console.error(error); process.exit(1) }`
+  }).cudaGpus(); if (runtimeCuda === '') { console.error(error); process.exit(1) }`
   return spawnSync(process.execPath, ['-e', script], {
     encoding: 'utf8',
     env: { ...process.env, REFIT_CUDA_LIBRARY: file }

@@ -5,13 +5,13 @@ const REDUCTIONS = 'torch.multiprocessing.reductions'
 type Part = string | Buffer | number
 
 /** One tensor of a card in a share of its own. */
-export interface CardTensor {
+export interface GpuTensor {
   name: string
   shape: [number, number]
 }
 
 /** A list of (name, tensor) of one sender's card, base64: a segment for every 32 tensors, a slot of the counter file for each. */
-export function cardEntry (tensors: readonly CardTensor[]): string {
+export function gpuEntry (tensors: readonly GpuTensor[]): string {
   const pickler = new Pickler()
   pickler.op('](')
   for (const [index, { name, shape: [rows, cols] }] of tensors.entries()) {

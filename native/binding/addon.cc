@@ -18,6 +18,7 @@
 #include "binding/napi_setup.h"
 #include "binding/nccl_groups.h"
 #include "binding/patch.h"
+#include "binding/row_layout.h"
 #include "binding/shared.h"
 #include "binding/step.h"
 #include "binding/weights.h"
@@ -87,9 +88,10 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
     exports.Set(name, Napi::Function::New(env, function, name));
   };
   exports.Set("faults", kFaults);
+  exports.Set("layouts", layouts(env));
   add("isas", isas);
-  add("cudaCards", cuda_gpus);
-  add("cudaMemoryPlan", cuda_memory_plan);
+  add("cudaGpus", cuda_gpus);
+  add("cudaMemoryNeeds", cuda_memory_needs);
   add("endProcess", end_process);
   add("createCore", create_core);
   add("closeCore", close_core);

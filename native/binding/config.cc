@@ -52,15 +52,15 @@ DType parse_dtype(const Napi::Value& value) {
 // The fields that CUDA alone has. All may be absent.
 void parse_cuda(const Napi::Object& object, CoreConfig& config) {
   const std::string path = "config.";
-  if (const Napi::Value gpus = object.Get("cards"); !gpus.IsUndefined()) {
-    const Napi::Array list = to_array(gpus, "config.cards");
+  if (const Napi::Value gpus = object.Get("gpus"); !gpus.IsUndefined()) {
+    const Napi::Array list = to_array(gpus, "config.gpus");
     for (uint32_t i = 0; i < list.Length(); i++) {
-      const std::string name = "config.cards[" + std::to_string(i) + "]";
+      const std::string name = "config.gpus[" + std::to_string(i) + "]";
       config.gpus.push_back(static_cast<int>(to_integer(list[i], name, 0, 1023)));
     }
   }
-  if (const Napi::Value share = object.Get("shareCards"); !share.IsUndefined()) {
-    config.share_gpus = to_boolean(share, "config.shareCards");
+  if (const Napi::Value share = object.Get("shareGpus"); !share.IsUndefined()) {
+    config.share_gpus = to_boolean(share, "config.shareGpus");
   }
   if (const Napi::Value seconds = object.Get("watchdogSeconds"); !seconds.IsUndefined()) {
     config.watchdog_seconds = to_number(seconds, "config.watchdogSeconds");

@@ -51,7 +51,7 @@ Napi::Value cuda_gpus(const Napi::CallbackInfo& info) {
   out.Set("runtimeCuda", found.runtime_cuda);
   out.Set("driverVersion", found.driver_version);
   out.Set("architectures", found.architectures);
-  out.Set("cards", array(env, found.gpus, gpu));
+  out.Set("gpus", array(env, found.gpus, gpu));
   const uint32_t count = static_cast<uint32_t>(found.gpus.size());
   Napi::Array peers = Napi::Array::New(env, count);
   for (uint32_t from = 0; from < count; from++) {
@@ -66,7 +66,7 @@ Napi::Value cuda_gpus(const Napi::CallbackInfo& info) {
   return out;
 }
 
-Napi::Value cuda_memory_plan(const Napi::CallbackInfo& info) {
+Napi::Value cuda_memory_needs(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const CoreConfig config = parse_config(info[0]);
   const CudaMemoryPlan plan = with_error_code(env, [&] { return refit::cuda_memory_plan(config); });

@@ -3,8 +3,8 @@
 
 namespace refit::binding {
 
-// cudaCards and cudaMemoryPlan of src/native/addon.ts.
+// cudaGpus and cudaMemoryNeeds of src/native/addon.ts.
 Napi::Value cuda_gpus(const Napi::CallbackInfo& info);
-Napi::Value cuda_memory_plan(const Napi::CallbackInfo& info);
+Napi::Value cuda_memory_needs(const Napi::CallbackInfo& info);
 
 }  // namespace refit::binding

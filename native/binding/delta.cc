@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "binding/fields.h"
+#include "binding/row_layout.h"
 #include "binding/write_job.h"
 #include "codec/tensor_delta.h"
 
@@ -16,7 +17,7 @@ namespace refit::binding {
 namespace {
 
 constexpr int64_t kMaxInt = 0x7fffffff;
-constexpr size_t kFields = 5;
+constexpr size_t kFields = DeltaRow::kNames.size();
 
 }  // namespace
 
@@ -40,12 +41,12 @@ Napi::Value apply_deltas(const Napi::CallbackInfo& info) {
   std::vector<TensorDelta> deltas;
   for (size_t row = 0; row < table.size() / kFields; row++) {
     const double* const at = table.data() + row * kFields;
-    const auto large = [&](int k, const char* field) {
-      return static_cast<uint64_t>(exact_integer(env, at[k], kMaxSafe, "table", row, field));
+    const auto field = [&](DeltaRow::Field k, int64_t max = kMaxSafe) {
+      return static_cast<uint64_t>(exact_integer(env, at[k], max, "table", row, DeltaRow::kNames[k]));
     };
-    const auto fd = static_cast<int>(exact_integer(env, at[0], kMaxInt, "table", row, "fd"));
-    const uint64_t offset = large(1, "offset"), bytes = large(2, "bytes"), begin = large(3, "begin"),
-                   end = large(4, "end");
+    const auto fd = static_cast<int>(field(DeltaRow::kFd, kMaxInt));
+    const uint64_t offset = field(DeltaRow::kOffset), bytes = field(DeltaRow::kBytes), begin = field(DeltaRow::kBegin),
+                   end = field(DeltaRow::kEnd);
     if (begin > end || end > data.size()) throw Napi::RangeError::New(env, "a row lies outside of data");
     deltas.push_back({fd, offset, bytes, data.data() + begin, end - begin});
   }

@@ -10,6 +10,7 @@
 #include "binding/env_state.h"
 #include "binding/error_code.h"
 #include "binding/fields.h"
+#include "binding/row_layout.h"
 #include "binding/write_job.h"
 #include "transport/gloo/gloo_group.h"
 
@@ -21,7 +22,7 @@ using Held = std::vector<Napi::Reference<Napi::Value>>;
 constexpr int kMaxHandle = 0x7fffffff;
 constexpr int kMaxRank = 0xffff;
 constexpr int64_t kMaxDeadlineMs = int64_t{1000} * 3600 * 24 * 365;
-constexpr size_t kPartFields = 2;
+constexpr size_t kPartFields = PartRow::kNames.size();
 
 struct Registry {
   std::mutex mutex;
@@ -148,8 +149,8 @@ std::vector<GroupPart> parse_parts(const Napi::Value& value) {
   std::vector<GroupPart> parts(numbers.size() / kPartFields);
   for (size_t i = 0; i < parts.size(); i++) {
     const double* at = numbers.data() + i * kPartFields;
-    parts[i].offset = static_cast<uint64_t>(exact_integer(env, at[0], kMaxSafe, "parts", i, "offset"));
-    parts[i].bytes = static_cast<uint64_t>(exact_integer(env, at[1], kMaxSafe, "parts", i, "bytes"));
+    parts[i].offset = static_cast<uint64_t>(exact_integer(env, at[PartRow::kOffset], kMaxSafe, "parts", i, "offset"));
+    parts[i].bytes = static_cast<uint64_t>(exact_integer(env, at[PartRow::kBytes], kMaxSafe, "parts", i, "bytes"));
   }
   return parts;
 }

@@ -96,10 +96,10 @@ Napi::Value nccl_group(const Napi::CallbackInfo& info) {
   if (const Napi::Value warm_up = from.Get("warmUp"); !warm_up.IsUndefined()) {
     options.warm_up = to_boolean(warm_up, "options.warmUp");
   }
-  if (const Napi::Value peers = from.Get("peerCards"); !peers.IsUndefined()) {
-    const Napi::Array list = to_array(peers, "options.peerCards");
+  if (const Napi::Value peers = from.Get("peerGpus"); !peers.IsUndefined()) {
+    const Napi::Array list = to_array(peers, "options.peerGpus");
     for (uint32_t i = 0; i < list.Length(); i++) {
-      options.peer_gpus.push_back(to_string(list[i], "options.peerCards[" + std::to_string(i) + "]"));
+      options.peer_gpus.push_back(to_string(list[i], "options.peerGpus[" + std::to_string(i) + "]"));
     }
   }
   return with_error_code(env, [&]() -> Napi::Value {

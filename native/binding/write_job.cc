@@ -9,12 +9,11 @@
 
 #include "binding/fields.h"
 #include "binding/groups.h"
+#include "binding/row_layout.h"
 
 namespace refit::binding {
 namespace {
 
-constexpr size_t kTensorFields = 7;
-constexpr size_t kRectFields = 9;
 constexpr int64_t kMaxInt = 0x7fffffff;
 
 size_t record_count(Napi::Env env, size_t length, size_t fields, const std::string& name) {
@@ -139,18 +138,20 @@ int64_t exact_integer(Napi::Env env, double value, int64_t max, const std::strin
 std::vector<Tensor> parse_tensors(const Napi::Value& value, const std::string& name) {
   const Napi::Env env = value.Env();
   const auto numbers = to_span<double>(value, name);
-  std::vector<Tensor> tensors(record_count(env, numbers.size(), kTensorFields, name));
+  std::vector<Tensor> tensors(record_count(env, numbers.size(), TensorRow::kNames.size(), name));
   for (size_t i = 0; i < tensors.size(); i++) {
-    const double* at = numbers.data() + i * kTensorFields;
+    const double* at = numbers.data() + i * TensorRow::kNames.size();
+    const auto field = [&](TensorRow::Field k, int64_t max = kMaxSafe) {
+      return exact_integer(env, at[k], max, name, i, TensorRow::kNames[k]);
+    };
     Tensor& tensor = tensors[i];
-    tensor.source = static_cast<int>(exact_integer(env, at[0], kMaxInt, name, i, "source"));
-    tensor.offset = static_cast<uint64_t>(exact_integer(env, at[1], kMaxSafe, name, i, "offset"));
-    tensor.dtype =
-        static_cast<DType>(exact_integer(env, at[2], static_cast<int64_t>(DType::kFloat32), name, i, "dtype"));
-    tensor.rows = exact_integer(env, at[3], kMaxSafe, name, i, "rows");
-    tensor.cols = exact_integer(env, at[4], kMaxSafe, name, i, "cols");
-    tensor.row_bytes = static_cast<uint64_t>(exact_integer(env, at[5], kMaxSafe, name, i, "rowBytes"));
-    tensor.col_bytes = static_cast<uint64_t>(exact_integer(env, at[6], kMaxSafe, name, i, "colBytes"));
+    tensor.source = static_cast<int>(field(TensorRow::kSource, kMaxInt));
+    tensor.offset = static_cast<uint64_t>(field(TensorRow::kOffset));
+    tensor.dtype = static_cast<DType>(field(TensorRow::kDtype, static_cast<int64_t>(DType::kFloat32)));
+    tensor.rows = field(TensorRow::kRows);
+    tensor.cols = field(TensorRow::kCols);
+    tensor.row_bytes = static_cast<uint64_t>(field(TensorRow::kRowBytes));
+    tensor.col_bytes = static_cast<uint64_t>(field(TensorRow::kColBytes));
   }
   return tensors;
 }
@@ -158,15 +159,18 @@ std::vector<Tensor> parse_tensors(const Napi::Value& value, const std::string& n
 std::vector<Rect> parse_rects(const Napi::Value& value, const std::string& name) {
   const Napi::Env env = value.Env();
   const auto numbers = to_span<double>(value, name);
-  std::vector<Rect> rects(record_count(env, numbers.size(), kRectFields, name));
+  std::vector<Rect> rects(record_count(env, numbers.size(), RectRow::kNames.size(), name));
   for (size_t i = 0; i < rects.size(); i++) {
-    const double* at = numbers.data() + i * kRectFields;
-    const auto small = [&](int k, const char* field) {
-      return static_cast<int>(exact_integer(env, at[k], kMaxInt, name, i, field));
+    const double* at = numbers.data() + i * RectRow::kNames.size();
+    const auto small = [&](RectRow::Field k) {
+      return static_cast<int>(exact_integer(env, at[k], kMaxInt, name, i, RectRow::kNames[k]));
     };
-    const auto large = [&](int k, const char* field) { return exact_integer(env, at[k], kMaxSafe, name, i, field); };
-    rects[i] = {small(0, "tensor"), small(1, "rank"), small(2, "param"),  large(3, "srcRow"), large(4, "srcCol"),
-                large(5, "rows"),   large(6, "cols"), large(7, "dstRow"), large(8, "dstCol")};
+    const auto large = [&](RectRow::Field k) {
+      return exact_integer(env, at[k], kMaxSafe, name, i, RectRow::kNames[k]);
+    };
+    rects[i] = {small(RectRow::kTensor), small(RectRow::kRank),   small(RectRow::kParam),
+                large(RectRow::kSrcRow), large(RectRow::kSrcCol), large(RectRow::kRows),
+                large(RectRow::kCols),   large(RectRow::kDstRow), large(RectRow::kDstCol)};
   }
   return rects;
 }

@@ -134,7 +134,7 @@ function serverInfo (context: RouteContext): Record<string, unknown> {
     skip_tokenizer_init: tokenizer === null,
     context_length: info.contextLength,
     device: info.device,
-    cards: info.cards,
+    cards: info.gpus,
     isa: info.isa,
     threads: info.threads,
     dtype: info.dtype,

@@ -61,7 +61,7 @@ const trl: Routes = async (app, { context }) => {
     description:
       'Answers before the client has joined, as it joins after the answer: what goes wrong then is told at the next call. Another call makes it anew.',
     body: InitBody
-  }, async ({ host, port, world_size: worldSize, client_device_uuid: cardUuid, backend = 'nccl' }) => {
+  }, async ({ host, port, world_size: worldSize, client_device_uuid: gpuUuid, backend = 'nccl' }) => {
     const { ranks } = engine.info
     if (worldSize != null && worldSize !== ranks + 1) {
       throw new RefitError(
@@ -70,7 +70,7 @@ const trl: Routes = async (app, { context }) => {
         { param: 'world_size' }
       )
     }
-    await weights.init({ host, port, cardUuid: cardUuid ?? undefined, backend })
+    await weights.init({ host, port, gpuUuid: gpuUuid ?? undefined, backend })
     return 'Request received, initializing communicator'
   })
 

@@ -50,7 +50,7 @@ async function start (
   const table = buildModelTable(arch, options.tp ?? 1)
   // Loaded here first: were the worker the only one to hold it, it would be unloaded under living threads when the worker ends.
   const addon = native()
-  const { core: config, contextLength, maxRunningRequests, maxBatchTokens, cards, visible, experts } = await planCore(
+  const { core: config, contextLength, maxRunningRequests, maxBatchTokens, gpus, visible, experts } = await planCore(
     arch,
     table,
     options,
@@ -89,7 +89,7 @@ async function start (
       keepWeights: options.enableWeightsCpuBackup ?? false,
       availableBytes: availableMemory,
       onHost: config.device === 'cpu',
-      releasable: cards.every(({ virtualMemory }) => virtualMemory),
+      releasable: gpus.every(({ virtualMemory }) => virtualMemory),
       ...deadlineMs === undefined ? {} : { deadlineMs }
     })
     const native = addon.coreInfo(core)
@@ -102,8 +102,8 @@ async function start (
       contextLength,
       eosTokenIds: arch.eosTokenIds,
       device: config.device,
-      cards: cards.map(({ ordinal, uuid, name, totalBytes }) => ({ ordinal, uuid, name, totalBytes })),
-      ...visible.length === 0 ? {} : { visibleCards: visible.map(({ ordinal, uuid }) => ({ ordinal, uuid })) },
+      gpus: gpus.map(({ ordinal, uuid, name, totalBytes }) => ({ ordinal, uuid, name, totalBytes })),
+      ...visible.length === 0 ? {} : { visibleGpus: visible.map(({ ordinal, uuid }) => ({ ordinal, uuid })) },
       isa: native.isa,
       ranks: table.ranks,
       threads: native.threads,

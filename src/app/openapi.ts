@@ -108,7 +108,7 @@ function share (value: unknown, schemas: Record<string, unknown>): unknown {
 export async function openApiDocument (): Promise<object> {
   const app = Fastify()
   await describeApi(app)
-  const engine = { info: { servedModelName: '', modelPath: '/', cards: [] as EngineInfo['cards'] } } as RolloutEngine
+  const engine = { info: { servedModelName: '', modelPath: '/', gpus: [] as EngineInfo['gpus'] } } as RolloutEngine
   await app.register(refit, { engine, tokenizer: null })
   await app.ready()
   const document = app.swagger()

@@ -81,8 +81,8 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   const roots = options.modelRoots ?? defaultRoots(engine.info.modelPath)
   const receiver = new TensorReceiver({
     ranks: engine.info.ranks,
-    cards: engine.info.cards.map(({ uuid }) => uuid),
-    visible: engine.info.visibleCards ?? null,
+    cards: engine.info.gpus.map(({ uuid }) => uuid),
+    visible: engine.info.visibleGpus ?? null,
     loaders: options.weightLoaders ?? {},
     deltas: engine.deltaHost
   })

@@ -1,6 +1,6 @@
-import { probeCards } from '../engine/probe-cards.ts'
+import { probeGpus } from '../engine/probe-gpus.ts'
 import { RefitError } from '../errors.ts'
-import type { CudaCard, CudaCards } from '../native/devices.ts'
+import type { CudaGpu, CudaGpus } from '../native/devices.ts'
 
 export const DEVICES_HELP = `Usage: refit devices [--json]
 
@@ -16,35 +16,35 @@ export async function devices (args: readonly string[]): Promise<void> {
   if (unknown !== undefined) {
     throw new RefitError('CONFIG', `${unknown}: unknown option; "refit devices" takes --json alone`, { param: unknown })
   }
-  const found = await probeCards()
+  const found = await probeGpus()
   process.stdout.write(args.length > 0 ? JSON.stringify(found, null, 2) + '\n' : describe(found))
-  if (!found.cards.some(({ error }) => error === undefined)) process.exitCode = 1
+  if (!found.gpus.some(({ error }) => error === undefined)) process.exitCode = 1
 }
 
 /** In words, for a terminal. */
-export function describe (found: CudaCards): string {
+export function describe (found: CudaGpus): string {
   const sections = [
     found.error === undefined ? [] : [`no card can be used: ${found.error}`],
-    found.cards.flatMap(describeCard),
-    found.cards.length > 1 ? peers(found) : [],
+    found.gpus.flatMap(describeGpu),
+    found.gpus.length > 1 ? peers(found) : [],
     libraries(found)
   ]
   return sections.filter(lines => lines.length > 0).map(lines => lines.join('\n')).join('\n\n') + '\n'
 }
 
-function describeCard (card: CudaCard): string[] {
+function describeGpu (gpu: CudaGpu): string[] {
   return [
-    `card ${card.ordinal}: ${card.name}`,
-    `  ${card.uuid}, PCI ${card.pciBusId}`,
-    `  compute capability ${card.computeCapability}, ${card.multiprocessors} multiprocessors, ${
-      gigabytes(card.freeBytes)
-    } of ${gigabytes(card.totalBytes)} free`,
-    ...card.virtualMemory ? [] : ['  memory cannot be released and resumed (no virtual memory management)'],
-    ...card.error === undefined ? [] : [`  cannot be used: ${card.error}`]
+    `card ${gpu.ordinal}: ${gpu.name}`,
+    `  ${gpu.uuid}, PCI ${gpu.pciBusId}`,
+    `  compute capability ${gpu.computeCapability}, ${gpu.multiprocessors} multiprocessors, ${
+      gigabytes(gpu.freeBytes)
+    } of ${gigabytes(gpu.totalBytes)} free`,
+    ...gpu.virtualMemory ? [] : ['  memory cannot be released and resumed (no virtual memory management)'],
+    ...gpu.error === undefined ? [] : [`  cannot be used: ${gpu.error}`]
   ]
 }
 
-function libraries (found: CudaCards): string[] {
+function libraries (found: CudaGpus): string[] {
   const driver = `driver ${found.driverVersion || 'not found'} (CUDA ${
     found.driverCuda || 'unknown'
   }), refit's library: CUDA ${found.runtimeCuda || 'not opened'}, kernels for ${found.architectures || 'none'}`
@@ -58,14 +58,14 @@ function libraries (found: CudaCards): string[] {
   ]
 }
 
-function peers ({ cards, peerAccess, libraries }: CudaCards): string[] {
-  const reach = cards.map(({ ordinal }, from) =>
+function peers ({ gpus, peerAccess, libraries }: CudaGpus): string[] {
+  const reach = gpus.map(({ ordinal }, from) =>
     [
       ordinal,
-      cards.flatMap((card, to) => to !== from && peerAccess[from]?.[to] === true ? [card.ordinal] : [])
+      gpus.flatMap((gpu, to) => to !== from && peerAccess[from]?.[to] === true ? [gpu.ordinal] : [])
     ] as const
   )
-  if (reach.every(([, others]) => others.length === cards.length - 1)) {
+  if (reach.every(([, others]) => others.length === gpus.length - 1)) {
     return ['every card reaches the memory of every other: ranks of --tp exchange by peer access']
   }
   const nccl = libraries.find(({ name }) => name === 'NCCL')

@@ -127,7 +127,7 @@ async function load (path: string, config: Config, log: Log): Promise<RolloutEng
     progress.end()
   }
   const { info } = engine
-  for (const { ordinal, uuid, name } of info.cards) log.info(`card ${ordinal}: ${name}, ${uuid}`)
+  for (const { ordinal, uuid, name } of info.gpus) log.info(`card ${ordinal}: ${name}, ${uuid}`)
   log.info(
     { engine: info },
     `loaded in ${

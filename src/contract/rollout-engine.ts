@@ -140,9 +140,9 @@ export interface EngineInfo {
   eosTokenIds: number[]
   device: string
   /** Of each rank; none on the CPU. */
-  cards: { ordinal: number, uuid: string, name: string, totalBytes: number }[]
+  gpus: { ordinal: number, uuid: string, name: string, totalBytes: number }[]
   /** All that this process sees, as they were found at the start. None where its memory is not on cards of this machine. */
-  visibleCards?: { ordinal: number, uuid: string }[]
+  visibleGpus?: { ordinal: number, uuid: string }[]
   isa: string
   ranks: number
   threads: number

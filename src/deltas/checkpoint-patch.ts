@@ -21,7 +21,7 @@ import {
 import { availableParallelism } from 'node:os'
 import { basename, dirname, join } from 'node:path'
 import { errorMessage, RefitError } from '../errors.ts'
-import { DELTA_FIELDS } from '../native/addon.ts'
+import { DELTA, DELTA_FIELDS } from '../native/deltas.ts'
 import type { NativeAddon } from '../native/addon.ts'
 import { headerLength, parseHeader, PREFIX_BYTES } from '../wire/safetensors/header.ts'
 import type { SafetensorsHeader } from '../wire/safetensors/header.ts'
@@ -141,10 +141,12 @@ export class CheckpointPatch {
     const data = readPart(file, from, Math.max(...changes.map(({ end }) => end)))
     const table = new Float64Array(changes.length * DELTA_FIELDS)
     for (const [row, { begin, end, place }] of changes.entries()) {
-      table.set(
-        [this.#descriptor(place.path), place.begin, place.end - place.begin, begin - from, end - from],
-        row * DELTA_FIELDS
-      )
+      const at = row * DELTA_FIELDS
+      table[at + DELTA.fd] = this.#descriptor(place.path)
+      table[at + DELTA.offset] = place.begin
+      table[at + DELTA.bytes] = place.end - place.begin
+      table[at + DELTA.begin] = begin - from
+      table[at + DELTA.end] = end - from
     }
     const sums = named(
       file,

@@ -5,14 +5,14 @@ import { toNativeArch } from '../model/native-arch.ts'
 import { bytesOf } from '../native/dtypes.ts'
 import type { NativeAddon } from '../native/addon.ts'
 import type { CoreConfig } from '../native/core-config.ts'
-import type { CudaCard, CudaCards, CudaMemoryPlan } from '../native/devices.ts'
+import type { CudaGpu, CudaGpus, CudaMemoryNeeds } from '../native/devices.ts'
 import { availableMemory } from './available-memory.ts'
-import { chooseCards, firstCard, fullest } from './choose-cards.ts'
+import { chooseGpus, firstGpu, fullest } from './choose-gpus.ts'
 import type { EngineOptions } from './engine-options.ts'
 import { recordedBytes, recordedLayout } from './expert-layout.ts'
 import { kvBytesPerToken, kvPages } from './kv-budget.ts'
 import type { KvBudgetOptions } from './kv-budget.ts'
-import { probeCards } from './probe-cards.ts'
+import { probeGpus } from './probe-gpus.ts'
 import type { ExpertLayout } from '../contract/rollout-engine.ts'
 import { stepTokens } from './step-device.ts'
 
@@ -23,9 +23,9 @@ export interface CorePlan {
   maxRunningRequests: number
   maxBatchTokens: number
   /** Of each rank; none on the CPU. */
-  cards: CudaCard[]
+  gpus: CudaGpu[]
   /** All there are. */
-  visible: CudaCard[]
+  visible: CudaGpu[]
   /** Null where none are recorded. */
   experts: ExpertLayout | null
 }
@@ -44,10 +44,10 @@ export async function planCore (
   arch: Architecture,
   table: ModelTable,
   options: EngineOptions,
-  addon: Pick<NativeAddon, 'cudaMemoryPlan'>,
-  probe = probeCards
+  addon: Pick<NativeAddon, 'cudaMemoryNeeds'>,
+  probe = probeGpus
 ): Promise<CorePlan> {
-  const first = firstCard(options.device ?? 'cpu', options.baseGpuId ?? null)
+  const first = firstGpu(options.device ?? 'cpu', options.baseGpuId ?? null)
   return first === null ? planCpu(arch, table, options) : await planCuda(arch, table, options, addon, first, probe)
 }
 
@@ -85,7 +85,7 @@ function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions)
     contextLength: Math.min(wanted, pages * pageSize),
     maxRunningRequests,
     maxBatchTokens,
-    cards: [],
+    gpus: [],
     visible: [],
     experts
   }
@@ -95,9 +95,9 @@ async function planCuda (
   arch: Architecture,
   table: ModelTable,
   options: EngineOptions,
-  addon: Pick<NativeAddon, 'cudaMemoryPlan'>,
+  addon: Pick<NativeAddon, 'cudaMemoryNeeds'>,
   first: number,
-  probe: () => Promise<CudaCards>
+  probe: () => Promise<CudaGpus>
 ): Promise<CorePlan> {
   if (options.dtype === 'float32') {
     throw new RefitError(
@@ -108,7 +108,7 @@ async function planCuda (
   }
   const experts = expertsOf(arch, options)
   const found = await probe()
-  const cards = chooseCards(found, first, table.ranks, process.env.REFIT_CUDA_SHARE_CARD === '1')
+  const gpus = chooseGpus(found, first, table.ranks, process.env.REFIT_CUDA_SHARE_CARD === '1')
   const {
     maxRunningRequests = DEFAULTS.cuda.maxRunningRequests,
     maxPrefillTokens: maxBatchTokens = DEFAULTS.cuda.maxBatchTokens,
@@ -121,21 +121,21 @@ async function planCuda (
     dtype: 'bfloat16',
     pages: 1,
     pageSize,
-    cards: cards.map(({ ordinal }) => ordinal),
+    gpus: gpus.map(({ ordinal }) => ordinal),
     maxStepTokens: stepTokens({ maxBatchTokens, maxRunningRequests, pageSize }),
     maxStepSequences: maxRunningRequests,
     maxContext: wanted,
     ...options.watchdogMs === undefined ? {} : { watchdogSeconds: options.watchdogMs / 1000 * RANK_WATCHDOG_SHARE }
   }
-  const { card, freeBytes } = fullest(cards)
-  const pagesBeside = ({ weightBytes, scratchBytes, fixedBytes }: CudaMemoryPlan): number =>
+  const { gpu, freeBytes } = fullest(gpus)
+  const pagesBeside = ({ weightBytes, scratchBytes, fixedBytes }: CudaMemoryNeeds): number =>
     kvPages({
       ...budget(options, DEFAULTS.cuda.memFraction),
       pageBytes: kvBytesPerToken(arch, table.ranks, bytesOf('bfloat16')) / table.ranks * pageSize,
       contextLength: wanted,
       maxRunningRequests,
       availableBytes: freeBytes,
-      where: `free memory of card ${card.ordinal} (${card.name})`,
+      where: `free memory of card ${gpu.ordinal} (${gpu.name})`,
       weightBytes,
       otherBytes: scratchBytes + fixedBytes
     })
@@ -148,15 +148,15 @@ async function planCuda (
     contextLength,
     maxRunningRequests,
     maxBatchTokens,
-    cards,
-    visible: found.cards,
+    gpus,
+    visible: found.gpus,
     experts
   }
 }
 
-function planMemory (addon: Pick<NativeAddon, 'cudaMemoryPlan'>, core: CoreConfig): CudaMemoryPlan {
+function planMemory (addon: Pick<NativeAddon, 'cudaMemoryNeeds'>, core: CoreConfig): CudaMemoryNeeds {
   try {
-    return addon.cudaMemoryPlan(core)
+    return addon.cudaMemoryNeeds(core)
   } catch (error) {
     throw new RefitError('CONFIG', `--device cuda: ${errorMessage(error)}`, {
       param: 'device',

@@ -1,6 +1,6 @@
 import type { CoreConfig, CoreInfo } from './core-config.ts'
 import type { NativeDeltas } from './deltas.ts'
-import type { CudaCards, CudaMemoryPlan } from './devices.ts'
+import type { CudaGpus, CudaMemoryNeeds } from './devices.ts'
 import type { NativeGroups } from './groups.ts'
 import type { NativeHandles } from './handles.ts'
 import type { StepBatch, StepResult } from './step.ts'
@@ -30,18 +30,34 @@ export interface Fault {
   stallMs?: number
 }
 
+/** Names of the fields of packed rows, in order, and numbers by name. */
+export interface NativeLayouts {
+  tensor: string[]
+  rect: string[]
+  delta: string[]
+  part: string[]
+  dtypes: Record<string, number>
+  elementBytes: Record<string, number>
+  tensorStates: Record<string, number>
+  memoryTags: Record<string, number>
+  positions: Record<string, number>
+  step: Record<string, number>
+}
+
 export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles {
   /** True in a build with fault points. */
   faults: boolean
+  /** The addon's own packed layouts and numbers; a test compares them with the constants here. */
+  layouts: NativeLayouts
   /** Kernel sets this CPU can run, best first. Any thread. */
   isas: () => string[]
   /**
    * Any thread. Opens the CUDA library and looks at the cards; what is wrong is said in `error`. A broken driver may crash the
    * process here: try it in a child process first.
    */
-  cudaCards: () => CudaCards
+  cudaGpus: () => CudaGpus
   /** Any thread. Throws as `createCore` does for a bad configuration; touches no card. */
-  cudaMemoryPlan: (config: CoreConfig) => CudaMemoryPlan
+  cudaMemoryNeeds: (config: CoreConfig) => CudaMemoryNeeds
   /** Ends the process at once, without handlers and destructors: those would wait for a card that is stuck. */
   endProcess: (exitCode: number) => never
   /** Worker thread. Allocates parameters (zeroed) and KV cache; throws Error with a message on bad config or no memory. */
@@ -125,6 +141,3 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles {
   /** Test builds only. Whether the armed fault has not acted yet; the CUDA library's own points are not looked at. */
   faultPending?: () => boolean
 }
-
-/** Fields of one row of `applyDeltas`: file descriptor · byte offset and bytes of the tensor in it · where its compressed change begins and ends in the data. */
-export const DELTA_FIELDS = 5

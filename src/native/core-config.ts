@@ -31,10 +31,10 @@ export interface CoreConfig {
   device: 'cpu' | 'cuda'
   /** Tensor-parallel ranks (virtual ones on a CPU). */
   ranks: number
-  /** CUDA: the card of each rank, an ordinal as `cudaCards` counts them; default 0, 1, ... */
-  cards?: number[]
+  /** CUDA: the card of each rank, an ordinal as `cudaGpus` counts them; default 0, 1, ... */
+  gpus?: number[]
   /** CUDA, for tests: several ranks may use one card. */
-  shareCards?: boolean
+  shareGpus?: boolean
   /** CUDA: how long a card may be stuck in one operation before it counts as lost; default `$REFIT_WATCHDOG_SECONDS`, else 60. */
   watchdogSeconds?: number
   /**

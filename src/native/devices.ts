@@ -1,6 +1,6 @@
 // The GPUs of this machine and the libraries that compute on them.
 
-export interface CudaCard {
+export interface CudaGpu {
   /** As the CUDA runtime counts after CUDA_VISIBLE_DEVICES. */
   ordinal: number
   name: string
@@ -31,7 +31,7 @@ export interface CudaLibrary {
   tried?: string
 }
 
-export interface CudaCards {
+export interface CudaGpus {
   /** Why no card can be used at all, in a sentence with its cure. Then `cards` is empty. */
   error?: string
   /** `13.0`: the newest CUDA that the driver knows, and the one that the library was built with. Empty where unknown. */
@@ -41,14 +41,14 @@ export interface CudaCards {
   driverVersion: string
   /** What kernels are there for, `90` or `80, 90, 100, 120, 120 (PTX)`. */
   architectures: string
-  cards: CudaCard[]
+  gpus: CudaGpu[]
   /** [from][to] whether a card reaches another's memory. */
   peerAccess: boolean[][]
   libraries: CudaLibrary[]
 }
 
 /** What a core with this configuration needs of each of its cards, in bytes. */
-export interface CudaMemoryPlan {
+export interface CudaMemoryNeeds {
   weightBytes: number
   kvBytes: number
   /** Activations, logits and workspace. */

@@ -4,6 +4,8 @@
 export type GroupHandle = number
 
 /** A broadcast into a staging slot: where in the slot it goes, and how many bytes. Float64Array of these, one after another. */
+export const PART = { offset: 0, bytes: 1 } as const
+/** Length of such a row. */
 export const PART_FIELDS = 2
 
 /** Bytes that a group has received, as the source of a write: the slot of each rank on a card, one for all in host memory. */
@@ -37,7 +39,7 @@ export interface NcclGroupOptions {
   /** A sum of one float32 as soon as all have joined, as part of ncclConnect: what vLLM's PyNcclCommunicator does, and torch's barrier. */
   warmUp?: boolean
   /** UUIDs of other ranks' cards, with or without `GPU-`, as far as they are known: one of ours among them is GROUP_REFUSED. */
-  peerCards?: string[]
+  peerGpus?: string[]
 }
 
 export interface NativeGroups {

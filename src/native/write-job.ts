@@ -13,7 +13,7 @@ export type NativeSource = { fd: number } | { buffer: Uint8Array } | { segment: 
  * rank's stream, and closes it before it resolves. Offsets of tensors count from the segment's first byte.
  */
 export interface CudaSegment {
-  /** The exporter's card, as `CudaCard.uuid`. */
+  /** The exporter's card, as `CudaGpu.uuid`. */
   uuid: string
   /** cudaIpcMemHandle_t, 64 bytes; or the physical blocks of an expandable segment. */
   handle: Uint8Array | CudaBlocks

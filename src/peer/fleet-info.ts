@@ -53,7 +53,7 @@ export function fleetInfo (
     tensors: tableDigest(store.table),
     dtype: info.dtype,
     device: info.device,
-    cards: info.cards.map(({ uuid }) => uuid),
+    cards: info.gpus.map(({ uuid }) => uuid),
     tp_size: info.ranks,
     weight_version: weightVersion,
     not_ready: notReady
@@ -104,12 +104,12 @@ export interface Route {
 
 /** By the two engines' devices: NCCL from cards to other cards, else gloo through host memory; ranks one to one where there are as many. */
 export function chooseRoute (own: Receiver, peer: FleetInfo): Route {
-  const onCards = own.device === 'cuda' && peer.device === 'cuda'
+  const onGpus = own.device === 'cuda' && peer.device === 'cuda'
   const shared = own.cards.find(card => peer.cards.includes(card))
-  const backend = onCards && shared === undefined ? 'nccl' : 'gloo'
+  const backend = onGpus && shared === undefined ? 'nccl' : 'gloo'
   const why = shared !== undefined
     ? `both engines use card ${shared}, which NCCL refuses`
-    : onCards
+    : onGpus
     ? 'both engines are on cards'
     : own.device === peer.device
     ? 'both engines are on the CPU'

@@ -53,7 +53,7 @@ export interface PeerLoadResult {
   route: Route
 }
 
-export type OwnEngine = HeldWeights & { info: Pick<EngineInfo, 'cards'> & { dtype: string } }
+export type OwnEngine = HeldWeights & { info: Pick<EngineInfo, 'gpus'> & { dtype: string } }
 
 const TIMEOUT_MS = 300_000
 const PIECE_BYTES = 64 << 20
@@ -76,7 +76,7 @@ export async function loadFromPeer (own: OwnEngine, options: PeerLoadOptions, ru
     tensors: tableDigest(store.table),
     dtype: info.dtype,
     device,
-    cards: info.cards.map(({ uuid }) => uuid),
+    cards: info.gpus.map(({ uuid }) => uuid),
     ranks: store.table.ranks
   }
   const deadline = new Deadline({ signal: running.signal }, timeoutMs)
@@ -216,7 +216,7 @@ async function transfer (
   } finally {
     signal?.removeEventListener('abort', given)
     for (const link of links) link.abort('the transfer has ended')
-    if (links.some(link => link.onCards)) await still(end).catch(end)
+    if (links.some(link => link.onGpus)) await still(end).catch(end)
     else await end()
     await stores.close()
   }

@@ -51,7 +51,7 @@ export class Link {
   readonly #options: LinkOptions
   readonly #addon: NativeGroups
   readonly #group: GroupLink
-  #onCards = false
+  #onGpus = false
   #ended: Promise<void> | undefined
 
   constructor (options: LinkOptions) {
@@ -90,7 +90,7 @@ export class Link {
 
   /** With a barrier at the end as in SGLang's (`init_custom_process_group`, then `dist.barrier`). NCCL's while no step runs. */
   async connect (timeoutMs: number): Promise<void> {
-    this.#onCards = this.#group.needsGate
+    this.#onGpus = this.#group.needsGate
     await this.#group.connect(timeoutMs)
     await this.meet(timeoutMs)
   }
@@ -101,8 +101,8 @@ export class Link {
   }
 
   /** Something of it is on cards: what is done with it, the end too, wants that no step runs. */
-  get onCards (): boolean {
-    return this.#onCards && !this.ended
+  get onGpus (): boolean {
+    return this.#onGpus && !this.ended
   }
 
   get ended (): boolean {

@@ -55,7 +55,7 @@ async function receiveParameters (
     abort,
     deadlineMs: timeoutMs,
     signal,
-    needsGate: links.some(({ onCards }) => onCards),
+    needsGate: links.some(({ onGpus }) => onGpus),
     ready: async () => {
       begin?.()
       await meet(links, timeoutMs)
@@ -82,7 +82,7 @@ async function receiveTensors (
   { pieceBytes, timeoutMs, begin, onProgress, settle, abort = false, signal }: ReceiveOptions
 ): Promise<WriteReport> {
   const { addon, dtype } = store
-  const { handle, onCards } = link
+  const { handle, onGpus } = link
   const layout = layOutCheckpoint(store.table, bytesOf(dtype))
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
   const source: WeightSource = {
@@ -92,7 +92,7 @@ async function receiveTensors (
     stream: new PieceStream({
       addon,
       group: handle,
-      needsGate: onCards,
+      needsGate: onGpus,
       pieces,
       timeoutMs,
       begin: async () => {

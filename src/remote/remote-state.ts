@@ -170,7 +170,7 @@ export function infoOf ({ kind, ranks, modelPath, details }: EngineFacts, url: s
     eosTokenIds: Array.isArray(model['eos_token_ids']) ? model['eos_token_ids'] as number[] : [],
     // Memory of its cards is not ours to open: what trainers share is refused as by an engine on the CPU.
     device: 'remote',
-    cards: [],
+    gpus: [],
     isa: kind,
     ranks,
     threads: number(details['threads'], 0),

@@ -1,8 +1,8 @@
 import t from 'tap'
 import { describe } from '../../src/cli/devices.ts'
-import type { CudaCard, CudaCards } from '../../src/native/devices.ts'
+import type { CudaGpu, CudaGpus } from '../../src/native/devices.ts'
 
-const card = (ordinal: number, more: Partial<CudaCard> = {}): CudaCard => ({
+const gpu = (ordinal: number, more: Partial<CudaGpu> = {}): CudaGpu => ({
   ordinal,
   name: 'NVIDIA H200',
   uuid: `GPU-00000000-0000-0000-0000-00000000000${ordinal}`,
@@ -15,12 +15,12 @@ const card = (ordinal: number, more: Partial<CudaCard> = {}): CudaCard => ({
   integrated: false,
   ...more
 })
-const FOUND: CudaCards = {
+const FOUND: CudaGpus = {
   driverCuda: '13.0',
   runtimeCuda: '13.0',
   driverVersion: '580.65.06',
   architectures: '90',
-  cards: [card(0), card(1), card(2, { virtualMemory: false, error: 'compute capability 7.0 is too old' })],
+  gpus: [gpu(0), gpu(1), gpu(2, { virtualMemory: false, error: 'compute capability 7.0 is too old' })],
   peerAccess: [[true, true, false], [true, true, false], [false, false, true]],
   libraries: [{ name: 'cuBLASLt', path: '/usr/local/cuda/lib64/libcublasLt.so.13', version: '13.1.0' }, {
     name: 'NCCL',
@@ -59,14 +59,14 @@ NCCL not found; tried
 
 t.test('where every card reaches every other, one line says so; one card needs none', async t => {
   t.match(
-    describe({ ...FOUND, cards: FOUND.cards.slice(0, 2) }),
+    describe({ ...FOUND, gpus: FOUND.gpus.slice(0, 2) }),
     /\nevery card reaches the memory of every other: ranks of --tp exchange by peer access\n/
   )
-  t.notMatch(describe({ ...FOUND, cards: FOUND.cards.slice(0, 1) }), /reach/)
+  t.notMatch(describe({ ...FOUND, gpus: FOUND.gpus.slice(0, 1) }), /reach/)
 })
 
 t.test('where cards do not reach each other, the NCCL that would connect them is named', async t => {
-  const libraries: CudaCards['libraries'] = [{ name: 'NCCL', path: '/opt/libnccl.so.2', version: '2.28.9' }]
+  const libraries: CudaGpus['libraries'] = [{ name: 'NCCL', path: '/opt/libnccl.so.2', version: '2.28.9' }]
   t.match(
     describe({ ...FOUND, libraries }),
     /\ncard 2 reaches the memory of no other\nranks of --tp on cards that all reach each other exchange by peer access, others by NCCL 2\.28\.9\n/
@@ -74,12 +74,12 @@ t.test('where cards do not reach each other, the NCCL that would connect them is
 })
 
 t.test('without cards the reason comes first', async t => {
-  const none: CudaCards = {
+  const none: CudaGpus = {
     driverCuda: '',
     runtimeCuda: '',
     driverVersion: '',
     architectures: '',
-    cards: [],
+    gpus: [],
     peerAccess: [],
     libraries: [],
     error: 'there is no driver'

@@ -26,31 +26,31 @@ const never = new AbortController().signal
 
 t.test('each card of the engine has its socket, ranks of one card share it, and others are left alone', async (t) => {
   const handles = Object.fromEntries(UUIDS.map((uuid, index) => [uuid, `ipc://@s${index}`]))
-  t.match(chooseSeats({ cards: [card(UUIDS[2]), card(UUIDS[0])], ranks: 2 }, handles), [{
+  t.match(chooseSeats({ gpus: [card(UUIDS[2]), card(UUIDS[0])], ranks: 2 }, handles), [{
     card: UUIDS[2],
     path: '\0s2',
     ranks: [0]
   }, { card: UUIDS[0], path: '\0s0', ranks: [1] }])
-  t.match(chooseSeats({ cards: [card(UUIDS[1]), card(UUIDS[1])], ranks: 2 }, handles), [{
+  t.match(chooseSeats({ gpus: [card(UUIDS[1]), card(UUIDS[1])], ranks: 2 }, handles), [{
     card: UUIDS[1],
     ranks: [0, 1]
   }])
-  t.throws(() => chooseSeats({ cards: [card(UUIDS[0]), card(UUIDS[1])], ranks: 2 }, { [UUIDS[0]]: 'ipc://@a' }), {
+  t.throws(() => chooseSeats({ gpus: [card(UUIDS[0]), card(UUIDS[1])], ranks: 2 }, { [UUIDS[0]]: 'ipc://@a' }), {
     code: 'INVALID_REQUEST',
     param: 'zmq_handles',
     message: /card of rank 1, GPU-2222.* among GPU-1111/
   })
 })
 
-t.test('an engine without cards takes one socket for all ranks, or one for each', async (t) => {
-  t.match(chooseSeats({ cards: [], ranks: 2 }, { cpu: 'ipc://@a' }), [{ card: null, ranks: [0, 1] }])
-  t.match(chooseSeats({ cards: [], ranks: 2 }, { x: 'ipc://@a', y: 'ipc://@b' }), [
+t.test('an engine without gpus takes one socket for all ranks, or one for each', async (t) => {
+  t.match(chooseSeats({ gpus: [], ranks: 2 }, { cpu: 'ipc://@a' }), [{ card: null, ranks: [0, 1] }])
+  t.match(chooseSeats({ gpus: [], ranks: 2 }, { x: 'ipc://@a', y: 'ipc://@b' }), [
     { endpoint: 'ipc://@a', ranks: [0] },
     { endpoint: 'ipc://@b', ranks: [1] }
   ])
   const wrong: Array<Record<string, string>> = [{}, { a: 'ipc://@a', b: 'ipc://@b', c: 'ipc://@c' }]
   for (const handles of wrong) {
-    t.throws(() => chooseSeats({ cards: [], ranks: 2 }, handles), { code: 'INVALID_REQUEST' })
+    t.throws(() => chooseSeats({ gpus: [], ranks: 2 }, handles), { code: 'INVALID_REQUEST' })
   }
 })
 

@@ -5,7 +5,7 @@ import { native } from '../../src/native/load-addon.ts'
 import { checkIdle, checkVariant, mapped, sendModel, serve } from '../helpers/cuda-model.ts'
 import {
   blobOf,
-  cardUuid,
+  gpuUuid,
   cudaEntry,
   event,
   expandableBlob,
@@ -104,7 +104,7 @@ t.test('what is refused before anything is opened says why, opens nothing and gi
   > = [
     [
       'card that is not here',
-      () => ({ device: cardUuid(7) }),
+      () => ({ device: gpuUuid(7) }),
       {},
       /^tensor "model\.\S+": it lies on the card GPU-0{8}-\S+7, which refit does not see \(it sees 0: GPU-\S+0, 1: GPU-\S+1\): run both on the same cards/,
       'TENSOR_PAYLOAD'

@@ -3,7 +3,7 @@ import type { Test } from 'tap'
 import { native } from '../../src/native/load-addon.ts'
 import type { ModelTable } from '../../src/model/architecture.ts'
 import { checkIdle, checkVariant, sendModel, serve } from '../helpers/cuda-model.ts'
-import { blobOf, cardUuid, cudaEntry, event, segment, Sender, useStandIn } from '../helpers/cuda-tensors.ts'
+import { blobOf, gpuUuid, cudaEntry, event, segment, Sender, useStandIn } from '../helpers/cuda-tensors.ts'
 import type { CudaServer, Event } from '../helpers/cuda-tensors.ts'
 import { codedTensor } from '../helpers/memory-source.ts'
 
@@ -163,7 +163,7 @@ t.test('bytes behind the end of a segment, and handles that are none, are not fe
   const memory = segment(t, Buffer.alloc(64, 7))
   const { core } = server.engine.groupHost
   const source = {
-    segment: { uuid: `GPU-${cardUuid(0)}`, handle: new Uint8Array(memory.handle), events: new Uint8Array(0) }
+    segment: { uuid: `GPU-${gpuUuid(0)}`, handle: new Uint8Array(memory.handle), events: new Uint8Array(0) }
   }
   t.same(await native().fetch(core, source, 60, 4, 60_000), new Uint8Array(4).fill(7))
   await t.rejects(native().fetch(core, source, 61, 4, 60_000), /ends at byte 65 of its CUDA memory, which has 64/)

@@ -2,7 +2,7 @@ import t from 'tap'
 import type { Test } from 'tap'
 import type { ModelTable } from '../../src/model/architecture.ts'
 import { checkIdle, checkVariant, sendModel, serve } from '../helpers/cuda-model.ts'
-import { blobOf, cardUuid, offerEntry, segment, Sender, useStandIn } from '../helpers/cuda-tensors.ts'
+import { blobOf, gpuUuid, offerEntry, segment, Sender, useStandIn } from '../helpers/cuda-tensors.ts'
 import type { CudaTensor, Segment } from '../helpers/cuda-tensors.ts'
 import { codedTensor } from '../helpers/memory-source.ts'
 
@@ -59,9 +59,9 @@ for (const isBare of [false, true]) {
       // Of a third card, whose trainer shares with another engine: its references are not ours.
       const other = new Sender(t)
       const offers = mine[0]!.tensors.map((tensor, i) => ({
-        [cardUuid(0)]: tensor,
-        [cardUuid(1)]: mine[1]!.tensors[i]!,
-        [cardUuid(5)]: { ...tensor, share: other.share() }
+        [gpuUuid(0)]: tensor,
+        [gpuUuid(1)]: mine[1]!.tensors[i]!,
+        [gpuUuid(5)]: { ...tensor, share: other.share() }
       }))
       await server.ok('/start_weight_update')
       for (const [from, to] of [[0, 5], [5, offers.length]] as const) {
@@ -90,7 +90,7 @@ t.test('chunks in one buffer that is exported once: written one after another, a
   await server.ok('/init_weight_transfer_engine', { init_info: { packed: true } })
   for (const variant of [1, 2]) {
     const buffers = [0, 1].map(() => packedBuffer(t, 1 << 20))
-    const entry = offerEntry({ [cardUuid(0)]: buffers[0]!.tensor, [cardUuid(1)]: buffers[1]!.tensor }, true)
+    const entry = offerEntry({ [gpuUuid(0)]: buffers[0]!.tensor, [gpuUuid(1)]: buffers[1]!.tensor }, true)
     await server.ok('/start_weight_update')
     const tensors = model(table, variant)
     const opened = await server.metric('cuda_segments_opened_total')
@@ -120,7 +120,7 @@ t.test('another buffer, a start and an init give the one before back; a chunk th
   ): Record<string, unknown> => ({
     update_info: {
       ...lists(chunk),
-      ipc_handles_pickled: offerEntry({ [cardUuid(0)]: buffer.tensor }, true),
+      ipc_handles_pickled: offerEntry({ [gpuUuid(0)]: buffer.tensor }, true),
       tensor_sizes: chunk.map(({ data }) => data.length),
       ...fields
     }
@@ -168,7 +168,7 @@ t.test('SkyRL packs each chunk into a tensor of one dtype and counts elements, a
     const data = Buffer.concat(chunk.map(({ data }) => data))
     const buffers = [0, 1].map(() => packedBuffer(t, data.length, 'bfloat16'))
     for (const { memory } of buffers) memory.fill(0, data)
-    const entry = offerEntry({ [cardUuid(0)]: buffers[0]!.tensor, [cardUuid(1)]: buffers[1]!.tensor })
+    const entry = offerEntry({ [gpuUuid(0)]: buffers[0]!.tensor, [gpuUuid(1)]: buffers[1]!.tensor })
     return {
       info: { ...lists(chunk), sizes: chunk.map(({ data }) => data.length / 2), ipc_handles_pickled: entry },
       senders: buffers.map(({ sender }) => sender)
@@ -231,7 +231,7 @@ t.test('what is announced has to be what the handles hold, and is refused with e
     const reply = await server.post(UPDATE, {
       update_info: {
         ...lists(tensors),
-        ipc_handles_pickled: offerEntry(tensors.map(tensor => ({ [cardUuid(0)]: tensor }))),
+        ipc_handles_pickled: offerEntry(tensors.map(tensor => ({ [gpuUuid(0)]: tensor }))),
         ...change
       }
     })
@@ -248,7 +248,7 @@ t.test('what is announced has to be what the handles hold, and is refused with e
     await server.post(UPDATE, {
       update_info: {
         ...lists(apart.tensors),
-        ipc_handles_pickled: offerEntry(apart.tensors.map(tensor => ({ [cardUuid(3)]: tensor, [cardUuid(4)]: tensor })))
+        ipc_handles_pickled: offerEntry(apart.tensors.map(tensor => ({ [gpuUuid(3)]: tensor, [gpuUuid(4)]: tensor })))
       }
     }),
     { status: 400, body: { message: /offered on the cards .*must run on the same ones/ } }

@@ -3,7 +3,7 @@ import { availableMemory } from '../../src/engine/available-memory.ts'
 import { planCore } from '../../src/engine/plan-core.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import type { CoreConfig } from '../../src/native/core-config.ts'
-import type { CudaCard, CudaCards } from '../../src/native/devices.ts'
+import type { CudaGpu, CudaGpus } from '../../src/native/devices.ts'
 import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
 // What is laid on which device. Cards are told of here, and none is touched.
@@ -13,7 +13,7 @@ const ARCH = tinyArchitecture('Qwen3ForCausalLM')
 const PAGE = 2 * 2 * 1 * 32 * 2 * 16
 const MEMORY = { weightBytes: 5e6, kvBytes: PAGE, scratchBytes: 2e6, fixedBytes: 1e6 }
 
-const card = (ordinal: number, freeBytes: number): CudaCard => ({
+const gpu = (ordinal: number, freeBytes: number): CudaGpu => ({
   ordinal,
   name: 'NVIDIA H200',
   uuid: `GPU-${ordinal}`,
@@ -25,12 +25,12 @@ const card = (ordinal: number, freeBytes: number): CudaCard => ({
   virtualMemory: true,
   integrated: false
 })
-const found = (...free: number[]): () => Promise<CudaCards> => async () => ({
+const found = (...free: number[]): () => Promise<CudaGpus> => async () => ({
   driverCuda: '13.0',
   runtimeCuda: '13.0',
   driverVersion: '580',
   architectures: '90',
-  cards: free.map((bytes, i) => card(i, bytes)),
+  gpus: free.map((bytes, i) => gpu(i, bytes)),
   peerAccess: [],
   libraries: []
 })
@@ -39,7 +39,7 @@ function addon () {
   const asked: CoreConfig[] = []
   return {
     asked,
-    cudaMemoryPlan: (config: CoreConfig) => {
+    cudaMemoryNeeds: (config: CoreConfig) => {
       asked.push(config)
       return MEMORY
     }
@@ -49,8 +49,8 @@ function addon () {
 t.test('cards: the KV cache is what the fullest one has room for beside weights and buffers', async (t) => {
   const native = addon()
   const plan = await planCore(ARCH, buildModelTable(ARCH, 2), { device: 'cuda:1', tp: 2 }, native, found(1, 40e6, 30e6))
-  t.same(plan.core.cards, [1, 2])
-  t.same(plan.cards.map(({ uuid }) => uuid), ['GPU-1', 'GPU-2'])
+  t.same(plan.core.gpus, [1, 2])
+  t.same(plan.gpus.map(({ uuid }) => uuid), ['GPU-1', 'GPU-2'])
   t.equal(plan.core.pages, Math.floor((0.85 * 30e6 - 8e6) / PAGE))
   t.match(plan.core, {
     device: 'cuda',
@@ -80,7 +80,7 @@ t.test('cards: no more than running requests can fill, or exactly what was asked
     found(1e9)
   )
   t.equal(wide.core.pages, 3 * 512 / 16)
-  t.match(wide.core, { maxStepTokens: 19, maxStepSequences: 3, watchdogSeconds: 9, cards: [0] })
+  t.match(wide.core, { maxStepTokens: 19, maxStepSequences: 3, watchdogSeconds: 9, gpus: [0] })
   const small = await planCore(
     ARCH,
     table,
@@ -89,7 +89,7 @@ t.test('cards: no more than running requests can fill, or exactly what was asked
     found(1, 1e9)
   )
   t.equal(small.core.pages, 6)
-  t.match(small, { contextLength: 96, core: { maxContext: 96, cards: [1] } })
+  t.match(small, { contextLength: 96, core: { maxContext: 96, gpus: [1] } })
 })
 
 t.test('cards: one that is full is refused with its numbers', async (t) => {
@@ -103,7 +103,7 @@ t.test('cards: one that is full is refused with its numbers', async (t) => {
 t.test('cards: buffers that grow with the longest sequence have their room, whatever fits', async (t) => {
   const arch = tinyArchitecture('Qwen3ForCausalLM', { max_position_embeddings: 1_000_000 })
   // The RoPE table, and partial results of attention from the second chunk of keys on.
-  const cudaMemoryPlan = ({ pages, pageSize, maxContext }: CoreConfig) => {
+  const cudaMemoryNeeds = ({ pages, pageSize, maxContext }: CoreConfig) => {
     const context = Math.min(pages * pageSize, maxContext!)
     return { ...MEMORY, fixedBytes: 1e6 + context * 32 * 4, scratchBytes: context > 512 ? 6e6 : 2e6 }
   }
@@ -117,9 +117,9 @@ t.test('cards: buffers that grow with the longest sequence have their room, what
     ] as const
   ) {
     const { core, contextLength } = await planCore(arch, buildModelTable(arch, 1), { device: 'cuda', ...options }, {
-      cudaMemoryPlan
+      cudaMemoryNeeds
     }, found(free))
-    const { weightBytes, scratchBytes, fixedBytes } = cudaMemoryPlan(core)
+    const { weightBytes, scratchBytes, fixedBytes } = cudaMemoryNeeds(core)
     const taken = weightBytes + scratchBytes + fixedBytes + core.pages * 2 * PAGE
     const share = ('memFraction' in options ? options.memFraction : 0.85) * free
     t.ok(taken <= share, `${taken} of ${share} bytes with ${core.pages} pages`)
@@ -128,10 +128,10 @@ t.test('cards: buffers that grow with the longest sequence have their room, what
 })
 
 t.test('cards: a model that they cannot compute is refused in words, as a wrong option is', async (t) => {
-  const cudaMemoryPlan = (): never => {
+  const cudaMemoryNeeds = (): never => {
     throw new Error('bad configuration: head_dim 4 is not a multiple of 8 up to 256, which cards need')
   }
-  await t.rejects(planCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, { cudaMemoryPlan }, found(1e9)), {
+  await t.rejects(planCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, { cudaMemoryNeeds }, found(1e9)), {
     code: 'CONFIG',
     param: 'device',
     message: '--device cuda: bad configuration: head_dim 4 is not a multiple of 8 up to 256, which cards need'
@@ -146,7 +146,7 @@ t.test('a checkpoint in float32 computes in bfloat16 on cards and in float32 on 
   t.match(cpu, {
     maxRunningRequests: 64,
     maxBatchTokens: 512,
-    cards: [],
+    gpus: [],
     core: { device: 'cpu', dtype: 'float32', threads: 3, ranks: 1 }
   })
 })

@@ -102,17 +102,17 @@ t.test('the plan: memory for experts beside the KV cache, and refusals of models
   t.equal(recordedBytes(layout), layout.sparse.length * layout.perToken * 2)
   t.equal(recordedLayout(MOE, false), null)
   const table = buildModelTable(MOE, 1)
-  const noCards = async (): Promise<never> => {
+  const noGpus = async (): Promise<never> => {
     throw new Error('no card is looked for')
   }
-  const on = await planCore(MOE, table, { enableReturnRoutedExperts: true, threads: 1 }, {} as never, noCards)
+  const on = await planCore(MOE, table, { enableReturnRoutedExperts: true, threads: 1 }, {} as never, noGpus)
   t.match(on, { core: { recordExperts: true }, experts: layout })
-  const off = await planCore(MOE, table, { threads: 1 }, {} as never, noCards)
+  const off = await planCore(MOE, table, { threads: 1 }, {} as never, noGpus)
   t.equal(off.experts, null)
   t.notOk('recordExperts' in off.core, 'nobody else pays')
   const dense = tinyArchitecture('Qwen3ForCausalLM')
   await t.rejects(
-    planCore(dense, buildModelTable(dense, 1), { enableReturnRoutedExperts: true }, {} as never, noCards),
+    planCore(dense, buildModelTable(dense, 1), { enableReturnRoutedExperts: true }, {} as never, noGpus),
     { code: 'CONFIG', message: /Qwen3ForCausalLM has no experts/ }
   )
   const found = async () => ({
@@ -120,7 +120,7 @@ t.test('the plan: memory for experts beside the KV cache, and refusals of models
     runtimeCuda: '13.0',
     driverVersion: '580',
     architectures: '90',
-    cards: [{
+    gpus: [{
       ordinal: 0,
       name: 'H200',
       uuid: 'GPU-0',
@@ -135,7 +135,7 @@ t.test('the plan: memory for experts beside the KV cache, and refusals of models
     peerAccess: [],
     libraries: []
   })
-  const cuda = { cudaMemoryPlan: () => ({ weightBytes: 1, kvBytes: 1, scratchBytes: 1, fixedBytes: 1 }) }
+  const cuda = { cudaMemoryNeeds: () => ({ weightBytes: 1, kvBytes: 1, scratchBytes: 1, fixedBytes: 1 }) }
   t.match(
     await planCore(MOE, table, { device: 'cuda', enableReturnRoutedExperts: true, maxTotalTokens: 1024 }, cuda, found),
     { core: { recordExperts: true }, experts: layout }

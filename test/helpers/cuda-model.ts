@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs'
 import type { Test } from 'tap'
 import type { ModelTable } from '../../src/model/architecture.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
-import { blobOf, cardUuid, cudaServer, event, segment, Sender } from './cuda-tensors.ts'
+import { blobOf, gpuUuid, cudaServer, event, segment, Sender } from './cuda-tensors.ts'
 import type { CudaServer, CudaTensor, Event, Segment } from './cuda-tensors.ts'
 import { tinyArchitecture, tinyConfig } from './tiny-config.ts'
 import { codedChecksum, codedTensor } from './memory-source.ts'
@@ -21,7 +21,7 @@ export function sendModel (
   t: Test,
   table: ModelTable,
   variant: number,
-  { perSegment = 3, device = cardUuid(0) as number | string, version = 2, events = true } = {}
+  { perSegment = 3, device = gpuUuid(0) as number | string, version = 2, events = true } = {}
 ): Sent {
   const sender = new Sender(t)
   const plans = [...table.tensors.values()].filter(plan => !plan.alternative)

@@ -37,7 +37,7 @@ export function useStandIn (): void {
 }
 
 /** As the stand-in has them. */
-export const cardUuid = (card: number): string => `00000000-0000-0000-0000-00000000000${card}`
+export const gpuUuid = (gpu: number): string => `00000000-0000-0000-0000-00000000000${gpu}`
 
 const HEADER = 64
 const SLOTS = 10_000
@@ -206,30 +206,30 @@ export function cudaEntry (tensors: Array<CudaTensor | SharedTensor>): string {
 }
 
 /** What reduce_tensor returned, by the UUID of the card, as vLLM's senders pickle it: (function, arguments), or newer the arguments alone. */
-export type CardOffer = Readonly<Record<string, CudaTensor>>
+export type GpuOffer = Readonly<Record<string, CudaTensor>>
 
 /** `ipc_handles_pickled` for a list of tensors, or for one packed tensor. */
-export function offerEntry (offers: readonly CardOffer[] | CardOffer, isBare = false): string {
-  const dict = (offer: CardOffer): Buffer =>
+export function offerEntry (offers: readonly GpuOffer[] | GpuOffer, isBare = false): string {
+  const dict = (offer: GpuOffer): Buffer =>
     assemble(
       '}',
       '(',
-      ...Object.entries(offer).flatMap(([card, tensor]) => {
+      ...Object.entries(offer).flatMap(([gpu, tensor]) => {
         const args = pickledArgs({ ...tensor, device: typeof tensor.device === 'number' ? tensor.device : 0 })
         return [
-          str(card),
+          str(gpu),
           isBare ? args : assemble(global('torch.multiprocessing.reductions', 'rebuild_cuda_tensor'), args, '\x86')
         ]
       }),
       'u'
     )
-  const body = Array.isArray(offers) ? assemble(']', '(', ...offers.map(dict), 'e') : dict(offers as CardOffer)
+  const body = Array.isArray(offers) ? assemble(']', '(', ...offers.map(dict), 'e') : dict(offers as GpuOffer)
   return assemble(PROTO4, body, '.').toString('base64')
 }
 
 /** The call of rebuild_cuda_tensor with its 15 arguments. */
 function pickledCuda (tensor: CudaTensor): Buffer {
-  const patched = typeof (tensor.device ?? cardUuid(0)) === 'string'
+  const patched = typeof (tensor.device ?? gpuUuid(0)) === 'string'
   return assemble(
     patched
       ? global('sglang.srt.utils.patch_torch', '_rebuild_cuda_tensor_modified')
@@ -245,7 +245,7 @@ function pickledArgs (
     dtype = 'bfloat16',
     stride,
     offset = 0,
-    device = cardUuid(0),
+    device = gpuUuid(0),
     blob,
     storageBytes,
     storageOffset = 0,

@@ -99,7 +99,7 @@ export class FakeEngine implements RolloutEngine {
       contextLength: 512,
       eosTokenIds: [2],
       device: 'cpu',
-      cards: [],
+      gpus: [],
       weightsCpuBackup: false,
       isa: 'scalar',
       ranks: 2,

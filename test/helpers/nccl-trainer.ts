@@ -32,7 +32,7 @@ export function useLoop (folder: string): string {
   process.env.REFIT_NATIVE = join(packageRoot, 'build/faults/refit.node')
   process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda.so')
   process.env.REFIT_STAND_IN_CARDS = '8'
-  return compile(join(folder, 'loop.so'), ['test/nccl_loop.cc'], LIBRARY)
+  return compile(join(folder, 'loop.so'), ['nccl_loop.cc'], LIBRARY)
 }
 
 export interface NcclTrainerOptions {

@@ -83,8 +83,8 @@ t.test('a library that is missing, none, or of another build is an error with it
     process.env.REFIT_CUDA_LIBRARY = path
     t.equal(cudaLibraryPath(), path)
     t.throws(() => addon.createCore(config), { message })
-    t.throws(() => addon.cudaMemoryPlan(config), { message })
-    const found = addon.cudaCards()
+    t.throws(() => addon.cudaMemoryNeeds(config), { message })
+    const found = addon.cudaGpus()
     t.match(found.error, message)
     t.strictSame({ ...found, error: '' }, {
       error: '',
@@ -92,7 +92,7 @@ t.test('a library that is missing, none, or of another build is an error with it
       runtimeCuda: '',
       driverVersion: '',
       architectures: '',
-      cards: [],
+      gpus: [],
       peerAccess: [],
       libraries: []
     })
@@ -103,18 +103,18 @@ t.test('a library that is missing, none, or of another build is an error with it
 t.test('the library stands beside the addon unless another is named', t => {
   delete process.env.REFIT_CUDA_LIBRARY
   t.equal(cudaLibraryPath(), join(packageRoot, `prebuilds/linux-${process.arch}/librefit_cuda.so`))
-  if (!existsSync(cudaLibraryPath())) t.match(addon.cudaCards().error, `CUDA: ${cudaLibraryPath()} does not exist`)
+  if (!existsSync(cudaLibraryPath())) t.match(addon.cudaGpus().error, `CUDA: ${cudaLibraryPath()} does not exist`)
   t.end()
 })
 
 t.test('all that crosses the boundary arrives', async t => {
   process.env.REFIT_CUDA_LIBRARY = compile('echo.so')
-  t.strictSame(addon.cudaCards(), {
+  t.strictSame(addon.cudaGpus(), {
     driverCuda: '13.0',
     runtimeCuda: '13.1',
     driverVersion: '580.1.2',
     architectures: '90',
-    cards: [
+    gpus: [
       {
         ordinal: 0,
         name: 'first',
@@ -147,13 +147,13 @@ t.test('all that crosses the boundary arrives', async t => {
       tried: 'libnccl.so.2: not there'
     }]
   })
-  t.strictSame(addon.cudaMemoryPlan(config), { weightBytes: 2 ** 40, kvBytes: 64, scratchBytes: 3, fixedBytes: 4 })
+  t.strictSame(addon.cudaMemoryNeeds(config), { weightBytes: 2 ** 40, kvBytes: 64, scratchBytes: 3, fixedBytes: 4 })
 
   const ranks2 = { ...plainModel({ ranks: 2 }).config, device: 'cuda' as const, pages: 64 }
   const core = addon.createCore({
     ...ranks2,
-    cards: [3, 1],
-    shareCards: true,
+    gpus: [3, 1],
+    shareGpus: true,
     watchdogSeconds: 2.5,
     maxStepTokens: 7,
     maxStepSequences: 8,
@@ -162,7 +162,7 @@ t.test('all that crosses the boundary arrives', async t => {
   })
   const { addresses, ...info } = addon.coreInfo(core)
   t.strictSame(info, {
-    isa: 'cards 3 1 shared experts watchdog 2.500000',
+    isa: 'GPUs 3 1 shared experts watchdog 2.500000',
     threads: 2,
     weightBytes: 7,
     kvBytes: 8000009
@@ -221,7 +221,7 @@ t.test('all that crosses the boundary arrives', async t => {
   t.equal(await addon.resume(core, MEMORY_TAGS.kv_cache), false)
   addon.closeCore(core)
   const empty = addon.createCore({ ...config })
-  t.match(addon.coreInfo(empty).isa, /^cards watchdog 0\.0/)
+  t.match(addon.coreInfo(empty).isa, /^GPUs watchdog 0\.0/)
   addon.closeCore(empty)
 })
 
@@ -253,16 +253,16 @@ t.test('every failure of the library is an error of its kind', async t => {
     expected(await addon.scramble(core, BigInt(how)).catch((error: unknown) => error), 'scramble')
   }
   await t.rejects(addon.release(core, 0, false), { message: 'GPU 0 is full', code: 'NO_MEMORY' })
-  t.throws(() => addon.cudaMemoryPlan({ ...config, dtype: 'float32' }), { message: 'malformed' })
+  t.throws(() => addon.cudaMemoryNeeds({ ...config, dtype: 'float32' }), { message: 'malformed' })
   addon.closeCore(core)
 })
 
 t.test('fields of cards are checked before the library sees them', t => {
   const bad: Array<[Record<string, unknown>, string]> = [
     [{ device: 'tpu' }, 'config.device: expected "cpu" or "cuda", got "tpu"'],
-    [{ cards: 1 }, 'config.cards: expected an array, got 1'],
-    [{ cards: [0, -1] }, 'config.cards[1]: expected an integer from 0 to 1023, got -1'],
-    [{ shareCards: 1 }, 'config.shareCards: expected a boolean, got 1'],
+    [{ gpus: 1 }, 'config.gpus: expected an array, got 1'],
+    [{ gpus: [0, -1] }, 'config.gpus[1]: expected an integer from 0 to 1023, got -1'],
+    [{ shareGpus: 1 }, 'config.shareGpus: expected a boolean, got 1'],
     [{ watchdogSeconds: 0 }, 'config.watchdogSeconds: expected more than 0, got 0'],
     [{ watchdogSeconds: Infinity }, 'config.watchdogSeconds: expected a finite number, got Infinity'],
     [{ maxStepTokens: 0 }, 'config.maxStepTokens: expected an integer from 1 to 2147483647, got 0'],
@@ -297,16 +297,16 @@ t.test('the real library needs no library of CUDA to open, and says what is miss
 }, t => {
   const script = `const { error, ...found } = require(${
     JSON.stringify(join(packageRoot, `prebuilds/linux-${process.arch}/refit.node`))
-  }).cudaCards(); console.log(JSON.stringify({ error, ...found }))`
+  }).cudaGpus(); console.log(JSON.stringify({ error, ...found }))`
   const { status, stdout, stderr } = spawnSync(process.execPath, ['-e', script], {
     encoding: 'utf8',
     env: { ...process.env, REFIT_CUDA_LIBRARY: real }
   })
   t.equal(status, 0, stderr)
-  const found = JSON.parse(stdout) as ReturnType<typeof addon.cudaCards>
+  const found = JSON.parse(stdout) as ReturnType<typeof addon.cudaGpus>
   t.match(found.runtimeCuda, /^1[23]\.\d+$/)
   t.match(found.architectures, /^\d/)
-  if (found.cards.length === 0) {
+  if (found.gpus.length === 0) {
     t.match(found.error, /NVIDIA driver|hides all GPUs|sees no GPU|CUDA cannot be started/)
   }
   // Sizes and what is wrong with a configuration need no card.
@@ -320,18 +320,18 @@ t.test('the real library needs no library of CUDA to open, and says what is miss
     )
       .stdout
       .trim()
-  const plan = JSON.parse(alone('addon.cudaMemoryPlan(config)')) as ReturnType<typeof addon.cudaMemoryPlan>
+  const plan = JSON.parse(alone('addon.cudaMemoryNeeds(config)')) as ReturnType<typeof addon.cudaMemoryNeeds>
   t.ok(plan.weightBytes >= 2 * config.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0))
   t.equal(plan.kvBytes, 2 * 2 ** 20, 'rounded up to what a card maps')
   t.ok(plan.scratchBytes > 2 ** 20 && plan.fixedBytes > 2 ** 28)
-  for (const call of ['cudaMemoryPlan', 'createCore']) {
+  for (const call of ['cudaMemoryNeeds', 'createCore']) {
     t.match(
       alone(`addon.${call}({ ...config, dtype: 'float32' })`),
       /^bad configuration: the CUDA engine computes in bfloat16 alone, got float32/
     )
     t.match(alone(`addon.${call}({ ...config, ranks: 3 })`), 'bad configuration: heads 4 do not divide among 3 ranks')
   }
-  if (found.cards.length === 0) t.equal(alone('addon.createCore(config)'), found.error)
+  if (found.gpus.length === 0) t.equal(alone('addon.createCore(config)'), found.error)
   const { stdout: dynamic } = spawnSync('readelf', ['-d', real], { encoding: 'utf8' })
   const needed = [...dynamic.matchAll(/NEEDED.*\[(.*)\]/g)].map(match => match[1]!)
   t.ok(needed.includes('libc.so.6'))

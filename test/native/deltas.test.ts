@@ -1,7 +1,7 @@
 import { closeSync, openSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
-import { DELTA_FIELDS } from '../../src/native/addon.ts'
+import { DELTA_FIELDS } from '../../src/native/deltas.ts'
 import { native } from '../../src/native/load-addon.ts'
 import { xorOf, zstdFrame } from '../helpers/published-deltas.ts'
 

@@ -18,24 +18,21 @@ import { configSource, FAULTY, runAlone } from './helpers/run-script.ts'
 // are threads (native/test/nccl_loop.cc). native/test/gpu/group_test.cu has the rest.
 
 const folder = t.testdir()
-const loop = compile(join(folder, 'loop.so'), ['test/nccl_loop.cc'], LIBRARY)
+const loop = compile(join(folder, 'loop.so'), ['nccl_loop.cc'], LIBRARY)
 t.test('groups are joined, received from, given up and ended, with nothing left of them', async t => {
   const sources = [
-    'test/gpu/group_life.cc',
-    'test/gpu/group_bytes.cc',
-    'core/places.cc',
-    ...[
-      'group',
-      'group_channel',
-      'group_library',
-      'group_receive',
-      'group_weights',
-      'group_messages',
-      'nccl',
-      'nccl_api',
-      'dynamic'
-    ]
-      .map(name => `cuda/${name}.cc`)
+    'group_life.cc',
+    'group_bytes.cc',
+    'places.cc',
+    'group.cc',
+    'group_channel.cc',
+    'group_library.cc',
+    'group_receive.cc',
+    'group_weights.cc',
+    'group_messages.cc',
+    'nccl.cc',
+    'nccl_api.cc',
+    'dynamic.cc'
   ]
   const program = compile(join(folder, 'group_life'), sources, SANITIZED)
   const { status, stdout, stderr } = spawnSync(program, [loop], { encoding: 'utf8', timeout: 120_000 })
@@ -53,9 +50,9 @@ interface Engine {
   model: PlainModel
 }
 
-function engine (t: Test, ranks: number, cards = Array.from({ length: ranks }, (_, card) => card)): Engine {
+function engine (t: Test, ranks: number, gpus = Array.from({ length: ranks }, (_, gpu) => gpu)): Engine {
   const model = plainModel({ ranks })
-  const core = addon.createCore({ ...model.config, device: 'cuda', cards, shareCards: true })
+  const core = addon.createCore({ ...model.config, device: 'cuda', gpus, shareGpus: true })
   t.teardown(() => {
     addon.closeCore(core)
   })
@@ -234,7 +231,7 @@ t.test('what cannot be is refused before anything is joined, and what never come
     code: 'GROUP_REFUSED',
     message: /\/nowhere\.so/
   })
-  t.throws(() => addon.ncclGroup(core, { ...options, peerCards: ['00000000-0000-0000-0000-000000000001'] }), {
+  t.throws(() => addon.ncclGroup(core, { ...options, peerGpus: ['00000000-0000-0000-0000-000000000001'] }), {
     code: 'GROUP_SHARED_GPU',
     message: /trainer share/
   })
@@ -266,7 +263,7 @@ t.test('a write of a slot that has failed holds the slot no longer, also where n
     const { Worker } = require('node:worker_threads')
     const worker = new Worker(\`
       const addon = require(${JSON.stringify(FAULTY)})
-      const config = ${configSource({ ...config, device: 'cuda', cards: [0], shareCards: true })}
+      const config = ${configSource({ ...config, device: 'cuda', gpus: [0], shareGpus: true })}
       const library = ${JSON.stringify(loop)}
       const run = async () => {
         const core = addon.createCore(config)

@@ -8,12 +8,12 @@ import { compile, LIBRARY, SANITIZED } from './helpers/compile.ts'
 
 const folder = t.testdir()
 const standIn = (name: string, ...flags: string[]): string =>
-  compile(join(folder, name), ['test/nccl_stand_in.cc'], [...LIBRARY, ...flags])
+  compile(join(folder, name), ['nccl_stand_in.cc'], [...LIBRARY, ...flags])
 const program = compile(join(folder, 'nccl_life'), [
-  'test/gpu/nccl_life.cc',
-  'cuda/nccl.cc',
-  'cuda/nccl_api.cc',
-  'cuda/dynamic.cc'
+  'nccl_life.cc',
+  'nccl.cc',
+  'nccl_api.cc',
+  'dynamic.cc'
 ], SANITIZED)
 
 function run (library: string, env: NodeJS.ProcessEnv = {}): { status: number | null, said: string } {
@@ -59,7 +59,7 @@ t.test('a library that is missing, too old, too new or lacks a function is refus
       /NCCL 2\.28\.9 \(.*short\.so\) has no function ncclRecv/
     ],
     [
-      compile(join(folder, 'other.so'), ['test/echo_device.cc'], LIBRARY),
+      compile(join(folder, 'other.so'), ['echo_device.cc'], LIBRARY),
       /other\.so is not NCCL: it does not tell its version/
     ]
   ]

@@ -13,7 +13,7 @@ import { plainModel, readAll } from './helpers/plain-core.ts'
 
 process.env.REFIT_CUDA_LIBRARY = join(packageRoot, 'build/stand-in/librefit_cuda.so')
 const addon = createRequire(import.meta.url)(join(packageRoot, 'build/faults/refit.node')) as NativeAddon
-const uuid = addon.cudaCards().cards[0]!.uuid
+const uuid = addon.cudaGpus().gpus[0]!.uuid
 const made = new Set<string>()
 t.teardown(() => {
   for (const name of made) rmSync(`/dev/shm${name}`, { force: true })

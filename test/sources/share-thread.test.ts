@@ -12,7 +12,7 @@ import { sharedMemory, tensorEntry } from '../helpers/shared-tensors.ts'
 useStandIn()
 
 function receiverOf (t: Test): TensorReceiver {
-  const receiver = new TensorReceiver({ ranks: 1, visible: native().cudaCards().cards, nearBytes: 0 })
+  const receiver = new TensorReceiver({ ranks: 1, visible: native().cudaGpus().gpus, nearBytes: 0 })
   t.teardown(async () => {
     await receiver.close()
   })

@@ -5,7 +5,7 @@ import type { RouteContext } from '../../http/context.ts'
 import type { EngineInfo } from '../../contract/rollout-engine.ts'
 import { Joiner } from '../../weights/joiner.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
-import { toCardUuid } from '../../wire/torch/cards.ts'
+import { toGpuUuid } from '../../wire/torch/gpus.ts'
 import { Peers } from './peers.ts'
 import type { Seat } from './peers.ts'
 import { IpcUpdate } from './update.ts'
@@ -137,43 +137,43 @@ async function exchange (context: RouteContext, seats: readonly Seat[], fields: 
  * without cards answers a single one for all ranks, or as many as it has ranks, in their order.
  */
 export function chooseSeats (
-  { cards, ranks }: Pick<EngineInfo, 'cards' | 'ranks'>,
+  { gpus, ranks }: Pick<EngineInfo, 'gpus' | 'ranks'>,
   zmqHandles: Readonly<Record<string, string>>
 ): Seat[] {
   const entries = Object.entries(zmqHandles)
   // verl's workers have the numbers of the engine's ranks.
   if (entries.length === ranks && entries.every(([key], index) => key === String(index))) {
     return entries.map(([, endpoint], rank) => ({
-      card: cards[rank]?.uuid ?? null,
+      card: gpus[rank]?.uuid ?? null,
       endpoint,
       path: socketOf(endpoint),
       ranks: [rank]
     }))
   }
-  if (cards.length === 0) return seatsWithoutCards(entries, ranks)
-  const byCard = new Map(entries.map(([key, endpoint]) => [toCardUuid(key) ?? key, endpoint]))
+  if (gpus.length === 0) return seatsWithoutGpus(entries, ranks)
+  const byGpu = new Map(entries.map(([key, endpoint]) => [toGpuUuid(key) ?? key, endpoint]))
   const seats = new Map<string, Seat>()
-  for (const [rank, { uuid }] of cards.entries()) {
-    const card = toCardUuid(uuid) ?? uuid
-    const seat = seats.get(card)
+  for (const [rank, { uuid }] of gpus.entries()) {
+    const gpu = toGpuUuid(uuid) ?? uuid
+    const seat = seats.get(gpu)
     if (seat !== undefined) {
       seat.ranks.push(rank)
       continue
     }
-    const endpoint = byCard.get(card)
+    const endpoint = byGpu.get(gpu)
     if (endpoint === undefined) {
       throw refusal(
-        `there is no socket for the card of rank ${rank}, ${uuid}, among ${
+        `there is no socket for the GPU of rank ${rank}, ${uuid}, among ${
           shown(entries)
-        }: the parameter server needs a process on every card of this engine`
+        }: the parameter server needs a process on every GPU of this engine`
       )
     }
-    seats.set(card, { card: uuid, endpoint, path: socketOf(endpoint), ranks: [rank] })
+    seats.set(gpu, { card: uuid, endpoint, path: socketOf(endpoint), ranks: [rank] })
   }
   return [...seats.values()]
 }
 
-function seatsWithoutCards (entries: ReadonlyArray<[string, string]>, ranks: number): Seat[] {
+function seatsWithoutGpus (entries: ReadonlyArray<[string, string]>, ranks: number): Seat[] {
   const all = Array.from({ length: ranks }, (_, rank) => rank)
   if (entries.length === 1 || entries.length === ranks) {
     return entries.map(([, endpoint], index) => ({
@@ -184,7 +184,7 @@ function seatsWithoutCards (entries: ReadonlyArray<[string, string]>, ranks: num
     }))
   }
   throw refusal(
-    `this engine has no cards, and takes the socket of one process${
+    `this engine has no GPUs, and takes the socket of one process${
       ranks > 1 ? `, or of ${ranks}, in the order of its ranks` : ''
     }; got ${shown(entries)}`
   )

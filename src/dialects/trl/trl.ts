@@ -10,7 +10,7 @@ import type { WeightSource } from '../../contract/weight-source.ts'
 export interface Communicator {
   host: string
   port: number
-  cardUuid: string | undefined
+  gpuUuid: string | undefined
   backend: string
 }
 export interface NamedParameter {
@@ -46,13 +46,13 @@ export class TrlWeights {
     this.#context = context
   }
 
-  async init ({ host, port, cardUuid, backend }: Communicator): Promise<void> {
+  async init ({ host, port, gpuUuid, backend }: Communicator): Promise<void> {
     const { engine, groups } = this.#context
-    const { cards, ranks } = engine.info
-    if (cardUuid !== undefined && cards.some(({ uuid }) => bare(uuid) === bare(cardUuid))) {
+    const { gpus, ranks } = engine.info
+    if (gpuUuid !== undefined && gpus.some(({ uuid }) => bare(uuid) === bare(gpuUuid))) {
       throw new RefitError(
         'GROUP_REFUSED',
-        `client_device_uuid: this engine computes on ${cardUuid}, and NCCL does not join two ranks on one card; train on another one`,
+        `client_device_uuid: this engine computes on ${gpuUuid}, and NCCL does not join two ranks on one card; train on another one`,
         { param: 'client_device_uuid' }
       )
     }

@@ -4,7 +4,7 @@ import type { CudaSegment } from '../../native/write-job.ts'
 import type { ExpandableHandle, IpcHandle } from '../../wire/torch/ipc-handle.ts'
 import type { CudaStorage } from '../../wire/torch/tensor.ts'
 import type { CardSegment } from '../../wire/torch/columns.ts'
-import type { VisibleCards } from './visible-cards.ts'
+import type { VisibleGpus } from './visible-gpus.ts'
 
 /** Segments on their way to the main thread: 64 bytes of each handle and all events of all of them, one after another. */
 export interface PackedSegments {
@@ -31,14 +31,14 @@ const MAX_DESCRIPTORS = 4096
 /** The segments that the storages of one request lie in, each once, however many storages and tensors lie in it. Runs on the thread of the shares. */
 export class CudaSegments {
   readonly #addon: Pick<NativeAddon, 'takeDescriptor'>
-  readonly #cards: VisibleCards
+  readonly #cards: VisibleGpus
   readonly #list: Segment[] = []
   readonly #byKey = new Map<string, number>()
   readonly #byHandle = new Map<IpcHandle, number>()
   /** Own descriptors by the sender's: neighbouring storages of an expandable segment share blocks. */
   readonly #taken = new Map<string, number>()
 
-  constructor (addon: Pick<NativeAddon, 'takeDescriptor'>, cards: VisibleCards) {
+  constructor (addon: Pick<NativeAddon, 'takeDescriptor'>, cards: VisibleGpus) {
     this.#addon = addon
     this.#cards = cards
   }

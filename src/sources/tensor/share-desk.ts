@@ -19,7 +19,7 @@ import type { ShareReferences } from './share-references.ts'
 import type { FromShares, HeldSources, ToShares } from './share-messages.ts'
 import { TensorShares } from './tensor-shares.ts'
 import type { OpenedSources, ShareCounts } from './tensor-shares.ts'
-import type { VisibleCards } from './visible-cards.ts'
+import type { VisibleGpus } from './visible-gpus.ts'
 
 type Announce = Extract<ToShares, { type: 'announce' }>
 /** What brings tensors. */
@@ -38,11 +38,11 @@ interface Read {
 /** Decodes what trainers post, opens the memory that it names, and gives the references back. One on each thread that does. */
 export class ShareDesk {
   readonly #addon: NativeAddon
-  readonly #cards: VisibleCards | null
+  readonly #cards: VisibleGpus | null
   readonly #open = new Map<number, TensorShares>()
 
   /** `cards`: null for an engine on the CPU. */
-  constructor (addon: NativeAddon, cards: VisibleCards | null) {
+  constructor (addon: NativeAddon, cards: VisibleGpus | null) {
     this.#addon = addon
     this.#cards = cards
   }

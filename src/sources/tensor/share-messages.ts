@@ -6,14 +6,14 @@ import type { AnnouncedColumns } from './announced-columns.ts'
 import type { PackedSegments } from './cuda-segments.ts'
 import type { ShareReferences } from './share-references.ts'
 import type { ShareCounts } from './tensor-shares.ts'
-import type { VisibleCard } from './visible-cards.ts'
+import type { VisibleGpu } from './visible-gpus.ts'
 
 // What the main thread and the thread of the shares say to each other (replies between threads are packed, see share-reply.ts). Requests are
 // answered in the order in which they came.
 
 /** `visible`: of an engine that reads memory of cards, those that the process sees. */
 export interface ShareThreadData {
-  visible: readonly VisibleCard[] | null
+  visible: readonly VisibleGpu[] | null
 }
 
 /** Of one request; entries as they came, or decoded to pickles. */

@@ -7,7 +7,7 @@ import type { Asked } from './share-desk.ts'
 import type { FromShares, ShareThreadData, ToShares } from './share-messages.ts'
 import { unpackReply } from './share-reply.ts'
 import type { PackedReply } from './share-reply.ts'
-import { VisibleCards } from './visible-cards.ts'
+import { VisibleGpus } from './visible-gpus.ts'
 
 // The compiled file beside this one, or the source where TypeScript is run as it is.
 const WORKER = new URL(`./share-worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
@@ -153,7 +153,7 @@ export class ShareThread {
 
   #demandDesk (): ShareDesk {
     const { visible } = this.#data
-    this.#desk ??= new ShareDesk(native(), visible === null ? null : new VisibleCards(visible))
+    this.#desk ??= new ShareDesk(native(), visible === null ? null : new VisibleGpus(visible))
     return this.#desk
   }
 

@@ -3,7 +3,7 @@ import { native } from '../../native/load-addon.ts'
 import { ShareDesk } from './share-desk.ts'
 import type { ShareThreadData, ToShares } from './share-messages.ts'
 import { packReply } from './share-reply.ts'
-import { VisibleCards } from './visible-cards.ts'
+import { VisibleGpus } from './visible-gpus.ts'
 import { warmUp } from './warm-up.ts'
 
 // The thread of the shares, for large bodies: one of 20,000 handles takes a long time to read, and as many files a long time to open,
@@ -12,7 +12,7 @@ import { warmUp } from './warm-up.ts'
 
 const port = parentPort!
 const { visible } = workerData as ShareThreadData
-const desk = new ShareDesk(native(), visible === null ? null : new VisibleCards(visible))
+const desk = new ShareDesk(native(), visible === null ? null : new VisibleGpus(visible))
 
 port.on('message', (message: ToShares) => {
   if (message.type === 'end') {

@@ -17,7 +17,7 @@ import type { ShareLife, ShareTotals } from './share-thread.ts'
 import { TensorPatch, TensorSource } from './tensor.ts'
 import type { ShareHold, TensorPatchParts, TensorSourceParts } from './tensor.ts'
 import { VERL_DELTA, VerlDelta } from './verl-delta.ts'
-import type { VisibleCard } from './visible-cards.ts'
+import type { VisibleGpu } from './visible-gpus.ts'
 import type { WeightLoader } from '../disk/weight-loader.ts'
 
 type Ask<T extends ToShares['type']> = Omit<Extract<ToShares, { type: T }>, 'id'>
@@ -45,7 +45,7 @@ export interface TensorReceiverOptions {
   /** UUIDs of the ranks' cards; none on the CPU. */
   cards?: readonly string[]
   /** The cards whose memory can be read; null, the default, where none can. */
-  visible?: readonly VisibleCard[] | null
+  visible?: readonly VisibleGpu[] | null
   /** What reads deltas; without, they are refused. */
   deltas?: DeltaHost | undefined
   /** By `load_format`. */

@@ -8,7 +8,7 @@ import { CudaSegments } from './cuda-segments.ts'
 import type { PackedSegments } from './cuda-segments.ts'
 import type { ShareReferences } from './share-references.ts'
 import { isSharedMemory, openSharedMemory, unlinkSharedMemory } from './shared-memory.ts'
-import type { VisibleCards } from './visible-cards.ts'
+import type { VisibleGpus } from './visible-gpus.ts'
 
 type Addon = Pick<NativeAddon, 'dropFileReferences' | 'dropCudaReferences' | 'takeDescriptor'>
 
@@ -40,7 +40,7 @@ const MAX_FILES = 4096
  */
 export class TensorShares {
   readonly #addon: Addon
-  readonly #cards: VisibleCards | null
+  readonly #cards: VisibleGpus | null
   readonly #references: ShareReferences
   readonly #spares: ShareReferences | undefined
   readonly #files = new Map<string, SharedFile>()
@@ -48,7 +48,7 @@ export class TensorShares {
   #released = false
 
   /** `cards`: null for an engine on the CPU. `spares`: what is given back with the rest, and never opened. */
-  constructor (references: ShareReferences, addon: Addon, cards: VisibleCards | null, spares?: ShareReferences) {
+  constructor (references: ShareReferences, addon: Addon, cards: VisibleGpus | null, spares?: ShareReferences) {
     this.#references = references
     this.#spares = spares
     this.#addon = addon

@@ -9,7 +9,7 @@ const PAYLOAD =
   'STlIaUUpQoSwBoBYwEU2l6ZZSTlEsCSwOGlIWUUpRLA0sBhpSJdJSHlFKUhpSMDm1vZGVsLmIud2VpZ2h0lGgEaAdoCWgLKGgOQyYvdG1wL3RvcmNoLXNobS1kaXItU2xq' +
   'dUJ3L21hbmFnZXIuc29ja5RDGS90b3JjaF8xMzY3NF8xOTU2NTgyNTM1XzGUSxB0lFKUaBOMB2Zsb2F0MzKUk5SGlFKUKEsAaBlLBIWUhZRSlEsBhZSJdJSHlFKUhpRlLg' +
   '=='
-const CARD_PAYLOAD =
+const GPU_PAYLOAD =
   'gASVTAMAAAAAAABdlCiMDm1vZGVsLmEud2VpZ2h0lIwcc2dsYW5nLnNydC51dGlscy5wYXRjaF90b3JjaJSMHV9yZWJ1aWxkX2N1ZGFfdGVuc29yX21vZGlmaWVklJOUKIwF' +
   'dG9yY2iUjAZUZW5zb3KUk5RoBYwEU2l6ZZSTlEsESwiGlIWUUpRLCEsBhpRLAIwNdG9yY2guc3RvcmFnZZSMDFR5cGVkU3RvcmFnZZSTlIwFdG9yY2iUjAhiZmxvYXQxNpST' +
   'lIwkM2YwY2UzYWItMTExMS0yMjIyLTMzMzMtMDEyMzQ1Njc4OWFilENCAmMACxYhLDdCTVhjbnmEj5qlsLvG0dzn8v0IEx4pND9KVWBrdoGMl6KtuMPO2eTv+gUQGyYxPEdS' +
@@ -27,9 +27,9 @@ const COPIES = 1500
 
 /** Runs the decoder until it is compiled: the first large body in a fresh thread otherwise takes several times as long. */
 export function warmUp (): void {
-  for (let i = 0; i < ROUNDS; i++) for (const entry of [PAYLOAD, CARD_PAYLOAD]) decode(entry)
+  for (let i = 0; i < ROUNDS; i++) for (const entry of [PAYLOAD, GPU_PAYLOAD]) decode(entry)
   // Loops are compiled for the many turns that they take in a large body, and the heap grows to what it needs.
-  for (let i = 0; i < 3; i++) for (const entry of [PAYLOAD, CARD_PAYLOAD]) decode(repeated(entry))
+  for (let i = 0; i < 3; i++) for (const entry of [PAYLOAD, GPU_PAYLOAD]) decode(repeated(entry))
 }
 
 function decode (entry: string | Uint8Array): void {

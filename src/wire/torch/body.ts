@@ -3,7 +3,7 @@ import { describeUnreadDType, torchWeightDType } from './dtypes.ts'
 import { isOfferedBucket, readBucket } from './bucket.ts'
 import { NamedTensors } from './named.ts'
 import { inEntry, readPayload } from './payload.ts'
-import { toCardUuid } from './cards.ts'
+import { toGpuUuid } from './gpus.ts'
 import { takeSpares } from './rebuild.ts'
 import { StorageTable } from './storage.ts'
 import type { StorageOptions } from './storage.ts'
@@ -61,7 +61,7 @@ export function readTensorBody (
   }
   const storages = new StorageTable(options)
   const readers: Reader[] = []
-  const own = cards.map(card => toCardUuid(card))
+  const own = cards.map(card => toGpuUuid(card))
   const out: TensorDescriptor[][] = []
   for (let rank = 0; rank < ranks; rank++) {
     const index = entries.length === 1 ? 0 : rank

@@ -1,6 +1,6 @@
 import { PickleDict } from '../pickle/values.ts'
 import type { TensorRequestBody } from './body.ts'
-import { toCardUuid } from './cards.ts'
+import { toGpuUuid } from './gpus.ts'
 import { readNested } from './payload.ts'
 import { readTensor } from './rebuild.ts'
 import { StorageTable } from './storage.ts'
@@ -13,11 +13,11 @@ import { directHandle } from '../trainers/verl-buckets.ts'
 export function readHandle (name: string, bytes: Uint8Array, card?: string): TensorRequestBody {
   const pickled = readNested(bytes)
   const root = directHandle(pickled) ?? pickled
-  const uuid = card === undefined ? undefined : toCardUuid(card)
+  const uuid = card === undefined ? undefined : toGpuUuid(card)
   const storages = new StorageTable()
-  const byCard = new PickleDict()
-  byCard.keys.push(uuid ?? null)
-  byCard.values.push(root)
-  const tensor = readTensor(name, uuid === undefined ? root : byCard, storages, uuid)
+  const byGpu = new PickleDict()
+  byGpu.keys.push(uuid ?? null)
+  byGpu.values.push(root)
+  const tensor = readTensor(name, uuid === undefined ? root : byGpu, storages, uuid)
   return { ranks: [[tensor]], storages: storages.list, spares: [] }
 }

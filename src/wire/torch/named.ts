@@ -1,7 +1,7 @@
 import type { RefitError } from '../../errors.ts'
 import { describePickle, PickleBytes, PickleDict, PickleList, PickleObject } from '../pickle/values.ts'
 import type { PickleValue } from '../pickle/values.ts'
-import { isCardDict } from './cards.ts'
+import { isGpuDict } from './gpus.ts'
 import { readNested } from './payload.ts'
 import { isOffer, readTensor } from './rebuild.ts'
 import type { StorageTable } from './storage.ts'
@@ -87,8 +87,8 @@ function dictPairs (root: PickleDict): Array<[name: PickleValue, tensor: PickleV
   if (root.keys.includes('flattened_tensor') && root.keys.includes('metadata')) {
     throw misread('a bucket is sent with load_format "flattened_bucket"')
   }
-  const byCard: boolean = isCardDict(root)
-  if (byCard) throw misread('its keys are cards, and the names of tensors belong around them: [(name, {card: handle})]')
+  const byGpu: boolean = isGpuDict(root)
+  if (byGpu) throw misread('its keys are cards, and the names of tensors belong around them: [(name, {card: handle})]')
   checkTensorCount(root.size)
   return root.keys.map((key, index) => [key, root.values[index]!])
 }

@@ -3,7 +3,7 @@ import { describePickle, PickleList } from '../pickle/values.ts'
 import type { PickleValue } from '../pickle/values.ts'
 import type { TensorRequestBody } from './body.ts'
 import { contiguous } from './bucket.ts'
-import { isCardDict, toCardUuid } from './cards.ts'
+import { isGpuDict, toGpuUuid } from './gpus.ts'
 import { readDTypeText } from './dtype-text.ts'
 import { describeUnreadDType, torchItemBytes, torchWeightDType } from './dtypes.ts'
 import { countElements } from './extent.ts'
@@ -54,7 +54,7 @@ export function readOfferBody (
   const wanted = readWanted(offer)
   const root = readPayload(entry)
   const storages = new StorageTable()
-  const own = Array.from({ length: ranks }, (_, rank) => toCardUuid(cards[rank] ?? ''))
+  const own = Array.from({ length: ranks }, (_, rank) => toGpuUuid(cards[rank] ?? ''))
   const handles = offer.sizes === null ? listOf(root, wanted) : [root]
   const read = (card: string | undefined): TensorDescriptor[] =>
     offer.sizes === null ? readEach(wanted, handles, storages, card) : readFlat(wanted, root, offer, storages, card)
@@ -67,7 +67,7 @@ export function offeredExports (entry: string, cards: readonly string[]): string
   try {
     const root = readPayload(entry)
     const storages = new StorageTable()
-    for (const card of cards) readTensor('', root, storages, toCardUuid(card))
+    for (const card of cards) readTensor('', root, storages, toGpuUuid(card))
     return storages.list.flatMap(storage =>
       storage.kind === 'cuda' ? [`${storage.counterFile}/${storage.counterSlot}`] : []
     )
@@ -118,7 +118,7 @@ function readWanted ({ names, dtypes, shapes, sizes, unit }: Offer): Wanted[] {
 }
 
 function listOf (root: PickleValue, wanted: readonly Wanted[]): readonly PickleValue[] {
-  if (isCardDict(root)) {
+  if (isGpuDict(root)) {
     throw payloadError(
       `${WHERE} is one handle for all tensors, and the request does not say how much each takes of it (tensor_sizes)`
     )
@@ -202,6 +202,6 @@ function readFlat (
 }
 
 function demandDict (value: PickleValue | undefined, name: string): PickleValue {
-  if (isCardDict(value)) return value
+  if (isGpuDict(value)) return value
   throw payloadError(`${describePickle(value)} where a dict {card: handle} was expected`, name)
 }

@@ -11,7 +11,7 @@ import {
 import type { PickleValue } from '../pickle/values.ts'
 import type { PickleNames } from '../pickle/reader.ts'
 import { readPayload } from './payload.ts'
-import { isCardDict, toCardUuid } from './cards.ts'
+import { isGpuDict, toGpuUuid } from './gpus.ts'
 import { torchNames } from './names.ts'
 import { readTensor, takeSpares } from './rebuild.ts'
 import { collect } from './shares.ts'
@@ -89,7 +89,7 @@ class PlainReader {
 
   constructor (storages: StorageTable, ranks: number, cards: readonly string[]) {
     this.#storages = storages
-    this.#cards = Array.from({ length: ranks }, (_, rank) => toCardUuid(cards[rank] ?? ''))
+    this.#cards = Array.from({ length: ranks }, (_, rank) => toGpuUuid(cards[rank] ?? ''))
     this.tensors = this.#cards.map(() => [])
   }
 
@@ -138,7 +138,7 @@ class PlainReader {
   #tensor (value: PickleValue): TensorMark {
     const index = this.tensors[0]!.length
     checkTensorCount(index + 1)
-    const shared = isCardDict(value) ? undefined : readTensor(`tensor ${index}`, value, this.#storages)
+    const shared = isGpuDict(value) ? undefined : readTensor(`tensor ${index}`, value, this.#storages)
     for (const [rank, card] of this.#cards.entries()) {
       this.tensors[rank]!.push(shared ?? readTensor(`tensor ${index}`, value, this.#storages, card))
     }
@@ -152,5 +152,5 @@ function isTensor (value: PickleValue): boolean {
   if (Array.isArray(value)) {
     return value.length === 2 && value[0] instanceof PickleName && value[0].role.startsWith('rebuild_')
   }
-  return isCardDict(value)
+  return isGpuDict(value)
 }

@@ -1,6 +1,6 @@
 import { describePickle, PickleName, PickleObject } from '../pickle/values.ts'
 import type { PickleTuple, PickleValue } from '../pickle/values.ts'
-import { isCardDict, pickCard, toCardUuid } from './cards.ts'
+import { isGpuDict, pickGpu, toGpuUuid } from './gpus.ts'
 import { torchItemBytes, torchStorageDType } from './dtypes.ts'
 import { checkExtent } from './extent.ts'
 import { checkCount, checkRole, toBoolean, toSize, toSizes, toTorchDType } from './fields.ts'
@@ -23,9 +23,9 @@ export function readTensor (
   card?: string
 ): TensorDescriptor {
   try {
-    if (!isCardDict(value)) return readHandle(name, value, storages)
+    if (!isGpuDict(value)) return readHandle(name, value, storages)
     if (value.size > 1) storages.offers.add(value)
-    const { device, handle } = pickCard(value, card)
+    const { device, handle } = pickGpu(value, card)
     return readHandle(name, handle, storages, device)
   } catch (error) {
     throw nameTensor(error, name)
@@ -34,7 +34,7 @@ export function readTensor (
 
 /** True where ranks may take different handles of it. */
 export function isOffer (value: PickleValue | undefined): boolean {
-  return isCardDict(value) && value.size > 1
+  return isGpuDict(value) && value.size > 1
 }
 
 /** What stood on offer for cards that no rank has: to be given back, and not to be opened. Takes it off the list of storages; after the last tensor has been read. */
@@ -43,7 +43,7 @@ export function takeSpares (storages: StorageTable): TensorStorage[] {
   for (const { keys, values } of storages.offers) {
     for (const [index, handle] of values.entries()) {
       try {
-        readHandle('', handle, storages, toCardUuid(keys[index] as string))
+        readHandle('', handle, storages, toGpuUuid(keys[index] as string))
       } catch {}
     }
   }

@@ -1,6 +1,6 @@
 import { PickleBytes, PickleDict, PickleList, PickleName, PickleObject, PickleSet } from '../pickle/values.ts'
 import type { PickleTuple, PickleValue } from '../pickle/values.ts'
-import { isCardDict, toCardUuid } from './cards.ts'
+import { isGpuDict, toGpuUuid } from './gpus.ts'
 import { readNested, readPayload } from './payload.ts'
 import { salvageNames } from './names.ts'
 import { isCudaArgs } from './rebuild.ts'
@@ -19,7 +19,7 @@ export function readShares (
   options: StorageOptions = {},
   cards?: readonly string[]
 ): TensorStorage[] {
-  const own = cards?.map(card => toCardUuid(card))
+  const own = cards?.map(card => toGpuUuid(card))
   const storages = new StorageTable(options)
   // Equal texts share the same things; the counts of shared memory are per pickle, not per copy of it.
   for (
@@ -50,7 +50,7 @@ export function collect (root: PickleValue, storages: StorageTable, own?: Readon
       visit(value)
     } else if (value instanceof PickleList || value instanceof PickleSet) visit(value.items)
     else if (value instanceof PickleDict) {
-      if (isCardDict(value)) {
+      if (isGpuDict(value)) {
         takeOffer(value, storages, own)
         if (own !== undefined) continue
       }
@@ -73,7 +73,7 @@ function takeOffer (
   own?: ReadonlyArray<string | undefined>
 ): void {
   for (const [index, value] of values.entries()) {
-    if (own !== undefined && values.length > 1 && !own.includes(toCardUuid(keys[index] as string))) continue
+    if (own !== undefined && values.length > 1 && !own.includes(toGpuUuid(keys[index] as string))) continue
     const args = isCudaArgs(value)
       ? value
       : value instanceof PickleObject
@@ -81,7 +81,7 @@ function takeOffer (
       : Array.isArray(value)
       ? value[1]
       : value
-    if (isCudaArgs(args)) attempt(() => storages.cuda(args, toCardUuid(keys[index] as string)))
+    if (isCudaArgs(args)) attempt(() => storages.cuda(args, toGpuUuid(keys[index] as string)))
   }
 }
 

@@ -1,6 +1,6 @@
 import { describePickle, PickleObject } from '../pickle/values.ts'
 import type { PickleBytes, PickleDict, PickleTuple, PickleValue } from '../pickle/values.ts'
-import { toCardUuid } from './cards.ts'
+import { toGpuUuid } from './gpus.ts'
 import { checkCount, checkRole, toBoolean, toBytes, toSize, toTorchDType } from './fields.ts'
 import { mappedBytes, parseIpcHandle } from './ipc-handle.ts'
 import type { IpcHandle } from './ipc-handle.ts'
@@ -184,7 +184,7 @@ function readDupFd (value: PickleValue | undefined): Pick<DescriptorStorage, 'ad
 /** The sender's index of a card, or its UUID. Throws TENSOR_PAYLOAD. */
 export function toDevice (value: PickleValue | undefined): number | string {
   if (typeof value === 'string') {
-    const uuid = toCardUuid(value)
+    const uuid = toGpuUuid(value)
     if (uuid === undefined) throw payloadError('its device is a str that is not the UUID of a card')
     return uuid
   }

@@ -1,23 +1,23 @@
 import { RefitError } from '../../errors.ts'
-import { toCardUuid } from '../../wire/torch/cards.ts'
+import { toGpuUuid } from '../../wire/torch/gpus.ts'
 
-/** As `CudaCard` has them. */
-export interface VisibleCard {
+/** As `CudaGpu` has them. */
+export interface VisibleGpu {
   ordinal: number
   uuid: string
 }
 
 /** The cards that this process sees, to find those of senders among them. */
-export class VisibleCards {
-  readonly #cards: readonly VisibleCard[]
+export class VisibleGpus {
+  readonly #cards: readonly VisibleGpu[]
   readonly #known = new Map<number | string, string>()
 
-  constructor (cards: readonly VisibleCard[]) {
+  constructor (cards: readonly VisibleGpu[]) {
     this.#cards = cards
   }
 
   /**
-   * The UUID of a sender's card, as `CudaCard.uuid` has it: by its UUID in lower case without a prefix, or by its number there, which is
+   * The UUID of a sender's card, as `CudaGpu.uuid` has it: by its UUID in lower case without a prefix, or by its number there, which is
    * taken as the number here. Throws TENSOR_PAYLOAD.
    */
   uuidOf (device: number | string): string {
@@ -34,7 +34,7 @@ export class VisibleCards {
   }
 
   #byUuid (device: string): string {
-    const card = this.#cards.find(({ uuid }) => toCardUuid(uuid) === device)
+    const card = this.#cards.find(({ uuid }) => toGpuUuid(uuid) === device)
     if (card !== undefined) return card.uuid
     throw new RefitError(
       'TENSOR_PAYLOAD',

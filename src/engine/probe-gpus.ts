@@ -2,7 +2,7 @@ import { spawn } from 'node:child_process'
 import { fileURLToPath } from 'node:url'
 import { RefitError } from '../errors.ts'
 import { cudaLibraryPath } from '../native/load-addon.ts'
-import type { CudaCards } from '../native/devices.ts'
+import type { CudaGpus } from '../native/devices.ts'
 
 const EXTENSION = import.meta.url.endsWith('.ts') ? '.ts' : '.js'
 const LONGEST_MS = 120_000
@@ -17,7 +17,7 @@ export interface ProbeOptions {
  * What there is of CUDA on this machine, looked at in a child process: a driver or a library that crashes or hangs ends the child,
  * and is a sentence here.
  */
-export async function probeCards ({ script, limitMs = LONGEST_MS }: ProbeOptions = {}): Promise<CudaCards> {
+export async function probeGpus ({ script, limitMs = LONGEST_MS }: ProbeOptions = {}): Promise<CudaGpus> {
   // The loader of sources, but no inspector: its port is taken.
   const options = process.execArgv.filter(option => !option.startsWith('--inspect'))
   const child = spawn(process.execPath, [
@@ -46,7 +46,7 @@ export async function probeCards ({ script, limitMs = LONGEST_MS }: ProbeOptions
     .finally(() => {
       clearTimeout(timer)
     })
-  if (code === 0) return JSON.parse(Buffer.concat(output).toString()) as CudaCards
+  if (code === 0) return JSON.parse(Buffer.concat(output).toString()) as CudaGpus
   const how = late
     ? `did not end within ${limitMs / 1000} s`
     : signal !== null

@@ -8,23 +8,23 @@ import { payloadError } from './tensor.ts'
 const UUID = /^(?:gpu-|mig-)?([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})$/
 
 /** The UUID of a card in lower case, without `GPU-` or `MIG-`; undefined for what is none. */
-export function toCardUuid (text: string): string | undefined {
+export function toGpuUuid (text: string): string | undefined {
   return UUID.exec(text.toLowerCase())?.[1]
 }
 
 /** The handles of a dict by card, null for dicts of something else. One dict may stand in every tensor of a request: it is looked through once. */
 const known = new WeakMap<PickleDict, ReadonlyMap<string, PickleValue> | null>()
 
-function byCard (dict: PickleDict): ReadonlyMap<string, PickleValue> | null {
+function byGpu (dict: PickleDict): ReadonlyMap<string, PickleValue> | null {
   let handles = known.get(dict)
-  if (handles === undefined) known.set(dict, handles = readCards(dict))
+  if (handles === undefined) known.set(dict, handles = readGpus(dict))
   return handles
 }
 
-function readCards ({ keys, values }: PickleDict): ReadonlyMap<string, PickleValue> | null {
+function readGpus ({ keys, values }: PickleDict): ReadonlyMap<string, PickleValue> | null {
   const handles = new Map<string, PickleValue>()
   for (const [index, key] of keys.entries()) {
-    const card = typeof key === 'string' ? toCardUuid(key) : undefined
+    const card = typeof key === 'string' ? toGpuUuid(key) : undefined
     if (card === undefined) return null
     handles.set(card, values[index]!)
   }
@@ -32,22 +32,22 @@ function readCards ({ keys, values }: PickleDict): ReadonlyMap<string, PickleVal
 }
 
 /** A dict that is not empty and has nothing but UUIDs for keys. Asked when all of the pickle has been read. */
-export function isCardDict (value: PickleValue | undefined): value is PickleDict {
-  return value instanceof PickleDict && byCard(value) !== null
+export function isGpuDict (value: PickleValue | undefined): value is PickleDict {
+  return value instanceof PickleDict && byGpu(value) !== null
 }
 
 /**
  * The handle for the rank that has `card`: the one of its card; the only one, which is read over NVLink where it is another's; or,
  * for an engine without cards, the first. Throws TENSOR_PAYLOAD where there are others alone.
  */
-export function pickCard (dict: PickleDict, card: string | undefined): { device: string, handle: PickleValue } {
+export function pickGpu (dict: PickleDict, card: string | undefined): { device: string, handle: PickleValue } {
   if (dict.size === 1 || card === undefined) {
     return {
-      device: toCardUuid(dict.keys[0] as string)!,
+      device: toGpuUuid(dict.keys[0] as string)!,
       handle: dict.values[0]!
     }
   }
-  const handles = byCard(dict)!
+  const handles = byGpu(dict)!
   const handle = handles.get(card)
   if (handle === undefined) {
     throw payloadError(`it is offered on the cards ${

@@ -1,8 +1,8 @@
 import { RefitError } from '../errors.ts'
-import type { CudaCard, CudaCards } from '../native/devices.ts'
+import type { CudaGpu, CudaGpus } from '../native/devices.ts'
 
 /** The first card that `device` names: 0 for "cuda", K for "cuda:K" or --base-gpu-id K. Null for "cpu". Throws CONFIG for anything else. */
-export function firstCard (device: string, baseGpuId: number | null): number | null {
+export function firstGpu (device: string, baseGpuId: number | null): number | null {
   const [, ordinal] = /^cuda(?::(\d{1,4}))?$/.exec(device) ?? []
   if (device === 'cpu') {
     if (baseGpuId === null) return null
@@ -29,21 +29,21 @@ export function firstCard (device: string, baseGpuId: number | null): number | n
  * The cards of the ranks: `first` and those behind it; with `share` (for tests) ranks take turns on the cards that there are. Throws
  * CONFIG, in words, where they are not there or cannot compute.
  */
-export function chooseCards (found: CudaCards, first: number, ranks: number, share = false): CudaCard[] {
-  const { cards } = found
+export function chooseGpus (found: CudaGpus, first: number, ranks: number, share = false): CudaGpu[] {
+  const { gpus } = found
   if (found.error !== undefined) throw new RefitError('CONFIG', `--device cuda: ${found.error}`, { param: 'device' })
-  if (first >= cards.length) {
-    throw new RefitError('CONFIG', `--device cuda:${first}: there is no card ${first}; ${seen(cards)}`, {
+  if (first >= gpus.length) {
+    throw new RefitError('CONFIG', `--device cuda:${first}: there is no card ${first}; ${seen(gpus)}`, {
       param: 'device'
     })
   }
-  if (first + ranks > cards.length && !share) {
+  if (first + ranks > gpus.length && !share) {
     const wanted = ranks === 1 ? `card ${first}` : `${ranks} cards, ${first} to ${first + ranks - 1}`
-    throw new RefitError('CONFIG', `--tp ${ranks}: it needs ${wanted}; ${seen(cards)}`, { param: 'tp' })
+    throw new RefitError('CONFIG', `--tp ${ranks}: it needs ${wanted}; ${seen(gpus)}`, { param: 'tp' })
   }
-  const usable = cards.slice(first, first + ranks)
+  const usable = gpus.slice(first, first + ranks)
   const chosen = Array.from({ length: ranks }, (_, rank) => usable[rank % usable.length]!)
-  const bad = chosen.find(card => card.error !== undefined)
+  const bad = chosen.find(gpu => gpu.error !== undefined)
   if (bad !== undefined) {
     throw new RefitError(
       'CONFIG',
@@ -55,18 +55,18 @@ export function chooseCards (found: CudaCards, first: number, ranks: number, sha
 }
 
 /** The card with the least free memory, and what each of its ranks can have of it: the KV cache is as large as fits there. */
-export function fullest (cards: readonly CudaCard[]): { card: CudaCard, freeBytes: number } {
-  const rows = cards.map(card => ({
-    card,
-    freeBytes: Math.floor(card.freeBytes / cards.filter(other => other === card).length)
+export function fullest (gpus: readonly CudaGpu[]): { gpu: CudaGpu, freeBytes: number } {
+  const rows = gpus.map(gpu => ({
+    gpu,
+    freeBytes: Math.floor(gpu.freeBytes / gpus.filter(other => other === gpu).length)
   }))
   return rows.reduce((least, row) => row.freeBytes < least.freeBytes ? row : least)
 }
 
-function seen (cards: readonly CudaCard[]): string {
-  if (cards.length === 0) return 'no card is visible (CUDA_VISIBLE_DEVICES hides some, if it is set)'
-  const list = cards.map(({ ordinal, name, uuid }) => `${ordinal}: ${name} ${uuid}`).join(', ')
+function seen (gpus: readonly CudaGpu[]): string {
+  if (gpus.length === 0) return 'no card is visible (CUDA_VISIBLE_DEVICES hides some, if it is set)'
+  const list = gpus.map(({ ordinal, name, uuid }) => `${ordinal}: ${name} ${uuid}`).join(', ')
   return `visible ${
-    cards.length === 1 ? 'is one' : `are ${cards.length}`
+    gpus.length === 1 ? 'is one' : `are ${gpus.length}`
   } (${list}); CUDA_VISIBLE_DEVICES chooses them, and "refit devices" shows them`
 }

@@ -2,7 +2,7 @@ import t from 'tap'
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createEngine } from '../../src/app/create-engine.ts'
-import { probeCards } from '../../src/engine/probe-cards.ts'
+import { probeGpus } from '../../src/engine/probe-gpus.ts'
 import { packageRoot } from '../../src/root.ts'
 
 const MODEL = join(packageRoot, 'test/goldens/qwen3')
@@ -10,7 +10,7 @@ const MODEL = join(packageRoot, 'test/goldens/qwen3')
 t.test('what the child finds crosses whole', async (t) => {
   const script = join(t.testdir(), 'child.mjs')
   writeFileSync(script, 'process.stdout.write(JSON.stringify({ cards: [{ name: "x".repeat(200000) }] }))')
-  t.equal((await probeCards({ script })).cards[0]!.name.length, 200000)
+  t.equal((await probeGpus({ script })).gpus[0]!.name.length, 200000)
 })
 
 for (
@@ -27,15 +27,15 @@ for (
   t.test(`a child that ${how} is a message here`, async (t) => {
     const script = join(t.testdir(), 'child.mjs')
     writeFileSync(script, source)
-    await t.rejects(probeCards({ script, limitMs: how === 'hangs' ? 700 : 60_000 }), { code: 'CONFIG', message })
+    await t.rejects(probeGpus({ script, limitMs: how === 'hangs' ? 700 : 60_000 }), { code: 'CONFIG', message })
   })
 }
 
 t.test('the real child says what there is here, and an engine without usable cards is refused in the same words', async (t) => {
   process.env.REFIT_CUDA_LIBRARY = join(t.testdir(), 'librefit_cuda.so')
-  const found = await probeCards()
+  const found = await probeGpus()
   t.match(found.error, /librefit_cuda\.so does not exist/)
-  t.same(found.cards, [])
+  t.same(found.gpus, [])
   await t.rejects(createEngine(MODEL, { device: 'cuda' }), {
     code: 'CONFIG',
     message: /^--device cuda: .*librefit_cuda\.so does not exist.*build-native/
