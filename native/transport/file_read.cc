@@ -8,11 +8,11 @@
 namespace refit {
 namespace {
 
-// What Linux moves at most in one call.
+// The most that Linux reads in one call.
 constexpr uint64_t kMaxRead = 0x7ffff000;
 
-// Errors of the call itself: nothing was read. After any other (EIO, say) a file system may have filled part of the
-// buffer.
+// Errors of the call itself: nothing was read. After any other error (EIO, for example) a file system may have written
+// part of the buffer.
 bool refused(int error) {
   return error == EBADF || error == EINVAL || error == EISDIR || error == ESPIPE || error == EOVERFLOW;
 }

@@ -13,7 +13,7 @@
 namespace refit::cuda {
 namespace {
 
-// Lets a kernel have `bytes` of shared memory, once per GPU. `done`: a bit per GPU.
+// Allows a kernel `bytes` of shared memory, once per GPU. `done`: one bit per GPU.
 template <class Kernel>
 void allow_shared(Kernel kernel, int bytes, int carveout, std::atomic<uint64_t>& done) {
   int device = 0;
@@ -33,7 +33,7 @@ void launch(AttentionArgs a, const AttentionInput& input, cudaStream_t stream) {
   const int narrow = input.wide_items < 0 ? input.item_count : input.item_count - wide;
   const auto blocks = [&a](int items) { return static_cast<unsigned>(items) * static_cast<unsigned>(a.kv_heads); };
   if (wide > 0) {
-    // The rest of the 228 KiB is a cache for sums that wait for their chunk to end.
+    // The rest of the 228 KiB is a cache for sums that wait for the end of their chunk.
     constexpr int kBytes = AttentionShape<D>::kStreamBytes, kCarveout = 72;
     allow_shared(attention_wide_kernel<D>, kBytes, kCarveout, wide_done);
     attention_wide_kernel<D><<<blocks(wide), kAttentionThreads, kBytes, stream>>>(a);

@@ -1,10 +1,10 @@
-// Combines the partial results of some tokens' chunks in ascending order, as the kernels do that walk all chunks.
+// Combines the partial results of some tokens' chunks in ascending order, like the kernels that compute all chunks.
 #pragma once
 #include "cuda/attention/attention_tile.cuh"
 
 namespace refit::cuda {
 
-// Chunks whose loads are under way together; what is combined is in order all the same.
+// Chunks whose loads are in flight together; they are still combined in order.
 constexpr int kMergeAhead = 16;
 
 // blockIdx.x: the merge, blockIdx.y: the query head.

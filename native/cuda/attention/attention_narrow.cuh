@@ -1,5 +1,5 @@
-// Up to 16 rows of one KV head: four warps share the keys of a tile for the scores, and the columns of V for the sums.
-// For decode, where the keys must stream and the rows are few.
+// Up to 16 rows of one KV head: four warps divide the keys of a tile for the scores, and the columns of V for the sums.
+// For decode, where keys must stream and rows are few.
 #pragma once
 #include "cuda/attention/attention_tile.cuh"
 
@@ -16,7 +16,7 @@ struct NarrowShape : AttentionShape<D> {
   static_assert(kColumns == 1 || kColumns == 2);
 };
 
-// The scores of a warp's columns. A row's products are added in the order of the wide kernel.
+// The scores of a warp's columns. A row's products are added in the same order as in the wide kernel.
 template <int D>
 __device__ __forceinline__ void narrow_scores(const uint32_t (&q)[D / 16][4], uint32_t k,
                                               float (&score)[NarrowShape<D>::kColumns][4]) {

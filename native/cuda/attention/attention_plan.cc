@@ -7,15 +7,16 @@
 namespace refit::cuda {
 namespace {
 
-// Blocks that keep a large GPU busy: two on each of 132 multiprocessors.
+// Number of blocks that occupies a large GPU: two on each of 132 multiprocessors.
 constexpr int64_t kFillingBlocks = 264;
-// Bounds the memory of partial results. 8192 rows are 64 decoding sequences of 32k tokens; what does not fit is not
+// Limits the memory of partial results. 8192 rows are 64 decoding sequences of 32k tokens; items that do not fit are
+// not
 // split.
 constexpr int64_t kMaxPartRows = 8192;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Neighbouring tokens of one sequence.
+// Adjacent tokens of one sequence.
 struct Tile {
   int32_t sequence, first_token, tokens, position;
 
@@ -24,8 +25,7 @@ struct Tile {
   bool wide(int group) const { return tokens * group > kNarrowRows; }
 };
 
-// A sequence of more than one tile is cut evenly, so that none of its tiles becomes a narrow one: a prefill then is one
-// launch.
+// A sequence of more than one tile is cut evenly, so that no tile is narrow: a prefill is then one launch.
 void cut_sequence(const StepBatch& batch, int sequence, int group, std::vector<Tile>& tiles) {
   const int32_t first = batch.seq_offsets[sequence], count = batch.seq_offsets[sequence + 1] - first;
   const int64_t pieces = ceil_div(count, kWideRows / group);
@@ -49,7 +49,7 @@ AttentionPlan plan_attention(const StepBatch& batch, int group, int kv_heads, At
     return a.keys() > b.keys();
   });
 
-  // Work is counted in keys: a narrow tile waits for memory as long as a wide one computes, about.
+  // Work is counted in keys: a narrow tile waits for memory about as long as a wide one computes.
   int64_t work = 0;
   for (const Tile& tile : tiles) work += tile.keys() * kv_heads;
   AttentionPlan plan;
@@ -85,7 +85,7 @@ int64_t max_part_rows(int64_t tokens, int64_t sequences, int64_t context) {
   (void)sequences;
   const int64_t chunks = ceil_div(context, kAttentionChunk);
   if (chunks <= 2) return 0;
-  // Compared by division: the product of the two may not fit.
+  // Compares by division, because the product may overflow.
   return tokens > kMaxPartRows / chunks ? kMaxPartRows : tokens * chunks;
 }
 

@@ -1,8 +1,10 @@
-// What the narrow and the wide attention kernel share. Both do the same arithmetic per row, in the same order: tiles of
-// keys ascending; the maximum over a tile; the old sums scaled; then products of 16 keys at a time, ascending. A column
-// that a row must not see has the weight 0 exactly, and a tile or chunk with only such columns leaves the row's sums as
-// they were. So a row's bits do not depend on which kernel computes it, on its neighbours, or on how work was split.
-// (A row whose own sequence holds an infinity or NaN at a later position of the same step may become NaN too.)
+// Code that the narrow and the wide attention kernel share. Both do the same arithmetic per row, in the same order:
+// tiles
+// of keys ascending; the maximum over a tile; the old sums scaled; then products of 16 keys at a time, ascending. A
+// column that a row must not see has exactly the weight 0, and a tile or chunk of such columns only does not change the
+// row's sums. So a row's bits do not depend on the kernel, on the other rows, or on how work was split. (A row whose
+// own
+// sequence has an infinity or NaN at a later position of the same step may become NaN, too.)
 //
 // The online softmax over tiles is FlashAttention-2's (Dao, 2023).
 #pragma once
@@ -27,11 +29,11 @@ struct AttentionArgs {
   float* parts;
   bf16* out;
   int heads, kv_heads, group, page_size, head_dim;
-  float scale;  // of scores, with log2(e): the softmax is computed with powers of 2
+  float scale;  // for scores, times log2(e): the softmax uses powers of 2
 };
 
-// D: head_dim, rounded up. Rows of K and V in shared memory are an odd number of 16-byte pieces apart, so that the
-// eight rows of a matrix lie in different banks.
+// D: head_dim, rounded up. In shared memory the distance between rows of K and V is an odd number of 16-byte pieces, so
+// the eight rows of a matrix are in different banks.
 template <int D>
 struct AttentionShape {
   static constexpr int kTile = D <= 128 ? 64 : 32;  // keys
@@ -48,7 +50,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// As load_matrices, each matrix transposed.
+// Like load_matrices, with each matrix transposed.
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -70,11 +72,11 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 constexpr uint32_t kOnes = 0x3f803f80;  // two bf16
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
-// What is subtracted from scores; a row that has seen nothing yet must not meet inf - inf.
+// The value that is subtracted from scores; for a row without keys so far it must not lead to inf - inf.
 __device__ __forceinline__ float base_of(float maximum) { return maximum == minus_infinity() ? 0.0f : maximum; }
 
-// The tiles of one item, loaded ahead of their use. Keys at and beyond `end` become zeros, so that what lies in unused
-// slots meets nothing. All threads of the block call all functions alike.
+// The tiles of one item, loaded ahead of their use. Keys from `end` on become zeros, so the contents of unused slots do
+// not matter. All threads of the block make the same calls.
 template <int D>
 class KvStream {
   using Shape = AttentionShape<D>;
@@ -96,14 +98,14 @@ class KvStream {
     for (int i = 0; i < Shape::kStages - 1; ++i) load(i);
   }
 
-  // Tile i is there; the one after those on their way is asked for.
+  // Waits for tile i and starts the load of a later one.
   __device__ void begin(int i) {
     wait_async<Shape::kStages - 2>();
     __syncthreads();
     load(i + Shape::kStages - 1);
     next_ = row_of(i + Shape::kStages);
   }
-  // Late: the page table's answer has had the whole tile's time.
+  // Called late: the read of the page table has had the time of a whole tile.
   __device__ void finish(int i) { keep_row(i + Shape::kStages, next_); }
 
   __device__ int first_key(int i) const { return (first_ + i) * Shape::kTile; }
@@ -113,7 +115,7 @@ class KvStream {
   int count;  // tiles
 
  private:
-  // Of this thread's key in tile i: its row in the cache, in units of head_dim elements; -1: none.
+  // The cache row of this thread's key in tile i, in units of head_dim elements; -1: none.
   __device__ int32_t row_of(int i) const {
     const int key = first_key(i) + static_cast<int>(threadIdx.x);
     if (static_cast<int>(threadIdx.x) >= Shape::kTile || i >= count || key >= end_) return -1;
@@ -124,7 +126,7 @@ class KvStream {
     if (static_cast<int>(threadIdx.x) < Shape::kTile) rows_[i % Shape::kRowSlots * Shape::kTile + threadIdx.x] = row;
   }
 
-  // Always one group of copies, if an empty one.
+  // Always commits one group of copies, even an empty one.
   __device__ void load(int i) {
     if (i < count) {
       constexpr int kPieces = D / 8;  // of 16 bytes in a row
@@ -151,7 +153,7 @@ class KvStream {
   int32_t next_ = -1;
 };
 
-// Where row r of an item's tile stands: a token and a query head of the KV head's group.
+// The place of row r of an item's tile: a token and a query head of the KV head's group.
 struct AttentionRow {
   int token, head, position;
   bool there;
@@ -159,13 +161,13 @@ struct AttentionRow {
 
 __device__ __forceinline__ AttentionRow row_at(const AttentionArgs& a, const AttentionItem& item, int kv_head, int r) {
   const bool there = r < item.tokens * a.group;
-  // Rows that pad the tile count as the last one, so that only tiles at the diagonal need a mask.
+  // Padding rows copy the last row, so only tiles at the diagonal need a mask.
   if (!there) r = item.tokens * a.group - 1;
   const int token = r / a.group;
   return {item.first_token + token, kv_head * a.group + (r - token * a.group), item.position + token, there};
 }
 
-// Q of rows r0 and r0 + 8 as operands of mma; zeros beyond head_dim and for rows that pad the tile.
+// Q of rows r0 and r0 + 8 as operands of mma; zeros beyond head_dim and for padding rows.
 template <int D>
 __device__ __forceinline__ void load_q(const AttentionArgs& a, const AttentionRow (&rows)[2],
                                        uint32_t (&q)[D / 16][4]) {
@@ -185,8 +187,7 @@ __device__ __forceinline__ void load_q(const AttentionArgs& a, const AttentionRo
   }
 }
 
-// Weights of a tile's columns for one row, given the row's maximum over them; gives what the old sums are to be
-// multiplied by.
+// Weights of a tile's columns for one row, given the row's maximum over them; returns the factor for the old sums.
 __device__ __forceinline__ float advance(float& maximum, float tile_maximum, float scale, float& base) {
   const float now = fmaxf(maximum, __fmul_rn(tile_maximum, scale));
   base = base_of(now);
@@ -198,7 +199,7 @@ __device__ __forceinline__ float weight_of(float score, float scale, float base)
   return power_of_2(__fmaf_rn(score, scale, -base));
 }
 
-// Combines sums over chunks so far with those of the next chunk: sums = sums * keep + next * add.
+// Adds the next chunk's sums to the sums so far: sums = sums * keep + next * add.
 struct ChunkFactors {
   float keep, add;
 };

@@ -54,7 +54,7 @@ std::string version_text(size_t version) {
 
 void check(int status, const char* operation) {
   if (status != kSuccess)
-    throw std::runtime_error(std::string(operation) + " answered status " + std::to_string(status));
+    throw std::runtime_error(std::string(operation) + " returned status " + std::to_string(status));
 }
 
 }  // namespace
@@ -78,7 +78,7 @@ struct CublasLt::Api {
                 Object b_layout, const void* beta, const void* c, Object c_layout, void* d, Object d_layout,
                 const Algo* algo, void* workspace, size_t workspace_bytes, cudaStream_t stream);
 
-  // The name of the first function that is missing; null where all are there.
+  // The name of the first missing function; null if all are there.
   const char* resolve() {
     const char* missing = nullptr;
     const auto find = [&](auto& function, const char* name) {
@@ -103,8 +103,8 @@ struct CublasLt::Api {
   }
 };
 
-// How one kind of product is done. The library speaks column-major: its D [N, M] is our y, its A, transposed, our w,
-// its B our x.
+// The descriptors of one kind of product. The library is column-major: its D [N, M] is our y, its A (transposed) is our
+// w, its B is our x.
 struct CublasLt::Plan {
   Object desc = nullptr, a = nullptr, b = nullptr, d = nullptr;
   Algo algo{};
@@ -136,7 +136,7 @@ CublasLt::CublasLt(void* workspace, size_t workspace_bytes) : workspace_(workspa
   }
   if (const int status = api->create(&handle_); status != kSuccess) {
     handle_ = nullptr;
-    info_ = name + " is not used: cublasLtCreate answered status " + std::to_string(status);
+    info_ = name + " is not used: cublasLtCreate returned status " + std::to_string(status);
     return;
   }
   info_ = name;
@@ -190,11 +190,13 @@ void CublasLt::make(Plan& plan, const Key& key, const bf16* bias) {
 
 CublasLt::Plan* CublasLt::plan_of(const Product& p) {
   const GemmShape& s = p.shape;
-  // A bias of another type than y is not something the library promises for these types.
+  // The library does not promise a bias whose type differs from y's for these types.
   if (!there() || s.m <= 0 || s.n <= 0 || s.k <= 0 || (p.wide && p.bias != nullptr)) return nullptr;
   int align = std::min({alignment(p.x), alignment(p.w), alignment(p.y)});
   if (p.bias != nullptr) align = std::min(align, alignment(p.bias));
-  // Rows that do not begin at 16 bytes have slow ways at best. Two kinds of alignment keep the plans few.
+  // Rows that do not begin at multiples of 16 bytes have slow algorithms at best. Two kinds of alignment keep the
+  // number
+  // of plans small.
   if (align < 16 || s.k % 8 != 0 || s.ldx % 8 != 0 || s.ldy * (p.wide ? 4 : 2) % 16 != 0) return nullptr;
   const Key key{s.m, s.n, s.k, s.ldx, s.ldy, p.wide, p.bias != nullptr, align == 256 ? 256 : 16};
   const auto [at, is_new] = plans_.try_emplace(key);

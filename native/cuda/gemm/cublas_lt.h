@@ -1,5 +1,5 @@
-// cuBLASLt through dlopen and own declarations of the little that is used (the C interface of cuBLAS 12 and 13; names
-// and numbers as in its public header cublasLt.h).
+// cuBLASLt through dlopen. The few declarations are our own (the C interface of cuBLAS 12 and 13; names and numbers
+// follow its public header cublasLt.h).
 #pragma once
 #include <cstdint>
 #include <map>
@@ -13,21 +13,23 @@ namespace refit::cuda {
 // One per rank; used from the rank's thread, on one stream, with the GPU current.
 class CublasLt {
  public:
-  // Opens the library, unless REFIT_CUBLASLT=off; REFIT_CUBLASLT may also be the path of the file. `workspace`: memory
-  // of the GPU, aligned to 256 bytes, that stays for life. Never throws for want of the library.
+  // Opens the library unless REFIT_CUBLASLT=off; REFIT_CUBLASLT may also be the path of the file. `workspace`: GPU
+  // memory,
+  // aligned to 256 bytes, that stays for life. A missing library is no error.
   CublasLt(void* workspace, size_t workspace_bytes);
   ~CublasLt();
   CublasLt(const CublasLt&) = delete;
   CublasLt& operator=(const CublasLt&) = delete;
 
   bool there() const { return handle_ != nullptr; }
-  // Version and file, or why it is not there.
+  // Version and file, or why the library is missing.
   const std::string& info() const { return info_; }
 
-  // False where the library is not there or has no way to do it: then nothing was started. Throws std::runtime_error
-  // where it failed. The first product of a shape asks for the best way and keeps it; later ones allocate nothing.
+  // False if the library is missing or has no algorithm for the product: then nothing was started. Throws
+  // std::runtime_error on failure. The first product of a shape chooses the best algorithm and keeps it; later ones
+  // allocate nothing.
   bool run(const Product& product, cudaStream_t stream);
-  // As Gemm's.
+  // Same as Gemm::load.
   void load(const Product& product, cudaStream_t stream);
   void require_loaded() { requires_loaded_ = true; }
 
@@ -37,7 +39,7 @@ class CublasLt {
   // m, n, k, ldx, ldy, wide, bias, alignment
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, int>;
 
-  // Null where there is no way to do it.
+  // Null if there is no algorithm for it.
   Plan* plan_of(const Product& product);
   void make(Plan& plan, const Key& key, const bf16* bias);
   bool launch(Plan& plan, const Product& product, cudaStream_t stream);

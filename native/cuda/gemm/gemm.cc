@@ -7,7 +7,7 @@
 namespace refit::cuda {
 namespace {
 
-// Up to so many rows the streaming kernel is chosen before cuBLASLt.
+// Up to this many rows the streaming kernel is preferred to cuBLASLt.
 constexpr int64_t kStreamRowsByChoice = 16;
 static_assert(kStreamRowsByChoice <= kStreamMaxRows);
 

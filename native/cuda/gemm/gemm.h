@@ -1,8 +1,8 @@
-// y = x wᵀ (+ bias): x [M, K] bf16 row-major with leading dimension ldx, w [N, K] bf16 row-major (as checkpoints hold
-// it), bias [N] bf16 or null, y [M, N] bf16 or float with leading dimension ldy; fp32 accumulation.
+// y = x wᵀ (+ bias): x [M, K] bf16 row-major with leading dimension ldx, w [N, K] bf16 row-major (as in checkpoints),
+// bias [N] bf16 or null, y [M, N] bf16 or float with leading dimension ldy; fp32 accumulation.
 //
-// Three paths: an own weight-streaming kernel for few rows, cuBLASLt for the rest, and an own mma.sync kernel where
-// cuBLASLt is missing or REFIT_CUBLASLT=off.
+// Three paths: our weight-streaming kernel for few rows, cuBLASLt for the rest, and our mma.sync kernel if cuBLASLt is
+// missing or REFIT_CUBLASLT=off.
 #pragma once
 #include <memory>
 #include <string>
@@ -35,27 +35,28 @@ enum class GemmPath {
   kTile,     // own, any shape and alignment
 };
 
-// One per rank; used from the rank's thread, on one stream. Construction happens with the GPU current.
+// One per rank; used on the rank's thread and one stream. The GPU must be current at construction.
 class Gemm {
  public:
-  // Opens cuBLASLt where it is found. `workspace`: memory of the GPU that stays for life (32 MiB on Hopper).
+  // Opens cuBLASLt if it is found. `workspace`: GPU memory that stays for life (32 MiB on Hopper).
   Gemm(void* workspace, size_t workspace_bytes);
   ~Gemm();
   Gemm(const Gemm&) = delete;
   Gemm& operator=(const Gemm&) = delete;
 
   void run(const Product& product, cudaStream_t stream);
-  // Leaves nothing for a run of the same product to load; y may be overwritten. cuBLASLt loads a kernel when it is
-  // first needed, and waits for the GPUs to do so: for ever, where one of them waits for this rank in a collective.
+  // Loads everything that a run of this product needs; y may be overwritten. cuBLASLt loads a kernel at its first use
+  // and
+  // waits for the GPUs: for ever, if one of them waits for this rank in a collective.
   void load(const Product& product, cudaStream_t stream);
-  // From now on cuBLASLt is given loaded products alone; others throw std::logic_error.
+  // From now on cuBLASLt runs loaded products only; others throw std::logic_error.
   void require_loaded();
 
-  // Version and file of cuBLASLt, or why there is none: for logs.
+  // Version and file of cuBLASLt, or why it is missing: for logs.
   const std::string& library() const;
   bool has_library() const;
 
-  // For tests and benchmarks: products take this path from now on; those that it cannot take go to the tiled kernel.
+  // For tests and benchmarks: from now on products take this path; the tiled kernel runs those that it cannot take.
   void force(GemmPath path);
   // The path that the last product took.
   GemmPath last_path() const;

@@ -1,25 +1,26 @@
-// Launchers of the own matrix kernels; see gemm.h for the operands. Out: bf16 or float.
+// Launchers of our matrix kernels; see gemm.h for the operands. Out: bf16 or float.
 #pragma once
 #include "cuda/gemm/gemm.h"
 
 namespace refit::cuda {
 
-// The most rows of x that the streaming kernel takes.
+// Maximum number of rows of x for the streaming kernel.
 constexpr int64_t kStreamMaxRows = 16;
 
-// Whether the streaming kernel can read these operands: at most kStreamMaxRows rows, each beginning at 16 bytes, K a
-// multiple of 8.
+// Whether the streaming kernel can read these operands: at most kStreamMaxRows rows, each at a multiple of 16 bytes,
+// and
+// K a multiple of 8.
 bool stream_takes(const GemmShape& shape, const bf16* x, const bf16* w);
 
 template <class Out>
 void stream_gemm(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, Out* y, cudaStream_t stream);
 
-// `processors`: multiprocessors of the GPU; decides the size of the tiles.
+// `processors`: number of multiprocessors of the GPU; it decides the tile size.
 template <class Out>
 void tile_gemm(const GemmShape& shape, const bf16* x, const bf16* w, const bf16* bias, Out* y, int processors,
                cudaStream_t stream);
 
-// Loads the kernels onto the current GPU and allows them their shared memory; before the first launch.
+// Loads the kernels onto the current GPU and sets their shared memory; call it before the first launch.
 void prepare_stream_gemm();
 void prepare_tile_gemm();
 

@@ -1,5 +1,5 @@
-// The instructions that the matrix kernels stand on: mma.sync for bf16, ldmatrix, cp.async, and streaming loads
-// (PTX ISA, "Warp-level matrix instructions"; sm_80 and later).
+// The instructions of the matrix kernels: mma.sync for bf16, ldmatrix, cp.async, and streaming loads (PTX ISA,
+// "Warp-level matrix instructions"; sm_80 and later).
 #pragma once
 #include <cuda_bf16.h>
 
@@ -9,7 +9,7 @@
 
 namespace refit::cuda {
 
-// d += a b with a [16, 16], b [16, 8]. Of thread 4 g + t, a pair being two neighbours along k:
+// d += a b with a [16, 16], b [16, 8]. Thread 4 g + t holds, where a pair is two adjacent elements along k:
 //   a: pairs (row g, k 2t), (row g + 8, k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8)
 //   b: pairs (k 2t, column g), (k 2t + 8, column g)
 //   d: (row g, columns 2t, 2t + 1), (row g + 8, the same)
@@ -21,7 +21,7 @@ __device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uin
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
+// Loads four 8 x 8 matrices; lane l passes the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -29,21 +29,21 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address
                : "memory");
 }
 
-// 16 bytes to shared memory past the registers: the first `bytes` of them from `from`, the rest zero.
+// Copies 16 bytes to shared memory without registers: the first `bytes` of them come from `from`, the rest are zero.
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until at most `Pending` of this thread's groups are under way.
+// Waits until at most `Pending` of this thread's groups are pending.
 template <int Pending>
 __device__ __forceinline__ void wait_async() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-// 16 bytes that are read once, past the first cache; zeros where `there` is false, and then `p` is not touched.
-// Volatile, as load_kept: many loads must be under way, and the compiler likes to sink them to their use.
+// Loads 16 bytes that are read once, bypassing L1. Returns zeros if `there` is false, and then does not read `p`.
+// Volatile, like load_kept: many loads must be in flight, and the compiler would move them to their use.
 __device__ __forceinline__ uint4 load_once(const bf16* p, bool there) {
   uint4 v;
   asm volatile(
@@ -61,7 +61,7 @@ __device__ __forceinline__ uint4 load_once(const bf16* p, bool there) {
   return v;
 }
 
-// The same for what other warps read too.
+// The same for bytes that other warps read, too.
 __device__ __forceinline__ uint4 load_kept(const bf16* p, bool there) {
   uint4 v;
   asm volatile(

@@ -7,7 +7,7 @@ namespace {
 
 static_assert(kStreamMaxRows == kStreamMaxTiles * 8);
 
-// Block b makes columns [16 b, 16 b + 16) of y.
+// Block b computes columns [16 b, 16 b + 16) of y.
 template <int Tiles, class Out>
 __global__ void __launch_bounds__(kStreamThreads, 2)
     stream_kernel(int M, int64_t N, int K, const bf16* __restrict__ x, int64_t ldx, const bf16* __restrict__ w,
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int64_t n0 = static_cast<int64_t>(blockIdx.x) * kStreamRows;
   StreamRows<Tiles> rows;
-  // Past the last row of w the last one is read again; its products are not stored.
+  // Past the last row of w it reads the last row again; those products are not stored.
   rows.w[0] = w + min(n0 + g, N - 1) * K + t * 8;
   rows.w[1] = w + min(n0 + g + 8, N - 1) * K + t * 8;
 #pragma unroll

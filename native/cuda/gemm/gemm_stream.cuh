@@ -1,11 +1,13 @@
-// The product of few rows of x with 16 rows of w, for a block that reads these rows of w once, at the speed of memory.
+// The product of few rows of x with 16 rows of w. A block reads its rows of w once, at the speed of memory.
 //
-// Tensor cores do the arithmetic although they are nearly idle, because they make it free: the 16 rows of w are the
-// first operand, the rows of x, padded to 8 or 16, the second, so the instructions per byte of w hardly grow with M.
-// The order of k within a product is free as long as both operands agree, so a thread takes the 16 bytes that it loads,
-// 8 neighbours of k, as its part of two products; nothing passes through shared memory on the way.
+// Tensor cores do the arithmetic at almost no cost: the 16 rows of w are the first operand, the rows of x (padded to 8
+// or
+// 16) the second, so the number of instructions per byte of w hardly grows with M. The order of k within a product is
+// free if both operands agree. So a thread uses the 16 bytes that it loads, 8 adjacent k, as its part of two products,
+// without shared memory.
 //
-// K is cut into runs of 128 that go round the block's eight warps; their sums meet in shared memory and are added in
+// K is cut into runs of 128 that are dealt to the block's eight warps in turn. Their sums are added in shared memory in
+// the order of warps. Nothing of this depends on M, so the bits of a row do not depend on the other rows.
 // the order of warps. Nothing of this depends on M: the bits of a row are the same whatever rows come with it.
 #pragma once
 #include "cuda/gemm/gemm_mma.cuh"
@@ -19,14 +21,14 @@ constexpr int kStreamRun = kStreamBlocks * 32;
 constexpr int kStreamThreads = kStreamWarps * 32;
 constexpr int kStreamMaxTiles = 2;  // of 8 rows of x
 
-// Where thread 4 g + t of each warp reads: all pointers are past the row's first 8 t elements.
+// The pointers that thread 4 g + t of each warp reads from: each is past the row's first 8 t elements.
 template <int Tiles>
 struct StreamRows {
   const bf16* w[2];      // rows g and g + 8 of the 16
   const bf16* x[Tiles];  // row g of each eight; null past the last
 };
 
-// What one warp needs of w for one run.
+// The part of w that one warp needs for one run.
 struct StreamRun {
   uint4 low[kStreamBlocks], high[kStreamBlocks];
 };
@@ -43,7 +45,7 @@ __device__ __forceinline__ StreamRun stream_fetch(const StreamRows<Tiles>& rows,
   return run;
 }
 
-// Sums of all warps: element (warp, m, n) of x's row m and w's row n. Rows are padded against bank conflicts.
+// Sums of all warps: element (warp, m, n) belongs to x's row m and w's row n. Rows are padded against bank conflicts.
 template <int Tiles>
 struct StreamSums {
   static constexpr int kRow = kStreamRows + 1;
@@ -57,8 +59,8 @@ struct StreamSums {
   }
 };
 
-// Every thread of the block calls it; afterwards sums.total is valid in all of them. K a multiple of 8, rows of w and x
-// aligned to 16 bytes.
+// All threads of the block call it; then sums.total is valid in all of them. K must be a multiple of 8, rows of w and x
+// must be aligned to 16 bytes.
 template <int Tiles>
 __device__ __forceinline__ void stream_product(const StreamRows<Tiles>& rows, int K, StreamSums<Tiles>& sums) {
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -66,7 +68,7 @@ __device__ __forceinline__ void stream_product(const StreamRows<Tiles>& rows, in
   int k = warp * kStreamRun;
   StreamRun now = stream_fetch(rows, k, t, K);
   for (; k < K; k += kStreamWarps * kStreamRun) {
-    // x first: it is near, and must not wait behind the next run of w.
+    // x first: it is close, and must not wait behind the next run of w.
     uint4 x[Tiles][kStreamBlocks];
 #pragma unroll
     for (int b = 0; b < kStreamBlocks; b++) {

@@ -5,11 +5,11 @@
 namespace refit::cuda {
 namespace {
 
-// Tiles of rows of x that are walked together before the next rows of w come: what runs at one time shares operands in
-// the second cache.
+// Number of tiles of rows of x that are computed before the next rows of w: blocks that run at the same time then share
+// operands in L2.
 constexpr unsigned kGroup = 16;
 
-// pairs: two neighbours of a row of y may be stored at once.
+// pairs: two adjacent elements of a row of y may be stored at once.
 template <class S, bool Aligned, class Out>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     tile_kernel(int64_t M, int64_t N, int K, const bf16* __restrict__ x, int64_t ldx, const bf16* __restrict__ w,

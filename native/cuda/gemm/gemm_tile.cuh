@@ -1,14 +1,15 @@
-// The product of a tile of rows of x with a tile of rows of w by mma.sync, for any sizes and alignments: operands go
-// through a ring of stages in shared memory, filled by cp.async while earlier stages are multiplied.
+// The product of a tile of rows of x with a tile of rows of w by mma.sync, for any sizes and alignments. cp.async loads
+// operands into a ring of stages in shared memory while earlier stages are multiplied.
 //
-// A stage holds 64 k of every row: 128 bytes, eight chunks of 16, chunk c of row r at place c ^ (r % 8), so that
-// neither the copies in nor ldmatrix meet bank conflicts.
+// A stage holds 64 k of every row: 128 bytes in eight chunks of 16. Chunk c of row r is at place c ^ (r % 8), so
+// neither
+// the copies nor ldmatrix have bank conflicts.
 #pragma once
 #include "cuda/gemm/gemm_mma.cuh"
 
 namespace refit::cuda {
 
-// BM rows of x by BN rows of w; a warp takes WM by WN of them. BlocksPerSm: what registers are limited for.
+// BM rows of x by BN rows of w; a warp computes WM by WN of them. BlocksPerSm limits the registers.
 template <int BM, int BN, int WM, int WN, int Stages, int BlocksPerSm>
 struct TileShape {
   static constexpr int kM = BM, kN = BN, kWarpM = WM, kWarpN = WN, kStages = Stages, kBlocks = BlocksPerSm;
@@ -19,7 +20,7 @@ struct TileShape {
   static constexpr int kSharedBytes = Stages * kStageBytes;
   static constexpr int kMTiles = WM / 16, kNTiles = WN / 8;
   static_assert(WM % 16 == 0 && WN % 16 == 0 && BM % (kThreads / 8) == 0 && BN % (kThreads / 8) == 0);
-  static_assert(kThreads / 8 % 8 == 0);  // a thread's rows are alike modulo 8
+  static_assert(kThreads / 8 % 8 == 0);  // all rows of a thread are equal modulo 8
 };
 
 using LargeTile = TileShape<128, 128, 64, 32, 3, 2>;
@@ -32,7 +33,7 @@ struct TileProduct {
   static constexpr int kXRows = S::kM / kPassRows, kWRows = S::kN / kPassRows;
   using Sums = float[S::kMTiles][S::kNTiles][4];
 
-  // Place in the tile of acc[i][j][2 h] (and its right neighbour [2 h + 1]): row(i, h), column(j).
+  // Place in the tile of acc[i][j][2 h] (and of its right neighbour [2 h + 1]): row(i, h), column(j).
   static __device__ __forceinline__ int row(int i, int h) {
     const int warp = threadIdx.x / 32;
     return warp / (S::kN / S::kWarpN) * S::kWarpM + i * 16 + h * 8 + threadIdx.x % 32 / 4;
@@ -42,7 +43,7 @@ struct TileProduct {
     return warp % (S::kN / S::kWarpN) * S::kWarpN + j * 8 + threadIdx.x % 4 * 2;
   }
 
-  // x_row(r), w_row(r): pointers to rows of the tile that may be read, whether or not the result is wanted.
+  // x_row(r), w_row(r): pointers to readable rows of the tile, even if the result is not needed.
   // shared: S::kSharedBytes, aligned to 128. acc: zero or a sum to add to.
   template <class XRow, class WRow>
   static __device__ __forceinline__ void run(uint8_t* shared, XRow x_row, WRow w_row, int K, Sums& acc) {
@@ -82,8 +83,8 @@ struct TileProduct {
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_m = warp / (S::kN / S::kWarpN) * S::kWarpM, warp_n = warp % (S::kN / S::kWarpN) * S::kWarpN;
-    // Of x: rows 0-7 and 8-15 at the first chunk, then at the second. Of w: the first eight rows at both chunks, then
-    // the next eight. Offsets of rows are multiples of 8 rows, so the place of a chunk depends on the lane alone.
+    // Order of x: rows 0-7 and 8-15 at the first chunk, then at the second; of w: the first eight rows at both chunks,
+    // then the next eight. Row offsets are multiples of 8, so the place of a chunk depends on the lane only.
     const int x_lane = warp_m + lane % 16, x_chunk = lane / 16;
     const int w_lane = warp_n + lane % 8 + lane / 16 * 8, w_chunk = lane / 8 % 2;
     const uint32_t x_from = base + x_lane * S::kRowBytes, w_from = base + (S::kM + w_lane) * S::kRowBytes;
@@ -119,8 +120,8 @@ struct TileProduct {
     }
     int stage = 0, next = S::kStages - 1;
     for (int step = 0; step < steps; step++) {
-      wait_async<S::kStages - 2>();  // stage has come, as far as this thread copied it
-      __syncthreads();               // and all of it; and nobody reads stage `next` any more
+      wait_async<S::kStages - 2>();  // the part of the stage that this thread copied has arrived
+      __syncthreads();               // now the whole stage has arrived, and no thread reads stage `next` any more
       if (step + S::kStages - 1 < steps) fill(next, step + S::kStages - 1);
       commit_async();
       multiply(stage);

@@ -7,10 +7,10 @@
 namespace refit::cuda {
 namespace {
 
-// Tokens of one turn: bounds the scratch of a long prefill; an expert's weights are then read once a turn.
+// Tokens of one turn. It limits the scratch of a long prefill; an expert's weights are then read once per turn.
 constexpr int64_t kTurnTokens = 4096;
 
-// Rows per expert, on average, from which the larger of two kernels is taken.
+// Average rows per expert from which the larger of two kernels is used.
 constexpr int64_t kTileFrom = 8, kLargeTileFrom = 96;
 
 int choose_tile_rows(const MoeShape& shape, int64_t count) {

@@ -16,7 +16,7 @@ struct MoeShape {
   int64_t hidden, inter;  // inter: of one expert on this rank
 };
 
-// Where the choice is written down besides: the experts of token t at to[t * stride ...], best first. On the GPU.
+// A copy of the choice: the experts of token t at to[t * stride ...], best first. On the GPU.
 struct RouteRecord {
   uint16_t* to = nullptr;
   int64_t stride = 0;
@@ -26,26 +26,31 @@ class Moe {
  public:
   // Bytes of scratch that `run` needs for at most `tokens` tokens.
   static size_t scratch_bytes(const MoeShape& shape, int64_t tokens);
-  // `scratch`: memory of the GPU, aligned to 256 bytes; nothing in it outlives a run. Less than for all tokens is
-  // allowed: they then go in several turns. Throws std::invalid_argument where the shape or the scratch cannot be
-  // worked with. The GPU is current.
+  // `scratch`: GPU memory, aligned to 256 bytes; nothing in it outlives a run. It may be smaller than all tokens need;
+  // they
+  // are then computed in several turns. Throws std::invalid_argument if the shape or the scratch does not work. The GPU
+  // must be current.
   Moe(const MoeShape& shape, Gemm& gemm, void* scratch, size_t scratch_bytes);
 
-  // x [T, hidden]; router [E, hidden]; w13 [E * 2 inter, hidden]; w2 [E * hidden, inter]. With one rank: y [T, hidden]
-  // is the finished sum. With several (partial true) an expert's output is a partial sum over the ranks' shares of
-  // inter, and rounding must wait: y is then the bf16 rounding of this rank's weighted fp32 sum, for the all-reduce. y
-  // is not x. Nothing waits for the GPU, and grids depend on count alone.
+  // x [T, hidden]; router [E, hidden]; w13 [E * 2 inter, hidden]; w2 [E * hidden, inter]. With one rank, y [T, hidden]
+  // is
+  // the finished sum. With several (partial true) an expert's output is a partial sum over the ranks' parts of inter,
+  // and
+  // rounding must wait: y is then the bf16 rounding of this rank's weighted fp32 sum, for the all-reduce. y must not be
+  // x.
+  // The host never waits for the GPU, and grids depend on count only.
   void run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
            cudaStream_t stream, RouteRecord record = {});
-  // What Gemm::load is to a product.
+  // The counterpart of Gemm::load.
   void load(const bf16* x, const bf16* router, int64_t count, cudaStream_t stream);
 
   // For tests and benchmarks: rows of one expert that a block takes at a time: 8 or 16 (streaming), 64 or 128 (tiles);
-  // 0: chosen by the count of tokens. Operands that a kernel cannot read go to the tiles of 64.
+  // 0:
+  // the number of tokens decides. Operands that a kernel cannot read use the tiles of 64.
   void force_tile_rows(int rows) { forced_rows_ = rows; }
 
  private:
-  // Calls fn(first token, tokens) for each turn of `count` tokens; not at all for none.
+  // Calls fn(first token, tokens) for each turn of `count` tokens; not at all if there are none.
   template <class F>
   void in_turns(int64_t count, F&& fn) const;
   Product routing(const bf16* x, const bf16* router, int64_t count) const;
@@ -56,7 +61,7 @@ class Moe {
   Gemm& gemm_;
   void* scratch_;
   size_t scratch_bytes_;
-  int64_t turn_ = 0;  // most tokens of one turn
+  int64_t turn_ = 0;  // maximum number of tokens of one turn
   int forced_rows_ = 0;
 };
 

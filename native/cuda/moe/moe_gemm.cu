@@ -7,14 +7,14 @@
 namespace refit::cuda {
 namespace {
 
-// x: rows of K elements; row i of an expert is x[from[slot]], or x[slot] where `from` is null.
+// x: rows of K elements; row i of an expert is x[from[slot]], or x[slot] if `from` is null.
 struct Experts {
   const RowTile* tiles;
   const int32_t* tile_count;
   const bf16* x;
   const int32_t* from;
   const bf16* w;
-  int N, K;  // of one expert: columns that are made, products of each
+  int N, K;  // of one expert: number of columns, and of products for each
 };
 
 // g / (1 + e^-g), for g < 0 as g e^g / (1 + e^g), which cannot overflow.
@@ -24,9 +24,9 @@ __device__ __forceinline__ float silu(float g) {
   return signbit(g) ? positive * e : positive;
 }
 
-// Gate and up projection in one: an expert has 2 N rows of w, first of the gate, then of up, and y [slots, N] is
-// silu(gate) * up, rounded where Hugging Face's module holds bf16 tensors. Rows of w are taken eight of the gate, the
-// same eight of up, and so on: a thread then has both sums of a column.
+// Gate and up projection in one. An expert has 2 N rows of w: first the gate's, then up's. y [slots, N] is
+// silu(gate) * up, rounded where Hugging Face's module holds bf16 tensors. Rows of w are taken in eights: eight of the
+// gate, the same eight of up, and so on, so a thread has both sums of a column.
 struct GateUp {
   using Out = bf16;
   static constexpr int kRowsPerColumn = 2;
@@ -54,7 +54,7 @@ template <class Kind, int Tiles>
 __global__ void __launch_bounds__(kStreamThreads, 2) stream_experts(Experts e, typename Kind::Out* __restrict__ y) {
   constexpr int kColumns = kStreamRows / Kind::kRowsPerColumn;
   __shared__ StreamSums<Tiles> sums;
-  // Both are asked for at once; a tile past the last is not initialised, and not used.
+  // Both are requested at once; a tile past the last one is uninitialised and not used.
   const RowTile tile = e.tiles[blockIdx.y];
   if (static_cast<int>(blockIdx.y) >= *e.tile_count) return;
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -81,7 +81,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_experts(Experts e, t
   }
 }
 
-// Blocks (column tile, row tile); a row tile has at most S::kM rows. pairs: two neighbours of y may be stored at once.
+// Blocks (column tile, row tile); a row tile has at most S::kM rows. pairs: two adjacent elements of y may be stored at
+// once.
 template <class Kind, class S, bool Aligned>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     tile_experts(Experts e, typename Kind::Out* __restrict__ y, bool pairs) {
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       [&](int r) { return e.w + Kind::w_row(tile.expert, n0, r, e.N) * e.K; }, e.K, acc);
 #pragma unroll
   for (int j = 0; j < S::kNTiles; j += Kind::kRowsPerColumn) {
-    // With two rows of w per column, tiles of eight alternate: an even one's columns are at half its place.
+    // With two rows of w per column, tiles of eight alternate: the columns of an even tile are at half its place.
     const int r = Product::column(j);
     const int n = n0 + (Kind::kRowsPerColumn == 2 ? r / 16 * 8 + r % 8 : r);
 #pragma unroll

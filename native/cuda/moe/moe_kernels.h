@@ -1,5 +1,5 @@
-// Launchers of the kernels of a mixture of experts. T tokens make P = T * k pairs of a token and an expert; pairs are
-// sorted by expert, then token, and a sorted pair is called a slot. Slots of one expert are cut into row tiles.
+// Launchers of the kernels of a mixture of experts. T tokens make P = T * k pairs of a token and an expert. Pairs are
+// sorted by expert, then by token; a sorted pair is called a slot. The slots of one expert are cut into row tiles.
 #pragma once
 #include <algorithm>
 
@@ -14,17 +14,17 @@ struct RowTile {
   int32_t expert, first, rows;  // slots [first, first + rows)
 };
 
-// Upper bound of the row tiles: each expert that is used has at most one that is not full.
+// Upper bound of the number of row tiles: each expert in use has at most one that is not full.
 constexpr int64_t max_row_tiles(int64_t pairs, int64_t experts, int64_t tile_rows) {
   return (pairs + std::min(experts, pairs) * (tile_rows - 1)) / tile_rows;
 }
 
-// What the kernels leave for each other; all on the GPU.
+// Intermediate results between the kernels; all on the GPU.
 struct MoeScratch {
   bf16* logits;         // [T, experts]
   int32_t* ids;         // [T, k], ascending
   float* weights;       // [T, k], of the same experts, rounded to bf16
-  int32_t* slots;       // [T, k]: where the pair went
+  int32_t* slots;       // [T, k]: the slot of each pair
   int32_t* tokens;      // [P], by slot
   RowTile* tiles;       // [max_row_tiles]
   int32_t* tile_count;  // one
@@ -32,17 +32,17 @@ struct MoeScratch {
   void* out;            // [P, hidden], by slot: bf16, or float where sums are partial
   size_t bytes;
 };
-// Cuts `base` up for `tokens` tokens; `bytes` is what that takes.
+// Divides `base` among the arrays for `tokens` tokens; `bytes` is the size that this takes.
 MoeScratch carve_moe_scratch(const MoeShape& shape, int64_t tokens, void* base);
 
-// logits -> ids, weights, and the record where there is one.
+// logits -> ids, weights, and the record if there is one.
 void choose_experts(const MoeShape& shape, const MoeScratch& scratch, int64_t count, cudaStream_t stream,
                     RouteRecord record = {});
 // ids -> slots, tokens, tiles, tile_count.
 void sort_by_expert(const MoeShape& shape, const MoeScratch& scratch, int64_t count, int tile_rows,
                     cudaStream_t stream);
-// x, w13 -> act = silu(gate) * up. tile_rows as given to sort_by_expert: 8, 16 (only where rows begin at 16 bytes), 64
-// or 128 (likewise).
+// x, w13 -> act = silu(gate) * up. tile_rows as given to sort_by_expert: 8, 16 (only if rows begin at multiples of 16
+// bytes), 64 or 128 (the same condition).
 void expert_gate_up(const MoeShape& shape, const MoeScratch& scratch, const bf16* x, const bf16* w13, int64_t count,
                     int tile_rows, cudaStream_t stream);
 // act, w2 -> out.
@@ -55,7 +55,7 @@ void combine_experts(const MoeShape& shape, const MoeScratch& scratch, bf16* y, 
 // Whether the streaming kernels and the tiles of 128 can read these operands.
 bool moe_rows_aligned(const MoeShape& shape, const bf16* x, const bf16* w13, const bf16* w2);
 
-// Loads the kernels onto the current GPU and allows them their shared memory; before the first launch.
+// Loads the kernels onto the current GPU and sets their shared memory; call it before the first launch.
 void prepare_moe_gemm();
 void prepare_moe_route();
 

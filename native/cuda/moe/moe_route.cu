@@ -1,5 +1,5 @@
-// Which token goes to which expert, in which order its rows are worked on, and how the results come together again.
-// Nothing here leaves the GPU, and every order is fixed: by token, expert and place, never by who comes first.
+// Assigns tokens to experts, orders their rows, and sums the results. Everything stays on the GPU, and every order is
+// fixed: by token, expert and place, never by arrival.
 #include <stdexcept>
 
 #include "cuda/device/check.h"
@@ -14,7 +14,7 @@ constexpr int kRouteWarps = 4;
 constexpr int kSortThreads = 256;
 constexpr int kCombineThreads = 128;
 
-// One warp per token. PerLane: experts of one lane, lane l having l, l + 32, ...
+// One warp per token. PerLane: number of experts of a lane; lane l has experts l, l + 32, ...
 template <int PerLane>
 __global__ void __launch_bounds__(kRouteWarps * 32)
     route_kernel(const bf16* __restrict__ logits, int count, int experts, int k, bool norm, int32_t* __restrict__ ids,
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kRouteWarps * 32)
   }
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
-  // What is chosen by: probabilities, below them what is not a number, below that what is no candidate. One NaN among
+  // The keys of the choice: probabilities, below them NaN, below NaN the experts that are no candidates. One NaN among
   // the logits makes the sum NaN, and so every probability.
   constexpr float kNan = -1.0f, kGone = -2.0f;
 #pragma unroll
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kRouteWarps * 32)
   }
   if (record.to != nullptr && lane < k) record.to[token * record.stride + lane] = static_cast<uint16_t>(my_id);
   if (norm) my_weight /= total;
-  int rank = 0;  // of my expert among the token's, by id
+  int rank = 0;  // position of my expert among the token's, by id
   for (int j = 0; j < k; j++) rank += __shfl_sync(kAllLanes, my_id, j) < my_id;
   if (lane < k) {
     ids[token * k + rank] = my_id;
@@ -100,7 +100,7 @@ void route(const MoeShape& s, const MoeScratch& scratch, int64_t count, cudaStre
   check_launch("launch of the expert choice");
 }
 
-// Sums of both values over the block, in every thread. `shared`: of the same kernel, not in use.
+// Sums both values over the block, in every thread. `shared`: memory of the kernel that is not in use.
 __device__ __forceinline__ int2 block_sum(int2 v, int2* shared) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ int2 block_sum(int2 v, int2* shared) {
   return sum;
 }
 
-// One block per expert. Each counts all of them, which spares the blocks waiting for each other.
+// One block per expert. Each block counts all experts, so blocks do not wait for each other.
 __global__ void __launch_bounds__(kSortThreads)
     sort_kernel(const int32_t* __restrict__ ids, int pairs, int experts, int k, int tile_rows,
                 int32_t* __restrict__ slots, int32_t* __restrict__ tokens, RowTile* __restrict__ tiles,
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kSortThreads)
   for (int i = threadIdx.x; i < pairs; i += kSortThreads) atomicAdd(&rows[ids[i]], 1);
   __syncthreads();
   const int mine = rows[expert], my_tiles = (mine + tile_rows - 1) / tile_rows;
-  int2 before = make_int2(0, 0);  // rows and tiles of the experts below
+  int2 before = make_int2(0, 0);  // rows and tiles of the experts before this one
   for (int e = threadIdx.x; e < expert; e += kSortThreads) {
     before.x += rows[e];
     before.y += (rows[e] + tile_rows - 1) / tile_rows;
@@ -148,8 +148,9 @@ __global__ void __launch_bounds__(kSortThreads)
     const bool here = i < pairs && ids[i] == expert;
     const unsigned lanes = __ballot_sync(kAllLanes, here);
     if (lane == 0) warp_rows[turn][warp] = __popc(lanes);
-    // One barrier a turn is enough with two buffers: who writes this one again has passed the next turn's barrier,
-    // which all readers of this turn reached after reading.
+    // One barrier per turn is enough with two buffers: a thread that writes this buffer again has passed the next
+    // turn's
+    // barrier, which all readers of this turn reached after reading.
     __syncthreads();
     int slot = next + __popc(lanes & ((1u << lane) - 1));
     for (int w = 0; w < kSortThreads / 32; w++) {
@@ -168,7 +169,7 @@ struct alignas(Width * sizeof(T)) Pack {
   T v[Width];
 };
 
-// Blocks (columns, token). Value: bf16, or float where sums are partial. Width: columns of one thread.
+// Blocks (columns, token). Value: bf16, or float for partial sums. Width: columns of one thread.
 template <class Value, int Width>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const Value* __restrict__ out, const int32_t* __restrict__ slots, const float* __restrict__ weights,

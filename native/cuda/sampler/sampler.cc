@@ -11,7 +11,7 @@ constexpr size_t kAlignment = 16;
 
 int chunks_of(int vocab) { return (vocab + kSampleChunk - 1) / kSampleChunk; }
 
-// Takes parts of a region one after another; with no region only their bytes count.
+// Divides a region among its users in order; without a region it only counts bytes.
 class Carver {
  public:
   explicit Carver(void* base) : base_(static_cast<uint8_t*>(base)) {}

@@ -1,5 +1,5 @@
-// From logits to tokens and logprobs on the GPU, in fp32; the rules, their order and the noise are those of
-// native/cpu/sampler/sampler.h. A row's result depends on its logits and its own fields alone.
+// From logits to tokens and logprobs on the GPU, in fp32. The rules, their order and the noise equal those of
+// native/cpu/sampler/sampler.h. A row's result depends on its logits and its own fields only.
 #pragma once
 #include <cstddef>
 
@@ -8,7 +8,7 @@
 
 namespace refit::cuda {
 
-// The sampling fields of a step's rows, on the GPU (meaning and shapes as in core/step.h and src/native/addon.ts).
+// The sampling fields of a step's rows, on the GPU (meaning and shapes as in core/step.h and src/native/step.ts).
 struct SampleRows {
   const int32_t* row_ints;
   const float* row_floats;
@@ -22,13 +22,13 @@ struct SampleRows {
   const int32_t* id_offsets;
   const int32_t* ids;
   const int32_t* top_offsets;  // [R + 1] prefix sums of rowInts[3]
-  // Scratch, as long as history and bias_tokens: logits as they came, for rows that want raw logprobs. Used only with
+  // Scratch as long as history and bias_tokens: the original logits of rows that request raw logprobs. Used only with
   // SampleTraits::raw.
   float* saved_history;
   float* saved_bias;
 };
 
-// Where results go, on the GPU; flat as StepResult. Every entry of the rows is written.
+// Memory for the results, on the GPU; flat like StepResult. Every entry of the rows is written.
 struct SampleOutput {
   int32_t* tokens;
   float* logprobs;
@@ -37,22 +37,23 @@ struct SampleOutput {
   float* id_logprobs;
 };
 
-// Facts of the batch that choose kernels, found on the host. Each may be true for rows that turn out not to need it.
+// Facts of the batch that choose kernels; the host finds them. Each may be true for rows that do not need it.
 struct SampleTraits {
-  bool filters = false;    // any row that draws with top_k, top_p or min_p in force
-  bool penalties = false;  // any row with history and a penalty in force
+  bool filters = false;    // any row that samples with top_k, top_p or min_p
+  bool penalties = false;  // any row with history and a penalty
   bool bias = false;
-  bool raw = false;   // any row that wants raw logprobs
-  bool tops = false;  // any row that wants top logprobs
-  bool ids = false;   // any row that wants logprobs of given tokens
+  bool raw = false;   // any row that requests raw logprobs
+  bool tops = false;  // any row that requests top logprobs
+  bool ids = false;   // any row that requests logprobs of given tokens
 };
 SampleTraits sample_traits(const StepBatch& batch, int vocab);
 
 // Bytes of scratch for at most `rows` rows at a time.
 size_t sampler_scratch_bytes(int64_t rows, int vocab);
 
-// Rows [first_row, first_row + count) of the step. logits: [count, ld] floats of which the first `vocab` of each row
-// count, overwritten; aligned to 16, ld a multiple of 4. scratch: aligned to 16.
+// Rows [first_row, first_row + count) of the step. logits: [count, ld] floats; the first `vocab` of each row are used
+// and
+// overwritten; aligned to 16, ld a multiple of 4. scratch: aligned to 16.
 void sample(float* logits, int64_t ld, int vocab, const SampleRows& rows, int first_row, int count,
             const SampleTraits& traits, const SampleOutput& output, void* scratch, cudaStream_t stream);
 

@@ -1,5 +1,5 @@
-// Penalties and logit bias, one block per row: the arithmetic of native/cpu/sampler/sampler_penalty.cc, product by
-// product.
+// Penalties and logit bias, one block per row. The arithmetic equals that of native/cpu/sampler/sampler_penalty.cc,
+// product by product.
 #include <algorithm>
 
 #include "cuda/device/check.h"
@@ -35,7 +35,7 @@ __device__ void penalize(const SampleJob& job, int r, float* z, int32_t* counts,
   __syncthreads();
   for (int i = first; i < history.end; i += kThreads) {
     const int token = tokens[i];
-    // Whoever comes first does the token.
+    // The first thread that takes the count handles the token.
     const int count = atomicExch(counts + token, -1);
     if (count < 0) continue;
     float x = z[token];
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) restore_kernel(SampleJob job) {
   const Penalties penalties(job, row.r);
   float* z = job.logits + local * job.ld;
   const Slice history(job.rows.history_offsets, row.r), bias(job.rows.bias_offsets, row.r);
-  // A token that is listed more than once was kept with the same value each time.
+  // A token that is listed more than once was saved with the same value each time.
   for (int i = history.begin + static_cast<int>(threadIdx.x); !penalties.none() && i < history.end; i += kThreads)
     z[job.rows.history[i]] = job.rows.saved_history[i];
   for (int i = bias.begin + static_cast<int>(threadIdx.x); i < bias.end; i += kThreads)

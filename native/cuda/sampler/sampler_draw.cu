@@ -1,5 +1,5 @@
-// The passes over all logits: best token, sum of exponentials, Gumbel-max draw (as
-// native/cpu/sampler/sampler_gumbel.cc). A block takes one chunk of one row; a warp per row then joins the chunks in
+// The passes over all logits: best token, sum of exponentials, Gumbel-max draw (as in
+// native/cpu/sampler/sampler_gumbel.cc). A block takes one chunk of one row; then one warp per row joins the chunks in
 // order.
 #include "core/philox.h"
 #include "cuda/device/check.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr float kSmallestNoise = 0x1p-33f;
-// Covers the rounding of prob, exp and the scores: a token is passed over only when it cannot win by far.
+// Covers the rounding of prob, exp and the scores: a token is skipped only if it clearly cannot win.
 constexpr float kMargin = 1.0f + 1e-3f;
 
 template <class T, class Join>
@@ -25,7 +25,7 @@ struct Sum {
   __device__ double operator()(double a, double b) const { return a + b; }
 };
 
-// Of all threads, for the first warp; in a fixed order.
+// Joins the values of all threads for the first warp, in a fixed order.
 template <class T, class Join>
 __device__ T block_join(T x, T none, T* shared, Join join) {
   x = warp_join(x, join);
@@ -60,23 +60,23 @@ __global__ void __launch_bounds__(kThreads) best_kernel(SampleJob job, bool raw)
   if (threadIdx.x == 0) job.scratch.best[static_cast<int64_t>(local) * job.chunks + blockIdx.x] = {best, nan};
 }
 
-// In a pass over the logits as they came only sums are wanted, and only by rows that report them; in the other pass
-// those rows draw, and the rest may do both.
+// A pass over the original logits computes only sums, and only for rows that report them. In the other pass those rows
+// draw, and the other rows may do both.
 __device__ bool wants_sum(const Row& row, bool raw) { return row.wants && row.raw == raw; }
 
 __device__ float gumbel(float v) { return -logf(-log1pf(-v)); }
 
-// Score and token as one number; the larger score, then the lower token.
+// Score and token as one number; the larger score wins, then the lower token.
 struct Candidate {
   float score;
   int token;
   __device__ uint64_t packed() const { return composite(score, token); }
 };
 
-// What a block must know of its row to draw.
+// The facts about its row that a block needs to draw.
 struct DrawStart {
   RowBest best;
-  Candidate candidate;  // the best token, which is never dropped
+  Candidate candidate;  // the best token, which is never filtered out
 };
 
 __device__ void start_draw(const SampleJob& job, const Row& row, int local, bool draw, DrawStart& shared) {
@@ -112,8 +112,9 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(SampleJob job, bool raw)
   const uint32_t position = static_cast<uint32_t>(job.rows.positions[row.r]);
   const Composite least = draw && row.filtered(job.vocab) ? job.scratch.least[local] : 0;
   Candidate mine = start.candidate;
-  // Token i can win only if -log1p(-v) <= exp(z[i] - max - score), and v <= -log1p(-v): so the logarithms, and for most
-  // groups of four even the noise, are taken only of tokens that come near. This changes no result.
+  // Token i can win only if -log1p(-v) <= exp(z[i] - max - score), and v <= -log1p(-v). So logarithms, and for most
+  // groups
+  // of four even the noise, are computed only for tokens that come close. This changes no result.
   float reach = draw ? expf(-mine.score) * kMargin : 0.0f;
   double sum = 0.0;
   const int begin = static_cast<int>(blockIdx.x) * kSampleChunk, end = min(job.vocab, begin + kSampleChunk);

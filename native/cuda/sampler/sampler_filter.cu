@@ -1,4 +1,4 @@
-// Top-k, then top-p of what is left, as a limit for draw_tokens: one block per row.
+// Top-k, then top-p of the rest, as a limit for draw_tokens: one block per row.
 #include "cuda/device/check.h"
 #include "cuda/sampler/sampler_select.cuh"
 

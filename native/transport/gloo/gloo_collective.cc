@@ -5,14 +5,14 @@
 namespace refit::gloo {
 namespace {
 
-// Broadcasts asked for ahead. More gain nothing; gloo's senders search their requests one by one.
+// Broadcasts requested ahead. More gain nothing, and gloo's senders search their requests one by one.
 constexpr size_t kWindow = 64;
 
 std::string progress(uint64_t done, uint64_t bytes) {
   return std::to_string(done) + " of " + std::to_string(bytes) + " bytes";
 }
 
-// Faults of a pair know no rank.
+// Errors of a pair do not know the rank, so this adds the link.
 template <typename F>
 void with_link(const Link& link, F&& fn) {
   try {
@@ -28,14 +28,14 @@ std::string missing(const Link& link) { return link.pair.connected() ? "" : ", w
 
 Broadcasts::Broadcasts(Mesh& mesh, const Members& members, int root, std::vector<Piece> pieces, uint32_t& tag)
     : pieces_(std::move(pieces)), tag_(tag) {
-  // Where the root is of this process, all bytes are here from the start.
+  // If the root is in this process, all bytes are here from the start.
   const bool here = std::find(members.mine.begin(), members.mine.end(), root) != members.mine.end();
   int depth = members.size + 1;
   for (const int rank : members.mine) {
     const TreePlace place = tree_place(rank, root, members.size);
     if (place.parent) {
       if (Link* const link = mesh.link(rank, *place.parent)) {
-        // The nearest to the root waits for no other rank of this process, so all can wait for it.
+        // The rank nearest to the root waits for no other rank of this process, so all others can wait for it.
         if (!here && tree_depth(rank, root, members.size) < depth) {
           depth = tree_depth(rank, root, members.size);
           keeper_ = static_cast<int>(edges_.size());
@@ -109,7 +109,7 @@ std::string Broadcasts::where(const Link* link) const {
       const Transfer& transfer = running->transfers[i];
       const Edge& edge = edges_[i];
       if (transfer.complete || (link != nullptr && edge.link != link)) continue;
-      // Not started for want of another's bytes: that one is to blame.
+      // A send that has not started waits for another rank's bytes: that rank is to blame.
       if (link == nullptr && edge.sends && !transfer.started) continue;
       std::string text = progress(transfer.done, transfer.bytes) + " of " + slot_name(running->slot) + " (part " +
                          std::to_string(running->piece + 1) + " of " + std::to_string(pieces_.size()) + ") had ";
@@ -144,7 +144,7 @@ Barrier::Way* Barrier::way(int mine, int other) {
   return found == ways_.end() ? nullptr : &*found;
 }
 
-// One round further, if it is over.
+// Goes one round further if the current one is over.
 bool Barrier::advance(Place& place) {
   if (place.distance >= members_.size) return false;
   const int size = members_.size;
@@ -160,7 +160,7 @@ bool Barrier::advance(Place& place) {
   if (from != nullptr) {
     if (!from->receive.complete) return moved;
   } else {
-    // A rank of this process: it has told when it was in this round.
+    // A rank of this process: its progress shows whether it is in this round.
     const auto neighbour =
         std::find_if(places_.begin(), places_.end(), [&](const Place& other) { return other.rank == before; });
     if (neighbour->distance < place.distance || (neighbour->distance == place.distance && !neighbour->told)) {

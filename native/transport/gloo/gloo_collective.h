@@ -1,4 +1,4 @@
-// gloo's broadcast and barrier as work that goes on as connections let it. Used by one thread.
+// gloo's broadcast and barrier as work that progresses as connections allow. Used by one thread.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -10,7 +10,7 @@
 
 namespace refit::gloo {
 
-// The ranks of a group; `mine` are this process's.
+// The ranks of a group; `mine` are those of this process.
 struct Members {
   int size = 0;
   std::vector<int> mine;
@@ -19,23 +19,22 @@ struct Members {
 class Collective {
  public:
   virtual ~Collective() = default;
-  // Begins what can be begun; true when all is done. Throws LinkFault.
+  // Starts everything that can start; returns true when all is done. Throws LinkFault.
   virtual bool step() = 0;
-  // What it waits for, in words; of that link alone where it is given (empty: nothing of it).
+  // Describes what it waits for, for messages. With `link`, only what it waits for on that link (empty: nothing).
   virtual std::string where(const Link* link) const = 0;
 };
 
-// One stretch of memory to broadcast.
+// One block of memory to broadcast.
 struct Piece {
   uint8_t* memory = nullptr;
   uint64_t bytes = 0;
 };
 
-// One broadcast after another, each of one piece: a binomial tree from `root`. `tag` counts them.
+// Broadcasts one after another, each of one piece, along a binomial tree from `root`. `tag` counts them.
 //
-// Of the ranks of this process that receive from elsewhere, the one nearest to the root keeps the bytes; the others
-// drop theirs. Requests for pieces to come are made ahead of time, so that a sender need not wait for us between two of
-// them.
+// Several ranks of this process may receive the same piece: the one nearest to the root keeps the bytes, and the others
+// drop theirs. Pieces are requested ahead, so that a sender does not wait for us between two of them.
 class Broadcasts : public Collective {
  public:
   Broadcasts(Mesh& mesh, const Members& members, int root, std::vector<Piece> pieces, uint32_t& tag);
@@ -48,7 +47,7 @@ class Broadcasts : public Collective {
     bool receives = false;
     bool sends = false;
   };
-  // A piece under way; transfers are those of `edges_`. They are pointed to.
+  // A pending piece; its transfers are those of `edges_`. Pairs hold pointers to them.
   struct Running {
     size_t piece = 0;
     uint64_t slot = 0;
@@ -61,7 +60,7 @@ class Broadcasts : public Collective {
 
   const std::vector<Piece> pieces_;
   std::vector<Edge> edges_;
-  int keeper_ = -1;          // the edge whose bytes are kept; -1: the root is of this process
+  int keeper_ = -1;          // the edge whose bytes are kept; -1: the root is in this process
   std::vector<Link*> idle_;  // links without a part in these broadcasts
   uint32_t& tag_;
   size_t next_ = 0;
@@ -69,7 +68,7 @@ class Broadcasts : public Collective {
 };
 
 // A dissemination barrier (Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988): in the
-// round of distance d = 1, 2, 4, ... each rank tells the one d after it, and hears from the one d before it.
+// round of distance d = 1, 2, 4, ... each rank sends to the rank d after it and receives from the rank d before it.
 class Barrier : public Collective {
  public:
   Barrier(Mesh& mesh, const Members& members, uint32_t& tag);
@@ -84,7 +83,7 @@ class Barrier : public Collective {
   };
   struct Place {
     int rank = 0;
-    int distance = 1;  // of the round that it is in
+    int distance = 1;  // of its current round
     bool told = false;
   };
 

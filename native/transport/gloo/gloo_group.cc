@@ -64,7 +64,7 @@ void GlooGroup::break_off(GroupErrorKind kind, const char* phase, const std::str
     const std::lock_guard lock(mutex_);
     if (broken_.empty()) broken_ = message;
   }
-  // So that the others' waits end as well.
+  // Closing the connections ends the other ranks' waits, too.
   mesh_.close(true);
   throw GroupError(kind, message);
 }
@@ -74,7 +74,7 @@ void GlooGroup::check_usable(const char* phase) const {
     const std::lock_guard lock(mutex_);
     if (!broken_.empty()) {
       throw GroupError(GroupErrorKind::kBroken,
-                       describe() + ": " + phase + ": the group is of no more use since: " + broken_);
+                       describe() + ": " + phase + ": the group is unusable since: " + broken_);
     }
   }
   if (!connected_) throw std::invalid_argument(describe() + " is not connected");
@@ -89,7 +89,7 @@ void GlooGroup::check_root(int root) const {
 template <typename F>
 void GlooGroup::run(const char* phase, GroupDeadline deadline, F&& collective) {
   began_ = Clock::now();
-  // Known to the catch clauses: what is said of a fault tells how far it had come.
+  // The catch clauses use it: the message about a fault describes the progress so far.
   decltype(collective()) work;
   const auto detail = [&](const gloo::Link* link) {
     const std::string text = work == nullptr ? "" : work->where(link);
@@ -112,7 +112,7 @@ void GlooGroup::run(const char* phase, GroupDeadline deadline, F&& collective) {
     if (error.kind == GroupErrorKind::kTimeout) throw;
     break_off(GroupErrorKind::kBroken, phase, error.what() + detail(nullptr));
   } catch (...) {
-    // Its transfers are gone, and pairs still point at them.
+    // Its transfers are gone, and pairs still point to them.
     {
       const std::lock_guard lock(mutex_);
       if (broken_.empty()) broken_ = "out of memory";
@@ -131,7 +131,7 @@ void GlooGroup::run(const char* phase, GroupDeadline deadline, F&& collective) {
 
 namespace {
 
-// Connecting, as work that goes on by itself.
+// Connecting, as work that progresses by itself.
 class Meeting : public gloo::Collective {
  public:
   explicit Meeting(gloo::Mesh& mesh) : mesh_(mesh) {}
@@ -143,7 +143,7 @@ class Meeting : public gloo::Collective {
     std::string missing;
     for (const gloo::Link& one : mesh_.links()) {
       if (one.pair.connected() || (one.lazy && !one.connects)) continue;
-      missing += (missing.empty() ? "" : ", ") + one.name() + (one.connects ? "" : " (it is to connect to us)");
+      missing += (missing.empty() ? "" : ", ") + one.name() + (one.connects ? "" : " (it connects to this side)");
     }
     return "not connected: " + missing;
   }
@@ -237,7 +237,7 @@ void GlooGroup::params(Device& device, const CoreConfig& config, int rank, int r
   check_usable("parameters");
   check_root(root);
   if (config.device != "cpu") {
-    throw std::invalid_argument(describe() + ": gloo has host memory alone, and the parameters are on GPUs: use NCCL");
+    throw std::invalid_argument(describe() + ": gloo only uses host memory, and the parameters are on GPUs: use NCCL");
   }
   std::vector<gloo::Piece> pieces;
   for (size_t param = 0; param < config.params.size(); param++) {

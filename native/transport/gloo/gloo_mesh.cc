@@ -17,10 +17,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A rank listens before it publishes where, so a refusal is final, but for a queue that overflows for a moment.
+// A rank listens before it publishes its address, so a refusal is final, unless a queue overflows for a moment.
 constexpr int kMaxTries = 4;
 constexpr auto kFirstPause = std::chrono::milliseconds(50);
-// Connections that say nothing: strangers. The oldest goes.
+// Maximum number of connections that have not sent their number: strangers. The oldest is closed.
 constexpr size_t kMaxCallers = 1024;
 constexpr int kMaxEvents = 64;
 
@@ -53,8 +53,9 @@ Mesh::Mesh(int size, const std::vector<int>& ranks, const std::string& host)
     address.socket = parse_host(host);
     listeners_.push_back(listen_on(address.socket));
     watch(listeners_.back().get(), Kind::kListener, k, false);
-    // Each rank is to say its own number. That is what a torch says which connects lazily, or was told to use ranks as
-    // numbers; any other says what stands here.
+    // Each rank sends its own number. A torch that connects lazily, or that is configured to use ranks as numbers,
+    // sends
+    // the rank; any other torch sends the number that it finds here.
     for (int other = 0; other < size; other++) address.identifiers.push_back(other);
     addresses_.push_back(std::move(address));
   }
@@ -99,7 +100,7 @@ void Mesh::meet(const std::vector<std::vector<uint8_t>>& peers) {
       link.host = others[rank].host;
       link.address = others[rank].socket;
       link.next_try = Clock::now();
-      // What it is to be told who we are.
+      // The number that tells the other side which rank this is.
       link.identifier = others[rank].lazy() ? ranks_[k] : others[rank].identifiers[static_cast<size_t>(ranks_[k])];
     }
   }
@@ -128,7 +129,7 @@ void Mesh::poll(Clock::time_point until) {
       }
     }
     try {
-      // Nothing more may come then.
+      // No more bytes may come then.
       if (link.pair.write()) until = Clock::time_point::min();
     } catch (const PairFault& fault) {
       throw LinkFault{&link, fault.what};
@@ -162,7 +163,7 @@ void Mesh::poll(Clock::time_point until) {
 
 void Mesh::serve(Link& link, uint32_t events) {
   if (link.connecting) {
-    // Also on an error: the socket tells which.
+    // Errors, too: the socket reports which.
     if ((events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0) connected(link);
     return;
   }
@@ -202,17 +203,17 @@ void Mesh::retry(Link& link, int error) {
   if (is_loopback(link.address) && !is_loopback(addresses_[0].socket)) {
     what +=
         "; it has published an address of its own loopback: set GLOO_SOCKET_IFNAME there, or let its host name "
-        "stand for an address that others reach";
+        "resolve to an address that others reach";
   }
   throw LinkFault{&link, what};
 }
 
 void Mesh::up(Link& link, Fd fd) {
-  // An accepted connection is watched as a caller, one that was begun as a link that writes.
+  // epoll watches an accepted connection as a caller, and a connection of ours as a link that writes.
   link.pair.attach(std::move(fd));
   watch(link.pair.fd(), Kind::kLink, index_of(link), false, true);
   if (--down_ > 0) return;
-  // Nobody else is to come.
+  // No other rank will come.
   listeners_.clear();
   callers_.clear();
 }
@@ -225,7 +226,7 @@ void Mesh::answer(size_t listener) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         throw LinkFault{nullptr, "a connection cannot be taken: " + system_text(errno)};
       }
-      continue;  // that one has gone already
+      continue;  // that caller has left already
     }
     if (callers_.size() >= kMaxCallers) callers_.erase(callers_.begin());
     const uint32_t id = next_caller_++;
@@ -240,7 +241,7 @@ void Mesh::hear(uint32_t id) {
   const auto found = callers_.find(id);
   if (found == callers_.end()) return;
   Caller& caller = found->second;
-  // No byte more than the number: what follows is the pair's.
+  // Reads no byte after the number: the pair reads those.
   const ssize_t got =
       ::recv(caller.fd.get(), caller.said + caller.bytes, sizeof caller.said - caller.bytes, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
@@ -257,7 +258,7 @@ void Mesh::hear(uint32_t id) {
   callers_.erase(found);
   if (rank < 0 || rank >= size_ || links_.empty()) return;
   Link* const link = this->link(mine, static_cast<int>(rank));
-  // A stranger, or one that comes twice: not ours to talk to.
+  // A stranger, or a rank that connects twice: close it.
   if (link == nullptr || link->connects || link->pair.connected() || link->pair.has_failed()) return;
   up(*link, std::move(fd));
 }

@@ -1,5 +1,6 @@
-// The connections of a gloo group: each rank of this process with each rank elsewhere. Ranks of this process need none
-// among themselves: they share their memory. Used by one thread, but for `wake`.
+// The connections of a gloo group: one for each rank of this process and each rank elsewhere. Ranks of this process
+// need
+// none among themselves, because they share memory. Used by one thread, except `wake`.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -17,56 +18,55 @@ namespace refit::gloo {
 struct Link {
   int mine = 0;
   int other = 0;
-  bool connects = false;   // this side does
-  bool lazy = false;       // the other side comes when it has something to do
-  int64_t identifier = 0;  // what the other side is told of who this is
+  bool connects = false;   // this side connects
+  bool lazy = false;       // the other side connects when it has something to do
+  int64_t identifier = 0;  // the number that tells the other side which rank this is
   Fd connecting;
   int tries = 0;
   std::chrono::steady_clock::time_point next_try;
   std::string host;              // of the other rank
-  std::vector<uint8_t> address;  // where it listens
+  std::vector<uint8_t> address;  // its listening address
   Pair pair;
 
   // `rank 3 at 10.0.0.1:4321 (trainer-0)`
   std::string name() const;
 };
 
-// What has gone wrong with whom.
+// An error and its link.
 struct LinkFault {
-  const Link* link = nullptr;  // null: with none of them
+  const Link* link = nullptr;  // null: no link in particular
   std::string what;
 };
 
 class Mesh {
  public:
-  // Listens for the others, once for each of `ranks`. Throws GroupError(kRefused); std::invalid_argument.
+  // Listens for the other ranks, once for each of `ranks`. Throws GroupError (kRefused); std::invalid_argument.
   Mesh(int size, const std::vector<int>& ranks, const std::string& host);
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
-  // What the other ranks must know of the k-th of `ranks`.
+  // The value that the other ranks need to connect to the k-th of `ranks`.
   std::vector<uint8_t> address(size_t k) const { return encode(addresses_[k]); }
-  // Every rank's. Throws GroupError(kRefused) for what is not understood, before anything is connected.
+  // `peers`: every rank's address. Throws GroupError (kRefused) for an unknown format, before it connects.
   void meet(const std::vector<std::vector<uint8_t>>& peers);
-  // No link is left to be waited for: all are connected but those whose other side comes later.
+  // All links are connected, except those whose other side connects later.
   bool met() const;
 
   std::deque<Link>& links() { return links_; }
-  // Null where both are of this process.
+  // Null if both ranks are in this process.
   Link* link(int mine, int other);
 
-  // Writes what there is to be written, then waits until `until` for something to come, and takes it. May return early.
-  // Throws LinkFault.
+  // Writes pending output, then waits until `until` for input and reads it. May return early. Throws LinkFault.
   void poll(std::chrono::steady_clock::time_point until);
-  // Any thread. From now on poll() returns at once.
+  // Any thread. Makes the current or next poll() return at once.
   void wake() noexcept;
 
-  // Hard: the others see an error at once. Listens no more.
+  // Stops listening. Hard: the other ranks see an error at once.
   void close(bool hard);
 
  private:
-  // A connection that has not said yet who it is.
+  // A connection that has not sent its number yet.
   struct Caller {
     Fd fd;
     size_t listener = 0;

@@ -11,12 +11,12 @@
 namespace refit::gloo {
 namespace {
 
-// Read at one go before other connections have their turn.
+// The most that is read from one connection before the others have their turn.
 constexpr uint64_t kReadBudget = uint64_t{16} << 20;
 constexpr size_t kMaxPieces = 64;
-// Far more than torch has under way; a peer that announces more is no peer.
+// Far more than torch ever has pending; a peer that announces more is no gloo peer.
 constexpr size_t kMaxEarly = size_t{1} << 20;
-// More than this is no number of bytes that are to come.
+// A larger number is no believable length.
 constexpr uint64_t kMaxBytes = uint64_t{1} << 44;
 
 std::string count(uint64_t bytes) { return std::to_string(bytes) + " bytes"; }
@@ -72,7 +72,7 @@ void Pair::read() {
   if (!connected()) return;
   for (uint64_t budget = kReadBudget; budget > 0;) {
     const uint64_t left = incoming_ != nullptr ? incoming_->bytes - incoming_->done : 0;
-    // Many bytes go straight to where they belong; TCP drops them unseen with MSG_TRUNC.
+    // Large transfers are received straight into their memory; TCP drops unwanted bytes unseen with MSG_TRUNC.
     const bool direct = left > 0 && inbox_bytes_ == 0;
     uint8_t* const to = direct ? (incoming_->into == nullptr ? nullptr : incoming_->into + incoming_->done)
                                : inbox_.data() + inbox_bytes_;
@@ -91,12 +91,12 @@ void Pair::read() {
     } else {
       take(inbox_.data(), inbox_bytes_ + static_cast<size_t>(got));
     }
-    // A short read has emptied the socket, as a rule.
+    // A short read has usually emptied the socket.
     if (static_cast<size_t>(got) < room) return;
   }
 }
 
-// `data` is the inbox, from its start.
+// `data` is the inbox from its start.
 void Pair::take(const uint8_t* data, size_t bytes) {
   size_t at = 0;
   for (;;) {
@@ -153,7 +153,7 @@ void Pair::notice(const Header& header) {
   const uint32_t tag = tag_of(header.slot);
   const bool sends = header.opcode == kSendReady;
   if (static_cast<int32_t>(tag - next_tag_) >= 0) {
-    if (early_.size() >= kMaxEarly) throw PairFault{"announces more collectives than are believable"};
+    if (early_.size() >= kMaxEarly) throw PairFault{"announces an implausible number of collectives"};
     auto& said = sends ? early_[tag].send : early_[tag].receive;
     if (said) throw PairFault{"announces " + slot_name(header.slot) + " twice"};
     said = Notice{header.slot, header.length};
@@ -194,7 +194,7 @@ void Pair::arrived(uint64_t bytes) {
   settle(incoming_tag_);
 }
 
-// Forgets a collective that the pair has done its part in.
+// Forgets a collective when the pair has done its part in it.
 void Pair::settle(uint32_t tag) {
   const auto found = open_.find(tag);
   const auto over = [](const Transfer* transfer) { return transfer == nullptr || transfer->complete; };

@@ -1,4 +1,4 @@
-// One connection between a rank of this process and one elsewhere, and what goes over it. Used by one thread.
+// One connection between a rank of this process and a rank elsewhere, and its transfers. Used by one thread.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -12,29 +12,29 @@
 
 namespace refit::gloo {
 
-// The connection is of no use: the other side ended, or sent what it must not. The text goes on from "rank 3 at ...".
+// The connection is unusable: the other side ended or broke the protocol. The text continues "rank 3 at ...".
 struct PairFault {
   std::string what;
 };
 
-// The bytes of one collective in one direction. Owned by the collective, known to its pair until it is complete.
+// The bytes of one collective in one direction. The collective owns it; its pair points to it until it is complete.
 struct Transfer {
   uint64_t bytes = 0;
-  uint8_t* into = nullptr;        // of a receive; null: they are dropped
-  const uint8_t* from = nullptr;  // of a send
+  uint8_t* into = nullptr;        // for a receive; null: the bytes are dropped
+  const uint8_t* from = nullptr;  // for a send
   uint64_t done = 0;
-  bool complete = false;  // all have come, or the system has taken all
+  bool complete = false;  // all bytes have arrived, or the system has taken all
   bool started = false;   // a send: `from` is there
-  bool wanted = false;    // a send: the other side has said that it is ready
-  // A receive: the other side sends another number of bytes. They are taken and dropped before this is said: gloo's
-  // senders do not notice a connection that is closed while they send, and would wait for their own timeout.
+  bool wanted = false;    // a send: the other side has announced that it is ready
+  // A receive: the other side sends another number of bytes. They are received and dropped before this is reported:
+  // gloo's senders do not notice that a connection is closed while they send, and would wait for their own timeout.
   std::string wrong;
 };
 
 class Pair {
  public:
   Pair() = default;
-  // What must not move: the system writes to the inbox, and transfers are pointed to.
+  // Neither copied nor moved: the system writes to the inbox, and transfers are pointed to.
   Pair(const Pair&) = delete;
   Pair& operator=(const Pair&) = delete;
 
@@ -43,17 +43,18 @@ class Pair {
   int fd() const { return fd_.get(); }
   void attach(Fd fd);
 
-  // Every pair is told of every collective, in order of their tags; `receive` and `send` are null where the pair has no
-  // part in it. May throw PairFault, as all that follows: what the other side has announced already does not fit.
+  // Call it for every collective in order of their tags; `receive` and `send` are null if the pair has no part in it.
+  // Like
+  // all functions below it may throw PairFault: an earlier announcement of the other side does not fit.
   void open(uint64_t slot, Transfer* receive, Transfer* send);
-  // The bytes of a send are there.
+  // The bytes of a send are available.
   void start(uint64_t slot, Transfer& send);
-  // Nothing throws for a connection that ended while the pair has no part in anything.
+  // A connection that ends while the pair has no pending transfer is no error.
   void read();
-  // True where a send has become complete.
+  // True if a send has become complete.
   bool write();
   bool has_output() const { return connected() && !out_.empty(); }
-  // The system tells when output can be written; this is whether it has been asked to.
+  // Whether epoll has been told to report when output can be written.
   bool watched_output = false;
 
   void close(bool hard);
@@ -68,7 +69,7 @@ class Pair {
     uint64_t slot = 0;
     uint64_t length = 0;
   };
-  // What the other side has said of collectives that are still to come here.
+  // Announcements of the other side about collectives that have not begun here.
   struct Early {
     std::optional<Notice> send, receive;
   };
@@ -95,10 +96,10 @@ class Pair {
   std::unordered_map<uint32_t, Open> open_;
   std::unordered_map<uint32_t, Early> early_;
   std::deque<Out> out_;
-  // A receive whose header has come, and its tag.
+  // The receive whose header has arrived, and its tag.
   Transfer* incoming_ = nullptr;
   uint32_t incoming_tag_ = 0;
-  // Headers, and the first bytes behind them: one call of the system for many small messages.
+  // Headers and the first bytes behind them: one system call for many small messages.
   std::array<uint8_t, 16384> inbox_;
   size_t inbox_bytes_ = 0;
 };

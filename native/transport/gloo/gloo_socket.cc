@@ -104,7 +104,7 @@ void close_hard(Fd& fd) {
 
 void close_soft(Fd& fd) {
   if (!fd) return;
-  // Bytes that nobody has read would make the kernel drop what is still to be sent.
+  // Unread bytes would make the kernel drop bytes that are still to be sent.
   char dropped[4096];
   while (::recv(fd.get(), dropped, sizeof dropped, MSG_DONTWAIT) > 0) {
   }

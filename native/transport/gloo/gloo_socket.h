@@ -1,4 +1,4 @@
-// Descriptors and sockets, as the gloo transport uses them: none of them ever blocks.
+// Descriptors and sockets of the gloo transport. None of them ever blocks.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -28,22 +28,22 @@ class Fd {
   int fd_ = -1;
 };
 
-// What the system said, for messages: `Connection refused`.
+// The system's text for an error: `Connection refused`.
 std::string system_text(int error);
 
 // sockaddr_in or sockaddr_in6 of a literal address with port 0. Throws std::invalid_argument.
 std::vector<uint8_t> parse_host(const std::string& host);
-// Listens on a free port; `socket` becomes where. Throws GroupError(kRefused).
+// Listens on a free port and writes its address to `socket`. Throws GroupError (kRefused).
 Fd listen_on(std::vector<uint8_t>& socket);
-// Begins to connect. 0, or errno.
+// Begins to connect. Returns 0 or errno.
 int begin_connect(const std::vector<uint8_t>& socket, Fd& out);
-// Of a connection that was begun, when it can be written to: 0, or errno.
+// The result of a connection that was begun, once it is writable: 0 or errno.
 int connect_error(const Fd& fd);
-// Small messages leave at once.
+// Sends small messages at once.
 void set_no_delay(const Fd& fd);
-// Closes so that the other side sees an error at once, whatever is under way.
+// Closes so that the other side sees an error at once, even with pending transfers.
 void close_hard(Fd& fd);
-// Closes so that what was written arrives.
+// Closes so that written bytes still arrive.
 void close_soft(Fd& fd);
 std::string machine_name();
 

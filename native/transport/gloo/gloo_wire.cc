@@ -69,7 +69,7 @@ Address decode(const std::vector<uint8_t>& value, int rank, int size) {
   const auto shape = [&] {
     return " (" + std::to_string(value.size()) + " bytes, in a group of " + std::to_string(size) + ")";
   };
-  // Before torch 2.1 there was one address for each pair, and nothing before them.
+  // Before torch 2.1 the value had one address for each pair, and nothing before them.
   if (size > 1 && value.size() == kAddressBytes * static_cast<size_t>(size - 1)) {
     refuse(rank, "is of an old gloo, from before torch 2.1" + shape() + ": use torch 2.1 or newer on that side");
   }
@@ -82,13 +82,13 @@ Address decode(const std::vector<uint8_t>& value, int rank, int size) {
   out.host.assign(value.begin() + static_cast<ptrdiff_t>(at), value.begin() + static_cast<ptrdiff_t>(at + host_bytes));
   at += host_bytes;
   if (number() != kAddressBytes || value.size() - at < kAddressBytes) {
-    refuse(rank, "is of a gloo whose layout is not known" + shape() + ": torch 2.1 to 2.13 over TCP is");
+    refuse(rank, "is of a gloo whose layout is unknown" + shape() + ": torch 2.1 to 2.13 over TCP is supported");
   }
   sockaddr_storage socket;
   std::memcpy(&socket, value.data() + at, sizeof socket);
   at += kAddressBytes;
   if (socket.ss_family != AF_INET && socket.ss_family != AF_INET6) {
-    refuse(rank, "is of address family " + std::to_string(socket.ss_family) + ": IPv4 and IPv6 are known");
+    refuse(rank, "is of address family " + std::to_string(socket.ss_family) + ": IPv4 and IPv6 are supported");
   }
   const auto* bytes = reinterpret_cast<const uint8_t*>(&socket);
   out.socket.assign(bytes, bytes + (socket.ss_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6)));
@@ -106,7 +106,7 @@ bool connects(const Address& mine, const Address& other) {
   const sockaddr_storage a = storage_of(mine.socket);
   const sockaddr_storage b = storage_of(other.socket);
   int order = 0;
-  int port_a = 0, port_b = 0;  // as they lie in memory, which is the big-endian port: gloo compares them so
+  int port_a = 0, port_b = 0;  // as they are in memory, which is big-endian: gloo compares them in this form
   if (a.ss_family == AF_INET) {
     const auto& x = reinterpret_cast<const sockaddr_in&>(a);
     const auto& y = reinterpret_cast<const sockaddr_in&>(b);

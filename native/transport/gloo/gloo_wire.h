@@ -1,8 +1,9 @@
-// What gloo (Facebook, Inc. and contributors; github.com/pytorch/gloo, its TCP transport) puts on the wire for
-// broadcast and barrier, as torch 2.1 and newer use it. Numbers are in the byte order of the machine: little-endian.
+// The wire format of gloo (Facebook, Inc. and contributors; github.com/pytorch/gloo, its TCP transport) for broadcast
+// and
+// barrier, as torch 2.1 and newer use it. Numbers are in the byte order of the machine: little-endian.
 //
-// A transfer between two ranks has a slot, which names the collective. The receiver says kRecvReady{slot, length}; the
-// sender kSendReady{slot, length}; and when the sender has heard of the receiver, kSend{slot, length} and the bytes.
+// A transfer between two ranks has a slot, which names the collective. The receiver sends kRecvReady{slot, length}, the
+// sender kSendReady{slot, length}. When the sender has received kRecvReady, it sends kSend{slot, length} and the bytes.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -17,7 +18,7 @@ struct Header {
   uint64_t bytes = sizeof(Header);  // of the whole message
   uint64_t opcode = 0;
   uint64_t slot = 0;
-  uint64_t offset = 0;  // of kSendToBuffer alone, which torch's collectives never send
+  uint64_t offset = 0;  // only for kSendToBuffer, which torch's collectives never send
   uint64_t length = 0;
   uint64_t remote_offset = 0;
 };
@@ -31,34 +32,34 @@ constexpr uint32_t tag_of(uint64_t slot) { return static_cast<uint32_t>(slot >> 
 // For messages: `broadcast 17`, `allreduce 3`.
 std::string slot_name(uint64_t slot);
 
-// What each rank publishes in the store, and the others need of it to connect.
+// The value that each rank publishes in the store. The other ranks need it to connect.
 struct Address {
   std::string host;             // the machine's name
-  std::vector<uint8_t> socket;  // sockaddr_in or sockaddr_in6: where it listens
-  // What the rank wants to be told by each other that connects, by rank; empty: the other's rank.
+  std::vector<uint8_t> socket;  // its listening address: sockaddr_in or sockaddr_in6
+  // The number that each other rank sends when it connects, by rank; empty: the other rank's own number.
   std::vector<int64_t> identifiers;
-  // It connects, or accepts, only when it has something to send or to receive.
+  // The rank connects, or accepts, only when it has something to send or to receive.
   bool lazy() const { return identifiers.empty(); }
 };
 
 std::vector<uint8_t> encode(const Address& address);
-// Throws GroupError(kRefused), in words, for what is no such value; `rank` is whose it is.
+// Throws GroupError (kRefused) with the reason for a value of another format; `rank` is the rank that published it.
 Address decode(const std::vector<uint8_t>& value, int rank, int size);
 
-// Of the two ends of a pair one connects and the other listens: true where `mine` connects.
+// One end of a pair connects and the other listens: true if `mine` connects.
 bool connects(const Address& mine, const Address& other);
 // `10.0.0.1:4321` or `[fd00::1]:4321`.
 std::string text(const std::vector<uint8_t>& socket);
 bool is_loopback(const std::vector<uint8_t>& socket);
 
-// The peers of one rank in a broadcast from `root`, a binomial tree: whom it receives from (none: it is the root) and
-// whom it sends to then, in order. gloo's order of the bits: rank distance 1 first.
+// The peers of one rank in a broadcast from `root` along a binomial tree: the rank that it receives from (none for the
+// root) and those that it then sends to, in order. The order of the bits is gloo's: rank distance 1 first.
 struct TreePlace {
   std::optional<int> parent;
   std::vector<int> children;
 };
 TreePlace tree_place(int rank, int root, int size);
-// How many transfers lie between the root and the rank.
+// Number of transfers between the root and the rank.
 int tree_depth(int rank, int root, int size);
 
 }  // namespace refit::gloo

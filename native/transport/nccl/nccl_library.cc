@@ -7,8 +7,8 @@
 namespace refit {
 namespace {
 
-// How many writes read each slot. Shared with them: the memory is the library's, so what would free or overwrite it
-// waits for them here.
+// Counts the writes that read each slot. It is shared with them: the library owns the memory, so calls that would free
+// or overwrite it wait for them here.
 class Readers {
  public:
   void begin(int slot) {

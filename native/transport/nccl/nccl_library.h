@@ -1,4 +1,5 @@
-// Process groups in the table of core/device_library.h: what crosses, and the addon's side of it.
+// Process groups in the table of core/library/device_library.h: the functions across the boundary, and the addon's
+// side.
 #pragma once
 #include <memory>
 #include <string>
@@ -9,7 +10,7 @@
 
 namespace refit {
 
-// All report through `failure`, whose kind is kNone on entry.
+// All report errors through `failure`, whose kind is kNone on entry.
 struct NcclGroupTable {
   // Writes NcclGroup::kIdBytes.
   void (*unique_id)(const std::string& library, uint8_t* id, Failure& failure) noexcept;
@@ -39,7 +40,7 @@ struct NcclGroupTable {
   void (*end)(NcclGroup& group) noexcept;
 };
 
-// A group of the library's. `addon_device` is what the addon knows `device` by.
+// A group that the library owns. `addon_device`: the addon's object for `device`.
 std::unique_ptr<NcclGroup> open_library_group(const NcclGroupTable& table, Device& addon_device, Device& device,
                                               const NcclGroupOptions& options);
 
