@@ -51,7 +51,9 @@ const STAND_IN_CUDA = [
 ]
   .map(name => join(CUDA_SOURCES, `${name}.cc`))
 /** Programs of threads: of native/test, and groups of NCCL against a library whose ranks are threads. */
-const THREADED = ['gloo', 'gloo_faults', 'ipc', 'pool', 'store', 'write'].map(name => join('native', 'test', `${name}_test.cc`))
+const THREADED = ['gloo', 'gloo_faults', 'ipc', 'pool', 'store', 'write'].map(name =>
+  join('native', 'test', `${name}_test.cc`)
+)
 const GROUP_LIFE = ['group_life', 'group_bytes'].map(name => join('native', 'test', 'gpu', `${name}.cc`))
 const LOOP = join('native', 'test', 'nccl_loop.cc')
 /** Every kind of card that a published build serves, and PTX of the newest for those to come. */

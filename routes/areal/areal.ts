@@ -10,7 +10,7 @@ import { GROUP_NAME } from '../../src/updates/distributed-update.ts'
 import { expectUpdate } from '../../src/updates/expect-update.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
-import { Joiner } from '../../src/weights/joiner.ts'
+import { CallJoiner } from '../../src/weights/call-joiner.ts'
 
 const InitBody = Type.Object({
   master_address: Type.String({ minLength: 1, description: "Where the trainer's rank 0 listens. See --allow-master." }),
@@ -57,7 +57,7 @@ const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }
 const areal: Routes = async (app, { context }) => {
   const { engine, groups, distributed, metrics } = context
   const buckets = new ArealBuckets(context)
-  const disk = new Joiner<unknown>()
+  const disk = new CallJoiner<unknown>()
   const config = { auth: 'admin', errors: 'weights' } as const
   const schema = { tags: ['weights'], response: { 200: Done, ...refusals(WeightsRefusal) } }
   const done = (): { success: true, message: string } => ({ success: true, message: rankWords(engine.info.ranks) })

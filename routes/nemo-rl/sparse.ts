@@ -6,7 +6,6 @@ import type { Routes } from '../../src/http/context.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { refusals } from '../../src/http/schemas.ts'
 
-
 const Prepare = Type.Object({
   tensors: Type.Record(
     Type.String(),

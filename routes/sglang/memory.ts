@@ -5,7 +5,7 @@ import type { Routes } from '../../src/http/context.ts'
 import { getBody } from '../../src/http/get-body.ts'
 import { refusals } from '../../src/http/schemas.ts'
 import { bodyCheck } from '../../src/http/validation.ts'
-import { OppositeJoiner } from '../../src/weights/opposite-joiner.ts'
+import { InverseCallJoiner } from '../../src/weights/inverse-call-joiner.ts'
 
 const Tag = Type.Union([Type.Literal('weights'), Type.Literal('kv_cache'), Type.Literal('cuda_graph')])
 const MemoryBody = Type.Object({
@@ -45,7 +45,7 @@ const ROUTES = [
 const memory: Routes = async (app, { context }) => {
   const { engine } = context
   const check = bodyCheck(MemoryBody)
-  const calls = new OppositeJoiner<MemoryReport>()
+  const calls = new InverseCallJoiner<MemoryReport>()
 
   for (const { path, operation, summary, description, log } of ROUTES) {
     const run = async (

@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
 import type { Routes } from '../../src/http/context.ts'
 import { refusals, WeightsRefusal } from '../../src/http/schemas.ts'
-import { Joiner } from '../../src/weights/joiner.ts'
+import { CallJoiner } from '../../src/weights/call-joiner.ts'
 
 const PullBody = Type.Object({
   local_checkpoint_dir: Type.String({
@@ -29,7 +29,7 @@ const Pulled = Type.Object({
 
 /** Deltas of checkpoints on disk, as slime publishes them. */
 const pull: Routes = async (app, { context }) => {
-  const pulls = new Joiner<Awaited<ReturnType<typeof context.pulls.pull>>>()
+  const pulls = new CallJoiner<Awaited<ReturnType<typeof context.pulls.pull>>>()
 
   app.post('/pull_weights', {
     config: { auth: 'admin', errors: 'weights' },

@@ -11,7 +11,7 @@ import { expectUpdate } from '../../src/updates/expect-update.ts'
 import { refusals, tornTensors, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Report, toReport } from '../../src/updates/write-report.ts'
 import { RefitError } from '../../src/errors.ts'
-import { Joiner } from '../../src/weights/joiner.ts'
+import { CallJoiner } from '../../src/weights/call-joiner.ts'
 
 const DistributedUpdated = Type.Object({
   success: Type.Literal(true),
@@ -22,7 +22,7 @@ const DistributedUpdated = Type.Object({
 
 /** Weights that a trainer broadcasts through a process group. */
 const distributed: Routes = async (app, { context }) => {
-  const updates = new Joiner<Awaited<ReturnType<typeof updateFromDistributed>>>()
+  const updates = new CallJoiner<Awaited<ReturnType<typeof updateFromDistributed>>>()
 
   app.post('/update_weights_from_distributed', {
     preParsing: expectUpdate(context),

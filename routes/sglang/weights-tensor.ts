@@ -9,7 +9,7 @@ import { entriesOf, tensorIdentity, TensorUpdateBody, updateFromTensor } from '.
 import { uploadType } from '../../src/http/upload/upload-types.ts'
 import { updateFromUpload, UploadReport } from '../../src/updates/upload-update.ts'
 import { Report, toReport } from '../../src/updates/write-report.ts'
-import { Joiner } from '../../src/weights/joiner.ts'
+import { CallJoiner } from '../../src/weights/call-joiner.ts'
 
 const TensorsUpdated = Type.Object({
   success: Type.Literal(true),
@@ -25,7 +25,7 @@ const TensorsUpdated = Type.Object({
 /** Weights out of the memory of processes on the same machine. */
 const tensors: Routes = async (app, { context }) => {
   await installFormParser(app)
-  const updates = new Joiner<Awaited<ReturnType<typeof updateFromTensor>>>()
+  const updates = new CallJoiner<Awaited<ReturnType<typeof updateFromTensor>>>()
 
   app.post('/update_weights_from_tensor', {
     config: { auth: 'admin', errors: 'weights', uploads: true },

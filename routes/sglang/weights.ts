@@ -8,7 +8,7 @@ import { bodyCheck } from '../../src/http/validation.ts'
 import { WeightsChecker } from '../../src/updates/weights-checker.ts'
 import { Report, toReport } from '../../src/updates/write-report.ts'
 import { RefitError } from '../../src/errors.ts'
-import { Joiner } from '../../src/weights/joiner.ts'
+import { CallJoiner } from '../../src/weights/call-joiner.ts'
 
 const DiskUpdated = Type.Object({
   success: Type.Literal(true),
@@ -73,7 +73,7 @@ const NO_QUERY = { name: nullable(Type.String()), truncate_size: nullable(Type.I
 const weights: Routes = async (app, { context }) => {
   const { engine } = context
   const checker = new WeightsChecker(engine)
-  const updates = new Joiner<Awaited<ReturnType<typeof updateFromDisk>>>()
+  const updates = new CallJoiner<Awaited<ReturnType<typeof updateFromDisk>>>()
   const config = { auth: 'admin', errors: 'weights' } as const
   const tags = ['weights']
 

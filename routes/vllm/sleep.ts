@@ -4,7 +4,7 @@ import { queryOrBody } from '../../src/dialects/query-or-body.ts'
 import { vllmSleepOf } from '../../src/dialects/vllm/sleep-of.ts'
 import type { Routes } from '../../src/http/context.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schemas.ts'
-import { OppositeJoiner } from '../../src/weights/opposite-joiner.ts'
+import { InverseCallJoiner } from '../../src/weights/inverse-call-joiner.ts'
 
 const Mode = Type.Union([Type.Literal('abort'), Type.Literal('wait'), Type.Literal('keep')])
 const Tags = Type.Union([Type.Array(Type.String()), Type.String()])
@@ -46,7 +46,7 @@ const Slept = Type.Object({
 const vllmSleep: Routes = async (app, { context }) => {
   const { engine } = context
   const sleeper = vllmSleepOf(engine)
-  const calls = new OppositeJoiner<MemoryReport>()
+  const calls = new InverseCallJoiner<MemoryReport>()
   const config = { auth: 'admin', errors: 'weights' } as const
   const list = (tags: string | string[] | null | undefined): string[] =>
     tags == null ? [] : typeof tags === 'string' ? [tags] : tags

@@ -17,12 +17,12 @@ export async function devices (args: readonly string[]): Promise<void> {
     throw new RefitError('CONFIG', `${unknown}: unknown option; "refit devices" takes --json alone`, { param: unknown })
   }
   const found = await probeGpus()
-  process.stdout.write(args.length > 0 ? JSON.stringify(found, null, 2) + '\n' : describe(found))
+  process.stdout.write(args.length > 0 ? JSON.stringify(found, null, 2) + '\n' : describeDevices(found))
   if (!found.gpus.some(({ error }) => error === undefined)) process.exitCode = 1
 }
 
 /** In words, for a terminal. */
-export function describe (found: CudaGpus): string {
+export function describeDevices (found: CudaGpus): string {
   const sections = [
     found.error === undefined ? [] : [`no card can be used: ${found.error}`],
     found.gpus.flatMap(describeGpu),

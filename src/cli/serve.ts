@@ -27,7 +27,7 @@ const CLOSE_MS = 5000
 /** `refit serve`: resolves once the server listens. */
 export async function serve (args: readonly string[]): Promise<void> {
   const { config, warnings } = loadConfig(args, process.env)
-  const { path, root } = resolveModel(demandModel(config), config.revision, process.env)
+  const { path, root } = resolveModel(requireModel(config), config.revision, process.env)
   const log = createLog(config.logLevel)
   for (const warning of warnings) log.warn(warning)
   warnOfRoots(config.modelRoot, log)
@@ -79,7 +79,7 @@ export async function serve (args: readonly string[]): Promise<void> {
 
 type Log = ReturnType<typeof createLog>
 
-function demandModel ({ model }: Config): string {
+function requireModel ({ model }: Config): string {
   if (model !== null) return model
   throw new RefitError(
     'CONFIG',

@@ -11,5 +11,5 @@ export interface GroupHost {
    * Runs while no step does, from the next step boundary on; running requests stay. Where a transaction holds the gate, within it, between
    * two of its writes. DEADLINE where the gate was not to be had within `deadlineMs`.
    */
-  standStill: <T>(run: () => Promise<T>, deadlineMs: number) => Promise<T>
+  runBetweenSteps: <T>(run: () => Promise<T>, deadlineMs: number) => Promise<T>
 }

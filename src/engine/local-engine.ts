@@ -22,14 +22,14 @@ import type { HeldWeights } from './held-weights.ts'
 import type { SchedulerClient } from './scheduler-client.ts'
 import type { WeightCoverage, WeightTransactions } from '../contract/weight-transactions.ts'
 import type { WriteReport } from '../contract/weight-source.ts'
-import { Awake } from './awake.ts'
+import { EventLoopSpinner } from './event-loop-spinner.ts'
 import { seedSource } from './seed-source.ts'
 
 /** Most updates of one request have ended by then, and the next request of many has come. */
 const UPDATE_MS = 25
 /** How long a sender's work on its card may take, and other updates before a payload is read. */
 const FETCH_MS = 60_000
-const STAND_STILL_MS = 30 * 60_000
+const BETWEEN_STEPS_MS = 30 * 60_000
 
 /** What the engine asks of the owner of its weights (WeightStore). */
 export interface WeightKeeper {
@@ -50,7 +50,7 @@ export interface WeightKeeper {
   readonly mappings: { readonly counts: MappingCounts }
   readonly addon: NativeAddon
   readonly core: number
-  standStill: GroupHost['standStill']
+  runBetweenSteps: GroupHost['runBetweenSteps']
   check: DeltaHost['check']
   closeMappings: (name: string) => Promise<void>
   close: () => Promise<void>
@@ -63,7 +63,7 @@ export class LocalEngine implements RolloutEngine {
   readonly loadReport: WriteReport
   readonly #scheduler: SchedulerClient
   readonly #weights: WeightKeeper
-  readonly #awake = new Awake()
+  readonly #spinner = new EventLoopSpinner()
 
   /** Its weights, for engines that fill themselves from it. */
   readonly held?: HeldWeights
@@ -159,7 +159,7 @@ export class LocalEngine implements RolloutEngine {
     // Beside a write to the CPU's memory it would be nothing.
     if (this.info.device !== 'cuda' || this.closed) return
     addon.expectWrite(core)
-    this.#awake.stay(UPDATE_MS)
+    this.#spinner.stay(UPDATE_MS)
   }
 
   async update (options?: UpdateOptions): Promise<WeightUpdate> {
@@ -197,7 +197,7 @@ export class LocalEngine implements RolloutEngine {
       core,
       device: this.info.device === 'cuda' ? 'cuda' : 'cpu',
       ranks: this.info.ranks,
-      standStill: async (run, deadlineMs) => await this.#weights.standStill(run, deadlineMs)
+      runBetweenSteps: async (run, deadlineMs) => await this.#weights.runBetweenSteps(run, deadlineMs)
     }
   }
 
@@ -205,9 +205,9 @@ export class LocalEngine implements RolloutEngine {
     const { addon, core } = this.#weights
     return {
       fetch: async (source, offset, bytes) =>
-        await this.#weights.standStill(
+        await this.#weights.runBetweenSteps(
           async () => await addon.fetch(core, source, offset, bytes, FETCH_MS),
-          STAND_STILL_MS
+          BETWEEN_STEPS_MS
         ),
       hash: async (data, dtype) => await addon.torchHash(core, data, dtype === null ? null : DTYPES[dtype]),
       check: tensors => {

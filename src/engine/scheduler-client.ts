@@ -8,11 +8,11 @@ import type { EventBatch, FromWorker, StartData, ToWorker, WorkerData } from './
 import { RateMeter } from './rate-meter.ts'
 import type { EngineStats, GenerateRequest, PauseMode, TokenEvent } from '../contract/rollout-engine.ts'
 import type { SchedulerStats } from './scheduler.ts'
-import { Standing } from './standing.ts'
+import { IdleTracker } from './idle-tracker.ts'
 import { TokenStream } from './token-stream.ts'
-import { watch } from './watchdog.ts'
+import { startWatchdog } from './watchdog.ts'
 
-export interface ClientOptions {
+export interface SchedulerClientOptions {
   /** Called once if the worker ends without being asked to, its device is lost or a step does not end; all requests have failed by then. */
   onFailure?: (error: RefitError) => void
   /** Longest that a step may take. Default: no limit. */
@@ -40,11 +40,11 @@ const LONGEST_TIMER_MS = 2 ** 31 - 1
 /** The main thread's side of the scheduler: streams of requests, calls, and the gate. Keeps the process alive until `close`. */
 export class SchedulerClient implements GateKeeper {
   readonly #worker: Worker
-  readonly #options: ClientOptions
+  readonly #options: SchedulerClientOptions
   readonly #live = new Map<number, Live>()
   readonly #byRid = new Map<string, Live>()
   readonly #calls = new Map<number, { resolve: (done: boolean) => void, reject: (error: RefitError) => void }>()
-  readonly #standing = new Standing()
+  readonly #idleTracker = new IdleTracker()
   readonly #rate = new RateMeter()
   readonly #heartbeat: Heartbeat
   readonly #endWatch: () => void
@@ -56,7 +56,7 @@ export class SchedulerClient implements GateKeeper {
   #closing: Promise<void> | null = null
 
   /** Starts the worker and waits until its core stands. Throws what the core said where it could not be made. */
-  static async start (data: StartData, options: ClientOptions = {}): Promise<SchedulerClient> {
+  static async start (data: StartData, options: SchedulerClientOptions = {}): Promise<SchedulerClient> {
     const client = new SchedulerClient(data, options)
     await new Promise<void>((resolve, reject) => {
       client.#starting = { resolve, reject }
@@ -64,12 +64,12 @@ export class SchedulerClient implements GateKeeper {
     return client
   }
 
-  private constructor (data: StartData, options: ClientOptions) {
+  private constructor (data: StartData, options: SchedulerClientOptions) {
     this.#options = options
     const heartbeat = Heartbeat.allocate(data.scheduler.maxRunningRequests)
     this.#heartbeat = new Heartbeat(heartbeat)
     const { watchdogMs } = options
-    this.#endWatch = watchdogMs === undefined ? () => {} : watch(this.#heartbeat, watchdogMs, () => {
+    this.#endWatch = watchdogMs === undefined ? () => {} : startWatchdog(this.#heartbeat, watchdogMs, () => {
       this.#stuck(watchdogMs)
     })
     const totalTokens = data.core.pages * data.core.pageSize
@@ -126,7 +126,7 @@ export class SchedulerClient implements GateKeeper {
     const id = this.#numbers++
     return new TokenStream({
       begin: (stream) => {
-        this.#demandOpen()
+        this.#requireOpen()
         if (this.#byRid.has(rid)) {
           throw new RefitError(
             'INVALID_REQUEST',
@@ -139,7 +139,7 @@ export class SchedulerClient implements GateKeeper {
         // Of a view, a structured clone would copy the whole buffer under it.
         const whole = inputIds.byteLength === inputIds.buffer.byteLength
         this.#post({ type: 'add', id, request: whole ? request : { ...request, inputIds: inputIds.slice() } })
-        this.#standing.sent(id)
+        this.#idleTracker.sent(id)
         this.#live.set(id, live)
         this.#byRid.set(rid, live)
       },
@@ -165,19 +165,19 @@ export class SchedulerClient implements GateKeeper {
 
   /** Resolves when the pause holds, with `abort` when all requests have ended. */
   async pause (mode: PauseMode): Promise<void> {
-    const holds = this.#standing.pausing()
+    const holds = this.#idleTracker.pausing()
     await this.#call({ type: 'pause', mode })
     holds()
   }
 
   async resume (): Promise<void> {
-    this.#standing.unsettled()
+    this.#idleTracker.unsettled()
     await this.#call({ type: 'resume' })
   }
 
   /** Resolves when running requests have ended and the pause holds; throws CONFLICT where it is resumed before. */
   async drain (): Promise<void> {
-    const holds = this.#standing.pausing()
+    const holds = this.#idleTracker.pausing()
     if (await this.#call({ type: 'drain' })) return holds()
     throw new RefitError('CONFLICT', 'the pause was given up: generation was resumed before running requests had ended')
   }
@@ -191,8 +191,8 @@ export class SchedulerClient implements GateKeeper {
   }
 
   async shut ({ abort, inPlace = false, deadlineMs, signal }: Parameters<GateKeeper['shut']>[0]): Promise<Gate> {
-    this.#demandOpen()
-    if (this.#standing.gateAsked(abort)) this.#post({ type: 'shut', call: this.#numbers++, abort, inPlace })
+    this.#requireOpen()
+    if (this.#idleTracker.gateAsked(abort)) this.#post({ type: 'shut', call: this.#numbers++, abort, inPlace })
     else await this.#awaitGate({ type: 'shut', abort, inPlace }, deadlineMs, signal)
     let shut = true
     return {
@@ -200,8 +200,8 @@ export class SchedulerClient implements GateKeeper {
       open: async (options) => {
         if (!shut) throw new RefitError('INTERNAL', 'the gate is opened twice')
         shut = false
-        this.#standing.gateOpened(options.asleep !== null)
-        this.#demandOpen()
+        this.#idleTracker.gateOpened(options.asleep !== null)
+        this.#requireOpen()
         // Whatever is sent after it is read after it.
         this.#post({ type: 'open', ...options })
       }
@@ -238,7 +238,7 @@ export class SchedulerClient implements GateKeeper {
         ...signal === undefined ? {} : { signal }
       })
     } finally {
-      if (!done) this.#standing.gateGivenUp()
+      if (!done) this.#idleTracker.gateGivenUp()
     }
     if (!done && signal?.aborted === true) {
       throw new RefitError('CONFLICT', 'the update was given up before running requests were finished')
@@ -256,7 +256,7 @@ export class SchedulerClient implements GateKeeper {
     message: Call,
     cancel?: { type: 'cancelFlush' | 'cancelShut', afterMs: number, signal?: AbortSignal }
   ): Promise<boolean> {
-    this.#demandOpen()
+    this.#requireOpen()
     const call = this.#numbers++
     const reply = new Promise<boolean>((resolve, reject) => {
       this.#calls.set(call, { resolve, reject })
@@ -278,7 +278,7 @@ export class SchedulerClient implements GateKeeper {
 
   /** A request is ended from outside: a pause may have held it. */
   #end (message: ToWorker): void {
-    this.#standing.unsettled()
+    this.#idleTracker.unsettled()
     this.#post(message)
   }
 
@@ -286,7 +286,7 @@ export class SchedulerClient implements GateKeeper {
     this.#worker.postMessage(message)
   }
 
-  #demandOpen (): void {
+  #requireOpen (): void {
     if (this.#closed !== null) throw this.#closed
     if (this.#closing !== null) throw new RefitError('ENGINE_CLOSED', 'the engine is shutting down')
   }
@@ -323,7 +323,7 @@ export class SchedulerClient implements GateKeeper {
     for (let i = 0; i < batch.ids.length; i++) {
       const detail = batch.details[next]?.at === i ? batch.details[next++] : undefined
       if (batch.tokens[i]! >= 0) tokens++
-      if (detail?.finish !== undefined) this.#standing.ended(batch.ids[i]!)
+      if (detail?.finish !== undefined) this.#idleTracker.ended(batch.ids[i]!)
       const live = this.#live.get(batch.ids[i]!)
       // A reader that left early gets nothing more.
       if (live === undefined) continue
@@ -333,7 +333,7 @@ export class SchedulerClient implements GateKeeper {
     }
     if (tokens > 0) this.#rate.add(tokens)
     for (const { id, code, message } of batch.errors) {
-      this.#standing.ended(id)
+      this.#idleTracker.ended(id)
       const live = this.#live.get(id)
       if (live === undefined) continue
       this.#forget(id)

@@ -6,7 +6,7 @@ const LONGEST_INTERVAL_MS = 1000
  * Calls `stuck` once when one step has taken longer than `timeoutMs`. Only time in which this thread's timers ran is counted: a
  * process that was stopped, or a busy event loop, is no stuck device. Returns what ends it.
  */
-export function watch (heartbeat: Heartbeat, timeoutMs: number, stuck: () => void): () => void {
+export function startWatchdog (heartbeat: Heartbeat, timeoutMs: number, stuck: () => void): () => void {
   const intervalMs = Math.min(timeoutMs / 4, LONGEST_INTERVAL_MS)
   let step: number | null = null
   let waitedMs = 0

@@ -33,7 +33,8 @@ export async function admit (fleet: Fleet, worker: Worker, filling: CatchUpOptio
   }
   worker.failures = 0
   if (
-    before !== null && (before.instance !== facts.instance || (worker.hasEnded && !ENGINE_KINDS[facts.kind].showsRestart))
+    before !== null &&
+    (before.instance !== facts.instance || (worker.hasEnded && !ENGINE_KINDS[facts.kind].showsRestart))
   ) startedAnew(fleet, worker)
   worker.hasEnded = false
   worker.facts = facts
@@ -108,9 +109,7 @@ async function reference (fleet: Fleet, worker: Worker): Promise<Worker | null> 
   const others = fleet.ready.filter(other => other !== worker)
   const peer = others.find(({ facts }) => facts?.kind === worker.facts?.kind) ?? others[0]
   if (peer === undefined) return null
-  peer.facts = await readFacts(peer.connection, peer.facts!.kind, AbortSignal.timeout(LOOK_MS)).catch(() =>
-    peer.facts
-  )
+  peer.facts = await readFacts(peer.connection, peer.facts!.kind, AbortSignal.timeout(LOOK_MS)).catch(() => peer.facts)
   return peer
 }
 

@@ -16,7 +16,14 @@ import type { Merged, Outcome } from './replies.ts'
 import type { Worker } from './worker.ts'
 
 /** These write weights, or wait for the others that do, or for their memory: a transfer from one engine to another would hold them up, and is given up. */
-const BEFORE_FILLS: ReadonlySet<GatewayCall['effect']> = new Set(['weights', 'label', 'begin', 'join', 'pause', 'memory'])
+const BEFORE_FILLS: ReadonlySet<GatewayCall['effect']> = new Set([
+  'weights',
+  'label',
+  'begin',
+  'join',
+  'pause',
+  'memory'
+])
 
 const MISSED = 'it did not get all that the update was announced with'
 

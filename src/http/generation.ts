@@ -1,7 +1,7 @@
 import type { ServerResponse } from 'node:http'
 import { RefitError } from '../errors.ts'
 import type { LogprobOptions, SamplingParams } from '../contract/rollout-engine.ts'
-import { demandAwake } from '../weights/state-reason.ts'
+import { requireServing } from '../weights/state-reason.ts'
 import type { RouteContext } from './context.ts'
 import { duplicate } from './live-requests.ts'
 import { Sample } from './sample.ts'
@@ -39,7 +39,7 @@ export class Generation {
   /** Ends when all samples have; `onEvent` tells which of them has news. */
   async run (onEvent: (index: number) => void = () => {}): Promise<void> {
     const { engine, live } = this.#context
-    demandAwake(engine.weights)
+    requireServing(engine.weights)
     const release = live.claim(this.#names())
     try {
       const outcomes = await Promise.allSettled(this.samples.map(async (_, index) => {

@@ -55,7 +55,7 @@ export interface Moe {
   sparse: boolean[]
 }
 
-/** A rectangle of a checkpoint tensor and where it goes. Elements; tensors are seen as [rows, cols] (see `TensorPlan`). */
+/** A rectangle of a checkpoint tensor and where it goes. Elements; tensors are seen as [rows, cols] (see `TensorEntry`). */
 export interface Rect {
   rank: number
   /** Index in `ModelTable.params`. */
@@ -69,7 +69,7 @@ export interface Rect {
 }
 
 /** One checkpoint tensor: its shape as files have it, the same seen as a matrix (1-D [n] is [n, 1]; 3-D [e, r, c] is [e * r, c]), its rectangles. */
-export interface TensorPlan {
+export interface TensorEntry {
   name: string
   shape: number[]
   rows: number
@@ -90,7 +90,7 @@ export interface Param {
 export interface ModelTable {
   ranks: number
   params: Param[]
-  tensors: Map<string, TensorPlan>
+  tensors: Map<string, TensorEntry>
   /** Names that checkpoints carry and no parameter needs (tied head, rotary buffers): accepted and skipped. */
   ignored: (name: string) => boolean
   /** The table's name for a name that a trainer sent (prefix rules), or the name unchanged. */

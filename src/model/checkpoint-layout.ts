@@ -1,8 +1,8 @@
-import type { ModelTable, TensorPlan } from './architecture.ts'
+import type { ModelTable, TensorEntry } from './architecture.ts'
 
 /** A checkpoint tensor in a row of them: where its first byte stands. */
 export interface LaidTensor {
-  plan: TensorPlan
+  plan: TensorEntry
   offset: number
 }
 
@@ -15,7 +15,7 @@ export interface CheckpointLayout {
 
 /** Rows of a tensor that stand in a piece, at `at` bytes from its begin. */
 export interface PieceRows {
-  plan: TensorPlan
+  plan: TensorEntry
   row: number
   rows: number
   at: number

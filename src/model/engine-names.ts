@@ -1,4 +1,4 @@
-import type { ModelTable, Param, TensorPlan } from './architecture.ts'
+import type { ModelTable, Param, TensorEntry } from './architecture.ts'
 
 // The parameters of a rank as SGLang names and shapes them (`named_parameters()` of its models): what `load_format` "direct" brings.
 
@@ -23,13 +23,13 @@ const IN_LAYER: Record<string, string> = {
   down: 'mlp.down_proj.weight'
 }
 const VECTORS = new Set(['norm', 'ln1', 'ln2', 'q_norm', 'k_norm', 'qkv_bias', 'o_bias'])
-const known = new WeakMap<ModelTable, ReadonlyMap<string, TensorPlan>>()
+const known = new WeakMap<ModelTable, ReadonlyMap<string, TensorEntry>>()
 
 /**
  * By SGLang's name, every parameter as a tensor that each rank takes whole, from one of its own. The shapes are those of one rank;
  * expert weights are [experts, rows, columns].
  */
-export function engineTensors (table: ModelTable): ReadonlyMap<string, TensorPlan> {
+export function engineTensors (table: ModelTable): ReadonlyMap<string, TensorEntry> {
   let tensors = known.get(table)
   if (tensors === undefined) {
     known.set(
@@ -40,7 +40,7 @@ export function engineTensors (table: ModelTable): ReadonlyMap<string, TensorPla
   return tensors
 }
 
-function toEntry (table: ModelTable, param: Param, id: number): [string, TensorPlan] {
+function toEntry (table: ModelTable, param: Param, id: number): [string, TensorEntry] {
   const [, layer, inner] = /^layers\.(\d+)\.(.+)$/.exec(param.name) ?? []
   const name = inner === undefined ? WHOLE[param.name]! : `model.layers.${layer}.${IN_LAYER[inner]!}`
   const rect = { param: id, srcRow: 0, srcCol: 0, rows: param.rows, cols: param.cols, dstRow: 0, dstCol: 0 }

@@ -1,4 +1,4 @@
-import type { Architecture, Param, TensorPlan } from './architecture.ts'
+import type { Architecture, Param, TensorEntry } from './architecture.ts'
 import type { RankSizes } from './rank-sizes.ts'
 import { colShares, gateUpShares, replicated, rowShares, vocabShares } from './slices.ts'
 import type { Slices } from './slices.ts'
@@ -7,7 +7,7 @@ import type { Slices } from './slices.ts'
  * Every checkpoint name of an architecture, as Hugging Face has it and in its order, with its rectangles on all ranks. Slices follow SGLang:
  * q, k, v, gate and up by rows, o and down by columns, the vocabulary by rows; norms, routers and the bias of o whole.
  */
-export function tensorTable (arch: Architecture, sizes: RankSizes, params: Param[]): Map<string, TensorPlan> {
+export function tensorTable (arch: Architecture, sizes: RankSizes, params: Param[]): Map<string, TensorEntry> {
   return new TensorTable(arch, sizes, params).build()
 }
 
@@ -15,7 +15,7 @@ class TensorTable {
   readonly #arch: Architecture
   readonly #sizes: RankSizes
   readonly #ids: Map<string, number>
-  readonly #tensors = new Map<string, TensorPlan>()
+  readonly #tensors = new Map<string, TensorEntry>()
 
   constructor (arch: Architecture, sizes: RankSizes, params: Param[]) {
     this.#arch = arch
@@ -23,7 +23,7 @@ class TensorTable {
     this.#ids = new Map(params.map((param, id) => [param.name, id]))
   }
 
-  build (): Map<string, TensorPlan> {
+  build (): Map<string, TensorEntry> {
     const { hiddenSize, vocabSize, layers, moe, tieWordEmbeddings } = this.#arch
     const { ranks, vocab } = this.#sizes
     this.#add(

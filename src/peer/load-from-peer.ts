@@ -66,7 +66,11 @@ const GRACE_MS = 1000
  * comparison. Waits while the other one is not ready; throws for all else, in words, and then this engine holds nothing that may be used:
  * ENGINE_FAILED, WEIGHTS_MISMATCH (another model or dtype, or bytes that differ in the end), CONFIG (its key), DEADLINE, GROUP_*.
  */
-export async function loadFromPeer (own: OwnEngine, options: PeerLoadOptions, running: LiveLoadOptions = {}): Promise<PeerLoadResult> {
+export async function loadFromPeer (
+  own: OwnEngine,
+  options: PeerLoadOptions,
+  running: LiveLoadOptions = {}
+): Promise<PeerLoadResult> {
   const { url, key, timeoutMs = TIMEOUT_MS, log = () => {} } = options
   const { words = LOAD_FROM } = running
   const peer = new Peer(url, key, words)

@@ -42,7 +42,7 @@ export class PeerLoads {
     this.#from = url
     try {
       const { store } = this.#own
-      await store.transactions.demandNone()
+      await store.transactions.requireNone()
       const both = AbortSignal.any([signal, this.#closing.signal])
       return await loadFromPeer(this.#own, {
         url: await this.#allowed(url, timeoutMs),
@@ -52,7 +52,7 @@ export class PeerLoads {
       }, {
         signal: both,
         abort,
-        still: async run => await store.standStill(run, timeoutMs),
+        still: async run => await store.runBetweenSteps(run, timeoutMs),
         words: WORDS
       })
     } finally {

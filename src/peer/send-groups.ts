@@ -226,7 +226,7 @@ export class SendGroups {
     }))
     await joinLinks(
       wanted,
-      { deadline, still: async run => await store.standStill(run, deadline.timeoutMs) },
+      { deadline, still: async run => await store.runBetweenSteps(run, deadline.timeoutMs) },
       group.links
     )
   }
@@ -255,7 +255,7 @@ export class SendGroups {
     }
     // First: what spins on a card may keep this engine from standing still.
     for (const link of group.links) link.abort(reason)
-    if (group.links.some(link => link.onGpus)) await this.#held.store.standStill(end, END_MS).catch(end)
+    if (group.links.some(link => link.onGpus)) await this.#held.store.runBetweenSteps(end, END_MS).catch(end)
     else await end()
     for (const watch of group.watches) watch.close()
     await group.stores?.close()

@@ -1,7 +1,7 @@
 import { errorMessage, RefitError } from '../errors.ts'
 import { cutCheckpoint, layOutCheckpoint } from '../model/checkpoint-layout.ts'
 import { bytesOf } from '../native/dtypes.ts'
-import { fill } from '../weights/sharing.ts'
+import { overwriteWeights } from '../weights/exclusive-access.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
 import { allOf } from './all-of.ts'
@@ -41,7 +41,7 @@ async function receiveParameters (
 ): Promise<WriteReport> {
   const { addon, core, table, dtype } = store
   const started = performance.now()
-  await fill(store, async () => {
+  await overwriteWeights(store, async () => {
     await allOf(
       links.map(async (link, rank) => {
         await addon.groupParams(link.handle, core, rank, 0, timeoutMs)
@@ -123,7 +123,7 @@ async function receiveTensors (
   } catch (error) {
     // What has come has not been compared.
     if (store.epoch !== epoch) {
-      store.ledger.toreAll(
+      store.ledger.markAllTorn(
         `they were filled from another engine: ${errorMessage(error)}`
       )
     }

@@ -2,7 +2,7 @@ import { cutCheckpoint, layOutCheckpoint, longestPiece } from '../model/checkpoi
 import { bytesOf } from '../native/dtypes.ts'
 import { checksums } from '../weights/checksum.ts'
 import { gatherRows } from '../weights/gather.ts'
-import { share } from '../weights/sharing.ts'
+import { readWeightsInTurn } from '../weights/exclusive-access.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
 import { allOf } from './all-of.ts'
 import { leave, meet } from './remote-link.ts'
@@ -51,7 +51,7 @@ export async function sendWeights (
     await leave(links, timeoutMs)
     return bytes
   }
-  return await share(store, async still => {
+  return await readWeightsInTurn(store, async still => {
     const started = performance.now()
     const { epoch, weightVersion: version } = store
     const bytes = links.some(({ backend }) => backend === 'nccl') ? await still(send) : await send()

@@ -139,7 +139,7 @@ export class BroadcastStream implements WeightStream {
     await this.#turn(false)
     if (this.hasEnded) return
     if (this.#group.needsGate) {
-      await this.#group.standStill(async () => {
+      await this.#group.runBetweenSteps(async () => {
         await this.drop(false)
       })
     } else await this.drop(false)

@@ -17,7 +17,7 @@ export async function receiveBytes (group: WeightGroup, bytes: number, of: strin
     await receipt.next()
   }
   try {
-    await (group.needsGate ? group.standStill(take) : take())
+    await (group.needsGate ? group.runBetweenSteps(take) : take())
     return read
   } finally {
     await receipt.close()

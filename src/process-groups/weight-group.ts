@@ -313,8 +313,8 @@ export class WeightGroup {
   }
 
   /** With the gate shut. */
-  async standStill (run: () => Promise<void>): Promise<void> {
-    await this.#options.host.standStill(run, this.#options.timeoutMs)
+  async runBetweenSteps (run: () => Promise<void>): Promise<void> {
+    await this.#options.host.runBetweenSteps(run, this.#options.timeoutMs)
   }
 
   /** It cannot stay in step. */
@@ -352,7 +352,7 @@ export class WeightGroup {
   async #stand (timeoutMs: number): Promise<void> {
     const { host } = this.#options
     const stand = async (run: () => Promise<void>): Promise<void> =>
-      this.needsGate ? await host.standStill(run, timeoutMs) : await run()
+      this.needsGate ? await host.runBetweenSteps(run, timeoutMs) : await run()
     try {
       await this.ready()
       await stand(async () => {
@@ -414,7 +414,7 @@ export class WeightGroup {
       await host.native.endGroup(this.handle, abort)
     }
     // Where the engine has ended there is no gate any more, and nothing that could stand in the way.
-    this.#ending = (this.needsGate ? host.standStill(end, GATE_MS).catch(end) : end()).catch(() => {})
+    this.#ending = (this.needsGate ? host.runBetweenSteps(end, GATE_MS).catch(end) : end()).catch(() => {})
   }
 }
 

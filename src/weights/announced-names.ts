@@ -1,10 +1,10 @@
 import type { ModelTable } from '../model/architecture.ts'
 import { engineTensors } from '../model/engine-names.ts'
-import type { Coverage } from './coverage.ts'
+import type { CoveredNames } from './covered-names.ts'
 import type { WeightSource } from '../contract/weight-source.ts'
 
 /** The model's names of all that a source announces; what the model does not know is left out. */
-export function announcedNames (table: ModelTable, coverage: Coverage, source: WeightSource): Set<string> {
+export function announcedNames (table: ModelTable, coverage: CoveredNames, source: WeightSource): Set<string> {
   const names = new Set<string>()
   const isEngine = source.kind === 'stored' && source.layout === 'engine'
   const tensors = isEngine ? engineTensors(table) : table.tensors

@@ -1,6 +1,6 @@
 import { RefitError } from '../errors.ts'
 import { RECT_FIELDS } from '../native/write-layout.ts'
-import type { Rect, TensorPlan } from '../model/architecture.ts'
+import type { Rect, TensorEntry } from '../model/architecture.ts'
 import type { TensorChecksum } from '../contract/rollout-engine.ts'
 import type { WeightStore } from './weight-store.ts'
 import { packRects } from './plan.ts'
@@ -26,12 +26,14 @@ export async function checksums (
   for (const plan of plans) {
     const shares = sums.subarray(next, next += plan.rects.length)
     tensors.push({ name: plan.name, checksum: hex(total(plan, shares, torn.has(plan.name))) })
-    for (const [rank, share] of perRank(plan, shares)) ranks[rank]!.push({ name: plan.name, checksum: hex(share) })
+    for (const [rank, readWeightsInTurn] of perRank(plan, shares)) {
+      ranks[rank]!.push({ name: plan.name, checksum: hex(readWeightsInTurn) })
+    }
   }
   return { tensors, ranks }
 }
 
-function total (plan: TensorPlan, shares: BigUint64Array, torn: boolean): bigint {
+function total (plan: TensorEntry, shares: BigUint64Array, torn: boolean): bigint {
   const seen = new Map<string, bigint>()
   let sum = 0n
   for (const [index, rect] of plan.rects.entries()) {
@@ -47,7 +49,7 @@ function total (plan: TensorPlan, shares: BigUint64Array, torn: boolean): bigint
   return BigInt.asUintN(64, sum)
 }
 
-function perRank (plan: TensorPlan, shares: BigUint64Array): Map<number, bigint> {
+function perRank (plan: TensorEntry, shares: BigUint64Array): Map<number, bigint> {
   const sums = new Map<number, bigint>()
   for (const [index, rect] of plan.rects.entries()) {
     sums.set(

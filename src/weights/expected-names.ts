@@ -1,6 +1,6 @@
 import { RefitError } from '../errors.ts'
 import type { ModelTable } from '../model/architecture.ts'
-import type { Coverage } from './coverage.ts'
+import type { CoveredNames } from './covered-names.ts'
 import { missingNames } from './plan.ts'
 
 const SHOWN_NAMES = 5
@@ -11,7 +11,7 @@ const SHOWN_NAMES = 5
  */
 export function expectedNames (
   table: ModelTable,
-  coverage: Coverage,
+  coverage: CoveredNames,
   expected: readonly string[] | 'all' | undefined
 ): ReadonlySet<string> | null {
   if (expected === undefined) return null
@@ -25,10 +25,10 @@ export function expectedNames (
     else if (!table.ignored(name)) unknown.push(given)
   }
   if (unknown.length === 0) return names
-  const shown = unknown.slice(0, SHOWN_NAMES).map(name => `"${name}"`).join(', ')
+  const listNames = unknown.slice(0, SHOWN_NAMES).map(name => `"${name}"`).join(', ')
   throw new RefitError(
     'WEIGHTS_UNKNOWN_NAME',
-    `the model has no tensor ${shown}${
+    `the model has no tensor ${listNames}${
       unknown.length > SHOWN_NAMES ? ` and ${unknown.length - SHOWN_NAMES} more` : ''
     }, so that none can be expected`,
     { param: 'expected' }

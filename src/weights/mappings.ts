@@ -1,7 +1,7 @@
 import type { NativeAddon } from '../native/addon.ts'
 import type { MappingCounts } from '../contract/rollout-engine.ts'
 
-interface Due {
+interface PendingClose {
   done: Promise<void>
   resolve: () => void
   reject: (error: unknown) => void
@@ -10,11 +10,11 @@ interface Due {
 /** Memory of cards that writes map: what is kept is closed while the gate is shut, by whoever shuts it next. */
 export class Mappings {
   readonly counts: MappingCounts = { opened: 0, closed: 0 }
-  readonly #due = new Map<string, Due>()
+  readonly #pending = new Map<string, PendingClose>()
   #warning: string | undefined
 
   /** The addon, with what its writes open and close counted. */
-  watch (addon: NativeAddon): NativeAddon {
+  countWrites (addon: NativeAddon): NativeAddon {
     return {
       ...addon,
       // Not async: what is refused at once is thrown at once.
@@ -35,19 +35,19 @@ export class Mappings {
     return warning
   }
 
-  /** Resolves once what is kept under the name has been closed by `closeDue`. */
-  async due (name: string): Promise<void> {
-    let due = this.#due.get(name)
-    if (due === undefined) {
-      this.#due.set(name, due = makeDue())
+  /** Resolves once what is kept under the name has been closed by `closePending`. */
+  async awaitClose (name: string): Promise<void> {
+    let awaitClose = this.#pending.get(name)
+    if (awaitClose === undefined) {
+      this.#pending.set(name, awaitClose = pendingClose())
     }
-    await due.done
+    await awaitClose.done
   }
 
   /** Gate shut. Never throws: who waits for a name is told. */
-  async closeDue (addon: NativeAddon, core: number): Promise<void> {
-    for (const [name, { resolve, reject }] of [...this.#due]) {
-      this.#due.delete(name)
+  async closePending (addon: NativeAddon, core: number): Promise<void> {
+    for (const [name, { resolve, reject }] of [...this.#pending]) {
+      this.#pending.delete(name)
       try {
         this.counts.closed += await addon.closeMappings(core, name)
         resolve()
@@ -58,8 +58,8 @@ export class Mappings {
   }
 }
 
-function makeDue (): Due {
-  let settle: Omit<Due, 'done'> | undefined
+function pendingClose (): PendingClose {
+  let settle: Omit<PendingClose, 'done'> | undefined
   const done = new Promise<void>((resolve, reject) => {
     settle = { resolve, reject }
   })

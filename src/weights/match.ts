@@ -1,12 +1,12 @@
 import { RefitError } from '../errors.ts'
-import type { ModelTable, TensorPlan } from '../model/architecture.ts'
+import type { ModelTable, TensorEntry } from '../model/architecture.ts'
 import { engineTensors } from '../model/engine-names.ts'
-import type { Coverage } from './coverage.ts'
+import type { CoveredNames } from './covered-names.ts'
 import type { AnnouncedTensor, WeightSource } from '../contract/weight-source.ts'
 
 /** A tensor of a source that the model has a place for, and the ranks that take their part from it (null: all). */
-export interface Brought {
-  plan: TensorPlan
+export interface MatchedTensor {
+  plan: TensorEntry
   tensor: AnnouncedTensor
   ranks: ReadonlySet<number> | null
 }
@@ -19,13 +19,13 @@ export interface Brought {
  */
 export function matchTensors (
   table: ModelTable,
-  coverage: Coverage,
+  coverage: CoveredNames,
   source: WeightSource,
   strictNames: boolean
-): { brought: Brought[], ignored: string[] } {
+): { matched: MatchedTensor[], ignored: string[] } {
   const ignored = new Set<string>()
   const unknown = new Set<string>()
-  const found = new Map<TensorPlan, AnnouncedTensor[]>()
+  const found = new Map<TensorEntry, AnnouncedTensor[]>()
   const isEngine = source.kind === 'stored' && source.layout === 'engine'
   const tensors = isEngine ? engineTensors(table) : table.tensors
   for (const tensor of source.tensors) {
@@ -42,20 +42,20 @@ export function matchTensors (
   }
   if (unknown.size > 0) throw unknownNames([...unknown], tensors)
   checkCovered(found, coverage)
-  const brought: Brought[] = []
+  const matched: MatchedTensor[] = []
   for (const [plan, own] of found) {
     const first = own[0]!
     if (own.length === 1 && (first.ranks === undefined || !isEngine)) {
-      brought.push({ plan, tensor: first, ranks: null })
-    } else {for (const [tensor, ranks] of shareOut(plan, own, table.ranks, isEngine)) {
-        brought.push({ plan, tensor, ranks })
+      matched.push({ plan, tensor: first, ranks: null })
+    } else {for (const [tensor, ranks] of assignRanks(plan, own, table.ranks, isEngine)) {
+        matched.push({ plan, tensor, ranks })
       }}
   }
-  return { brought, ignored: [...ignored] }
+  return { matched, ignored: [...ignored] }
 }
 
 /** No weight may come in two tensors: once as its own and once inside another. */
-function checkCovered (found: ReadonlyMap<TensorPlan, AnnouncedTensor[]>, coverage: Coverage): void {
+function checkCovered (found: ReadonlyMap<TensorEntry, AnnouncedTensor[]>, coverage: CoveredNames): void {
   // Of tensors that stand for themselves alone each is another weight.
   let alternative = false
   for (const plan of found.keys()) alternative ||= plan.alternative
@@ -64,15 +64,15 @@ function checkCovered (found: ReadonlyMap<TensorPlan, AnnouncedTensor[]>, covera
   for (const [plan, own] of found) {
     for (const weight of coverage.names(plan)) {
       const twin = covered.get(weight)
-      if (twin !== undefined) throw broughtTwice(weight, twin, own[0]!)
+      if (twin !== undefined) throw sentTwice(weight, twin, own[0]!)
       covered.set(weight, own[0]!)
     }
   }
 }
 
 /** Which ranks take from which of the tensors that bring the same. */
-function shareOut (
-  plan: TensorPlan,
+function assignRanks (
+  plan: TensorEntry,
   tensors: AnnouncedTensor[],
   ranks: number,
   ownOnly: boolean
@@ -81,7 +81,7 @@ function shareOut (
   const owners: AnnouncedTensor[] = []
   for (const tensor of tensors) {
     for (const rank of tensor.ranks ?? Array.from({ length: ranks }, (_, rank) => rank)) {
-      if (owners[rank] !== undefined) throw broughtTwice(plan.name, owners[rank], tensor)
+      if (owners[rank] !== undefined) throw sentTwice(plan.name, owners[rank], tensor)
       owners[rank] = tensor
     }
   }
@@ -96,14 +96,14 @@ function shareOut (
       )
     }
     const tensor = owner ?? first
-    const share = shares.get(tensor)
-    if (share === undefined) shares.set(tensor, new Set([rank]))
-    else share.add(rank)
+    const readWeightsInTurn = shares.get(tensor)
+    if (readWeightsInTurn === undefined) shares.set(tensor, new Set([rank]))
+    else readWeightsInTurn.add(rank)
   }
   return shares
 }
 
-function checkShape (tensor: AnnouncedTensor, plan: TensorPlan): void {
+function checkShape (tensor: AnnouncedTensor, plan: TensorEntry): void {
   const same = tensor.shape.length === plan.shape.length &&
     tensor.shape.every((size, axis) => size === plan.shape[axis])
   if (same) return
@@ -114,7 +114,7 @@ function checkShape (tensor: AnnouncedTensor, plan: TensorPlan): void {
   )
 }
 
-function broughtTwice (weight: string, one: AnnouncedTensor, other: AnnouncedTensor): RefitError {
+function sentTwice (weight: string, one: AnnouncedTensor, other: AnnouncedTensor): RefitError {
   return new RefitError(
     'WEIGHTS_MISMATCH',
     `tensors "${one.name}" and "${other.name}" both bring ${weight}: bring each weight once`,
@@ -122,13 +122,13 @@ function broughtTwice (weight: string, one: AnnouncedTensor, other: AnnouncedTen
   )
 }
 
-function unknownNames (unknown: string[], tensors: ReadonlyMap<string, TensorPlan>): RefitError {
-  const shown = unknown.slice(0, 5).map(name => `"${name}"`).join(', ')
+function unknownNames (unknown: string[], tensors: ReadonlyMap<string, TensorEntry>): RefitError {
+  const listNames = unknown.slice(0, 5).map(name => `"${name}"`).join(', ')
   const more = unknown.length > 5 ? ` and ${unknown.length - 5} more` : ''
   const example = tensors.keys().next().value
   return new RefitError(
     'WEIGHTS_UNKNOWN_NAME',
-    `the model has no tensor ${shown}${more}; its names look like "${example}"`,
+    `the model has no tensor ${listNames}${more}; its names look like "${example}"`,
     { param: unknown[0]! }
   )
 }

@@ -46,7 +46,7 @@ export async function releaseMemory (
   const gate = await context.shut()
   let bytes = 0
   try {
-    demandNoHolders(tags, gate.holders)
+    requireNoHolders(tags, gate.holders)
     for (const tag of tags) bytes += await release(context, tag)
   } finally {
     // What stood in the KV cache is gone, and nothing may find it.
@@ -99,7 +99,7 @@ function chosen (
   return all.filter(fits)
 }
 
-function demandNoHolders (tags: readonly MemoryTag[], holders: number): void {
+function requireNoHolders (tags: readonly MemoryTag[], holders: number): void {
   if (holders === 0 || !tags.includes('kv_cache')) return
   throw new RefitError(
     'CONFLICT',
@@ -115,22 +115,22 @@ async function release (
 ): Promise<number> {
   const keep = tag === 'weights' && keepWeights
   if (keep) {
-    demandMemory(
+    requireMemory(
       weightBytes,
       available.forCopies(),
       'a copy of the weights (--enable-weights-cpu-backup, or sleep at level 1). Nothing has changed'
     )
   }
   // From here on no read begins.
-  ledger.slept(tag, 0)
+  ledger.markReleased(tag, 0)
   if (tag === 'weights') await readers.idle()
   try {
     const bytes = await addon.release(core, MEMORY_TAGS[tag], keep)
-    ledger.slept(tag, bytes)
+    ledger.markReleased(tag, bytes)
     return bytes
   } catch (error) {
     const nothingChanged = codeOf(error) === 'NO_MEMORY'
-    ledger.woke(tag, nothingChanged)
+    ledger.markResumed(tag, nothingChanged)
     // Half gone, perhaps: of the weights then nothing may be relied on.
     if (!nothingChanged) throw error
     throw new RefitError(
@@ -150,14 +150,14 @@ async function resume (
   const bytes = ledger.released[tag]!
   // Asked for before it is touched: a system that has not enough ends processes instead of refusing.
   if (tag === 'weights' && available.forWeights !== null) {
-    demandMemory(
+    requireMemory(
       weightBytes,
       available.forWeights(),
       'the weights. They stay released; free memory and try again'
     )
   }
   try {
-    ledger.woke(tag, await addon.resume(core, MEMORY_TAGS[tag]))
+    ledger.markResumed(tag, await addon.resume(core, MEMORY_TAGS[tag]))
     return bytes
   } catch (error) {
     if (codeOf(error) !== 'NO_MEMORY') throw error
@@ -169,7 +169,7 @@ async function resume (
   }
 }
 
-function demandMemory (needed: number, available: number, what: string): void {
+function requireMemory (needed: number, available: number, what: string): void {
   if (needed <= available) return
   throw new RefitError(
     'NO_MEMORY',

@@ -1,7 +1,7 @@
 import { errorMessage, RefitError } from '../errors.ts'
 import { bytesOf, DTYPES } from '../native/dtypes.ts'
 import type { ElementPatch } from '../native/deltas.ts'
-import type { TensorPlan } from '../model/architecture.ts'
+import type { TensorEntry } from '../model/architecture.ts'
 import { cutCheckpoint } from '../model/checkpoint-layout.ts'
 import type { CheckpointPiece, LaidTensor } from '../model/checkpoint-layout.ts'
 import { gatherRows } from './gather.ts'
@@ -48,7 +48,7 @@ export function patchSource (
     const announced = { name: tensor.name, dtype, shape: tensor.shape, source: 0, offset: end }
     // What the model does not have is refused, or left out, where all that is announced is.
     if (plan === undefined) return announced
-    if (torn !== null) demandWhole(store, plan, torn)
+    if (torn !== null) requireWhole(store, plan, torn)
     laid.push({ plan, offset: end, patches: patches.get(tensor.name) ?? [] })
     end += plan.rows * plan.cols * bytesOf(dtype)
     return announced
@@ -78,7 +78,7 @@ class PatchStream implements WeightStream {
   changed = 0
   readonly #store: WeightStore
   readonly #tensors: readonly PatchedTensor[]
-  readonly #patchesOf: ReadonlyMap<TensorPlan, readonly ElementPatch[]>
+  readonly #patchesOf: ReadonlyMap<TensorEntry, readonly ElementPatch[]>
   readonly #pieces: Generator<CheckpointPiece>
   readonly #buffers: Uint8Array[] = []
   #turn = 0
@@ -132,7 +132,7 @@ class PatchStream implements WeightStream {
   }
 }
 
-function demandWhole ({ ledger, coverage }: WeightStore, plan: TensorPlan, torn: ReadonlySet<string>): void {
+function requireWhole ({ ledger, coverage }: WeightStore, plan: TensorEntry, torn: ReadonlySet<string>): void {
   const name = coverage.names(plan).find(name => torn.has(name))
   if (name === undefined) return
   throw new RefitError(

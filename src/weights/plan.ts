@@ -1,17 +1,17 @@
 import { DTYPES, bytesOf } from '../native/dtypes.ts'
 import { RECT, RECT_FIELDS, TENSOR, TENSOR_FIELDS } from '../native/write-layout.ts'
 import type { NativeSource, WriteJob } from '../native/write-job.ts'
-import type { ModelTable, Rect, TensorPlan } from '../model/architecture.ts'
-import type { Coverage } from './coverage.ts'
+import type { ModelTable, Rect, TensorEntry } from '../model/architecture.ts'
+import type { CoveredNames } from './covered-names.ts'
 import { matchTensors } from './match.ts'
-import type { Brought } from './match.ts'
+import type { MatchedTensor } from './match.ts'
 import type { AnnouncedTensor, TensorPart, WeightSource } from '../contract/weight-source.ts'
 
 /** Everything about one write that can be known before its first byte. */
 export interface WritePlan {
   job: WriteJob
   /** The table's entry of each tensor of the job, in the job's order. One that comes in parts, or apart for some ranks, stands several times. */
-  tensors: TensorPlan[]
+  tensors: TensorEntry[]
   /** Which of the source's tensors each of them is. */
   indices: Int32Array
   /** How many entries of the table those are. */
@@ -31,14 +31,14 @@ export interface WritePlan {
  */
 export function planWrite (
   table: ModelTable,
-  coverage: Coverage,
+  coverage: CoveredNames,
   source: WeightSource,
   strictNames: boolean
 ): WritePlan {
-  const { brought, ignored } = matchTensors(table, coverage, source, strictNames)
+  const { matched, ignored } = matchTensors(table, coverage, source, strictNames)
   const names = new Set<string>()
-  for (const { plan } of brought) for (const name of coverage.names(plan)) names.add(name)
-  return { ...layOut(source, brought), count: new Set(brought.map(({ plan }) => plan)).size, names, ignored }
+  for (const { plan } of matched) for (const name of coverage.names(plan)) names.add(name)
+  return { ...layOut(source, matched), count: new Set(matched.map(({ plan }) => plan)).size, names, ignored }
 }
 
 /** Names of the table (alternative spellings aside) that are not in `written`. */
@@ -50,14 +50,14 @@ export function missingNames (table: ModelTable, written: ReadonlySet<string>): 
 
 /** One matrix of the job: where it lies in its source and which rectangles it fills. */
 interface Piece {
-  plan: TensorPlan
+  plan: TensorEntry
   tensor: AnnouncedTensor
   part: TensorPart
   rects: Rect[]
 }
 
-function layOut (source: WeightSource, brought: Brought[]): Omit<WritePlan, 'count' | 'names' | 'ignored'> {
-  const pieces = brought.flatMap(piecesOf)
+function layOut (source: WeightSource, matched: MatchedTensor[]): Omit<WritePlan, 'count' | 'names' | 'ignored'> {
+  const pieces = matched.flatMap(piecesOf)
   const tensors = new Float64Array(pieces.length * TENSOR_FIELDS)
   const rects = new Float64Array(pieces.reduce((sum, piece) => sum + piece.rects.length, 0) * RECT_FIELDS)
   const places = new Map(source.tensors.map((tensor, place) => [tensor, place]))
@@ -86,7 +86,7 @@ function layOut (source: WeightSource, brought: Brought[]): Omit<WritePlan, 'cou
   }
 }
 
-function piecesOf ({ plan, tensor, ranks }: Brought): Piece[] {
+function piecesOf ({ plan, tensor, ranks }: MatchedTensor): Piece[] {
   const rects = ranks === null ? plan.rects : plan.rects.filter(({ rank }) => ranks.has(rank))
   if (tensor.parts === undefined) {
     const { rows, cols } = plan

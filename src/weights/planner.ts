@@ -1,6 +1,6 @@
 import { TENSOR, TENSOR_FIELDS } from '../native/write-layout.ts'
 import type { ModelTable } from '../model/architecture.ts'
-import type { Coverage } from './coverage.ts'
+import type { CoveredNames } from './covered-names.ts'
 import { memoryOf, planWrite } from './plan.ts'
 import type { WritePlan } from './plan.ts'
 import type { AnnouncedTensor, WeightSource } from '../contract/weight-source.ts'
@@ -19,12 +19,12 @@ const MAX_TENSORS = 200_000
  */
 export class Planner {
   readonly #table: ModelTable
-  readonly #coverage: Coverage
+  readonly #coverage: CoveredNames
   /** By what tells most lists apart; the one that was used last comes last. */
   readonly #known = new Map<string, Known>()
   #count = 0
 
-  constructor (table: ModelTable, coverage: Coverage) {
+  constructor (table: ModelTable, coverage: CoveredNames) {
     this.#table = table
     this.#coverage = coverage
   }

@@ -18,7 +18,7 @@ export function asleepReason (tags: readonly MemoryTag[]): string {
 }
 
 /** Throws unless the engine may generate in this state. */
-export function demandAwake (state: WeightState): void {
+export function requireServing (state: WeightState): void {
   if (state.state === 'torn') throw new RefitError('ENGINE_TORN', tornReason(state))
   if (state.state === 'asleep') throw new RefitError('ENGINE_ASLEEP', asleepReason(state.tags))
 }

@@ -2,26 +2,26 @@ import { RefitError } from '../errors.ts'
 import type { UpdateOptions, WeightUpdate } from '../contract/rollout-engine.ts'
 import type { Progress } from './scatter.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
-import type { Transaction } from './transaction.ts'
+import type { WeightTransaction } from './transaction.ts'
 
 /** An update that belongs to a transaction: its writes queue there with those of others, and what its commit asks for waits for the end. */
 export class TransactionUpdate implements WeightUpdate {
-  readonly #transaction: Transaction
+  readonly #transaction: WeightTransaction
   readonly #options: UpdateOptions
   #ended = false
 
-  constructor (transaction: Transaction, options: UpdateOptions) {
+  constructor (transaction: WeightTransaction, options: UpdateOptions) {
     this.#transaction = transaction
     this.#options = options
   }
 
   async write (source: WeightSource, progress?: Progress): Promise<WriteReport> {
-    this.#demandLive()
+    this.#requireLive()
     return await this.#transaction.write(source, this.#options, progress)
   }
 
   async commit ({ version, flushCache, requireAll }: Parameters<WeightUpdate['commit']>[0]): Promise<void> {
-    this.#demandLive()
+    this.#requireLive()
     this.#transaction.defer(version, flushCache, requireAll)
     this.#ended = true
   }
@@ -31,7 +31,7 @@ export class TransactionUpdate implements WeightUpdate {
     this.#ended = true
   }
 
-  #demandLive (): void {
+  #requireLive (): void {
     if (this.#ended) throw new RefitError('CONFLICT', 'this update has ended')
   }
 }

@@ -12,8 +12,8 @@ import type { Progress } from './scatter.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { TransactionDeadline } from './transaction-deadline.ts'
 import { TransactionUpdate } from './transaction-update.ts'
-import { incomplete, notBrought } from './transaction-words.ts'
-import { Turnstile } from './turnstile.ts'
+import { incompleteTransaction, missingTensors } from './transaction-messages.ts'
+import { ExclusiveSection } from './exclusive-section.ts'
 import { Update } from './update.ts'
 import type { UpdateContext } from './update.ts'
 import type { WeightStore } from './weight-store.ts'
@@ -40,12 +40,12 @@ type End = Pick<TransactionStatus, 'state' | 'outcome' | 'reason'>
  * Many writes as one: it holds the turn of one update from its opening on, and the gate from its first write on, until commit or
  * abort. Writes queue inside; a commit queues with them, an abort passes those that wait.
  */
-export class Transaction {
+export class WeightTransaction {
   readonly id: string
   readonly #context: TransactionContext
   readonly #writes: UpdateContext
   readonly #update: Update
-  readonly #inside = new Turnstile(QUEUED_WRITES)
+  readonly #inside = new ExclusiveSection(QUEUED_WRITES)
   readonly #giveUp = new AbortController()
   readonly #deadline: TransactionDeadline
   readonly #openedAt: number
@@ -147,7 +147,7 @@ export class Transaction {
     { abortAllRequests = false, strictNames = true }: UpdateOptions,
     progress?: Progress
   ): Promise<WriteReport> {
-    this.#demandOpen()
+    this.#requireOpen()
     return await this.#deadline.call(async () => {
       const { store } = this.#context
       const names = announcedNames(store.table, store.coverage, source)
@@ -155,7 +155,7 @@ export class Transaction {
         // Streams are written as they come, those of several connections beside one another.
         const leave = await this.#inside.enter(this.#deadline.msLeft, source.kind === 'streamed' ? names : null)
         try {
-          this.#demandOpen()
+          this.#requireOpen()
           this.#abortRequests ||= abortAllRequests
           this.#writes.strictNames = strictNames
           const report = await this.#update.write(source, progress)
@@ -179,7 +179,7 @@ export class Transaction {
   }
 
   /** Runs while it holds the gate, between two writes of it; null where it does not, or ends before. */
-  async standStill<T> (run: () => Promise<T>, deadlineMs: number): Promise<{ value: T } | null> {
+  async runBetweenSteps<T> (run: () => Promise<T>, deadlineMs: number): Promise<{ value: T } | null> {
     if (!this.isWriting) return null
     const leave = await this.#inside.enter(deadlineMs).catch((error: unknown) => {
       if (error === this.#refusal) return null
@@ -202,27 +202,27 @@ export class Transaction {
   defer (version?: string, flushCache = this.#count > 0, requireAll = false): void {
     if (requireAll) {
       const missing = missingNames(this.#context.store.table, this.#update.written)
-      if (missing.length > 0) throw notBrought(missing)
+      if (missing.length > 0) throw missingTensors(missing)
     }
     const isCommitted = (this.#last ?? this.#end)?.state === 'committed'
     if (isCommitted && version === undefined) return
     if (isCommitted) throw this.#committed()
-    this.#demandOpen()
+    this.#requireOpen()
     if (version !== undefined) this.#version = version
     this.#flushCache ||= flushCache
   }
 
   async commit ({ version, flushCache }: { version?: string, flushCache?: boolean } = {}): Promise<void> {
     if (this.#last?.state === 'committed') return
-    this.#demandOpen()
+    this.#requireOpen()
     await this.#deadline.call(async () => {
       const leave = await this.#inside.enter(this.#deadline.msLeft)
       try {
         // Whose write has just ended names its label a moment later.
         await turn()
         if (this.#last?.state === 'committed') return
-        this.#demandOpen()
-        this.#demandWhole()
+        this.#requireOpen()
+        this.#requireWhole()
         await this.#settle(async () => {
           const label = version ?? this.#version
           this.#version = label
@@ -265,7 +265,7 @@ export class Transaction {
     if (this.#refusal === null) {
       this.#refusal = new RefitError('TRANSACTION_ENDED', `${this.name} was aborted: ${reason}`)
       this.#deadline.end()
-      this.#inside.turnAway(this.#refusal)
+      this.#inside.refuseWaiting(this.#refusal)
       this.#giveUp.abort(this.#refusal)
     }
     await this.#settle(async () => {
@@ -275,7 +275,7 @@ export class Transaction {
         const { written } = this.#update
         const isWhole = this.#isWhole
         if (written.size > 0 && !isWhole) {
-          this.#context.store.ledger.tore(
+          this.#context.store.ledger.markTorn(
             [],
             written,
             `${this.name} was aborted after ${written.size} tensors of it had been written: ${reason}`
@@ -305,7 +305,7 @@ export class Transaction {
     return expected === null ? missingNames(store.table, written) : [...expected].filter(name => !written.has(name))
   }
 
-  #demandOpen (): void {
+  #requireOpen (): void {
     if (this.#last?.state === 'committed') throw this.#committed()
     if (this.#refusal !== null) throw this.#refusal
   }
@@ -314,10 +314,10 @@ export class Transaction {
     return new RefitError('TRANSACTION_ENDED', `${this.name} was committed`)
   }
 
-  #demandWhole (): void {
+  #requireWhole (): void {
     const missing = this.#context.expected === null && this.#unread === null ? [] : this.#missing()
     if (missing.length + this.#failed.size > 0) {
-      throw incomplete(this.name, {
+      throw incompleteTransaction(this.name, {
         missing: missing.filter(name => !this.#failed.has(name)),
         failed: [...this.#failed],
         unread: this.#unread,

@@ -4,7 +4,7 @@ import { RefitError } from '../errors.ts'
 import type { Clock } from './clock.ts'
 import { expectedNames } from './expected-names.ts'
 import type { Gate } from '../contract/gate.ts'
-import { Transaction } from './transaction.ts'
+import { WeightTransaction } from './transaction.ts'
 import type { TransactionContext } from './transaction.ts'
 import type { WeightStore } from './weight-store.ts'
 
@@ -27,7 +27,7 @@ export interface TransactionsOptions {
 export class Transactions implements WeightTransactions {
   readonly #options: TransactionsOptions
   readonly #ended = new Map<string, TransactionStatus>()
-  #current: Transaction | null = null
+  #current: WeightTransaction | null = null
   #lastScope: TransactionStatus | null = null
 
   constructor (options: TransactionsOptions) {
@@ -58,7 +58,7 @@ export class Transactions implements WeightTransactions {
       }
       if (current !== null) {
         if (!isSameOwner(current, options)) throw current.conflict()
-        let next: Transaction | undefined
+        let next: WeightTransaction | undefined
         await current.handOver('its owner began anew', (gate, leave) => {
           next = this.#begin(options, expected, leave, gate)
         })
@@ -82,7 +82,7 @@ export class Transactions implements WeightTransactions {
   }
 
   /** Throws while one is open. */
-  async demandNone (): Promise<void> {
+  async requireNone (): Promise<void> {
     const current = await this.#settled()
     if (current !== null) throw current.conflict()
   }
@@ -141,8 +141,8 @@ export class Transactions implements WeightTransactions {
   }
 
   /** Runs while the transaction that is open holds the gate, between two writes of it; null where none holds it. */
-  async standStill<T> (run: () => Promise<T>, deadlineMs: number): Promise<{ value: T } | null> {
-    return await this.#current?.standStill(run, deadlineMs) ?? null
+  async runBetweenSteps<T> (run: () => Promise<T>, deadlineMs: number): Promise<{ value: T } | null> {
+    return await this.#current?.runBetweenSteps(run, deadlineMs) ?? null
   }
 
   #begin (
@@ -150,9 +150,9 @@ export class Transactions implements WeightTransactions {
     expected: ReadonlySet<string> | null,
     leave: () => void,
     gate?: Gate
-  ): Transaction {
+  ): WeightTransaction {
     const { store, clock, deadlineMs, shut, opened } = this.#options
-    const transaction = new Transaction({
+    const transaction = new WeightTransaction({
       store,
       clock,
       options: { deadlineMs, ...options },
@@ -169,7 +169,7 @@ export class Transactions implements WeightTransactions {
     return transaction
   }
 
-  #forget ({ status }: Transaction): void {
+  #forget ({ status }: WeightTransaction): void {
     this.#current = null
     this.#ended.set(status.id, status)
     if (status.scope) this.#lastScope = status
@@ -177,7 +177,7 @@ export class Transactions implements WeightTransactions {
   }
 
   /** The one that is open, once no commit or abort of it is under way. */
-  async #settled (): Promise<Transaction | null> {
+  async #settled (): Promise<WeightTransaction | null> {
     while (this.#current?.settling != null) await this.#current.settling
     return this.#current
   }
@@ -191,6 +191,6 @@ function ended ({ owner, state, reason }: TransactionStatus): RefitError {
   )
 }
 
-function isSameOwner (transaction: Transaction, { owner, scope = false }: TransactionOptions): boolean {
+function isSameOwner (transaction: WeightTransaction, { owner, scope = false }: TransactionOptions): boolean {
   return transaction.isScope ? scope : !scope && transaction.owner === owner
 }

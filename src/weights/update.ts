@@ -1,7 +1,7 @@
 import { RefitError } from '../errors.ts'
 import type { WeightUpdate } from '../contract/rollout-engine.ts'
 import type { Gate } from '../contract/gate.ts'
-import { interruptible } from './interruptible.ts'
+import { abortableStream } from './abortable-stream.ts'
 import { patchSource } from './patch-source.ts'
 import { missingNames } from './plan.ts'
 import type { WritePlan } from './plan.ts'
@@ -9,7 +9,7 @@ import { scatterStream } from './scatter-stream.ts'
 import { scatter } from './scatter.ts'
 import type { Progress, ScatterOutcome } from './scatter.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
-import { notBrought } from './transaction-words.ts'
+import { missingTensors } from './transaction-messages.ts'
 import type { WeightStore } from './weight-store.ts'
 
 const SHOWN_NAMES = 100
@@ -72,7 +72,7 @@ export class Update implements WeightUpdate {
     const { ledger } = this.#context.store
     const flushCache = options.flushCache ?? this.#written.size > 0
     try {
-      if (options.requireAll === true) this.#demandAll()
+      if (options.requireAll === true) this.#requireAll()
       if (ledger.torn && options.allowTorn !== true) throw new RefitError('WEIGHTS_TORN', ledger.tornReason!)
       // A label without a write still needs the gate: tokens of one step carry one label. Without either there is nothing to stand still for.
       if (options.version !== undefined || flushCache) await this.#shut()
@@ -107,13 +107,13 @@ export class Update implements WeightUpdate {
       ? undefined
       : signal === undefined
       ? source.stream
-      : interruptible(source.stream, signal)
+      : abortableStream(source.stream, signal)
     const started = performance.now()
     const plan = store.planner.plan(source, strictNames)
     const planned = performance.now()
     await stream?.ready()
     await this.#shut()
-    await store.mappings.closeDue(store.addon, store.core)
+    await store.mappings.closePending(store.addon, store.core)
     // The bytes were announced before this turn came: what has changed since is refused while nothing is written.
     await source.verify()
     const shut = performance.now()
@@ -165,7 +165,7 @@ export class Update implements WeightUpdate {
     const failure = moved ?? outcome.error?.cause ?? outcome.error
     if (failure === undefined) {
       const whole = names(arrived)
-      if (whole.size > 0) ledger.wrote(whole)
+      if (whole.size > 0) ledger.markWritten(whole)
       for (const name of whole) this.#written.add(name)
       return
     }
@@ -186,7 +186,7 @@ export class Update implements WeightUpdate {
     }
     const whole = moved === undefined ? [...names(arrived)] : []
     const rest = [...names(moved === undefined ? outcome.rest : [...plan.tensors.keys()])]
-    ledger.tore(whole, rest, `a write from ${source.transport} failed${at}: ${cause}`)
+    ledger.markTorn(whole, rest, `a write from ${source.transport} failed${at}: ${cause}`)
     for (const name of whole) this.#written.add(name)
     for (const name of rest) this.#written.delete(name)
     // Of a stream, what came last may have been nothing that the model needs.
@@ -200,9 +200,9 @@ export class Update implements WeightUpdate {
     )
   }
 
-  #demandAll (): void {
+  #requireAll (): void {
     const missing = missingNames(this.#context.store.table, this.#written)
-    if (missing.length > 0) throw notBrought(missing)
+    if (missing.length > 0) throw missingTensors(missing)
   }
 
   async #end (flushCache: boolean): Promise<void> {

@@ -79,18 +79,18 @@ export class WeightLedger {
   }
 
   /** All of `names` hold what was sent. */
-  wrote (names: Iterable<string>): void {
+  markWritten (names: Iterable<string>): void {
     this.#epoch++
     for (const name of names) this.#heal(name)
   }
 
   /** The same for every tensor. */
-  wroteAll (): void {
-    this.wrote(this.#names)
+  markAllWritten (): void {
+    this.markWritten(this.#names)
   }
 
   /** A write ended in its middle: `whole` arrived, `rest` did not (old, new or mixed bytes: nobody may rely on them). */
-  tore (whole: Iterable<string>, rest: Iterable<string>, reason: string): void {
+  markTorn (whole: Iterable<string>, rest: Iterable<string>, reason: string): void {
     this.#epoch++
     for (const name of whole) this.#heal(name)
     for (const name of rest) this.#torn.add(name)
@@ -98,19 +98,19 @@ export class WeightLedger {
   }
 
   /** The same for every tensor. */
-  toreAll (reason: string): void {
-    this.tore([], this.#names, reason)
+  markAllTorn (reason: string): void {
+    this.markTorn([], this.#names, reason)
   }
 
   /** The memory behind a tag is gone, or about to go. */
-  slept (tag: MemoryTag, bytes: number): void {
+  markReleased (tag: MemoryTag, bytes: number): void {
     this.#released.set(tag, bytes)
   }
 
   /** It is back. `kept`: with the bytes that it had. */
-  woke (tag: MemoryTag, kept: boolean): void {
+  markResumed (tag: MemoryTag, kept: boolean): void {
     this.#released.delete(tag)
-    if (tag === 'weights' && !kept) this.toreAll('their memory was released and came back empty')
+    if (tag === 'weights' && !kept) this.markAllTorn('their memory was released and came back empty')
   }
 
   /** Moves the label; allowed while torn (a trainer may label before it repeats), never by a failed write. */

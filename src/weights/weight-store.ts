@@ -15,20 +15,20 @@ import type { WeightCoverage } from '../contract/weight-transactions.ts'
 import type { Clock } from './clock.ts'
 import { systemClock } from './clock.ts'
 import type { Gate, GateKeeper } from '../contract/gate.ts'
-import { Coverage } from './coverage.ts'
+import { CoveredNames } from './covered-names.ts'
 import { guardedAddon } from '../native/guarded-addon.ts'
 import { releaseMemory, resumeMemory } from './memory.ts'
 import { Mappings } from './mappings.ts'
 import { matchTensors } from './match.ts'
 import { Planner } from './planner.ts'
 import { Readers } from './readers.ts'
-import { standStill } from './stand-still.ts'
+import { runBetweenSteps } from './between-steps.ts'
 import { WeightLedger } from './weight-state.ts'
 import { Transactions } from './transactions.ts'
-import { Turnstile } from './turnstile.ts'
+import { ExclusiveSection } from './exclusive-section.ts'
 import { Update } from './update.ts'
 import { checksums } from './checksum.ts'
-import { readTensor } from './read-tensor.ts'
+import { gatherTensor } from './gather-tensor.ts'
 
 export interface WeightStoreOptions {
   addon: NativeAddon
@@ -60,7 +60,7 @@ const DEADLINE_MS = 30 * 60_000
 const PATCH_BYTES = 64 << 20
 const SHOWN_NAMES = 100
 /** What those get who wait for their turn when a transaction opens. */
-const LOOK_AGAIN = new Error('a weight transaction has opened')
+const RETRY = new Error('a weight transaction has opened')
 
 /** The weights of one engine: who may write them when, what they are labelled, what is torn. Lives on the main thread. */
 export class WeightStore {
@@ -71,14 +71,14 @@ export class WeightStore {
   /** Tells these weights from those of all other engines. */
   readonly id = randomUUID()
   readonly ledger: WeightLedger
-  readonly coverage: Coverage
+  readonly coverage: CoveredNames
   readonly planner: Planner
   readonly patchBytes: number
   readonly mappings = new Mappings()
   readonly readers = new Readers()
   readonly transactions: Transactions
   readonly #gates: GateKeeper
-  readonly #turnstile = new Turnstile(QUEUED_UPDATES)
+  readonly #updates = new ExclusiveSection(QUEUED_UPDATES)
   readonly #deadlineMs: number
   #isPaused = false
   /** From which epoch on it is counted which tensors are brought. */
@@ -86,7 +86,7 @@ export class WeightStore {
   readonly #memory: Pick<WeightStoreOptions, 'keepWeights' | 'onHost' | 'releasable'> & { availableBytes: () => number }
 
   constructor (options: WeightStoreOptions) {
-    this.addon = this.mappings.watch(guardedAddon(options.addon, message => {
+    this.addon = this.mappings.countWrites(guardedAddon(options.addon, message => {
       options.gates.lost(message)
     }))
     this.#memory = { ...options, availableBytes: options.availableBytes ?? (() => process.availableMemory()) }
@@ -95,7 +95,7 @@ export class WeightStore {
     this.dtype = options.dtype
     this.#gates = options.gates
     this.#deadlineMs = options.deadlineMs ?? DEADLINE_MS
-    this.coverage = new Coverage(options.table)
+    this.coverage = new CoveredNames(options.table)
     this.planner = new Planner(options.table, this.coverage)
     this.patchBytes = options.patchBytes ?? PATCH_BYTES
     const names = [...options.table.tensors.values()].filter(plan => !plan.alternative).map(plan => plan.name)
@@ -106,12 +106,12 @@ export class WeightStore {
       deadlineMs: this.#deadlineMs,
       enter: async deadlineMs => {
         const leave = await this.#enter(deadlineMs)
-        if (leave !== null) this.#demandAwake(leave)
+        if (leave !== null) this.#requireWeightMemory(leave)
         return leave
       },
       opened: () => {
         if (!this.#isPaused) this.#mark = { epoch: this.epoch, since: 'transaction' }
-        this.#turnstile.turnAway(LOOK_AGAIN)
+        this.#updates.refuseWaiting(RETRY)
       },
       shut: async ({ abort, deadlineMs, signal }) => await this.#shut(abort, deadlineMs, signal)
     })
@@ -141,7 +141,7 @@ export class WeightStore {
       if (this.transactions.currentId !== null) continue
       const leave = await this.#enter(left())
       if (leave === null) continue
-      this.#demandAwake(leave)
+      this.#requireWeightMemory(leave)
       return new Update({
         store: this,
         strictNames: options.strictNames ?? true,
@@ -175,7 +175,7 @@ export class WeightStore {
 
   async readTensor (name: string, maxRows?: number): Promise<{ shape: number[], values: Float32Array }> {
     if (this.ledger.isReleased('weights')) throw asleep('read')
-    return await this.readers.read(async () => await readTensor(this, name, maxRows))
+    return await this.readers.read(async () => await gatherTensor(this, name, maxRows))
   }
 
   async checksums (): Promise<{ tensors: TensorChecksum[], ranks: TensorChecksum[][] }> {
@@ -199,10 +199,10 @@ export class WeightStore {
    * waits for its turn goes on waiting; while a transaction has the gate, between two of its writes.
    */
   async closeMappings (name: string): Promise<void> {
-    const closed = this.mappings.due(name)
+    const closed = this.mappings.awaitClose(name)
     // An update that has the gate closes them too.
-    const turn = this.standStill(async () => {
-      await this.mappings.closeDue(this.addon, this.core)
+    const turn = this.runBetweenSteps(async () => {
+      await this.mappings.closePending(this.addon, this.core)
     }, this.#deadlineMs)
     turn.catch(() => {})
     await Promise.race([closed, turn])
@@ -215,7 +215,7 @@ export class WeightStore {
       const gate = await shut()
       try {
         // Torn from here on, however far it comes.
-        this.ledger.toreAll('they were overwritten with noise on request')
+        this.ledger.markAllTorn('they were overwritten with noise on request')
         await this.addon.scramble(this.core, seed)
       } finally {
         await gate.open(this.ledger.opening(true))
@@ -224,8 +224,8 @@ export class WeightStore {
   }
 
   /** See GroupHost. */
-  async standStill<T> (run: () => Promise<T>, deadlineMs: number): Promise<T> {
-    return await standStill(run, {
+  async runBetweenSteps<T> (run: () => Promise<T>, deadlineMs: number): Promise<T> {
+    return await runBetweenSteps(run, {
       gates: this.#gates,
       transactions: this.transactions,
       reopen: async gate => {
@@ -267,7 +267,7 @@ export class WeightStore {
     const until = performance.now() + deadlineMs
     const left = (): number => Math.max(1, until - performance.now())
     for (;;) {
-      await this.transactions.demandNone()
+      await this.transactions.requireNone()
       if (this.transactions.currentId !== null) continue
       const leave = await this.#enter(left())
       if (leave === null) continue
@@ -281,13 +281,13 @@ export class WeightStore {
 
   /** Null: a transaction has opened meanwhile. */
   async #enter (deadlineMs: number): Promise<(() => void) | null> {
-    return await this.#turnstile.enter(deadlineMs).catch((error: unknown) => {
-      if (error === LOOK_AGAIN) return null
+    return await this.#updates.enter(deadlineMs).catch((error: unknown) => {
+      if (error === RETRY) return null
       throw error
     })
   }
 
-  #demandAwake (leave: () => void): void {
+  #requireWeightMemory (leave: () => void): void {
     if (!this.ledger.isReleased('weights')) return
     leave()
     throw asleep('updated')

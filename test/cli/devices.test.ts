@@ -1,5 +1,5 @@
 import t from 'tap'
-import { describe } from '../../src/cli/devices.ts'
+import { describeDevices } from '../../src/cli/devices.ts'
 import type { CudaGpu, CudaGpus } from '../../src/native/devices.ts'
 
 const gpu = (ordinal: number, more: Partial<CudaGpu> = {}): CudaGpu => ({
@@ -30,7 +30,7 @@ const FOUND: CudaGpus = {
 
 t.test('cards, their reach, driver and libraries are told in words', async t => {
   t.equal(
-    describe(FOUND),
+    describeDevices(FOUND),
     `card 0: NVIDIA H200
   GPU-00000000-0000-0000-0000-000000000000, PCI 0000:00:00.0
   compute capability 9.0, 132 multiprocessors, 149.5 GB of 150.1 GB free
@@ -59,16 +59,16 @@ NCCL not found; tried
 
 t.test('where every card reaches every other, one line says so; one card needs none', async t => {
   t.match(
-    describe({ ...FOUND, gpus: FOUND.gpus.slice(0, 2) }),
+    describeDevices({ ...FOUND, gpus: FOUND.gpus.slice(0, 2) }),
     /\nevery card reaches the memory of every other: ranks of --tp exchange by peer access\n/
   )
-  t.notMatch(describe({ ...FOUND, gpus: FOUND.gpus.slice(0, 1) }), /reach/)
+  t.notMatch(describeDevices({ ...FOUND, gpus: FOUND.gpus.slice(0, 1) }), /reach/)
 })
 
 t.test('where cards do not reach each other, the NCCL that would connect them is named', async t => {
   const libraries: CudaGpus['libraries'] = [{ name: 'NCCL', path: '/opt/libnccl.so.2', version: '2.28.9' }]
   t.match(
-    describe({ ...FOUND, libraries }),
+    describeDevices({ ...FOUND, libraries }),
     /\ncard 2 reaches the memory of no other\nranks of --tp on cards that all reach each other exchange by peer access, others by NCCL 2\.28\.9\n/
   )
 })
@@ -85,7 +85,7 @@ t.test('without cards the reason comes first', async t => {
     error: 'there is no driver'
   }
   t.equal(
-    describe(none),
+    describeDevices(none),
     "no card can be used: there is no driver\n\ndriver not found (CUDA unknown), refit's library: CUDA not opened, kernels for none\n"
   )
 })

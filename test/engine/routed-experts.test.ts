@@ -1,7 +1,7 @@
 import t from 'tap'
 import fc from 'fast-check'
 import { ExpertPages } from '../../src/engine/expert-pages.ts'
-import { planCore } from '../../src/engine/plan-core.ts'
+import { sizeCore } from '../../src/engine/size-core.ts'
 import { recordedBytes, recordedLayout } from '../../src/engine/expert-layout.ts'
 import type { GenerateRequest, TokenEvent } from '../../src/contract/rollout-engine.ts'
 import { generateText } from '../../src/engine/text-generation.ts'
@@ -105,14 +105,14 @@ t.test('the plan: memory for experts beside the KV cache, and refusals of models
   const noGpus = async (): Promise<never> => {
     throw new Error('no card is looked for')
   }
-  const on = await planCore(MOE, table, { enableReturnRoutedExperts: true, threads: 1 }, {} as never, noGpus)
+  const on = await sizeCore(MOE, table, { enableReturnRoutedExperts: true, threads: 1 }, {} as never, noGpus)
   t.match(on, { core: { recordExperts: true }, experts: layout })
-  const off = await planCore(MOE, table, { threads: 1 }, {} as never, noGpus)
+  const off = await sizeCore(MOE, table, { threads: 1 }, {} as never, noGpus)
   t.equal(off.experts, null)
   t.notOk('recordExperts' in off.core, 'nobody else pays')
   const dense = tinyArchitecture('Qwen3ForCausalLM')
   await t.rejects(
-    planCore(dense, buildModelTable(dense, 1), { enableReturnRoutedExperts: true }, {} as never, noGpus),
+    sizeCore(dense, buildModelTable(dense, 1), { enableReturnRoutedExperts: true }, {} as never, noGpus),
     { code: 'CONFIG', message: /Qwen3ForCausalLM has no experts/ }
   )
   const found = async () => ({
@@ -137,11 +137,11 @@ t.test('the plan: memory for experts beside the KV cache, and refusals of models
   })
   const cuda = { cudaMemoryNeeds: () => ({ weightBytes: 1, kvBytes: 1, scratchBytes: 1, fixedBytes: 1 }) }
   t.match(
-    await planCore(MOE, table, { device: 'cuda', enableReturnRoutedExperts: true, maxTotalTokens: 1024 }, cuda, found),
+    await sizeCore(MOE, table, { device: 'cuda', enableReturnRoutedExperts: true, maxTotalTokens: 1024 }, cuda, found),
     { core: { recordExperts: true }, experts: layout }
   )
   await t.rejects(
-    planCore(MOE, table, { device: 'cuda', enableReturnRoutedExperts: true, maxTotalTokens: 2 ** 40 }, cuda, found),
+    sizeCore(MOE, table, { device: 'cuda', enableReturnRoutedExperts: true, maxTotalTokens: 2 ** 40 }, cuda, found),
     { code: 'CONFIG', message: /GB of host memory, of which .* are free; lower --max-total-tokens/ }
   )
 })

@@ -3,7 +3,7 @@ import t from 'tap'
 import type { Test } from 'tap'
 import type { RefitError } from '../../src/errors.ts'
 import { SchedulerClient } from '../../src/engine/scheduler-client.ts'
-import type { ClientOptions } from '../../src/engine/scheduler-client.ts'
+import type { SchedulerClientOptions } from '../../src/engine/scheduler-client.ts'
 import type { StartData } from '../../src/engine/messages.ts'
 import type { GenerateRequest, TokenEvent } from '../../src/contract/rollout-engine.ts'
 import { EXIT_SEED, LOST_SEED, STUCK_SEED, THROW_SEED } from '../helpers/fake-worker.ts'
@@ -66,7 +66,7 @@ async function pauseAmid (events: AsyncIterator<TokenEvent>): Promise<void> {
 
 async function start (
   t: Test,
-  options: ClientOptions = {}
+  options: SchedulerClientOptions = {}
 ): Promise<{ client: SchedulerClient, failures: RefitError[] }> {
   const failures: RefitError[] = []
   const client = await SchedulerClient.start(DATA, {

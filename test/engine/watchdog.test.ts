@@ -1,12 +1,12 @@
 import t from 'tap'
-import { watch } from '../../src/engine/watchdog.ts'
+import { startWatchdog } from '../../src/engine/watchdog.ts'
 
 const heartbeat = (read: () => number | null) =>
   ({
     get step () {
       return read()
     }
-  }) as Parameters<typeof watch>[0]
+  }) as Parameters<typeof startWatchdog>[0]
 
 // The watchdog's own timer keeps nobody alive.
 const alive = setInterval(() => {}, 1000)
@@ -21,7 +21,7 @@ async function pass (ms: number): Promise<void> {
 t.test('a step that does not end is told once', async (t) => {
   let calls = 0
   await new Promise<void>((resolve) => {
-    watch(heartbeat(() => 5), 40, () => {
+    startWatchdog(heartbeat(() => 5), 40, () => {
       calls++
       resolve()
     })
@@ -34,7 +34,7 @@ t.test('steps that follow each other, and pauses between them, are never told', 
   let calls = 0
   const enough = new Promise<void>((resolve) => {
     let reads = 0
-    const end = watch(
+    const end = startWatchdog(
       heartbeat(() => {
         if (++reads === 30) {
           end()
@@ -55,7 +55,7 @@ t.test('steps that follow each other, and pauses between them, are never told', 
 t.test('time in which this thread did not run is not counted: a process that was stopped is not stuck', async (t) => {
   let step = 1
   let calls = 0
-  const end = watch(heartbeat(() => step), 400, () => {
+  const end = startWatchdog(heartbeat(() => step), 400, () => {
     calls++
   })
   await pass(150)

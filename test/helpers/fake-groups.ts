@@ -56,7 +56,7 @@ export class FakeGroups {
       core: 7,
       device: this.#isNccl ? 'cuda' : 'cpu',
       ranks: 2,
-      standStill: async run => await this.shut(run)
+      runBetweenSteps: async run => await this.shut(run)
     }
   }
 

@@ -103,13 +103,13 @@ export class NcclTrainer {
       await publishUniqueId(this.#client, '', 'vllm', id)
     } else id = (await findUniqueId(this.#client, { group: '', size, forms: ['vllm'] }, { timeoutMs: SECONDS })).id
     this.#group = native().ncclGroup(this.#host.core, { size, firstRank: rank, library: loop, warmUp })
-    await this.#host.standStill(async () => {
+    await this.#host.runBetweenSteps(async () => {
       await native().ncclConnect(this.#group!, id, SECONDS)
     }, SECONDS)
   }
 
   async broadcast (bytes: Uint8Array): Promise<void> {
-    await this.#host.standStill(async () => {
+    await this.#host.runBetweenSteps(async () => {
       if (bytes.length > this.#room) await native().stageGroup(this.#group!, this.#room = bytes.length, 1)
       await native().groupSend(this.#group!, bytes, SECONDS)
     }, SECONDS)
@@ -121,7 +121,7 @@ export class NcclTrainer {
     this.#client.close()
     if (group !== undefined) {
       native().groupAbort(group, 'the trainer has ended')
-      await this.#host.standStill(async () => {
+      await this.#host.runBetweenSteps(async () => {
         await native().endGroup(group, true)
       }, SECONDS)
     }

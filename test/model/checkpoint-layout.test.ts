@@ -1,10 +1,10 @@
 import t from 'tap'
 import fc from 'fast-check'
 import { cutCheckpoint, layOutCheckpoint } from '../../src/model/checkpoint-layout.ts'
-import type { ModelTable, TensorPlan } from '../../src/model/architecture.ts'
+import type { ModelTable, TensorEntry } from '../../src/model/architecture.ts'
 
 function tableOf (shapes: readonly (readonly [rows: number, cols: number])[]): ModelTable {
-  const tensors = new Map<string, TensorPlan>(
+  const tensors = new Map<string, TensorEntry>(
     shapes.map((
       [rows, cols],
       i

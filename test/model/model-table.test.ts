@@ -1,7 +1,7 @@
 import fc from 'fast-check'
 import t from 'tap'
 import { ARCHITECTURES } from '../../src/model/architecture.ts'
-import type { Architecture, ModelTable, Rect, TensorPlan } from '../../src/model/architecture.ts'
+import type { Architecture, ModelTable, Rect, TensorEntry } from '../../src/model/architecture.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import { parseModelConfig } from '../../src/model/parse-config.ts'
 import { tinyArchitecture, tinyConfig } from '../helpers/tiny-config.ts'
@@ -49,7 +49,7 @@ const architectures = fc
 type Paint = Map<string, Int32Array>
 
 /** Writes the id of each tensor's elements into parameters of all ranks as the rectangles say: 1 + index of the element in the whole checkpoint. */
-function paint (table: ModelTable, plans: TensorPlan[], starts: Map<string, number>): Paint {
+function paint (table: ModelTable, plans: TensorEntry[], starts: Map<string, number>): Paint {
   const params: Paint = new Map()
   for (const [id, { rows, cols }] of table.params.entries()) {
     for (let rank = 0; rank < table.ranks; rank++) params.set(`${rank}/${id}`, new Int32Array(rows * cols))
@@ -60,7 +60,7 @@ function paint (table: ModelTable, plans: TensorPlan[], starts: Map<string, numb
   return params
 }
 
-function paintRect (table: ModelTable, plan: TensorPlan, rect: Rect, start: number, params: Paint): void {
+function paintRect (table: ModelTable, plan: TensorEntry, rect: Rect, start: number, params: Paint): void {
   const param = table.params[rect.param]!
   const target = params.get(`${rect.rank}/${rect.param}`)!
   const inside = (at: number, size: number, limit: number): boolean =>
@@ -80,7 +80,7 @@ function paintRect (table: ModelTable, plan: TensorPlan, rect: Rect, start: numb
   }
 }
 
-function startsOf (plans: TensorPlan[]): { starts: Map<string, number>, total: number } {
+function startsOf (plans: TensorEntry[]): { starts: Map<string, number>, total: number } {
   const starts = new Map<string, number>()
   let total = 0
   for (const { name, rows, cols } of plans) {
@@ -135,7 +135,7 @@ t.test('fused experts land on the very elements where single experts land', asyn
         starts.set(plan.name, starts.get(prefix + (part === 'down' ? 'down_proj' : 'gate_up_proj'))! + row * plan.cols)
         if (Number(e) >= experts) throw new Error('too many experts')
       }
-      const expert = (plan: TensorPlan): boolean => plan.name.includes('.experts.')
+      const expert = (plan: TensorEntry): boolean => plan.name.includes('.experts.')
       const single = paint(table, all.filter(plan => expert(plan) && !plan.alternative), starts)
       t.strictSame(paint(table, all.filter(plan => plan.alternative), starts), single)
     }),

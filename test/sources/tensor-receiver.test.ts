@@ -7,7 +7,7 @@ import { buildModelTable } from '../../src/model/model-table.ts'
 import { ARCHITECTURES } from '../../src/model/architecture.ts'
 import type { ModelTable } from '../../src/model/architecture.ts'
 import { TensorReceiver } from '../../src/sources/tensor/tensor-receiver.ts'
-import { Coverage } from '../../src/weights/coverage.ts'
+import { CoveredNames } from '../../src/weights/covered-names.ts'
 import type { WeightStore } from '../../src/weights/weight-store.ts'
 import { storeOf } from '../helpers/core.ts'
 import { codedChecksum, codedTensor } from '../helpers/memory-source.ts'
@@ -162,7 +162,7 @@ t.test('what "direct" brings is every parameter of every rank, and covers every 
   for (const arch of ARCHITECTURES) {
     for (const ranks of [1, 2]) {
       const table = buildModelTable(tinyArchitecture(arch), ranks)
-      const coverage = new Coverage(table)
+      const coverage = new CoveredNames(table)
       const plans = [...engineTensors(table).values()]
       t.equal(plans.length, table.params.length, 'a name each')
       const names = plans.flatMap(plan => coverage.names(plan))

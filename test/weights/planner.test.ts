@@ -1,7 +1,7 @@
 import fc from 'fast-check'
 import t from 'tap'
 import { buildModelTable } from '../../src/model/model-table.ts'
-import { Coverage } from '../../src/weights/coverage.ts'
+import { CoveredNames } from '../../src/weights/covered-names.ts'
 import { planWrite } from '../../src/weights/plan.ts'
 import { Planner } from '../../src/weights/planner.ts'
 import type { AnnouncedTensor, StoredSource } from '../../src/contract/weight-source.ts'
@@ -9,7 +9,7 @@ import { tinyArchitecture } from '../helpers/tiny-config.ts'
 
 const RANKS = 2
 const table = buildModelTable(tinyArchitecture('Qwen3MoeForCausalLM'), RANKS)
-const coverage = new Coverage(table)
+const coverage = new CoveredNames(table)
 const plans = [...table.tensors.values()].filter(plan => !plan.alternative)
 
 const sourceOf = (tensors: AnnouncedTensor[], more: Partial<StoredSource> = {}): StoredSource => ({

@@ -105,7 +105,7 @@ class Model {
     return this.open === null ? null : 'TRANSACTION_OPEN'
   }
 
-  wrote (some: readonly string[], value: number | null): void {
+  markWritten (some: readonly string[], value: number | null): void {
     for (const name of some) {
       this.values.set(name, value)
       if (value !== null) this.since?.add(name)
@@ -199,7 +199,7 @@ t.test('whatever is begun, written, broken, refused, committed, aborted, left al
         let expected: string | null = null
         if (step.do === 'begin' || step.do === 'open') {
           const scope = step.do === 'begin'
-          const { owner, expected: demanded } = scope
+          const { owner, expected: required } = scope
             ? { owner: 'trainer', expected: undefined }
             : step as Extract<Command, { do: 'open' }>
           const isOwn = model.open === null || (model.open.scope === scope && (scope || model.open.owner === owner))
@@ -208,12 +208,12 @@ t.test('whatever is begun, written, broken, refused, committed, aborted, left al
             const status = await store.transactions.open({
               owner,
               scope,
-              ...demanded === undefined ? {} : { expected: demanded },
+              ...required === undefined ? {} : { expected: required },
               ...step.version === undefined
                 ? {}
                 : { version: step.version }
             })
-            opened(status.id, { owner, scope, expected: demanded, version: step.version })
+            opened(status.id, { owner, scope, expected: required, version: step.version })
           })
         } else if (step.do === 'write' || step.do === 'tear' || step.do === 'refuse') {
           const id = idOf(step.ticket)
@@ -244,7 +244,7 @@ t.test('whatever is begun, written, broken, refused, committed, aborted, left al
             if (step.do === 'refuse') {
               for (const name of step.names) model.open?.failed.add(name)
               model.heard()
-            } else model.wrote(step.names, step.do === 'write' ? step.variant : null)
+            } else model.markWritten(step.names, step.do === 'write' ? step.variant : null)
             if (version !== undefined) {
               if (model.open !== null) model.open.version = version
               else model.label = version
@@ -261,7 +261,7 @@ t.test('whatever is begun, written, broken, refused, committed, aborted, left al
           expected = model.door(id)
           assert.equal(codes[0], codes[1])
           got = codes[0]!
-          if (expected === null) model.wrote(ALL, step.variant)
+          if (expected === null) model.markWritten(ALL, step.variant)
         } else if (step.do === 'commit') {
           const id = idOf(step.ticket) ?? 'wrong'
           const options = step.version === undefined ? {} : { version: step.version }
@@ -367,7 +367,7 @@ t.test('whatever is begun, written, broken, refused, committed, aborted, left al
         if (model.open !== null) model.end('aborted')
         compare()
         await send(memorySource(table, ALL, 2), undefined, undefined)
-        model.wrote(ALL, 2)
+        model.markWritten(ALL, 2)
         compare()
         await holds()
         assert.equal(clock.armed, 0)

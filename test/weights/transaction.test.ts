@@ -211,10 +211,10 @@ t.test('fused experts cover the single ones that are expected, and the other way
   const { store, table, names, write } = await setup(t, 'Qwen3MoeForCausalLM')
   const fused = [...table.tensors.values()].filter(plan => plan.alternative).map(plan => plan.name)
   const single = names.filter(name => name.includes('.experts.'))
-  for (const [expected, brought] of [[single, fused], [fused, single]] as const) {
+  for (const [expected, matched] of [[single, fused], [fused, single]] as const) {
     const { id, expected: count } = await store.transactions.open({ owner: 'trainer', expected })
     t.equal(count, single.length)
-    await write(2, brought, { transaction: id })
+    await write(2, matched, { transaction: id })
     t.match(await store.transactions.commit(id), { state: 'committed', written: single.length })
   }
 })

@@ -7,9 +7,9 @@ const NAMES = ['a', 'b', 'c', 'd', 'e']
 t.test('a new ledger is torn until every name has been written', async t => {
   const ledger = new WeightLedger(NAMES, 'v0')
   t.match(ledger.tornReason, /no weights have been loaded.*a, b, c and 2 more/)
-  ledger.wrote(['a', 'b', 'c', 'd'])
+  ledger.markWritten(['a', 'b', 'c', 'd'])
   t.same(ledger.state, { state: 'torn', tensors: ['e'], reason: 'no weights have been loaded' })
-  ledger.wrote(['e'])
+  ledger.markWritten(['e'])
   t.same(ledger.state, { state: 'current' })
   t.equal(ledger.tornReason, null)
 })
@@ -35,8 +35,8 @@ t.test('random programs agree with a reference that keeps one flag per name', as
           epoch++
           const whole = step.do === 'wrote' ? step.names : step.names.slice(0, step.cut)
           const rest = step.do === 'wrote' ? [] : step.names.slice(step.cut)
-          if (step.do === 'wrote') ledger.wrote(whole)
-          else ledger.tore(whole, rest, 'cut')
+          if (step.do === 'wrote') ledger.markWritten(whole)
+          else ledger.markTorn(whole, rest, 'cut')
           for (const name of whole) {
             torn.set(name, false)
             at.set(name, epoch)
@@ -73,18 +73,18 @@ t.test('sleep is a state beside the others: what is torn stays torn behind it, a
       for (const step of program) {
         const gone = released.has('weights')
         if (step.do === 'wrote' && !gone) {
-          ledger.wrote(step.names)
+          ledger.markWritten(step.names)
           for (const name of step.names) torn.delete(name)
           epoch++
         } else if (step.do === 'tore' && !gone) {
-          ledger.tore([], step.names, 'cut')
+          ledger.markTorn([], step.names, 'cut')
           for (const name of step.names) torn.add(name)
           epoch++
         } else if (step.do === 'slept') {
-          ledger.slept(step.tag, step.bytes)
+          ledger.markReleased(step.tag, step.bytes)
           released.set(step.tag, step.bytes)
         } else if (step.do === 'woke' && released.delete(step.tag)) {
-          ledger.woke(step.tag, step.kept)
+          ledger.markResumed(step.tag, step.kept)
           if (step.tag === 'weights' && !step.kept) {
             for (const name of NAMES) torn.add(name)
             epoch++

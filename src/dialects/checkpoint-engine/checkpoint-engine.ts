@@ -3,7 +3,7 @@ import { RefitError } from '../../errors.ts'
 import { labelText, measured, openedFor } from '../../updates/apply-source.ts'
 import type { RouteContext } from '../../http/context.ts'
 import type { EngineInfo } from '../../contract/rollout-engine.ts'
-import { Joiner } from '../../weights/joiner.ts'
+import { CallJoiner } from '../../weights/call-joiner.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
 import { toGpuUuid } from '../../wire/torch/gpus.ts'
 import { Peers } from './peers.ts'
@@ -38,7 +38,7 @@ const DEADLINE_MS = 3_600_000
 
 /** What one server's updates share. */
 class IpcUpdates {
-  readonly joiner = new Joiner<IpcUpdated>()
+  readonly joiner = new CallJoiner<IpcUpdated>()
   readonly under = new Set<AbortController>()
   /** Paths of the sockets of exchanges that run. */
   readonly sockets = new Set<string>()

@@ -3,7 +3,7 @@ import type { ErrorCode } from '../../errors.ts'
 import type { RouteContext } from '../../http/context.ts'
 import { measured } from '../../updates/apply-source.ts'
 import { updateFromDisk } from '../../updates/disk-update.ts'
-import { Joiner } from '../../weights/joiner.ts'
+import { CallJoiner } from '../../weights/call-joiner.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
 import { sumReports } from '../../weights/sum-reports.ts'
 import { StateDicts } from './stream.ts'
@@ -28,7 +28,7 @@ const AS_IT_IS: ReadonlySet<ErrorCode> = new Set<ErrorCode>(['DEVICE_LOST', 'ENG
 /** prime-rl's orchestrator, which asks for updates, and its trainer, which broadcasts: one of each for an engine. */
 class PrimeRl {
   readonly #context: RouteContext
-  readonly #updates = new Joiner<unknown>()
+  readonly #updates = new CallJoiner<unknown>()
   /** The update that ended last, of those that named their folder. */
   #last: { folder: string, error: unknown } | null = null
 

@@ -4,7 +4,7 @@ import { RefitError } from '../../errors.ts'
 import type { RouteContext } from '../../http/context.ts'
 import { nullable } from '../../http/schemas.ts'
 import { bodyCheck } from '../../http/validation.ts'
-import { Joiner } from '../../weights/joiner.ts'
+import { CallJoiner } from '../../weights/call-joiner.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
 import { weightTransferOf } from '../vllm/transfer.ts'
 import { onePer } from '../one-per.ts'
@@ -38,7 +38,7 @@ const check = bodyCheck(OldUpdate)
 
 class OldSkyrl {
   readonly #context: RouteContext
-  readonly #updates = new Joiner<WriteReport>()
+  readonly #updates = new CallJoiner<WriteReport>()
   #group: string | null = null
 
   constructor (context: RouteContext) {

@@ -15,7 +15,11 @@ export const trl: Dialect<'trl'> = {
     ...paths(one, '/generate/', '/chat/', '/get_sequence_logprobs/'),
     '/health/': { ...any, auth: 'public' },
     '/get_world_size/': { ...any, methods: GET, describe: (_, { ranks }) => ({ world_size: ranks }) },
-    '/get_tensor_parallel_size/': { ...any, methods: GET, describe: (_, { ranks }) => ({ tensor_parallel_size: ranks }) },
+    '/get_tensor_parallel_size/': {
+      ...any,
+      methods: GET,
+      describe: (_, { ranks }) => ({ tensor_parallel_size: ranks })
+    },
     '/reset_prefix_cache/': state,
     ...paths(initCommunicator, '/init_communicator', '/init_communicator/'),
     ...paths({ to: 'all', effect: 'weights' }, '/update_named_param', '/update_named_param/'),

@@ -4,7 +4,7 @@ import type { RouteContext } from '../../http/context.ts'
 import { applySource, measured } from '../../updates/apply-source.ts'
 import type { DistributedSource } from '../../sources/distributed/distributed.ts'
 import { StatelessBarrier } from '../../rendezvous/stateless-barrier.ts'
-import { Joiner } from '../../weights/joiner.ts'
+import { CallJoiner } from '../../weights/call-joiner.ts'
 import type { WeightSource } from '../../contract/weight-source.ts'
 
 export interface Communicator {
@@ -36,7 +36,7 @@ export class TrlWeights {
   /** Of parameters whose bytes have come, and of those that are to come. */
   #tail: Promise<void> = Promise.resolve()
   /** Requests that have not been answered. */
-  readonly #asking = new Joiner<void>()
+  readonly #asking = new CallJoiner<void>()
   #turn: Promise<void> = Promise.resolve()
   /** What has been answered and has not come: a request that repeats it is a client's retry. */
   #expected: string | null = null

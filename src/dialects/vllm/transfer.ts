@@ -7,7 +7,7 @@ import type { Packing } from '../../sources/distributed/broadcasts.ts'
 import type { Fetched } from '../../deltas/delta-store.ts'
 import { PackedOffers } from '../../sources/tensor/packed-offers.ts'
 import type { DeltaHost, DeltaVersion } from '../../deltas/weight-pulls.ts'
-import { Joiner } from '../../weights/joiner.ts'
+import { CallJoiner } from '../../weights/call-joiner.ts'
 import type { WeightSource, WriteReport } from '../../contract/weight-source.ts'
 import type { Offer } from '../../wire/torch/offer.ts'
 import { readInitInfo, toPacking } from './init-info.ts'
@@ -27,8 +27,8 @@ export interface Broadcast {
 /** vLLM's weight transfer engine: one of a server, whoever speaks to it. Init once, then start, any number of updates, finish. */
 export class WeightTransfer {
   readonly #context: RouteContext
-  readonly #updates = new Joiner<WriteReport>()
-  readonly #fetches = new Joiner<Fetched>()
+  readonly #updates = new CallJoiner<WriteReport>()
+  readonly #fetches = new CallJoiner<Fetched>()
   readonly #packed: PackedOffers
   #group: string | null = null
   #packing: PackingFields = {}

@@ -5,7 +5,7 @@ import type { Transactions } from './transactions.ts'
 /** How often it is looked whether a transaction has taken the gate meanwhile. */
 const POLL_MS = 50
 
-export interface StandStillOptions {
+export interface BetweenStepsOptions {
   gates: GateKeeper
   transactions: Transactions
   reopen: (gate: Gate) => Promise<void>
@@ -13,14 +13,14 @@ export interface StandStillOptions {
 }
 
 /** Runs with the gate shut; see GroupHost. What runs may neither write weights nor wait for somebody else's write. */
-export async function standStill<T> (
+export async function runBetweenSteps<T> (
   run: () => Promise<T>,
-  { gates, transactions, reopen, deadlineMs }: StandStillOptions
+  { gates, transactions, reopen, deadlineMs }: BetweenStepsOptions
 ): Promise<T> {
   const until = performance.now() + deadlineMs
   for (;;) {
     const left = Math.max(1, until - performance.now())
-    const inside = await transactions.standStill(run, left)
+    const inside = await transactions.runBetweenSteps(run, left)
     if (inside !== null) return inside.value
     const control = new AbortController()
     // A transaction keeps the gate between requests: whoever waited for it outside would wait for the transaction's end.

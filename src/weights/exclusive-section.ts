@@ -16,7 +16,7 @@ interface Waiter extends Claim {
  * Lets one holder in at a time, in order of arrival, or several whose names differ; nobody passes one who waits for the same. The queue
  * is bounded and every wait has a deadline.
  */
-export class Turnstile {
+export class ExclusiveSection {
   readonly #limit: number
   readonly #inside = new Set<Claim>()
   #waiting: Waiter[] = []
@@ -62,7 +62,7 @@ export class Turnstile {
   }
 
   /** Ends the wait of all who wait now; whoever is inside stays. */
-  turnAway (error: Error): void {
+  refuseWaiting (error: Error): void {
     for (const waiter of this.#waiting.splice(0)) waiter.refuse(error)
   }
 

@@ -17,7 +17,7 @@ import type { ExpertLayout } from '../contract/rollout-engine.ts'
 import { stepTokens } from './step-device.ts'
 
 /** What the core and its scheduler are made with. */
-export interface CorePlan {
+export interface CoreSize {
   core: CoreConfig
   contextLength: number
   maxRunningRequests: number
@@ -40,18 +40,18 @@ const PAGE_SIZE = 16
 const RANK_WATCHDOG_SHARE = 0.9
 
 /** Finds the device and sizes what lies on it. Throws CONFIG where model, options and device do not fit each other. */
-export async function planCore (
+export async function sizeCore (
   arch: Architecture,
   table: ModelTable,
   options: EngineOptions,
   addon: Pick<NativeAddon, 'cudaMemoryNeeds'>,
   probe = probeGpus
-): Promise<CorePlan> {
+): Promise<CoreSize> {
   const first = firstGpu(options.device ?? 'cpu', options.baseGpuId ?? null)
   return first === null ? planCpu(arch, table, options) : await planCuda(arch, table, options, addon, first, probe)
 }
 
-function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions): CorePlan {
+function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions): CoreSize {
   const {
     maxRunningRequests = DEFAULTS.cpu.maxRunningRequests,
     maxPrefillTokens: maxBatchTokens = DEFAULTS.cpu.maxBatchTokens,
@@ -98,7 +98,7 @@ async function planCuda (
   addon: Pick<NativeAddon, 'cudaMemoryNeeds'>,
   first: number,
   probe: () => Promise<CudaGpus>
-): Promise<CorePlan> {
+): Promise<CoreSize> {
   if (options.dtype === 'float32') {
     throw new RefitError(
       'CONFIG',
@@ -141,7 +141,7 @@ async function planCuda (
     })
   // Buffers grow with the longest sequence that the pages hold: those of as many pages as fit beside the buffers of one are the most.
   const pages = pagesBeside(planMemory(addon, { ...core, pages: pagesBeside(planMemory(addon, core)) }))
-  demandHostMemory(pages * pageSize * recordedBytes(experts))
+  requireHostMemory(pages * pageSize * recordedBytes(experts))
   const contextLength = Math.min(wanted, pages * pageSize)
   return {
     core: { ...core, pages, maxContext: contextLength },
@@ -184,7 +184,7 @@ function expertsOf (arch: Architecture, { enableReturnRoutedExperts = false }: E
 }
 
 /** Cards keep KV; the host keeps what stands beside it. It is taken as pages fill, and must not run out then. */
-function demandHostMemory (bytes: number): void {
+function requireHostMemory (bytes: number): void {
   const free = availableMemory()
   if (bytes <= free) return
   throw new RefitError(

@@ -3,22 +3,22 @@ import { RefitError } from '../errors.ts'
 const SHOWN_NAMES = 10
 
 /** The first of many names. */
-export function shown (names: readonly string[]): string {
+export function listNames (names: readonly string[]): string {
   return names.slice(0, SHOWN_NAMES).join(', ') +
     (names.length > SHOWN_NAMES ? ` and ${names.length - SHOWN_NAMES} more` : '')
 }
 
 /** Of an update that was to bring all. */
-export function notBrought (missing: readonly string[]): RefitError {
+export function missingTensors (missing: readonly string[]): RefitError {
   return new RefitError(
     'WEIGHTS_INCOMPLETE',
-    `${missing.length === 1 ? '1 tensor was' : `${missing.length} tensors were`} not brought: ${shown(missing)}`,
+    `${missing.length === 1 ? '1 tensor was' : `${missing.length} tensors were`} not brought: ${listNames(missing)}`,
     { param: missing[0]! }
   )
 }
 
 /** Why a transaction cannot be committed. */
-export function incomplete (
+export function incompleteTransaction (
   transaction: string,
   { missing, failed, unread, msLeft }: {
     missing: readonly string[]
@@ -31,10 +31,10 @@ export function incomplete (
     ...unread === null
       ? []
       : [`a request in it was refused before its tensors were known (${unread}), so that all must be brought`],
-    ...missing.length === 0 ? [] : [`${missing.length} expected tensors have not been brought: ${shown(missing)}`],
+    ...missing.length === 0 ? [] : [`${missing.length} expected tensors have not been brought: ${listNames(missing)}`],
     ...failed.length === 0
       ? []
-      : [`${failed.length} tensors were in a write that failed, and have not been brought since: ${shown(failed)}`]
+      : [`${failed.length} tensors were in a write that failed, and have not been brought since: ${listNames(failed)}`]
   ]
   return new RefitError(
     'TRANSACTION_INCOMPLETE',

@@ -2,7 +2,7 @@
  * Joins identical calls: while one runs under a key, others under the same key get its outcome instead of a second run.
  * A client's retry after a lost reply thereby never applies an update twice at once.
  */
-export class Joiner<T> {
+export class CallJoiner<T> {
   readonly #running = new Set<{ key: readonly string[], outcome: Promise<T> }>()
 
   /** A key of several texts is compared text by text: to join, or to hash, megabytes of handles takes longer than to find that they differ. */

@@ -7,7 +7,7 @@ import { asleep } from './weight-store.ts'
  * Lets `run` read all weights in its turn among the updates, so that nobody writes meanwhile. Generation goes on, but for what `run` does
  * while no step runs (`still`). Throws ENGINE_TORN or ENGINE_ASLEEP where there is nothing whole to read.
  */
-export async function share<T> (
+export async function readWeightsInTurn<T> (
   store: WeightStore,
   run: (still: <R>(run: () => Promise<R>) => Promise<R>) => Promise<T>,
   deadlineMs: number
@@ -21,11 +21,11 @@ export async function share<T> (
         asleepReason(state.tags)
       )
     }
-    return await store.readers.read(async () => await run(async still => await store.standStill(still, left())))
+    return await store.readers.read(async () => await run(async still => await store.runBetweenSteps(still, left())))
   }, deadlineMs)
 }
 
-export interface FillOptions {
+export interface OverwriteOptions {
   /** Ends running requests instead of waiting for them (default false). */
   abort?: boolean
   /** For the turn and the gate. */
@@ -39,10 +39,10 @@ export interface FillOptions {
 }
 
 /** `run` writes every parameter straight into place, and names the label of what it has written, if that moves. Where it fails all of them are torn. */
-export async function fill (
+export async function overwriteWeights (
   store: WeightStore,
   run: () => Promise<string | undefined>,
-  { abort = false, deadlineMs, signal, ready = async () => {}, needsGate = false }: FillOptions = {}
+  { abort = false, deadlineMs, signal, ready = async () => {}, needsGate = false }: OverwriteOptions = {}
 ): Promise<void> {
   await store.inTurn(async shut => {
     if (store.ledger.isReleased('weights')) throw asleep('updated')
@@ -52,12 +52,12 @@ export async function fill (
       signal?.throwIfAborted()
       if (needsGate) await ready()
       const version = await run().catch((error: unknown) => {
-        store.ledger.toreAll(
+        store.ledger.markAllTorn(
           `they were to be filled from another engine: ${errorMessage(error)}`
         )
         throw error
       })
-      store.ledger.wroteAll()
+      store.ledger.markAllWritten()
       if (version !== undefined) store.ledger.label(version)
     } finally {
       await gate.open(store.ledger.opening(true))

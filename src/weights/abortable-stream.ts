@@ -1,7 +1,7 @@
 import type { WeightStream } from '../contract/weight-stream.ts'
 
 /** The same stream; waiting for its bytes ends with the signal's reason when the signal is aborted. */
-export function interruptible (stream: WeightStream, signal: AbortSignal): WeightStream {
+export function abortableStream (stream: WeightStream, signal: AbortSignal): WeightStream {
   return {
     ready: async () => {
       await orAborted(stream.ready(), signal)

@@ -1,6 +1,6 @@
 import t from 'tap'
 import { availableMemory } from '../../src/engine/available-memory.ts'
-import { planCore } from '../../src/engine/plan-core.ts'
+import { sizeCore } from '../../src/engine/size-core.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import type { CoreConfig } from '../../src/native/core-config.ts'
 import type { CudaGpu, CudaGpus } from '../../src/native/devices.ts'
@@ -48,7 +48,7 @@ function addon () {
 
 t.test('cards: the KV cache is what the fullest one has room for beside weights and buffers', async (t) => {
   const native = addon()
-  const plan = await planCore(ARCH, buildModelTable(ARCH, 2), { device: 'cuda:1', tp: 2 }, native, found(1, 40e6, 30e6))
+  const plan = await sizeCore(ARCH, buildModelTable(ARCH, 2), { device: 'cuda:1', tp: 2 }, native, found(1, 40e6, 30e6))
   t.same(plan.core.gpus, [1, 2])
   t.same(plan.gpus.map(({ uuid }) => uuid), ['GPU-1', 'GPU-2'])
   t.equal(plan.core.pages, Math.floor((0.85 * 30e6 - 8e6) / PAGE))
@@ -72,7 +72,7 @@ t.test('cards: the KV cache is what the fullest one has room for beside weights 
 
 t.test('cards: no more than running requests can fill, or exactly what was asked for', async (t) => {
   const table = buildModelTable(ARCH, 1)
-  const wide = await planCore(
+  const wide = await sizeCore(
     ARCH,
     table,
     { device: 'cuda', maxRunningRequests: 3, maxPrefillTokens: 16, watchdogMs: 10_000 },
@@ -81,7 +81,7 @@ t.test('cards: no more than running requests can fill, or exactly what was asked
   )
   t.equal(wide.core.pages, 3 * 512 / 16)
   t.match(wide.core, { maxStepTokens: 19, maxStepSequences: 3, watchdogSeconds: 9, gpus: [0] })
-  const small = await planCore(
+  const small = await sizeCore(
     ARCH,
     table,
     { device: 'cuda', baseGpuId: 1, maxTotalTokens: 100 },
@@ -93,7 +93,7 @@ t.test('cards: no more than running requests can fill, or exactly what was asked
 })
 
 t.test('cards: one that is full is refused with its numbers', async (t) => {
-  await t.rejects(planCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, addon(), found(9e6)), {
+  await t.rejects(sizeCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, addon(), found(9e6)), {
     code: 'CONFIG',
     message:
       /0\.85 of 9\.0 MB free memory of card 0 \(NVIDIA H200\) holds no KV cache beside 5\.0 MB of weights and 3\.0 MB of buffers/
@@ -116,7 +116,7 @@ t.test('cards: buffers that grow with the longest sequence have their room, what
       [9.5e6, {}]
     ] as const
   ) {
-    const { core, contextLength } = await planCore(arch, buildModelTable(arch, 1), { device: 'cuda', ...options }, {
+    const { core, contextLength } = await sizeCore(arch, buildModelTable(arch, 1), { device: 'cuda', ...options }, {
       cudaMemoryNeeds
     }, found(free))
     const { weightBytes, scratchBytes, fixedBytes } = cudaMemoryNeeds(core)
@@ -131,7 +131,7 @@ t.test('cards: a model that they cannot compute is refused in words, as a wrong 
   const cudaMemoryNeeds = (): never => {
     throw new Error('bad configuration: head_dim 4 is not a multiple of 8 up to 256, which cards need')
   }
-  await t.rejects(planCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, { cudaMemoryNeeds }, found(1e9)), {
+  await t.rejects(sizeCore(ARCH, buildModelTable(ARCH, 1), { device: 'cuda' }, { cudaMemoryNeeds }, found(1e9)), {
     code: 'CONFIG',
     param: 'device',
     message: '--device cuda: bad configuration: head_dim 4 is not a multiple of 8 up to 256, which cards need'
@@ -141,8 +141,8 @@ t.test('cards: a model that they cannot compute is refused in words, as a wrong 
 t.test('a checkpoint in float32 computes in bfloat16 on cards and in float32 on a CPU', async (t) => {
   const arch = tinyArchitecture('Qwen3ForCausalLM', { dtype: 'float32' })
   const table = buildModelTable(arch, 1)
-  t.equal((await planCore(arch, table, { device: 'cuda' }, addon(), found(1e9))).core.dtype, 'bfloat16')
-  const cpu = await planCore(arch, table, { threads: 3 }, addon(), () => t.fail('no card is looked for') as never)
+  t.equal((await sizeCore(arch, table, { device: 'cuda' }, addon(), found(1e9))).core.dtype, 'bfloat16')
+  const cpu = await sizeCore(arch, table, { threads: 3 }, addon(), () => t.fail('no card is looked for') as never)
   t.match(cpu, {
     maxRunningRequests: 64,
     maxBatchTokens: 512,

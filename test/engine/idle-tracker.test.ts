@@ -1,6 +1,6 @@
 import t from 'tap'
 import fc from 'fast-check'
-import { Standing } from '../../src/engine/standing.ts'
+import { IdleTracker } from '../../src/engine/idle-tracker.ts'
 import type { ToWorker } from '../../src/engine/messages.ts'
 import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 
@@ -9,7 +9,7 @@ import { Harness, makeRequest } from '../helpers/scheduler-harness.ts'
 type Heard = { id: number } | { call: number, done: boolean, holds: () => void }
 
 class Threads {
-  readonly standing = new Standing()
+  readonly tracker = new IdleTracker()
   readonly h = new Harness({
     pages: 16,
     pageSize: 4,
@@ -34,7 +34,7 @@ class Threads {
 
   add (length: number): void {
     const id = this.#requests++
-    this.standing.sent(id)
+    this.tracker.sent(id)
     this.#live.add(id)
     this.toWorker.push(() => {
       this.h.add(
@@ -55,7 +55,7 @@ class Threads {
 
   pause (mode: Extract<ToWorker, { type: 'pause' }>['mode'] | 'drain'): void {
     const call = ++this.#calls
-    this.#pauses.set(call, this.standing.pausing())
+    this.#pauses.set(call, this.tracker.pausing())
     this.toWorker.push(() => {
       if (mode === 'drain') return this.h.scheduler.drain(call)
       this.h.scheduler.pause(mode)
@@ -64,7 +64,7 @@ class Threads {
   }
 
   resume (): void {
-    this.standing.unsettled()
+    this.tracker.unsettled()
     this.toWorker.push(() => {
       this.h.scheduler.resume()
     })
@@ -73,7 +73,7 @@ class Threads {
   shut (abort: boolean): void {
     if (this.#gate !== null) return
     const call = ++this.#calls
-    const isShut = this.standing.gateAsked(abort)
+    const isShut = this.tracker.gateAsked(abort)
     this.#gate = { call, isShut }
     this.#mayRely = isShut
     if (isShut) this.relied++
@@ -86,7 +86,7 @@ class Threads {
     if (this.#gate?.isShut !== true) return
     this.#gate = null
     this.#mayRely = false
-    this.standing.gateOpened(asleep)
+    this.tracker.gateOpened(asleep)
     this.toWorker.push(() => {
       this.h.openWith(++this.#asked, { asleep: asleep ? 'asleep' : null })
     })
@@ -111,7 +111,7 @@ class Threads {
     if (heard === undefined) return
     if ('id' in heard) {
       this.#live.delete(heard.id)
-      return this.standing.ended(heard.id)
+      return this.tracker.ended(heard.id)
     }
     if (heard.done) heard.holds()
     if (this.#gate?.call === heard.call) this.#gate.isShut = true
@@ -207,29 +207,29 @@ t.test('no step runs between a gate that is shut without an answer and its openi
 })
 
 t.test('idle, paused and asleep are known; a request whose reader has left counts until it has ended', async t => {
-  const standing = new Standing()
-  t.equal(standing.gateAsked(false), true, 'nothing was ever sent')
-  t.equal(standing.gateAsked(false), false, 'another gate is shut')
-  standing.gateGivenUp()
-  standing.gateOpened(false)
-  standing.sent(1)
-  t.equal(standing.gateAsked(false), false, 'a request may run')
-  standing.gateOpened(false)
-  const holds = standing.pausing()
-  t.equal(standing.gateAsked(false), false, 'the pause may not have been read')
-  standing.gateGivenUp()
+  const tracker = new IdleTracker()
+  t.equal(tracker.gateAsked(false), true, 'nothing was ever sent')
+  t.equal(tracker.gateAsked(false), false, 'another gate is shut')
+  tracker.gateGivenUp()
+  tracker.gateOpened(false)
+  tracker.sent(1)
+  t.equal(tracker.gateAsked(false), false, 'a request may run')
+  tracker.gateOpened(false)
+  const holds = tracker.pausing()
+  t.equal(tracker.gateAsked(false), false, 'the pause may not have been read')
+  tracker.gateGivenUp()
   holds()
-  t.equal(standing.gateAsked(true), false, 'its end is wanted')
-  standing.gateGivenUp()
-  t.equal(standing.gateAsked(false), true)
-  standing.gateOpened(false)
-  const late = standing.pausing()
-  standing.unsettled()
+  t.equal(tracker.gateAsked(true), false, 'its end is wanted')
+  tracker.gateGivenUp()
+  t.equal(tracker.gateAsked(false), true)
+  tracker.gateOpened(false)
+  const late = tracker.pausing()
+  tracker.unsettled()
   late()
-  t.equal(standing.gateAsked(false), false, 'a resume was sent after the pause')
-  standing.gateOpened(true)
-  t.equal(standing.gateAsked(false), true, 'asleep')
-  standing.gateOpened(false)
-  standing.ended(1)
-  t.equal(standing.gateAsked(false), true)
+  t.equal(tracker.gateAsked(false), false, 'a resume was sent after the pause')
+  tracker.gateOpened(true)
+  t.equal(tracker.gateAsked(false), true, 'asleep')
+  tracker.gateOpened(false)
+  tracker.ended(1)
+  t.equal(tracker.gateAsked(false), true)
 })

@@ -1,8 +1,8 @@
-import { Joiner } from './joiner.ts'
+import { CallJoiner } from './call-joiner.ts'
 
 /** Joins identical calls of kinds that undo each other: none joins one from before a call of another kind, which will undo that one. */
-export class OppositeJoiner<T> {
-  readonly #calls = new Joiner<T>()
+export class InverseCallJoiner<T> {
+  readonly #calls = new CallJoiner<T>()
   #kind = ''
   #turn = 0
 

@@ -2,7 +2,7 @@
  * What the main thread knows of the scheduler's thread without asking: that it stands still, and goes on standing until it has read one
  * more message. A thread that sleeps takes 0.1 to 0.2 ms to answer, which is longer than many an update of weights.
  */
-export class Standing {
+export class IdleTracker {
   /** Requests that were sent and whose end has not come, whether somebody reads them or not. Without any, no step runs. */
   readonly #unfinished = new Set<number>()
   /** Pauses and resumes so far: an answer to a pause means nothing once a resume has been sent after it. */

@@ -1,9 +1,9 @@
 import { RefitError } from '../errors.ts'
-import type { Rect, TensorPlan } from '../model/architecture.ts'
+import type { Rect, TensorEntry } from '../model/architecture.ts'
 import type { WeightStore } from './weight-store.ts'
 
 /** A checkpoint tensor, gathered from the ranks that hold it, as float32; of at most `maxRows` rows (of elements for a vector). NOT_FOUND for a name that the model does not have. */
-export async function readTensor (
+export async function gatherTensor (
   store: WeightStore,
   name: string,
   maxRows = Infinity
@@ -23,7 +23,7 @@ export async function readTensor (
   return { shape: shapeOf(plan, rows), values }
 }
 
-function find (store: WeightStore, name: string): TensorPlan {
+function find (store: WeightStore, name: string): TensorEntry {
   const { table } = store
   const plan = table.tensors.get(table.canonical(name)) ??
     // A tied head is the embedding.
@@ -32,7 +32,7 @@ function find (store: WeightStore, name: string): TensorPlan {
   return plan
 }
 
-function shapeOf (plan: TensorPlan, rows: number): number[] {
+function shapeOf (plan: TensorEntry, rows: number): number[] {
   if (plan.shape.length === 1) return [rows]
   return plan.shape.length === 2 || rows !== plan.rows ? [rows, plan.cols] : [...plan.shape]
 }

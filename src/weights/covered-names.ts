@@ -1,26 +1,26 @@
-import type { ModelTable, Rect, TensorPlan } from '../model/architecture.ts'
+import type { ModelTable, Rect, TensorEntry } from '../model/architecture.ts'
 
 /**
  * The names whose weights a tensor brings, in the table's first spelling: itself, or for an alternative spelling (fused experts)
  * every tensor whose rectangles lie inside its own. States and reports speak of these names alone.
  */
-export class Coverage {
+export class CoveredNames {
   readonly #table: ModelTable
-  #byParam: Map<number, TensorPlan[]> | undefined
-  readonly #known = new Map<TensorPlan, string[]>()
+  #byParam: Map<number, TensorEntry[]> | undefined
+  readonly #known = new Map<TensorEntry, string[]>()
 
   constructor (table: ModelTable) {
     this.#table = table
   }
 
-  names (plan: TensorPlan): string[] {
+  names (plan: TensorEntry): string[] {
     if (!plan.alternative) return [plan.name]
     let names = this.#known.get(plan)
     if (names === undefined) this.#known.set(plan, names = this.#inside(plan))
     return names
   }
 
-  #inside (plan: TensorPlan): string[] {
+  #inside (plan: TensorEntry): string[] {
     const params = new Set(plan.rects.map(rect => rect.param))
     const candidates = new Set([...params].flatMap(param => this.#plansOf(param)))
     return [...candidates]
@@ -28,7 +28,7 @@ export class Coverage {
       .map(inner => inner.name)
   }
 
-  #plansOf (param: number): TensorPlan[] {
+  #plansOf (param: number): TensorEntry[] {
     if (this.#byParam === undefined) {
       this.#byParam = new Map()
       for (const plan of this.#table.tensors.values()) {

@@ -7,7 +7,7 @@ const ROOMY = 8
  * Keeps the event loop turning where it would sleep. A thread that sleeps takes 0.1 to 0.2 ms to wake up on a virtual machine, and an update
  * of a few hundred megabytes wakes the main thread twice. Everything else is answered meanwhile, as always.
  */
-export class Awake {
+export class EventLoopSpinner {
   readonly #isRoomy: boolean
   #until = 0
   #isTurning = false

@@ -1,14 +1,14 @@
 import t from 'tap'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { Turnstile } from '../../src/weights/turnstile.ts'
-import { Joiner } from '../../src/weights/joiner.ts'
+import { ExclusiveSection } from '../../src/weights/exclusive-section.ts'
+import { CallJoiner } from '../../src/weights/call-joiner.ts'
 
 t.test('holders enter one at a time and in the order of their arrival', async t => {
-  const turnstile = new Turnstile(10)
+  const section = new ExclusiveSection(10)
   const order: number[] = []
   let inside = 0
   await Promise.all([0, 1, 2, 3, 4].map(async id => {
-    const leave = await turnstile.enter(60_000)
+    const leave = await section.enter(60_000)
     t.equal(++inside, 1, 'alone inside')
     order.push(id)
     await sleep(2)
@@ -19,16 +19,16 @@ t.test('holders enter one at a time and in the order of their arrival', async t 
 })
 
 t.test('a full queue is a CONFLICT and an expired wait a DEADLINE, and both leave the queue intact', async t => {
-  const turnstile = new Turnstile(1)
-  const leave = await turnstile.enter(60_000)
-  const waiting = turnstile.enter(20)
-  await t.rejects(turnstile.enter(60_000), { code: 'CONFLICT' })
+  const section = new ExclusiveSection(1)
+  const leave = await section.enter(60_000)
+  const waiting = section.enter(20)
+  await t.rejects(section.enter(60_000), { code: 'CONFLICT' })
   await t.rejects(waiting, { code: 'DEADLINE' })
-  const next = turnstile.enter(60_000)
+  const next = section.enter(60_000)
   leave()
   const leaveNext = await next
   leave()
-  const last = turnstile.enter(60_000)
+  const last = section.enter(60_000)
   let entered = false
   void last.then(() => {
     entered = true
@@ -40,10 +40,10 @@ t.test('a full queue is a CONFLICT and an expired wait a DEADLINE, and both leav
 })
 
 t.test('names that differ are let in together, and nobody passes one who waits for the same', async t => {
-  const turnstile = new Turnstile(10)
+  const section = new ExclusiveSection(10)
   const order: string[] = []
   const enter = (names: string): Promise<() => void> =>
-    turnstile.enter(60_000, names === '*' ? null : new Set(names)).then(leave => {
+    section.enter(60_000, names === '*' ? null : new Set(names)).then(leave => {
       order.push(names)
       return leave
     })
@@ -69,32 +69,32 @@ t.test('names that differ are let in together, and nobody passes one who waits f
 })
 
 t.test('one whose wait expires, or who is turned away, lets those pass that waited behind it', async t => {
-  const turnstile = new Turnstile(10)
-  const leave = await turnstile.enter(60_000, new Set('a'))
-  const expiring = turnstile.enter(20, new Set('ab'))
-  const behind = turnstile.enter(60_000, new Set('b'))
+  const section = new ExclusiveSection(10)
+  const leave = await section.enter(60_000, new Set('a'))
+  const expiring = section.enter(20, new Set('ab'))
+  const behind = section.enter(60_000, new Set('b'))
   await t.rejects(expiring, { code: 'DEADLINE' })
   const leaveBehind = await behind
-  const away = turnstile.enter(60_000)
-  turnstile.turnAway(new Error('go'))
+  const away = section.enter(60_000)
+  section.refuseWaiting(new Error('go'))
   await t.rejects(away, { message: 'go' })
-  ;(await turnstile.enter(60_000, new Set('c')))()
+  ;(await section.enter(60_000, new Set('c')))()
   leave()
   leaveBehind()
-  ;(await turnstile.enter(60_000))()
+  ;(await section.enter(60_000))()
 })
 
 t.test('a deadline that no timer can hold waits all the same', async t => {
-  const turnstile = new Turnstile(1)
-  const leave = await turnstile.enter(Infinity)
-  const next = turnstile.enter(Infinity)
+  const section = new ExclusiveSection(1)
+  const leave = await section.enter(Infinity)
+  const next = section.enter(Infinity)
   await sleep(20)
   leave()
   ;(await next)()
 })
 
 t.test('identical calls share one run and its failure, and run again afterwards', async t => {
-  const joiner = new Joiner<number>()
+  const joiner = new CallJoiner<number>()
   let runs = 0
   const run = async (): Promise<number> => {
     await sleep(5)
