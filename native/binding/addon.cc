@@ -51,7 +51,7 @@ Napi::Value create_core(const Napi::CallbackInfo& info) {
     try {
       return Napi::Number::New(info.Env(), register_core(std::make_shared<Core>(config)));
     } catch (const NoMemory&) {
-      throw;  // it says more than we know
+      throw;  // its message says more than ours would
     } catch (const std::bad_alloc&) {
       throw_no_memory(config);
     }

@@ -16,7 +16,7 @@ struct Registry {
   int next = 1;
 };
 
-// Never destroyed: at process exit writer threads may still run, and nothing may be torn down under them.
+// Never destroyed: at process exit writer threads may still run, and nothing that they use may be destroyed.
 Registry& registry() {
   static Registry* const instance = new Registry;
   return *instance;

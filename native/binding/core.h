@@ -1,5 +1,5 @@
 // A core: one device and the thread that its weight operations run on. Cores belong to the process, not to a JavaScript
-// environment: the scheduler's worker creates one, the main thread finds it by its handle.
+// environment: the scheduler's worker creates one, and the main thread finds it by its handle.
 #pragma once
 #include <functional>
 #include <memory>
@@ -12,24 +12,26 @@ namespace refit::binding {
 
 class Core {
  public:
-  // Throws what make_cpu_device or make_cuda_device throws.
+  // Throws the exceptions of make_cpu_device or make_cuda_device.
   explicit Core(CoreConfig config);
-  // Closes. Never on the writer thread itself, so jobs must not own their core.
+  // Closes. Never call it on the writer thread: jobs must not own their core.
   ~Core();
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
   const CoreConfig& config() const { return config_; }
   const Device& device() const { return *device_; }
-  // Runs fn with the device to itself. The gate keeps steps and writes apart; should it ever fail to, they take turns
-  // here.
+  // Runs fn with exclusive use of the device. The gate keeps steps and writes apart; if it ever failed to, they would
+  // wait
+  // for each other here.
   void with_device(const std::function<void(Device&)>& fn);
-  // For process groups: several work on it at once, and the gate keeps writes away, and steps from what is written.
+  // For process groups: several use the device at once. The gate keeps writes away, and steps away from what is
+  // written.
   Device& shared_device() { return *device_; }
 
   // Queues a job for the writer thread; jobs run in order and must not throw. Throws std::runtime_error after close().
   void post(std::function<void()> job);
-  // Takes no more jobs and returns when all that were posted have run.
+  // Takes no more jobs and returns when all posted jobs have run.
   void close();
 
  private:
@@ -39,8 +41,7 @@ class Core {
   JobThread writer_;
 };
 
-// The registry. Any thread. `find` and `remove` throw std::invalid_argument for a handle that is not (or no longer)
-// known.
+// The registry. Any thread. `find` and `remove` throw std::invalid_argument for an unknown or closed handle.
 int register_core(std::shared_ptr<Core> core);
 std::shared_ptr<Core> find_core(int handle);
 std::shared_ptr<Core> remove_core(int handle);

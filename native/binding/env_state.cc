@@ -13,9 +13,9 @@ void EnvState::attach(Napi::Env env) { env.SetInstanceData(new EnvState(env)); }
 EnvState& EnvState::of(Napi::Env env) { return *env.GetInstanceData<EnvState>(); }
 
 EnvState::EnvState(Napi::Env env) : port_(std::make_shared<Port>()) {
-  // The queue is unbounded, but each call in it belongs to a promise that somebody waits for.
+  // The queue is unbounded, but each call in it belongs to a pending promise.
   port_->tsfn = Tsfn::New(env, "refit", 0, 1);
-  // Only while promises are pending may it keep the process alive.
+  // It keeps the process alive only while promises are pending.
   port_->tsfn.Unref(env);
   // Hooks run last in, first out: this one before the thread-safe function's own.
   napi_add_env_cleanup_hook(env, shut, this);
@@ -23,7 +23,7 @@ EnvState::EnvState(Napi::Env env) : port_(std::make_shared<Port>()) {
 
 Napi::Promise EnvState::submit(Napi::Env env, const std::shared_ptr<Core>& core, std::shared_ptr<Task> task,
                                std::vector<Napi::Reference<Napi::Value>> held) {
-  Core* const raw = core.get();  // it joins its thread before it dies
+  Core* const raw = core.get();  // the core's destructor joins its thread
   Task* const running = task.get();
   const auto work = [raw, running, port = port_] {
     raw->with_device([&](Device& device) { running->run(device, port->cancel); });
@@ -63,7 +63,7 @@ bool EnvState::Port::begin(const Operation& operation) {
 
 void EnvState::Port::end(std::unique_ptr<Ticket> ticket) {
   const std::lock_guard lock(mutex);
-  // Notified under the lock: the waiter goes on to free the memory.
+  // Notify under the lock: the waiter then frees the memory.
   if (ticket->operation->borrows && --borrowing == 0) idle.notify_all();
   if (closed) return;
   // Under the lock too, so that `shut` cannot release the function meanwhile. It never blocks: the queue has no bound.
@@ -72,7 +72,7 @@ void EnvState::Port::end(std::unique_ptr<Ticket> ticket) {
 
 void EnvState::call_js(Napi::Env env, Napi::Function, void*, Ticket* ticket) {
   const std::unique_ptr<Ticket> owned(ticket);
-  if (static_cast<napi_env>(env) == nullptr) return;  // the environment is gone; nobody waits
+  if (static_cast<napi_env>(env) == nullptr) return;  // the environment is gone, and nothing waits
   EnvState::of(env).settle(env, *owned);
 }
 
@@ -100,7 +100,7 @@ void EnvState::shut(void* self) {
     std::unique_lock lock(port.mutex);
     port.closed = true;
     port.cancel.store(true);
-    static_cast<void>(REFIT_FAULT(kEnd));  // so that a test knows that it has come so far
+    static_cast<void>(REFIT_FAULT(kEnd));  // lets a test know that this point was reached
     port.idle.wait(lock, [&] { return port.borrowing == 0; });
   }
   state.pending_.clear();

@@ -1,5 +1,5 @@
-// What one JavaScript environment (the main thread, or a worker) has under way in cores and groups, and its way back
-// from their threads.
+// The pending operations of one JavaScript environment (the main thread, or a worker) in cores and groups, and the way
+// of their results back from other threads.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -14,30 +14,30 @@
 
 namespace refit::binding {
 
-// Something that another thread does for a promise. It owns native data only: it may be freed on any thread, and after
-// its environment.
+// Work of another thread for a promise. It owns native data only: it may be freed on any thread, and after its
+// environment.
 class Operation {
  public:
   virtual ~Operation() = default;
-  // JavaScript thread: what the promise resolves to; `held` is what was passed to submit.
+  // JavaScript thread: the value that the promise resolves to; `held` was passed to submit.
   virtual Napi::Value result(Napi::Env env, const std::vector<Napi::Reference<Napi::Value>>& held) = 0;
 
-  // True where it touches memory of JavaScript objects: the environment then waits for it before it ends.
+  // True if it uses memory of JavaScript objects: the environment then waits for it before it ends.
   bool borrows = false;
-  // Set when it threw; the code is empty where the error has none (NativeErrorCode in src/native/addon.ts).
+  // Set when it threw; the code is empty if the error has none (NativeErrorCode in src/native/addon.ts).
   std::string error, error_code;
 };
 
 // One operation on a core's writer thread.
 class Task : public Operation {
  public:
-  // Writer thread: no N-API. What it throws rejects the promise. `cancel` is set when the environment ends.
+  // Writer thread: no N-API. An exception rejects the promise. `cancel` is set when the environment ends.
   virtual void run(Device& device, const std::atomic<bool>& cancel) = 0;
 };
 
 class EnvState {
  public:
-  // Makes the environment's state (its instance data).
+  // Creates the environment's state (its instance data).
   static void attach(Napi::Env env);
   static EnvState& of(Napi::Env env);
 
@@ -47,21 +47,22 @@ class EnvState {
   // JavaScript thread. Queues the task; `held` keeps JavaScript objects alive until it has ended.
   Napi::Promise submit(Napi::Env env, const std::shared_ptr<Core>& core, std::shared_ptr<Task> task,
                        std::vector<Napi::Reference<Napi::Value>> held);
-  // The same for work on another thread, which `post` queues it for. `owner` is kept until the promise settles, and
-  // dropped on the JavaScript thread.
+  // The same for another thread: `post` queues the work for it. `owner` is kept until the promise settles, and dropped
+  // on
+  // the JavaScript thread.
   using Job = std::function<void()>;
   Napi::Promise submit_to(Napi::Env env, const std::function<void(Job)>& post, std::shared_ptr<Operation> operation,
                           Job work, std::vector<Napi::Reference<Napi::Value>> held, std::shared_ptr<void> owner);
 
  private:
-  // References may only be dropped on their JavaScript thread, so they stay here and the task travels alone.
+  // References may only be dropped on their JavaScript thread, so they stay here while the task goes to another thread.
   struct Pending {
     Napi::Promise::Deferred deferred;
     std::vector<Napi::Reference<Napi::Value>> held;
     std::shared_ptr<void> owner;
   };
 
-  // An operation on its way; also the payload of the call into JavaScript.
+  // A pending operation; also the payload of the call into JavaScript.
   struct Ticket {
     uint64_t id = 0;
     std::shared_ptr<Operation> operation;
@@ -70,8 +71,9 @@ class EnvState {
   static void call_js(Napi::Env env, Napi::Function callback, void* context, Ticket* ticket);
   using Tsfn = Napi::TypedThreadSafeFunction<void, Ticket, &EnvState::call_js>;
 
-  // Shared with the writer threads, and outlives the environment for as long as one of them holds it. After `closed`
-  // nothing calls into JavaScript and nothing starts to read its memory.
+  // Shared with the writer threads; it outlives the environment while one of them holds it. After `closed` nothing
+  // calls
+  // into JavaScript, and nothing starts to read its memory.
   struct Port {
     std::mutex mutex;
     std::condition_variable idle;

@@ -1,4 +1,4 @@
-// Errors that JavaScript tells apart by `code`: NativeErrorCode in src/native/addon.ts.
+// Errors that JavaScript distinguishes by `code`: NativeErrorCode in src/native/addon.ts, GroupErrorCode in groups.ts.
 #pragma once
 #include <exception>
 #include <string>
@@ -7,12 +7,12 @@
 
 namespace refit::binding {
 
-// Empty where the error has none.
+// Empty if the error has no code.
 std::string error_code(const std::exception& error);
-// An Error with the message and, where it is not empty, the code.
+// An Error with the message and the code, unless the code is empty.
 Napi::Error coded_error(Napi::Env env, const std::string& message, const std::string& code);
 
-// fn(), whose C++ errors that have a code are thrown as such.
+// Runs fn() and throws its C++ errors that have a code as coded JavaScript errors.
 template <typename F>
 auto with_error_code(Napi::Env env, F&& fn) {
   try {

@@ -31,7 +31,7 @@ std::string describe(const Napi::Value& value) {
   if (value.IsSymbol()) return "a symbol";
   if (value.IsFunction()) return "a function";
   if (value.IsObject()) {
-    // Not ToString: it would run code of the caller's object.
+    // Not ToString, which would run code of the caller's object.
     if (value.IsArray()) return "an array";
     if (value.IsTypedArray()) return "a typed array of another type";
     return "an object";

@@ -1,5 +1,6 @@
-// Reading arguments and fields of JavaScript objects. Whatever is wrong throws a TypeError or RangeError that names the
-// field, what was expected and what came.
+// Reads arguments and fields of JavaScript objects. A wrong value throws a TypeError or RangeError that names the
+// field,
+// what was expected and what was given.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -10,7 +11,7 @@
 
 namespace refit::binding {
 
-// 2^53 - 1: what a JavaScript number holds exactly.
+// 2^53 - 1: the largest integer that a JavaScript number holds exactly.
 constexpr int64_t kMaxSafe = (int64_t{1} << 53) - 1;
 
 // For messages: `"text"`, `12.5`, `undefined`, `[object Array]`.
@@ -56,7 +57,7 @@ struct TypedArrayOf<uint64_t> {
   static constexpr const char* kName = "BigUint64Array";
 };
 
-// The elements where they lie: valid until control returns to JavaScript, or while a reference holds the array.
+// The elements in place: valid until control returns to JavaScript, or while a reference holds the array.
 std::span<const uint8_t> typed_array_bytes(const Napi::Value& value, const std::string& name, napi_typedarray_type type,
                                            const char* type_name);
 

@@ -30,7 +30,7 @@ struct Registry {
   int next = 1;
 };
 
-// Never destroyed: at process exit groups' threads may still run, and nothing may be torn down under them.
+// Never destroyed: at process exit groups' threads may still run, and nothing that they use may be destroyed.
 Registry& registry() {
   static Registry* const instance = new Registry;
   return *instance;
@@ -50,8 +50,9 @@ std::shared_ptr<GroupEntry> remove_group(int handle) {
   return entry;
 }
 
-// Environment cleanup hook: runs before EnvState::shut (last in, first out), which waits for groups that read
-// JavaScript's memory.
+// Environment cleanup hook. Hooks run last in, first out, so this runs before EnvState::shut, which waits for groups
+// that
+// read JavaScript's memory.
 void abort_at_exit(void* handle) {
   try {
     remove_group(static_cast<int>(reinterpret_cast<intptr_t>(handle)))->group().abort("this process ends");
@@ -67,7 +68,7 @@ class GroupOperation : public Operation {
   Napi::Value result(Napi::Env env, const Held&) override { return env.Undefined(); }
 };
 
-// What is read is small: it crosses as a copy.
+// Reads are small, so the result is a copy.
 constexpr int64_t kMaxRead = int64_t{1} << 30;
 
 class ReadOperation : public Operation {
@@ -244,8 +245,9 @@ Napi::Value group_params(const Napi::CallbackInfo& info) {
   const int root = to_rank(info[3], "root");
   const GroupDeadline deadline = deadline_of(info[4]);
   return submit_to_group(info.Env(), entry, [&group = entry->group(), core, rank, root, deadline] {
-    // Not with the device to itself: groups of other ranks take part at the same time, and their peers in another
-    // order, so that none may wait for another; and who sends from host memory goes on computing.
+    // Without exclusive use of the device: groups of other ranks run at the same time, and their peers in another
+    // order, so
+    // none may wait for another. A sender from host memory keeps computing.
     group.params(core->shared_device(), core->config(), rank, root, deadline);
   });
 }

@@ -1,5 +1,6 @@
 // Process groups (src/native/groups.ts): the registry of handles, the thread that each group waits on, and the
-// functions that all kinds of groups have in common.
+// functions
+// that all kinds of groups share.
 #pragma once
 #include <functional>
 #include <memory>
@@ -13,22 +14,23 @@
 
 namespace refit::binding {
 
-// A group and the thread that its functions run on: they wait for other processes, so neither an event loop, nor
-// libuv's pool, nor a core's writer thread may.
+// A group and the thread that its functions run on. They wait for other processes, so they may not run on an event
+// loop,
+// in libuv's pool or on a core's writer thread.
 class GroupEntry {
  public:
   GroupEntry(std::unique_ptr<Group> group, bool gpu);
-  // Aborts what was not ended. Never on the group's own thread.
+  // Aborts pending calls. Never call it on the group's own thread.
   ~GroupEntry();
   GroupEntry(const GroupEntry&) = delete;
   GroupEntry& operator=(const GroupEntry&) = delete;
 
   Group& group() { return *group_; }
-  // Slots are memory of GPUs, else of the host.
+  // True: slots are memory of GPUs; false: of the host.
   bool gpu() const { return gpu_; }
-  // Queues a job for the group's thread; must not throw. Throws std::runtime_error after close().
+  // Queues a job for the group's thread; it must not throw. Throws std::runtime_error after close().
   void post(std::function<void()> job) { thread_.post(std::move(job)); }
-  // Takes no more jobs; returns at once. Those that were posted still run.
+  // Takes no more jobs and returns at once. Posted jobs still run.
   void close() { thread_.close(); }
 
  private:
@@ -37,18 +39,18 @@ class GroupEntry {
   JobThread thread_;
 };
 
-// JavaScript thread: makes the group known, and aborts it when the environment ends. Returns its handle.
+// JavaScript thread: registers the group, and aborts it when the environment ends. Returns its handle.
 int register_group(Napi::Env env, std::unique_ptr<Group> group, bool gpu);
-// Any thread. Both throw std::invalid_argument for a handle that is not (or no longer) known.
+// Any thread. Both throw std::invalid_argument for an unknown or ended handle.
 std::shared_ptr<GroupEntry> find_group(int handle);
 std::shared_ptr<GroupEntry> group_of(const Napi::CallbackInfo& info);
 
-// JavaScript thread. Runs `work` on the group's thread; what it throws rejects the promise (GroupErrorCode).
+// JavaScript thread. Runs `work` on the group's thread; an exception rejects the promise (GroupErrorCode).
 Napi::Value submit_to_group(Napi::Env env, const std::shared_ptr<GroupEntry>& entry, std::function<void()> work,
                             std::vector<Napi::Reference<Napi::Value>> held = {});
-// `deadlineMs` from now.
+// Now plus `deadlineMs`.
 GroupDeadline deadline_of(const Napi::Value& value);
-// Of a group.
+// The index of a staging slot.
 int to_slot(const Napi::Value& value);
 int to_rank(const Napi::Value& value, const std::string& name);
 // Float64Array of PART_FIELDS per part.

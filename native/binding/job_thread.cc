@@ -11,7 +11,7 @@
 namespace refit::binding {
 namespace {
 
-// The next job often comes at once.
+// The next job often comes at once, so look for it before sleeping.
 constexpr std::chrono::milliseconds kNext{2};
 
 }  // namespace
@@ -55,7 +55,7 @@ void JobThread::close() {
 
 void JobThread::join() {
   close();
-  // Of two callers both return only when the thread has ended.
+  // If two threads call this, both return only when the thread has ended.
   std::call_once(joined_, [this] { thread_.join(); });
 }
 
@@ -69,7 +69,7 @@ void JobThread::run_jobs() {
     waiting_ = closing_ || !jobs_.empty();
     lock.unlock();
     job();
-    job = nullptr;  // what it holds is freed here, not under the lock
+    job = nullptr;  // frees what the job holds outside the lock
     look_for(kNext, [this] { return waiting_.load(std::memory_order_relaxed); });
     lock.lock();
   }

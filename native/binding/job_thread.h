@@ -1,4 +1,4 @@
-// A thread that runs jobs in the order in which they come.
+// A thread that runs jobs in the order of arrival.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -20,9 +20,9 @@ class JobThread {
 
   // Jobs must not throw. Throws std::runtime_error after close().
   void post(std::function<void()> job);
-  // Takes no more jobs; returns at once. Those that were posted still run.
+  // Takes no more jobs and returns at once. Posted jobs still run.
   void close();
-  // close(), and returns when all that were posted have run.
+  // Closes, and returns when all posted jobs have run.
   void join();
 
  private:
@@ -32,7 +32,7 @@ class JobThread {
   std::condition_variable wake_;
   std::deque<std::function<void()>> jobs_;
   bool closing_ = false;
-  std::atomic<bool> waiting_ = false;  // a job is there, or no more will be; for a look without the lock
+  std::atomic<bool> waiting_ = false;  // a job is queued, or no more will come; read without the lock
   std::once_flag joined_;
   std::thread thread_;
 };

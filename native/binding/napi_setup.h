@@ -9,7 +9,7 @@
 #define NODE_ADDON_API_CPP_EXCEPTIONS_ALL
 #define NODE_ADDON_API_DISABLE_DEPRECATED
 #define NODE_ADDON_API_REQUIRE_BASIC_FINALIZERS
-// A worker that is being terminated refuses every throw; without this the whole process would be aborted for it.
+// A worker that is being terminated refuses every throw; without this, that would abort the whole process.
 #define NODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS
 #define NODE_API_NO_EXTERNAL_BUFFERS_ALLOWED
 

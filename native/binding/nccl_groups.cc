@@ -20,7 +20,7 @@ namespace {
 constexpr int kMaxHandle = 0x7fffffff;
 constexpr int kMaxRank = 0xffff;
 
-// A group that keeps its core, whose device is to outlive it.
+// A group that keeps its core alive, because the core's device must outlive it.
 class CoreGroup : public NcclGroup {
  public:
   CoreGroup(std::shared_ptr<Core> core, const NcclGroupOptions& options)
@@ -35,8 +35,9 @@ class CoreGroup : public NcclGroup {
     group_->begin(slot, parts, root, deadline);
   }
   void arrive(GroupDeadline deadline) override { group_->arrive(deadline); }
-  // The whole job is checked, as `write` would check what of it is staged: what does not overlap in one piece may in
-  // two.
+  // Checks the whole job, as `write` checks the staged part of it: pieces that do not overlap within one call may
+  // overlap
+  // between two.
   std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
                                const std::vector<Rect>& rects) const override {
     WriteJob job;
@@ -67,7 +68,7 @@ class CoreGroup : public NcclGroup {
 
  private:
   const std::shared_ptr<Core> core_;
-  const std::unique_ptr<NcclGroup> group_;  // goes first
+  const std::unique_ptr<NcclGroup> group_;  // destroyed first
 };
 
 NcclGroup& nccl_of(GroupEntry& entry) {

@@ -75,7 +75,7 @@ class FetchTask : public Task {
   uint8_t* out = nullptr;
 };
 
-// Work on host memory alone. It runs on the writer thread, but without the device: steps go on beside it.
+// Work on host memory only. It runs on the writer thread without the device, so steps continue meanwhile.
 class HostOperation : public Operation {
  public:
   HostOperation() { borrows = true; }
@@ -84,7 +84,7 @@ class HostOperation : public Operation {
 
 Napi::Value submit_aside(Napi::Env env, const std::shared_ptr<Core>& core, std::shared_ptr<HostOperation> operation,
                          Held held) {
-  Core* const raw = core.get();  // it joins its thread before it dies
+  Core* const raw = core.get();  // the core's destructor joins its thread
   HostOperation* const running = operation.get();
   return EnvState::of(env).submit_to(
       env, [raw](EnvState::Job job) { raw->post(std::move(job)); }, std::move(operation), [running] { running->run(); },

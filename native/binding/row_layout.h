@@ -18,7 +18,7 @@ struct RectRow {
   static constexpr std::array kNames{"tensor", "rank", "param", "srcRow", "srcCol", "rows", "cols", "dstRow", "dstCol"};
 };
 
-// A change of a tensor in a file: where the tensor lies in it, and where the change lies in the data.
+// A change of a tensor in a file: the tensor's place in the file, and the change's place in the data.
 struct DeltaRow {
   enum Field : size_t { kFd, kOffset, kBytes, kBegin, kEnd };
   static constexpr std::array kNames{"fd", "offset", "bytes", "begin", "end"};

@@ -3,7 +3,7 @@
 
 namespace refit::binding {
 
-// step(handle, batch) of src/native/addon.ts. The batch's typed arrays are used where they lie.
+// step(handle, batch) of src/native/addon.ts. Uses the batch's typed arrays in place.
 Napi::Value step(const Napi::CallbackInfo& info);
 
 }  // namespace refit::binding

@@ -24,8 +24,9 @@ std::shared_ptr<Core> core_of(const Napi::CallbackInfo& info) {
 class WriteTask : public Task {
  public:
   void run(Device& device, const std::atomic<bool>& cancel) override {
-    // Given back here, also by what throws, and not where the task is freed: the slots are received into next, and the
-    // thread that frees it may be the one that waits for them.
+    // Returns the slots here, also when the write throws. Freeing the task would be too late: the slots are received
+    // into
+    // next, and the thread that frees it may be the one that waits for them.
     const auto kept = std::move(owned.kept);
     owned.job.cancel = &cancel;
     outcome_ = device.write(owned.job);
@@ -53,7 +54,7 @@ class WriteTask : public Task {
   WriteOutcome outcome_;
 };
 
-// Copies straight into the array that the promise will resolve to.
+// Copies straight into the array that the promise resolves to.
 class ReadTask : public Task {
  public:
   ReadTask(uint8_t* out, int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols)
@@ -151,12 +152,12 @@ Napi::Value write(const Napi::CallbackInfo& info) {
 
 Napi::Value expect_write(const Napi::CallbackInfo& info) {
   const auto core = core_of(info);
-  Core* const raw = core.get();  // it joins its thread before it dies
+  Core* const raw = core.get();  // the core's destructor joins its thread
   core->post([raw] {
     try {
       raw->with_device([](Device& device) { device.write({}); });
     } catch (const std::exception&) {
-      // The write that is expected meets it again.
+      // The next write reports it.
     }
   });
   return info.Env().Undefined();
@@ -172,10 +173,10 @@ Napi::Value read(const Napi::CallbackInfo& info) {
   const int64_t rows = to_integer(info[5], "rows", 0, kMaxSafe);
   const int64_t cols = to_integer(info[6], "cols", 0, kMaxSafe);
   check_read(rank, param, row, col, rows, cols, core->config().ranks, core->config().params);
-  // Inside a parameter that exists, so the product fits.
+  // A rectangle inside an existing parameter, so the product fits.
   const uint64_t bytes = static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols) * size_of(core->config().dtype);
   if (bytes >= kMaxRead) {
-    throw std::invalid_argument("read: " + std::to_string(bytes) + " bytes asked for, expected fewer than " +
+    throw std::invalid_argument("read: " + std::to_string(bytes) + " bytes requested, expected fewer than " +
                                 std::to_string(kMaxRead) + "; read fewer rows at a time");
   }
   Napi::Uint8Array array = Napi::Uint8Array::New(env, static_cast<size_t>(bytes));

@@ -33,7 +33,7 @@ std::vector<uint8_t> to_bytes(const Napi::Value& value, const std::string& path)
   return {bytes.begin(), bytes.end()};
 }
 
-// Into the job piece by piece: the descriptors that it has are closed with it.
+// Fills the job piece by piece, so that its descriptors are closed with it after an error.
 void parse_segment(const Napi::Value& value, const std::string& path, Segment& out) {
   const Napi::Env env = value.Env();
   const Napi::Object object = to_object(value, path);

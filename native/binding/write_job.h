@@ -1,4 +1,4 @@
-// A WriteJob of src/native/addon.ts as the core wants it.
+// Parses a WriteJob (src/native/write-job.ts) for the core.
 #pragma once
 #include <memory>
 #include <span>
@@ -10,8 +10,8 @@
 
 namespace refit::binding {
 
-// A job that owns its file descriptors: duplicates, so that closing the caller's during the write cannot let another
-// file take the number. And the staging slots that it reads.
+// A job that owns its staging slots and its file descriptors. These are duplicates: if the caller closes its own during
+// the write, another file cannot take the number.
 struct OwnedJob {
   WriteJob job;
   std::vector<std::shared_ptr<const void>> kept;
@@ -22,14 +22,14 @@ struct OwnedJob {
   OwnedJob& operator=(const OwnedJob&) = delete;
 };
 
-// The bytes of a Uint8Array that another thread is to read while a reference holds the array: throws where they could
-// move meanwhile. That the array is detached then cannot be prevented here.
+// The bytes of a Uint8Array that another thread reads while a reference holds the array. Throws if they could move
+// meanwhile. Detaching the array during the read cannot be prevented here.
 std::span<const uint8_t> fixed_bytes(const Napi::Value& value, const std::string& path);
 
-// Adds the buffers of memory sources to `held`. Fields are checked for type and range, not against each other.
+// Adds the buffers of memory sources to `held`. Checks types and ranges of fields, not their relations.
 void parse_job(const Napi::Value& value, OwnedJob& out, std::vector<Napi::Reference<Napi::Value>>& held);
 
-// One of its sources, a NativeSource. A segment goes into the job.
+// One source, a NativeSource. A segment is added to the job.
 Source parse_source(const Napi::Value& value, const std::string& path, OwnedJob& out,
                     std::vector<Napi::Reference<Napi::Value>>& held);
 

@@ -121,7 +121,7 @@ void test_connecting() {
       group.connect({other.address(0), group.address(1), third.address(2)}, within(100ms));
       // Those that we connect to are there: the system answers for them.
     });
-    if (thrown.any) CHECK_THROWN(thrown, GroupErrorKind::kTimeout, "it is to connect to us");
+    if (thrown.any) CHECK_THROWN(thrown, GroupErrorKind::kTimeout, "it connects to this side");
   }
   {
     // Its process has gone.

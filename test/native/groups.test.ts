@@ -151,7 +151,7 @@ t.test('a peer that does not come in time, an abort and an end are told apart by
   })
   await t.rejects(addon.groupBarrier(engine!, 50), {
     code: 'GROUP_BROKEN',
-    message: /the group is of no more use since: .*the deadline has passed/
+    message: /the group is unusable since: .*the deadline has passed/
   })
   await t.rejects(addon.groupBarrier(trainer!, MS), { code: 'GROUP_BROKEN', message: /rank 1 at / })
   await end([trainer!, engine!])

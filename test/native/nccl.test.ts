@@ -60,7 +60,7 @@ t.test('a library that is missing, too old, too new or lacks a function is refus
     ],
     [
       compile(join(folder, 'other.so'), ['echo_device.cc'], LIBRARY),
-      /other\.so is not NCCL: it does not tell its version/
+      /other\.so is not NCCL: it reports no version/
     ]
   ]
   for (const [library, message] of cases) {

@@ -1,4 +1,5 @@
-// A process group whose ranks here are the GPUs of a CUDA device: the device makes it (core/device.h) and outlives it.
+// A process group whose local ranks are the GPUs of a CUDA device. The device creates it (core/device.h) and outlives
+// it.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -25,8 +26,9 @@ class NcclGroup : public Group {
   // "2.28.9" and the path of its file.
   virtual std::string library() const = 0;
 
-  // Makes the communicator with all the others, each rank on a thread and a stream of its own; `id` has kIdBytes. It
-  // allocates, as `stage` and `end` do: no rank may run a step meanwhile. Once. Throws as the functions of Group.
+  // Creates the communicator with all other ranks; each local rank has a thread and a stream of its own; `id` has
+  // kIdBytes. It allocates, like `stage` and `end`: no rank may run a step meanwhile. Call it once. Throws like the
+  // functions of Group.
   virtual void connect(const uint8_t* id, GroupDeadline deadline) = 0;
 
   // Places where broadcasts can be received straight into the weights: find_places of core/write/places.h. All are
