@@ -1,73 +1,50 @@
-import { createHash } from 'node:crypto'
 import { RefitError } from '../errors.ts'
 import { messageOf } from '../remote/connection.ts'
 import { ENGINE_KINDS, readFacts } from '../remote/engine-kind.ts'
 import type { EngineFacts } from '../remote/engine-kind.ts'
-import type { Fleet } from './fleet.ts'
 import { catchUp } from './catch-up.ts'
 import type { CatchUpOptions } from './catch-up.ts'
+import { differenceOfBytes } from './compare-checksums.ts'
+import type { Fleet } from './fleet.ts'
 import type { Worker } from './worker.ts'
 
-/** How long an engine may take to say what it is; a machine that is gone does not refuse, it is silent. */
-export const LOOK_MS = 5000
-/** And its checksums, of weights that may have to be read from memory at the pace of a busy host. */
-const COMPARE_MS = 300_000
+/** Longest wait for an engine's facts. A machine that is gone does not refuse a connection, it is silent. */
+export const CHECK_MS = 5000
 
 /**
- * Lets an engine into the rotation if it holds what those in it hold: the same label and, where both can tell, the same checksums. One that
- * does not is filled (with null it is not) and compared again. While an update or a pause goes on it waits, as `stale`: updates reach it.
+ * Takes an engine into the rotation if it holds the current weights: the same label as the others and, if both engines
+ * report them, the same checksums. Otherwise the current weights are loaded into it (not if `catchUpOptions` is null)
+ * and it is compared again. During an update or a pause it waits as `stale`, and gets the updates.
  */
-export async function admit (fleet: Fleet, worker: Worker, filling: CatchUpOptions | null): Promise<void> {
-  const before = worker.facts
-  let facts: EngineFacts
-  const signal = AbortSignal.timeout(LOOK_MS)
-  try {
-    facts = await readFacts(worker.connection, before?.kind ?? null, signal)
-  } catch (error) {
-    fleet.unready(worker, 'down', (error as Error).message)
-    // An update that waits there since before would wait for ever.
-    if (!(error instanceof RefitError) && worker.lookFailed(error as Error, signal.aborted)) {
-      await worker.cut(new RefitError('ENGINE_FAILED', `${worker.url} is down`))
-    }
-    return
-  }
-  worker.failures = 0
-  if (
-    before !== null &&
-    (before.instance !== facts.instance || (worker.hasEnded && !ENGINE_KINDS[facts.kind].showsRestart))
-  ) startedAnew(fleet, worker)
-  worker.hasEnded = false
-  worker.facts = facts
+export async function admit (fleet: Fleet, worker: Worker, catchUpOptions: CatchUpOptions | null): Promise<void> {
+  const facts = await readNewFacts(fleet, worker)
+  if (facts === null) return
   if (!fleet.isQuiet) {
-    return fleet.unready(
-      worker,
-      'stale',
-      fleet.paused
-        ? 'it waits for the end of the pause'
-        : 'it waits for the end of an update'
-    )
+    const waitsFor = fleet.paused ? 'the pause' : 'an update'
+    return fleet.unready(worker, 'stale', `it waits for the end of ${waitsFor}`)
   }
   const { updates } = fleet
-  const peer = await reference(fleet, worker)
+  const isUnchanged = (): boolean => fleet.isQuiet && fleet.updates === updates
+  const peer = await choosePeer(fleet, worker)
   if (peer?.facts?.details['weight_transaction'] != null) {
     return fleet.unready(worker, 'stale', 'it waits for the end of a weight transaction')
   }
-  let problem = await difference(fleet, worker, peer)
-  // What somebody else is updating is not overwritten.
-  if (problem !== null && filling !== null && !(worker.isForeign && worker.inSync) && isUnchanged()) {
-    const failure = await catchUp(fleet, worker, peer, filling)
-    // The others are compared by their bytes.
+  let problem = await findDifference(fleet, worker, peer)
+  // Weights that another client manages are not overwritten.
+  if (problem !== null && catchUpOptions !== null && !(worker.isForeign && worker.inSync) && isUnchanged()) {
+    const failure = await catchUp(fleet, worker, peer, catchUpOptions)
+    // Engines that report checksums are compared by those instead.
     if (failure === null && !ENGINE_KINDS[facts.kind].hasChecksums && isUnchanged()) worker.update = updates
-    worker.facts = await readFacts(worker.connection, facts.kind, AbortSignal.timeout(LOOK_MS)).catch(() => facts)
-    problem = failure === null ? await difference(fleet, worker, peer) : `${problem}; ${failure}`
+    worker.facts = await readFacts(worker.connection, facts.kind, AbortSignal.timeout(CHECK_MS)).catch(() => facts)
+    problem = failure === null ? await findDifference(fleet, worker, peer) : `${problem}; ${failure}`
   }
-  if (problem === null && worker.isPaused && isUnchanged()) problem = await goOn(worker)
+  if (problem === null && worker.isPaused && isUnchanged()) problem = await resume(worker)
   if (!fleet.workers.has(worker.id) || worker.state === 'draining') return
   if (!isUnchanged()) {
     return fleet.unready(
       worker,
       'stale',
-      `an update or a pause came while it was ${problem === null ? 'compared' : 'filled or compared'}`
+      `an update or a pause came while it was ${problem === null ? 'compared' : 'loaded or compared'}`
     )
   }
   if (peer === null && fleet.ready.length > 0) {
@@ -75,26 +52,48 @@ export async function admit (fleet: Fleet, worker: Worker, filling: CatchUpOptio
   }
   if (problem === null) fleet.admitted(worker)
   else fleet.unready(worker, 'stale', problem)
-
-  function isUnchanged (): boolean {
-    return fleet.isQuiet && fleet.updates === updates
-  }
 }
 
-export function startedAnew (fleet: Fleet, worker: Worker): void {
-  fleet.announced.forget(worker)
+/** Forgets what a restart has undone. */
+export function restarted (fleet: Fleet, worker: Worker): void {
+  fleet.announcements.forget(worker)
   worker.inSync = false
   worker.isPaused = false
   worker.update = 0
   worker.groups.clear()
 }
 
-/** It missed the end of a pause: what it were sent would wait there. */
-async function goOn (worker: Worker): Promise<string | null> {
+/** Null if the engine does not reply; it is `down` then. */
+async function readNewFacts (fleet: Fleet, worker: Worker): Promise<EngineFacts | null> {
+  const before = worker.facts
+  const signal = AbortSignal.timeout(CHECK_MS)
+  try {
+    const facts = await readFacts(worker.connection, before?.kind ?? null, signal)
+    worker.failures = 0
+    const isNewProcess = before !== null &&
+      (before.instance !== facts.instance || (worker.hasEnded && !ENGINE_KINDS[facts.kind].showsRestart))
+    if (isNewProcess) restarted(fleet, worker)
+    worker.hasEnded = false
+    worker.facts = facts
+    return facts
+  } catch (error) {
+    fleet.unready(worker, 'down', (error as Error).message)
+    // An update that was sent before would wait for its reply forever.
+    if (!(error instanceof RefitError) && worker.checkFailed(error as Error, signal.aborted)) {
+      await worker.disconnect(new RefitError('ENGINE_FAILED', `${worker.url} is down`))
+    }
+    return null
+  }
+}
+
+/**
+ * Resumes an engine that missed the end of a pause; requests would wait there otherwise. Returns the failure, or null.
+ */
+async function resume (worker: Worker): Promise<string | null> {
   try {
     const reply = await worker.connection.json('POST', ENGINE_KINDS[worker.facts!.kind].resume, {}, {
       admin: true,
-      signal: AbortSignal.timeout(LOOK_MS)
+      signal: AbortSignal.timeout(CHECK_MS)
     })
     if (reply.status >= 400) return `it is paused: ${messageOf(reply)}`
     worker.isPaused = false
@@ -104,74 +103,33 @@ async function goOn (worker: Worker): Promise<string | null> {
   }
 }
 
-/** An engine that holds the current weights, just asked for their label. */
-async function reference (fleet: Fleet, worker: Worker): Promise<Worker | null> {
+/** An engine that holds the current weights, with its label read just now; one of the same kind if there is one. */
+async function choosePeer (fleet: Fleet, worker: Worker): Promise<Worker | null> {
   const others = fleet.ready.filter(other => other !== worker)
   const peer = others.find(({ facts }) => facts?.kind === worker.facts?.kind) ?? others[0]
   if (peer === undefined) return null
-  peer.facts = await readFacts(peer.connection, peer.facts!.kind, AbortSignal.timeout(LOOK_MS)).catch(() => peer.facts)
+  peer.facts = await readFacts(peer.connection, peer.facts!.kind, AbortSignal.timeout(CHECK_MS)).catch(() => peer.facts)
   return peer
 }
 
-/** Why it cannot be routed to; null where nothing stands against it. */
-async function difference (fleet: Fleet, worker: Worker, peer: Worker | null): Promise<string | null> {
+/** The reason why no request may go to the engine; null if there is none. */
+async function findDifference (fleet: Fleet, worker: Worker, peer: Worker | null): Promise<string | null> {
   const facts = worker.facts!
   if (facts.torn !== null) return facts.torn
-  if (peer === null) return alone(fleet, worker)
+  if (peer === null) return checkWithoutPeer(fleet, worker)
   const theirs = peer.facts!
   if (facts.version !== theirs.version && facts.version !== null && theirs.version !== null) {
     return `it holds version ${JSON.stringify(facts.version)}, the others ${JSON.stringify(theirs.version)}`
   }
   if (worker.inSync && !worker.isForeign) return null
-  if (facts.kind === theirs.kind && ENGINE_KINDS[facts.kind].hasChecksums) return await compareBytes(worker, peer)
+  if (facts.kind === theirs.kind && ENGINE_KINDS[facts.kind].hasChecksums) return await differenceOfBytes(worker, peer)
   return fleet.updates === 0 || (worker.update === fleet.updates && fleet.isOnDisk)
     ? null
-    : 'it missed updates, and engines of this kind tell no checksums: a whole update from disk lets it in'
+    : 'it missed updates, and engines of this kind report no checksums: a whole update from disk lets it in'
 }
 
-/** Nobody holds the current weights who could be asked. */
-function alone (fleet: Fleet, worker: Worker): string | null {
+/** With no engine to compare with, only the count of updates shows whether the weights are current. */
+function checkWithoutPeer (fleet: Fleet, worker: Worker): string | null {
   if (fleet.updates === 0 || worker.inSync || worker.update === fleet.updates) return null
   return 'it missed updates, and no engine is left that holds them: send a whole update'
-}
-
-async function compareBytes (worker: Worker, peer: Worker): Promise<string | null> {
-  const [own, theirs] = await Promise.all([checksums(worker), checksums(peer)])
-  if (typeof own === 'string') return `its checksums could not be read: ${own}`
-  if (typeof theirs === 'string') return `checksums of ${peer.url} could not be read: ${theirs}`
-  if (own.digest === theirs.digest) return null
-  const different = [...theirs.tensors].filter(([name, checksum]) => own.tensors.get(name) !== checksum).map(([name]) =>
-    name
-  )
-  const shown = different.slice(0, 3).join(', ')
-  return `it holds other weights than ${peer.url}${
-    different.length === 0 ? '' : `: ${shown}${different.length > 3 ? ` and ${different.length - 3} more` : ''}`
-  }`
-}
-
-interface Checksums {
-  digest: string
-  tensors: ReadonlyMap<string, string>
-}
-
-/** Of whole tensors where the engine tells them, which do not depend on its ranks; else of the engine. A text says what failed. */
-async function checksums ({ connection }: Worker): Promise<Checksums | string> {
-  try {
-    const reply = await connection.json('POST', '/weights_checker', { action: 'checksum' }, {
-      admin: true,
-      signal: AbortSignal.timeout(COMPARE_MS)
-    })
-    const { checksums: tensors, per_engine_checksum: whole } = (reply.body ?? {}) as {
-      checksums?: Record<string, string>
-      per_engine_checksum?: string
-    }
-    if (reply.status >= 400) return messageOf(reply)
-    if (typeof tensors === 'object' && tensors !== null) {
-      const sorted = Object.entries(tensors).sort(([a], [b]) => a < b ? -1 : 1)
-      return { digest: createHash('sha256').update(JSON.stringify(sorted)).digest('hex'), tensors: new Map(sorted) }
-    }
-    return typeof whole === 'string' ? { digest: whole, tensors: new Map() } : 'the reply names none'
-  } catch (error) {
-    return (error as Error).message
-  }
 }

@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto'
 import type { IncomingHttpHeaders } from 'node:http'
 
-/** What decides where a request goes. `sticky` keys stay on their engine however busy it is. */
+/** The key that chooses a request's engine. `sticky` keys stay on their engine however busy it is. */
 export interface RoutingKey {
   hash: number
   sticky: boolean
@@ -12,13 +12,16 @@ interface Choice {
   load: number
 }
 
-/** Of a prompt, what is hashed: the samples of a prompt and the turns of a talk share it; what many prompts share is usually shorter. */
+/**
+ * Bytes at the beginning of a prompt that are hashed. The samples of a prompt and the turns of a chat have them in
+ * common; a prefix that many prompts share is usually shorter.
+ */
 const PREFIX_BYTES = 1024
-/** No engine is given more than this times the mean load by its prefixes. */
+/** Prefixes give an engine at most this many times the mean load. */
 const SPREAD = 1.25
 const PROMPT_FIELDS = ['"input_ids"', '"token_ids"', '"text"', '"prompt"', '"messages"']
 
-/** By session, where a header names one; else by the beginning of the prompt; null where there is none. */
+/** The session if a header names one, else the beginning of the prompt; null if there is none. */
 export function routingKey (headers: IncomingHttpHeaders, body: Buffer): RoutingKey | null {
   const session = headers['x-smg-routing-key'] ?? headers['x-session-id']
   if (typeof session === 'string' && session !== '') return { hash: hash32(Buffer.from(session)), sticky: true }
@@ -27,8 +30,9 @@ export function routingKey (headers: IncomingHttpHeaders, body: Buffer): Routing
 }
 
 /**
- * Rendezvous hashing (Thaler and Ravishankar 1998): the engine with the highest score for the key, so that keys of the others stay where
- * they are when one comes or goes; with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018): a full one is passed over. Without a key, the least busy one.
+ * Rendezvous hashing (Thaler and Ravishankar 1998): chooses the engine with the highest score for the key. When an
+ * engine comes or goes, keys of the others stay where they are. Loads are bounded (Mirrokni, Thorup and Zadimoghaddam
+ * 2018): a full engine is skipped. Without a key it chooses the least busy engine.
  */
 export function choose<T extends Choice> (among: readonly T[], key: RoutingKey | null): T | undefined {
   if (key === null) return leastBusy(among)
@@ -59,8 +63,8 @@ function leastBusy<T extends Choice> (among: readonly T[]): T | undefined {
 }
 
 /**
- * Where the prompt begins in a JSON body, -1 where none is seen. A search, not a parse: the body goes on as it is, and a wrong guess
- * costs a prefix hit at most.
+ * The offset of the prompt in a JSON body, -1 if none is found. It searches and does not parse: the body is passed on
+ * unchanged, and a wrong guess costs at most a prefix hit.
  */
 function promptBegin (body: Buffer): number {
   let first = -1

@@ -5,32 +5,41 @@ import type { Fleet } from './fleet.ts'
 import type { Edit, JsonBody, Pieces, Step } from './json-body.ts'
 import type { Worker } from './worker.ts'
 
-/** The body for each engine; null: the one that came. */
-export type PerEngine = ReadonlyMap<Worker, Pieces> | null
+/** The body for each engine; null: all engines get the request's own body. */
+export type BodyPerEngine = ReadonlyMap<Worker, Pieces> | null
 
 /**
- * What cannot be said to all engines alike: which ranks of a process group they are, and which of the handles are for their cards. Engines
- * count in the order of /workers, one rank after another. All other bytes stay as they came.
+ * Makes a body for each engine where they must differ: in the ranks that an engine has in a process group, and in the
+ * handles for its GPUs. Ranks are numbered engine by engine in the order of /workers. All other bytes of the body stay
+ * the same.
  */
-export function perEngine (fleet: Fleet, call: GatewayCall, body: JsonBody, workers: readonly Worker[]): PerEngine {
-  if (call.ranks !== undefined) return joined(fleet, call.ranks, body, workers)
-  if (call.perRank !== undefined) return cut(call.perRank, body, workers)
+export function bodyPerEngine (
+  fleet: Fleet,
+  call: GatewayCall,
+  body: JsonBody,
+  workers: readonly Worker[]
+): BodyPerEngine {
+  if (call.ranks !== undefined) return withRanks(fleet, call.ranks, body, workers)
+  if (call.perRank !== undefined) return split(call.perRank, body, workers)
   if (call.sharesId !== true || body.has('id')) return null
   const id = JSON.stringify(randomUUID())
-  // Of a name that comes twice the last one counts.
+  // If the body has `id` twice, the last one counts.
   const named = body.get('id') === null ? body.with([{ at: ['id'], value: id }]) : body.withMember('id', id)
   return named === null ? null : new Map(workers.map(worker => [worker, named]))
 }
 
-/** A group is given away only if all of its ranks can come: one that waits for a rank that is down waits in vain. */
-function joined (
+/**
+ * Sets each engine's rank offset. Throws if an engine of the group is down: the others would wait for its ranks in
+ * vain.
+ */
+function withRanks (
   fleet: Fleet,
   { at, offset, world: worldField }: RankFields,
   body: JsonBody,
   workers: readonly Worker[]
-): PerEngine {
+): BodyPerEngine {
   const [first, world] = [whole(body.get(...at, offset)), whole(body.get(...at, worldField))]
-  // Handles and files need no group; what is missing is told by the engines.
+  // An init for handles or files has no ranks; the engines refuse fields that are missing.
   if (first === null || world === null) return null
   const total = sum(workers)
   const missing = fleet.list.filter(worker => !workers.includes(worker) && worker.state !== 'draining')
@@ -38,14 +47,15 @@ function joined (
   if (first + total > world) {
     throw new RefitError(
       'INVALID_REQUEST',
-      `${worldField}: ranks from ${offset} ${first} on are ${total} (${layout}), which ${world} has no room for; read tp_size of /server_info again`,
+      `${worldField}: ranks from ${offset} ${first} on are ${total} (${layout}), which ${world} has no room for; ` +
+        'read tp_size of /server_info again',
       { param: worldField }
     )
   }
   if (missing.length > 0 && first + total + sum(missing) <= world) {
     throw new RefitError(
       'NO_ENGINE',
-      `the group would wait for ranks that do not come: ${
+      `the group would wait for ranks that cannot join: ${
         missing.map(({ url, state }) => `${url} is ${state}`).join(', ')
       }`
     )
@@ -58,8 +68,8 @@ function joined (
   }))
 }
 
-/** One entry for each rank of all engines: each gets those of its ranks. Other lists are the same for all engines. */
-function cut (at: readonly Step[], body: JsonBody, workers: readonly Worker[]): PerEngine {
+/** Gives each engine the entries of its ranks. A list of any other length is the same for all engines. */
+function split (at: readonly Step[], body: JsonBody, workers: readonly Worker[]): BodyPerEngine {
   if (workers.length < 2 || body.count(...at) !== sum(workers)) return null
   let rank = 0
   return new Map(workers.map(worker => {
@@ -69,7 +79,7 @@ function cut (at: readonly Step[], body: JsonBody, workers: readonly Worker[]): 
   }))
 }
 
-/** Some clients write numbers as text. */
+/** A whole number; some clients send it as text. */
 function whole (value: unknown): number | null {
   const number = typeof value === 'string' && /^\d{1,9}$/.test(value) ? Number(value) : value
   return Number.isSafeInteger(number) ? number as number : null

@@ -8,7 +8,10 @@ export interface CallTable {
   oneEngineDialects: ReadonlySet<string>
 }
 
-/** The calls of all dialects in one table. Throws if two dialects list the same path: which one counts would depend on their order. */
+/**
+ * The calls of all dialects in one table. Throws if two dialects list the same path: which one counts would depend on
+ * their order.
+ */
 export function callTable (dialects: readonly DialectCalls[]): CallTable {
   const calls: Record<string, GatewayCall> = {}
   const refused: Record<string, string> = {}

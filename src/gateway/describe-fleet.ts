@@ -47,7 +47,8 @@ export function reportCapabilities (fleet: Fleet, { calls, refused, oneEngineDia
   const isAllRefit = members.length > 0 && members.every(({ facts }) => facts?.kind === 'refit')
   const passed = Object.entries(calls).filter(([, { describe }]) => describe === undefined)
   return {
-    // Clients use everything that refit offers when the reply is a refit engine's, so every engine behind the gateway must be one.
+    // Clients use everything that refit offers when the reply is a refit engine's, so every engine behind the gateway
+    // must be one.
     ...isAllRefit
       ? { ...engine, weights: { ...engine?.weights, ranks: ranksOf(fleet) } }
       : { server: 'refit gateway' },

@@ -4,35 +4,44 @@ import { once } from 'node:events'
 import { dropRest } from '../http/upload/upload-pump.ts'
 import { readAll } from '../remote/connection.ts'
 import type { EngineRequest } from '../remote/connection.ts'
-import { answerOf } from './replies.ts'
+import { replyOf } from './replies.ts'
 import type { Outcome } from './replies.ts'
 import type { Worker } from './worker.ts'
 
-/** The same call to all at once. Never rejects: what failed is an outcome. Not ended when the client leaves: an update that some engines took must reach the others. */
-export async function fanOut (workers: readonly Worker[], call: (worker: Worker) => EngineRequest): Promise<Outcome[]> {
-  return await Promise.all(workers.map(async worker => await send(worker, call(worker))))
+/**
+ * Sends the same request to all engines at once. Never rejects: a failure is an outcome. It goes on when the client
+ * disconnects, because an update that some engines took must reach the others.
+ */
+export async function fanOut (
+  workers: readonly Worker[],
+  requestFor: (worker: Worker) => EngineRequest
+): Promise<Outcome[]> {
+  return await Promise.all(workers.map(async worker => await send(worker, requestFor(worker))))
 }
 
-/** A body that is not held: every engine gets it piece by piece, at the pace of the slowest. One that fails is left behind. */
+/**
+ * Passes a body to all engines piece by piece, at the speed of the slowest. An engine that fails is left out from then
+ * on.
+ */
 export async function fanOutStream (
   workers: readonly Worker[],
   body: IncomingMessage,
-  call: (worker: Worker) => EngineRequest
+  requestFor: (worker: Worker) => EngineRequest
 ): Promise<Outcome[]> {
-  const lanes = workers.map(worker => ({ worker, pipe: new PassThrough() }))
-  for (const { pipe } of lanes) pipe.on('error', () => {})
-  const outcomes = Promise.all(lanes.map(async ({ worker, pipe }) => {
-    const outcome = await send(worker, { ...call(worker), body: pipe })
+  const branches = workers.map(worker => ({ worker, pipe: new PassThrough() }))
+  for (const { pipe } of branches) pipe.on('error', () => {})
+  const outcomes = Promise.all(branches.map(async ({ worker, pipe }) => {
+    const outcome = await send(worker, { ...requestFor(worker), body: pipe })
     pipe.destroy()
     return outcome
   }))
-  void pump(body, lanes.map(({ pipe }) => pipe))
+  void pump(body, branches.map(({ pipe }) => pipe))
   return await outcomes
 }
 
 async function pump (body: IncomingMessage, pipes: readonly PassThrough[]): Promise<void> {
   try {
-    // Left early it is not destroyed, for its socket has a reply to bring.
+    // Breaking out of the loop must not destroy the body: the reply goes out on the same socket.
     for await (const chunk of body.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>) {
       const live = pipes.filter(pipe => !pipe.destroyed)
       if (live.length === 0) break
@@ -51,17 +60,17 @@ async function drained (pipe: PassThrough): Promise<void> {
   try {
     await Promise.race([once(pipe, 'drain', { signal: done.signal }), once(pipe, 'close', { signal: done.signal })])
   } catch {
-    // It failed, and is passed over from now on.
+    // The pipe failed; the next chunk skips it.
   } finally {
     done.abort()
   }
 }
 
-async function send (worker: Worker, call: EngineRequest): Promise<Outcome> {
+async function send (worker: Worker, request: EngineRequest): Promise<Outcome> {
   worker.calls++
   try {
-    const { statusCode: status, headers, body } = await worker.connection.request(call)
-    return answerOf(worker, status, headers, await readAll(body))
+    const { statusCode: status, headers, body } = await worker.connection.request(request)
+    return replyOf(worker, status, headers, await readAll(body))
   } catch (error) {
     return { worker, error: error as Error }
   } finally {

@@ -2,7 +2,7 @@ import { RefitError } from '../errors.ts'
 import type { ConnectionOptions } from '../remote/connection.ts'
 import { choose } from './balance.ts'
 import type { RoutingKey } from './balance.ts'
-import { Announced } from './announced.ts'
+import { Announcements } from './announcements.ts'
 import { Worker } from './worker.ts'
 
 export interface Log {
@@ -10,7 +10,7 @@ export interface Log {
   warn: (fields: object, line: string) => void
 }
 
-/** What came of an update on one engine. `isUnknown`: it may have taken it, but its answer is lost. */
+/** The outcome of an update on one engine. `isUnknown`: the engine may have taken it, but its reply was lost. */
 export interface UpdateOutcome {
   worker: Worker
   failure: string | null
@@ -18,24 +18,25 @@ export interface UpdateOutcome {
 }
 
 /**
- * The engines, and which of them hold the current weights. Current is what the updates through this gateway have left on the engines that took
- * all of them; whoever missed one, whatever its label says, is `stale` until it is compared with one that did not (admission.ts).
+ * The engines, and which of them hold the current weights: the weights of engines that took all updates through this
+ * gateway. An engine that missed one is `stale`, whatever its label is, until it is compared with one that did not
+ * (admission.ts).
  */
 export class Fleet {
   readonly workers = new Map<string, Worker>()
   readonly log: Log
-  /** Label of the current weights; null before an engine was there, and for engines without labels. */
+  /** Label of the current weights; null before the first engine is ready, and for engines without labels. */
   version: string | null = null
   /** Updates that changed weights on at least one engine. */
   updates = 0
   /** Generation was paused through this gateway. */
   paused = false
-  /** The checkpoint that holds the current weights, where they came from one; null: the one that the engines were started with. */
+  /** The checkpoint that the current weights were loaded from; null: the one that the engines were started with. */
   checkpoint: string | null = null
-  /** They came from a checkpoint. */
+  /** The current weights came from a checkpoint. */
   isOnDisk = true
-  readonly announced = new Announced()
-  /** Told of what may let an engine in that was not: the end of an update or a pause. */
+  readonly announcements = new Announcements()
+  /** Called at the end of an update or a pause: engines that waited for it can be checked. */
   onChange: () => void = () => {}
   readonly #options: ConnectionOptions
   #underWay = 0
@@ -51,15 +52,15 @@ export class Fleet {
   get ready (): Worker[] {
     return this.list.filter(({ state }) => state === 'ready')
   }
-  /** Those that control and weight calls go to. */
+  /** Engines that get control and weight calls. */
   get served (): Worker[] {
     return this.list.filter(({ isServed }) => isServed)
   }
-  /** Those that hold weights or are to hold them: their ranks are the ranks of the gateway. */
+  /** Engines that hold weights or will hold them: their ranks are the ranks of the gateway. */
   get members (): Worker[] {
     return this.list.filter(({ state }) => state === 'ready' || state === 'stale')
   }
-  /** Labels and checksums can be compared: no update is under way, and none is about to come. */
+  /** Labels and checksums can be compared: no update is under way, and no pause announces one. */
   get isQuiet (): boolean {
     return this.#underWay === 0 && !this.paused
   }
@@ -72,7 +73,7 @@ export class Fleet {
       throw new RefitError('CONFLICT', `${url} is being drained; add it again once it is gone`, { param: 'url' })
     }
     this.workers.set(worker.id, worker)
-    this.log.info({ worker: worker.id, url }, 'engine joins')
+    this.log.info({ worker: worker.id, url }, 'engine added')
     return worker
   }
 
@@ -86,7 +87,7 @@ export class Fleet {
     return choose(this.list.filter(worker => worker.state === 'ready' && !tried.has(worker)), key)
   }
 
-  /** Why nothing can be generated, in words that name every engine. */
+  /** The error of a request that no engine can take; it names every engine with its state. */
   noEngine (): RefitError {
     const states = this.list.map(({ url, state, reason }) =>
       `${url} is ${state}${reason === null ? '' : ` (${reason})`}`
@@ -108,7 +109,7 @@ export class Fleet {
     this.onChange()
   }
 
-  /** Takes it out of the rotation. */
+  /** Takes an engine out of the rotation. */
   unready (worker: Worker, state: 'stale' | 'down', reason: string): void {
     if (worker.state === 'draining') return
     if (worker.state !== state || worker.reason !== reason) {
@@ -122,7 +123,7 @@ export class Fleet {
     this.#underWay++
   }
 
-  /** `checkpoint`: where the weights came from, null for elsewhere; undefined: no weights came. */
+  /** `checkpoint`: where the weights came from, null if not from a checkpoint, undefined if the call carried none. */
   updateEnded (outcomes: readonly UpdateOutcome[], checkpoint: string | null | undefined): void {
     this.#underWay--
     const took = new Set(outcomes.filter(({ failure }) => failure === null).map(({ worker }) => worker))
@@ -133,13 +134,12 @@ export class Fleet {
         this.isOnDisk = checkpoint !== null
       }
       for (const worker of this.list) {
-        if (took.has(worker)) worker.update = this.updates
-        else {this.missed(
-            worker,
-            outcomes
-              .find(outcome => outcome.worker === worker)
-              ?.failure ?? 'it was not among those that the update went to'
-          )}
+        if (took.has(worker)) {
+          worker.update = this.updates
+          continue
+        }
+        const outcome = outcomes.find(outcome => outcome.worker === worker)
+        this.missed(worker, outcome?.failure ?? 'the update was not sent to it')
       }
     } else {
       for (const { worker, failure, isUnknown } of outcomes) {
@@ -151,24 +151,27 @@ export class Fleet {
     this.onChange()
   }
 
-  /** It does not hold what others do, until it is compared with them. */
+  /** The engine no longer holds the same weights as the others, until it is compared with them. */
   missed (worker: Worker, why: string): void {
     worker.inSync = false
     if (worker.state === 'ready') this.unready(worker, 'stale', `it missed an update that others took: ${why}`)
   }
 
-  pauseMoved (paused: boolean): void {
+  setPaused (paused: boolean): void {
     this.paused = paused
     this.onChange()
   }
 
-  /** Labels were read while nothing moved: the label of most is the fleet's, and who has another one is stale. */
+  /**
+   * The label that most engines have becomes the fleet's; engines with another one are stale. Call it with labels read
+   * while nothing changed.
+   */
   compareLabels (): void {
     const { ready } = this
     const labels = ready.map(({ facts }) => facts?.version ?? null)
     const votes = new Map<string | null, number>()
     for (const label of labels) votes.set(label, (votes.get(label) ?? 0) + 1)
-    // At a tie the label that was the fleet's stays, else the first engine's.
+    // At a tie the fleet keeps its label; else the first engine's counts.
     const [version = this.version] =
       [...votes].sort((a, b) => b[1] - a[1] || Number(b[0] === this.version) - Number(a[0] === this.version))[0] ?? []
     this.version = version
@@ -180,7 +183,7 @@ export class Fleet {
     }
   }
 
-  /** What is wrong, per engine: for /health and /workers. */
+  /** The problem of each engine, for /health and /workers. */
   get errors (): { id: string, url: string, state: string, message: string }[] {
     return this.list.filter(({ state }) => state === 'stale' || state === 'down').map(({ id, url, state, reason }) => ({
       id,

@@ -4,8 +4,9 @@ import type { JsonBody, Step } from './json-body.ts'
 /** What the gateway does with one path. Each dialect lists its paths in src/dialects/NAME/. */
 export interface GatewayCall {
   /**
-   * `one`: the engine that load and prefix choose. `any`: the same choice, because all engines give the same reply. `all`: every engine
-   * that is alive. `members`: engines that hold weights or will hold them. `group`: those members that are in the process group.
+   * `one`: the engine that load and prefix choose. `any`: the same choice, because all engines give the same reply.
+   * `all`: every engine that is alive. `members`: engines that hold weights or will hold them. `group`: those members
+   * that are in the process group.
    */
   to: 'one' | 'any' | 'all' | 'members' | 'group'
   /** Default POST. */
@@ -15,13 +16,15 @@ export interface GatewayCall {
   /** A header that may hold the key instead of `authorization`. */
   keyHeader?: string
   /**
-   * `weights`: carries weight bytes. `label`: ends an update or labels it. `begin`: opens an update of many requests. `join`, `leave`:
-   * a process group. `pause`, `resume`: generation. `memory`: releases it or takes it back.
+   * `weights`: carries weight bytes. `label`: ends an update or labels it. `begin`: opens an update of many requests.
+   * `join`, `leave`: a process group. `pause`, `resume`: generation. `memory`: releases it or takes it back.
    */
   effect?: 'weights' | 'label' | 'begin' | 'join' | 'leave' | 'pause' | 'resume' | 'memory'
   /** Announces tensors that a later call of the same kind writes. `isFirst`: replaces all announcements before it. */
   announces?: { kind: string, isFirst?: boolean }
-  /** Writes tensors that were announced: an engine that missed an announcement would write other tensors than the rest. */
+  /**
+   * Writes tensors that were announced: an engine that missed an announcement would write other tensors than the rest.
+   */
   announcedBy?: string
   /** Chooses the call by the body, where the path does not decide. */
   byBody?: (body: JsonBody) => GatewayCall

@@ -51,8 +51,8 @@ type Handler = (request: FastifyRequest, reply: FastifyReply) => Promise<unknown
 const CATCH_UP_MS = 300_000
 
 /**
- * Registers the routes of all dialects on `app`, a Fastify scope of its own; /workers and the gateway's own health are in routes/gateway.
- * A path that no dialect lists goes to all engines and needs the admin key.
+ * Registers the routes of all dialects on `app`, a Fastify scope of its own; /workers and the gateway's own health are
+ * in routes/gateway. A path that no dialect lists goes to all engines and needs the admin key.
  */
 export function registerGateway (
   app: FastifyInstance,

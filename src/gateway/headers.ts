@@ -1,6 +1,6 @@
 import type { IncomingHttpHeaders } from 'node:http'
 
-/** They speak of one connection, not of the message (RFC 9110, 7.6.1). */
+/** Headers that belong to one connection and not to the message (RFC 9110, 7.6.1). */
 const HOP_BY_HOP = new Set([
   'connection',
   'keep-alive',
@@ -18,12 +18,12 @@ export function requestHeaders (headers: IncomingHttpHeaders): Record<string, st
   return pick(headers, name => name === 'host' || name === 'expect')
 }
 
-/** The same where the reply is read here: the client could unpack what this side cannot. */
+/** The same for replies that are read here: the client may accept an encoding that the gateway cannot decode. */
 export function readHeaders (headers: IncomingHttpHeaders): Record<string, string | string[]> {
   return pick(headers, name => name === 'host' || name === 'expect' || name === 'accept-encoding')
 }
 
-/** The same where the body is another one. */
+/** The same for requests with a changed body. */
 export function bodylessHeaders (headers: IncomingHttpHeaders): Record<string, string | string[]> {
   return pick(
     headers,

@@ -1,29 +1,39 @@
 import { ENGINE_KINDS, readFacts } from '../remote/engine-kind.ts'
 import { RefitError } from '../errors.ts'
-import { admit, LOOK_MS, startedAnew } from './admission.ts'
+import { admit, CHECK_MS, restarted } from './admission.ts'
 import type { CatchUpOptions } from './catch-up.ts'
 import type { Fleet } from './fleet.ts'
-import { SILENT_LOOKS } from './worker.ts'
+import { SILENT_CHECKS } from './worker.ts'
 import type { Worker } from './worker.ts'
 
 export interface HealthOptions {
-  /** From one look at an engine to the next. */
+  /** Time between two checks of an engine. */
   intervalMs: number
-  /** How engines are filled that do not hold the current weights; null: they are not. */
+  /** How the current weights are loaded into engines that do not hold them; null: they are not. */
   catchUp: CatchUpOptions | null
 }
 
 const SOON_MS = 50
+/** Longest wait for the next check, in intervals. */
 const LONGEST_WAIT = 32
 
-/** Looks at every engine in turns, takes out who is down or holds other weights, and lets in who is ready: the circuit breaker of the fleet. */
+interface Watched {
+  timer: NodeJS.Timeout | undefined
+  /** Intervals until the next check. */
+  waits: number
+  isChecking: boolean
+  /** Check once more when the running check has ended. */
+  again: boolean
+}
+
+/**
+ * Checks every engine at intervals: takes engines that are down or hold other weights out of the rotation, and takes
+ * engines that are ready in. It is the circuit breaker of the fleet.
+ */
 export class Health {
   readonly #fleet: Fleet
   readonly #options: HealthOptions
-  readonly #watched = new Map<
-    Worker,
-    { timer: NodeJS.Timeout | undefined, waits: number, looking: boolean, again: boolean }
-  >()
+  readonly #watched = new Map<Worker, Watched>()
   #closed = false
 
   constructor (fleet: Fleet, options: HealthOptions) {
@@ -34,31 +44,31 @@ export class Health {
     }
   }
 
-  /** Resolves after the first look. */
+  /** Resolves after the first check. */
   async watch (worker: Worker): Promise<void> {
-    this.#watched.set(worker, { timer: undefined, waits: 1, looking: false, again: false })
+    this.#watched.set(worker, { timer: undefined, waits: 1, isChecking: false, again: false })
     await this.#turn(worker, null)
-    // It is filled after that.
+    // The first check loads no weights, so a start does not wait for that; the next one does.
     if (worker.state === 'stale') this.soon(worker)
   }
 
-  /** A call to it failed on the way: nothing more is sent there until it has answered a look. */
+  /** A call to the engine failed on the way: it gets no more requests until a check succeeds. */
   tripped (worker: Worker, error: Error): void {
-    this.#fleet.unready(worker, 'down', wordsOf(error))
+    this.#fleet.unready(worker, 'down', textOf(error))
     this.soon(worker)
   }
 
-  /** Look at it now, not at its turn. */
+  /** Checks the engine now, before its turn. */
   soon (worker: Worker): void {
     const entry = this.#watched.get(worker)
     if (entry === undefined || this.#closed) return
     entry.waits = 1
-    if (entry.looking) entry.again = true
+    if (entry.isChecking) entry.again = true
     else this.#schedule(worker, entry, SOON_MS)
   }
 
   forget (worker: Worker): void {
-    worker.filling?.abort(new RefitError('ENGINE_CLOSED', 'the engine is removed, or the gateway ends'))
+    worker.catchingUp?.abort(new RefitError('ENGINE_CLOSED', 'the engine is removed, or the gateway shuts down'))
     clearTimeout(this.#watched.get(worker)?.timer)
     this.#watched.delete(worker)
   }
@@ -68,7 +78,7 @@ export class Health {
     for (const worker of [...this.#watched.keys()]) this.forget(worker)
   }
 
-  #schedule (worker: Worker, entry: { timer: NodeJS.Timeout | undefined }, ms: number): void {
+  #schedule (worker: Worker, entry: Watched, ms: number): void {
     clearTimeout(entry.timer)
     entry.timer = setTimeout(() => {
       void this.#turn(worker)
@@ -76,20 +86,20 @@ export class Health {
       .unref()
   }
 
-  async #turn (worker: Worker, filling = this.#options.catchUp): Promise<void> {
+  async #turn (worker: Worker, catchUp = this.#options.catchUp): Promise<void> {
     const entry = this.#watched.get(worker)
-    if (entry === undefined || entry.looking) return
-    entry.looking = true
+    if (entry === undefined || entry.isChecking) return
+    entry.isChecking = true
     const { state } = worker
     try {
-      if (state === 'ready' || state === 'draining') await this.#look(worker)
-      else await admit(this.#fleet, worker, filling)
+      if (state === 'ready' || state === 'draining') await this.#check(worker)
+      else await admit(this.#fleet, worker, catchUp)
     } catch (error) {
-      this.#fleet.unready(worker, 'down', wordsOf(error as Error))
+      this.#fleet.unready(worker, 'down', textOf(error as Error))
     }
-    entry.looking = false
+    entry.isChecking = false
     if (this.#closed || !this.#watched.has(worker)) return
-    // An engine that stays out is compared less and less often: comparing takes its time, and that of the one that it is compared with.
+    // A comparison takes time on both engines, so an engine that stays stale is compared less and less often.
     entry.waits = worker.state === 'stale' && state === 'stale' && !entry.again
       ? Math.min(entry.waits * 2, LONGEST_WAIT)
       : 1
@@ -97,45 +107,45 @@ export class Health {
     entry.again = false
   }
 
-  async #look (worker: Worker): Promise<void> {
+  async #check (worker: Worker): Promise<void> {
     const { connection, facts } = worker
     const fleet = this.#fleet
     const { updates } = fleet
-    const signal = AbortSignal.timeout(LOOK_MS)
+    const signal = AbortSignal.timeout(CHECK_MS)
     try {
       const { body } = await connection.request({ method: 'GET', path: ENGINE_KINDS[facts!.kind].alive, signal })
       await body.dump()
       worker.failures = 0
     } catch (error) {
-      if (!worker.lookFailed(error as Error, signal.aborted)) return
+      if (!worker.checkFailed(error as Error, signal.aborted)) return
       fleet.unready(
         worker,
         'down',
-        signal.aborted ? `silent ${SILENT_LOOKS} times for ${LOOK_MS / 1000} s` : wordsOf(error as Error)
+        signal.aborted ? `silent ${SILENT_CHECKS} times for ${CHECK_MS / 1000} s` : textOf(error as Error)
       )
-      // What waits there waits in vain; a generation of which nothing has been sent is tried elsewhere.
-      await worker.cut(new RefitError('ENGINE_FAILED', `${worker.url} is down`))
+      // Calls that wait for its reply end now; generations that have sent nothing yet are tried on another engine.
+      await worker.disconnect(new RefitError('ENGINE_FAILED', `${worker.url} is down`))
       return
     }
     if (!fleet.isQuiet) return
-    // Busy with something long: alive all the same.
-    const now = await readFacts(connection, facts!.kind, AbortSignal.timeout(LOOK_MS)).catch(() => null)
+    // A failure here is no reason to take it out: it may be busy with a long call.
+    const now = await readFacts(connection, facts!.kind, AbortSignal.timeout(CHECK_MS)).catch(() => null)
     if (now === null || !fleet.isQuiet || fleet.updates !== updates) return
     worker.facts = now
     if (now.instance !== facts!.instance) {
-      startedAnew(fleet, worker)
-      fleet.unready(worker, 'stale', 'it was started anew')
+      restarted(fleet, worker)
+      fleet.unready(worker, 'stale', 'it was restarted')
     } else if (now.torn !== null) fleet.unready(worker, 'stale', now.torn)
     else if (now.version !== fleet.version && worker.state === 'ready') await this.#compare()
     if (worker.state !== 'ready') this.soon(worker)
   }
 
-  /** All labels at once: an update that somebody else spreads moves them one after another. */
+  /** Reads all labels at once: an update by another client changes them one after another. */
   async #compare (): Promise<void> {
     const { updates, ready } = this.#fleet
     const facts = await Promise.all(
       ready.map(async ({ connection, facts }) =>
-        await readFacts(connection, facts!.kind, AbortSignal.timeout(LOOK_MS)).catch(() => null)
+        await readFacts(connection, facts!.kind, AbortSignal.timeout(CHECK_MS)).catch(() => null)
       )
     )
     if (!this.#fleet.isQuiet || this.#fleet.updates !== updates || facts.includes(null)) return
@@ -144,6 +154,6 @@ export class Health {
   }
 }
 
-export function wordsOf (error: Error & { code?: string }): string {
+export function textOf (error: Error & { code?: string }): string {
   return error.message !== '' ? error.message : error.code ?? String(error)
 }

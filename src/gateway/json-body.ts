@@ -1,4 +1,4 @@
-/** Bytes of a body: from `begin` to before `end`. */
+/** A range of bytes in the body; `end` is exclusive. */
 interface Span {
   begin: number
   end: number
@@ -9,7 +9,7 @@ export interface Edit {
   at: readonly Step[]
   value: Pieces | string
 }
-/** One behind the other; memory of the body is not copied. */
+/** Parts of a body in order: views that copy none of its memory. */
 export type Pieces = readonly Buffer[]
 
 const [QUOTE, BACKSLASH, OPEN_BRACE, CLOSE_BRACE, OPEN_BRACKET, CLOSE_BRACKET, COMMA, COLON] = Buffer.from(
@@ -17,8 +17,9 @@ const [QUOTE, BACKSLASH, OPEN_BRACE, CLOSE_BRACE, OPEN_BRACKET, CLOSE_BRACKET, C
 ) as unknown as [number, number, number, number, number, number, number, number]
 
 /**
- * A JSON body, of which a gateway reads a few fields and changes fewer: handles by the hundred megabytes are neither decoded nor written anew. What is not
- * JSON has no fields; whoever is sent it says so.
+ * A JSON body that is searched, not parsed: the gateway reads a few fields of it and changes even fewer, so hundreds of
+ * megabytes of handles are neither decoded nor encoded again. A body that is not JSON has no fields; the engine that
+ * gets it refuses it.
  */
 export class JsonBody {
   readonly bytes: Buffer
@@ -28,14 +29,14 @@ export class JsonBody {
     this.bytes = bytes
   }
 
-  /** Neither missing nor null. */
+  /** True if the field is there and not null. */
   has (...path: Step[]): boolean {
     const span = this.#find(path)
     return span !== undefined &&
       this.bytes.toString('latin1', span.begin, Math.min(span.end, span.begin + 5)) !== 'null'
   }
 
-  /** Undefined where there is nothing, or nothing that is JSON. */
+  /** Undefined if the field is missing or is not JSON. */
   get (...path: Step[]): unknown {
     const span = this.#find(path)
     if (span === undefined) return undefined
@@ -51,13 +52,13 @@ export class JsonBody {
     return typeof value === 'string' ? value : undefined
   }
 
-  /** Elements of a list, or undefined where there is none. */
+  /** Number of elements of a list; undefined if there is no list. */
   count (...path: Step[]): number | undefined {
     const span = this.#find(path)
     return span !== undefined && this.bytes[span.begin] === OPEN_BRACKET ? this.#members(span).size : undefined
   }
 
-  /** The bytes of `count` elements of a list from the one at `first` on, as a list. */
+  /** A list with `count` elements of the list at `path`, from `first` on. */
   slice (path: readonly Step[], first: number, count: number): Pieces {
     const members = this.#members(this.#find(path)!)
     const [from, to] = [members.get(first), members.get(first + count - 1)]
@@ -66,23 +67,21 @@ export class JsonBody {
       : [Buffer.from('['), this.bytes.subarray(from.begin, to.end), Buffer.from(']')]
   }
 
-  /** The bytes with other values at places that are there. */
+  /** The body with other values at existing places. */
   with (edits: readonly Edit[]): Pieces {
     const parts: Buffer[] = []
     let from = 0
-    for (
-      const { span: { begin, end }, value } of edits.map(({ at, value }) => ({ span: this.#find(at)!, value })).sort((
-        a,
-        b
-      ) => a.span.begin - b.span.begin)
-    ) {
+    const ordered = edits
+      .map(({ at, value }) => ({ span: this.#find(at)!, value }))
+      .sort((a, b) => a.span.begin - b.span.begin)
+    for (const { span: { begin, end }, value } of ordered) {
       parts.push(this.bytes.subarray(from, begin), ...typeof value === 'string' ? [Buffer.from(value)] : value)
       from = end
     }
     return [...parts, this.bytes.subarray(from)]
   }
 
-  /** The bytes with another member at the front of the object that the body is; null where it is none. */
+  /** The body with another member at the front; null if the body is no object. */
   withMember (name: string, value: string): Pieces | null {
     const begin = skipSpace(this.bytes, 0)
     if (this.bytes[begin] !== OPEN_BRACE) return null
@@ -100,7 +99,7 @@ export class JsonBody {
     return span
   }
 
-  /** By name, of which the last one counts, or by index. */
+  /** Members by name (of equal names the last one) or by index. */
   #members ({ begin }: Span): Map<Step, Span> {
     let members = this.#inside.get(begin)
     if (members === undefined) {
@@ -158,7 +157,7 @@ function skipString (text: Buffer, begin: number): number {
   }
 }
 
-/** Brackets are counted, not matched: what is between them is read by whoever takes it. */
+/** Counts brackets without matching their kinds: the engine parses the value anyway. */
 function skipValue (text: Buffer, begin: number): number {
   let depth = 0
   for (let at = begin; at < text.length;) {

@@ -8,7 +8,7 @@ import type { Worker, WorkerState } from './worker.ts'
 const SECONDS = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300]
 const STATES: readonly WorkerState[] = ['joining', 'ready', 'stale', 'down', 'draining']
 
-/** Prometheus metrics of a gateway. Those of the engines are at the engines. */
+/** Prometheus metrics of a gateway. Each engine serves its own. */
 export class GatewayMetrics {
   readonly registry = new Registry()
   readonly #requests: Counter<'worker' | 'status'>
@@ -16,34 +16,34 @@ export class GatewayMetrics {
   readonly #fanOut: Histogram<'path'>
   readonly #failures: Counter<'worker'>
   readonly #updates: Counter<'outcome'>
-  readonly #fills: Counter<'from' | 'outcome'>
-  readonly #fillSeconds: Histogram
+  readonly #catchUps: Counter<'from' | 'outcome'>
+  readonly #catchUpSeconds: Histogram
 
   constructor (fleet: Fleet) {
     const registers = [this.registry]
     collectDefaultMetrics({ register: this.registry })
     this.#requests = new Counter({
       name: 'refit:gateway_requests_total',
-      help: 'Requests that went to one engine, by engine and the status of its answer; "failed": it gave none',
+      help: 'Requests to one engine, by engine and status of its reply; "failed": it sent none',
       labelNames: ['worker', 'status'],
       registers
     })
     this.#retries = new Counter({
       name: 'refit:gateway_retries_total',
-      help: 'Requests that were given to another engine, as this one failed or was not ready',
+      help: 'Requests that were sent to another engine because this one failed or was not ready',
       labelNames: ['worker'],
       registers
     })
     this.#fanOut = new Histogram({
       name: 'refit:gateway_fan_out_seconds',
-      help: 'From a call for all engines to the last of their answers, by route',
+      help: 'Time from a call for all engines to the last reply, by route',
       labelNames: ['path'],
       buckets: SECONDS,
       registers
     })
     this.#failures = new Counter({
       name: 'refit:gateway_fan_out_failures_total',
-      help: 'Answers of engines to such calls that were failures, or did not come',
+      help: 'Replies to such calls that were failures or were lost, by engine',
       labelNames: ['worker'],
       registers
     })
@@ -53,15 +53,15 @@ export class GatewayMetrics {
       labelNames: ['outcome'],
       registers
     })
-    this.#fills = new Counter({
+    this.#catchUps = new Counter({
       name: 'refit:gateway_fills_total',
-      help: 'Engines that were given the current weights, by where these came from',
+      help: 'Loads of the current weights into an engine, by origin',
       labelNames: ['from', 'outcome'],
       registers
     })
-    this.#fillSeconds = new Histogram({
+    this.#catchUpSeconds = new Histogram({
       name: 'refit:gateway_fill_seconds',
-      help: 'Time that it took where it succeeded',
+      help: 'Time of such loads that succeeded',
       buckets: SECONDS,
       registers
     })
@@ -76,7 +76,7 @@ export class GatewayMetrics {
     this.#retries.inc({ worker: worker.url })
   }
 
-  /** `path`: as its route is written, so that ids make no new series. */
+  /** `path`: the route's pattern, because ids in it would make a new series each. */
   fannedOut (path: string, seconds: number, outcomes: readonly Outcome[], isUpdate: boolean): void {
     this.#fanOut.observe({ path }, seconds)
     const failed = outcomes.filter(outcome => failureOf(outcome) !== null)
@@ -88,16 +88,16 @@ export class GatewayMetrics {
     }
   }
 
-  filled (from: 'disk' | 'peer', isDone: boolean, seconds: number): void {
-    this.#fills.inc({ from, outcome: isDone ? 'success' : 'failed' })
-    if (isDone) this.#fillSeconds.observe(seconds)
+  caughtUp (from: 'disk' | 'peer', isDone: boolean, seconds: number): void {
+    this.#catchUps.inc({ from, outcome: isDone ? 'success' : 'failed' })
+    if (isDone) this.#catchUpSeconds.observe(seconds)
   }
 
   close (): void {
     this.registry.clear()
   }
 
-  /** What the fleet knows is read when somebody asks; of engines that are gone, nothing is left. */
+  /** Gauges are read from the fleet at each scrape, and engines that were removed leave no series. */
   #readFleet (fleet: Fleet): void {
     const registers = [this.registry]
     const perWorker = (name: string, help: string, read: (worker: Worker) => number): void => {
@@ -116,7 +116,7 @@ export class GatewayMetrics {
     perWorker('worker_ready', '1 while requests go to the engine', ({ state }) => Number(state === 'ready'))
     perWorker(
       'worker_weight_version',
-      'The digits that the label of its weights ends with; NaN where it ends with none',
+      'The digits at the end of its weight label; NaN if there are none',
       ({ facts }) => trailingNumber(facts?.version ?? '')
     )
     const states: Gauge<'state'> = new Gauge({
@@ -140,7 +140,7 @@ export class GatewayMetrics {
     }
     gauge(
       'weight_version',
-      'The digits that the label of the current weights ends with',
+      'The digits at the end of the label of the current weights',
       () => trailingNumber(fleet.version ?? '')
     )
     gauge('paused', '1 while generation is paused through this gateway', () => Number(fleet.paused))

@@ -11,8 +11,8 @@ import type { GatewayMetrics } from './metrics.ts'
 import type { Worker } from './worker.ts'
 
 /**
- * Passes a generation to one engine and its reply to the client as it comes. Another engine is tried while nothing of a reply has been passed on
- * and the first one has failed to take the request, has died on it, or says 503: it is not ready, and has generated nothing.
+ * Sends a request to one engine and streams its reply to the client. If the engine cannot be reached, dies, or replies
+ * 503 (it is not ready and has generated nothing), another engine is tried, as long as the client has received nothing.
  */
 export async function passToOneEngine (
   { fleet, health, metrics }: { fleet: Fleet, health: Health, metrics: GatewayMetrics },
@@ -60,7 +60,7 @@ export async function passToOneEngine (
         notReady = { answer, bytes: await readAll(answer.body) }
       } catch (error) {
         if (gone.signal.aborted) return reply.hijack()
-        if (isOurs(error)) throw error
+        if (isInvalidRequest(error)) throw error
         metrics.answered(worker, 'failed')
         health.tripped(worker, error as Error)
         if (raw.headersSent) return reply
@@ -74,17 +74,17 @@ export async function passToOneEngine (
   }
 }
 
-/** A reply that breaks off in the middle breaks off for the client too. */
+/** A reply that breaks off in the middle breaks off for the client, too. */
 async function pass ({ statusCode, headers, body }: Dispatcher.ResponseData, reply: FastifyReply): Promise<void> {
   reply.hijack()
   reply.raw.writeHead(statusCode, replyHeaders(headers))
-  // Clients of streams wait for the headers, and the first token may take its time.
+  // Clients of streams wait for the headers, and the first token may take a while.
   if (headers['content-length'] === undefined) reply.raw.flushHeaders()
   await pipeline(body, reply.raw)
 }
 
-/** A request that cannot be put on the wire says nothing about the engine. */
-function isOurs (error: unknown): boolean {
+/** A request that cannot be sent is the client's fault and no failure of the engine. */
+function isInvalidRequest (error: unknown): boolean {
   return ['UND_ERR_INVALID_ARG', 'UND_ERR_NOT_SUPPORTED', 'UND_ERR_REQ_CONTENT_LENGTH_MISMATCH'].includes(
     (error as { code?: string }).code ?? ''
   )

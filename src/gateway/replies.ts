@@ -5,11 +5,11 @@ import { messageOf, parsed } from '../remote/connection.ts'
 import type { MergeRule } from './gateway-call.ts'
 import type { Worker } from './worker.ts'
 
-/** What one engine answered, or why there is no answer. */
-export type Outcome = Answer | { worker: Worker, error: Error }
+/** An engine's reply, or the error if there is none. */
+export type Outcome = EngineReply | { worker: Worker, error: Error }
 
-/** `json`: the body read, undefined where it is no JSON. */
-interface Answer {
+/** `json`: the parsed body, undefined if it is no JSON. */
+interface EngineReply {
   worker: Worker
   status: number
   headers: IncomingHttpHeaders
@@ -17,7 +17,7 @@ interface Answer {
   json: unknown
 }
 
-export interface Merged {
+export interface MergedReply {
   status: number
   type: string
   body: Buffer | string
@@ -28,28 +28,29 @@ export function failureOf (outcome: Outcome): string | null {
   const { status, json } = outcome
   if (status < 400) {
     return (json as { success?: unknown } | null | undefined)?.success === false
-      ? wordsOf(outcome)
+      ? textOf(outcome)
       : null
   }
-  return `${status} ${wordsOf(outcome)}`
+  return `${status} ${textOf(outcome)}`
 }
 
 /**
- * One answer for many: the first engine's, with those of all under `engines`; a body that is a list is joined, and fields as the rule says. Where any failed, the status that all failures
- * share if all engines failed, else 502; the message names each engine that failed.
+ * Merges the replies of all engines: the first engine's body, with fields merged by the rule and all bodies under
+ * `engines`; bodies that are lists are joined. If an engine failed, the status is 502, or the status of all if every
+ * engine failed with the same one; the message names each engine that failed.
  */
-export function merge (rule: MergeRule, outcomes: readonly Outcome[]): Merged {
+export function mergeReplies (rule: MergeRule, outcomes: readonly Outcome[]): MergedReply {
   const failed = outcomes.flatMap(outcome => {
     const failure = failureOf(outcome)
     return failure === null ? [] : [{ outcome, failure }]
   })
   if (failed.length > 0) return refusal(outcomes, failed)
-  const answered = outcomes.filter((outcome): outcome is Answer => !('error' in outcome))
-  const first = answered[0]!
+  const replies = outcomes.filter((outcome): outcome is EngineReply => !('error' in outcome))
+  const first = replies[0]!
   const type = String(first.headers['content-type'] ?? 'application/json')
-  if (answered.length === 1 || !/json/.test(type)) return { status: first.status, type, body: first.body }
-  const bodies = answered.map(({ json }) => json)
-  if (rule.agree !== undefined) demandAgreement(answered.map(({ worker }) => worker), bodies, rule.agree)
+  if (replies.length === 1 || !/json/.test(type)) return { status: first.status, type, body: first.body }
+  const bodies = replies.map(({ json }) => json)
+  if (rule.agree !== undefined) requireAgreement(replies.map(({ worker }) => worker), bodies, rule.agree)
   if (bodies.every(body => Array.isArray(body))) {
     return {
       status: first.status,
@@ -58,12 +59,12 @@ export function merge (rule: MergeRule, outcomes: readonly Outcome[]): Merged {
     }
   }
   if (!bodies.every(isObject)) return { status: first.status, type, body: first.body }
-  const engines = Object.fromEntries(answered.map(({ worker }, i) => [worker.url, bodies[i]]))
-  return { status: first.status, type, body: JSON.stringify({ ...bodies[0], ...together(rule, bodies), engines }) }
+  const engines = Object.fromEntries(replies.map(({ worker }, i) => [worker.url, bodies[i]]))
+  return { status: first.status, type, body: JSON.stringify({ ...bodies[0], ...mergedFields(rule, bodies), engines }) }
 }
 
-/** Fields that are of all engines, where all have them. */
-function together (
+/** The merged fields. A field that a body lacks, or that has another type, is not merged. */
+function mergedFields (
   { join = [], sum = [], every = [] }: MergeRule,
   bodies: readonly Record<string, unknown>[]
 ): Record<string, unknown> {
@@ -86,12 +87,12 @@ interface Failed {
   failure: string
 }
 
-function refusal (outcomes: readonly Outcome[], failed: readonly Failed[]): Merged {
+function refusal (outcomes: readonly Outcome[], failed: readonly Failed[]): MergedReply {
   const statuses = new Set(
     failed.map(({ outcome }) => 'error' in outcome || outcome.status < 400 ? 502 : outcome.status)
   )
   const status = failed.length === outcomes.length && statuses.size === 1 ? [...statuses][0]! : 502
-  // All refuse alike, and nothing has changed anywhere: their own words and code.
+  // With one engine, its own reply goes to the client.
   const [first] = outcomes
   if (outcomes.length === 1 && first !== undefined && !('error' in first)) {
     return {
@@ -127,19 +128,19 @@ function engineReport (outcome: Outcome): object {
   return { status, ...isObject(json) ? json : { message: String(body).slice(0, 1000) } }
 }
 
-function demandAgreement (workers: readonly Worker[], bodies: readonly unknown[], field: string): void {
+function requireAgreement (workers: readonly Worker[], bodies: readonly unknown[], field: string): void {
   const values = bodies.map(body => JSON.stringify((body as Record<string, unknown> | null)?.[field] ?? null))
   if (new Set(values).size === 1) return
-  const said = workers.map(({ url }, i) => `${url}: ${values[i]!.length > 100 ? 'others' : values[i]}`)
-  throw new RefitError('VERSIONS_DISAGREE', `engines hold different weights (${field}): ${said.join('; ')}`)
+  const shown = workers.map(({ url }, i) => `${url}: ${values[i]!.length > 100 ? 'others' : values[i]}`)
+  throw new RefitError('VERSIONS_DISAGREE', `engines hold different weights (${field}): ${shown.join('; ')}`)
 }
 
-function wordsOf ({ status, body, json }: Answer): string {
+function textOf ({ status, body, json }: EngineReply): string {
   return messageOf({ status, body: json, text: String(body) })
 }
 
-/** An engine's reply, read. */
-export function answerOf (worker: Worker, status: number, headers: IncomingHttpHeaders, body: Buffer): Outcome {
+/** An engine's reply with its body parsed. */
+export function replyOf (worker: Worker, status: number, headers: IncomingHttpHeaders, body: Buffer): Outcome {
   return {
     worker,
     status,

@@ -4,20 +4,24 @@ import type { ConnectionOptions } from '../remote/connection.ts'
 import type { EngineFacts } from '../remote/engine-kind.ts'
 
 /**
- * `joining`: asked what it is, compared with the others, filled. `ready`: generates. `stale`: lives, but does not hold the current weights, so
- * nothing is generated on it; updates go to it. `down`: does not answer. `draining`: takes no new requests and is removed after its last one.
+ * `joining`: the gateway reads its facts, compares it with the others and loads the current weights into it. `ready`:
+ * it generates. `stale`: it is alive but does not hold the current weights; it gets updates and no generation. `down`:
+ * it does not reply. `draining`: it takes no new requests and is removed after its last one.
  */
 export type WorkerState = 'joining' | 'ready' | 'stale' | 'down' | 'draining'
 
-/** Silent so often, it is down. */
-export const SILENT_LOOKS = 3
+/** An engine that leaves this many health checks unanswered is down. */
+export const SILENT_CHECKS = 3
 
 /** One engine behind the gateway. */
 export class Worker {
-  /** Of its address: the same after a restart of the gateway, so that prefixes stay where they are cached. */
+  /**
+   * A digest of the address: it stays the same when the gateway restarts, so prefixes go to the engine that has them
+   * cached.
+   */
   readonly id: string
   readonly url: string
-  /** Mixes into the scores of consistent hashing. */
+  /** The engine's seed in rendezvous hashing. */
   readonly seed: number
   connection: Connection
   state: WorkerState = 'joining'
@@ -26,28 +30,28 @@ export class Worker {
   facts: EngineFacts | null = null
   /** Generations under way through this gateway. */
   load = 0
-  /** Other calls under way on it: for the weights or the state of all. */
+  /** Calls under way that are about weights or state. */
   calls = 0
-  /** Number of the last update that it took (Fleet.updates). */
+  /** `Fleet.updates` after the last update that it took. */
   update = 0
-  /** It has missed no update since it held what the others hold. */
+  /** It has missed no update since it was compared with the others. */
   inSync = false
-  /** Somebody updates it past this gateway: it took every update of ours and has another label. */
+  /** Another client updates it directly: it took every update of this gateway and still has another label. */
   isForeign = false
-  /** It was paused through this gateway, and not told to go on. */
+  /** It was paused through this gateway and not resumed. */
   isPaused = false
-  /** Nobody listened there: whoever answers later was started anew. */
+  /** Nothing listened at the address, so the process that replies later is a new one. */
   hasEnded = false
   /** Process groups that it is in, by name. */
   readonly groups = new Set<string>()
-  /** Looks that failed one after another. */
+  /** Health checks that failed in a row. */
   failures = 0
-  /** Ends the fill that is under way. */
-  filling: AbortController | null = null
-  /** Fills that failed one after another, and when the next may begin (performance.now). */
-  failedFills = 0
-  fillAt = 0
-  fillFailure = ''
+  /** Aborts the catch-up that is under way. */
+  catchingUp: AbortController | null = null
+  /** Catch-ups that failed in a row, when the next one may begin (performance.now), and the last failure. */
+  failedCatchUps = 0
+  nextCatchUpAt = 0
+  catchUpFailure = ''
   readonly #options: ConnectionOptions
 
   constructor (url: string, options: ConnectionOptions) {
@@ -59,7 +63,7 @@ export class Worker {
     this.seed = digest.readUInt32LE(8)
   }
 
-  /** What another engine has to know to take weights from it. */
+  /** The key that another engine needs to load weights from it. */
   get adminKey (): string | undefined {
     return this.#options.adminApiKey ?? this.#options.apiKey
   }
@@ -68,24 +72,24 @@ export class Worker {
     return this.facts?.ranks ?? 1
   }
 
-  /** Takes what control and weight calls say. */
+  /** Control and weight calls go to it. */
   get isServed (): boolean {
     return this.state === 'ready' || this.state === 'stale' || this.state === 'draining'
   }
 
-  /** Generates, or does what all are told. */
+  /** A call of any kind is under way on it. */
   get isBusy (): boolean {
     return this.load + this.calls > 0
   }
 
-  /** Whether what waits there waits in vain, now that a look at it has failed on the way. */
-  lookFailed ({ code = '' }: NodeJS.ErrnoException, isSilence: boolean): boolean {
+  /** Counts a failed health check; true if the engine counts as down, so calls that wait for its reply must end. */
+  checkFailed ({ code = '' }: NodeJS.ErrnoException, isSilence: boolean): boolean {
     this.hasEnded ||= code === 'ECONNREFUSED' || code === 'ENOENT'
-    return ++this.failures >= SILENT_LOOKS || !isSilence
+    return ++this.failures >= SILENT_CHECKS || !isSilence
   }
 
-  /** Ends all calls under way on it: it answers none of them any more. */
-  async cut (reason: Error): Promise<void> {
+  /** Ends all calls under way on it, because it replies to none of them any more. */
+  async disconnect (reason: Error): Promise<void> {
     const old = this.connection
     this.connection = new Connection(this.url, this.#options)
     await old.close(reason as never)

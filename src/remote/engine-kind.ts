@@ -116,7 +116,10 @@ export const ENGINE_KINDS: Readonly<Record<EngineKind, EngineRoutes>> = {
   }
 }
 
-/** Finds out which kind of engine replies there, or reads the facts of a known kind. Throws ENGINE_FAILED with its replies otherwise. */
+/**
+ * Finds out which kind of engine replies there, or reads the facts of a known kind. Throws ENGINE_FAILED with its
+ * replies otherwise.
+ */
 export async function readFacts (
   connection: Connection,
   known: EngineKind | null = null,

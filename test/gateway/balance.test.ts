@@ -7,7 +7,7 @@ const seeds = fc.uniqueArray(fc.integer({ min: 0, max: 2 ** 32 - 1 }), { minLeng
 const hash = fc.integer({ min: 0, max: 2 ** 32 - 1 })
 const body = (value: object): Buffer => Buffer.from(JSON.stringify(value))
 
-t.test('an engine that leaves takes its own keys along and moves no other', async t => {
+t.test('removing an engine moves only the keys of that engine', async t => {
   fc.assert(fc.property(seeds, fc.array(hash, { maxLength: 50 }), (list, keys) => {
     const all = engines(list)
     const left = all.slice(1)
@@ -19,7 +19,7 @@ t.test('an engine that leaves takes its own keys along and moves no other', asyn
   t.pass()
 })
 
-t.test('keys spread evenly, and a key is at home where it was whatever the order of the list', async t => {
+t.test('keys spread evenly, and the order of the list changes no choice', async t => {
   const all = engines([11, 222, 3333, 44444].map(seed => Math.imul(seed, 2654435761) >>> 0))
   const counts = new Map<unknown, number>()
   for (let i = 0; i < 4000; i++) {
@@ -31,7 +31,7 @@ t.test('keys spread evenly, and a key is at home where it was whatever the order
   for (const count of counts.values()) t.ok(count > 800 && count < 1200, String(count))
 })
 
-t.test('no prefix draws more than a quarter above the mean to its engine, however it is asked for', async t => {
+t.test('a popular prefix gives its engine at most a quarter more than the mean load', async t => {
   fc.assert(fc.property(seeds, hash, fc.integer({ min: 1, max: 300 }), (list, key, requests) => {
     const all = engines(list)
     for (let i = 1; i <= requests; i++) {
@@ -42,12 +42,12 @@ t.test('no prefix draws more than a quarter above the mean to its engine, howeve
     return true
   }))
   const all = engines([1, 2], [5, 0])
-  t.equal(choose(all, null), all[1], 'without a key the least busy one')
+  t.equal(choose(all, null), all[1], 'without a key it chooses the least busy engine')
   t.equal(choose([], null), undefined)
   t.equal(choose([], { hash: 1, sticky: false }), undefined)
 })
 
-t.test('requests with the same beginning have the same key, whatever else they say', async t => {
+t.test('requests with the same beginning of the prompt have the same key', async t => {
   const of = (value: object, headers = {}) => routingKey(headers, body(value))
   const long = Array.from({ length: 600 }, (_, i) => i)
   t.same(

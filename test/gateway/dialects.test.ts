@@ -7,7 +7,7 @@ import { packageRoot } from '../../src/root.ts'
 import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import { recorder } from '../helpers/recorder.ts'
 
-t.test("every route of an engine has its line in the table of the gateway, or is the gateway's own", async t => {
+t.test("every route of an engine is listed by a dialect or is the gateway's own", async t => {
   const read = (name: string): Record<string, Record<string, unknown>> =>
     JSON.parse(readFileSync(join(packageRoot, 'openapi', name), 'utf8')).paths
   const [engine, own] = [read('openapi.json'), read('gateway.json')]
@@ -23,7 +23,7 @@ t.test("every route of an engine has its line in the table of the gateway, or is
   }
 })
 
-t.test("every dialect's ranks move on from engine to engine, and nothing else in the body changes", async t => {
+t.test('in every dialect an engine gets its own rank offset, and nothing else in the body changes', async t => {
   const engines = [await recorder(t, 2), await recorder(t, 1), await recorder(t, 3)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
   const info = { master_address: 'h', master_port: 1, rank_offset: 1, world_size: 7, packed: true }
@@ -65,7 +65,7 @@ t.test("every dialect's ranks move on from engine to engine, and nothing else in
   for (const { bodies } of engines) t.same(bodies['/init_weight_transfer_engine'], { init_info: {} })
 })
 
-t.test('what is broadcast goes to those in the group, what every engine finds for itself to all', async t => {
+t.test('broadcasts go to the engines in the group, files and handles go to all engines', async t => {
   const engines = [await recorder(t, 1), await recorder(t, 1)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
   await gateway.post('/init_weight_transfer_engine', {
@@ -98,13 +98,13 @@ t.test('what is broadcast goes to those in the group, what every engine finds fo
     for (const { bodies } of engines) t.same(bodies[path], body)
     t.same(late.bodies[path], isForAll ? body : undefined, `${path} ${JSON.stringify(body)}`)
   }
-  // Init for files gives up the group: from then on a folder is a checkpoint, for all.
+  // An init for files leaves the group, so a folder then names a checkpoint, which all engines load.
   await gateway.post('/init_weight_transfer_engine', { init_info: {} })
   await gateway.post('/update_weights', { weight_dir: '/step-2' })
   t.same(late.bodies['/update_weights'], { weight_dir: '/step-2' })
 })
 
-t.test('answers become one as their callers read them', async t => {
+t.test('replies are merged into the form that their callers read', async t => {
   const replies = (i: number): Record<string, object> => ({
     '/collective_rpc': { results: [i, null] },
     '/fetch_weights': { status: 'ok', result: [{ i }] },
@@ -129,7 +129,7 @@ t.test('answers become one as their callers read them', async t => {
   })
 })
 
-t.test('capabilities tell what is spoken, how each route is passed on, and what is not', async t => {
+t.test('capabilities list the common dialects, the target of each route, and the refused routes', async t => {
   const folder = modelFolder(t)
   const engines = [await engineServer(t, folder), await engineServer(t, folder, { tp: 2, dialects: ['areal', 'trl'] })]
   const one = await gatewayTo(t, [engines[1]!.url])
@@ -160,7 +160,7 @@ t.test('capabilities tell what is spoken, how each route is passed on, and what 
   t.match((await foreign.get('/capabilities')).body, { server: 'refit gateway', dialects: ['sglang', 'openai'] })
 })
 
-t.test('metrics count requests by engine and status, retries, engines by state, versions, and fan-outs by route', async t => {
+t.test('metrics count requests, retries, engines by state, versions and fan-outs', async t => {
   const folder = modelFolder(t)
   const engines = [
     await engineServer(t, folder, { weightVersion: 'step-3' }),
@@ -203,7 +203,7 @@ t.test('metrics count requests by engine and status, retries, engines by state, 
   t.equal(await value('refit:gateway_weight_updates_total{outcome="none"}'), 1)
   t.equal(await value(`refit:gateway_fan_out_failures_total{worker="${a}"}`), 1)
   await gateway.until(a, 'ready')
-  // One dies without a word: what was to go there goes to the other one.
+  // One engine dies silently: its requests go to the other one.
   await engines[0]!.kill()
   for (let i = 0; i < 12; i++) {
     t.equal((await gateway.post('/generate', ask('1+1='), { 'x-session-id': String(i) })).status, 200)
@@ -216,6 +216,6 @@ t.test('metrics count requests by engine and status, retries, engines by state, 
   t.notMatch(
     (await gateway.get('/metrics')).body,
     new RegExp(`worker_ready\\{worker="${a}"`),
-    'of engines that are gone nothing is left in gauges'
+    'gauges drop engines that were removed'
   )
 })

@@ -8,11 +8,11 @@ import { hangs, loses, says, scriptedEngine } from '../helpers/scripted-engine.t
 const DISK = '/update_weights_from_disk'
 const TENSORS = '/update_weights_from_tensor'
 
-t.test('an upload that all engines refuse at once is refused in their words, while the client still sends', async t => {
+t.test('an upload that all engines refuse gets their error while the client still sends', async t => {
   const folder = modelFolder(t)
   const engines = [await engineServer(t, folder), await engineServer(t, folder)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
-  // As Python's http.client: the reply is read once all of the body has been sent, or can be sent no more.
+  // Python's http.client reads the reply after it has sent the body or can send no more.
   const socket = connect(Number(new URL(gateway.url).port), '127.0.0.1').on('error', () => {})
   t.teardown(() => {
     socket.destroy()
@@ -37,7 +37,7 @@ t.test('an upload that all engines refuse at once is refused in their words, whi
   t.match(reply, /mode: expected ..stream.. or nothing/)
 })
 
-t.test('a vLLM that was started anew is not taken for the one that held the weights', async t => {
+t.test('a vLLM engine that was restarted no longer counts as holding the weights', async t => {
   const [a, b] = [await scriptedEngine(t, { dialect: 'vllm' }), await scriptedEngine(t, { dialect: 'vllm' })]
   const gateway = await gatewayTo(t, [a.url, b.url], { fill: false })
   t.same(Object.values(gateway.states()), ['ready', 'ready'])
@@ -53,11 +53,11 @@ t.test('a vLLM that was started anew is not taken for the one that held the weig
   await gateway.until(b.url, 'down')
   const again = await scriptedEngine(t, { dialect: 'vllm', port: b.port })
   while ((again.calls['/version'] ?? 0) < 3) await new Promise(resolve => setTimeout(resolve, 10))
-  t.equal(gateway.states()[b.url], 'stale', 'it holds what it was started with')
-  t.same([...gateway.app.gateway.fleet.list[1]!.groups], [], 'and is in no group')
+  t.equal(gateway.states()[b.url], 'stale', 'it holds the weights of its start')
+  t.same([...gateway.app.gateway.fleet.list[1]!.groups], [], 'it is in no group')
 })
 
-t.test('an engine that took an update of which the answer was lost, while the others refused it, is compared before it generates on', async t => {
+t.test('an engine whose reply to an update was lost, while others refused it, is compared before it generates again', async t => {
   const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
   const gateway = await gatewayTo(t, [a.url, b.url], { fill: false })
   a.on[DISK] = (request) => {
@@ -75,7 +75,7 @@ t.test('an engine that took an update of which the answer was lost, while the ot
   t.equal(gateway.states()[b.url], 'ready')
 })
 
-t.test('answers of engines are read whatever the client could unpack', async t => {
+t.test('replies of engines are read even if the client accepts encodings that the gateway cannot decode', async t => {
   const packed = (body: object) => (request: any, response: any): void => {
     const isPacked = /gzip/.test(String(request.headers['accept-encoding'] ?? ''))
     const text = Buffer.from(JSON.stringify(body))
@@ -93,7 +93,7 @@ t.test('answers of engines are read whatever the client could unpack', async t =
   t.match(await gateway.post(DISK, { model_path: '/m2' }), { status: 502, body: { message: /no such file/ } })
 })
 
-t.test('an engine that is drained in the middle of an update ends it first', async t => {
+t.test('an engine that is drained during an update finishes the update first', async t => {
   const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
   const gateway = await gatewayTo(t, [a.url, b.url], { fill: false })
   let answer = (): void => {}
@@ -114,7 +114,7 @@ t.test('an engine that is drained in the middle of an update ends it first', asy
   await gateway.until(b.url, 'gone')
 })
 
-t.test('what a trainer asks the fleet about is answered by the next engine where the first one died', async t => {
+t.test('a description of the fleet comes from the next engine if the first one died', async t => {
   const [a, b] = [await scriptedEngine(t), await scriptedEngine(t)]
   const gateway = await gatewayTo(t, [a.url, b.url], { fill: false, healthMs: 60_000 })
   await a.kill()
@@ -132,7 +132,7 @@ t.test(
     b.on[DISK] = hangs
     const update = gateway.post(DISK, { model_path: '/m2' })
     while (b.calls[DISK] === undefined) await new Promise(resolve => setTimeout(resolve, 5))
-    // It was told to end, say, and waits for what is under way. A generation is the first to see it.
+    // The engine is shutting down and waits for running requests; a generation is the first request that fails.
     b.stopListening()
     for (let i = 0; gateway.states()[b.url] === 'ready'; i++) {
       await gateway.post('/generate', ask('1'), {
@@ -143,14 +143,14 @@ t.test(
   }
 )
 
-t.test('an engine that missed the end of a pause is sent it before it generates', async t => {
+t.test('an engine that missed the end of a pause is resumed before it generates', async t => {
   const folder = modelFolder(t)
   const engines = [await engineServer(t, folder), await engineServer(t, folder)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url), { healthMs: 20 })
   const { fleet } = gateway.app.gateway
   const worker = fleet.list[1]!
   t.equal((await gateway.post('/pause_generation', { mode: 'in_place' })).status, 200)
-  // Out of reach for a moment, as when a switch starts anew: it lives on.
+  // The engine is unreachable for a moment, as when a switch restarts, and keeps running.
   const { connection } = worker
   const away = new Proxy(connection, {
     get: (target, name) =>

@@ -6,7 +6,7 @@ import type { Test } from 'tap'
 import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import type { Reply } from '../helpers/gateway.ts'
 
-t.test('an engine that is killed under load costs no request of which nothing was sent', async t => {
+t.test('when an engine is killed under load, requests that have received nothing succeed on another engine', async t => {
   const folder = modelFolder(t)
   const engines = [await engineServer(t, folder), await engineServer(t, folder)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
@@ -36,7 +36,7 @@ t.test('an engine that is killed under load costs no request of which nothing wa
   t.equal((await gateway.get('/health')).status, 503)
 })
 
-t.test('an engine that breaks off, or is not ready, is passed over; a reply that broke in the middle breaks for the client', async t => {
+t.test('an engine that breaks off or is not ready is skipped; a reply that breaks in the middle breaks for the client', async t => {
   const folder = modelFolder(t)
   const good = await engineServer(t, folder)
   let behave: RequestListener = (_, response) => {
@@ -95,12 +95,12 @@ t.test('an engine that breaks off, or is not ready, is passed over; a reply that
 async function settled (condition: () => boolean): Promise<void> {
   const end = performance.now() + 60_000
   while (!condition()) {
-    if (performance.now() > end) throw new Error('it did not come true')
+    if (performance.now() > end) throw new Error('the condition did not become true')
     await new Promise(resolve => setTimeout(resolve, 5))
   }
 }
 
-/** Says of itself what the engine says, but generates as it likes. */
+/** Replies with the engine's own facts but generates in its own way. */
 async function impostor (
   t: Test,
   url: string,

@@ -11,7 +11,7 @@ async function fleet (t: Test, count: number): Promise<{ engines: EngineServer[]
   return { engines, gateway: await gatewayTo(t, engines.map(({ url }) => url)) }
 }
 
-t.test('prompts spread over engines, one prompt keeps to its engine, a session keeps to its own', async t => {
+t.test('prompts spread over the engines, while equal prompts and sessions stay on one engine', async t => {
   const { engines, gateway } = await fleet(t, 3)
   const served = (): number[] => engines.map(({ engine }) => engine.stats.promptTokens)
   const whoServes = async (body: object, headers = {}): Promise<number> => {
@@ -46,7 +46,7 @@ t.test('prompts spread over engines, one prompt keeps to its engine, a session k
   t.ok(sessions.size > 1)
 })
 
-t.test('many samples of one prompt at once are spread: a prefix draws no more than its engine can take', async t => {
+t.test('many samples of one prompt at once spread over the engines', async t => {
   const { engines, gateway } = await fleet(t, 2)
   const most = [0, 0]
   const timer = setInterval(() => {
@@ -63,7 +63,7 @@ t.test('many samples of one prompt at once are spread: a prefix draws no more th
   t.ok(Math.max(...most) <= 20, `at most ${Math.max(...most)} of 32 on one`)
 })
 
-t.test('a stream is passed on as it comes, and one that the client leaves ends on the engine', async t => {
+t.test('a stream is passed on chunk by chunk, and ends on the engine when the client disconnects', async t => {
   const { engines, gateway } = await fleet(t, 1)
   const { engine } = engines[0]!
   const long = (fields: object, signal: AbortSignal): Promise<Response> =>
@@ -73,7 +73,7 @@ t.test('a stream is passed on as it comes, and one that the client leaves ends o
       headers: { 'content-type': 'application/json' },
       body: JSON.stringify(ask('1+1=', fields, { max_new_tokens: 100, ignore_eos: true }))
     })
-  // Nothing is generated while it stands still: headers come all the same.
+  // A paused engine generates nothing, but the headers must come.
   await engine.pause('in_place')
   const [leave, leaveEarly] = [new AbortController(), new AbortController()]
   const reply = await long({ stream: true }, leave.signal)
@@ -85,7 +85,7 @@ t.test('a stream is passed on as it comes, and one that the client leaves ends o
   leaveEarly.abort()
   t.equal(await waiting, 'left')
   await settled(() => engine.stats.running + engine.stats.queued === 0)
-  t.same(gateway.states(), { [engines[0]!.url]: 'ready' }, 'a client that leaves says nothing about the engine')
+  t.same(gateway.states(), { [engines[0]!.url]: 'ready' }, 'a client that disconnects is no failure of the engine')
   await engine.resume()
   t.equal(engine.stats.generationTokens, 0)
   const whole = await (await fetch(`${gateway.url}/v1/chat/completions`, {
@@ -97,7 +97,7 @@ t.test('a stream is passed on as it comes, and one that the client leaves ends o
   t.match(whole, /^data: \{[^]*data: \[DONE\]\n\n$/)
 })
 
-t.test('refusals of engines come as they are, and abort by id reaches the engine', async t => {
+t.test('refusals of engines are passed on unchanged, and an abort by id reaches the engine', async t => {
   const { engines, gateway } = await fleet(t, 2)
   const refused = await gateway.post('/generate', { text: 'x', sampling_params: { temperature: -1 } })
   t.equal(refused.status, 400)
@@ -114,7 +114,7 @@ t.test('refusals of engines come as they are, and abort by id reaches the engine
 async function settled (condition: () => boolean): Promise<void> {
   const end = performance.now() + 60_000
   while (!condition()) {
-    if (performance.now() > end) throw new Error('it did not come true')
+    if (performance.now() > end) throw new Error('the condition did not become true')
     await new Promise(resolve => setTimeout(resolve, 5))
   }
 }

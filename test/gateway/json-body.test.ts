@@ -7,7 +7,7 @@ const text = (value: unknown, space = ''): JsonBody => new JsonBody(Buffer.from(
 
 const join = (pieces: Pieces): string => String(Buffer.concat(pieces))
 
-t.test('what is found in a body is what JSON.parse finds, however it is written', async t => {
+t.test('a search finds the same values as JSON.parse, in any spelling', async t => {
   fc.assert(
     fc.property(
       fc.dictionary(fc.string(), fc.jsonValue({ maxDepth: 3 }), { noNullPrototype: true }),
@@ -31,7 +31,7 @@ t.test('what is found in a body is what JSON.parse finds, however it is written'
   )
 })
 
-t.test('a change of one place changes that place and no other byte', async t => {
+t.test('an edit changes its place and no other byte', async t => {
   fc.assert(
     fc.property(fc.jsonValue(), fc.array(fc.string()), fc.integer(), (other, list, number) => {
       const value = { other, 'a "b"\\': { offset: 1, list }, z: other }
@@ -53,7 +53,7 @@ t.test('a change of one place changes that place and no other byte', async t => 
   t.equal(join(text({ a: [] }).slice(['a'], 0, 1)), '[]')
 })
 
-t.test('what is no JSON has no fields, and never more than JSON.parse would find', async t => {
+t.test('a body that is no JSON has no fields', async t => {
   fc.assert(
     fc.property(
       fc.string({
@@ -93,11 +93,11 @@ t.test('what is no JSON has no fields, and never more than JSON.parse would find
       '{,}'
     ]
   ) t.equal(new JsonBody(Buffer.from(written)).get('a'), undefined, written)
-  t.equal(new JsonBody(Buffer.from('{"a":1,"a":2}')).get('a'), 2, 'of a name that comes twice the last one counts')
+  t.equal(new JsonBody(Buffer.from('{"a":1,"a":2}')).get('a'), 2, 'the last of equal names counts')
   t.equal(new JsonBody(Buffer.from('{"\\u0061":3}')).get('a'), 3)
 })
 
-t.test('megabytes of handles are passed over, deep nests cost no stack', async t => {
+t.test('megabytes of handles are skipped, and deep nesting uses no stack', async t => {
   const handles = Buffer.alloc(64 << 20, 'A')
   const body = new JsonBody(
     Buffer.concat([

@@ -5,7 +5,7 @@ import { createGateway } from '../../src/app/gateway-server.ts'
 import { engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import { hangs, says, scriptedEngine } from '../helpers/scripted-engine.ts'
 
-t.test('a gateway starts while an engine is being filled', async t => {
+t.test('a gateway starts while an engine still catches up', async t => {
   const [a, b] = [
     await scriptedEngine(t),
     await scriptedEngine(t, {
@@ -25,7 +25,7 @@ t.test('a gateway starts while an engine is being filled', async t => {
   await (await starting).close()
 })
 
-t.test('an engine that is silent at the end of a fill is looked at again', { timeout: 30_000 }, async t => {
+t.test('an engine that is silent at the end of a catch-up is checked again', { timeout: 30_000 }, async t => {
   const a = await scriptedEngine(t)
   const b = await scriptedEngine(t, {
     on: { '/weights_checker': says({ success: true, per_engine_checksum: 'other' }) }
@@ -37,7 +37,7 @@ t.test('an engine that is silent at the end of a fill is looked at again', { tim
   while (b.on['/server_info'] === undefined) await new Promise(resolve => setTimeout(resolve, 5))
   const seen = b.calls['/server_info']!
   while (b.calls['/server_info'] === seen) await new Promise(resolve => setTimeout(resolve, 5))
-  // That call is lost; the engine is well again.
+  // That call is lost; the engine works again.
   delete b.on['/server_info']
   delete b.on['/weights_checker']
   await gateway.until(b.url, 'ready')
@@ -78,7 +78,7 @@ t.test(
   }
 )
 
-t.test('an engine that is added with its own key is called with no other', async t => {
+t.test('an engine that is added with its own key gets requests with that key only', async t => {
   const keys = new Set<string | undefined>()
   const on = {
     '/flush_cache': (request: any, response: any) => {
@@ -94,14 +94,14 @@ t.test('an engine that is added with its own key is called with no other', async
   t.same([...keys], ['Bearer own'])
 })
 
-t.test('what is none of its own wants the admin key behind a prefix that is read, too', async t => {
+t.test('an unknown path below a known prefix needs the admin key, too', async t => {
   const engine = await scriptedEngine(t)
   const gateway = await gatewayTo(t, [engine.url], { apiKey: 'key', adminApiKey: 'admin' })
   t.equal((await gateway.post('/v1/models/x', {}, { authorization: 'Bearer key' })).status, 401)
   t.equal(engine.calls['/v1/models/x'], undefined)
 })
 
-t.test('an update of many requests that one engine refuses to begin is open on none', async t => {
+t.test('a transaction that one engine refuses to begin is open on none', async t => {
   const folder = modelFolder(t)
   const engines = [await engineServer(t, folder), await engineServer(t, folder)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
@@ -110,7 +110,7 @@ t.test('an update of many requests that one engine refuses to begin is open on n
     t.match(await gateway.post(path), { status: 502, body: { message: /a stranger/ } })
     await engines[1]!.engine.transactions.abort(strange.id, 'done')
     for (const { engine } of engines) t.equal(engine.transactions.currentId, null, path)
-    // It would have become a part of what the first engine had open, which answers 200 as well.
+    // Otherwise the update would join the transaction that is open on the first engine, which replies 200 as well.
     t.equal(
       (await gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder'), weight_version: path }))
         .status,

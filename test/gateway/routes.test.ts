@@ -2,7 +2,7 @@ import t from 'tap'
 import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 import { recorder } from '../helpers/recorder.ts'
 
-t.test('a drained engine ends what it has, takes nothing new, and is gone then', async t => {
+t.test('a drained engine finishes its requests, takes no new ones, and is then removed', async t => {
   const folder = modelFolder(t)
   const engines = [await engineServer(t, folder), await engineServer(t, folder)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
@@ -18,14 +18,14 @@ t.test('a drained engine ends what it has, takes nothing new, and is gone then',
   t.equal(drained.statusCode, 202)
   t.match(drained.json(), { state: 'draining' })
   t.equal((await gateway.post('/workers', { url: worker!.url })).status, 409)
-  t.equal((await gateway.post('/continue_generation')).status, 200, 'it reaches the draining one too')
+  t.equal((await gateway.post('/continue_generation')).status, 200, 'it reaches the draining engine, too')
   for (const reply of await Promise.all(held)) t.equal(reply.status, 200)
   await gateway.until(worker!.url, 'gone')
   t.same(gateway.states(), { [other!.url]: 'ready' })
   t.equal((await gateway.get(`/workers/${worker!.id}`)).status, 404)
 })
 
-t.test('ranks of a process group follow each other, and handles go to the ranks that they are for', async t => {
+t.test('rank offsets of a process group follow each other, and each engine gets the handles of its ranks', async t => {
   const engines = [await recorder(t, 2), await recorder(t, 1), await recorder(t, 3)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
   t.same(Object.values(gateway.states()), ['ready', 'ready', 'ready'])
@@ -57,7 +57,7 @@ t.test('ranks of a process group follow each other, and handles go to the ranks 
   ], ['d', 'e', 'f']])
   await gateway.post('/update_weights_from_tensor', { serialized_named_tensors: ['all'] })
   for (const { bodies } of engines) t.same(bodies['/update_weights_from_tensor'].serialized_named_tensors, ['all'])
-  // One that joins later is in no group: what is broadcast there does not concern it, and it is not current afterwards.
+  // An engine that joins later is in no group: it gets no broadcast and is stale afterwards.
   const late = await recorder(t, 1)
   await gateway.post('/workers', { url: late.url })
   await gateway.until(late.url, 'ready')
@@ -67,7 +67,7 @@ t.test('ranks of a process group follow each other, and handles go to the ranks 
   t.equal(gateway.states()[late.url], 'stale')
 })
 
-t.test('keys: the gateway asks for its own and calls engines with theirs; what it does not know wants the admin key', async t => {
+t.test('the gateway checks its own keys, sends engines theirs, and guards unknown paths with the admin key', async t => {
   const folder = modelFolder(t)
   const engine = await engineServer(t, folder, { apiKey: 'engine', adminApiKey: 'engine-admin' })
   const gateway = await gatewayTo(t, [engine.url], {
@@ -94,7 +94,7 @@ t.test('keys: the gateway asks for its own and calls engines with theirs; what i
   t.match((await keyless.get('/health')).body.errors, [{ message: /wants a key/ }])
 })
 
-t.test('the gateway sends no weights itself: an engine is to be named', async t => {
+t.test('the gateway refuses to send weights and says to name an engine', async t => {
   const engine = await recorder(t, 1)
   const gateway = await gatewayTo(t, [engine.url])
   const ask = async (method: string, path: string): Promise<{ status: number, message: string }> => {
@@ -112,5 +112,5 @@ t.test('the gateway sends no weights itself: an engine is to be named', async t 
   ) {
     t.match(await ask(method, path), { status: 400, message: /name one of \/workers in --load-from/ }, path)
   }
-  t.same(Object.keys(engine.bodies).filter(path => path.includes('remote_instance')), [], 'no engine is asked')
+  t.same(Object.keys(engine.bodies).filter(path => path.includes('remote_instance')), [], 'no engine gets the request')
 })

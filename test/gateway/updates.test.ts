@@ -5,7 +5,7 @@ import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts
 
 const PATH = '/update_weights_from_tensor'
 
-t.test('an update from disk reaches all engines, whatever their ranks, and the answer names each', async t => {
+t.test('an update from disk reaches all engines, with any number of ranks, and the reply names each', async t => {
   const folder = modelFolder(t)
   const engines = [await engineServer(t, folder), await engineServer(t, folder, { tp: 2 })]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
@@ -29,7 +29,7 @@ t.test('an update from disk reaches all engines, whatever their ranks, and the a
   t.same(Object.values(gateway.states()), ['ready', 'ready'])
 })
 
-t.test('an upload reaches all engines piece by piece, as bytes and as a form', async t => {
+t.test('an upload is passed to all engines piece by piece, as bytes and as a form', async t => {
   const folder = modelFolder(t)
   const engines = [
     await engineServer(t, folder),
@@ -58,19 +58,19 @@ t.test('an upload reaches all engines piece by piece, as bytes and as a form', a
     headers: { 'content-type': 'application/octet-stream' },
     body: file.subarray(0, file.length - 10)
   })
-  t.equal(cut.status, 400, 'engines refuse alike')
+  t.equal(cut.status, 400, 'all engines refuse it')
   t.match(await cut.json(), { success: false, message: /3 of 3 engines failed: http/ })
   for (const { engine } of engines) t.equal(engine.weightVersion, 'up-2')
-  t.same(Object.values(gateway.states()), ['ready', 'ready', 'ready'], 'nothing has changed anywhere')
+  t.same(Object.values(gateway.states()), ['ready', 'ready', 'ready'], 'no weights have changed')
 })
 
-t.test('an update that one engine refuses names it, takes it out of the rotation, and fills it again', async t => {
+t.test('an engine that refuses an update is named, goes out of rotation, and catches up later', async t => {
   const [folder, other] = [modelFolder(t), modelFolder(t)]
   const good = await engineServer(t, folder)
   const odd = await engineServer(t, other)
   const gateway = await gatewayTo(t, [good.url, odd.url], { fill: false })
   t.same(Object.values(gateway.states()), ['ready', 'ready'])
-  // Outside of the roots of the second one.
+  // The path is outside the roots of the second engine.
   const update = await gateway.post('/update_weights_from_disk', {
     model_path: join(folder, 'adder'),
     weight_version: 'step-1'
@@ -100,7 +100,7 @@ t.test('an update that one engine refuses names it, takes it out of the rotation
       'step-1'
     )
   }
-  // The next update that it takes lets it in.
+  // The next update that it takes brings it in.
   const sent = await fetch(`${gateway.url}${PATH}?weight_version=step-2`, {
     method: 'POST',
     headers: { 'content-type': 'application/octet-stream' },
@@ -111,7 +111,7 @@ t.test('an update that one engine refuses names it, takes it out of the rotation
   t.equal(odd.engine.weightVersion, 'step-2')
 })
 
-t.test('a transaction is one on all engines, and its writes are theirs', async t => {
+t.test('a transaction opens on all engines, and its writes reach all of them', async t => {
   const folder = modelFolder(t)
   const engines = [await engineServer(t, folder), await engineServer(t, folder)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))
@@ -126,7 +126,7 @@ t.test('a transaction is one on all engines, and its writes are theirs', async t
   t.equal((await gateway.post(`/weight_transactions/${id}/commit`)).status, 200)
   for (const { engine } of engines) t.equal(engine.weightVersion, 'tx-1')
   t.equal((await gateway.post('/weight_transactions', { owner: 'test', id })).status, 409)
-  // No id, written as null, is none: all get the same one.
+  // An id of null counts as missing: all engines get the same new id.
   const next = await gateway.post('/weight_transactions', { owner: 'test', id: null })
   t.equal(next.status, 200)
   for (const { engine } of engines) t.equal(engine.transactions.currentId, next.body.id)

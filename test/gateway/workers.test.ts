@@ -2,7 +2,7 @@ import { join } from 'node:path'
 import t from 'tap'
 import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts'
 
-t.test('an engine that joins in mid-training is filled from the checkpoint of the last update, and only then routed to', async t => {
+t.test('an engine that joins during training loads the last checkpoint before it gets requests', async t => {
   const folder = modelFolder(t)
   const first = await engineServer(t, folder)
   const gateway = await gatewayTo(t, [first.url])
@@ -31,12 +31,12 @@ t.test('an engine that joins in mid-training is filled from the checkpoint of th
     }]
   })
   for (const url of [late.url, `${late.url}/`, late.url.replace('http:', 'HTTP:')]) {
-    t.equal((await gateway.post('/workers', { url })).status, 202, 'once more changes nothing')
+    t.equal((await gateway.post('/workers', { url })).status, 202, 'adding it again changes nothing')
   }
   t.equal((await gateway.get('/workers')).body.total, 2)
 })
 
-t.test('an engine with the right label and other bytes is found by its checksums, and told by name', async t => {
+t.test('an engine with the right label and other bytes is found by its checksums, and the reason names a tensor', async t => {
   const folder = modelFolder(t)
   const first = await engineServer(t, folder, { model: 'adder', weightVersion: 'step-1' })
   const liar = await engineServer(t, folder, { model: 'adder-base', weightVersion: 'step-1' })
@@ -55,18 +55,18 @@ t.test('an engine with the right label and other bytes is found by its checksums
   for (let i = 0; i < 6; i++) {
     t.equal((await gateway.post('/generate', ask('12+34='), { 'x-session-id': String(i) })).body.text, '46')
   }
-  // What it missed does not matter once it holds the same.
+  // An engine that holds the same weights comes in, even if it missed updates.
   await gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder'), weight_version: 'step-2' })
   await gateway.until(liar.url, 'ready')
 })
 
-t.test('one that comes back with the weights it was started with is filled before it is routed to', async t => {
+t.test('an engine that restarts with old weights loads the current ones before it gets requests', async t => {
   const folder = modelFolder(t)
   const stays = await engineServer(t, folder)
   const dies = await engineServer(t, folder)
   const gateway = await gatewayTo(t, [stays.url, dies.url])
   await gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder') })
-  t.equal(stays.engine.weightVersion, 'default', 'no label tells the difference')
+  t.equal(stays.engine.weightVersion, 'default', 'the label is the same')
   await dies.kill()
   await gateway.until(dies.url, 'down')
   const back = await engineServer(t, folder, { port: dies.port })
@@ -74,7 +74,7 @@ t.test('one that comes back with the weights it was started with is filled befor
   t.same((await back.engine.checksums()).tensors, (await stays.engine.checksums()).tensors)
 })
 
-t.test('a label that somebody moves past the gateway is a disagreement until it is everywhere, and nothing is overwritten', async t => {
+t.test('a label that another client changes makes engines stale until all have it, and nothing is overwritten', async t => {
   const folder = modelFolder(t)
   const engines = [await engineServer(t, folder), await engineServer(t, folder), await engineServer(t, folder)]
   const gateway = await gatewayTo(t, engines.map(({ url }) => url))

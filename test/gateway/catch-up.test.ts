@@ -8,7 +8,7 @@ import { ask, engineServer, gatewayTo, modelFolder } from '../helpers/gateway.ts
 import type { EngineServer, GatewayUnderTest, Reply } from '../helpers/gateway.ts'
 import { recorder } from '../helpers/recorder.ts'
 
-/** Weights that no checkpoint holds, as far as the gateway knows. */
+/** Uploads weights, so the gateway knows no checkpoint that holds them. */
 async function upload ({ url }: GatewayUnderTest, folder: string, version: string, model = 'adder'): Promise<number> {
   const sent = await fetch(`${url}/update_weights_from_tensor?weight_version=${version}`, {
     method: 'POST',
@@ -25,12 +25,12 @@ const reasonOf = ({ app }: GatewayUnderTest, engine: string): string =>
 async function until (condition: () => boolean): Promise<void> {
   const end = performance.now() + 60_000
   while (!condition()) {
-    if (performance.now() > end) throw new Error('it did not come true')
+    if (performance.now() > end) throw new Error('the condition did not become true')
     await new Promise(resolve => setTimeout(resolve, 5))
   }
 }
 
-t.test('an engine that joins after an upload is filled from one that holds it, whatever their ranks, and one that died too', async t => {
+t.test('an engine that joins or returns after an upload loads the weights from a peer, also with other ranks', async t => {
   const folder = modelFolder(t)
   const first = await engineServer(t, folder)
   const dies = await engineServer(t, folder)
@@ -53,12 +53,12 @@ t.test('an engine that joins after an upload is filled from one that holds it, w
   t.match(metrics, /refit:gateway_fill_seconds_count 2\n/)
 })
 
-t.test('the checkpoint of the last update goes first; where it is not there, an engine that holds the weights', async t => {
+t.test('the checkpoint of the last update is tried first, then a peer that holds the weights', async t => {
   const [folder, elsewhere] = [modelFolder(t), modelFolder(t)]
   const first = await engineServer(t, folder)
   const gateway = await gatewayTo(t, [first.url])
   await gateway.post('/update_weights_from_disk', { model_path: join(folder, 'adder'), weight_version: 'step-8' })
-  // Its own folder is the only one from which it loads.
+  // This engine may only load from its own folder.
   const late = await engineServer(t, elsewhere)
   await gateway.post('/workers', { url: late.url })
   await gateway.until(late.url, 'ready')
@@ -68,7 +68,7 @@ t.test('the checkpoint of the last update goes first; where it is not there, an 
   t.match(metrics, /refit:gateway_fills_total\{from="peer",outcome="success"\} 1\n/)
 })
 
-/** An engine that is to be filled, when it joins, from one whose turn to send does not come until `held` is given up. */
+/** An engine that joins and waits for a peer that cannot send until `held` is aborted. */
 async function heldBack (t: Test, options?: Parameters<typeof gatewayTo>[2]) {
   const folder = modelFolder(t)
   const first = await engineServer(t, folder)
@@ -77,10 +77,10 @@ async function heldBack (t: Test, options?: Parameters<typeof gatewayTo>[2]) {
   return { folder, first, gateway, held: await first.engine.update(), late: await engineServer(t, folder) }
 }
 
-t.test('a fill has a deadline, is told in words, tried again later, and holds up no request', async t => {
+t.test('a catch-up has a deadline, reports its failure, is tried again later, and delays no request', async t => {
   const { first, gateway, held, late } = await heldBack(t, { fillTimeoutMs: 1000 })
   await gateway.post('/workers', { url: late.url })
-  await until(() => /being filled from/.test(reasonOf(gateway, late.url)))
+  await until(() => /loads the current weights from/.test(reasonOf(gateway, late.url)))
   for (let i = 0; i < 6; i++) {
     t.equal(
       (await gateway.post('/generate', ask('12+34='), { 'x-session-id': String(i) })).body.meta_info.weight_version,
@@ -96,7 +96,8 @@ t.test('a fill has a deadline, is told in words, tried again later, and holds up
   t.match(body.errors, [{
     url: late.url,
     state: 'stale',
-    message: /the current weights came from no checkpoint; it could not be filled from http.*took longer/
+    message:
+      /the current weights came from no checkpoint; the current weights could not be loaded from http.*took longer/
   }])
   await held.abort('the test goes on')
   await gateway.until(late.url, 'ready')
@@ -104,18 +105,18 @@ t.test('a fill has a deadline, is told in words, tried again later, and holds up
   t.equal(late.engine.weightVersion, 'step-1')
 })
 
-t.test('an update that comes while an engine is filled does not wait for that: the fill is given up, and the update lets it in', async t => {
+t.test('an update aborts a catch-up that runs, and then brings the engine in itself', async t => {
   const { folder, first, gateway, held, late } = await heldBack(t)
   const there = joined(late)
   await gateway.post('/workers', { url: late.url })
-  // It has its own turn by then, and waits in it for bytes that do not come.
+  // By now it holds its own exclusive section and waits in it for bytes that do not come.
   await there
-  t.match(reasonOf(gateway, late.url), /being filled from/)
+  t.match(reasonOf(gateway, late.url), /loads the current weights from/)
   const update = gateway.post('/update_weights_from_disk', {
     model_path: join(folder, 'adder-base'),
     weight_version: 'step-2'
   })
-  // The one that joins has it before the one whose turn is taken, so that it did not wait for what that was to send.
+  // The engine that joins has the update before its peer, so it did not wait for the peer's bytes.
   await until(() => late.engine.weightVersion === 'step-2')
   t.equal(first.engine.weightVersion, 'step-1')
   await held.abort('the test goes on')
@@ -125,19 +126,19 @@ t.test('an update that comes while an engine is filled does not wait for that: t
   t.equal(first.engine.weightVersion, 'step-2')
 })
 
-t.test('a call that gives memory up does not wait for a fill', async t => {
+t.test('a call that releases memory does not wait for a catch-up', async t => {
   const { gateway, held, late } = await heldBack(t)
   await gateway.post('/workers', { url: late.url })
-  await until(() => /being filled from/.test(reasonOf(gateway, late.url)))
-  const { filling } = gateway.app.gateway.fleet.list.find(({ url }) => url === late.url)!
+  await until(() => /loads the current weights from/.test(reasonOf(gateway, late.url)))
+  const { catchingUp } = gateway.app.gateway.fleet.list.find(({ url }) => url === late.url)!
   const released = gateway.post('/release_memory_occupation', { tags: ['kv_cache'] })
-  await until(() => filling!.signal.aborted)
-  t.match(filling!.signal.reason, { code: 'CONFLICT', message: /came meanwhile/ })
+  await until(() => catchingUp!.signal.aborted)
+  t.match(catchingUp!.signal.reason, { code: 'CONFLICT', message: /came meanwhile/ })
   await held.abort('the test goes on')
   t.equal((await released).status, 200)
 })
 
-t.test('with --no-fill an engine that holds other weights stays out, is told in words, and is written to by nobody', async t => {
+t.test('with --no-fill an engine with other weights stays out with its reason, and nothing is written to it', async t => {
   const folder = modelFolder(t)
   const first = await engineServer(t, folder)
   const gateway = await gatewayTo(t, [first.url], { fill: false })
@@ -151,7 +152,7 @@ t.test('with --no-fill an engine that holds other weights stays out, is told in 
   t.equal(late.engine.weightVersion, 'default', 'nothing was written')
 })
 
-t.test('SGLang and vLLM are filled from disk alone, each in its own words, and a broadcast leaves nothing to fill them from', async t => {
+t.test('SGLang and vLLM engines catch up from disk only, by their own routes, and not at all after a broadcast', async t => {
   const vllm = { '/server_info': {}, '/version': { version: '0.26' } }
   for (
     const [name, replies, update, filled] of [
@@ -176,7 +177,7 @@ t.test('SGLang and vLLM are filled from disk alone, each in its own words, and a
     await gateway.post('/workers', { url: late.url })
     await until(() => late.bodies[filled[0]] !== undefined)
     t.same(late.bodies[filled[0]], filled[1])
-    // vLLM tells no checksums; the one that does still holds others.
+    // vLLM reports no checksums; SGLang does, and still holds other weights.
     if (name === 'vllm') {
       await gateway.until(late.url, 'ready')
       t.same(late.bodies['/finish_weight_update'], {})
@@ -184,7 +185,7 @@ t.test('SGLang and vLLM are filled from disk alone, each in its own words, and a
       const last = await recorder(t, 1, replies)
       await gateway.post('/workers', { url: last.url })
       await until(() =>
-        /came from no checkpoint; only refit engines take weights from one another/.test(reasonOf(gateway, last.url))
+        /came from no checkpoint; only refit engines load weights from a peer/.test(reasonOf(gateway, last.url))
       )
       t.equal(last.bodies['/update_weights'], undefined)
     } else await until(() => /holds other weights than/.test(reasonOf(gateway, late.url)))

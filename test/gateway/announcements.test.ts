@@ -28,24 +28,24 @@ function holdsOther ({ replies }: Engine): void {
   replies['/weights_checker'] = { success: true, per_engine_checksum: 'other' }
 }
 
-t.test('an engine that took no part of an announced update is out after it, whatever it answers to the rest', async t => {
+t.test('an engine that missed an announcement goes out of rotation when the update comes', async t => {
   const { a, b, gateway } = await two(t)
   t.equal((await gateway.post('/nemo-rl/refit/prepare', { tensors: {} })).status, 200)
   b.replies[MANIFEST] = REFUSED
   t.equal((await gateway.post(MANIFEST, { key: 1 })).status, 502)
-  t.equal(gateway.states()[b.url], 'ready', 'nothing has changed yet')
+  t.equal(gateway.states()[b.url], 'ready', 'no weights have changed yet')
   delete b.replies[MANIFEST]
   t.equal((await gateway.post(MANIFEST, { key: 2 })).status, 200)
   holdsOther(b)
-  // It says that it is all right: of what it has.
+  // The engine replies 200: it wrote everything that it knows of.
   const flushed = await gateway.post(FLUSH)
   t.equal(flushed.status, 200)
   t.same(gateway.states(), { [a.url]: 'ready', [b.url]: 'stale' })
-  t.ok(b.bodies[FLUSH], 'it was sent the update, which empties it')
-  t.notOk(flushed.body.engines, 'what it answers counts for nothing')
+  t.ok(b.bodies[FLUSH], 'it gets the update, which ends its announcements')
+  t.notOk(flushed.body.engines, 'its reply does not count')
 })
 
-t.test('an engine that comes between the announcement and the update is out after it', async t => {
+t.test('an engine that joins between the announcement and the update goes out of rotation when the update comes', async t => {
   const a = await engineOf(t)
   const gateway = await gatewayTo(t, [a.url], { fill: false })
   await gateway.post('/nemo-rl/refit/prepare', { tensors: {} })
@@ -58,7 +58,7 @@ t.test('an engine that comes between the announcement and the update is out afte
   t.same(gateway.states(), { [a.url]: 'ready', [late.url]: 'stale' })
 })
 
-t.test('what is sent again until all have it, or is announced anew, was missed by nobody', async t => {
+t.test('a retried announcement that reaches every engine leaves none stale', async t => {
   const { a, b, gateway } = await two(t)
   const ready = { [a.url]: 'ready', [b.url]: 'ready' }
   await gateway.post('/nemo-rl/refit/prepare', { tensors: {} })
@@ -79,7 +79,7 @@ t.test('what is sent again until all have it, or is announced anew, was missed b
   t.same(gateway.states(), ready)
 })
 
-t.test('where no engine has all of it nothing is written', async t => {
+t.test('an update is refused if no engine has all of its announcements', async t => {
   const { a, b, gateway } = await two(t)
   for (const [i, engine] of [a, b].entries()) {
     engine.replies[MANIFEST] = REFUSED
@@ -94,7 +94,7 @@ t.test('where no engine has all of it nothing is written', async t => {
   t.same(gateway.states(), { [a.url]: 'ready', [b.url]: 'ready' })
 })
 
-t.test("AReaL's buckets are announced, too", async t => {
+t.test("AReaL's buckets count as announcements", async t => {
   const { a, b, gateway } = await two(t)
   await gateway.post('/areal_init_weights_update_group', { rank_offset: 1, world_size: 3, group_name: 'g' })
   const meta = '/areal_set_update_weight_meta'
