@@ -18,6 +18,7 @@
 #include "binding/napi_setup.h"
 #include "binding/nccl_groups.h"
 #include "binding/patch.h"
+#include "binding/pickle.h"
 #include "binding/row_layout.h"
 #include "binding/shared.h"
 #include "binding/step.h"
@@ -126,6 +127,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("freeBuffer", free_buffer);
   add("pageOffset", page_offset);
   add("readHandles", read_handles);
+  add("readPickle", read_pickle);
   add("takeDescriptor", take_descriptor);
   add("connectLocal", connect_local);
   add("fetch", fetch);

@@ -16,7 +16,7 @@ Napi::Value latin1(Napi::Env env, const std::string& text) {
   return {env, value};
 }
 
-// Texts of bytes one after another, and where each ends.
+// Byte strings, concatenated, and the end of each.
 struct Joined {
   std::vector<uint8_t> bytes;
   std::vector<int32_t> ends;
@@ -85,12 +85,12 @@ Napi::Value read_handles(const Napi::CallbackInfo& info) {
   const auto role_of_name = info[1].As<Napi::Function>();
   std::vector<std::span<const uint8_t>> pickles;
   for (uint32_t i = 0; i < entries.Length(); i++) pickles.push_back(to_span<uint8_t>(entries[i], "pickles"));
-  const RoleOf role_of = [&](std::string_view module, std::string_view name) {
+  const FindRole find_role = [&](std::string_view module, std::string_view name) {
     const Napi::HandleScope scope(env);
     const Napi::Value role = role_of_name.Call({latin1(env, std::string(module)), latin1(env, std::string(name))});
-    return static_cast<PickleRole>(to_integer(role, "roleOf", 0, kPickleRoles - 1));
+    return static_cast<HandleRole>(to_integer(role, "roleOf", 0, kHandleRoles - 1));
   };
-  const std::optional<HandleList> list = read_handle_list(pickles, role_of);
+  const std::optional<HandleList> list = read_handle_list(pickles, find_role);
   if (!list) return env.Null();
   return to_object(env, *list);
 }

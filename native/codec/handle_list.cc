@@ -7,37 +7,47 @@
 namespace refit {
 namespace {
 
-using Type = PickleValue::Type;
+using Type = PickleType;
 
 constexpr size_t kArguments = 15;
 constexpr size_t kSlots = 10'000;
-// A sender starts another file for every 10,000 shares.
+// A sender starts another counter file after 10,000 handles.
 constexpr size_t kMaxCounters = 1024;
 constexpr size_t kEventBytes = 64;
 constexpr size_t kMaxName = 2048;
 constexpr size_t kMaxDims = 64;
-// A pickle says once what thousands of tensors name, and its size bounds none of these: tensors (as in
-// src/wire/safetensors/header.ts), bytes that are put down, of names and of segments, and bytes that are looked at.
+// Thousands of tensors may name one value of a pickle, so its size bounds none of these: tensors (as in
+// src/wire/safetensors/header.ts), bytes of names and of segments that are stored, and bytes that are compared.
 constexpr size_t kMaxTensors = 500'000;
-constexpr uint64_t kMaxPut = uint64_t{256} << 20, kMaxLooked = uint64_t{4} << 30;
+constexpr uint64_t kMaxStored = uint64_t{256} << 20, kMaxCompared = uint64_t{4} << 30;
 constexpr uint64_t kMaxSafe = (uint64_t{1} << 53) - 1;
 
 std::string_view as_view(std::span<const uint8_t> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-bool is_size(const PickleValue& value) { return value.type == Type::kInt && value.at >= 0; }
-bool is_role(const PickleValue& value, PickleRole role) { return value.type == Type::kRole && value.role == role; }
+bool is_size(PickleValue value) { return value.type() == Type::kInt && value.integer() >= 0; }
 
-std::optional<DType> dtype_of(const PickleValue& value) {
-  if (is_role(value, PickleRole::kBfloat16)) return DType::kBFloat16;
-  if (is_role(value, PickleRole::kFloat16)) return DType::kFloat16;
-  if (is_role(value, PickleRole::kFloat32)) return DType::kFloat32;
-  return std::nullopt;
+HandleRole role_of(const PickleMachine& machine, PickleValue value) {
+  if (value.type() != Type::kName) return HandleRole::kUnknown;
+  return static_cast<HandleRole>(machine.name(value).role);
 }
 
-// Trees, not hash tables: the keys are the sender's. Indices of texts in the order in which they were met; tensors that
-// come one after another mostly have the same.
+std::optional<DType> dtype_of(HandleRole role) {
+  switch (role) {
+    case HandleRole::kBfloat16:
+      return DType::kBFloat16;
+    case HandleRole::kFloat16:
+      return DType::kFloat16;
+    case HandleRole::kFloat32:
+      return DType::kFloat32;
+    default:
+      return std::nullopt;
+  }
+}
+
+// Indices of texts in the order in which they were met. Tensors that come one after another mostly have the same text.
+// A tree, not a hash table: the keys are the sender's.
 class Index {
  public:
   // `fresh` is called for a text that is not there yet.
@@ -60,28 +70,34 @@ class Index {
   size_t last_ = 0;
 };
 
-struct Share {
+// The storage that a slot of a counter file stands for.
+struct Storage {
   size_t segment;
   uint64_t offset;
   uint64_t bytes;
-  // The pickle that brought it.
+  // The pickle that it came in.
   size_t pickle;
 };
 
 class Reader {
  public:
-  explicit Reader(const RoleOf& role_of) : role_of_(role_of) {}
+  explicit Reader(const FindName& find_name) : find_name_(find_name) {}
 
   bool read(std::span<const uint8_t> pickle) {
-    PickleMachine machine(pickle, role_of_);
-    if (!machine.run() || machine.root().type != Type::kList) return false;
+    PickleMachine machine(pickle, find_name_);
+    try {
+      machine.run();
+    } catch (const PickleError&) {
+      return false;
+    }
+    if (machine.root().type() != Type::kList) return false;
     const auto pairs = machine.items(machine.root());
-    for (const PickleValue& pair : pairs) {
-      if (pair.type != Type::kTuple || pair.size != 2) return false;
+    for (const PickleValue pair : pairs) {
+      if (pair.type() != Type::kTuple) return false;
       const auto items = machine.items(pair);
-      if (items[1].type != Type::kRebuilt || !name(machine, items[0]) || !tensor(machine, machine.items(items[1]))) {
-        return false;
-      }
+      if (items.size() != 2 || items[1].type() != Type::kCall || !name(machine, items[0])) return false;
+      if (static_cast<HandleRole>(machine.callee(items[1]).role) != HandleRole::kRebuild) return false;
+      if (!tensor(machine, machine.arguments(items[1]))) return false;
     }
     out_.ends.push_back(static_cast<int32_t>(out_.name_ends.size()));
     return !pairs.empty();
@@ -90,13 +106,14 @@ class Reader {
   HandleList take() { return std::move(out_); }
 
  private:
-  bool name(const PickleMachine& machine, const PickleValue& value) {
-    if (value.type != Type::kText || value.size == 0 || value.size > kMaxName) return false;
+  bool name(const PickleMachine& machine, PickleValue value) {
+    // Names that are not ASCII, and parts of adapters, are left to the reader of all payloads.
+    if (value.type() != Type::kText || machine.object(value).more != 1) return false;
     const std::string_view text = machine.text(value);
-    // Parts of adapters have names that are looked at more closely.
+    if (text.empty() || text.size() > kMaxName) return false;
     if (text.find('\0') != text.npos || text.find("lora_") != text.npos) return false;
     out_.names += text;
-    if (out_.names.size() > kMaxPut || out_.name_ends.size() >= kMaxTensors) return false;
+    if (out_.names.size() > kMaxStored || out_.name_ends.size() >= kMaxTensors) return false;
     out_.name_ends.push_back(static_cast<int32_t>(out_.names.size()));
     return true;
   }
@@ -104,9 +121,9 @@ class Reader {
   // The arguments of rebuild_cuda_tensor.
   bool tensor(const PickleMachine& machine, std::span<const PickleValue> args) {
     if (args.size() != kArguments) return false;
-    const std::optional<DType> dtype = dtype_of(args[5]);
-    if (!is_role(args[0], PickleRole::kTensorClass) || !is_role(args[4], PickleRole::kStorageClass) || !dtype ||
-        args[10].type != Type::kBool) {
+    const std::optional<DType> dtype = dtype_of(role_of(machine, args[5]));
+    if (role_of(machine, args[0]) != HandleRole::kTensorClass ||
+        role_of(machine, args[4]) != HandleRole::kStorageClass || !dtype || args[10].type() != Type::kBool) {
       return false;
     }
     uint64_t elements = 1;
@@ -115,8 +132,8 @@ class Reader {
       return false;
     }
     const uint64_t item_bytes = size_of(*dtype);
-    const auto start = static_cast<uint64_t>(args[3].at), bytes = static_cast<uint64_t>(args[8].at),
-               offset = static_cast<uint64_t>(args[9].at);
+    const auto start = static_cast<uint64_t>(args[3].integer()), bytes = static_cast<uint64_t>(args[8].integer()),
+               offset = static_cast<uint64_t>(args[9].integer());
     // None of these overflows: elements, start and bytes are below 2^53.
     if ((start + elements) * item_bytes > bytes || offset + bytes > kMaxSafe) return false;
     size_t segment = 0;
@@ -130,99 +147,112 @@ class Reader {
     return true;
   }
 
-  // Puts the shape down. False for strides that leave gaps, and for a tensor without elements.
-  bool row_major(const PickleMachine& machine, const PickleValue& shape, const PickleValue& stride,
-                 uint64_t& elements) {
-    if (shape.type != Type::kTuple || stride.type != Type::kTuple || shape.size != stride.size ||
-        shape.size > kMaxDims) {
-      return false;
-    }
+  // Stores the shape. False for strides that leave gaps, and for a tensor without elements.
+  bool row_major(const PickleMachine& machine, PickleValue shape, PickleValue stride, uint64_t& elements) {
+    if (shape.type() != Type::kTuple || stride.type() != Type::kTuple) return false;
     const auto sizes = machine.items(shape), steps = machine.items(stride);
+    if (sizes.size() != steps.size() || sizes.size() > kMaxDims) return false;
     for (size_t axis = sizes.size(); axis-- > 0;) {
-      if (!is_size(sizes[axis]) || !is_size(steps[axis]) || sizes[axis].at == 0) return false;
-      const auto size = static_cast<uint64_t>(sizes[axis].at);
-      if (size > 1 && static_cast<uint64_t>(steps[axis].at) != elements) return false;
+      if (!is_size(sizes[axis]) || !is_size(steps[axis]) || sizes[axis].integer() == 0) return false;
+      const auto size = static_cast<uint64_t>(sizes[axis].integer());
+      if (size > 1 && static_cast<uint64_t>(steps[axis].integer()) != elements) return false;
       if (elements > kMaxSafe / size) return false;
       elements *= size;
     }
-    for (const PickleValue& size : sizes) out_.sizes.push_back(static_cast<double>(size.at));
+    for (const PickleValue size : sizes) out_.sizes.push_back(static_cast<double>(size.integer()));
     out_.dims.push_back(static_cast<uint8_t>(sizes.size()));
     return true;
   }
 
   bool find_segment(const PickleMachine& machine, std::span<const PickleValue> args, uint64_t end, size_t& segment) {
-    const PickleValue& device = args[6];
-    if (args[7].type != Type::kBytes || !(is_size(device) || device.type == Type::kText)) return false;
-    looked_ += args[7].size + args[11].size + (device.type == Type::kText ? device.size : 0);
-    if (looked_ > kMaxLooked) return false;
-    key_.clear();
-    const std::string number = device.type == Type::kInt ? std::to_string(device.at) : std::string();
-    key_ += device.type == Type::kInt ? '#' : '\'';
-    key_ += device.type == Type::kInt ? std::string_view(number) : machine.text(device);
-    const size_t gpu = device_index_.find(key_, [&] {
-      if (device.type == Type::kInt) {
-        out_.devices.emplace_back(device.at);
+    const PickleValue device = args[6];
+    const bool numbered = is_size(device);
+    if (args[7].type() != Type::kBytes || !(numbered || device.type() == Type::kText)) return false;
+    if (args[11].type() != Type::kBytes) return false;
+    const std::string number = numbered ? std::to_string(device.integer()) : std::string();
+    const std::string_view called = numbered ? std::string_view(number) : machine.text(device);
+    const std::string_view handle = as_view(machine.bytes(args[7]));
+    compared_ += handle.size() + machine.bytes(args[11]).size() + (numbered ? 0 : called.size());
+    if (compared_ > kMaxCompared) return false;
+    key_.assign(1, numbered ? '#' : '\'');
+    key_ += called;
+    const size_t device_index = device_index_.find(key_, [&] {
+      if (numbered) {
+        out_.devices.emplace_back(device.integer());
       } else {
-        out_.devices.emplace_back(std::string(machine.text(device)));
+        out_.devices.emplace_back(std::string(called));
       }
     });
-    const std::string_view handle = as_view(machine.bytes(args[7]));
     key_ += '\0';
     key_ += handle;
     segment = segment_index_.find(key_, [&] {
-      put_ += key_.size();
-      if (put_ > kMaxPut) return;
-      out_.segment_list.push_back({gpu, std::string(handle), 0, {}});
+      stored_ += key_.size();
+      if (stored_ > kMaxStored) return;
+      out_.segment_list.push_back({device_index, std::string(handle), 0, {}});
       events_.emplace_back();
     });
-    if (put_ > kMaxPut) return false;
+    if (stored_ > kMaxStored) return false;
     HandleSegment& found = out_.segment_list[segment];
     if (end > found.end) found.end = end;
-    if (args[13].type != Type::kBytes || args[13].size != kEventBytes || args[14].type != Type::kBool) return false;
-    if (args[14].at == 0) return true;
+    return add_event(machine, args, segment);
+  }
+
+  bool add_event(const PickleMachine& machine, std::span<const PickleValue> args, size_t segment) {
+    if (args[13].type() != Type::kBytes || args[14].type() != Type::kBool) return false;
     const std::string_view event = as_view(machine.bytes(args[13]));
+    if (event.size() != kEventBytes) return false;
+    if (args[14].integer() == 0) return true;
+    HandleSegment& found = out_.segment_list[segment];
     if (!found.events.empty() && found.events.back() == event) return true;
     if (events_[segment].emplace(event).second) found.events.emplace_back(event);
     return true;
   }
 
-  // One reference of the share's slot, once. False for a slot that stands for two shares, or for one of two pickles.
-  bool count(const PickleMachine& machine, std::span<const PickleValue> args, const Share& share) {
-    if (args[11].type != Type::kBytes || !is_size(args[12]) || args[12].at >= static_cast<int64_t>(kSlots))
-      return false;
+  // Counts one reference of the storage's slot, once. False for a slot that stands for two storages, or for one that two
+  // pickles name.
+  bool count(const PickleMachine& machine, std::span<const PickleValue> args, const Storage& storage) {
+    if (!is_size(args[12]) || args[12].integer() >= static_cast<int64_t>(kSlots)) return false;
     const std::string_view file = as_view(machine.bytes(args[11]));
     const size_t counter = counter_index_.find(file, [&] {
       out_.counters.push_back({std::string(file), {}});
-      shares_.emplace_back(kSlots, -1);
+      slots_.emplace_back(kSlots, -1);
     });
     if (out_.counters.size() > kMaxCounters) return false;
-    int32_t& known = shares_[counter][static_cast<size_t>(args[12].at)];
+    int32_t& known = slots_[counter][static_cast<size_t>(args[12].integer())];
     if (known < 0) {
-      known = static_cast<int32_t>(share_list_.size());
-      share_list_.push_back(share);
-      out_.counters[counter].slots.push_back(static_cast<int32_t>(args[12].at));
+      known = static_cast<int32_t>(storages_.size());
+      storages_.push_back(storage);
+      out_.counters[counter].slots.push_back(static_cast<int32_t>(args[12].integer()));
       return true;
     }
-    const Share& other = share_list_[static_cast<size_t>(known)];
-    return other.segment == share.segment && other.offset == share.offset && other.bytes == share.bytes &&
-           other.pickle == share.pickle;
+    const Storage& other = storages_[static_cast<size_t>(known)];
+    return other.segment == storage.segment && other.offset == storage.offset && other.bytes == storage.bytes &&
+           other.pickle == storage.pickle;
   }
 
-  const RoleOf& role_of_;
+  const FindName& find_name_;
   HandleList out_;
   Index device_index_, segment_index_, counter_index_;
   std::vector<std::set<std::string, std::less<>>> events_;  // by segment
-  std::vector<std::vector<int32_t>> shares_;                // by counter and slot; -1 for none
-  std::vector<Share> share_list_;
+  std::vector<std::vector<int32_t>> slots_;                 // by counter and slot: index of a storage, or -1
+  std::vector<Storage> storages_;
   std::string key_;
-  uint64_t put_ = 0, looked_ = 0;
+  uint64_t stored_ = 0, compared_ = 0;
 };
 
 }  // namespace
 
-std::optional<HandleList> read_handle_list(std::span<const std::span<const uint8_t>> pickles, const RoleOf& role_of) {
+std::optional<HandleList> read_handle_list(std::span<const std::span<const uint8_t>> pickles,
+                                           const FindRole& find_role) {
   if (pickles.empty()) return std::nullopt;
-  Reader reader(role_of);
+  const FindName find_name = [&](std::string_view module, std::string_view name) -> PickleMeaning {
+    const HandleRole role = find_role(module, name);
+    const PickleUse use = role == HandleRole::kRebuild ? PickleUse::kCall
+                          : role == HandleRole::kTuple ? PickleUse::kTuple
+                                                       : PickleUse::kValue;
+    return {role != HandleRole::kUnknown, use, static_cast<int>(role)};
+  };
+  Reader reader(find_name);
   for (const auto pickle : pickles) {
     if (!reader.read(pickle)) return std::nullopt;
   }

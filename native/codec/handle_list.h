@@ -1,11 +1,13 @@
-// Lists of (name, tensor of a card) out of pickles, as columns: what torch's senders write
-// (torch.multiprocessing.reductions, reduce_tensor) for weights that lie row-major in shares of their own.
+// Reads pickled lists of (name, CUDA tensor) into columns: what torch's senders write
+// (torch.multiprocessing.reductions, reduce_tensor) for weights that lie row-major in storages of their own.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -14,31 +16,48 @@
 
 namespace refit {
 
-// A card as its sender calls it: a number of its own, or text.
+// The meaning of a global name in such a list. The closed set of names is src/wire/torch/names.ts; the numbers are
+// those of HANDLE_ROLES in src/native/handles.ts.
+enum class HandleRole : uint8_t {
+  kUnknown,
+  kRebuild,  // a function that rebuilds a CUDA tensor
+  kTuple,    // a subclass of tuple
+  // The others stand for themselves.
+  kTensorClass,
+  kStorageClass,
+  kBfloat16,
+  kFloat16,
+  kFloat32
+};
+constexpr int kHandleRoles = 8;
+
+using FindRole = std::function<HandleRole(std::string_view module, std::string_view name)>;
+
+// A GPU as its sender names it: by an index of its own, or as text.
 using SenderDevice = std::variant<int64_t, std::string>;
 
 struct HandleSegment {
   size_t device;  // index
   std::string handle;
-  // Bytes that its storages reach into it.
+  // Bytes of the segment that its storages reach into.
   uint64_t end;
-  // Each once, 64 bytes: to be waited for before the first read.
+  // 64 bytes each, without duplicates: to be waited for before the first read.
   std::vector<std::string> events;
 };
 
 struct HandleCounter {
   std::string file;
-  // Each share's once.
+  // One for each storage.
   std::vector<int32_t> slots;
 };
 
 struct HandleList {
-  // Of every tensor, in order. Names one after another, and where each ends.
+  // One entry per tensor, in order. Names are concatenated; `name_ends` holds the end of each.
   std::string names;
   std::vector<int32_t> name_ends;
-  std::vector<uint8_t> dtypes;  // as DType has them
+  std::vector<uint8_t> dtypes;  // values of DType
   std::vector<uint8_t> dims;
-  std::vector<double> sizes;  // all shapes, one after another
+  std::vector<double> sizes;  // all shapes, concatenated
   std::vector<int32_t> segments;
   std::vector<double> offsets;  // bytes into the segment
 
@@ -49,10 +68,11 @@ struct HandleList {
   std::vector<HandleCounter> counters;
 };
 
-// Reads pickles that share nothing with each other. Nothing where anything in them is of another kind (views, empty
-// tensors, other dtypes, other memory, names that are not ASCII) or wrong: src/wire/torch/body.ts reads all there is,
-// and says what is wrong. What is checked here is what that checks; of handles, cards and counter files' names the
-// caller sees to what they say.
-std::optional<HandleList> read_handle_list(std::span<const std::span<const uint8_t>> pickles, const RoleOf& role_of);
+// Reads pickles that name no storage in common. Returns nothing where a pickle is wrong or holds anything else (views,
+// empty tensors, other dtypes, other memory, names that are not ASCII): src/wire/torch/body.ts reads all payloads and
+// reports what is wrong. Every check here is made there too. The caller checks the contents of handles, devices and
+// counter file names.
+std::optional<HandleList> read_handle_list(std::span<const std::span<const uint8_t>> pickles,
+                                           const FindRole& find_role);
 
 }  // namespace refit

@@ -1,113 +1,131 @@
-// The opcodes of Python's pickle (protocols 2 to 5; Lib/pickletools.py describes each) in which lists of tensors'
-// handles are written, as a machine of small values. It reads what it knows and gives up on everything else, of which
-// src/wire/pickle/reader.ts knows more and says what is wrong: the two agree on all that this one takes.
+// The one reader of pickles. A pickle is a program for a stack machine; this one knows the opcodes that put data
+// together (protocols 2 to 5; Lib/pickletools.py describes each) and no others. The opcodes that would import a name
+// look it up in the caller's closed set, and those that would call it write down that they were met. Nothing recurses,
+// and each opcode takes time and memory in proportion to its own bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "codec/pickle_value.h"
 
 namespace refit {
 
-// What a global name is to handles. The closed set of names is src/wire/torch/names.ts; the numbers are those of
-// src/native/handles.ts.
-enum class PickleRole : uint8_t {
-  kUnknown,
-  kRebuild,      // a function that rebuilds a tensor of a card
-  kTuple,        // a subclass of tuple
-  kTensorClass,  // and what follows stands for itself
-  kStorageClass,
-  kBfloat16,
-  kFloat16,
-  kFloat32
-};
-constexpr int kPickleRoles = 8;
-
-using RoleOf = std::function<PickleRole(std::string_view module, std::string_view name)>;
-
-// The limits of src/wire/pickle/limits.ts.
-struct PickleLimits {
-  size_t bytes = size_t{256} << 20;
-  size_t memo = size_t{1} << 21;
-  size_t objects = size_t{1} << 21;
-  size_t items = size_t{1} << 23;
-  size_t stack = size_t{1} << 20;
-  size_t depth = 64;
-  size_t text = size_t{1} << 20;
-  size_t name = 256;
-};
-
-struct PickleValue {
-  enum class Type : uint8_t { kNone, kBool, kInt, kText, kBytes, kTuple, kList, kRole, kRebuilt };
-
-  Type type;
-  PickleRole role = PickleRole::kUnknown;
-  // Bytes of text (ASCII alone) and bytes; items of tuples and of the arguments that a rebuilt tensor has.
-  uint32_t size = 0;
-  // The int, or 0 and 1 for a bool; where text and bytes begin in the pickle; the first item; which list.
-  int64_t at = 0;
-};
+// Called once for each different name of a pickle.
+using FindName = std::function<PickleMeaning(std::string_view module, std::string_view name)>;
 
 class PickleMachine {
  public:
-  PickleMachine(std::span<const uint8_t> pickle, const RoleOf& role_of, const PickleLimits& limits = {});
+  // `pickle` and `find_name` must outlive the machine and its values.
+  PickleMachine(std::span<const uint8_t> pickle, const FindName& find_name, const PickleLimits& limits = {});
 
-  // The whole pickle. False: there is something that it does not know, or that is wrong.
-  bool run();
+  // Reads the whole pickle. Throws PickleError, and what `find_name` throws.
+  void run();
 
-  // The value that is left. The others are what it is made of.
-  const PickleValue& root() const { return stack_[0]; }
-  std::span<const PickleValue> items(const PickleValue& value) const;
-  std::span<const uint8_t> bytes(const PickleValue& value) const { return pickle_.subspan(value.at, value.size); }
-  std::string_view text(const PickleValue& value) const;
+  // The value that is left after `run`.
+  PickleValue root() const { return stack_[0]; }
+
+  const PickleObject& object(PickleValue value) const { return objects_[value.index()]; }
+  const PickleName& name(PickleValue value) const { return names_[value.index()]; }
+  // Items of a tuple, list or set; keys and values of a dict in turn.
+  std::span<const PickleValue> items(PickleValue value) const { return items(object(value)); }
+  std::span<const PickleValue> items(const PickleObject& object) const;
+  // The name and the arguments of a call.
+  const PickleName& callee(PickleValue call) const { return names_[object(call).at]; }
+  std::span<const PickleValue> arguments(PickleValue call) const { return items(objects_[object(call).size]); }
+  // Text as UTF-8; bytes.
+  std::string_view text(PickleValue value) const;
+  std::span<const uint8_t> bytes(PickleValue value) const;
+
+  const std::vector<PickleObject>& objects() const { return objects_; }
+  const std::vector<PickleName>& names() const { return names_; }
+  // What `PickleObject::at` of tuples, of lists, dicts and sets, and of encoded bytes is an index of.
+  const std::vector<PickleValue>& tuple_items() const { return items_; }
+  const std::vector<std::vector<PickleValue>>& lists() const { return lists_; }
+  const std::vector<uint8_t>& encoded() const { return encoded_; }
 
  private:
-  // They lie in the pickle.
-  struct KnownName {
-    std::string_view module, name;
-    PickleRole role;
-  };
+  [[noreturn]] void malformed(std::string message) const;
+  [[noreturn]] void refused(std::string message) const;
+  [[noreturn]] void limited(std::string message) const;
+  [[noreturn]] void cut_off() const;
+  [[noreturn]] void underflow() const;
+  std::string describe(PickleValue value) const;
 
-  bool step(uint8_t opcode);
-  bool take(size_t count);
-  bool take_ascii(size_t count);
-  bool push(const PickleValue& value);
-  bool make(const PickleValue& value);
-  bool pop(PickleValue& value);
-  bool unmark(size_t& from);
-  bool count_items(size_t from);
-  bool tuple(size_t from);
-  bool append(size_t from);
-  bool memoize(size_t index);
-  bool get(size_t index);
-  bool small_integer(size_t bytes);
-  bool long_integer(size_t bytes);
-  bool text_or_bytes(PickleValue::Type type, size_t size);
-  bool line(std::string_view& line);
-  bool name(std::string_view module, std::string_view name);
-  bool stack_name();
-  bool reduce();
-  bool frame();
-  uint64_t number(size_t bytes) const;
+  void start();
+  void stop();
+  // The opcodes of numbers, strings, the memo and the stack; the others.
+  bool scalar(uint8_t opcode);
+  void compound(uint8_t opcode);
+
+  void take(uint64_t count);
+  uint64_t number(size_t bytes);
+  void push(PickleValue value);
+  PickleValue pop();
+  PickleValue top() const;
+  size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
+  size_t below_top(size_t count) const;
+  void mark();
+  size_t unmark();
+  void drop();
+  void memoize(size_t index);
+  void get(size_t index);
+
+  void count_object();
+  void count_items(size_t count);
+  PickleValue add(PickleObject object);
+  void make(PickleObject object);
+  PickleValue cut_tuple(size_t from);
+  void make_list(PickleType type);
+  void extend(PickleType type, size_t from, const char* opcode);
+
+  void integer(uint64_t length);
+  void text(uint64_t length);
+  void binary(uint64_t length);
+  void frame();
+
+  std::string_view line();
+  void global(std::string_view module, std::string_view name);
+  void stack_global();
+  size_t find(std::string_view module, std::string_view name);
+  void persistent();
+  void reduce();
+  bool reduce_plain(const PickleName& callee, PickleValue args);
+  void encode(PickleValue text);
+  void new_object();
+  void make_call(size_t name, PickleValue args);
+  void build();
+  bool keeps(PickleValue record, PickleValue given);
 
   const std::span<const uint8_t> pickle_;
-  const RoleOf& role_of_;
+  const FindName& find_name_;
   const PickleLimits limits_;
-  size_t at_ = 0;
-  // Where the operand that was taken last begins.
-  size_t operand_ = 0;
+  // Where the opcode that runs is, where the operand that was taken last begins, and what is read next.
+  size_t op_ = 0, operand_ = 0, at_ = 0;
   size_t frame_end_ = 0;
-  size_t objects_ = 0;
-  size_t item_count_ = 0;
+  size_t object_count_ = 0, item_count_ = 0;
   std::vector<PickleValue> stack_;
   // Stack heights at the open MARKs. Values below the innermost cannot be reached.
   std::vector<size_t> marks_;
   std::vector<PickleValue> memo_;
+  std::vector<PickleObject> objects_;
   std::vector<PickleValue> items_;
   std::vector<std::vector<PickleValue>> lists_;
-  std::vector<KnownName> known_names_;
+  std::vector<uint8_t> encoded_;
+  // How many bytes may yet come out of strings: a pickler writes a string once, and calls for its bytes once.
+  size_t encode_budget_;
+  std::vector<PickleName> names_;
+  // A tree, not a hash table: the keys are the sender's.
+  std::map<std::pair<std::string_view, std::string_view>, size_t> name_index_;
+  // The name that BINPERSID calls, once it has been found.
+  std::optional<size_t> persistent_name_;
 };
 
 }  // namespace refit

@@ -3,6 +3,7 @@ import type { NativeDeltas } from './deltas.ts'
 import type { CudaGpus, CudaMemoryNeeds } from './devices.ts'
 import type { NativeGroups } from './groups.ts'
 import type { NativeHandles } from './handles.ts'
+import type { NativePickles } from './pickle.ts'
 import type { StepBatch, StepResult } from './step.ts'
 import type { WriteJob, WriteOutcome } from './write-job.ts'
 
@@ -44,7 +45,7 @@ export interface NativeLayouts {
   step: Record<string, number>
 }
 
-export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles {
+export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, NativePickles {
   /** True in a build with fault points. */
   faults: boolean
   /** The addon's own packed layouts and numbers; a test compares them with the constants here. */

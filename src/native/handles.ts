@@ -1,7 +1,7 @@
 // The part of the addon that reads lists of tensors' handles; see src/native/addon.ts.
 
 /** What a global name in a pickle is to `readHandles`. */
-export const PICKLE_ROLES = {
+export const HANDLE_ROLES = {
   unknown: 0,
   rebuild: 1,
   tuple: 2,
@@ -11,7 +11,7 @@ export const PICKLE_ROLES = {
   float16: 6,
   float32: 7
 } as const
-export type PickleRole = typeof PICKLE_ROLES[keyof typeof PICKLE_ROLES]
+export type HandleRole = typeof HANDLE_ROLES[keyof typeof HANDLE_ROLES]
 
 /** Tensors, each a row-major part of a source, in columns: many of them go from thread to thread in no time. */
 export interface TensorColumns {
@@ -54,6 +54,6 @@ export interface NativeHandles {
    */
   readHandles: (
     pickles: readonly Uint8Array[],
-    roleOf: (module: string, name: string) => PickleRole
+    roleOf: (module: string, name: string) => HandleRole
   ) => HandleColumns | null
 }

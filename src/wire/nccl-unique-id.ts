@@ -1,6 +1,5 @@
-import { readPickle } from './pickle/reader.ts'
-import type { PickleNames } from './pickle/reader.ts'
-import { PICKLE_LIMITS } from './pickle/limits.ts'
+import { readPickle } from './pickle/read.ts'
+import type { PickleNames } from './pickle/read.ts'
 import { describePickle, PickleBytes, PickleDict, PickleName, PickleObject } from './pickle/values.ts'
 import type { PickleValue } from './pickle/values.ts'
 import { protocolError } from './store/protocol.ts'
@@ -15,7 +14,7 @@ const names: PickleNames = (module, name) => {
   if (module === '_ctypes' && name === '_unpickle') return CTYPES
   return name === 'ncclUniqueId' ? new PickleName(module, name, 'value', 'ncclUniqueId') : undefined
 }
-const LIMITS = { ...PICKLE_LIMITS, bytes: 4096, memo: 64, objects: 64, items: 64, stack: 64, depth: 8, text: 512 }
+const LIMITS = { bytes: 4096, memo: 64, objects: 64, items: 64, stack: 64, depth: 8, text: 512 }
 const VLLM_MODULE = 'vllm.distributed.device_communicators.pynccl_wrapper'
 
 /** Throws STORE_PROTOCOL. */

@@ -45,13 +45,13 @@ export class PickleName {
 /** A call that was written and never made, or an instance that was written and never built. */
 export class PickleObject {
   readonly name: PickleName
-  readonly args: PickleTuple
-  /** Of a class: what BUILD gave it. */
+  args: PickleTuple
+  /** What BUILD gave an instance of a class. */
   state: PickleDict | null = null
   /** What a reader made of it, so that one object that stands in several places is one there too. */
   seen: unknown = undefined
 
-  constructor (name: PickleName, args: PickleTuple) {
+  constructor (name: PickleName, args: PickleTuple = []) {
     this.name = name
     this.args = args
   }
@@ -103,15 +103,11 @@ export class PickleFloat {
 }
 
 export class PickleList {
-  readonly items: PickleValue[] = []
+  items: PickleValue[] = []
 }
 
 export class PickleSet {
-  readonly items: PickleValue[]
-
-  constructor (items: PickleValue[]) {
-    this.items = items
-  }
+  items: PickleValue[] = []
 }
 
 const MAX_FIELDS = 256

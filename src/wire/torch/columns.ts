@@ -1,5 +1,5 @@
-import { PICKLE_ROLES } from '../../native/handles.ts'
-import type { HandleColumns, NativeHandles, PickleRole } from '../../native/handles.ts'
+import { HANDLE_ROLES } from '../../native/handles.ts'
+import type { HandleColumns, NativeHandles, HandleRole } from '../../native/handles.ts'
 import { PickleBytes, PickleName } from '../pickle/values.ts'
 import { MAX_TENSORS } from '../safetensors/header.ts'
 import { mappedBytes, parseIpcHandle } from './ipc-handle.ts'
@@ -8,7 +8,7 @@ import { torchNames } from './names.ts'
 import { isShmName, toDevice } from './storage.ts'
 
 // The usual request brings thousands of handles of whole, row-major tensors. The addon reads such lists, some ten times as fast as
-// src/wire/pickle/reader.ts, and refuses the rest without a word: that one reads all there is, and says what is wrong.
+// src/wire/pickle/read.ts, and refuses the rest without a word: that one reads all there is, and says what is wrong.
 
 export interface CardSegment {
   device: number | string
@@ -55,24 +55,24 @@ function segmentsOf (
   })
 }
 
-function roleOf (module: string, name: string): PickleRole {
+function roleOf (module: string, name: string): HandleRole {
   const found = torchNames(module, name)
-  if (!(found instanceof PickleName)) return PICKLE_ROLES.unknown
+  if (!(found instanceof PickleName)) return HANDLE_ROLES.unknown
   switch (found.role) {
     case 'rebuild_cuda_tensor':
-      return PICKLE_ROLES.rebuild
+      return HANDLE_ROLES.rebuild
     case 'tensor class':
-      return PICKLE_ROLES.tensorClass
+      return HANDLE_ROLES.tensorClass
     case 'storage class':
     case 'legacy storage class':
-      return PICKLE_ROLES.storageClass
+      return HANDLE_ROLES.storageClass
     case 'dtype':
       return dtypeRole(found.name)
     default:
-      return found.use === 'tuple' ? PICKLE_ROLES.tuple : PICKLE_ROLES.unknown
+      return found.use === 'tuple' ? HANDLE_ROLES.tuple : HANDLE_ROLES.unknown
   }
 }
 
-function dtypeRole (name: string): PickleRole {
-  return name === 'bfloat16' || name === 'float16' || name === 'float32' ? PICKLE_ROLES[name] : PICKLE_ROLES.unknown
+function dtypeRole (name: string): HandleRole {
+  return name === 'bfloat16' || name === 'float16' || name === 'float32' ? HANDLE_ROLES[name] : HANDLE_ROLES.unknown
 }

@@ -1,5 +1,5 @@
-import { readPickle } from '../pickle/reader.ts'
-import type { PickleNames } from '../pickle/reader.ts'
+import { readPickle } from '../pickle/read.ts'
+import type { PickleNames } from '../pickle/read.ts'
 import { describePickle, PickleName, PickleObject } from '../pickle/values.ts'
 import type { PickleValue } from '../pickle/values.ts'
 import { torchItemBytes, torchStorageDType } from './dtypes.ts'

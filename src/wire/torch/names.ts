@@ -1,4 +1,4 @@
-import type { PickleNames } from '../pickle/reader.ts'
+import type { PickleNames } from '../pickle/read.ts'
 import { PickleName } from '../pickle/values.ts'
 import type { PickleUse } from '../pickle/values.ts'
 import { TORCH_DTYPES, TORCH_STORAGES } from './dtypes.ts'

@@ -9,7 +9,7 @@ import {
   PickleSet
 } from '../pickle/values.ts'
 import type { PickleValue } from '../pickle/values.ts'
-import type { PickleNames } from '../pickle/reader.ts'
+import type { PickleNames } from '../pickle/read.ts'
 import { readPayload } from './payload.ts'
 import { isGpuDict, toGpuUuid } from './gpus.ts'
 import { torchNames } from './names.ts'

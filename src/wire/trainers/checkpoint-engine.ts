@@ -5,7 +5,7 @@ import { describeUnreadDType, torchItemBytes, torchWeightDType } from '../torch/
 import { countElements } from '../torch/extent.ts'
 import { toSize, toSizes, toTorchDType } from '../torch/fields.ts'
 import { salvageNames } from '../torch/names.ts'
-import { readPickle } from '../pickle/reader.ts'
+import { readPickle } from '../pickle/read.ts'
 import { payloadError } from '../torch/tensor.ts'
 import type { TensorDescriptor } from '../torch/tensor.ts'
 import { checkTensorCount, nameTensor, toTensorName } from '../torch/tensor-name.ts'

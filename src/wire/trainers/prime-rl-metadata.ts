@@ -1,6 +1,6 @@
 import { RefitError } from '../../errors.ts'
-import { readPickle } from '../pickle/reader.ts'
-import type { PickleNames } from '../pickle/reader.ts'
+import { readPickle } from '../pickle/read.ts'
+import type { PickleNames } from '../pickle/read.ts'
 import { describePickle, PickleDict, PickleList, PickleName } from '../pickle/values.ts'
 import type { PickleValue } from '../pickle/values.ts'
 import { TORCH_DTYPES } from '../torch/dtypes.ts'

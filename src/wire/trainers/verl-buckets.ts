@@ -1,6 +1,6 @@
 import { describePickle, PickleDict } from '../pickle/values.ts'
 import type { PickleValue } from '../pickle/values.ts'
-import { readPickle } from '../pickle/reader.ts'
+import { readPickle } from '../pickle/read.ts'
 import { salvageNames } from '../torch/names.ts'
 import { payloadError } from '../torch/tensor.ts'
 

@@ -1,7 +1,6 @@
 import t from 'tap'
-import { PICKLE_LIMITS } from '../../../src/wire/pickle/limits.ts'
-import type { PickleLimits } from '../../../src/wire/pickle/limits.ts'
-import { readPickle } from '../../../src/wire/pickle/reader.ts'
+import type { PickleLimits } from '../../../src/native/pickle.ts'
+import { readPickle } from '../../../src/wire/pickle/read.ts'
 import {
   PickleBytes,
   PickleDict,
@@ -231,9 +230,9 @@ t.test('each limit holds, to the value', async t => {
     ['text', 5, assemble(PROTO4, str('abcde'), '.')]
   ]
   for (const [limit, at, pickle] of cases) {
-    t.doesNotThrow(() => readPickle(pickle, torchNames, { ...PICKLE_LIMITS, [limit]: at }), limit)
+    t.doesNotThrow(() => readPickle(pickle, torchNames, { [limit]: at }), limit)
     t.throws(
-      () => readPickle(pickle, torchNames, { ...PICKLE_LIMITS, [limit]: at - 1 }),
+      () => readPickle(pickle, torchNames, { [limit]: at - 1 }),
       { code: 'PICKLE_LIMIT' },
       `${limit} less one`
     )
