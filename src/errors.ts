@@ -93,3 +93,12 @@ export class RefitError extends Error {
 export function errorMessage (thrown: unknown): string {
   return thrown instanceof Error ? thrown.message : String(thrown)
 }
+
+/** The same error with a text before its message. Errors that are no RefitError are returned unchanged. */
+export function withPrefix (prefix: string, error: unknown): unknown {
+  if (!(error instanceof RefitError) || prefix === '') return error
+  return new RefitError(error.code, prefix + error.message, {
+    cause: error,
+    ...error.param === undefined ? {} : { param: error.param }
+  })
+}

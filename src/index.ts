@@ -16,6 +16,7 @@ export { RefitClient } from './client/client.ts'
 export type { ClientOptions, GenerateMeta, GenerateOutput, UpdateReport, WireLogprob } from './client/client.ts'
 export type { LoadedTensor, LoaderTools, MadeTensor, WeightLoader } from './sources/disk/weight-loader.ts'
 export type { LoaderTensor, ViewOptions } from './sources/disk/loader-tensor.ts'
+export type { DiskUpdateRequest, GenerateRequestBody, SamplingRequest } from './client/requests.ts'
 export { ClientError } from './client/client-error.ts'
 export { ERROR_CODES, RefitError } from './errors.ts'
 export type { ErrorCode } from './errors.ts'
@@ -23,4 +24,11 @@ export { loadTokenizer } from './text/tokenizer.ts'
 export type * from './text/tokenizer.ts'
 export type * from './contract/rollout-engine.ts'
 export type * from './contract/weight-transactions.ts'
-export type { AnnouncedTensor, WeightSource, WriteReport } from './contract/weight-source.ts'
+export type {
+  AnnouncedTensor,
+  PatchSource,
+  StoredSource,
+  StreamedSource,
+  WeightSource,
+  WriteReport
+} from './contract/weight-source.ts'

@@ -2,15 +2,14 @@ import { Type } from 'typebox'
 import { openArealTensors } from '../../src/dialects/areal/tensors.ts'
 import { adapterRefusal, ArealBuckets, rankWords } from '../../src/dialects/areal/areal.ts'
 import { pauseFor, resumeFor } from '../../src/dialects/pause.ts'
-import { RefitError } from '../../src/errors.ts'
-import { applySource, measured, openedFor, prefixed } from '../../src/updates/apply-source.ts'
+import { RefitError, withPrefix } from '../../src/errors.ts'
+import { runUpdate } from '../../src/updates/run-update.ts'
 import type { Routes } from '../../src/http/context.ts'
 import { updateFromDisk } from '../../src/updates/disk-update.ts'
 import { GROUP_NAME } from '../../src/updates/distributed-update.ts'
-import { expectUpdate } from '../../src/updates/expect-update.ts'
+import { expectUpdate } from '../../src/http/updates/expect-update.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
-import { CallJoiner } from '../../src/weights/call-joiner.ts'
 
 const InitBody = Type.Object({
   master_address: Type.String({ minLength: 1, description: "Where the trainer's rank 0 listens. See --allow-master." }),
@@ -55,9 +54,8 @@ const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }
 
 /** What AReaL asks of its own vLLM server (areal_vllm_server). Its SGLang mode speaks SGLang's routes. */
 const areal: Routes = async (app, { context }) => {
-  const { engine, groups, distributed, metrics } = context
+  const { engine, groups, distributed } = context
   const buckets = new ArealBuckets(context)
-  const disk = new CallJoiner<unknown>()
   const config = { auth: 'admin', errors: 'weights' } as const
   const schema = { tags: ['weights'], response: { 200: Done, ...refusals(WeightsRefusal) } }
   const done = (): { success: true, message: string } => ({ success: true, message: rankWords(engine.info.ranks) })
@@ -82,7 +80,7 @@ const areal: Routes = async (app, { context }) => {
     } = request.body
     await groups.init({ name, backend, address, port, rankOffset, worldSize, barrier: false }).catch(
       (error: unknown) => {
-        throw prefixed('Failed to init group! ', error)
+        throw withPrefix('Failed to init group! ', error)
       }
     )
     return done()
@@ -161,10 +159,7 @@ const areal: Routes = async (app, { context }) => {
     }
   }, async request => {
     const { model_path: path, load_format: format = null } = request.body
-    await disk.join(
-      JSON.stringify([path, format]),
-      async () => await updateFromDisk(context, { model_path: path, load_format: format, abort_all_requests: true })
-    )
+    await updateFromDisk(context, { path, loadFormat: format, abortAllRequests: true })
     return done()
   })
 
@@ -180,15 +175,11 @@ const areal: Routes = async (app, { context }) => {
     }
   }, async request => {
     const { names, weights } = request.body
-    await measured(metrics, async () => {
-      const source = await openedFor(engine, {}, async () => openArealTensors(names, weights))
-      return {
-        report: await applySource(engine, source, { abort_all_requests: true }, {
-          allowTorn: true,
-          failed: 'Failed to update parameter from tensor! '
-        })
-      }
-    })
+    await runUpdate(
+      context,
+      { abortAllRequests: true, failurePrefix: 'Failed to update parameter from tensor! ' },
+      async write => await write(openArealTensors(names, weights))
+    )
     return done()
   })
 

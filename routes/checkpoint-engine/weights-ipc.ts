@@ -1,9 +1,9 @@
 import { Type } from 'typebox'
 import { abortIpcUpdates, updateFromIpc } from '../../src/dialects/checkpoint-engine/checkpoint-engine.ts'
-import { demandValid } from '../../src/updates/apply-source.ts'
+import { requireValidBody } from '../../src/http/updates/update-fields.ts'
 import type { Routes } from '../../src/http/context.ts'
 import { nullable, refusals, transactionField, unused, WeightsRefusal } from '../../src/http/schemas.ts'
-import { Report, toReport } from '../../src/updates/write-report.ts'
+import { Report, toReport } from '../../src/http/updates/write-report.ts'
 
 const IpcBody = Type.Object({
   zmq_handles: Type.Record(Type.String(), Type.String(), {
@@ -46,7 +46,7 @@ const ipc: Routes = async (app, { context }) => {
       response: { 200: IpcUpdated, ...refusals(WeightsRefusal) }
     }
   }, async request => {
-    demandValid(context.engine, request)
+    await requireValidBody(context.engine, request)
     const { zmq_handles: handles, ...fields } = request.body
     const { message, report } = await updateFromIpc(context, handles, fields)
     return { success: true as const, message, report: toReport(report) }

@@ -3,9 +3,9 @@ import { weightTransferOf } from '../../src/dialects/vllm/transfer.ts'
 import { pauseFor, resumeFor } from '../../src/dialects/pause.ts'
 import { RefitError } from '../../src/errors.ts'
 import type { Routes } from '../../src/http/context.ts'
-import { expectUpdate } from '../../src/updates/expect-update.ts'
+import { expectUpdate } from '../../src/http/updates/expect-update.ts'
 import { nullable, refusals, unused } from '../../src/http/schemas.ts'
-import { Report, toReport } from '../../src/updates/write-report.ts'
+import { Report, toReport } from '../../src/http/updates/write-report.ts'
 
 const InitBody = Type.Object({
   engine_rpc: Type.String({ description: '"init_weight_transfer_engine".' }),

@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
 import type { Routes } from '../../src/http/context.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schemas.ts'
-import { Deadline, toTransaction, Transaction } from '../../src/updates/transaction-status.ts'
+import { Deadline, toTransaction, Transaction } from '../../src/http/updates/transaction-status.ts'
 
 const BeginBody = Type.Object({
   selector: unused(),

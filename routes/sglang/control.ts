@@ -3,7 +3,7 @@ import type { FastifyReply } from 'fastify'
 import type { RolloutEngine } from '../../src/contract/rollout-engine.ts'
 import type { Routes } from '../../src/http/context.ts'
 import { Refusal, refusals, unused } from '../../src/http/schemas.ts'
-import { Coverage, toCoverage } from '../../src/updates/transaction-status.ts'
+import { Coverage, toCoverage } from '../../src/http/updates/transaction-status.ts'
 import { pauseFor, resumeFor } from '../../src/dialects/pause.ts'
 
 const FLUSHED =

@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
 import type { RouteContext, Routes } from '../../src/http/context.ts'
 import { nullable, refusals } from '../../src/http/schemas.ts'
-import { toCoverage, toTransaction } from '../../src/updates/transaction-status.ts'
+import { toCoverage, toTransaction } from '../../src/http/updates/transaction-status.ts'
 
 const ModelInfo = Type.Object({
   model_path: Type.String({ description: 'Where the weights came from last.' }),

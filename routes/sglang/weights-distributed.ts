@@ -1,17 +1,12 @@
 import { Type } from 'typebox'
-import { owe, scopeKey } from '../../src/updates/apply-source.ts'
-import type { Routes } from '../../src/http/context.ts'
-import {
-  distributedIdentity,
-  DistributedUpdateBody,
-  GROUP_NAME,
-  updateFromDistributed
-} from '../../src/updates/distributed-update.ts'
-import { expectUpdate } from '../../src/updates/expect-update.ts'
-import { refusals, tornTensors, WeightsRefusal } from '../../src/http/schemas.ts'
-import { Report, toReport } from '../../src/updates/write-report.ts'
 import { RefitError } from '../../src/errors.ts'
-import { CallJoiner } from '../../src/weights/call-joiner.ts'
+import type { Routes, WeightsContext } from '../../src/http/context.ts'
+import { refusals, tornTensors, WeightsRefusal } from '../../src/http/schemas.ts'
+import { DistributedUpdateBody, toDistributedUpdate } from '../../src/http/updates/distributed-body.ts'
+import { expectUpdate } from '../../src/http/updates/expect-update.ts'
+import { labelText, requireValidBody } from '../../src/http/updates/update-fields.ts'
+import { Report, toReport } from '../../src/http/updates/write-report.ts'
+import { GROUP_NAME, updateFromDistributed } from '../../src/updates/distributed-update.ts'
 
 const DistributedUpdated = Type.Object({
   success: Type.Literal(true),
@@ -21,8 +16,8 @@ const DistributedUpdated = Type.Object({
 }, { title: 'DistributedUpdateReply', description: 'All bytes are in place on every rank.' })
 
 /** Weights that a trainer broadcasts through a process group. */
-const distributed: Routes = async (app, { context }) => {
-  const updates = new CallJoiner<Awaited<ReturnType<typeof updateFromDistributed>>>()
+const distributed: Routes<WeightsContext> = async (app, { context }) => {
+  const { engine } = context
 
   app.post('/update_weights_from_distributed', {
     preParsing: expectUpdate(context),
@@ -40,17 +35,13 @@ const distributed: Routes = async (app, { context }) => {
       response: { 200: DistributedUpdated, ...refusals(WeightsRefusal) }
     }
   }, async request => {
-    const { validationError } = request
-    if (validationError !== undefined) {
-      owe(context.engine, request.body, validationError.message)
-      const note = await context.distributed.refuse((request.body as Record<string, unknown> | null) ?? {}, GROUP_NAME)
-      if (note === undefined) throw validationError
-      throw new RefitError('INVALID_REQUEST', `${validationError.message}. ${note}`)
-    }
-    const { message, report, torn } = await updates.join(
-      scopeKey(context.engine, request.body) + distributedIdentity(request.body),
-      async () => await updateFromDistributed(context, request.body)
-    )
+    await requireValidBody(engine, request, async (body, error) => {
+      // The trainer broadcasts all the same: its tensors are received and dropped.
+      const note = await context.distributed.refuse(body, GROUP_NAME)
+      return note === undefined ? error : new RefitError('INVALID_REQUEST', `${error.message}. ${note}`)
+    })
+    const { report, torn } = await updateFromDistributed(context, toDistributedUpdate(request.body))
+    const message = `Succeeded to update parameter online.${labelText(request.body.weight_version, report)}`
     return { success: true as const, message, torn_count: torn, report: toReport(report) }
   })
 }

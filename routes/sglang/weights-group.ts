@@ -1,9 +1,8 @@
 import { Type } from 'typebox'
 import type { Routes } from '../../src/http/context.ts'
 import { GROUP_NAME } from '../../src/updates/distributed-update.ts'
-import { prefixed } from '../../src/updates/apply-source.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schemas.ts'
-import { RefitError } from '../../src/errors.ts'
+import { RefitError, withPrefix } from '../../src/errors.ts'
 
 const groupName = Type.Optional(Type.String({ description: `Default "${GROUP_NAME}".` }))
 
@@ -67,7 +66,7 @@ const groups: Routes = async (app, { context }) => {
       .groups
       .init({ name, backend, address, port, rankOffset, worldSize, barrier: barrier ?? false })
       .catch((error: unknown) => {
-        throw prefixed('Failed to initialize custom process group: ', error)
+        throw withPrefix('Failed to initialize custom process group: ', error)
       })
     return { success: true as const, message: 'Succeeded to initialize custom process group.' }
   })

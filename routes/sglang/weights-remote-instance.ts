@@ -8,9 +8,9 @@ import {
   SendBody,
   sendToRemote,
   weightsInfo
-} from '../../src/updates/remote-instance.ts'
+} from '../../src/http/sglang/remote-instance.ts'
 import { refusals, WeightsRefusal } from '../../src/http/schemas.ts'
-import { Report, toReport } from '../../src/updates/write-report.ts'
+import { Report, toReport } from '../../src/http/updates/write-report.ts'
 
 const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }, {
   title: 'InitWeightsSendGroupReply',

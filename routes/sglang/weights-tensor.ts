@@ -1,15 +1,15 @@
 import { Type } from 'typebox'
-import { owe, scopeKey } from '../../src/updates/apply-source.ts'
-import type { Routes } from '../../src/http/context.ts'
-import { expectUpdate } from '../../src/updates/expect-update.ts'
-import { installFormParser } from '../../src/http/upload/form-parser.ts'
+import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { refusals, tornTensors, WeightsRefusal } from '../../src/http/schemas.ts'
-import { entriesOf, tensorIdentity, TensorUpdateBody, updateFromTensor } from '../../src/updates/tensor-update.ts'
+import { expectUpdate } from '../../src/http/updates/expect-update.ts'
+import { entriesOf, TensorUpdateBody, toTensorUpdate } from '../../src/http/updates/tensor-body.ts'
+import { labelText, requireValidBody } from '../../src/http/updates/update-fields.ts'
+import { Report, toReport } from '../../src/http/updates/write-report.ts'
+import { installFormParser } from '../../src/http/upload/form-parser.ts'
 import { uploadType } from '../../src/http/upload/upload-types.ts'
-import { updateFromUpload, UploadReport } from '../../src/updates/upload-update.ts'
-import { Report, toReport } from '../../src/updates/write-report.ts'
-import { CallJoiner } from '../../src/weights/call-joiner.ts'
+import { updateFromUpload, UploadReport } from '../../src/http/upload/upload-update.ts'
+import { updateFromTensors } from '../../src/updates/tensor-update.ts'
 
 const TensorsUpdated = Type.Object({
   success: Type.Literal(true),
@@ -23,9 +23,8 @@ const TensorsUpdated = Type.Object({
 })
 
 /** Weights out of the memory of processes on the same machine. */
-const tensors: Routes = async (app, { context }) => {
+const tensors: Routes<WeightsContext> = async (app, { context }) => {
   await installFormParser(app)
-  const updates = new CallJoiner<Awaited<ReturnType<typeof updateFromTensor>>>()
 
   app.post('/update_weights_from_tensor', {
     config: { auth: 'admin', errors: 'weights', uploads: true },
@@ -47,16 +46,12 @@ const tensors: Routes = async (app, { context }) => {
       const { message, report, torn, upload } = await updateFromUpload(context, request)
       return { success: true as const, message, torn_count: torn, report: toReport(report), upload }
     }
-    if (request.validationError !== undefined) {
-      await context.tensors.discard(entriesOf(request.body))
-      owe(context.engine, request.body, request.validationError.message)
-      throw request.validationError
-    }
-    const update = async (): ReturnType<typeof updateFromTensor> => await updateFromTensor(context, request.body)
-    // Texts of handles tell a client's retry; what is kept may hold other bytes by now than the call before read.
-    const { message, report, torn } = request.body.kept == null
-      ? await updates.join([scopeKey(context.engine, request.body), ...tensorIdentity(request.body)], update)
-      : await update()
+    await requireValidBody(context.engine, request, async (body, error) => {
+      await context.tensors.discard(entriesOf(body))
+      return error
+    })
+    const { report, torn } = await updateFromTensors(context, toTensorUpdate(request.body))
+    const message = `Success${labelText(request.body.weight_version, report)}`
     return { success: true as const, message, torn_count: torn, report: toReport(report) }
   })
 }

@@ -1,14 +1,14 @@
 import { Type } from 'typebox'
-import { demandValid, scopeKey } from '../../src/updates/apply-source.ts'
 import type { Routes } from '../../src/http/context.ts'
-import { DiskUpdateBody, updateFromDisk } from '../../src/updates/disk-update.ts'
+import { updateFromDisk } from '../../src/updates/disk-update.ts'
+import { DiskUpdateBody, toDiskUpdate } from '../../src/http/updates/disk-body.ts'
+import { labelText, requireValidBody } from '../../src/http/updates/update-fields.ts'
 import { getBody } from '../../src/http/get-body.ts'
 import { nullable, refusals, tornTensors, unused, WeightsRefusal } from '../../src/http/schemas.ts'
 import { bodyCheck } from '../../src/http/validation.ts'
 import { WeightsChecker } from '../../src/updates/weights-checker.ts'
-import { Report, toReport } from '../../src/updates/write-report.ts'
+import { Report, toReport } from '../../src/http/updates/write-report.ts'
 import { RefitError } from '../../src/errors.ts'
-import { CallJoiner } from '../../src/weights/call-joiner.ts'
 
 const DiskUpdated = Type.Object({
   success: Type.Literal(true),
@@ -73,7 +73,6 @@ const NO_QUERY = { name: nullable(Type.String()), truncate_size: nullable(Type.I
 const weights: Routes = async (app, { context }) => {
   const { engine } = context
   const checker = new WeightsChecker(engine)
-  const updates = new CallJoiner<Awaited<ReturnType<typeof updateFromDisk>>>()
   const config = { auth: 'admin', errors: 'weights' } as const
   const tags = ['weights']
 
@@ -90,11 +89,9 @@ const weights: Routes = async (app, { context }) => {
       response: { 200: DiskUpdated, ...refusals(WeightsRefusal) }
     }
   }, async request => {
-    demandValid(engine, request)
-    const { message, report, torn } = await updates.join(
-      scopeKey(engine, request.body) + identity(request.body),
-      async () => await updateFromDisk(context, request.body)
-    )
+    await requireValidBody(engine, request)
+    const { report, torn } = await updateFromDisk(context, toDiskUpdate(request.body))
+    const message = `Succeeded to update model weights.${labelText(request.body.weight_version, report)}`
     return { success: true as const, message, num_paused_requests: 0, torn_count: torn, report: toReport(report) }
   })
 
@@ -178,19 +175,6 @@ const weights: Routes = async (app, { context }) => {
     config,
     schema: { ...checkSchema, operationId: 'weightsChecker', summary: 'Check weights', body: CheckerBody }
   }, async request => await check(request.body))
-}
-
-/** What makes two calls the same update. */
-function identity (
-  {
-    model_path: path,
-    load_format: format = null,
-    weight_version: version = null,
-    flush_cache: flush = true,
-    abort_all_requests: abort = false
-  }: DiskUpdateBody
-): string {
-  return JSON.stringify([path, format, version, flush, abort])
 }
 
 /** Flat values as lists: one per row for a matrix (of the leading dimensions together for more), else the values. */

@@ -3,7 +3,7 @@ import { initOldSkyrl, updateOldSkyrl } from '../../src/dialects/skyrl/skyrl.ts'
 import { FetchWeights, fetchWeights } from '../../src/dialects/skyrl/delta.ts'
 import type { Routes } from '../../src/http/context.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schemas.ts'
-import { Report, toReport } from '../../src/updates/write-report.ts'
+import { Report, toReport } from '../../src/http/updates/write-report.ts'
 
 const InitBody = Type.Object({
   master_addr: Type.Optional(

@@ -4,10 +4,10 @@ import { updateOldSkyrl } from '../../src/dialects/skyrl/skyrl.ts'
 import { weightTransferOf } from '../../src/dialects/vllm/transfer.ts'
 import { RefitError } from '../../src/errors.ts'
 import type { Routes } from '../../src/http/context.ts'
-import { expectUpdate } from '../../src/updates/expect-update.ts'
+import { expectUpdate } from '../../src/http/updates/expect-update.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
-import { Report, toReport } from '../../src/updates/write-report.ts'
+import { Report, toReport } from '../../src/http/updates/write-report.ts'
 
 const Body = Type.Object({
   update_info: Type.Optional(Type.Unknown({

@@ -9,7 +9,7 @@ import type { RouteContext } from '../http/context.ts'
 import { errorHandler, refusalBody, refusalOf } from '../http/error-reply.ts'
 import { BODY_LIMIT, MAX_BATCH } from '../http/limits.ts'
 import { LiveRequests } from '../http/live-requests.ts'
-import { LoadedFrom } from '../http/sglang/loaded-from.ts'
+import { LoadedFrom } from '../updates/loaded-from.ts'
 import { logUnknownFields } from '../http/unknown-fields.ts'
 import { validatorCompiler } from '../http/validation.ts'
 import { packageVersion } from '../http/version.ts'
@@ -26,6 +26,7 @@ import type { WeightLoader } from '../sources/disk/weight-loader.ts'
 import { UploadReceiver } from '../sources/upload/upload-receiver.ts'
 import { WeightPulls } from '../deltas/weight-pulls.ts'
 import { masterPolicy } from '../rendezvous/master-policy.ts'
+import { CallJoiner } from '../weights/call-joiner.ts'
 import { loadTokenizer } from '../text/tokenizer.ts'
 import type { Tokenizer } from '../text/tokenizer.ts'
 import { chooseDialects, loadRoutes } from './dialects.ts'
@@ -105,6 +106,7 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
     tokenizer: options.tokenizer === undefined ? await loadTokenizer(engine.info.modelPath) : options.tokenizer,
     live: new LiveRequests(engine),
     metrics: new Metrics(engine),
+    retries: new CallJoiner(),
     maxBatch: options.maxBatch ?? MAX_BATCH,
     openCheckpoint: async path => await openDiskSource(path, { roots }),
     tensors: receiver,

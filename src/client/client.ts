@@ -2,8 +2,7 @@ import { Pool } from 'undici'
 import { ClientError } from './client-error.ts'
 import { sseData } from './sse-reader.ts'
 import type { MemoryTag, PauseMode, ReleasedMemory } from '../contract/rollout-engine.ts'
-import type { GenerateBody } from '../http/sglang/generate-body.ts'
-import type { DiskUpdateBody } from '../updates/disk-update.ts'
+import type { DiskUpdateRequest, GenerateRequestBody } from './requests.ts'
 
 /** [logprob, token id, text]; null where there is none. */
 export type WireLogprob = [number | null, number, string | null]
@@ -79,14 +78,14 @@ export class RefitClient {
   }
 
   /** One prompt and n = 1: one output; a batch or n above 1: a list. */
-  async generate (request: GenerateBody, signal?: AbortSignal): Promise<GenerateOutput | GenerateOutput[]> {
+  async generate (request: GenerateRequestBody, signal?: AbortSignal): Promise<GenerateOutput | GenerateOutput[]> {
     return await this.#json('/generate', { method: 'POST', body: { ...request, stream: false }, signal }) as
       | GenerateOutput
       | GenerateOutput[]
   }
 
   /** Outputs as they grow, each with everything so far. Leaving the loop ends the request. */
-  async *stream (request: GenerateBody, signal?: AbortSignal): AsyncGenerator<GenerateOutput, void, undefined> {
+  async *stream (request: GenerateRequestBody, signal?: AbortSignal): AsyncGenerator<GenerateOutput, void, undefined> {
     const { body } = await this.#call('/generate', { method: 'POST', body: { ...request, stream: true }, signal })
     try {
       const events = sseData(body)
@@ -117,7 +116,7 @@ export class RefitClient {
   }
 
   async updateWeightsFromDisk (
-    update: DiskUpdateBody,
+    update: DiskUpdateRequest,
     signal?: AbortSignal
   ): Promise<{ success: true, message: string, num_paused_requests: number, report: UpdateReport }> {
     return await this.#json('/update_weights_from_disk', { method: 'POST', body: update, admin: true, signal }) as never

@@ -1,62 +1,51 @@
-import { Type } from 'typebox'
-import type { Static } from 'typebox'
-import { RefitError } from '../errors.ts'
-import type { WriteReport } from '../contract/weight-source.ts'
-import { applySource, labelText, measured, openedFor, prefixed, tornCount } from './apply-source.ts'
-import type { RouteContext } from '../http/context.ts'
-import { nullable, transactionField, unused } from '../http/schemas.ts'
+import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
+import { RefitError, withPrefix } from '../errors.ts'
+import type { LoadedFrom } from './loaded-from.ts'
+import { runUpdate } from './run-update.ts'
+import type { UpdateFields, UpdateHost, UpdateOutcome } from './run-update.ts'
 
-export const DiskUpdateBody = Type.Object({
-  model_path: Type.String({
-    minLength: 1,
-    description: 'A folder, a .safetensors file or an index, inside the allowed roots.'
-  }),
-  load_format: nullable(Type.String(), 'null, "auto" or "safetensors".'),
-  weight_version: nullable(Type.String(), 'The label of the new weights.'),
-  flush_cache: Type.Optional(Type.Boolean({ description: 'Drop the prefix cache (default true).' })),
-  abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' })),
-  transaction: transactionField,
-  is_async: unused(),
-  keep_pause: unused(),
-  token_step: unused(),
-  manifest: unused(),
-  torch_empty_cache: unused(),
-  recapture_cuda_graph: unused()
-}, { title: 'DiskUpdateRequest' })
+export interface DiskHost extends UpdateHost {
+  /** Opens a checkpoint inside the allowed roots. */
+  readonly openCheckpoint: (path: string) => Promise<WeightSource>
+  readonly loaded: LoadedFrom
+}
 
-export type DiskUpdateBody = Static<typeof DiskUpdateBody>
+export interface DiskUpdate extends UpdateFields {
+  /** A function for a path that is known only after a check: an update that fails before leaves its transaction pending. */
+  readonly path: string | (() => Promise<string>)
+  /** null, "auto" or "safetensors". */
+  readonly loadFormat?: string | null | undefined
+}
 
 const FORMATS = [null, undefined, 'auto', 'safetensors']
 
-/** Opens, checks and writes a checkpoint, then moves the label. A part of one heals what it brings. The messages are SGLang's. */
+/** Opens, checks and writes a checkpoint, then moves the label. A part of a checkpoint heals the tensors that it contains. */
 export async function updateFromDisk (
-  context: RouteContext,
-  body: DiskUpdateBody
-): Promise<{ message: string, report: WriteReport, torn: number }> {
-  return await measured(context.metrics, async () => {
-    const { engine } = context
-    const source = await openedFor(engine, body, async () => {
-      demandFormat(body)
-      return await context.openCheckpoint(body.model_path).catch((error: unknown) => {
-        throw prefixed('Failed to get weights iterator: ', error)
-      })
-    })
-    const report = await applySource(engine, source, body, {
-      allowTorn: true,
-      check: report => {
-        demandWeights(body.model_path, report)
-      }
-    })
-    context.loaded.update(body.model_path, body.load_format ?? null, report.transaction)
-    return {
-      message: `Succeeded to update model weights.${labelText(body.weight_version, report)}`,
-      report,
-      torn: tornCount(engine)
+  host: DiskHost,
+  { path, loadFormat = null, ...fields }: DiskUpdate
+): Promise<UpdateOutcome> {
+  let folder = ''
+  const options = {
+    ...fields,
+    identity: typeof path === 'string' ? ['disk', path, loadFormat ?? ''] : undefined,
+    failurePrefix: 'Failed to update weights: ',
+    check: (report: WriteReport) => {
+      requireWeights(folder, report)
     }
+  }
+  return await runUpdate(host, options, async write => {
+    requireFormat(loadFormat)
+    folder = typeof path === 'string' ? path : await path()
+    const source = await host.openCheckpoint(folder).catch((error: unknown) => {
+      throw withPrefix('Failed to get weights iterator: ', error)
+    })
+    const report = await write(source)
+    host.loaded.update(folder, loadFormat, report.transaction)
+    return report
   })
 }
 
-function demandFormat ({ load_format: format }: DiskUpdateBody): void {
+function requireFormat (format: string | null): void {
   if (!FORMATS.includes(format)) {
     throw new RefitError(
       'UNSUPPORTED',
@@ -66,11 +55,11 @@ function demandFormat ({ load_format: format }: DiskUpdateBody): void {
   }
 }
 
-function demandWeights (path: string, report: WriteReport): void {
+function requireWeights (path: string, report: WriteReport): void {
   if (report.tensors > 0) return
   throw new RefitError(
     'WEIGHTS_INCOMPLETE',
-    `"${path}" brings no weight of this model (${report.ignored.length} tensors that it has no use for)`,
+    `"${path}" contains no weight of this model (${report.ignored.length} tensors that the model does not use)`,
     { param: 'model_path' }
   )
 }

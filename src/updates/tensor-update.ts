@@ -1,107 +1,53 @@
-import { Type } from 'typebox'
-import type { Static } from 'typebox'
-import { errorMessage, RefitError } from '../errors.ts'
-import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
-import { applySource, labelText, measured, openedFor, owe, tornCount } from './apply-source.ts'
-import type { RouteContext } from '../http/context.ts'
-import { nullable, transactionField, unused } from '../http/schemas.ts'
+import { RefitError } from '../errors.ts'
+import type { KeptName, KeptTensors } from '../sources/tensor/kept-tensors.ts'
+import type { TensorReceiver } from '../sources/tensor/tensor-receiver.ts'
+import { runUpdate } from './run-update.ts'
+import type { UpdateFields, UpdateHost, UpdateOutcome } from './run-update.ts'
 
-const KeptName = Type.Object({
-  name: Type.String({ minLength: 1, maxLength: 200 }),
-  generation: Type.Integer({
-    minimum: 0,
-    maximum: Number.MAX_SAFE_INTEGER,
-    description: "The sender's own number of what it keeps: another one for other memory."
+export interface TensorHost extends UpdateHost {
+  /** Opens the handles that trainers send; `discard` gives back the references of a refused body. */
+  readonly tensors: Pick<TensorReceiver, 'open' | 'openHandle' | 'openOffer' | 'discard'>
+  readonly kept: KeptTensors
+}
+
+export interface TensorUpdate extends UpdateFields {
+  /** Base64 of pickled handles, one text per rank or one for all. Required unless `kept` is given. */
+  readonly entries?: readonly string[] | undefined
+  readonly loadFormat?: string | null | undefined
+  /** Keep the opened tensors under this name, to be written again by `kept`. */
+  readonly keep?: KeptName | null | undefined
+  /** Instead of `entries`: write what is kept under this name once more. */
+  readonly kept?: KeptName | null | undefined
+}
+
+/** Opens tensors that a trainer shares, writes them and gives the references back (unless they are kept), then returns. */
+export async function updateFromTensors (
+  host: TensorHost,
+  { entries, loadFormat = null, keep, kept, ...fields }: TensorUpdate
+): Promise<UpdateOutcome> {
+  const options = { ...fields, failurePrefix: 'Failed to update weights: ' }
+  if (kept != null) {
+    // Never joined: the memory may hold other bytes by now than the call before has read.
+    return await runUpdate(host, options, async write => {
+      if (entries === undefined && keep == null) return await host.kept.write(kept, write)
+      await host.tensors.discard(entries ?? [])
+      throw new RefitError('INVALID_REQUEST', 'kept: it stands in place of serialized_named_tensors and keep', {
+        param: 'kept'
+      })
+    })
+  }
+  // Handles are made anew for every request, so equal texts are a client's retry.
+  const identity = ['tensor', JSON.stringify([loadFormat, keep ?? null]), ...entries ?? []]
+  return await runUpdate(host, { ...options, identity }, async write => {
+    if (entries === undefined) {
+      throw new RefitError('INVALID_REQUEST', 'serialized_named_tensors: is required', {
+        param: 'serialized_named_tensors'
+      })
+    }
+    const began = performance.now()
+    const source = await host.tensors.open({ entries, loadFormat })
+    const decode = performance.now() - began
+    const report = keep == null ? await write(source) : await host.kept.keep(keep, source, write)
+    return { ...report, ms: { decode, ...report.ms } }
   })
-}, { additionalProperties: false, title: 'KeptTensors' })
-
-export const TensorUpdateBody = Type.Object({
-  serialized_named_tensors: Type.Optional(Type.Array(Type.String(), {
-    description:
-      "Base64 of pickled handles, one text per tensor-parallel rank or one for all: torch tensors through ForkingPickler (SGLang's MultiprocessingSerializer). They are read as data; nothing is unpickled. Required, but for `kept`."
-  })),
-  load_format: nullable(
-    Type.String(),
-    'null: a list of (name, tensor), whole tensors by their names in checkpoints. "flattened_bucket": such tensors in one flat tensor. "direct": a list of each rank\'s own parameters, as SGLang names and shapes them. Other names: custom loaders that were registered when the server started.'
-  ),
-  weight_version: nullable(Type.String(), 'The label of the new weights.'),
-  flush_cache: Type.Optional(Type.Boolean({ description: 'Drop the prefix cache (default true).' })),
-  abort_all_requests: Type.Optional(Type.Boolean({ description: 'End running requests instead of waiting for them.' })),
-  transaction: transactionField,
-  keep: nullable(
-    KeptName,
-    'Keep what is opened for this request, to be written again by `kept`. What is kept under the name is given back first.'
-  ),
-  kept: nullable(
-    KeptName,
-    'In place of `serialized_named_tensors`: write what is kept under the name once more. The sender must have synchronised its device before it sends this.'
-  ),
-  disable_draft_model: unused(),
-  selector: unused(),
-  torch_empty_cache: unused()
-}, { title: 'TensorUpdateRequest' })
-
-export type TensorUpdateBody = Static<typeof TensorUpdateBody>
-
-/** Opens what a trainer shares, writes it, gives it back (unless it is to be kept), and only then answers. The messages are SGLang's. */
-export async function updateFromTensor (
-  context: RouteContext,
-  body: TensorUpdateBody
-): Promise<{ message: string, report: WriteReport, torn: number }> {
-  return await measured(context.metrics, async () => {
-    const report = await write(context, body)
-    return { message: `Success${labelText(body.weight_version, report)}`, report, torn: tornCount(context.engine) }
-  })
-}
-
-async function write ({ engine, tensors, kept }: RouteContext, body: TensorUpdateBody): Promise<WriteReport> {
-  let isApplied = false
-  const apply = async (source: WeightSource): Promise<WriteReport> => {
-    isApplied = true
-    return await applySource(engine, source, body, { allowTorn: true })
-  }
-  const { serialized_named_tensors: entries, load_format: loadFormat = null } = body
-  if (body.kept != null) {
-    if (entries === undefined && body.keep == null) return await kept.write(body.kept, apply)
-    await tensors.discard(entries ?? [])
-    throw new RefitError('INVALID_REQUEST', 'kept: it stands in place of serialized_named_tensors and keep', {
-      param: 'kept'
-    })
-  }
-  if (entries === undefined) {
-    throw new RefitError('INVALID_REQUEST', 'serialized_named_tensors: is required', {
-      param: 'serialized_named_tensors'
-    })
-  }
-  const began = performance.now()
-  const source = await openedFor(engine, body, async () => await tensors.open({ entries, loadFormat }))
-  const decode = performance.now() - began
-  const report = body.keep == null
-    ? await apply(source)
-    : await kept.keep(body.keep, source, apply).catch((error: unknown) => {
-      // It was not to be kept, and has not been written.
-      if (!isApplied) owe(engine, body, errorMessage(error))
-      throw error
-    })
-  return { ...report, ms: { decode, ...report.ms } }
-}
-
-/** What makes two calls the same update: handles are made anew for every request, so that equal texts are a client's retry. */
-export function tensorIdentity (
-  {
-    serialized_named_tensors: entries = [],
-    load_format: format = null,
-    weight_version: version = null,
-    flush_cache: flush = true,
-    abort_all_requests: abort = false,
-    keep = null
-  }: TensorUpdateBody
-): string[] {
-  return [JSON.stringify([format, version, flush, abort, keep]), ...entries]
-}
-
-/** The texts of a body that is not what it should be, for what they share to be given back. */
-export function entriesOf (body: unknown): string[] {
-  const entries = (body as { serialized_named_tensors?: unknown } | null)?.serialized_named_tensors
-  return (Array.isArray(entries) ? entries : [entries]).filter(entry => typeof entry === 'string')
 }

@@ -1,7 +1,7 @@
 import { RefitError } from '../../errors.ts'
 import { GROUP_NAME, updateFromDistributed } from '../../updates/distributed-update.ts'
 import type { RouteContext } from '../../http/context.ts'
-import type { WriteReport } from '../../contract/weight-source.ts'
+import type { UpdateOutcome } from '../../updates/run-update.ts'
 
 /** What AReaL announces for the next bucket of one group. */
 export interface ArealBucket {
@@ -11,12 +11,6 @@ export interface ArealBucket {
   group_name: string
 }
 
-export interface ArealOutcome {
-  message: string
-  report: WriteReport
-  torn: number
-}
-
 /**
  * AReaL's vLLM mode updates a bucket in two requests: one brings names, dtypes and shapes, the next one, which is empty, takes what is
  * broadcast. What was announced is good for one update, so that a repeated request waits for nothing that nobody sends.
@@ -24,7 +18,7 @@ export interface ArealOutcome {
 export class ArealBuckets {
   readonly #context: RouteContext
   #announced: ArealBucket | null = null
-  #running: Promise<ArealOutcome> | null = null
+  #running: Promise<UpdateOutcome> | null = null
 
   constructor (context: RouteContext) {
     this.#context = context
@@ -37,7 +31,7 @@ export class ArealBuckets {
   }
 
   /** Receives, writes and answers for the bucket that was announced last; a second call joins the first. CONFLICT where there is none. */
-  async update (): Promise<ArealOutcome> {
+  async update (): Promise<UpdateOutcome> {
     const bucket = this.#announced
     if (bucket === null) {
       if (this.#running !== null) return await this.#running
@@ -48,7 +42,13 @@ export class ArealBuckets {
     }
     this.#announced = null
     // AReaL's server ends running requests and drops the caches, whether or not generation is paused.
-    const running = this.#running = updateFromDistributed(this.#context, { ...bucket, abort_all_requests: true })
+    const running = this.#running = updateFromDistributed(this.#context, {
+      names: bucket.names,
+      dtypes: bucket.dtypes,
+      shapes: bucket.shapes,
+      groupName: bucket.group_name,
+      abortAllRequests: true
+    })
       .finally(() => {
         if (this.#running === running) this.#running = null
       })

@@ -1,6 +1,6 @@
 import { setMaxListeners } from 'node:events'
 import { RefitError } from '../../errors.ts'
-import { labelText, measured, openedFor } from '../../updates/apply-source.ts'
+import { labelText } from '../../http/updates/update-fields.ts'
 import type { RouteContext } from '../../http/context.ts'
 import type { EngineInfo } from '../../contract/rollout-engine.ts'
 import { CallJoiner } from '../../weights/call-joiner.ts'
@@ -8,7 +8,7 @@ import type { WriteReport } from '../../contract/weight-source.ts'
 import { toGpuUuid } from '../../wire/torch/gpus.ts'
 import { Peers } from './peers.ts'
 import type { Seat } from './peers.ts'
-import { IpcUpdate } from './update.ts'
+import { runIpcUpdate } from './update.ts'
 import { onePer } from '../one-per.ts'
 import { socketOf } from './zmq-path.ts'
 
@@ -65,7 +65,7 @@ export async function updateFromIpc (
   ])
   return await joiner.join(
     key,
-    async () => await measured(context.metrics, async () => await exchange(context, seats, fields))
+    async () => await exchange(context, seats, fields)
   )
 }
 
@@ -98,32 +98,24 @@ async function exchange (context: RouteContext, seats: readonly Seat[], fields: 
     )
   }, deadlineMs)
   try {
-    const peers = await openedFor(
-      context.engine,
-      fields,
-      async () =>
-        await Peers.connect(seats, {
-          connectMs: Math.min(CONNECT_MS, deadlineMs * 0.9),
-          silenceMs: Math.min(SILENCE_MS, deadlineMs),
-          signal: control.signal
-        })
+    const options = {
+      flushCache: fields.flush_cache ?? true,
+      version: fields.weight_version ?? null,
+      transaction: fields.transaction ?? null,
+      deadlineMs
+    }
+    const report = await runIpcUpdate(context, seats, options, async () =>
+      await Peers.connect(seats, {
+        connectMs: Math.min(CONNECT_MS, deadlineMs * 0.9),
+        silenceMs: Math.min(SILENCE_MS, deadlineMs),
+        signal: control.signal
+      })
     )
-    try {
-      const options = {
-        flushCache: fields.flush_cache ?? true,
-        version: fields.weight_version ?? null,
-        transaction: fields.transaction ?? null,
-        deadlineMs
-      }
-      const report = await new IpcUpdate(context, peers, options).run()
-      return {
-        message: `IPC weight update completed successfully${fields.weight_version == null ? '' : '.'}${
-          labelText(fields.weight_version, report)
-        }`,
-        report
-      }
-    } finally {
-      peers.close()
+    return {
+      message: `IPC weight update completed successfully${fields.weight_version == null ? '' : '.'}${
+        labelText(fields.weight_version, report)
+      }`,
+      report
     }
   } finally {
     clearTimeout(timer)

@@ -1,6 +1,7 @@
 import type { RolloutEngine } from '../../contract/rollout-engine.ts'
-import { errorMessage, RefitError } from '../../errors.ts'
-import { prefixed } from '../../updates/apply-source.ts'
+import { errorMessage, RefitError, withPrefix } from '../../errors.ts'
+import { runTransaction } from '../../updates/run-transaction.ts'
+import type { TransactionPart } from '../../updates/run-transaction.ts'
 import type { RouteContext } from '../../http/context.ts'
 import { openNamedMemory } from '../../sources/tensor/named-memory.ts'
 import { SharedBuffers } from '../../sources/tensor/shared-buffers.ts'
@@ -10,8 +11,7 @@ import type { Bucket, ServerMessage } from '../../wire/trainers/checkpoint-engin
 import type { TensorDescriptor } from '../../wire/torch/tensor.ts'
 import { readNamedMemory } from '../../wire/trainers/verl-buckets.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
-import { sumReports } from '../../weights/sum-reports.ts'
-import type { Peers } from './peers.ts'
+import type { Peers, Seat } from './peers.ts'
 
 export interface IpcOptions {
   flushCache: boolean
@@ -26,45 +26,65 @@ const FAILED = 'IPC weight update failed: '
 const BUFFER = 'the buffer'
 
 /** One exchange with a parameter server: bucket after bucket out of the same buffers, all of them one update. */
-export class IpcUpdate {
+export async function runIpcUpdate (
+  context: Pick<RouteContext, 'engine' | 'metrics' | 'retries' | 'tensors'>,
+  seats: readonly Seat[],
+  options: IpcOptions,
+  connect: () => Promise<Peers>
+): Promise<WriteReport> {
+  let peers: Peers | undefined
+  let update: IpcUpdate | undefined
+  let dismissed: Promise<void> | undefined
+  const explain = (error: unknown, isOld: boolean): unknown =>
+    peers === undefined ? error : withPrefix(FAILED, toRefusal(error, isOld))
+  const owner = `checkpoint-engine (${seats[0]!.endpoint})`
+  try {
+    return await runTransaction(context, { ...options, owner, joinsScope: true, explain }, async part => {
+      peers = await connect()
+      try {
+        update = new IpcUpdate(context, peers, part)
+        await update.run()
+      } catch (error) {
+        // The peers are told at once; until they have stopped, they need nothing of the engine.
+        if (!(error instanceof Stopped)) dismissed = peers.dismiss(`${FAILED}${errorMessage(error)}`)
+        throw error
+      }
+    })
+  } finally {
+    await dismissed
+    await update?.close()
+    peers?.close()
+  }
+}
+
+class IpcUpdate {
   readonly #engine: RolloutEngine
   readonly #tensors: RouteContext['tensors']
   readonly #peers: Peers
-  readonly #options: IpcOptions
-  readonly #reports: WriteReport[] = []
+  readonly #part: TransactionPart
   #buffers: SharedBuffers | undefined
   #handles: readonly OpenHandle[] = []
   /** The last messages, as they came. */
   #bodies: readonly Buffer[] = []
-  /** That the writes belong to. */
-  #transaction: string | undefined
-  #isOwn = false
 
-  constructor ({ engine, tensors }: Pick<RouteContext, 'engine' | 'tensors'>, peers: Peers, options: IpcOptions) {
+  constructor ({ engine, tensors }: Pick<RouteContext, 'engine' | 'tensors'>, peers: Peers, part: TransactionPart) {
     this.#engine = engine
     this.#tensors = tensors
     this.#peers = peers
-    this.#options = options
+    this.#part = part
   }
 
-  /** Answers until the other side is done. Throws after it has been told why, and has stopped; then the update has been given up. */
-  async run (): Promise<WriteReport> {
-    try {
-      await this.#begin()
-      await this.#exchange()
-      return this.#report()
-    } catch (error) {
-      throw await this.#giveUp(error)
-    } finally {
-      await this.#buffers?.close()
-    }
-  }
-
-  async #begin (): Promise<void> {
+  /** Answers until the other side is done. */
+  async run (): Promise<void> {
     const messages = await this.#peers.receive()
     await this.#open(messages)
-    this.#transaction = await this.#enter()
+    await this.#part.begin()
     this.#peers.reply()
+    await this.#exchange()
+  }
+
+  async close (): Promise<void> {
+    await this.#buffers?.close()
   }
 
   async #open (messages: readonly Buffer[]): Promise<void> {
@@ -104,22 +124,6 @@ export class IpcUpdate {
     const failed = opened.find(one => one.status === 'rejected')
     if (failed !== undefined) throw failed.reason
     return { handles, buffers }
-  }
-
-  /** The transaction that all buckets belong to. */
-  async #enter (): Promise<string> {
-    const { transaction, version, deadlineMs } = this.#options
-    const { transactions } = this.#engine
-    if (transaction !== null) return transaction
-    const { current } = transactions
-    if (current?.scope === true) return current.id
-    const { id } = await transactions.open({
-      owner: `checkpoint-engine (${this.#peers.seats[0]!.endpoint})`,
-      deadlineMs,
-      ...version === null ? {} : { version }
-    })
-    this.#isOwn = true
-    return id
   }
 
   async #exchange (): Promise<void> {
@@ -184,25 +188,12 @@ export class IpcUpdate {
   }
 
   async #write (buffers: SharedBuffers, tensors: TensorDescriptor[][]): Promise<void> {
-    const { version, flushCache } = this.#options
-    const source = buffers.filled(tensors)
-    try {
-      const update = await this.#engine.update({ transaction: this.#transaction! })
-      try {
-        this.#reports.push(await update.write(source))
-        await update.commit({ flushCache, ...this.#isOwn || version === null ? {} : { version } })
-      } catch (error) {
-        await update.abort(messageOf(error))
-        throw error
-      }
-    } finally {
-      await source.close()
-    }
+    await this.#part.write(buffers.filled(tensors))
   }
 
   /** The first None: the buffers are not read any more. The second: that was all. */
   async #end (): Promise<void> {
-    if (this.#reports.length === 0) {
+    if (this.#part.isEmpty) {
       throw new RefitError('WEIGHTS_INCOMPLETE', 'the parameter server has sent no tensor')
     }
     await this.#buffers!.close()
@@ -211,50 +202,16 @@ export class IpcUpdate {
     if (messages.some(({ type }) => type !== 'none')) {
       throw new RefitError('ZMQ_PROTOCOL', 'the parameter server sent more after it had taken its buffer back')
     }
-    if (this.#isOwn) {
-      await this.#engine.transactions.commit(this.#transaction!, { flushCache: this.#options.flushCache })
-    }
+    await this.#part.commit()
     this.#peers.reply()
   }
 
   /** verl's last bucket is written, and is answered when all is done: its sender frees the buffer then. */
   async #endVerl (): Promise<void> {
-    if (this.#reports.length === 0) throw new RefitError('WEIGHTS_INCOMPLETE', 'verl has sent no tensor')
+    if (this.#part.isEmpty) throw new RefitError('WEIGHTS_INCOMPLETE', 'verl has sent no tensor')
     await this.#buffers!.close()
-    if (this.#isOwn) {
-      await this.#engine.transactions.commit(this.#transaction!, { flushCache: this.#options.flushCache })
-    }
+    await this.#part.commit()
     this.#peers.reply()
-  }
-
-  async #giveUp (error: unknown): Promise<unknown> {
-    const message = messageOf(error)
-    // They are told at once; until they have stopped, they need nothing of the engine.
-    const dismissed = error instanceof Stopped ? undefined : this.#peers.dismiss(`${FAILED}${message}`)
-    try {
-      return await this.#abort(error, message)
-    } finally {
-      await dismissed
-    }
-  }
-
-  async #abort (error: unknown, message: string): Promise<unknown> {
-    const { transactions } = this.#engine
-    if (!this.#isOwn) {
-      transactions.refused(this.#transaction ?? this.#options.transaction, message)
-      return prefixed(FAILED, toRefusal(error, this.#reports.length === 0))
-    }
-    const { outcome, written } = await transactions.abort(this.#transaction!, message)
-    if (outcome !== 'torn') return prefixed(FAILED, toRefusal(error, outcome === 'old'))
-    return new RefitError(
-      'WEIGHTS_TORN',
-      `${FAILED}${message}. ${written} tensors had been written and are torn until they are written again, from any source`,
-      { cause: error }
-    )
-  }
-
-  #report (): WriteReport {
-    return { ...sumReports(this.#reports), ...this.#isOwn ? {} : { transaction: this.#transaction! } }
   }
 }
 
@@ -287,19 +244,16 @@ function demandSame ([first, ...others]: readonly Bucket[]): void {
 }
 
 /** The other side has given up. */
-class Stopped extends Error {}
-
-function toRefusal (error: unknown, isOld: boolean): unknown {
-  return error instanceof Stopped
-    ? new RefitError(
-      'CONFLICT',
-      `${messageOf(error)}. ${isOld ? 'Nothing has changed' : 'What came before has been written'}`
-    )
-    : error
+class Stopped extends Error {
+  constructor (reason: string) {
+    super(`the parameter server gave the update up: ${reason}`)
+  }
 }
 
-function messageOf (error: unknown): string {
-  return error instanceof Stopped
-    ? `the parameter server gave the update up: ${error.message}`
-    : errorMessage(error)
+function toRefusal (error: unknown, isOld: boolean): unknown {
+  if (!(error instanceof Stopped)) return error
+  return new RefitError(
+    'CONFLICT',
+    `${error.message}. ${isOld ? 'Nothing has changed' : 'What came before has been written'}`
+  )
 }

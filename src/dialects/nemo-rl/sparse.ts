@@ -1,5 +1,5 @@
 import { errorMessage, RefitError } from '../../errors.ts'
-import { applySource, measured } from '../../updates/apply-source.ts'
+import { runUpdate } from '../../updates/run-update.ts'
 import type { RouteContext } from '../../http/context.ts'
 import type { DeltaHost } from '../../contract/delta-host.ts'
 import type { DType } from '../../native/dtypes.ts'
@@ -173,17 +173,10 @@ export class SparseRefit {
     const payloads = [...this.#payloads.values()]
     const base = this.#epoch
     try {
-      const { report } = await measured(
-        this.#context.metrics,
-        async () => ({
-          report: await applySource(
-            this
-              .#context
-              .engine,
-            sparseSource(payloads.flatMap(({ items }) => items), base),
-            {}
-          )
-        })
+      const { report } = await runUpdate(
+        this.#context,
+        { allowTorn: false, failurePrefix: 'Failed to update weights: ' },
+        async write => await write(sparseSource(payloads.flatMap(({ items }) => items), base))
       )
       this.#drop()
       // One write, one epoch; where there is another by now, somebody has written after it.

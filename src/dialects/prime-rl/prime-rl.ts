@@ -1,11 +1,10 @@
 import { errorMessage, RefitError } from '../../errors.ts'
 import type { ErrorCode } from '../../errors.ts'
 import type { RouteContext } from '../../http/context.ts'
-import { measured } from '../../updates/apply-source.ts'
+import { runTransaction } from '../../updates/run-transaction.ts'
+import type { TransactionPart } from '../../updates/run-transaction.ts'
 import { updateFromDisk } from '../../updates/disk-update.ts'
 import { CallJoiner } from '../../weights/call-joiner.ts'
-import type { WriteReport } from '../../contract/weight-source.ts'
-import { sumReports } from '../../weights/sum-reports.ts'
 import { StateDicts } from './stream.ts'
 import { onePer } from '../one-per.ts'
 
@@ -83,7 +82,7 @@ class PrimeRl {
 
   async #fromFolder (path: string): Promise<void> {
     // prime-rl keeps its requests' prefixes apart by cache_salt, and never flushes.
-    await updateFromDisk(this.#context, { model_path: path, flush_cache: false })
+    await updateFromDisk(this.#context, { path, flushCache: false })
   }
 
   async #broadcast (folder: string | null): Promise<void> {
@@ -96,7 +95,7 @@ class PrimeRl {
       if (folder !== null) this.#last = { folder, error }
     }
     try {
-      await measured(this.#context.metrics, async () => ({ report: await this.#receive(folder) }))
+      await this.#receive(folder)
       ended(null)
     } catch (error) {
       const final = spent(error)
@@ -105,67 +104,41 @@ class PrimeRl {
     }
   }
 
-  /** All state dicts are one transaction: nothing is generated before the last one, and what is given up in the middle is torn. */
-  async #receive (folder: string | null): Promise<WriteReport> {
-    const { engine: { transactions }, groups } = this.#context
-    const group = groups.get(GROUP)
-    const { id } = await transactions
-      .open({ owner: `prime-rl's update${folder === null ? '' : ` from ${folder}`}`, deadlineMs: UPDATE_MS })
-      .catch((error: unknown) => {
+  /** All state dicts are one transaction: nothing is generated before the last one, and one that is given up in the middle is torn. */
+  async #receive (folder: string | null): Promise<void> {
+    const group = this.#context.groups.get(GROUP)
+    const options = {
+      owner: `prime-rl's update${folder === null ? '' : ` from ${folder}`}`,
+      deadlineMs: UPDATE_MS,
+      flushCache: false
+    }
+    await runTransaction(this.#context, options, async part => {
+      await part.begin().catch((error: unknown) => {
         // The trainer sends all the same, and the next update would take this one's state dicts for its own.
-        group.abandon(
-          `an update was refused before anything of it was received: ${errorMessage(error)}`
-        )
+        group.abandon(`an update was refused before anything of it was received: ${errorMessage(error)}`)
         throw error
       })
-    try {
-      const report = await this.#write(
-        id,
-        new StateDicts(group, this.#context.distributed),
-        () => group.failure !== null
-      )
-      await transactions.commit(id, { flushCache: false })
-      return report
-    } catch (error) {
-      const { outcome, written } = await transactions.abort(id, errorMessage(error))
-      if (outcome !== 'torn' || !(error instanceof RefitError)) throw error
-      throw new RefitError(
-        'WEIGHTS_TORN',
-        `${error.message}. ${written} tensors had been written before, and are torn until they are written again, by any update`,
-        { cause: error }
-      )
-    }
+      await this.#write(part, new StateDicts(group, this.#context.distributed), () => group.failure !== null)
+    })
   }
 
   /** Once a state dict is refused, the others are received and dropped: the trainer sends them all. */
-  async #write (transaction: string, dicts: StateDicts, isBroken: () => boolean): Promise<WriteReport> {
-    const { engine } = this.#context
-    const reports: WriteReport[] = []
+  async #write (part: TransactionPart, dicts: StateDicts, isBroken: () => boolean): Promise<void> {
     let refusal: unknown
     const count = await dicts.count()
     for (let index = 1; index <= count; index++) {
       try {
         const source = await dicts.open(`state dict ${index} of ${count}`)
-        try {
-          if (refusal !== undefined) continue
-          const update = await engine.update({ transaction })
-          reports.push(await update.write(source))
-          await update.commit({ flushCache: false, allowTorn: true })
-        } catch (error) {
-          await source.close()
-          throw source.explain(error)
-        } finally {
-          await source.close()
-        }
+        if (refusal === undefined) await part.write(source)
+        else await source.close()
       } catch (error) {
         refusal ??= error
-        // What has not come by then never will.
+        // If the group is broken, the other state dicts will never come.
         if (isBroken()) break
       }
     }
     if (refusal !== undefined) throw refusal
-    if (reports.length === 0) throw new RefitError('WEIGHTS_INCOMPLETE', 'the trainer has sent no state dict')
-    return sumReports(reports)
+    if (part.isEmpty) throw new RefitError('WEIGHTS_INCOMPLETE', 'the trainer has sent no state dict')
   }
 }
 

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { RefitError } from '../../errors.ts'
 import type { RouteContext } from '../../http/context.ts'
-import { applySource, measured } from '../../updates/apply-source.ts'
+import { runUpdate } from '../../updates/run-update.ts'
 import type { DistributedSource } from '../../sources/distributed/distributed.ts'
 import { StatelessBarrier } from '../../rendezvous/stateless-barrier.ts'
 import { CallJoiner } from '../../weights/call-joiner.ts'
@@ -121,33 +121,29 @@ export class TrlWeights {
   }
 
   async #begin ({ name, dtype, shape }: NamedParameter, key: string): Promise<void> {
-    const { engine, distributed, metrics } = this.#context
-    const source = await distributed.open({
-      names: [name],
-      dtypes: [dtype],
-      shapes: [shape],
-      groupName: GROUP,
-      loadFormat: null,
-      asks: true
-    })
     let allow: () => void = () => {}
     const allowed = new Promise<void>(resolve => {
       allow = resolve
     })
-    const asked = askedFor(source, () => {
-      this.#expected = key
-      allow()
-    })
     // TRL drops the caches itself, when all parameters have come.
-    const written = measured(
-      metrics,
-      async () => ({
-        report: await applySource(engine, asked, { flush_cache: false }, { allowTorn: true, failed: '' })
+    const written = runUpdate(this.#context, { flushCache: false }, async write => {
+      const source = await this.#context.distributed.open({
+        names: [name],
+        dtypes: [dtype],
+        shapes: [shape],
+        groupName: GROUP,
+        loadFormat: null,
+        asks: true
       })
-    )
+      const asked = askedFor(source, () => {
+        this.#expected = key
+        allow()
+      })
+      return await write(asked)
+    })
     this.#tail = written
       .catch((error: unknown) => {
-        if (this.#expected === key) this.#failed(`parameter "${name}" could not be received`, source.explain(error))
+        if (this.#expected === key) this.#failed(`parameter "${name}" could not be received`, error)
       })
       .then(async () => {
         await this.#meet()

@@ -1,6 +1,6 @@
-import { errorMessage, RefitError } from '../../errors.ts'
-import { applySource, measured, openedFor, scopeKey } from '../../updates/apply-source.ts'
-import type { UpdateFields } from '../../updates/apply-source.ts'
+import { RefitError } from '../../errors.ts'
+import { registerPending, runUpdate, transactionKey } from '../../updates/run-update.ts'
+import type { UpdateFields } from '../../updates/run-update.ts'
 import type { RouteContext } from '../../http/context.ts'
 import { updateFromDisk } from '../../updates/disk-update.ts'
 import type { Packing } from '../../sources/distributed/broadcasts.ts'
@@ -8,7 +8,7 @@ import type { Fetched } from '../../deltas/delta-store.ts'
 import { PackedOffers } from '../../sources/tensor/packed-offers.ts'
 import type { DeltaHost, DeltaVersion } from '../../deltas/weight-pulls.ts'
 import { CallJoiner } from '../../weights/call-joiner.ts'
-import type { WeightSource, WriteReport } from '../../contract/weight-source.ts'
+import type { WriteReport } from '../../contract/weight-source.ts'
 import type { Offer } from '../../wire/torch/offer.ts'
 import { readInitInfo, toPacking } from './init-info.ts'
 import type { PackingFields } from './init-info.ts'
@@ -78,7 +78,7 @@ export class WeightTransfer {
    * (`inScope`). A call equal to one under way gets that one's outcome.
    */
   async update (value: unknown, { inScope = false }: { inScope?: boolean } = {}): Promise<WriteReport> {
-    return await this.#updates.join([scopeKey(this.#context.engine, {}), JSON.stringify(value)], async () => {
+    return await this.#updates.join([transactionKey(this.#context.engine), JSON.stringify(value)], async () => {
       const update = await this.#read(value, inScope)
       switch (update.kind) {
         case 'disk':
@@ -126,28 +126,22 @@ export class WeightTransfer {
   }
 
   /** Writes what a trainer broadcasts as one update. What is refused has been received and dropped. */
-  async receive (broadcast: Broadcast, fields: UpdateFields): Promise<WriteReport> {
-    const { engine, distributed, metrics } = this.#context
-    return await asReport(metrics, async () => {
-      const source = await openedFor(
-        engine,
-        fields,
-        async () => await distributed.open({ ...broadcast, loadFormat: null })
-      )
-      return await this.#apply(source, fields).catch((error: unknown) => {
-        throw source.explain(error)
-      })
+  async receive (broadcast: Broadcast | (() => Broadcast), fields: UpdateFields): Promise<WriteReport> {
+    const { report } = await runUpdate(this.#context, fields, async write => {
+      const announced = typeof broadcast === 'function' ? broadcast() : broadcast
+      return await write(await this.#context.distributed.open({ ...announced, loadFormat: null }))
     })
+    return report
   }
 
-  /** Writes tensors in memory of cards as one update. `isReused`: the sender sends the handle of one buffer again and again. */
+  /** Writes tensors in GPU memory as one update. `isReused`: the sender sends the handle of one buffer again and again. */
   async take (entry: string, offer: Offer, fields: UpdateFields, isReused: boolean): Promise<WriteReport> {
-    const { engine, metrics, tensors } = this.#context
-    return await asReport(metrics, async () => {
-      if (isReused) return await this.#takeAgain(entry, offer, fields)
-      const { source } = await openedFor(engine, fields, async () => await tensors.openOffer(entry, offer))
-      return await this.#apply(source, fields)
+    const { report } = await runUpdate(this.#context, fields, async write => {
+      if (isReused) return await this.#packed.write(entry, offer, write)
+      const { source } = await this.#context.tensors.openOffer(entry, offer)
+      return await write(source)
     })
+    return report
   }
 
   /** The group that /init_weight_transfer_engine made. Throws CONFLICT where there is none, and what it failed by. */
@@ -171,19 +165,6 @@ export class WeightTransfer {
     return this.#deltas
   }
 
-  async #takeAgain (entry: string, offer: Offer, fields: UpdateFields): Promise<WriteReport> {
-    let isOpen = false
-    try {
-      return await this.#packed.write(entry, offer, async source => {
-        isOpen = true
-        return await this.#apply(source, fields)
-      })
-    } catch (error) {
-      if (!isOpen) this.#owe(error)
-      throw error
-    }
-  }
-
   async #read (value: unknown, inScope: boolean): Promise<UpdateInfo> {
     try {
       const update = readUpdateInfo(value)
@@ -197,23 +178,17 @@ export class WeightTransfer {
       if (update.kind !== 'broadcast') throw error
       return { kind: 'broken-broadcast', fields: update.info, error }
     } catch (error) {
-      this.#owe(error)
+      registerPending(this.#context.engine, null, error)
       const entry = (value as { ipc_handles_pickled?: unknown } | null)?.ipc_handles_pickled
       if (typeof entry === 'string' && !this.#packed.holds(entry)) await this.#context.tensors.discard([entry], true)
       throw error
     }
   }
 
-  /** In an update that was started: nobody knows what it would have brought. */
-  #owe (error: unknown): void {
-    this.#context.engine.transactions.refused(null, errorMessage(error))
-  }
-
   async #fromBroadcast (info: BroadcastInfo): Promise<WriteReport> {
     const { names, dtype_names: dtypes, shapes } = info
-    const groupName = await openedFor(this.#context.engine, {}, async () => this.groupName())
     return await this.receive(
-      { names, dtypes, shapes, groupName, packing: toPacking(info, this.#packing) },
+      () => ({ names, dtypes, shapes, groupName: this.groupName(), packing: toPacking(info, this.#packing) }),
       toFields(info)
     )
   }
@@ -232,23 +207,19 @@ export class WeightTransfer {
   }
 
   async #fromDisk (info: DiskInfo): Promise<WriteReport> {
-    return (await updateFromDisk(this.#context, { model_path: info.path, ...toFields(info) })).report
+    return (await updateFromDisk(this.#context, { path: info.path, ...toFields(info) })).report
   }
 
   /** The version is the label, where there is no other. */
   async #fromDelta ({ target_version: version, ...info }: DeltaUpdate): Promise<WriteReport> {
     const fields = toFields({ ...info, weight_version: info.weight_version ?? String(version) })
-    const path = await openedFor(
-      this.#context.engine,
-      fields,
-      async () => await this.#context.pulls.fetched(this.#deltaHost(), version)
-    )
-    return (await updateFromDisk(this.#context, { model_path: path, ...fields })).report
+    const path = async (): Promise<string> => await this.#context.pulls.fetched(this.#deltaHost(), version)
+    return (await updateFromDisk(this.#context, { path, ...fields })).report
   }
 
   /** The trainer broadcasts whatever is wrong with a field. */
   async #broken (fields: Readonly<Record<string, unknown>>, error: RefitError): Promise<RefitError> {
-    this.#owe(error)
+    registerPending(this.#context.engine, null, error)
     if (this.#group === null) return error
     const { names, dtype_names: dtypes, shapes, packed, packed_buffer_size_bytes: bytes } = fields
     const isKnown = error.code !== 'UNSUPPORTED' && (packed === undefined || typeof packed === 'boolean') &&
@@ -262,20 +233,12 @@ export class WeightTransfer {
       ? error
       : new RefitError(error.code, `${error.message}. ${note}`, error.param === undefined ? {} : { param: error.param })
   }
-
-  async #apply (source: WeightSource, fields: UpdateFields): Promise<WriteReport> {
-    return await applySource(this.#context.engine, source, fields, { allowTorn: true, failed: '' })
-  }
-}
-
-async function asReport (metrics: RouteContext['metrics'], run: () => Promise<WriteReport>): Promise<WriteReport> {
-  return (await measured(metrics, async () => ({ report: await run() }))).report
 }
 
 function toFields (
   { weight_version: version, flush_cache: flush }: { weight_version?: string | null, flush_cache?: boolean }
 ): UpdateFields {
-  return { ...version == null ? {} : { weight_version: version }, ...flush === undefined ? {} : { flush_cache: flush } }
+  return { version, flushCache: flush }
 }
 
 /** The server's. */

@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import type { WriteReport } from '../contract/weight-source.ts'
+import type { WriteReport } from '../../contract/weight-source.ts'
 
 /** What an update did, as replies tell it. */
 export const Report = Type.Object({

@@ -1,4 +1,4 @@
-import type { TransactionStatus, WeightTransactions } from '../../contract/weight-transactions.ts'
+import type { TransactionStatus, WeightTransactions } from '../contract/weight-transactions.ts'
 
 export interface Loaded {
   modelPath: string

@@ -1,13 +1,13 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
 import type { FastifyReply } from 'fastify'
-import type { FleetInfo } from '../peer/fleet-info.ts'
-import type { SendGroups } from '../peer/send-groups.ts'
-import { RefitError } from '../errors.ts'
-import { measured, prefixed } from './apply-source.ts'
-import type { RouteContext } from '../http/context.ts'
-import { invalid } from '../http/refuse.ts'
-import { nullable } from '../http/schemas.ts'
+import type { FleetInfo } from '../../peer/fleet-info.ts'
+import type { SendGroups } from '../../peer/send-groups.ts'
+import { RefitError, withPrefix } from '../../errors.ts'
+import { measureUpdate } from '../../updates/measure-update.ts'
+import type { WeightsContext } from '../context.ts'
+import { invalid } from '../refuse.ts'
+import { nullable } from '../schemas.ts'
 
 const GROUP_NAME = 'weight_send_group'
 const MOST_PIECE_BYTES = 1 << 30
@@ -92,7 +92,7 @@ const DEFAULT_TIMEOUT_S = 300
 
 /** SGLang's messages. The text before a failure's reason is SGLang's, too. */
 export async function initSendGroup (
-  context: RouteContext,
+  context: WeightsContext,
   body: Static<typeof InitSendBody>,
   reply: FastifyReply
 ): Promise<string> {
@@ -115,11 +115,11 @@ export async function initSendGroup (
     })
     return `Succeeded to init group through ${showMaster(body.master_address, list[0]!)} group.`
   } catch (error) {
-    throw prefixed('Failed to init group: ', error)
+    throw withPrefix('Failed to init group: ', error)
   }
 }
 
-export async function sendToRemote (context: RouteContext, body: Static<typeof SendBody>, reply: FastifyReply) {
+export async function sendToRemote (context: WeightsContext, body: Static<typeof SendBody>, reply: FastifyReply) {
   const groups = demandGroups(context)
   const name = body.group_name ?? GROUP_NAME
   try {
@@ -135,15 +135,15 @@ export async function sendToRemote (context: RouteContext, body: Static<typeof S
       checksums: sent.checksums
     }
   } catch (error) {
-    throw prefixed('Failed to send weights: ', error)
+    throw withPrefix('Failed to send weights: ', error)
   }
 }
 
 /** Fills this engine from another one, as it would have been at its start. */
-export async function fillFromOther (context: RouteContext, body: Static<typeof FillBody>, reply: FastifyReply) {
+export async function fillFromOther (context: WeightsContext, body: Static<typeof FillBody>, reply: FastifyReply) {
   const { peerLoads, metrics } = context
   if (peerLoads === null) throw holdsNone('cannot be filled')
-  return await measured(metrics, async () => {
+  return await measureUpdate(metrics, async () => {
     const { report, version, route } = await peerLoads
       .load({
         url: body.url,
@@ -153,7 +153,7 @@ export async function fillFromOther (context: RouteContext, body: Static<typeof 
         signal: goneSignal(reply)
       })
       .catch(error => {
-        throw prefixed('Failed to update weights: ', error)
+        throw withPrefix('Failed to update weights: ', error)
       })
     return {
       message: `Succeeded to update model weights. Weight version updated to ${version}.`,
@@ -164,11 +164,11 @@ export async function fillFromOther (context: RouteContext, body: Static<typeof 
   })
 }
 
-export function weightsInfo (context: RouteContext): FleetInfo {
+export function weightsInfo (context: WeightsContext): FleetInfo {
   return demandGroups(context).info(context.engine, context.version)
 }
 
-function demandGroups ({ sending }: RouteContext): SendGroups {
+function demandGroups ({ sending }: WeightsContext): SendGroups {
   if (sending !== null) return sending
   throw holdsNone('cannot send them')
 }

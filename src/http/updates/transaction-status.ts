@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
-import type { TransactionStatus, WeightCoverage } from '../contract/weight-transactions.ts'
-import { nullable } from '../http/schemas.ts'
+import type { TransactionStatus, WeightCoverage } from '../../contract/weight-transactions.ts'
+import { nullable } from '../schemas.ts'
 
 const Names = (description: string) => Type.Array(Type.String(), { description: `${description}; at most 100.` })
 

@@ -1,0 +1,120 @@
+import type { RolloutEngine } from '../contract/rollout-engine.ts'
+import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
+import { errorMessage, RefitError } from '../errors.ts'
+import { sumReports } from '../weights/sum-reports.ts'
+import { measureUpdate } from './measure-update.ts'
+import { registerPending, writeSource } from './run-update.ts'
+import type { UpdateFields, UpdateHost } from './run-update.ts'
+
+export interface TransactionRunOptions extends Omit<UpdateFields, 'abortAllRequests'> {
+  /** Who writes, in words. */
+  readonly owner: string
+  /** Milliseconds that all of it may take. */
+  readonly deadlineMs: number
+  /** Become a part of the trainer's scope that is open, if one is (default false: TRANSACTION_OPEN). */
+  readonly joinsScope?: boolean
+  /** The error that the caller gets for one that ended the run; `isOld`: nothing had been written before it. */
+  readonly explain?: (error: unknown, isOld: boolean) => unknown
+}
+
+/**
+ * Runs an update of many sources, one after another, as one: in a transaction of its own, in the one that the options name or in
+ * the trainer's scope that is open. Nothing is generated between its first write and its end.
+ *
+ * If `run` fails, its own transaction is aborted, and WEIGHTS_TORN names what had been written. A transaction of somebody else
+ * stays open, with tensors pending that nobody knows. If `run` returns, its own transaction is committed.
+ */
+export async function runTransaction (
+  { engine, metrics }: UpdateHost,
+  options: TransactionRunOptions,
+  run: (part: TransactionPart) => Promise<void>
+): Promise<WriteReport> {
+  const { report } = await measureUpdate(metrics, async () => {
+    const part = new TransactionPart(engine, options)
+    try {
+      await run(part)
+      await part.commit()
+      return { report: part.report }
+    } catch (error) {
+      throw await part.giveUp(error)
+    }
+  })
+  return report
+}
+
+/** The writes of one caller in a transaction. */
+export class TransactionPart {
+  readonly #engine: RolloutEngine
+  readonly #options: TransactionRunOptions
+  readonly #reports: WriteReport[] = []
+  #id: string | null = null
+  #isOwn = false
+  #isCommitted = false
+
+  constructor (engine: RolloutEngine, options: TransactionRunOptions) {
+    this.#engine = engine
+    this.#options = options
+  }
+
+  /** Opens or enters the transaction. Before it, a failure costs nobody a turn. */
+  async begin (): Promise<void> {
+    const { owner, transaction, version, deadlineMs, joinsScope = false } = this.#options
+    const { transactions } = this.#engine
+    const { current } = transactions
+    if (transaction != null) this.#id = transaction
+    else if (joinsScope && current?.scope === true) this.#id = current.id
+    else {
+      const { id } = await transactions.open({ owner, deadlineMs, ...version == null ? {} : { version } })
+      this.#id = id
+      this.#isOwn = true
+    }
+  }
+
+  /** Writes all of a source, and closes it. */
+  async write (source: WeightSource): Promise<void> {
+    const { flushCache, version } = this.#options
+    this.#reports.push(
+      await writeSource(this.#engine, source, {
+        transaction: this.#id,
+        flushCache,
+        // An own transaction has the label already.
+        version: this.#isOwn ? null : version
+      })
+    )
+  }
+
+  get isEmpty (): boolean {
+    return this.#reports.length === 0
+  }
+
+  /** Commits an own transaction, once. `run` calls it itself if its peer waits for the commit. */
+  async commit (): Promise<void> {
+    if (!this.#isOwn || this.#isCommitted) return
+    await this.#engine.transactions.commit(this.#id, { flushCache: this.#options.flushCache ?? true })
+    this.#isCommitted = true
+  }
+
+  get report (): WriteReport {
+    return { ...sumReports(this.#reports), ...this.#isOwn ? {} : { transaction: this.#id! } }
+  }
+
+  /** Ends it after an error; returns the error for the caller. */
+  async giveUp (error: unknown): Promise<unknown> {
+    const { transaction, joinsScope = false, explain = error => error } = this.#options
+    if (!this.#isOwn) {
+      if (transaction != null || joinsScope) registerPending(this.#engine, this.#id ?? transaction, error)
+      return explain(error, this.isEmpty)
+    }
+    const message = errorMessage(error)
+    const { outcome, written } = await this.#engine.transactions.abort(this.#id!, message)
+    if (outcome !== 'torn') return explain(error, outcome === 'old')
+    return explain(
+      new RefitError(
+        'WEIGHTS_TORN',
+        `${message}. ${written} tensors had been written and are torn until they are written again, from any source`,
+        { cause: error }
+      ),
+      false
+    )
+  }
+}

@@ -1,0 +1,161 @@
+import type { RolloutEngine } from '../contract/rollout-engine.ts'
+import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
+import { errorMessage, RefitError, withPrefix } from '../errors.ts'
+import type { CallJoiner } from '../weights/call-joiner.ts'
+import { measureUpdate } from './measure-update.ts'
+import type { UpdateMetrics } from './measure-update.ts'
+
+/** What updates of one server share. */
+export interface UpdateHost {
+  readonly engine: RolloutEngine
+  readonly metrics: UpdateMetrics
+  /** Updates under way; a client's retry joins the one that it repeats. */
+  readonly retries: CallJoiner<UpdateOutcome>
+}
+
+/** What a caller may say about any update. */
+export interface UpdateFields {
+  /** End running requests instead of waiting for them (default false). */
+  readonly abortAllRequests?: boolean | undefined
+  /** Drop the prefix cache (default true). */
+  readonly flushCache?: boolean | undefined
+  /** The label of the new weights; without one the label stays. */
+  readonly version?: string | null | undefined
+  /** Id of the transaction that the update belongs to. Without one: the trainer's scope that is open, or none. */
+  readonly transaction?: string | null | undefined
+}
+
+export interface RunOptions extends UpdateFields {
+  /** Texts that only a retry of the same request repeats. Without them no call joins this one. */
+  readonly identity?: readonly string[] | undefined
+  /** Refuses what has been written, by throwing, before the label moves. */
+  readonly check?: ((report: WriteReport) => void) | undefined
+  /** Succeed although tensors outside of this update are torn: it may be one bucket of many (default true). */
+  readonly allowTorn?: boolean | undefined
+  /** Text before the message of a write that fails (default none). */
+  readonly failurePrefix?: string | undefined
+}
+
+export interface UpdateOutcome {
+  report: WriteReport
+  /** Tensors of the model that are still torn. */
+  torn: number
+}
+
+/** Writes all of a source as one update, commits it and closes the source. Called at most once for each update. */
+export type WriteSource = (source: WeightSource) => Promise<WriteReport>
+
+/**
+ * The one way to update weights. Opens a source, writes all of it, moves the label, closes the source and reports:
+ *
+ * - A call with the identity of one under way gets that one's outcome. Nothing is opened for it.
+ * - A call that fails before `write` leaves its transaction with tensors pending: nobody knows which ones it would have written,
+ *   so the transaction cannot be committed as if the call had never come.
+ * - In a transaction, the label and the caches wait for its end, and the report names it.
+ * - The metrics count the outcome.
+ *
+ * `options` may be a function: it is read again at each step, for requests whose fields arrive while the source is opened.
+ */
+export async function runUpdate (
+  host: UpdateHost,
+  options: RunOptions | (() => RunOptions),
+  open: (write: WriteSource) => Promise<WriteReport>
+): Promise<UpdateOutcome> {
+  const now = typeof options === 'function' ? options : () => options
+  const { identity } = now()
+  const run = async (): Promise<UpdateOutcome> =>
+    await measureUpdate(host.metrics, async () => await runOnce(host.engine, now, open))
+  return identity === undefined ? await run() : await host.retries.join([...identity, keyOf(host.engine, now())], run)
+}
+
+/** A request that is refused before `runUpdate`: its transaction has tensors pending that nobody knows. */
+export function registerPending (
+  { transactions }: RolloutEngine,
+  transaction: string | null | undefined,
+  error: unknown
+): void {
+  transactions.refused(transaction ?? null, errorMessage(error))
+}
+
+/** Two calls are the same update only if they belong to the same transaction, besides their own identity. */
+export function transactionKey ({ transactions }: RolloutEngine, transaction?: string | null): string {
+  return JSON.stringify([transaction ?? null, transactions.currentId])
+}
+
+function keyOf (engine: RolloutEngine, fields: UpdateFields): string {
+  const { transaction, version = null, flushCache = true, abortAllRequests = false } = fields
+  return JSON.stringify([transactionKey(engine, transaction), version, flushCache, abortAllRequests])
+}
+
+async function runOnce (
+  engine: RolloutEngine,
+  options: () => RunOptions,
+  open: (write: WriteSource) => Promise<WriteReport>
+): Promise<UpdateOutcome> {
+  let isOpen = false
+  try {
+    const report = await open(async source => {
+      isOpen = true
+      return await writeSource(engine, source, options())
+    })
+    return { report, torn: tornCount(engine) }
+  } catch (error) {
+    if (!isOpen) registerPending(engine, options().transaction, error)
+    throw error
+  }
+}
+
+/** Writes, commits or aborts, and closes. */
+export async function writeSource (
+  engine: RolloutEngine,
+  source: WeightSource,
+  { abortAllRequests = false, flushCache = true, version, transaction, ...options }: RunOptions
+): Promise<WriteReport> {
+  const { check, allowTorn = true, failurePrefix = '' } = options
+  const write = async (): Promise<WriteReport> => {
+    const update = await engine.update({ abortAllRequests, ...transaction == null ? {} : { transaction } })
+    try {
+      const report = await update.write(source)
+      check?.(report)
+      source.accept?.(report)
+      await update.commit({ flushCache, allowTorn, ...version == null ? {} : { version } })
+      return report
+    } catch (error) {
+      await update.abort(errorMessage(error))
+      throw withPrefix(failurePrefix, error)
+    }
+  }
+  try {
+    return await write().finally(async () => {
+      await source.close()
+    })
+  } catch (error) {
+    throw source.explain?.(error) ?? error
+  }
+}
+
+/**
+ * Throws if an update with these fields would be refused at once: its transaction has ended, or somebody else's is open.
+ * For requests with a long body, before the client sends it.
+ */
+export async function requireTurn (
+  engine: RolloutEngine,
+  transaction: string | null | undefined
+): Promise<void> {
+  if (transaction != null) {
+    const part = await engine.update({ transaction })
+    return await part.abort('it only checked its turn')
+  }
+  const { current } = engine.transactions
+  if (current === null || current.scope) return
+  throw new RefitError(
+    'TRANSACTION_OPEN',
+    `the weight transaction of ${current.owner} is open, for ${
+      Math.ceil(current.secondsLeft ?? 0)
+    } s more at most: its owner commits or aborts it. Nothing has changed`
+  )
+}
+
+function tornCount ({ weights }: RolloutEngine): number {
+  return weights.state === 'torn' ? weights.tensors.length : 0
+}
