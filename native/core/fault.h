@@ -2,6 +2,11 @@
 // (REFIT_FAULTS not defined) has no trace of them.
 #pragma once
 
+#ifdef REFIT_WITHOUT_FAULT_POINTS
+// Such an object serves product and test builds (native/addon.cmake): a fault point in it would be missing or shipped.
+#error "include core/fault.h in the source, or in a header that the source includes itself"
+#endif
+
 #ifdef REFIT_FAULTS
 #include <cstdint>
 

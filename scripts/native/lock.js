@@ -1,7 +1,7 @@
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { dirname } from 'node:path'
 
-/** One build at a time: waits for the one that holds the file, and returns what lets the next one in. */
+/** Waits until no other build holds the lock file, then takes it. Returns the function that releases it. */
 export function lock (file) {
   mkdirSync(dirname(file), { recursive: true })
   for (let waited = 0;; waited++) {
@@ -12,6 +12,7 @@ export function lock (file) {
     } catch (error) {
       if (error.code !== 'EEXIST') throw error
     }
+    // A process that was killed leaves its lock behind.
     if (!isAlive(file)) rmSync(file, { force: true })
     else if (waited === 0) console.log('refit: another build is running, waiting for it')
     else if (waited > 6000) {
