@@ -7,7 +7,7 @@ import neostandard, { plugins } from 'neostandard'
  * Which folders a folder may import from, types included. What is not listed is refused, so imports point one way:
  * app -> routes -> dialects, gateway -> http -> updates -> engine, sources -> weights -> wire, model, text -> contract -> native.
  */
-const LAYERS = {
+export const LAYERS = {
   'src/contract': ['src/native'],
   'src/native': [],
   'src/config': [],
@@ -68,7 +68,7 @@ const LAYERS = {
   'src/cli': ['src/app', 'src/config', 'src/contract', 'src/engine', 'src/native', 'src/text']
 }
 /** Files beside the folders, and the folders that may import them. */
-const FILES = {
+export const FILES = {
   'src/config.ts': ['src/config', 'src/cli'],
   'src/index.ts': [],
   'src/main.ts': []

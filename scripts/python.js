@@ -1,15 +1,19 @@
 import { spawnSync } from 'node:child_process'
 import { join } from 'node:path'
 
-/** The interpreter of tests against real libraries: $REFIT_PYTHON, else that of build/venv. Ends the program, in words, where it lacks some. */
+/**
+ * The Python for tests against real libraries: $REFIT_PYTHON, else the one in build/venv. Ends the program with an error if it
+ * lacks one of the libraries.
+ */
 export function pythonWith (libraries, script) {
   const python = process.env.REFIT_PYTHON ?? join(process.cwd(), 'build', 'venv', 'bin', 'python')
-  if (spawnSync(python, ['-c', `import ${libraries.join(', ')}`], { stdio: 'inherit' }).status === 0) return python
+  const probe = `import importlib.util as u, sys; sys.exit(', '.join(n for n in sys.argv[1:] if u.find_spec(n) is None))`
+  const { status, stderr, error } = spawnSync(python, ['-c', probe, ...libraries], { encoding: 'utf8' })
+  if (status === 0) return python
   console.error(
-    `npm run ${script}: ${python} does not have ${
-      libraries.join(' ')
-    }. Name another one in REFIT_PYTHON, or make it:\n` +
-      `  python3 -m venv build/venv && build/venv/bin/pip install ${libraries.join(' ')}`
+    `npm run ${script}: ${python} lacks ${error?.message ?? stderr.trim()}. ` +
+      'Name another Python in REFIT_PYTHON, or make it:\n' +
+      '  python3 -m venv build/venv && build/venv/bin/pip install -r test/interop/requirements.txt'
   )
   process.exit(1)
 }

@@ -1,43 +1,58 @@
-import { spawnSync } from 'node:child_process'
+import { spawn } from 'node:child_process'
 import { existsSync, readdirSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { pythonWith } from './python.js'
 
-// npm run test:interop [-- --rounds 100]: refit against the real Python libraries. test/interop: *.test.ts (which find the interpreter in
-// $REFIT_PYTHON) and test_*.py (pytest, which gets the arguments); test/contract: what trainers ask (npm run matrix makes the table of it). Needs a
-// Python with torch, transformers, safetensors, openai and pytest; with pytest-xdist two files run at a time, and without ray, zmq, zstandard and
-// xxhash the tests that need those are skipped.
+// npm run test:interop [-- --rounds 100]: refit against the real Python libraries. test/interop has *.test.ts (which find the
+// interpreter in $REFIT_PYTHON) and test_*.py (pytest, which gets the arguments); test/contract has the requests of each
+// trainer (npm run matrix makes their table). The Python needs what test/interop/requirements.txt lists.
 
 process.chdir(join(dirname(fileURLToPath(import.meta.url)), '..'))
-const FOLDER = join('test', 'interop')
-const python = pythonWith(['torch', 'transformers', 'safetensors', 'openai', 'pytest'], 'test:interop')
-const names = existsSync(FOLDER) ? readdirSync(FOLDER, { recursive: true, encoding: 'utf8' }) : []
-if (!names.some(name => name.endsWith('.test.ts')) || !names.some(name => /(^|\/)test_[^/]*\.py$/.test(name))) {
-  fail(`there are no tests in ${FOLDER}`)
-}
-const absent = ['xdist', 'ray', 'zmq', 'zstandard', 'xxhash'].filter(name =>
-  spawnSync(python, ['-c', `import ${name}`], { stdio: 'ignore' }).status !== 0
-)
-if (absent.length > 0) {
-  console.error(
-    `!!!!! ${python} has no ${
-      absent.join(', ')
-    }: what needs them is skipped (pip install pytest-xdist ray pyzmq zstandard xxhash) !!!!!`
-  )
+const FOLDERS = [join('test', 'interop'), join('test', 'contract')]
+const LIBRARIES = [
+  'torch',
+  'transformers',
+  'safetensors',
+  'openai',
+  'ray',
+  'zmq',
+  'zstandard',
+  'xxhash',
+  'pytest',
+  'xdist'
+]
+const python = pythonWith(LIBRARIES, 'test:interop')
+for (const [folder, pattern] of [[FOLDERS[0], /\.test\.ts$/], ...FOLDERS.map(folder => [folder, /^test_.*\.py$/])]) {
+  const names = existsSync(folder) ? readdirSync(folder) : []
+  if (!names.some(name => pattern.test(name))) fail(`there are no tests in ${folder}`)
 }
 
-const env = { ...process.env, REFIT_PYTHON: python, REFIT_REQUIRE_INTEROP: '1' }
-const workers = absent.includes('xdist') ? [] : ['-n', '2', '--dist', 'loadfile']
-// One file after another: each may start a Python with torch, which takes memory and cores.
-run(process.execPath, [join('scripts', 'test.js'), FOLDER, '--jobs=1'])
-// Two runs: each folder has a conftest.py of its own.
-run(python, ['-m', 'pytest', '-q', ...workers, FOLDER, ...process.argv.slice(2)])
-run(python, ['-m', 'pytest', '-q', ...workers, join('test', 'contract')])
+// All at once: they wait for processes, connections and deadlines most of the time. Each folder has a conftest.py of its own and
+// so needs a pytest of its own, and each pytest needs its own ports.
+const pytest = ['-m', 'pytest', '-q', '-n', '2', '--dist', 'loadfile']
+const runs = [
+  run(process.execPath, [join('scripts', 'test.js'), FOLDERS[0], '--jobs=1'], {}),
+  run(python, [...pytest, FOLDERS[0], ...process.argv.slice(2)], { REFIT_TEST_PORTS: '20000 26000' }),
+  run(python, [...pytest, FOLDERS[1]], { REFIT_TEST_PORTS: '26000 32000' })
+]
+// One after another, so that their outputs do not mix.
+for (const ended of runs) {
+  const { title, code, text } = await ended
+  console.log(`\n--- ${title}\n${text}`)
+  if (code !== 0) process.exitCode = 1
+}
 
-function run (command, args) {
-  const { status } = spawnSync(command, args, { stdio: 'inherit', env })
-  if (status !== 0) process.exitCode = status ?? 1
+/** Runs a program to its end, and resolves to its exit code and what it wrote. */
+async function run (command, args, env) {
+  const child = spawn(command, args, {
+    stdio: ['ignore', 'pipe', 'pipe'],
+    env: { ...process.env, REFIT_PYTHON: python, REFIT_REQUIRE_INTEROP: '1', ...env }
+  })
+  const chunks = []
+  for (const stream of [child.stdout, child.stderr]) stream.on('data', chunk => chunks.push(chunk))
+  const code = await new Promise((resolve, reject) => child.on('error', reject).on('close', resolve))
+  return { title: args.join(' '), code, text: Buffer.concat(chunks).toString() }
 }
 
 function fail (message) {

@@ -6,15 +6,15 @@ import { fileURLToPath } from 'node:url'
 import { runTests } from './run-tests.js'
 
 // npm test [-- test/folder test/file.test.ts --jobs=2 --timeout=300]
-// Compiles everything into build/test and runs the compiled tests: types are checked on the way, and worker threads start in
-// milliseconds, which they don't under a TypeScript loader. A run that finds no tests, or a file that asserts nothing, fails.
-// With --coverage, or other options of tap, tap's runner runs them.
+// Compiles what has changed into build/test and runs the compiled tests: types are checked on the way, and worker threads
+// start in milliseconds, which they don't under a TypeScript loader. A run that finds no tests fails, and so does a file that
+// asserts nothing. With --coverage, or other options of tap, tap's runner runs them.
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
 process.chdir(root)
 const OUT = join('build', 'test')
 const RESULTS = join('build', 'test-results.tap')
-/** They need what a plain machine lacks, and are run by name: a Python with torch, a GPU, a registry. */
+/** Tests that run by name only: they need a Python with torch, a GPU or a registry. */
 const APART = ['interop', 'gpu', 'package', 'fixtures', 'helpers']
 
 const options = process.argv.slice(2).filter(argument => argument.startsWith('-'))
@@ -23,10 +23,7 @@ const sources = (named.length > 0 ? named : ['test']).flatMap(path => find(resol
 if (sources.length === 0) fail(`no test files in ${named.join(', ') || 'test'}`)
 
 run(process.execPath, [join('scripts', 'build-native.js'), '--faults'])
-rmSync(OUT, { recursive: true, force: true })
-run(process.execPath, [join('node_modules', 'typescript', 'bin', 'tsc'), '-p', 'tsconfig.test.json'])
-// What tests read or start by a path of their own.
-cpSync('test', join(OUT, 'test'), { recursive: true, filter: path => !path.endsWith('.ts') })
+compile()
 
 const compiled = sources.map(source => join(OUT, relative(root, source).replace(/\.ts$/, '.js')))
 for (const file of compiled) {
@@ -53,10 +50,23 @@ function find (path, isNamed) {
   })
 }
 
+/** Compiles the TypeScript that has changed, and mirrors the other files of test/, which tests read or start by path. */
+function compile () {
+  run(process.execPath, [join('node_modules', 'typescript', 'bin', 'tsc'), '-p', 'tsconfig.test.json'])
+  // The output of a source that is gone would stay.
+  for (const entry of readdirSync(OUT, { recursive: true, withFileTypes: true })) {
+    const path = join(entry.parentPath, entry.name)
+    const source = relative(OUT, path)
+    const isOutput = existsSync(source.replace(/\.js(\.map)?$/, '.ts')) || existsSync(source)
+    if (entry.isFile() && !isOutput && entry.name !== '.tsbuildinfo') rmSync(path)
+  }
+  cpSync('test', join(OUT, 'test'), { recursive: true, filter: path => !/\.ts$|__pycache__/.test(path) })
+}
+
 async function runHere () {
   const number = (name, otherwise) =>
     Number(options.find(option => option.startsWith(`--${name}=`))?.split('=')[1] ?? otherwise)
-  // Tests wait for each other's cores badly where there are too many.
+  // More tests at a time than this wait for each other's cores.
   const jobs = Math.max(1, number('jobs', Math.min(availableParallelism(), 4)))
   writeFileSync(RESULTS, '')
   await runTests(compiled, {
@@ -64,7 +74,7 @@ async function runHere () {
     seconds: number('timeout', 300),
     onEnd: tap => {
       appendFileSync(RESULTS, tap)
-      tell(tap)
+      print(tap)
     }
   })
   return 0
@@ -72,7 +82,7 @@ async function runHere () {
 
 function runByTap () {
   const coverage = options.includes('--coverage') ? [] : ['--disable-coverage']
-  // A terminal gets tap's own display. Elsewhere it would be repainted line after line, so the results are told from the file.
+  // A terminal gets tap's own display. Elsewhere tap would repaint it line after line, so the results are read from the file.
   const { status } = spawnSync(process.execPath, [
     join('node_modules', 'tap', 'dist', 'esm', 'run.mjs'),
     ...coverage,
@@ -80,12 +90,12 @@ function runByTap () {
     ...options.filter(option => option !== '--coverage'),
     ...compiled
   ], { stdio: ['inherit', process.stdout.isTTY ? 'inherit' : 'ignore', 'inherit'] })
-  if (!process.stdout.isTTY) tell(readFileSync(RESULTS, 'utf8'))
+  if (!process.stdout.isTTY) print(readFileSync(RESULTS, 'utf8'))
   return status
 }
 
-/** One line a file; of a file that failed, all but what passed. */
-function tell (tap) {
+/** Prints one line for each file. If a file failed, also all of it except the assertions that passed. */
+function print (tap) {
   for (const section of tap.split(/^(?=# Subtest: )/m)) {
     const name = /^# Subtest: (.*)/.exec(section)?.[1]
     if (name === undefined) continue
@@ -99,7 +109,7 @@ function tell (tap) {
   }
 }
 
-/** Tests (named ones, not single assertions) by outcome, and assertions by file. */
+/** Counts tests (the named ones, not assertions) by outcome, and assertions by file. */
 function count (tap) {
   const files = new Map()
   let file
@@ -110,7 +120,7 @@ function count (tap) {
   for (const line of tap.split('\n')) {
     const subtest = /^# Subtest: (.+)$/.exec(line)
     if (subtest !== null) file = subtest[1]
-    // A file that ended otherwise than by a test that failed.
+    // A file that failed although none of its tests did: it crashed, or ran into its time limit.
     if (/^not ok \d/.test(line) && failed === before) failed++
     if (/^(not )?ok \d/.test(line)) before = failed
     const point = /^( +)(not )?ok \d+/.exec(line)

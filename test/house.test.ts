@@ -1,92 +1,205 @@
-import t from 'tap'
-import { readdirSync, readFileSync } from 'node:fs'
-import { join } from 'node:path'
+import { execFileSync } from 'node:child_process'
+import { readFileSync } from 'node:fs'
+import { dirname, join, relative } from 'node:path'
 import { ESLint } from 'eslint'
+import t from 'tap'
+import { OPTIONS } from '../src/config.ts'
 import { packageRoot } from '../src/root.ts'
 
-const CUDA = ['cuda', 'probe', 'bench_gpu', 'test']
-const RULE = '@typescript-eslint/no-restricted-imports'
-const eslint = new ESLint({ cwd: packageRoot })
+// What the linter cannot hold: the sizes of folders and files, the direction of all imports together, and the words.
 
-const files = (folder: string, pattern: RegExp): string[] =>
-  readdirSync(join(packageRoot, folder), { recursive: true, encoding: 'utf8' })
-    .filter(name => pattern.test(name))
-    .map(name => join(folder, name))
+const tracked = execFileSync('git', ['ls-files', '--cached', '--others', '--exclude-standard', '--deduplicate'], {
+  cwd: packageRoot,
+  encoding: 'utf8',
+  maxBuffer: 16 << 20
+})
+  .split('\n')
+  .filter(name => name !== '' && isThere(name))
+const text = (file: string): string => readFileSync(join(packageRoot, file), 'utf8')
+const matching = (pattern: RegExp): string[] => tracked.filter(file => pattern.test(file))
 
-async function refusals (file: string, specifier: string, keyword = 'import'): Promise<string[]> {
-  const [result] = await eslint.lintText(`${keyword} { X } from '${specifier}'\nexport const y: unknown = X\n`, {
-    filePath: join(packageRoot, file)
-  })
-  return result!.messages.filter(({ ruleId }) => ruleId === RULE).map(({ message }) => message)
+function isThere (file: string): boolean {
+  try {
+    text(file)
+    return true
+  } catch {
+    return false
+  }
 }
 
-t.test('the lint rules refuse an import against the direction of the house', async t => {
-  for (
-    const [file, specifier] of [
-      ['routes/x.ts', '../src/wire/pickle.ts'],
-      ['routes/x.ts', '../src/native.ts'],
-      ['src/weights/x.ts', '../engine/scheduler.ts'],
-      ['src/weights/x.ts', '../../routes/generate.ts'],
-      ['src/weights/x.ts', '../wire/safetensors.ts'],
-      ['src/sources/x.ts', '../weights/plan.ts'],
-      ['src/sources/x.ts', '../engine/scheduler.ts'],
-      ['src/sources/x.ts', '../pulls/weight-pulls.ts'],
-      ['src/pulls/x.ts', '../weights/plan.ts'],
-      ['src/engine/x.ts', '../sources/disk.ts'],
-      ['src/engine/deeper/x.ts', '../../wire/safetensors.ts'],
-      ['src/engine/x.ts', '../config.ts'],
-      ['src/wire/x.ts', '../native.ts'],
-      ['src/wire/x.ts', '../model/rope.ts'],
-      ['src/wire/x.ts', 'node:fs'],
-      ['src/wire/x.ts', 'node:fs/promises'],
-      ['src/wire/x.ts', 'net'],
-      ['src/store/x.ts', '../native.ts'],
-      ['src/store/x.ts', '../weights/plan.ts'],
-      ['src/model/x.ts', '../native.ts'],
-      ['src/model/x.ts', '../weights/plan.ts'],
-      ['src/text/x.ts', '../engine/scheduler.ts'],
-      ['src/config/x.ts', '../engine/scheduler.ts'],
-      ['src/engine/x.ts', '../server.ts'],
-      ['src/sources/x.ts', '../plugin.ts'],
-      ['src/main.ts', '../routes/generate.ts'],
-      ['src/http/metrics.ts', '../routes/generate.ts']
-    ] as const
-  ) t.equal((await refusals(file, specifier)).length, 1, `${file} imports ${specifier}`)
-})
+interface Lint {
+  LAYERS: Record<string, string[] | '*'>
+  FILES: Record<string, string[]>
+}
+const { LAYERS, FILES } = await import(join(packageRoot, 'eslint.config.js')) as Lint
+const eslint = new ESLint({ cwd: packageRoot })
 
-t.test('the lint rules let through what the house allows', async t => {
-  for (
-    const [file, specifier, keyword] of [
-      ['routes/x.ts', '../src/weights/update.ts'],
-      ['routes/x.ts', '../src/errors.ts'],
-      ['src/weights/x.ts', '../sources/disk.ts'],
-      ['src/weights/x.ts', '../native.ts'],
-      ['src/sources/x.ts', '../wire/safetensors.ts'],
-      ['src/sources/x.ts', '../weights/source.ts', 'import type'],
-      ['src/pulls/x.ts', '../sources/path-jail.ts'],
-      ['src/engine/x.ts', '../model/rope.ts'],
-      ['src/store/x.ts', '../wire/store-request.ts'],
-      ['src/wire/x.ts', './safetensors.ts'],
-      ['src/model/x.ts', '../native.ts', 'import type'],
-      ['src/wire/x.ts', '../errors.ts'],
-      ['src/app/server.ts', '../routes/generate.ts'],
-      ['src/app/plugin.ts', '../routes/generate.ts']
-    ] as const
-  ) t.same(await refusals(file, specifier, keyword), [], `${file} ${keyword ?? 'import'}s ${specifier}`)
-})
+/** The messages of `rule` about a file of `folder` with these imports. */
+async function refusals (rule: string, folder: string, specifiers: readonly string[]): Promise<string[]> {
+  const lines = specifiers.map((specifier, i) => `import { X as x${i} } from '${specifier}'\n`)
+  const uses = `export const y: unknown[] = [${specifiers.map((_, i) => `x${i}`).join(', ')}]\n`
+  const [result] = await eslint.lintText(lines.join('') + uses, { filePath: join(packageRoot, folder, 'x.ts') })
+  return result!.messages.filter(({ ruleId }) => ruleId === rule).map(({ message }) => message)
+}
 
-t.test('only native/binding includes napi.h, and it knows no CUDA', async t => {
-  const sources = files('native', /\.(cc|h|cu|cuh)$/)
-  t.ok(sources.length > 10)
-  for (const file of sources) {
-    const text = readFileSync(join(packageRoot, file), 'utf8')
-    if (!file.startsWith(join('native', 'binding'))) t.notMatch(text, /#include\s*[<"](napi|node_api)/, file)
-    if (!CUDA.some(folder => file.startsWith(join('native', folder)))) t.notMatch(text, /#include\s*[<"]cuda/, file)
+/** How a file of `folder` imports `file`. */
+function specifier (folder: string, file: string): string {
+  const path = relative(folder, file)
+  return path.startsWith('.') ? path : `./${path}`
+}
+
+/** Some file of a folder: the rule resolves the imports that it sees. */
+function aFileOf (folder: string): string {
+  const file = tracked.find(name => name.startsWith(`${folder}/`) && name.endsWith('.ts'))
+  if (file === undefined) throw new Error(`${folder} has no TypeScript file`)
+  return file
+}
+
+t.test('the lint rules refuse every import that the layers do not list, and no other', async t => {
+  const rule = 'import-x/no-restricted-paths'
+  for (const [folder, allowed] of Object.entries(LAYERS)) {
+    const others = Object.keys(LAYERS).filter(other => other !== folder)
+    const wanted = others
+      .filter(other => allowed !== '*' && !allowed.includes(other))
+      .map(other => `${folder} does not import from ${other}.`)
+    const files = Object.keys(FILES)
+    wanted.push(...files.filter(file => !FILES[file]!.includes(folder)).map(file => `${folder} does not import ${file}.`))
+    const got = await refusals(rule, folder, [...others.map(aFileOf), ...files].map(file => specifier(folder, file)))
+    t.strictSame(
+      got.filter(message => !wanted.some(end => message.endsWith(end))),
+      [],
+      `${folder} may import what the layers list`
+    )
+    t.strictSame(wanted.filter(end => !got.some(message => message.endsWith(end))), [], `${folder} may import nothing else`)
   }
 })
 
-t.test('a file of the program has at most 400 lines', async t => {
-  const sources = [...files('src', /\.ts$/), ...files('routes', /\.ts$/), ...files('native', /^(?!test\/).*\.(cc|h)$/)]
-  const long = sources.filter(file => readFileSync(join(packageRoot, file), 'utf8').split('\n').length > 401)
-  t.same(long, [])
+t.test('the layers are the design: these imports are refused', t => {
+  for (
+    const [folder, other] of [
+      ['routes', 'src/wire'],
+      ['routes', 'src/engine'],
+      ['src/weights', 'src/engine'],
+      ['src/weights', 'routes'],
+      ['src/sources', 'src/weights'],
+      ['src/sources', 'src/engine'],
+      ['src/engine', 'src/sources'],
+      ['src/engine', 'src/wire'],
+      ['src/wire', 'src/model'],
+      ['src/model', 'src/weights'],
+      ['src/text', 'src/engine'],
+      ['src/native', 'src/http'],
+      ['src/http', 'src/app'],
+      ['src/updates', 'src/http'],
+      ['src/gateway', 'src/engine']
+    ] as const
+  ) t.notOk(LAYERS[folder]?.includes(other), `${folder} imports ${other}`)
+  t.end()
+})
+
+t.test('every folder of src has its layer', t => {
+  const folders = new Set(matching(/^(src\/[^/]+|routes)\/.+\.ts$/).map(file => /^(src\/[^/]+|routes)\//.exec(file)![1]!))
+  t.strictSame([...folders].filter(folder => !(folder in LAYERS)), [])
+  t.end()
+})
+
+t.test('src/wire opens no file and no socket', async t => {
+  const modules = ['node:fs', 'node:fs/promises', 'net', 'node:http']
+  t.equal((await refusals('no-restricted-imports', 'src/wire', modules)).length, modules.length)
+  t.equal((await refusals('no-restricted-imports', 'src/wire', ['node:buffer'])).length, 0)
+})
+
+t.test('the folders of src import one another without a circle', t => {
+  const imports = new Map<string, Set<string>>()
+  const folderOf = (file: string): string | undefined => /^(src\/[^/]+|routes)\//.exec(file)?.[1]
+  for (const file of matching(/^(src|routes)\/.+\.ts$/)) {
+    const folder = folderOf(file)
+    if (folder === undefined) continue
+    for (const [, name] of text(file).matchAll(/(?:from|import\()\s*'(\.[^']+)'/g)) {
+      const other = folderOf(join(dirname(file), name!))
+      if (other === undefined || other === folder) continue
+      imports.set(folder, (imports.get(folder) ?? new Set()).add(other))
+    }
+  }
+  const circles: string[] = []
+  const done = new Set<string>()
+  const follow = (folder: string, path: string[]): void => {
+    if (path.includes(folder)) circles.push([...path.slice(path.indexOf(folder)), folder].join(' -> '))
+    else if (!done.has(folder)) {
+      for (const other of imports.get(folder) ?? []) follow(other, [...path, folder])
+      done.add(folder)
+    }
+  }
+  for (const folder of imports.keys()) follow(folder, [])
+  t.ok(imports.size > 10)
+  t.strictSame(circles, [])
+  t.end()
+})
+
+t.test('only native/binding includes napi.h, and only the CUDA folders include CUDA', t => {
+  const sources = matching(/^native\/.*\.(cc|h|cu|cuh)$/)
+  t.ok(sources.length > 10)
+  const napi = sources.filter(file => !file.startsWith('native/binding/') && /#include\s*[<"](napi|node_api)/.test(text(file)))
+  t.strictSame(napi, [])
+  const cuda = sources.filter(file =>
+    !/^native\/(cuda|probe|bench_gpu|test)\//.test(file) && /#include\s*[<"]cuda/.test(text(file))
+  )
+  t.strictSame(cuda, [])
+  t.end()
+})
+
+t.test('a native error names no flag and no route: the program that has them adds them', t => {
+  const flags = Object.keys(OPTIONS).map(name => name.replace(/[A-Z]/g, letter => `-${letter.toLowerCase()}`))
+  const routes = Object.keys((JSON.parse(text('openapi/openapi.json')) as { paths: object }).paths)
+    .filter(path => /^\/[a-z_]{8,}/.test(path))
+    .map(path => path.replaceAll(/[{}.]/g, String.raw`\$&`))
+  const names = new RegExp(`--(${flags.join('|')})(?![a-z-])|(${routes.join('|')})(?![a-z_/])`)
+  const found = matching(/^native\/(binding|codec|core|cpu|cuda|transport)\/.*\.(cc|h|cu|cuh)$/).flatMap(file =>
+    [...text(file).matchAll(/"(?:[^"\\\n]|\\.)*"/g)].filter(([literal]) => names.test(literal)).map(([literal]) =>
+      `${file}: ${literal}`
+    )
+  )
+  t.strictSame(found, [])
+  t.end()
+})
+
+t.test('a folder holds at most 40 files', t => {
+  const counts = new Map<string, number>()
+  for (const file of tracked) counts.set(dirname(file), (counts.get(dirname(file)) ?? 0) + 1)
+  t.strictSame([...counts].filter(([, count]) => count > 40), [])
+  t.end()
+})
+
+t.test('a file of code has at most 400 lines', t => {
+  const code = matching(/\.(ts|js|cc|h|cu|cuh|py|cmake)$|CMakeLists\.txt$|^\.ci\//)
+  t.ok(code.length > 500)
+  const long = code.map(file => `${file}: ${text(file).trimEnd().split('\n').length}`).filter(line =>
+    Number(line.split(': ')[1]) > 400
+  )
+  t.strictSame(long, [])
+  t.end()
+})
+
+t.test('a line of C++, CUDA, Python, CMake, shell or prose has at most 120 columns', t => {
+  const files = matching(/\.(cc|h|cu|cuh|py|cmake|sh|md)$|CMakeLists\.txt$|^\.ci\/|Dockerfile/)
+  const long = files.flatMap(file =>
+    text(file).split('\n').flatMap((line, index) =>
+      // A table cannot be wrapped, and a URL cannot be cut.
+      [...line].length <= 120 || (file.endsWith('.md') && /^\s*\||https?:\/\/\S{60}/.test(line))
+        ? []
+        : [`${file}:${index + 1}`]
+    )
+  )
+  t.strictSame(long, [])
+  t.end()
+})
+
+t.test('no comment line begins with a word that hides its subject', t => {
+  const files = matching(/\.(ts|js|cc|h|cu|cuh|py|cmake|sh)$|CMakeLists\.txt$|^\.ci\/|Dockerfile/)
+  const comment = /^\s*(\/\/|\/\*\*?|\*|#|""")\s*(Of|What|Who|Whose|Whoever|Where|Those)\b/
+  const found = files.flatMap(file =>
+    text(file).split('\n').flatMap((line, index) => comment.test(line) ? [`${file}:${index + 1}: ${line.trim()}`] : [])
+  )
+  t.strictSame(found, [])
+  t.end()
 })

@@ -1,5 +1,6 @@
 // @ts-check
-// What a user of the generated TypeScript client writes; checked by tsc and run against a live server: URL, a folder of weights and two shards.
+// A program with the generated TypeScript client. tsc checks it, and it drives a server. Arguments: URL, a folder of weights
+// and two shards.
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import createClient from 'openapi-fetch'

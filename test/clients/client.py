@@ -1,4 +1,7 @@
-"""What a user of the generated Python client writes; checked by mypy and run against a live server: URL, a folder of weights and two shards."""
+"""A program with the generated Python client. mypy checks it, and it drives a server.
+
+Arguments: URL, a folder of weights and two shards.
+"""
 
 import sys
 

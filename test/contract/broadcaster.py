@@ -1,6 +1,6 @@
-"""A trainer's process that broadcasts, in the forms that prime-rl, TRL and AReaL have for it. Told what to do by lines of JSON.
+"""A trainer's process that broadcasts as prime-rl, TRL and AReaL do. It reads commands as lines of JSON.
 
-Started by tensor_process.Process. Over NCCL it is vLLM's communicator (pynccl.py), over gloo a group of torch's own.
+tensor_process.Process starts it. Over NCCL it is vLLM's communicator (pynccl.py), over gloo one of torch's groups.
 """
 
 import datetime
@@ -24,12 +24,16 @@ TIMEOUT_S = 60
 
 
 class Gloo:
-    """The group; and the store that vLLM's process group would have, for its barrier."""
+    """The group, and the store that vLLM's process group would use for its barrier."""
 
     def __init__(self, name, address, port, rank, world):
         self.device, self.rank, self.world = torch.device("cpu"), rank, world
-        self.group = init_custom_process_group("gloo", f"tcp://{address}:{port}", world, rank, name, datetime.timedelta(seconds=TIMEOUT_S))
-        self.store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=TIMEOUT_S))
+        self.group = init_custom_process_group(
+            "gloo", f"tcp://{address}:{port}", world, rank, name, datetime.timedelta(seconds=TIMEOUT_S)
+        )
+        self.store = dist.TCPStore(
+            address, port, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=TIMEOUT_S)
+        )
 
     def broadcast(self, tensor, src):
         dist.broadcast(tensor, src, group=self.group)
@@ -77,8 +81,11 @@ class Broadcaster:
         self.send(torch.tensor([value], dtype=torch.long))
 
     def state_dicts(self, variant, dicts, count=None, metadata=None, upto=None):
-        """prime-rl's broadcast_weights. `dicts`: lists of (name, shape, dtype); `count` and `metadata` (hex) in the place of what is so;
-        `upto`: only so many dicts are sent."""
+        """prime-rl's broadcast_weights.
+
+        `dicts`: lists of (name, shape, dtype). `count` and `metadata` (hex) replace the true ones. `upto`: sends only
+        so many dicts.
+        """
         torch.set_num_threads(1)
         self.integer(len(dicts) if count is None else count)
         for entries in dicts[:upto]:
@@ -86,7 +93,12 @@ class Broadcaster:
             for name, shape, dtype in entries:
                 tensor = payloads.coded(variant, name, shape).to(getattr(torch, dtype))
                 groups.setdefault(tensor.dtype, []).append((name, tensor))
-            state = pickle.dumps({dtype: [(name, tensor.shape, tensor.numel()) for name, tensor in named] for dtype, named in groups.items()})
+            state = pickle.dumps(
+                {
+                    dtype: [(name, tensor.shape, tensor.numel()) for name, tensor in named]
+                    for dtype, named in groups.items()
+                }
+            )
             if metadata is not None:
                 state = bytes.fromhex(metadata)
             self.integer(len(state))
@@ -95,14 +107,17 @@ class Broadcaster:
                 self.send(torch.cat([tensor.flatten() for _, tensor in named]))
 
     def parameter(self, variant, name, shape, dtype, barrier):
-        """TRL's update_named_param, after its request was answered."""
+        """TRL's update_named_param, after the reply to its request."""
         self.send(payloads.coded(variant, name, shape).to(getattr(torch, dtype)), src=self.wire.world - 1)
         began = time.monotonic()
         getattr(self, f"{barrier}_barrier")()
         return time.monotonic() - began
 
     def packed(self, variant, tensors, buffer_bytes=1 << 30, receives=False):
-        """vLLM's packed chunks: a chunk is closed after the tensor with which it exceeds the buffer. Other ranks of the trainer take part."""
+        """vLLM's packed chunks: a chunk ends with the tensor that exceeds the buffer.
+
+        All ranks of the trainer take part.
+        """
         chunk, size = [], 0
         for index, (name, shape) in enumerate(tensors):
             chunk.append(payloads.coded(variant, name, shape).view(-1).view(torch.uint8))
@@ -113,18 +128,18 @@ class Broadcaster:
                 chunk, size = [], 0
 
     def old_barrier(self):
-        """vLLM up to 0.8: every rank broadcasts an object, and reads everybody's."""
+        """vLLM up to 0.8: every rank broadcasts an object and reads the others'."""
         store, rank = self.wire.store, self.wire.rank
         for other in range(self.wire.world):
             if other == rank:
                 store.set(f"broadcast_from/{rank}/{self.barriers}", pickle.dumps(None))
             else:
-                # Rank 0 has broadcast the id of the communicator before.
+                # Rank 0 has broadcast the communicator's id before.
                 pickle.loads(store.get(f"broadcast_from/{other}/{self.barriers + (1 if other == 0 else 0)}"))
         self.barriers += 1
 
     def new_barrier(self):
-        """Later ones: rank 0 broadcasts an id, and every rank sets keys with it."""
+        """Later versions: rank 0 broadcasts an id, and every rank sets keys with it."""
         store, rank = self.wire.store, self.wire.rank
         name = pickle.loads(store.get(f"broadcast_from/0/{self.barriers + 1}"))
         self.barriers += 1

@@ -1,4 +1,4 @@
-"""Servers of a small model that tests share, by device and ranks, and position-coded weights for them."""
+"""Shared servers of a small model, by device and ranks, and position-coded weights for them."""
 
 import contextlib
 import threading
@@ -14,13 +14,25 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cards(1))]
 
 
 class Engine(Server):
-    """A server, what its model consists of, and what it must hold."""
+    """A server, the tensors of its model, and checks of its weights."""
 
     def __init__(self, kind, ranks, device, *flags, env=None):
         self.kind, self.ranks, self.device = kind, ranks, device
         self.shapes = {name: entry[2] for name, entry in models.headers(GOLDENS / kind).items()}
         own = ["--dtype", "bfloat16", "--threads", 2] if device == "cpu" else []
-        super().__init__(GOLDENS / kind, "--device", device, "--tp", ranks, "--max-total-tokens", 1024, "--skip-tokenizer-init", *own, *flags, env=env)
+        super().__init__(
+            GOLDENS / kind,
+            "--device",
+            device,
+            "--tp",
+            ranks,
+            "--max-total-tokens",
+            1024,
+            "--skip-tokenizer-init",
+            *own,
+            *flags,
+            env=env,
+        )
 
     def tensors(self, variant, device=None):
         return [(name, coded(variant, name, shape).to(device or "cpu")) for name, shape in self.shapes.items()]
@@ -29,7 +41,7 @@ class Engine(Server):
         return {name: checksum(coded(variant, name, shape)) for name, shape in self.shapes.items()}
 
     def holds(self, variant, names=None):
-        """All of a variant, or these of it, bit for bit on every rank."""
+        """Checks that it holds a variant, or the named tensors of it, bit for bit on every rank."""
         wanted, got = self.wanted(variant), self.checksums()
         wrong = [name for name in names or wanted if got.get(name) != wanted[name]]
         assert not wrong, f"{len(wrong)} of {len(wanted)} tensors are not what was sent: {wrong[:5]}"
@@ -41,7 +53,15 @@ class Engine(Server):
         return self.get("/get_weight_version")["weight_version"]
 
     def tokens(self, count=4, **fields):
-        return self.post("/generate", dict(input_ids=[5, 6, 7], sampling_params=dict(max_new_tokens=count, ignore_eos=True, temperature=0), return_logprob=True, **fields))
+        return self.post(
+            "/generate",
+            dict(
+                input_ids=[5, 6, 7],
+                sampling_params=dict(max_new_tokens=count, ignore_eos=True, temperature=0),
+                return_logprob=True,
+                **fields,
+            ),
+        )
 
 
 class Engines:
@@ -64,7 +84,7 @@ class Engines:
 
 
 class Beside:
-    """Something that runs beside the test; `result()` is what came of it."""
+    """A function that runs in a thread beside the test; `result()` returns or raises its outcome."""
 
     def __init__(self, run):
         self.outcome, self.error = None, None
@@ -91,7 +111,7 @@ class Beside:
 
 @contextlib.contextmanager
 def refusal(status=None):
-    """What the body of a `with` is refused with, once it has ended."""
+    """Expects that the body of a `with` is refused. Yields a dict that has the refusal once the body has ended."""
     found = {}
     try:
         yield found

@@ -1,4 +1,4 @@
-"""A gateway in front of engines, with the face of one engine: what trainers do with one they do with the fleet."""
+"""A gateway in front of engines that looks like one engine, so the same trainer tests run against a fleet."""
 
 import pytest
 
@@ -7,7 +7,10 @@ from server import Server
 
 
 class Fleet(Server):
-    """Two engines of as many ranks each, and the gateway that is asked. The trainer's view of replies: `engines`, which must name all, is taken off."""
+    """Two engines with so many ranks each, and their gateway.
+
+    Replies are those that a trainer sees: `engines`, which must name both, is checked and removed.
+    """
 
     def __init__(self, kind, ranks, device, *flags, env=None, count=2):
         self.engines = []
@@ -25,7 +28,7 @@ class Fleet(Server):
 
     def request(self, method, path, body=None, timeout=300):
         reply = super().request(method, path, body, timeout)
-        # What one engine answers for all of them has no such field.
+        # A reply of one engine on behalf of all has no such field.
         if isinstance(reply, dict) and isinstance(reply.get("engines"), dict):
             assert sorted(reply.pop("engines")) == sorted(engine.url for engine in self.engines)
         return reply

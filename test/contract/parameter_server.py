@@ -1,7 +1,7 @@
-"""checkpoint-engine's parameter server as an engine sees it (the order of messages is that of its ps.py): a rank for each card, each with
-a buffer of two halves that are filled in turn and a REQ socket; a bucket is sent when all ranks have been answered.
+"""checkpoint-engine's parameter server as an engine sees it, with the message order of its ps.py.
 
-On CPUs the buffers lie in shared memory: checkpoint-engine itself has none there.
+It has a rank for each GPU. Each rank has a REQ socket and a buffer with two halves that it fills in turn. A bucket is
+sent once all ranks have their replies. On CPUs the buffers are shared memory; checkpoint-engine itself has none there.
 """
 
 import io
@@ -22,7 +22,7 @@ COUNTER = itertools.count()
 
 
 class WorkersFailed(Exception):
-    """What a worker answered in the place of nothing."""
+    """The error that a worker sent instead of an empty reply."""
 
 
 def aligned(tensor):
@@ -45,7 +45,7 @@ def card_uuid(device):
 
 
 def dumps(obj):
-    """Of CPU tensors, handles; else what pyzmq's send_pyobj writes."""
+    """Pickles like pyzmq's send_pyobj; CPU tensors become handles."""
     if not isinstance(obj, tuple) or obj[0].__name__ == "rebuild_cuda_tensor":
         return pickle.dumps(obj, -1)
     buffer = io.BytesIO()
@@ -54,17 +54,37 @@ def dumps(obj):
 
 
 class ParameterServer:
-    """`devices`: that of each rank. `keys`: by what the ranks are named (default: UUIDs of cards; `cpu`, `cpu:1`, ...)."""
+    """`devices`: one for each rank. `keys`: the ranks' names (default: the GPUs' UUIDs; `cpu`, `cpu:1`, ...)."""
 
-    def __init__(self, devices=("cpu",), bucket_bytes=1 << 20, *, keys=None, path="@checkpoint-engine-{key}-{counter}.sock", kind=None, timeout_s=120):
-        self.devices, self.bucket_bytes, self.kind, self.timeout_s = [torch.device(device) for device in devices], bucket_bytes, kind, timeout_s
-        self.keys = keys or [card_uuid(device) if device.type == "cuda" else f"cpu{':%d' % rank if rank else ''}" for rank, device in enumerate(self.devices)]
+    def __init__(
+        self,
+        devices=("cpu",),
+        bucket_bytes=1 << 20,
+        *,
+        keys=None,
+        path="@checkpoint-engine-{key}-{counter}.sock",
+        kind=None,
+        timeout_s=120,
+    ):
+        self.devices, self.bucket_bytes, self.kind, self.timeout_s = (
+            [torch.device(device) for device in devices],
+            bucket_bytes,
+            kind,
+            timeout_s,
+        )
+        self.keys = keys or [
+            card_uuid(device) if device.type == "cuda" else f"cpu{':%d' % rank if rank else ''}"
+            for rank, device in enumerate(self.devices)
+        ]
         self.path = path
-        # Called before each message is sent: (rank, what, index) -> the message in its place, or None.
+        # Called before each message: (rank, what, index) -> the message to send instead, or None.
         self.change = lambda rank, what, index: None
 
     def update(self, named, request):
-        """`request({key: endpoint})` is the HTTP call; it runs beside the exchange, as there. Returns its result."""
+        """`request({key: endpoint})` makes the HTTP call.
+
+        It runs beside the exchange, as in ps.py. Returns its result.
+        """
         counter = f"{os.getpid()}-{next(COUNTER)}"
         endpoints = {key: "ipc://" + self.path.format(key=key, counter=counter) for key in self.keys}
         size = max(self.bucket_bytes, *(aligned(tensor) for _, tensor in named))
@@ -120,7 +140,7 @@ class ParameterServer:
                     torch.cuda.synchronize(device)
                 reply = socket.recv()
                 codes[rank] = reply
-                # all_reduce: any error is everybody's.
+                # As with an all_reduce, an error of one rank is an error of all.
                 together.wait(self.timeout_s)
                 failed = [code.decode() for code in codes if code]
                 together.wait(self.timeout_s)
@@ -130,7 +150,7 @@ class ParameterServer:
                 send("bucket", metas, index)
             last = socket.recv()
             if last:
-                # checkpoint-engine does not look at this one.
+                # checkpoint-engine ignores this reply.
                 codes[rank] = last
             send("none", None)
             socket.recv()

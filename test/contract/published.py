@@ -1,4 +1,4 @@
-"""What the tests of published deltas share: a trainer that diffs against what it has published last, and what engines must hold of it."""
+"""Shared by the tests of published deltas: a trainer that diffs against its last version, and checks of engines."""
 
 import hashlib
 import zlib
@@ -12,9 +12,10 @@ from tensors import checksum, coded
 
 KIND = "qwen3"
 CHECKSUMS = {
-    "xxh3-128": lambda data: xxhash.xxh3_128(data).hexdigest(), "sha256": lambda data: hashlib.sha256(data).hexdigest(),
+    "xxh3-128": lambda data: xxhash.xxh3_128(data).hexdigest(),
+    "sha256": lambda data: hashlib.sha256(data).hexdigest(),
     "adler32": lambda data: f"{zlib.adler32(data):08x}",
-}  # fmt: skip
+}
 
 
 def data_of(tensor):
@@ -22,7 +23,7 @@ def data_of(tensor):
 
 
 class Publisher:
-    """`snapshot`, by name, is what was published last; it begins as the checkpoint that the engines were started with."""
+    """`snapshot`: the last published tensors by name, at first those of the checkpoint that engines start with."""
 
     def __init__(self, kind=KIND):
         self.base, self.version, self.snapshot = GOLDENS / kind, 0, {}
@@ -31,7 +32,7 @@ class Publisher:
                 self.snapshot.update((name, opened.get_tensor(name)) for name in opened.keys())
 
     def next(self, share=0.02):
-        """New weights: some elements of some tensors."""
+        """Changes some elements of some tensors."""
         generator = torch.Generator().manual_seed(self.version)
         new = {}
         for index, (name, tensor) in enumerate(self.snapshot.items()):

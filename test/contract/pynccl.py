@@ -1,7 +1,7 @@
-"""What vLLM's StatelessProcessGroup and PyNcclCommunicator do, over ctypes: a TCPStore with pickled objects, and a communicator of NCCL.
+"""vLLM's StatelessProcessGroup and PyNcclCommunicator over ctypes: a TCPStore with pickled objects, and NCCL.
 
-Written anew from their wire: ranks are counted by TCPStore itself, objects stand pickled under broadcast_from/SRC/COUNTER, the first one
-is the communicator's id (a ctypes structure), and a sum of one float32 follows its making. The library is torch's own.
+Written from their wire format: TCPStore counts the ranks, and objects are pickled under broadcast_from/SRC/COUNTER. The
+first object is the communicator's id (a ctypes structure). A sum of one float32 follows. The library is torch's.
 """
 
 import ctypes
@@ -20,8 +20,15 @@ import torch.distributed as dist
 MODULE = "vllm.distributed.device_communicators.pynccl_wrapper"
 SUCCESS, SUM = 0, 0
 TYPES = {
-    torch.int8: 0, torch.uint8: 1, torch.int32: 2, torch.int64: 4, torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9,
-}  # fmt: skip
+    torch.int8: 0,
+    torch.uint8: 1,
+    torch.int32: 2,
+    torch.int64: 4,
+    torch.float16: 6,
+    torch.float32: 7,
+    torch.float64: 8,
+    torch.bfloat16: 9,
+}
 
 
 class ncclUniqueId(ctypes.Structure):  # noqa: N801 (vLLM's name travels in the pickle)
@@ -29,7 +36,7 @@ class ncclUniqueId(ctypes.Structure):  # noqa: N801 (vLLM's name travels in the 
 
 
 def pose_as_vllm():
-    """The class is pickled, and looked for, under vLLM's module."""
+    """Places the class in vLLM's module, because its pickle names that module."""
     parts = MODULE.split(".")
     for end in range(1, len(parts) + 1):
         sys.modules.setdefault(".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
@@ -41,11 +48,11 @@ pose_as_vllm()
 
 
 class StatelessGroup:
-    """Rank 0 has the store; it waits there until `world` ranks are counted, as every TCPStore with a world size does."""
+    """Rank 0 hosts the store and waits for `world` ranks, as every TCPStore with a world size does."""
 
     def __init__(self, host, port, rank, world, timeout_s=60):
         self.rank, self.world, self.sent, self.received = rank, world, 0, {}
-        # Closed with the store, which takes over its descriptor.
+        # The store takes over the descriptor and closes it.
         listener = None
         if rank == 0:
             listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -53,8 +60,14 @@ class StatelessGroup:
             listener.bind((host, port))
             listener.listen()
         self.store = dist.TCPStore(
-            host, port, world, rank == 0, datetime.timedelta(seconds=timeout_s), use_libuv=False, **({} if listener is None else dict(master_listen_fd=listener.detach())),
-        )  # fmt: skip
+            host,
+            port,
+            world,
+            rank == 0,
+            datetime.timedelta(seconds=timeout_s),
+            use_libuv=False,
+            **({} if listener is None else dict(master_listen_fd=listener.detach())),
+        )
 
     def broadcast_object(self, value, src):
         if self.rank == src:
@@ -67,7 +80,7 @@ class StatelessGroup:
 
 
 def library_path():
-    """$REFIT_NCCL, else the one that torch loads."""
+    """$REFIT_NCCL, else the library that torch loads."""
     if "REFIT_NCCL" in os.environ:
         return os.environ["REFIT_NCCL"]
     found = importlib.util.find_spec("nvidia.nccl")
@@ -79,15 +92,28 @@ def library_path():
 
 
 class Communicator:
-    """Made by all ranks together; the caller's device is `device` (a torch.device with an index)."""
+    """A collective call of all ranks. `device`: the caller's (a torch.device with an index)."""
 
     def __init__(self, group, device, library=None):
         self.device, self.rank, self.world = torch.device(device), group.rank, group.world
         self.nccl = ctypes.CDLL(library or library_path())
         self.nccl.ncclGetErrorString.restype = ctypes.c_char_p
-        # The id goes by value.
-        self.nccl.ncclCommInitRank.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, ncclUniqueId, ctypes.c_int]
-        call = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+        # The id is passed by value.
+        self.nccl.ncclCommInitRank.argtypes = [
+            ctypes.POINTER(ctypes.c_void_p),
+            ctypes.c_int,
+            ncclUniqueId,
+            ctypes.c_int,
+        ]
+        call = [
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        ]
         self.nccl.ncclAllReduce.argtypes = self.nccl.ncclBroadcast.argtypes = call
         self.nccl.ncclCommAbort.argtypes = [ctypes.c_void_p]
         unique_id = ncclUniqueId()
@@ -114,7 +140,7 @@ class Communicator:
         self.check(self.nccl.ncclAllReduce(at, at, tensor.numel(), TYPES[tensor.dtype], SUM, self.comm, self.stream()))
 
     def broadcast(self, tensor, src):
-        """On the current stream; not waited for."""
+        """Enqueues the broadcast on the current stream and does not wait for it."""
         at = ctypes.c_void_p(tensor.data_ptr())
         self.check(self.nccl.ncclBroadcast(at, at, tensor.numel(), TYPES[tensor.dtype], src, self.comm, self.stream()))
 

@@ -1,4 +1,4 @@
-"""SkyRL's trainer as a publisher of checkpoint deltas: weight_sync/delta_checkpoint.py, by its format."""
+"""SkyRL's trainer as a publisher of checkpoint deltas, in the format of weight_sync/delta_checkpoint.py."""
 
 import json
 
@@ -12,7 +12,7 @@ from published import CHECKSUMS, data_of
 
 
 class Publisher(published.Publisher):
-    """Its base is that of base_model_path."""
+    """The base checkpoint is the one at base_model_path."""
 
     def __init__(self, sync_dir, max_file_bytes=2000, checksum="xxh3-128"):
         super().__init__()
@@ -20,12 +20,15 @@ class Publisher(published.Publisher):
 
     def init_info(self, local, base=None):
         return dict(
-            base_model_path=str(base or self.base), local_checkpoint_dir=str(local), cloud_download_workers=4,
-            checkpoint_load_format="vllm_multi_thread_safetensors", multi_thread_safetensors_max_workers=8,
-        )  # fmt: skip
+            base_model_path=str(base or self.base),
+            local_checkpoint_dir=str(local),
+            cloud_download_workers=4,
+            checkpoint_load_format="vllm_multi_thread_safetensors",
+            multi_thread_safetensors_max_workers=8,
+        )
 
     def publish(self, new=None, edit=lambda manifest: None):
-        """One version; what /fetch_weights and /update_weights are told of it. The manifest is written last."""
+        """Publishes a version, its manifest last. Returns the fields of /fetch_weights and /update_weights for it."""
         new = new or self.next()
         self.version += 1
         folder = self.sync_dir / f"delta-{self.version:08d}"
@@ -53,19 +56,36 @@ class Publisher(published.Publisher):
             held[name] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
             size += len(packed)
             sums = dict(checksum=CHECKSUMS[self.checksum](data), checksum_algorithm=self.checksum)
-            records.append(dict(
-                name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape), uncompressed_num_bytes=len(data), compressed_num_bytes=len(packed),
-                payload_file=name_of_file(), payload_key=name, **sums,
-            ))  # fmt: skip
+            records.append(
+                dict(
+                    name=name,
+                    dtype=str(tensor.dtype).removeprefix("torch."),
+                    shape=list(tensor.shape),
+                    uncompressed_num_bytes=len(data),
+                    compressed_num_bytes=len(packed),
+                    payload_file=name_of_file(),
+                    payload_key=name,
+                    **sums,
+                )
+            )
         flush()
         manifest = dict(
-            version=self.version, base_version=self.version - 1, tensors=records, total_uncompressed_num_bytes=sum(r["uncompressed_num_bytes"] for r in records),
-            total_compressed_num_bytes=sum(r["compressed_num_bytes"] for r in records), payload_files=files,
-        )  # fmt: skip
+            version=self.version,
+            base_version=self.version - 1,
+            tensors=records,
+            total_uncompressed_num_bytes=sum(r["uncompressed_num_bytes"] for r in records),
+            total_compressed_num_bytes=sum(r["compressed_num_bytes"] for r in records),
+            payload_files=files,
+        )
         edit(manifest)
         (folder / "manifest.json").write_text(json.dumps(manifest))
         self.snapshot = new
         return self.told()
 
     def told(self):
-        return dict(target_version=self.version, version=self.version, sync_dir=str(self.sync_dir), uri=f"{self.sync_dir}/delta-{self.version:08d}")
+        return dict(
+            target_version=self.version,
+            version=self.version,
+            sync_dir=str(self.sync_dir),
+            uri=f"{self.sync_dir}/delta-{self.version:08d}",
+        )

@@ -1,4 +1,4 @@
-"""slime's client of an SGLang engine: what it posts, in which order, and what it reads of replies."""
+"""slime's client of an SGLang engine: its requests, their order, and the parts of replies that it reads."""
 
 import concurrent.futures
 import json
@@ -8,11 +8,11 @@ import urllib.request
 
 
 class Failed(Exception):
-    """A status that is no success: all that slime looks at."""
+    """A status other than success. slime looks at nothing else."""
 
 
 class SlimeEngine:
-    """Requests of one engine; those of several go out at once, as Ray actors'."""
+    """The requests to one engine. Those to several engines run at the same time, as with Ray actors."""
 
     def __init__(self, url):
         self.url = url
@@ -27,7 +27,7 @@ class SlimeEngine:
             return error.code, error.read()
 
     def make_request(self, endpoint, payload=None):
-        """No retry; what is no success is raised; the body of a success is always parsed as JSON."""
+        """One attempt. Raises a status other than success, and parses the body of a success as JSON."""
         status, body = self.raw("POST", f"/{endpoint}", payload or {})
         if status >= 400:
             raise Failed(f"{endpoint}: {status}: {body.decode()[:600]}")
@@ -55,37 +55,68 @@ class SlimeEngine:
         return self.raw("GET", "/health_generate")[0] == 200
 
     def init_weights_update_group(self, master_address, master_port, rank_offset, world_size, group_name, backend):
-        return self.make_request("init_weights_update_group", dict(
-            master_address=master_address, master_port=master_port, rank_offset=rank_offset, world_size=world_size, group_name=group_name, backend=backend,
-        ))  # fmt: skip
+        return self.make_request(
+            "init_weights_update_group",
+            dict(
+                master_address=master_address,
+                master_port=master_port,
+                rank_offset=rank_offset,
+                world_size=world_size,
+                group_name=group_name,
+                backend=backend,
+            ),
+        )
 
     def destroy_weights_update_group(self, group_name):
         try:
             return self.make_request("destroy_weights_update_group", dict(group_name=group_name))
         except Failed:
-            # An engine that has just come has none.
+            # A new engine has none.
             return None
 
     def update_weights_from_distributed(self, names, dtypes, shapes, group_name, weight_version, load_format=None):
         payload = dict(
-            names=names, dtypes=[str(dtype).replace("torch.", "") for dtype in dtypes], shapes=shapes, group_name=group_name, flush_cache=False,
+            names=names,
+            dtypes=[str(dtype).replace("torch.", "") for dtype in dtypes],
+            shapes=shapes,
+            group_name=group_name,
+            flush_cache=False,
             weight_version=weight_version,
-        )  # fmt: skip
-        return self.make_request("update_weights_from_distributed", {**payload, **(dict(load_format=load_format) if load_format else {})})
+        )
+        return self.make_request(
+            "update_weights_from_distributed", {**payload, **(dict(load_format=load_format) if load_format else {})}
+        )
 
     def update_weights_from_tensor(self, serialized_named_tensors, weight_version, load_format="flattened_bucket"):
-        return self.make_request("update_weights_from_tensor", dict(
-            serialized_named_tensors=serialized_named_tensors, load_format=load_format, flush_cache=False, weight_version=weight_version,
-        ))  # fmt: skip
+        return self.make_request(
+            "update_weights_from_tensor",
+            dict(
+                serialized_named_tensors=serialized_named_tensors,
+                load_format=load_format,
+                flush_cache=False,
+                weight_version=weight_version,
+            ),
+        )
 
     def update_weights_from_disk(self, model_path, weight_version):
-        return self.make_request("update_weights_from_disk", dict(model_path=str(model_path), weight_version=weight_version))
+        return self.make_request(
+            "update_weights_from_disk", dict(model_path=str(model_path), weight_version=weight_version)
+        )
 
     def pull_weights(self, local_checkpoint_dir, source_dir, target_version):
-        return self.make_request("pull_weights", dict(local_checkpoint_dir=str(local_checkpoint_dir), source_dir=str(source_dir), target_version=target_version))
+        return self.make_request(
+            "pull_weights",
+            dict(
+                local_checkpoint_dir=str(local_checkpoint_dir),
+                source_dir=str(source_dir),
+                target_version=target_version,
+            ),
+        )
 
     def post_process_weights(self, restore, process):
-        return self.make_request("post_process_weights", dict(restore_weights_before_load=restore, post_process_quantization=process))
+        return self.make_request(
+            "post_process_weights", dict(restore_weights_before_load=restore, post_process_quantization=process)
+        )
 
     def release_memory_occupation(self):
         self.flush_cache()
@@ -98,27 +129,43 @@ class SlimeEngine:
         return self.make_request("weights_checker", dict(action=action))
 
     def abort_all(self):
-        """At the end of a rollout: then the load is looked at until nothing runs."""
+        """The end of a rollout: polls the load until nothing runs."""
         assert self.raw("POST", "/abort_request", dict(abort_all=True))[0] == 200
         for _ in range(20):
             status, body = self.raw("GET", "/v1/loads?include=core")
             assert status == 200
             loads = json.loads(body)["loads"]
-            if sum(load["num_reqs"] if "num_reqs" in load else load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads) <= 0:
+            if (
+                sum(
+                    load["num_reqs"] if "num_reqs" in load else load["num_running_reqs"] + load["num_waiting_reqs"]
+                    for load in loads
+                )
+                <= 0
+            ):
                 return
             time.sleep(0.1)
         raise TimeoutError("requests run on")
 
     def generate(self, ids, count=4, **more):
         sampling = dict(
-            temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=count, stop=None, stop_token_ids=None, skip_special_tokens=False, no_stop_trim=True,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=-1,
+            max_new_tokens=count,
+            stop=None,
+            stop_token_ids=None,
+            skip_special_tokens=False,
+            no_stop_trim=True,
             spaces_between_special_tokens=False,
-        )  # fmt: skip
-        return self.make_request("generate", dict(input_ids=ids, sampling_params={**sampling, **more.pop("sampling", {})}, return_logprob=True, **more))
+        )
+        return self.make_request(
+            "generate",
+            dict(input_ids=ids, sampling_params={**sampling, **more.pop("sampling", {})}, return_logprob=True, **more),
+        )
 
 
 class SlimeEngines:
-    """All at once."""
+    """Runs all calls at the same time."""
 
     def __init__(self, *urls):
         self.each = [SlimeEngine(url) for url in urls]

@@ -1,4 +1,4 @@
-"""AReaL: over SGLang's routes and over those of its own vLLM server, by process groups and from disk."""
+"""AReaL over SGLang's routes and over those of its vLLM server, by process groups and from disk."""
 
 import base64
 import concurrent.futures
@@ -19,7 +19,7 @@ VLLM = pytest.mark.row(19, "AReaL / vLLM NCCL")
 VLLM_DISK = pytest.mark.row(20, "AReaL / vLLM disk")
 WAYS = ["gloo", pytest.param("nccl", marks=pytest.mark.cards(2))]
 NAME = "update_weight_group"
-# Bytes of a bucket, so that a tiny model needs several.
+# Bytes of a bucket: few, so a tiny model needs several.
 CHUNK = 40_000
 
 
@@ -31,13 +31,15 @@ def process():
 
 
 def served(engines, backend, which="a", *flags):
-    """The trainer has card 0."""
+    """The trainer uses GPU 0."""
     env = {"CUDA_VISIBLE_DEVICES": "1"} if backend == "nccl" else None
-    return engines("qwen3", 1, "cuda" if backend == "nccl" else "cpu", "--group-timeout", 60, *flags, which=which, env=env)
+    return engines(
+        "qwen3", 1, "cuda" if backend == "nccl" else "cpu", "--group-timeout", 60, *flags, which=which, env=env
+    )
 
 
 def buckets(engine):
-    """Greedy: a bucket is closed before the tensor with which it would be larger than a chunk."""
+    """Fills buckets greedily: each ends before the tensor that would exceed a chunk."""
     found, size = [[]], 0
     for name, shape in engine.shapes.items():
         bytes_ = 2 * len(coded(0, name, shape).flatten())
@@ -50,31 +52,55 @@ def buckets(engine):
 
 
 class Trainer:
-    """AReaL's FSDP engine, rank 0: its groups, and one bucket under way while the next is gathered."""
+    """AReaL's FSDP engine, rank 0: its groups, with one bucket in flight while it gathers the next."""
 
     def __init__(self, engine, process, backend, *, names=(NAME,), mode="sglang"):
         self.engine, self.process, self.backend, self.mode, self.names = engine, process, backend, mode, names
         self.pool = concurrent.futures.ThreadPoolExecutor(4)
-        process("start", device="cuda:0" if backend == "nccl" else "cpu", shapes=[[name, list(shape)] for name, shape in engine.shapes.items()])
+        process(
+            "start",
+            device="cuda:0" if backend == "nccl" else "cpu",
+            shapes=[[name, list(shape)] for name, shape in engine.shapes.items()],
+        )
         for stage, name in enumerate(names):
             self.join(name, {"pp_rank": stage} if len(names) > 1 else {})
 
     def join(self, name, fields):
         port = free_port()
-        body = dict(master_address="127.0.0.1", master_port=str(port), rank_offset=1, world_size=2, backend=self.backend, group_name=name)
+        body = dict(
+            master_address="127.0.0.1",
+            master_port=str(port),
+            rank_offset=1,
+            world_size=2,
+            backend=self.backend,
+            group_name=name,
+        )
         path = "/init_weights_update_group" if self.mode == "sglang" else "/areal_init_weights_update_group"
         asked = self.pool.submit(self.engine.post, path, body | fields)
-        self.process("join", group=name, address="127.0.0.1", port=port, rank=0, world=2, backend=self.backend, timeout_s=60)
+        self.process(
+            "join", group=name, address="127.0.0.1", port=port, rank=0, world=2, backend=self.backend, timeout_s=60
+        )
         assert asked.result(180)["success"] is True
 
     def body(self, names, group, **announced):
-        return dict(names=names, dtypes=["bfloat16"] * len(names), shapes=[list(self.engine.shapes[name]) for name in names], group_name=group) | announced
+        return (
+            dict(
+                names=names,
+                dtypes=["bfloat16"] * len(names),
+                shapes=[list(self.engine.shapes[name]) for name in names],
+                group_name=group,
+            )
+            | announced
+        )
 
     def requests(self, body):
-        """As its backends build them, one after another; none of them is tried again."""
+        """The requests as its backends build them, one after another and without retries."""
         if self.mode == "sglang":
             return [self.engine.post("/update_weights_from_distributed", body | dict(abort_all_requests=True))]
-        return [self.engine.post("/areal_set_update_weight_meta", body), self.engine.post("/areal_update_weights_xccl", {})]
+        return [
+            self.engine.post("/areal_set_update_weight_meta", body),
+            self.engine.post("/areal_update_weights_xccl", {}),
+        ]
 
     def pause(self):
         self.engine.post("/pause_generation" if self.mode == "sglang" else "/areal_pause_generation", {})
@@ -109,7 +135,7 @@ def test_sglang_weights_go_to_a_to_b_and_back_to_a(engines, process, backend):
     for variant in [1, 2, 1]:
         trained.update(variant)
         engine.holds(variant)
-    # AReaL's trainers end without leaving. (torch would wait for the engine to leave a group of NCCL, too.)
+    # AReaL's trainers end without leaving. (With NCCL torch would wait until the engine leaves the group.)
     process.kill()
     engine.post("/destroy_weights_update_group", dict(group_name=NAME))
 
@@ -117,7 +143,7 @@ def test_sglang_weights_go_to_a_to_b_and_back_to_a(engines, process, backend):
 @SGLANG
 @pytest.mark.brings("group")
 def test_sglang_a_group_for_each_stage_is_taken(engines, process):
-    """With pp of more than one on their side, the same tensors go through every stage's group in turn."""
+    """If the trainer has several pipeline stages, the same tensors go through each stage's group in turn."""
     engine = served(engines, "gloo")
     names = ["update_weight_group_0", "update_weight_group_1"]
     trained = Trainer(engine, process, "gloo", names=names)
@@ -130,16 +156,18 @@ def test_sglang_a_group_for_each_stage_is_taken(engines, process):
 
 
 def announced(engine, body):
-    """A request that has been sent, in the order of the calls, and is not waited for."""
+    """A request that is sent in the order of the calls, without a wait for its reply."""
     connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
-    connection.request("POST", "/update_weights_from_distributed", json.dumps(body), {"content-type": "application/json"})
+    connection.request(
+        "POST", "/update_weights_from_distributed", json.dumps(body), {"content-type": "application/json"}
+    )
     engine.get("/health")
     return connection
 
 
 @SGLANG
 @pytest.mark.brings("group")
-def test_sglang_buckets_may_be_announced_before_the_last_one_has_come(engines, process):
+def test_sglang_a_bucket_may_be_announced_before_the_last_one_has_arrived(engines, process):
     engine = served(engines, "gloo")
     trained = Trainer(engine, process, "gloo")
     engine.spoil()
@@ -153,20 +181,22 @@ def test_sglang_buckets_may_be_announced_before_the_last_one_has_come(engines, p
         connection.close()
     trained.resume()
     engine.holds(3)
-    # AReaL's trainers end without leaving. (torch would wait for the engine to leave a group of NCCL, too.)
+    # AReaL's trainers end without leaving. (With NCCL torch would wait until the engine leaves the group.)
     process.kill()
     engine.post("/destroy_weights_update_group", dict(group_name=NAME))
 
 
 @SGLANG
 @pytest.mark.brings("group")
-def test_sglang_the_pause_ends_requests_with_what_they_have_and_the_update_flushes(engines, process):
+def test_sglang_the_pause_ends_requests_with_their_tokens_and_the_update_flushes(engines, process):
     engine = served(engines, "gloo")
     trained = Trainer(engine, process, "gloo")
     trained.update(1)
     prompt = list(range(3, 80))
-    body = dict(input_ids=prompt, sampling_params=dict(max_new_tokens=400, ignore_eos=True), return_logprob=True, stream=False)
-    # All of them may be over before the pause comes.
+    body = dict(
+        input_ids=prompt, sampling_params=dict(max_new_tokens=400, ignore_eos=True), return_logprob=True, stream=False
+    )
+    # All requests may end before the pause.
     for _ in range(10):
         running = in_flight(engine, "/generate", body)
         trained.update(2)
@@ -177,15 +207,17 @@ def test_sglang_the_pause_ends_requests_with_what_they_have_and_the_update_flush
     assert aborted and all(meta["completion_tokens"] == len(meta["output_token_logprobs"]) < 400 for meta in aborted)
     again = engine.post("/generate", dict(input_ids=prompt, sampling_params=dict(max_new_tokens=1)))
     assert again["meta_info"]["cached_tokens"] == 0, "flush_cache is not sent, and its default holds"
-    # AReaL's trainers end without leaving. (torch would wait for the engine to leave a group of NCCL, too.)
+    # AReaL's trainers end without leaving. (With NCCL torch would wait until the engine leaves the group.)
     process.kill()
     engine.post("/destroy_weights_update_group", dict(group_name=NAME))
 
 
 def in_flight(engine, path, body, count=12):
-    """So many that they are not over before the next call comes."""
+    """Enough requests that some still run at the next call."""
     running = [Beside(lambda: engine.post(path, body)) for _ in range(count)]
-    settled(lambda: engine.metric("refit:num_requests_running"), lambda found: found > 0 or all(one.done for one in running))
+    settled(
+        lambda: engine.metric("refit:num_requests_running"), lambda found: found > 0 or all(one.done for one in running)
+    )
     return running
 
 
@@ -200,7 +232,7 @@ def checkpoint(folder, engine, variant):
 
 @pytest.mark.brings("files")
 @pytest.mark.parametrize("mode", [pytest.param("sglang", marks=SGLANG_DISK), pytest.param("vllm", marks=VLLM_DISK)])
-def test_a_checkpoint_that_is_named_again_is_loaded_again(engines, tmp_path_factory, mode):
+def test_a_checkpoint_that_is_requested_again_is_loaded_again(engines, tmp_path_factory, mode):
     root = tmp_path_factory.mktemp("areal")
     engine = engines("qwen3", 1, "cpu", "--model-root", root)
     path = "/update_weights_from_disk" if mode == "sglang" else "/areal_update_weights"
@@ -209,7 +241,9 @@ def test_a_checkpoint_that_is_named_again_is_loaded_again(engines, tmp_path_fact
         folder = checkpoint(root / f"weight_update_v{version}", engine, variant)
         engine.post("/pause_generation" if mode == "sglang" else "/areal_pause_generation", {})
         body = dict(model_path=str(folder)) | fields
-        replies = [one.result() for one in [Beside(lambda: engine.post(path, body)) for _ in range(3)]] + [engine.post(path, body)]
+        replies = [one.result() for one in [Beside(lambda: engine.post(path, body)) for _ in range(3)]] + [
+            engine.post(path, body)
+        ]
         assert all(reply["success"] is True and isinstance(reply["message"], str) for reply in replies)
         engine.post("/continue_generation" if mode == "sglang" else "/areal_continue_generation", {})
         engine.holds(variant)
@@ -221,8 +255,11 @@ def test_a_checkpoint_that_is_named_again_is_loaded_again(engines, tmp_path_fact
 
 
 @pytest.mark.refused("LoRA adapters (400)")
-@pytest.mark.parametrize("path", [pytest.param("/load_lora_adapter", marks=SGLANG_DISK), pytest.param("/v1/load_lora_adapter", marks=VLLM_DISK)])
-def test_adapters_on_disk_are_refused_in_words(engines, path):
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param("/load_lora_adapter", marks=SGLANG_DISK), pytest.param("/v1/load_lora_adapter", marks=VLLM_DISK)],
+)
+def test_adapters_on_disk_are_refused_with_the_reason(engines, path):
     with refusal(400) as found:
         engines("qwen3").post(path, dict(lora_name="policy-v3", lora_path="/data/policy-v3"))
     assert "policy-v3" in found["body"] and "erge" in found["body"]
@@ -232,7 +269,7 @@ def test_adapters_on_disk_are_refused_in_words(engines, path):
 @pytest.mark.brings("group")
 @pytest.mark.parametrize("backend", WAYS)
 def test_vllm_weights_go_to_a_to_b_and_back_to_a(engines, process, backend):
-    """Two requests for each bucket: what was announced is kept between them."""
+    """Two requests for each bucket: the server keeps the announcement of the first until the second."""
     engine = served(engines, backend)
     trained = Trainer(engine, process, backend, mode="vllm")
     engine.spoil()
@@ -242,25 +279,45 @@ def test_vllm_weights_go_to_a_to_b_and_back_to_a(engines, process, backend):
     with refusal(409) as nothing:
         engine.post("/areal_update_weights_xccl", {})
     assert "/areal_set_update_weight_meta" in nothing["body"], "and waits for nothing that nobody sends"
-    # AReaL's trainers end without leaving. (torch would wait for the engine to leave a group of NCCL, too.)
+    # AReaL's trainers end without leaving. (With NCCL torch would wait until the engine leaves the group.)
     process.kill()
 
 
 @VLLM
-def test_vllm_completions_wait_while_it_is_paused_and_come_as_token_ids(engines, process):
+def test_vllm_completions_wait_while_paused_and_return_token_ids(engines, process):
     engine = served(engines, "gloo")
-    body = dict(prompt=[5, 6, 7], max_tokens=400, logprobs=0, return_tokens_as_token_ids=True, temperature=1.0, top_p=1.0, ignore_eos=True, stream=False, use_beam_search=False)
-    # All of them may be over before the pause comes.
+    body = dict(
+        prompt=[5, 6, 7],
+        max_tokens=400,
+        logprobs=0,
+        return_tokens_as_token_ids=True,
+        temperature=1.0,
+        top_p=1.0,
+        ignore_eos=True,
+        stream=False,
+        use_beam_search=False,
+    )
+    # All requests may end before the pause.
     for _ in range(10):
         running = in_flight(engine, "/v1/completions", body)
-        assert engine.post("/areal_pause_generation", {}) == {"success": True, "message": "Generation paused and all requests aborted"}
-        choice = next((choice for choice in (one.result()["choices"][0] for one in running) if choice["finish_reason"] == "abort"), None)
+        assert engine.post("/areal_pause_generation", {}) == {
+            "success": True,
+            "message": "Generation paused and all requests aborted",
+        }
+        choice = next(
+            (
+                choice
+                for choice in (one.result()["choices"][0] for one in running)
+                if choice["finish_reason"] == "abort"
+            ),
+            None,
+        )
         if choice is not None:
             break
         engine.post("/areal_continue_generation", {})
     tokens = [int(token.split(":")[1]) for token in choice["logprobs"]["tokens"]]
     assert len(tokens) == len(choice["logprobs"]["token_logprobs"]) < 400
-    # What the client has is its prompt now.
+    # The client's prompt now includes the tokens that it has.
     waiting = Beside(lambda: engine.post("/v1/completions", body | dict(prompt=[5, 6, 7, *tokens], max_tokens=4)))
     settled(lambda: engine.metric("refit:num_requests_waiting"), lambda count: count > 0)
     assert not waiting.done
@@ -276,8 +333,14 @@ def test_vllm_adapters_are_received_dropped_and_refused(engines, process):
     trained.update(1)
     names = list(engine.shapes)[:3]
     adapter = dict(
-        lora_name="policy-v1", lora_int_id=1, lora_target_modules=["q_proj"], lora_rank=8, lora_alpha=16, lora_bias="none", base_model_name="base",
-    )  # fmt: skip
+        lora_name="policy-v1",
+        lora_int_id=1,
+        lora_target_modules=["q_proj"],
+        lora_rank=8,
+        lora_alpha=16,
+        lora_bias="none",
+        base_model_name="base",
+    )
     process("prepare", variant=2, names=names)
     asked = Beside(lambda: engine.post("/areal_set_update_weight_meta_lora", trained.body(names, NAME) | adapter))
     process("send", group=NAME)
@@ -289,12 +352,12 @@ def test_vllm_adapters_are_received_dropped_and_refused(engines, process):
     engine.holds(1)
     trained.update(2)
     engine.holds(2)
-    # AReaL's trainers end without leaving. (torch would wait for the engine to leave a group of NCCL, too.)
+    # AReaL's trainers end without leaving. (With NCCL torch would wait until the engine leaves the group.)
     process.kill()
 
 
 @VLLM
-def test_vllm_what_is_refused_is_received_first(engines, process):
+def test_vllm_a_refused_update_is_received_first(engines, process):
     engine = served(engines, "gloo")
     trained = Trainer(engine, process, "gloo", mode="vllm")
     trained.update(1)
@@ -318,14 +381,16 @@ def test_vllm_what_is_refused_is_received_first(engines, process):
 
 @VLLM
 @pytest.mark.brings("body")
-def test_vllm_tensors_of_its_colocation_mode_come_in_the_body(engines):
-    """bfloat16 as float32, in base64, under the dtype that it has; a chunk is one update."""
+def test_vllm_tensors_of_the_colocated_mode_are_in_the_body(engines):
+    """bfloat16 travels as float32 in base64 under its own dtype. A chunk is one update."""
     engine = engines("qwen3")
     engine.spoil()
 
     def entry(tensor, floats=True):
         raw = (tensor.float() if floats else tensor.view(dtype=torch.int16)).numpy().tobytes()
-        return dict(type="tensor", data=base64.b64encode(raw).decode(), shape=list(tensor.shape), dtype="torch.bfloat16")
+        return dict(
+            type="tensor", data=base64.b64encode(raw).decode(), shape=list(tensor.shape), dtype="torch.bfloat16"
+        )
 
     engine.post("/areal_pause_generation", {})
     for chunk in buckets(engine):
@@ -336,7 +401,12 @@ def test_vllm_tensors_of_its_colocation_mode_come_in_the_body(engines):
     names = list(engine.shapes)
     good = {name: entry(coded(6, name, engine.shapes[name]), floats=False) for name in names}
     short = {names[1]: good[names[1]] | dict(data="AAAA")}
-    for weights, said in [(good | short, names[1]), ({names[0]: good[names[0]]}, "names"), (good | {names[2]: good[names[2]] | dict(data="%%%%")}, "base64"), (good | {names[0]: good[names[0]] | dict(data=None)}, "meta")]:
+    for weights, said in [
+        (good | short, names[1]),
+        ({names[0]: good[names[0]]}, "names"),
+        (good | {names[2]: good[names[2]] | dict(data="%%%%")}, "base64"),
+        (good | {names[0]: good[names[0]] | dict(data=None)}, "meta"),
+    ]:
         with refusal(400) as found:
             engine.post("/areal_update_weights_tensor", dict(names=names, weights=weights))
         assert said in found["body"]

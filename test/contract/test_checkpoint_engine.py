@@ -1,4 +1,4 @@
-"""checkpoint-engine: the parameter server names its ZeroMQ sockets over HTTP, and the weights come through one buffer for each card."""
+"""checkpoint-engine: an HTTP request names the ZeroMQ sockets, and the weights pass through one buffer for each GPU."""
 
 import gc
 import json
@@ -25,7 +25,8 @@ BUCKET = 16 << 10
 
 
 def files_left():
-    # torch removes a file of counters when it looks, and nobody counts in it any more: what an exception held has been let go after it looked last.
+    # torch removes a counter file at its next check once nothing counts in it. An exception may hold the last
+    # reference.
     if torch.cuda.is_initialized():
         torch.cuda.ipc_collect()
     return set(shared_files(os.getpid()))
@@ -42,13 +43,17 @@ def nothing_left():
 
 
 def sglang(engine, flush_cache=True, version=None, timeout=120):
-    """As SGLang's side of the request function: rank 0 of the parameter server posts when it has bound its sockets."""
+    """The request function for SGLang: rank 0 of the parameter server posts once its sockets are bound."""
     fields = {} if version is None else dict(weight_version=version)
-    return lambda sockets: engine.post("/update_weights_from_ipc", dict(zmq_handles=sockets, flush_cache=flush_cache, **fields), timeout=timeout)
+    return lambda sockets: engine.post(
+        "/update_weights_from_ipc", dict(zmq_handles=sockets, flush_cache=flush_cache, **fields), timeout=timeout
+    )
 
 
 def vllm(engine, timeout=300):
-    return lambda sockets: engine.post("/collective_rpc", dict(method="update_weights_from_ipc", args=[sockets], timeout=timeout))
+    return lambda sockets: engine.post(
+        "/collective_rpc", dict(method="update_weights_from_ipc", args=[sockets], timeout=timeout)
+    )
 
 
 def devices(device, count):
@@ -57,7 +62,9 @@ def devices(device, count):
 
 def served(engines, ranks=1, device="cpu", kind="qwen3", on_one_card=False):
     if on_one_card and device == "cuda" and ranks > 1:
-        return engines(kind, ranks, device, which="on one card", env={"REFIT_CUDA_SHARE_CARD": "1", "CUDA_VISIBLE_DEVICES": "0"})
+        return engines(
+            kind, ranks, device, which="on one card", env={"REFIT_CUDA_SHARE_CARD": "1", "CUDA_VISIBLE_DEVICES": "0"}
+        )
     return engines(kind, ranks, device)
 
 
@@ -67,13 +74,16 @@ def served(engines, ranks=1, device="cpu", kind="qwen3", on_one_card=False):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_weights_go_to_a_to_b_and_back_to_a(engines, ranks, device, kind):
-    """One buffer for the card of all ranks, and bucket after bucket through its halves."""
+    """One buffer for the GPU of all ranks. The buckets alternate between its halves."""
     engine = served(engines, ranks, device, on_one_card=True)
     server = ParameterServer(devices(device, 1), BUCKET, kind=kind)
     engine.spoil()
     for step, variant in enumerate([1, 2, 1]):
         reply = server.update(engine.tensors(variant), sglang(engine, version=f"step-{step}"))
-        assert reply["success"] is True and reply["message"] == f"IPC weight update completed successfully. Weight version updated to step-{step}."
+        assert (
+            reply["success"] is True
+            and reply["message"] == f"IPC weight update completed successfully. Weight version updated to step-{step}."
+        )
         assert reply["report"]["tensors"] == len(engine.shapes) and reply["report"]["missing"] == []
         engine.holds(variant)
         assert engine.version() == f"step-{step}"
@@ -83,8 +93,9 @@ def test_weights_go_to_a_to_b_and_back_to_a(engines, ranks, device, kind):
 @SGLANG
 @pytest.mark.brings("memory")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cards(2))])
-def test_every_rank_reads_the_buffer_of_its_own_card(engines, device):
-    """Ranks of the parameter server go on when all of them are answered; each has a buffer of its own with the same in it."""
+def test_every_rank_reads_the_buffer_of_its_own_gpu(engines, device):
+    """Each rank of the parameter server has its own buffer with equal content, and waits for the replies to all ranks.
+    """
     engine = served(engines, 2, device)
     engine.spoil()
     server = ParameterServer(devices(device, 2), BUCKET)
@@ -97,14 +108,16 @@ def test_every_rank_reads_the_buffer_of_its_own_card(engines, device):
 @pytest.mark.brings("memory")
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_form_of_vllm(engines, device):
-    """POST /collective_rpc, of whose reply only the status is read; other engines' sockets stand in the same map."""
+    """POST /collective_rpc; the sender reads only the reply's status. The map has other engines' sockets as well."""
     engine = served(engines, 1, device)
     engine.spoil()
     ParameterServer(devices(device, 1), BUCKET).update(engine.tensors(5), vllm(engine))
     engine.holds(5)
     if device == "cuda":
         others = {"GPU-00000000-0000-0000-0000-000000000000": "ipc://@somebody-elses.sock"}
-        ParameterServer(["cuda:0"], BUCKET).update(engine.tensors(6), lambda sockets: vllm(engine)({**others, **sockets}))
+        ParameterServer(["cuda:0"], BUCKET).update(
+            engine.tensors(6), lambda sockets: vllm(engine)({**others, **sockets})
+        )
         engine.holds(6)
 
 
@@ -124,12 +137,14 @@ def test_the_request_stays_open_and_nothing_is_generated_from_a_mixture(engines)
     server.change = hold
     call = Beside(lambda: server.update(engine.tensors(2), sglang(engine, version="new")))
     assert reached.wait(60)
-    # Two buckets are written: the rest of the weights is the old one's.
+    # Two buckets are written, and the other weights are still the old ones.
     asked = Beside(lambda: engine.tokens())
     time.sleep(0.3)
     assert not asked.done and not call.done, "a request waits for the end of the update"
     assert engine.version() == "old"
-    assert engine.get("/server_info")["weight_transaction"]["owner"].startswith("checkpoint-engine (ipc://@checkpoint-engine-cpu-")
+    assert engine.get("/server_info")["weight_transaction"]["owner"].startswith(
+        "checkpoint-engine (ipc://@checkpoint-engine-cpu-"
+    )
     with refusal(409) as refused:
         engine.post("/update_weights_from_disk", dict(model_path=str(GOLDENS / engine.kind)))
     assert "TRANSACTION_OPEN" in refused["body"]
@@ -140,7 +155,7 @@ def test_the_request_stays_open_and_nothing_is_generated_from_a_mixture(engines)
 
 
 @SGLANG
-def test_the_cache_is_dropped_unless_it_is_to_be_kept(engines):
+def test_the_cache_is_flushed_unless_the_request_keeps_it(engines):
     engine = served(engines)
     server = ParameterServer(bucket_bytes=1 << 20)
     prompt = list(range(5, 69))
@@ -153,14 +168,22 @@ def test_the_cache_is_dropped_unless_it_is_to_be_kept(engines):
     for flush in [True, False]:
         assert cached() > 0
         server.update(engine.tensors(1), sglang(engine, flush_cache=flush))
-        assert engine.post("/generate", dict(input_ids=prompt, sampling_params=dict(max_new_tokens=1)))["meta_info"]["cached_tokens"] == 0, "of other weights in any case"
+        assert (
+            engine.post("/generate", dict(input_ids=prompt, sampling_params=dict(max_new_tokens=1)))["meta_info"][
+                "cached_tokens"
+            ]
+            == 0
+        ), "of other weights in any case"
 
 
 @SGLANG
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("bucket", [0, 2, -1])
-def test_a_refused_bucket_is_answered_with_its_reason_and_another_update_heals(engines, device, bucket):
-    """The parameter server tells all ranks to stop; the engine says what is torn. The last bucket's answer is not looked at there."""
+def test_a_refused_bucket_gets_the_reason_and_another_update_repairs_the_weights(engines, device, bucket):
+    """The parameter server stops all ranks, and the engine names the torn weights.
+
+    It ignores the last bucket's reply.
+    """
     engine = served(engines, 1, device)
     server = ParameterServer(devices(device, 1), BUCKET)
     server.update(engine.tensors(1), sglang(engine, version="good"))
@@ -179,7 +202,11 @@ def test_a_refused_bucket_is_answered_with_its_reason_and_another_update_heals(e
         server.update(named, request)
     (error,) = replies
     body = json.loads(error.body)
-    assert body["success"] is False and "model.no_such.weight" in body["message"] and body["message"].startswith("IPC weight update failed: ")
+    assert (
+        body["success"] is False
+        and "model.no_such.weight" in body["message"]
+        and body["message"].startswith("IPC weight update failed: ")
+    )
     assert engine.version() == "good"
     state = engine.get("/server_info")["weights"]
     if bucket == 0:
@@ -200,10 +227,10 @@ def test_a_refused_bucket_is_answered_with_its_reason_and_another_update_heals(e
 
 @SGLANG
 @pytest.mark.parametrize("which", [0, 1])
-def test_one_rank_in_trouble_stops_all(engines, which):
-    """As checkpoint-engine has it, an exception goes to all workers; here one rank of the parameter server sends it by itself."""
+def test_an_error_of_one_rank_stops_all(engines, which):
+    """checkpoint-engine sends an exception to all workers. Here one rank of the parameter server sends it alone."""
     engine = served(engines, 2)
-    # Of the plain kind: libzmq does not tell that the engine has closed the connection.
+    # The plain socket: libzmq does not report that the engine has closed the connection.
     server = ParameterServer(["cpu", "cpu"], BUCKET, kind="plain")
     server.update(engine.tensors(1), sglang(engine))
 
@@ -227,8 +254,18 @@ MESSAGES = {
     "code": ("handle", b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0ctouch /tmp/x\x85R.", "PICKLE_REFUSED"),
     "no buffer": ("handle", pickle.dumps((1, 2), -1), "TENSOR_PAYLOAD"),
     "code for a bucket": ("bucket", b"\x80\x04]\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85Ra.", "TENSOR_PAYLOAD"),
-    "outside of the buffer": ("bucket", pickle.dumps([dict(name="model.norm.weight", dtype=torch.bfloat16, shape=torch.Size([64]), offset=1 << 30)], -1), "TENSOR_PAYLOAD"),
-    "a dtype of no weight": ("bucket", pickle.dumps([dict(name="model.norm.weight", dtype=torch.int32, shape=torch.Size([64]), offset=0)], -1), "TENSOR_PAYLOAD"),
+    "outside of the buffer": (
+        "bucket",
+        pickle.dumps(
+            [dict(name="model.norm.weight", dtype=torch.bfloat16, shape=torch.Size([64]), offset=1 << 30)], -1
+        ),
+        "TENSOR_PAYLOAD",
+    ),
+    "a dtype of no weight": (
+        "bucket",
+        pickle.dumps([dict(name="model.norm.weight", dtype=torch.int32, shape=torch.Size([64]), offset=0)], -1),
+        "TENSOR_PAYLOAD",
+    ),
     "more than was asked for": ("bucket", pickle.dumps(7, -1), "TENSOR_PAYLOAD"),
 }
 
@@ -257,11 +294,19 @@ def test_messages_are_data_and_are_checked(engines, case):
 
 
 @SGLANG
-def test_only_sockets_of_this_machine_are_connected_to(engines, tmp_path):
+def test_only_sockets_of_this_machine_are_used(engines, tmp_path):
     engine = served(engines)
     post = sglang(engine)
     (tmp_path / "file").write_text("")
-    for endpoint in ["tcp://127.0.0.1:5555", "ipc://relative.sock", "inproc://x", "ipc://@", f"ipc://{tmp_path}/file", "ipc://@" + "x" * 200, "http://x"]:
+    for endpoint in [
+        "tcp://127.0.0.1:5555",
+        "ipc://relative.sock",
+        "inproc://x",
+        "ipc://@",
+        f"ipc://{tmp_path}/file",
+        "ipc://@" + "x" * 200,
+        "http://x",
+    ]:
         with refusal(400) as refused:
             post({"cpu": endpoint})
         assert "zmq_handles" in refused["body"] or "endpoint" in refused["body"]
@@ -270,13 +315,13 @@ def test_only_sockets_of_this_machine_are_connected_to(engines, tmp_path):
             post(handles)
     with refusal(400):
         engine.post("/update_weights_from_ipc", {})
-    # One in the file system does as well.
+    # A socket in the file system works as well.
     ParameterServer(bucket_bytes=BUCKET, path=str(tmp_path / "{key}-{counter}.sock")).update(engine.tensors(2), post)
     engine.holds(2)
 
 
 @SGLANG
-def test_nobody_there(engines):
+def test_a_parameter_server_that_does_not_exist_is_a_timeout(engines):
     engine = served(engines)
     with refusal(502) as refused:
         engine.post("/update_weights_from_ipc", dict(zmq_handles={"cpu": "ipc://@nobody-binds-this.sock"}, timeout=1))
@@ -305,19 +350,27 @@ server.update(named, request)
 @SGLANG
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_parameter_server_that_is_killed_is_noticed_at_once(engines, device):
-    """The engine does not hold the gate for it; what had been written of a part is torn."""
+    """The engine opens the gate again. Tensors that were written in part are torn."""
     engine = served(engines, 1, device)
     ParameterServer(devices(device, 1), BUCKET).update(engine.tensors(1), sglang(engine))
     keys = ["cpu"] if device == "cpu" else None
-    source = VICTIM.format(path=sys.path, devices=devices(device, 1), bucket=BUCKET, keys=keys, shapes=[(n, tuple(s)) for n, s in engine.shapes.items()])
-    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as victim:
+    source = VICTIM.format(
+        path=sys.path,
+        devices=devices(device, 1),
+        bucket=BUCKET,
+        keys=keys,
+        shapes=[(n, tuple(s)) for n, s in engine.shapes.items()],
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as victim:
         endpoint = victim.stdout.readline().strip()
         key = "cpu" if device == "cpu" else ParameterServer(["cuda:0"]).keys[0]
         with refusal(500) as refused:
             engine.post("/update_weights_from_ipc", dict(zmq_handles={key: endpoint}))
         assert "WEIGHTS_TORN" in refused["body"] and "closed the connection" in refused["body"], refused["body"]
         victim.kill()
-    # torch's manager of them is at it, too.
+    # torch's shm manager removes files at the same time.
     for path in shared_files(victim.pid):
         pathlib.Path(path).unlink(missing_ok=True)
     ParameterServer(devices(device, 1), BUCKET).update(engine.tensors(3), sglang(engine))
@@ -325,7 +378,7 @@ def test_a_parameter_server_that_is_killed_is_noticed_at_once(engines, device):
 
 
 @SGLANG
-def test_it_belongs_to_the_scope_that_is_open(engines):
+def test_an_update_belongs_to_the_open_transaction(engines):
     engine = served(engines)
     ParameterServer(bucket_bytes=BUCKET).update(engine.tensors(1), sglang(engine, version="before"))
     engine.post("/begin_weight_update")
@@ -340,7 +393,7 @@ def test_it_belongs_to_the_scope_that_is_open(engines):
 @SGLANG
 @pytest.mark.cards(1)
 @pytest.mark.brings("memory")
-def test_the_memory_of_the_card_is_given_back(engines):
+def test_gpu_memory_is_released(engines):
     engine = served(engines, 1, "cuda")
     server = ParameterServer(["cuda:0"], 64 << 20)
     for variant in range(1, 12):
@@ -353,7 +406,7 @@ def test_the_memory_of_the_card_is_given_back(engines):
 
 
 @SGLANG
-def test_descriptors_are_given_back(engines):
+def test_descriptors_are_closed(engines):
     engine = served(engines)
     server = ParameterServer(bucket_bytes=BUCKET)
 

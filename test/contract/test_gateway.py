@@ -1,4 +1,4 @@
-"""Trainers through a gateway: two engines behind one address take what one engine takes, in the trainer's own words, and hold it bit for bit."""
+"""Trainers through a gateway: two engines behind one address accept the requests for one, bit for bit."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ from vllm_wire import GROUP, HERE, Session
 
 
 class Roots:
-    """As tmp_path_factory, in one folder: that of the fleet's checkpoints."""
+    """Like tmp_path_factory, within the folder of the fleet's checkpoints."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -38,7 +38,7 @@ def fleet(fleets, roots):
 
 @pytest.fixture
 def only(fleet):
-    """For tests that ask for an engine of their own: whatever they ask for."""
+    """The fleet for tests that request an engine of their own, whichever they request."""
     return lambda *_, **__: fleet
 
 
@@ -46,20 +46,24 @@ PROMPT = dict(input_ids=[5, 6, 7], sampling_params=dict(max_new_tokens=24, tempe
 
 
 class Joined:
-    """A trainer of vLLM's client that has joined all engines through the gateway: one call, and the ranks of both."""
+    """A trainer with vLLM's client that has joined the ranks of both engines by one call to the gateway."""
 
     def __init__(self, fleet, **info):
         self.fleet, self.session = fleet, Session(fleet)
         self.process = Process({"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, str(HERE / "vllm_sender.py"))
         self.process("start", device="cpu", shapes=[[name, list(shape)] for name, shape in fleet.shapes.items()])
         port, world = free_port(), 1 + self.session.request("GET", "/get_world_size")["world_size"]
-        fields = dict(master_address="127.0.0.1", master_port=port, rank_offset=1, world_size=world, backend="gloo", **info)
+        fields = dict(
+            master_address="127.0.0.1", master_port=port, rank_offset=1, world_size=world, backend="gloo", **info
+        )
         asked = Beside(lambda: self.session.post("/init_weight_transfer_engine", dict(init_info=fields)))
         self.process("join", backend="gloo", name=GROUP, address="127.0.0.1", port=port, world=world)
         assert asked.result()["message"] == "Weight transfer initialized"
 
     def update(self, variant, names):
-        lists = dict(names=names, dtype_names=["bfloat16"] * len(names), shapes=[list(self.fleet.shapes[name]) for name in names])
+        lists = dict(
+            names=names, dtype_names=["bfloat16"] * len(names), shapes=[list(self.fleet.shapes[name]) for name in names]
+        )
         asked = Beside(lambda: self.session.post("/update_weights", dict(update_info=lists)))
         self.process.begin("send", variant=variant, names=names, limit=None, dtypes=None)
         self.process.end()
@@ -71,7 +75,10 @@ class Joined:
         assert self.session.post("/start_weight_update")["message"] == "Weight update started"
         for part in [names[:5], names[5:]]:
             self.update(variant, part)
-        assert self.session.post("/finish_weight_update", dict(weight_version=version))["message"] == "Weight update finished"
+        assert (
+            self.session.post("/finish_weight_update", dict(weight_version=version))["message"]
+            == "Weight update finished"
+        )
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -85,7 +92,10 @@ def test_vllm_weights_are_broadcast_to_the_ranks_of_all_engines(fleets, fleet, r
             trainer.whole(variant, f"step-{variant}")
             fleet.holds(variant)
             assert trainer.session.request("GET", "/weight_info")["weight_version"] == f"step-{variant}"
-        settled(lambda: [worker["state"] for worker in fleet.get("/workers")["workers"]], lambda states: states == ["ready"] * 2)
+        settled(
+            lambda: [worker["state"] for worker in fleet.get("/workers")["workers"]],
+            lambda states: states == ["ready"] * 2,
+        )
         assert fleet.post("/generate", PROMPT)["meta_info"]["weight_version"] == "step-1"
     finally:
         trainer.process.kill()
@@ -96,7 +106,9 @@ def test_vllm_checkpoints_are_loaded_by_all_engines(fleet, roots):
     session = Session(fleet)
     for variant in [1, 2]:
         folder = test_areal.checkpoint(root / f"step-{variant}", fleet, variant)
-        assert session.post("/init_weight_transfer_engine", dict(init_info={}))["message"] == "Weight transfer initialized"
+        assert (
+            session.post("/init_weight_transfer_engine", dict(init_info={}))["message"] == "Weight transfer initialized"
+        )
         session.post("/pause?mode=keep")
         session.post("/start_weight_update")
         assert session.post("/update_weights", dict(update_info=dict(path=str(folder))))["message"] == "Weights updated"
@@ -108,7 +120,7 @@ def test_vllm_checkpoints_are_loaded_by_all_engines(fleet, roots):
 
 @pytest.mark.parametrize("mode", ["sglang", "vllm"])
 def test_areal_checkpoints(only, roots, mode):
-    test_areal.test_a_checkpoint_that_is_named_again_is_loaded_again(only, Roots(roots.folder / mode), mode)
+    test_areal.test_a_checkpoint_that_is_requested_again_is_loaded_again(only, Roots(roots.folder / mode), mode)
 
 
 def test_prime_rl_filesystem(only, roots):
@@ -119,8 +131,11 @@ def test_slime_checkpoints(only, roots):
     test_slime.test_a_checkpoint_for_every_version(only, 1, roots)
 
 
-def test_an_engine_that_is_killed_under_load_loses_no_request_and_comes_back_with_the_weights_of_the_trainer(tmp_path):
-    """SIGKILL in the midst of requests and updates; a new process at the same address is filled by the one that lived, bit for bit, and only then asked."""
+def test_an_engine_killed_under_load_loses_no_request_and_returns_with_the_trainers_weights(tmp_path):
+    """SIGKILL during requests and updates.
+
+    A new process at the same address loads the weights from the other engine, bit for bit, before it gets requests.
+    """
     with Fleet("qwen3", 1, "cpu") as fleet:
         trainer = Joined(fleet)
         trainer.whole(1, "step-1")
@@ -135,19 +150,21 @@ def test_an_engine_that_is_killed_under_load_loses_no_request_and_comes_back_wit
 
         clients = [Beside(lambda client=client: ask(client)) for client in range(4)]
         settled(lambda: len(versions), lambda count: count > 20)
-        # It stands still first, so that requests are there when it dies.
+        # It is stopped first, so it has requests when it dies.
         dies.process.send_signal(signal.SIGSTOP)
         assert settled(lambda: worker_of(fleet, dies)["load"], lambda load: load > 0) > 0
         dies.process.send_signal(signal.SIGKILL)
         settled(lambda: worker_of(fleet, dies)["state"], lambda state: state == "down")
-        # Its trainer's group is of two engines: weights go on by files.
+        # The trainer's group had two engines, so the next weights travel by files.
         folder = test_areal.checkpoint(tmp_path / "elsewhere", fleet, 3)
         with open(folder / "model.safetensors", "rb") as file:
             upload(fleet, file.read(), "step-3")
         stays.holds(3)
         restarted = Restarted(dies)
         fleet.engines[1] = restarted
-        assert settled(lambda: worker_of(fleet, dies)["state"], lambda state: state == "ready", 180) == "ready", fleet.get("/workers")
+        assert settled(lambda: worker_of(fleet, dies)["state"], lambda state: state == "ready", 180) == "ready", (
+            fleet.get("/workers")
+        )
         restarted.holds(3)
         assert restarted.version() == "step-3"
         mark = restarted.metric("refit:generation_tokens_total")
@@ -173,7 +190,7 @@ def test_weights_that_disagree_are_an_error_and_named(fleet):
 
 
 class Restarted(Engine):
-    """A new process at the address of one that has ended."""
+    """A new process at the address of an ended one."""
 
     def __init__(self, before):
         self.port_before = before.port
@@ -191,6 +208,11 @@ def worker_of(fleet, engine):
 def upload(fleet, data, version):
     import urllib.request
 
-    request = urllib.request.Request(f"{fleet.url}/update_weights_from_tensor?weight_version={version}", data, {"content-type": "application/octet-stream"}, method="POST")
+    request = urllib.request.Request(
+        f"{fleet.url}/update_weights_from_tensor?weight_version={version}",
+        data,
+        {"content-type": "application/octet-stream"},
+        method="POST",
+    )
     with urllib.request.urlopen(request, timeout=300) as reply:
         assert json.load(reply)["success"] is True

@@ -1,4 +1,4 @@
-"""NeMo-RL: colocated over SGLang's routes, and through the admin routes of Dynamo's workers."""
+"""NeMo-RL: colocated over SGLang's routes, and over the admin routes of Dynamo's workers."""
 
 import pathlib
 
@@ -18,30 +18,45 @@ TRAIN_WORLD = 2
 
 
 def flushed(engine):
-    """GET /flush_cache, again until it is 200."""
+    """Repeats GET /flush_cache until it returns 200."""
     assert settled(lambda: "flushed" in engine.get("/flush_cache").lower(), bool, 60)
 
 
 def refit(engine, pairs, version):
-    """stream_weights_via_http: memory back, per bucket and dtype one request, whose `success` is looked at, then flush, then the rest of memory."""
+    """stream_weights_via_http: resume weights, one request for each bucket and dtype whose `success` is read, flush,
+    resume the other memory.
+    """
     engine.post("/resume_memory_occupation", dict(tags=["weights"]))
     for entries in pairs:
-        reply = engine.post("/update_weights_from_tensor", dict(serialized_named_tensors=entries, load_format="flattened_bucket", flush_cache=False, weight_version=str(version)))
+        reply = engine.post(
+            "/update_weights_from_tensor",
+            dict(
+                serialized_named_tensors=entries,
+                load_format="flattened_bucket",
+                flush_cache=False,
+                weight_version=str(version),
+            ),
+        )
         assert reply["success"] is True, reply.get("error_message") or reply.get("message")
     flushed(engine)
-    engine.post("/resume_memory_occupation", dict(tags=["kv_cache", "cuda_graph"] if engine.device == "cuda" else ["kv_cache"]))
+    engine.post(
+        "/resume_memory_occupation", dict(tags=["kv_cache", "cuda_graph"] if engine.device == "cuda" else ["kv_cache"])
+    )
 
 
 def release(engine):
     engine.get("/flush_cache")
-    engine.post("/release_memory_occupation", dict(tags=["weights", "kv_cache", "cuda_graph"] if engine.device == "cuda" else ["weights", "kv_cache"]))
+    engine.post(
+        "/release_memory_occupation",
+        dict(tags=["weights", "kv_cache", "cuda_graph"] if engine.device == "cuda" else ["weights", "kv_cache"]),
+    )
 
 
 @SGLANG
 @pytest.mark.brings("memory")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_sglang_weights_come_back_by_buckets_after_each_release(engines, ranks):
-    """A bucket for each dtype; one entry for each tensor-parallel rank; no pause anywhere."""
+    """A bucket for each dtype, one entry for each tensor-parallel rank, and no pause."""
     engine = engines("qwen3", ranks)
     assert engine.get("/health_generate") is not None
     flushed(engine)
@@ -51,7 +66,11 @@ def test_sglang_weights_come_back_by_buckets_after_each_release(engines, ranks):
         pairs, kept = [], []
         for at in range(0, len(names), 5):
             for dtype in [torch.bfloat16, torch.float32]:
-                chosen = [name for index, name in enumerate(names[at : at + 5]) if (index % 2 == 0) == (dtype == torch.bfloat16)]
+                chosen = [
+                    name
+                    for index, name in enumerate(names[at : at + 5])
+                    if (index % 2 == 0) == (dtype == torch.bfloat16)
+                ]
                 if not chosen:
                     continue
                 flat = bucket([(name, coded(variant, name, engine.shapes[name]).to(dtype)) for name in chosen])
@@ -66,7 +85,7 @@ def test_sglang_weights_come_back_by_buckets_after_each_release(engines, ranks):
 @SGLANG
 @pytest.mark.cards(1)
 @pytest.mark.brings("memory")
-def test_sglang_a_card_is_named_by_its_uuid(engines):
+def test_sglang_a_gpu_is_named_by_its_uuid(engines):
     engine = engines("qwen3", 1, "cuda")
     release(engine)
     named = [(name, payloads.coded(3, name, shape, "cuda:0")) for name, shape in engine.shapes.items()]
@@ -82,7 +101,15 @@ def test_sglang_a_refusal_says_success_false_and_why(engines):
     before = engine.checksums()
     flat = bucket([("nobody", torch.zeros(3, dtype=torch.bfloat16))])
     with refusal(400) as found:
-        engine.post("/update_weights_from_tensor", dict(serialized_named_tensors=[serialize(flat)], load_format="flattened_bucket", flush_cache=False, weight_version="9"))
+        engine.post(
+            "/update_weights_from_tensor",
+            dict(
+                serialized_named_tensors=[serialize(flat)],
+                load_format="flattened_bucket",
+                flush_cache=False,
+                weight_version="9",
+            ),
+        )
     assert '"success":false' in found["body"] and "nobody" in found["body"]
     assert engine.checksums() == before
     for action in ["snapshot", "compare"]:
@@ -90,12 +117,15 @@ def test_sglang_a_refusal_says_success_false_and_why(engines):
 
 
 class Dynamo:
-    """The refit channel of one worker: every answer has status "ok", or it is an error."""
+    """The refit channel of one worker: a reply without status "ok" is an error."""
 
     def __init__(self, engine, backend):
         self.engine, self.backend = engine, backend
         script = pathlib.Path(__file__).parent / "broadcaster.py"
-        self.trainers = [Process({"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, script) for _ in range(TRAIN_WORLD if backend == "gloo" else 1)]
+        self.trainers = [
+            Process({"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, script)
+            for _ in range(TRAIN_WORLD if backend == "gloo" else 1)
+        ]
 
     def post(self, route, body):
         reply = self.engine.post(f"/engine/{route}", body)
@@ -103,25 +133,56 @@ class Dynamo:
         return reply
 
     def join(self):
-        """All of the training world is in the group, the engine behind it."""
+        """The group has all training ranks first, then the engine's."""
         port, front = free_port(), len(self.trainers)
-        info = dict(master_address="127.0.0.1", master_port=port, rank_offset=front, world_size=front + self.engine.ranks)
+        info = dict(
+            master_address="127.0.0.1", master_port=port, rank_offset=front, world_size=front + self.engine.ranks
+        )
         own = dict(backend="gloo", group_name="dynamo") if self.backend == "gloo" else {}
-        asked = Beside(lambda: self.post("init_weights_update_group", dict(engine_rpc="init_weight_transfer_engine", init_info=info | own)))
+        asked = Beside(
+            lambda: self.post(
+                "init_weights_update_group", dict(engine_rpc="init_weight_transfer_engine", init_info=info | own)
+            )
+        )
         for rank, process in enumerate(self.trainers):
-            process.begin("join", backend=self.backend, name="dynamo", address="127.0.0.1", port=port, rank=rank, world=front + self.engine.ranks)
+            process.begin(
+                "join",
+                backend=self.backend,
+                name="dynamo",
+                address="127.0.0.1",
+                port=port,
+                rank=rank,
+                world=front + self.engine.ranks,
+            )
         for process in self.trainers:
             process.end()
         asked.result()
 
     def update(self, variant, names=None):
         names = list(self.engine.shapes) if names is None else names
-        info = dict(names=names, dtype_names=["bfloat16"] * len(names), shapes=[list(self.engine.shapes[name]) for name in names], packed=True)
+        info = dict(
+            names=names,
+            dtype_names=["bfloat16"] * len(names),
+            shapes=[list(self.engine.shapes[name]) for name in names],
+            packed=True,
+        )
         common = dict(allow_unpaused=True, reset_prefix_cache=False)
-        self.post("update_weights_from_distributed", dict(engine_rpc="start_weight_update", is_checkpoint_format=True) | common)
-        asked = Beside(lambda: self.post("update_weights_from_distributed", dict(engine_rpc="update_weights", update_info=info) | common))
+        self.post(
+            "update_weights_from_distributed",
+            dict(engine_rpc="start_weight_update", is_checkpoint_format=True) | common,
+        )
+        asked = Beside(
+            lambda: self.post(
+                "update_weights_from_distributed", dict(engine_rpc="update_weights", update_info=info) | common
+            )
+        )
         for root, process in enumerate(self.trainers):
-            process.begin("packed", variant=variant, tensors=[(name, list(self.engine.shapes[name])) for name in names], receives=root > 0)
+            process.begin(
+                "packed",
+                variant=variant,
+                tensors=[(name, list(self.engine.shapes[name])) for name in names],
+                receives=root > 0,
+            )
         for process in self.trainers:
             process.end()
         asked.result()
@@ -160,11 +221,14 @@ def test_dynamo_weights_go_to_a_to_b_and_back_to_a(dynamo):
 
 @DYNAMO
 @pytest.mark.parametrize("dynamo", ["gloo"], indirect=True)
-def test_dynamo_a_pause_waits_for_what_runs_and_errors_are_no_200(dynamo):
+def test_dynamo_a_pause_waits_for_running_requests_and_errors_are_no_200(dynamo):
     engine = dynamo.engine
     running = [Beside(lambda: engine.tokens(300)) for _ in range(4)]
-    # All of them: one that comes after the pause waits for its end.
-    settled(lambda: engine.metric("refit:num_requests_running") + sum(one.done for one in running), lambda count: count == len(running))
+    # All of them run: a request after the pause waits for its end.
+    settled(
+        lambda: engine.metric("refit:num_requests_running") + sum(one.done for one in running),
+        lambda count: count == len(running),
+    )
     dynamo.post("pause_generation", dict(mode="wait", clear_cache=True))
     assert all(one.result()["meta_info"]["completion_tokens"] == 300 for one in running)
     waiting = Beside(lambda: engine.tokens(2))
@@ -173,7 +237,10 @@ def test_dynamo_a_pause_waits_for_what_runs_and_errors_are_no_200(dynamo):
     dynamo.post("resume_generation", {})
     assert waiting.result()["meta_info"]["completion_tokens"] == 2
     for route, body in [
-        ("init_weights_update_group", dict(engine_rpc="init_weight_transfer_engine", init_info=dict(master_address="127.0.0.1"))),
+        (
+            "init_weights_update_group",
+            dict(engine_rpc="init_weight_transfer_engine", init_info=dict(master_address="127.0.0.1")),
+        ),
         ("init_weights_update_group", dict(engine_rpc="shutdown", init_info={})),
         ("update_weights_from_distributed", dict(engine_rpc="shutdown")),
         ("update_weights_from_distributed", dict(engine_rpc="update_weights")),

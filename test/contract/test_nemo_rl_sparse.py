@@ -1,4 +1,4 @@
-"""NeMo-RL's remote sparse refit: changes of bits, compressed, through S3; the order of calls of its synchroniser."""
+"""NeMo-RL's remote sparse refit: compressed bit changes through S3, in the call order of its synchroniser."""
 
 import concurrent.futures
 import hashlib
@@ -22,28 +22,43 @@ from test_verl_delta import stepped
 zstandard = pytest.importorskip("zstandard")
 SPARSE = pytest.mark.row(27, "NeMo-RL / remote sparse")
 BUCKET, REGION, API_KEY = "weights", "eu-west-1", "a key of the trainer's"
-ACCESS = dict(AWS_ACCESS_KEY_ID="AKIDEXAMPLE", AWS_SECRET_ACCESS_KEY="wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", AWS_SESSION_TOKEN="a session")
+ACCESS = dict(
+    AWS_ACCESS_KEY_ID="AKIDEXAMPLE",
+    AWS_SECRET_ACCESS_KEY="wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY",
+    AWS_SESSION_TOKEN="a session",
+)
 
 
 def signature(headers, path):
-    """AWS Signature Version 4 of a GET, by its documentation."""
+    """The AWS Signature Version 4 of a GET, from its documentation."""
 
     def mac(key, text):
         return hmac.new(key, text.encode(), hashlib.sha256).digest()
 
     names = "host;x-amz-content-sha256;x-amz-date;x-amz-security-token"
-    canonical = "\n".join(["GET", path, "", *[f"{name}:{headers[name]}" for name in names.split(";")], "", names, hashlib.sha256(b"").hexdigest()])
+    canonical = "\n".join(
+        [
+            "GET",
+            path,
+            "",
+            *[f"{name}:{headers[name]}" for name in names.split(";")],
+            "",
+            names,
+            hashlib.sha256(b"").hexdigest(),
+        ]
+    )
     time = headers["x-amz-date"]
     scope = f"{time[:8]}/{REGION}/s3/aws4_request"
     text = "\n".join(["AWS4-HMAC-SHA256", time, scope, hashlib.sha256(canonical.encode()).hexdigest()])
     key = ("AWS4" + ACCESS["AWS_SECRET_ACCESS_KEY"]).encode()
     for part in (time[:8], REGION, "s3", "aws4_request"):
         key = mac(key, part)
-    return f"AWS4-HMAC-SHA256 Credential={ACCESS['AWS_ACCESS_KEY_ID']}/{scope}, SignedHeaders={names}, Signature={mac(key, text).hex()}"
+    credential = f"{ACCESS['AWS_ACCESS_KEY_ID']}/{scope}"
+    return f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders={names}, Signature={mac(key, text).hex()}"
 
 
 class Store(http.server.ThreadingHTTPServer):
-    """What stands for S3: objects by path, for those who sign."""
+    """A stand-in for S3: objects by path, for signed requests."""
 
     daemon_threads = True
 
@@ -60,7 +75,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):  # noqa: N802
         self.server.reads.append(self.path)
         body = self.server.objects.get(self.path)
-        status = 403 if self.headers.get("authorization") != signature(self.headers, self.path) else 404 if body is None else 200
+        status = (
+            403
+            if self.headers.get("authorization") != signature(self.headers, self.path)
+            else 404
+            if body is None
+            else 200
+        )
         times = self.server.fail.get(self.path, 0)
         if times > 0:
             self.server.fail[self.path], status = times - 1, 503
@@ -75,22 +96,31 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def gaps(positions):
-    """Positions as the distances between them, in the smallest integers that hold them."""
+    """Encodes positions as their differences, in the smallest sufficient integers."""
     between = torch.diff(positions, prepend=torch.tensor([-1])) - 1
     dtype = torch.uint16 if int(between.max()) <= 0xFFFF else torch.uint32
     return between.to(torch.int64).to(dtype).view(torch.uint8)
 
 
 def encode(changes):
-    """(positions, values by dtype, items) of (name, tensor, positions, values as integers, operation)."""
+    """Packs entries (name, tensor, positions, values as integers, operation) into (positions, values by dtype, items).
+    """
     blob, values, items, at = [], [], [], [0, 0]
     for name, tensor, positions, held, operation in changes:
         is_range = int(positions[-1] - positions[0]) + 1 == len(positions)
         where = torch.empty(0, dtype=torch.uint8) if is_range else gaps(positions)
         item = dict(
-            name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype)[len("torch.") :], operation=operation, index_start=at[0], index_end=at[0] + len(where),
-            value_group=0, value_start=at[1], value_end=at[1] + len(held), index_encoding="range" if is_range else "deltas",
-        )  # fmt: skip
+            name=name,
+            shape=tuple(tensor.shape),
+            dtype=str(tensor.dtype)[len("torch.") :],
+            operation=operation,
+            index_start=at[0],
+            index_end=at[0] + len(where),
+            value_group=0,
+            value_start=at[1],
+            value_end=at[1] + len(held),
+            index_encoding="range" if is_range else "deltas",
+        )
         items.append(item | (dict(range_start=int(positions[0])) if is_range else {}))
         at = [at[0] + len(where), at[1] + len(held)]
         blob.append(where)
@@ -113,13 +143,17 @@ class Failed(RuntimeError):
 
 
 class Trainer:
-    """Its synchroniser: prepare, payload after payload into the store, each told to the engine, and then one flush; poisoned by a failure."""
+    """The synchroniser: prepare, store and announce each payload, then one flush. A failure stops it for good."""
 
     def __init__(self, engine, store):
         self.engine, self.store, self.baseline, self.overwrite = engine, store, None, []
 
     def post(self, path, body, key=API_KEY):
-        request = urllib.request.Request(f"{self.engine.url}/nemo-rl/refit/{path}", json.dumps(body).encode(), {"content-type": "application/json", **({"x-nemo-rl-refit-key": key} if key else {})})
+        request = urllib.request.Request(
+            f"{self.engine.url}/nemo-rl/refit/{path}",
+            json.dumps(body).encode(),
+            {"content-type": "application/json", **({"x-nemo-rl-refit-key": key} if key else {})},
+        )
         for attempt in range(4):
             try:
                 with urllib.request.urlopen(request) as reply:
@@ -149,7 +183,10 @@ class Trainer:
         body = packed(encode(changes))
         key = key or f"runs/a b/{uuid.uuid4().hex}/000000.pt"
         self.store.put(key, corrupt(body) if corrupt else body)
-        return self.post("s3-manifest", dict(bucket=BUCKET, region=REGION, key=key, checksum=digest(body), verification_candidates=3) | fields)
+        return self.post(
+            "s3-manifest",
+            dict(bucket=BUCKET, region=REGION, key=key, checksum=digest(body), verification_candidates=3) | fields,
+        )
 
     def sync(self, weights, operation="xor", each=4):
         changes = list(self.changes(weights, operation))
@@ -161,7 +198,11 @@ class Trainer:
         return done
 
     def holds(self, weights):
-        request = urllib.request.Request(f"{self.engine.url}/weights_checker", json.dumps(dict(action="checksum")).encode(), {"content-type": "application/json", "authorization": f"Bearer {API_KEY}"})
+        request = urllib.request.Request(
+            f"{self.engine.url}/weights_checker",
+            json.dumps(dict(action="checksum")).encode(),
+            {"content-type": "application/json", "authorization": f"Bearer {API_KEY}"},
+        )
         with urllib.request.urlopen(request) as reply:
             got = json.loads(reply.read())["checksums"]
         wrong = [name for name, tensor in weights.items() if got.get(name) != checksum(tensor)]
@@ -187,9 +228,13 @@ def trainer(request, engines, store):
 
 
 def whole(trainer, weights):
-    """The checkpoint that both sides begin from."""
+    """The checkpoint that both sides start with."""
     body = safetensors.torch.save({name: tensor.contiguous() for name, tensor in weights.items()})
-    request = urllib.request.Request(f"{trainer.engine.url}/update_weights_from_tensor", body, {"content-type": "application/octet-stream", "authorization": f"Bearer {API_KEY}"})
+    request = urllib.request.Request(
+        f"{trainer.engine.url}/update_weights_from_tensor",
+        body,
+        {"content-type": "application/octet-stream", "authorization": f"Bearer {API_KEY}"},
+    )
     with urllib.request.urlopen(request) as reply:
         assert json.loads(reply.read())["success"] is True
     trainer.holds(weights)
@@ -197,7 +242,7 @@ def whole(trainer, weights):
 
 @SPARSE
 @pytest.mark.brings("body")
-def test_changes_wait_for_their_flush_and_are_written_there_and_back(trainer):
+def test_changes_are_written_at_the_flush_forth_and_back(trainer):
     first = trainer.baseline
     assert trainer.overwrite == []
     second = stepped(first, 2)
@@ -208,11 +253,19 @@ def test_changes_wait_for_their_flush_and_are_written_there_and_back(trainer):
     assert trainer.post("flush", {})["payloads"] == 2
     trainer.holds(second)
     trainer.baseline = second
-    for weights, operation in ((first, "xor"), (second, "overwrite"), (stepped(second, 3, share=0.7), "xor"), (first, "overwrite")):
+    for weights, operation in (
+        (first, "xor"),
+        (second, "overwrite"),
+        (stepped(second, 3, share=0.7), "xor"),
+        (first, "overwrite"),
+    ):
         trainer.sync(weights, operation)
         trainer.holds(weights)
-    # Every element of a tensor, which is one range, and a flush of nothing.
-    third = {name: coded(9, name, tensor.shape) if index % 2 else tensor for index, (name, tensor) in enumerate(first.items())}
+    # All elements of a tensor, which are one range; then an empty flush.
+    third = {
+        name: coded(9, name, tensor.shape) if index % 2 else tensor
+        for index, (name, tensor) in enumerate(first.items())
+    }
     trainer.sync(third)
     trainer.holds(third)
     assert trainer.post("flush", {})["payloads"] == 0
@@ -221,8 +274,11 @@ def test_changes_wait_for_their_flush_and_are_written_there_and_back(trainer):
 
 @SPARSE
 @pytest.mark.brings("body")
-def test_a_payload_that_is_told_twice_is_applied_once(trainer):
-    """A bit that is changed twice is what it was: a manifest that is posted again, as its client does after 502 and where a reply was lost, is known by its key."""
+def test_a_payload_that_is_announced_twice_is_applied_once(trainer):
+    """Two changes of a bit cancel out.
+
+    The client posts a manifest again after a 502 or a lost reply; its key shows that.
+    """
     first = trainer.baseline
     second = stepped(first, 2)
     changes = list(trainer.changes(second))
@@ -240,14 +296,14 @@ def test_a_payload_that_is_told_twice_is_applied_once(trainer):
 
 @SPARSE
 @pytest.mark.brings("body")
-def test_the_key_is_wanted_in_the_trainers_own_header(trainer):
+def test_the_key_is_required_in_the_trainers_header(trainer):
     for key in (None, "another"):
         with pytest.raises(Failed, match="403: .*x-nemo-rl-refit-key"):
             trainer.post("flush", {}, key=key)
 
 
 def wrong(first):
-    """What is wrong with a payload, in the words of its refusal: the changes, or the payload itself, and the fields of the manifest."""
+    """Wrong payloads by the text of their refusal: the changes or the payload, and the fields of the manifest."""
     name = "model.norm.weight"
     tensor, one = first[name], torch.tensor([1], dtype=torch.int16)
     at = torch.tensor
@@ -278,8 +334,8 @@ def wrong(first):
 
 @SPARSE
 @pytest.mark.brings("body")
-def test_wrong_payloads_are_refused_and_the_sync_is_off_until_the_trainer_prepares_again(trainer):
-    """Its client is poisoned by a failure, and flushes all the same: nothing of a sync that is not whole is written."""
+def test_a_wrong_payload_is_refused_and_ends_the_sync_until_the_next_prepare(trainer):
+    """The client still flushes after a failure. An incomplete sync writes nothing."""
     first = trainer.baseline
     second = stepped(first, 2)
     changes = list(trainer.changes(second))
@@ -300,8 +356,31 @@ def test_wrong_payloads_are_refused_and_the_sync_is_off_until_the_trainer_prepar
         trainer.holds(first)
         trainer.init(first)
     for words, made in [
-        ("outside of its", [("model.norm.weight", first["model.norm.weight"], torch.tensor([0, first["model.norm.weight"].numel()]), torch.ones(2, dtype=torch.int16), "xor")]),
-        ("comes twice", [("model.norm.weight", first["model.norm.weight"], torch.tensor([3]), torch.ones(1, dtype=torch.int16), "xor")] * 2),
+        (
+            "outside of its",
+            [
+                (
+                    "model.norm.weight",
+                    first["model.norm.weight"],
+                    torch.tensor([0, first["model.norm.weight"].numel()]),
+                    torch.ones(2, dtype=torch.int16),
+                    "xor",
+                )
+            ],
+        ),
+        (
+            "comes twice",
+            [
+                (
+                    "model.norm.weight",
+                    first["model.norm.weight"],
+                    torch.tensor([3]),
+                    torch.ones(1, dtype=torch.int16),
+                    "xor",
+                )
+            ]
+            * 2,
+        ),
     ]:
         trainer.send(changes[:2])
         trainer.send(made)
@@ -317,8 +396,8 @@ def test_wrong_payloads_are_refused_and_the_sync_is_off_until_the_trainer_prepar
 
 @SPARSE
 @pytest.mark.brings("body")
-def test_changes_are_not_taken_where_nobody_knows_what_they_would_change(trainer):
-    """Weights that others wrote since; a model that is another than the trainer's."""
+def test_changes_are_refused_if_the_weights_may_differ_from_the_trainers(trainer):
+    """After another update of the weights, and for another model than the trainer's."""
     first = trainer.baseline
     second = stepped(first, 2)
     whole(trainer, first)
@@ -338,16 +417,20 @@ def test_changes_are_not_taken_where_nobody_knows_what_they_would_change(trainer
 
 
 def generating(engine):
-    """Holds the gate open: what is to be written waits for it."""
+    """Keeps a request running, so writes wait."""
     body = dict(input_ids=[5, 6, 7], sampling_params=dict(max_new_tokens=300, ignore_eos=True, temperature=0))
-    request = urllib.request.Request(f"{engine.url}/generate", json.dumps(body).encode(), {"content-type": "application/json", "authorization": f"Bearer {API_KEY}"})
+    request = urllib.request.Request(
+        f"{engine.url}/generate",
+        json.dumps(body).encode(),
+        {"content-type": "application/json", "authorization": f"Bearer {API_KEY}"},
+    )
     return urllib.request.urlopen(request)
 
 
 @SPARSE
 @pytest.mark.brings("body")
-def test_a_flush_that_is_posted_again_while_it_waits_is_that_flush(trainer):
-    """Its client posts again after 502 to 504 and after its own deadline; changes of bits that are made twice are none."""
+def test_a_flush_that_is_posted_again_while_it_waits_joins_the_first(trainer):
+    """The client posts again after 502 to 504 and after its own deadline. Bit changes that run twice cancel out."""
     second = stepped(trainer.baseline, 2)
     trainer.send(list(trainer.changes(second)))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -362,7 +445,7 @@ def test_a_flush_that_is_posted_again_while_it_waits_is_that_flush(trainer):
 
 @SPARSE
 @pytest.mark.brings("body")
-def test_a_flush_behind_another_s_update_changes_nothing(trainer):
+def test_a_flush_after_another_update_changes_nothing(trainer):
     first = trainer.baseline
     second, third = stepped(first, 2), stepped(first, 3)
     for _ in range(10):
@@ -378,7 +461,7 @@ def test_a_flush_behind_another_s_update_changes_nothing(trainer):
         trainer.holds(third)
         if flush.exception() is not None:
             break
-        # It has overtaken the other one on a busy machine, and was written before it.
+        # On a busy machine it may overtake the other update.
         whole(trainer, first)
         trainer.init(first)
     with pytest.raises(Failed, match="409: .*others have written weights"):

@@ -1,4 +1,4 @@
-"""prime-rl: its orchestrator asks over HTTP, its trainer broadcasts state dicts whose sizes it says on the wire."""
+"""prime-rl: its orchestrator posts over HTTP, its trainer broadcasts state dicts with their sizes."""
 
 import json
 import pathlib
@@ -19,20 +19,30 @@ GROUP_TIMEOUT_S = 60
 
 @pytest.fixture
 def trainer():
-    process = Process({"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, pathlib.Path(__file__).parent / "broadcaster.py")
+    process = Process(
+        {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, pathlib.Path(__file__).parent / "broadcaster.py"
+    )
     yield process
     process.kill()
 
 
 def served(engines, backend, ranks=1):
-    """The trainer has card 0."""
+    """The trainer uses GPU 0."""
     device = "cuda" if backend == "nccl" else "cpu"
     env = {"CUDA_VISIBLE_DEVICES": ",".join(str(card) for card in range(1, 1 + ranks))} if backend == "nccl" else None
     return engines("qwen3", ranks, device, "--group-timeout", GROUP_TIMEOUT_S, env=env)
 
 
 def init(engine, backend, port, **fields):
-    body = dict(host="127.0.0.1", port=port, rank_offset=0, inference_world_size=engine.ranks, timeout=1200, quantize_in_weight_transfer=False, backend=backend)
+    body = dict(
+        host="127.0.0.1",
+        port=port,
+        rank_offset=0,
+        inference_world_size=engine.ranks,
+        timeout=1200,
+        quantize_in_weight_transfer=False,
+        backend=backend,
+    )
     return engine.post("/init_broadcaster", body | fields)
 
 
@@ -44,7 +54,7 @@ def joined(engine, trainer, backend):
 
 
 def layers(engine, dtype="bfloat16"):
-    """One state dict for what is of no layer, then one for each layer."""
+    """One state dict for the tensors outside the layers, then one for each layer."""
     names = list(engine.shapes)
     prefixes = sorted({name.split(".")[2] for name in names if name.startswith("model.layers.")}, key=int)
     dicts = [[name for name in names if not name.startswith("model.layers.")]]
@@ -53,7 +63,7 @@ def layers(engine, dtype="bfloat16"):
 
 
 class Update:
-    """The orchestrator's: pause and keep, mark the folder, ask while the trainer broadcasts, resume whatever comes of it."""
+    """The orchestrator: pause with keep, mark the folder, post while the trainer broadcasts, resume in every case."""
 
     def __init__(self, engine, trainer, folder, variant, dicts=None, **sent):
         self.engine, self.folder = engine, folder
@@ -73,7 +83,9 @@ class Update:
             engine.post("/resume")
 
     def ask(self):
-        return self.engine.post("/update_weights", dict(weight_dir=None if self.folder is None else self.folder.as_posix()), timeout=720)
+        return self.engine.post(
+            "/update_weights", dict(weight_dir=None if self.folder is None else self.folder.as_posix()), timeout=720
+        )
 
     def end(self, trainer):
         try:
@@ -102,7 +114,7 @@ def test_weights_go_to_a_to_b_and_back_to_a(engines, trainer, tmp_path, backend,
         Update(engine, trainer, tmp_path / f"broadcasts/step_{step}", variant).ok()
         engine.holds(variant)
         assert engine.metric("refit:weights_torn") == 0
-    # A folder is not named where the trainer keeps none.
+    # The trainer keeps no folder here, so none is named.
     Update(engine, trainer, None, 2).ok()
     engine.holds(2)
     trainer("leave")
@@ -111,13 +123,18 @@ def test_weights_go_to_a_to_b_and_back_to_a(engines, trainer, tmp_path, backend,
 @NCCL
 @pytest.mark.brings("group")
 @pytest.mark.parametrize("backend", WAYS)
-def test_the_prefix_cache_is_left_to_the_salt(engines, trainer, tmp_path, backend):
-    """A request that is paused goes on, and tokens from before the update stay with their salt."""
+def test_the_prefix_cache_is_kept_apart_by_the_salt(engines, trainer, tmp_path, backend):
+    """A paused request goes on. Cached tokens from before the update stay under their salt."""
     engine = served(engines, backend)
     joined(engine, trainer, backend)
     Update(engine, trainer, tmp_path / "step_1", 1).ok()
     prompt = list(range(3, 60))
-    body = dict(token_ids=prompt, cache_salt="1", sampling_params=dict(max_tokens=200, ignore_eos=True, temperature=0), model="default")
+    body = dict(
+        token_ids=prompt,
+        cache_salt="1",
+        sampling_params=dict(max_tokens=200, ignore_eos=True, temperature=0),
+        model="default",
+    )
     running = Beside(lambda: engine.post("/inference/v1/generate", body))
     settled(lambda: engine.metric("refit:num_requests_running"), lambda count: count > 0 or running.done)
     Update(engine, trainer, tmp_path / "step_2", 2).ok()
@@ -128,11 +145,14 @@ def test_the_prefix_cache_is_left_to_the_salt(engines, trainer, tmp_path, backen
 
 @NCCL
 @pytest.mark.brings("group")
-def test_dtypes_of_one_state_dict_come_apart(engines, trainer, tmp_path):
+def test_each_dtype_of_a_state_dict_is_broadcast_alone(engines, trainer, tmp_path):
     """One flat tensor for each dtype, in the order of the metadata."""
     engine = served(engines, "gloo")
     joined(engine, trainer, "gloo")
-    dicts = [[(name, shape, "float32" if index % 3 == 1 else "bfloat16") for index, (name, shape, _) in enumerate(group)] for group in layers(engine)]
+    dicts = [
+        [(name, shape, "float32" if index % 3 == 1 else "bfloat16") for index, (name, shape, _) in enumerate(group)]
+        for group in layers(engine)
+    ]
     Update(engine, trainer, tmp_path / "step_1", 3, dicts).ok()
     engine.holds(3)
     trainer("leave")
@@ -141,7 +161,7 @@ def test_dtypes_of_one_state_dict_come_apart(engines, trainer, tmp_path):
 @NCCL
 @pytest.mark.brings("group")
 def test_a_repeated_request_does_not_hang(engines, trainer, tmp_path):
-    """httpx tries again what was not answered; the trainer has sent, and sends no more."""
+    """httpx repeats a request without a reply. The trainer has sent already, and does not send again."""
     engine = served(engines, "gloo")
     joined(engine, trainer, "gloo")
     folder = tmp_path / "step_1"
@@ -150,7 +170,7 @@ def test_a_repeated_request_does_not_hang(engines, trainer, tmp_path):
     asked = [Beside(lambda: engine.post("/update_weights", body)) for _ in range(3)]
     trainer("state_dicts", variant=1, dicts=layers(engine))
     assert [one.result() for one in asked] == [{"status": "ok"}] * 3, "those that ask while it runs join it"
-    # Of a broadcast that nobody sends it would not be this.
+    # A wait for a broadcast that nobody sends would give another error.
     assert engine.post("/update_weights", body) == {"status": "ok"}, "and one that comes later has its outcome"
     engine.post("/resume")
     engine.holds(1)
@@ -160,7 +180,7 @@ def test_a_repeated_request_does_not_hang(engines, trainer, tmp_path):
 
 
 @NCCL
-def test_a_trainer_that_breaks_off_is_no_reason_to_ask_again(engines, trainer, tmp_path):
+def test_a_trainer_that_breaks_off_causes_no_retry(engines, trainer, tmp_path):
     engine = served(engines, "gloo")
     joined(engine, trainer, "gloo")
     Update(engine, trainer, tmp_path / "step_1", 1).ok()
@@ -174,7 +194,9 @@ def test_a_trainer_that_breaks_off_is_no_reason_to_ask_again(engines, trainer, t
     assert all(word in found["body"] for word in ["BROADCAST_SPENT", "WEIGHTS_TORN", "process group"])
     torn = [name for group in layers(engine)[:2] for name, *_ in group]
     health = engine.get("/health")
-    assert health["status"] == "torn" and set(health["weights"]["tensors"]) == set(torn), "what had been written is of no model"
+    assert health["status"] == "torn" and set(health["weights"]["tensors"]) == set(torn), (
+        "what had been written is of no model"
+    )
     with refusal(409) as again:
         engine.post("/update_weights", dict(weight_dir=folder.as_posix()))
     assert again["body"] == found["body"]
@@ -182,8 +204,10 @@ def test_a_trainer_that_breaks_off_is_no_reason_to_ask_again(engines, trainer, t
         engine.post("/update_weights", dict(weight_dir=(tmp_path / "step_3").as_posix()))
     assert "initialise it again" in other["body"]
     engine.post("/resume")
-    # Another trainer begins anew.
-    fresh = Process({"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, pathlib.Path(__file__).parent / "broadcaster.py")
+    # A new trainer starts with a new group.
+    fresh = Process(
+        {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, pathlib.Path(__file__).parent / "broadcaster.py"
+    )
     try:
         joined(engine, fresh, "gloo")
         Update(engine, fresh, folder, 2).ok()
@@ -195,7 +219,7 @@ def test_a_trainer_that_breaks_off_is_no_reason_to_ask_again(engines, trainer, t
 
 @NCCL
 @pytest.mark.parametrize("at", [0, 1])
-def test_what_is_refused_is_received_to_the_end_and_the_group_goes_on(engines, trainer, tmp_path, at):
+def test_a_refused_update_is_received_to_the_end_and_the_group_goes_on(engines, trainer, tmp_path, at):
     engine = served(engines, "gloo")
     joined(engine, trainer, "gloo")
     Update(engine, trainer, tmp_path / "step_1", 1).ok()
@@ -209,7 +233,9 @@ def test_what_is_refused_is_received_to_the_end_and_the_group_goes_on(engines, t
         assert engine.get("/health")["status"] == "ok", "nothing has changed"
     else:
         health = engine.get("/health")
-        assert health["status"] == "torn" and set(health["weights"]["tensors"]) == {name for name, *_ in layers(engine)[0]}
+        assert health["status"] == "torn" and set(health["weights"]["tensors"]) == {
+            name for name, *_ in layers(engine)[0]
+        }
     Update(engine, trainer, tmp_path / "step_3", 2).ok()
     engine.holds(2)
     assert engine.get("/health")["status"] == "ok"
@@ -219,10 +245,16 @@ def test_what_is_refused_is_received_to_the_end_and_the_group_goes_on(engines, t
 @NCCL
 @pytest.mark.parametrize(
     "sent",
-    [dict(count=-1), dict(count=1 << 40), dict(metadata="80044e2e"), dict(metadata="00"), dict(metadata="80048c056f732e7379948c0673797374656d9493948c026c739485942e")],
+    [
+        dict(count=-1),
+        dict(count=1 << 40),
+        dict(metadata="80044e2e"),
+        dict(metadata="00"),
+        dict(metadata="80048c056f732e7379948c0673797374656d9493948c026c739485942e"),
+    ],
     ids=["no count", "too many", "no dict", "no pickle", "a call"],
 )
-def test_where_nobody_can_tell_what_comes_the_group_is_given_up(engines, trainer, tmp_path, sent):
+def test_unreadable_metadata_ends_the_group(engines, trainer, tmp_path, sent):
     engine = served(engines, "gloo")
     joined(engine, trainer, "gloo")
     Update(engine, trainer, tmp_path / "step_1", 1).ok()
@@ -233,7 +265,7 @@ def test_where_nobody_can_tell_what_comes_the_group_is_given_up(engines, trainer
 
 
 @NCCL
-def test_what_cannot_be_is_refused_at_once(engines):
+def test_impossible_requests_are_refused_at_once(engines):
     engine = served(engines, "gloo")
     with refusal(400) as quantized:
         init(engine, "gloo", free_port(), quantize_in_weight_transfer=True)
@@ -255,7 +287,7 @@ def test_what_cannot_be_is_refused_at_once(engines):
 @FILES
 @pytest.mark.brings("files")
 def test_a_checkpoint_is_loaded_from_its_folder(engines, tmp_path_factory):
-    """Before there is a group, or without one: the trainer writes a checkpoint, and its folder is named."""
+    """Before or without a group the trainer writes a checkpoint and names its folder."""
     import safetensors.torch
 
     from engines import GOLDENS
@@ -270,7 +302,9 @@ def test_a_checkpoint_is_loaded_from_its_folder(engines, tmp_path_factory):
         (folder / "STABLE").touch()
         engine.post("/pause?mode=keep&clear_cache=false")
         assert engine.post("/update_weights", dict(weight_dir=folder.as_posix())) == {"status": "ok"}
-        assert engine.post("/update_weights", dict(weight_dir=folder.as_posix())) == {"status": "ok"}, "a repeated request does the same again"
+        assert engine.post("/update_weights", dict(weight_dir=folder.as_posix())) == {"status": "ok"}, (
+            "a repeated request does the same again"
+        )
         engine.post("/resume")
         engine.holds(variant)
     engine.post("/pause?mode=keep&clear_cache=false")
@@ -283,8 +317,8 @@ def test_a_checkpoint_is_loaded_from_its_folder(engines, tmp_path_factory):
 
 @LORA
 @pytest.mark.refused("LoRA adapters (400, which is not tried again)")
-def test_adapters_are_refused_in_words_that_are_not_tried_again(engines):
-    """404 and 500 would be, for two minutes."""
+def test_adapters_are_refused_with_a_status_that_causes_no_retry(engines):
+    """The client retries 404 and 500 for two minutes."""
     engine = engines("qwen3")
     with refusal(400) as found:
         engine.post("/load_lora_adapter", dict(lora_name="policy", lora_path="/data/broadcasts/step_1"))

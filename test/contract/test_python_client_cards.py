@@ -1,4 +1,7 @@
-"""clients/python/refit on cards: CUDA IPC handles, memory that is kept, and NCCL groups. What it does without cards: test/interop/test_python_client*.py."""
+"""clients/python/refit on GPUs: CUDA IPC handles, kept memory and NCCL groups.
+
+The tests without a GPU are test/interop/test_python_client*.py.
+"""
 
 import gc
 import os
@@ -22,7 +25,9 @@ def model(tmp_path_factory):
 
 def serve(model, *flags, cards=None):
     environment = {} if cards is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, cards))}
-    return Server(model.folder, "--device", "cuda", "--max-total-tokens", 1024, "--skip-tokenizer-init", *flags, env=environment)
+    return Server(
+        model.folder, "--device", "cuda", "--max-total-tokens", 1024, "--skip-tokenizer-init", *flags, env=environment
+    )
 
 
 def on_card(model, variant, card=0):
@@ -37,7 +42,7 @@ def brought(server, model, variant):
 
 
 def closed(server):
-    """Nothing that was opened for a request is open still."""
+    """Checks that the server has closed everything that it opened for a request."""
     assert server.metric("refit:cuda_segments_opened_total") == server.metric("refit:cuda_segments_closed_total")
     assert server.metric("refit:tensor_files_opened_total") == server.metric("refit:tensor_files_closed_total")
 
@@ -56,7 +61,9 @@ def test_a_b_a_by_cuda_handles(model, way, in_place):
             client.check_weights("reset_tensors")
             for (name, tensor), (_, values) in zip(named, on_card(model, variant)):
                 tensor.copy_(values)
-            with client.update(version=str(step), transport=way, in_place=in_place, bucket_bytes=100_000, expected="all") as update:
+            with client.update(
+                version=str(step), transport=way, in_place=in_place, bucket_bytes=100_000, expected="all"
+            ) as update:
                 update.add_all(named)
             brought(server, model, variant)
             assert client.version() == str(step) and update.outcome == {client.url: "new"}
@@ -68,7 +75,9 @@ def test_a_b_a_by_cuda_handles(model, way, in_place):
         gc.collect()
         torch.cuda.ipc_collect()
         torch.cuda.empty_cache()
-        assert torch.cuda.memory_allocated() <= held, f"{torch.cuda.memory_allocated() - held} bytes are held by what was shared"
+        assert torch.cuda.memory_allocated() <= held, (
+            f"{torch.cuda.memory_allocated() - held} bytes are held by what was shared"
+        )
 
 
 @pytest.mark.cards(1)
@@ -80,7 +89,9 @@ def test_a_torn_update_by_cuda_handles_heals(model):
                 update.add_all(on_card(model, 2)[:5])
                 update.flush()
                 1 / 0
-        assert update.transport == "handles" and update.outcome == {client.url: "torn"} and client.version() == "default"
+        assert (
+            update.transport == "handles" and update.outcome == {client.url: "torn"} and client.version() == "default"
+        )
         with client.update(version="healed") as update:
             update.add_all(on_card(model, 2))
         brought(server, model, 2)
@@ -88,8 +99,10 @@ def test_a_torn_update_by_cuda_handles_heals(model):
 
 
 @pytest.mark.cards(1)
-def test_tensors_of_a_card_into_an_engine_on_the_cpu_and_back(model):
-    with Server(model.folder, "--device", "cpu", "--dtype", "bfloat16", "--max-total-tokens", 1024, "--skip-tokenizer-init") as server:
+def test_tensors_of_a_gpu_go_into_an_engine_on_the_cpu_and_back(model):
+    with Server(
+        model.folder, "--device", "cpu", "--dtype", "bfloat16", "--max-total-tokens", 1024, "--skip-tokenizer-init"
+    ) as server:
         client = refit.Client(server.url)
         for variant, way in enumerate(["handles", "upload", "kept"], 1):
             with client.update(transport=way) as update:
@@ -104,8 +117,8 @@ def test_tensors_of_a_card_into_an_engine_on_the_cpu_and_back(model):
 
 
 @pytest.mark.cards(2)
-def test_two_ranks_read_one_card_and_cards_may_be_numbered_otherwise(model):
-    """The server sees the cards in the other order: handles say which one they mean by its UUID."""
+def test_two_ranks_read_one_gpu_and_gpu_numbers_may_differ(model):
+    """The server numbers the GPUs in the other order. Handles name a GPU by its UUID."""
     with serve(model, "--tp", 2, cards=[1, 0]) as server:
         client = refit.Client(server.url)
         for variant, card in ((1, 0), (2, 1)):
@@ -152,7 +165,11 @@ def train(model, tmp_path, urls, ways, ranks=None, cards=None):
     import json
 
     script = tmp_path / "trainer.py"
-    script.write_text(textwrap.dedent(TRAINER.format(paths=[str(ROOT / "clients/python"), str(ROOT / "test/gpu"), str(ROOT / "test/interop")])))
+    script.write_text(
+        textwrap.dedent(
+            TRAINER.format(paths=[str(ROOT / "clients/python"), str(ROOT / "test/gpu"), str(ROOT / "test/interop")])
+        )
+    )
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
     environment = {**os.environ, **({} if cards is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, cards))})}
     command = [sys.executable, *launcher, str(script), ",".join(urls), json.dumps(model.shapes), ",".join(ways)]
@@ -187,7 +204,7 @@ def test_a_group_over_nccl_of_two_engines_of_different_sizes(model, tmp_path):
 
 
 @pytest.mark.cards(1)
-def test_a_group_over_nccl_on_one_card_is_refused_in_words(model):
+def test_a_group_over_nccl_on_one_gpu_is_refused_with_the_reason(model):
     import torch
 
     torch.cuda.set_device(0)

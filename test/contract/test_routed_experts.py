@@ -1,7 +1,7 @@
-"""How trainers replay the routing of a rollout: which experts each token went to, in the forms that they read.
+"""How trainers replay the routing of a rollout: the experts of each token, in the forms that trainers read.
 
-What is expected is what transformers chose in float32 (test/goldens/make.py); a card computes in bfloat16 and may choose otherwise
-near a tie.
+The expected experts are the choice of transformers in float32 (test/goldens/make.py). A GPU computes in bfloat16 and
+may choose others near a tie.
 """
 
 import base64
@@ -23,12 +23,17 @@ AREAL = pytest.mark.row(17, "AReaL / SGLang NCCL")
 PRIME = pytest.mark.row(22, "prime-rl / NCCL")
 NATIVE = pytest.mark.row(30, "vLLM's own client / NCCL, CUDA IPC, disk")
 LAYERS, SPARSE, TOP_K, EXPERTS = 3, [0, 2], 2, 8
-# Device and ranks.
-WAYS = [pytest.param(("cpu", 1), id="cpu-tp1"), pytest.param(("cpu", 2), id="cpu-tp2"), pytest.param(("cuda", 1), id="cuda-tp1", marks=pytest.mark.cards(1))]
+# (device, ranks)
+WAYS = [
+    pytest.param(("cpu", 1), id="cpu-tp1"),
+    pytest.param(("cpu", 2), id="cpu-tp2"),
+    pytest.param(("cuda", 1), id="cuda-tp1", marks=pytest.mark.cards(1)),
+]
 
 
 class Case:
-    """A prompt, how it goes on, and where each token went: [tokens, layers, experts per token], zeros in the layer that has none."""
+    """A prompt, its continuation, and experts: [tokens, layers, experts per token], zeros in a layer without experts.
+    """
 
     def __init__(self, found):
         self.prompt, self.greedy = found["prompt"], found["greedy"]
@@ -42,7 +47,18 @@ CASES = [Case(found) for found in json.loads((GOLDENS / "qwen3-moe/golden.json")
 
 def serve(device, ranks, *flags):
     own = ["--dtype", "float32", "--threads", 2] if device == "cpu" else []
-    return Server(GOLDENS / "qwen3-moe", "--device", device, "--tp", ranks, "--max-total-tokens", 2048, "--skip-tokenizer-init", *own, *flags)
+    return Server(
+        GOLDENS / "qwen3-moe",
+        "--device",
+        device,
+        "--tp",
+        ranks,
+        "--max-total-tokens",
+        2048,
+        "--skip-tokenizer-init",
+        *own,
+        *flags,
+    )
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -55,21 +71,24 @@ def recording(request):
 
 
 def alike(server, got, expected):
-    """All of them; on a card most, layer by layer."""
+    """All experts are equal; on a GPU most are, in each layer."""
     assert got.shape == expected.shape, f"{got.shape}, expected {expected.shape}"
     assert got.min(initial=0) >= 0 and got.max(initial=0) < EXPERTS
     if server.device == "cpu":
         wrong = numpy.argwhere((got != expected).any(-1))
-        assert wrong.size == 0, f"{len(wrong)} of {len(got) * LAYERS} choices are others, first (token, layer) {wrong[0]}: {got[tuple(wrong[0])]}, expected {expected[tuple(wrong[0])]}"
+        assert wrong.size == 0, (
+            f"{len(wrong)} of {len(got) * LAYERS} choices differ, first (token, layer) {wrong[0]}: "
+            f"{got[tuple(wrong[0])]}, expected {expected[tuple(wrong[0])]}"
+        )
         return
     if len(got) == 0:
-        return  # what it generated is another text from the first token on
+        return  # the first generated token already differs
     shares = (numpy.sort(got, -1) == numpy.sort(expected, -1)).all(-1).mean(0)
     assert (shares > 0.8).all(), f"of each layer's choices so many are float32's: {shares}"
 
 
 def continued(server, case, reply_tokens):
-    """A card may go on otherwise than float32: then there is nothing to compare the rest with."""
+    """A GPU may generate other tokens than float32. The tokens from there on have no reference."""
     if server.device == "cpu":
         assert reply_tokens == case.greedy[: len(reply_tokens)]
         return len(reply_tokens)
@@ -77,7 +96,7 @@ def continued(server, case, reply_tokens):
 
 
 def unpacked(packed):
-    """SkyRL takes the narrowest type that holds the ids and no other, three sizes, and as many bytes as they say."""
+    """SkyRL requires the narrowest type that holds the ids, three sizes, and exactly their bytes."""
     types = {"uint8": numpy.uint8, "int16": numpy.int16, "int32": numpy.int32}
     assert isinstance(packed, dict), "SkyRL reads an object"
     shape, data = packed["shape"], base64.b64decode(packed["data"], validate=True)
@@ -92,27 +111,35 @@ def unpacked(packed):
 def test_a_reply_has_the_experts_of_all_tokens_but_the_last(recording):
     for case in CASES:
         sampling = dict(max_tokens=len(case.greedy), temperature=0, ignore_eos=True, logprobs=0)
-        choice = recording.post("/skyrl/v1/generate", dict(sampling_params=sampling, model="policy", token_ids=case.prompt))["choices"][0]
+        choice = recording.post(
+            "/skyrl/v1/generate", dict(sampling_params=sampling, model="policy", token_ids=case.prompt)
+        )["choices"][0]
         got = unpacked(choice["routed_experts"])
-        assert got.shape == (len(case.prompt) + len(choice["token_ids"]) - 1, LAYERS, TOP_K) and choice["finish_reason"] == "length"
+        assert (
+            got.shape == (len(case.prompt) + len(choice["token_ids"]) - 1, LAYERS, TOP_K)
+            and choice["finish_reason"] == "length"
+        )
         rows = len(case.prompt) + continued(recording, case, choice["token_ids"]) - 1
         alike(recording, got[:rows], case.experts[:rows])
 
 
 @REPLAY
-def test_the_next_turn_has_the_experts_of_what_it_takes_from_the_prefix_cache(recording):
+def test_the_next_turn_has_the_experts_of_cached_tokens(recording):
     case = CASES[-1]
     tokens = case.prompt + case.greedy
     for _ in range(2):
-        reply = recording.post("/skyrl/v1/generate", dict(sampling_params=dict(max_tokens=4, temperature=0), model="policy", token_ids=tokens))
+        reply = recording.post(
+            "/skyrl/v1/generate",
+            dict(sampling_params=dict(max_tokens=4, temperature=0), model="policy", token_ids=tokens),
+        )
         alike(recording, unpacked(reply["choices"][0]["routed_experts"])[: len(tokens)], case.experts)
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] >= 48
 
 
 @REPLAY
 @pytest.mark.refused("experts of a server that was not told to record them (400)")
-def test_without_the_option_replay_is_refused_in_words():
-    """SkyRL reads body.error.message of a 4xx, and does not try again."""
+def test_without_the_option_replay_is_refused_with_the_reason():
+    """SkyRL reads body.error.message of a 4xx and does not retry."""
     with serve("cpu", 1) as server:
         body = dict(sampling_params=dict(max_tokens=2), model="policy", token_ids=CASES[-1].prompt)
         with refusal(400) as found:
@@ -122,7 +149,7 @@ def test_without_the_option_replay_is_refused_in_words():
 
 
 class Sample:
-    """slime's: replies are appended to the tokens, and their experts to those that are known."""
+    """slime appends each reply to its tokens, and the new experts to the known ones."""
 
     def __init__(self, prompt):
         self.tokens, self.experts = list(prompt), None
@@ -141,15 +168,21 @@ class Sample:
 
 
 def rollout(server, sample, count, **fields):
-    body = dict(input_ids=sample.tokens, sampling_params=dict(max_new_tokens=count, temperature=0, ignore_eos=True, no_stop_trim=True), return_logprob=True, return_routed_experts=True, **fields)
+    body = dict(
+        input_ids=sample.tokens,
+        sampling_params=dict(max_new_tokens=count, temperature=0, ignore_eos=True, no_stop_trim=True),
+        return_logprob=True,
+        return_routed_experts=True,
+        **fields,
+    )
     reply = server.post("/generate", body)
     sample.take(reply["meta_info"])
     return reply["meta_info"]["finish_reason"]["type"]
 
 
 @EXTERNAL
-def test_the_server_says_that_it_records_experts(recording):
-    """slime compares it with what it would have started itself."""
+def test_the_server_reports_that_it_records_experts(recording):
+    """slime compares this with the options that it would have used itself."""
     for path in ("/server_info", "/get_server_info"):
         assert recording.get(path)["enable_return_routed_experts"] is True
 
@@ -169,12 +202,14 @@ def test_slime_finds_as_many_rows_as_it_counts(recording):
 @pytest.mark.parametrize("appends", [False, True])
 def test_a_partial_rollout_goes_on_and_has_all_rows(recording, appends):
     case = CASES[-1]
-    # A quick machine may be done before the abort comes.
+    # A fast machine may finish before the abort.
     for _ in range(10):
         sample = Sample(case.prompt)
         before = recording.metric("refit:generation_tokens_total")
         beside = Beside(lambda: rollout(recording, sample, 400))
-        settled(lambda: recording.metric("refit:generation_tokens_total") - before, lambda made: made > 20 or beside.done)
+        settled(
+            lambda: recording.metric("refit:generation_tokens_total") - before, lambda made: made > 20 or beside.done
+        )
         recording.post("/abort_request", dict(abort_all=True))
         if beside.result() == "abort":
             break
@@ -185,15 +220,34 @@ def test_a_partial_rollout_goes_on_and_has_all_rows(recording, appends):
     whole = Sample(sample.tokens)
     whole.tokens.pop()
     last = sample.tokens[-1]
-    reply = recording.post("/generate", dict(input_ids=[*whole.tokens, last], sampling_params=dict(max_new_tokens=0), return_routed_experts=True, return_logprob=True))
-    expected = numpy.frombuffer(base64.b64decode(reply["meta_info"]["routed_experts"]), numpy.int32).reshape(-1, LAYERS, TOP_K)
+    reply = recording.post(
+        "/generate",
+        dict(
+            input_ids=[*whole.tokens, last],
+            sampling_params=dict(max_new_tokens=0),
+            return_routed_experts=True,
+            return_logprob=True,
+        ),
+    )
+    expected = numpy.frombuffer(base64.b64decode(reply["meta_info"]["routed_experts"]), numpy.int32).reshape(
+        -1, LAYERS, TOP_K
+    )
     alike(recording, sample.experts, expected.astype(int))
 
 
 @AREAL
 def test_areal_reads_one_row_for_each_token_but_the_last(recording):
     case = CASES[1]
-    meta = recording.post("/generate", dict(input_ids=case.prompt, sampling_params=dict(max_new_tokens=8, temperature=0, ignore_eos=True), return_logprob=True, stream=False, return_routed_experts=True))["meta_info"]
+    meta = recording.post(
+        "/generate",
+        dict(
+            input_ids=case.prompt,
+            sampling_params=dict(max_new_tokens=8, temperature=0, ignore_eos=True),
+            return_logprob=True,
+            stream=False,
+            return_routed_experts=True,
+        ),
+    )["meta_info"]
     rows = meta["prompt_tokens"] + meta["completion_tokens"] - 1
     got = numpy.frombuffer(base64.b64decode(meta["routed_experts"].encode()), numpy.int32).reshape(rows, -1)
     assert got.shape == (rows, LAYERS * TOP_K)
@@ -206,7 +260,9 @@ def test_vllm_s_reply_is_a_npy_file(recording):
     case = CASES[1]
     for start in (0, len(case.prompt) - 1):
         sampling = dict(max_tokens=5, temperature=0, ignore_eos=True, routed_experts_prompt_start=start)
-        choice = recording.post("/inference/v1/generate", dict(token_ids=case.prompt, sampling_params=sampling))["choices"][0]
+        choice = recording.post("/inference/v1/generate", dict(token_ids=case.prompt, sampling_params=sampling))[
+            "choices"
+        ][0]
         got = numpy.load(io.BytesIO(base64.b64decode(choice["routed_experts"])), allow_pickle=False)
         assert got.dtype == numpy.uint8 and got.shape == (len(case.prompt) + 5 - 1 - start, LAYERS, TOP_K)
         sure = len(case.prompt) + continued(recording, case, choice["token_ids"]) - 1
@@ -214,19 +270,27 @@ def test_vllm_s_reply_is_a_npy_file(recording):
 
 
 @PRIME
-def test_prime_rl_s_reply_is_an_object_that_it_finds_by_its_bytes():
-    """Its client cuts the base64 out of the bytes of the reply, before it reads them as JSON."""
+def test_prime_rl_s_reply_has_the_bytes_that_it_searches_for():
+    """The client cuts the base64 text out of the reply before it parses the JSON."""
     case = CASES[-1]
     with serve("cpu", 1, "--enable-return-routed-experts", "--dialects", "prime-rl") as server:
         server.device = "cpu"
         tokens, known = list(case.prompt), None
         for _ in range(2):
-            sampling = dict(max_tokens=8, temperature=0, ignore_eos=True, logprobs=1, stop_token_ids=[], skip_special_tokens=False)
+            sampling = dict(
+                max_tokens=8, temperature=0, ignore_eos=True, logprobs=1, stop_token_ids=[], skip_special_tokens=False
+            )
             if known is not None:
-                # Of a later turn, the rows that the turns before it had not.
+                # In a later turn, only the rows that earlier turns did not have.
                 sampling["routed_experts_prompt_start"] = len(known)
-            body = json.dumps(dict(model="m", token_ids=tokens, sampling_params=sampling, cache_salt="policy-1")).encode()
-            request = urllib.request.Request(server.url + "/inference/v1/generate", body, {"content-type": "application/json", "X-data-parallel-rank": "0"})
+            body = json.dumps(
+                dict(model="m", token_ids=tokens, sampling_params=sampling, cache_salt="policy-1")
+            ).encode()
+            request = urllib.request.Request(
+                server.url + "/inference/v1/generate",
+                body,
+                {"content-type": "application/json", "X-data-parallel-rank": "0"},
+            )
             with urllib.request.urlopen(request) as reply:
                 raw = reply.read()
             prefix = b'"routed_experts":{"data":"'
@@ -235,8 +299,14 @@ def test_prime_rl_s_reply_is_an_object_that_it_finds_by_its_bytes():
             end = raw.index(b'"', begin)
             choice = json.loads(raw[:begin] + raw[end:])["choices"][0]
             packed = choice["routed_experts"]
-            assert packed["data"] == "" and packed["dtype"] == "uint8" and packed["start"] == (0 if known is None else len(known))
-            fresh = numpy.frombuffer(base64.b64decode(raw[begin:end]), packed["dtype"]).reshape(packed["shape"]).astype(int)
+            assert (
+                packed["data"] == ""
+                and packed["dtype"] == "uint8"
+                and packed["start"] == (0 if known is None else len(known))
+            )
+            fresh = (
+                numpy.frombuffer(base64.b64decode(raw[begin:end]), packed["dtype"]).reshape(packed["shape"]).astype(int)
+            )
             known = fresh if known is None else numpy.concatenate([known, fresh])
             tokens += choice["token_ids"]
             assert len(known) == len(tokens) - 1

@@ -1,4 +1,4 @@
-"""How the shims for verl and OpenRLHF get into those trainers: packages that are laid out as theirs, where they are not installed."""
+"""How the shims get into verl and OpenRLHF: with packages that have their layout, without an installation."""
 
 import os
 import subprocess
@@ -30,8 +30,8 @@ def run_in(folder, *arguments, **environment):
     return done.stdout.split()
 
 
-def test_openrlhf_finds_the_function_where_its_program_takes_it_from(tmp_path):
-    """Packages that import each other as OpenRLHF's do: the package takes the function out of its module, and the program out of the package."""
+def test_openrlhf_finds_the_function_where_its_program_imports_it(tmp_path):
+    """As in OpenRLHF, the package imports the function from its module, and the program imports it from the package."""
     tree(
         tmp_path,
         openrlhf__trainer__ray__vllm_engine="def create_vllm_engines(*args, **options): raise AssertionError('vLLM')",
@@ -42,11 +42,15 @@ def test_openrlhf_finds_the_function_where_its_program_takes_it_from(tmp_path):
         """,
     )
     (tmp_path / "openrlhf/trainer/ray/__init__.py").write_text("from .vllm_engine import create_vllm_engines\n")
-    assert run_in(tmp_path, "-m", "refit_openrlhf", "--vllm.num_engines", "2") == ["refit_openrlhf", "--vllm.num_engines", "2"]
+    assert run_in(tmp_path, "-m", "refit_openrlhf", "--vllm.num_engines", "2") == [
+        "refit_openrlhf",
+        "--vllm.num_engines",
+        "2",
+    ]
 
 
 def test_openrlhf_calls_its_function_by_position(monkeypatch):
-    """The eleventh argument is whether engines sleep from the start."""
+    """The eleventh argument tells whether engines sleep from the start."""
     slept, made = [], []
 
     class Handle:
@@ -55,19 +59,26 @@ def test_openrlhf_calls_its_function_by_position(monkeypatch):
     def options(**_):
         return types.SimpleNamespace(remote=lambda **about: made.append(about) or Handle())
 
-    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(remote=lambda _: types.SimpleNamespace(options=options), get=list))
+    monkeypatch.setitem(
+        sys.modules, "ray", types.SimpleNamespace(remote=lambda _: types.SimpleNamespace(options=options), get=list)
+    )
     monkeypatch.setenv("REFIT_URLS", "http://a:1,http://b:2")
     settings = (2, 1, "org/model", 42, False, True, False, 4096, None, 0.9)
     for sleeps in (False, True):
-        engines = refit_openrlhf.create_vllm_engines(*settings, sleeps, None, agent_func_path=None, remote_rm_url="http://r", max_images_per_prompt=0)
+        engines = refit_openrlhf.create_vllm_engines(
+            *settings, sleeps, None, agent_func_path=None, remote_rm_url="http://r", max_images_per_prompt=0
+        )
         assert len(engines) == 2 and len(slept) == (2 if sleeps else 0)
     assert made[0] == dict(url="http://a:1", agent_func_path=None, remote_rm_url="http://r")
     with pytest.raises(ValueError, match="2 servers for 3"):
         refit_openrlhf.create_vllm_engines(3)
 
 
-def test_verl_finds_the_replica_by_a_variable_alone(tmp_path):
-    """verl/__init__.py imports the modules that $VERL_USE_EXTERNAL_MODULES names, in each of its processes; the registry is verl's in its calls."""
+def test_verl_finds_the_replica_by_an_environment_variable(tmp_path):
+    """verl/__init__.py imports the modules in $VERL_USE_EXTERNAL_MODULES in each process.
+
+    The registry has verl's calls.
+    """
     tree(
         tmp_path,
         verl__workers__rollout__replica="""
@@ -79,7 +90,13 @@ def test_verl_finds_the_replica_by_a_variable_alone(tmp_path):
                     cls.known[name] = loader.__module__
         """,
     )
-    (tmp_path / "verl/__init__.py").write_text("import importlib, os\n[importlib.import_module(name) for name in os.environ['VERL_USE_EXTERNAL_MODULES'].split(',') if name]\n")
-    asked = "import verl, verl.workers.rollout.replica as replica; print(*replica.RolloutReplicaRegistry.known.values())"
+    (tmp_path / "verl/__init__.py").write_text(
+        "import importlib, os\n"
+        "names = os.environ['VERL_USE_EXTERNAL_MODULES'].split(',')\n"
+        "[importlib.import_module(name) for name in names if name]\n"
+    )
+    asked = (
+        "import verl, verl.workers.rollout.replica as replica; print(*replica.RolloutReplicaRegistry.known.values())"
+    )
     assert run_in(tmp_path, "-c", asked, VERL_USE_EXTERNAL_MODULES="json,refit_verl") == ["refit_verl", "refit_verl"]
     assert run_in(tmp_path, "-c", asked, VERL_USE_EXTERNAL_MODULES="json") == ["verl's", "verl's"]

@@ -1,4 +1,5 @@
-"""SkyRL: its control calls to every server, a weight update through /collective_rpc with running requests frozen, and handles while colocated."""
+"""SkyRL: control calls to every server, updates through /collective_rpc with frozen requests, and handles if colocated.
+"""
 
 import json
 import math
@@ -17,7 +18,7 @@ LORA = pytest.mark.row(15, "SkyRL / LoRA")
 
 
 class Client:
-    """RemoteInferenceClient's calls to one server: no timeout, no retry, and a body only where Content-Length says that there is one."""
+    """RemoteInferenceClient's calls to one server: no timeout, no retry, and a body only if Content-Length has one."""
 
     def __init__(self, engine):
         self.engine, self.session = engine, Session(engine)
@@ -32,7 +33,7 @@ class Client:
         return reply
 
     def world_size(self):
-        # The JSON body is the client's own.
+        # The client builds the JSON body itself.
         return self.call("/get_world_size", {}, "GET")["world_size"]
 
     def init(self, info):
@@ -63,10 +64,16 @@ class Client:
         return self.rpc("skyrl_finish_weight_update")
 
     def generate(self, count=12, session="s-1", salt=None):
-        body = dict(sampling_params=dict(max_tokens=count, ignore_eos=True, temperature=0, logprobs=1), model=self.engine.get("/v1/models")["data"][0]["id"], token_ids=[5, 6, 7])
+        body = dict(
+            sampling_params=dict(max_tokens=count, ignore_eos=True, temperature=0, logprobs=1),
+            model=self.engine.get("/v1/models")["data"][0]["id"],
+            token_ids=[5, 6, 7],
+        )
         if salt is not None:
             body["cache_salt"] = salt
-        return Session(self.engine).post("/inference/v1/generate", body, headers={"X-Session-ID": session})["choices"][0]
+        return Session(self.engine).post("/inference/v1/generate", body, headers={"X-Session-ID": session})["choices"][
+            0
+        ]
 
 
 @pytest.fixture
@@ -98,7 +105,7 @@ def test_one_packed_call_for_the_whole_model_with_requests_frozen(engines, joine
         before = client.generate(6)
         frozen = []
         over = threading.Event()
-        # Requests keep coming; nobody may be told that one was aborted.
+        # Requests keep arriving, and none may be aborted.
         flood = Beside(lambda: until(over, lambda: frozen.append(client.generate(200, salt=str(len(frozen))))))
         settled(lambda: len(frozen), lambda count: count > 0 or flood.done)
         client.pause()
@@ -108,7 +115,7 @@ def test_one_packed_call_for_the_whole_model_with_requests_frozen(engines, joine
 
             def update(lists):
                 nonlocal beside
-                # A task of its own, which comes while the update is open.
+                # A task of its own that arrives while the update is open.
                 beside = Beside(client.reset)
                 return client.nccl(lists)
 
@@ -120,7 +127,9 @@ def test_one_packed_call_for_the_whole_model_with_requests_frozen(engines, joine
             client.resume()
         over.set()
         flood.result()
-        assert frozen and all(choice["finish_reason"] == "length" and len(choice["token_ids"]) == 200 for choice in frozen)
+        assert frozen and all(
+            choice["finish_reason"] == "length" and len(choice["token_ids"]) == 200 for choice in frozen
+        )
         engine.holds(variant)
         after = client.generate(6)
         assert after["token_ids"] != before["token_ids"] or variant == 1
@@ -135,7 +144,7 @@ def until(over, run):
 @BROADCAST
 @pytest.mark.brings("group")
 @pytest.mark.parametrize("wire", WIRES)
-def test_memory_is_given_to_the_trainer_with_the_cache_of_frozen_requests_kept(engines, joined, wire):
+def test_memory_is_released_while_the_cache_of_frozen_requests_is_kept(engines, joined, wire):
     engine = engines("qwen3", 1, on_cards(wire))
     client, sender = joined(engine, wire)
     client.pause()
@@ -172,7 +181,7 @@ def test_an_update_without_a_start_is_refused_and_leaves_the_group_in_step(engin
 
 
 @BROADCAST
-def test_other_methods_are_refused_and_name_those_that_there_are(engines):
+def test_other_methods_are_refused_with_a_list_of_the_known_ones(engines):
     client = Client(engines("qwen3", 1, "cpu"))
     with refusal(400) as found:
         client.rpc("save_sharded_state", path="/tmp/x")
@@ -184,15 +193,22 @@ def test_other_methods_are_refused_and_name_those_that_there_are(engines):
 @BROADCAST
 @pytest.mark.brings("group")
 @pytest.mark.parametrize("sizes", [True, False])
-def test_the_first_remote_engines_calls(engines, sizes):
-    """/init_weight_update_communicator and one request for each chunk, over a group of torch's own."""
+def test_the_calls_of_the_first_remote_engine(engines, sizes):
+    """/init_weight_update_communicator and one request for each chunk, over one of torch's groups."""
     engine = engines("qwen3", 1, "cpu")
     client = Client(engine)
     names = list(engine.shapes)
 
     def init(info):
         info.pop("backend")
-        body = dict(master_addr=info.pop("master_address"), **info, group_name="weight_transfer", backend="gloo", model_dtype_str="torch.bfloat16", override_existing_receiver=True)
+        body = dict(
+            master_addr=info.pop("master_address"),
+            **info,
+            group_name="weight_transfer",
+            backend="gloo",
+            model_dtype_str="torch.bfloat16",
+            override_existing_receiver=True,
+        )
         return client.call("/init_weight_update_communicator", body)
 
     sender = Sending(engine, "gloo", init)
@@ -203,7 +219,12 @@ def test_the_first_remote_engines_calls(engines, sizes):
             part = names[at : at + 5]
 
             def update(lists):
-                body = dict(names=lists["names"], dtypes=["torch.bfloat16"] * len(lists["names"]), shapes=lists["shapes"], sizes=None)
+                body = dict(
+                    names=lists["names"],
+                    dtypes=["torch.bfloat16"] * len(lists["names"]),
+                    shapes=lists["shapes"],
+                    sizes=None,
+                )
                 if sizes:
                     body["sizes"] = [math.prod(shape) for shape in lists["shapes"]]
                 return client.call("/update_weights", body)
@@ -235,9 +256,15 @@ def test_chunks_of_handles_while_colocated(engines, chunk):
             for at in range(0, len(names), chunk):
                 part = names[at : at + chunk]
                 entry, sizes = process("chunk", variant=variant, names=part)
-                info = dict(names=part, dtype_names=["bfloat16"] * len(part), shapes=[list(engine.shapes[name]) for name in part], sizes=sizes, ipc_handles_pickled=entry)
+                info = dict(
+                    names=part,
+                    dtype_names=["bfloat16"] * len(part),
+                    shapes=[list(engine.shapes[name]) for name in part],
+                    sizes=sizes,
+                    ipc_handles_pickled=entry,
+                )
                 assert client.ipc(info) == {"results": [None]}
-                # The device is synchronised, and the sender's memory its own again, before the reply.
+                # The server synchronises the device before the reply, so the sender may reuse its memory.
                 left = process("left")
                 assert set(left) <= {"0", "gone"}, f"after a chunk: {left}"
                 process("forget")
@@ -247,7 +274,15 @@ def test_chunks_of_handles_while_colocated(engines, chunk):
             assert len(client.generate(3)["token_ids"]) == 3
         entry, sizes = process("chunk", variant=3, names=names[:2])
         with refusal() as found:
-            client.ipc(dict(names=names[:2], dtype_names=["bfloat16"] * 2, shapes=[list(engine.shapes[name]) for name in names[:2]], sizes=sizes, ipc_handles_pickled=entry))
+            client.ipc(
+                dict(
+                    names=names[:2],
+                    dtype_names=["bfloat16"] * 2,
+                    shapes=[list(engine.shapes[name]) for name in names[:2]],
+                    sizes=sizes,
+                    ipc_handles_pickled=entry,
+                )
+            )
         assert "skyrl_start_weight_update" in found["body"]
         assert set(process("left")) <= {"0", "gone"}, "what is refused is given back too"
     finally:
@@ -255,20 +290,31 @@ def test_chunks_of_handles_while_colocated(engines, chunk):
 
 
 @HANDLES
-def test_handles_for_an_engine_without_cards_are_refused_in_words(engines):
+def test_handles_for_an_engine_without_gpus_are_refused_with_the_reason(engines):
     client = Client(engines("qwen3", 1, "cpu"))
     client.init({})
     client.start()
     with refusal(400) as found:
-        client.ipc(dict(names=["a"], dtype_names=["bfloat16"], shapes=[[1]], sizes=[1], ipc_handles_pickled="gASVAAAAAAAAAAB9lC4="))
+        client.ipc(
+            dict(
+                names=["a"],
+                dtype_names=["bfloat16"],
+                shapes=[[1]],
+                sizes=[1],
+                ipc_handles_pickled="gASVAAAAAAAAAAB9lC4=",
+            )
+        )
     assert "computes on the CPU" in json.loads(found["body"])["error"]["message"]
 
 
 @LORA
 @pytest.mark.refused("LoRA adapters (400)")
-def test_adapters_are_refused_in_words(engines):
+def test_adapters_are_refused_with_the_reason(engines):
     client = Client(engines("qwen3", 1, "cpu"))
-    for path, body in [("/skyrl/v1/load_lora_adapter", dict(lora_name="policy", lora_path="/data/policy")), ("/v1/unload_lora_adapter", dict(lora_name="policy"))]:
+    for path, body in [
+        ("/skyrl/v1/load_lora_adapter", dict(lora_name="policy", lora_path="/data/policy")),
+        ("/v1/unload_lora_adapter", dict(lora_name="policy")),
+    ]:
         with refusal(400) as found:
             client.call(path, body)
         error = json.loads(found["body"])["error"]["message"]

@@ -1,4 +1,4 @@
-"""SkyRL's delta mode: what has changed is published, every host brings its checkpoint up to date before the pause, engines load that in it."""
+"""SkyRL's delta mode: it publishes changes, hosts update their checkpoints before the pause, engines load in it."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ class DeltaClient(Client):
 
 
 class Clients:
-    """Each call goes to all servers at once."""
+    """Each call goes to all servers at the same time."""
 
     def __init__(self, made):
         self.each = [DeltaClient(engine) for engine in made]
@@ -35,7 +35,7 @@ class Clients:
         return [beside.result() for beside in [Beside(lambda client=client: call(client)) for client in self.each]]
 
     def send(self, told, reset=True, meanwhile=lambda: None):
-        """_apply_receiver_update: fetched before the pause; whatever happens in it, generation is resumed."""
+        """_apply_receiver_update: fetches before the pause, and always resumes generation."""
         fetched = self.all(lambda client: client.fetch(told))
         self.all(lambda client: client.pause())
         try:
@@ -66,17 +66,22 @@ def test_every_host_follows_what_is_published(host, checksum):
         told = publisher.publish()
         for reply, engine in zip(clients.send(told), made):
             assert reply["status"] == "ok" and len(reply["result"]) == engine.ranks
-            assert all(rank["status"] == "ok" and rank["target_version"] == publisher.version for rank in reply["result"])
+            assert all(
+                rank["status"] == "ok" and rank["target_version"] == publisher.version for rank in reply["result"]
+            )
         for engine in made:
             holds(engine, publisher.snapshot)
             assert engine.version() == str(publisher.version)
     assert len(list((root / "published/delta-00000001").iterdir())) > 2, "changes lie in several files"
-    # One folder of the host, as SkyRL's own receiver has it.
-    assert dict(version=3, write_in_progress=False, target_version=None, base_model_path=str(GOLDENS / KIND)).items() <= state(root).items()
-    # What has not changed is published as a version too.
+    # One folder for the host, as with SkyRL's receiver.
+    assert (
+        dict(version=3, write_in_progress=False, target_version=None, base_model_path=str(GOLDENS / KIND)).items()
+        <= state(root).items()
+    )
+    # A version without changes is published as well.
     clients.send(publisher.publish(new=dict(publisher.snapshot)))
     holds(made[1], publisher.snapshot)
-    # A host that comes later takes all of them at once.
+    # A host that joins later fetches all versions at once.
     late = clients.each[0]
     late.init(publisher.init_info(root / "late"))
     assert late.fetch(publisher.told())["result"][0]["tensors"] > 0
@@ -106,7 +111,9 @@ def test_weights_are_fetched_while_generation_goes_on_and_requests_are_frozen_wh
         clients.send(told)
     over.set()
     asking.result()
-    assert all(choice["finish_reason"] == "length" and len(choice["token_ids"]) == 100 for choice in done), "nobody is aborted"
+    assert all(choice["finish_reason"] == "length" and len(choice["token_ids"]) == 100 for choice in done), (
+        "nobody is aborted"
+    )
     holds(made[0], publisher.snapshot)
 
 
@@ -141,7 +148,7 @@ def twice(manifest):
 @DELTA
 @pytest.mark.brings("files")
 @pytest.mark.parametrize("harm", [broken_checksum, unknown_name, lying_size, other_base, way_out, link_out, twice])
-def test_what_does_not_check_is_refused_and_the_next_fetch_mends_it(host, tmp_path, harm):
+def test_a_version_with_a_wrong_checksum_is_refused_and_the_next_fetch_repairs_it(host, tmp_path, harm):
     made, root = host
     clients, publisher = Clients(made[:1]), Publisher(root / "published")
     client = clients.each[0]
@@ -154,7 +161,7 @@ def test_what_does_not_check_is_refused_and_the_next_fetch_mends_it(host, tmp_pa
     with refusal(400) as found:
         client.fetch(told)
     assert json.loads(found["body"])["error"]["message"]
-    # Whoever loads it nevertheless is refused, and generation goes on with the weights that there are.
+    # Loading it is refused, and generation goes on with the current weights.
     client.pause()
     client.start()
     with refusal(409):
@@ -172,16 +179,18 @@ def test_what_does_not_check_is_refused_and_the_next_fetch_mends_it(host, tmp_pa
 
 @DELTA
 @pytest.mark.brings("files")
-def test_a_fetch_that_was_killed_is_begun_anew_from_the_base(host):
+def test_a_killed_fetch_starts_again_from_the_base(host):
     made, root = host
     clients, publisher = Clients(made), Publisher(root / "published")
     clients.all(lambda client: client.init(publisher.init_info(root / "local")))
     clients.send(publisher.publish())
     told = publisher.publish()
-    # In the middle of a change: xor that is applied again would take it back.
+    # In the middle of a change: a second xor would revert the first.
     clients.each[0].fetch(told)
     path = root / "local/.skyrl_weight_sync/state.json"
-    path.write_text(json.dumps(dict(version=1, write_in_progress=True, target_version=2, base_model_path=str(GOLDENS / KIND))))
+    path.write_text(
+        json.dumps(dict(version=1, write_in_progress=True, target_version=2, base_model_path=str(GOLDENS / KIND)))
+    )
     with refusal(409) as found:
         clients.each[1].start()
         clients.each[1].update(told)
@@ -189,7 +198,7 @@ def test_a_fetch_that_was_killed_is_begun_anew_from_the_base(host):
     clients.send(told)
     for engine in made:
         holds(engine, publisher.snapshot)
-    # Weights that somebody removed are no weights.
+    # Removed files are noticed.
     shutil.rmtree(root / "local/weights")
     clients.send(told)
     for engine in made:
@@ -197,9 +206,9 @@ def test_a_fetch_that_was_killed_is_begun_anew_from_the_base(host):
 
 
 @DELTA
-def test_requests_that_cannot_be_are_refused_in_words(host, engines, shared_root, tmp_path):
+def test_impossible_requests_are_refused_with_the_reason(host, engines, shared_root, tmp_path):
     _, root = host
-    # Of which nobody has asked anything yet.
+    # A folder without any request so far.
     engine = engines(KIND, 1, "cpu", "--model-root", shared_root, which="new")
     client, publisher = DeltaClient(engine), Publisher(root / "published")
     told = publisher.publish()
@@ -212,11 +221,14 @@ def test_requests_that_cannot_be_are_refused_in_words(host, engines, shared_root
 
     refused(409, told, "/init_weight_transfer_engine")
     for local, base, words in [
-        (tmp_path / "elsewhere", None, "local_checkpoint_dir"), (GOLDENS / KIND, None, "local_checkpoint_dir"), (root / "local", "/no/such/model", "base_model_path"), (root / "local", "/etc", "base_model_path"),
-    ]:  # fmt: skip
+        (tmp_path / "elsewhere", None, "local_checkpoint_dir"),
+        (GOLDENS / KIND, None, "local_checkpoint_dir"),
+        (root / "local", "/no/such/model", "base_model_path"),
+        (root / "local", "/etc", "base_model_path"),
+    ]:
         refused(400, dict(init_info=publisher.init_info(local, base)), words, "/init_weight_transfer_engine")
     assert not (tmp_path / "elsewhere").exists()
-    # A name of a hub is what the server was started with.
+    # The server was started with the name of a hub.
     client.init(publisher.init_info(root / "local", "Qwen/Qwen3-0.6B"))
     refused(400, dict(sync_dir=told["sync_dir"]), "target_version")
     refused(400, {**told, "sync_dir": "gs://bucket/run"}, "object store")

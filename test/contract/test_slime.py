@@ -1,4 +1,4 @@
-"""slime's ways of updating weights: broadcasts, handles, both at once, checkpoints and deltas on disk; engines that it has not started."""
+"""slime's weight updates: broadcasts, handles, both, checkpoints and deltas; engines that it did not start."""
 
 import base64
 import gc
@@ -34,7 +34,7 @@ def nccl_of_torch():
 
 @pytest.fixture(scope="module")
 def stages():
-    """Source ranks of trainers, one for each pipeline stage."""
+    """The trainers' source ranks, one for each pipeline stage."""
     made = []
 
     def start(count, shapes, device):
@@ -50,28 +50,35 @@ def stages():
 
 
 def halves(shapes):
-    """What each pipeline stage has: embeddings and the first layers, the other layers and the head."""
+    """The tensors of each pipeline stage: embeddings and the first layers; the other layers and the head."""
     names = list(shapes)
     return [names[: len(names) // 2], names[len(names) // 2 :]]
 
 
 def buckets(names, count=4):
-    """Experts come after all others, as slime sends them."""
+    """Experts come last, as slime sends them."""
     names = sorted(names, key=lambda name: ".experts." in name)
     size = -(-len(names) // count)
     return [names[at : at + size] for at in range(0, len(names), size)]
 
 
 def layout(engine_list):
-    """The group: the trainer, then the ranks of every engine."""
+    """Joins a group: the trainer, then the ranks of every engine."""
     return "t" + "".join(letter * engine.ranks for letter, engine in zip("abc", engine_list))
 
 
 def join(engine_list, processes, names, backend):
-    """A group for every stage: the engines are in several at once."""
+    """A group for every stage. The engines are in several groups at the same time."""
     groups = []
     for name, process in zip(names, processes):
-        group = Group(layout(engine_list), dict(zip("abc", engine_list)), [process], engine_list[0].shapes, name=name, backend=backend)
+        group = Group(
+            layout(engine_list),
+            dict(zip("abc", engine_list)),
+            [process],
+            engine_list[0].shapes,
+            name=name,
+            backend=backend,
+        )
         for engine in engine_list:
             SlimeEngine(engine.url).destroy_weights_update_group(name)
         group.join()
@@ -81,7 +88,14 @@ def join(engine_list, processes, names, backend):
 
 def broadcast(clients, group, variant, names, version):
     group.prepare(variant, names)
-    replies = clients.begin("update_weights_from_distributed", names, ["bfloat16"] * len(names), [list(group.shapes[name]) for name in names], group.name, version)
+    replies = clients.begin(
+        "update_weights_from_distributed",
+        names,
+        ["bfloat16"] * len(names),
+        [list(group.shapes[name]) for name in names],
+        group.name,
+        version,
+    )
     group.begin_send()
     (sent,) = group.end_trainers()
     assert not isinstance(sent, Exception), sent
@@ -90,7 +104,7 @@ def broadcast(clients, group, variant, names, version):
 
 
 def placed(engines, device, ranks, *flags):
-    """Engines for broadcasts. NCCL takes one rank a card, and the trainer has the first."""
+    """Engines for broadcasts. NCCL allows one rank a GPU, and the trainer uses the first."""
     made = []
     for index, count in enumerate(ranks):
         if device == "cpu":
@@ -105,9 +119,10 @@ def placed(engines, device, ranks, *flags):
 @pytest.mark.brings("group")
 @pytest.mark.parametrize("device, ranks", [("cpu", [1, 2]), pytest.param("cuda", [1], marks=pytest.mark.cards(2))])
 def test_a_group_for_every_pipeline_stage(engines, stages, device, ranks):
-    """Engines of different sizes in two groups at once; buckets of the groups one after another; requests open all along."""
+    """Engines of different sizes in two groups. Their buckets alternate, and requests stay open all the time."""
     served = placed(engines, device, ranks)
-    # NCCL refuses two ranks of a communicator on a card, not two communicators: the stages share the trainers' card.
+    # NCCL refuses two ranks of one communicator on a GPU but allows two communicators: the stages share the trainer's
+    # GPU.
     processes = stages(2, served[0].shapes, "cpu" if device == "cpu" else "cuda:0")
     clients = SlimeEngines(*(engine.url for engine in served))
     groups = join(served, processes, ["slime-pp_0", "slime-pp_1"], "gloo" if device == "cpu" else "nccl")
@@ -120,18 +135,23 @@ def test_a_group_for_every_pipeline_stage(engines, stages, device, ranks):
             for group, names in zip(groups, halves(served[0].shapes)):
                 for part in buckets(names, 2):
                     broadcast(clients, group, variant, part, str(version))
-            assert [reply["success"] for reply in clients.all("post_process_weights", True, False)] == [True] * len(served)
+            assert [reply["success"] for reply in clients.all("post_process_weights", True, False)] == [True] * len(
+                served
+            )
             clients.all("continue_generation")
             for engine in served:
                 engine.holds(variant)
             reply = clients.each[0].generate([5, 6, 7])
             assert reply["meta_info"]["weight_version"] == str(version), "as text, of every sample"
-            assert len(reply["meta_info"]["output_token_logprobs"]) == 4 and reply["meta_info"]["finish_reason"]["type"] == "length"
+            assert (
+                len(reply["meta_info"]["output_token_logprobs"]) == 4
+                and reply["meta_info"]["finish_reason"]["type"] == "length"
+            )
             assert [entry[1] for entry in reply["meta_info"]["output_token_logprobs"]] == reply["output_ids"]
     finally:
         for group in groups:
             group.leave()
-    # Again, as after a reconnection.
+    # Once more, as after a reconnection.
     (group,) = join(served, processes[:1], ["slime-pp_0"], "gloo" if device == "cpu" else "nccl")
     try:
         clients.all("pause_generation")
@@ -147,12 +167,15 @@ def test_a_group_for_every_pipeline_stage(engines, stages, device, ranks):
 @NCCL_FULL
 @COLOCATE
 @pytest.mark.brings("memory")
-def test_a_pause_ends_requests_with_what_they_have_and_holds_new_ones(engines):
+def test_a_pause_ends_requests_with_their_tokens_and_holds_new_ones(engines):
     engine = engines("qwen3-moe")
     client = SlimeEngine(engine.url)
     serve(engine, client, 1)
     running = Beside(lambda: client.generate([5, 6, 7], 480, sampling=dict(ignore_eos=True)))
-    settled(lambda: engine.get("/v1/loads?include=core")["loads"][0]["num_running_reqs"], lambda count: count > 0 or running.done)
+    settled(
+        lambda: engine.get("/v1/loads?include=core")["loads"][0]["num_running_reqs"],
+        lambda count: count > 0 or running.done,
+    )
     client.pause_generation()
     meta = running.result()["meta_info"]
     assert meta["finish_reason"]["type"] in ("abort", "length")
@@ -166,7 +189,7 @@ def test_a_pause_ends_requests_with_what_they_have_and_holds_new_ones(engines):
 
 
 def serve(engine, client, variant, frame=True):
-    """A colocated update in its frame."""
+    """A colocated update between pause and resume."""
     if frame:
         client.pause_generation()
         client.flush_cache()
@@ -179,7 +202,10 @@ def serve(engine, client, variant, frame=True):
 
 
 class Colocated:
-    """The training ranks of an engine's cards: each makes a bucket, the first sends all. On cards handles name the card by its UUID."""
+    """The training ranks of an engine's GPUs: each makes a bucket, and the first sends all.
+
+    Handles name a GPU by its UUID.
+    """
 
     def __init__(self, engine, device):
         self.engine, self.device = engine, device
@@ -200,7 +226,7 @@ class Colocated:
 
 
 def patched(flat):
-    """SGLang's patch of torch's reductions: the UUID stands in the place of the card's index."""
+    """SGLang's patch of torch's reductions: the UUID replaces the GPU's index."""
     import io
     from multiprocessing.reduction import ForkingPickler
 
@@ -221,7 +247,7 @@ def patched(flat):
 @pytest.mark.brings("memory")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_colocated_with_memory_that_comes_and_goes(engines, device, ranks):
+def test_colocated_with_memory_that_is_released_and_resumed(engines, device, ranks):
     """offload, train, onload weights, update, onload the rest, generate."""
     env = {"REFIT_CUDA_SHARE_CARD": "1"} if device == "cuda" and ranks > torch.cuda.device_count() else None
     engine = engines("qwen3-moe", ranks, device, which="colocated", env=env)
@@ -237,7 +263,7 @@ def test_colocated_with_memory_that_comes_and_goes(engines, device, ranks):
         shared = [pair for pair in named if ".experts." not in pair[0]]
         for at in range(0, len(shared), 6):
             trainers.send(client, [shared[at : at + 6]] * ranks, str(version))
-        # Rank-local experts: each rank is sent its own, and who has fewer an empty bucket.
+        # Rank-local experts: each rank gets its own. A rank with fewer gets an empty bucket.
         experts = [pair for pair in named if ".experts." in pair[0]]
         trainers.send(client, [experts[rank::ranks] for rank in range(ranks)], str(version))
         trainers.send(client, [[]] * (ranks - 1) + [experts[:2]], str(version))
@@ -255,7 +281,7 @@ def test_colocated_with_memory_that_comes_and_goes(engines, device, ranks):
 
 @COLOCATE
 def test_every_byte_is_read_before_the_reply(engines):
-    """Stricter than SGLang: the sender overwrites its buffer as soon as it is answered."""
+    """Stricter than SGLang: the sender overwrites its buffer right after the reply."""
     engine = engines("qwen3-moe")
     client = SlimeEngine(engine.url)
     flat = bucket(engine.tensors(1))
@@ -267,13 +293,15 @@ def test_every_byte_is_read_before_the_reply(engines):
 
 @COLOCATE
 def test_a_failure_is_a_status_with_json(engines):
-    """slime looks at the status alone, and leaves engines paused; the next update goes on from there."""
+    """slime reads only the status and leaves engines paused. The next update continues from there."""
     engine = engines("qwen3-moe")
     client = SlimeEngine(engine.url)
     serve(engine, client, 1)
     client.pause_generation()
     with pytest.raises(Failed, match=r"400: \{.*no_such"):
-        client.update_weights_from_tensor([serialize(bucket([("model.no_such.weight", torch.zeros(2, dtype=torch.bfloat16))]))], "2")
+        client.update_weights_from_tensor(
+            [serialize(bucket([("model.no_such.weight", torch.zeros(2, dtype=torch.bfloat16))]))], "2"
+        )
     assert client.get_weight_version() == "1"
     serve(engine, client, 2)
 
@@ -282,7 +310,7 @@ def test_a_failure_is_a_status_with_json(engines):
 @pytest.mark.brings("memory")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_checker_finds_what_an_update_leaves_out(engines, ranks):
-    """--check-weight-update-equal: snapshot, junk, an update with the same weights, compare."""
+    """--check-weight-update-equal: snapshot, reset, update with the same weights, compare."""
     engine = engines("qwen3-moe", ranks)
     client = SlimeEngine(engine.url)
     serve(engine, client, 1)
@@ -301,7 +329,7 @@ def test_the_checker_finds_what_an_update_leaves_out(engines, ranks):
 @pytest.mark.brings("group", "memory")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cards(2))])
 def test_remote_engines_are_updated_without_a_pause(engines, stages, device):
-    """The frame goes to the colocated engine alone; the other gets the same buckets by broadcast, while it generates."""
+    """Only the colocated engine is paused. The other one gets the same buckets by broadcast while it generates."""
     colocated = engines("qwen3-moe", 1, device, which="colocated")
     (remote,) = placed(engines, device, [1])
     (process,) = stages(1, remote.shapes, "cpu" if device == "cpu" else "cuda:0")
@@ -326,7 +354,7 @@ def test_remote_engines_are_updated_without_a_pause(engines, stages, device):
 
 
 def checkpoint(engine, folder, variant):
-    """A whole Hugging Face checkpoint, as slime writes it."""
+    """Writes a whole Hugging Face checkpoint as slime does."""
     folder.mkdir(parents=True)
     shutil.copy(GOLDENS / engine.kind / "config.json", folder)
     safetensors.torch.save_file(dict(engine.tensors(variant)), folder / "model.safetensors")
@@ -346,7 +374,7 @@ def test_a_checkpoint_for_every_version(engines, ranks, tmp_path_factory):
         client.flush_cache()
         client.update_weights_from_disk(folder, str(version))
         assert client.get_weight_version() == str(version)
-        # It is removed before generation goes on.
+        # The trainer removes it before generation goes on.
         shutil.rmtree(folder)
         client.continue_generation()
         engine.holds(version)
@@ -359,7 +387,7 @@ def test_a_checkpoint_for_every_version(engines, ranks, tmp_path_factory):
 @EXTERNAL
 @pytest.mark.brings("memory")
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_what_slime_compares_of_an_engine_that_it_has_not_started(engines, ranks):
+def test_the_options_that_slime_compares_of_an_engine_that_it_did_not_start(engines, ranks):
     engine = engines("qwen3-moe", ranks)
     for path in ("/server_info", "/get_server_info"):
         with urllib.request.urlopen(engine.url + path, timeout=30) as reply:
@@ -369,8 +397,10 @@ def test_what_slime_compares_of_an_engine_that_it_has_not_started(engines, ranks
         assert int(info.get("ep_size") or 1) == 1 and int(info.get("moe_dp_size") or 1) == 1
         assert int(info.get("num_gpus") or info.get("num_gpus_per_engine") or ranks) == ranks
         assert info.get("disaggregation_bootstrap_port") is None
-        assert not info.get("encoder_only") and info.get("disaggregation_mode") not in ("prefill", "decode"), "a regular worker"
-        # Of what slime would have set when it starts engines for itself, this is compared unless it is told otherwise.
+        assert not info.get("encoder_only") and info.get("disaggregation_mode") not in ("prefill", "decode"), (
+            "a regular worker"
+        )
+        # slime compares these with the options that it sets when it starts engines itself.
         assert info.get("enable_memory_saver") == False  # noqa: E712
     client = SlimeEngine(engine.url)
     assert client.health_generate()

@@ -1,4 +1,4 @@
-"""slime's deltas on disk: what has changed is published, every host brings a checkpoint of its own up to date, engines load that."""
+"""slime's deltas on disk: it publishes changes, every host updates its own checkpoint, and engines load that."""
 
 import json
 import shutil
@@ -43,17 +43,30 @@ class Publisher(published.Publisher):
             else:
                 at = np.flatnonzero(data != old).astype("<u4")
                 diff = np.array([at.size], "<u4").tobytes() + at.tobytes() + data[at].tobytes()
-            changed.append((name, np.frombuffer(zstandard.ZstdCompressor(level=1).compress(diff), np.uint8), CHECKSUMS[self.checksum](data.tobytes())))
+            changed.append(
+                (
+                    name,
+                    np.frombuffer(zstandard.ZstdCompressor(level=1).compress(diff), np.uint8),
+                    CHECKSUMS[self.checksum](data.tobytes()),
+                )
+            )
         where = {}
         for number in range(files):
             part = changed[number::files]
             file = f"model-{number:05d}-of-{files:05d}.safetensors"
-            safetensors.numpy.save_file({name: diff for name, diff, _ in part}, folder / file, metadata={name: digest for name, _, digest in part})
+            safetensors.numpy.save_file(
+                {name: diff for name, diff, _ in part},
+                folder / file,
+                metadata={name: digest for name, _, digest in part},
+            )
             where.update({name: file for name, *_ in part})
         metadata = dict(
-            version=f"{self.version:06d}", base_version=f"{self.version - 1:06d}", delta_encoding=self.encoding, compression_format="zstd",
+            version=f"{self.version:06d}",
+            base_version=f"{self.version - 1:06d}",
+            delta_encoding=self.encoding,
+            compression_format="zstd",
             checksum_format=self.checksum,
-        )  # fmt: skip
+        )
         (folder / "model.safetensors.index.json").write_text(json.dumps(dict(metadata=metadata, weight_map=where)))
         self.snapshot = new
         return folder
@@ -68,7 +81,7 @@ class Publisher(published.Publisher):
 
 
 def reload(clients, local, version):
-    """Pulls before the pause, then the frame."""
+    """Pulls before the pause, then updates within it."""
     clients.all("pull_weights", local, local.parent / "published", version)
     clients.all("pause_generation")
     clients.all("flush_cache")
@@ -83,7 +96,7 @@ def test_every_host_follows_what_is_published(host, encoding, checksum):
     made, root = host
     clients, local = SlimeEngines(*(engine.url for engine in made)), root / "local"
     publisher = Publisher(root / "published", encoding, checksum)
-    # The first update publishes nothing: version 0 is what the engines were started with.
+    # The first update publishes nothing: version 0 is the checkpoint that the engines started with.
     assert {reply["success"] for reply in clients.all("pull_weights", local, root / "published", 0)} == {True}
     for engine in made:
         engine.spoil()
@@ -99,7 +112,7 @@ def test_every_host_follows_what_is_published(host, encoding, checksum):
             assert client.get_weight_version() == str(publisher.version)
             assert client.generate([5, 6, 7])["meta_info"]["weight_version"] == str(publisher.version)
     assert json.loads((local / ".weight_sync/state.json").read_text())["version"] == "000003"
-    # A host that comes later gets all of them at once, and a whole version in the middle spares it what was before.
+    # A host that joins later pulls all versions at once. A whole version in between makes the earlier ones unnecessary.
     publisher.publish_whole(publisher.next())
     publisher.publish()
     shutil.rmtree(root / "published/weight_v000002")
@@ -134,7 +147,7 @@ def test_generation_goes_on_while_weights_are_pulled(host):
 
 @DELTA
 @pytest.mark.brings("files")
-def test_what_does_not_check_is_refused_and_the_next_pull_mends_it(host):
+def test_a_version_with_a_wrong_checksum_is_refused_and_the_next_pull_repairs_it(host):
     made, root = host
     client, local, source = SlimeEngine(made[0].url), root / "local", root / "published"
     publisher = Publisher(source)
@@ -145,8 +158,12 @@ def test_what_does_not_check_is_refused_and_the_next_pull_mends_it(host):
     with safetensors.safe_open(file, "np") as opened:
         named, digests = {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata())
     first = next(iter(named))
-    # A checksum of something else; a stream that is cut off; a tensor that is not there.
-    broken = [(named, {**digests, first: "0" * 32}), ({**named, first: named[first][:-3]}, digests), ({**named, "model.no_such.weight": named[first]}, {**digests, "model.no_such.weight": ""})]
+    # A wrong checksum; a truncated stream; an unknown tensor.
+    broken = [
+        (named, {**digests, first: "0" * 32}),
+        ({**named, first: named[first][:-3]}, digests),
+        ({**named, "model.no_such.weight": named[first]}, {**digests, "model.no_such.weight": ""}),
+    ]
     for tensors, metadata in broken:
         safetensors.numpy.save_file(tensors, file, metadata=metadata)
         with pytest.raises(Failed, match=r'400: \{"success":false,"message":"'):
@@ -157,7 +174,7 @@ def test_what_does_not_check_is_refused_and_the_next_pull_mends_it(host):
         holds(made[0], publisher.snapshot)
         shutil.rmtree(local)
         client.pull_weights(local, source, 0)
-    # It was killed in the middle: xor that is applied again would take the change back.
+    # It was killed in the middle: a second xor would revert the change.
     client.pull_weights(local, source, 1)
     (local / ".weight_sync/changing").write_text("1")
     (local / ".weight_sync/state.json").write_text('{"version": "000000"}')
@@ -167,13 +184,17 @@ def test_what_does_not_check_is_refused_and_the_next_pull_mends_it(host):
 
 
 @DELTA
-def test_folders_are_those_of_the_roots(host, tmp_path):
+def test_folders_must_be_below_the_model_roots(host, tmp_path):
     made, root = host
     client = SlimeEngine(made[0].url)
     for local, source, version in [
-        (tmp_path / "elsewhere", root / "published", 0), (root / "local", tmp_path, 1), (root / "local", root / "published", 7), (GOLDENS / KIND, root / "published", 0),
-        (root / "published", root / "published", 1), (root / "no/such/parent", root / "published", 0),
-    ]:  # fmt: skip
+        (tmp_path / "elsewhere", root / "published", 0),
+        (root / "local", tmp_path, 1),
+        (root / "local", root / "published", 7),
+        (GOLDENS / KIND, root / "published", 0),
+        (root / "published", root / "published", 1),
+        (root / "no/such/parent", root / "published", 0),
+    ]:
         with pytest.raises(Failed, match="400"):
             client.pull_weights(local, source, version)
     assert not (tmp_path / "elsewhere").exists()

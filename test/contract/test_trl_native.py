@@ -1,4 +1,4 @@
-"""TRL's asynchronous GRPO, which drives a plain vLLM: pause, start, one packed update, finish, resume. It looks at no status on the way."""
+"""TRL's asynchronous GRPO with a plain vLLM: pause, start, one packed update, finish, resume. It reads no status."""
 
 import pytest
 
@@ -10,7 +10,7 @@ NATIVE = pytest.mark.row(32, "TRL / vLLM native")
 
 
 class Client:
-    """Its VLLMClient: requests without a retry, and without a look at what came back."""
+    """Its VLLMClient: one attempt, and the reply is ignored."""
 
     def __init__(self, engine):
         self.engine = engine
@@ -34,15 +34,31 @@ def test_one_packed_update_with_generation_frozen(engines, wire, ranks):
     assert client.get("/v1/models")["data"][0]["max_model_len"] > 0
     assert client.get("/get_world_size")["world_size"] == ranks
     sender = Sending(engine, wire, lambda info: client.post("/init_weight_transfer_engine", dict(init_info=info)))
-    body = dict(model="policy", prompt=[5, 6, 7], max_tokens=200, temperature=1.0, n=1, return_token_ids=True, logprobs=0, ignore_eos=True)
+    body = dict(
+        model="policy",
+        prompt=[5, 6, 7],
+        max_tokens=200,
+        temperature=1.0,
+        n=1,
+        return_token_ids=True,
+        logprobs=0,
+        ignore_eos=True,
+    )
     try:
         engine.spoil()
         for variant in [3, 1, 2, 1]:
             client.post("/pause?mode=keep")
-            # What is torn generates nothing, and says so at once: the first update heals it.
+            # Torn weights generate nothing and are reported at once. The first update repairs them.
             running = None if variant == 3 else Beside(lambda: client.post("/v1/completions", body))
-            assert client.post("/start_weight_update", dict(is_checkpoint_format=True)) == {"message": "Weight update started"}
-            sender.send(lambda lists: client.post("/update_weights", dict(update_info={**lists, "packed": True})), variant, list(engine.shapes), 1 << 30)
+            assert client.post("/start_weight_update", dict(is_checkpoint_format=True)) == {
+                "message": "Weight update started"
+            }
+            sender.send(
+                lambda lists: client.post("/update_weights", dict(update_info={**lists, "packed": True})),
+                variant,
+                list(engine.shapes),
+                1 << 30,
+            )
             assert client.post("/finish_weight_update") == {"message": "Weight update finished"}
             assert running is None or not running.done, "it waits for the resume"
             client.post("/resume")

@@ -1,4 +1,7 @@
-"""verl's HTTP: from a worker on the engine's card, which a Ray shim leads to the server; the transports of its checkpoint engines end there."""
+"""verl's HTTP requests from a worker on the engine's GPU, which finds the server through a Ray shim.
+
+The transports of its checkpoint engines end in that worker.
+"""
 
 import base64
 import gc
@@ -21,8 +24,10 @@ LORA = pytest.mark.row(10, "verl / LoRA adapter")
 
 
 class Adapter:
-    """verl's HTTP client: 60 s, three attempts after timeouts and where nobody answers; a status that is no success is raised at once; an empty
-    body counts as {}, and `success` is not looked at."""
+    """verl's HTTP client: 60 s, and three attempts after timeouts and refused connections.
+
+    It raises a status other than success at once, reads an empty body as {}, and ignores `success`.
+    """
 
     def __init__(self, url, timeout_s=60):
         self.url, self.timeout_s = url, timeout_s
@@ -31,10 +36,16 @@ class Adapter:
         data = None if method == "GET" else json.dumps(payload or {}).encode()
         for attempt in range(3):
             try:
-                request = urllib.request.Request(f"{self.url}/{endpoint}", data, {"content-type": "application/json"}, method=method)
+                request = urllib.request.Request(
+                    f"{self.url}/{endpoint}", data, {"content-type": "application/json"}, method=method
+                )
                 with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
                     body = reply.read()
-                    return json.loads(body or b"{}") if "json" in reply.headers.get("content-type", "json") else body.decode()
+                    return (
+                        json.loads(body or b"{}")
+                        if "json" in reply.headers.get("content-type", "json")
+                        else body.decode()
+                    )
             except urllib.error.HTTPError as error:
                 raise RuntimeError(f"{error.code}: {error.read().decode()[:2000]}") from None
             except TimeoutError:
@@ -52,7 +63,7 @@ class Adapter:
 
 
 class ServerAdapter:
-    """What verl's worker does around an update. `resume`: it has released the engine's memory before."""
+    """The calls of verl's worker around an update. `resume`: it has released the engine's memory before."""
 
     def __init__(self, engine, device):
         self.engine, self.device, self.http = engine, device, Adapter(engine.url)
@@ -65,14 +76,17 @@ class ServerAdapter:
         return self.http.request("resume_memory_occupation", dict(tags=list(tags)))
 
     def entries(self, named):
-        """Of every tensor a handle for each tensor-parallel rank, and all of that once for every rank again."""
+        """A handle of every tensor for each tensor-parallel rank, and the whole list once for each rank."""
         ranks = self.engine.ranks
         self.handles = [(name, [tensor.to(self.device).clone() for _ in range(ranks)]) for name, tensor in named]
         text = serialize([(name, LocalSerializedTensor([dumps(own) for own in each])) for name, each in self.handles])
         return [text] * ranks
 
     def bucket(self, named, **fields):
-        reply = self.http.request("update_weights_from_tensor", dict(serialized_named_tensors=self.entries(named), load_format=None, flush_cache=True, **fields))
+        reply = self.http.request(
+            "update_weights_from_tensor",
+            dict(serialized_named_tensors=self.entries(named), load_format=None, flush_cache=True, **fields),
+        )
         self.handles = []
         gc.collect()
         if self.device != "cpu":
@@ -102,7 +116,7 @@ def served(engines, ranks, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_buckets_of_handles_between_the_resume_of_weights_and_of_the_cache(engines, ranks, device):
-    """Of the disaggregated backends the engine sees the same, from the worker that has received the weights on its card."""
+    """The disaggregated backends look the same to the engine: the worker on its GPU has received the weights."""
     engine = served(engines, ranks, device)
     worker = ServerAdapter(engine, "cpu" if device == "cpu" else "cuda:0")
     before = set(shared_files(os.getpid()))
@@ -123,8 +137,8 @@ def test_buckets_of_handles_between_the_resume_of_weights_and_of_the_cache(engin
 
 @DISAGGREGATED
 @pytest.mark.brings("memory")
-def test_the_cache_alone_goes_and_requests_that_were_aborted_have_their_prefix(engines):
-    """abort all, release the cache, update, resume it, go on from the prefix."""
+def test_only_the_cache_is_released_and_aborted_requests_go_on_from_their_tokens(engines):
+    """Abort all, release the cache, update, resume the cache, go on from the prefix."""
     engine = served(engines, 1, "cpu")
     worker = ServerAdapter(engine, "cpu")
     running = Beside(lambda: engine.tokens(480))
@@ -136,21 +150,26 @@ def test_the_cache_alone_goes_and_requests_that_were_aborted_have_their_prefix(e
     worker.update(engine.tensors(3))
     worker.resume("kv_cache")
     engine.holds(3)
-    body = dict(input_ids=[5, 6, 7, *partial["output_ids"]][:500], sampling_params=dict(max_new_tokens=4), return_logprob=True)
+    body = dict(
+        input_ids=[5, 6, 7, *partial["output_ids"]][:500], sampling_params=dict(max_new_tokens=4), return_logprob=True
+    )
     assert len(engine.post("/generate", body)["meta_info"]["output_token_logprobs"]) >= 1
 
 
 @NAIVE
 @pytest.mark.brings("memory")
 def test_a_bucket_that_is_sent_again_changes_nothing(engines):
-    """After a timeout the same body is posted again: while the first one runs it gets that one's outcome, later it is written again."""
+    """After a timeout verl posts the same body again.
+
+    It joins the first one while that runs, and later is a new update.
+    """
     engine = served(engines, 2, "cpu")
     worker = ServerAdapter(engine, "cpu")
     worker.update(engine.tensors(1))
     entries = worker.entries(engine.tensors(2))
     body = dict(serialized_named_tensors=entries, load_format=None, flush_cache=True)
     first, second = (Beside(lambda: worker.http.request("update_weights_from_tensor", body)) for _ in range(2))
-    # Of what came after the other had ended, the handles are spent: that is refused, and has changed nothing.
+    # After the end of the first one its handles are used up: the second is refused and changes nothing.
     outcomes = []
     for call in (first, second):
         try:
@@ -163,7 +182,7 @@ def test_a_bucket_that_is_sent_again_changes_nothing(engines):
 
 
 @NAIVE
-def test_what_is_wrong_is_a_status(engines):
+def test_a_wrong_request_is_an_error_status(engines):
     engine = served(engines, 1, "cpu")
     worker = ServerAdapter(engine, "cpu")
     worker.update(engine.tensors(1))
@@ -176,16 +195,20 @@ def test_what_is_wrong_is_a_status(engines):
 
 @LORA
 @pytest.mark.refused("adapters (400): with `lora.merge=True` it is row 7")
-def test_adapters_are_refused_in_words(engines):
-    """The base is kept, and merged weights serve instead."""
+def test_adapters_are_refused_with_the_reason(engines):
+    """The base weights are kept. The message suggests merged weights."""
     engine = served(engines, 1, "cpu")
     worker = ServerAdapter(engine, "cpu")
     worker.update(engine.tensors(1))
-    assert all(entry["id"] != "verl_actor_lora_name" for entry in worker.http.request("v1/models", method="GET")["data"])
+    assert all(
+        entry["id"] != "verl_actor_lora_name" for entry in worker.http.request("v1/models", method="GET")["data"]
+    )
     payload = base64.b64encode(dumps({"base_model.model.model.norm.lora_A.weight": torch.zeros(2, 2)})).decode()
     for body in [dict(serialized_named_tensors=[payload]), dict(serialized_tensors=payload)]:
         with pytest.raises(RuntimeError, match="4..: .*(?i:merge)"):
-            worker.http.request("load_lora_adapter_from_tensors", dict(lora_name="verl_actor_lora_name", config_dict=dict(r=2), **body))
+            worker.http.request(
+                "load_lora_adapter_from_tensors", dict(lora_name="verl_actor_lora_name", config_dict=dict(r=2), **body)
+            )
     with pytest.raises(RuntimeError, match="4..:"):
         worker.http.request("unload_lora_adapter", dict(lora_name="verl_actor_lora_name"))
     engine.holds(1)

@@ -1,4 +1,4 @@
-"""verl's delta_sharded: the first sync whole, then positions and values of what has changed, flush by flush, by the loader that SGLang would import."""
+"""verl's delta_sharded: a whole first sync, then positions and values of changes, by the loader that SGLang imports."""
 
 import gc
 import json
@@ -18,11 +18,17 @@ STEADY_BYTES, SEED_BYTES, MOST_ELEMENTS = 3 << 10, 64 << 10, 300
 
 
 def param(name, tensor, positions, values, first):
-    """`first`: bytes of positions, elements of values."""
+    """`first`: the offsets in bytes of positions and elements of values."""
     return dict(
-        name=name, dtype=str(tensor.dtype)[len("torch.") :], shape=list(tensor.shape), pos_start=first[0], pos_end=first[0] + 4 * len(positions), pos_width=4,
-        val_start=first[1], val_end=first[1] + len(values),
-    )  # fmt: skip
+        name=name,
+        dtype=str(tensor.dtype)[len("torch.") :],
+        shape=list(tensor.shape),
+        pos_start=first[0],
+        pos_end=first[0] + 4 * len(positions),
+        pos_width=4,
+        val_start=first[1],
+        val_end=first[1] + len(values),
+    )
 
 
 def digest(positions, values):
@@ -31,7 +37,7 @@ def digest(positions, values):
 
 
 def flush(spec, positions, values):
-    """The named tensors of one request, in verl's order; `positions`: None where whole tensors go."""
+    """The named tensors of one request in verl's order. `positions`: None for whole tensors."""
     blob = positions if positions is not None else torch.empty(0, dtype=torch.uint8)
     spec = {**spec, "checksum": spec.get("checksum", digest(blob, values))}
     named = [("__delta_spec__", torch.frombuffer(bytearray(json.dumps(spec).encode()), dtype=torch.uint8))]
@@ -39,7 +45,7 @@ def flush(spec, positions, values):
 
 
 def indices(changes):
-    """A flush of (name, whole tensor, positions, values)."""
+    """Sends a flush of (name, whole tensor, positions, values)."""
     params, at = [], [0, 0]
     for name, tensor, positions, values in changes:
         params.append(param(name, tensor, positions, values, at))
@@ -53,11 +59,15 @@ def dense(named, **fields):
     for name, tensor in named:
         params.append(param(name, tensor, [], tensor.flatten(), [0, at]))
         at = params[-1]["val_end"]
-    return flush(dict(encoding="dense", params=params, verify=False, is_last=False) | fields, None, torch.cat([tensor.flatten() for _, tensor in named]))
+    return flush(
+        dict(encoding="dense", params=params, verify=False, is_last=False) | fields,
+        None,
+        torch.cat([tensor.flatten() for _, tensor in named]),
+    )
 
 
 def diff(old, new):
-    """What differs bit for bit, in pieces of so many elements: (name, tensor, positions, values)."""
+    """The different bits in pieces of so many elements: (name, tensor, positions, values)."""
     for name, tensor in new.items():
         positions = (tensor.view(torch.int16) != old[name].view(torch.int16)).flatten().nonzero().flatten()
         for piece in positions.split(MOST_ELEMENTS) if len(positions) else ():
@@ -77,7 +87,7 @@ def bucketed(items, size, limit):
 
 
 class Trainer:
-    """Rank 0 of the trainers, and the workers beside the engine that it sends to: every rank of the engine gets a copy of each flush."""
+    """Rank 0 of the trainers, and the engine's workers. Every rank of the engine gets a copy of each flush."""
 
     def __init__(self, engine, device):
         self.worker = ServerAdapter(engine, "cpu" if device == "cpu" else "cuda:0")
@@ -86,7 +96,10 @@ class Trainer:
     def post(self, named, is_last=False, **fields):
         entries = self.worker.entries(named)
         try:
-            return self.worker.http.request("update_weights_from_tensor", dict(serialized_named_tensors=entries, load_format=LOADER, flush_cache=is_last, **fields))
+            return self.worker.http.request(
+                "update_weights_from_tensor",
+                dict(serialized_named_tensors=entries, load_format=LOADER, flush_cache=is_last, **fields),
+            )
         finally:
             self.worker.handles = []
             gc.collect()
@@ -109,7 +122,9 @@ class Trainer:
 
     def verify(self, weights):
         buckets = list(bucketed(weights.items(), lambda item: item[1].nbytes, SEED_BYTES))
-        return self.stream(dense(bucket, verify=True, is_last=index == len(buckets) - 1) for index, bucket in enumerate(buckets))
+        return self.stream(
+            dense(bucket, verify=True, is_last=index == len(buckets) - 1) for index, bucket in enumerate(buckets)
+        )
 
     def holds(self, weights):
         got = self.engine.checksums()
@@ -122,7 +137,7 @@ def whole(engine, variant):
 
 
 def stepped(weights, step, share=0.02):
-    """What a step of training leaves: a few elements of most tensors, the first and the last of each among them."""
+    """A training step: changes a few elements of most tensors, the first and the last of each among them."""
     out = {}
     for index, (name, tensor) in enumerate(weights.items()):
         noise = torch.rand(tensor.numel(), generator=torch.Generator().manual_seed(step * 1000 + index))
@@ -144,7 +159,10 @@ def trainer(engines):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_first_sync_is_whole_and_later_ones_change_single_elements_of_every_rank(engines, ranks, device):
-    """abort, release the cache, flush by flush, resume, as its checkpoint manager does. A, B, A, and every element that no flush has named stays."""
+    """As its checkpoint manager: abort, release the cache, flushes, resume.
+
+    A, B, A. Elements outside all flushes stay.
+    """
     trainer = Trainer(served(engines, ranks, device), device)
     before = set(shared_files(os.getpid()))
     first = whole(trainer.engine, 1)
@@ -159,7 +177,9 @@ def test_the_first_sync_is_whole_and_later_ones_change_single_elements_of_every_
         trainer.worker.resume("kv_cache")
         assert len(replies) > 3
         changed = sum(reply["report"]["changed"] for reply in replies)
-        assert changed == sum(reply["report"]["bytes"] for reply in replies) / 6, "every element that was sent was another one"
+        assert changed == sum(reply["report"]["bytes"] for reply in replies) / 6, (
+            "every element that was sent was another one"
+        )
         trainer.holds(weights)
         assert len(trainer.engine.tokens()["output_ids"]) == 4
     gc.collect()
@@ -169,7 +189,7 @@ def test_the_first_sync_is_whole_and_later_ones_change_single_elements_of_every_
 @DELTA
 @pytest.mark.brings("memory")
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_flush_that_comes_again_changes_nothing(engines, device):
+def test_a_repeated_flush_changes_nothing(engines, device):
     trainer = Trainer(served(engines, 2, device), device)
     first = whole(trainer.engine, 1)
     trainer.seed(first)
@@ -184,8 +204,11 @@ def test_a_flush_that_comes_again_changes_nothing(engines, device):
 @DELTA
 @pytest.mark.brings("memory")
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_sweep_finds_what_differs_from_the_trainers(engines, device):
-    """Every K syncs the whole weights come again: all equal is a success; what differs is an error of the last flush, and right from then on."""
+def test_a_sweep_finds_differences_from_the_trainer(engines, device):
+    """Every K syncs the whole weights are sent again.
+
+    Equal weights are a success. A difference is an error of the last flush, and is repaired by it.
+    """
     trainer = Trainer(served(engines, 2, device), device)
     first = whole(trainer.engine, 1)
     trainer.seed(first)
@@ -214,7 +237,7 @@ def test_values_of_another_dtype_are_rounded(trainer):
 
 
 def wrong_deltas(tensor, name="model.norm.weight"):
-    """What is wrong with each, in words of the refusal, and the flush."""
+    """Wrong flushes by the text of their refusal."""
     two = torch.ones(2, dtype=torch.bfloat16)
     good = indices([(name, tensor, torch.tensor([0, 1]), two)])
     spec, positions, values = (dict(good)[key] for key in ("__delta_spec__", "__positions__", "__values__"))
@@ -230,7 +253,10 @@ def wrong_deltas(tensor, name="model.norm.weight"):
     yield "outside of its", indices([(name, tensor, torch.tensor([0, end]), two)])
     yield "position -1 lies outside", indices([(name, tensor, torch.tensor([0, -1]), two)])
     yield "position 1 comes twice", indices([(name, tensor, torch.tensor([1, 1]), two)])
-    yield "position 1 comes twice", indices([(name, tensor, torch.tensor([1]), two[:1]), (name, tensor, torch.tensor([1]), two[:1])])
+    yield (
+        "position 1 comes twice",
+        indices([(name, tensor, torch.tensor([1]), two[:1]), (name, tensor, torch.tensor([1]), two[:1])]),
+    )
     yield "checksum", told(checksum=said["checksum"] ^ 1)
     yield "no_such", told(params=params(name="model.no_such.weight"))
     yield "shape", told(params=params(shape=[3]))
@@ -248,14 +274,17 @@ def wrong_deltas(tensor, name="model.norm.weight"):
     yield "not JSON", [("__delta_spec__", torch.tensor([123, 34], dtype=torch.uint8)), *good[1:]]
     yield "a delta is __delta_spec__", good[1:]
     yield "a delta is __delta_spec__", [*good, ("more", two)]
-    yield "values for", flush(dict(encoding="dense", params=params(pos_start=0, pos_end=0), verify=False, is_last=True), None, values)
+    yield (
+        "values for",
+        flush(dict(encoding="dense", params=params(pos_start=0, pos_end=0), verify=False, is_last=True), None, values),
+    )
 
 
 @DELTA
 @pytest.mark.brings("memory")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_wrong_deltas_are_refused_and_nothing_is_lost(engines, ranks):
-    """Not a byte has changed, every handle has been given back, and the right delta comes through afterwards."""
+    """No byte has changed, every handle has been returned, and the correct delta works afterwards."""
     trainer = Trainer(served(engines, ranks, "cpu"), "cpu")
     first = whole(trainer.engine, 1)
     trainer.seed(first)
@@ -284,13 +313,15 @@ def test_ranks_that_are_sent_different_deltas_are_refused(engines):
     flushes = [indices([("model.norm.weight", tensor, torch.tensor([at]), one)]) for at in (0, 10)]
     named = [(group[0][0], LocalSerializedTensor([dumps(part[1]) for part in group])) for group in zip(*flushes)]
     with pytest.raises(RuntimeError, match="400: .*different deltas"):
-        trainer.worker.http.request("update_weights_from_tensor", dict(serialized_named_tensors=[serialize(named)] * 2, load_format=LOADER))
+        trainer.worker.http.request(
+            "update_weights_from_tensor", dict(serialized_named_tensors=[serialize(named)] * 2, load_format=LOADER)
+        )
     trainer.holds(first)
 
 
 @DELTA
 @pytest.mark.brings("memory")
-def test_a_delta_of_a_tensor_that_is_torn_is_refused_by_name_until_it_comes_whole(trainer):
+def test_a_delta_of_a_torn_tensor_is_refused_by_name_until_the_whole_tensor_is_sent(trainer):
     first = whole(trainer.engine, 1)
     trainer.seed(first)
     second = stepped(first, 2)

@@ -1,5 +1,7 @@
-"""verl with vLLM: its worker on each of the engine's cards binds a ZeroMQ socket and sends buckets through one buffer, while the actor has the engine take
-them; the shim's actor has refit answer there."""
+"""verl with vLLM: a worker on each GPU of the engine binds a ZeroMQ socket and sends buckets through one buffer.
+
+The actor starts the engine's receiver meanwhile. With the shim's actor refit is the receiver.
+"""
 
 import gc
 import io
@@ -30,7 +32,10 @@ def dumps(message):
 
 
 class Sender:
-    """verl's BucketedWeightSender: REQ, the buffer, bucket after bucket, and what does not fit on its own; it looks at no answer."""
+    """verl's BucketedWeightSender: a REQ socket, the buffer, the buckets, and larger tensors alone.
+
+    It ignores replies.
+    """
 
     def __init__(self, endpoint, device, use_shm):
         self.endpoint, self.device, self.use_shm, self.shm, self.buckets = endpoint, device, use_shm, None, 0
@@ -58,7 +63,18 @@ class Sender:
                     meta, offset = {}, 0
                 if weight.nbytes > BUCKET:
                     assert not self.use_shm, f"{name} is larger than the buffer"
-                    self.bucket({name: dict(name=name, shape=weight.shape, dtype=weight.dtype, offset=0, handle=reduce_tensor(weight))}, False)
+                    self.bucket(
+                        {
+                            name: dict(
+                                name=name,
+                                shape=weight.shape,
+                                dtype=weight.dtype,
+                                offset=0,
+                                handle=reduce_tensor(weight),
+                            )
+                        },
+                        False,
+                    )
                     continue
                 meta[name] = dict(name=name, shape=weight.shape, dtype=weight.dtype, offset=offset, handle=None)
                 buffer[offset : offset + weight.nbytes].view(weight.dtype).view(weight.shape).copy_(weight)
@@ -84,7 +100,7 @@ class Sender:
 
 
 class Workers:
-    """verl's workers, one beside each rank of the engine; the first one asks the actor."""
+    """verl's workers, one for each rank of the engine. The first one calls the actor."""
 
     def __init__(self, engine, actor, device, use_shm):
         self.engine, self.actor, self.device, self.use_shm, self.replica = engine, actor, device, use_shm, 0
@@ -94,9 +110,23 @@ class Workers:
         return f"ipc:///tmp/rl-colocate-zmq-{job}-replica-{self.replica}-rank-{rank}.sock"
 
     def update(self, weights, step, spoil=None, **kwargs):
-        future = self.actor.collective_rpc.remote("update_weights_from_ipc", timeout=None, args=(), kwargs={**kwargs, "use_shm": self.use_shm})
-        senders = [Sender(self.endpoint(rank), self.device if self.device == "cpu" else f"cuda:{rank % torch.cuda.device_count()}", self.use_shm) for rank in range(self.engine.ranks)]
-        sent = [Beside(lambda sender=sender: sender.send([(name, tensor.to(sender.device)) for name, tensor in weights], spoil)) for sender in senders]
+        future = self.actor.collective_rpc.remote(
+            "update_weights_from_ipc", timeout=None, args=(), kwargs={**kwargs, "use_shm": self.use_shm}
+        )
+        senders = [
+            Sender(
+                self.endpoint(rank),
+                self.device if self.device == "cpu" else f"cuda:{rank % torch.cuda.device_count()}",
+                self.use_shm,
+            )
+            for rank in range(self.engine.ranks)
+        ]
+        sent = [
+            Beside(
+                lambda sender=sender: sender.send([(name, tensor.to(sender.device)) for name, tensor in weights], spoil)
+            )
+            for sender in senders
+        ]
         for one in sent:
             one.result()
         get(future)
@@ -105,7 +135,7 @@ class Workers:
         return senders
 
     def round(self, weights, step):
-        """Hybrid: memory goes while the trainer trains, weights' memory comes back for the update and the cache's after it."""
+        """Hybrid: memory is released for the training, the weights' resumed for the update and the cache's after it."""
         get(self.actor.wait_for_requests_to_drain.remote())
         get(self.actor.sleep.remote())
         assert self.engine.get("/health")["status"] == "asleep"
@@ -115,7 +145,10 @@ class Workers:
         return senders
 
 
-WAYS = [("cpu", True), *[pytest.param(device.values[0], False, marks=device.marks) for device in DEVICES if not isinstance(device, str)]]
+WAYS = [
+    ("cpu", True),
+    *[pytest.param(device.values[0], False, marks=device.marks) for device in DEVICES if not isinstance(device, str)],
+]
 
 
 @pytest.fixture
@@ -138,7 +171,7 @@ def shm_left():
 @pytest.mark.brings("memory")
 @pytest.mark.parametrize("device, use_shm", WAYS)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_buckets_of_every_worker_are_one_update_between_the_wakings(workers_of, ranks, device, use_shm):
+def test_buckets_of_all_workers_are_one_update_between_the_wake_ups(workers_of, ranks, device, use_shm):
     workers = workers_of(ranks, device, use_shm)
     engine, before, mine = workers.engine, shm_left(), set(shared_files(os.getpid()))
     for step, variant in enumerate((1, 2, 1), 1):
@@ -146,9 +179,15 @@ def test_buckets_of_every_worker_are_one_update_between_the_wakings(workers_of, 
         assert all(sender.buckets > 3 for sender in senders)
         engine.holds(variant)
         assert engine.version() == str(step)
-        output = get(workers.actor.generate.remote(prompt_ids=[1, 2, 3], sampling_params=dict(temperature=0.0, logprobs=True, max_tokens=4), request_id=f"r{step}-{ranks}"))
+        output = get(
+            workers.actor.generate.remote(
+                prompt_ids=[1, 2, 3],
+                sampling_params=dict(temperature=0.0, logprobs=True, max_tokens=4),
+                request_id=f"r{step}-{ranks}",
+            )
+        )
         assert 1 <= len(output.token_ids) == len(output.log_probs) and output.extra_fields["global_steps"] == step
-    # Without memory that went: whole weights in float32, as verl's engines export them.
+    # Without a memory release: whole weights in float32, as verl's engines export them.
     workers.update([(name, tensor.float()) for name, tensor in engine.tensors(3) if tensor.nbytes * 2 <= BUCKET], 4)
     small = [name for name, tensor in engine.tensors(3) if tensor.nbytes * 2 <= BUCKET]
     engine.holds(3, small)
@@ -160,7 +199,7 @@ def test_buckets_of_every_worker_are_one_update_between_the_wakings(workers_of, 
 @VLLM
 @pytest.mark.cards(1)
 @pytest.mark.brings("memory")
-def test_what_is_larger_than_the_buffer_comes_by_its_own_handle(workers_of):
+def test_a_tensor_larger_than_the_buffer_has_its_own_handle(workers_of):
     workers = workers_of(1, "cuda", False)
     weights = dict(workers.engine.tensors(5))
     name = max(weights, key=lambda name: weights[name].nbytes)
@@ -173,13 +212,26 @@ def test_what_is_larger_than_the_buffer_comes_by_its_own_handle(workers_of):
 @pytest.mark.brings("memory")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_bad_bucket_fails_the_call_and_leaves_no_worker_waiting(workers_of, ranks):
-    """Its sender looks at no answer, and sends all the rest: it is taken and dropped. What was written before is torn by name until it comes again."""
+    """The sender ignores replies and sends all buckets.
+
+    The engine receives and drops them, and names the torn tensors.
+    """
     workers = workers_of(ranks, "cpu", True)
     engine = workers.engine
     workers.update(engine.tensors(1), 1)
 
     def renamed(at, wrong):
-        return lambda index, meta: {f"model.no_such.{name}" if wrong == "name" else name: {**entry, **({"offset": BUCKET} if wrong == "offset" else {"name": f"model.no_such.{name}"})} for name, entry in meta.items()} if index == at else meta
+        return lambda index, meta: (
+            {
+                f"model.no_such.{name}" if wrong == "name" else name: {
+                    **entry,
+                    **({"offset": BUCKET} if wrong == "offset" else {"name": f"model.no_such.{name}"}),
+                }
+                for name, entry in meta.items()
+            }
+            if index == at
+            else meta
+        )
 
     for at, wrong, words in [(0, "name", "no_such"), (0, "offset", "the buffer has"), (2, "name", "no_such")]:
         with pytest.raises(Exception, match=f"(?s){words}"):
@@ -194,10 +246,16 @@ def test_a_bad_bucket_fails_the_call_and_leaves_no_worker_waiting(workers_of, ra
 
 
 @VLLM
-def test_what_a_worker_of_vllm_does_besides_is_refused_in_words(workers_of):
+def test_other_calls_of_a_vllm_worker_are_refused_with_the_reason(workers_of):
     workers = workers_of(1, "cpu", True)
-    assert "monkey_patch_model" in error_of(workers.actor.collective_rpc.remote("monkey_patch_model", kwargs=dict(vocab_size=1)))
-    assert "merge=True" in error_of(workers.actor.collective_rpc.remote("update_weights_from_ipc", kwargs=dict(peft_config=dict(r=2), base_sync_done=True)))
+    assert "monkey_patch_model" in error_of(
+        workers.actor.collective_rpc.remote("monkey_patch_model", kwargs=dict(vocab_size=1))
+    )
+    assert "merge=True" in error_of(
+        workers.actor.collective_rpc.remote(
+            "update_weights_from_ipc", kwargs=dict(peft_config=dict(r=2), base_sync_done=True)
+        )
+    )
     engine = workers.engine
     with refusal(400) as found:
         engine.post("/update_weights_from_ipc", dict(zmq_handles={"0": "tcp://127.0.0.1:5555"}))
@@ -205,15 +263,23 @@ def test_what_a_worker_of_vllm_does_besides_is_refused_in_words(workers_of):
 
 
 @VLLM
-def test_memory_that_is_not_verls_is_not_opened(workers_of):
-    """A name of its form alone; of the user's own; as long as it says."""
+def test_memory_of_others_is_not_opened(workers_of):
+    """The name must have verl's form, the file belong to this user and have the announced size."""
     workers = workers_of(1, "cpu", True)
     name = f"verl_weights_{uuid.uuid4().hex}"
     short = shared_memory.SharedMemory(name=name, create=True, size=64)
     try:
-        for about, words in [(dict(name="../etc/passwd", size=10), "does not give"), (dict(name=f"verl_weights_{'0' * 32}", size=10), "cannot be opened"), (dict(name=name, size=1 << 20), "were announced")]:
+        for about, words in [
+            (dict(name="../etc/passwd", size=10), "does not give"),
+            (dict(name=f"verl_weights_{'0' * 32}", size=10), "cannot be opened"),
+            (dict(name=name, size=1 << 20), "were announced"),
+        ]:
             endpoint = f"ipc:///tmp/verl-{uuid.uuid4().hex}.sock"
-            call = Beside(lambda endpoint=endpoint: workers.engine.request("POST", "/update_weights_from_ipc", dict(zmq_handles={"0": endpoint})))
+            call = Beside(
+                lambda endpoint=endpoint: workers.engine.request(
+                    "POST", "/update_weights_from_ipc", dict(zmq_handles={"0": endpoint})
+                )
+            )
             socket = Req(endpoint)
             socket.send(pickle.dumps(about))
             socket.recv()

@@ -1,4 +1,7 @@
-"""How trainers steer and use a vLLM to generate: SkyRL, prime-rl, AReaL in its vLLM mode, TRL. Requests, headers and what is read of replies are theirs."""
+"""How trainers control vLLM and generate with it: SkyRL, prime-rl, AReaL in its vLLM mode, TRL.
+
+The requests, the headers and the read parts of replies are theirs.
+"""
 
 import functools
 import http.client
@@ -31,7 +34,7 @@ LONG = 3000
 
 @pytest.fixture(scope="module")
 def steered(tmp_path_factory):
-    """An engine that generates long enough to be caught at it, and a folder beside it with other weights of the same model."""
+    """An engine that generates for long, and a folder with other weights of its model."""
     roots = tmp_path_factory.mktemp("steered")
     shutil.copytree(GOLDENS / "qwen3", roots / "model")
     config = json.loads((roots / "model/config.json").read_text())
@@ -39,7 +42,10 @@ def steered(tmp_path_factory):
     engine = Engine(roots / "model", 1, "cpu", "--model-root", roots, "--max-total-tokens", 4 * LONG)
     for variant in (1, 2):
         (roots / f"step-{variant}").mkdir()
-        save_file({name: coded(variant, name, shape).contiguous() for name, shape in engine.shapes.items()}, roots / f"step-{variant}/model.safetensors")
+        save_file(
+            {name: coded(variant, name, shape).contiguous() for name, shape in engine.shapes.items()},
+            roots / f"step-{variant}/model.safetensors",
+        )
     engine.folder = roots
     yield engine
     engine.stop()
@@ -59,11 +65,11 @@ def ease(engine):
 
 
 class Over(Exception):
-    """A request had ended before it could be caught in its midst, or had overtaken another one: the machine let the test stand still for so long."""
+    """A request ended or overtook another one before the test could act, because the machine was busy."""
 
 
 def in_the_midst(test):
-    """Of tests that catch requests: where one was over, everything begins anew. What is never caught fails in the end."""
+    """For tests that act on running requests: repeats the test if a request was over. Fails after too many attempts."""
 
     @functools.wraps(test)
     def tried(steered):
@@ -78,11 +84,14 @@ def in_the_midst(test):
 
 
 def update(engine, variant):
-    return engine.post("/update_weights_from_disk", dict(model_path=str(engine.folder / f"step-{variant}"), weight_version=f"step-{variant}"))
+    return engine.post(
+        "/update_weights_from_disk",
+        dict(model_path=str(engine.folder / f"step-{variant}"), weight_version=f"step-{variant}"),
+    )
 
 
 class Control:
-    """SkyRL's control plane: one connection that is kept, no retry, a body read only where the reply says its length, and then as JSON."""
+    """SkyRL's control plane: one kept connection, no retry, and a JSON body only if the reply has a length."""
 
     def __init__(self, engine):
         self.connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=300)
@@ -92,7 +101,9 @@ class Control:
         self.connection.request(method, path, None if body is None else json.dumps(body), headers)
         reply = self.connection.getresponse()
         length = reply.getheader("content-length")
-        assert length is not None and reply.getheader("transfer-encoding") is None, f"{path}: a body without a length is taken for none"
+        assert length is not None and reply.getheader("transfer-encoding") is None, (
+            f"{path}: a body without a length is taken for none"
+        )
         text = reply.read()
         assert int(length) == len(text)
         if text:
@@ -103,12 +114,20 @@ class Control:
         return found
 
 
-def generate(engine, count, prompt=PROMPT, path="/inference/v1/generate", headers=None, timeout=300, sampling=None, **fields):
-    """SkyRL's data plane: 30 tries a second apart, on broken connections and on replies that are no JSON, never on a 4xx."""
+def generate(
+    engine, count, prompt=PROMPT, path="/inference/v1/generate", headers=None, timeout=300, sampling=None, **fields
+):
+    """SkyRL's data plane: 30 attempts a second apart after broken connections and replies without JSON, none after a
+    4xx.
+    """
     params = dict(max_tokens=count, temperature=0, ignore_eos=True, logprobs=0, **(sampling or {}))
     body = json.dumps(dict(sampling_params=params, model="policy", token_ids=prompt, **fields)).encode()
     for _ in range(30):
-        request = urllib.request.Request(engine.url + path, body, {"Content-Type": "application/json", "X-Session-ID": "trajectory-7", **(headers or {})})
+        request = urllib.request.Request(
+            engine.url + path,
+            body,
+            {"Content-Type": "application/json", "X-Session-ID": "trajectory-7", **(headers or {})},
+        )
         try:
             with urllib.request.urlopen(request, timeout=timeout) as reply:
                 return json.loads(reply.read())
@@ -124,7 +143,7 @@ def generate(engine, count, prompt=PROMPT, path="/inference/v1/generate", header
 
 
 def read(reply):
-    """What SkyRL reads of a choice."""
+    """The parts of a choice that SkyRL reads."""
     choice = reply["choices"][0]
     logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
     assert len(logprobs) == len(choice["token_ids"])
@@ -132,7 +151,7 @@ def read(reply):
 
 
 def begun(engine, count=LONG, **fields):
-    """A request under way that has made tokens."""
+    """A running request that has generated tokens."""
     before = engine.metric("refit:generation_tokens_total")
     beside = Beside(lambda: generate(engine, count, **fields))
     settled(lambda: engine.metric("refit:generation_tokens_total") - before, lambda made: made > 20 or beside.done)
@@ -141,7 +160,7 @@ def begun(engine, count=LONG, **fields):
 
 
 def still(beside):
-    """It is under way, or the test begins anew."""
+    """Checks that it still runs; else the test is repeated."""
     if beside.done:
         beside.result()
         raise Over
@@ -150,8 +169,8 @@ def still(beside):
 @SKYRL
 @PRIME
 @in_the_midst
-def test_a_frozen_request_goes_on_where_it_was_and_tells_which_weights_made_what(steered):
-    """keep: nothing is aborted and nothing is tried again; the tokens before the pause are those of the old weights."""
+def test_a_frozen_request_goes_on_and_reports_the_weights_of_each_token(steered):
+    """keep: nothing is aborted or retried. The tokens before the pause are those of the old weights."""
     update(steered, 1)
     old, _, _ = read(generate(steered, LONG))
     control = Control(steered)
@@ -180,7 +199,7 @@ def test_a_frozen_request_goes_on_where_it_was_and_tells_which_weights_made_what
 
 @SKYRL
 @in_the_midst
-def test_a_frozen_request_is_computed_again_where_its_kv_is_reset(steered):
+def test_a_frozen_request_is_computed_again_after_a_reset_of_its_cache(steered):
     update(steered, 1)
     old, _, _ = read(generate(steered, LONG))
     control = Control(steered)
@@ -201,7 +220,7 @@ def test_the_cache_can_be_reset_while_an_update_request_is_open(steered):
     control = Control(steered)
     update(steered, 1)
     pending = begun(steered)
-    # Nothing is paused: the update waits for the request, and stays open as long.
+    # Without a pause the update stays open until the request ends.
     open_update = Beside(lambda: update(steered, 2))
     time.sleep(0.1)
     assert control("/reset_prefix_cache", {"reset_running_requests": True}) == {"success": True, "status": "ok"}
@@ -215,7 +234,7 @@ def test_the_cache_can_be_reset_while_an_update_request_is_open(steered):
 
 @SKYRL
 @PRIME
-def test_what_comes_while_paused_waits_with_its_connection_open(steered):
+def test_requests_while_paused_wait_with_an_open_connection(steered):
     control = Control(steered)
     for mode in ("keep", "abort", "wait"):
         control(f"/pause?mode={mode}&clear_cache=false")
@@ -228,7 +247,7 @@ def test_what_comes_while_paused_waits_with_its_connection_open(steered):
 
 @NATIVE
 @in_the_midst
-def test_wait_lets_running_requests_end_and_holds_the_rest(steered):
+def test_wait_lets_running_requests_end_and_holds_new_ones(steered):
     control = Control(steered)
     running = begun(steered)
     paused = Beside(lambda: Control(steered)("/pause?mode=wait"))
@@ -238,7 +257,7 @@ def test_wait_lets_running_requests_end_and_holds_the_rest(steered):
     assert paused.result() == {"status": "paused"}
     assert steered.metric("refit:num_requests_running") == 0, "they have ended when it is answered"
     assert len(read(running.result())[0]) == LONG
-    # It has not overtaken the pause.
+    # It arrived after the pause.
     still(late)
     control("/resume")
     assert read(late.result())[1] == "length"
@@ -246,7 +265,7 @@ def test_wait_lets_running_requests_end_and_holds_the_rest(steered):
 
 @NATIVE
 @in_the_midst
-def test_a_wait_that_is_resumed_is_given_up_in_words(steered):
+def test_a_resume_ends_a_wait_with_an_error(steered):
     running = begun(steered)
     paused = Beside(lambda: Control(steered)("/pause?mode=wait"))
     time.sleep(0.1)
@@ -263,12 +282,21 @@ def test_a_wait_that_is_resumed_is_given_up_in_words(steered):
 @AREAL
 @AREAL_DISK
 @in_the_midst
-def test_partial_output_is_gone_on_with_until_the_request_is_whole(steered):
-    """AReaL's loop: append what came, ask for the rest, wait while paused."""
+def test_a_partial_output_is_continued_until_the_request_is_complete(steered):
+    """AReaL's loop: append the output, request the rest, wait while paused."""
     update(steered, 1)
 
     def completion(prompt, count):
-        body = dict(prompt=prompt, max_tokens=count, temperature=0, ignore_eos=True, logprobs=0, return_tokens_as_token_ids=True, stream=False, skip_special_tokens=False)
+        body = dict(
+            prompt=prompt,
+            max_tokens=count,
+            temperature=0,
+            ignore_eos=True,
+            logprobs=0,
+            return_tokens_as_token_ids=True,
+            stream=False,
+            skip_special_tokens=False,
+        )
         reply = steered.post("/v1/completions", body)["choices"][0]
         tokens = [int(token.split(":")[1]) for token in reply["logprobs"]["tokens"]]
         assert len(tokens) == len(reply["logprobs"]["token_logprobs"])
@@ -288,7 +316,7 @@ def test_partial_output_is_gone_on_with_until_the_request_is_whole(steered):
     settled(lambda: steered.metric("refit:generation_tokens_total") - before, lambda made: made > 20 or loop.done)
     steered.post("/pause", {})
     time.sleep(0.3)
-    # The second try waits.
+    # The second attempt waits.
     still(loop)
     steered.post("/resume")
     tokens, finish, asked = loop.result()
@@ -299,8 +327,8 @@ def test_partial_output_is_gone_on_with_until_the_request_is_whole(steered):
 
 
 @AREAL_DISK
-def test_offload_and_onload_bring_weights_back_as_they_were(steered):
-    """AReaL posts {} (level 1), and names tags in the query beside a body {}."""
+def test_offload_and_onload_restore_the_weights(steered):
+    """AReaL posts {} (level 1), and sends tags in the query with a body {}."""
     update(steered, 1)
     before = generate(steered, 20)["choices"][0]["token_ids"]
     reply = steered.post("/sleep", {})
@@ -317,8 +345,9 @@ def test_offload_and_onload_bring_weights_back_as_they_were(steered):
 
 @SKYRL_IPC
 @in_the_midst
-def test_weights_wake_are_written_and_then_the_cache_wakes(steered):
-    """SkyRL's synchronous step: sleep at level 2, weights, update, cache, and generation with no word of resume."""
+def test_weights_wake_up_and_are_written_before_the_cache_wakes_up(steered):
+    """SkyRL's synchronous step: sleep at level 2, wake weights, update, wake the cache, and generate without a resume.
+    """
     control = Control(steered)
     update(steered, 1)
     pending = begun(steered)
@@ -340,7 +369,7 @@ def test_weights_wake_are_written_and_then_the_cache_wakes(steered):
 
 
 @SKYRL_IPC
-def test_weights_that_were_dropped_are_refused_until_they_are_written(steered):
+def test_dropped_weights_refuse_generation_until_they_are_written(steered):
     control = Control(steered)
     update(steered, 1)
     control("/sleep?level=2")
@@ -353,7 +382,7 @@ def test_weights_that_were_dropped_are_refused_until_they_are_written(steered):
 
 
 @SKYRL
-def test_start_up_asks_for_the_world_with_a_body_on_a_get(steered):
+def test_the_start_requests_the_world_size_by_a_get_with_a_body(steered):
     control = Control(steered)
     for _ in range(2):
         assert control("/get_world_size", {}, "GET") == {"world_size": 1}
@@ -366,7 +395,7 @@ def test_start_up_asks_for_the_world_with_a_body_on_a_get(steered):
 
 @PRIME
 def test_salts_keep_the_cache_of_one_policy_from_another(steered):
-    """prime-rl never resets the cache: each request carries the version of the policy that its rollout began with."""
+    """prime-rl never resets the cache: each request carries the policy version of its rollout."""
     update(steered, 1)
     steered.post("/reset_prefix_cache")
     prompt = list(range(3, 60))
@@ -401,7 +430,7 @@ def test_scores_of_a_prompt_are_those_of_the_model(steered):
 def test_probes_and_the_model_list(steered):
     assert steered.get("/liveness") == {"status": "ok"}
     assert steered.get("/v1/models")["data"][0]["id"]
-    # httpx sends no body at all.
+    # httpx sends no body.
     connection = http.client.HTTPConnection("127.0.0.1", steered.port, timeout=60)
     for path in ("/pause?mode=keep&clear_cache=false", "/resume"):
         connection.request("POST", path, headers={"content-length": "0", "content-type": "application/json"})
@@ -410,7 +439,7 @@ def test_probes_and_the_model_list(steered):
 
 
 @NATIVE
-def test_the_checker_proves_that_an_update_brings_everything(steered):
+def test_the_checker_proves_that_an_update_is_complete(steered):
     update(steered, 1)
     checksums = steered.post("/weight_checker", dict(action="checksum"))["checksums"]
     assert set(checksums) == {f"dp0:pp0:pcp0:tp0:{name}" for name in steered.shapes}
@@ -423,10 +452,17 @@ def test_the_checker_proves_that_an_update_brings_everything(steered):
 
 
 @NATIVE
-def test_a_stream_of_tokens_is_the_reply_in_pieces(steered):
+def test_a_stream_has_the_tokens_of_the_reply(steered):
     update(steered, 1)
     whole = generate(steered, 30)["choices"][0]
-    body = json.dumps(dict(token_ids=PROMPT, stream=True, stream_options=dict(include_usage=True), sampling_params=dict(max_tokens=30, temperature=0, ignore_eos=True, logprobs=0)))
+    body = json.dumps(
+        dict(
+            token_ids=PROMPT,
+            stream=True,
+            stream_options=dict(include_usage=True),
+            sampling_params=dict(max_tokens=30, temperature=0, ignore_eos=True, logprobs=0),
+        )
+    )
     connection = http.client.HTTPConnection("127.0.0.1", steered.port, timeout=60)
     connection.request("POST", "/inference/v1/generate", body, {"content-type": "application/json"})
     frames = [frame.removeprefix("data: ") for frame in connection.getresponse().read().decode().split("\n\n") if frame]
@@ -435,12 +471,14 @@ def test_a_stream_of_tokens_is_the_reply_in_pieces(steered):
     assert chunks[-1]["usage"]["completion_tokens"] == 30
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     assert [token for choice in choices for token in choice["token_ids"]] == whole["token_ids"]
-    assert [entry["logprob"] for choice in choices for entry in choice["logprobs"]["content"]] == [entry["logprob"] for entry in whole["logprobs"]["content"]]
+    assert [entry["logprob"] for choice in choices for entry in choice["logprobs"]["content"]] == [
+        entry["logprob"] for entry in whole["logprobs"]["content"]
+    ]
     assert choices[-1]["finish_reason"] == "length" and choices[-1]["weight_versions"] == whole["weight_versions"]
 
 
 @REPLAY
-def test_a_model_without_experts_has_none_to_replay(steered):
+def test_a_model_without_experts_reports_none(steered):
     update(steered, 1)
     reply = generate(steered, 5, path="/skyrl/v1/generate")
     assert reply["choices"][0]["routed_experts"] is None
@@ -456,9 +494,11 @@ def talking():
 
 
 def trl_rows(logprobs):
-    """TRL's reading of completions' logprobs: by token id, best first."""
+    """Reads the logprobs of completions as TRL does: by token id, best first."""
     rows = []
-    for token, logprob, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
+    for token, logprob, top in zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    ):
         items = sorted({token: logprob, **(top or {})}.items(), key=lambda item: -item[1])
         rows.append([(int(name.removeprefix("token_id:")), score) for name, score in items])
     return rows
@@ -468,11 +508,25 @@ def trl_rows(logprobs):
 def test_trl_generates_by_completions_and_chat(talking):
     model = talking.get("/v1/models")["data"][0]["id"]
     assert talking.get("/get_world_size")["world_size"] == 1
-    common = dict(model=model, n=2, repetition_penalty=1.0, temperature=0, top_p=1.0, top_k=0, min_p=0.0, max_tokens=6, return_token_ids=True, return_tokens_as_token_ids=True)
+    common = dict(
+        model=model,
+        n=2,
+        repetition_penalty=1.0,
+        temperature=0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        max_tokens=6,
+        return_token_ids=True,
+        return_tokens_as_token_ids=True,
+    )
     choices = talking.post("/v1/completions", dict(prompt=["1+2=", "30+4="], logprobs=2, **common))["choices"]
     assert len(choices) == 4
     for prompt, choice in zip(["1+2=", "1+2=", "30+4=", "30+4="], choices, strict=True):
-        assert choice["prompt_token_ids"] == talking.post("/tokenize", dict(model=model, prompt=prompt, add_special_tokens=True))["tokens"]
+        assert (
+            choice["prompt_token_ids"]
+            == talking.post("/tokenize", dict(model=model, prompt=prompt, add_special_tokens=True))["tokens"]
+        )
         rows = trl_rows(choice["logprobs"])
         assert [row[0][0] for row in rows] == choice["token_ids"], "greedy: the token is the best"
         assert all(len(row) in (2, 3) for row in rows)
@@ -481,29 +535,47 @@ def test_trl_generates_by_completions_and_chat(talking):
     rendered = talking.post("/v1/chat/completions/render", dict(model=model, messages=message, max_tokens=1))
     assert reply["prompt_token_ids"] == rendered["token_ids"] and rendered["features"] is None
     for choice in reply["choices"]:
-        assert [int(entry["token"].removeprefix("token_id:")) for entry in choice["logprobs"]["content"]] == choice["token_ids"]
+        assert [int(entry["token"].removeprefix("token_id:")) for entry in choice["logprobs"]["content"]] == choice[
+            "token_ids"
+        ]
     assert talking.post("/reset_prefix_cache")["success"] is True
 
 
 @TRL
 @TRL_SERVE
 def test_trl_scores_sequences_as_a_teacher(talking):
-    """By completions with prompt_logprobs, as TRL does now, and by the route of its own server, as it did."""
+    """By completions with prompt_logprobs, as TRL does now, and by the route of its older server."""
     ids = talking.post("/tokenize", dict(prompt="12+34=46"))["tokens"]
     sequences, lengths = [ids, ids[:-2]], [3, 2]
-    choices = talking.post("/v1/completions", dict(prompt=sequences, max_tokens=1, temperature=1.0, prompt_logprobs=4))["choices"]
+    choices = talking.post("/v1/completions", dict(prompt=sequences, max_tokens=1, temperature=1.0, prompt_logprobs=4))[
+        "choices"
+    ]
     now = []
     for choice, sequence, length in zip(choices, sequences, lengths, strict=True):
         rows = []
         for position in range(length, len(choice["prompt_logprobs"])):
             scores = choice["prompt_logprobs"][position]
             assert str(sequence[position]) in scores
-            rows.append([(int(token), entry["logprob"]) for token, entry in sorted(scores.items(), key=lambda item: item[1]["rank"])])
+            rows.append(
+                [
+                    (int(token), entry["logprob"])
+                    for token, entry in sorted(scores.items(), key=lambda item: item[1]["rank"])
+                ]
+            )
         now.append(rows)
-    reply = talking.post("/get_sequence_logprobs/", dict(sequences=sequences, prompt_lengths=lengths, top_logprobs=4, temperature=1.0, response_format="json"))
-    before = [[list(zip(tokens, scores, strict=True)) for tokens, scores in zip(*rows, strict=True)] for rows in zip(reply["logprob_token_ids"], reply["logprobs"], strict=True)]
+    reply = talking.post(
+        "/get_sequence_logprobs/",
+        dict(sequences=sequences, prompt_lengths=lengths, top_logprobs=4, temperature=1.0, response_format="json"),
+    )
+    before = [
+        [list(zip(tokens, scores, strict=True)) for tokens, scores in zip(*rows, strict=True)]
+        for rows in zip(reply["logprob_token_ids"], reply["logprobs"], strict=True)
+    ]
     assert before == now
-    binary = talking.post("/get_sequence_logprobs/", dict(sequences=sequences, prompt_lengths=lengths, top_logprobs=4, temperature=1.0, response_format="binary"))
+    binary = talking.post(
+        "/get_sequence_logprobs/",
+        dict(sequences=sequences, prompt_lengths=lengths, top_logprobs=4, temperature=1.0, response_format="binary"),
+    )
     import base64
 
     array = lambda name, dtype: torch.frombuffer(bytearray(base64.b64decode(binary[name])), dtype=dtype)  # noqa: E731
@@ -518,17 +590,32 @@ def test_trl_scores_sequences_as_a_teacher(talking):
 
 @TRL_SERVE
 def test_trl_vllm_serve_generates(talking):
-    """The server that TRL brought along: paths end in a slash, replies are lists beside each other."""
+    """TRL's own server: paths end in a slash, and replies are parallel lists."""
     assert talking.get("/health/")["status"] == "ok"
     assert talking.get("/get_world_size/") == {"world_size": 1}
-    fields = dict(n=2, repetition_penalty=1.0, temperature=0, top_p=1.0, top_k=-1, min_p=0.0, max_tokens=5, logprobs=1, structured_outputs_regex=None, generation_kwargs={})
+    fields = dict(
+        n=2,
+        repetition_penalty=1.0,
+        temperature=0,
+        top_p=1.0,
+        top_k=-1,
+        min_p=0.0,
+        max_tokens=5,
+        logprobs=1,
+        structured_outputs_regex=None,
+        generation_kwargs={},
+    )
     reply = talking.post("/generate/", dict(prompts=["1+2=", "30+4="], images=None, **fields))
-    assert reply["prompt_ids"] == [talking.post("/tokenize", dict(prompt=prompt))["tokens"] for prompt in ("1+2=", "30+4=")]
+    assert reply["prompt_ids"] == [
+        talking.post("/tokenize", dict(prompt=prompt))["tokens"] for prompt in ("1+2=", "30+4=")
+    ]
     assert len(reply["completion_ids"]) == len(reply["logprobs"]) == len(reply["logprob_token_ids"]) == 4
     for ids, scores, tokens in zip(reply["completion_ids"], reply["logprobs"], reply["logprob_token_ids"], strict=True):
         assert [row[0] for row in tokens] == ids and [len(row) for row in scores] == [len(row) for row in tokens]
         assert all(row == sorted(row, reverse=True) for row in scores)
     again = talking.post("/generate/", dict(prompts=reply["prompt_ids"], **fields))
     assert again["completion_ids"] == reply["completion_ids"], "token ids are taken as they are"
-    chat = talking.post("/chat/", dict(messages=[[dict(role="user", content="1+2=")]], tools=None, chat_template_kwargs={}, **fields))
+    chat = talking.post(
+        "/chat/", dict(messages=[[dict(role="user", content="1+2=")]], tools=None, chat_template_kwargs={}, **fields)
+    )
     assert len(chat["prompt_ids"]) == 1 and len(chat["completion_ids"]) == 2

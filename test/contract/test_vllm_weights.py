@@ -1,4 +1,4 @@
-"""vLLM's native weight transfer: init once, then start, any number of updates beside the data plane, finish. Both generations of `packed`."""
+"""vLLM's native weight transfer: init, then start, updates beside the data plane, finish. Both forms of `packed`."""
 
 import base64
 import pickle
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class Client:
-    """The calls of vLLM's HTTP client class (weight_transfer/clients.py): four, JSON, 300 s each, no retry."""
+    """The four calls of vLLM's HTTP client (weight_transfer/clients.py): JSON, 300 s each, no retry."""
 
     def __init__(self, engine):
         self.session = Session(engine)
@@ -66,7 +66,12 @@ def test_weights_go_to_a_to_b_and_back_to_a(engines, sending, generation, ranks,
         assert client.start() == {"message": "Weight update started"}
         for part in [names[:5], names[5:]]:
             info = {} if generation != "packed in update_info" else fields
-            reply = sender.send(lambda lists, info=info: client.update({**lists, **info}), variant, part, None if generation == "unpacked" else limit)
+            reply = sender.send(
+                lambda lists, info=info: client.update({**lists, **info}),
+                variant,
+                part,
+                None if generation == "unpacked" else limit,
+            )
             assert reply["message"] == "Weights updated" and reply["report"]["tensors"] == len(part)
             if generation != "unpacked":
                 assert any(size > limit for size in sender.sizes), "chunks exceed the buffer that they are cut by"
@@ -84,7 +89,12 @@ def test_the_reference_order_pause_start_update_finish_resume(engines, sending, 
     assert session.request("GET", "/get_world_size")["world_size"] == 1
     client, sender = sending(engine, wire)
     assert session.post("/pause?mode=keep")["status"] == "paused"
-    running = Beside(lambda: Session(engine).post("/inference/v1/generate", dict(token_ids=[5, 6, 7], sampling_params=dict(max_tokens=8, ignore_eos=True, temperature=0))))
+    running = Beside(
+        lambda: Session(engine).post(
+            "/inference/v1/generate",
+            dict(token_ids=[5, 6, 7], sampling_params=dict(max_tokens=8, ignore_eos=True, temperature=0)),
+        )
+    )
     client.start()
     sender.send(lambda lists: client.update({**lists, "packed": True}), 3, list(engine.shapes), 1 << 30)
     assert session.request("GET", "/is_paused") == {"is_paused": True}, "answers while and after it"
@@ -97,17 +107,25 @@ def test_the_reference_order_pause_start_update_finish_resume(engines, sending, 
 
 @pytest.mark.brings("group")
 @pytest.mark.parametrize("wire", WIRES)
-def test_what_is_refused_was_received_and_the_group_stays_in_step(engines, sending, wire):
+def test_a_refused_update_is_received_and_the_group_stays_in_step(engines, sending, wire):
     engine = engines("qwen3", 1, on_cards(wire))
     client, sender = sending(engine, wire)
     names = list(engine.shapes)
     sender.send(lambda lists: client.update({**lists, "packed": True}), 4, names, 1 << 30)
     for wrong in [dict(names=["nobody", *names[1:]]), dict(weight_version=7)]:
         with refusal(400) as found:
-            sender.send(lambda lists, wrong=wrong: client.update({**lists, "packed": True, "packed_buffer_size_bytes": 9000, **wrong}), 5, names, 9000)
+            sender.send(
+                lambda lists, wrong=wrong: client.update(
+                    {**lists, "packed": True, "packed_buffer_size_bytes": 9000, **wrong}
+                ),
+                5,
+                names,
+                9000,
+            )
         assert "the group stays in step" in found["body"]
     with refusal(400) as found:
-        # Bytes before weights of two bytes put these at odd addresses; what no engine takes is dropped with the rest.
+        # Bytes before two-byte weights put these at odd addresses. Tensors that no engine has are dropped with the
+        # rest.
         sender.send(lambda lists: client.update({**lists, "packed": True}), 5, names, 1 << 30, {names[0]: "uint8"})
     engine.holds(4)
     sender.send(lambda lists: client.update(lists), 5, names)
@@ -116,7 +134,7 @@ def test_what_is_refused_was_received_and_the_group_stays_in_step(engines, sendi
 
 @pytest.mark.brings("group")
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_failed_update_is_owed_and_the_session_can_be_mended_or_begun_anew(engines, sending, wire):
+def test_a_failed_update_stays_pending_and_the_session_can_be_repaired_or_restarted(engines, sending, wire):
     engine = engines("qwen3", 1, on_cards(wire))
     client, sender = sending(engine, wire)
     names = list(engine.shapes)
@@ -133,7 +151,7 @@ def test_a_failed_update_is_owed_and_the_session_can_be_mended_or_begun_anew(eng
     assert engine.version() == "6"
 
 
-def test_init_is_open_until_all_ranks_have_joined_and_everything_else_answers(engines):
+def test_init_stays_open_until_all_ranks_have_joined_and_other_requests_work(engines):
     engine = engines("qwen3", 1, "cpu", "--group-timeout", 3, which="impatient")
     client = Client(engine)
     began = time.monotonic()
@@ -160,7 +178,7 @@ def test_a_checkpoint_on_disk(engines):
 
 
 @pytest.mark.refused("sparse_nccl, sharded_rdt, draft models (400)")
-def test_transfers_that_there_are_not_are_refused_in_words(engines):
+def test_unsupported_transfers_are_refused_with_the_reason(engines):
     client = Client(engines("qwen3", 1, "cpu"))
     lists = dict(names=["a"], dtype_names=["bfloat16"], shapes=[[1]])
     client.init({})
@@ -190,7 +208,9 @@ def handles(engines):
 
 
 def lists_of(engine, names):
-    return dict(names=names, dtype_names=["bfloat16"] * len(names), shapes=[list(engine.shapes[name]) for name in names])
+    return dict(
+        names=names, dtype_names=["bfloat16"] * len(names), shapes=[list(engine.shapes[name]) for name in names]
+    )
 
 
 @pytest.mark.cards(1)
@@ -204,7 +224,12 @@ def test_handles_of_every_tensor(handles, bare):
     for variant in [1, 2, 1]:
         client.start()
         for part in [names[:4], names[4:]]:
-            client.update({**lists_of(engine, part), "ipc_handles_pickled": process("each", variant=variant, names=part, bare=bare)})
+            client.update(
+                {
+                    **lists_of(engine, part),
+                    "ipc_handles_pickled": process("each", variant=variant, names=part, bare=bare),
+                }
+            )
         client.finish(str(variant))
         engine.holds(variant)
     left = process("left")
@@ -214,7 +239,7 @@ def test_handles_of_every_tensor(handles, bare):
 
 @pytest.mark.cards(1)
 @pytest.mark.brings("memory")
-def test_chunks_in_one_buffer_that_is_exported_once(handles):
+def test_chunks_in_a_buffer_that_is_exported_once(handles):
     engine, process = handles
     client, names = Client(engine), list(engine.shapes)
     client.init(dict(packed=True))

@@ -1,7 +1,7 @@
-"""A trainer's process that sends as vLLM's and SkyRL's clients do. Told what to do by lines of JSON; answers in lines of JSON.
+"""A trainer's process that sends as vLLM's and SkyRL's clients do. Commands and replies are lines of JSON.
 
-Started by tensor_process.Process. Over NCCL it is vLLM's communicator (pynccl.py), over gloo a group of torch's own. Handles of memory
-on a card are what reduce_tensor returns, by the card's UUID.
+tensor_process.Process starts it. Over NCCL it is vLLM's communicator (pynccl.py), over gloo one of torch's groups.
+Handles of GPU memory are the results of reduce_tensor, by the GPU's UUID.
 """
 
 import base64
@@ -27,7 +27,7 @@ TIMEOUT_S = 60
 
 
 def packed(tensors, limit):
-    """Chunks of bytes: consecutive tensors without gaps, ended by the one with which they exceed the limit."""
+    """Chunks of bytes: consecutive tensors without gaps. The tensor that exceeds the limit ends its chunk."""
     chunk, size = [], 0
     for tensor in tensors:
         chunk.append(tensor.contiguous().view(torch.uint8).view(-1))
@@ -44,7 +44,7 @@ class Sender:
         self.shares, self.alive, self.buffer = payloads.Shares(), [], None
 
     def start(self, device, shapes):
-        """Ready for a test: nothing is left of the one before."""
+        """Prepares a test: drops everything of the one before."""
         self.device = torch.device(device)
         self.shapes = {name: tuple(shape) for name, shape in shapes}
         if self.device.type == "cpu":
@@ -56,7 +56,10 @@ class Sender:
 
     def tensors(self, variant, names, dtypes=None):
         made = [payloads.coded(variant, name, self.shapes[name]) for name in names]
-        return [tensor.to(self.device).to(getattr(torch, (dtypes or {}).get(name, "bfloat16"))) for name, tensor in zip(names, made)]
+        return [
+            tensor.to(self.device).to(getattr(torch, (dtypes or {}).get(name, "bfloat16")))
+            for name, tensor in zip(names, made)
+        ]
 
     def join(self, backend, name, address, port, world):
         if backend == "nccl":
@@ -65,7 +68,9 @@ class Sender:
             self.group = pynccl.StatelessGroup(address, port, 0, world, TIMEOUT_S)
             self.wire = pynccl.Communicator(self.group, self.device)
             return dict(nccl=self.wire.version())
-        self.group = init_custom_process_group("gloo", f"tcp://{address}:{port}", world, 0, name, datetime.timedelta(seconds=TIMEOUT_S))
+        self.group = init_custom_process_group(
+            "gloo", f"tcp://{address}:{port}", world, 0, name, datetime.timedelta(seconds=TIMEOUT_S)
+        )
         self.wire = None
         return {}
 
@@ -77,7 +82,7 @@ class Sender:
             torch.cuda.synchronize()
 
     def send(self, variant, names, limit=None, dtypes=None):
-        """Packed into chunks of `limit` bytes; without it, each by itself."""
+        """Sends tensors packed into chunks of `limit` bytes, or each alone without a limit."""
         tensors = self.tensors(variant, names, dtypes)
         chunks = list(tensors if limit is None else packed(tensors, limit))
         for chunk in chunks:
@@ -110,7 +115,7 @@ class Sender:
         return self.dumps([{self.card(): handle[1] if bare else handle} for handle in handles])
 
     def into_buffer(self, variant, names, size):
-        """vLLM's packed chunks: one buffer, exported once. (`ipc_handles_pickled`, tensor_sizes)"""
+        """vLLM's packed chunks in one buffer that is exported once: (`ipc_handles_pickled`, tensor_sizes)."""
         if self.buffer is None or self.buffer.numel() != size:
             self.buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
             self.buffer_handle = self.export(self.buffer)[1]
@@ -123,7 +128,7 @@ class Sender:
         return [self.dumps({self.card(): self.buffer_handle}), [piece.numel() for piece in flat]]
 
     def chunk(self, variant, names):
-        """SkyRL's: a new tensor of one dtype for each chunk. (`ipc_handles_pickled`, sizes)"""
+        """SkyRL's chunks, each a new tensor of one dtype: (`ipc_handles_pickled`, sizes)."""
         tensors = self.tensors(variant, names)
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         handle = self.export(flat)
@@ -131,11 +136,11 @@ class Sender:
         return [self.dumps({self.card(): handle}), [tensor.numel() for tensor in tensors]]
 
     def left(self):
-        """{value of a share's counter: shares}, as JSON has keys."""
+        """{value of a handle's counter: number of handles}, with strings as keys as in JSON."""
         return {str(value): count for value, count in self.shares.left().items()}
 
     def forget(self):
-        """Everything is freed, and what receivers have given back is taken."""
+        """Frees everything, and collects the memory that receivers have returned."""
         self.alive, self.buffer, self.buffer_handle = [], None, None
         gc.collect()
         torch.cuda.ipc_collect()

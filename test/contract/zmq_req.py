@@ -1,5 +1,8 @@
-"""A ZeroMQ REQ socket as checkpoint-engine has one: libzmq's (pyzmq) or, where that is not installed, one that speaks ZMTP itself
-(https://rfc.zeromq.org/spec/37/) and knows as much of it as a single peer needs."""
+"""A ZeroMQ REQ socket like checkpoint-engine's: libzmq's (pyzmq) or, if that is not installed, a small one for a single
+peer.
+
+The small one speaks ZMTP itself (https://rfc.zeromq.org/spec/37/).
+"""
 
 import socket
 import struct
@@ -11,7 +14,7 @@ except ImportError:
 
 
 class Gone(Exception):
-    """The peer closed the connection, or nothing came."""
+    """The peer closed the connection or sent nothing in time."""
 
 
 class LibzmqReq:

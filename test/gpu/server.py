@@ -25,7 +25,7 @@ def node():
 
 
 # Below those that the system gives to outgoing connections: one of those could have a port before it is listened on.
-PORTS = range(20000, 32000)
+PORTS = range(*map(int, os.environ.get("REFIT_TEST_PORTS", "20000 32000").split()))
 
 
 def free_port():

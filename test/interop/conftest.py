@@ -1,4 +1,5 @@
-"""Real servers for the tests: the command line of this checkout, on a free port of the loopback; and models to serve."""
+"""Fixtures: servers (this checkout's command line on a free loopback port) and models to serve."""
+
 import gc
 import pathlib
 import sys
@@ -6,9 +7,9 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Of servers of the tests' models.
+# The flags of a server of one of the tests' models.
 SMALL = ["--dtype", "bfloat16", "--max-total-tokens", 512, "--skip-tokenizer-init"]
-# Servers, and trainers of process groups, are those of the tests on cards.
+# The classes for servers and for trainers of process groups are shared with the GPU tests.
 sys.path.append(str(ROOT / "test/gpu"))
 import server  # noqa: E402
 
@@ -19,7 +20,7 @@ def pytest_addoption(parser):
 
 class Server(server.Server):
     def __init__(self, model, *flags, command="serve"):
-        """`model`: what stands behind the command; None for nothing."""
+        """`model`: the argument after the command; None for none."""
         self.command = command
         super().__init__(model, *flags)
 
@@ -42,7 +43,7 @@ def serve():
 
 @pytest.fixture(scope="session")
 def model_of(tmp_path_factory):
-    """The tiny checkpoint of a kind (tensors.py)."""
+    """Makes the tiny checkpoint of a kind (tensors.py) once per session."""
     from tensors import Model
 
     made = {}
@@ -57,13 +58,16 @@ def model_of(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory):
-    """Where trainers write checkpoints that the servers of engine_of may load."""
+    """The folder for trainers' checkpoints that the servers of engine_of may load."""
     return tmp_path_factory.mktemp("checkpoints")
 
 
 @pytest.fixture(scope="session")
 def engine_of(model_of, shared_folder):
-    """A server for each kind, ranks and letter, which tests share: each brings all weights, and so sees nothing that another left."""
+    """A shared server for each kind, ranks and letter.
+
+    Each test sends all weights, so it sees nothing of other tests.
+    """
     servers = {}
 
     def start(kind="qwen3", ranks=1, which="a"):
@@ -80,7 +84,10 @@ def engine_of(model_of, shared_folder):
 
 @pytest.fixture(scope="module")
 def party(request, tmp_path_factory):
-    """Trainers and servers of groups (groups.py), which the tests of a file share; its WAITS_S is how long servers wait for a peer."""
+    """Trainers and servers of process groups (groups.py), shared by a file.
+
+    Its WAITS_S: how long servers wait for a peer.
+    """
     from groups import Party
 
     made = Party(tmp_path_factory.mktemp, getattr(request.module, "WAITS_S", 60))
@@ -90,11 +97,13 @@ def party(request, tmp_path_factory):
 
 @pytest.fixture
 def nothing_left():
-    """What the test shares is the sender's alone once it has been taken, and is freed with it."""
+    """Checks that the test leaves no shared memory file: the engine returns its references, and the sender frees its
+    own.
+    """
     from tensors import shared_files
 
     gc.collect()
     before = set(shared_files())
     yield
     gc.collect()
-    assert set(shared_files()) <= before, "what was shared has been given back and freed"
+    assert set(shared_files()) <= before, "a file of shared memory was not freed"

@@ -1,4 +1,5 @@
-"""A member of a gloo group by torch, driven line by line by test_gloo.py."""
+"""One rank of a gloo group in torch. test_gloo.py sends it one command a line."""
+
 import hashlib
 import json
 import os
@@ -25,11 +26,14 @@ def join(port, name, rank, size):
 
 
 def broadcast(root, seed, parts, at_once=False, end=None):
-    """`seed`: None for zeros. `end`: the signal that this process gets as soon as it has begun with the first part."""
+    """`seed`: None for zeros. `end`: the signal that this process gets once the first part has begun."""
     options = dist.BroadcastOptions()
     options.rootRank = root
     mine = pg.rank() == root
-    tensors = [torch.from_numpy(data(seed + i, count)) if mine and seed is not None else torch.zeros(count, dtype=torch.uint8) for i, count in enumerate(parts)]
+    tensors = [
+        torch.from_numpy(data(seed + i, count)) if mine and seed is not None else torch.zeros(count, dtype=torch.uint8)
+        for i, count in enumerate(parts)
+    ]
     works = []
     for tensor in tensors:
         works.append(pg.broadcast([tensor], options))

@@ -1,4 +1,5 @@
-"""What must hold of an engine after a fault of its process group."""
+"""Checks of an engine after a fault of its process group."""
+
 import json
 import re
 
@@ -8,7 +9,10 @@ from server import Refused
 
 
 def state_of(server, old, new):
-    """What the weights are, in a word. `old`, `new`: {name: checksum}. Anything unnamed that is neither fails."""
+    """The state of the weights: "old", "new" or "torn".
+
+    Fails if a tensor is neither old nor new and not named as torn.
+    """
     got = server.checksums()
     health = server.get("/health")
     if server.metric("refit:weights_torn") == 0:
@@ -26,7 +30,7 @@ def state_of(server, old, new):
 
 
 def words_of(refusal, *expected):
-    """The refusal says how long it took, and everything that is expected of it."""
+    """Checks that the refusal's message has the elapsed time and every expected part."""
     assert isinstance(refusal, Refused), refusal
     message = json.loads(refusal.body)["message"]
     assert re.search(r"\d+(\.\d+)? ?(ms|s)\b", message), f"no elapsed time in: {message}"
@@ -36,7 +40,7 @@ def words_of(refusal, *expected):
 
 
 def heals(party, kind, layout, name, port, variant, *flags):
-    """The next attempt, with the same name and port."""
+    """Checks that the next attempt with the same name and port succeeds."""
     group = party.group(kind, layout, *flags, name=name, port=port)
     group.join()
     group.update(variant).ok()

@@ -1,4 +1,4 @@
-"""What the tests of process groups share: trainers that live as long as the tests, servers by kind and ranks, and what holds after each update."""
+"""Shared by the process group tests: long-lived trainers, servers by kind and ranks, and the checks after an update."""
 
 import os
 
@@ -7,16 +7,24 @@ from distributed_group import Group, trainer
 from server import Server
 from tensors import MODELS, Model, checksum, coded
 
-# Seconds that a server waits for a peer before it gives the group up, where that is waited for: more than a busy machine lets a trainer stand still.
+# Seconds that a server waits for a peer before it gives up the group, in tests that wait for it. It is more than a busy
+# machine keeps a trainer from running.
 DEADLINE_S = 10
 WIDE = dict(
-    models.REAL["qwen3-8b"], hidden_size=1024, num_hidden_layers=2, num_attention_heads=16, num_key_value_heads=8, head_dim=64, intermediate_size=3072,
-    vocab_size=24576, tie_word_embeddings=True,
-)  # fmt: skip
+    models.REAL["qwen3-8b"],
+    hidden_size=1024,
+    num_hidden_layers=2,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=64,
+    intermediate_size=3072,
+    vocab_size=24576,
+    tie_word_embeddings=True,
+)
 
 
 class Hollow:
-    """A model of some 90 MB, received in two pieces, whose checkpoint is zeros."""
+    """A model of some 90 MB, received in two pieces. Its checkpoint is all zeros."""
 
     def __init__(self, folder):
         self.folder = models.hollow(folder / "wide", WIDE)
@@ -27,7 +35,7 @@ class Hollow:
 
 
 class Party:
-    """Trainers and servers that the tests reuse."""
+    """Trainers and servers that tests reuse."""
 
     def __init__(self, folder, deadline_s):
         self.folder, self.deadline_s = folder, deadline_s
@@ -46,7 +54,19 @@ class Party:
     def server(self, kind, ranks=1, which="a", *flags):
         key = (kind, ranks, which, flags)
         if key not in self.servers:
-            common = ["--dtype", "bfloat16", "--tp", ranks, "--threads", 2, "--max-total-tokens", 512, "--skip-tokenizer-init", "--group-timeout", self.deadline_s]
+            common = [
+                "--dtype",
+                "bfloat16",
+                "--tp",
+                ranks,
+                "--threads",
+                2,
+                "--max-total-tokens",
+                512,
+                "--skip-tokenizer-init",
+                "--group-timeout",
+                self.deadline_s,
+            ]
             self.servers[key] = Server(self.model(kind).folder, *common, *flags)
         return self.servers[key]
 
@@ -58,28 +78,34 @@ class Party:
             self.trainers.append(trainer({"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}))
         chosen = self.trainers[:count]
         for process in chosen:
-            process.begin("start", device="cpu", shapes=[[name, list(shape)] for name, shape in self.model(kind).shapes.items()])
+            process.begin(
+                "start", device="cpu", shapes=[[name, list(shape)] for name, shape in self.model(kind).shapes.items()]
+            )
         for process in chosen:
             process.end()
         return chosen
 
     def group(self, kind, layout, *flags, **more):
-        """Everybody of a layout (distributed_group.py), nobody has joined yet."""
-        engines = {letter: self.server(kind, layout.count(letter), letter, *flags) for letter in sorted(set(layout) - {"t"})}
+        """A group with all members of a layout (distributed_group.py). None has joined yet."""
+        engines = {
+            letter: self.server(kind, layout.count(letter), letter, *flags) for letter in sorted(set(layout) - {"t"})
+        }
         return Group(layout, engines, self.trainers_for(kind, layout.count("t")), self.model(kind).shapes, **more)
 
     def spoil(self, group):
-        """Every engine forgets its weights."""
+        """Resets the weights of every engine."""
         for server in group.engines.values():
             server.post("/weights_checker", dict(action="reset_tensors"))
 
     def holds(self, group, kind, variant):
-        """All engines have all of a variant, whole, and say that they can generate."""
+        """Checks that all engines hold a variant completely and report no torn weights."""
         wanted = self.checksums(kind, variant)
         for letter, server in group.engines.items():
             got = server.checksums()
             wrong = [name for name in wanted if got.get(name) != wanted[name]]
-            assert got.keys() == wanted.keys() and not wrong, f"engine {letter}: {len(wrong)} of {len(wanted)} tensors are not what was sent: {wrong[:5]}"
+            assert got.keys() == wanted.keys() and not wrong, (
+                f"engine {letter}: {len(wrong)} of {len(wanted)} tensors are not what was sent: {wrong[:5]}"
+            )
             assert server.metric("refit:weights_torn") == 0
 
     def close(self):
@@ -90,7 +116,7 @@ class Party:
 
 
 def footprint(pid):
-    """(descriptors, threads) of a process."""
+    """The numbers of file descriptors and threads of a process."""
     return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
 

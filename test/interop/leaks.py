@@ -1,14 +1,14 @@
-"""What must not grow, and what must go: seen once connections that are over have been closed, and threads that end have ended."""
+"""Leak checks. They wait until closed connections and ended threads are gone before they compare."""
 
 from server import settled
 from tensors import shared_files
 
 
 def grown(read, before):
-    """[(before, now)] of the counts that `read` returns and that are larger than before."""
+    """Pairs (before, now) for each count of `read` that has grown."""
     return settled(lambda: [(old, new) for old, new in zip(before, read()) if new > old], lambda more: not more)
 
 
 def gone(pid):
-    """Whether torch_shm_manager has removed what a dead process left."""
+    """Whether torch_shm_manager has removed the files of a dead process."""
     return settled(lambda: shared_files(pid), lambda files: not files) == []

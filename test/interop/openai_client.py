@@ -1,6 +1,6 @@
-"""Drives a server with the official openai client. Usage: openai_client.py BASE_URL; exits with 0 when everything holds.
+"""Drives a server with the official openai client. Usage: openai_client.py BASE_URL; exits with 0 if all checks pass.
 
-The server answers with the prompt's own tokens, over and over, and its template makes "user:hi\\nassistant:" of one message "hi".
+The server repeats the tokens of the prompt. Its template turns one message "hi" into "user:hi\\nassistant:".
 """
 
 import asyncio
@@ -25,7 +25,9 @@ def models():
 
 
 def completions():
-    reply = client.completions.create(model="fake", prompt=["abc", "xyz"], max_tokens=3, n=2, logprobs=1, echo=True, seed=5)
+    reply = client.completions.create(
+        model="fake", prompt=["abc", "xyz"], max_tokens=3, n=2, logprobs=1, echo=True, seed=5
+    )
     assert [choice.text for choice in reply.choices] == ["abcabc"] * 2 + ["xyzxyz"] * 2, reply
     assert reply.choices[0].finish_reason == "length"
     assert reply.usage.prompt_tokens == 6 and reply.usage.completion_tokens == 12 and reply.usage.total_tokens == 18
@@ -33,7 +35,10 @@ def completions():
     assert logprobs.tokens == list("abcabc") and logprobs.token_logprobs[0] is None
     assert logprobs.text_offset == [0, 1, 2, 3, 4, 5]
     ids = client.completions.create(
-        model="fake", prompt=[97, 98], max_tokens=2, extra_body={"return_token_ids": True, "top_k": 5, "ignore_eos": True}
+        model="fake",
+        prompt=[97, 98],
+        max_tokens=2,
+        extra_body={"return_token_ids": True, "top_k": 5, "ignore_eos": True},
     )
     assert ids.choices[0].token_ids == [97, 98] and ids.choices[0].prompt_token_ids == [97, 98], ids
     assert ids.metadata["weight_version"] == "default"
@@ -89,10 +94,20 @@ async def concurrent():
 
 def errors():
     for call, kind, code in [
-        (lambda: client.completions.create(model="fake", prompt="a", temperature=-1), openai.BadRequestError, "INVALID_REQUEST"),
-        (lambda: client.completions.create(model="fake", prompt="a", max_tokens=100000), openai.BadRequestError, "PROMPT_TOO_LONG"),
         (
-            lambda: client.chat.completions.create(model="fake", messages=messages, response_format={"type": "json_object"}),
+            lambda: client.completions.create(model="fake", prompt="a", temperature=-1),
+            openai.BadRequestError,
+            "INVALID_REQUEST",
+        ),
+        (
+            lambda: client.completions.create(model="fake", prompt="a", max_tokens=100000),
+            openai.BadRequestError,
+            "PROMPT_TOO_LONG",
+        ),
+        (
+            lambda: client.chat.completions.create(
+                model="fake", messages=messages, response_format={"type": "json_object"}
+            ),
             openai.BadRequestError,
             "UNSUPPORTED",
         ),
@@ -105,6 +120,15 @@ def errors():
             assert error.code == code, error
 
 
-for step in [models, completions, completion_stream, chat, chat_stream, early_close, lambda: asyncio.run(concurrent()), errors]:
+for step in [
+    models,
+    completions,
+    completion_stream,
+    chat,
+    chat_stream,
+    early_close,
+    lambda: asyncio.run(concurrent()),
+    errors,
+]:
     step()
 print("ok", openai.__version__)

@@ -1,4 +1,4 @@
-"""What the tests of clients/python/refit share: the module itself, the ways that weights go, and what has arrived."""
+"""Shared by the tests of clients/python/refit: the module, the transports, and the check of what has arrived."""
 
 import sys
 
@@ -11,7 +11,7 @@ WAYS = ["handles", "handles in place", "kept", "kept in place", "upload", "group
 
 
 def options_of(way, engines, folder):
-    """Options of an update by a way; the group that it uses, or None."""
+    """The options of an update by a transport, and its group or None."""
     transport, _, place = way.partition(" ")
     group = engines.group(backend="gloo", timeout_s=60) if transport == "group" else None
     own = dict(group=group) if group else dict(folder=folder) if transport == "file" else {}

@@ -1,4 +1,7 @@
-"""torch's TCPStore, one call a line: {"call": name, "args": [...]} in, {"value": ...} or {"error": ...} out. Bytes are hex under "hex"."""
+"""torch's TCPStore, one call a line.
+
+In: {"call": name, "args": [...]}. Out: {"value": ...} or {"error": ...}. Bytes are {"hex": ...}.
+"""
 
 import datetime
 import json
@@ -25,11 +28,16 @@ def native(value):
 
 
 def open_store(name, port, world_size, is_master, use_libuv, timeout=20):
-    # Without a world size nobody is counted.
+    # Without a world size the store does not count its clients.
     stores[name] = dist.TCPStore(
-        "127.0.0.1", port, world_size, is_master, timeout=datetime.timedelta(seconds=timeout), use_libuv=use_libuv,
+        "127.0.0.1",
+        port,
+        world_size,
+        is_master,
+        timeout=datetime.timedelta(seconds=timeout),
+        use_libuv=use_libuv,
         wait_for_workers=world_size is not None,
-    )  # fmt: skip
+    )
     return stores[name].port
 
 
@@ -50,10 +58,12 @@ def wait(name, keys, seconds):
 
 
 def gloo_group(group, url, rank, world_size, timeout=20):
-    """init_custom_process_group as trainers define it, with gloo: the keys that it writes are what a test looks at."""
+    """init_custom_process_group as trainers define it, with gloo. A test reads the keys that it writes."""
     limit = datetime.timedelta(seconds=timeout)
     parent = dist.PrefixStore(group, next(dist.rendezvous(url, rank, world_size, timeout=limit))[0])
-    made, _ = dist.distributed_c10d._new_process_group_helper(world_size, rank, [], "gloo", parent, group_name=group, timeout=limit)
+    made, _ = dist.distributed_c10d._new_process_group_helper(
+        world_size, rank, [], "gloo", parent, group_name=group, timeout=limit
+    )
     groups.append(made)
 
 

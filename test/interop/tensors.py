@@ -1,4 +1,4 @@
-"""What trainers do to send tensors of CPU memory: position-coded weights, torch's own pickles of handles, and how to see what leaks."""
+"""How trainers send CPU tensors: position-coded weights, torch's pickled handles, and ways to find leaks."""
 
 import base64
 import dataclasses
@@ -23,12 +23,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 torch.multiprocessing.set_sharing_strategy("file_system")
 torch.set_num_threads(1)
 
-# docs/checksum.md, as a reader would copy it.
+# The code in docs/checksum.md, as a reader would copy it.
 code = {}
 for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/checksum.md").read_text(), re.S):
     exec(block, code)
 
-# Stand-ins of what SGLang defines; servers know them by name.
+# Stand-ins for classes of SGLang. Servers know them by name.
 
 
 @dataclasses.dataclass
@@ -57,17 +57,19 @@ def serialize(obj):
 
 
 def bucket(named):
-    """SGLang's FlattenedTensorBucket: bytes one after another, without any alignment."""
+    """SGLang's FlattenedTensorBucket: the bytes of all tensors one after another, without alignment."""
     flat = [tensor.contiguous().flatten().view(torch.uint8) for _, tensor in named]
     metadata, at = [], 0
     for (name, tensor), piece in zip(named, flat):
-        metadata.append(FlattenedTensorMetadata(name, tensor.shape, tensor.dtype, at, at + piece.numel(), piece.numel()))
+        metadata.append(
+            FlattenedTensorMetadata(name, tensor.shape, tensor.dtype, at, at + piece.numel(), piece.numel())
+        )
         at += piece.numel()
     return {"flattened_tensor": torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8), "metadata": metadata}
 
 
 def coded(variant, name, shape):
-    """bfloat16 whose bits depend on variant, name and position; neither infinity nor NaN."""
+    """bfloat16 values whose bits depend on variant, name and position. None is infinite or NaN."""
     index = torch.arange(torch.Size(shape).numel())
     h = (index * 0x85EBCA6B + (zlib.crc32(name.encode()) ^ (variant * 0x9E3779B1 & 0xFFFFFFFF))) & 0xFFFFFFFF
     h = ((h ^ (h >> 13)) * 0x2C1B3C6D) & 0xFFFFFFFF
@@ -80,9 +82,16 @@ def checksum(tensor):
 
 
 COMMON = dict(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=320,
-    max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=320,
+    max_position_embeddings=256,
+    bos_token_id=1,
+    eos_token_id=2,
+)
 MODELS = {
     "llama": lambda: transformers.LlamaConfig(**COMMON, head_dim=16),
     "qwen2": lambda: transformers.Qwen2Config(**COMMON, tie_word_embeddings=True),
@@ -149,7 +158,7 @@ def shared_files(pid=None):
 
 
 def file_count(path):
-    """The reference count at the start of a file of shared memory."""
+    """The reference count at the start of a shared memory file."""
     with open(path, "rb") as file:
         return int.from_bytes(file.read(4), "little", signed=True)
 

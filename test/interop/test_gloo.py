@@ -1,4 +1,5 @@
-"""The native gloo transport against torch's own: the same bytes by every way that torch has of connecting, and words where something is wrong."""
+"""The native gloo transport against torch's: equal bytes in each of torch's ways to connect, and clear errors."""
+
 import base64
 import hashlib
 import json
@@ -20,7 +21,9 @@ MS = 120_000
 
 class Process:
     def __init__(self, *command, **env):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **env}
+        )
 
     def tell(self, command, **options):
         self.process.stdin.write(json.dumps({"command": command, **options}) + "\n")
@@ -40,7 +43,9 @@ class Process:
 
 
 def torch_rank(**env):
-    return Process(sys.executable, str(ROOT / "test/interop/gloo_torch.py"), GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", **env)
+    return Process(
+        sys.executable, str(ROOT / "test/interop/gloo_torch.py"), GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", **env
+    )
 
 
 def native_rank():
@@ -48,10 +53,12 @@ def native_rank():
 
 
 class Meeting:
-    """Processes that are reused, the store that they meet in, and groups of theirs."""
+    """Reused processes, their rendezvous store and their groups."""
 
     def __init__(self):
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
+        self.store = dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120)
+        )
         self.kinds, self.groups = {}, 0
 
     def torches(self, count, **env):
@@ -68,7 +75,7 @@ class Meeting:
         return kept[:count]
 
     def join(self, members):
-        """`members`: a process and its ranks, each. Returns what is wrong."""
+        """`members`: pairs of a process and its ranks. Returns the errors."""
         self.groups += 1
         name, size = f"g{self.groups}", sum(len(ranks) for _, ranks in members)
         keys = dist.PrefixStore("0", dist.PrefixStore(name, self.store))
@@ -101,7 +108,7 @@ def sums(seed, parts):
 
 
 def slots(parts):
-    """Where the parts stand in a slot: one after another, at even places, with room between."""
+    """The places of the parts in a slot, and its size: one after another, at even offsets, with gaps."""
     flat, at = [], 0
     for count in parts:
         flat += [at, count]
@@ -110,7 +117,7 @@ def slots(parts):
 
 
 def exchange(members, natives, root, seed, parts, at_once=False):
-    """A broadcast of each part from `root`, among all; every rank must have its bytes."""
+    """Broadcasts each part from `root`. Every rank must receive its bytes."""
     flat, _ = slots(parts)
     owner = next(process for process, ranks in members if root in ranks)
     for process, _ in members:
@@ -139,10 +146,19 @@ def barrier(members, natives):
 
 def leave(members, natives):
     for process, _ in members:
-        assert process.ask(*(["end"] if process in natives else ["leave"]), **({"abort": False} if process in natives else {})) == {}
+        assert (
+            process.ask(
+                *(["end"] if process in natives else ["leave"]), **({"abort": False} if process in natives else {})
+            )
+            == {}
+        )
 
 
-@pytest.mark.parametrize("env", [{}, {"TORCH_GLOO_LAZY_INIT": "1"}, {"GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}], ids=["default", "lazy", "ranks"])
+@pytest.mark.parametrize(
+    "env",
+    [{}, {"TORCH_GLOO_LAZY_INIT": "1"}, {"GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}],
+    ids=["default", "lazy", "ranks"],
+)
 @pytest.mark.parametrize(
     "torches, natives",
     [([[0]], [[1]]), ([[1]], [[0]]), ([[0]], [[1, 2, 3, 4]]), ([[0], [3]], [[1], [2, 4]]), ([[1], [2]], [[0]])],
@@ -154,7 +170,7 @@ def test_every_rank_of_any_world_has_the_roots_bytes(meeting, torches, natives, 
     assert meeting.join(members) == []
     for node in nodes:
         assert node.ask("stage", bytes=8 << 20) == {}
-    # Ours send from the first of their ranks.
+    # A native process sends from its first rank.
     roots = [ranks[0] for _, ranks in members]
     for turn, root in enumerate(roots * 2):
         exchange(members, nodes, root, 100 * turn, [1000, 0, 1, 48, 100003], at_once=turn % 2 == 1)
@@ -164,7 +180,7 @@ def test_every_rank_of_any_world_has_the_roots_bytes(meeting, torches, natives, 
     leave(members, nodes)
 
 
-def test_hundreds_of_small_broadcasts_at_once_arrive_in_their_places(meeting):
+def test_hundreds_of_small_broadcasts_at_once_arrive_at_their_offsets(meeting):
     [torch], [node] = meeting.torches(1), meeting.natives(1)
     members = [(torch, [0]), (node, [1])]
     assert meeting.join(members) == []
@@ -192,26 +208,34 @@ def connected(meeting, size=4 << 20):
     ],
     ids=["length", "root", "barrier", "allreduce"],
 )
-def test_a_trainer_that_does_something_else_is_told_in_words_and_not_left_waiting(meeting, act, words):
+def test_a_trainer_that_runs_another_collective_gets_an_error_and_does_not_wait(meeting, act, words):
     torch, node = connected(meeting)
     torch.tell(**act)
     answer = node.ask("receive", slot=0, parts=[0, 1000], root=0, ms=MS)
-    assert answer["code"] == "GROUP_BROKEN" and words in answer["error"] and "rank 0 at 127.0.0.1:" in answer["error"], answer
-    # Its wait ends as well, long before its own timeout; bytes that are too few or too many are taken before they are refused.
+    assert (
+        answer["code"] == "GROUP_BROKEN" and words in answer["error"] and "rank 0 at 127.0.0.1:" in answer["error"]
+    ), answer
+    # The trainer's wait ends long before its own timeout. Too few or too many bytes are received before they are
+    # refused.
     assert ("error" in torch.hear()) == (not act.get("parts") == [999])
     assert node.ask("end", abort=False) == {}
     assert torch.ask("leave") == {}
 
 
-@pytest.mark.parametrize("how, ms, code", [("SIGKILL", MS, "GROUP_BROKEN"), ("SIGSTOP", 1500, "GROUP_TIMEOUT")], ids=["killed", "stopped"])
-def test_a_trainer_that_goes_in_the_middle_is_missed_in_time(meeting, how, ms, code):
+@pytest.mark.parametrize(
+    "how, ms, code", [("SIGKILL", MS, "GROUP_BROKEN"), ("SIGSTOP", 1500, "GROUP_TIMEOUT")], ids=["killed", "stopped"]
+)
+def test_a_trainer_that_dies_or_stops_in_a_broadcast_is_reported_in_time(meeting, how, ms, code):
     torch, node = connected(meeting, 512 << 20)
     assert node.ask("left")["threads"] > 0
     node.tell("receive", slot=0, parts=[0, 512 << 20], root=0, ms=ms)
     torch.tell("broadcast", root=0, seed=None, parts=[512 << 20], end=how)
     answer = node.hear()
     assert answer["code"] == code, answer
-    assert "rank 0 at 127.0.0.1:" in answer["error"] and "of 536870912 bytes of broadcast 0 (part 1 of 1) had come" in answer["error"]
+    assert (
+        "rank 0 at 127.0.0.1:" in answer["error"]
+        and "of 536870912 bytes of broadcast 0 (part 1 of 1) had come" in answer["error"]
+    )
     torch.kill()
     assert node.ask("end", abort=True) == {}
 
@@ -225,7 +249,7 @@ def test_an_abort_ends_a_receive_at_once_on_both_sides(meeting):
     assert torch.ask("leave") == {}
 
 
-def test_groups_that_come_and_go_leave_nothing_behind(meeting, pytestconfig):
+def test_groups_that_are_made_and_ended_leak_nothing(meeting, pytestconfig):
     [node] = meeting.natives(1)
     before = None
     for turn in range(pytestconfig.getoption("--rounds") + 2):
@@ -234,6 +258,6 @@ def test_groups_that_come_and_go_leave_nothing_behind(meeting, pytestconfig):
         leave([(torch, [0]), (node, [1])], [node])
         if turn == 1:
             before = node.ask("left")
-    # The system counts a thread for a moment after it has been joined.
+    # The system counts a thread for a moment after its join.
     left = settled(lambda: node.ask("left"), lambda left: all(left[what] <= before[what] for what in before))
     assert all(left[what] <= before[what] for what in before), f"{before} before, {left} after"

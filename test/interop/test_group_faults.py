@@ -1,7 +1,7 @@
 """Process groups whose trainers die, stop or come late; torch on the other side.
 
-After every fault: an error in words within the deadline, weights that are old, new or named as torn, a server that answers all along,
-and the next attempt under the same name and port works at once.
+After every fault the server reports an error within the deadline, and answers other requests all the time. Its weights
+are old, new or named as torn. The next attempt with the same name and port works at once.
 """
 
 import os
@@ -15,7 +15,7 @@ from group_outcomes import heals, state_of, words_of
 from groups import DEADLINE_S
 from server import Refused, settled
 
-# Of the fixture `party`.
+# Read by the fixture `party`.
 WAITS_S = DEADLINE_S
 
 
@@ -26,7 +26,14 @@ def stands_still(pid):
 
 @pytest.mark.parametrize(
     "layout, fault, share",
-    [("ta", "SIGKILL", 0.0), ("ta", "SIGKILL", 0.3), ("ta", "SIGKILL", 0.7), ("taab", "SIGKILL", 0.4), ("ta", "SIGSTOP", 0.3), ("tat", "SIGSTOP", 0.6)],
+    [
+        ("ta", "SIGKILL", 0.0),
+        ("ta", "SIGKILL", 0.3),
+        ("ta", "SIGKILL", 0.7),
+        ("taab", "SIGKILL", 0.4),
+        ("ta", "SIGSTOP", 0.3),
+        ("tat", "SIGSTOP", 0.6),
+    ],
 )
 def test_the_sender_is_killed_or_stopped_in_mid_broadcast(party, layout, fault, share):
     kind = "wide"
@@ -35,7 +42,7 @@ def test_the_sender_is_killed_or_stopped_in_mid_broadcast(party, layout, fault, 
     group.update(1).ok()
     party.holds(group, kind, 1)
     names = list(group.shapes)
-    # How long it takes when nothing happens. It names the version: a test before this one may have left its own.
+    # The duration without a fault. It sets the version, because an earlier test may have left another one.
     (usual, *_) = group.update(1, weight_version="usual").ok().trainers
     sender = group.trainers[0]
     group.prepare(2)
@@ -45,7 +52,7 @@ def test_the_sender_is_killed_or_stopped_in_mid_broadcast(party, layout, fault, 
     asked = group.announce(names, weight_version="never")
     group.begin_send(share * usual["seconds"], fault)
     replies = {letter: reply.result() for letter, reply in asked.items()}
-    # It may have been too late for the update, and is still to come.
+    # The signal may come after the end of the update, so wait for it.
     if fault == "SIGSTOP":
         assert settled(lambda: stands_still(sender.pid), bool), "the trainer stops itself"
         os.kill(sender.pid, signal.SIGCONT)
@@ -54,7 +61,10 @@ def test_the_sender_is_killed_or_stopped_in_mid_broadcast(party, layout, fault, 
     group.end_trainers()
     for watch in watches:
         watch.__exit__(None, None, None)
-    states = {letter: state_of(server, party.checksums(kind, 1), party.checksums(kind, 2)) for letter, server in group.engines.items()}
+    states = {
+        letter: state_of(server, party.checksums(kind, 1), party.checksums(kind, 2))
+        for letter, server in group.engines.items()
+    }
     for letter, reply in replies.items():
         if isinstance(reply, Exception):
             words_of(reply, "mid")
@@ -73,9 +83,14 @@ def test_the_sender_is_killed_or_stopped_in_mid_broadcast(party, layout, fault, 
     heals(party, kind, layout, "mid", group.port, 1)
 
 
-@pytest.mark.parametrize("kind, layout, sent, state", [("qwen3", "ta", 7, "old"), ("qwen3", "taa", 7, "old"), ("wide", "ta", -1, "torn")])
+@pytest.mark.parametrize(
+    "kind, layout, sent, state", [("qwen3", "ta", 7, "old"), ("qwen3", "taa", 7, "old"), ("wide", "ta", -1, "torn")]
+)
 def test_the_sender_dies_between_two_broadcasts_of_a_request(party, kind, layout, sent, state):
-    """Of what fits in one piece nothing is written; of what takes several the first has been written, and the others are named."""
+    """A request in one piece writes nothing.
+
+    With several pieces the first is written, and the others are torn by name.
+    """
     group = party.group(kind, layout, name="between")
     group.join()
     group.update(1, weight_version="usual").ok()
@@ -97,7 +112,7 @@ def test_the_sender_dies_between_two_broadcasts_of_a_request(party, kind, layout
     heals(party, kind, layout, "between", group.port, 2)
 
 
-def test_a_sender_that_comes_too_late(party):
+def test_a_sender_that_is_late_is_a_timeout(party):
     kind = "qwen3"
     group = party.group(kind, "taa", name="late")
     group.join()
@@ -108,10 +123,14 @@ def test_a_sender_that_comes_too_late(party):
         refusal = asked["a"].result()
     assert time.monotonic() - began > DEADLINE_S - 1
     assert words_of(refusal, "late") and refusal.status == 504
-    assert state_of(group.engines["a"], party.checksums(kind, 1), party.checksums(kind, 2)) == "old", "nothing came, so nothing was written"
-    # The group is of no use after it, and says so by what it failed with, without another wait.
+    assert state_of(group.engines["a"], party.checksums(kind, 1), party.checksums(kind, 2)) == "old", (
+        "nothing came, so nothing was written"
+    )
+    # The broken group refuses the next request at once with its first error.
     with pytest.raises(Refused) as refused:
         group.engines["a"].post(UPDATE, group.body(list(group.shapes), "each", {}))
-    assert "/init_weights_update_group" in refused.value.body and "Nothing has been received since" in refused.value.body
+    assert (
+        "/init_weights_update_group" in refused.value.body and "Nothing has been received since" in refused.value.body
+    )
     group.trainers[0]("leave", group="late")
     heals(party, kind, "taa", "late", group.port, 2)

@@ -1,6 +1,7 @@
-"""Process groups whose trainers never come, leave without a word, or send something else than they say; torch on the other side.
+"""Process groups whose trainers never join, leave silently, or send other bytes than announced; torch on the other
+side.
 
-What must hold after it is that of test_group_faults.py.
+The same must hold afterwards as in test_group_faults.py.
 """
 
 import time
@@ -14,11 +15,11 @@ from leaks import grown
 from server import Refused
 from tensor_process import SenderFailed
 
-# Of the fixture `party`.
+# Read by the fixture `party`.
 WAITS_S = DEADLINE_S
 
 
-def test_a_trainer_that_never_comes(party):
+def test_a_trainer_that_never_joins_is_a_timeout(party):
     group = party.group("qwen3", "ta", name="never")
     server = group.engines["a"]
     before = footprint(server.process.pid)
@@ -32,11 +33,13 @@ def test_a_trainer_that_never_comes(party):
     heals(party, "qwen3", "ta", "never", group.port, 1)
 
 
-def test_a_third_party_that_never_comes(party):
-    """The trainer is there, another rank of the group is not."""
+def test_another_rank_that_never_joins_is_a_timeout(party):
+    """The trainer has joined; another rank of the group has not."""
     group = party.group("qwen3", "tat", name="third")
     absent = group.trainers.pop()
-    arguments = dict(group="third", address=group.address, port=group.port, world=3, backend="gloo", timeout_s=DEADLINE_S)
+    arguments = dict(
+        group="third", address=group.address, port=group.port, world=3, backend="gloo", timeout_s=DEADLINE_S
+    )
     group.begin_trainers("join", **arguments)
     asked = group.post(INIT, {"a": group.place("a")})
     reply = asked["a"].result()
@@ -62,7 +65,7 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_other_bytes_than_announced(party, lie):
-    """Sizes that differ are noticed where gloo tells them; whatever is noticed late is named as torn."""
+    """gloo reveals different sizes. Tensors whose error comes after the first write are named as torn."""
     kind = "qwen3"
     group = party.group(kind, "taa", name="lies", timeout_s=2 * DEADLINE_S)
     group.join()
@@ -94,8 +97,8 @@ def test_other_bytes_than_announced(party, lie):
     heals(party, kind, "taa", "lies", group.port, 2)
 
 
-def test_the_trainer_leaves_and_comes_again_without_a_word(party):
-    """No destroy is sent: init with other parameters, while the old group's peers are gone, is answered in words; destroy and init cure it."""
+def test_a_trainer_that_left_silently_joins_again_after_a_destroy(party):
+    """Without a destroy, an init with other parameters is refused with a clear error. A destroy and an init cure it."""
     group = party.group("qwen3", "ta", name="gone")
     group.join()
     group.update(1).ok()
@@ -108,8 +111,8 @@ def test_the_trainer_leaves_and_comes_again_without_a_word(party):
     heals(party, "qwen3", "ta", "gone", group.port, 2)
 
 
-def test_destroy_ends_what_waits(party):
-    # A server that waits for long: what ends is not ended by its deadline.
+def test_destroy_ends_a_waiting_update(party):
+    # A server with a long deadline, so that the destroy ends the wait and not the deadline.
     patient = "--group-timeout", 600
     group = party.group("qwen3", "ta", *patient, name="ended")
     group.join()
@@ -122,7 +125,7 @@ def test_destroy_ends_what_waits(party):
     heals(party, "qwen3", "ta", "ended", group.port, 1, *patient)
 
 
-def test_a_server_that_is_ended_with_a_group_ends_cleanly(party):
+def test_a_server_with_a_group_ends_cleanly(party):
     group = party.group("qwen3", "ta", "--served-model-name", "ending", name="ending")
     group.join()
     asked = group.announce(list(group.shapes))

@@ -1,4 +1,4 @@
-"""Process groups of real torch trainers (gloo) and a real server: what is broadcast arrives bit for bit, on every rank of every engine."""
+"""Process groups of torch trainers (gloo) and a server: broadcasts arrive bit for bit on every rank of every engine."""
 
 import itertools
 import random
@@ -28,13 +28,20 @@ def test_weights_go_to_a_to_b_and_back_to_a(party, layout, way):
         assert reply["success"] is True and reply["message"] == f"{UPDATED} Weight version updated to {step}."
         party.holds(group, KIND, variant)
     server = group.engines["a"]
-    assert server.post("/generate", {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1}})["meta_info"]["weight_version"] == "2"
+    assert (
+        server.post("/generate", {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1}})["meta_info"][
+            "weight_version"
+        ]
+        == "2"
+    )
     left = group.leave().replies["a"]
     assert left == {"success": True, "message": "Succeeded to destroy custom process group."}
 
 
-# Engines before, between and behind the trainers; two engines; ranks that pass on what they receive to others.
-@pytest.mark.parametrize("layout", ["tat", "tta", "tab", "taat", "ttaa", "ttab", "tabt", "taabb", "tabbt", "ttaat", "ttabt"])
+# Engines before, between and behind the trainers; two engines; ranks that forward what they receive.
+@pytest.mark.parametrize(
+    "layout", ["tat", "tta", "tab", "taat", "ttaa", "ttab", "tabt", "taabb", "tabbt", "ttaat", "ttabt"]
+)
 def test_groups_of_up_to_five(party, layout):
     group = party.group(KIND, layout)
     group.join()
@@ -64,8 +71,8 @@ def test_every_architecture_one_parameter_a_request(party, kind):
     group.leave()
 
 
-def test_bytes_that_the_engine_keeps_otherwise_are_converted(party):
-    """float32 is sent to an engine of bfloat16; every value is one of bfloat16, so that it must come out as it was."""
+def test_values_of_another_dtype_are_converted(party):
+    """float32 goes to a bfloat16 engine. Every value is exact in bfloat16, so it must arrive unchanged."""
     group = party.group(KIND, "taa")
     group.join()
     party.spoil(group)
@@ -77,7 +84,7 @@ def test_bytes_that_the_engine_keeps_otherwise_are_converted(party):
     group.leave()
 
 
-def test_rounds_of_init_update_and_destroy_leave_nothing_behind(party, request):
+def test_rounds_of_init_update_and_destroy_leak_nothing(party, request):
     rounds, port, variants = request.config.getoption("--rounds"), free_port(), itertools.cycle([1, 2])
     layouts = ["ta", "taa", "tab", "tat"]
     servers, before = {}, {}
@@ -85,7 +92,7 @@ def test_rounds_of_init_update_and_destroy_leave_nothing_behind(party, request):
         layout = layouts[number % len(layouts)]
         group = party.group(KIND, layout, name="again", port=port)
         if number == len(layouts):
-            # By now every thread and heap that a kind of group needs has been there once.
+            # By now every thread and heap of this kind of group has existed once.
             before = {key: footprint(server.process.pid) for key, server in servers.items()}
         group.join()
         for way in WAYS[: 1 + number % 3]:
@@ -101,7 +108,7 @@ def test_rounds_of_init_update_and_destroy_leave_nothing_behind(party, request):
 
 
 def test_two_groups_of_one_engine_at_once(party):
-    """As with a group for each pipeline stage: each brings its own half of the tensors, at the same time."""
+    """As with a group for each pipeline stage: both groups send their half of the tensors at the same time."""
     stages = [party.group(KIND, "taa", name=f"slime-pp_{stage}") for stage in range(2)]
     both = party.trainers_for(KIND, 2)
     names = list(stages[0].shapes)
@@ -127,15 +134,17 @@ def test_two_groups_of_one_engine_at_once(party):
     stages[1].leave()
 
 
-def test_the_trainer_may_come_after_the_engine(party):
+def test_the_trainer_may_join_after_the_engine(party):
     group = party.group(KIND, "taa")
     with Watch(group.engines["a"]):
         group.join(trainers_first=False, pause_s=1)
         group.prepare(5)
         asked = group.announce(list(group.shapes))
         time.sleep(1)
-        # Nobody is held up by a trainer that lets wait for itself.
-        generated = group.engines["a"].post("/generate", {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}})
+        # The wait for a late trainer delays no other request.
+        generated = group.engines["a"].post(
+            "/generate", {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
+        )
         assert len(generated["output_ids"]) == 4 and not asked["a"].done()
         group.begin_send()
         (sent,) = group.end_trainers()
@@ -145,7 +154,7 @@ def test_the_trainer_may_come_after_the_engine(party):
     group.leave()
 
 
-def test_what_is_refused_is_received_first_and_the_group_goes_on(party):
+def test_a_refused_update_is_received_first_and_the_group_goes_on(party):
     group = party.group(KIND, "taab")
     group.join()
     group.update(1).ok()
@@ -156,29 +165,35 @@ def test_what_is_refused_is_received_first_and_the_group_goes_on(party):
     renamed = {"names": ["nobody" if name == odd else name for name in names]}
     cases = {
         "an unknown name": dict(body=lambda body: body | renamed, expected="nobody"),
-        "a shape that the model has otherwise": dict(announce={odd: ("bfloat16", wrong)}, sent=dict(instead={odd: wrong}), expected=odd),
+        "a shape that the model has otherwise": dict(
+            announce={odd: ("bfloat16", wrong)}, sent=dict(instead={odd: wrong}), expected=odd
+        ),
         "a tensor twice": dict(names=[*names, names[0]], expected=names[0]),
-        "no dtype of weights": dict(announce={odd: ("int64", list(group.shapes[odd]))}, sent=dict(dtypes={odd: "int64"}), expected="int64"),
+        "no dtype of weights": dict(
+            announce={odd: ("int64", list(group.shapes[odd]))}, sent=dict(dtypes={odd: "int64"}), expected="int64"
+        ),
     }
     for way in ["each", "bucket"]:
         for case, told in cases.items():
             told = dict(told)
             expected, sent = told.pop("expected"), told.pop("sent", None)
             outcome = group.update(2, told.pop("names", names), way, sent=sent, weight_version="refused", **told)
-            assert not [result for result in outcome.trainers if isinstance(result, Exception)], f"{case}: the trainer's broadcasts were not taken"
+            assert not [result for result in outcome.trainers if isinstance(result, Exception)], (
+                f"{case}: the trainer's broadcasts were not taken"
+            )
             for letter in group.engines:
                 refusal = outcome.refusal(letter)
                 assert refusal.status == 400 and expected in refusal.body, f"{case}: {refusal}"
             party.holds(group, KIND, 1)
     assert group.engines["a"].get("/get_weight_version")["weight_version"] != "refused"
-    # No new group is needed.
+    # The group still works.
     group.update(2).ok()
     party.holds(group, KIND, 2)
     group.leave()
 
 
-def test_a_body_of_which_nothing_can_be_made_ends_the_group_and_frees_the_trainer(party):
-    """Where nobody can tell what the trainer sends, it must not wait for ever."""
+def test_an_unreadable_body_ends_the_group_and_frees_the_trainer(party):
+    """If the server cannot know what the trainer sends, it ends the group, so the trainer does not wait for ever."""
     for broken in [{"shapes": "none"}, {"names": ["model.norm.weight"]}, {"dtypes": 3}]:
         group = party.group(KIND, "ta", name="nothing", timeout_s=30)
         group.join()
@@ -188,7 +203,7 @@ def test_a_body_of_which_nothing_can_be_made_ends_the_group_and_frees_the_traine
         assert refusal.status == 400 and next(iter(broken)) in refusal.body and "aborted" in refusal.body
         assert isinstance(outcome.trainers[0], Exception), "the trainer's broadcast failed, and it knows"
         party.holds(group, KIND, 1)
-        # The group is of no use any more: it is forgotten as soon as it is made anew.
+        # The group is broken, and a new init replaces it.
         group.trainers[0]("leave", group="nothing")
         group.join()
         group.update(2).ok()
@@ -196,7 +211,7 @@ def test_a_body_of_which_nothing_can_be_made_ends_the_group_and_frees_the_traine
         group.leave()
 
 
-def test_the_life_of_a_group_in_words(party):
+def test_the_replies_to_init_and_destroy(party):
     group = party.group(KIND, "ta")
     server = group.engines["a"]
 
@@ -217,9 +232,16 @@ def test_the_life_of_a_group_in_words(party):
     party.holds(group, KIND, 1)
     group.leave()
     assert refused(DESTROY, dict(group_name=group.name)).status == 400
-    for field, value in [("world_size", 1), ("rank_offset", 5), ("master_port", 0), ("backend", "mpi"), ("master_address", "169.254.169.254"), ("group_name", "")]:
+    for field, value in [
+        ("world_size", 1),
+        ("rank_offset", 5),
+        ("master_port", 0),
+        ("backend", "mpi"),
+        ("master_address", "169.254.169.254"),
+        ("group_name", ""),
+    ]:
         assert 400 <= refused(INIT, group.place("a") | {field: value}).status < 500, field
-    # AReaL sends the port as a text, and fields that nobody knows.
+    # AReaL sends the port as a string, and unknown fields.
     group.place = lambda letter: Group.place(group, letter) | dict(master_port=str(group.port), pp_rank=0)
     group.join()
     group.update(2).ok()

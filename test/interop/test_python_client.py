@@ -19,7 +19,7 @@ def test_a_b_a_arrives_bit_for_bit_by_every_transport(engine_of, model_of, share
     model, client = model_of("qwen3"), refit.Client(engine_of("qwen3", ranks).url)
     options, group = options_of(way, client, shared_folder)
     client.check_weights("reset_tensors")
-    # The same memory each time, as a trainer has it.
+    # The same memory each time, as in a trainer.
     named = model.tensors(1)
     for step, variant in enumerate([1, 2, 1]):
         for (name, tensor), (_, values) in zip(named, model.tensors(variant)):
@@ -30,7 +30,7 @@ def test_a_b_a_arrives_bit_for_bit_by_every_transport(engine_of, model_of, share
         brought(client, model, variant)
         assert client.version() == version
         assert update.outcome == {client.url: "new"} and update.tensors == len(named)
-        # A bucket closes before it would be more than its limit; a larger tensor is alone.
+        # A bucket closes before it exceeds its limit. A larger tensor is alone in its bucket.
         assert update.requests > 3 or way.startswith("kept")
     if group:
         group.leave()
@@ -38,7 +38,7 @@ def test_a_b_a_arrives_bit_for_bit_by_every_transport(engine_of, model_of, share
         assert len(client.release_kept()) > 0
 
 
-def test_kept_tensors_are_sent_once_and_then_only_named(engine_of, model_of, monkeypatch):
+def test_kept_tensors_are_sent_once_and_named_afterwards(engine_of, model_of, monkeypatch):
     model, client = model_of("qwen3"), refit.Client(engine_of().url)
     offered = []
     monkeypatch.setattr(refit.transports, "pickled", lambda obj, real=refit.pickled: offered.append(1) or real(obj))
@@ -62,7 +62,7 @@ def test_kept_tensors_are_sent_once_and_then_only_named(engine_of, model_of, mon
     client.release_kept()
 
 
-def test_more_buckets_than_names_that_can_be_kept_go_into_the_last_one(engine_of, model_of):
+def test_buckets_beyond_the_limit_of_kept_names_share_the_last_one(engine_of, model_of):
     model, client = model_of("qwen3"), refit.Client(engine_of().url)
     for variant in (3, 4):
         with client.update(transport="kept", bucket_bytes=1000) as update:
@@ -86,7 +86,7 @@ def test_the_process_keeps_its_own_sharing_strategy(engine_of, model_of):
         torch.multiprocessing.set_sharing_strategy(before)
 
 
-def test_files_are_uploaded_one_by_itself_and_several_as_a_form(engine_of, model_of, tmp_path):
+def test_one_file_is_uploaded_as_the_body_and_several_as_a_form(engine_of, model_of, tmp_path):
     model, client = model_of("qwen3"), refit.Client(engine_of().url)
     named = model.tensors(7)
     paths = [tmp_path / "model-00001-of-00002.safetensors", tmp_path / "model-00002-of-00002.safetensors"]
@@ -103,12 +103,14 @@ def test_files_are_uploaded_one_by_itself_and_several_as_a_form(engine_of, model
     assert client.version() == "tensors"
     body = refit.SafetensorsBody(named)
     written = safetensors.torch.load(b"".join(body.parts()))
-    assert body.length == sum(len(part) for part in body.parts()) and all(torch.equal(written[name], tensor) for name, tensor in named)
+    assert body.length == sum(len(part) for part in body.parts()) and all(
+        torch.equal(written[name], tensor) for name, tensor in named
+    )
     with pytest.raises(TypeError, match="int8"):
         refit.SafetensorsBody([("x", torch.zeros(2, dtype=torch.int8))])
 
 
-def test_what_is_written_into_a_folder_is_a_checkpoint(engine_of, model_of, shared_folder):
+def test_an_update_by_files_writes_a_checkpoint(engine_of, model_of, shared_folder):
     model, client = model_of("qwen3"), refit.Client(engine_of().url)
     with client.update(version="step/1", folder=shared_folder, bucket_bytes=100_000) as update:
         update.add_all(model.tensors(2))
@@ -122,7 +124,10 @@ def test_what_is_written_into_a_folder_is_a_checkpoint(engine_of, model_of, shar
 def test_odd_views_and_dtypes(engine_of, model_of):
     model, client = model_of("qwen3"), refit.Client(engine_of().url)
     for way in ("handles", "upload", "handles in place", "kept"):
-        named = [(name, tensor.t().contiguous().t() if tensor.dim() == 2 else torch.stack([tensor, tensor], 1)[:, 0]) for name, tensor in model.tensors(9)]
+        named = [
+            (name, tensor.t().contiguous().t() if tensor.dim() == 2 else torch.stack([tensor, tensor], 1)[:, 0])
+            for name, tensor in model.tensors(9)
+        ]
         with client.update(transport=way.split(" ")[0], in_place=" " in way) as update:
             for index, (name, tensor) in enumerate(named):
                 update.add(name, tensor.to(torch.float32) if index % 3 == 0 else tensor)

@@ -1,4 +1,4 @@
-"""clients/python/refit: generation, control, and what becomes of whatever a server answers."""
+"""clients/python/refit: generation, control, and the handling of every kind of reply."""
 
 import http.server
 import pickle
@@ -18,7 +18,9 @@ from tensors import ROOT
 
 @pytest.fixture(scope="module")
 def adder():
-    server = Server(ROOT / "models/adder-base", "--model-root", ROOT / "models", "--api-key", "user", "--admin-api-key", "admin")
+    server = Server(
+        ROOT / "models/adder-base", "--model-root", ROOT / "models", "--api-key", "user", "--admin-api-key", "admin"
+    )
     yield refit.Client(server.url, api_key="user", admin_key="admin")
     server.stop()
 
@@ -26,7 +28,10 @@ def adder():
 def test_generation_of_texts_ids_batches_and_streams(adder):
     greedy = dict(max_new_tokens=4, temperature=0)
     one = adder.generate("12+34=", greedy)
-    assert one["meta_info"]["finish_reason"]["type"] == "stop" and len(one["output_ids"]) == one["meta_info"]["completion_tokens"]
+    assert (
+        one["meta_info"]["finish_reason"]["type"] == "stop"
+        and len(one["output_ids"]) == one["meta_info"]["completion_tokens"]
+    )
     both = adder.generate(["12+34=", "5+5="], greedy)
     assert [reply["text"] for reply in both][0] == one["text"]
     ids = adder.json("POST", "/tokenize", dict(prompt="12+34="))["tokens"]
@@ -36,7 +41,11 @@ def test_generation_of_texts_ids_batches_and_streams(adder):
     assert streamed[-1]["text"] == one["text"] and len(streamed) > 1
     with pytest.raises(refit.RefitError) as refused:
         adder.generate("12+34=", dict(max_new_tokens="many"))
-    assert refused.value.status == 400 and refused.value.code == "INVALID_REQUEST" and "max_new_tokens" in refused.value.message
+    assert (
+        refused.value.status == 400
+        and refused.value.code == "INVALID_REQUEST"
+        and "max_new_tokens" in refused.value.message
+    )
     with pytest.raises(refit.RefitError):
         next(adder.stream("12+34=", dict(max_new_tokens="many")))
 
@@ -70,7 +79,7 @@ def test_control_memory_and_versions(adder):
     assert refused.value.status in (401, 403)
 
 
-def test_wrong_options_are_refused_before_anything_is_asked():
+def test_wrong_options_are_refused_before_any_request():
     client = refit.Client("http://127.0.0.1:1")
     for options in (dict(transport="pigeon"), dict(transport="group"), dict(transport="file")):
         with pytest.raises(ValueError):
@@ -80,7 +89,7 @@ def test_wrong_options_are_refused_before_anything_is_asked():
             refit.Client(url)
 
 
-def test_engines_that_stand_still_go_on_where_another_one_does_not_pause():
+def test_paused_engines_resume_if_another_one_cannot_pause():
     calls = []
 
     class Engine(http.server.BaseHTTPRequestHandler):
@@ -112,12 +121,13 @@ def test_errors_travel_between_processes():
 def test_the_module_needs_nothing_but_the_standard_library(tmp_path):
     program = f"""
 import sys
-sys.path.insert(0, {str(ROOT / 'clients/python')!r})
+sys.path.insert(0, {str(ROOT / "clients/python")!r})
 before = set(sys.modules)
 import refit
 client = refit.Client("http://127.0.0.1:1", retries=0)
 assert not client.ready()
-print([name for name in sys.modules if name.split('.')[0] in ('torch', 'numpy', 'requests', 'safetensors', 'transformers')])
+others = ('torch', 'numpy', 'requests', 'safetensors', 'transformers')
+print([name for name in sys.modules if name.split('.')[0] in others])
 """
     done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -148,9 +158,11 @@ class Hostile(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         if self.path == "/early":
-            # Refused before the body has been read.
+            # The request is refused before its body is read.
             body = b'{"error": {"message": "too much", "code": "ENOUGH"}}'
-            self.connection.sendall(b"HTTP/1.1 413 x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            self.connection.sendall(
+                b"HTTP/1.1 413 x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+            )
             self.connection.shutdown(socket.SHUT_WR)
             return
         self.path = "/stream"
@@ -168,18 +180,27 @@ def hostile():
     server.shutdown()
 
 
-@pytest.mark.parametrize("path, status, code, words", [
-    ("/html", 500, "HTTP_500", "upstream went away"), ("/truncated", 0, "NO_REPLY", "IncompleteRead"), ("/truncated-error", 500, "HTTP_500", "broke off"),
-    ("/broken-json", 200, "BAD_REPLY", "weight_version"), ("/text", 200, "BAD_REPLY", "hello"), ("/list-error", 400, "HTTP_400", "[1]"),
-    ("/string-error", 401, "HTTP_401", "Unauthorized"), ("/fastapi", 422, "HTTP_422", "no such field"), ("/not-so", 200, "FAILED", "it was not"),
-])  # fmt: skip
-def test_whatever_a_server_answers_becomes_one_kind_of_error(hostile, path, status, code, words):
+@pytest.mark.parametrize(
+    "path, status, code, words",
+    [
+        ("/html", 500, "HTTP_500", "upstream went away"),
+        ("/truncated", 0, "NO_REPLY", "IncompleteRead"),
+        ("/truncated-error", 500, "HTTP_500", "broke off"),
+        ("/broken-json", 200, "BAD_REPLY", "weight_version"),
+        ("/text", 200, "BAD_REPLY", "hello"),
+        ("/list-error", 400, "HTTP_400", "[1]"),
+        ("/string-error", 401, "HTTP_401", "Unauthorized"),
+        ("/fastapi", 422, "HTTP_422", "no such field"),
+        ("/not-so", 200, "FAILED", "it was not"),
+    ],
+)
+def test_every_failed_reply_becomes_one_kind_of_error(hostile, path, status, code, words):
     with pytest.raises(refit.RefitError) as failed:
         hostile.json("GET", path)
     assert (failed.value.status, failed.value.code) == (status, code) and words in failed.value.message
 
 
-def test_a_stream_that_breaks_off_is_an_error_and_no_end(hostile):
+def test_a_stream_that_breaks_off_is_an_error(hostile):
     events = hostile.stream("x")
     assert next(events) == {"text": "1"}
     with pytest.raises(refit.RefitError) as broken:
@@ -193,7 +214,7 @@ def test_a_refusal_in_the_middle_of_a_body_is_read(hostile):
     assert (refused.value.status, refused.value.code) in [(413, "ENOUGH"), (0, "NO_REPLY")]
 
 
-def test_a_server_that_says_nothing_is_a_timeout_and_is_not_asked_again():
+def test_a_server_that_does_not_reply_is_a_timeout_without_a_retry():
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         client = refit.Client(f"http://127.0.0.1:{port}", timeout=0.2)

@@ -1,4 +1,4 @@
-"""clients/python/refit with several engines, and with the groups that it makes."""
+"""clients/python/refit with several engines and with process groups."""
 
 import pytest
 
@@ -9,13 +9,16 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_several_engines_of_several_ranks_get_the_same(engine_of, model_of, shared_folder, way):
+def test_several_engines_of_several_ranks_get_the_same_weights(engine_of, model_of, shared_folder, way):
     model = model_of("qwen3")
     clients = refit.Clients([engine_of("qwen3", 1).url, engine_of("qwen3", 2).url, engine_of("qwen3", 1, "b").url])
     options, group = options_of(way, clients, shared_folder)
     for variant in (1, 2):
         clients.check_weights("reset_tensors")
-        with clients.paused("retract"), clients.update(version=f"{way} {variant}", bucket_bytes=200_000, **options) as update:
+        with (
+            clients.paused("retract"),
+            clients.update(version=f"{way} {variant}", bucket_bytes=200_000, **options) as update,
+        ):
             update.add_all(model.tensors(variant))
         assert set(update.outcome.values()) == {"new"} and len(update.outcome) == 3
         for engine in clients.engines:
@@ -57,7 +60,11 @@ def test_an_engine_that_refuses_is_named_and_no_label_moves(engine_of, model_of)
     with pytest.raises(refit.EnginesFailed) as failed:
         with clients.update(version="broken") as update:
             update.add_all(model.tensors(2))
-    assert list(failed.value.errors) == [bad.url] and failed.value.code == "TRANSACTION_OPEN" and "a stranger" in str(failed.value)
+    assert (
+        list(failed.value.errors) == [bad.url]
+        and failed.value.code == "TRANSACTION_OPEN"
+        and "a stranger" in str(failed.value)
+    )
     assert update.outcome == {good.url: "old"}
     assert set(clients.version().values()) == {"whole"}
     bad.json("POST", f"/weight_transactions/{stranger['id']}/abort", {}, admin=True)
@@ -68,7 +75,9 @@ def test_an_engine_that_refuses_is_named_and_no_label_moves(engine_of, model_of)
 
 
 @pytest.mark.parametrize("way", ["handles", "upload", "group"])
-def test_an_engine_that_dies_in_an_update_is_named_and_the_others_say_what_they_hold(engine_of, model_of, shared_folder, way):
+def test_an_engine_that_dies_in_an_update_is_named_and_the_others_report_their_state(
+    engine_of, model_of, shared_folder, way
+):
     model = model_of("qwen3")
     good, doomed = refit.Client(engine_of("qwen3", 1).url, retries=0), Server(model.folder, *SMALL)
     clients = refit.Clients([good, refit.Client(doomed.url, retries=0)])
@@ -87,7 +96,7 @@ def test_an_engine_that_dies_in_an_update_is_named_and_the_others_say_what_they_
     brought(good, model, 1)
 
 
-def test_a_group_that_broke_is_made_anew(engine_of, model_of):
+def test_a_broken_group_is_replaced(engine_of, model_of):
     model = model_of("qwen3")
     client = refit.Client(engine_of().url)
     with client.group(backend="gloo", timeout_s=60) as group:
@@ -107,10 +116,12 @@ def test_a_group_that_an_engine_refuses_is_an_error_at_once(engine_of):
     with pytest.raises(refit.RefitError) as refused:
         clients.group(backend="nccl", timeout_s=60).join()
     assert refused.value.code == "GROUP_REFUSED"
-    # One refuses, the other is let go.
+    # One engine refuses, and the other one is released.
     with clients.engines[0].group(backend="gloo", name="taken"):
         with pytest.raises(refit.RefitError) as refused:
             clients.group(backend="gloo", name="taken", timeout_s=60).join()
-        assert refused.value.code == "CONFLICT" or any(error.code == "CONFLICT" for error in refused.value.errors.values())
+        assert refused.value.code == "CONFLICT" or any(
+            error.code == "CONFLICT" for error in refused.value.errors.values()
+        )
     with clients.group(backend="gloo", name="taken", timeout_s=60):
         pass

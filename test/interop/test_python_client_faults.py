@@ -1,4 +1,4 @@
-"""clients/python/refit where an update breaks: no broken update stays hidden, and the next one heals."""
+"""clients/python/refit when an update fails: every failure is reported, and the next update repairs the weights."""
 
 import os
 import socket
@@ -32,7 +32,9 @@ def test_an_exception_before_anything_was_sent_leaves_the_old_weights(engine_of,
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "file"])
-def test_an_exception_after_a_bucket_says_torn_and_the_next_update_heals(engine_of, model_of, shared_folder, way):
+def test_an_exception_after_a_bucket_reports_torn_weights_and_the_next_update_repairs_them(
+    engine_of, model_of, shared_folder, way
+):
     model, client = model_of("qwen3"), refit.Client(engine_of().url)
     options, group = options_of(way, client, shared_folder)
     with client.update(version="whole") as update:
@@ -60,7 +62,7 @@ def test_an_exception_after_a_bucket_says_torn_and_the_next_update_heals(engine_
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_refused_tensor_is_an_error_with_its_code_and_the_end_gives_up(engine_of, model_of, shared_folder, way):
+def test_a_refused_tensor_is_an_error_with_its_code_and_aborts_the_update(engine_of, model_of, shared_folder, way):
     model, client = model_of("qwen3"), refit.Client(engine_of().url)
     options, group = options_of(way, client, shared_folder)
     with client.update(version="whole") as update:
@@ -68,14 +70,17 @@ def test_a_refused_tensor_is_an_error_with_its_code_and_the_end_gives_up(engine_
     with pytest.raises(refit.RefitError) as refused:
         with client.update(version="broken", **options) as update:
             update.add("model.norm.weight", torch.zeros(63, dtype=torch.bfloat16))
-    assert (refused.value.status, refused.value.code) == (400, "WEIGHTS_MISMATCH") and "model.norm.weight" in refused.value.message
+    assert (refused.value.status, refused.value.code) == (
+        400,
+        "WEIGHTS_MISMATCH",
+    ) and "model.norm.weight" in refused.value.message
     assert update.outcome == {client.url: "old"}
     brought(client, model, 1)
     if group:
         group.leave()
 
 
-def test_a_bucket_that_was_refused_may_be_sent_again_after_its_cause_is_mended(engine_of, model_of):
+def test_a_refused_bucket_may_be_sent_again_once_it_is_corrected(engine_of, model_of):
     model, client = model_of("qwen3"), refit.Client(engine_of().url)
     with client.update(version="mended", transport="upload") as update:
         update.add_all(model.tensors(3))
@@ -88,14 +93,16 @@ def test_a_bucket_that_was_refused_may_be_sent_again_after_its_cause_is_mended(e
     assert client.version() == "mended"
 
 
-def test_missing_names_fail_the_end_where_all_are_expected(engine_of, model_of):
+def test_missing_names_fail_an_update_that_requires_all(engine_of, model_of):
     model, client = model_of("qwen3"), refit.Client(engine_of().url)
     with client.update(version="whole") as update:
         update.add_all(model.tensors(1))
     with pytest.raises(refit.RefitError) as refused:
         with client.update(version="part", expected="all") as update:
             update.add_all(model.tensors(2)[1:])
-    assert (refused.value.status, refused.value.code) == (409, "TRANSACTION_INCOMPLETE") and model.tensors(2)[0][0] in refused.value.message
+    assert (refused.value.status, refused.value.code) == (409, "TRANSACTION_INCOMPLETE") and model.tensors(2)[0][
+        0
+    ] in refused.value.message
     assert update.outcome == {client.url: "torn"}
     with client.update(version="again", expected="all") as update:
         update.add_all(model.tensors(2))
@@ -103,7 +110,7 @@ def test_missing_names_fail_the_end_where_all_are_expected(engine_of, model_of):
 
 
 class Breaking:
-    """A proxy that breaks the first connections: before the request is passed on, or after it, before the reply."""
+    """A proxy that breaks the first connections, before it forwards the request or before it forwards the reply."""
 
     def __init__(self, port, breaks, after):
         self.port, self.breaks, self.after, self.count = port, breaks, after, 0
@@ -143,7 +150,7 @@ class Breaking:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("way", ["handles", "upload", "kept"])
-def test_a_lost_reply_is_asked_for_again_and_changes_nothing_else(engine_of, model_of, way, after):
+def test_a_request_whose_reply_was_lost_is_repeated_without_another_effect(engine_of, model_of, way, after):
     model, server = model_of("qwen3"), engine_of()
     direct = refit.Client(server.url)
     proxy = Breaking(server.port, 0, after)
@@ -151,7 +158,7 @@ def test_a_lost_reply_is_asked_for_again_and_changes_nothing_else(engine_of, mod
     with client.update(version="retried", transport=way, bucket_bytes=1 << 30) as update:
         for part in (model.tensors(6)[:5], model.tensors(6)[5:]):
             update.add_all(part)
-            # The next connection, whatever it asks for.
+            # Breaks the next connection.
             proxy.breaks = proxy.count + 1
             update.flush()
         proxy.breaks = proxy.count + 1
@@ -166,11 +173,11 @@ def test_a_lost_reply_is_asked_for_again_and_changes_nothing_else(engine_of, mod
     proxy.listener.close()
     del update
     for path in shared_files(os.getpid()) if not after else []:
-        # Nobody can tell whether the server had it; torch's shm manager frees it with the process.
+        # Whether the server had opened it is unknown; torch's shm manager frees it when the process ends.
         os.unlink(path)
 
 
-def test_generation_is_not_repeated_where_a_reply_was_lost(engine_of):
+def test_a_generation_whose_reply_was_lost_is_not_repeated(engine_of):
     proxy = Breaking(engine_of().port, 1, True)
     with pytest.raises(refit.RefitError):
         refit.Client(proxy.url).generate([1, 2, 3], dict(max_new_tokens=1))

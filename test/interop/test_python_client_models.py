@@ -1,4 +1,4 @@
-"""clients/python/refit sends what trainers hold: models of transformers, and such as are sharded over processes."""
+"""clients/python/refit sends models as trainers hold them: of transformers, and sharded over processes."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def test_a_model_of_transformers_is_sent_by_its_checkpoint_names(engine_of, mode
             parameter.add_(torch.randn_like(parameter) * 0.01)
     trained.save_pretrained(model.folder / "trained")
     client.check_weights("reset_tensors")
-    # What is rounded here is what the engine would round.
+    # Rounds as the engine does.
     with client.update(version="trained", transport=way, dtype=torch.bfloat16) as update:
         update.add_all(torch.compile(trained) if way == "upload" else trained)
     sums = client.checksums()
@@ -64,7 +64,8 @@ SHARDED = """
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.mul_(1.0 + 0.25 * step)
-            with client.update(version=f"{{way}} {{step}}", transport=way, process_group=ranks, bucket_bytes=60_000, group=group) as update:
+            options = dict(version=f"{{way}} {{step}}", transport=way, process_group=ranks, bucket_bytes=60_000)
+            with client.update(**options, group=group) as update:
                 update.add_all(model)
             assert update.requests > 3, update.requests
             dist.barrier()
@@ -96,21 +97,46 @@ SHARDED = """
 
 
 def test_a_model_sharded_over_two_processes_is_gathered_and_sent(engine_of, model_of, tmp_path):
-    """By one way after another, each to an engine that nobody else is sent to: to start the trainer takes longer than all that it does."""
+    """One run of the trainer tests all transports, each with its own engine: its start takes longer than the updates.
+    """
     model, script = model_of("qwen3"), tmp_path / "trainer.py"
     ways = [
         (way, engine_of("qwen3", ranks, letter), tmp_path / f"{way}-{ranks}.pt")
-        for way, ranks, letter in [("handles", 1, "a"), ("handles", 2, "a"), ("kept", 2, "b"), ("upload", 1, "b"), ("group", 2, "c")]
+        for way, ranks, letter in [
+            ("handles", 1, "a"),
+            ("handles", 2, "a"),
+            ("kept", 2, "b"),
+            ("upload", 1, "b"),
+            ("group", 2, "c"),
+        ]
     ]
     script.write_text(textwrap.dedent(SHARDED.format(client=str(ROOT / "clients/python"))))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run([*command, str(script), str(model.folder), *(f"{way},{server.url},{out}" for way, server, out in ways)], env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [*command, str(script), str(model.folder), *(f"{way},{server.url},{out}" for way, server, out in ways)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     seen = set()
     for way, server, out in ways:
         client, whole = refit.Client(server.url), torch.load(out)
         sums = {name: checksum(tensor) for name, tensor in whole.items()}
-        assert client.checksums() == sums and client.version() == f"{way} 3" and client.weights() == {"state": "current"}, way
+        assert (
+            client.checksums() == sums and client.version() == f"{way} 3" and client.weights() == {"state": "current"}
+        ), way
         seen.add(tuple(sums.values()))
     assert len(seen) == len(ways), "what the one way brought is not what the next one did"

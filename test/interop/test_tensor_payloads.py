@@ -1,4 +1,5 @@
-"""What senders of other engines post, and what is refused by name: with real torch, and nothing of it leaks."""
+"""Payloads of senders for other engines, and payloads that are refused, with real torch and without leaks."""
+
 import base64
 import gc
 import os
@@ -17,9 +18,25 @@ from torch.multiprocessing.reductions import reduce_tensor
 from conftest import SMALL, Server
 from leaks import gone, grown
 from tensors import (
-    ROOT, FlattenedTensorMetadata, Refused, bucket, checksum, checksums, coded, descriptors, dumps, file_count, mappings, metric, post, resident,
-    serialize, shared_files, threads, update,
-)  # fmt: skip
+    ROOT,
+    FlattenedTensorMetadata,
+    Refused,
+    bucket,
+    checksum,
+    checksums,
+    coded,
+    descriptors,
+    dumps,
+    file_count,
+    mappings,
+    metric,
+    post,
+    resident,
+    serialize,
+    shared_files,
+    threads,
+    update,
+)
 
 CARDS = [f"3f0ce3ab-1111-2222-3333-{i:012x}" for i in range(4)]
 SKYRL = "skyrl_train.inference_engines.sglang.sglang_engine.sglang_custom_weight_loader"
@@ -33,9 +50,13 @@ def model(model_of):
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("loaders")
-    (folder / "renames.mjs").write_text("export default tensors => tensors.map(tensor => [tensor.name.replace(/^actor\\./, ''), tensor])")
+    (folder / "renames.mjs").write_text(
+        "export default tensors => tensors.map(tensor => [tensor.name.replace(/^actor\\./, ''), tensor])"
+    )
     (folder / "throws.mjs").write_text("export default async () => { throw new Error('not today') }")
-    (folder / "outside.mjs").write_text("export default ([tensor]) => [[tensor.name, tensor.view({ shape: [1 << 20] })]]")
+    (folder / "outside.mjs").write_text(
+        "export default ([tensor]) => [[tensor.name, tensor.view({ shape: [1 << 20] })]]"
+    )
     flags = [*SMALL, "--tp", 2]
     for name in ["renames", "throws", "outside"]:
         flags += ["--weight-loader", f"{name}={folder / name}.mjs"]
@@ -52,7 +73,7 @@ def given_back(server, nothing_left):
 
 
 def by_card(tensors):
-    """vLLM's senders: each training rank's handle of the tensor, gathered by card."""
+    """vLLM's senders: the handles of all training ranks for a tensor, gathered by GPU."""
     return {card: reduce_tensor(tensor) for card, tensor in zip(CARDS, tensors)}
 
 
@@ -61,7 +82,9 @@ WAYS = {
     "a dict by name": dict,
     "a dict of bare pairs": lambda named: {name: reduce_tensor(tensor) for name, tensor in named},
     "one card": lambda named: [(name, by_card([tensor])) for name, tensor in named],
-    "several cards": lambda named: [(name, by_card([tensor, tensor.clone(), tensor.clone()])) for name, tensor in named],
+    "several cards": lambda named: [
+        (name, by_card([tensor, tensor.clone(), tensor.clone()])) for name, tensor in named
+    ],
 }
 
 
@@ -76,29 +99,47 @@ def test_forms_of_other_senders(server, model, way):
         if way == "several cards":
             assert len(files) == 3 * len(named)
         update(server, [entry])
-        # Of the copies nobody holds any but the request: what no rank took is given back, and gone, too.
+        # Only the request holds the copies. Handles that no rank used are returned as well.
         assert len(shared_files()) == len(named)
         assert all(file_count(file) == 1 for file in shared_files())
         assert checksums(server) == model.checksums(variant)
 
 
-def test_what_is_no_weight_is_refused_and_given_back(server, model):
+def test_values_that_are_no_tensors_are_refused_and_their_handles_returned(server, model):
     norm = "model.norm.weight"
     flat = torch.arange(128, dtype=torch.int64).to(torch.uint8)
-    scalar = {"flattened_tensor": flat, "metadata": [FlattenedTensorMetadata(norm, torch.Size(()), torch.bfloat16, 0, 2, 2)]}
+    scalar = {
+        "flattened_tensor": flat,
+        "metadata": [FlattenedTensorMetadata(norm, torch.Size(()), torch.bfloat16, 0, 2, 2)],
+    }
     before = checksums(server)
     cases = [
         ("zero dimensions", [(norm, torch.tensor(1.0, dtype=torch.bfloat16))], None, r"has shape \[\]"),
         ("zero elements", [(norm, torch.zeros(0, dtype=torch.bfloat16))], None, r"has shape \[0\]"),
         ("zero rows", [(norm, torch.zeros(0, 64, dtype=torch.bfloat16))], None, r"has shape \[0, 64\]"),
         ("a scalar of a bucket", scalar, "flattened_bucket", r"has shape \[\]"),
-        ("cards without names", by_card([torch.zeros(64, dtype=torch.bfloat16)]), None, "names of tensors belong around them"),
+        (
+            "cards without names",
+            by_card([torch.zeros(64, dtype=torch.bfloat16)]),
+            None,
+            "names of tensors belong around them",
+        ),
         ("int64", [(norm, torch.zeros(64, dtype=torch.int64))], None, "not one of weights"),
         ("complex", [(norm, torch.zeros(64, dtype=torch.complex64))], None, "is complex"),
         ("float8_e4m3fn", [(norm, torch.zeros(64).to(torch.float8_e4m3fn))], None, "float8_e4m3fn is a quantised one"),
         ("float8_e5m2", [(norm, torch.zeros(64).to(torch.float8_e5m2))], None, "float8_e5m2 is a quantised one"),
-        ("qint8", [(norm, torch.quantize_per_tensor(torch.ones(64), 0.1, 0, torch.qint8))], None, "quantised|_rebuild_qtensor"),
-        ("an adapter", [("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", torch.zeros(4, 4))], None, "LoRA"),
+        (
+            "qint8",
+            [(norm, torch.quantize_per_tensor(torch.ones(64), 0.1, 0, torch.qint8))],
+            None,
+            "quantised|_rebuild_qtensor",
+        ),
+        (
+            "an adapter",
+            [("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", torch.zeros(4, 4))],
+            None,
+            "LoRA",
+        ),
     ]
     for case, obj, load_format, says in cases:
         entry = serialize(obj)
@@ -120,7 +161,7 @@ def world():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_sharded_tensors_are_refused_by_name_and_given_back(server, world):
+def test_sharded_tensors_are_refused_by_name_and_their_handles_returned(server, world):
     from torch.distributed._shard import sharded_tensor
     from torch.distributed._shard.sharding_spec import ChunkShardingSpec
     from torch.distributed.device_mesh import init_device_mesh
@@ -135,7 +176,11 @@ def test_sharded_tensors_are_refused_by_name_and_given_back(server, world):
     def sharded():
         return sharded_tensor.zeros(ChunkShardingSpec(0, ["rank:0/cpu"]), 64, dtype=torch.bfloat16)
 
-    for make, says in [(dtensor, r"full_tensor\(\)"), (lambda: torch.nn.Parameter(dtensor()), r"full_tensor\(\)"), (sharded, "ShardedTensor")]:
+    for make, says in [
+        (dtensor, r"full_tensor\(\)"),
+        (lambda: torch.nn.Parameter(dtensor()), r"full_tensor\(\)"),
+        (sharded, "ShardedTensor"),
+    ]:
         tensor = make()
         entry = serialize([("model.norm.weight", tensor)])
         files = shared_files()
@@ -146,27 +191,36 @@ def test_sharded_tensors_are_refused_by_name_and_given_back(server, world):
         assert [file_count(file) for file in files] == [1] * len(files), "its shard is given back"
         del tensor
         gc.collect()
-    # The way that the message names.
+    # The message suggests this way.
     tensor = dtensor()
     update(server, [serialize([("model.norm.weight", tensor.full_tensor())])])
     assert checksums(server) == before | {"model.norm.weight": checksum(coded(1, "x", (64,)))}
     del tensor
-    # torch keeps the mesh, of which the numbers of its ranks went along with each DTensor.
+    # torch keeps the mesh alive: each DTensor carries the rank numbers of its mesh.
     (ranks,) = shared_files()
     assert (file_count(ranks), os.path.getsize(ranks)) == (1, 64 + 4)
     os.unlink(ranks)
 
 
-def test_adapters_are_refused_in_the_form_of_their_clients_and_given_back(server):
-    adapter = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(4, 64), "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight": torch.zeros(64, 4)}
-    for fields in [lambda: {"serialized_named_tensors": [serialize(adapter)] * 2}, lambda: {"serialized_tensors": serialize(adapter)}]:
+def test_adapters_are_refused_and_their_handles_returned(server):
+    adapter = {
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(4, 64),
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight": torch.zeros(64, 4),
+    }
+    for fields in [
+        lambda: {"serialized_named_tensors": [serialize(adapter)] * 2},
+        lambda: {"serialized_tensors": serialize(adapter)},
+    ]:
         body = {"lora_name": "actor", "config_dict": {"r": 4}, **fields()}
         files = shared_files()
         assert [file_count(file) for file in files] == [2, 2]
         with pytest.raises(Refused) as refused:
             post(server, "/load_lora_adapter_from_tensors", body)
         assert refused.value.status == 400 and refused.value.body["success"] is False
-        assert 'LoRA adapter "actor"' in refused.value.body["error_message"] and refused.value.body["loaded_adapters"] is None
+        assert (
+            'LoRA adapter "actor"' in refused.value.body["error_message"]
+            and refused.value.body["loaded_adapters"] is None
+        )
         assert [file_count(file) for file in files] == [1, 1]
     for path in ["/load_lora_adapter", "/unload_lora_adapter", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"]:
         with pytest.raises(Refused, match="actor") as refused:
@@ -175,7 +229,7 @@ def test_adapters_are_refused_in_the_form_of_their_clients_and_given_back(server
 
 
 class CudaIpcWeightUpdateRequest:
-    """As SkyRL's: a dataclass that is pickled as it is."""
+    """A dataclass like SkyRL's, pickled as it is."""
 
     def __init__(self, **fields):
         self.__dict__.update(fields)
@@ -186,14 +240,20 @@ def skyrl_tensor(request):
     return torch.frombuffer(bytearray(data + b"\0" * (-len(data) % 4)), dtype=torch.uint8)
 
 
-def test_the_loader_for_skyrl_takes_what_skyrl_packs_into_a_tensor(server, model):
+def test_the_loader_for_skyrl_reads_what_skyrl_packs_into_a_tensor(server, model):
     post(server, "/weights_checker", {"action": "reset_tensors"})
     for variant, packed in [(1, True), (2, False), (1, True)]:
         named, buffer = model.tensors(variant), None
-        fields = dict(names=[name for name, _ in named], dtypes=["torch.bfloat16"] * len(named), shapes=[list(tensor.shape) for _, tensor in named])
+        fields = dict(
+            names=[name for name, _ in named],
+            dtypes=["torch.bfloat16"] * len(named),
+            shapes=[list(tensor.shape) for _, tensor in named],
+        )
         if packed:
             buffer = torch.cat([tensor.flatten() for _, tensor in named])
-            request = CudaIpcWeightUpdateRequest(**fields, sizes=[tensor.numel() for _, tensor in named], ipc_handles=by_card([buffer, buffer.clone()]))
+            request = CudaIpcWeightUpdateRequest(
+                **fields, sizes=[tensor.numel() for _, tensor in named], ipc_handles=by_card([buffer, buffer.clone()])
+            )
         else:
             request = dict(fields, extras=[{"ipc_handles": by_card([tensor])} for _, tensor in named])
         entry = serialize([("ipc_request", skyrl_tensor(request))])
@@ -205,11 +265,16 @@ def test_the_loader_for_skyrl_takes_what_skyrl_packs_into_a_tensor(server, model
         assert len(shared_files()) == (1 if packed else len(named)), "what the trainer still holds"
 
 
-def test_a_loader_renames_and_its_faults_are_refusals_with_its_name(server, model):
+def test_a_loader_renames_tensors_and_its_errors_are_refusals_that_name_it(server, model):
     named = [(f"actor.{name}", tensor) for name, tensor in model.tensors(4)]
     update(server, [serialize(named)], load_format="renames")
     assert checksums(server) == model.checksums(4)
-    for load_format, says in [("throws", 'weight loader "throws": it failed: not today'), ("outside", 'weight loader "outside": .*but its storage has'), ("nobody", "got .*nobody"), ("renames", "no tensor")]:
+    for load_format, says in [
+        ("throws", 'weight loader "throws": it failed: not today'),
+        ("outside", 'weight loader "outside": .*but its storage has'),
+        ("nobody", "got .*nobody"),
+        ("renames", "no tensor"),
+    ]:
         tensor = coded(1, "x", [64])
         entry = serialize([("actor.nobody", tensor)])
         files = [path for path in shared_files() if file_count(path) == 2]
@@ -222,7 +287,7 @@ def test_a_loader_renames_and_its_faults_are_refusals_with_its_name(server, mode
     assert checksums(server) == model.checksums(4)
 
 
-def test_threads_and_mappings_are_flat_as_well(server, model, pytestconfig):
+def test_the_numbers_of_threads_and_mappings_do_not_grow(server, model, pytestconfig):
     pid, mine = server.process.pid, os.getpid()
 
     def step(variant):
@@ -230,7 +295,9 @@ def test_threads_and_mappings_are_flat_as_well(server, model, pytestconfig):
         ways = [
             lambda: update(server, [serialize(bucket(named))] * 2, load_format="flattened_bucket"),
             lambda: update(server, [serialize([(name, by_card([tensor, tensor.clone()])) for name, tensor in named])]),
-            lambda: update(server, [serialize([(f"actor.{name}", tensor) for name, tensor in named])], load_format="renames"),
+            lambda: update(
+                server, [serialize([(f"actor.{name}", tensor) for name, tensor in named])], load_format="renames"
+            ),
         ]
         ways[variant % 3]()
         with pytest.raises(Refused):
@@ -251,7 +318,7 @@ def test_threads_and_mappings_are_flat_as_well(server, model, pytestconfig):
         assert shared_files() == []
     more = grown(held, before)
     assert not more, f"before and after: {more}"
-    # V8's heap comes and goes by its own pages; files of shared memory would add one for each tensor.
+    # V8's heap changes by a few mappings. A leak of shared memory files would add one for each tensor.
     assert mappings(pid) - maps[0] < 100 and mappings(mine) - maps[1] < 10
     assert not any("/dev/shm/torch_" in line for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines())
     assert resident(pid) - memory[0] < 64 << 20 and resident(mine) - memory[1] < 32 << 20
@@ -270,12 +337,14 @@ time.sleep(600)
 
 
 def test_a_sender_that_is_killed_after_its_update_or_while_its_body_is_on_the_way(server):
-    sender = subprocess.Popen([sys.executable, "-c", SENDER, str(ROOT / "test/interop")], stdout=subprocess.PIPE, text=True)
+    sender = subprocess.Popen(
+        [sys.executable, "-c", SENDER, str(ROOT / "test/interop")], stdout=subprocess.PIPE, text=True
+    )
     good, big = sender.stdout.readline().strip(), sender.stdout.readline().strip()
     update(server, [good])
     expected = checksums(server)
     assert expected["model.norm.weight"] == checksum(coded(9, "x", [64]))
-    # Its request and its end race: whichever comes first, the reply says so and nothing is left open.
+    # The request and the end of its sender race. In either order the reply matches and nothing stays open.
     outcomes = []
 
     def send():

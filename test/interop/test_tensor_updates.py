@@ -1,4 +1,5 @@
-"""/update_weights_from_tensor, driven by real torch: what is sent arrives bit for bit, on every rank, and nothing leaks."""
+"""/update_weights_from_tensor with real torch: tensors arrive bit for bit on every rank, and nothing leaks."""
+
 import base64
 import gc
 import http.client
@@ -17,9 +18,25 @@ import torch
 from leaks import gone, grown
 from server import settled
 from tensors import (
-    MODELS, ROOT, LocalSerializedTensor, Refused, bucket, checksum, checksums, coded, descriptors, dumps, file_count, mappings, metric, post,
-    resident, serialize, shared_files, update,
-)  # fmt: skip
+    MODELS,
+    ROOT,
+    LocalSerializedTensor,
+    Refused,
+    bucket,
+    checksum,
+    checksums,
+    coded,
+    descriptors,
+    dumps,
+    file_count,
+    mappings,
+    metric,
+    post,
+    resident,
+    serialize,
+    shared_files,
+    update,
+)
 
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -31,7 +48,10 @@ def served(engine_of, model_of):
 
 
 def copies(named):
-    """As of another process. Of one tensor that is pickled twice the pickles are equal, and count as one that was sent twice."""
+    """Pickles as from another process.
+
+    Two pickles of one tensor are equal, and the server counts them as one sent twice.
+    """
     return [(name, tensor.clone()) for name, tensor in named]
 
 
@@ -60,7 +80,12 @@ def test_weights_go_to_a_to_b_and_back_to_a(served, ranks, way):
         assert reply["message"] == f"Success Weight version updated to {step}."
         assert reply["report"]["missing"] == [] and reply["report"]["tensors"] == len(named)
         assert checksums(server) == model.checksums(variant)
-    assert post(server, "/generate", {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1}})["meta_info"]["weight_version"] == "2"
+    assert (
+        post(server, "/generate", {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1}})["meta_info"][
+            "weight_version"
+        ]
+        == "2"
+    )
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -68,7 +93,7 @@ def test_weights_go_to_a_to_b_and_back_to_a(served, ranks, way):
 def test_every_architecture(served, kind, ranks):
     server, model = served(kind, ranks)
     post(server, "/weights_checker", {"action": "reset_tensors"})
-    # One parameter per request, as verl's smallest buckets.
+    # One parameter a request, as in verl's smallest buckets.
     for name, tensor in model.tensors(7):
         update(server, [serialize([(name, tensor)])], flush_cache=False)
     assert checksums(server) == model.checksums(7)
@@ -104,7 +129,7 @@ def test_views_are_copied_as_torch_sees_them(served, ranks):
         named = [(name, view(tensor)) for name, tensor in model.tensors(variant)]
         update(server, [serialize(named)])
         assert checksums(server) == model.checksums(variant), view.__name__
-    # All of them views of one storage: one file, a reference per pickle.
+    # All are views of one storage: one file, with one reference per pickle.
     pool = torch.cat([tensor.flatten() for _, tensor in model.tensors(20)])
     named, at = [], 0
     for name, shape in model.shapes.items():
@@ -122,7 +147,7 @@ def test_views_are_copied_as_torch_sees_them(served, ranks):
 
 
 def test_rank_local_experts_reach_every_rank(served):
-    """slime with expert parallelism sends each rank its own experts, and the others nothing."""
+    """slime with expert parallelism sends each rank only its own experts."""
     server, model = served("qwen3-moe", 2)
     post(server, "/weights_checker", {"action": "reset_tensors"})
     named = model.tensors(3)
@@ -132,14 +157,14 @@ def test_rank_local_experts_reach_every_rank(served):
     halves = [experts[: len(experts) // 2], experts[len(experts) // 2 :]]
     update(server, [serialize(bucket(half)) for half in halves], load_format="flattened_bucket")
     assert checksums(server) == model.checksums(3)
-    # A rank without anything, and a bucket without anything for anybody.
+    # A rank without tensors, and a bucket that is empty for all ranks.
     update(server, [serialize(bucket([])), serialize(bucket(experts))], load_format="flattened_bucket")
     update(server, [serialize(bucket([]))] * 2, load_format="flattened_bucket")
     assert checksums(server) == model.checksums(3)
 
 
 def engine_shards(model, variant, ranks):
-    """Per rank, the parameters of SGLang's model: q, k, v and gate, up fused; rows or columns of a rank."""
+    """For each rank the parameters of SGLang's model: q, k, v and gate, up are fused, and split by rows or columns."""
     weights = dict(model.tensors(variant))
     shards = []
     for rank in range(ranks):
@@ -160,7 +185,10 @@ def engine_shards(model, variant, ranks):
             padded[: weights[name].shape[0]] = weights[name]
             return padded.split(per_rank)[rank]
 
-        own = {"model.embed_tokens.weight": vocabulary("model.embed_tokens.weight"), "model.norm.weight": weights["model.norm.weight"]}
+        own = {
+            "model.embed_tokens.weight": vocabulary("model.embed_tokens.weight"),
+            "model.norm.weight": weights["model.norm.weight"],
+        }
         if "lm_head.weight" in weights:
             own["lm_head.weight"] = vocabulary("lm_head.weight")
         for layer in range(2):
@@ -174,17 +202,23 @@ def engine_shards(model, variant, ranks):
                     own[f"{at}self_attn.qkv_proj.{end}"] = torch.cat(parts)
             own[f"{at}self_attn.o_proj.weight"] = columns(f"{at}self_attn.o_proj.weight")
             if f"{at}mlp.gate_proj.weight" in weights:
-                own[f"{at}mlp.gate_up_proj.weight"] = torch.cat([rows(f"{at}mlp.gate_proj.weight"), rows(f"{at}mlp.up_proj.weight")])
+                own[f"{at}mlp.gate_up_proj.weight"] = torch.cat(
+                    [rows(f"{at}mlp.gate_proj.weight"), rows(f"{at}mlp.up_proj.weight")]
+                )
                 own[f"{at}mlp.down_proj.weight"] = columns(f"{at}mlp.down_proj.weight")
             else:
                 expert = [f"{at}mlp.experts.{e}." for e in range(4)]
-                own[f"{at}mlp.experts.w13_weight"] = torch.stack([torch.cat([rows(e + "gate_proj.weight"), rows(e + "up_proj.weight")]) for e in expert])
+                own[f"{at}mlp.experts.w13_weight"] = torch.stack(
+                    [torch.cat([rows(e + "gate_proj.weight"), rows(e + "up_proj.weight")]) for e in expert]
+                )
                 own[f"{at}mlp.experts.w2_weight"] = torch.stack([columns(e + "down_proj.weight") for e in expert])
         shards.append(list(own.items()))
     return shards
 
 
-@pytest.mark.parametrize("kind, ranks", [("qwen2", 1), ("qwen2", 2), ("qwen3", 1), ("qwen3", 2), ("qwen3", 4), ("qwen3-moe", 2)])
+@pytest.mark.parametrize(
+    "kind, ranks", [("qwen2", 1), ("qwen2", 2), ("qwen3", 1), ("qwen3", 2), ("qwen3", 4), ("qwen3-moe", 2)]
+)
 def test_direct_takes_the_parameters_of_each_rank(served, kind, ranks):
     server, model = served(kind, ranks)
     post(server, "/weights_checker", {"action": "reset_tensors"})
@@ -194,17 +228,29 @@ def test_direct_takes_the_parameters_of_each_rank(served, kind, ranks):
     assert checksums(server) == model.checksums(5)
     if ranks > 1:
         with pytest.raises(Refused, match="not brought to rank 1"):
-            update(server, [serialize(shards[0]), serialize([])] + [serialize(shard) for shard in shards[2:]], load_format="direct")
+            update(
+                server,
+                [serialize(shards[0]), serialize([])] + [serialize(shard) for shard in shards[2:]],
+                load_format="direct",
+            )
         with pytest.raises(Refused, match="its own shards"):
             update(server, [serialize(shards[0])], load_format="direct")
     with pytest.raises(Refused, match="the model has no tensor"):
-        update(server, [serialize([("model.layers.0.self_attn.q_proj.weight", torch.zeros(2, dtype=torch.bfloat16))])] * ranks, load_format="direct")
+        update(
+            server,
+            [serialize([("model.layers.0.self_attn.q_proj.weight", torch.zeros(2, dtype=torch.bfloat16))])] * ranks,
+            load_format="direct",
+        )
     with pytest.raises(Refused, match=r"has shape \[1, 64\]"):
-        update(server, [serialize([("model.norm.weight", torch.zeros(1, 64, dtype=torch.bfloat16))])] * ranks, load_format="direct")
+        update(
+            server,
+            [serialize([("model.norm.weight", torch.zeros(1, 64, dtype=torch.bfloat16))])] * ranks,
+            load_format="direct",
+        )
     assert checksums(server) == model.checksums(5)
 
 
-def test_memory_and_descriptors_are_flat_over_many_updates(served, pytestconfig):
+def test_memory_and_descriptors_do_not_grow_over_many_updates(served, pytestconfig):
     server, model = served("qwen3", 2)
     pid = server.process.pid
     mine = os.getpid()
@@ -216,7 +262,7 @@ def test_memory_and_descriptors_are_flat_over_many_updates(served, pytestconfig)
         elif variant % 3 == 1:
             update(server, [serialize(named), serialize(copies(named))])
         else:
-            # Refused at the very end of the checks: after everything has been opened.
+            # The last of the checks refuses it, after everything has been opened.
             with pytest.raises(Refused, match="no tensor"):
                 update(server, [serialize([*named, ("nobody", torch.zeros(4, dtype=torch.bfloat16))])])
 
@@ -241,7 +287,7 @@ def test_memory_and_descriptors_are_flat_over_many_updates(served, pytestconfig)
     assert checksums(server) == model.checksums(1)
 
 
-def test_every_reference_is_given_back_whatever_is_wrong_with_the_request(served):
+def test_a_refused_request_returns_every_reference(served):
     server, model = served("qwen3", 2)
     before = checksums(server)
     name = "model.norm.weight"
@@ -255,7 +301,10 @@ def test_every_reference_is_given_back_whatever_is_wrong_with_the_request(served
         "dtype": ({}, lambda: [(name, good().double())]),
         "twice": ({}, lambda: [(name, good()), (name, good())]),
         "expanded": ({}, lambda: [(name, good()[:1].expand(64))]),
-        "overlapping rows": ({}, lambda: [("model.layers.0.mlp.up_proj.weight", coded(1, name, [1024]).as_strided((128, 64), (1, 1)))]),
+        "overlapping rows": (
+            {},
+            lambda: [("model.layers.0.mlp.up_proj.weight", coded(1, name, [1024]).as_strided((128, 64), (1, 1)))],
+        ),
         "load_format": ({"load_format": "my.loader"}, lambda: [(name, good())]),
         "not a bucket": ({"load_format": "flattened_bucket"}, lambda: [(name, good())]),
         "a field": ({"weight_version": 3}, lambda: [(name, good())]),
@@ -272,7 +321,7 @@ def test_every_reference_is_given_back_whatever_is_wrong_with_the_request(served
         assert [file_count(file) for file in files] == [1] * len(files), case
         del named
         gc.collect()
-    # Too few entries, and more than are read.
+    # Too few entries, and more entries than are read.
     with pytest.raises(Refused, match="one per tensor-parallel rank"):
         update(server, [])
     tensor = coded(4, name, [64])
@@ -285,7 +334,7 @@ def test_every_reference_is_given_back_whatever_is_wrong_with_the_request(served
     assert checksums(server) == before | {name: checksum(tensor)}
 
 
-def test_memory_that_the_sender_let_go_before_is_taken_and_removed(served):
+def test_memory_that_its_sender_has_released_is_read_and_removed(served):
     server, model = served("qwen3", 1)
     entry = serialize(model.tensors(11))
     gc.collect()
@@ -315,7 +364,7 @@ def test_the_same_body_twice_at_once_is_one_update(served):
     epoch = metric(server, "weight_epoch")
     named = model.tensors(12)
     body = json.dumps({"serialized_named_tensors": [serialize(named)], "weight_version": "twelve"})
-    # A server that stands still finds all three when it goes on, on connections that it has taken before.
+    # A stopped server finds all three when it goes on, on connections that it has accepted before.
     connections = [http.client.HTTPConnection("127.0.0.1", server.port) for _ in range(3)]
     for connection in connections:
         connection.request("GET", "/health")
@@ -366,7 +415,7 @@ def test_a_sender_that_dies_before_its_request_is_refused_and_one_that_dies_duri
         update(server, [entry])
     assert checksums(server) == before
 
-    # It is opened before the gate shuts; behind a rollout its sender dies.
+    # The server opens the memory before it closes the gate. The sender dies while the update waits for a rollout.
     sender, entry = start()
     opened = metric(server, "tensor_files_opened_total")
     body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
@@ -386,7 +435,14 @@ def test_a_sender_that_dies_before_its_request_is_refused_and_one_that_dies_duri
 
 def test_a_name_in_shared_memory_that_is_not_torchs_is_not_touched(served, tmp_path):
     server, _ = served("qwen3", 1)
-    for hostile in ["/../etc/passwd", "/etc/passwd", "/torch_1_2_3/../../x", "torch_1_2_3", "/torch_x", "/torch_1_2_3\0"]:
+    for hostile in [
+        "/../etc/passwd",
+        "/etc/passwd",
+        "/torch_1_2_3/../../x",
+        "torch_1_2_3",
+        "/torch_x",
+        "/torch_1_2_3\0",
+    ]:
         entry = dumps([("model.norm.weight", coded(1, "x", [64]))])
         (file,) = shared_files()
         name = b"/" + pathlib.Path(file).name.encode()
@@ -395,10 +451,14 @@ def test_a_name_in_shared_memory_that_is_not_torchs_is_not_touched(served, tmp_p
         with pytest.raises(Refused) as refused:
             update(server, [base64.b64encode(replaced).decode()])
         assert refused.value.body["error"]["code"] in ("TENSOR_PAYLOAD", "PICKLE_MALFORMED"), hostile
-        # Not named any more: nobody gives that reference back.
+        # The pickle does not name this file any more, so the server does not return its reference.
         pathlib.Path(file).unlink()
-    # Too short for what is said to lie in it; a link; a folder.
-    for make in [lambda path: path.write_bytes(b"\0" * 100), lambda path: path.symlink_to("/etc/passwd"), lambda path: path.mkdir()]:
+    # A file that is shorter than announced; a link; a folder.
+    for make in [
+        lambda path: path.write_bytes(b"\0" * 100),
+        lambda path: path.symlink_to("/etc/passwd"),
+        lambda path: path.mkdir(),
+    ]:
         entry = serialize([("model.norm.weight", coded(1, "x", [64]))])
         path = pathlib.Path(*shared_files())
         path.unlink()
@@ -417,7 +477,7 @@ class Runs:
         return os.system, (f"touch {self.path}",)
 
 
-def test_nothing_that_a_pickle_asks_for_is_done(served, tmp_path):
+def test_a_pickle_runs_no_code(served, tmp_path):
     server, model = served("qwen3", 2)
     before = checksums(server)
     sign = tmp_path / "executed"
@@ -433,24 +493,34 @@ def test_nothing_that_a_pickle_asks_for_is_done(served, tmp_path):
         [os.urandom(5000)],
     ]
     recorded = json.loads((ROOT / "test/fixtures/pickles/exploits.json").read_text())
-    entries = [[base64.b64encode(part).decode() for part in body] for body in bodies] + [[case["pickle"]] for case in recorded]
+    entries = [[base64.b64encode(part).decode() for part in body] for body in bodies] + [
+        [case["pickle"]] for case in recorded
+    ]
     for entry in [*entries, ["not base64!"], ["gASV"], [""]]:
         for load_format in [None, "flattened_bucket", "direct"]:
             with pytest.raises(Refused) as refused:
                 update(server, entry * 2, load_format=load_format)
             assert refused.value.status == 400 and refused.value.body["error"]["code"] != "INTERNAL", refused.value
-    for body in [b"{", b"[]", b"null", b'{"serialized_named_tensors": "gASV"}', b'{"serialized_named_tensors": [1]}', b"{}", b'{"serialized_named_tensors": null}']:
+    for body in [
+        b"{",
+        b"[]",
+        b"null",
+        b'{"serialized_named_tensors": "gASV"}',
+        b'{"serialized_named_tensors": [1]}',
+        b"{}",
+        b'{"serialized_named_tensors": null}',
+    ]:
         with pytest.raises(Refused) as refused:
             post(server, "/update_weights_from_tensor", body)
         assert refused.value.status == 400
-    # The recorded ones touch this.
+    # The recorded exploits touch this file.
     assert not sign.exists() and not os.path.exists("/tmp/refit-pickle-was-run")
     assert checksums(server) == before
     update(server, [serialize(model.tensors(1))])
     assert checksums(server) == model.checksums(1)
 
 
-def test_descriptors_and_cards_are_refused_in_words(served):
+def test_descriptors_and_gpu_handles_are_refused_with_the_reason(served):
     server, _ = served("qwen3", 1)
     torch.multiprocessing.set_sharing_strategy("file_descriptor")
     try:
@@ -459,13 +529,20 @@ def test_descriptors_and_cards_are_refused_in_words(served):
     finally:
         torch.multiprocessing.set_sharing_strategy("file_system")
     recorded = json.loads((ROOT / "test/fixtures/pickles/payloads.json").read_text())
-    cuda = next(case for case in recorded if case["load_format"] is None and not case["any_dtype"] and case["expected"]["storages"] and all(storage["kind"] == "cuda" for storage in case["expected"]["storages"]))
+    cuda = next(
+        case
+        for case in recorded
+        if case["load_format"] is None
+        and not case["any_dtype"]
+        and case["expected"]["storages"]
+        and all(storage["kind"] == "cuda" for storage in case["expected"]["storages"])
+    )
     with pytest.raises(Refused, match="this engine is on the CPU"):
         update(server, cuda["entries"])
 
 
 def test_a_tensor_of_four_shards_reaches_two_ranks_element_by_element(served):
-    """FSDP splits by rows over four, tensor parallelism by columns over two: every element is read back and compared."""
+    """FSDP splits by rows over four, tensor parallelism by columns over two. Compares every element."""
     server, model = served("llama", 2)
     name = "model.layers.1.self_attn.o_proj.weight"
     whole = coded(21, name, model.shapes[name])

@@ -1,4 +1,5 @@
-"""A trainer of one's own: torch changes the policy, saves it, refit takes it, and both must then say the same of every token."""
+"""A plain torch trainer: it changes and saves the policy, refit loads it, and both must agree on every logprob."""
+
 import copy
 import json
 import urllib.request
@@ -18,7 +19,7 @@ def post(server, path, body):
 
 
 def train_step(model, ids, rate):
-    """One step on the likelihood of `ids`: every parameter moves."""
+    """One training step on the likelihood of `ids`. It changes every parameter."""
     loss = model(ids, labels=ids).loss
     loss.backward()
     with torch.no_grad():
@@ -46,7 +47,7 @@ def test_rollout_and_trainer_agree_after_every_step(serve, tmp_path, ranks, save
     for step in range(3):
         train_step(model, ids, 0.05)
         folder = tmp_path / f"step_{step}"
-        # What is served is what was saved: the trainer's own copy is rounded alike before it is compared.
+        # The trainer's copy is rounded as the saved one before both are compared.
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(saved).float())
@@ -86,7 +87,11 @@ def test_the_openai_client_talks_to_the_real_engine(serve):
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="secret")
     assert client.models.list().data[0].id == "adder"
     chat = client.chat.completions.create(
-        model="adder", messages=[{"role": "user", "content": "What is 605 + 58?"}], temperature=0, logprobs=True, top_logprobs=2
+        model="adder",
+        messages=[{"role": "user", "content": "What is 605 + 58?"}],
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
     )
     assert chat.choices[0].message.content == "663"
     assert chat.choices[0].logprobs.content[0].top_logprobs[0].token == "6"

@@ -1,4 +1,4 @@
-"""examples/trainers against a server: four processes that hold a quarter of every parameter each, two ranks that hold other parts of it."""
+"""examples/trainers with a server: four processes with a quarter of each parameter, two ranks with other parts."""
 
 import json
 import os
@@ -18,18 +18,38 @@ from tensors import checksum, checksums, metric, post
 def start_of(folder):
     torch.manual_seed(2)
     config = transformers.LlamaConfig(
-        hidden_size=1024, intermediate_size=256, num_hidden_layers=1, num_attention_heads=8, num_key_value_heads=8, head_dim=128,
-        vocab_size=320, max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+        hidden_size=1024,
+        intermediate_size=256,
+        num_hidden_layers=1,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=320,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
     return folder
 
 
 def train(example, processes, *arguments):
     run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), ROOT / f"examples/trainers/{example}.py", *map(str, arguments)],
-        capture_output=True, text=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(processes),
+            ROOT / f"examples/trainers/{example}.py",
+            *map(str, arguments),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert run.returncode == 0, run.stderr
     assert "step 2: updated" in run.stdout
 
@@ -38,10 +58,25 @@ def train(example, processes, *arguments):
 def test_fsdp_over_four_reaches_tensor_parallelism_over_two_element_by_element(serve, tmp_path, example):
     server = serve(start_of(tmp_path / "start"), "--tp", 2, "--max-total-tokens", 512, "--skip-tokenizer-init")
     start = checksums(server)
-    train(example, 4, "--url", server.url, "--model", tmp_path / "start", "--steps", 2, "--bucket-mb", 3, "--save", tmp_path / "end")
+    train(
+        example,
+        4,
+        "--url",
+        server.url,
+        "--model",
+        tmp_path / "start",
+        "--steps",
+        2,
+        "--bucket-mb",
+        3,
+        "--save",
+        tmp_path / "end",
+    )
     trained = safetensors.torch.load_file(tmp_path / "end/model.safetensors")
     assert checksums(server) == {name: checksum(tensor) for name, tensor in trained.items()}
-    assert all(start[name] != checksum(tensor) for name, tensor in trained.items() if tensor.dim() == 2), "every matrix moved"
+    assert all(start[name] != checksum(tensor) for name, tensor in trained.items() if tensor.dim() == 2), (
+        "every matrix moved"
+    )
     name = "model.layers.0.self_attn.o_proj.weight"
     assert trained[name].shape == (1024, 1024)
     got = torch.tensor(post(server, "/get_weights_by_name", {"name": name, "truncate_size": 1024}))
@@ -53,11 +88,30 @@ def test_fsdp_over_four_reaches_tensor_parallelism_over_two_element_by_element(s
 
 @pytest.mark.parametrize("format", [[], ["--bucketed"]], ids=["each", "bucketed"])
 def test_the_first_of_two_fsdp_trainers_broadcasts_to_two_engines(serve, tmp_path, format):
-    """examples/trainers/broadcast_style.py under torchrun: a group of one trainer, an engine of one rank and one of two."""
-    servers = [serve(start_of(tmp_path / "start"), "--tp", ranks, "--max-total-tokens", 512, "--skip-tokenizer-init") for ranks in [1, 2]]
+    """examples/trainers/broadcast_style.py under torchrun: one trainer, an engine of one rank and one of two."""
+    servers = [
+        serve(start_of(tmp_path / "start"), "--tp", ranks, "--max-total-tokens", 512, "--skip-tokenizer-init")
+        for ranks in [1, 2]
+    ]
     urls = ["--url", servers[0].url, "--and-url", servers[1].url]
-    train("broadcast_style", 2, *urls, "--model", tmp_path / "start", "--steps", 2, "--bucket-mb", 3, "--save", tmp_path / "end", *format)
-    wanted = {name: checksum(tensor) for name, tensor in safetensors.torch.load_file(tmp_path / "end/model.safetensors").items()}
+    train(
+        "broadcast_style",
+        2,
+        *urls,
+        "--model",
+        tmp_path / "start",
+        "--steps",
+        2,
+        "--bucket-mb",
+        3,
+        "--save",
+        tmp_path / "end",
+        *format,
+    )
+    wanted = {
+        name: checksum(tensor)
+        for name, tensor in safetensors.torch.load_file(tmp_path / "end/model.safetensors").items()
+    }
     for server in servers:
         assert checksums(server) == wanted
         assert post(server, "/update_weight_version", {"new_version": "after"})["success"] is True
