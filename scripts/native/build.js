@@ -115,7 +115,7 @@ function tryToLoad (file) {
   const addon = resolve(PREBUILDS, 'refit.node')
   if (!/refit[^/]*$/.test(file) || !existsSync(addon)) return { status: 0 }
   return node(
-    `const { runtimeCuda, error } = require(${JSON.stringify(addon)}).cudaCards()
+    `const { runtimeCuda, error } = require(${JSON.stringify(addon)}).cudaGpus()
      if (runtimeCuda === '') { console.error(error); process.exit(1) }`,
     { REFIT_CUDA_LIBRARY: file }
   )
