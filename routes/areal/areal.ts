@@ -1,6 +1,6 @@
 import { Type } from 'typebox'
 import { openArealTensors } from '../../src/dialects/areal/tensors.ts'
-import { adapterRefusal, ArealBuckets, rankWords } from '../../src/dialects/areal/areal.ts'
+import { arealAdapterRefusal, ArealBuckets, rankWords } from '../../src/dialects/areal/areal.ts'
 import { pauseFor, resumeFor } from '../../src/dialects/pause.ts'
 import { RefitError, withPrefix } from '../../src/errors.ts'
 import { runUpdate } from '../../src/updates/run-update.ts'
@@ -143,7 +143,7 @@ const areal: Routes = async (app, { context }) => {
       }
     }, async request => {
       const body = (request.body as Record<string, unknown> | null) ?? {}
-      throw isAnnounced ? await buckets.refuseAdapter(body) : adapterRefusal(body.lora_name)
+      throw isAnnounced ? await buckets.refuseAdapter(body) : arealAdapterRefusal(body)
     })
   }
 
@@ -153,8 +153,8 @@ const areal: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'arealUpdateWeights',
       summary: 'Take new weights from a checkpoint on disk',
-      description:
-        "As /update_weights_from_disk with abort_all_requests. A call equal to one that runs already gets that one's outcome.",
+      description: 'As /update_weights_from_disk with abort_all_requests. ' +
+        "A call equal to one that runs already gets that one's outcome.",
       body: DiskBody
     }
   }, async request => {

@@ -1,6 +1,7 @@
 import { Type } from 'typebox'
 import { sparseRefitOf } from '../../src/dialects/nemo-rl/sparse.ts'
 import { RefitError } from '../../src/errors.ts'
+import { nemoRlError } from '../../src/dialects/nemo-rl/error-form.ts'
 import { KEY_HEADER } from '../../src/dialects/nemo-rl/key-header.ts'
 import type { Routes } from '../../src/http/context.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
@@ -49,7 +50,7 @@ function toPair (
 /** NeMo-RL's remote sparse refit: changes of elements, which wait for their flush. */
 const nemoRlSparse: Routes = async (app, { context }) => {
   const sparse = sparseRefitOf(context)
-  const config = { auth: 'admin', keyHeader: KEY_HEADER, errors: 'nemo-rl' } as const
+  const config = { auth: 'admin', keyHeader: KEY_HEADER, errors: nemoRlError } as const
   const schema = { tags: ['weights'], response: { 200: Done, ...refusals(Refused) } }
 
   app.post('/nemo-rl/refit/prepare', {
@@ -59,8 +60,8 @@ const nemoRlSparse: Routes = async (app, { context }) => {
       ...schema,
       operationId: 'nemoRlPrepare',
       summary: 'Say what changes will be relative to (NeMo-RL)',
-      description:
-        "From now on these weights are to be what the trainer's baseline is. `overwrite_names`: tensors whose new values have to be sent, not changes of bits.",
+      description: "From now on these weights are to be what the trainer's baseline is. `overwrite_names`: " +
+        'tensors whose new values have to be sent, not changes of bits.',
       body: Prepare
     }
   }, async request => {

@@ -1,7 +1,7 @@
 import { Type } from 'typebox'
 import type { Routes } from '../../src/http/context.ts'
 import { TENSOR_BODY_LIMIT } from '../../src/http/limits.ts'
-import { AdapterRefusal, adapterEntries, refuseAdapter } from '../../src/http/sglang/lora.ts'
+import { adapterEntries, adapterRefusal, AdapterRefusal } from '../../src/http/adapters.ts'
 import { OpenAiRefusal, refusals } from '../../src/http/schemas.ts'
 
 const Body = Type.Any({ description: 'Whatever its clients send. Handles of tensors in it are given back.' })
@@ -20,8 +20,8 @@ const lora: Routes = async (app, { context }) => {
       schema: {
         operationId,
         summary: 'Not supported: LoRA adapters',
-        description:
-          "refit serves whole weights: merge the adapter into them and send those. The reply is always a refusal, and the sender's references have been given back before it.",
+        description: 'refit serves whole weights: merge the adapter into them and send those. ' +
+          "The reply is always a refusal, and the sender's references have been given back before it.",
         tags: ['weights'],
         body: Body,
         // Whatever the status: there is no success to describe.
@@ -30,7 +30,7 @@ const lora: Routes = async (app, { context }) => {
     }, async request => {
       const entries = adapterEntries(request.body)
       if (entries.length > 0) await context.tensors.discard(entries)
-      throw refuseAdapter(request.body)
+      throw adapterRefusal(request.body)
     })
   }
   // SGLang's, and of prime-rl's own server.

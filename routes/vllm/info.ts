@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import { compareChecksums, vllmChecksums } from '../../src/dialects/vllm/checker.ts'
+import { compareReports, vllmChecksums } from '../../src/dialects/vllm/checksums.ts'
 import { RefitError } from '../../src/errors.ts'
 import type { Routes } from '../../src/http/context.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
@@ -87,8 +87,8 @@ const vllmInfo: Routes = async (app, { context }) => {
     schema: {
       operationId: 'vllmWeightChecker',
       summary: 'Checksums of the weights (vLLM)',
-      description:
-        'Keys are `dp0:pp0:pcp0:tp<rank>:<tensor>`. Nothing is kept here: the caller holds the baseline. 409 while weights are asleep.',
+      description: 'Keys are `dp0:pp0:pcp0:tp<rank>:<tensor>`. Nothing is kept here: the caller holds the baseline. ' +
+        '409 while weights are asleep.',
       tags: ['weights'],
       body: CheckerBody,
       response: { 200: Checked, ...refusals(WeightsRefusal) }
@@ -105,7 +105,7 @@ const vllmInfo: Routes = async (app, { context }) => {
       return { status: 'reset' as const }
     }
     const now = await vllmChecksums(engine)
-    return action === 'checksum' ? { checksums: now } : compareChecksums([baseline!, now, ...checksums ?? []])
+    return action === 'checksum' ? { checksums: now } : compareReports([baseline!, now, ...checksums ?? []])
   })
 }
 

@@ -4,16 +4,16 @@ import { RefitError } from '../errors.ts'
 import { RETRY_AFTER_SECONDS } from './limits.ts'
 
 /**
- * Shape of a route's refusals. `sglang`: flat fields and `error.message`, so readers of either find the text; `weights`: `success: false`
- * with the message; `lora`: the same as its routes have it; `openai`: an `error` object;
- * `nemo-rl`: `ok: false` and the text.
+ * The form of a route's refusals. `sglang`: flat fields and `error.message`, so readers of either find the text.
+ * `weights`: `success: false` with the message. `lora`: the fields of SGLang's adapter routes. `openai`: an `error`
+ * object. A dialect with another form has a function.
  */
-export type ErrorDialect = 'sglang' | 'weights' | 'lora' | 'openai' | 'nemo-rl'
+export type ErrorForm = 'sglang' | 'weights' | 'lora' | 'openai' | ((refusal: Refusal) => Record<string, unknown>)
 
 declare module 'fastify' {
   interface FastifyContextConfig {
     /** Shape of this route's refusals (default `sglang`). */
-    errors?: ErrorDialect
+    errors?: ErrorForm
   }
 }
 
@@ -54,16 +54,16 @@ export function refusalOf (error: unknown): Refusal {
   return { status: statusCode, code, message, param: null }
 }
 
-export function refusalBody (dialect: ErrorDialect, refusal: Refusal): Record<string, unknown> {
+export function refusalBody (form: ErrorForm, refusal: Refusal): Record<string, unknown> {
+  if (typeof form === 'function') return form(refusal)
   const { status, code, message, param } = refusal
-  if (dialect === 'openai') {
+  if (form === 'openai') {
     const type = OPENAI_TYPES[status] ?? (status < 500 ? 'invalid_request_error' : 'server_error')
     return { error: { message, type, param, code } }
   }
-  if (dialect === 'nemo-rl') return { ok: false, error: message, code }
   // SGLang's whole body for these two.
   if (code === 'UNAUTHORIZED' || code === 'FORBIDDEN') return { error: status === 401 ? 'Unauthorized' : 'Forbidden' }
-  if (dialect === 'lora') {
+  if (form === 'lora') {
     return {
       rid: null,
       http_worker_ipc: null,
@@ -73,7 +73,7 @@ export function refusalBody (dialect: ErrorDialect, refusal: Refusal): Record<st
       error: { message, code }
     }
   }
-  if (dialect === 'weights') return { success: false, message, error: { message, code } }
+  if (form === 'weights') return { success: false, message, error: { message, code } }
   return {
     object: 'error',
     message,
@@ -84,7 +84,7 @@ export function refusalBody (dialect: ErrorDialect, refusal: Refusal): Record<st
   }
 }
 
-export function dialectOf (request: FastifyRequest): ErrorDialect {
+export function errorFormOf (request: FastifyRequest): ErrorForm {
   return request.routeOptions.config.errors ?? 'sglang'
 }
 
@@ -102,5 +102,5 @@ export function errorHandler (error: unknown, request: FastifyRequest, reply: Fa
   // What the client has still to send would be read to its end.
   if (refusal.status === 413) reply.header('connection', 'close')
   if (refusal.status === 401) reply.header('www-authenticate', 'Bearer')
-  return reply.code(refusal.status).send(refusalBody(dialectOf(request), refusal))
+  return reply.code(refusal.status).send(refusalBody(errorFormOf(request), refusal))
 }

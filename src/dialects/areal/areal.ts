@@ -1,5 +1,6 @@
 import { RefitError } from '../../errors.ts'
 import { GROUP_NAME, updateFromDistributed } from '../../updates/distributed-update.ts'
+import { adapterRefusal } from '../../http/adapters.ts'
 import type { RouteContext } from '../../http/context.ts'
 import type { UpdateOutcome } from '../../updates/run-update.ts'
 
@@ -58,19 +59,14 @@ export class ArealBuckets {
   /** Adapters are refused, but their tensors are broadcast whatever is answered: they are received and dropped, or the group is aborted. */
   async refuseAdapter (body: Readonly<Record<string, unknown>>): Promise<RefitError> {
     const note = await this.#context.distributed.refuse(body, GROUP_NAME)
-    return adapterRefusal(body.lora_name, note)
+    return arealAdapterRefusal(body, note)
   }
 }
 
-export function adapterRefusal (name: unknown, note?: string): RefitError {
-  const which = typeof name === 'string' ? ` ${JSON.stringify(name.slice(0, 128))}` : ''
-  return new RefitError(
-    'UNSUPPORTED',
-    `LoRA adapter${which}: this server does not apply adapters. Train without use_lora, or merge the adapter and send whole weights${
-      note === undefined ? '' : `. ${note}`
-    }`,
-    { param: 'lora_name' }
-  )
+/** The refusal of an adapter, with AReaL's own option. `note`: what became of its tensors. */
+export function arealAdapterRefusal (body: unknown, note?: string): RefitError {
+  const advice = 'Train without use_lora, or merge the adapter and send whole weights'
+  return adapterRefusal(body, { advice, ...note === undefined ? {} : { note } })
 }
 
 /** What AReaL's server says of every rank. */

@@ -9,7 +9,7 @@ import { toGpuUuid } from '../../wire/torch/gpus.ts'
 import { Peers } from './peers.ts'
 import type { Seat } from './peers.ts'
 import { runIpcUpdate } from './update.ts'
-import { onePer } from '../one-per.ts'
+import { memoize } from '../memoize.ts'
 import { socketOf } from './zmq-path.ts'
 
 // checkpoint-engine (https://github.com/MoonshotAI/checkpoint-engine): a parameter server beside the engines, one process for each card. For
@@ -44,7 +44,7 @@ class IpcUpdates {
   readonly sockets = new Set<string>()
 }
 
-const updatesOf = onePer((_context: RouteContext) => new IpcUpdates())
+const updatesOf = memoize((_context: RouteContext) => new IpcUpdates())
 
 /**
  * Takes an update from a parameter server. `zmqHandles`: by UUID of a card, the endpoint of the socket of the process on that card. The

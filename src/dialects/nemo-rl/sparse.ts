@@ -10,7 +10,7 @@ import { payloadError } from '../../wire/torch/tensor.ts'
 import { torchWeightDType } from '../../wire/torch/dtypes.ts'
 import type { SparseItem } from '../../wire/trainers/sparse-payload.ts'
 import { Lanes } from '../../sources/tensor/lanes.ts'
-import { onePer } from '../one-per.ts'
+import { memoize } from '../memoize.ts'
 
 /** Compressed; NeMo-RL cuts payloads at 512 MiB. */
 export const MAX_PAYLOAD_BYTES = 2 ** 31 - 1
@@ -41,9 +41,10 @@ interface Payload extends PayloadInfo {
 }
 
 /**
- * The receiving end of NeMo-RL's remote sparse refit. What comes waits until the flush, which writes all of it as one update: until then the
- * weights are the old ones. Changes are relative to what the trainer believes is here: so they are refused unless it has said what it
- * has (`prepare`), and after anything that went wrong, or that others wrote, until it says so again.
+ * The receiving end of NeMo-RL's remote sparse refit. What comes waits until the flush, which writes all of it as one
+ * update: until then the weights are the old ones. Changes are relative to what the trainer believes is here: so they
+ * are refused unless it has said what it has (`prepare`), and after anything that went wrong, or that others wrote,
+ * until it says so again.
  */
 export class SparseRefit {
   readonly #context: RouteContext
@@ -64,7 +65,10 @@ export class SparseRefit {
     this.#context = context
   }
 
-  /** The trainer's tensors, which these weights are to be equal to from now on. Returns those that cannot be changed bit by bit. Throws WEIGHTS_*. */
+  /**
+   * The trainer's tensors, which these weights are to be equal to from now on. Returns those that cannot be changed bit
+   * by bit. Throws WEIGHTS_*.
+   */
   async prepare (
     tensors: Readonly<Record<string, readonly [shape: readonly number[], dtype: string]>>
   ): Promise<string[]> {
@@ -143,7 +147,10 @@ export class SparseRefit {
     return count
   }
 
-  /** Writes all that has come, as one update; a retry gets the outcome of the flush that runs. After a failure nothing is taken until the trainer prepares anew. */
+  /**
+   * Writes all that has come, as one update; a retry gets the outcome of the flush that runs. After a failure nothing
+   * is taken until the trainer prepares anew.
+   */
   async flush (): Promise<SparseFlush> {
     return await (this.#flushing ??= this.#flush().finally(() => {
       this.#flushing = null
@@ -211,7 +218,8 @@ export class SparseRefit {
     }
     if (operation === 'xor' && dtype !== this.#context.engine.info.dtype) {
       throw payloadError(
-        `this engine holds ${this.#context.engine.info.dtype}: it is one of overwrite_names, and its values have to be the new ones`,
+        `this engine holds ${this.#context.engine.info.dtype}: ` +
+          'it is one of overwrite_names, and its values have to be the new ones',
         name
       )
     }
@@ -224,7 +232,9 @@ export class SparseRefit {
     if (this.#closed !== null) {
       throw new RefitError(
         'CONFLICT',
-        `changes are not taken, as nobody knows what they would change: ${this.#closed}. Load the checkpoint that the trainer's changes begin from (/update_weights_from_disk), and prepare again (/nemo-rl/refit/prepare)`
+        `changes are not taken, as nobody knows what they would change: ${this.#closed}. ` +
+          `Load the checkpoint that the trainer's changes begin from (/update_weights_from_disk), and prepare again ` +
+          '(/nemo-rl/refit/prepare)'
       )
     }
   }
@@ -250,4 +260,4 @@ function messageOf (error: unknown): string {
   return errorMessage(error)
 }
 
-export const sparseRefitOf = onePer((context: RouteContext) => new SparseRefit(context))
+export const sparseRefitOf = memoize((context: RouteContext) => new SparseRefit(context))

@@ -6,7 +6,7 @@ import type { TransactionPart } from '../../updates/run-transaction.ts'
 import { updateFromDisk } from '../../updates/disk-update.ts'
 import { CallJoiner } from '../../weights/call-joiner.ts'
 import { StateDicts } from './stream.ts'
-import { onePer } from '../one-per.ts'
+import { memoize } from '../memoize.ts'
 
 export interface Broadcaster {
   host: string
@@ -142,7 +142,7 @@ class PrimeRl {
   }
 }
 
-const primeRl = onePer((context: RouteContext) => new PrimeRl(context))
+const primeRl = memoize((context: RouteContext) => new PrimeRl(context))
 
 /** Joins prime-rl's trainer; resolves once the communicator stands. */
 export async function initPrimeRl (context: RouteContext, broadcaster: Broadcaster): Promise<void> {

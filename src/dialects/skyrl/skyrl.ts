@@ -7,10 +7,10 @@ import { bodyCheck } from '../../http/validation.ts'
 import { CallJoiner } from '../../weights/call-joiner.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
 import { weightTransferOf } from '../vllm/transfer.ts'
-import { onePer } from '../one-per.ts'
+import { memoize } from '../memoize.ts'
 
-// SkyRL's first remote engines: a group of torch, and one request for each chunk, all of whose tensors are one broadcast. What SkyRL calls
-// now are methods of /collective_rpc (src/dialects/vllm/collective-rpc.ts).
+// SkyRL's first remote engines: a group of torch, and one request for each chunk, all of whose tensors are one
+// broadcast. What SkyRL calls now are methods of /collective_rpc (src/dialects/vllm/collective-rpc.ts).
 
 export interface OldInit {
   /** Later versions have `master_addr`. */
@@ -121,7 +121,7 @@ function wrongSizes (
   return new RefitError('INVALID_REQUEST', `sizes: ${what}`, { param: 'sizes' })
 }
 
-const oldSkyrl = onePer((context: RouteContext) => new OldSkyrl(context))
+const oldSkyrl = memoize((context: RouteContext) => new OldSkyrl(context))
 
 /** `/init_weight_update_communicator`. Throws as WeightGroups.init does. */
 export async function initOldSkyrl (context: RouteContext, init: OldInit): Promise<void> {

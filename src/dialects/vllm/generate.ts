@@ -4,7 +4,7 @@ import type { RouteContext } from '../../http/context.ts'
 import { newRid } from '../../http/sglang/generate-body.ts'
 import type { SamplePlan } from '../../http/generation.ts'
 import { MAX_RID_LENGTH, MAX_SALT_LENGTH } from '../../http/limits.ts'
-import { refuseAdapter } from '../../http/openai/openai-body.ts'
+import { refuseAdapterName } from '../../http/adapters.ts'
 import { checkBatch, fitContext, idsOf, needTokenizer } from '../../http/prompts.ts'
 import { invalid, refuseUnsupported } from '../../http/refuse.ts'
 import { checkStart, demandExperts } from '../../http/sglang/routed-experts.ts'
@@ -82,7 +82,7 @@ export function planVllmGenerate (
   refuseUnsupported(body, UNSUPPORTED)
   const { info } = context.engine
   if (body.return_routed_experts === true) demandExperts(info, 'return_routed_experts')
-  refuseAdapter(body.model, info.servedModelName)
+  refuseAdapterName(body.model, info.servedModelName)
   const promptIds = idsOf(body.token_ids, info, 'token_ids')
   const { sampling, logprobs, best, detokenize } = readVllmSampling(
     body.sampling_params ?? {},

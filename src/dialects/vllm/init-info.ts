@@ -5,9 +5,10 @@ import type { GroupFields } from '../../process-groups/group-spec.ts'
 import { unused } from '../../http/schemas.ts'
 import { bodyCheck } from '../../http/validation.ts'
 import type { Packing } from '../../sources/distributed/broadcasts.ts'
-import { demand } from '../demand.ts'
+import { requireValid } from '../require-valid.ts'
 
-// init_info of vLLM's /init_weight_transfer_engine. Which transfer it is of is told by its fields: here it is no option of the server.
+// init_info of vLLM's /init_weight_transfer_engine. Which transfer it is of is told by its fields: here it is no option
+// of the server.
 
 /** vLLM's DEFAULT_PACKED_BUFFER_SIZE_BYTES. */
 const BUFFER_BYTES = 2 ** 30
@@ -61,12 +62,12 @@ export function readInitInfo (value: unknown): InitInfo {
   }
   refuseOthers(Object.keys(value))
   if (Object.hasOwn(value, 'local_checkpoint_dir')) {
-    return { group: null, packing: {}, delta: demand<DeltaInfo>(checkDelta(value), 'init_info') }
+    return { group: null, packing: {}, delta: requireValid<DeltaInfo>(checkDelta(value), 'init_info') }
   }
   if (!Object.hasOwn(value, 'master_address')) {
     return {
       group: null,
-      packing: packingOf(demand<Static<typeof PackingInfo>>(checkPacking(value), 'init_info')),
+      packing: packingOf(requireValid<Static<typeof PackingInfo>>(checkPacking(value), 'init_info')),
       delta: null
     }
   }
@@ -78,7 +79,7 @@ export function readInitInfo (value: unknown): InitInfo {
     backend = 'nccl',
     group_name: name = GROUP,
     ...rest
-  } = demand<Static<typeof NcclInfo>>(checkNccl(value), 'init_info')
+  } = requireValid<Static<typeof NcclInfo>>(checkNccl(value), 'init_info')
   return {
     group: { name, backend, form: 'vllm', address, port, rankOffset, worldSize },
     packing: packingOf(rest),
@@ -108,7 +109,8 @@ const OTHERS: ReadonlyArray<readonly [fields: RegExp, transfer: string]> = [
   [/^nccl_unique_id/, 'a communicator whose id is in the request']
 ]
 const HERE =
-  'there are NCCL with master_address and master_port, CUDA IPC handles (init_info {}), and checkpoints on disk (init_info {})'
+  'there are NCCL with master_address and master_port, CUDA IPC handles (init_info {}), and checkpoints on disk ' +
+  '(init_info {})'
 
 function refuseOthers (fields: readonly string[]): void {
   for (const [sign, transfer] of OTHERS) {

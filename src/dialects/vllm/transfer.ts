@@ -14,7 +14,7 @@ import { readInitInfo, toPacking } from './init-info.ts'
 import type { PackingFields } from './init-info.ts'
 import { readUpdateInfo } from './update-info.ts'
 import type { BroadcastInfo, DeltaUpdate, DiskInfo, HandlesInfo, UpdateInfo } from './update-info.ts'
-import { onePer } from '../one-per.ts'
+import { memoize } from '../memoize.ts'
 
 export interface Broadcast {
   names: readonly string[]
@@ -242,4 +242,4 @@ function toFields (
 }
 
 /** The server's. */
-export const weightTransferOf = onePer((context: RouteContext) => new WeightTransfer(context))
+export const weightTransferOf = memoize((context: RouteContext) => new WeightTransfer(context))

@@ -3,7 +3,7 @@ import type { Static } from 'typebox'
 import { RefitError } from '../../errors.ts'
 import { nullable, unused } from '../../http/schemas.ts'
 import { bodyCheck } from '../../http/validation.ts'
-import { demand } from '../demand.ts'
+import { requireValid } from '../require-valid.ts'
 
 // update_info of vLLM's /update_weights, for every transfer.
 
@@ -59,10 +59,10 @@ const check = {
 export function readUpdateInfo (value: unknown): UpdateInfo {
   const fields = pickOne(value)
   const has = (name: string): boolean => fields[name] != null
-  if (has('path')) return { kind: 'disk', info: demand<DiskInfo>(check.disk(fields), NAME) }
-  if (has('target_version')) return { kind: 'delta', info: demand<DeltaUpdate>(check.delta(fields), NAME) }
+  if (has('path')) return { kind: 'disk', info: requireValid<DiskInfo>(check.disk(fields), NAME) }
+  if (has('target_version')) return { kind: 'delta', info: requireValid<DeltaUpdate>(check.delta(fields), NAME) }
   if (has('ipc_handles_pickled')) {
-    const info = demand<HandlesInfo>(check.handles(fields), NAME)
+    const info = requireValid<HandlesInfo>(check.handles(fields), NAME)
     if (info.tensor_sizes != null && info.sizes != null) {
       throw new RefitError('INVALID_REQUEST', 'update_info: tensor_sizes (bytes) and sizes (elements) at once', {
         param: 'sizes'
@@ -73,7 +73,8 @@ export function readUpdateInfo (value: unknown): UpdateInfo {
   if (has('ipc_handles')) {
     throw new RefitError(
       'UNSUPPORTED',
-      "update_info: ipc_handles are objects of the trainer's process, which JSON cannot carry; send ipc_handles_pickled, base64 of them pickled",
+      "update_info: ipc_handles are objects of the trainer's process, which JSON cannot carry; " +
+        'send ipc_handles_pickled, base64 of them pickled',
       { param: 'ipc_handles' }
     )
   }
@@ -81,11 +82,12 @@ export function readUpdateInfo (value: unknown): UpdateInfo {
     if (has('num_updates_list')) {
       throw new RefitError(
         'UNSUPPORTED',
-        'update_info: num_updates_list is of sparse_nccl, which sends changed elements alone and is not supported; send whole tensors (backend "nccl")',
+        'update_info: num_updates_list is of sparse_nccl, which sends changed elements alone and is not supported; ' +
+          'send whole tensors (backend "nccl")',
         { param: 'num_updates_list' }
       )
     }
-    return { kind: 'broadcast', info: demand<BroadcastInfo>(check.broadcast(fields), NAME) }
+    return { kind: 'broadcast', info: requireValid<BroadcastInfo>(check.broadcast(fields), NAME) }
   } catch (error) {
     return { kind: 'broken-broadcast', fields, error: error as RefitError }
   }

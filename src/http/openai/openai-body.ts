@@ -1,5 +1,6 @@
 import { Type } from 'typebox'
 import type { Static } from 'typebox'
+import { refuseAdapterName } from '../adapters.ts'
 import { RefitError } from '../../errors.ts'
 import type { LogprobOptions } from '../../contract/rollout-engine.ts'
 import type { RouteContext } from '../context.ts'
@@ -93,7 +94,7 @@ export function openAiSampling (
   fallback?: number
 ): Sampling {
   refuseUnsupported(body, UNSUPPORTED)
-  refuseAdapter(body.model, engine.info.servedModelName)
+  refuseAdapterName(body.model, engine.info.servedModelName)
   const sampling = openAiNames(() =>
     readSampling(
       {
@@ -156,10 +157,4 @@ export function openAiSamples (
 export function openAiRid (body: OpenAiFields, prompt: number, prompts: number): string {
   if (body.rid == null) return newRid()
   return prompts === 1 ? body.rid : `${body.rid}_${prompt}`
-}
-
-/** SGLang picks a LoRA adapter by "model:adapter"; serving the bare model instead would be a silent other policy. */
-export function refuseAdapter (model: string | null | undefined, served: string): void {
-  if (model == null || model === served || !model.startsWith(`${served}:`)) return
-  throw invalid('model', `LoRA adapters are not supported by this server; the model is ${JSON.stringify(served)}`)
 }

@@ -1,9 +1,0 @@
-/** Makes one value for each key, when it is first asked for; it goes with the key. */
-export function onePer<K extends object, V extends object> (make: (key: K) => V): (key: K) => V {
-  const made = new WeakMap<K, V>()
-  return key => {
-    let value = made.get(key)
-    if (value === undefined) made.set(key, value = make(key))
-    return value
-  }
-}
