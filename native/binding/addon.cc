@@ -40,8 +40,10 @@ Napi::Value isas(const Napi::CallbackInfo& info) {
 
 [[noreturn]] void throw_no_memory(const CoreConfig& config) {
   double bytes = 0;
-  for (const Param& param : config.params) bytes += static_cast<double>(param.rows) * static_cast<double>(param.cols);
-  bytes *= static_cast<double>(size_of(config.dtype)) * config.ranks;
+  for (const Param& param : config.params) {
+    bytes += static_cast<double>(param.rows) * static_cast<double>(param.cols) *
+             static_cast<double>(size_of(param.dtype)) * config.ranks;
+  }
   throw NoMemory("not enough memory for " + std::to_string(static_cast<uint64_t>(bytes / 1e6)) + " MB of weights and " +
                  std::to_string(config.pages) + " KV pages of " + std::to_string(config.page_size) + " tokens");
 }
@@ -94,6 +96,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   add("cudaGpus", cuda_gpus);
   add("cudaMemoryNeeds", cuda_memory_needs);
   add("endProcess", end_process);
+  add("recipeFields", recipe_fields);
   add("createCore", create_core);
   add("closeCore", close_core);
   add("coreInfo", core_info);

@@ -11,45 +11,58 @@ int integer(const Napi::Object& object, const std::string& path, const char* nam
   return static_cast<int>(to_integer(object.Get(name), path + name, min, max));
 }
 
-Arch parse_arch(const Napi::Object& object) {
-  const std::string path = "config.arch.";
-  Arch arch;
-  arch.hidden = integer(object, path, "hiddenSize", 1, kMaxInt);
-  arch.layers = integer(object, path, "layers", 1, 65536);
-  arch.heads = integer(object, path, "heads", 1, 65536);
-  arch.kv_heads = integer(object, path, "kvHeads", 1, 65536);
-  arch.head_dim = integer(object, path, "headDim", 1, 65536);
-  arch.vocab = integer(object, path, "vocabSize", 1, kMaxInt);
-  arch.rms_eps = static_cast<float>(to_number(object.Get("rmsNormEps"), path + "rmsNormEps"));
-  const auto inv_freq = to_span<double>(object.Get("ropeInvFreq"), path + "ropeInvFreq");
-  arch.rope_inv_freq.assign(inv_freq.begin(), inv_freq.end());
-  if (static_cast<int64_t>(inv_freq.size()) * 2 != arch.head_dim) {
-    throw Napi::RangeError::New(object.Env(),
-                                path + "ropeInvFreq: expected headDim / 2 = " + std::to_string(arch.head_dim / 2) +
-                                    " entries, got " + std::to_string(inv_freq.size()));
+// One of a few names, in the order of the enum's values.
+template <class Enum, size_t N>
+void read_name(const Napi::Value& value, const std::string& name, const char* const (&names)[N], Enum& out) {
+  const std::string got = to_string(value, name);
+  std::string expected;
+  for (size_t i = 0; i < N; i++) {
+    if (got == names[i]) {
+      out = static_cast<Enum>(i);
+      return;
+    }
+    expected += (i == 0 ? "\"" : i + 1 == N ? " or \"" : ", \"") + std::string(names[i]) + '"';
   }
-  arch.rope_scale = to_number(object.Get("ropeScale"), path + "ropeScale");
-  const auto sparse = to_span<uint8_t>(object.Get("sparseLayers"), path + "sparseLayers");
-  arch.sparse_layers.assign(sparse.begin(), sparse.end());
-  if (static_cast<int64_t>(sparse.size()) != arch.layers) {
-    throw Napi::RangeError::New(object.Env(), path + "sparseLayers: expected one entry per layer (" +
-                                                  std::to_string(arch.layers) + "), got " +
-                                                  std::to_string(sparse.size()));
-  }
-  arch.experts = integer(object, path, "experts", 0, 65536);
-  arch.experts_per_token = integer(object, path, "expertsPerToken", 0, 65536);
-  arch.norm_topk_prob = to_boolean(object.Get("normTopkProb"), path + "normTopkProb");
-  return arch;
+  throw Napi::RangeError::New(value.Env(), name + ": expected " + expected + ", got \"" + got + '"');
 }
 
-DType parse_dtype(const Napi::Value& value) {
-  const std::string name = to_string(value, "config.dtype");
+// Fields of the recipe by their types. Values that no model can have are refused by Layout.
+void read_field(const Napi::Value& value, const std::string& name, int& out) {
+  out = static_cast<int>(to_integer(value, name, 0, kMaxInt));
+}
+void read_field(const Napi::Value& value, const std::string& name, float& out) {
+  out = static_cast<float>(to_number(value, name));
+}
+void read_field(const Napi::Value& value, const std::string& name, double& out) { out = to_number(value, name); }
+void read_field(const Napi::Value& value, const std::string& name, bool& out) { out = to_boolean(value, name); }
+template <class T>
+void read_field(const Napi::Value& value, const std::string& name, std::vector<T>& out) {
+  const auto values = to_span<T>(value, name);
+  out.assign(values.begin(), values.end());
+}
+void read_field(const Napi::Value& value, const std::string& name, NormPlacement& out) {
+  read_name(value, name, {"pre", "post"}, out);
+}
+void read_field(const Napi::Value& value, const std::string& name, QkNorm& out) {
+  read_name(value, name, {"none", "head", "projection"}, out);
+}
+
+ModelRecipe parse_recipe(const Napi::Object& object) {
+  ModelRecipe recipe;
+  for_each_field(recipe, [&](const char* name, auto& field) {
+    read_field(object.Get(name), std::string("config.recipe.") + name, field);
+  });
+  return recipe;
+}
+
+DType parse_dtype(const Napi::Value& value, const std::string& path) {
+  const std::string name = to_string(value, path);
   if (name == "bfloat16") return DType::kBFloat16;
   if (name == "float32") return DType::kFloat32;
-  throw Napi::RangeError::New(value.Env(), "config.dtype: expected \"bfloat16\" or \"float32\", got \"" + name + '"');
+  throw Napi::RangeError::New(value.Env(), path + ": expected \"bfloat16\" or \"float32\", got \"" + name + '"');
 }
 
-// The fields that CUDA alone has. All may be absent.
+// The fields that only CUDA has. All may be absent.
 void parse_cuda(const Napi::Object& object, CoreConfig& config) {
   const std::string path = "config.";
   if (const Napi::Value gpus = object.Get("gpus"); !gpus.IsUndefined()) {
@@ -89,9 +102,9 @@ CoreConfig parse_config(const Napi::Value& value) {
   config.device = device;
   config.ranks = integer(object, "config.", "ranks", 1, 1024);
   config.threads = integer(object, "config.", "threads", 1, 1024);
-  config.dtype = parse_dtype(object.Get("dtype"));
+  config.dtype = parse_dtype(object.Get("dtype"), "config.dtype");
   if (const Napi::Value isa = object.Get("isa"); !isa.IsUndefined()) config.isa = to_string(isa, "config.isa");
-  config.arch = parse_arch(to_object(object.Get("arch"), "config.arch"));
+  config.recipe = parse_recipe(to_object(object.Get("recipe"), "config.recipe"));
   const Napi::Array params = to_array(object.Get("params"), "config.params");
   for (uint32_t i = 0; i < params.Length(); i++) {
     const Napi::HandleScope scope(value.Env());
@@ -101,6 +114,7 @@ CoreConfig parse_config(const Napi::Value& value) {
     param.name = to_string(item.Get("name"), path + ".name");
     param.rows = to_integer(item.Get("rows"), path + ".rows", 0, kMaxSafe);
     param.cols = to_integer(item.Get("cols"), path + ".cols", 0, kMaxSafe);
+    param.dtype = parse_dtype(item.Get("dtype"), path + ".dtype");
     config.params.push_back(std::move(param));
   }
   config.pages = integer(object, "config.", "pages", 0, kMaxInt);
@@ -110,6 +124,13 @@ CoreConfig parse_config(const Napi::Value& value) {
   }
   if (device == "cuda") parse_cuda(object, config);
   return config;
+}
+
+Napi::Value recipe_fields(const Napi::CallbackInfo& info) {
+  Napi::Array names = Napi::Array::New(info.Env());
+  ModelRecipe recipe;
+  for_each_field(recipe, [&](const char* name, auto&) { names.Set(names.Length(), name); });
+  return names;
 }
 
 }  // namespace refit::binding

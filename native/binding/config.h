@@ -4,8 +4,11 @@
 
 namespace refit::binding {
 
-// CoreConfig of src/native/addon.ts. Types and ranges of every field are checked here, what they mean together by the
-// device.
+// CoreConfig of src/native/addon.ts. The type and range of every field are checked here; whether they fit each other is
+// checked by the device.
 CoreConfig parse_config(const Napi::Value& value);
+
+// The names of the fields of ModelRecipe, for a test that compares them with src/native/recipe.ts.
+Napi::Value recipe_fields(const Napi::CallbackInfo& info);
 
 }  // namespace refit::binding

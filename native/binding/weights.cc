@@ -174,7 +174,8 @@ Napi::Value read(const Napi::CallbackInfo& info) {
   const int64_t cols = to_integer(info[6], "cols", 0, kMaxSafe);
   check_read(rank, param, row, col, rows, cols, core->config().ranks, core->config().params);
   // A rectangle inside an existing parameter, so the product fits.
-  const uint64_t bytes = static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols) * size_of(core->config().dtype);
+  const uint64_t bytes = static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols) *
+                         size_of(core->config().params[param].dtype);
   if (bytes >= kMaxRead) {
     throw std::invalid_argument("read: " + std::to_string(bytes) + " bytes requested, expected fewer than " +
                                 std::to_string(kMaxRead) + "; read fewer rows at a time");

@@ -121,17 +121,18 @@ std::vector<uint64_t> Store::checksum(const std::vector<Rect>& rects, const std:
     const Task& task = tasks[index];
     const Rect& rect = rects[task.rect];
     const uint64_t src_cols = static_cast<uint64_t>(tensor_cols[rect.tensor]);
+    const DType dtype = shapes_[rect.param].dtype;
     const uint64_t dst_cols = static_cast<uint64_t>(shapes_[rect.param].cols);
     const uint8_t* data = addresses_[address_index(rect.rank, rect.param)] +
-                          (static_cast<uint64_t>(rect.dst_row + task.row) * dst_cols + rect.dst_col) * size_of(dtype_);
+                          (static_cast<uint64_t>(rect.dst_row + task.row) * dst_cols + rect.dst_col) * size_of(dtype);
     const uint64_t first = static_cast<uint64_t>(rect.src_row + task.row) * src_cols + rect.src_col;
     uint64_t sum = 0;
     if (src_cols == dst_cols && src_cols == static_cast<uint64_t>(rect.cols)) {
-      sum = checksum_run(data, dtype_, first, task.rows * rect.cols);
+      sum = checksum_run(data, dtype, first, task.rows * rect.cols);
     } else {
       for (int64_t r = 0; r < task.rows; r++) {
         const uint64_t row = static_cast<uint64_t>(r);
-        sum += checksum_run(data + row * dst_cols * size_of(dtype_), dtype_, first + row * src_cols, rect.cols);
+        sum += checksum_run(data + row * dst_cols * size_of(dtype), dtype, first + row * src_cols, rect.cols);
       }
     }
     sums[task.rect].fetch_add(sum, std::memory_order_relaxed);
@@ -154,7 +155,7 @@ void Store::scramble(uint64_t seed, Pool& pool) {
   pool.parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t index, int) {
     const Part& part = parts[index];
     const uint64_t key = scramble_key(seed, part.address);
-    if (dtype_ == DType::kFloat32) {
+    if (shapes_[part.address % shapes_.size()].dtype == DType::kFloat32) {
       float* out = reinterpret_cast<float*>(addresses_[part.address]) + part.from;
       for (int64_t i = 0; i < part.count; i++) out[i] = scramble_noise(key, part.from + i);
     } else {

@@ -11,6 +11,10 @@ enum class DType : uint8_t { kBFloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
 
 constexpr size_t size_of(DType t) { return t == DType::kFloat32 ? 4 : 2; }
 
+constexpr const char* name_of(DType t) {
+  return t == DType::kFloat32 ? "float32" : t == DType::kFloat16 ? "float16" : "bfloat16";
+}
+
 inline float bf16_to_float(uint16_t b) { return std::bit_cast<float>(static_cast<uint32_t>(b) << 16); }
 
 // Round to nearest even; NaN stays NaN (quieted).

@@ -1,5 +1,5 @@
-// The parameters of core/model.h, found by name and checked: which ids a layer uses and what one rank holds of the
-// model.
+// The parameters of core/model.h, found by name and checked: which ids a layer uses, and which part of the model one
+// rank holds.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -19,11 +19,11 @@ struct LayerParams {
 };
 
 struct Layout {
-  // Throws std::invalid_argument for sizes that do not divide, and for parameters that are missing or have another
-  // shape.
+  // Throws std::invalid_argument for sizes that do not divide, and for parameters that are missing, not of the recipe,
+  // or of another shape or dtype than the forward pass reads.
   explicit Layout(const CoreConfig& config);
 
-  const Arch arch;
+  const ModelRecipe recipe;
   int ranks;
   // Per rank.
   int heads, kv_heads, group;
@@ -33,8 +33,12 @@ struct Layout {
   int64_t recorded = 0;  // experts recorded of each token: sparse layers * experts per token, or 0
   std::vector<LayerParams> layers;
 
-  int64_t q_cols() const { return static_cast<int64_t>(heads) * arch.head_dim; }
-  int64_t qkv_cols() const { return static_cast<int64_t>(heads + 2 * kv_heads) * arch.head_dim; }
+  // Neighbouring ranks that hold the same KV heads, and the first KV head of a rank.
+  int kv_replicas() const { return ranks * kv_heads / recipe.kv_heads; }
+  int first_kv_head(int rank) const { return rank / kv_replicas() * kv_heads; }
+  int64_t q_cols() const { return static_cast<int64_t>(heads) * recipe.head_dim; }
+  int64_t kv_cols() const { return static_cast<int64_t>(kv_heads) * recipe.head_dim; }
+  int64_t qkv_cols() const { return static_cast<int64_t>(heads + 2 * kv_heads) * recipe.head_dim; }
 };
 
 }  // namespace refit

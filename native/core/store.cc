@@ -10,12 +10,12 @@
 namespace refit {
 namespace {
 
-size_t param_bytes(const Param& param, DType dtype) {
+size_t param_bytes(const Param& param) {
   size_t elements = 0;
   size_t bytes = 0;
   if (param.rows < 0 || param.cols < 0 ||
       __builtin_mul_overflow(static_cast<size_t>(param.rows), static_cast<size_t>(param.cols), &elements) ||
-      __builtin_mul_overflow(elements, size_of(dtype), &bytes) || bytes > (size_t{1} << 62)) {
+      __builtin_mul_overflow(elements, size_of(param.dtype), &bytes) || bytes > (size_t{1} << 62)) {
     throw std::invalid_argument("parameter " + param.name + ": impossible shape [" + std::to_string(param.rows) + ", " +
                                 std::to_string(param.cols) + "]");
   }
@@ -33,15 +33,15 @@ void copy(const Arena& from, Arena& to, Pool& pool) {
 
 }  // namespace
 
-Store::Store(const CoreConfig& config) : dtype_(config.dtype), shapes_(config.params) {
+Store::Store(const CoreConfig& config) : shapes_(config.params) {
   size_t total = 0;
   for (const Param& shape : shapes_) {
-    if (__builtin_add_overflow(total, Arena::padded(param_bytes(shape, dtype_)), &total)) throw std::bad_alloc();
+    if (__builtin_add_overflow(total, Arena::padded(param_bytes(shape)), &total)) throw std::bad_alloc();
   }
   for (int rank = 0; rank < config.ranks; rank++) {
     Arena& arena = arenas_.emplace_back(total);
     for (const Param& shape : shapes_) {
-      addresses_.push_back(static_cast<uint8_t*>(arena.carve(param_bytes(shape, dtype_))));
+      addresses_.push_back(static_cast<uint8_t*>(arena.carve(param_bytes(shape))));
     }
   }
 }
@@ -88,7 +88,7 @@ uint64_t Store::bytes() const {
 }
 
 void Store::read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) const {
-  const size_t element = size_of(dtype_);
+  const size_t element = size_of(shapes_[param].dtype);
   const size_t pitch = static_cast<size_t>(shapes_[param].cols) * element;
   const size_t width = static_cast<size_t>(cols) * element;
   const uint8_t* from =

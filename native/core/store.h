@@ -1,7 +1,7 @@
 // The parameters of all ranks: fused, sharded, zeroed at the start, at fixed addresses. The only writer of weights.
 //
 // Threads: one caller at a time; the work itself is spread over the pool that is passed in. While the memory is
-// released nothing but `resume` may touch it: that is the device's to see to.
+// released only `resume` may touch it; the device ensures that.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -15,36 +15,35 @@ namespace refit {
 
 class Store {
  public:
-  // Allocates every parameter of every rank (config.ranks x config.params, dtype config.dtype).
+  // Allocates every parameter of every rank (config.ranks x config.params).
   // Throws std::bad_alloc; std::invalid_argument for a size that is negative or overflows.
   explicit Store(const CoreConfig& config);
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
-  // Puts memory behind all of it: a lack of it then shows here and not in the middle of a write, and the first load
+  // Backs everything with memory. A lack of memory then shows here and not in the middle of a write, and the first load
   // does not wait for page faults. Throws std::bad_alloc.
   void populate(Pool& pool);
 
   // Gives the memory of all parameters back to the system; addresses stay. With `keep` the bytes are copied into other
   // memory first: std::bad_alloc, where there is none, changes nothing. Returns the bytes given back.
   uint64_t release(bool keep, Pool& pool);
-  // Puts memory behind all of it again: the bytes that were kept, else zeros. Returns whether they were kept. Throws
+  // Backs everything with memory again: the bytes that were kept, else zeros. Returns whether they were kept. Throws
   // std::bad_alloc and stays released.
   bool resume(Pool& pool);
   bool released() const { return released_; }
 
   int ranks() const { return static_cast<int>(arenas_.size()); }
   int params() const { return static_cast<int>(shapes_.size()); }
-  DType dtype() const { return dtype_; }
   const Param& shape(int param) const { return shapes_[param]; }
   // Row-major [shape.rows, shape.cols], aligned to 64 bytes, fixed for life.
   void* param(int rank, int param) { return addresses_[address_index(rank, param)]; }
   const void* param(int rank, int param) const { return addresses_[address_index(rank, param)]; }
-  // Of all ranks, alignment included; also while released.
+  // Bytes of all ranks, alignment included; also while released.
   uint64_t bytes() const;
 
-  // The job must have passed check_write (core/write_check.h). Reads every needed byte of a source once for all ranks.
-  // Never throws for a fault on the way: the outcome tells how far it came, tensor by tensor.
+  // The job must have passed check_write (core/write/write_check.h). Reads every needed byte of a source once for all
+  // ranks. Never throws for a fault on the way: the outcome reports the state of each tensor.
   WriteOutcome write(const WriteJob& job, Pool& pool);
   // Row-major stored bytes of [row, row + rows) x [col, col + cols).
   void read(int rank, int param, int64_t row, int64_t col, int64_t rows, int64_t cols, uint8_t* out) const;
@@ -57,7 +56,6 @@ class Store {
  private:
   size_t address_index(int rank, int param) const { return static_cast<size_t>(rank) * shapes_.size() + param; }
 
-  DType dtype_;
   std::vector<Param> shapes_;
   std::vector<Arena> arenas_;        // one per rank
   std::vector<uint8_t*> addresses_;  // rank-major

@@ -22,7 +22,7 @@ void top_k(const float* p, int n, int k, int32_t* ids) {
 }  // namespace
 
 void Moe::route(const Context& ctx, const LayerParams& layer, const float* x, int64_t rows) {
-  const int experts = model_.arch.experts, k = model_.arch.experts_per_token, hidden = model_.arch.hidden;
+  const int experts = model_.recipe.experts, k = model_.recipe.experts_per_token, hidden = model_.recipe.hidden;
   float* logits = logits_.get(rows * experts);
   ctx.k.gemm(ctx.pool, x, hidden, model_.at(0, layer.router), ctx.dtype, nullptr, logits, experts, rows, experts,
              hidden);
@@ -39,7 +39,7 @@ void Moe::route(const Context& ctx, const LayerParams& layer, const float* x, in
       top_k(p, experts, k, ids);
       float total = 0.0f;
       for (int i = 0; i < k; ++i) total += weights[i] = p[ids[i]];
-      if (model_.arch.norm_topk_prob) {
+      if (model_.recipe.norm_topk_prob) {
         for (int i = 0; i < k; ++i) weights[i] /= total;
       }
       ctx.round(weights, k);
@@ -57,12 +57,12 @@ void Moe::run(const Context& ctx, const LayerParams& layer, const float* x, floa
               int64_t stride) {
   route(ctx, layer, x, rows);
   for (int64_t row = 0; record != nullptr && row < rows; ++row) {
-    const int32_t* ids = chosen_.data() + row * model_.arch.experts_per_token;
-    std::copy_n(ids, model_.arch.experts_per_token, record + row * stride);
+    const int32_t* ids = chosen_.data() + row * model_.recipe.experts_per_token;
+    std::copy_n(ids, model_.recipe.experts_per_token, record + row * stride);
   }
-  const int64_t hidden = model_.arch.hidden;
+  const int64_t hidden = model_.recipe.hidden;
   std::fill_n(y, rows * hidden, 0.0f);
-  for (int e = 0; e < model_.arch.experts; ++e) {
+  for (int e = 0; e < model_.recipe.experts; ++e) {
     const std::vector<Choice>& tokens = by_expert_[e];
     const int64_t count = static_cast<int64_t>(tokens.size());
     if (count == 0) continue;

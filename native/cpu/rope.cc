@@ -4,11 +4,11 @@
 
 namespace refit::cpu {
 
-Rope::Rope(const Arch& arch, DType dtype)
-    : half_(arch.head_dim / 2),
-      scale_(static_cast<float>(arch.rope_scale)),
-      bf16_(dtype == DType::kBFloat16),
-      inv_freq_(arch.rope_inv_freq.begin(), arch.rope_inv_freq.end()) {}
+Rope::Rope(const ModelRecipe& recipe, DType dtype)
+    : half_(recipe.head_dim / 2),
+      scale_(static_cast<float>(recipe.rope_scale)),
+      rounds_tables_(dtype == DType::kBFloat16 && !recipe.round_once),
+      inv_freq_(recipe.rope_inv_freq.begin(), recipe.rope_inv_freq.end()) {}
 
 void Rope::reserve(int64_t positions) {
   if (positions <= positions_) return;
@@ -22,7 +22,7 @@ void Rope::reserve(int64_t positions) {
       const float angle = static_cast<float>(p) * inv_freq_[i];
       cos[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * scale_;
       sin[i] = static_cast<float>(std::sin(static_cast<double>(angle))) * scale_;
-      if (bf16_) {
+      if (rounds_tables_) {
         cos[i] = round_bf16(cos[i]);
         sin[i] = round_bf16(sin[i]);
       }
@@ -44,7 +44,7 @@ void Rope::apply(const Context& ctx, float* x, int heads, int64_t position, floa
     for (int i = 0; i < half_; ++i) turned[lo + i] = -x[hi + i] * sin[i];
     for (int i = 0; i < half_; ++i) turned[hi + i] = x[lo + i] * sin[i];
   }
-  ctx.round(tmp, 2 * n);
+  ctx.round_between(tmp, 2 * n);
   for (int64_t i = 0; i < n; ++i) x[i] = straight[i] + turned[i];
   ctx.round(x, n);
 }

@@ -1,5 +1,6 @@
 // Rotary position embedding, rotate-half form, with Hugging Face's precision: angles in fp32 from fp32 inverse
-// frequencies, cos and sin rounded to the dtype, every product and the sum rounded.
+// frequencies, cos and sin rounded to the dtype, every product and the sum rounded. Where the recipe rounds once, only
+// the sum is.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -11,8 +12,8 @@ namespace refit::cpu {
 
 class Rope {
  public:
-  Rope(const Arch& arch, DType dtype);
-  // Makes the tables of positions [0, positions). Not while others read.
+  Rope(const ModelRecipe& recipe, DType dtype);
+  // Makes the tables of positions [0, positions). No other thread may read them meanwhile.
   void reserve(int64_t positions);
   // Rotates `heads` heads of x in place. tmp: 2 * heads * head_dim floats.
   void apply(const Context& ctx, float* x, int heads, int64_t position, float* tmp) const;
@@ -20,7 +21,7 @@ class Rope {
  private:
   int half_;
   float scale_;
-  bool bf16_;
+  bool rounds_tables_;
   std::vector<float> inv_freq_;
   int64_t positions_ = 0;
   std::vector<float> tables_;  // [position] { cos [half], sin [half] }

@@ -27,15 +27,15 @@ uint64_t reference(uint64_t index, uint64_t bits) {
 uint64_t noise(uint64_t index) { return splitmix64_mix((index + 1) * kGolden); }
 
 uint64_t bits_at(const Store& store, int rank, int param, int64_t index) {
-  if (store.dtype() == DType::kFloat32) return static_cast<const uint32_t*>(store.param(rank, param))[index];
+  if (store.shape(param).dtype == DType::kFloat32) return static_cast<const uint32_t*>(store.param(rank, param))[index];
   return static_cast<const uint16_t*>(store.param(rank, param))[index];
 }
 
 void a_rectangle_sums_its_elements(DType dtype) {
   CoreConfig c;
-  c.dtype = dtype;
   c.ranks = 2;
   c.params = {{"a", 37, 91}, {"b", 3000, 1}, {"c", 1, 600000}};
+  for (Param& param : c.params) param.dtype = dtype;
   Store store(c);
   Pool pool(2);
   store.scramble(3, pool);

@@ -22,6 +22,8 @@ struct Variant {
   bool norm_topk = true;
   std::vector<uint8_t> sparse = {};
   double rope_scale = 1.0;
+  // OLMo 2: norms after attention and MLP, norms of the whole projections (qk_norm is true), and one rounding.
+  bool olmo2 = false;
 };
 
 struct Matrix {
@@ -34,7 +36,7 @@ struct TestModel {
   Variant v;
   DType dtype;
   std::map<std::string, Matrix> weights;  // unsharded; fused as core/model.h has them for one rank
-  Arch arch;
+  ModelRecipe recipe;
   bool record = true;  // CoreConfig::record_experts
 
   TestModel(const Variant& variant, DType type, uint32_t seed) : v(variant), dtype(type) {
@@ -57,7 +59,10 @@ struct TestModel {
       make(p + "ln1", h, 1, 1, 0.2);
       make(p + "qkv", qkv, h, 0, 0.2);
       if (v.qkv_bias) make(p + "qkv_bias", qkv, 1, 0, 0.3);
-      if (v.qk_norm) make(p + "q_norm", d, 1, 1, 0.2), make(p + "k_norm", d, 1, 1, 0.2);
+      if (v.qk_norm) {
+        make(p + "q_norm", v.olmo2 ? v.heads * d : d, 1, 1, 0.2);
+        make(p + "k_norm", v.olmo2 ? v.kv_heads * d : d, 1, 1, 0.2);
+      }
       make(p + "o", h, v.heads * d, 0, 0.15);
       if (v.o_bias) make(p + "o_bias", h, 1, 0, 0.3);
       make(p + "ln2", h, 1, 1, 0.2);
@@ -70,13 +75,16 @@ struct TestModel {
         make(p + "down", h, v.inter, 0, 0.15);
       }
     }
-    arch.hidden = v.hidden, arch.layers = v.layers, arch.heads = v.heads, arch.kv_heads = v.kv_heads,
-    arch.head_dim = v.head_dim;
-    arch.vocab = v.vocab, arch.rms_eps = 1e-5f, arch.rope_scale = v.rope_scale;
-    for (int i = 0; i < v.head_dim / 2; ++i) arch.rope_inv_freq.push_back(std::pow(500.0, -2.0 * i / v.head_dim));
-    arch.sparse_layers.assign(v.layers, 0);
-    for (int l = 0; l < v.layers; ++l) arch.sparse_layers[l] = sparse(l);
-    arch.experts = v.experts, arch.experts_per_token = v.experts_per_token, arch.norm_topk_prob = v.norm_topk;
+    recipe.hidden = v.hidden, recipe.layers = v.layers, recipe.heads = v.heads, recipe.kv_heads = v.kv_heads,
+    recipe.head_dim = v.head_dim;
+    recipe.vocab = v.vocab, recipe.rms_eps = 1e-5f, recipe.rope_scale = v.rope_scale;
+    for (int i = 0; i < v.head_dim / 2; ++i) recipe.rope_inv_freq.push_back(std::pow(500.0, -2.0 * i / v.head_dim));
+    recipe.sparse_layers.assign(v.layers, 0);
+    for (int l = 0; l < v.layers; ++l) recipe.sparse_layers[l] = sparse(l);
+    recipe.norm_placement = v.olmo2 ? NormPlacement::kPost : NormPlacement::kPre;
+    recipe.qk_norm = !v.qk_norm ? QkNorm::kNone : v.olmo2 ? QkNorm::kProjection : QkNorm::kHead;
+    recipe.round_once = v.olmo2, recipe.qkv_bias = v.qkv_bias, recipe.o_bias = v.o_bias, recipe.tied_head = v.tied;
+    recipe.experts = v.experts, recipe.experts_per_token = v.experts_per_token, recipe.norm_topk_prob = v.norm_topk;
   }
 
   bool sparse(int layer) const { return !v.sparse.empty() && v.sparse[layer] != 0; }
@@ -131,11 +139,11 @@ struct TestModel {
 
   CoreConfig config(int ranks, int threads, const std::string& isa, int pages, int page_size) const {
     CoreConfig c;
-    c.ranks = ranks, c.threads = threads, c.isa = isa, c.dtype = dtype, c.arch = arch, c.pages = pages,
+    c.ranks = ranks, c.threads = threads, c.isa = isa, c.dtype = dtype, c.recipe = recipe, c.pages = pages,
     c.page_size = page_size, c.record_experts = record;
     for (const auto& [name, w] : weights) {
       const Matrix m = shard(name, 0, ranks);
-      c.params.push_back({name, m.rows, m.cols});
+      c.params.push_back({name, m.rows, m.cols, dtype});
     }
     return c;
   }
@@ -175,15 +183,15 @@ struct TestModel {
     double ss = 0;
     for (int64_t i = 0; i < n; ++i) ss += x[i] * x[i];
     Vec y(n);
-    for (int64_t i = 0; i < n; ++i) y[i] = x[i] / std::sqrt(ss / n + arch.rms_eps) * w.x[i];
+    for (int64_t i = 0; i < n; ++i) y[i] = x[i] / std::sqrt(ss / n + recipe.rms_eps) * w.x[i];
     return y;
   }
 
   void rope(double* x, int position) const {
     const int half = v.head_dim / 2;
     for (int i = 0; i < half; ++i) {
-      const double a = position * arch.rope_inv_freq[i], c = std::cos(a) * arch.rope_scale,
-                   s = std::sin(a) * arch.rope_scale;
+      const double a = position * recipe.rope_inv_freq[i], c = std::cos(a) * recipe.rope_scale,
+                   s = std::sin(a) * recipe.rope_scale;
       const double lo = x[i], hi = x[i + half];
       x[i] = lo * c - hi * s;
       x[i + half] = hi * c + lo * s;
@@ -232,13 +240,19 @@ struct TestModel {
       const std::string p = "layers." + std::to_string(l) + ".";
       std::vector<Vec> qkv(n);
       for (int t = 0; t < n; ++t) {
-        qkv[t] = linear(weights.at(p + "qkv"), rms(weights.at(p + "ln1"), h[t].data(), v.hidden));
+        qkv[t] = linear(weights.at(p + "qkv"), v.olmo2 ? h[t] : rms(weights.at(p + "ln1"), h[t].data(), v.hidden));
         if (v.qkv_bias) {
           for (size_t i = 0; i < qkv[t].size(); ++i) qkv[t][i] += weights.at(p + "qkv_bias").x[i];
         }
+        for (const bool is_q : {true, false}) {
+          if (!v.olmo2) break;
+          double* x = qkv[t].data() + (is_q ? 0 : v.heads * d);
+          const Vec y = rms(weights.at(p + (is_q ? "q_norm" : "k_norm")), x, (is_q ? v.heads : v.kv_heads) * d);
+          std::copy(y.begin(), y.end(), x);
+        }
         for (int head = 0; head < v.heads + v.kv_heads; ++head) {
           double* x = qkv[t].data() + head * d;
-          if (v.qk_norm) {
+          if (v.qk_norm && !v.olmo2) {
             const Vec y = rms(weights.at(p + (head < v.heads ? "q_norm" : "k_norm")), x, d);
             std::copy(y.begin(), y.end(), x);
           }
@@ -261,9 +275,12 @@ struct TestModel {
             for (int i = 0; i < d; ++i) mixed[head * d + i] += s[j] / sum * qkv[j][v_at + i];
           }
         }
-        const Vec o = linear(weights.at(p + "o"), mixed);
-        for (int i = 0; i < v.hidden; ++i) h[t][i] += o[i] + (v.o_bias ? weights.at(p + "o_bias").x[i] : 0.0f);
-        const Vec m = mlp(l, p, rms(weights.at(p + "ln2"), h[t].data(), v.hidden), chosen[t]);
+        Vec o = linear(weights.at(p + "o"), mixed);
+        for (int i = 0; i < v.hidden; ++i) o[i] += v.o_bias ? weights.at(p + "o_bias").x[i] : 0.0f;
+        if (v.olmo2) o = rms(weights.at(p + "ln1"), o.data(), v.hidden);
+        for (int i = 0; i < v.hidden; ++i) h[t][i] += o[i];
+        Vec m = mlp(l, p, v.olmo2 ? h[t] : rms(weights.at(p + "ln2"), h[t].data(), v.hidden), chosen[t]);
+        if (v.olmo2) m = rms(weights.at(p + "ln2"), m.data(), v.hidden);
         for (int i = 0; i < v.hidden; ++i) h[t][i] += m[i];
       }
     }

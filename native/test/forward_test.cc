@@ -20,6 +20,8 @@ const std::vector<Variant> kVariants = {
     {"one kv head", 64, 1, 8, 1, 24, 64, 50, false, false, true, false},
     {"qwen3 moe", 64, 3, 4, 2, 32, 96, 120, false, false, true, false, 8, 2, 32, true, {1, 0, 1}},
     {"qwen3 moe, no renorm", 32, 2, 4, 4, 16, 64, 90, false, false, true, true, 5, 3, 24, false, {1, 1}},
+    {"olmo2", 64, 2, 8, 2, 16, 96, 101, false, false, true, false, 0, 0, 0, true, {}, 1.0, true},
+    {"olmo2, biases, one kv head", 48, 2, 4, 1, 12, 80, 64, true, true, true, true, 0, 0, 0, true, {}, 1.0, true},
 };
 
 using Logprobs = std::vector<std::vector<float>>;
@@ -299,9 +301,9 @@ void test_bad_configuration() {
   refused("pages is 0", [](CoreConfig& c) { c.pages = 0; });
   refused("page_size is -1", [](CoreConfig& c) { c.page_size = -1; });
   refused("do not divide among 3 ranks", [](CoreConfig& c) { c.ranks = 3; });
-  refused("rope_inv_freq has 0 entries", [](CoreConfig& c) { c.arch.rope_inv_freq.clear(); });
-  refused("sparse_layers has 1", [](CoreConfig& c) { c.arch.sparse_layers.resize(1); });
-  refused("fewer than the vocabulary", [](CoreConfig& c) { c.arch.vocab = 1000; });
+  refused("rope_inv_freq has 0 entries", [](CoreConfig& c) { c.recipe.rope_inv_freq.clear(); });
+  refused("sparse_layers has 1", [](CoreConfig& c) { c.recipe.sparse_layers.resize(1); });
+  refused("fewer than the vocabulary", [](CoreConfig& c) { c.recipe.vocab = 1000; });
 }
 
 }  // namespace

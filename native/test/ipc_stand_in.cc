@@ -238,16 +238,15 @@ class StandIn : public Device {
     cuda::check_group_gpus(uuids, options);
     cuda::GroupHost host;
     host.ranks = ranks_;
-    host.dtype = config_.dtype;
     host.open = [](int rank) { return std::make_unique<test::LoopGpu>(rank, loop_gpus()); };
     host.params = [this](int rank) {
       if (released_) throw std::runtime_error("the memory of the weights is released; resume it first");
       std::vector<cuda::GroupSpan> spans;
       for (size_t id = 0; id < config_.params.size(); id++) {
         const Param& param = config_.params[id];
-        const uint64_t row_bytes = static_cast<uint64_t>(param.cols) * size_of(config_.dtype);
+        const uint64_t row_bytes = static_cast<uint64_t>(param.cols) * size_of(param.dtype);
         spans.push_back({const_cast<void*>(address(rank, static_cast<int>(id))),
-                         static_cast<uint64_t>(param.rows) * row_bytes, row_bytes});
+                         static_cast<uint64_t>(param.rows) * row_bytes, row_bytes, param.dtype});
       }
       return spans;
     };
@@ -286,12 +285,11 @@ void gpus(Sink<CudaGpus> sink, Failure& failure) noexcept {
 
 void memory_plan(const CoreConfig& config, CudaMemoryPlan& plan, Failure& failure) noexcept {
   guarded(failure, [&] {
-    uint64_t elements = 0;
-    for (const Param& param : config.params) elements += static_cast<uint64_t>(param.rows * param.cols);
-    const uint64_t kv_heads = std::max(1, config.arch.kv_heads / std::max(1, config.ranks));
-    plan.weight_bytes = elements * size_of(config.dtype);
-    plan.kv_bytes = static_cast<uint64_t>(config.pages) * config.page_size * 2 * kv_heads * config.arch.head_dim *
-                    config.arch.layers * size_of(config.dtype);
+    for (const Param& param : config.params)
+      plan.weight_bytes += static_cast<uint64_t>(param.rows * param.cols) * size_of(param.dtype);
+    const uint64_t kv_heads = std::max(1, config.recipe.kv_heads / std::max(1, config.ranks));
+    plan.kv_bytes = static_cast<uint64_t>(config.pages) * config.page_size * 2 * kv_heads * config.recipe.head_dim *
+                    config.recipe.layers * size_of(config.dtype);
     plan.scratch_bytes = 16 << 20;
     plan.fixed_bytes = 16 << 20;
   });

@@ -32,9 +32,13 @@ struct Stream {
     const Tensor& t = tensors[static_cast<size_t>(tensor)];
     rects.push_back({tensor, rank, param, 0, 0, t.rows, t.cols, row, 0});
   }
-  std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const Params& params,
+  // `dtype`: of all parameters.
+  std::vector<uint64_t> places(const std::vector<GroupPart>& parts, Params params,
                                DType dtype = DType::kBFloat16) const {
-    return find_places(parts, tensors, rects, params, dtype);
+    for (auto& rank : params) {
+      for (ParamPlace& place : rank) place.dtype = dtype;
+    }
+    return find_places(parts, tensors, rects, params);
   }
   uint64_t place(const Params& params, DType dtype = DType::kBFloat16) const {
     return places({{0, bytes}}, params, dtype)[0];

@@ -34,9 +34,9 @@ size_t resident(const void* data, size_t bytes) {
 
 CoreConfig config(DType dtype, int ranks, std::vector<Param> params) {
   CoreConfig c;
-  c.dtype = dtype;
   c.ranks = ranks;
   c.params = std::move(params);
+  for (Param& param : c.params) param.dtype = dtype;
   return c;
 }
 
@@ -47,7 +47,7 @@ std::vector<std::vector<uint8_t>> contents(const Store& store) {
   for (int rank = 0; rank < store.ranks(); rank++) {
     for (int p = 0; p < store.params(); p++) {
       const Param& shape = store.shape(p);
-      auto& bytes = all.emplace_back(shape.rows * shape.cols * size_of(store.dtype()));
+      auto& bytes = all.emplace_back(shape.rows * shape.cols * size_of(shape.dtype));
       if (!bytes.empty()) store.read(rank, p, 0, 0, shape.rows, shape.cols, bytes.data());
     }
   }
@@ -167,9 +167,11 @@ CoreConfig tiny() {
   CoreConfig c;
   c.threads = 2;
   c.dtype = DType::kFloat32;
-  c.arch = {8, 1, 2, 1, 4, 16, 1e-6f, {1.0, 0.01}, 1.0, {0}, 0, 0, false};
+  c.recipe.hidden = 8, c.recipe.layers = 1, c.recipe.heads = 2, c.recipe.kv_heads = 1, c.recipe.head_dim = 4;
+  c.recipe.vocab = 16, c.recipe.tied_head = true, c.recipe.rope_inv_freq = {1.0, 0.01}, c.recipe.sparse_layers = {0};
   c.params = {{"embed", 16, 8},       {"layers.0.ln1", 8, 1},      {"layers.0.qkv", 16, 8}, {"layers.0.o", 8, 8},
               {"layers.0.ln2", 8, 1}, {"layers.0.gate_up", 12, 8}, {"layers.0.down", 8, 6}, {"norm", 8, 1}};
+  for (Param& param : c.params) param.dtype = c.dtype;
   c.pages = 4;
   c.page_size = 4;
   return c;

@@ -19,9 +19,9 @@ namespace {
 
 CoreConfig config(DType dtype, int ranks, std::vector<Param> params) {
   CoreConfig c;
-  c.dtype = dtype;
   c.ranks = ranks;
   c.params = std::move(params);
+  for (Param& param : c.params) param.dtype = dtype;
   return c;
 }
 

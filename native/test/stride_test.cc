@@ -64,19 +64,21 @@ void check_job(const CoreConfig& config, WriteJob job, const std::vector<uint8_t
       for (size_t p = 0; p < config.params.size(); p++) {
         const auto* data = static_cast<const uint8_t*>(store.param(rank, static_cast<int>(p)));
         expected.emplace_back(
-            data, data + static_cast<size_t>(config.params[p].rows * config.params[p].cols) * size_of(config.dtype));
+            data, data + static_cast<size_t>(config.params[p].rows * config.params[p].cols) *
+                                       size_of(config.params[p].dtype));
       }
     }
     for (const Rect& rect : job.rects) {
       const Tensor& tensor = job.tensors[rect.tensor];
+      const DType to_dtype = config.params[rect.param].dtype;
       auto& param = expected[rect.rank * config.params.size() + rect.param];
       for (int64_t r = 0; r < rect.rows; r++) {
         for (int64_t c = 0; c < rect.cols; c++) {
           const uint64_t from = tensor.offset + static_cast<uint64_t>(rect.src_row + r) * tensor.row_bytes +
                                 static_cast<uint64_t>(rect.src_col + c) * tensor.col_bytes;
-          const uint32_t bits = converted(bits_at(bytes, from, tensor.dtype), tensor.dtype, config.dtype);
+          const uint32_t bits = converted(bits_at(bytes, from, tensor.dtype), tensor.dtype, to_dtype);
           const int64_t to = (rect.dst_row + r) * config.params[rect.param].cols + rect.dst_col + c;
-          std::memcpy(&param[static_cast<size_t>(to) * size_of(config.dtype)], &bits, size_of(config.dtype));
+          std::memcpy(&param[static_cast<size_t>(to) * size_of(to_dtype)], &bits, size_of(to_dtype));
         }
       }
     }
@@ -115,7 +117,7 @@ void a_transposed_tensor_arrives_and_its_file_is_read_once() {
     const WriteOutcome outcome = store.write(job, pool);
     CHECKF(outcome.bytes == 2 * static_cast<uint64_t>(rows * cols) * element, "%lu",
            static_cast<unsigned long>(outcome.bytes));
-    const WritePlan plan = plan_write(job, config.params, config.dtype);
+    const WritePlan plan = plan_write(job, config.params);
     CHECKF(plan.chunks.size() > 4 && plan.scratch <= (256 << 10), "%zu chunks, %lu bytes", plan.chunks.size(),
            static_cast<unsigned long>(plan.scratch));
     for (const Chunk& chunk : plan.chunks) CHECK(!chunk.straight);
@@ -127,8 +129,8 @@ void a_stepped_tensor_arrives() {
     for (const DType from : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
       const uint64_t element = size_of(from);
       CoreConfig config;
-      config.dtype = to;
       config.params = {{"a", 40, 700}, {"vector", 3000, 1}};
+      for (Param& param : config.params) param.dtype = to;
       WriteJob job;
       // w[:, ::3] of a [40, 2100] tensor, and v[::5].
       job.tensors = {{0, 1, from, 40, 700, 2100 * element, 3 * element},
@@ -154,13 +156,15 @@ void random_views_arrive(uint64_t seed) {
   Random random(seed);
   const DType dtypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
   CoreConfig config;
-  config.dtype = random.below(2) == 0 ? DType::kBFloat16 : DType::kFloat32;
   config.ranks = static_cast<int>(1 + random.below(3));
   const int params = static_cast<int>(1 + random.below(3));
   WriteJob job;
   uint64_t end = 1;
   std::vector<std::vector<Rect>> of_tensor;
-  for (int p = 0; p < params; p++) config.params.push_back({"p", 1 + random.below(90), 1 + random.below(90)});
+  for (int p = 0; p < params; p++) {
+    const DType dtype = random.below(2) == 0 ? DType::kBFloat16 : DType::kFloat32;
+    config.params.push_back({"p", 1 + random.below(90), 1 + random.below(90), dtype});
+  }
   for (int t = 0; t < 3; t++) {
     Tensor tensor;
     tensor.dtype = dtypes[random.below(3)];
@@ -225,7 +229,7 @@ void chunks_cover_every_rectangle_once(uint64_t seed) {
   }
   const ChunkLimits limits{static_cast<uint64_t>(1 + random.below(3000)), static_cast<uint64_t>(1 + random.below(800)),
                            static_cast<uint64_t>(1 + random.below(900))};
-  const WritePlan plan = plan_write(job, params, DType::kBFloat16, limits);
+  const WritePlan plan = plan_write(job, params, limits);
   std::vector<int> times(static_cast<size_t>(count * rows * cols));
   for (const Chunk& chunk : plan.chunks) {
     for (size_t k = 0; k < chunk.rects; k++) {

@@ -86,16 +86,16 @@ struct Fixture {
   std::vector<std::vector<uint8_t>> expected(const std::vector<std::vector<uint8_t>>& before,
                                              const std::vector<bool>& written) const {
     auto out = before;
-    const size_t element = size_of(config.dtype);
     for (const Rect& rect : job.rects) {
       if (!written[rect.tensor]) continue;
       const Tensor& tensor = job.tensors[rect.tensor];
       const Param& param = config.params[rect.param];
+      const size_t element = size_of(param.dtype);
       for (int64_t r = 0; r < rect.rows; r++) {
         for (int64_t c = 0; c < rect.cols; c++) {
           const int64_t from = (rect.src_row + r) * tensor.cols + rect.src_col + c;
           const int64_t to = (rect.dst_row + r) * param.cols + rect.dst_col + c;
-          const uint32_t bits = converted(coded(rect.tensor, from, tensor.dtype), tensor.dtype, config.dtype);
+          const uint32_t bits = converted(coded(rect.tensor, from, tensor.dtype), tensor.dtype, param.dtype);
           std::memcpy(&out[rect.rank * config.params.size() + rect.param][static_cast<size_t>(to) * element], &bits,
                       element);
         }
@@ -110,7 +110,7 @@ std::vector<std::vector<uint8_t>> contents(const Store& store) {
   for (int rank = 0; rank < store.ranks(); rank++) {
     for (int p = 0; p < store.params(); p++) {
       const auto* data = static_cast<const uint8_t*>(store.param(rank, p));
-      const size_t bytes = static_cast<size_t>(store.shape(p).rows * store.shape(p).cols) * size_of(store.dtype());
+      const size_t bytes = static_cast<size_t>(store.shape(p).rows * store.shape(p).cols) * size_of(store.shape(p).dtype);
       out.emplace_back(data, data + bytes);
     }
   }
@@ -120,10 +120,10 @@ std::vector<std::vector<uint8_t>> contents(const Store& store) {
 // A column-split, a row-split, a replicated, a vector and an expert-like tensor over `ranks` ranks.
 std::unique_ptr<Fixture> model_like(DType store, DType file, int ranks, int64_t scale, uint64_t gap) {
   auto f = std::make_unique<Fixture>();
-  f->config.dtype = store;
   f->config.ranks = ranks;
   const int64_t n = 8 * scale;
   f->config.params = {{"rows", n, n}, {"cols", n, n}, {"copy", n, 3}, {"vector", n * ranks, 1}, {"experts", 4 * n, n}};
+  for (Param& param : f->config.params) param.dtype = store;
   const int rows = f->add_tensor(file, n * ranks, n, gap, 0);
   const int cols = f->add_tensor(file, n, n * ranks, gap, 0);
   const int copy = f->add_tensor(file, n, 3, gap, 0);

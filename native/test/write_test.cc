@@ -56,7 +56,7 @@ void large_tensors_are_cut_into_chunks_and_read_once() {
   const WriteOutcome outcome = store.write(f->job, pool);
   CHECKF(outcome.bytes == bytes, "%lu of %lu", static_cast<unsigned long>(outcome.bytes),
          static_cast<unsigned long>(bytes));
-  const WritePlan plan = plan_write(f->job, f->config.params, f->config.dtype);
+  const WritePlan plan = plan_write(f->job, f->config.params);
   int64_t straight = 0;
   for (const Chunk& chunk : plan.chunks) {
     straight += chunk.straight;
@@ -78,7 +78,7 @@ void a_single_long_row_is_cut_by_columns() {
     Store store(f.config);
     Pool pool(2);
     check_all(f, store, pool, "long row");
-    const WritePlan plan = plan_write(f.job, f.config.params, f.config.dtype);
+    const WritePlan plan = plan_write(f.job, f.config.params);
     CHECK(plan.chunks.size() > 4 && plan.scratch <= (5 << 20));
     if (from == DType::kBFloat16) {
       f.job.rects.resize(1);
@@ -104,10 +104,12 @@ void random_rectangles_arrive(uint64_t seed) {
   Random random(seed);
   Fixture f;
   const DType dtypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
-  f.config.dtype = random.below(2) == 0 ? DType::kBFloat16 : DType::kFloat32;
   f.config.ranks = static_cast<int>(1 + random.below(3));
   const int params = static_cast<int>(1 + random.below(4));
-  for (int p = 0; p < params; p++) f.config.params.push_back({"p", 1 + random.below(60), 1 + random.below(90)});
+  for (int p = 0; p < params; p++) {
+    const DType dtype = random.below(2) == 0 ? DType::kBFloat16 : DType::kFloat32;
+    f.config.params.push_back({"p", 1 + random.below(60), 1 + random.below(90), dtype});
+  }
   // Grids over the parameters, each cell out of a random place of a random tensor.
   std::vector<std::vector<Rect>> of_tensor;
   const int tensors = static_cast<int>(1 + random.below(4));

@@ -18,7 +18,7 @@ import { recordedPerToken } from '../engine/expert-layout.ts'
 import type { HeldWeights } from '../engine/held-weights.ts'
 import { LocalEngine } from '../engine/local-engine.ts'
 import type { StartData } from '../engine/messages.ts'
-import { sizeCore } from '../engine/size-core.ts'
+import { engineDType, sizeCore } from '../engine/size-core.ts'
 import type { EngineInfo } from '../contract/rollout-engine.ts'
 import { SchedulerClient } from '../engine/scheduler-client.ts'
 
@@ -47,7 +47,7 @@ async function start (
   options: EngineOptions
 ): Promise<LocalEngine> {
   const { servedModelName = modelPath, weightVersion = 'default', maxQueuedRequests = 4096 } = options
-  const table = buildModelTable(arch, options.tp ?? 1)
+  const table = buildModelTable(arch, options.tp ?? 1, engineDType(arch, options))
   // Loaded here first: were the worker the only one to hold it, it would be unloaded under living threads when the worker ends.
   const addon = native()
   const { core: config, contextLength, maxRunningRequests, maxBatchTokens, gpus, visible, experts } = await sizeCore(

@@ -5,16 +5,15 @@ import type { ExpertLayout } from '../contract/rollout-engine.ts'
 /** What an engine with --enable-return-routed-experts records; null without it. Throws CONFIG for a model without experts. */
 export function recordedLayout (arch: Architecture, isWanted: boolean): ExpertLayout | null {
   if (!isWanted) return null
-  const { moe } = arch
-  const sparse = moe === null ? [] : [...moe.sparse.keys()].filter(layer => moe.sparse[layer])
-  if (moe === null || sparse.length === 0) {
+  const sparse = [...arch.sparseLayers.keys()].filter(layer => arch.sparseLayers[layer] === 1)
+  if (sparse.length === 0) {
     throw new RefitError(
       'CONFIG',
       `--enable-return-routed-experts: ${arch.name} has no experts that tokens could be routed to; leave it out`,
       { param: 'enable-return-routed-experts' }
     )
   }
-  return { layers: arch.layers, sparse, experts: moe.experts, perToken: moe.expertsPerToken }
+  return { layers: arch.layers, sparse, experts: arch.experts, perToken: arch.expertsPerToken }
 }
 
 /** Experts that are recorded of each token. */

@@ -1,7 +1,8 @@
 import { availableParallelism } from 'node:os'
 import { errorMessage, RefitError } from '../errors.ts'
-import type { Architecture, ModelTable } from '../model/architecture.ts'
-import { toNativeArch } from '../model/native-arch.ts'
+import type { Architecture, HeldDType, ModelTable } from '../model/architecture.ts'
+import { weightBytes } from '../model/checkpoint-layout.ts'
+import { heldDType } from '../model/model-table.ts'
 import { bytesOf } from '../native/dtypes.ts'
 import type { NativeAddon } from '../native/addon.ts'
 import type { CoreConfig } from '../native/core-config.ts'
@@ -51,15 +52,19 @@ export async function sizeCore (
   return first === null ? planCpu(arch, table, options) : await planCuda(arch, table, options, addon, first, probe)
 }
 
+/** The dtype that an engine computes in, and holds its parameters in. */
+export function engineDType (arch: Architecture, { device = 'cpu', dtype = 'auto' }: EngineOptions): HeldDType {
+  if (dtype !== 'auto') return dtype
+  return device === 'cpu' ? heldDType(arch) : 'bfloat16'
+}
+
 function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions): CoreSize {
   const {
     maxRunningRequests = DEFAULTS.cpu.maxRunningRequests,
     maxPrefillTokens: maxBatchTokens = DEFAULTS.cpu.maxBatchTokens,
     pageSize = PAGE_SIZE
   } = options
-  const dtype = options.dtype === undefined || options.dtype === 'auto'
-    ? (arch.dtype === 'float32' ? 'float32' : 'bfloat16')
-    : options.dtype
+  const dtype = engineDType(arch, options)
   const wanted = contextOf(arch, options)
   const experts = expertsOf(arch, options)
   const pages = kvPages({
@@ -69,7 +74,7 @@ function planCpu (arch: Architecture, table: ModelTable, options: EngineOptions)
     maxRunningRequests,
     availableBytes: availableMemory(),
     where: 'free memory',
-    weightBytes: table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * bytesOf(dtype),
+    weightBytes: weightBytes(table),
     otherBytes: 0
   })
   const core: CoreConfig = {
@@ -169,11 +174,11 @@ function common (
   arch: Architecture,
   table: ModelTable,
   options: EngineOptions
-): Pick<CoreConfig, 'ranks' | 'threads' | 'arch' | 'params' | 'recordExperts'> {
+): Pick<CoreConfig, 'ranks' | 'threads' | 'recipe' | 'params' | 'recordExperts'> {
   return {
     ranks: table.ranks,
     threads: options.threads ?? availableParallelism(),
-    arch: toNativeArch(arch),
+    recipe: arch,
     params: table.params,
     ...options.enableReturnRoutedExperts === true ? { recordExperts: true } : {}
   }

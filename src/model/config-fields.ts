@@ -11,7 +11,7 @@ export function isObject (value: unknown): value is Json {
   return typeof value === 'object' && value !== null && !Array.isArray(value)
 }
 
-/** A value of a config file in an error message: short, whatever it is. */
+/** A value of a config file for an error message, cut to 80 characters. */
 export function show (value: unknown): string {
   const text = value === undefined ? 'nothing' : JSON.stringify(value) ?? String(value)
   return text.length > 80 ? `${text.slice(0, 80)}...` : text
@@ -44,7 +44,7 @@ export class ConfigFields {
     return configError(this.field(name), message)
   }
 
-  /** An integer in [min, max]; `fallback` where the field is absent, an error where there is none. */
+  /** An integer in [min, max]. An absent field is the fallback, and an error where there is none. */
   int (name: string, min: number, max: number, fallback?: number): number {
     const value = this.get(name) ?? fallback
     if (value === undefined) throw this.error(name, 'is missing')

@@ -1,12 +1,11 @@
 import { createHash } from 'node:crypto'
 import type { Architecture, ModelTable } from './architecture.ts'
 
-/** What weights must fit, and what computes with them: two engines with the same description can hold each other's weights. */
+/** The facts that weights must fit. Two engines with the same description can hold each other's weights. */
 export type ModelDescription = Readonly<Record<string, string | number | boolean>>
 
-/** The fields of config.json that matter, under their names there where they have one. */
+/** The fields of config.json that matter, under the names that they have there, if any. */
 export function describeModel (arch: Architecture): ModelDescription {
-  const { moe } = arch
   return {
     architecture: arch.name,
     hidden_size: arch.hiddenSize,
@@ -20,17 +19,17 @@ export function describeModel (arch: Architecture): ModelDescription {
     tie_word_embeddings: arch.tieWordEmbeddings,
     qkv_bias: arch.qkvBias,
     o_bias: arch.oBias,
-    qk_norm: arch.qkNorm,
-    rope: digest([...arch.rope.invFreq, arch.rope.scale]),
-    num_experts: moe?.experts ?? 0,
-    num_experts_per_tok: moe?.expertsPerToken ?? 0,
-    moe_intermediate_size: moe?.intermediateSize ?? 0,
-    norm_topk_prob: moe?.normTopkProb ?? false,
-    sparse_layers: digest(moe?.sparse ?? [])
+    qk_norm: arch.qkNorm !== 'none',
+    rope: digest([...arch.ropeInvFreq, arch.ropeScale]),
+    num_experts: arch.experts,
+    num_experts_per_tok: arch.expertsPerToken,
+    moe_intermediate_size: arch.expertIntermediateSize,
+    norm_topk_prob: arch.normTopkProb,
+    sparse_layers: digest(arch.experts === 0 ? [] : [...arch.sparseLayers].map(Boolean))
   }
 }
 
-/** The first field in which two descriptions differ, with what each says; undefined where they are the same. */
+/** The first field in which two descriptions differ, with both values; undefined where they are the same. */
 export function modelDifference (
   own: ModelDescription,
   other: ModelDescription
@@ -41,7 +40,7 @@ export function modelDifference (
   return undefined
 }
 
-/** Of names and shapes of all checkpoint tensors, in the order in which engines send them to each other. */
+/** Digest of the names and shapes of all checkpoint tensors, in the order in which engines send them to each other. */
 export function tableDigest (table: ModelTable): string {
   return digest(
     [...table.tensors.values()].filter(({ alternative }) => !alternative).map(({ name, shape }) => [name, shape])

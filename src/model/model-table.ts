@@ -1,4 +1,4 @@
-import type { Architecture, ModelTable } from './architecture.ts'
+import type { Architecture, HeldDType, ModelTable } from './architecture.ts'
 import { paramTable } from './param-table.ts'
 import { rankSizes } from './rank-sizes.ts'
 import { canonicalName, isBuffer } from './tensor-names.ts'
@@ -6,12 +6,20 @@ import { tensorTable } from './tensor-table.ts'
 
 const HEAD = 'lm_head.weight'
 
-/** Parameters of a rank and rectangles of every checkpoint name, for all ranks. Throws CONFIG where the ranks do not fit the model. */
-export function buildModelTable (arch: Architecture, ranks: number): ModelTable {
+/**
+ * The parameters of a rank, and the rectangles of every checkpoint name for all ranks. `dtype` is that of every parameter; the
+ * default is the checkpoint's own, or bfloat16 for float16. Throws CONFIG where the ranks do not fit the model.
+ */
+export function buildModelTable (arch: Architecture, ranks: number, dtype = heldDType(arch)): ModelTable {
   const sizes = rankSizes(arch, ranks)
-  const params = paramTable(arch, sizes)
+  const params = paramTable(arch, sizes, dtype)
   const tensors = tensorTable(arch, sizes, params)
   const ignored = (name: string): boolean => (arch.tieWordEmbeddings && name === HEAD) || isBuffer(name)
   const known = (name: string): boolean => tensors.has(name) || ignored(name)
   return { ranks, params, tensors, ignored, canonical: name => canonicalName(name, known) }
+}
+
+/** The dtype that an engine holds a checkpoint in by default. */
+export function heldDType ({ dtype }: Pick<Architecture, 'dtype'>): HeldDType {
+  return dtype === 'float32' ? 'float32' : 'bfloat16'
 }

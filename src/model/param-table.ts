@@ -1,17 +1,18 @@
-import type { Architecture, Param } from './architecture.ts'
+import type { Architecture, HeldDType, Param } from './architecture.ts'
 import type { RankSizes } from './rank-sizes.ts'
 
 /**
- * The parameters of one rank, names and shapes as native/core/model.h lists them. They lie in memory in this order, that of state_dict() of
- * Hugging Face's models (transformers 5): what a trainer broadcasts in its own order then goes there as it is.
+ * The parameters of one rank, with the names and shapes of native/core/model.h. They lie in memory in this order, which is that
+ * of state_dict() of Hugging Face's models (transformers 5): a trainer's broadcast in its own order can then be received in place.
  */
-export function paramTable (arch: Architecture, sizes: RankSizes): Param[] {
-  const { hiddenSize, headDim, moe } = arch
+export function paramTable (arch: Architecture, sizes: RankSizes, dtype: HeldDType): Param[] {
+  const { hiddenSize, headDim, experts } = arch
   const params: Param[] = []
   const add = (name: string, rows: number, cols: number): void => {
-    params.push({ name, rows, cols })
+    params.push({ name, rows, cols, dtype })
   }
   const qkvRows = (sizes.heads + 2 * sizes.kvHeads) * headDim
+  const norms = qkNormRows(arch)
   add('embed', sizes.vocab, hiddenSize)
   for (let i = 0; i < arch.layers; i++) {
     const layer = `layers.${i}.`
@@ -19,14 +20,14 @@ export function paramTable (arch: Architecture, sizes: RankSizes): Param[] {
     if (arch.qkvBias) add(layer + 'qkv_bias', qkvRows, 1)
     add(layer + 'o', hiddenSize, sizes.heads * headDim)
     if (arch.oBias) add(layer + 'o_bias', hiddenSize, 1)
-    if (arch.qkNorm) {
-      add(layer + 'q_norm', headDim, 1)
-      add(layer + 'k_norm', headDim, 1)
+    if (norms !== null) {
+      add(layer + 'q_norm', norms.q, 1)
+      add(layer + 'k_norm', norms.k, 1)
     }
-    if (moe?.sparse[i] === true) {
-      add(layer + 'w13', moe.experts * 2 * sizes.expertIntermediate, hiddenSize)
-      add(layer + 'w2', moe.experts * hiddenSize, sizes.expertIntermediate)
-      add(layer + 'router', moe.experts, hiddenSize)
+    if (arch.sparseLayers[i] === 1) {
+      add(layer + 'w13', experts * 2 * sizes.expertIntermediate, hiddenSize)
+      add(layer + 'w2', experts * hiddenSize, sizes.expertIntermediate)
+      add(layer + 'router', experts, hiddenSize)
     } else {
       add(layer + 'gate_up', 2 * sizes.intermediate, hiddenSize)
       add(layer + 'down', hiddenSize, sizes.intermediate)
@@ -37,4 +38,16 @@ export function paramTable (arch: Architecture, sizes: RankSizes): Param[] {
   add('norm', hiddenSize, 1)
   if (!arch.tieWordEmbeddings) add('lm_head', sizes.vocab, hiddenSize)
   return params
+}
+
+/** Elements of the norms of q and k, which every rank holds whole (as SGLang does); null where the model has none. */
+export function qkNormRows ({ qkNorm, heads, kvHeads, headDim }: Architecture): { q: number, k: number } | null {
+  switch (qkNorm) {
+    case 'none':
+      return null
+    case 'head':
+      return { q: headDim, k: headDim }
+    case 'projection':
+      return { q: heads * headDim, k: kvHeads * headDim }
+  }
 }

@@ -1,7 +1,7 @@
 import type { Architecture } from './architecture.ts'
 import { RefitError } from '../errors.ts'
 
-/** What one rank holds of an architecture, in rows (or columns) of its parameters. */
+/** The part of an architecture that one rank holds, in rows (or columns) of its parameters. */
 export interface RankSizes {
   ranks: number
   heads: number
@@ -14,32 +14,30 @@ export interface RankSizes {
   vocab: number
 }
 
-// As SGLang pads, so that both have the same shards.
+// SGLang's padding: both servers then have the same shards.
 const VOCAB_MULTIPLE = 64
 
 /** Splits an architecture over tensor-parallel ranks. Throws CONFIG, with the numbers, where it does not divide. */
 export function rankSizes (arch: Architecture, ranks: number): RankSizes {
   if (!Number.isSafeInteger(ranks) || ranks < 1) throw misfit(`expected a positive number of ranks, got ${ranks}`)
-  const share = (n: number, what: string): number => {
+  const divide = (n: number, what: string): number => {
     if (n % ranks !== 0) throw misfit(`${ranks} ranks do not divide ${n} ${what}`)
     return n / ranks
   }
-  const heads = share(arch.heads, 'attention heads (num_attention_heads)')
+  const heads = divide(arch.heads, 'attention heads (num_attention_heads)')
   if (arch.kvHeads % ranks !== 0 && ranks % arch.kvHeads !== 0) {
     throw misfit(
       `${arch.kvHeads} KV heads (num_key_value_heads) can neither be split over nor replicated to ${ranks} ranks evenly`
     )
   }
-  const dense = arch.moe === null || arch.moe.sparse.includes(false)
+  const dense = arch.sparseLayers.includes(0)
   return {
     ranks,
     heads,
     kvHeads: Math.max(1, arch.kvHeads / ranks),
     kvReplicas: Math.max(1, ranks / arch.kvHeads),
-    intermediate: dense ? share(arch.intermediateSize, 'columns of the MLP (intermediate_size)') : 0,
-    expertIntermediate: arch.moe === null
-      ? 0
-      : share(arch.moe.intermediateSize, 'columns of an expert (moe_intermediate_size)'),
+    intermediate: dense ? divide(arch.intermediateSize, 'columns of the MLP (intermediate_size)') : 0,
+    expertIntermediate: divide(arch.expertIntermediateSize, 'columns of an expert (moe_intermediate_size)'),
     vocab: paddedVocab(arch.vocabSize, ranks) / ranks
   }
 }

@@ -1,5 +1,7 @@
 import { ConfigFields, isObject, show } from './config-fields.ts'
-import type { Rope } from './architecture.ts'
+import type { Architecture } from './architecture.ts'
+
+type Rope = Pick<Architecture, 'ropeInvFreq' | 'ropeScale'>
 
 const TYPES = ['default', 'linear', 'llama3', 'yarn'] as const
 const DEFAULT_THETA = 10_000
@@ -31,13 +33,13 @@ export function parseRope (config: ConfigFields, headDim: number, contextLength:
     )
   switch (type) {
     case 'default':
-      return { invFreq, scale: 1 }
+      return { ropeInvFreq: invFreq, ropeScale: 1 }
     case 'linear': {
       const factor = rope.number('factor', 0)
-      return { invFreq: invFreq.map(f => f / factor), scale: 1 }
+      return { ropeInvFreq: invFreq.map(f => f / factor), ropeScale: 1 }
     }
     case 'llama3':
-      return { invFreq: llama3(invFreq, rope, original()), scale: 1 }
+      return { ropeInvFreq: llama3(invFreq, rope, original()), ropeScale: 1 }
     case 'yarn':
       return yarn(invFreq, rope, theta, original(), contextLength)
     default:
@@ -54,7 +56,7 @@ function ropeFields (config: ConfigFields): ConfigFields {
     const value = config.get(name)
     if (value === undefined) continue
     if (!isObject(value)) throw config.error(name, `expected an object, got ${show(value)}`)
-    // Configs with layer_types may nest one object per type; other types than full attention are refused elsewhere.
+    // Configs with layer_types may nest one object per type. unsupported.ts refuses the types other than full attention.
     const nested = value.full_attention
     if (isObject(nested)) return new ConfigFields(nested, `${name}.full_attention.`)
     return new ConfigFields(value, `${name}.`)
@@ -105,11 +107,11 @@ function yarn (
   high = Math.min(high, dim - 1)
   if (low === high) high += 0.001
   return {
-    invFreq: invFreq.map((f, i) => {
+    ropeInvFreq: invFreq.map((f, i) => {
       const interpolated = Math.min(1, Math.max(0, (i - low) / (high - low)))
       return f / factor * interpolated + f * (1 - interpolated)
     }),
-    scale: yarnScale(rope, factor)
+    ropeScale: yarnScale(rope, factor)
   }
 }
 

@@ -1,6 +1,6 @@
 import type { Rect } from './architecture.ts'
 
-/** How a checkpoint tensor, seen as a matrix, spreads over ranks: rectangles of every rank. */
+/** The rectangles of all ranks for a checkpoint tensor that is seen as a matrix. */
 export type Slices = (rows: number, cols: number) => Rect[]
 
 interface Place {
@@ -14,38 +14,38 @@ export function replicated (ranks: number, { param, dstRow = 0 }: Place): Slices
     Array.from({ length: ranks }, (_, rank) => ({ rank, param, srcRow: 0, srcCol: 0, rows, cols, dstRow, dstCol: 0 }))
 }
 
-/** Equal shares of rows, share `rank / replicas` to each rank (replicas > 1: KV heads that several ranks hold). */
-export function rowShares (ranks: number, { param, dstRow = 0 }: Place, replicas = 1): Slices {
+/** Equal shards of rows, shard `rank / replicas` on each rank (replicas > 1: KV heads that several ranks hold). */
+export function rowShards (ranks: number, { param, dstRow = 0 }: Place, replicas = 1): Slices {
   return (rows, cols) => {
-    const share = rows / (ranks / replicas)
+    const shard = rows / (ranks / replicas)
     return Array.from({ length: ranks }, (_, rank) => (
-      { rank, param, srcRow: Math.floor(rank / replicas) * share, srcCol: 0, rows: share, cols, dstRow, dstCol: 0 }
+      { rank, param, srcRow: Math.floor(rank / replicas) * shard, srcCol: 0, rows: shard, cols, dstRow, dstCol: 0 }
     ))
   }
 }
 
-/** Equal shares of columns. */
-export function colShares (ranks: number, { param, dstRow = 0 }: Place): Slices {
+/** Equal shards of columns. */
+export function colShards (ranks: number, { param, dstRow = 0 }: Place): Slices {
   return (rows, cols) => {
-    const share = cols / ranks
+    const shard = cols / ranks
     return Array.from(
       { length: ranks },
-      (_, rank) => ({ rank, param, srcRow: 0, srcCol: rank * share, rows, cols: share, dstRow, dstCol: 0 })
+      (_, rank) => ({ rank, param, srcRow: 0, srcCol: rank * shard, rows, cols: shard, dstRow, dstCol: 0 })
     )
   }
 }
 
-/** Rows of a padded vocabulary, `share` to a rank: the last ranks may get fewer rows than they hold, or none. */
-export function vocabShares (ranks: number, { param }: Place, share: number): Slices {
+/** Rows of a padded vocabulary, `shard` rows for each rank: the last ranks may get fewer rows than they hold, or none. */
+export function vocabShards (ranks: number, { param }: Place, shard: number): Slices {
   return (rows, cols) =>
     Array
       .from({ length: ranks }, (_, rank) => (
         {
           rank,
           param,
-          srcRow: rank * share,
+          srcRow: rank * shard,
           srcCol: 0,
-          rows: Math.min(share, rows - rank * share),
+          rows: Math.min(shard, rows - rank * shard),
           cols,
           dstRow: 0,
           dstCol: 0
@@ -54,12 +54,12 @@ export function vocabShares (ranks: number, { param }: Place, share: number): Sl
       .filter(rect => rect.rows > 0)
 }
 
-/** All experts' [gate; up] in one tensor of E * 2 I rows: each rank takes its share of every gate and every up. */
-export function gateUpShares (ranks: number, { param }: Place, experts: number): Slices {
+/** All experts' [gate; up] in one tensor of E * 2 I rows: each rank takes its shard of every gate and every up. */
+export function gateUpShards (ranks: number, { param }: Place, experts: number): Slices {
   return (rows, cols) => {
     if (ranks === 1) return replicated(1, { param })(rows, cols)
     const half = rows / experts / 2
-    const share = half / ranks
+    const shard = half / ranks
     const rects: Rect[] = []
     for (let rank = 0; rank < ranks; rank++) {
       // Blocks alternate gate, up, gate, ... in the tensor and in the parameter alike.
@@ -67,11 +67,11 @@ export function gateUpShares (ranks: number, { param }: Place, experts: number):
         rects.push({
           rank,
           param,
-          srcRow: block * half + rank * share,
+          srcRow: block * half + rank * shard,
           srcCol: 0,
-          rows: share,
+          rows: shard,
           cols,
-          dstRow: block * share,
+          dstRow: block * shard,
           dstCol: 0
         })
       }

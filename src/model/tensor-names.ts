@@ -1,11 +1,11 @@
-// Wrappers of torch that leave their mark in the middle of names: FSDP, activation checkpointing, torch.compile, PEFT.
+// Wrappers of torch that insert a part in the middle of names: FSDP, activation checkpointing, torch.compile, PEFT.
 const WRAPPERS = /_fsdp_wrapped_module\.|_checkpoint_wrapped_module\.|_orig_mod\.|(?<=\.)base_layer\./g
 // DataParallel and Megatron, PEFT, and the language half of a vision-language model.
 const PREFIX = /^(?:module\.|base_model\.model\.|(?:model\.)?language_model\.)/
 const BARE = /^(?:layers|embed_tokens|norm)\./
 const BUFFER = /(?:^|\.)rotary_emb\.(?:inv_freq|original_inv_freq|cos_cached|sin_cached)$/
 
-/** The name that a checkpoint would have, for one as trainers send it; `known` tells the names of the model. Else the name as it came. */
+/** The checkpoint name for a name that a trainer sent; the name unchanged if there is none. `known`: the names of the model. */
 export function canonicalName (name: string, known: (name: string) => boolean): string {
   if (known(name)) return name
   let bare = name.replace(WRAPPERS, '')
@@ -14,7 +14,7 @@ export function canonicalName (name: string, known: (name: string) => boolean): 
   return known(bare) ? bare : name
 }
 
-/** Buffers that checkpoints of older libraries carry and that config.json already says. */
+/** True for buffers that checkpoints of older libraries contain and that follow from config.json. */
 export function isBuffer (name: string): boolean {
   return BUFFER.test(name)
 }

@@ -1,11 +1,14 @@
 import type { Architecture, Param, TensorEntry } from './architecture.ts'
+import { familyOf } from './families.ts'
+import { qkNormRows } from './param-table.ts'
 import type { RankSizes } from './rank-sizes.ts'
-import { colShares, gateUpShares, replicated, rowShares, vocabShares } from './slices.ts'
+import { colShards, gateUpShards, replicated, rowShards, vocabShards } from './slices.ts'
 import type { Slices } from './slices.ts'
 
 /**
- * Every checkpoint name of an architecture, as Hugging Face has it and in its order, with its rectangles on all ranks. Slices follow SGLang:
- * q, k, v, gate and up by rows, o and down by columns, the vocabulary by rows; norms, routers and the bias of o whole.
+ * Every checkpoint name of an architecture, as Hugging Face has it and in its order, with its rectangles on all ranks. The split
+ * is SGLang's: q, k, v, gate and up by rows, o and down by columns, the vocabulary by rows; norms, routers and the bias of o are
+ * whole on every rank.
  */
 export function tensorTable (arch: Architecture, sizes: RankSizes, params: Param[]): Map<string, TensorEntry> {
   return new TensorTable(arch, sizes, params).build()
@@ -14,28 +17,31 @@ export function tensorTable (arch: Architecture, sizes: RankSizes, params: Param
 class TensorTable {
   readonly #arch: Architecture
   readonly #sizes: RankSizes
+  readonly #params: Param[]
   readonly #ids: Map<string, number>
   readonly #tensors = new Map<string, TensorEntry>()
 
   constructor (arch: Architecture, sizes: RankSizes, params: Param[]) {
     this.#arch = arch
     this.#sizes = sizes
+    this.#params = params
     this.#ids = new Map(params.map((param, id) => [param.name, id]))
   }
 
   build (): Map<string, TensorEntry> {
-    const { hiddenSize, vocabSize, layers, moe, tieWordEmbeddings } = this.#arch
+    const { hiddenSize, vocabSize, layers, name, sparseLayers, tieWordEmbeddings } = this.#arch
     const { ranks, vocab } = this.#sizes
+    const { norms } = familyOf(name)
     this.#add(
       'model.embed_tokens.weight',
       [vocabSize, hiddenSize],
-      vocabShares(ranks, { param: this.#id('embed') }, vocab)
+      vocabShards(ranks, { param: this.#id('embed') }, vocab)
     )
     for (let i = 0; i < layers; i++) {
       this.#attention(i)
-      if (moe?.sparse[i] === true) this.#experts(i, moe.experts, moe.intermediateSize)
+      if (sparseLayers[i] === 1) this.#experts(i)
       else this.#mlp(i)
-      for (const [name, param] of [['input_layernorm', 'ln1'], ['post_attention_layernorm', 'ln2']] as const) {
+      for (const [name, param] of [[norms.attention, 'ln1'], [norms.mlp, 'ln2']] as const) {
         this.#add(
           `model.layers.${i}.${name}.weight`,
           [hiddenSize],
@@ -45,7 +51,7 @@ class TensorTable {
     }
     this.#add('model.norm.weight', [hiddenSize], replicated(ranks, { param: this.#id('norm') }))
     if (!tieWordEmbeddings) {
-      this.#add('lm_head.weight', [vocabSize, hiddenSize], vocabShares(ranks, { param: this.#id('lm_head') }, vocab))
+      this.#add('lm_head.weight', [vocabSize, hiddenSize], vocabShards(ranks, { param: this.#id('lm_head') }, vocab))
     }
     return this.#tensors
   }
@@ -57,11 +63,13 @@ class TensorTable {
   #add (name: string, shape: number[], slices: Slices, alternative = false): void {
     const cols = shape.length === 1 ? 1 : shape.at(-1)!
     const rows = shape.reduce((product, n) => product * n, 1) / cols
-    this.#tensors.set(name, { name, shape, rows, cols, rects: slices(rows, cols), alternative })
+    const rects = slices(rows, cols)
+    const { dtype } = this.#params[rects[0]!.param]!
+    this.#tensors.set(name, { name, shape, rows, cols, rects, dtype, alternative })
   }
 
   #attention (i: number): void {
-    const { hiddenSize, heads, kvHeads, headDim, qkvBias, oBias, qkNorm } = this.#arch
+    const { hiddenSize, heads, kvHeads, headDim, qkvBias, oBias } = this.#arch
     const { ranks, kvReplicas, ...local } = this.#sizes
     const from = `model.layers.${i}.`
     const to = `layers.${i}.`
@@ -73,20 +81,20 @@ class TensorTable {
       { name: 'v', rows: kvHeads * headDim, dstRow: kvRow + local.kvHeads * headDim, replicas: kvReplicas }
     ]
     for (const { name, rows, dstRow, replicas } of parts) {
-      const shares = (param: string): Slices => rowShares(ranks, { param: this.#id(to + param), dstRow }, replicas)
-      this.#add(`${from}self_attn.${name}_proj.weight`, [rows, hiddenSize], shares('qkv'))
-      if (qkvBias) this.#add(`${from}self_attn.${name}_proj.bias`, [rows], shares('qkv_bias'))
+      const shards = (param: string): Slices => rowShards(ranks, { param: this.#id(to + param), dstRow }, replicas)
+      this.#add(`${from}self_attn.${name}_proj.weight`, [rows, hiddenSize], shards('qkv'))
+      if (qkvBias) this.#add(`${from}self_attn.${name}_proj.bias`, [rows], shards('qkv_bias'))
     }
     this.#add(
       from + 'self_attn.o_proj.weight',
       [hiddenSize, heads * headDim],
-      colShares(ranks, { param: this.#id(to + 'o') })
+      colShards(ranks, { param: this.#id(to + 'o') })
     )
     if (oBias) this.#add(from + 'self_attn.o_proj.bias', [hiddenSize], whole('o_bias'))
-    if (qkNorm) {
-      this.#add(from + 'self_attn.q_norm.weight', [headDim], whole('q_norm'))
-      this.#add(from + 'self_attn.k_norm.weight', [headDim], whole('k_norm'))
-    }
+    const norms = qkNormRows(this.#arch)
+    if (norms === null) return
+    this.#add(from + 'self_attn.q_norm.weight', [norms.q], whole('q_norm'))
+    this.#add(from + 'self_attn.k_norm.weight', [norms.k], whole('k_norm'))
   }
 
   #mlp (i: number): void {
@@ -94,21 +102,21 @@ class TensorTable {
     const { ranks, intermediate } = this.#sizes
     const from = `model.layers.${i}.mlp.`
     const gateUp = this.#id(`layers.${i}.gate_up`)
-    this.#add(from + 'gate_proj.weight', [intermediateSize, hiddenSize], rowShares(ranks, { param: gateUp }))
+    this.#add(from + 'gate_proj.weight', [intermediateSize, hiddenSize], rowShards(ranks, { param: gateUp }))
     this.#add(
       from + 'up_proj.weight',
       [intermediateSize, hiddenSize],
-      rowShares(ranks, { param: gateUp, dstRow: intermediate })
+      rowShards(ranks, { param: gateUp, dstRow: intermediate })
     )
     this.#add(
       from + 'down_proj.weight',
       [hiddenSize, intermediateSize],
-      colShares(ranks, { param: this.#id(`layers.${i}.down`) })
+      colShards(ranks, { param: this.#id(`layers.${i}.down`) })
     )
   }
 
-  #experts (i: number, experts: number, width: number): void {
-    const { hiddenSize } = this.#arch
+  #experts (i: number): void {
+    const { hiddenSize, experts, expertIntermediateSize: width } = this.#arch
     const { ranks, expertIntermediate } = this.#sizes
     const from = `model.layers.${i}.mlp.`
     const [router, w13, w2] = ['router', 'w13', 'w2'].map(name => this.#id(`layers.${i}.${name}`)) as [
@@ -122,26 +130,26 @@ class TensorTable {
       this.#add(
         `${from}experts.${e}.gate_proj.weight`,
         [width, hiddenSize],
-        rowShares(ranks, { param: w13, dstRow: gate })
+        rowShards(ranks, { param: w13, dstRow: gate })
       )
       this.#add(
         `${from}experts.${e}.up_proj.weight`,
         [width, hiddenSize],
-        rowShares(ranks, { param: w13, dstRow: gate + expertIntermediate })
+        rowShards(ranks, { param: w13, dstRow: gate + expertIntermediate })
       )
       this.#add(
         `${from}experts.${e}.down_proj.weight`,
         [hiddenSize, width],
-        colShares(ranks, { param: w2, dstRow: e * hiddenSize })
+        colShards(ranks, { param: w2, dstRow: e * hiddenSize })
       )
     }
-    // transformers 5 keeps the experts of a layer in two tensors, and trainers send those.
+    // transformers 5 holds the experts of a layer in two tensors, and trainers send those.
     this.#add(
       from + 'experts.gate_up_proj',
       [experts, 2 * width, hiddenSize],
-      gateUpShares(ranks, { param: w13 }, experts),
+      gateUpShards(ranks, { param: w13 }, experts),
       true
     )
-    this.#add(from + 'experts.down_proj', [experts, hiddenSize, width], colShares(ranks, { param: w2 }), true)
+    this.#add(from + 'experts.down_proj', [experts, hiddenSize, width], colShards(ranks, { param: w2 }), true)
   }
 }

@@ -1,15 +1,16 @@
-import type { Architecture, ArchitectureName } from './architecture.ts'
+import type { Architecture } from './architecture.ts'
 import { isObject, show } from './config-fields.ts'
 import type { ConfigFields } from './config-fields.ts'
+import type { Family } from './families.ts'
 import { RefitError } from '../errors.ts'
 
 const MAX_ID = 2 ** 31 - 1
 
-/** Begin and end of sequence: generation_config.json first, then config.json, then LlamaConfig's defaults (1 and 2). */
+/** Begin and end of sequence: from generation_config.json, else from config.json, else the family's defaults. */
 export function parseTokenIds (
   config: ConfigFields,
   generationConfig: unknown,
-  name: ArchitectureName
+  family: Family
 ): Pick<Architecture, 'bosTokenId' | 'eosTokenIds'> {
   if (generationConfig !== undefined && generationConfig !== null && !isObject(generationConfig)) {
     throw new RefitError(
@@ -18,15 +19,18 @@ export function parseTokenIds (
     )
   }
   const generation = isObject(generationConfig) ? generationConfig : {}
-  const llama = name === 'LlamaForCausalLM'
-  const ids = (field: string, fallback: number): number[] => {
+  const ids = (field: string, fallback: number | null): number[] => {
     const own = generation[field] ?? undefined
     if (own !== undefined) return toIds(own, `generation_config.json: ${field}`, field)
     const value = config.get(field)
     if (value !== undefined) return toIds(value, `config.json: ${field}`, field)
-    return llama && !config.has(field) ? [fallback] : []
+    // null in the file means none, an absent field the default.
+    return fallback === null || config.has(field) ? [] : [fallback]
   }
-  return { bosTokenId: ids('bos_token_id', 1)[0] ?? null, eosTokenIds: ids('eos_token_id', 2) }
+  return {
+    bosTokenId: ids('bos_token_id', family.bosTokenId)[0] ?? null,
+    eosTokenIds: ids('eos_token_id', family.eosTokenId)
+  }
 }
 
 function toIds (value: unknown, where: string, param: string): number[] {

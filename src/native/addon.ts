@@ -57,6 +57,8 @@ export interface NativeAddon extends NativeGroups, NativeDeltas, NativeHandles, 
    * process here: try it in a child process first.
    */
   cudaGpus: () => CudaGpus
+  /** Names of the fields that the addon reads of `CoreConfig.recipe`. Any thread. */
+  recipeFields: () => string[]
   /** Any thread. Throws as `createCore` does for a bad configuration; touches no card. */
   cudaMemoryNeeds: (config: CoreConfig) => CudaMemoryNeeds
   /** Ends the process at once, without handlers and destructors: those would wait for a card that is stuck. */

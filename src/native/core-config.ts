@@ -1,3 +1,5 @@
+import type { ModelRecipe } from './recipe.ts'
+
 // A core's configuration: the model, its parameters, its devices and its pages.
 
 /** One parameter of every rank: a row-major matrix (a vector is [n, 1]); its index in `CoreConfig.params` is its id. */
@@ -5,26 +7,7 @@ export interface NativeParam {
   name: string
   rows: number
   cols: number
-}
-
-/** What the forward pass must know of the model; see `Architecture` in src/model/architecture.ts. Sizes are of the whole model, not of a rank. */
-export interface NativeArch {
-  hiddenSize: number
-  layers: number
-  heads: number
-  kvHeads: number
-  headDim: number
-  /** Rows of the vocabulary that exist; logits beyond it are never produced. */
-  vocabSize: number
-  rmsNormEps: number
-  /** RoPE: inverse frequencies [headDim / 2] and the factor on cos and sin (yarn's attention factor, else 1). */
-  ropeInvFreq: Float64Array
-  ropeScale: number
-  /** Per layer: 1 where the MLP is a mixture of experts. */
-  sparseLayers: Uint8Array
-  experts: number
-  expertsPerToken: number
-  normTopkProb: boolean
+  dtype: 'bfloat16' | 'float32'
 }
 
 export interface CoreConfig {
@@ -46,16 +29,16 @@ export interface CoreConfig {
   maxContext?: number
   /** Threads that compute, the caller of `step` included. */
   threads: number
-  /** Dtype of parameters and KV cache; CUDA takes bfloat16 alone. */
+  /** Dtype of activations and of the KV cache; CUDA takes bfloat16 only. A parameter has its own (`NativeParam.dtype`). */
   dtype: 'bfloat16' | 'float32'
   /** Force a kernel set (`scalar`, `avx2`, `avx512`, `avx512bf16`); default the best this CPU has. */
   isa?: string
-  arch: NativeArch
+  recipe: ModelRecipe
   params: NativeParam[]
   /** KV pages and tokens per page. */
   pages: number
   pageSize: number
-  /** Steps tell which experts each token went to (`StepResult.experts`); default false. */
+  /** Steps return the experts of each token (`StepResult.experts`); default false. */
   recordExperts?: boolean
 }
 

@@ -1,6 +1,5 @@
 import { errorMessage, RefitError } from '../errors.ts'
-import { cutCheckpoint, layOutCheckpoint } from '../model/checkpoint-layout.ts'
-import { bytesOf } from '../native/dtypes.ts'
+import { cutCheckpoint, layOutCheckpoint, weightBytes } from '../model/checkpoint-layout.ts'
 import { overwriteWeights } from '../weights/exclusive-access.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import type { WeightStore } from '../weights/weight-store.ts'
@@ -39,7 +38,7 @@ async function receiveParameters (
   links: readonly Link[],
   { timeoutMs, begin, settle, abort = false, signal }: ReceiveOptions
 ): Promise<WriteReport> {
-  const { addon, core, table, dtype } = store
+  const { addon, core, table } = store
   const started = performance.now()
   await overwriteWeights(store, async () => {
     await allOf(
@@ -62,7 +61,7 @@ async function receiveParameters (
     }
   })
   const ms = performance.now() - started
-  const bytes = table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * bytesOf(dtype)
+  const bytes = weightBytes(table)
   const tensors = [...table.tensors.values()].filter(({ alternative }) => !alternative).length
   return {
     source: 'distributed',
@@ -81,14 +80,16 @@ async function receiveTensors (
   link: Link,
   { pieceBytes, timeoutMs, begin, onProgress, settle, abort = false, signal }: ReceiveOptions
 ): Promise<WriteReport> {
-  const { addon, dtype } = store
+  const { addon } = store
   const { handle, onGpus } = link
-  const layout = layOutCheckpoint(store.table, bytesOf(dtype))
+  const layout = layOutCheckpoint(store.table)
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
   const source: WeightSource = {
     kind: 'streamed',
     transport: 'distributed',
-    tensors: layout.tensors.map(({ plan: { name, shape }, offset }) => ({ name, dtype, shape, source: 0, offset })),
+    tensors: layout.tensors.map(({ plan: { name, dtype, shape }, offset }) => (
+      { name, dtype, shape, source: 0, offset }
+    )),
     stream: new PieceStream({
       addon,
       group: handle,

@@ -1,5 +1,4 @@
-import { cutCheckpoint, layOutCheckpoint, longestPiece } from '../model/checkpoint-layout.ts'
-import { bytesOf } from '../native/dtypes.ts'
+import { cutCheckpoint, layOutCheckpoint, longestPiece, weightBytes } from '../model/checkpoint-layout.ts'
 import { checksums } from '../weights/checksum.ts'
 import { gatherRows } from '../weights/gather.ts'
 import { readWeightsInTurn } from '../weights/exclusive-access.ts'
@@ -68,7 +67,7 @@ export async function sendWeights (
 }
 
 async function sendParameters (
-  { addon, core, dtype, table }: WeightStore,
+  { addon, core, table }: WeightStore,
   links: readonly Link[],
   timeoutMs: number
 ): Promise<number> {
@@ -81,7 +80,7 @@ async function sendParameters (
       for (const link of links) link.abort(reason)
     }
   )
-  return table.params.reduce((sum, { rows, cols }) => sum + rows * cols, 0) * table.ranks * bytesOf(dtype)
+  return weightBytes(table)
 }
 
 /** The next piece is gathered while the one before is on its way. */
@@ -92,7 +91,7 @@ async function sendTensors (
   timeoutMs: number
 ): Promise<number> {
   const { addon } = store
-  const layout = layOutCheckpoint(store.table, bytesOf(store.dtype))
+  const layout = layOutCheckpoint(store.table)
   const pieces = [...cutCheckpoint(layout, pieceBytes)]
   const most = longestPiece(pieces)
   if (backend === 'nccl') await addon.stageGroup(handle, most, 1)
@@ -101,7 +100,7 @@ async function sendTensors (
     const piece = pieces[index]
     if (piece === undefined) return undefined
     const buffer = buffers[index % 2]!.subarray(0, piece.length)
-    for (const part of piece.parts) await gatherRows(store, part, layout.elementBytes, buffer)
+    for (const part of piece.parts) await gatherRows(store, part, buffer)
     return buffer
   }
   let next = await gather(0)

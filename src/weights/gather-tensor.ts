@@ -1,5 +1,5 @@
 import { RefitError } from '../errors.ts'
-import type { Rect, TensorEntry } from '../model/architecture.ts'
+import type { HeldDType, Rect, TensorEntry } from '../model/architecture.ts'
 import type { WeightStore } from './weight-store.ts'
 
 /** A checkpoint tensor, gathered from the ranks that hold it, as float32; of at most `maxRows` rows (of elements for a vector). NOT_FOUND for a name that the model does not have. */
@@ -18,7 +18,7 @@ export async function gatherTensor (
     if (count <= 0 || seen.has(region)) continue
     seen.add(region)
     const bytes = await store.addon.read(store.core, rect.rank, rect.param, rect.dstRow, rect.dstCol, count, rect.cols)
-    place(decode(bytes, store.dtype), rect, count, plan.cols, values)
+    place(decode(bytes, plan.dtype), rect, count, plan.cols, values)
   }
   return { shape: shapeOf(plan, rows), values }
 }
@@ -43,7 +43,7 @@ function place (part: Float32Array, rect: Rect, count: number, cols: number, int
   }
 }
 
-function decode (bytes: Uint8Array, dtype: 'bfloat16' | 'float32'): Float32Array {
+function decode (bytes: Uint8Array, dtype: HeldDType): Float32Array {
   if (dtype === 'float32') return new Float32Array(bytes.buffer, bytes.byteOffset, bytes.byteLength / 4)
   const stored = new Uint16Array(bytes.buffer, bytes.byteOffset, bytes.byteLength / 2)
   const values = new Float32Array(stored.length)

@@ -1,19 +1,21 @@
-import type { NativeAddon } from '../native/addon.ts'
+import { rowBytes } from '../model/checkpoint-layout.ts'
 import type { PieceRows } from '../model/checkpoint-layout.ts'
+import type { NativeAddon } from '../native/addon.ts'
+import { bytesOf } from '../native/dtypes.ts'
 
 interface Weights {
   addon: NativeAddon
   core: number
 }
 
-/** Copies rows of a checkpoint tensor out of the ranks that hold them into `into`, row-major in the engine's own dtype. Nobody may write meanwhile. */
+/** Copies rows of a checkpoint tensor out of the ranks that hold them into `into`, row-major in the dtype of its parameters. Nobody may write meanwhile. */
 export async function gatherRows (
   { addon, core }: Weights,
   { plan, row, rows, at }: PieceRows,
-  elementBytes: number,
   into: Uint8Array
 ): Promise<void> {
-  const rowBytes = plan.cols * elementBytes
+  const pitch = rowBytes(plan)
+  const elementBytes = bytesOf(plan.dtype)
   const seen = new Set<string>()
   for (const rect of plan.rects) {
     const from = Math.max(row, rect.srcRow)
@@ -32,8 +34,8 @@ export async function gatherRows (
       rect.cols
     )
     const width = rect.cols * elementBytes
-    const start = at + (from - row) * rowBytes + rect.srcCol * elementBytes
-    if (width === rowBytes) into.set(bytes, start)
-    else for (let i = 0; i < count; i++) into.set(bytes.subarray(i * width, (i + 1) * width), start + i * rowBytes)
+    const start = at + (from - row) * pitch + rect.srcCol * elementBytes
+    if (width === pitch) into.set(bytes, start)
+    else for (let i = 0; i < count; i++) into.set(bytes.subarray(i * width, (i + 1) * width), start + i * pitch)
   }
 }

@@ -1,8 +1,8 @@
 import { errorMessage, RefitError } from '../errors.ts'
-import { bytesOf, DTYPES } from '../native/dtypes.ts'
+import { DTYPES } from '../native/dtypes.ts'
 import type { ElementPatch } from '../native/deltas.ts'
 import type { TensorEntry } from '../model/architecture.ts'
-import { cutCheckpoint } from '../model/checkpoint-layout.ts'
+import { cutCheckpoint, rowBytes } from '../model/checkpoint-layout.ts'
 import type { CheckpointPiece, LaidTensor } from '../model/checkpoint-layout.ts'
 import { gatherRows } from './gather.ts'
 import type { AnnouncedTensor, PatchSource, StreamedSource } from '../contract/weight-source.ts'
@@ -45,12 +45,12 @@ export function patchSource (
   let end = 0
   const tensors = sent.tensors.map((tensor): AnnouncedTensor => {
     const plan = table.tensors.get(table.canonical(tensor.name))
-    const announced = { name: tensor.name, dtype, shape: tensor.shape, source: 0, offset: end }
+    const announced = { name: tensor.name, dtype: plan?.dtype ?? dtype, shape: tensor.shape, source: 0, offset: end }
     // What the model does not have is refused, or left out, where all that is announced is.
     if (plan === undefined) return announced
     if (torn !== null) requireWhole(store, plan, torn)
     laid.push({ plan, offset: end, patches: patches.get(tensor.name) ?? [] })
-    end += plan.rows * plan.cols * bytesOf(dtype)
+    end += plan.rows * rowBytes(plan)
     return announced
   })
   const stream = new PatchStream(store, laid, end)
@@ -87,18 +87,15 @@ class PatchStream implements WeightStream {
     this.#store = store
     this.#tensors = tensors
     this.#patchesOf = new Map(tensors.map(({ plan, patches }) => [plan, patches]))
-    this.#pieces = cutCheckpoint(
-      { tensors: [...tensors], elementBytes: bytesOf(store.dtype), bytes },
-      store.patchBytes
-    )
+    this.#pieces = cutCheckpoint({ tensors: [...tensors], bytes }, store.patchBytes)
   }
 
   /** Every position is looked at before the gate shuts. */
   async ready (): Promise<void> {
-    const { addon, core, dtype } = this.#store
+    const { addon, core } = this.#store
     for (const { plan, patches } of this.#tensors) {
       try {
-        await addon.checkPatches(core, patches, plan.rows * plan.cols, DTYPES[dtype])
+        await addon.checkPatches(core, patches, plan.rows * plan.cols, DTYPES[plan.dtype])
       } catch (error) {
         throw new RefitError(
           'TENSOR_PAYLOAD',
@@ -112,14 +109,14 @@ class PatchStream implements WeightStream {
   async next (): Promise<StreamPiece | undefined> {
     const { value: piece, done } = this.#pieces.next()
     if (done === true) return undefined
-    const { addon, core, dtype } = this.#store
-    const elementBytes = bytesOf(dtype)
+    const { addon, core } = this.#store
     const buffer = this.#buffer(piece.length)
     for (const part of piece.parts) {
       const { plan, row, rows, at } = part
-      await gatherRows({ addon, core }, part, elementBytes, buffer)
-      const block = buffer.subarray(at, at + rows * plan.cols * elementBytes)
-      this.changed += await addon.applyPatches(core, this.#patchesOf.get(plan)!, block, row * plan.cols, DTYPES[dtype])
+      await gatherRows({ addon, core }, part, buffer)
+      const block = buffer.subarray(at, at + rows * rowBytes(plan))
+      const dtype = DTYPES[plan.dtype]
+      this.changed += await addon.applyPatches(core, this.#patchesOf.get(plan)!, block, row * plan.cols, dtype)
     }
     return { begin: piece.begin, length: piece.length, source: { buffer } }
   }

@@ -1,6 +1,7 @@
 import t from 'tap'
 import type { Test } from 'tap'
-import type { ArchitectureName, ModelTable } from '../../src/model/architecture.ts'
+import type { ModelTable } from '../../src/model/architecture.ts'
+import type { ArchitectureName } from '../../src/model/families.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import { parseModelConfig } from '../../src/model/parse-config.ts'
 import type { ServerOptions } from '../../src/app/server.ts'

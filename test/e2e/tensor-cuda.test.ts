@@ -1,6 +1,6 @@
 import t from 'tap'
 import { readdirSync } from 'node:fs'
-import { ARCHITECTURES } from '../../src/model/architecture.ts'
+import { ARCHITECTURES } from '../../src/model/families.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import { checkIdle, checkVariant, mapped, sendModel, serve } from '../helpers/cuda-model.ts'
 import { cudaEntry, cudaServer, event, useStandIn } from '../helpers/cuda-tensors.ts'

@@ -23,7 +23,7 @@ const DATA: StartData & Held = {
     params: [],
     pages: 8192,
     pageSize: 4,
-    arch: {
+    recipe: {
       hiddenSize: 1,
       layers: 1,
       heads: 1,
@@ -31,6 +31,12 @@ const DATA: StartData & Held = {
       headDim: 2,
       vocabSize: 100,
       rmsNormEps: 1e-6,
+      normPlacement: 'pre',
+      qkNorm: 'none',
+      roundOnce: false,
+      qkvBias: false,
+      oBias: false,
+      tieWordEmbeddings: false,
       ropeInvFreq: new Float64Array(1),
       ropeScale: 1,
       sparseLayers: new Uint8Array(1),

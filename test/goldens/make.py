@@ -1,8 +1,8 @@
 """Makes the golden models and what transformers computes with them.
 
-    python test/goldens/make.py        (torch, transformers 5, safetensors)
+    python test/goldens/make.py [NAME ...]       (torch, transformers 5, safetensors)
 
-Every folder beside this file is a tiny random model as save_pretrained writes it, plus golden.json:
+Without names all models and rope.json are made anew. Every folder beside this file is a tiny random model as save_pretrained writes it, plus golden.json:
 
     cases[]: prompt     token ids
              positions  positions of the prompt whose logits are kept
@@ -21,6 +21,7 @@ come from the bfloat16 (or float16) weights, widened.
 import base64
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -28,6 +29,10 @@ import transformers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -112,6 +117,14 @@ MODELS = {
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig(**(TINY | dict(num_hidden_layers=2)), **moe(num_experts=4, decoder_sparse_step=2, norm_topk_prob=False)),
         torch.bfloat16,
+        {},
+    ),
+    "mistral": (MistralForCausalLM, MistralConfig(**SMALL, head_dim=24, sliding_window=None), torch.bfloat16, {}),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**(SMALL | dict(num_attention_heads=8))), torch.bfloat16, {}),
+    "olmo2-bias-tied": (
+        Olmo2ForCausalLM,
+        Olmo2Config(**TINY, attention_bias=True, tie_word_embeddings=True, rope_parameters=YARN),
+        torch.float32,
         {},
     ),
 }
@@ -241,6 +254,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     for i, model_name in enumerate(MODELS):
-        make(model_name, 100 + i)
+        if not sys.argv[1:] or model_name in sys.argv[1:]:
+            make(model_name, 100 + i)
+    if sys.argv[1:]:
+        sys.exit()
     lines = ",\n".join(json.dumps(r, separators=(",", ":")) for r in ropes())
     (HERE / "rope.json").write_text(f"[\n{lines}\n]\n")

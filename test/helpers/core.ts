@@ -4,7 +4,6 @@ import { join } from 'node:path'
 import type { NativeAddon } from '../../src/native/addon.ts'
 import type { Architecture, ModelTable } from '../../src/model/architecture.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
-import { toNativeArch } from '../../src/model/native-arch.ts'
 import { packageRoot } from '../../src/root.ts'
 import type { Gate, GateKeeper } from '../../src/contract/gate.ts'
 import { WeightStore } from '../../src/weights/weight-store.ts'
@@ -58,13 +57,13 @@ export function storeOf (
   dtype: 'bfloat16' | 'float32' = 'bfloat16',
   options: Partial<WeightStoreOptions> = {}
 ): { store: WeightStore, gates: CountingGates, table: ModelTable, close: () => void } {
-  const table = buildModelTable(arch, ranks)
+  const table = buildModelTable(arch, ranks, dtype)
   const core = addon.createCore({
     device: 'cpu',
     ranks,
     threads: 2,
     dtype,
-    arch: toNativeArch(arch),
+    recipe: arch,
     params: table.params,
     pages: 4,
     pageSize: 16

@@ -1,13 +1,15 @@
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import type { Architecture } from '../../src/model/architecture.ts'
+import { FAMILIES } from '../../src/model/families.ts'
 import { headerLength, parseHeader } from '../../src/wire/safetensors/header.ts'
 import { toDType } from '../../src/wire/safetensors/dtypes.ts'
 import type { CheckpointTensor } from './make-checkpoint.ts'
 import { decodeValues } from './dtype-values.ts'
 
-// A second opinion on every model: the forward pass in float64, written for reading, with no cache, batch, shard or fused weight.
-// Formulas as in transformers' modeling_{llama,qwen2,qwen3,qwen3_moe}.py; goldens.test.ts checks it against transformers itself.
+// A second implementation of every model: the forward pass in float64, written for reading, with no cache, batch, shard or fused
+// weight. Formulas as in transformers' modeling_{llama,mistral,olmo2,qwen2,qwen3,qwen3_moe}.py; goldens.test.ts checks it against
+// transformers itself.
 
 /** Checkpoint name to elements, row-major. */
 export type OracleWeights = Map<string, Float64Array>
@@ -33,6 +35,8 @@ export function weightsOf (tensors: readonly CheckpointTensor[]): OracleWeights 
   return new Map(tensors.map(({ name, dtype, data }) => [name, decodeValues(dtype, data)]))
 }
 
+type Norms = Record<'attention' | 'mlp', (x: Float64Array) => Float64Array>
+
 export class Oracle {
   readonly #arch: Architecture
   readonly #weights: OracleWeights
@@ -49,11 +53,12 @@ export class Oracle {
     const states = tokens.map(token => embed.slice(token * hiddenSize, (token + 1) * hiddenSize))
     for (let layer = 0; layer < layers; layer++) {
       const at = `model.layers.${layer}.`
-      const attended = this.#attention(at + 'self_attn.', states.map(x => this.#norm(x, at + 'input_layernorm.weight')))
+      const [pre, post] = this.#layerNorms(at)
+      const attended = this.#attention(at + 'self_attn.', states.map(pre.attention))
       states.forEach((x, t) => {
-        addTo(x, attended[t]!)
+        addTo(x, post.attention(attended[t]!))
       })
-      for (const x of states) addTo(x, this.#feedForward(layer, this.#norm(x, at + 'post_attention_layernorm.weight')))
+      for (const x of states) addTo(x, post.mlp(this.#feedForward(layer, pre.mlp(x))))
     }
     const head = tieWordEmbeddings ? embed : this.#get('lm_head.weight')
     return states.map(x => multiply(head, this.#norm(x, 'model.norm.weight'), vocabSize))
@@ -91,6 +96,17 @@ export class Oracle {
     return x.map((v, i) => v * scale * weight[i]!)
   }
 
+  /** What is done to the inputs of attention and MLP, and to their outputs. */
+  #layerNorms (at: string): [Norms, Norms] {
+    const { attention, mlp } = FAMILIES[this.#arch.name].norms
+    const norms: Norms = {
+      attention: x => this.#norm(x, `${at}${attention}.weight`),
+      mlp: x => this.#norm(x, `${at}${mlp}.weight`)
+    }
+    const none: Norms = { attention: x => x, mlp: x => x }
+    return this.#arch.normPlacement === 'pre' ? [norms, none] : [none, norms]
+  }
+
   #linear (name: string, x: Float64Array, rows: number, bias = false): Float64Array {
     const y = multiply(this.#get(name + '.weight'), x, rows)
     if (bias) addTo(y, this.#get(name + '.bias'))
@@ -98,16 +114,17 @@ export class Oracle {
   }
 
   #attention (at: string, inputs: Float64Array[]): Float64Array[] {
-    const { heads, kvHeads, headDim, hiddenSize, qkvBias, oBias } = this.#arch
-    const project = (name: string, count: number): Float64Array[][] =>
-      inputs.map(x => split(this.#linear(at + name, x, count * headDim, qkvBias), headDim))
-    const rotated = (all: Float64Array[][], norm: string): Float64Array[][] =>
-      all.map((perHead, position) =>
-        perHead.map(head => this.#rotate(this.#arch.qkNorm ? this.#norm(head, at + norm) : head, position))
+    const { heads, kvHeads, headDim, hiddenSize, qkNorm, qkvBias, oBias } = this.#arch
+    const project = (name: string, count: number): Float64Array[] =>
+      inputs.map(x => this.#linear(at + name, x, count * headDim, qkvBias))
+    const rotated = (all: Float64Array[], norm: string): Float64Array[][] =>
+      all.map((whole, position) =>
+        split(qkNorm === 'projection' ? this.#norm(whole, at + norm) : whole, headDim)
+          .map(head => this.#rotate(qkNorm === 'head' ? this.#norm(head, at + norm) : head, position))
       )
     const q = rotated(project('q_proj', heads), 'q_norm.weight')
     const k = rotated(project('k_proj', kvHeads), 'k_norm.weight')
-    const v = project('v_proj', kvHeads)
+    const v = project('v_proj', kvHeads).map(whole => split(whole, headDim))
     return inputs.map((_, t) => {
       const out = new Float64Array(heads * headDim)
       for (let h = 0; h < heads; h++) {
@@ -123,7 +140,7 @@ export class Oracle {
 
   /** RoPE in halves: element i turns with element i + headDim / 2. */
   #rotate (head: Float64Array, position: number): Float64Array {
-    const { invFreq, scale } = this.#arch.rope
+    const { ropeInvFreq: invFreq, ropeScale: scale } = this.#arch
     const half = head.length / 2
     const out = new Float64Array(head.length)
     for (let i = 0; i < half; i++) {
@@ -135,17 +152,17 @@ export class Oracle {
   }
 
   #feedForward (layer: number, x: Float64Array): Float64Array {
-    const { moe, intermediateSize, hiddenSize } = this.#arch
+    const { sparseLayers, experts, expertsPerToken, normTopkProb, intermediateSize, hiddenSize } = this.#arch
     const at = `model.layers.${layer}.mlp.`
-    if (moe?.sparse[layer] !== true) return this.#mlp(at, x, intermediateSize)
-    const router = softmax(this.#linear(at + 'gate', x, moe.experts))
-    const chosen = [...router.keys()].sort((a, b) => router[b]! - router[a]! || a - b).slice(0, moe.expertsPerToken)
-    const total = moe.normTopkProb ? chosen.reduce((sum, e) => sum + router[e]!, 0) : 1
+    if (sparseLayers[layer] !== 1) return this.#mlp(at, x, intermediateSize)
+    const router = softmax(this.#linear(at + 'gate', x, experts))
+    const chosen = [...router.keys()].sort((a, b) => router[b]! - router[a]! || a - b).slice(0, expertsPerToken)
+    const total = normTopkProb ? chosen.reduce((sum, e) => sum + router[e]!, 0) : 1
     const y = new Float64Array(hiddenSize)
     for (const e of chosen) {
       addTo(
         y,
-        this.#mlp(`${at}experts.${e}.`, x, moe.intermediateSize).map(v => v * router[e]! / total)
+        this.#mlp(`${at}experts.${e}.`, x, this.#arch.expertIntermediateSize).map(v => v * router[e]! / total)
       )
     }
     return y

@@ -1,4 +1,5 @@
-import type { Architecture, ArchitectureName } from '../../src/model/architecture.ts'
+import type { Architecture } from '../../src/model/architecture.ts'
+import type { ArchitectureName } from '../../src/model/families.ts'
 import { parseModelConfig } from '../../src/model/parse-config.ts'
 
 type Json = Record<string, unknown>
@@ -39,6 +40,8 @@ const OWN: Record<ArchitectureName, Json> = {
       original_max_position_embeddings: 64
     }
   },
+  MistralForCausalLM: { model_type: 'mistral', sliding_window: null },
+  Olmo2ForCausalLM: { model_type: 'olmo2', head_dim: undefined, attention_bias: false, pad_token_id: 1 },
   Qwen2ForCausalLM: {
     model_type: 'qwen2',
     head_dim: undefined,
@@ -70,8 +73,8 @@ const OWN: Record<ArchitectureName, Json> = {
 }
 
 /**
- * config.json of a tiny model, as transformers 5 writes it: hidden 64, 4 heads over 2 KV heads, vocabulary 320; Llama with llama3
- * RoPE, Qwen2 tied, Qwen3 with heads wider than hidden / heads, Qwen3-MoE with 8 experts and a dense layer. `undefined` removes a field.
+ * config.json of a tiny model, as transformers 5 writes it: hidden 64, 4 heads over 2 KV heads, vocabulary 320; Llama with
+ * llama3 RoPE, Qwen2 tied, Qwen3 with heads wider than hidden / heads, Qwen3-MoE with 8 experts and a dense layer. `undefined` removes a field.
  */
 export function tinyConfig (name: ArchitectureName, overrides: Json = {}): Json {
   const config = { architectures: [name], ...COMMON, ...OWN[name], ...overrides }

@@ -1,6 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { ARCHITECTURES } from '../../src/model/architecture.ts'
+import { ARCHITECTURES } from '../../src/model/families.ts'
 import type { Architecture, ModelTable, Rect, TensorEntry } from '../../src/model/architecture.ts'
 import { buildModelTable } from '../../src/model/model-table.ts'
 import { parseModelConfig } from '../../src/model/parse-config.ts'
@@ -121,8 +121,8 @@ t.test('rectangles tile every parameter of every rank, and use every element of 
 
 t.test('fused experts land on the very elements where single experts land', async t => {
   fc.assert(
-    fc.property(architectures.filter(arch => arch.moe !== null), fc.constantFrom(...RANKS), (arch, ranks) => {
-      const { experts, intermediateSize: width } = arch.moe!
+    fc.property(architectures.filter(arch => arch.experts > 0), fc.constantFrom(...RANKS), (arch, ranks) => {
+      const { experts, expertIntermediateSize: width } = arch
       const table = buildModelTable(arch, ranks)
       const all = [...table.tensors.values()]
       const { starts } = startsOf(all.filter(plan => plan.alternative))

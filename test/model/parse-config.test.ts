@@ -1,9 +1,9 @@
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
-import { ARCHITECTURES } from '../../src/model/architecture.ts'
-import type { ArchitectureName } from '../../src/model/architecture.ts'
-import { toNativeArch } from '../../src/model/native-arch.ts'
+import type { Architecture } from '../../src/model/architecture.ts'
+import { ARCHITECTURES } from '../../src/model/families.ts'
+import type { ArchitectureName } from '../../src/model/families.ts'
 import { parseModelConfig } from '../../src/model/parse-config.ts'
 import { readArchitecture } from '../../src/model/read-config.ts'
 import { tinyArchitecture, tinyConfig } from '../helpers/tiny-config.ts'
@@ -80,24 +80,28 @@ t.test('a published Qwen3-30B-A3B config, of transformers 4, is read', async t =
   }, { bos_token_id: 151643, do_sample: true, eos_token_id: [151645, 151643] })
   t.match(arch, {
     headDim: 128,
-    qkNorm: true,
+    qkNorm: 'head',
     qkvBias: false,
     contextLength: 40960,
     eosTokenIds: [151645, 151643],
-    moe: { experts: 128, expertsPerToken: 8, intermediateSize: 768, normTopkProb: true }
+    experts: 128,
+    expertsPerToken: 8,
+    expertIntermediateSize: 768,
+    normTopkProb: true
   })
-  t.ok(arch.moe!.sparse.every(Boolean))
+  t.ok(arch.sparseLayers.every(Boolean))
 })
 
 t.test('biases: Qwen2 has them on q, k, v without a flag; attention_bias gives Llama and Qwen3 all four', async t => {
-  t.match(tinyArchitecture('Qwen2ForCausalLM'), { qkvBias: true, oBias: false, qkNorm: false })
+  t.match(tinyArchitecture('Qwen2ForCausalLM'), { qkvBias: true, oBias: false, qkNorm: 'none' })
   t.match(
     tinyArchitecture('Qwen2ForCausalLM', { attention_bias: true }),
     { qkvBias: true, oBias: false },
     'transformers does not read the flag'
   )
   for (const name of ['LlamaForCausalLM', 'Qwen3ForCausalLM', 'Qwen3MoeForCausalLM'] as const) {
-    t.match(tinyArchitecture(name), { qkvBias: false, oBias: false, qkNorm: name !== 'LlamaForCausalLM' })
+    const qkNorm = name === 'LlamaForCausalLM' ? 'none' : 'head'
+    t.match(tinyArchitecture(name), { qkvBias: false, oBias: false, qkNorm })
     t.match(tinyArchitecture(name, { attention_bias: true }), { qkvBias: true, oBias: true })
   }
 })
@@ -133,12 +137,16 @@ t.test('tied embeddings are off unless the file says so', async t => {
 })
 
 t.test('which layers are sparse: every decoder_sparse_step-th, less mlp_only_layers', async t => {
-  const sparse = (overrides: Record<string, unknown>): boolean[] | undefined =>
-    tinyArchitecture('Qwen3MoeForCausalLM', { num_hidden_layers: 5, ...overrides }).moe?.sparse
+  const sparse = (overrides: Record<string, unknown>): boolean[] => {
+    const arch = tinyArchitecture('Qwen3MoeForCausalLM', { num_hidden_layers: 5, ...overrides })
+    return [...arch.sparseLayers].map(Boolean)
+  }
   t.same(sparse({ mlp_only_layers: [] }), [true, true, true, true, true])
   t.same(sparse({ mlp_only_layers: null, decoder_sparse_step: 2 }), [false, true, false, true, false])
   t.same(sparse({ mlp_only_layers: [3, 0], decoder_sparse_step: 2 }), [false, true, false, false, false])
-  t.equal(sparse({ decoder_sparse_step: 9 }), undefined, 'a mixture of no layers is a dense model')
+  t.same(sparse({ decoder_sparse_step: 9 }), [false, false, false, false, false])
+  const dense = tinyArchitecture('Qwen3MoeForCausalLM', { num_hidden_layers: 5, decoder_sparse_step: 9 })
+  t.match(dense, { experts: 0, expertsPerToken: 0, expertIntermediateSize: 0 }, 'no sparse layer: a dense model')
   t.equal(sparse({ num_experts: 0 }), undefined)
 })
 
@@ -349,21 +357,40 @@ t.test('what is not an object at all is refused', async t => {
   for (const value of [null, [], 'x', 3]) t.throws(() => parseModelConfig(value), { code: 'MODEL_CONFIG' })
 })
 
-t.test('the native form says the same', async t => {
-  const arch = tinyArchitecture('Qwen3MoeForCausalLM')
-  t.match(toNativeArch(arch), {
-    hiddenSize: 64,
-    layers: 3,
-    heads: 4,
-    kvHeads: 2,
-    headDim: 16,
-    experts: 8,
-    expertsPerToken: 2,
-    normTopkProb: true,
-    ropeScale: 1
+t.test('OLMo 2 has norms after attention and MLP, and norms of the whole q and k projections', async t => {
+  t.match(tinyArchitecture('Olmo2ForCausalLM'), { normPlacement: 'post', qkNorm: 'projection', roundOnce: true })
+  const absent = { rms_norm_eps: undefined, bos_token_id: undefined, eos_token_id: undefined, attention_bias: undefined }
+  t.match(tinyArchitecture('Olmo2ForCausalLM', absent), {
+    rmsNormEps: 1e-5,
+    bosTokenId: null,
+    eosTokenIds: [50_279],
+    qkvBias: false,
+    oBias: false
   })
-  t.same([...toNativeArch(arch).sparseLayers], [1, 0, 1])
-  t.same([...toNativeArch(tinyArchitecture('LlamaForCausalLM')).sparseLayers], [0, 0])
+  for (const name of ARCHITECTURES) {
+    if (name === 'Olmo2ForCausalLM') continue
+    t.match(tinyArchitecture(name), { normPlacement: 'pre', roundOnce: false }, name)
+  }
+})
+
+t.test('Mistral is Llama without biases; its window must be null, or as long as the context', async t => {
+  const mistral = (overrides: Record<string, unknown> = {}): Architecture =>
+    tinyArchitecture('MistralForCausalLM', overrides)
+  t.match(mistral({ attention_bias: true }), { qkvBias: false, oBias: false, qkNorm: 'none', normPlacement: 'pre' })
+  t.match(mistral({ bos_token_id: undefined, eos_token_id: undefined }), { bosTokenId: 1, eosTokenIds: [2] })
+  t.equal(mistral({ max_position_embeddings: undefined }).contextLength, 131_072)
+  t.equal(mistral({ sliding_window: 512 }).contextLength, 512)
+  t.equal(mistral({ sliding_window: undefined }).contextLength, 512, 'the default window of 4096 hides nothing')
+  t.throws(() => mistral({ sliding_window: 511 }), {
+    code: 'MODEL_CONFIG',
+    param: 'sliding_window',
+    message: /a sliding window \(511 tokens\) is not supported; refit runs the models whose config.json has null here/
+  })
+  t.throws(() => mistral({ sliding_window: undefined, max_position_embeddings: 8192 }), {
+    code: 'MODEL_CONFIG',
+    param: 'sliding_window',
+    message: /4096 tokens, the default where the field is absent/
+  })
 })
 
 t.test('a folder without a config, or with a broken one, is named', async t => {

@@ -24,22 +24,32 @@ t.test('a configuration is refused with the field, what was expected and what ca
     [{ isa: 'sse9' }, /sse9/],
     [{ pages: undefined }, /^config.pages: expected an integer, got undefined$/],
     [{ pageSize: 0 }, /^config.pageSize/],
-    [{ arch: null }, /^config.arch: expected an object, got null$/],
-    [{ arch: { ...config.arch, heads: NaN } }, /^config.arch.heads: .* got NaN$/],
+    [{ recipe: null }, /^config.recipe: expected an object, got null$/],
+    [{ recipe: { ...config.recipe, heads: NaN } }, /^config.recipe.heads: .* got NaN$/],
     [
-      { arch: { ...config.arch, rmsNormEps: Infinity } },
-      /^config.arch.rmsNormEps: expected a finite number, got Infinity$/
+      { recipe: { ...config.recipe, rmsNormEps: Infinity } },
+      /^config.recipe.rmsNormEps: expected a finite number, got Infinity$/
     ],
-    [{ arch: { ...config.arch, ropeInvFreq: [1] } }, /^config.arch.ropeInvFreq: expected Float64Array, got an array$/],
+    [{ recipe: { ...config.recipe, ropeInvFreq: [1] } }, /^config.recipe.ropeInvFreq: expected Float64Array, got an array$/],
     [
-      { arch: { ...config.arch, ropeInvFreq: new Float64Array(7) } },
-      /^config.arch.ropeInvFreq: expected headDim \/ 2 = 8 entries, got 7$/
+      { recipe: { ...config.recipe, ropeInvFreq: new Float64Array(7) } },
+      /rope_inv_freq has 7 entries, expected head_dim \/ 2 = 8$/
     ],
     [
-      { arch: { ...config.arch, sparseLayers: new Uint8Array(2) } },
-      /^config.arch.sparseLayers: expected one entry per layer \(1\), got 2$/
+      { recipe: { ...config.recipe, sparseLayers: new Uint8Array(2) } },
+      /sparse_layers has 2 entries for 1 layers$/
     ],
-    [{ arch: { ...config.arch, normTopkProb: 0 } }, /^config.arch.normTopkProb: expected a boolean, got 0$/],
+    [{ recipe: { ...config.recipe, normTopkProb: 0 } }, /^config.recipe.normTopkProb: expected a boolean, got 0$/],
+    [
+      { recipe: { ...config.recipe, qkNorm: 'whole' } },
+      /^config.recipe.qkNorm: expected "none", "head" or "projection", got "whole"$/
+    ],
+    [{ recipe: { ...config.recipe, oBias: true } }, /parameter layers.0.o_bias is missing$/],
+    [
+      { params: config.params.map((param, i) => i === 3 ? { ...param, dtype: 'float32' } : param) },
+      /parameter layers.0.o is float32, but the forward pass computes in bfloat16$/
+    ],
+    [{ params: [{ name: 'a', rows: 1, cols: 1, dtype: 'int8' }] }, /^config.params\[0\].dtype: expected "bfloat16"/],
     [{ params: {} }, /^config.params: expected an array, got an object$/],
     [{ params: [null] }, /^config.params\[0\]: expected an object, got null$/],
     [{ params: [{ name: 'a', rows: -1, cols: 1 }] }, /^config.params\[0\].rows: expected an integer from 0/],

@@ -53,13 +53,7 @@ t.test('a description tells apart all that changes what the weights compute, and
       model,
       describeModel({
         ...arch,
-        rope: {
-          ...arch.rope,
-          invFreq: arch
-            .rope
-            .invFreq
-            .map(f => f * (1 + 1e-12))
-        }
+        ropeInvFreq: arch.ropeInvFreq.map(f => f * (1 + 1e-12))
       })
     ),
     { field: 'rope' }
@@ -78,7 +72,8 @@ t.test('a description tells apart all that changes what the weights compute, and
   ) {
     t.ok(modelDifference(model, describeModel({ ...arch, [field]: arch[field] + 1 })), field)
   }
-  for (const field of ['tieWordEmbeddings', 'qkvBias', 'oBias', 'qkNorm'] as const) {
+  t.ok(modelDifference(model, describeModel({ ...arch, qkNorm: arch.qkNorm === 'none' ? 'head' : 'none' })), 'qkNorm')
+  for (const field of ['tieWordEmbeddings', 'qkvBias', 'oBias'] as const) {
     t.ok(modelDifference(model, describeModel({ ...arch, [field]: !arch[field] })), field)
   }
 })

@@ -16,7 +16,7 @@
 namespace refit {
 
 // To be raised with every change of this file that sizes do not show.
-constexpr uint32_t kDeviceLibraryVersion = 8;
+constexpr uint32_t kDeviceLibraryVersion = 9;
 constexpr const char* kDeviceLibraryEntry = "refit_device_library";
 
 struct DeviceLibrary {
@@ -56,7 +56,7 @@ constexpr uint64_t device_library_layout() {
   for (const uint64_t size : {sizeof(DeviceLibrary),
                               sizeof(Failure),
                               sizeof(CoreConfig),
-                              sizeof(Arch),
+                              sizeof(ModelRecipe),
                               sizeof(Param),
                               sizeof(StepBatch),
                               sizeof(StepResult),

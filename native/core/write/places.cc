@@ -12,7 +12,7 @@ struct Run {
   uint64_t to = kNoPlace;  // in the weights, where they lie there as they do here
 };
 
-Run run_of(const Tensor& tensor, const Rect& rect, const ParamPlace& param, DType dtype) {
+Run run_of(const Tensor& tensor, const Rect& rect, const ParamPlace& param) {
   const uint64_t element = size_of(tensor.dtype);
   const uint64_t width = static_cast<uint64_t>(rect.cols) * element;
   Run run;
@@ -20,7 +20,7 @@ Run run_of(const Tensor& tensor, const Rect& rect, const ParamPlace& param, DTyp
   run.end = tensor.at(rect.src_row + rect.rows - 1, rect.src_col + rect.cols - 1) + element;
   const bool in_order = (rect.cols == 1 || tensor.col_bytes == element) &&
                         (rect.rows == 1 || (tensor.row_bytes == width && param.row_bytes == width));
-  if (tensor.dtype == dtype && in_order) {
+  if (tensor.dtype == param.dtype && in_order) {
     run.to = param.offset + static_cast<uint64_t>(rect.dst_row) * param.row_bytes +
              static_cast<uint64_t>(rect.dst_col) * element;
   }
@@ -66,14 +66,13 @@ class RankRuns {
 }  // namespace
 
 std::vector<uint64_t> find_places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
-                                  const std::vector<Rect>& rects, const std::vector<std::vector<ParamPlace>>& params,
-                                  DType dtype) {
+                                  const std::vector<Rect>& rects, const std::vector<std::vector<ParamPlace>>& params) {
   std::vector<RankRuns> ranks(params.size());
   for (const Rect& rect : rects) {
     if (rect.rows == 0 || rect.cols == 0) continue;
     const auto rank = static_cast<size_t>(rect.rank);
     ranks[rank].add(
-        run_of(tensors[static_cast<size_t>(rect.tensor)], rect, params[rank][static_cast<size_t>(rect.param)], dtype));
+        run_of(tensors[static_cast<size_t>(rect.tensor)], rect, params[rank][static_cast<size_t>(rect.param)]));
   }
   for (RankRuns& rank : ranks) rank.sort();
   std::vector<uint64_t> places;

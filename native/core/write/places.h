@@ -15,6 +15,7 @@ struct ParamPlace {
   uint64_t offset = 0;     // of its first element, from where the rank's weights begin
   uint64_t row_bytes = 0;  // rows follow each other without gaps
   uint64_t bytes = 0;
+  DType dtype = DType::kBFloat16;
 };
 
 constexpr uint64_t kNoPlace = UINT64_MAX;
@@ -25,8 +26,7 @@ constexpr uint64_t kNoPlace = UINT64_MAX;
 // a rectangle whose rows stand apart. A part of 0 bytes is at 0. `params`: of each rank, by the rectangles' `param`.
 // The job has passed check_write.
 std::vector<uint64_t> find_places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
-                                  const std::vector<Rect>& rects, const std::vector<std::vector<ParamPlace>>& params,
-                                  DType dtype);
+                                  const std::vector<Rect>& rects, const std::vector<std::vector<ParamPlace>>& params);
 
 // Whether all of these bytes are parameters'. `params` are sorted by offset, then by size.
 bool are_weights(const std::vector<ParamPlace>& params, uint64_t offset, uint64_t bytes);

@@ -121,17 +121,18 @@ class Writer {
   void scatter(const Block& block, const Chunk& chunk, const Rect& rect) {
     const Tensor& tensor = job_.tensors[chunk.tensor];
     const DType from = tensor.dtype;
-    const Convert convert = converter(from, store_.dtype());
+    const DType to = store_.shape(rect.param).dtype;
+    const Convert convert = converter(from, to);
     const int64_t row = std::max(chunk.row, rect.src_row);
     const int64_t rows = std::min(chunk.row + chunk.rows, rect.src_row + rect.rows) - row;
     const int64_t col = std::max(chunk.col, rect.src_col);
     const int64_t cols = std::min(chunk.col + chunk.cols, rect.src_col + rect.cols) - col;
     const uint8_t* src = block.data + (tensor.at(row, col) - tensor.at(chunk.row, chunk.col));
     uint8_t* dst = at(rect, row, col);
-    const uint64_t dst_pitch = static_cast<uint64_t>(store_.shape(rect.param).cols) * size_of(store_.dtype());
+    const uint64_t dst_pitch = static_cast<uint64_t>(store_.shape(rect.param).cols) * size_of(to);
     if (!tensor.rows_are_packed()) {
       for (int64_t r = 0; r < rows; r++) {
-        convert_strided(from, store_.dtype(), src + r * block.pitch, tensor.col_bytes, dst + r * dst_pitch, cols);
+        convert_strided(from, to, src + r * block.pitch, tensor.col_bytes, dst + r * dst_pitch, cols);
       }
       return;
     }
@@ -147,7 +148,7 @@ class Writer {
     const int64_t index =
         (rect.dst_row + row - rect.src_row) * store_.shape(rect.param).cols + rect.dst_col + col - rect.src_col;
     return static_cast<uint8_t*>(store_.param(rect.rank, rect.param)) +
-           static_cast<uint64_t>(index) * size_of(store_.dtype());
+           static_cast<uint64_t>(index) * size_of(store_.shape(rect.param).dtype);
   }
 
   void fail(int tensor, std::string message) {
@@ -194,7 +195,7 @@ WriteOutcome Store::write(const WriteJob& job, Pool& pool) {
   }
   std::unique_ptr<Writer> writer;
   try {
-    writer = std::make_unique<Writer>(*this, job, plan_write(job, shapes_, dtype_));
+    writer = std::make_unique<Writer>(*this, job, plan_write(job, shapes_));
     writer->run(pool);
   } catch (const std::bad_alloc&) {
     // Before the first chunk, nothing has changed. Later only the text of an error is allocated: the counts still hold.

@@ -9,8 +9,8 @@ namespace {
 
 class Planner {
  public:
-  Planner(const WriteJob& job, const std::vector<Param>& params, DType dtype, const ChunkLimits& limits)
-      : job_(job), params_(params), dtype_(dtype), limits_(limits) {
+  Planner(const WriteJob& job, const std::vector<Param>& params, const ChunkLimits& limits)
+      : job_(job), params_(params), limits_(limits) {
     plan_.chunks_left.assign(job.tensors.size(), 0);
   }
 
@@ -142,10 +142,11 @@ class Planner {
   // A rectangle whose parameter can take this block of the file as it is, or -1.
   int straight_rect(int64_t rows, int64_t col, int64_t cols) const {
     const Tensor& tensor = job_.tensors[job_.rects[live_[0]].tensor];
-    if (job_.sources[tensor.source].fd < 0 || tensor.dtype != dtype_ || !tensor.rows_are_packed()) return -1;
+    if (job_.sources[tensor.source].fd < 0 || !tensor.rows_are_packed()) return -1;
     const bool packed = tensor.row_bytes == static_cast<uint64_t>(cols) * size_of(tensor.dtype);
     for (const int i : live_) {
       const Rect& rect = job_.rects[i];
+      if (params_[rect.param].dtype != tensor.dtype) continue;
       if (rect.src_col > col || rect.src_col + rect.cols < col + cols) continue;
       if (rows == 1 || (packed && rect.cols == cols && params_[rect.param].cols == cols)) return i;
     }
@@ -154,7 +155,6 @@ class Planner {
 
   const WriteJob& job_;
   const std::vector<Param>& params_;
-  const DType dtype_;
   const ChunkLimits limits_;
   WritePlan plan_;
   bool by_columns_ = false;  // lines are columns
@@ -170,8 +170,8 @@ uint64_t chunk_span(const Chunk& chunk, const Tensor& tensor) {
          size_of(tensor.dtype);
 }
 
-WritePlan plan_write(const WriteJob& job, const std::vector<Param>& params, DType dtype, const ChunkLimits& limits) {
-  return Planner(job, params, dtype, limits).run();
+WritePlan plan_write(const WriteJob& job, const std::vector<Param>& params, const ChunkLimits& limits) {
+  return Planner(job, params, limits).run();
 }
 
 }  // namespace refit

@@ -39,7 +39,6 @@ struct ChunkLimits {
   uint64_t row = 4 << 20;
 };
 
-WritePlan plan_write(const WriteJob& job, const std::vector<Param>& params, DType dtype,
-                     const ChunkLimits& limits = {});
+WritePlan plan_write(const WriteJob& job, const std::vector<Param>& params, const ChunkLimits& limits = {});
 
 }  // namespace refit

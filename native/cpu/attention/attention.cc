@@ -25,7 +25,7 @@ Attention::Attention(const Model& model, const KvCache& cache, const Kernels& ke
     : model_(model),
       cache_(cache),
       tile_(attention_tile(kernels.name)),
-      padded_dim_((model.arch.head_dim + kDimAlign - 1) / kDimAlign * kDimAlign) {}
+      padded_dim_((model.recipe.head_dim + kDimAlign - 1) / kDimAlign * kDimAlign) {}
 
 void Attention::plan(const StepBatch& batch, int threads) {
   const int32_t step = std::max(1, kItemRows / model_.group);
@@ -58,7 +58,7 @@ void Attention::run(const Context& ctx, int layer, const StepBatch& batch, const
 void Attention::run_item(const Context& ctx, int layer, const StepBatch& batch, const Item& item, const float* q,
                          int64_t ldq, float* out, Buffer& scratch) const {
   const Span& span = spans_[item.span];
-  const int dim = model_.arch.head_dim, group = model_.group, page_size = cache_.page_size();
+  const int dim = model_.recipe.head_dim, group = model_.group, page_size = cache_.page_size();
   const int rows = (span.end - span.begin) * group;
   const bool bf16 = ctx.dtype == DType::kBFloat16;
   const int32_t* pages = batch.pages.data() + batch.page_offsets[span.sequence];

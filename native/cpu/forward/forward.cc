@@ -20,14 +20,14 @@ std::vector<float*> pointers(std::vector<Buffer>& buffers, int64_t floats) {
 }  // namespace
 
 Forward::Forward(const CoreConfig& config, const Store& store, const Kernels& kernels, Pool& pool)
-    : ctx_{kernels, pool, config.dtype},
+    : ctx_{kernels, pool, config.dtype, config.recipe.round_once},
       model_(config, store),
-      cache_({config.ranks, config.arch.layers, config.pages, config.page_size, model_.kv_heads, config.arch.head_dim},
+      cache_({config.ranks, config.recipe.layers, config.pages, config.page_size, model_.kv_heads, config.recipe.head_dim},
              config.dtype),
-      rope_(config.arch, config.dtype),
+      rope_(config.recipe, config.dtype),
       attention_(model_, cache_, kernels),
       moe_(model_),
-      sampler_(kernels, config.arch.vocab, pool.threads()),
+      sampler_(kernels, config.recipe.vocab, pool.threads()),
       qkv_(config.ranks),
       attended_(config.ranks),
       parts_(config.ranks),
@@ -41,16 +41,18 @@ const float* Forward::widened(int param, int64_t n, Buffer& buffer) const {
 }
 
 void Forward::step(const StepBatch& batch, StepResult& result) {
-  check_batch(batch, {model_.arch.vocab, cache_.pages(), cache_.page_size()});
+  check_batch(batch, {model_.recipe.vocab, cache_.pages(), cache_.page_size()});
   const int64_t tokens = static_cast<int64_t>(batch.tokens.size());
   result.experts.assign(tokens * model_.recorded, 0);
   if (tokens > 0) {
     embed(batch);
     attention_.plan(batch, ctx_.pool.threads());
-    add_and_norm(ctx_, hidden_.get(0), nullptr, 0, nullptr,
-                 widened(model_.layers[0].ln1, model_.arch.hidden, norm_weight_),
-                 normed_.get(tokens * model_.arch.hidden), tokens, model_.arch.hidden, model_.arch.rms_eps);
-    for (int layer = 0; layer < model_.arch.layers; ++layer) {
+    if (model_.recipe.norm_placement == NormPlacement::kPre) {
+      add_and_norm(ctx_, hidden_.get(0), nullptr, 0, nullptr,
+                   widened(model_.layers[0].ln1, model_.recipe.hidden, norm_weight_),
+                   normed_.get(tokens * model_.recipe.hidden), tokens, model_.recipe.hidden, model_.recipe.rms_eps);
+    }
+    for (int layer = 0; layer < model_.recipe.layers; ++layer) {
       attend(batch, layer);
       mlp(layer, tokens, result);
     }
@@ -58,8 +60,13 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
   sample(batch, result);
 }
 
+float* Forward::linear_input(int64_t tokens) {
+  const bool is_pre = model_.recipe.norm_placement == NormPlacement::kPre;
+  return (is_pre ? normed_ : hidden_).get(tokens * model_.recipe.hidden);
+}
+
 void Forward::embed(const StepBatch& batch) {
-  const int64_t hidden = model_.arch.hidden, tokens = static_cast<int64_t>(batch.tokens.size());
+  const int64_t hidden = model_.recipe.hidden, tokens = static_cast<int64_t>(batch.tokens.size());
   float* h = hidden_.get(tokens * hidden);
   places_.resize(tokens);
   int32_t furthest = 0;
@@ -81,26 +88,54 @@ void Forward::embed(const StepBatch& batch) {
   });
 }
 
+void Forward::norm_heads(float* q, const float* q_weight, const float* k_weight) const {
+  const int dim = model_.recipe.head_dim;
+  for (int i = 0; i < model_.heads + model_.kv_heads; ++i) {
+    float* head = q + static_cast<int64_t>(i) * dim;
+    rms_norm(ctx_, head, i < model_.heads ? q_weight : k_weight, head, dim, model_.recipe.rms_eps);
+  }
+}
+
+// KV heads that several ranks hold count once.
+void Forward::norm_projections(const std::vector<float*>& qkv, int64_t token, const float* q_weight,
+                               const float* k_weight) const {
+  const int64_t cols = model_.qkv_cols(), q_cols = model_.q_cols(), k_cols = model_.kv_cols();
+  const int dim = model_.recipe.head_dim;
+  float q_squares = 0.0f, k_squares = 0.0f;
+  for (int rank = 0; rank < model_.ranks; ++rank) {
+    const float* q = qkv[rank] + token * cols;
+    q_squares += ctx_.k.sum_squares(q, q_cols);
+    if (rank % model_.kv_replicas() == 0) k_squares += ctx_.k.sum_squares(q + q_cols, k_cols);
+  }
+  const float q_rstd = rstd_of(q_squares, int64_t{model_.recipe.heads} * dim, model_.recipe.rms_eps);
+  const float k_rstd = rstd_of(k_squares, int64_t{model_.recipe.kv_heads} * dim, model_.recipe.rms_eps);
+  for (int rank = 0; rank < model_.ranks; ++rank) {
+    float* q = qkv[rank] + token * cols;
+    float* k = q + q_cols;
+    scale(ctx_, q, q_rstd, q_weight + rank * q_cols, q, q_cols);
+    scale(ctx_, k, k_rstd, k_weight + int64_t{model_.first_kv_head(rank)} * dim, k, k_cols);
+  }
+}
+
 void Forward::prepare(const StepBatch& batch, int layer) {
   const LayerParams& p = model_.layers[layer];
   const int64_t tokens = static_cast<int64_t>(batch.tokens.size()), cols = model_.qkv_cols();
-  const int dim = model_.arch.head_dim, rotated = model_.heads + model_.kv_heads;
-  const float* q_norm = widened(p.q_norm, dim, q_norm_);
-  const float* k_norm = widened(p.k_norm, dim, k_norm_);
+  const int dim = model_.recipe.head_dim, rotated = model_.heads + model_.kv_heads;
+  const bool is_whole = model_.recipe.qk_norm == QkNorm::kProjection;
+  const float* q_norm = widened(p.q_norm, is_whole ? model_.recipe.heads * dim : dim, q_norm_);
+  const float* k_norm = widened(p.k_norm, is_whole ? model_.recipe.kv_heads * dim : dim, k_norm_);
   const std::vector<float*> qkv = pointers(qkv_, tokens * cols);
   for_blocks(ctx_.pool, tokens, cols * model_.ranks, [&](int64_t begin, int64_t end, int thread) {
     float* tmp = scratch_[thread].get(2 * static_cast<int64_t>(rotated) * dim);
     for (int64_t t = begin; t < end; ++t) {
       const Place& place = places_[t];
+      for (float* of_rank : qkv) ctx_.round(of_rank + t * cols, cols);
+      if (is_whole) norm_projections(qkv, t, q_norm, k_norm);
       for (int rank = 0; rank < model_.ranks; ++rank) {
         float* q = qkv[rank] + t * cols;
         float* k = q + model_.q_cols();
-        float* v = k + static_cast<int64_t>(model_.kv_heads) * dim;
-        ctx_.round(q, cols);
-        for (int i = 0; q_norm != nullptr && i < model_.heads; ++i)
-          rms_norm(ctx_, q + i * dim, q_norm, q + i * dim, dim, model_.arch.rms_eps);
-        for (int i = 0; k_norm != nullptr && i < model_.kv_heads; ++i)
-          rms_norm(ctx_, k + i * dim, k_norm, k + i * dim, dim, model_.arch.rms_eps);
+        float* v = k + model_.kv_cols();
+        if (model_.recipe.qk_norm == QkNorm::kHead) norm_heads(q, q_norm, k_norm);
         rope_.apply(ctx_, q, rotated, place.position, tmp);  // k follows q
         cache_.write(rank, layer, place.page, place.slot, k, v);
       }
@@ -110,15 +145,15 @@ void Forward::prepare(const StepBatch& batch, int layer) {
 
 void Forward::attend(const StepBatch& batch, int layer) {
   const LayerParams& p = model_.layers[layer];
-  const int64_t tokens = static_cast<int64_t>(batch.tokens.size()), hidden = model_.arch.hidden;
+  const int64_t tokens = static_cast<int64_t>(batch.tokens.size()), hidden = model_.recipe.hidden;
   const int64_t cols = model_.qkv_cols(), q_cols = model_.q_cols();
   const std::vector<float*> qkv = pointers(qkv_, tokens * cols);
   const std::vector<float*> attended = pointers(attended_, tokens * q_cols);
   const std::vector<float*> parts = pointers(parts_, tokens * hidden);
-  float* normed = normed_.get(tokens * hidden);
+  float* input = linear_input(tokens);
   for (int rank = 0; rank < model_.ranks; ++rank) {
     const void* bias = p.qkv_bias >= 0 ? model_.at(rank, p.qkv_bias) : nullptr;
-    ctx_.k.gemm(ctx_.pool, normed, hidden, model_.at(rank, p.qkv), ctx_.dtype, bias, qkv[rank], cols, tokens, cols,
+    ctx_.k.gemm(ctx_.pool, input, hidden, model_.at(rank, p.qkv), ctx_.dtype, bias, qkv[rank], cols, tokens, cols,
                 hidden);
   }
   prepare(batch, layer);
@@ -127,39 +162,50 @@ void Forward::attend(const StepBatch& batch, int layer) {
     ctx_.k.gemm(ctx_.pool, attended[rank], q_cols, model_.at(rank, p.o), ctx_.dtype, nullptr, parts[rank], hidden,
                 tokens, hidden, q_cols);
   }
-  add_and_norm(ctx_, hidden_.get(0), parts.data(), model_.ranks, widened(p.o_bias, hidden, bias_),
-               widened(p.ln2, hidden, norm_weight_), normed, tokens, hidden, model_.arch.rms_eps);
+  const float* bias = widened(p.o_bias, hidden, bias_);
+  if (model_.recipe.norm_placement == NormPlacement::kPost) {
+    norm_and_add(ctx_, hidden_.get(0), parts.data(), model_.ranks, bias, widened(p.ln1, hidden, norm_weight_), tokens,
+                 hidden, model_.recipe.rms_eps);
+  } else {
+    add_and_norm(ctx_, hidden_.get(0), parts.data(), model_.ranks, bias, widened(p.ln2, hidden, norm_weight_), input,
+                 tokens, hidden, model_.recipe.rms_eps);
+  }
 }
 
 void Forward::mlp(int layer, int64_t tokens, StepResult& result) {
   const LayerParams& p = model_.layers[layer];
-  const int64_t hidden = model_.arch.hidden;
+  const int64_t hidden = model_.recipe.hidden;
   const std::vector<float*> parts = pointers(parts_, tokens * hidden);
-  float* normed = normed_.get(tokens * hidden);
+  float* input = linear_input(tokens);
   int summed = model_.ranks;
   if (p.sparse()) {
     uint16_t* record = nullptr;
-    if (model_.recorded > 0) record = result.experts.data() + p.sparse_index * model_.arch.experts_per_token;
-    moe_.run(ctx_, p, normed, parts[0], tokens, record, model_.recorded);
+    if (model_.recorded > 0) record = result.experts.data() + p.sparse_index * model_.recipe.experts_per_token;
+    moe_.run(ctx_, p, input, parts[0], tokens, record, model_.recorded);
     summed = 1;
   } else {
     for (int rank = 0; rank < model_.ranks; ++rank) {
-      gated_mlp(ctx_, normed, model_.at(rank, p.gate_up), model_.at(rank, p.down), parts[rank], tokens, hidden, p.inter,
+      gated_mlp(ctx_, input, model_.at(rank, p.gate_up), model_.at(rank, p.down), parts[rank], tokens, hidden, p.inter,
                 mlp_scratch_);
     }
   }
-  // The next layer's norm; the final one is taken only of the rows that are sampled.
-  const bool last = layer + 1 == model_.arch.layers;
+  if (model_.recipe.norm_placement == NormPlacement::kPost) {
+    norm_and_add(ctx_, hidden_.get(0), parts.data(), summed, nullptr, widened(p.ln2, hidden, norm_weight_), tokens,
+                 hidden, model_.recipe.rms_eps);
+    return;
+  }
+  // The next layer's norm; the final one is computed only for the rows that are sampled.
+  const bool last = layer + 1 == model_.recipe.layers;
   const float* weight = last ? nullptr : widened(model_.layers[layer + 1].ln1, hidden, norm_weight_);
-  add_and_norm(ctx_, hidden_.get(0), parts.data(), summed, nullptr, weight, normed, tokens, hidden,
-               model_.arch.rms_eps);
+  add_and_norm(ctx_, hidden_.get(0), parts.data(), summed, nullptr, weight, input, tokens, hidden,
+               model_.recipe.rms_eps);
 }
 
 void Forward::sample(const StepBatch& batch, StepResult& result) {
   sampler_.begin(batch, result);
   const int rows = batch.rows();
   if (rows == 0) return;
-  const int64_t hidden = model_.arch.hidden, vocab = model_.arch.vocab;
+  const int64_t hidden = model_.recipe.hidden, vocab = model_.recipe.vocab;
   const int block = static_cast<int>(std::clamp<int64_t>(kLogitFloats / vocab, 32, 512));
   const float* norm = widened(model_.norm, hidden, norm_weight_);
   const float* h = hidden_.get(0);
@@ -169,7 +215,7 @@ void Forward::sample(const StepBatch& batch, StepResult& result) {
     float* logits = logits_.get(count * vocab);
     for (int i = 0; i < count; ++i) {
       const int64_t token = batch.row_ints[static_cast<size_t>(begin + i) * kRowInts];
-      rms_norm(ctx_, h + token * hidden, norm, x + i * hidden, hidden, model_.arch.rms_eps);
+      rms_norm(ctx_, h + token * hidden, norm, x + i * hidden, hidden, model_.recipe.rms_eps);
     }
     for (int rank = 0; rank < model_.ranks; ++rank) {
       const int64_t first = rank * model_.vocab_rows, n = std::min(model_.vocab_rows, vocab - first);

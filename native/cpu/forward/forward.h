@@ -1,4 +1,4 @@
-// The forward pass of all architectures: what a layer has is told by which parameters exist (cpu/forward_model.h).
+// The forward pass of all model families: the recipe (core/model.h) says what a layer computes.
 //
 // Virtual ranks are computed one after another with the parts that real ones would hold, and their partial sums are
 // added in rank order in fp32. With bf16 parameters activations are rounded where Hugging Face's bf16 modules hold bf16
@@ -25,7 +25,7 @@ class Forward {
 
   void step(const StepBatch& batch, StepResult& result);
   uint64_t kv_bytes() const { return cache_.bytes(); }
-  // See KvCache::release. No step may run until what stood in the pages is not needed any more.
+  // See KvCache::release. No step may run before the contents of the pages are no longer needed.
   uint64_t release_kv() { return cache_.release(); }
 
  private:
@@ -33,8 +33,14 @@ class Forward {
   void attend(const StepBatch& batch, int layer);
   // Norm and RoPE of q and k, and the cache's K and V.
   void prepare(const StepBatch& batch, int layer);
+  // The norms of all heads of one token; q[rank] is the token's row. Only where the recipe has such norms.
+  void norm_heads(float* q, const float* q_weight, const float* k_weight) const;
+  void norm_projections(const std::vector<float*>& qkv, int64_t token, const float* q_weight,
+                        const float* k_weight) const;
   void mlp(int layer, int64_t tokens, StepResult& result);
   void sample(const StepBatch& batch, StepResult& result);
+  // The input of the next linear: normed_, or the residual stream itself where norms come after.
+  float* linear_input(int64_t tokens);
   // The n values of a vector parameter as floats, rank 0's; null where the model has none.
   const float* widened(int param, int64_t n, Buffer& buffer) const;
 
@@ -46,7 +52,7 @@ class Forward {
   Moe moe_;
   Sampler sampler_;
 
-  // Of the step under way. hidden_ [T, H] is the residual stream, normed_ [T, H] what the next linear reads.
+  // Of the current step. hidden_ [T, H] is the residual stream, normed_ [T, H] its norm (NormPlacement::kPre).
   Buffer hidden_, normed_, logits_, selected_;
   std::vector<Buffer> qkv_, attended_, parts_;  // per rank: [T, (nq + 2 nkv) hd], [T, nq hd], [T, H]
   std::vector<Buffer> scratch_;                 // per thread

@@ -1,4 +1,4 @@
-// Small things that all parts of the forward pass share.
+// The context and the buffers that all parts of the forward pass share.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,15 +10,19 @@
 
 namespace refit::cpu {
 
-// What every part computes with.
 struct Context {
   const Kernels& k;
   Pool& pool;
-  DType dtype;  // of parameters and KV cache
+  DType dtype;              // of parameters and KV cache
+  bool round_once = false;  // ModelRecipe::round_once
 
   // With bf16 parameters, activations are rounded where Hugging Face's bf16 modules hold bf16 tensors.
   void round(float* x, int64_t n) const {
     if (dtype == DType::kBFloat16) k.round_bf16(x, n);
+  }
+  // Between two operations of one norm or of RoPE.
+  void round_between(float* x, int64_t n) const {
+    if (!round_once) round(x, n);
   }
   // A parameter's values as floats.
   void widen(const void* x, float* y, int64_t n) const {

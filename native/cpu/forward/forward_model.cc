@@ -10,7 +10,7 @@ Model::Model(const CoreConfig& config, const Store& store) : Layout(config), sto
 }
 
 const void* Model::at(int rank, int param, int64_t row) const {
-  const int64_t bytes = row * store_.shape(param).cols * static_cast<int64_t>(size_of(store_.dtype()));
+  const int64_t bytes = row * store_.shape(param).cols * static_cast<int64_t>(size_of(store_.shape(param).dtype));
   return static_cast<const uint8_t*>(store_.param(rank, param)) + bytes;
 }
 

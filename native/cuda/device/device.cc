@@ -291,9 +291,9 @@ std::unique_ptr<NcclGroup> CudaDevice::nccl_group(const NcclGroupOptions& option
     std::vector<GroupSpan> spans;
     for (size_t id = 0; id < state->config.params.size(); id++) {
       const Param& param = state->config.params[id];
-      const uint64_t row_bytes = static_cast<uint64_t>(param.cols) * sizeof(bf16);
-      spans.push_back(
-          {state->memory[rank]->param(static_cast<int>(id)), static_cast<uint64_t>(param.rows) * row_bytes, row_bytes});
+      const uint64_t row_bytes = static_cast<uint64_t>(param.cols) * size_of(param.dtype);
+      spans.push_back({state->memory[rank]->param(static_cast<int>(id)), static_cast<uint64_t>(param.rows) * row_bytes,
+                       row_bytes, param.dtype});
     }
     return spans;
   };

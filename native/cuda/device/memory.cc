@@ -62,6 +62,11 @@ CudaMemoryPlan plan_memory(const CoreConfig& config) {
     throw std::invalid_argument(
         "bad configuration: the CUDA engine computes in bfloat16 only, got float32: use bfloat16, or the CPU");
   }
+  for (const Param& param : config.params) {
+    if (param.dtype == DType::kBFloat16) continue;
+    throw std::invalid_argument("bad configuration: parameter " + param.name + " is " + name_of(param.dtype) +
+                                ", and the CUDA engine holds bfloat16 only");
+  }
   if (config.ranks < 1 || config.ranks > kMaxRanks) {
     throw std::invalid_argument("bad configuration: " + std::to_string(config.ranks) + " ranks, expected 1 to " +
                                 std::to_string(kMaxRanks));

@@ -13,21 +13,51 @@ void embed(const int32_t* tokens, int count, const bf16* table, int64_t first_ro
 // residual += delta (+ bias), rounded; then normed = RMSNorm(residual) * weight in the order of Hugging Face (fp32 mean
 // of squares of the rounded sum, x * rstd rounded, times weight, rounded). residual, delta, normed [T, hidden]; bias,
 // weight [hidden]. delta null: residual is only read. bias null: none. weight null: no norm, normed is not touched.
+// round_once (here and below): as of ModelRecipe; x * rstd is then not rounded.
 void add_norm(bf16* residual, const bf16* delta, const bf16* bias, const bf16* weight, float eps, int count, int hidden,
-              bf16* normed, cudaStream_t stream);
+              bf16* normed, cudaStream_t stream, bool round_once = false);
+
+// NormPlacement::kPost: residual += RMSNorm(delta (+ bias, rounded)) * weight, rounded. bias null: none.
+void norm_add(bf16* residual, const bf16* delta, const bf16* bias, const bf16* weight, float eps, int count, int hidden,
+              cudaStream_t stream, bool round_once = false);
 
 // RMSNorm of the rows that `rows` [count] (on the GPU) names: out[i] = norm(x[rows[i]]).
 void norm_rows(const bf16* x, const int32_t* rows, int count, const bf16* weight, float eps, int hidden, bf16* out,
-               cudaStream_t stream);
+               cudaStream_t stream, bool round_once = false);
 
-// qkv [T, (heads + 2 kv_heads) * head_dim]: q and k are normed per head where weights [head_dim] are given, rotated by
-// RoPE (halves, as Llama) in place, and k and v are stored in the cache at slots[t] = page * page_size + slot.
-// rope: [positions, head_dim] floats, per position cos [head_dim / 2] then sin [head_dim / 2], already rounded to bf16.
-// positions, slots [T] on the GPU. head_dim is a multiple of 8 up to 256 and all buffers but positions and slots begin
-// at multiples of 16 bytes; throws std::invalid_argument otherwise.
-void rope_and_cache(bf16* qkv, const bf16* q_norm, const bf16* k_norm, float eps, const float* rope,
-                    const int32_t* positions, const int32_t* slots, int count, int heads, const KvLayer& kv,
-                    cudaStream_t stream);
+// The norms of q and k in rope_and_cache. rstd null: each head by itself, q and k are the weights [head_dim]. Else
+// rstd [T, 2] (of projection_rstd) holds for all heads of a token, and the weights are [heads * head_dim] and
+// [kv_heads * head_dim]. Null weights: no norm.
+struct HeadNorms {
+  const bf16* q = nullptr;
+  const bf16* k = nullptr;
+  float eps = 0;
+  const float* rstd = nullptr;
+};
+
+// qkv [T, (heads + 2 kv_heads) * head_dim]: q and k are normed, rotated by RoPE (halves, as Llama) in place, and k and
+// v are stored in the cache at slots[t] = page * page_size + slot. rope: [positions, head_dim] floats, per position
+// cos [head_dim / 2] then sin [head_dim / 2], already rounded to bf16 (unless round_once, which also leaves the two
+// products unrounded). positions, slots [T] on the GPU. head_dim is a multiple of 8 up to 256 and all buffers but
+// positions and slots begin at multiples of 16 bytes; throws std::invalid_argument otherwise.
+void rope_and_cache(bf16* qkv, const HeadNorms& norms, const float* rope, const int32_t* positions,
+                    const int32_t* slots, int count, int heads, const KvLayer& kv, cudaStream_t stream,
+                    bool round_once = false);
+
+// Norms of whole projections (QkNorm::kProjection) need the sums of squares of q and k over all ranks.
+//
+// Ranks exchange them with the all-reduce of bf16 sums: every rank has a place of its own (kSquarePieces elements) in
+// each token's row and writes zeros to the others' places, so that the sum over ranks is a gather. A fp32 value goes as
+// three bf16 pieces that add up to it exactly; the all-reduce changes no bit of them.
+constexpr int kSquarePieces = 6;  // 3 of q, 3 of k
+
+// The squares of this rank's q and k: pieces [T, ranks, kSquarePieces]. qkv [T, ld] begins with q_cols of q and k_cols
+// of k. counts_k: false where another rank holds the same KV heads and counts them.
+void projection_squares(const bf16* qkv, int64_t ld, int64_t q_cols, int64_t k_cols, bool counts_k, int rank, int ranks,
+                        int count, bf16* pieces, cudaStream_t stream);
+// rstd [T, 2] of q and k from all ranks' pieces, summed in rank order. q_elements, k_elements: of the whole model.
+void projection_rstd(const bf16* pieces, int ranks, int64_t q_elements, int64_t k_elements, float eps, int count,
+                     float* rstd, cudaStream_t stream);
 
 // out[t, i] = round(round(silu(x[t, i])) * x[t, inter + i]); x [T, 2 inter], out [T, inter].
 void silu_mul(const bf16* x, bf16* out, int64_t count, int64_t inter, cudaStream_t stream);

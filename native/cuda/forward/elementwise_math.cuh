@@ -17,6 +17,10 @@ struct alignas(N * sizeof(bf16)) Bf16s {
 
 __device__ __forceinline__ float rounded_bf16(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
 
+__device__ __forceinline__ float rstd_of(float sum_squares, int64_t elements, float eps) {
+  return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum_squares, static_cast<float>(elements)), eps)));
+}
+
 // The sum over a block of whole warps, the same bits in every thread. `shared`: 32 floats that nothing else uses until
 // the next __syncthreads of the caller.
 __device__ __forceinline__ float block_sum(float x, float* shared) {

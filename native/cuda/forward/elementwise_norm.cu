@@ -1,4 +1,4 @@
-// RMSNorm, with and without the residual sum before it: one block per row.
+// RMSNorm with the residual sum before it, after it, or without one: one block per row.
 //
 // The number of threads depends on the width alone, so a row's bits do not depend on how many rows there are.
 #include <algorithm>
@@ -15,12 +15,9 @@ constexpr int kMaxThreads = 512;
 
 __device__ __forceinline__ float add(float residual, float delta) { return rounded_bf16(residual + delta); }
 
-__device__ __forceinline__ float rstd_of(float sum_squares, int hidden, float eps) {
-  return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum_squares, static_cast<float>(hidden)), eps)));
-}
-
-__device__ __forceinline__ bf16 scaled(float x, float rstd, bf16 weight) {
-  return __float2bfloat16_rn(__fmul_rn(rounded_bf16(__fmul_rn(x, rstd)), __bfloat162float(weight)));
+__device__ __forceinline__ bf16 scaled(float x, float rstd, bf16 weight, bool round_once) {
+  const float unit = __fmul_rn(x, rstd);
+  return __float2bfloat16_rn(__fmul_rn(round_once ? unit : rounded_bf16(unit), __bfloat162float(weight)));
 }
 
 struct NormArgs {
@@ -32,17 +29,18 @@ struct NormArgs {
   bf16* out;
   int hidden;
   float eps;
+  bool round_once;
 };
 
-// The row stays in registers: at most V vectors of 8 a thread.
-template <int V>
+// The row stays in registers: at most V vectors of 8 a thread. kPost: x += norm(delta + bias), and `out` is not used.
+template <int V, bool kPost>
 __global__ void __launch_bounds__(kMaxThreads) norm_kernel(NormArgs a) {
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
   bf16* x = a.x + (a.rows != nullptr ? a.rows[row] : row) * a.hidden;
   Bf16s<8> h[V], weight[V];
   float sum = 0.0f;
-  // Asked for before the sum is waited for: in a decode step it comes from far away.
+  // Weights are loaded before the sum is needed: in a decode step they are not in the cache.
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const int i = (v * blockDim.x + threadIdx.x) * 8;
@@ -61,9 +59,9 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(NormArgs a) {
       for (int e = 0; e < 8; ++e) {
         float d = __bfloat162float(delta.v[e]);
         if (a.bias != nullptr) d = add(d, __bfloat162float(bias.v[e]));
-        h[v].v[e] = __float2bfloat16_rn(__bfloat162float(h[v].v[e]) + d);
+        h[v].v[e] = __float2bfloat16_rn(kPost ? d : __bfloat162float(h[v].v[e]) + d);
       }
-      h[v].store(x + i);
+      if (!kPost) h[v].store(x + i);
     }
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
@@ -77,14 +75,19 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(NormArgs a) {
   for (int v = 0; v < V; ++v) {
     const int i = (v * blockDim.x + threadIdx.x) * 8;
     if (i >= a.hidden) continue;
-    Bf16s<8> y;
+    Bf16s<8> y, residual;
+    if (kPost) residual = Bf16s<8>::load(x + i);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) y.v[e] = scaled(__bfloat162float(h[v].v[e]), rstd, weight[v].v[e]);
-    y.store(a.out + row * a.hidden + i);
+    for (int e = 0; e < 8; ++e) {
+      y.v[e] = scaled(__bfloat162float(h[v].v[e]), rstd, weight[v].v[e], a.round_once);
+      if (kPost) y.v[e] = __float2bfloat16_rn(__bfloat162float(residual.v[e]) + __bfloat162float(y.v[e]));
+    }
+    y.store((kPost ? x : a.out + row * a.hidden) + i);
   }
 }
 
 // Any width and alignment: the row is read twice, each element by the thread that wrote it.
+template <bool kPost>
 __global__ void __launch_bounds__(kMaxThreads) norm_kernel_any(NormArgs a) {
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
@@ -95,48 +98,66 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel_any(NormArgs a) {
     if (a.delta != nullptr) {
       float d = __bfloat162float(a.delta[row * a.hidden + i]);
       if (a.bias != nullptr) d = add(d, __bfloat162float(a.bias[i]));
-      f = add(f, d);
-      x[i] = __float2bfloat16_rn(f);
+      f = kPost ? d : add(f, d);
+      if (!kPost) x[i] = __float2bfloat16_rn(f);
     }
     sum = __fmaf_rn(f, f, sum);
   }
   if (a.weight == nullptr) return;
   const float rstd = rstd_of(block_sum(sum, shared), a.hidden, a.eps);
   for (int i = threadIdx.x; i < a.hidden; i += blockDim.x) {
-    a.out[row * a.hidden + i] = scaled(__bfloat162float(x[i]), rstd, a.weight[i]);
+    float f = __bfloat162float(x[i]);
+    if (kPost) {
+      f = __bfloat162float(a.delta[row * a.hidden + i]);
+      if (a.bias != nullptr) f = add(f, __bfloat162float(a.bias[i]));
+    }
+    const bf16 y = scaled(f, rstd, a.weight[i], a.round_once);
+    if (kPost) {
+      x[i] = __float2bfloat16_rn(__bfloat162float(x[i]) + __bfloat162float(y));
+    } else {
+      a.out[row * a.hidden + i] = y;
+    }
   }
 }
 
+template <bool kPost>
 void launch(const NormArgs& a, int count, cudaStream_t stream) {
   const bool eights = in_eights(a.hidden, a.x, a.delta, a.bias, a.weight, a.out);
   const int64_t vectors = eights ? a.hidden / 8 : a.hidden;
   const int threads = static_cast<int>(std::clamp<int64_t>((vectors + 31) / 32 * 32, 32, kMaxThreads));
   const int64_t each = (vectors + threads - 1) / threads;
   if (!eights || each > 4) {
-    norm_kernel_any<<<count, threads, 0, stream>>>(a);
+    norm_kernel_any<kPost><<<count, threads, 0, stream>>>(a);
   } else if (each == 1) {
-    norm_kernel<1><<<count, threads, 0, stream>>>(a);
+    norm_kernel<1, kPost><<<count, threads, 0, stream>>>(a);
   } else if (each == 2) {
-    norm_kernel<2><<<count, threads, 0, stream>>>(a);
+    norm_kernel<2, kPost><<<count, threads, 0, stream>>>(a);
   } else {
-    norm_kernel<4><<<count, threads, 0, stream>>>(a);
+    norm_kernel<4, kPost><<<count, threads, 0, stream>>>(a);
   }
 }
 
 }  // namespace
 
 void add_norm(bf16* residual, const bf16* delta, const bf16* bias, const bf16* weight, float eps, int count, int hidden,
-              bf16* normed, cudaStream_t stream) {
+              bf16* normed, cudaStream_t stream, bool round_once) {
   if (count <= 0 || (delta == nullptr && weight == nullptr)) return;
-  launch({residual, nullptr, delta, bias, weight, normed, hidden, eps}, count, stream);
+  launch<false>({residual, nullptr, delta, bias, weight, normed, hidden, eps, round_once}, count, stream);
   check_launch("add_norm");
 }
 
+void norm_add(bf16* residual, const bf16* delta, const bf16* bias, const bf16* weight, float eps, int count, int hidden,
+              cudaStream_t stream, bool round_once) {
+  if (count <= 0) return;
+  launch<true>({residual, nullptr, delta, bias, weight, nullptr, hidden, eps, round_once}, count, stream);
+  check_launch("norm_add");
+}
+
 void norm_rows(const bf16* x, const int32_t* rows, int count, const bf16* weight, float eps, int hidden, bf16* out,
-               cudaStream_t stream) {
+               cudaStream_t stream, bool round_once) {
   if (count <= 0) return;
   // Without a delta x is only read.
-  launch({const_cast<bf16*>(x), rows, nullptr, nullptr, weight, out, hidden, eps}, count, stream);
+  launch<false>({const_cast<bf16*>(x), rows, nullptr, nullptr, weight, out, hidden, eps, round_once}, count, stream);
   check_launch("norm_rows");
 }
 

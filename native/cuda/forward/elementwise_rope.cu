@@ -1,4 +1,4 @@
-// Norm of q and k per head, RoPE, and the store into the KV cache, in one pass over qkv.
+// Norm of q and k, RoPE, and the store into the KV cache, in one pass over qkv.
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -15,15 +15,18 @@ constexpr int kThreads = 128;
 
 struct RopeArgs {
   bf16* qkv;
-  const bf16* q_norm;
-  const bf16* k_norm;
-  float eps;
+  HeadNorms norms;
   const float* rope;
   const int32_t* positions;
   const int32_t* slots;
   int count, heads;
   KvLayer kv;
+  bool round_once;
 };
+
+__device__ __forceinline__ float product(float x, float y, bool round_once) {
+  return round_once ? __fmul_rn(x, y) : rounded_bf16(__fmul_rn(x, y));
+}
 
 // 1 << lanes_shift threads (at most 32) work on one head of one token; a thread has N neighbours of the lower
 // half and the same of the upper one.
@@ -39,11 +42,13 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, in
   const bool is_v = head >= a.heads + a.kv.kv_heads, is_k = !is_v && head >= a.heads;
   bf16* at = a.qkv + static_cast<int64_t>(unit) * dim + i;
 
-  // All loads first: what depends on a position or slot waits for it, not for the norm.
+  // All loads come first, so that those behind a position or slot do not also wait for the norm.
   Bf16s<N> low, high, weight_low, weight_high;
   alignas(16) float cos[N], sin[N];
   for (int e = 0; e < N; ++e) low.v[e] = high.v[e] = bf16(0.0f);
-  const bf16* norm = is_v ? nullptr : is_k ? a.k_norm : a.q_norm;
+  const bf16* norm = is_v ? nullptr : is_k ? a.norms.k : a.norms.q;
+  const bool is_whole = a.norms.rstd != nullptr;
+  if (norm != nullptr && is_whole) norm += static_cast<int64_t>(is_k ? head - a.heads : head) * dim;
   int slot = 0;
   if (active) {
     low = Bf16s<N>::load(at);
@@ -61,18 +66,18 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, in
       }
     }
   }
-  if (a.q_norm != nullptr || a.k_norm != nullptr) {
+  if (a.norms.q != nullptr || a.norms.k != nullptr) {
     float sum = 0.0f;
-    for (int e = 0; e < N; ++e) {
+    for (int e = 0; e < N && !is_whole; ++e) {
       const float l = __bfloat162float(low.v[e]), h = __bfloat162float(high.v[e]);
       sum = __fmaf_rn(h, h, __fmaf_rn(l, l, sum));
     }
-    for (int mask = lanes / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+    for (int mask = lanes / 2; mask > 0 && !is_whole; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
     if (norm != nullptr && active) {
-      const float rstd = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, static_cast<float>(dim)), a.eps)));
+      const float rstd = is_whole ? a.norms.rstd[2 * token + (is_k ? 1 : 0)] : rstd_of(sum, dim, a.norms.eps);
       for (int e = 0; e < N; ++e) {
-        const float l = rounded_bf16(__fmul_rn(__bfloat162float(low.v[e]), rstd));
-        const float h = rounded_bf16(__fmul_rn(__bfloat162float(high.v[e]), rstd));
+        float l = __fmul_rn(__bfloat162float(low.v[e]), rstd), h = __fmul_rn(__bfloat162float(high.v[e]), rstd);
+        if (!a.round_once) l = rounded_bf16(l), h = rounded_bf16(h);
         low.v[e] = __float2bfloat16_rn(__fmul_rn(l, __bfloat162float(weight_low.v[e])));
         high.v[e] = __float2bfloat16_rn(__fmul_rn(h, __bfloat162float(weight_high.v[e])));
       }
@@ -84,8 +89,10 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeArgs a, in
     for (int e = 0; e < N; ++e) {
       const float l = __bfloat162float(low.v[e]), h = __bfloat162float(high.v[e]);
       // Hugging Face's x * cos + rotate_half(x) * sin: two rounded products, then the rounded sum.
-      low.v[e] = __float2bfloat16_rn(rounded_bf16(__fmul_rn(l, cos[e])) + rounded_bf16(__fmul_rn(-h, sin[e])));
-      high.v[e] = __float2bfloat16_rn(rounded_bf16(__fmul_rn(h, cos[e])) + rounded_bf16(__fmul_rn(l, sin[e])));
+      low.v[e] = __float2bfloat16_rn(
+          __fadd_rn(product(l, cos[e], a.round_once), product(-h, sin[e], a.round_once)));
+      high.v[e] = __float2bfloat16_rn(
+          __fadd_rn(product(h, cos[e], a.round_once), product(l, sin[e], a.round_once)));
     }
     low.store(at);
     high.store(at + half);
@@ -116,17 +123,17 @@ void launch(const RopeArgs& a, cudaStream_t stream) {
 
 }  // namespace
 
-void rope_and_cache(bf16* qkv, const bf16* q_norm, const bf16* k_norm, float eps, const float* rope,
-                    const int32_t* positions, const int32_t* slots, int count, int heads, const KvLayer& kv,
-                    cudaStream_t stream) {
+void rope_and_cache(bf16* qkv, const HeadNorms& norms, const float* rope, const int32_t* positions,
+                    const int32_t* slots, int count, int heads, const KvLayer& kv, cudaStream_t stream,
+                    bool round_once) {
   if (kv.head_dim < 8 || kv.head_dim % 8 != 0 || kv.head_dim > 256) {
     throw std::invalid_argument("rope_and_cache: head_dim is " + std::to_string(kv.head_dim) +
                                 ", expected a multiple of 8 up to 256");
   }
   if (count <= 0) return;
-  const RopeArgs a{qkv, q_norm, k_norm, eps, rope, positions, slots, count, heads, kv};
-  // Of any number of columns: only the addresses matter here.
-  if (!in_eights(0, qkv, q_norm, k_norm, rope, kv.k, kv.v)) {
+  const RopeArgs a{qkv, norms, rope, positions, slots, count, heads, kv, round_once};
+  // The number of columns is any multiple of 8: only the addresses matter here.
+  if (!in_eights(0, qkv, norms.q, norms.k, rope, kv.k, kv.v)) {
     throw std::invalid_argument("rope_and_cache: a buffer does not begin at a multiple of 16 bytes");
   }
   // Both halves of a head begin at a multiple of the vector.

@@ -38,7 +38,7 @@ Forward::Forward(const CoreConfig& config, std::vector<std::unique_ptr<Rank>>& r
   std::vector<RankBuffers> buffers;
   ForwardSizes sizes;
   for (const ForwardMemory& m : memory) buffers.push_back(carve_buffers(layout_, *shape_, m.scratch, m.peer, sizes));
-  const std::vector<float> rope = rope_table(layout_.arch, 0, shape_->context);
+  const std::vector<float> rope = rope_table(layout_.recipe, 0, shape_->context);
   std::set<int> gpus;
   for (const auto& rank : ranks_) gpus.insert(rank->device);
   const bool shared_gpus = gpus.size() < ranks_.size();
@@ -121,7 +121,7 @@ void Forward::load_products(int64_t tokens, int64_t rows) {
 }
 
 void Forward::step(const StepBatch& batch, StepResult& result) {
-  check_batch(batch, {layout_.arch.vocab, pages_, page_size_});
+  check_batch(batch, {layout_.recipe.vocab, pages_, page_size_});
   check_limits(batch);
   const ResultBlock results(batch, layout_.recorded);
   if (batch.tokens.empty()) {
@@ -140,7 +140,7 @@ void Forward::step(const StepBatch& batch, StepResult& result) {
                     results,
                     block_->data(),
                     results_->data(),
-                    sample_traits(batch, layout_.arch.vocab),
+                    sample_traits(batch, layout_.recipe.vocab),
                     static_cast<int>(batch.tokens.size()),
                     batch.rows(),
                     epoch_};

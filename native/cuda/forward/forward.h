@@ -1,5 +1,5 @@
 // A step on all ranks: embedding, layers, head and sampler, with tensor parallelism (Megatron's: columns of qkv and
-// gate_up, rows of o and down, vocabulary of embed and lm_head). What a layer has is told by which parameters exist.
+// gate_up, rows of o and down, vocabulary of embed and lm_head). The recipe (core/model.h) says what a layer computes.
 //
 // Numerics are those of native/cpu/forward/forward.h, with one difference: with several ranks the partial sums are
 // rounded to bf16 before they are added.

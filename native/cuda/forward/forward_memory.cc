@@ -7,6 +7,7 @@
 #include "cuda/attention/attention.h"
 #include "cuda/device/check.h"
 #include "cuda/exchange/all_reduce.h"
+#include "cuda/forward/elementwise.h"
 #include "cuda/sampler/sampler.h"
 
 namespace refit::cuda {
@@ -52,8 +53,8 @@ size_t kv_bytes(const CoreConfig& config, const Layout& layout) {
   const int64_t slots = static_cast<int64_t>(config.pages) * config.page_size;
   require(slots <= std::numeric_limits<int32_t>::max(),
           std::to_string(slots) + " tokens of KV cache; at most 2^31 - 1 can be addressed");
-  const unsigned __int128 bytes = static_cast<unsigned __int128>(slots) * layout.kv_heads * layout.arch.head_dim *
-                                  layout.arch.layers * 2 * sizeof(bf16);
+  const unsigned __int128 bytes = static_cast<unsigned __int128>(slots) * layout.kv_heads * layout.recipe.head_dim *
+                                  layout.recipe.layers * 2 * sizeof(bf16);
   require(bytes < kMostBytes, "the KV cache overflows the address space");
   return static_cast<size_t>(bytes);
 }
@@ -61,12 +62,12 @@ size_t kv_bytes(const CoreConfig& config, const Layout& layout) {
 }  // namespace
 
 ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : dense_inter(0), sparse_inter(0) {
-  const Arch& arch = layout.arch;
+  const ModelRecipe& recipe = layout.recipe;
   require(config.dtype == DType::kBFloat16, "GPUs compute in bfloat16 only");
   require(layout.ranks <= kMaxRanks, std::to_string(layout.ranks) + " tensor-parallel ranks; at most " +
                                          std::to_string(kMaxRanks) + " GPUs are used");
-  require(arch.head_dim % 8 == 0 && arch.head_dim <= 256,
-          "head_dim " + std::to_string(arch.head_dim) + " is not a multiple of 8 up to 256, which GPUs need");
+  require(recipe.head_dim % 8 == 0 && recipe.head_dim <= 256,
+          "head_dim " + std::to_string(recipe.head_dim) + " is not a multiple of 8 up to 256, which GPUs need");
   require(layout.group <= kWideRows, std::to_string(layout.group) + " query heads per KV head; at most " +
                                          std::to_string(kWideRows) + " are computed on GPUs");
   require(config.max_step_tokens >= 0 && config.max_step_sequences >= 0 && config.max_context >= 0,
@@ -80,7 +81,9 @@ ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : den
   rows = std::clamp<int64_t>(kLogitFloats / logits_ld, 1, std::min<int64_t>(kMostRows, 2 * tokens));
   part_rows = max_part_rows(tokens, tokens, context);
   // A sum's shares are rounded up to 8 elements; a row of logits of the other ranks, in fp32, has to fit (exchange.h).
-  exchange = std::max(tokens * layout.arch.hidden + 8 * layout.ranks, 2 * (layout.ranks - 1) * layout.vocab_rows);
+  const int64_t squares = recipe.qk_norm == QkNorm::kProjection ? int64_t{kSquarePieces} * layout.ranks : 0;
+  exchange = std::max(tokens * std::max<int64_t>(recipe.hidden, squares) + 8 * layout.ranks,
+                      2 * (layout.ranks - 1) * layout.vocab_rows);
   for (const LayerParams& layer : layout.layers) {
     int64_t& inter = layer.sparse() ? sparse_inter : dense_inter;
     inter = std::max(inter, layer.inter);
@@ -88,12 +91,12 @@ ForwardShape::ForwardShape(const CoreConfig& config, const Layout& layout) : den
 }
 
 MoeShape moe_shape(const Layout& layout, int64_t inter) {
-  return {layout.arch.experts, layout.arch.experts_per_token, layout.arch.norm_topk_prob, layout.arch.hidden, inter};
+  return {layout.recipe.experts, layout.recipe.experts_per_token, layout.recipe.norm_topk_prob, layout.recipe.hidden, inter};
 }
 
 RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void* scratch, void* peer,
                           ForwardSizes& sizes) {
-  const int64_t hidden = layout.arch.hidden, tokens = shape.tokens;
+  const int64_t hidden = layout.recipe.hidden, tokens = shape.tokens;
   RankBuffers b{};
   Carver carver(scratch);
   b.hidden = carver.take<bf16>(tokens, hidden);
@@ -103,12 +106,17 @@ RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void*
   b.logits = carver.take<float>(shape.rows, shape.logits_ld);
   b.gemm_bytes = kGemmBytes;
   b.gemm = carver.take<uint8_t>(kGemmBytes);
-  b.sampler = carver.take<uint8_t>(sampler_scratch_bytes(shape.rows, layout.arch.vocab));
+  b.sampler = carver.take<uint8_t>(sampler_scratch_bytes(shape.rows, layout.recipe.vocab));
 
   Carver attend = carver, dense = carver, sparse = carver;
   b.qkv = attend.take<bf16>(tokens, layout.qkv_cols());
   b.attended = attend.take<bf16>(tokens, layout.q_cols());
-  b.parts = attend.take<float>(shape.part_rows, static_cast<int64_t>(layout.heads) * (layout.arch.head_dim + 2));
+  if (layout.recipe.qk_norm == QkNorm::kProjection) {
+    // Collectives move 8 elements at a time; the padding covers the last of them.
+    b.squares = attend.take<bf16>(tokens, int64_t{kSquarePieces} * layout.ranks);
+    b.rstd = attend.take<float>(tokens, 2);
+  }
+  b.parts = attend.take<float>(shape.part_rows, static_cast<int64_t>(layout.heads) * (layout.recipe.head_dim + 2));
   b.gate_up = dense.take<bf16>(tokens, 2 * shape.dense_inter);
   b.act = dense.take<bf16>(tokens, shape.dense_inter);
   if (shape.sparse_inter > 0) {
@@ -118,7 +126,7 @@ RankBuffers carve_buffers(const Layout& layout, const ForwardShape& shape, void*
   sizes.scratch = std::max({attend.used(), dense.used(), sparse.used()});
 
   Carver peers(peer);
-  b.rope = peers.take<float>(shape.context, layout.arch.head_dim);
+  b.rope = peers.take<float>(shape.context, layout.recipe.head_dim);
   if (layout.ranks > 1) {
     b.signals = peers.take<uint64_t>(kSignalBytes / sizeof(uint64_t));
     // Collectives move 8 elements at a time; each part's padding covers the last of them.

@@ -29,11 +29,14 @@ struct ForwardShape {
 MoeShape moe_shape(const Layout& layout, int64_t inter);
 
 struct RankBuffers {
-  // Scratch. hidden [T, H] is the residual stream, normed [T, H] what the next linear reads, delta [T, H] what is added
-  // next.
+  // Scratch. hidden [T, H] is the residual stream, normed [T, H] its norm (NormPlacement::kPre), delta [T, H] the output
+  // of attention or MLP that is added next.
   bf16 *hidden, *normed, *delta;
   bf16 *qkv, *attended;  // [T, (nq + 2 nkv) hd], [T, nq hd]
   float* parts;          // [part_rows, nq, hd + 2]
+  // With QkNorm::kProjection: [T, ranks, kSquarePieces] and [T, 2] (elementwise.h).
+  bf16* squares;
+  float* rstd;
   bf16 *gate_up, *act;   // [T, 2 I], [T, I]; in the place of qkv to parts
   bf16* selected;        // [rows, H]
   float* logits;         // [rows, logits_ld]; rank 0's is written by all that reach it
@@ -42,10 +45,10 @@ struct RankBuffers {
   void* gemm;
   size_t gemm_bytes;
   void* sampler;
-  // Peer memory.
+  // Peer memory. The exchange buffers and signals only with several ranks.
   float* rope;        // [context, hd]
-  uint64_t* signals;  // with several ranks, as are exchange
-  bf16* exchange[2];  // [T, H], and room as of ForwardShape
+  uint64_t* signals;
+  bf16* exchange[2];  // of ForwardShape::exchange elements
 };
 
 // The parts of both regions; with null bases only their sizes count.

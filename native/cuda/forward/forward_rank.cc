@@ -42,12 +42,12 @@ void RankForward::reserve(size_t block_bytes, size_t result_bytes) {
 void RankForward::load_for_tokens(int tokens) {
   rank_.doing("load the kernels of a step");
   const cudaStream_t stream = rank_.stream;
-  for (int layer = 0; layer < layout_.arch.layers; ++layer) {
+  for (int layer = 0; layer < layout_.recipe.layers; ++layer) {
     const LayerParams& p = layout_.layers[layer];
     gemm_.load(qkv(layer, tokens), stream);
     gemm_.load(o(layer, tokens), stream);
     if (p.sparse()) {
-      moe_.at(p.inter).load(own_.normed, param(p.router), tokens, stream);
+      moe_.at(p.inter).load(linear_input(), param(p.router), tokens, stream);
     } else {
       gemm_.load(gate_up(layer, tokens), stream);
       gemm_.load(down(layer, tokens), stream);
@@ -64,7 +64,8 @@ void RankForward::load_for_rows(int rows) {
 
 uint64_t RankForward::collectives(const Layout& layout, const ForwardShape& shape, int64_t rows) {
   if (layout.ranks == 1) return 0;
-  const uint64_t sums = 1 + 2 * layout.layers.size();
+  const uint64_t in_layer = layout.recipe.qk_norm == QkNorm::kProjection ? 3 : 2;
+  const uint64_t sums = 1 + in_layer * layout.layers.size();
   const int64_t blocks = (rows + shape.rows - 1) / shape.rows;
   return sums + (blocks > 0 ? 2 * static_cast<uint64_t>(blocks) - 1 : 0);
 }
@@ -79,7 +80,7 @@ void RankForward::run(const StepJob& job) {
   StepView view = job.block.view(block_.data());
   view.attention.parts = own_.parts;
   embed_tokens(view, job.tokens);
-  for (int layer = 0; layer < layout_.arch.layers; ++layer) {
+  for (int layer = 0; layer < layout_.recipe.layers; ++layer) {
     attend(view, layer, job.tokens);
     mlp(layer, job);
   }
@@ -94,42 +95,44 @@ void RankForward::run(const StepJob& job) {
   check(cudaStreamSynchronize(stream), "the step");
 }
 
-void RankForward::sum(int side, int layer, int count, bf16* out) {
-  if (exchange_) exchange_->sum(side, layer, out, int64_t{count} * layout_.arch.hidden);
+void RankForward::sum(int layer, int64_t elements, bf16* out) {
+  if (!exchange_) return;
+  exchange_->sum(side_, layer, out, elements);
+  side_ ^= 1;
 }
 
 KvLayer RankForward::kv_layer(int layer) const {
-  const int64_t half = int64_t{pages_} * page_size_ * layout_.kv_heads * layout_.arch.head_dim;
+  const int64_t half = int64_t{pages_} * page_size_ * layout_.kv_heads * layout_.recipe.head_dim;
   bf16* const k = kv_ + 2 * half * layer;
-  return {k, k + half, pages_, page_size_, layout_.kv_heads, layout_.arch.head_dim};
+  return {k, k + half, pages_, page_size_, layout_.kv_heads, layout_.recipe.head_dim};
 }
 
 Product RankForward::qkv(int layer, int count) const {
   const LayerParams& p = layout_.layers[layer];
-  const int64_t hidden = layout_.arch.hidden, cols = layout_.qkv_cols();
-  return {{count, cols, hidden, hidden, cols}, own_.normed, param(p.qkv), param(p.qkv_bias), own_.qkv};
+  const int64_t hidden = layout_.recipe.hidden, cols = layout_.qkv_cols();
+  return {{count, cols, hidden, hidden, cols}, linear_input(), param(p.qkv), param(p.qkv_bias), own_.qkv};
 }
 
 Product RankForward::o(int layer, int count) const {
-  const int64_t hidden = layout_.arch.hidden, cols = layout_.q_cols();
-  return {{count, hidden, cols, cols, hidden}, own_.attended, param(layout_.layers[layer].o), nullptr, part(0)};
+  const int64_t hidden = layout_.recipe.hidden, cols = layout_.q_cols();
+  return {{count, hidden, cols, cols, hidden}, own_.attended, param(layout_.layers[layer].o), nullptr, part()};
 }
 
 Product RankForward::gate_up(int layer, int count) const {
   const LayerParams& p = layout_.layers[layer];
-  const int64_t hidden = layout_.arch.hidden, cols = 2 * p.inter;
-  return {{count, cols, hidden, hidden, cols}, own_.normed, param(p.gate_up), nullptr, own_.gate_up};
+  const int64_t hidden = layout_.recipe.hidden, cols = 2 * p.inter;
+  return {{count, cols, hidden, hidden, cols}, linear_input(), param(p.gate_up), nullptr, own_.gate_up};
 }
 
 Product RankForward::down(int layer, int count) const {
   const LayerParams& p = layout_.layers[layer];
-  const int64_t hidden = layout_.arch.hidden, cols = p.inter;
-  return {{count, hidden, cols, cols, hidden}, own_.act, param(p.down), nullptr, part(1)};
+  const int64_t hidden = layout_.recipe.hidden, cols = p.inter;
+  return {{count, hidden, cols, cols, hidden}, own_.act, param(p.down), nullptr, part()};
 }
 
-// This rank's share of the vocabulary.
+// This rank's shard of the vocabulary.
 Product RankForward::lm_head(int count) const {
-  const int64_t hidden = layout_.arch.hidden, cols = layout_.vocab_rows;
+  const int64_t hidden = layout_.recipe.hidden, cols = layout_.vocab_rows;
   float* const logits = exchange_ ? exchange_->logits() : own_.logits;
   return {{count, cols, hidden, hidden, shape_.logits_ld},
           own_.selected,
@@ -138,38 +141,70 @@ Product RankForward::lm_head(int count) const {
           logits + rank_.index * cols};
 }
 
-// The sides of the exchange take turns (see all_reduce.h): 1 for the embedding, then 0 and 1 in every layer. Between
-// two steps all ranks have stood still.
+// Every step begins with the same side of the exchange: between two steps all ranks are idle.
 void RankForward::embed_tokens(const StepView& view, int count) {
-  const int hidden = layout_.arch.hidden;
-  bf16* const out = exchange_ ? part(1) : own_.hidden;
+  const int hidden = layout_.recipe.hidden;
+  side_ = 1;
+  bf16* const out = exchange_ ? part() : own_.hidden;
   rank_.begin_op("embed");
   embed(view.tokens, count, param(layout_.embed), rank_.index * layout_.vocab_rows, layout_.vocab_rows, hidden, out,
         rank_.stream);
-  sum(1, -1, count, own_.hidden);
+  sum(-1, int64_t{count} * hidden, own_.hidden);
+  if (layout_.recipe.norm_placement == NormPlacement::kPost) return;
   rank_.begin_op("ln1", 0);
-  add_norm(own_.hidden, nullptr, nullptr, param(layout_.layers[0].ln1), layout_.arch.rms_eps, count, hidden,
-           own_.normed, rank_.stream);
+  add_norm(own_.hidden, nullptr, nullptr, param(layout_.layers[0].ln1), layout_.recipe.rms_eps, count, hidden,
+           own_.normed, rank_.stream, layout_.recipe.round_once);
+}
+
+HeadNorms RankForward::head_norms(int layer, int count) {
+  const ModelRecipe& recipe = layout_.recipe;
+  const LayerParams& p = layout_.layers[layer];
+  HeadNorms norms{param(p.q_norm), param(p.k_norm), recipe.rms_eps};
+  if (recipe.qk_norm != QkNorm::kProjection) return norms;
+  const int64_t dim = recipe.head_dim;
+  rank_.begin_op("squares of q and k", layer);
+  bf16* const pieces = exchange_ ? part() : own_.squares;
+  // KV heads that several ranks hold count once.
+  const bool counts_k = rank_.index % layout_.kv_replicas() == 0;
+  projection_squares(own_.qkv, layout_.qkv_cols(), layout_.q_cols(), layout_.kv_cols(), counts_k, rank_.index,
+                     layout_.ranks, count, pieces, rank_.stream);
+  sum(layer, int64_t{count} * layout_.ranks * kSquarePieces, own_.squares);
+  projection_rstd(own_.squares, layout_.ranks, recipe.heads * dim, recipe.kv_heads * dim, recipe.rms_eps, count,
+                  own_.rstd, rank_.stream);
+  norms.q += rank_.index * layout_.q_cols();
+  norms.k += layout_.first_kv_head(rank_.index) * dim;
+  norms.rstd = own_.rstd;
+  return norms;
+}
+
+void RankForward::add_delta(int bias, int own_norm, int next_norm, int count) {
+  const ModelRecipe& recipe = layout_.recipe;
+  if (recipe.norm_placement == NormPlacement::kPost) {
+    norm_add(own_.hidden, own_.delta, param(bias), param(own_norm), recipe.rms_eps, count, recipe.hidden, rank_.stream,
+             recipe.round_once);
+  } else {
+    add_norm(own_.hidden, own_.delta, param(bias), param(next_norm), recipe.rms_eps, count, recipe.hidden, own_.normed,
+             rank_.stream, recipe.round_once);
+  }
 }
 
 void RankForward::attend(const StepView& view, int layer, int count) {
   const LayerParams& p = layout_.layers[layer];
   const KvLayer kv = kv_layer(layer);
-  const float eps = layout_.arch.rms_eps;
   const cudaStream_t stream = rank_.stream;
   rank_.begin_op("qkv", layer);
   gemm_.run(qkv(layer, count), stream);
+  const HeadNorms norms = head_norms(layer, count);
   rank_.begin_op("rope", layer);
-  rope_and_cache(own_.qkv, param(p.q_norm), param(p.k_norm), eps, own_.rope, view.positions, view.slots, count,
-                 layout_.heads, kv, stream);
+  rope_and_cache(own_.qkv, norms, own_.rope, view.positions, view.slots, count, layout_.heads, kv, stream,
+                 layout_.recipe.round_once);
   rank_.begin_op("attention", layer);
   attention(own_.qkv, layout_.qkv_cols(), view.attention, kv, layout_.heads, own_.attended, stream);
   rank_.begin_op("o", layer);
   gemm_.run(o(layer, count), stream);
-  sum(0, layer, count, own_.delta);
-  rank_.begin_op("ln2", layer);
-  add_norm(own_.hidden, own_.delta, param(p.o_bias), param(p.ln2), eps, count, layout_.arch.hidden, own_.normed,
-           stream);
+  sum(layer, int64_t{count} * layout_.recipe.hidden, own_.delta);
+  rank_.begin_op("norm after attention", layer);
+  add_delta(p.o_bias, p.ln1, p.ln2, count);
 }
 
 void RankForward::mlp(int layer, const StepJob& job) {
@@ -181,10 +216,10 @@ void RankForward::mlp(int layer, const StepJob& job) {
     // All ranks choose alike: the router is whole on each, and they have the same sums.
     RouteRecord record;
     if (layout_.recorded > 0 && rank_.index == 0) {
-      record = {job.results.experts(results_.data()) + p.sparse_index * layout_.arch.experts_per_token,
+      record = {job.results.experts(results_.data()) + p.sparse_index * layout_.recipe.experts_per_token,
                 layout_.recorded};
     }
-    moe_.at(p.inter).run(own_.normed, param(p.router), param(p.w13), param(p.w2), part(1), count, layout_.ranks > 1,
+    moe_.at(p.inter).run(linear_input(), param(p.router), param(p.w13), param(p.w2), part(), count, layout_.ranks > 1,
                          stream, record);
   } else {
     rank_.begin_op("gate_up", layer);
@@ -194,29 +229,28 @@ void RankForward::mlp(int layer, const StepJob& job) {
     rank_.begin_op("down", layer);
     gemm_.run(down(layer, count), stream);
   }
-  sum(1, layer, count, own_.delta);
-  // The next layer's norm; the final one is taken only of the rows that are sampled.
-  const bool last = layer + 1 == layout_.arch.layers;
-  rank_.begin_op(last ? "add" : "next ln1", layer);
-  add_norm(own_.hidden, own_.delta, nullptr, last ? nullptr : param(layout_.layers[layer + 1].ln1),
-           layout_.arch.rms_eps, count, layout_.arch.hidden, own_.normed, stream);
+  sum(layer, int64_t{count} * layout_.recipe.hidden, own_.delta);
+  // The next layer's norm; the final one is computed only for the rows that are sampled.
+  const bool last = layer + 1 == layout_.recipe.layers;
+  rank_.begin_op("norm after the MLP", layer);
+  add_delta(-1, p.ln2, last ? -1 : layout_.layers[layer + 1].ln1, count);
 }
 
-// Every rank makes its share of the vocabulary; rank 0 samples.
+// Every rank computes its shard of the vocabulary; rank 0 samples.
 void RankForward::head(const StepView& view, const StepJob& job) {
   const cudaStream_t stream = rank_.stream;
   for (int begin = 0; begin < job.rows; begin += static_cast<int>(shape_.rows)) {
     const int count = std::min(static_cast<int>(shape_.rows), job.rows - begin);
     if (begin > 0 && exchange_) exchange_->next_logits();
     rank_.begin_op("norm");
-    norm_rows(own_.hidden, view.row_tokens + begin, count, param(layout_.norm), layout_.arch.rms_eps,
-              layout_.arch.hidden, own_.selected, stream);
+    norm_rows(own_.hidden, view.row_tokens + begin, count, param(layout_.norm), layout_.recipe.rms_eps,
+              layout_.recipe.hidden, own_.selected, stream, layout_.recipe.round_once);
     rank_.begin_op("lm_head");
     gemm_.run(lm_head(count), stream);
     if (exchange_) exchange_->gather_logits(count);
     if (rank_.index != 0) continue;
     rank_.begin_op("sample");
-    sample(own_.logits, shape_.logits_ld, layout_.arch.vocab, view.rows, begin, count, job.traits,
+    sample(own_.logits, shape_.logits_ld, layout_.recipe.vocab, view.rows, begin, count, job.traits,
            job.results.view(results_.data()), own_.sampler, stream);
   }
 }

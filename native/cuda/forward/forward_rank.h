@@ -6,6 +6,7 @@
 
 #include "core/layout.h"
 #include "cuda/exchange/exchange.h"
+#include "cuda/forward/elementwise.h"
 #include "cuda/forward/forward.h"
 #include "cuda/forward/forward_memory.h"
 #include "cuda/forward/step_block.h"
@@ -52,9 +53,19 @@ class RankForward {
   void attend(const StepView& view, int layer, int count);
   void mlp(int layer, const StepJob& job);
   void head(const StepView& view, const StepJob& job);
-  // Where this rank's part of a sum goes, and the sum of all ranks' into `out`.
-  bf16* part(int side) const { return exchange_ ? exchange_->part(side) : own_.delta; }
-  void sum(int side, int layer, int count, bf16* out);
+  // The statistics of q's and k's norms, where they cover all ranks' heads.
+  HeadNorms head_norms(int layer, int count);
+  // Adds delta (and the bias, if any) to the residual stream, with the norm before or after it. `next`: the norm of the
+  // linear that follows (kPre); -1: none.
+  void add_delta(int bias, int own_norm, int next_norm, int count);
+  // The input of the next linear: normed, or the residual stream itself where norms come after.
+  const bf16* linear_input() const {
+    return layout_.recipe.norm_placement == NormPlacement::kPre ? own_.normed : own_.hidden;
+  }
+  // Where this rank's part of the next sum goes, and the sum of all ranks' parts into `out`. The two sides of the
+  // exchange take turns (see all_reduce.h).
+  bf16* part() const { return exchange_ ? exchange_->part(side_) : own_.delta; }
+  void sum(int layer, int64_t elements, bf16* out);
 
   Product qkv(int layer, int count) const;
   Product o(int layer, int count) const;
@@ -73,6 +84,7 @@ class RankForward {
   const int pages_, page_size_;
   const RankBuffers own_;
   const std::unique_ptr<Exchange> exchange_;
+  int side_ = 1;  // of the exchange, for the next sum
   Gemm gemm_;
   std::map<int64_t, Moe> moe_;  // by columns of an expert
   Growing block_{Growing::Where::kGpu}, results_{Growing::Where::kGpu};

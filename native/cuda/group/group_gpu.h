@@ -54,12 +54,12 @@ struct GroupSpan {
   void* data = nullptr;
   uint64_t bytes = 0;
   uint64_t row_bytes = 0;  // row size of a parameter
+  DType dtype = DType::kBFloat16;
 };
 
 // The functions of a device that a group of its ranks needs. All may throw.
 struct GroupHost {
-  int ranks = 0;                   // number of tensor-parallel ranks
-  DType dtype = DType::kBFloat16;  // dtype of the parameters
+  int ranks = 0;  // number of tensor-parallel ranks
   // Creates a GroupGpu for the rank; not on the GPU's thread.
   std::function<std::unique_ptr<GroupGpu>(int rank)> open;
   // The memory of the rank's parameters, in order; throws std::runtime_error while it is released.

@@ -21,7 +21,7 @@ RankWeights weights_of(const std::vector<GroupSpan>& params) {
   }
   for (const GroupSpan& param : params) {
     const auto offset = static_cast<uint64_t>(static_cast<uint8_t*>(param.data) - weights.begin);
-    weights.params.push_back({offset, param.row_bytes, param.bytes});
+    weights.params.push_back({offset, param.row_bytes, param.bytes, param.dtype});
   }
   return weights;
 }
@@ -47,7 +47,7 @@ std::vector<uint64_t> places_in(const GroupHost& host, const std::vector<GroupPa
                                 const std::vector<Tensor>& tensors, const std::vector<Rect>& rects) {
   std::vector<std::vector<ParamPlace>> params;
   for (int rank = 0; rank < host.ranks; rank++) params.push_back(weights_of(host.params(rank)).params);
-  return find_places(parts, tensors, rects, params, host.dtype);
+  return find_places(parts, tensors, rects, params);
 }
 
 std::vector<std::vector<GroupSpan>> spans_in(const GroupHost& host, const std::vector<int>& ranks,

@@ -15,7 +15,7 @@ BatchPlan plan_batches(const WriteJob& job, const std::vector<uint8_t>& read, co
                        uint64_t slot_bytes, const ChunkLimits& limits) {
   BatchPlan out;
   if (std::find(read.begin(), read.end(), 0) == read.end()) {
-    out.plan = plan_write(job, shapes, DType::kBFloat16, limits);
+    out.plan = plan_write(job, shapes, limits);
   } else if (std::find(read.begin(), read.end(), 1) != read.end()) {
     // The plan keeps the job's indices of rectangles: rectangles of other tensors stay in place, empty.
     WriteJob part;
@@ -25,7 +25,7 @@ BatchPlan plan_batches(const WriteJob& job, const std::vector<uint8_t>& read, co
     for (Rect& rect : part.rects) {
       if (read[rect.tensor] == 0) rect.rows = 0;
     }
-    out.plan = plan_write(part, shapes, DType::kBFloat16, limits);
+    out.plan = plan_write(part, shapes, limits);
   }
   const std::vector<Chunk>& chunks = out.plan.chunks;
   out.offsets.resize(chunks.size());

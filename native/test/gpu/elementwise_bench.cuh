@@ -48,7 +48,7 @@ inline void bench_elementwise() {
     line("rope_and_cache",
          microseconds(200,
                       [&](int) {
-                        cuda::rope_and_cache(qkv.data(), norm.data(), norm.data(), 1e-6f, rope.data(), ids.data(),
+                        cuda::rope_and_cache(qkv.data(), {norm.data(), norm.data(), 1e-6f}, rope.data(), ids.data(),
                                              ids.data(), count, kHeads,
                                              {k.data(), v.data(), pages, kPage, kKvHeads, kDim}, nullptr);
                       }),

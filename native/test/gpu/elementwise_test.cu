@@ -121,10 +121,10 @@ void test_rope(Cpu& cpu, const RopeCase& c) {
   const Values qkv = random_values(static_cast<int64_t>(c.count) * cols, 1.0f);
   const Values q_norm = random_values(dim, 1.0f), k_norm = random_values(dim, 1.0f);
 
-  Arch arch;
-  arch.head_dim = dim;
-  for (int i = 0; i < dim / 2; ++i) arch.rope_inv_freq.push_back(std::pow(1e4, -2.0 * i / dim));
-  cpu::Rope rope(arch, DType::kBFloat16);
+  ModelRecipe recipe;
+  recipe.head_dim = dim;
+  for (int i = 0; i < dim / 2; ++i) recipe.rope_inv_freq.push_back(std::pow(1e4, -2.0 * i / dim));
+  cpu::Rope rope(recipe, DType::kBFloat16);
   rope.reserve(positions);
   // The table by rotating unit vectors: 1 in the lower half gives cos there and sin in the upper half.
   std::vector<float> table(static_cast<size_t>(positions) * dim), tmp(2 * static_cast<size_t>(units) * dim);
@@ -149,8 +149,8 @@ void test_rope(Cpu& cpu, const RopeCase& c) {
   table_gpu.put(table);
   position_gpu.put(position);
   slots_gpu.put(slots);
-  cuda::rope_and_cache(qkv_gpu.data(), c.q_norm ? q_norm_gpu.data() : nullptr, c.k_norm ? k_norm_gpu.data() : nullptr,
-                       eps, table_gpu.data(), position_gpu.data(), slots_gpu.data(), c.count, c.heads,
+  const cuda::HeadNorms norms{c.q_norm ? q_norm_gpu.data() : nullptr, c.k_norm ? k_norm_gpu.data() : nullptr, eps};
+  cuda::rope_and_cache(qkv_gpu.data(), norms, table_gpu.data(), position_gpu.data(), slots_gpu.data(), c.count, c.heads,
                        {k_gpu.data(), v_gpu.data(), pages, c.page_size, c.kv_heads, dim}, nullptr);
   synchronize(what.c_str());
 
@@ -281,7 +281,7 @@ int main(int argc, char** argv) {
   Buffer<float> table(64);
   Buffer<int32_t> ids(1);
   for (int dim : {4, 12, 264}) {
-    CHECK_THROWS(cuda::rope_and_cache(some.data(), nullptr, nullptr, 1e-6f, table.data(), ids.data(), ids.data(), 1, 1,
+    CHECK_THROWS(cuda::rope_and_cache(some.data(), {nullptr, nullptr, 1e-6f}, table.data(), ids.data(), ids.data(), 1, 1,
                                       {some.data(), some.data(), 1, 1, 1, dim}, nullptr),
                  std::invalid_argument);
   }

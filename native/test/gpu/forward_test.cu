@@ -30,6 +30,8 @@ const std::vector<Variant> kVariants = {
     {"one kv head", 64, 1, 8, 1, 128, 64, 50, false, false, true, false},
     {"qwen3 moe", 64, 3, 4, 2, 32, 96, 120, false, false, true, false, 8, 2, 32, true, {1, 0, 1}},
     {"qwen3 moe, no renorm", 128, 2, 4, 4, 16, 64, 90, false, false, true, true, 16, 4, 64, false, {1, 1}},
+    {"olmo2", 64, 2, 8, 2, 16, 96, 101, false, false, true, false, 0, 0, 0, true, {}, 1.0, true},
+    {"olmo2, biases, one kv head", 136, 2, 4, 1, 24, 80, 64, true, true, true, true, 0, 0, 0, true, {}, 1.0, true},
 };
 
 using Rng = std::mt19937;

@@ -112,7 +112,7 @@ struct Side {
   Side(Rank& rank, const Layout& layout, const ForwardShape& shape, NcclComm& comm)
       : a(shape.exchange + kGuard),
         b(shape.exchange + kGuard),
-        out(shape.tokens * layout.arch.hidden + 8 + kGuard),
+        out(shape.tokens * layout.recipe.hidden + 8 + kGuard),
         logits(shape.rows * shape.logits_ld + kGuard) {
     RankBuffers own{};
     own.exchange[0] = a.data, own.exchange[1] = b.data, own.logits = logits.data;

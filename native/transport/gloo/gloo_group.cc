@@ -243,7 +243,7 @@ void GlooGroup::params(Device& device, const CoreConfig& config, int rank, int r
   for (size_t param = 0; param < config.params.size(); param++) {
     const Param& shape = config.params[param];
     pieces.push_back({static_cast<uint8_t*>(const_cast<void*>(device.address(rank, static_cast<int>(param)))),
-                      static_cast<uint64_t>(shape.rows) * static_cast<uint64_t>(shape.cols) * size_of(config.dtype)});
+                      static_cast<uint64_t>(shape.rows) * static_cast<uint64_t>(shape.cols) * size_of(shape.dtype)});
   }
   broadcast("parameters", std::move(pieces), root, deadline);
 }

@@ -26,14 +26,14 @@ export interface PlainOptions {
 const HEADS = 4
 const KV_HEADS = 2
 
-/** A dense model of one layer, its parameters and its sharding spelled out by hand: nothing of src/model is asked. */
+/** A dense model of one layer, its parameters and its sharding spelled out by hand: nothing of src/model is used. */
 export function plainModel (
   { ranks = 1, dtype = 'bfloat16', hidden = 64, vocab = 128, inter = 96, threads = 2 }: PlainOptions = {}
 ): PlainModel {
   const headDim = 16
   const q = HEADS / ranks * headDim
   const kv = Math.max(1, KV_HEADS / ranks) * headDim
-  const params = [
+  const shapes = [
     { name: 'embed', rows: vocab / ranks, cols: hidden },
     { name: 'layers.0.ln1', rows: hidden, cols: 1 },
     { name: 'layers.0.qkv', rows: q + 2 * kv, cols: hidden },
@@ -43,6 +43,7 @@ export function plainModel (
     { name: 'layers.0.down', rows: hidden, cols: inter / ranks },
     { name: 'norm', rows: hidden, cols: 1 }
   ]
+  const params = shapes.map(shape => ({ ...shape, dtype }))
   const all = (rect: (rank: number) => PlainRect): PlainRect[] => Array.from({ length: ranks }, (_, rank) => rect(rank))
   const kvRow = (rank: number): number => Math.floor(rank * KV_HEADS / ranks) * headDim
   const tensors: PlainTensor[] = [
@@ -84,7 +85,7 @@ export function plainModel (
       ranks,
       threads,
       dtype,
-      arch: {
+      recipe: {
         hiddenSize: hidden,
         layers: 1,
         heads: HEADS,
@@ -92,6 +93,12 @@ export function plainModel (
         headDim,
         vocabSize: vocab,
         rmsNormEps: 1e-6,
+        normPlacement: 'pre',
+        qkNorm: 'none',
+        roundOnce: false,
+        qkvBias: false,
+        oBias: false,
+        tieWordEmbeddings: true,
         ropeInvFreq: Float64Array.from({ length: headDim / 2 }, (_, i) => 10000 ** (-2 * i / headDim)),
         ropeScale: 1,
         sparseLayers: new Uint8Array(1),
