@@ -22,8 +22,7 @@ class Core {
   const CoreConfig& config() const { return config_; }
   const Device& device() const { return *device_; }
   // Runs fn with exclusive use of the device. The gate keeps steps and writes apart; if it ever failed to, they would
-  // wait
-  // for each other here.
+  // wait for each other here.
   void with_device(const std::function<void(Device&)>& fn);
   // For process groups: several use the device at once. The gate keeps writes away, and steps away from what is
   // written.

@@ -48,8 +48,7 @@ class EnvState {
   Napi::Promise submit(Napi::Env env, const std::shared_ptr<Core>& core, std::shared_ptr<Task> task,
                        std::vector<Napi::Reference<Napi::Value>> held);
   // The same for another thread: `post` queues the work for it. `owner` is kept until the promise settles, and dropped
-  // on
-  // the JavaScript thread.
+  // on the JavaScript thread.
   using Job = std::function<void()>;
   Napi::Promise submit_to(Napi::Env env, const std::function<void(Job)>& post, std::shared_ptr<Operation> operation,
                           Job work, std::vector<Napi::Reference<Napi::Value>> held, std::shared_ptr<void> owner);
@@ -72,8 +71,7 @@ class EnvState {
   using Tsfn = Napi::TypedThreadSafeFunction<void, Ticket, &EnvState::call_js>;
 
   // Shared with the writer threads; it outlives the environment while one of them holds it. After `closed` nothing
-  // calls
-  // into JavaScript, and nothing starts to read its memory.
+  // calls into JavaScript, and nothing starts to read its memory.
   struct Port {
     std::mutex mutex;
     std::condition_variable idle;

@@ -1,6 +1,5 @@
 // Reads arguments and fields of JavaScript objects. A wrong value throws a TypeError or RangeError that names the
-// field,
-// what was expected and what was given.
+// field, what was expected and what was given.
 #pragma once
 #include <cstdint>
 #include <span>

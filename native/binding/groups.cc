@@ -51,8 +51,7 @@ std::shared_ptr<GroupEntry> remove_group(int handle) {
 }
 
 // Environment cleanup hook. Hooks run last in, first out, so this runs before EnvState::shut, which waits for groups
-// that
-// read JavaScript's memory.
+// that read JavaScript's memory.
 void abort_at_exit(void* handle) {
   try {
     remove_group(static_cast<int>(reinterpret_cast<intptr_t>(handle)))->group().abort("this process ends");
@@ -246,8 +245,7 @@ Napi::Value group_params(const Napi::CallbackInfo& info) {
   const GroupDeadline deadline = deadline_of(info[4]);
   return submit_to_group(info.Env(), entry, [&group = entry->group(), core, rank, root, deadline] {
     // Without exclusive use of the device: groups of other ranks run at the same time, and their peers in another
-    // order, so
-    // none may wait for another. A sender from host memory keeps computing.
+    // order, so none may wait for another. A sender from host memory keeps computing.
     group.params(core->shared_device(), core->config(), rank, root, deadline);
   });
 }

@@ -1,6 +1,5 @@
 // Process groups (src/native/groups.ts): the registry of handles, the thread that each group waits on, and the
-// functions
-// that all kinds of groups share.
+// functions that all kinds of groups share.
 #pragma once
 #include <functional>
 #include <memory>
@@ -15,8 +14,7 @@
 namespace refit::binding {
 
 // A group and the thread that its functions run on. They wait for other processes, so they may not run on an event
-// loop,
-// in libuv's pool or on a core's writer thread.
+// loop, in libuv's pool or on a core's writer thread.
 class GroupEntry {
  public:
   GroupEntry(std::unique_ptr<Group> group, bool gpu);

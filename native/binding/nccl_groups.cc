@@ -36,8 +36,7 @@ class CoreGroup : public NcclGroup {
   }
   void arrive(GroupDeadline deadline) override { group_->arrive(deadline); }
   // Checks the whole job, as `write` checks the staged part of it: pieces that do not overlap within one call may
-  // overlap
-  // between two.
+  // overlap between two.
   std::vector<uint64_t> places(const std::vector<GroupPart>& parts, const std::vector<Tensor>& tensors,
                                const std::vector<Rect>& rects) const override {
     WriteJob job;

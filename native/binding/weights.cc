@@ -25,8 +25,7 @@ class WriteTask : public Task {
  public:
   void run(Device& device, const std::atomic<bool>& cancel) override {
     // Returns the slots here, also when the write throws. Freeing the task would be too late: the slots are received
-    // into
-    // next, and the thread that frees it may be the one that waits for them.
+    // into next, and the thread that frees it may be the one that waits for them.
     const auto kept = std::move(owned.kept);
     owned.job.cancel = &cancel;
     outcome_ = device.write(owned.job);

@@ -1,4 +1,4 @@
-// Checks for the native test programs: a failed one is printed with its place and counted, and the program goes on.
+// Checks for the native test programs: a failed check is printed with its place and counted, and the program continues.
 // main ends with `return refit::test::finish("name");`.
 #pragma once
 #include <atomic>
@@ -44,7 +44,7 @@ inline int finish(const char* name) {
 
 }  // namespace refit::test
 
-// CHECK(ok); CHECKF(ok, "n=%d", n) adds the values that matter. Both give the condition's value.
+// CHECK(ok); CHECKF(ok, "n=%d", n) adds the values that matter. Both return the condition's value.
 #define CHECK(cond) ::refit::test::report(static_cast<bool>(cond), __FILE__, __LINE__, #cond)
 #define CHECKF(cond, ...) ::refit::test::reportf(static_cast<bool>(cond), __FILE__, __LINE__, #cond, __VA_ARGS__)
 // The expression must throw exactly this type or one derived from it.

@@ -10,7 +10,7 @@ using namespace refit;
 
 namespace {
 
-// docs/checksum.md, word by word.
+// docs/checksum.md, step by step.
 uint64_t reference(uint64_t index, uint64_t bits) {
   uint64_t z = (index / 8 + 1) * 0x9E3779B97F4A7C15u;
   z ^= z >> 30;
@@ -39,7 +39,7 @@ void a_rectangle_sums_its_elements(DType dtype) {
   Store store(c);
   Pool pool(2);
   store.scramble(3, pool);
-  // Columns slice, whole, vector, rows past others, empty ones, a single row longer than one task, an index past 2^32.
+  // Column slice, whole, vector, rows past others, empty ones, one row longer than a task, an index past 2^32.
   const std::vector<Rect> rects = {{0, 1, 0, 5, 7, 20, 60, 10, 31},
                                    {1, 0, 0, 0, 0, 37, 91, 0, 0},
                                    {2, 1, 1, 9, 0, 2900, 1, 50, 0},
@@ -82,7 +82,7 @@ void every_length_and_start_agree_with_the_definition() {
   }
 }
 
-// What the checksum is for: any element changed, or any two exchanged, shows.
+// The purpose of the checksum: it shows a change of any element and an exchange of any two.
 void one_bit_or_two_exchanged_elements_change_it() {
   std::vector<uint16_t> data(512);
   for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<uint16_t>(noise(i));
@@ -93,7 +93,7 @@ void one_bit_or_two_exchanged_elements_change_it() {
       CHECK(checksum_run(data.data(), DType::kBFloat16, 0, 512) != sum);
       data[i] ^= static_cast<uint16_t>(1 << bit);
     }
-    // The neighbours, which share a factor, and one far away.
+    // The neighbours, which share a factor, and one element far away.
     for (size_t other = i + 1; other < i + 10; other++) {
       const size_t o = (other < i + 9 ? other : i * 7 + 1) % data.size();
       if (data[i] == data[o]) continue;
@@ -104,7 +104,7 @@ void one_bit_or_two_exchanged_elements_change_it() {
   }
 }
 
-// Small changes of neighbours are what real faults make; none of those tried may cancel out.
+// Real faults make small changes of neighbours; none of the tried ones may cancel out.
 void small_changes_of_one_group_never_cancel() {
   uint64_t weights[8];
   for (int j = 0; j < 8; j++) weights[j] = checksum_weight(j);
@@ -113,7 +113,7 @@ void small_changes_of_one_group_never_cancel() {
     uint64_t sum = 0;
     bool any = false;
     for (int j = 0; j < 8; j++) {
-      // In turn: tiny, powers of two, any.
+      // In turn: tiny values, powers of two, any value.
       const uint64_t z = noise(i * 8 + static_cast<uint64_t>(j));
       const int size = i % 3 == 0   ? static_cast<int>(z % 5) - 2
                        : i % 3 == 1 ? (1 << (z % 16)) * (static_cast<int>((z >> 8) % 3) - 1)

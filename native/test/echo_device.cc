@@ -1,5 +1,5 @@
-// A shared library with a device that computes nothing: it gives back what it was given, so that a test can see that
-// all of it crosses the boundary between addon and library, and fails in every way there is. Built by
+// A shared library with a device that computes nothing. It returns its arguments, so that a test sees that all of them
+// cross the boundary between addon and library, and it fails in every possible way. Built by
 // test/native/cuda-library.test.ts.
 #include <numeric>
 #include <string>

@@ -1,4 +1,4 @@
-// Changes of single elements, and the hashes that come with them.
+// Changes of single elements, and the hashes of their tensors.
 #include "core/write/element_patch.h"
 
 #include <bit>
@@ -27,7 +27,7 @@ struct Sent {
   ElementPatch patch;
 };
 
-// Rising positions, in any of the encodings that hold them.
+// Rising positions, in each of the encodings that can hold them.
 Sent sent(const std::vector<uint64_t>& at, const std::vector<uint16_t>& values, Positions encoding) {
   Sent out;
   std::vector<uint64_t> gaps;
@@ -56,7 +56,7 @@ std::string refusal(const std::vector<ElementPatch>& patches, uint64_t elements,
 
 bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
-// Blocks of a tensor, patched apart, are what the whole would be; in every encoding.
+// Blocks of a tensor that are patched separately equal the whole, in every encoding.
 void every_encoding_sets_the_same_elements_whole_and_in_blocks() {
   std::mt19937_64 random(1);
   for (int round = 0; round < 50; round++) {
@@ -149,7 +149,7 @@ void values_of_other_dtypes_are_rounded() {
   CHECK(wide[0] == 1.0f && wide[1] == -2.0f && wide[2] == 0x1p-24f);
 }
 
-// Of torch 2.13: hash_tensor of bfloat16 [1.5, 2.25, -3, 0, 1e-40, inf], of [1, 2, 255, 7] as uint8, of float32
+// From torch 2.13: hash_tensor of bfloat16 [1.5, 2.25, -3, 0, 1e-40, inf], of [1, 2, 255, 7] as uint8, of float32
 // [1.1, 2.2].
 void hashes_are_torchs() {
   std::vector<uint16_t> values;
@@ -171,7 +171,7 @@ std::string hex(const std::vector<uint8_t>& bytes) {
   return out;
 }
 
-// Of Python's hashlib.
+// From Python's hashlib.
 void blake2b_is_that_of_the_rfc() {
   const std::string abc = "abc";
   const auto* data = reinterpret_cast<const uint8_t*>(abc.data());

@@ -1,4 +1,4 @@
-// gloo groups with ranks that break the protocol, do not come, abort or die.
+// gloo groups with ranks that break the protocol, never come, abort or die.
 #include "test/gloo_world.h"
 
 namespace refit::test {
@@ -7,7 +7,7 @@ namespace {
 void test_impostors() {
   const Bytes data = coded_bytes(1, 600);
   const uint64_t slot1 = gloo::make_slot(gloo::kBroadcast, 1);
-  // The honest one, word by word; the second piece first, and its bytes in two.
+  // A rank that keeps to the protocol; the second piece first, and its bytes in two.
   CHECK(!receive_from([&](Impostor& other) {
            const gloo::Header first = other.hear(), second = other.hear();
            CHECK(first.opcode == gloo::kRecvReady && first.slot == kSlot0 && first.length == 600 && first.bytes == 48);
@@ -25,7 +25,7 @@ void test_impostors() {
   const auto says = [](uint64_t opcode, uint64_t slot, uint64_t length) {
     return receive_from([=](Impostor& other) { other.say(opcode, slot, length); });
   };
-  // Other bytes than are expected: the sender is rid of them before it is told.
+  // Another number of bytes than expected: the sender can send them all before it gets the error.
   for (const uint64_t bytes : {uint64_t{599}, uint64_t{601}, uint64_t{1} << 20}) {
     const Thrown other = receive_from([&](Impostor& other) {
       other.say(gloo::kSendReady, kSlot0, bytes);
@@ -61,7 +61,7 @@ void test_impostors() {
                }),
                GroupErrorKind::kBroken, "announces broadcast 9 twice");
 
-  // Ended in the middle, in the middle of a header, at the start; stopped.
+  // The connection ends in the middle, in the middle of a header, at the start; or it hangs.
   const Thrown cut = receive_from([&](Impostor& other) {
     other.hear(), other.hear();
     other.say(gloo::kSendReady, kSlot0, 600);
@@ -85,7 +85,7 @@ void test_impostors() {
   CHECK_THROWN(stopped, GroupErrorKind::kTimeout, "the deadline has passed; 250 of 600 bytes of broadcast 0");
   CHECK_THROWN(stopped, GroupErrorKind::kTimeout, "from rank 0 at 127.0.0.1:");
 
-  // The same of one that receives: it never says that it is ready, says another length, or goes.
+  // The same for a receiver: it never says that it is ready, announces another length, or leaves.
   for (const int kind : {0, 1, 2}) {
     GlooGroup group(2, {1}, kHost);
     Impostor impostor;
@@ -115,16 +115,16 @@ void test_impostors() {
 void test_connecting() {
   const int descriptors = entries("/proc/self/fd");
   {
-    // Nobody comes. Whether we were to connect, the numbers of the ports decide.
+    // No other rank comes. The port numbers decide which side connects.
     GlooGroup group(3, {1}, kHost), other(3, {0}, kHost), third(3, {2}, kHost);
     const Thrown thrown = thrown_by([&] {
       group.connect({other.address(0), group.address(1), third.address(2)}, within(100ms));
-      // Those that we connect to are there: the system answers for them.
+      // The system accepts connections for the ranks that we connect to.
     });
     if (thrown.any) CHECK_THROWN(thrown, GroupErrorKind::kTimeout, "it connects to this side");
   }
   {
-    // Its process has gone.
+    // Its process has ended.
     Bytes gone;
     GlooGroup group(2, {1}, kHost);
     for (bool connects = false; !connects;) {
@@ -151,21 +151,22 @@ void test_connecting() {
     CHECK_THROWS(group.barrier(late()), std::invalid_argument);
   }
   {
-    // Strangers call, and say nothing, nonsense, or a rank that is not to call: nobody is the worse for it.
+    // Strangers connect and send nothing, nonsense, or a rank that does not connect here: no harm is done.
     GlooGroup one(2, {0}, kHost), two(2, {1}, kHost);
     std::vector<gloo::Fd> strangers;
-    for (const int64_t said : {int64_t{-1}, int64_t{0}, int64_t{1}, int64_t{2}, int64_t{1} << 40, int64_t{-1} << 60}) {
+    for (const int64_t number :
+         {int64_t{-1}, int64_t{0}, int64_t{1}, int64_t{2}, int64_t{1} << 40, int64_t{-1} << 60}) {
       for (GlooGroup* group : {&one, &two}) {
         const gloo::Address address = gloo::decode(group->address(group == &one ? 0 : 1), 0, 2);
         gloo::Fd& fd = strangers.emplace_back();
         CHECK(gloo::begin_connect(address.socket, fd) == 0);
         pollfd ready{fd.get(), POLLOUT, 0};
         poll(&ready, 1, 1000);
-        // The number of the true other one would be believed: there is no secret in this protocol.
-        if (said == 0 || said == 1) {
-          CHECK(send(fd.get(), &said, 5, MSG_NOSIGNAL) == 5);
+        // The number of the right rank would be accepted: this protocol has no secret.
+        if (number == 0 || number == 1) {
+          CHECK(send(fd.get(), &number, 5, MSG_NOSIGNAL) == 5);
         } else {
-          CHECK(send(fd.get(), &said, 8, MSG_NOSIGNAL) == 8);
+          CHECK(send(fd.get(), &number, 8, MSG_NOSIGNAL) == 8);
         }
       }
     }
@@ -181,7 +182,7 @@ void test_connecting() {
 }
 
 void test_abort() {
-  // In the middle of a wait, from another thread: at once, with the reason.
+  // In the middle of a wait, from another thread: it ends at once, with the reason.
   World world(2, {{0}, {1}});
   GlooGroup& group = *world.groups[1];
   group.stage(100);
@@ -193,11 +194,11 @@ void test_abort() {
   CHECK(received.wait_for(10s) == std::future_status::ready);
   CHECK_THROWN(received.get(), GroupErrorKind::kBroken, "the operator wished it");
   CHECK_THROWN(thrown_by([&] { group.barrier(late()); }), GroupErrorKind::kBroken, "the operator wished it");
-  // The other side hears of it, without a deadline of its own.
+  // The other side notices it without a deadline of its own.
   const Bytes bytes(100);
   CHECK_THROWN(thrown_by([&] { world.groups[0]->send(bytes.data(), bytes.size(), late()); }), GroupErrorKind::kBroken,
                "rank 1 at ");
-  // Before it was connected, twice, and at the end.
+  // Before it is connected, twice, and at the end.
   GlooGroup alone(2, {0}, kHost);
   alone.abort("first");
   alone.abort("second");
@@ -207,11 +208,11 @@ void test_abort() {
   alone.abort("third");
 }
 
-// A rank that dies in the middle is told by all that wait for it, and by nobody else.
+// All ranks that wait for a dead rank get an error that names it, and no others.
 void test_death_in_the_tree() {
   World world(4, {{0}, {1}, {2}, {3}});
   const Bytes bytes(32 << 20);
-  // 3 receives from 1, which never begins.
+  // Rank 3 receives from rank 1, which never begins.
   world.each([&](GlooGroup& group, int g) {
     if (g == 0) {
       CHECK_THROWN(thrown_by([&] { group.send(bytes.data(), bytes.size(), within(20s)); }), GroupErrorKind::kBroken,

@@ -1,5 +1,5 @@
-// The gloo transport among groups of this process: data, order, faults and what is left behind. That it is torch's gloo
-// too, test/interop/test_gloo.py tells.
+// The gloo transport among groups of this process: data, order, and what is left behind. test/interop/test_gloo.py
+// tests it against torch's gloo.
 #include "test/gloo_world.h"
 
 namespace refit::test {
@@ -24,7 +24,7 @@ void test_tree() {
       }
     }
   }
-  // As gloo's broadcast.cc counts: the distance doubles.
+  // As in gloo's broadcast.cc: the distance doubles.
   CHECK((gloo::tree_place(0, 0, 5).children == std::vector<int>{1, 2, 4}));
   CHECK((gloo::tree_place(1, 0, 5).children == std::vector<int>{3}));
   CHECK((gloo::tree_place(2, 2, 4).children == std::vector<int>{3, 0}));
@@ -34,8 +34,8 @@ void test_tree() {
   CHECK(gloo::tag_of(gloo::make_slot(gloo::kBroadcast, 0xfffffffeu)) == 0xfffffffeu);
 }
 
-// The value that torch 2.13 put into its store for rank 0 of 2, on a machine named vm (the rest of its sockaddr is what
-// happened to lie on its stack).
+// The value that torch 2.13 put into its store for rank 0 of 2, on a machine named vm (the rest of its sockaddr is
+// uninitialised stack memory).
 const char* const kTorchValue =
     "0200000000000000766d8800000000000000020091"
     "2b7f0000010000000000000000108301"
@@ -75,9 +75,9 @@ void test_addresses() {
   CHECK(theirs.host == "vm" && gloo::text(theirs.socket) == "127.0.0.1:37163");
   CHECK((theirs.identifiers == std::vector<int64_t>{0, 1}));
 
-  // Whatever else comes is refused in words, and nothing is read beyond its end.
+  // Every other value is refused with a reason, and never read beyond its end.
   for (size_t length = 0; length < value.size(); length++) {
-    if (length == value.size() - 24) continue;  // without identifiers: a lazy one
+    if (length == value.size() - 24) continue;  // without identifiers: a lazy rank
     const Thrown thrown = thrown_by([&] { gloo::decode(Bytes(value.begin(), value.begin() + length), 4, 3); });
     CHECKF(thrown.any && thrown.says("rank 4"), "%zu bytes: \"%s\"", length, thrown.message.c_str());
   }
@@ -90,7 +90,7 @@ void test_addresses() {
   CHECK_THROWN(thrown_by([&] { gloo::decode(Bytes(136 * 2), 0, 3); }), GroupErrorKind::kRefused, "before torch 2.1");
   CHECK_THROWN(thrown_by([&] { gloo::decode(value, 0, 4); }), GroupErrorKind::kRefused, "another size");
 
-  // Exactly one of two connects; gloo compares the port's bytes as they lie in memory.
+  // Exactly one of two connects; gloo compares the port's bytes in memory order.
   for (int round = 0; round < 2000; round++) {
     gloo::Address a{"", gloo::parse_host("10.0.0.1"), {}}, b = a;
     for (const size_t at : {2, 3, 4, 7}) {
@@ -112,7 +112,7 @@ void test_addresses() {
   CHECK_THROWN(thrown_by([] { GlooGroup(2, {0}, "192.0.2.1"); }), GroupErrorKind::kRefused, "not an address of this");
 }
 
-// Any number of groups, any root, any sizes: every group has the root's bytes, and not one byte beside them.
+// Any number of groups, any root, any sizes: every group gets the root's bytes, and no byte around them changes.
 void test_worlds() {
   std::mt19937 random(1);
   for (int round = 0; round < 24; round++) {
@@ -163,7 +163,7 @@ void test_worlds() {
   }
 }
 
-// Nobody passes before the last has come.
+// No rank passes before the last one has arrived.
 void test_barrier() {
   std::mt19937 random(3);
   for (int size = 2; size <= 9; size++) {
@@ -181,7 +181,7 @@ void test_barrier() {
   }
 }
 
-// One who has done its part may go while the others are still busy.
+// A rank that has done its part may leave while the others are still busy.
 void test_early_leaver() {
   for (int round = 0; round < 5; round++) {
     World world(3, {{0}, {1}, {2}});
@@ -222,11 +222,11 @@ void test_staging() {
   CHECK(group.staged(1).source.bytes == 1 << 20);
   group.stage(0);
   CHECK_THROWS(group.staged(0), std::invalid_argument);
-  // A write that reads the slot has it as long as it likes.
+  // A write that reads the slot keeps it as long as it needs.
   const_cast<uint8_t*>(held.source.data)[4095] = 1;
   CHECK_THROWS(group.stage(uint64_t{1} << 60), NoMemory);
   CHECK_THROWS(group.staged(0), std::invalid_argument);
-  // All that was refused has sent nothing.
+  // The refused calls have sent nothing.
   const Bytes bytes = coded_bytes(1, 100);
   world.each([&](GlooGroup& one, int g) {
     one.stage(100);

@@ -81,7 +81,7 @@ Thrown thrown_by(const std::function<void()>& fn) {
     CHECKF(got_.any&& got_.kind == (wanted) && got_.says(text), "\"%s\"", got_.message.c_str()); \
   } while (0)
 
-// One world whose ranks are spread over groups, each of which a process would have.
+// One world whose ranks are spread over groups; each group stands for a process.
 struct World {
   std::vector<std::unique_ptr<GlooGroup>> groups;
   std::vector<int> owner;  // of each rank
@@ -100,7 +100,7 @@ struct World {
     each([&](GlooGroup& group, int) { group.connect(peers, late()); });
   }
 
-  // All groups at once, each on a thread of its own; what one throws fails the test.
+  // Runs fn on all groups at once, each on a thread of its own; an exception fails the test.
   void each(const std::function<void(GlooGroup&, int)>& fn) {
     std::vector<std::thread> threads;
     for (size_t g = 0; g < groups.size(); g++) {
@@ -123,7 +123,7 @@ std::vector<std::vector<int>> random_parts(int size, std::mt19937& random) {
   return parts;
 }
 
-// Rank 0 of 2, of whom the test decides what it sends.
+// Rank 0 of 2; the test decides what it sends.
 class Impostor {
  public:
   Impostor() {
@@ -145,9 +145,9 @@ class Impostor {
       pollfd ready{listener_.get(), POLLIN, 0};
       CHECK(poll(&ready, 1, 10000) == 1);
       fd_ = gloo::Fd(accept(listener_.get(), nullptr, nullptr));
-      int64_t said = 0;
-      read(&said, 8);
-      CHECK(said == 101);
+      int64_t number = 0;
+      read(&number, 8);
+      CHECK(number == 101);
     }
   }
 
@@ -209,7 +209,7 @@ class Impostor {
 
 constexpr uint64_t kSlot0 = gloo::make_slot(gloo::kBroadcast, 0);
 
-// What the group's receive of 1000 bytes comes to where `act` is the other side.
+// The result of the group's receive of 1000 bytes when `act` is the other side.
 Thrown receive_from(const std::function<void(Impostor&)>& act, std::chrono::milliseconds deadline = 20s) {
   GlooGroup group(2, {1}, kHost);
   Impostor impostor;
@@ -224,9 +224,9 @@ Thrown receive_from(const std::function<void(Impostor&)>& act, std::chrono::mill
   other.join();
   if (thrown.any) {
     CHECK(impostor.is_cut_off());
-    CHECK_THROWN(thrown_by([&] { group.barrier(late()); }), GroupErrorKind::kBroken, "of no more use since");
-    // Nor are bytes given out of which nobody knows how many have come.
-    CHECK_THROWN(thrown_by([&] { group.read(0, 0, 1000, late()); }), GroupErrorKind::kBroken, "of no more use since");
+    CHECK_THROWN(thrown_by([&] { group.barrier(late()); }), GroupErrorKind::kBroken, "unusable since");
+    // Bytes are not given out if it is unknown how many have arrived.
+    CHECK_THROWN(thrown_by([&] { group.read(0, 0, 1000, late()); }), GroupErrorKind::kBroken, "unusable since");
     CHECKF(thrown.says("receive: ") && thrown.says(" s"), "%s", thrown.message.c_str());
   }
   group.end();

@@ -1,4 +1,4 @@
-// What is left of host memory, as files of a made-up system tell it.
+// Available host memory, according to the files of a made-up system.
 #include "cuda/device/host_memory.cc"
 
 #include <unistd.h>

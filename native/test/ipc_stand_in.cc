@@ -1,23 +1,23 @@
-// build/stand-in/librefit_cuda.so, made by `node scripts/build-native.js --faults` for tests alone: a CUDA library that
-// needs no GPU. Name it in REFIT_CUDA_LIBRARY, with build/faults/refit.node as REFIT_NATIVE, and ask for the device
-// "cuda". It computes on the CPU and "opens" memory of other processes through the same code as the real one
-// (transport/ipc_*): planning, order, overlap, counting, keeping and closing are what is shipped, fault points
-// included.
+// build/stand-in/librefit_cuda.so, made by `node scripts/build-native.js --faults` for tests only: a CUDA library that
+// needs no GPU. Name it in REFIT_CUDA_LIBRARY, with build/faults/refit.node as REFIT_NATIVE, and use the device "cuda".
+// It computes on the CPU and "opens" memory of other processes through the same code as the real library
+// (transport/ipc/*): planning, order, overlap, counting, keeping and closing are the product's code, with fault points.
 //
-// GPUs: $REFIT_STAND_IN_CARDS of them (default 2), with the UUIDs GPU-00000000-0000-0000-0000-00000000000N, N =
-// 0, 1... and 8 GiB each, all of them peers.
+// GPUs: $REFIT_STAND_IN_CARDS of them (default 2), with the UUIDs GPU-00000000-0000-0000-0000-00000000000N, N = 0, 1...
+// and 8 GiB each, all of them peers.
 //
-// What stands for CUDA's handles, in a segment (src/native/addon.ts: CudaSegment):
-// - a memory handle: 64 bytes, the name of a POSIX shared-memory file ("/name", as shm_open takes it), padded with
-//   zeros. The file is mapped read-only; its length is the segment's, and offset 0 its first byte.
+// Substitutes for CUDA's handles, in a segment (CudaSegment of src/native/write-job.ts):
+// - a memory handle: 64 bytes, the name of a POSIX shared-memory file ("/name", as for shm_open), padded with zeros.
+//   The file is mapped read-only; its length is the segment's, and offset 0 its first byte.
 // - descriptors of blocks: of files (memfd, shared memory) of at least `blockBytes` each, mapped one after another.
-// - a fabric handle: as a memory handle, of at least `blockBytes`.
+// - a fabric handle: like a memory handle, of at least `blockBytes`.
 // - an event handle: 64 bytes, a name as above. The event is done when the first int32 of the file is not 0; nothing is
-//   read before. It is opened at the start of the write: a file that is not there is a sender that has gone.
-// Process groups of NCCL (native/cuda/group/group.h) have host memory for GPUs. The library that they open is to be
-// the one of native/test/nccl_loop.cc, whose ranks are in this process: name it in REFIT_NCCL.
+//   read before. It is opened at the start of the write: a missing file means that the sender has ended.
 //
-// Files must not be cut while a write runs (write the event's int32 in place): that would end the process.
+// Process groups of NCCL (native/cuda/group/group.h) use host memory as GPUs. They must open the library of
+// native/test/nccl_loop.cc, whose ranks are in this process: name it in REFIT_NCCL.
+//
+// Files must not be truncated while a write runs, because that would end the process; write the event's int32 in place.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -46,7 +46,7 @@ namespace refit {
 namespace {
 
 using device_table::guarded;
-// One write: what reads segments here, all else by the CPU's own write afterwards.
+// One write: this class reads the segments, then the CPU's own write does the rest.
 class SharedWrite {
  public:
   SharedWrite(Device& cpu, ipc::Mappings& mappings, const WriteJob& job)
@@ -82,7 +82,7 @@ class SharedWrite {
   }
 
  private:
-  // So that a few megabytes show what many gigabytes do.
+  // Small limits, so that a few megabytes behave like many gigabytes.
   static ipc::SessionLimits limits() {
     ipc::SessionLimits out;
     out.batch_bytes = 64 << 10;
@@ -146,7 +146,7 @@ class SharedWrite {
   Device& cpu_;
   const WriteJob& job_;
   std::vector<int> left_;       // rectangles of each tensor, under `writing_`
-  std::vector<uint8_t> dirty_;  // likewise
+  std::vector<uint8_t> dirty_;  // also under `writing_`
   WriteOutcome out_;
   std::mutex writing_, mutex_;
   ipc::Session session_;

@@ -14,9 +14,9 @@
 
 namespace refit::test {
 
-// What all GPUs of a test have in common.
+// Shared by all GPUs of a test.
 struct LoopGpus {
-  std::atomic<int64_t> bytes{0};  // that are allocated
+  std::atomic<int64_t> bytes{0};  // allocated bytes
   int64_t room = int64_t{1} << 40;
   std::atomic<int> open{0};
   std::atomic<bool> downloads_fail{false};
@@ -76,7 +76,7 @@ class LoopGpu : public cuda::GroupGpu {
   std::atomic<const char*> operation_{"start"};
   std::atomic<int> passed_[kMarkSets] = {};
   LoopStream stream_;
-  LoopStream thread_;  // the first to go
+  LoopStream thread_;  // destroyed first
 };
 
 }  // namespace refit::test

@@ -1,8 +1,10 @@
-// A shared library with NCCL's C interface whose ranks are threads of one process, and whose streams are LoopStreams:
-// it brings bytes from rank to rank in host memory, waits for ranks that have not come, never ends for those that never
-// do, and can be aborted, as NCCL. Communicators do not block. Built by test/native/nccl-groups.test.ts.
+// A shared library with NCCL's C interface whose ranks are threads of one process, and whose streams are LoopStreams.
+// Like
+// NCCL, it copies bytes from rank to rank in host memory, waits for ranks that have not come, never ends for those that
+// never do, and can be aborted. Communicators do not block. Built by test/native/nccl-groups.test.ts.
 //
-// As in NCCL, what ranks call is matched by order alone: a broadcast of another size than the root's never ends.
+// As in NCCL, calls of different ranks are matched by order only: a broadcast whose size differs from the root's never
+// ends.
 #include "test/nccl_loop.h"
 
 #include <atomic>
@@ -37,7 +39,7 @@ struct Call {
   std::vector<uint8_t> data;
   std::vector<float> sums;
   int arrived = 0, left = 0;
-  bool sent = false;  // the root has come
+  bool sent = false;  // the root has arrived
   bool mismatch = false;
 };
 
@@ -66,7 +68,7 @@ struct ncclComm {
   std::shared_ptr<World> world;
   int rank = 0;
   uint64_t calls = 0;
-  bool finalized = false;  // what it began is done: nobody misses it
+  bool finalized = false;  // its own work is done: no other rank needs it
 };
 
 namespace {
@@ -79,7 +81,7 @@ bool others_gone(const World& world, int rank) {
   return false;
 }
 
-// On a stream. Takes part in call `number`; `fn` runs under the lock once `ready` says so.
+// On a stream. Takes part in call `number`; runs `fn` under the lock when `ready` is true.
 void take_part(World& world, int rank, uint64_t number, const Call& mine, const uint8_t* from, uint8_t* to) {
   std::unique_lock lock(world.mutex);
   const auto gone = [&] { return static_cast<bool>(world.aborted[static_cast<size_t>(rank)]); };

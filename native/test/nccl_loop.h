@@ -1,5 +1,5 @@
-// What stands for a GPU's stream in tests without a GPU: a thread that runs what it is given, in order. The library
-// of nccl_loop.cc puts its transfers on it.
+// Replaces a GPU's stream in tests without a GPU: a thread that runs its jobs in order. The library of nccl_loop.cc
+// puts its transfers on it.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -12,7 +12,7 @@ namespace refit::test {
 class LoopStream {
  public:
   LoopStream() : thread_([this] { loop(); }) {}
-  // Waits for all that it was given.
+  // Waits for all jobs.
   ~LoopStream() {
     {
       const std::lock_guard lock(mutex_);
@@ -62,11 +62,11 @@ class LoopStream {
   std::thread thread_;
 };
 
-// What tests tell and ask the library; all by its exports.
+// The settings of the library that tests change and read; all through its exports.
 struct LoopControl {
   int live = 0;  // communicators
-  int deaf = 0;  // 1: who is left does not hear that a rank has aborted, as on links without a connection
-  const char* join_fails = nullptr;  // what joining ends with: ncclInvalidUsage, and this as NCCL's last words
+  int deaf = 0;  // 1: remaining ranks do not notice that a rank has aborted, as on links without a connection
+  const char* join_fails = nullptr;  // the result of joining: ncclInvalidUsage, with this as NCCL's last error
 };
 
 }  // namespace refit::test

@@ -1,6 +1,6 @@
-// A shared library with NCCL's C interface that moves no byte: it writes down how it is called and answers as it is
-// told, so that waiting, giving up and failing can be tried without a GPU. Built by test/native/nccl.test.ts, which
-// gives VERSION (22809) and, for a library that lacks a function, WITHOUT_RECV.
+// A shared library with NCCL's C interface that moves no byte: it records its calls and returns what the test has set,
+// so waiting, giving up and failing need no GPU. Built by test/native/nccl.test.ts, which sets VERSION (22809) and, for
+// a library that lacks a function, WITHOUT_RECV.
 #include <climits>
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace {
 
-// As nccl.h of 2.18 has it; written apart from cuda/nccl_api.h, which is what is tested.
+// As in nccl.h of 2.18; written independently of cuda/group/nccl_api.h, which is under test.
 struct Config {
   size_t size;
   unsigned magic, version;
@@ -25,11 +25,11 @@ struct Id {
 }  // namespace
 
 struct ncclComm {
-  int polls;  // until what is under way has ended; below 0: never
+  int polls;  // until the pending call has ended; below 0: never
   int result;
 };
 
-// What the test sets and reads.
+// The settings that the test writes and reads.
 struct StandIn {
   int polls_to_join = 0, polls_of_group = 0, polls_to_finish = 0;  // below 0: never
   int join_result = 0, call_result = 0, state_result = 0;
@@ -66,7 +66,7 @@ int called(const char* name, const void* from, const void* to, size_t count, int
 
 ncclComm* grouped = nullptr;
 
-// What 2.14 to 2.17 have of the configuration is shorter.
+// The configuration of 2.14 to 2.17 is shorter.
 bool good(const Config& c) {
   const size_t size = VERSION < 21700 ? 24 : VERSION < 21800 ? 40 : 48;
   if (c.size != size || c.magic != 0xcafebeef || c.blocking != 0) return false;
@@ -121,7 +121,7 @@ EXPORT const char* ncclGetErrorString(int result) {
          : result == 6 ? "remote process exited or there was a network error"
                        : "?";
 }
-EXPORT const char* ncclGetLastError(ncclComm*) { return "told by the stand-in\n"; }
+EXPORT const char* ncclGetLastError(ncclComm*) { return "reported by the stand-in\n"; }
 EXPORT int ncclGroupStart() {
   const std::lock_guard lock(mutex);
   stand_in.depth++;

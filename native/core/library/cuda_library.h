@@ -14,8 +14,7 @@ namespace refit {
 std::string cuda_library_path();
 
 // All throw std::runtime_error where the library is missing, does not open or is of another build; the message has the
-// path and the cure. Any thread.
-// Throws std::invalid_argument (bad configuration), NoMemory, DeviceLost.
+// path and the cure. Any thread. Throws std::invalid_argument (bad configuration), NoMemory, DeviceLost.
 std::unique_ptr<Device> make_cuda_device(const CoreConfig& config);
 CudaMemoryPlan cuda_memory_plan(const CoreConfig& config);
 // NcclGroup::kIdBytes for a group in which a rank of this process is the first. Throws GroupError.

@@ -1,8 +1,7 @@
 // Grouped-query attention over the paged KV cache: online softmax, fp32 accumulation, causal by absolute position. Keys
 // are cut into chunks at absolute positions (kAttentionChunk), and the chunks are combined in order. So a token's
-// result
-// depends neither on the batch nor on how its prompt was cut into steps. It is the same bit for bit whether one block
-// computes all chunks or several blocks divide them.
+// result depends neither on the batch nor on how its prompt was cut into steps. It is the same bit for bit whether one
+// block computes all chunks or several blocks divide them.
 #pragma once
 #include <vector>
 
@@ -13,8 +12,7 @@ namespace refit::cuda {
 
 constexpr int kAttentionChunk = 256;
 // Rows (tokens times query heads per KV head) of one item: the narrow kernel computes up to 16 (decode), the wide one
-// up
-// to 64.
+// up to 64.
 constexpr int kNarrowRows = 16;
 constexpr int kWideRows = 64;
 
@@ -43,8 +41,7 @@ struct AttentionPlan {
 };
 
 // Whether blocks divide a token's chunks: kAuto does so if there are too few blocks to occupy a GPU. The other values
-// are
-// for tests; kAlways may need more rows than max_part_rows returns.
+// are for tests; kAlways may need more rows than max_part_rows returns.
 enum class AttentionSplit : uint8_t { kAuto, kAlways, kNever };
 
 // group: query heads per KV head, at most kWideRows; throws std::invalid_argument otherwise. kv_heads: of one rank; it
@@ -68,10 +65,8 @@ struct AttentionInput {
 };
 
 // qkv [T, ldq] after rope_and_cache: q is its first heads * head_dim columns. out [T, heads * head_dim]. head_dim must
-// be
-// a multiple of 8 up to 256; throws std::invalid_argument otherwise. The cache contains all keys up to each token's
-// own;
-// slots of a page beyond them may contain anything.
+// be a multiple of 8 up to 256; throws std::invalid_argument otherwise. The cache contains all keys up to each token's
+// own; slots of a page beyond them may contain anything.
 void attention(const bf16* qkv, int64_t ldq, const AttentionInput& input, const KvLayer& kv, int heads, bf16* out,
                cudaStream_t stream);
 

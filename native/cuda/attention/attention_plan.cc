@@ -10,8 +10,7 @@ namespace {
 // Number of blocks that occupies a large GPU: two on each of 132 multiprocessors.
 constexpr int64_t kFillingBlocks = 264;
 // Limits the memory of partial results. 8192 rows are 64 decoding sequences of 32k tokens; items that do not fit are
-// not
-// split.
+// not split.
 constexpr int64_t kMaxPartRows = 8192;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

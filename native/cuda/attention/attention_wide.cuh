@@ -38,8 +38,7 @@ __global__ void __launch_bounds__(kAttentionThreads, D <= 128 ? 2 : 1)
   clear();
 
   // Sums over the chunks before this one. They are used once per chunk, and registers are scarce. An index that is
-  // unknown
-  // to the compiler keeps them in local memory, which L1 caches.
+  // unknown to the compiler keeps them in local memory, which L1 caches.
   float4 before[kOut];
   float before_maximum[2], before_weights[2];
   int zero;

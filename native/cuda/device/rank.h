@@ -33,8 +33,7 @@ class Rank {
   cudaStream_t copy = nullptr;    // asynchronous copies that overlap with `stream`
 
   // Runs fn on the rank's thread; its exceptions come out of the future. An error that the GPU repeats from then on
-  // (see
-  // is_sticky) comes out as DeviceLost with the rank, the GPU, the error and the operation.
+  // (see is_sticky) comes out as DeviceLost with the rank, the GPU, the error and the operation.
   std::future<void> run(std::function<void()> fn);
 
   // Records the current operation for the watchdog; call it before everything that can get stuck in a GPU. Each call

@@ -195,8 +195,7 @@ CublasLt::Plan* CublasLt::plan_of(const Product& p) {
   int align = std::min({alignment(p.x), alignment(p.w), alignment(p.y)});
   if (p.bias != nullptr) align = std::min(align, alignment(p.bias));
   // Rows that do not begin at multiples of 16 bytes have slow algorithms at best. Two kinds of alignment keep the
-  // number
-  // of plans small.
+  // number of plans small.
   if (align < 16 || s.k % 8 != 0 || s.ldx % 8 != 0 || s.ldy * (p.wide ? 4 : 2) % 16 != 0) return nullptr;
   const Key key{s.m, s.n, s.k, s.ldx, s.ldy, p.wide, p.bias != nullptr, align == 256 ? 256 : 16};
   const auto [at, is_new] = plans_.try_emplace(key);

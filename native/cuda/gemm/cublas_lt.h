@@ -14,8 +14,7 @@ namespace refit::cuda {
 class CublasLt {
  public:
   // Opens the library unless REFIT_CUBLASLT=off; REFIT_CUBLASLT may also be the path of the file. `workspace`: GPU
-  // memory,
-  // aligned to 256 bytes, that stays for life. A missing library is no error.
+  // memory, aligned to 256 bytes, that stays for life. A missing library is no error.
   CublasLt(void* workspace, size_t workspace_bytes);
   ~CublasLt();
   CublasLt(const CublasLt&) = delete;

@@ -46,8 +46,7 @@ class Gemm {
 
   void run(const Product& product, cudaStream_t stream);
   // Loads everything that a run of this product needs; y may be overwritten. cuBLASLt loads a kernel at its first use
-  // and
-  // waits for the GPUs: for ever, if one of them waits for this rank in a collective.
+  // and waits for the GPUs: for ever, if one of them waits for this rank in a collective.
   void load(const Product& product, cudaStream_t stream);
   // From now on cuBLASLt runs loaded products only; others throw std::logic_error.
   void require_loaded();

@@ -8,8 +8,7 @@ namespace refit::cuda {
 constexpr int64_t kStreamMaxRows = 16;
 
 // Whether the streaming kernel can read these operands: at most kStreamMaxRows rows, each at a multiple of 16 bytes,
-// and
-// K a multiple of 8.
+// and K a multiple of 8.
 bool stream_takes(const GemmShape& shape, const bf16* x, const bf16* w);
 
 template <class Out>

@@ -1,10 +1,9 @@
 // The product of few rows of x with 16 rows of w. A block reads its rows of w once, at the speed of memory.
 //
 // Tensor cores do the arithmetic at almost no cost: the 16 rows of w are the first operand, the rows of x (padded to 8
-// or
-// 16) the second, so the number of instructions per byte of w hardly grows with M. The order of k within a product is
-// free if both operands agree. So a thread uses the 16 bytes that it loads, 8 adjacent k, as its part of two products,
-// without shared memory.
+// or 16) the second, so the number of instructions per byte of w hardly grows with M. The order of k within a product
+// is free if both operands agree. So a thread uses the 16 bytes that it loads, 8 adjacent k, as its part of two
+// products, without shared memory.
 //
 // K is cut into runs of 128 that are dealt to the block's eight warps in turn. Their sums are added in shared memory in
 // the order of warps. Nothing of this depends on M, so the bits of a row do not depend on the other rows.

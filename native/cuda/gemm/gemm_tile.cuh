@@ -2,8 +2,7 @@
 // operands into a ring of stages in shared memory while earlier stages are multiplied.
 //
 // A stage holds 64 k of every row: 128 bytes in eight chunks of 16. Chunk c of row r is at place c ^ (r % 8), so
-// neither
-// the copies nor ldmatrix have bank conflicts.
+// neither the copies nor ldmatrix have bank conflicts.
 #pragma once
 #include "cuda/gemm/gemm_mma.cuh"
 

@@ -26,8 +26,7 @@ struct GroupWait {
 };
 
 // All functions throw NcclError (kNcclInProgress: too late, or cancelled), NoMemory, CudaError. After any of them
-// except
-// NoMemory the communicator is aborted and none of its work is left on the stream.
+// except NoMemory the communicator is aborted and none of its work is left on the stream.
 class GroupChannel {
  public:
   // `rank`: in the group.

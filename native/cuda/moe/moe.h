@@ -27,26 +27,21 @@ class Moe {
   // Bytes of scratch that `run` needs for at most `tokens` tokens.
   static size_t scratch_bytes(const MoeShape& shape, int64_t tokens);
   // `scratch`: GPU memory, aligned to 256 bytes; nothing in it outlives a run. It may be smaller than all tokens need;
-  // they
-  // are then computed in several turns. Throws std::invalid_argument if the shape or the scratch does not work. The GPU
-  // must be current.
+  // they are then computed in several turns. Throws std::invalid_argument if the shape or the scratch does not work.
+  // The GPU must be current.
   Moe(const MoeShape& shape, Gemm& gemm, void* scratch, size_t scratch_bytes);
 
   // x [T, hidden]; router [E, hidden]; w13 [E * 2 inter, hidden]; w2 [E * hidden, inter]. With one rank, y [T, hidden]
-  // is
-  // the finished sum. With several (partial true) an expert's output is a partial sum over the ranks' parts of inter,
-  // and
-  // rounding must wait: y is then the bf16 rounding of this rank's weighted fp32 sum, for the all-reduce. y must not be
-  // x.
-  // The host never waits for the GPU, and grids depend on count only.
+  // is the finished sum. With several (partial true) an expert's output is a partial sum over the ranks' parts of
+  // inter, and rounding must wait: y is then the bf16 rounding of this rank's weighted fp32 sum, for the all-reduce. y
+  // must not be x. The host never waits for the GPU, and grids depend on count only.
   void run(const bf16* x, const bf16* router, const bf16* w13, const bf16* w2, bf16* y, int64_t count, bool partial,
            cudaStream_t stream, RouteRecord record = {});
   // The counterpart of Gemm::load.
   void load(const bf16* x, const bf16* router, int64_t count, cudaStream_t stream);
 
   // For tests and benchmarks: rows of one expert that a block takes at a time: 8 or 16 (streaming), 64 or 128 (tiles);
-  // 0:
-  // the number of tokens decides. Operands that a kernel cannot read use the tiles of 64.
+  // 0: the number of tokens decides. Operands that a kernel cannot read use the tiles of 64.
   void force_tile_rows(int rows) { forced_rows_ = rows; }
 
  private:

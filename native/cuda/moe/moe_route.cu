@@ -149,8 +149,7 @@ __global__ void __launch_bounds__(kSortThreads)
     const unsigned lanes = __ballot_sync(kAllLanes, here);
     if (lane == 0) warp_rows[turn][warp] = __popc(lanes);
     // One barrier per turn is enough with two buffers: a thread that writes this buffer again has passed the next
-    // turn's
-    // barrier, which all readers of this turn reached after reading.
+    // turn's barrier, which all readers of this turn reached after reading.
     __syncthreads();
     int slot = next + __popc(lanes & ((1u << lane) - 1));
     for (int w = 0; w < kSortThreads / 32; w++) {

@@ -52,8 +52,7 @@ SampleTraits sample_traits(const StepBatch& batch, int vocab);
 size_t sampler_scratch_bytes(int64_t rows, int vocab);
 
 // Rows [first_row, first_row + count) of the step. logits: [count, ld] floats; the first `vocab` of each row are used
-// and
-// overwritten; aligned to 16, ld a multiple of 4. scratch: aligned to 16.
+// and overwritten; aligned to 16, ld a multiple of 4. scratch: aligned to 16.
 void sample(float* logits, int64_t ld, int vocab, const SampleRows& rows, int first_row, int count,
             const SampleTraits& traits, const SampleOutput& output, void* scratch, cudaStream_t stream);
 

@@ -113,8 +113,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(SampleJob job, bool raw)
   const Composite least = draw && row.filtered(job.vocab) ? job.scratch.least[local] : 0;
   Candidate mine = start.candidate;
   // Token i can win only if -log1p(-v) <= exp(z[i] - max - score), and v <= -log1p(-v). So logarithms, and for most
-  // groups
-  // of four even the noise, are computed only for tokens that come close. This changes no result.
+  // groups of four even the noise, are computed only for tokens that come close. This changes no result.
   float reach = draw ? expf(-mine.score) * kMargin : 0.0f;
   double sum = 0.0;
   const int begin = static_cast<int>(blockIdx.x) * kSampleChunk, end = min(job.vocab, begin + kSampleChunk);

@@ -31,8 +31,7 @@ class Scatter {
   // Approximate target bytes that a block takes at a time.
   static constexpr uint32_t kTileBytes = 32 << 10;
   // Runs of at least this length use cudaMemcpyAsync. At this length it reaches 97 % of its own rate and the kernel 95
-  // %;
-  // at a quarter of it 89 % (H200).
+  // %; at a quarter of it 89 % (H200).
   static constexpr uint64_t kLongRun = 256 << 20;
 
   // The GPU must be current, here and below. `bulk`: on GPUs from sm_90 on, long rows use bulk copies through shared

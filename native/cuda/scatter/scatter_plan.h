@@ -1,8 +1,7 @@
 // Cuts a list of strided copies into tiles: plain host arithmetic, without a GPU.
 //
 // A row of a copy is cut into slots: the aligned 16-byte units (8 elements) of the target that it touches. A tile is
-// some
-// rows times some slots; a block of the kernel takes one tile at a time.
+// some rows times some slots; a block of the kernel takes one tile at a time.
 #pragma once
 #include <cstddef>
 #include <cstdint>

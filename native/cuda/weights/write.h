@@ -1,15 +1,12 @@
 // Weights on GPUs: writes, reads, sums and scrambles the parameters of all ranks. It owns no parameter.
 //
 // Bytes of files and of pageable memory travel through a ring of pinned slots: threads read each byte once for all
-// ranks
-// into a slot, while every rank copies earlier slots to its own GPU. The scatter kernel takes bytes that must be
+// ranks into a slot, while every rank copies earlier slots to its own GPU. The scatter kernel takes bytes that must be
 // converted or re-strided out of the slot. Sources on GPUs and in pinned memory are scattered where they lie. Memory of
 // other processes is, too: it is opened for the write (transport/ipc/ipc_session.h).
 //
 // Threads: one caller at a time (the core's writer thread), which reads together with the reader pool; the ranks'
-// threads
-// make the CUDA calls. No rank may run a step meanwhile. Every call ends with all ranks synchronised.
-// CUDA calls. No rank may run a step meanwhile. Every call ends with all ranks synchronised.
+// threads make the CUDA calls. No rank may run a step meanwhile. Every call ends with all ranks synchronised.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -1,6 +1,6 @@
-// Collectives of ranks on one GPU, and on GPUs of their own where there are enough. Arguments: [--quick] [--bench]
-// [seed]. Every call sums fresh numbers, and ranks are held up at random, so that a flag that is read too early or a
-// buffer that is written too early shows as a wrong sum.
+// Collectives of ranks on one GPU, and on GPUs of their own if there are enough. Every call sums fresh numbers, and
+// ranks are delayed at random, so a flag that is read too early or a buffer that is written too early gives a wrong
+// sum. Arguments: [--quick] [--bench] [seed].
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -22,7 +22,7 @@ constexpr int64_t kMost = int64_t{4} << 20;  // elements
 constexpr int64_t kGuard = 1024;             // elements behind buffers
 constexpr uint16_t kPoison = 0x7fc5;         // a NaN
 
-// What the first wrong element of a rank was.
+// The first wrong element of a rank.
 struct Report {
   unsigned long long wrong;
   int call;
@@ -35,7 +35,7 @@ __host__ __device__ uint32_t mix(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-// Numbers of different sizes, so that the order of the sum shows in its bits.
+// Numbers of different sizes, so the order of the sum shows in its bits.
 __device__ bf16 value(int call, int rank, int64_t i) {
   const uint32_t h = mix(static_cast<uint32_t>(i) * 2654435761u + mix(static_cast<uint32_t>(call * 8 + rank)));
   const float x = (static_cast<float>(h >> 8) * 0x1p-24f - 0.5f) * static_cast<float>(1u << (h & 7));
@@ -47,7 +47,7 @@ __global__ void fill_kernel(bf16* to, int64_t count, int call, int rank) {
     to[i] = value(call, rank, i);
 }
 
-// The elements of one rank's share, of 512 at a time.
+// The elements of one rank's part, 512 at a time.
 __global__ void share_kernel(bf16* to, int64_t count, int call, int rank, int ranks) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
     if (i / 512 % ranks == rank) to[i] = value(call, 0, i);
@@ -81,7 +81,7 @@ __global__ void delay_kernel(int microseconds) {
   for (int i = 0; i < microseconds; ++i) __nanosleep(1000);
 }
 
-// One rank: its memory, and a thread that launches for it.
+// One rank: its memory, and a thread that launches its kernels.
 struct Peer {
   int gpu = 0;
   cudaStream_t stream = nullptr;
@@ -196,7 +196,7 @@ void test_sums(Group& group, unsigned seed, int calls) {
       const int64_t guarded = count + kGuard;
       fill_kernel<<<64, 256, 0, p.stream>>>(p.sides[side], count, call, rank);
       poison_kernel<<<64, 256, 0, p.stream>>>(p.out, guarded);
-      // Ranks take turns in being late, by little and by much.
+      // Ranks are late in turn, by a little and by much.
       if (own() % 16 == 0)
         delay_kernel<<<1, 1, 0, p.stream>>>(1 + static_cast<int>(own() % (own() % 8 == 0 ? 300 : 20)));
       switch (way) {
@@ -217,14 +217,14 @@ void test_sums(Group& group, unsigned seed, int calls) {
   check_reports(group, describe(group) + ", sums");
 }
 
-// As the head does: every rank writes its share of rank 0's buffer, all meet, rank 0 reads, all meet.
+// As in the head: every rank writes its part of rank 0's buffer, all synchronize, rank 0 reads, all synchronize.
 void test_barrier(Group& group, unsigned seed, int calls) {
   constexpr int64_t kCount = 65536;
   group.run([&](int rank) {
     std::mt19937 own(seed * 77 + rank);
     Peer& p = group[rank];
     const PeerGroup view = group.view(rank);
-    uint64_t epoch = uint64_t{1} << 40;  // above all of the sums, and beyond 32 bits
+    uint64_t epoch = uint64_t{1} << 40;  // above all epochs of the sums, and beyond 32 bits
     for (int call = 1; call <= calls; ++call) {
       if (own() % 16 == 0) delay_kernel<<<1, 1, 0, p.stream>>>(1 + static_cast<int>(own() % 30));
       share_kernel<<<32, 256, 0, p.stream>>>(group[0].sides[0], kCount, call, rank, group.ranks());

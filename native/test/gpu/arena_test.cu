@@ -1,4 +1,4 @@
-// GPU memory by tag: what is released goes back to the GPU and comes back at the same address. Arguments: [--quick]
+// GPU memory by tag: released memory goes back to the GPU and is resumed at the same address. Arguments: [--quick]
 // [--bench] [seed].
 #include <algorithm>
 #include <chrono>
@@ -52,7 +52,7 @@ unsigned long long wrong_words(const Arena& arena, uint64_t key) {
   return count;
 }
 
-// Sizes around the pieces in which memory comes.
+// Sizes around the mapping granularity.
 void test_sizes(bool quick) {
   const size_t chunk = Arena::kChunk;
   std::vector<size_t> sizes{8, 256, 4096, (2 << 20) - 8, 2 << 20, (2 << 20) + 8};
@@ -97,7 +97,7 @@ void test_release(size_t size, int rounds) {
   }
 }
 
-// A graph that was captured before still works on memory that was put behind the same address.
+// A graph that was captured before still works after the memory behind the same address is replaced.
 void test_graph() {
   Arena arena(0, 8 << 20, {0});
   cudaStream_t stream;
@@ -150,7 +150,7 @@ void test_full() {
   CHECKF(message.find("GPU 0 is full") == 0 && message.find(" are free") != std::string::npos, "%s", message.c_str());
   CHECKF(free_bytes() + (4 << 20) >= free, "%zu bytes free before, %zu after", free, free_bytes());
   CHECKF(cudaGetLastError() == cudaSuccess, "the error of the allocation is left behind");
-  // Released, while somebody else takes what it had.
+  // Released, while another arena takes its memory.
   Arena arena(0, size_t{256} << 20, {0});
   arena.release();
   void* other = nullptr;
@@ -173,7 +173,7 @@ void test_full() {
   CHECK(wrong_words(arena, 5) == 0);
 }
 
-// Written by one GPU, read by the other, before and after it was released.
+// Written by one GPU and read by the other, before and after a release.
 void test_peers() {
   int count = 0;
   check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
@@ -227,7 +227,7 @@ int main(int argc, char** argv) {
     timing |= std::strcmp(argv[i], "--bench") == 0;
   }
   check(cudaSetDevice(0), "cudaSetDevice");
-  wrong_words(Arena(0, 8, {0}), 0);  // whatever CUDA takes for itself at the first launch
+  wrong_words(Arena(0, 8, {0}), 0);  // memory that CUDA takes for itself at the first launch
   test_sizes(quick);
   test_carve();
   test_release(quick ? 20 << 20 : (size_t{1} << 30) + (2 << 20), quick ? 3 : 50);

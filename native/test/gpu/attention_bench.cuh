@@ -16,7 +16,7 @@ inline void bench_attention_shape(int count, int start, int fresh, cuda::Attenti
   constexpr int kHeads = 32, kKvHeads = 8, kDim = 128, kPage = 16;
   const int per_sequence = (start + fresh + kPage - 1) / kPage, pages = per_sequence * count;
   const size_t layer = static_cast<size_t>(pages) * kKvHeads * kPage * kDim;
-  // Several layers where one would stay in the second cache.
+  // Several layers if one would stay in L2.
   const int layers = static_cast<int>(std::clamp<size_t>((size_t{256} << 20) / (layer * 4), 1, 64));
   Buffer<bf16> k(layer * layers), v(layer * layers);
   fill(k.data(), pages * layers, layer / pages, layer / pages, 1.0f, 1);

@@ -1,4 +1,4 @@
-// Whether a plan of attention does all of its step's work, once: needs no GPU.
+// Checks that a plan of attention does all work of its step exactly once. Needs no GPU.
 #pragma once
 #include <algorithm>
 #include <random>
@@ -42,7 +42,7 @@ inline void check_plan(const PlanCase& c, int group, int kv_heads, cuda::Attenti
       context = std::max<int64_t>(context, position[t] + 1);
     }
   }
-  // Of every token and chunk it sees: times it is computed, and the part it goes to (-1: none).
+  // For every token and chunk that it sees: how often it is computed, and its part (-1: none).
   std::vector<std::vector<int>> times(tokens), parts(tokens);
   for (int64_t t = 0; t < tokens; ++t) {
     times[t].assign(position[t] / kAttentionChunk + 1, 0);
@@ -125,7 +125,7 @@ inline void check_plans(uint64_t seed) {
     PlanCase c;
     const int sequences = below(round % 8 == 0 ? 100 : 6), kind = below(3);
     for (int s = 0; s < sequences; ++s) {
-      // Lengths about the borders of chunks and tiles as well as any.
+      // Lengths around the borders of chunks and tiles, and others.
       const int start = below(3) == 0 ? cuda::kAttentionChunk * below(5) + below(3) : below(kind == 0 ? 20 : 5000);
       c.add(below(4) == 0 ? 0 : start, kind == 1 || below(2) == 0 ? 1 + below(2) : 1 + below(below(3) == 0 ? 900 : 70));
     }
@@ -134,7 +134,7 @@ inline void check_plans(uint64_t seed) {
       check_plan(c, group, kv_heads, split);
     }
   }
-  // One long sequence is shared among blocks; a batch that fills a GPU is not.
+  // One long sequence is divided among blocks; a batch that occupies a GPU is not.
   PlanCase alone, many;
   alone.add(100000, 1);
   for (int i = 0; i < 64; ++i) many.add(4095, 1);

@@ -1,5 +1,5 @@
 // Paged attention against double precision on ragged batches, and bit for bit against itself: alone or in a batch, in
-// one step or many, narrow or wide, shared among blocks or not. --plan stops after what needs no GPU.
+// one step or many, narrow or wide, divided among blocks or not. --plan stops after the tests that need no GPU.
 #include <cinttypes>
 
 #include "cuda/attention/attention.h"
@@ -19,7 +19,7 @@ constexpr double kTolerance = 5e-3;     // of a whole case
 struct Case {
   AttentionHeads shape;
   std::vector<int> lengths;
-  std::vector<int> starts;  // where the step that is compared begins, per sequence
+  std::vector<int> starts;  // first position of the compared step, per sequence
   std::vector<int> shared;  // pages shared with sequence 0
   float q_scale;
   std::string name() const {
@@ -133,7 +133,7 @@ void run_case(const Case& c, uint64_t seed, Worst& worst) {
   same(pieces, AttentionSplit::kAlways, "number of wide items not known", false);
   for (const Piece& piece : pieces) same({piece}, AttentionSplit::kAuto, "alone");
 
-  // The same tokens in several steps, each with as much of every sequence as the dice say.
+  // The same tokens in several steps, each with a random part of every sequence.
   std::vector<int> at = c.starts;
   for (bool more = true; more;) {
     more = false;
@@ -166,7 +166,7 @@ std::vector<Case> cases(bool quick, std::mt19937_64& rng) {
       const int start = rng() % 4 == 0 ? 0 : static_cast<int>(rng() % most_start);
       c.starts.push_back(start);
       c.lengths.push_back(start + fresh);
-      // Full pages that both have; those that are written must be a sequence's own.
+      // Full pages that both have; a sequence writes only to pages of its own.
       const int full = std::min(start, c.starts[0]) / c.shape.page_size;
       c.shared.push_back(s > 0 && rng() % 2 == 0 ? full : 0);
     }
@@ -187,11 +187,11 @@ std::vector<Case> cases(bool quick, std::mt19937_64& rng) {
       add_sequences(c, 3, 12, 330);
       list.push_back(c);
     }
-    // Borders of tiles and chunks, and more chunks than are loaded ahead when they are combined.
+    // Borders of tiles and chunks, and more chunks than the merge loads ahead.
     list.push_back({{4, 1, 16, 7}, {65, 257, 2600}, {60, 250, 2590}, {0, 0, 0}, 4.0f});
     return list;
   }
-  // Each head_dim meets three groups, each group several head_dims.
+  // Each head_dim occurs with three groups, each group with several head_dims.
   const int groups[] = {1, 2, 4, 5, 7, 8, 16};
   int next = 0;
   for (int dim : {16, 32, 64, 96, 128, 256, 8, 72, 80, 112, 192}) {

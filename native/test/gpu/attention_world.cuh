@@ -1,5 +1,5 @@
-// Sequences with a paged cache for the tests of attention: what every key is depends on its sequence and position
-// alone, so that the same token can be computed in many ways, and all ways compared.
+// Sequences with a paged cache for the tests of attention. Every key depends only on its sequence and position, so the
+// same token can be computed in many ways, and all ways compared.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -36,7 +36,7 @@ class AttentionWorld {
     std::mt19937_64 rng(seed);
     int count = 0;
     for (size_t s = 0; s < this->lengths.size(); ++s) count += pages_of(this->lengths[s]);
-    // More pages than are used, in any order.
+    // More pages than are used, in random order.
     std::vector<int32_t> free(count + 3);
     std::iota(free.begin(), free.end(), 0);
     std::shuffle(free.begin(), free.end(), rng);
@@ -79,7 +79,7 @@ class AttentionWorld {
   std::vector<bf16> content(int what, int s) const {
     std::vector<bf16> x(row(lengths[s], 0));
     for (int position = 0; position < lengths[s]; ++position) {
-      // What is shared is what sequence 0 has.
+      // Shared pages contain sequence 0's keys.
       const int whose = s > 0 && position < shared_[s] * shape.page_size ? 0 : s;
       for (int head = 0; head < shape.kv_heads; ++head) {
         for (int d = 0; d < shape.head_dim; ++d) {
@@ -108,7 +108,7 @@ struct StepArrays {
       tokens.resize(tokens.size() + piece.count);
       seq_offsets.push_back(static_cast<int32_t>(tokens.size()));
       start_pos.push_back(piece.start);
-      // A table may be longer than what is needed.
+      // A table may be longer than needed.
       const auto& table = world.tables[piece.sequence];
       pages.insert(pages.end(), table.begin(), table.end());
       page_offsets.push_back(static_cast<int32_t>(pages.size()));
@@ -156,8 +156,8 @@ class AttentionOnGpu {
   Buffer<float> parts_;
 };
 
-// One step of these pieces: out [tokens, heads * head_dim]. Slots of the cache that no piece may see, columns of k and
-// v in qkv, and the output are NaN before.
+// Runs one step of these pieces: out [tokens, heads * head_dim]. Before it, slots of the cache that no piece may see,
+// columns of k and v in qkv, and the output are NaN.
 inline std::vector<bf16> run_attention(const AttentionWorld& world, const std::vector<Piece>& pieces,
                                        cuda::AttentionSplit split, const std::string& what, bool know_wide = true) {
   const AttentionHeads& h = world.shape;
@@ -203,7 +203,7 @@ inline std::vector<bf16> run_attention(const AttentionWorld& world, const std::v
   return out.get();
 }
 
-// Exact attention of one token, and what Hugging Face's eager bf16 computes: scores, their scaling and the weights
+// Exact attention of one token, and the result of Hugging Face's eager bf16: scores, their scaling and the weights
 // rounded to bf16, the softmax in fp32. Both [heads * head_dim].
 struct TokenReference {
   std::vector<double> exact, eager;

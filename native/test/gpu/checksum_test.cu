@@ -19,7 +19,7 @@ using test::Random;
 
 namespace {
 
-// docs/checksum.md, word by word.
+// docs/checksum.md, step by step.
 uint64_t reference(uint64_t index, uint64_t bits) {
   uint64_t z = (index / 8 + 1) * 0x9E3779B97F4A7C15u;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;

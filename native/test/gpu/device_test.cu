@@ -1,5 +1,5 @@
-// The CUDA device as the engine uses it: configurations that are refused, memory that is released and comes back, a
-// GPU that is lost under a step. What steps and writes compute has tests of its own. Arguments: [--quick] [seed].
+// The CUDA device as the engine uses it: refused configurations, released and resumed memory, a GPU that is lost during
+// a step. Steps and writes have tests of their own. Arguments: [--quick] [seed].
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -76,7 +76,7 @@ std::vector<uint8_t> all_bytes(Device& device, const CoreConfig& config) {
   return bytes;
 }
 
-// A prompt of 100 tokens, whose every token is scored.
+// A prompt of 100 tokens; every token is scored.
 BatchBuilder prompt(const TestModel& model, unsigned seed) {
   std::mt19937 rng(seed);
   std::vector<int32_t> tokens(100), pages{3, 9, 1, 60, 22, 7, 8};
@@ -100,8 +100,8 @@ std::string message_of(F&& fn) {
 }
 
 void test_refused(const TestModel& model) {
-  const auto expect = [](const std::string& said, std::initializer_list<const char*> parts) {
-    for (const char* part : parts) CHECKF(has(said, part), "\"%s\" misses \"%s\"", said.c_str(), part);
+  const auto expect = [](const std::string& message, std::initializer_list<const char*> parts) {
+    for (const char* part : parts) CHECKF(has(message, part), "\"%s\" misses \"%s\"", message.c_str(), part);
   };
   const auto refuse = [&](auto change) {
     CoreConfig config = config_of(model, 1);
@@ -166,7 +166,7 @@ void test_memory(const Variant& variant, int ranks, unsigned seed) {
   };
 
   for (int round = 0; round < 3; round++) {
-    // Kept in host memory.
+    // With a copy in host memory.
     const uint64_t given = device.release_memory(kAll, true);
     CHECKF(given >= (plan.weight_bytes + plan.kv_bytes + plan.scratch_bytes) * ranks / 100 * 99,
            "%lu bytes were given back", static_cast<unsigned long>(given));
@@ -183,7 +183,7 @@ void test_memory(const Variant& variant, int ranks, unsigned seed) {
     CHECKF(all_bytes(device, config) == bytes, "%s: kept weights came back with other bytes", variant.name);
     CHECK(moved() == 0);
     same_step("after weights were kept");
-    // Given up: zeros, until they are written again.
+    // Without a copy: zeros until they are written again.
     device.release_memory(kTagWeights, false);
     CHECK(!device.resume_memory(kTagWeights));
     const std::vector<uint8_t> empty = all_bytes(device, config);
@@ -205,7 +205,7 @@ void test_memory(const Variant& variant, int ranks, unsigned seed) {
   }
 }
 
-// A new device takes what the one before it had.
+// A new device gets the memory of the one before.
 void test_nothing_is_left(const TestModel& model) {
   size_t flat = 0, free = 0, total = 0;
   for (int round = 0; round < 6; round++) {
@@ -220,7 +220,7 @@ void test_nothing_is_left(const TestModel& model) {
   }
 }
 
-// A GPU is lost under the third step. In a process of its own, that ends without destructors.
+// A GPU is lost in the third step. In a process of its own, which ends without destructors.
 void lose(const char* fault, int ranks, double watchdog, const char* expected, double least, double most) {
   setenv("REFIT_CUDA_FAULT", fault, 1);
   const TestModel model(kDense, DType::kBFloat16, 1);
@@ -232,17 +232,17 @@ void lose(const char* fault, int ranks, double watchdog, const char* expected, d
   batch.run(*device);
   batch.run(*device);
   const auto began = Clock::now();
-  const std::string said = message_of<DeviceLost>([&] { batch.run(*device); });
+  const std::string message = message_of<DeviceLost>([&] { batch.run(*device); });
   const double took = std::chrono::duration<double>(Clock::now() - began).count();
-  std::printf("  %s: %s (after %.3f s)\n", fault, said.c_str(), took);
-  CHECKF(has(said, expected) && has(said, "rank ") && has(said, " (GPU-") && has(said, "layers.0."), "%s: %s", fault,
-         said.c_str());
+  std::printf("  %s: %s (after %.3f s)\n", fault, message.c_str(), took);
+  CHECKF(has(message, expected) && has(message, "rank ") && has(message, " (GPU-") && has(message, "layers.0."),
+         "%s: %s", fault, message.c_str());
   CHECKF(took >= least && took <= most, "%s: %f s", fault, took);
-  // Everything else fails as fast, and in the same words.
-  CHECK(message_of<DeviceLost>([&] { batch.run(*device); }) == said);
-  CHECK(message_of<DeviceLost>([&] { device->scramble(1); }) == said);
-  CHECK(message_of<DeviceLost>([&] { device->release_memory(kAll, false); }) == said);
-  delete device;  // returns, and leaves behind what is stuck
+  // All other calls fail at once with the same message.
+  CHECK(message_of<DeviceLost>([&] { batch.run(*device); }) == message);
+  CHECK(message_of<DeviceLost>([&] { device->scramble(1); }) == message);
+  CHECK(message_of<DeviceLost>([&] { device->release_memory(kAll, false); }) == message);
+  delete device;  // returns, and leaves stuck threads alone
 }
 
 void in_child(const char* name, const std::function<void()>& fn) {

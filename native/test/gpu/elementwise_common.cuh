@@ -32,7 +32,7 @@ inline std::vector<float> widened(const Values& v) {
   return out;
 }
 
-// Every element the same bits.
+// Every element has the same bits.
 inline void check_bits(const std::string& what, const Values& got, const std::vector<float>& expected,
                        int64_t columns) {
   if (!CHECKF(got.size() == expected.size(), "%s: %zu elements, expected %zu", what.c_str(), got.size(),
@@ -49,7 +49,7 @@ inline void check_bits(const std::string& what, const Values& got, const std::ve
          static_cast<long long>(first % columns), expected[first], __bfloat162float(got[first]));
 }
 
-// Every element within two steps of bf16 (the two roundings of a norm), and few that are not the same bits.
+// Every element is within two steps of bf16 (the two roundings of a norm), and few differ at all.
 inline void check_norm(const std::string& what, const Values& got, const std::vector<float>& expected,
                        int64_t columns) {
   int64_t wrong = 0, different = 0;
@@ -73,7 +73,7 @@ struct Cpu {
   cpu::Context ctx{cpu::kernels(""), pool, DType::kBFloat16};
 };
 
-// `offset` elements in front make a row begin where 16 bytes at a time cannot be read.
+// `offset` elements in front move a row's begin off the multiples of 16 bytes.
 struct Place {
   int64_t offset;
   int64_t size;

@@ -1,5 +1,5 @@
-// The small kernels against native/cpu on the same bf16 inputs: bit for bit where only elementwise arithmetic is
-// involved; norms up to the order of their sum.
+// The small kernels against native/cpu on the same bf16 inputs: bit for bit for elementwise arithmetic; norms up to the
+// order of their sum.
 #include <algorithm>
 #include <cmath>
 
@@ -21,7 +21,7 @@ void test_embed(int count, int hidden, int64_t rows, int64_t first_row, int64_t 
   const Values table = random_values(rows * hidden, 1.0f);
   std::vector<int32_t> tokens(count);
   for (int32_t& t : tokens) t = static_cast<int32_t>(below(first_row + rows + 5));
-  // Both ends of the table, and what lies just outside.
+  // Both ends of the table, and the tokens just outside.
   const int64_t ends[] = {first_row + rows - 1, first_row + rows, first_row, std::max<int64_t>(first_row - 1, 0)};
   for (int i = 0; i < std::min(count, 4); ++i) tokens[i] = static_cast<int32_t>(ends[i]);
   std::vector<float> expected(static_cast<size_t>(count) * hidden, 0.0f);
@@ -73,7 +73,7 @@ void test_add_norm(Cpu& cpu, const NormCase& c) {
   }
   check_bits(what + ": delta is only read", delta_gpu.get(what), widened(delta), c.hidden);
 
-  // A row's bits do not depend on its neighbours.
+  // A row's bits do not depend on the other rows.
   if (c.count < 2 || !c.weight || c.offset != 0) return;
   const int64_t last = c.count - 1;
   Place alone(Values(residual.end() - c.hidden, residual.end()), 0), alone_out(c.hidden, 0);
@@ -168,7 +168,7 @@ void test_rope(Cpu& cpu, const RopeCase& c) {
   if (!c.q_norm && !c.k_norm) {
     check_bits(what + ": qkv", got, expected, cols);
   } else {
-    // A rotated element mixes two normed ones, each of which may be a step off: measured against the head.
+    // A rotated element mixes two normed ones, each of which may be a step off, so the error is relative to the head.
     int64_t different = 0;
     for (int64_t i = 0; i < static_cast<int64_t>(got.size()); i += dim) {
       float size = 0;
@@ -185,7 +185,7 @@ void test_rope(Cpu& cpu, const RopeCase& c) {
            what.c_str(), static_cast<long long>(different), got.size());
   }
 
-  // The cache holds what qkv now holds, in its slots, and nothing elsewhere.
+  // The cache contains qkv's current values in its slots, and is unchanged elsewhere.
   const Values k = k_gpu.get(what), v = v_gpu.get(what);
   Values k_expected(cache, __ushort_as_bfloat16(0xffff)), v_expected = k_expected;
   for (int t = 0; t < c.count; ++t) {
@@ -226,7 +226,7 @@ void test_silu_mul(Cpu& cpu, int64_t count, int64_t inter, int64_t offset, bool 
     cpu.ctx.round(to, inter);
   }
   Values got = out.get(what);
-  // Which NaN it is does not matter.
+  // Any NaN is right.
   for (size_t i = 0; i < got.size(); ++i) {
     if (std::isnan(expected[i]) && CHECK(std::isnan(__bfloat162float(got[i])))) {
       got[i] = __float2bfloat16_rn(0.0f);
@@ -249,7 +249,7 @@ int main(int argc, char** argv) {
   }
   test_embed(5, 64, 20, 10, 1);
 
-  // One, two and four vectors a thread, more than that, odd widths, odd addresses.
+  // One, two and four vectors per thread, more than that, odd widths, odd addresses.
   std::vector<int> widths{1, 3, 8, 64, 72, 100, 1024, 4096, 4097};
   if (!options.quick) widths.insert(widths.end(), {896, 2560, 5120, 7168, 8192, 8200, 12288, 16384, 16392});
   for (int hidden : widths) {

@@ -47,7 +47,7 @@ class Region {
   size_t bytes_;
 };
 
-// Null where NCCL is not to be had.
+// Null if NCCL is missing.
 const cuda::NcclApi* find_api() {
   try {
     return &cuda::open_nccl();

@@ -1,6 +1,6 @@
-// Steps on GPUs against the CPU: both in bf16, and how far each is from the CPU in fp32. Arguments: [--quick]
-// [--bench] [--no-peers] [seed]. Several ranks share GPU 0, and stand on GPUs of their own where there are enough;
-// there they also exchange through NCCL, as where GPUs do not reach each other (--no-peers: that alone).
+// Steps on GPUs against the CPU: both in bf16, and the distance of each from the CPU in fp32. Several ranks share GPU
+// 0, or are on GPUs of their own if there are enough; then they also exchange through NCCL, as on GPUs that do not
+// reach each other (--no-peers: only that). Arguments: [--quick] [--bench] [--no-peers] [seed].
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -42,24 +42,24 @@ std::vector<int32_t> random_tokens(Rng& rng, int n, int vocab) {
   return t;
 }
 
-// A sequence with all its tokens and pages; steps bring it forward piece by piece.
+// A sequence with all its tokens and pages; each step computes a piece of it.
 struct Sequence {
   std::vector<int32_t> tokens, pages;
   int32_t done = 0;
 };
 
-// How far logprobs are from those in fp32.
+// The distance of logprobs from those in fp32.
 struct Errors {
   double sum = 0, worst = 0;
   long count = 0;
   void add(double e) {
-    if (!(e <= worst)) worst = e;  // a NaN sticks
+    if (!(e <= worst)) worst = e;  // a NaN stays
     sum += e, ++count;
   }
   double mean() const { return sum / static_cast<double>(count); }
 };
 
-// Logprobs by token id of one row that asked for the whole vocabulary.
+// Logprobs by token id of one row that requested the whole vocabulary.
 std::vector<float> by_id(const StepResult& result, int row, int vocab) {
   std::vector<float> out(vocab, NAN);
   for (int i = 0; i < vocab; ++i) {
@@ -69,7 +69,7 @@ std::vector<float> by_id(const StepResult& result, int row, int vocab) {
   return out;
 }
 
-// How many choices of experts (of one token in one layer) are those of the other list, whatever their order.
+// Number of experts (of one token in one layer) that both lists contain, in any order.
 long same_choices(const std::vector<uint16_t>& a, const std::vector<uint16_t>& b, size_t k) {
   long same = 0;
   for (size_t i = 0; k > 0 && i + k <= a.size(); i += k) {
@@ -80,7 +80,7 @@ long same_choices(const std::vector<uint16_t>& a, const std::vector<uint16_t>& b
   return same;
 }
 
-// Each token's experts in each layer exist and are different ones.
+// Each token's experts in each layer exist and are distinct.
 bool valid_choices(const std::vector<uint16_t>& experts, size_t k, int count) {
   for (size_t i = 0; i < experts.size(); ++i) {
     const size_t first = i / k * k;
@@ -104,7 +104,7 @@ std::vector<Sequence> make_sequences(Rng& rng, int vocab, bool quick) {
     for (int i = 0; i < pages; ++i) s.pages.push_back(free.back()), free.pop_back();
     sequences.push_back(std::move(s));
   }
-  // One that begins with the pages of another: a prefix that was computed before.
+  // A sequence that begins with the pages of another: a prefix that was computed before.
   Sequence shared = sequences.back();
   const Sequence& prefix = sequences[sequences.size() - 2];
   const int common = static_cast<int>(prefix.tokens.size()) / 2 / kPageSize * kPageSize;
@@ -123,7 +123,7 @@ std::vector<Sequence> make_sequences(Rng& rng, int vocab, bool quick) {
   return sequences;
 }
 
-// Ragged steps until all sequences are through: prefills in chunks of any size beside single tokens.
+// Ragged steps until all sequences are done: prefills in chunks of any size together with single tokens.
 void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed, bool quick,
                   const cuda::NcclApi* nccl = nullptr) {
   Rng rng(seed);
@@ -135,7 +135,7 @@ void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed,
   TestModel wide = model;
   wide.dtype = DType::kFloat32;
   auto exact = wide.device(1, 2, "", kPages, kPageSize), host = model.device(ranks, 2, "", kPages, kPageSize);
-  // The ways of exchange make the same sums.
+  // Both ways of exchange compute the same sums.
   std::unique_ptr<Gpus> peers;
   if (nccl != nullptr && all_reach(gpus)) peers = std::make_unique<Gpus>(model, gpus);
   Gpus gpu(model, gpus, nccl);
@@ -151,7 +151,7 @@ void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed,
     for (size_t i = 0; i < sequences.size(); ++i) {
       Sequence& s = sequences[i];
       const int rest = static_cast<int>(s.tokens.size()) - s.done;
-      // The last one waits for the one whose pages it has.
+      // The last sequence waits for the one whose pages it shares.
       const bool waits = i + 1 == sequences.size() && sequences[i - 2].done < s.done;
       left |= rest > 0;
       if (rest == 0 || waits) continue;
@@ -164,7 +164,7 @@ void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed,
     }
     if (!left) break;
     if (b.tokens.empty()) continue;
-    // Scores of every token over the whole vocabulary, and draws that depend on the position.
+    // Scores of every token over the whole vocabulary, and samples that depend on the position.
     const int scored = static_cast<int>(b.tokens.size());
     for (int t = 0; t < scored; ++t)
       b.row({.token = t, .target = b.tokens[t], .top = v.vocab, .flags = 3, .temperature = 0});
@@ -200,7 +200,7 @@ void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed,
       CHECKF(c.tokens[t] == b.tokens[t] && c.logprobs[t] == zc[b.tokens[t]],
              "%s, step %d: row %d scores %d (%g), expected %d (%g)", name, round, t, c.tokens[t], c.logprobs[t],
              b.tokens[t], zc[b.tokens[t]]);
-      // Where the two best are further apart than bf16 can confuse.
+      // Positions whose two best tokens are further apart than the error of bf16.
       const size_t top = static_cast<size_t>(t) * v.vocab;
       if (e.top_logprobs[top] - e.top_logprobs[top + 1] > 4 * row_host + 0.05) {
         ++greedy;
@@ -216,7 +216,7 @@ void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed,
       CHECKF(again.tokens == c.tokens && again.top_ids == c.top_ids && again.top_logprobs == c.top_logprobs &&
                  again.experts == c.experts,
              "%s: the same step again has other bits", name);
-      // A chunk of a prompt samples nothing, and is recorded all the same.
+      // A chunk of a prompt samples nothing, but is recorded.
       BatchBuilder bare;
       bare.tokens = b.tokens, bare.seq_offsets = b.seq_offsets, bare.start_pos = b.start_pos;
       bare.page_offsets = b.page_offsets, bare.pages = b.pages;
@@ -234,22 +234,23 @@ void test_variant(const Variant& v, const std::vector<int>& gpus, unsigned seed,
     std::printf(
         "%-46s of %ld choices of experts the GPU makes %ld as the CPU in fp32, the CPU in bf16 %ld; %ld alike\n", name,
         choices, gpu_choices, host_choices, both_choices);
-    // A record of other tokens or layers would agree on a few.
+    // A record of other tokens or layers would agree on a few only.
     CHECKF(gpu_choices >= host_choices - choices / 50 - 2, "%s: %ld of %ld choices of experts, the CPU in bf16 %ld",
            name, gpu_choices, choices, host_choices);
   }
   CHECKF(of_gpu.mean() <= 2 * of_host.mean() + 1e-3, "%s: mean error %g, CPU in bf16 %g", name, of_gpu.mean(),
          of_host.mean());
-  // One row may be unlucky. A router near a tie may choose otherwise, and then a row is off by anything.
+  // A single row may be an outlier. A router near a tie may choose other experts, and then a row may be off by
+  // anything.
   if (v.experts == 0)
     CHECKF(of_gpu.worst <= 3 * of_host.worst + 1e-2, "%s: error %g, CPU in bf16 %g", name, of_gpu.worst, of_host.worst);
   CHECKF(greedy_equal >= greedy - (v.experts > 0 ? greedy / 50 + 1 : 0), "%s: %ld of %ld greedy tokens", name,
          greedy_equal, greedy);
-  // Logits differ a little, so some draws do; noise of another position or seed would agree on few.
+  // Logits differ a little, so some samples do; noise of another position or seed would agree on few.
   CHECKF(agreed * 10 >= drawn * 7, "%s: only %ld of %ld draws agree", name, agreed, drawn);
 }
 
-// Steps that are refused, and that blocks grow: a long history, many results.
+// Refused steps, and steps that grow the blocks: a long history, many results.
 void test_limits(const std::vector<int>& gpus) {
   const TestModel model(kVariants[0], DType::kBFloat16, 3);
   Gpus gpu(model, gpus);
@@ -281,20 +282,20 @@ void test_limits(const std::vector<int>& gpus) {
   refused("tokens[0] = 101 is outside", wrong);
   BatchBuilder endless;
   endless.sequence({1}, kMaxContext - 1, pages);
-  gpu.step(endless);  // allowed, and without rows
+  gpu.step(endless);  // allowed; it has no rows
   CHECK(gpu.step(BatchBuilder()).tokens.empty());
 
   BatchBuilder grown;
   grown.sequence(std::vector<int32_t>(kMaxTokens, 7), 0, pages);
   for (int t = 0; t < kMaxTokens; ++t) grown.row({.token = t, .top = 101, .temperature = 0, .ids = {1, 2, 3}});
-  // 8 MB of history: generated tokens 0 to 99 are pushed far down.
+  // 8 MB of history: generated tokens 0 to 99 get a large penalty.
   BatchBuilder::Row row{.token = 0, .temperature = 0, .presence = 1000.0f};
   for (int i = 0; i < 2000000; ++i) row.history.push_back(i % 100);
   grown.row(row);
   const StepResult big = gpu.step(grown);
   CHECK(big.top_ids.size() == 70700u && big.id_logprobs.size() == 2100u && big.tokens.back() == 100);
   for (int t = 1; t < kMaxTokens; ++t) {
-    // The same token over and over: what it attends to is all the same.
+    // The same token again and again: all keys that it attends to are equal.
     if (!CHECKF(!std::isnan(big.top_logprobs[t * 101]), "row %d of the large step", t)) break;
   }
   const StepResult after = gpu.step(plain);
@@ -302,7 +303,7 @@ void test_limits(const std::vector<int>& gpus) {
   gpu.check_guards("limits");
 }
 
-// Recorded only where it was asked for: nothing else of the step depends on it.
+// Experts are recorded only on request, and nothing else of the step depends on it.
 void test_without_record() {
   TestModel model(kVariants[5], DType::kBFloat16, 3);
   BatchBuilder b;
@@ -316,7 +317,7 @@ void test_without_record() {
   CHECK(with.tokens == without.tokens && with.top_ids == without.top_ids && with.top_logprobs == without.top_logprobs);
 }
 
-// Time of a step beyond what its kernels need: a model so small that only launches and waits count.
+// Time of a step in addition to its kernels: the model is so small that only launches and waits count.
 void bench(const std::vector<int>& gpus, const cuda::NcclApi* nccl = nullptr) {
   const TestModel model({"llama", 128, 16, 8, 2, 64, 256, 1000, false, false, false, false}, DType::kBFloat16, 3);
   Gpus gpu(model, gpus, nccl);
@@ -356,7 +357,7 @@ int main(int argc, char** argv) {
   int gpus = 0;
   check(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
   std::printf("forward_test: seed %u, %d GPUs\n", seed, gpus);
-  // compute-sanitizer (--quick) would check NCCL's kernels as well, for minutes.
+  // compute-sanitizer (--quick) would check NCCL's kernels, too, for minutes.
   const cuda::NcclApi* const nccl = no_peers || (!quick && gpus > 1) ? find_api() : nullptr;
   for (const int ranks : {1, 2, 4}) {
     for (const Variant& v : kVariants) {

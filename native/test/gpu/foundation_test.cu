@@ -1,5 +1,5 @@
-// What the CUDA device stands on, as far as it needs no GPU: texts for what is wrong, the choice of GPUs, the search
-// for libraries, and the watchdog. Runs anywhere.
+// The parts of the CUDA device that need no GPU: error texts, the choice of GPUs, the search for libraries, and the
+// watchdog. Runs on any machine.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -104,7 +104,7 @@ void test_libraries() {
   char folder[] = "/tmp/refit-foundation-XXXXXX";
   CHECK(mkdtemp(folder) != nullptr);
   const std::string at = folder;
-  // Any library that is there serves; the name is what is searched for.
+  // Any existing library works; the test is about the search by name.
   Library libm = open_library({"libm.so.6"}, nullptr);
   CHECK(libm.handle != nullptr && symbol(libm, "cos") != nullptr && symbol(libm, "no_such_function") == nullptr);
   CHECK(std::ofstream(at + "/librefit_wanted.so.2") << "not a library");
@@ -116,13 +116,13 @@ void test_libraries() {
   }
   CHECKF(has(broken.tried, at + "/librefit_wanted.so.2: "), "%s", broken.tried.c_str());
   CHECKF(has(broken.tried, "invalid ELF header") || has(broken.tried, "file too short"), "%s", broken.tried.c_str());
-  // What is put there later is found; the older name stands in for the newer.
+  // A library that is installed later is found; the older name is a substitute for the newer.
   Dl_info info;
   CHECK(dladdr(symbol(libm, "cos"), &info) != 0);
   CHECK(symlink(info.dli_fname, (at + "/librefit_wanted.so.1").c_str()) == 0);
   const Library found = open_library({"librefit_wanted.so.2", "librefit_wanted.so.1"}, nullptr);
   CHECKF(found.handle != nullptr && found.path == at + "/librefit_wanted.so.1", "%s", found.tried.c_str());
-  // A file that is named is the only place.
+  // If a file is named, no other place is searched.
   setenv("REFIT_FOUNDATION_FILE", (at + "/named.so").c_str(), 1);
   const Library named = open_library({"librefit_other.so"}, "REFIT_FOUNDATION_FILE");
   CHECK(named.handle == nullptr && has(named.tried, at + "/named.so") && !has(named.tried, "librefit_other"));
@@ -179,14 +179,14 @@ void test_watchdog_runs() {
     CHECK(*out == i);
   }
   CHECK(message_of<std::out_of_range>([&] { dog.run([] { throw std::out_of_range("as thrown"); }); }) == "as thrown");
-  // Slow, but in nothing of a GPU: a disk may take its time.
+  // Slow, but not in a GPU: a disk may take its time.
   auto activity = health->add("rank 0");
   dog.run([activity] {
     activity->begin("read a file", false);
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     activity->end();
   });
-  // Slow, but it goes on.
+  // Slow, but it makes progress.
   dog.run([activity] {
     for (int i = 0; i < 10; i++) {
       activity->begin("copy");
@@ -202,14 +202,14 @@ void test_watchdog_gives_up() {
   Watchdog dog(health, 0.3);
   const auto one = health->add("rank 0 (GPU 0)"), two = health->add("rank 1 (GPU 1)");
   two->set_where([] { return std::string("between layers.1.qkv and layers.1.down"); });
-  // The thread outlives the watchdog, so what it uses is shared.
+  // The thread outlives the watchdog, so it shares what it uses.
   struct Shared {
     std::mutex mutex;
     std::condition_variable changed;
     bool go_on = false, went_on = false;
   };
   const auto shared = std::make_shared<Shared>();
-  const std::string said = message_of<DeviceLost>([&] {
+  const std::string message = message_of<DeviceLost>([&] {
     dog.run([=] {
       two->begin("wait for the step");
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -220,11 +220,12 @@ void test_watchdog_gives_up() {
       shared->changed.notify_all();
     });
   });
-  CHECKF(has(said, "rank 1 (GPU 1) has been stuck in wait for the step, between layers.1.qkv and layers.1.down, for"),
-         "%s", said.c_str());
+  CHECKF(
+      has(message, "rank 1 (GPU 1) has been stuck in wait for the step, between layers.1.qkv and layers.1.down, for"),
+      "%s", message.c_str());
   CHECK(health->lost());
-  // From now on everything fails at once, in the same words.
-  CHECK(message_of<DeviceLost>([&] { dog.run([] {}); }) == said);
+  // From now on everything fails at once with the same message.
+  CHECK(message_of<DeviceLost>([&] { dog.run([] {}); }) == message);
   std::unique_lock lock(shared->mutex);
   shared->go_on = true;
   shared->changed.notify_all();
@@ -235,14 +236,14 @@ void test_watchdog_hears_of_a_loss() {
   auto health = std::make_shared<Health>();
   Watchdog dog(health, 1000);
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-  // One rank is lost while another waits for it: the caller hears of it at once.
-  const std::string said = message_of<DeviceLost>([&] {
+  // One rank is lost while another waits for it: the caller gets the error at once.
+  const std::string message = message_of<DeviceLost>([&] {
     dog.run([health, until] {
       health->lose("rank 1 is lost");
       std::this_thread::sleep_until(until);
     });
   });
-  CHECK(said == "rank 1 is lost");
+  CHECK(message == "rank 1 is lost");
   CHECK(std::chrono::steady_clock::now() < until);
   std::this_thread::sleep_until(until + std::chrono::milliseconds(50));
 }
@@ -252,9 +253,9 @@ void test_watchdog_knows_errors_for_good() {
   Watchdog dog(health, 1000);
   CHECK_THROWS(dog.run([] { throw CudaError(cudaErrorInvalidValue, "a copy"); }), CudaError);
   CHECK(!health->lost());
-  const std::string said =
+  const std::string message =
       message_of<DeviceLost>([&] { dog.run([] { throw CudaError(cudaErrorECCUncorrectable, "a copy"); }); });
-  CHECKF(has(said, "a copy: cudaErrorECCUncorrectable"), "%s", said.c_str());
+  CHECKF(has(message, "a copy: cudaErrorECCUncorrectable"), "%s", message.c_str());
   CHECK(health->lost());
 }
 

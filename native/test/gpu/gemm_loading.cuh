@@ -1,4 +1,4 @@
-// What cuBLASLt loads: before products, and not in them.
+// cuBLASLt loads its kernels before the products run, not during them.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -25,7 +25,7 @@ __global__ void hold(const volatile uint32_t* let_go) {
   while (*let_go == 0) __nanosleep(1000);
 }
 
-// A GPU that does not move on until it is let go, or 20 s have passed.
+// Blocks a GPU until it is released, or for 20 s.
 class Held {
  public:
   Held() {
@@ -45,7 +45,7 @@ class Held {
     cudaDeviceSynchronize();
     cudaFreeHost(word_);
   }
-  // Whether it was still held.
+  // Releases the GPU; returns whether it was still blocked.
   bool let_go() {
     {
       const std::lock_guard lock(mutex_);
@@ -64,7 +64,7 @@ class Held {
   std::thread patience_;
 };
 
-// A rank that is late must be able to launch its products while its own GPU, or another's, waits for it.
+// A late rank must be able to launch its products while its own GPU, or another one, waits for it.
 void test_loaded_products_do_not_wait(uint64_t seed) {
   Buffer<uint8_t> workspace(kWorkspace);
   Gemm gemm(workspace.data(), kWorkspace);
@@ -100,7 +100,7 @@ void test_unloaded_products_are_refused(uint64_t seed) {
   const auto product = [&](int64_t m, Buffer<bf16>& to) {
     return Product({m, n, k, k, n}, x.data(), w.data(), nullptr, to.data());
   };
-  gemm.run(product(16, y), nullptr);  // an own kernel's
+  gemm.run(product(16, y), nullptr);  // runs on our own kernel
   std::string what;
   try {
     gemm.run(product(40, y), nullptr);

@@ -29,7 +29,7 @@ struct Bench {
   Buffer<uint8_t> workspace{kWorkspace};
   Gemm gemm{workspace.data(), kWorkspace};
   bool has_library = gemm.has_library();
-  long refused = 0;  // by the library, of what it might take
+  long refused = 0;  // products that the library could have taken but refused
 };
 
 struct Case {
@@ -90,7 +90,7 @@ void compare(const std::vector<Out>& y, const Reference& want, const Case& c, co
   CHECKF(dirty == 0, "%s: %ld elements between the rows of y were written", what.c_str(), dirty);
 }
 
-// The memory between rows and behind matrices is NaN: a kernel that lets it into a sum is found.
+// The memory between rows and behind matrices is NaN, which shows if a kernel uses it in a sum.
 template <class Out>
 void run_case(Bench& bench, const Case& c, const std::vector<GemmPath>& paths, uint64_t seed) {
   const int64_t ldx = c.k + c.pad_x, ldy = c.n + c.pad_y;
@@ -116,7 +116,7 @@ void run_case(Bench& bench, const Case& c, const std::vector<GemmPath>& paths, u
     } else if (path == GemmPath::kTile) {
       CHECKF(took == path, "%s took %s", what.c_str(), name(took));
     } else if (path == GemmPath::kLibrary && even && ldy % 8 == 0 && c.shift_y == 0 && !(c.bias && c.wide)) {
-      // What it does with tiny matrices is its own affair.
+      // Any path is fine for tiny matrices.
       CHECKF(took == path || c.n < 64 || c.k < 64, "%s took %s", what.c_str(), name(took));
       bench.refused += took != path;
     }
@@ -135,7 +135,7 @@ void run_any(Bench& bench, const Case& c, uint64_t seed) {
   }
 }
 
-// The device reference itself, against a loop of the host.
+// The device reference itself, against a loop on the host.
 void test_reference(uint64_t seed) {
   const int64_t M = 19, N = 35, K = 41, ldx = 45;
   Buffer<bf16> x(M * ldx), w(N * K), bias(N);
@@ -174,7 +174,7 @@ void test_shapes(Bench& bench, const Options& options) {
         run_any(bench, c, random());
       }
     }
-    // Everything even, so that every path takes it.
+    // All sizes even, so every path takes them.
     for (int64_t k : {int64_t{64}, int64_t{136}, int64_t{1032}, int64_t{2304}}) {
       Case c{m, 8 * static_cast<int64_t>(1 + random() % 40), k};
       c.pad_x = pick({0, 8, 40});
@@ -230,7 +230,7 @@ void test_real_shapes(Bench& bench, const Options& options) {
   }
 }
 
-// A row's bits do not depend on which rows come with it, nor on its place among them.
+// A row's bits depend neither on the other rows nor on its place among them.
 void test_invariance(Bench& bench, const Options& options) {
   bench.gemm.force(GemmPath::kStream);
   for (const auto& [n, k] : {std::pair<int64_t, int64_t>{200, 72}, {333, 1000}, {1024, 4096}}) {
@@ -257,7 +257,7 @@ void test_invariance(Bench& bench, const Options& options) {
   bench.gemm.force(GemmPath::kAuto);
 }
 
-// NaN and infinity in one row or weight stay in their row or column.
+// NaN and infinity in one row or weight stay in that row or column.
 void test_poisoned_inputs(Bench& bench, const Options& options) {
   for (GemmPath path : {GemmPath::kStream, GemmPath::kLibrary, GemmPath::kTile}) {
     if (path == GemmPath::kLibrary && !bench.has_library) continue;
@@ -284,7 +284,7 @@ void test_poisoned_inputs(Bench& bench, const Options& options) {
 }
 
 void run_bench(Bench& bench) {
-  // More weights than the caches hold, taken in turn.
+  // More weights than the caches hold, used in turn.
   constexpr size_t kPool = size_t{2} << 30;
   Buffer<bf16> pool(kPool / 2);
   fill(pool.data(), 1, static_cast<int64_t>(pool.size()), static_cast<int64_t>(pool.size()), 0.1f, 1);
@@ -353,7 +353,7 @@ int run(int argc, char** argv) {
     run_bench(bench);
     return 0;
   }
-  // First, while no kernel of the library is there. A checked launch may wait by itself.
+  // First, while no kernel of the library is loaded. A launch under the sanitizer may wait by itself.
   if (!options.quick) test_loaded_products_do_not_wait(options.seed);
   test_unloaded_products_are_refused(options.seed);
   test_reference(options.seed);
@@ -370,7 +370,7 @@ int run(int argc, char** argv) {
 }  // namespace refit::test
 
 int main(int argc, char** argv) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);  // as the engine does
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);  // as in the engine
   try {
     return refit::test::run(argc, argv);
   } catch (const std::exception& error) {

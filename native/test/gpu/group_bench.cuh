@@ -19,31 +19,31 @@ void bench(const std::vector<int>& gpus, double gigabytes) {
   auto group = meet(engine, {&trainer}, &seconds);
   group->stage(kPiece);
   const double total = static_cast<double>(kPiece) * pieces;
-  const auto tell = [&](int rounds) {
+  const auto send = [&](int rounds) {
     Command c = command('T', 7);
     c.rounds = rounds;
-    trainer.tell(c, {kPiece});
+    trainer.send(c, {kPiece});
   };
-  tell(2);  // warm
+  send(2);  // warm
   for (int i = 0; i < 2; i++) group->receive(i, {{0, kPiece}}, 0, in(kPatience));
   trainer.reply();
   double plain = 0, received = 0, scattered = 0, gap = 0;
   for (int round = 0; round < 3; round++) {
-    // Plain: the same broadcasts one after another on one stream, waited for once.
-    tell(pieces);
+    // Plain: the same broadcasts one after another on one stream, with one wait at the end.
+    send(pieces);
     const std::vector<GroupPart> same(static_cast<size_t>(pieces), GroupPart{0, kPiece});
     auto began = Clock::now();
     group->receive(0, same, 0, in(kPatience));
     plain = std::max(plain, total / since(began));
     trainer.reply();
 
-    tell(pieces);
+    send(pieces);
     began = Clock::now();
     for (int i = 0; i < pieces; i++) group->receive(i % 2, {{0, kPiece}}, 0, in(kPatience));
     received = std::max(received, total / since(began));
     trainer.reply();
 
-    tell(pieces);
+    send(pieces);
     began = Clock::now();
     std::future<WriteOutcome> writing;
     for (int i = 0; i < pieces; i++) {

@@ -1,4 +1,4 @@
-// What goes through process groups of NCCL: broadcasts into slots and into the weights, parameters, what is sent.
+// The bytes of NCCL process groups: broadcasts into slots and into the weights, parameters, sends.
 #include <random>
 
 #include "core/write/places.h"
@@ -8,7 +8,7 @@
 namespace refit::test {
 namespace {
 
-// Ranks 1 to `ranks` of a group of `size` are ours; further ones only listen.
+// Ranks 1 to `ranks` of a group of `size` are ours; the others only receive.
 void test_receive(int ranks, int size, unsigned seed) {
   std::mt19937 rng(seed);
   Engine engine(ranks);
@@ -77,7 +77,7 @@ void test_receive(int ranks, int size, unsigned seed) {
     }
   }
 
-  // What does not fit, or cannot be, is refused before anything is called; the group goes on.
+  // A call that does not fit is refused before NCCL is called; the group still works.
   CHECK_THROWS(group->receive(0, {{1, kSlot}}, 0, in(5)), std::invalid_argument);
   CHECK_THROWS(group->receive(0, {{UINT64_MAX, 2}}, 0, in(5)), std::invalid_argument);
   CHECK_THROWS(group->receive(0, {{0, 1}}, 1, in(5)), std::invalid_argument);
@@ -87,7 +87,7 @@ void test_receive(int ranks, int size, unsigned seed) {
 }
 
 void test_exchange() {
-  // A barrier, a send, another size of slots.
+  // A barrier, a send, slots of another size.
   Engine engine(2);
   auto group = engine.group({3, 1});
   const auto id = nccl_group_id(library);
@@ -122,7 +122,7 @@ void test_exchange() {
   CHECK(group->read(1, 519, 3, in(20)) == std::vector<uint8_t>(data.begin() + 7, data.begin() + 10));
   CHECK_THROWS(group->read(1, 100000, 1, in(5)), std::invalid_argument);
   CHECK_THROWS(group->read(1, UINT64_MAX, 2, in(5)), std::invalid_argument);
-  // One slot takes half the memory of two, and the other is none.
+  // One slot takes half the memory of two, and the other slot does not exist.
   const int64_t two = gpus.bytes;
   group->stage(100000, 1);
   const int64_t one = gpus.bytes;
@@ -144,7 +144,7 @@ void test_exchange() {
   CHECK_THROWS(group->barrier(in(5)), std::invalid_argument);
 }
 
-// Two engines of two ranks: one group for each, all at once, in another order on the other side.
+// Two engines of two ranks: one group for each rank, all at once, in another order on the other side.
 void test_params() {
   Engine sender(2), receiver(2);
   for (int rank = 0; rank < 2; rank++) {
@@ -170,7 +170,7 @@ void test_params() {
         group->stage(10);
         CHECK_THROWS(group->staged(0), std::invalid_argument);
         group->barrier(in(20));
-        group->end();  // in order: who is left would hear of an abort
+        group->end();  // in order: the remaining ranks would see an abort
       });
     }
   }
@@ -178,8 +178,7 @@ void test_params() {
   CHECK(sender.params == receiver.params);
 }
 
-// Parameters of [4, 8] bfloat16 (64 bytes), one behind the other but for the last; tensors of the same shape, in the
-// same order.
+// Parameters of [4, 8] bfloat16 (64 bytes), adjacent except the last one; tensors of the same shape, in the same order.
 void test_in_place(int ranks) {
   constexpr uint64_t kParam = 64, kGap = 32;
   constexpr size_t kParams = 4;
@@ -230,7 +229,7 @@ void test_in_place(int ranks) {
   Trainer trainer(id, ranks + 1, 0);
   connect(*group, trainer, id);
   const int64_t held = gpus.bytes;
-  // Past the weights, into the gap, from a rank of ours: nothing is called, and the group goes on.
+  // Past the weights, into the gap, from one of our ranks: NCCL is not called, and the group still works.
   const std::vector<GroupPart> wrong{
       {4 * kParam, kParam + 1}, {3 * kParam - 1, 2}, {3 * kParam, 1}, {UINT64_MAX, 2}, {4 * kParam + kGap, 1}};
   for (const GroupPart& part : wrong) {
@@ -250,7 +249,7 @@ void test_in_place(int ranks) {
   expected.insert(expected.end(), last.begin(), last.end());
   for (const auto& rank : weights) CHECK(rank == expected);
   CHECKF(gpus.bytes == held, "%lld bytes were staged", static_cast<long long>(gpus.bytes - held));
-  // It stops between two broadcasts: the first is there, and the group is of no use.
+  // It stops between two broadcasts: the first has arrived, and the group is unusable.
   const std::vector<uint8_t> again = coded(3, kParam);
   trainer.broadcast(again);
   expect(failure_of(
@@ -263,11 +262,11 @@ void test_in_place(int ranks) {
     CHECK(std::memcmp(rank.data(), again.data(), kParam) == 0);
     CHECK(std::memcmp(rank.data() + kParam, first.data() + kParam, 2 * kParam) == 0);
   }
-  expect(failure_of([&] { group->receive_in_place({{0, 1}}, 0, in(5)); }, GroupErrorKind::kBroken), {"of no use"});
+  expect(failure_of([&] { group->receive_in_place({{0, 1}}, 0, in(5)); }, GroupErrorKind::kBroken), {"failed before"});
   trainer.comm->abort();
 }
 
-// One slot is received into while what has come into the other is read; more than two are not.
+// One slot receives while the other, which is complete, is read; a third receive is refused.
 void test_ahead(int ranks) {
   constexpr uint64_t kPiece = 3000, kRest = 7;
   const auto size = [](int round) { return kPiece - static_cast<uint64_t>(round); };
@@ -299,17 +298,17 @@ void test_ahead(int ranks) {
     }
     begin(round + 2);
   }
-  // The first of two stops in its midst: it is named, and the other one is given up with it.
+  // The first of two receives stops midway: the error names it, and the second is given up with it.
   const std::vector<uint8_t> last = data(20);
   trainer.broadcast(last);
   expect(failure_of([&] { group->arrive(in(0.4)); }, GroupErrorKind::kTimeout),
          {"receiving", "broadcast 2 of 2: not done after"});
-  expect(failure_of([&] { group->arrive(in(20)); }, GroupErrorKind::kBroken), {"of no use"});
+  expect(failure_of([&] { group->arrive(in(20)); }, GroupErrorKind::kBroken), {"failed before"});
   trainer.comm->abort();
 }
 
-// Given up while two are under way, and somebody waits for the first or nobody does: they leave the GPUs with the next
-// call that waits, and not only with the group.
+// Aborted while two receives are pending, with or without a waiting call: the next call that waits takes them off the
+// GPUs, not only the end of the group.
 void test_ahead_aborted(bool is_waited_for) {
   Engine engine(2);
   auto group = engine.group({3, 1});
@@ -327,7 +326,7 @@ void test_ahead_aborted(bool is_waited_for) {
   if (!is_waited_for) aborting.join();
   expect(failure_of([&] { group->arrive(in(20)); }, GroupErrorKind::kBroken), {"nobody wants it"});
   CHECKF(control->live == 1, "%d communicators live", control->live);
-  expect(failure_of([&] { group->arrive(in(20)); }, GroupErrorKind::kBroken), {"of no use", "nobody wants it"});
+  expect(failure_of([&] { group->arrive(in(20)); }, GroupErrorKind::kBroken), {"failed before", "nobody wants it"});
   if (is_waited_for) aborting.join();
   group->end();
   trainer.comm->abort();

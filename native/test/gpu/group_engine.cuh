@@ -1,4 +1,4 @@
-// An engine's ranks and parameters with a process group, and trainers in other processes that it meets
+// An engine's ranks and parameters with a process group, and trainers in other processes that join it
 // (group_trainer.cuh).
 #pragma once
 #include <cmath>
@@ -37,7 +37,7 @@ Command command(char what, uint64_t seed = 0, int late_ms = 0) {
   return c;
 }
 
-// What an engine has of weights: ranks on GPUs, parameters, a store.
+// The weights of an engine: ranks on GPUs, parameters, a store.
 struct Engine {
   Engine(std::vector<int> on, std::vector<Param> shapes) : gpus(std::move(on)) {
     for (size_t r = 0; r < gpus.size(); r++) ranks.push_back(std::make_unique<Rank>(static_cast<int>(r), gpus[r]));
@@ -104,14 +104,14 @@ Command join(const std::string& id, int size, int rank, int gpu) {
   return c;
 }
 
-// Ours are ranks 1, 2, ...; trainer 0 is rank 0 on GPU 0, others come behind us on the GPUs behind ours.
+// Ours are ranks 1, 2, ...; trainer 0 is rank 0 on GPU 0, other trainers follow us in rank and GPU.
 std::unique_ptr<GpuGroup> meet(Engine& engine, std::vector<Trainer*> trainers, double* seconds = nullptr) {
   const int ours = static_cast<int>(engine.gpus.size());
   const int size = ours + static_cast<int>(trainers.size());
-  const std::string id = trainers[0]->ask(command('I'));
+  const std::string id = trainers[0]->request(command('I'));
   for (size_t t = 0; t < trainers.size(); t++) {
     const int rank = t == 0 ? 0 : ours + static_cast<int>(t);
-    trainers[t]->tell(join(id, size, rank, rank));
+    trainers[t]->send(join(id, size, rank, rank));
   }
   auto group = engine.group(size, 1);
   const auto began = Clock::now();
@@ -135,7 +135,7 @@ void check_slot(const Engine& engine, const GpuGroup& group, int slot, const std
   }
 }
 
-// Of a staged piece: tensors one after another, into as many parameters from the first one on, whole on every rank.
+// Writes a staged piece: tensors one after another into as many parameters, whole on every rank.
 WriteJob job_of(const GpuGroup& group, int slot, size_t tensors, size_t first_param, int64_t rows, int64_t cols,
                 int ranks) {
   WriteJob job;

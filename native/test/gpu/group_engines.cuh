@@ -41,7 +41,7 @@ void refused(Device& device, const NcclGroupOptions& options, const char* part) 
   }
 }
 
-// What one GPU is enough for.
+// The tests that need only one GPU.
 void test_single_gpu() {
   const test::TestModel model(kVariant, DType::kBFloat16, 3);
   {
@@ -75,10 +75,10 @@ void test_single_gpu() {
   CHECK_THROWS(group->staged(0), std::invalid_argument);
   group->end();
   group.reset();
-  // A trainer on the same GPU: NCCL says so when both have come.
+  // A trainer on the same GPU: NCCL reports it when both have joined.
   Trainer trainer;
-  const std::string met = trainer.ask(command('I'));
-  trainer.tell(join(met, 2, 0, 0));
+  const std::string met = trainer.request(command('I'));
+  trainer.send(join(met, 2, 0, 0));
   group = device.nccl_group({2, 1});
   const auto began = Clock::now();
   try {
@@ -89,7 +89,7 @@ void test_single_gpu() {
     CHECKF(error.kind == GroupErrorKind::kSharedGpu, "%s", error.what());
   }
   group->end();
-  // Nobody comes.
+  // The other rank never joins.
   group = device.nccl_group({2, 1});
   const auto waiting = Clock::now();
   try {
@@ -152,12 +152,12 @@ void test_params(int ranks) {
   std::printf("parameters: tp %d to tp %d\n", ranks, ranks);
 }
 
-// A group is usable, and what it receives is right.
+// The group works, and it receives the right bytes.
 void test_works(Engine& engine, uint64_t seed, const char* after) {
   Trainer trainer;
   auto group = meet(engine, {&trainer});
   group->stage(1 << 20);
-  trainer.tell(command('B', seed), {1000001});
+  trainer.send(command('B', seed), {1000001});
   group->receive(0, {{512, 1000001}}, 0, in(kPatience));
   trainer.reply();
   check_slot(engine, *group, 0, {{512, 1000001}}, seed, after);
@@ -165,18 +165,18 @@ void test_works(Engine& engine, uint64_t seed, const char* after) {
 
 std::string failure_of(const std::function<void()>& fn, double within, const char* what) {
   const auto began = Clock::now();
-  std::string said = "(no exception)";
+  std::string message = "(no exception)";
   try {
     fn();
     CHECKF(false, "%s: no exception", what);
   } catch (const GroupError& error) {
-    said = error.what();
+    message = error.what();
   } catch (const std::exception& error) {
     CHECKF(false, "%s: another exception: %s", what, error.what());
   }
-  std::printf("%s: %.2f s, %s\n", what, since(began), said.c_str());
+  std::printf("%s: %.2f s, %s\n", what, since(began), message.c_str());
   CHECKF(since(began) < within, "%s: %.1f s", what, since(began));
-  return said;
+  return message;
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Process groups of NCCL against native/test/nccl_loop.cc, whose ranks are threads and whose GPUs are host memory:
-// joined, given up, ended; group_bytes.cc has what goes through them. Built and run by test/native/nccl-groups.test.ts.
+// joining, giving up, ending. group_bytes.cc tests the transfers. Built and run by test/native/nccl-groups.test.ts.
 // Arguments: the library's file [seed].
 #include <dirent.h>
 #include <dlfcn.h>
@@ -26,7 +26,7 @@ size_t threads() {
   return count;
 }
 
-// As of any other failure, the peers hear of it: they do not wait for a rank that does nothing more.
+// As after any other failure, the peers notice it: they do not wait for a rank that has given up.
 void test_a_copy_that_fails() {
   Engine engine(1);
   const auto id = nccl_group_id(library);
@@ -53,7 +53,7 @@ void test_warm_up() {
   Engine engine(1);
   NcclGroupOptions options{2, 0};
   options.warm_up = true;
-  auto group = engine.group(options);  // first, as TRL has it
+  auto group = engine.group(options);  // first, as in TRL
   const auto id = nccl_group_id(library);
   Trainer trainer(id, 2, 1);
   std::thread joining([&] {
@@ -99,7 +99,7 @@ void test_refused() {
   expect(failure_of([&] { check_group_gpus(two, options); }, GroupErrorKind::kSharedGpu),
          {"rank 1 and the trainer share GPU-0b"});
 
-  // What NCCL says once ranks have met.
+  // NCCL's refusals when all ranks have joined.
   for (const auto& [message, kind] :
        {std::pair{"Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 3b000", GroupErrorKind::kSharedGpu},
         std::pair{"Mismatched NCCL version detected : rank 0 version 22703 rank 1 version 22809",
@@ -131,19 +131,19 @@ void test_refused() {
          {"gloo"});
 }
 
-// Whatever the other side does not do ends in time, and a new group works at once.
+// Every call ends in time if the other side does not take part, and a new group works at once.
 void test_never(bool deaf) {
   control->deaf = deaf ? 1 : 0;
   Engine engine(2);
   const auto id = nccl_group_id(library);
   {
-    // Nobody comes.
+    // The other rank never joins.
     auto group = engine.group({3, 1});
     const auto began = Clock::now();
     expect(failure_of([&] { group->connect(id.data(), in(0.3)); }, GroupErrorKind::kTimeout),
            {"connecting", "rank ", "of 3, joining the communicator: not done after 0."});
     CHECKF(since(began) >= 0.25 && since(began) < 10, "%g s", since(began));
-    expect(failure_of([&] { group->barrier(in(5)); }, GroupErrorKind::kBroken), {"of no use", "not done after"});
+    expect(failure_of([&] { group->barrier(in(5)); }, GroupErrorKind::kBroken), {"failed before", "not done after"});
     expect(failure_of([&] { group->connect(id.data(), in(5)); }, GroupErrorKind::kBroken), {"not done after"});
   }
   {
@@ -167,19 +167,19 @@ void test_never(bool deaf) {
     const auto data = coded(1, 3000);
     trainer.broadcast(data);
     const auto began = Clock::now();
-    const std::string said = failure_of(
+    const std::string message = failure_of(
         [&] {
           group->receive(0, {{0, 3000}, {3072, 3000}, {6144, 3000}}, 0, in(0.4));
         },
         GroupErrorKind::kTimeout);
-    expect(said, {"NCCL group of 3 (ranks 1-2 here), receiving, rank ",
-                  "receiving from rank 0, broadcast 2 of 3: not done after 0."});
+    expect(message, {"NCCL group of 3 (ranks 1-2 here), receiving, rank ",
+                     "receiving from rank 0, broadcast 2 of 3: not done after 0."});
     CHECKF(since(began) < 10, "%g s", since(began));
     CHECKF(control->live == 1, "%d: ours were not aborted", control->live);
     trainer.comm->abort();
   }
   {
-    // Other bytes than announced.
+    // Other sizes than announced.
     const auto unique = nccl_group_id(library);
     Trainer trainer(unique, 3, 0);
     auto group = joined(trainer, unique);
@@ -194,7 +194,7 @@ void test_never(bool deaf) {
     trainer.comm->abort();
   }
   {
-    // It dies: told by NCCL, or by the deadline alone.
+    // It dies: NCCL reports it, or only the deadline does.
     const auto unique = nccl_group_id(library);
     Trainer trainer(unique, 3, 0);
     auto group = joined(trainer, unique);
@@ -203,17 +203,17 @@ void test_never(bool deaf) {
       trainer.comm->abort();
     });
     const auto began = Clock::now();
-    const std::string said = failure_of(
+    const std::string message = failure_of(
         [&] {
           group->receive(1, {{0, 100}}, 0, in(deaf ? 0.5 : 20));
         },
         deaf ? GroupErrorKind::kTimeout : GroupErrorKind::kBroken);
-    if (!deaf) expect(said, {"remote process exited"});
+    if (!deaf) expect(message, {"remote process exited"});
     CHECKF(since(began) < 10, "%g s", since(began));
     dying.join();
   }
   {
-    // Somebody gives up, from another thread, in every wait.
+    // Another thread aborts the group in every kind of wait.
     for (int where = 0; where < 3; where++) {
       const auto unique = nccl_group_id(library);
       Trainer trainer(unique, 3, 0);
@@ -223,14 +223,14 @@ void test_never(bool deaf) {
         group->abort("the group was destroyed");
       });
       const auto began = Clock::now();
-      const std::string said = failure_of(
+      const std::string message = failure_of(
           [&] {
             if (where == 0) group->connect(unique.data(), in(60));
             if (where == 1) group->receive(0, {{0, 5}}, 0, in(60));
             if (where == 2) group->barrier(in(60));
           },
           GroupErrorKind::kBroken);
-      expect(said, {"the group was destroyed"});
+      expect(message, {"the group was destroyed"});
       CHECKF(since(began) < 10, "%g s", since(began));
       other.join();
       expect(failure_of([&] { group->barrier(in(5)); }, GroupErrorKind::kBroken), {"the group was destroyed"});
@@ -239,7 +239,7 @@ void test_never(bool deaf) {
     }
   }
   control->deaf = 0;
-  // No memory for it: said as such, and all of it is given back.
+  // Not enough memory: the error says so, and all memory is given back.
   gpus.room = 512;
   auto group = engine.group({3, 1});
   CHECK_THROWS(group->connect(id.data(), in(5)), NoMemory);
@@ -264,7 +264,7 @@ void test_rounds() {
     trainer.stream_wait();
   }
   expect_none_left("rounds");
-  // Threads of aborts before the rounds may have ended since; one that has been joined may be listed a little longer.
+  // Threads of aborts from before the rounds may have ended since; a joined thread may be listed a little longer.
   for (const auto began = Clock::now(); threads() > before && since(began) < 10;) sleep_ms(10);
   CHECKF(threads() <= before, "%zu threads, %zu before", threads(), before);
 }

@@ -1,6 +1,7 @@
 // Process groups of NCCL with a trainer in another process: broadcasts of ragged sizes into both slots while the other
-// is scattered, barriers, sends, parameters from engine to engine, trainers that die, stop or never come, and forty
-// rounds with nothing left behind. Most of it needs two GPUs; a third and a fourth add groups of more ranks.
+// slot is scattered, barriers, sends, parameters from engine to engine, trainers that die, stop or never come, and
+// forty rounds that must leave nothing behind. Most of it needs two GPUs; a third and a fourth add groups of more
+// ranks.
 //   group_test [--seed N] [--quick]   --quick: nothing, for compute-sanitizer, which would check NCCL's kernels
 //   group_test --bench [--gb 16]    receiving with scatter against plain NCCL, in pieces of 512 MB
 #include <dirent.h>
@@ -55,11 +56,11 @@ void test_receive(const std::vector<int>& gpus, int listeners, unsigned seed) {
       at = (at + bytes + 255) / 256 * 256;
     }
     const uint64_t code = seed + static_cast<uint64_t>(round) * 1000;
-    trainer.tell(command('B', code, round % 3 == 1 ? 200 : 0), sizes);
+    trainer.send(command('B', code, round % 3 == 1 ? 200 : 0), sizes);
     if (listeners > 0) {
       Command listen = command('L', code);
       listen.root = 0;
-      listener.tell(listen, sizes);
+      listener.send(listen, sizes);
     }
     const auto began = Clock::now();
     group->receive(slot, parts, 0, in(kPatience));
@@ -69,11 +70,11 @@ void test_receive(const std::vector<int>& gpus, int listeners, unsigned seed) {
     if (round == 4) std::printf("  %.0f MB in %.1f ms\n", static_cast<double>(at) / 1e6, took * 1e3);
     check_slot(engine, *group, slot, parts, code, "receive");
     if (round > 0 && round != 4 && round != 5) continue;
-    // The other slot has what it had.
+    // The other slot is unchanged.
     if (round == 5) check_slot(engine, *group, 0, {{0, kSlot}}, seed + 4000, "the other slot");
   }
-  // A barrier of torch's, on both sides.
-  for (Trainer* t : trainers) t->tell(command('R', 0, 50));
+  // torch's barrier, on both sides.
+  for (Trainer* t : trainers) t->send(command('R', 0, 50));
   group->barrier(in(kPatience));
   for (Trainer* t : trainers) t->reply();
   // The other direction.
@@ -82,19 +83,19 @@ void test_receive(const std::vector<int>& gpus, int listeners, unsigned seed) {
   for (Trainer* t : trainers) {
     Command listen = command('L', seed + 99);
     listen.root = 1;
-    t->tell(listen, {bytes.size()});
+    t->send(listen, {bytes.size()});
   }
   group->send(bytes.data(), bytes.size(), in(kPatience));
   for (Trainer* t : trainers) t->reply();
-  for (Trainer* t : trainers) t->tell(command('E'));
+  for (Trainer* t : trainers) t->send(command('E'));
   group->end();
   for (Trainer* t : trainers) t->reply();
   std::printf("receive: %zu ranks here, %zu elsewhere, joined in %.0f ms\n", gpus.size(), trainers.size(),
               seconds * 1e3);
 }
 
-// Tensors into parameters of the same shape, without a slot. Of several GPUs these allocations need not lie alike, as
-// an engine's do.
+// Tensors straight into parameters of the same shape, without a slot. On several GPUs these allocations may differ in
+// layout; an engine's do not.
 void test_in_place(const std::vector<int>& gpus, unsigned seed) {
   const std::vector<Param> shapes{{"a", 1024, 1000}, {"b", 333, 7}, {"c", 5, 1}, {"d", 8192, 4096}};
   Engine engine(gpus, shapes);
@@ -120,7 +121,7 @@ void test_in_place(const std::vector<int>& gpus, unsigned seed) {
     if (!CHECK(places[i] != kNoPlace)) return;
     parts[i].offset = places[i];
   }
-  trainer.tell(command('B', seed), sizes);
+  trainer.send(command('B', seed), sizes);
   group->receive_in_place(parts, 0, in(kPatience));
   trainer.reply();
   for (size_t rank = 0; rank < gpus.size(); rank++) {
@@ -133,7 +134,7 @@ void test_in_place(const std::vector<int>& gpus, unsigned seed) {
   }
 }
 
-// The next piece is received while the one before is scattered.
+// The next piece is received while the previous one is scattered.
 void test_overlap(const std::vector<int>& gpus, unsigned seed) {
   constexpr int64_t kRows = 1024, kCols = 1000;
   constexpr size_t kTensors = 16, kPieces = 12;
@@ -147,7 +148,7 @@ void test_overlap(const std::vector<int>& gpus, unsigned seed) {
   std::future<WriteOutcome> writing;
   for (size_t piece = 0; piece < kPieces; piece++) {
     const int slot = static_cast<int>(piece % 2);
-    trainer.tell(command('B', seed + piece), {kPiece});
+    trainer.send(command('B', seed + piece), {kPiece});
     group->receive(slot, {{0, kPiece}}, 0, in(kPatience));
     trainer.reply();
     if (writing.valid()) {
@@ -181,13 +182,13 @@ void test_faults(unsigned seed) {
     Trainer trainer;
     auto group = meet(engine, {&trainer});
     group->stage(3 * kBytes);
-    trainer.tell(command('H', seed), {kBytes});
+    trainer.send(command('H', seed), {kBytes});
     std::thread killer([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(500));
       trainer.kill();
     });
-    const std::string said = failure_of([&] { group->receive(0, parts, 0, in(4)); }, 20, "killed");
-    CHECKF(has(said, "receiving") && has(said, "rank 1 (rank 0 (GPU-"), "%s", said.c_str());
+    const std::string message = failure_of([&] { group->receive(0, parts, 0, in(4)); }, 20, "killed");
+    CHECKF(has(message, "receiving") && has(message, "rank 1 (rank 0 (GPU-"), "%s", message.c_str());
     killer.join();
     CHECK_THROWS(group->barrier(in(1)), GroupError);
     const auto began = Clock::now();
@@ -196,26 +197,26 @@ void test_faults(unsigned seed) {
   }
   test_works(engine, seed + 1, "after a trainer was killed");
   {
-    // It stands still in the middle: only the deadline tells.
+    // It stops in the middle: only the deadline shows it.
     Trainer trainer;
     auto group = meet(engine, {&trainer});
     group->stage(3 * kBytes);
-    trainer.tell(command('H', seed), {kBytes, kBytes});
+    trainer.send(command('H', seed), {kBytes, kBytes});
     std::thread stopper([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(500));
       trainer.signal(SIGSTOP);
     });
-    const std::string said = failure_of([&] { group->receive(1, parts, 0, in(3)); }, 20, "stopped");
-    CHECKF(has(said, "broadcast 3 of 3"), "%s", said.c_str());
+    const std::string message = failure_of([&] { group->receive(1, parts, 0, in(3)); }, 20, "stopped");
+    CHECKF(has(message, "broadcast 3 of 3"), "%s", message.c_str());
     stopper.join();
   }
   test_works(engine, seed + 2, "after a trainer was stopped");
   {
-    // It stays: whoever leaves waits for nobody.
+    // It stays: a rank that leaves does not wait for it.
     Trainer trainer;
     auto group = meet(engine, {&trainer});
     group->stage(kBytes);
-    trainer.tell(command('B', seed), {kBytes});
+    trainer.send(command('B', seed), {kBytes});
     group->receive(0, {{0, kBytes}}, 0, in(kPatience));
     trainer.reply();
     const auto began = Clock::now();
@@ -224,18 +225,18 @@ void test_faults(unsigned seed) {
     test_works(engine, seed + 7, "while a trainer is in a group that the engine has left");
   }
   {
-    // Fewer bytes than announced: the rest never comes. (More would be a write of NCCL's past what we gave it room
-    // for.)
+    // Fewer bytes than announced: the rest never comes. (With more bytes NCCL would write past the memory that we gave
+    // it.)
     Trainer trainer;
     auto group = meet(engine, {&trainer});
     group->stage(3 * kBytes);
-    // Of a few bytes less NCCL sees nothing: what counts is how often its kernels hand something on.
-    trainer.tell(command('H', seed), {kBytes / 4});
+    // NCCL does not notice a few missing bytes: it counts how often its kernels hand on a piece.
+    trainer.send(command('H', seed), {kBytes / 4});
     failure_of([&] { group->receive(1, {parts[0]}, 0, in(3)); }, 20, "fewer bytes");
   }
   test_works(engine, seed + 3, "after other bytes");
   {
-    // Given up by another thread.
+    // Aborted by another thread.
     Trainer trainer;
     auto group = meet(engine, {&trainer});
     group->stage(kBytes);
@@ -243,14 +244,14 @@ void test_faults(unsigned seed) {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
       group->abort("the group was destroyed");
     });
-    const std::string said = failure_of([&] { group->receive(1, {parts[0]}, 0, in(60)); }, 15, "aborted");
-    CHECKF(has(said, "the group was destroyed"), "%s", said.c_str());
+    const std::string message = failure_of([&] { group->receive(1, {parts[0]}, 0, in(60)); }, 15, "aborted");
+    CHECKF(has(message, "the group was destroyed"), "%s", message.c_str());
     other.join();
   }
   {
-    // It joins never; it dies while we join.
+    // It never joins; it dies while we join.
     Trainer trainer;
-    const std::string id = trainer.ask(command('I'));
+    const std::string id = trainer.request(command('I'));
     auto group = engine.group(2, 1);
     failure_of([&] { group->connect(id_of(id).data(), in(2)); }, 20, "never joins");
     group = engine.group(2, 1);
@@ -288,12 +289,12 @@ void test_rounds(int rounds, unsigned seed) {
     joined += seconds;
     group->stage(8 << 20);
     const uint64_t code = seed + static_cast<uint64_t>(round);
-    trainer.tell(command('B', code), {(8 << 20) - 3});
+    trainer.send(command('B', code), {(8 << 20) - 3});
     group->receive(round % 2, {{0, (8 << 20) - 3}}, 0, in(kPatience));
     trainer.reply();
     check_slot(engine, *group, round % 2, {{0, (8 << 20) - 3}}, code, "rounds");
     if (round % 4 == 3) group->abort("enough");
-    trainer.tell(command(round % 4 == 3 ? 'A' : 'E'));
+    trainer.send(command(round % 4 == 3 ? 'A' : 'E'));
     group->end();
     trainer.reply();
   }
@@ -315,9 +316,9 @@ void test_rounds(int rounds, unsigned seed) {
 void test_warm_up() {
   Engine engine({1}, {{"w", 16, 16}});
   Trainer trainer;
-  const std::string id = trainer.ask(command('I'));
-  trainer.tell(join(id, 2, 0, 0));
-  trainer.tell(command('R'));
+  const std::string id = trainer.request(command('I'));
+  trainer.send(join(id, 2, 0, 0));
+  trainer.send(command('R'));
   auto group = engine.group(2, 1, true);
   group->connect(id_of(id).data(), in(kPatience));
   trainer.reply();

@@ -1,5 +1,5 @@
-// The other process of group_test: a rank of a group that calls NCCL as a trainer's torch does. It is told what to do
-// through a pipe, and dies when it is told to. It comes by exec, so no context is inherited.
+// The other process of group_test: a rank of a group that calls NCCL as a trainer's torch does. It receives commands
+// through a pipe, and dies on command. It is started by exec, so it inherits no context.
 #pragma once
 #include <fcntl.h>
 #include <signal.h>
@@ -27,12 +27,12 @@ using cuda::check;
 using test::receive_all;
 using test::send_all;
 
-// Byte i of what broadcast number `seed` carries.
+// Byte i of broadcast number `seed`.
 __host__ __device__ inline uint8_t value(uint64_t seed, uint64_t i) {
   uint64_t z = seed * 0x9e3779b97f4a7c15u + (i >> 2) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  // No NaN in bf16, so that a scatter may look at it.
+  // No NaN in bf16, so that a scatter may convert it.
   const auto byte = static_cast<uint8_t>(z >> (8 * (i & 3)));
   return (i & 1) != 0 ? byte & 0x3f : byte;
 }
@@ -55,7 +55,7 @@ static __global__ void count_wrong(const uint8_t* data, uint64_t count, uint64_t
   }
 }
 
-// Bytes [from, from + count) of broadcast `seed` are at `data`, on the GPU that is current.
+// Bytes [from, from + count) of broadcast `seed` are at `data`, on the current GPU.
 inline Wrong compare(const uint8_t* data, uint64_t count, uint64_t seed, uint64_t from = 0) {
   Wrong* on_gpu = nullptr;
   Wrong wrong{0, ~0ull};
@@ -72,8 +72,8 @@ struct Command {
   int32_t size = 0, rank = 0, gpu = 0;
   int32_t root = 0;
   int32_t late_ms = 0;
-  int32_t count = 0;   // of sizes, which follow
-  int32_t rounds = 1;  // T: how often
+  int32_t count = 0;   // number of sizes, which follow
+  int32_t rounds = 1;  // T: number of rounds
   uint64_t seed = 0;
   char id[128] = {};
 };
@@ -82,7 +82,7 @@ struct Command {
 
 class Performer {
  public:
-  // What comes back is told to the parent.
+  // Returns the reply to the parent.
   std::string run(const Command& c, const std::vector<uint64_t>& sizes) {
     if (c.late_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(c.late_ms));
     switch (c.what) {
@@ -95,12 +95,12 @@ class Performer {
       case 'B':  // broadcasts of these sizes, from this rank
         broadcast(c, sizes, false);
         break;
-      case 'H':  // the same, and then never again anything
+      case 'H':  // the same, and then it hangs for ever
         broadcast(c, sizes, false);
         for (;;) pause();
       case 'T':  // one broadcast of the first size again and again, from this rank, timed; the bytes are the first's
         return timed(c, sizes);
-      case 'L':  // listens to broadcasts of rank `root`, and checks them
+      case 'L':  // receives broadcasts of rank `root` and checks them
         broadcast(c, sizes, true);
         break;
       case 'R':
@@ -204,7 +204,7 @@ inline int perform(int in, int out) {
       send_all(out, reply.data(), reply.size());
     }
   } catch (const std::exception&) {
-    return 0;  // the parent has gone
+    return 0;  // the parent has ended
   }
 }
 
@@ -217,7 +217,7 @@ class Trainer {
     if (pipe2(down, O_CLOEXEC) != 0 || pipe2(up, O_CLOEXEC) != 0) throw std::runtime_error("pipe");
     pid = fork();
     if (pid == 0) {
-      const int in = dup(down[0]), out = dup(up[1]);  // those stay open
+      const int in = dup(down[0]), out = dup(up[1]);  // the duplicates stay open
       execl("/proc/self/exe", "group_test", "--trainer", std::to_string(in).c_str(), std::to_string(out).c_str(),
             nullptr);
       _exit(127);
@@ -235,8 +235,8 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // Tells it; what comes of it, `reply` waits for.
-  void tell(Command command, const std::vector<uint64_t>& sizes = {}) {
+  // Sends a command; `reply` waits for its result.
+  void send(Command command, const std::vector<uint64_t>& sizes = {}) {
     command.count = static_cast<int32_t>(sizes.size());
     send_all(to_, &command, sizeof command);
     send_all(to_, sizes.data(), sizes.size() * sizeof sizes[0]);
@@ -250,8 +250,8 @@ class Trainer {
     if (failed != 0) throw std::runtime_error("trainer: " + reply);
     return reply;
   }
-  std::string ask(const Command& command, const std::vector<uint64_t>& sizes = {}) {
-    tell(command, sizes);
+  std::string request(const Command& command, const std::vector<uint64_t>& sizes = {}) {
+    send(command, sizes);
     return reply();
   }
 

@@ -93,7 +93,7 @@ struct Trainer {
   LoopStream stream_;
 };
 
-// The group and the only other rank, together.
+// Connects the group and the only other rank at the same time.
 inline void connect(GpuGroup& group, Trainer& trainer, const std::vector<uint8_t>& id) {
   std::thread joining([&] { trainer.join(); });
   group.connect(id.data(), in(20));
@@ -115,9 +115,9 @@ inline std::string failure_of(const std::function<void()>& fn, GroupErrorKind ki
   return "";
 }
 
-inline void expect(const std::string& said, std::initializer_list<const char*> parts) {
+inline void expect(const std::string& message, std::initializer_list<const char*> parts) {
   for (const char* part : parts) {
-    CHECKF(said.find(part) != std::string::npos, "\"%s\" misses \"%s\"", said.c_str(), part);
+    CHECKF(message.find(part) != std::string::npos, "\"%s\" misses \"%s\"", message.c_str(), part);
   }
 }
 
@@ -128,7 +128,7 @@ inline void expect_none_left(const char* after) {
   CHECKF(losses.empty(), "%s: %s", after, losses.empty() ? "" : losses[0].c_str());
 }
 
-// group_bytes.cc: what is received, sent and exchanged arrives where it belongs.
+// group_bytes.cc: received, sent and exchanged bytes arrive at the right place.
 void test_bytes(unsigned seed);
 
 }  // namespace refit::test

@@ -1,4 +1,4 @@
-// ipc_test --bench: what opening, closing and events cost, and the rate of whole writes.
+// ipc_test --bench: the cost of opening, closing and events, and the rate of whole writes.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -36,7 +36,7 @@ double spread(int threads, size_t count, const std::function<void(size_t)>& fn) 
   });
 }
 
-// Whether opening and closing wait for what the GPU is doing, and what is gained by doing them meanwhile.
+// Whether opening and closing wait for the GPU's work, and the gain of doing them meanwhile.
 void beside_copies(World& world, GpuIpc& driver, const Shared& shared) {
   Rank& rank = *world.ranks[0];
   const auto count = static_cast<size_t>(world.segments);
@@ -92,7 +92,7 @@ void beside_copies(World& world, GpuIpc& driver, const Shared& shared) {
       .get();
 }
 
-// What a write costs apart from its bytes.
+// The cost of a write apart from its bytes.
 void hops() {
   World world(1, 1, 1, 512);
   std::vector<double> tasks, writes;
@@ -109,7 +109,7 @@ void hops() {
 
 void bench(double gigabytes) {
   hops();
-  // Segments of whole pages of 2 MiB, as torch's allocator has them, and of one row more.
+  // Segments of whole pages of 2 MiB, like torch's allocator has, and segments of one row more.
   constexpr int64_t kPageRows = (2 << 20) / kRowBytes;
   for (const auto& [segments, beyond] : {std::pair{1, 0}, {32, 0}, {195, 0}, {195, 2}}) {
     Sender sender;

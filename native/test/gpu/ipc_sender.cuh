@@ -1,5 +1,5 @@
-// The other process of ipc_test: it allocates, fills, exports, and dies when told to. The parent starts it by exec
-// before it touches CUDA itself or after: no context is inherited.
+// The other process of ipc_test: it allocates, writes, exports, and ends on command. The parent starts it by exec,
+// before or after it uses CUDA itself: no context is inherited.
 #pragma once
 #include <cuda.h>
 #include <signal.h>
@@ -24,7 +24,7 @@ using cuda::check;
 using test::receive_all;
 using test::send_all;
 
-// What stands at element i of segment s: any bits but those of a NaN.
+// The value of element i of segment s: any bits except NaN.
 __host__ __device__ inline uint16_t value(uint64_t seed, uint64_t segment, uint64_t i) {
   uint64_t z = (seed * 0x9e3779b97f4a7c15u + segment) * 0xbf58476d1ce4e5b9u + i;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -60,7 +60,7 @@ static __global__ void spin(uint64_t nanoseconds) {
 }
 
 struct Command {
-  char what = 'Q';  // A: cudaMalloc, V: blocks in one mapping, F: fill and record events, Q: the end
+  char what = 'Q';  // A: cudaMalloc, V: blocks in one mapping, F: write and record events, Q: end
   int32_t gpu = 0;
   int32_t count = 0;    // of segments, blocks or events
   int32_t spin_ms = 0;  // F: before it writes
@@ -103,7 +103,7 @@ class Exporter {
     return out;
   }
 
-  // One segment of `count` blocks, as torch's expandable segments are; never freed.
+  // One segment of `count` blocks, like torch's expandable segments; never freed.
   std::vector<uint8_t> blocks(const Command& c) {
     free_all();
     void* address = nullptr;
@@ -136,7 +136,7 @@ class Exporter {
     return out;
   }
 
-  // Returns at once: the events alone tell when it is done.
+  // Returns at once: only the events show when it is done.
   std::vector<uint8_t> fill_all(const Command& c) {
     for (cudaEvent_t event : events_) cudaEventDestroy(event);
     events_.assign(static_cast<size_t>(c.count), nullptr);
@@ -187,7 +187,7 @@ inline int serve(int in, int out) {
       send_all(out, reply.data(), reply.size());
     }
   } catch (const std::exception&) {
-    return 0;  // the parent has gone
+    return 0;  // the parent has ended
   }
 }
 
@@ -219,7 +219,7 @@ class Sender {
   Sender(const Sender&) = delete;
   Sender& operator=(const Sender&) = delete;
 
-  std::vector<uint8_t> ask(const Command& command) {
+  std::vector<uint8_t> request(const Command& command) {
     send_all(to_, &command, sizeof command);
     int32_t failed = 0, bytes = 0;
     receive_all(from_, &failed, sizeof failed);

@@ -1,9 +1,9 @@
-// Weights out of another process's memory on the GPUs: ordinary segments, expandable ones, events, what is kept, and
-// what goes wrong. The other process is this program again (ipc_sender.cuh).
+// Weights from another process's memory on the GPUs: ordinary segments, expandable ones, events, kept mappings, and
+// errors. The other process is this program again (ipc_sender.cuh).
 //   ipc_test [--quick]
 //   ipc_test --bench [--gb 16]    what opening, closing and events cost, and the rate of whole writes
 //
-// The executor and the sessions are compiled here once more with their fault points; the library's are then not linked.
+// The executor and the sessions are compiled again here with their fault points, so the library's are not linked.
 #define REFIT_FAULTS
 #include <algorithm>
 #include <chrono>
@@ -21,7 +21,7 @@
 #include "transport/ipc/ipc_descriptor.h"
 #include "transport/ipc/ipc_mappings.cc"
 #include "transport/ipc/ipc_session.cc"
-// Behind the executor: it has its fault points from above.
+// After the executor, which gets its fault points from above.
 #include "test/gpu/ipc_bench.cuh"
 
 namespace {
@@ -60,7 +60,7 @@ void segments_arrive(int ranks, int segments, int events, int gpu) {
     CHECK(outcome.segments_closed == outcome.segments_opened);
     CHECK(outcome.bytes == static_cast<uint64_t>(segments) * world.segment_bytes());
   }
-  // Kept: found open by the next write, which sees what the sender wrote meanwhile.
+  // Kept: the next write finds it open and sees what the sender has written meanwhile.
   for (const uint64_t seed : {21, 22, 23}) {
     refill(sender, shared, gpu, seed, events, events > 0 ? 5 : 0);
     const WriteOutcome outcome = world.store->write(world.job([&](int s) { return shared.segment(s, "pool"); }));
@@ -78,11 +78,11 @@ void blocks_arrive(int ranks, int gpu) {
   constexpr int kBlocks = 6;
   constexpr uint64_t kBlockBytes = 2 << 20;
   World world(ranks, 1, 3, static_cast<int64_t>(kBlocks * kBlockBytes / kRowBytes / 3));
-  const std::vector<uint8_t> reply = sender.ask({'V', gpu, kBlocks, 0, kBlockBytes, 0});
+  const std::vector<uint8_t> reply = sender.request({'V', gpu, kBlocks, 0, kBlockBytes, 0});
   std::vector<int> theirs(kBlocks);
   std::memcpy(theirs.data(), reply.data(), reply.size());
   for (const uint64_t seed : {31, 32, 33, 34}) {
-    const std::vector<uint8_t> events = sender.ask({'F', gpu, 2, 10, 0, seed});
+    const std::vector<uint8_t> events = sender.request({'F', gpu, 2, 10, 0, seed});
     const bool keep = seed >= 33;
     Segment segment;
     segment.uuid = uuid_of(gpu);
@@ -178,11 +178,11 @@ void memory_stays_flat(int rounds) {
     world.ranks[0]->run([&] { check(cudaMemGetInfo(i < 5 ? &before : &after, &total), "cudaMemGetInfo"); }).get();
   }
   CHECK(world.wrong_elements(static_cast<uint64_t>(50 + rounds - 1)) == 0);
-  // Other programs may use the GPU at the same time; what leaked here would be 40 times 2 MiB a write.
+  // Other programs may use the GPU at the same time; a leak would be 40 times 2 MiB per write.
   CHECKF(before < after + (size_t{20} << 20), "free before %zu, after %zu", before, after);
 }
 
-// Several of them lie in one block of the driver: what opening each gives is the driver's affair, told here.
+// Several allocations share one block of the driver; this reports what opening each of them gives.
 void small_allocations() {
   Sender sender;
   World world(1, 4, 1, 64);
@@ -194,7 +194,7 @@ void small_allocations() {
   CHECK(outcome.segments_opened == outcome.segments_closed);
 }
 
-// What a kept mapping is worth when its sender has been killed. Last: the GPU may not survive it.
+// A kept mapping after its sender was killed. Last: the GPU may not survive it.
 void a_kept_mapping_outlives_its_sender() {
   std::printf("a sender that is killed while its segments are kept\n");
   auto sender = std::make_unique<Sender>();
@@ -243,7 +243,7 @@ int main(int argc, char** argv) {
         segments_arrive(ranks, 1, 0, gpu);
         segments_arrive(ranks, 5, 3, gpu);
         segments_arrive(ranks, 60, 60, gpu);
-        // memcheck takes a read across two mappings that lie side by side for one out of bounds.
+        // memcheck reports a read across two adjacent mappings as out of bounds.
         if (!quick) blocks_arrive(ranks, gpu);
       }
       refusals_change_nothing_and_say_why(ranks);

@@ -1,5 +1,5 @@
-// Ranks with parameters, and what a sender in another process shares with them (ipc_sender.cuh). For ipc_test.cu, which
-// compiles the executor and the sessions with their fault points before this is included.
+// Ranks with parameters, and the memory that a sender in another process shares with them (ipc_sender.cuh). For
+// ipc_test.cu, which compiles the executor and the sessions with their fault points before it includes this.
 #pragma once
 #include <memory>
 #include <string>
@@ -36,7 +36,7 @@ std::string uuid_of(int gpu) {
   return uuid_text(prop.uuid);
 }
 
-// `tensors` parameters of `rows` rows in each of `segments` segments; every rank holds its share of the rows.
+// `tensors` parameters of `rows` rows in each of `segments` segments; every rank holds its shard of the rows.
 struct World {
   World(int ranks_wanted, int segments, int tensors, int64_t rows)
       : segments(segments), tensors(tensors), rows(rows), count(ranks_wanted) {
@@ -67,7 +67,7 @@ struct World {
 
   uint64_t segment_bytes() const { return static_cast<uint64_t>(rows) * kRowBytes * static_cast<uint64_t>(tensors); }
 
-  // A job that reads all from the segments, each of which `make` describes.
+  // A job that reads everything from the segments; `make` describes each segment.
   template <typename Make>
   WriteJob job(Make make) const {
     WriteJob job;
@@ -102,7 +102,7 @@ struct World {
     return job;
   }
 
-  // Elements that are not what the sender wrote with the seed.
+  // Number of elements that differ from what the sender wrote with the seed.
   uint64_t wrong_elements(uint64_t seed) {
     uint64_t sum = 0;
     for (int r = 0; r < count; r++) {
@@ -157,11 +157,11 @@ struct Shared {
 };
 
 Shared share(Sender& sender, const World& world, int gpu) {
-  return {sender.ask({'A', gpu, world.segments, 0, world.segment_bytes(), 0}), {}, uuid_of(gpu)};
+  return {sender.request({'A', gpu, world.segments, 0, world.segment_bytes(), 0}), {}, uuid_of(gpu)};
 }
 
 void refill(Sender& sender, Shared& shared, int gpu, uint64_t seed, int events, int spin_ms) {
-  shared.events = sender.ask({'F', gpu, events, spin_ms, 0, seed});
+  shared.events = sender.request({'F', gpu, events, spin_ms, 0, seed});
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What the tests of matrix products share: buffers of the GPU with guards, numbers by position, a reference in double,
-// and the time of a piece of work.
+// Shared by the tests of matrix products: GPU buffers with guards, numbers by position, a reference in double, and
+// timing.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -67,7 +67,7 @@ class Buffer {
   uint8_t* raw_ = nullptr;
 };
 
-// A number in [-1, 1) for a position; `seed` makes another sequence.
+// A number in [-1, 1) for a position; `seed` selects the sequence.
 __host__ __device__ inline float noise(uint64_t at, uint64_t seed) {
   uint64_t z = at * 0x9e3779b97f4a7c15ull + seed * 0xd1342543de82ef95ull + 0x632be59bd9b4e019ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;  // the mixer of splitmix64 (Steele, Lea, Flood)
@@ -83,7 +83,7 @@ static __global__ void fill_kernel(bf16* to, int64_t rows, int64_t columns, int6
   }
 }
 
-// Fills a matrix and leaves what lies between its rows alone.
+// Writes numbers to a matrix and leaves the memory between its rows unchanged.
 inline void fill(bf16* to, int64_t rows, int64_t columns, int64_t ld, float scale, uint64_t seed) {
   fill_kernel<<<1024, 256>>>(to, rows, columns, ld, scale, seed);
   cuda::check_launch("fill_kernel");
@@ -127,10 +127,10 @@ inline Reference reference(int64_t M, int64_t N, int64_t K, const bf16* x, int64
   return {sum.get(), size.get()};
 }
 
-// Error that fp32 sums of tensor cores may have, as a part of the sum of absolute products; far below one product's
-// part.
+// Error that fp32 sums of tensor cores may have, relative to the sum of absolute products; far below the part of one
+// product.
 constexpr double kSumError = 0x1p-18;
-// Of rounding to bf16, as a part of the value.
+// Rounding error of bf16, relative to the value.
 constexpr double kBf16Error = 0x1.02p-8;
 
 // Microseconds of one call of work(i), i = 0, 1, ..., in a row of `times` on the default stream.
@@ -166,7 +166,7 @@ static __global__ void read_kernel(const uint4* from, int64_t count, uint32_t* t
   if (sum == 0x12345678) *to = sum;
 }
 
-// GB/s of reading the buffer with all of the GPU.
+// GB/s of reading the buffer with the whole GPU.
 inline double read_bandwidth(const void* data, size_t bytes, uint32_t* to) {
   int processors = 0;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");

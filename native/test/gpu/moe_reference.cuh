@@ -1,4 +1,4 @@
-// A mixture of experts computed on the host in double, and the checks of what the kernels make of it. For moe_test.cu.
+// A mixture of experts computed on the host in double, and checks of the kernels' results. For moe_test.cu.
 #pragma once
 #include <algorithm>
 #include <numeric>
@@ -51,7 +51,7 @@ __global__ void down_kernel(const bf16* act, const bf16* w2, const int32_t* ids,
   out[pair * hidden + h] = sum;
 }
 
-// The share of one of two ranks: columns [rank * inter / 2, ...) of gate and up, the same of w2's rows.
+// The part of one of two ranks: columns [rank * inter / 2, ...) of gate and up, the same of w2's rows.
 __global__ void half_kernel(const bf16* w13, const bf16* w2, int rank, int64_t experts, int64_t hidden, int64_t inter,
                             bf16* half13, bf16* half2) {
   const int64_t part = inter / 2, stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -67,10 +67,10 @@ __global__ void half_kernel(const bf16* w13, const bf16* w2, int rank, int64_t e
 
 enum class Router {
   kRandom,
-  kTies,   // experts that are alike
-  kEqual,  // all alike
-  kOne,    // all tokens want the last expert
-  kEmpty,  // no token wants the first expert
+  kTies,   // some experts are equal
+  kEqual,  // all experts are equal
+  kOne,    // all tokens choose the last expert
+  kEmpty,  // no token chooses the first expert
 };
 
 struct Case {
@@ -78,8 +78,8 @@ struct Case {
   int64_t tokens;
   Router router = Router::kRandom;
   bool nan = false;             // in the middle token
-  int64_t turn = 0;             // tokens that the scratch is for; 0: all
-  std::vector<int> tiles = {};  // rows of a tile that are forced, one after the other
+  int64_t turn = 0;             // number of tokens that the scratch is sized for; 0: all
+  std::vector<int> tiles = {};  // numbers of rows of a tile to force, one after the other
 
   std::string text(int tile_rows, bool partial) const {
     char s[200];
@@ -91,7 +91,7 @@ struct Case {
   }
 };
 
-// Who goes where, as the host says.
+// The choice and order of experts, computed on the host.
 struct Routes {
   std::vector<int32_t> ids;                          // [T, k], ascending
   std::vector<int32_t> best;                         // [T, k], best first
@@ -109,8 +109,8 @@ struct Routes {
   }
 };
 
-// x and router hold multiples of 1/4 and 1/64 that are small enough for every order of summing to be exact in fp32: the
-// choice of experts can then be asked for exactly, ties included.
+// x and router are multiples of 1/4 and 1/64, so small that every order of summing is exact in fp32: the choice of
+// experts must match exactly, ties included.
 Routes route(const Case& c, const std::vector<float>& x, const std::vector<float>& router) {
   const MoeShape& s = c.shape;
   const int E = s.experts, k = s.per_token;
@@ -162,7 +162,7 @@ std::vector<bf16> to_bf16(const std::vector<float>& values) {
 
 constexpr uint16_t kUnwritten = 0xfefe;
 
-// The record of a layer among others: `stride` entries from token to token, of which the first k are this layer's.
+// The record of a layer among others: `stride` entries per token, of which the first k belong to this layer.
 void check_record(const Case& c, const std::vector<uint16_t>& record, int64_t stride, const Routes& want,
                   const std::string& what) {
   const int64_t k = c.shape.per_token;
@@ -176,7 +176,7 @@ void check_record(const Case& c, const std::vector<uint16_t>& record, int64_t st
   }
 }
 
-// What the kernels left in the scratch about the choice and the order of experts.
+// Checks the choice and the order of experts that the kernels left in the scratch.
 void check_routes(const Case& c, const MoeScratch& scratch, const Routes& want, int tile_rows,
                   const std::string& what) {
   const auto get = [](auto* from, size_t count) {
@@ -233,7 +233,7 @@ struct Problem {
                                                          : e;
       hr[i] = std::round(noise(alike * s.hidden + h, seed + 1) * wide) / 64;
     }
-    // The first column of x is one, so the first of the router is a bonus.
+    // The first column of x is one, so the first column of the router is a bonus.
     for (int64_t t = 0; t < c.tokens; t++) hx[t * s.hidden] = 1;
     if (c.router == Router::kOne) hr[(s.experts - 1) * s.hidden] = 64;
     if (c.router == Router::kEmpty) hr[0] = -64;
@@ -264,13 +264,13 @@ struct Problem {
 
   Buffer<bf16> x, router, w13, w2;
   Routes routes;
-  std::vector<double> out;  // [T, k, hidden]: of each expert of a token
+  std::vector<double> out;  // [T, k, hidden]: for each expert of a token
   double rms;
 };
 
-// What y is to be, and how far it may be off: a sum that falls on the other side of a rounding boundary moves what
-// comes of it by one unit in the last place; allowed are two for the terms, one for one element of the activation, and
-// one for the largest sum on the way.
+// The expected y and its tolerance: a sum on the other side of a rounding boundary changes the result by one unit in
+// the last place. Allowed are two for the terms, one for one element of the activation, and one for the largest
+// intermediate sum.
 struct Expected {
   double y, allowed;
 };
@@ -292,7 +292,7 @@ Expected expect(const Case& c, const Problem& problem, int64_t token, int64_t co
   return {partial ? exact : rounded, (size + largest) * 0x1p-7 + problem.rms * weights * 0x1p-8 + 1e-30};
 }
 
-// y may be the sum of several ranks' shares.
+// y may be the sum of several ranks' parts.
 void check_sum(const Case& c, const Problem& problem, const std::vector<std::vector<bf16>>& shares, bool partial,
                const std::string& what) {
   const int64_t hidden = c.shape.hidden;
@@ -326,7 +326,7 @@ void check_sum(const Case& c, const Problem& problem, const std::vector<std::vec
          "(%ld equal)",
          what.c_str(), wrong, static_cast<long long>(c.tokens * hidden), static_cast<long long>(worst_at / hidden),
          static_cast<long long>(worst_at % hidden), worst_want, worst_got, worst, equal);
-  // Rounding is where the reference rounds: most elements agree to the bit.
+  // The kernels round where the reference rounds: most elements are equal bit for bit.
   CHECKF(partial || c.nan || equal * 3 >= c.tokens * hidden, "%s: only %ld of %lld are equal", what.c_str(), equal,
          static_cast<long long>(c.tokens * hidden));
 }

@@ -1,5 +1,5 @@
-// moe_test [--quick] [--bench] [--seed N]: a mixture of experts by each of its kernels: the choice and order of experts
-// exactly, the products against double, and their speed.
+// moe_test [--quick] [--bench] [--seed N]: a mixture of experts with each of its kernels: the choice and order of
+// experts exactly, the products against double, and their speed.
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -83,7 +83,7 @@ void run_cases(Gemm& gemm, const Options& options) {
   turns.turn = 16;
   turns.tiles = all;
   run_case(gemm, turns, seed++);
-  // Odd sizes: rows that do not begin at 16 bytes, halves that do not, hidden that is odd; all counts per lane.
+  // Odd sizes: rows and halves that do not begin at 16 bytes, an odd hidden size; all numbers of experts per lane.
   for (const MoeShape& shape : {MoeShape{5, 3, true, 70, 36},
                                 {3, 1, false, 33, 7},
                                 {1, 1, true, 64, 16},

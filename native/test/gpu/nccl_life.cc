@@ -1,4 +1,4 @@
-// The life of a communicator against native/test/nccl_stand_in.cc: joined, waited for, given up, ended. Built and run
+// The life of a communicator against native/test/nccl_stand_in.cc: joining, waiting, giving up, ending. Built and run
 // by test/native/nccl.test.ts. Argument: the stand-in's file.
 #include <dlfcn.h>
 
@@ -13,7 +13,7 @@
 
 using namespace refit::cuda;
 
-// As the stand-in has it.
+// The stand-in's declaration.
 struct StandIn {
   int polls_to_join = 0, polls_of_group = 0, polls_to_finish = 0;
   int join_result = 0, call_result = 0, state_result = 0;
@@ -30,7 +30,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-StandIn* told = nullptr;
+StandIn* stub = nullptr;
 
 double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -46,37 +46,37 @@ std::string message_of(F&& fn, int* result = nullptr) {
   return "(no exception)";
 }
 
-void expect(const std::string& said, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) CHECKF(has(said, part), "\"%s\" misses \"%s\"", said.c_str(), part);
+void expect(const std::string& message, std::initializer_list<const char*> parts) {
+  for (const char* part : parts) CHECKF(has(message, part), "\"%s\" misses \"%s\"", message.c_str(), part);
 }
 
-// Every communicator that was made has been ended, once.
+// Every communicator that was created has been ended exactly once.
 void expect_none_left() {
-  CHECKF(told->joined == told->aborted, "%d joined, %d aborted", told->joined, told->aborted);
-  CHECK(told->depth == 0);
+  CHECKF(stub->joined == stub->aborted, "%d joined, %d aborted", stub->joined, stub->aborted);
+  CHECK(stub->depth == 0);
 }
 
 void test_life(const NcclApi& api) {
-  *told = {};
-  told->polls_to_join = 100, told->polls_to_finish = 3;
+  *stub = {};
+  stub->polls_to_join = 100, stub->polls_to_finish = 3;
   const NcclUniqueId id = new_nccl_id(api);
   {
     NcclComm comm(api, id, 4, 3, {10});
-    CHECK(told->joined == 1 && told->ranks == 4 && told->rank == 3 && told->id == 0x5a);
-    CHECKF(told->polled == 101, "%d polls", told->polled);
+    CHECK(stub->joined == 1 && stub->ranks == 4 && stub->rank == 3 && stub->id == 0x5a);
+    CHECKF(stub->polled == 101, "%d polls", stub->polled);
     comm.finish();
-    CHECK(told->finalized == 1 && told->aborted == 1);
+    CHECK(stub->finalized == 1 && stub->aborted == 1);
     comm.finish();
     comm.abort();
   }
-  CHECK(told->finalized == 1 && told->aborted == 1);
+  CHECK(stub->finalized == 1 && stub->aborted == 1);
   { NcclComm comm(api, id, 1, 0, {10}); }
-  CHECK(told->finalized == 1 && told->aborted == 2);
+  CHECK(stub->finalized == 1 && stub->aborted == 2);
 }
 
 void test_never(const NcclApi& api) {
-  *told = {};
-  told->polls_to_join = -1;
+  *stub = {};
+  stub->polls_to_join = -1;
   auto began = Clock::now();
   int result = -1;
   expect(message_of([&] { NcclComm comm(api, {}, 2, 0, {0.3}); }, &result),
@@ -96,76 +96,76 @@ void test_never(const NcclApi& api) {
   other.join();
   expect_none_left();
 
-  told->polls_to_join = 0, told->polls_to_finish = -1;
+  stub->polls_to_join = 0, stub->polls_to_finish = -1;
   NcclComm comm(api, {}, 2, 0, {0.1});
   expect(message_of([&] { comm.finish(); }), {"ncclCommFinalize: not done after 0.1 s"});
   expect_none_left();
 }
 
 void test_failures(const NcclApi& api) {
-  *told = {};
+  *stub = {};
   int result = -1;
-  told->join_result = 1;
+  stub->join_result = 1;
   expect(message_of([&] { NcclComm comm(api, {}, 2, 0, {10}); }, &result),
-         {"joining the communicator: unhandled cuda error (told by the stand-in)"});
-  CHECK(result == kNcclUnhandledCudaError && told->joined == 0 && told->aborted == 0);
+         {"joining the communicator: unhandled cuda error (reported by the stand-in)"});
+  CHECK(result == kNcclUnhandledCudaError && stub->joined == 0 && stub->aborted == 0);
 
   // It fails while we wait.
-  *told = {};
-  told->polls_to_join = -1, told->state_result = 6;
+  *stub = {};
+  stub->polls_to_join = -1, stub->state_result = 6;
   expect(message_of([&] { NcclComm comm(api, {}, 2, 0, {10}); }, &result), {"joining", "remote process exited"});
   CHECK(result == kNcclRemoteError);
   expect_none_left();
 
-  *told = {};
+  *stub = {};
   {
     NcclComm comm(api, {}, 2, 0, {10});
     comm.check();
-    told->state_result = 6;
+    stub->state_result = 6;
     expect(message_of([&] { comm.check(); }), {"had been joined: remote process exited"});
-    told->state_result = 0;
-    told->call_result = 1;
+    stub->state_result = 0;
+    stub->call_result = 1;
     expect(message_of([&] { new_nccl_id(api); }), {"made no id", "unhandled cuda error"});
     expect(message_of([&] { comm.send(nullptr, 1, kNcclUint8, 1, nullptr); }), {"ncclSend: unhandled"});
-    // A group that fails while it is collected is ended all the same.
+    // A group that fails while its calls are collected is ended all the same.
     expect(message_of([&] { comm.group([&] { comm.recv(nullptr, 1, kNcclUint8, 1, nullptr); }); }), {"ncclRecv"});
-    CHECK(told->depth == 0 && told->groups == 1);
-    told->call_result = 0;
+    CHECK(stub->depth == 0 && stub->groups == 1);
+    stub->call_result = 0;
     CHECK_THROWS(comm.group([] { throw std::out_of_range("mine"); }), std::out_of_range);
-    CHECK(told->depth == 0 && told->groups == 2);
+    CHECK(stub->depth == 0 && stub->groups == 2);
   }
   expect_none_left();
 }
 
 void test_calls(const NcclApi& api) {
-  *told = {};
+  *stub = {};
   char a = 0, b = 0;
-  auto* const stream = reinterpret_cast<NcclStream>(&told);
+  auto* const stream = reinterpret_cast<NcclStream>(&stub);
   {
     NcclComm comm(api, {}, 2, 0, {10});
     const auto was = [&](const char* call, const void* from, const void* to, size_t count, int type, int other) {
-      CHECKF(std::strcmp(told->call, call) == 0 && told->from == from && told->to == to && told->count == count &&
-                 told->type == type && told->other == other && told->stream == stream,
-             "%s: count %zu, type %d, other %d", told->call, told->count, told->type, told->other);
+      CHECKF(std::strcmp(stub->call, call) == 0 && stub->from == from && stub->to == to && stub->count == count &&
+                 stub->type == type && stub->other == other && stub->stream == stream,
+             "%s: count %zu, type %d, other %d", stub->call, stub->count, stub->type, stub->other);
     };
     comm.send(&a, 5, kNcclFloat32, 1, stream), was("send", &a, nullptr, 5, 7, 1);
     comm.recv(&b, 6, kNcclBfloat16, 3, stream), was("recv", nullptr, &b, 6, 9, 3);
     comm.broadcast(&a, &b, size_t{1} << 40, kNcclUint8, 2, stream), was("broadcast", &a, &b, size_t{1} << 40, 1, 2);
     comm.all_reduce(&a, &b, 8, kNcclFloat16, kNcclMax, stream), was("allReduce", &a, &b, 8, 6, 2);
     comm.all_gather(&a, &b, 9, kNcclInt64, stream), was("allGather", &a, &b, 9, 4, -1);
-    // What goes on in the background is waited for: behind a call, and behind a group but not in it.
-    told->polls_of_group = 70, told->polled = 0;
+    // Calls that continue in the background are waited for: after a call, and after a group but not within it.
+    stub->polls_of_group = 70, stub->polled = 0;
     comm.broadcast(&a, &b, 1, kNcclUint8, 0, stream);
-    CHECKF(told->polled == 71, "%d polls", told->polled);
-    told->polled = 0;
+    CHECKF(stub->polled == 71, "%d polls", stub->polled);
+    stub->polled = 0;
     comm.group([&] {
       comm.send(&a, 1, kNcclUint8, 1, stream);
       comm.recv(&b, 1, kNcclUint8, 1, stream);
-      CHECK(told->polled == 0 && told->depth == 1);
+      CHECK(stub->polled == 0 && stub->depth == 1);
     });
-    CHECKF(told->polled == 71 && told->depth == 0, "%d polls", told->polled);
-    // Once the waiting time is over, a call that goes on is an error.
-    told->polls_of_group = -1;
+    CHECKF(stub->polled == 71 && stub->depth == 0, "%d polls", stub->polled);
+    // When the waiting time is over, a pending call is an error.
+    stub->polls_of_group = -1;
     comm.set_wait({0.1});
     expect(message_of([&] { comm.group([&] { comm.send(&a, 1, kNcclUint8, 1, stream); }); }),
            {"ncclGroupEnd: not done after 0.1 s"});
@@ -190,7 +190,7 @@ int main(int argc, char** argv) {
   const char* const multicast = std::getenv("NCCL_NVLS_ENABLE");
   std::printf("%s, %s, NCCL_NVLS_ENABLE=%s\n", api->name().c_str(), api->path.c_str(), multicast ? multicast : "");
   void* const handle = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
-  told = static_cast<StandIn*>(dlsym(handle, "stand_in"));
+  stub = static_cast<StandIn*>(dlsym(handle, "stand_in"));
   test_life(*api);
   test_never(*api);
   test_failures(*api);

@@ -1,6 +1,6 @@
-// Ranks that exchange through NCCL: sums and logits of ragged sizes against sums on the host, what a communicator can
-// do, and that a peer which never comes, stands still or goes ends in an error in time. Arguments: [--quick] (nothing
-// of NCCL, for compute-sanitizer: it would check NCCL's kernels) [seed]. Most of it needs two GPUs.
+// Ranks that exchange through NCCL: sums and logits of ragged sizes against sums on the host, all calls of a
+// communicator, and a peer that never comes, hangs or leaves, which must end in an error in time. Most of it needs two
+// GPUs. Arguments: [--quick] (nothing with NCCL, for compute-sanitizer, which would check NCCL's kernels) [seed].
 #include <dirent.h>
 
 #include <chrono>
@@ -23,7 +23,7 @@
 namespace refit::cuda {
 namespace {
 
-// The kernel alone, on one GPU.
+// Only the kernel, on one GPU.
 void test_sum_parts(unsigned seed) {
   std::mt19937 rng(seed);
   for (int ranks = 1; ranks <= kMaxRanks; ++ranks) {
@@ -69,7 +69,7 @@ void test_exchange(const NcclApi& api, int count, int64_t tokens, int64_t hidden
          [&](Rank& rank) { sides[rank.index] = std::make_unique<Side>(rank, layout, shape, *comms[rank.index]); });
   const std::string place = std::to_string(count) + " ranks, " + std::to_string(tokens) + " tokens";
 
-  // Sums one behind another without a wait, each into memory of its own turn; then what the last of them left.
+  // Sums one after another without a wait, on alternating sides; then the last ones are checked.
   std::mt19937 plan(seed);
   for (int call = 0; call < 24; ++call) {
     const int64_t most = tokens * hidden;
@@ -82,7 +82,7 @@ void test_exchange(const NcclApi& api, int count, int64_t tokens, int64_t hidden
       const auto bits = part_of(call, rank.index, (n + 7) / 8 * 8);
       side.out.poison(rank.stream);
       for (int again = 0; again < 3; ++again) {
-        // The first two are of other numbers, and must leave nothing behind.
+        // The first two have other numbers, and must leave no trace.
         const auto stale = part_of(call + 1000 + again, rank.index, std::min<int64_t>((n + 7) / 8 * 8, 4096));
         const auto& given = again == 2 ? bits : stale;
         rank.progress().begin_step();
@@ -100,7 +100,7 @@ void test_exchange(const NcclApi& api, int count, int64_t tokens, int64_t hidden
     });
   }
 
-  // Rows of logits, in one piece or in several where the exchange buffers are small.
+  // Rows of logits, in one piece or in several if the exchange buffers are small.
   for (const int64_t rows : {int64_t{1}, std::max<int64_t>(1, shape.rows / 2), shape.rows}) {
     const auto element = [&](int64_t row, int64_t column) {
       return static_cast<float>(mix(static_cast<uint32_t>(row * 100003 + column + rows)) >> 8);
@@ -142,7 +142,7 @@ void test_exchange(const NcclApi& api, int count, int64_t tokens, int64_t hidden
   finish_all(ranks, comms);
 }
 
-// Broadcast, all-reduce and all-gather, as trainers' groups use them.
+// Broadcast, all-reduce and all-gather as trainers' groups use them.
 void test_collectives(const NcclApi& api, int count) {
   auto ranks = make_ranks(count);
   auto comms = join_ranks(ranks, api, kPatience);
@@ -166,7 +166,7 @@ void test_collectives(const NcclApi& api, int count) {
     };
     const int root = count - 1;
     upload(1);
-    // Bytes, and without a source on those that receive.
+    // Bytes, and without a source on the receivers.
     comm.broadcast(rank.index == root ? mine.data : nullptr, mine.data, kCount * 4, kNcclUint8, root, rank.stream);
     check(cudaStreamSynchronize(rank.stream), "broadcast");
     expect("broadcast", mine.read<float>(kCount), [&](int64_t i) { return value(1, root, i); });
@@ -197,7 +197,7 @@ std::string message_of(F&& fn) {
   return "(no exception)";
 }
 
-// On one GPU: a peer that does not come, and a thread that is told to stop waiting.
+// On one GPU: a peer that never comes, and a thread whose wait is cancelled.
 void test_alone(const NcclApi& api) {
   Rank rank(0, 0);
   rank.run([&] {
@@ -214,9 +214,9 @@ void test_alone(const NcclApi& api) {
           cancel = true;
         });
         began = Clock::now();
-        const std::string told = message_of([&] { NcclComm comm(api, new_nccl_id(api), 2, 0, {600, &cancel}); });
+        const std::string message = message_of([&] { NcclComm comm(api, new_nccl_id(api), 2, 0, {600, &cancel}); });
         other.join();
-        CHECKF(has(told, "given up after"), "%s", told.c_str());
+        CHECKF(has(message, "given up after"), "%s", message.c_str());
         CHECKF(since(began) < 10, "%.1f s to be cancelled after 0.5", since(began));
 
         // The GPU is as before: a communicator of one rank works at once.
@@ -229,27 +229,27 @@ void test_alone(const NcclApi& api) {
       .get();
 }
 
-// Two ranks on one GPU: NCCL refuses it, and nobody waits for ever.
+// Two ranks on one GPU: NCCL refuses it, and no rank waits for ever.
 void test_same_gpu(const NcclApi& api) {
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int r = 0; r < 2; ++r) ranks.push_back(std::make_unique<Rank>(r, 0));
   const auto began = Clock::now();
-  const std::string said = message_of([&] { join_ranks(ranks, api, 20); });
-  CHECKF(has(said, "joining the communicator"), "%s", said.c_str());
+  const std::string message = message_of([&] { join_ranks(ranks, api, 20); });
+  CHECKF(has(message, "joining the communicator"), "%s", message.c_str());
   CHECKF(since(began) < 30, "%.1f s", since(began));
-  std::printf("two ranks on one GPU: %.1f s; %s\n", since(began), said.c_str());
-  std::string words;
+  std::printf("two ranks on one GPU: %.1f s; %s\n", since(began), message.c_str());
+  std::string text;
   try {
     setenv("REFIT_CUDA_NO_PEERS", "1", 1);
     why_nccl({0, 0});
   } catch (const std::invalid_argument& error) {
-    words = error.what();
+    text = error.what();
   }
   unsetenv("REFIT_CUDA_NO_PEERS");
-  CHECKF(has(words, "share GPU 0") && has(words, "REFIT_CUDA_NO_PEERS"), "%s", words.c_str());
+  CHECKF(has(text, "share GPU 0") && has(text, "REFIT_CUDA_NO_PEERS"), "%s", text.c_str());
 }
 
-// A rank whose peer does not take part in a group: its kernel waits, and abort ends it.
+// A rank whose peer takes no part in a group: its kernel waits, and abort ends it.
 void test_stopped_peer(const NcclApi& api) {
   auto ranks = make_ranks(2);
   auto comms = join_ranks(ranks, api, kPatience);
@@ -264,7 +264,7 @@ void test_stopped_peer(const NcclApi& api) {
         std::this_thread::sleep_for(std::chrono::seconds(1));
         CHECK(cudaStreamQuery(ranks[0]->stream) == cudaErrorNotReady);
         cudaGetLastError();
-        comm.check();  // nothing has failed: the peer may still come
+        comm.check();  // no failure yet: the peer may still come
         const auto began = Clock::now();
         comm.abort();
         check(cudaStreamSynchronize(ranks[0]->stream), "the stream after abort");
@@ -286,7 +286,7 @@ size_t entries(const char* folder) {
   return count;
 }
 
-// What is joined and left again leaves nothing.
+// Joining and leaving again and again leaves nothing behind.
 void test_rounds(const NcclApi& api, int rounds) {
   auto ranks = make_ranks(2);
   size_t threads = 0, files = 0, free = 0, total = 0;
@@ -338,7 +338,7 @@ int run(bool quick, unsigned seed) {
   for (const int ranks : {2, 4, 8}) {
     if (gpus < ranks) continue;
     test_exchange(*api, ranks, 4096, 1024, 1001, seed);
-    // Exchange buffers that hold no more than one row of the others' logits.
+    // The exchange buffers hold only one row of the others' logits.
     test_exchange(*api, ranks, 1, 64, 5003, seed + 1);
     test_collectives(*api, ranks);
   }

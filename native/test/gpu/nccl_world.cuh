@@ -33,7 +33,7 @@ uint32_t mix(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-// A function of all that tells elements apart; of different sizes, so that the order of a sum shows in its bits.
+// Depends on all indices of an element; values have different sizes, so the order of a sum shows in its bits.
 float value(int call, int rank, int64_t i) {
   const uint32_t h = mix(static_cast<uint32_t>(i) * 2654435761u + mix(static_cast<uint32_t>(call * 16 + rank)));
   return round_bf16((static_cast<float>(h >> 8) * 0x1p-24f - 0.5f) * static_cast<float>(1u << (h & 7)));
@@ -45,8 +45,8 @@ std::vector<uint16_t> part_of(int call, int rank, int64_t count) {
   return bits;
 }
 
-// Against the sum in double precision, and bit for bit against the one that the peers' kernels make: in fp32, in rank
-// order, rounded once.
+// Against the sum in double precision, and bit for bit against the sum of the peers' kernels: fp32, in rank order,
+// rounded once.
 void check_sum(const std::vector<uint16_t>& got, int call, int ranks, int64_t count, const std::string& what) {
   for (int64_t i = 0; i < static_cast<int64_t>(got.size()); ++i) {
     if (i >= (count + 7) / 8 * 8) {
@@ -107,7 +107,7 @@ void finish_all(std::vector<std::unique_ptr<Rank>>& ranks, std::vector<std::uniq
   on_all(ranks, [&](Rank& rank) { comms[rank.index]->finish(); });
 }
 
-// One rank's share of an engine that has nothing but what is exchanged.
+// One rank of an engine that only has the exchange.
 struct Side {
   Side(Rank& rank, const Layout& layout, const ForwardShape& shape, NcclComm& comm)
       : a(shape.exchange + kGuard),

@@ -1,4 +1,4 @@
-// Whole messages through a pipe to another process of a test. Throws where that has gone.
+// Whole messages through a pipe to another process of a test. Throws if the process has ended.
 #pragma once
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-// A rank's thread, what it says of itself, and how a GPU that fails is noticed. Each failure is met in a process of
-// its own: a GPU's context is of no use afterwards. Arguments: [--quick] (no failures, for compute-sanitizer).
+// A rank's thread, its messages, and how the failure of a GPU is noticed. Each failure runs in a process of its own,
+// because it makes the GPU's context useless. Arguments: [--quick] (no failures, for compute-sanitizer).
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -47,7 +47,7 @@ void test_run() {
   for (int i = 0; i < 100; i++) futures.push_back(rank.run([&order, i] { order.push_back(i); }));
   for (auto& future : futures) future.get();
   for (int i = 0; i < 100; i++) CHECKF(order[i] == i, "%d", i);
-  // An error that is the call's own does not stay.
+  // A call's own error does not stay.
   CHECK_THROWS(rank.run([] { check(cudaMemset(nullptr, 0, 1), "memset of nothing"); }).get(), CudaError);
   rank.run([&] {
         nothing<<<1, 1, 0, rank.stream>>>();
@@ -55,7 +55,7 @@ void test_run() {
         check(cudaStreamSynchronize(rank.stream), "nothing");
       })
       .get();
-  // Nor does what is seen of a stream that still works when a task fails.
+  // The state of a working stream is not reported as an error when a task fails.
   CHECK_THROWS(rank.run([&] {
                      wait_ms<<<1, 1, 0, rank.stream>>>(200);
                      throw std::out_of_range("with work under way");
@@ -74,7 +74,7 @@ void test_on_all() {
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int r = 0; r < 3; r++) ranks.push_back(std::make_unique<Rank>(r, 0));
   std::atomic<int> sum{0};
-  // At once: each waits until all are there.
+  // At once: each rank waits until all are there.
   on_all(ranks, [&](Rank& rank) {
     sum += 1 << rank.index;
     while (sum != 7) std::this_thread::yield();
@@ -115,7 +115,7 @@ void test_progress() {
     rank.progress().end_step();
     CHECKF(rank.progress().where().empty(), "%s", rank.progress().where().c_str());
   }
-  // Longer than the ring that names are kept in.
+  // More names than the ring holds.
   rank.progress().begin_step();
   rank.run([&] {
         for (int i = 0; i < 10000; i++) rank.begin_op("many", i);
@@ -126,10 +126,10 @@ void test_progress() {
   rank.progress().end_step();
 }
 
-// Steps of four layers on `count` ranks of GPU 0; returns what came out of the watchdog.
+// Steps of four layers on `count` ranks of GPU 0; returns the watchdog's message.
 std::string run_steps(int count, double patience, double* took) {
   auto health = std::make_shared<Health>();
-  auto dog = new Watchdog(health, patience);  // never destroyed, as the device does after a loss
+  auto dog = new Watchdog(health, patience);  // never deleted, like the device after a loss
   auto ranks = new std::vector<std::unique_ptr<Rank>>;
   const auto began = std::make_shared<Clock::time_point>();
   try {
@@ -166,10 +166,10 @@ std::string run_steps(int count, double patience, double* took) {
 void illegal_address() {
   setenv("REFIT_CUDA_FAULT", "illegal:3", 1);
   double took = 0;
-  const std::string said = run_steps(1, 100, &took);
-  std::printf("  illegal address: %s (after %.3f s)\n", said.c_str(), took);
-  CHECKF(has(said, "rank 0 (GPU-") && has(said, "cudaErrorIllegalAddress"), "%s", said.c_str());
-  CHECKF(has(said, "layers.0.qkv") && has(said, "layers.0.down"), "%s", said.c_str());
+  const std::string message = run_steps(1, 100, &took);
+  std::printf("  illegal address: %s (after %.3f s)\n", message.c_str(), took);
+  CHECKF(has(message, "rank 0 (GPU-") && has(message, "cudaErrorIllegalAddress"), "%s", message.c_str());
+  CHECKF(has(message, "layers.0.qkv") && has(message, "layers.0.down"), "%s", message.c_str());
   CHECKF(took < 1, "%f s", took);
 }
 
@@ -177,32 +177,32 @@ void illegal_address_named() {
   setenv("REFIT_CUDA_FAULT", "illegal:2", 1);
   setenv("REFIT_CUDA_SYNC", "1", 1);
   double took = 0;
-  const std::string said = run_steps(1, 100, &took);
-  std::printf("  illegal address, synchronous: %s\n", said.c_str());
-  CHECKF(has(said, "noticed by layers.0.qkv: cudaErrorIllegalAddress"), "%s", said.c_str());
+  const std::string message = run_steps(1, 100, &took);
+  std::printf("  illegal address, synchronous: %s\n", message.c_str());
+  CHECKF(has(message, "noticed by layers.0.qkv: cudaErrorIllegalAddress"), "%s", message.c_str());
 }
 
 void hang() {
   setenv("REFIT_CUDA_FAULT", "hang:2", 1);
   double took = 0;
-  const std::string said = run_steps(1, 1.5, &took);
-  std::printf("  hang: %s (after %.3f s)\n", said.c_str(), took);
-  CHECKF(has(said, "rank 0 (GPU-") && has(said, "has been stuck in wait for the step"), "%s", said.c_str());
-  CHECKF(has(said, "layers.0.qkv"), "%s", said.c_str());
+  const std::string message = run_steps(1, 1.5, &took);
+  std::printf("  hang: %s (after %.3f s)\n", message.c_str(), took);
+  CHECKF(has(message, "rank 0 (GPU-") && has(message, "has been stuck in wait for the step"), "%s", message.c_str());
+  CHECKF(has(message, "layers.0.qkv"), "%s", message.c_str());
   CHECKF(took >= 1.5 && took < 4, "%f s", took);
 }
 
-// The other rank of the same GPU is told as well; the caller hears of the first.
+// The other rank of the same GPU gets the error, too; the caller gets the first one.
 void illegal_on_one_of_two() {
   setenv("REFIT_CUDA_FAULT", "illegal:1:1", 1);
   double took = 0;
-  const std::string said = run_steps(2, 100, &took);
-  std::printf("  illegal address on rank 1: %s (after %.3f s)\n", said.c_str(), took);
-  CHECKF(has(said, "cudaErrorIllegalAddress"), "%s", said.c_str());
+  const std::string message = run_steps(2, 100, &took);
+  std::printf("  illegal address on rank 1: %s (after %.3f s)\n", message.c_str(), took);
+  CHECKF(has(message, "cudaErrorIllegalAddress"), "%s", message.c_str());
   CHECKF(took < 1, "%f s", took);
 }
 
-// In a process that ends without destructors, as the server does. Before the first CUDA call of this one.
+// In a process that ends without destructors, like the server. Before the first CUDA call of this process.
 void in_child(const char* name, void (*fn)()) {
   std::fflush(nullptr);
   const pid_t child = fork();

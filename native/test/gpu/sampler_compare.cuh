@@ -44,7 +44,7 @@ class Gpu {
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
   T* get() const { return data_; }
-  // The contents; the guards must be whole.
+  // The contents; the guards must be intact.
   std::vector<T> read(const char* name) const {
     std::vector<uint8_t> bytes(size_ * sizeof(T) + kGuard * 4);
     check(cudaMemcpy(bytes.data(), data_, bytes.size(), cudaMemcpyDeviceToHost), "copy back");
@@ -100,7 +100,7 @@ struct GpuBatch {
   Gpu<uint64_t> seeds;
 };
 
-// In blocks of `block` rows. Padding of the logits is poison.
+// Runs in blocks of `block` rows. Padding of the logits is poison.
 StepResult on_gpu(const StepBatch& batch, const std::vector<int32_t>& positions,
                   const std::vector<std::vector<float>>& logits, int block) {
   const int rows = batch.rows(), vocab = static_cast<int>(logits[0].size());
@@ -138,7 +138,8 @@ StepResult on_host(const StepBatch& batch, const std::vector<int32_t>& positions
   return result;
 }
 
-// Why two samplers may draw different tokens: scores, or a token and the limit of top-p or min-p, within rounding.
+// Reasons why two samplers may draw different tokens: scores, or a token and the limit of top-p or min-p, are equal
+// within rounding.
 bool may_differ(const Row& row, int32_t position, std::vector<float> z, int a, int b) {
   const int n = static_cast<int>(z.size());
   std::vector<int32_t> counts(n, 0);
@@ -227,7 +228,7 @@ void compare(const Case& c, int block) {
         break;
     }
   }
-  // A row's result does not depend on the rows beside it, nor on the block it is computed in.
+  // A row's result depends neither on other rows nor on the block that computes it.
   const auto same = [](float a, float b) { return std::memcmp(&a, &b, 4) == 0; };
   for (int r = 0; r < batch.rows(); r += 5) {
     BatchBuilder alone;

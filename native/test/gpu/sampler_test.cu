@@ -22,11 +22,11 @@ namespace {
 
 using Rng = std::mt19937;
 
-// Kinds of logits: as a model's, flat, with many ties, with hostile values.
+// Kinds of logits: like a model's, flat, with many ties, with hostile values.
 std::vector<float> some_logits(Rng& rng, int n, int kind) {
   std::vector<float> z(n);
   const auto pick = [&] { return z.begin() + rng() % n; };
-  // A sum of uniforms is close enough to a normal, and quick.
+  // A sum of uniform numbers is close enough to normal, and fast.
   const auto normal = [&] {
     float s = 0;
     for (int i = 0; i < 4; ++i) s += static_cast<float>(rng() >> 8) * 0x1p-24f;
@@ -116,7 +116,7 @@ void test_random(Rng& rng, int vocab, int rows, int block) {
   compare(c, block);
 }
 
-// Every token of the vocabulary listed; limits that lie within ties and at the ends.
+// Every token of the vocabulary is listed; limits fall within ties and at the ends.
 void test_edges(Rng& rng, int vocab) {
   Case c;
   c.name = "edges";
@@ -135,8 +135,8 @@ void test_edges(Rng& rng, int vocab) {
   compare(c, 32);
 }
 
-// More tokens than the sort takes lie in one bin, and limits fall among them: a limit that is off by a little keeps
-// some tokens that one of many draws then takes.
+// One bin has more tokens than the sort takes, and limits fall among them: a limit that is slightly off keeps some
+// tokens that one of many draws then takes.
 void test_crowded(Rng& rng, int draws) {
   const int vocab = 20000;
   for (const float width : {0.0f, 1e-4f, 0.012f, 0.05f}) {
@@ -179,7 +179,7 @@ void test_distribution(Rng& rng) {
     const double e = draws * p[i] / sum;
     chi += (count[i] - e) * (count[i] - e) / e;
   }
-  // 22 degrees of freedom: above 54 once in 5,000. The seed is fixed, so this passes or fails for good.
+  // 22 degrees of freedom: above 54 once in 5,000. The seed is fixed, so the result never changes.
   CHECKF(chi < 54, "chi-square %g", chi);
 }
 

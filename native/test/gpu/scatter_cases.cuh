@@ -19,11 +19,11 @@ namespace {
 
 constexpr uint16_t kPoison = 0xA5C3;
 
-// A copy, its source's bytes, and where in the target it goes.
+// A copy, its source's bytes, and its place in the target.
 struct Case {
-  std::vector<uint8_t> bytes;  // of the source, whole
-  uint64_t offset = 0;         // of element (0, 0) in it
-  Copy2d copy = {};            // addresses are filled in later
+  std::vector<uint8_t> bytes;  // the whole source
+  uint64_t offset = 0;         // place of element (0, 0) in it
+  Copy2d copy = {};            // addresses are set later
   int64_t at = 0;              // element (0, 0) in the target
   int64_t extent() const { return (copy.rows - 1) * copy.dst_cols + copy.cols; }
 };
@@ -94,9 +94,9 @@ std::vector<uint16_t> expected_target(const std::vector<Case>& cases, int64_t si
   return out;
 }
 
-// --- on the host: the tiles are the copies, each element once
+// --- on the host: the tiles cover the copies, each element once
 
-// A list with its sources and its target in memory of the GPU.
+// A list with its sources and its target in GPU memory.
 struct Fixture {
   std::vector<Case> cases;
   std::vector<std::unique_ptr<Gpu>> sources;

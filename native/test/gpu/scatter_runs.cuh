@@ -1,4 +1,4 @@
-// What is copied as one: joined on the host, and by the GPU.
+// Runs that are copied as one: joined on the host, and copied by the GPU.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -15,8 +15,8 @@ namespace {
 using namespace refit;
 using namespace refit::cuda;
 
-// Rows of a pool, most of them behind each other on both sides; others after a gap in one, of another type, or with
-// gaps between their rows.
+// Rows of a pool, most of them adjacent on both sides; others after a gap, of another type, or with gaps between their
+// rows.
 struct PoolList {
   std::vector<Copy2d> copies;  // addresses from 0 on; those of targets in elements
   int64_t source = 0, target = 0;
@@ -130,7 +130,7 @@ void long_runs_arrive(uint64_t seed, bool from_peer) {
   CHECKF(got == expected, "seed %lu, peer %d", static_cast<unsigned long>(seed), int(from_peer));
 }
 
-// Allocations that begin where others end: what follows there is no part of a copy that the GPU makes by itself.
+// Adjacent allocations: the bytes of the next one are no part of a copy by the copy engine.
 void neighbours_in_memory_arrive() {
   constexpr size_t kBytes = 2 << 20, kCount = 64;
   std::vector<std::unique_ptr<Gpu>> sources;

@@ -1,5 +1,5 @@
-// The batched scatter against a plain loop over elements. Sources are allocated to the byte (memcheck sees a read
-// beside them), targets lie in poisoned memory that is compared as a whole.
+// The batched scatter against a plain loop over elements. Sources are allocated to the byte, so memcheck sees a read
+// outside of them; targets are in poisoned memory that is compared as a whole.
 //   scatter_test [--quick] [--host] [--seed N]     --host: only what needs no GPU
 #include <algorithm>
 #include <cstdio>
@@ -35,7 +35,7 @@ struct HostLists {
   }
 };
 
-// What a block would do with each tile, into `target` (which begins at address `base`), counting the writes.
+// Does a block's work for each tile, into `target` (which begins at address `base`), and counts the writes.
 void run_tiles(const ScatterList& list, uint64_t base, std::vector<uint16_t>& target, std::vector<int>& writes) {
   uint32_t copy = 0;
   for (uint32_t tile = 0; tile < list.tiles; tile++) {
@@ -80,7 +80,7 @@ void tiles_cover_every_element_once(uint64_t seed) {
   const int count = static_cast<int>(1 + random.below(30));
   for (int i = 0; i < count; i++) cases.push_back(random_case(random, 4000, end));
   std::vector<uint16_t> target(static_cast<size_t>(end) + 8, kPoison);
-  // As on a GPU the target begins at 16 bytes, and the sources at 256.
+  // The target begins at 16 bytes and the sources at 256, as on a GPU.
   const uint64_t misplaced = reinterpret_cast<uintptr_t>(target.data()) % 16 / 2;
   uint16_t* base = target.data() + (8 - misplaced) % 8;
   std::vector<Copy2d> copies;
@@ -141,7 +141,7 @@ void long_flat_copies_have_full_tiles() {
 
 enum class Where { kGpu, kPeer, kPinned };
 
-// Besides the usual ones: no bulk copies, tiles of few slots, and of more than most copies have.
+// In addition to the defaults: no bulk copies, tiles of few slots, tiles of more slots than most copies have.
 struct Variant {
   uint32_t tile_bytes;
   bool bulk;
@@ -206,7 +206,7 @@ void every_value_converts() {
 void long_and_many_lists_arrive(uint64_t seed, int count) {
   Random random(seed);
   Fixture f;
-  // One source for all: many small rectangles, some of no rows.
+  // One source for all copies: many small rectangles, some without rows.
   const int64_t pool = 1 << 20;
   Case whole;
   whole.bytes.resize(pool);
@@ -266,7 +266,7 @@ void long_and_many_lists_arrive(uint64_t seed, int count) {
   }
 }
 
-// Tiles of full size on every block, where tails and the counter matter.
+// Tiles of full size on every block, so that tails and the counter matter.
 void a_large_list_arrives(uint64_t seed) {
   Random random(seed);
   Fixture f;

@@ -1,4 +1,4 @@
-// What the scatter's tests are made with.
+// Shared by the scatter's tests.
 #pragma once
 #include <algorithm>
 #include <cstdint>

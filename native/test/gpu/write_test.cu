@@ -1,8 +1,8 @@
-// Writes onto GPUs against the CPU's store, which takes the same job: from files, memory, pinned memory and GPUs, for
-// several ranks, with faults, and with what is read back.
-//   write_test [--quick] [--host] [--seed N]     --host: only what needs no GPU
+// Writes onto GPUs against the CPU's store with the same job: from files, memory, pinned memory and GPUs, for several
+// ranks, with faults; and reads back.
+//   write_test [--quick] [--host] [--seed N]     --host: only the tests that need no GPU
 //
-// The executor is compiled here once more with its fault points; the library's is then not linked.
+// The executor is compiled again here with its fault points, so the library's is not linked.
 #define REFIT_FAULTS
 #include <sys/mman.h>
 #include <unistd.h>
@@ -140,7 +140,7 @@ void random_jobs_arrive(uint64_t seed, int gpus, int64_t rows, int64_t cols) {
   CHECKF(outcome.states == wanted.states, "%s", what.c_str());
   world.compare(what + ", written");
 
-  // Reading back and checksums, on the same contents.
+  // Reads and checksums of the same contents.
   std::vector<Rect> rects;
   std::vector<int64_t> columns;
   for (int i = 0; i < 12; i++) {
@@ -196,7 +196,7 @@ void a_job_larger_than_the_ring_arrives(int gpus, uint64_t megabytes) {
   world.compare("larger than the ring");
 }
 
-// Rings of few slots, where readers and ranks wait for each other all the time.
+// Rings of few slots, where readers and ranks often wait for each other.
 void small_rings_do_not_stall(uint64_t seed) {
   Random random(seed);
   Fixture f;
@@ -227,7 +227,7 @@ void small_rings_do_not_stall(uint64_t seed) {
   }
 }
 
-// Each tensor with a parameter of its own, so that parts can be told apart.
+// Each tensor has a parameter of its own, so that parts can be distinguished.
 void fill_plain(Fixture& f, Place place, DType dtype) {
   f.config.ranks = 2;
   f.places = {place};
@@ -248,7 +248,7 @@ void fill_plain(Fixture& f, Place place, DType dtype) {
   for (size_t i = 0; i < end; i++) f.bytes[0][i] = static_cast<uint8_t>(splitmix64_mix(i));
 }
 
-// What the states claim is what the parameters hold.
+// The parameters hold what the states claim.
 void check_states(World& world, const Fixture& f, const WriteOutcome& outcome,
                   const std::vector<std::vector<uint16_t>>& before, const std::string& what) {
   world.expected.write(f.host_job(), world.pool);
@@ -318,7 +318,7 @@ void refusals_leave_all_untouched() {
   CHECK(contents(world) == before);
   f.job.cancel = nullptr;
 
-  // A file that ends early: what is before its end may arrive.
+  // A file that ends early: bytes before its end may be written.
   const Tensor& third = f.job.tensors[2];
   CHECK(ftruncate(f.fds[0], static_cast<off_t>(third.offset + 100)) == 0);
   outcome = world.store->write(f.job);

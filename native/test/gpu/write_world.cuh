@@ -27,7 +27,7 @@ namespace {
 
 enum class Place { kFile, kMemory, kPinned, kGpu };
 
-// A job over sources of any place; the same bytes in host memory are the reference's.
+// A job over sources of any place; the reference uses the same bytes in host memory.
 struct Fixture {
   CoreConfig config;
   WriteJob job;
@@ -82,7 +82,7 @@ struct Fixture {
   }
 };
 
-// Grids over all parameters out of random places of random tensors, strided ones among them.
+// Grids over all parameters from random places of random tensors, some of them strided.
 void fill(Fixture& f, Random& random, int ranks, const std::vector<Place>& places, int64_t rows, int64_t cols) {
   const DType dtypes[] = {DType::kBFloat16, DType::kBFloat16, DType::kFloat16, DType::kFloat32};
   f.config.ranks = ranks;
@@ -145,12 +145,12 @@ void fill(Fixture& f, Random& random, int ranks, const std::vector<Place>& place
   for (const auto& rects : of_tensor) f.job.rects.insert(f.job.rects.end(), rects.begin(), rects.end());
 }
 
-// --- on the host: what lies in the slots, and the copies out of them, are the job
+// --- on the host: the contents of the slots and the copies out of them equal the job
 
 constexpr size_t kGuard = 256;
 constexpr uint16_t kPoison = 0xA5C3;
 
-// Ranks on GPU 0 (or, where there are two that reach each other, by turns), parameters between guards, a CPU store.
+// Ranks on GPU 0 (or alternating on two GPUs that reach each other), parameters between guards, a CPU store.
 struct World {
   const CoreConfig config;
   Store expected;
@@ -199,7 +199,7 @@ struct World {
     return {got.begin() + kGuard, got.end() - kGuard};
   }
 
-  // All parameters are the reference's, and nothing beside them has changed.
+  // All parameters equal the reference's, and the memory around them is unchanged.
   void compare(const std::string& what) {
     for (size_t i = 0; i < blocks.size(); i++) {
       const int rank = static_cast<int>(i / config.params.size()), p = static_cast<int>(i % config.params.size());

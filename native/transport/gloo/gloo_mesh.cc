@@ -54,8 +54,7 @@ Mesh::Mesh(int size, const std::vector<int>& ranks, const std::string& host)
     listeners_.push_back(listen_on(address.socket));
     watch(listeners_.back().get(), Kind::kListener, k, false);
     // Each rank sends its own number. A torch that connects lazily, or that is configured to use ranks as numbers,
-    // sends
-    // the rank; any other torch sends the number that it finds here.
+    // sends the rank; any other torch sends the number that it finds here.
     for (int other = 0; other < size; other++) address.identifiers.push_back(other);
     addresses_.push_back(std::move(address));
   }

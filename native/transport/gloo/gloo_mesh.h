@@ -1,6 +1,5 @@
 // The connections of a gloo group: one for each rank of this process and each rank elsewhere. Ranks of this process
-// need
-// none among themselves, because they share memory. Used by one thread, except `wake`.
+// need none among themselves, because they share memory. Used by one thread, except `wake`.
 #pragma once
 #include <chrono>
 #include <cstdint>

@@ -1,6 +1,5 @@
 // The wire format of gloo (Facebook, Inc. and contributors; github.com/pytorch/gloo, its TCP transport) for broadcast
-// and
-// barrier, as torch 2.1 and newer use it. Numbers are in the byte order of the machine: little-endian.
+// and barrier, as torch 2.1 and newer use it. Numbers are in the byte order of the machine: little-endian.
 //
 // A transfer between two ranks has a slot, which names the collective. The receiver sends kRecvReady{slot, length}, the
 // sender kSendReady{slot, length}. When the sender has received kRecvReady, it sends kSend{slot, length} and the bytes.

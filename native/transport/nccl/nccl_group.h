@@ -41,19 +41,14 @@ class NcclGroup : public Group {
     arrive(deadline);
   }
   // `receive` in two steps: `begin` returns when the broadcasts are on the GPUs' streams, and `arrive` when those of
-  // the
-  // oldest pending call have arrived, so the next ones follow without a gap. One call may be pending for each slot.
-  // While
-  // any is pending, call only `staged`, `read`, `abort` and `end`. After an abort, still call `arrive` for each, or
-  // `end`:
-  // that takes them off the GPUs.
+  // the oldest pending call have arrived, so the next ones follow without a gap. One call may be pending for each slot.
+  // While any is pending, call only `staged`, `read`, `abort` and `end`. After an abort, still call `arrive` for each,
+  // or `end`: that takes them off the GPUs.
   virtual void begin(int slot, const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) = 0;
   virtual void arrive(GroupDeadline deadline) = 0;
   // Like `receive`, but into the weights of each rank: the parts' offsets are those of `places`. No step and no write
-  // of
-  // the same weights may run meanwhile, and concurrent reads see a mix of old and new bytes. After a failure any byte
-  // of
-  // the parts may be old, new or neither.
+  // of the same weights may run meanwhile, and concurrent reads see a mix of old and new bytes. After a failure any
+  // byte of the parts may be old, new or neither.
   virtual void receive_in_place(const std::vector<GroupPart>& parts, int root, GroupDeadline deadline) = 0;
 };
 
