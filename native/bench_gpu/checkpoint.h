@@ -1,4 +1,4 @@
-// The tensors of real checkpoints and where they go in fused parameters, as src/model lays them out.
+// The tensors of real checkpoints and their places in fused parameters, as src/model lays them out.
 #pragma once
 #include <string>
 #include <vector>
@@ -15,12 +15,12 @@ struct Shape {
 constexpr Shape kQwen3_8B{"Qwen3-8B", 4096, 36, 32, 8, 128, 12288, 151936, 0, 0};
 constexpr Shape kQwen3_30B_A3B{"Qwen3-30B-A3B", 2048, 48, 32, 4, 128, 0, 151936, 128, 768};
 
-// Source 0 holds all tensors one behind the other, from byte `offset` on, as bf16. Parameters are those of one of
-// `ranks` ranks; rectangles of all of them.
+// Source 0 holds all tensors one after another as bf16, from byte `offset` on. Parameters are those of one of `ranks`
+// ranks; rectangles are those of all ranks.
 struct Checkpoint {
   std::vector<Param> params;
   WriteJob job;
-  uint64_t bytes;  // of the source, `offset` included
+  uint64_t bytes;  // of the source, including `offset`
 
   Checkpoint(const Shape& s, int ranks, uint64_t offset = 0) : bytes(offset), ranks_(ranks) {
     const int64_t q = s.heads * s.head_dim / ranks, kv = s.kv_heads * s.head_dim / ranks;

@@ -1,4 +1,4 @@
-// The checksum of 16 GB of parameters beside kernels that only read them.   checksum_bench [--turns N] [--gb N]
+// The checksum of 16 GB of parameters, compared with kernels that only read them.   checksum_bench [--turns N] [--gb N]
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,7 +15,7 @@ using namespace refit::cuda;
 
 namespace {
 
-// Reads everything once; the sum keeps the compiler from leaving it out.
+// Reads everything once; the sum keeps the compiler from removing the reads.
 template <int kThreads, int kUnroll>
 __global__ void __launch_bounds__(kThreads) read_kernel(const uint4* data, size_t count, uint32_t* out) {
   uint32_t sum = 0;

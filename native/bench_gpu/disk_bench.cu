@@ -1,7 +1,7 @@
-// A checkpoint from the page cache to a GPU, beside what bounds it: pinned host to device copies, and as many threads
-// reading the same file into pinned memory.
-//   disk_bench FOLDER [--gb N] [--threads N] [--turns N] [--ranks N]
-// The file in FOLDER is made where it is not there yet, and left.
+// A checkpoint from the page cache to a GPU, compared with its limits: pinned host to device copies, and the same
+// number of threads that read the same file into pinned memory.
+//   disk_bench FOLDER [--gb N] [--threads N] [--turns N] [--ranks N] It makes the file in FOLDER if it is missing, and
+//   leaves it there.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@ namespace {
 
 constexpr uint64_t kPiece = 2 << 20;
 
-// As if it were a safetensors file with a header of 4,104 bytes.
+// Like a safetensors file with a header of 4,104 bytes.
 constexpr uint64_t kHeader = 4104;
 
 void make_file(const std::string& path, uint64_t bytes, Pool& pool) {
@@ -106,7 +106,7 @@ int main(int argc, char** argv) {
       const uint64_t count = std::min(kPiece, checkpoint.bytes - from);
       if (!read_at(fd, from, to, count).ok(count)) throw std::runtime_error("read: " + path);
     };
-    // Once, so that the file is in the page cache.
+    // Reads once, so that the file is in the page cache.
     pool.parallel_for(pieces, [&](int64_t i, int t) {
       read_piece(i, ring->slot(static_cast<size_t>(t) / 8) + static_cast<size_t>(t) % 8 * kPiece);
     });
@@ -149,7 +149,7 @@ int main(int argc, char** argv) {
     std::swap(all[0], all[slower]);
     print_table("page cache to GPU, beside the slower of its two halves", all, bytes);
 
-    // All of it is there.
+    // Checks that everything has arrived.
     for (const Rect& rect : checkpoint.job.rects) {
       if (rect.cols != checkpoint.job.tensors[static_cast<size_t>(rect.tensor)].cols) continue;
       const Tensor& tensor = checkpoint.job.tensors[static_cast<size_t>(rect.tensor)];

@@ -1,4 +1,4 @@
-// The batched scatter beside the GPU's own copies of the same bytes.
+// The batched scatter, compared with the GPU's own copies of the same bytes.
 //   scatter_bench [--turns N] [--only 8b|30b|tp2|odd|host]
 #include <cstdio>
 #include <cstdlib>
@@ -35,7 +35,7 @@ void fill(int device, uint8_t* data, size_t bytes, uint64_t seed) {
   check(cudaSetDevice(0), "cudaSetDevice");
 }
 
-// Rank 0's parameters packed behind each other, at 256 bytes each.
+// Rank 0's parameters one after another, each at a multiple of 256 bytes.
 struct Target {
   std::vector<uint64_t> at;
   uint64_t bytes = 0;
@@ -64,7 +64,7 @@ Scattered copies_of(const Checkpoint& checkpoint, const Target& target, const ui
   return out;
 }
 
-// Every element that a copy moved is in its place: both sides have the same checksums.
+// Every copied element is in its place: both sides have the same checksums.
 bool arrived(const std::vector<Copy2d>& copies) {
   std::vector<SumRect> from, to;
   for (const Copy2d& c : copies) {
@@ -92,7 +92,7 @@ void bench_list(const std::string& title, const Scattered& list, uint8_t* target
   take_turns(contestants, turns, stream);
   print_table(title + ", " + std::to_string(list.copies.size()) + " rectangles", contestants,
               static_cast<double>(list.bytes));
-  // What the host does before the GPU begins.
+  // The host's work before the GPU begins.
   const auto begin = std::chrono::steady_clock::now();
   scatter.run(list.copies, stream);
   const std::chrono::duration<double, std::milli> host = std::chrono::steady_clock::now() - begin;
@@ -159,7 +159,7 @@ void from_peer(int turns) {
   bench("Qwen3-8B, rank 0 of 2 from a peer, all of it", both);
 }
 
-// The slower paths: 256 matrices of [4096, 4096], beside a copy that moves as many bytes, read and written.
+// The slower paths: 256 matrices of [4096, 4096], compared with a copy that moves as many bytes, read and written.
 void odd_sources(int turns) {
   constexpr int64_t kSide = 4096, kCount = 64;
   constexpr uint64_t kElements = kSide * kSide;
@@ -197,7 +197,7 @@ void odd_sources(int turns) {
       copy.dtype = odd.dtype;
       copies.push_back(copy);
     }
-    // Of a stepped source the memory reads all.
+    // The memory reads all bytes of a strided source.
     const auto moved = static_cast<uint64_t>(kCount) * kElements * static_cast<uint64_t>(element * odd.step + 2);
     Scatter scatter;
     std::vector<Contestant> contestants{

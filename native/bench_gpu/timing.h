@@ -13,7 +13,7 @@
 
 namespace refit::bench {
 
-// What is compared: `run` enqueues on the stream; milliseconds of each turn.
+// One of the compared variants: `run` enqueues on the stream; holds the milliseconds of each turn.
 struct Contestant {
   std::string name;
   std::function<void(cudaStream_t)> run;
@@ -26,7 +26,7 @@ struct Contestant {
   }
 };
 
-// By CUDA events around everything that run() enqueues, host work before it included. One turn of each that is not
+// Times by CUDA events around everything that run() enqueues, including host work before it. One turn of each is not
 // counted.
 inline void take_turns(std::vector<Contestant>& all, int turns, cudaStream_t stream) {
   cudaEvent_t begin, end;
@@ -47,7 +47,7 @@ inline void take_turns(std::vector<Contestant>& all, int turns, cudaStream_t str
   cudaEventDestroy(end);
 }
 
-// By the clock, for what ends on the host.
+// Times by the clock, for work that ends on the host.
 inline void take_turns_by_clock(std::vector<Contestant>& all, int turns) {
   for (int turn = -1; turn < turns; turn++) {
     for (Contestant& one : all) {
@@ -59,7 +59,7 @@ inline void take_turns_by_clock(std::vector<Contestant>& all, int turns) {
   }
 }
 
-// The first one is the reference. `bytes`: of payload.
+// The first one is the reference. `bytes`: payload.
 inline void print_table(const std::string& title, const std::vector<Contestant>& all, double bytes) {
   std::printf("\n%s (%.2f GB)\n", title.c_str(), bytes / 1e9);
   for (const Contestant& one : all) {

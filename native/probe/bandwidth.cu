@@ -1,7 +1,7 @@
-// The ceilings of a GPU that figures are compared with: read, copy, pinned host memory to GPU and back, peer copy.
+// The limits of a GPU that results are compared with: read, copy, pinned host memory to GPU and back, peer copy.
 //   bandwidth          rows of the table of answers
-//   bandwidth --json   one JSON object: {"GPU", "read_gbs", "copy_gbs", "h2d_gbs", "d2h_gbs", "peer_gbs"?}
-// A copy is counted by its payload: as many bytes are read again and written.
+//   bandwidth --json   one JSON object: {"card", "read_gbs", "copy_gbs", "h2d_gbs", "d2h_gbs", "peer_gbs"?} A copy
+//   counts its payload: the same number of bytes is read and written.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -16,7 +16,7 @@ using namespace refit::probe;
 constexpr size_t kBytes = size_t{8} << 30;
 constexpr size_t kHostBytes = size_t{1} << 30;
 
-// Every 16 bytes are read once; the sum keeps the compiler from leaving them out.
+// Reads every 16 bytes once; the sum keeps the compiler from removing the reads.
 __global__ void __launch_bounds__(512) read_all(const uint4* in, size_t count, uint32_t* out) {
   uint32_t sum = 0;
   const size_t stride = size_t{gridDim.x} * blockDim.x;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(512) read_all(const uint4* in, size_t count, u
   if (sum == 0x12345677u) *out = sum;
 }
 
-// Numbers that do not compress and are no zeros.
+// Numbers that do not compress and are not zero.
 __global__ void noise(uint4* out, size_t count) {
   for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count; i += size_t{gridDim.x} * blockDim.x) {
     uint64_t z = (i + 1) * 0x9E3779B97F4A7C15ull;
@@ -45,7 +45,7 @@ __global__ void noise(uint4* out, size_t count) {
   }
 }
 
-// GB/s of `run`, which moves `bytes`: median of seven turns after a warm one.
+// GB/s of `run`, which moves `bytes`: the median of seven turns after a warm-up.
 double gbs(size_t bytes, cudaStream_t stream, const std::function<void()>& run) {
   cudaEvent_t start, stop;
   MUST(cudaEventCreate(&start));

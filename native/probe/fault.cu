@@ -1,5 +1,5 @@
-// What is left of a GPU's state after a kernel has failed: how soon the host hears of it, and whether a mark in mapped
-// host memory still tells which operation it was. Runs in a process of its own, which it spoils.
+// The state of a GPU after a kernel has failed: how soon the host notices, and whether a mark in mapped host memory
+// still shows which operation it was. Runs in a process of its own, because it makes the context useless.
 #include <thread>
 
 #include "probe.h"

@@ -1,7 +1,6 @@
 // P2: memory of one process opened in another, as trainers hand over their weights.
-//   ipc              asks all questions (it starts itself again as the second process)
-//   ipc open FILE    opens every handle of FILE (64 bytes each, from a process that waits), closes them, prints the
-//   times
+//   ipc              answers all questions (it starts itself again as the second process)
+//   ipc open FILE    opens every handle of FILE (64 bytes each, from a process that waits), closes them, prints times
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>

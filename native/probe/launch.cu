@@ -1,4 +1,4 @@
-// P4, P6: what a launch costs in a stream and in a graph, from one and two threads; and what a mark costs that tells
+// P4, P6: the cost of a launch in a stream and in a graph, from one and two threads; and the cost of a mark that shows
 // the host how far a GPU has come: a kernel's write to host memory, or cuStreamWriteValue32.
 #include <algorithm>
 #include <atomic>
@@ -14,7 +14,7 @@ using namespace refit::probe;
 
 constexpr int kKernels = 1000;
 
-// Each adds to what the one before left: no two may overlap.
+// Each kernel adds to the result of the one before: no two may overlap.
 __global__ void step(uint32_t* cell) { *cell += 1; }
 __global__ void step_and_mark(uint32_t* cell, volatile uint32_t* mark, uint32_t value) {
   *cell += 1;
@@ -35,7 +35,7 @@ struct Times {
   double host_us, device_us;  // per kernel
 };
 
-// Median of five turns of `enqueue`, which puts kKernels operations on the stream.
+// Median of five turns of `enqueue`, which enqueues kKernels operations on the stream.
 Times time_of(cudaStream_t stream, const std::function<void()>& enqueue) {
   std::vector<Times> turns;
   cudaEvent_t start, stop;
@@ -177,7 +177,7 @@ void marks(const Gpu& gpu) {
   row("P6", "kernel that writes a mark to mapped host memory, in a graph", "%.2f us on the GPU per kernel",
       in_graph.device_us);
 
-  // The host sees a mark; a GPU sees the host's answer.
+  // The host sees a mark; a GPU sees the host's reply.
   volatile uint32_t* seen = host;
   volatile uint32_t* answer = host + 512;
   std::vector<double> trips;

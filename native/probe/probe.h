@@ -1,5 +1,5 @@
-// What the probes share: checks that end the program, clocks, the driver's functions, and rows of the table of answers.
-// A probe asks one question of a GPU and its driver; it tests nothing of refit's.
+// Shared by the probes: checks that end the program, clocks, the driver's functions, and rows of the table of answers.
+// A probe asks one question about a GPU and its driver; it tests no code of refit.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime.h>

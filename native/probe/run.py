@@ -1,8 +1,8 @@
-"""Asks all probes and prints their answers as one table of docs/gpu-probes.md.
+"""Runs all probes and prints their answers as one table of docs/gpu-probes.md.
 
-usage: run.py [--build]       --build only compiles the probes into build/probe (needs nvcc; no card)
+usage: run.py [--build]       --build only compiles the probes into build/probe (needs nvcc, no GPU)
 
-Programs that lie in build/probe are used as they are, the others are compiled first. Exits with 1 where a probe failed.
+Uses the programs in build/probe as they are, and compiles missing ones first. Exits with 1 if a probe failed.
 """
 
 import datetime
@@ -22,7 +22,7 @@ def compiler():
     for folder in [*os.environ.get("PATH", "").split(":"), "/usr/local/cuda/bin"]:
         if found := shutil.which("nvcc", path=folder):
             return found
-    sys.exit("nvcc was not found on PATH nor in /usr/local/cuda/bin: install the CUDA toolkit, or bring build/probe")
+    sys.exit("nvcc was not found on PATH nor in /usr/local/cuda/bin: install the CUDA toolkit, or copy a build/probe")
 
 
 def build(again):
@@ -31,16 +31,16 @@ def build(again):
         if again or not (BUILD / name).exists():
             archs = os.environ.get("REFIT_CUDA_ARCHS", "90")
             targets = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs.replace(",", " ").split()]
-            command = [compiler(), "-std=c++20", "-O3", *targets, "-Xcompiler", "-Wall,-Wextra", "-o", BUILD / name, HERE / f"{name}.cu"]
-            subprocess.run(command, check=True)
+            flags = ["-std=c++20", "-O3", *targets, "-Xcompiler", "-Wall,-Wextra"]
+            subprocess.run([compiler(), *flags, "-o", BUILD / name, HERE / f"{name}.cu"], check=True)
 
 
-def card():
+def gpu():
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         return "; ".join(subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines())
     except (OSError, subprocess.CalledProcessError) as error:
-        return f"unknown card ({error})"
+        return f"unknown GPU ({error})"
 
 
 def main():
@@ -55,14 +55,14 @@ def main():
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         except subprocess.TimeoutExpired as stopped:
-            said = (stopped.stdout or b"").decode()
-            done = subprocess.CompletedProcess(command, 124, said, f"still running after {LIMIT_S} s\n")
+            output = (stopped.stdout or b"").decode()
+            done = subprocess.CompletedProcess(command, 124, output, f"still running after {LIMIT_S} s\n")
         rows += [line for line in done.stdout.splitlines() if line.startswith("| ")]
         if done.returncode != 0:
             failed.append(name)
             rows.append(f"| {name} | | FAILED ({done.returncode}): {' '.join(done.stderr.split())[-300:]} |")
         sys.stderr.write(done.stderr)
-    print(f"{datetime.date.today()} · {card()} · `python3 native/probe/run.py`\n")
+    print(f"{datetime.date.today()} · {gpu()} · `python3 native/probe/run.py`\n")
     print("| probe | question | answer |\n| --- | --- | --- |")
     print("\n".join(rows))
     if failed:

@@ -1,9 +1,9 @@
-"""How many pieces of memory a model's state dict lies in, and what another process pays to open and close each.
+"""Counts the segments of a model's state dict, and measures how long another process takes to open and close them.
 
 usage: torch_segments.py IPC_PROGRAM     (native/probe/ipc.cu, built)
 
-Every tensor of the state dict is allocated as torch does it for a model on a card, and shared as torch.multiprocessing shares
-it; handles that are equal are one segment of its caching allocator. Once every tensor is a cudaMalloc of its own instead.
+Every tensor of the state dict is allocated as torch does it for a model on a GPU, and exported as torch.multiprocessing
+exports it; equal handles are one segment of its caching allocator. One run uses a cudaMalloc for each tensor instead.
 """
 
 import ctypes
@@ -29,12 +29,12 @@ def runtime():
     return ctypes.CDLL(paths.pop())
 
 
-def shared_by_torch(shapes):
+def exported_by_torch(shapes):
     held = [torch.empty(shape, dtype=torch.bfloat16, device="cuda") for _, shape in shapes]
     return held, [tensor.untyped_storage()._share_cuda_()[1] for tensor in held]
 
 
-def shared_one_by_one(shapes):
+def exported_one_by_one(shapes):
     library, handles = runtime(), []
     torch.cuda.synchronize()
     for _, shape in shapes:
@@ -47,30 +47,33 @@ def shared_one_by_one(shapes):
     return None, handles  # freed by the end of this process
 
 
-def measure(name, program, share):
+def measure(name, program, way):
     shapes = models.tensors(models.REAL[name])
-    title = f"{name} state dict, {len(shapes)} tensors, " + dict(torch="torch's caching allocator", own="each its own cudaMalloc")[share]
+    allocator = dict(torch="torch's caching allocator", own="each its own cudaMalloc")[way]
+    title = f"{name} state dict, {len(shapes)} tensors, {allocator}"
     free, _ = torch.cuda.mem_get_info()
-    if free < 1.1 * models.size(shapes):
-        print(f"| torch | {title} | not measured: {free / 1e9:.0f} GB free on the card, {1.1 * models.size(shapes) / 1e9:.0f} needed |", flush=True)
+    needed = 1.1 * models.size(shapes)
+    if free < needed:
+        reason = f"{free / 1e9:.0f} GB free on the GPU, {needed / 1e9:.0f} needed"
+        print(f"| torch | {title} | not measured: {reason} |", flush=True)
         return
     started = time.perf_counter()
-    held, shared = (shared_by_torch if share == "torch" else shared_one_by_one)(shapes)
-    share_ms = 1000 * (time.perf_counter() - started)
-    lengths = sorted({len(handle) for handle in shared})
+    held, exported = (exported_by_torch if way == "torch" else exported_one_by_one)(shapes)
+    export_ms = 1000 * (time.perf_counter() - started)
+    lengths = sorted({len(handle) for handle in exported})
     # torch puts a version and a kind before the 64 bytes of the driver's handle.
-    handles = list(dict.fromkeys(handle[-64:] for handle in shared))
+    handles = list(dict.fromkeys(handle[-64:] for handle in exported))
     with tempfile.NamedTemporaryFile() as file:
         file.write(b"".join(handles))
         file.flush()
-        said = subprocess.run([program, "open", file.name], capture_output=True, text=True)
-    if said.returncode != 0:
-        sys.exit(f"{title}: {len(handles)} segments; opening them failed: {said.stderr.strip()}")
-    got = json.loads(said.stdout)
+        opened = subprocess.run([program, "open", file.name], capture_output=True, text=True)
+    if opened.returncode != 0:
+        sys.exit(f"{title}: {len(handles)} segments; opening them failed: {opened.stderr.strip()}")
+    got = json.loads(opened.stdout)
     print(
-        f"| torch | {title} | {len(handles)} segments (handles of {lengths} bytes, the first begins with {shared[0][:2].hex()}; "
-        f"allocated and shared in {share_ms:.0f} ms); another process opens all in {got['open_ms'][0]:.1f} ms, again {got['open_ms'][1]:.1f} "
-        f"({got['open_us']:.0f} us each), closes in {got['close_ms'][0]:.1f} ({got['close_us']:.0f} us each) |",
+        f"| torch | {title} | {len(handles)} segments (handles of {lengths} bytes, the first begins with "
+        f"{exported[0][:2].hex()}; allocated and exported in {export_ms:.0f} ms); another process opens all in "
+        f"{got['open_ms'][0]:.1f} ms, again {got['open_ms'][1]:.1f} ({got['open_us']:.0f} us each), closes in {got['close_ms'][0]:.1f} ({got['close_us']:.0f} us each) |",
         flush=True,
     )
 

@@ -1,5 +1,5 @@
-// P1: memory behind addresses that stay (CUDA virtual memory management): what taking and giving it costs by the size
-// of its chunks, whether that waits for running kernels, and whether captured graphs go on after it was exchanged.
+// P1: memory behind fixed addresses (CUDA virtual memory management): the cost of mapping and unmapping it by chunk
+// size, whether that waits for running kernels, and whether captured graphs still work after it was exchanged.
 #include <algorithm>
 #include <thread>
 #include <vector>
@@ -50,7 +50,7 @@ void map(CUdeviceptr base, const Chunks& chunks, size_t chunk) {
   for (size_t i = 0; i < chunks.size(); i++) MUST(mem_map(base + i * chunk, chunk, 0, chunks[i], 0));
 }
 
-// All GPUs of the machine, as an engine's arenas are seen by all its ranks.
+// Access for all GPUs of the machine, as for an engine's arenas.
 void set_access(CUdeviceptr base, size_t bytes, int devices) {
   std::vector<CUmemAccessDesc> access(devices);
   for (int i = 0; i < devices; i++) {
@@ -158,7 +158,7 @@ void graphs(size_t bytes, size_t chunk, int devices) {
     return wrong_elements(base, bytes, 7);
   };
   const auto before = replay();
-  // A second set of memory at the same addresses while the first one keeps its bytes.
+  // A second set of memory at the same addresses, while the first one keeps its bytes.
   MUST(mem_unmap(base, bytes));
   const Chunks second = create(bytes, chunk, 1);
   map(base, second, chunk);

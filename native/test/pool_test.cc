@@ -57,7 +57,7 @@ void results_are_visible_and_jobs_do_not_leak_into_each_other(int threads) {
   std::vector<int64_t> out(257);
   for (int round = 0; round < 3000; round++) {
     const int64_t n = 1 + round % 257;
-    // A fresh closure every round: a late thread that ran a stale one would write into a dead round's value.
+    // A new closure every round: a late thread that ran a stale one would write into a dead round's value.
     auto value = std::make_unique<int64_t>(round);
     pool.parallel_for(n, [&out, v = value.get()](int64_t i, int) { out[static_cast<size_t>(i)] = *v; });
     *value = -1;
@@ -65,7 +65,7 @@ void results_are_visible_and_jobs_do_not_leak_into_each_other(int threads) {
     bool ok = true;
     for (int64_t i = 0; i < n; i++) ok &= out[static_cast<size_t>(i)] == round;
     CHECKF(ok, "threads=%d round=%d", threads, round);
-    // Now and then long enough for the others to fall asleep.
+    // Now and then long enough for the other threads to fall asleep.
     if (round % 500 == 499) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 }
@@ -90,7 +90,7 @@ void the_first_exception_comes_out_after_all_have_stopped(int threads) {
     }
     CHECKF(caught && running == 0, "threads=%d round=%d running=%d", threads, round, running.load());
     CHECK(ran <= 100);
-    // All throw: one of them comes out, and the pool goes on.
+    // All tasks throw: one exception comes out, and the pool still works.
     CHECK_THROWS(pool.parallel_for(50, [](int64_t, int) { throw std::logic_error("all"); }), std::logic_error);
     std::atomic<int> after{0};
     pool.parallel_for(10, [&](int64_t, int) { after++; });

@@ -1,4 +1,4 @@
-// Numbers that follow from a seed (SplitMix64), the same on every machine.
+// Random numbers from a seed (SplitMix64), the same on every machine.
 #pragma once
 #include <cstdint>
 

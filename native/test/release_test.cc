@@ -1,5 +1,5 @@
-// Memory that is given back and comes back: addresses, contents, what is refused meanwhile, and that the system really
-// has it.
+// Memory that is released and resumed: addresses, contents, calls that are refused meanwhile, and that the system
+// really gets it back.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -154,7 +154,7 @@ void the_pages_of_the_kv_cache_go_and_are_written_again() {
     // One layer of one rank was written.
     const uint64_t written = uint64_t{64} * heads * 2 * 16 * dim * sizeof(float);
     const uint64_t given = cache.release();
-    // Huge pages make it more.
+    // Huge pages make the number larger.
     CHECKF(given >= written && given <= cache.bytes(), "%lu of %lu", static_cast<unsigned long>(given),
            static_cast<unsigned long>(cache.bytes()));
     CHECK(resident(cache.k(1, 2, 0, 0), written) == 0);
@@ -177,7 +177,7 @@ CoreConfig tiny() {
   return c;
 }
 
-// The messages are what a caller sees whom nothing else has stopped.
+// A caller that nothing else has stopped sees these messages.
 template <class Fn>
 std::string refusal(Fn fn) {
   try {

@@ -190,7 +190,7 @@ void overlapping_and_unsorted_rectangles_are_refused() {
   check_write(job, 2, params);
   job.rects = {right, left};
   CHECK_THROWS(check_write(job, 2, params), std::invalid_argument);
-  // Against a brute-force answer.
+  // Against a brute-force result.
   uint64_t state = 1;
   const auto random = [&](int n) {
     state = state * 6364136223846793005u + 1442695040888963407u;

@@ -82,7 +82,7 @@ struct Fixture {
     }
   }
 
-  // Every parameter as it is to be when the tensors in `written` are, on top of `before`.
+  // The expected parameters when the tensors in `written` are written over `before`.
   std::vector<std::vector<uint8_t>> expected(const std::vector<std::vector<uint8_t>>& before,
                                              const std::vector<bool>& written) const {
     auto out = before;
@@ -110,7 +110,8 @@ std::vector<std::vector<uint8_t>> contents(const Store& store) {
   for (int rank = 0; rank < store.ranks(); rank++) {
     for (int p = 0; p < store.params(); p++) {
       const auto* data = static_cast<const uint8_t*>(store.param(rank, p));
-      const size_t bytes = static_cast<size_t>(store.shape(p).rows * store.shape(p).cols) * size_of(store.shape(p).dtype);
+      const size_t bytes =
+          static_cast<size_t>(store.shape(p).rows * store.shape(p).cols) * size_of(store.shape(p).dtype);
       out.emplace_back(data, data + bytes);
     }
   }

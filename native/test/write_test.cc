@@ -110,7 +110,7 @@ void random_rectangles_arrive(uint64_t seed) {
     const DType dtype = random.below(2) == 0 ? DType::kBFloat16 : DType::kFloat32;
     f.config.params.push_back({"p", 1 + random.below(60), 1 + random.below(90), dtype});
   }
-  // Grids over the parameters, each cell out of a random place of a random tensor.
+  // Grids over the parameters; each cell comes from a random place of a random tensor.
   std::vector<std::vector<Rect>> of_tensor;
   const int tensors = static_cast<int>(1 + random.below(4));
   for (int t = 0; t < tensors; t++) {
@@ -251,7 +251,7 @@ void an_empty_job_and_empty_tensors_are_written() {
 }
 
 #ifdef REFIT_FAULTS
-// At every pass of a point: what the states claim is what the parameters hold.
+// At every pass of a fault point, the parameters hold what the states claim.
 void states_are_exact_at_every_fault(fault::Point point, int threads) {
   const auto f =
       model_like(DType::kBFloat16, point == fault::Point::kCopy ? DType::kFloat32 : DType::kBFloat16, 2, 60, 1);
@@ -285,7 +285,7 @@ void states_are_exact_at_every_fault(fault::Point point, int threads) {
     fired++;
     CHECK(outcome.error.find("injected fault") == 0);
     CHECK(!written[static_cast<size_t>(outcome.error_tensor)]);
-    // Each tensor has a parameter of its own here, so tensors can be told apart by parameter.
+    // Each tensor has a parameter of its own here, so the parameter identifies the tensor.
     const auto whole = f->expected(before, written);
     for (size_t i = 0; i < after.size(); i++) {
       const size_t t = i % f->config.params.size();
@@ -295,7 +295,7 @@ void states_are_exact_at_every_fault(fault::Point point, int threads) {
     }
     for (size_t t = 0; t < written.size(); t++) {
       if (outcome.states[t] != static_cast<uint8_t>(TensorState::kPartial)) continue;
-      // Partial is no guess: something did change.
+      // kPartial is no guess: something did change.
       const bool changed =
           after[t] != before[t] || after[t + f->config.params.size()] != before[t + f->config.params.size()];
       CHECKF(changed, "k=%ld tensor=%zu", static_cast<long>(k), t);
