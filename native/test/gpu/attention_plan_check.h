@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 #include "core/step.h"

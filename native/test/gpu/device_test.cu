@@ -108,7 +108,7 @@ void test_refused(const TestModel& model) {
     change(config);
     return message_of<std::invalid_argument>([&] { CudaDevice device(config); });
   };
-  expect(refuse([](CoreConfig& c) { c.dtype = DType::kFloat32; }), {"float32", "--dtype bfloat16"});
+  expect(refuse([](CoreConfig& c) { c.dtype = DType::kFloat32; }), {"float32", "bfloat16 only"});
   expect(refuse([](CoreConfig& c) { c.gpus = {99}; }), {"there is no GPU 99"});
   expect(refuse([](CoreConfig& c) { c.gpus = {0, 0}; }), {"one GPU for each of 1 ranks, got 2"});
   expect(refuse([](CoreConfig& c) { c.pages = 0; }), {"KV pages"});
@@ -123,7 +123,7 @@ void test_refused(const TestModel& model) {
   CoreConfig large = config_of(model, 1);
   large.pages = 12000000;
   expect(message_of<NoMemory>([&] { CudaDevice device(large); }),
-         {"GPU 0 is too full", "rank 0 (GPU-", "KV cache", "--mem-fraction"});
+         {"GPU 0 is too full", "rank 0 (GPU-", "KV cache", "nvidia-smi"});
 }
 
 void test_memory(const Variant& variant, int ranks, unsigned seed) {
