@@ -27,14 +27,14 @@ import { headerLength, parseHeader, PREFIX_BYTES } from '../wire/safetensors/hea
 import type { SafetensorsHeader } from '../wire/safetensors/header.ts'
 import { INDEX_NAME, SINGLE_NAME } from '../wire/safetensors/index.ts'
 
-// A checkpoint on this host whose tensors are changed where they lie, by compressed changes that a trainer publishes. All calls block: they
-// are for threads of their own.
+// A checkpoint on this host whose tensors are changed in place by the compressed changes that a trainer publishes. All
+// calls block, so they run on threads of their own.
 
 export type PatchAddon = Pick<NativeAddon, 'lockFile' | 'applyDeltas'>
 /** Whether a real path may be read. */
 export type Contains = (real: string) => boolean
 
-/** Where a tensor lies in a file; `end` is exclusive. */
+/** The place of a tensor in a file; `end` is exclusive. */
 export interface Place {
   path: string
   begin: number
@@ -50,7 +50,7 @@ export interface Change {
   checksum: string
 }
 
-/** What a change has come to: `bytes` of the tensors, whole. */
+/** The result of a change; `bytes` counts the whole tensors. */
 export interface Applied {
   tensors: number
   bytes: number
@@ -71,13 +71,13 @@ export interface Encoding {
 }
 
 const MAX_THREADS = 32
-/** Of changes, in memory at once; one that is larger stands alone. */
+/** Bytes of changes that are in memory at once. A larger change is a batch of its own. */
 const BATCH_BYTES = 2 ** 28
 const MAX_BATCH_BYTES = 2 ** 32 - 2 ** 16
 const READ_BYTES = 2 ** 30
 const SHOWN = 20
 
-/** Tensors of a checkpoint's files that are open for changes; close() at the end. */
+/** Changes tensors in a checkpoint's files. Call close() at the end. */
 export class CheckpointPatch {
   readonly #addon: PatchAddon
   readonly #places = new Map<string, Place>()
@@ -103,7 +103,7 @@ export class CheckpointPatch {
     }
   }
 
-  /** Throws WEIGHTS_UNKNOWN_NAME; `file` names it. */
+  /** Throws WEIGHTS_UNKNOWN_NAME. `file`: the file with the change, for the message. */
   place (name: string, file: string): Place {
     const place = this.#places.get(name)
     if (place === undefined) {
@@ -114,7 +114,10 @@ export class CheckpointPatch {
     return place
   }
 
-  /** Changes tensors by what `file` holds, and counts them and their bytes. Throws CHECKPOINT_FORMAT, naming the tensor, and CHECKPOINT_CHANGED where checksums are wrong afterwards. */
+  /**
+   * Applies the changes in `file`. Throws CHECKPOINT_FORMAT with the tensor's name, and CHECKPOINT_CHANGED if checksums
+   * are wrong afterwards.
+   */
   apply (file: string, changes: readonly Change[], encoding: Encoding): Applied {
     const wrong = [...batches(changes)].flatMap(batch => this.#applyBatch(file, batch, encoding))
     if (wrong.length === 0) {
@@ -125,9 +128,9 @@ export class CheckpointPatch {
     }
     throw new RefitError(
       'CHECKPOINT_CHANGED',
-      `after ${file}, the checksums of ${wrong.length} tensors are not what it says: ${
+      `after ${file}, the checksums of ${wrong.length} tensors are not those that it announces: ${
         wrong.slice(0, SHOWN).join(', ')
-      }. ${this.#folder} is of no version now; the next pull makes it anew`
+      }. ${this.#folder} has no version now; the next pull makes it again from a whole checkpoint`
     )
   }
 
@@ -171,7 +174,7 @@ export class CheckpointPatch {
   }
 }
 
-/** An exact copy of a whole checkpoint's files, without folders in it; other files go. */
+/** Copies the files of a whole checkpoint, not its folders, and removes other files from the target. */
 export function copyCheckpoint (from: string, to: string, contains: Contains): void {
   const files = checkpointFiles(from)
   mkdirSync(to, { recursive: true })
@@ -180,7 +183,7 @@ export function copyCheckpoint (from: string, to: string, contains: Contains): v
   }
   for (const name of files) {
     const source = insideOf(join(from, name), contains)
-    // Links of a Hugging Face cache become files, and what cannot be written can: they are changed later.
+    // The files are changed later, so links of a Hugging Face cache become files, and all become writable.
     rmSync(join(to, name), { force: true })
     copyFileSync(source, join(to, name), constants.COPYFILE_FICLONE)
     chmodSync(join(to, name), 0o644)
@@ -190,7 +193,7 @@ export function copyCheckpoint (from: string, to: string, contains: Contains): v
   }
 }
 
-/** What the index of a folder says: the file of each tensor. Null where there is none. Throws CHECKPOINT_FORMAT. */
+/** The file of each tensor, from the index of a folder. Null if there is no index. Throws CHECKPOINT_FORMAT. */
 export function readWeightMap (folder: string): Map<string, string> | null {
   const path = join(folder, INDEX_NAME)
   if (!existsSync(path)) return null
@@ -199,13 +202,16 @@ export function readWeightMap (folder: string): Map<string, string> | null {
   if (wrong !== undefined) {
     throw new RefitError(
       'CHECKPOINT_FORMAT',
-      `${path}: weight_map: the file of ${JSON.stringify(wrong.slice(0, 200))} is to be a text`
+      `${path}: weight_map: the file of ${JSON.stringify(wrong.slice(0, 200))} must be a text`
     )
   }
   return new Map(entries as Array<[string, string]>)
 }
 
-/** The files of its weights, as findCheckpoint chooses those to load: whatever lies beside them is neither read nor changed. Throws CHECKPOINT_FORMAT where one is not there. */
+/**
+ * The files of the weights, chosen as findCheckpoint chooses the files to load. Other files are neither read nor
+ * changed. Throws CHECKPOINT_FORMAT if one is missing.
+ */
 function weightFiles (folder: string): string[] {
   const all = readdirSync(folder).filter(name => name.endsWith('.safetensors') && !name.startsWith('.'))
   const named = new Set(readWeightMap(folder)?.values())
@@ -217,23 +223,26 @@ function weightFiles (folder: string): string[] {
   return named.size > 0 ? [...named] : all.includes(SINGLE_NAME) ? [SINGLE_NAME] : all
 }
 
-/** Its files, by name. Throws CHECKPOINT_FORMAT where there are no weights, or not all. */
+/** The names of its files. Throws CHECKPOINT_FORMAT if weights are missing. */
 function checkpointFiles (folder: string): string[] {
   const files = readdirSync(folder).filter(name => statSync(join(folder, name)).isFile())
   if (weightFiles(folder).length === 0) {
-    throw new RefitError('CHECKPOINT_FORMAT', `${folder} holds no safetensors: it is no checkpoint to begin from`)
+    throw new RefitError(
+      'CHECKPOINT_FORMAT',
+      `${folder} contains no safetensors file: it is no checkpoint to begin from`
+    )
   }
   return files
 }
 
-/** The real path of what is there. Throws CHECKPOINT_PATH. */
+/** The real path of an existing file or folder. Throws CHECKPOINT_PATH. */
 export function insideOf (path: string, contains: Contains): string {
   let real: string | undefined
   try {
     real = realpathSync(path)
   } catch {}
   if (real === undefined || !contains(real)) {
-    throw new RefitError('CHECKPOINT_PATH', `${path} is not there, or leads out of the allowed roots (--model-root)`)
+    throw new RefitError('CHECKPOINT_PATH', `${path} does not exist, or leads out of the allowed roots (--model-root)`)
   }
   return real
 }
@@ -252,7 +261,10 @@ export function readHeader (path: string): SafetensorsHeader {
   }
 }
 
-/** For reading. Never waits for the writer of a FIFO, as a thread that does could not be ended. Throws CHECKPOINT_FORMAT. */
+/**
+ * Opens a file for reading. Never waits for the writer of a FIFO, because a waiting thread cannot be ended. Throws
+ * CHECKPOINT_FORMAT.
+ */
 function openFile (path: string): number {
   const fd = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK)
   if (fstatSync(fd).isFile()) return fd
@@ -260,7 +272,7 @@ function openFile (path: string): number {
   throw new RefitError('CHECKPOINT_FORMAT', `${path} is not a regular file`)
 }
 
-/** An object. Throws CHECKPOINT_FORMAT. */
+/** Reads a JSON object. Throws CHECKPOINT_FORMAT. */
 export function readJson (path: string): Record<string, unknown> {
   const fd = openFile(path)
   try {
@@ -275,10 +287,10 @@ export function readJson (path: string): Record<string, unknown> {
   } finally {
     closeSync(fd)
   }
-  throw new RefitError('CHECKPOINT_FORMAT', `${path} is JSON, but no object`)
+  throw new RefitError('CHECKPOINT_FORMAT', `${path} is JSON, but not an object`)
 }
 
-/** Whole or not at all, also after the machine has lost its power. */
+/** Writes the whole text or nothing, also if the machine loses its power. */
 export function writeDurably (path: string, text: string): void {
   const temporary = join(dirname(path), `.${basename(path)}.tmp`)
   const fd = openSync(temporary, 'w')
@@ -292,20 +304,20 @@ export function writeDurably (path: string, text: string): void {
 }
 
 /**
- * Of this start of the system. What is changed in files is not forced to the disk, which would take seconds: a state that another start wrote
- * may tell of bytes that were lost with it.
+ * The id of this boot of the system. Changed files are not synced to the disk, which would take seconds. A state that
+ * an earlier boot wrote may therefore describe bytes that were lost.
  */
 export function bootId (): string {
   return readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim()
 }
 
-/** As the only one on this host, whoever else locks that file. */
+/** Runs with an exclusive lock on a file, which other processes on this host respect. */
 export function locked<T> (path: string, addon: PatchAddon, run: () => T): T {
   mkdirSync(dirname(path), { recursive: true })
   const lock = openSync(path, 'a')
   const cell = new Int32Array(new SharedArrayBuffer(4))
   try {
-    // Slept between, as a thread that waits in the system cannot be ended.
+    // Sleep between tries: a thread that waits in a system call cannot be ended.
     while (!addon.lockFile(lock)) Atomics.wait(cell, 0, 0, LOCK_POLL_MS)
     return run()
   } finally {
@@ -315,7 +327,7 @@ export function locked<T> (path: string, addon: PatchAddon, run: () => T): T {
 
 function* batches (changes: readonly Change[]): Generator<Change[]> {
   let batch: Change[] = []
-  // In the order of their bytes: a batch is read as one piece.
+  // Sorted by position, because a batch is read as one piece.
   for (const change of [...changes].sort((a, b) => a.begin - b.begin)) {
     if (batch.length > 0 && change.end - batch[0]!.begin > BATCH_BYTES) {
       yield batch
@@ -328,7 +340,10 @@ function* batches (changes: readonly Change[]): Generator<Change[]> {
 
 function readPart (path: string, begin: number, end: number): Uint8Array {
   if (end - begin > MAX_BATCH_BYTES) {
-    throw new RefitError('UNSUPPORTED', `${path}: a change of ${end - begin} bytes; at most ${MAX_BATCH_BYTES}`)
+    throw new RefitError(
+      'UNSUPPORTED',
+      `${path}: a change of ${end - begin} bytes; at most ${MAX_BATCH_BYTES} are supported`
+    )
   }
   const data = Buffer.allocUnsafeSlow(end - begin)
   const fd = openFile(path)

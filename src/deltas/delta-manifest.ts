@@ -1,6 +1,9 @@
 import { RefitError } from '../errors.ts'
 
-/** What changes one tensor: bytes under `key` in a file of the version's folder, and what the tensor's `bytes` sum up to afterwards. */
+/**
+ * The change of one tensor: the bytes under `key` in a file of the version's folder, and the checksum of the tensor's
+ * `bytes` afterwards.
+ */
 export interface DeltaRecord {
   name: string
   bytes: number
@@ -16,15 +19,18 @@ export interface DeltaManifest {
   records: DeltaRecord[]
 }
 
-/** manifest.json of a version that SkyRL has published (weight_sync/delta_checkpoint.py). Throws CHECKPOINT_FORMAT or UNSUPPORTED. */
+/**
+ * manifest.json of a version that SkyRL has published (weight_sync/delta_checkpoint.py). Throws CHECKPOINT_FORMAT or
+ * UNSUPPORTED.
+ */
 export function readManifest (
   { version, base_version: base, tensors = [] }: Readonly<Record<string, unknown>>,
   path: string
 ): DeltaManifest {
   if (!Number.isSafeInteger(version) || !Number.isSafeInteger(base)) {
-    throw broken(path, 'version and base_version are to be integers')
+    throw broken(path, 'version and base_version must be integers')
   }
-  if (!Array.isArray(tensors)) throw broken(path, 'tensors is to be a list')
+  if (!Array.isArray(tensors)) throw broken(path, 'tensors must be a list')
   const records = tensors.map((tensor: unknown, index) => readRecord(tensor, `${path}: tensors[${index}]`))
   const names = new Set<string>()
   for (const { name } of records) {
@@ -35,25 +41,25 @@ export function readManifest (
 }
 
 function readRecord (value: unknown, where: string): DeltaRecord {
-  if (typeof value !== 'object' || value === null) throw broken(where, 'is to be an object')
+  if (typeof value !== 'object' || value === null) throw broken(where, 'must be an object')
   const fields = value as Record<string, unknown>
   const text = (name: string): string => {
     const found = fields[name]
-    if (typeof found !== 'string' || found === '') throw broken(where, `${name} is to be a text`)
+    if (typeof found !== 'string' || found === '') throw broken(where, `${name} must be a text`)
     return found
   }
   const bytes = fields.uncompressed_num_bytes
   if (!Number.isSafeInteger(bytes) || Number(bytes) < 0) {
-    throw broken(where, 'uncompressed_num_bytes is to be a number of bytes')
+    throw broken(where, 'uncompressed_num_bytes must be a number of bytes')
   }
   const file = text('payload_file')
   if (file.includes('/') || file.includes('\0') || file === '.' || file === '..') {
     throw broken(
       where,
-      `payload_file ${JSON.stringify(file)} is to be a file's name, in the folder of the manifest`
+      `payload_file ${JSON.stringify(file)} must be the name of a file in the folder of the manifest`
     )
   }
-  // The first versions had no other, and called it so.
+  // The first versions supported no other algorithm, and named the field after it.
   const isOld = fields.checksum === undefined
   const algorithm = isOld ? 'sha256' : fields.checksum_algorithm ?? 'xxh3-128'
   if (algorithm !== 'xxh3-128' && algorithm !== 'sha256') {

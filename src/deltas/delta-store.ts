@@ -18,22 +18,23 @@ import type { Change, Contains, PatchAddon } from './checkpoint-patch.ts'
 import { readManifest } from './delta-manifest.ts'
 import type { DeltaRecord } from './delta-manifest.ts'
 
-// SkyRL's checkpoint deltas (weight_sync/delta_checkpoint.py): a trainer publishes a folder delta-00000007 for each version, with what has
-// changed since the version before, and each host keeps one checkpoint of its own up to date in a folder `weights`. Folders, lock and state
-// are those of SkyRL's own receiver, so that either finds the other's. fetchDeltas is for a thread of its own: all its calls block.
+// SkyRL's checkpoint deltas (weight_sync/delta_checkpoint.py). A trainer publishes a folder delta-00000007 for each
+// version, with the changes since the previous version. Each host keeps one checkpoint up to date, in a folder
+// `weights`. Folders, lock and state are those of SkyRL's own receiver, so either can continue the other's. All calls
+// of fetchDeltas block, so it runs on a thread of its own.
 
 export interface FetchRequest {
   /** `local_checkpoint_dir`. */
   localFolder: string
-  /** What version 0 is, and how the trainer calls it. */
+  /** The checkpoint that is version 0, and the trainer's name for it. */
   baseFolder: string
   baseName: string
-  /** It is the engine's own model. */
+  /** Whether version 0 is the engine's own model. */
   isOwn: boolean
   targetVersion: number
-  /** Where versions are published; null: only `targetFolder` is known. */
+  /** The folder in which versions are published; null: only `targetFolder` is known. */
   syncFolder: string | null
-  /** Of the target version, where it has been named. */
+  /** The folder of the target version, if the request names it. */
   targetFolder: string | null
 }
 
@@ -44,7 +45,7 @@ export interface Fetched {
   seconds: { apply: number, reset: number }
 }
 
-/** `manifest_sha256` is refit's own: of the version's manifest; '' where nobody has told. */
+/** `manifest_sha256` is refit's own: the digest of the version's manifest, or '' if it is unknown. */
 interface State {
   version: number
   write_in_progress: boolean
@@ -59,21 +60,25 @@ const STATE = 'state.json'
 const WEIGHTS = 'weights'
 const MANIFEST = 'manifest.json'
 
-/** Brings a host's checkpoint to a version, as the only one on this host at a time. Throws RefitError; what broke off in the middle of a change is made anew from the base by the next. */
+/**
+ * Updates a host's checkpoint to a version, under a lock of this host. Throws RefitError. If a change breaks off, the
+ * next fetch starts again from the base.
+ */
 export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains: Contains): Fetched {
   const { localFolder: local, targetVersion: target } = request
   return locked(join(local, SYNC, LOCK), addon, () => {
     const done: Fetched = { version: target, tensors: 0, bytes: 0, seconds: { apply: 0, reset: 0 } }
     const weights = join(local, WEIGHTS)
     const state = toState(existsSync(statePath(local)) ? readJson(statePath(local)) : {})
-    // Without its weights it is of no version, whatever it says.
+    // Without weights the checkpoint has no version, whatever the state file says.
     const isSound = !state.write_in_progress && state.base_model_path === request.baseName && existsSync(weights) &&
       isOfThisRun(request, state, contains)
     const before = isSound ? state.version : 0
     if (before > target) {
       throw new RefitError(
         'CONFLICT',
-        `${local} is of version ${before}, and target_version ${target} lies before it: deltas do not lead back. For a new training run take another local_checkpoint_dir, or remove this one`,
+        `${local} is of version ${before}, and target_version ${target} is older: deltas do not lead back. ` +
+          'For a new training run take another local_checkpoint_dir, or remove this one',
         { param: 'target_version' }
       )
     }
@@ -97,7 +102,7 @@ export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains:
     if (!existsSync(statePath(local)) && existsSync(weights) && readdirSync(weights).length > 0) {
       throw new RefitError(
         'CHECKPOINT_PATH',
-        `${weights} holds files, and none that were fetched: name an empty folder`,
+        `${weights} contains files that were not fetched: name an empty folder`,
         { param: 'local_checkpoint_dir' }
       )
     }
@@ -105,7 +110,7 @@ export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains:
       done.seconds.reset = seconds(() => {
         changing(0, 0, '', () => {
           rmSync(weights, { recursive: true, force: true })
-          // The engine's own model may lie anywhere.
+          // The engine's own model may lie outside of the roots.
           copyCheckpoint(request.baseFolder, weights, request.isOwn ? () => true : contains)
         })
       })
@@ -114,7 +119,7 @@ export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains:
       done.seconds.apply += seconds(() => {
         const patch = new CheckpointPatch(weights, addon)
         try {
-          // All of it is known to fit before the first byte is changed.
+          // Check the whole delta before the first byte is changed.
           const folder = insideOf(deltaFolder(request, version), contains)
           const files = readDelta(folder, version, patch, contains)
           changing(version - 1, version, digestOf(join(folder, MANIFEST)), () => {
@@ -134,7 +139,7 @@ export function fetchDeltas (request: FetchRequest, addon: PatchAddon, contains:
   })
 }
 
-/** The folder to load, once its checkpoint is of that version. Throws CONFLICT. */
+/** The folder to load, if its checkpoint has that version. Throws CONFLICT. */
 export async function fetchedFolder (local: string, version: number): Promise<string> {
   const state = await readFile(statePath(local), 'utf8')
     .then(text => toState(JSON.parse(text) as Record<string, unknown>))
@@ -143,7 +148,7 @@ export async function fetchedFolder (local: string, version: number): Promise<st
     const what = state === null
       ? 'nothing has been fetched'
       : state.write_in_progress
-      ? `a fetch of version ${state.target_version} has broken off, or runs`
+      ? `a fetch of version ${state.target_version} runs or has broken off`
       : `it is of version ${state.version}`
     throw new RefitError(
       'CONFLICT',
@@ -166,9 +171,7 @@ function readDelta (folder: string, version: number, patch: CheckpointPatch, con
   if (manifest.version !== version || manifest.base !== version - 1) {
     throw new RefitError(
       'CHECKPOINT_FORMAT',
-      `${path} says that it leads from version ${manifest.base} to ${manifest.version}, not from ${
-        version - 1
-      } to ${version}`
+      `${path} leads from version ${manifest.base} to ${manifest.version}, not from ${version - 1} to ${version}`
     )
   }
   const found = new Map<string, FileChanges>()
@@ -188,9 +191,11 @@ function readDelta (folder: string, version: number, patch: CheckpointPatch, con
     }
     const entry = entries.get(key)
     if (entry?.dtype !== 'U8') {
-      throw new RefitError('CHECKPOINT_FORMAT', `${file} holds no bytes "${key}", which are to change "${name}"`, {
-        param: name
-      })
+      throw new RefitError(
+        'CHECKPOINT_FORMAT',
+        `${file} has no tensor "${key}" of type U8, which should change "${name}"`,
+        { param: name }
+      )
     }
     const place = patch.place(name, file)
     if (place.end - place.begin !== bytes) {
@@ -210,7 +215,7 @@ function readDelta (folder: string, version: number, patch: CheckpointPatch, con
   return [...found.values()]
 }
 
-/** A later run publishes other weights under the same version, in the same folder. */
+/** False if a later run has published other weights under the same version in the same folder. */
 function isOfThisRun (request: FetchRequest, { version, manifest_sha256: known }: State, contains: Contains): boolean {
   if (known === '' || (request.syncFolder === null && version !== request.targetVersion)) return true
   const path = join(deltaFolder(request, version), MANIFEST)
@@ -226,7 +231,7 @@ function deltaFolder ({ syncFolder, targetFolder, targetVersion }: FetchRequest,
   if (syncFolder === null) {
     throw new RefitError(
       'INVALID_REQUEST',
-      `sync_dir: is required, for version ${version} has to be applied before ${targetVersion}`,
+      `sync_dir: is required, because version ${version} must be applied before ${targetVersion}`,
       { param: 'sync_dir' }
     )
   }

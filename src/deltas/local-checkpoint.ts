@@ -17,13 +17,13 @@ import type { Applied, Contains, Encoding, PatchAddon } from './checkpoint-patch
 import { checkIndex } from '../sources/disk/safetensors-tensors.ts'
 import { INDEX_NAME } from '../wire/safetensors/index.ts'
 
-// slime's disk deltas (slime/utils/disk_delta.py and its pull_weights patch of SGLang): a trainer publishes a folder weight_v000007 for each
-// version, a whole checkpoint or what has changed since the version before, and each host keeps one checkpoint of its own up to date.
-// Runs on a thread of its own: all calls block.
+// slime's disk deltas (slime/utils/disk_delta.py and its pull_weights patch of SGLang). A trainer publishes a folder
+// weight_v000007 for each version: a whole checkpoint, or the changes since the previous version. Each host keeps one
+// checkpoint up to date. All calls block, so they run on a thread of their own.
 
 export interface PullRequest {
   localFolder: string
-  /** What version 0 is. */
+  /** The checkpoint that is version 0. */
   baseFolder: string
   sourceFolder: string
   targetVersion: number
@@ -41,14 +41,20 @@ interface DeltaIndex extends Encoding {
   base: number
 }
 
-/** As SGLang has it, so that either finds the other's. */
+/** The names are SGLang's, so either can continue the other's checkpoint. */
 const SYNC = '.weight_sync'
 const LOCK = 'lock'
 const STATE = 'state.json'
-/** refit's own: it is there while files are being changed. A pull that finds it begins anew from a whole checkpoint. */
+/**
+ * refit's own: this file exists while others are being changed. A pull that finds it starts again from a whole
+ * checkpoint.
+ */
 const CHANGING = 'changing'
 
-/** Brings a host's checkpoint to a version, as the only one on this host at a time. Throws RefitError; then the next pull mends what is half done. */
+/**
+ * Updates a host's checkpoint to a version, under a lock of this host. Throws RefitError; the next pull repairs an
+ * incomplete change.
+ */
 export function pullWeights (request: PullRequest, addon: PatchAddon, contains: Contains): Pulled {
   const { localFolder: local, baseFolder, sourceFolder, targetVersion: target } = request
   return locked(join(local, SYNC, LOCK), addon, () => {
@@ -58,16 +64,16 @@ export function pullWeights (request: PullRequest, addon: PatchAddon, contains: 
     let start = target
     while (start > (before ?? 0) && readDelta(folder(start)) !== null) start--
     const done: Pulled = { from: before, version: target, tensors: 0, bytes: 0 }
-    // Version 0 begins a training run, also where an earlier one has left its checkpoint, or its own version 0.
+    // Version 0 begins a training run, even if an earlier run has left its checkpoint or its own version 0.
     const isNewRun = target === 0 && before !== null && (before > 0 || (applied!.from ?? baseFolder) !== baseFolder)
     if (before === null || start > before || isNewRun) {
-      // The engine's own model may lie anywhere.
+      // The engine's own model may lie outside of the roots.
       if (start === 0) resetTo(baseFolder, local, 0, () => true)
       else resetTo(folder(start), local, start, contains)
     } else {
       start = before
     }
-    // Somebody else on this host was further.
+    // Another process on this host has pulled a later version.
     if (before !== null && target > 0 && target < before) done.version = before
     for (let version = start + 1; version <= target; version++) {
       add(done, applyVersion(local, folder(version), version, addon, contains))
@@ -79,7 +85,7 @@ export function pullWeights (request: PullRequest, addon: PatchAddon, contains: 
 function versionFolder (source: string, version: number, contains: Contains): string {
   const folder = join(source, `weight_v${String(version).padStart(6, '0')}`)
   if (!existsSync(folder)) {
-    throw new RefitError('CHECKPOINT_PATH', `the published weight version ${folder} is not there`, {
+    throw new RefitError('CHECKPOINT_PATH', `the published weight version ${folder} does not exist`, {
       param: 'target_version'
     })
   }
@@ -112,7 +118,9 @@ function readDelta (folder: string): DeltaIndex | null {
   }
 }
 
-/** Null where there is none, or a change of it broke off. `from`: the folder that it was copied from, where that is known. */
+/**
+ * Null if there is no checkpoint, or a change of it broke off. `from`: the folder that it was copied from, if known.
+ */
 function appliedVersion (local: string): { version: number, from?: unknown } | null {
   if (!existsSync(join(local, SYNC, STATE)) || existsSync(join(local, SYNC, CHANGING))) return null
   const { version: text, boot_id: boot, copied_from: from } = readJson(join(local, SYNC, STATE))
@@ -121,7 +129,7 @@ function appliedVersion (local: string): { version: number, from?: unknown } | n
   return Number.isSafeInteger(version) && version >= 0 ? { version, from } : null
 }
 
-/** A change of files. While it is under way, and after it has broken off, they are of no version. */
+/** Changes files. While it runs, and after it has broken off, the checkpoint has no version. */
 function changing (local: string, version: number, change: () => void, from?: string): void {
   const mark = join(local, SYNC, CHANGING)
   writeDurably(mark, String(version))
@@ -135,10 +143,10 @@ function changing (local: string, version: number, change: () => void, from?: st
 
 function resetTo (from: string, local: string, version: number, contains: Contains): void {
   mkdirSync(local, { recursive: true })
-  // One mistyped path must not cost a checkpoint.
+  // A mistyped path must not overwrite a checkpoint.
   const isOurs = [STATE, CHANGING].some(name => existsSync(join(local, SYNC, name)))
   if (!isOurs && readdirSync(local).some(name => name !== SYNC)) {
-    throw new RefitError('CHECKPOINT_PATH', `${local} holds files, and none that were pulled: name an empty folder`, {
+    throw new RefitError('CHECKPOINT_PATH', `${local} contains files that were not pulled: name an empty folder`, {
       param: 'local_checkpoint_dir'
     })
   }
@@ -152,15 +160,13 @@ function applyVersion (local: string, folder: string, version: number, addon: Pa
   if (delta.version !== version || delta.base !== version - 1) {
     throw new RefitError(
       'CHECKPOINT_FORMAT',
-      `${folder} says that it leads from version ${delta.base} to ${delta.version}, not from ${
-        version - 1
-      } to ${version}`
+      `${folder} leads from version ${delta.base} to ${delta.version}, not from ${version - 1} to ${version}`
     )
   }
   const sum = { tensors: 0, bytes: 0 }
   const patch = new CheckpointPatch(local, addon)
   try {
-    // All names are known before the first byte is changed.
+    // Check all names before the first byte is changed.
     const files = readdirSync(folder).filter(name => name.endsWith('.safetensors')).sort().map(name => {
       const file = insideOf(join(folder, name), contains)
       const { tensors, metadata } = readHeader(file)
@@ -176,7 +182,7 @@ function applyVersion (local: string, folder: string, version: number, addon: Pa
         }))
       }
     })
-    // Of a shared folder, a file may be seen later than the index that was written after it.
+    // In a shared folder a file may appear later than the index that was written after it.
     const homes = new Map(files.flatMap(({ name: home, changes }) => changes.map(({ name }) => [name, home] as const)))
     checkIndex({ label: join(folder, INDEX_NAME), weightMap: readWeightMap(folder)! }, homes)
     changing(local, version, () => {

@@ -6,7 +6,7 @@ import { pullWeights } from './local-checkpoint.ts'
 import { PathJail } from '../sources/disk/path-jail.ts'
 import type { PullJob } from './weight-pulls.ts'
 
-// The thread of one pull: it waits for a lock, copies a checkpoint and changes it, which all block.
+// The thread of one pull. It waits for a lock, copies a checkpoint and changes it; all of these block.
 
 try {
   const job = workerData as PullJob

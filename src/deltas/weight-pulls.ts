@@ -8,10 +8,10 @@ import type { Fetched, FetchRequest } from './delta-store.ts'
 import type { Pulled, PullRequest } from './local-checkpoint.ts'
 import { PathJail } from '../sources/disk/path-jail.ts'
 
-// The compiled file beside this one, or the source where TypeScript is run as it is.
+// The compiled file beside this one, or the source if Node runs TypeScript directly.
 const WORKER = new URL(`./pull-worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
 
-/** What the thread of a pull is given. */
+/** The message to the thread of a pull. */
 export type PullJob =
   & { roots: readonly string[] }
   & ({ kind: 'pull', request: PullRequest } | { kind: 'fetch', request: FetchRequest })
@@ -20,21 +20,27 @@ type Reply<T> = { done: T } | { refused: { code: ErrorCode, message: string, par
 
 export interface WeightPullsOptions {
   roots: readonly string[]
-  /** What version 0 is: the checkpoint that the engine began with. */
+  /** The checkpoint that is version 0: the one that the engine started with. */
   baseFolder: string
 }
 
-/** A host's checkpoint that SkyRL's deltas change, and what they begin from. */
+/** A host's checkpoint that SkyRL's deltas change, and the checkpoint they begin from. */
 export type DeltaHost = Pick<FetchRequest, 'localFolder' | 'baseFolder' | 'baseName' | 'isOwn'>
 
-/** Where a version of SkyRL's is published: in a folder of its own (`uri`), which lies in that of all. */
+/**
+ * The place of a published version of SkyRL's: a folder of its own (`uri`) inside the folder of all versions
+ * (`syncDir`).
+ */
 export interface DeltaVersion {
   targetVersion: number
   syncDir: string | null
   uri: string | null
 }
 
-/** Keeps checkpoints on this host up to date with what a trainer publishes, each pull on a thread of its own. */
+/**
+ * Keeps checkpoints on this host up to date with the versions that a trainer publishes. Each pull has a thread of its
+ * own.
+ */
 export class WeightPulls {
   readonly #options: WeightPullsOptions
 
@@ -42,31 +48,37 @@ export class WeightPulls {
     this.#options = options
   }
 
-  /** slime's. Both folders must lie in the roots; the local one is made. Throws CHECKPOINT_PATH, CHECKPOINT_FORMAT, CHECKPOINT_CHANGED or UNSUPPORTED. */
+  /**
+   * For slime. Both folders must lie in the roots; the local one is created. Throws CHECKPOINT_PATH, CHECKPOINT_FORMAT,
+   * CHECKPOINT_CHANGED or UNSUPPORTED.
+   */
   async pull ({ localFolder, sourceFolder, targetVersion }: Omit<PullRequest, 'baseFolder'>): Promise<Pulled> {
     const jail = await PathJail.of(this.#options.roots)
     const baseFolder = await realpath(this.#options.baseFolder)
     const local = await this.#made(jail, localFolder)
-    // Version 0 is made before anything has been published.
+    // Version 0 can be pulled before anything has been published.
     const source = targetVersion === 0 ? sourceFolder : await found(jail, sourceFolder, 'source_dir')
-    demandApart(local, { "the model's folder": baseFolder, source_dir: source })
+    requireApart(local, { "the model's folder": baseFolder, source_dir: source })
     return await this.#run({
       kind: 'pull',
       request: { localFolder: local, baseFolder, sourceFolder: source, targetVersion }
     })
   }
 
-  /** Where SkyRL's deltas will be applied. A name of the Hugging Face Hub is what the server was started with. Throws CHECKPOINT_PATH. */
+  /**
+   * Prepares the folder for SkyRL's deltas. A name of the Hugging Face Hub means the server's own checkpoint. Throws
+   * CHECKPOINT_PATH.
+   */
   async host (localFolder: string, baseModel: string): Promise<DeltaHost> {
     const jail = await PathJail.of(this.#options.roots)
     const baseFolder = await this.#base(jail, baseModel)
     const local = await this.#made(jail, localFolder)
     const own = await realpath(this.#options.baseFolder)
-    demandApart(local, { base_model_path: baseFolder, "the model's folder": own })
+    requireApart(local, { base_model_path: baseFolder, "the model's folder": own })
     return { localFolder: local, baseFolder, baseName: baseModel, isOwn: baseFolder === own }
   }
 
-  /** SkyRL's. Throws as `pull` does, and CONFLICT where the checkpoint is ahead. */
+  /** For SkyRL. Throws what `pull` throws, and CONFLICT if the checkpoint is ahead. */
   async fetch (host: DeltaHost, { targetVersion, syncDir, uri }: DeltaVersion): Promise<Fetched> {
     const jail = await PathJail.of(this.#options.roots)
     const folder = async (path: string | null, name: string): Promise<string | null> => {
@@ -74,9 +86,8 @@ export class WeightPulls {
       if (/^[a-z][a-z\d+.-]*:\/\//i.test(path)) {
         throw new RefitError(
           'UNSUPPORTED',
-          `${name}: ${
-            JSON.stringify(path)
-          } is in an object store, which is not read here; publish to a folder that this host shares, inside --model-root`,
+          `${name}: ${JSON.stringify(path)} is in an object store, which refit does not read; ` +
+            'publish to a folder that this host shares, inside --model-root',
           { param: name }
         )
       }
@@ -85,12 +96,12 @@ export class WeightPulls {
     const targetFolder = await folder(uri, 'uri')
     const syncFolder = await folder(syncDir, 'sync_dir')
     for (const published of [syncFolder, targetFolder]) {
-      if (published !== null) demandApart(host.localFolder, { 'the folder of what is published': published })
+      if (published !== null) requireApart(host.localFolder, { 'the folder of published versions': published })
     }
     return await this.#run({ kind: 'fetch', request: { ...host, targetVersion, syncFolder, targetFolder } })
   }
 
-  /** What is to be loaded as that version. Throws CONFLICT. */
+  /** The folder to load as that version. Throws CONFLICT. */
   async fetched ({ localFolder }: DeltaHost, version: number): Promise<string> {
     return await fetchedFolder(localFolder, version)
   }
@@ -102,7 +113,7 @@ export class WeightPulls {
     return await found(jail, model, 'base_model_path')
   }
 
-  /** The real path of a folder that is there after it. */
+  /** Creates a folder and returns its real path. */
   async #made (jail: PathJail, folder: string): Promise<string> {
     const path = resolve(folder)
     try {
@@ -120,7 +131,7 @@ export class WeightPulls {
       worker.once('message', resolve)
       worker.once('error', reject)
       worker.once('exit', code => {
-        reject(new RefitError('INTERNAL', `the thread of the pull has ended with ${code}`))
+        reject(new RefitError('INTERNAL', `the thread of the pull ended with exit code ${code}`))
       })
     })
     if ('done' in reply) return reply.done
@@ -135,14 +146,14 @@ async function found (jail: PathJail, path: string, param: string): Promise<stri
   })
 }
 
-/** The local folder is written to. */
-function demandApart (local: string, others: Readonly<Record<string, string>>): void {
+/** Throws CHECKPOINT_PATH if the local folder, which is written to, overlaps another one. */
+function requireApart (local: string, others: Readonly<Record<string, string>>): void {
   const inside = (one: string, other: string): boolean => `${one}/`.startsWith(`${other}/`)
   for (const [name, folder] of Object.entries(others)) {
     if (inside(local, folder) || inside(folder, local)) {
       throw new RefitError(
         'CHECKPOINT_PATH',
-        `local_checkpoint_dir ${local} is written to, and must lie apart from ${name}, ${folder}`,
+        `local_checkpoint_dir ${local} is written to, so it must lie apart from ${name}, ${folder}`,
         { param: 'local_checkpoint_dir' }
       )
     }

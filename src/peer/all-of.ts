@@ -1,7 +1,10 @@
 import { errorMessage, RefitError } from '../errors.ts'
 import { fromNativeGroup } from '../process-groups/native-group-errors.ts'
 
-/** Waits for all, and throws what failed first: none is left alone with memory that is about to go. `failed` is called with it at once, once. */
+/**
+ * Waits for all promises, because each may use memory that the caller frees afterwards, and then throws the first
+ * error. `failed` is called once, as soon as the first error occurs.
+ */
 export async function allOf<T> (
   work: readonly Promise<T>[],
   failed: (reason: string, error: unknown) => void = () => {}
@@ -20,7 +23,7 @@ export async function allOf<T> (
   return results.map(result => (result as PromiseFulfilledResult<T>).value)
 }
 
-/** What the addon says of a group, as an error of refit's. */
+/** Turns an error of the addon's groups into a RefitError. */
 export function asRefitError (error: unknown): unknown {
   if (error instanceof RefitError || !(error instanceof Error)) return error
   const { code } = error as { code?: unknown }

@@ -3,30 +3,30 @@ import type { RolloutEngine } from '../contract/rollout-engine.ts'
 import { modelDifference, tableDigest } from '../model/describe-model.ts'
 import type { ModelDescription } from '../model/describe-model.ts'
 
-/** Of the messages that engines exchange to fill one from another. */
+/** The version of the messages that engines exchange for a peer load. */
 export const FLEET_PROTOCOL = 2
 
-/** What an engine that is to be filled must know of the one that fills it: the body of /remote_instance_weights_info. */
+/** The facts about a sending engine that a receiving engine needs: the body of /remote_instance_weights_info. */
 export interface FleetInfo {
   server: 'refit'
   version: string
   protocol: number
-  /** Tells it from all other engines. */
+  /** A unique id of the engine. */
   engine: string
   model: ModelDescription
   /** Digest of names and shapes of all checkpoint tensors, in their order. */
   tensors: string
   dtype: 'bfloat16' | 'float32'
   device: string
-  /** Of each rank; none on the CPU. */
+  /** The UUID of each rank's GPU; empty on the CPU. */
   cards: string[]
   tp_size: number
   weight_version: string
-  /** Why its weights cannot be had now; they may be later. */
+  /** Why it cannot send its weights now; null if it can. */
   not_ready: string | null
 }
 
-/** `version`: of this program; `from`: the engine that this one is being filled from. */
+/** `version`: of this program. `from`: the engine that this one is loading from, or null. */
 export function fleetInfo (
   { info, weights, weightVersion, transactions, closed }: RolloutEngine,
   { store, model }: HeldWeights,
@@ -60,12 +60,12 @@ export function fleetInfo (
   }
 }
 
-/** Two that waited for each other would stand still. */
+/** Two engines that load from each other would deadlock. */
 export function loadingFrom (from: string): string {
-  return `it is being filled itself, from ${from}`
+  return `it is loading weights itself, from ${from}`
 }
 
-/** What an engine has that is to be filled. */
+/** The facts about a receiving engine. */
 export interface Receiver {
   model: ModelDescription
   tensors: string
@@ -75,10 +75,12 @@ export interface Receiver {
   ranks: number
 }
 
-/** Why one engine cannot be filled from another, in words; undefined where it can. */
+/** Why one engine cannot load from another; undefined if it can. */
 export function loadRefusal (own: Receiver, peer: FleetInfo): string | undefined {
   if (peer.protocol !== FLEET_PROTOCOL) {
-    return `it speaks protocol ${peer.protocol} of engine to engine (refit ${peer.version}), this engine ${FLEET_PROTOCOL}: use the same version of refit`
+    return `it uses protocol ${peer.protocol} between engines (refit ${peer.version}), ` +
+      `this engine ${FLEET_PROTOCOL}: ` +
+      'use the same version of refit'
   }
   const difference = modelDifference(own.model, peer.model)
   if (difference !== undefined) {
@@ -90,36 +92,40 @@ export function loadRefusal (own: Receiver, peer: FleetInfo): string | undefined
     return `it has other checkpoint tensors for this model (refit ${peer.version}): use the same version of refit`
   }
   if (own.dtype !== peer.dtype) {
-    return `it holds its weights in ${peer.dtype}, this engine in ${own.dtype}, and weights are copied as they are: use --dtype ${peer.dtype}`
+    return `it holds its weights in ${peer.dtype}, this engine in ${own.dtype}, and weights are copied as they are: ` +
+      `use --dtype ${peer.dtype}`
   }
   return undefined
 }
 
-/** How weights go from one engine to another. */
+/** The route of the weights from one engine to another. */
 export interface Route {
   backend: 'nccl' | 'gloo'
   layout: 'parameters' | 'checkpoint'
   why: string
 }
 
-/** By the two engines' devices: NCCL from cards to other cards, else gloo through host memory; ranks one to one where there are as many. */
+/**
+ * Chooses by devices: NCCL between different GPUs, else gloo through host memory. With equal numbers of ranks, each
+ * rank sends its own.
+ */
 export function chooseRoute (own: Receiver, peer: FleetInfo): Route {
   const onGpus = own.device === 'cuda' && peer.device === 'cuda'
-  const shared = own.cards.find(card => peer.cards.includes(card))
+  const shared = own.cards.find(uuid => peer.cards.includes(uuid))
   const backend = onGpus && shared === undefined ? 'nccl' : 'gloo'
   const why = shared !== undefined
-    ? `both engines use card ${shared}, which NCCL refuses`
+    ? `both engines use GPU ${shared}, which NCCL refuses`
     : onGpus
-    ? 'both engines are on cards'
+    ? 'both engines are on GPUs'
     : own.device === peer.device
     ? 'both engines are on the CPU'
     : `this engine is on ${name(own.device)}, the other on ${name(peer.device)}`
-  // Parameters go from host memory to host memory, or from card to card.
+  // Parameters are sent between two host memories, or between two GPUs.
   const isDirect = own.ranks === peer.tp_size &&
     (backend === 'nccl' || !(own.device === 'cuda' || peer.device === 'cuda'))
   return { backend, layout: isDirect ? 'parameters' : 'checkpoint', why }
 }
 
 function name (device: string): string {
-  return device === 'cuda' ? 'cards' : 'the CPU'
+  return device === 'cuda' ? 'GPUs' : 'the CPU'
 }

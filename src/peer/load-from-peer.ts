@@ -14,37 +14,40 @@ import { localAddress } from '../process-groups/local-address.ts'
 import { isLater, LOAD_FROM, Peer } from './peer.ts'
 import type { SendGroupRequest, PeerOptionNames, SendReply } from './peer.ts'
 import { joinLinks, leave } from './remote-link.ts'
-import type { Link } from './remote-link.ts'
+import type { Link, LinkOptions } from './remote-link.ts'
 import { hostStores } from './remote-stores.ts'
+import type { OpenStores } from './remote-stores.ts'
 import { linkName } from './send-groups.ts'
 import { verifyChecksums, receiveWeights } from './weight-receiver.ts'
 
 export interface PeerLoadOptions {
-  /** Of the engine that has the weights. */
+  /** URL of the engine that has the weights. */
   url: string
-  /** Its admin key, or its API key where it has no other. */
+  /** Its admin key, or its API key if it has no other. */
   key?: string | undefined
-  /** Longest wait until it is ready, and for each step of the transfer (default 300 s). */
+  /** The limit of the wait until it is ready, and of each step of the transfer (default 300 s). */
   timeoutMs?: number | undefined
-  /** Most bytes of one broadcast (default 64 MiB). */
+  /** The most bytes of one broadcast (default 64 MiB). */
   pieceBytes?: number | undefined
-  /** Path of libnccl.so.2, which must be of the same version as the other engine's; default where the addon finds it. */
+  /** Path of libnccl.so.2, which must have the version of the other engine's; default: where the addon finds it. */
   ncclPath?: string | undefined
   onProgress?: ((done: number, total: number) => void) | undefined
-  /** What is waited for, and how the weights come. */
+  /** Called with what the load waits for, and with the chosen route. */
   log?: ((line: string) => void) | undefined
 }
 
-/** For an engine that serves while it is filled. */
+/** Options for an engine that serves while it loads. */
 export interface LiveLoadOptions {
-  /** Gives it up. Before the first byte nothing has changed; after it, all weights are torn. */
+  /** Aborts the load. Before the first byte nothing has changed; after it, all weights are torn. */
   signal?: AbortSignal | undefined
   /** Ends running requests instead of waiting for them (default false). */
   abort?: boolean
-  /** Runs what allocates on cards while no step runs (default at once: nothing has been generated yet). */
+  /**
+   * Runs calls that allocate on GPUs while no step runs. Default: at once, because an engine that starts runs no steps.
+   */
   still?: <T>(run: () => Promise<T>) => Promise<T>
-  /** What its owner calls the address and the key of the other one. */
-  words?: PeerOptionNames
+  /** The names of the options that hold the peer's address and key, for messages. */
+  names?: PeerOptionNames
 }
 
 export interface PeerLoadResult {
@@ -58,13 +61,14 @@ export type OwnEngine = HeldWeights & { info: Pick<EngineInfo, 'gpus'> & { dtype
 const TIMEOUT_MS = 300_000
 const PIECE_BYTES = 64 << 20
 const POLL_MS = 500
-/** What the peer has to say of a failure may take so long to come. */
+/** How long to wait for the peer's own report of a failure. */
 const GRACE_MS = 1000
 
 /**
- * Fills the weights of an engine from another one that serves, and takes its label: nothing is generated between the first byte and the end of the
- * comparison. Waits while the other one is not ready; throws for all else, in words, and then this engine holds nothing that may be used:
- * ENGINE_FAILED, WEIGHTS_MISMATCH (another model or dtype, or bytes that differ in the end), CONFIG (its key), DEADLINE, GROUP_*.
+ * Loads the weights and the label of another engine, which goes on serving. Nothing is generated between the first byte
+ * and the end of the comparison. Waits while the peer is not ready. Every other failure throws, and this engine then
+ * has no usable weights: ENGINE_FAILED, WEIGHTS_MISMATCH (another model or dtype, or bytes that differ in the end),
+ * CONFIG (the key), DEADLINE, GROUP_*.
  */
 export async function loadFromPeer (
   own: OwnEngine,
@@ -72,8 +76,8 @@ export async function loadFromPeer (
   running: LiveLoadOptions = {}
 ): Promise<PeerLoadResult> {
   const { url, key, timeoutMs = TIMEOUT_MS, log = () => {} } = options
-  const { words = LOAD_FROM } = running
-  const peer = new Peer(url, key, words)
+  const { names = LOAD_FROM } = running
+  const peer = new Peer(url, key, names)
   const { store, model, device, info } = own
   const receiver: Receiver = {
     model,
@@ -84,43 +88,38 @@ export async function loadFromPeer (
     ranks: store.table.ranks
   }
   const deadline = new Deadline({ signal: running.signal }, timeoutMs)
-  let said = ''
+  let logged = ''
   try {
     for (;;) {
       const waiting = await attempt()
       if (typeof waiting !== 'string') return waiting
-      if (waiting !== said) log(`waiting for ${peer.url}: ${said = waiting}`)
-      if (deadline.timeoutMs === 0) throw deadline.passed(`${peer.url} was not ready to fill this engine: ${waiting}`)
+      if (waiting !== logged) log(`waiting for ${peer.url}: ${logged = waiting}`)
+      if (deadline.timeoutMs === 0) throw deadline.passed(`${peer.url} was not ready to send its weights: ${waiting}`)
       await deadline.sleep(POLL_MS)
     }
   } finally {
     await peer.close()
   }
 
-  /** Why it cannot be yet, in words, or what was done. */
+  /** The result, or the reason why the peer is not ready yet. */
   async function attempt (): Promise<PeerLoadResult | string> {
     try {
       running.signal?.throwIfAborted()
       const info = await peer.info()
       if (info.engine === store.id) {
-        throw new RefitError('INVALID_REQUEST', `${peer.url} is this very engine: it is filled from another one`, {
-          param: words
-            .url
+        throw new RefitError('INVALID_REQUEST', `${peer.url} is this engine itself; expected another one`, {
+          param: names.url
         })
       }
       const reason = loadRefusal(receiver, info)
       if (reason !== undefined) {
-        throw new RefitError('WEIGHTS_MISMATCH', `this engine cannot be filled from ${peer.url}: ${reason}`)
+        throw new RefitError('WEIGHTS_MISMATCH', `this engine cannot load weights from ${peer.url}: ${reason}`)
       }
       if (info.not_ready !== null) return info.not_ready
       const route = chooseRoute(receiver, info)
       log(
-        `weights come from ${peer.url} (version ${
-          JSON.stringify(info.weight_version)
-        }, tp ${info.tp_size}) over ${route.backend}, as ${route.why}; ` +
-          (route.layout === 'parameters'
-            ? 'each rank from its own'
-            : `whole tensors, as it has ${info.tp_size} ranks on ${info.device} and this engine ${receiver.ranks} on ${receiver.device}`)
+        `weights come from ${peer.url} (version ${JSON.stringify(info.weight_version)}, tp ${info.tp_size}) ` +
+          `over ${route.backend}, because ${route.why}; ${layoutText(route, info, receiver)}`
       )
       return await transfer(own, peer, info, route, options, running)
     } catch (error) {
@@ -128,6 +127,11 @@ export async function loadFromPeer (
       throw error
     }
   }
+}
+
+function layoutText ({ layout }: Route, { tp_size: ranks, device }: FleetInfo, own: Receiver): string {
+  if (layout === 'parameters') return 'each rank from its own'
+  return `whole tensors, because it has ${ranks} ranks on ${device} and this engine ${own.ranks} on ${own.device}`
 }
 
 async function transfer (
@@ -149,7 +153,7 @@ async function transfer (
   signal?.addEventListener('abort', given)
   const deadline = new Deadline({ timeoutMs, signal: stop.signal }, timeoutMs)
   const isDirect = route.layout === 'parameters'
-  // Of whole tensors, host memory takes one copy for all ranks, and cards one each.
+  // Whole tensors: one copy in host memory serves all ranks; over NCCL each GPU receives its own.
   const ranks = isDirect || route.backend === 'gloo' ? 1 : table.ranks
   // The peer's port does not matter: no packet is sent.
   const host = await localAddress(showAddress({ host: await peer.address(), port: 9 }))
@@ -159,32 +163,8 @@ async function transfer (
     for (const link of links) await link.end(true).catch(() => {})
   }
   try {
-    const group: SendGroupRequest = {
-      master_address: host,
-      ports: stores.ports.join(','),
-      group_rank: 0,
-      world_size: 1 + ranks,
-      group_name: `load-${randomUUID()}`,
-      backend: route.backend,
-      layout: route.layout,
-      receiver_hosts: true,
-      barrier: true,
-      piece_bytes: pieceBytes,
-      timeout: timeoutMs / 1000
-    }
-    const wanted = stores.clients.map((client, i) => ({
-      addon: store.addon,
-      core: store.core,
-      backend: route.backend,
-      store: client,
-      name: linkName(group.group_name, stores.ports[i]!, i),
-      size: group.world_size,
-      rank: 1,
-      ranks,
-      ...isDirect ? { coreRank: i } : {},
-      ncclPath,
-      host
-    }))
+    const group = groupRequest(host, stores, route, { size: 1 + ranks, pieceBytes, timeoutMs })
+    const wanted = linkOptions(own, group, stores, { route, ranks, ncclPath })
     await allOf<unknown>([peer.init(group, stop.signal), joinLinks(wanted, { deadline, still }, links)], (_, error) => {
       stop.abort(asRefitError(error))
     })
@@ -205,7 +185,7 @@ async function transfer (
             stop.abort(
               new RefitError(
                 'DEADLINE',
-                `${peer.url} has sent all, and has not said within ${timeoutMs / 1000} s what it was`
+                `${peer.url} has sent all weights, but not replied with their checksums within ${timeoutMs / 1000} s`
               )
             )
           }, timeoutMs)
@@ -226,7 +206,52 @@ async function transfer (
   }
 }
 
-/** Takes the weights; `receive` asks for them, once, when it is ready. What the peer says of a failure explains it better than what is seen of it here. */
+function groupRequest (
+  host: string,
+  { ports }: OpenStores,
+  { backend, layout }: Route,
+  { size, pieceBytes, timeoutMs }: { size: number, pieceBytes: number, timeoutMs: number }
+): SendGroupRequest {
+  return {
+    master_address: host,
+    ports: ports.join(','),
+    group_rank: 0,
+    world_size: size,
+    group_name: `load-${randomUUID()}`,
+    backend,
+    layout,
+    receiver_hosts: true,
+    barrier: true,
+    piece_bytes: pieceBytes,
+    timeout: timeoutMs / 1000
+  }
+}
+
+function linkOptions (
+  { store: { addon, core } }: OwnEngine,
+  { master_address: host, group_name: name, world_size: size }: SendGroupRequest,
+  { clients, ports }: OpenStores,
+  { route: { backend, layout }, ranks, ncclPath }: { route: Route, ranks: number, ncclPath: string | undefined }
+): LinkOptions[] {
+  return clients.map((client, i) => ({
+    addon,
+    core,
+    backend,
+    store: client,
+    name: linkName(name, ports[i]!, i),
+    size,
+    rank: 1,
+    ranks,
+    ...layout === 'parameters' ? { coreRank: i } : {},
+    ncclPath,
+    host
+  }))
+}
+
+/**
+ * Runs the transfer; `receive` calls `send` when it is ready. If both sides fail, the peer's error is thrown, because
+ * it explains the failure better than the symptoms on this side.
+ */
 async function exchange (
   peer: Peer,
   group: SendGroupRequest,
@@ -234,7 +259,7 @@ async function exchange (
   stop: AbortController,
   receive: (send: () => Promise<SendReply>) => Promise<WriteReport>
 ): Promise<{ sent: SendReply, report: WriteReport }> {
-  let said: unknown
+  let peerError: unknown
   let sending: Promise<SendReply> | undefined
   const { master_address: masterAddress, ports, group_name: groupName } = group
   const stopped = (): void => {
@@ -245,8 +270,8 @@ async function exchange (
   const send = async (): Promise<SendReply> =>
     await (sending ??= peer.send({ master_address: masterAddress, ports, group_name: groupName }, stop.signal).catch(
       (error: unknown) => {
-        said ??= error
-        for (const link of links) link.abort(`the sender says: ${(error as Error).message}`)
+        peerError ??= error
+        for (const link of links) link.abort(`the sender reports: ${(error as Error).message}`)
         throw error
       }
     ))
@@ -254,13 +279,13 @@ async function exchange (
     const report = await receive(send)
     return { sent: await send(), report }
   } catch (error) {
-    // The peer knows more where it has broken off itself; where it only waits, it has to be told.
+    // A peer that has failed reports it within GRACE_MS. A peer that only waits must be stopped.
     const timer = setTimeout(() => {
       stop.abort(asRefitError(error))
     }, GRACE_MS)
     await sending?.catch(() => {})
     clearTimeout(timer)
-    throw asRefitError(said ?? error)
+    throw asRefitError(peerError ?? error)
   } finally {
     stop.signal.removeEventListener('abort', stopped)
   }

@@ -8,18 +8,19 @@ import type { PeerLoadResult } from './load-from-peer.ts'
 import type { StoreRules } from './remote-stores.ts'
 
 export interface PeerLoadRequest {
-  /** Of the engine that has the weights: http or https. */
+  /** URL of the engine that has the weights: http or https. */
   url: string
   key?: string | undefined
   timeoutMs: number
   abort: boolean
-  /** Gives it up. */
+  /** Aborts the load. */
   signal: AbortSignal
 }
 
-const WORDS = { url: 'url', key: 'api_key' }
+/** The names of the fields of /update_weights_from_peer. */
+const FIELDS = { url: 'url', key: 'api_key' }
 
-/** Fills this engine, which serves, from another one. One at a time. */
+/** Loads weights from another engine into this one, which serves. One load at a time. */
 export class PeerLoads {
   readonly #own: HeldWeights & { info: EngineInfo }
   readonly #rules: StoreRules
@@ -31,14 +32,19 @@ export class PeerLoads {
     this.#rules = rules
   }
 
-  /** The engine that this one is being filled from. */
+  /** The engine that this one is loading from, or null. */
   get from (): string | null {
     return this.#from
   }
 
-  /** As loadFromPeer. Throws MASTER_REFUSED for an address that this engine's owner does not allow, and CONFLICT while another fill or an update of many requests is under way. */
+  /**
+   * Throws what loadFromPeer throws, MASTER_REFUSED for an address that is not allowed, and CONFLICT during another
+   * load or an update of many requests.
+   */
   async load ({ url, key, timeoutMs, abort, signal }: PeerLoadRequest): Promise<PeerLoadResult> {
-    if (this.#from !== null) throw new RefitError('CONFLICT', `this engine is being filled from ${this.#from} already`)
+    if (this.#from !== null) {
+      throw new RefitError('CONFLICT', `this engine is already loading weights from ${this.#from}`)
+    }
     this.#from = url
     try {
       const { store } = this.#own
@@ -53,7 +59,7 @@ export class PeerLoads {
         signal: both,
         abort,
         still: async run => await store.runBetweenSteps(run, timeoutMs),
-        words: WORDS
+        names: FIELDS
       })
     } finally {
       this.#from = null
@@ -64,18 +70,19 @@ export class PeerLoads {
     this.#closing.abort(new RefitError('ENGINE_CLOSED', 'the engine is shutting down'))
   }
 
-  /** Whoever may name an address makes this machine open connections: the rules are those of trainers' stores. Of http the address that was looked up stays the one that is called. */
+  /**
+   * A caller who may name an address can make this machine open connections, so the rules for trainers' stores apply.
+   * For http the URL keeps the address that was resolved and checked.
+   */
   async #allowed (url: string, timeoutMs: number): Promise<string> {
-    // What is no URL is told by who calls it.
+    // Peer reports an invalid URL.
     if (!URL.canParse(url)) return url
     const parsed = new URL(url)
     const { protocol, hostname, port } = parsed
     if (protocol !== 'http:' && protocol !== 'https:') return url
     const { host } = await resolveMaster(
       { host: hostname, port: port === '' ? (protocol === 'http:' ? 80 : 443) : Number(port) },
-      this
-        .#rules
-        .policy,
+      this.#rules.policy,
       new Deadline({}, timeoutMs)
     )
       .catch((error: unknown) => {

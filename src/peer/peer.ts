@@ -7,7 +7,7 @@ import { Connection } from '../remote/connection.ts'
 import type { JsonReply } from '../remote/connection.ts'
 import type { FleetInfo } from './fleet-info.ts'
 
-/** The fields of /init_weights_send_group_for_remote_instance, SGLang's first. */
+/** The body of /init_weights_send_group_for_remote_instance: SGLang's fields first, then refit's own. */
 export interface SendGroupRequest {
   master_address: string
   ports: string
@@ -22,13 +22,13 @@ export interface SendGroupRequest {
   timeout: number
 }
 
-/** What the owner of this engine calls the address and the key of the other one. */
+/** The names of the options that hold the peer's address and key, for messages. */
 export interface PeerOptionNames {
   url: string
   key: string
 }
 
-/** Of an engine that starts. */
+/** The options of an engine that starts. */
 export const LOAD_FROM: PeerOptionNames = { url: '--load-from', key: '--load-from-key (REFIT_LOAD_FROM_KEY)' }
 
 export interface SendReply {
@@ -42,7 +42,7 @@ const INFO = '/remote_instance_weights_info'
 const INIT = '/init_weights_send_group_for_remote_instance'
 const SEND = '/send_weights_to_remote_instance'
 const ANSWER_MS = 20_000
-/** Codes of a peer that may be able to do it later. */
+/** Codes of a peer that may succeed later. */
 const LATER: ReadonlySet<string> = new Set<ErrorCode>([
   'ENGINE_TORN',
   'ENGINE_ASLEEP',
@@ -52,44 +52,44 @@ const LATER: ReadonlySet<string> = new Set<ErrorCode>([
   'DEADLINE'
 ])
 
-/** The engine that fills this one, over HTTP. */
+/** HTTP calls of the engine that this one loads from. */
 export class Peer {
   readonly url: string
   readonly #hostname: string
   readonly #connection: Connection
-  readonly #words: PeerOptionNames
+  readonly #names: PeerOptionNames
 
-  /** Throws CONFIG for what is no URL. `key`: its admin key, or its API key where it has no other. */
-  constructor (url: string, key?: string, words = LOAD_FROM) {
+  /** Throws CONFIG for an invalid URL. `key`: the peer's admin key, or its API key if it has no other. */
+  constructor (url: string, key?: string, names = LOAD_FROM) {
     const parsed = URL.canParse(url) ? new URL(url) : undefined
     if (parsed === undefined || !['http:', 'https:'].includes(parsed.protocol)) {
       throw new RefitError(
         'CONFIG',
-        `${words.url}: expected the URL of a refit server, such as http://10.0.0.7:30000, got ${
+        `${names.url}: expected the URL of a refit server, such as http://10.0.0.7:30000, got ${
           JSON.stringify(url.slice(0, 200))
         }`,
-        { param: words.url }
+        { param: names.url }
       )
     }
     if (parsed.username !== '' || parsed.password !== '') {
-      throw new RefitError('CONFIG', `${words.url}: keys do not belong in the URL; use ${words.key}`, {
-        param: words.url
+      throw new RefitError('CONFIG', `${names.url}: keys do not belong in the URL; use ${names.key}`, {
+        param: names.url
       })
     }
-    this.#words = words
+    this.#names = names
     this.#hostname = parsed.hostname.replace(/^\[(.*)\]$/, '$1')
     this.url = parsed.origin + parsed.pathname.replace(/\/+$/, '')
     this.#connection = new Connection(this.url, { apiKey: key })
   }
 
-  /** Its address, for finding out from where this machine reaches it. */
+  /** Its IP address, from which this machine's own address towards it is found. */
   async address (): Promise<string> {
     return isIP(this.#hostname) !== 0 ? this.#hostname : (await lookup(this.#hostname)).address
   }
 
   async info (): Promise<FleetInfo> {
     const info = await this.#call('GET', INFO, undefined, AbortSignal.timeout(ANSWER_MS)) as FleetInfo | null
-    if (info?.server !== 'refit') throw this.#noServer('its answer is not that of a refit server')
+    if (info?.server !== 'refit') throw this.#noServer('its reply is not that of a refit server')
     return info
   }
 
@@ -126,17 +126,17 @@ export class Peer {
       )
     }
     if (reply.status !== 200) throw this.#refusal(reply.status, ClientError.of(reply.status, reply.text), path)
-    if (reply.body === undefined) throw this.#noServer(`its answer to ${path} is not JSON`)
+    if (reply.body === undefined) throw this.#noServer(`its reply to ${path} is not JSON`)
     return reply.body
   }
 
   #refusal (status: number, error: ClientError, path: string): RefitError {
     if (status === 401 || status === 403) {
       const code = error.code === 'MASTER_REFUSED' ? 'MASTER_REFUSED' : 'CONFIG'
-      const cure = code === 'CONFIG'
-        ? `; ${this.#words.key} is to be its admin key, or its API key where it has no other`
+      const advice = code === 'CONFIG'
+        ? `; ${this.#names.key} must be its admin key, or its API key if it has no other`
         : ''
-      return new RefitError(code, `${this.url} refuses: ${error.message}${cure}`, { cause: error })
+      return new RefitError(code, `${this.url} refuses: ${error.message}${advice}`, { cause: error })
     }
     if (error.code !== undefined && LATER.has(error.code)) {
       return new RefitError(
@@ -146,7 +146,7 @@ export class Peer {
       )
     }
     if (status === 404 && path === INFO) return this.#noServer(`it has no ${path}`, error)
-    // A server that starts or ends, or a proxy before one.
+    // A server that starts or ends, or a proxy in front of one.
     if (status === 503 || status === 502) {
       return new RefitError('ENGINE_CLOSED', `it answered ${status}: ${error.message}`, { cause: error })
     }
@@ -158,13 +158,14 @@ export class Peer {
   #noServer (what: string, cause?: unknown): RefitError {
     return new RefitError(
       'ENGINE_FAILED',
-      `${this.url} cannot fill this engine: ${what}. ${this.#words.url} takes the URL of a refit server of the same version`,
+      `${this.url} cannot send weights to this engine: ${what}. ` +
+        `${this.#names.url} takes the URL of a refit server of the same version`,
       cause === undefined ? {} : { cause }
     )
   }
 }
 
-/** The peer says that it cannot do it now; it may later. What this engine refuses itself is no such thing. */
+/** Whether the peer replied that it cannot do it now but may later. Refusals by this engine itself do not count. */
 export function isLater (error: unknown): error is RefitError {
   return error instanceof RefitError && LATER.has(error.code) && error.cause instanceof ClientError
 }

@@ -7,29 +7,32 @@ import type { StreamPiece, WeightStream } from '../contract/weight-stream.ts'
 export interface PieceStreamOptions {
   addon: NativeGroups
   group: number
-  /** Making room and receiving want the gate shut. */
+  /** Staging and receiving require the gate to be shut. */
   needsGate: boolean
   /** In the sender's order. */
   pieces: readonly CheckpointPiece[]
   timeoutMs: number
-  /** Has the sender begin: there is room for the first piece. */
+  /** Starts the sender, once there is room for the first piece. */
   begin: () => Promise<void>
-  /** Bytes that have come. */
+  /** Called with the bytes received so far. */
   onProgress?: (bytes: number) => void
 }
 
-/** Pieces as rank 0 of a group broadcasts them: one is received into a slot while the one before is written from the other. */
+/**
+ * The pieces that rank 0 of a group broadcasts. One is received into a slot while the previous one is written from the
+ * other.
+ */
 export class PieceStream implements WeightStream {
   readonly #options: PieceStreamOptions
   #index = 0
-  #coming: Promise<void> | undefined
+  #receiving: Promise<void> | undefined
   #staged: Promise<void> | undefined
 
   constructor (options: PieceStreamOptions) {
     this.#options = options
   }
 
-  /** The first piece; behind a gate it comes with `next`. */
+  /** Receives the first piece early; if that needs the gate, `next` receives it. */
   async ready (): Promise<void> {
     if (!this.#options.needsGate) await this.#receive()
   }
@@ -40,8 +43,8 @@ export class PieceStream implements WeightStream {
     if (piece === undefined) return undefined
     await this.#receive()
     const slot = slotOf(this.#index++)
-    this.#coming = undefined
-    // What the caller had before this call is written: its slot takes the next.
+    this.#receiving = undefined
+    // The caller has written its previous piece, so that slot can take the next one.
     if (this.#index < pieces.length) this.#receive().catch(() => {})
     onProgress?.(piece.begin + piece.length)
     return { begin: piece.begin, length: piece.length, source: { staged: { group, slot } } }
@@ -49,8 +52,8 @@ export class PieceStream implements WeightStream {
 
   async #receive (): Promise<void> {
     if (this.#index >= this.#options.pieces.length) return
-    this.#coming ??= this.#take(this.#index)
-    await this.#coming
+    this.#receiving ??= this.#take(this.#index)
+    await this.#receiving
   }
 
   async #take (index: number): Promise<void> {

@@ -12,39 +12,39 @@ export type Backend = 'nccl' | 'gloo'
 
 export interface LinkOptions {
   addon: NativeGroups
-  /** Handle of the core that sends or receives. */
+  /** Handle of the native core that sends or receives. */
   core: number
   backend: Backend
-  /** Connected; it stays the caller's. */
+  /** Connected; the caller closes it. */
   store: StoreClient
-  /** torch's name of the group, which its keys in the store begin with. */
+  /** torch's name of the group, with which its keys in the store begin. */
   name: string
   size: number
-  /** The first rank of this process, and how many it has. */
+  /** The first rank of this process, and the number of its ranks. */
   rank: number
   ranks: number
-  /** NCCL: the only rank of the core that is in it; without, all of them are. */
+  /** NCCL: the only rank of the core in the group; undefined: all of them. */
   coreRank?: number
-  /** Path of libnccl.so.2; default where the addon finds it. */
+  /** Path of libnccl.so.2; default: where the addon finds it. */
   ncclPath?: string | undefined
-  /** Address of this machine that the other side reaches: gloo listens there. */
+  /** An address of this machine that the other side can reach; gloo listens there. */
   host: string
 }
 
 export interface JoinOptions {
   deadline: Deadline
-  /** Runs what allocates on cards while no step runs. */
+  /** Runs calls that allocate on GPUs while no step runs. */
   still: <T>(run: () => Promise<T>) => Promise<T>
 }
 
-/** How often it is looked whether the other ranks are there. */
+/** How often the count of ranks is polled. */
 const POLL_MS = 10
-/** For the others, who are there by then: this engine stands still meanwhile. */
+/** The limit of connecting. The other ranks are there by then, and this engine runs no step meanwhile. */
 const CONNECT_MS = 60_000
-/** Longest that a meeting may take whose end means nothing. */
+/** The limit of the second barrier in `leave`, whose failure means nothing. */
 const LEAVE_MS = 5000
 
-/** A group between a sending engine, which is its rank 0, and those that receive. */
+/** A group of a sending engine, which is its rank 0, and the receiving ones. */
 export class Link {
   readonly backend: Backend
   readonly handle: number
@@ -71,7 +71,7 @@ export class Link {
     this.handle = this.#group.handle
   }
 
-  /** As torch's helper does. All that waits for somebody who may never come; no card is touched. */
+  /** The rendezvous, as torch's helper does it. These waits may never end, so they come before any use of a GPU. */
   async find (deadline: Deadline): Promise<void> {
     const { backend, store, name, size, rank, ranks, ncclPath } = this.#options
     if (backend === 'nccl' && rank === 0) {
@@ -88,19 +88,21 @@ export class Link {
     if (this.#group.needsGate) { while (await store.countWorkers(0, deadline) < size) await deadline.sleep(POLL_MS) }
   }
 
-  /** With a barrier at the end as in SGLang's (`init_custom_process_group`, then `dist.barrier`). NCCL's while no step runs. */
+  /**
+   * Ends with a barrier, as in SGLang (`init_custom_process_group`, then `dist.barrier`). With NCCL no step may run.
+   */
   async connect (timeoutMs: number): Promise<void> {
     this.#onGpus = this.#group.needsGate
     await this.#group.connect(timeoutMs)
     await this.meet(timeoutMs)
   }
 
-  /** Resolves once all ranks have come here. NCCL's while no step runs. */
+  /** A barrier of all ranks. With NCCL no step may run. */
   async meet (timeoutMs: number): Promise<void> {
     await this.#addon.groupBarrier(this.handle, timeoutMs)
   }
 
-  /** Something of it is on cards: what is done with it, the end too, wants that no step runs. */
+  /** Whether it uses GPUs: then no step may run during its calls, `end` included. */
   get onGpus (): boolean {
     return this.#onGpus && !this.ended
   }
@@ -109,12 +111,12 @@ export class Link {
     return this.#ended !== undefined
   }
 
-  /** What is under way ends at once, on both sides. */
+  /** Ends running calls at once, on both sides. */
   abort (reason: string): void {
     if (this.#ended === undefined) this.#addon.groupAbort(this.handle, reason)
   }
 
-  /** Leaves in order, or at once; NCCL's while no step runs. */
+  /** Leaves in order, or at once. With NCCL no step may run. */
   async end (abort = false): Promise<void> {
     this.#ended ??= this.#addon.endGroup(this.handle, abort)
     await this.#ended
@@ -122,8 +124,9 @@ export class Link {
 }
 
 /**
- * Joins all links of a transfer; `links` is filled with them as they are made, for the caller to end, whatever becomes of it. This engine stands
- * still once, for all: were it to do so for one after another, it would wait in one for an engine that waits for it in another.
+ * Joins all links of a transfer. Each link is pushed to `links` as it is made, and the caller ends them even if this
+ * throws. `still` runs once for all links: connecting them one after another would deadlock with an engine that
+ * connects them in another order.
  */
 export async function joinLinks (
   wanted: readonly LinkOptions[],
@@ -162,7 +165,7 @@ export async function joinLinks (
   }
 }
 
-/** Both sides are there, and what may still be refused has been: from here on bytes go. */
+/** A barrier on all links. After it nothing can be refused any more, and bytes flow. */
 export async function meet (links: readonly Link[], timeoutMs: number): Promise<void> {
   await allOf(
     links.map(async link => {
@@ -175,15 +178,16 @@ export async function meet (links: readonly Link[], timeoutMs: number): Promise<
 }
 
 /**
- * Leaves once all ranks have what was sent: what NCCL has still to hand on is lost with the rank that leaves. The second meeting's own end may be
- * lost so, and then means nothing: whoever has begun it has seen that all had come to the first.
+ * Leaves once all ranks have received everything, because data that NCCL still forwards is lost with the rank that
+ * leaves. The end of the second barrier may be lost in the same way. That is harmless: a rank that enters it knows that
+ * all ranks have passed the first.
  */
 export async function leave (links: readonly Link[], timeoutMs: number): Promise<void> {
-  const met = links.filter(({ backend }) => backend === 'nccl')
-  await allOf(met.map(async link => {
+  const nccl = links.filter(({ backend }) => backend === 'nccl')
+  await allOf(nccl.map(async link => {
     await link.meet(timeoutMs)
   }))
-  await Promise.allSettled(met.map(async link => {
+  await Promise.allSettled(nccl.map(async link => {
     await link.meet(Math.min(timeoutMs, LEAVE_MS))
   }))
   for (const link of links) await link.end()

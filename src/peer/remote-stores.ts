@@ -6,7 +6,7 @@ import { StoreServer } from '../rendezvous/server.ts'
 import type { Deadline } from '../rendezvous/deadline.ts'
 import { localAddress } from '../process-groups/local-address.ts'
 
-/** A store for each link of a transfer, and the address of this machine that the other side reaches. */
+/** A store for each link of a transfer, and the address of this machine that the other side can reach. */
 export interface OpenStores {
   clients: StoreClient[]
   ports: number[]
@@ -14,7 +14,7 @@ export interface OpenStores {
   close: () => Promise<void>
 }
 
-/** What the owner of this engine allows, and its libnccl. */
+/** The addresses that this engine may connect to, and its libnccl. */
 export interface StoreRules {
   policy: MasterPolicy
   ncclPath?: string | undefined
@@ -27,8 +27,9 @@ interface Masters {
 }
 
 /**
- * Stores of links whose rank 0 this engine is: runs them itself, as torch's rank 0 does, or connects to the receiver's. Either way the
- * address must be one that `rules` allow. Throws as resolveMaster does, and CONFLICT where this machine cannot listen there.
+ * Opens the stores of links whose rank 0 is this engine: runs them, as torch's rank 0 does, or connects to the
+ * receiver's. Either way the policy must allow the address. Throws what resolveMaster throws, and CONFLICT if this
+ * machine cannot listen at the address.
  */
 export async function openStores (
   { masterAddress, ports, receiverHosts }: Masters,
@@ -48,7 +49,7 @@ export async function openStores (
   })
 }
 
-/** Runs a store on each port of an address of this machine; 0 takes one that is free. */
+/** Runs a store on each port of an address of this machine; 0 means any free port. */
 export async function hostStores (host: string, ports: readonly number[], deadline: Deadline): Promise<OpenStores> {
   const servers: StoreServer[] = []
   return await open(host, async opened => {
@@ -67,7 +68,7 @@ export async function hostStores (host: string, ports: readonly number[], deadli
 
 async function open (
   host: string,
-  fill: (opened: OpenStores) => Promise<void>,
+  connect: (opened: OpenStores) => Promise<void>,
   closeServers: () => Promise<void> = async () => {}
 ): Promise<OpenStores> {
   const opened: OpenStores = {
@@ -80,7 +81,7 @@ async function open (
     }
   }
   try {
-    await fill(opened)
+    await connect(opened)
     return opened
   } catch (error) {
     await opened.close()

@@ -16,21 +16,21 @@ import type { SendLayout, SentWeights } from './weight-sender.ts'
 
 export interface SendGroupOptions {
   masterAddress: string
-  /** Of the store of each link. */
+  /** The port of each link's store. */
   ports: number[]
-  /** Of this engine, in every link. */
+  /** The rank of this engine in every link. */
   rank: number
   size: number
   name: string
   backend: Backend
   layout: SendLayout
-  /** The receiver runs the stores; else this engine does, as torch's rank 0. */
+  /** The receiver runs the stores; if false, this engine does, as torch's rank 0. */
   receiverHosts: boolean
   /** See SenderOptions. */
   barrier: boolean
   pieceBytes: number
   timeoutMs: number
-  /** Ends the wait, when the one who asked has gone. */
+  /** Ends the wait when the caller has closed its request. */
   signal?: AbortSignal
 }
 
@@ -38,19 +38,22 @@ interface SendGroup {
   options: SendGroupOptions
   links: Link[]
   stores: OpenStores | undefined
-  /** Of stores that the receiver runs: with them, it has gone. */
+  /** Watches of stores that the receiver runs; they notice that it has gone. */
   watches: StoreWatch[]
   stop: AbortController
-  /** While it waits for its use. */
+  /** Runs while the group waits for `send`. */
   timer: NodeJS.Timeout | undefined
 }
 
-/** Of all receivers at a time. */
+/** The most open groups of all receivers together. */
 const MOST_GROUPS = 16
-/** An engine that cannot stand still within this ends its groups all the same. */
+/** How long to wait for the gate before groups are ended without it. */
 const END_MS = 10_000
 
-/** Groups over which this engine sends its weights to engines that start: each is made by one request, used once by a second, and then gone. */
+/**
+ * The groups over which this engine sends its weights to other engines. One request makes a group; a second one uses
+ * and ends it.
+ */
 export class SendGroups {
   readonly #held: HeldWeights
   readonly #rules: StoreRules
@@ -74,17 +77,18 @@ export class SendGroups {
     return fleetInfo(engine, this.#held, version, this.#loads.from)
   }
 
-  /** Resolves once all ranks are there and connected. Asked again under the same name, it gives up the group of before. */
+  /** Resolves once all ranks are connected. A second call under the same name replaces the first group. */
   async init (options: SendGroupOptions): Promise<void> {
     const key = keyOf(options)
     this.#check(options)
-    // Others may ask for it while one before is being ended.
+    // Another call may make the group again while the earlier one is being ended.
     while (this.#groups.has(key)) await this.#drop(key, 'it was initialised again')
     if (this.#isClosed) throw new RefitError('ENGINE_CLOSED', 'the engine is shutting down')
     if (this.#groups.size >= MOST_GROUPS) {
       throw new RefitError(
         'CONFLICT',
-        `${this.#groups.size} groups are open already in which this engine sends its weights; use or abandon them first`
+        `${this.#groups.size} groups are open in which this engine sends its weights; ` +
+          'use them or close their requests first'
       )
     }
     const group: SendGroup = {
@@ -99,7 +103,7 @@ export class SendGroups {
     try {
       await this.#join(group)
       group.timer = setTimeout(() => {
-        void this.#drop(key, `nobody asked for the weights within ${options.timeoutMs / 1000} s`, group)
+        void this.#drop(key, `nobody requested the weights within ${options.timeoutMs / 1000} s`, group)
       }, options.timeoutMs)
         .unref()
     } catch (error) {
@@ -109,7 +113,7 @@ export class SendGroups {
     }
   }
 
-  /** Sends over the group, which is gone afterwards, whatever comes of it. */
+  /** Sends over the group, which is ended afterwards, also after a failure. */
   async send (
     name: string,
     ports: readonly number[],
@@ -129,17 +133,17 @@ export class SendGroups {
     const { from } = this.#loads
     if (from !== null) throw new RefitError('CONFLICT', `this engine cannot send: ${loadingFrom(from)}`)
     this.#groups.delete(key)
-    const gone = (): void => {
+    const abort = (): void => {
       for (const link of group.links) link.abort('the receiver has closed its request')
     }
-    signal.addEventListener('abort', gone)
-    if (signal.aborted) gone()
+    signal.addEventListener('abort', abort)
+    if (signal.aborted) abort()
     try {
       return { layout: group.options.layout, sent: await sendWeights(this.#held.store, group.links, group.options) }
     } catch (error) {
       throw asRefitError(error)
     } finally {
-      signal.removeEventListener('abort', gone)
+      signal.removeEventListener('abort', abort)
       await this.#end(group, 'the transfer has ended')
     }
   }
@@ -160,7 +164,7 @@ export class SendGroups {
     if (size < 2) {
       throw new RefitError(
         'INVALID_REQUEST',
-        `world_size: one sends and others receive, expected at least 2, got ${size}`,
+        `world_size: one rank sends and others receive, expected at least 2, got ${size}`,
         { param: 'world_size' }
       )
     }
@@ -177,14 +181,14 @@ export class SendGroups {
     if (backend === 'nccl' && onHost) {
       throw new RefitError(
         'UNSUPPORTED',
-        'backend: "nccl" is for engines on cards, and this one computes on the CPU; use "gloo"',
+        'backend: "nccl" needs GPUs, and this engine computes on the CPU; use "gloo"',
         { param: 'backend' }
       )
     }
     if (backend === 'gloo' && layout === 'parameters' && !onHost) {
       throw new RefitError(
         'UNSUPPORTED',
-        'backend: over "gloo" an engine on cards sends whole tensors; add "layout": "checkpoint", or use "nccl"',
+        'backend: over "gloo" an engine on GPUs sends whole tensors; add "layout": "checkpoint", or use "nccl"',
         { param: 'backend' }
       )
     }
@@ -231,7 +235,7 @@ export class SendGroups {
     )
   }
 
-  /** Its receiver has gone. */
+  /** Called when the receiver has gone. */
   #lost (group: SendGroup): void {
     const reason = 'the receiver has gone: its store has closed the connection'
     group.stop.abort(new RefitError('GROUP_BROKEN', reason))
@@ -239,7 +243,7 @@ export class SendGroups {
     void this.#drop(keyOf(group.options), reason, group)
   }
 
-  /** Of a group that waits for its use; one that sends ends by itself. */
+  /** Ends a group that waits for `send`; a group that sends ends by itself. */
   async #drop (key: string, reason: string, only?: SendGroup): Promise<void> {
     const group = this.#groups.get(key)
     if (group === undefined || (only !== undefined && group !== only)) return
@@ -253,7 +257,7 @@ export class SendGroups {
     const end = async (): Promise<void> => {
       for (const link of group.links) await link.end(true).catch(() => {})
     }
-    // First: what spins on a card may keep this engine from standing still.
+    // Abort first: a kernel that spins on a GPU may keep the gate from shutting.
     for (const link of group.links) link.abort(reason)
     if (group.links.some(link => link.onGpus)) await this.#held.store.runBetweenSteps(end, END_MS).catch(end)
     else await end()
@@ -262,7 +266,7 @@ export class SendGroups {
   }
 }
 
-/** The name that torch's helper gives the group of a rank in SGLang: the store's keys begin with it. */
+/** The name that SGLang gives the torch group of a rank; the store's keys begin with it. */
 export function linkName (name: string, port: number, rank: number): string {
   return `${name}_${port}_${rank}`
 }

@@ -10,11 +10,17 @@ import type { Link } from './remote-link.ts'
 import type { SendOptions } from './weight-sender.ts'
 
 export interface ReceiveOptions extends SendOptions {
-  /** Tells the sender to begin: what is on cards receives behind the gate, and a sender that spins on its own would wait for it. */
+  /**
+   * Starts the sender. A receiver on GPUs needs the gate first, and a sender that started earlier would spin until
+   * then.
+   */
   begin?: (() => void) | undefined
-  /** With bytes done and bytes in all. */
+  /** Called with the bytes received so far and the total. */
   onProgress?: ((done: number, total: number) => void) | undefined
-  /** All bytes are there, and nothing has been generated from them: throws where they are not what was sent, else says what they are labelled. */
+  /**
+   * Runs when all bytes are there, before anything is generated from them. Throws if they differ from the sender's,
+   * else returns the label.
+   */
   settle?: () => Promise<string>
   /** Ends running requests instead of waiting for them (default false). */
   abort?: boolean
@@ -22,7 +28,7 @@ export interface ReceiveOptions extends SendOptions {
   signal?: AbortSignal | undefined
 }
 
-/** The other side of `sendWeights`: fills every parameter over links that are joined. The label moves with `settle` alone. */
+/** The other side of `sendWeights`: writes every parameter over joined links. The label moves only with `settle`. */
 export async function receiveWeights (
   store: WeightStore,
   links: readonly Link[],
@@ -113,7 +119,7 @@ async function receiveTensors (
     if (store.transactions.current !== null) {
       throw new RefitError(
         'CONFLICT',
-        "a trainer's update of many requests has begun on this engine: it cannot be filled from another one meanwhile"
+        "a trainer's update of many requests is open on this engine: it cannot load from another engine meanwhile"
       )
     }
     signal?.throwIfAborted()
@@ -122,10 +128,10 @@ async function receiveTensors (
     await update.commit({ requireAll: true, ...version === undefined ? {} : { version } })
     return report
   } catch (error) {
-    // What has come has not been compared.
+    // The bytes that arrived have not been compared.
     if (store.epoch !== epoch) {
       store.ledger.markAllTorn(
-        `they were filled from another engine: ${errorMessage(error)}`
+        `they were loaded from another engine: ${errorMessage(error)}`
       )
     }
     await update.abort(errorMessage(error))
@@ -133,7 +139,7 @@ async function receiveTensors (
   }
 }
 
-/** Throws WEIGHTS_MISMATCH unless the weights are what the sender says that it has sent. */
+/** Throws WEIGHTS_MISMATCH unless the checksums equal the sender's. */
 export function verifyChecksums (
   own: readonly { name: string, checksum: string }[],
   sent: Readonly<Record<string, string>>
@@ -142,9 +148,11 @@ export function verifyChecksums (
   const extra = Object.keys(sent).length - (own.length - wrong.filter(name => !(name in sent)).length)
   if (wrong.length === 0 && extra === 0) return
   const shown = wrong.length === 0
-    ? `the sender has ${extra} tensors more`
+    ? `the sender has ${extra} more tensors`
     : `${wrong.slice(0, 5).join(', ')}${wrong.length > 5 ? ` and ${wrong.length - 5} more` : ''}`
-  throw new RefitError('WEIGHTS_MISMATCH', `what arrived is not what was sent: checksums differ (${shown})`, {
-    param: wrong[0] ?? 'checksums'
-  })
+  throw new RefitError(
+    'WEIGHTS_MISMATCH',
+    `the received weights differ from the sent ones: checksums differ (${shown})`,
+    { param: wrong[0] ?? 'checksums' }
+  )
 }

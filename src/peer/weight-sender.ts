@@ -7,35 +7,39 @@ import { allOf } from './all-of.ts'
 import { leave, meet } from './remote-link.ts'
 import type { Link } from './remote-link.ts'
 
-/** What a group of links carries: `parameters`, those of each rank straight into place over a link of its own; `checkpoint`, whole tensors over one. */
+/**
+ * `parameters`: each rank sends its parameters straight into place over a link of its own. `checkpoint`: whole tensors
+ * over one link.
+ */
 export type SendLayout = 'parameters' | 'checkpoint'
 
 export interface SendOptions {
   layout: SendLayout
-  /** Most bytes of one broadcast of tensors. */
+  /** The most bytes of one broadcast of tensors. */
   pieceBytes: number
-  /** Longest wait for the turn among updates, and for each step of the transfer. */
+  /** The limit of the wait among updates, and of each step of the transfer. */
   timeoutMs: number
 }
 
 export interface SenderOptions extends SendOptions {
-  /** Meets the receivers before the first byte. */
+  /** A barrier with the receivers before the first byte. */
   barrier: boolean
 }
 
 export interface SentWeights {
-  /** Label and epoch of what was sent. */
+  /** Label and epoch of the sent weights. */
   version: string
   epoch: number
   bytes: number
   ms: number
-  /** Of every checkpoint tensor as it was sent. */
+  /** The checksum of every checkpoint tensor as it was sent. */
   checksums: Record<string, string>
 }
 
 /**
- * Sends all weights of an engine over links that are joined, in its turn among the updates, and ends the links. Over gloo generation goes
- * on meanwhile; over NCCL, which spins on the cards, no step runs while it sends, and running requests go on afterwards.
+ * Sends all weights of an engine over joined links, in its turn among the updates, and ends the links. Over gloo
+ * generation goes on meanwhile. NCCL spins on the GPUs, so no step runs while it sends, and running requests go on
+ * afterwards.
  */
 export async function sendWeights (
   store: WeightStore,
@@ -76,14 +80,14 @@ async function sendParameters (
       await addon.groupParams(link.handle, core, rank, 0, timeoutMs)
     }),
     reason => {
-      // The others would wait for their peers until the deadline.
+      // Without an abort the other links would wait for their peers until the deadline.
       for (const link of links) link.abort(reason)
     }
   )
   return weightBytes(table)
 }
 
-/** The next piece is gathered while the one before is on its way. */
+/** The next piece is gathered while the previous one is being sent. */
 async function sendTensors (
   store: WeightStore,
   { handle, backend }: Link,

@@ -1,14 +1,16 @@
 import type { StreamPiece, WeightStream } from '../contract/weight-stream.ts'
 import type { WriteJob } from '../native/write-job.ts'
-import type { Reception, Target, WeightGroup } from './weight-group.ts'
+import type { Places } from './direct-places.ts'
+import type { Reception, Target } from './reception.ts'
+import type { WeightGroup } from './weight-group.ts'
 import { joinPieces, slotOf } from './pieces.ts'
 import type { Piece } from './pieces.ts'
 import { errorMessage } from '../errors.ts'
 
-/** What a sender that is not wanted any more may take to send the rest. */
+/** How long the sender of an abandoned update may take to send the rest. */
 const HURRY_MS = 5000
 
-/** `end`: index of the piece behind it. */
+/** `end`: index of the piece after it. */
 interface Incoming extends Reception {
   piece: Piece
   end: number
@@ -16,22 +18,23 @@ interface Incoming extends Reception {
 }
 
 /**
- * The broadcasts that one request has announced, as a stream of pieces: the next one is received while the one before is written, and what
- * comes behind it is asked for as soon as there is a slot for it. They
- * come whether or not they are wanted, and in the order of the requests: what is not taken is received and dropped by `close`. What is known
- * to go straight into the weights, and is wanted, is received there, many pieces in one go, and else into a slot.
+ * The broadcasts that one request has announced, as a stream of pieces. The next piece is received while the previous
+ * one is written, and the receive after it is queued as soon as a slot is free.
+ *
+ * The sender broadcasts whether or not the request was refused, in the order of the requests. `close` therefore
+ * receives and drops what nobody has taken. Pieces that can go straight into the weights are received there, many in
+ * one go; other pieces go into a slot.
  */
 export class BroadcastStream implements WeightStream {
   readonly #group: WeightGroup
   readonly #pieces: readonly Piece[]
-  /** The tensors of a piece, for messages. */
+  /** Names the tensors of a piece, for messages. */
   readonly #names: (piece: Piece) => string
   readonly #runBytes: number
-  /** Of each piece where in the weights it goes; undefined where it is staged. */
-  #places: ReadonlyArray<Float64Array | undefined> = []
+  #places: Places = []
   #started = 0
   #touched = false
-  /** In order; at most two, of which the second goes into a slot. */
+  /** Running receives in order; at most two, of which the second goes into a slot. */
   readonly #incoming: Incoming[] = []
   #given = 0
   #isRefused = false
@@ -41,15 +44,18 @@ export class BroadcastStream implements WeightStream {
     this.#changed = resolve
   })
   #end: () => void = () => {}
-  /** Resolves once all has come, or nothing more will. */
+  /** Resolves once all pieces have arrived, or no more will. */
   readonly ended = new Promise<void>(resolve => {
     this.#end = resolve
   })
   hasEnded = false
-  /** What became of the bytes that nobody took, in a sentence; undefined where there were none. */
+  /** A sentence about the bytes that were received and dropped; undefined if there were none. */
   dropped: string | undefined
 
-  /** `runBytes`: most that is received straight into the weights in one go; between two, the card waits for this process. */
+  /**
+   * `runBytes`: the most that is received straight into the weights in one go. Between two goes the GPU waits for this
+   * process.
+   */
   constructor (group: WeightGroup, pieces: readonly Piece[], names: (piece: Piece) => string, runBytes: number) {
     this.#group = group
     this.#pieces = pieces
@@ -61,12 +67,12 @@ export class BroadcastStream implements WeightStream {
     if (this.#pieces.length === 0) return
     await this.#turn(false)
     await this.#group.ready()
-    // Where receiving needs no gate, nothing stands still for a sender that never comes.
+    // A receive that needs no gate begins early, so generation does not stop for a sender that never comes.
     if (!this.#group.needsGate) await this.#receive()?.arrive()
   }
 
   prepare (job: WriteJob): void {
-    // Where receiving needs no gate, the first piece has come by now.
+    // A receive that needs no gate has staged the first piece by now.
     if (this.#started === 0 && this.#pieces.length > 0) this.#places = this.#group.places(this.#pieces, job)
   }
 
@@ -85,7 +91,7 @@ export class BroadcastStream implements WeightStream {
       return undefined
     }
     const { piece: { begin, length }, end, into } = incoming
-    // Into the slot of the piece before this one: it has been written.
+    // The slot of the previous piece is free: it has been written.
     if (
       this.#group.isAhead && 'slot' in into && this.#incoming.length === 1 &&
       this.#placesOf(this.#started) === undefined
@@ -103,7 +109,7 @@ export class BroadcastStream implements WeightStream {
     this.#changed()
     const timer = hurry
       ? setTimeout(() => {
-        this.#group.abandon(`what was announced of ${this.#rest} had not come when its update was given up`)
+        this.#group.abandon(`the announced ${this.#rest} had not arrived when its update was aborted`)
       }, HURRY_MS)
       : undefined
     try {
@@ -113,13 +119,13 @@ export class BroadcastStream implements WeightStream {
     }
   }
 
-  /** The sender has been told not to send, and nothing has been received: nothing comes. */
+  /** Ends a stream whose sender was told not to send, before anything was received. */
   withdraw (): void {
-    if (this.#started > 0) throw new TypeError('what has begun to come cannot be withdrawn')
+    if (this.#started > 0) throw new TypeError('a stream that has begun to arrive cannot be withdrawn')
     this.#finish()
   }
 
-  /** Nobody takes any more. Never throws. */
+  /** Receives and drops the rest. Never throws. */
   async close (): Promise<void> {
     if (this.hasEnded) return
     this.#isRefused = true
@@ -128,13 +134,13 @@ export class BroadcastStream implements WeightStream {
     await Promise.race([
       this.ended,
       this.#dropSomehow().catch((error: unknown) => {
-        this.#group.abandon(`what was announced of ${this.#rest} could not be received: ${errorMessage(error)}`)
+        this.#group.abandon(`the announced ${this.#rest} could not be received: ${errorMessage(error)}`)
       })
     ])
     this.#finish()
   }
 
-  /** Whoever is before may need the gate: it is asked for when nobody is. */
+  /** An earlier request may need the gate, so this requests it only when it is first. */
   async #dropSomehow (): Promise<void> {
     await this.#turn(false)
     if (this.hasEnded) return
@@ -145,18 +151,18 @@ export class BroadcastStream implements WeightStream {
     } else await this.drop(false)
   }
 
-  /** Waits until all that was announced before has come or is refused; what is refused is dropped where the gate is shut. */
+  /** Waits until every earlier request has arrived or is refused. With the gate shut, it drops the refused ones. */
   async #turn (gateIsShut: boolean): Promise<void> {
     for (;;) {
       const ahead = this.#group.ahead(this)
-      const live = ahead.find(receipt => !receipt.#isRefused)
+      const live = ahead.find(stream => !stream.#isRefused)
       if (live !== undefined) await Promise.race([live.ended, live.#change])
       else if (ahead.length === 0 || (this.#group.needsGate && !gateIsShut)) return
       else await ahead[0]!.drop(false)
     }
   }
 
-  /** Begins to receive the next piece; undefined behind the last one. */
+  /** Begins to receive the next piece; undefined after the last one. */
   #receive (): Incoming | undefined {
     if (this.#started === this.#pieces.length) return undefined
     const index = this.#started
@@ -199,15 +205,15 @@ export class BroadcastStream implements WeightStream {
         this.#remove(incoming)
         this.#group.counts.bytesDropped += bytesOf(incoming.piece)
       }
-      if (count > 0) this.dropped = 'What was announced has been received and dropped, and the group stays in step'
+      if (count > 0) this.dropped = 'The announced broadcasts were received and dropped, and the group stays in step'
     } catch (error) {
-      // Weights that it is coming into are nobody's before it has ended.
+      // Wait for running receives: they may still write into the weights.
       await Promise.allSettled(this.#incoming.map(async incoming => {
         await incoming.arrive()
       }))
-      // Where the group had failed before, that is what the request has failed by.
+      // If the group had failed before, the request already reports that failure.
       if (!isLate) {
-        this.dropped = `What was announced could not be received and dropped, so that the group was aborted (${
+        this.dropped = `The announced broadcasts could not be received and dropped, so the group was aborted (${
           errorMessage(error)
         }); initialise it again`
       }
@@ -216,19 +222,19 @@ export class BroadcastStream implements WeightStream {
     }
   }
 
-  /** It has come. Where it is dropped while somebody takes it, both say so. */
+  /** Removes a piece that has arrived. `next` and `drop` may both await it, so the second call finds it gone. */
   #remove (incoming: Incoming): void {
     if (this.#incoming[0] === incoming) this.#incoming.shift()
   }
 
-  /** Pieces that need no slot are received in one go. */
+  /** The end of the run that is received in one go: neighbouring pieces that need no slot. */
   #runEnd (index: number): number {
     let end = index + 1
     if (this.#placesOf(index) === undefined) return end
     const { begin } = this.#pieces[index]!
-    const isOfRun = ({ begin: at, length }: Piece): boolean =>
+    const belongs = ({ begin: at, length }: Piece): boolean =>
       at + length - begin <= this.#runBytes && this.#placesOf(end) !== undefined
-    while (end < this.#pieces.length && isOfRun(this.#pieces[end]!)) end++
+    while (end < this.#pieces.length && belongs(this.#pieces[end]!)) end++
     return end
   }
 
@@ -251,7 +257,7 @@ export class BroadcastStream implements WeightStream {
     return { slot: slotOf(index), room }
   }
 
-  /** What is refused is no weight's. */
+  /** A refused request never writes into the weights. */
   #placesOf (index: number): Float64Array | undefined {
     return this.#isRefused ? undefined : this.#places[index]
   }

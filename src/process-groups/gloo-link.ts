@@ -9,14 +9,14 @@ const PIECE_BYTES = 64 << 20
 export interface GlooLinkOptions {
   name: string
   size: number
-  /** Of this process. */
+  /** The ranks of this process. */
   ranks: number[]
-  /** An address of this machine that the other ranks reach. */
+  /** An address of this machine that the other ranks can reach. */
   host: string
   stale: StaleKeys
 }
 
-/** gloo: every rank says in the store where it listens, and connects with all others as soon as they have. */
+/** gloo: every rank writes its address into the store and connects with all others once they have written theirs. */
 export class GlooLink implements GroupLink {
   readonly handle: number
   readonly needsGate = false

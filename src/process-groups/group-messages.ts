@@ -14,16 +14,16 @@ export function describeGroup (
   }:${port})`
 }
 
-/** What errors of the store and of the gate mean for a group. */
+/** The group's code for an error of the store or of the gate. */
 const MEANS: Partial<Record<ErrorCode, ErrorCode>> = {
   DEADLINE: 'GROUP_TIMEOUT',
   STORE_UNREACHABLE: 'GROUP_BROKEN',
   STORE_PROTOCOL: 'GROUP_BROKEN'
 }
-/** These say all there is to say. */
+/** Errors with these codes are complete: group and phase are not added. */
 const WHOLE: ReadonlySet<ErrorCode> = new Set<ErrorCode>(['INVALID_REQUEST', 'MASTER_REFUSED', 'UNSUPPORTED'])
 
-/** An error of a group: in which phase, after how long, and what the addon or the store said. */
+/** An error of a group: its phase, the time that passed, and the message of the addon or the store. */
 export function groupError (group: string, phase: string, elapsedMs: number, error: unknown): RefitError {
   if (error instanceof RefitError && WHOLE.has(error.code)) return error
   const { code, message } = error instanceof RefitError
@@ -35,8 +35,8 @@ export function groupError (group: string, phase: string, elapsedMs: number, err
 }
 
 /**
- * Where an error of the addon tells which of a piece's broadcasts it is, the same error with its name. One that is at fault before it is
- * its turn (gloo sends ahead) gets its name, too.
+ * Adds the tensor's name to an error of the addon that contains the number of a broadcast in its piece. gloo sends
+ * ahead, so a later broadcast may be at fault; that one is named too.
  */
 export function namePart (error: unknown, nameOf: (part: number) => string): unknown {
   const { message = '', code } = error as { message?: string, code?: unknown }

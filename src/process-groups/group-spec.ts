@@ -1,24 +1,26 @@
 import { RefitError } from '../errors.ts'
 import type { UniqueIdFormName } from '../rendezvous/unique-id-forms.ts'
 
-/** A process group of a trainer, as it asks for it. */
+/** A process group, as a trainer requests it. */
 export interface GroupSpec {
   name: string
   backend: 'nccl' | 'gloo'
-  /** How rank 0 tells the others the id of NCCL's communicator, and when it is made. gloo's groups are torch's. */
+  /**
+   * How rank 0 publishes the id of NCCL's communicator, and when the communicator is made. gloo has torch's form only.
+   */
   form: UniqueIdFormName
-  /** Where rank 0's store listens. */
+  /** The address at which rank 0's store listens. */
   address: string
   port: number
   /** The rank of our first rank; the others follow. */
   rankOffset: number
-  /** Ranks in all. */
+  /** The number of ranks of the whole group. */
   worldSize: number
   /** The rank that sends. */
   root: number
-  /** Rank 0 is ours: it runs the store at `address`, an address of this machine, and makes the id. Else it is the trainer's. */
+  /** Whether rank 0 is ours: it then runs the store at `address`, an address of this machine, and makes the id. */
   hosts: boolean
-  /** All ranks meet in a barrier as soon as the group stands. */
+  /** All ranks meet in a barrier as soon as the group is connected. */
   barrier: boolean
 }
 
@@ -30,13 +32,16 @@ export type GroupFields =
 
 const LONGEST_NAME = 200
 
-/** Throws for what cannot be, before anything is opened: INVALID_REQUEST, UNSUPPORTED. `ranks`, `device`: the engine's. */
+/**
+ * Throws INVALID_REQUEST, UNSUPPORTED or GROUP_REFUSED for an impossible group, before anything is opened. `ranks`,
+ * `device`: the engine's.
+ */
 export function checkSpec (
   fields: GroupFields,
   { ranks, device }: { ranks: number, device: 'cpu' | 'cuda' }
 ): GroupSpec {
   const { name, rankOffset, worldSize, form = 'custom', root = 0, hosts = false, barrier = false } = fields
-  // Keys of the store are made of it.
+  // The name becomes a part of the store's keys.
   if (name.length > LONGEST_NAME || !/^[\x21-\x7e]+$/.test(name)) {
     throw invalid(
       'group_name',
@@ -110,14 +115,15 @@ function toBackend (text: string, device: 'cpu' | 'cuda'): GroupSpec['backend'] 
   if (backend === 'nccl' && device === 'cpu') {
     throw new RefitError(
       'GROUP_REFUSED',
-      'backend: NCCL joins cards, and this engine computes on the CPU; make the group with "gloo" on both sides, or serve with --device cuda',
+      'backend: NCCL needs GPUs, and this engine computes on the CPU; ' +
+        'make the group with "gloo" on both sides, or serve with --device cuda',
       { param: 'backend' }
     )
   }
   return backend
 }
 
-/** IPv6 addresses come in brackets or without. */
+/** Trainers send IPv6 addresses with or without brackets. */
 function bare (address: string): string {
   return /^\[.*\]$/.test(address) ? address.slice(1, -1) : address
 }

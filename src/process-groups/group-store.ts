@@ -9,8 +9,8 @@ import type { GroupStore } from './weight-group.ts'
 const ANY: readonly string[] = ['0.0.0.0', '::']
 
 /**
- * The store of a group: the trainer's, with our ranks counted, or one of ours, once all ranks are there. Throws as resolveMaster and
- * joinStore do, CONFLICT where this machine cannot listen there, and DEADLINE.
+ * Opens the store of a group: the trainer's, with our ranks counted, or our own, once all ranks have come. Throws what
+ * resolveMaster and joinStore throw, CONFLICT if this machine cannot listen at the address, and DEADLINE.
  */
 export async function openGroupStore (
   spec: GroupSpec,

@@ -12,16 +12,16 @@ const PIECE_BYTES = 512 << 20
 export interface NcclLinkOptions {
   name: string
   size: number
-  /** The first of this process's. */
+  /** The first rank of this process. */
   firstRank: number
-  /** The only tensor-parallel rank of the core that is in it; without, all of them are. */
+  /** The only tensor-parallel rank of the core in the group; undefined: all of them. */
   coreRank?: number | undefined
-  /** Of libnccl.so.2; default where the addon finds it. */
+  /** Path of libnccl.so.2; default: where the addon finds it. */
   library: string | undefined
   stale: StaleKeys
   /** Default torch's. */
   form?: UniqueIdFormName
-  /** Rank 0 is of this process: it makes the id. */
+  /** Rank 0 is in this process, and makes the id. */
   hosts?: boolean
 }
 
@@ -37,7 +37,7 @@ export class NcclLink implements GroupLink {
   #id: Uint8Array | undefined
   #connecting: Promise<void> | undefined
 
-  /** Opens the library, and touches no card. */
+  /** Opens the library, and uses no GPU. */
   constructor (native: NativeGroups, core: number, options: NcclLinkOptions) {
     const { size, firstRank, coreRank, library } = options
     this.#native = native

@@ -1,22 +1,25 @@
 import { PART_FIELDS } from '../native/groups.ts'
 
-/** What both copy engines and kernels like broadcasts to begin at; bytes. */
+/** Bytes. Copy engines and kernels are fastest if broadcasts begin at a multiple of it. */
 const ALIGNMENT = 256
 
 /** One or more broadcasts that are received into one staging slot, as one piece of a stream. */
 export interface Piece {
-  /** Of its first byte in the stream, where broadcasts stand one behind the other, each at an aligned offset. */
+  /** Offset of its first byte in the stream. In the stream broadcasts follow each other, each at an aligned offset. */
   begin: number
-  /** Of the slot, to the aligned end of the last broadcast: there the next piece begins. */
+  /** Bytes in the slot, up to the aligned end of the last broadcast, where the next piece begins. */
   length: number
-  /** As `groupReceive` takes them. */
+  /** In the form that `groupReceive` takes. */
   parts: Float64Array
-  /** Index of its first broadcast, and one more than that of its last. */
+  /** Index of its first broadcast; `end` is one more than the index of its last. */
   first: number
   end: number
 }
 
-/** Where each broadcast lies in the stream, and the pieces, none larger than `pieceBytes` but those of one broadcast that is. */
+/**
+ * The offset of each broadcast in the stream, and the pieces. Only a piece of a single broadcast may exceed
+ * `pieceBytes`.
+ */
 export function layOutPieces (sizes: readonly number[], pieceBytes: number): { offsets: number[], pieces: Piece[] } {
   const offsets: number[] = []
   const pieces: Piece[] = []
@@ -43,7 +46,7 @@ export function layOutPieces (sizes: readonly number[], pieceBytes: number): { o
   return { offsets, pieces }
 }
 
-/** Neighbours as one. */
+/** Joins neighbouring pieces. */
 export function joinPieces (pieces: readonly Piece[]): Piece {
   const [{ begin, first }, last] = [pieces[0]!, pieces.at(-1)!]
   const parts = new Float64Array(pieces.reduce((sum, piece) => sum + piece.parts.length, 0))
@@ -58,7 +61,7 @@ export function joinPieces (pieces: readonly Piece[]): Piece {
   return { begin, length: last.begin + last.length - begin, parts, first, end: last.end }
 }
 
-/** Pieces take turns: one is received into a slot while the one before is written from the other. */
+/** Pieces alternate between two slots: one is received while the previous one is written. */
 export function slotOf (index: number): 0 | 1 {
   return index % 2 === 0 ? 0 : 1
 }

@@ -7,9 +7,9 @@ const NEVER = 'refit/until the end of the store'
 const LONG_MS = 24 * 3600_000
 const PAUSE_MS = 1000
 
-/** Notices when the server of a store has gone: with it, the process whose group it was. */
+/** Notices that the server of a store has gone, and with it the process whose group it was. */
 export class StoreWatch {
-  /** Why, once it has gone. */
+  /** Why the connection ended; empty while it is open. */
   reason = ''
   readonly #control = new AbortController()
 
@@ -29,12 +29,12 @@ export class StoreWatch {
     this.#control.abort(new Error('the group has ended'))
   }
 
-  /** A wait that can only end with the connection. */
+  /** Waits for a key that nobody sets, so only the end of the connection ends the wait. */
   async #watch (store: StoreClient): Promise<string> {
     for (;;) {
       try {
         await store.wait([NEVER], { timeoutMs: LONG_MS, signal: this.#control.signal })
-        // Somebody has set it, or the store answers whatever is asked.
+        // Somebody has set the key, or the store answers every wait at once.
         await new Deadline({ signal: this.#control.signal }, PAUSE_MS).sleep(PAUSE_MS)
       } catch (error) {
         if ((error as { code?: unknown }).code !== 'DEADLINE') {

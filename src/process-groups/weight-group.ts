@@ -1,21 +1,22 @@
 import type { GroupHost } from '../contract/group-host.ts'
 import { RefitError } from '../errors.ts'
 import type { WriteJob } from '../native/write-job.ts'
-import { PART_FIELDS } from '../native/groups.ts'
 import type { StoreClient } from '../rendezvous/client.ts'
 import { UNIQUE_ID_FORMS } from '../rendezvous/unique-id-forms.ts'
 import { Deadline } from '../rendezvous/deadline.ts'
 import { describeGroup, groupError, namePart } from './group-messages.ts'
 import type { GroupSpec } from './group-spec.ts'
+import { DirectPlaces } from './direct-places.ts'
+import type { Places } from './direct-places.ts'
 import type { GroupLink } from './link.ts'
 import { bytesOf, BroadcastStream } from './broadcast-stream.ts'
-import { joinPieces } from './pieces.ts'
 import type { Piece } from './pieces.ts'
+import type { ReceiveRequest, Reception } from './reception.ts'
 import { StoreWatch } from './store-watch.ts'
 
 export type GroupState = 'joining' | 'joined' | 'connected' | 'failed' | 'ended'
 
-/** What groups have done since the start. */
+/** Totals of all groups since the start. */
 export interface GroupCounts {
   joined: number
   failed: number
@@ -23,7 +24,7 @@ export interface GroupCounts {
   bytesDropped: number
 }
 
-/** A connection with the rendezvous; `close` ends the store too where it is ours. */
+/** A connection to the rendezvous; `close` also ends the store if this process runs it. */
 export interface GroupStore {
   client: StoreClient
   close: () => void
@@ -33,71 +34,56 @@ export interface WeightGroupOptions {
   spec: GroupSpec
   host: GroupHost
   counts: GroupCounts
-  /** Longest that each phase may take. */
+  /** The limit of each phase. */
   timeoutMs: number
   /** Nothing is received straight into the weights. */
   staged: boolean
-  /** Comes to the rendezvous, or hosts it, and has our ranks counted. */
+  /** Connects to the rendezvous, or hosts it, and counts our ranks in it. */
   openStore: (deadline: Deadline) => Promise<GroupStore>
-  /** Before the store is asked where the backend knows by then whether it can be, else once the store is there. */
+  /**
+   * Makes the link of a backend that can be checked before the store is contacted; else `late` makes it, with the
+   * store.
+   */
   early: () => GroupLink | undefined
   late: (store: StoreClient) => Promise<GroupLink>
 }
 
-/** Where a piece is received: into a slot, of which there is to be so much room, or into the weights (`WeightGroup.places`), which change from when it has begun. */
-export type Target = { slot: 0 | 1, room: { bytes: number, slots: number } } | {
-  places: Float64Array
-  began: () => void
-}
-
-/** `of`, `at` and `nameOf`, of the piece's broadcasts counted from 1, are for messages. */
-interface ReceiveRequest {
-  piece: Piece
-  into: Target
-  of: string
-  at: string
-  nameOf: (part: number) => string
-}
-
-/** A piece on its way. `begun`: the cards have been told, or it has come. `arrive`: waits for it, once. */
-export interface Reception {
-  begun: Promise<void>
-  arrive: () => Promise<void>
-}
-
 /** Bytes that slots grow by. */
 const GRAIN = 1 << 20
-/** Of a slot that is only made twice for requests of several pieces: a bucket as large as the model does not take its room twice. */
+/**
+ * Bytes. A larger slot gets a second one only for requests of several pieces, so a model-sized bucket is staged once.
+ */
 const ALONE = 1 << 30
-/** What is under way may still end well when the store's server has gone: a trainer that has sent all may leave before we have taken it. */
+/**
+ * A trainer that has sent everything may leave before we have received it, so a running receive goes on for this long.
+ */
 const STORE_GRACE_MS = 5000
 const GATE_MS = 30 * 60_000
 
-/** One process group that our ranks are in. After a failure its native part ends by itself; a new one of the same name may be made at once. */
+/**
+ * One process group that our ranks are in. After a failure its native part ends by itself, and a new group may use its
+ * name at once.
+ */
 export class WeightGroup {
   readonly spec: GroupSpec
   readonly counts: GroupCounts
-  /** In words. */
+  /** For messages. */
   readonly title: string
   readonly #options: WeightGroupOptions
   readonly #control = new AbortController()
-  /** Requests whose broadcasts have not all come, in the order in which they do. */
-  readonly #receipts: BroadcastStream[] = []
+  /** Requests whose broadcasts have not all arrived, in the order of arrival. */
+  readonly #streams: BroadcastStream[] = []
   #state: GroupState = 'joining'
   #failure: RefitError | null = null
   #link: GroupLink | undefined
   #store: GroupStore | undefined
   #watch: StoreWatch | undefined
   #meeting: Promise<void> | undefined
-  /** Of plans that are taken again at every step; what makes a plan is its rectangles. */
-  readonly #places = new WeakMap<
-    Float64Array,
-    { parts: Float64Array, tensors: Float64Array, places: Array<Float64Array | undefined> }
-  >()
-  /** The phases that are under way, the oldest first. */
+  readonly #places = new DirectPlaces()
+  /** The running phases, the oldest first. */
   readonly #phases: Array<{ what: string, deadline: Deadline }> = []
   #staged = { bytes: 0, slots: 0 }
-  /** The last piece that was begun to be received. */
+  /** The begin of the latest receive: receives begin in order. */
   #begun: Promise<void> = Promise.resolve()
   #ending: Promise<void> = Promise.resolve()
 
@@ -114,20 +100,20 @@ export class WeightGroup {
   get failure (): RefitError | null {
     return this.#failure
   }
-  /** Why it is dead, in words; null where it is not. */
+  /** Why it cannot be used any more; null if it can. */
   get trouble (): string | null {
     if (this.#failure !== null) return this.#failure.message
     return this.#watch?.lost === true ? `the connection to the trainer's store has ended: ${this.#watch.reason}` : null
   }
 
-  /** Of no use any more; also where the trainer's store has gone. */
+  /** Whether it cannot be used any more, because it failed or the trainer's store is gone. */
   get isDead (): boolean {
     return this.trouble !== null
   }
   get needsGate (): boolean {
     return this.#link!.needsGate
   }
-  /** The store of its rendezvous, once it has joined. */
+  /** The store of its rendezvous; defined once it has joined. */
   get store (): StoreClient {
     return this.#store!.client
   }
@@ -140,18 +126,18 @@ export class WeightGroup {
   get pieceBytes (): number {
     return this.#link!.pieceBytes
   }
-  /** A piece may be begun before the one before it has come; else its time would run meanwhile. */
+  /** Whether a receive may begin before the previous one has ended. If not, its time would run while it waits. */
   get isAhead (): boolean {
     return this.#link!.isAhead
   }
-  /** Resolves once nothing of it is left. */
+  /** Resolves once its native part is gone. */
   get gone (): Promise<void> {
     return this.#ending
   }
 
   /**
-   * Resolves once the store has counted our ranks, and what comes later goes on by itself; of a form whose communicator is made at once,
-   * when it stands.
+   * Resolves once the store has counted our ranks; the rest goes on in the background. If the form makes its
+   * communicator at once, resolves when the communicator is made.
    */
   async join (): Promise<void> {
     const { early, late, openStore, timeoutMs } = this.#options
@@ -166,24 +152,27 @@ export class WeightGroup {
     })
     this.#state = 'joined'
     this.counts.joined++
-    // With a store of our own no trainer goes.
+    // A store of our own does not show that a trainer has gone.
     if (!this.spec.hosts) {
       this.#watch = new StoreWatch(this.#store!.client, () => {
         this.#storeLost()
       })
     }
     if (!this.#link!.isEager && !this.spec.barrier) return
-    const standing = this.#stand(timeoutMs)
-    if (UNIQUE_ID_FORMS[this.spec.form].atOnce) await standing
-    else standing.catch(() => {})
+    const connecting = this.#connectEarly(timeoutMs)
+    if (UNIQUE_ID_FORMS[this.spec.form].atOnce) await connecting
+    else connecting.catch(() => {})
   }
 
-  /** What a request announces: it comes after all that was announced before. `runBytes`: see BroadcastStream. */
+  /**
+   * The broadcasts that a request announces. They arrive after all that were announced before. `runBytes`: see
+   * BroadcastStream.
+   */
   announce (pieces: readonly Piece[], names: (piece: Piece) => string, runBytes = 0): BroadcastStream {
     this.requireLive()
-    const receipt = new BroadcastStream(this, pieces, names, runBytes)
-    if (pieces.length > 0) this.#receipts.push(receipt)
-    return receipt
+    const stream = new BroadcastStream(this, pieces, names, runBytes)
+    if (pieces.length > 0) this.#streams.push(stream)
+    return stream
   }
 
   requireLive (): void {
@@ -201,14 +190,14 @@ export class WeightGroup {
     )
   }
 
-  /** Requests before it whose broadcasts have not all come. */
-  ahead (receipt: BroadcastStream): BroadcastStream[] {
-    return this.#receipts.slice(0, Math.max(0, this.#receipts.indexOf(receipt)))
+  /** Earlier requests whose broadcasts have not all arrived. */
+  ahead (stream: BroadcastStream): BroadcastStream[] {
+    return this.#streams.slice(0, Math.max(0, this.#streams.indexOf(stream)))
   }
 
-  left (receipt: BroadcastStream): void {
-    const at = this.#receipts.indexOf(receipt)
-    if (at >= 0) this.#receipts.splice(at, 1)
+  left (stream: BroadcastStream): void {
+    const at = this.#streams.indexOf(stream)
+    if (at >= 0) this.#streams.splice(at, 1)
   }
 
   /** Resolves once bytes can flow. */
@@ -222,26 +211,16 @@ export class WeightGroup {
     ))
   }
 
-  /** Of each piece of a write where in the weights its broadcasts go, as `parts`; undefined where they have to be staged. */
-  places (pieces: readonly Piece[], job: WriteJob): Array<Float64Array | undefined> {
+  /** The places in the weights that pieces of a write can be received into; empty if all must be staged. */
+  places (pieces: readonly Piece[], job: WriteJob): Places {
     const link = this.#link!
     if (this.#options.staged || link.places === undefined) return []
-    const { parts } = joinPieces(pieces)
-    const known = this.#places.get(job.rects)
-    if (known !== undefined && areEqual(known.parts, parts) && areEqual(known.tensors, job.tensors)) return known.places
-    const found = link.places(parts, job)
-    let next = 0
-    const places = pieces.map(({ parts }) => {
-      const own = Float64Array.from(parts, (value, at) => at % PART_FIELDS === 0 ? found[next++]! : value)
-      return own.every((value, at) => at % PART_FIELDS !== 0 || value >= 0) ? own : undefined
-    })
-    this.#places.set(job.rects, { parts, tensors: job.tensors, places })
-    return places
+    return this.#places.of(pieces, job, (parts, job) => link.places!(parts, job))
   }
 
   /**
-   * Begins to receive a piece, gate shut where that is needed. Where `isAhead`, a second one into the other slot may be begun before the first
-   * has come.
+   * Begins to receive a piece; the gate must be shut if `needsGate`. If `isAhead`, a second piece may begin into the
+   * other slot before the first has arrived.
    */
   receive ({ piece, into, of, at, nameOf }: ReceiveRequest): Reception {
     const { native } = this.#options.host
@@ -275,7 +254,7 @@ export class WeightGroup {
       if ('slot' in into) await this.#makeRoom(into.room)
       await receiving(begin)
     })()
-    // It is waited for later, if at all.
+    // A caller may await it later, or never.
     begun.catch(() => {})
     const arrive = async (): Promise<void> => {
       await begun
@@ -293,17 +272,17 @@ export class WeightGroup {
     const { native } = this.#options.host
     if (room.bytes > this.#staged.bytes || room.slots > this.#staged.slots) {
       const kept = this.#staged.bytes > ALONE ? 0 : this.#staged.bytes
-      // None at all would be no slot, for broadcasts without bytes.
+      // Broadcasts without bytes need a slot too.
       const bytes = Math.max(kept, Math.ceil(room.bytes / GRAIN) * GRAIN, GRAIN)
       const slots = bytes > ALONE ? room.slots : 2
-      await this.#phase(`finding room for ${slots} times ${bytes} bytes`, async () => {
+      await this.#phase(`allocating ${slots} staging buffers of ${bytes} bytes`, async () => {
         await native.stageGroup(this.handle, bytes, slots)
       })
       this.#staged = { bytes, slots }
     }
   }
 
-  /** Bytes of a slot that have been received, as our first rank has them. */
+  /** The received bytes of a slot, from our first rank's memory. */
   async read (slot: 0 | 1, bytes: number): Promise<Uint8Array> {
     let read: Uint8Array = new Uint8Array()
     await this.#phase('reading what was received', async deadline => {
@@ -312,22 +291,24 @@ export class WeightGroup {
     return read
   }
 
-  /** With the gate shut. */
+  /** Runs with the gate shut. */
   async runBetweenSteps (run: () => Promise<void>): Promise<void> {
     await this.#options.host.runBetweenSteps(run, this.#options.timeoutMs)
   }
 
-  /** It cannot stay in step. */
+  /** Aborts a group that cannot stay in step. */
   abandon (reason: string): RefitError {
-    const [under] = this.#phases
-    const phase = under === undefined ? '' : `, ${under.what}, after ${(under.deadline.elapsed / 1000).toFixed(1)} s`
+    const [running] = this.#phases
+    const phase = running === undefined
+      ? ''
+      : `, ${running.what}, after ${(running.deadline.elapsed / 1000).toFixed(1)} s`
     return this.#fail(new RefitError('GROUP_BROKEN', `${this.title} was aborted${phase}: ${reason}`))
   }
 
-  /** Leaves, in order where nothing is under way. Resolves at once; see `gone`. */
+  /** Leaves the group: in order if nothing is running, else by an abort. Does not wait; see `gone`. */
   end (reason: string): void {
     if (this.#isOver) return
-    if (this.#receipts.length > 0 || this.#state === 'joining') {
+    if (this.#streams.length > 0 || this.#state === 'joining') {
       this.#fail(new RefitError('GROUP_BROKEN', `${this.title} was ended: ${reason}`), 'ended')
       return
     }
@@ -348,14 +329,14 @@ export class WeightGroup {
     this.#state = 'connected'
   }
 
-  /** What follows when the group is made. */
-  async #stand (timeoutMs: number): Promise<void> {
+  /** Connects before the first broadcast, and meets in the barrier if the spec has one. */
+  async #connectEarly (timeoutMs: number): Promise<void> {
     const { host } = this.#options
-    const stand = async (run: () => Promise<void>): Promise<void> =>
+    const gated = async (run: () => Promise<void>): Promise<void> =>
       this.needsGate ? await host.runBetweenSteps(run, timeoutMs) : await run()
     try {
       await this.ready()
-      await stand(async () => {
+      await gated(async () => {
         await this.#connect()
         if (!this.spec.barrier) return
         await this.#phase('the barrier', async deadline => {
@@ -363,11 +344,11 @@ export class WeightGroup {
         })
       })
     } catch (error) {
-      throw this.#fail(groupError(this.title, 'standing still', timeoutMs, error))
+      throw this.#fail(groupError(this.title, 'stopping generation', timeoutMs, error))
     }
   }
 
-  /** A step with a deadline of its own; when it fails, so does the group. */
+  /** Runs a step with a deadline of its own. If the step fails, the group fails. */
   async #phase (what: string, run: (deadline: Deadline) => Promise<void>): Promise<void> {
     const { timeoutMs } = this.#options
     const deadline = new Deadline({ timeoutMs, signal: this.#control.signal }, timeoutMs)
@@ -386,7 +367,7 @@ export class WeightGroup {
   #storeLost (): void {
     if (this.#isOver) return
     const lost = (): void => {
-      if (this.#receipts.length > 0 || this.#state !== 'connected') {
+      if (this.#streams.length > 0 || this.#state !== 'connected') {
         this.abandon(`the connection to the trainer's store has ended: ${this.#watch!.reason}`)
       }
     }
@@ -413,14 +394,7 @@ export class WeightGroup {
     const end = async (): Promise<void> => {
       await host.native.endGroup(this.handle, abort)
     }
-    // Where the engine has ended there is no gate any more, and nothing that could stand in the way.
+    // An engine that has ended has no gate, and runs no step that could be in the way.
     this.#ending = (this.needsGate ? host.runBetweenSteps(end, GATE_MS).catch(end) : end()).catch(() => {})
   }
-}
-
-function areEqual (a: Float64Array, b: Float64Array): boolean {
-  return Buffer.compare(
-    new Uint8Array(a.buffer, a.byteOffset, a.byteLength),
-    new Uint8Array(b.buffer, b.byteOffset, b.byteLength)
-  ) === 0
 }

@@ -13,13 +13,13 @@ import { WeightGroup } from './weight-group.ts'
 import type { GroupCounts, GroupState } from './weight-group.ts'
 
 export interface WeightGroupsOptions {
-  /** Undefined for engines that are not in this process. */
+  /** Undefined for remote engines. */
   host: GroupHost | undefined
-  /** Which stores may be connected to. */
+  /** The stores that this process may connect to. */
   policy: MasterPolicy
-  /** Longest that each phase of a group may take: joining, connecting, each piece of an update. */
+  /** The limit of each phase of a group: joining, connecting, each piece of an update. */
   timeoutMs: number
-  /** Of libnccl.so.2; default where the addon finds it. */
+  /** Path of libnccl.so.2; default: where the addon finds it. */
   ncclPath?: string | undefined
   /** Nothing is received straight into the weights (default false). */
   staged?: boolean | undefined
@@ -32,13 +32,14 @@ export interface GroupStatus {
   master: string
   ranks: number[]
   worldSize: number
-  /** Why it failed, or that its trainer's store has gone; null where neither is. */
+  /** Why it failed, or that its trainer's store has gone; else null. */
   error: string | null
 }
 
 const MOST_GROUPS = 64
+/** How many stores and names are remembered in `#stale`. */
 const REMEMBERED = 256
-/** How long a request to end a group waits for the end; what takes longer goes on by itself. */
+/** How long a request to end a group waits for the end; a longer end goes on in the background. */
 const END_MS = 2000
 
 /** The process groups of trainers that this engine's ranks are in, by name. Main thread. */
@@ -57,9 +58,10 @@ export class WeightGroups {
   }
 
   /**
-   * Joins; resolves once the store has counted our ranks or, of forms whose communicator is made at once, when it stands. What is there
-   * already, with the same parameters, is no error: a client's retry. What failed before is forgotten. CONFLICT for a name that is in use
-   * with other parameters. With `renew` a group that stands is given up for a new one, as one with other parameters is.
+   * Joins; resolves once the store has counted our ranks or, if the form makes its communicator at once, when that is
+   * made. A group that exists with the same parameters is no error: it is a client's retry. A failed group is replaced.
+   * Throws CONFLICT for a name that is in use with other parameters. With `renew` an existing group is replaced,
+   * whatever its parameters are.
    */
   async init (fields: GroupFields, { renew = false }: { renew?: boolean } = {}): Promise<void> {
     const { host } = this.#options
@@ -67,7 +69,7 @@ export class WeightGroups {
     if (host === undefined) {
       throw new RefitError(
         'UNSUPPORTED',
-        'this engine is not in this process, and cannot join a process group from here'
+        'this engine is remote, and cannot join a process group from here'
       )
     }
     const spec = checkSpec(fields, host)
@@ -85,12 +87,12 @@ export class WeightGroups {
         { param: 'group_name' }
       )
     }
-    if (known !== undefined) this.#end(known, 'it was made anew')
+    if (known !== undefined) this.#end(known, 'a new group has its name')
     if (this.#groups.size >= MOST_GROUPS) this.#endDead()
     if (this.#groups.size >= MOST_GROUPS) {
       throw new RefitError(
         'CONFLICT',
-        `${MOST_GROUPS} process groups are open; destroy those that are of no use any more`
+        `${MOST_GROUPS} process groups are open; destroy those that are not used any more`
       )
     }
     const group = this.#make(spec, host)
@@ -108,7 +110,7 @@ export class WeightGroups {
     await joining
   }
 
-  /** Ends a group; what is under way in it fails. False where there is none of the name. */
+  /** Ends a group; its running receives fail. False if there is no group of this name. */
   async destroy (name: string): Promise<boolean> {
     const group = this.#groups.get(name)
     if (group === undefined) return false
@@ -124,7 +126,7 @@ export class WeightGroups {
     return true
   }
 
-  /** NOT_FOUND for a name that there is no group of, what it failed by for one that failed. */
+  /** Throws NOT_FOUND if there is no group of this name, and its failure if it failed. */
   get (name: string): WeightGroup {
     const group = this.#groups.get(name)
     if (group === undefined) {
@@ -157,13 +159,13 @@ export class WeightGroups {
     }))
   }
 
-  /** What is under way fails at once, so that nobody waits for it. */
+  /** Ends all groups; running receives fail at once. */
   abort (): void {
     this.#isClosed = true
     for (const group of [...this.#groups.values()]) this.#end(group, 'the server is shutting down')
   }
 
-  /** Resolves once nothing of them is left, or `limitMs` later. */
+  /** Resolves once all native groups are gone, or `limitMs` later. */
   async close (limitMs = END_MS): Promise<void> {
     this.abort()
     await Promise.race([
@@ -174,9 +176,9 @@ export class WeightGroups {
     ])
   }
 
-  /** What they failed by has been told; nobody may ever call them by name again. */
+  /** Their failures have been reported, and perhaps nobody uses their names again. */
   #endDead (): void {
-    for (const group of [...this.#groups.values()]) if (group.isDead) this.#end(group, 'it was of no use any more')
+    for (const group of [...this.#groups.values()]) if (group.isDead) this.#end(group, 'it had failed')
   }
 
   #end (group: WeightGroup, reason: string): void {
@@ -192,7 +194,7 @@ export class WeightGroups {
     const { policy, timeoutMs, ncclPath, staged = false } = this.#options
     const { name, worldSize: size, rankOffset: firstRank, form, hosts } = spec
     const isNccl = spec.backend === 'nccl'
-    // Of a communicator that is made at once each store has one id, which a client that tries again asks for again.
+    // A form that makes its communicator at once has one id per store, and a client that tries again needs the same id.
     const stale = isNccl && UNIQUE_ID_FORMS[form].atOnce
       ? {}
       : this.#staleKeys(`${spec.address}:${spec.port}/${name}`)
@@ -231,7 +233,7 @@ export class WeightGroups {
   }
 }
 
-/** In the words of /init_weights_update_group, where it has them. */
+/** Names of the fields in /init_weights_update_group, as far as it has them. */
 const FIELDS: Readonly<Record<Exclude<keyof GroupSpec, 'name'>, string>> = {
   backend: 'backend',
   form: 'form',
@@ -244,10 +246,10 @@ const FIELDS: Readonly<Record<Exclude<keyof GroupSpec, 'name'>, string>> = {
   barrier: 'barrier'
 }
 
-/** `world_size is 2 there, 3 was asked for`. */
-function differences (known: GroupSpec, asked: GroupSpec): string {
+/** `world_size is 2 there, 3 was requested`. */
+function differences (known: GroupSpec, requested: GroupSpec): string {
   return (Object.keys(FIELDS) as (keyof typeof FIELDS)[])
-    .filter(field => known[field] !== asked[field])
-    .map(field => `${FIELDS[field]} is ${known[field]} there, ${asked[field]} was asked for`)
+    .filter(field => known[field] !== requested[field])
+    .map(field => `${FIELDS[field]} is ${known[field]} there, ${requested[field]} was requested`)
     .join(', ')
 }

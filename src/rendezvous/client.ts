@@ -11,34 +11,38 @@ import type { Store } from './store.ts'
 import { Deadline, isDeadline } from './deadline.ts'
 import type { Limits } from './deadline.ts'
 
-/** One try to connect: a server that is busy with another client's half request, or a proxy before nothing, answers nothing. */
+/**
+ * The limit of one attempt. A server that waits for the rest of another client's request, or a proxy without a server,
+ * never answers.
+ */
 const TRY_MS = 10_000
 const FIRST_PAUSE_MS = 20
 const LONGEST_PAUSE_MS = 200
-/** What a server that is too old to know a request may take to close the connection. */
+/** How long an old server may take to close the connection on a request that it does not know. */
 const NEW_REQUEST_MS = 2000
-/** torch's own. */
+/** torch's own default. */
 const DEFAULT_MS = 300_000
 
 export interface StoreClientOptions extends StoreAddress {
-  /** More addresses of the same machine. Which one is used from then on is the first that a store answers at. */
+  /** More addresses of the same machine. The client keeps the first one at which a store answers. */
   alternatives?: readonly string[] | undefined
-  /** Of every call that brings none; default 300 s, torch's. */
+  /** The default limit of a call; 300 s, as in torch. */
   timeoutMs?: number | undefined
 }
 
 /**
- * A client of torch's TCPStore: of torch 2.1 and later, either backend, and of refit's own. Calls that wait have a connection of their
- * own; all others share one, which is opened again when it broke. Throws DEADLINE, STORE_UNREACHABLE, STORE_PROTOCOL or the reason of
- * the caller's signal; none of them leaves a socket or a timer, and the client is as good as before.
+ * A client of torch's TCPStore (torch 2.1 and later, either backend) and of refit's own. Calls that wait have a
+ * connection of their own; all others share one, which is opened again after it broke. Throws DEADLINE,
+ * STORE_UNREACHABLE, STORE_PROTOCOL or the reason of the caller's signal. No error leaves a socket or a timer behind,
+ * and the client can be used after it.
  */
 export class StoreClient implements Store {
-  /** Of every call that brings none. */
+  /** The default limit of a call. */
   readonly timeoutMs: number
   #address: StoreAddress
   readonly #open = new Set<StoreConnection>()
   #shared: StoreConnection | undefined
-  /** A connection whose wait is over, for the next. */
+  /** A connection whose wait has ended, for the next wait. */
   #spare: StoreConnection | undefined
   #closed = false
 
@@ -47,7 +51,10 @@ export class StoreClient implements Store {
     this.timeoutMs = timeoutMs ?? DEFAULT_MS
   }
 
-  /** Tries until a TCPStore answers: a trainer may start its server later. Something else that answers ends it at once. */
+  /**
+   * Retries until a TCPStore answers, because a trainer may start its server later. Any other server that answers ends
+   * it at once.
+   */
   static async connect (options: StoreClientOptions, limits: Limits = {}): Promise<StoreClient> {
     const client = new StoreClient(options)
     try {
@@ -63,14 +70,14 @@ export class StoreClient implements Store {
     return showAddress(this.#address)
   }
 
-  /** Counts `ranks` of this process as there, which the constructor of rank 0's store waits for. Returns how many are there now. */
+  /** Counts `ranks` of this process, which the constructor of rank 0's store waits for. Returns the new count. */
   async countWorkers (ranks: number, limits: Limits = {}): Promise<number> {
     return await this.#add(WORKERS_KEY, ranks, limits)
   }
 
   async set (key: string, value: Uint8Array | string, limits: Limits = {}): Promise<void> {
     const name = wire(key)
-    // SET has no answer. That of CHECK says that the server has come so far.
+    // SET has no reply. The reply to CHECK shows that the server has processed it.
     const bytes = encodeRequests({ op: 'SET', key: name, value: binary(value) }, { op: 'CHECK', keys: [name] })
     await this.#call(bytes, checkReply(), this.#deadline(limits), `setting ${this.#show([key])}`)
   }
@@ -148,7 +155,10 @@ export class StoreClient implements Store {
     )
   }
 
-  /** Every key as it is on the wire (`/` first, but for `init/`); undefined where the server is older than torch 2.10 and cannot tell. */
+  /**
+   * Every key as it is on the wire (with a leading `/`, except `init/`); undefined if the server is older than torch
+   * 2.10.
+   */
   async listKeys (limits: Limits = {}): Promise<string[] | undefined> {
     return await this.#newRequest(
       { op: 'LIST_KEYS' },
@@ -158,7 +168,7 @@ export class StoreClient implements Store {
     )
   }
 
-  /** True when the server answers; false where it is older than torch 2.5 and does not know PING. */
+  /** True when the server answers; false if it is older than torch 2.5 and does not know PING. */
   async ping (limits: Limits = {}): Promise<boolean> {
     const nonce = Math.floor(Math.random() * 2 ** 32)
     return await this.#newRequest({ op: 'PING', nonce }, async (connection, bytes, deadline) => {
@@ -167,7 +177,7 @@ export class StoreClient implements Store {
     }, limits) ?? false
   }
 
-  /** Closes every connection; what is under way rejects with STORE_UNREACHABLE. */
+  /** Closes every connection; running calls reject with STORE_UNREACHABLE. */
   close (): void {
     this.#closed = true
     for (const connection of [...this.#open]) {
@@ -193,7 +203,7 @@ export class StoreClient implements Store {
           throw error
         }
         failures[at] = isDeadline(error) ? 'no answer' : (error as Error).message
-        // Timers end up to a millisecond early.
+        // Timers fire up to a millisecond early.
         if (deadline.timeoutMs < 1) {
           throw deadline.passed(
             `no TCPStore at ${hosts.map(host => showAddress({ ...this.#address, host })).join(' or ')}, in ${tries} ${
@@ -205,7 +215,7 @@ export class StoreClient implements Store {
         }
       }
       if (at < hosts.length - 1) continue
-      // Many engines wait for one trainer: they don't all come at once.
+      // Random, so the many engines that wait for one trainer do not all connect at once.
       await deadline.sleep(pause * (0.5 + Math.random() / 2))
       pause = Math.min(2 * pause, LONGEST_PAUSE_MS)
     }
@@ -227,13 +237,13 @@ export class StoreClient implements Store {
     )
   }
 
-  /** A request that is answered at once, on the shared connection. */
+  /** A request with an immediate reply, on the shared connection. */
   async #call<T> (bytes: Buffer, reader: Pull<T>, deadline: Deadline, what: string): Promise<T> {
     if (this.#shared?.usable !== true) this.#shared = this.#connect()
     return await this.#shared.request(bytes, reader, deadline, what)
   }
 
-  /** Waits for the keys, then `then`, on a connection that nobody else uses meanwhile. */
+  /** Waits for the keys and then runs `then`, on a connection of its own. */
   async #waitAnd<T> (
     keys: readonly string[],
     limits: Limits,
@@ -256,7 +266,7 @@ export class StoreClient implements Store {
     else connection.destroy()
   }
 
-  /** A request that older servers close the connection on: undefined then. */
+  /** A request on which older servers close the connection; undefined then. */
   async #newRequest<T> (
     request: StoreRequest,
     run: (connection: StoreConnection, bytes: Buffer, deadline: Deadline) => Promise<T>,
@@ -265,7 +275,7 @@ export class StoreClient implements Store {
     const deadline = this.#deadline(limits)
     const connection = this.#connect()
     try {
-      // An answer to something that all know, so that what is closed after it was closed because of the request.
+      // After a reply to a request that every server knows, a closed connection means that the new request is unknown.
       await connection.request(
         encodeRequests({ op: 'CHECK', keys: [WORKERS_KEY] }),
         checkReply(),

@@ -8,20 +8,20 @@ import { encodeRequests, validate } from '../wire/store/request.ts'
 import type { Deadline } from './deadline.ts'
 import { isDeadline, watchLimits } from './deadline.ts'
 
-/** How long the answer to CANCEL_WAIT may take before the connection is given up. */
+/** How long the reply to CANCEL_WAIT may take before the connection is closed. */
 const CANCEL_GRACE_MS = 250
-/** A trainer whose machine is gone sends no FIN: this finds out. */
+/** A trainer whose machine is gone sends no FIN; keep-alive detects it. */
 const KEEP_ALIVE_MS = 15_000
 
 interface Pending {
   reader: Pulling<unknown>
-  /** False once its caller has been told that the time is up: the reply is read and dropped. */
+  /** False once its caller's time is up: the reply is then read and dropped. */
   live: boolean
   resolve: (value: unknown) => void
   reject: (error: Error) => void
 }
 
-/** Where a store listens. `host` is an address, not a name. */
+/** The address of a store. `host` is an IP address, not a name. */
 export interface StoreAddress {
   host: string
   port: number
@@ -33,8 +33,9 @@ export function showAddress ({ host, port }: StoreAddress): string {
 }
 
 /**
- * One connection to a TCPStore. Requests are written at once (before it is connected, too) and answered in order. When a caller's time
- * is up its reply is still owed: the connection takes no new requests from then on, and ends with the last caller that still waits.
+ * One connection to a TCPStore. Requests are written at once (also before it is connected) and answered in order. When
+ * a caller's time is up, its reply is still pending: the connection then takes no new requests, and ends with the last
+ * caller that waits.
  */
 export class StoreConnection {
   readonly #where: string
@@ -77,7 +78,7 @@ export class StoreConnection {
     return this.#answered
   }
 
-  /** Writes `bytes` and reads the reply. `what` says what for, in the error of a deadline. */
+  /** Writes `bytes` and reads the reply. `what` describes the request in the error of a deadline. */
   async request<T> (bytes: Buffer, reader: Pull<T>, deadline: Deadline, what: string): Promise<T> {
     deadline.signal?.throwIfAborted()
     if (this.#failure !== undefined) throw this.#failure
@@ -107,7 +108,10 @@ export class StoreConnection {
     })
   }
 
-  /** Waits for keys of the wire. When the time is up the wait is cancelled, and the connection is as good as before. */
+  /**
+   * Waits for keys, as they are on the wire. When the time is up, the wait is cancelled and the connection can be used
+   * again.
+   */
   async wait (keys: readonly string[], deadline: Deadline, what: string): Promise<void> {
     let canceled = false
     const end = watchLimits({ timeoutMs: deadline.timeoutMs }, () => {
@@ -129,7 +133,7 @@ export class StoreConnection {
     }
   }
 
-  /** Ends it; what is under way rejects with `reason`. */
+  /** Ends it; running requests reject with `reason`. */
   destroy (reason?: RefitError): void {
     this.#fail(reason ?? unreachable(`the connection to the store at ${this.#where} was closed`))
   }
@@ -147,14 +151,14 @@ export class StoreConnection {
         if (this.#retired) this.#retire()
       }
       if (this.#bytes.length > 0) {
-        throw new RefitError('STORE_PROTOCOL', `${this.#bytes.length} bytes that nothing has asked for`)
+        throw new RefitError('STORE_PROTOCOL', `${this.#bytes.length} bytes that no request asked for`)
       }
     } catch (error) {
       const { message } = error as Error
       this.#fail(
         new RefitError(
           'STORE_PROTOCOL',
-          `what answers at ${this.#where} is no TCPStore of torch 2.1 or later, or it is broken: ${message}`,
+          `the server at ${this.#where} is no TCPStore of torch 2.1 or later, or it is broken: ${message}`,
           { cause: error }
         )
       )

@@ -1,15 +1,18 @@
 import { RefitError } from '../errors.ts'
 
-// A longer timer would fire at once.
+// Node fires a longer timer at once.
 const LONGEST_TIMER_MS = 2 ** 31 - 1
 
-/** How long a call may take. Without `timeoutMs` the store's own default; `signal` ends it at once, with the signal's reason. */
+/**
+ * The limits of a call. `timeoutMs` defaults to the store's own; `signal` ends the call at once with the signal's
+ * reason.
+ */
 export interface Limits {
   timeoutMs?: number | undefined
   signal?: AbortSignal | undefined
 }
 
-/** One moment for all steps of something; it is limits of each of them. */
+/** One end time that all steps of an operation share; each step takes it as its limits. */
 export class Deadline {
   readonly signal: AbortSignal | undefined
   readonly #start = performance.now()
@@ -20,27 +23,27 @@ export class Deadline {
     this.signal = limits.signal
   }
 
-  /** Milliseconds that are left, whole ones, never below 0. */
+  /** Whole milliseconds that are left, never below 0. */
   get timeoutMs (): number {
     return Math.max(0, Math.ceil(this.#ms - this.elapsed))
   }
 
-  /** Milliseconds since it was made. */
+  /** Milliseconds since the start. */
   get elapsed (): number {
     return performance.now() - this.#start
   }
 
-  /** A part of it that ends after `ms`, or with it. */
+  /** A deadline that ends after `ms`, or with this one, whichever is sooner. */
   part (ms: number): Deadline {
     return new Deadline({ timeoutMs: Math.min(ms, this.timeoutMs), signal: this.signal }, ms)
   }
 
-  /** The same with `ms` on top. */
+  /** A deadline that ends `ms` later than this one. */
   longer (ms: number): Deadline {
     return new Deadline({ timeoutMs: this.timeoutMs + ms, signal: this.signal }, ms)
   }
 
-  /** DEADLINE, with the time that has passed. */
+  /** A DEADLINE error with the time that has passed. */
   passed (what: string, cause?: unknown): RefitError {
     return new RefitError('DEADLINE', `the time was up after ${(this.elapsed / 1000).toFixed(1)} s: ${what}`, { cause })
   }
@@ -54,8 +57,8 @@ export class Deadline {
 }
 
 /**
- * Calls `late` when the time is up or `stopped` with the reason of the abort, once in all, unless the function that it returns is called
- * before. Of a signal that is aborted already, at once.
+ * Calls `late` when the time is up, or `stopped` with the reason of an abort: one of them, once. The returned function
+ * cancels both. If the signal is aborted already, `stopped` is called at once.
  */
 export function watchLimits (
   limits: { timeoutMs: number, signal?: AbortSignal | undefined },

@@ -6,30 +6,34 @@ import type { Store } from './store.ts'
 import { Deadline } from './deadline.ts'
 import type { Limits } from './deadline.ts'
 
-// What a trainer can be set to so that no rank of another program can join its group: found in the store, and said in words.
+// Some settings of a trainer keep ranks of other programs out of its group. The keys in the store show which setting it
+// is.
 
-/** How long the store is searched for the reason once the time is up. */
+/** How long the store is searched for the reason after a deadline. */
 const SEARCH_MS = 3000
-/** Of ranks that are missing. */
+/** How many missing ranks a message names. */
 const MOST_SHOWN = 20
 
-const DETAIL =
-  'The trainer runs with TORCH_DISTRIBUTED_DEBUG=DETAIL, under which torch compares every collective over a group of its own that refit is not in: ' +
+const DETAIL = 'The trainer runs with TORCH_DISTRIBUTED_DEBUG=DETAIL. ' +
+  'torch then compares every collective over a group of its own, which refit is not in: ' +
   'set it to OFF or INFO'
 const SPLIT =
-  'torch publishes it when rank 0 begins its first broadcast on the group. If the trainer hangs in one: its default process group is bound to a device ' +
-  '(init_process_group(device_id=...)), so that the group is split from it and has no id of its own (create the default group without device_id); ' +
+  'torch publishes it when rank 0 begins its first broadcast on the group. If the trainer hangs in that broadcast: ' +
+  'its default process group is bound to a device (init_process_group(device_id=...)), so the group is split from it ' +
+  'and has no id of its own (create the default group without device_id); ' +
   'or TORCH_NCCL_BCAST_UNIQUEID=0 is set, or another group_name'
-/** Keys, as they are on the wire, by which a setting is known. */
+/** Keys on the wire that show a setting. */
 const SIGNS: ReadonlyArray<readonly [RegExp, string]> = [
   [/\/pg_wrapper:/, DETAIL],
   [
     /nccl_storekey_/,
-    'The trainer uses torch\'s backend nccl2 (TORCH_DIST_USE_NCCL2, "nccl2" or "nccl-lazy"), which exchanges its ids in another way: use backend "nccl"'
+    'The trainer uses torch\'s backend nccl2 (TORCH_DIST_USE_NCCL2, "nccl2" or "nccl-lazy"), ' +
+    'which exchanges its ids in another way: use backend "nccl"'
   ],
   [
     /UniqueNCCLID:/,
-    'The group has more ranks than TORCH_NCCL_RANKS_PER_ROOT (128 unless set), so that torch makes it with several ids, which refit does not support: set it to at least the number of ranks'
+    'The group has more ranks than TORCH_NCCL_RANKS_PER_ROOT (128 unless set). torch then makes it with several ids, ' +
+    'which refit does not support: set it to at least the number of ranks'
   ],
   [
     /IntraNodeComm\//,
@@ -38,7 +42,10 @@ const SIGNS: ReadonlyArray<readonly [RegExp, string]> = [
 ]
 const GROUP_KEY = /^\/([^/]+)\/\1\/\/(cuda|cpu)\/\//
 
-/** Rejects with UNSUPPORTED when the trainer's rank 0 is seen to run under TORCH_DISTRIBUTED_DEBUG=DETAIL, else with what the wait ends with. */
+/**
+ * Rejects with UNSUPPORTED once the store shows that rank 0 runs with TORCH_DISTRIBUTED_DEBUG=DETAIL, else with the
+ * error of the wait.
+ */
 export async function refuseDetail (
   store: StoreClient,
   group: string,
@@ -49,7 +56,7 @@ export async function refuseDetail (
   throw new RefitError('UNSUPPORTED', DETAIL)
 }
 
-/** Why no NCCL id has come, as far as the store tells; `isTorch`: of a group of torch. Never rejects. */
+/** Why there is no NCCL id, as far as the store shows. `isTorch`: the group is torch's. Never rejects. */
 export async function explainMissingId (
   store: StoreClient,
   query: { group: string, size: number, isTorch: boolean },
@@ -61,11 +68,11 @@ export async function explainMissingId (
     : `All ranks have been counted. ${
       query.isTorch
         ? SPLIT
-        : 'Rank 0 publishes it when it makes its communicator: it stands before that, or its group is of another kind'
+        : 'Rank 0 publishes it when it makes its communicator: it has not come to that, or its group is of another kind'
     }`
 }
 
-/** Why gloo's addresses are not all there. Never rejects. */
+/** Why some of gloo's addresses are missing. Never rejects. */
 export async function explainMissingRanks (
   store: StoreClient,
   query: { group: string, size: number },
@@ -91,7 +98,10 @@ export async function explainMissingRanks (
     .join('. ')
 }
 
-/** The first ranks from `first` to before `end` that have no address, one more than are shown: by halves, since there may be tens of thousands. */
+/**
+ * Finds the first ranks in [first, end) without an address, one more than a message shows. It bisects, because there
+ * may be tens of thousands of ranks.
+ */
 async function findMissing (
   part: Store,
   [first, end]: readonly [number, number],
@@ -111,7 +121,7 @@ async function findMissing (
   await findMissing(part, [middle, end], missing, limits)
 }
 
-/** What the store tells, in sentences without their full stops. */
+/** The reasons that the store shows, as sentences without full stops. */
 async function look (
   store: StoreClient,
   { group, size }: { group: string, size: number },
@@ -122,21 +132,21 @@ async function look (
   const count = await store.countWorkers(0, limits).catch(() => undefined)
   if (count === undefined) return ['The store does not answer any more']
   const keys = await store.listKeys(limits).catch(() => undefined) ?? await guess(store, group, device, limits)
-  const words = SIGNS.filter(([sign]) => keys.some(key => sign.test(key))).map(([, text]) => text)
-  if (count < size) words.push(`Only ${count} of ${size} ranks have come to the store`)
+  const reasons = SIGNS.filter(([sign]) => keys.some(key => sign.test(key))).map(([, text]) => text)
+  if (count < size) reasons.push(`Only ${count} of ${size} ranks have come to the store`)
   const others = new Set(keys.map(key => GROUP_KEY.exec(key)?.[1]).filter(name => name !== undefined && name !== group))
   if (others.size > 0) {
-    words.push(`The store has keys of ${
+    reasons.push(`The store has keys of ${
       [...others]
         .slice(0, 5)
         .map(name => JSON.stringify(name))
         .join(', ')
     }: is group_name the trainer's?`)
   }
-  return words
+  return reasons
 }
 
-/** Of a server that cannot list its keys: those of SIGNS whose names are known in full, where they are there. */
+/** For a server that cannot list its keys: the keys of SIGNS whose full names are known, if they exist. */
 async function guess (store: StoreClient, group: string, device: KeyDevice, limits: Limits): Promise<string[]> {
   const names = [detailKey(group, 0), 'UniqueNCCLID:0']
   const part = customGroupStore(store, group, device)

@@ -4,21 +4,27 @@ import { explainMissingRanks } from './diagnose.ts'
 import { Deadline, isDeadline } from './deadline.ts'
 import type { Limits } from './deadline.ts'
 
-/** How often keys that still hold the addresses of a group before are read again. */
+/** How often keys that still hold addresses of an earlier group are read again. */
 const STALE_MS = 20
 
 export interface GlooExchange {
   group: string
-  /** Ranks of the whole group. */
+  /** The number of ranks of the whole group. */
   size: number
-  /** Ranks of this process and, in the same order, what the others must be told of each. */
+  /** The ranks of this process and, in the same order, the address of each. */
   ranks: readonly number[]
   addresses: readonly Uint8Array[]
-  /** What `exchangeGlooAddresses` returned for the last group of this name from this store: a trainer that uses its store again leaves it there. */
+  /**
+   * The result for the last group of this name in this store. A trainer that reuses its store leaves those addresses in
+   * it.
+   */
   stale?: readonly Uint8Array[]
 }
 
-/** Tells the other ranks of a gloo group where this process's are, and waits for theirs. The values of all, by rank [size]. */
+/**
+ * Publishes the addresses of this process's ranks of a gloo group, and waits for the others'. Returns the values of all
+ * ranks.
+ */
 export async function exchangeGlooAddresses (
   store: StoreClient,
   exchange: GlooExchange,
@@ -26,7 +32,7 @@ export async function exchangeGlooAddresses (
 ): Promise<Buffer[]> {
   const { group, size, ranks, addresses, stale } = exchange
   const deadline = new Deadline(limits, store.timeoutMs)
-  // gloo's own prefix is the number of its context, of which torch makes one.
+  // gloo's own prefix is the number of its context; torch makes one context.
   const part = customGroupStore(store, group, KEY_DEVICES.gloo)
   const key = (rank: number): string => `0/${rank}`
   await Promise.all(ranks.map(async (rank, i) => {
@@ -41,7 +47,9 @@ export async function exchangeGlooAddresses (
       )
       if (old < 0) return values
       await deadline.sleep(STALE_MS)
-      if (deadline.timeoutMs === 0) throw deadline.passed(`rank ${old} has left only its address in the group before`)
+      if (deadline.timeoutMs === 0) {
+        throw deadline.passed(`rank ${old} has only its address of an earlier group in the store`)
+      }
     }
   } catch (error) {
     if (!isDeadline(error)) throw error

@@ -1,16 +1,17 @@
 import { PrefixStore } from './prefix-store.ts'
 import type { Store } from './store.ts'
 
-// Where torch's process groups keep their keys (distributed_c10d.py, `_new_process_group_helper`).
+// The key prefixes of torch's process groups (distributed_c10d.py, `_new_process_group_helper`).
 
-/** The device whose name stands in the keys: cuda for NCCL, cpu for gloo. */
+/** The device name in the keys: cuda for NCCL, cpu for gloo. */
 export type KeyDevice = 'cuda' | 'cpu'
 
 export const KEY_DEVICES = { nccl: 'cuda', gloo: 'cpu' } as const satisfies Record<string, KeyDevice>
 
 /**
- * The part of the store that a group of `init_custom_process_group` uses, the helper that SGLang, slime, verl and others share: the
- * group's name twice, once by the helper and once by torch. Its key "0" is `/G/G//cuda//0` on the wire.
+ * The part of the store that a group of `init_custom_process_group` uses, the helper that SGLang, slime, verl and
+ * others share: the group's name twice, once by the helper and once by torch. Its key "0" is `/G/G//cuda//0` on the
+ * wire.
  */
 export function customGroupStore (store: Store, group: string, device: KeyDevice): Store {
   return deviceStore(new PrefixStore(group, store), group, device)
@@ -25,7 +26,9 @@ function deviceStore (store: Store, group: string, device: KeyDevice): Store {
   return new PrefixStore(`${device}/`, new PrefixStore(`${group}/`, store))
 }
 
-/** The keys, under a group's part of the store, where TORCH_DISTRIBUTED_DEBUG=DETAIL puts the gloo group of its checks. */
+/**
+ * The keys in a group's part of the store that TORCH_DISTRIBUTED_DEBUG=DETAIL uses for the gloo group of its checks.
+ */
 export function detailKey (group: string, rank: number): string {
   return `pg_wrapper:${group}/0/${rank}`
 }

@@ -8,14 +8,15 @@ export interface Rendezvous {
   /** As the trainer sent it: a name, an address, an IPv6 address with or without brackets. */
   masterAddress: string
   masterPort: number
-  /** Ranks of this process: how many are counted as there. */
+  /** The number of ranks of this process; they are counted in the store. */
   ranks: number
   policy: MasterPolicy
 }
 
 /**
- * Comes to the rendezvous of `tcp://masterAddress:masterPort`: connects, as soon as rank 0 listens there, and counts this process's
- * ranks, which is all that rank 0's `rendezvous` waits for. `limits` are of this, and their time the default of the store's calls.
+ * Joins the rendezvous `tcp://masterAddress:masterPort`: connects as soon as rank 0 listens there, and counts this
+ * process's ranks, which is all that rank 0's `rendezvous` waits for. `limits` apply to the join; their time is also
+ * the default of the store's calls.
  */
 export async function joinStore (rendezvous: Rendezvous, limits: Limits & { timeoutMs: number }): Promise<StoreClient> {
   const deadline = new Deadline(limits, limits.timeoutMs)

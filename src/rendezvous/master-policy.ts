@@ -1,19 +1,25 @@
 import { BlockList, isIP, isIPv4, isIPv6 } from 'node:net'
 import { RefitError } from '../errors.ts'
 
-/** Which stores refit connects to: whoever may name a `master_address` makes this machine open connections. */
+/**
+ * The stores that refit may connect to. A caller who may name a `master_address` can make this machine open
+ * connections.
+ */
 export interface MasterPolicy {
-  /** Why not `address` (canonical, of an answer to `host`, which is what was asked for); undefined where it is allowed. */
+  /** Why `address` (canonical, a result of resolving the requested `host`) is refused; undefined if it is allowed. */
   refusal: (address: string, host: string) => string | undefined
 }
 
 type Range = readonly [network: string, prefix: number]
 
-/** Never, whatever is allowed: link-local, where clouds serve credentials, and what is no machine's address. */
+/**
+ * Refused whatever is allowed: link-local, because clouds serve credentials there, and addresses that belong to no
+ * machine.
+ */
 const NEVER: readonly Range[] = [
   ['169.254.0.0', 16],
   ['fe80::', 10],
-  // Where clouds put such services outside of link-local: AWS (IPv6), GCP (IPv6), Azure, Alibaba, Oracle.
+  // Credential services outside of link-local: AWS (IPv6), GCP (IPv6), Azure, Alibaba, Oracle.
   ['fd00:ec2::', 32],
   ['fd20:ce::254', 128],
   ['168.63.129.16', 32],
@@ -25,7 +31,7 @@ const NEVER: readonly Range[] = [
   ['::', 128],
   ['ff00::', 8]
 ]
-/** Loopback and private ones (RFC 1918, RFC 4193). */
+/** Loopback and private addresses (RFC 1918, RFC 4193). */
 const ALLOWED: readonly Range[] = [
   ['127.0.0.0', 8],
   ['::1', 128],
@@ -37,8 +43,8 @@ const ALLOWED: readonly Range[] = [
 const NAME = /^(?:\*\.)?(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.?$/i
 
 /**
- * `patterns` are those of --allow-master: an address, a network (`100.64.0.0/10`), a name or names (`*.cluster.example`) or `*`. `own` are
- * addresses of this machine. Throws CONFIG for a pattern that is none of these.
+ * `patterns`: the values of --allow-master, each an address, a network (`100.64.0.0/10`), a name, `*.cluster.example`
+ * or `*`. `own`: the addresses of this machine. Throws CONFIG for any other pattern.
  */
 export function masterPolicy (patterns: readonly string[] = [], own: readonly string[] = []): MasterPolicy {
   const never = listOf(NEVER)
@@ -53,7 +59,7 @@ export function masterPolicy (patterns: readonly string[] = [], own: readonly st
       if (all.some(one => never.check(one, family(one)))) {
         return 'link-local, metadata, multicast and unspecified addresses are never connected to'
       }
-      // What carries an IPv4 address inside goes where that goes.
+      // An IPv6 address that embeds an IPv4 address reaches the IPv4 address.
       const inner = all.at(-1)!
       if (allowed.check(inner, family(inner)) || names.some(name => matches(host, name))) return undefined
       return 'it is neither loopback nor private: allow it with --allow-master'
@@ -61,14 +67,14 @@ export function masterPolicy (patterns: readonly string[] = [], own: readonly st
   }
 }
 
-/** The IPv4 address that an IPv6 one stands for: mapped, compatible, NAT64 or 6to4. */
+/** The IPv4 address in an IPv6 address: mapped, compatible, NAT64 or 6to4. */
 function embedded (address: string): string[] {
   if (!isIPv6(address)) return []
   const groups = expand(address)
   const dotted = (high: number, low: number): string => [high >> 8, high & 255, low >> 8, low & 255].join('.')
   if (groups[0] === 0x2002) return [dotted(groups[1]!, groups[2]!)]
   const start = groups.slice(0, 6).join()
-  // ::1 and :: are IPv6's own.
+  // ::1 and :: embed no IPv4 address.
   if (start === '0,0,0,0,0,0') return groups[6] === 0 && groups[7]! <= 1 ? [] : [dotted(groups[6]!, groups[7]!)]
   return start === '0,0,0,0,0,65535' || start === '0,0,0,0,65535,0' || start === '100,65435,0,0,0,0'
     ? [dotted(groups[6]!, groups[7]!)]
@@ -114,11 +120,13 @@ function addPattern (pattern: string, allowed: BlockList, names: string[]): void
 }
 
 function matches (host: string, name: string): boolean {
-  const asked = host.toLowerCase().replace(/\.$/, '')
-  return name.startsWith('*.') ? asked.endsWith(name.slice(1)) && asked.length > name.length - 1 : asked === name
+  const given = host.toLowerCase().replace(/\.$/, '')
+  return name.startsWith('*.') ? given.endsWith(name.slice(1)) && given.length > name.length - 1 : given === name
 }
 
-/** Whether a resolver would read it as a number (2130706433, 0x7f.1, 0177.0.0.1): its last label is one. */
+/**
+ * Whether a resolver would read the host as a number (2130706433, 0x7f.1, 0177.0.0.1): then its last label is a number.
+ */
 export function isNumeric (host: string): boolean {
   return /(?:^|\.)(?:\d+|0x[0-9a-f]*)\.?$/i.test(host)
 }

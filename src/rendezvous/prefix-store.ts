@@ -1,7 +1,7 @@
 import type { Store } from './store.ts'
 import type { Limits } from './deadline.ts'
 
-/** torch's PrefixStore: the part of a store whose keys begin with `prefix` and a slash. They nest. */
+/** torch's PrefixStore: the part of a store whose keys begin with `prefix` and a slash. Prefixes nest. */
 export class PrefixStore implements Store {
   readonly #prefix: string
   readonly #store: Store

@@ -8,22 +8,23 @@ import type { MasterPolicy } from './master-policy.ts'
 import type { Deadline } from './deadline.ts'
 import { watchLimits } from './deadline.ts'
 
-/** Addresses of a name, as the system's resolver orders them. */
+/** Returns the addresses of a name, in the order of the system's resolver. */
 export type Lookup = (host: string) => Promise<string[]>
 
-/** Where to connect to, as StoreClient takes it: the addresses of the name that are allowed. */
+/** The allowed addresses of a name, in the form that StoreClient takes. */
 export interface ResolvedMaster extends StoreAddress {
   alternatives: string[]
 }
 
-/** Linux takes these for the loopback, and trainers that listen on all interfaces send them. */
+/** Linux connects to the loopback for these, and trainers that listen on all interfaces send them. */
 const ANY: Readonly<Record<string, string[]>> = { '0.0.0.0': ['127.0.0.1'], '::': ['::1'] }
 
 const systemLookup: Lookup = async host => (await lookup(host, { all: true })).map(({ address }) => address)
 
 /**
- * The addresses to connect to for a trainer's `master_address`, those that are allowed: looked up once, so that a name that is answered
- * differently a moment later changes nothing. Brackets and zone of an IPv6 address are taken off. Throws INVALID_REQUEST, MASTER_REFUSED, STORE_UNREACHABLE or DEADLINE.
+ * The allowed addresses of a trainer's `master_address`. The name is resolved once, so a different answer a moment
+ * later changes nothing. Brackets and zone of an IPv6 address are removed. Throws INVALID_REQUEST, MASTER_REFUSED,
+ * STORE_UNREACHABLE or DEADLINE.
  */
 export async function resolveMaster (
   master: { host: string, port: number },
@@ -47,7 +48,7 @@ export async function resolveMaster (
       'master_address'
     )
   }
-  const addresses = ANY[host] ?? (isIP(host) !== 0 ? [host] : await within(find(host), deadline, shown))
+  const addresses = ANY[host] ?? (isIP(host) !== 0 ? [host] : await withDeadline(find(host), deadline, shown))
   const allowed = addresses.filter(address => policy.refusal(address, host) === undefined)
   if (allowed.length === 0) {
     const seen = addresses.length === 0
@@ -60,14 +61,14 @@ export async function resolveMaster (
   return { host: allowed[0]!, port, alternatives: allowed.slice(1) }
 }
 
-/** Addresses of this machine, for `masterPolicy`: a trainer beside the engine may name any of them. */
+/** The addresses of this machine, for `masterPolicy`: a trainer on the same machine may name any of them. */
 export function ownAddresses (): string[] {
   return Object.values(networkInterfaces()).flatMap(found => found ?? []).map(({ address }) =>
     address.replace(/%.*$/, '')
   )
 }
 
-async function within (found: Promise<string[]>, deadline: Deadline, shown: string): Promise<string[]> {
+async function withDeadline (found: Promise<string[]>, deadline: Deadline, shown: string): Promise<string[]> {
   return await new Promise<string[]>((resolve, reject) => {
     const end = watchLimits(deadline, () => {
       reject(deadline.passed(`looking up master_address ${shown}`))

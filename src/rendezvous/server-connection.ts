@@ -14,21 +14,21 @@ import type { StoreRequest } from '../wire/store/request.ts'
 import { readHandshake, readRequest } from '../wire/store/request-reader.ts'
 import type { StoreState } from './server-state.ts'
 
-/** A client that says nothing, or not what a TCPStore's says, is closed after this. */
+/** A client that has not sent a TCPStore's handshake is closed after this time. */
 const HANDSHAKE_MS = 10_000
-/** Beyond this much that a client has not read, its next requests wait. */
+/** A client's next requests wait while it has more unread bytes than this. */
 const UNREAD_BYTES = 1024 * 1024
 
-/** What a key that is waited for costs beside its bytes. */
+/** The cost of a key that a client waits for, in addition to its bytes. */
 const KEY_COST = 64
 
-/** Bytes of requests that have come in part and of keys that are waited for, of all connections together. */
+/** Bytes of incomplete requests and of awaited keys, of all connections together. */
 export interface Inbox {
   bytes: number
   maxBytes: number
 }
 
-/** One client of the server. A request that is not of the protocol, or beyond a limit, closes the connection, as in torch. */
+/** One client of the server. A request that breaks the protocol or a limit closes the connection, as in torch. */
 export class ServerConnection {
   readonly #socket: Socket
   readonly #state: StoreState
@@ -36,7 +36,7 @@ export class ServerConnection {
   readonly #bytes = new PullBuffer()
   #handshake: NodeJS.Timeout | undefined
   #request = new Pulling(readHandshake())
-  /** Of the request that is not whole yet. */
+  /** Bytes that this connection has in the inbox. */
   #held = 0
   #endWait: (() => void) | undefined
 
@@ -46,7 +46,7 @@ export class ServerConnection {
     this.#inbox = inbox
   }
 
-  /** Serves the client until it leaves. */
+  /** Serves the client until it disconnects. */
   serve (): void {
     this.#handshake = setTimeout(() => {
       this.#socket.destroy()
@@ -97,7 +97,7 @@ export class ServerConnection {
   #answer (request: StoreRequest): Buffer | undefined {
     const state = this.#state
     if (this.#endWait !== undefined && request.op !== 'CANCEL_WAIT') {
-      throw protocolError(`${request.op} of a client that waits`)
+      throw protocolError(`${request.op} from a client that waits`)
     }
     switch (request.op) {
       case 'VALIDATE':
@@ -139,7 +139,7 @@ export class ServerConnection {
     }
   }
 
-  /** Refused where it is more than a client would take: one key may be asked for many times. */
+  /** Refuses a reply that is larger than a client would accept: a request may name one key many times. */
   #values (keys: readonly string[]): Buffer {
     const values = keys.map(key => this.#state.get(key))
     const bytes = values.reduce((sum, value) => sum + value.length, 0)
@@ -159,7 +159,7 @@ export class ServerConnection {
     })
     if (done) return
     this.#endWait = end
-    // What it waits for is kept as long as it waits.
+    // The server holds the awaited keys as long as the client waits.
     this.#hold(this.#held + keys.reduce((sum, key) => sum + key.length + KEY_COST, 0))
     if (this.#inbox.bytes > this.#inbox.maxBytes) throw protocolError('too many keys are waited for')
   }

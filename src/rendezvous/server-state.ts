@@ -1,18 +1,18 @@
 import { protocolError, STORE_LIMITS, WORKERS_KEY } from '../wire/store/protocol.ts'
 
-/** What a key costs beside its bytes. */
+/** The cost of a key in addition to its bytes. */
 const KEY_COST = 128
 const NOTHING = Buffer.alloc(0)
 
 /**
- * What a store holds, and who waits for it. Keys are those of the wire, one character a byte. Throws STORE_PROTOCOL where torch's server
- * would close the connection, and beyond its limits.
+ * The keys of a store and the clients that wait for them. Keys are as on the wire, one character per byte. Throws
+ * STORE_PROTOCOL if torch's server would close the connection, and beyond the limits.
  */
 export class StoreState {
   readonly #maxKeys: number
   readonly #maxBytes: number
   readonly #values = new Map<string, Buffer>()
-  /** Each waiter stands with the first of its keys that is missing. */
+  /** Each waiter is listed under the first of its keys that is missing. */
   readonly #waiters = new Map<string, Set<() => void>>()
   readonly #counted: () => void
   #bytes = 0
@@ -32,17 +32,17 @@ export class StoreState {
     return [...this.#values.keys()]
   }
 
-  /** How many ranks have been counted. */
+  /** The number of ranks that have been counted. */
   get workers (): number {
     return Number(this.get(WORKERS_KEY).toString())
   }
 
-  /** How many wait. */
+  /** The number of waiters. */
   get waiting (): number {
     return [...this.#waiters.values()].reduce((sum, there) => sum + there.size, 0)
   }
 
-  /** Empty where there is none. */
+  /** Empty if the key is missing. */
   get (key: string): Buffer {
     return this.#values.get(key) ?? NOTHING
   }
@@ -97,7 +97,7 @@ export class StoreState {
     return this.#values.delete(key)
   }
 
-  /** Calls `ready` once all keys have been there, perhaps before it returns; the function that it returns ends that. */
+  /** Calls `ready` once every key has existed, perhaps before this returns. The returned function cancels the wait. */
   wait (keys: readonly string[], ready: () => void): () => void {
     let next = 0
     const go = (): void => {

@@ -12,17 +12,25 @@ import { Deadline, watchLimits } from './deadline.ts'
 import type { Limits } from './deadline.ts'
 
 export interface StoreServerOptions {
-  /** The one interface to listen on: the protocol knows no key, so whoever can connect can read and write. */
+  /**
+   * The one interface to listen on. The protocol has no authentication, so every client that connects can read and
+   * write.
+   */
   host: string
-  /** 0: any that is free. */
+  /** 0: any free port. */
   port: number
-  /** Defaults: 1024 connections, 65,536 keys, 64 MiB of keys and values, and as much of requests that have come in part. */
+  /**
+   * Defaults: 1024 connections, 65,536 keys, 64 MiB of keys and values, and as much of incomplete requests.
+   */
   maxConnections?: number
   maxKeys?: number
   maxBytes?: number
 }
 
-/** A TCPStore for groups whose rank 0 is in this process; what torch 2.1 and later asks of one, but for queues and barriers. */
+/**
+ * A TCPStore for groups whose rank 0 is in this process. It has all that torch 2.1 and later uses, except queues and
+ * barriers.
+ */
 export class StoreServer {
   readonly #server: Server
   readonly #state: StoreState
@@ -46,7 +54,7 @@ export class StoreServer {
     this.#server.maxConnections = maxConnections
   }
 
-  /** Throws CONFLICT where it cannot listen. */
+  /** Throws CONFLICT if it cannot listen. */
   static async listen (options: StoreServerOptions): Promise<StoreServer> {
     const { host, port } = options
     const server = new StoreServer(options)
@@ -62,24 +70,24 @@ export class StoreServer {
       })
       server.#server.listen({ host, port }, resolve)
     })
-    // What goes wrong with accepting one connection is no reason to end.
+    // A failure to accept one connection does not end the server.
     server.#server.on('error', () => {})
     const { address, port: bound } = server.#server.address() as AddressInfo
     server.#address = { host: address, port: bound }
     return server
   }
 
-  /** Where it listens. */
+  /** The address it listens on. */
   get address (): StoreAddress {
     return this.#address
   }
 
-  /** How many ranks have been counted. */
+  /** The number of ranks that have been counted. */
   get workers (): number {
     return this.#state.workers
   }
 
-  /** How many clients wait for keys. */
+  /** The number of clients that wait for keys. */
   get waiting (): number {
     return this.#state.waiting
   }

@@ -8,9 +8,10 @@ const ARRIVED = '1'
 const NONE = Buffer.of(0x80, 4, 0x4e, 0x2e)
 
 /**
- * `StatelessProcessGroup.barrier` of vLLM (distributed/utils.py) where ranks 0 to `ranks` - 1 are ours and the last one is a client's. Older
- * versions have every rank broadcast an object and read everybody's; newer ones have rank 0 broadcast an id, and every rank set keys with
- * it for its arrival and its departure. Nobody says which it is: both are written, and what the client writes tells.
+ * `StatelessProcessGroup.barrier` of vLLM (distributed/utils.py), for a group in which ranks 0 to `ranks` - 1 are ours
+ * and the last one is a client's. In older versions every rank broadcasts an object and reads all others'. In newer
+ * versions rank 0 broadcasts an id, and every rank sets keys with that id for its arrival and its departure. Nothing
+ * announces the version, so this side writes the keys of both, and the client's keys show which it is.
  */
 export class StatelessBarrier {
   readonly #store: Store
@@ -23,20 +24,20 @@ export class StatelessBarrier {
     this.#ranks = ranks
   }
 
-  /** Resolves when the client has come. Throws DEADLINE and what the store throws. */
+  /** Resolves when the client has arrived. Throws DEADLINE and the errors of the store. */
   async pass (limits: Limits & { timeoutMs: number }): Promise<void> {
     const deadline = new Deadline(limits, limits.timeoutMs)
     const round = this.#round++
     const id = `barrier_${randomUUID()}`
     const own = Array.from({ length: this.#ranks }, (_, rank) => rank)
     const arrivals = own.map(rank => `arrival_${id}_${rank}`)
-    // Rank 0 has broadcast once before, the id of the communicator.
+    // Rank 0 has broadcast once before: the id of the communicator.
     const objects = own.map(rank => `broadcast_from/${rank}/${rank === 0 ? round + 1 : round}`)
     const answer = `broadcast_from/${this.#ranks}/${round}`
     const departure = `departure_${id}_${this.#ranks}`
     for (const key of arrivals) await this.#store.set(key, ARRIVED, deadline)
     for (const key of objects.slice(1)) await this.#store.set(key, NONE, deadline)
-    // Older versions read any object here, and look at none.
+    // Older versions read an object here and ignore its value.
     await this.#store.set(objects[0]!, pickledText(id), deadline)
     this.#isNew ??= await this.#whichComes(departure, answer, deadline)
     await this.#store.wait([this.#isNew ? departure : answer], deadline)

@@ -1,26 +1,26 @@
 import type { Limits } from './deadline.ts'
 
-// What refit knows as a store: torch's TCPStore, or a part of one under a prefix. Keys are as in Python, without the slash that
-// torch puts before them on the wire.
+// A store is torch's TCPStore, or the part of one under a prefix. Keys are as in Python, without the slash that torch
+// puts in front of them on the wire.
 
 export interface Store {
-  /** Where it is, for messages: `10.0.0.7:29500`. */
+  /** Its address, for messages: `10.0.0.7:29500`. */
   readonly where: string
-  /** The server has taken it when this resolves. Text is written as UTF-8. */
+  /** Resolves once the server has stored the value. Text is written as UTF-8. */
   set: (key: string, value: Uint8Array | string, limits?: Limits) => Promise<void>
-  /** Waits until the key is there. */
+  /** Waits until the key exists. */
   get: (key: string, limits?: Limits) => Promise<Buffer>
-  /** The new value. A key that is not there counts as 0; `get` gives the number as decimal text. */
+  /** Returns the new value. A missing key counts as 0; `get` returns the number as decimal text. */
   add: (key: string, delta: number, limits?: Limits) => Promise<number>
-  /** Whether all keys are there now. */
+  /** Whether all keys exist now. */
   check: (keys: readonly string[], limits?: Limits) => Promise<boolean>
-  /** Waits until all keys are there. */
+  /** Waits until all keys exist. */
   wait: (keys: readonly string[], limits?: Limits) => Promise<void>
-  /** Waits until all keys are there; their values in the same order. */
+  /** Waits until all keys exist; returns their values in the same order. */
   multiGet: (keys: readonly string[], limits?: Limits) => Promise<Buffer[]>
   /**
-   * Sets the key to `desired` if it holds `expected`, or if it is not there and `expected` is empty. Returns what the key holds then;
-   * of a key that is not there, `expected`.
+   * Sets the key to `desired` if its value is `expected`, or if it is missing and `expected` is empty. Returns the
+   * value afterwards; for a key that is still missing, `expected`.
    */
   compareSet: (
     key: string,
@@ -28,6 +28,6 @@ export interface Store {
     desired: Uint8Array | string,
     limits?: Limits
   ) => Promise<Buffer>
-  /** Whether it was there. */
+  /** Whether it existed. */
   deleteKey: (key: string, limits?: Limits) => Promise<boolean>
 }

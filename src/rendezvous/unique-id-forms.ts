@@ -3,18 +3,21 @@ import { customGroupStore, defaultGroupStore } from './group-keys.ts'
 import { PrefixStore } from './prefix-store.ts'
 import type { Store } from './store.ts'
 
-/** One way in which rank 0 tells the others its NCCL id. A new one is one more row of the table. */
+/** A form in which rank 0 publishes its NCCL id. A new form is one more row of the table. */
 export interface UniqueIdForm {
   /** For messages. */
   title: string
-  /** The part of the store that the key is in. */
+  /** The part of the store that holds the key. */
   part: (store: Store, group: string) => Store
   key: string
   decode: (value: Buffer) => Buffer
   encode: (id: Uint8Array) => Buffer
-  /** Every rank takes part in a sum of one float32 right after the communicator is made, or rank 0 hangs. */
+  /** Every rank joins a sum of one float32 right after the communicator is made; rank 0 hangs without it. */
   warmUp: boolean
-  /** Rank 0 makes the communicator when the group is made, as soon as all ranks are counted; else with its first collective. */
+  /**
+   * Rank 0 makes the communicator with the group, as soon as all ranks are counted; if false, with its first
+   * collective.
+   */
   atOnce: boolean
 }
 
@@ -24,7 +27,10 @@ const whole = (store: Store): Store => store
 const raw = { decode: rawUniqueId, encode: rawUniqueId, warmUp: false, atOnce: false }
 
 export const UNIQUE_ID_FORMS: Readonly<Record<UniqueIdFormName, UniqueIdForm>> = {
-  /** `init_custom_process_group`: torch's ProcessGroupNCCL, first communicator. Published with rank 0's first collective. */
+  /**
+   * `init_custom_process_group`: torch's ProcessGroupNCCL, first communicator. Published with rank 0's first
+   * collective.
+   */
   custom: {
     title: 'a group of init_custom_process_group',
     part: (store, group) => customGroupStore(store, group, 'cuda'),

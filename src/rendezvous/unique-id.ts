@@ -8,16 +8,16 @@ import type { UniqueIdFormName } from './unique-id-forms.ts'
 import { Deadline, isDeadline } from './deadline.ts'
 import type { Limits } from './deadline.ts'
 
-/** How often a key that still holds the id of a group before is read again. */
+/** How often a key that still holds the id of an earlier group is read again. */
 const STALE_MS = 20
 
 export interface UniqueIdQuery {
   group: string
-  /** Ranks of the group; for messages. */
+  /** The number of ranks of the group; for messages. */
   size: number
-  /** Which ways of publishing are looked for; whichever comes first. Default `custom`. */
+  /** The forms to look for; the first that appears wins. Default `custom`. */
   forms?: readonly UniqueIdFormName[]
-  /** Ids that groups of this name have had from this store. A trainer that uses its store again leaves the last one there. */
+  /** Ids of earlier groups of this name in this store. A trainer that reuses its store leaves the last one in it. */
   stale?: readonly Uint8Array[]
 }
 
@@ -27,13 +27,16 @@ export interface FoundUniqueId {
   form: UniqueIdFormName
   /** See UniqueIdForm. */
   warmUp: boolean
-  /** Where rank 0's NCCL waits for the others (`10.0.0.7:41234`), for messages; undefined where the id does not say. */
+  /**
+   * The address at which rank 0's NCCL waits for the others (`10.0.0.7:41234`), for messages; undefined if the id has
+   * none.
+   */
   root: string | undefined
 }
 
 /**
- * Waits for the id of a group that a trainer's rank 0 makes, which torch publishes with its first collective. Throws UNSUPPORTED as soon
- * as it is seen that no rank of refit can join; DEADLINE says what was found instead.
+ * Waits for the id of a group whose rank 0 is the trainer's. torch publishes it with the first collective. Throws
+ * UNSUPPORTED as soon as the store shows that refit cannot join; DEADLINE reports what was found instead.
  */
 export async function findUniqueId (store: StoreClient, query: UniqueIdQuery, limits: Limits): Promise<FoundUniqueId> {
   const deadline = new Deadline(limits, store.timeoutMs)
@@ -92,7 +95,7 @@ async function oneForm (
       return { id, form: name, warmUp: form.warmUp, root: root === undefined ? undefined : showAddress(root) }
     }
     await new Deadline({ timeoutMs: deadline.timeoutMs, signal }, STALE_MS).sleep(STALE_MS)
-    if (deadline.timeoutMs === 0) throw deadline.passed('only the id of the group before is there')
+    if (deadline.timeoutMs === 0) throw deadline.passed('the store has only the id of an earlier group')
   }
 }
 

@@ -275,7 +275,7 @@ def test_impossible_requests_are_refused_at_once(engines):
     assert "NIXL" in nixl["body"]
     with refusal(400) as nccl:
         init(engine, "nccl", free_port())
-    assert "NCCL joins cards" in nccl["body"]
+    assert "NCCL needs GPUs" in nccl["body"]
     with refusal(400):
         init(engine, "gloo", free_port(), rank_offset=3)
     fresh = engines("qwen3", 1, "cpu", which="fresh")

@@ -195,7 +195,7 @@ def test_impossible_requests_are_refused_at_once(engines):
         engine.post(
             "/init_communicator/", dict(host="0.0.0.0", port=free_port(), world_size=2, client_device_uuid="42")
         )
-    assert "NCCL joins cards" in nccl["body"]
+    assert "NCCL needs GPUs" in nccl["body"]
     with refusal(400) as world:
         engine.post(
             "/init_communicator/",

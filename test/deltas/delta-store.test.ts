@@ -57,7 +57,7 @@ class Host extends PublishedHost {
 
 const make = (t: Test): Host => new Host(t.testdir({}))
 
-t.test('every version is reached, and changes of nothing are a version too', async t => {
+t.test('every version can be fetched, an empty change included', async t => {
   const host = make(t)
   for (let i = 0; i < 3; i++) host.publish()
   t.match(host.fetch(1), { version: 1, tensors: 3 })
@@ -75,11 +75,11 @@ t.test('every version is reached, and changes of nothing are a version too', asy
   t.same(weightsOf(host.base, host.files), host.versions[0], 'the base is what it was')
 })
 
-t.test('a version that is not there costs nothing of those before it', async t => {
+t.test('a missing version leaves the versions before it as they are', async t => {
   const host = make(t)
   host.publish()
   host.publish()
-  t.throws(() => host.fetch(4), code('CHECKPOINT_PATH', /delta-00000003 is not there/))
+  t.throws(() => host.fetch(4), code('CHECKPOINT_PATH', /delta-00000003 does not exist/))
   await host.holds(t, 2)
   t.throws(
     () => host.fetch(4, { syncFolder: null, targetFolder: host.source }),
@@ -88,7 +88,7 @@ t.test('a version that is not there costs nothing of those before it', async t =
   await host.holds(t, 2)
 })
 
-t.test('a fetch that broke off, other weights and weights that are gone begin anew from the base', async t => {
+t.test('after a broken fetch, with other weights or without weights, the next fetch starts from the base', async t => {
   const host = make(t)
   host.publish()
   host.publish()
@@ -113,10 +113,10 @@ t.test('a fetch that broke off, other weights and weights that are gone begin an
     await host.holds(t, 2)
   }
   host.state = { version: 1, write_in_progress: true, target_version: 2, base_model_path: 'org/model' }
-  await t.rejects(fetchedFolder(host.local, 2), code('CONFLICT', /a fetch of version 2 has broken off, or runs/))
+  await t.rejects(fetchedFolder(host.local, 2), code('CONFLICT', /a fetch of version 2 runs or has broken off/))
 })
 
-t.test('a later run that publishes other weights under the same versions is not taken for the one before', async t => {
+t.test('a later run that publishes other weights under the same versions is noticed', async t => {
   const host = make(t)
   host.publish()
   host.publish()
@@ -129,17 +129,17 @@ t.test('a later run that publishes other weights under the same versions is not 
   later(2)
   t.match(host.fetch(2), { version: 2, tensors: 5 }, 'from the base')
   await host.holds(t, 2)
-  // Nor one that has gone on, whose first versions were cleaned away since.
+  // The same for a run that has continued and whose first versions were deleted since.
   host.publish()
   rmSync(join(host.source, 'delta-00000002'), { recursive: true })
   t.match(host.fetch(3), { version: 3 })
   await host.holds(t, 3)
-  // Who has written no digest, as SkyRL's own receiver, is believed.
+  // A state without a digest, as SkyRL's own receiver writes it, is believed.
   host.state = { version: 3, write_in_progress: false, target_version: null, base_model_path: 'org/model' }
   t.match(host.fetch(3), { tensors: 0 })
 })
 
-t.test('what is wrong with a version is refused before a byte changes, and a wrong sum makes all of it anew', async t => {
+t.test('a wrong version is refused unchanged, and after a wrong checksum the next fetch starts again', async t => {
   type Edit = NonNullable<Parameters<typeof publishSkyrl>[4]>
   const first = (fields: object): Edit => ({ tensors }) => {
     Object.assign(tensors[0]!, fields)
@@ -147,11 +147,11 @@ t.test('what is wrong with a version is refused before a byte changes, and a wro
   const bad: Array<[string, Edit, ReturnType<typeof code>]> = [
     ['an unknown name', first({ name: 'layer.77' }), code('WEIGHTS_UNKNOWN_NAME', /layer\.77/)],
     ['a size that lies', first({ uncompressed_num_bytes: 3 }), code('CHECKPOINT_FORMAT', /3 bytes of "layer\.\d"/)],
-    ['a key that is not there', first({ payload_key: 'nothing' }), code('CHECKPOINT_FORMAT', /no bytes "nothing"/)],
+    ['a missing key', first({ payload_key: 'nothing' }), code('CHECKPOINT_FORMAT', /no tensor "nothing"/)],
     [
-      'a file that is not there',
+      'a missing file',
       first({ payload_file: 'nothing.safetensors' }),
-      code('CHECKPOINT_PATH', /nothing\.safetensors is not there/)
+      code('CHECKPOINT_PATH', /nothing\.safetensors does not exist/)
     ],
     [
       'a way out',
@@ -198,9 +198,9 @@ t.test('what is wrong with a version is refused before a byte changes, and a wro
   await host.holds(t, 2)
 })
 
-t.test('sums of XXH3, and the field of the first manifests', async t => {
+t.test('checksums may be XXH3, or SHA-256 in the field of the first manifests', async t => {
   const host = make(t)
-  // The first 403 bytes of the buffer of xxHash's own tests, and what its reference program says of them.
+  // The first 403 bytes of the buffer of xxHash's own tests, and the result of its reference program.
   let state = 2654435761n
   const wanted = Buffer.from(Array.from({ length: 403 }, () => {
     const byte = Number(state >> 56n)
@@ -238,7 +238,7 @@ t.test('sums of XXH3, and the field of the first manifests', async t => {
   t.same(weightsOf(join(host.local, 'weights'), ['model.safetensors']), new Map([['a', wanted], ['b', old]]))
 })
 
-t.test('a manifest that is none is refused by its field', async t => {
+t.test('an invalid manifest is refused and its field named', async t => {
   for (
     const fields of [
       {},
@@ -257,7 +257,7 @@ t.test('a manifest that is none is refused by its field', async t => {
   }
 })
 
-t.test('folders are those of the roots, fetches take turns on threads of their own, and object stores are not read', async t => {
+t.test('folders must lie in the roots, fetches run one after another, and object stores are refused', async t => {
   const host = make(t)
   for (let i = 0; i < 3; i++) host.publish()
   const pulls = new WeightPulls({ roots: [host.root], baseFolder: host.base })

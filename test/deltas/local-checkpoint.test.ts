@@ -52,7 +52,7 @@ class Host extends PublishedHost {
 
 const make = (t: Test): Host => new Host(t.testdir({}))
 
-t.test('every version is reached from the base, from the one before, and by several steps', async t => {
+t.test('every version can be pulled from the base, from the previous version, and in several steps', async t => {
   for (const encoding of ['xor', 'overwrite'] as const) {
     const host = make(t)
     t.match(host.pull(0), { from: null, version: 0, tensors: 0, bytes: 0 })
@@ -71,7 +71,7 @@ t.test('every version is reached from the base, from the one before, and by seve
   }
 })
 
-t.test('a whole version spares what lies before it, and what is not of it goes', async t => {
+t.test('a whole version makes older deltas unnecessary, and files that it does not have are removed', async t => {
   const host = make(t)
   host.publish()
   host.pull(1)
@@ -86,7 +86,7 @@ t.test('a whole version spares what lies before it, and what is not of it goes',
   t.notOk(existsSync(join(host.local, 'left.json')))
 })
 
-t.test('links of a cache and files that cannot be written to become files of the local checkpoint', async t => {
+t.test('links of a cache and read-only files become writable files of the local checkpoint', async t => {
   const host = make(t)
   mkdirSync(join(host.root, 'blobs'))
   for (const file of host.files) {
@@ -98,14 +98,14 @@ t.test('links of a cache and files that cannot be written to become files of the
   host.publish()
   host.pull(1)
   host.holds(t, 1)
-  // Who runs this may be root, who can write to anything.
+  // Root can write to every file, so this does not hold for root.
   for (const file of host.files) {
     t.ok(lstatSync(join(host.local, file)).isFile() && (lstatSync(join(host.local, file)).mode & 0o200) !== 0)
   }
   t.same(weightsOf(join(host.root, 'blobs'), host.files), host.versions[0])
 })
 
-t.test('what is wrong with a version is refused, and the one that is mended is reached', async t => {
+t.test('a wrong version is refused, and can be pulled once it is repaired', async t => {
   const bad: Array<[string, SlimeDelta, ReturnType<typeof code>]> = [
     ['a wrong checksum', {
       edit: (_, sums) => {
@@ -169,7 +169,7 @@ t.test('what is wrong with a version is refused, and the one that is mended is r
   }
 })
 
-t.test('a change that broke off leaves a folder of no version', async t => {
+t.test('a change that broke off leaves a folder without a version', async t => {
   const host = make(t)
   host.publish()
   host.publish()
@@ -186,7 +186,7 @@ t.test('a change that broke off leaves a folder of no version', async t => {
   }
 })
 
-t.test('a version of which a file has not come is none yet, be it changes or whole', async t => {
+t.test('a version with a missing file is refused, whether it is a delta or a whole checkpoint', async t => {
   for (const isWhole of [false, true]) {
     const host = make(t)
     const index = 'model.safetensors.index.json'
@@ -217,7 +217,7 @@ t.test('a version of which a file has not come is none yet, be it changes or who
   }
 })
 
-t.test('what is no file is not waited for', async t => {
+t.test('a pull never waits for a FIFO', async t => {
   for (const [index, name] of ['model-00001-of-00002.safetensors', 'model.safetensors.index.json'].entries()) {
     const host = new Host(t.testdir({}))
     const file = join(host.publish(), name)
@@ -228,7 +228,7 @@ t.test('what is no file is not waited for', async t => {
   }
 })
 
-t.test('what is changed are the files that are loaded, whatever lies beside them', async t => {
+t.test('only the files that are loaded are changed', async t => {
   for (const isSingle of [false, true]) {
     const host = make(t)
     const weights = host.versions[0]!
@@ -258,7 +258,7 @@ t.test('what is changed are the files that are loaded, whatever lies beside them
   t.throws(() => twice.pull(1), code('CHECKPOINT_FORMAT', /is in .* as well/), 'nobody knows which one is loaded')
 })
 
-t.test('version 0 is the checkpoint that this server began with, not the one of a run before it that got no further', async t => {
+t.test('version 0 is the checkpoint that this server started with, not that of an earlier run', async t => {
   const host = make(t)
   host.pull(0)
   const other = new Host(join(host.root, 'another'))
@@ -286,7 +286,7 @@ t.test('version 0 is the checkpoint that this server began with, not the one of 
   t.ok(existsSync(join(host.local, 'mine.txt')), 'and who comes second on a host finds the work done')
 })
 
-t.test('a new run begins from the base, and so does what an earlier start of the system has written', t => {
+t.test('a new run starts from the base, and so does a checkpoint that an earlier boot has written', t => {
   const host = make(t)
   host.publish()
   host.publish()
@@ -302,7 +302,7 @@ t.test('a new run begins from the base, and so does what an earlier start of the
   t.end()
 })
 
-t.test('a folder that holds something else is left as it is', t => {
+t.test('a folder with other files is left as it is', t => {
   const host = make(t)
   mkdirSync(host.local, { recursive: true })
   writeFileSync(join(host.local, 'model.safetensors'), 'precious')
@@ -311,7 +311,7 @@ t.test('a folder that holds something else is left as it is', t => {
   t.end()
 })
 
-t.test('links of what is published may not lead out of the roots', async t => {
+t.test('published links may not lead out of the roots', async t => {
   const folder = t.testdir({ roots: {} })
   const host = new Host(join(folder, 'roots'))
   const published = host.publish()
@@ -321,7 +321,7 @@ t.test('links of what is published may not lead out of the roots', async t => {
   t.throws(() => host.pull(1), code('CHECKPOINT_PATH', /leads out of the allowed roots/))
 })
 
-t.test("pulls of one folder take turns, and a folder that is the model's own is refused", async t => {
+t.test("pulls of one folder run one after another, and the model's own folder is refused", async t => {
   const host = make(t)
   for (let i = 0; i < 3; i++) host.publish()
   const pulls = new WeightPulls({ roots: [host.root], baseFolder: host.base })

@@ -73,7 +73,7 @@ for (const [from, to, pieceBytes] of [[1, 1], [2, 2], [1, 2, 20_000], [2, 1, 20_
     const { one, line } = await filled(t, peer, cards(from, to), pieceBytes)
     over.abort()
     await generating
-    t.match(line, /over nccl, as both engines are on cards/)
+    t.match(line, /over nccl, because both engines are on GPUs/)
     t.equal(one.engine.weightVersion, 'v3')
     t.same(await one.sums(), await peer.sums())
     t.same(await answers(one), await answers(peer))
@@ -83,12 +83,12 @@ for (const [from, to, pieceBytes] of [[1, 1], [2, 2], [1, 2, 20_000], [2, 1, 20_
 t.test('between a card and the CPU, and two engines on one card, whole tensors go over gloo', async t => {
   const host = await serve(t, 'adder', { tp: 2 })
   const { one, line } = await filled(t, host, cards(0, 2), 20_000)
-  t.match(line, /over gloo, as this engine is on cards, the other on the CPU; whole tensors/)
+  t.match(line, /over gloo, because this engine is on GPUs, the other on the CPU; whole tensors/)
   t.same(await one.sums(), await host.sums())
   const same = await filled(t, one, cards(0, 1))
-  t.match(same.line, /over gloo, as both engines use card GPU-.*, which NCCL refuses/)
+  t.match(same.line, /over gloo, because both engines use GPU GPU-.*, which NCCL refuses/)
   const back = await filled(t, same.one, { tp: 1 })
-  t.match(back.line, /over gloo, as this engine is on the CPU, the other on cards/)
+  t.match(back.line, /over gloo, because this engine is on the CPU, the other on GPUs/)
   t.same(await back.one.sums(), await host.sums())
 })
 
@@ -102,6 +102,6 @@ t.test('an engine on cards refuses to send parameters over gloo, in words', asyn
       world_size: 2,
       backend: 'gloo'
     }),
-    { status: 400, body: { message: /over "gloo" an engine on cards sends whole tensors; add "layout": "checkpoint"/ } }
+    { status: 400, body: { message: /over "gloo" an engine on GPUs sends whole tensors; add "layout": "checkpoint"/ } }
   )
 })

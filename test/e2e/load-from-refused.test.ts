@@ -64,7 +64,7 @@ t.test('a peer that is not ready is waited for, and the deadline says for what',
   )
   t.match(late, {
     code: 'DEADLINE',
-    message: /was not ready to fill this engine: the memory of its weights is released/
+    message: /was not ready to send its weights: the memory of its weights is released/
   })
   await peer.post('/resume_memory_occupation', { tags: ['weights'] })
   const lines: string[] = []

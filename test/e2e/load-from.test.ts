@@ -38,7 +38,9 @@ for (
     t.same(await one.sums(), await peer.sums())
     t.same(await answers(one), await answers(peer))
     t.match(lines, [
-      from === to ? /over gloo, as both engines are on the CPU; each rank from its own/ : /over gloo.*whole tensors/
+      from === to
+        ? /over gloo, because both engines are on the CPU; each rank from its own/
+        : /over gloo.*whole tensors/
     ])
     t.equal((await peer.get('/health')).body.status, 'ok')
   })

@@ -86,7 +86,7 @@ t.test('engines that are filled from each other wait without standing still, and
   for (const member of members) t.equal((await answers(member)).length, 4)
   for (const { status, body } of await Promise.all(both)) {
     t.ok(
-      status === 200 || (status === 504 && /it is being filled itself/.test(body.message)),
+      status === 200 || (status === 504 && /it is loading weights itself/.test(body.message)),
       `${status} ${body.message}`
     )
   }
@@ -100,7 +100,7 @@ t.test('engines that are filled from each other wait without standing still, and
 
 t.test('an engine is not filled from itself', async t => {
   const one = await serve(t, 'adder-base')
-  t.match(await one.post(PATH, { url: one.url }), { status: 400, body: { message: /is this very engine/ } })
+  t.match(await one.post(PATH, { url: one.url }), { status: 400, body: { message: /is this engine itself/ } })
 })
 
 t.test('what the engine refuses itself is told at once', async t => {
@@ -157,6 +157,9 @@ t.test('a peer that never says what it has sent keeps nobody waiting for longer 
     server.close()
   })
   const reply = await one.post(PATH, { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, timeout: 1 })
-  t.match(reply, { status: 504, body: { message: /has sent all, and has not said within 1 s what it was/ } })
+  t.match(reply, {
+    status: 504,
+    body: { message: /has sent all weights, but not replied with their checksums within 1 s/ }
+  })
   t.equal(one.engine.weights.state, 'torn', 'what came was compared with nothing')
 })

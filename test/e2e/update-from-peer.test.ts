@@ -123,7 +123,7 @@ t.test('given up before the first byte nothing has changed; in the midst of it a
   const waiting = take(one, { url: peer.url }, early.signal)
   t.match(
     await one.post(PATH, { url: peer.url }),
-    { status: 409, body: { message: /being filled from .* already/ } },
+    { status: 409, body: { message: /already loading weights from / } },
     'one at a time'
   )
   early.abort()
@@ -180,7 +180,8 @@ for (const tp of [1, 2]) {
       success: false,
       error: {
         code: 'WEIGHTS_MISMATCH',
-        message: /^Failed to update weights: what arrived is not what was sent: checksums differ \(model.norm.weight\)/
+        message:
+          /^Failed to update weights: the received weights differ from the sent ones: checksums differ \(model.norm.weight\)/
       }
     })
     t.match(one.engine, { weights: { state: 'torn' }, weightVersion: 'default' })
@@ -202,7 +203,7 @@ t.test("addresses go through the rules of trainers' stores, keys are the peer's,
       [{ url: 'http://u:p@127.0.0.1:1' }, 400, 'CONFIG', /keys do not belong in the URL; use api_key/],
       [{ url: 'http://169.254.169.254/latest' }, 403, 'MASTER_REFUSED', /url "169.254.169.254" is refused: link-local/],
       [{ url: 'http://8.8.8.8:30000' }, 403, 'MASTER_REFUSED', /url "8.8.8.8" is refused/],
-      [{ url: peer.url }, 400, 'CONFIG', /refuses: Unauthorized; api_key is to be its admin key/],
+      [{ url: peer.url }, 400, 'CONFIG', /refuses: Unauthorized; api_key must be its admin key/],
       [{ url: peer.url, api_key: 'guess' }, 400, 'CONFIG', /refuses/],
       [{ url: 'http://127.0.0.1:1' }, 502, 'ENGINE_FAILED', /no refit server answers at http:\/\/127.0.0.1:1/]
     ] as const

@@ -136,7 +136,7 @@ t.test('other transfers are refused in words', async t => {
       [{ nccl_unique_id_b64: 'AA==', rank_offset: 1, world_size: 2 }, /id is in the request/],
       [
         { master_address: '127.0.0.1', master_port: 1, rank_offset: 1, world_size: 2 },
-        /NCCL joins cards, and this engine computes on the CPU/
+        /NCCL needs GPUs, and this engine computes on the CPU/
       ],
       [{ master_address: '127.0.0.1', master_port: 'x', rank_offset: 1, world_size: 2 }, /init_info: master_port/],
       [

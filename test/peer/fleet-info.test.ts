@@ -26,13 +26,13 @@ const peer: FleetInfo = {
   not_ready: null
 }
 
-t.test('an engine of the same model can fill another, whatever their ranks', async t => {
+t.test('engines of the same model can load from each other, whatever their ranks', async t => {
   t.equal(loadRefusal(own, peer), undefined)
   t.equal(tableDigest(buildModelTable(arch, 2)), tensors, 'checkpoint tensors do not depend on ranks')
   t.equal(loadRefusal(own, { ...peer, tp_size: 8, device: 'cuda' }), undefined)
 })
 
-t.test('what stands against it is said with both values', async t => {
+t.test('a refusal contains both values', async t => {
   t.match(
     loadRefusal(own, { ...peer, model: { ...model, rms_norm_eps: 1e-5 } }),
     /another model: rms_norm_eps is 0.00001 there and 0.000001 here/
@@ -43,7 +43,7 @@ t.test('what stands against it is said with both values', async t => {
   t.match(loadRefusal(own, { ...peer, protocol: 9 }), /protocol 9 .*\(refit 1\)/)
 })
 
-t.test('a description tells apart all that changes what the weights compute, and nothing else', async t => {
+t.test('a model description contains exactly the fields that change what the weights compute', async t => {
   t.equal(
     modelDifference(model, describeModel({ ...arch, contextLength: 1, eosTokenIds: [], dtype: 'float32' })),
     undefined
@@ -78,7 +78,7 @@ t.test('a description tells apart all that changes what the weights compute, and
   }
 })
 
-t.test('the way is chosen by devices and ranks: NCCL between different cards, else gloo; parameters where ranks and memory are alike', async t => {
+t.test('the route depends on devices and ranks: NCCL between GPUs, parameters for equal ranks and memory', async t => {
   const cards = (device: string, list: string[] = [], ranks = 1): Pick<Receiver, 'device' | 'cards' | 'ranks'> => ({
     device,
     cards: list,
@@ -101,6 +101,6 @@ t.test('the way is chosen by devices and ranks: NCCL between different cards, el
   t.equal(route(cards('cpu'), cards('cuda', ['A'])), 'gloo checkpoint')
   t.match(
     chooseRoute({ ...own, ...cards('cuda', ['A']) }, { ...peer, device: 'cuda', cards: ['A'] }).why,
-    /both engines use card A/
+    /both engines use GPU A/
   )
 })

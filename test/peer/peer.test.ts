@@ -28,7 +28,7 @@ const replies = (status: number, body: string): RequestListener => (_request, re
   reply.writeHead(status, { 'content-type': 'application/json' }).end(body)
 }
 
-t.test('the key goes with every call, and a path in the URL comes before all routes', async t => {
+t.test('every call carries the key, and a path in the URL prefixes all routes', async t => {
   const seen: unknown[] = []
   const peer = await peerOf(
     t,
@@ -43,7 +43,7 @@ t.test('the key goes with every call, and a path in the URL comes before all rou
   t.same(seen, [['/rollout/remote_instance_weights_info', 'Bearer secret']])
 })
 
-t.test('what is no refit server is said to be none', async t => {
+t.test('another kind of server is reported', async t => {
   for (
     const listener of [
       replies(200, '<html>'),
@@ -55,7 +55,7 @@ t.test('what is no refit server is said to be none', async t => {
     const error = await failure((await peerOf(t, listener)).info())
     t.match(error, {
       code: 'ENGINE_FAILED',
-      message: /cannot fill this engine.*--load-from takes the URL of a refit server/
+      message: /cannot send weights to this engine.*--load-from takes the URL of a refit server/
     })
     t.notOk(isLater(error))
   }
@@ -63,7 +63,7 @@ t.test('what is no refit server is said to be none', async t => {
   t.match(error, { code: 'ENGINE_FAILED', message: /no refit server answers at http:\/\/127.0.0.1:1 .*ECONNREFUSED/ })
 })
 
-t.test('a wrong key is a matter of configuration, a refused address is not', async t => {
+t.test('a wrong key is a CONFIG error, a refused address is not', async t => {
   t.match(await failure((await peerOf(t, replies(401, '{"error": "Unauthorized"}'))).info()), {
     code: 'CONFIG',
     message: /refuses.*REFIT_LOAD_FROM_KEY/
@@ -78,7 +78,7 @@ t.test('a wrong key is a matter of configuration, a refused address is not', asy
   t.match(await failure(refused.info()), { code: 'MASTER_REFUSED', message: /not that/ })
 })
 
-t.test('a peer that may be ready later is told apart from one that never will be', async t => {
+t.test('a peer that may be ready later differs from one that never will be', async t => {
   for (
     const [status, body] of [[503, 'starting'], [503, '{"error": {"message": "torn", "code": "ENGINE_TORN"}}'], [
       409,
@@ -101,7 +101,7 @@ t.test('a peer that may be ready later is told apart from one that never will be
   t.notOk(isLater(never))
 })
 
-t.test('what is no URL, and a URL with a key in it, are refused', async t => {
+t.test('an invalid URL, and a URL with a key in it, are refused', async t => {
   for (const url of ['10.0.0.7:30000', 'ftp://x', 'nonsense', '']) {
     t.throws(() => new Peer(url), { code: 'CONFIG', message: /--load-from: expected the URL/ })
   }

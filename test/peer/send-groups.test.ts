@@ -6,7 +6,7 @@ import type { SendGroupOptions } from '../../src/peer/send-groups.ts'
 import { masterPolicy } from '../../src/rendezvous/master-policy.ts'
 import { StoreServer } from '../../src/rendezvous/server.ts'
 
-t.test('of many requests for one group all but one are given up at once, and a closed one begins nothing', async t => {
+t.test('simultaneous requests for one group leave one group, and a closed instance makes none', async t => {
   const { engine } = await serve(t, 'adder')
   const groups = new SendGroups(engine.held!, { policy: masterPolicy() }, { from: null })
   const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
@@ -47,7 +47,7 @@ t.test('of many requests for one group all but one are given up at once, and a c
   t.equal(groups.open, 1)
   await groups.close()
   t.equal((await Promise.all(all)).filter(error => error !== null).length, 4)
-  // Closed, it begins nothing.
+  // After close it makes no group.
   t.match(
     await Promise.race([
       failureOf(groups.init(options)),

@@ -3,7 +3,7 @@ import { verifyChecksums } from '../../src/peer/weight-receiver.ts'
 
 const own = [{ name: 'a', checksum: '01' }, { name: 'b', checksum: '02' }]
 
-t.test('checksums of sender and receiver must be the same, tensor by tensor', async t => {
+t.test('checksums of sender and receiver must be equal, tensor by tensor', async t => {
   t.doesNotThrow(() => {
     verifyChecksums(own, { a: '01', b: '02' })
   })

@@ -4,13 +4,13 @@ import { WeightGroups } from '../../src/process-groups/weight-groups.ts'
 import { masterPolicy } from '../../src/rendezvous/master-policy.ts'
 import { StoreServer } from '../../src/rendezvous/server.ts'
 
-t.test('groups whose trainers have gone make room for others, and their ends are told', async t => {
+t.test('groups whose trainers are gone make room for others, and their failures are reported', async t => {
   const fake = new FakeGroups({ isNccl: false })
   const groups = new WeightGroups({ host: fake.host, policy: masterPolicy(), timeoutMs: 60_000 })
   t.teardown(async () => {
     await groups.close(100)
   })
-  // Each with a name of its own, as trainers have them that make one up at every start.
+  // Each has a name of its own, because some trainers generate one at every start.
   for (let run = 0; run < 70; run++) {
     const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
     const store = await server.connect()
@@ -39,7 +39,7 @@ t.test('groups whose trainers have gone make room for others, and their ends are
   t.ok(groups.list.length <= 64)
 })
 
-t.test('as many groups as there may be, all of them alive, leave no room', async t => {
+t.test('if the most groups are open and alive, another one is refused', async t => {
   const fake = new FakeGroups({ isNccl: false })
   const groups = new WeightGroups({ host: fake.host, policy: masterPolicy(), timeoutMs: 60_000 })
   const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })

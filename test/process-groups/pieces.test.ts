@@ -4,7 +4,7 @@ import fc from 'fast-check'
 import { layOutPieces } from '../../src/process-groups/pieces.ts'
 import { bytesOf } from '../../src/process-groups/broadcast-stream.ts'
 
-t.test('pieces hold every broadcast once, in order, aligned, and none is larger than it must be', async () => {
+t.test('pieces contain every broadcast once, in order, aligned, and none is larger than necessary', async () => {
   await fc.assert(
     fc.asyncProperty(
       fc.array(fc.oneof(fc.nat(5000), fc.constant(0), fc.constant(256))),
@@ -54,6 +54,6 @@ t.test('pieces hold every broadcast once, in order, aligned, and none is larger 
   )
 })
 
-t.test('no broadcasts are no pieces', async t => {
+t.test('without broadcasts there are no pieces', async t => {
   t.same(layOutPieces([], 100), { offsets: [], pieces: [] })
 })

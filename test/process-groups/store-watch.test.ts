@@ -3,7 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { StoreWatch } from '../../src/process-groups/store-watch.ts'
 import { StoreServer } from '../../src/rendezvous/server.ts'
 
-t.test('a store in which the key is that nobody sets is not asked again and again', async t => {
+t.test('a store in which the watched key exists is polled slowly', async t => {
   const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
   const store = await server.connect()
   t.teardown(async () => {

@@ -10,7 +10,7 @@ import { masterPolicy } from '../../src/rendezvous/master-policy.ts'
 import { StoreServer } from '../../src/rendezvous/server.ts'
 import { pickleUniqueId, unpickleUniqueId } from '../../src/wire/nccl-unique-id.ts'
 
-// vLLM's StatelessProcessGroup with PyNccl: what stands in the store, in which order, and what is waited for.
+// vLLM's StatelessProcessGroup with PyNccl: the keys in the store, their order, and the waits.
 
 interface Party {
   options: WeightGroupsOptions
@@ -47,7 +47,7 @@ async function party (t: Test, timeoutMs = 60_000): Promise<Party> {
   return { options, fake, groups, server, fields, publish }
 }
 
-t.test('ranks are counted, the pickled id is read, and init waits until the communicator stands, with its first sum', async t => {
+t.test('ranks are counted, the pickled id is read, and init waits for the communicator and its first sum', async t => {
   const { fake, groups, server, fields, publish } = await party(t)
   let stands = false
   const init = groups.init(fields).then(() => {
@@ -72,22 +72,24 @@ t.test('ranks are counted, the pickled id is read, and init waits until the comm
   await groups.init(fields)
   t.equal(fake.made.length, 1, 'asked again, it is there')
   await groups.init(fields, { renew: true })
-  t.equal(fake.made.length, 2, 'and made anew where that is asked for')
+  t.equal(fake.made.length, 2, 'and made again on request')
   await t.rejects(groups.init({ ...fields, worldSize: 4 }), { code: 'CONFLICT' })
 })
 
-t.test('an id that never comes is told in words, and the group is gone', async t => {
+t.test('an id that never appears is reported, and the group is removed', async t => {
   const { options, fake, groups, server, fields, publish } = await party(t, 300)
   server.countWorkers(1)
-  // A machine that halts misses the deadline of the rendezvous, too: once more.
+  // A machine that halts may miss the deadline of the rendezvous too, so try again.
   const error = await eventually(
     async () => await failureOf(groups.init(fields)),
     error => /All ranks/.test(error!.message)
   )
   t.match(error, {
     code: 'GROUP_TIMEOUT',
-    message:
-      /waiting for the id of rank 0's communicator failed.*All ranks have been counted\. Rank 0 publishes it when it makes its communicator/
+    message: new RegExp(
+      "waiting for the id of rank 0's communicator failed.*All ranks have been counted\\. " +
+        'Rank 0 publishes it when it makes its communicator'
+    )
   })
   options.timeoutMs = 60_000
   t.same(groups.list, [])
@@ -97,7 +99,7 @@ t.test('an id that never comes is told in words, and the group is gone', async t
   t.match(groups.list, [{ state: 'connected' }])
 })
 
-t.test("what is no pickled id is refused, and so is a trainer that puts torch's there", async t => {
+t.test("a value that is no pickled id is refused, torch's raw id included", async t => {
   const { groups, server, fields } = await party(t)
   const store = await server.connect()
   await store.set('broadcast_from/0/0', Buffer.alloc(128, 1))
@@ -126,7 +128,7 @@ t.test('as rank 0 the engine hosts the store, and publishes the id once all are 
   trainer.close()
 })
 
-t.test('ending the group, or the server, ends the wait for the others', async t => {
+t.test('ending the group or the server ends the wait for the other ranks', async t => {
   const { groups, fields } = await party(t)
   const waits = groups.init({ ...fields, name: 'w' })
   await new Promise(resolve => setTimeout(resolve, 20))

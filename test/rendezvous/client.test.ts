@@ -12,7 +12,7 @@ const HELLO = 5 + 22
 const READY = Buffer.of(0)
 const id = Buffer.from(Array.from({ length: 128 }, (_, i) => 3 * i % 256))
 
-t.test('the bytes of a session are those that were recorded with torch', async t => {
+t.test('the bytes of a session equal a recording of torch', async t => {
   const script = await tcpScript(t, (socket, bytes) => {
     if (bytes.length === HELLO) socket.write(READY)
     if (bytes.length === HELLO + 22) socket.write(Buffer.from('0200000000000000', 'hex'))
@@ -38,7 +38,7 @@ t.test('the bytes of a session are those that were recorded with torch', async t
   t.equal(script.count, 2, 'a wait has a connection of its own')
 })
 
-t.test('every request is written whole, for a server that reads on one thread for all clients', async t => {
+t.test('every request is written in one piece, because the server reads on one thread for all clients', async t => {
   const script = await tcpScript(t, (socket, bytes) => {
     if (bytes.length === HELLO || bytes.length > 100_000) socket.write(READY)
   })
@@ -50,7 +50,7 @@ t.test('every request is written whole, for a server that reads on one thread fo
   t.equal(sent[0], 1)
 })
 
-t.test('it tries until the server is there, and passes over what closes at once', async t => {
+t.test('connecting retries until the server listens, and ignores connections that close at once', async t => {
   const probe = await StoreServer.listen({ host, port: 0 })
   const { port } = probe.address
   await probe.close()
@@ -60,7 +60,7 @@ t.test('it tries until the server is there, and passes over what closes at once'
   await client.set('k', 'v')
   client.close()
   await server.close()
-  // A proxy takes connections before there is anything behind it.
+  // A proxy accepts connections before its server listens.
   const script = await tcpScript(t, socket => {
     socket.write(READY)
   }, (socket, connection) => {
@@ -86,12 +86,12 @@ t.test('the other addresses of a name are tried too', async t => {
   client.close()
 })
 
-t.test('a deadline says what was tried, and an abort ends it with its reason; neither leaves a socket or a timer', async t => {
+t.test('a deadline names the attempts, an abort has its reason, neither leaves a socket or a timer', async t => {
   const probe = await StoreServer.listen({ host, port: 0 })
   const { port } = probe.address
   await probe.close()
   const silent = await tcpScript(t, () => {})
-  // On a machine that halts the time is up before the first refusal has come.
+  // On a machine that halts, the deadline may pass before the first refusal arrives.
   t.match(
     await eventually(
       async () => await failureOf(StoreClient.connect({ host, port }, { timeoutMs: 60 })),
@@ -100,7 +100,8 @@ t.test('a deadline says what was tried, and an abort ends it with its reason; ne
     {
       code: 'DEADLINE',
       message: new RegExp(
-        `^the time was up after \\d+\\.\\d s: no TCPStore at 127\\.0\\.0\\.1:${port}, in \\d+ tr(?:y|ies) \\(.*ECONNREFUSED.*\\): is the trainer's rank 0 there`
+        `^the time was up after \\d+\\.\\d s: no TCPStore at 127\\.0\\.0\\.1:${port}, in \\d+ tr(?:y|ies) ` +
+          "\\(.*ECONNREFUSED.*\\): is the trainer's rank 0 there"
       )
     }
   )
@@ -123,7 +124,7 @@ t.test('a deadline says what was tried, and an abort ends it with its reason; ne
   await nothingOpen()
 })
 
-t.test('what is no TCPStore is told at once', async t => {
+t.test('a server that is no TCPStore is reported at once', async t => {
   const http = await tcpScript(t, socket => {
     socket.write('HTTP/1.1 400 Bad Request\r\n\r\n')
   })
@@ -157,7 +158,7 @@ const hostile = async (
     }
   })
 
-t.test('a server that breaks a reply off, lies about a length or says nonsense fails the call, not the client', async t => {
+t.test('a broken reply, a wrong length or garbage from the server fails the call, not the client', async t => {
   const huge = Buffer.alloc(8, 0xff)
   const compare = async (client: StoreClient): Promise<unknown> => await client.compareSet('k', 'a', 'b')
   const wait = async (client: StoreClient): Promise<unknown> => await client.get('k')
@@ -195,7 +196,7 @@ t.test('a server that breaks a reply off, lies about a length or says nonsense f
   await nothingOpen()
 })
 
-t.test('silence ends calls at their deadline, each on its own, and a wait is cancelled first', async t => {
+t.test('without replies each call ends at its own deadline, and a wait is cancelled first', async t => {
   const script = await hostile(t, () => {})
   const client = await StoreClient.connect({ host, port: script.port, ...limits })
   const stop = new AbortController()
@@ -212,7 +213,7 @@ t.test('silence ends calls at their deadline, each on its own, and a wait is can
     return Buffer.concat(script.received).at(-1)
   }, last => last === 12)
   t.equal(last, 12, 'CANCEL_WAIT')
-  // Only the call whose time is not up keeps a connection.
+  // Only the call that still has time keeps a connection.
   await until(() => script.open.size === 1)
   stop.abort(new Error('stop'))
   await t.rejects(patient, { message: 'stop' })
@@ -220,7 +221,7 @@ t.test('silence ends calls at their deadline, each on its own, and a wait is can
   await nothingOpen()
 })
 
-t.test('replies that come byte by byte, and late ones, are read; a shared connection that broke is opened again', async t => {
+t.test('replies that arrive byte by byte or late are read, and a broken shared connection is opened again', async t => {
   const server = await StoreServer.listen({ host, port: 0 })
   const { port } = server.address
   const client = await StoreClient.connect({ host, port, ...limits })
@@ -250,13 +251,13 @@ t.test('replies that come byte by byte, and late ones, are read; a shared connec
   other.close()
 })
 
-t.test('a wait whose key comes as it is cancelled has succeeded', async t => {
+t.test('a wait whose key appears while it is cancelled succeeds', async t => {
   const script = await tcpScript(t, (socket, bytes) => {
     if (bytes.length === HELLO) socket.write(READY)
     if (bytes.at(-1) === 12) socket.write(Buffer.of(0, 1))
   })
   const client = await StoreClient.connect({ host, port: script.port, ...limits })
-  // The answer has a moment, in which a machine may halt.
+  // The reply must come within a short time, in which a machine may halt.
   t.equal(
     await eventually(async () => await failureOf(client.wait(['k'], { timeoutMs: 20 })), error => error === null),
     null
@@ -264,7 +265,7 @@ t.test('a wait whose key comes as it is cancelled has succeeded', async t => {
   client.close()
 })
 
-t.test('what a server is too old to know is no failure: it has no PING and lists no keys', async t => {
+t.test('an old server without PING and LIST_KEYS is no failure', async t => {
   const old = await tcpScript(t, (socket, bytes) => {
     if (bytes.length === HELLO) socket.write(READY)
     if (bytes.length > HELLO) socket.destroy()
@@ -276,7 +277,7 @@ t.test('what a server is too old to know is no failure: it has no PING and lists
   await t.rejects(client.ping(), { code: 'STORE_UNREACHABLE', message: /has left the store/ })
 })
 
-t.test('closing ends what is under way, and prefixes nest as in torch', async t => {
+t.test('closing ends running calls, and prefixes nest as in torch', async t => {
   const server = await StoreServer.listen({ host, port: 0 })
   const client = await server.connect(limits)
   const inner = new PrefixStore('cuda/', new PrefixStore('G/', new PrefixStore('G', client)))

@@ -61,7 +61,7 @@ for (
   })
 }
 
-t.test('an id of the group before is passed over until the new one is there', async t => {
+t.test('the id of an earlier group is ignored until the new one appears', async t => {
   const { store } = await joined(t)
   await publishUniqueId(store, 'g', 'custom', idOf(1))
   t.strictSame((await findUniqueId(store, query, limits)).id, idOf(1))
@@ -86,24 +86,27 @@ t.test('an id of another length is refused', async t => {
   })
 })
 
-t.test('where no id comes the error says what the store shows of the reason', async t => {
+t.test('if no id appears, the error names the reasons that the store shows', async t => {
   const short = { timeoutMs: 40 }
   const { store } = await joined(t)
-  // What the store shows is looked for within a moment, in which a machine may halt.
-  const said = async (words: RegExp, what = ''): Promise<void> => {
+  // The search for reasons has a short limit, within which a machine may halt.
+  const reports = async (pattern: RegExp, what = ''): Promise<void> => {
     const error = await eventually(
       async () => await failureOf(findUniqueId(store, query, short)),
-      error => words.test(`${error!.code} ${error!.message}`)
+      error => pattern.test(`${error!.code} ${error!.message}`)
     )
-    t.match(`${error!.code} ${error!.message}`, words, what)
+    t.match(`${error!.code} ${error!.message}`, pattern, what)
   }
-  await said(
-    /^DEADLINE the time was up after \d+\.\d s: no NCCL id of group "g" in the store at \[::ffff:127\.0\.0\.1\]:\d+\. Only 2 of 3 ranks have come to the store$/
+  await reports(
+    new RegExp(
+      '^DEADLINE the time was up after \\d+\\.\\d s: no NCCL id of group "g" in the store at ' +
+        '\\[::ffff:127\\.0\\.0\\.1\\]:\\d+\\. Only 2 of 3 ranks have come to the store$'
+    )
   )
   await store.countWorkers(1)
-  await said(/All ranks have been counted\. .*device_id.*TORCH_NCCL_BCAST_UNIQUEID=0 is set, or another group_name/)
+  await reports(/All ranks have been counted\. .*device_id.*TORCH_NCCL_BCAST_UNIQUEID=0 is set, or another group_name/)
   for (
-    const [key, words] of [
+    const [key, pattern] of [
       ['other/other//cuda//0', /keys of "other": is group_name the trainer's\?/],
       ['g/g//cuda//UniqueNCCLID:0', /TORCH_NCCL_RANKS_PER_ROOT/],
       ['some name/nccl_storekey_0', /TORCH_DIST_USE_NCCL2/],
@@ -111,13 +114,13 @@ t.test('where no id comes the error says what the store shows of the reason', as
     ] as const
   ) {
     await store.set(key, 'x')
-    await said(words, key)
+    await reports(pattern, key)
     await store.deleteKey(key)
   }
-  await said(/All ranks have been counted/)
+  await reports(/All ranks have been counted/)
 })
 
-t.test('TORCH_DISTRIBUTED_DEBUG=DETAIL is seen at once, and told in words', async t => {
+t.test('TORCH_DISTRIBUTED_DEBUG=DETAIL is found at once and reported', async t => {
   const { store } = await joined(t)
   const found = findUniqueId(store, query, { timeoutMs: 60_000 })
   const gloo = refuseDetail(store, 'g', 'cpu', { timeoutMs: 60_000 })
@@ -132,7 +135,7 @@ t.test('TORCH_DISTRIBUTED_DEBUG=DETAIL is seen at once, and told in words', asyn
   await nothingOpen()
 })
 
-t.test('an abort and a server that ends stop the search at once, and leave nothing', async t => {
+t.test('an abort or the end of the server stops the search at once and leaves nothing behind', async t => {
   const { store, server } = await joined(t)
   const stop = new AbortController()
   const stopped = t.rejects(
@@ -143,7 +146,7 @@ t.test('an abort and a server that ends stop the search at once, and leave nothi
   await stopped
   await t.rejects(findUniqueId(store, query, { timeoutMs: 60_000, signal: stop.signal }), { message: 'destroyed' })
   const lost = t.rejects(findUniqueId(store, query, { timeoutMs: 60_000 }), { code: 'STORE_UNREACHABLE' })
-  // The waits are under way.
+  // The waits are running.
   await store.numKeys()
   await server.close()
   await lost
@@ -171,7 +174,7 @@ t.test("gloo addresses go under each rank's key and come back by rank", async t 
   const values = await told
   t.strictSame(values, [0, 1, 2, 3].map(rank => value(rank)))
   t.ok((await store.listKeys())!.includes('/g/g//cpu//0/3'))
-  // The same store again: what is left of the round before is not taken.
+  // The same store again: addresses of the earlier round are ignored.
   const again = exchangeGlooAddresses(store, { ...mine, addresses: [value(1, 1), value(3, 1)], stale: values }, limits)
   await part.set('0/0', value(0, 1))
   setTimeout(() => {

@@ -47,7 +47,7 @@ t.test('loopback and private addresses are allowed, others are not', async t => 
   }
 })
 
-t.test('link-local, metadata and what is no machine are refused whatever is allowed', async t => {
+t.test('link-local, metadata and non-host addresses are refused whatever is allowed', async t => {
   const all = [
     '*',
     '169.254.0.0/16',
@@ -181,7 +181,7 @@ t.test('a name is looked up once, and only its allowed addresses are used', asyn
   )
 })
 
-t.test('addresses are taken as they are written, without brackets and zone, and tricks with numbers are refused', async t => {
+t.test('addresses are used as written, without brackets and zone, and numeric tricks are refused', async t => {
   const policy = masterPolicy()
   const never = async (): Promise<string[]> => {
     throw new Error('nothing to look up')
@@ -234,7 +234,7 @@ t.test('addresses are taken as they are written, without brackets and zone, and 
   }
 })
 
-t.test('the system resolves localhost, and the addresses of this machine have the loopback', async t => {
+t.test('the system resolves localhost, and the addresses of this machine include the loopback', async t => {
   const { host } = await resolveMaster({ host: 'localhost', port: 1 }, masterPolicy(), deadline())
   t.ok(['127.0.0.1', '::1'].includes(host), host)
   t.ok(ownAddresses().includes('127.0.0.1'))

@@ -57,7 +57,7 @@ function raw (t: Test, server: StoreServer, handshake = true): Raw {
   }
 }
 
-t.test('requests that come together or a byte at a time are answered in order', async t => {
+t.test('requests that arrive together or byte by byte are answered in order', async t => {
   const server = await serve(t)
   const requests: StoreRequest[] = [
     { op: 'SET', key: '/k', value: Buffer.from('v') },
@@ -99,7 +99,7 @@ t.test('requests that come together or a byte at a time are answered in order', 
   t.equal(server.workers, 4)
 })
 
-t.test('whatever is no request closes the connection, and only that', async t => {
+t.test('an invalid request closes its connection and no other', async t => {
   const server = await serve(t)
   const good = raw(t, server)
   for (const bytes of ['00cef7853d', '01', '47455420', '0d07000000']) {
@@ -135,7 +135,7 @@ t.test('whatever is no request closes the connection, and only that', async t =>
   t.equal(good.isClosed(), false)
 })
 
-t.test('keys, bytes and connections are bounded, and what is deleted makes room', async t => {
+t.test('keys, bytes and connections are bounded, and a deleted key makes room', async t => {
   const server = await serve(t, { maxKeys: 3, maxBytes: 3000, maxConnections: 3 })
   const client = raw(t, server)
   client.send({ op: 'MULTI_SET', pairs: [['/a', Buffer.alloc(1)], ['/b', Buffer.alloc(1)], ['/c', Buffer.alloc(1)]] }, {
@@ -173,7 +173,7 @@ t.test('keys, bytes and connections are bounded, and what is deleted makes room'
   t.equal(client.isClosed(), false)
 })
 
-t.test('a client that reads nothing is not answered without end', async t => {
+t.test('replies to a client that does not read are bounded', async t => {
   const server = await serve(t)
   const client = raw(t, server)
   client.send({ op: 'SET', key: '/k', value: Buffer.alloc(4 << 20) }, { op: 'CHECK', keys: ['/k'] })
@@ -188,7 +188,7 @@ t.test('a client that reads nothing is not answered without end', async t => {
   client.socket.destroy()
 })
 
-t.test('waits end with the last of their keys, whoever sets it however, and with the connection', async t => {
+t.test('a wait ends when the last of its keys is set, by any operation, and with its connection', async t => {
   const server = await serve(t)
   const client = await server.connect(limits)
   t.teardown(() => {
@@ -237,7 +237,7 @@ t.test('waits end with the last of their keys, whoever sets it however, and with
   t.equal(server.waiting, 0)
 })
 
-t.test('ranks are counted, and the wait for them ends with the last, the deadline, the signal or the server', async t => {
+t.test('the wait for ranks ends with the last rank, the deadline, the signal or the server', async t => {
   const server = await serve(t)
   const all = server.waitForWorkers(3, limits)
   server.countWorkers(1)
@@ -258,7 +258,7 @@ t.test('ranks are counted, and the wait for them ends with the last, the deadlin
   await nothingOpen()
 })
 
-t.test('a port that is taken is a conflict, and one interface alone is listened on', async t => {
+t.test('a port in use is a conflict, and the server listens on one interface alone', async t => {
   const server = await serve(t)
   await t.rejects(StoreServer.listen(server.address), {
     code: 'CONFLICT',

@@ -6,7 +6,7 @@ import type { StoreClient } from '../../src/rendezvous/client.ts'
 const MS = 60_000
 const limits = { timeoutMs: MS }
 
-/** The last rank, as vLLM's older and newer StatelessProcessGroup come to a barrier. */
+/** The last rank, which enters a barrier as vLLM's older or newer StatelessProcessGroup does. */
 const CLIENTS = {
   old: async (store: StoreClient, world: number, round: number): Promise<void> => {
     const own = world - 1
@@ -28,7 +28,8 @@ const CLIENTS = {
 
 for (const kind of ['old', 'new'] as const) {
   for (const ranks of [1, 3]) {
-    t.test(`a client of a ${kind === 'old' ? 'older' : 'newer'} vLLM passes the barrier of ${ranks} ranks again and again, and no key stays`, async t => {
+    const version = kind === 'old' ? 'older' : 'newer'
+    t.test(`a client of a ${version} vLLM passes the barrier of ${ranks} ranks, and no key stays`, async t => {
       const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
       const [own, client] = [await server.connect(), await server.connect()]
       t.teardown(async () => {
@@ -54,7 +55,7 @@ for (const kind of ['old', 'new'] as const) {
   }
 }
 
-t.test('a client that does not come is a deadline, and one that is not waited for any more leaves nothing behind', async t => {
+t.test('a client that does not arrive causes DEADLINE, and an aborted wait leaves nothing behind', async t => {
   const server = await StoreServer.listen({ host: '127.0.0.1', port: 0 })
   const own = await server.connect()
   t.teardown(async () => {
@@ -66,7 +67,7 @@ t.test('a client that does not come is a deadline, and one that is not waited fo
   const passing = new StatelessBarrier(own, 1).pass({ timeoutMs: MS, signal: control.signal })
   control.abort(new Error('enough'))
   await t.rejects(passing, { message: 'enough' })
-  // The server hears of it a turn later.
+  // The server sees it one turn of the event loop later.
   for (const end = performance.now() + MS; server.waiting > 0 && performance.now() < end;) {
     await new Promise(resolve => setTimeout(resolve, 5))
   }
