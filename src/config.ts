@@ -1,4 +1,5 @@
 import type { Option, OptionValue } from './config/option.ts'
+import { UPDATE_DEADLINE_SECONDS } from './contract/update-deadline.ts'
 
 // The one table of options. Flags, environment variables, keys of the config file, defaults, types, `--help` and
 // docs/configuration.md come from it; src/config/load-config.ts reads values by it.
@@ -266,7 +267,7 @@ export const OPTIONS = {
   },
   updateDeadline: {
     type: 'number',
-    default: 300,
+    default: UPDATE_DEADLINE_SECONDS,
     min: 1,
     max: 86400,
     group: 'engine',

@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import type { Routes } from '../../src/http/context.ts'
+import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 
 const ReleaseBody = Type.Object({
@@ -14,7 +14,7 @@ const Released = Type.Object({
 }, { title: 'KeptTensorsReleased', description: 'The mappings are closed, and the sender has its references back.' })
 
 /** Gives back what updates from tensors keep between requests (docs/tensor-updates.md). */
-const kept: Routes = async (app, { context }) => {
+const kept: Routes<WeightsContext> = async (app, { context }) => {
   app.post(
     '/release_kept_tensors',
     {

@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import type { Routes } from '../../src/http/context.ts'
+import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Deadline, toTransaction, Transaction } from '../../src/http/updates/transaction-status.ts'
 
@@ -32,7 +32,7 @@ const Done = Type.Object({
 }, { title: 'WeightUpdateScope', description: 'Done.' })
 
 /** A trainer's begin and end around updates of many requests, as SGLang has them; optional, as its sessions are in older versions. */
-const scope: Routes = async (app, { context }) => {
+const scope: Routes<WeightsContext> = async (app, { context }) => {
   const { transactions } = context.engine
   const config = { auth: 'admin', errors: 'weights' } as const
   const schema = { tags: ['weights'], response: { 200: Done, ...refusals(WeightsRefusal) } }

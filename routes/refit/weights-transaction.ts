@@ -1,5 +1,6 @@
 import { Type } from 'typebox'
-import type { Routes } from '../../src/http/context.ts'
+import type { WeightTransactions } from '../../src/contract/weight-transactions.ts'
+import type { App, Routes, WeightsContext } from '../../src/http/context.ts'
 import { nullable, refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 import { Deadline, toTransaction, Transaction } from '../../src/http/updates/transaction-status.ts'
 
@@ -39,12 +40,17 @@ const AbortBody = Type.Object(
 
 const Params = Type.Object({ id: Type.String({ maxLength: 64 }) })
 
-/** refit's own updates of many requests: open, write by any update route that is given the id, commit or abort. */
-const transactions: Routes = async (app, { context }) => {
-  const { transactions } = context.engine
-  const config = { auth: 'admin', errors: 'weights' } as const
-  const schema = { tags: ['weights'], response: { 200: Transaction, ...refusals(WeightsRefusal) } }
+const config = { auth: 'admin', errors: 'weights' } as const
+const schema = { tags: ['weights'], response: { 200: Transaction, ...refusals(WeightsRefusal) } }
 
+/** refit's own updates of many requests: open, write by any update route that is given the id, commit or abort. */
+const transactions: Routes<WeightsContext> = async (app, { context }) => {
+  openRoute(app, context.engine.transactions)
+  statusRoutes(app, context.engine.transactions)
+  endRoutes(app, context.engine.transactions)
+}
+
+function openRoute (app: App, transactions: WeightTransactions): void {
   app.post('/weight_transactions', {
     config,
     schema: {
@@ -68,7 +74,9 @@ const transactions: Routes = async (app, { context }) => {
     request.log.info({ transaction: status.id, owner, expected: status.expected }, 'weight transaction opened')
     return toTransaction(status)
   })
+}
 
+function statusRoutes (app: App, transactions: WeightTransactions): void {
   app.get('/weight_transactions', {
     config,
     schema: {
@@ -94,7 +102,9 @@ const transactions: Routes = async (app, { context }) => {
       params: Params
     }
   }, async request => toTransaction(await transactions.status(request.params.id)))
+}
 
+function endRoutes (app: App, transactions: WeightTransactions): void {
   app.post('/weight_transactions/:id/commit', {
     config,
     schema: {

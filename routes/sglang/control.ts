@@ -1,13 +1,14 @@
 import { Type } from 'typebox'
 import type { FastifyReply } from 'fastify'
 import type { RolloutEngine } from '../../src/contract/rollout-engine.ts'
-import type { Routes } from '../../src/http/context.ts'
+import type { App, RouteContext, Routes } from '../../src/http/context.ts'
 import { Refusal, refusals, unused } from '../../src/http/schemas.ts'
 import { Coverage, toCoverage } from '../../src/http/updates/transaction-status.ts'
 import { pauseFor, resumeFor } from '../../src/dialects/pause.ts'
 
-const FLUSHED =
-  'Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n'
+/** SGLang's text. */
+const FLUSHED = 'Cache flushed.\nPlease check backend logs for more details. ' +
+  '(When there are running or waiting requests, the operation will not be performed.)\n'
 const MAX_FLUSH_SECONDS = 3600
 
 const Status = Type.Object({ message: Type.String(), status: Type.String() }, { description: 'Done.' })
@@ -26,8 +27,8 @@ const FlushQuery = Type.Object({
 })
 const PauseBody = Type.Object({
   mode: Type.Optional(Type.Union([Type.Literal('abort'), Type.Literal('retract'), Type.Literal('in_place')], {
-    description:
-      'abort (default): end all requests with what they have; retract: give up their KV, to be computed again; in_place: keep it.'
+    description: 'abort (default): end all requests with what they have; retract: drop their KV and compute it again; ' +
+      'in_place: keep it.'
   }))
 })
 const ContinueBody = Type.Object({ torch_empty_cache: unused() })
@@ -41,8 +42,13 @@ const AbortBody = Type.Object({
 
 /** Cache, pause and abort. */
 const control: Routes = async (app, { context }) => {
-  const { engine, live } = context
-  let flushing = false
+  flushRoutes(app, context.engine)
+  pauseRoutes(app, context)
+  abortRoute(app, context)
+}
+
+function flushRoutes (app: App, engine: RolloutEngine): void {
+  let isFlushing = false
 
   for (const method of ['GET', 'POST'] as const) {
     app.route({
@@ -53,8 +59,8 @@ const control: Routes = async (app, { context }) => {
       schema: {
         operationId: method === 'GET' ? 'flushCacheGet' : 'flushCache',
         summary: method === 'GET' ? 'Drop the prefix cache (as POST)' : 'Drop the prefix cache',
-        description:
-          '400 unless no request runs or waits, or none does within the timeout. Requests that a pause with abort holds do not count.',
+        description: '400 unless no request runs or waits, or none does within the timeout. ' +
+          'Requests that a pause with abort holds do not count.',
         tags: ['control'],
         querystring: FlushQuery,
         response: { 200: Type.String({ description: 'Flushed.' }), 400: NotFlushed, ...refusals() }
@@ -65,21 +71,25 @@ const control: Routes = async (app, { context }) => {
 
   async function flush (reply: FastifyReply, seconds: number): Promise<FastifyReply> {
     reply.type('text/plain; charset=utf-8')
-    if (flushing) return reply.code(400).send('Another flush_cache is already in progress.')
+    if (isFlushing) return reply.code(400).send('Another flush_cache is already in progress.')
     if (seconds === 0) {
       return await engine.flushCache(0)
         ? reply.send(FLUSHED)
         : reply.code(400).send('Flush cache failed.\n')
     }
-    flushing = true
+    isFlushing = true
     try {
       return await engine.flushCache(seconds * 1000)
         ? reply.send(FLUSHED)
         : reply.code(400).send('Timed out waiting for idle state.')
     } finally {
-      flushing = false
+      isFlushing = false
     }
   }
+}
+
+function pauseRoutes (app: App, context: RouteContext): void {
+  const { engine } = context
 
   app.post('/pause_generation', {
     config: { auth: 'admin' },
@@ -100,8 +110,8 @@ const control: Routes = async (app, { context }) => {
     schema: {
       operationId: 'continueGeneration',
       summary: 'Continue after a pause',
-      description:
-        'Opens nothing while weights are torn: waiting requests then fail with the reason. While memory is released, and until a weight transaction that writes has ended, they wait on.',
+      description: 'Opens nothing while weights are torn: waiting requests then fail with the reason. ' +
+        'While memory is released, and until a weight transaction that writes has ended, they wait on.',
       tags: ['control'],
       body: ContinueBody,
       response: { 200: Continued, ...refusals() }
@@ -111,7 +121,9 @@ const control: Routes = async (app, { context }) => {
     const coverage = toCoverage(engine.coverage)
     return { ...continued(engine), ...coverage === null ? {} : { coverage } }
   })
+}
 
+function abortRoute (app: App, { engine, live }: RouteContext): void {
   app.post('/abort_request', {
     config: { auth: 'admin' },
     schema: {
@@ -130,7 +142,7 @@ const control: Routes = async (app, { context }) => {
   })
 }
 
-/** In words, what generates now. */
+/** Whether the engine generates after the pause, and why not. */
 function continued ({ weights, transactions }: RolloutEngine): { message: string, status: string } {
   if (transactions.writing) {
     const { owner, secondsLeft } = transactions.current!
@@ -150,9 +162,7 @@ function continued ({ weights, transactions }: RolloutEngine): { message: string
   if (weights.state === 'asleep') {
     return {
       message: `The pause has ended, but memory is released (${
-        weights
-          .tags
-          .join(', ')
+        weights.tags.join(', ')
       }) and nothing is generated until it is resumed.`,
       status: 'asleep'
     }

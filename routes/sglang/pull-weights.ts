@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import type { Routes } from '../../src/http/context.ts'
+import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import { refusals, WeightsRefusal } from '../../src/http/schemas.ts'
 import { CallJoiner } from '../../src/weights/call-joiner.ts'
 
@@ -28,7 +28,7 @@ const Pulled = Type.Object({
 }, { title: 'PullWeightsReply', description: 'The checkpoint is of that version, and its checksums are right.' })
 
 /** Deltas of checkpoints on disk, as slime publishes them. */
-const pull: Routes = async (app, { context }) => {
+const pull: Routes<WeightsContext> = async (app, { context }) => {
   const pulls = new CallJoiner<Awaited<ReturnType<typeof context.pulls.pull>>>()
 
   app.post('/pull_weights', {

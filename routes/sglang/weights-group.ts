@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import type { Routes } from '../../src/http/context.ts'
+import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import { GROUP_NAME } from '../../src/updates/distributed-update.ts'
 import { nullable, refusals, unused, WeightsRefusal } from '../../src/http/schemas.ts'
 import { RefitError, withPrefix } from '../../src/errors.ts'
@@ -38,7 +38,7 @@ const Done = Type.Object({ success: Type.Literal(true), message: Type.String() }
 })
 
 /** Process groups of trainers, through which they broadcast weights (docs/groups.md). The messages are SGLang's. */
-const groups: Routes = async (app, { context }) => {
+const groups: Routes<WeightsContext> = async (app, { context }) => {
   const config = { auth: 'admin', errors: 'weights' } as const
   const schema = { tags: ['weights'], response: { 200: Done, ...refusals(WeightsRefusal) } }
 

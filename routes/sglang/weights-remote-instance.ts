@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import type { Routes } from '../../src/http/context.ts'
+import type { Routes, WeightsContext } from '../../src/http/context.ts'
 import {
   FillBody,
   fillFromOther,
@@ -56,7 +56,7 @@ const Filled = Type.Object({
 }, { title: 'PeerUpdateReply', description: 'All weights are those of the other engine: every checksum is the same.' })
 
 /** Weights from one engine to another: to those that start (`--load-from`), and to those that have missed updates. */
-const remoteInstance: Routes = async (app, { context }) => {
+const remoteInstance: Routes<WeightsContext> = async (app, { context }) => {
   const tags = ['weights']
   // Requests that wait for a receiver would hold up the end.
   app.addHook('preClose', async () => {

@@ -1,5 +1,6 @@
+import type { RolloutEngine } from '../../src/contract/rollout-engine.ts'
 import { Type } from 'typebox'
-import type { Routes } from '../../src/http/context.ts'
+import type { App, Routes, WeightsContext } from '../../src/http/context.ts'
 import { updateFromDisk } from '../../src/updates/disk-update.ts'
 import { DiskUpdateBody, toDiskUpdate } from '../../src/http/updates/disk-body.ts'
 import { labelText, requireValidBody } from '../../src/http/updates/update-fields.ts'
@@ -69,12 +70,18 @@ const Checked = Type.Object({
 
 const NO_QUERY = { name: nullable(Type.String()), truncate_size: nullable(Type.Integer({ minimum: 0 })) }
 
+const config = { auth: 'admin', errors: 'weights' } as const
+const tags = ['weights']
+
 /** Reading, checking and replacing weights. */
-const weights: Routes = async (app, { context }) => {
+const weights: Routes<WeightsContext> = async (app, { context }) => {
+  updateRoutes(app, context)
+  getRoutes(app, context.engine)
+  checkerRoutes(app, context.engine)
+}
+
+function updateRoutes (app: App, context: WeightsContext): void {
   const { engine } = context
-  const checker = new WeightsChecker(engine)
-  const config = { auth: 'admin', errors: 'weights' } as const
-  const tags = ['weights']
 
   app.post('/update_weights_from_disk', {
     config,
@@ -119,7 +126,9 @@ const weights: Routes = async (app, { context }) => {
       new_version: version
     }
   })
+}
 
+function getRoutes (app: App, engine: RolloutEngine): void {
   const getSchema = { tags, response: { 200: Values, ...refusals() } }
   const readWeights = async (
     { name, truncate_size: rows = 100 }: Type.Static<typeof GetWeightsBody>
@@ -151,7 +160,10 @@ const weights: Routes = async (app, { context }) => {
     config: { auth: 'admin' },
     schema: { ...getSchema, operationId: 'getWeightsByName', summary: 'Values of a tensor', body: GetWeightsBody }
   }, async request => await readWeights(request.body))
+}
 
+function checkerRoutes (app: App, engine: RolloutEngine): void {
+  const checker = new WeightsChecker(engine)
   const check = async ({ action = 'checksum' }: Type.Static<typeof CheckerBody>): Promise<object> => {
     if (action === 'checksum') return await checker.checksum()
     if (action === 'snapshot') await checker.snapshot()

@@ -5,11 +5,8 @@ import { describeModel } from '../model/describe-model.ts'
 import { buildModelTable } from '../model/model-table.ts'
 import { readArchitecture } from '../model/read-config.ts'
 import { native } from '../native/load-addon.ts'
-// The one file of this folder that joins engine, weights and a source: the engine itself knows no way in.
-/* eslint-disable @typescript-eslint/no-restricted-imports */
 import { loadFromPeer } from '../peer/load-from-peer.ts'
 import { openDiskSource } from '../sources/disk/disk.ts'
-/* eslint-enable @typescript-eslint/no-restricted-imports */
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import { WeightStore } from '../weights/weight-store.ts'
 import { availableMemory } from '../engine/available-memory.ts'
@@ -24,7 +21,7 @@ import { SchedulerClient } from '../engine/scheduler-client.ts'
 
 export type { EngineOptions } from '../engine/engine-options.ts'
 
-/** Loads the model of a folder (config.json and safetensors files) and starts an engine for it. `close` it to end its threads. */
+/** Loads the model of a folder (config.json and safetensors files) and starts an engine for it. `close` ends its threads. */
 export async function createEngine (modelPath: string, options: EngineOptions = {}): Promise<LocalEngine> {
   const arch = await readArchitecture(modelPath)
   if (options.loadFrom !== undefined) return await start(modelPath, arch, null, options)
@@ -39,7 +36,7 @@ export async function createEngine (modelPath: string, options: EngineOptions = 
   }
 }
 
-/** Without a source: from the engine of `loadFrom`. */
+/** Without a source, the weights come from the engine that `loadFrom` names. */
 async function start (
   modelPath: string,
   arch: Architecture,
@@ -48,7 +45,7 @@ async function start (
 ): Promise<LocalEngine> {
   const { servedModelName = modelPath, weightVersion = 'default', maxQueuedRequests = 4096 } = options
   const table = buildModelTable(arch, options.tp ?? 1, engineDType(arch, options))
-  // Loaded here first: were the worker the only one to hold it, it would be unloaded under living threads when the worker ends.
+  // Load the addon here first. If only the worker held it, it would be unloaded under running threads when the worker ends.
   const addon = native()
   const { core: config, contextLength, maxRunningRequests, maxBatchTokens, gpus, visible, experts } = await sizeCore(
     arch,
@@ -56,14 +53,13 @@ async function start (
     options,
     addon
   )
+  const limits = { contextLength, maxRunningRequests, maxQueuedRequests }
   const data: StartData = {
     core: config,
     scheduler: {
-      contextLength,
+      ...limits,
       vocabSize: arch.vocabSize,
       eosTokenIds: arch.eosTokenIds,
-      maxRunningRequests,
-      maxQueuedRequests,
       maxBatchTokens,
       recorded: recordedPerToken(experts),
       epoch: 0,
@@ -72,11 +68,8 @@ async function start (
     },
     randomSeed: options.randomSeed === undefined ? null : BigInt(options.randomSeed)
   }
-  const { onFailure, watchdogMs, updateDeadlineMs: deadlineMs } = options
-  const scheduler = await SchedulerClient.start(data, {
-    ...onFailure === undefined ? {} : { onFailure },
-    ...watchdogMs === undefined ? {} : { watchdogMs }
-  })
+  const { updateDeadlineMs: deadlineMs } = options
+  const scheduler = await startScheduler(data, options)
   try {
     const { core } = scheduler
     const store = new WeightStore({
@@ -99,7 +92,6 @@ async function start (
       architecture: arch.name,
       modelType: arch.modelType,
       vocabSize: arch.vocabSize,
-      contextLength,
       eosTokenIds: arch.eosTokenIds,
       device: config.device,
       gpus: gpus.map(({ ordinal, uuid, name, totalBytes }) => ({ ordinal, uuid, name, totalBytes })),
@@ -112,24 +104,34 @@ async function start (
       kvBytes: native.kvBytes,
       kvTokens: config.pages * config.pageSize,
       weightsCpuBackup: options.enableWeightsCpuBackup ?? false,
-      maxRunningRequests,
-      maxQueuedRequests,
+      ...limits,
       ...experts === null ? {} : { experts }
     }
     const held: HeldWeights = { store, model: describeModel(arch), device: config.device }
     const loadReport = source === null
-      ? (await loadFromPeer({ ...held, info }, {
-        timeoutMs: deadlineMs,
-        onProgress: options.onProgress,
-        ...options.loadFrom!
-      }))
-        .report
+      ? await loadFromOther({ ...held, info }, options)
       : await inFolder(modelPath, async () => await load(store, source, options.onProgress))
     return new LocalEngine(info, scheduler, store, loadReport, held)
   } catch (error) {
     await scheduler.close()
     throw error
   }
+}
+
+async function startScheduler (
+  data: StartData,
+  { onFailure, watchdogMs }: EngineOptions
+): Promise<SchedulerClient> {
+  return await SchedulerClient.start(data, {
+    ...onFailure === undefined ? {} : { onFailure },
+    ...watchdogMs === undefined ? {} : { watchdogMs }
+  })
+}
+
+async function loadFromOther (own: HeldWeights & { info: EngineInfo }, options: EngineOptions): Promise<WriteReport> {
+  const { updateDeadlineMs: timeoutMs, onProgress, loadFrom } = options
+  const { report } = await loadFromPeer(own, { timeoutMs, onProgress, ...loadFrom! })
+  return report
 }
 
 /** The first update: every tensor of the model must come with it. */
@@ -149,7 +151,7 @@ async function load (
   }
 }
 
-/** What is wrong with a checkpoint is said with the folder that it lies in. */
+/** Errors about a checkpoint name the folder that it lies in. */
 async function inFolder<T> (folder: string, read: () => Promise<T>): Promise<T> {
   try {
     return await read()

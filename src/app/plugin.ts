@@ -78,6 +78,18 @@ const WARM_AFTER_MS = 1000
  */
 export default async function refit (app: FastifyInstance, options: RefitPluginOptions): Promise<void> {
   checkOptions(options)
+  const { context, receiver } = await makeContext(options)
+  installHandlers(app, options)
+  watchReceivers(context, receiver)
+  closeWith(app, context, receiver)
+  for (const routes of await loadRoutes(context.dialects)) await app.register(routes, { context })
+}
+
+
+/** `receiver`: the tensor receiver of the context, with the parts that routes do not use. */
+async function makeContext (
+  options: RefitPluginOptions
+): Promise<{ context: RouteContext, receiver: TensorReceiver }> {
   const { engine } = options
   const roots = options.modelRoots ?? defaultRoots(engine.info.modelPath)
   const receiver = new TensorReceiver({
@@ -121,7 +133,10 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
     version: packageVersion(),
     startedAt: Date.now() / 1000
   }
+  return { context, receiver }
+}
 
+function installHandlers (app: FastifyInstance, options: RefitPluginOptions): void {
   app.setValidatorCompiler(validatorCompiler)
   // Schemas of replies are documentation; writing by them would drop fields, and fail on what JSON cannot hold.
   app.setSerializerCompiler(() => serialize)
@@ -140,10 +155,24 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
   app.addHook('onRoute', route => {
     route.bodyLimit ??= BODY_LIMIT
   })
-  context.metrics.watchShares(receiver.counts)
-  context.metrics.watchKept(() => kept.stats)
-  context.metrics.watchUploads(uploads)
-  context.metrics.watchGroups(groups)
+}
+
+function watchReceivers (
+  { metrics, kept, uploads, groups }: RouteContext,
+  receiver: TensorReceiver
+): void {
+  metrics.watchShares(receiver.counts)
+  metrics.watchKept(() => kept.stats)
+  metrics.watchUploads(uploads)
+  metrics.watchGroups(groups)
+}
+
+/** Starts the tensor receiver's thread a while after the plugin, and ends everything with the app. */
+function closeWith (
+  app: FastifyInstance,
+  { groups, kept, uploads, metrics }: RouteContext,
+  receiver: TensorReceiver
+): void {
   // Once the start is over; a server that ends before has no use for it.
   const warming = setTimeout(() => {
     receiver.start()
@@ -159,9 +188,8 @@ export default async function refit (app: FastifyInstance, options: RefitPluginO
     await kept.close()
     await receiver.close()
     uploads.close()
-    context.metrics.close()
+    metrics.close()
   })
-  for (const routes of await loadRoutes(context.dialects)) await app.register(routes, { context })
 }
 
 /** TypeError in words for what only callers without types can pass, and what would fail much later. */

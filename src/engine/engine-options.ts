@@ -33,7 +33,7 @@ export interface EngineOptions {
   pageSize?: number
   /** Seed from which requests without one draw theirs; default a random one. */
   randomSeed?: bigint | number
-  /** Longest that a weight update waits for running requests and for updates before it. */
+  /** Longest that a weight update waits for running requests and for updates before it (default 300 s). */
   updateDeadlineMs?: number
   /** Weights whose memory is released keep a copy in host memory and come back whole; default false: they come back torn. */
   enableWeightsCpuBackup?: boolean

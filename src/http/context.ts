@@ -56,3 +56,6 @@ export interface RouteContext extends GenerationContext, WeightsContext {
 
 /** A file of routes, with the part of the context that they use. */
 export type Routes<Context extends ServerContext = RouteContext> = FastifyPluginAsyncTypebox<{ context: Context }>
+
+/** The scope that a file of routes registers in. */
+export type App = Parameters<Routes>[0]

@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto'
+import { UPDATE_DEADLINE_SECONDS } from '../contract/update-deadline.ts'
 import { RefitError } from '../errors.ts'
 import type { NativeAddon } from '../native/addon.ts'
 import type { ModelTable } from '../model/architecture.ts'
@@ -56,7 +57,6 @@ export interface WeightStoreOptions {
 }
 
 const QUEUED_UPDATES = 64
-const DEADLINE_MS = 30 * 60_000
 const PATCH_BYTES = 64 << 20
 const SHOWN_NAMES = 100
 /** What those get who wait for their turn when a transaction opens. */
@@ -94,7 +94,7 @@ export class WeightStore {
     this.table = options.table
     this.dtype = options.dtype
     this.#gates = options.gates
-    this.#deadlineMs = options.deadlineMs ?? DEADLINE_MS
+    this.#deadlineMs = options.deadlineMs ?? UPDATE_DEADLINE_SECONDS * 1000
     this.coverage = new CoveredNames(options.table)
     this.planner = new Planner(options.table, this.coverage)
     this.patchBytes = options.patchBytes ?? PATCH_BYTES
