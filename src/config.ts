@@ -2,7 +2,7 @@ import type { Option, OptionValue } from './config/option.ts'
 import { UPDATE_DEADLINE_SECONDS } from './contract/update-deadline.ts'
 
 // The one table of options. Flags, environment variables, keys of the config file, defaults, types, `--help` and
-// docs/configuration.md come from it; src/config/load-config.ts reads values by it.
+// docs/configuration.md come from it. src/config/load-config.ts reads values by it.
 
 export const OPTIONS = {
   model: {

@@ -1,7 +1,7 @@
 import { createServer } from 'node:net'
 import { RefitError } from '../errors.ts'
 
-/** Fails now, and not after minutes of loading, if the address cannot be listened on. */
+/** Fails now, instead of after minutes of loading, if the address cannot be listened on. */
 export async function checkPort (host: string, port: number): Promise<void> {
   const server = createServer()
   await new Promise<void>((resolve, reject) => {
@@ -14,7 +14,7 @@ export async function checkPort (host: string, port: number): Promise<void> {
   await new Promise(resolve => server.close(resolve))
 }
 
-/** What the system said, with what to do about it. */
+/** The system's message, with the cure. */
 export function listenError (error: NodeJS.ErrnoException, host: string, port: number): Error {
   const reasons: Record<string, string> = {
     EADDRINUSE: `port ${port} of ${host} is in use; stop what listens there, or choose another one with --port`,

@@ -21,7 +21,7 @@ export async function devices (args: readonly string[]): Promise<void> {
   if (!found.gpus.some(({ error }) => error === undefined)) process.exitCode = 1
 }
 
-/** In words, for a terminal. */
+/** Text for a terminal. */
 export function describeDevices (found: CudaGpus): string {
   const sections = [
     found.error === undefined ? [] : [`no card can be used: ${found.error}`],

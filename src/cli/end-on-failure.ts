@@ -1,14 +1,14 @@
 import type { Logger } from 'pino'
 import type { RefitError } from '../errors.ts'
 
-/** EX_SOFTWARE of sysexits.h; docs/configuration.md tells it to whoever watches the process. */
+/** EX_SOFTWARE of sysexits.h. docs/configuration.md documents it for process supervisors. */
 export const LOST_DEVICE_EXIT = 70
-/** For the replies of the requests that have just failed. */
+/** Time for the replies of the requests that have just failed. */
 const REPLIES_MS = 300
 
 /**
- * A server whose engine is gone ends, so that whoever watches it can start it again: by the ordinary way down where only the
- * scheduler failed, by `end` where a device is lost, since threads that are stuck in it would hold up any other.
+ * Ends a server whose engine is gone, so that its supervisor can start it again. If only the scheduler failed, it shuts
+ * down in the ordinary way. If a device is lost it calls `end`, because stuck threads would block any other exit.
  */
 export function endOnFailure (error: RefitError, log: Pick<Logger, 'fatal'>, end: (exitCode: number) => void): void {
   if (error.code !== 'DEVICE_LOST') {

@@ -8,7 +8,7 @@ import { createGateway } from '../app/gateway-server.ts'
 import { checkPort, listenError } from './check-port.ts'
 import { createLog } from './log.ts'
 
-/** How long replies may go on after Ctrl-C or SIGTERM before their connections are cut. */
+/** How long replies may continue after Ctrl-C or SIGTERM before their connections are cut. */
 const GRACE_MS = 10_000
 
 /** `refit gateway`: resolves once the gateway listens. */
@@ -49,7 +49,7 @@ export async function gateway (args: readonly string[]): Promise<void> {
   log.info(`the gateway is ready on ${app.listeningOrigin}`)
 }
 
-/** What is wrong with an address, by the flag that brought it. */
+/** An error that names the flag with the bad address. */
 function engineError (error: unknown): unknown {
   if (!(error instanceof RefitError) || error.code !== 'INVALID_REQUEST') return error
   return new RefitError('CONFIG', `--engine: ${error.message}`, { param: '--engine', cause: error })

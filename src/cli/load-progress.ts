@@ -7,7 +7,7 @@ interface Terminal {
   write: (text: string) => unknown
 }
 
-/** Shows how far loading has come: a bar where there is a terminal, else one log line per 10 %, at most one a second. */
+/** Shows the progress of loading: a bar on a terminal, otherwise one log line per 10 %, at most one a second. */
 export class LoadProgress {
   readonly #terminal: Terminal
   readonly #log: (line: string) => void
@@ -43,7 +43,7 @@ export class LoadProgress {
     this.#last = now
   }
 
-  /** Takes the bar away. */
+  /** Removes the bar. */
   end (): void {
     if (this.#drawn) this.#terminal.write('\r\x1b[K')
     this.#drawn = false

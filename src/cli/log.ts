@@ -2,7 +2,10 @@ import { pino } from 'pino'
 import type { Logger } from 'pino'
 import pretty from 'pino-pretty'
 
-/** JSON lines on stdout, or coloured text where stdout is a terminal. Written at once: nothing is lost when the process ends. */
+/**
+ * JSON lines on stdout, or coloured text if stdout is a terminal. Written synchronously: nothing is lost when the
+ * process ends.
+ */
 export function createLog (level: string): Logger {
   if (!process.stdout.isTTY) return pino({ level })
   return pino(

@@ -21,7 +21,7 @@ import { shutDown } from './shut-down.ts'
 import { logStats } from './stats-line.ts'
 import { loadWeightLoaders } from './weight-loaders.ts'
 
-/** Time for what comes after the grace: abort, last replies, closing. */
+/** Time for the work after the grace period: abort, last replies, closing. */
 const CLOSE_MS = 5000
 
 /** `refit serve`: resolves once the server listens. */
@@ -88,7 +88,7 @@ function requireModel ({ model }: Config): string {
   )
 }
 
-/** They may be mounted later: weights are looked for when they are asked for. */
+/** A warning, not an error: folders may be mounted later, and are read only on request. */
 function warnOfRoots (roots: readonly string[], log: Log): void {
   for (const root of roots) {
     let what = 'is no folder'

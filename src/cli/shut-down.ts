@@ -4,10 +4,10 @@ import type { Logger } from 'pino'
 import type { RolloutEngine } from '../contract/rollout-engine.ts'
 
 const POLL_MS = 20
-/** How long aborted requests may take to send what they have. */
+/** Time for aborted requests to send the tokens that they have. */
 const FLUSH_MS = 1000
 
-/** Stops taking requests, lets running ones end for `graceMs`, aborts the rest, closes. */
+/** Accepts no more requests, lets running ones continue for `graceMs`, aborts the rest, closes. */
 export async function shutDown (
   app: FastifyInstance,
   engine: RolloutEngine,
@@ -23,7 +23,7 @@ export async function shutDown (
     )
   }
   let isClosed = false
-  // Refuses new connections and requests; resolves once the last reply is out.
+  // Refuses new connections and requests; resolves after the last reply.
   const closed = app.close().finally(() => {
     isClosed = true
   })

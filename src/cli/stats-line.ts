@@ -2,7 +2,7 @@ import type { EngineStats, RolloutEngine } from '../contract/rollout-engine.ts'
 
 const EVERY_MS = 10_000
 
-/** Logs one line every 10 s in which the engine had work. Returns what ends it. */
+/** Logs one line for every 10 s in which the engine had work. Returns the function that stops it. */
 export function logStats (
   engine: Pick<RolloutEngine, 'stats'>,
   log: (fields: object, line: string) => void,
@@ -23,7 +23,7 @@ export function logStats (
   return () => clearInterval(timer)
 }
 
-/** What happened between two readings that lie `seconds` apart. */
+/** A summary of the changes between two readings that are `seconds` apart. */
 export function statsLine (before: EngineStats, after: EngineStats, seconds: number): [fields: object, line: string] {
   const prompt = after.promptTokens - before.promptTokens
   const hits = after.prefixHitTokens - before.prefixHitTokens

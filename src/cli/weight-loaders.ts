@@ -5,7 +5,10 @@ import type { RefitPluginOptions } from '../app/plugin.ts'
 
 type WeightLoaders = NonNullable<RefitPluginOptions['weightLoaders']>
 
-/** Imports the modules of `--weight-loader name=./module.mjs`. Throws CONFIG: it is no pair, the name is taken, the module cannot be loaded or exports no function. */
+/**
+ * Imports the modules of `--weight-loader name=./module.mjs`. Throws CONFIG if an option is no pair, its name is taken,
+ * or its module cannot be loaded or exports no function.
+ */
 export async function loadWeightLoaders (options: readonly string[], folder = process.cwd()): Promise<WeightLoaders> {
   const loaders: Record<string, WeightLoaders[string]> = Object.create(null)
   for (const option of options) {

@@ -6,8 +6,8 @@ import { GROUPS, defaultText } from './help.ts'
 import { expected } from './parse-value.ts'
 
 /**
- * The text of docs/configuration.md; `npm run docs` writes it and a test compares. `dialects`: the names that --dialects takes, which this
- * folder does not know.
+ * The text of docs/configuration.md. `npm run docs` writes it and a test compares it. `dialects` lists the names that
+ * --dialects takes, which this folder does not know.
  */
 export function configurationPage (dialects: readonly string[]): string {
   const options = {

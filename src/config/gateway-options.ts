@@ -3,7 +3,7 @@ import type { Option, OptionValue } from './option.ts'
 
 const { host, port, apiKey, adminApiKey, insecure, logLevel, config } = OPTIONS
 
-/** The options of `refit gateway`; those of its own address are the server's. */
+/** The options of `refit gateway`. Those of its own address are the server's. */
 export const GATEWAY_OPTIONS = {
   engine: {
     type: 'list',

@@ -13,7 +13,7 @@ export function usage (key: string, option: Option): string {
   }`
 }
 
-/** The default in words, or null for a switch that is off. */
+/** The default as text, or null for a switch that is off. */
 export function defaultText (option: Option): string | null {
   if (option.default === null || (Array.isArray(option.default) && option.default.length === 0)) {
     return option.unset ?? null

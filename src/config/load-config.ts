@@ -10,17 +10,23 @@ import { RefitError } from '../errors.ts'
 
 export interface LoadedConfig {
   config: Config
-  /** Where each value that is not a default came from. */
+  /** Origin of each value that is not a default. */
   sources: Partial<Record<OptionKey, 'flag' | 'environment' | 'file'>>
   warnings: string[]
 }
 
-/** Flags over environment over file over defaults. Throws RefitError CONFIG that names the flag, variable or key at fault. */
+/**
+ * Flags take precedence over the environment, the file and the defaults, in this order. Throws CONFIG naming the flag,
+ * variable or key.
+ */
 export function loadConfig (args: readonly string[], environment: Environment): LoadedConfig {
   return loadOptions(OPTIONS, args, environment) as LoadedConfig
 }
 
-/** The same by the table of another command, which has the options of an address (`host`, `apiKey`, `adminApiKey`, `insecure`) too. */
+/**
+ * The same for the table of another command, which also has the options of an address (`host`, `apiKey`, `adminApiKey`,
+ * `insecure`).
+ */
 export function loadOptions (
   table: OptionTable,
   args: readonly string[],

@@ -1,30 +1,33 @@
-/** One option: it is a flag, an environment variable, a key of the config file, a line of `--help` and a row of docs/configuration.md. */
+/**
+ * One option: a flag, an environment variable, a key of the config file, a line of `--help` and a row of
+ * docs/configuration.md.
+ */
 export interface Option {
   type: 'string' | 'integer' | 'number' | 'boolean' | 'choice' | 'list'
-  /** Null: not set, and `unset` says what then happens. A list starts empty. */
+  /** Null: not set; `unset` describes the effect. A list starts empty. */
   default: string | number | boolean | null | readonly string[]
   help: string
-  /** What happens while the value is null or the list empty. */
+  /** Effect while the value is null or the list empty. */
   unset?: string
   group: 'model' | 'engine' | 'gateway' | 'server'
   /** Name of the value in `--help`. */
   value?: string
   /** Other spellings of the flag, without dashes. */
   aliases?: readonly string[]
-  /** What a string must look like, in lower case, and the same in words. */
+  /** Pattern of a string in lower case, and its description. */
   pattern?: RegExp
   takes?: string
-  /** Between the entries of a list in a variable (default that of paths) and, where it is set, on the command line. */
+  /** Separates the entries of a list in a variable (default that of paths) and, if it is set, on the command line. */
   separator?: string
   /** Accepted values of a choice. */
   choices?: readonly string[]
   /** Other spellings of values. */
   spellings?: Readonly<Record<string, string>>
-  /** Values that are known but refused, with the reason and what to do instead. */
+  /** Known values that are refused, with the reason and the alternative. */
   refused?: Readonly<Record<string, string>>
   min?: number
   max?: number
-  /** Shown as *** wherever the configuration is printed. */
+  /** Printed as *** wherever the configuration is shown. */
   secret?: boolean
 }
 

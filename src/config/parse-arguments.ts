@@ -20,7 +20,10 @@ export function flagsOf (table: OptionTable): ReadonlyMap<string, string> {
   )
 }
 
-/** Reads `--name value`, `--name=value`, `--flag`, `--no-flag` and at most one word without dashes (MODEL). A later value replaces an earlier one; a list grows. */
+/**
+ * Reads `--name value`, `--name=value`, `--flag`, `--no-flag` and at most one word without dashes (MODEL). A later
+ * value replaces an earlier one; a list grows.
+ */
 export function parseArguments (args: readonly string[], table: OptionTable = OPTIONS): Values {
   const flags = flagsOf(table)
   const values: Values = {}

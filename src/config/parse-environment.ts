@@ -7,7 +7,7 @@ import { suggest } from './suggest.ts'
 
 export type Environment = Readonly<Record<string, string | undefined>>
 
-/** Variables that refit reads elsewhere: paths of libraries, and what to build. */
+/** Variables that other parts of refit read: paths of libraries, and build settings. */
 const OTHERS = [
   'REFIT_NATIVE',
   'REFIT_CUDA',
@@ -18,8 +18,8 @@ const OTHERS = [
 ]
 
 /**
- * Reads `REFIT_<FLAG>`; an empty variable counts as unset. A variable that is almost one of ours is only warned of, never refused:
- * Kubernetes sets REFIT_SERVICE_HOST and the like for a Service named refit.
+ * Reads `REFIT_<FLAG>`; an empty variable counts as unset. An unknown variable that resembles a known one is reported,
+ * never refused: Kubernetes sets REFIT_SERVICE_HOST and the like for a Service named refit.
  */
 export function parseEnvironment (
   environment: Environment,

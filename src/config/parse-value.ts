@@ -5,7 +5,7 @@ import { suggest } from './suggest.ts'
 
 type Value = string | number | boolean | string[]
 
-/** Reads a value as it stands on the command line or in the environment; `where` names it in errors (`--port`, `REFIT_PORT`). */
+/** Parses a value from the command line or the environment. `where` names it in errors (`--port`, `REFIT_PORT`). */
 export function parseText (option: Option, text: string, where: string): Value {
   switch (option.type) {
     case 'boolean':
@@ -22,7 +22,7 @@ export function parseText (option: Option, text: string, where: string): Value {
   }
 }
 
-/** Checks a value that already has a type, as a JSON file gives it. */
+/** Checks a value that already has a type, as from a JSON file. */
 export function checkValue (option: Option, value: unknown, where: string): Value {
   switch (option.type) {
     case 'boolean':
@@ -50,7 +50,7 @@ export function checkValue (option: Option, value: unknown, where: string): Valu
   throw wrong(option, value, where)
 }
 
-/** What an option takes, in words. */
+/** A description of the values that an option takes. */
 export function expected (option: Option): string {
   switch (option.type) {
     case 'boolean':

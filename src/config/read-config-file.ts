@@ -7,7 +7,7 @@ import { checkValue } from './parse-value.ts'
 import { suggest } from './suggest.ts'
 import { RefitError } from '../errors.ts'
 
-/** Reads a JSON object whose keys are flag names without dashes in front (`_` for `-` is fine). */
+/** Reads a JSON object whose keys are flag names without the dashes in front (`_` instead of `-` is allowed). */
 export function readConfigFile (path: string, table: OptionTable = OPTIONS): Values {
   const flags = flagsOf(table)
   const values: Values = {}

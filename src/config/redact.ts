@@ -2,7 +2,7 @@ import { OPTIONS } from '../config.ts'
 import type { Option, OptionTable } from './option.ts'
 import { flagName } from './option.ts'
 
-/** The configuration as it may be logged: keyed by flag name, secrets as ***. */
+/** The configuration for the log: keyed by flag name, secrets as ***. */
 export function redact (config: object, table: OptionTable = OPTIONS): Record<string, unknown> {
   return Object.fromEntries(
     Object.entries<Option>(table).map(([key, option]) => {

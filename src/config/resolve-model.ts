@@ -7,7 +7,7 @@ import { RefitError } from '../errors.ts'
 export interface ResolvedModel {
   /** The folder that holds config.json. */
   path: string
-  /** The folder inside which weights may be loaded by request when no --model-root is given. */
+  /** Weights inside this folder may be loaded by request if no --model-root is given. */
   root: string
 }
 

@@ -1,4 +1,4 @@
-/** The known name that a misspelled one most likely means, or undefined where none is near. */
+/** The known name that a misspelled one most likely means; undefined if none is similar. */
 export function suggest (name: string, known: Iterable<string>): string | undefined {
   let best: string | undefined
   let bestDistance = Math.max(1, Math.floor(name.length / 3)) + 1

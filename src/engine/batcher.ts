@@ -15,9 +15,12 @@ import { tokenEvent } from './token-event.ts'
 import { WaitingQueue } from './waiting-queue.ts'
 import { errorMessage } from '../errors.ts'
 
-/** Continuous batching: who runs, who waits, what each step computes. Whether steps may run at all is the Scheduler's matter. */
+/**
+ * Continuous batching: decides which sequences run, which wait, and what each step computes. The Scheduler decides
+ * whether steps may run at all.
+ */
 export class Batcher {
-  /** Label of the weights in use. */
+  /** Label of the current weights. */
   version: string
   readonly kv: KvMemory
   readonly experts: ExpertPages
@@ -67,7 +70,7 @@ export class Batcher {
     this.#queue.insert(seq)
   }
 
-  /** Ends a sequence with what it has. */
+  /** Ends a sequence with the tokens that it has. */
   end (seq: Sequence, finish: FinishReason): void {
     const event = this.#lastEvent(seq, tokenEvent(seq, this.version, finish))
     this.#leave(seq, true)
@@ -79,7 +82,10 @@ export class Batcher {
     this.#options.sink.error(seq.id, code, message)
   }
 
-  /** Runs one step; false if there was nothing to compute. With `startedOnly`, no request is begun that has not run before. Throws LostDevice. */
+  /**
+   * Runs one step; returns false if there was nothing to compute. With `startedOnly`, no request begins that has not
+   * run before. Throws LostDevice.
+   */
   step (startedOnly: boolean): boolean {
     this.#admit(startedOnly)
     this.#plan()
@@ -93,7 +99,7 @@ export class Batcher {
       result = device.step(this.#builder.batch())
     } catch (error) {
       if (isLost(error)) throw new LostDevice(error.message, sequences.map(({ id }) => id))
-      // What the device wrote before it failed is unknown, so nothing of these sequences is kept.
+      // After a failed step, the contents of these sequences' pages are unknown, so nothing of them is kept.
       for (const seq of [...sequences]) {
         this.fail(
           seq,
@@ -112,17 +118,20 @@ export class Batcher {
     return true
   }
 
-  /** Takes all pages from all running sequences; they wait, with the tokens they have, to be computed again. */
+  /** Takes all pages from all running sequences. They wait with the tokens they have and are computed again. */
   retractAll (): void {
     for (const seq of [...this.running].reverse()) this.#retract(seq)
   }
 
-  /** Weights have changed (`changed`) or the cache is to be dropped. Running sequences keep their pages, but give them to no one. */
+  /**
+   * Drops the prefix cache, because the weights have changed (`changed`) or on request. Running sequences keep their
+   * pages but share them with nobody.
+   */
   dropCache (changed: boolean): void {
     this.kv.clear(this.running)
     if (!changed) return
     for (const seq of [...this.running].reverse()) {
-      // A prefill that is not done has shown nothing yet: begun again, it is of one kind of weights.
+      // An unfinished prefill has produced no token yet: it begins again, so that all of it uses the same weights.
       if (seq.prefilling) this.#suspend(seq)
       else seq.mixed = true
     }
@@ -133,7 +142,7 @@ export class Batcher {
     this.kv.clear(this.running)
   }
 
-  /** Throws where pages or lists do not add up. For tests. */
+  /** Throws if pages or lists are inconsistent. For tests. */
   check (): void {
     this.kv.check(this.running)
     let queued = 0
@@ -175,7 +184,7 @@ export class Batcher {
       const { pageSize, available } = this.kv
       const need = this.kv.pagesFor(seq.length) - seq.pageCount
       expected += this.#ratio.estimate(seq)
-      // A sequence alone always fits (checkRequest), whatever it is expected to generate.
+      // A sequence alone always fits (checkRequest), however many tokens it is expected to generate.
       if (need > available || (this.running.length > 0 && need * pageSize + expected > available * pageSize)) {
         this.kv.release(seq)
         return
@@ -202,7 +211,10 @@ export class Batcher {
     this.#sharing.lead(seq)
   }
 
-  /** Decodes first, one token each; then prefills in turn, as far as the step's tokens go, in chunks that end at a page. */
+  /**
+   * Decodes first, one token each. Then prefills in order, as far as the step's tokens reach, in chunks that end at a
+   * page border.
+   */
   #plan (): void {
     const builder = this.#builder
     const { kv } = this
@@ -219,7 +231,10 @@ export class Batcher {
     }
   }
 
-  /** A page for every decode that begins one; sequences are retracted, least progress first, until there are enough. */
+  /**
+   * Reserves a page for every decode that needs a new one. Retracts sequences, least progress first, until there are
+   * enough.
+   */
   #growDecodes (): void {
     for (;;) {
       let need = 0
@@ -247,7 +262,7 @@ export class Batcher {
       const seq = sequences[i]!
       const { request } = seq
       let event: TokenEvent | null = null
-      // First: a page that is kept may give way to an equal one, which has its own.
+      // Before `keep`: it may replace a page by an equal cached one, which has experts of its own.
       this.experts.write(seq.pages, seq.computed, result.experts, token0, takes[i]!)
       token0 += takes[i]!
       seq.computed += takes[i]!
@@ -274,10 +289,10 @@ export class Batcher {
           event.ids.push(ids)
         }
       }
-      // Nothing to sample: the prompt was only to be scored.
+      // Nothing to sample: the request only scores its prompt.
       if (prefilled && event === null) event = tokenEvent(seq, this.version, { type: 'length', length: seq.completion })
       if (event === null) continue
-      // The first prefill has ended where all tokens so far are of this step.
+      // The first prefill has ended if all tokens so far are from this step.
       if (seq.completion === event.tokens.length) {
         event.times = {
           queueMs: seq.startedAt - seq.arrivedAt,
@@ -294,14 +309,17 @@ export class Batcher {
     }
   }
 
-  /** Adds what only the last event has; the sequence still has its pages. */
+  /** Adds the fields that only the last event has. The sequence still has its pages. */
   #lastEvent (seq: Sequence, event: TokenEvent): TokenEvent {
     const experts = this.#expertsOf(seq)
     if (experts !== undefined) event.experts = experts
     return event
   }
 
-  /** Of all tokens but the last: in its pages where all of them are computed, else from when they last were. */
+  /**
+   * The experts of all tokens except the last: from its pages if all of them are computed, otherwise those of the last
+   * computation.
+   */
   #expertsOf (seq: Sequence): Uint16Array | undefined {
     const from = seq.request.expertsFrom
     if (from === undefined) return undefined
@@ -323,7 +341,7 @@ export class Batcher {
     this.counters.retractions++
   }
 
-  /** From running back to waiting, without pages. */
+  /** Moves a sequence from running back to waiting, without pages. */
   #suspend (seq: Sequence): void {
     seq.experts = this.#expertsOf(seq)
     this.#stop(seq)

@@ -7,17 +7,17 @@ export interface RequestLimits {
   contextLength: number
   pages: number
   pageSize: number
-  /** Experts that are recorded of each token. */
+  /** Number of experts recorded for each token. */
   recorded?: number
 }
 
-/** Each becomes an object of its own on its way to the client, some sixty bytes until the reply has gone. */
+/** Each score becomes an object on its way to the client: about 60 bytes until the reply is sent. */
 const MAX_SCORES = 1 << 22
 
-/** Rows of a step hold it as int32. */
+/** Rows of a step store it as int32. */
 const MAX_TOP_K = 2 ** 31 - 1
 
-/** Throws on a request that could never run, or whose token ids would lead outside of the model's tables. */
+/** Throws for a request that could never run, or with token ids outside the model's tables. */
 export function checkRequest (request: GenerateRequest, limits: RequestLimits): void {
   const { inputIds, sampling, logprobs, expertsFrom } = request
   if (inputIds.length === 0) {
@@ -86,7 +86,7 @@ function checkFit (prompt: number, maxNewTokens: number, { contextLength, pages,
       { param: 'input_ids' }
     )
   }
-  // The last token that is generated needs no KV.
+  // The last generated token needs no KV.
   const most = Math.max(prompt, Math.min(prompt + maxNewTokens, contextLength) - 1)
   if (Math.ceil(most / pageSize) > pages) {
     throw new RefitError(

@@ -1,9 +1,9 @@
 import { RefitError } from '../errors.ts'
 import type { SamplingParams } from '../contract/rollout-engine.ts'
 
-/** Below it sampling is greedy: dividing by it would overflow. */
+/** Sampling is greedy below it, because division by a smaller number would overflow. */
 export const GREEDY_TEMPERATURE = 1e-6
-/** A logit that is divided by it, and by the least temperature, is still far from float32's end. */
+/** A logit divided by this and by the lowest temperature is still far from float32's limit. */
 const LEAST_REPETITION = 1e-6
 
 export type SamplingNumbers = Pick<
@@ -12,8 +12,9 @@ export type SamplingNumbers = Pick<
 >
 
 /**
- * INVALID_REQUEST, named by field with `prefix` before it, for numbers that cannot be sampled by. Samplers compute in float32, where 1e39 is infinite and 1e-46
- * is 0; one row that a step refuses fails all that run in it.
+ * Throws INVALID_REQUEST, naming the field with `prefix` before it, for numbers that a sampler cannot use. Samplers
+ * compute in float32, where 1e39 is infinite and 1e-46 is 0. One bad row makes the whole step fail, with every request
+ * in it.
  */
 export function checkSampling (values: SamplingNumbers, prefix = ''): void {
   const check = (holds: boolean, field: string, message: string): void => {

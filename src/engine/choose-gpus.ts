@@ -1,7 +1,10 @@
 import { RefitError } from '../errors.ts'
 import type { CudaGpu, CudaGpus } from '../native/devices.ts'
 
-/** The first card that `device` names: 0 for "cuda", K for "cuda:K" or --base-gpu-id K. Null for "cpu". Throws CONFIG for anything else. */
+/**
+ * The first GPU that `device` names: 0 for "cuda", K for "cuda:K" or --base-gpu-id K. Null for "cpu". Throws CONFIG for
+ * anything else.
+ */
 export function firstGpu (device: string, baseGpuId: number | null): number | null {
   const [, ordinal] = /^cuda(?::(\d{1,4}))?$/.exec(device) ?? []
   if (device === 'cpu') {
@@ -26,8 +29,8 @@ export function firstGpu (device: string, baseGpuId: number | null): number | nu
 }
 
 /**
- * The cards of the ranks: `first` and those behind it; with `share` (for tests) ranks take turns on the cards that there are. Throws
- * CONFIG, in words, where they are not there or cannot compute.
+ * The GPUs of the ranks: `first` and those after it. With `share` (for tests) ranks take turns on the GPUs that exist.
+ * Throws CONFIG with the reason if they do not exist or cannot compute.
  */
 export function chooseGpus (found: CudaGpus, first: number, ranks: number, share = false): CudaGpu[] {
   const { gpus } = found
@@ -54,7 +57,7 @@ export function chooseGpus (found: CudaGpus, first: number, ranks: number, share
   return chosen
 }
 
-/** The card with the least free memory, and what each of its ranks can have of it: the KV cache is as large as fits there. */
+/** The GPU with the least free memory per rank, and that memory. It limits the size of the KV cache. */
 export function fullest (gpus: readonly CudaGpu[]): { gpu: CudaGpu, freeBytes: number } {
   const rows = gpus.map(gpu => ({
     gpu,

@@ -1,11 +1,12 @@
 import { availableParallelism } from 'node:os'
 
-/** Fewer processors than this have no time to lose; native/core/look.h has the same bound. */
+/** A machine with fewer processors has none to spare; native/core/look.h has the same limit. */
 const ROOMY = 8
 
 /**
- * Keeps the event loop turning where it would sleep. A thread that sleeps takes 0.1 to 0.2 ms to wake up on a virtual machine, and an update
- * of a few hundred megabytes wakes the main thread twice. Everything else is answered meanwhile, as always.
+ * Keeps the event loop running when it would sleep. A sleeping thread needs 0.1 to 0.2 ms to wake up on a virtual
+ * machine, and an update of a few hundred megabytes wakes the main thread twice. The event loop handles everything else
+ * meanwhile.
  */
 export class EventLoopSpinner {
   readonly #isRoomy: boolean
@@ -20,7 +21,7 @@ export class EventLoopSpinner {
     return this.#isTurning
   }
 
-  /** For so many milliseconds from now on, at least. Keeps the process alive as long. */
+  /** Spins for at least `ms` milliseconds from now on. Keeps the process alive as long. */
   stay (ms: number): void {
     if (!this.#isRoomy) return
     this.#until = Math.max(this.#until, performance.now() + ms)

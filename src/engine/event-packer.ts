@@ -4,12 +4,12 @@ import type { TokenEvent } from '../contract/rollout-engine.ts'
 import type { SchedulerStats } from './scheduler.ts'
 
 /**
- * Worker's side of an EventBatch: gathers events in columns, so that the message of a step costs little however many requests run.
- * A step brings at most one token per request.
+ * The worker's side of an EventBatch: gathers events in columns, so that the message of a step costs little however
+ * many requests run. A step has at most one token per request.
  */
 export class EventPacker {
   #batch = emptyColumns()
-  /** Retractions last told of requests that had any. */
+  /** Retractions last reported for each request that has any. */
   readonly #retractions = new Map<number, number>()
   readonly #begun = new Set<number>()
 

@@ -1,7 +1,7 @@
 import type { EventBatch, EventDetail } from './messages.ts'
 import type { TokenEvent } from '../contract/rollout-engine.ts'
 
-/** What the main thread keeps of a request to complete its events. */
+/** State of a request on the main thread, to complete its events. */
 export class EventUnpacker {
   readonly #wantsLogprobs: boolean
   #start: NonNullable<EventDetail['start']> = { promptTokens: 0, cachedTokens: 0, seed: 0n }
@@ -12,7 +12,7 @@ export class EventUnpacker {
     this.#wantsLogprobs = wantsLogprobs
   }
 
-  /** The event at `index` of a batch; `detail` is its entry there, if it has one. */
+  /** The event at `index` of a batch. `detail` is its entry there, if it has one. */
   event (batch: EventBatch, index: number, detail: EventDetail | undefined): TokenEvent {
     const token = batch.tokens[index]!
     if (detail?.start !== undefined) this.#start = detail.start

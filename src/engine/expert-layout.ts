@@ -2,7 +2,10 @@ import { RefitError } from '../errors.ts'
 import type { Architecture } from '../model/architecture.ts'
 import type { ExpertLayout } from '../contract/rollout-engine.ts'
 
-/** What an engine with --enable-return-routed-experts records; null without it. Throws CONFIG for a model without experts. */
+/**
+ * The layout of experts that an engine with --enable-return-routed-experts records; null without it. Throws CONFIG for
+ * a model without experts.
+ */
 export function recordedLayout (arch: Architecture, isWanted: boolean): ExpertLayout | null {
   if (!isWanted) return null
   const sparse = [...arch.sparseLayers.keys()].filter(layer => arch.sparseLayers[layer] === 1)
@@ -16,12 +19,12 @@ export function recordedLayout (arch: Architecture, isWanted: boolean): ExpertLa
   return { layers: arch.layers, sparse, experts: arch.experts, perToken: arch.expertsPerToken }
 }
 
-/** Experts that are recorded of each token. */
+/** Number of experts recorded for each token. */
 export function recordedPerToken (layout: ExpertLayout | null): number {
   return layout === null ? 0 : layout.sparse.length * layout.perToken
 }
 
-/** Bytes of host memory that they take for each token of KV cache. */
+/** Host memory for them, in bytes per token of KV cache. */
 export function recordedBytes (layout: ExpertLayout | null): number {
   return recordedPerToken(layout) * Uint16Array.BYTES_PER_ELEMENT
 }

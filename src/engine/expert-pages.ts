@@ -1,14 +1,14 @@
-/** Bytes that are taken at a time, for as many pages as fit. */
+/** Memory is allocated in slabs of this size, each for as many pages as fit. */
 const SLAB_BYTES = 1 << 22
 
 /**
- * Which experts each token was routed to, kept by KV page: a token that is taken from the prefix cache is not computed, and still has
- * them. A page's entries are those of the computation whose KV it holds. Memory is taken as pages are first used; without anything to
- * record, none.
+ * The experts of each token, stored by KV page: a token from the prefix cache is not computed, but its experts are
+ * still known. A page's entries come from the computation whose KV it holds. Memory is allocated when pages are first
+ * used, and not at all if nothing is recorded.
  */
 export class ExpertPages {
   readonly #pageSize: number
-  /** Experts of one token, over all layers; 0: none are recorded. */
+  /** Experts of one token, over all layers; 0 if none are recorded. */
   readonly #width: number
   readonly #slabPages: number
   readonly #slabs: Uint16Array[] = []
@@ -22,7 +22,10 @@ export class ExpertPages {
     )
   }
 
-  /** Stores `count` tokens' entries, from token `first` of `rows` on, at `position` and on of a sequence that holds `pages`. */
+  /**
+   * Stores the entries of `count` tokens, from token `first` of `rows` on, at `position` of a sequence that holds
+   * `pages`.
+   */
   write (pages: Int32Array, position: number, rows: Uint16Array, first: number, count: number): void {
     const width = this.#width
     if (width === 0) return
@@ -34,7 +37,7 @@ export class ExpertPages {
     })
   }
 
-  /** Entries of the positions [from, to) of a sequence that holds `pages`; empty where there are none. */
+  /** Entries of the positions [from, to) of a sequence that holds `pages`; empty if nothing is recorded. */
   read (pages: Int32Array, from: number, to: number): Uint16Array {
     const width = this.#width
     const rows = new Uint16Array(Math.max(0, to - from) * width)
@@ -44,7 +47,10 @@ export class ExpertPages {
     return rows
   }
 
-  /** Calls `visit` with each page of the positions [from, to): its entries, the first slot in it, how many, and how many came before. */
+  /**
+   * Calls `visit` for each page of the positions [from, to), with its entries, the first slot in it, the number of
+   * slots, and the number of slots before it.
+   */
   #pieces (
     pages: Int32Array,
     from: number,

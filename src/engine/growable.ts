@@ -24,13 +24,13 @@ class Growable<T extends Numbers> {
   append (values: Numbers, from: number, to: number): void {
     const end = this.length + to - from
     if (end > this.data.length) this.#grow(end)
-    // A short copy is quicker than making a view.
+    // For a short copy a loop is faster than a view.
     if (to - from < 32) { for (let i = from; i < to; i++) this.data[this.length++] = values[i]! }
     else this.data.set(values.subarray(from, to), this.length)
     this.length = end
   }
 
-  /** The filled part, without a copy. */
+  /** The used part, without a copy. */
   view (): T {
     return this.data.subarray(0, this.length) as T
   }

@@ -1,17 +1,17 @@
-// Int32 words: steps begun, steps ended, how many requests the last one has, their numbers.
+// Int32 fields: number of steps begun, number of steps ended, requests in the last step, their numbers.
 const BEGUN = 0
 const ENDED = 1
 const COUNT = 2
 const IDS = 3
 
 /**
- * What the scheduler's thread is computing, in memory that the main thread sees too: a step that does not end is noticed there, and
- * the requests in it are known although their thread can say nothing any more.
+ * The scheduler thread's current step, in memory shared with the main thread. The main thread notices a step that does
+ * not end, and knows its requests although the scheduler's thread is stuck.
  */
 export class Heartbeat {
   readonly #words: Int32Array
 
-  /** `sequences`: most requests of a step. */
+  /** `sequences`: most requests in a step. */
   static allocate (sequences: number): SharedArrayBuffer {
     return new SharedArrayBuffer(4 * (IDS + sequences))
   }
@@ -26,7 +26,7 @@ export class Heartbeat {
     const count = Math.min(sequences.length, words.length - IDS)
     for (let i = 0; i < count; i++) words[IDS + i] = sequences[i]!.id
     words[COUNT] = count
-    // Atomic, so that who sees the step sees its requests.
+    // Atomic, so that a thread that sees the step also sees its requests.
     Atomics.add(words, BEGUN, 1)
   }
 
@@ -34,7 +34,7 @@ export class Heartbeat {
     Atomics.add(this.#words, ENDED, 1)
   }
 
-  /** Any thread: number of the step under way (it wraps), null between steps. */
+  /** Any thread: number of the step under way (it wraps around), null between steps. */
   get step (): number | null {
     const begun = Atomics.load(this.#words, BEGUN)
     return begun === Atomics.load(this.#words, ENDED) ? null : begun

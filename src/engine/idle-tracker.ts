@@ -1,15 +1,15 @@
 /**
- * What the main thread knows of the scheduler's thread without asking: that it stands still, and goes on standing until it has read one
- * more message. A thread that sleeps takes 0.1 to 0.2 ms to answer, which is longer than many an update of weights.
+ * Tells without a message whether the scheduler's thread is idle and stays idle until it has read one more message. A
+ * sleeping thread takes 0.1 to 0.2 ms to answer, which is longer than many weight updates take.
  */
 export class IdleTracker {
-  /** Requests that were sent and whose end has not come, whether somebody reads them or not. Without any, no step runs. */
+  /** Requests that were sent and have not ended, whether somebody reads them or not. Without any, no step runs. */
   readonly #unfinished = new Set<number>()
-  /** Pauses and resumes so far: an answer to a pause means nothing once a resume has been sent after it. */
+  /** Counts pauses and resumes: a reply to a pause is outdated once a resume has been sent after it. */
   #turns = 0
   #paused = false
   #asleep = false
-  /** Gates that were asked for, and neither opened nor given up. */
+  /** Gates that were requested, and neither opened nor given up. */
   #gates = 0
 
   sent (id: number): void {
@@ -20,7 +20,7 @@ export class IdleTracker {
     this.#unfinished.delete(id)
   }
 
-  /** A pause is sent; what it returns is to be called when it holds. */
+  /** A pause is being sent. Call the returned function when the pause has taken effect. */
   pausing (): () => void {
     const turn = ++this.#turns
     return () => {
@@ -28,13 +28,13 @@ export class IdleTracker {
     }
   }
 
-  /** It may go on, or hold other requests than before: the next gate is asked for. */
+  /** The scheduler may run, or hold other requests than before: the next gate must be requested and awaited. */
   unsettled (): void {
     this.#turns++
     this.#paused = false
   }
 
-  /** A gate is asked for: whether the message alone shuts it. `abort`: requests are ended by it, if there are any. */
+  /** A gate is requested. Returns whether the message alone shuts it. `abort`: it ends requests, if there are any. */
   gateAsked (abort: boolean): boolean {
     const idle = this.#unfinished.size === 0
     return this.#gates++ === 0 && (idle || (!abort && (this.#paused || this.#asleep)))

@@ -2,29 +2,32 @@ import { RefitError } from '../errors.ts'
 import type { Architecture } from '../model/architecture.ts'
 
 export interface KvBudgetOptions {
-  /** Bytes of one page in the memory that is shared out. */
+  /** Bytes of one page in the memory that is divided. */
   pageBytes: number
   pageSize: number
   contextLength: number
   maxRunningRequests: number
-  /** Exact size in tokens, whatever memory there is. */
+  /** Exact size in tokens, regardless of the memory. */
   maxTotalTokens: number | null
-  /** Share of `availableBytes` that may be taken. */
+  /** Fraction of `availableBytes` that may be used. */
   memFraction: number
-  /** Memory that can be had now, and its name in messages. */
+  /** Available memory in bytes, and its name in messages. */
   availableBytes: number
   where: string
-  /** What else goes into the share: weights, and buffers of a step. */
+  /** Other memory within the fraction: weights, and buffers of a step. */
   weightBytes: number
   otherBytes: number
 }
 
-/** Bytes of KV cache per token over all ranks; a rank holds at least one KV head. */
+/** Bytes of KV cache per token, over all ranks. A rank holds at least one KV head. */
 export function kvBytesPerToken (arch: Architecture, ranks: number, elementBytes: number): number {
   return 2 * arch.layers * Math.max(1, arch.kvHeads / ranks) * ranks * arch.headDim * elementBytes
 }
 
-/** KV pages: as many as all running requests could fill at full length, less where memory does not allow it. Throws CONFIG with the numbers. */
+/**
+ * Number of KV pages: enough for all running requests at full length, or as many as memory allows. Throws CONFIG with
+ * the numbers.
+ */
 export function kvPages (options: KvBudgetOptions): number {
   const {
     pageBytes,

@@ -2,7 +2,7 @@ import { PageAllocator } from './pages.ts'
 import { PrefixCache } from './prefix-cache.ts'
 import type { Sequence } from './sequence.ts'
 
-/** The KV pages of the engine: which sequence holds which, and what of it stays in the prefix cache. */
+/** The KV pages of the engine: which sequence holds which pages, and which stay in the prefix cache. */
 export class KvMemory {
   readonly pageSize: number
   readonly allocator: PageAllocator
@@ -14,12 +14,14 @@ export class KvMemory {
     this.cache = new PrefixCache(this.allocator, pageSize)
   }
 
-  /** Pages that `reserve` can hand out. */
+  /** Number of pages that `reserve` can supply. */
   get available (): number {
     return this.allocator.free + this.cache.evictable
   }
 
-  /** Pages that sequences hold. The rest is free, or only the prefix cache holds it and gives it up on demand. */
+  /**
+   * Number of pages that sequences hold. The rest is free, or is only in the prefix cache, which evicts it when needed.
+   */
   get held (): number {
     return this.allocator.total - this.available
   }
@@ -28,7 +30,7 @@ export class KvMemory {
     return Math.ceil(tokens / this.pageSize)
   }
 
-  /** Gives a sequence without pages the longest cached beginning of its tokens. */
+  /** Gives a sequence without pages the longest cached prefix of its tokens. */
   attach (seq: Sequence): void {
     const end = this.cache.match(seq.tokens, seq.matchLimit, seq.request.cacheSalt ?? '')
     this.cache.lock(end)
@@ -41,14 +43,17 @@ export class KvMemory {
     seq.computed = end.depth * this.pageSize
   }
 
-  /** Takes pages for the first `tokens` tokens, evicting from the cache where none are free. The caller has compared with `available`. */
+  /**
+   * Reserves pages for the first `tokens` tokens, evicting from the cache if none are free. The caller has checked
+   * `available`.
+   */
   reserve (seq: Sequence, tokens: number): void {
     const need = this.pagesFor(tokens) - seq.pageCount
     if (need > this.allocator.free) this.cache.evict(need - this.allocator.free)
     for (let i = 0; i < need; i++) seq.addPage(this.allocator.allocate())
   }
 
-  /** Puts the full pages of what has been computed into the prefix cache, and shares them from there. */
+  /** Puts the full pages of computed tokens into the prefix cache, which shares them. */
   keep (seq: Sequence): void {
     const full = Math.floor(seq.computed / this.pageSize)
     if (seq.mixed || full <= (seq.node?.depth ?? 0)) return
@@ -69,8 +74,9 @@ export class KvMemory {
   }
 
   /**
-   * Empties the prefix cache; `holders`, the sequences that have pages, keep theirs. They may share some: a page that one of them
-   * gave to the cache would count as free while another holds it without a lock, so none of them gives its pages away any more.
+   * Empties the prefix cache. `holders`, the sequences that have pages, keep theirs and from now on share them with
+   * nobody: some may be shared already, and a page that one holder gives to the cache would count as free while another
+   * holds it without a lock.
    */
   clear (holders: readonly Sequence[]): void {
     this.cache.clear()

@@ -25,13 +25,13 @@ import type { WriteReport } from '../contract/weight-source.ts'
 import { EventLoopSpinner } from './event-loop-spinner.ts'
 import { seedSource } from './seed-source.ts'
 
-/** Most updates of one request have ended by then, and the next request of many has come. */
+/** Within this time most updates of one request have ended, and the next request of a longer update has arrived. */
 const UPDATE_MS = 25
-/** How long a sender's work on its card may take, and other updates before a payload is read. */
+/** Limit for a sender's work on its GPU, and for other updates before a payload is read. */
 const FETCH_MS = 60_000
 const BETWEEN_STEPS_MS = 30 * 60_000
 
-/** What the engine asks of the owner of its weights (WeightStore). */
+/** Operations on the weights that the engine needs (WeightStore). */
 export interface WeightKeeper {
   readonly weightVersion: string
   readonly epoch: number
@@ -59,13 +59,13 @@ export interface WeightKeeper {
 /** The engine in this process: a scheduler on its worker thread, and the weights that both threads share. */
 export class LocalEngine implements RolloutEngine {
   readonly info: EngineInfo
-  /** Of the write that loaded the model. */
+  /** Report of the write that loaded the model. */
   readonly loadReport: WriteReport
   readonly #scheduler: SchedulerClient
   readonly #weights: WeightKeeper
   readonly #spinner = new EventLoopSpinner()
 
-  /** Its weights, for engines that fill themselves from it. */
+  /** Its weights, for other engines that load from it. */
   readonly held?: HeldWeights
 
   constructor (
@@ -156,7 +156,7 @@ export class LocalEngine implements RolloutEngine {
 
   expectUpdate (): void {
     const { addon, core } = this.#weights
-    // Beside a write to the CPU's memory it would be nothing.
+    // On the CPU the time saved is nothing compared with the write itself.
     if (this.info.device !== 'cuda' || this.closed) return
     addon.expectWrite(core)
     this.#spinner.stay(UPDATE_MS)

@@ -1,4 +1,7 @@
-/** A step met a device that can compute no more. Not a RefitError: it ends the scheduler, and requests are told by who outlives it. */
+/**
+ * A step failed because the device can compute no more. Not a RefitError: it ends the scheduler, and the main thread
+ * tells the requests.
+ */
 export class LostDevice extends Error {
   /** Numbers of the requests in the step. */
   readonly ids: number[]

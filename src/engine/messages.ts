@@ -12,18 +12,18 @@ import type { SchedulerOptions } from './step-device.ts'
 import type { SchedulerStats } from './scheduler.ts'
 import type { GateOpening } from '../contract/gate.ts'
 
-// What the main thread and the scheduler's worker thread say to each other. Requests and calls carry numbers that the main thread
-// chose; both directions keep their order. Everything here survives a structured clone.
+// Messages between the main thread and the scheduler's worker thread. The main thread numbers requests and calls; both
+// directions keep their order. Everything here survives a structured clone.
 
-/** What the worker is started with. */
+/** Data that the worker starts with. */
 export interface StartData {
   core: CoreConfig
   scheduler: Omit<SchedulerOptions, 'device' | 'sink' | 'heartbeat' | 'now' | 'drawSeed' | 'pages' | 'pageSize'>
-  /** Where requests without a seed draw theirs from; null for random ones. */
+  /** Source of the seeds of requests without one; null for random seeds. */
   randomSeed: bigint | null
 }
 
-/** What it is handed over; see Heartbeat. */
+/** StartData and the shared memory of the Heartbeat. */
 export interface WorkerData extends StartData {
   heartbeat: SharedArrayBuffer
 }
@@ -33,7 +33,7 @@ export type ToWorker =
   | { type: 'abort', id: number }
   | { type: 'abortAll' }
   | { type: 'pause', call: number, mode: PauseMode }
-  /** No request is begun, running ones are finished, then it is paused; replies false where a resume comes before. */
+  /** Begins no more requests, finishes the running ones and pauses. Replies false if a resume comes first. */
   | { type: 'drain', call: number }
   | { type: 'resume', call: number }
   | { type: 'dropCache', call: number, retract: boolean }
@@ -51,18 +51,21 @@ export type FromWorker =
   | { type: 'failed', code: ErrorCode, message: string }
   | ({ type: 'batch' } & EventBatch)
   | { type: 'reply', call: number, done: boolean }
-  /** A step met a device that can compute no more; these were its requests. Nothing follows. */
+  /** A step failed because the device can compute no more; `ids` are its requests. No message follows. */
   | { type: 'lost', message: string, ids: number[] }
   | { type: 'closed' }
 
-/** All events since the last batch, at most one step's. One entry of `ids` and `tokens` per event; what is rare stands in `details`. */
+/**
+ * All events since the last batch, at most one step's. `ids` and `tokens` have one entry per event; rare fields are in
+ * `details`.
+ */
 export interface EventBatch {
-  /** Label of the weights, for all events without one of their own. */
+  /** Label of the weights, for all events without a label of their own. */
   version: string
   ids: number[]
   /** -1 for an event without a token. */
   tokens: number[]
-  /** Of events with a token and logprobs wanted; null where no event of the batch has any. */
+  /** Logprobs of events with a token and logprobs requested; null if no event of the batch has any. */
   logprobs: (number | null)[] | null
   details: EventDetail[]
   errors: { id: number, code: ErrorCode, message: string }[]
@@ -77,7 +80,7 @@ export interface EventDetail {
   start?: { promptTokens: number, cachedTokens: number, seed: bigint }
   /** On the event that ends the first prefill of a request. */
   times?: StartTimes
-  /** Where it is not that of the event before. */
+  /** Only if it differs from that of the previous event. */
   retractions?: number
   top?: Scored[]
   ids?: Scored[]

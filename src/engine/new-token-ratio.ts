@@ -1,19 +1,19 @@
 import type { Sequence } from './sequence.ts'
 
-// Admission with overcommit, as SGLang does it: of what a request may still generate, only a share is counted as needed. The share
-// falls with every step and jumps when a retraction shows that it was too low.
+// Admission with overcommit, as in SGLang: only a fraction of the tokens that a request may still generate counts as
+// needed. The fraction falls with every step, and rises when a retraction shows that it was too low.
 const START = 0.7
 const LEAST = START * 0.14
 const DECAY = (START - LEAST) / 600
-/** Longest output that is planned for. */
+/** Longest output that is reserved for. */
 const CLIP = 4096
-/** After a retraction, plan for so many more tokens per running request at least. */
+/** After a retraction, reserve at least this many more tokens per running request. */
 const RETRACT_STEPS = 20
 
 export class NewTokenRatio {
   value = START
 
-  /** Tokens that `seq` is expected to generate yet. */
+  /** Number of tokens that `seq` is expected to generate yet. */
   estimate (seq: Sequence): number {
     return this.value * Math.min(seq.maxLength - seq.length, CLIP)
   }
@@ -22,7 +22,7 @@ export class NewTokenRatio {
     this.value = Math.max(LEAST, this.value - DECAY)
   }
 
-  /** Nothing runs: start anew. */
+  /** Called when nothing runs: starts anew. */
   reset (): void {
     this.value = START
   }

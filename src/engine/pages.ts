@@ -1,6 +1,6 @@
 /**
- * KV pages 0..total-1 with reference counts: a request holds each page of its table, the prefix cache each page of its nodes.
- * All operations are O(1). Misuse (a page released twice) throws: it would corrupt another request.
+ * KV pages 0..total-1 with reference counts: a request holds each page of its table, the prefix cache each page of its
+ * nodes. All operations are O(1). A page that is released twice throws, because it would corrupt another request.
  */
 export class PageAllocator {
   readonly total: number
@@ -11,7 +11,7 @@ export class PageAllocator {
   constructor (total: number) {
     this.total = total
     this.#refs = new Int32Array(total)
-    // The lowest pages are handed out first.
+    // The lowest pages are allocated first.
     this.#stack = Int32Array.from({ length: total }, (_, i) => total - 1 - i)
     this.#free = total
   }
@@ -20,7 +20,7 @@ export class PageAllocator {
     return this.#free
   }
 
-  /** A free page, now held once. */
+  /** A free page, which now has one reference. */
   allocate (): number {
     if (this.#free === 0) throw new Error('no free KV page')
     const page = this.#stack[--this.#free]!

@@ -2,13 +2,13 @@ import type { KvMemory } from './kv-memory.ts'
 import type { Sequence } from './sequence.ts'
 
 /**
- * Prefills under way, so that the samples of one prompt compute it once: a request that would compute the same next page as a
- * running one (its leader) waits until the leader's prompt is in the prefix cache, or the leader gives up. It comes back to its
- * place in the queue, before all that arrived later, so nobody waits forever.
+ * Prefills under way, so that several samples of one prompt compute it once. A request that would compute the same next
+ * page as a running one (its leader) waits until the leader's prompt is in the prefix cache, or the leader ends early.
+ * It returns to its place in the queue, before all later arrivals, so nobody waits forever.
  */
 export class PrefillSharing {
   readonly #kv: KvMemory
-  /** By hash of the first page that a leader computes. */
+  /** Keyed by the hash of the first page that a leader computes. */
   readonly #leaders = new Map<number, Sequence>()
 
   constructor (kv: KvMemory) {
@@ -26,7 +26,7 @@ export class PrefillSharing {
     return leader
   }
 
-  /** Notes that `seq` (attached, admitted) computes its next page, if it is a full one. */
+  /** Records that `seq` (attached, admitted) computes its next page, if that is a full one. */
   lead (seq: Sequence): void {
     if (seq.computed + this.#kv.pageSize > seq.length) return
     const hash = this.#kv.cache.hash(seq.node!, seq.tokens)
@@ -35,7 +35,7 @@ export class PrefillSharing {
     seq.leads = { hash, node: seq.node! }
   }
 
-  /** The prefill of `seq` has ended or was given up. Returns those who waited for it, in order of arrival. */
+  /** The prefill of `seq` has finished or ended early. Returns the requests that waited for it, in order of arrival. */
   end (seq: Sequence): Sequence[] {
     if (seq.leads === null) return []
     this.#leaders.delete(seq.leads.hash)

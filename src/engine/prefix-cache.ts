@@ -1,6 +1,6 @@
 import type { PageAllocator } from './pages.ts'
 
-/** One page of the tree: its tokens stand behind its parent's. A root has no page and no parent. */
+/** One page of the tree: its tokens follow its parent's. A root has no page and no parent. */
 export interface CacheNode {
   readonly id: number
   readonly parent: CacheNode | null
@@ -9,10 +9,10 @@ export interface CacheNode {
   readonly depth: number
   readonly hash: number
   readonly salt: string
-  /** Holders of this very node plus children with holders. */
+  /** Number of holders of this node, plus its children with holders. */
   locks: number
   children: number
-  /** Next node of the same hash. */
+  /** Next node with the same hash. */
   chain: CacheNode | null
   /** Neighbours in the eviction list; both null while locked. */
   older: CacheNode | null
@@ -20,11 +20,10 @@ export interface CacheNode {
 }
 
 /**
- * Prefix cache: a tree with one node per full page of tokens, one root per cache salt. It holds entries of one weight epoch only:
- * the owner calls `clear` when weights change, so a page computed under other weights can never be found.
- *
- * Nodes without locks stand in a list from least to most recently used. Unlocking appends a path leaf first, so a parent always
- * stands behind its children and the head of the list is a leaf: eviction takes the head, without a search.
+ * Prefix cache: a tree with one node per full page of tokens, and one root per cache salt. It holds entries of one
+ * weight epoch only: the owner calls `clear` when weights change, so a page from other weights can never be found.
+ * Nodes without locks are in a list from least to most recently used. Unlocking appends a path leaf first, so a parent
+ * always comes after its children and the head of the list is a leaf: eviction takes the head, without a search.
  */
 export class PrefixCache {
   readonly #pages: PageAllocator
@@ -55,7 +54,7 @@ export class PrefixCache {
     return this.#evictable
   }
 
-  /** The root of a salt. Lock what you keep: a root without entries goes with its last lock. */
+  /** The root of a salt. Lock it to keep it: a root without entries is removed with its last lock. */
   root (salt: string): CacheNode {
     let root = this.#roots.get(salt)
     if (root === undefined) {
@@ -88,7 +87,7 @@ export class PrefixCache {
     return node
   }
 
-  /** Hash of the page of `tokens` that would stand under `parent`. */
+  /** Hash of the page of `tokens` that would follow `parent`. */
   hash (parent: CacheNode, tokens: Int32Array): number {
     const from = parent.depth * this.#pageSize
     let h = Math.imul(parent.id, 0x9e3779b1)
@@ -115,8 +114,9 @@ export class PrefixCache {
   }
 
   /**
-   * Extends the path that ends at `from` (locked by the caller) to the first `count` pages of `tokens`, whose KV stands in `pages`.
-   * Where an equal page is there already, the caller's page is given up and `pages` names the cached one. Returns the path's new end.
+   * Extends the path that ends at `from` (locked by the caller) to the first `count` pages of `tokens`, whose KV is in
+   * `pages`. If an equal page exists, the caller's page is released and `pages` gets the cached one. Returns the path's
+   * new end.
    */
   extend (from: CacheNode, tokens: Int32Array, pages: Int32Array, count: number): CacheNode {
     let node = from
@@ -137,7 +137,7 @@ export class PrefixCache {
     return node
   }
 
-  /** Drops the least recently used pages that nobody locks, at most `count`. Returns how many. */
+  /** Drops the least recently used pages without locks, at most `count`. Returns their number. */
   evict (count: number): number {
     let done = 0
     for (; done < count && this.#oldest !== null; done++) {
@@ -153,7 +153,9 @@ export class PrefixCache {
     return done
   }
 
-  /** Forgets everything. Nodes that callers hold are dead afterwards: they must not be locked, unlocked or extended. */
+  /**
+   * Removes everything. Nodes that callers hold are invalid afterwards: they must not be locked, unlocked or extended.
+   */
   clear (): void {
     for (const first of this.#nodes.values()) {
       for (let node: CacheNode | null = first; node !== null; node = node.chain) this.#pages.release(node.page)
@@ -164,7 +166,10 @@ export class PrefixCache {
     this.#size = this.#evictable = 0
   }
 
-  /** Calls `visit` with the page of every node; throws where counts or the eviction list disagree with the tree. O(size): for tests. */
+  /**
+   * Calls `visit` with the page of every node. Throws if counts or the eviction list do not match the tree. O(size):
+   * for tests.
+   */
   check (visit: (page: number) => void): void {
     let size = 0
     for (const first of this.#nodes.values()) {

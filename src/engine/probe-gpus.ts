@@ -8,17 +8,17 @@ const EXTENSION = import.meta.url.endsWith('.ts') ? '.ts' : '.js'
 const LONGEST_MS = 120_000
 
 export interface ProbeOptions {
-  /** The child's file. */
+  /** Path of the child's file. */
   script?: string
   limitMs?: number
 }
 
 /**
- * What there is of CUDA on this machine, looked at in a child process: a driver or a library that crashes or hangs ends the child,
- * and is a sentence here.
+ * Looks at this machine's CUDA in a child process: if a driver or a library crashes or hangs, the child ends and the
+ * result is an error message.
  */
 export async function probeGpus ({ script, limitMs = LONGEST_MS }: ProbeOptions = {}): Promise<CudaGpus> {
-  // The loader of sources, but no inspector: its port is taken.
+  // The child inherits the loader of sources, but not the inspector, whose port is taken.
   const options = process.execArgv.filter(option => !option.startsWith('--inspect'))
   const child = spawn(process.execPath, [
     ...options,

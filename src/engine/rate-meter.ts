@@ -1,10 +1,10 @@
 const SLOTS = 10
 
-/** Events per second over about the last second, in tenths of it. */
+/** Events per second over about the last second, counted in tenths of a second. */
 export class RateMeter {
   readonly #now: () => number
   readonly #counts = new Float64Array(SLOTS)
-  /** Number of the tenth that was last counted in. */
+  /** Number of the last tenth that was counted. */
   #last: number
 
   constructor (now: () => number = () => performance.now()) {

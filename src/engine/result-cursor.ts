@@ -11,7 +11,7 @@ export class ResultCursor {
     this.#result = result
   }
 
-  /** Best alternatives of the next row; to be called once per row, in order. */
+  /** Best alternatives of the next row. Call it once per row, in order. */
   top (request: GenerateRequest): Scored[] {
     const { topIds, topLogprobs } = this.#result
     const count = request.logprobs?.top ?? 0
@@ -20,7 +20,7 @@ export class ResultCursor {
     return scored
   }
 
-  /** Logprobs of the ids asked for, of the next row; to be called once per row, in order. */
+  /** Logprobs of the requested ids, of the next row. Call it once per row, in order. */
   ids (request: GenerateRequest): Scored[] {
     const scored: Scored[] = []
     if (request.logprobs !== null) {

@@ -13,9 +13,12 @@ import { TokenStream } from './token-stream.ts'
 import { startWatchdog } from './watchdog.ts'
 
 export interface SchedulerClientOptions {
-  /** Called once if the worker ends without being asked to, its device is lost or a step does not end; all requests have failed by then. */
+  /**
+   * Called once if the worker ends unexpectedly, its device is lost or a step does not end. All requests have failed by
+   * then.
+   */
   onFailure?: (error: RefitError) => void
-  /** Longest that a step may take. Default: no limit. */
+  /** Longest time that a step may take. Default: no limit. */
   watchdogMs?: number
   /** The worker's file. */
   url?: URL
@@ -30,14 +33,17 @@ interface Live {
 
 type Call = ToWorker extends infer M ? M extends { call: number } ? Omit<M, 'call'> : never : never
 
-// A URL inside `new URL` is not rewritten when TypeScript is compiled, so the extension is that of this very file. Run from sources,
-// the worker inherits the process's loader (`--import` of tap, or Node's own type stripping).
+// TypeScript does not rewrite a URL inside `new URL` on compilation, so the extension is that of this very file. When
+// run from sources, the worker inherits the process's loader (`--import` of tap, or Node's type stripping).
 const WORKER = new URL(`./worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
 
 const NAMED_REQUESTS = 20
 const LONGEST_TIMER_MS = 2 ** 31 - 1
 
-/** The main thread's side of the scheduler: streams of requests, calls, and the gate. Keeps the process alive until `close`. */
+/**
+ * The main thread's side of the scheduler: streams of requests, calls, and the gate. Keeps the process alive until
+ * `close`.
+ */
 export class SchedulerClient implements GateKeeper {
   readonly #worker: Worker
   readonly #options: SchedulerClientOptions
@@ -55,7 +61,7 @@ export class SchedulerClient implements GateKeeper {
   #closed: RefitError | null = null
   #closing: Promise<void> | null = null
 
-  /** Starts the worker and waits until its core stands. Throws what the core said where it could not be made. */
+  /** Starts the worker and waits until it has made its core. Throws the core's error if that fails. */
   static async start (data: StartData, options: SchedulerClientOptions = {}): Promise<SchedulerClient> {
     const client = new SchedulerClient(data, options)
     await new Promise<void>((resolve, reject) => {
@@ -106,12 +112,12 @@ export class SchedulerClient implements GateKeeper {
     })
   }
 
-  /** Handle of the native core that the worker made. */
+  /** Handle of the worker's native core. */
   get core (): number {
     return this.#core
   }
 
-  /** Null while the engine works. */
+  /** Null while the engine runs. */
   get closed (): RefitError | null {
     return this.#closed
   }
@@ -120,7 +126,7 @@ export class SchedulerClient implements GateKeeper {
     return { ...this.#stats, tokensPerSecond: this.#rate.perSecond }
   }
 
-  /** See RolloutEngine. The request is sent with the first read. */
+  /** See RolloutEngine. The first read sends the request. */
   generate (request: GenerateRequest): AsyncIterableIterator<TokenEvent> {
     const { rid } = request
     const id = this.#numbers++
@@ -136,7 +142,7 @@ export class SchedulerClient implements GateKeeper {
         }
         const live = { id, rid, stream, unpacker: new EventUnpacker(request.logprobs !== null) }
         const { inputIds } = request
-        // Of a view, a structured clone would copy the whole buffer under it.
+        // postMessage clones the whole buffer of a typed-array view, so a view is copied first.
         const whole = inputIds.byteLength === inputIds.buffer.byteLength
         this.#post({ type: 'add', id, request: whole ? request : { ...request, inputIds: inputIds.slice() } })
         this.#idleTracker.sent(id)
@@ -163,7 +169,7 @@ export class SchedulerClient implements GateKeeper {
     return count
   }
 
-  /** Resolves when the pause holds, with `abort` when all requests have ended. */
+  /** Resolves when the pause has taken effect; with `abort` when all requests have ended. */
   async pause (mode: PauseMode): Promise<void> {
     const holds = this.#idleTracker.pausing()
     await this.#call({ type: 'pause', mode })
@@ -175,7 +181,7 @@ export class SchedulerClient implements GateKeeper {
     await this.#call({ type: 'resume' })
   }
 
-  /** Resolves when running requests have ended and the pause holds; throws CONFLICT where it is resumed before. */
+  /** Resolves when running requests have ended and generation is paused. Throws CONFLICT if it is resumed before. */
   async drain (): Promise<void> {
     const holds = this.#idleTracker.pausing()
     if (await this.#call({ type: 'drain' })) return holds()
@@ -202,7 +208,7 @@ export class SchedulerClient implements GateKeeper {
         shut = false
         this.#idleTracker.gateOpened(options.asleep !== null)
         this.#requireOpen()
-        // Whatever is sent after it is read after it.
+        // The worker reads later messages after this one.
         this.#post({ type: 'open', ...options })
       }
     }
@@ -217,7 +223,7 @@ export class SchedulerClient implements GateKeeper {
     this.#lose(message, this.#heartbeat.step === null ? [] : this.#heartbeat.ids)
   }
 
-  /** Fails all requests, frees the core and ends the worker. Not while weights are written. */
+  /** Fails all requests, frees the core and ends the worker. Not while weights are being written. */
   async close (): Promise<void> {
     this.#closing ??= this.#close()
     await this.#closing
@@ -251,7 +257,10 @@ export class SchedulerClient implements GateKeeper {
     }
   }
 
-  /** Sends a call and waits for its reply; `cancel` is sent when the reply takes longer than that, or on the signal. The reply decides. */
+  /**
+   * Sends a call and waits for its reply. If the reply takes longer than `afterMs`, or on the signal, `cancel` is sent;
+   * the reply still decides.
+   */
   async #call (
     message: Call,
     cancel?: { type: 'cancelFlush' | 'cancelShut', afterMs: number, signal?: AbortSignal }
@@ -276,7 +285,7 @@ export class SchedulerClient implements GateKeeper {
     })
   }
 
-  /** A request is ended from outside: a pause may have held it. */
+  /** Ends a request from outside: a pause may have held it. */
   #end (message: ToWorker): void {
     this.#idleTracker.unsettled()
     this.#post(message)
@@ -325,7 +334,7 @@ export class SchedulerClient implements GateKeeper {
       if (batch.tokens[i]! >= 0) tokens++
       if (detail?.finish !== undefined) this.#idleTracker.ended(batch.ids[i]!)
       const live = this.#live.get(batch.ids[i]!)
-      // A reader that left early gets nothing more.
+      // A reader that left early gets no more events.
       if (live === undefined) continue
       const event = live.unpacker.event(batch, i, detail)
       if (event.finish !== null) this.#forget(live.id)
@@ -350,7 +359,7 @@ export class SchedulerClient implements GateKeeper {
 
   #stuck (watchdogMs: number): void {
     this.#lose(`a step has not ended within ${watchdogMs / 1000} s (--watchdog-timeout)`, this.#heartbeat.ids)
-    // It cannot be ended, nor may it keep the process alive.
+    // The worker cannot be ended, and must not keep the process alive.
     this.#worker.unref()
   }
 
@@ -360,7 +369,7 @@ export class SchedulerClient implements GateKeeper {
     if (this.#heartbeat.step === null) void this.#worker.terminate()
   }
 
-  /** In words, the requests that have these numbers (as int32). */
+  /** A text that names the requests with these numbers (as int32). */
   #requestsIn (ids: readonly number[]): string {
     const rids = [...this.#live.values()].filter(({ id }) => ids.includes(id | 0)).map(({ rid }) => rid)
     if (rids.length === 0) return ''
@@ -368,7 +377,7 @@ export class SchedulerClient implements GateKeeper {
     return `; requests in the step: ${rids.slice(0, NAMED_REQUESTS).join(', ')}${more}`
   }
 
-  /** The worker is gone, or will never answer: nothing that is open can be answered any more. */
+  /** The worker is gone or will never answer, so nothing that is open can be answered any more. */
   #fail (code: ErrorCode, message: string, cause: unknown): void {
     if (this.#closed !== null) return
     this.#endWatch()

@@ -10,8 +10,8 @@ import type { GateOpening } from '../contract/gate.ts'
 export type SchedulerStats = Omit<EngineStats, 'tokensPerSecond'>
 
 /**
- * The scheduler: takes requests, decides whether steps may run (pause, gate, torn weights) and runs them. A plain class without
- * thread or timer: its owner calls `step` while `busy`, and everything else between two steps.
+ * The scheduler: takes requests, decides whether steps may run (pause, gate, torn weights) and runs them. A plain class
+ * without thread or timer: its owner calls `step` while `busy`, and everything else between two steps.
  */
 export class Scheduler {
   readonly #options: SchedulerOptions
@@ -22,10 +22,10 @@ export class Scheduler {
   #asleep: string | null = null
   #paused: PauseMode | null = null
   #gateShut = false
-  /** Calls that wait for the gate, and for an idle moment to flush. */
+  /** Calls that wait for the gate, and calls that wait for an idle moment to flush. */
   readonly #shuts: { call: number, inPlace: boolean }[] = []
   #flushes: number[] = []
-  /** Calls that wait until running requests have ended, to pause then. */
+  /** Calls that wait until running requests have ended, and then pause. */
   #drains: number[] = []
 
   constructor (options: SchedulerOptions) {
@@ -41,7 +41,7 @@ export class Scheduler {
       !this.#batcher.idle
   }
 
-  /** Queues a request under a number that is not in use. A request that cannot be taken fails at once through the sink. */
+  /** Queues a request under an unused number. A request that is refused fails at once through the sink. */
   add (id: number, request: GenerateRequest): void {
     const { sink, maxRunningRequests, maxQueuedRequests, drawSeed } = this.#options
     try {
@@ -49,7 +49,7 @@ export class Scheduler {
       if (this.#asleep !== null) throw new RefitError('ENGINE_ASLEEP', this.#asleep)
       checkRequest(request, this.#options)
       const { running: { length: running }, waiting } = this.#batcher
-      // Whoever has a place to run in is not in the queue, although no step has begun it yet.
+      // Requests that have a place to run are not in the queue, even before their first step.
       if (running + waiting >= maxRunningRequests + maxQueuedRequests) {
         throw new RefitError(
           'QUEUE_FULL',
@@ -64,7 +64,7 @@ export class Scheduler {
     this.#batcher.add(new Sequence(id, request, this.#arrivals++, request.sampling.seed ?? drawSeed(), this.#options))
   }
 
-  /** Ends one request with what it has; false if it is not known. */
+  /** Ends one request with the tokens that it has; false if it is unknown. */
   abort (id: number): boolean {
     const seq = this.#batcher.get(id)
     if (seq === undefined) return false
@@ -73,7 +73,7 @@ export class Scheduler {
     return true
   }
 
-  /** Ends all requests with what they have. */
+  /** Ends all requests with the tokens that they have. */
   abortAll (): void {
     for (const seq of this.#batcher.all()) this.#abort(seq)
     this.#settle()
@@ -86,8 +86,8 @@ export class Scheduler {
   }
 
   /**
-   * No step runs until `resume`; new requests wait. `abort` ends all requests, `retract` takes the KV of running ones (they are
-   * computed again afterwards), `in_place` leaves them as they are.
+   * No step runs until `resume`; new requests wait. `abort` ends all requests; `retract` takes the KV of running ones,
+   * which are computed again afterwards; `in_place` leaves them unchanged.
    */
   pause (mode: PauseMode): void {
     this.#paused = mode
@@ -103,20 +103,29 @@ export class Scheduler {
     this.#settle()
   }
 
-  /** Begins no request any more; pauses, and replies true, once the running ones (retracted ones too) have ended. Replies false on `resume`. */
+  /**
+   * Begins no more requests. When the running ones (retracted ones too) have ended, it pauses and replies true. Replies
+   * false on `resume`.
+   */
   drain (call: number): void {
     this.#drains.push(call)
     this.#settle()
   }
 
-  /** Drops the prefix cache now; running requests keep their pages, or give them up to be computed again. */
+  /**
+   * Drops the prefix cache now. Running requests keep their pages, or with `retract` release them and are computed
+   * again.
+   */
   dropCache (retract: boolean): void {
     if (retract) this.#batcher.retractAll()
     this.#batcher.dropCache(false)
     this.#settle()
   }
 
-  /** Drops the prefix cache as soon as no request is running or waiting (but for those that a pause with abort holds); replies true then, or false when cancelled before. */
+  /**
+   * Drops the prefix cache as soon as no request runs or waits, except those held by a pause with abort. Replies true
+   * then, or false if it is cancelled before.
+   */
   flush (call: number): void {
     this.#flushes.push(call)
     this.#settle()
@@ -130,9 +139,10 @@ export class Scheduler {
   }
 
   /**
-   * Shuts the gate: replies true once no step runs until `open`. Paused or asleep, that is now. Else no request is begun that has
-   * not run yet, and running ones (retracted ones too) are finished first. `abort` ends all requests, waiting ones too; with `inPlace`
-   * they stay as they are, for a caller that changes nothing. Further calls wait for `open`, in order.
+   * Shuts the gate: replies true once no step runs until `open`. While paused or asleep, that is now. Otherwise no
+   * request begins that has not run yet, and running ones (retracted ones too) finish first. `abort` ends all requests,
+   * waiting ones too. With `inPlace` requests stay unchanged, for a caller that changes nothing. Further calls wait for
+   * `open`, in order.
    */
   shut (call: number, abort: boolean, inPlace = false): void {
     if (abort) this.abortAll()
@@ -140,7 +150,7 @@ export class Scheduler {
     this.#settle()
   }
 
-  /** Replies false and goes on as before, unless the gate is shut for this call already. */
+  /** Replies false and continues as before, unless the gate is already shut for this call. */
   cancelShut (call: number): void {
     const at = this.#shuts.findIndex(shut => shut.call === call)
     if (at < 0) return
@@ -160,12 +170,15 @@ export class Scheduler {
     this.#settle()
   }
 
-  /** Moves the label alone. */
+  /** Moves only the label. */
   setVersion (version: string): void {
     this.#batcher.version = version
   }
 
-  /** Runs one step, if there is something to compute and nothing forbids it. Throws LostDevice: this scheduler is at its end then. */
+  /**
+   * Runs one step, if there is something to compute and nothing forbids it. Throws LostDevice; the scheduler is
+   * unusable then.
+   */
   step (): boolean {
     if (!this.busy) return false
     const worked = this.#batcher.step(this.#shuts.length > 0 || this.#drains.length > 0)
@@ -188,7 +201,7 @@ export class Scheduler {
     }
   }
 
-  /** Throws where pages or lists do not add up. For tests. */
+  /** Throws if pages or lists are inconsistent. For tests. */
   check (): void {
     this.#batcher.check()
   }
@@ -197,10 +210,11 @@ export class Scheduler {
     this.#batcher.end(seq, { type: 'abort', message: seq.started ? 'Aborted' : 'Abort in waiting queue' })
   }
 
-  /** Grants what waits for a moment like this. */
+  /** Completes calls that wait for such a moment. */
   #settle (): void {
     const stands = this.#paused !== null || this.#asleep !== null
-    // Held requests wait through a release, a resume and the update that heals; nothing else would ever end them here.
+    // Held requests wait through a release, a resume and the update that cures the weights. Nothing else would end them
+    // here.
     if (this.#torn !== null && !stands && !this.#gateShut) {
       for (const seq of this.#batcher.all()) this.#batcher.fail(seq, 'ENGINE_TORN', this.#torn)
     }
@@ -217,7 +231,7 @@ export class Scheduler {
       this.#gateShut = true
       this.#options.sink.reply(this.#shuts.shift()!.call, true)
     }
-    // What has come since such a pause holds nothing: trainers flush after it, while clients go on asking.
+    // Requests that came after such a pause hold nothing: trainers flush after the pause, while clients go on sending.
     const isEmpty = this.#paused === 'abort' && running.length + startedWaiting === 0
     if (this.#flushes.length > 0 && (isEmpty || this.#batcher.idle)) {
       this.#batcher.flush()

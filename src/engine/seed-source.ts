@@ -1,6 +1,6 @@
 import { randomFillSync } from 'node:crypto'
 
-/** Draws 64-bit seeds: random ones, or a fixed sequence (SplitMix64) from a seed of its own. */
+/** Draws 64-bit seeds: random ones, or a fixed sequence (SplitMix64) from `seed`. */
 export function seedSource (seed: bigint | null): () => bigint {
   if (seed === null) {
     const drawn = new BigUint64Array(1)

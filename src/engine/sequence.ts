@@ -9,43 +9,45 @@ export interface ModelLimits {
   eosTokenIds: number[]
 }
 
-/** A request in the scheduler: its tokens, its pages, and how far it has come. */
+/** A request in the scheduler: its tokens, its pages and its progress. */
 export class Sequence {
   readonly id: number
   readonly request: GenerateRequest
-  /** Order of arrival: requests are admitted by it, also after a retraction. */
+  /** Order of arrival: the order of admission, also after a retraction. */
   readonly arrival: number
   readonly seed: bigint
   readonly promptLength: number
-  /** The sequence ends when it has so many tokens. */
+  /** The sequence ends at this number of tokens. */
   readonly maxLength: number
 
   /** Prompt and output. The last token of the output has no KV yet. */
   tokens: Int32Array
   length: number
-  /** Tokens whose KV stands in `pages`. */
+  /** Number of tokens whose KV is in `pages`. */
   computed = 0
   pages = new Int32Array(8)
   pageCount = 0
-  /** Locked end of the path in the prefix cache that `pages` begins with. */
+  /** The last locked node of the cached path that `pages` begins with. */
   node: CacheNode | null = null
-  /** KV of more than one weight epoch: its pages must not enter the prefix cache. */
+  /** Its KV comes from more than one weight epoch, so its pages must not enter the prefix cache. */
   mixed = false
 
   state: 'queued' | 'parked' | 'running' | 'done' = 'queued'
-  /** Running, and not all of `tokens` computed once. */
+  /** Running, and not all of `tokens` have been computed once. */
   prefilling = false
-  /** Has been running before; a retracted request counts as running where updates wait for running ones. */
+  /** Has run before. Updates that wait for running requests also wait for a retracted one. */
   started = false
   retractions = 0
-  /** When it came and when it first ran, in milliseconds of the scheduler's clock. */
+  /** Times of arrival and of the first run, in milliseconds of the scheduler's clock. */
   arrivedAt = 0
   startedAt = 0
   /** Prompt tokens taken from the prefix cache when it first ran. */
   cachedTokens = 0
-  /** Experts of its tokens when it last lost its pages, until they are computed again; see `TokenEvent.experts`. */
+  /**
+   * Experts of its tokens at the time when it lost its pages, until they are computed again; see `TokenEvent.experts`.
+   */
   experts: Uint16Array | undefined
-  /** Scores of prompt positions so far, until they are sent. */
+  /** Scores of prompt positions so far; they are sent together. */
   input: InputLogprobs | null = null
   /** Requests that wait for this one's prefill. */
   waiters: Sequence[] = []
@@ -61,7 +63,7 @@ export class Sequence {
   readonly penalties: boolean
   readonly biasTokens: Int32Array
   readonly biasValues: Float32Array
-  /** Ids that end the sequence, and those of them that may be banned by a bias while it is too short. */
+  /** Ids that end the sequence, and those of them that a bias bans while it is too short. */
   readonly stops: ReadonlySet<number>
   readonly bans: readonly number[]
 
@@ -97,23 +99,26 @@ export class Sequence {
     return this.length - this.promptLength
   }
 
-  /** First prompt position that still wants a score; `promptLength` when none does. */
+  /** First prompt position that still needs a score; `promptLength` if none does. */
   get nextScore (): number {
     return this.input === null ? this.promptLength : this.request.logprobs!.startLen! + this.input.logprobs.length
   }
 
-  /** Most tokens to take from the prefix cache: the last one must be computed, and the one before each position to score. */
+  /**
+   * Most tokens to take from the prefix cache: the last token must be computed, and so must the one before each
+   * position to score.
+   */
   get matchLimit (): number {
     const score = this.nextScore
     return Math.max(0, score < this.promptLength ? Math.max(score, 1) - 1 : this.length - 1)
   }
 
-  /** Forgets scores that were computed under weights that are gone. */
+  /** Forgets scores that were computed with former weights. */
   resetScores (): void {
     if (this.input !== null) this.input = noScores(this.request)
   }
 
-  /** Appends a token and tells whether, and why, it is the last. */
+  /** Appends a token. Returns the reason if it is the last one. */
   append (token: number): FinishReason | null {
     if (this.length === this.tokens.length) {
       const tokens = new Int32Array(Math.min(this.maxLength, this.length * 2))
@@ -137,7 +142,7 @@ export class Sequence {
   }
 }
 
-/** Nothing stands before the first position of a prompt: its score is null. */
+/** The first position of a prompt has no token before it: its score is null. */
 function noScores ({ inputIds, logprobs }: GenerateRequest): InputLogprobs {
   return logprobs!.startLen === 0
     ? { logprobs: [[null, inputIds[0]!]], top: [null], ids: [null] }

@@ -17,30 +17,30 @@ import { probeGpus } from './probe-gpus.ts'
 import type { ExpertLayout } from '../contract/rollout-engine.ts'
 import { stepTokens } from './step-device.ts'
 
-/** What the core and its scheduler are made with. */
+/** The configuration of the core and its scheduler. */
 export interface CoreSize {
   core: CoreConfig
   contextLength: number
   maxRunningRequests: number
   maxBatchTokens: number
-  /** Of each rank; none on the CPU. */
+  /** The GPU of each rank; empty on the CPU. */
   gpus: CudaGpu[]
-  /** All there are. */
+  /** All GPUs of the machine. */
   visible: CudaGpu[]
-  /** Null where none are recorded. */
+  /** Null if no experts are recorded. */
   experts: ExpertLayout | null
 }
 
 const DEFAULTS = {
   cpu: { maxRunningRequests: 64, maxBatchTokens: 512, memFraction: 0.5 },
-  // Scratch memory grows with the tokens of a step; 4096 of them fill a card.
+  // Scratch memory grows with the tokens of a step; 4096 of them keep a GPU busy.
   cuda: { maxRunningRequests: 256, maxBatchTokens: 4096, memFraction: 0.85 }
 }
 const PAGE_SIZE = 16
-/** The rank's own watchdog comes first: it knows more. */
+/** The rank's own watchdog fires first, because its message has more details. */
 const RANK_WATCHDOG_SHARE = 0.9
 
-/** Finds the device and sizes what lies on it. Throws CONFIG where model, options and device do not fit each other. */
+/** Chooses the device and sizes its memory. Throws CONFIG if model, options and device do not fit together. */
 export async function sizeCore (
   arch: Architecture,
   table: ModelTable,
@@ -144,7 +144,8 @@ async function planCuda (
       weightBytes,
       otherBytes: scratchBytes + fixedBytes
     })
-  // Buffers grow with the longest sequence that the pages hold: those of as many pages as fit beside the buffers of one are the most.
+  // Buffers grow with the longest sequence that the pages hold. The number of pages that fit next to the buffers of one
+  // page gives the largest buffers.
   const pages = pagesBeside(planMemory(addon, { ...core, pages: pagesBeside(planMemory(addon, core)) }))
   requireHostMemory(pages * pageSize * recordedBytes(experts))
   const contextLength = Math.min(wanted, pages * pageSize)
@@ -188,7 +189,10 @@ function expertsOf (arch: Architecture, { enableReturnRoutedExperts = false }: E
   return recordedLayout(arch, enableReturnRoutedExperts)
 }
 
-/** Cards keep KV; the host keeps what stands beside it. It is taken as pages fill, and must not run out then. */
+/**
+ * KV lies on the GPUs; its recorded experts lie in host memory. That memory is allocated as pages are used and must not
+ * run out then.
+ */
 function requireHostMemory (bytes: number): void {
   const free = availableMemory()
   if (bytes <= free) return

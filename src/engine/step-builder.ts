@@ -7,10 +7,10 @@ const NO_IDS: number[] = []
 
 /** Gathers one step's batch in arrays that are reused from step to step. */
 export class StepBuilder {
-  /** Sequences of the step, and how many tokens of each are computed. */
+  /** Sequences of the step, and the number of tokens computed for each. */
   readonly sequences: Sequence[] = []
   readonly takes: number[] = []
-  /** Per row: whose it is, and the prompt position that it scores, or -1 where it samples. */
+  /** Per row: its sequence, and the prompt position that it scores, or -1 if it samples. */
   readonly rowSequences: Sequence[] = []
   readonly rowPositions: number[] = []
 
@@ -69,7 +69,10 @@ export class StepBuilder {
     return this.#tokens.length
   }
 
-  /** Adds the next `take` tokens of a sequence, with rows for the prompt positions to score and, where it ends, for its next token. */
+  /**
+   * Adds the next `take` tokens of a sequence, with rows for the prompt positions to score and, at the end of its
+   * tokens, for the next one.
+   */
   add (seq: Sequence, take: number, pages: number): void {
     const start = seq.computed
     const end = start + take

@@ -1,4 +1,4 @@
-/** What text may be shown after a piece has come, and the stop string that ended it, if one did. */
+/** The text that may be shown after a piece, and the stop string that ended it, if one did. */
 export interface StopOutcome {
   text: string
   matched: string | null
@@ -11,13 +11,16 @@ interface Tables {
 
 const SHOWN = '+'
 const HIDDEN = '-'
-/** By the list of stop strings: a table is four times as large as its text, and a request may have thousands of samples. */
+/**
+ * Tables for each list of stop strings: a table is four times as large as its text, and a request may have thousands of
+ * samples.
+ */
 const TABLES = new WeakMap<readonly string[], Tables>()
 
 /**
- * Finds stop strings in text that comes in pieces, and holds back what may yet become one. The stop that is complete first ends
- * the text (of several that end at the same character the longest), so the outcome does not depend on how the text was cut into pieces. Linear in
- * the text for each stop string (Knuth, Morris, Pratt).
+ * Finds stop strings in text that comes in pieces, and holds back text that may become one. The stop string that is
+ * complete first ends the text (among several that end at the same character, the longest). The result does not depend
+ * on how the text was cut into pieces. Linear in the text for each stop string (Knuth, Morris, Pratt).
  */
 export class StopMatcher {
   readonly #stops: readonly string[]
@@ -28,7 +31,9 @@ export class StopMatcher {
   /** One character for each of `#held`: whether it is shown. */
   #shown = ''
 
-  /** `keepStop` leaves the stop string in the text. The samples of a request give the same list: what is made of it is shared. */
+  /**
+   * `keepStop` leaves the stop string in the text. All samples of a request pass the same list and share its tables.
+   */
   constructor (stops: readonly string[], keepStop: boolean) {
     const { texts, failures } = tablesOf(stops)
     this.#stops = texts
@@ -37,7 +42,10 @@ export class StopMatcher {
     this.#keepStop = keepStop
   }
 
-  /** With `obey` false, a stop that is complete within this piece is passed over as plain text. A piece that is not `shown` can end the text, and is none of it. */
+  /**
+   * With `obey` false, a stop string that is complete within this piece counts as plain text. A piece with `shown`
+   * false can end the text but is not part of it.
+   */
   push (piece: string, obey = true, shown = true): StopOutcome {
     if (this.#stops.length === 0) return { text: shown ? piece : '', matched: null }
     const text = this.#held + piece
@@ -54,7 +62,7 @@ export class StopMatcher {
     return { text: visible(text, mask, done), matched: null }
   }
 
-  /** What was held back, where no stop came of it. Matching begins anew. */
+  /** The text that was held back and contains no stop string. Matching begins anew. */
   flush (): string {
     const held = visible(this.#held, this.#shown, this.#held.length)
     this.#held = this.#shown = ''
@@ -79,7 +87,7 @@ export class StopMatcher {
   }
 }
 
-/** What is shown of the first `end` characters. */
+/** The shown part of the first `end` characters. */
 function visible (text: string, mask: string, end: number): string {
   const part = text.slice(0, end)
   return mask.lastIndexOf(HIDDEN, end - 1) < 0

@@ -3,21 +3,22 @@ import type { FinishReason, GenerateRequest, RolloutEngine, TokenEvent } from '.
 import { StopMatcher } from './stop-matcher.ts'
 
 export interface TextStopOptions {
-  /** Strings that end the text, wherever tokens cut them. */
+  /** Strings that end the text, across token borders too. */
   stop: readonly string[]
-  /** Leave the stop string, or the text of the stop token, in the text. */
+  /** Leaves the stop string, or the text of the stop token, in the text. */
   noStopTrim: boolean
-  /** Text that the detokenizer leaves out of a token (a special one), where a stop string may hold it; else empty. */
+  /** Text of a special token that the detokenizer leaves out, if a stop string may contain it; otherwise empty. */
   unseen?: (token: number) => string
 }
 
-/** A token event with the text that it brought; text that may be the beginning of a stop string comes with a later event. */
+/** A token event with its text. Text that may be the beginning of a stop string comes with a later event. */
 export type TextEvent = TokenEvent & { text: string }
 
 /**
- * Text laid over the token events of one request. A stop string ends the request with the token that completes it: later tokens are
- * cut from the output, and the engine's request is aborted. It is not obeyed before `minNewTokens` tokens, and wins over an end by length at
- * the same token. Without a detokenizer, all text is empty and stop strings cannot match.
+ * Adds text to the token events of one request. A stop string ends the request with the token that completes it: later
+ * tokens are cut from the output, and the engine's request is aborted. It has no effect before `minNewTokens` tokens,
+ * and takes precedence over an end by length at the same token. Without a detokenizer, all text is empty and stop
+ * strings cannot match.
  */
 export async function* generateText (
   engine: Pick<RolloutEngine, 'generate' | 'abort'>,
@@ -27,7 +28,7 @@ export async function* generateText (
 ): AsyncGenerator<TextEvent, void, undefined> {
   const matcher = new StopMatcher(options.stop, options.noStopTrim)
   const { minNewTokens } = request.sampling
-  /** What a stop string has ended, while its experts are on their way: they come with the engine's last event. */
+  /** The event that a stop string has ended, until its experts arrive with the engine's last event. */
   let stopped: TextEvent | null = null
   for await (const event of engine.generate(request)) {
     if (stopped !== null) {
@@ -60,7 +61,7 @@ export async function* generateText (
       yield { ...event, text }
       continue
     }
-    // Characters that were never finished, and what was held back in vain.
+    // Incomplete characters, and text that was held back without a match.
     const last = matcher.push(detokenizer?.flush() ?? '')
     if (last.matched !== null) {
       yield {
@@ -77,7 +78,7 @@ function endsAtToken (finish: FinishReason | null): boolean {
   return finish?.type === 'stop' && typeof finish.matched === 'number'
 }
 
-/** The experts of an engine's last event, as they are where the output has its first `completionTokens` tokens only. */
+/** The experts of an engine's last event, cut to an output of its first `completionTokens` tokens. */
 function expertsOf (
   { experts, promptTokens, completionTokens }: TokenEvent,
   { expertsFrom = 0 }: GenerateRequest,
@@ -88,7 +89,7 @@ function expertsOf (
   return { experts: experts.subarray(0, rows(kept) * experts.length / Math.max(1, rows(completionTokens))) }
 }
 
-/** The event with its first `count` tokens only. */
+/** The event with only its first `count` tokens. */
 function cut (event: TokenEvent, count: number): TokenEvent {
   if (count === event.tokens.length) return event
   return {

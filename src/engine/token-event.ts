@@ -1,7 +1,7 @@
 import type { FinishReason, TokenEvent } from '../contract/rollout-engine.ts'
 import type { Sequence } from './sequence.ts'
 
-/** An event without tokens; the caller adds what the step brought. */
+/** An event without tokens; the caller adds the step's results. */
 export function tokenEvent (seq: Sequence, weightVersion: string, finish: FinishReason | null): TokenEvent {
   return {
     tokens: [],

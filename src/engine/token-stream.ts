@@ -1,15 +1,18 @@
 import type { RefitError } from '../errors.ts'
 import type { TokenEvent } from '../contract/rollout-engine.ts'
 
-/** What a stream asks of its owner. */
+/** Calls to a stream's owner. */
 export interface StreamOwner {
-  /** Sends the request off; throws where it cannot be taken. */
+  /** Sends the request; throws if it is refused. */
   begin: (stream: TokenStream) => void
-  /** The reader has left before the end. */
+  /** The reader has stopped before the end. */
   leave: (stream: TokenStream) => void
 }
 
-/** Events of one request, kept until they are read. Starts with the first read; leaving early aborts. For one reader. */
+/**
+ * Events of one request, kept until they are read. Starts with the first read; a reader that stops early aborts it. For
+ * one reader.
+ */
 export class TokenStream implements AsyncIterableIterator<TokenEvent> {
   readonly #owner: StreamOwner
   readonly #events: TokenEvent[] = []

@@ -1,6 +1,8 @@
 import type { Sequence } from './sequence.ts'
 
-/** Sequences that wait, in order of arrival. New ones go to the end; ones that come back (retracted) find their place from the front. */
+/**
+ * Sequences that wait, in order of arrival. New ones join at the end; retracted ones find their place from the front.
+ */
 export class WaitingQueue {
   first: Sequence | null = null
   #last: Sequence | null = null

@@ -3,8 +3,8 @@ import type { Heartbeat } from './heartbeat.ts'
 const LONGEST_INTERVAL_MS = 1000
 
 /**
- * Calls `stuck` once when one step has taken longer than `timeoutMs`. Only time in which this thread's timers ran is counted: a
- * process that was stopped, or a busy event loop, is no stuck device. Returns what ends it.
+ * Calls `stuck` once if one step takes longer than `timeoutMs`. Counts only time in which this thread's timers ran: a
+ * process that was stopped, or a busy event loop, does not mean a stuck device. Returns the function that ends it.
  */
 export function startWatchdog (heartbeat: Heartbeat, timeoutMs: number, stuck: () => void): () => void {
   const intervalMs = Math.min(timeoutMs / 4, LONGEST_INTERVAL_MS)

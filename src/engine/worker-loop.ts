@@ -6,26 +6,26 @@ import { LostDevice } from './lost-device.ts'
 import { Scheduler } from './scheduler.ts'
 import type { SchedulerOptions } from './step-device.ts'
 
-/** Longest time that steps follow each other without a turn of the event loop, which frees what finalizers must free. */
+/** Longest time of steps without a turn of the event loop. Finalizers free memory in such a turn. */
 const TURN_MS = 20
 
 /**
- * Drives a scheduler from a message port. While there is work it steps and polls the port in between; without work, or while the
- * gate is shut, it sleeps in the event loop until a message comes. One message leaves per step.
+ * Drives a scheduler from a message port. While there is work it steps and polls the port in between; otherwise, or
+ * while the gate is shut, it sleeps in the event loop until a message comes. It sends one message per step.
  */
 export class WorkerLoop {
   readonly #port: MessagePort
   readonly #packer = new EventPacker()
   readonly #scheduler: Scheduler
   readonly #onClose: () => void
-  /** Replies wait until the events before them have left. */
+  /** Replies wait until earlier events have been sent. */
   #replies: FromWorker[] = []
   #scheduled = false
   #closed = false
-  /** Something that stats show has changed since the last message. */
+  /** Something in the stats has changed since the last message. */
   #changed = false
 
-  /** `onClose` is called once, when the main thread has asked for it and all requests have been told. */
+  /** `onClose` is called once, after the main thread has closed it and all requests have failed. */
   constructor (port: MessagePort, options: Omit<SchedulerOptions, 'sink'>, onClose: () => void) {
     this.#port = port
     this.#onClose = onClose
@@ -79,7 +79,7 @@ export class WorkerLoop {
       if (!(error instanceof LostDevice)) throw error
       this.#send()
       this.#post({ type: 'lost', message: error.message, ids: error.ids })
-      // Whatever comes now, nobody computes it.
+      // Nobody computes messages that arrive from now on.
       this.#closed = true
       return false
     }
@@ -138,7 +138,7 @@ export class WorkerLoop {
   #send (): void {
     if (this.#changed) {
       const batch = this.#packer.take(this.#scheduler.stats())
-      // Megabytes each, and nobody's here any more: moved, not copied.
+      // These arrays take megabytes and nobody here uses them any more: they are transferred, not copied.
       const moved = batch.details.flatMap(({ experts }) => experts === undefined ? [] : [experts.buffer as ArrayBuffer])
       this.#port.postMessage({ type: 'batch', ...batch } satisfies FromWorker, moved)
     }

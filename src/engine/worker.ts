@@ -6,7 +6,8 @@ import type { FromWorker, WorkerData } from './messages.ts'
 import { seedSource } from './seed-source.ts'
 import { WorkerLoop } from './worker-loop.ts'
 
-// The scheduler's thread. It makes the core, steps it and, when told to, frees it; the main thread attaches to it by its handle.
+// The scheduler's thread. It makes the core, steps it and frees it on request. The main thread attaches to it by its
+// handle.
 
 const port = parentPort!
 const { core: config, scheduler, heartbeat, randomSeed } = workerData as WorkerData

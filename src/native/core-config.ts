@@ -2,7 +2,7 @@ import type { ModelRecipe } from './recipe.ts'
 
 // A core's configuration: the model, its parameters, its devices and its pages.
 
-/** One parameter of every rank: a row-major matrix (a vector is [n, 1]); its index in `CoreConfig.params` is its id. */
+/** One parameter of every rank: a row-major matrix (a vector is [n, 1]). Its index in `CoreConfig.params` is its id. */
 export interface NativeParam {
   name: string
   rows: number
@@ -14,24 +14,27 @@ export interface CoreConfig {
   device: 'cpu' | 'cuda'
   /** Tensor-parallel ranks (virtual ones on a CPU). */
   ranks: number
-  /** CUDA: the card of each rank, an ordinal as `cudaGpus` counts them; default 0, 1, ... */
+  /** CUDA: the GPU of each rank, an ordinal as `cudaGpus` counts them; default 0, 1, ... */
   gpus?: number[]
-  /** CUDA, for tests: several ranks may use one card. */
+  /** CUDA, for tests: several ranks may use one GPU. */
   shareGpus?: boolean
-  /** CUDA: how long a card may be stuck in one operation before it counts as lost; default `$REFIT_WATCHDOG_SECONDS`, else 60. */
+  /**
+   * CUDA: time after which a GPU that is stuck in one operation counts as lost; default `$REFIT_WATCHDOG_SECONDS`, else
+   * 60.
+   */
   watchdogSeconds?: number
   /**
-   * CUDA: the most new tokens (default 8192) and sequences that one step brings, and the most tokens that a sequence grows to (default
-   * what the pages hold). Activations are sized by them; a step beyond them is refused.
+   * CUDA: limits of one step (new tokens, default 8192, and sequences) and of one sequence (tokens, default what the
+   * pages hold). They size the activations; a step beyond them is refused.
    */
   maxStepTokens?: number
   maxStepSequences?: number
   maxContext?: number
-  /** Threads that compute, the caller of `step` included. */
+  /** Threads that compute, including the caller of `step`. */
   threads: number
   /** Dtype of activations and of the KV cache; CUDA takes bfloat16 only. A parameter has its own (`NativeParam.dtype`). */
   dtype: 'bfloat16' | 'float32'
-  /** Force a kernel set (`scalar`, `avx2`, `avx512`, `avx512bf16`); default the best this CPU has. */
+  /** Forces a kernel set (`scalar`, `avx2`, `avx512`, `avx512bf16`); default the best that this CPU has. */
   isa?: string
   recipe: ModelRecipe
   params: NativeParam[]
@@ -43,12 +46,12 @@ export interface CoreConfig {
 }
 
 export interface CoreInfo {
-  /** The kernel set of a CPU; of CUDA the cards and what computes on them, in words. */
+  /** On a CPU its kernel set; on CUDA a description of the GPUs and their libraries. */
   isa: string
   threads: number
   /** Bytes reserved for parameters (all ranks) and for the KV cache. */
   weightBytes: number
   kvBytes: number
-  /** Address of each parameter, rank-major [ranks * params]: they never move. */
+  /** Address of each parameter, rank-major [ranks * params]. Addresses never change. */
   addresses: BigUint64Array
 }

@@ -2,7 +2,7 @@ import type { CudaSegment } from './write-job.ts'
 
 // The part of the addon that changes single elements of weights; see src/native/addon.ts.
 
-/** How the positions of a change are written; see native/core/write/element_patch.h. */
+/** Encodings of the positions of a change; see native/core/write/element_patch.h. */
 export const POSITIONS = { int32: 0, range: 1, gap16: 2, gap32: 3, gap64: 4 } as const
 
 /**
@@ -13,7 +13,7 @@ export const DELTA = { fd: 0, offset: 1, bytes: 2, begin: 3, end: 4 } as const
 /** Length of such a row. */
 export const DELTA_FIELDS = 5
 
-/** Elements of a tensor that change. Memory stays referenced until the call has settled. */
+/** Elements of a tensor that change. The memory stays referenced until the call has settled. */
 export interface ElementPatch {
   /** A number of POSITIONS. */
   encoding: number
@@ -21,16 +21,16 @@ export interface ElementPatch {
   /** The first element of a range. */
   first: number
   values: Uint8Array
-  /** A number of DTYPES: the values'. */
+  /** Dtype of the values, a number of DTYPES. */
   dtype: number
-  /** Values change bits (of the same dtype) instead of being the new ones. */
+  /** The values are XORed with the elements' bits (of the same dtype). Otherwise they replace the elements. */
   xor: boolean
 }
 
 export interface NativeDeltas {
   /**
-   * Main thread, gate shut. Bytes of a card's memory that another process shares, once its events are done; opened for this alone. At most
-   * 2^31 bytes.
+   * Main thread, gate shut. Reads bytes of GPU memory that another process exports, after its events; opened for this
+   * read alone. At most 2^31 bytes.
    */
   fetch: (
     handle: number,
@@ -40,11 +40,14 @@ export interface NativeDeltas {
     timeoutMs: number
   ) => Promise<Uint8Array>
   /**
-   * Main thread; on the core's own, as the three below. Rejects with a message where a position lies outside of a tensor of `elements`
-   * (held in `dtype`), or comes twice in these patches.
+   * Main thread; runs on the core's own threads, as the three below. Rejects if a position lies outside a tensor of
+   * `elements` elements (stored in `dtype`), or occurs twice in these patches.
    */
   checkPatches: (handle: number, patches: readonly ElementPatch[], elements: number, dtype: number) => Promise<void>
-  /** Changes `block`, which holds a tensor's elements from `first` on, by patches that were checked. Resolves to how many have other bits now. */
+  /**
+   * Applies checked patches to `block`, which holds the tensor's elements from `first` on. Resolves to the number of
+   * elements whose bits changed.
+   */
   applyPatches: (
     handle: number,
     patches: readonly ElementPatch[],
@@ -54,6 +57,9 @@ export interface NativeDeltas {
   ) => Promise<number>
   /** torch.hash_tensor of elements of a dtype (a number of DTYPES; null: uint8). */
   torchHash: (handle: number, data: Uint8Array, dtype: number | null) => Promise<bigint>
-  /** A Zstandard frame into memory of its size. Rejects where the frame's BLAKE2b is not `digest` (1 to 64 bytes), or it does not fill the memory. */
+  /**
+   * Decompresses a Zstandard frame into memory of its size. Rejects if the frame's BLAKE2b differs from `digest` (1 to
+   * 64 bytes), or if its size differs from the memory's.
+   */
   unpackZstd: (handle: number, data: Uint8Array, digest: Uint8Array, into: Uint8Array) => Promise<void>
 }

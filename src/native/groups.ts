@@ -1,14 +1,20 @@
 // The part of the addon that joins process groups of torch trainers; see src/native/addon.ts.
 
-/** A process group that ranks of this process are in; its number is the addon's. */
+/** A process group that has ranks in this process. The number is the addon's. */
 export type GroupHandle = number
 
-/** A broadcast into a staging slot: where in the slot it goes, and how many bytes. Float64Array of these, one after another. */
+/**
+ * One broadcast into a staging slot: its offset in the slot and its bytes. A Float64Array holds such rows one after
+ * another.
+ */
 export const PART = { offset: 0, bytes: 1 } as const
 /** Length of such a row. */
 export const PART_FIELDS = 2
 
-/** Bytes that a group has received, as the source of a write: the slot of each rank on a card, one for all in host memory. */
+/**
+ * Bytes that a group has received, as the source of a write: on GPUs the slot of each rank, in host memory one slot for
+ * all.
+ */
 export interface StagedSource {
   group: GroupHandle
   slot: 0 | 1
@@ -28,48 +34,62 @@ export type GroupErrorCode =
   | 'GROUP_NCCL_VERSION'
 
 export interface NcclGroupOptions {
-  /** Ranks of the group, of all processes. */
+  /** Number of ranks in the group, over all processes. */
   size: number
-  /** The first of this process's. */
+  /** The first rank of this process. */
   firstRank: number
-  /** The file of NCCL. */
+  /** Path of the NCCL library. */
   library?: string
-  /** The only tensor-parallel rank of the core that takes part; default: all do. */
+  /** The only tensor-parallel rank of the core that takes part; default: all ranks. */
   coreRank?: number
-  /** A sum of one float32 as soon as all have joined, as part of ncclConnect: what vLLM's PyNcclCommunicator does, and torch's barrier. */
+  /**
+   * Adds up one float32 over all ranks as soon as all have joined, as part of ncclConnect. vLLM's PyNcclCommunicator
+   * and torch's barrier do this.
+   */
   warmUp?: boolean
-  /** UUIDs of other ranks' cards, with or without `GPU-`, as far as they are known: one of ours among them is GROUP_REFUSED. */
+  /**
+   * UUIDs of other ranks' GPUs as far as they are known, with or without `GPU-`. One of this process's among them is
+   * refused.
+   */
   peerGpus?: string[]
 }
 
 export interface NativeGroups {
   /**
-   * Main thread. gloo: listens for the other ranks on `host` (an address of this machine) for each of `ranks`, which are this process's,
-   * in a group of `size`. `addresses`: of each of them what the others must be told (the value of its key in the store).
+   * Main thread. gloo: listens on `host` (an address of this machine) for the other ranks, once for each of `ranks`,
+   * this process's ranks in a group of `size`. `addresses` has what the others need to connect to each of them (the
+   * value of its key in the store).
    */
   glooGroup: (
     options: { size: number, ranks: number[], host: string }
   ) => { group: GroupHandle, addresses: Uint8Array[] }
-  /** Main thread. Connects with the other ranks; `peers` has the value of every rank's key, [size]. Runs on a thread of the group. */
+  /**
+   * Main thread. Connects to the other ranks; `peers` has the value of every rank's key, [size]. Runs on a thread of
+   * the group.
+   */
   glooConnect: (group: GroupHandle, peers: Uint8Array[], deadlineMs: number) => Promise<void>
   /**
-   * Main thread. NCCL: ranks `firstRank`, `firstRank` + 1, ... of a group of `size` are the ranks of the core, each on its own card. Opens
-   * the library (`library`, else $REFIT_NCCL, else where it is found); touches no card yet. With `coreRank`: that rank of the core alone,
-   * as rank `firstRank`; such a group's slots are no source of a write. Throws GROUP_REFUSED where it cannot be. The core lives as long as
-   * the group, closed or not.
+   * Main thread. NCCL: ranks `firstRank`, `firstRank` + 1, ... of a group of `size` are the ranks of the core, each on
+   * its own GPU. Opens the library (`library`, else $REFIT_NCCL, else the usual places); uses no GPU yet. With
+   * `coreRank` only that rank of the core joins, as rank `firstRank`; such a group's slots cannot be the source of a
+   * write. Throws GROUP_REFUSED if the group is impossible. The core lives as long as the group, closed or not.
    */
   ncclGroup: (core: number, options: NcclGroupOptions) => GroupHandle
-  /** Any thread. `2.28.9, /usr/lib/libnccl.so.2`: the version that the group's other ranks must have too. */
+  /** Any thread. `2.28.9, /usr/lib/libnccl.so.2`: the version that the group's other ranks need too. */
   ncclLibrary: (group: GroupHandle) => string
-  /** Any thread. 128 bytes for the group to be in which a rank of this process is the first. */
+  /** Any thread. The 128-byte id of a group whose rank 0 is in this process. */
   ncclUniqueId: (library?: string) => Uint8Array
-  /** Main thread, gate shut: it allocates. Makes the communicator with all the others. */
+  /** Main thread, gate shut, because it allocates. Makes the communicator with all other ranks. */
   ncclConnect: (group: GroupHandle, uniqueId: Uint8Array, deadlineMs: number) => Promise<void>
-  /** Main thread, gate shut where the group is NCCL's. The first `slots` (1 or 2) have room for `bytes` each from now on; 0 bytes give the memory back. */
+  /**
+   * Main thread, gate shut for an NCCL group. The first `slots` (1 or 2) get room for `bytes` each; 0 bytes free the
+   * memory.
+   */
   stageGroup: (group: GroupHandle, bytes: number, slots: number) => Promise<void>
   /**
-   * Main thread, gate shut where the group is NCCL's. Takes part in one broadcast for each of `parts` (PART_FIELDS), in order, from rank
-   * `root`, into the slot. The other slot may be read by `write` meanwhile. One receive, send or barrier of a group at a time; but see groupBegin.
+   * Main thread, gate shut for an NCCL group. Takes part in one broadcast for each of `parts` (PART_FIELDS), in order,
+   * from rank `root` into the slot. `write` may read the other slot meanwhile. A group runs one receive, send or
+   * barrier at a time; groupBegin is the exception.
    */
   groupReceive: (
     group: GroupHandle,
@@ -79,42 +99,56 @@ export interface NativeGroups {
     deadlineMs: number
   ) => Promise<void>
   /**
-   * Main thread, gate shut. NCCL alone. groupReceive in two: resolves when the broadcasts are on the cards' streams, so that those of a second call
-   * follow the first one's there without a gap; a third one needs `groupArrive` before it.
+   * Main thread, gate shut. NCCL only. The first half of groupReceive: resolves when the broadcasts are queued on the
+   * GPUs' streams. Those of a second call follow the first there without a gap; a third call needs `groupArrive` before
+   * it.
    */
   groupBegin: (group: GroupHandle, slot: 0 | 1, parts: Float64Array, root: number, deadlineMs: number) => Promise<void>
-  /** Main thread, gate shut. The broadcasts of the first `groupBegin` that was not waited for yet have come. */
+  /**
+   * Main thread, gate shut. Waits until the broadcasts of the oldest `groupBegin` that nobody has waited for have
+   * arrived.
+   */
   groupArrive: (group: GroupHandle, deadlineMs: number) => Promise<void>
   /**
-   * Main thread. NCCL alone. Of a write (`tensors` and `rects` of a WriteJob with one source, of which `parts` are stretches): for each part the
-   * offset, in bytes from where a rank's weights begin, at which all of its bytes lie there one behind the other and as they are, on every
-   * rank; -1 where they do not, and for all parts of a group with `coreRank`. Throws for a write that cannot be, and while the memory of
-   * the weights is released.
+   * Main thread. NCCL only. Takes the `tensors` and `rects` of a WriteJob with one source; `parts` are stretches of
+   * that source. Returns for each part the offset from the start of a rank's weights, in bytes, if all bytes of the
+   * part lie there contiguously and unchanged on every rank. Returns -1 for other parts, and for all parts of a group
+   * with `coreRank`. Throws for an invalid write, and while the memory of the weights is released.
    */
   groupPlaces: (group: GroupHandle, parts: Float64Array, tensors: Float64Array, rects: Float64Array) => Float64Array
   /**
-   * Main thread, gate shut. NCCL alone. As groupReceive, but into the weights themselves: `parts` have the offsets of groupPlaces. No write
-   * of these weights may be under way. After a failure any byte of the parts may be torn.
+   * Main thread, gate shut. NCCL only. As groupReceive, but straight into the weights: `parts` have the offsets that
+   * groupPlaces returned. No write of these weights may be under way. After a failure any byte of the parts may be
+   * torn.
    */
   groupReceiveInPlace: (group: GroupHandle, parts: Float64Array, root: number, deadlineMs: number) => Promise<void>
   /**
-   * Main thread. Bytes of a slot as the first of this process's ranks has them (at most 1 GiB): what a trainer sends ahead to say what
-   * comes next. Not while they are received.
+   * Main thread. Bytes of a slot as this process's first rank has them (at most 1 GiB): for metadata that a trainer
+   * sends ahead of its tensors. Not while bytes are being received.
    */
   groupRead: (group: GroupHandle, slot: 0 | 1, offset: number, bytes: number, deadlineMs: number) => Promise<Uint8Array>
-  /** Main thread, gate shut. The broadcasts' other side: `bytes` of host memory, from this process's first rank. NCCL: through slot 0, which must have room. */
+  /**
+   * Main thread, gate shut. The sending side of a broadcast: `bytes` of host memory, from this process's first rank.
+   * NCCL sends through slot 0, which needs the room.
+   */
   groupSend: (group: GroupHandle, bytes: Uint8Array, deadlineMs: number) => Promise<void>
   /**
-   * Main thread, gate shut (not needed to send from host memory). Broadcasts all parameters of the core's tensor-parallel rank `rank`, in
-   * their order, from rank `root` of the group (which sends where it is this process's) straight into place: between cores of one layout,
-   * which the caller has compared. A group of NCCL was made with `coreRank: rank`: one for each tensor-parallel rank, each with one rank of
-   * every engine; they may all run at once. After a failure any parameter of that rank may be torn.
+   * Main thread, gate shut (not needed to send from host memory). Broadcasts all parameters of the core's
+   * tensor-parallel rank `rank`, in their order, from rank `root` of the group straight into place. If `root` is in
+   * this process, it sends. The caller has compared the layouts of the cores. An NCCL group was made with `coreRank:
+   * rank`: there is one group for each tensor-parallel rank, with one rank of every engine, and all of them may run at
+   * once. After a failure any parameter of that rank may be torn.
    */
   groupParams: (group: GroupHandle, core: number, rank: number, root: number, deadlineMs: number) => Promise<void>
-  /** Main thread, gate shut where the group is NCCL's. torch's `barrier` of the backend: all ranks have come. */
+  /**
+   * Main thread, gate shut for an NCCL group. torch's `barrier` of the backend: waits until all ranks have called it.
+   */
   groupBarrier: (group: GroupHandle, deadlineMs: number) => Promise<void>
-  /** Main thread; ends what is under way at once, which rejects with GROUP_BROKEN. Any state. */
+  /** Main thread, in any state. Ends what is under way at once; it rejects with GROUP_BROKEN. */
   groupAbort: (group: GroupHandle, reason: string) => void
-  /** Main thread, gate shut where the group is NCCL's. Leaves in order (`abort`: at once), frees all of it; the handle is unknown after it. */
+  /**
+   * Main thread, gate shut for an NCCL group. Leaves in order (`abort`: at once) and frees everything; afterwards the
+   * handle is unknown.
+   */
   endGroup: (group: GroupHandle, abort: boolean) => Promise<void>
 }

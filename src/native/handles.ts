@@ -1,6 +1,6 @@
-// The part of the addon that reads lists of tensors' handles; see src/native/addon.ts.
+// The part of the addon that reads lists of tensor handles; see src/native/addon.ts.
 
-/** What a global name in a pickle is to `readHandles`. */
+/** The meaning of a global name in a pickle to `readHandles`. */
 export const HANDLE_ROLES = {
   unknown: 0,
   rebuild: 1,
@@ -13,44 +13,47 @@ export const HANDLE_ROLES = {
 } as const
 export type HandleRole = typeof HANDLE_ROLES[keyof typeof HANDLE_ROLES]
 
-/** Tensors, each a row-major part of a source, in columns: many of them go from thread to thread in no time. */
+/**
+ * Tensors in columns, each a row-major part of a source. Columns of typed arrays pass between threads without copying.
+ */
 export interface TensorColumns {
-  /** All names, one after another, and where each ends. */
+  /** All names, one after another, and the end of each. */
   names: string
   nameEnds: Int32Array<ArrayBuffer>
   /** Numbers of DTYPES. */
   dtypes: Uint8Array<ArrayBuffer>
-  /** Dimensions of each, and all shapes, one after another. */
+  /** Number of dimensions of each tensor, and all shapes one after another. */
   dims: Uint8Array<ArrayBuffer>
   sizes: Float64Array<ArrayBuffer>
-  /** Index of the source that each lies in, and the byte where it begins there. */
+  /** Index of each tensor's source, and the byte in it at which the tensor begins. */
   sources: Int32Array<ArrayBuffer>
   offsets: Float64Array<ArrayBuffer>
 }
 
-/** What pickles bring. Sources are segments of cards, as senders name them. */
+/** Tensors of pickles. Their sources are segments of GPU memory, under the senders' names. */
 export interface HandleColumns extends TensorColumns {
-  /** How many tensors there are up to the end of each pickle. */
+  /** For each pickle the number of tensors up to its end. */
   ends: Int32Array<ArrayBuffer>
-  /** Cards as their senders call them, and which one each segment is of. */
+  /** GPUs under their senders' names, and the GPU of each segment. */
   devices: Array<string | number>
   deviceOf: Int32Array<ArrayBuffer>
-  /** How many bytes of each segment storages take. */
+  /** Bytes of each segment that storages cover. */
   reach: Float64Array<ArrayBuffer>
-  /** Blobs of the segments, one after another, and where each ends. */
+  /** Handles of the segments, one after another, and the end of each. */
   handles: Uint8Array<ArrayBuffer>
   handleEnds: Int32Array<ArrayBuffer>
-  /** Events of the segments that are to be waited for, 64 bytes each, and where each segment's end. */
+  /** Events to wait for, 64 bytes each, segment after segment, and the end of each segment's. */
   events: Uint8Array<ArrayBuffer>
   eventEnds: Int32Array<ArrayBuffer>
-  /** Counter files, with the slots that stand for these shares. */
+  /** Reference-counter files, and the slots in them that count these handles. */
   counters: Array<{ file: string, slots: Int32Array<ArrayBuffer> }>
 }
 
 export interface NativeHandles {
   /**
-   * Any thread. Reads pickles of lists of (name, tensor of a card) whose tensors lie row-major; native/codec/handle_list.h says what
-   * it checks. Null where there is anything else in them, or something wrong. Throws what `roleOf` throws.
+   * Any thread. Reads pickles of lists of (name, tensor of a GPU) whose tensors are row-major;
+   * native/codec/handle_list.h lists its checks. Returns null for any other content and for any mistake. Throws what
+   * `roleOf` throws.
    */
   readHandles: (
     pickles: readonly Uint8Array[],

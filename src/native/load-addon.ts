@@ -11,12 +11,17 @@ function addonPath (): string {
   return process.env.REFIT_NATIVE ?? `${packageRoot}/prebuilds/${process.platform}-${process.arch}/refit.node`
 }
 
-/** The CUDA library that the addon opens on the first request for a card: `$REFIT_CUDA_LIBRARY`, else beside the addon. It need not be there. */
+/**
+ * The CUDA library that the addon opens on the first request for a GPU: `$REFIT_CUDA_LIBRARY`, else the one next to the
+ * addon. It may not exist.
+ */
 export function cudaLibraryPath (): string {
   return process.env.REFIT_CUDA_LIBRARY ?? join(dirname(addonPath()), 'librefit_cuda.so')
 }
 
-/** Loads the addon on first use: `$REFIT_NATIVE`, else the binary that `npm run build:native` made for this platform. */
+/**
+ * Loads the addon on first use: `$REFIT_NATIVE`, else the binary that `npm run build:native` built for this platform.
+ */
 export function native (): NativeAddon {
   if (loaded !== undefined) return loaded
   const path = addonPath()

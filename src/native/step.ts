@@ -1,17 +1,17 @@
 // One forward step: the batch that the scheduler packs and the result that the core returns.
 
 /**
- * One forward step over S sequences with T new tokens in all; R rows want a next token or a score.
- * Ragged lists are flat with an offsets array one longer than the count.
+ * One forward step over S sequences with T new tokens in total; R rows need a next token or a score. Ragged lists are
+ * flat, with an offsets array one longer than the count.
  */
 export interface StepBatch {
   /** [T] token ids, sequences one after another. */
   tokens: Int32Array
   /** [S + 1] where each sequence's tokens start in `tokens`. */
   seqOffsets: Int32Array
-  /** [S] absolute position of each sequence's first new token (all before it are in its pages). */
+  /** [S] absolute position of each sequence's first new token. The pages hold all tokens before it. */
   startPos: Int32Array
-  /** [S + 1] offsets into `pages`; [..] physical pages of each sequence in order. */
+  /** [S + 1] offsets into `pages`, which lists each sequence's physical pages in order. */
   pageOffsets: Int32Array
   pages: Int32Array
   /** [R * ROW_INTS] see ROW_INTS. */
@@ -20,27 +20,33 @@ export interface StepBatch {
   rowFloats: Float32Array
   /** [R] seeds of the counter-based noise. */
   rowSeeds: BigUint64Array
-  /** Per row: tokens so far, for penalties (empty when none are on); of them the first `historyPrompt` belong to the prompt. */
+  /**
+   * Per row: the tokens so far, for penalties (empty if none are on). The first `historyPrompt` of them belong to the
+   * prompt.
+   */
   historyOffsets: Int32Array
   history: Int32Array
   /** Per row: additive logit bias (-Infinity bans a token). */
   biasOffsets: Int32Array
   biasTokens: Int32Array
   biasValues: Float32Array
-  /** Per row: token ids whose logprobs are wanted. */
+  /** Per row: token ids whose logprobs are requested. */
   idOffsets: Int32Array
   ids: Int32Array
 }
 
 /**
  * Fields of one row in `rowInts`:
- * 0 token index into `tokens` whose logits are used · 1 target token to score, or -1 to sample · 2 top_k (0 = off) ·
- * 3 count of top logprobs wanted · 4 flags (1 = logprobs wanted, 2 = raw logprobs: before penalties, bias and temperature) ·
- * 5 historyPrompt (how many of its history tokens are prompt).
+ * 0 index into `tokens` of the token whose logits are used · 1 target token to score, or -1 to sample · 2 top_k (0 =
+ * off) · 3 number of top logprobs requested · 4 flags (1 = logprobs, 2 = raw logprobs: before penalties, bias and
+ * temperature) · 5 historyPrompt: how many of its history tokens are prompt.
  */
 export const ROW_INTS = 6
 
-/** Fields of one row in `rowFloats`: 0 temperature (0 = greedy) · 1 top_p · 2 min_p · 3 frequency · 4 presence · 5 repetition penalty. */
+/**
+ * Fields of one row in `rowFloats`: 0 temperature (0 = greedy) · 1 top_p · 2 min_p · 3 frequency penalty · 4 presence
+ * penalty · 5 repetition penalty.
+ */
 export const ROW_FLOATS = 6
 
 export const ROW_WANT_LOGPROB = 1
@@ -49,13 +55,16 @@ export const ROW_RAW_LOGPROB = 2
 export interface StepResult {
   /** [R] the sampled token, or the target. */
   tokens: Int32Array
-  /** [R] logprob of that token (NaN where not wanted). */
+  /** [R] logprob of that token (NaN if not requested). */
   logprobs: Float32Array
   /** Flat, row after row, `rowInts[3]` entries each, best first, ties by lower id. */
   topIds: Int32Array
   topLogprobs: Float32Array
   /** Flat, as `ids`. */
   idLogprobs: Float32Array
-  /** With `recordExperts` [T, sparse layers, experts per token]: the experts of each token, best first, ties by lower id. Else empty. */
+  /**
+   * With `recordExperts` [T, sparse layers, experts per token]: the experts of each token, best first, ties by lower
+   * id. Otherwise empty.
+   */
   experts: Uint16Array
 }

@@ -1,16 +1,22 @@
-// Most decoders of tokenizer.json are a plain map from a token to bytes, all bytes joined and read as UTF-8. For those the text of
-// a growing sequence costs one look-up per token, and no token needs to be decoded twice.
+// Most decoders of tokenizer.json map each token to bytes, join all bytes and read them as UTF-8. For these the text of
+// a growing sequence costs one look-up per token, and no token is decoded twice.
 
 export interface ByteForm {
-  /** Bytes of a token. `added`: it stands in added_tokens and is spelt out. */
+  /** Bytes of a token. `added`: it is in added_tokens, spelt out. */
   bytesOf: (token: string, added: boolean) => Buffer
-  /** Cut from the start of a whole text: at most `count` times `content` (the space that SentencePiece puts before the first word). */
+  /**
+   * Removed from the start of a whole text: at most `count` times `content` (the space that SentencePiece puts before
+   * the first word).
+   */
   strip: { content: string, count: number } | null
 }
 
 type Step = Record<string, unknown>
 
-/** Null where the decoder is none of the known shapes: ByteLevel; Metaspace; or Replace, ByteFallback, Fuse, Strip at the start, in this order. */
+/**
+ * Null unless the decoder has one of the known shapes: ByteLevel; Metaspace; or Replace, ByteFallback, Fuse, Strip at
+ * the start, in this order.
+ */
 export function byteForm (decoder: unknown): ByteForm | null {
   const steps = flatten(decoder)
   if (steps === null) return null
@@ -73,7 +79,7 @@ function flatten (decoder: unknown): Step[] | null {
   return all
 }
 
-// GPT-2's alphabet: printable bytes stand for themselves, the others for U+0100 and up, in order.
+// GPT-2's alphabet: a printable byte is its own character, the others are U+0100 and up, in order.
 const BYTE_OF_CHAR = new Map<string, number>()
 for (let byte = 0, other = 0x100; byte < 256; byte++) {
   const printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte !== 0xad)

@@ -1,7 +1,10 @@
 import { RefitError } from '../errors.ts'
 import type { ChatMessage } from './tokenizer.ts'
 
-/** Messages in the shape that templates expect: text as one string unless `keepParts`, arguments of tool calls as objects. */
+/**
+ * Messages in the shape that templates expect: text as one string unless `keepParts`, arguments of tool calls as
+ * objects.
+ */
 export function normalizeMessages (messages: readonly ChatMessage[], keepParts: boolean): ChatMessage[] {
   if (!Array.isArray(messages) || messages.length === 0) {
     throw new RefitError('INVALID_REQUEST', 'messages must hold at least one message', { param: 'messages' })
@@ -35,7 +38,10 @@ function normalizeContent (content: unknown, where: string, keepParts: boolean):
   return keepParts ? content : texts.join('\n')
 }
 
-/** OpenAI's arguments are a JSON string; templates want to walk through them. What is no JSON object stays as it is. */
+/**
+ * OpenAI's arguments are a JSON string, but templates iterate over an object. Text that is no JSON object stays
+ * unchanged.
+ */
 function parseArguments (call: { function?: { arguments?: unknown } }): unknown {
   const text = call?.function?.arguments
   if (typeof text !== 'string') return call

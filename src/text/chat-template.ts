@@ -3,12 +3,12 @@ import { RefitError } from '../errors.ts'
 import { normalizeMessages } from './chat-messages.ts'
 import type { ChatMessage, ChatTemplateOptions } from './tokenizer.ts'
 
-// Marks where a last message that is to be gone on with ends, so that what the template puts after it can be cut off. Its last space
-// tells whether the template trims.
+// Marks the end of a last message that the model continues, so that the template's text after it can be cut off. Its
+// last space shows whether the template trims.
 const OPEN_END = 'REFIT_OPEN_END_OF_MESSAGE '
 // A template that loops over a message's content takes it in parts.
 const LOOPS_OVER_CONTENT = /\bin\s+\w+(\.content|\[\s*['"]content['"]\s*\])/
-// Set here or by the template language itself.
+// Variables that are set here or by the template language.
 const RESERVED = [
   'messages',
   'add_generation_prompt',
@@ -23,7 +23,7 @@ const RESERVED = [
   'None'
 ]
 
-/** The chat templates of one model, by name; each is compiled at its first use. */
+/** The chat templates of one model, by name. Each is compiled at its first use. */
 export class ChatTemplate {
   readonly #sources: Map<string, string>
   readonly #tokens: Map<string, string>
@@ -41,7 +41,7 @@ export class ChatTemplate {
     return this.#sources.size > 0
   }
 
-  /** Throws INVALID_REQUEST where the template refuses the messages. */
+  /** Throws INVALID_REQUEST if the template refuses the messages. */
   render (messages: readonly ChatMessage[], options: ChatTemplateOptions): string {
     const name = this.#choose(options)
     const source = this.#sources.get(name)!
@@ -93,7 +93,7 @@ export class ChatTemplate {
     try {
       return template.render(variables)
     } catch (cause) {
-      // The library throws plain errors for raise_exception and for its own failures alike.
+      // The library throws plain errors both for raise_exception and for failures of its own.
       throw new RefitError(
         'INVALID_REQUEST',
         `the model's chat template does not take these messages: ${(cause as Error).message}`,

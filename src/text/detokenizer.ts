@@ -5,17 +5,17 @@ import { completeLength } from './utf8.ts'
 
 interface Piece {
   bytes: Buffer
-  /** The bytes as text where they are whole characters, else null. */
+  /** The bytes as text if they are whole characters, else null. */
   text: string | null
 }
 
-/** The bytes of every id, made at first use and kept. */
+/** The bytes of every id, computed at first use and kept. */
 export class PieceTable {
   readonly strip: ByteForm['strip']
   readonly #pieces: (Piece | null | undefined)[] = []
   readonly #make: (id: number) => Buffer | null
 
-  /** `tokenOf` gives the token of an id, undefined where there is none. */
+  /** `tokenOf` returns the token of an id, undefined for an unknown id. */
   constructor (form: ByteForm, tokenOf: (id: number) => string | undefined, isAdded: (id: number) => boolean) {
     this.strip = form.strip
     this.#make = id => {
@@ -28,7 +28,7 @@ export class PieceTable {
     const known = this.#pieces[id]
     if (known !== undefined) return known
     const bytes = this.#make(id)
-    // Ids that mean nothing are not kept: there is no end of them.
+    // Unknown ids are not kept, because there is no limit to them.
     if (bytes === null) return null
     const piece = { bytes, text: isUtf8(bytes) ? bytes.toString('utf8') : null }
     this.#pieces[id] = piece
@@ -36,7 +36,7 @@ export class PieceTable {
   }
 }
 
-/** Joins the bytes of tokens and gives out whole characters; at most three bytes wait. */
+/** Joins the bytes of tokens and returns whole characters; at most three bytes wait. */
 export class ByteDetokenizer implements Detokenizer {
   readonly #table: PieceTable
   readonly #skipped: ReadonlySet<number> | null

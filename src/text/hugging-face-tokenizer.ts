@@ -15,7 +15,7 @@ import type {
 import type { TokenizerFiles } from './tokenizer-files.ts'
 import { WindowDetokenizer } from './window-detokenizer.ts'
 
-/** tokenizer.json by Hugging Face's JavaScript library; decoding is our own where the decoder has a byte form. */
+/** tokenizer.json read by Hugging Face's JavaScript library. Decoding is our own if the decoder has a byte form. */
 export class HuggingFaceTokenizer implements Tokenizer {
   readonly vocabSize: number
   readonly specialIds: ReadonlySet<number>
@@ -24,7 +24,7 @@ export class HuggingFaceTokenizer implements Tokenizer {
   readonly #library: Library
   readonly #table: PieceTable | null
   readonly #template: ChatTemplate
-  /** Ids put around a text, where tokenizer_config.json says so; null leaves it to tokenizer.json. */
+  /** Ids put around a text if tokenizer_config.json requires it; null leaves it to tokenizer.json. */
   readonly #around: { before: number[], after: number[] } | null
 
   constructor (files: TokenizerFiles) {
@@ -53,7 +53,7 @@ export class HuggingFaceTokenizer implements Tokenizer {
     const around = addSpecialTokens ? this.#around : null
     const ids: (number | undefined)[] =
       this.#library.encode(text, { add_special_tokens: addSpecialTokens && around === null }).ids
-    // A character that is not in the vocabulary, where there is no token for the unknown, has no id.
+    // A character outside the vocabulary has no id if there is no token for the unknown.
     const known = ids.filter(id => id !== undefined)
     return around === null ? known : [...around.before, ...known, ...around.after]
   }
@@ -86,7 +86,7 @@ export class HuggingFaceTokenizer implements Tokenizer {
 
   #decodeByLibrary (ids: ArrayLike<number>, skipSpecialTokens: boolean): string {
     const known = Array.from(ids).filter(id => this.#speaks(id, skipSpecialTokens))
-    // Cleaning up would take real spaces out of generated text; transformers 5 does not do it either.
+    // Cleaning up would remove real spaces from generated text; transformers 5 does not do it either.
     return known.length === 0 ? '' : this.#library.decode(known, { clean_up_tokenization_spaces: false })
   }
 
@@ -109,7 +109,7 @@ function openLibrary ({ dir, tokenizer, config }: TokenizerFiles): Library {
   }
 }
 
-/** As in transformers 5: either flag, once written, replaces the post-processor of tokenizer.json. */
+/** As in transformers 5: either flag, once present, replaces the post-processor of tokenizer.json. */
 function around (
   config: Record<string, unknown>,
   bos: number | null,

@@ -1,8 +1,8 @@
 const NAMES = ['bos_token', 'eos_token', 'unk_token', 'sep_token', 'pad_token', 'cls_token', 'mask_token']
 
 /**
- * Special tokens that tokenizer_config.json names, by name; more of them are listed under a name and a number.
- * Older files hold an object with `content` instead of a string.
+ * Special tokens that tokenizer_config.json names, by name; additional ones get a name with a number. Older files hold
+ * an object with `content` instead of a string.
  */
 export function namedTokens (config: Record<string, unknown>): Map<string, string> {
   const tokens = new Map<string, string>()

@@ -2,18 +2,18 @@ import { readFile, readdir } from 'node:fs/promises'
 import { join } from 'node:path'
 import { RefitError } from '../errors.ts'
 
-/** What a model folder says about its text. */
+/** The tokenizer and template files of a model folder. */
 export interface TokenizerFiles {
   dir: string
   /** tokenizer.json */
   tokenizer: Record<string, unknown>
-  /** tokenizer_config.json, `{}` where there is none. */
+  /** tokenizer_config.json, `{}` if it does not exist. */
   config: Record<string, unknown>
   /** Chat templates by name; a single one is `default`. */
   templates: Map<string, string>
 }
 
-/** Reads the files of a model folder; null where it has no tokenizer.json. */
+/** Reads the files of a model folder; null if it has no tokenizer.json. */
 export async function readTokenizerFiles (dir: string): Promise<TokenizerFiles | null> {
   const tokenizer = await readJson(join(dir, 'tokenizer.json'))
   if (tokenizer === null) return null
@@ -36,7 +36,7 @@ async function readTemplates (dir: string, config: Record<string, unknown>): Pro
       }
     }
   }
-  // transformers 5 writes templates beside the configuration, and prefers them there.
+  // transformers 5 writes templates next to the configuration, and prefers them there.
   const single = await readText(join(dir, 'chat_template.jinja'))
   if (single !== null) templates.set('default', single)
   const more = join(dir, 'chat_templates')

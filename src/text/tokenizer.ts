@@ -1,29 +1,33 @@
 import { HuggingFaceTokenizer } from './hugging-face-tokenizer.ts'
 import { readTokenizerFiles } from './tokenizer-files.ts'
 
-// Text laid over token ids. The engine itself never sees text, and generated ids are never tokenized again.
+// Conversion between text and token ids. The engine itself never sees text, and generated ids are never tokenized
+// again.
 
 export interface DecodeOptions {
   /** Leave special tokens out of the text (default false). */
   skipSpecialTokens?: boolean
-  /** Taken for callers' sake. Without effect, as with every tokenizer.json: only slow tokenizers put spaces there. */
+  /** Accepted for compatibility. No effect, as with every tokenizer.json: only slow tokenizers add such spaces. */
   spacesBetweenSpecialTokens?: boolean
 }
 
 export interface DetokenizerOptions extends DecodeOptions {
-  /** Ids before the first pushed one: the text goes on from theirs, so its first space stays. Only the last few are looked at. */
+  /** Ids before the first pushed one. The text continues theirs, so its first space stays. Only the last few matter. */
   context?: ArrayLike<number>
 }
 
-/** Turns one stream of ids into text as they come. Made per request; linear in the number of ids. */
+/** Converts one stream of ids to text as they arrive. Made per request; linear in the number of ids. */
 export interface Detokenizer {
-  /** The text that these ids complete; the bytes of an unfinished character wait for the next call. */
+  /** The text that these ids complete. The bytes of an unfinished character wait for the next call. */
   push: (ids: ArrayLike<number>) => string
-  /** What still waits, broken characters as U+FFFD. All pushes and this, joined, equal `decode` of all ids. */
+  /**
+   * The text that still waits, with broken characters as U+FFFD. All pushes and this, joined, equal `decode` of all
+   * ids.
+   */
   flush: () => string
 }
 
-/** A message as OpenAI's chat endpoint takes it; templates read whatever fields they know. */
+/** A message of OpenAI's chat endpoint. Templates read whatever fields they know. */
 export interface ChatMessage {
   role: string
   content?: unknown
@@ -31,15 +35,15 @@ export interface ChatMessage {
 }
 
 export interface ChatTemplateOptions {
-  /** End with the opening of the assistant's turn (default true). */
+  /** Ends with the opening of the assistant's turn (default true). */
   addGenerationPrompt?: boolean
-  /** Leave the last message open, to be gone on with. */
+  /** Leaves the last message open for the model to continue. */
   continueFinalMessage?: boolean
-  /** Tool schemas; a template named `tool_use` is taken if there is one. */
+  /** Tool schemas. A template named `tool_use` is used if there is one. */
   tools?: unknown[] | null
   /** More variables for the template (`chat_template_kwargs`). */
   kwargs?: Record<string, unknown>
-  /** Name of the template, where the model has several. */
+  /** Name of the template, if the model has several. */
   name?: string
 }
 
@@ -48,21 +52,27 @@ export interface Tokenizer {
   readonly vocabSize: number
   readonly specialIds: ReadonlySet<number>
   readonly bosTokenId: number | null
-  /** Of tokenizer_config.json; the model's stop ids are those of generation_config.json. */
+  /** From tokenizer_config.json; the model's stop ids are in generation_config.json. */
   readonly eosTokenId: number | null
   readonly hasChatTemplate: boolean
-  /** Special tokens written in the text become their ids. `addSpecialTokens` (default true) adds the bos that the model wants. */
+  /**
+   * Special tokens in the text become their ids. `addSpecialTokens` (default true) adds the bos token that the model
+   * expects.
+   */
   encode: (text: string, options?: { addSpecialTokens?: boolean }) => number[]
-  /** Ids that the tokenizer does not know give no text. */
+  /** Unknown ids produce no text. */
   decode: (ids: ArrayLike<number>, options?: DecodeOptions) => string
-  /** Text of one token alone, special ones included, its space kept; parts of a character are U+FFFD. */
+  /** Text of one token, special ones included, with its space; parts of a character are U+FFFD. */
   idToText: (id: number) => string
-  /** Prompt text of a conversation, to be encoded without special tokens. Throws INVALID_REQUEST where the template refuses. */
+  /**
+   * Prompt text of a conversation, to be encoded without special tokens. Throws INVALID_REQUEST if the template refuses
+   * the messages.
+   */
   applyChatTemplate: (messages: readonly ChatMessage[], options?: ChatTemplateOptions) => string
   detokenizer: (options?: DetokenizerOptions) => Detokenizer
 }
 
-/** The tokenizer of a model folder, or null where it has no tokenizer.json. Throws MODEL_CONFIG for broken files. */
+/** The tokenizer of a model folder, or null if it has no tokenizer.json. Throws MODEL_CONFIG for broken files. */
 export async function loadTokenizer (dir: string): Promise<Tokenizer | null> {
   const files = await readTokenizerFiles(dir)
   return files === null ? null : new HuggingFaceTokenizer(files)

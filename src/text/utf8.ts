@@ -1,6 +1,7 @@
 /**
- * How many leading bytes can be decoded now without changing what later bytes decode to. A character whose lead byte stands among the
- * last three and is not complete stays behind; splitting before a lead byte never moves a U+FFFD (WHATWG Encoding, UTF-8 decoder).
+ * Number of leading bytes that can be decoded now without changing the decoding of later bytes. An incomplete character
+ * whose lead byte is among the last three bytes waits; a split before a lead byte never moves a U+FFFD (WHATWG
+ * Encoding, UTF-8 decoder).
  */
 export function completeLength (bytes: Uint8Array): number {
   const end = bytes.length

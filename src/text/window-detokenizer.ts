@@ -1,22 +1,25 @@
 import type { Detokenizer } from './tokenizer.ts'
 
 const CONTEXT = 6
-// A character has at most four bytes: what still ends in U+FFFD after this many ids is broken, not unfinished.
+// A character has at most four bytes: text that still ends in U+FFFD after this many ids is broken, not unfinished.
 const MOST_HELD = 16
 
 /**
- * For decoders that have no byte form. Decodes a window that starts at the ids of the last text given out and takes what is new in it;
- * the window moves on whenever text is given out, so the cost stays linear. The way vLLM and SGLang do it.
+ * For decoders without a byte form. Decodes a window that starts at the ids of the last returned text, and returns the
+ * new part. The window moves whenever text is returned, so the cost stays linear. vLLM and SGLang work the same way.
  */
 export class WindowDetokenizer implements Detokenizer {
   readonly #decode: (ids: number[]) => string
   readonly #speaks: (id: number) => boolean
   #window: number[]
-  /** How many ids of the window have been given out, and the text that they alone decode to. */
+  /** Number of the window's ids whose text has been returned, and that text. */
   #given: number
   #givenText: string
 
-  /** Ids for which `speaks` is false (special ones that are left out, unknown ones) have no text and never enter the window. */
+  /**
+   * Ids for which `speaks` is false (special ones that are left out, unknown ones) have no text and never enter the
+   * window.
+   */
   constructor (decode: (ids: number[]) => string, speaks: (id: number) => boolean, context: ArrayLike<number> = []) {
     this.#decode = decode
     this.#speaks = speaks

@@ -1,6 +1,6 @@
 import type { WeightStream } from '../contract/weight-stream.ts'
 
-/** The same stream; waiting for its bytes ends with the signal's reason when the signal is aborted. */
+/** The same stream, except that an abort of the signal ends a wait for bytes with the signal's reason. */
 export function abortableStream (stream: WeightStream, signal: AbortSignal): WeightStream {
   return {
     ready: async () => {

@@ -3,7 +3,7 @@ import { engineTensors } from '../model/engine-names.ts'
 import type { CoveredNames } from './covered-names.ts'
 import type { WeightSource } from '../contract/weight-source.ts'
 
-/** The model's names of all that a source announces; what the model does not know is left out. */
+/** The model's names of all tensors that a source announces. Tensors that the model does not have are left out. */
 export function announcedNames (table: ModelTable, coverage: CoveredNames, source: WeightSource): Set<string> {
   const names = new Set<string>()
   const isEngine = source.kind === 'stored' && source.layout === 'engine'

@@ -2,7 +2,7 @@ import { RefitError } from '../errors.ts'
 import type { Gate, GateKeeper } from '../contract/gate.ts'
 import type { Transactions } from './transactions.ts'
 
-/** How often it is looked whether a transaction has taken the gate meanwhile. */
+/** How often to check whether a transaction has taken the gate meanwhile. */
 const POLL_MS = 50
 
 export interface BetweenStepsOptions {
@@ -12,7 +12,7 @@ export interface BetweenStepsOptions {
   deadlineMs: number
 }
 
-/** Runs with the gate shut; see GroupHost. What runs may neither write weights nor wait for somebody else's write. */
+/** Runs `run` with the gate shut; see GroupHost. `run` may neither write weights nor wait for somebody else's write. */
 export async function runBetweenSteps<T> (
   run: () => Promise<T>,
   { gates, transactions, reopen, deadlineMs }: BetweenStepsOptions
@@ -23,7 +23,8 @@ export async function runBetweenSteps<T> (
     const inside = await transactions.runBetweenSteps(run, left)
     if (inside !== null) return inside.value
     const control = new AbortController()
-    // A transaction keeps the gate between requests: whoever waited for it outside would wait for the transaction's end.
+    // A transaction keeps the gate between requests: waiting for the gate outside it would last until the transaction
+    // ends.
     const look = setInterval(() => {
       if (transactions.writing) control.abort(new Error('a transaction has the gate'))
     }, POLL_MS)

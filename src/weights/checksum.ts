@@ -6,8 +6,9 @@ import type { WeightStore } from './weight-store.ts'
 import { packRects } from './plan.ts'
 
 /**
- * Checksums of all checkpoint tensors as the engine holds them, and of each rank's share (docs/checksum.md). A tensor's checksum is
- * the sum of its rectangles'; what several ranks hold alike counts once, and must be alike unless the tensor is torn: INTERNAL otherwise.
+ * Checksums of all checkpoint tensors as the engine holds them, and of each rank's part (docs/checksum.md). A tensor's
+ * checksum is the sum over its rectangles. A region that several ranks hold counts once and must be equal on all of
+ * them, except in a torn tensor; a difference throws INTERNAL.
  */
 export async function checksums (
   store: WeightStore

@@ -1,15 +1,15 @@
-// A longer timer would fire at once.
+// setTimeout fires at once for a longer delay.
 const LONGEST_TIMER_MS = 2 ** 31 - 1
 
-/** Time as deadlines of transactions know it; tests bring one of their own. */
+/** The time that deadlines of transactions use. Tests pass a clock of their own. */
 export interface Clock {
-  /** Milliseconds from any origin, never backwards. */
+  /** Milliseconds from any origin; never goes backwards. */
   now: () => number
-  /** Calls `run` after `ms`, unless the function that it returns is called before. */
+  /** Calls `run` after `ms`. The returned function cancels that. */
   after: (ms: number, run: () => void) => () => void
 }
 
-/** The process's own. Its timers do not keep the process alive. */
+/** The process's clock. Its timers do not keep the process alive. */
 export const systemClock: Clock = {
   now: () => performance.now(),
   after: (ms, run) => {

@@ -1,8 +1,8 @@
 import type { ModelTable, Rect, TensorEntry } from '../model/architecture.ts'
 
 /**
- * The names whose weights a tensor brings, in the table's first spelling: itself, or for an alternative spelling (fused experts)
- * every tensor whose rectangles lie inside its own. States and reports speak of these names alone.
+ * The names whose weights a tensor contains, in the table's first spelling: its own name, or for an alternative
+ * spelling (fused experts) every tensor whose rectangles lie inside its own. States and reports use only these names.
  */
 export class CoveredNames {
   readonly #table: ModelTable

@@ -10,13 +10,13 @@ interface Block {
   cols: number
 }
 
-/** What a stretch of bytes brings: a job of its own, and for each of its tensors the index in the whole job. */
+/** The job for one stretch of bytes, and for each of its tensors the index in the whole job. */
 export interface CutJob {
   job: WriteJob
   owners: number[]
 }
 
-/** Cuts a job whose tensors lie row-major in one source into jobs for stretches of its bytes, front to back. */
+/** Cuts a job whose tensors lie row-major in one source into jobs for stretches of its bytes, from front to back. */
 export class JobCutter {
   readonly #job: WriteJob
   /** Tensors in the order of their bytes. */
@@ -37,12 +37,12 @@ export class JobCutter {
     for (let tensor = 0; tensor < count; tensor++) this.#rectAt[tensor + 1]! += this.#rectAt[tensor]!
   }
 
-  /** Every byte before it has been cut. */
+  /** All bytes before it have been cut. */
   get done (): number {
     return this.#done
   }
 
-  /** The tensor that the next byte belongs to, or that stands behind it; undefined behind the last one. */
+  /** The tensor that the next byte belongs to or precedes; undefined after the last tensor. */
   get tensor (): number | undefined {
     return this.#order[this.#next]
   }
@@ -52,7 +52,9 @@ export class JobCutter {
     return this.#order.filter(tensor => this.#end(tensor) > done)
   }
 
-  /** What is new in the bytes from `begin` on, which are those of `source`: all elements that end in them and have not been cut. */
+  /**
+   * The job for the bytes from `begin` on, which `source` holds: all elements that end in them and have not been cut.
+   */
   cut (source: NativeSource, begin: number, length: number): CutJob {
     if (begin > this.#done) {
       throw new RangeError(`a piece begins at byte ${begin}, bytes from ${this.#done} on are missing`)
@@ -93,7 +95,10 @@ export class JobCutter {
     return { job: { sources: [source], tensors: Float64Array.from(tensors), rects: Float64Array.from(rects) }, owners }
   }
 
-  /** The bytes before `to`, with which a tensor ends, are where they belong: nothing is to be cut of them. Returns how many of them are tensors'. */
+  /**
+   * Skips the bytes before `to`, where a tensor ends: they are in place already. Returns how many of them belong to
+   * tensors.
+   */
   pass (to: number): number {
     let bytes = 0
     for (; this.#next < this.#order.length && this.#begin(this.#order[this.#next]!) < to; this.#next++) {
@@ -104,7 +109,10 @@ export class JobCutter {
     return bytes
   }
 
-  /** Of a tensor's rectangles, what lies in a block, as rectangles of the tensor `index` that the block becomes. */
+  /**
+   * Adds the parts of a tensor's rectangles that lie in a block, as rectangles of tensor `index`, which the block
+   * becomes.
+   */
   #clip (tensor: number, block: Block, index: number, into: number[]): void {
     const { rects } = this.#job
     for (

@@ -4,8 +4,9 @@ import type { WeightStore } from './weight-store.ts'
 import { asleep } from './weight-store.ts'
 
 /**
- * Lets `run` read all weights in its turn among the updates, so that nobody writes meanwhile. Generation goes on, but for what `run` does
- * while no step runs (`still`). Throws ENGINE_TORN or ENGINE_ASLEEP where there is nothing whole to read.
+ * Waits for its turn among the updates and lets `run` read all weights; nobody writes meanwhile. Generation goes on,
+ * except while `run` uses `still`, which runs a function between two steps. Throws ENGINE_TORN or ENGINE_ASLEEP if the
+ * weights are not whole.
  */
 export async function readWeightsInTurn<T> (
   store: WeightStore,
@@ -28,17 +29,20 @@ export async function readWeightsInTurn<T> (
 export interface OverwriteOptions {
   /** Ends running requests instead of waiting for them (default false). */
   abort?: boolean
-  /** For the turn and the gate. */
+  /** Limit for the wait for the turn and for the gate. */
   deadlineMs?: number
-  /** Aborted before anything is written, nothing changes. */
+  /** If it is aborted before anything is written, nothing changes. */
   signal?: AbortSignal | undefined
-  /** Waits for who brings them, in its turn, and before `run`: what fails here has changed nothing. */
+  /** Waits for the sender, after the turn has come and before `run`. A failure here changes nothing. */
   ready?: (() => Promise<void>) | undefined
-  /** `ready` touches cards, and runs while no step does (default false: generation goes on meanwhile). */
+  /** `ready` uses GPUs and runs between two steps (default false: generation goes on meanwhile). */
   needsGate?: boolean
 }
 
-/** `run` writes every parameter straight into place, and names the label of what it has written, if that moves. Where it fails all of them are torn. */
+/**
+ * Waits for its turn and lets `run` write every parameter in place. `run` resolves to the new label, if it moves. If it
+ * fails, all weights are torn.
+ */
 export async function overwriteWeights (
   store: WeightStore,
   run: () => Promise<string | undefined>,

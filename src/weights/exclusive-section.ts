@@ -1,9 +1,9 @@
 import { RefitError } from '../errors.ts'
 
-// A longer timer would fire at once.
+// setTimeout fires at once for a longer delay.
 const LONGEST_TIMER_MS = 2 ** 31 - 1
 
-/** Someone inside, or who waits. Null: wants to be alone; else others may be inside with names that are none of these. */
+/** A holder or a waiter. With names: others may be inside if they share none of them. Null: no other may be inside. */
 interface Claim {
   names: ReadonlySet<string> | null
 }
@@ -13,8 +13,8 @@ interface Waiter extends Claim {
 }
 
 /**
- * Lets one holder in at a time, in order of arrival, or several whose names differ; nobody passes one who waits for the same. The queue
- * is bounded and every wait has a deadline.
+ * Admits one holder at a time in order of arrival, or several whose names differ. A later one never overtakes a waiter
+ * with a common name. The queue is bounded and every wait has a deadline.
  */
 export class ExclusiveSection {
   readonly #limit: number
@@ -25,7 +25,10 @@ export class ExclusiveSection {
     this.#limit = limit
   }
 
-  /** Resolves to the function that lets the next one in. CONFLICT when the queue is full, DEADLINE when the wait is over. */
+  /**
+   * Resolves to the function that leaves the section. Throws CONFLICT if the queue is full, DEADLINE if the wait takes
+   * too long.
+   */
   async enter (deadlineMs: number, names: ReadonlySet<string> | null = null): Promise<() => void> {
     if (!this.#blocks({ names }, this.#waiting)) {
       const claim = { names }
@@ -61,7 +64,7 @@ export class ExclusiveSection {
     })
   }
 
-  /** Ends the wait of all who wait now; whoever is inside stays. */
+  /** Ends the wait of all current waiters with an error. Holders stay. */
   refuseWaiting (error: Error): void {
     for (const waiter of this.#waiting.splice(0)) waiter.refuse(error)
   }
@@ -85,7 +88,7 @@ export class ExclusiveSection {
     this.#waiting = ahead
   }
 
-  /** Somebody inside, or who has waited longer, stands in the way. */
+  /** Whether a holder, or a waiter ahead, has a common name. */
   #blocks (claim: Claim, ahead: readonly Waiter[]): boolean {
     for (const other of this.#inside) if (collide(claim, other)) return true
     return ahead.some(other => collide(claim, other))

@@ -6,8 +6,8 @@ import { missingNames } from './plan.ts'
 const SHOWN_NAMES = 5
 
 /**
- * The model's own names of those that somebody says will be brought, "all" of them, or null where nothing was said. Names that the
- * model has no use for (a tied head) are none. Throws WEIGHTS_UNKNOWN_NAME for one that it does not have.
+ * The model's own names of the tensors that a caller expects: a list, or "all"; null if it expects none. Names that the
+ * model has no use for (a tied head) are left out. Throws WEIGHTS_UNKNOWN_NAME for a name that it does not have.
  */
 export function expectedNames (
   table: ModelTable,

@@ -2,7 +2,10 @@ import { RefitError } from '../errors.ts'
 import type { HeldDType, Rect, TensorEntry } from '../model/architecture.ts'
 import type { WeightStore } from './weight-store.ts'
 
-/** A checkpoint tensor, gathered from the ranks that hold it, as float32; of at most `maxRows` rows (of elements for a vector). NOT_FOUND for a name that the model does not have. */
+/**
+ * Gathers a checkpoint tensor from the ranks that hold it, as float32, with at most `maxRows` rows (elements of a
+ * vector). Throws NOT_FOUND for a name that the model does not have.
+ */
 export async function gatherTensor (
   store: WeightStore,
   name: string,
@@ -26,7 +29,7 @@ export async function gatherTensor (
 function find (store: WeightStore, name: string): TensorEntry {
   const { table } = store
   const plan = table.tensors.get(table.canonical(name)) ??
-    // A tied head is the embedding.
+    // A tied head shares the embedding's weights.
     (table.canonical(name) === 'lm_head.weight' ? table.tensors.get('model.embed_tokens.weight') : undefined)
   if (plan === undefined) throw new RefitError('NOT_FOUND', `the model has no tensor "${name}"`, { param: 'name' })
   return plan

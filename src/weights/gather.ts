@@ -8,7 +8,10 @@ interface Weights {
   core: number
 }
 
-/** Copies rows of a checkpoint tensor out of the ranks that hold them into `into`, row-major in the dtype of its parameters. Nobody may write meanwhile. */
+/**
+ * Copies rows of a checkpoint tensor from the ranks that hold them into `into`, row-major in the dtype of its parameters.
+ * Nobody may write meanwhile.
+ */
 export async function gatherRows (
   { addon, core }: Weights,
   { plan, row, rows, at }: PieceRows,
@@ -20,7 +23,7 @@ export async function gatherRows (
   for (const rect of plan.rects) {
     const from = Math.max(row, rect.srcRow)
     const count = Math.min(row + rows, rect.srcRow + rect.rows) - from
-    // What several ranks hold alike is read once.
+    // A region that several ranks hold is read once.
     const region = `${rect.srcRow},${rect.srcCol}`
     if (count <= 0 || seen.has(region)) continue
     seen.add(region)

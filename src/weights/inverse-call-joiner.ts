@@ -1,6 +1,9 @@
 import { CallJoiner } from './call-joiner.ts'
 
-/** Joins identical calls of kinds that undo each other: none joins one from before a call of another kind, which will undo that one. */
+/**
+ * Joins identical calls of kinds that undo each other (release and resume). A call does not join one that is older than
+ * a call of another kind, because that call will undo it.
+ */
 export class InverseCallJoiner<T> {
   readonly #calls = new CallJoiner<T>()
   #kind = ''

@@ -7,17 +7,20 @@ interface PendingClose {
   reject: (error: unknown) => void
 }
 
-/** Memory of cards that writes map: what is kept is closed while the gate is shut, by whoever shuts it next. */
+/**
+ * GPU memory of other processes that writes map. A mapping that is kept is closed while the gate is shut, by the next
+ * holder of the gate.
+ */
 export class Mappings {
   readonly counts: MappingCounts = { opened: 0, closed: 0 }
   readonly #pending = new Map<string, PendingClose>()
   #warning: string | undefined
 
-  /** The addon, with what its writes open and close counted. */
+  /** The addon, with the mappings that its writes open and close added to the counts. */
   countWrites (addon: NativeAddon): NativeAddon {
     return {
       ...addon,
-      // Not async: what is refused at once is thrown at once.
+      // Not async: an error that the addon throws synchronously stays synchronous.
       write: (core, job) =>
         addon.write(core, job).then(outcome => {
           this.counts.opened += outcome.segmentsOpened ?? 0
@@ -28,14 +31,14 @@ export class Mappings {
     }
   }
 
-  /** What could not be closed, in words, since this was asked last. */
+  /** The last warning about a mapping that could not be closed; each is returned once. */
   takeWarning (): string | undefined {
     const warning = this.#warning
     this.#warning = undefined
     return warning
   }
 
-  /** Resolves once what is kept under the name has been closed by `closePending`. */
+  /** Resolves when `closePending` has closed the mappings that are kept under the name. */
   async awaitClose (name: string): Promise<void> {
     let awaitClose = this.#pending.get(name)
     if (awaitClose === undefined) {
@@ -44,7 +47,7 @@ export class Mappings {
     await awaitClose.done
   }
 
-  /** Gate shut. Never throws: who waits for a name is told. */
+  /** Gate shut. Never throws: a failure rejects the calls that wait for the name. */
   async closePending (addon: NativeAddon, core: number): Promise<void> {
     for (const [name, { resolve, reject }] of [...this.#pending]) {
       this.#pending.delete(name)
@@ -63,7 +66,7 @@ function pendingClose (): PendingClose {
   const done = new Promise<void>((resolve, reject) => {
     settle = { resolve, reject }
   })
-  // There may be nobody left who waits.
+  // The caller may have stopped waiting.
   done.catch(() => {})
   return { done, ...settle! }
 }

@@ -12,10 +12,10 @@ export interface MatchedTensor {
 }
 
 /**
- * Finds the place of every tensor that a source announces, and who takes what from which: a rank from the one that was brought to it,
- * else, as checkpoint tensors are whole, from another rank's. Throws WEIGHTS_UNKNOWN_NAME for a name that the model does not have
- * (with `strictNames`; else such names are ignored), WEIGHTS_MISMATCH for a shape that differs, a weight that is brought twice, or
- * an engine parameter that not every rank is brought.
+ * Finds the place of every tensor that a source announces, and the tensor that each rank reads. A rank reads the tensor
+ * that was sent to it, else another rank's, since checkpoint tensors are whole. Throws WEIGHTS_UNKNOWN_NAME for a name
+ * that the model does not have (with `strictNames`; otherwise such names are ignored). Throws WEIGHTS_MISMATCH for a
+ * shape that differs, for a weight that is sent twice, and for an engine parameter that is not sent to every rank.
  */
 export function matchTensors (
   table: ModelTable,
@@ -54,9 +54,9 @@ export function matchTensors (
   return { matched, ignored: [...ignored] }
 }
 
-/** No weight may come in two tensors: once as its own and once inside another. */
+/** Throws if a weight comes in two tensors: once as its own and once inside another. */
 function checkCovered (found: ReadonlyMap<TensorEntry, AnnouncedTensor[]>, coverage: CoveredNames): void {
-  // Of tensors that stand for themselves alone each is another weight.
+  // Tensors without an alternative spelling never overlap.
   let alternative = false
   for (const plan of found.keys()) alternative ||= plan.alternative
   if (!alternative) return
@@ -70,7 +70,7 @@ function checkCovered (found: ReadonlyMap<TensorEntry, AnnouncedTensor[]>, cover
   }
 }
 
-/** Which ranks take from which of the tensors that bring the same. */
+/** The tensor that each rank reads, among tensors that hold the same weight. */
 function assignRanks (
   plan: TensorEntry,
   tensors: AnnouncedTensor[],

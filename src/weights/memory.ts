@@ -6,25 +6,25 @@ import type { Gate } from '../contract/gate.ts'
 import type { Readers } from './readers.ts'
 import type { WeightLedger } from './weight-state.ts'
 
-/** What a release or a resume works on; it has its turn already. */
+/** The state that a release or a resume works on. It has its turn already. */
 export interface MemoryContext {
   addon: NativeAddon
   core: number
   ledger: WeightLedger
   readers: Readers
-  /** A copy of the weights stays in host memory while theirs is released. */
+  /** A copy of the weights stays in host memory while their memory is released. */
   keepWeights: boolean
-  /** Of host memory, what can be had now; null where it is not what weights lie in. */
+  /** Host memory that is available now; null if the weights do not lie in host memory. */
   available: { forWeights: (() => number) | null, forCopies: () => number }
   weightBytes: number
-  /** False on cards whose memory stays where it is. */
+  /** False on GPUs whose memory cannot be unmapped. */
   releasable: boolean
   shut: () => Promise<Gate>
 }
 
-/** In this order they go: the only step that can be refused (a copy of the weights that finds no memory) is the first. */
+/** Order of release. The only step that can be refused (a copy of the weights that finds no memory) comes first. */
 const GOING: readonly MemoryTag[] = ['weights', 'kv_cache', 'cuda_graph']
-/** And so they come back, as in SGLang. */
+/** Order of resumption, as in SGLang. */
 const COMING: readonly MemoryTag[] = ['cuda_graph', 'weights', 'kv_cache']
 
 const UNRELEASABLE =
@@ -49,7 +49,7 @@ export async function releaseMemory (
     requireNoHolders(tags, gate.holders)
     for (const tag of tags) bytes += await release(context, tag)
   } finally {
-    // What stood in the KV cache is gone, and nothing may find it.
+    // The contents of the KV cache are gone, so the prefix cache must not find them.
     await gate.open(ledger.opening(tags.includes('kv_cache')))
   }
   return { tags, bytes, ms: performance.now() - began }
@@ -121,7 +121,7 @@ async function release (
       'a copy of the weights (--enable-weights-cpu-backup, or sleep at level 1). Nothing has changed'
     )
   }
-  // From here on no read begins.
+  // No read begins from here on.
   ledger.markReleased(tag, 0)
   if (tag === 'weights') await readers.idle()
   try {
@@ -131,7 +131,7 @@ async function release (
   } catch (error) {
     const nothingChanged = codeOf(error) === 'NO_MEMORY'
     ledger.markResumed(tag, nothingChanged)
-    // Half gone, perhaps: of the weights then nothing may be relied on.
+    // The memory may be released in part: nothing may rely on the weights then.
     if (!nothingChanged) throw error
     throw new RefitError(
       'NO_MEMORY',
@@ -148,7 +148,7 @@ async function resume (
   tag: MemoryTag
 ): Promise<number> {
   const bytes = ledger.released[tag]!
-  // Asked for before it is touched: a system that has not enough ends processes instead of refusing.
+  // Checked before any allocation: when memory runs out, Linux kills processes instead of refusing.
   if (tag === 'weights' && available.forWeights !== null) {
     requireMemory(
       weightBytes,

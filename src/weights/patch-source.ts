@@ -9,23 +9,23 @@ import type { AnnouncedTensor, PatchSource, StreamedSource } from '../contract/w
 import type { StreamPiece, WeightStream } from '../contract/weight-stream.ts'
 import type { WeightStore } from './weight-store.ts'
 
-/** A piece stays as it is until the next is asked for, so that two turns are enough. */
+/** A piece must stay unchanged until the next one is requested, so two buffers are enough. */
 const TURNS = 2
 
 interface PatchedTensor extends LaidTensor {
   patches: readonly ElementPatch[]
 }
 
-/** A source of whole tensors, and how many elements have changed so far. */
+/** A source of whole tensors, and the number of elements that have changed so far. */
 export interface PatchedSource {
   source: StreamedSource
   readonly changed: number
 }
 
 /**
- * Changes of elements as whole tensors: with the gate shut, what is there is read from the ranks that hold it, changed, and written back to
- * all of them, piece by piece. Throws CONFLICT for a tensor that is torn, and where others have written since: nobody knows what would be
- * changed. Called in the update's turn.
+ * Turns changes of elements into whole tensors. With the gate shut, the current values are read from the ranks that
+ * hold them, changed, and written back to all of them, piece by piece. Throws CONFLICT for a torn tensor, and if
+ * somebody else has written since the base of the changes. Called in the update's turn.
  */
 export function patchSource (
   store: WeightStore,
@@ -46,7 +46,7 @@ export function patchSource (
   const tensors = sent.tensors.map((tensor): AnnouncedTensor => {
     const plan = table.tensors.get(table.canonical(tensor.name))
     const announced = { name: tensor.name, dtype: plan?.dtype ?? dtype, shape: tensor.shape, source: 0, offset: end }
-    // What the model does not have is refused, or left out, where all that is announced is.
+    // Names that the model does not have are refused or ignored later, with those of all announced tensors.
     if (plan === undefined) return announced
     if (torn !== null) requireWhole(store, plan, torn)
     laid.push({ plan, offset: end, patches: patches.get(tensor.name) ?? [] })
@@ -90,7 +90,7 @@ class PatchStream implements WeightStream {
     this.#pieces = cutCheckpoint({ tensors: [...tensors], bytes }, store.patchBytes)
   }
 
-  /** Every position is looked at before the gate shuts. */
+  /** Checks every position before the gate shuts. */
   async ready (): Promise<void> {
     const { addon, core } = this.#store
     for (const { plan, patches } of this.#tensors) {

@@ -7,27 +7,30 @@ import { matchTensors } from './match.ts'
 import type { MatchedTensor } from './match.ts'
 import type { AnnouncedTensor, TensorPart, WeightSource } from '../contract/weight-source.ts'
 
-/** Everything about one write that can be known before its first byte. */
+/** Everything about one write that is known before its first byte. */
 export interface WritePlan {
   job: WriteJob
-  /** The table's entry of each tensor of the job, in the job's order. One that comes in parts, or apart for some ranks, stands several times. */
+  /**
+   * The table's entry of each tensor of the job, in the job's order. A tensor that comes in parts, or separately for
+   * some ranks, occurs several times.
+   */
   tensors: TensorEntry[]
-  /** Which of the source's tensors each of them is. */
+  /** The index of each of them in the source. */
   indices: Int32Array
-  /** How many entries of the table those are. */
+  /** The number of table entries among them. */
   count: number
-  /** Names of all weights that the tensors bring. */
+  /** Names of all weights that the tensors contain. */
   names: ReadonlySet<string>
-  /** Bytes that the tensors hold in the source. */
+  /** Bytes of the tensors in the source. */
   bytes: number
-  /** Names that were brought and that nothing needs. */
+  /** Names that the source has and the model does not need. */
   ignored: string[]
 }
 
 /**
- * Checks all that a source announces against the model and lays out the copies for all ranks. Nothing has been written when it throws:
- * WEIGHTS_UNKNOWN_NAME for a name that the model does not have (with `strictNames`; else such names are ignored),
- * WEIGHTS_MISMATCH for a shape that differs or a tensor that is brought twice.
+ * Checks everything that a source announces against the model and lays out the copies for all ranks. When it throws,
+ * nothing has been written: WEIGHTS_UNKNOWN_NAME for a name that the model does not have (with `strictNames`; otherwise
+ * such names are ignored), WEIGHTS_MISMATCH for a shape that differs or a tensor that is sent twice.
  */
 export function planWrite (
   table: ModelTable,
@@ -41,14 +44,14 @@ export function planWrite (
   return { ...layOut(source, matched), count: new Set(matched.map(({ plan }) => plan)).size, names, ignored }
 }
 
-/** Names of the table (alternative spellings aside) that are not in `written`. */
+/** Names of the table (without alternative spellings) that are not in `written`. */
 export function missingNames (table: ModelTable, written: ReadonlySet<string>): string[] {
   const missing: string[] = []
   for (const plan of table.tensors.values()) if (!plan.alternative && !written.has(plan.name)) missing.push(plan.name)
   return missing
 }
 
-/** One matrix of the job: where it lies in its source and which rectangles it fills. */
+/** One matrix of the job: its position in its source and the rectangles that it supplies. */
 interface Piece {
   plan: TensorEntry
   tensor: AnnouncedTensor
@@ -67,7 +70,7 @@ function layOut (source: WeightSource, matched: MatchedTensor[]): Omit<WritePlan
   for (const [index, piece] of pieces.entries()) {
     const { tensor, part: { rows, cols, offset, rowBytes, colBytes } } = piece
     bytes += rows * cols * bytesOf(tensor.dtype)
-    // One by one: of 19,000 tensors a list each would take longer than all else here.
+    // Fields are set one by one: an array for each of 19,000 tensors would take longer than all the rest.
     const at = index * TENSOR_FIELDS
     tensors[at + TENSOR.source] = tensor.source
     tensors[at + TENSOR.offset] = offset
@@ -102,7 +105,7 @@ function piecesOf ({ plan, tensor, ranks }: MatchedTensor): Piece[] {
   return tensor.parts.map(part => ({ plan, tensor, part, rects: rects.flatMap(rect => clip(rect, part)) }))
 }
 
-/** What of a rectangle lies in the rows of a part, whose own rows count from 0. */
+/** The part of a rectangle that lies in the rows of `part`, whose own rows count from 0. */
 function clip (rect: Rect, { firstRow, rows }: TensorPart): Rect[] {
   const from = Math.max(rect.srcRow, firstRow)
   const end = Math.min(rect.srcRow + rect.rows, firstRow + rows)
@@ -111,7 +114,10 @@ function clip (rect: Rect, { firstRow, rows }: TensorPart): Rect[] {
     : []
 }
 
-/** Writes a tensor's rectangles into the addon's layout from element `at` on, under the index `tensor`; returns where the next goes. */
+/**
+ * Writes a tensor's rectangles in the addon's layout from element `at` on, under the index `tensor`. Returns the
+ * position after them.
+ */
 export function packRects (plan: { rects: readonly Rect[] }, tensor: number, into: Float64Array, at: number): number {
   for (const r of plan.rects) {
     into[at + RECT.tensor] = tensor
@@ -128,7 +134,7 @@ export function packRects (plan: { rects: readonly Rect[] }, tensor: number, int
   return at
 }
 
-/** The files and buffers that a job reads; a stream hands its bytes to the job piece by piece. */
+/** The files and buffers that a job reads. A stream passes its bytes to the job piece by piece. */
 export function memoryOf (source: WeightSource): NativeSource[] {
   return source.kind === 'stored' ? [...source.sources] : []
 }

@@ -10,17 +10,17 @@ interface Known {
   plan: WritePlan
 }
 
-/** Of all plans together: some 40 MB. */
+/** Tensors in all kept plans together, some 40 MB. */
 const MAX_TENSORS = 200_000
 
 /**
- * Plans writes. A trainer brings the same tensors at every step, from other places: the plan of a list that was brought before is taken again,
- * with the new places.
+ * Plans writes. A trainer sends the same tensors at every step, at other places: a list of tensors that is known reuses
+ * its plan with the new places.
  */
 export class Planner {
   readonly #table: ModelTable
   readonly #coverage: CoveredNames
-  /** By what tells most lists apart; the one that was used last comes last. */
+  /** Known plans, under a key that tells most lists apart. The one that was used last comes last. */
   readonly #known = new Map<string, Known>()
   #count = 0
 
@@ -43,7 +43,7 @@ export class Planner {
     const plan = planWrite(this.#table, this.#coverage, source, strictNames)
     if (known !== undefined) this.#forget(key)
     if (tensors.every(({ parts }) => parts === undefined)) {
-      // Without its sources, whose memory must not be kept.
+      // The plan is kept without its sources, so that their memory is freed.
       this.#keep(key, { tensors, plan: { ...plan, job: { ...plan.job, sources: [] } } })
     }
     return plan
@@ -64,7 +64,7 @@ export class Planner {
   }
 }
 
-/** Whether lists bring the same tensors to the same ranks, row-major. */
+/** Whether two lists have the same tensors for the same ranks, all row-major. */
 function areAlike (known: readonly AnnouncedTensor[], tensors: readonly AnnouncedTensor[]): boolean {
   if (known === tensors) return true
   if (known.length !== tensors.length) return false
@@ -86,7 +86,7 @@ function areEqual (a: readonly number[], b: readonly number[]): boolean {
   return true
 }
 
-/** The plan for a list that differs in nothing but where its tensors lie. */
+/** The plan for a list of tensors that differs only in their places. */
 function moved ({ tensors: known, plan }: Known, source: WeightSource): WritePlan {
   const { tensors } = source
   const { indices } = plan

@@ -1,4 +1,4 @@
-/** Reads of weights under way: who is about to take the memory away waits for them. */
+/** Counts the reads of weights under way. A release of their memory waits until there are none. */
 export class Readers {
   #count = 0
   #waiting: (() => void)[] = []
@@ -12,7 +12,7 @@ export class Readers {
     }
   }
 
-  /** Resolves once none is under way. The caller has seen to it that none begins. */
+  /** Resolves when no read is under way. The caller prevents new ones. */
   async idle (): Promise<void> {
     if (this.#count > 0) {
       await new Promise<void>(resolve => {

@@ -7,7 +7,7 @@ import type { ScatterOutcome } from './scatter.ts'
 import type { WeightStream } from '../contract/weight-stream.ts'
 import { errorMessage } from '../errors.ts'
 
-/** Runs a planned write on the device piece by piece, as its bytes come. Never throws for a fault on the way. */
+/** Runs a planned write on the device piece by piece, as its bytes arrive. Never throws for a fault on the way. */
 export async function scatterStream (
   addon: NativeAddon,
   core: number,

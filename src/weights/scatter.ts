@@ -13,26 +13,29 @@ import type { WriteJob, WriteOutcome } from '../native/write-job.ts'
 import type { WritePlan } from './plan.ts'
 import { errorMessage } from '../errors.ts'
 
-/** Called as a write proceeds, with bytes done and bytes in all. */
+/** Called as a write proceeds, with the bytes done and the total. */
 export type Progress = (done: number, total: number) => void
 
-/** Which tensors of a plan arrived whole, which did not, and whether anything was touched at all. */
+/** The tensors of a plan that arrived whole, those that did not, and whether anything was written at all. */
 export interface ScatterOutcome {
   whole: number[]
   rest: number[]
   touched: boolean
-  /** As they came. */
+  /** Bytes received. */
   bytes: number
-  /** Of these, bytes that came straight into the weights. */
+  /** Bytes of these that were received straight into the weights. */
   inPlace: number
-  /** `cause`: what was thrown, where the source threw it. */
+  /** `cause` is the error that the source threw, if it threw one. */
   error: { message: string, tensor: number, cause?: unknown } | undefined
 }
 
-/** A slice of a large write is at least this long, so that its start and end cost nothing to speak of. */
+/** Slices of a large write are at least this long, so their start and end cost next to nothing. */
 const SLICE_BYTES = 256 << 20
 
-/** Runs a planned write on the device: in one go, or in slices where somebody watches. Never throws for a fault on the way. */
+/**
+ * Runs a planned write on the device: in one job, or in slices if `progress` watches it. Never throws for a fault on
+ * the way.
+ */
 export async function scatter (
   addon: NativeAddon,
   core: number,
@@ -58,7 +61,10 @@ export async function scatter (
   return { whole, rest, touched: states.some(state => state !== TENSOR_UNTOUCHED), bytes, inPlace: 0, error }
 }
 
-/** What the addon refuses at once has written nothing; a write that breaks off without an account may have touched all of it. */
+/**
+ * Runs a job. Throws if the addon refuses it synchronously; nothing has been written then. If it rejects, any tensor
+ * may have been touched.
+ */
 export async function writeJob (
   addon: NativeAddon,
   core: number,
@@ -101,7 +107,7 @@ function slice (job: WriteJob, first: number, last: number): WriteJob {
   return { sources: job.sources, tensors, rects }
 }
 
-/** First rectangle (they are sorted by tensor) that belongs to `tensor` or a later one. */
+/** The first rectangle that belongs to `tensor` or a later one; rectangles are sorted by tensor. */
 function lowerBound (rects: Float64Array, count: number, tensor: number): number {
   let low = 0
   let high = count

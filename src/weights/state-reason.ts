@@ -4,7 +4,7 @@ import type { MemoryTag } from '../native/addon.ts'
 
 const NAMED = 3
 
-/** Why weights may not be used, naming at most three of the torn tensors, and what to do about it. For people and for logs. */
+/** Why the weights cannot be used, with at most three of the torn tensors, and the cure. For people and logs. */
 export function tornReason ({ tensors, reason }: { tensors: readonly string[], reason: string }): string {
   const more = tensors.length > NAMED ? ` and ${tensors.length - NAMED} more` : ''
   return `weights are torn (${reason}): ${
@@ -12,7 +12,7 @@ export function tornReason ({ tensors, reason }: { tensors: readonly string[], r
   }${more}; write them again with any weight update`
 }
 
-/** Why nothing is generated while memory is released, and what to do about it. */
+/** Why nothing is generated while memory is released, and the cure. */
 export function asleepReason (tags: readonly MemoryTag[]): string {
   return `the engine is asleep: its memory is released (${tags.join(', ')}); /resume_memory_occupation brings it back`
 }

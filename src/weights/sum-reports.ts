@@ -2,7 +2,10 @@ import type { WriteReport } from '../contract/weight-source.ts'
 
 const SHOWN_NAMES = 100
 
-/** Writes of one update, one after another and at least one, as one report: what the last of them did not bring, none did. */
+/**
+ * Adds up the reports of an update's writes, one after another and at least one. The last one knows which tensors are
+ * missing.
+ */
 export function sumReports (reports: readonly WriteReport[]): WriteReport {
   const sum = (of: (report: WriteReport) => number): number => reports.reduce((total, report) => total + of(report), 0)
   const { source, missing, missingCount } = reports.at(-1)!

@@ -3,12 +3,14 @@ import type { Clock } from './clock.ts'
 export interface DeadlineOptions {
   clock: Clock
   ms: number
-  /** It counts from the end of the last call instead of from the beginning, and not during calls. */
+  /**
+   * The deadline counts from the end of the last call, and not during calls. Otherwise it counts from the beginning.
+   */
   isIdle: boolean
   passed: () => void
 }
 
-/** When a transaction is given up. */
+/** Deadline after which a transaction is aborted. */
 export class TransactionDeadline {
   readonly #options: DeadlineOptions
   #calls = 0

@@ -8,7 +8,7 @@ export function listNames (names: readonly string[]): string {
     (names.length > SHOWN_NAMES ? ` and ${names.length - SHOWN_NAMES} more` : '')
 }
 
-/** Of an update that was to bring all. */
+/** For an update that requires all tensors. */
 export function missingTensors (missing: readonly string[]): RefitError {
   return new RefitError(
     'WEIGHTS_INCOMPLETE',

@@ -4,7 +4,10 @@ import type { Progress } from './scatter.ts'
 import type { WeightSource, WriteReport } from '../contract/weight-source.ts'
 import type { WeightTransaction } from './transaction.ts'
 
-/** An update that belongs to a transaction: its writes queue there with those of others, and what its commit asks for waits for the end. */
+/**
+ * An update that belongs to a transaction. Its writes queue there with those of others; label and cache flush of its
+ * commit wait for the end of the transaction.
+ */
 export class TransactionUpdate implements WeightUpdate {
   readonly #transaction: WeightTransaction
   readonly #options: UpdateOptions
@@ -26,7 +29,7 @@ export class TransactionUpdate implements WeightUpdate {
     this.#ended = true
   }
 
-  /** What failed is in the transaction's books already. */
+  /** The transaction has recorded failed writes already. */
   async abort (): Promise<void> {
     this.#ended = true
   }

@@ -25,10 +25,10 @@ export interface TransactionContext {
   store: WeightStore
   clock: Clock
   options: TransactionOptions & { deadlineMs: number }
-  /** What commit demands. */
+  /** Names that a commit requires. */
   expected: ReadonlySet<string> | null
   shut: (options: { abort: boolean, deadlineMs: number, signal: AbortSignal }) => Promise<Gate>
-  /** Called once, when it has ended; what it returns lets the next update in. */
+  /** Called once at the end. The function that it returns lets the next update in. */
   ended: () => () => void
   /** A gate that is shut already. */
   gate?: Gate | undefined
@@ -37,8 +37,8 @@ export interface TransactionContext {
 type End = Pick<TransactionStatus, 'state' | 'outcome' | 'reason'>
 
 /**
- * Many writes as one: it holds the turn of one update from its opening on, and the gate from its first write on, until commit or
- * abort. Writes queue inside; a commit queues with them, an abort passes those that wait.
+ * Makes many writes one update. It holds an update's turn from the beginning, and the gate from its first write on,
+ * until commit or abort. Writes queue inside; a commit queues with them, and an abort overtakes the waiting ones.
  */
 export class WeightTransaction {
   readonly id: string
@@ -49,22 +49,22 @@ export class WeightTransaction {
   readonly #giveUp = new AbortController()
   readonly #deadline: TransactionDeadline
   readonly #openedAt: number
-  /** Of the ledger before the first write. */
+  /** Epoch before the first write. */
   readonly #epoch: number
-  /** What a write failed to bring. */
+  /** Tensors of failed writes that no write has repeated since. */
   readonly #failed = new Set<string>()
-  /** Why a request was refused before anybody knew what it would have brought; null where none was. */
+  /** Why a request was refused before its tensors were known; null if none was. */
   #unread: string | null = null
   #version: string | undefined
   #flushCache = false
   #abortRequests = false
   #count = 0
   #bytes = 0
-  /** What a call gets once an abort has begun. */
+  /** The error of every call after an abort has begun. */
   #refusal: RefitError | null = null
   #settling: Promise<void> | null = null
   #end: End | null = null
-  /** As it was when it ended. */
+  /** The status at its end. */
   #last: TransactionStatus | null = null
 
   constructor (context: TransactionContext) {
@@ -85,13 +85,13 @@ export class WeightTransaction {
       }
     }
     this.#update = new Update(this.#writes, gate)
-    // Every stream that is being written listens.
+    // Every stream that is being written adds a listener.
     setMaxListeners(0, this.#giveUp.signal)
     const { deadlineMs: ms } = options
     const passed = options.scope === true
       ? `nothing came for ${ms / 1000} s`
       : `its deadline of ${ms / 1000} s has passed`
-    // Where the engine is gone, there is nobody to tell.
+    // If the engine is gone, nobody can receive the error.
     this.#deadline = new TransactionDeadline({
       clock,
       ms,
@@ -108,7 +108,7 @@ export class WeightTransaction {
   get isScope (): boolean {
     return this.#context.options.scope === true
   }
-  /** Resolves, whatever comes of it, when the commit or abort under way is over; null when there is none. */
+  /** Resolves when the commit or abort under way is over, whatever its outcome; null if there is none. */
   get settling (): Promise<void> | null {
     return this.#settling
   }
@@ -123,12 +123,12 @@ export class WeightTransaction {
     return this.#last ?? this.#statusAt(null)
   }
 
-  /** The part that one update has in it. */
+  /** The part of one update in it. */
   join (options: UpdateOptions): WeightUpdate {
     return new TransactionUpdate(this, options)
   }
 
-  /** For a stranger. */
+  /** The error for an owner who is not part of it. */
   conflict (): RefitError {
     const ways = this.isScope
       ? '/end_weight_update ends it, and another /begin_weight_update gives it up'
@@ -141,7 +141,10 @@ export class WeightTransaction {
     )
   }
 
-  /** Writes all of a source after those that came before it. Its names are owed from a failure on until a write brings them. */
+  /**
+   * Writes a whole source after the writes queued before it. After a failure its names are pending until a write
+   * supplies them.
+   */
   async write (
     source: WeightSource,
     { abortAllRequests = false, strictNames = true }: UpdateOptions,
@@ -152,7 +155,7 @@ export class WeightTransaction {
       const { store } = this.#context
       const names = announcedNames(store.table, store.coverage, source)
       try {
-        // Streams are written as they come, those of several connections beside one another.
+        // Streams are written as they arrive, those of several connections at the same time.
         const leave = await this.#inside.enter(this.#deadline.msLeft, source.kind === 'streamed' ? names : null)
         try {
           this.#requireOpen()
@@ -168,7 +171,7 @@ export class WeightTransaction {
         }
       } catch (error) {
         const isTorn = error instanceof RefitError && error.code === 'WEIGHTS_TORN'
-        // Of a write that broke off in its middle, what arrived is not owed.
+        // If a write broke off in the middle, the tensors that arrived are not pending.
         for (const name of names) {
           if (isTorn && this.#update.written.has(name)) this.#failed.delete(name)
           else this.#failed.add(name)
@@ -178,7 +181,10 @@ export class WeightTransaction {
     })
   }
 
-  /** Runs while it holds the gate, between two writes of it; null where it does not, or ends before. */
+  /**
+   * Runs `run` while the transaction holds the gate, between two of its writes. Null if it does not hold the gate, or
+   * ends first.
+   */
   async runBetweenSteps<T> (run: () => Promise<T>, deadlineMs: number): Promise<{ value: T } | null> {
     if (!this.isWriting) return null
     const leave = await this.#inside.enter(deadlineMs).catch((error: unknown) => {
@@ -193,12 +199,15 @@ export class WeightTransaction {
     }
   }
 
-  /** A request of its was refused before its tensors were known: from now on it is whole only with all that was to come. */
+  /**
+   * One of its requests was refused before its tensors were known: from now on it is whole only with all expected
+   * tensors.
+   */
   refused (reason: string): void {
     this.#unread ??= reason
   }
 
-  /** What one of its updates wants done at the end. */
+  /** Records what one of its updates requests for the end. */
   defer (version?: string, flushCache = this.#count > 0, requireAll = false): void {
     if (requireAll) {
       const missing = missingNames(this.#context.store.table, this.#update.written)
@@ -218,7 +227,7 @@ export class WeightTransaction {
     await this.#deadline.call(async () => {
       const leave = await this.#inside.enter(this.#deadline.msLeft)
       try {
-        // Whose write has just ended names its label a moment later.
+        // A client whose write has just ended may send its label a moment later.
         await turn()
         if (this.#last?.state === 'committed') return
         this.#requireOpen()
@@ -234,7 +243,7 @@ export class WeightTransaction {
               ...label === undefined ? {} : { version: label }
             })
           } finally {
-            // The gate was not to be had.
+            // The gate could not be shut.
             if (this.#last === null) this.#end = null
           }
         })
@@ -244,14 +253,17 @@ export class WeightTransaction {
     })
   }
 
-  /** Without effect on one that has ended. */
+  /** No effect after the transaction has ended. */
   async abort (reason: string): Promise<void> {
     await this.#stop(reason, async () => {
       await this.#update.abort(reason)
     })
   }
 
-  /** Aborts it and hands its gate, if it is shut, and its turn to `take`; which is not called where it ends otherwise. */
+  /**
+   * Aborts it and passes its turn, and its gate if that is shut, to `take`. `take` is not called if the transaction
+   * ends in another way.
+   */
   async handOver (reason: string, take: (gate: Gate | undefined, leave: () => void) => void): Promise<void> {
     await this.#stop(reason, async () => {
       const gate = this.#update.surrender()
@@ -259,7 +271,10 @@ export class WeightTransaction {
     })
   }
 
-  /** No more writes, no more waiting for bytes; when those under way have ended, what is written is torn, unless it is all there was to be. */
+  /**
+   * Ends writes and waits for bytes. When the writes under way have ended, the written tensors are torn, unless they
+   * are all that was expected.
+   */
   async #stop (reason: string, last: () => Promise<void>): Promise<void> {
     if (this.#last !== null) return
     if (this.#refusal === null) {
@@ -294,7 +309,7 @@ export class WeightTransaction {
     return this.#context.store.epoch !== this.#epoch
   }
 
-  /** All that was to come has come: the expected names, or all of the model where none were given. */
+  /** All expected tensors have been written: the expected names, or the whole model if none were given. */
   get #isWhole (): boolean {
     return this.#failed.size === 0 && this.#missing().length === 0
   }
@@ -349,7 +364,7 @@ export class WeightTransaction {
     }
   }
 
-  /** It has ended; the function lets the next update in. */
+  /** Records the end. The returned function lets the next update in. */
   #close (): () => void {
     this.#last = this.#statusAt(this.#end)
     this.#deadline.end()

@@ -8,22 +8,24 @@ import { WeightTransaction } from './transaction.ts'
 import type { TransactionContext } from './transaction.ts'
 import type { WeightStore } from './weight-store.ts'
 
-/** Ended transactions that still answer. */
+/** Number of ended transactions whose status can still be read. */
 const REMEMBERED = 64
 
 export interface TransactionsOptions {
   store: WeightStore
   clock: Clock
-  /** For those that name no deadline. */
+  /** Deadline of transactions that set none. */
   deadlineMs: number
-  /** Takes a turn among the updates; null: look again whether one is open. Throws while weights are asleep. */
+  /**
+   * Takes a turn among the updates. Null: a transaction may have opened, check again. Throws while weights are asleep.
+   */
   enter: (deadlineMs: number) => Promise<(() => void) | null>
-  /** A transaction has opened: those that queue behind it look again. */
+  /** Called when a transaction has opened: updates that queue behind it check again. */
   opened: () => void
   shut: TransactionContext['shut']
 }
 
-/** Which transaction is open, who belongs to it, and what became of those before. */
+/** Keeps the open transaction, who belongs to it, and the status of earlier ones. */
 export class Transactions implements WeightTransactions {
   readonly #options: TransactionsOptions
   readonly #ended = new Map<string, TransactionStatus>()
@@ -71,7 +73,10 @@ export class Transactions implements WeightTransactions {
     }
   }
 
-  /** The part that an update has in what is open; null where nothing is. Throws for a stranger, and for a transaction that is not open. */
+  /**
+   * The part of an update in the open transaction; null if none is open. Throws for another owner, and for the id of a
+   * transaction that is not open.
+   */
   async join (options: UpdateOptions): Promise<WeightUpdate | null> {
     const { transaction: id } = options
     const current = await this.#settled()
@@ -81,7 +86,7 @@ export class Transactions implements WeightTransactions {
     return null
   }
 
-  /** Throws while one is open. */
+  /** Throws while a transaction is open. */
   async requireNone (): Promise<void> {
     const current = await this.#settled()
     if (current !== null) throw current.conflict()
@@ -92,7 +97,7 @@ export class Transactions implements WeightTransactions {
     if (current !== null && (id === null ? current.isScope : id === current.id)) current.refused(reason)
   }
 
-  /** True where the label waits for the end of a trainer's scope. Throws while a transaction is open. */
+  /** True if the label waits for the end of a trainer's scope. Throws while any other transaction is open. */
   deferLabel (version: string): boolean {
     if (this.#current === null) return false
     if (!this.#current.isScope) throw this.#current.conflict()
@@ -135,12 +140,12 @@ export class Transactions implements WeightTransactions {
     return status
   }
 
-  /** Gives up what is open. */
+  /** Aborts the open transaction. */
   async close (): Promise<void> {
     await this.#current?.abort('the engine is shutting down')
   }
 
-  /** Runs while the transaction that is open holds the gate, between two writes of it; null where none holds it. */
+  /** Runs `run` while the open transaction holds the gate, between two of its writes; null if none holds it. */
   async runBetweenSteps<T> (run: () => Promise<T>, deadlineMs: number): Promise<{ value: T } | null> {
     return await this.#current?.runBetweenSteps(run, deadlineMs) ?? null
   }
@@ -176,7 +181,7 @@ export class Transactions implements WeightTransactions {
     if (this.#ended.size > REMEMBERED) this.#ended.delete(this.#ended.keys().next().value!)
   }
 
-  /** The one that is open, once no commit or abort of it is under way. */
+  /** The open transaction, after any commit or abort of it under way. */
   async #settled (): Promise<WeightTransaction | null> {
     while (this.#current?.settling != null) await this.#current.settling
     return this.#current

@@ -17,13 +17,13 @@ const SHOWN_NAMES = 100
 export interface UpdateContext {
   store: WeightStore
   strictNames: boolean
-  /** Shuts the gate within what is left of the deadline. */
+  /** Shuts the gate within the rest of the deadline. */
   shut: () => Promise<Gate>
   /** Lets the next update in. */
   leave: () => void
-  /** Several writes may be under way at once; the caller sees to it that no two bring the same (default false). */
+  /** Several writes may run at once; the caller makes sure that no two have a tensor in common (default false). */
   parallel?: boolean
-  /** Ends the wait for bytes that have not come. */
+  /** Its abort ends a wait for bytes. */
   signal?: AbortSignal
 }
 
@@ -38,18 +38,18 @@ export class Update implements WeightUpdate {
   #busy = false
   #ended = false
 
-  /** With a gate: one that is shut already and becomes this update's to open. */
+  /** `gate`: a gate that is shut already; the update opens it. */
   constructor (context: UpdateContext, gate?: Gate) {
     this.#context = context
     this.#gate = gate
   }
 
-  /** Tensors of the model that were brought whole. */
+  /** Tensors of the model that were written whole. */
   get written (): ReadonlySet<string> {
     return this.#written
   }
 
-  /** Nothing is generated. */
+  /** While it holds the gate, nothing is generated. */
   get holdsGate (): boolean {
     return this.#gate !== undefined && !this.#ended
   }
@@ -74,7 +74,8 @@ export class Update implements WeightUpdate {
     try {
       if (options.requireAll === true) this.#requireAll()
       if (ledger.torn && options.allowTorn !== true) throw new RefitError('WEIGHTS_TORN', ledger.tornReason!)
-      // A label without a write still needs the gate: tokens of one step carry one label. Without either there is nothing to stand still for.
+      // A label without a write still needs the gate, because all tokens of one step carry the same label. Without
+      // label and flush, the gate is not needed.
       if (options.version !== undefined || flushCache) await this.#shut()
     } catch (error) {
       this.#busy = false
@@ -92,7 +93,7 @@ export class Update implements WeightUpdate {
     await this.#end(this.#written.size > 0)
   }
 
-  /** Ends it and leaves its turn and its gate, if it is shut, to the caller. */
+  /** Ends the update and leaves its turn, and its gate if that is shut, to the caller. */
   surrender (): Gate | undefined {
     this.#claim()
     this.#ended = true
@@ -114,7 +115,7 @@ export class Update implements WeightUpdate {
     await stream?.ready()
     await this.#shut()
     await store.mappings.closePending(store.addon, store.core)
-    // The bytes were announced before this turn came: what has changed since is refused while nothing is written.
+    // The bytes were announced before this turn: a change since then is refused while nothing has been written.
     await source.verify()
     const shut = performance.now()
     const outcome = stream === undefined
@@ -146,7 +147,7 @@ export class Update implements WeightUpdate {
     }
   }
 
-  /** Says in the ledger what the bytes are now, and throws unless all of them are what was sent. */
+  /** Records the state of the bytes in the ledger, and throws unless all of them are the ones that were sent. */
   async #settle (plan: WritePlan, outcome: ScatterOutcome, source: WeightSource): Promise<void> {
     const { ledger, coverage } = this.#context.store
     const names = (tensors: number[]): ReadonlySet<string> => {
@@ -155,12 +156,12 @@ export class Update implements WeightUpdate {
       for (const tensor of tensors) for (const name of coverage.names(plan.tensors[tensor]!)) all.add(name)
       return all
     }
-    // A tensor in parts is whole when all of them are.
+    // A tensor in parts is whole if all its parts are.
     const broken = new Set(outcome.rest.map(tensor => plan.tensors[tensor]!))
     const arrived = broken.size === 0
       ? outcome.whole
       : outcome.whole.filter(tensor => !broken.has(plan.tensors[tensor]!))
-    // A file that moved explains a short read better than the read does; and bytes of a moving file are nobody's.
+    // A file that changed explains a short read better than the read error does, and its bytes belong to no version.
     const moved = await source.verify().then(() => undefined, (error: unknown) => error)
     const failure = moved ?? outcome.error?.cause ?? outcome.error
     if (failure === undefined) {
@@ -189,7 +190,7 @@ export class Update implements WeightUpdate {
     ledger.markTorn(whole, rest, `a write from ${source.transport} failed${at}: ${cause}`)
     for (const name of whole) this.#written.add(name)
     for (const name of rest) this.#written.delete(name)
-    // Of a stream, what came last may have been nothing that the model needs.
+    // The rest of a stream may hold only tensors that the model does not need.
     const what = rest.length === 0
       ? 'All tensors that the model needs of it had been written, and the label has not moved'
       : `Torn: ${rest.slice(0, 10).join(', ')}${rest.length > 10 ? ` and ${rest.length - 10} more` : ''}`
@@ -215,7 +216,7 @@ export class Update implements WeightUpdate {
     }
   }
 
-  /** Writes that go on at once ask for one gate. */
+  /** Parallel writes share one request for the gate. */
   async #shut (): Promise<void> {
     if (this.#gate !== undefined) return
     this.#shutting ??= this.#context.shut().finally(() => {

@@ -4,9 +4,9 @@ import type { GateOpening } from '../contract/gate.ts'
 import { asleepReason, tornReason } from './state-reason.ts'
 
 /**
- * What the engine's weights are, apart from their bytes: the label, the epoch, which checkpoint tensors are torn, and which memory is
- * released. The only place where any of them moves; docs/updates.md and docs/memory.md show the edges. It knows no gate, no thread
- * and no device.
+ * The state of an engine's weights, apart from their bytes: the label, the epoch, the torn checkpoint tensors and the
+ * released memory. Nothing else changes them; docs/updates.md and docs/memory.md show the transitions. It knows no
+ * gate, no thread and no device.
  */
 export class WeightLedger {
   readonly #names: readonly string[]
@@ -16,10 +16,10 @@ export class WeightLedger {
   #reason = ''
   /** Epoch of the last write of each tensor. */
   readonly #writtenAt = new Map<string, number>()
-  /** Bytes given back. */
+  /** Bytes that were released. */
   readonly #released = new Map<MemoryTag, number>()
 
-  /** Starts with all of `names` torn: nothing has been loaded. */
+  /** At the start all of `names` are torn, because nothing has been loaded. */
   constructor (names: Iterable<string>, version: string) {
     this.#names = [...names]
     for (const name of this.#names) this.#torn.add(name)
@@ -33,7 +33,7 @@ export class WeightLedger {
   get epoch (): number {
     return this.#epoch
   }
-  /** Some bytes may not be relied on. While their memory is released there are none. */
+  /** Some bytes are indeterminate. While their memory is released, there are no bytes. */
   get torn (): boolean {
     return this.#torn.size > 0 && !this.#released.has('weights')
   }
@@ -46,13 +46,13 @@ export class WeightLedger {
     return this.#released.size === 0 ? { state: 'current' } : { state: 'asleep', tags: [...this.#released.keys()] }
   }
 
-  /** Why the engine may not generate, naming at most three tensors; null when it may. */
+  /** Why the engine cannot generate, with at most three tensors; null if it can. */
   get tornReason (): string | null {
     const { state } = this
     return state.state === 'torn' ? tornReason(state) : null
   }
 
-  /** What the scheduler is told when the gate opens. */
+  /** The state that the scheduler gets when the gate opens. */
   opening (flushCache: boolean): GateOpening {
     const tags = [...this.#released.keys()]
     return {
@@ -68,7 +68,7 @@ export class WeightLedger {
     return this.#released.has(tag)
   }
 
-  /** Tensors that no write has brought since an epoch, or that are torn. */
+  /** Tensors that no write has supplied since an epoch, or that are torn. */
   notWrittenSince (epoch: number): string[] {
     return this.#names.filter(name => this.writtenAt(name) <= epoch || this.#torn.has(name))
   }
@@ -89,7 +89,7 @@ export class WeightLedger {
     this.markWritten(this.#names)
   }
 
-  /** A write ended in its middle: `whole` arrived, `rest` did not (old, new or mixed bytes: nobody may rely on them). */
+  /** A write broke off: `whole` arrived, `rest` did not and may hold old, new or mixed bytes. */
   markTorn (whole: Iterable<string>, rest: Iterable<string>, reason: string): void {
     this.#epoch++
     for (const name of whole) this.#heal(name)
@@ -102,18 +102,21 @@ export class WeightLedger {
     this.markTorn([], this.#names, reason)
   }
 
-  /** The memory behind a tag is gone, or about to go. */
+  /** The memory behind a tag is released, or is about to be. */
   markReleased (tag: MemoryTag, bytes: number): void {
     this.#released.set(tag, bytes)
   }
 
-  /** It is back. `kept`: with the bytes that it had. */
+  /** The memory is back. `kept`: with its former bytes. */
   markResumed (tag: MemoryTag, kept: boolean): void {
     this.#released.delete(tag)
     if (tag === 'weights' && !kept) this.markAllTorn('their memory was released and came back empty')
   }
 
-  /** Moves the label; allowed while torn (a trainer may label before it repeats), never by a failed write. */
+  /**
+   * Moves the label. Allowed while torn (a trainer may set the label before it repeats a write); a failed write never
+   * moves it.
+   */
   label (version: string): void {
     this.#version = version
   }

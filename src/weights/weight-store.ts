@@ -40,35 +40,38 @@ export interface WeightStoreOptions {
   gates: GateKeeper
   /** Label before the first update. */
   version?: string
-  /** Default for updates that name no deadline of their own, in milliseconds. */
+  /** Default deadline of updates that set none, in milliseconds. */
   deadlineMs?: number
-  /** Weights that are released keep a copy in host memory, and come back whole (default false). */
+  /** Released weights keep a copy in host memory and come back whole (default false). */
   keepWeights?: boolean
-  /** Bytes of host memory that can be had now; default what the process is told. */
+  /** Available host memory in bytes; default what the system reports for the process. */
   availableBytes?: () => number
   /** Weights lie in host memory (default true). */
   onHost?: boolean
-  /** Memory can be released (default true): not where a card has no virtual memory management. */
+  /** Memory can be released (default true); false on a GPU without virtual memory management. */
   releasable?: boolean
   /** Host memory that a piece of a patched tensor may take (default 64 MiB). */
   patchBytes?: number
-  /** By which transactions end. */
+  /** The clock of transactions' deadlines. */
   clock?: Clock
 }
 
 const QUEUED_UPDATES = 64
 const PATCH_BYTES = 64 << 20
 const SHOWN_NAMES = 100
-/** What those get who wait for their turn when a transaction opens. */
+/** The error that waiters get when a transaction opens; they retry. */
 const RETRY = new Error('a weight transaction has opened')
 
-/** The weights of one engine: who may write them when, what they are labelled, what is torn. Lives on the main thread. */
+/**
+ * The weights of one engine: controls who writes them when, and keeps their label and their torn tensors. Lives on the
+ * main thread.
+ */
 export class WeightStore {
   readonly addon: NativeAddon
   readonly core: number
   readonly table: ModelTable
   readonly dtype: 'bfloat16' | 'float32'
-  /** Tells these weights from those of all other engines. */
+  /** Unique among all engines. */
   readonly id = randomUUID()
   readonly ledger: WeightLedger
   readonly coverage: CoveredNames
@@ -81,7 +84,7 @@ export class WeightStore {
   readonly #updates = new ExclusiveSection(QUEUED_UPDATES)
   readonly #deadlineMs: number
   #isPaused = false
-  /** From which epoch on it is counted which tensors are brought. */
+  /** Epoch from which on updated tensors are counted. */
   #mark: { epoch: number, since: WeightCoverage['since'] } | null = null
   readonly #memory: Pick<WeightStoreOptions, 'keepWeights' | 'onHost' | 'releasable'> & { availableBytes: () => number }
 
@@ -130,14 +133,14 @@ export class WeightStore {
     return this.ledger.released
   }
 
-  /** Waits for its turn; the gate is shut by the first write. End it with `commit` or `abort`, whatever happens. */
+  /** Waits for its turn; the first write shuts the gate. End the update with `commit` or `abort` in every case. */
   async update (options: UpdateOptions = {}): Promise<WeightUpdate> {
     const until = performance.now() + (options.deadlineMs ?? this.#deadlineMs)
     const left = (): number => Math.max(1, until - performance.now())
     for (;;) {
       const part = await this.transactions.join(options)
       if (part !== null) return part
-      // It opened while this call went on: whoever queued now would wait for its end.
+      // A transaction opened during this call: queueing now would wait for its end.
       if (this.transactions.currentId !== null) continue
       const leave = await this.#enter(left())
       if (leave === null) continue
@@ -151,7 +154,7 @@ export class WeightStore {
     }
   }
 
-  /** Moves the label alone; false where it waits for the end of a trainer's scope. */
+  /** Moves only the label. Returns false if it waits for the end of a trainer's scope. */
   label (version: string): boolean {
     if (this.transactions.deferLabel(version)) return false
     this.ledger.label(version)
@@ -159,7 +162,10 @@ export class WeightStore {
     return true
   }
 
-  /** Generation is being paused, or goes on. What updates bring is counted from the pause on; another pause in its midst begins no new count. */
+  /**
+   * Generation pauses or resumes. Updated tensors are counted from the pause on; a second pause before the resume does
+   * not restart the count.
+   */
   paused (isPaused: boolean): void {
     if (isPaused && !this.#isPaused) this.#mark = { epoch: this.epoch, since: 'pause' }
     this.#isPaused = isPaused
@@ -183,7 +189,7 @@ export class WeightStore {
     return await this.readers.read(async () => await checksums(this))
   }
 
-  /** Takes its turn among the updates; see RolloutEngine. */
+  /** Waits for its turn among the updates; see RolloutEngine. */
   async release (tags?: readonly MemoryTag[], { keepWeights }: { keepWeights?: boolean } = {}): Promise<MemoryReport> {
     return await this.inTurn(async shut =>
       await releaseMemory({ ...this.#memoryContext(), ...keepWeights === undefined ? {} : { keepWeights }, shut }, tags)
@@ -195,8 +201,8 @@ export class WeightStore {
   }
 
   /**
-   * Closes what a write kept open under the name (`CudaSegment.keep`): between two steps, running requests stay as they are, and whoever
-   * waits for its turn goes on waiting; while a transaction has the gate, between two of its writes.
+   * Closes the mappings that a write kept open under the name (`CudaSegment.keep`). Runs between two steps: running
+   * requests and waiting updates stay as they are. While a transaction has the gate, it runs between two of its writes.
    */
   async closeMappings (name: string): Promise<void> {
     const closed = this.mappings.awaitClose(name)
@@ -208,13 +214,16 @@ export class WeightStore {
     await Promise.race([closed, turn])
   }
 
-  /** Noise into every parameter, everything torn: what the next updates leave out stays visible. */
+  /**
+   * Overwrites every parameter with noise and marks all tensors torn. Tensors that the next updates leave out stay
+   * visibly torn.
+   */
   async scramble (seed: bigint): Promise<void> {
     await this.inTurn(async shut => {
       if (this.ledger.isReleased('weights')) throw asleep('updated')
       const gate = await shut()
       try {
-        // Torn from here on, however far it comes.
+        // Torn from here on, also if it fails.
         this.ledger.markAllTorn('they were overwritten with noise on request')
         await this.addon.scramble(this.core, seed)
       } finally {
@@ -235,7 +244,7 @@ export class WeightStore {
     })
   }
 
-  /** Throws for tensors that the model does not have, or not in that shape; see DeltaHost. */
+  /** Throws for a tensor that the model does not have, or has in another shape; see DeltaHost. */
   check (tensors: ReadonlyArray<{ name: string, shape: readonly number[] }>): void {
     const announced = tensors.map(({ name, shape }) => ({
       name,
@@ -254,12 +263,15 @@ export class WeightStore {
     }, true)
   }
 
-  /** Gives up the transaction that is open. */
+  /** Aborts the open transaction. */
   async close (): Promise<void> {
     await this.transactions.close()
   }
 
-  /** In its turn among the updates, and not in a transaction. `left`: milliseconds until the deadline. `shut(true)` ends running requests instead of waiting for them. */
+  /**
+   * Waits for its turn among the updates, outside of any transaction. `left` returns the milliseconds until the
+   * deadline. `shut(true)` ends running requests instead of waiting for them.
+   */
   async inTurn<T> (
     run: (shut: (abort?: boolean) => Promise<Gate>, left: () => number) => Promise<T>,
     deadlineMs = this.#deadlineMs
