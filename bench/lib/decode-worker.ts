@@ -2,7 +2,7 @@ import { parentPort } from 'node:worker_threads'
 import { native } from '../../src/native/load-addon.ts'
 import { warmUp } from '../../src/sources/tensor/warm-up.ts'
 import { readTensorBody } from '../../src/wire/torch/body.ts'
-import { readCardLists } from '../../src/wire/torch/columns.ts'
+import { readHandleLists } from '../../src/wire/torch/handle-lists.ts'
 import { packTensorBody } from '../../src/wire/torch/packed.ts'
 import { decodePayload } from '../../src/wire/torch/payload.ts'
 
@@ -13,7 +13,7 @@ warmUp()
 parentPort!.on('message', ({ entry, lists }: { entry: string, lists: boolean }) => {
   const start = performance.now()
   const found = lists
-    ? readCardLists(native(), [decodePayload(entry)])!.segments.length
+    ? readHandleLists(native(), [decodePayload(entry)])!.segments.length
     : packTensorBody(readTensorBody({ entries: [entry], loadFormat: null, ranks: 1 })).handles.length
   parentPort!.postMessage({ ms: performance.now() - start, segments: found })
 })

@@ -94,7 +94,7 @@ async function makeContext (
   const roots = options.modelRoots ?? defaultRoots(engine.info.modelPath)
   const receiver = new TensorReceiver({
     ranks: engine.info.ranks,
-    cards: engine.info.gpus.map(({ uuid }) => uuid),
+    gpus: engine.info.gpus.map(({ uuid }) => uuid),
     visible: engine.info.visibleGpus ?? null,
     loaders: options.weightLoaders ?? {},
     deltas: engine.deltaHost
@@ -161,7 +161,7 @@ function watchReceivers (
   { metrics, kept, uploads, groups }: RouteContext,
   receiver: TensorReceiver
 ): void {
-  metrics.watchShares(receiver.counts)
+  metrics.watchHandles(receiver.counts)
   metrics.watchKept(() => kept.stats)
   metrics.watchUploads(uploads)
   metrics.watchGroups(groups)

@@ -122,11 +122,11 @@ export class Metrics {
   }
 
   /** Memory that trainers share: what was opened is closed again, and every reference that they hold for us is given back. */
-  watchShares (counts: Readonly<{ sharesReleased: number, filesOpened: number, filesClosed: number }>): void {
+  watchHandles (counts: Readonly<{ handlesReleased: number, filesOpened: number, filesClosed: number }>): void {
     this.#counter(
       'tensor_shares_released_total',
       'References of tensor senders that were given back',
-      () => counts.sharesReleased
+      () => counts.handlesReleased
     )
     this.#counter(
       'tensor_files_opened_total',

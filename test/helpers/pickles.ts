@@ -12,8 +12,8 @@ export interface PayloadCase {
   entries: string[]
   load_format: string | null
   ranks: number
-  /** UUIDs of the ranks' cards. */
-  cards: string[]
+  /** UUIDs of the ranks' GPUs. */
+  gpus: string[]
   any_dtype: boolean
   expected: { ranks: object[][], storages: object[], spares: object[] }
 }
@@ -22,7 +22,7 @@ export interface RefusedCase {
   entries: string[]
   load_format: string | null
   ranks: number
-  cards: string[]
+  gpus: string[]
   code: string
   says: string
 }

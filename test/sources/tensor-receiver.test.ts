@@ -83,7 +83,7 @@ for (const ranks of [1, 2, 4]) {
     }
     t.ok(before > 0)
     t.equal(receiver.counts.filesOpened, receiver.counts.filesClosed)
-    t.equal(receiver.counts.sharesReleased, receiver.counts.filesOpened)
+    t.equal(receiver.counts.handlesReleased, receiver.counts.filesOpened)
   })
 }
 
@@ -276,7 +276,7 @@ t.test('links, folders and short files by the right name are refused, and not to
   unlinkSync(`${path}.target`)
 })
 
-t.test('memory of cards and descriptors are refused in words', async t => {
+t.test('memory of GPUs and descriptors are refused in words', async t => {
   const receiver = receiverOf(t, 1)
   const payloads = recordedPickles('payloads').filter(({ any_dtype: any, ranks }) => !any && ranks === 1)
   for (
@@ -293,18 +293,18 @@ t.test('memory of cards and descriptors are refused in words', async t => {
       message
     })
   }
-  const card = new TensorReceiver({
+  const gpu = new TensorReceiver({
     ranks: 1,
     visible: [{ ordinal: 99, uuid: 'GPU-00000000-0000-0000-0000-000000000001' }]
   })
   const payload = payloads.find(({ expected }) =>
     expected.storages.length > 0 && expected.storages.every(storage => (storage as { kind: string }).kind === 'cuda')
   )!
-  await t.rejects(card.open({ entries: payload.entries, loadFormat: payload.load_format }), {
+  await t.rejects(gpu.open({ entries: payload.entries, loadFormat: payload.load_format }), {
     code: 'TENSOR_PAYLOAD',
     message: /refit does not (see|count so far) \(it sees 99: GPU-0+-/
   })
-  await card.close()
+  await gpu.close()
 })
 
 t.test('a slot of a counter of CUDA shares goes down by one for each share that is refused', async t => {

@@ -434,7 +434,7 @@ t.test('the example for SkyRL reads both of its requests, and says what is wrong
     default: WeightLoader
   }
   const receiver = receiverOf(t, skyrl, 2)
-  const card = '3f0ce3ab-1111-2222-3333-0123456789ab'
+  const gpu = '3f0ce3ab-1111-2222-3333-0123456789ab'
   const send = async (request: Buffer, mark = '__END_OF_REQUEST__', name = 'ipc_request'): Promise<TensorSource> => {
     const memory = sharedMemory(t, Buffer.from(`${request.toString('base64')}${mark}\0\0`))
     return await open(receiver, tensorEntry([{ name, memory, shape: [memory.bytes], dtype: 'uint8' }]))
@@ -443,7 +443,7 @@ t.test('the example for SkyRL reads both of its requests, and says what is wrong
   const packed = (sizes: number[], dtype = 'torch.bfloat16'): Buffer => {
     const handle = assemble(
       '}(',
-      str(card),
+      str(gpu),
       pickledTensor({ name: '', memory: sharedMemory(t, bytes), shape: [14] }),
       'u'
     )
@@ -487,7 +487,7 @@ t.test('the example for SkyRL reads both of its requests, and says what is wrong
           '}(',
           str('ipc_handles'),
           '}(',
-          str(card),
+          str(gpu),
           pickledTensor({ name: '', memory: sharedMemory(t, bytes), shape: [2], dtype: 'float32' }),
           'uu'
         )

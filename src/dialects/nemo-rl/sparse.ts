@@ -9,7 +9,7 @@ import { openSparsePayload, sparseSource } from '../../sources/tensor/sparse-del
 import { payloadError } from '../../wire/torch/tensor.ts'
 import { torchWeightDType } from '../../wire/torch/dtypes.ts'
 import type { SparseItem } from '../../wire/trainers/sparse-payload.ts'
-import { Lanes } from '../../sources/tensor/lanes.ts'
+import { Semaphore } from '../../sources/tensor/semaphore.ts'
 import { memoize } from '../memoize.ts'
 
 /** Compressed; NeMo-RL cuts payloads at 512 MiB. */
@@ -59,7 +59,7 @@ export class SparseRefit {
   /** A flush that runs: what comes meanwhile waits for its end, another flush is that one. */
   #flushing: Promise<SparseFlush> | null = null
   /** Payloads that are read at once. */
-  readonly #lanes = new Lanes(2)
+  readonly #lanes = new Semaphore(2)
 
   constructor (context: RouteContext) {
     this.#context = context
@@ -103,7 +103,7 @@ export class SparseRefit {
   /** Takes a payload once. One that failed is owed until it comes under its key. */
   async take (info: PayloadInfo, read: () => Promise<Uint8Array>): Promise<PayloadTaken> {
     await this.#flushed()
-    this.#demandOpen()
+    this.#requireOpen()
     const other = this.#payloads.get(info.key) ?? this.#coming.get(info.key)
     if (other !== undefined && other.checksum !== info.checksum) {
       throw this.#broken(
@@ -167,7 +167,7 @@ export class SparseRefit {
     if (this.#payloads.size === 0 && this.#owed.size === 0 && this.#closed === null) {
       return { payloads: 0, seconds: 0, candidates: 0, changed: 0 }
     }
-    this.#demandOpen()
+    this.#requireOpen()
     const [owed] = this.#owed
     if (owed !== undefined) {
       throw this.#broken(
@@ -225,7 +225,7 @@ export class SparseRefit {
     }
   }
 
-  #demandOpen (): void {
+  #requireOpen (): void {
     if (this.#closed === null && this.#epoch !== this.#context.engine.epoch) {
       this.#close('others have written weights since')
     }

@@ -40,7 +40,7 @@ export class WeightTransfer {
   constructor (context: RouteContext) {
     const { engine: { info }, tensors, kept } = context
     this.#context = context
-    this.#packed = new PackedOffers({ tensors, kept, ranks: info.ranks, cards: info.gpus.map(({ uuid }) => uuid) })
+    this.#packed = new PackedOffers({ tensors, kept, ranks: info.ranks, gpus: info.gpus.map(({ uuid }) => uuid) })
   }
 
   /** Joins a trainer's group, and resolves when all ranks have; there is nothing to do for handles and files. What there was before is given up. */

@@ -64,7 +64,7 @@ export class LoaderReads {
         'UNSUPPORTED',
         `tensor ${
           JSON.stringify(name)
-        } lies in the memory of a card, and loaders read CPU memory: send what they read as a CPU tensor (.cpu()), and the weights where they are`,
+        } lies in the memory of a GPU, and loaders read CPU memory: send what they read as a CPU tensor (.cpu()), and the weights where they are`,
         { param: name }
       )
     }

@@ -12,7 +12,7 @@ import { LoaderTensor } from './loader-tensor.ts'
 import type { LoadedTensor, LoaderTools, MadeTensor, WeightLoader } from './weight-loader.ts'
 
 /** What a request, or a pickle in it, shares, once it is open. */
-export interface OpenShares {
+export interface OpenTensors {
   /** Per rank. Ranks that are sent the same share one array. */
   ranks: readonly TensorDescriptor[][]
   sources: readonly NativeSource[]
@@ -23,19 +23,19 @@ export interface OpenShares {
 export interface LoaderRun {
   name: string
   loader: WeightLoader
-  opened: OpenShares
+  opened: OpenTensors
   /** Reads a pickle as plain data with marks for tensors, and opens what it shares, for as long as the request. */
-  unpickle: (bytes: Uint8Array, classes: readonly string[]) => Promise<OpenShares & { value: PlainValue }>
+  unpickle: (bytes: Uint8Array, classes: readonly string[]) => Promise<OpenTensors & { value: PlainValue }>
 }
 
 const MAX_MS = 60_000
 
 /** Lets a loader make weights of what was sent. Throws WEIGHT_LOADER, or what its tools threw; no read is under way then. */
-export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun): Promise<OpenShares> {
+export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun): Promise<OpenTensors> {
   const sources = [...opened.sources]
   const sourceOf = new Map(opened.sourceOf)
   const reads = new LoaderReads(storage => sources[sourceOf.get(storage) ?? -1])
-  const pickles = new Map<string, Promise<OpenShares & { value: PlainValue }>>()
+  const pickles = new Map<string, Promise<OpenTensors & { value: PlainValue }>>()
   const end = new AbortController()
   const timer = setTimeout(() => {
     end.abort(new RefitError('WEIGHT_LOADER', `it has not returned within ${MAX_MS / 1000} s`))
@@ -58,7 +58,7 @@ export async function runLoader ({ name, loader, opened, unpickle }: LoaderRun):
   }
 
   /** The references of one pickle are given back once, so that it is opened once, whoever asks for it. */
-  async function openOnce (bytes: Uint8Array, classes: readonly string[]): Promise<OpenShares & { value: PlainValue }> {
+  async function openOnce (bytes: Uint8Array, classes: readonly string[]): Promise<OpenTensors & { value: PlainValue }> {
     const key = Buffer.from(bytes).toString('latin1')
     let opening = pickles.get(key)
     if (opening === undefined) {

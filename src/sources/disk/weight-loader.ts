@@ -37,7 +37,7 @@ export interface LoaderTools {
   /**
    * Reads a pickle, or base64 of one, as data: nothing is imported or called. Lists, tuples and sets come as arrays, dicts as objects (or
    * a Map, where keys are not text), bytes as Uint8Array, dtypes by their names, instances of `classes` (names in any module) as objects
-   * of their fields, and handles of tensors, also by card, as LoaderTensors, which are opened and given back with the request. Equal bytes are read once:
+   * of their fields, and handles of tensors, also by GPU, as LoaderTensors, which are opened and given back with the request. Equal bytes are read once:
    * a second call has the outcome of the first.
    */
   unpickle: (bytes: Uint8Array, options?: { classes?: readonly string[] }) => Promise<unknown>

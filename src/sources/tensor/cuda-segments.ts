@@ -3,7 +3,7 @@ import type { NativeAddon } from '../../native/addon.ts'
 import type { CudaSegment } from '../../native/write-job.ts'
 import type { ExpandableHandle, IpcHandle } from '../../wire/torch/ipc-handle.ts'
 import type { CudaStorage } from '../../wire/torch/tensor.ts'
-import type { CardSegment } from '../../wire/torch/columns.ts'
+import type { HandleSegment } from '../../wire/torch/handle-lists.ts'
 import type { VisibleGpus } from './visible-gpus.ts'
 
 /** Segments on their way to the main thread: 64 bytes of each handle and all events of all of them, one after another. */
@@ -31,19 +31,19 @@ const MAX_DESCRIPTORS = 4096
 /** The segments that the storages of one request lie in, each once, however many storages and tensors lie in it. Runs on the thread of the shares. */
 export class CudaSegments {
   readonly #addon: Pick<NativeAddon, 'takeDescriptor'>
-  readonly #cards: VisibleGpus
+  readonly #gpus: VisibleGpus
   readonly #list: Segment[] = []
   readonly #byKey = new Map<string, number>()
   readonly #byHandle = new Map<IpcHandle, number>()
   /** Own descriptors by the sender's: neighbouring storages of an expandable segment share blocks. */
   readonly #taken = new Map<string, number>()
 
-  constructor (addon: Pick<NativeAddon, 'takeDescriptor'>, cards: VisibleGpus) {
+  constructor (addon: Pick<NativeAddon, 'takeDescriptor'>, gpus: VisibleGpus) {
     this.#addon = addon
-    this.#cards = cards
+    this.#gpus = gpus
   }
 
-  /** The index of the storage's segment. Throws TENSOR_PAYLOAD: a card that is not seen here, descriptors that cannot be had. */
+  /** The index of the storage's segment. Throws TENSOR_PAYLOAD: a GPU that is not seen here, descriptors that cannot be had. */
   add ({ device, handle, event }: CudaStorage): number {
     let index = this.#byHandle.get(handle)
     if (index === undefined) this.#byHandle.set(handle, index = this.#find(device, handle))
@@ -52,14 +52,14 @@ export class CudaSegments {
   }
 
   /** The same of a whole segment. */
-  addSegment ({ device, handle, events }: CardSegment): number {
+  addSegment ({ device, handle, events }: HandleSegment): number {
     const index = this.#find(device, handle)
     for (const event of events) this.#list[index]!.events.add(event)
     return index
   }
 
   #find (device: number | string, handle: IpcHandle): number {
-    const uuid = this.#cards.uuidOf(device)
+    const uuid = this.#gpus.uuidOf(device)
     // Blobs that differ in their padding, or in the version of torch that wrote them, open the same.
     const key = `${uuid}/${handle.type}/${handle.key}`
     const known = this.#byKey.get(key)

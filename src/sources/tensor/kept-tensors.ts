@@ -33,7 +33,7 @@ const MAX_NAMES = 8
 const PATIENCE_MS = 1000
 
 export interface KeptTensorsOptions {
-  /** Closes what a write keeps open (`CudaSegment.keep`); engines without cards have none. */
+  /** Closes what a write keeps open (`CudaSegment.keep`); engines without GPUs have none. */
   closeMappings?: ((mapping: string) => Promise<void>) | undefined
 }
 

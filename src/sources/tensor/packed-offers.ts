@@ -14,11 +14,11 @@ export interface PackedOffersOptions {
   tensors: Pick<TensorReceiver, 'openOffer'>
   kept: KeptTensors
   ranks: number
-  /** UUIDs of the ranks' cards. */
-  cards: readonly string[]
+  /** UUIDs of the ranks' GPUs. */
+  gpus: readonly string[]
 }
 
-/** One export of a sender's buffer for each of our cards, and where it lies among the sources that are kept. */
+/** One export of a sender's buffer for each of our GPUs, and where it lies among the sources that are kept. */
 interface Held {
   generation: number
   sourceOf: ReadonlyMap<string, number>
@@ -59,7 +59,7 @@ export class PackedOffers {
 
   /** Whether what an entry offers is held already: its references are not to be given back for a chunk that is refused. */
   holds (entry: string): boolean {
-    const exports = offeredExports(entry, this.#options.cards)
+    const exports = offeredExports(entry, this.#options.gpus)
     return this.#held !== undefined && exports.length > 0 && exports.every(key => this.#held!.sourceOf.has(key))
   }
 
@@ -95,8 +95,8 @@ export class PackedOffers {
     offer: Offer,
     apply: (source: WeightSource) => Promise<T>
   ): Promise<T> {
-    const { kept, ranks, cards } = this.#options
-    const body = readOfferBody(entry, offer, ranks, cards)
+    const { kept, ranks, gpus } = this.#options
+    const body = readOfferBody(entry, offer, ranks, gpus)
     const fileOf = new Map(
       body.storages.flatMap(storage =>
         storage.kind === 'cuda' ? [[storage as TensorStorage, sourceOf.get(exportOf(storage))!] as const] : []

@@ -10,7 +10,7 @@ export interface SharedBuffersOptions {
   buffers: readonly OpenHandle[]
   /** For each rank, which of the buffers it reads. */
   bufferOf: readonly number[]
-  /** Closes what writes keep open; engines without cards have none. */
+  /** Closes what writes keep open; engines without GPUs have none. */
   closeMappings?: ((mapping: string) => Promise<void>) | undefined
 }
 

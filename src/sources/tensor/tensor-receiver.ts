@@ -8,19 +8,19 @@ import type { Offer } from '../../wire/torch/offer.ts'
 import { announceTensors } from '../announce-tensors.ts'
 import { AnnouncedReader } from './announced-columns.ts'
 import { unpackSegments } from './cuda-segments.ts'
-import { checkLoaders, loadShares, unknownFormat } from './load-shares.ts'
-import type { HeldShares } from './load-shares.ts'
-import type { HeldSources, SentEntries, ToShares } from './share-messages.ts'
-import type { ShareReferences } from './share-references.ts'
-import { ShareThread, ThreadEnded } from './share-thread.ts'
-import type { ShareLife, ShareTotals } from './share-thread.ts'
+import { checkLoaders, loadTensors, unknownFormat } from './load-tensors.ts'
+import type { HeldTensors } from './load-tensors.ts'
+import type { HeldSources, SentEntries, ToHandleThread } from './handle-messages.ts'
+import type { HandleReferences } from './handle-references.ts'
+import { HandleThread, ThreadEnded } from './handle-thread.ts'
+import type { ThreadLife, HandleTotals } from './handle-thread.ts'
 import { TensorPatch, TensorSource } from './tensor.ts'
-import type { ShareHold, TensorPatchParts, TensorSourceParts } from './tensor.ts'
+import type { HandleHold, TensorPatchParts, TensorSourceParts } from './tensor.ts'
 import { VERL_DELTA, VerlDelta } from './verl-delta.ts'
 import type { VisibleGpu } from './visible-gpus.ts'
 import type { WeightLoader } from '../disk/weight-loader.ts'
 
-type Ask<T extends ToShares['type']> = Omit<Extract<ToShares, { type: T }>, 'id'>
+type Ask<T extends ToHandleThread['type']> = Omit<Extract<ToHandleThread, { type: T }>, 'id'>
 
 const OWN_FORMATS = ['flattened_bucket', 'direct']
 /** Characters of base64 and bytes of pickles that are read on the event loop: some 500 handles, 2 ms. */
@@ -42,9 +42,9 @@ export interface OpenHandle {
 export interface TensorReceiverOptions {
   /** Tensor-parallel ranks. */
   ranks: number
-  /** UUIDs of the ranks' cards; none on the CPU. */
-  cards?: readonly string[]
-  /** The cards whose memory can be read; null, the default, where none can. */
+  /** UUIDs of the ranks' GPUs; none on the CPU. */
+  gpus?: readonly string[]
+  /** The GPUs whose memory can be read; null, the default, where none can. */
   visible?: readonly VisibleGpu[] | null
   /** What reads deltas; without, they are refused. */
   deltas?: DeltaHost | undefined
@@ -59,19 +59,19 @@ export class TensorReceiver {
   readonly #options: Required<Omit<TensorReceiverOptions, 'loaders' | 'deltas'>>
   readonly #deltas: VerlDelta | undefined
   readonly #loaders: ReadonlyMap<string, WeightLoader>
-  readonly #thread: ShareThread
+  readonly #thread: HandleThread
   readonly #reader = new AnnouncedReader()
   readonly #open = new Set<TensorSource | TensorPatch>()
   #closed = false
 
   constructor ({ loaders = {}, deltas, ...options }: TensorReceiverOptions) {
     this.#deltas = deltas === undefined ? undefined : new VerlDelta(deltas)
-    this.#options = { cards: [], visible: null, nearBytes: NEAR_BYTES, ...options }
+    this.#options = { gpus: [], visible: null, nearBytes: NEAR_BYTES, ...options }
     this.#loaders = checkLoaders(loaders)
-    this.#thread = new ShareThread({ visible: this.#options.visible })
+    this.#thread = new HandleThread({ visible: this.#options.visible })
   }
 
-  get counts (): Readonly<ShareTotals> {
+  get counts (): Readonly<HandleTotals> {
     return this.#thread.totals
   }
 
@@ -96,8 +96,8 @@ export class TensorReceiver {
     const loader = await this.#findLoader(entries, loadFormat)
     if (loader === undefined && loadFormat === VERL_DELTA) return await this.#openDelta(this.#deltas!, entries)
     if (loader === undefined) return await this.#openWeights(entries, loadFormat)
-    const opened = await this.#openShares(this.#asked('open', entries, loadFormat), entries)
-    const { ranks, sources, sourceOf, hold } = await loadShares(
+    const opened = await this.#openTensors(this.#asked('open', entries, loadFormat), entries)
+    const { ranks, sources, sourceOf, hold } = await loadTensors(
       loadFormat!,
       loader,
       opened,
@@ -112,31 +112,31 @@ export class TensorReceiver {
   }
 
   /**
-   * Opens one tensor whose handle was sent on its own; what is written of it is its opener's to say. `card`: of the UUID under which it
+   * Opens one tensor whose handle was sent on its own; what is written of it is its opener's to say. `gpu`: of the UUID under which it
    * was sent, whatever index the sender has for it. Throws as `open` does.
    */
-  async openHandle (name: string, bytes: Uint8Array, card: string | null): Promise<OpenHandle> {
-    const { ranks, sources, sourceOf, hold } = await this.#openShares({ type: 'handle', name, bytes, card }, [bytes])
+  async openHandle (name: string, bytes: Uint8Array, gpu: string | null): Promise<OpenHandle> {
+    const { ranks, sources, sourceOf, hold } = await this.#openTensors({ type: 'handle', name, bytes, gpu }, [bytes])
     const source = this.#sourceOf({ tensors: [], sources, layout: 'checkpoint', hold })
     const tensor = ranks[0]![0]!
     return { tensor, memory: sources[sourceOf.get(tensor.storage) ?? -1] ?? null, source }
   }
 
   /**
-   * Opens what each rank takes of handles by card; what is there for other cards is left alone. `sourceOf`: in which of the source's
+   * Opens what each rank takes of handles by GPU; what is there for other GPUs is left alone. `sourceOf`: in which of the source's
    * memory a storage lies. Throws as `open` does.
    */
   async openOffer (
     entry: string,
     offer: Offer
   ): Promise<{ source: TensorSource, sourceOf: ReadonlyMap<TensorStorage, number> }> {
-    const { ranks: count, cards } = this.#options
-    const { ranks, sources, sourceOf, hold } = await this.#openShares({
+    const { ranks: count, gpus } = this.#options
+    const { ranks, sources, sourceOf, hold } = await this.#openTensors({
       type: 'offer',
       entry,
       offer,
       ranks: count,
-      cards
+      gpus
     }, [entry])
     try {
       return {
@@ -149,14 +149,14 @@ export class TensorReceiver {
     }
   }
 
-  /** Gives back the references of a body that is refused for other reasons; `isOffer`: only those for cards of ours. Never throws. */
+  /** Gives back the references of a body that is refused for other reasons; `isOffer`: only those for GPUs of ours. Never throws. */
   async discard (entries: ReadonlyArray<string | Uint8Array>, isOffer = false): Promise<void> {
     if (this.#closed) return
     await this
       .#seen(entries, async life =>
         await this
           .#thread
-          .ask(life, { type: 'discard', entries, ...isOffer ? { cards: this.#options.cards } : {} }))
+          .ask(life, { type: 'discard', entries, ...isOffer ? { gpus: this.#options.gpus } : {} }))
       .catch(() => {})
   }
 
@@ -170,7 +170,7 @@ export class TensorReceiver {
   }
 
   async #openDelta (deltas: VerlDelta, entries: readonly string[]): Promise<TensorSource | TensorPatch> {
-    const opened = await this.#openShares(this.#asked('open', entries, VERL_DELTA), entries)
+    const opened = await this.#openTensors(this.#asked('open', entries, VERL_DELTA), entries)
     try {
       const { tensors, patch, accept } = await deltas.open(opened)
       return patch === undefined
@@ -205,8 +205,8 @@ export class TensorReceiver {
     entries: SentEntries['entries'],
     loadFormat: string | null
   ): { type: T } & SentEntries {
-    const { ranks, cards } = this.#options
-    return { type, entries, loadFormat, ranks, cards }
+    const { ranks, gpus } = this.#options
+    return { type, entries, loadFormat, ranks, gpus }
   }
 
   /** A source that is open until it is closed. */
@@ -222,22 +222,22 @@ export class TensorReceiver {
     return source
   }
 
-  async #openPickle (bytes: Uint8Array, classes: readonly string[]): Promise<HeldShares & { value: PlainValue }> {
-    const { ranks, cards } = this.#options
-    return await this.#openShares({ type: 'unpickle', bytes, classes, ranks, cards }, [bytes])
+  async #openPickle (bytes: Uint8Array, classes: readonly string[]): Promise<HeldTensors & { value: PlainValue }> {
+    const { ranks, gpus } = this.#options
+    return await this.#openTensors({ type: 'unpickle', bytes, classes, ranks, gpus }, [bytes])
   }
 
   /** Where a body is read. */
-  #lifeFor (entries: ReadonlyArray<string | Uint8Array>): ShareLife {
+  #lifeFor (entries: ReadonlyArray<string | Uint8Array>): ThreadLife {
     let bytes = 0
     for (const entry of entries) bytes += entry.length
     return bytes <= this.#options.nearBytes ? this.#thread.near() : this.#thread.start()
   }
 
-  async #openShares (
+  async #openTensors (
     request: Ask<'open'> | Ask<'unpickle'> | Ask<'handle'> | Ask<'offer'>,
     entries: SentEntries['entries']
-  ): Promise<HeldShares & { value: PlainValue }> {
+  ): Promise<HeldTensors & { value: PlainValue }> {
     const { reply, sources, hold } = await this.#held(entries, async life => await this.#thread.ask(life, request))
     const { body: { ranks, storages }, sourceOf, value } = reply
     return {
@@ -252,8 +252,8 @@ export class TensorReceiver {
   /** Asks for what brings tensors: what holds them until they are given back, and what the addon is told of them. */
   async #held<T extends HeldSources> (
     entries: SentEntries['entries'],
-    ask: (life: ShareLife) => Promise<T & { id: number }>
-  ): Promise<{ reply: T, sources: NativeSource[], hold: ShareHold }> {
+    ask: (life: ThreadLife) => Promise<T & { id: number }>
+  ): Promise<{ reply: T, sources: NativeSource[], hold: HandleHold }> {
     return await this.#seen(entries, async life => {
       const reply = await ask(life)
       const { id, fds, segments, references } = reply
@@ -266,7 +266,7 @@ export class TensorReceiver {
   }
 
   /** Where a thread ends at another's request, before it has come to this one, the next thread takes it. */
-  async #seen<T> (entries: SentEntries['entries'], ask: (life: ShareLife) => Promise<T>): Promise<T> {
+  async #seen<T> (entries: SentEntries['entries'], ask: (life: ThreadLife) => Promise<T>): Promise<T> {
     for (let life = this.#lifeFor(entries);; life = this.#thread.start()) {
       try {
         return await ask(life)
@@ -276,7 +276,7 @@ export class TensorReceiver {
     }
   }
 
-  #holdOf (life: ShareLife, of: number, references: readonly ShareReferences[]): ShareHold {
+  #holdOf (life: ThreadLife, of: number, references: readonly HandleReferences[]): HandleHold {
     const thread = this.#thread
     return {
       isOpen: () => !life.ended,

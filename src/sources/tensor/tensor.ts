@@ -9,7 +9,7 @@ import type {
 } from '../../contract/weight-source.ts'
 
 /** What the thread of the shares holds for a source. */
-export interface ShareHold {
+export interface HandleHold {
   /** False once the thread has ended, and its files are closed. */
   isOpen: () => boolean
   /** The name of shared memory that went with its sender, or null. */
@@ -20,7 +20,7 @@ export interface ShareHold {
 
 interface SharedParts {
   tensors: readonly AnnouncedTensor[]
-  hold: ShareHold
+  hold: HandleHold
   /** Called once, after it has been closed. */
   closed: () => unknown
 }
@@ -39,7 +39,7 @@ export interface TensorPatchParts extends SharedParts {
 abstract class SharedTensors {
   readonly transport = 'tensor'
   readonly tensors: readonly AnnouncedTensor[]
-  readonly #hold: ShareHold
+  readonly #hold: HandleHold
   readonly #closed: () => unknown
   /** From the first byte that may be read until it is closed. */
   #isRead = false

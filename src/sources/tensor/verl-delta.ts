@@ -19,8 +19,8 @@ import {
 } from '../../wire/trainers/verl-delta.ts'
 import type { DeltaParam, DeltaSpec } from '../../wire/trainers/verl-delta.ts'
 import { announceTensors } from '../announce-tensors.ts'
-import type { OpenShares } from '../disk/run-loader.ts'
-import { ShareBytes } from './share-bytes.ts'
+import type { OpenTensors } from '../disk/run-loader.ts'
+import { TensorBytes } from './tensor-bytes.ts'
 
 /** What a flush brings, for a source. */
 export interface DeltaParts {
@@ -55,20 +55,20 @@ export class VerlDelta {
   }
 
   /** Throws TENSOR_PAYLOAD. The sender's memory has to stay until what it returns has been written. */
-  async open ({ ranks, sources, sourceOf }: OpenShares): Promise<DeltaParts> {
-    const bytes = new ShareBytes(storage => sources[sourceOf.get(storage) ?? -1], this.#host)
+  async open ({ ranks, sources, sourceOf }: OpenTensors): Promise<DeltaParts> {
+    const bytes = new TensorBytes(storage => sources[sourceOf.get(storage) ?? -1], this.#host)
     const lists = [...new Set(ranks)].map(findFlush)
     const first = lists[0]!
     const spec = await this.#readSpec(lists, bytes)
     if (!spec.verify) this.#unequal.clear()
     if (spec.encoding === 'dense' && !spec.verify) {
-      for (const flush of lists) await this.#demandChecksum(spec, null, flush, bytes)
+      for (const flush of lists) await this.#requireChecksum(spec, null, flush, bytes)
       const flushOf = new Map(ranks.map(rank => [rank, flushOfRank(rank, spec)]))
       return { tensors: announceTensors(ranks.map(rank => flushOf.get(rank)!), sourceOf) }
     }
     const positions = first.positions === undefined ? new Uint8Array(0) : await bytes.read(first.positions)
     const values = await bytes.read(first.values)
-    await this.#demandSum(spec, positions, await this.#host.hash(values, torchWeightDType(first.values.dtype)!))
+    await this.#requireSum(spec, positions, await this.#host.hash(values, torchWeightDType(first.values.dtype)!))
     const patch = patchOf(spec, positions, values, first.values.dtype)
     const tensors = announced(spec, patch)
     return spec.verify
@@ -83,12 +83,12 @@ export class VerlDelta {
   }
 
   /** Ranks are sent the same; that of a rank which was sent another one would be lost. */
-  async #readSpec (lists: readonly Flush[], bytes: ShareBytes): Promise<DeltaSpec> {
+  async #readSpec (lists: readonly Flush[], bytes: TensorBytes): Promise<DeltaSpec> {
     let text: Buffer | undefined
     for (const { spec, positions, values } of lists) {
       if (spec.dtype !== 'uint8') throw payloadError(`it is of ${spec.dtype}, expected uint8`, DELTA_SPEC)
-      if (ShareBytes.size(spec) > MAX_SPEC_BYTES) {
-        throw payloadError(`it has ${ShareBytes.size(spec)} bytes, and ${MAX_SPEC_BYTES} are the most`, DELTA_SPEC)
+      if (TensorBytes.size(spec) > MAX_SPEC_BYTES) {
+        throw payloadError(`it has ${TensorBytes.size(spec)} bytes, and ${MAX_SPEC_BYTES} are the most`, DELTA_SPEC)
       }
       const own = Buffer.from(await bytes.read(spec))
       if (text !== undefined && !text.equals(own)) throw payloadError('ranks are sent different deltas', DELTA_SPEC)
@@ -107,23 +107,23 @@ export class VerlDelta {
     const { positions, values } = lists[0]!
     return readDeltaSpec(
       text!,
-      positions === undefined ? 0 : ShareBytes.size(positions),
-      ShareBytes.size(values) / valueBytes(values.dtype)!
+      positions === undefined ? 0 : TensorBytes.size(positions),
+      TensorBytes.size(values) / valueBytes(values.dtype)!
     )
   }
 
-  async #demandChecksum (
+  async #requireChecksum (
     spec: DeltaSpec,
     positions: Uint8Array | null,
     { values }: Flush,
-    bytes: ShareBytes
+    bytes: TensorBytes
   ): Promise<void> {
     let sum = 0n
     for await (const chunk of bytes.chunks(values)) sum ^= await this.#host.hash(chunk, torchWeightDType(values.dtype)!)
-    await this.#demandSum(spec, positions ?? new Uint8Array(0), sum)
+    await this.#requireSum(spec, positions ?? new Uint8Array(0), sum)
   }
 
-  async #demandSum ({ checksum }: DeltaSpec, positions: Uint8Array, values: bigint): Promise<void> {
+  async #requireSum ({ checksum }: DeltaSpec, positions: Uint8Array, values: bigint): Promise<void> {
     const got = deltaChecksum(await this.#host.hash(positions, null), values)
     if (got !== checksum) {
       throw payloadError(

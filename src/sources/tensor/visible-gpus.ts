@@ -7,17 +7,17 @@ export interface VisibleGpu {
   uuid: string
 }
 
-/** The cards that this process sees, to find those of senders among them. */
+/** The GPUs that this process sees, to find those of senders among them. */
 export class VisibleGpus {
-  readonly #cards: readonly VisibleGpu[]
+  readonly #gpus: readonly VisibleGpu[]
   readonly #known = new Map<number | string, string>()
 
-  constructor (cards: readonly VisibleGpu[]) {
-    this.#cards = cards
+  constructor (gpus: readonly VisibleGpu[]) {
+    this.#gpus = gpus
   }
 
   /**
-   * The UUID of a sender's card, as `CudaGpu.uuid` has it: by its UUID in lower case without a prefix, or by its number there, which is
+   * The UUID of a sender's GPU, as `CudaGpu.uuid` has it: by its UUID in lower case without a prefix, or by its number there, which is
    * taken as the number here. Throws TENSOR_PAYLOAD.
    */
   uuidOf (device: number | string): string {
@@ -34,24 +34,24 @@ export class VisibleGpus {
   }
 
   #byUuid (device: string): string {
-    const card = this.#cards.find(({ uuid }) => toGpuUuid(uuid) === device)
-    if (card !== undefined) return card.uuid
+    const gpu = this.#gpus.find(({ uuid }) => toGpuUuid(uuid) === device)
+    if (gpu !== undefined) return gpu.uuid
     throw new RefitError(
       'TENSOR_PAYLOAD',
-      `it lies on the card GPU-${device}, which refit does not see (${this.#seen()}): run both on the same cards (CUDA_VISIBLE_DEVICES, docker run --gpus), or send tensors on the CPU (.cpu())`
+      `it lies on GPU-${device}, which refit does not see (${this.#seen()}): run both on the same GPUs (CUDA_VISIBLE_DEVICES, docker run --gpus), or send tensors on the CPU (.cpu())`
     )
   }
 
   #byNumber (device: number): string {
-    const card = this.#cards.find(({ ordinal }) => ordinal === device)
-    if (card !== undefined) return card.uuid
+    const gpu = this.#gpus.find(({ ordinal }) => ordinal === device)
+    if (gpu !== undefined) return gpu.uuid
     throw new RefitError(
       'TENSOR_PAYLOAD',
-      `it lies on a card that its sender counts as ${device}, and refit does not count so far (${this.#seen()}): send the UUIDs of cards, not numbers (SGLang's monkey_patch_torch_reductions does it), or start both with the same CUDA_VISIBLE_DEVICES`
+      `it lies on a GPU that its sender counts as ${device}, and refit does not count so far (${this.#seen()}): send the UUIDs of GPUs, not numbers (SGLang's monkey_patch_torch_reductions does it), or start both with the same CUDA_VISIBLE_DEVICES`
     )
   }
 
   #seen (): string {
-    return `it sees ${this.#cards.map(({ ordinal, uuid }) => `${ordinal}: ${uuid}`).join(', ')}`
+    return `it sees ${this.#gpus.map(({ ordinal, uuid }) => `${ordinal}: ${uuid}`).join(', ')}`
   }
 }

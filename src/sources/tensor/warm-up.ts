@@ -1,7 +1,7 @@
 import { readTensorBody } from '../../wire/torch/body.ts'
 import { packTensorBody } from '../../wire/torch/packed.ts'
 
-// A few tensors as torch 2.13 shares them, of CPU memory and of a card (SGLang's form). Only decoded, never opened.
+// A few tensors as torch 2.13 shares them, of CPU memory and of a GPU (SGLang's form). Only decoded, never opened.
 const PAYLOAD =
   'gASV3AEAAAAAAABdlCiMDm1vZGVsLmEud2VpZ2h0lIwgdG9yY2gubXVsdGlwcm9jZXNzaW5nLnJlZHVjdGlvbnOUjA5yZWJ1aWxkX3RlbnNvcpSTlIwFdG9yY2iUjAZUZW' +
   '5zb3KUk5RoAowVcmVidWlsZF90eXBlZF9zdG9yYWdllJOUaAKMGHJlYnVpbGRfc3RvcmFnZV9maWxlbmFtZZSTlCiMDXRvcmNoLnN0b3JhZ2WUjA5VbnR5cGVkU3RvcmFn' +

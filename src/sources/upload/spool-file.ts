@@ -3,10 +3,10 @@ import { constants, open, statfs, unlink } from 'node:fs/promises'
 import type { FileHandle } from 'node:fs/promises'
 import { join } from 'node:path'
 import { RefitError } from '../../errors.ts'
-import { Lanes } from '../tensor/lanes.ts'
+import { Semaphore } from '../tensor/semaphore.ts'
 
 // Of libuv's four threads: a slow disk never takes all of them.
-const lanes = new Lanes(2)
+const lanes = new Semaphore(2)
 /** How much the last transfer says about the next one. */
 const WEIGHT = 0.5
 

@@ -18,8 +18,8 @@ export interface TensorRequest {
   loadFormat: string | null
   /** Tensor-parallel ranks of the engine. */
   ranks: number
-  /** UUID of each rank's card: what it takes of a tensor that is offered on several. None: an engine without cards. */
-  cards?: readonly string[]
+  /** UUID of each rank's GPU: what it takes of a tensor that is offered on several. None: an engine without GPUs. */
+  gpus?: readonly string[]
 }
 
 export interface TensorRequestOptions extends StorageOptions {
@@ -35,21 +35,21 @@ export interface TensorBody {
 }
 
 export interface TensorRequestBody extends TensorBody {
-  /** Shared for cards that no rank has: to be released, and not to be opened. */
+  /** Shared for GPUs that no rank has: to be released, and not to be opened. */
   spares: TensorStorage[]
 }
 
-type Reader = (rank: number, card: string | undefined) => TensorDescriptor[]
+type Reader = (rank: number, gpu: string | undefined) => TensorDescriptor[]
 
 const WHERE = 'serialized_named_tensors'
 
 /**
  * Reads all that a request brings, for all ranks; nothing is opened. Throws INVALID_REQUEST (number of entries), PICKLE_MALFORMED,
  * PICKLE_REFUSED, PICKLE_LIMIT, TENSOR_PAYLOAD or UNSUPPORTED; messages name entry and tensor. Storages that a refused request
- * shares are told by `readShares`.
+ * shares are told by `findStorages`.
  */
 export function readTensorBody (
-  { entries, loadFormat, ranks, cards = [] }: TensorRequest,
+  { entries, loadFormat, ranks, gpus = [] }: TensorRequest,
   options: TensorRequestOptions = {}
 ): TensorRequestBody {
   if (entries.length !== 1 && entries.length < ranks) {
@@ -61,7 +61,7 @@ export function readTensorBody (
   }
   const storages = new StorageTable(options)
   const readers: Reader[] = []
-  const own = cards.map(card => toGpuUuid(card))
+  const own = gpus.map(gpu => toGpuUuid(gpu))
   const out: TensorDescriptor[][] = []
   for (let rank = 0; rank < ranks; rank++) {
     const index = entries.length === 1 ? 0 : rank
@@ -84,12 +84,12 @@ function readEntry (
 ): Reader {
   const root = readPayload(entry)
   if (loadFormat === 'flattened_bucket') {
-    if (isOfferedBucket(root)) return (_rank, card) => checked(readBucket(root, storages, card), anyDType)
+    if (isOfferedBucket(root)) return (_rank, gpu) => checked(readBucket(root, storages, gpu), anyDType)
     const tensors = checked(readBucket(root, storages), anyDType)
     return () => tensors
   }
   const named = new NamedTensors(root, storages)
-  if (named.perRank) return (rank, card) => checked(named.forRank(rank, card), anyDType)
+  if (named.perRank) return (rank, gpu) => checked(named.forRank(rank, gpu), anyDType)
   const tensors = checked(named.forRank(0), anyDType)
   return () => tensors
 }

@@ -13,8 +13,8 @@ import { checkTensorCount, nameTensor, toTensorName } from './tensor-name.ts'
 // flat tensor is of bytes and so are the indices, without any alignment; before, it had the dtype of all its tensors, and the
 // indices counted elements. The flat tensor's dtype says which; the lengths are checked against it.
 
-/** Every tensor of a bucket, as a view of the flat tensor's storage; `card`: the rank's own. Throws TENSOR_PAYLOAD. */
-export function readBucket (root: PickleValue, storages: StorageTable, card?: string): TensorDescriptor[] {
+/** Every tensor of a bucket, as a view of the flat tensor's storage; `gpu`: the rank's own. Throws TENSOR_PAYLOAD. */
+export function readBucket (root: PickleValue, storages: StorageTable, gpu?: string): TensorDescriptor[] {
   const flat = root instanceof PickleDict ? root.get('flattened_tensor') : undefined
   const metadata = root instanceof PickleDict ? root.get('metadata') : undefined
   if (flat === undefined || !(metadata instanceof PickleList)) {
@@ -25,7 +25,7 @@ export function readBucket (root: PickleValue, storages: StorageTable, card?: st
     )
   }
   checkTensorCount(metadata.items.length)
-  const bucket = readFlat(flat, storages, card)
+  const bucket = readFlat(flat, storages, gpu)
   return metadata.items.map(item => readPiece(item, bucket))
 }
 
@@ -34,8 +34,8 @@ export function isOfferedBucket (root: PickleValue): boolean {
   return root instanceof PickleDict && isOffer(root.get('flattened_tensor'))
 }
 
-function readFlat (value: PickleValue, storages: StorageTable, card?: string): TensorDescriptor {
-  const flat = readTensor('flattened_tensor', value, storages, card)
+function readFlat (value: PickleValue, storages: StorageTable, gpu?: string): TensorDescriptor {
+  const flat = readTensor('flattened_tensor', value, storages, gpu)
   const { shape, stride } = flat
   if (shape.length !== 1 || (shape[0]! > 1 && stride[0] !== 1)) {
     throw payloadError(

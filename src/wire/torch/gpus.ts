@@ -2,17 +2,17 @@ import { PickleDict } from '../pickle/values.ts'
 import type { PickleValue } from '../pickle/values.ts'
 import { payloadError } from './tensor.ts'
 
-// One tensor on several cards: vLLM's senders gather the handles of all training ranks into {UUID of the card: handle}, and each of
-// the engine's ranks takes the one of its own card.
+// One tensor on several GPUs: vLLM's senders gather the handles of all training ranks into {UUID of the GPU: handle}, and each of
+// the engine's ranks takes the one of its own GPU.
 
 const UUID = /^(?:gpu-|mig-)?([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})$/
 
-/** The UUID of a card in lower case, without `GPU-` or `MIG-`; undefined for what is none. */
+/** The UUID of a GPU in lower case, without `GPU-` or `MIG-`; undefined for what is none. */
 export function toGpuUuid (text: string): string | undefined {
   return UUID.exec(text.toLowerCase())?.[1]
 }
 
-/** The handles of a dict by card, null for dicts of something else. One dict may stand in every tensor of a request: it is looked through once. */
+/** The handles of a dict by GPU, null for dicts of something else. One dict may stand in every tensor of a request: it is looked through once. */
 const known = new WeakMap<PickleDict, ReadonlyMap<string, PickleValue> | null>()
 
 function byGpu (dict: PickleDict): ReadonlyMap<string, PickleValue> | null {
@@ -24,9 +24,9 @@ function byGpu (dict: PickleDict): ReadonlyMap<string, PickleValue> | null {
 function readGpus ({ keys, values }: PickleDict): ReadonlyMap<string, PickleValue> | null {
   const handles = new Map<string, PickleValue>()
   for (const [index, key] of keys.entries()) {
-    const card = typeof key === 'string' ? toGpuUuid(key) : undefined
-    if (card === undefined) return null
-    handles.set(card, values[index]!)
+    const gpu = typeof key === 'string' ? toGpuUuid(key) : undefined
+    if (gpu === undefined) return null
+    handles.set(gpu, values[index]!)
   }
   return handles.size === 0 ? null : handles
 }
@@ -37,24 +37,24 @@ export function isGpuDict (value: PickleValue | undefined): value is PickleDict 
 }
 
 /**
- * The handle for the rank that has `card`: the one of its card; the only one, which is read over NVLink where it is another's; or,
- * for an engine without cards, the first. Throws TENSOR_PAYLOAD where there are others alone.
+ * The handle for the rank that has `gpu`: the one of its GPU; the only one, which is read over NVLink where it is another's; or,
+ * for an engine without GPUs, the first. Throws TENSOR_PAYLOAD where there are others alone.
  */
-export function pickGpu (dict: PickleDict, card: string | undefined): { device: string, handle: PickleValue } {
-  if (dict.size === 1 || card === undefined) {
+export function pickGpu (dict: PickleDict, gpu: string | undefined): { device: string, handle: PickleValue } {
+  if (dict.size === 1 || gpu === undefined) {
     return {
       device: toGpuUuid(dict.keys[0] as string)!,
       handle: dict.values[0]!
     }
   }
   const handles = byGpu(dict)!
-  const handle = handles.get(card)
+  const handle = handles.get(gpu)
   if (handle === undefined) {
-    throw payloadError(`it is offered on the cards ${
+    throw payloadError(`it is offered on the GPUs ${
       [...handles.keys()]
         .slice(0, 16)
         .join(', ')
-    }, and this rank has ${card}: sender and server must run on the same ones`)
+    }, and this rank has ${gpu}: sender and server must run on the same ones`)
   }
-  return { device: card, handle }
+  return { device: gpu, handle }
 }

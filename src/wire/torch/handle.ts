@@ -7,13 +7,13 @@ import { StorageTable } from './storage.ts'
 import { directHandle } from '../trainers/verl-buckets.ts'
 
 /**
- * Reads a pickle of one tensor's handle: (function, arguments), as torch's reduce_tensor returns it; or of verl's metadata with one in it. `card`: the UUID of the card that
- * it lies on; the index in it counts the cards that the sender sees. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED.
+ * Reads a pickle of one tensor's handle: (function, arguments), as torch's reduce_tensor returns it; or of verl's metadata with one in it. `gpu`: the UUID of the GPU that
+ * it lies on; the index in it counts the GPUs that the sender sees. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED.
  */
-export function readHandle (name: string, bytes: Uint8Array, card?: string): TensorRequestBody {
+export function readHandle (name: string, bytes: Uint8Array, gpu?: string): TensorRequestBody {
   const pickled = readNested(bytes)
   const root = directHandle(pickled) ?? pickled
-  const uuid = card === undefined ? undefined : toGpuUuid(card)
+  const uuid = gpu === undefined ? undefined : toGpuUuid(gpu)
   const storages = new StorageTable()
   const byGpu = new PickleDict()
   byGpu.keys.push(uuid ?? null)

@@ -10,7 +10,7 @@ import type { TensorDescriptor } from './tensor.ts'
 import { checkTensorCount, nameTensor, toTensorName } from './tensor-name.ts'
 
 // A list of (name, tensor) or a dict of tensors by name. A tensor may be verl's LocalSerializedTensor, which holds a pickle of its own
-// for every rank, or vLLM's dict of handles by card.
+// for every rank, or vLLM's dict of handles by GPU.
 
 /** What one entry brings to each rank. */
 export class NamedTensors {
@@ -27,12 +27,12 @@ export class NamedTensors {
     this.perRank = this.#pairs.some(pair => isLocal(pair[1]) || isOffer(pair[1]))
   }
 
-  /** `card`: the rank's own. Throws TENSOR_PAYLOAD, UNSUPPORTED and, for tensors in pickles of their own, PICKLE_*. */
-  forRank (rank: number, card?: string): TensorDescriptor[] {
+  /** `gpu`: the rank's own. Throws TENSOR_PAYLOAD, UNSUPPORTED and, for tensors in pickles of their own, PICKLE_*. */
+  forRank (rank: number, gpu?: string): TensorDescriptor[] {
     return this.#pairs.map(pair => {
       const name = toTensorName(pair[0])
       const value = pair[1]
-      if (!isLocal(value)) return readTensor(name, value, this.#storages, card)
+      if (!isLocal(value)) return readTensor(name, value, this.#storages, gpu)
       try {
         return this.#local(name, value as PickleObject, rank)
       } catch (error) {
@@ -88,7 +88,7 @@ function dictPairs (root: PickleDict): Array<[name: PickleValue, tensor: PickleV
     throw misread('a bucket is sent with load_format "flattened_bucket"')
   }
   const byGpu: boolean = isGpuDict(root)
-  if (byGpu) throw misread('its keys are cards, and the names of tensors belong around them: [(name, {card: handle})]')
+  if (byGpu) throw misread('its keys are GPUs, and the names of tensors belong around them: [(name, {GPU: handle})]')
   checkTensorCount(root.size)
   return root.keys.map((key, index) => [key, root.values[index]!])
 }

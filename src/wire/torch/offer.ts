@@ -15,7 +15,7 @@ import type { TensorDescriptor } from './tensor.ts'
 import { checkTensorCount, nameTensor, toTensorName } from './tensor-name.ts'
 
 // vLLM's IPC transfer (weight_transfer/ipc_engine.py): names, dtypes and shapes stand in the request, and only the handles are pickled, by
-// the UUID of the card that they lie on. Each engine takes those of its own cards; the others are for other engines.
+// the UUID of the GPU that they lie on. Each engine takes those of its own GPUs; the others are for other engines.
 
 export interface Offer {
   names: readonly string[]
@@ -37,37 +37,37 @@ interface Wanted {
 const WHERE = 'ipc_handles_pickled'
 
 /**
- * Reads what each rank takes of an offer; nothing is opened. `cards`: the UUID of each rank's. Throws INVALID_REQUEST for lists that do not
- * fit together, UNSUPPORTED for an engine without cards, PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT or TENSOR_PAYLOAD.
+ * Reads what each rank takes of an offer; nothing is opened. `gpus`: the UUID of each rank's. Throws INVALID_REQUEST for lists that do not
+ * fit together, UNSUPPORTED for an engine without GPUs, PICKLE_MALFORMED, PICKLE_REFUSED, PICKLE_LIMIT or TENSOR_PAYLOAD.
  */
 export function readOfferBody (
   entry: string,
   offer: Offer,
   ranks: number,
-  cards: readonly string[]
+  gpus: readonly string[]
 ): TensorRequestBody {
-  if (cards.length === 0) {
-    throw new RefitError('UNSUPPORTED', `${WHERE}: handles of memory on cards, and this engine computes on the CPU`, {
+  if (gpus.length === 0) {
+    throw new RefitError('UNSUPPORTED', `${WHERE}: handles of memory on GPUs, and this engine computes on the CPU`, {
       param: WHERE
     })
   }
   const wanted = readWanted(offer)
   const root = readPayload(entry)
   const storages = new StorageTable()
-  const own = Array.from({ length: ranks }, (_, rank) => toGpuUuid(cards[rank] ?? ''))
+  const own = Array.from({ length: ranks }, (_, rank) => toGpuUuid(gpus[rank] ?? ''))
   const handles = offer.sizes === null ? listOf(root, wanted) : [root]
-  const read = (card: string | undefined): TensorDescriptor[] =>
-    offer.sizes === null ? readEach(wanted, handles, storages, card) : readFlat(wanted, root, offer, storages, card)
+  const read = (gpu: string | undefined): TensorDescriptor[] =>
+    offer.sizes === null ? readEach(wanted, handles, storages, gpu) : readFlat(wanted, root, offer, storages, gpu)
   const shared = handles.some(isOffer) ? undefined : read(undefined)
-  return { ranks: own.map(card => shared ?? read(card)), storages: storages.list, spares: [] }
+  return { ranks: own.map(gpu => shared ?? read(gpu)), storages: storages.list, spares: [] }
 }
 
-/** Which exports of a sender (reducer calls, each with a reference of its own) ranks on `cards` take; none where it cannot be read. */
-export function offeredExports (entry: string, cards: readonly string[]): string[] {
+/** Which exports of a sender (reducer calls, each with a reference of its own) ranks on `gpus` take; none where it cannot be read. */
+export function offeredExports (entry: string, gpus: readonly string[]): string[] {
   try {
     const root = readPayload(entry)
     const storages = new StorageTable()
-    for (const card of cards) readTensor('', root, storages, toGpuUuid(card))
+    for (const gpu of gpus) readTensor('', root, storages, toGpuUuid(gpu))
     return storages.list.flatMap(storage =>
       storage.kind === 'cuda' ? [`${storage.counterFile}/${storage.counterSlot}`] : []
     )
@@ -126,7 +126,7 @@ function listOf (root: PickleValue, wanted: readonly Wanted[]): readonly PickleV
   const items = root instanceof PickleList ? root.items : root
   if (!Array.isArray(items)) {
     throw payloadError(
-      `${WHERE} holds ${describePickle(root)}; expected a list with a dict {card: handle} for each tensor`
+      `${WHERE} holds ${describePickle(root)}; expected a list with a dict {GPU: handle} for each tensor`
     )
   }
   if (items.length !== wanted.length) {
@@ -143,10 +143,10 @@ function readEach (
   wanted: readonly Wanted[],
   handles: readonly PickleValue[],
   storages: StorageTable,
-  card: string | undefined
+  gpu: string | undefined
 ): TensorDescriptor[] {
   return wanted.map(({ name, dtype, shape }, index) => {
-    const tensor = readTensor(name, demandDict(handles[index], name), storages, card)
+    const tensor = readTensor(name, demandDict(handles[index], name), storages, gpu)
     if (
       tensor.dtype !== dtype || tensor.shape.length !== shape.length ||
       tensor.shape.some((size, axis) => size !== shape[axis])
@@ -167,9 +167,9 @@ function readFlat (
   root: PickleValue,
   { unit }: Offer,
   storages: StorageTable,
-  card: string | undefined
+  gpu: string | undefined
 ): TensorDescriptor[] {
-  const flat = readTensor('the packed tensor', demandDict(root, 'the packed tensor'), storages, card)
+  const flat = readTensor('the packed tensor', demandDict(root, 'the packed tensor'), storages, gpu)
   const { shape, stride, storage } = flat
   if (shape.length !== 1 || (shape[0]! > 1 && stride[0] !== 1)) {
     throw payloadError(
@@ -203,5 +203,5 @@ function readFlat (
 
 function demandDict (value: PickleValue | undefined, name: string): PickleValue {
   if (isGpuDict(value)) return value
-  throw payloadError(`${describePickle(value)} where a dict {card: handle} was expected`, name)
+  throw payloadError(`${describePickle(value)} where a dict {GPU: handle} was expected`, name)
 }

@@ -14,7 +14,7 @@ import { readPayload } from './payload.ts'
 import { isGpuDict, toGpuUuid } from './gpus.ts'
 import { torchNames } from './names.ts'
 import { readTensor, takeSpares } from './rebuild.ts'
-import { collect } from './shares.ts'
+import { collect } from './find-storages.ts'
 import { StorageTable } from './storage.ts'
 import type { TensorRequestBody } from './body.ts'
 import { payloadError } from './tensor.ts'
@@ -56,16 +56,16 @@ function plainNames (classes: readonly string[]): PickleNames {
     torchNames(module, name) ?? (classes.includes(name) ? new PickleName(module, name, 'class', 'record') : undefined)
 }
 
-/** Reads a pickle, or base64 of one. `cards`: the UUID of each rank's. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED. */
+/** Reads a pickle, or base64 of one. `gpus`: the UUID of each rank's. Throws PICKLE_*, TENSOR_PAYLOAD or UNSUPPORTED. */
 export function readPlain (
   bytes: Uint8Array,
   classes: readonly string[],
   ranks: number,
-  cards: readonly string[]
+  gpus: readonly string[]
 ): PlainBody {
   const root = readPayload(bytes, plainNames(classes))
   const storages = new StorageTable()
-  const reader = new PlainReader(storages, ranks, cards)
+  const reader = new PlainReader(storages, ranks, gpus)
   const value = reader.read(root, 0)
   const spares = takeSpares(storages)
   // What stands where no tensor is read is given back too.
@@ -83,14 +83,14 @@ class PlainReader {
   /** Per rank, in the order of their marks. */
   readonly tensors: TensorDescriptor[][]
   readonly #storages: StorageTable
-  readonly #cards: Array<string | undefined>
+  readonly #gpus: Array<string | undefined>
   /** By identity: what stands in several places stays one. Undefined while it is read. */
   readonly #seen = new Map<object, PlainValue | undefined>()
 
-  constructor (storages: StorageTable, ranks: number, cards: readonly string[]) {
+  constructor (storages: StorageTable, ranks: number, gpus: readonly string[]) {
     this.#storages = storages
-    this.#cards = Array.from({ length: ranks }, (_, rank) => toGpuUuid(cards[rank] ?? ''))
-    this.tensors = this.#cards.map(() => [])
+    this.#gpus = Array.from({ length: ranks }, (_, rank) => toGpuUuid(gpus[rank] ?? ''))
+    this.tensors = this.#gpus.map(() => [])
   }
 
   read (value: PickleValue, depth: number): PlainValue {
@@ -139,8 +139,8 @@ class PlainReader {
     const index = this.tensors[0]!.length
     checkTensorCount(index + 1)
     const shared = isGpuDict(value) ? undefined : readTensor(`tensor ${index}`, value, this.#storages)
-    for (const [rank, card] of this.#cards.entries()) {
-      this.tensors[rank]!.push(shared ?? readTensor(`tensor ${index}`, value, this.#storages, card))
+    for (const [rank, gpu] of this.#gpus.entries()) {
+      this.tensors[rank]!.push(shared ?? readTensor(`tensor ${index}`, value, this.#storages, gpu))
     }
     return Float64Array.of(index)
   }

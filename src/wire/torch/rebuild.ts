@@ -14,18 +14,18 @@ const CUDA_ARGS = 15
 
 /**
  * What torch.multiprocessing's reducers wrote for a tensor: a call, its (function, arguments) as a bare tuple, or a dict of these by
- * card, of which `card` is the reader's. Throws TENSOR_PAYLOAD, naming it.
+ * GPU, of which `gpu` is the reader's. Throws TENSOR_PAYLOAD, naming it.
  */
 export function readTensor (
   name: string,
   value: PickleValue | undefined,
   storages: StorageTable,
-  card?: string
+  gpu?: string
 ): TensorDescriptor {
   try {
     if (!isGpuDict(value)) return readHandle(name, value, storages)
     if (value.size > 1) storages.offers.add(value)
-    const { device, handle } = pickGpu(value, card)
+    const { device, handle } = pickGpu(value, gpu)
     return readHandle(name, handle, storages, device)
   } catch (error) {
     throw nameTensor(error, name)
@@ -37,7 +37,7 @@ export function isOffer (value: PickleValue | undefined): boolean {
   return isGpuDict(value) && value.size > 1
 }
 
-/** What stood on offer for cards that no rank has: to be given back, and not to be opened. Takes it off the list of storages; after the last tensor has been read. */
+/** What stood on offer for GPUs that no rank has: to be given back, and not to be opened. Takes it off the list of storages; after the last tensor has been read. */
 export function takeSpares (storages: StorageTable): TensorStorage[] {
   const used = storages.list.length
   for (const { keys, values } of storages.offers) {
@@ -50,18 +50,18 @@ export function takeSpares (storages: StorageTable): TensorStorage[] {
   return storages.list.splice(used)
 }
 
-/** `card`: the UUID under which it stood, where a newer vLLM leaves out the function. */
+/** `gpu`: the UUID under which it stood, where a newer vLLM leaves out the function. */
 function readHandle (
   name: string,
   value: PickleValue | undefined,
   storages: StorageTable,
-  card?: string
+  gpu?: string
 ): TensorDescriptor {
-  if (value instanceof PickleObject) return rebuild(name, value.name, value.args, storages, card)
+  if (value instanceof PickleObject) return rebuild(name, value.name, value.args, storages, gpu)
   if (Array.isArray(value) && value.length === 2 && value[0] instanceof PickleName && Array.isArray(value[1])) {
-    return rebuild(name, value[0], value[1], storages, card)
+    return rebuild(name, value[0], value[1], storages, gpu)
   }
-  if (card !== undefined && isCudaArgs(value)) return rebuildCuda(name, value, storages, card)
+  if (gpu !== undefined && isCudaArgs(value)) return rebuildCuda(name, value, storages, gpu)
   throw payloadError(`${describePickle(value)} where a tensor was expected`)
 }
 
@@ -76,11 +76,11 @@ function rebuild (
   name: PickleName,
   args: PickleTuple,
   storages: StorageTable,
-  card?: string
+  gpu?: string
 ): TensorDescriptor {
   switch (name.role) {
     case 'rebuild_cuda_tensor':
-      return rebuildCuda(tensor, args, storages, card)
+      return rebuildCuda(tensor, args, storages, gpu)
     case 'rebuild_tensor':
       return rebuildCpu(tensor, args, storages)
     case 'rebuild_meta_tensor':
@@ -90,12 +90,12 @@ function rebuild (
   }
 }
 
-function rebuildCuda (name: string, args: PickleTuple, storages: StorageTable, card?: string): TensorDescriptor {
+function rebuildCuda (name: string, args: PickleTuple, storages: StorageTable, gpu?: string): TensorDescriptor {
   checkCount(args, 'rebuild_cuda_tensor', CUDA_ARGS)
   checkRole(args[0], 'its class', 'tensor class')
   checkRole(args[4], 'the class of its storage', 'storage class', 'legacy storage class')
   toBoolean(args[10], 'requires_grad')
-  return view(name, toTorchDType(args[5]), args[1], args[2], args[3], storages.cuda(args, card))
+  return view(name, toTorchDType(args[5]), args[1], args[2], args[3], storages.cuda(args, gpu))
 }
 
 function rebuildCpu (name: string, args: PickleTuple, storages: StorageTable): TensorDescriptor {

@@ -31,7 +31,7 @@ const EMPTY: EmptyStorage = { kind: 'empty', bytes: 0 }
 export class StorageTable {
   /** In the order in which they were met; empty ones are left out. */
   readonly list: TensorStorage[] = []
-  /** Tensors that were offered on several cards. */
+  /** Tensors that were offered on several GPUs. */
   readonly offers = new Set<PickleDict>()
   readonly #newer: boolean
   #looked = 0
@@ -49,13 +49,13 @@ export class StorageTable {
   }
 
   /**
-   * Of the 15 arguments of rebuild_cuda_tensor (torch 2.0 to 2.14; reductions.py). `card`: the UUID under which they stood; the index
+   * Of the 15 arguments of rebuild_cuda_tensor (torch 2.0 to 2.14; reductions.py). `gpu`: the UUID under which they stood; the index
    * among them is the sender's own. Throws TENSOR_PAYLOAD.
    */
-  cuda (args: PickleTuple, card?: string): CudaStorage | EmptyStorage {
+  cuda (args: PickleTuple, gpu?: string): CudaStorage | EmptyStorage {
     const bytes = toSize(args[8], 'storage_size_bytes')
     if (args[7] === null || bytes === 0) return EMPTY
-    const device = card ?? this.#device(args[6])
+    const device = gpu ?? this.#device(args[6])
     const handle = this.#handle(device, toBytes(args[7], 'storage_handle'))
     const offset = toSize(args[9], 'storage_offset_bytes')
     const mapped = mappedBytes(handle)
@@ -181,11 +181,11 @@ function readDupFd (value: PickleValue | undefined): Pick<DescriptorStorage, 'ad
   return { address: toPath(id[0]), key: toSize(id[1], 'the key of its descriptor') }
 }
 
-/** The sender's index of a card, or its UUID. Throws TENSOR_PAYLOAD. */
+/** The sender's index of a GPU, or its UUID. Throws TENSOR_PAYLOAD. */
 export function toDevice (value: PickleValue | undefined): number | string {
   if (typeof value === 'string') {
     const uuid = toGpuUuid(value)
-    if (uuid === undefined) throw payloadError('its device is a str that is not the UUID of a card')
+    if (uuid === undefined) throw payloadError('its device is a str that is not the UUID of a GPU')
     return uuid
   }
   const device = toSize(value, 'its device')

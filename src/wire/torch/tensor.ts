@@ -5,10 +5,10 @@ import { clip } from '../strict-json.ts'
 /** Where the bytes of tensors lie. One object per share that the sender made: what is released once is one object. */
 export type TensorStorage = CudaStorage | SharedFileStorage | DescriptorStorage | MemoryStorage | EmptyStorage
 
-/** Memory of a card, shared by CUDA IPC: `offset` bytes into what `handle` opens lie `bytes` bytes. */
+/** Memory of a GPU, shared by CUDA IPC: `offset` bytes into what `handle` opens lie `bytes` bytes. */
 export interface CudaStorage {
   kind: 'cuda'
-  /** The sender's card: its index there, or the UUID in lower case without `GPU-` or `MIG-`. */
+  /** The sender's GPU: its index there, or the UUID in lower case without `GPU-` or `MIG-`. */
   device: number | string
   /** One object per segment of one device in a request, however many tensors lie in it. */
   handle: IpcHandle

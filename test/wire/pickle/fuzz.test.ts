@@ -4,18 +4,18 @@ import t from 'tap'
 import { RefitError } from '../../../src/errors.ts'
 import { native } from '../../../src/native/load-addon.ts'
 import { readTensorBody } from '../../../src/wire/torch/body.ts'
-import { readCardLists } from '../../../src/wire/torch/columns.ts'
+import { readHandleLists } from '../../../src/wire/torch/handle-lists.ts'
 import { packTensorBody, unpackTensorBody } from '../../../src/wire/torch/packed.ts'
-import { readShares } from '../../../src/wire/torch/shares.ts'
+import { findStorages } from '../../../src/wire/torch/find-storages.ts'
 import { asMatrices } from '../../../src/wire/torch/matrix.ts'
-import { describeBodies, describeLists } from '../../helpers/card-lists.ts'
+import { describeBodies, describeLists } from '../../helpers/handle-lists.ts'
 import { recordedPickles } from '../../helpers/pickles.ts'
 
 // Pickles put together from pieces of real ones. Whatever comes out is tensors inside of their storages or a RefitError that is the
 // caller's fault; and what a refused one shares can be told. `npm run fuzz` runs fifty times as many.
 
 const SCALE = Number(process.env.REFIT_FUZZ ?? 1)
-const cards = ['3f0ce3ab-1111-2222-3333-0123456789ab', '3f0ce3ab-1111-2222-3333-0123456789ac']
+const gpus = ['3f0ce3ab-1111-2222-3333-0123456789ab', '3f0ce3ab-1111-2222-3333-0123456789ac']
 
 /** Without its FRAME, whose length would refuse nearly all changes. */
 const unframed = (bytes: Buffer): Buffer =>
@@ -69,11 +69,11 @@ const pieced = fc.array(piece, { maxLength: 30 }).map(pieces =>
 )
 
 function survives (bytes: Buffer, loadFormat: string | null): 'taken' | 'refused' {
-  for (const storage of readShares([bytes])) {
+  for (const storage of findStorages([bytes])) {
     if (storage.kind === 'empty') throw new Error('an empty storage is no share')
   }
   try {
-    const { spares, ...body } = readTensorBody({ entries: [bytes], loadFormat, ranks: 2, cards }, { anyDType: true })
+    const { spares, ...body } = readTensorBody({ entries: [bytes], loadFormat, ranks: 2, gpus }, { anyDType: true })
     for (const spare of spares) if (body.storages.includes(spare)) throw new Error('a storage that is used is no spare')
     for (const tensor of body.ranks.flat()) {
       if (tensor.storage.kind !== 'empty' && !body.storages.includes(tensor.storage)) {
@@ -104,7 +104,7 @@ function matrices (tensor: Parameters<typeof asMatrices>[0]): ReturnType<typeof 
 
 /** What the addon's reader takes, this one takes too, and reads the same. */
 function agrees (bytes: Buffer): boolean {
-  const lists = readCardLists(native(), [bytes])
+  const lists = readHandleLists(native(), [bytes])
   if (lists === null) return false
   assert.deepStrictEqual(describeLists(lists, 1), describeBodies([bytes]))
   return true

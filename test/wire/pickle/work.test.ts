@@ -1,11 +1,11 @@
 import t from 'tap'
 import { announceTensors } from '../../../src/sources/announce-tensors.ts'
-import { ShareDesk } from '../../../src/sources/tensor/share-desk.ts'
+import { HandlePool } from '../../../src/sources/tensor/handle-pool.ts'
 import { native } from '../../../src/native/load-addon.ts'
 import { readPickle } from '../../../src/wire/pickle/read.ts'
 import { readTensorBody } from '../../../src/wire/torch/body.ts'
 import { salvageNames } from '../../../src/wire/torch/names.ts'
-import { readShares } from '../../../src/wire/torch/shares.ts'
+import { findStorages } from '../../../src/wire/torch/find-storages.ts'
 import type { TensorDescriptor } from '../../../src/wire/torch/tensor.ts'
 import { assemble, bin, global, PROTO4, str, u32 } from '../../helpers/pickles.ts'
 
@@ -26,7 +26,7 @@ const body = (
 
 const REDUCTIONS = 'torch.multiprocessing.reductions'
 
-/** A tensor of a card without elements. */
+/** A tensor of a GPU without elements. */
 function emptyTensor (dtype: string): Buffer {
   return assemble(
     global(REDUCTIONS, 'rebuild_cuda_tensor'),
@@ -43,12 +43,12 @@ function emptyTensor (dtype: string): Buffer {
   )
 }
 
-t.test('one dict of many cards in many tensors is looked through once', async t => {
-  const card = (last: number): Buffer => str(`00000000-0000-0000-0000-00000000000${last}`)
+t.test('one dict of many GPUs in many tensors is looked through once', async t => {
+  const gpu = (last: number): Buffer => str(`00000000-0000-0000-0000-00000000000${last}`)
   const offer = assemble(
-    card(1),
+    gpu(1),
     '\x940',
-    card(2),
+    gpu(2),
     '\x940',
     emptyTensor('bfloat16'),
     '\x940',
@@ -59,7 +59,7 @@ t.test('one dict of many cards in many tensors is looked through once', async t 
   )
   const { ranks, spares } = readTensorBody({
     ...body(assemble(PROTO4, offer, '(', again('h\x03'), 't.')),
-    cards: ['GPU-00000000-0000-0000-0000-000000000001']
+    gpus: ['GPU-00000000-0000-0000-0000-000000000001']
   })
   t.equal(ranks[0]!.length, MANY)
   t.same(spares, [])
@@ -67,22 +67,22 @@ t.test('one dict of many cards in many tensors is looked through once', async t 
     () =>
       readTensorBody({
         ...body(assemble(PROTO4, offer, '(', again('h\x03'), 't.')),
-        cards: ['00000000-0000-0000-0000-000000000003']
+        gpus: ['00000000-0000-0000-0000-000000000003']
       }),
     {
       code: 'TENSOR_PAYLOAD',
       message:
-        /on the cards 00000000-0000-0000-0000-000000000001, 00000000-0000-0000-0000-000000000002, and this rank has .*3/
+        /on the GPUs 00000000-0000-0000-0000-000000000001, 00000000-0000-0000-0000-000000000002, and this rank has .*3/
     }
   )
 })
 
 t.test('one state of many records, and one list of what they hold, are looked through once', async t => {
   const local = global('x', 'LocalSerializedTensor')
-  t.same(readShares([assemble(PROTO4, local, '\x940}\x94(', again('NN'), 'u0(', again('h\x00)\x81h\x01b'), 't.')]), [])
+  t.same(findStorages([assemble(PROTO4, local, '\x940}\x94(', again('NN'), 'u0(', again('h\x00)\x81h\x01b'), 't.')]), [])
   const values = assemble(']\x94(', bin(Buffer.alloc(1)), '\x94', again('h\x02'), 'e0')
   t.same(
-    readShares([
+    findStorages([
       assemble(PROTO4, local, '\x940', values, '}', str('values'), 'h\x01s\x940(', again('h\x00)\x81h\x03b'), 't.')
     ]),
     []
@@ -124,10 +124,10 @@ t.test('one name of shared memory, and one handle, of many bytes in many storage
     again('h\x01h\x02R'),
     't.'
   )
-  t.same(readShares([assemble(PROTO4, file)]), [])
+  t.same(findStorages([assemble(PROTO4, file)]), [])
   const args = assemble('(NNNNNNK\x00h\x00K\x01K\x00\x89h\x00K\x00h\x00\x89t\x940')
   const cuda = assemble(huge, global(REDUCTIONS, 'rebuild_cuda_tensor'), '\x940', args, '(', again('h\x01h\x02R'), 't.')
-  t.same(readShares([assemble(PROTO4, cuda)]), [])
+  t.same(findStorages([assemble(PROTO4, cuda)]), [])
 })
 
 t.test('one tuple of many arguments is not copied for each call of an unknown name', async t => {
@@ -202,8 +202,8 @@ t.test("one long name of many tensors is the sender's fault, not a fault of the 
     again('h\x01', 3 * MANY),
     't.'
   )
-  const desk = new ShareDesk(native(), null)
-  t.match(desk.handle({ type: 'announce', id: 1, ...body(entry), cards: [] }), {
+  const desk = new HandlePool(native(), null)
+  t.match(desk.handle({ type: 'announce', id: 1, ...body(entry), gpus: [] }), {
     type: 'refused',
     code: 'TENSOR_PAYLOAD',
     message: /names of its 300000 tensors take more than/

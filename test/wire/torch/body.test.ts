@@ -12,27 +12,27 @@ const read = (
   loadFormat: string | null = null,
   ranks = 1,
   options: TensorRequestOptions = {},
-  cards: string[] = []
-): TensorDescriptor[][] => readTensorBody({ entries, loadFormat, ranks, cards }, options).ranks
+  gpus: string[] = []
+): TensorDescriptor[][] => readTensorBody({ entries, loadFormat, ranks, gpus }, options).ranks
 
 t.test('every recorded payload decodes to exactly what its sender said of it', async t => {
   t.ok(payloads.length > 50)
-  for (const { name, entries, load_format: loadFormat, ranks, cards, any_dtype: anyDType, expected } of payloads) {
-    t.strictSame(describeBody(readTensorBody({ entries, loadFormat, ranks, cards }, { anyDType })), expected, name)
+  for (const { name, entries, load_format: loadFormat, ranks, gpus, any_dtype: anyDType, expected } of payloads) {
+    t.strictSame(describeBody(readTensorBody({ entries, loadFormat, ranks, gpus }, { anyDType })), expected, name)
   }
 })
 
 t.test('what is no payload is refused, saying what was wrong, which tensor and which entry', async t => {
   const cases = recordedPickles('refused')
   t.ok(cases.length > 100)
-  for (const { name, entries, load_format: loadFormat, ranks, cards, code, says } of cases) {
-    t.throws(() => read(entries, loadFormat, ranks, {}, cards), {
+  for (const { name, entries, load_format: loadFormat, ranks, gpus, code, says } of cases) {
+    t.throws(() => read(entries, loadFormat, ranks, {}, gpus), {
       name: 'RefitError',
       code,
       message: /^serialized_named_tensors\[\d\]: /
     }, name)
     try {
-      read(entries, loadFormat, ranks, {}, cards)
+      read(entries, loadFormat, ranks, {}, gpus)
     } catch (error) {
       const { message, param } = error as { message: string, param?: string }
       t.ok(message.includes(says), `${name}: ${message}`)
@@ -140,7 +140,7 @@ t.test('names of one share in two tensors are one storage, and two shares of one
   t.equal(
     new Set(handles).size,
     2,
-    'segments are told apart by device and bytes: four spellings of one card, and another card'
+    'segments are told apart by device and bytes: four spellings of one GPU, and another GPU'
   )
 })
 

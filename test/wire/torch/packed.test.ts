@@ -8,9 +8,9 @@ import { recordedPickles } from '../../helpers/pickles.ts'
 t.test('a body packed, sent to another thread and unpacked is the same, and shares what it shared', async t => {
   const { port1, port2 } = new MessageChannel()
   for (
-    const { name, entries, load_format: loadFormat, ranks, cards, any_dtype: anyDType } of recordedPickles('payloads')
+    const { name, entries, load_format: loadFormat, ranks, gpus, any_dtype: anyDType } of recordedPickles('payloads')
   ) {
-    const { spares, ...body } = readTensorBody({ entries, loadFormat, ranks, cards }, { anyDType })
+    const { spares, ...body } = readTensorBody({ entries, loadFormat, ranks, gpus }, { anyDType })
     t.notOk(spares.some(spare => body.storages.includes(spare)))
     const packed = packTensorBody(body)
     port1.postMessage(packed, [packed.numbers.buffer])

@@ -1,13 +1,13 @@
-import type { CardLists } from '../../wire/torch/columns.ts'
+import type { HandleLists } from '../../wire/torch/handle-lists.ts'
 import type { TensorStorage } from '../../wire/torch/tensor.ts'
 
 /** References that senders hold for us, one for each share: by name how many of a file, and which slots of a counter file. */
-export interface ShareReferences {
+export interface HandleReferences {
   files: Map<string, number>
   counters: Map<string, Int32Array<ArrayBuffer>>
 }
 
-export function referencesOf (storages: Iterable<TensorStorage>): ShareReferences {
+export function referencesOf (storages: Iterable<TensorStorage>): HandleReferences {
   const files = new Map<string, number>()
   const slots = new Map<string, number[]>()
   for (const storage of storages) {
@@ -21,6 +21,6 @@ export function referencesOf (storages: Iterable<TensorStorage>): ShareReference
   return { files, counters: new Map([...slots].map(([file, list]) => [file, Int32Array.from(list)])) }
 }
 
-export function referencesOfLists ({ columns: { counters } }: CardLists): ShareReferences {
+export function referencesOfLists ({ columns: { counters } }: HandleLists): HandleReferences {
   return { files: new Map(), counters: new Map(counters.map(({ file, slots }) => [file, slots])) }
 }

@@ -10,22 +10,22 @@ import { isShmName, toDevice } from './storage.ts'
 // The usual request brings thousands of handles of whole, row-major tensors. The addon reads such lists, some ten times as fast as
 // src/wire/pickle/read.ts, and refuses the rest without a word: that one reads all there is, and says what is wrong.
 
-export interface CardSegment {
+export interface HandleSegment {
   device: number | string
   handle: IpcHandle /** 64 bytes each, as latin1. */
   events: string[]
 }
 
-/** Lists of tensors of cards: one for each pickle. */
-export interface CardLists {
+/** Lists of tensors of GPUs: one for each pickle. */
+export interface HandleLists {
   columns: HandleColumns
-  segments: CardSegment[]
+  segments: HandleSegment[]
 }
 
 const EVENT_BYTES = 64
 
 /** The lists of pickles that are all of that kind, or null. */
-export function readCardLists ({ readHandles }: NativeHandles, pickles: readonly Uint8Array[]): CardLists | null {
+export function readHandleLists ({ readHandles }: NativeHandles, pickles: readonly Uint8Array[]): HandleLists | null {
   const columns = readHandles(pickles, roleOf)
   if (columns === null || columns.dims.length > MAX_TENSORS || !columns.counters.every(({ file }) => isShmName(file))) {
     return null
@@ -37,13 +37,13 @@ export function readCardLists ({ readHandles }: NativeHandles, pickles: readonly
   }
 }
 
-/** Throws TENSOR_PAYLOAD for a handle or a card that is not one. */
+/** Throws TENSOR_PAYLOAD for a handle or a GPU that is not one. */
 function segmentsOf (
   { devices, deviceOf, reach, handles, handleEnds, events, eventEnds }: HandleColumns
-): CardSegment[] {
+): HandleSegment[] {
   const blobs = Buffer.from(handles.buffer)
   const waits = Buffer.from(events.buffer)
-  const cards = devices.map(device => toDevice(device))
+  const gpus = devices.map(device => toDevice(device))
   return Array.from(deviceOf, (device, index) => {
     const handle = parseIpcHandle(new PickleBytes(blobs, index === 0 ? 0 : handleEnds[index - 1]!, handleEnds[index]!))
     if (reach[index]! > (mappedBytes(handle) ?? Infinity)) throw new RangeError('a storage lies outside of its segment')
@@ -51,7 +51,7 @@ function segmentsOf (
     for (let at = index === 0 ? 0 : eventEnds[index - 1]!; at < eventEnds[index]!; at += EVENT_BYTES) {
       own.push(waits.toString('latin1', at, at + EVENT_BYTES))
     }
-    return { device: cards[device]!, handle, events: own }
+    return { device: gpus[device]!, handle, events: own }
   })
 }
 

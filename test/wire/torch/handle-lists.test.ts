@@ -1,10 +1,10 @@
 import fc from 'fast-check'
 import t from 'tap'
 import { native } from '../../../src/native/load-addon.ts'
-import { readCardLists } from '../../../src/wire/torch/columns.ts'
+import { readHandleLists } from '../../../src/wire/torch/handle-lists.ts'
 import { cudaEntry } from '../../helpers/cuda-tensors.ts'
 import type { CudaTensor } from '../../helpers/cuda-tensors.ts'
-import { describeBodies, describeLists } from '../../helpers/card-lists.ts'
+import { describeBodies, describeLists } from '../../helpers/handle-lists.ts'
 import { assemble, recordedPickles } from '../../helpers/pickles.ts'
 
 // The addon's reader of handles against the reader of all payloads: what it takes, both read alike.
@@ -13,7 +13,7 @@ const UUID = '3f0ce3ab-1111-2222-3333-0123456789ab'
 const segment = (index: number, version = 2): Buffer =>
   version === 0 ? Buffer.alloc(64, index) : assemble(version, 'c', Buffer.alloc(64, index))
 
-function card (index: number, more: Partial<CudaTensor> = {}): CudaTensor {
+function gpu (index: number, more: Partial<CudaTensor> = {}): CudaTensor {
   return {
     name: `model.layers.${index}.weight`,
     shape: [4, 8],
@@ -29,7 +29,7 @@ function card (index: number, more: Partial<CudaTensor> = {}): CudaTensor {
 const pickle = (tensors: CudaTensor[]): Buffer => Buffer.from(cudaEntry(tensors), 'base64')
 
 function sameByBoth (pickles: Uint8Array[]): void {
-  const lists = readCardLists(native(), pickles)
+  const lists = readHandleLists(native(), pickles)
   if (lists === null) throw new Error('the addon gave them up')
   t.strictSame(describeLists(lists, pickles.length), describeBodies(pickles))
 }
@@ -42,7 +42,7 @@ t.test('lists as torch and its trainers write them are read as the other reader 
       { length: ranks },
       (_, rank) => Buffer.from(entries[entries.length === 1 ? 0 : rank]!, 'base64')
     )
-    const lists = readCardLists(native(), pickles.slice(0, entries.length === 1 ? 1 : ranks))
+    const lists = readHandleLists(native(), pickles.slice(0, entries.length === 1 ? 1 : ranks))
     if (lists === null) continue
     read++
     t.strictSame(
@@ -99,15 +99,15 @@ t.test('pickles of several ranks are read as one request', async t => {
   const pickles = [0, 1, 2].map(rank =>
     pickle(
       [0, 1, 2, 3].map(index =>
-        card(index, { blob: segment(10 * rank + index), share: { counter: `/torch_1${rank}_34_0`, slot: index } })
+        gpu(index, { blob: segment(10 * rank + index), share: { counter: `/torch_1${rank}_34_0`, slot: index } })
       )
     )
   )
   sameByBoth(pickles)
-  const lists = readCardLists(native(), pickles)!
+  const lists = readHandleLists(native(), pickles)!
   t.same([...lists.columns.ends], [4, 8, 12])
-  t.equal(readCardLists(native(), [pickles[0]!, pickles[1]!, pickles[0]!]), null, 'one share in two of them')
-  t.equal(readCardLists(native(), []), null)
+  t.equal(readHandleLists(native(), [pickles[0]!, pickles[1]!, pickles[0]!]), null, 'one share in two of them')
+  t.equal(readHandleLists(native(), []), null)
 })
 
 t.test('the protocols of pickles do not matter', async t => {
@@ -125,43 +125,43 @@ t.test('the protocols of pickles do not matter', async t => {
     '\x89tR\x86a.'
   )
   sameByBoth([old])
-  t.same([...readCardLists(native(), [old])!.columns.sizes], [3])
+  t.same([...readHandleLists(native(), [old])!.columns.sizes], [3])
 })
 
 t.test('what is not such a list is left to the other reader', async t => {
   const cases: Record<string, Buffer> = {
     'an empty list': pickle([]),
-    'a transposed tensor': pickle([card(0, { stride: [1, 4] })]),
-    'a tensor with gaps': pickle([card(0, { stride: [16, 1], storageBytes: 512 })]),
-    'a tensor without elements': pickle([card(0, { shape: [0, 8], stride: [8, 1] })]),
-    'another dtype': pickle([card(0, { dtype: 'uint8' })]),
-    'a quantised dtype': pickle([card(0, { dtype: 'float8_e4m3fn' })]),
-    'a name that is not ASCII': pickle([card(0, { name: 'gewicht_ä' })]),
-    'no name': pickle([card(0, { name: '' })]),
-    'a name with NUL': pickle([card(0, { name: 'a\0b' })]),
-    'a part of an adapter': pickle([card(0, { name: 'model.q_proj.lora_A.weight' })]),
-    'a storage that is too small': pickle([card(0, { storageBytes: 63 })]),
-    'a tensor that begins too late': pickle([card(0, { offset: 1 })]),
-    'a slot that no file has': pickle([card(0, { share: { counter: '/torch_12_34_0', slot: 10_000 } })]),
-    "a counter that is not torch's": pickle([card(0, { share: { counter: '/etc/passwd', slot: 0 } })]),
-    'one slot for two storages': pickle([card(0), card(1, { share: { counter: '/torch_12_34_0', slot: 0 } })]),
-    'an event of another length': pickle([card(0, { event: Buffer.alloc(63) })]),
-    'a device that is none': pickle([card(0, { device: 'cuda:0' })]),
-    'a device that is too far': pickle([card(0, { device: 5000 })]),
-    'a handle of an unknown version': pickle([card(0, { blob: segment(1, 9) })]),
-    'a handle that is cut off': pickle([card(0, { blob: segment(1).subarray(0, 40) })]),
-    'more dimensions than strides': pickle([card(0, { stride: [1] })]),
-    'a second pickle behind it': Buffer.concat([pickle([card(0)]), pickle([card(1)])])
+    'a transposed tensor': pickle([gpu(0, { stride: [1, 4] })]),
+    'a tensor with gaps': pickle([gpu(0, { stride: [16, 1], storageBytes: 512 })]),
+    'a tensor without elements': pickle([gpu(0, { shape: [0, 8], stride: [8, 1] })]),
+    'another dtype': pickle([gpu(0, { dtype: 'uint8' })]),
+    'a quantised dtype': pickle([gpu(0, { dtype: 'float8_e4m3fn' })]),
+    'a name that is not ASCII': pickle([gpu(0, { name: 'gewicht_ä' })]),
+    'no name': pickle([gpu(0, { name: '' })]),
+    'a name with NUL': pickle([gpu(0, { name: 'a\0b' })]),
+    'a part of an adapter': pickle([gpu(0, { name: 'model.q_proj.lora_A.weight' })]),
+    'a storage that is too small': pickle([gpu(0, { storageBytes: 63 })]),
+    'a tensor that begins too late': pickle([gpu(0, { offset: 1 })]),
+    'a slot that no file has': pickle([gpu(0, { share: { counter: '/torch_12_34_0', slot: 10_000 } })]),
+    "a counter that is not torch's": pickle([gpu(0, { share: { counter: '/etc/passwd', slot: 0 } })]),
+    'one slot for two storages': pickle([gpu(0), gpu(1, { share: { counter: '/torch_12_34_0', slot: 0 } })]),
+    'an event of another length': pickle([gpu(0, { event: Buffer.alloc(63) })]),
+    'a device that is none': pickle([gpu(0, { device: 'cuda:0' })]),
+    'a device that is too far': pickle([gpu(0, { device: 5000 })]),
+    'a handle of an unknown version': pickle([gpu(0, { blob: segment(1, 9) })]),
+    'a handle that is cut off': pickle([gpu(0, { blob: segment(1).subarray(0, 40) })]),
+    'more dimensions than strides': pickle([gpu(0, { stride: [1] })]),
+    'a second pickle behind it': Buffer.concat([pickle([gpu(0)]), pickle([gpu(1)])])
   }
-  t.not(readCardLists(native(), [pickle([card(0), card(1), card(2)])]), null, 'it would be one')
-  for (const [name, bytes] of Object.entries(cases)) t.equal(readCardLists(native(), [bytes]), null, name)
+  t.not(readHandleLists(native(), [pickle([gpu(0), gpu(1), gpu(2)])]), null, 'it would be one')
+  for (const [name, bytes] of Object.entries(cases)) t.equal(readHandleLists(native(), [bytes]), null, name)
   for (const { name, entries, load_format: format } of recordedPickles('refused')) {
     if (format !== null || !entries.every(entry => /^[A-Za-z0-9+/]+=*$/.test(entry))) continue
-    const lists = readCardLists(native(), entries.map(entry => Buffer.from(entry, 'base64')))
+    const lists = readHandleLists(native(), entries.map(entry => Buffer.from(entry, 'base64')))
     if (lists !== null) t.throws(() => describeLists(lists, entries.length), name)
   }
   for (const { name, pickle } of recordedPickles('exploits')) {
-    t.equal(readCardLists(native(), [Buffer.from(pickle, 'base64')]), null, name)
+    t.equal(readHandleLists(native(), [Buffer.from(pickle, 'base64')]), null, name)
   }
 })
 
@@ -169,9 +169,9 @@ t.test('the addon says what is wrong with a call', async t => {
   const { readHandles } = native()
   t.throws(() => readHandles([], undefined as never), /roleOf is not a function/)
   t.throws(() => readHandles([1] as never, () => 0), /pickles: expected Uint8Array, got 1/)
-  t.throws(() => readHandles([pickle([card(0)])], () => 99 as never), /roleOf: expected an integer/)
+  t.throws(() => readHandles([pickle([gpu(0)])], () => 99 as never), /roleOf: expected an integer/)
   t.throws(() =>
-    readHandles([pickle([card(0)])], () => {
+    readHandles([pickle([gpu(0)])], () => {
       throw new Error('mine')
     }), /mine/)
 })

@@ -1,14 +1,14 @@
 import { packTensorBody, unpackTensorBody } from '../../wire/torch/packed.ts'
 import type { PackedTensorBody } from '../../wire/torch/packed.ts'
 import { buffersOf } from './announced-columns.ts'
-import type { FromShares } from './share-messages.ts'
+import type { FromHandleThread } from './handle-messages.ts'
 
-type Opened = Extract<FromShares, { type: 'opened' }>
+type Opened = Extract<FromHandleThread, { type: 'opened' }>
 
 /** A reply on its way between threads: bodies are packed. */
-export type PackedReply = Exclude<FromShares, Opened> | Omit<Opened, 'body'> & { body: PackedTensorBody }
+export type PackedReply = Exclude<FromHandleThread, Opened> | Omit<Opened, 'body'> & { body: PackedTensorBody }
 
-export function packReply (reply: FromShares): { packed: PackedReply, transfer: ArrayBuffer[] } {
+export function packReply (reply: FromHandleThread): { packed: PackedReply, transfer: ArrayBuffer[] } {
   if (reply.type !== 'opened' && reply.type !== 'announced') return { packed: reply, transfer: [] }
   const { handles, events } = reply.segments
   const segments = [handles.buffer, events.buffer]
@@ -17,6 +17,6 @@ export function packReply (reply: FromShares): { packed: PackedReply, transfer: 
   return { packed: { ...reply, body }, transfer: [...segments, body.numbers.buffer, reply.sourceOf.buffer] }
 }
 
-export function unpackReply (packed: PackedReply): FromShares {
+export function unpackReply (packed: PackedReply): FromHandleThread {
   return packed.type === 'opened' ? { ...packed, body: unpackTensorBody(packed.body) } : packed
 }

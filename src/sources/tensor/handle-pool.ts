@@ -2,52 +2,52 @@ import { errorMessage, RefitError } from '../../errors.ts'
 import type { NativeAddon } from '../../native/addon.ts'
 import { readTensorBody } from '../../wire/torch/body.ts'
 import type { TensorRequestBody } from '../../wire/torch/body.ts'
-import { readCardLists } from '../../wire/torch/columns.ts'
-import type { CardLists } from '../../wire/torch/columns.ts'
+import { readHandleLists } from '../../wire/torch/handle-lists.ts'
+import type { HandleLists } from '../../wire/torch/handle-lists.ts'
 import { readHandle } from '../../wire/torch/handle.ts'
 import { readOfferBody } from '../../wire/torch/offer.ts'
 import { decodePayload } from '../../wire/torch/payload.ts'
 import { readPlain } from '../../wire/torch/plain.ts'
 import type { PlainValue } from '../../wire/torch/plain.ts'
-import { readShares } from '../../wire/torch/shares.ts'
+import { findStorages } from '../../wire/torch/find-storages.ts'
 import { payloadError } from '../../wire/torch/tensor.ts'
 import type { TensorStorage } from '../../wire/torch/tensor.ts'
 import { announceTensors } from '../announce-tensors.ts'
 import { announceLists, nameOfFirst, packAnnounced } from './announced-columns.ts'
-import { referencesOf, referencesOfLists } from './share-references.ts'
-import type { ShareReferences } from './share-references.ts'
-import type { FromShares, HeldSources, ToShares } from './share-messages.ts'
-import { TensorShares } from './tensor-shares.ts'
-import type { OpenedSources, ShareCounts } from './tensor-shares.ts'
+import { referencesOf, referencesOfLists } from './handle-references.ts'
+import type { HandleReferences } from './handle-references.ts'
+import type { FromHandleThread, HeldSources, ToHandleThread } from './handle-messages.ts'
+import { RequestHandles } from './request-handles.ts'
+import type { OpenedSources, ReleasedCounts } from './request-handles.ts'
 import type { VisibleGpus } from './visible-gpus.ts'
 
-type Announce = Extract<ToShares, { type: 'announce' }>
+type Announce = Extract<ToHandleThread, { type: 'announce' }>
 /** What brings tensors. */
-type Bringing = Extract<ToShares, { type: 'announce' | 'open' | 'unpickle' | 'handle' | 'offer' }>
-export type Asked = Exclude<ToShares, { type: 'end' }>
+type Bringing = Extract<ToHandleThread, { type: 'announce' | 'open' | 'unpickle' | 'handle' | 'offer' }>
+export type Asked = Exclude<ToHandleThread, { type: 'end' }>
 
 /** What a body brings, read: its references, and how the rest is opened. */
 interface Read {
-  references: ShareReferences
-  spares?: ShareReferences
-  open: (shares: TensorShares) => FromShares
+  references: HandleReferences
+  spares?: HandleReferences
+  open: (handles: RequestHandles) => FromHandleThread
   /** The name of the first tensor in a storage or segment that was refused. */
   nameOf: (cause: unknown) => string | undefined
 }
 
 /** Decodes what trainers post, opens the memory that it names, and gives the references back. One on each thread that does. */
-export class ShareDesk {
+export class HandlePool {
   readonly #addon: NativeAddon
-  readonly #cards: VisibleGpus | null
-  readonly #open = new Map<number, TensorShares>()
+  readonly #gpus: VisibleGpus | null
+  readonly #open = new Map<number, RequestHandles>()
 
-  /** `cards`: null for an engine on the CPU. */
-  constructor (addon: NativeAddon, cards: VisibleGpus | null) {
+  /** `gpus`: null for an engine on the CPU. */
+  constructor (addon: NativeAddon, gpus: VisibleGpus | null) {
     this.#addon = addon
-    this.#cards = cards
+    this.#gpus = gpus
   }
 
-  handle (message: Asked): FromShares {
+  handle (message: Asked): FromHandleThread {
     const { id } = message
     switch (message.type) {
       case 'announce':
@@ -57,7 +57,7 @@ export class ShareDesk {
       case 'offer':
         return this.#receive(message)
       case 'release': {
-        const released = this.#open.get(message.of)?.release() ?? { shares: 0, files: 0 }
+        const released = this.#open.get(message.of)?.release() ?? { handles: 0, files: 0 }
         this.#open.delete(message.of)
         return { type: 'released', id, released }
       }
@@ -67,14 +67,14 @@ export class ShareDesk {
         return {
           type: 'released',
           id,
-          released: this.#giveBack(referencesOf(readShares(message.entries, {}, message.cards)))
+          released: this.#giveBack(referencesOf(findStorages(message.entries, {}, message.gpus)))
         }
       case 'drop': {
         const released = message.references.map(references => this.#giveBack(references))
         return {
           type: 'released',
           id,
-          released: { shares: released.reduce((sum, { shares }) => sum + shares, 0), files: 0 }
+          released: { handles: released.reduce((sum, { handles }) => sum + handles, 0), files: 0 }
         }
       }
     }
@@ -82,27 +82,27 @@ export class ShareDesk {
 
   /** Gives back what is open still. */
   close (): void {
-    for (const shares of this.#open.values()) shares.release()
+    for (const handles of this.#open.values()) handles.release()
     this.#open.clear()
   }
 
-  #receive (message: Bringing): FromShares {
+  #receive (message: Bringing): FromHandleThread {
     const { id } = message
     let read: Read | undefined
-    let shares: TensorShares | undefined
+    let handles: RequestHandles | undefined
     try {
       read = this.#read(message)
-      shares = new TensorShares(read.references, this.#addon, this.#cards, read.spares)
-      const reply = read.open(shares)
-      this.#open.set(id, shares)
+      handles = new RequestHandles(read.references, this.#addon, this.#gpus, read.spares)
+      const reply = read.open(handles)
+      this.#open.set(id, handles)
       this.#discardRest(message)
       return reply
     } catch (error) {
       const { code, message: text, param } = toRefusal(error, read)
       // What could not be read shares nothing.
-      const released = shares?.release() ?? this.#giveBack(referencesOf(sharedBy(message)))
-      if (shares !== undefined) this.#discardRest(message)
-      return { type: 'refused', id, code, message: text, param, released, taken: shares?.taken ?? [] }
+      const released = handles?.release() ?? this.#giveBack(referencesOf(storagesOf(message)))
+      if (handles !== undefined) this.#discardRest(message)
+      return { type: 'refused', id, code, message: text, param, released, taken: handles?.taken ?? [] }
     }
   }
 
@@ -116,22 +116,22 @@ export class ShareDesk {
 
   #readWeights (message: Announce): Read {
     const { id } = message
-    const lists = this.#cards === null || message.loadFormat === 'flattened_bucket' ? null : this.#readLists(message)
+    const lists = this.#gpus === null || message.loadFormat === 'flattened_bucket' ? null : this.#readLists(message)
     if (lists !== null) {
-      const { columns, segments } = lists.cards
-      const references = referencesOfLists(lists.cards)
+      const { columns, segments } = lists.gpus
+      const references = referencesOfLists(lists.gpus)
       return {
         references,
-        nameOf: cause => nameOfFirst(columns, segments.indexOf(cause as CardLists['segments'][number])),
-        open: shares => {
-          const { sourceOf, ...sources } = shares.openSegments(segments)
+        nameOf: cause => nameOfFirst(columns, segments.indexOf(cause as HandleLists['segments'][number])),
+        open: handles => {
+          const { sourceOf, ...sources } = handles.openSegments(segments)
           return {
             type: 'announced',
             id,
             tensors: announceLists(columns, sourceOf, lists.ranks),
             references: [references],
             ...sources,
-            taken: shares.taken
+            taken: handles.taken
           }
         }
       }
@@ -146,8 +146,8 @@ export class ShareDesk {
     })
   }
 
-  /** Null for all but lists of whole tensors of cards. `ranks`: who is brought each list. */
-  #readLists ({ entries, ranks }: Announce): { cards: CardLists, ranks: number[][] } | null {
+  /** Null for all but lists of whole tensors of GPUs. `ranks`: who is brought each list. */
+  #readLists ({ entries, ranks }: Announce): { gpus: HandleLists, ranks: number[][] } | null {
     if (entries.length === 0 || (entries.length !== 1 && entries.length < ranks)) return null
     const ranksOf = new Map<string | Uint8Array, number[]>()
     for (let rank = 0; rank < ranks; rank++) {
@@ -157,8 +157,8 @@ export class ShareDesk {
       else own.push(rank)
     }
     try {
-      const cards = readCardLists(this.#addon, [...ranksOf.keys()].map(entry => decodePayload(entry)))
-      return cards === null ? null : { cards, ranks: [...ranksOf.values()] }
+      const gpus = readHandleLists(this.#addon, [...ranksOf.keys()].map(entry => decodePayload(entry)))
+      return gpus === null ? null : { gpus, ranks: [...ranksOf.values()] }
     } catch {
       return null
     }
@@ -170,46 +170,46 @@ export class ShareDesk {
     const { entries, ranks } = message
     if (entries.length <= Math.max(ranks, 1) || entries.length === 1) return
     const read = new Set(entries.slice(0, ranks))
-    this.#giveBack(referencesOf(readShares(entries.slice(ranks).filter(entry => !read.has(entry)))))
+    this.#giveBack(referencesOf(findStorages(entries.slice(ranks).filter(entry => !read.has(entry)))))
   }
 
-  #giveBack (references: ShareReferences): ShareCounts {
-    return new TensorShares(references, this.#addon, this.#cards).release()
+  #giveBack (references: HandleReferences): ReleasedCounts {
+    return new RequestHandles(references, this.#addon, this.#gpus).release()
   }
 }
 
 /** What a body that could not be read shares. */
-function sharedBy (message: Bringing): TensorStorage[] {
-  if (message.type === 'open' || message.type === 'announce') return readShares(message.entries)
-  if (message.type === 'offer') return readShares([message.entry], {}, message.cards)
-  return readShares([message.bytes])
+function storagesOf (message: Bringing): TensorStorage[] {
+  if (message.type === 'open' || message.type === 'announce') return findStorages(message.entries)
+  if (message.type === 'offer') return findStorages([message.entry], {}, message.gpus)
+  return findStorages([message.bytes])
 }
 
 function decode (message: Exclude<Bringing, Announce>): { body: TensorRequestBody, value: PlainValue } {
   if (message.type === 'open') return { body: readTensorBody(message, { anyDType: true }), value: null }
   if (message.type === 'offer') {
-    return { body: readOfferBody(message.entry, message.offer, message.ranks, message.cards), value: null }
+    return { body: readOfferBody(message.entry, message.offer, message.ranks, message.gpus), value: null }
   }
   if (message.type === 'handle') {
-    return { body: readHandle(message.name, message.bytes, message.card ?? undefined), value: null }
+    return { body: readHandle(message.name, message.bytes, message.gpu ?? undefined), value: null }
   }
-  const { value, ...body } = readPlain(message.bytes, message.classes, message.ranks, message.cards)
+  const { value, ...body } = readPlain(message.bytes, message.classes, message.ranks, message.gpus)
   return { body, value }
 }
 
 /** `reply`: what is said of the body once it is open. */
 function readOf (
   { ranks, storages, spares }: TensorRequestBody,
-  reply: (held: HeldSources & Pick<OpenedSources, 'sourceOf'>) => FromShares
+  reply: (held: HeldSources & Pick<OpenedSources, 'sourceOf'>) => FromHandleThread
 ): Read {
   const references = [referencesOf(storages), referencesOf(spares)] as const
   return {
     references: references[0],
     spares: references[1],
     nameOf: cause => ranks.flat().find(({ storage }) => storage === cause)?.name,
-    open: shares => {
-      const opened = shares.openStorages(storages)
-      return reply({ ...opened, references: [...references], taken: shares.taken })
+    open: handles => {
+      const opened = handles.openStorages(storages)
+      return reply({ ...opened, references: [...references], taken: handles.taken })
     }
   }
 }

@@ -1,14 +1,14 @@
 import t from 'tap'
 import { readTensorBody } from '../../../src/wire/torch/body.ts'
-import { readShares } from '../../../src/wire/torch/shares.ts'
+import { findStorages } from '../../../src/wire/torch/find-storages.ts'
 import { assemble, bin, describeStorage, global, PROTO4, recordedPickles, str } from '../../helpers/pickles.ts'
 
 const payloads = recordedPickles('payloads')
 
-t.test('the shares of a good request are its storages, and those that it offers to cards that no rank has', async t => {
+t.test('the shares of a good request are its storages, and those that it offers to GPUs that no rank has', async t => {
   for (const { name, entries, expected } of payloads) {
     const order = (list: object[]): string[] => list.map(storage => JSON.stringify(storage)).sort()
-    t.same(order(readShares(entries).map(describeStorage)), order([...expected.storages, ...expected.spares]), name)
+    t.same(order(findStorages(entries).map(describeStorage)), order([...expected.storages, ...expected.spares]), name)
   }
 })
 
@@ -18,7 +18,7 @@ t.test('of a refused request, all shares that can be read are told, from all its
     const name of [
       'an empty name',
       'integers',
-      'a dict of cards without names',
+      'a dict of GPUs without names',
       'an extent beyond the storage',
       'a triple',
       'a slot that stands for two storages',
@@ -27,30 +27,30 @@ t.test('of a refused request, all shares that can be read are told, from all its
   ) {
     const { entries, load_format: loadFormat, ranks } = refused.find(found => found.name === name)!
     t.throws(() => readTensorBody({ entries, loadFormat, ranks }))
-    t.equal(readShares(entries).length, 1, name)
+    t.equal(findStorages(entries).length, 1, name)
   }
   const good = payloads.find(({ name }) => name === 'an entry per rank, one of them empty')!.entries
   const bad = refused.find(({ name }) => name === 'a tensor pickled with its data')!.entries
-  t.equal(readShares([...bad, ...good, 'not base64', ...good]).length, 2)
+  t.equal(findStorages([...bad, ...good, 'not base64', ...good]).length, 2)
 })
 
 t.test('handles in a pickle that was refused for its names are found', async t => {
   const refused = recordedPickles('refused')
   for (
-    const name of ['a DTensor', 'a DTensor as a parameter', 'an adapter', "a tensor on other cards than the rank's"]
+    const name of ['a DTensor', 'a DTensor as a parameter', 'an adapter', "a tensor on other GPUs than the rank's"]
   ) {
-    t.ok(readShares(refused.find(found => found.name === name)!.entries).length > 0, name)
+    t.ok(findStorages(refused.find(found => found.name === name)!.entries).length > 0, name)
   }
   const exploit = recordedPickles('exploits').find(({ name }) =>
     name === 'a call that stands in a list of good tensors'
   )!
-  t.equal(readShares([exploit.pickle]).length, 1, 'the good one')
+  t.equal(findStorages([exploit.pickle]).length, 1, 'the good one')
 })
 
 t.test('hostile pickles have none, and cost no more than reading them', async t => {
-  for (const { pickle } of recordedPickles('exploits')) t.ok(readShares([pickle]).length <= 1)
+  for (const { pickle } of recordedPickles('exploits')) t.ok(findStorages([pickle]).length <= 1)
   const cycle = assemble(PROTO4, ']\x94h\x00ah\x00a}\x94h\x01h\x01sa.')
-  t.same(readShares([cycle]), [])
+  t.same(findStorages([cycle]), [])
   const inner = assemble('\x80\x04', ']'.repeat(4000), '0'.repeat(3999), '.')
   const locals = assemble(
     global('x', 'LocalSerializedTensor'),
@@ -61,5 +61,5 @@ t.test('hostile pickles have none, and cost no more than reading them', async t 
     '\x94asb'
   )
   const again = Buffer.concat(Array.from({ length: 20_000 }, () => assemble('h\x00)\x81h\x01b')))
-  t.same(readShares([assemble(PROTO4, '(', locals, again, 't.')]), [])
+  t.same(findStorages([assemble(PROTO4, '(', locals, again, 't.')]), [])
 })

@@ -2,31 +2,31 @@ import { closeSync } from 'node:fs'
 import { Worker } from 'node:worker_threads'
 import { RefitError } from '../../errors.ts'
 import { native } from '../../native/load-addon.ts'
-import { ShareDesk } from './share-desk.ts'
-import type { Asked } from './share-desk.ts'
-import type { FromShares, ShareThreadData, ToShares } from './share-messages.ts'
-import { unpackReply } from './share-reply.ts'
-import type { PackedReply } from './share-reply.ts'
+import { HandlePool } from './handle-pool.ts'
+import type { Asked } from './handle-pool.ts'
+import type { FromHandleThread, HandleThreadData, ToHandleThread } from './handle-messages.ts'
+import { unpackReply } from './handle-reply.ts'
+import type { PackedReply } from './handle-reply.ts'
 import { VisibleGpus } from './visible-gpus.ts'
 
 // The compiled file beside this one, or the source where TypeScript is run as it is.
-const WORKER = new URL(`./share-worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
+const WORKER = new URL(`./handle-worker${import.meta.url.endsWith('.ts') ? '.ts' : '.js'}`, import.meta.url)
 /** A decoder's many short-lived records are collected in one go, instead of being copied again and again. */
 const YOUNG_MB = 192
 
 /** Of all requests so far. When none is under way as much has been closed as opened. */
-export interface ShareTotals {
+export interface HandleTotals {
   /** References of senders that were given back. */
-  sharesReleased: number
+  handlesReleased: number
   /** Files of shared memory, and descriptors of senders. */
   filesOpened: number
   filesClosed: number
 }
 
-type Reply<T extends FromShares['type'] = FromShares['type']> = Extract<FromShares, { type: T }>
-type Request = ToShares extends infer T ? T extends { id: number } ? Omit<T, 'id'> : never : never
+type Reply<T extends FromHandleThread['type'] = FromHandleThread['type']> = Extract<FromHandleThread, { type: T }>
+type Request = ToHandleThread extends infer T ? T extends { id: number } ? Omit<T, 'id'> : never : never
 interface Waiting {
-  resolve: (reply: FromShares) => void
+  resolve: (reply: FromHandleThread) => void
   reject: (error: Error) => void
 }
 
@@ -40,7 +40,7 @@ export class ThreadEnded extends RefitError {
 }
 
 /** One life of the thread: what it opened is open as long as it lives. Without a worker: this thread, which does not end. */
-export class ShareLife {
+export class ThreadLife {
   readonly worker: Worker | null
   readonly waiting = new Map<number, Waiting>()
   /** Descriptors that it took out of senders, by request. They are the process's, and Node does not know them. */
@@ -58,35 +58,35 @@ export class ShareLife {
  * The main thread's side of the thread of the shares, which is started by the first request or by `start`, and again after it has ended.
  * Small bodies are read right here: to hand them to a thread and back would take longer.
  */
-export class ShareThread {
-  readonly totals: ShareTotals = { sharesReleased: 0, filesOpened: 0, filesClosed: 0 }
-  readonly #data: ShareThreadData
-  readonly #near = new ShareLife(null)
-  #desk: ShareDesk | undefined
-  #life: ShareLife | undefined
+export class HandleThread {
+  readonly totals: HandleTotals = { handlesReleased: 0, filesOpened: 0, filesClosed: 0 }
+  readonly #data: HandleThreadData
+  readonly #near = new ThreadLife(null)
+  #desk: HandlePool | undefined
+  #life: ThreadLife | undefined
   #last = 0
   #closed = false
 
-  constructor (data: ShareThreadData) {
+  constructor (data: HandleThreadData) {
     this.#data = data
   }
 
   /** Where small bodies are read. ENGINE_CLOSED after `close`. */
-  near (): ShareLife {
-    this.#demandOpen()
+  near (): ThreadLife {
+    this.#requireOpen()
     return this.#near
   }
 
   /** The thread that runs, or a new one. ENGINE_CLOSED after `close`. */
-  start (): ShareLife {
-    this.#demandOpen()
+  start (): ThreadLife {
+    this.#requireOpen()
     if (this.#life !== undefined) return this.#life
     const worker = new Worker(WORKER, {
       name: 'refit shares',
       workerData: this.#data,
       resourceLimits: { maxYoungGenerationSizeMb: YOUNG_MB }
     })
-    const life = new ShareLife(worker)
+    const life = new ThreadLife(worker)
     let failure = new RefitError('INTERNAL', 'the thread that reads tensors has ended')
     worker.on('message', (message: PackedReply) => {
       this.#receive(life, unpackReply(message))
@@ -100,7 +100,7 @@ export class ShareThread {
         : new RefitError('INTERNAL', `the thread that reads tensors failed: ${error.message}`, { cause: error })
     })
     worker.once('exit', () => {
-      this.#bury(life, failure)
+      this.#discard(life, failure)
     })
     // A process that waits for nothing of it may end.
     worker.unref()
@@ -109,23 +109,23 @@ export class ShareThread {
   }
 
   /** Sends a request to that life of the thread. Throws ThreadEnded where it ends before the reply, and what it refused. */
-  async ask (life: ShareLife, request: Extract<Request, { type: 'announce' }>): Promise<Reply<'announced'>>
+  async ask (life: ThreadLife, request: Extract<Request, { type: 'announce' }>): Promise<Reply<'announced'>>
   async ask (
-    life: ShareLife,
+    life: ThreadLife,
     request: Extract<Request, { type: 'open' | 'unpickle' | 'handle' | 'offer' }>
   ): Promise<Reply<'opened'>>
-  async ask (life: ShareLife, request: Extract<Request, { type: 'look' }>): Promise<Reply<'looked'>>
+  async ask (life: ThreadLife, request: Extract<Request, { type: 'look' }>): Promise<Reply<'looked'>>
   async ask (
-    life: ShareLife,
+    life: ThreadLife,
     request: Extract<Request, { type: 'release' | 'discard' | 'drop' }>
   ): Promise<Reply<'released'>>
-  async ask (life: ShareLife, request: Request): Promise<FromShares> {
+  async ask (life: ThreadLife, request: Request): Promise<FromHandleThread> {
     if (life.ended) throw new ThreadEnded(new RefitError('INTERNAL', 'the thread that reads tensors has ended'), true)
     const message = { ...request, id: ++this.#last } as Asked
     const { worker } = life
     const reply = worker === null
-      ? this.#settle(life, this.#demandDesk().handle(message))
-      : await new Promise<FromShares>((resolve, reject) => {
+      ? this.#settle(life, this.#requirePool().handle(message))
+      : await new Promise<FromHandleThread>((resolve, reject) => {
         life.waiting.set(message.id, { resolve, reject })
         worker.ref()
         worker.postMessage(message, memoryOf(message))
@@ -138,26 +138,26 @@ export class ShareThread {
   async close (): Promise<void> {
     this.#closed = true
     this.#desk?.close()
-    this.#bury(this.#near, new RefitError('ENGINE_CLOSED', 'the server is shutting down'))
+    this.#discard(this.#near, new RefitError('ENGINE_CLOSED', 'the server is shutting down'))
     const worker = this.#life?.worker
     if (worker == null) return
     const ended = new Promise(resolve => worker.once('exit', resolve))
     worker.ref()
-    worker.postMessage({ type: 'end' } satisfies ToShares)
+    worker.postMessage({ type: 'end' } satisfies ToHandleThread)
     await ended
   }
 
-  #demandOpen (): void {
+  #requireOpen (): void {
     if (this.#closed) throw new RefitError('ENGINE_CLOSED', 'the server is shutting down')
   }
 
-  #demandDesk (): ShareDesk {
+  #requirePool (): HandlePool {
     const { visible } = this.#data
-    this.#desk ??= new ShareDesk(native(), visible === null ? null : new VisibleGpus(visible))
+    this.#desk ??= new HandlePool(native(), visible === null ? null : new VisibleGpus(visible))
     return this.#desk
   }
 
-  #bury (life: ShareLife, failure: RefitError): void {
+  #discard (life: ThreadLife, failure: RefitError): void {
     life.ended = true
     if (this.#life === life) this.#life = undefined
     for (const of of [...life.taken.keys()]) this.#closeTaken(life, of)
@@ -172,14 +172,14 @@ export class ShareThread {
     life.waiting.clear()
   }
 
-  #closeTaken (life: ShareLife, of: number): void {
+  #closeTaken (life: ThreadLife, of: number): void {
     const taken = life.taken.get(of) ?? []
     life.taken.delete(of)
     for (const fd of taken) closeSync(fd)
     this.totals.filesClosed += taken.length
   }
 
-  #receive (life: ShareLife, message: FromShares): void {
+  #receive (life: ThreadLife, message: FromHandleThread): void {
     const waiting = life.waiting.get(message.id)
     life.waiting.delete(message.id)
     if (life.waiting.size === 0 && !this.#closed) life.worker?.unref()
@@ -192,7 +192,7 @@ export class ShareThread {
   }
 
   /** Counts what was done; throws what was refused. */
-  #settle (life: ShareLife, message: FromShares): FromShares {
+  #settle (life: ThreadLife, message: FromHandleThread): FromHandleThread {
     const { totals } = this
     switch (message.type) {
       case 'announced':
@@ -202,14 +202,14 @@ export class ShareThread {
         if (message.taken.length > 0) life.taken.set(message.id, message.taken)
         break
       case 'released':
-        totals.sharesReleased += message.released.shares
+        totals.handlesReleased += message.released.handles
         totals.filesClosed += message.released.files
         life.files -= message.released.files
         break
       case 'refused': {
-        const { released: { shares, files }, taken, code, message: text, param } = message
+        const { released: { handles, files }, taken, code, message: text, param } = message
         for (const fd of taken) closeSync(fd)
-        totals.sharesReleased += shares
+        totals.handlesReleased += handles
         // What a refused request opened is closed again.
         totals.filesOpened += files + taken.length
         totals.filesClosed += files + taken.length

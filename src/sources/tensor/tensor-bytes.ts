@@ -12,8 +12,8 @@ const CHUNK_BYTES = 256 << 20
 /** Of a Uint8Array on the oldest supported Node. */
 const MAX_BYTES = 2 ** 32 - 1
 
-/** Brings bytes of flat tensors into host memory, from wherever their senders have them: other than LoaderReads also from cards, and whole payloads. */
-export class ShareBytes {
+/** Brings bytes of flat tensors into host memory, from wherever their senders have them: other than LoaderReads also from GPUs, and whole payloads. */
+export class TensorBytes {
   readonly #sourceOf: (storage: TensorStorage) => NativeSource | undefined
   readonly #host: Pick<DeltaHost, 'fetch'>
 
@@ -32,7 +32,7 @@ export class ShareBytes {
 
   /** All of it. */
   async read (tensor: TensorDescriptor): Promise<Uint8Array> {
-    const size = ShareBytes.size(tensor)
+    const size = TensorBytes.size(tensor)
     if (size > MAX_BYTES) {
       throw payloadError(
         `it has ${size} bytes; a delta of so many is sent in several requests`,
@@ -50,7 +50,7 @@ export class ShareBytes {
 
   /** Front to back. */
   async *chunks (tensor: TensorDescriptor): AsyncGenerator<Uint8Array> {
-    const size = ShareBytes.size(tensor)
+    const size = TensorBytes.size(tensor)
     for (let at = 0; at < size; at += CHUNK_BYTES) yield await this.#span(tensor, at, Math.min(CHUNK_BYTES, size - at))
   }
 

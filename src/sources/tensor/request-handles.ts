@@ -1,20 +1,20 @@
 import { closeSync } from 'node:fs'
 import { RefitError } from '../../errors.ts'
 import type { NativeAddon } from '../../native/addon.ts'
-import type { CardSegment } from '../../wire/torch/columns.ts'
+import type { HandleSegment } from '../../wire/torch/handle-lists.ts'
 import { SHARED_FILE_HEADER } from '../../wire/torch/tensor.ts'
 import type { SharedFileStorage, TensorStorage } from '../../wire/torch/tensor.ts'
 import { CudaSegments } from './cuda-segments.ts'
 import type { PackedSegments } from './cuda-segments.ts'
-import type { ShareReferences } from './share-references.ts'
+import type { HandleReferences } from './handle-references.ts'
 import { isSharedMemory, openSharedMemory, unlinkSharedMemory } from './shared-memory.ts'
 import type { VisibleGpus } from './visible-gpus.ts'
 
 type Addon = Pick<NativeAddon, 'dropFileReferences' | 'dropCudaReferences' | 'takeDescriptor'>
 
 /** How many of each there were: shares are references that senders hold for us, files are what was opened for them. */
-export interface ShareCounts {
-  shares: number
+export interface ReleasedCounts {
+  handles: number
   files: number
 }
 
@@ -36,29 +36,29 @@ const MAX_FILES = 4096
 
 /**
  * What one request shares: opened once per file and segment, and every reference given back once, whatever became of the request.
- * Runs on the thread of the shares. Segments of cards are only collected here: a write opens them.
+ * Runs on the thread of the shares. Segments of GPUs are only collected here: a write opens them.
  */
-export class TensorShares {
+export class RequestHandles {
   readonly #addon: Addon
-  readonly #cards: VisibleGpus | null
-  readonly #references: ShareReferences
-  readonly #spares: ShareReferences | undefined
+  readonly #gpus: VisibleGpus | null
+  readonly #references: HandleReferences
+  readonly #spares: HandleReferences | undefined
   readonly #files = new Map<string, SharedFile>()
   readonly #segments: CudaSegments
   #released = false
 
-  /** `cards`: null for an engine on the CPU. `spares`: what is given back with the rest, and never opened. */
-  constructor (references: ShareReferences, addon: Addon, cards: VisibleGpus | null, spares?: ShareReferences) {
+  /** `gpus`: null for an engine on the CPU. `spares`: what is given back with the rest, and never opened. */
+  constructor (references: HandleReferences, addon: Addon, gpus: VisibleGpus | null, spares?: HandleReferences) {
     this.#references = references
     this.#spares = spares
     this.#addon = addon
-    this.#cards = cards
-    this.#segments = new CudaSegments(addon, cards!)
+    this.#gpus = gpus
+    this.#segments = new CudaSegments(addon, gpus!)
   }
 
   /**
-   * Opens all files, and finds the cards and descriptors of all segments. Throws TENSOR_PAYLOAD (it is gone, not ours, too short, on a
-   * card out of reach) or UNSUPPORTED (a kind of memory that the engine cannot read), with the storage at fault as `cause`.
+   * Opens all files, and finds the GPUs and descriptors of all segments. Throws TENSOR_PAYLOAD (it is gone, not ours, too short, on a
+   * GPU out of reach) or UNSUPPORTED (a kind of memory that the engine cannot read), with the storage at fault as `cause`.
    */
   openStorages (storages: readonly TensorStorage[]): OpenedSources {
     const sourceOf = new Int32Array(storages.length).fill(-1)
@@ -67,7 +67,7 @@ export class TensorShares {
       blamed(storage, () => {
         if (storage.kind === 'shared-file') sourceOf[index] = this.#openFile(storage)
         else if (storage.kind === 'cuda') {
-          if (this.#cards === null) throw onCpu()
+          if (this.#gpus === null) throw onCpu()
           sourceOf[index] = this.#segments.add(storage)
           cuda.push(index)
         } else if (storage.kind === 'descriptor') throw byDescriptor()
@@ -78,8 +78,8 @@ export class TensorShares {
     return { fds: [...this.#files.values()].map(({ fd }) => fd), segments: this.#segments.pack(), sourceOf }
   }
 
-  /** The same for segments, of an engine on cards. */
-  openSegments (list: readonly CardSegment[]): OpenedSources {
+  /** The same for segments, of an engine on GPUs. */
+  openSegments (list: readonly HandleSegment[]): OpenedSources {
     const sourceOf = Int32Array.from(list, segment => blamed(segment, () => this.#segments.addSegment(segment)))
     return { fds: [], segments: this.#segments.pack(), sourceOf }
   }
@@ -97,15 +97,15 @@ export class TensorShares {
   }
 
   /** Gives back every reference and closes what is open. Never throws; a second call does nothing. */
-  release (): ShareCounts {
-    if (this.#released) return { shares: 0, files: 0 }
+  release (): ReleasedCounts {
+    if (this.#released) return { handles: 0, files: 0 }
     this.#released = true
-    let shares = this.#drop(this.#references)
-    if (this.#spares !== undefined) shares += this.#drop(this.#spares)
+    let handles = this.#drop(this.#references)
+    if (this.#spares !== undefined) handles += this.#drop(this.#spares)
     const files = this.#files.size
     for (const { fd } of this.#files.values()) closeSync(fd)
     this.#files.clear()
-    return { shares, files }
+    return { handles, files }
   }
 
   /** Its index among the files. */
@@ -132,13 +132,13 @@ export class TensorShares {
   }
 
   /** Of how many shares. One file at a time: there may be more than this process may open. */
-  #drop ({ files, counters }: ShareReferences): number {
-    let shares = 0
-    for (const [name, references] of files) shares += this.#withFile(name, fd => this.#dropFile(name, fd, references))
+  #drop ({ files, counters }: HandleReferences): number {
+    let handles = 0
+    for (const [name, references] of files) handles += this.#withFile(name, fd => this.#dropFile(name, fd, references))
     for (const [name, slots] of counters) {
-      shares += this.#withFile(name, fd => this.#addon.dropCudaReferences(fd, slots))
+      handles += this.#withFile(name, fd => this.#addon.dropCudaReferences(fd, slots))
     }
-    return shares
+    return handles
   }
 
   /** Whoever takes the last reference removes the file: the sender has freed it already. */
@@ -163,7 +163,7 @@ export class TensorShares {
 }
 
 /** Says of what is refused which storage or segment it was. */
-function blamed<T> (cause: TensorStorage | CardSegment, open: () => T): T {
+function blamed<T> (cause: TensorStorage | HandleSegment, open: () => T): T {
   try {
     return open()
   } catch (error) {
@@ -181,6 +181,6 @@ function byDescriptor (): RefitError {
 function onCpu (): RefitError {
   return new RefitError(
     'UNSUPPORTED',
-    'it lies in the memory of a card, and this engine is on the CPU: send tensors on the CPU (.cpu()), or start refit with --device cuda'
+    'it lies in the memory of a GPU, and this engine is on the CPU: send tensors on the CPU (.cpu()), or start refit with --device cuda'
   )
 }

@@ -1,12 +1,12 @@
 import { RefitError } from '../../errors.ts'
 import type { PlainValue } from '../../wire/torch/plain.ts'
 import { runLoader } from '../disk/run-loader.ts'
-import type { OpenShares } from '../disk/run-loader.ts'
-import type { ShareHold } from './tensor.ts'
+import type { OpenTensors } from '../disk/run-loader.ts'
+import type { HandleHold } from './tensor.ts'
 import type { WeightLoader } from '../disk/weight-loader.ts'
 
-export interface HeldShares extends OpenShares {
-  hold: ShareHold
+export interface HeldTensors extends OpenTensors {
+  hold: HandleHold
 }
 
 const BUILT_IN = ['flattened_bucket', 'direct', 'auto', 'null', '']
@@ -28,18 +28,18 @@ export function checkLoaders (loaders: Readonly<Record<string, WeightLoader>>): 
  * What a loader makes of a request's shares, with what it opened itself, to be given back as one. After a failure all of it has been
  * given back, the request's own too.
  */
-export async function loadShares (
+export async function loadTensors (
   name: string,
   loader: WeightLoader,
-  opened: HeldShares,
-  openPickle: (bytes: Uint8Array, classes: readonly string[]) => Promise<HeldShares & { value: PlainValue }>
-): Promise<HeldShares> {
+  opened: HeldTensors,
+  openPickle: (bytes: Uint8Array, classes: readonly string[]) => Promise<HeldTensors & { value: PlainValue }>
+): Promise<HeldTensors> {
   const holds = [opened.hold]
   const pending = new Set<Promise<unknown>>()
   const unpickle = async (
     bytes: Uint8Array,
     classes: readonly string[]
-  ): Promise<OpenShares & { value: PlainValue }> => {
+  ): Promise<OpenTensors & { value: PlainValue }> => {
     const more = await openPickle(bytes, classes)
     holds.push(more.hold)
     return more
@@ -77,7 +77,7 @@ export function unknownFormat (loadFormat: string, loaders: Iterable<string>): R
   )
 }
 
-function join (holds: readonly ShareHold[]): ShareHold {
+function join (holds: readonly HandleHold[]): HandleHold {
   return {
     isOpen: () => holds.every(hold => hold.isOpen()),
     findGone: async () => {

@@ -11,15 +11,15 @@ import type { TensorStorage } from './tensor.ts'
 /**
  * Every storage that the entries of a request share, each once, whatever else is wrong with them: after a refusal the sender's
  * references are given back all the same, or its memory is never freed. Names outside of the closed set are passed over as records.
- * Never throws; what is malformed shares nothing. `cards`: of what is offered on several cards only that of these, the rest being other
+ * Never throws; what is malformed shares nothing. `gpus`: of what is offered on several GPUs only that of these, the rest being other
  * engines'.
  */
-export function readShares (
+export function findStorages (
   entries: ReadonlyArray<string | Uint8Array>,
   options: StorageOptions = {},
-  cards?: readonly string[]
+  gpus?: readonly string[]
 ): TensorStorage[] {
-  const own = cards?.map(card => toGpuUuid(card))
+  const own = gpus?.map(gpu => toGpuUuid(gpu))
   const storages = new StorageTable(options)
   // Equal texts share the same things; the counts of shared memory are per pickle, not per copy of it.
   for (
@@ -66,7 +66,7 @@ export function collect (root: PickleValue, storages: StorageTable, own?: Readon
   }
 }
 
-/** Handles by card. Newer ones are arguments alone, which are told from other tuples only here. */
+/** Handles by GPU. Newer ones are arguments alone, which are told from other tuples only here. */
 function takeOffer (
   { keys, values }: PickleDict,
   storages: StorageTable,

@@ -1,9 +1,9 @@
 import { announceTensors } from '../../src/sources/announce-tensors.ts'
 import { announceLists, AnnouncedReader } from '../../src/sources/tensor/announced-columns.ts'
-import { referencesOf, referencesOfLists } from '../../src/sources/tensor/share-references.ts'
-import type { ShareReferences } from '../../src/sources/tensor/share-references.ts'
+import { referencesOf, referencesOfLists } from '../../src/sources/tensor/handle-references.ts'
+import type { HandleReferences } from '../../src/sources/tensor/handle-references.ts'
 import { readTensorBody } from '../../src/wire/torch/body.ts'
-import type { CardLists } from '../../src/wire/torch/columns.ts'
+import type { HandleLists } from '../../src/wire/torch/handle-lists.ts'
 import type { IpcHandle } from '../../src/wire/torch/ipc-handle.ts'
 import type { AnnouncedTensor } from '../../src/contract/weight-source.ts'
 
@@ -16,7 +16,7 @@ interface Described {
   counters: Record<string, number[]>
 }
 
-export function describeLists (lists: CardLists, pickles: number): Described {
+export function describeLists (lists: HandleLists, pickles: number): Described {
   const { columns, segments } = lists
   const ranks = Array.from({ length: pickles }, (_, rank) => [rank])
   const tensors = new AnnouncedReader().read(announceLists(columns, Int32Array.from(segments.keys()), ranks))
@@ -32,7 +32,7 @@ export function describeLists (lists: CardLists, pickles: number): Described {
   }
 }
 
-/** `pickles`: one for each rank. Throws for what is no list of tensors of cards. */
+/** `pickles`: one for each rank. Throws for what is no list of tensors of GPUs. */
 export function describeBodies (pickles: readonly Uint8Array[]): Described {
   const { ranks, storages } = readTensorBody({ entries: pickles, loadFormat: null, ranks: pickles.length })
   const tensors = announceTensors(ranks, new Map(storages.map((storage, index) => [storage, index])))
@@ -59,6 +59,6 @@ function sorted (events: Described['events']): Described['events'] {
   return Object.fromEntries(Object.entries(events).sort().map(([key, own]) => [key, [...new Set(own)].sort()]))
 }
 
-function slotsOf ({ counters }: ShareReferences): Described['counters'] {
+function slotsOf ({ counters }: HandleReferences): Described['counters'] {
   return Object.fromEntries([...counters].sort().map(([file, slots]) => [file, [...slots].sort((a, b) => a - b)]))
 }

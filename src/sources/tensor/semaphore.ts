@@ -1,5 +1,5 @@
 /** Lets a few in at a time, in order of arrival. */
-export class Lanes {
+export class Semaphore {
   #free: number
   readonly #waiting: (() => void)[] = []
 
