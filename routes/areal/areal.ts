@@ -1,6 +1,6 @@
 import { Type } from 'typebox'
 import { openArealTensors } from '../../src/dialects/areal/tensors.ts'
-import { arealAdapterRefusal, ArealBuckets, rankWords } from '../../src/dialects/areal/areal.ts'
+import { arealAdapterRefusal, ArealBuckets, rankMessage } from '../../src/dialects/areal/areal.ts'
 import { pauseFor, resumeFor } from '../../src/dialects/pause.ts'
 import { RefitError, withPrefix } from '../../src/errors.ts'
 import { runUpdate } from '../../src/updates/run-update.ts'
@@ -58,7 +58,7 @@ const areal: Routes = async (app, { context }) => {
   const buckets = new ArealBuckets(context)
   const config = { auth: 'admin', errors: 'weights' } as const
   const schema = { tags: ['weights'], response: { 200: Done, ...refusals(WeightsRefusal) } }
-  const done = (): { success: true, message: string } => ({ success: true, message: rankWords(engine.info.ranks) })
+  const done = (): { success: true, message: string } => ({ success: true, message: rankMessage(engine.info.ranks) })
 
   app.post('/areal_init_weights_update_group', {
     config,

@@ -1,5 +1,5 @@
 import { Type } from 'typebox'
-import { answerVllm } from '../../src/dialects/vllm/answer.ts'
+import { replyVllm } from '../../src/dialects/vllm/answer.ts'
 import { planVllmGenerate, VllmGenerateBody } from '../../src/dialects/vllm/generate.ts'
 import { VllmGenerateReply } from '../../src/dialects/vllm/output.ts'
 import { RefitError } from '../../src/errors.ts'
@@ -15,8 +15,9 @@ const skyrlGenerate: Routes = async (app, { context }) => {
     schema: {
       operationId: 'skyrlGenerate',
       summary: 'Generate from token ids (SkyRL)',
-      description:
-        "As /inference/v1/generate, with `routed_experts` in SkyRL's form. Of a mixture of experts on a server that does not record them (--enable-return-routed-experts) it is refused; of other models there are none, and `routed_experts` is null.",
+      description: "As /inference/v1/generate, with `routed_experts` in SkyRL's form. " +
+        'Of a mixture of experts on a server that does not record them (--enable-return-routed-experts) it is ' +
+        'refused; of other models there are none, and `routed_experts` is null.',
       tags: ['generation'],
       body: VllmGenerateBody,
       response: {
@@ -29,11 +30,13 @@ const skyrlGenerate: Routes = async (app, { context }) => {
     if (/moe/i.test(architecture) && experts === undefined) {
       throw new RefitError(
         'UNSUPPORTED',
-        'routed experts are not recorded by this engine, so they cannot be replayed in training: start the server with --enable-return-routed-experts; or set enable_return_routed_experts to false, and SkyRL generates by /inference/v1/generate',
+        'routed experts are not recorded by this engine, so they cannot be replayed in training: ' +
+          'start the server with --enable-return-routed-experts; ' +
+          'or set enable_return_routed_experts to false, and SkyRL generates by /inference/v1/generate',
         { param: 'routed_experts' }
       )
     }
-    return await answerVllm(context, planVllmGenerate(request.body, context, 'skyrl'), reply)
+    return await replyVllm(context, planVllmGenerate(request.body, context, 'skyrl'), reply)
   })
 
   app.post('/finish_session', {

@@ -1,4 +1,4 @@
-import { answerVllm } from '../../src/dialects/vllm/answer.ts'
+import { replyVllm } from '../../src/dialects/vllm/answer.ts'
 import { planVllmGenerate, VllmGenerateBody } from '../../src/dialects/vllm/generate.ts'
 import { VllmGenerateReply } from '../../src/dialects/vllm/output.ts'
 import type { Routes } from '../../src/http/context.ts'
@@ -18,7 +18,7 @@ const vllmGenerate: Routes = async (app, { context }) => {
         ...refusals(OpenAiRefusal)
       }
     }
-  }, async (request, reply) => await answerVllm(context, planVllmGenerate(request.body, context), reply))
+  }, async (request, reply) => await replyVllm(context, planVllmGenerate(request.body, context), reply))
 }
 
 export default vllmGenerate

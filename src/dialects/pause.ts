@@ -1,7 +1,7 @@
 import type { RouteContext } from '../http/context.ts'
 import { vllmSleepOf } from './vllm/sleep-of.ts'
 
-/** A trainer's own pause, in whichever dialect: waking up from a sleep does not end it. */
+/** A pause that the trainer requests, in any dialect: waking up from a sleep does not end it. */
 export async function pauseFor (
   { engine, metrics }: RouteContext,
   mode: Parameters<RouteContext['engine']['pause']>[0]

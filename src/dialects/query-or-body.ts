@@ -1,4 +1,4 @@
-/** Options of a request that clients send as a query or as a JSON body, or both: the body's win, null is none. */
+/** Options that clients send in the query, in a JSON body, or in both: the body wins, and null counts as missing. */
 export function queryOrBody<T extends object> (query: T, body: T): T {
   return { ...query, ...Object.fromEntries(Object.entries(body).filter(([, value]) => value !== null)) }
 }

@@ -9,7 +9,7 @@ import { encodeNpy } from '../wire/trainers/npy.ts'
 export type ExpertsForm = 'vllm' | 'prime-rl' | 'skyrl'
 
 const Packed = Type.Object({
-  // First: prime-rl's client looks for `"routed_experts":{"data":"` in the bytes of a reply.
+  // `data` comes first: prime-rl's client searches for `"routed_experts":{"data":"` in the bytes of a reply.
   data: Type.String({ description: 'Base64 of the values, in C order.' }),
   shape: Type.Array(Type.Integer(), { description: '[tokens - 1 - start, layers, experts per token]' }),
   start: Type.Optional(Type.Integer({ description: 'Position of the first row (prime-rl).' })),
@@ -24,12 +24,13 @@ export const VllmExperts = Type.Union([
   Type.Null()
 ], {
   description:
-    'The experts that each token but the last was routed to, of prompt and output, best first, zeros in layers without experts; of servers with --enable-return-routed-experts.'
+    'The experts that each token but the last was routed to, of prompt and output, best first, zeros in layers ' +
+    'without experts; of servers with --enable-return-routed-experts.'
 })
 
 const UINT8_IDS = 256
 
-/** Null where the sample has none. */
+/** Null if the sample has no experts. */
 export function vllmExperts (
   { experts }: Sample,
   { wanted: { layout, from }, form }: { wanted: WantedExperts, form: ExpertsForm }
@@ -39,15 +40,15 @@ export function vllmExperts (
   const values = (isWide: boolean): Uint8Array | Uint16Array =>
     isWide ? allLayers(experts, layout, Uint16Array) : allLayers(experts, layout, Uint8Array)
   if (form === 'vllm') return encodeNpy(values(layout.experts > UINT8_IDS), shape).toString('base64')
-  // Both go by the ids that are there, and SkyRL refuses what is wider than it has to be.
+  // Both choose the type by the largest id that occurs; SkyRL refuses a wider type than needed.
   const isWide = experts.some(id => id >= UINT8_IDS)
   const data = base64(values(isWide))
-  // Ids are below 2^15 (native/core/layout.cc), where both kinds of 16 bits are alike.
+  // Ids are below 2^15 (native/core/layout.cc), where int16 and uint16 are equal.
   if (form === 'skyrl') return { data, shape, dtype: isWide ? 'int16' : 'uint8' }
   return { data, shape, start: from, dtype: isWide ? 'uint16' : 'uint8' }
 }
 
-/** How /inference/v1/generate answers: requests do not tell prime-rl from others, so the server's owner does. */
+/** The form that /inference/v1/generate replies in: prime-rl's requests look like vLLM's, so --dialects decides. */
 export function expertsForm ({ dialects }: RouteContext): ExpertsForm {
   return dialects.has('prime-rl') && !dialects.has('vllm') ? 'prime-rl' : 'vllm'
 }

@@ -401,7 +401,7 @@ def test_changes_are_refused_if_the_weights_may_differ_from_the_trainers(trainer
     first = trainer.baseline
     second = stepped(first, 2)
     whole(trainer, first)
-    with pytest.raises(Failed, match="409: .*others have written weights.*prepare again"):
+    with pytest.raises(Failed, match="409: .*another client has written weights.*prepare again"):
         trainer.send(list(trainer.changes(second)))
     with pytest.raises(Failed, match="400: .*no_such"):
         trainer.init({"model.no_such.weight": first["model.norm.weight"]})
@@ -464,7 +464,7 @@ def test_a_flush_after_another_update_changes_nothing(trainer):
         # On a busy machine it may overtake the other update.
         whole(trainer, first)
         trainer.init(first)
-    with pytest.raises(Failed, match="409: .*others have written weights"):
+    with pytest.raises(Failed, match="409: .*another client has written weights"):
         flush.result()
     with pytest.raises(Failed, match="409: .*prepare again"):
         trainer.post("flush", {})

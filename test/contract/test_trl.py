@@ -150,7 +150,7 @@ def test_a_failure_after_the_reply_is_reported_at_the_next_call_and_a_new_client
     trainer.kill()
     with refusal(409) as found:
         ask(engine, names[1], engine.shapes[names[1]])
-    assert names[0] in found["body"] and "after it had been answered" in found["body"], found
+    assert names[0] in found["body"] and "after the reply" in found["body"], found
     with refusal() as dead:
         ask(engine, names[1], engine.shapes[names[1]])
     assert 400 <= dead["status"] < 600

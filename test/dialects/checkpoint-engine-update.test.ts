@@ -28,9 +28,9 @@ function bucket ({ names, isLast = false, handle = null }: Message, size: number
 async function exchange (
   t: Test,
   { url, size }: { url: string, size: number },
-  bySeat: readonly [readonly Message[], readonly Message[]]
+  bySlot: readonly [readonly Message[], readonly Message[]]
 ): Promise<{ status: number, body: any, answers: string[][] }> {
-  const senders = await Promise.all(bySeat.map(async messages => {
+  const senders = await Promise.all(bySlot.map(async messages => {
     const name = `verl_weights_${randomBytes(16).toString('hex')}`
     writeFileSync(`/dev/shm/${name}`, Buffer.alloc(4096))
     t.teardown(() => {

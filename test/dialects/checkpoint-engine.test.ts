@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t from 'tap'
 import type { Test } from 'tap'
-import { chooseSeats } from '../../src/dialects/checkpoint-engine/checkpoint-engine.ts'
+import { chooseSlots } from '../../src/dialects/checkpoint-engine/checkpoint-engine.ts'
 import { socketOf } from '../../src/dialects/checkpoint-engine/zmq-path.ts'
 import { Replier } from '../../src/dialects/checkpoint-engine/zmq-rep.ts'
 import { zmtpGreeting, zmtpMessage, zmtpReady, ZmtpReader } from '../../src/wire/trainers/zmtp.ts'
@@ -26,16 +26,16 @@ const never = new AbortController().signal
 
 t.test('each card of the engine has its socket, ranks of one card share it, and others are left alone', async (t) => {
   const handles = Object.fromEntries(UUIDS.map((uuid, index) => [uuid, `ipc://@s${index}`]))
-  t.match(chooseSeats({ gpus: [card(UUIDS[2]), card(UUIDS[0])], ranks: 2 }, handles), [{
-    card: UUIDS[2],
+  t.match(chooseSlots({ gpus: [card(UUIDS[2]), card(UUIDS[0])], ranks: 2 }, handles), [{
+    gpu: UUIDS[2],
     path: '\0s2',
     ranks: [0]
-  }, { card: UUIDS[0], path: '\0s0', ranks: [1] }])
-  t.match(chooseSeats({ gpus: [card(UUIDS[1]), card(UUIDS[1])], ranks: 2 }, handles), [{
-    card: UUIDS[1],
+  }, { gpu: UUIDS[0], path: '\0s0', ranks: [1] }])
+  t.match(chooseSlots({ gpus: [card(UUIDS[1]), card(UUIDS[1])], ranks: 2 }, handles), [{
+    gpu: UUIDS[1],
     ranks: [0, 1]
   }])
-  t.throws(() => chooseSeats({ gpus: [card(UUIDS[0]), card(UUIDS[1])], ranks: 2 }, { [UUIDS[0]]: 'ipc://@a' }), {
+  t.throws(() => chooseSlots({ gpus: [card(UUIDS[0]), card(UUIDS[1])], ranks: 2 }, { [UUIDS[0]]: 'ipc://@a' }), {
     code: 'INVALID_REQUEST',
     param: 'zmq_handles',
     message: /card of rank 1, GPU-2222.* among GPU-1111/
@@ -43,14 +43,14 @@ t.test('each card of the engine has its socket, ranks of one card share it, and 
 })
 
 t.test('an engine without gpus takes one socket for all ranks, or one for each', async (t) => {
-  t.match(chooseSeats({ gpus: [], ranks: 2 }, { cpu: 'ipc://@a' }), [{ card: null, ranks: [0, 1] }])
-  t.match(chooseSeats({ gpus: [], ranks: 2 }, { x: 'ipc://@a', y: 'ipc://@b' }), [
+  t.match(chooseSlots({ gpus: [], ranks: 2 }, { cpu: 'ipc://@a' }), [{ gpu: null, ranks: [0, 1] }])
+  t.match(chooseSlots({ gpus: [], ranks: 2 }, { x: 'ipc://@a', y: 'ipc://@b' }), [
     { endpoint: 'ipc://@a', ranks: [0] },
     { endpoint: 'ipc://@b', ranks: [1] }
   ])
   const wrong: Array<Record<string, string>> = [{}, { a: 'ipc://@a', b: 'ipc://@b', c: 'ipc://@c' }]
   for (const handles of wrong) {
-    t.throws(() => chooseSeats({ gpus: [], ranks: 2 }, handles), { code: 'INVALID_REQUEST' })
+    t.throws(() => chooseSlots({ gpus: [], ranks: 2 }, handles), { code: 'INVALID_REQUEST' })
   }
 })
 
@@ -122,7 +122,7 @@ t.test('a request is received and answered, and one more after it', async (t) =>
   for (const body of ['a', 'b']) {
     socket.write(zmtpMessage([Buffer.alloc(0), Buffer.from(body)]))
     t.equal((await replier.receive(60_000, never)).toString(), body)
-    t.ok(replier.owes)
+    t.ok(replier.hasRequest)
     replier.reply(body === 'a' ? '' : 'no')
   }
   t.same(await replies, [[Buffer.alloc(0), Buffer.alloc(0)], [Buffer.alloc(0), Buffer.from('no')]])
@@ -158,7 +158,7 @@ t.test('silence, a peer that is no REQ socket, and nobody there', async (t) => {
   for (const path of ['/tmp/refit-nobody-binds-this', '\0nobody-binds-this']) {
     await t.rejects(Replier.connect({ path, name: 'it', connectMs: 150, signal: never }), {
       code: 'ZMQ_UNREACHABLE',
-      message: /nobody has bound the socket within 0\.15 s/
+      message: /the socket was not bound within 0\.15 s/
     })
   }
 })

@@ -2,7 +2,8 @@ import t from 'tap'
 import { groupServer } from '../helpers/group-server.ts'
 import type { SentTensor } from '../helpers/group-trainer.ts'
 
-// SkyRL's calls on an engine on the CPU: methods by name, and what its first remote engines asked for. Handles: vllm-ipc.test.ts.
+// SkyRL's calls on an engine on the CPU: methods by name, and what its first remote engines asked for. Handles:
+// vllm-ipc.test.ts.
 
 const lists = (tensors: readonly SentTensor[]): { names: string[], shapes: number[][] } => ({
   names: tensors.map(({ name }) => name),
@@ -63,7 +64,7 @@ t.test('methods that trainers do not call are refused, with those that there are
     body: {
       error: {
         message:
-          /^method: "exec" is not one that can be called here; there are init_weight_transfer_engine, start_weight_update, update_weights, finish_weight_update$/
+          /^method: "exec" is not a method of this server; expected one of init_weight_transfer_engine, start_weight_update, update_weights, finish_weight_update$/
       }
     }
   })

@@ -155,7 +155,7 @@ t.test('other transfers are refused in words', async t => {
       [{}, /Missing 'update_info'/, 400],
       [{ update_info: [] }, /update_info: is required/, 400],
       [{ update_info: { names: [], dtype_names: [], shapes: [] } }, /call \/init_weight_transfer_engine/, 409],
-      [{ update_info: [{ path: '/a' }, { path: '/b' }] }, /a different one for each worker/, 400],
+      [{ update_info: [{ path: '/a' }, { path: '/b' }] }, /it differs between workers/, 400],
       [
         { update_info: { names: [], dtype_names: [], shapes: [], ipc_handles_pickled: 'gARdlC4=' } },
         /handles of memory on cards, and this engine computes on the CPU/,

@@ -4,7 +4,7 @@ import { adapterRefusal } from '../../http/adapters.ts'
 import type { RouteContext } from '../../http/context.ts'
 import type { UpdateOutcome } from '../../updates/run-update.ts'
 
-/** What AReaL announces for the next bucket of one group. */
+/** AReaL's announcement of the next bucket of one group. */
 export interface ArealBucket {
   names: string[]
   dtypes: string[]
@@ -13,8 +13,9 @@ export interface ArealBucket {
 }
 
 /**
- * AReaL's vLLM mode updates a bucket in two requests: one brings names, dtypes and shapes, the next one, which is empty, takes what is
- * broadcast. What was announced is good for one update, so that a repeated request waits for nothing that nobody sends.
+ * AReaL's vLLM mode updates a bucket in two requests: the first one announces names, dtypes and shapes, the second one
+ * has an empty body and receives the broadcast. An announcement counts for one update, so a repeated request does not
+ * wait for a broadcast that never comes.
  */
 export class ArealBuckets {
   readonly #context: RouteContext
@@ -25,20 +26,27 @@ export class ArealBuckets {
     this.#context = context
   }
 
-  /** Throws NOT_FOUND, or what the group failed by. What was announced and not taken before is forgotten, as in AReaL's own server. */
+  /**
+   * Replaces an announcement that was not used, as AReaL's own server does. Throws NOT_FOUND, or the error that the
+   * group failed with.
+   */
   announce (bucket: ArealBucket): void {
     this.#context.groups.get(bucket.group_name)
     this.#announced = bucket
   }
 
-  /** Receives, writes and answers for the bucket that was announced last; a second call joins the first. CONFLICT where there is none. */
+  /**
+   * Receives and writes the announced bucket; a second call joins the first one. Throws CONFLICT if no bucket is
+   * announced.
+   */
   async update (): Promise<UpdateOutcome> {
     const bucket = this.#announced
     if (bucket === null) {
       if (this.#running !== null) return await this.#running
       throw new RefitError(
         'CONFLICT',
-        'no bucket is announced since the last update: call /areal_set_update_weight_meta before each /areal_update_weights_xccl. Nothing was received'
+        'no bucket is announced since the last update: call /areal_set_update_weight_meta before each ' +
+          '/areal_update_weights_xccl. Nothing was received'
       )
     }
     this.#announced = null
@@ -56,7 +64,10 @@ export class ArealBuckets {
     return await running
   }
 
-  /** Adapters are refused, but their tensors are broadcast whatever is answered: they are received and dropped, or the group is aborted. */
+  /**
+   * AReaL broadcasts an adapter's tensors whatever the reply is: they are received and dropped, or the group is
+   * aborted.
+   */
   async refuseAdapter (body: Readonly<Record<string, unknown>>): Promise<RefitError> {
     const note = await this.#context.distributed.refuse(body, GROUP_NAME)
     return arealAdapterRefusal(body, note)
@@ -69,7 +80,7 @@ export function arealAdapterRefusal (body: unknown, note?: string): RefitError {
   return adapterRefusal(body, { advice, ...note === undefined ? {} : { note } })
 }
 
-/** What AReaL's server says of every rank. */
-export function rankWords (ranks: number): string {
+/** The message of AReaL's own server: one line for each rank. */
+export function rankMessage (ranks: number): string {
   return Array.from({ length: ranks }, (_, rank) => `TP rank: ${rank} success\n`).join('')
 }

@@ -16,8 +16,8 @@ export interface ArealTensor {
 const FLOAT_BYTES = 4
 
 /**
- * The tensors of one request, as a source. AReaL has no bfloat16 in numpy and sends float32 in its place, under the dtype that the tensor
- * has: how many bytes there are tells. Throws INVALID_REQUEST and TENSOR_PAYLOAD.
+ * The tensors of one request as a source. numpy has no bfloat16, so AReaL sends float32 values under the dtype
+ * bfloat16; the number of bytes tells the two apart. Throws INVALID_REQUEST and TENSOR_PAYLOAD.
  */
 export function openArealTensors (
   names: readonly string[],
@@ -27,7 +27,7 @@ export function openArealTensors (
   if (absent !== undefined) {
     throw new RefitError(
       'INVALID_REQUEST',
-      `weights: "${absent.slice(0, 200)}" is one of names, but is not there`,
+      `weights: "${absent.slice(0, 200)}" is one of names, but has no entry`,
       { param: 'weights' }
     )
   }

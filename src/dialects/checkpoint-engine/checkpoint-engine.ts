@@ -7,21 +7,22 @@ import { CallJoiner } from '../../weights/call-joiner.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
 import { toGpuUuid } from '../../wire/torch/gpus.ts'
 import { Peers } from './peers.ts'
-import type { Seat } from './peers.ts'
+import type { Slot } from './peers.ts'
 import { runIpcUpdate } from './update.ts'
 import { memoize } from '../memoize.ts'
 import { socketOf } from './zmq-path.ts'
 
-// checkpoint-engine (https://github.com/MoonshotAI/checkpoint-engine): a parameter server beside the engines, one process for each card. For
-// an update it names its ZeroMQ sockets over HTTP and holds that call open; buckets and answers go through the sockets, weights through
-// one buffer for each card, which all hold the same.
+// checkpoint-engine (https://github.com/MoonshotAI/checkpoint-engine) is a parameter server beside the engines, with
+// one process for each GPU. For an update it sends the names of its ZeroMQ sockets over HTTP and keeps that call open.
+// Bucket descriptions and replies go through the sockets, weights through one buffer for each GPU; all buffers hold the
+// same bytes.
 
 export interface IpcUpdateFields {
   /** Default true. */
   flush_cache?: boolean
   weight_version?: string | null
   transaction?: string | null
-  /** Seconds that all of it may take. */
+  /** Longest time of the whole update, in seconds. */
   timeout?: number | null
 }
 
@@ -30,68 +31,69 @@ export interface IpcUpdated {
   report: WriteReport
 }
 
-/** Longest that the parameter server may send nothing: it broadcasts a bucket meanwhile. */
+/** Longest silence of the parameter server, which broadcasts a bucket meanwhile. */
 const SILENCE_MS = 300_000
-/** And take to bind its sockets: when it names them, some of its processes have yet to. */
+/** Longest time until it has bound its sockets: some of its processes may not have when it sends their names. */
 const CONNECT_MS = 60_000
 const DEADLINE_MS = 3_600_000
 
-/** What one server's updates share. */
+/** The state that all updates of one server have in common. */
 class IpcUpdates {
   readonly joiner = new CallJoiner<IpcUpdated>()
-  readonly under = new Set<AbortController>()
-  /** Paths of the sockets of exchanges that run. */
+  /** The exchanges that run. */
+  readonly running = new Set<AbortController>()
+  /** Paths of their sockets. */
   readonly sockets = new Set<string>()
 }
 
 const updatesOf = memoize((_context: RouteContext) => new IpcUpdates())
 
 /**
- * Takes an update from a parameter server. `zmqHandles`: by UUID of a card, the endpoint of the socket of the process on that card. The
- * call ends when the exchange does. One equal to a call under way gets that one's outcome.
+ * Runs an update by a parameter server. `zmqHandles`: UUID of a GPU -> endpoint of the socket of the process on that
+ * GPU. The call ends when the exchange ends. A call equal to a running one joins it and gets the same outcome.
  */
 export async function updateFromIpc (
   context: RouteContext,
   zmqHandles: Readonly<Record<string, string>>,
   fields: IpcUpdateFields = {}
 ): Promise<IpcUpdated> {
-  const seats = chooseSeats(context.engine.info, zmqHandles)
+  const slots = chooseSlots(context.engine.info, zmqHandles)
   const { joiner } = updatesOf(context)
   const key = JSON.stringify([
     fields.transaction ?? null,
-    seats.map(({ endpoint }) => endpoint),
+    slots.map(({ endpoint }) => endpoint),
     fields.weight_version ?? null,
     fields.flush_cache ?? true
   ])
   return await joiner.join(
     key,
-    async () => await exchange(context, seats, fields)
+    async () => await exchange(context, slots, fields)
   )
 }
 
-/** Ends what is under way: the server shuts down. */
+/** Aborts all exchanges: the server shuts down. */
 export function abortIpcUpdates (context: RouteContext): void {
-  for (const control of updatesOf(context).under) {
+  for (const control of updatesOf(context).running) {
     control.abort(new RefitError('ENGINE_CLOSED', 'the server is shutting down'))
   }
 }
 
-async function exchange (context: RouteContext, seats: readonly Seat[], fields: IpcUpdateFields): Promise<IpcUpdated> {
-  const { under, sockets } = updatesOf(context)
-  const taken = seats.find(({ path }) => sockets.has(path))
-  // The other side hands its messages out in turn to all who are connected.
+async function exchange (context: RouteContext, slots: readonly Slot[], fields: IpcUpdateFields): Promise<IpcUpdated> {
+  const { running, sockets } = updatesOf(context)
+  const taken = slots.find(({ path }) => sockets.has(path))
+  // A REQ socket sends its messages to its connections in turn, so two exchanges would each get half of them.
   if (taken !== undefined) {
     throw new RefitError(
       'CONFLICT',
-      `an update with other fields takes what comes through ${taken.endpoint}: wait until it has ended`,
+      `an update with other fields already reads from ${taken.endpoint}: wait until it has ended`,
       { param: 'zmq_handles' }
     )
   }
   const deadlineMs = fields.timeout == null ? DEADLINE_MS : fields.timeout * 1000
   const control = new AbortController()
   setMaxListeners(0, control.signal)
-  under.add(control)
-  for (const { path } of seats) sockets.add(path)
+  running.add(control)
+  for (const { path } of slots) sockets.add(path)
   const timer = setTimeout(() => {
     control.abort(
       new RefitError('DEADLINE', `the exchange with the parameter server has not ended within ${deadlineMs / 1000} s`)
@@ -104,13 +106,12 @@ async function exchange (context: RouteContext, seats: readonly Seat[], fields: 
       transaction: fields.transaction ?? null,
       deadlineMs
     }
-    const report = await runIpcUpdate(context, seats, options, async () =>
-      await Peers.connect(seats, {
+    const report = await runIpcUpdate(context, slots, options, async () =>
+      await Peers.connect(slots, {
         connectMs: Math.min(CONNECT_MS, deadlineMs * 0.9),
         silenceMs: Math.min(SILENCE_MS, deadlineMs),
         signal: control.signal
-      })
-    )
+      }))
     return {
       message: `IPC weight update completed successfully${fields.weight_version == null ? '' : '.'}${
         labelText(fields.weight_version, report)
@@ -119,37 +120,38 @@ async function exchange (context: RouteContext, seats: readonly Seat[], fields: 
     }
   } finally {
     clearTimeout(timer)
-    under.delete(control)
-    for (const { path } of seats) sockets.delete(path)
+    running.delete(control)
+    for (const { path } of slots) sockets.delete(path)
   }
 }
 
 /**
- * Which sockets this engine answers: one for each of its ranks, where they are named by number; else one for each of its cards, each read by the ranks on that card. Others are other engines'. An engine
- * without cards answers a single one for all ranks, or as many as it has ranks, in their order.
+ * The sockets that this engine replies on: one for each of its ranks if they are named by number, else one for each of
+ * its GPUs, which the ranks on that GPU use. Other sockets belong to other engines. An engine without GPUs replies on a
+ * single socket for all ranks, or on one for each rank in their order.
  */
-export function chooseSeats (
+export function chooseSlots (
   { gpus, ranks }: Pick<EngineInfo, 'gpus' | 'ranks'>,
   zmqHandles: Readonly<Record<string, string>>
-): Seat[] {
+): Slot[] {
   const entries = Object.entries(zmqHandles)
-  // verl's workers have the numbers of the engine's ranks.
+  // verl's workers are numbered like the engine's ranks.
   if (entries.length === ranks && entries.every(([key], index) => key === String(index))) {
     return entries.map(([, endpoint], rank) => ({
-      card: gpus[rank]?.uuid ?? null,
+      gpu: gpus[rank]?.uuid ?? null,
       endpoint,
       path: socketOf(endpoint),
       ranks: [rank]
     }))
   }
-  if (gpus.length === 0) return seatsWithoutGpus(entries, ranks)
+  if (gpus.length === 0) return slotsWithoutGpus(entries, ranks)
   const byGpu = new Map(entries.map(([key, endpoint]) => [toGpuUuid(key) ?? key, endpoint]))
-  const seats = new Map<string, Seat>()
+  const slots = new Map<string, Slot>()
   for (const [rank, { uuid }] of gpus.entries()) {
     const gpu = toGpuUuid(uuid) ?? uuid
-    const seat = seats.get(gpu)
-    if (seat !== undefined) {
-      seat.ranks.push(rank)
+    const slot = slots.get(gpu)
+    if (slot !== undefined) {
+      slot.ranks.push(rank)
       continue
     }
     const endpoint = byGpu.get(gpu)
@@ -160,16 +162,16 @@ export function chooseSeats (
         }: the parameter server needs a process on every GPU of this engine`
       )
     }
-    seats.set(gpu, { card: uuid, endpoint, path: socketOf(endpoint), ranks: [rank] })
+    slots.set(gpu, { gpu: uuid, endpoint, path: socketOf(endpoint), ranks: [rank] })
   }
-  return [...seats.values()]
+  return [...slots.values()]
 }
 
-function seatsWithoutGpus (entries: ReadonlyArray<[string, string]>, ranks: number): Seat[] {
+function slotsWithoutGpus (entries: ReadonlyArray<[string, string]>, ranks: number): Slot[] {
   const all = Array.from({ length: ranks }, (_, rank) => rank)
   if (entries.length === 1 || entries.length === ranks) {
     return entries.map(([, endpoint], index) => ({
-      card: null,
+      gpu: null,
       endpoint,
       path: socketOf(endpoint),
       ranks: entries.length === 1 ? all : [index]

@@ -1,54 +1,57 @@
 import { readServerMessage } from '../../wire/trainers/checkpoint-engine.ts'
 import { Replier } from './zmq-rep.ts'
 
-/** A parameter server's socket for some of the engine's ranks. */
-export interface Seat {
-  /** UUID of the card that it was named by, or null on an engine without cards. */
-  card: string | null
-  /** As it was named. */
+/** A socket of the parameter server, and the engine's ranks that use it. */
+export interface Slot {
+  /** UUID of the GPU that it is for, or null on an engine without GPUs. */
+  gpu: string | null
+  /** The endpoint as the request names it. */
   endpoint: string
-  /** Of its Unix socket; `\0name` for an abstract one. */
+  /** Path of its Unix socket; `\0name` for an abstract one. */
   path: string
   ranks: number[]
 }
 
 export interface PeersOptions {
-  /** Longest that one of them may take to bind its socket. */
+  /** Longest time until each of them has bound its socket. */
   connectMs: number
-  /** And to send something. */
+  /** Longest silence of each of them. */
   silenceMs: number
   signal: AbortSignal
 }
 
-/** All ranks of the parameter server that this engine answers: they send the same at every step, and go on when all are answered. */
+/**
+ * The parameter server's ranks that this engine replies to: all send the same at every step, and continue after all
+ * have their reply.
+ */
 export class Peers {
-  readonly seats: readonly Seat[]
+  readonly slots: readonly Slot[]
   readonly #repliers: readonly Replier[]
   readonly #options: PeersOptions
 
-  private constructor (seats: readonly Seat[], repliers: readonly Replier[], options: PeersOptions) {
-    this.seats = seats
+  private constructor (slots: readonly Slot[], repliers: readonly Replier[], options: PeersOptions) {
+    this.slots = slots
     this.#repliers = repliers
     this.#options = options
   }
 
-  /** Throws ZMQ_UNREACHABLE, ZMQ_PROTOCOL or DEADLINE; none is connected then. */
-  static async connect (seats: readonly Seat[], options: PeersOptions): Promise<Peers> {
+  /** Throws ZMQ_UNREACHABLE, ZMQ_PROTOCOL or DEADLINE; no connection stays open then. */
+  static async connect (slots: readonly Slot[], options: PeersOptions): Promise<Peers> {
     const { connectMs, signal } = options
     const found = await Promise.allSettled(
-      seats.map(async ({ path, endpoint }) =>
+      slots.map(async ({ path, endpoint }) =>
         await Replier.connect({ path, name: `the parameter server at ${endpoint}`, connectMs, signal })
       )
     )
     const repliers = found.flatMap(one => one.status === 'fulfilled' ? [one.value] : [])
     const failed = found.find(one => one.status === 'rejected')
-    const peers = new Peers(seats, repliers, options)
+    const peers = new Peers(slots, repliers, options)
     if (failed === undefined) return peers
     peers.close()
     throw failed.reason
   }
 
-  /** The next request of each. */
+  /** The next request of each rank. */
   async receive (): Promise<Buffer[]> {
     const { silenceMs, signal } = this.#options
     const failed = new AbortController()
@@ -56,29 +59,29 @@ export class Peers {
     try {
       return await Promise.all(this.#repliers.map(async replier => await replier.receive(silenceMs, either)))
     } catch (error) {
-      // Nobody takes what the others send now, until they are dismissed.
+      // Requests of the other ranks stay in their queues until `dismiss` reads them.
       failed.abort(error)
       throw error
     }
   }
 
-  /** Nothing means that all is well. */
+  /** Replies to all ranks; an empty text is success. */
   reply (error = ''): void {
-    for (const replier of this.#repliers) if (replier.owes) replier.reply(error)
+    for (const replier of this.#repliers) if (replier.hasRequest) replier.reply(error)
   }
 
   /**
-   * Tells all of them what is wrong, and waits until each has said that it stops: one whose worker goes before would wait for it forever.
-   * Never throws.
+   * Sends the error to all ranks and waits until each has confirmed that it stops: a rank whose connection closes
+   * earlier would wait for it forever. Never throws.
    */
   async dismiss (error: string): Promise<void> {
     const { silenceMs, signal } = this.#options
     await Promise.allSettled(this.#repliers.map(async replier => {
       for (let stopped = false; !stopped;) {
-        if (replier.owes) replier.reply(error)
+        if (replier.hasRequest) replier.reply(error)
         stopped = isStop(await replier.receive(silenceMs, signal))
-        // verl's waits for an answer to its last bucket too.
-        if (stopped && replier.owes) replier.reply(error)
+        // verl waits for a reply to its last bucket, too.
+        if (stopped && replier.hasRequest) replier.reply(error)
       }
     }))
   }
@@ -93,7 +96,7 @@ function isStop (bytes: Buffer): boolean {
     const message = readServerMessage(bytes)
     return message.type === 'stop' || (message.type === 'bucket' && message.isLast === true)
   } catch {
-    // A handle, or what nobody can read.
+    // It is a handle, or not readable at all.
     return false
   }
 }

@@ -11,24 +11,24 @@ import type { Bucket, ServerMessage } from '../../wire/trainers/checkpoint-engin
 import type { TensorDescriptor } from '../../wire/torch/tensor.ts'
 import { readNamedMemory } from '../../wire/trainers/verl-buckets.ts'
 import type { WriteReport } from '../../contract/weight-source.ts'
-import type { Peers, Seat } from './peers.ts'
+import type { Peers, Slot } from './peers.ts'
 
 export interface IpcOptions {
   flushCache: boolean
   version: string | null
-  /** Of the transaction that it belongs to; null: one of its own, or the trainer's scope that is open. */
+  /** Id of the transaction that it belongs to; null: a new one, or the trainer's open scope. */
   transaction: string | null
-  /** For all of it. */
+  /** Longest time of the whole update. */
   deadlineMs: number
 }
 
 const FAILED = 'IPC weight update failed: '
 const BUFFER = 'the buffer'
 
-/** One exchange with a parameter server: bucket after bucket out of the same buffers, all of them one update. */
+/** One exchange with a parameter server: many buckets through the same buffers are one update. */
 export async function runIpcUpdate (
   context: Pick<RouteContext, 'engine' | 'metrics' | 'retries' | 'tensors'>,
-  seats: readonly Seat[],
+  slots: readonly Slot[],
   options: IpcOptions,
   connect: () => Promise<Peers>
 ): Promise<WriteReport> {
@@ -37,7 +37,7 @@ export async function runIpcUpdate (
   let dismissed: Promise<void> | undefined
   const explain = (error: unknown, isOld: boolean): unknown =>
     peers === undefined ? error : withPrefix(FAILED, toRefusal(error, isOld))
-  const owner = `checkpoint-engine (${seats[0]!.endpoint})`
+  const owner = `checkpoint-engine (${slots[0]!.endpoint})`
   try {
     return await runTransaction(context, { ...options, owner, joinsScope: true, explain }, async part => {
       peers = await connect()
@@ -45,7 +45,7 @@ export async function runIpcUpdate (
         update = new IpcUpdate(context, peers, part)
         await update.run()
       } catch (error) {
-        // The peers are told at once; until they have stopped, they need nothing of the engine.
+        // The peers get the error at once; the engine need not wait until they have stopped.
         if (!(error instanceof Stopped)) dismissed = peers.dismiss(`${FAILED}${errorMessage(error)}`)
         throw error
       }
@@ -64,7 +64,7 @@ class IpcUpdate {
   readonly #part: TransactionPart
   #buffers: SharedBuffers | undefined
   #handles: readonly OpenHandle[] = []
-  /** The last messages, as they came. */
+  /** The bytes of the last messages. */
   #bodies: readonly Buffer[] = []
 
   constructor ({ engine, tensors }: Pick<RouteContext, 'engine' | 'tensors'>, peers: Peers, part: TransactionPart) {
@@ -74,7 +74,7 @@ class IpcUpdate {
     this.#part = part
   }
 
-  /** Answers until the other side is done. */
+  /** Replies to the peers until they are done. */
   async run (): Promise<void> {
     const messages = await this.#peers.receive()
     await this.#open(messages)
@@ -88,13 +88,14 @@ class IpcUpdate {
   }
 
   async #open (messages: readonly Buffer[]): Promise<void> {
-    const { seats } = this.#peers
-    // Copies: of a view, all that it views would be sent to the thread that opens it.
+    const { slots } = this.#peers
+    // postMessage to the thread that opens handles clones the whole buffer behind a view, so the bytes are copied
+    // first.
     const { handles, buffers } = await this.#openAll(
       messages.map((bytes, index) => async () => {
         const named = readNamedMemory(bytes)
         return named === null
-          ? await this.#tensors.openHandle(BUFFER, new Uint8Array(bytes), seats[index]!.card)
+          ? await this.#tensors.openHandle(BUFFER, new Uint8Array(bytes), slots[index]!.gpu)
           : await openNamedMemory(named, BUFFER)
       }),
       buffers => {
@@ -106,7 +107,10 @@ class IpcUpdate {
     for (const { tensor } of handles) checkBuffer(tensor)
   }
 
-  /** One for each seat. `take`: they are the caller's to close, also where some cannot be opened. */
+  /**
+   * Opens one buffer for each slot. `take` gets them before an error is thrown, because the caller closes them in any
+   * case.
+   */
   async #openAll (
     opens: ReadonlyArray<() => Promise<OpenHandle>>,
     take: (buffers: SharedBuffers) => void
@@ -114,7 +118,7 @@ class IpcUpdate {
     const opened = await Promise.allSettled(opens.map(async open => await open()))
     const handles = opened.flatMap(one => one.status === 'fulfilled' ? [one.value] : [])
     const bufferOf: number[] = []
-    for (const [index, { ranks }] of this.#peers.seats.entries()) for (const rank of ranks) bufferOf[rank] = index
+    for (const [index, { ranks }] of this.#peers.slots.entries()) for (const rank of ranks) bufferOf[rank] = index
     const buffers = new SharedBuffers({
       buffers: handles,
       bufferOf,
@@ -139,7 +143,7 @@ class IpcUpdate {
       }
       if (type === 'none') return await this.#end()
       const buckets = messages.filter(message => message.type === 'bucket')
-      demandSame(buckets)
+      requireSame(buckets)
       if (buckets[0]!.isDirect === true) await this.#writeDirect(buckets)
       else if (buckets[0]!.pieces.length > 0) {
         await this.#write(
@@ -152,14 +156,14 @@ class IpcUpdate {
     }
   }
 
-  /** What is larger than verl's buffer: where its sender has it. */
+  /** verl sends a tensor that is larger than its buffer by a handle to the tensor itself. */
   async #writeDirect (buckets: readonly Bucket[]): Promise<void> {
-    const { seats } = this.#peers
+    const { slots } = this.#peers
     let opened: SharedBuffers | undefined
     try {
       const { handles, buffers } = await this.#openAll(
         this.#bodies.map((bytes, index) => async () =>
-          await this.#tensors.openHandle(BUFFER, new Uint8Array(bytes), seats[index]!.card)
+          await this.#tensors.openHandle(BUFFER, new Uint8Array(bytes), slots[index]!.gpu)
         ),
         buffers => {
           opened = buffers
@@ -178,7 +182,7 @@ class IpcUpdate {
     const bodies = await this.#peers.receive()
     this.#bodies = bodies
     const read: ServerMessage[] = []
-    // Ranks send the same, to the byte.
+    // All ranks send equal bytes, so they are read once.
     for (const [index, body] of bodies.entries()) {
       read.push(index > 0 && body.equals(bodies[0]!) ? read[0]! : readServerMessage(body))
     }
@@ -191,7 +195,7 @@ class IpcUpdate {
     await this.#part.write(buffers.filled(tensors))
   }
 
-  /** The first None: the buffers are not read any more. The second: that was all. */
+  /** The first None means that the buffers are no longer read, the second one that the update is complete. */
   async #end (): Promise<void> {
     if (this.#part.isEmpty) {
       throw new RefitError('WEIGHTS_INCOMPLETE', 'the parameter server has sent no tensor')
@@ -206,7 +210,7 @@ class IpcUpdate {
     this.#peers.reply()
   }
 
-  /** verl's last bucket is written, and is answered when all is done: its sender frees the buffer then. */
+  /** Replies to verl's last bucket after the commit, because its sender then frees the buffer. */
   async #endVerl (): Promise<void> {
     if (this.#part.isEmpty) throw new RefitError('WEIGHTS_INCOMPLETE', 'verl has sent no tensor')
     await this.#buffers!.close()
@@ -215,10 +219,10 @@ class IpcUpdate {
   }
 }
 
-/** All ranks go on together: what the first one says of a bucket has to hold for all. Throws ZMQ_PROTOCOL. */
-function demandSame ([first, ...others]: readonly Bucket[]): void {
+/** All ranks advance together, so their buckets must be equal. Throws ZMQ_PROTOCOL. */
+function requireSame ([first, ...others]: readonly Bucket[]): void {
   for (const [index, other] of others.entries()) {
-    // The same bytes were read once.
+    // Equal bytes were read once and are the same object.
     if (other === first) continue
     const refuse = (what: string): RefitError =>
       new RefitError(
@@ -243,7 +247,7 @@ function demandSame ([first, ...others]: readonly Bucket[]): void {
   }
 }
 
-/** The other side has given up. */
+/** The parameter server has aborted the update. */
 class Stopped extends Error {
   constructor (reason: string) {
     super(`the parameter server gave the update up: ${reason}`)

@@ -2,12 +2,12 @@ import { lstatSync } from 'node:fs'
 import { RefitError } from '../../errors.ts'
 
 const SCHEME = 'ipc://'
-/** sun_path, less the byte that an abstract name begins with or a path ends with. */
+/** Size of sun_path, without the byte that begins an abstract name or ends a path. */
 const MAX_BYTES = 107
 
 /**
- * The Unix socket of a ZeroMQ endpoint: `ipc://@name` is the abstract socket of that name (`\0name`), `ipc:///path` a socket in the file
- * system. Throws INVALID_REQUEST for all others, `tcp://` among them.
+ * The Unix socket of a ZeroMQ endpoint: `ipc://@name` is the abstract socket of that name (`\0name`), `ipc:///path` a
+ * socket in the file system. Throws INVALID_REQUEST for all other endpoints, such as `tcp://`.
  */
 export function socketOf (endpoint: string): string {
   const refusal = (why: string): RefitError =>
@@ -21,7 +21,7 @@ export function socketOf (endpoint: string): string {
   if (name.startsWith('@') && name.length > 1) return `\0${name.slice(1)}`
   if (!name.startsWith('/')) throw refusal('is not one of the same machine: ipc://@name or ipc:///path')
   const stats = lstatSync(name, { throwIfNoEntry: false })
-  // One that is not there yet may come.
+  // A socket that does not exist yet may be bound later.
   if (stats !== undefined && !stats.isSocket()) throw refusal('is not a socket')
   return name
 }

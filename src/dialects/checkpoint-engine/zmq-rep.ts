@@ -4,34 +4,37 @@ import { errorMessage, RefitError } from '../../errors.ts'
 import { connectLocalSocket } from '../../sources/tensor/local-socket.ts'
 import { zmtpGreeting, zmtpMessage, zmtpPong, zmtpReady, ZmtpReader } from '../../wire/trainers/zmtp.ts'
 
-/** As libzmq, which a peer that binds a moment later relies on. */
+/** libzmq retries at this interval, and peers that bind a moment later rely on it. */
 const RETRY_MS = 100
-/** Nobody has bound it, or they come faster than it takes them. */
+/** The socket is not bound yet, or its backlog is full. */
 const NOT_YET = ['ECONNREFUSED', 'ENOENT', 'EAGAIN']
-/** Whoever listens there and speaks ZMTP greets at once. */
+/** A ZMTP peer sends its greeting at once. */
 const GREETING_MS = 5000
 
 export interface ReplierOptions {
-  /** Of the socket; `\0name` for an abstract one. */
+  /** Path of the socket; `\0name` for an abstract one. */
   path: string
-  /** In messages. */
+  /** The peer's name in error messages. */
   name: string
-  /** How long the other side may take to come there. */
+  /** Longest time until the peer has bound the socket. */
   connectMs: number
   signal: AbortSignal
 }
 
-/** A ZeroMQ REP socket that is connected to one REQ peer, which is never connected to again: what it sends belongs together. */
+/**
+ * A ZeroMQ REP socket with one connection to a REQ peer. It never reconnects, because the peer's messages belong
+ * together.
+ */
 export class Replier {
   readonly #socket: Socket
   readonly #name: string
   readonly #reader = new ZmtpReader()
-  /** Bodies of requests that nobody has received. A REQ peer sends one, and waits. */
+  /** Bodies of requests that `receive` has not returned. A REQ peer sends one and waits for the reply. */
   readonly #requests: Buffer[] = []
   #awaited: { resolve: () => void, reject: (error: Error) => void } | undefined
   #failure: RefitError | undefined
   #isReady = false
-  #owes = false
+  #hasRequest = false
 
   private constructor (socket: Socket, name: string) {
     this.#socket = socket
@@ -52,7 +55,10 @@ export class Replier {
     socket.write(zmtpGreeting())
   }
 
-  /** Connects, again and again until somebody listens there, and shakes hands. Throws ZMQ_UNREACHABLE, ZMQ_PROTOCOL or DEADLINE. */
+  /**
+   * Connects, with retries until the socket is bound, and shakes hands. Throws ZMQ_UNREACHABLE, ZMQ_PROTOCOL or
+   * DEADLINE.
+   */
   static async connect ({ path, name, connectMs, signal }: ReplierOptions): Promise<Replier> {
     const until = performance.now() + connectMs
     for (;;) {
@@ -71,7 +77,7 @@ export class Replier {
         }
         if (performance.now() > until) {
           throw unreachable(
-            `${name}: nobody has bound the socket within ${
+            `${name}: the socket was not bound within ${
               connectMs / 1000
             } s (${code}). It is bound on this machine, in the same network namespace (containers: --network=host)?`,
             error
@@ -82,32 +88,32 @@ export class Replier {
     }
   }
 
-  /** The peer waits for a reply. */
-  get owes (): boolean {
-    return this.#owes
+  /** A request was received, and the peer waits for its reply. */
+  get hasRequest (): boolean {
+    return this.#hasRequest
   }
 
-  /** The next request. Throws DEADLINE when none comes for so long, ZMQ_UNREACHABLE when the peer goes. */
+  /** The next request. Throws DEADLINE if none comes within `silenceMs`, ZMQ_UNREACHABLE if the peer closes. */
   async receive (silenceMs: number, signal: AbortSignal): Promise<Buffer> {
-    if (this.#owes) throw new RefitError('INTERNAL', `${this.#name} waits for a reply`)
+    if (this.#hasRequest) throw new RefitError('INTERNAL', `${this.#name} waits for a reply`)
     if (this.#requests.length === 0) {
       await this.#wait(() => this.#requests.length > 0, silenceMs, `has sent nothing for ${silenceMs / 1000} s`, signal)
     }
-    this.#owes = true
+    this.#hasRequest = true
     return this.#requests.shift()!
   }
 
-  /** Answers the request that was received last. */
+  /** Replies to the last request. */
   reply (body: string | Uint8Array): void {
-    this.#owes = false
+    this.#hasRequest = false
     if (this.#failure === undefined) this.#socket.write(zmtpMessage([Buffer.alloc(0), Buffer.from(body)]))
   }
 
-  /** What was replied is still sent. */
+  /** Closes the connection after the last reply has been sent. */
   close (): void {
     this.#fail(unreachable(`${this.#name}: the connection was closed here`), false)
     this.#socket.end()
-    // A peer that never closes its end does not keep the descriptor.
+    // A peer that never closes its end must not keep the descriptor open.
     setTimeout(() => {
       this.#socket.destroy()
     }, RETRY_MS)
@@ -164,7 +170,7 @@ export class Replier {
   }
 
   #greeted (socketType: string): void {
-    // As a REP socket takes them (RFC 28).
+    // The peers that a REP socket accepts (RFC 28).
     if (socketType !== 'REQ' && socketType !== 'DEALER') {
       throw new RefitError(
         'ZMQ_PROTOCOL',
@@ -176,7 +182,7 @@ export class Replier {
     this.#awaited?.resolve()
   }
 
-  /** An empty frame stands between the envelope and the body. */
+  /** An empty frame separates the envelope from the body. */
   #request (frames: Buffer[]): void {
     if (frames.length !== 2 || frames[0]!.length > 0) {
       throw new RefitError(
@@ -184,7 +190,7 @@ export class Replier {
         `it sent a message of ${frames.length} frames, and a request is an empty one and one more`
       )
     }
-    if (this.#owes || this.#requests.length > 0) {
+    if (this.#hasRequest || this.#requests.length > 0) {
       throw new RefitError('ZMQ_PROTOCOL', 'it sent a request before the reply to the last one')
     }
     this.#requests.push(frames[1]!)
@@ -195,7 +201,7 @@ export class Replier {
     if (this.#failure !== undefined) return
     this.#failure = error
     if (destroy) this.#socket.destroy()
-    // What had come whole before is still received.
+    // Requests that arrived before the failure are still delivered.
     if (this.#requests.length === 0) this.#awaited?.reject(error)
   }
 }

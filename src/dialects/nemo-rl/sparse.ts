@@ -12,18 +12,18 @@ import type { SparseItem } from '../../wire/trainers/sparse-payload.ts'
 import { Semaphore } from '../../sources/tensor/semaphore.ts'
 import { memoize } from '../memoize.ts'
 
-/** Compressed; NeMo-RL cuts payloads at 512 MiB. */
+/** Largest compressed payload; NeMo-RL splits payloads at 512 MiB. */
 export const MAX_PAYLOAD_BYTES = 2 ** 31 - 1
 
 export interface PayloadInfo {
-  /** A payload that comes twice under one key is taken once. */
+  /** A payload that is sent twice under one key is taken once. */
   key: string
   checksum: string
-  /** Changes that the trainer would have checked. */
+  /** Elements that the trainer compared. */
   candidates: number
 }
 
-/** `payloads`: 0 for one that was there already. */
+/** `payloads`: 0 for a payload that was there already. */
 export interface PayloadTaken {
   payloads: number
   duplicate: boolean
@@ -41,33 +41,32 @@ interface Payload extends PayloadInfo {
 }
 
 /**
- * The receiving end of NeMo-RL's remote sparse refit. What comes waits until the flush, which writes all of it as one
- * update: until then the weights are the old ones. Changes are relative to what the trainer believes is here: so they
- * are refused unless it has said what it has (`prepare`), and after anything that went wrong, or that others wrote,
- * until it says so again.
+ * The receiver of NeMo-RL's remote sparse refit. Payloads wait until the flush, which writes all of them as one update;
+ * until then the old weights stay. Changes are relative to the weights that the trainer assumes here. So they are
+ * refused before `prepare`, and after a failure or a write by another client until the next `prepare`.
  */
 export class SparseRefit {
   readonly #context: RouteContext
   readonly #payloads = new Map<string, Payload>()
-  readonly #coming = new Map<string, PayloadInfo & { done: Promise<PayloadTaken> }>()
-  /** What was announced and has not come, and why. */
-  readonly #owed = new Map<string, string>()
+  readonly #loading = new Map<string, PayloadInfo & { done: Promise<PayloadTaken> }>()
+  /** Payloads that were announced and failed, with the reason. */
+  readonly #pending = new Map<string, string>()
   #tensors: ReadonlyMap<string, { shape: readonly number[], dtype: DType }> = new Map()
   #closed: string | null = 'the trainer has prepared nothing since this server began'
-  /** Of the weights that the changes are relative to. */
+  /** Epoch of the weights that the changes are relative to. */
   #epoch = -1
-  /** A flush that runs: what comes meanwhile waits for its end, another flush is that one. */
+  /** The running flush: payloads wait for its end, and another flush call joins it. */
   #flushing: Promise<SparseFlush> | null = null
-  /** Payloads that are read at once. */
-  readonly #lanes = new Semaphore(2)
+  /** Limits the payloads that are read at the same time. */
+  readonly #readers = new Semaphore(2)
 
   constructor (context: RouteContext) {
     this.#context = context
   }
 
   /**
-   * The trainer's tensors, which these weights are to be equal to from now on. Returns those that cannot be changed bit
-   * by bit. Throws WEIGHTS_*.
+   * Takes the trainer's tensors, which this engine's weights equal from now on. Returns the names of those that XOR
+   * changes cannot apply to, because their dtype differs. Throws WEIGHTS_*.
    */
   async prepare (
     tensors: Readonly<Record<string, readonly [shape: readonly number[], dtype: string]>>
@@ -88,8 +87,8 @@ export class SparseRefit {
     )
     this.#host.check([...known].map(([name, { shape }]) => ({ name, shape })))
     this.#drop()
-    // Those are refused when they have come: their keys are taken anew.
-    this.#coming.clear()
+    // Payloads that still load are refused at their end, so their keys are free again.
+    this.#loading.clear()
     this.#tensors = known
     this.#closed = null
     this.#epoch = engine.epoch
@@ -100,47 +99,47 @@ export class SparseRefit {
     return await this.take(info, async () => await readS3Object(name, MAX_PAYLOAD_BYTES))
   }
 
-  /** Takes a payload once. One that failed is owed until it comes under its key. */
+  /** Takes a payload once. A payload that failed stays pending until it is sent again under its key. */
   async take (info: PayloadInfo, read: () => Promise<Uint8Array>): Promise<PayloadTaken> {
     await this.#flushed()
-    this.#requireOpen()
-    const other = this.#payloads.get(info.key) ?? this.#coming.get(info.key)
+    this.#requirePrepared()
+    const other = this.#payloads.get(info.key) ?? this.#loading.get(info.key)
     if (other !== undefined && other.checksum !== info.checksum) {
       throw this.#broken(
         new RefitError('CONFLICT', `payload ${JSON.stringify(info.key.slice(0, 200))} came with other bytes before`)
       )
     }
     if (this.#payloads.has(info.key)) return { payloads: 0, duplicate: true }
-    const coming = this.#coming.get(info.key)
-    if (coming !== undefined) return await coming.done
+    const loading = this.#loading.get(info.key)
+    if (loading !== undefined) return await loading.done
     const done = this.#take(info, read)
-    this.#coming.set(info.key, { ...info, done })
+    this.#loading.set(info.key, { ...info, done })
     try {
       return await done
     } finally {
-      if (this.#coming.get(info.key)?.done === done) this.#coming.delete(info.key)
+      if (this.#loading.get(info.key)?.done === done) this.#loading.delete(info.key)
     }
   }
 
   async #take (info: PayloadInfo, read: () => Promise<Uint8Array>): Promise<PayloadTaken> {
     const tensors = this.#tensors
-    const leave = await this.#lanes.enter()
+    const leave = await this.#readers.enter()
     try {
       const items = await openSparsePayload(this.#host, await read(), info.checksum)
-      for (const item of items) this.#demandPrepared(item)
+      for (const item of items) this.#requireKnown(item)
       if (tensors !== this.#tensors) throw new RefitError('CONFLICT', 'the trainer has prepared anew meanwhile')
-      this.#owed.delete(info.key)
+      this.#pending.delete(info.key)
       this.#payloads.set(info.key, { ...info, items })
       return { payloads: 1, duplicate: false }
     } catch (error) {
-      if (tensors === this.#tensors) this.#owed.set(info.key, messageOf(error))
+      if (tensors === this.#tensors) this.#pending.set(info.key, messageOf(error))
       throw error
     } finally {
       leave()
     }
   }
 
-  /** How many payloads have come under keys that begin so. */
+  /** Number of payloads whose keys begin with `prefix`. */
   count (prefix: string): number {
     let count = 0
     for (const key of this.#payloads.keys()) if (key.startsWith(prefix)) count++
@@ -148,8 +147,8 @@ export class SparseRefit {
   }
 
   /**
-   * Writes all that has come, as one update; a retry gets the outcome of the flush that runs. After a failure nothing
-   * is taken until the trainer prepares anew.
+   * Writes all payloads as one update; a retry joins the running flush. After a failure payloads are refused until the
+   * trainer prepares again.
    */
   async flush (): Promise<SparseFlush> {
     return await (this.#flushing ??= this.#flush().finally(() => {
@@ -163,17 +162,18 @@ export class SparseRefit {
 
   async #flush (): Promise<SparseFlush> {
     const began = performance.now()
-    await Promise.allSettled([...this.#coming.values()].map(async ({ done }) => await done))
-    if (this.#payloads.size === 0 && this.#owed.size === 0 && this.#closed === null) {
+    await Promise.allSettled([...this.#loading.values()].map(async ({ done }) => await done))
+    if (this.#payloads.size === 0 && this.#pending.size === 0 && this.#closed === null) {
       return { payloads: 0, seconds: 0, candidates: 0, changed: 0 }
     }
-    this.#requireOpen()
-    const [owed] = this.#owed
-    if (owed !== undefined) {
+    this.#requirePrepared()
+    const [pending] = this.#pending
+    if (pending !== undefined) {
       throw this.#broken(
         new RefitError(
           'WEIGHTS_INCOMPLETE',
-          `${this.#owed.size} payloads have not come, among them ${JSON.stringify(owed[0].slice(0, 200))}: ${owed[1]}`
+          `${this.#pending.size} payloads have not come, among them ${JSON.stringify(pending[0].slice(0, 200))}: ` +
+            `${pending[1]}`
         )
       )
     }
@@ -186,7 +186,7 @@ export class SparseRefit {
         async write => await write(sparseSource(payloads.flatMap(({ items }) => items), base))
       )
       this.#drop()
-      // One write, one epoch; where there is another by now, somebody has written after it.
+      // A write moves the epoch by one; if the epoch is higher, another client has written since.
       this.#epoch = report.tensors > 0 ? base + 1 : base
       return {
         payloads: payloads.length,
@@ -207,7 +207,7 @@ export class SparseRefit {
     return deltaHost
   }
 
-  #demandPrepared ({ name, shape, dtype, operation }: SparseItem): void {
+  #requireKnown ({ name, shape, dtype, operation }: SparseItem): void {
     const known = this.#tensors.get(name)
     if (known === undefined) throw payloadError('it was not prepared', name)
     if (known.dtype !== dtype || known.shape.join() !== shape.join()) {
@@ -225,21 +225,21 @@ export class SparseRefit {
     }
   }
 
-  #requireOpen (): void {
+  #requirePrepared (): void {
     if (this.#closed === null && this.#epoch !== this.#context.engine.epoch) {
-      this.#close('others have written weights since')
+      this.#close('another client has written weights since')
     }
     if (this.#closed !== null) {
       throw new RefitError(
         'CONFLICT',
-        `changes are not taken, as nobody knows what they would change: ${this.#closed}. ` +
+        `changes are refused, because the weights that they are relative to are unknown: ${this.#closed}. ` +
           `Load the checkpoint that the trainer's changes begin from (/update_weights_from_disk), and prepare again ` +
           '(/nemo-rl/refit/prepare)'
       )
     }
   }
 
-  /** What was to come will not be whole any more. */
+  /** Refuses payloads until the next `prepare`, because this update can no longer be complete. */
   #broken (error: unknown): unknown {
     this.#close(messageOf(error))
     return error
@@ -252,7 +252,7 @@ export class SparseRefit {
 
   #drop (): void {
     this.#payloads.clear()
-    this.#owed.clear()
+    this.#pending.clear()
   }
 }
 

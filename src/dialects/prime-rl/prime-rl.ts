@@ -21,14 +21,14 @@ export interface Broadcaster {
 const GROUP = 'prime-rl'
 /** Longest that one update may take; each broadcast has the group's own limit. */
 const UPDATE_MS = 3600_000
-/** These are the same at every try, or nobody's to try again. */
-const AS_IT_IS: ReadonlySet<ErrorCode> = new Set<ErrorCode>(['DEVICE_LOST', 'ENGINE_CLOSED'])
+/** Errors that prime-rl gets with their own code: a retry cannot succeed, but no broadcast was lost. */
+const KEPT_CODES: ReadonlySet<ErrorCode> = new Set<ErrorCode>(['DEVICE_LOST', 'ENGINE_CLOSED'])
 
-/** prime-rl's orchestrator, which asks for updates, and its trainer, which broadcasts: one of each for an engine. */
+/** The updates that prime-rl's orchestrator requests and its trainer broadcasts; an engine has one of each. */
 class PrimeRl {
   readonly #context: RouteContext
   readonly #updates = new CallJoiner<unknown>()
-  /** The update that ended last, of those that named their folder. */
+  /** The last update that named a folder. */
   #last: { folder: string, error: unknown } | null = null
 
   constructor (context: RouteContext) {
@@ -39,18 +39,20 @@ class PrimeRl {
     if (session !== null) {
       throw new RefitError(
         'UNSUPPORTED',
-        'session_id: weights over NIXL and ModelExpress are not supported; set weight_broadcast.type to "nccl" or "filesystem"',
+        'session_id: weights over NIXL and ModelExpress are not supported; ' +
+          'set weight_broadcast.type to "nccl" or "filesystem"',
         { param: 'session_id' }
       )
     }
     if (quantized) {
       throw new RefitError(
         'UNSUPPORTED',
-        "quantize_in_weight_transfer: this server takes weights as they stand in checkpoints, not as vLLM's kernels have them; set it to false",
+        "quantize_in_weight_transfer: this server takes weights in the layout of checkpoints, not of vLLM's " +
+          'kernels; set it to false',
         { param: 'quantize_in_weight_transfer' }
       )
     }
-    // The trainer's is rank 0.
+    // Rank 0 is the trainer's.
     await this.#context.groups.init({
       name: GROUP,
       backend,
@@ -63,7 +65,10 @@ class PrimeRl {
     this.#last = null
   }
 
-  /** A repeated request, which prime-rl sends when no answer came, joins the one that runs, or has the outcome of the one that ended. */
+  /**
+   * prime-rl repeats a request that got no reply: the repeat joins the running update or gets the outcome of the last
+   * one.
+   */
   async update (folder: string | null): Promise<void> {
     const { groups } = this.#context
     const isJoined = groups.list.some(({ name }) => name === GROUP)
@@ -81,7 +86,7 @@ class PrimeRl {
   }
 
   async #fromFolder (path: string): Promise<void> {
-    // prime-rl keeps its requests' prefixes apart by cache_salt, and never flushes.
+    // prime-rl separates prefixes of different weights by cache_salt and never flushes.
     await updateFromDisk(this.#context, { path, flushCache: false })
   }
 
@@ -104,7 +109,10 @@ class PrimeRl {
     }
   }
 
-  /** All state dicts are one transaction: nothing is generated before the last one, and one that is given up in the middle is torn. */
+  /**
+   * All state dicts are one transaction: nothing is generated before the last one, and an abort in the middle leaves
+   * torn weights.
+   */
   async #receive (folder: string | null): Promise<void> {
     const group = this.#context.groups.get(GROUP)
     const options = {
@@ -114,7 +122,7 @@ class PrimeRl {
     }
     await runTransaction(this.#context, options, async part => {
       await part.begin().catch((error: unknown) => {
-        // The trainer sends all the same, and the next update would take this one's state dicts for its own.
+        // The trainer broadcasts anyway, and the next update would read these state dicts as its own.
         group.abandon(`an update was refused before anything of it was received: ${errorMessage(error)}`)
         throw error
       })
@@ -122,7 +130,7 @@ class PrimeRl {
     })
   }
 
-  /** Once a state dict is refused, the others are received and dropped: the trainer sends them all. */
+  /** After a refused state dict the others are received and dropped, because the trainer sends them all. */
   async #write (part: TransactionPart, dicts: StateDicts, isBroken: () => boolean): Promise<void> {
     let refusal: unknown
     const count = await dicts.count()
@@ -144,12 +152,12 @@ class PrimeRl {
 
 const primeRl = memoize((context: RouteContext) => new PrimeRl(context))
 
-/** Joins prime-rl's trainer; resolves once the communicator stands. */
+/** Joins the group of prime-rl's trainer; resolves when the communicator is ready. */
 export async function initPrimeRl (context: RouteContext, broadcaster: Broadcaster): Promise<void> {
   await primeRl(context).init(broadcaster)
 }
 
-/** prime-rl's `/update_weights`: over NCCL once there is a group, whatever the folder is named, else from the folder. */
+/** prime-rl's `/update_weights`: over NCCL if there is a group, whatever folder it names, else from the folder. */
 export async function updatePrimeRl (
   context: RouteContext,
   { weight_dir: folder }: { weight_dir?: string | null }
@@ -158,8 +166,8 @@ export async function updatePrimeRl (
   return { status: 'ok' }
 }
 
-/** prime-rl repeats what is answered with 5xx, while its trainer has sent and sends no more. */
+/** prime-rl would retry after a 5xx, but its trainer does not broadcast again, so the error becomes BROADCAST_SPENT. */
 function spent (error: unknown): unknown {
-  if (!(error instanceof RefitError) || error.statusCode < 500 || AS_IT_IS.has(error.code)) return error
+  if (!(error instanceof RefitError) || error.statusCode < 500 || KEPT_CODES.has(error.code)) return error
   return new RefitError('BROADCAST_SPENT', `${error.code}: ${error.message}`, { cause: error })
 }

@@ -5,15 +5,15 @@ import type { DistributedReceiver, DistributedSource } from '../../sources/distr
 import { readStateDictMetadata } from '../../wire/trainers/prime-rl-metadata.ts'
 
 const INTEGER_BYTES = 8
-/** Of a model: its layers and one more. */
+/** Most state dicts of a model: one for each layer, and one more. */
 const MOST_DICTS = 65_536
-/** Of the metadata of one state dict. */
+/** Longest metadata of one state dict. */
 const MOST_BYTES = 64 << 20
 
 /**
- * What prime-rl broadcasts (transports/weights/nccl.py): an int64, how many state dicts come; of each an int64, how long its metadata is,
- * the metadata, and all of its tensors of one dtype as one flat tensor. So sizes are learned as it comes; where one is none, nobody can
- * tell what comes next, and the group is given up.
+ * prime-rl's broadcasts (transports/weights/nccl.py): an int64 with the number of state dicts; for each of them an
+ * int64 with the length of its metadata, the metadata, and one flat tensor for each dtype. Sizes are known only as they
+ * come: after one that cannot be read, the next message cannot be found, and the group is abandoned.
  */
 export class StateDicts {
   readonly #group: WeightGroup
@@ -28,7 +28,10 @@ export class StateDicts {
     return await this.#integer('how many state dicts come', 0, MOST_DICTS)
   }
 
-  /** Announced, not received yet; throws what is wrong with it after it has been received and dropped. */
+  /**
+   * Opens the next state dict, whose tensors are not received yet. If it is refused, it is received and dropped before
+   * the error.
+   */
   async open (title: string): Promise<DistributedSource> {
     const bytes = await this.#integer(`the length of the metadata of ${title}`, 1, MOST_BYTES)
     const pickle = await receiveBytes(this.#group, bytes, `the metadata of ${title}`)
@@ -58,7 +61,8 @@ export class StateDicts {
       this.#group.abandon(message)
       throw new RefitError(
         code,
-        `${message}. Nobody can tell what the trainer sends, so that process group "${this.#group.spec.name}" was aborted; initialise it again`,
+        `${message}. The next broadcast cannot be read, so process group "${this.#group.spec.name}" was aborted; ` +
+          'initialise it again',
         { cause: error }
       )
     }

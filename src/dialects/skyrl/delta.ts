@@ -25,7 +25,7 @@ interface FetchedByRank {
   stats: { fetch_s: number, apply_s: number, reset_s: number, total_s: number }
 }
 
-/** Brings the host's checkpoint to a version; what each rank answers. */
+/** Updates the host's checkpoint to a version; returns one reply for each rank. */
 export async function fetchWeights (
   context: RouteContext,
   { target_version: targetVersion, sync_dir: syncDir, uri }: FetchWeights

@@ -9,8 +9,8 @@ import type { WriteReport } from '../../contract/weight-source.ts'
 import { weightTransferOf } from '../vllm/transfer.ts'
 import { memoize } from '../memoize.ts'
 
-// SkyRL's first remote engines: a group of torch, and one request for each chunk, all of whose tensors are one
-// broadcast. What SkyRL calls now are methods of /collective_rpc (src/dialects/vllm/collective-rpc.ts).
+// The routes that old SkyRL versions call: a torch process group, and one request for each chunk, whose tensors are one
+// broadcast. Newer versions call methods of /collective_rpc (src/dialects/vllm/collective-rpc.ts).
 
 export interface OldInit {
   /** Later versions have `master_addr`. */
@@ -26,7 +26,7 @@ export interface OldInit {
   override_existing_receiver?: boolean | undefined
 }
 
-/** `sizes`: elements of each; without, every tensor is a broadcast of its own. */
+/** `sizes`: elements of each tensor; without it, each tensor is its own broadcast. */
 const OldUpdate = Type.Object({
   names: Type.Array(Type.String()),
   dtypes: Type.Array(Type.String()),
@@ -61,7 +61,7 @@ class OldSkyrl {
     const { groups } = this.#context
     const renew = init.override_existing_receiver ?? init.override_existing ?? false
     const isThere = groups.list.some(group => group.name === name && group.error === null)
-    // SkyRL's engines keep the one that they have, without a word.
+    // SkyRL's own engines keep an existing group silently.
     if (!isThere || renew) await groups.init({ name, backend, address, port, rankOffset, worldSize }, { renew })
     this.#group = name
   }
@@ -74,7 +74,7 @@ class OldSkyrl {
     if (groupName === null) {
       throw new RefitError(
         'CONFLICT',
-        'there is no group of a trainer to receive from: call /init_weight_update_communicator first'
+        'no process group has been joined: call /init_weight_update_communicator first'
       )
     }
     return await this.#updates.join(JSON.stringify([names, dtypes, shapes, sizes ?? null]), async () => {
@@ -90,7 +90,7 @@ class OldSkyrl {
     })
   }
 
-  /** Of a request that is not what it should be the trainer broadcasts all the same. */
+  /** The trainer broadcasts even if its request is invalid, so the broadcast is received and dropped. */
   async #refusal (
     { message, param }: RefitError,
     { names, dtypes, shapes, sizes }: Readonly<Record<string, unknown>>

@@ -25,14 +25,14 @@ const samplingFields = {
   max_tokens: nullable(Type.Integer({ minimum: 0 }), 'Default 16.'),
   logprobs: Type.Optional(
     Type.Union([Type.Integer({ minimum: 0 }), Type.Null()], {
-      description: 'Best tokens beside each token (default 0: itself alone); null for no logprobs.'
+      description: 'Best tokens besides each token (default 0: only the token itself); null for no logprobs.'
     })
   ),
   truncate_prompt_tokens: nullable(
     Type.Integer({ minimum: -1 }),
-    'Only the last so many tokens of each prompt; -1: all.'
+    'Keep only this many tokens at the end of each prompt; -1: all.'
   ),
-  generation_kwargs: nullable(VllmSamplingFields, "More of vLLM's SamplingParams, over the fields beside it."),
+  generation_kwargs: nullable(VllmSamplingFields, "More of vLLM's SamplingParams; they override the other fields."),
   structured_outputs_regex: refused('structured output'),
   guided_decoding_regex: refused('structured output')
 }
@@ -66,17 +66,17 @@ const Scores = nullable(
 
 export const TrlReply = Type.Object({
   prompt_ids: Type.Array(TokenIds),
-  completion_ids: Type.Array(TokenIds, { description: 'n beside each other, in the order of prompts.' }),
+  completion_ids: Type.Array(TokenIds, { description: 'n for each prompt, in the order of prompts.' }),
   logprobs: Scores,
-  logprob_token_ids: nullable(Type.Array(Type.Array(TokenIds)), 'Whose they are.')
-}, { title: 'TrlCompletions', description: 'Lists beside each other.' })
+  logprob_token_ids: nullable(Type.Array(Type.Array(TokenIds)), 'Token ids of the logprobs.')
+}, { title: 'TrlCompletions', description: 'Parallel lists.' })
 
 type SamplingFields = Omit<Static<typeof TrlGenerateBody>, 'prompts' | 'images'>
 
 export interface TrlPlan {
   prompts: Int32Array[]
   samples: SamplePlan[]
-  /** Best tokens beside each token; null for no logprobs. */
+  /** Best tokens besides each token; null for no logprobs. */
   best: number | null
 }
 
@@ -100,7 +100,7 @@ export function planTrlGenerate (body: Static<typeof TrlGenerateBody>, context: 
 
 export function planTrlChat (body: Static<typeof TrlChatBody>, context: RouteContext): TrlPlan {
   const { messages, tools, chat_template_kwargs: kwargs } = body
-  // TRL parses calls out of the text by itself.
+  // TRL parses tool calls out of the text itself.
   const fields = {
     tool_choice: 'none',
     ...tools == null ? {} : { tools },

@@ -12,14 +12,16 @@ import { invalid } from '../../http/refuse.ts'
 import type { Sample } from '../../http/sample.ts'
 import { nullable, TokenIds } from '../../http/schemas.ts'
 
-/** A teacher's scores of what a student has written. */
+/** A teacher model scores sequences of a student. */
 export const TrlScoresBody = Type.Object({
   sequences: Type.Array(TokenIds, {
     minItems: 1,
     maxItems: MAX_BATCH,
-    description: 'Token ids, each a prompt and what follows it.'
+    description: 'Token ids: each a prompt and its completion.'
   }),
-  prompt_lengths: Type.Array(Type.Integer({ minimum: 0 }), { description: 'From which position on each is scored.' }),
+  prompt_lengths: Type.Array(Type.Integer({ minimum: 0 }), {
+    description: 'Position of each sequence from which on it is scored.'
+  }),
   top_logprobs: nullable(
     Type.Integer({ minimum: 1, maximum: MAX_TOP_LOGPROBS }),
     'Best tokens of each position (default 100).'
@@ -36,7 +38,7 @@ const Base64 = Type.Optional(Type.String())
 export const TrlScoresReply = Type.Object({
   logprobs: nullable(
     Type.Array(Type.Array(Type.Array(Type.Number()))),
-    'Per sequence and position, best first; the token that stands there last, where it is none of the best.'
+    'Per sequence and position, best first; the token of the sequence comes last if it is none of the best.'
   ),
   logprob_token_ids: nullable(Type.Array(Type.Array(TokenIds))),
   logprobs_b64: Base64,
@@ -45,7 +47,7 @@ export const TrlScoresReply = Type.Object({
   actual_token_ids_b64: Base64,
   shape: nullable(
     Type.Array(Type.Integer()),
-    'Of the first two arrays: sequences, most positions, top_logprobs. The last two have one entry per position.'
+    'Shape of the first two arrays: sequences, most positions, top_logprobs. The last two have one entry per position.'
   ),
   completion_lengths: nullable(Type.Array(Type.Integer()))
 }, { title: 'TrlScores', description: 'Lists, or arrays in base64.' })
@@ -66,7 +68,7 @@ const GREEDY: Omit<SamplingParams, 'maxNewTokens'> = {
 }
 const NO_TEXT = { stop: [], noStopTrim: false, skipSpecialTokens: true, spacesBetweenSpecialTokens: true }
 const DEFAULT_TOP = 100
-/** Scores of one binary reply, whose rows are padded to the longest; a quarter of a gigabyte. */
+/** Most scores of one binary reply (256 MiB), with rows padded to the longest. */
 const MOST_CELLS = 1 << 26
 
 export interface TrlScoresPlan {
@@ -115,7 +117,8 @@ export function planTrlScores (
   if (body.response_format === 'binary' && cells > MOST_CELLS) {
     throw invalid(
       'top_logprobs',
-      `sequences times most scored positions times top_logprobs: expected at most ${MOST_CELLS} in one binary reply, got ${cells}`
+      'sequences times most scored positions times top_logprobs: ' +
+        `expected at most ${MOST_CELLS} in one binary reply, got ${cells}`
     )
   }
   return { samples, lengths, top: body.top_logprobs ?? DEFAULT_TOP, binary: body.response_format === 'binary' }
@@ -129,7 +132,8 @@ export function trlScores (
     if (input !== null) return input
     throw new RefitError(
       'CONFLICT',
-      'the request was aborted (/abort_request, or a pause or an update that ends requests) before all of its sequences were scored: send it again'
+      'the request was aborted (/abort_request, or a pause or an update that ends requests) before all of its ' +
+        'sequences were scored: send it again'
     )
   })
   if (binary) return packed(inputs, samples.map(({ promptIds }, i) => promptIds.length - lengths[i]!), top)
@@ -148,7 +152,7 @@ export function sortedScores (own: Scored, best: readonly Scored[]): Scored[] {
   return scores.map(([logprob, id]): Scored => [finite(logprob), id]).sort(([a], [b]) => b - a)
 }
 
-/** Rows of all sequences padded to the longest: -Infinity and token 0. */
+/** Pads the rows of all sequences to the longest, with -Infinity and token 0. */
 function packed (inputs: readonly InputLogprobs[], lengths: number[], top: number): Static<typeof TrlScoresReply> {
   const most = Math.max(...lengths)
   const positions = inputs.length * most

@@ -20,25 +20,26 @@ export interface NamedParameter {
 }
 
 const GROUP = 'trl'
-/** TRL comes once it has been answered, and not before: this long what is wrong at once may take to show. */
+/** TRL's client joins only after the reply; an error that shows within this time is still in the reply. */
 const SHOW_MS = 100
 const CLOSE_MS = 2000
 
 /**
- * The weights of TRL's `vllm-serve`, one parameter a request: this engine has rank 0 and the store, TRL's client is the last rank and
- * sends once it has been answered. So what a request announces is checked before the answer; what fails behind it is told at the next call.
+ * Weight updates of TRL's `vllm-serve`, with one parameter in each request. This engine has rank 0 and the store; TRL's
+ * client is the last rank and broadcasts after it has the reply. So the announced parameter is checked before the
+ * reply, and a failure after it is reported at the next call.
  */
 export class TrlWeights {
   readonly #context: RouteContext
-  /** Until the communicator stands. */
+  /** Resolves when the communicator is ready. */
   #joining: Promise<void> | null = null
   #barrier: StatelessBarrier | null = null
-  /** Of parameters whose bytes have come, and of those that are to come. */
+  /** Resolves after all parameters so far have been received. */
   #tail: Promise<void> = Promise.resolve()
-  /** Requests that have not been answered. */
+  /** Requests without a reply so far. */
   readonly #asking = new CallJoiner<void>()
   #turn: Promise<void> = Promise.resolve()
-  /** What has been answered and has not come: a request that repeats it is a client's retry. */
+  /** The parameter with a reply whose bytes have not come; an equal request is a client's retry. */
   #expected: string | null = null
   #failure: RefitError | null = null
 
@@ -52,7 +53,8 @@ export class TrlWeights {
     if (gpuUuid !== undefined && gpus.some(({ uuid }) => bare(uuid) === bare(gpuUuid))) {
       throw new RefitError(
         'GROUP_REFUSED',
-        `client_device_uuid: this engine computes on ${gpuUuid}, and NCCL does not join two ranks on one card; train on another one`,
+        `client_device_uuid: this engine computes on ${gpuUuid}, and NCCL does not join two ranks on one GPU; ` +
+          'train on another one',
         { param: 'client_device_uuid' }
       )
     }
@@ -82,9 +84,9 @@ export class TrlWeights {
     })
   }
 
-  /** Resolves once the client may send. */
+  /** Resolves when the client may broadcast. */
   async update (parameter: NamedParameter): Promise<void> {
-    this.#tell()
+    this.#throwFailure()
     if (this.#joining === null) {
       throw new RefitError('CONFLICT', 'there is no communicator: call /init_communicator/ first')
     }
@@ -92,11 +94,11 @@ export class TrlWeights {
     if (this.#expected === key) return
     const joining = this.#joining
     await this.#asking.join(key, async () => {
-      // One after another, also where a client has given up on one and sends the next.
+      // One parameter after another, even if a client cancelled a request and sends the next one.
       const turn = this.#turn.then(async () => {
         await joining.catch(() => {})
         await this.#tail
-        this.#tell()
+        this.#throwFailure()
         await this.#begin(parameter, key)
       })
       this.#turn = turn.catch(() => {})
@@ -104,10 +106,10 @@ export class TrlWeights {
     })
   }
 
-  /** After what came before; throws what that failed by. */
+  /** Resolves after all parameters so far; throws the failure of one of them. */
   async settle (): Promise<void> {
     await this.#tail
-    this.#tell()
+    this.#throwFailure()
   }
 
   async close (): Promise<void> {
@@ -125,7 +127,7 @@ export class TrlWeights {
     const allowed = new Promise<void>(resolve => {
       allow = resolve
     })
-    // TRL drops the caches itself, when all parameters have come.
+    // TRL resets the prefix cache itself after the last parameter.
     const written = runUpdate(this.#context, { flushCache: false }, async write => {
       const source = await this.#context.distributed.open({
         names: [name],
@@ -151,7 +153,7 @@ export class TrlWeights {
     await Promise.race([allowed, written])
   }
 
-  /** The client goes on when all ranks have come. */
+  /** Meets the client at its barrier; it continues when all ranks are there. */
   async #meet (): Promise<void> {
     if (this.#expected === null) return
     this.#expected = null
@@ -160,26 +162,29 @@ export class TrlWeights {
       const group = this.#context.groups.get(GROUP)
       await barrier?.pass({ timeoutMs: group.timeoutMs })
     } catch (error) {
-      if (this.#barrier === barrier) this.#failed('the client has not come to the barrier behind a parameter', error)
+      if (this.#barrier === barrier) this.#failed('the client did not reach the barrier after a parameter', error)
     }
   }
 
   #failed (what: string, error: unknown): void {
     const { message = String(error), code = 'INTERNAL' } = error as Partial<RefitError>
-    this.#failure ??= new RefitError('BROADCAST_SPENT', `${what}, after it had been answered: ${code}: ${message}`, {
+    this.#failure ??= new RefitError('BROADCAST_SPENT', `${what}, after the reply: ${code}: ${message}`, {
       cause: error
     })
   }
 
-  /** Once. */
-  #tell (): void {
+  /** Throws the last failure, once. */
+  #throwFailure (): void {
     const failure = this.#failure
     this.#failure = null
     if (failure !== null) throw failure
   }
 }
 
-/** The same source; `allow` is called when all is checked and bytes are waited for. What is refused before does not come. */
+/**
+ * The same source; `allow` is called when everything is checked and the broadcast can begin. If it is refused before,
+ * no broadcast comes.
+ */
 function askedFor (source: DistributedSource, allow: () => void): WeightSource {
   let isAllowed = false
   const { stream } = source

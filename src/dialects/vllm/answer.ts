@@ -7,8 +7,8 @@ import { usageOf } from '../../http/openai/openai-output.ts'
 import type { VllmGeneratePlan } from './generate.ts'
 import { vllmChoice, vllmPromptLogprobs } from './output.ts'
 
-/** Runs what was planned, and answers in vLLM's form. */
-export async function answerVllm (
+/** Runs a request and replies in vLLM's form. */
+export async function replyVllm (
   context: RouteContext,
   plan: VllmGeneratePlan,
   reply: FastifyReply

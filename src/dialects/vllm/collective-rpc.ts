@@ -4,21 +4,21 @@ import { updateFromIpc } from '../checkpoint-engine/checkpoint-engine.ts'
 import { vllmSleepOf } from './sleep-of.ts'
 import { weightTransferOf } from './transfer.ts'
 
-// vLLM's /collective_rpc calls any method of its workers by name. Here are those that trainers call, and no others.
+// vLLM's /collective_rpc calls any method of its workers by name. Only the methods that trainers use exist here.
 
 export interface RpcCall {
   args: readonly unknown[]
   kwargs: Readonly<Record<string, unknown>>
   /** Seconds. */
   timeout: number | null
-  /** Who asks, in words. */
+  /** The caller, for messages. */
   owner: string
 }
 
 interface Method {
   /** The dialects that have this method. */
   dialects: readonly string[]
-  /** What each rank answers. */
+  /** Returns the result of each rank. */
   run: (context: RouteContext, call: RpcCall) => Promise<unknown>
 }
 
@@ -26,7 +26,7 @@ const NATIVE: readonly string[] = ['vllm', 'skyrl']
 const SKYRL: readonly string[] = ['skyrl']
 
 const METHODS: Readonly<Record<string, Method>> = {
-  // vLLM's own, as routes of the same names have them.
+  // vLLM's own methods; there are routes of the same names.
   init_weight_transfer_engine: {
     dialects: NATIVE,
     run: async (context, call) => {
@@ -56,7 +56,7 @@ const METHODS: Readonly<Record<string, Method>> = {
     }
   },
   skyrl_finish_weight_update: { dialects: SKYRL, run: finish },
-  // Frozen requests keep their KV cache where it is: there is nowhere else to put it. Weights are written anew by the update.
+  // Frozen requests keep their KV cache in place, because it cannot be moved elsewhere. The update writes all weights.
   skyrl_sleep_for_weight_sync: {
     dialects: SKYRL,
     run: async ({ engine }, call) => {
@@ -82,7 +82,7 @@ const METHODS: Readonly<Record<string, Method>> = {
   }
 }
 
-/** Runs a method. Throws INVALID_REQUEST for one that there is not, naming those that there are, and for arguments that it does not take. */
+/** Runs a method. Throws INVALID_REQUEST for an unknown method, with the known ones, and for invalid arguments. */
 export async function callMethod (context: RouteContext, name: string, call: RpcCall): Promise<unknown[]> {
   const isServed = ({ dialects }: Method): boolean => dialects.some(dialect => context.dialects.has(dialect))
   const method = Object.hasOwn(METHODS, name) ? METHODS[name]! : undefined
@@ -90,7 +90,8 @@ export async function callMethod (context: RouteContext, name: string, call: Rpc
     const names = Object.keys(METHODS).filter(known => isServed(METHODS[known]!))
     throw new RefitError(
       'INVALID_REQUEST',
-      `method: ${JSON.stringify(name.slice(0, 100))} is not one that can be called here; there are ${names.join(', ')}`,
+      `method: ${JSON.stringify(name.slice(0, 100))} is not a method of this server; ` +
+        `expected one of ${names.join(', ')}`,
       { param: 'method' }
     )
   }
@@ -111,7 +112,7 @@ async function finish (context: RouteContext, call: RpcCall): Promise<void> {
   await weightTransferOf(context).finish(version)
 }
 
-/** Python's: by position or by name. */
+/** An argument by position or by name, as in Python. */
 function take ({ args, kwargs }: RpcCall, index: number, name: string): unknown {
   return Object.hasOwn(kwargs, name) ? kwargs[name] : args[index]
 }

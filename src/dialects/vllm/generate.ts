@@ -15,22 +15,22 @@ import type { ExpertsForm } from '../routed-experts.ts'
 import { readVllmSampling, VllmSamplingFields } from './sampling.ts'
 import type { VllmOutput } from './output.ts'
 
-/** vLLM's tokens in, tokens out. */
+/** vLLM's /inference/v1/generate: token ids in, token ids out. */
 export const VllmGenerateBody = Type.Object({
   request_id: nullable(
     Type.String({ minLength: 1, maxLength: MAX_RID_LENGTH }),
-    'Id of the request, for /abort_requests; drawn if left out.'
+    'Id of the request, for /abort_requests; random by default.'
   ),
   token_ids: Type.Array(Type.Integer(), { minItems: 1, description: 'The prompt.' }),
   sampling_params: nullable(VllmSamplingFields),
   model: nullable(Type.String(), 'Any name: there is one model.'),
-  stream: nullable(Type.Boolean(), 'Server-sent events, each with what is new.'),
+  stream: nullable(Type.Boolean(), 'Server-sent events; each has only the new tokens.'),
   stream_options: nullable(Type.Object({ include_usage: nullable(Type.Boolean()), continuous_usage_stats: unused() })),
   output_mode: nullable(
     Type.Union([Type.Literal('tokens'), Type.Literal('text')]),
     '`text`: with the text, and logprobs by text (default `tokens`).'
   ),
-  return_token_ids: nullable(Type.Boolean(), "Send the prompt's ids back."),
+  return_token_ids: nullable(Type.Boolean(), "Return the prompt's ids."),
   cache_salt: nullable(
     Type.String({ minLength: 1, maxLength: MAX_SALT_LENGTH }),
     'Keeps prefix-cache entries of different salts apart.'
@@ -41,9 +41,9 @@ export const VllmGenerateBody = Type.Object({
   ec_transfer_params: refused('disaggregated encoders'),
   return_routed_experts: nullable(
     Type.Boolean(),
-    'Servers with --enable-return-routed-experts send them always, others never: refused there.'
+    'Servers with --enable-return-routed-experts always send them; other servers refuse this.'
   ),
-  return_full_logprobs: refused('packed logprobs; ask for sampling_params.logprobs'),
+  return_full_logprobs: refused('packed logprobs; use sampling_params.logprobs'),
   return_sample_support: refused('sets of samples that were possible'),
   priority: unused(),
   token_offsets: unused(),
@@ -67,13 +67,13 @@ export interface VllmGeneratePlan {
   samples: SamplePlan[]
   output: VllmOutput
   stream: boolean
-  /** A last frame of a stream with usage. */
+  /** The stream ends with an event that has the usage. */
   usage: boolean
-  /** The prompt's ids are sent back. */
+  /** Return the prompt's ids. */
   promptIds: boolean
 }
 
-/** Everything about a body that can be refused is refused here, before the engine hears of it. */
+/** Checks everything in a body that can be refused, before the engine gets the request. */
 export function planVllmGenerate (
   body: VllmGenerateBody,
   context: RouteContext,
@@ -92,11 +92,11 @@ export function planVllmGenerate (
   )
   checkBatch(1, sampling.n, info, context.maxBatch, 'sampling_params.n')
   const stream = body.stream ?? false
-  if (stream && best.prompt !== null) throw invalid('sampling_params.prompt_logprobs', 'cannot be had of a stream')
+  if (stream && best.prompt !== null) throw invalid('sampling_params.prompt_logprobs', 'is not possible in a stream')
   const isText = body.output_mode === 'text'
   if (isText && !detokenize) throw invalid('output_mode', '"text" needs "detokenize": true in sampling_params')
   const tokenizer = isText ? needTokenizer(context.tokenizer, 'output_mode') : null
-  // As vLLM has it: what does not fit into the context is cut off, not refused.
+  // vLLM cuts tokens that do not fit into the context instead of refusing them.
   const wanted = sampling.maxNewTokens == null
     ? null
     : Math.min(

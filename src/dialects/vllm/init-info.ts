@@ -7,12 +7,12 @@ import { bodyCheck } from '../../http/validation.ts'
 import type { Packing } from '../../sources/distributed/broadcasts.ts'
 import { requireValid } from '../require-valid.ts'
 
-// init_info of vLLM's /init_weight_transfer_engine. Which transfer it is of is told by its fields: here it is no option
-// of the server.
+// init_info of vLLM's /init_weight_transfer_engine. In vLLM an option of the server chooses the kind of transfer; here
+// the fields do.
 
 /** vLLM's DEFAULT_PACKED_BUFFER_SIZE_BYTES. */
 const BUFFER_BYTES = 2 ** 30
-/** Of the server's one transfer engine; a gloo group has its name in the store's keys. */
+/** Name of the group of the server's only transfer engine; gloo uses it in the store's keys. */
 const GROUP = 'weight_transfer'
 
 const packing = {
@@ -21,7 +21,7 @@ const packing = {
   packed_num_buffers: unused()
 }
 
-/** How tensors are packed: since vLLM 0.26 said once, at the init; before, with each update. */
+/** How tensors are packed. vLLM sends it with the init since 0.26, before that with each update. */
 export interface PackingFields {
   packed?: boolean
   packed_buffer_size_bytes?: number
@@ -40,7 +40,7 @@ const checkNccl = bodyCheck(NcclInfo)
 const PackingInfo = Type.Object(packing)
 const checkPacking = bodyCheck(PackingInfo)
 
-/** SkyRL's deltas of checkpoints. Its other fields say how vLLM reads files, and have no effect. */
+/** SkyRL's deltas of checkpoints. Its other fields are about how vLLM reads files and have no effect. */
 const DeltaInfo = Type.Object({
   base_model_path: Type.String({ minLength: 1 }),
   local_checkpoint_dir: Type.String({ minLength: 1 })
@@ -48,14 +48,14 @@ const DeltaInfo = Type.Object({
 export type DeltaInfo = Static<typeof DeltaInfo>
 const checkDelta = bodyCheck(DeltaInfo)
 
-/** `group`: to be joined; null where handles or files will come. `delta`: null but for SkyRL's deltas. */
+/** `group`: the group to join; null if handles or files will come. `delta`: null except for SkyRL's deltas. */
 export interface InitInfo {
   group: GroupFields | null
   packing: PackingFields
   delta: DeltaInfo | null
 }
 
-/** Throws INVALID_REQUEST, and UNSUPPORTED for vLLM's other transfers, naming them. */
+/** Throws INVALID_REQUEST, and UNSUPPORTED with the name of the transfer for other transfers of vLLM. */
 export function readInitInfo (value: unknown): InitInfo {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) {
     throw new RefitError('INVALID_REQUEST', 'init_info: is required, an object', { param: 'init_info' })
@@ -87,7 +87,7 @@ export function readInitInfo (value: unknown): InitInfo {
   }
 }
 
-/** What an update announces about it goes before what the init did. */
+/** Fields of an update override those of the init. */
 export function toPacking (update: PackingFields, init: PackingFields): Packing {
   const {
     packed = init.packed ?? false,
@@ -109,16 +109,20 @@ const OTHERS: ReadonlyArray<readonly [fields: RegExp, transfer: string]> = [
   [/^nccl_unique_id/, 'a communicator whose id is in the request']
 ]
 const HERE =
-  'there are NCCL with master_address and master_port, CUDA IPC handles (init_info {}), and checkpoints on disk ' +
+  'supported are NCCL with master_address and master_port, CUDA IPC handles (init_info {}), and checkpoints on disk ' +
   '(init_info {})'
 
 function refuseOthers (fields: readonly string[]): void {
   for (const [sign, transfer] of OTHERS) {
     const field = fields.find(name => sign.test(name))
     if (field !== undefined) {
-      throw new RefitError('UNSUPPORTED', `init_info: ${field} is of ${transfer}, which is not supported; ${HERE}`, {
-        param: 'init_info'
-      })
+      throw new RefitError(
+        'UNSUPPORTED',
+        `init_info: ${field} belongs to ${transfer}, which is not supported; ${HERE}`,
+        {
+          param: 'init_info'
+        }
+      )
     }
   }
 }

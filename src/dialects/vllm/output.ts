@@ -11,19 +11,19 @@ import { VllmExperts, vllmExperts } from '../routed-experts.ts'
 import type { ExpertsForm } from '../routed-experts.ts'
 
 export interface VllmOutput {
-  /** Of replies with text; null for tokens alone. */
+  /** For replies with text; null for token ids only. */
   tokenizer: Tokenizer | null
-  /** Best tokens of each that are wanted of output and prompt; null for no scores. */
+  /** Number of best tokens for output and prompt; null for no scores. */
   best: { output: number | null, prompt: number | null }
-  /** Null where the engine records none. */
+  /** Null if the engine records none. */
   experts: { wanted: WantedExperts, form: ExpertsForm } | null
 }
 
 const Scores = {
-  token: Type.String({ description: '"token_id:<id>", as older vLLMs have it; the text in mode `text`.' }),
+  token: Type.String({ description: '"token_id:<id>", as in older vLLM versions; the text in mode `text`.' }),
   token_id: Type.Optional(Type.Integer()),
   logprob: Type.Number(),
-  rank: nullable(Type.Integer(), '1 is the best; null where the token is none of the best that were asked for.'),
+  rank: nullable(Type.Integer(), '1 is the best; null if the token is none of the requested best ones.'),
   bytes: nullable(Type.Array(Type.Integer()), 'In mode `text`.')
 }
 
@@ -32,7 +32,7 @@ const Span = Type.Object({ version: Type.String(), start: Type.Integer(), end: T
 const Choice = Type.Object({
   index: Type.Integer(),
   finish_reason: nullable(Type.String(), 'stop, length or abort.'),
-  stop_reason: nullable(Type.Union([Type.String(), Type.Integer()]), 'The text or token that ended it.'),
+  stop_reason: nullable(Type.Union([Type.String(), Type.Integer()]), 'The text or token that ended the output.'),
   token_ids: Type.Array(Type.Integer()),
   text: Type.Optional(Type.String()),
   logprobs: nullable(
@@ -41,13 +41,13 @@ const Choice = Type.Object({
         .Object({
           ...Scores,
           top_logprobs: Type.Array(Type.Object(Scores), {
-            description: 'The token itself, then the best ones besides it.'
+            description: 'The token itself, then the other best ones.'
           })
         }))
     })
   ),
   weight_versions: Type.Optional(
-    Type.Array(Span, { description: 'Which output tokens, [start, end), were made by which weights.' })
+    Type.Array(Span, { description: 'Weight version of each range [start, end) of output tokens.' })
   ),
   routed_experts: VllmExperts,
   sampling_mask: Type.Null()
@@ -66,7 +66,7 @@ export const VllmGenerateReply = Type.Object({
   kv_transfer_params: Type.Null()
 }, { title: 'VllmGenerateReply' })
 
-/** What a sample has brought since `tokens` tokens and `text` characters had been sent. */
+/** The part of a sample after the `tokens` tokens and `text` characters that were sent already. */
 export function vllmChoice (
   sample: Sample,
   index: number,
@@ -94,7 +94,7 @@ export function vllmPromptLogprobs (samples: Sample[], { best, tokenizer }: Vllm
   return best.prompt === null ? null : promptLogprobs(samples[0]!, best.prompt, tokenizer)
 }
 
-/** By token id. Beside each token itself, the best ones at its position, then those that were asked for by id. */
+/** By token id: the token itself, the best ones at its position, then the ones that were requested by id. */
 function tokenLogprobs (sample: Sample, from: number, best: number): object {
   return {
     content: sample.logprobs.slice(from).map((own, i) => {

@@ -36,18 +36,19 @@ export const VllmSamplingFields = Type.Object({
   ignore_eos: nullable(Type.Boolean(), "Do not stop at the model's own end tokens."),
   logprobs: nullable(
     Type.Integer({ minimum: -1, maximum: MAX_TOP_LOGPROBS }),
-    'Logprobs of the output tokens, each with so many best ones at its position; -1 for all of the vocabulary.'
+    'Logprobs of the output tokens, each with this many best ones at its position; -1 for the whole vocabulary.'
   ),
   prompt_logprobs: promptLogprobsField,
-  logprob_token_ids: nullable(TokenIds, 'Token ids whose logprobs are wanted at every position of the output.'),
+  logprob_token_ids: nullable(TokenIds, 'Token ids whose logprobs are returned at every position of the output.'),
   logit_bias: nullable(Type.Record(Type.String(), Type.Number()), 'Added to logits; keys are token ids.'),
   detokenize: nullable(Type.Boolean(), 'False: no text is made (default true).'),
   skip_special_tokens: nullable(Type.Boolean(), 'Leave special tokens out of the text (default true).'),
   spaces_between_special_tokens: nullable(Type.Boolean()),
-  include_stop_str_in_output: nullable(Type.Boolean(), 'Leave the stop text in the text.'),
+  include_stop_str_in_output: nullable(Type.Boolean(), 'Keep the stop text in the output.'),
   routed_experts_prompt_start: nullable(
     Type.Integer({ minimum: 0 }),
-    'First position whose experts are wanted, on servers that record them; at most the count of prompt tokens (default 0).'
+    'First position whose experts are returned, on servers that record them; ' +
+      'at most the number of prompt tokens (default 0).'
   ),
   bad_words: refused('banned words; ban their tokens by logit_bias'),
   allowed_token_ids: refused('lists of allowed tokens'),
@@ -78,13 +79,16 @@ const UNSUPPORTED = {
 export interface VllmSampling {
   sampling: Sampling
   logprobs: LogprobOptions | null
-  /** Best tokens of each that are wanted of output and prompt; null for no scores. */
+  /** Number of best tokens for output and prompt; null for no scores. */
   best: { output: number | null, prompt: number | null }
-  /** Text is wanted at all. */
+  /** False: no text is made. */
   detokenize: boolean
 }
 
-/** `param` says where the fields stood. `most`: as `Sampling.maxNewTokens`, where max_tokens is left out. */
+/**
+ * `param`: where the body has these fields, for errors. `most`: the value of `Sampling.maxNewTokens` without
+ * max_tokens.
+ */
 export function readVllmSampling (
   fields: VllmSamplingFields,
   { engine, tokenizer }: RouteContext,
@@ -136,7 +140,7 @@ export function readVllmSampling (
   return { sampling, logprobs: scoring(best.output, best.prompt, ids), best, detokenize }
 }
 
-/** What they are once read, in vLLM's names: for who renders a request and sends it on. */
+/** The parsed fields under vLLM's names, for clients that render a request and send it on. */
 export function writeVllmSampling (
   { params, n, text }: Sampling,
   maxTokens: number | null,

@@ -2,5 +2,5 @@ import type { RolloutEngine } from '../../contract/rollout-engine.ts'
 import { VllmSleep } from './sleep.ts'
 import { memoize } from '../memoize.ts'
 
-/** The one of an engine: every route that puts it to sleep, pauses or resumes it shares it. */
+/** The engine's only VllmSleep: all routes that sleep, pause or resume use it. */
 export const vllmSleepOf = memoize((engine: RolloutEngine) => new VllmSleep(engine))

@@ -4,31 +4,33 @@ import { RefitError } from '../../errors.ts'
 export type VllmMode = 'abort' | 'wait' | 'keep'
 
 export interface SleepRequest {
-  /** 0: only pause; 1: weights come back as they were; 2: they come back empty, to be written by an update. */
+  /**
+   * 0: only pause; 1: weights are restored at wake-up; 2: weights are empty after wake-up, until an update writes them.
+   */
   level: number
   mode: VllmMode
-  /** Kinds of memory; all of them where none is named. */
+  /** Kinds of memory; all of them if the list is empty. */
   tags: readonly string[]
 }
 
-/** What goes with vLLM's tags. Recorded graphs are a part of what it calls the cache. */
+/** The memory of each tag of vLLM. CUDA graphs are a part of its cache tag. */
 const TAGS: Readonly<Record<string, readonly MemoryTag[]>> = {
   weights: ['weights'],
   kv_cache: ['kv_cache', 'cuda_graph'],
   cuda_graph: ['cuda_graph']
 }
-/** Not memory: a pause alone. */
+/** This tag is no memory, only a pause. */
 const SCHEDULING = 'scheduling'
 const NOTHING: MemoryReport = { tags: [], bytes: 0, ms: 0 }
 
 /**
- * vLLM's sleep and wake over the engine's memory. A call that finds everything as it wants it does nothing and succeeds, so that a retry is
- * none the worse for it. A pause that a sleep began ends when all is awake; one that the trainer asked for stays.
+ * vLLM's sleep and wake on the engine's memory. A call that has nothing to change succeeds, so a retry does no harm. A
+ * pause that a sleep began ends when all memory is back; a pause that the trainer requested stays.
  */
 export class VllmSleep {
   readonly #engine: RolloutEngine
   #ownsPause = false
-  /** The last call's end, and how many have not ended. */
+  /** The end of the last call, and the number of calls that have not ended. */
   #last: Promise<unknown> = Promise.resolve()
   #underWay = 0
 
@@ -40,7 +42,7 @@ export class VllmSleep {
     return this.#released.length > 0 || this.#ownsPause
   }
 
-  /** The trainer has paused, or goes on: whatever sleep paused is its own now. */
+  /** The trainer paused or resumed itself, so a wake-up no longer ends the pause. */
   disown (): void {
     this.#ownsPause = false
   }
@@ -52,14 +54,14 @@ export class VllmSleep {
       return NOTHING
     }
     const missing = (): MemoryTag[] => (wanted ?? TAGS_IN_ORDER).filter(tag => !this.#released.includes(tag))
-    // A sleep before this one may be waiting for them.
+    // An earlier sleep may be waiting for these requests.
     if (mode === 'abort' && this.#underWay > 0 && missing().length > 0) this.#engine.abortAll()
     return await this.#inTurn(async () => {
       const tags = missing()
       if (tags.length === 0) return NOTHING
-      // With `wait`, a release waits for running requests by itself.
+      // With `wait`, releasing memory waits for running requests.
       if (mode === 'abort') this.#engine.abortAll()
-      // Without their KV, requests are computed again when all is awake.
+      // Requests that lose their KV cache are computed again after wake-up.
       const owned = this.#ownsPause
       if (mode === 'keep') await this.#pause(tags.includes('kv_cache') ? 'retract' : 'in_place')
       try {
@@ -87,7 +89,7 @@ export class VllmSleep {
     })
   }
 
-  /** What a call finds is what the one before left, and not what that one is about to change. */
+  /** Runs calls one after another, so each one sees the state that the previous one left. */
   async #inTurn (run: () => Promise<MemoryReport>): Promise<MemoryReport> {
     this.#underWay++
     const turn = this.#last.then(run).finally(() => {
@@ -109,7 +111,7 @@ export class VllmSleep {
 
 const TAGS_IN_ORDER: readonly MemoryTag[] = ['weights', 'kv_cache', 'cuda_graph']
 
-/** Null where none is named. */
+/** Null if no tag is named. */
 function memoryTags (names: readonly string[]): MemoryTag[] | null {
   const unknown = names.find(name => !Object.hasOwn(TAGS, name) && name !== SCHEDULING)
   if (unknown !== undefined) {

@@ -24,7 +24,10 @@ export interface Broadcast {
   packing: Packing
 }
 
-/** vLLM's weight transfer engine: one of a server, whoever speaks to it. Init once, then start, any number of updates, finish. */
+/**
+ * vLLM's weight transfer engine; a server has one for all dialects. Calls: init once, then start, any number of
+ * updates, finish.
+ */
 export class WeightTransfer {
   readonly #context: RouteContext
   readonly #updates = new CallJoiner<WriteReport>()
@@ -34,7 +37,7 @@ export class WeightTransfer {
   #packing: PackingFields = {}
   /** The checkpoint that SkyRL's deltas change. */
   #deltas: DeltaHost | null = null
-  /** A start of ours has not been followed by a finish. */
+  /** A start without a finish so far. */
   #isStarted = false
 
   constructor (context: RouteContext) {
@@ -43,7 +46,10 @@ export class WeightTransfer {
     this.#packed = new PackedOffers({ tensors, kept, ranks: info.ranks, gpus: info.gpus.map(({ uuid }) => uuid) })
   }
 
-  /** Joins a trainer's group, and resolves when all ranks have; there is nothing to do for handles and files. What there was before is given up. */
+  /**
+   * Joins a trainer's group and resolves when all ranks have joined. Handles and files need no group. A group from
+   * before is left.
+   */
   async init (value: unknown): Promise<void> {
     const { group, packing, delta } = readInitInfo(value)
     const host = delta === null
@@ -57,14 +63,14 @@ export class WeightTransfer {
     await this.#packed.end()
   }
 
-  /** Begins an update of many requests; one that is open, after a crash of the trainer, is given up. */
+  /** Begins an update of many requests, and aborts one that a crashed trainer left open. */
   async start (
     { owner, checkpointFormat = true }: { owner: string, checkpointFormat?: boolean | undefined }
   ): Promise<void> {
     if (!checkpointFormat) {
       throw new RefitError(
         'UNSUPPORTED',
-        "is_checkpoint_format: false means parameters as vLLM's kernels have them; send weights as checkpoints have them",
+        "is_checkpoint_format: false means the layout of vLLM's kernels; send weights in the layout of checkpoints",
         { param: 'is_checkpoint_format' }
       )
     }
@@ -74,8 +80,8 @@ export class WeightTransfer {
   }
 
   /**
-   * Receives, writes and only then answers: part of the update that was started, else one of its own, or refused where there has to be one
-   * (`inScope`). A call equal to one under way gets that one's outcome.
+   * Receives, writes and only then answers: part of the update that was started, else one of its own, or refused where
+   * there has to be one (`inScope`). A call equal to one under way gets that one's outcome.
    */
   async update (value: unknown, { inScope = false }: { inScope?: boolean } = {}): Promise<WriteReport> {
     return await this.#updates.join([transactionKey(this.#context.engine), JSON.stringify(value)], async () => {
@@ -95,7 +101,10 @@ export class WeightTransfer {
     })
   }
 
-  /** SkyRL's: brings this host's checkpoint to a version, while generation goes on. A call equal to one under way gets that one's outcome. */
+  /**
+   * SkyRL's: brings this host's checkpoint to a version, while generation goes on. A call equal to one under way gets
+   * that one's outcome.
+   */
   async fetch (version: DeltaVersion): Promise<Fetched> {
     const host = this.#deltaHost()
     return await this.#fetches.join(
@@ -134,7 +143,9 @@ export class WeightTransfer {
     return report
   }
 
-  /** Writes tensors in GPU memory as one update. `isReused`: the sender sends the handle of one buffer again and again. */
+  /**
+   * Writes tensors in GPU memory as one update. `isReused`: the sender sends the handle of one buffer again and again.
+   */
   async take (entry: string, offer: Offer, fields: UpdateFields, isReused: boolean): Promise<WriteReport> {
     const { report } = await runUpdate(this.#context, fields, async write => {
       if (isReused) return await this.#packed.write(entry, offer, write)
@@ -149,7 +160,8 @@ export class WeightTransfer {
     if (this.#group === null) {
       throw new RefitError(
         'CONFLICT',
-        'there is no group of a trainer to receive from: call /init_weight_transfer_engine with master_address, master_port, rank_offset and world_size first'
+        'there is no group of a trainer to receive from: call /init_weight_transfer_engine with master_address, ' +
+          'master_port, rank_offset and world_size first'
       )
     }
     return this.#group
@@ -159,7 +171,8 @@ export class WeightTransfer {
     if (this.#deltas === null) {
       throw new RefitError(
         'CONFLICT',
-        'there is no checkpoint for deltas: call /init_weight_transfer_engine with base_model_path and local_checkpoint_dir first'
+        'there is no checkpoint for deltas: call /init_weight_transfer_engine with base_model_path and ' +
+          'local_checkpoint_dir first'
       )
     }
     return this.#deltas

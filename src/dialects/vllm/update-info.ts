@@ -32,7 +32,7 @@ const HandlesInfo = Type.Object({
   sizes: nullable(Sizes)
 })
 const DiskInfo = Type.Object({ ...common, path: Type.String({ minLength: 1 }) })
-/** SkyRL's; where it was published has been said to /fetch_weights. */
+/** SkyRL's deltas; /fetch_weights has loaded them before. */
 const DeltaUpdate = Type.Object({ ...common, target_version: Type.Integer({ minimum: 0 }) })
 
 export type BroadcastInfo = Static<typeof BroadcastInfo>
@@ -40,7 +40,7 @@ export type HandlesInfo = Static<typeof HandlesInfo>
 export type DiskInfo = Static<typeof DiskInfo>
 export type DeltaUpdate = Static<typeof DeltaUpdate>
 
-/** A broken one of `broadcast` is told by `error`: the trainer sends all the same. */
+/** `broken-broadcast`: invalid, but the trainer broadcasts anyway. */
 export type UpdateInfo =
   | { kind: 'broadcast', info: BroadcastInfo }
   | { kind: 'broken-broadcast', fields: Readonly<Record<string, unknown>>, error: RefitError }
@@ -55,7 +55,7 @@ const check = {
   delta: bodyCheck(DeltaUpdate)
 }
 
-/** Throws INVALID_REQUEST, and UNSUPPORTED in words. */
+/** Throws INVALID_REQUEST and UNSUPPORTED. */
 export function readUpdateInfo (value: unknown): UpdateInfo {
   const fields = pickOne(value)
   const has = (name: string): boolean => fields[name] != null
@@ -82,7 +82,7 @@ export function readUpdateInfo (value: unknown): UpdateInfo {
     if (has('num_updates_list')) {
       throw new RefitError(
         'UNSUPPORTED',
-        'update_info: num_updates_list is of sparse_nccl, which sends changed elements alone and is not supported; ' +
+        'update_info: num_updates_list belongs to sparse_nccl, which sends only changed elements and is not supported; ' +
           'send whole tensors (backend "nccl")',
         { param: 'num_updates_list' }
       )
@@ -93,7 +93,7 @@ export function readUpdateInfo (value: unknown): UpdateInfo {
   }
 }
 
-/** Newer clients may send one for each worker: all of them are to be the same here. */
+/** Newer clients may send a list with one object for each worker; here all of them must be equal. */
 function pickOne (value: unknown): Record<string, unknown> {
   const list: unknown[] = Array.isArray(value) ? value : [value]
   const [first] = list
@@ -104,7 +104,7 @@ function pickOne (value: unknown): Record<string, unknown> {
   if (list.slice(1).some(other => JSON.stringify(other) !== text)) {
     throw new RefitError(
       'UNSUPPORTED',
-      'update_info: a different one for each worker; send one that all of them share',
+      'update_info: it differs between workers; send the same one for all of them',
       { param: 'update_info' }
     )
   }

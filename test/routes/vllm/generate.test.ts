@@ -317,7 +317,7 @@ t.test('a stream brings what is new, whole spans at its end, and usage when aske
   t.equal(text.map((choice: any) => choice.text).join(''), 'abcab')
   t.match(
     (await call(url + PATH, { ...body, sampling_params: { prompt_logprobs: 1 } })).json.error.message,
-    /prompt_logprobs: cannot be had of a stream/
+    /prompt_logprobs: is not possible in a stream/
   )
 })
 
