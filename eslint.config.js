@@ -1,11 +1,12 @@
 import importX from 'eslint-plugin-import-x'
 import neostandard, { plugins } from 'neostandard'
 
-// dprint owns the form of code (npm run format); these rules hold what a formatter cannot: direction, length, correctness.
+// dprint formats the code (npm run format). These rules check the direction of imports, lengths and correctness.
 
 /**
- * Which folders a folder may import from, types included. What is not listed is refused, so imports point one way:
- * app -> routes -> dialects, gateway -> http -> updates -> engine, sources -> weights -> wire, model, text -> contract -> native.
+ * The folders that a folder may import from, types included. All others are refused, so imports point one way:
+ * app -> routes -> dialects, gateway -> http -> updates -> engine, sources -> weights -> wire, model, text -> contract
+ * -> native.
  */
 export const LAYERS = {
   'src/contract': ['src/native'],

@@ -6,14 +6,16 @@ import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
 import { endTogether, runLimited, watchLeftovers } from './run-limited.js'
 
-// npm run bench:gpu [-- --only WORD ... --tp N --model qwen3-8b --layers N --folder DIR --results DIR --name NAME --no-build]
-// Figures of a card, each beside what it is compared with in the same run: the native programs (native/bench_gpu), updates from
-// tensors (bench/gpu/tensor_bench.py) and from process groups (bench/gpu/distributed_bench.py, which needs two cards or three), then
-// the rest of the whole server (bench/gpu/server_bench.py: load, memory, decode-1, decode-64). Keeps them in bench/results/<date>-<card>-<name>.md, which is written anew after each of these.
+// npm run bench:gpu [-- --only WORD ... --tp N --model qwen3-8b --layers N --folder DIR --results DIR --name NAME
+//                      --no-build]
+// Measures a GPU, and in the same run what each figure is compared with: the native programs (native/bench_gpu),
+// updates from tensors (bench/gpu/tensor_bench.py) and from process groups (bench/gpu/distributed_bench.py, which needs
+// two or three GPUs), then the server (bench/gpu/server_bench.py: load, memory, decode-1, decode-64). Rewrites
+// bench/results/<date>-<gpu>-<name>.md after each part.
 // Needs a Python with torch, transformers and safetensors ($REFIT_PYTHON, else build/venv/bin/python, else python3).
 //   --only     parts whose name contains the word: native, scatter, checksum, disk, tensor, tensor-empty, tensor-pooled,
 //              tensor-ordinary, tensor-buckets, tensor-kept, tensor-30b, server, load, memory, decode-1, decode-64
-//   --folder   where the checkpoint (16.4 GB) is made instead of /dev/shm or the temporary folder
+//   --folder   for the checkpoint (16.4 GB) instead of /dev/shm or the temporary folder
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
 process.chdir(root)
@@ -38,7 +40,8 @@ const card = ask('nvidia-smi', ['--query-gpu=name,driver_version', '--format=csv
 const [cardName, driver] = card[0].split(', ')
 const libraries = ask(python, [
   '-c',
-  'import torch, transformers, safetensors; print(f"CUDA {torch.version.cuda} · torch {torch.__version__}, transformers {transformers.__version__}, safetensors {safetensors.__version__}")'
+  'import torch, transformers, safetensors; print(f"CUDA {torch.version.cuda} · torch {torch.__version__}, ' +
+  'transformers {transformers.__version__}, safetensors {safetensors.__version__}")'
 ])
 if (existsSync(join('scripts', 'build-native.js')) && !options['no-build']) {
   run(process.execPath, [join('scripts', 'build-native.js'), '--cuda', '--cuda-tests'])
@@ -90,7 +93,7 @@ process.exit(failures === 0 ? 0 : 1)
 
 async function native (name) {
   console.log(`--- ${name}`)
-  // Its file lies where the servers' checkpoints do.
+  // Its file is in the folder of the servers' checkpoints.
   const more = name === 'disk_bench' ? [options.folder ?? (existsSync('/dev/shm') ? '/dev/shm' : tmpdir())] : []
   const { code, late, text, out } = await runLimited([join(PROGRAMS, name), ...more], { seconds: NATIVE_LIMIT_S })
   console.log(text)
@@ -135,22 +138,22 @@ async function pythonParts (parts, program, title, flags) {
   keep()
 }
 
-/** What a program has written so far; `why` it failed, where its own rows do not say so. */
+/** The rows that a program has written so far; `why`: the error, if its rows do not report it. */
 function tableOf ({ title, rows, why }) {
   const told = existsSync(rows) ? readFileSync(rows, 'utf8').trimEnd() : ''
   const lines = [...told === '' ? [] : [told], ...why === undefined || told.includes('FAILED') ? [] : [why]]
-  return `## ${title}\n\n| figure | refit | compared with | ratio | goal | reached |\n| --- | --- | --- | --- | --- | --- |\n${
-    lines.join('\n')
-  }`
+  const head = '| figure | refit | compared with | ratio | goal | reached |\n| --- | --- | --- | --- | --- | --- |'
+  return `## ${title}\n\n${head}\n${lines.join('\n')}`
 }
 
 function head () {
   const command = ['npm run bench:gpu', ...process.argv.length > 2 ? ['--', ...process.argv.slice(2)] : []].join(' ')
   const { version } = JSON.parse(readFileSync('package.json', 'utf8'))
-  return `${date} · ${card.length} x ${cardName} · driver ${driver} · ${libraries} · refit ${version}, Node ${process.versions.node} · \`${command}\``
+  const programs = `refit ${version}, Node ${process.versions.node}`
+  return `${date} · ${card.length} x ${cardName} · driver ${driver} · ${libraries} · ${programs} · \`${command}\``
 }
 
-/** Writes all that there is so far, so that nothing is lost with what hangs; returns where. */
+/** Writes all results so far, so a program that hangs loses none. Returns the path. */
 function keep () {
   const slug = `${card.length > 1 ? `${card.length}x-` : ''}${cardName.toLowerCase().replace(/[^a-z0-9]+/g, '-')}`
   const file = join(options.results, `${date}-${slug}-${options.name}.md`)

@@ -8,8 +8,9 @@ import { lock } from './native/lock.js'
 import { findTools } from './native/tools.js'
 
 // Builds the native addon into prebuilds/<platform>-<arch>/refit.node with CMake and a C++ compiler.
-//   --faults      also builds what tests open: build/faults/refit.node (fault points that tests can arm),
-//                 build/stand-in/librefit_cuda.so (opens shared memory in place of a GPU's) and build/stand-in/nccl_loop.so
+//   --faults      also builds for tests: build/faults/refit.node (fault points that tests can arm),
+//                 build/stand-in/librefit_cuda.so (opens shared memory instead of a GPU's) and
+//                 build/stand-in/nccl_loop.so (NCCL's interface, with threads as ranks)
 //   --tests       instead builds and runs native/test/**/*_test.cc under the address and undefined-behaviour sanitizers
 //                 (also --sanitize)
 //   --tsan        instead builds and runs the test programs that have threads under the thread sanitizer
@@ -18,7 +19,8 @@ import { findTools } from './native/tools.js'
 //   --verbose     shows the commands and their output
 //
 // Without these the CUDA library is built too if nvcc and a GPU are found, or if REFIT_CUDA=1; never if REFIT_CUDA=0.
-// REFIT_CUDA_ARCHS chooses the GPUs that it has kernels for: "90", "80;90" or "release"; by default those of this machine.
+// REFIT_CUDA_ARCHS chooses the GPUs that it has kernels for: "90", "80;90" or "release". Default: the GPUs of this
+// machine.
 
 const NAMES = ['faults', 'tests', 'sanitize', 'tsan', 'cuda', 'cuda-tests', 'verbose']
 

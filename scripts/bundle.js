@@ -5,10 +5,12 @@ import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
 
 // node scripts/bundle.js [--out build/bundle]
-// Makes a folder that runs on another Linux machine without Node.js and without compilers: this Node.js (stripped), the compiled
-// program with what it imports, the addon, the models, and the tests and benchmarks that need a GPU, compiled, with their
-// Python parts. There:  sh bundle/unpack.sh /somewhere && cd /somewhere && node/bin/node bin/refit.js serve models/adder
-// Build first: npm run build, and for the parts that need a GPU nvcc (node scripts/build-native.js --cuda --cuda-tests; python3 native/probe/run.py --build).
+// Makes a folder that runs on another Linux machine without Node.js and without compilers: this Node.js (stripped), the
+// compiled program with its packages, the addon, the models, and the compiled tests and benchmarks for GPUs with their
+// Python parts. There:
+//   sh bundle/unpack.sh /somewhere && cd /somewhere && node/bin/node bin/refit.js serve models/adder
+// Build first: npm run build. The parts for GPUs need nvcc:
+//   node scripts/build-native.js --cuda --cuda-tests; python3 native/probe/run.py --build
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
 process.chdir(root)
@@ -38,10 +40,14 @@ const GPU_PARTS = [
 ]
 /** Only the build of the addon needs them. */
 const BUILD_ONLY = ['node-addon-api', 'node-api-headers']
-/** Of an npm package, what no program reads. */
-const UNREAD =
-  /^(test|tests|docs|examples?|benchmarks?|\.github|\.vscode)(\/|$)|\.(md|markdown|map|ts|mts|cts|flow|yml|yaml)$|(^|\/)(tsconfig.*|\.[a-z]+rc|eslint\.config\.js)$/
-/** Of the GPU tests, what only their build needs. */
+/** Files of an npm package that no program reads. */
+const UNREAD = new RegExp([
+  String.raw`^(test|tests|docs|examples?|benchmarks?|\.github|\.vscode)(\/|$)`,
+  String.raw`\.(md|markdown|map|ts|mts|cts|flow|yml|yaml)$`,
+  String.raw`(^|\/)(tsconfig.*|\.[a-z]+rc|eslint\.config\.js)$`
+]
+  .join('|'))
+/** Files of the GPU tests that only their build needs. */
 const OBJECTS = /(^|\/)(CMakeFiles|__pycache__)(\/|$)|\.(o|a|d|cmake|txt|pyc|ninja)$|(^|\/)Makefile$/
 
 need('strip', 'binutils')
@@ -90,7 +96,7 @@ function copy (part, but) {
   })
 }
 
-/** Folders of what the program imports, and what that imports. */
+/** The folders of the packages that the program imports, directly or through others. */
 function productionPackages () {
   const { stdout } = spawnSync('npm', ['ls', '--omit=dev', '--all', '--parseable'], { encoding: 'utf8' })
   const folders = stdout.split('\n').slice(1).filter(line => line !== '').map(line => relative(root, line))
@@ -110,7 +116,7 @@ function copyPackage (folder) {
   })
 }
 
-/** Symbols are a large part of what a compiler leaves; kernels are data and stay. */
+/** Removes symbols, a large part of compiled programs. Kernels are data and stay. */
 function stripPrograms () {
   for (const folder of ['prebuilds', 'build'].map(name => join(tree, name)).filter(existsSync)) {
     for (const name of readdirSync(folder, { recursive: true, encoding: 'utf8' })) {
@@ -120,15 +126,17 @@ function stripPrograms () {
   }
 }
 
-/** An addon of other sources than the compiled program's would only show over there. */
+/**
+ * Starts an engine, because an addon from other sources than the program's would otherwise fail on the other machine.
+ */
 function tryIt () {
-  const script =
-    "import('./dist/src/index.js').then(async refit => (await refit.createEngine('models/adder', { threads: 1, maxTotalTokens: 256 })).close())"
+  const script = "import('./dist/src/index.js').then(async refit =>" +
+    "(await refit.createEngine('models/adder', { threads: 1, maxTotalTokens: 256 })).close())"
   const { status, stderr } = spawnSync(process.execPath, ['-e', script], { cwd: tree, encoding: 'utf8' })
   if (status !== 0) fail(`what is built does not run, build it again ("npm run build"):\n${stderr}`)
 }
 
-/** This Node.js, stripped and packed; kept under build/, because packing takes half a minute. */
+/** This Node.js, stripped and packed. Kept in build/, because packing takes half a minute. */
 function packedNode () {
   const packed = join('build', `node-${process.version}-${process.arch}.xz`)
   if (!existsSync(packed)) {
@@ -141,7 +149,7 @@ function packedNode () {
   return packed
 }
 
-/** xz is not on every machine; a Python is on those with torch. */
+/** Not every machine has xz. Machines with torch have a Python. */
 function unpackScript () {
   return `#!/bin/sh
 # Unpacks refit into a folder (default: ./refit): sh unpack.sh FOLDER
@@ -149,7 +157,8 @@ set -e
 from=$(cd "$(dirname "$0")" && pwd)
 to=\${1:-refit}
 mkdir -p "$to/node/bin"
-plain () { if command -v xz > /dev/null; then xz -dc "$1"; else python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)' "$1"; fi; }
+with_python='import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)'
+plain () { if command -v xz > /dev/null; then xz -dc "$1"; else python3 -c "$with_python" "$1"; fi; }
 plain "$from/node.xz" > "$to/node/bin/node.new" &
 plain "$from/refit.tar.xz" | tar -xf - --no-same-owner -C "$to"
 wait $!

@@ -42,7 +42,7 @@ const { status: listed, stdout } = spawnSync('git', ['ls-files', '-z', '-co', '-
   encoding: 'utf8'
 })
 if (listed !== 0) fail('this is not a git checkout')
-// git still lists files that were deleted in the work tree alone.
+// git still lists files that are deleted only in the work tree.
 const files = stdout.split('\0').filter(file => file !== '' && existsSync(file))
 const outcomes = [formatTypeScript(), formatCpp()]
 process.exit(outcomes.every(Boolean) ? 0 : 1)

@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 
-/** A row of test/contract/rows.json. `by`: what the mode's own weights come by; none: there is no such thing. */
+/** A row of test/contract/rows.json. `by`: the carriers of the mode's weights; none if the mode sends no weights. */
 export interface Row {
   row: number
   trainer: string
@@ -12,7 +12,7 @@ export interface Row {
   extra?: boolean
 }
 
-/** What `pytest test/contract --matrix FILE` writes. */
+/** The document of `pytest test/contract --matrix FILE`. */
 export interface Run {
   date: string
   cards: string | null
@@ -31,7 +31,7 @@ interface Outcome {
   refused: Set<string>
 }
 
-/** Tests that only assert refusals are told, and count for nothing. */
+/** Tests that only assert refusals are listed and do not count. */
 export function outcomeOf (row: Row, run: Run): Outcome {
   const outcome: Outcome = { passed: 0, failed: 0, skipped: 0, brought: new Set(), refused: new Set() }
   for (const test of Object.values(run.tests)) {
@@ -46,13 +46,13 @@ export function outcomeOf (row: Row, run: Run): Outcome {
   return outcome
 }
 
-/** No test of it failed, and one that brings weights passed, where the mode has any. */
+/** No test of the row failed and, if the mode sends weights, a test that sends them passed. */
 export function isPassed (row: Row, run: Run): boolean {
   const { passed, failed, brought } = outcomeOf(row, run)
   return failed === 0 && passed > 0 && (row.by.length === 0 || brought.size > 0)
 }
 
-/** Passed, on one machine or several, with what its own weights come by. */
+/** Passed on one or several machines, with the carriers of the mode's weights. */
 export function isOwn (row: Row, runs: readonly Run[]): boolean {
   const passed = runs.filter(run => isPassed(row, run))
   const brought = new Set(passed.flatMap(run => [...outcomeOf(row, run).brought]))
@@ -103,7 +103,7 @@ function refusedOf (row: Row, runs: readonly Run[]): string[] {
   return [...all].map(what => `refused: ${what}`)
 }
 
-/** Rows beyond the matrix are not among those that are counted. */
+/** Rows beyond the matrix are not counted. */
 export function summary (rows: readonly Row[], runs: readonly Run[]): string {
   const counted = rows.filter(row => row.extra !== true)
   const failed = counted.filter(row => runs.some(run => outcomeOf(row, run).failed > 0))
@@ -119,9 +119,8 @@ export function summary (rows: readonly Row[], runs: readonly Run[]): string {
     `${passed.length} of ${counted.length} rows pass`,
     waiting.length === 0
       ? "all of them with what the trainer's own weights come by"
-      : `${own.length} of them with what the trainer's own weights come by, ${waiting.length} so far with what stands in for it${
-        list(waiting)
-      }: gloo for NCCL, shared memory for CUDA IPC`
+      : `${own.length} of them with what the trainer's own weights come by, ` +
+        `${waiting.length} so far with what stands in for it${list(waiting)}: gloo for NCCL, shared memory for CUDA IPC`
   ]
   const rest = [[needing, 'needs cards', 'need cards'], [failed, 'fails', 'fail'], [
     others,
@@ -134,7 +133,7 @@ export function summary (rows: readonly Row[], runs: readonly Run[]): string {
   return `${parts.join(', ')}. ${told.length === 0 ? 'No row fails' : told.join('; ')}.`
 }
 
-/** A line for each trainer, as README has it. */
+/** The table for README: a line for each trainer. */
 export function shortTable (rows: readonly Row[], here: Run, cards?: Run): string {
   const runs = cards === undefined ? [here] : [here, cards]
   const works = (row: Row): boolean =>
@@ -163,14 +162,14 @@ export function readMatrix (root: string): { rows: Row[], here: Run, cards?: Run
 const BEGIN = '<!-- matrix -->\n'
 const END = '<!-- /matrix -->'
 
-/** The page with another table between its marks. Throws where it has none. */
+/** Replaces the table between the marks of a page. Throws if the page has no marks. */
 export function withTable (page: string, table: string): string {
   const [begin, end] = [page.indexOf(BEGIN), page.indexOf(END)]
   if (begin < 0 || end < begin) throw new Error(`there are no lines ${BEGIN.trim()} and ${END}`)
   return `${page.slice(0, begin + BEGIN.length)}${table}${page.slice(end)}`
 }
 
-/** Pages that have the matrix, by their place, with what is to be between their marks. */
+/** The pages with the matrix by path, each with the table for its marks. */
 export function matrixPages (root: string): Record<string, string> {
   const { rows, here, cards } = readMatrix(root)
   return { 'README.md': shortTable(rows, here, cards), 'docs/trainers/README.md': fullTable(rows, here, cards) }

@@ -5,9 +5,11 @@ import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
 import { pythonWith } from './python.js'
 
-// npm run matrix: runs the contract tests (test/contract) and keeps what came of each in bench/results/matrix.json; then the tables of README and
-// docs/trainers are written from that. npm run matrix -- --results FILE [--results FILE]: runs nothing, and keeps what a machine with cards has found
-// (python3 -m pytest test/contract --matrix FILE; of a test that several files have, the last one's) in bench/results/matrix-cards.json.
+// npm run matrix: runs the contract tests (test/contract), keeps their outcomes in bench/results/matrix.json, and
+// writes the tables of README and docs/trainers from them. npm run matrix -- --results FILE [--results FILE]: runs
+// nothing, and keeps the outcomes from a machine with GPUs (python3
+// -m pytest test/contract --matrix FILE) in bench/results/matrix-cards.json. If several files have a test, the last one
+// wins.
 
 process.chdir(join(dirname(fileURLToPath(import.meta.url)), '..'))
 const RESULTS = join('bench', 'results')
@@ -24,12 +26,12 @@ if (results.length > 0) {
   const python = pythonWith(['torch', 'transformers', 'safetensors', 'pytest', 'zstandard', 'xxhash'], 'matrix')
   const file = join('build', 'matrix.json')
   mkdirSync('build', { recursive: true })
-  // Without cards, also where there are some: theirs are kept apart.
+  // Without GPUs even if the machine has some: the results for GPUs are a file of their own.
   const { status } = spawnSync(python, ['-m', 'pytest', '-q', join('test', 'contract'), '--matrix', file], {
     stdio: 'inherit',
     env: { ...process.env, CUDA_VISIBLE_DEVICES: '' }
   })
-  // 1: some tests failed, which the table tells.
+  // Status 1: some tests failed. The table shows them.
   if (status !== 0 && status !== 1) fail(`pytest ended with ${status}`)
   keep('matrix.json', JSON.parse(readFileSync(file, 'utf8')))
   process.exitCode = status
@@ -38,7 +40,7 @@ if (spawnSync(process.execPath, [join('dist', 'scripts', 'write-docs.js')], { st
   fail('the tables were not written: npm run build:ts')
 }
 
-/** A line for each test, so that differences can be read. */
+/** JSON with a line for each test, so diffs are readable. */
 function keep (name, { tests, ...about }) {
   const lines = Object.entries(tests).sort(([a], [b]) => a < b ? -1 : 1).map(([test, known]) =>
     `    ${JSON.stringify(test)}: ${JSON.stringify(known)}`

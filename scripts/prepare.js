@@ -4,7 +4,7 @@ import { createRequire } from 'node:module'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 
-// Run by npm after `npm ci` in a checkout, and before `npm pack`; never where the package is a dependency, which arrives built.
+// npm runs this after `npm ci` in a checkout and before `npm pack`. As a dependency the package arrives built.
 
 process.chdir(join(dirname(fileURLToPath(import.meta.url)), '..'))
 run([join('scripts', 'build-native.js')])
@@ -12,7 +12,8 @@ const typescript = findTypeScript()
 if (typescript !== undefined) run([typescript, '-p', 'tsconfig.build.json'])
 else if (!existsSync(join('dist', 'src', 'main.js'))) {
   console.error(
-    'refit: the TypeScript is not compiled, because its compiler is a devDependency and those were left out. To get a build without them:\n' +
+    'refit: the TypeScript is not compiled, because its compiler is a devDependency and these were left out. ' +
+      'To build without them:\n' +
       '  npm ci && npm prune --omit=dev --ignore-scripts'
   )
 }

@@ -2,12 +2,13 @@ import { spawnSync } from 'node:child_process'
 import { join } from 'node:path'
 
 /**
- * The Python for tests against real libraries: $REFIT_PYTHON, else the one in build/venv. Ends the program with an error if it
- * lacks one of the libraries.
+ * The Python for tests against real libraries: $REFIT_PYTHON, else the one in build/venv. Ends the program with an
+ * error if it lacks one of the libraries.
  */
 export function pythonWith (libraries, script) {
   const python = process.env.REFIT_PYTHON ?? join(process.cwd(), 'build', 'venv', 'bin', 'python')
-  const probe = `import importlib.util as u, sys; sys.exit(', '.join(n for n in sys.argv[1:] if u.find_spec(n) is None))`
+  const probe =
+    "import importlib.util as u, sys; sys.exit(', '.join(name for name in sys.argv[1:] if u.find_spec(name) is None))"
   const { status, stderr, error } = spawnSync(python, ['-c', probe, ...libraries], { encoding: 'utf8' })
   if (status === 0) return python
   console.error(

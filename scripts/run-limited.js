@@ -3,15 +3,15 @@ import { existsSync, readdirSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 
-// Programs that may hang, on a machine that others wait for: each in a process group of its own, with a limit, and nothing left behind.
+// Runs programs that may hang: each in its own process group and with a time limit, so that nothing is left behind.
 
-/** After its limit a program is asked to end, and so long later made to. */
+/** At its limit a program gets SIGTERM, and after this time SIGKILL. */
 const GRACE_MS = 15_000
 const groups = new Set()
 
 /**
- * Runs a program; resolves to { code (exit status, name of a signal or what kept it from starting), text, out, seconds, late }. `show`:
- * what it says is shown as it comes, else it is in `text`, and of that the standard output in `out`.
+ * Runs a program. Resolves to { code (exit status, name of a signal or the error at its start), text, out, seconds,
+ * late }. With `show` its output is shown as it comes; else it is in `text`, and its standard output also in `out`.
  */
 export async function runLimited ([command, ...args], { seconds, show = false, env = process.env }) {
   const began = Date.now()
@@ -38,7 +38,7 @@ export async function runLimited ([command, ...args], { seconds, show = false, e
     child.on('error', error => {
       resolve(error.message)
     })
-    // What it started must not outlive it, nor keep its output open.
+    // Its own children must not outlive it, and must not keep its output open.
     child.on('exit', () => {
       endGroup(child.pid)
     })
@@ -52,18 +52,18 @@ export async function runLimited ([command, ...args], { seconds, show = false, e
   return { code, text, out: outText, seconds: (Date.now() - began) / 1000, late }
 }
 
-/** When this program is told to end, so are those that it runs; `tell` may say first what there is so far. */
-export function endTogether (tell) {
+/** A signal that ends this program ends the programs that it runs, too. `report` is called before. */
+export function endTogether (report) {
   for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) {
     process.once(signal, () => {
       for (const pid of groups) endGroup(pid)
-      tell(signal)
+      report(signal)
       process.exit(1)
     })
   }
 }
 
-/** Removes the checkpoints of programs that were killed; returns what was removed. Call the result of `watchLeftovers` at the end. */
+/** Call the result at the end: it removes the checkpoints that killed programs left, and returns their paths. */
 export function watchLeftovers () {
   const before = new Set(leftovers())
   return () => {
@@ -76,7 +76,7 @@ export function watchLeftovers () {
 function leftovers () {
   return ['/dev/shm', tmpdir()].flatMap(folder => {
     try {
-      // The process that made it is in its name.
+      // The name has the id of the process that made it.
       return readdirSync(folder)
         .filter(name => /^refit-gpu-\d+-/.test(name) && !existsSync(`/proc/${name.split('-')[2]}`))
         .map(name => join(folder, name))

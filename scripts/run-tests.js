@@ -3,9 +3,10 @@ import { spawn } from 'node:child_process'
 const GRACE_MS = 10_000
 
 /**
- * Runs compiled test files, `jobs` at a time, each as plain `node FILE`: under tap's own runner every process of a test (its workers
- * and servers too) begins with loaders for TypeScript, mocks and coverage, which costs more than most tests do. Calls `onEnd` with
- * the TAP of each file, as a runner has it: its name, its tests indented, one point for all of it.
+ * Runs compiled test files, `jobs` at a time, each as plain `node FILE`. Under tap's runner every process of a test
+ * (also its workers and servers) loads hooks for TypeScript, mocks and coverage, which costs more than most tests.
+ * Calls `onEnd` with the TAP of each file in the form of a runner: its name, its tests indented, and one point for the
+ * file.
  */
 export async function runTests (files, { jobs, seconds, onEnd }) {
   const waiting = files.entries()
@@ -24,7 +25,7 @@ async function runTest (file, number, seconds) {
   child.stdout.setEncoding('utf8').on('data', text => {
     said += text
   })
-  // tap's own limit is the same, and tells which test is late.
+  // tap has the same limit, and reports the test that is late.
   const late = setTimeout(() => {
     child.kill('SIGKILL')
   }, seconds * 1000 + GRACE_MS)

@@ -6,30 +6,33 @@ import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
 import { endTogether, runLimited, watchLeftovers } from './run-limited.js'
 
-// npm run test:gpu [-- --only WORD ... --small --whole --no-sanitizer --no-build --jobs N --within SECONDS --folder DIR]
-// Everything that needs a card, without a network: every kernel's program against the CPU's kernels; the whole server
+// npm run test:gpu [-- --only WORD ... --small --whole --no-sanitizer --no-build --jobs N --within SECONDS
+//                     --folder DIR]
+// Runs everything that needs a GPU, without a network: each kernel's program against the CPU's kernels; the whole server
 // (test/gpu/engine_test.py), which needs a Python with torch, transformers and safetensors ($REFIT_PYTHON, else
-// build/venv/bin/python, else python3); then the kernels' programs, short, under compute-sanitizer's memcheck and racecheck.
-//   --only     tests whose name contains the word: kernels, memcheck, racecheck, numerics, update-is-fresh, sleep, robust, tensor, distributed, or longer
+// build/venv/bin/python, else python3); then short runs of the kernels' programs under compute-sanitizer's memcheck and
+// racecheck.
+//   --only     tests whose name contains the word: kernels, memcheck, racecheck, numerics, update-is-fresh, sleep,
+//              robust, tensor, distributed, or a longer part of a name
 //   --small    leaves models of real sizes out; --whole adds the largest (61 GB)
-//   --within   begins no test after so many seconds; those that it leaves out are listed, and the outcome is not a success
-//   --folder   where checkpoints are made instead of /dev/shm or the temporary folder
-// In a folder that scripts/bundle.js made nothing is built.
+//   --within   starts no test after so many seconds; lists the tests that it leaves out, and does not succeed
+//   --folder   for the checkpoints, instead of /dev/shm or the temporary folder
+// In a folder from scripts/bundle.js nothing is built.
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
 process.chdir(root)
 const PROGRAMS = join('build', 'cuda', 'programs')
 const LIMIT_S = 300
 const SANITIZER_LIMIT_S = 420
-/** They compare what is free on a card before and after, and nobody else may move it meanwhile. */
+/** Tests that compare the free memory of a GPU before and after, so nothing else may run there. */
 const ALONE = new Set(['arena_test', 'device_test', 'group_test', 'ipc_test', 'nccl_test'])
-/** Of racecheck: without cuBLASLt, in whose kernels it calls races what their barriers order. */
+/** Programs for racecheck. It reports false races in kernels of cuBLASLt, so these use none. */
 const OWN_KERNELS = { ...process.env, REFIT_CUBLASLT: 'off' }
-/** What it does is NCCL's, which the sanitizer knows nothing of. */
+/** Programs that mostly run NCCL, which the sanitizer does not know. */
 const UNSANITIZED = new Set(['group_test'])
-/** Of the whole server's tests, which have limits of their own. */
+/** The time limit for the tests of the whole server, which have limits of their own. */
 const ENGINE_LIMIT_S = 3600
-/** Exit status of the whole server's tests where no name contains a word of --only. */
+/** The exit status of the server's tests if no name contains a word of --only. */
 const NOTHING_CHOSEN = 3
 const OUT_OF_TIME = 'not run: no time left'
 const options = readOptions()
@@ -72,7 +75,8 @@ async function sanitized () {
     const outcome = options['no-sanitizer'] ? 'skipped' : 'failed'
     if (outcome === 'failed') {
       console.error(
-        '\n!!!!! compute-sanitizer WAS NOT FOUND on PATH nor in /usr/local/cuda/bin: no kernel was checked. Install it (cuda-sanitizer), or say --no-sanitizer !!!!!\n'
+        '\n!!!!! compute-sanitizer WAS NOT FOUND on PATH nor in /usr/local/cuda/bin: no kernel was checked. ' +
+          'Install it (cuda-sanitizer), or pass --no-sanitizer !!!!!\n'
       )
     }
     for (const { name } of tests) {
@@ -140,14 +144,14 @@ async function engine () {
   rmSync(folder, { recursive: true })
 }
 
-/** What the whole server's tests have told so far; once. */
+/** The results of the server's tests so far, each once. */
 function readReport () {
   const told = report !== undefined && existsSync(report) ? JSON.parse(readFileSync(report, 'utf8')) : []
   report = undefined
   return told
 }
 
-/** Runs tests, some at a time; what one says is shown when it has ended. */
+/** Runs tests, some at a time. The output of each is shown when it has ended. */
 async function together (tests) {
   const chosen = tests.filter(({ name }) => wanted(name))
   for (const test of chosen.filter(({ name }) => ALONE.has(programOf(name)))) rows.push(await one(test))
@@ -167,7 +171,7 @@ async function one ({ name, command, limit, env }) {
   const outcome = code === 0 ? 'passed' : 'failed'
   const why = late ? `still running after ${limit} s` : `exit ${code}`
   console.log(`--- ${name}: ${outcome} in ${seconds.toFixed(1)} s${code === 0 ? '' : ` (${why})`}`)
-  // Of what passed the last line is enough.
+  // Only the last line of a test that passed.
   console.log(code === 0 ? lastLine(text) : text.split('\n').slice(0, 120).join('\n'))
   return { name, outcome, seconds, note: code === 0 ? '' : `${why}: ${lastLine(text)}` }
 }
@@ -180,7 +184,7 @@ function outOfTime (name) {
   return { name, outcome: 'skipped', seconds: 0, note: OUT_OF_TIME }
 }
 
-/** Tells all there is to tell; true where everything that was asked for has been run, and passed. */
+/** Prints all results. Returns whether every requested test ran and passed. */
 function finish (ended = '') {
   rows.push(...readReport())
   const left = leftBehind()

@@ -4,9 +4,10 @@ import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { pythonWith } from './python.js'
 
-// npm run test:interop [-- --rounds 100]: refit against the real Python libraries. test/interop has *.test.ts (which find the
-// interpreter in $REFIT_PYTHON) and test_*.py (pytest, which gets the arguments); test/contract has the requests of each
-// trainer (npm run matrix makes their table). The Python needs what test/interop/requirements.txt lists.
+// npm run test:interop [-- --rounds 100]: refit against the real Python libraries. test/interop has *.test.ts (which
+// read the interpreter from $REFIT_PYTHON) and test_*.py (pytest, which gets the arguments). test/contract has the
+// requests of each trainer (npm run matrix makes their table). The Python needs the libraries in
+// test/interop/requirements.txt.
 
 process.chdir(join(dirname(fileURLToPath(import.meta.url)), '..'))
 const FOLDERS = [join('test', 'interop'), join('test', 'contract')]
@@ -28,8 +29,8 @@ for (const [folder, pattern] of [[FOLDERS[0], /\.test\.ts$/], ...FOLDERS.map(fol
   if (!names.some(name => pattern.test(name))) fail(`there are no tests in ${folder}`)
 }
 
-// All at once: they wait for processes, connections and deadlines most of the time. Each folder has a conftest.py of its own and
-// so needs a pytest of its own, and each pytest needs its own ports.
+// All run at the same time, because each often waits for processes, connections and deadlines. Each folder has its own
+// conftest.py and so needs its own pytest, and each pytest needs its own ports.
 const pytest = ['-m', 'pytest', '-q', '-n', '2', '--dist', 'loadfile']
 const runs = [
   run(process.execPath, [join('scripts', 'test.js'), FOLDERS[0], '--jobs=1'], {}),

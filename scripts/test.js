@@ -6,9 +6,10 @@ import { fileURLToPath } from 'node:url'
 import { runTests } from './run-tests.js'
 
 // npm test [-- test/folder test/file.test.ts --jobs=2 --timeout=300]
-// Compiles what has changed into build/test and runs the compiled tests: types are checked on the way, and worker threads
-// start in milliseconds, which they don't under a TypeScript loader. A run that finds no tests fails, and so does a file that
-// asserts nothing. With --coverage, or other options of tap, tap's runner runs them.
+// Compiles what has changed into build/test and runs the compiled tests. This checks the types, and worker threads
+// start in milliseconds, unlike under a TypeScript loader. A run without tests fails, and so does a file without
+// assertions. With
+// --coverage, or other options of tap, tap's runner runs them.
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..')
 process.chdir(root)
@@ -50,10 +51,10 @@ function find (path, isNamed) {
   })
 }
 
-/** Compiles the TypeScript that has changed, and mirrors the other files of test/, which tests read or start by path. */
+/** Compiles the TypeScript that has changed, and copies the other files of test/, which tests read or start by path. */
 function compile () {
   run(process.execPath, [join('node_modules', 'typescript', 'bin', 'tsc'), '-p', 'tsconfig.test.json'])
-  // The output of a source that is gone would stay.
+  // The compiler keeps the output of deleted sources.
   for (const entry of readdirSync(OUT, { recursive: true, withFileTypes: true })) {
     const path = join(entry.parentPath, entry.name)
     const source = relative(OUT, path)
@@ -82,7 +83,8 @@ async function runHere () {
 
 function runByTap () {
   const coverage = options.includes('--coverage') ? [] : ['--disable-coverage']
-  // A terminal gets tap's own display. Elsewhere tap would repaint it line after line, so the results are read from the file.
+  // A terminal gets tap's display. Elsewhere tap would repaint it line after line, so the results are read from the
+  // file.
   const { status } = spawnSync(process.execPath, [
     join('node_modules', 'tap', 'dist', 'esm', 'run.mjs'),
     ...coverage,

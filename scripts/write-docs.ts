@@ -5,7 +5,7 @@ import { configurationPage } from '../src/config/configuration-page.ts'
 import { packageRoot } from '../src/root.ts'
 import { matrixPages, withTable } from './matrix-table.ts'
 
-// npm run docs: writes what pages have from tables of the program and from results. Tests fail where they differ.
+// npm run docs: writes the parts of pages that come from the program's tables and from results. Tests compare them.
 
 writeFileSync(join(packageRoot, 'docs', 'configuration.md'), configurationPage(DIALECT_NAMES))
 for (const [page, table] of Object.entries(matrixPages(packageRoot))) {

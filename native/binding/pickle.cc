@@ -12,9 +12,7 @@
 namespace refit::binding {
 namespace {
 
-Napi::Value utf8(Napi::Env env, std::string_view text) {
-  return Napi::String::New(env, text.data(), text.size());
-}
+Napi::Value utf8(Napi::Env env, std::string_view text) { return Napi::String::New(env, text.data(), text.size()); }
 
 // Limits that the caller sets lower than the default.
 PickleLimits parse_limits(const Napi::Value& value) {

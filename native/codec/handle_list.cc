@@ -208,8 +208,8 @@ class Reader {
     return true;
   }
 
-  // Counts one reference of the storage's slot, once. False for a slot that stands for two storages, or for one that two
-  // pickles name.
+  // Counts one reference of the storage's slot, once. False for a slot that stands for two storages, or for one that
+  // two pickles name.
   bool count(const PickleMachine& machine, std::span<const PickleValue> args, const Storage& storage) {
     if (!is_size(args[12]) || args[12].integer() >= static_cast<int64_t>(kSlots)) return false;
     const std::string_view file = as_view(machine.bytes(args[11]));

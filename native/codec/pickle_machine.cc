@@ -189,8 +189,8 @@ bool PickleMachine::scalar(uint8_t opcode) {
       break;  // SHORT_BINBYTES
     case 'B':
       binary(number(4));
-      break;      // BINBYTES
-    case 0x8e:    // BINBYTES8
+      break;    // BINBYTES
+    case 0x8e:  // BINBYTES8
     case 0x96:
       binary(number(8));
       break;  // BYTEARRAY8

@@ -203,8 +203,8 @@ void PickleMachine::encode(PickleValue value) {
 
 void PickleMachine::new_object() {
   const PickleValue args = pop(), made = pop();
-  const bool known = made.type() == Type::kName &&
-                     (name(made).use == PickleUse::kClass || name(made).use == PickleUse::kAny);
+  const bool known =
+      made.type() == Type::kName && (name(made).use == PickleUse::kClass || name(made).use == PickleUse::kAny);
   if (!known) refused("NEWOBJ of " + describe(made) + ", which is not a known class");
   if (args.type() != Type::kTuple) malformed("NEWOBJ with " + describe(args) + " for a tuple");
   make_call(made.index(), args);

@@ -12,7 +12,10 @@ bool is_utf8(std::span<const uint8_t> bytes) {
   for (size_t at = 0; at < bytes.size();) {
     const uint8_t lead = bytes[at++];
     if (lead < 0x80) continue;
-    const size_t more = lead >= 0xc2 && lead <= 0xdf ? 1 : (lead & 0xf0) == 0xe0 ? 2 : lead >= 0xf0 && lead <= 0xf4 ? 3 : 0;
+    const size_t more = lead >= 0xc2 && lead <= 0xdf   ? 1
+                        : (lead & 0xf0) == 0xe0        ? 2
+                        : lead >= 0xf0 && lead <= 0xf4 ? 3
+                                                       : 0;
     if (more == 0 || more > bytes.size() - at) return false;
     // The second byte rules out overlong forms, surrogates and what is past U+10FFFF.
     const uint8_t low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;

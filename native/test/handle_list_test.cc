@@ -1,5 +1,5 @@
-// The reader of handle lists under sanitizers: it reads a list whole, and no cut, changed or joined pickle makes it read
-// beyond its memory.
+// The reader of handle lists under sanitizers: it reads a list whole, and no cut, changed or joined pickle makes it
+// read beyond its memory.
 #include "codec/handle_list.h"
 
 #include <algorithm>

@@ -50,7 +50,8 @@ bool is_sound(const PickleTree& tree, size_t pickle_size, size_t names) {
   const auto range_ok = [](size_t at, size_t size, size_t end) { return at <= end && size <= end - at; };
   for (size_t row = 0; row < rows; row++) {
     const auto type = static_cast<PickleType>(tree.objects[4 * row]);
-    const auto at = static_cast<size_t>(tree.objects[4 * row + 1]), size = static_cast<size_t>(tree.objects[4 * row + 2]);
+    const auto at = static_cast<size_t>(tree.objects[4 * row + 1]),
+               size = static_cast<size_t>(tree.objects[4 * row + 2]);
     const int32_t more = tree.objects[4 * row + 3];
     switch (type) {
       case PickleType::kText:
@@ -95,7 +96,8 @@ std::optional<Kind> read(const std::string& bytes, const PickleLimits& limits = 
 // One of every opcode that is read.
 const std::array<std::string, 14>& samples() {
   static const std::array<std::string, 14> all = {
-      pickle("](K\x01M\x02\x01J\x03\x01\x01\xff\x8a\x09\x01\x02\x03\x04\x05\x06\x07\x08\x09N\x88\x89""e"),
+      pickle("](K\x01M\x02\x01J\x03\x01\x01\xff\x8a\x09\x01\x02\x03\x04\x05\x06\x07\x08\x09N\x88\x89"
+             "e"),
       pickle(")\x85\x94h\x00\x86h"s + '\0' + "\x86"),
       pickle("}\x94("s + text("key") + "G\x3f\xf0\0\0\0\0\0\0"s + text("more") + "h"s + '\0' + "u"),
       pickle("}"s + text("a") + "K\x01s"),
@@ -103,11 +105,17 @@ const std::array<std::string, 14>& samples() {
       pickle("(K\x01K\x02\x91"),
       pickle(global("torch", "Size") + "K\x01\x85\x85R"),
       pickle(global("_codecs", "encode") + text("a\xc3\xbf") + text("latin1") + "\x86R"),
-      pickle(global("builtins", "set") + "](K\x01K\x02""e\x85R"),
+      pickle(global("builtins", "set") + "](K\x01K\x02"
+                                         "e\x85R"),
       pickle(global("a", "anything") + "K\x01\x85R\x94}b(NNe(NNu"),
       pickle("cmodule\nname\n)\x81"),
-      pickle("K\x01(K\x02""0""0(K\x03""1"),
-      pickle("C\x03""abcB\x02\0\0\0""abq\0X\x01\0\0\0zr\x01\0\0\0j\0\0\0\0\x87\x86"s),
+      pickle("K\x01(K\x02"
+             "0"
+             "0(K\x03"
+             "1"),
+      pickle("C\x03"
+             "abcB\x02\0\0\0"
+             "abq\0X\x01\0\0\0zr\x01\0\0\0j\0\0\0\0\x87\x86"s),
       pickle("\x95\x09\0\0\0\0\0\0\0"s + "\x8d\x01\0\0\0\0\0\0\0"s + "a\x8e\x01\0\0\0\0\0\0\0"s + "b\x86"s),
   };
   return all;
@@ -151,7 +159,7 @@ void pieces_may_follow_each_other(uint64_t seed) {
 }
 
 void each_limit_holds_to_the_value() {
-  const auto holds = [](const char* what, const std::string& bytes, size_t PickleLimits::* limit, size_t value) {
+  const auto holds = [](const char* what, const std::string& bytes, size_t PickleLimits::*limit, size_t value) {
     PickleLimits limits;
     limits.*limit = value;
     CHECKF(!read(bytes, limits), "%s of %zu", what, value);
@@ -161,7 +169,10 @@ void each_limit_holds_to_the_value() {
   holds("bytes", pickle("N"), &PickleLimits::bytes, 4);
   holds("memo", pickle("N\x94\x94\x94"), &PickleLimits::memo, 3);
   holds("objects", pickle("](]]}e"), &PickleLimits::objects, 4);
-  holds("items", pickle("]N\x85""aNa"), &PickleLimits::items, 3);
+  holds("items",
+        pickle("]N\x85"
+               "aNa"),
+        &PickleLimits::items, 3);
   holds("stack", pickle("(NNNNNt"), &PickleLimits::stack, 5);
   holds("depth", pickle("(((ttt"), &PickleLimits::depth, 3);
   holds("text", pickle(text("abcde")), &PickleLimits::text, 5);
@@ -170,7 +181,10 @@ void each_limit_holds_to_the_value() {
 
 // Names and memo entries are cheap to repeat; what they stand for is stored once.
 void repeated_values_are_stored_once() {
-  std::string body = text("module") + "\x94" + text("name") + "\x94""0""0(";
+  std::string body = text("module") + "\x94" + text("name") +
+                     "\x94"
+                     "0"
+                     "0(";
   for (int i = 0; i < 100'000; i++) body += "h\0h\x01\x93"s;
   const std::string bytes = pickle(body + "t");
   const FindName find = find_name;

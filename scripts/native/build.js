@@ -56,7 +56,8 @@ export class Build {
       `-DCMAKE_CXX_COMPILER=${this.compiler}`,
       ...flags
     ]
-    // Configuring takes seconds: only other settings need it. The generated build configures again if CMake's files change.
+    // Configuring takes seconds, so it runs only for other settings. The build itself runs it again if CMake files
+    // change.
     const settings = join(folder, 'configured.json')
     const same = existsSync(join(folder, 'CMakeCache.txt')) && existsSync(settings) &&
       readFileSync(settings, 'utf8') === JSON.stringify(configure)
@@ -76,11 +77,13 @@ export class Build {
   /** Runs the test programs of a build folder. */
   ctest (folder) {
     const { status } = spawnSync('ctest', ['--output-on-failure', '--parallel', '2'], { cwd: folder, stdio: 'inherit' })
-    if (status !== 0) throw new Error(`native tests failed (see above; the log is ${folder}/Testing/Temporary/LastTest.log)`)
+    if (status !== 0) {
+      throw new Error(`native tests failed (see above; the log is ${folder}/Testing/Temporary/LastTest.log)`)
+    }
   }
 
   /**
-   * Tries the binary in a process of its own, then puts it in place by a rename: a running process keeps the file that it
+   * Tries the binary in a process of its own, then renames it into place, so a running process keeps the file that it
    * has loaded.
    */
   publish (from, to) {

@@ -7,7 +7,7 @@ const SOURCES = join('native', 'cuda')
 /** The compute capabilities that a published build serves, and PTX of the newest for those to come. */
 const RELEASE_ARCHS = ['80', '90', '100', '120']
 
-/** Builds the CUDA library with the addon. Unless REFIT_CUDA=1 insists, a machine that cannot build it keeps its CPU engine. */
+/** Builds the CUDA library with the addon. A machine that cannot build it keeps its CPU engine, unless REFIT_CUDA=1. */
 export async function buildCudaIfWanted (build) {
   const wanted = process.env.REFIT_CUDA ?? ''
   if (!existsSync(join(SOURCES, 'CMakeLists.txt'))) return

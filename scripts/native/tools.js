@@ -37,7 +37,9 @@ function findGenerator () {
   const found = /version (\d+)\.(\d+)\S*/.exec(output('cmake', ['--version']))
   if (found === null) throw new Error(`cmake was not found: install cmake >= ${major}.${minor} (${INSTALL})`)
   if (Number(found[1]) < major || (Number(found[1]) === major && Number(found[2]) < minor)) {
-    throw new Error(`cmake is ${found[0]}, but refit needs cmake >= ${major}.${minor}: install a newer one (${INSTALL})`)
+    throw new Error(
+      `cmake is ${found[0]}, but refit needs cmake >= ${major}.${minor}: install a newer one (${INSTALL})`
+    )
   }
   if (output('ninja', ['--version']) !== '') return 'Ninja'
   if (output('make', ['--version']) !== '') return 'Unix Makefiles'

@@ -3,7 +3,7 @@ import { join } from 'node:path'
 import t from 'tap'
 import { checkPython } from '../../bench/lib/baseline.ts'
 
-/** Runs the check with a stand-in for Python in $REFIT_PYTHON; the versions, or the error. */
+/** Runs the check with a stand-in for Python in $REFIT_PYTHON. Returns the versions or the error. */
 function check (python: string): string | Error {
   const before = process.env.REFIT_PYTHON
   process.env.REFIT_PYTHON = python
@@ -31,7 +31,8 @@ t.test('a Python that imports the libraries gives their versions, and is asked f
       script(
         folder,
         'good',
-        'case "$2" in "import torch, transformers, safetensors;"*) echo "torch 2.13.0, transformers 5.18.0, safetensors 0.8.0";; *) exit 1;; esac'
+        'case "$2" in "import torch, transformers, safetensors;"*) ' +
+          'echo "torch 2.13.0, transformers 5.18.0, safetensors 0.8.0";; *) exit 1;; esac'
       )
     ),
     'torch 2.13.0, transformers 5.18.0, safetensors 0.8.0'

@@ -1,6 +1,6 @@
 // @ts-check
-// A program with the generated TypeScript client. tsc checks it, and it drives a server. Arguments: URL, a folder of weights
-// and two shards.
+// A program with the generated TypeScript client. tsc checks it, and it drives a server. Arguments: URL, a folder of
+// weights and two shards.
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import createClient from 'openapi-fetch'
@@ -55,7 +55,7 @@ assert.equal(refused.response.status, 400)
 assert.ok(refused.error !== undefined && typeof refused.error.error !== 'string')
 assert.equal(refused.error.error.code, 'CHECKPOINT_PATH')
 
-// @ts-expect-error a number is wanted
+// @ts-expect-error the field is a number
 const wrong = await api.POST('/generate', { body: { text: 'x', sampling_params: { max_new_tokens: 'many' } } })
 assert.equal(wrong.error?.param, 'sampling_params.max_new_tokens')
 // @ts-expect-error there is no such route

@@ -1,6 +1,7 @@
-// A Python client out of an OpenAPI document: TypedDicts of its schemas and a method for each operation and kind of body, which returns
-// Ok(data) or Failed(error), typed by the document. Standard library only, Python 3.11 and newer. There are fuller generators, none of which
-// npm has; this one is here to prove that the document is enough for one. Unions stay unions, so that a type checker tells cases apart.
+// Generates a Python client from an OpenAPI document: a TypedDict for each schema, and a method for each operation and
+// kind of body that returns Ok(data) or Failed(error) with the document's types. Standard library only, Python 3.11 or
+// newer. No npm package generates Python clients; this one proves that the document is sufficient. Unions stay unions,
+// so a type checker separates their cases.
 
 const RUNTIME = `"""Written from openapi/openapi.json by test/clients/python-client.js."""
 import http.client
@@ -30,8 +31,12 @@ def form(fields: Any) -> tuple[bytes, str]:
     boundary, parts, files = uuid.uuid4().hex, b"", b""
     for name, value in fields.items():
         for index, one in enumerate(value if isinstance(value, list) else [value]):
-            about = f'; filename="{index}.safetensors"\\r\\ncontent-type: application/octet-stream' if isinstance(one, bytes) else ""
-            part = f'--{boundary}\\r\\ncontent-disposition: form-data; name="{name}"{about}\\r\\n\\r\\n'.encode() + (one if isinstance(one, bytes) else str(one).encode()) + b"\\r\\n"
+            about = ""
+            if isinstance(one, bytes):
+                about = f'; filename="{index}.safetensors"\\r\\ncontent-type: application/octet-stream'
+            content = one if isinstance(one, bytes) else str(one).encode()
+            head = f'--{boundary}\\r\\ncontent-disposition: form-data; name="{name}"{about}\\r\\n\\r\\n'
+            part = head.encode() + content + b"\\r\\n"
             if isinstance(one, bytes):
                 files += part
             else:
@@ -43,7 +48,9 @@ class Api:
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url, self.key = urllib.parse.urlsplit(url), key
 
-    def ask(self, method: str, path: str, query: Any = None, body: bytes | None = None, kind: str = "application/json") -> Any:
+    def request(
+        self, method: str, path: str, query: Any = None, body: bytes | None = None, kind: str = "application/json"
+    ) -> Any:
         connection = http.client.HTTPConnection(cast(str, self.url.hostname), self.url.port)
         headers = {} if body is None else {"content-type": kind}
         if self.key is not None:
@@ -73,7 +80,7 @@ export function pythonClient (document) {
   return `${RUNTIME}\n${methods.join('\n')}\n\n${[...classes.values()].join('\n')}\n`
 }
 
-/** Declares a schema under a name, and returns how it is referred to. */
+/** Declares a schema under a name, and returns the reference to it. */
 function named (name, schema, classes) {
   if (schema.type === 'object' && schema.properties !== undefined) {
     const required = new Set(schema.required)
@@ -88,7 +95,7 @@ function named (name, schema, classes) {
   return `"${name}"`
 }
 
-/** A type of Python; `name`: for what has to be declared on the way. */
+/** The Python type of a schema; `name`: for a declaration that it needs. */
 function typeOf (schema, name, classes) {
   if (schema === undefined || schema === true) return 'Any'
   if (schema.$ref !== undefined) return `"${schema.$ref.split('/').at(-1)}"`
@@ -142,7 +149,7 @@ function methodsOf (path, method, operation, classes) {
   const asked = `"${method.toUpperCase()}", ${place}, ${query === '' ? 'None' : 'query'}`
   const contents = Object.entries(operation.requestBody?.content ?? {})
   if (contents.length === 0) {
-    return [`    def ${name}(self${head}${query}) -> "${bare(result)}":\n        return self.ask(${asked})\n`]
+    return [`    def ${name}(self${head}${query}) -> "${bare(result)}":\n        return self.request(${asked})\n`]
   }
   return contents.map(([kind, content]) => {
     const suffix = KINDS[kind]
@@ -152,11 +159,11 @@ function methodsOf (path, method, operation, classes) {
       { '': 'json.dumps(body).encode()', _form: '*form(body)', _bytes: 'body, "application/octet-stream"' }[suffix]
     return `    def ${name}${suffix}(self${head}, body: ${type}${query}) -> "${
       bare(result)
-    }":\n        return self.ask(${asked}, ${body})\n`
+    }":\n        return self.request(${asked}, ${body})\n`
   })
 }
 
-/** What a reply holds: of all kinds of content and all statuses that `which` lets through. */
+/** The type of a reply: all kinds of content of the statuses that `which` accepts. */
 function contentType (responses, which, name, classes) {
   const types = []
   for (const [status, { content = {} }] of Object.entries(responses)) {
@@ -173,5 +180,5 @@ const union = types => {
 const literal = value =>
   value === null ? 'None' : value === true ? 'True' : value === false ? 'False' : JSON.stringify(value)
 const pascal = text => text.replace(/(?:^|[^A-Za-z0-9]+)([A-Za-z0-9])/g, (_, letter) => letter.toUpperCase())
-/** Within quotes already. */
+/** Text within quotes. */
 const bare = type => type.replaceAll('"', '')

@@ -10,7 +10,7 @@ import { plainModel } from '../native/helpers/plain-core.ts'
 const addon = native()
 const python = process.env.REFIT_PYTHON ?? 'python3'
 
-t.test('the Python of docs/checksum.md gives the checksums of the addon, from a file that safetensors wrote', async t => {
+t.test('the Python of docs/checksum.md gives the checksums of the addon for a safetensors file', async t => {
   const page = readFileSync(join(packageRoot, 'docs/checksum.md'), 'utf8')
   const code = [...page.matchAll(/```python\n([^]*?)```/g)].map(match => match[1]).join('\n')
   t.match(code, /def checksum/)
@@ -30,7 +30,8 @@ data = np.fromfile(folder + '/bytes', np.${numpy})
 held, at = {}, 0
 for tensor in tensors:
     count = tensor['rows'] * tensor['cols']
-    held[tensor['name']] = torch.from_numpy(data[at:at + count].reshape(tensor['rows'], tensor['cols']).copy()).view(torch.${torch})
+    part = data[at:at + count].reshape(tensor['rows'], tensor['cols']).copy()
+    held[tensor['name']] = torch.from_numpy(part).view(torch.${torch})
     at += count
 save_file(held, folder + '/model.safetensors')
 for tensor in tensors:

@@ -7,7 +7,8 @@ import { ByteTokenizer } from '../helpers/byte-tokenizer.ts'
 import { FakeEngine } from '../helpers/fake-engine.ts'
 import { until } from '../helpers/route-app.ts'
 
-// Needs Python with the openai package: $REFIT_PYTHON, else python3. Skipped without; with REFIT_REQUIRE_INTEROP=1 that fails.
+// Needs a Python with the openai package: $REFIT_PYTHON, else python3. Skipped without it; with REFIT_REQUIRE_INTEROP=1
+// it fails instead.
 
 const run = promisify(execFile)
 const python = process.env['REFIT_PYTHON'] ?? 'python3'

@@ -53,7 +53,9 @@ for (const libuv of [true, false]) {
     t.strictSame(await torch('store', 'ab', 'get', 'k'), Buffer.from('nested'))
   })
 
-  t.test(`waits on torch's ${backend} server end with the key, with the deadline and with the signal, and the client goes on`, async t => {
+  const name =
+    `a wait on torch's ${backend} server ends with the key, the deadline or the signal, and the client goes on`
+  t.test(name, async t => {
     const port = await torch('open_store', 's', 0, null, true, libuv) as number
     const client = await StoreClient.connect({ host, port, ...limits })
     t.teardown(() => {

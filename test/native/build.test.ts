@@ -7,7 +7,8 @@ import { packageRoot } from '../../src/root.ts'
 
 const SCRIPT = 'scripts/build-native.js'
 /** A tree without sources keeps only what the build script itself consists of. */
-const BUILD_FILES = [SCRIPT, 'scripts/native', 'native/CMakeLists.txt', 'native/addon.cmake', 'native/cpu/sources.cmake']
+const CMAKE_FILES = ['native/CMakeLists.txt', 'native/addon.cmake', 'native/cpu/sources.cmake']
+const BUILD_FILES = [SCRIPT, 'scripts/native', ...CMAKE_FILES]
 
 interface Result {
   status: number | null
@@ -211,8 +212,8 @@ t.test('compute capabilities that refit has no kernels for are refused', {
     t.equal(status, 1)
     t.equal(
       stderr,
-      'refit: REFIT_CUDA_ARCHS: expected compute capabilities of 80 or more, like "90" or "80;90;100;120", or "release"; ' +
-        `got "${bad}"\n`
+      'refit: REFIT_CUDA_ARCHS: expected compute capabilities of 80 or more, like "90" or "80;90;100;120", ' +
+        `or "release"; got "${bad}"\n`
     )
   }
   t.end()

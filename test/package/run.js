@@ -7,8 +7,8 @@ import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
 import assert from 'node:assert/strict'
 
-// npm run test:package: what a user gets. Packs the package, looks into it, installs it into an empty folder, serves from there,
-// and type-checks a program that uses it.
+// npm run test:package: checks the package as a user gets it. Packs it, checks its files, installs it into an empty
+// folder, serves from there, and type-checks a program that uses it.
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..', '..')
 const folder = mkdtempSync(join(tmpdir(), 'refit-package-'))
@@ -62,8 +62,11 @@ function pack () {
     assert.ok(paths.includes(path), `${path} is missing from the package`)
   }
   const strangers = paths.filter(path =>
-    /(^|\/)(test|\.ci|node_modules|build|__pycache__)\/|\.test\.|\.[jt]s\.map$|\.tsbuildinfo$|^dist\/(bench|scripts|examples)|^(src|routes|bench)\/|^native\/(probe|bench_gpu)\//
-      .test(path)
+    [
+      /(^|\/)(test|\.ci|node_modules|build|__pycache__)\/|\.test\.|\.[jt]s\.map$|\.tsbuildinfo$/,
+      /^dist\/(bench|scripts|examples)|^(src|routes|bench)\/|^native\/(probe|bench_gpu)\//
+    ]
+      .some(pattern => pattern.test(path))
   )
   assert.deepEqual(strangers, [], 'files that a user does not need')
   console.log(`  ${paths.length} files, ${(size / 1e6).toFixed(1)} MB packed`)
@@ -94,7 +97,9 @@ function importIt () {
     const refit = await import('refit')
     const fs = await import('node:fs')
     if (fs.readFileSync('/proc/self/maps', 'utf8').includes('refit.node')) throw new Error('the addon is loaded')
-    for (const name of ['default', 'createEngine', 'buildServer', 'RefitClient', 'RefitError']) if (refit[name] === undefined) throw new Error(name + ' is not exported')
+    for (const name of ['default', 'createEngine', 'buildServer', 'RefitClient', 'RefitError']) {
+      if (refit[name] === undefined) throw new Error(name + ' is not exported')
+    }
     await import('refit/package.json', { with: { type: 'json' } })`
   run(join(folder, 'app'), process.execPath, ['--no-warnings', '--input-type=module', '-e', script])
 }
