@@ -1,8 +1,9 @@
 // A process group that ranks of this process are in, with other ranks elsewhere: torch trainers, or other engines. The
 // binding and everything above it talk to this alone; native/transport/gloo/gloo_group.h is one kind, NCCL's the other.
 //
-// Threads: the functions that wait are called by one thread at a time, the group's own (native/binding/groups.h): never
-// by an event loop. `abort` and `staged` may be called by any thread at any time.
+// Threads: the functions that wait are called by one thread at a time, the group's own
+// (native/binding/groups/groups.h): never by an event loop. `abort` and `staged` may be called by any thread at any
+// time.
 #pragma once
 #include <chrono>
 #include <cstdint>

@@ -15,7 +15,7 @@ import type { PlainModel } from './helpers/plain-core.ts'
 import { configSource, FAULTY, runAlone } from './helpers/run-script.ts'
 
 // Process groups of NCCL without a card: what is shipped but for CUDA's own calls, against a library with NCCL's interface whose ranks
-// are threads (native/test/nccl_loop.cc). native/test/gpu/group_test.cu has the rest.
+// are threads (native/test/nccl_loop.cc). native/test/gpu/group/group_test.cu has the rest.
 
 const folder = t.testdir()
 const loop = compile(join(folder, 'loop.so'), ['nccl_loop.cc'], LIBRARY)

@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "test/gpu/group_engine.cuh"
+#include "test/gpu/group/group_engine.cuh"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include "cuda/group/group_library.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
-#include "test/gpu/group_engine.cuh"
+#include "test/gpu/group/group_engine.cuh"
 
 using namespace refit;
 using namespace refit::cuda;

@@ -1,4 +1,4 @@
-#include "binding/patch.h"
+#include "binding/weights/patch.h"
 
 #include <algorithm>
 #include <memory>
@@ -10,7 +10,7 @@
 #include "binding/core.h"
 #include "binding/env_state.h"
 #include "binding/fields.h"
-#include "binding/write_job.h"
+#include "binding/weights/write_job.h"
 #include "codec/blake2b.h"
 #include "codec/zstd_stream.h"
 #include "core/write/element_patch.h"

@@ -8,7 +8,7 @@
 #include "cuda/scatter/scatter.h"
 #include "cuda/scatter/scatter_runs.h"
 #include "test/check.h"
-#include "test/gpu/scatter_world.cuh"
+#include "test/gpu/scatter/scatter_world.cuh"
 
 namespace {
 

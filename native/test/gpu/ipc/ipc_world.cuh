@@ -10,7 +10,7 @@
 #include "cuda/exchange/peers.h"
 #include "cuda/weights/ipc_driver.h"
 #include "cuda/weights/write.h"
-#include "test/gpu/ipc_sender.cuh"
+#include "test/gpu/ipc/ipc_sender.cuh"
 
 using namespace refit;
 using namespace refit::cuda;

@@ -19,9 +19,9 @@
 #include "cuda/weights/write.h"
 #include "test/check.h"
 #include "test/forward_reference.h"
-#include "test/gpu/group_bench.cuh"
-#include "test/gpu/group_engine.cuh"
-#include "test/gpu/group_engines.cuh"
+#include "test/gpu/group/group_bench.cuh"
+#include "test/gpu/group/group_engine.cuh"
+#include "test/gpu/group/group_engines.cuh"
 
 using namespace refit;
 using namespace refit::cuda;
@@ -107,7 +107,7 @@ void test_in_place(const std::vector<int>& gpus, unsigned seed) {
   std::vector<uint64_t> sizes;
   uint64_t at = 0;
   for (size_t i = 0; i < shapes.size(); i++) {
-    const auto& [name, rows, cols] = shapes[i];
+    const int64_t rows = shapes[i].rows, cols = shapes[i].cols;
     tensors.push_back({0, at, DType::kBFloat16, rows, cols, static_cast<uint64_t>(cols) * 2, 2});
     for (size_t rank = 0; rank < gpus.size(); rank++) {
       rects.push_back({static_cast<int>(i), static_cast<int>(rank), static_cast<int>(i), 0, 0, rows, cols, 0, 0});

@@ -13,14 +13,16 @@
 #include "cuda/scatter/scatter.h"
 #include "cuda/scatter/scatter_plan.h"
 #include "test/check.h"
-#include "test/gpu/scatter_cases.cuh"
-#include "test/gpu/scatter_runs.cuh"
-#include "test/gpu/scatter_world.cuh"
+#include "test/gpu/scatter/scatter_cases.cuh"
+#include "test/gpu/scatter/scatter_runs.cuh"
+#include "test/gpu/scatter/scatter_world.cuh"
 
 using namespace refit;
 using namespace refit::cuda;
 
 namespace {
+
+// --- on the host: the tiles cover the copies, each element once
 
 struct HostLists {
   std::vector<uint32_t> first[2];
@@ -138,8 +140,6 @@ void long_flat_copies_have_full_tiles() {
 }
 
 // --- on the GPU
-
-enum class Where { kGpu, kPeer, kPinned };
 
 // In addition to the defaults: no bulk copies, tiles of few slots, tiles of more slots than most copies have.
 struct Variant {

@@ -3,7 +3,7 @@
 
 namespace refit::binding {
 
-// The functions of src/native/groups.ts for NCCL only; binding/groups.h has those that gloo shares.
+// The functions of src/native/groups.ts for NCCL only; binding/groups/groups.h has those that gloo shares.
 Napi::Value nccl_group(const Napi::CallbackInfo& info);
 Napi::Value nccl_library(const Napi::CallbackInfo& info);
 Napi::Value nccl_unique_id(const Napi::CallbackInfo& info);

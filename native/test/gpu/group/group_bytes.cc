@@ -3,7 +3,7 @@
 
 #include "core/write/places.h"
 #include "cuda/group/group_library.h"
-#include "test/gpu/group_world.h"
+#include "test/gpu/group/group_world.h"
 
 namespace refit::test {
 namespace {

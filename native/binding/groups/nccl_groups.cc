@@ -1,4 +1,4 @@
-#include "binding/nccl_groups.h"
+#include "binding/groups/nccl_groups.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,8 +7,8 @@
 #include "binding/core.h"
 #include "binding/error_code.h"
 #include "binding/fields.h"
-#include "binding/groups.h"
-#include "binding/write_job.h"
+#include "binding/groups/groups.h"
+#include "binding/weights/write_job.h"
 #include "core/library/cuda_library.h"
 #include "core/write/places.h"
 #include "core/write/write_check.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "test/check.h"
-#include "test/gpu/ipc_world.cuh"
+#include "test/gpu/ipc/ipc_world.cuh"
 
 namespace {
 

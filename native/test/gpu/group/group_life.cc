@@ -10,7 +10,7 @@
 #include "core/memory_error.h"
 #include "cuda/group/group_library.h"
 #include "cuda/group/group_messages.h"
-#include "test/gpu/group_world.h"
+#include "test/gpu/group/group_world.h"
 
 using namespace refit;
 using namespace refit::cuda;

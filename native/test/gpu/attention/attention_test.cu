@@ -3,9 +3,9 @@
 #include <cinttypes>
 
 #include "cuda/attention/attention.h"
-#include "test/gpu/attention_bench.cuh"
-#include "test/gpu/attention_plan_check.h"
-#include "test/gpu/attention_world.cuh"
+#include "test/gpu/attention/attention_bench.cuh"
+#include "test/gpu/attention/attention_plan_check.h"
+#include "test/gpu/attention/attention_world.cuh"
 
 using namespace refit;
 using namespace refit::test;

@@ -22,7 +22,7 @@
 #include "transport/ipc/ipc_mappings.cc"
 #include "transport/ipc/ipc_session.cc"
 // After the executor, which gets its fault points from above.
-#include "test/gpu/ipc_bench.cuh"
+#include "test/gpu/ipc/ipc_bench.cuh"
 
 namespace {
 

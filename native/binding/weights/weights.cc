@@ -1,4 +1,4 @@
-#include "binding/weights.h"
+#include "binding/weights/weights.h"
 
 #include <stdexcept>
 #include <utility>
@@ -6,7 +6,7 @@
 #include "binding/core.h"
 #include "binding/env_state.h"
 #include "binding/fields.h"
-#include "binding/write_job.h"
+#include "binding/weights/write_job.h"
 #include "core/write/write_check.h"
 
 namespace refit::binding {
@@ -173,8 +173,8 @@ Napi::Value read(const Napi::CallbackInfo& info) {
   const int64_t cols = to_integer(info[6], "cols", 0, kMaxSafe);
   check_read(rank, param, row, col, rows, cols, core->config().ranks, core->config().params);
   // A rectangle inside an existing parameter, so the product fits.
-  const uint64_t bytes = static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols) *
-                         size_of(core->config().params[param].dtype);
+  const uint64_t bytes =
+      static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols) * size_of(core->config().params[param].dtype);
   if (bytes >= kMaxRead) {
     throw std::invalid_argument("read: " + std::to_string(bytes) + " bytes requested, expected fewer than " +
                                 std::to_string(kMaxRead) + "; read fewer rows at a time");

@@ -1,4 +1,4 @@
-#include "binding/groups.h"
+#include "binding/groups/groups.h"
 
 #include <chrono>
 #include <map>
@@ -11,7 +11,7 @@
 #include "binding/error_code.h"
 #include "binding/fields.h"
 #include "binding/row_layout.h"
-#include "binding/write_job.h"
+#include "binding/weights/write_job.h"
 #include "transport/gloo/gloo_group.h"
 
 namespace refit::binding {

@@ -10,7 +10,7 @@
 #include "cuda/device/check.h"
 #include "cuda/scatter/scatter.h"
 #include "test/check.h"
-#include "test/gpu/scatter_world.cuh"
+#include "test/gpu/scatter/scatter_world.cuh"
 
 using namespace refit;
 using namespace refit::cuda;
@@ -94,7 +94,8 @@ std::vector<uint16_t> expected_target(const std::vector<Case>& cases, int64_t si
   return out;
 }
 
-// --- on the host: the tiles cover the copies, each element once
+// The memory of the sources.
+enum class Where { kGpu, kPeer, kPinned };
 
 // A list with its sources and its target in GPU memory.
 struct Fixture {

@@ -1,4 +1,4 @@
-#include "binding/write_job.h"
+#include "binding/weights/write_job.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "binding/fields.h"
-#include "binding/groups.h"
+#include "binding/groups/groups.h"
 #include "binding/row_layout.h"
 
 namespace refit::binding {

@@ -1,4 +1,4 @@
-#include "binding/delta.h"
+#include "binding/weights/delta.h"
 
 #include <sys/file.h>
 
@@ -10,7 +10,7 @@
 
 #include "binding/fields.h"
 #include "binding/row_layout.h"
-#include "binding/write_job.h"
+#include "binding/weights/write_job.h"
 #include "codec/tensor_delta.h"
 
 namespace refit::binding {

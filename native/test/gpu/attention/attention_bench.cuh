@@ -5,8 +5,8 @@
 #include <random>
 #include <vector>
 
-#include "test/gpu/attention_plan_check.h"
-#include "test/gpu/attention_world.cuh"
+#include "test/gpu/attention/attention_plan_check.h"
+#include "test/gpu/attention/attention_world.cuh"
 
 namespace refit::test {
 

@@ -11,7 +11,7 @@
 #include "cuda/group/group_cuda.h"
 #include "cuda/weights/write.h"
 #include "test/check.h"
-#include "test/gpu/group_trainer.cuh"
+#include "test/gpu/group/group_trainer.cuh"
 
 using namespace refit;
 using namespace refit::cuda;
