@@ -4,30 +4,31 @@ import { RefitError } from '../errors.ts'
 
 export interface ConnectionOptions {
   apiKey?: string | undefined
-  /** For weights, pause and abort; default the API key. */
+  /** Key for routes that change weights or state; default: the API key. */
   adminApiKey?: string | undefined
-  /** How long a connection may take to open (default 10 s). */
+  /** Longest time to open a connection (default 10 s). */
   connectMs?: number
 }
 
 export interface EngineRequest {
   method: string
-  /** With its query. */
+  /** Path and query. */
   path: string
   headers?: Record<string, string | string[] | undefined>
   body?: Dispatcher.DispatchOptions['body']
   signal?: AbortSignal
-  /** A route that changes weights or the state of the engine. */
+  /** The route changes weights or the state of the engine, so it gets the admin key. */
   admin?: boolean
 }
 
 const CONNECT_MS = 10_000
-/** Longest reply that is held in memory: checksums of a hundred thousand tensors, twice. */
+/** Longest reply that is held in memory: twice the checksums of a hundred thousand tensors. */
 const REPLY_LIMIT = 256 << 20
 
 /**
- * Connections to one engine: `http://host:port`, with a path where it is mounted under one, or `unix:/path/to.sock`. Replies have no deadline:
- * a generation and an update take as long as they take. What ends a call is its signal, or `close`.
+ * Connections to one engine at `http://host:port`, with a path if it is mounted under one, or at `unix:/path/to.sock`.
+ * Replies have no deadline, because a generation or an update may take any time. A call ends by its signal or by
+ * `close`.
  */
 export class Connection {
   readonly url: string
@@ -37,7 +38,7 @@ export class Connection {
 
   constructor (url: string, options: ConnectionOptions = {}) {
     const { origin, prefix, socketPath } = parse(url)
-    // However it is spelled, it is one engine.
+    // All spellings of an address are the same engine.
     this.url = socketPath === undefined ? origin + prefix : url
     this.#prefix = prefix
     this.#options = options
@@ -45,12 +46,12 @@ export class Connection {
     this.#pool = new Pool(origin, { connections: null, headersTimeout: 0, bodyTimeout: 0, connect })
   }
 
-  /** Called when a connection was lost, whoever ended it. */
+  /** `lost` is called when a connection ends, on either side. */
   onLost (lost: () => void): void {
     this.#pool.on('disconnect', lost)
   }
 
-  /** The key of this connection, if it has one, goes before the caller's. */
+  /** Sends the key of this connection, or without one the caller's. */
   async request (
     { method, path, headers = {}, body = null, signal, admin = false }: EngineRequest
   ): Promise<Dispatcher.ResponseData> {
@@ -87,7 +88,7 @@ export class Connection {
 
 export interface JsonReply {
   status: number
-  /** Undefined where the reply is no JSON. */
+  /** Undefined if the reply is no JSON. */
   body: unknown
   text: string
 }
@@ -103,14 +104,14 @@ export async function readAll (stream: AsyncIterable<Uint8Array>, limit = REPLY_
   return chunks.length === 1 ? Buffer.from(chunks[0]!) : Buffer.concat(chunks, size)
 }
 
-/** What an engine's refusal says, in whichever of the known shapes. */
+/** The message of an engine's refusal, in any of the known forms. */
 export function messageOf ({ status, body, text }: JsonReply): string {
   const { message, error, detail, error_message: inner } =
     (typeof body === 'object' && body !== null ? body : {}) as Record<string, unknown>
-  const words = [message, (error as { message?: unknown } | undefined)?.message, inner, error, detail].find(value =>
+  const found = [message, (error as { message?: unknown } | undefined)?.message, inner, error, detail].find(value =>
     typeof value === 'string' && value !== ''
   )
-  return typeof words === 'string' ? words : text.trim().slice(0, 500) || `status ${status}`
+  return typeof found === 'string' ? found : text.trim().slice(0, 500) || `status ${status}`
 }
 
 export function parsed (text: string): unknown {
@@ -125,9 +126,8 @@ function parse (url: string): { origin: string, prefix: string, socketPath?: str
   const refuse = (): never => {
     throw new RefitError(
       'INVALID_REQUEST',
-      `${
-        JSON.stringify(url.slice(0, 200))
-      } is not the address of an engine: expected http://host:port, https://host:port or unix:/path/to.sock`,
+      `${JSON.stringify(url.slice(0, 200))} is not the address of an engine: ` +
+        'expected http://host:port, https://host:port or unix:/path/to.sock',
       { param: 'url' }
     )
   }

@@ -27,9 +27,9 @@ import { EventReader, generateBody } from './wire.ts'
 import { generateVllm } from './wire-vllm.ts'
 
 export interface RemoteEngineOptions extends ConnectionOptions {
-  /** What the engine does not tell of its model, for engines that are no refit: ids that end a text, and how many ids there are. */
+  /** Facts about the model that SGLang and vLLM do not report: end-of-text ids, and the vocabulary's size. */
   info?: Partial<EngineInfo>
-  /** From one look at its state to the next (default 1 s). */
+  /** Time between two reads of its state (default 1 s). */
   pollMs?: number
 }
 
@@ -48,7 +48,7 @@ interface Paths {
   wake: string
 }
 
-/** Of the calls that dialects name differently. */
+/** Paths of the calls that engines name differently. */
 const PATHS: Readonly<Record<'sglang' | 'vllm', Paths>> = {
   sglang: {
     pause: (mode: PauseMode) => ['/pause_generation', { mode }],
@@ -67,8 +67,8 @@ const PATHS: Readonly<Record<'sglang' | 'vllm', Paths>> = {
 }
 
 /**
- * An engine on another machine, or in another process, that is spoken to over HTTP: refit, SGLang or vLLM. Its state is what it last said; every
- * call of ours brings it up to date, and a look now and then what others do to it.
+ * An engine in another process or on another machine, over HTTP: refit, SGLang or vLLM. Its state is the one that it
+ * last reported: it is read after every call of ours, and at intervals to see the changes of other clients.
  */
 export class RemoteEngine implements RolloutEngine {
   readonly info: EngineInfo
@@ -89,7 +89,7 @@ export class RemoteEngine implements RolloutEngine {
     )
   }
 
-  /** Throws ENGINE_FAILED where nothing answers, or nothing that is known. */
+  /** Throws ENGINE_FAILED if nothing replies, or no engine of a known kind. */
   static async connect (url: string, options: RemoteEngineOptions = {}): Promise<RemoteEngine> {
     const connection = new Connection(url, options)
     try {
@@ -113,7 +113,7 @@ export class RemoteEngine implements RolloutEngine {
   get weightVersion (): string {
     return this.#state.facts.version ?? 'default'
   }
-  /** Counts what was seen to change. */
+  /** Counts the changes that were seen. */
   get epoch (): number {
     return this.#state.epoch
   }
@@ -135,7 +135,7 @@ export class RemoteEngine implements RolloutEngine {
     if (request.expertsFrom !== undefined && this.info.experts === undefined) {
       throw new RefitError(
         'UNSUPPORTED',
-        'return_routed_experts: the remote engine does not say that it records which experts tokens are routed to',
+        'return_routed_experts: the remote engine does not report that it records routed experts',
         { param: 'return_routed_experts' }
       )
     }
@@ -167,7 +167,7 @@ export class RemoteEngine implements RolloutEngine {
     } finally {
       this.#live.delete(request.rid)
       this.#state.ended()
-      // The reader has left: the engine sees the connection end and stops.
+      // The consumer left the loop: closing the connection stops the request on the engine.
       if (!isOver) end.abort()
     }
   }
@@ -228,7 +228,7 @@ export class RemoteEngine implements RolloutEngine {
       `${this.#paths.flush}${this.kind === 'vllm' ? '' : `?timeout=${timeoutMs / 1000}`}`
     )
     if (reply.status === 400) return false
-    return demand(this.#paths.flush, reply)['success'] !== false
+    return requireSuccess(this.#paths.flush, reply)['success'] !== false
   }
 
   async dropCache ({ retract = false }: { retract?: boolean } = {}): Promise<void> {
@@ -293,7 +293,7 @@ export class RemoteEngine implements RolloutEngine {
     await this.#state.refresh()
   }
 
-  /** Ends our calls. The engine stays as it is: it is somebody else's. */
+  /** Ends our calls. The engine keeps running, because it belongs to somebody else. */
   async close (): Promise<void> {
     if (this.#closed) return
     this.#closed = true
@@ -324,13 +324,13 @@ export class RemoteEngine implements RolloutEngine {
     }
   }
 
-  /** Nobody waits for its answer: what it brings comes with the streams that it ends. */
+  /** Sends without waiting for the reply: the effect shows in the streams that it ends. */
   #send (path: string, body: object): void {
     this.#json('POST', path, body).catch(() => {})
   }
 
   async #call (method: string, path: string, body?: unknown): Promise<Reply> {
-    return demand(path, await this.#json(method, path, body))
+    return requireSuccess(path, await this.#json(method, path, body))
   }
 
   async #json (method: string, path: string, body?: unknown): Promise<JsonReply> {
@@ -349,15 +349,15 @@ export class RemoteEngine implements RolloutEngine {
   }
 }
 
-function demand (path: string, reply: JsonReply): Reply {
+function requireSuccess (path: string, reply: JsonReply): Reply {
   if (reply.status >= 400) throw refusal(path, reply.status, reply.text)
-  // Some answer with text, or with nothing at all, and mean success.
+  // Some engines reply with text or an empty body on success.
   const body = (reply.body ?? {}) as Reply
   if (body.success === false) throw new RefitError('ENGINE_FAILED', `${path}: ${messageOf(reply)}`)
   return body
 }
 
-/** An older refit leaves the wish unheard. */
+/** Older refit versions ignore `stream_deltas`. */
 function hasDeltas ({ details }: EngineFacts): boolean {
   return (details['capabilities'] as { generation?: { stream_deltas?: unknown } } | undefined)
     ?.generation

@@ -16,25 +16,25 @@ import type { EngineFacts } from './engine-kind.ts'
 
 type Fields = Record<string, unknown>
 
-/** How long one look may take. */
-const LOOK_MS = 5000
+/** Longest time of one read of the state. */
+const CHECK_MS = 5000
 
-/** What the remote engine last said of itself. */
+/** The state that the remote engine last reported. */
 export class RemoteState {
   facts: EngineFacts
-  /** Moves when its label, or the state of its weights, is seen to. */
+  /** Counts seen changes of its label or of the state of its weights. */
   epoch = 1
   weights: WeightState = { state: 'current' }
   releasedMemory: ReleasedMemory = {}
-  /** The transaction that is open there, if any, as /server_info has it. */
+  /** The open transaction, if any, as in /server_info. */
   transaction: Fields | null = null
   isReachable = true
   readonly #connection: Connection
   readonly #info: EngineInfo
   readonly #timer: NodeJS.Timeout
-  #looking = false
+  #reading = false
   #paused: PauseMode | null = null
-  /** Pauses that wait for running requests; those of other clients are not known. */
+  /** Our pauses that wait for running requests; those of other clients are unknown. */
   #pausing = 0
   #own = { running: 0, promptTokens: 0, generationTokens: 0 }
   #load: Fields = {}
@@ -44,12 +44,12 @@ export class RemoteState {
     this.facts = facts
     this.#info = info
     this.#timer = setInterval(() => {
-      void this.#look()
+      void this.#poll()
     }, pollMs)
       .unref()
   }
 
-  /** Throws where it does not answer. */
+  /** Throws if the engine does not reply. */
   async refresh (signal?: AbortSignal): Promise<void> {
     const { kind } = this.facts
     const facts = await readFacts(this.#connection, kind, signal)
@@ -102,7 +102,7 @@ export class RemoteState {
     }
   }
 
-  /** A write has come, whatever it did. */
+  /** A write was sent, with any outcome. */
   written (): void {
     this.epoch++
   }
@@ -122,14 +122,14 @@ export class RemoteState {
     clearInterval(this.#timer)
   }
 
-  /** One at a time: an engine that is silent would be left one connection after another. */
-  async #look (): Promise<void> {
-    if (this.#looking) return
-    this.#looking = true
-    await this.refresh(AbortSignal.timeout(LOOK_MS)).catch(() => {
+  /** One read at a time: reads of a silent engine would pile up connections. */
+  async #poll (): Promise<void> {
+    if (this.#reading) return
+    this.#reading = true
+    await this.refresh(AbortSignal.timeout(CHECK_MS)).catch(() => {
       this.isReachable = false
     })
-    this.#looking = false
+    this.#reading = false
   }
 
   async #optional (path: string, signal: AbortSignal | undefined): Promise<Fields> {
@@ -138,7 +138,7 @@ export class RemoteState {
   }
 }
 
-/** A refusal of the remote engine: under its own code where it is one of ours, else by its status. */
+/** A refusal of the remote engine: with its own code if that is one of ours, else by its status. */
 export function refusal (path: string, status: number, text: string): RefitError {
   const body = parsed(text)
   const message = `${path}: ${messageOf({ status, body, text })}`
@@ -152,7 +152,10 @@ export function refusal (path: string, status: number, text: string): RefitError
   return new RefitError(status < 500 ? 'INVALID_REQUEST' : 'ENGINE_FAILED', message)
 }
 
-/** What can be known of the model; the caller may know more. An engine that does not say how many token ids there are checks them itself. */
+/**
+ * The facts that the engine reports about its model; the caller may know more. Without a vocabulary size the engine
+ * checks token ids itself.
+ */
 export function infoOf ({ kind, ranks, modelPath, details }: EngineFacts, url: string): EngineInfo {
   const model = ((details['capabilities'] as Fields | undefined)?.['model'] ?? {}) as Fields
   const number = (value: unknown, otherwise: number): number =>
@@ -168,7 +171,7 @@ export function infoOf ({ kind, ranks, modelPath, details }: EngineFacts, url: s
     vocabSize: number(model['vocab_size'], 2 ** 31 - 1),
     contextLength: number(details['context_length'] ?? details['max_model_len'], 2 ** 24),
     eosTokenIds: Array.isArray(model['eos_token_ids']) ? model['eos_token_ids'] as number[] : [],
-    // Memory of its cards is not ours to open: what trainers share is refused as by an engine on the CPU.
+    // We cannot open memory of its GPUs, so GPU handles are refused as by an engine on the CPU.
     device: 'remote',
     gpus: [],
     isa: kind,
@@ -185,9 +188,9 @@ export function infoOf ({ kind, ranks, modelPath, details }: EngineFacts, url: s
   }
 }
 
-function expertsOf (told: unknown): { experts?: ExpertLayout } {
-  if (typeof told !== 'object' || told === null) return {}
-  const { layers, sparse_layers: sparse, experts, per_token: perToken } = told as {
+function expertsOf (reported: unknown): { experts?: ExpertLayout } {
+  if (typeof reported !== 'object' || reported === null) return {}
+  const { layers, sparse_layers: sparse, experts, per_token: perToken } = reported as {
     layers: number
     sparse_layers: number[]
     experts: number
@@ -203,6 +206,8 @@ function weightState (weights: unknown): WeightState {
     reason?: string
     tensors?: string[]
   }
-  if (state === 'torn') return { state, tensors: tensors ?? [], reason: reason ?? 'the remote engine says so' }
+  if (state === 'torn') {
+    return { state, tensors: tensors ?? [], reason: reason ?? 'the remote engine reports no reason' }
+  }
   return state === 'asleep' ? { state, tags: tags ?? [] } : { state: 'current' }
 }

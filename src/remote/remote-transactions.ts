@@ -3,20 +3,20 @@ import { RefitError } from '../errors.ts'
 import type { RemoteState } from './remote-state.ts'
 
 type Fields = Record<string, unknown>
-type Call = (method: string, path: string, body?: unknown) => Promise<Fields>
+type Send = (method: string, path: string, body?: unknown) => Promise<Fields>
 
-/** Transactions of a remote refit, by its routes. Other engines have none. */
+/** Transactions of a remote refit engine over its routes. Other engines have none. */
 export class RemoteTransactions implements WeightTransactions {
   readonly #state: RemoteState
-  readonly #call: Call
-  /** What was not brought to the remote engine at all, by transaction. */
+  readonly #send: Send
+  /** Reasons why updates were not sent to the remote engine, by transaction. */
   readonly #refused = new Map<string, string>()
-  /** Labels that updates named; they move with the commit. */
+  /** Labels that updates named; the commit sets them. */
   readonly #labels = new Map<string, string>()
 
-  constructor (state: RemoteState, call: Call) {
+  constructor (state: RemoteState, send: Send) {
     this.#state = state
-    this.#call = call
+    this.#send = send
   }
 
   get current (): TransactionStatus | null {
@@ -37,8 +37,8 @@ export class RemoteTransactions implements WeightTransactions {
       ...version === undefined ? {} : { weight_version: version }
     }
     const reply = scope
-      ? (await this.#ours('POST', '/begin_weight_update', fields))['transaction'] as Fields
-      : await this.#ours('POST', '/weight_transactions', {
+      ? (await this.#request('POST', '/begin_weight_update', fields))['transaction'] as Fields
+      : await this.#request('POST', '/weight_transactions', {
         owner,
         ...id === undefined ? {} : { id },
         ...expected === undefined ? {} : { expected },
@@ -48,7 +48,7 @@ export class RemoteTransactions implements WeightTransactions {
   }
 
   async status (id: string): Promise<TransactionStatus> {
-    return statusOf(await this.#ours('GET', path(id)))
+    return statusOf(await this.#request('GET', path(id)))
   }
 
   refused (id: string | null, reason: string): void {
@@ -79,24 +79,24 @@ export class RemoteTransactions implements WeightTransactions {
       ...flushCache === undefined ? {} : { flush_cache: flushCache }
     }
     const reply = id === null
-      ? (await this.#ours('POST', '/end_weight_update', fields))['transaction'] as Fields | null
-      : await this.#ours('POST', `${path(id)}/commit`, fields)
+      ? (await this.#request('POST', '/end_weight_update', fields))['transaction'] as Fields | null
+      : await this.#request('POST', `${path(id)}/commit`, fields)
     this.#labels.delete(of)
     return reply === null ? null : statusOf(reply)
   }
 
   async abort (id: string, reason: string): Promise<TransactionStatus> {
-    const reply = await this.#ours('POST', `${path(id)}/abort`, { reason })
+    const reply = await this.#request('POST', `${path(id)}/abort`, { reason })
     this.#refused.delete(id)
     this.#labels.delete(id)
     return statusOf(reply)
   }
 
-  async #ours (method: string, path: string, body?: unknown): Promise<Fields> {
+  async #request (method: string, path: string, body?: unknown): Promise<Fields> {
     if (this.#state.facts.kind !== 'refit') {
       throw new RefitError('UNSUPPORTED', 'only a remote refit has weight transactions')
     }
-    const reply = await this.#call(method, path, body)
+    const reply = await this.#send(method, path, body)
     await this.#state.refresh()
     return reply
   }

@@ -10,8 +10,9 @@ import type { RemoteTransactions } from './remote-transactions.ts'
 import { safetensorsBody } from './safetensors-body.ts'
 
 /**
- * An update of a remote engine. Checkpoints on disk are named, so that the engine reads them itself; other bytes are uploaded (to refit alone).
- * On refit it is a transaction of its own, for nothing may be generated between the write and the commit that names it.
+ * An update of a remote engine. It sends the path of a checkpoint on disk, which the engine reads itself; other bytes
+ * are uploaded (refit only). On refit the update is its own transaction, because nothing may be generated between the
+ * write and the commit with its label.
  */
 export class RemoteUpdate implements WeightUpdate {
   readonly #connection: Connection
@@ -34,7 +35,7 @@ export class RemoteUpdate implements WeightUpdate {
     if (this.#state.facts.kind === 'vllm') {
       throw new RefitError(
         'UNSUPPORTED',
-        'a remote vLLM takes weights by its own transfer engine: speak to it, or to a gateway in front of it'
+        'a remote vLLM takes weights through its own transfer engine: call it directly, or a gateway in front of it'
       )
     }
     const path = source.kind === 'stored' ? source.path : undefined
@@ -109,7 +110,7 @@ export class RemoteUpdate implements WeightUpdate {
     await this.#state.refresh().catch(() => {})
   }
 
-  /** Part of what is open: a transaction that was named, or a trainer's scope. */
+  /** The update belongs to an open transaction: the one in its options, or a trainer's scope. */
   get #isInside (): boolean {
     return this.#options.transaction !== undefined || (this.#own === null && this.#transactions.current?.scope === true)
   }
@@ -137,7 +138,7 @@ function isRefusal ({ status, body }: JsonReply): boolean {
   return status >= 400 || (body as { success?: unknown } | undefined)?.success === false
 }
 
-/** SGLang tells nothing of what it did. */
+/** SGLang's reply has no report; its fields get defaults. */
 function reportOf (source: WeightSource, { body }: JsonReply): WriteReport {
   const { report = {} } = (body ?? {}) as { report?: Record<string, unknown> }
   const ms = { plan: 0, gate: 0, write: 0, verify: 0, total: 0, ...report['ms'] as object | undefined }

@@ -9,11 +9,14 @@ import { encodeHeader } from '../wire/safetensors/encode.ts'
 const CHUNK_BYTES = 4 << 20
 const readFile = promisify(read)
 
-/** A source's tensors as one safetensors file, read as it is sent. Throws UNSUPPORTED for bytes that this process cannot read one after another. */
+/**
+ * A source's tensors as one safetensors file that is read while it is sent. Throws UNSUPPORTED for memory that this
+ * process cannot read.
+ */
 export function safetensorsBody (source: WeightSource): { length: number, chunks: AsyncIterable<Uint8Array> } {
   if (source.kind === 'patch') throw new RefitError('UNSUPPORTED', 'a remote engine takes whole tensors, no deltas')
   if (source.kind === 'streamed') {
-    throw new RefitError('UNSUPPORTED', 'a remote engine takes no bytes as they come: leave mode=stream out')
+    throw new RefitError('UNSUPPORTED', 'a remote engine takes no streamed bytes: leave mode=stream out')
   }
   const { sources, tensors } = source
   for (const { name, parts, source: index } of tensors) {
@@ -21,7 +24,8 @@ export function safetensorsBody (source: WeightSource): { length: number, chunks
     if (parts !== undefined || from === undefined || !('fd' in from || 'buffer' in from)) {
       throw new RefitError(
         'UNSUPPORTED',
-        `tensor ${name} lies in memory that only an engine of this host can open; send it to that engine, or through a gateway, which passes handles on`,
+        `tensor ${name} lies in memory that only an engine of this host can open; ` +
+          'send it to that engine, or through a gateway, which passes handles on',
         { param: name }
       )
     }

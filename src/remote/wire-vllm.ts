@@ -19,7 +19,10 @@ interface Choice {
 
 const PATH = '/inference/v1/generate'
 
-/** vLLM's tokens in, tokens out: the whole output as one event, or one for each version of the weights that made a part of it. */
+/**
+ * Generates by vLLM's /inference/v1/generate: the output is one event, or one for each weight version that made a part
+ * of it.
+ */
 export async function* generateVllm (
   connection: Connection,
   request: GenerateRequest,

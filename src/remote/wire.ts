@@ -29,7 +29,7 @@ interface Meta {
   routed_experts?: string
 }
 
-/** The body of SGLang's /generate for a request. `refit`: with the fields that are refit's own. */
+/** The body of SGLang's /generate for a request. `refit`: with refit's own fields. */
 export function generateBody (
   { rid, inputIds, sampling, logprobs, cacheSalt, expertsFrom }: GenerateRequest,
   refit: boolean
@@ -70,12 +70,15 @@ export function generateBody (
   }
 }
 
-/** SGLang takes 31 bits. */
+/** SGLang's seeds have 31 bits. */
 function seedOf (seed: bigint, refit: boolean): string | number {
   return refit ? String(seed) : Number(BigInt.asUintN(31, seed))
 }
 
-/** Turns the events of one stream into those of the engine interface. `deltas`: each event has what is new; else everything so far. */
+/**
+ * Turns the events of one stream into events of the engine interface. `deltas`: each event has only new tokens; else it
+ * has all tokens so far.
+ */
 export class EventReader {
   readonly #request: GenerateRequest
   readonly #deltas: boolean
@@ -84,7 +87,7 @@ export class EventReader {
   #tokens = 0
   #input = false
 
-  /** `experts`: how the engine records them. */
+  /** `experts`: the layout in which the engine records them. */
   constructor (request: GenerateRequest, deltas: boolean, version: string, experts?: ExpertLayout) {
     this.#request = request
     this.#deltas = deltas
@@ -92,7 +95,7 @@ export class EventReader {
     this.#experts = experts
   }
 
-  /** One event may hold tokens of several versions of the weights: then it becomes several. */
+  /** An event with tokens of several weight versions becomes several events. */
   *read (data: string): Generator<TokenEvent, void, undefined> {
     const event = parse(data)
     if (event.error !== undefined) {
@@ -154,13 +157,14 @@ export class EventReader {
     if (experts === null || experts.length !== rows * this.#experts.sparse.length * perToken) {
       throw new RefitError(
         'ENGINE_FAILED',
-        `an event of the remote engine has ${text.length} characters of routed_experts, which are not ${rows} tokens of ${layers} layers and ${perToken} experts`
+        `an event of the remote engine has ${text.length} characters of routed_experts, ` +
+          `which are not ${rows} tokens of ${layers} layers and ${perToken} experts`
       )
     }
     return { experts }
   }
 
-  /** Where versions change among the new tokens: ends of runs, counted from the first token of the output. */
+  /** The runs of new tokens of one weight version: their ends, counted from the first token of the output. */
   #cuts (
     { weight_versions: spans = [], weight_version: version = this.#version }: Meta,
     begin: number,
@@ -185,7 +189,7 @@ export class EventReader {
   }
 }
 
-/** Of int32 of all layers, those of the ones that have experts; null where they are no whole rows. */
+/** Picks the layers that have experts out of int32 values of all layers; null if the bytes are no whole rows. */
 function sparseLayers (bytes: Buffer, { layers, sparse, perToken }: ExpertLayout): Uint16Array | null {
   const rows = bytes.length / (layers * perToken * 4)
   if (!Number.isInteger(rows)) return null
@@ -203,7 +207,7 @@ function parse (data: string): { error?: { message?: string }, output_ids?: numb
     const event = JSON.parse(data) as object | null
     if (typeof event === 'object' && event !== null) return event
   } catch {
-    // Said below.
+    // It throws below.
   }
   throw broken('is no JSON object', data)
 }

@@ -18,7 +18,7 @@ async function connect (t: Test, url: string, options: object = {}): Promise<Rem
   return engine
 }
 
-t.test('a remote refit gives the same tokens, logprobs and versions as the engine itself', async t => {
+t.test('a remote refit engine generates the same tokens, logprobs and versions as the engine itself', async t => {
   const folder = modelFolder(t)
   const { url, engine } = await engineServer(t, folder)
   const remote = await connect(t, url)
@@ -34,7 +34,7 @@ t.test('a remote refit gives the same tokens, logprobs and versions as the engin
       repetitionPenalty: 1.1
     }, { startLen: 0, top: 3, ids: [4, 5] }], [{ maxNewTokens: 0 }, { startLen: 0 }]] as const
   ) {
-    // The cache holds the prompt after the first turn, and logprobs of what it holds are computed anew: the same tokens and scores.
+    // The second turn hits the prefix cache and computes the prompt's logprobs again: tokens and scores are the same.
     const own = await rollout(engine, rolloutRequest(prompt, sampling as never, logprobs as never))
     const far = await rollout(remote, rolloutRequest(prompt, sampling as never, logprobs as never))
     t.same(far.tokens, own.tokens)
@@ -54,7 +54,7 @@ t.test('a remote refit gives the same tokens, logprobs and versions as the engin
   }
 })
 
-t.test('leaving the loop, or an abort, ends the request on the engine', async t => {
+t.test('leaving the loop or aborting ends the request on the engine', async t => {
   const folder = modelFolder(t)
   const { url, engine } = await engineServer(t, folder)
   const remote = await connect(t, url)
@@ -63,7 +63,7 @@ t.test('leaving the loop, or an abort, ends the request on the engine', async t 
   }
   await settled(() => engine.stats.running === 0)
   const long = rolloutRequest([10, 11, 12], { maxNewTokens: 200 })
-  // It stands still, so that it cannot come to its end before the abort.
+  // The engine is paused, so the request cannot end before the abort.
   await engine.pause('in_place')
   const held = rollout(remote, long)
   await settled(() => engine.stats.running + engine.stats.queued > 0)
@@ -72,7 +72,7 @@ t.test('leaving the loop, or an abort, ends the request on the engine', async t 
   t.notOk(remote.abort(long.rid))
 })
 
-t.test('the plugin over a remote engine: text, pause, updates from disk and by upload, checksums, transactions, memory', async t => {
+t.test('the plugin serves a remote engine: text, pause, updates, checksums, transactions and memory', async t => {
   const folder = modelFolder(t)
   const { url: farUrl, engine } = await engineServer(t, folder)
   const remote = await connect(t, farUrl)
@@ -154,7 +154,7 @@ t.test('the plugin over a remote engine: text, pause, updates from disk and by u
   )
 })
 
-t.test('a remote refit is drained, gives up its cache, and sleeps with a copy of its weights or without', async t => {
+t.test('a remote refit engine drains, drops its cache, and sleeps with or without a copy of its weights', async t => {
   const folder = modelFolder(t)
   const { url, engine } = await engineServer(t, folder)
   const remote = await connect(t, url)
@@ -179,7 +179,7 @@ t.test('a remote refit is drained, gives up its cache, and sleeps with a copy of
   }
 })
 
-t.test('an engine that is not there, or speaks nothing that is known, or breaks off, is an error in words', async t => {
+t.test('an engine that is missing, unknown or breaks off is an error with a clear message', async t => {
   await t.rejects(RemoteEngine.connect('http://127.0.0.1:1'), {
     code: 'ENGINE_FAILED',
     message: /cannot be reached.*ECONNREFUSED/
@@ -196,7 +196,7 @@ t.test('an engine that is not there, or speaks nothing that is known, or breaks 
     '/v1/loads': { loads: [] }
   })
   const engine = await connect(t, sglang.url)
-  t.match(engine, { dialect: 'sglang', weightVersion: '7', info: { ranks: 4, modelPath: '/m' } })
+  t.match(engine, { kind: 'sglang', weightVersion: '7', info: { ranks: 4, modelPath: '/m' } })
   const meta = { prompt_tokens: 3, finish_reason: null, output_token_logprobs: [[-1, 5, null]] }
   const event = (output: object): string => `data: ${JSON.stringify(output)}\n\n`
   for (
@@ -212,7 +212,7 @@ t.test('an engine that is not there, or speaks nothing that is known, or breaks 
     sglang.answers['/generate'] = text
     await t.rejects(rollout(engine, rolloutRequest([1, 2, 3])), { code: 'ENGINE_FAILED', message }, text)
   }
-  // Everything so far in each event, as SGLang sends it.
+  // Each event has all tokens so far, as in SGLang.
   sglang.answers['/generate'] = event({ output_ids: [5], meta_info: meta }) +
     event({
       output_ids: [5, 9],
@@ -231,7 +231,7 @@ t.test('an engine that is not there, or speaks nothing that is known, or breaks 
   })
 })
 
-t.test('vLLM: tokens by its own route, pause and resume under its names, weights refused in words', async t => {
+t.test('a remote vLLM engine generates by its own route, pauses by its own paths, and refuses weights', async t => {
   const vllm = await speaker(t, {
     '/version': { version: '0.26' },
     '/get_world_size': { world_size: 2 },
@@ -240,7 +240,7 @@ t.test('vLLM: tokens by its own route, pause and resume under its names, weights
     '/resume': { status: 'resumed' }
   })
   const engine = await connect(t, vllm.url)
-  t.match(engine, { dialect: 'vllm', info: { ranks: 2, contextLength: 64, servedModelName: 'm' } })
+  t.match(engine, { kind: 'vllm', info: { ranks: 2, contextLength: 64, servedModelName: 'm' } })
   vllm.answers['/inference/v1/generate'] = {
     choices: [{
       token_ids: [4, 5, 6],

@@ -26,7 +26,7 @@ t.test(
   }
 )
 
-t.test('a label that a remote SGLang refuses is no success', async t => {
+t.test('a label that a remote SGLang engine refuses is an error', async t => {
   const far = await scriptedEngine(t)
   const engine = await RemoteEngine.connect(far.url)
   t.teardown(async () => {

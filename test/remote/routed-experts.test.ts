@@ -17,7 +17,7 @@ async function remoteOf (t: Test, engine: FakeEngine): Promise<RemoteEngine> {
   return remote
 }
 
-t.test('a remote refit gives the experts that the engine itself gives, also through a second server', async t => {
+t.test('a remote refit engine returns the same routed experts as the engine itself, also through a second server', async t => {
   const engine = new FakeEngine({ info: { architecture: 'Qwen3MoeForCausalLM', experts: EXPERTS } })
   const remote = await remoteOf(t, engine)
   t.same(remote.info.experts, EXPERTS)
@@ -43,13 +43,13 @@ t.test('a remote refit gives the experts that the engine itself gives, also thro
   t.equal(behind!.json.meta_info.routed_experts, near!.json.meta_info.routed_experts)
 })
 
-t.test('a remote engine that does not record them is not asked, and one that sends nonsense is an error', async t => {
+t.test('a remote engine that records no experts gets no request for them, and invalid experts are an error', async t => {
   const engine = new FakeEngine()
   const remote = await remoteOf(t, engine)
   t.equal(remote.info.experts, undefined)
   await t.rejects(rollout(remote, { ...rolloutRequest([5]), expertsFrom: 0 }), {
     code: 'UNSUPPORTED',
-    message: /the remote engine does not say that it records/
+    message: /the remote engine does not report that it records/
   })
   t.equal(engine.requests.length, 0)
   const event = (experts: Buffer): string =>
