@@ -65,7 +65,7 @@ export function cellOf (row: Row, run: Run | undefined): string {
   const { passed, failed, skipped, brought, refused } = outcomeOf(row, run)
   if (failed > 0) return `**failed** (${failed} of ${passed + failed})`
   if (isPassed(row, run)) return brought.size === 0 ? 'passed' : `passed (${[...brought].sort().join(', ')})`
-  if (skipped > 0) return 'needs cards'
+  if (skipped > 0) return 'needs GPUs'
   return refused.size > 0 ? 'refused' : 'no test'
 }
 
@@ -82,8 +82,8 @@ export function fullTable (rows: readonly Row[], here: Run, cards?: Run): string
     '#',
     'trainer / mode',
     'weights by',
-    `without cards, ${here.date}`,
-    cards === undefined ? 'on cards' : `on ${cards.cards}, ${cards.date}`,
+    `without GPUs, ${here.date}`,
+    cards === undefined ? 'on GPUs' : `on ${cards.cards}, ${cards.date}`,
     'notes, and what is refused'
   ]
   const line = (row: Row): string[] => [
@@ -122,7 +122,7 @@ export function summary (rows: readonly Row[], runs: readonly Run[]): string {
       : `${own.length} of them with what the trainer's own weights come by, ` +
         `${waiting.length} so far with what stands in for it${list(waiting)}: gloo for NCCL, shared memory for CUDA IPC`
   ]
-  const rest = [[needing, 'needs cards', 'need cards'], [failed, 'fails', 'fail'], [
+  const rest = [[needing, 'needs GPUs', 'need GPUs'], [failed, 'fails', 'fail'], [
     others,
     'is refused or not there',
     'are refused or not there'

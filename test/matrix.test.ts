@@ -81,7 +81,7 @@ t.test('refusals pass no row, and one that is not refused any more fails it', as
   t.match(cellOf(NCCL, run(test('passed', ['gloo']), test('failed', [], 'adapters'))), /failed/)
 })
 
-t.test('a row passes with weights, its own on cards, and with no failure anywhere', async t => {
+t.test('a row passes with weights, its own on GPUs, and with no failure anywhere', async t => {
   const without = run(test('passed', ['gloo']), test('skipped', ['NCCL']))
   t.equal(cellOf(NCCL, without), 'passed (gloo)')
   t.ok(isPassed(NCCL, without))
@@ -91,7 +91,7 @@ t.test('a row passes with weights, its own on cards, and with no failure anywher
   t.ok(isOwn(NCCL, [without, own]))
   t.match(summary([NCCL], [without, own]), /^1 of 1 rows pass, all of them .*\. No row fails\.$/)
   t.notOk(isPassed(NCCL, run(test('passed'))), 'nothing was brought')
-  t.equal(cellOf(NCCL, run(test('passed'), test('skipped', ['NCCL']))), 'needs cards')
+  t.equal(cellOf(NCCL, run(test('passed'), test('skipped', ['NCCL']))), 'needs GPUs')
   const failed = { ...run(test('failed', ['NCCL'])), cards: '2x H200' }
   t.notOk(isOwn(NCCL, [own, failed]))
   t.match(shortTable([NCCL], without, failed), /\| {2}\| x \|/)

@@ -306,7 +306,7 @@ t.test('a folder with other files is left as it is', t => {
   const host = make(t)
   mkdirSync(host.local, { recursive: true })
   writeFileSync(join(host.local, 'model.safetensors'), 'precious')
-  t.throws(() => host.pull(0), code('CHECKPOINT_PATH', /none that were pulled/))
+  t.throws(() => host.pull(0), code('CHECKPOINT_PATH', /files that were not pulled/))
   t.equal(readFileSync(join(host.local, 'model.safetensors'), 'utf8'), 'precious')
   t.end()
 })

@@ -15,7 +15,7 @@ t.test('checksums of sender and receiver must be equal, tensor by tensor', async
   }, { code: 'WEIGHTS_MISMATCH', message: /\(b\)/ })
   t.throws(() => {
     verifyChecksums(own, { a: '01', b: '02', c: '03' })
-  }, { code: 'WEIGHTS_MISMATCH', message: /1 tensors more/ })
+  }, { code: 'WEIGHTS_MISMATCH', message: /1 more tensors/ })
   t.throws(() => {
     verifyChecksums(own, {})
   }, { code: 'WEIGHTS_MISMATCH', message: /\(a, b\)/ })
